@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+// The shapes of the paper's experiments (arXiv 2601.07832, section 5 and its tables) and of the
+// released code, as one layer of each model calls attention.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace bench {
+
+/// Which variant a shape is run with.
+enum class Model {
+  key_sum,   ///< Relu, MixedKeySum: the library's default
+  product,   ///< Relu, MixedProduct: the released vision and DiT code's
+  video,     ///< Relu, Unnormalized, AxialRotary: Wan's
+  language,  ///< Relu, Unnormalized, HalfSplitRotary, scale 1 / sqrt(key_dim); not causal here
+};
+
+struct Shape {
+  std::string name;
+  Model model;
+  std::ptrdiff_t heads;
+  std::ptrdiff_t key_dim;
+  std::ptrdiff_t value_dim;
+  std::ptrdiff_t grid[3];
+  std::ptrdiff_t block[3];
+
+  std::ptrdiff_t tokens() const { return grid[0] * grid[1] * grid[2]; }
+  std::ptrdiff_t blocks() const {
+    std::ptrdiff_t count = 1;
+    for (int axis = 0; axis < 3; ++axis) count *= (grid[axis] + block[axis] - 1) / block[axis];
+    return count;
+  }
+  /// Elements of q, k, v and y of one image or sequence.
+  std::ptrdiff_t elements() const { return heads * tokens() * 2 * (key_dim + value_dim); }
+
+  /// FLOPs of the matrix products of one image or sequence: summaries and readout, mixing.
+  double forward_flops() const { return 4 * linear() + 2 * mixing(); }
+  /// The same of the backward pass, with the recomputation of summaries and of their mixture.
+  double backward_flops() const { return 10 * linear() + 6 * mixing(); }
+
+ private:
+  double per_head(std::ptrdiff_t count) const {
+    return static_cast<double>(count) * static_cast<double>(heads * key_dim * value_dim);
+  }
+  double linear() const { return per_head(tokens()); }
+  double mixing() const { return per_head(blocks() * blocks()); }
+};
+
+/// A square image of side x side tokens in windows of window x window.
+inline Shape image(std::string name, std::ptrdiff_t heads, std::ptrdiff_t dim, std::ptrdiff_t side,
+                   std::ptrdiff_t window, Model model = Model::key_sum) {
+  return {std::move(name), model, heads, dim, dim, {1, side, side}, {1, window, window}};
+}
+
+inline std::vector<Shape> paper_shapes() {
+  std::vector<Shape> shapes = {
+      image("DeiT-T", 3, 64, 16, 4),
+      image("DeiT-T_MixedProduct", 3, 64, 16, 4, Model::product),
+      image("DeiT-S", 6, 64, 16, 4),
+      image("DeiT-B", 12, 64, 16, 4),
+      image("VLT-T_stage1", 1, 64, 56, 8),
+      image("VLT-T_stage2", 2, 64, 28, 7),
+      image("DiT-S/2_256", 6, 64, 16, 4),
+      image("DiT-S/2_512", 6, 64, 32, 8),
+      image("DiT-XL/2_256", 16, 72, 16, 4),
+      image("DiT-XL/2_512", 16, 72, 32, 8),
+      image("SANA_512", 36, 32, 16, 4),
+      image("SANA_1024", 36, 32, 32, 8),
+  };
+  // Table 14: tokens against blocks, from 4 blocks to blocks of 4 tokens.
+  for (const std::ptrdiff_t side : {16, 32, 64})
+    for (std::ptrdiff_t layout = 2; layout <= side / 2; layout *= 2)
+      shapes.push_back(
+          image("Tab14_N" + std::to_string(side * side) + "_M" + std::to_string(layout * layout), 6,
+                64, side, side / layout));
+  shapes.push_back({"NLP", Model::language, 4, 128, 256, {1, 1, 2048}, {1, 1, 64}});
+  // 774 MB of float tensors and more: --benchmark_filter=-Wan leaves them out.
+  shapes.push_back({"Wan_M105", Model::video, 12, 128, 128, {21, 30, 50}, {3, 10, 10}});
+  shapes.push_back({"Wan_M150", Model::video, 12, 128, 128, {21, 30, 50}, {7, 6, 5}});
+  return shapes;
+}
+
+}  // namespace bench

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+#define EIGEN_USE_THREADS  // before any Eigen header, to use a thread pool
+#include <iostream>
+#include <mhla/mhla.hpp>
+
+int main() {
+  Eigen::ThreadPool threads(2);
+  Eigen::ThreadPoolDevice pool(&threads, 2);
+  const mhla::Attention<mhla::Relu, mhla::Blocks2D> attention{
+      .blocks = {.grid = {32, 32}, .block = {8, 8}}};
+
+  const Eigen::array<Eigen::Index, 4> shape{1, 4, 32 * 32, 64};  // [batch, heads, tokens, dim]
+  Eigen::Tensor<float, 4, Eigen::RowMajor> q(shape), k(shape), v(shape), y(shape), dy(shape);
+  Eigen::Tensor<float, 4, Eigen::RowMajor> dq(shape), dk(shape), dv(shape);
+  Eigen::Tensor<float, 3, Eigen::RowMajor> mix(1, 16, 16), dmix(1, 16, 16);  // learned
+  q.setRandom(), k.setRandom(), v.setRandom();
+  mhla::initialize(mix, attention);
+  for (int step = 0; step < 5; ++step) {  // teach mix to reproduce v
+    y.device(pool) = attention(q, k, v, mix);
+    dy.device(pool) = y - v;
+    mhla::gradients(dq, dk, dv, dmix).device(pool) = attention.backward(q, k, v, mix, dy);
+    mix = mix - dmix * 1e-2f;
+    mhla::project(mix);
+    std::cout << "step " << step << ": loss " << dy.square().mean() << "\n";
+  }
+}

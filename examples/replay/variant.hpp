@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+// From the words of a case to the type of its variant: every bidirectional, causal and block-causal
+// Attention<...> that the library's own policies make.
+#pragma once
+
+#include <cstddef>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/variant.hpp>
+#include <string>
+#include <type_traits>
+
+#include "attention_case.hpp"
+
+namespace replay {
+
+/// Calls f with the case's feature map. `projection` is Favor's, [features, key_dim].
+template <class T, class F>
+void with_feature_map(const AttentionCase& c, mhla::TensorView<const T, 2> projection, F&& f) {
+  switch (c.feature_map) {
+    case FeatureMapName::relu:
+      return f(mhla::Relu{c.feature_epsilon});
+    case FeatureMapName::elu1:
+      return f(mhla::EluPlusOne{});
+    case FeatureMapName::exp:
+      return f(mhla::Exp{});
+    case FeatureMapName::sqrelu:
+      return f(mhla::SquaredRelu{c.feature_epsilon});
+    case FeatureMapName::identity:
+      return f(mhla::Identity{});
+    case FeatureMapName::softmax:
+      return f(mhla::Softmax{});
+    case FeatureMapName::hedgehog:
+      return f(mhla::Hedgehog{});
+    case FeatureMapName::dpfp:
+      return f(mhla::Dpfp{c.nu});
+    case FeatureMapName::favor:
+      return f(mhla::Favor<T>{projection});
+  }
+}
+
+template <class F>
+void with_causality(const AttentionCase& c, F&& f) {
+  switch (c.causality) {
+    case CausalityName::bidirectional:
+      return f(mhla::Bidirectional{});
+    case CausalityName::causal:
+      return f(mhla::Causal{});
+    case CausalityName::block_causal:
+      return f(mhla::BlockCausal{});
+  }
+}
+
+template <class F>
+void with_normalizer(const AttentionCase& c, F&& f) {
+  switch (c.normalizer) {
+    case NormalizerName::paper:
+      return f(mhla::MixedKeySum{c.normalizer_epsilon});
+    case NormalizerName::official:
+      return f(mhla::MixedProduct{c.normalizer_epsilon});
+    case NormalizerName::none:
+      return f(mhla::Unnormalized{});
+  }
+}
+
+/// The rotations of a grid of `Rank` axes; throws UnsupportedCase for another grid's.
+template <int Rank, class F>
+void with_rotation(const AttentionCase& c, F&& f) {
+  const auto require_rank = [&](const char* name, int rank) {
+    if (rank != Rank)
+      throw UnsupportedCase(std::string("rotation ") + name + " with a grid of " +
+                            std::to_string(Rank) + " axes");
+  };
+  switch (c.rotation) {
+    case RotationName::none:
+      return f(mhla::NoRotation{});
+    case RotationName::neox_1d:
+      require_rank("neox_1d", 1);
+      if constexpr (Rank == 1) f(mhla::HalfSplitRotary{c.theta});
+      return;
+    case RotationName::axial_1d:
+      require_rank("axial_1d", 1);
+      return f(mhla::AxialRotary{c.theta});
+    case RotationName::axial_2d:
+      require_rank("axial_2d", 2);
+      return f(mhla::AxialRotary{c.theta});
+    case RotationName::wan_3d:
+      require_rank("wan_3d", 3);
+      return f(mhla::AxialRotary{c.theta});
+  }
+}
+
+/// One side's geometry; all extents 0 for a side without axes.
+template <class Geometry>
+Geometry blocks_of(const TokenGrid& side) {
+  Geometry blocks;
+  if (side.grid.empty()) return blocks;
+  if constexpr (Geometry::rank == 1) {
+    blocks.block = side.block[0];
+  } else {
+    for (std::size_t axis = 0; axis < Geometry::rank; ++axis) {
+      blocks.grid[axis] = side.grid[axis];
+      blocks.block[axis] = side.block[axis];
+    }
+  }
+  return blocks;
+}
+
+/// Calls f with an empty geometry of the case's rank.
+template <class F>
+void with_geometry(const AttentionCase& c, F&& f) {
+  switch (c.query_side.grid.size()) {
+    case 1:
+      return f(mhla::Blocks1D{});
+    case 2:
+      return f(mhla::Blocks2D{});
+    case 3:
+      return f(mhla::Blocks3D{});
+  }
+}
+
+/// Calls f with the variant the policies make; throws UnsupportedCase where there is none.
+template <class Geometry, class FeatureMap, class Causality, class Normalizer, class Rotation,
+          class F>
+void with_policies(const AttentionCase& c, FeatureMap map, Causality, Normalizer normalizer,
+                   Rotation rotation, F&& f) {
+  constexpr bool causal = !std::is_same_v<Causality, mhla::Bidirectional>;
+  if constexpr (causal && Geometry::rank != 1) {
+    throw UnsupportedCase("causal attention over a grid of several axes");
+  } else if constexpr (causal && std::is_same_v<Normalizer, mhla::MixedProduct>) {
+    throw UnsupportedCase("causal attention with normalizer official");
+  } else {
+    f(mhla::Attention<FeatureMap, Geometry, Causality, Normalizer, Rotation>{
+        .feature_map = map,
+        .blocks = blocks_of<Geometry>(c.query_side),
+        .key_blocks = blocks_of<Geometry>(c.key_side),
+        .normalizer = normalizer,
+        .rotation = rotation,
+        .scale = c.scale});
+  }
+}
+
+/// Calls f with the variant of a case, whose feature map is `map`; throws UnsupportedCase where the
+/// library has no such variant.
+template <class FeatureMap, class F>
+void with_variant(const AttentionCase& c, FeatureMap map, F&& f) {
+  with_causality(c, [&](auto causality) {
+    with_normalizer(c, [&](auto normalizer) {
+      with_geometry(c, [&](auto geometry) {
+        using Geometry = std::remove_cvref_t<decltype(geometry)>;
+        with_rotation<Geometry::rank>(c, [&](auto rotation) {
+          with_policies<Geometry>(c, map, causality, normalizer, rotation, f);
+        });
+      });
+    });
+  });
+}
+
+}  // namespace replay

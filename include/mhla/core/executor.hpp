@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+// Who runs the tasks of a call. The library makes no threads; it asks the caller's executor.
+#pragma once
+
+#include <concepts>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+/// Stands for any task in the concept below.
+struct TaskArchetype {
+  void operator()(Index /*task*/, Index /*slot*/) const {}
+};
+
+/// `parallel_for(tasks, f)` calls f(task, slot) once for every task in [0, tasks), in any order and
+/// on any thread, and returns when all are done; two calls that run at the same time have different
+/// slots in [0, slots()). Results never depend on slots() or on the order.
+template <class E>
+concept Executor = requires(const E& executor, Index tasks, TaskArchetype task) {
+  { executor.slots() } -> std::convertible_to<Index>;
+  executor.parallel_for(tasks, task);
+};
+
+/// Runs every task on the calling thread.
+struct SerialExecutor {
+  static constexpr Index slots() { return 1; }
+
+  template <class Task>
+  static void parallel_for(Index tasks, Task&& f) {
+    for (Index task = 0; task < tasks; ++task) f(task, Index{0});
+  }
+};
+
+/// A borrowed task of any type.
+class TaskRef {
+ public:
+  template <class Task>
+  requires(!std::same_as<Task, TaskRef>)
+      TaskRef(const Task& task)  // NOLINT: stands in for the task
+      : task_(&task), call_([](const void* object, Index index, Index slot) {
+          (*static_cast<const Task*>(object))(index, slot);
+        }) {}
+
+  void operator()(Index index, Index slot) const { call_(task_, index, slot); }
+
+ private:
+  const void* task_;
+  void (*call_)(const void*, Index, Index);
+};
+
+/// A borrowed executor of any type, so that the code it runs is compiled once for all of them.
+class ExecutorRef {
+ public:
+  template <Executor E>
+  requires(!std::same_as<E, ExecutorRef>)
+      ExecutorRef(const E& executor)  // NOLINT: stands in for the executor
+      : executor_(&executor),
+        slots_(static_cast<Index>(executor.slots())),
+        run_([](const void* object, Index tasks, TaskRef task) {
+          static_cast<const E*>(object)->parallel_for(tasks, task);
+        }) {}
+
+  Index slots() const { return slots_; }
+  void parallel_for(Index tasks, TaskRef task) const { run_(executor_, tasks, task); }
+
+ private:
+  const void* executor_;
+  Index slots_;
+  void (*run_)(const void*, Index, TaskRef);
+};
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// The library's one index type, and arithmetic on sizes that cannot wrap silently.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+/// Signed 64-bit on every supported platform: extents, strides and offsets, in elements.
+using Index = std::ptrdiff_t;
+
+/// a * b for sizes; throws ShapeError where the product does not fit an Index.
+constexpr Index checked_mul(Index a, Index b) {
+  if (a != 0 && b > std::numeric_limits<Index>::max() / a)
+    throw ShapeError("mhla: a size overflows 64 bits: " + std::to_string(a) + " * " +
+                     std::to_string(b));
+  return a * b;
+}
+
+/// a + b for sizes; throws ShapeError where the sum does not fit an Index.
+constexpr Index checked_add(Index a, Index b) {
+  if (b > std::numeric_limits<Index>::max() - a)
+    throw ShapeError("mhla: a size overflows 64 bits: " + std::to_string(a) + " + " +
+                     std::to_string(b));
+  return a + b;
+}
+
+/// ceil(a / b) for a >= 0, b > 0.
+MHLA_HOST_DEVICE constexpr Index ceil_div(Index a, Index b) { return a / b + (a % b != 0); }
+
+/// Start of part `part` when `count` things are shared out evenly, in order, over `parts`; the
+/// first count % parts parts get one more. even_split(count, parts, parts) == count.
+MHLA_HOST_DEVICE constexpr Index even_split(Index count, Index parts, Index part) {
+  const Index rest = count % parts;
+  return part * (count / parts) + (part < rest ? part : rest);
+}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+// Do two strided views share a byte? Interleaved buffers (packed qkv) do not, so comparing address
+// ranges would refuse what is fine.
+#pragma once
+
+#include <cstdint>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace overlap {
+
+// An integer combination sum_k stride_k x_k, low_k <= x_k <= high_k, of distinct positive strides.
+struct Lattice {
+  struct Axis {
+    Index stride, low, high;
+  };
+  static constexpr int max_axes = 12;
+  Axis axis[max_axes];
+  int axes = 0;
+
+  constexpr void add(Index stride, Index low, Index high) {
+    if (stride == 0 || (low == 0 && high == 0)) return;
+    if (stride < 0) {
+      stride = -stride;
+      const Index flipped = -low;
+      low = -high;
+      high = flipped;
+    }
+    int at = 0;  // kept in order of falling stride; equal strides merge
+    while (at < axes && axis[at].stride > stride) ++at;
+    if (at < axes && axis[at].stride == stride) {
+      axis[at].low += low;
+      axis[at].high += high;
+      return;
+    }
+    for (int i = axes; i > at; --i) axis[i] = axis[i - 1];
+    axis[at] = {stride, low, high};
+    ++axes;
+  }
+
+  // Whether the combination can be `target`, axes [first, axes) alone. Where strides nest, each
+  // level leaves one or two candidates and the search is exact; it gives up, and answers "yes",
+  // when `budget` candidates were not enough.
+  constexpr bool reaches(Index target, int first, int& budget) const {
+    if (first == axes) return target == 0;
+    Index rest_low = 0;
+    Index rest_high = 0;
+    for (int i = first + 1; i < axes; ++i) {
+      rest_low += axis[i].stride * axis[i].low;
+      rest_high += axis[i].stride * axis[i].high;
+    }
+    const Axis& a = axis[first];
+    Index from = ceil_quotient(target - rest_high, a.stride);
+    Index to = -ceil_quotient(rest_low - target, a.stride);
+    if (from < a.low) from = a.low;
+    if (to > a.high) to = a.high;
+    for (Index x = from; x <= to; ++x) {
+      if (--budget < 0) return true;
+      if (reaches(target - x * a.stride, first + 1, budget)) return true;
+    }
+    return false;
+  }
+
+  static constexpr Index ceil_quotient(Index a, Index b) {
+    return a / b + ((a % b != 0 && a > 0) ? 1 : 0);
+  }
+};
+
+inline constexpr int search_budget = 4096;
+
+}  // namespace overlap
+
+/// Whether two views share a byte. Decided exactly for views whose strides nest (every layout made
+/// by slicing, permuting or interleaving), "yes" where the search would be long.
+template <class T, int RankT, class U, int RankU>
+bool share_memory(const TensorView<T, RankT>& a, const TensorView<U, RankU>& b) {
+  if (a.data == nullptr || b.data == nullptr || a.size() == 0 || b.size() == 0) return false;
+  overlap::Lattice lattice;
+  const Index size_a = static_cast<Index>(sizeof(T));
+  const Index size_b = static_cast<Index>(sizeof(U));
+  for (int i = 0; i < RankT; ++i) lattice.add(a.stride[i] * size_a, 0, a.extent[i] - 1);
+  for (int i = 0; i < RankU; ++i) lattice.add(b.stride[i] * size_b, 1 - b.extent[i], 0);
+  lattice.add(1, 1 - size_b, size_a - 1);  // the bytes of one element
+  const auto distance = static_cast<Index>(reinterpret_cast<std::uintptr_t>(b.data) -
+                                           reinterpret_cast<std::uintptr_t>(a.data));
+  int budget = overlap::search_budget;
+  return lattice.reaches(distance, 0, budget);
+}
+
+/// Whether every index of the view is an element of its own, as a destination needs: "no" for an
+/// expanded axis (stride 0), and for strides that do not nest.
+template <class T, int Rank>
+constexpr bool is_injective(const TensorView<T, Rank>& view) {
+  if (view.size() == 0) return true;
+  overlap::Lattice lattice;
+  for (int i = 0; i < Rank; ++i) {
+    if (view.extent[i] == 1) continue;
+    if (view.stride[i] == 0) return false;
+    const int before = lattice.axes;
+    lattice.add(view.stride[i], 0, view.extent[i] - 1);
+    if (lattice.axes == before) return false;  // two axes of one stride
+  }
+  Index reach = 0;  // of the axes with smaller strides
+  for (int i = lattice.axes - 1; i >= 0; --i) {
+    if (lattice.axis[i].stride <= reach) return false;
+    reach += lattice.axis[i].stride * (lattice.axis[i].high - lattice.axis[i].low);
+  }
+  return true;
+}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT
+// The extents of one attention call, and the checks that its views agree with each other.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <string>
+
+MHLA_NAMESPACE_BEGIN
+
+/// Extents of q [batch, heads, query_tokens, key_dim], k [batch, kv_heads, key_tokens, key_dim],
+/// v [batch, kv_heads, key_tokens, value_dim], y [batch, heads, query_tokens, value_dim] and
+/// mix [mix_heads, mix_query_blocks, mix_key_blocks].
+struct Shape {
+  Index batch = 0;
+  Index heads = 0;
+  Index kv_heads = 0;
+  Index query_tokens = 0;
+  Index key_tokens = 0;
+  Index key_dim = 0;
+  Index value_dim = 0;
+  Index mix_heads = 1;
+  Index mix_query_blocks = 0;
+  Index mix_key_blocks = 0;
+
+  friend bool operator==(const Shape&, const Shape&) = default;
+
+  /// Query heads that share a kv head.
+  constexpr Index group_size() const { return kv_heads == 0 ? 0 : heads / kv_heads; }
+};
+
+/// Throws the one form every shape error has: argument, axis, got, expected, rule.
+[[noreturn]] inline void throw_shape_error(const char* argument, const char* axis, Index got,
+                                           Index expected, const char* rule) {
+  throw ShapeError(std::string("mhla: ") + argument + ": axis " + axis + " is " +
+                   std::to_string(got) + " but must be " + std::to_string(expected) + "; " + rule);
+}
+
+inline void require_extent(const char* argument, const char* axis, Index got, Index expected,
+                           const char* rule) {
+  if (got != expected) throw_shape_error(argument, axis, got, expected, rule);
+}
+
+/// Throws unless `view` has the extents of a tensor [batch, heads, tokens, dim].
+template <class T>
+void require_extents(const TensorView<T, 4>& view, const char* argument, Index batch, Index heads,
+                     Index tokens, Index dim, const char* rule) {
+  require_extent(argument, "batch", view.extent[0], batch, rule);
+  require_extent(argument, "heads", view.extent[1], heads, rule);
+  require_extent(argument, "tokens", view.extent[2], tokens, rule);
+  require_extent(argument, "dim", view.extent[3], dim, rule);
+}
+
+/// The shape four operands make together; throws ShapeError where they disagree.
+template <class Q, class K, class V, class M>
+Shape shape_of(const TensorView<Q, 4>& q, const TensorView<K, 4>& k, const TensorView<V, 4>& v,
+               const TensorView<M, 3>& mix) {
+  const Shape shape{q.extent[0], q.extent[1], k.extent[1],   q.extent[2],   k.extent[2],
+                    q.extent[3], v.extent[3], mix.extent[0], mix.extent[1], mix.extent[2]};
+  require_extent("k", "batch", k.extent[0], shape.batch, "k has the batch of q");
+  require_extent("k", "key_dim", k.extent[3], shape.key_dim, "k has the key_dim of q");
+  require_extent("v", "batch", v.extent[0], shape.batch, "v has the batch of q");
+  require_extent("v", "heads", v.extent[1], shape.kv_heads, "v has the heads of k");
+  require_extent("v", "tokens", v.extent[2], shape.key_tokens, "v has the tokens of k");
+  return shape;
+}
+
+/// Throws unless the extents are a legal call by themselves, whatever the variant.
+inline void require_consistent(const Shape& shape) {
+  const Index extents[] = {shape.batch,      shape.heads,   shape.kv_heads,  shape.query_tokens,
+                           shape.key_tokens, shape.key_dim, shape.value_dim, shape.mix_heads};
+  for (const Index extent : extents)
+    if (extent < 0) throw ShapeError("mhla: an extent is negative: " + std::to_string(extent));
+  if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0)
+    throw ShapeError("mhla: k: axis heads is " + std::to_string(shape.kv_heads) + " but q has " +
+                     std::to_string(shape.heads) +
+                     " heads; the heads of q must be a multiple of the heads of k and v");
+  if (shape.mix_heads != 1 && shape.mix_heads != shape.heads)
+    throw ShapeError("mhla: mix: axis heads is " + std::to_string(shape.mix_heads) +
+                     " but must be 1 (shared) or " + std::to_string(shape.heads) +
+                     " (one matrix per head of q)");
+}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+// Non-owning strided views: the currency between callers and the library, and between its layers.
+#pragma once
+
+#include <cstddef>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+/// A contiguous row of `size` elements. (std::span members fail in kernels without flags.)
+template <class T>
+struct Span {
+  T* data = nullptr;
+  Index size = 0;
+
+  MHLA_HOST_DEVICE constexpr T& operator[](Index i) const { return data[i]; }
+  MHLA_HOST_DEVICE constexpr T* begin() const { return data; }
+  MHLA_HOST_DEVICE constexpr T* end() const { return data + size; }
+  // A template, so that it does not exist for T const, where it would convert to itself.
+  template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
+  MHLA_HOST_DEVICE constexpr operator Span<U>() const {  // NOLINT: adds const, loses nothing
+    return {data, size};
+  }
+};
+
+/// A tensor somewhere in memory: element (i0, i1, ...) lies at data[i0 * stride[0] + ...].
+/// Strides count elements, may be negative, and may be 0 on operands (an expanded axis).
+/// q, k: [batch, heads, tokens, key_dim]; v, y: [batch, heads, tokens, value_dim];
+/// mix: [1 | heads, query blocks, key blocks].
+template <class T, int Rank>
+struct TensorView {
+  using Element = T;
+  static constexpr int rank = Rank;
+  static constexpr std::size_t axes = Rank;
+
+  T* data = nullptr;
+  Index extent[axes] = {};
+  Index stride[axes] = {};
+
+  template <class... Indices>
+  MHLA_HOST_DEVICE constexpr T& operator()(Indices... index) const {
+    static_assert(sizeof...(Indices) == Rank, "mhla: a view takes one index per axis");
+    const Index at[axes] = {static_cast<Index>(index)...};
+    Index offset = 0;
+    for (int axis = 0; axis < Rank; ++axis) offset += at[axis] * stride[axis];
+    return data[offset];
+  }
+
+  /// Number of elements.
+  MHLA_HOST_DEVICE constexpr Index size() const {
+    Index count = 1;
+    for (int axis = 0; axis < Rank; ++axis) count *= extent[axis];
+    return count;
+  }
+
+  template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
+  MHLA_HOST_DEVICE constexpr operator TensorView<U, Rank>() const {  // NOLINT: adds const only
+    TensorView<U, Rank> view;
+    view.data = data;
+    for (int axis = 0; axis < Rank; ++axis) {
+      view.extent[axis] = extent[axis];
+      view.stride[axis] = stride[axis];
+    }
+    return view;
+  }
+};
+
+/// A view of `data` in row-major order: the last axis is contiguous.
+template <class T, class... Extents>
+MHLA_HOST_DEVICE constexpr TensorView<T, int(sizeof...(Extents))> make_view(T* data,
+                                                                            Extents... extents) {
+  constexpr int rank = int(sizeof...(Extents));
+  TensorView<T, rank> view{data, {static_cast<Index>(extents)...}, {}};
+  Index stride = 1;
+  for (int axis = rank - 1; axis >= 0; --axis) {
+    view.stride[axis] = stride;
+    stride *= view.extent[axis];
+  }
+  return view;
+}
+
+/// Reads a view [batch, tokens, heads, dim] as [batch, heads, tokens, dim]. Nothing is copied.
+template <class T>
+MHLA_HOST_DEVICE constexpr TensorView<T, 4> tokens_first(TensorView<T, 4> view) {
+  return {view.data,
+          {view.extent[0], view.extent[2], view.extent[1], view.extent[3]},
+          {view.stride[0], view.stride[2], view.stride[1], view.stride[3]}};
+}
+
+MHLA_NAMESPACE_END

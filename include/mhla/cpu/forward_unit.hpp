@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT
+// The forward pass of one unit: a kv head of a sequence, with the query heads that read it.
+//
+//   key blocks:             pack phi(k), v -> summary S_b, key sum z_b
+//   groups of query blocks: mix S~_i, z~_i -> per tile: pack phi(q) -> read out y
+//
+// `loop` is OneSlot, or the caller's executor where the slots share a unit; the bits are the same.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/block_summary.hpp>
+#include <mhla/cpu/mixed_product.hpp>
+#include <mhla/cpu/plan.hpp>
+#include <mhla/cpu/readout.hpp>
+#include <mhla/cpu/token_block.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// The operands of a call, and the plan it runs by.
+template <class L, class T>
+struct Operands {
+  using A = Accumulator<T>;
+  L variant;
+  const Plan<L, A>& plan;
+  TensorView<const T, 4> q;
+  TensorView<const T, 4> k;
+  TensorView<const T, 4> v;
+
+  A scale() const { return static_cast<A>(variant.scale); }
+};
+
+/// A unit of work, and the memory it has.
+template <class A>
+struct Unit {
+  SequenceSpan queries;
+  SequenceSpan keys;
+  Index kv_head;
+  const UnitMemory<A>& memory;
+  SummaryRows<A> summaries;  // S and z of every key block
+};
+
+/// The panels of a tile: phi(x), and the same rotated.
+template <class A>
+struct FeaturePanels {
+  Panel<A> features;
+  Panel<A> rotated;
+};
+
+template <class L, class T, class A>
+FeaturePanels<A> pack_tile(const Operands<L, T>& operands, A scale, const BlockTable& table,
+                           const TokenTile& tile, const TokenRows<const T>& rows,
+                           const SlotScratch<A>& scratch) {
+  const Index features = operands.plan.extents.feature_dim;
+  const FeaturePanels<A> panels{panel(scratch.features.data, tile.tokens, features),
+                                panel(scratch.rotated.data, tile.tokens, features)};
+  pack_features(operands.variant.feature_map, operands.plan.rotation, scale, table, tile, rows,
+                panels.features, panels.rotated, scratch.row);
+  return panels;
+}
+
+/// S_b and z_b of every key block.
+template <class L, class T, class A>
+void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const ExecutorRef& loop) {
+  const Plan<L, A>& plan = operands.plan;
+  const TokenRows<const T> keys(operands.k, unit.keys.batch, unit.kv_head);
+  const TokenRows<const T> values(operands.v, unit.keys.batch, unit.kv_head);
+  loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
+    const SlotScratch<A>& scratch = plan.slots[slot];
+    const BlockSpan& block = plan.keys.blocks[unit.keys.first_block + b];
+    for (Index i = 0; i < block.tiles; ++i) {
+      const TokenTile& tile = plan.keys.tiles[block.first_tile + i];
+      const FeaturePanels<A> k = pack_tile(operands, A(1), plan.keys, tile, keys, scratch);
+      const Panel<A> v = panel(scratch.values.data, tile.tokens, plan.extents.value_dim);
+      gather(plan.keys, tile, values, v);
+      summarize<A>(k.features, k.rotated, v, unit.summaries.summary(b), unit.summaries.key_sum(b),
+                   i == 0 ? Into::overwrite : Into::add);
+    }
+  });
+}
+
+/// A tile's part of a [group_size, blocks, block tokens] array (MixedProduct).
+template <class A>
+Span<A> tile_offsets(const Extents& e, Span<A> array, Index g, Index block, const TokenTile& tile) {
+  return {array.data + (g * e.query_blocks + block) * e.block_tokens + tile.offset, tile.tokens};
+}
+
+/// R and den of every query head of the unit (MixedProduct).
+template <class L, class T, class A>
+void mixed_products_of_unit(const Operands<L, T>& operands, const Unit<A>& unit,
+                            const ExecutorRef& loop) {
+  const Plan<L, A>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  const Index head_size = e.query_blocks * e.block_tokens;
+  loop.parallel_for(e.group_size * unit.queries.blocks, [&](Index task, Index slot) {
+    const Index g = task / unit.queries.blocks;
+    const Index b = task % unit.queries.blocks;
+    const BlockSpan& block = plan.queries.blocks[unit.queries.first_block + b];
+    const TokenRows<const T> queries(operands.q, unit.queries.batch,
+                                     unit.kv_head * e.group_size + g);
+    for (Index i = 0; i < block.tiles; ++i) {
+      const TokenTile& tile = plan.queries.tiles[block.first_tile + i];
+      const FeaturePanels<A> q =
+          pack_tile(operands, operands.scale(), plan.queries, tile, queries, plan.slots[slot]);
+      own_key_sum_products<A>(q.features, unit.summaries.key_sum(b),
+                              tile_offsets(e, unit.memory.products, g, b, tile));
+    }
+  });
+  loop.parallel_for(e.group_size, [&](Index g, Index) {
+    mixed_product_denominators<A>(
+        plan.mixing_of(unit.kv_head * e.group_size + g, unit.queries.blocks, unit.keys.blocks),
+        panel(unit.memory.products.data + g * head_size, e.query_blocks, e.block_tokens),
+        static_cast<A>(operands.variant.normalizer.epsilon),
+        panel(unit.memory.denominators.data + g * head_size, e.query_blocks, e.block_tokens));
+  });
+}
+
+/// S~_i and z~_i of a group of query blocks, in the scratch of a slot.
+template <class L, class A>
+SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index head,
+                         const RowGroups& groups, Index group, const SlotScratch<A>& scratch,
+                         bool summaries_wanted) {
+  const SummaryRows<A> mixed(scratch.mixed_summaries.data, scratch.mixed_key_sums.data,
+                             plan.extents, groups.begin(group), groups.size(group),
+                             mixes_key_sums<L>);
+  const Panel<const A> rows = plan.mixing_of(head, unit.queries.blocks, unit.keys.blocks)
+                                  .row_range(mixed.first, groups.size(group));
+  if (summaries_wanted) mix<A>(rows, unit.summaries.summaries, mixed.summaries);
+  if constexpr (mixes_key_sums<L>) mix<A>(rows, unit.summaries.key_sums, mixed.key_sums);
+  return mixed;
+}
+
+/// The denominators of a tile of query block i; empty without a normalizer.
+template <class L, class T, class A>
+Span<const A> tile_denominators(const Operands<L, T>& operands, const Unit<A>& unit, Index g,
+                                const SummaryRows<A>& mixed, Index i, const TokenTile& tile,
+                                const Panel<A>& features, const SlotScratch<A>& scratch) {
+  if constexpr (mixes_key_sums<L>) {
+    const Span<A> denominators{scratch.denominators.data, tile.tokens};
+    mixed_key_sum_denominators<A>(features, mixed.key_sum(i),
+                                  static_cast<A>(operands.variant.normalizer.epsilon),
+                                  denominators);
+    return denominators;
+  } else if constexpr (mixes_products<L>) {
+    return tile_offsets(operands.plan.extents, unit.memory.denominators, g, i, tile);
+  } else {
+    return {};
+  }
+}
+
+/// y of every query block of the unit's query heads.
+template <class L, class T, class A>
+void read_out_unit(const Operands<L, T>& operands, const Unit<A>& unit, const TensorView<T, 4>& y,
+                   const ExecutorRef& loop) {
+  const Plan<L, A>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  if constexpr (mixes_products<L>) mixed_products_of_unit(operands, unit, loop);
+  const RowGroups groups(unit.queries.blocks);
+  loop.parallel_for(groups.count, [&](Index group, Index slot) {
+    const SlotScratch<A>& scratch = plan.slots[slot];
+    SummaryRows<A> mixed;
+    for (Index g = 0; g < e.group_size; ++g) {
+      const Index head = unit.kv_head * e.group_size + g;
+      if (g < e.matrices) mixed = mix_group(plan, unit, head, groups, group, scratch, true);
+      const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
+      const TokenRows<T> outputs(y, unit.queries.batch, head);
+      for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
+        const BlockSpan& block = plan.queries.blocks[unit.queries.first_block + i];
+        for (Index t = 0; t < block.tiles; ++t) {
+          const TokenTile& tile = plan.queries.tiles[block.first_tile + t];
+          const FeaturePanels<A> q =
+              pack_tile(operands, operands.scale(), plan.queries, tile, queries, scratch);
+          const Panel<A> out = panel(scratch.values.data, tile.tokens, e.value_dim);
+          read_out<A>(q.rotated, mixed.summary(i), out);
+          divide_rows<A>(out,
+                         tile_denominators(operands, unit, g, mixed, i, tile, q.features, scratch));
+          scatter<T, A>(plan.queries, tile, out, outputs, Update::overwrite);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

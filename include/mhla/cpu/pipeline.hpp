@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: MIT
+// The CPU backend's front door: forward_into and backward_into on strided views. Their interface
+// names no Eigen type; everything is checked before anything is written.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/executor.hpp>
+#include <mhla/core/forward_state.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/overlap.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cpu/backward_unit.hpp>
+#include <mhla/cpu/forward_unit.hpp>
+#include <mhla/cpu/partial_sums.hpp>
+#include <mhla/cpu/plan.hpp>
+#include <mhla/policy/problem.hpp>
+#include <string>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+template <class V>
+constexpr void require_cpu_variant() {
+  static_assert(std::is_same_v<typename V::CausalityType, Bidirectional>,
+                "mhla: the CPU backend runs Bidirectional variants; for causal attention use "
+                "mhla::reference::mhla_forward and mhla_backward");
+}
+
+/// Throws unless `destination` can be written: every element its own, none shared with an operand.
+template <class T, int Rank, class... Operand>
+void require_destination(const TensorView<T, Rank>& destination, const char* name,
+                         const char* others, const Operand&... operands) {
+  if (!is_injective(destination))
+    throw ShapeError(std::string("mhla: ") + name +
+                     ": the strides give two elements one address; a destination needs every "
+                     "element to be its own");
+  if ((share_memory(destination, operands) || ...))
+    throw ShapeError(std::string("mhla: ") + name + ": shares memory with " + others +
+                     "; a destination needs memory of its own");
+}
+
+/// The workspace of a forward call: a plan, and nothing else.
+template <class A, class V>
+Plan<LoweredOf<V>, A> forward_plan(Arena& arena, const V& attention, const Problem& problem,
+                                   const ExecutorRef& executor) {
+  const Index units = checked_mul(problem.shape.batch, problem.shape.kv_heads);
+  return Plan<LoweredOf<V>, A>(arena, attention, problem, executor, units, false);
+}
+
+/// The workspace of a backward call: a plan, and the partial sums of dmix.
+template <class L, class A>
+struct BackwardPlan {
+  PartialSums partials;
+  Plan<L, A> plan;
+  Span<A> grad_mixing;  // [sequence groups, kv_heads, matrices, query blocks, key blocks]
+
+  template <class V>
+  BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
+               const ExecutorRef& executor)
+      : partials(problem, problem.shape.batch),
+        plan(arena, attention, problem, executor, partials.count(), true),
+        grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
+};
+
+template <class V>
+LoweredOf<V> lower(const V& attention) {
+  return {attention.feature_map, attention.normalizer, attention.scale};
+}
+
+/// Elements of the summaries of one unit, and of a call: what a forward state keeps.
+template <class A, class V>
+Index unit_summary_size(const Problem& problem) {
+  return SummaryRows<A>::size(Extents(problem), problem.key_blocks, normalizes<LoweredOf<V>>);
+}
+template <class A, class V>
+Index call_summary_size(const Problem& problem) {
+  return checked_mul(checked_mul(problem.shape.batch, problem.shape.kv_heads),
+                     unit_summary_size<A, V>(problem));
+}
+
+/// A unit and its summaries, which lie in its own memory or where a forward state keeps them.
+template <class L, class A>
+Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const UnitMemory<A>& memory,
+                A* summaries) {
+  const Extents& e = plan.extents;
+  const SequenceSpan& keys = plan.keys.sequences[sequence];
+  return {plan.queries.sequences[sequence], keys, kv_head, memory,
+          SummaryRows<A>(summaries, summaries + e.key_blocks * e.summary_size(), e, 0, keys.blocks,
+                         normalizes<L>)};
+}
+
+/// All units of a forward call. Summaries are left in `saved` unless it is empty.
+template <class L, class T, class A>
+void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y, Span<A> saved,
+                 const ExecutorRef& executor) {
+  const Plan<L, A>& plan = operands.plan;
+  const Index kv_heads = plan.problem.shape.kv_heads;
+  const Index units = plan.problem.shape.batch * kv_heads;
+  const Index saved_size = units == 0 ? 0 : saved.size / units;
+  const auto run = [&](Index index, const UnitMemory<A>& memory, const ExecutorRef& loop) {
+    A* summaries = saved.size > 0 ? saved.data + index * saved_size : memory.summaries.data;
+    const Unit<A> unit = unit_of(plan, index / kv_heads, index % kv_heads, memory, summaries);
+    summarize_unit(operands, unit, loop);
+    read_out_unit(operands, unit, y, loop);
+  };
+  if (plan.whole_units) {
+    executor.parallel_for(
+        units, [&](Index index, Index slot) { run(index, plan.units[slot], OneSlot{slot}); });
+  } else {
+    for (Index index = 0; index < units; ++index) run(index, plan.units[0], executor);
+  }
+}
+
+/// All units of a backward call. Summaries are taken from `saved` unless it is empty.
+template <class L, class T, class A>
+void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+                  const BackwardPlan<L, A>& backward, Span<const A> saved,
+                  const ExecutorRef& executor) {
+  const Plan<L, A>& plan = backward.plan;
+  const PartialSums& partials = backward.partials;
+  const Index kv_heads = plan.problem.shape.kv_heads;
+  const Index sequences = plan.problem.shape.batch;
+  const Index saved_size = saved.size == 0 ? 0 : saved.size / (sequences * kv_heads);
+  // The units of one partial sum, one after the other.
+  const auto run = [&](Index task, const UnitMemory<A>& memory, const ExecutorRef& loop) {
+    const Index kv_head = task % kv_heads;
+    const Index group = task / kv_heads;
+    A* grad_mixing = backward.grad_mixing.data + task * partials.size;
+    if (request.mixing()) std::fill_n(grad_mixing, partials.size, A(0));
+    const Index end = even_split(sequences, partials.sequence_groups, group + 1);
+    for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s) {
+      // What was saved is only read: summarize_unit alone writes through the view.
+      A* summaries = saved.size > 0
+                         ? const_cast<A*>(saved.data) + (s * kv_heads + kv_head) * saved_size
+                         : memory.summaries.data;
+      const Unit<A> unit = unit_of(plan, s, kv_head, memory, summaries);
+      if (saved.size == 0) summarize_unit(operands, unit, loop);
+      backward_unit(operands, request, unit, grad_mixing, loop);
+    }
+  };
+  if (plan.whole_units) {
+    executor.parallel_for(partials.count(), [&](Index task, Index slot) {
+      run(task, plan.units[slot], OneSlot{slot});
+    });
+  } else {
+    for (Index task = 0; task < partials.count(); ++task) run(task, plan.units[0], executor);
+  }
+  if (request.mixing())
+    write_mixing_gradient(plan.extents, partials, backward.grad_mixing, request.gradients.mix.view,
+                          request.update, executor);
+}
+
+}  // namespace cpu
+
+/// Bytes of workspace that forward_into takes for tensors of storage type T: exact.
+/// \throws ShapeError where attention and shape do not fit.
+template <StorageScalar T, AttentionVariant V, Executor E>
+Index forward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
+  cpu::require_cpu_variant<V>();
+  Arena arena;
+  cpu::forward_plan<Accumulator<T>>(arena, attention, checked_problem(attention, shape), executor);
+  return arena.used();
+}
+
+/// Bytes of workspace that backward_into takes for tensors of storage type T, whichever gradients
+/// are wanted: exact. \throws ShapeError where attention and shape do not fit.
+template <StorageScalar T, AttentionVariant V, Executor E>
+Index backward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
+  cpu::require_cpu_variant<V>();
+  Arena arena;
+  cpu::BackwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(arena, attention,
+                                                       checked_problem(attention, shape), executor);
+  return arena.used();
+}
+
+/// Elements of accumulator type that ForwardState::reserve takes for a shape.
+template <AttentionVariant V>
+Index forward_state_size(const V& attention, const Shape& shape) {
+  return cpu::call_summary_size<float, V>(checked_problem(attention, shape));
+}
+
+/// y = attention(q, k, v, mix) (arXiv 2601.07832, eq. 3 to 5).
+///
+/// q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key tokens, key_dim],
+/// v [batch, kv_heads, key tokens, value_dim], mix [1 | heads, query blocks, key blocks] in the
+/// accumulator type, y [batch, heads, query tokens, value_dim]; any strides. With `save`, the
+/// summaries are kept for backward_into.
+/// \throws ShapeError where views, variant or memory do not fit, WorkspaceError where `workspace`
+/// is smaller than forward_workspace_size; y is untouched then. Bits do not depend on the executor.
+/// Nothing is allocated, but by a `save` that has to grow.
+template <AttentionVariant V, Executor E, StorageScalar T>
+void forward_into(const V& attention, const E& executor,
+                  const std::type_identity_t<TensorView<const T, 4>>& q,
+                  const std::type_identity_t<TensorView<const T, 4>>& k,
+                  const std::type_identity_t<TensorView<const T, 4>>& v,
+                  const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
+                  const TensorView<T, 4>& y, WorkspaceView workspace,
+                  std::type_identity_t<ForwardState<Accumulator<T>>*> save = nullptr) {
+  using A = Accumulator<T>;
+  cpu::require_cpu_variant<V>();
+  const Shape shape = shape_of(q, k, v, mix);
+  const Problem problem = checked_problem(attention, shape);
+  require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
+                  "y is [batch, heads, query tokens, value_dim]");
+  cpu::require_destination(y, "y", "q, k, v or mix", q, k, v, mix);
+  require_workspace(workspace, forward_workspace_size<T>(attention, shape, executor),
+                    "mhla::forward_into");
+
+  Span<A> saved;
+  if (save != nullptr) saved = save->prepare(shape, cpu::call_summary_size<A, V>(problem));
+  Arena arena(workspace);
+  auto plan = cpu::forward_plan<A>(arena, attention, problem, executor);
+  plan.pack_mixing(mix);
+  cpu::run_forward(cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), plan, q, k, v}, y,
+                   saved, executor);
+  if (save != nullptr) save->mark_filled();
+}
+
+/// The gradients of <dy, attention(q, k, v, mix)> in q, k, v and mix, each of which may be skipped.
+///
+/// Shapes as in forward_into; every gradient has the shape of its operand, and dmix is summed over
+/// the batch, and over the heads where mix is shared. `update` says whether gradients are replaced
+/// or added to. With `saved`, summaries are taken from the forward pass instead of computed again.
+/// \throws ShapeError, WorkspaceError as forward_into, StateError where `saved` is of another call;
+/// the gradients are untouched then.
+/// Bits do not depend on the executor, nor on which other gradients are wanted. Nothing is
+/// allocated.
+template <AttentionVariant V, Executor E, class Query, class T = std::remove_const_t<Query>>
+requires StorageScalar<T>
+void backward_into(const V& attention, const E& executor, const TensorView<Query, 4>& query,
+                   const std::type_identity_t<TensorView<const T, 4>>& k,
+                   const std::type_identity_t<TensorView<const T, 4>>& v,
+                   const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
+                   const std::type_identity_t<TensorView<const T, 4>>& dy,
+                   const std::type_identity_t<GradientViews<T>>& gradients, Update update,
+                   WorkspaceView workspace,
+                   std::type_identity_t<const ForwardState<Accumulator<T>>*> saved = nullptr) {
+  using A = Accumulator<T>;
+  cpu::require_cpu_variant<V>();
+  const TensorView<const T, 4> q = query;
+  const Shape shape = shape_of(q, k, v, mix);
+  const Problem problem = checked_problem(attention, shape);
+  require_extents(dy, "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
+                  "dy is [batch, heads, query tokens, value_dim]");
+  const TensorView<T, 4>& dq = gradients.query.view;
+  const TensorView<T, 4>& dk = gradients.key.view;
+  const TensorView<T, 4>& dv = gradients.value.view;
+  const TensorView<A, 3>& dmix = gradients.mix.view;
+  if (gradients.query.wanted) {
+    require_extents(dq, "dq", shape.batch, shape.heads, shape.query_tokens, shape.key_dim,
+                    "dq has the shape of q");
+    cpu::require_destination(dq, "dq", "an operand or another gradient", q, k, v, mix, dy, dk, dv,
+                             dmix);
+  }
+  if (gradients.key.wanted) {
+    require_extents(dk, "dk", shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim,
+                    "dk has the shape of k");
+    cpu::require_destination(dk, "dk", "an operand or another gradient", q, k, v, mix, dy, dv,
+                             dmix);
+  }
+  if (gradients.value.wanted) {
+    require_extents(dv, "dv", shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim,
+                    "dv has the shape of v");
+    cpu::require_destination(dv, "dv", "an operand or another gradient", q, k, v, mix, dy, dmix);
+  }
+  if (gradients.mix.wanted) {
+    require_extent("dmix", "heads", dmix.extent[0], shape.mix_heads, "dmix has the shape of mix");
+    require_extent("dmix", "query blocks", dmix.extent[1], shape.mix_query_blocks,
+                   "dmix has the shape of mix");
+    require_extent("dmix", "key blocks", dmix.extent[2], shape.mix_key_blocks,
+                   "dmix has the shape of mix");
+    cpu::require_destination(dmix, "dmix", "an operand or another gradient", q, k, v, mix, dy);
+  }
+  Span<const A> kept;
+  if (saved != nullptr) kept = saved->summaries(shape, cpu::call_summary_size<A, V>(problem));
+  require_workspace(workspace, backward_workspace_size<T>(attention, shape, executor),
+                    "mhla::backward_into");
+
+  Arena arena(workspace);
+  cpu::BackwardPlan<cpu::LoweredOf<V>, A> backward(arena, attention, problem, executor);
+  backward.plan.pack_mixing(mix);
+  cpu::run_backward(
+      cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), backward.plan, q, k, v},
+      cpu::BackwardRequest<cpu::LoweredOf<V>, T>{dy, gradients, update}, backward, kept, executor);
+}
+
+MHLA_NAMESPACE_END

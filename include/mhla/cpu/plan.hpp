@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: MIT
+// What a call lays out before it runs: tables, the packed mixing matrix, scratch for every slot of
+// the executor, and the division of the work. Everything lies in the caller's workspace.
+//
+// A unit of work is one kv head of one sequence, with the query heads that read it.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/executor.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cpu/block_mixing.hpp>
+#include <mhla/cpu/block_table.hpp>
+#include <mhla/cpu/rotation_table.hpp>
+#include <mhla/cpu/token_block.hpp>
+#include <mhla/policy/problem.hpp>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// What is left of a variant when geometry and rotation have become tables. The units are compiled
+/// for this, so once for all geometries, rotations and executors.
+template <class FeatureMapT, class NormalizerT>
+struct Lowered {
+  FeatureMapT feature_map;
+  NormalizerT normalizer;
+  double scale;
+
+  using NormalizerType = NormalizerT;
+};
+
+template <class V>
+using LoweredOf = Lowered<typename V::FeatureMapType, typename V::NormalizerType>;
+
+template <class L>
+inline constexpr bool mixes_key_sums = std::is_same_v<typename L::NormalizerType, MixedKeySum>;
+template <class L>
+inline constexpr bool mixes_products = std::is_same_v<typename L::NormalizerType, MixedProduct>;
+template <class L>
+inline constexpr bool normalizes = mixes_key_sums<L> || mixes_products<L>;
+
+/// Rows of the mixing matrix handled at once: groups of nearly equal size.
+struct RowGroups {
+  Index rows = 0;
+  Index count = 0;
+
+  explicit RowGroups(Index total) : rows(total), count(ceil_div(total, max_mixing_rows)) {}
+  RowGroups() = default;
+
+  Index begin(Index group) const { return even_split(rows, count, group); }
+  Index size(Index group) const { return begin(group + 1) - begin(group); }
+  Index max_size() const { return count == 0 ? 0 : size(0); }
+};
+
+/// The sizes every stage works with.
+struct Extents {
+  Index query_blocks;
+  Index key_blocks;
+  Index feature_dim;
+  Index value_dim;
+  Index group_size;    // query heads per kv head
+  Index matrices;      // mixing matrices per unit: 1 shared, or one per query head; 0 without any
+  Index tile_tokens;   // of the longest tile
+  Index block_tokens;  // of the longest query block
+  Index query_tokens;
+
+  Index summary_size() const { return checked_mul(feature_dim, value_dim); }
+
+  explicit Extents(const Problem& problem)
+      : query_blocks(problem.query_blocks),
+        key_blocks(problem.key_blocks),
+        feature_dim(problem.feature_dim),
+        value_dim(problem.shape.value_dim),
+        group_size(problem.shape.group_size()),
+        matrices(problem.shape.mix_heads == 1 ? std::min(Index{1}, group_size) : group_size),
+        query_tokens(problem.shape.query_tokens) {
+    block_tokens = block_size(problem.query_grid);
+    const Index key_block_tokens = block_size(problem.key_grid);
+    const Index longest = block_tokens > key_block_tokens ? block_tokens : key_block_tokens;
+    tile_tokens = longest < max_tile_tokens ? longest : max_tile_tokens;
+  }
+
+ private:
+  static Index block_size(const Grid& grid) {
+    Index tokens = 1;
+    for (int a = 0; a < 3; ++a)
+      tokens *= grid.block[a] < grid.extent[a] ? grid.block[a] : grid.extent[a];
+    return tokens;
+  }
+};
+
+/// Panels of one tile and one group of rows; one for every slot.
+template <class A>
+struct SlotScratch {
+  Span<A> features;           // [tile tokens, feature_dim]: phi
+  Span<A> rotated;            // the same, rotated; `features` itself where nothing rotates
+  Span<A> grad_features;      // [tile tokens, feature_dim]
+  Span<A> values;             // [tile tokens, value_dim]: v, or numerators and y, or dy and U
+  Span<A> grad_values;        // [tile tokens, value_dim]
+  Span<A> denominators;       // [tile tokens]
+  Span<A> grad_denominators;  // [tile tokens]
+  Span<A> mixed_summaries;    // [group rows, feature_dim * value_dim]: S~, or dS in the adjoint
+  Span<A> mixed_key_sums;     // [group rows, feature_dim]: z~, or dz
+  RowBuffers<A> row;
+
+  SlotScratch() = default;
+  SlotScratch(Arena& arena, const Extents& e, Index key_dim, Index group_rows, bool normalized,
+              bool rotating, bool backward) {
+    features = arena.take<A>(checked_mul(e.tile_tokens, e.feature_dim));
+    rotated = rotating ? arena.take<A>(features.size) : features;
+    grad_features = arena.take<A>(backward ? features.size : 0);
+    values = arena.take<A>(checked_mul(e.tile_tokens, e.value_dim));
+    grad_values = arena.take<A>(backward ? values.size : 0);
+    denominators = arena.take<A>(normalized ? e.tile_tokens : 0);
+    grad_denominators = arena.take<A>(normalized && backward ? e.tile_tokens : 0);
+    mixed_summaries = arena.take<A>(checked_mul(group_rows, e.summary_size()));
+    mixed_key_sums = arena.take<A>(normalized ? checked_mul(group_rows, e.feature_dim) : 0);
+    row.input = arena.take<A>(key_dim);
+    row.gradient = arena.take<A>(backward ? key_dim : 0);
+  }
+};
+
+/// Summaries and key sums of consecutive blocks, one block per row: S and z of key blocks, S~ and
+/// z~ of a group of query blocks, and their gradients.
+template <class A>
+struct SummaryRows {
+  Panel<A> summaries;  // [rows, feature_dim * value_dim]
+  Panel<A> key_sums;   // [rows, feature_dim]; no columns where the normalizer needs none
+  Index first = 0;     // the block of row 0
+  Index feature_dim = 0;
+  Index value_dim = 0;
+
+  SummaryRows() = default;
+  SummaryRows(A* summary_data, A* key_sum_data, const Extents& e, Index first_block, Index rows,
+              bool with_key_sums)
+      : summaries(panel(summary_data, rows, e.summary_size())),
+        key_sums(panel(key_sum_data, rows, with_key_sums ? e.feature_dim : 0)),
+        first(first_block),
+        feature_dim(e.feature_dim),
+        value_dim(e.value_dim) {}
+
+  /// Elements that `blocks` rows take.
+  static Index size(const Extents& e, Index blocks, bool with_key_sums) {
+    return checked_mul(blocks, checked_add(e.summary_size(), with_key_sums ? e.feature_dim : 0));
+  }
+  Panel<A> summary(Index block) const {
+    return panel(summaries.row(block - first), feature_dim, value_dim);
+  }
+  Span<A> key_sum(Index block) const { return {key_sums.row(block - first), key_sums.cols}; }
+};
+
+/// Memory of one unit at work.
+template <class A>
+struct UnitMemory {
+  Span<A> summaries;             // [key blocks] of SummaryRows: S, then z
+  Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
+  Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
+  // MixedProduct alone:
+  Span<A> products;           // [group_size, blocks, block tokens]: R
+  Span<A> denominators;       // [group_size, blocks, block tokens]; dR later on
+  Span<A> grad_denominators;  // [group_size, blocks, block tokens]: C
+  Span<A> grad_features;      // [group_size, query tokens, feature_dim]: dQ^r, until dR is known
+  Span<A> grad_key_sums;      // [key blocks, feature_dim]: dz
+
+  UnitMemory() = default;
+  UnitMemory(Arena& arena, const Extents& e, bool key_sums, bool products_mixed, bool backward) {
+    summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, key_sums || products_mixed));
+    if (backward) {
+      const Index rows = checked_mul(e.matrices, e.query_blocks);
+      grad_mixed_summaries = arena.take<A>(checked_mul(rows, e.summary_size()));
+      grad_mixed_key_sums = arena.take<A>(key_sums ? checked_mul(rows, e.feature_dim) : 0);
+    }
+    if (products_mixed) {
+      const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));
+      products = arena.take<A>(offsets);
+      denominators = arena.take<A>(offsets);
+      if (backward) {
+        grad_denominators = arena.take<A>(offsets);
+        grad_features =
+            arena.take<A>(checked_mul(checked_mul(e.group_size, e.query_tokens), e.feature_dim));
+        grad_key_sums = arena.take<A>(checked_mul(e.key_blocks, e.feature_dim));
+      }
+    }
+  }
+};
+
+/// Everything a call knows before it runs. Constructed on a measuring arena it only says how much
+/// workspace the call takes.
+template <class L, class A>
+struct Plan {
+  Problem problem;
+  Extents extents;
+  BlockTable queries;
+  BlockTable keys;
+  RotationTable<A> rotation;
+  Span<A> mixing;  // [mix_heads, query blocks, key blocks]: the leading corner, packed
+  Span<SlotScratch<A>> slots;
+  Span<UnitMemory<A>> units;
+  bool whole_units;  // each unit runs on one slot, or all slots share one unit after the other
+
+  /// `concurrent` is the number of tasks that could run at once without sharing a unit.
+  template <class V>
+  Plan(Arena& arena, const V& attention, const Problem& checked, const ExecutorRef& executor,
+       Index concurrent, bool backward)
+      : problem(checked),
+        extents(checked),
+        queries(arena, checked.query_grid, checked.shape.batch),
+        keys(arena, checked.key_grid, checked.shape.batch),
+        rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
+                                   checked.feature_dim, checked.query_grid, checked.key_grid,
+                                   executor)) {
+    const Shape& shape = problem.shape;
+    mixing = arena.take<A>(
+        checked_mul(shape.mix_heads, checked_mul(problem.query_blocks, problem.key_blocks)));
+
+    const Index num_slots = executor.slots();
+    whole_units = concurrent >= num_slots;
+    Index group_rows = RowGroups(problem.query_blocks).max_size();
+    if (backward) group_rows = std::max(group_rows, RowGroups(problem.key_blocks).max_size());
+    slots = arena.take<SlotScratch<A>>(num_slots);
+    for (Index s = 0; s < num_slots; ++s) {
+      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, normalizes<L>,
+                                rotation.rotates(), backward);
+      if (!arena.measures()) slots[s] = slot;
+    }
+    units = arena.take<UnitMemory<A>>(whole_units ? num_slots : 1);
+    for (Index u = 0; u < units.size; ++u) {
+      const UnitMemory<A> unit(arena, extents, mixes_key_sums<L>, mixes_products<L>, backward);
+      if (!arena.measures()) units[u] = unit;
+    }
+  }
+
+  /// The corner of a query head's mixing matrix that a sequence uses. // [query blocks, key blocks]
+  Panel<const A> mixing_of(Index head, Index query_blocks, Index key_blocks) const {
+    const Index matrix = problem.shape.mix_heads == 1 ? 0 : head;
+    return {mixing.data + matrix * problem.query_blocks * problem.key_blocks, query_blocks,
+            key_blocks, problem.key_blocks};
+  }
+
+  /// Copies the leading corner of `mix`, whatever its strides.
+  void pack_mixing(const TensorView<const A, 3>& mix) {
+    for (Index h = 0; h < problem.shape.mix_heads; ++h)
+      for (Index i = 0; i < problem.query_blocks; ++i)
+        for (Index b = 0; b < problem.key_blocks; ++b)
+          mixing[(h * problem.query_blocks + i) * problem.key_blocks + b] = mix(h, i, b);
+  }
+};
+
+/// Runs its tasks in order on the slot it was made for: how a unit loops when it has one slot.
+struct OneSlot {
+  Index slot;
+
+  static constexpr Index slots() { return 1; }
+  template <class Task>
+  void parallel_for(Index tasks, Task&& f) const {
+    for (Index task = 0; task < tasks; ++task) f(task, slot);
+  }
+};
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT
+// Readout of one tile of queries (arXiv 2601.07832, eq. 5) and its adjoint. Q: s phi(q) of the
+// tile, Q^r: the same rotated, S~ and z~: the mixed summary and key sum of its block.
+//
+//   num = Q^r S~     den = Q z~ + epsilon     y = num / den, 0 where den is 0
+//
+// Adjoint, with U = dy / den (0 where den is 0):
+//   dQ^r = U S~^T    c_t = -<Q^r_t, dQ^r_t> / den_t    dQ += c z~^T
+//   dS~ += Q^r^T U   dz~ += Q^T c
+// so that neither y nor den need be kept.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/gemm.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// den = Q z~ + epsilon                                                          // [tile tokens]
+template <class A>
+void mixed_key_sum_denominators(const Panel<const A>& features, Span<const A> mixed_key_sum,
+                                A epsilon, Span<A> denominators) {
+  row_products(denominators, features, mixed_key_sum);
+  for (Index t = 0; t < features.rows; ++t) denominators[t] += epsilon;
+}
+
+/// rows_t /= den_t, 0 where den_t is 0: y from num, and U from dy. Without a normalizer
+/// `denominators` is empty.                                            // [tile tokens, value_dim]
+template <class A>
+void divide_rows(const Panel<A>& rows, Span<const A> denominators) {
+  if (denominators.size == 0) return;
+  for (Index t = 0; t < rows.rows; ++t) {
+    A* row = rows.row(t);
+    const A den = denominators[t];
+    if (den == A(0)) {
+      for (Index c = 0; c < rows.cols; ++c) row[c] = A(0);
+    } else {
+      for (Index c = 0; c < rows.cols; ++c) row[c] /= den;
+    }
+  }
+}
+
+/// num = Q^r S~                                                        // [tile tokens, value_dim]
+template <class A>
+void read_out(const Panel<const A>& rotated, const Panel<const A>& mixed_summary,
+              const Panel<A>& numerators) {
+  multiply(numerators, rotated, mixed_summary);
+}
+
+/// dQ^r = U S~^T                                                     // [tile tokens, feature_dim]
+template <class A>
+void read_out_query_gradient(const Panel<const A>& grad_numerators,
+                             const Panel<const A>& mixed_summary, const Panel<A>& grad_rotated) {
+  multiply_right_transposed(grad_rotated, grad_numerators, mixed_summary);
+}
+
+/// c_t = -<Q^r_t, dQ^r_t> / den_t: the gradient of den_t, since
+/// -<dy_t, num_t> / den_t^2 = -<U_t, Q^r_t S~> / den_t. 0 where den_t is 0.        // [tile tokens]
+template <class A>
+void denominator_gradient(const Panel<const A>& rotated, const Panel<const A>& grad_rotated,
+                          Span<const A> denominators, Span<A> gradient) {
+  row_products(gradient, rotated, grad_rotated);
+  for (Index t = 0; t < rotated.rows; ++t)
+    gradient[t] = denominators[t] == A(0) ? A(0) : -gradient[t] / denominators[t];
+}
+
+/// dS~ (+)= Q^r^T U                                                     // [feature_dim, value_dim]
+template <class A>
+void read_out_summary_gradient(const Panel<const A>& rotated, const Panel<const A>& grad_numerators,
+                               const Panel<A>& grad_mixed_summary, Into into) {
+  multiply_left_transposed(grad_mixed_summary, rotated, grad_numerators, into);
+}
+
+/// dz~ (+)= Q^T c                                                                 // [feature_dim]
+template <class A>
+void read_out_key_sum_gradient(const Panel<const A>& features, Span<const A> grad_denominators,
+                               Span<A> grad_mixed_key_sum, Into into) {
+  weighted_row_sum(grad_mixed_key_sum, features, grad_denominators, into);
+}
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// How widely a query spreads its attention: the entropy of a row of the attention matrix
+// (arXiv 2601.07832, figure 3b: low entropy is sharp attention).
+#pragma once
+
+#include <cmath>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+
+MHLA_NAMESPACE_BEGIN
+namespace diagnostics {
+
+/// -sum_j p_j log p_j in nats of one row of weights [query tokens, key tokens], p_j = |w_j| over
+/// the row's sum of |w|: 0 where one key has all the weight, log(key tokens) where all have the
+/// same. The row's scale does not matter, so it need not be normalized. Entropy has no meaning for
+/// signed weights (Identity, rotations); their absolute values are taken. A row of zeros has
+/// entropy 0; NaN gives NaN.
+template <class T>
+double row_entropy(const TensorView<T, 2>& weights, Index row) {
+  double sum = 0;
+  for (Index j = 0; j < weights.extent[1]; ++j)
+    sum += std::abs(static_cast<double>(weights(row, j)));
+  if (sum == 0) return 0;
+  double entropy = 0;
+  for (Index j = 0; j < weights.extent[1]; ++j) {
+    const double p = std::abs(static_cast<double>(weights(row, j))) / sum;
+    if (p != 0) entropy -= p * std::log(p);
+  }
+  return entropy;
+}
+
+/// The mean of `row_entropy` over the rows, in nats; 0 where there are none.
+template <class T>
+double mean_row_entropy(const TensorView<T, 2>& weights) {
+  if (weights.extent[0] == 0) return 0;
+  double sum = 0;
+  for (Index t = 0; t < weights.extent[0]; ++t) sum += row_entropy(weights, t);
+  return sum / static_cast<double>(weights.extent[0]);
+}
+
+}  // namespace diagnostics
+MHLA_NAMESPACE_END

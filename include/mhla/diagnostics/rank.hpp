@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+// How many dimensions an attention matrix really has: numerical rank and effective rank, from its
+// singular values (arXiv 2601.07832, figure 3b, shows both collapse in linear attention).
+#pragma once
+
+#include <Eigen/Core>
+#include <Eigen/SVD>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+namespace diagnostics {
+
+/// The singular values of a matrix, computed in double, and the ranks they tell. The rank does not
+/// depend on whether rows were normalized. O(rows * columns * min(rows, columns)) time. Of a matrix
+/// with NaN or infinity every singular value is NaN, the effective rank too, and the rank is 0.
+class Spectrum {
+ public:
+  /// Of matrix [rows, columns].
+  template <class T>
+  explicit Spectrum(const TensorView<T, 2>& matrix)
+      : longer_side_(matrix.extent[0] < matrix.extent[1] ? matrix.extent[1] : matrix.extent[0]) {
+    const Index values = matrix.extent[0] < matrix.extent[1] ? matrix.extent[0] : matrix.extent[1];
+    if (values == 0) return;
+    Eigen::MatrixXd copy(matrix.extent[0], matrix.extent[1]);
+    for (Index i = 0; i < matrix.extent[0]; ++i)
+      for (Index j = 0; j < matrix.extent[1]; ++j) copy(i, j) = static_cast<double>(matrix(i, j));
+    if (!copy.allFinite()) {
+      values_.assign(static_cast<std::size_t>(values), std::numeric_limits<double>::quiet_NaN());
+      return;
+    }
+    const Eigen::BDCSVD<Eigen::MatrixXd> svd(copy);
+    values_.assign(svd.singularValues().data(), svd.singularValues().data() + values);
+  }
+
+  /// min(rows, columns) of them, the largest first.
+  const std::vector<double>& singular_values() const { return values_; }
+
+  /// Below this fraction of the largest, `rank()` takes a singular value for rounding: what a
+  /// matrix computed in float can resolve (the default of common tensor frameworks).
+  double default_tolerance() const {
+    return static_cast<double>(longer_side_) *
+           static_cast<double>(std::numeric_limits<float>::epsilon());
+  }
+
+  /// Numerical rank: the number of singular values above `relative_tolerance` times the largest.
+  Index rank(double relative_tolerance) const {
+    Index count = 0;
+    for (const double value : values_) count += value > relative_tolerance * values_.front();
+    return count;
+  }
+  Index rank() const { return rank(default_tolerance()); }
+
+  /// exp(H(p)), p the singular values divided by their sum, H the entropy in nats: k for k equal
+  /// singular values, 0 for a zero matrix.
+  double effective_rank() const {
+    double sum = 0;
+    for (const double value : values_) sum += value;
+    if (sum == 0) return 0;
+    double entropy = 0;
+    for (const double value : values_)
+      if (value != 0) entropy -= value / sum * std::log(value / sum);
+    return std::exp(entropy);
+  }
+
+ private:
+  Index longer_side_ = 0;
+  std::vector<double> values_;
+};
+
+}  // namespace diagnostics
+MHLA_NAMESPACE_END

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: MIT
+// How Eigen evaluates attention(q, k, v, mix).
+//
+// y = attention(...) runs the core straight into y. Inside another expression the result is a
+// temporary, which that expression reads.
+#pragma once
+
+#include <memory>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cpu/pipeline.hpp>
+#include <mhla/eigen/forward_op.hpp>
+#include <mhla/eigen/operand.hpp>
+#include <mhla/eigen/tensor_views.hpp>
+#include <mhla/eigen/thread_pool_executor.hpp>
+#include <type_traits>
+#include <unsupported/Eigen/CXX11/Tensor>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace eigen {
+
+/// One evaluation of an expression on a device. Whatever can be wrong with its operands is thrown
+/// by the constructor, which allocates nothing.
+template <class Op, class Device>
+class ForwardRun;
+
+template <class Attention, class Query, class Key, class Value, class Mix, class Device>
+class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
+  using Op = ForwardOp<Attention, Query, Key, Value, Mix>;
+
+ public:
+  using Scalar = typename Op::Scalar;
+
+  ForwardRun(const Op& op, const Device& device)
+      : op_(op),
+        executor_(checked_executor(device)),
+        operands_(op, device),
+        shape_(operands_.shape()),
+        workspace_size_(forward_workspace_size<Scalar>(op.attention(), shape_, executor_)) {
+    if (op.workspace())
+      require_workspace(*op.workspace(), workspace_size_,
+                        "mhla: attention(q, k, v, mix).with(workspace)");
+  }
+
+  /// The result's extents, without memory.
+  TensorView<Scalar, 4> result() const {
+    return make_view<Scalar>(nullptr, shape_.batch, shape_.heads, shape_.query_tokens,
+                             shape_.value_dim);
+  }
+
+  void evaluate_operands() { operands_.evaluate(); }
+
+  /// Whether y could not be written without destroying an operand.
+  bool reads(const TensorView<Scalar, 4>& y) const { return operands_.share_memory_with(y); }
+
+  /// Computes y from evaluated operands.
+  void write(const TensorView<Scalar, 4>& y) const {
+    const Workspace own(op_.workspace() ? 0 : workspace_size_);
+    forward_into(op_.attention(), executor_, operands_.query.view(), operands_.key.view(),
+                 operands_.value.view(), as_mix(operands_.mix.view()), y,
+                 op_.workspace().value_or(own), op_.state());
+  }
+
+  /// Computes the result in memory of its own, as a dense tensor.
+  Workspace result_in_memory() const {
+    TensorView<Scalar, 4> y = result();
+    Workspace memory(checked_mul(y.size(), static_cast<Index>(sizeof(Scalar))));
+    y.data = reinterpret_cast<Scalar*>(memory.data());
+    write(y);
+    return memory;
+  }
+
+ private:
+  const Op& op_;
+  DeviceExecutor<Device> executor_;
+  Operands<Query, Key, Value, Mix, Device> operands_;
+  Shape shape_;
+  Index workspace_size_;
+};
+
+/// The memory of a destination [batch, heads, tokens, dim]; without data where it is not dense.
+template <class Destination, class Device>
+auto destination_view(const Destination& destination, const Device& device) {
+  using Traits = TensorTraits<Destination>;
+  const Eigen::TensorEvaluator<Destination, Device> evaluator(destination, device);
+  return dense_view<Traits::layout, Traits::rank>(evaluator.data(), evaluator.dimensions());
+}
+
+template <class Tensor, class Device>
+auto destination_view(const Eigen::TensorShufflingOp<const TokensFirstAxes, Tensor>& shuffled,
+                      const Device& device) {
+  return tokens_first(destination_view<Tensor>(shuffled.expression(), device));
+}
+
+}  // namespace eigen
+
+MHLA_NAMESPACE_END
+
+namespace Eigen {
+
+// The result inside a larger expression. Copies of an evaluator, which Eigen makes for its threads,
+// share it.
+template <class Attention, class Query, class Key, class Value, class Mix, class Device>
+struct TensorEvaluator<const mhla::ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
+  typedef mhla::ForwardOp<Attention, Query, Key, Value, Mix> XprType;
+  typedef typename XprType::Scalar Scalar;
+  typedef typename XprType::Index Index;
+  typedef Scalar CoeffReturnType;
+  typedef typename PacketType<Scalar, Device>::type PacketReturnType;
+  typedef typename StorageMemory<Scalar, Device>::Type EvaluatorPointerType;
+  typedef internal::TensorBlockNotImplemented TensorBlock;
+  static constexpr int PacketSize = PacketType<Scalar, Device>::size;
+  static constexpr int NumDims = 4;
+  static constexpr int Layout = internal::traits<XprType>::Layout;
+  typedef DSizes<Index, NumDims> Dimensions;
+  enum {
+    IsAligned = false,
+    PacketAccess = (PacketSize > 1),
+    BlockAccess = false,
+    PreferBlockAccess = false,
+    CoordAccess = false,
+    RawAccess = true
+  };
+
+  // Here, where the compiler sees it before Eigen's own complaint.
+  static_assert(mhla::eigen::require_known_device<Device>());
+
+  TensorEvaluator(const XprType& op, const Device& device)
+      : op_(op),
+        device_(device),
+        dimensions_(mhla::eigen::eigen_dimensions<Layout, Index>(Run(op, device).result())) {}
+
+  const Dimensions& dimensions() const { return dimensions_; }
+
+  bool evalSubExprsIfNeeded(EvaluatorPointerType destination) {
+    Run run(op_, device_);
+    run.evaluate_operands();
+    if (destination != nullptr) {
+      mhla::TensorView<Scalar, 4> y = run.result();
+      y.data = destination;
+      if (!run.reads(y)) {
+        run.write(y);
+        return false;
+      }
+    }
+    result_ = std::make_shared<mhla::Workspace>(run.result_in_memory());
+    values_ = reinterpret_cast<Scalar*>(result_->data());
+    return true;
+  }
+
+  template <class Done>
+  void evalSubExprsIfNeededAsync(EvaluatorPointerType destination, Done done) {
+    done(evalSubExprsIfNeeded(destination));
+  }
+
+  void cleanup() {
+    result_.reset();
+    values_ = nullptr;
+  }
+
+  CoeffReturnType coeff(Index i) const { return values_[i]; }
+
+  template <int LoadMode>
+  PacketReturnType packet(Index i) const {
+    return internal::ploadt<PacketReturnType, LoadMode>(values_ + i);
+  }
+
+  TensorOpCost costPerCoeff(bool vectorized) const {
+    return TensorOpCost(sizeof(Scalar), 0, 0, vectorized, PacketSize);
+  }
+
+  internal::TensorBlockResourceRequirements getResourceRequirements() const {
+    return internal::TensorBlockResourceRequirements::any();
+  }
+
+  EvaluatorPointerType data() const { return values_; }
+
+ private:
+  using Run = mhla::eigen::ForwardRun<XprType, Device>;
+
+  const XprType op_;
+  const Device& device_;
+  Dimensions dimensions_;
+  std::shared_ptr<mhla::Workspace> result_;
+  Scalar* values_ = nullptr;
+};
+
+// y = attention(...), with nothing around it: Eigen would not check the shape of y in a release
+// build, and would leak the operands' temporaries where something throws.
+template <class Destination, class Attention, class Query, class Key, class Value, class Mix,
+          class Device>
+struct TensorEvaluator<
+    const TensorAssignOp<Destination, const mhla::ForwardOp<Attention, Query, Key, Value, Mix>>,
+    Device> {
+  typedef mhla::ForwardOp<Attention, Query, Key, Value, Mix> Forward;
+  typedef TensorAssignOp<Destination, const Forward> XprType;
+  typedef typename XprType::Scalar Scalar;
+  typedef typename XprType::Index Index;
+  typedef typename XprType::CoeffReturnType CoeffReturnType;
+  typedef typename PacketType<CoeffReturnType, Device>::type PacketReturnType;
+  typedef typename StorageMemory<CoeffReturnType, Device>::Type EvaluatorPointerType;
+  typedef typename TensorEvaluator<const Forward, Device>::Dimensions Dimensions;
+  static constexpr int PacketSize = PacketType<CoeffReturnType, Device>::size;
+  static constexpr int NumDims = 4;
+  static constexpr int Layout = internal::traits<Forward>::Layout;
+  enum {
+    IsAligned = false,
+    PacketAccess = false,
+    BlockAccess = false,
+    PreferBlockAccess = false,
+    RawAccess = false
+  };
+
+  static_assert(internal::traits<Destination>::NumDimensions == 4,
+                "mhla: the result of attention(q, k, v, mix) has rank 4: [batch, heads, query "
+                "tokens, value_dim]; assign it to a tensor of rank 4");
+  static_assert(std::is_same_v<Scalar, typename Forward::Scalar>,
+                "mhla: the result of attention(q, k, v, mix) has the scalar type of q; use "
+                ".cast<Scalar>() to assign it to a tensor of another");
+  static_assert(int(internal::traits<Destination>::Layout) == Layout,
+                "mhla: the result of attention(q, k, v, mix) has the layout of its operands; "
+                "assign it to y.swap_layout(), which also reverses the axes");
+
+  TensorEvaluator(const XprType& assignment, const Device& device)
+      : destination_(assignment.lhsExpression()),
+        right_(assignment.rhsExpression(), device),
+        op_(assignment.rhsExpression()),
+        device_(device) {}
+
+  const Dimensions& dimensions() const { return right_.dimensions(); }
+
+  // Does the whole assignment and leaves nothing for Eigen to do. The destination is checked here,
+  // not in the constructor: `tensor = expression` asks an evaluator for the dimensions before it
+  // resizes the tensor.
+  bool evalSubExprsIfNeeded(EvaluatorPointerType) {
+    using mhla::eigen::destination_view;
+    mhla::eigen::ForwardRun<Forward, Device> run(op_, device_);
+    const mhla::TensorView<Scalar, 4> result = run.result();
+    mhla::require_extents(extents_of_destination(), "y", result.extent[0], result.extent[1],
+                          result.extent[2], result.extent[3],
+                          "y is [batch, heads, query tokens, value_dim]");
+    run.evaluate_operands();
+    const mhla::TensorView<Scalar, 4> y = destination_view(destination_, device_);
+    if (y.data != nullptr && !run.reads(y)) {
+      run.write(y);
+    } else {
+      assign(run.result_in_memory());
+    }
+    return false;
+  }
+
+  template <class Done>
+  void evalSubExprsIfNeededAsync(EvaluatorPointerType, Done done) {
+    try {
+      evalSubExprsIfNeeded(nullptr);
+    } catch (...) {
+      done(false);  // deletes this object, and calls back the caller
+      throw;
+    }
+    done(false);
+  }
+
+  void cleanup() {}
+  void evalScalar(Index) const {}  // nothing is left to do
+  TensorOpCost costPerCoeff(bool vectorized) const { return right_.costPerCoeff(vectorized); }
+
+ private:
+  mhla::TensorView<Scalar, 4> extents_of_destination() const {
+    const TensorEvaluator<Destination, Device> left(destination_, device_);
+    return mhla::eigen::dense_view<Layout, NumDims, Scalar>(nullptr, left.dimensions());
+  }
+
+  void assign(const mhla::Workspace& result) {
+    using Plain = Tensor<Scalar, NumDims, Layout, typename Forward::Index>;
+    const TensorMap<const Plain> values(reinterpret_cast<const Scalar*>(result.data()),
+                                        right_.dimensions());
+    using Assign = TensorAssignOp<Destination, const TensorMap<const Plain>>;
+    const Assign assignment(destination_, values);
+    internal::TensorExecutor<const Assign, Device>::run(assignment, device_);
+  }
+
+  Destination& destination_;
+  TensorEvaluator<const Forward, Device> right_;
+  const Forward op_;
+  const Device& device_;
+};
+
+}  // namespace Eigen

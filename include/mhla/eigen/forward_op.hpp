@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+// attention(q, k, v, mix) as an expression of Eigen's Tensor module: lazy, and part of larger ones.
+// How it is evaluated says eigen/forward_evaluator.hpp.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/forward_state.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/eigen/operand.hpp>
+#include <mhla/eigen/tensor_views.hpp>
+#include <mhla/policy/variant.hpp>
+#include <optional>
+#include <unsupported/Eigen/CXX11/Tensor>
+
+MHLA_NAMESPACE_BEGIN
+
+template <AttentionVariant Attention, class Query, class Key, class Value, class Mix>
+class ForwardOp;
+
+MHLA_NAMESPACE_END
+
+namespace Eigen::internal {
+
+template <class Attention, class Query, class Key, class Value, class Mix>
+struct traits<mhla::ForwardOp<Attention, Query, Key, Value, Mix>> {
+  using Types = mhla::eigen::OperandTypes<Query, Key, Value, Mix>;
+  typedef typename Types::Scalar Scalar;
+  typedef Dense StorageKind;
+  typedef typename Types::Index Index;
+  typedef Scalar* PointerType;
+  static constexpr int NumDimensions = 4;
+  static constexpr int Layout = Types::layout;
+  enum { Flags = 0 };
+};
+
+template <class Attention, class Query, class Key, class Value, class Mix>
+struct eval<mhla::ForwardOp<Attention, Query, Key, Value, Mix>, Dense> {
+  typedef const mhla::ForwardOp<Attention, Query, Key, Value, Mix>& type;
+};
+
+}  // namespace Eigen::internal
+
+MHLA_NAMESPACE_BEGIN
+
+/// The result of an attention, [batch, heads, query tokens, value_dim], in the layout of its
+/// operands (of views alone: RowMajor). Like every Eigen expression it refers to its tensors and
+/// must not outlive them.
+///
+/// Evaluation throws ShapeError, WorkspaceError before it allocates or writes anything.
+template <AttentionVariant Attention, class Query, class Key, class Value, class Mix>
+class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Value, Mix>,
+                                           Eigen::ReadOnlyAccessors> {
+  using Traits = Eigen::internal::traits<ForwardOp>;
+
+ public:
+  typedef typename Traits::Scalar Scalar;
+  typedef typename Traits::StorageKind StorageKind;
+  typedef typename Traits::Index Index;
+  typedef typename Eigen::NumTraits<Scalar>::Real RealScalar;
+  typedef Scalar CoeffReturnType;
+  typedef ForwardOp Nested;
+
+  ForwardOp(const Attention& attention, const Query& q, const Key& k, const Value& v,
+            const Mix& mix)
+      : attention_(attention), query_(q), key_(k), value_(v), mix_(mix) {}
+
+  /// Uses `workspace`, of forward_workspace_size bytes, instead of allocating one: from tensors to
+  /// tensor, nothing is allocated then.
+  ForwardOp with(WorkspaceView workspace) const {
+    ForwardOp changed = *this;
+    changed.workspace_ = workspace;
+    return changed;
+  }
+
+  /// Keeps the block summaries in `state`, for attention.backward(...).saved(state).
+  ForwardOp save(ForwardState<Accumulator<Scalar>>& state) const {
+    ForwardOp changed = *this;
+    changed.state_ = &state;
+    return changed;
+  }
+
+  const Attention& attention() const { return attention_; }
+  const Query& query() const { return query_; }
+  const Key& key() const { return key_; }
+  const Value& value() const { return value_; }
+  const Mix& mix() const { return mix_; }
+  const std::optional<WorkspaceView>& workspace() const { return workspace_; }
+  ForwardState<Accumulator<Scalar>>* state() const { return state_; }
+
+ private:
+  Attention attention_;
+  typename eigen::TensorTraits<Query>::Nested query_;
+  typename eigen::TensorTraits<Key>::Nested key_;
+  typename eigen::TensorTraits<Value>::Nested value_;
+  typename eigen::TensorTraits<Mix>::Nested mix_;
+  std::optional<WorkspaceView> workspace_{};
+  ForwardState<Accumulator<Scalar>>* state_ = nullptr;
+};
+
+/// What attention(q, k, v, mix) is, for Attention::operator() to find.
+template <AttentionVariant Attention, TensorOperand Query, TensorOperand Key, TensorOperand Value,
+          TensorOperand Mix>
+ForwardOp<Attention, Query, Key, Value, Mix> forward_expression(const Attention& attention,
+                                                                const Query& q, const Key& k,
+                                                                const Value& v, const Mix& mix) {
+  return {attention, q, k, v, mix};
+}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: MIT
+// attention.backward(q, k, v, mix, dy), and the four gradients it is assigned to.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/forward_state.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cpu/pipeline.hpp>
+#include <mhla/eigen/gradient_targets.hpp>
+#include <mhla/eigen/operand.hpp>
+#include <mhla/eigen/tensor_views.hpp>
+#include <mhla/eigen/thread_pool_executor.hpp>
+#include <mhla/policy/variant.hpp>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <unsupported/Eigen/CXX11/Tensor>
+#include <utility>
+
+MHLA_NAMESPACE_BEGIN
+
+/// The gradients of <dy, attention(q, k, v, mix)>, not yet computed: assign it to
+/// mhla::gradients(dq, dk, dv, dmix). Refers to its tensors, as Eigen's expressions do.
+template <AttentionVariant Attention, class Query, class Key, class Value, class Mix,
+          class GradOutput>
+class BackwardOp {
+  using Types = eigen::OperandTypes<Query, Key, Value, Mix, GradOutput>;
+
+ public:
+  using Scalar = typename Types::Scalar;
+  static constexpr int layout = Types::layout;
+
+  BackwardOp(const Attention& attention, const Query& q, const Key& k, const Value& v,
+             const Mix& mix, const GradOutput& dy)
+      : attention_(attention), query_(q), key_(k), value_(v), mix_(mix), grad_output_(dy) {}
+
+  /// Uses `workspace`, of backward_workspace_size bytes, instead of allocating one: from tensors to
+  /// tensors, nothing is allocated then.
+  BackwardOp with(WorkspaceView workspace) const {
+    BackwardOp changed = *this;
+    changed.workspace_ = workspace;
+    return changed;
+  }
+
+  /// Takes the block summaries that attention(...).save(state) has kept.
+  BackwardOp saved(const ForwardState<Accumulator<Scalar>>& state) const {
+    BackwardOp changed = *this;
+    changed.state_ = &state;
+    return changed;
+  }
+
+  const Attention& attention() const { return attention_; }
+  const Query& query() const { return query_; }
+  const Key& key() const { return key_; }
+  const Value& value() const { return value_; }
+  const Mix& mix() const { return mix_; }
+  const GradOutput& grad_output() const { return grad_output_; }
+  const std::optional<WorkspaceView>& workspace() const { return workspace_; }
+  const ForwardState<Accumulator<Scalar>>* state() const { return state_; }
+
+ private:
+  Attention attention_;
+  typename eigen::TensorTraits<Query>::Nested query_;
+  typename eigen::TensorTraits<Key>::Nested key_;
+  typename eigen::TensorTraits<Value>::Nested value_;
+  typename eigen::TensorTraits<Mix>::Nested mix_;
+  typename eigen::TensorTraits<GradOutput>::Nested grad_output_;
+  std::optional<WorkspaceView> workspace_{};
+  const ForwardState<Accumulator<Scalar>>* state_ = nullptr;
+};
+
+/// What attention.backward(q, k, v, mix, dy) is, for Attention::backward to find.
+template <AttentionVariant Attention, TensorOperand Query, TensorOperand Key, TensorOperand Value,
+          TensorOperand Mix, TensorOperand GradOutput>
+BackwardOp<Attention, Query, Key, Value, Mix, GradOutput> backward_expression(
+    const Attention& attention, const Query& q, const Key& k, const Value& v, const Mix& mix,
+    const GradOutput& dy) {
+  return {attention, q, k, v, mix, dy};
+}
+
+namespace eigen {
+
+template <class X>
+inline constexpr bool is_backward = false;
+template <class... X>
+inline constexpr bool is_backward<BackwardOp<X...>> = true;
+
+/// One backward pass on a device. The constructor throws whatever can be wrong with the operands,
+/// `require_targets` what can be wrong with the gradients; neither allocates.
+template <class Op, class Device>
+class BackwardRun;
+
+template <class Attention, class Query, class Key, class Value, class Mix, class GradOutput,
+          class Device>
+class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Device> {
+  using Op = BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>;
+  using T = typename Op::Scalar;
+
+ public:
+  BackwardRun(const Op& op, const Device& device)
+      : op_(op),
+        executor_(checked_executor(device)),
+        operands_(op, device),
+        grad_output_(op.grad_output(), device),
+        shape_(operands_.shape()),
+        workspace_size_(backward_workspace_size<T>(op.attention(), shape_, executor_)) {
+    require_extents(grad_output_.view(), "dy", shape_.batch, shape_.heads, shape_.query_tokens,
+                    shape_.value_dim, "dy is [batch, heads, query tokens, value_dim]");
+    if (op.state() != nullptr)
+      op.state()->summaries(shape_, forward_state_size(op.attention(), shape_));
+    if (op.workspace())
+      require_workspace(*op.workspace(), workspace_size_,
+                        "mhla: attention.backward(q, k, v, mix, dy).with(workspace)");
+  }
+
+  void require_targets(const GradientViews<T>& gradients) const {
+    const auto& [dq, dk, dv, dmix] = gradients;
+    const Shape& s = shape_;
+    if (dq.wanted)
+      require_extents(dq.view, "dq", s.batch, s.heads, s.query_tokens, s.key_dim,
+                      "dq has the shape of q");
+    if (dk.wanted)
+      require_extents(dk.view, "dk", s.batch, s.kv_heads, s.key_tokens, s.key_dim,
+                      "dk has the shape of k");
+    if (dv.wanted)
+      require_extents(dv.view, "dv", s.batch, s.kv_heads, s.key_tokens, s.value_dim,
+                      "dv has the shape of v");
+    if (dmix.wanted) {
+      constexpr const char* rule = "dmix has the shape of mix";
+      require_extent("dmix", "heads", dmix.view.extent[0], s.mix_heads, rule);
+      require_extent("dmix", "query blocks", dmix.view.extent[1], s.mix_query_blocks, rule);
+      require_extent("dmix", "key blocks", dmix.view.extent[2], s.mix_key_blocks, rule);
+    }
+    constexpr const char* another = "another gradient";
+    cpu::require_destination(dq.view, "dq", another, dk.view, dv.view, dmix.view);
+    cpu::require_destination(dk.view, "dk", another, dv.view, dmix.view);
+    cpu::require_destination(dv.view, "dv", another, dmix.view);
+    cpu::require_destination(dmix.view, "dmix", another);
+  }
+
+  void write(GradientViews<T> gradients, Update update) {
+    operands_.evaluate();
+    grad_output_.evaluate();
+    StandIn<T, 4> dq;
+    StandIn<T, 4> dk;
+    StandIn<T, 4> dv;
+    StandIn<Accumulator<T>, 3> dmix;
+    if (reads(gradients.query.view)) dq.take_place_of(gradients.query, update);
+    if (reads(gradients.key.view)) dk.take_place_of(gradients.key, update);
+    if (reads(gradients.value.view)) dv.take_place_of(gradients.value, update);
+    if (reads(gradients.mix.view)) dmix.take_place_of(gradients.mix, update);
+
+    const Workspace own(op_.workspace() ? 0 : workspace_size_);
+    backward_into(op_.attention(), executor_, operands_.query.view(), operands_.key.view(),
+                  operands_.value.view(), as_mix(operands_.mix.view()), grad_output_.view(),
+                  gradients, update, op_.workspace().value_or(own), op_.state());
+    dq.hand_over();
+    dk.hand_over();
+    dv.hand_over();
+    dmix.hand_over();
+  }
+
+ private:
+  template <class A, int Rank>
+  bool reads(const TensorView<A, Rank>& gradient) const {
+    return operands_.share_memory_with(gradient) || share_memory(gradient, grad_output_.view());
+  }
+
+  const Op& op_;
+  DeviceExecutor<Device> executor_;
+  Operands<Query, Key, Value, Mix, Device> operands_;
+  Operand<GradOutput, Device> grad_output_;
+  Shape shape_;
+  Index workspace_size_;
+};
+
+}  // namespace eigen
+
+/// The left side of `gradients(dq, dk, dv, dmix) = attention.backward(...)`: see mhla::gradients.
+template <class... Targets>
+class Gradients {
+ public:
+  explicit Gradients(Targets&&... targets) : targets_(std::forward<Targets>(targets)...) {}
+  Gradients(const Gradients&) = delete;
+  Gradients& operator=(const Gradients&) = delete;
+
+  /// The same gradients, to be computed on an Eigen device.
+  template <class Device>
+  class On {
+   public:
+    On(Gradients& gradients, const Device& device) : gradients_(gradients), device_(device) {}
+
+    template <class Backward>
+    void operator=(const Backward& backward) {  // NOLINT: there is nothing to go on with
+      gradients_.write(backward, device_, Update::overwrite);
+    }
+    template <class Backward>
+    void operator+=(const Backward& backward) {
+      gradients_.write(backward, device_, Update::accumulate);
+    }
+
+   private:
+    Gradients& gradients_;
+    const Device& device_;
+  };
+
+  template <class Device>
+  On<Device> device(const Device& device) {
+    return {*this, device};
+  }
+
+  template <class Backward>
+  void operator=(const Backward& backward) {  // NOLINT: there is nothing to go on with
+    device(Eigen::DefaultDevice()) = backward;
+  }
+  template <class Backward>
+  void operator+=(const Backward& backward) {
+    device(Eigen::DefaultDevice()) += backward;
+  }
+
+ private:
+  template <class Backward, class Device>
+  void write(const Backward& backward, const Device& device, Update update) {
+    static_assert(eigen::is_backward<Backward>,
+                  "mhla: gradients(dq, dk, dv, dmix) take attention.backward(q, k, v, mix, dy)");
+    if constexpr (eigen::is_backward<Backward>) {
+      using T = typename Backward::Scalar;
+      constexpr int layout = Backward::layout;
+      auto& [dq, dk, dv, dmix] = targets_;
+      const GradientViews<T> gradients{eigen::gradient_view<T, 4, layout>(dq),
+                                       eigen::gradient_view<T, 4, layout>(dk),
+                                       eigen::gradient_view<T, 4, layout>(dv),
+                                       eigen::gradient_view<Accumulator<T>, 3, layout>(dmix)};
+      eigen::BackwardRun<Backward, Device> run(backward, device);
+      run.require_targets(gradients);
+      run.write(gradients, update);
+    }
+  }
+
+  std::tuple<Targets...> targets_;
+};
+
+/// Destinations of a backward pass, shaped as q, k, v and mix: each a tensor, a map, tokens_first
+/// of one, a view, or mhla::skip, whose work is not done.
+///
+/// `gradients(...) = backward` replaces what they hold, `+=` adds to it; `.device(device)` says
+/// where it runs. Nothing is resized: a wrong shape is a ShapeError, and so are two gradients that
+/// share memory. One that shares memory with an operand is computed in a temporary. What throws has
+/// written nothing.
+template <class... Targets>
+Gradients<Targets...> gradients(Targets&&... targets) {
+  static_assert(sizeof...(Targets) == 4,
+                "mhla: gradients(dq, dk, dv, dmix) takes four gradients; mhla::skip stands for one "
+                "that is not wanted");
+  static_assert((eigen::GradientTarget<std::remove_reference_t<Targets>> && ...),
+                "mhla: gradients(dq, dk, dv, dmix) takes tensors, maps, tokens_first of them, "
+                "views, or mhla::skip");
+  return Gradients<Targets...>(std::forward<Targets>(targets)...);
+}
+
+MHLA_NAMESPACE_END
+
+namespace Eigen::internal {
+
+// What Eigen looks at when a tensor is assigned a backward pass.
+template <class Attention, class Query, class Key, class Value, class Mix, class GradOutput>
+struct traits<mhla::BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>> {
+  static_assert(sizeof(Attention) == 0,
+                "mhla: attention.backward(q, k, v, mix, dy) has four results; assign it to "
+                "mhla::gradients(dq, dk, dv, dmix)");
+};
+
+}  // namespace Eigen::internal

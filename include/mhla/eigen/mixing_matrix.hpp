@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+// initialize and project for mixing matrices that are Eigen tensors: mix [1 | heads, query blocks,
+// key blocks] or [query blocks, key blocks]; with its axes reversed in a ColMajor tensor.
+#pragma once
+
+#include <concepts>
+#include <mhla/core/config.hpp>
+#include <mhla/eigen/tensor_views.hpp>
+#include <mhla/mixing_matrix.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/variant.hpp>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace eigen {
+
+/// An Eigen::Tensor or Eigen::TensorMap that can be written to.
+template <class X>
+concept WritableTensor = EigenTensor<std::remove_cvref_t<X>> && requires(X& tensor) {
+  { tensor.data() } -> std::same_as<typename TensorTraits<std::remove_cvref_t<X>>::Scalar*>;
+};
+
+template <WritableTensor X>
+auto view_of_mix(X& mix) {
+  using Traits = TensorTraits<std::remove_cvref_t<X>>;
+  return dense_view<Traits::layout, Traits::rank>(mix.data(), mix.dimensions());
+}
+
+}  // namespace eigen
+
+/// Fills mix with the initial matrix of `attention`: see <mhla/mixing_matrix.hpp>. The tensor has
+/// its extents already.
+template <eigen::WritableTensor X, AttentionVariant A>
+void initialize(X&& mix, const A& attention, const InitialMixing& options = {}) {
+  initialize(eigen::view_of_mix(mix), attention, options);
+}
+
+/// The same between the blocks of one grid.
+template <eigen::WritableTensor X>
+void initialize(X&& mix, const Grid& grid, const InitialMixing& options = {}) {
+  initialize(eigen::view_of_mix(mix), grid, options);
+}
+
+/// The same between the blocks of two grids.
+template <eigen::WritableTensor X, std::same_as<Grid> KeyGrid>
+void initialize(X&& mix, const Grid& query_grid, const KeyGrid& key_grid,
+                const InitialMixing& options = {}) {
+  initialize(eigen::view_of_mix(mix), query_grid, key_grid, options);
+}
+
+/// Clamps every entry of mix, and clears the upper triangle if asked to: see
+/// <mhla/mixing_matrix.hpp>.
+template <eigen::WritableTensor X>
+void project(X&& mix, const Projection& onto = {}) {
+  project(eigen::view_of_mix(mix), onto);
+}
+
+MHLA_NAMESPACE_END

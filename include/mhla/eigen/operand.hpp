@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: MIT
+// An operand on its way into the library: read where it lies, or evaluated into a temporary first.
+#pragma once
+
+#include <concepts>
+#include <initializer_list>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/overlap.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/eigen/tensor_views.hpp>
+#include <type_traits>
+#include <unsupported/Eigen/CXX11/Tensor>
+
+MHLA_NAMESPACE_BEGIN
+
+/// What attention(...) takes: Eigen's tensors, maps and expressions, and views.
+template <class X>
+concept TensorOperand = requires {
+  eigen::TensorTraits<X>::rank;
+};
+
+namespace eigen {
+
+/// Has a view whose extents are right from the start, so that a call is checked before anything is
+/// evaluated; `evaluate()` then gives the view its memory. The temporary belongs to this object,
+/// because Eigen's own forced evaluation leaks where something throws. The expression must outlive
+/// the object.
+template <class X, class Device>
+class Operand {
+  using Traits = TensorTraits<X>;
+  using Scalar = typename Traits::Scalar;
+  static constexpr int rank = Traits::rank;
+
+ public:
+  Operand(const X& expression, const Device& device) : expression_(expression), device_(device) {
+    // A tensor, a map or a contiguous slice of one lies in memory already; of everything else
+    // Eigen's evaluator has no address before it has been evaluated.
+    const Eigen::TensorEvaluator<const X, Device> evaluator(expression, device);
+    const Scalar* address = evaluator.data();
+    view_ = dense_view<Traits::layout, rank>(address, evaluator.dimensions());
+  }
+
+  const TensorView<const Scalar, rank>& view() const { return view_; }
+
+  void evaluate() {
+    if (view_.data != nullptr || view_.size() == 0) return;
+    using Plain = Eigen::Tensor<Scalar, rank, Traits::layout, typename Traits::Index>;
+    memory_ = Workspace(checked_mul(view_.size(), static_cast<Index>(sizeof(Scalar))));
+    auto* values = reinterpret_cast<Scalar*>(memory_.data());
+    Eigen::TensorMap<Plain> map(values,
+                                eigen_dimensions<Traits::layout, typename Traits::Index>(view_));
+    map.device(device_) = expression_;
+    view_.data = values;
+  }
+
+ private:
+  const X& expression_;
+  const Device& device_;
+  TensorView<const Scalar, rank> view_;
+  Workspace memory_;
+};
+
+template <class X, class Device>
+class Operand<Eigen::TensorShufflingOp<const TokensFirstAxes, X>, Device> {
+ public:
+  Operand(const Eigen::TensorShufflingOp<const TokensFirstAxes, X>& shuffled, const Device& device)
+      : tensor_(shuffled.expression(), device) {}
+
+  auto view() const { return tokens_first(tensor_.view()); }
+  void evaluate() { tensor_.evaluate(); }
+
+ private:
+  Operand<std::remove_const_t<X>, Device> tensor_;
+};
+
+template <class T, int Rank, class Device>
+class Operand<TensorView<T, Rank>, Device> {
+ public:
+  Operand(const TensorView<T, Rank>& view, const Device&) : view_(view) {}
+
+  TensorView<const T, Rank> view() const { return view_; }
+  void evaluate() {}
+
+ private:
+  TensorView<T, Rank> view_;
+};
+
+/// The operands of a call together.
+template <class Query, class Key, class Value, class Mix, class Device>
+struct Operands {
+  template <class Op>
+  Operands(const Op& op, const Device& device)
+      : query(op.query(), device),
+        key(op.key(), device),
+        value(op.value(), device),
+        mix(op.mix(), device) {}
+
+  Operand<Query, Device> query;
+  Operand<Key, Device> key;
+  Operand<Value, Device> value;
+  Operand<Mix, Device> mix;
+
+  /// \throws ShapeError where they do not fit each other.
+  Shape shape() const {
+    return shape_of(query.view(), key.view(), value.view(), as_mix(mix.view()));
+  }
+  void evaluate() {
+    query.evaluate();
+    key.evaluate();
+    value.evaluate();
+    mix.evaluate();
+  }
+  template <class T, int Rank>
+  bool share_memory_with(const TensorView<T, Rank>& destination) const {
+    return share_memory(destination, query.view()) || share_memory(destination, key.view()) ||
+           share_memory(destination, value.view()) || share_memory(destination, mix.view());
+  }
+};
+
+/// The types of q, k, v, mix and dy together, each rule with its sentence.
+template <class Query, class Key, class Value, class Mix, class GradOutput = Value>
+struct OperandTypes {
+  template <class X>
+  using Traits = TensorTraits<X>;
+  using Scalar = typename Traits<Query>::Scalar;
+
+  static_assert(Traits<Query>::rank == 4 && Traits<Key>::rank == 4 && Traits<Value>::rank == 4 &&
+                    Traits<GradOutput>::rank == 4,
+                "mhla: q, k, v and dy must have rank 4: [batch, heads, tokens, dim]");
+  static_assert(Traits<Mix>::rank == 3 || Traits<Mix>::rank == 2,
+                "mhla: mix must have rank 3, [1 | heads, query blocks, key blocks], or rank 2, "
+                "[query blocks, key blocks]");
+  static_assert(std::floating_point<Scalar>,
+                "mhla: q, k, v and mix must be tensors of float, double or long double");
+  static_assert(std::same_as<typename Traits<Key>::Scalar, Scalar> &&
+                    std::same_as<typename Traits<Value>::Scalar, Scalar> &&
+                    std::same_as<typename Traits<GradOutput>::Scalar, Scalar>,
+                "mhla: q, k, v and dy must have one scalar type; use .cast<Scalar>()");
+  static_assert(std::same_as<typename Traits<Mix>::Scalar, Accumulator<Scalar>>,
+                "mhla: mix must have the type that q is accumulated in: float for float, double "
+                "for double; use .cast<Scalar>()");
+
+  using Index = std::common_type_t<typename Traits<Query>::Index, typename Traits<Key>::Index,
+                                   typename Traits<Value>::Index, typename Traits<Mix>::Index>;
+
+  /// RowMajor among views only.
+  static constexpr int layout = [] {
+    int found = any_layout;
+    for (const int candidate : {Traits<Query>::layout, Traits<Key>::layout, Traits<Value>::layout,
+                                Traits<Mix>::layout, Traits<GradOutput>::layout})
+      if (found == any_layout) found = candidate;
+    return found == any_layout ? int(Eigen::RowMajor) : found;
+  }();
+
+  template <class X>
+  static constexpr bool has_the_layout =
+      Traits<X>::layout == any_layout || Traits<X>::layout == layout;
+
+  static_assert(has_the_layout<Query> && has_the_layout<Key> && has_the_layout<Value> &&
+                    has_the_layout<Mix> && has_the_layout<GradOutput>,
+                "mhla: q, k, v, mix and dy must have one layout, RowMajor or ColMajor; use "
+                ".swap_layout(), which also reverses the axes");
+};
+
+}  // namespace eigen
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT
+// Eigen's tensors as views, and tokens_first for the other common order of axes.
+//
+// A RowMajor tensor has the axes of a view; a ColMajor tensor carries the same memory with its axes
+// reversed: q is [batch, heads, tokens, key_dim] in one, [key_dim, tokens, heads, batch] in the
+// other, and mix, whose rows are query blocks, [key blocks, query blocks, heads].
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <type_traits>
+#include <unsupported/Eigen/CXX11/Tensor>
+
+MHLA_NAMESPACE_BEGIN
+
+/// A tensor of Eigen's Tensor module, a map of one, or a lazy expression of them.
+template <class X>
+concept EigenTensor = std::is_base_of_v<Eigen::TensorBase<X, Eigen::ReadOnlyAccessors>, X>;
+
+namespace eigen {
+
+/// The layout of what has none of its own, and takes that of its neighbours: a view.
+inline constexpr int any_layout = -1;
+
+/// What an expression needs to know of an operand's type.
+template <class X>
+struct TensorTraits;
+
+template <EigenTensor X>
+struct TensorTraits<X> {
+  using Scalar = std::remove_const_t<typename X::Scalar>;
+  using Index = typename Eigen::internal::traits<X>::Index;
+  using Nested = typename X::Nested;  // a reference to a tensor, a copy of an expression
+  static constexpr int rank = Eigen::internal::traits<X>::NumDimensions;
+  static constexpr int layout = Eigen::internal::traits<X>::Layout;
+};
+
+template <class T, int Rank>
+struct TensorTraits<TensorView<T, Rank>> {
+  using Scalar = std::remove_const_t<T>;
+  using Index = mhla::Index;
+  using Nested = TensorView<T, Rank>;
+  static constexpr int rank = Rank;
+  static constexpr int layout = any_layout;
+};
+
+/// The view of a dense tensor at `data`, whose Eigen dimensions are `dimensions`.
+template <int Layout, int Rank, class T, class Dimensions>
+TensorView<T, Rank> dense_view(T* data, const Dimensions& dimensions) {
+  const Eigen::DSizes<Index, Rank> sizes(dimensions);
+  TensorView<T, Rank> view;
+  view.data = data;
+  Index stride = 1;
+  for (int axis = Rank - 1; axis >= 0; --axis) {
+    const int at = Layout == int(Eigen::RowMajor) ? axis : Rank - 1 - axis;
+    view.extent[axis] = sizes[static_cast<std::size_t>(at)];
+    view.stride[axis] = stride;
+    stride *= view.extent[axis];
+  }
+  return view;
+}
+
+/// The Eigen dimensions of a view's extents, the other way round.
+template <int Layout, class EigenIndex, class T, int Rank>
+Eigen::DSizes<EigenIndex, Rank> eigen_dimensions(const TensorView<T, Rank>& view) {
+  Eigen::DSizes<EigenIndex, Rank> dimensions;
+  for (int axis = 0; axis < Rank; ++axis) {
+    const int at = Layout == int(Eigen::RowMajor) ? axis : Rank - 1 - axis;
+    dimensions[static_cast<std::size_t>(at)] = static_cast<EigenIndex>(view.extent[axis]);
+  }
+  return dimensions;
+}
+
+/// A single matrix [query blocks, key blocks] as the one matrix that all heads share.
+template <class T>
+TensorView<T, 3> as_mix(const TensorView<T, 2>& matrix) {
+  return {matrix.data,
+          {1, matrix.extent[0], matrix.extent[1]},
+          {0, matrix.stride[0], matrix.stride[1]}};
+}
+template <class T>
+TensorView<T, 3> as_mix(const TensorView<T, 3>& mix) {
+  return mix;
+}
+
+/// The permutation that tokens_first gives to Eigen's shuffle. A type of its own, so that such a
+/// shuffle is known by its type, and its tensor is read or written where it lies.
+struct TokensFirstAxes {
+  constexpr int operator[](std::ptrdiff_t axis) const {
+    constexpr int axes[] = {0, 2, 1, 3};
+    return axes[axis];
+  }
+};
+
+template <class X>
+inline constexpr bool is_tokens_first = false;
+template <class X>
+inline constexpr bool is_tokens_first<Eigen::TensorShufflingOp<const TokensFirstAxes, X>> = true;
+
+}  // namespace eigen
+
+/// Reads a tensor [batch, tokens, heads, dim] as [batch, heads, tokens, dim], as an operand of an
+/// attention or as its destination. It is Eigen's shuffle of axes 1 and 2 and composes like it;
+/// attention and gradients use the tensor's own memory instead of a shuffled copy.
+/// \code
+/// mhla::tokens_first(y).device(pool) = attention(mhla::tokens_first(q), k, v, mix);
+/// \endcode
+template <class X>
+requires EigenTensor<std::remove_cvref_t<X>>
+decltype(auto) tokens_first(X&& tensor) {
+  static_assert(eigen::TensorTraits<std::remove_cvref_t<X>>::rank == 4,
+                "mhla: tokens_first takes a tensor of rank 4, [batch, tokens, heads, dim]");
+  return tensor.shuffle(eigen::TokensFirstAxes{});
+}
+
+MHLA_NAMESPACE_END

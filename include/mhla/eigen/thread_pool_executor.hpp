@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// The executor of an Eigen device: who runs a call's tasks when it is assigned with
+// .device(device).
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <mhla/core/config.hpp>
+#include <mhla/core/executor.hpp>
+#include <mhla/core/index.hpp>
+#include <type_traits>
+#include <unsupported/Eigen/CXX11/Tensor>
+#include <utility>
+
+MHLA_NAMESPACE_BEGIN
+
+#ifdef EIGEN_USE_THREADS
+
+/// Shares tasks out over the threads of an Eigen::ThreadPoolDevice and waits for them. The device
+/// must outlive the executor; as with every Eigen expression, the caller must not be one of the
+/// pool's own threads.
+class ThreadPoolExecutor {
+ public:
+  explicit ThreadPoolExecutor(const Eigen::ThreadPoolDevice& device) : device_(&device) {}
+
+  Index slots() const { return device_->numThreads() > 1 ? device_->numThreads() : 1; }
+
+  /// What a task throws is thrown here, once every thread is done.
+  template <class Task>
+  void parallel_for(Index tasks, const Task& task) const {
+    if (tasks <= 1 || slots() == 1) return SerialExecutor::parallel_for(tasks, task);
+    // Eigen allocates for each of its units of work. There is one for each slot, which draws tasks
+    // until none is left, so that the count does not grow with them. The cost, in cycles, is out of
+    // all proportion, for Eigen to give each unit a thread.
+    constexpr double cycles_per_unit = 1e9;
+    Draw<Task> draw{task, tasks};
+    device_->parallelFor(slots(), Eigen::TensorOpCost(0, 0, cycles_per_unit),
+                         [&draw](Eigen::Index first, Eigen::Index last) {
+                           for (Eigen::Index slot = first; slot < last; ++slot) draw.run(slot);
+                         });
+    if (draw.error) std::rethrow_exception(draw.error);
+  }
+
+ private:
+  template <class Task>
+  struct Draw {
+    const Task& task;
+    const Index tasks;
+    std::atomic<Index> next{0};
+    std::atomic<bool> failed{false};
+    std::exception_ptr error{};
+
+    void run(Index slot) {
+      try {
+        for (Index drawn = next++; drawn < tasks; drawn = next++) task(drawn, slot);
+      } catch (...) {  // must not leave a thread of the pool
+        next = tasks;
+        if (!failed.exchange(true)) error = std::current_exception();
+      }
+    }
+  };
+
+  const Eigen::ThreadPoolDevice* device_;
+};
+
+inline ThreadPoolExecutor executor_for(const Eigen::ThreadPoolDevice& device) {
+  return ThreadPoolExecutor(device);
+}
+
+#endif
+
+inline SerialExecutor executor_for(const Eigen::DefaultDevice&) { return {}; }
+
+namespace eigen {
+
+template <class Device>
+inline constexpr bool is_known_device = requires(const Device& device) {
+  executor_for(device);
+};
+
+/// True, or a sentence.
+template <class Device>
+constexpr bool require_known_device() {
+  constexpr bool thread_pool = std::is_same_v<Device, Eigen::ThreadPoolDevice>;
+  static_assert(is_known_device<Device> || !thread_pool,
+                "mhla: to evaluate on a ThreadPoolDevice, define EIGEN_USE_THREADS before any "
+                "Eigen header and include <mhla/mhla.hpp> after");
+  static_assert(is_known_device<Device> || thread_pool,
+                "mhla: attention is evaluated on an Eigen::DefaultDevice or an "
+                "Eigen::ThreadPoolDevice");
+  return true;
+}
+
+template <class Device>
+auto checked_executor(const Device& device) {
+  static_assert(require_known_device<Device>());
+  if constexpr (is_known_device<Device>) {
+    return executor_for(device);
+  } else {
+    return SerialExecutor{};
+  }
+}
+
+template <class Device>
+using DeviceExecutor = decltype(checked_executor(std::declval<const Device&>()));
+
+}  // namespace eigen
+
+MHLA_NAMESPACE_END

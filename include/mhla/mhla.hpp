@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: MIT
+// Everything a program needs to run attention over Eigen tensors on the CPU. To evaluate on an
+// Eigen::ThreadPoolDevice, define EIGEN_USE_THREADS before any Eigen header.
+#pragma once
+
+#include <mhla/attention.hpp>
+#include <mhla/eigen/mixing_matrix.hpp>
+#include <mhla/mixing_matrix.hpp>
+#include <mhla/version.hpp>

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: MIT
+// Initial values of the mixing matrix mix [1 | heads, query blocks, key blocks], and the projection
+// a training loop applies after each update of it. (arXiv 2601.07832, section 4; the released
+// code's variants of it.) On views; <mhla/eigen/mixing_matrix.hpp> takes Eigen tensors.
+//
+// model           initialize(mix, ...)                       project(mix, ...)
+// the paper       {.max_mode = MaxMode::row,                 {}, after each update
+//                  .norm_axis = NormAxis::row}
+// released:
+//   vision, DiT   {}   ("cos" is the vision module's own     {}, after each update
+//                       default, its script passes "linear")
+//   Wan (video)   {}                                         none
+//   language      {.transform = Transform::causal}           causal_projection, before each forward
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/overlap.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/variant.hpp>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+/// The weight of key block b for query block i before normalization, d being the distance of their
+/// centres in query blocks and `max` what MaxMode says. All but `linear` are the released code's,
+/// `uniform` and `identity` are this library's.
+enum class Transform {
+  linear,    ///< 1 - d / max (also the paper's)
+  cos,       ///< cos(d / max * pi / 4)
+  exp,       ///< exp(-d / exp_sigma)
+  gaussian,  ///< exp(-d^2 / (2 sigma^2)), sigma = max / 3
+  local,     ///< 1 where d <= local_threshold, else 0
+  uniform,   ///< 1: with rows or columns normalized, global linear attention
+  identity,  ///< 1 where b == i, else 0: every block by itself. Equal layouts only
+  causal     ///< 1 / (i + 1) where b <= i, else 0: the mean over the past. Sequences only
+};
+
+/// The largest distance, of the whole matrix (released code) or of row i alone (paper).
+enum class MaxMode { global, row };
+
+/// What is made to sum to one: the columns (released code), the rows (paper), or nothing.
+/// `automatic` follows the released code where it says something: between equal layouts the
+/// columns, but nothing for `gaussian`; between different ones the rows. `causal` has rows that sum
+/// to one already and is left alone.
+enum class NormAxis { automatic, column, row, none };
+
+/// How `initialize` fills a mixing matrix. The defaults are the released vision, DiT and video
+/// code's.
+struct InitialMixing {
+  Transform transform = Transform::linear;
+  MaxMode max_mode = MaxMode::global;
+  NormAxis norm_axis = NormAxis::automatic;
+  double exp_sigma = 3;          ///< in blocks
+  double local_threshold = 1.5;  ///< in blocks
+};
+
+/// What `project` maps a mixing matrix into. The defaults are the paper's and the released vision
+/// and DiT code's (closed there, though the paper writes (0, 1)).
+struct Projection {
+  double low = 0;
+  double high = 1;
+  bool lower_triangle = false;  ///< entries above the diagonal become 0
+};
+
+/// The released language model's.
+inline constexpr Projection causal_projection{.low = 1e-5, .high = 1, .lower_triangle = true};
+
+namespace mixing_matrix {
+
+// A matrix without a head axis is one that all heads share.
+template <class T, int Rank>
+TensorView<T, 3> with_heads(const TensorView<T, Rank>& mix) {
+  static_assert(Rank == 2 || Rank == 3,
+                "mhla: a mixing matrix is [query blocks, key blocks] or [1 | heads, query blocks, "
+                "key blocks]: a view of rank 2 or 3");
+  if constexpr (Rank == 2)
+    return {mix.data, {1, mix.extent[0], mix.extent[1]}, {0, mix.stride[0], mix.stride[1]}};
+  else
+    return mix;
+}
+
+inline bool same_layout(const Grid& a, const Grid& b) {
+  return a.layout(0) == b.layout(0) && a.layout(1) == b.layout(1) && a.layout(2) == b.layout(2);
+}
+
+// Between the centres (i_a + 1/2) / L_a of two blocks, in units of query blocks; a shorter block at
+// the edge counts as a whole one. The numerator is an integer, so that equal distances are equal
+// to the last bit and a zero is exact.
+template <class Real>
+Real distance(const Grid& query_grid, Index i, const Grid& key_grid, Index b) {
+  Real squared = 0;
+  for (int axis = 0; axis < 3; ++axis) {
+    const Index query_layout = query_grid.layout(axis);
+    const Index key_layout = key_grid.layout(axis);
+    const Index numerator = (2 * query_grid.block_coordinate(i, axis) + 1) * key_layout -
+                            (2 * key_grid.block_coordinate(b, axis) + 1) * query_layout;
+    const Real along_axis = static_cast<Real>(numerator) / static_cast<Real>(2 * key_layout);
+    squared += along_axis * along_axis;
+  }
+  return std::sqrt(squared);
+}
+
+// With one distance only, max is 0 and so is d: 0 / 0 counts as 0, and all weights are 1.
+template <class Real>
+Real weight(const InitialMixing& options, Index i, Index b, Real d, Real max_distance) {
+  const Real ratio = max_distance == 0 ? Real(0) : d / max_distance;
+  switch (options.transform) {
+    case Transform::linear:
+      return 1 - ratio;
+    case Transform::cos:
+      return std::cos(ratio * std::atan(Real(1)));  // atan(1) = pi / 4
+    case Transform::exp:
+      return std::exp(-d / static_cast<Real>(options.exp_sigma));
+    case Transform::gaussian:
+      return std::exp(-9 * ratio * ratio / 2);
+    case Transform::local:
+      return d <= static_cast<Real>(options.local_threshold) ? Real(1) : Real(0);
+    case Transform::uniform:
+      return 1;
+    case Transform::identity:
+      return b == i ? Real(1) : Real(0);
+    case Transform::causal:
+      return b <= i ? 1 / static_cast<Real>(i + 1) : Real(0);
+  }
+  return 0;
+}
+
+// The row-major weights [query blocks, key blocks] before normalization.
+template <class Real>
+std::vector<Real> weights(const InitialMixing& options, const Grid& query_grid,
+                          const Grid& key_grid) {
+  const Index rows = query_grid.num_blocks();
+  const Index columns = key_grid.num_blocks();
+  std::vector<Real> result(static_cast<std::size_t>(checked_mul(rows, columns)));
+  for (Index i = 0; i < rows; ++i)
+    for (Index b = 0; b < columns; ++b)
+      result[static_cast<std::size_t>(i * columns + b)] =
+          distance<Real>(query_grid, i, key_grid, b);
+  if (result.empty()) return result;
+
+  const Real global_max = *std::max_element(result.begin(), result.end());
+  for (Index i = 0; i < rows; ++i) {
+    const auto row = result.begin() + i * columns;
+    const Real max_distance =
+        options.max_mode == MaxMode::global ? global_max : *std::max_element(row, row + columns);
+    for (Index b = 0; b < columns; ++b) row[b] = weight(options, i, b, row[b], max_distance);
+  }
+  return result;
+}
+
+// Divides `count` weights, `step` apart, by their sum; where all are zero they become equal.
+template <class Real>
+void normalize(Real* first, Index count, Index step) {
+  Real sum = 0;
+  for (Index n = 0; n < count; ++n) sum += first[n * step];
+  for (Index n = 0; n < count; ++n)
+    first[n * step] = sum == 0 ? 1 / static_cast<Real>(count) : first[n * step] / sum;
+}
+
+inline NormAxis resolved_axis(const InitialMixing& options, bool equal_layouts) {
+  if (options.norm_axis != NormAxis::automatic) return options.norm_axis;
+  if (options.transform == Transform::causal) return NormAxis::none;
+  if (!equal_layouts) return NormAxis::row;
+  return options.transform == Transform::gaussian ? NormAxis::none : NormAxis::column;
+}
+
+inline void require_valid(const Grid& grid, const char* side) {
+  for (int axis = 0; axis < 3; ++axis)
+    if (grid.block[axis] <= 0 || grid.extent[axis] < 0)
+      throw ShapeError(std::string("mhla: initialize: the ") + side + " grid has axis " +
+                       std::to_string(axis) + " of " + std::to_string(grid.extent[axis]) +
+                       " tokens in blocks of " + std::to_string(grid.block[axis]) +
+                       "; a block holds at least 1 token and an extent cannot be negative");
+}
+
+inline void require_valid(const InitialMixing& options, const Grid& query_grid,
+                          const Grid& key_grid) {
+  const bool equal_layouts = same_layout(query_grid, key_grid);
+  if (options.transform == Transform::identity && !equal_layouts)
+    throw ShapeError(
+        "mhla: initialize: Transform::identity needs the same layout of blocks on the query and "
+        "the key side; use Transform::local for a matrix between different layouts");
+  if (options.transform == Transform::causal &&
+      !(equal_layouts && query_grid.layout(0) == 1 && query_grid.layout(1) == 1))
+    throw ShapeError(
+        "mhla: initialize: Transform::causal needs one sequence of blocks, the same on the query "
+        "and the key side; blocks of a 2-D or 3-D grid have no past");
+  if (options.transform == Transform::exp && !(options.exp_sigma > 0))
+    throw ShapeError("mhla: initialize: exp_sigma is " + std::to_string(options.exp_sigma) +
+                     "; it must be positive");
+}
+
+// A geometry's grid where no tensor says how many tokens there are. A sequence has as many blocks
+// as the matrix has rows (or columns): it may be made larger than any one call needs.
+template <BlockGeometry G>
+Grid grid_without_tokens(const G& geometry, const char* member, Index blocks_of_sequence) {
+  if constexpr (G::rank == 1) {
+    checked_grid(geometry, 0, member, "mix");
+    return {{1, 1, blocks_of_sequence}, {1, 1, 1}};
+  } else {
+    const Grid grid = geometry.grid_of(0);
+    Index tokens = 1;
+    for (const Index extent : grid.extent) tokens = extent < 0 ? 0 : checked_mul(tokens, extent);
+    return checked_grid(geometry, tokens, member, "mix");
+  }
+}
+
+}  // namespace mixing_matrix
+
+/// Fills mix [1 | heads, query blocks, key blocks], or [query blocks, key blocks], with the initial
+/// matrix between the blocks of two grids; every head gets the same. `query_grid.layout(axis)`
+/// blocks lie on an axis, a shorter one at the edge counts as a whole one. Distances are Euclidean,
+/// in blocks, on every axis alike (released code); between different layouts they are measured
+/// between block centres scaled to the query layout. A normalized row or column (without
+/// normalization: a row) whose weights are all zero becomes uniform, and a single block gives
+/// [[1]].
+///
+/// Throws ShapeError, with nothing written, where mix does not have a row per query block and a
+/// column per key block, or the transform does not fit the layouts.
+// (The key grid is deduced so that initialize(mix, grid, {}) means the overload below.)
+template <std::floating_point T, int Rank, std::same_as<Grid> KeyGrid>
+void initialize(const TensorView<T, Rank>& mix, const Grid& query_grid, const KeyGrid& key_grid,
+                const InitialMixing& options = {}) {
+  const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix);
+  mixing_matrix::require_valid(query_grid, "query");
+  mixing_matrix::require_valid(key_grid, "key");
+  const Index rows = query_grid.num_blocks();
+  const Index columns = key_grid.num_blocks();
+  require_extent("mix", "query blocks", matrices.extent[1], rows,
+                 "an initial matrix has a row per query block");
+  require_extent("mix", "key blocks", matrices.extent[2], columns,
+                 "an initial matrix has a column per key block");
+  if (!is_injective(matrices))
+    throw ShapeError(
+        "mhla: mix: two of its elements share memory; a destination needs elements of their own");
+  mixing_matrix::require_valid(options, query_grid, key_grid);
+
+  using Real = std::common_type_t<T, double>;
+  std::vector<Real> weights = mixing_matrix::weights<Real>(options, query_grid, key_grid);
+  const bool equal_layouts = mixing_matrix::same_layout(query_grid, key_grid);
+  switch (mixing_matrix::resolved_axis(options, equal_layouts)) {
+    case NormAxis::column:
+      for (Index b = 0; b < columns; ++b)
+        mixing_matrix::normalize(weights.data() + b, rows, columns);
+      break;
+    case NormAxis::row:
+      for (Index i = 0; i < rows; ++i)
+        mixing_matrix::normalize(weights.data() + i * columns, columns, Index{1});
+      break;
+    case NormAxis::none:
+    case NormAxis::automatic:
+      for (Index i = 0; i < rows; ++i) {
+        Real* const row = weights.data() + i * columns;
+        if (std::all_of(row, row + columns, [](Real w) { return w == 0; }))
+          mixing_matrix::normalize(row, columns, Index{1});
+      }
+      break;
+  }
+
+  for (Index head = 0; head < matrices.extent[0]; ++head)
+    for (Index i = 0; i < rows; ++i)
+      for (Index b = 0; b < columns; ++b)
+        matrices(head, i, b) = static_cast<T>(weights[static_cast<std::size_t>(i * columns + b)]);
+}
+
+/// The square matrix between the blocks of one grid.
+template <std::floating_point T, int Rank>
+void initialize(const TensorView<T, Rank>& mix, const Grid& grid,
+                const InitialMixing& options = {}) {
+  initialize(mix, grid, grid, options);
+}
+
+/// The matrix of a variant: between `attention.blocks` and, under cross-attention,
+/// `attention.key_blocks`. With Blocks1D the number of blocks is the matrix' own: it may be made
+/// for longer sequences than any one call has.
+template <std::floating_point T, int Rank, AttentionVariant A>
+void initialize(const TensorView<T, Rank>& mix, const A& attention,
+                const InitialMixing& options = {}) {
+  const Grid query_grid =
+      mixing_matrix::grid_without_tokens(attention.blocks, "blocks", mix.extent[Rank - 2]);
+  const bool cross = !attention.key_blocks.unset();
+  const Grid key_grid =
+      cross ? mixing_matrix::grid_without_tokens(attention.key_blocks, "key_blocks",
+                                                 mix.extent[Rank - 1])
+            : mixing_matrix::grid_without_tokens(attention.blocks, "blocks", mix.extent[Rank - 1]);
+  initialize(mix, query_grid, key_grid, options);
+}
+
+/// Clamps every entry of mix [1 | heads, query blocks, key blocks], or [query blocks, key blocks],
+/// to the closed interval [low, high] and, for `lower_triangle`, sets those above the diagonal to
+/// zero: the step after each update of mix, never part of a forward pass (arXiv 2601.07832, section
+/// 4; released code: clamp_(0, 1), and clamp(1e-5, 1).tril() in the language model). NaN stays
+/// NaN. Throws ShapeError unless low <= high.
+template <std::floating_point T, int Rank>
+void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
+  if (!(onto.low <= onto.high))
+    throw ShapeError("mhla: project: low is " + std::to_string(onto.low) + " and high is " +
+                     std::to_string(onto.high) + "; low must not be above high");
+  const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix);
+  const T low = static_cast<T>(onto.low);
+  const T high = static_cast<T>(onto.high);
+  for (Index head = 0; head < matrices.extent[0]; ++head)
+    for (Index i = 0; i < matrices.extent[1]; ++i)
+      for (Index b = 0; b < matrices.extent[2]; ++b) {
+        T& entry = matrices(head, i, b);
+        if (onto.lower_triangle && b > i)
+          entry = 0;
+        else if (entry < low)
+          entry = low;
+        else if (entry > high)
+          entry = high;
+      }
+}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT
+// Block geometries: how tokens are cut into blocks. Tokens lie in raster order of their grid and
+// are never moved; blocks are numbered in raster order of the layout, and tokens keep their raster
+// order inside a block. Blocks at the far edge of an axis are shorter where the grid is ragged.
+// (arXiv 2601.07832, section 4.1; released code: "b (fb p1 hb p2 wb p3) c -> ...".)
+#pragma once
+
+#include <concepts>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <string>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+/// A grid of tokens on three axes, the last one contiguous, and the extent of a block on each.
+/// Geometries of fewer axes have leading axes of extent 1.
+struct Grid {
+  Index extent[3] = {1, 1, 1};
+  Index block[3] = {1, 1, 1};
+
+  MHLA_HOST_DEVICE constexpr Index num_tokens() const { return extent[0] * extent[1] * extent[2]; }
+  /// Blocks along an axis, a shorter last one included.
+  MHLA_HOST_DEVICE constexpr Index layout(int axis) const {
+    return ceil_div(extent[axis], block[axis]);
+  }
+  MHLA_HOST_DEVICE constexpr Index num_blocks() const { return layout(0) * layout(1) * layout(2); }
+
+  /// Whether an axis ends in a shorter block.
+  MHLA_HOST_DEVICE constexpr bool ragged() const {
+    return extent[0] % block[0] != 0 || extent[1] % block[1] != 0 || extent[2] % block[2] != 0;
+  }
+
+  /// Coordinate of a token on an axis.
+  MHLA_HOST_DEVICE constexpr Index coordinate(Index token, int axis) const {
+    if (axis == 2) return token % extent[2];
+    if (axis == 1) return token / extent[2] % extent[1];
+    return token / (extent[2] * extent[1]);
+  }
+  /// Coordinate of a block in the layout, on an axis.
+  MHLA_HOST_DEVICE constexpr Index block_coordinate(Index index, int axis) const {
+    if (axis == 2) return index % layout(2);
+    if (axis == 1) return index / layout(2) % layout(1);
+    return index / (layout(2) * layout(1));
+  }
+  /// First coordinate of a block on an axis, and the number of coordinates it holds there.
+  MHLA_HOST_DEVICE constexpr Index block_begin(Index index, int axis) const {
+    return block_coordinate(index, axis) * block[axis];
+  }
+  MHLA_HOST_DEVICE constexpr Index block_extent(Index index, int axis) const {
+    const Index left = extent[axis] - block_begin(index, axis);
+    return left < block[axis] ? left : block[axis];
+  }
+  /// The block a token belongs to.
+  MHLA_HOST_DEVICE constexpr Index block_of(Index token) const {
+    return (coordinate(token, 0) / block[0] * layout(1) + coordinate(token, 1) / block[1]) *
+               layout(2) +
+           coordinate(token, 2) / block[2];
+  }
+};
+
+/// Cuts a sequence of `block` tokens each; the number of tokens is the tensor's.
+struct Blocks1D {
+  static constexpr int rank = 1;
+  Index block = 0;
+
+  MHLA_HOST_DEVICE constexpr bool unset() const { return block == 0; }
+  MHLA_HOST_DEVICE constexpr Grid grid_of(Index tokens) const {
+    return {{1, 1, tokens}, {1, 1, block}};
+  }
+};
+
+/// Cuts an image of grid[0] x grid[1] tokens (rows, columns) into block[0] x block[1] windows.
+struct Blocks2D {
+  static constexpr int rank = 2;
+  Index grid[2] = {0, 0};
+  Index block[2] = {0, 0};
+
+  MHLA_HOST_DEVICE constexpr bool unset() const {
+    return grid[0] == 0 && grid[1] == 0 && block[0] == 0 && block[1] == 0;
+  }
+  MHLA_HOST_DEVICE constexpr Grid grid_of(Index /*tokens*/) const {
+    return {{1, grid[0], grid[1]}, {1, block[0], block[1]}};
+  }
+};
+
+/// Cuts a video of grid[0] x grid[1] x grid[2] tokens (frames, rows, columns) into boxes.
+struct Blocks3D {
+  static constexpr int rank = 3;
+  Index grid[3] = {0, 0, 0};
+  Index block[3] = {0, 0, 0};
+
+  MHLA_HOST_DEVICE constexpr bool unset() const {
+    return grid[0] == 0 && grid[1] == 0 && grid[2] == 0 && block[0] == 0 && block[1] == 0 &&
+           block[2] == 0;
+  }
+  MHLA_HOST_DEVICE constexpr Grid grid_of(Index /*tokens*/) const {
+    return {{grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}};
+  }
+};
+
+/// `rank` axes; `unset()` says that no extent was given (for `key_blocks`: "as `blocks`");
+/// `grid_of(tokens)` is the grid of a sequence, leading axes 1. A geometry of rank 1 takes the
+/// token count, the others must match it.
+template <class G>
+concept BlockGeometry = std::is_trivially_copyable_v<G> &&
+    requires(const G& geometry, Index tokens) {
+  requires G::rank >= 1 && G::rank <= 3;
+  { geometry.unset() } -> std::same_as<bool>;
+  { geometry.grid_of(tokens) } -> std::same_as<Grid>;
+};
+
+/// The grid of a tensor's `tokens`; throws ShapeError where geometry and tensor do not fit.
+/// `member` and `tensor` name the arguments in the message.
+template <BlockGeometry G>
+Grid checked_grid(const G& geometry, Index tokens, const char* member, const char* tensor) {
+  const Grid grid = geometry.grid_of(tokens);
+  for (int axis = 3 - G::rank; axis < 3; ++axis) {
+    const std::string at =
+        G::rank == 1 ? "" : std::string("[") + std::to_string(axis - 3 + G::rank) + "]";
+    if (grid.block[axis] <= 0)
+      throw ShapeError(std::string("mhla: ") + member + ".block" + at + " is " +
+                       std::to_string(grid.block[axis]) +
+                       "; every block extent must be at least 1");
+    if (grid.extent[axis] < 0)
+      throw ShapeError(std::string("mhla: ") + member + ".grid" + at + " is " +
+                       std::to_string(grid.extent[axis]) + "; a grid extent cannot be negative");
+  }
+  const Index count = checked_mul(checked_mul(grid.extent[0], grid.extent[1]), grid.extent[2]);
+  if (count != tokens)
+    throw ShapeError(std::string("mhla: ") + tensor + ": axis tokens is " + std::to_string(tokens) +
+                     " but " + member + ".grid holds " + std::to_string(count) +
+                     "; tokens must lie in raster order of the grid, one per cell");
+  return grid;
+}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// Normalizers: what a query's weighted sum of values is divided by (arXiv 2601.07832, section 4.1,
+// and the released code, which differs from it). Query t lies in block i, at offset p; s is the
+// scale, q and k stand for phi(q) and phi(k) before any rotation.
+#pragma once
+
+#include <concepts>
+#include <mhla/core/config.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+/// den_t = s q_t . (sum_b m_ib z_b) + epsilon, z_b = sum of the keys of block b: the paper's. Rows
+/// of the attention matrix sum to 1 but for epsilon.
+struct MixedKeySum {
+  double epsilon = 1e-6;
+};
+
+/// den_(i,p) = sum_b m_ib (s q_(b,p) . z_b) + epsilon: the released vision, DiT and video code's.
+/// It mixes the products of *other* blocks' queries at the same offset, so it needs blocks of one
+/// size, and rows do not sum to 1. For checkpoints trained with that code.
+struct MixedProduct {
+  double epsilon = 1e-6;
+};
+
+/// den = 1: the released language model and Wan configuration, whose next layer is an RMS norm.
+struct Unnormalized {};
+
+template <class N>
+concept Normalizer =
+    std::same_as<N, MixedKeySum> || std::same_as<N, MixedProduct> || std::same_as<N, Unnormalized>;
+
+MHLA_NAMESPACE_END

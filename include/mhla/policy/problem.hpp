@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// A variant and a shape that fit together: what every backend starts from.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/policy/variant.hpp>
+#include <string>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+/// A checked call: its extents, the grids of both sides, and the sizes that follow from them.
+struct Problem {
+  Shape shape;
+  Grid query_grid;
+  Grid key_grid;
+  Index query_blocks = 0;
+  Index key_blocks = 0;
+  Index feature_dim = 0;  ///< D, the length of phi's output
+};
+
+/// Throws ShapeError unless `attention` can run on tensors of `shape`.
+template <AttentionVariant A>
+Problem checked_problem(const A& attention, const Shape& shape) {
+  using Geometry = typename A::GeometryType;
+  require_consistent(shape);
+
+  Problem problem;
+  problem.shape = shape;
+  problem.query_grid = checked_grid(attention.blocks, shape.query_tokens, "blocks", "q");
+  const bool cross = !attention.key_blocks.unset();
+  problem.key_grid = cross ? checked_grid(attention.key_blocks, shape.key_tokens, "key_blocks", "k")
+                           : checked_grid(attention.blocks, shape.key_tokens, "blocks", "k");
+  problem.query_blocks = problem.query_grid.num_blocks();
+  problem.key_blocks = problem.key_grid.num_blocks();
+
+  constexpr const char* mix_rule =
+      Geometry::rank == 1
+          ? "mix needs a row per query block and a column per key block (of a larger "
+            "matrix the leading corner is used)"
+          : "mix needs exactly a row per query block and a column per key block";
+  const bool rows_fit = Geometry::rank == 1 ? shape.mix_query_blocks >= problem.query_blocks
+                                            : shape.mix_query_blocks == problem.query_blocks;
+  const bool columns_fit = Geometry::rank == 1 ? shape.mix_key_blocks >= problem.key_blocks
+                                               : shape.mix_key_blocks == problem.key_blocks;
+  if (!rows_fit)
+    throw_shape_error("mix", "query blocks", shape.mix_query_blocks, problem.query_blocks,
+                      mix_rule);
+  if (!columns_fit)
+    throw_shape_error("mix", "key blocks", shape.mix_key_blocks, problem.key_blocks, mix_rule);
+
+  problem.feature_dim = feature_dim(attention.feature_map, shape.key_dim);
+  if (problem.feature_dim < 0)
+    throw ShapeError("mhla: feature_map: feature_dim(" + std::to_string(shape.key_dim) +
+                     ") is negative");
+  if constexpr (requires { attention.feature_map.projection; }) {
+    require_extent("feature_map.projection", "key_dim", attention.feature_map.projection.extent[1],
+                   shape.key_dim, "the projection is [features, key_dim]");
+  }
+  if constexpr (!std::is_same_v<typename A::RotationType, NoRotation>) {
+    if (problem.feature_dim % 2 != 0)
+      throw ShapeError("mhla: rotation: phi gives " + std::to_string(problem.feature_dim) +
+                       " features but a rotation turns pairs; the number of features must be even");
+  }
+
+  constexpr bool equal_sides = std::is_same_v<typename A::NormalizerType, MixedProduct> ||
+                               !std::is_same_v<typename A::CausalityType, Bidirectional>;
+  if constexpr (equal_sides) {
+    for (int axis = 0; axis < 3; ++axis)
+      if (problem.query_grid.extent[axis] != problem.key_grid.extent[axis] ||
+          problem.query_grid.block[axis] != problem.key_grid.block[axis])
+        throw ShapeError(
+            "mhla: key_blocks: MixedProduct, Causal and BlockCausal need the same "
+            "tokens and blocks on the query and the key side");
+  }
+  if constexpr (std::is_same_v<typename A::NormalizerType, MixedProduct>) {
+    if (problem.query_grid.ragged())
+      throw ShapeError(
+          "mhla: blocks: MixedProduct needs blocks of one size but the grid does not "
+          "divide evenly; use MixedKeySum for a ragged grid");
+  }
+  return problem;
+}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: MIT
+// Multi-Head Linear Attention as its definition states it: token by token, N x N, in plain loops
+// (arXiv 2601.07832, eq. 5; the released code's normalizer and its causal form). An oracle: slow,
+// allocating, and sharing no code with the backends it judges.
+//
+//   weight[t, j] = s m[b(t), b(j)] (R phi(q_t)) . (R phi(k_j))     where query t sees key j
+//   y_t = sum_j weight[t, j] v_j / den_t
+//
+// With Causal a query sees keys up to its own token, with BlockCausal up to the end of its own
+// block. den_t is 1 (Unnormalized), or epsilon + sum_j s m[b(t), b(j)] phi(q_u) . phi(k_j) over the
+// keys it sees: u = t for MixedKeySum, and for MixedProduct the token at t's offset in j's block.
+// A query whose den_t is 0 has output 0 and contributes to no gradient.
+#pragma once
+
+#include <cstddef>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/causality.hpp>
+#include <mhla/policy/normalizer.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+#include <mhla/reference/token_features.hpp>
+#include <mhla/reference/token_matrix.hpp>
+#include <type_traits>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace reference {
+
+/// Everything the weights of one (batch, head) depend on, at the level of tokens.
+template <AttentionVariant V, class A>
+class MhlaHead {
+ public:
+  using Causality = typename V::CausalityType;
+  using Normalizer = typename V::NormalizerType;
+  static constexpr bool normalized = !std::is_same_v<Normalizer, Unnormalized>;
+
+  MhlaHead(const V& attention, const Problem& problem, const TokenMasks& masks, Index batch,
+           const Matrix<A>& q, const Matrix<A>& k, TensorView<const A, 2> mix)
+      : query(token_features(attention, problem.query_grid, q)),
+        key(token_features(attention, problem.key_grid, k)),
+        attention_(attention),
+        problem_(problem),
+        masks_(masks),
+        batch_(batch),
+        mix_(mix),
+        tokens_of_block_(static_cast<std::size_t>(problem.query_blocks)) {
+    for (Index t = 0; t < problem.shape.query_tokens; ++t) {
+      auto& block = tokens_of_block_[static_cast<std::size_t>(query_block(t))];
+      offset_.push_back(static_cast<Index>(block.size()));
+      block.push_back(t);
+    }
+  }
+
+  TokenFeatures<A> query;
+  TokenFeatures<A> key;
+
+  A scale() const { return static_cast<A>(attention_.scale); }
+  Index query_block(Index t) const { return problem_.query_grid.block_of(t); }
+  Index key_block(Index j) const { return problem_.key_grid.block_of(j); }
+  A mix(Index t, Index j) const { return mix_(query_block(t), key_block(j)); }
+
+  /// Whether query t sees key j.
+  bool sees(Index t, Index j) const {
+    if (!masks_.takes_query(batch_, t) || !masks_.takes_key(batch_, j)) return false;
+    if constexpr (std::is_same_v<Causality, Causal>) return j <= t;
+    if constexpr (std::is_same_v<Causality, BlockCausal>) return key_block(j) <= query_block(t);
+    return true;
+  }
+
+  /// s (R phi(q_t)) . (R phi(k_j)), which mix multiplies in the numerator.
+  A score(Index t, Index j) const {
+    return scale() * inner_product<A>(query.rotated.row_of(t), key.rotated.row_of(j));
+  }
+
+  A weight(Index t, Index j) const { return mix(t, j) * score(t, j); }
+
+  /// The query whose product with key j stands in the denominator of query t.
+  Index normalizing_query(Index t, Index j) const {
+    if constexpr (std::is_same_v<Normalizer, MixedProduct>) {
+      const auto& block = tokens_of_block_[static_cast<std::size_t>(key_block(j))];
+      return block[static_cast<std::size_t>(offset_[static_cast<std::size_t>(t)])];
+    } else {
+      return t;
+    }
+  }
+
+  /// s phi(q_u) . phi(k_j), which mix multiplies in the denominator.
+  A normalizing_score(Index t, Index j) const {
+    return scale() *
+           inner_product<A>(query.plain.row_of(normalizing_query(t, j)), key.plain.row_of(j));
+  }
+
+  A denominator(Index t) const {
+    if constexpr (normalized) {
+      A den = A(0);
+      for (Index j = 0; j < problem_.shape.key_tokens; ++j)
+        if (sees(t, j)) den += mix(t, j) * normalizing_score(t, j);
+      return den + static_cast<A>(attention_.normalizer.epsilon);
+    } else {
+      return A(1);
+    }
+  }
+
+ private:
+  const V& attention_;
+  const Problem& problem_;
+  const TokenMasks& masks_;
+  Index batch_;
+  TensorView<const A, 2> mix_;
+  std::vector<std::vector<Index>> tokens_of_block_;  // in raster order
+  std::vector<Index> offset_;                        // of a token in its block
+};
+
+/// The checked problem of a call; throws ShapeError where variant, operands and masks do not fit.
+template <AttentionVariant V>
+Problem checked_mhla(const V& attention, const Shape& shape, const TokenMasks& masks) {
+  const Problem problem = checked_problem(attention, shape);
+  masks.require_fit(shape);
+  if constexpr (std::is_same_v<typename V::NormalizerType, MixedProduct>) {
+    if (masks.any())
+      throw ShapeError(
+          "mhla: masks: MixedProduct divides by products of other tokens' queries and "
+          "takes no masks; use MixedKeySum");
+  }
+  return problem;
+}
+
+/// The matrix of one head of mix.
+template <class A>
+TensorView<const A, 2> mix_of_head(const TensorView<const A, 3>& mix, Index head) {
+  return {mix.data + (mix.extent[0] == 1 ? 0 : head) * mix.stride[0],
+          {mix.extent[1], mix.extent[2]},
+          {mix.stride[1], mix.stride[2]}};
+}
+
+/// y = attention(q, k, v, mix). Shapes as Attention says; masks as TokenMasks says.
+template <AttentionVariant V, StorageScalar T>
+void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<T, 4> v,
+                  Operand<Accumulator<T>, 3> mix, TensorView<T, 4> y,
+                  const TokenMasks& masks = {}) {
+  using A = Accumulator<T>;
+  const Shape shape = shape_of(q, k, v, mix);
+  const Problem problem = checked_mhla(attention, shape, masks);
+  require_output_fit(y, "y", shape);
+
+  for (Index n = 0; n < shape.batch; ++n)
+    for (Index h = 0; h < shape.heads; ++h) {
+      const Index kv_head = h / shape.group_size();
+      const Matrix<A> values = head_of(v, n, kv_head);
+      const MhlaHead<V, A> head(attention, problem, masks, n, head_of(q, n, h),
+                                head_of(k, n, kv_head), mix_of_head(mix, h));
+      Matrix<A> num(shape.query_tokens, shape.value_dim);
+      for (Index t = 0; t < shape.query_tokens; ++t) {
+        for (Index j = 0; j < shape.key_tokens; ++j)
+          if (head.sees(t, j)) add_scaled<A>(head.weight(t, j), values.row_of(j), num.row_of(t));
+        const A den = head.denominator(t);
+        for (Index c = 0; c < shape.value_dim; ++c)
+          store(y(n, h, t, c), den == A(0) ? A(0) : num(t, c) / den);
+      }
+    }
+}
+
+/// Gradients of sum(dy o y) with respect to q, k, v and mix, each written or skipped.
+template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
+void mhla_backward(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k, Operand<T, 4> v,
+                   Operand<Accumulator<T>, 3> mix, Operand<T, 4> dy,
+                   const GradientViews<std::type_identity_t<T>>& gradients,
+                   Update update = Update::overwrite, const TokenMasks& masks = {}) {
+  using A = Accumulator<T>;
+  const Shape shape = shape_of(q, k, v, mix);
+  const Problem problem = checked_mhla(attention, shape, masks);
+  require_output_fit(dy, "dy", shape);
+  require_gradients_fit(gradients, shape);
+
+  GradientSum<T, 4> grad_query(shape.batch, shape.heads, shape.query_tokens, shape.key_dim);
+  GradientSum<T, 4> grad_key(shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim);
+  GradientSum<T, 4> grad_value(shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim);
+  GradientSum<A, 3> grad_mix(shape.mix_heads, problem.query_blocks, problem.key_blocks);
+
+  for (Index n = 0; n < shape.batch; ++n)
+    for (Index h = 0; h < shape.heads; ++h) {
+      const Index kv_head = h / shape.group_size();
+      const Index mix_head = shape.mix_heads == 1 ? 0 : h;
+      const Matrix<A> queries = head_of<T>(q, n, h);
+      const Matrix<A> keys = head_of(k, n, kv_head);
+      const Matrix<A> values = head_of(v, n, kv_head);
+      const Matrix<A> grad_out = head_of(dy, n, h);
+      const MhlaHead<V, A> head(attention, problem, masks, n, queries, keys, mix_of_head(mix, h));
+      TokenFeatures<A> dq = zero_features<A>(shape.query_tokens, problem.feature_dim);
+      TokenFeatures<A> dk = zero_features<A>(shape.key_tokens, problem.feature_dim);
+
+      for (Index t = 0; t < shape.query_tokens; ++t) {
+        const A den = head.denominator(t);
+        if (den == A(0)) continue;
+        A dy_dot_y = A(0);
+
+        // Through the numerator: y_t = sum_j weight[t, j] v_j / den_t.
+        for (Index j = 0; j < shape.key_tokens; ++j) {
+          if (!head.sees(t, j)) continue;
+          const A score = head.score(t, j);
+          const A weight = head.mix(t, j) * score;
+          const A dweight = inner_product<A>(grad_out.row_of(t), values.row_of(j)) / den;
+          dy_dot_y += weight * dweight;
+          add_scaled<A>(weight / den, grad_out.row_of(t), grad_value.row_of(n, kv_head, j));
+
+          const A dscore = head.scale() * head.mix(t, j) * dweight;
+          grad_mix(mix_head, head.query_block(t), head.key_block(j)) += score * dweight;
+          add_scaled<A>(dscore, head.key.rotated.row_of(j), dq.rotated.row_of(t));
+          add_scaled<A>(dscore, head.query.rotated.row_of(t), dk.rotated.row_of(j));
+        }
+
+        // Through the denominator: d y_t / d den_t = -y_t / den_t.
+        if constexpr (MhlaHead<V, A>::normalized) {
+          const A dden = -dy_dot_y / den;
+          for (Index j = 0; j < shape.key_tokens; ++j) {
+            if (!head.sees(t, j)) continue;
+            const Index u = head.normalizing_query(t, j);
+            const A dscore = head.scale() * head.mix(t, j) * dden;
+            grad_mix(mix_head, head.query_block(t), head.key_block(j)) +=
+                head.normalizing_score(t, j) * dden;
+            add_scaled<A>(dscore, head.key.plain.row_of(j), dq.plain.row_of(u));
+            add_scaled<A>(dscore, head.query.plain.row_of(u), dk.plain.row_of(j));
+          }
+        }
+      }
+
+      for (Index t = 0; t < shape.query_tokens; ++t)
+        if (masks.takes_query(n, t))
+          add_input_gradient(attention, problem.query_grid, t, queries, dq,
+                             grad_query.row_of(n, h, t));
+      for (Index j = 0; j < shape.key_tokens; ++j)
+        if (masks.takes_key(n, j))
+          add_input_gradient(attention, problem.key_grid, j, keys, dk,
+                             grad_key.row_of(n, kv_head, j));
+    }
+
+  grad_query.write_to(gradients.query, update);
+  grad_key.write_to(gradients.key, update);
+  grad_value.write_to(gradients.value, update);
+  grad_mix.write_to(gradients.mix, update);
+}
+
+/// The attention matrix of one (batch, head): weights [query tokens, key tokens], y = weights v
+/// when normalized. A query whose denominator is 0 has a row of zeros.
+template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
+void mhla_weights(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k,
+                  Operand<Accumulator<T>, 3> mix, Index batch, Index head_index, Weights form,
+                  TensorView<Accumulator<std::type_identity_t<T>>, 2> weights,
+                  const TokenMasks& masks = {}) {
+  using A = Accumulator<T>;
+  const Shape shape = shape_of(q, k, k, mix);
+  const Problem problem = checked_mhla(attention, shape, masks);
+  require_weights_fit(weights, shape, batch, head_index);
+  const MhlaHead<V, A> head(attention, problem, masks, batch, head_of<T>(q, batch, head_index),
+                            head_of(k, batch, head_index / shape.group_size()),
+                            mix_of_head(mix, head_index));
+  for (Index t = 0; t < shape.query_tokens; ++t) {
+    const A den = form == Weights::normalized ? head.denominator(t) : A(1);
+    for (Index j = 0; j < shape.key_tokens; ++j)
+      weights(t, j) = den == A(0) || !head.sees(t, j) ? A(0) : head.weight(t, j) / den;
+  }
+}
+
+}  // namespace reference
+
+MHLA_NAMESPACE_END

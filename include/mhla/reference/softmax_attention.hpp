@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+// Softmax attention in plain loops (arXiv 1706.03762, eq. 1):
+//
+//   p[t, j] = exp(s q_t . k_j) / sum over the keys j' that t sees of exp(s q_t . k_j')
+//   y_t = sum_j p[t, j] v_j
+//
+// What MHLA is compared with; slow and allocating. A query that sees no key has output 0 and
+// contributes to no gradient.
+#pragma once
+
+#include <cmath>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/causality.hpp>
+#include <mhla/reference/token_matrix.hpp>
+#include <optional>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace reference {
+
+/// Softmax attention over every key, or, with Causal, over the keys up to the query's own token.
+template <Causality CausalityT = Bidirectional>
+struct SoftmaxAttention {
+  static_assert(!std::is_same_v<CausalityT, BlockCausal>,
+                "mhla: softmax attention knows no blocks: use Bidirectional or Causal");
+  std::optional<double> scale = {};  ///< s; empty: key_dim^(-1/2)
+
+  /// Whether query t sees key j of the same sequence.
+  static bool sees(const TokenMasks& masks, Index batch, Index t, Index j) {
+    return masks.takes_query(batch, t) && masks.takes_key(batch, j) &&
+           (std::is_same_v<CausalityT, Bidirectional> || j <= t);
+  }
+};
+
+/// The shape of a call; throws ShapeError where operands and masks do not fit.
+template <class C, class T>
+Shape checked_softmax(const SoftmaxAttention<C>&, const TensorView<const T, 4>& q,
+                      const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+                      const TokenMasks& masks) {
+  Shape shape = shape_of(q, k, v, TensorView<const T, 3>{nullptr, {1, 0, 0}, {}});
+  require_consistent(shape);
+  if constexpr (std::is_same_v<C, Causal>)
+    require_extent("k", "tokens", shape.key_tokens, shape.query_tokens,
+                   "Causal needs the same tokens on the query and the key side");
+  masks.require_fit(shape);
+  return shape;
+}
+
+/// The attention matrix p [query tokens, key tokens] of one head, 0 where a query does not see.
+template <class C, class A>
+Matrix<A> softmax_matrix(const SoftmaxAttention<C>& attention, const TokenMasks& masks, Index batch,
+                         A scale, const Matrix<A>& q, const Matrix<A>& k) {
+  Matrix<A> p(q.rows(), k.rows());
+  for (Index t = 0; t < q.rows(); ++t) {
+    bool sees_any = false;
+    A largest = A(0);
+    for (Index j = 0; j < k.rows(); ++j) {
+      if (!attention.sees(masks, batch, t, j)) continue;
+      p(t, j) = scale * inner_product<A>(q.row_of(t), k.row_of(j));
+      if (!sees_any || largest < p(t, j)) largest = p(t, j);
+      sees_any = true;
+    }
+    A sum = A(0);
+    for (Index j = 0; j < k.rows(); ++j)
+      if (attention.sees(masks, batch, t, j)) sum += p(t, j) = std::exp(p(t, j) - largest);
+    for (Index j = 0; j < k.rows(); ++j)
+      if (attention.sees(masks, batch, t, j)) p(t, j) /= sum;
+  }
+  return p;
+}
+
+template <class A, class C>
+A softmax_scale(const SoftmaxAttention<C>& attention, Index key_dim) {
+  if (attention.scale.has_value()) return static_cast<A>(*attention.scale);
+  return A(1) / std::sqrt(static_cast<A>(key_dim));
+}
+
+/// y = softmax attention of q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key
+/// tokens, key_dim] and v [batch, kv_heads, key tokens, value_dim].
+template <class C, StorageScalar T>
+void softmax_attention_forward(const SoftmaxAttention<C>& attention, Operand<T, 4> q,
+                               Operand<T, 4> k, Operand<T, 4> v, TensorView<T, 4> y,
+                               const TokenMasks& masks = {}) {
+  using A = Accumulator<T>;
+  const Shape shape = checked_softmax<C, T>(attention, q, k, v, masks);
+  require_output_fit(y, "y", shape);
+  const A scale = softmax_scale<A>(attention, shape.key_dim);
+
+  for (Index n = 0; n < shape.batch; ++n)
+    for (Index h = 0; h < shape.heads; ++h) {
+      const Index kv_head = h / shape.group_size();
+      const Matrix<A> p =
+          softmax_matrix(attention, masks, n, scale, head_of(q, n, h), head_of(k, n, kv_head));
+      const Matrix<A> values = head_of(v, n, kv_head);
+      Matrix<A> out(shape.query_tokens, shape.value_dim);
+      for (Index t = 0; t < shape.query_tokens; ++t) {
+        for (Index j = 0; j < shape.key_tokens; ++j)
+          if (attention.sees(masks, n, t, j))
+            add_scaled<A>(p(t, j), values.row_of(j), out.row_of(t));
+        for (Index c = 0; c < shape.value_dim; ++c) store(y(n, h, t, c), out(t, c));
+      }
+    }
+}
+
+/// Gradients of sum(dy o y) with respect to q, k and v, each written or skipped:
+/// ds[t, j] = p[t, j] (dy_t . v_j - sum_j' p[t, j'] dy_t . v_j').
+template <class C, class Element, class T = std::remove_const_t<Element>>
+void softmax_attention_backward(const SoftmaxAttention<C>& attention, TensorView<Element, 4> q,
+                                Operand<T, 4> k, Operand<T, 4> v, Operand<T, 4> dy,
+                                const GradientViews<std::type_identity_t<T>>& gradients,
+                                Update update = Update::overwrite, const TokenMasks& masks = {}) {
+  using A = Accumulator<T>;
+  const Shape shape = checked_softmax<C, T>(attention, q, k, v, masks);
+  require_output_fit(dy, "dy", shape);
+  require_no_mix(gradients);
+  require_gradients_fit(gradients, shape);
+  const A scale = softmax_scale<A>(attention, shape.key_dim);
+
+  GradientSum<T, 4> grad_query(shape.batch, shape.heads, shape.query_tokens, shape.key_dim);
+  GradientSum<T, 4> grad_key(shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim);
+  GradientSum<T, 4> grad_value(shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim);
+  for (Index n = 0; n < shape.batch; ++n)
+    for (Index h = 0; h < shape.heads; ++h) {
+      const Index kv_head = h / shape.group_size();
+      const Matrix<A> queries = head_of<T>(q, n, h);
+      const Matrix<A> keys = head_of(k, n, kv_head);
+      const Matrix<A> values = head_of(v, n, kv_head);
+      const Matrix<A> grad_out = head_of(dy, n, h);
+      const Matrix<A> p = softmax_matrix(attention, masks, n, scale, queries, keys);
+      for (Index t = 0; t < shape.query_tokens; ++t) {
+        const auto dp = [&](Index j) {
+          return inner_product<A>(grad_out.row_of(t), values.row_of(j));
+        };
+        A inner = A(0);
+        for (Index j = 0; j < shape.key_tokens; ++j)
+          if (attention.sees(masks, n, t, j)) inner += p(t, j) * dp(j);
+        for (Index j = 0; j < shape.key_tokens; ++j) {
+          if (!attention.sees(masks, n, t, j)) continue;
+          const A ds = scale * p(t, j) * (dp(j) - inner);
+          add_scaled<A>(ds, keys.row_of(j), grad_query.row_of(n, h, t));
+          add_scaled<A>(ds, queries.row_of(t), grad_key.row_of(n, kv_head, j));
+          add_scaled<A>(p(t, j), grad_out.row_of(t), grad_value.row_of(n, kv_head, j));
+        }
+      }
+    }
+
+  grad_query.write_to(gradients.query, update);
+  grad_key.write_to(gradients.key, update);
+  grad_value.write_to(gradients.value, update);
+}
+
+/// The attention matrix of one (batch, head): weights [query tokens, key tokens], rows sum to 1.
+template <class C, class Element, class T = std::remove_const_t<Element>>
+void softmax_attention_weights(const SoftmaxAttention<C>& attention, TensorView<Element, 4> q,
+                               Operand<T, 4> k, Index batch, Index head,
+                               TensorView<Accumulator<std::type_identity_t<T>>, 2> weights,
+                               const TokenMasks& masks = {}) {
+  using A = Accumulator<T>;
+  const Shape shape = checked_softmax<C, T>(attention, q, k, k, masks);
+  require_weights_fit(weights, shape, batch, head);
+  const Matrix<A> p =
+      softmax_matrix(attention, masks, batch, softmax_scale<A>(attention, shape.key_dim),
+                     head_of<T>(q, batch, head), head_of(k, batch, head / shape.group_size()));
+  for (Index t = 0; t < shape.query_tokens; ++t)
+    for (Index j = 0; j < shape.key_tokens; ++j) weights(t, j) = p(t, j);
+}
+
+}  // namespace reference
+
+MHLA_NAMESPACE_END

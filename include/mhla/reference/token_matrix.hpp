@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: MIT
+// What every oracle stands on: one head of a tensor as a matrix [tokens, dim] in the accumulator
+// type, sums of gradients, and the masks that take tokens out of a call. Plain and allocating;
+// nothing here is shared with a backend.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace reference {
+
+/// An operand of storage type T; T is not deduced from it, so that views of T convert.
+template <class T, int Rank>
+using Operand = TensorView<const std::type_identity_t<T>, Rank>;
+
+/// Masks of a call, each [batch, tokens] of its side, nonzero where a token takes part; a mask
+/// without data takes every token. A masked key contributes to no sum whatever it holds, NaN
+/// included; a masked query has output 0 and no gradient. Blocks and positions stay where they are.
+struct TokenMasks {
+  TensorView<const std::uint8_t, 2> query;
+  TensorView<const std::uint8_t, 2> key;
+
+  bool takes_query(Index batch, Index token) const { return takes(query, batch, token); }
+  bool takes_key(Index batch, Index token) const { return takes(key, batch, token); }
+  bool any() const { return query.data != nullptr || key.data != nullptr; }
+
+  /// Throws ShapeError unless both masks fit a call of `shape`.
+  void require_fit(const Shape& shape) const {
+    require_fit(query, "masks.query", shape.batch, shape.query_tokens);
+    require_fit(key, "masks.key", shape.batch, shape.key_tokens);
+  }
+
+ private:
+  static bool takes(const TensorView<const std::uint8_t, 2>& mask, Index batch, Index token) {
+    return mask.data == nullptr || mask(batch, token) != 0;
+  }
+  static void require_fit(const TensorView<const std::uint8_t, 2>& mask, const char* argument,
+                          Index batch, Index tokens) {
+    if (mask.data == nullptr) return;
+    require_extent(argument, "batch", mask.extent[0], batch, "a mask is [batch, tokens]");
+    require_extent(argument, "tokens", mask.extent[1], tokens, "a mask is [batch, tokens]");
+  }
+};
+
+/// A matrix of its own memory, zero at first.
+template <class A>
+class Matrix {
+ public:
+  Matrix(Index rows, Index columns)
+      : rows_(rows), columns_(columns), data_(static_cast<std::size_t>(rows * columns)) {}
+
+  Index rows() const { return rows_; }
+  Index columns() const { return columns_; }
+  A& operator()(Index row, Index column) { return row_of(row)[column]; }
+  const A& operator()(Index row, Index column) const { return row_of(row)[column]; }
+  Span<A> row_of(Index row) { return {data_.data() + row * columns_, columns_}; }
+  Span<const A> row_of(Index row) const { return {data_.data() + row * columns_, columns_}; }
+
+ private:
+  Index rows_;
+  Index columns_;
+  std::vector<A> data_;
+};
+
+/// x . y
+template <class A>
+A inner_product(Span<const A> x, Span<const A> y) {
+  A sum = A(0);
+  for (Index c = 0; c < x.size; ++c) sum += x[c] * y[c];
+  return sum;
+}
+
+/// y += factor x
+template <class A>
+void add_scaled(std::type_identity_t<A> factor, Span<const A> x, Span<A> y) {
+  for (Index c = 0; c < x.size; ++c) y[c] += factor * x[c];
+}
+
+/// The matrix [tokens, dim] of one head.
+template <class T>
+Matrix<Accumulator<T>> head_of(const TensorView<const T, 4>& tensor, Index batch, Index head) {
+  Matrix<Accumulator<T>> matrix(tensor.extent[2], tensor.extent[3]);
+  for (Index t = 0; t < matrix.rows(); ++t)
+    for (Index c = 0; c < matrix.columns(); ++c) matrix(t, c) = load(tensor(batch, head, t, c));
+  return matrix;
+}
+
+/// A gradient in the making: a sum in the accumulator type, written to its destination at the end.
+template <class T, int Rank>
+class GradientSum {
+ public:
+  using A = Accumulator<T>;
+
+  template <class... Extents>
+  explicit GradientSum(Extents... extents)
+      : data_((std::size_t{1} * ... * static_cast<std::size_t>(extents))),
+        sum_(make_view(data_.data(), extents...)) {}
+  GradientSum(const GradientSum&) = delete;
+  GradientSum& operator=(const GradientSum&) = delete;
+
+  template <class... Indices>
+  A& operator()(Indices... index) {
+    return sum_(index...);
+  }
+  Span<A> row_of(Index batch, Index head, Index token) requires(Rank == 4) {
+    return {sum_.data + batch * sum_.stride[0] + head * sum_.stride[1] + token * sum_.stride[2],
+            sum_.extent[3]};
+  }
+
+  /// Writes the sum to the leading corner of a wanted destination, or adds it there; what lies
+  /// outside that corner becomes 0, or stays.
+  void write_to(const GradientView<T, Rank>& destination, Update update) const {
+    if (!destination.wanted) return;
+    const TensorView<T, Rank>& view = destination.view;
+    if (update == Update::overwrite) set_zero(view.data, view, 0);
+    add_sum(view.data, sum_.data, view, 0);
+  }
+
+ private:
+  void set_zero(T* to, const TensorView<T, Rank>& view, int axis) const {
+    if (axis == Rank) return store(*to, A(0));
+    for (Index i = 0; i < view.extent[axis]; ++i)
+      set_zero(to + i * view.stride[axis], view, axis + 1);
+  }
+  void add_sum(T* to, const A* sum, const TensorView<T, Rank>& view, int axis) const {
+    if (axis == Rank) return store(*to, load(*to) + *sum);
+    for (Index i = 0; i < sum_.extent[axis]; ++i)
+      add_sum(to + i * view.stride[axis], sum + i * sum_.stride[axis], view, axis + 1);
+  }
+
+  std::vector<A> data_;
+  TensorView<A, Rank> sum_;
+};
+
+/// Which attention matrix is meant: the products themselves, or divided by their denominator.
+enum class Weights { unnormalized, normalized };
+
+/// Throws ShapeError unless a matrix of weights belongs to a head of the call.
+template <class A>
+void require_weights_fit(const TensorView<A, 2>& weights, const Shape& shape, Index batch,
+                         Index head) {
+  if (batch < 0 || batch >= shape.batch || head < 0 || head >= shape.heads)
+    throw ShapeError("mhla: weights: (batch, head) is (" + std::to_string(batch) + ", " +
+                     std::to_string(head) + ") but q has " + std::to_string(shape.batch) +
+                     " batches and " + std::to_string(shape.heads) + " heads");
+  const char* rule = "weights is [query tokens, key tokens]";
+  require_extent("weights", "query tokens", weights.extent[0], shape.query_tokens, rule);
+  require_extent("weights", "key tokens", weights.extent[1], shape.key_tokens, rule);
+}
+
+/// Throws ShapeError unless y (or dy) has the extents of the output.
+template <class T>
+void require_output_fit(const TensorView<T, 4>& output, const char* argument, const Shape& shape) {
+  require_extents(output, argument, shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
+                  "it has the batch, heads and tokens of q and the dim of v");
+}
+
+/// Throws ShapeError unless every wanted gradient has the extents of its operand.
+template <class T>
+void require_gradients_fit(const GradientViews<T>& gradients, const Shape& shape) {
+  const char* rule = "a gradient has the extents of its operand";
+  if (gradients.query.wanted)
+    require_extents(gradients.query.view, "dq", shape.batch, shape.heads, shape.query_tokens,
+                    shape.key_dim, rule);
+  if (gradients.key.wanted)
+    require_extents(gradients.key.view, "dk", shape.batch, shape.kv_heads, shape.key_tokens,
+                    shape.key_dim, rule);
+  if (gradients.value.wanted)
+    require_extents(gradients.value.view, "dv", shape.batch, shape.kv_heads, shape.key_tokens,
+                    shape.value_dim, rule);
+  if (gradients.mix.wanted) {
+    const auto& view = gradients.mix.view;
+    require_extent("dmix", "heads", view.extent[0], shape.mix_heads, rule);
+    require_extent("dmix", "query blocks", view.extent[1], shape.mix_query_blocks, rule);
+    require_extent("dmix", "key blocks", view.extent[2], shape.mix_key_blocks, rule);
+  }
+}
+
+/// Throws ShapeError where a gradient of mix is asked of an attention that has no mix.
+template <class T>
+void require_no_mix(const GradientViews<T>& gradients) {
+  if (gradients.mix.wanted)
+    throw ShapeError("mhla: dmix: this attention has no mixing matrix; pass mhla::skip");
+}
+
+}  // namespace reference
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+// How far two tensors are apart, in the two figures the tolerances are stated in, and where they
+// are farthest. NaN is never equal to anything, so no figure can hide one.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <iomanip>
+#include <limits>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/testing/elements.hpp>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace testing {
+
+/// The outcome of compare(). Every figure is infinite where a NaN, or an infinity that only one
+/// side has, was met.
+template <int Rank>
+struct Comparison {
+  double rms_ratio = 0;  ///< RMS(actual - expected) / RMS(expected); 0 / 0 counts as 0
+  double max_error = 0;  ///< max |actual - expected|
+  double scale = 0;      ///< what max_ratio divides by: the caller's, or RMS(expected)
+  double max_ratio = 0;  ///< max_error / scale; 0 / 0 counts as 0
+  Index worst[TensorView<int, Rank>::axes] = {};  ///< index of the largest error
+  double worst_actual = 0;
+  double worst_expected = 0;
+  Index extent[TensorView<int, Rank>::axes] = {};
+
+  /// One line for a test's log.
+  std::string report() const {
+    const auto list = [](const Index* values, char open, char close) {
+      std::ostringstream out;
+      out << open;
+      for (int axis = 0; axis < Rank; ++axis) out << (axis == 0 ? "" : ", ") << values[axis];
+      out << close;
+      return out.str();
+    };
+    std::ostringstream out;
+    out << list(extent, '[', ']') << ": rms ratio " << rms_ratio << ", max error " << max_error
+        << " = " << max_ratio << " of scale " << scale << ", worst at " << list(worst, '(', ')')
+        << std::setprecision(17) << ": got " << worst_actual << ", expected " << worst_expected;
+    return out.str();
+  }
+
+  friend std::ostream& operator<<(std::ostream& out, const Comparison& comparison) {
+    return out << comparison.report();
+  }
+};
+
+/// Compares two tensors of equal extents. The maximum is measured in units of `scale`, or of the
+/// RMS of `expected` where no scale is given. Differences are taken in the wider of both types.
+template <class T, class U, int Rank>
+Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, Rank>& expected,
+                         double scale = std::numeric_limits<double>::quiet_NaN()) {
+  using Wide = std::common_type_t<decltype(load(std::declval<T>())),
+                                  decltype(load(std::declval<U>())), double>;
+  Comparison<Rank> result;
+  Wide error_squares = 0;
+  Wide expected_squares = 0;
+  Index number = 0;
+  Index worst_number = 0;
+  for_each_element(
+      [&](const T& got_stored, const U& want_stored) {
+        const Wide got = static_cast<Wide>(load(got_stored));
+        const Wide want = static_cast<Wide>(load(want_stored));
+        Wide error = got == want ? Wide(0) : std::abs(got - want);  // equal infinities are equal
+        if (!(error <= std::numeric_limits<Wide>::max()))
+          error = std::numeric_limits<Wide>::infinity();
+        error_squares += error * error;
+        if (std::isfinite(want)) expected_squares += want * want;
+        if (static_cast<double>(error) > result.max_error || number == 0) {
+          result.max_error = static_cast<double>(error);
+          result.worst_actual = static_cast<double>(got);
+          result.worst_expected = static_cast<double>(want);
+          worst_number = number;
+        }
+        ++number;
+      },
+      actual, expected);
+  if (number == 0) return result;
+
+  const auto ratio = [](double error, double unit) { return error == 0 ? 0 : error / unit; };
+  const double rms = static_cast<double>(std::sqrt(expected_squares / static_cast<Wide>(number)));
+  result.rms_ratio =
+      ratio(static_cast<double>(std::sqrt(error_squares / static_cast<Wide>(number))), rms);
+  result.scale = std::isnan(scale) ? rms : scale;
+  result.max_ratio = ratio(result.max_error, result.scale);
+  for (int axis = Rank - 1; axis >= 0; --axis) {
+    result.extent[axis] = actual.extent[axis];
+    result.worst[axis] = worst_number % actual.extent[axis];
+    worst_number /= actual.extent[axis];
+  }
+  return result;
+}
+
+/// Whether two tensors hold the same bits: 0 and -0 differ, equal NaNs are equal.
+template <class T, int Rank>
+bool bitwise_equal(const TensorView<T, Rank>& a,
+                   const std::type_identity_t<TensorView<const T, Rank>>& b) {
+  bool equal = true;
+  // An x87 long double has 10 bytes of value in 16 bytes of memory.
+  constexpr bool padded = std::is_floating_point_v<T> && std::numeric_limits<T>::digits == 64;
+  constexpr std::size_t bytes = padded ? 10 : sizeof(T);
+  for_each_element(
+      [&](const T& x, const T& y) { equal = equal && std::memcmp(&x, &y, bytes) == 0; },
+      TensorView<const T, Rank>(a), b);
+  return equal;
+}
+
+}  // namespace testing
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// Visits the elements of views of equal extents together, whatever their strides.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <string>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace testing {
+
+/// Throws ShapeError unless both views have the same extents.
+template <class T, class U, int Rank>
+void require_same_extents(const TensorView<T, Rank>& a, const TensorView<U, Rank>& b) {
+  for (int axis = 0; axis < Rank; ++axis)
+    require_extent("second view", std::to_string(axis).c_str(), b.extent[axis], a.extent[axis],
+                   "both views need the same extents");
+}
+
+/// Calls f(element of the first view, element of the second, ...) in row-major order of the index.
+/// Throws ShapeError before the first call where extents differ.
+template <class F, int Rank, class First, class... Others>
+void for_each_element(F f, const TensorView<First, Rank>& first,
+                      const TensorView<Others, Rank>&... others) {
+  (require_same_extents(first, others), ...);
+  Index at[TensorView<First, Rank>::axes] = {};
+  const auto offset = [&](const auto& view) {
+    Index sum = 0;
+    for (int axis = 0; axis < Rank; ++axis) sum += at[axis] * view.stride[axis];
+    return sum;
+  };
+  for (Index i = first.size(); i > 0; --i) {
+    f(first.data[offset(first)], others.data[offset(others)]...);
+    for (int axis = Rank - 1; axis >= 0 && ++at[axis] == first.extent[axis]; --axis) at[axis] = 0;
+  }
+}
+
+}  // namespace testing
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+// Is a gradient the derivative of its function? Compared along random directions with the central
+// difference of fourth order,
+//
+//   dL/dh = (8 (L(+h) - L(-h)) - (L(+2h) - L(-2h))) / (12 h) + O(h^4),
+//
+// at three steps of which the best counts: a correct gradient passes at one of them, where neither
+// truncation nor rounding is large; a wrong one passes at none.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/testing/elements.hpp>
+#include <mhla/testing/host_tensor.hpp>
+#include <mhla/testing/random_tensor.hpp>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace testing {
+
+/// An operand the function reads, and the gradient claimed for it.
+template <class T, int Rank>
+struct Differentiated {
+  TensorView<T, Rank> operand;
+  TensorView<const T, Rank> gradient;
+};
+
+/// Pairs an operand with its gradient; both may be HostTensors or views.
+template <class T, int Rank>
+Differentiated<T, Rank> differentiate(
+    const TensorView<T, Rank>& operand,
+    const std::type_identity_t<TensorView<const T, Rank>>& gradient) {
+  return {operand, gradient};
+}
+template <class T, int Rank>
+Differentiated<T, Rank> differentiate(HostTensor<T, Rank>& operand,
+                                      const HostTensor<T, Rank>& gradient) {
+  return {operand.view(), gradient.view()};
+}
+
+/// The outcome of check_gradient(), of its worst direction.
+struct GradientCheck {
+  double error = 0;        ///< |claimed - measured| / sum |gradient o direction|; 0 / 0 counts as 0
+  double claimed = 0;      ///< gradient . direction
+  double measured = 0;     ///< the central difference
+  double step = 0;         ///< the step it was measured with
+  std::uint64_t seed = 0;  ///< of the direction
+
+  std::string report() const {
+    std::ostringstream out;
+    out.precision(17);
+    out << "gradient . direction " << claimed << ", central difference " << measured << " at step "
+        << step;
+    out.precision(3);
+    out << ", relative error " << error << ", direction seed " << seed;
+    return out.str();
+  }
+  friend std::ostream& operator<<(std::ostream& out, const GradientCheck& check) {
+    return out << check.report();
+  }
+};
+
+/// An operand of check_gradient() that can be displaced along its direction and gets its old bits
+/// back at the end. A direction's entries have random signs and magnitudes between 1/2 and 1: none
+/// is lost beside the others, and swapped gradients do not cancel as with signs alone.
+template <class T, int Rank>
+class DisplacedOperand {
+ public:
+  explicit DisplacedOperand(const Differentiated<T, Rank>& of)
+      : of_(of),
+        origin_(converted<T>(TensorView<const T, Rank>(of.operand))),
+        direction_(HostTensor<T, Rank>::like(of.operand)) {}
+  DisplacedOperand(const DisplacedOperand&) = delete;
+  DisplacedOperand& operator=(const DisplacedOperand&) = delete;
+  ~DisplacedOperand() { move_to(T(0)); }
+
+  void choose_direction(std::uint64_t seed) {
+    std::uint64_t counter = 0;
+    for (T& entry : direction_.elements()) {
+      const double x = Uniform{-1, 1}(seed, counter++);
+      entry = static_cast<T>((x < 0 ? x - 1 : x + 1) / 2);
+    }
+  }
+  /// operand = origin + step direction
+  void move_to(T step) {
+    for_each_element([&](T& x, const T& origin,
+                         const T& entry) { x = step == T(0) ? origin : origin + step * entry; },
+                     of_.operand, origin_.view(), direction_.view());
+  }
+  /// Adds gradient . direction to `sum`, and sum |gradient o direction| to `magnitude`.
+  template <class S>
+  void add_slope(S& sum, S& magnitude) const {
+    for_each_element(
+        [&](const T& gradient, const T& entry) {
+          sum += static_cast<S>(gradient * entry);
+          magnitude += static_cast<S>(std::abs(gradient * entry));
+        },
+        of_.gradient, direction_.view());
+  }
+
+ private:
+  Differentiated<T, Rank> of_;
+  HostTensor<T, Rank> origin_;
+  HostTensor<T, Rank> direction_;
+};
+
+/// Checks the gradients of `loss()`, a function without arguments that reads the operands where
+/// their views point, along random directions of max-norm 1 in the space of all operands given.
+/// Returns the worst direction. Operands are displaced during the check and hold their old bits
+/// afterwards, whatever `loss` throws.
+template <class Loss, class... T, int... Rank>
+GradientCheck check_gradient(const Loss& loss, std::uint64_t seed, int directions,
+                             const Differentiated<T, Rank>&... operands) {
+  using S = decltype(loss());
+  static_assert(std::is_floating_point_v<S>, "mhla: a loss is a floating-point number");
+  constexpr double steps[] = {3e-3, 1e-3, 3e-4};
+  std::tuple<DisplacedOperand<T, Rank>...> displaced(operands...);
+  const auto loss_at = [&](S step) {
+    std::apply([&](auto&... operand) { (operand.move_to(static_cast<T>(step)), ...); }, displaced);
+    return loss();
+  };
+
+  GradientCheck worst;
+  for (int i = 0; i < directions; ++i) {
+    const std::uint64_t direction_seed = random_bits(seed, static_cast<std::uint64_t>(i));
+    S slope = 0;
+    S magnitude = 0;
+    std::uint64_t number = 0;
+    std::apply(
+        [&](auto&... operand) {
+          (operand.choose_direction(random_bits(direction_seed, number++)), ...);
+          (operand.add_slope(slope, magnitude), ...);
+        },
+        displaced);
+
+    GradientCheck best;
+    best.error = std::numeric_limits<double>::infinity();
+    for (const double h : steps) {
+      const S step = static_cast<S>(h);
+      const S once = loss_at(step) - loss_at(-step);
+      const S twice = loss_at(2 * step) - loss_at(-2 * step);
+      const S measured = (8 * once - twice) / (12 * step);
+      const S difference = std::abs(measured - slope);
+      const double error = static_cast<double>(difference == S(0) ? S(0) : difference / magnitude);
+      if (error < best.error || h == steps[0])  // the first step counts even where it gives NaN
+        best = {error, static_cast<double>(slope), static_cast<double>(measured), h,
+                direction_seed};
+    }
+    if (!(best.error <= worst.error) || i == 0) worst = best;
+  }
+  return worst;
+}
+
+}  // namespace testing
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+// A small owning tensor, for tests and examples that do without Eigen.
+#pragma once
+
+#include <cstddef>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/testing/elements.hpp>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace testing {
+
+/// A row-major tensor of `Rank` axes in memory of its own, zero at first:
+/// `HostTensor<float, 4> q(batch, heads, tokens, key_dim)`.
+template <class T, int Rank>
+class HostTensor {
+  static_assert(!std::is_same_v<T, bool>,
+                "mhla: std::vector<bool> has no elements to view; use std::uint8_t for masks");
+
+ public:
+  HostTensor() = default;
+
+  /// One extent per axis.
+  template <class... Extents>
+  explicit HostTensor(Index first, Extents... others)
+      : layout_(make_view(static_cast<T*>(nullptr), first, others...)),
+        elements_(static_cast<std::size_t>(layout_.size())) {}
+
+  /// Zeros of the extents of `view`.
+  template <class U>
+  static HostTensor like(const TensorView<U, Rank>& view) {
+    HostTensor tensor;
+    Index stride = 1;
+    for (int axis = Rank - 1; axis >= 0; --axis) {
+      tensor.layout_.extent[axis] = view.extent[axis];
+      tensor.layout_.stride[axis] = stride;
+      stride *= view.extent[axis];
+    }
+    tensor.elements_.resize(static_cast<std::size_t>(stride));
+    return tensor;
+  }
+
+  TensorView<T, Rank> view() {
+    TensorView<T, Rank> view = layout_;
+    view.data = elements_.data();
+    return view;
+  }
+  TensorView<const T, Rank> view() const {
+    TensorView<const T, Rank> view = layout_;
+    view.data = elements_.data();
+    return view;
+  }
+  operator TensorView<T, Rank>() { return view(); }              // NOLINT: stands for its view
+  operator TensorView<const T, Rank>() const { return view(); }  // NOLINT: stands for its view
+
+  template <class... Indices>
+  T& operator()(Indices... index) {
+    return view()(index...);
+  }
+  template <class... Indices>
+  const T& operator()(Indices... index) const {
+    return view()(index...);
+  }
+
+  Index extent(int axis) const { return layout_.extent[axis]; }
+  Index size() const { return static_cast<Index>(elements_.size()); }
+  /// The elements in row-major order.
+  std::vector<T>& elements() & { return elements_; }
+  const std::vector<T>& elements() const& { return elements_; }
+  std::vector<T> elements() && { return std::move(elements_); }  // for loops over a temporary
+
+ private:
+  TensorView<T, Rank> layout_;  // without data, so that copies stay right
+  std::vector<T> elements_;
+};
+
+/// A copy whose elements are converted to T, rounded where T is narrower.
+template <class T, class U, int Rank>
+HostTensor<T, Rank> converted(const TensorView<U, Rank>& from) {
+  auto to = HostTensor<T, Rank>::like(from);
+  for_each_element(
+      [](T& target, const auto& source) {
+        store(target, static_cast<Accumulator<T>>(load(source)));
+      },
+      to.view(), from);
+  return to;
+}
+template <class T, class U, int Rank>
+HostTensor<T, Rank> converted(const HostTensor<U, Rank>& from) {
+  return converted<T>(from.view());
+}
+
+}  // namespace testing
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+// A device without an executor.
+// EXPECT: mhla: attention is evaluated on an Eigen::DefaultDevice or an Eigen::ThreadPoolDevice
+#include <mhla/attention.hpp>
+
+using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
+using Tensor4 = Eigen::Tensor<float, 4, Eigen::RowMajor>;
+using Tensor3 = Eigen::Tensor<float, 3, Eigen::RowMajor>;
+
+struct Device {};
+
+struct Call {
+  Attention attention;
+  Tensor4 q;
+  Tensor3 mix;
+  Tensor4 y;
+  Device device;
+
+  void use() {
+    mhla::gradients(y, mhla::skip, mhla::skip, mhla::skip) = attention.backward(q, q, q, mix, q);
+#ifndef MHLA_CONTROL
+    mhla::gradients(y, mhla::skip, mhla::skip, mhla::skip).device(device) =
+        attention.backward(q, q, q, mix, q);
+#endif
+  }
+};

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+# One compile-fail case. CASE is a source file with at least one line
+#   // EXPECT: a sentence
+# and with its mistake inside #ifndef MHLA_CONTROL ... #endif (an #else may show what is right).
+# It must fail to compile, with each sentence in the compiler's output; and, to show that nothing but
+# the mistake is wrong, it must compile with MHLA_CONTROL defined.
+# COMPILE is the compiler's call.
+cmake_minimum_required(VERSION 3.22...3.31)
+
+file(STRINGS "${CASE}" sentences REGEX "^// EXPECT: ")
+list(TRANSFORM sentences REPLACE "^// EXPECT: " "")
+if(NOT sentences)
+  message(FATAL_ERROR "${CASE} has no line `// EXPECT: sentence`.")
+endif()
+
+execute_process(COMMAND ${COMPILE} -DMHLA_CONTROL "${CASE}"
+                OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
+if(NOT status EQUAL 0)
+  message(FATAL_ERROR "The control, without the mistake, does not compile:\n${output}")
+endif()
+
+execute_process(COMMAND ${COMPILE} "${CASE}"
+                OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
+if(status EQUAL 0)
+  message(FATAL_ERROR "This compiles, and must not.")
+endif()
+foreach(sentence IN LISTS sentences)
+  string(FIND "${output}" "${sentence}" position)
+  if(position EQUAL -1)
+    message(FATAL_ERROR "The compiler does not say\n  ${sentence}\nbut\n${output}")
+  endif()
+endforeach()

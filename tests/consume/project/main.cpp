@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+// The program of tests/consume: one attention, whose answer is known.
+#include <cmath>
+#include <cstdio>
+#include <mhla/mhla.hpp>
+
+int main() {
+  const mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D> attention{.blocks = {.block = 4}};
+  Eigen::Tensor<double, 4, Eigen::RowMajor> q(1, 1, 10, 3), k(1, 1, 10, 3), v(1, 1, 10, 2);
+  Eigen::Tensor<double, 3, Eigen::RowMajor> mix(1, 3, 3);
+  q.setRandom(), k.setRandom(), v.setConstant(2.0);
+  mhla::initialize(mix, attention);
+
+  // Rows of the attention matrix sum to one: a constant value is its own mean.
+  const Eigen::Tensor<double, 4, Eigen::RowMajor> y = attention(q, k, v, mix);
+  const Eigen::Tensor<double, 0, Eigen::RowMajor> error = (y - 2.0).abs().maximum();
+  std::printf("mhla %d.%d.%d: error %.1e\n", MHLA_VERSION_MAJOR, MHLA_VERSION_MINOR,
+              MHLA_VERSION_PATCH, error());
+  return error() < 1e-5 ? 0 : 1;
+}

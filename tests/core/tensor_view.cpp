@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+#include <array>
+#include <mhla/core/tensor_view.hpp>
+#include <numeric>
+#include <type_traits>
+
+#include "tests/support/catch.hpp"
+
+using mhla::Index;
+using mhla::Span;
+using mhla::TensorView;
+
+static_assert(std::is_trivially_copyable_v<TensorView<float, 4>>, "views travel to kernels");
+static_assert(std::is_aggregate_v<TensorView<float, 4>>);
+static_assert(std::is_trivially_copyable_v<Span<float>>);
+static_assert(std::is_convertible_v<TensorView<float, 4>, TensorView<const float, 4>>);
+static_assert(!std::is_convertible_v<TensorView<const float, 4>, TensorView<float, 4>>);
+static_assert(!std::is_convertible_v<TensorView<float, 4>, TensorView<double, 4>>);
+static_assert(!std::is_convertible_v<TensorView<float, 4>, TensorView<const double, 4>>);
+static_assert(!std::is_convertible_v<TensorView<float, 3>, TensorView<float, 4>>);
+static_assert(std::is_convertible_v<Span<float>, Span<const float>>);
+static_assert(!std::is_convertible_v<Span<const float>, Span<float>>);
+
+TEST_CASE("tensor_view: make_view is row-major", "[core]") {
+  std::array<int, 2 * 3 * 5 * 7> memory{};
+  std::iota(memory.begin(), memory.end(), 0);
+  const auto view = mhla::make_view(memory.data(), 2, 3, 5, 7);
+  CHECK(view.size() == 210);
+  for (int a = 0; a < 2; ++a)
+    for (int b = 0; b < 3; ++b)
+      for (int c = 0; c < 5; ++c)
+        for (int d = 0; d < 7; ++d) CHECK(view(a, b, c, d) == ((a * 3 + b) * 5 + c) * 7 + d);
+  const TensorView<const int, 4> read_only = view;
+  CHECK(&read_only(1, 2, 4, 6) == &view(1, 2, 4, 6));
+}
+
+TEST_CASE("tensor_view: offsets and sizes beyond 2^31 elements", "[core]") {
+  const auto view = mhla::make_view(static_cast<char*>(nullptr), 4, 1 << 20, 1 << 20, 3);
+  CHECK(view.size() == Index{12} << 40);
+  CHECK(view.stride[0] == Index{3} << 40);
+  CHECK(view.stride[1] == Index{3} << 20);
+  CHECK(view.stride[2] == 3);
+}
+
+TEST_CASE("tensor_view: tokens_first reads [batch, tokens, heads, dim] without a copy", "[core]") {
+  std::array<int, 2 * 5 * 3 * 7> memory{};
+  const auto stored = mhla::make_view(memory.data(), 2, 5, 3, 7);
+  const auto view = mhla::tokens_first(stored);
+  CHECK(view.extent[1] == 3);
+  CHECK(view.extent[2] == 5);
+  for (int b = 0; b < 2; ++b)
+    for (int t = 0; t < 5; ++t)
+      for (int h = 0; h < 3; ++h)
+        for (int c = 0; c < 7; ++c) CHECK(&view(b, h, t, c) == &stored(b, t, h, c));
+}
+
+TEST_CASE("tensor_view: negative and zero strides", "[core]") {
+  std::array<int, 6> memory{0, 1, 2, 3, 4, 5};
+  const TensorView<int, 1> reversed{memory.data() + 5, {6}, {-1}};
+  for (int i = 0; i < 6; ++i) CHECK(reversed(i) == 5 - i);
+  const TensorView<int, 2> expanded{memory.data(), {4, 6}, {0, 1}};
+  CHECK(&expanded(3, 2) == &expanded(0, 2));
+  CHECK(expanded.size() == 24);
+}
+
+TEST_CASE("tensor_view: a span iterates over its elements", "[core]") {
+  std::array<int, 4> memory{1, 2, 3, 4};
+  const Span<int> span{memory.data(), 4};
+  int sum = 0;
+  for (int& element : span) sum += element;
+  CHECK(sum == 10);
+  CHECK(span[3] == 4);
+  CHECK(Span<int>{}.begin() == Span<int>{}.end());
+}

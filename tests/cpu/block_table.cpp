@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+// The tables of a geometry: every token once, in its block, in raster order, in tiles of bounded
+// length, whatever the grid.
+#include <cstddef>
+#include <mhla/cpu/block_table.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.hpp"
+
+namespace {
+
+using mhla::Arena;
+using mhla::Grid;
+using mhla::Index;
+using mhla::Workspace;
+using mhla::cpu::BlockTable;
+using mhla::cpu::max_tile_tokens;
+using mhla::cpu::TokenRun;
+using mhla::cpu::TokenTile;
+
+std::string name_of(const Grid& grid) {
+  std::string name = "grid";
+  for (const Index extent : grid.extent) name += " " + std::to_string(extent);
+  name += ", block";
+  for (const Index extent : grid.block) name += " " + std::to_string(extent);
+  return name;
+}
+
+// Tokens of each block in raster order, found by asking every token for its block.
+std::vector<std::vector<Index>> tokens_by_block(const Grid& grid) {
+  std::vector<std::vector<Index>> blocks(static_cast<std::size_t>(grid.num_blocks()));
+  for (Index t = 0; t < grid.num_tokens(); ++t)
+    blocks[static_cast<std::size_t>(grid.block_of(t))].push_back(t);
+  return blocks;
+}
+
+void check_table(const Grid& grid, Index batch) {
+  INFO(name_of(grid));
+  Arena measure;
+  const BlockTable measured(measure, grid, batch);
+  const Workspace workspace(measure.used());
+  Arena arena(workspace);
+  const BlockTable table(arena, grid, batch);
+  CHECK(arena.used() == measure.used());
+
+  REQUIRE(table.sequences.size == batch);
+  for (Index item = 0; item < batch; ++item) {
+    CHECK(table.sequences[item].batch == item);
+    CHECK(table.sequences[item].first_block == 0);
+    CHECK(table.sequences[item].blocks == grid.num_blocks());
+  }
+
+  const auto expected = tokens_by_block(grid);
+  REQUIRE(table.blocks.size == static_cast<Index>(expected.size()));
+  Index next_tile = 0;
+  Index next_run = 0;
+  for (Index b = 0; b < table.blocks.size; ++b) {
+    INFO("block " << b);
+    CHECK(table.blocks[b].first_tile == next_tile);
+    std::vector<Index> tokens;
+    for (Index i = 0; i < table.blocks[b].tiles; ++i, ++next_tile) {
+      const TokenTile& tile = table.tiles[next_tile];
+      CHECK(tile.first_run == next_run);
+      CHECK(tile.offset == static_cast<Index>(tokens.size()));
+      CHECK(tile.tokens >= 1);
+      CHECK(tile.tokens <= max_tile_tokens);
+      for (Index r = 0; r < tile.runs; ++r, ++next_run) {
+        const TokenRun& run = table.runs[next_run];
+        CHECK(run.count >= 1);
+        for (int axis = 0; axis < 3; ++axis)
+          CHECK(run.coordinate[axis] == grid.coordinate(run.first, axis));
+        // A run stays in one row of the grid.
+        CHECK(run.coordinate[2] + run.count <= grid.extent[2]);
+        for (Index t = 0; t < run.count; ++t) tokens.push_back(run.first + t);
+      }
+      CHECK(tile.offset + tile.tokens == static_cast<Index>(tokens.size()));
+    }
+    CHECK(tokens == expected[static_cast<std::size_t>(b)]);
+  }
+  CHECK(next_tile == table.tiles.size);
+  CHECK(next_run == table.runs.size);
+}
+
+}  // namespace
+
+TEST_CASE("block table: a sequence, even, ragged, in blocks longer than a tile", "[cpu]") {
+  for (const Index tokens : {1, 2, 12, 13, 128, 129, 1000})
+    for (const Index block : {1, 2, 5, 12, 127, 128, 129, 300, 4096})
+      check_table({{1, 1, tokens}, {1, 1, block}}, 2);
+}
+
+TEST_CASE("block table: an image, even, ragged, in windows larger than a tile", "[cpu]") {
+  check_table({{1, 6, 8}, {1, 3, 2}}, 1);
+  check_table({{1, 7, 9}, {1, 3, 4}}, 3);
+  check_table({{1, 5, 3}, {1, 8, 8}}, 1);
+  check_table({{1, 5, 3}, {1, 1, 1}}, 1);
+  check_table({{1, 3, 300}, {1, 2, 257}}, 1);
+  check_table({{1, 40, 37}, {1, 19, 17}}, 2);  // tiles end inside a row of the grid
+}
+
+TEST_CASE("block table: a video, even, ragged, in boxes larger than a tile", "[cpu]") {
+  check_table({{4, 6, 8}, {2, 3, 2}}, 2);
+  check_table({{5, 7, 3}, {2, 3, 2}}, 1);
+  check_table({{3, 5, 7}, {3, 5, 7}}, 1);
+  check_table({{7, 12, 10}, {5, 7, 9}}, 1);
+}
+
+TEST_CASE("block table: nothing at all", "[cpu]") {
+  check_table({{1, 1, 0}, {1, 1, 4}}, 2);
+  check_table({{1, 0, 5}, {1, 2, 2}}, 1);
+  check_table({{3, 4, 0}, {2, 2, 2}}, 1);
+  check_table({{1, 1, 6}, {1, 1, 4}}, 0);
+}
+
+TEST_CASE("block table: tiles of a block differ by one token at most", "[cpu]") {
+  const Grid grid{{1, 1, 300}, {1, 1, 300}};
+  Arena measure;
+  const BlockTable measured(measure, grid, 1);
+  const Workspace workspace(measure.used());
+  Arena arena(workspace);
+  const BlockTable table(arena, grid, 1);
+  REQUIRE(table.tiles.size == 3);
+  for (const TokenTile& tile : table.tiles) CHECK(tile.tokens == 100);
+}

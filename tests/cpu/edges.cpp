@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT
+// Shapes at the edge of what is legal, each against the oracle: ragged grids, one block, blocks of
+// one token, blocks longer than a tile, nothing at all along an axis, a mixing matrix larger than
+// the layout, and denominators of 0.
+#include <mhla/cpu/pipeline.hpp>
+#include <string>
+
+#include "tests/cpu/call.hpp"
+
+namespace {
+
+using call::bitwise_equal;
+using call::check_against_oracle;
+using call::operands;
+using mhla::Attention;
+using mhla::Bidirectional;
+using mhla::Blocks1D;
+using mhla::Blocks2D;
+using mhla::Blocks3D;
+using mhla::Identity;
+using mhla::Index;
+using mhla::MixedKeySum;
+using mhla::MixedProduct;
+using mhla::Relu;
+using mhla::Shape;
+using mhla::Unnormalized;
+using mhla::Update;
+
+template <class Geometry, class Normalizer = MixedKeySum>
+using Variant = Attention<Relu, Geometry, Bidirectional, Normalizer>;
+
+// With one block, or few, dmix nearly cancels but for the normalizer's epsilon: one as large as the
+// denominators leaves something to see.
+double large_epsilon(Index tokens) { return static_cast<double>(tokens); }
+
+bool is_zero(const auto& tensor) {
+  for (const double x : tensor.elements())
+    if (x != 0) return false;
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("edges: ragged sequences, images and videos", "[cpu]") {
+  for (const Index tokens : {9, 10, 11, 257})
+    check_against_oracle(Variant<Blocks1D>{.blocks = {.block = 4}},
+                         operands<double>(Variant<Blocks1D>{.blocks = {.block = 4}},
+                                          Shape{2, 2, 1, tokens, tokens, 5, 7}));
+  for (const Index rows : {5, 6, 7})
+    for (const Index columns : {4, 7, 13}) {
+      CAPTURE(rows, columns);
+      const Index tokens = rows * columns;
+      const Variant<Blocks2D> image{.blocks = {.grid = {rows, columns}, .block = {3, 4}}};
+      check_against_oracle(image, operands<double>(image, {2, 2, 1, tokens, tokens, 5, 7}));
+      const Variant<Blocks2D, Unnormalized> bare{
+          .blocks = {.grid = {rows, columns}, .block = {2, 5}}};
+      check_against_oracle(bare, operands<double>(bare, {1, 2, 2, tokens, tokens, 5, 7}));
+    }
+  for (const Index frames : {3, 4, 5}) {
+    CAPTURE(frames);
+    const Index tokens = frames * 35;
+    const Variant<Blocks3D> video{.blocks = {.grid = {frames, 7, 5}, .block = {2, 3, 4}}};
+    check_against_oracle(video, operands<double>(video, {1, 2, 1, tokens, tokens, 5, 7}));
+  }
+}
+
+TEST_CASE("edges: one block, blocks of one token, blocks longer than a tile", "[cpu]") {
+  const Index block = GENERATE(1, 13, 40, 130, 290);
+  const Index tokens = block == 1 ? 13 : block == 130 ? 390 : block;
+  CAPTURE(block, tokens);
+  const Shape shape{1, 2, 1, tokens, tokens, 5, 7};
+  const Variant<Blocks1D> mixed_sum{.blocks = {.block = block},
+                                    .normalizer = {.epsilon = large_epsilon(tokens)}};
+  const Variant<Blocks1D, MixedProduct> mixed_product{
+      .blocks = {.block = block}, .normalizer = {.epsilon = large_epsilon(tokens)}};
+  const Variant<Blocks1D, Unnormalized> bare{.blocks = {.block = block}};
+  check_against_oracle(mixed_sum, operands<double>(mixed_sum, shape));
+  check_against_oracle(mixed_product, operands<double>(mixed_product, shape));
+  check_against_oracle(bare, operands<double>(bare, shape));
+}
+
+TEST_CASE("edges: a block larger than the grid is one block", "[cpu]") {
+  const Variant<Blocks2D> larger{.blocks = {.grid = {3, 5}, .block = {8, 100}}};
+  const Variant<Blocks2D> exact{.blocks = {.grid = {3, 5}, .block = {3, 5}}};
+  const auto x = operands<double>(larger, {2, 2, 1, 15, 15, 5, 7});
+  CHECK(bitwise_equal(call::forward(larger, x).view(), call::forward(exact, x).view()));
+}
+
+TEST_CASE("edges: windows larger than a tile", "[cpu]") {
+  const Variant<Blocks2D> image{.blocks = {.grid = {20, 37}, .block = {13, 19}},
+                                .normalizer = {.epsilon = large_epsilon(740)}};
+  check_against_oracle(image, operands<double>(image, {1, 1, 1, 740, 740, 3, 4}));
+  const Variant<Blocks2D, MixedProduct> even{.blocks = {.grid = {26, 38}, .block = {13, 19}},
+                                             .normalizer = {.epsilon = large_epsilon(988)}};
+  check_against_oracle(even, operands<double>(even, {1, 2, 1, 988, 988, 3, 4}));
+}
+
+// Along one axis after the other there is nothing. The mixing matrix keeps its extents: it is
+// larger than a layout of no blocks.
+TEMPLATE_TEST_CASE("edges: extents of 0", "[cpu]", MixedKeySum, MixedProduct, Unnormalized) {
+  const Variant<Blocks1D, TestType> attention{.blocks = {.block = 4}};
+  constexpr bool equal_sides = std::is_same_v<TestType, MixedProduct>;
+  Shape shape{2, 4, 2, 12, 12, 5, 7, 1, 4, 3};
+  const std::string axis =
+      GENERATE(as<std::string>(), "batch", "heads", "heads, a matrix each", "kv_heads",
+               "query tokens", "key tokens", "tokens", "key_dim", "value_dim", "everything");
+  CAPTURE(axis);
+  if (axis == "batch") shape.batch = 0;
+  if (axis == "heads") shape.heads = 0;
+  if (axis == "heads, a matrix each") shape.heads = shape.mix_heads = 0;
+  if (axis == "kv_heads") shape.heads = shape.kv_heads = 0;
+  if (axis == "query tokens" || axis == "tokens") shape.query_tokens = 0;
+  if (axis == "key tokens" || axis == "tokens") shape.key_tokens = 0;
+  if (axis == "key_dim") shape.key_dim = 0;
+  if (axis == "value_dim") shape.value_dim = 0;
+  if (axis == "everything") shape = {0, 0, 0, 0, 0, 0, 0, 1, 0, 0};
+  const auto x = operands<double>(attention, shape);
+  REQUIRE(x.shape() == shape);
+  if (equal_sides && (axis == "query tokens" || axis == "key tokens")) {
+    CHECK_THROWS_AS(call::forward(attention, x), mhla::ShapeError);
+    return;
+  }
+
+  // Either y is empty or no key contributes.
+  const auto y = call::forward(attention, x);
+  CHECK(is_zero(y));
+  const auto gradients = call::backward(attention, x);
+  CHECK(is_zero(gradients.query));
+  CHECK(is_zero(gradients.key));
+  CHECK(is_zero(gradients.value));
+  CHECK(is_zero(gradients.mix));
+
+  call::Gradients<double> kept(x);  // filled with the operands
+  call::backward_to(kept.views(), Update::accumulate, attention, x);
+  CHECK(bitwise_equal(kept.query.view(), x.q.view()));
+  CHECK(bitwise_equal(kept.key.view(), x.k.view()));
+  CHECK(bitwise_equal(kept.value.view(), x.v.view()));
+  CHECK(bitwise_equal(kept.mix.view(), x.mix.view()));
+}
+
+TEST_CASE("edges: images and videos without tokens", "[cpu]") {
+  const Variant<Blocks2D> image{.blocks = {.grid = {0, 5}, .block = {2, 2}}};
+  const auto x = operands<double>(image, {2, 2, 1, 0, 0, 5, 7});
+  CHECK(call::forward(image, x).size() == 0);
+  CHECK(call::backward(image, x).mix.size() == 0);
+  const Variant<Blocks3D> video{.blocks = {.grid = {2, 3, 4}, .block = {2, 2, 2}},
+                                .key_blocks = {.grid = {2, 0, 4}, .block = {1, 1, 1}}};
+  const auto z = operands<double>(video, {2, 2, 1, 24, 0, 5, 7});
+  CHECK(is_zero(call::forward(video, z)));
+  CHECK(is_zero(call::backward(video, z).query));
+}
+
+TEST_CASE("edges: of a larger mixing matrix the leading corner is used", "[cpu]") {
+  const Index mix_heads = GENERATE(1, 4);
+  const Variant<Blocks1D> attention{.blocks = {.block = 4}, .key_blocks = {.block = 5}};
+  const Shape larger{2, 4, 2, 14, 14, 5, 7, mix_heads, 6, 8};  // 4 x 3 blocks
+  const auto x = operands<double>(attention, larger);
+  auto corner = x;
+  corner.mix = call::HostTensor<double, 3>(mix_heads, 4, 3);
+  for (Index h = 0; h < mix_heads; ++h)
+    for (Index i = 0; i < 4; ++i)
+      for (Index b = 0; b < 3; ++b) corner.mix(h, i, b) = x.mix(h, i, b);
+
+  CHECK(bitwise_equal(call::forward(attention, x).view(), call::forward(attention, corner).view()));
+  auto gradients = call::backward(attention, x);
+  auto expected = call::backward(attention, corner);
+  call::Gradients<double> sums(x);
+  call::backward_to(sums.views(), Update::accumulate, attention, x);
+  for (Index h = 0; h < mix_heads; ++h)
+    for (Index i = 0; i < 6; ++i)
+      for (Index b = 0; b < 8; ++b) {
+        CAPTURE(h, i, b);
+        const bool inside = i < 4 && b < 3;
+        CHECK(gradients.mix(h, i, b) == (inside ? expected.mix(h, i, b) : 0));
+        CHECK(sums.mix(h, i, b) ==
+              (inside ? x.mix(h, i, b) + expected.mix(h, i, b) : x.mix(h, i, b)));
+      }
+  gradients.mix = expected.mix;
+  check_same_bits(gradients, expected);
+}
+
+// No feature is above 0, so the denominator is exactly 0.
+TEMPLATE_TEST_CASE("edges: a query without a positive feature has output 0 and no gradient",
+                   "[cpu]", MixedKeySum, MixedProduct) {
+  const Variant<Blocks1D, TestType> attention{
+      .feature_map = {.epsilon = 0}, .blocks = {.block = 4}, .normalizer = {.epsilon = 0}};
+  auto x = operands<double>(attention, {2, 4, 2, 12, 12, 5, 7});
+  const bool all = GENERATE(false, true);
+  // Under MixedProduct a denominator is made of the queries at one offset of every block.
+  const auto vanishes = [&](Index t) { return all || t % 4 == 1; };
+  for (Index t = 0; t < 12; ++t)
+    for (Index c = 0; c < 5; ++c)
+      if (vanishes(t)) x.q(1, 2, t, c) = -1 - static_cast<double>(c);
+
+  const auto y = call::forward(attention, x);
+  const auto gradients = call::backward(attention, x);
+  for (Index t = 0; t < 12; ++t)
+    if (vanishes(t)) {
+      for (Index c = 0; c < 7; ++c) CHECK(y(1, 2, t, c) == 0);
+      for (Index c = 0; c < 5; ++c) CHECK(gradients.query(1, 2, t, c) == 0);
+    }
+  check_against_oracle(attention, x);
+}
+
+// Signed features whose key sums vanish: keys come in pairs (k, -k), exact in every order.
+TEMPLATE_TEST_CASE("edges: keys that cancel leave output 0 and no gradient", "[cpu]", MixedKeySum,
+                   MixedProduct) {
+  using V = Attention<Identity, Blocks1D, Bidirectional, TestType>;
+  const V attention{.blocks = {.block = 4}, .normalizer = {.epsilon = 0}};
+  auto x = operands<double>(attention, {2, 2, 2, 12, 12, 5, 7});
+  for (Index n = 0; n < 2; ++n)
+    for (Index h = 0; h < 2; ++h)
+      for (Index t = 0; t < 12; t += 2)
+        for (Index c = 0; c < 5; ++c) x.k(n, h, t + 1, c) = -x.k(n, h, t, c);
+  CHECK(is_zero(call::forward(attention, x)));
+  const auto gradients = call::backward(attention, x);
+  CHECK(is_zero(gradients.query));
+  CHECK(is_zero(gradients.key));
+  CHECK(is_zero(gradients.value));
+  CHECK(is_zero(gradients.mix));
+}
+
+TEMPLATE_TEST_CASE("edges: queries of 0 among others under signed features", "[cpu]", MixedKeySum,
+                   MixedProduct) {
+  using V = Attention<Identity, Blocks1D, Bidirectional, TestType>;
+  const V attention{.blocks = {.block = 4}, .normalizer = {.epsilon = 0}};
+  auto x = operands<double>(attention, {2, 4, 2, 12, 12, 5, 7}, 1, mhla::testing::Positive{});
+  for (Index t = 2; t < 12; t += 4)
+    for (Index c = 0; c < 5; ++c) x.q(0, 1, t, c) = 0;
+  const auto y = call::forward(attention, x);
+  for (Index t = 2; t < 12; t += 4)
+    for (Index c = 0; c < 7; ++c) CHECK(y(0, 1, t, c) == 0);
+  check_against_oracle(attention, x);
+}

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: MIT
+// Calls that cannot run: each throws the error that says why, names the argument, and has written
+// nothing by then.
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <mhla/cpu/pipeline.hpp>
+#include <string>
+
+#include "tests/cpu/call.hpp"
+#include "tests/support/error_message.hpp"
+
+namespace {
+
+using call::bitwise_equal;
+using call::operands;
+using mhla::Attention;
+using mhla::AxialRotary;
+using mhla::Bidirectional;
+using mhla::Blocks1D;
+using mhla::Blocks2D;
+using mhla::Blocks3D;
+using mhla::GradientViews;
+using mhla::HalfSplitRotary;
+using mhla::Index;
+using mhla::MixedKeySum;
+using mhla::MixedProduct;
+using mhla::Relu;
+using mhla::SerialExecutor;
+using mhla::Shape;
+using mhla::ShapeError;
+using mhla::skip;
+using mhla::TensorView;
+using mhla::Unnormalized;
+using mhla::Update;
+using mhla::Workspace;
+using mhla::WorkspaceView;
+
+// The arguments of a forward and a backward call, to be spoilt one at a time.
+struct Arguments {
+  call::Operands<float> operands;
+  call::HostTensor<float, 4> y_memory;
+  call::Gradients<float> gradient_memory;
+  Workspace memory;
+
+  TensorView<float, 4> q, k, v, dy;
+  TensorView<float, 3> mix;
+  TensorView<float, 4> y;
+  GradientViews<float> gradients;
+  WorkspaceView workspace;
+
+  template <class V>
+  Arguments(const V& attention, const Shape& shape)
+      : operands(call::operands<float>(attention, shape)),
+        y_memory(operands.dy),
+        gradient_memory(operands),
+        memory(std::max(
+            mhla::forward_workspace_size<float>(attention, operands.shape(), SerialExecutor{}),
+            mhla::backward_workspace_size<float>(attention, operands.shape(), SerialExecutor{}))),
+        q(operands.q),
+        k(operands.k),
+        v(operands.v),
+        dy(operands.dy),
+        mix(operands.mix),
+        y(y_memory),
+        gradients(gradient_memory.views()),
+        workspace(memory) {}
+
+  template <class V>
+  void forward(const V& attention) {
+    forward_into(attention, SerialExecutor{}, q, k, v, mix, y, workspace);
+  }
+  template <class V>
+  void backward(const V& attention) {
+    backward_into(attention, SerialExecutor{}, q, k, v, mix, dy, gradients, Update::overwrite,
+                  workspace);
+  }
+  // Destinations and operands hold what they held at first.
+  bool untouched(const call::Operands<float>& at_first) const {
+    return bitwise_equal(y_memory.view(), at_first.dy.view()) &&
+           bitwise_equal(gradient_memory.query.view(), at_first.q.view()) &&
+           bitwise_equal(gradient_memory.key.view(), at_first.k.view()) &&
+           bitwise_equal(gradient_memory.value.view(), at_first.v.view()) &&
+           bitwise_equal(gradient_memory.mix.view(), at_first.mix.view()) &&
+           bitwise_equal(operands.q.view(), at_first.q.view()) &&
+           bitwise_equal(operands.k.view(), at_first.k.view()) &&
+           bitwise_equal(operands.v.view(), at_first.v.view()) &&
+           bitwise_equal(operands.mix.view(), at_first.mix.view()) &&
+           bitwise_equal(operands.dy.view(), at_first.dy.view());
+  }
+};
+
+enum class Pass { forward, backward, both };
+using Spoil = std::function<void(Arguments&)>;
+
+// Fails unless the spoilt call throws an E that contains `parts`, and has written nothing.
+template <class E, class V, class... Parts>
+void check_refused(const V& attention, const Shape& shape, Pass pass, const Spoil& spoil,
+                   const Parts&... parts) {
+  for (const bool forward : {true, false}) {
+    if (pass != Pass::both && (pass == Pass::forward) != forward) continue;
+    CAPTURE(forward);
+    Arguments arguments(attention, shape);
+    const call::Operands<float> at_first = arguments.operands;
+    spoil(arguments);
+    const std::string message = error_message<E>(
+        [&] { forward ? arguments.forward(attention) : arguments.backward(attention); });
+    INFO(message);
+    CHECK(says(message, "mhla", parts...));
+    CHECK(arguments.untouched(at_first));
+  }
+}
+
+// Fails unless measuring and running both refuse a combination of variant and shape.
+template <class V, class... Parts>
+void check_variant_refused(const V& attention, const Shape& shape, const Parts&... parts) {
+  const std::string messages[] = {
+      error_message<ShapeError>(
+          [&] { mhla::forward_workspace_size<float>(attention, shape, SerialExecutor{}); }),
+      error_message<ShapeError>(
+          [&] { mhla::backward_workspace_size<float>(attention, shape, SerialExecutor{}); }),
+      error_message<ShapeError>([&] { mhla::forward_state_size(attention, shape); })};
+  for (const std::string& message : messages) {
+    INFO(message);
+    CHECK(says(message, "mhla", parts...));
+  }
+
+  // Run on tensors of the shape, which some sane variant made.
+  const Attention<Relu, Blocks1D> sane{.blocks = {.block = 1000}};
+  Arguments arguments(sane, shape);
+  const call::Operands<float> at_first = arguments.operands;
+  for (const bool forward : {true, false}) {
+    const std::string message = error_message<ShapeError>(
+        [&] { forward ? arguments.forward(attention) : arguments.backward(attention); });
+    INFO(message);
+    CHECK(says(message, "mhla", parts...));
+    CHECK(arguments.untouched(at_first));
+  }
+}
+
+const Attention<Relu, Blocks1D> sequence{.blocks = {.block = 4}};
+const Attention<Relu, Blocks2D> image{.blocks = {.grid = {3, 5}, .block = {2, 2}}};
+constexpr Shape shape{2, 6, 3, 15, 15, 5, 7};
+
+}  // namespace
+
+TEST_CASE("errors: the calls that are spoilt below run as they are", "[cpu]") {
+  for (const Shape& s : {shape, Shape{2, 6, 3, 15, 15, 5, 7, 6}}) {
+    Arguments arguments(sequence, s);
+    CHECK_NOTHROW(arguments.forward(sequence));
+    CHECK_NOTHROW(arguments.backward(sequence));
+    Arguments of_image(image, s);
+    CHECK_NOTHROW(of_image.forward(image));
+    CHECK_NOTHROW(of_image.backward(image));
+  }
+}
+
+TEST_CASE("errors: extents of operands that disagree", "[cpu]") {
+  const auto check = [](const Spoil& spoil, const char* argument, const char* axis) {
+    check_refused<ShapeError>(sequence, shape, Pass::both, spoil, argument, axis);
+  };
+  check([](Arguments& a) { a.k.extent[0] = 1; }, "k: axis batch is 1 but must be 2", "q");
+  check([](Arguments& a) { a.k.extent[1] = a.v.extent[1] = 4; }, "k: axis heads is 4", "multiple");
+  check([](Arguments& a) { a.k.extent[1] = 2; }, "v: axis heads is 3 but must be 2", "k");
+  check([](Arguments& a) { a.k.extent[3] = 4; }, "k: axis key_dim is 4 but must be 5", "q");
+  check([](Arguments& a) { a.v.extent[0] = 1; }, "v: axis batch is 1 but must be 2", "q");
+  check([](Arguments& a) { a.v.extent[1] = 2; }, "v: axis heads is 2 but must be 3", "k");
+  check([](Arguments& a) { a.v.extent[2] = 14; }, "v: axis tokens is 14 but must be 15", "k");
+  check([](Arguments& a) { a.q.extent[1] = 5; }, "axis heads", "multiple");
+  check([](Arguments& a) { a.k.extent[1] = a.v.extent[1] = 0; }, "axis heads", "multiple");
+  check([](Arguments& a) { a.mix.extent[0] = 2; }, "mix: axis heads is 2 but must be 1", "6");
+  check([](Arguments& a) { a.mix.extent[0] = 0; }, "mix: axis heads is 0", "6");
+  check([](Arguments& a) { a.mix.extent[1] = 3; }, "mix: axis query blocks is 3 but must be 4",
+        "corner");
+  check([](Arguments& a) { a.mix.extent[2] = 3; }, "mix: axis key blocks is 3 but must be 4",
+        "corner");
+  check([](Arguments& a) { a.q.extent[0] = a.k.extent[0] = a.v.extent[0] = -1; }, "negative", "-1");
+}
+
+TEST_CASE("errors: extents of destinations and of the output's gradient", "[cpu]") {
+  const auto check = [](Pass pass, const Spoil& spoil, const char* part) {
+    check_refused<ShapeError>(sequence, shape, pass, spoil, part);
+    check_refused<ShapeError>(image, shape, pass, spoil, part);
+  };
+  const char* axes[] = {"batch", "heads", "tokens", "dim"};
+  for (int axis = 0; axis < 4; ++axis) {
+    for (const Index change : {-1, +1}) {
+      const auto of = [&](const char* argument) {
+        return std::string(argument) + ": axis " + axes[axis];
+      };
+      check(
+          Pass::forward, [&](Arguments& a) { a.y.extent[axis] += change; }, of("y").c_str());
+      check(
+          Pass::backward, [&](Arguments& a) { a.dy.extent[axis] += change; }, of("dy").c_str());
+      check(
+          Pass::backward, [&](Arguments& a) { a.gradients.query.view.extent[axis] += change; },
+          of("dq").c_str());
+      check(
+          Pass::backward, [&](Arguments& a) { a.gradients.key.view.extent[axis] += change; },
+          of("dk").c_str());
+      check(
+          Pass::backward, [&](Arguments& a) { a.gradients.value.view.extent[axis] += change; },
+          of("dv").c_str());
+    }
+  }
+  const char* mix_axes[] = {"heads", "query blocks", "key blocks"};
+  for (int axis = 0; axis < 3; ++axis)
+    check(
+        Pass::backward, [&](Arguments& a) { ++a.gradients.mix.view.extent[axis]; },
+        (std::string("dmix: axis ") + mix_axes[axis]).c_str());
+}
+
+TEST_CASE("errors: destinations that share elements", "[cpu]") {
+  const auto check = [](Pass pass, const Spoil& spoil, const char* part) {
+    check_refused<ShapeError>(sequence, Shape{2, 3, 3, 15, 15, 5, 5}, pass, spoil, part);
+  };
+  SECTION("with themselves") {
+    const char* own = "every element to be its own";
+    check(
+        Pass::forward, [](Arguments& a) { a.y.stride[1] = 0; }, own);
+    check(
+        Pass::forward, [](Arguments& a) { a.y.stride[2] = a.y.stride[3]; }, own);
+    check(
+        Pass::forward, [](Arguments& a) { a.y.stride[2] = 4; }, own);
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.query.view.stride[0] = 0; }, "dq: ");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.key.view.stride[2] = 0; }, "dk: ");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.value.view.stride[3] = 0; }, "dv: ");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.mix.view.stride[1] = 1; }, "dmix: ");
+  }
+  SECTION("with an operand") {
+    check(
+        Pass::forward, [](Arguments& a) { a.y = a.q; }, "y: shares memory");
+    check(
+        Pass::forward, [](Arguments& a) { a.y = a.k; }, "y: shares memory");
+    check(
+        Pass::forward, [](Arguments& a) { a.y = a.v; }, "y: shares memory");
+    check(
+        Pass::forward, [](Arguments& a) { a.mix.data = a.y.data + 17; }, "y: shares memory");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.query = a.q; }, "dq: shares memory");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.query = a.dy; }, "dq: shares memory");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.key = a.q; }, "dk: shares memory");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.key = a.k; }, "dk: shares memory");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.key = a.v; }, "dk: shares memory");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.key = a.dy; }, "dk: shares memory");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.value = a.v; }, "dv: shares memory");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.value = a.dy; }, "dv: shares memory");
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.mix = a.mix; }, "dmix: shares memory");
+    for (const char* name : {"dq: ", "dk: ", "dv: "})
+      check(
+          Pass::backward,
+          [&](Arguments& a) {
+            const TensorView<float, 4> gradient = name[1] == 'q'   ? a.gradients.query.view
+                                                  : name[1] == 'k' ? a.gradients.key.view
+                                                                   : a.gradients.value.view;
+            a.mix.data = gradient.data + 17;
+          },
+          name);
+    check(
+        Pass::backward,
+        [](Arguments& a) {
+          a.gradients = {skip, skip, skip, a.gradients.mix};
+          a.gradients.mix.view.data = a.dy.data + 3;
+        },
+        "dmix: shares memory");
+  }
+  SECTION("with each other") {
+    const char* shares = "shares memory with an operand or another gradient";
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.key = a.gradients.query; }, shares);
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.value = a.gradients.query; }, shares);
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.value = a.gradients.key; }, shares);
+    check(
+        Pass::backward,
+        [](Arguments& a) { a.gradients.mix.view.data = a.gradients.query.view.data; }, shares);
+    check(
+        Pass::backward, [](Arguments& a) { a.gradients.mix.view.data = a.gradients.key.view.data; },
+        shares);
+    check(
+        Pass::backward,
+        [](Arguments& a) { a.gradients.mix.view.data = a.gradients.value.view.data + 2; }, shares);
+  }
+  SECTION("by one element") {
+    check(
+        Pass::forward, [](Arguments& a) { a.y.data = a.q.data + a.q.size() - 1; },
+        "y: shares memory");
+  }
+}
+
+TEST_CASE("errors: a gradient that is skipped is not looked at", "[cpu]") {
+  Arguments arguments(sequence, shape);
+  arguments.gradients.query = {};
+  arguments.gradients.value = skip;
+  arguments.gradients.value.view = arguments.v;  // not wanted all the same
+  CHECK_NOTHROW(arguments.backward(sequence));
+}
+
+TEST_CASE("errors: extents of a grid, exact on an image, a corner on a sequence", "[cpu]") {
+  const char* exactly = "exactly";
+  for (const Index change : {-1, +1}) {
+    check_refused<ShapeError>(
+        image, shape, Pass::both, [&](Arguments& a) { a.mix.extent[1] += change; },
+        "mix: axis query", exactly);
+    check_refused<ShapeError>(
+        image, shape, Pass::both, [&](Arguments& a) { a.mix.extent[2] += change; }, "mix: axis key",
+        exactly);
+  }
+  const Shape one_block{2, 6, 3, 15, 15, 5, 7, 1, 1, 1};
+  check_variant_refused(Attention<Relu, Blocks1D>{}, one_block, "blocks.block is 0", "at least 1");
+  check_variant_refused(Attention<Relu, Blocks1D>{.blocks = {.block = -3}}, one_block,
+                        "blocks.block is -3");
+  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {4, 4}, .block = {8, 8}}},
+                        one_block, "q: axis tokens is 15", "blocks.grid holds 16");
+  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {3, 5}, .block = {0, 8}}},
+                        one_block, "blocks.block[0] is 0");
+  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {-3, -5}, .block = {8, 8}}},
+                        one_block, "blocks.grid[0] is -3", "negative");
+  check_variant_refused(
+      Attention<Relu, Blocks3D>{.blocks = {.grid = {1, 3, 5}, .block = {8, 8, 0}}}, one_block,
+      "blocks.block[2] is 0");
+  constexpr Index huge = Index{1} << 40;
+  check_variant_refused(
+      Attention<Relu, Blocks2D>{.blocks = {.grid = {huge, huge}, .block = {8, 8}}}, one_block,
+      "overflows 64 bits");
+}
+
+TEST_CASE("errors: key_blocks", "[cpu]") {
+  const Shape one_block{2, 6, 3, 15, 12, 5, 7, 1, 1, 1};
+  // Without key_blocks both sides have the grid of `blocks`.
+  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {3, 5}, .block = {8, 8}}},
+                        one_block, "k: axis tokens is 12", "holds 15");
+  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {3, 5}, .block = {8, 8}},
+                                                  .key_blocks = {.grid = {3, 3}, .block = {8, 8}}},
+                        one_block, "k: axis tokens is 12", "key_blocks.grid holds 9");
+  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {3, 5}, .block = {8, 8}},
+                                                  .key_blocks = {.grid = {3, 4}, .block = {8, 0}}},
+                        one_block, "key_blocks.block[1] is 0");
+  // Zeros in `blocks` are no default.
+  check_variant_refused(Attention<Relu, Blocks1D>{.key_blocks = {.block = 100}}, one_block,
+                        "blocks.block is 0");
+  using Product = Attention<Relu, Blocks1D, Bidirectional, MixedProduct>;
+  check_variant_refused(Product{.blocks = {.block = 15}, .key_blocks = {.block = 12}}, one_block,
+                        "key_blocks", "MixedProduct", "same");
+  const Shape two_blocks{2, 6, 3, 12, 12, 5, 7, 1, 4, 4};
+  check_variant_refused(Product{.blocks = {.block = 6}, .key_blocks = {.block = 3}}, two_blocks,
+                        "key_blocks", "MixedProduct", "same");
+}
+
+TEST_CASE("errors: MixedProduct on a ragged grid, rotations of an odd number of features",
+          "[cpu]") {
+  const Shape blocks{2, 6, 3, 15, 15, 5, 7, 1, 6, 6};
+  check_variant_refused(
+      Attention<Relu, Blocks1D, Bidirectional, MixedProduct>{.blocks = {.block = 4}}, blocks,
+      "MixedProduct", "divide evenly", "MixedKeySum");
+  check_variant_refused(
+      Attention<Relu, Blocks2D, Bidirectional, MixedProduct>{
+          .blocks = {.grid = {3, 5}, .block = {2, 2}}},
+      blocks, "MixedProduct", "divide evenly");
+  check_variant_refused(
+      Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>{
+          .blocks = {.block = 4}},
+      blocks, "rotation", "5 features", "even");
+  check_variant_refused(
+      Attention<Relu, Blocks2D, Bidirectional, Unnormalized, AxialRotary>{
+          .blocks = {.grid = {3, 5}, .block = {2, 2}}},
+      blocks, "rotation", "5 features", "even");
+}
+
+TEST_CASE("errors: sizes that overflow", "[cpu]") {
+  constexpr Index huge = std::numeric_limits<Index>::max() / 2;
+  for (const Shape& s :
+       {Shape{1, 1, 1, 4, 4, huge, 5, 1, 1, 1}, Shape{1, 1, 1, 4, 4, 5, huge, 1, 1, 1},
+        Shape{1, 1, 1, 4, 4, Index{1} << 32, Index{1} << 32, 1, 1, 1}}) {
+    const auto measure = [&] {
+      mhla::backward_workspace_size<float>(sequence, s, SerialExecutor{});
+    };
+    CHECK(says(error_message<ShapeError>(measure), "overflows 64 bits"));
+  }
+}

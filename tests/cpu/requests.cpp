@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+// What a backward pass is asked for: any of the gradients, to replace or to add to what is there,
+// from summaries saved or computed again. What is written does not depend on what else is.
+#include <mhla/cpu/pipeline.hpp>
+
+#include "tests/cpu/call.hpp"
+#include "tests/support/error_message.hpp"
+
+namespace {
+
+using call::backward_to;
+using call::bitwise_equal;
+using call::Gradients;
+using call::operands;
+using call::Operands;
+using mhla::Attention;
+using mhla::Bidirectional;
+using mhla::Blocks1D;
+using mhla::ForwardState;
+using mhla::GradientViews;
+using mhla::Index;
+using mhla::MixedKeySum;
+using mhla::MixedProduct;
+using mhla::Relu;
+using mhla::SerialExecutor;
+using mhla::Shape;
+using mhla::skip;
+using mhla::StateError;
+using mhla::Unnormalized;
+using mhla::Update;
+using mhla::Workspace;
+
+template <class Normalizer>
+using Variant = Attention<Relu, Blocks1D, Bidirectional, Normalizer>;
+
+// Fails unless `after` holds `before` and `gradient` as `update` says, element by element and bit
+// by bit.
+template <class T, int Rank>
+void check_update(const call::HostTensor<T, Rank>& after, const call::HostTensor<T, Rank>& before,
+                  const call::HostTensor<T, Rank>& gradient, bool wanted, Update update) {
+  call::HostTensor<T, Rank> expected = before;
+  if (wanted)
+    mhla::testing::for_each_element(
+        [&](T& to, const T& from) { to = update == Update::overwrite ? from : to + from; },
+        expected.view(), gradient.view());
+  CHECK(bitwise_equal(after.view(), expected.view()));
+}
+
+// Sizes at which summaries of different units begin at different alignments.
+constexpr Shape shape{3, 6, 2, 12, 12, 5, 3};
+constexpr Shape shape_with_matrices{3, 6, 2, 12, 12, 5, 3, 6};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("requests: every subset of the gradients, replaced and added to", "[cpu]",
+                   MixedKeySum, MixedProduct, Unnormalized) {
+  const Variant<TestType> attention{.blocks = {.block = 3}};
+  const Operands<double> x = operands<double>(attention, GENERATE(shape, shape_with_matrices));
+  const Update update = GENERATE(Update::overwrite, Update::accumulate);
+  const bool from_saved = GENERATE(false, true);
+  ForwardState<double> state;
+  call::forward(attention, x, SerialExecutor{}, &state);
+  const Gradients<double> all = call::backward(attention, x);
+  for (int subset = 0; subset < 16; ++subset) {
+    CAPTURE(subset);
+    const bool wanted[] = {(subset & 1) != 0, (subset & 2) != 0, (subset & 4) != 0,
+                           (subset & 8) != 0};
+    const Gradients<double> before(x);
+    Gradients<double> after(x);
+    GradientViews<double> views = after.views();
+    if (!wanted[0]) views.query = skip;
+    if (!wanted[1]) views.key = skip;
+    if (!wanted[2]) views.value = skip;
+    if (!wanted[3]) views.mix = skip;
+    backward_to(views, update, attention, x, SerialExecutor{}, from_saved ? &state : nullptr);
+    check_update(after.query, before.query, all.query, wanted[0], update);
+    check_update(after.key, before.key, all.key, wanted[1], update);
+    check_update(after.value, before.value, all.value, wanted[2], update);
+    check_update(after.mix, before.mix, all.mix, wanted[3], update);
+  }
+}
+
+TEMPLATE_TEST_CASE("requests: a saved state changes no bit of either pass", "[cpu]", float,
+                   double) {
+  for (const Index key_dim : {1, 3, 5, 9})
+    for (const Index value_dim : {1, 3, 7}) {
+      CAPTURE(key_dim, value_dim);
+      const Variant<MixedKeySum> attention{.blocks = {.block = 3}};
+      const auto x = operands<TestType>(attention, Shape{3, 4, 2, 14, 14, key_dim, value_dim});
+      ForwardState<TestType> state;
+      auto plain = call::forward(attention, x);
+      auto saving = call::forward(attention, x, SerialExecutor{}, &state);
+      CHECK(bitwise_equal(plain.view(), saving.view()));
+      auto recomputed = call::backward(attention, x);
+      auto from_saved = call::backward(attention, x, SerialExecutor{}, &state);
+      check_same_bits(recomputed, from_saved);
+      auto again = call::backward(attention, x, SerialExecutor{}, &state);  // it is only read
+      check_same_bits(recomputed, again);
+    }
+}
+
+TEST_CASE("requests: a saved state is used, not computed again", "[cpu]") {
+  const Variant<MixedKeySum> attention{.blocks = {.block = 3}};
+  const Operands<double> x = operands<double>(attention, shape);
+  Operands<double> other = x;
+  for (double& element : other.v.elements()) element += 1;
+  ForwardState<double> state;
+  call::forward(attention, other, SerialExecutor{}, &state);
+  auto recomputed = call::backward(attention, x);
+  auto from_saved = call::backward(attention, x, SerialExecutor{}, &state);
+  CHECK_FALSE(bitwise_equal(recomputed.query.view(), from_saved.query.view()));
+}
+
+TEST_CASE("requests: one state serves shapes of any size, one after the other", "[cpu]") {
+  const Variant<MixedKeySum> attention{.blocks = {.block = 3}};
+  ForwardState<double> state;
+  for (const Shape& s : {shape, Shape{4, 6, 3, 25, 25, 7, 9}, Shape{1, 1, 1, 2, 2, 1, 1}, shape}) {
+    const Operands<double> x = operands<double>(attention, s);
+    call::forward(attention, x, SerialExecutor{}, &state);
+    auto recomputed = call::backward(attention, x);
+    auto from_saved = call::backward(attention, x, SerialExecutor{}, &state);
+    check_same_bits(recomputed, from_saved);
+  }
+}
+
+TEST_CASE("requests: a state of another call is refused before anything is written", "[cpu]") {
+  const Variant<MixedKeySum> attention{.blocks = {.block = 3}};
+  const Operands<double> x = operands<double>(attention, shape);
+  ForwardState<double> state;
+  const auto check_refused = [&](const auto& variant, const Operands<double>& call_operands,
+                                 const char* part) {
+    const Gradients<double> before(call_operands);
+    Gradients<double> gradients(call_operands);
+    const std::string message = error_message<StateError>([&] {
+      backward_to(gradients.views(), Update::accumulate, variant, call_operands, SerialExecutor{},
+                  &state);
+    });
+    INFO(message);
+    CHECK(says(message, "saved", part));
+    CHECK(bitwise_equal(gradients.query.view(), before.query.view()));
+    CHECK(bitwise_equal(gradients.key.view(), before.key.view()));
+    CHECK(bitwise_equal(gradients.value.view(), before.value.view()));
+    CHECK(bitwise_equal(gradients.mix.view(), before.mix.view()));
+  };
+  check_refused(attention, x, "nothing has been saved");
+
+  call::forward(attention, x, SerialExecutor{}, &state);
+  for (Shape other :
+       {Shape{2, 6, 2, 12, 12, 5, 3}, Shape{3, 4, 2, 12, 12, 5, 3}, Shape{3, 6, 3, 12, 12, 5, 3},
+        Shape{3, 6, 2, 11, 12, 5, 3}, Shape{3, 6, 2, 12, 11, 5, 3}, Shape{3, 6, 2, 12, 12, 4, 3},
+        Shape{3, 6, 2, 12, 12, 5, 4}, shape_with_matrices})
+    check_refused(attention, operands<double>(attention, other), "another shape or variant");
+  // The same shape in other blocks (mix is larger than the layout), and without key sums.
+  Operands<double> larger_blocks = x;
+  check_refused(Variant<MixedKeySum>{.blocks = {.block = 4}}, larger_blocks,
+                "another shape or variant");
+  check_refused(Variant<Unnormalized>{.blocks = {.block = 3}}, x, "another shape or variant");
+}
+
+TEST_CASE("requests: a forward call that throws leaves the state as it was", "[cpu]") {
+  const Variant<MixedKeySum> attention{.blocks = {.block = 3}};
+  const Operands<double> x = operands<double>(attention, shape);
+  ForwardState<double> state;
+  call::forward(attention, x, SerialExecutor{}, &state);
+  auto y = x.dy;
+  CHECK_THROWS_AS(forward_into(attention, SerialExecutor{}, x.q, x.k, x.v, x.mix, y.view(),
+                               mhla::WorkspaceView{}, &state),
+                  mhla::WorkspaceError);
+  auto recomputed = call::backward(attention, x);
+  auto from_saved = call::backward(attention, x, SerialExecutor{}, &state);
+  check_same_bits(recomputed, from_saved);
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT
+// The tables of a rotation against angles written out here, at positions where float angles fail.
+#include <algorithm>
+#include <cmath>
+#include <mhla/cpu/rotation_table.hpp>
+#include <mhla/testing/random_tensor.hpp>
+#include <vector>
+
+#include "tests/cpu/executors.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/tolerances.hpp"
+
+namespace {
+
+using mhla::Arena;
+using mhla::AxialRotary;
+using mhla::ExecutorRef;
+using mhla::Grid;
+using mhla::HalfSplitRotary;
+using mhla::Index;
+using mhla::NoRotation;
+using mhla::SerialExecutor;
+using mhla::Workspace;
+using mhla::cpu::rotation_table;
+using mhla::cpu::RotationTable;
+
+// A table and the memory it lies in.
+template <class A>
+struct OwnedTable {
+  Workspace workspace;
+  RotationTable<A> table;
+
+  template <class Rotation>
+  OwnedTable(const Rotation& rotation, int rank, Index feature_dim, const Grid& queries,
+             const Grid& keys, const ExecutorRef& executor) {
+    Arena measure;
+    rotation_table<A>(measure, rotation, rank, feature_dim, queries, keys, executor);
+    workspace = Workspace(measure.used());
+    Arena arena(workspace);
+    table = rotation_table<A>(arena, rotation, rank, feature_dim, queries, keys, executor);
+    CHECK(arena.used() == measure.used());
+  }
+};
+
+// One feature pair and what turns it, by hand.
+struct Pair {
+  Index first;
+  Index second;
+  Index axis;       // of the last three coordinates
+  double exponent;  // angle = coordinate theta^-exponent
+};
+
+// Rows of random features rotated by the table and by hand, and back.
+template <class A>
+void check_rotation(const RotationTable<A>& table, const std::vector<Pair>& pairs, double theta,
+                    Index feature_dim, const Index (&coordinate)[3]) {
+  INFO("coordinate " << coordinate[0] << " " << coordinate[1] << " " << coordinate[2]);
+  const auto row = mhla::testing::random_tensor<A>(mhla::testing::Normal{}, 1, feature_dim);
+  auto rotated = row;
+  table.rotate(rotated.view().data, coordinate);
+  // A few roundings of a sum of two products; cosine and sine are never better than double.
+  constexpr double roundoff =
+      std::max(tolerance::unit_roundoff<A>, tolerance::unit_roundoff<double>);
+  double bound = 0;
+  for (const A x : row.elements())
+    bound = std::max(bound, 4 * roundoff * static_cast<double>(std::abs(x)));
+  for (const Pair& pair : pairs) {
+    const long double angle =
+        static_cast<long double>(coordinate[pair.axis]) *
+        std::pow(static_cast<long double>(theta), -static_cast<long double>(pair.exponent));
+    const long double x = row(pair.first);
+    const long double y = row(pair.second);
+    const double angle_error = 4 * static_cast<double>(angle) * tolerance::unit_roundoff<double>;
+    CAPTURE(pair.first, pair.second);
+    CHECK(std::abs(static_cast<double>(rotated(pair.first) -
+                                       (x * std::cos(angle) - y * std::sin(angle)))) <=
+          bound + 8 * angle_error);
+    CHECK(std::abs(static_cast<double>(rotated(pair.second) -
+                                       (x * std::sin(angle) + y * std::cos(angle)))) <=
+          bound + 8 * angle_error);
+  }
+  auto back = rotated;
+  table.rotate_back(back.view().data, coordinate);
+  for (Index c = 0; c < feature_dim; ++c)
+    CHECK(std::abs(static_cast<double>(back(c) - row(c))) <= 2 * bound);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("rotation table: half-split pairs (c, c + D/2), angle t theta^(-2c/D)", "[cpu]",
+                   float, double, long double) {
+  constexpr Index dim = 10;
+  std::vector<Pair> pairs;
+  for (Index c = 0; c < dim / 2; ++c)
+    pairs.push_back({c, c + dim / 2, 2, 2 * static_cast<double>(c) / dim});
+  const HalfSplitRotary rotation{.theta = 500};
+  // The longer side decides how many positions there are.
+  const Grid shorter{{1, 1, 7}, {1, 1, 3}};
+  const Grid longer{{1, 1, 31500}, {1, 1, 64}};
+  for (const bool swapped : {false, true}) {
+    const OwnedTable<TestType> owned(rotation, 1, dim, swapped ? longer : shorter,
+                                     swapped ? shorter : longer, SerialExecutor{});
+    CHECK(owned.table.rotates());
+    for (const Index position : {0, 1, 5, 1000, 31499})
+      check_rotation(owned.table, pairs, 500, dim, {0, 0, position});
+  }
+}
+
+TEMPLATE_TEST_CASE("rotation table: axial pairs (2c, 2c + 1), shared out over the axes", "[cpu]",
+                   float, double, long double) {
+  const AxialRotary rotation{.theta = 100};
+  // By hand for D = 22: 11 pairs; in 2-D the rows get 6, the columns 5; in 3-D the frames 5, rows
+  // and columns 3 each.
+  constexpr Index dim = 22;
+  std::vector<Pair> pairs;
+  Index next = 0;
+  const auto add_axis = [&](Index axis, Index count) {
+    for (Index j = 0; j < count; ++j, ++next)
+      pairs.push_back(
+          {2 * next, 2 * next + 1, axis, static_cast<double>(j) / static_cast<double>(count)});
+  };
+  SECTION("1-D") {
+    add_axis(2, 11);
+    const Grid grid{{1, 1, 40}, {1, 1, 4}};
+    const OwnedTable<TestType> owned(rotation, 1, dim, grid, grid, SerialExecutor{});
+    check_rotation(owned.table, pairs, 100, dim, {0, 0, 39});
+  }
+  SECTION("2-D") {
+    add_axis(1, 6);
+    add_axis(2, 5);
+    const Grid grid{{1, 9, 7}, {1, 4, 4}};
+    const OwnedTable<TestType> owned(rotation, 2, dim, grid, grid, SerialExecutor{});
+    check_rotation(owned.table, pairs, 100, dim, {0, 8, 3});
+    check_rotation(owned.table, pairs, 100, dim, {0, 2, 6});
+  }
+  SECTION("3-D, and grids of which neither holds the other") {
+    add_axis(0, 5);
+    add_axis(1, 3);
+    add_axis(2, 3);
+    const OwnedTable<TestType> owned(rotation, 3, dim, Grid{{3, 9, 7}, {1, 4, 4}},
+                                     Grid{{5, 2, 8}, {1, 1, 1}}, SerialExecutor{});
+    check_rotation(owned.table, pairs, 100, dim, {4, 8, 7});
+    check_rotation(owned.table, pairs, 100, dim, {1, 0, 5});
+  }
+}
+
+TEST_CASE("rotation table: fewer pairs than axes leave an axis without", "[cpu]") {
+  const Grid grid{{3, 4, 5}, {1, 2, 2}};
+  const OwnedTable<double> owned(AxialRotary{.theta = 100}, 3, 4, grid, grid, SerialExecutor{});
+  // Two pairs on three axes: the first axis has both.
+  check_rotation(owned.table, {{0, 1, 0, 0.0}, {2, 3, 0, 0.5}}, 100, 4, {2, 3, 4});
+}
+
+TEST_CASE("rotation table: no rotation takes no memory", "[cpu]") {
+  const Grid grid{{1, 1, 40}, {1, 1, 4}};
+  Arena measure;
+  const auto table =
+      rotation_table<float>(measure, NoRotation{}, 1, 7, grid, grid, SerialExecutor{});
+  CHECK_FALSE(table.rotates());
+  CHECK(measure.used() == 0);
+}
+
+TEST_CASE("rotation table: any executor fills it with the same bits", "[cpu]") {
+  const Grid grid{{2, 5, 7}, {1, 2, 2}};
+  const OwnedTable<float> serial(AxialRotary{}, 3, 16, grid, grid, SerialExecutor{});
+  const executors::ShuffledExecutor shuffled{3};
+  const executors::ThreadExecutor threads{3};
+  const OwnedTable<float> reordered(AxialRotary{}, 3, 16, grid, grid, shuffled);
+  const OwnedTable<float> threaded(AxialRotary{}, 3, 16, grid, grid, threads);
+  for (int axis = 0; axis < 3; ++axis)
+    for (Index i = 0; i < serial.table.axis[axis].cosine.size; ++i)
+      for (const auto* other : {&reordered.table, &threaded.table}) {
+        CHECK(other->axis[axis].cosine[i] == serial.table.axis[axis].cosine[i]);
+        CHECK(other->axis[axis].sine[i] == serial.table.axis[axis].sine[i]);
+      }
+}

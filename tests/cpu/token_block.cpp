@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: MIT
+// Tiles of tokens on their way into panels and back: gathered and scattered whatever the strides,
+// through feature map, scale and rotation, and the adjoint of all three.
+#include <cstddef>
+#include <mhla/cpu/token_block.hpp>
+#include <mhla/policy/feature_map.hpp>
+#include <mhla/testing/comparison.hpp>
+#include <mhla/testing/gradient_check.hpp>
+#include <mhla/testing/host_tensor.hpp>
+#include <mhla/testing/random_tensor.hpp>
+#include <type_traits>
+
+#include "tests/cpu/scattered_tensor.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/tolerances.hpp"
+
+namespace {
+
+using call::ScatteredTensor;
+using mhla::Arena;
+using mhla::AxialRotary;
+using mhla::Grid;
+using mhla::Index;
+using mhla::NoRotation;
+using mhla::Span;
+using mhla::Update;
+using mhla::Workspace;
+using mhla::cpu::BlockTable;
+using mhla::cpu::panel;
+using mhla::cpu::RotationTable;
+using mhla::cpu::TokenRows;
+using mhla::cpu::TokenTile;
+using mhla::testing::AwayFromKink;
+using mhla::testing::HostTensor;
+using mhla::testing::Normal;
+using mhla::testing::random_tensor;
+
+// Of a ragged grid [2, 5, 7] cut into boxes [2, 3, 4], the block in the last corner: rows 3 and 4,
+// columns 4 to 6 of both frames.
+const Grid grid{{2, 5, 7}, {2, 3, 4}};
+constexpr Index tokens = 12;
+constexpr Index token_of_row[tokens] = {25, 26, 27, 32, 33, 34, 60, 61, 62, 67, 68, 69};
+constexpr Index coordinates[tokens][3] = {{0, 3, 4}, {0, 3, 5}, {0, 3, 6}, {0, 4, 4},
+                                          {0, 4, 5}, {0, 4, 6}, {1, 3, 4}, {1, 3, 5},
+                                          {1, 3, 6}, {1, 4, 4}, {1, 4, 5}, {1, 4, 6}};
+// Of a tensor [2, 3, 70, dim], one head.
+constexpr Index batch = 1;
+constexpr Index head = 2;
+
+struct Tables {
+  Workspace workspace;
+  BlockTable blocks;
+  RotationTable<double> rotation;
+
+  template <class Rotation>
+  Tables(const Rotation& turning, Index feature_dim) {
+    const auto build = [&](Arena arena) {
+      blocks = BlockTable(arena, grid, 2);
+      rotation = mhla::cpu::rotation_table<double>(arena, turning, 3, feature_dim, grid, grid,
+                                                   mhla::SerialExecutor{});
+      return arena.used();
+    };
+    workspace = Workspace(build(Arena()));
+    build(Arena(workspace));
+  }
+  const TokenTile& tile() const { return blocks.tiles[blocks.blocks[3].first_tile]; }
+};
+
+template <class T>
+HostTensor<T, 4> random_tokens(Index dim, std::uint64_t seed) {
+  return random_tensor<T>(AwayFromKink{}, seed, 2, 3, grid.num_tokens(), dim);
+}
+
+template <class T>
+HostTensor<T, 4> values_of(ScatteredTensor<T, 4>& tensor) {
+  return mhla::testing::converted<T>(tensor.view());
+}
+
+// Relu and Hedgehog stand for the maps that work element by element and row by row.
+template <class Map>
+HostTensor<double, 2> features_by_hand(const Map& map, double scale, const HostTensor<double, 4>& x,
+                                       Index feature_dim) {
+  HostTensor<double, 2> features(tokens, feature_dim);
+  const Index dim = x.extent(3);
+  for (Index r = 0; r < tokens; ++r) {
+    const double* in = &x(batch, head, token_of_row[r], 0);
+    if constexpr (mhla::ElementwiseFeatureMap<Map>) {
+      for (Index c = 0; c < dim; ++c) features(r, c) = scale * map.value(in[c]);
+    } else {
+      map.value(Span<const double>{in, dim}, Span<double>{&features(r, 0), feature_dim});
+      for (Index c = 0; c < feature_dim; ++c) features(r, c) *= scale;
+    }
+  }
+  return features;
+}
+
+// Packs, against phi row by row and the rotation table's own rotate().
+template <class Map, class Rotation>
+void check_packing(const Map& map, const Rotation& rotation, Index dim, std::uint64_t seed) {
+  constexpr double scale = 0.75;
+  const Index feature_dim = mhla::feature_dim(map, dim);
+  const Tables tables(rotation, feature_dim);
+  const bool rotates = tables.rotation.rotates();
+  const auto x = random_tokens<double>(dim, seed);
+  ScatteredTensor<double, 4> scattered(x, seed);
+  HostTensor<double, 2> features(tokens, feature_dim);
+  HostTensor<double, 2> rotated(tokens, feature_dim);
+  HostTensor<double, 1> row(dim);
+  const TokenRows<const double> rows(scattered, batch, head);
+  const auto features_panel = panel(features.view().data, tokens, feature_dim);
+  mhla::cpu::pack_features(
+      map, tables.rotation, scale, tables.blocks, tables.tile(), rows, features_panel,
+      rotates ? panel(rotated.view().data, tokens, feature_dim) : features_panel,
+      {Span<double>{row.view().data, dim}, {}});
+
+  auto expected = features_by_hand(map, scale, x, feature_dim);
+  CHECK(mhla::testing::bitwise_equal(features.view(), expected.view()));
+  if (!rotates) return;
+  for (Index r = 0; r < tokens; ++r) tables.rotation.rotate(&expected(r, 0), coordinates[r]);
+  CHECK(mhla::testing::bitwise_equal(rotated.view(), expected.view()));
+}
+
+// The adjoint against differences of <grad_rotated, rotated> + sum_t weight_t <direction,
+// features>.
+template <class Map, class Rotation>
+void check_adjoint(const Map& map, const Rotation& rotation, Index dim, bool weighted,
+                   bool directed) {
+  constexpr double scale = 0.75;
+  const Index feature_dim = mhla::feature_dim(map, dim);
+  const Tables tables(rotation, feature_dim);
+  const bool rotates = tables.rotation.rotates();
+  auto x = random_tokens<double>(dim, 3);
+  const auto grad_rotated = random_tensor<double>(Normal{}, 4, tokens, feature_dim);
+  const auto weight = random_tensor<double>(Normal{}, 5, tokens);
+  const auto direction = random_tensor<double>(Normal{}, 6, feature_dim);
+  HostTensor<double, 1> row(dim);
+  HostTensor<double, 1> grad_row(dim);
+  const TokenRows<const double> rows(x, batch, head);
+
+  const auto loss = [&] {
+    HostTensor<double, 2> features(tokens, feature_dim);
+    HostTensor<double, 2> rotated(tokens, feature_dim);
+    const auto features_panel = panel(features.view().data, tokens, feature_dim);
+    mhla::cpu::pack_features(
+        map, tables.rotation, scale, tables.blocks, tables.tile(), rows, features_panel,
+        rotates ? panel(rotated.view().data, tokens, feature_dim) : features_panel,
+        {Span<double>{row.view().data, dim}, {}});
+    const auto& seen = rotates ? rotated : features;
+    double sum = 0;
+    for (Index r = 0; r < tokens; ++r)
+      for (Index c = 0; c < feature_dim; ++c)
+        sum += grad_rotated(r, c) * seen(r, c) +
+               (directed ? (weighted ? weight(r) : 1.0) * direction(c) * features(r, c) : 0.0);
+    return sum;
+  };
+
+  auto used_up = grad_rotated;
+  auto grad = random_tokens<double>(dim, 7);  // tokens of other blocks and heads must keep it
+  const auto before = grad;
+  ScatteredTensor<double, 4> scattered(grad, 8);
+  const mhla::cpu::FeatureGradient<double> gradient{
+      panel(used_up.view().data, tokens, feature_dim),
+      {weight.view().data, weighted ? tokens : 0},
+      {direction.view().data, directed ? feature_dim : 0}};
+  mhla::cpu::unpack_feature_gradient(
+      map, tables.rotation, scale, tables.blocks, tables.tile(), rows, gradient,
+      TokenRows<double>(scattered, batch, head), Update::overwrite,
+      {Span<double>{row.view().data, dim}, Span<double>{grad_row.view().data, dim}});
+  CHECK(scattered.guards_intact());
+  grad = values_of(scattered);
+
+  // Added to what is there, the same gradient: old + new, exactly.
+  ScatteredTensor<double, 4> sum(before, 9);
+  used_up = grad_rotated;
+  mhla::cpu::unpack_feature_gradient(
+      map, tables.rotation, scale, tables.blocks, tables.tile(), rows, gradient,
+      TokenRows<double>(sum, batch, head), Update::accumulate,
+      {Span<double>{row.view().data, dim}, Span<double>{grad_row.view().data, dim}});
+  auto expected_sum = before;
+  HostTensor<double, 4> gradient_alone(2, 3, grid.num_tokens(), dim);
+  for (const Index token : token_of_row)
+    for (Index c = 0; c < dim; ++c) {
+      gradient_alone(batch, head, token, c) = grad(batch, head, token, c);
+      expected_sum(batch, head, token, c) += grad(batch, head, token, c);
+    }
+  CHECK(mhla::testing::bitwise_equal(sum.view(), expected_sum.view()));
+
+  auto others = before;
+  for (const Index token : token_of_row)
+    for (Index c = 0; c < dim; ++c) others(batch, head, token, c) = grad(batch, head, token, c);
+  CHECK(mhla::testing::bitwise_equal(grad.view(), others.view()));
+
+  const auto check =
+      mhla::testing::check_gradient(loss, 10, 3, mhla::testing::differentiate(x, gradient_alone));
+  INFO(check.report());
+  CHECK(check.error <= tolerance::gradient_check);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("token block: gather packs the tokens of a block, whatever the strides", "[cpu]",
+                   float, mhla::BFloat16, mhla::Half) {
+  using T = TestType;
+  const Tables tables(NoRotation{}, 1);
+  for (const Index dim : {1, 2, 3, 4, 5, 7, 8, 9, 17}) {
+    const auto x = random_tokens<T>(dim, 1);
+    for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {
+      ScatteredTensor<T, 4> scattered(x, seed);
+      HostTensor<float, 2> packed(tokens, dim);
+      mhla::cpu::gather(tables.blocks, tables.tile(), TokenRows<const T>(scattered, batch, head),
+                        panel(packed.view().data, tokens, dim));
+      for (Index r = 0; r < tokens; ++r)
+        for (Index c = 0; c < dim; ++c)
+          CHECK(packed(r, c) == mhla::load(x(batch, head, token_of_row[r], c)));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("token block: scatter writes or adds to the tokens of a block and no others",
+                   "[cpu]", float, mhla::BFloat16, mhla::Half) {
+  using T = TestType;
+  const Tables tables(NoRotation{}, 1);
+  const auto update = GENERATE(Update::overwrite, Update::accumulate);
+  for (const Index dim : {1, 3, 8, 17}) {
+    const auto packed = random_tensor<float>(Normal{}, 1, tokens, dim);
+    const auto before = random_tokens<T>(dim, 2);
+    auto expected = before;
+    for (Index r = 0; r < tokens; ++r)
+      for (Index c = 0; c < dim; ++c) {
+        T& element = expected(batch, head, token_of_row[r], c);
+        mhla::store(element,
+                    packed(r, c) + (update == Update::accumulate ? mhla::load(element) : 0.0f));
+      }
+    for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {
+      ScatteredTensor<T, 4> scattered(before, seed);
+      mhla::cpu::scatter<T, float>(tables.blocks, tables.tile(),
+                                   panel(packed.view().data, tokens, dim),
+                                   TokenRows<T>(scattered, batch, head), update);
+      CHECK(scattered.guards_intact());
+      CHECK(mhla::testing::bitwise_equal(scattered.view(), expected.view()));
+    }
+  }
+}
+
+TEST_CASE("token block: features are s phi(x), rotated ones s R phi(x)", "[cpu]") {
+  for (const Index dim : {2, 6, 8, 14})
+    for (const std::uint64_t seed : {1u, 2u, 3u}) {
+      check_packing(mhla::Relu{.epsilon = 0.125}, AxialRotary{.theta = 10}, dim, seed);
+      check_packing(mhla::Hedgehog{}, AxialRotary{.theta = 10}, dim, seed);
+    }
+  for (const Index dim : {1, 3, 9}) {
+    check_packing(mhla::Relu{.epsilon = 0.125}, NoRotation{}, dim, 1);
+    check_packing(mhla::Hedgehog{}, NoRotation{}, dim, 1);
+  }
+}
+
+TEST_CASE("token block: the adjoint carries both gradients through rotation, scale and phi",
+          "[cpu]") {
+  const bool weighted = GENERATE(false, true);
+  const bool directed = GENERATE(false, true);
+  check_adjoint(mhla::EluPlusOne{}, AxialRotary{.theta = 10}, 6, weighted, directed);
+  check_adjoint(mhla::Relu{}, NoRotation{}, 5, weighted, directed);
+  check_adjoint(mhla::Hedgehog{}, AxialRotary{.theta = 10}, 5, weighted, directed);
+  check_adjoint(mhla::Hedgehog{}, NoRotation{}, 3, weighted, directed);
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: MIT
+// However a call is cut into tasks, and whoever runs them in which order, the bits are the same:
+// one slot that runs whole units, slots that share units, and threads.
+#include <algorithm>
+#include <mhla/cpu/pipeline.hpp>
+
+#include "tests/cpu/call.hpp"
+#include "tests/cpu/executors.hpp"
+
+namespace {
+
+using call::bitwise_equal;
+using executors::ShuffledExecutor;
+using executors::ThreadExecutor;
+using mhla::Attention;
+using mhla::AxialRotary;
+using mhla::Bidirectional;
+using mhla::Blocks1D;
+using mhla::Blocks2D;
+using mhla::Index;
+using mhla::MixedKeySum;
+using mhla::MixedProduct;
+using mhla::NoRotation;
+using mhla::Relu;
+using mhla::Shape;
+using mhla::Unnormalized;
+
+// Blocks of 3 tokens for more than two groups of rows of the mixing matrix.
+constexpr Index many_tokens = 3 * (2 * mhla::cpu::max_mixing_rows + 5);
+
+template <class T, class V>
+void check_executors(const V& attention, const Shape& shape) {
+  const auto x = call::operands<T>(attention, shape);
+  auto y = call::forward(attention, x);
+  auto gradients = call::backward(attention, x);
+  const auto check = [&](const auto& executor) {
+    auto other_y = call::forward(attention, x, executor);
+    auto other_gradients = call::backward(attention, x, executor);
+    CHECK(bitwise_equal(y.view(), other_y.view()));
+    check_same_bits(gradients, other_gradients);
+  };
+  for (const Index slots : {1, 2, 3, 7, 40}) {
+    INFO(slots << " slots in any order");
+    check(ShuffledExecutor{slots, static_cast<std::uint64_t>(slots)});
+  }
+  for (const Index threads : {1, 2, 3, 8}) {
+    INFO(threads << " threads");
+    check(ThreadExecutor{threads});
+  }
+}
+
+// Blocks of one size, which every normalizer takes.
+template <class Normalizer>
+void check_even_calls() {
+  using Sequence = Attention<Relu, Blocks1D, Bidirectional, Normalizer, NoRotation>;
+  using Image = Attention<Relu, Blocks2D, Bidirectional, Normalizer, AxialRotary>;
+  SECTION("groups of query heads, one matrix, several groups of rows") {
+    check_executors<float>(Sequence{.blocks = {.block = 3}},
+                           {2, 6, 2, many_tokens, many_tokens, 5, 7});
+  }
+  SECTION("groups of query heads, a matrix each") {
+    check_executors<float>(Sequence{.blocks = {.block = 3}},
+                           {2, 6, 2, many_tokens, many_tokens, 5, 7, 6});
+  }
+  SECTION("fewer units than slots, an image, rotated, a matrix per head") {
+    check_executors<float>(Image{.blocks = {.grid = {12, 15}, .block = {3, 3}}},
+                           {1, 2, 1, 180, 180, 6, 9, 2});
+  }
+  SECTION("more kv heads than partial sums") {
+    check_executors<float>(Sequence{.blocks = {.block = 4}}, {3, 70, 70, 12, 12, 3, 2});
+    check_executors<float>(Sequence{.blocks = {.block = 4}}, {3, 70, 70, 12, 12, 3, 2, 70});
+  }
+  SECTION("more sequences than partial sums") {
+    check_executors<float>(Sequence{.blocks = {.block = 4}}, {150, 2, 1, 12, 12, 3, 2});
+    check_executors<float>(Sequence{.blocks = {.block = 4}}, {67, 6, 3, 12, 12, 3, 2, 6});
+  }
+  SECTION("blocks of several tiles") {
+    check_executors<float>(Sequence{.blocks = {.block = 300}}, {2, 2, 1, 600, 600, 9, 5});
+  }
+}
+
+}  // namespace
+
+TEST_CASE("units: MixedKeySum has the same bits on every executor", "[cpu]") {
+  check_even_calls<MixedKeySum>();
+}
+TEST_CASE("units: MixedProduct has the same bits on every executor", "[cpu]") {
+  check_even_calls<MixedProduct>();
+}
+TEST_CASE("units: Unnormalized has the same bits on every executor", "[cpu]") {
+  check_even_calls<Unnormalized>();
+}
+
+TEST_CASE("units: ragged grids and two sides have the same bits on every executor", "[cpu]") {
+  SECTION("ragged image") {
+    check_executors<double>(
+        Attention<Relu, Blocks2D>{.blocks = {.grid = {13, 11}, .block = {3, 4}}},
+        {2, 6, 2, 143, 143, 5, 7});
+  }
+  SECTION("keys of another image, more of them") {
+    check_executors<double>(
+        Attention<Relu, Blocks2D>{.blocks = {.grid = {3, 11}, .block = {2, 4}},
+                                  .key_blocks = {.grid = {17, 9}, .block = {2, 2}}},
+        {1, 4, 2, 33, 153, 5, 7, 4});
+  }
+  SECTION("ragged sequence of long blocks") {
+    check_executors<double>(Attention<Relu, Blocks1D>{.blocks = {.block = 150}},
+                            {1, 2, 2, 500, 500, 5, 7});
+  }
+}
+
+// The units fuse the stages head by head and group by group. Here they are called stage by stage:
+// all summaries, then all mixing, then all readouts.
+TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
+  using namespace mhla::cpu;
+  using mhla::Arena;
+  using mhla::Span;
+  using mhla::TensorView;
+  using mhla::Update;
+  const Attention<Relu, Blocks2D, Bidirectional, MixedKeySum, AxialRotary> attention{
+      .blocks = {.grid = {40, 35}, .block = {4, 6}}, .scale = 0.5};
+  const auto x = call::operands<float>(attention, {1, 1, 1, 1400, 1400, 6, 9});
+  const mhla::Problem problem = checked_problem(attention, x.shape());
+  const Index blocks = problem.query_blocks;
+  constexpr Index dim = 6;
+  constexpr Index value_dim = 9;
+  REQUIRE(blocks > max_mixing_rows);
+
+  BlockTable table;
+  RotationTable<float> rotation;
+  Span<float> features, rotated, values, summaries, key_sums, mixed, mixed_key_sums, denominators;
+  const auto lay_out = [&](Arena arena) {
+    table = BlockTable(arena, problem.query_grid, 1);
+    rotation = rotation_table<float>(arena, attention.rotation, 2, dim, problem.query_grid,
+                                     problem.key_grid, mhla::SerialExecutor{});
+    for (Span<float>* span : {&features, &rotated}) *span = arena.take<float>(24 * dim);
+    values = arena.take<float>(24 * value_dim);
+    for (Span<float>* span : {&summaries, &mixed})
+      *span = arena.take<float>(blocks * dim * value_dim);
+    for (Span<float>* span : {&key_sums, &mixed_key_sums}) *span = arena.take<float>(blocks * dim);
+    denominators = arena.take<float>(24);
+    return arena.used();
+  };
+  const mhla::Workspace workspace(lay_out(Arena()));
+  lay_out(Arena(workspace));
+
+  const auto pack = [&](const auto& tensor, float scale, const TokenTile& tile) {
+    pack_features(attention.feature_map, rotation, scale, table, tile,
+                  TokenRows<const float>(tensor.view(), 0, 0),
+                  panel(features.data, tile.tokens, dim), panel(rotated.data, tile.tokens, dim),
+                  {});
+  };
+  const auto tile_of = [&](Index block) { return table.tiles[table.blocks[block].first_tile]; };
+  const auto summary_of = [&](Span<float> of, Index block) {
+    return panel(of.data + block * dim * value_dim, dim, value_dim);
+  };
+  const auto key_sum_of = [&](Span<float> of, Index block) {
+    return Span<float>{of.data + block * dim, dim};
+  };
+
+  for (Index b = 0; b < blocks; ++b) {
+    const TokenTile tile = tile_of(b);
+    pack(x.k, 1, tile);
+    gather(table, tile, TokenRows<const float>(x.v.view(), 0, 0),
+           panel(values.data, tile.tokens, value_dim));
+    summarize<float>(panel(features.data, tile.tokens, dim), panel(rotated.data, tile.tokens, dim),
+                     panel(values.data, tile.tokens, value_dim), summary_of(summaries, b),
+                     key_sum_of(key_sums, b), Into::overwrite);
+  }
+  const Panel<const float> mixing = panel(x.mix.view().data, blocks, blocks);
+  const RowGroups groups(blocks);
+  for (Index group = 0; group < groups.count; ++group) {
+    const Index first = groups.begin(group);
+    const Index rows = groups.size(group);
+    mix<float>(mixing.row_range(first, rows), panel(summaries.data, blocks, dim * value_dim),
+               panel(mixed.data, blocks, dim * value_dim).row_range(first, rows));
+    mix<float>(mixing.row_range(first, rows), panel(key_sums.data, blocks, dim),
+               panel(mixed_key_sums.data, blocks, dim).row_range(first, rows));
+  }
+  call::HostTensor<float, 4> staged(1, 1, 1400, value_dim);
+  for (Index i = 0; i < blocks; ++i) {
+    const TokenTile tile = tile_of(i);
+    pack(x.q, 0.5f, tile);
+    const Span<float> den{denominators.data, tile.tokens};
+    const auto y = panel(values.data, tile.tokens, value_dim);
+    read_out<float>(panel(rotated.data, tile.tokens, dim), summary_of(mixed, i), y);
+    mixed_key_sum_denominators<float>(panel(features.data, tile.tokens, dim),
+                                      key_sum_of(mixed_key_sums, i), 1e-6f, den);
+    divide_rows<float>(y, den);
+    scatter<float, float>(table, tile, y, TokenRows<float>(staged.view(), 0, 0), Update::overwrite);
+  }
+
+  auto fused = call::forward(attention, x);
+  CHECK(bitwise_equal(staged.view(), fused.view()));
+}

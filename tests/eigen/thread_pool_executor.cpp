@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+// The executor over an Eigen thread pool.
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <mhla/eigen/thread_pool_executor.hpp>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "tests/support/catch.hpp"
+
+using mhla::executor_for;
+using mhla::Index;
+using mhla::SerialExecutor;
+using mhla::ThreadPoolExecutor;
+
+static_assert(mhla::Executor<ThreadPoolExecutor>);
+
+TEST_CASE("executor: a device has its executor", "[eigen]") {
+  CHECK(std::is_same_v<decltype(executor_for(Eigen::DefaultDevice())), SerialExecutor>);
+  Eigen::ThreadPool pool(4);
+  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 4)).slots() == 4);
+  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 2)).slots() == 2);
+  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 1)).slots() == 1);
+  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 0)).slots() == 1);
+}
+
+TEST_CASE("executor: runs every task once, no slot twice at a time", "[eigen]") {
+  Eigen::ThreadPool pool(8);
+  for (const int threads : {1, 2, 3, 8}) {
+    const Eigen::ThreadPoolDevice device(&pool, threads);
+    const ThreadPoolExecutor executor = executor_for(device);
+    for (const Index tasks : {0, 1, 2, 3, 7, 8, 9, 1000}) {
+      std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
+      std::vector<std::atomic<int>> busy(static_cast<std::size_t>(executor.slots()));
+      std::atomic<int> collisions{0};
+      std::atomic<int> foreign_slots{0};
+      executor.parallel_for(tasks, [&](Index task, Index slot) {
+        if (slot < 0 || slot >= executor.slots()) {
+          ++foreign_slots;
+          return;
+        }
+        auto& mine = busy[static_cast<std::size_t>(slot)];
+        if (mine.exchange(1) != 0) ++collisions;
+        ++runs[static_cast<std::size_t>(task)];
+        mine = 0;
+      });
+      CHECK(foreign_slots == 0);
+      CHECK(collisions == 0);
+      CHECK(std::all_of(runs.begin(), runs.end(), [](const auto& count) { return count == 1; }));
+    }
+  }
+}
+
+TEST_CASE("executor: gives work to every thread, each with its slot", "[eigen]") {
+  // Three tasks that wait for each other finish only where three threads run them.
+  Eigen::ThreadPool pool(3);
+  const Eigen::ThreadPoolDevice device(&pool, 3);
+  std::atomic<int> arrived{0};
+  std::vector<Index> slot_of(3);
+  executor_for(device).parallel_for(3, [&](Index task, Index slot) {
+    slot_of[static_cast<std::size_t>(task)] = slot;
+    ++arrived;
+    while (arrived < 3) std::this_thread::yield();
+  });
+  std::sort(slot_of.begin(), slot_of.end());
+  CHECK(slot_of == std::vector<Index>{0, 1, 2});
+}
+
+TEST_CASE("executor: what a task throws reaches the caller", "[eigen]") {
+  Eigen::ThreadPool pool(3);
+  const Eigen::ThreadPoolDevice device(&pool, 3);
+  const ThreadPoolExecutor executor = executor_for(device);
+  for (const Index failing : {0, 1, 50, 99}) {
+    std::string message;
+    try {
+      executor.parallel_for(100, [&](Index task, Index) {
+        if (task == failing) throw std::runtime_error("task " + std::to_string(task));
+      });
+    } catch (const std::runtime_error& error) {
+      message = error.what();
+    }
+    CHECK(message == "task " + std::to_string(failing));
+  }
+  CHECK_THROWS_AS(
+      executor.parallel_for(100, [](Index, Index) { throw std::runtime_error("every task"); }),
+      std::runtime_error);
+  std::atomic<int> runs{0};
+  executor.parallel_for(100, [&](Index, Index) { ++runs; });
+  CHECK(runs == 100);
+}

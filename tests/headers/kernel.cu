@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: MIT
+// core/ and policy/ as device code sees them: no Eigen, no warning of nvcc.
+#include "include_kernel.inc"
+
+#ifdef EIGEN_WORLD_VERSION
+#error "core/ and policy/ must not include Eigen"
+#endif

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+// The product of policies: 9 feature maps x 7 pairs of geometry and rotation x 3 normalizers = 189
+// variants. Builds without MHLA_FULL_PRODUCT take the golden cases' variants and the subset listed
+// here, in which every two policies that can meet do meet (tests/laws/product.cpp shows it).
+#pragma once
+
+#include <type_traits>
+#include <vector>
+
+#include "tests/laws/harness/variant.hpp"
+
+namespace laws {
+
+#if defined(MHLA_FULL_PRODUCT)
+inline constexpr bool full_product = true;
+#else
+inline constexpr bool full_product = false;
+#endif
+
+/// Whether a build takes the variant. Every map meets the three normalizers on three geometries:
+/// Blocks1D with HalfSplitRotary, Blocks2D and Blocks3D one of them with AxialRotary, one without;
+/// which normalizer goes where turns with the map. Blocks1D with the other rotations comes on top.
+constexpr bool in_pairwise_subset(const Policies& policies) {
+  const int map = static_cast<int>(policies.map);
+  const int normalizer = static_cast<int>(policies.normalizer);
+  if (policies.rank == 1 && policies.rotation != Rotation::half_split)
+    return map == (policies.rotation == Rotation::none ? 1 : 3);
+  if ((map + policies.rank) % 3 != normalizer) return false;
+  if (policies.rank == 1) return true;
+  const bool axial = (map / 3 + policies.rank) % 2 == 0;
+  return axial == (policies.rotation == Rotation::axial);
+}
+
+/// The variants of the golden cases (tests/golden), which every build runs.
+constexpr bool in_golden_cases(const Policies& policies) {
+  constexpr auto none = Rotation::none;
+  constexpr auto key_sum = Normalizer::mixed_key_sum;
+  constexpr auto product = Normalizer::mixed_product;
+  constexpr auto unnormalized = Normalizer::unnormalized;
+  for (const Policies& golden : {Policies{Map::relu, 1, none, unnormalized},
+                                 {Map::relu, 1, none, key_sum},
+                                 {Map::relu, 1, none, product},
+                                 {Map::relu, 2, none, key_sum},
+                                 {Map::relu, 2, none, product},
+                                 {Map::relu, 2, none, unnormalized},
+                                 {Map::relu, 3, none, unnormalized},
+                                 {Map::relu, 3, Rotation::axial, product},
+                                 {Map::relu, 3, Rotation::axial, unnormalized},
+                                 {Map::elu_plus_one, 2, none, unnormalized},
+                                 {Map::elu_plus_one, 2, none, key_sum},
+                                 {Map::elu_plus_one, 3, none, key_sum},
+                                 {Map::exp, 1, none, key_sum},
+                                 {Map::softmax, 2, none, key_sum},
+                                 {Map::squared_relu, 2, none, unnormalized},
+                                 {Map::dpfp, 1, none, unnormalized},
+                                 {Map::favor, 1, none, key_sum}})
+    if (golden == policies) return true;
+  return false;
+}
+
+constexpr bool in_build(const Policies& policies) {
+  return full_product || in_pairwise_subset(policies) || in_golden_cases(policies);
+}
+
+using Variants = std::vector<const Variant*>;
+
+// One for each feature map, in variants/<map>.cpp.
+void add_identity(Variants& variants);
+void add_relu(Variants& variants);
+void add_squared_relu(Variants& variants);
+void add_elu_plus_one(Variants& variants);
+void add_exp(Variants& variants);
+void add_softmax(Variants& variants);
+void add_hedgehog(Variants& variants);
+void add_dpfp(Variants& variants);
+void add_favor(Variants& variants);
+
+/// The variants of this build.
+inline const Variants& product() {
+  static const Variants variants = [] {
+    Variants all;
+    for (const auto add : {add_identity, add_relu, add_squared_relu, add_elu_plus_one, add_exp,
+                           add_softmax, add_hedgehog, add_dpfp, add_favor})
+      add(all);
+    return all;
+  }();
+  return variants;
+}
+
+}  // namespace laws

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+// A variant of the product of policies behind one interface, so that a law is written, and
+// compiled, once for all of them.
+#pragma once
+
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <ostream>
+#include <string>
+
+#include "tests/laws/harness/setting.hpp"
+
+namespace laws {
+
+using mhla::GradientViews;
+using mhla::Span;
+using mhla::TensorView;
+using mhla::Update;
+
+enum class Map { identity, relu, squared_relu, elu_plus_one, exp, softmax, hedgehog, dpfp, favor };
+enum class Rotation { none, half_split, axial };
+enum class Normalizer { mixed_key_sum, mixed_product, unnormalized };
+
+/// The types a variant is made of, as values.
+struct Policies {
+  Map map;
+  int rank;  ///< of the geometry: Blocks1D, Blocks2D, Blocks3D
+  Rotation rotation;
+  Normalizer normalizer;
+
+  bool rotates() const { return rotation != Rotation::none; }
+  bool normalizes() const { return normalizer != Normalizer::unnormalized; }
+  bool mixes_products() const { return normalizer == Normalizer::mixed_product; }
+
+  friend bool operator==(const Policies&, const Policies&) = default;
+};
+
+/// "Relu Blocks2D AxialRotary MixedKeySum"
+inline std::string name_of(const Policies& policies) {
+  constexpr const char* maps[] = {"Identity", "Relu",     "SquaredRelu", "EluPlusOne", "Exp",
+                                  "Softmax",  "Hedgehog", "Dpfp",        "Favor"};
+  constexpr const char* rotations[] = {"NoRotation", "HalfSplitRotary", "AxialRotary"};
+  constexpr const char* normalizers[] = {"MixedKeySum", "MixedProduct", "Unnormalized"};
+  return std::string(maps[static_cast<int>(policies.map)]) + " Blocks" +
+         std::to_string(policies.rank) + "D " + rotations[static_cast<int>(policies.rotation)] +
+         " " + normalizers[static_cast<int>(policies.normalizer)];
+}
+inline std::ostream& operator<<(std::ostream& out, const Policies& policies) {
+  return out << name_of(policies);
+}
+
+/// The operands of a call, wherever they lie.
+template <class T>
+struct Operands {
+  TensorView<const T, 4> q;
+  TensorView<const T, 4> k;
+  TensorView<const T, 4> v;
+  TensorView<const T, 3> mix;
+};
+
+/// The library under test in one scalar type.
+template <class T>
+class Backend {
+ public:
+  virtual void forward(const Setting& setting, const Operands<T>& operands,
+                       const TensorView<T, 4>& y) const = 0;
+  virtual void backward(const Setting& setting, const Operands<T>& operands,
+                        const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                        Update update) const = 0;
+
+ protected:
+  ~Backend() = default;
+};
+
+class Variant {
+ public:
+  virtual Policies policies() const = 0;
+
+  virtual const Backend<float>& in_float() const = 0;
+  virtual const Backend<double>& in_double() const = 0;
+  virtual const Backend<long double>& in_long_double() const = 0;
+
+  /// phi of a row, and its adjoint.
+  virtual Index feature_dim(const Setting& setting, Index key_dim) const = 0;
+  virtual void phi(const Setting& setting, Span<const long double> in,
+                   Span<long double> out) const = 0;
+  virtual void phi_adjoint(const Setting& setting, Span<const long double> in,
+                           Span<const long double> grad, Span<long double> out) const = 0;
+
+ protected:
+  ~Variant() = default;
+};
+
+/// The backend of a variant in scalar type T.
+template <class T>
+const Backend<T>& backend_in(const Variant& variant);
+template <>
+inline const Backend<float>& backend_in(const Variant& variant) {
+  return variant.in_float();
+}
+template <>
+inline const Backend<double>& backend_in(const Variant& variant) {
+  return variant.in_double();
+}
+template <>
+inline const Backend<long double>& backend_in(const Variant& variant) {
+  return variant.in_long_double();
+}
+
+}  // namespace laws

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+// The Variant of a type Attention<...>: here the library is compiled.
+#pragma once
+
+#include <cstring>
+#include <mhla/cpu/pipeline.hpp>
+#include <mhla/reference/token_features.hpp>
+#include <type_traits>
+
+#include "tests/laws/harness/variant.hpp"
+
+namespace laws {
+
+template <class Policy>
+constexpr Map map_of();
+template <>
+constexpr Map map_of<mhla::Identity>() {
+  return Map::identity;
+}
+template <>
+constexpr Map map_of<mhla::Relu>() {
+  return Map::relu;
+}
+template <>
+constexpr Map map_of<mhla::SquaredRelu>() {
+  return Map::squared_relu;
+}
+template <>
+constexpr Map map_of<mhla::EluPlusOne>() {
+  return Map::elu_plus_one;
+}
+template <>
+constexpr Map map_of<mhla::Exp>() {
+  return Map::exp;
+}
+template <>
+constexpr Map map_of<mhla::Softmax>() {
+  return Map::softmax;
+}
+template <>
+constexpr Map map_of<mhla::Hedgehog>() {
+  return Map::hedgehog;
+}
+template <>
+constexpr Map map_of<mhla::Dpfp>() {
+  return Map::dpfp;
+}
+template <>
+constexpr Map map_of<mhla::Favor<double>>() {
+  return Map::favor;
+}
+
+template <class V>
+constexpr Policies policies_of() {
+  using R = typename V::RotationType;
+  using N = typename V::NormalizerType;
+  return {map_of<typename V::FeatureMapType>(), V::GeometryType::rank,
+          std::is_same_v<R, mhla::NoRotation>        ? Rotation::none
+          : std::is_same_v<R, mhla::HalfSplitRotary> ? Rotation::half_split
+                                                     : Rotation::axial,
+          std::is_same_v<N, mhla::MixedKeySum>    ? Normalizer::mixed_key_sum
+          : std::is_same_v<N, mhla::MixedProduct> ? Normalizer::mixed_product
+                                                  : Normalizer::unnormalized};
+}
+
+/// A workspace of exactly `bytes` bytes that holds NaN: nothing may be read before it is written.
+inline mhla::Workspace poisoned_workspace(Index bytes) {
+  mhla::Workspace workspace(bytes);
+  if (bytes > 0) std::memset(workspace.data(), 0xff, static_cast<std::size_t>(bytes));
+  return workspace;
+}
+
+template <class V, class T>
+class BackendOf final : public Backend<T> {
+ public:
+  void forward(const Setting& setting, const Operands<T>& operands,
+               const TensorView<T, 4>& y) const override {
+    const V attention = attention_of<V>(setting);
+    const auto& [q, k, v, mix] = operands;
+    const mhla::Workspace workspace = poisoned_workspace(mhla::forward_workspace_size<T>(
+        attention, mhla::shape_of(q, k, v, mix), mhla::SerialExecutor{}));
+    mhla::forward_into(attention, mhla::SerialExecutor{}, q, k, v, mix, y, workspace);
+  }
+  void backward(const Setting& setting, const Operands<T>& operands,
+                const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                Update update) const override {
+    const V attention = attention_of<V>(setting);
+    const auto& [q, k, v, mix] = operands;
+    const mhla::Workspace workspace = poisoned_workspace(mhla::backward_workspace_size<T>(
+        attention, mhla::shape_of(q, k, v, mix), mhla::SerialExecutor{}));
+    mhla::backward_into(attention, mhla::SerialExecutor{}, q, k, v, mix, dy, gradients, update,
+                        workspace);
+  }
+};
+
+template <class V>
+class VariantOf final : public Variant {
+ public:
+  static const VariantOf& instance() {
+    static const VariantOf variant;
+    return variant;
+  }
+
+  Policies policies() const override { return policies_of<V>(); }
+
+  const Backend<float>& in_float() const override { return float_; }
+  const Backend<double>& in_double() const override { return double_; }
+  const Backend<long double>& in_long_double() const override { return long_double_; }
+
+  Index feature_dim(const Setting& setting, Index key_dim) const override {
+    return mhla::feature_dim(feature_map_of<FeatureMap>(setting), key_dim);
+  }
+  void phi(const Setting& setting, Span<const long double> in,
+           Span<long double> out) const override {
+    mhla::reference::apply_feature_map(feature_map_of<FeatureMap>(setting), in, out);
+  }
+  void phi_adjoint(const Setting& setting, Span<const long double> in, Span<const long double> grad,
+                   Span<long double> out) const override {
+    mhla::reference::apply_feature_map_adjoint(feature_map_of<FeatureMap>(setting), in, grad, out);
+  }
+
+ private:
+  using FeatureMap = typename V::FeatureMapType;
+
+  BackendOf<V, float> float_;
+  BackendOf<V, double> double_;
+  BackendOf<V, long double> long_double_;
+};
+
+}  // namespace laws

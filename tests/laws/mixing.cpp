@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: MIT
+// What special mixing matrices make of MHLA, and what normalizing makes of the weights.
+#include <algorithm>
+#include <mhla/testing/comparison.hpp>
+
+#include "tests/laws/harness/blocks.hpp"
+#include "tests/laws/harness/for_each_case.hpp"
+#include "tests/laws/harness/run.hpp"
+
+namespace {
+
+using namespace laws;
+
+void fill(auto& tensor, double value) {
+  std::fill(tensor.elements().begin(), tensor.elements().end(), value);
+}
+
+template <int Rank>
+HostTensor<double, Rank> times(double factor, HostTensor<double, Rank> tensor) {
+  for (double& x : tensor.elements()) x *= factor;
+  return tensor;
+}
+
+template <int Rank>
+bool same_bits(const HostTensor<double, Rank>& a, const HostTensor<double, Rank>& b) {
+  return mhla::testing::bitwise_equal(a.view(), b.view());
+}
+
+bool divides_by_weights(const Policies& policies) { return policies.normalizes(); }
+
+}  // namespace
+
+// ---- Law 1: linear attention as a special case -------------------------------------------------
+
+TEST_CASE("law 1: all-ones mixing is linear attention, rotated or not", "[laws][mixing]") {
+  for_each_case(
+      {}, 1, [](const Policies& policies) { return !policies.mixes_products(); },
+      [](const Variant& variant, Case random) {
+        fill(random.mix, 1);
+        const Outcome<Wide> linear = expected(variant, random, Formula::linear);
+        require_near(run(variant, random), linear, magnitudes(variant, random, linear.y), 1,
+                     Compare::all_but_mix);
+      });
+}
+
+TEST_CASE("law 1: one block is linear attention, with every normalizer", "[laws][mixing]") {
+  for_each_case({}, 1, anything, [](const Variant& variant, Case random) {
+    for (Grid* grid : {&random.setting.queries, &random.setting.keys})
+      for (int axis = 0; axis < 3; ++axis) grid->block[axis] = grid->extent[axis];
+    random.mix = HostTensor<double, 3>(random.shape.mix_heads, 1, 1);
+    fill(random.mix, 1);
+    const Outcome<Wide> linear = expected(variant, random, Formula::linear);
+    require_near(run(variant, random), linear, magnitudes(variant, random, linear.y), 1,
+                 Compare::all_but_mix);
+  });
+}
+
+TEST_CASE("law 1: identity mixing is linear attention inside each block", "[laws][mixing]") {
+  for_each_case({.self_attention = true}, 1, anything, [](const Variant& variant, Case random) {
+    fill(random.mix, 0);
+    for (Index h = 0; h < random.mix.extent(0); ++h)
+      for (Index b = 0; b < std::min(random.mix.extent(1), random.mix.extent(2)); ++b)
+        random.mix(h, b, b) = 1;
+    const Tensors<Wide> all(random);
+    Outcome<Wide> inside_blocks{HostTensor<Wide, 4>::like(all.dy.view()),
+                                zero_gradients<Wide>(all.operands())};
+    const Grid& grid = random.setting.queries;
+    for (Index b = 0; b < grid.num_blocks(); ++b) {
+      const Order tokens = tokens_of_block(grid, b);
+      Setting inside = random.setting;
+      for (int axis = 0; axis < 3; ++axis)
+        inside.queries.extent[axis] = inside.queries.block[axis] = grid.block_extent(b, axis);
+      inside.keys = inside.queries;
+      const auto q = taken(all.q, tokens);
+      const auto k = taken(all.k, tokens);
+      const auto v = taken(all.v, tokens);
+      const Operands<Wide> operands{q.view(), k.view(), v.view(), all.mix.view()};
+      put_back(expected_output(Formula::linear, variant, inside, operands), tokens,
+               inside_blocks.y);
+      const auto grad = expected_gradients(Formula::linear, variant, inside, operands,
+                                           taken(all.dy, tokens).view());
+      put_back(grad.q, tokens, inside_blocks.gradients.q);
+      put_back(grad.k, tokens, inside_blocks.gradients.k);
+      put_back(grad.v, tokens, inside_blocks.gradients.v);
+    }
+    // Positions begin anew in each block here; a rotation's angle has a rounding for every radian.
+    const double runs =
+        1 + (variant.policies().rotates()
+                 ? static_cast<double>(random.shape.query_tokens) / tolerance::roundings
+                 : 0);
+    require_near(run(variant, random), inside_blocks, magnitudes(variant, random, inside_blocks.y),
+                 runs, Compare::all_but_mix);
+  });
+}
+
+// ---- Law 2: rows that sum to one ---------------------------------------------------------------
+
+TEST_CASE("law 2: constant values give that constant, and nothing but dv", "[laws][mixing]") {
+  const auto stochastic = [](const Policies& policies) {
+    return policies.normalizer == Normalizer::mixed_key_sum && !policies.rotates() &&
+           policies.map != Map::identity;
+  };
+  for_each_case({.no_epsilon = true}, 3, stochastic, [](const Variant& variant, Case random) {
+    fill(random.v, 1.75);
+    random.setting.nu =
+        3;  // one product alone may be 0 in every feature of a row, which has no sum
+    const Outcome<double> found = run(variant, random);
+    HostTensor<double, 4> constant = found.y;
+    fill(constant, 1.75);
+    const CallMagnitudes magnitude = magnitudes(variant, random, constant);
+    const auto zero = zero_gradients<double>(random.operands());
+    require_near("y", found.y, constant, magnitude.y, 1);
+    require_near("dq", found.gradients.q, zero.q, magnitude.gradients.q, 1);
+    require_near("dk", found.gradients.k, zero.k, magnitude.gradients.k, 1);
+    require_near("dmix", found.gradients.mix, zero.mix, magnitude.gradients.mix, 1);
+
+    // The same of the gradient: each dy is shared out among the keys, and none of it is lost.
+    const Shape& s = random.shape;
+    HostTensor<double, 3> received(s.batch, s.kv_heads, s.value_dim);
+    HostTensor<Wide, 3> given(s.batch, s.kv_heads, s.value_dim);
+    HostTensor<double, 3> terms(s.batch, s.kv_heads, s.value_dim);
+    for (Index n = 0; n < s.batch; ++n)
+      for (Index c = 0; c < s.value_dim; ++c) {
+        for (Index h = 0; h < s.heads; ++h)
+          for (Index t = 0; t < s.query_tokens; ++t)
+            given(n, h / s.group_size(), c) += static_cast<Wide>(random.dy(n, h, t, c));
+        for (Index h = 0; h < s.kv_heads; ++h)
+          for (Index j = 0; j < s.key_tokens; ++j) {
+            received(n, h, c) += found.gradients.v(n, h, j, c);
+            terms(n, h, c) += magnitude.gradients.v(n, h, j, c);
+          }
+      }
+    require_near("dv summed over keys", received, given, terms, 1);
+  });
+}
+
+// ---- Law 3: homogeneous in everything ----------------------------------------------------------
+// Powers of two change no bit of any mantissa, so these hold to the bit.
+
+TEST_CASE("law 3: without epsilon, the scale of mix and of phi(q) cancels", "[laws][mixing]") {
+  for_each_case({.no_epsilon = true}, 1, divides_by_weights,
+                [](const Variant& variant, const Case& random) {
+                  const Outcome<double> once = run(variant, random);
+                  Case scaled = random;
+                  scaled.mix = times(8, random.mix);
+                  scaled.setting.scale *= 0.25;
+                  const Outcome<double> found = run(variant, scaled);
+                  REQUIRE(same_bits(found.y, once.y));
+                  REQUIRE(same_bits(found.gradients.q, once.gradients.q));
+                  REQUIRE(same_bits(found.gradients.k, once.gradients.k));
+                  REQUIRE(same_bits(found.gradients.v, once.gradients.v));
+                  REQUIRE(same_bits(times(8, found.gradients.mix), once.gradients.mix));
+
+                  // And with any factor, to rounding.
+                  scaled.mix = times(3, random.mix);
+                  require_near("y", output_of(variant, scaled), once.y,
+                               output_magnitude(variant, random, once.y), 2);
+                });
+}
+
+TEST_CASE("law 3: without a normalizer, y is linear in mix and in the scale", "[laws][mixing]") {
+  const auto unnormalized = [](const Policies& policies) { return !policies.normalizes(); };
+  for_each_case({}, 2, unnormalized, [](const Variant& variant, const Case& random) {
+    const Outcome<double> once = run(variant, random);
+    Case scaled = random;
+    scaled.mix = times(8, random.mix);
+    scaled.setting.scale *= 0.25;
+    const Outcome<double> found = run(variant, scaled);
+    REQUIRE(same_bits(found.y, times(2, once.y)));
+    REQUIRE(same_bits(found.gradients.q, times(2, once.gradients.q)));
+    REQUIRE(same_bits(found.gradients.k, times(2, once.gradients.k)));
+    REQUIRE(same_bits(found.gradients.v, times(2, once.gradients.v)));
+    REQUIRE(same_bits(found.gradients.mix, times(0.25, once.gradients.mix)));
+  });
+}
+
+TEST_CASE("law 3: y is linear in v", "[laws][mixing]") {
+  for_each_case({}, 1, anything, [](const Variant& variant, const Case& random) {
+    const HostTensor<double, 4> y = output_of(variant, random);
+    Case scaled = random;
+    scaled.v = times(4, random.v);
+    REQUIRE(same_bits(output_of(variant, scaled), times(4, y)));
+
+    // y(v) + y(w) = y(v + w)
+    Case other = random;
+    mhla::testing::fill_random(mhla::testing::Normal{}, random.seed, other.v.view());
+    Case both = random;
+    for (std::size_t i = 0; i < both.v.elements().size(); ++i)
+      both.v.elements()[i] += other.v.elements()[i];
+    const auto sum = output_of(variant, both);
+    auto parts = y;
+    auto magnitude = y;
+    const auto y_other = output_of(variant, other);
+    const auto of_y = output_magnitude(variant, random, y);
+    const auto of_other = output_magnitude(variant, other, y_other);
+    for (std::size_t i = 0; i < parts.elements().size(); ++i) {
+      parts.elements()[i] += y_other.elements()[i];
+      magnitude.elements()[i] = of_y.elements()[i] + of_other.elements()[i];
+    }
+    require_near("y", sum, parts, magnitude, 2);
+  });
+}
+
+TEST_CASE("law 3: y is homogeneous in q and k as far as phi is", "[laws][mixing]") {
+  const auto degree = [](Map map) {
+    return map == Map::identity || map == Map::relu       ? 1
+           : map == Map::squared_relu || map == Map::dpfp ? 2
+                                                          : 0;
+  };
+  const auto homogeneous = [&](const Policies& policies) {
+    return !policies.normalizes() && degree(policies.map) > 0;
+  };
+  for_each_case({}, 2, homogeneous, [&](const Variant& variant, Case random) {
+    random.setting.feature_epsilon = 0;
+    const HostTensor<double, 4> y = output_of(variant, random);
+    random.q = times(2, random.q);
+    const double factor = degree(variant.policies().map) == 1 ? 2 : 4;
+    REQUIRE(same_bits(output_of(variant, random), times(factor, y)));
+    random.k = times(4, random.k);
+    REQUIRE(same_bits(output_of(variant, random), times(factor * factor * factor, y)));
+  });
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// What the other laws rely on: the build holds the variants it should, and random cases reach every
+// kind of shape.
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/laws/harness/for_each_case.hpp"
+
+namespace {
+
+using namespace laws;
+
+std::vector<Policies> full_list() {
+  std::vector<Policies> all;
+  for (int map = 0; map < 9; ++map)
+    for (int rank = 1; rank <= 3; ++rank)
+      for (const Rotation rotation : {Rotation::none, Rotation::half_split, Rotation::axial})
+        for (int normalizer = 0; normalizer < 3; ++normalizer)
+          if (rank == 1 || rotation != Rotation::half_split)
+            all.push_back(
+                {static_cast<Map>(map), rank, rotation, static_cast<Normalizer>(normalizer)});
+  return all;
+}
+
+/// "factor 0 = 3 and factor 2 = 1" for every two of map, rank, rotation and normalizer.
+std::set<std::tuple<int, int, int, int>> pairs_in(const std::vector<Policies>& variants) {
+  std::set<std::tuple<int, int, int, int>> pairs;
+  for (const Policies& p : variants) {
+    const int value[] = {static_cast<int>(p.map), p.rank, static_cast<int>(p.rotation),
+                         static_cast<int>(p.normalizer)};
+    for (int a = 0; a < 4; ++a)
+      for (int b = a + 1; b < 4; ++b) pairs.insert({a, value[a], b, value[b]});
+  }
+  return pairs;
+}
+
+}  // namespace
+
+TEST_CASE("the build holds the variants it should", "[laws][product]") {
+  const std::vector<Policies> all = full_list();
+  REQUIRE(all.size() == 189);
+  std::vector<Policies> expected;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(expected), in_build);
+  std::vector<Policies> found;
+  for (const Variant* variant : product()) found.push_back(variant->policies());
+  REQUIRE(found.size() == expected.size());
+  for (const Policies& policies : expected) {
+    INFO(policies);
+    REQUIRE(std::count(found.begin(), found.end(), policies) == 1);
+  }
+  if (full_product) REQUIRE(found.size() == 189);
+}
+
+TEST_CASE("in the pairwise subset every two policies meet that can meet", "[laws][product]") {
+  const std::vector<Policies> all = full_list();
+  std::vector<Policies> subset;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(subset), in_pairwise_subset);
+  CHECK(subset.size() <= 40);
+  CHECK(pairs_in(subset) == pairs_in(all));
+}
+
+TEST_CASE("random cases reach every kind of shape", "[laws][product]") {
+  for (const bool products : {false, true}) {
+    std::set<std::string> seen;
+    std::uint64_t counter = 0;
+    for (const Policies& policies : full_list()) {
+      if (policies.mixes_products() != products) continue;
+      for (Index number = 0; number < 2; ++number) {
+        const std::uint64_t seed = mhla::testing::random_bits(1, counter++);
+        const Case random = random_case(policies, {}, seed);
+        const Shape& s = random.shape;
+        const Grid& queries = random.setting.queries;
+        const Index block = queries.block[0] * queries.block[1] * queries.block[2];
+        const std::string rank = std::to_string(policies.rank) + "-D ";
+        const auto note = [&](bool holds, const char* what) {
+          if (holds) seen.insert(rank + what);
+        };
+        note(true, "any");
+        note(random.ragged(), "ragged");
+        note(random.setting.cross, "cross-attention");
+        note(s.kv_heads < s.heads, "grouped heads");
+        note(s.kv_heads == s.heads, "a kv head each");
+        note(s.mix_heads > 1, "a mix per head");
+        note(s.mix_key_blocks > random.setting.keys.num_blocks(), "larger mix");
+        note(queries.num_blocks() > 12, "more blocks than are mixed at once");
+        note(block > 128, "blocks longer than a tile");
+        note(s.key_dim < s.value_dim, "key_dim below value_dim");
+        note(s.key_dim > s.value_dim, "key_dim above value_dim");
+        note(s.batch > 1, "a batch");
+      }
+    }
+    std::set<std::string> expected;
+    for (const std::string rank : {"1-D ", "2-D ", "3-D "}) {
+      for (const char* what : {"any", "grouped heads", "a kv head each", "a mix per head",
+                               "more blocks than are mixed at once", "blocks longer than a tile",
+                               "key_dim below value_dim", "key_dim above value_dim", "a batch"})
+        expected.insert(rank + what);
+      if (!products)
+        for (const char* what : {"ragged", "cross-attention"}) expected.insert(rank + what);
+    }
+    expected.insert("1-D larger mix");
+    CHECK(seen == expected);
+  }
+}

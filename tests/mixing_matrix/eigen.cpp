@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+// initialize and project on Eigen's tensors: the numbers of the view, in either layout.
+#include <mhla/eigen/mixing_matrix.hpp>
+#include <type_traits>
+#include <unsupported/Eigen/CXX11/Tensor>
+#include <utility>
+#include <vector>
+
+#include "tests/support/catch.hpp"
+
+namespace {
+
+using mhla::make_view;
+
+using Attention = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
+const Attention attention{.blocks = {.grid = {6, 8}, .block = {3, 4}},
+                          .key_blocks = {.grid = {6, 9}, .block = {3, 3}}};
+
+}  // namespace
+
+TEST_CASE("initial mixing: Eigen tensors, row-major and column-major", "[mixing_matrix]") {
+  std::vector<double> expected(4 * 6);
+  mhla::initialize(make_view(expected.data(), 4, 6), attention);
+
+  Eigen::Tensor<double, 3, Eigen::RowMajor> row_major(2, 4, 6);
+  mhla::initialize(row_major, attention, {.transform = mhla::Transform::linear});
+  Eigen::Tensor<double, 3> column_major(6, 4, 2);
+  mhla::initialize(column_major, attention);
+  Eigen::Tensor<double, 2> matrix(6, 4);
+  mhla::initialize(matrix, attention.blocks.grid_of(48), attention.key_blocks.grid_of(54));
+  std::vector<float> memory(2 * 4 * 6);
+  mhla::initialize(
+      Eigen::TensorMap<Eigen::Tensor<float, 3, Eigen::RowMajor>>(memory.data(), 2, 4, 6), attention,
+      {});
+  for (int head = 0; head < 2; ++head)
+    for (int i = 0; i < 4; ++i)
+      for (int b = 0; b < 6; ++b) {
+        const double entry = expected[static_cast<std::size_t>(i * 6 + b)];
+        CHECK(row_major(head, i, b) == entry);
+        CHECK(column_major(b, i, head) == entry);
+        CHECK(matrix(b, i) == entry);
+        CHECK(memory[static_cast<std::size_t>((head * 4 + i) * 6 + b)] ==
+              static_cast<float>(entry));
+      }
+
+  Eigen::Tensor<double, 3, Eigen::RowMajor> square(1, 4, 4);
+  mhla::initialize(square, attention.blocks.grid_of(48),
+                   {.max_mode = mhla::MaxMode::row, .norm_axis = mhla::NormAxis::row});
+  std::vector<double> paper(16);
+  mhla::initialize(make_view(paper.data(), 4, 4), attention.blocks.grid_of(48),
+                   {.max_mode = mhla::MaxMode::row, .norm_axis = mhla::NormAxis::row});
+  mhla::initialize(row_major, attention, {.transform = mhla::Transform::uniform});
+  CHECK(row_major(1, 0, 5) == 1. / 6);
+  for (int i = 0; i < 4; ++i)
+    for (int b = 0; b < 4; ++b)
+      CHECK(square(0, i, b) == paper[static_cast<std::size_t>(i * 4 + b)]);
+}
+
+TEST_CASE("initial mixing: an Eigen tensor of the wrong extents is refused, and not resized",
+          "[mixing_matrix]") {
+  Eigen::Tensor<float, 3, Eigen::RowMajor> mix(1, 6, 4);
+  mix.setConstant(-7.F);
+  CHECK_THROWS_AS(mhla::initialize(mix, attention), mhla::ShapeError);
+  CHECK(mix.dimension(1) == 6);
+  for (int n = 0; n < 24; ++n) CHECK(mix.data()[n] == -7.F);
+}
+
+TEST_CASE("projection: Eigen tensors, row-major and column-major", "[mixing_matrix]") {
+  Eigen::Tensor<float, 2, Eigen::RowMajor> row_major(2, 3);
+  row_major.setValues({{-1.F, 2.F, 0.5F}, {0.5F, -3.F, 0.25F}});
+  Eigen::Tensor<float, 3> column_major(3, 2, 1);
+  for (int i = 0; i < 2; ++i)
+    for (int b = 0; b < 3; ++b) column_major(b, i, 0) = row_major(i, b);
+  mhla::project(row_major);
+  mhla::project(column_major, mhla::causal_projection);
+  const float clamped[2][3] = {{0.F, 1.F, 0.5F}, {0.5F, 0.F, 0.25F}};
+  const float causal[2][3] = {{1e-5F, 0.F, 0.F}, {0.5F, 1e-5F, 0.F}};
+  for (int i = 0; i < 2; ++i)
+    for (int b = 0; b < 3; ++b) {
+      CHECK(row_major(i, b) == clamped[i][b]);
+      CHECK(column_major(b, i, 0) == causal[i][b]);
+    }
+}
+
+TEST_CASE("initial mixing: tensors that cannot be written to are no destination",
+          "[mixing_matrix]") {
+  using Tensor = Eigen::Tensor<float, 3>;
+  using Sum = decltype(std::declval<Tensor&>() + std::declval<Tensor&>());
+  STATIC_REQUIRE(mhla::eigen::WritableTensor<Tensor&>);
+  STATIC_REQUIRE(mhla::eigen::WritableTensor<Eigen::TensorMap<Tensor>>);
+  STATIC_REQUIRE_FALSE(mhla::eigen::WritableTensor<const Tensor&>);
+  STATIC_REQUIRE_FALSE(mhla::eigen::WritableTensor<Eigen::TensorMap<const Tensor>>);
+  STATIC_REQUIRE_FALSE(mhla::eigen::WritableTensor<Sum>);
+}

@@ -1,0 +1,520 @@
+// SPDX-License-Identifier: MIT
+// Initial mixing matrices against their formulas, written out here a second time: distances between
+// block centres, the transform, the normalization (arXiv 2601.07832, section 4; released code).
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <mhla/mixing_matrix.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.hpp"
+
+namespace {
+
+using mhla::Grid;
+using mhla::Index;
+using mhla::InitialMixing;
+using mhla::make_view;
+using mhla::MaxMode;
+using mhla::NormAxis;
+using mhla::Transform;
+
+using Matrix = std::vector<std::vector<double>>;
+using Layout = std::array<int, 3>;
+
+const std::vector<Transform> all_transforms = {
+    Transform::linear, Transform::cos,     Transform::exp,      Transform::gaussian,
+    Transform::local,  Transform::uniform, Transform::identity, Transform::causal};
+
+std::size_t at(int n) { return static_cast<std::size_t>(n); }
+
+// Centres of the blocks in raster order, in units of `unit`'s blocks.
+std::vector<std::array<double, 3>> centres(const Layout& layout, const Layout& unit) {
+  std::vector<std::array<double, 3>> result;
+  for (int f = 0; f < layout[0]; ++f)
+    for (int h = 0; h < layout[1]; ++h)
+      for (int w = 0; w < layout[2]; ++w)
+        result.push_back({(f + 0.5) * unit[0] / layout[0], (h + 0.5) * unit[1] / layout[1],
+                          (w + 0.5) * unit[2] / layout[2]});
+  return result;
+}
+
+Matrix expected(const Layout& query, const Layout& key, const InitialMixing& options) {
+  const auto rows = centres(query, query);
+  const auto columns = centres(key, query);
+  Matrix distance(rows.size(), std::vector<double>(columns.size()));
+  double global_max = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    for (std::size_t b = 0; b < columns.size(); ++b) {
+      distance[i][b] = std::hypot(rows[i][0] - columns[b][0], rows[i][1] - columns[b][1],
+                                  rows[i][2] - columns[b][2]);
+      global_max = std::max(global_max, distance[i][b]);
+    }
+
+  const double pi = std::acos(-1.0);
+  Matrix m = distance;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    double row_max = 0;
+    for (const double d : distance[i]) row_max = std::max(row_max, d);
+    const double max = options.max_mode == MaxMode::row ? row_max : global_max;
+    for (std::size_t b = 0; b < columns.size(); ++b) {
+      const double d = distance[i][b];
+      const double sigma = max / 3;
+      switch (options.transform) {
+        case Transform::linear:
+          m[i][b] = 1 - d / max;
+          break;
+        case Transform::cos:
+          m[i][b] = std::cos(d / max * pi / 4);
+          break;
+        case Transform::exp:
+          m[i][b] = std::exp(-d / options.exp_sigma);
+          break;
+        case Transform::gaussian:
+          m[i][b] = std::exp(-d * d / (2 * sigma * sigma));
+          break;
+        case Transform::local:
+          m[i][b] = d <= options.local_threshold ? 1 : 0;
+          break;
+        case Transform::uniform:
+          m[i][b] = 1;
+          break;
+        case Transform::identity:
+          m[i][b] = i == b ? 1 : 0;
+          break;
+        case Transform::causal:
+          m[i][b] = b <= i ? 1.0 / static_cast<double>(i + 1) : 0;
+          break;
+      }
+    }
+  }
+  for (std::size_t i = 0; i < rows.size() && options.norm_axis == NormAxis::row; ++i) {
+    double sum = 0;
+    for (const double w : m[i]) sum += w;
+    for (double& w : m[i]) w /= sum;
+  }
+  for (std::size_t b = 0; b < columns.size() && options.norm_axis == NormAxis::column; ++b) {
+    double sum = 0;
+    for (const auto& row : m) sum += row[b];
+    for (auto& row : m) row[b] /= sum;
+  }
+  return m;
+}
+
+// Blocks of 2 x 3 x 4 tokens: distances count blocks, whatever a block's shape.
+Grid grid_of(const Layout& layout) {
+  return {{2 * layout[0], 3 * layout[1], 4 * layout[2]}, {2, 3, 4}};
+}
+
+// [rows][columns] as initialize fills it.
+Matrix initialized(const Grid& query, const Grid& key, const InitialMixing& options) {
+  const auto rows = static_cast<int>(query.num_blocks());
+  const auto columns = static_cast<int>(key.num_blocks());
+  std::vector<double> data(at(rows * columns), -7.0);
+  mhla::initialize(make_view(data.data(), rows, columns), query, key, options);
+  Matrix result;
+  for (int i = 0; i < rows; ++i)
+    result.emplace_back(data.begin() + i * columns, data.begin() + (i + 1) * columns);
+  return result;
+}
+
+Matrix initialized(const Grid& grid, const InitialMixing& options) {
+  return initialized(grid, grid, options);
+}
+
+Matrix transposed(const Matrix& m) {
+  Matrix result(m[0].size(), std::vector<double>(m.size()));
+  for (std::size_t i = 0; i < m.size(); ++i)
+    for (std::size_t b = 0; b < m[i].size(); ++b) result[b][i] = m[i][b];
+  return result;
+}
+
+double max_difference(const Matrix& a, const Matrix& b) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    REQUIRE(a[i].size() == b[i].size());
+    for (std::size_t j = 0; j < a[i].size(); ++j) {
+      const double difference = std::abs(a[i][j] - b[i][j]);
+      if (!(difference <= worst)) worst = difference;  // NaN counts as worst
+    }
+  }
+  return worst;
+}
+
+std::vector<double> row_sums(const Matrix& m) {
+  std::vector<double> sums;
+  for (const auto& row : m) {
+    double sum = 0;
+    for (const double w : row) sum += w;
+    sums.push_back(sum);
+  }
+  return sums;
+}
+
+int exact_zeros(const Matrix& m) {
+  int count = 0;
+  for (const auto& row : m)
+    for (const double w : row) count += w == 0;
+  return count;
+}
+
+// The message of the ShapeError that `f` throws; empty where it throws none.
+template <class F>
+std::string shape_error(F&& f) {
+  try {
+    f();
+  } catch (const mhla::ShapeError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool mentions(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+constexpr double rounding = 1e-14;
+
+}  // namespace
+
+TEST_CASE("initial mixing: three blocks in a row, by hand", "[mixing_matrix]") {
+  const Grid three = mhla::Blocks1D{.block = 5}.grid_of(15);
+  SECTION("released code: columns of 1 - d / 2") {
+    const Matrix columns = {{2. / 3, 1. / 4, 0}, {1. / 3, 1. / 2, 1. / 3}, {0, 1. / 4, 2. / 3}};
+    CHECK(max_difference(initialized(three, {}), columns) <= rounding);
+  }
+  SECTION("paper: rows of 1 - d / the row's own maximum") {
+    const Matrix rows = {{2. / 3, 1. / 3, 0}, {0, 1, 0}, {0, 1. / 3, 2. / 3}};
+    const InitialMixing paper{.max_mode = MaxMode::row, .norm_axis = NormAxis::row};
+    CHECK(max_difference(initialized(three, paper), rows) <= rounding);
+  }
+  SECTION("language model: the mean over the past") {
+    const Matrix rows = {{1, 0, 0}, {1. / 2, 1. / 2, 0}, {1. / 3, 1. / 3, 1. / 3}};
+    CHECK(max_difference(initialized(three, {.transform = Transform::causal}), rows) <= rounding);
+  }
+  SECTION("local: the threshold itself is near") {
+    const Matrix columns = {{1. / 2, 1. / 3, 0}, {1. / 2, 1. / 3, 1. / 2}, {0, 1. / 3, 1. / 2}};
+    const InitialMixing next{.transform = Transform::local, .local_threshold = 1};
+    CHECK(max_difference(initialized(three, next), columns) <= rounding);
+  }
+  SECTION("uniform and identity") {
+    const Matrix uniform(3, std::vector<double>(3, 1. / 3));
+    const Matrix identity = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}};
+    CHECK(max_difference(initialized(three, {.transform = Transform::uniform}), uniform) == 0);
+    CHECK(max_difference(initialized(three, {.transform = Transform::identity}), identity) == 0);
+  }
+}
+
+TEST_CASE("initial mixing: every transform follows its formula on 1-D, 2-D and 3-D layouts",
+          "[mixing_matrix]") {
+  for (const Layout& layout : {Layout{1, 1, 7}, Layout{1, 4, 4}, Layout{1, 3, 5}, Layout{3, 2, 4}})
+    for (const Transform transform : all_transforms)
+      for (const MaxMode max_mode : {MaxMode::global, MaxMode::row})
+        for (const NormAxis norm_axis : {NormAxis::column, NormAxis::row, NormAxis::none}) {
+          if (transform == Transform::causal && layout[1] != 1) continue;  // an error, see below
+          const InitialMixing options{.transform = transform,
+                                      .max_mode = max_mode,
+                                      .norm_axis = norm_axis,
+                                      .exp_sigma = 2.5,
+                                      .local_threshold = 1.2};
+          INFO("layout " << layout[0] << "x" << layout[1] << "x" << layout[2] << ", transform "
+                         << int(transform) << ", max " << int(max_mode) << ", norm "
+                         << int(norm_axis));
+          CHECK(max_difference(initialized(grid_of(layout), options),
+                               expected(layout, layout, options)) <= rounding);
+        }
+}
+
+TEST_CASE("initial mixing: between different layouts, distances are between scaled centres",
+          "[mixing_matrix]") {
+  struct Sides {
+    Layout query, key;
+  };
+  for (const Sides& sides :
+       {Sides{{1, 1, 5}, {1, 1, 3}}, Sides{{1, 1, 3}, {1, 1, 7}}, Sides{{1, 2, 3}, {1, 4, 2}},
+        Sides{{2, 3, 1}, {3, 2, 2}}, Sides{{1, 2, 6}, {1, 3, 4}}})
+    for (const Transform transform : {Transform::linear, Transform::cos, Transform::exp,
+                                      Transform::gaussian, Transform::uniform})
+      for (const MaxMode max_mode : {MaxMode::global, MaxMode::row})
+        for (const NormAxis norm_axis : {NormAxis::column, NormAxis::row, NormAxis::none}) {
+          const InitialMixing options{
+              .transform = transform, .max_mode = max_mode, .norm_axis = norm_axis};
+          INFO("query " << sides.query[0] << "x" << sides.query[1] << "x" << sides.query[2]
+                        << ", key " << sides.key[0] << "x" << sides.key[1] << "x" << sides.key[2]
+                        << ", transform " << int(transform) << ", max " << int(max_mode)
+                        << ", norm " << int(norm_axis));
+          const Matrix m = initialized(grid_of(sides.query), grid_of(sides.key), options);
+          CHECK(max_difference(m, expected(sides.query, sides.key, options)) <= rounding);
+        }
+
+  SECTION("two query blocks on four key blocks, by hand") {
+    // key centres at 1/4, 3/4, 5/4, 7/4 query blocks, query centres at 1/2, 3/2
+    const Matrix rows = {{0.4, 0.4, 0.2, 0}, {0, 0.2, 0.4, 0.4}};
+    CHECK(max_difference(initialized(grid_of({1, 1, 2}), grid_of({1, 1, 4}), {}), rows) <=
+          rounding);
+  }
+}
+
+TEST_CASE("initial mixing: what is normalized unless the caller says it", "[mixing_matrix]") {
+  const Layout square = {1, 3, 4};
+  const Layout other = {1, 4, 3};  // as many blocks, another layout
+  const auto automatic = [](Transform transform) { return InitialMixing{.transform = transform}; };
+  const auto explicitly = [](Transform transform, NormAxis axis) {
+    return InitialMixing{.transform = transform, .norm_axis = axis};
+  };
+  for (const Transform transform : {Transform::linear, Transform::cos, Transform::exp,
+                                    Transform::local, Transform::uniform, Transform::identity})
+    CHECK(initialized(grid_of(square), automatic(transform)) ==
+          initialized(grid_of(square), explicitly(transform, NormAxis::column)));
+  CHECK(initialized(grid_of(square), automatic(Transform::gaussian)) ==
+        initialized(grid_of(square), explicitly(Transform::gaussian, NormAxis::none)));
+  CHECK(initialized(grid_of({1, 1, 6}), automatic(Transform::causal)) ==
+        initialized(grid_of({1, 1, 6}), explicitly(Transform::causal, NormAxis::none)));
+  for (const Transform transform : {Transform::linear, Transform::cos, Transform::exp,
+                                    Transform::gaussian, Transform::local, Transform::uniform})
+    CHECK(initialized(grid_of(square), grid_of(other), automatic(transform)) ==
+          initialized(grid_of(square), grid_of(other), explicitly(transform, NormAxis::row)));
+}
+
+TEST_CASE("initial mixing: known facts about the released code's matrices", "[mixing_matrix]") {
+  const InitialMixing paper{.max_mode = MaxMode::row, .norm_axis = NormAxis::row};
+  const InitialMixing rows_of_global{.norm_axis = NormAxis::row};
+  for (const Layout& layout : {Layout{1, 1, 9}, Layout{1, 4, 4}, Layout{3, 5, 10}}) {
+    const Grid grid = grid_of(layout);
+    const Matrix code = initialized(grid, {});
+    // distances are symmetric, so the released matrix is the row-normalized one, transposed
+    CHECK(max_difference(code, transposed(initialized(grid, rows_of_global))) == 0);
+    for (const double sum : row_sums(transposed(code))) CHECK(std::abs(sum - 1) <= rounding);
+    for (const double sum : row_sums(initialized(grid, paper)))
+      CHECK(std::abs(sum - 1) <= rounding);
+  }
+
+  const Grid square = grid_of({1, 4, 4});
+  CHECK(exact_zeros(initialized(square, {})) == 4);      // opposite corners
+  CHECK(exact_zeros(initialized(square, paper)) == 16);  // the farthest block of each
+  const auto range = [](const Matrix& m) {
+    double low = std::numeric_limits<double>::infinity();
+    double high = 0;
+    for (const double sum : row_sums(m)) {
+      low = std::min(low, sum);
+      high = std::max(high, sum);
+    }
+    return std::array<double, 2>{low, high};
+  };
+  const auto linear = range(initialized(square, {}));
+  CHECK(std::abs(linear[0] - 0.83) <= 0.005);
+  CHECK(std::abs(linear[1] - 1.18) <= 0.005);
+  const auto video = range(initialized(grid_of({3, 5, 10}), {}));
+  CHECK(std::abs(video[0] - 0.78) <= 0.005);
+  CHECK(std::abs(video[1] - 1.18) <= 0.005);
+  const auto cos = range(initialized(square, {.transform = Transform::cos}));
+  CHECK(std::abs(cos[0] - 0.96) <= 0.005);
+  CHECK(std::abs(cos[1] - 1.04) <= 0.005);
+  const auto gaussian = range(initialized(square, {.transform = Transform::gaussian}));
+  CHECK(std::abs(gaussian[0] - 5.1) <= 0.05);
+  CHECK(std::abs(gaussian[1] - 8.6) <= 0.05);
+}
+
+TEST_CASE("initial mixing: shorter blocks at the edge count as whole ones", "[mixing_matrix]") {
+  const Grid ragged = mhla::Blocks2D{.grid = {10, 7}, .block = {4, 3}}.grid_of(70);
+  const Grid whole = mhla::Blocks2D{.grid = {12, 9}, .block = {4, 3}}.grid_of(108);
+  const Grid ragged_keys = mhla::Blocks2D{.grid = {5, 11}, .block = {4, 3}}.grid_of(55);
+  const Grid whole_keys = mhla::Blocks2D{.grid = {8, 12}, .block = {4, 3}}.grid_of(96);
+  for (const Transform transform :
+       {Transform::linear, Transform::cos, Transform::exp, Transform::gaussian, Transform::local}) {
+    CHECK(initialized(ragged, {.transform = transform}) ==
+          initialized(whole, {.transform = transform}));
+    CHECK(initialized(ragged, ragged_keys, {.transform = transform}) ==
+          initialized(whole, whole_keys, {.transform = transform}));
+  }
+}
+
+TEST_CASE("initial mixing: one block gives [[1]], whatever the settings", "[mixing_matrix]") {
+  for (const Transform transform : all_transforms)
+    for (const MaxMode max_mode : {MaxMode::global, MaxMode::row})
+      for (const NormAxis norm_axis :
+           {NormAxis::automatic, NormAxis::column, NormAxis::row, NormAxis::none}) {
+        INFO("transform " << int(transform) << ", norm " << int(norm_axis));
+        CHECK(initialized(grid_of({1, 1, 1}),
+                          {.transform = transform, .max_mode = max_mode, .norm_axis = norm_axis}) ==
+              Matrix{{1}});
+      }
+}
+
+TEST_CASE("initial mixing: weights that are all zero, or 0 / 0, become uniform",
+          "[mixing_matrix]") {
+  const Grid one = grid_of({1, 1, 1});
+  const Grid two = grid_of({1, 1, 2});
+  const Grid three = grid_of({1, 1, 3});
+  const Grid four = grid_of({1, 2, 2});
+  SECTION("all keys at the maximum distance") {
+    CHECK(initialized(one, two, {}) == Matrix{{0.5, 0.5}});
+    CHECK(initialized(one, four, {}) == Matrix{{0.25, 0.25, 0.25, 0.25}});
+    CHECK(initialized(one, two, {.norm_axis = NormAxis::none}) == Matrix{{0.5, 0.5}});
+    // of three query blocks and two keys, the middle one is as far from either
+    const Matrix rows = initialized(three, two, {.max_mode = MaxMode::row});
+    CHECK(rows[1] == std::vector<double>{0.5, 0.5});
+  }
+  SECTION("one key block") {
+    CHECK(initialized(three, one, {}) == Matrix{{1}, {1}, {1}});
+    CHECK(initialized(three, one, {.max_mode = MaxMode::row}) == Matrix{{1}, {1}, {1}});
+    CHECK(initialized(three, one, {.norm_axis = NormAxis::column}) == Matrix{{0}, {1}, {0}});
+    CHECK(initialized(three, one, {.norm_axis = NormAxis::none}) == Matrix{{1}, {1}, {1}});
+  }
+  SECTION("a column out of every query's reach") {
+    const InitialMixing nearest{
+        .transform = Transform::local, .norm_axis = NormAxis::column, .local_threshold = 0.1};
+    // key centres at 1/2, 3/2, 5/2 thirds of two blocks; the middle key alone is 1/2 from both
+    CHECK(initialized(two, three, nearest) == Matrix{{0.5, 0.5, 0.5}, {0.5, 0.5, 0.5}});
+    const InitialMixing none{
+        .transform = Transform::local, .norm_axis = NormAxis::row, .local_threshold = -1};
+    CHECK(initialized(three, none) == Matrix(3, std::vector<double>(3, 1. / 3)));
+  }
+}
+
+TEST_CASE("initial mixing: a variant's own blocks", "[mixing_matrix]") {
+  SECTION("a sequence takes the number of blocks from the matrix") {
+    const mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal> attention{
+        .blocks = {.block = 64}};
+    std::vector<double> mix(32 * 32);
+    const InitialMixing causal{.transform = Transform::causal};
+    mhla::initialize(make_view(mix.data(), 1, 32, 32), attention, causal);
+    const Matrix m = expected({1, 1, 32}, {1, 1, 32}, causal);
+    for (int i = 0; i < 32; ++i)
+      for (int b = 0; b < 32; ++b) REQUIRE(mix[at(i * 32 + b)] == m[at(i)][at(b)]);
+  }
+  SECTION("a sequence attending to a longer one") {
+    const mhla::Attention<mhla::Relu, mhla::Blocks1D> attention{.blocks = {.block = 64}};
+    double mix[2 * 5];
+    double from_grids[2 * 5];
+    mhla::initialize(make_view(mix, 2, 5), attention);
+    mhla::initialize(make_view(from_grids, 2, 5), attention.blocks.grid_of(100),
+                     attention.blocks.grid_of(300));
+    for (int n = 0; n < 10; ++n) CHECK(mix[n] == from_grids[n]);
+
+    auto other_blocks = attention;
+    other_blocks.key_blocks = {.block = 16};
+    double again[2 * 5];
+    mhla::initialize(make_view(again, 2, 5), other_blocks);
+    for (int n = 0; n < 10; ++n) CHECK(again[n] == from_grids[n]);
+  }
+  SECTION("an image, every head the same") {
+    const mhla::Attention<mhla::Relu, mhla::Blocks2D> attention{
+        .blocks = {.grid = {10, 7}, .block = {4, 3}}};
+    std::vector<double> mix(5 * 9 * 9);
+    mhla::initialize(make_view(mix.data(), 5, 9, 9), attention);
+    const Matrix m = initialized(grid_of({1, 3, 3}), {});
+    for (int head = 0; head < 5; ++head)
+      for (int i = 0; i < 9; ++i)
+        for (int b = 0; b < 9; ++b) REQUIRE(mix[at((head * 9 + i) * 9 + b)] == m[at(i)][at(b)]);
+  }
+  SECTION("a video attending to another") {
+    const mhla::Attention<mhla::Relu, mhla::Blocks3D> attention{
+        .blocks = {.grid = {4, 6, 4}, .block = {2, 2, 4}},
+        .key_blocks = {.grid = {3, 4, 4}, .block = {1, 2, 2}}};
+    const Matrix m = initialized(grid_of({2, 3, 1}), grid_of({3, 2, 2}), {});
+    double mix[6 * 12];
+    mhla::initialize(make_view(mix, 6, 12), attention, {});
+    for (int i = 0; i < 6; ++i)
+      for (int b = 0; b < 12; ++b) CHECK(mix[i * 12 + b] == m[at(i)][at(b)]);
+  }
+}
+
+TEST_CASE("initial mixing: any destination", "[mixing_matrix]") {
+  const Grid grid = grid_of({1, 2, 3});
+  const Matrix m = initialized(grid, {});
+  SECTION("strided: the transpose lies in memory, and nothing around it changes") {
+    std::vector<double> data(8 * 8, -7.0);
+    const mhla::TensorView<double, 2> columns_first{data.data() + 1, {6, 6}, {1, 8}};
+    mhla::initialize(columns_first, grid);
+    for (int i = 0; i < 6; ++i)
+      for (int b = 0; b < 6; ++b) CHECK(data[at(1 + i + 8 * b)] == m[at(i)][at(b)]);
+    int untouched = 0;
+    for (const double x : data) untouched += x == -7.0;
+    CHECK(untouched == 64 - 36);
+  }
+  SECTION("float holds the rounded double, long double agrees with it") {
+    float narrow[36];
+    long double wide[36];
+    mhla::initialize(make_view(narrow, 6, 6), grid);
+    mhla::initialize(make_view(wide, 1, 6, 6), grid);
+    for (int i = 0; i < 6; ++i)
+      for (int b = 0; b < 6; ++b) {
+        CHECK(narrow[i * 6 + b] == static_cast<float>(m[at(i)][at(b)]));
+        CHECK(std::abs(static_cast<double>(wide[i * 6 + b]) - m[at(i)][at(b)]) <= rounding);
+      }
+    // computed in long double throughout: a column of a 3 x 3 sum of thirds
+    long double third[9];
+    mhla::initialize(make_view(third, 3, 3), grid_of({1, 1, 3}), {.transform = Transform::uniform});
+    CHECK(third[4] == 1.0L / 3);
+  }
+  SECTION("empty") {
+    double nothing = -7.0;
+    mhla::initialize(make_view(&nothing, 0, 0), mhla::Blocks1D{.block = 4}.grid_of(0));
+    mhla::initialize(make_view(&nothing, 0, 6, 6), grid);
+    const mhla::Attention<mhla::Relu, mhla::Blocks2D> attention{
+        .blocks = {.grid = {0, 4}, .block = {2, 2}}};
+    mhla::initialize(make_view(&nothing, 0, 0), attention);
+    CHECK(nothing == -7.0);
+  }
+}
+
+TEST_CASE("initial mixing: what does not fit is refused before anything is written",
+          "[mixing_matrix]") {
+  std::vector<double> data(400, -7.0);
+  const Grid four = grid_of({1, 2, 2});
+  const Grid two = grid_of({1, 1, 2});
+  const auto view = [&](auto... extents) { return make_view(data.data(), extents...); };
+
+  std::string message = shape_error([&] { mhla::initialize(view(3, 4), four); });
+  CHECK(mentions(message, "mix: axis query blocks is 3 but must be 4"));
+  message = shape_error([&] { mhla::initialize(view(2, 4, 5), four, {}); });
+  CHECK(mentions(message, "mix: axis key blocks is 5 but must be 4"));
+  message = shape_error([&] { mhla::initialize(view(4, 4), four, two); });
+  CHECK(mentions(message, "mix: axis key blocks is 4 but must be 2"));
+
+  message = shape_error(
+      [&] { mhla::initialize(view(4, 2), four, two, {.transform = Transform::identity}); });
+  CHECK(mentions(message, "Transform::identity needs the same layout"));
+  message =
+      shape_error([&] { mhla::initialize(view(4, 4), four, {.transform = Transform::causal}); });
+  CHECK(mentions(message, "Transform::causal needs one sequence"));
+  message = shape_error([&] {
+    mhla::initialize(view(2, 3), two, grid_of({1, 1, 3}), {.transform = Transform::causal});
+  });
+  CHECK(mentions(message, "Transform::causal needs one sequence"));
+  for (const double sigma : {0.0, -3.0, std::numeric_limits<double>::quiet_NaN()}) {
+    message = shape_error([&] {
+      mhla::initialize(view(4, 4), four, {.transform = Transform::exp, .exp_sigma = sigma});
+    });
+    CHECK(mentions(message, "exp_sigma"));
+  }
+
+  message = shape_error([&] { mhla::initialize(view(1, 1), mhla::Blocks1D{}.grid_of(5)); });
+  CHECK(mentions(message, "5 tokens in blocks of 0"));
+  message = shape_error([&] { mhla::initialize(view(1, 1), two, Grid{{1, 1, -4}, {1, 1, 4}}); });
+  CHECK(mentions(message, "the key grid has axis 2 of -4 tokens"));
+  using Image = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
+  message = shape_error([&] {
+    mhla::initialize(view(1, 1), Image{.blocks = {.grid = {4, 4}, .block = {2, 0}}});
+  });
+  CHECK(mentions(message, "blocks.block[1] is 0"));
+  message = shape_error([&] {
+    mhla::initialize(view(4, 4), Image{.blocks = {.grid = {4, 4}, .block = {2, 2}},
+                                       .key_blocks = {.grid = {4, -4}, .block = {2, 2}}});
+  });
+  CHECK(mentions(message, "key_blocks.grid[1] is -4"));
+  message = shape_error(
+      [&] { mhla::initialize(view(4, 4), mhla::Attention<mhla::Relu, mhla::Blocks1D>{}); });
+  CHECK(mentions(message, "blocks.block is 0"));
+
+  const mhla::TensorView<double, 2> expanded{data.data(), {4, 4}, {0, 1}};
+  message = shape_error([&] { mhla::initialize(expanded, four); });
+  CHECK(mentions(message, "share memory"));
+
+  for (const double x : data) REQUIRE(x == -7.0);
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+// Linear attention against its own formula, against the MHLA oracle with a mix of ones, and its
+// gradients against finite differences.
+#include <cstdint>
+#include <mhla/reference/linear_attention.hpp>
+
+#include "tests/reference/oracle_call.hpp"
+#include "tests/support/error_message.hpp"
+
+using namespace mhla;
+using mhla::testing::AwayFromKink;
+using mhla::testing::differentiate;
+using mhla::testing::Normal;
+
+namespace {
+
+constexpr Shape cross{.batch = 2,
+                      .heads = 4,
+                      .kv_heads = 2,
+                      .query_tokens = 12,
+                      .key_tokens = 10,
+                      .key_dim = 4,
+                      .value_dim = 3,
+                      .mix_heads = 1,
+                      .mix_query_blocks = 3,
+                      .mix_key_blocks = 3};
+
+Shape square() {
+  Shape shape = cross;
+  shape.key_tokens = 12;
+  return shape;
+}
+
+template <class V>
+Results<double> run_linear(const V& attention, const Operands<double>& o,
+                           const TokenMasks& masks = {}) {
+  Results<double> r{HostTensor<double, 4>::like(o.dy.view()), o.q, o.k, o.v, {}};
+  reference::linear_attention_forward(attention, o.q.view(), o.k.view(), o.v.view(), r.y.view(),
+                                      masks);
+  reference::linear_attention_backward(attention, o.q.view(), o.k.view(), o.v.view(), o.dy.view(),
+                                       {r.dq.view(), r.dk.view(), r.dv.view(), skip},
+                                       Update::overwrite, masks);
+  return r;
+}
+
+template <class V>
+void check_linear(const V& attention, const Shape& shape, const TokenMasks& masks = {}) {
+  Operands<double> o(shape, 61, AwayFromKink{});
+  for (double& element : o.mix.elements()) element = 1;
+  const Results<double> linear = run_linear(attention, o, masks);
+  const Results<double> mhla = run(attention, o, masks);
+  check_close("y", linear.y, mhla.y, tolerance::oracle_rms<double>);
+  check_close("dq", linear.dq, mhla.dq, tolerance::oracle_rms<double>);
+  check_close("dk", linear.dk, mhla.dk, tolerance::oracle_rms<double>);
+  check_close("dv", linear.dv, mhla.dv, tolerance::oracle_rms<double>);
+
+  const auto loss = [&] { return inner_product(run_linear(attention, o, masks).y, o.dy); };
+  const auto gradient =
+      mhla::testing::check_gradient(loss, 62, 2, differentiate(o.q, linear.dq),
+                                    differentiate(o.k, linear.dk), differentiate(o.v, linear.dv));
+  INFO(gradient);
+  CHECK(gradient.error <= tolerance::gradient_check);
+
+  HostTensor<double, 2> weights(shape.query_tokens, shape.key_tokens);
+  reference::linear_attention_weights(attention, o.q.view(), o.k.view(), 1, 3,
+                                      reference::Weights::normalized, weights.view(), masks);
+  auto expected = weights;
+  reference::mhla_weights(attention, o.q.view(), o.k.view(), o.mix.view(), 1, 3,
+                          reference::Weights::normalized, expected.view(), masks);
+  check_close("weights", weights, expected, tolerance::oracle_rms<double>);
+}
+
+}  // namespace
+
+TEST_CASE("linear attention: three tokens by hand", "[reference]") {
+  HostTensor<double, 4> q(1, 1, 3, 1);
+  HostTensor<double, 4> k(1, 1, 3, 1);
+  HostTensor<double, 4> v(1, 1, 3, 1);
+  HostTensor<double, 4> y(1, 1, 3, 1);
+  q.elements() = {1, 2, 4};
+  k.elements() = {1, 2, 3};
+  v.elements() = {1, 0, 2};
+  const auto output = [&](const auto& attention) {
+    reference::linear_attention_forward(attention, q.view(), k.view(), v.view(), y.view());
+    return y.elements();
+  };
+  using Elements = std::vector<double>;
+  // sum k v = 7, sum k = 6; causal: 1, 1, 7 and 1, 3, 6
+  const Blocks1D blocks{.block = 2};
+  CHECK(output(Attention<Identity, Blocks1D>{.blocks = blocks, .normalizer = {.epsilon = 1}}) ==
+        Elements{7 / 7.0, 14 / 13.0, 28 / 25.0});
+  CHECK(output(Attention<Identity, Blocks1D, Causal, Unnormalized>{
+            .blocks = blocks, .scale = 0.5}) == Elements{0.5, 1, 14});
+  CHECK(output(Attention<Identity, Blocks1D, BlockCausal>{.blocks = blocks,
+                                                          .normalizer = {.epsilon = 0}}) ==
+        Elements{1 / 3.0, 1 / 3.0, 7 / 6.0});
+}
+
+TEST_CASE("linear attention: is MHLA with a mix of ones", "[reference]") {
+  HostTensor<std::uint8_t, 2> query_mask(2, 12);
+  HostTensor<std::uint8_t, 2> key_mask(2, 10);
+  for (Index n = 0; n < 2; ++n) {
+    for (Index t = 0; t < 12; ++t) query_mask(n, t) = (t + n) % 4 != 0;
+    for (Index j = 0; j < 10; ++j) key_mask(n, j) = (j + n) % 3 != 1;
+  }
+  const Attention<Relu, Blocks1D> plain{.blocks = {.block = 5}, .scale = 0.7};
+  check_linear(plain, cross);
+  check_linear(plain, cross, {query_mask.view(), key_mask.view()});
+  check_linear(
+      Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>{.blocks = {.block = 5}},
+      square());
+  check_linear(
+      Attention<Softmax, Blocks1D, BlockCausal, Unnormalized, AxialRotary>{.blocks = {.block = 5}},
+      square());
+  Shape images = cross;
+  images.mix_query_blocks = 4;
+  check_linear(
+      Attention<EluPlusOne, Blocks2D, Bidirectional, Unnormalized, AxialRotary>{
+          .blocks = {.grid = {3, 4}, .block = {2, 2}},
+          .key_blocks = {.grid = {2, 5}, .block = {2, 2}}},
+      images);
+}
+
+TEST_CASE("linear attention: wrong sizes and a gradient of mix are refused", "[reference]") {
+  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 5}};
+  const Operands<double> o(cross, 63, Normal{});
+  HostTensor<double, 4> y(2, 4, 12, 4);
+  HostTensor<double, 3> dmix(1, 3, 3);
+  CHECK(says(error_message<ShapeError>([&] {
+               reference::linear_attention_forward(attention, o.q.view(), o.k.view(), o.v.view(),
+                                                   y.view());
+             }),
+             "y: axis dim is 4 but must be 3"));
+  CHECK(says(error_message<ShapeError>([&] {
+               reference::linear_attention_backward(attention, o.q.view(), o.k.view(), o.v.view(),
+                                                    o.dy.view(), {skip, skip, skip, dmix.view()});
+             }),
+             "dmix", "no mixing matrix"));
+  CHECK(says(error_message<ShapeError>(
+                 [&] { run_linear(Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 5}}, o); }),
+             "Causal", "same"));
+  CHECK(says(error_message<ShapeError>([&] { run_linear(Attention<Relu, Blocks1D>{}, o); }),
+             "blocks.block is 0"));
+}

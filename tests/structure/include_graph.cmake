@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+# Reads the #include lines of the library and fails on an upward edge, on a cycle, and on Eigen where
+# it does not belong.   cmake -DINCLUDE_DIR=include -P tests/structure/include_graph.cmake
+
+# What each room may include besides itself. A room is a folder of include/mhla or a header in it.
+set(rooms
+  "version.hpp       : "
+  "core              : version.hpp"
+  "policy            : core"
+  "reference         : core policy"
+  "testing           : core policy"
+  "cpu               : core policy"
+  "cuda              : core policy"
+  "eigen             : core policy cpu mixing_matrix.hpp"
+  "mixing_matrix.hpp : core policy"
+  "diagnostics       : core policy reference eigen"
+  "attention.hpp     : core policy cpu eigen"
+  "decoding.hpp      : core policy cpu eigen attention.hpp"
+  "packed.hpp        : core policy cpu eigen attention.hpp"
+  "mhla.hpp          : version.hpp core policy cpu eigen mixing_matrix.hpp attention.hpp decoding.hpp packed.hpp"
+  "cuda.hpp          : version.hpp core policy cuda eigen attention.hpp decoding.hpp packed.hpp")
+
+# Which headers may include Eigen, and what of it.
+set(eigen_users
+  "cpu/gemm\\.hpp : Eigen/Core"
+  "eigen/.*       : (unsupported/)?Eigen/.*"
+  "diagnostics/.* : (unsupported/)?Eigen/.*")
+
+cmake_minimum_required(VERSION 3.22...3.31)
+get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
+set(faults "")
+
+foreach(rule IN LISTS rooms)
+  string(REGEX MATCH "^([^ ]+) *: *(.*)$" ignored "${rule}")
+  set(room "${CMAKE_MATCH_1}")
+  string(REPLACE " " ";" "below_${room}" "${CMAKE_MATCH_2}")
+endforeach()
+
+# Edges: targets_<header> is the list of our own headers that it includes.
+file(GLOB_RECURSE headers RELATIVE "${INCLUDE_DIR}/mhla" "${INCLUDE_DIR}/mhla/*")
+if(NOT headers)
+  message(FATAL_ERROR "There is no header in ${INCLUDE_DIR}/mhla.")
+endif()
+foreach(header IN LISTS headers)
+  string(REGEX REPLACE "/.*" "" room "${header}")
+  if(NOT DEFINED "below_${room}")
+    list(APPEND faults "${header}: there is no rule for the room ${room}")
+    continue()
+  endif()
+  set("targets_${header}" "")
+  file(STRINGS "${INCLUDE_DIR}/mhla/${header}" lines REGEX "^[ \t]*#[ \t]*include[ \t]*[<\"]")
+  foreach(line IN LISTS lines)
+    string(REGEX MATCH "[<\"]([^>\"]+)" ignored "${line}")
+    set(target "${CMAKE_MATCH_1}")
+    if(target MATCHES "^mhla/(.*)$")
+      set(target "${CMAKE_MATCH_1}")
+      list(APPEND "targets_${header}" "${target}")
+      string(REGEX REPLACE "/.*" "" target_room "${target}")
+      if(NOT target IN_LIST headers)
+        list(APPEND faults "${header} includes mhla/${target}, which does not exist")
+      elseif(NOT target_room STREQUAL room AND NOT target_room IN_LIST "below_${room}")
+        list(APPEND faults "${header} includes mhla/${target}: upward, ${room} may not use ${target_room}")
+      endif()
+    elseif(target MATCHES "^(unsupported/)?Eigen/")
+      set(allowed FALSE)
+      foreach(rule IN LISTS eigen_users)
+        string(REGEX MATCH "^([^ ]+) *: *(.*)$" ignored "${rule}")
+        set(user "${CMAKE_MATCH_1}")
+        set(parts "${CMAKE_MATCH_2}")
+        if(header MATCHES "^${user}$" AND target MATCHES "^${parts}$")
+          set(allowed TRUE)
+        endif()
+      endforeach()
+      if(NOT allowed)
+        list(APPEND faults "${header} includes ${target}: Eigen does not belong there")
+      endif()
+    elseif(line MATCHES "\"")
+      list(APPEND faults "${header} includes \"${target}\": write <mhla/...>")
+    endif()
+  endforeach()
+endforeach()
+
+# Cycles: take away, again and again, every header that includes none of those left or that none of
+# those left includes. What cannot be taken away is the cycles and the ways between them.
+set(left "${headers}")
+set(progress TRUE)
+while(progress)
+  set(progress FALSE)
+  set(included "")
+  foreach(header IN LISTS left)
+    list(APPEND included ${targets_${header}})
+  endforeach()
+  foreach(header IN LISTS left)
+    set(includes_one FALSE)
+    foreach(target IN LISTS "targets_${header}")
+      if(target IN_LIST left)
+        set(includes_one TRUE)
+      endif()
+    endforeach()
+    if(NOT includes_one OR NOT header IN_LIST included)
+      list(REMOVE_ITEM left "${header}")
+      set(progress TRUE)
+    endif()
+  endforeach()
+endwhile()
+if(left)
+  list(JOIN left ", " names)
+  list(APPEND faults "these headers include each other in a cycle: ${names}")
+endif()
+
+if(faults)
+  list(JOIN faults "\n  " text)
+  message(FATAL_ERROR "The include graph is broken:\n  ${text}\n")
+endif()
+list(LENGTH headers count)
+message(STATUS "${count} headers, no upward edge, no cycle")

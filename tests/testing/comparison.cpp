@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+#include <cmath>
+#include <limits>
+#include <mhla/testing/comparison.hpp>
+#include <mhla/testing/host_tensor.hpp>
+#include <mhla/testing/random_tensor.hpp>
+
+#include "tests/support/catch.hpp"
+#include "tests/support/error_message.hpp"
+
+using mhla::ShapeError;
+using namespace mhla::testing;
+
+namespace {
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
+}  // namespace
+
+TEST_CASE("comparison: equal tensors have no error", "[testing]") {
+  const auto a = random_tensor<float>(Normal{}, 1, 2, 3, 5);
+  const auto result = compare(a.view(), a.view());
+  CHECK(result.rms_ratio == 0);
+  CHECK(result.max_error == 0);
+  CHECK(result.max_ratio == 0);
+  CHECK(bitwise_equal(a.view(), a.view()));
+}
+
+TEST_CASE("comparison: both figures and the worst place are what they say", "[testing]") {
+  HostTensor<double, 2> expected(2, 3);
+  expected.elements() = {3, -3, 3, -3, 3, -3};
+  HostTensor<double, 2> actual = expected;
+  actual(1, 2) += 6;
+  actual(0, 1) -= 3;
+  const auto result = compare(actual.view(), expected.view());
+  CHECK(std::abs(result.rms_ratio - std::sqrt(45.0 / 6) / 3) < 1e-15);
+  CHECK(result.max_error == 6);
+  CHECK(result.scale == 3);
+  CHECK(result.max_ratio == 2);
+  CHECK(result.worst[0] == 1);
+  CHECK(result.worst[1] == 2);
+  CHECK(result.worst_actual == 3);
+  CHECK(result.worst_expected == -3);
+  CHECK(compare(actual.view(), expected.view(), 12).max_ratio == 0.5);
+  CHECK(says(result.report(), "[2, 3]", "(1, 2)", "got 3", "expected -3", "max error 6"));
+}
+
+TEST_CASE("comparison: nothing hides a NaN or an infinity", "[testing]") {
+  HostTensor<double, 1> clean(3);
+  clean.elements() = {1, 2, 3};
+  for (const double value : {nan_value, infinity, -infinity}) {
+    HostTensor<double, 1> spoiled = clean;
+    spoiled(1) = value;
+    for (const auto& result :
+         {compare(spoiled.view(), clean.view()), compare(clean.view(), spoiled.view()),
+          compare(spoiled.view(), clean.view(), infinity)}) {
+      CHECK(result.max_error == infinity);
+      CHECK_FALSE(result.rms_ratio <= 1e300);
+      CHECK(result.worst[0] == 1);
+    }
+    CHECK_FALSE(compare(spoiled.view(), clean.view()).max_ratio <= 1e300);
+  }
+  HostTensor<double, 1> nans(1);
+  nans(0) = nan_value;
+  CHECK(compare(nans.view(), nans.view()).max_error == infinity);
+  HostTensor<double, 1> infinite(2);
+  infinite(0) = infinity;
+  CHECK(compare(infinite.view(), infinite.view()).max_error == 0);
+  HostTensor<double, 1> opposite = infinite;
+  opposite(0) = -infinity;
+  CHECK(compare(infinite.view(), opposite.view()).max_error == infinity);
+}
+
+TEST_CASE("comparison: zero against zero is equal, against anything else infinitely far",
+          "[testing]") {
+  HostTensor<float, 1> zero(4);
+  HostTensor<float, 1> other(4);
+  CHECK(compare(zero.view(), other.view()).rms_ratio == 0);
+  other(2) = 1e-30f;
+  CHECK(compare(other.view(), zero.view()).rms_ratio == infinity);
+  CHECK(compare(other.view(), zero.view()).max_ratio == infinity);
+  CHECK(compare(HostTensor<float, 2>(3, 0).view(), HostTensor<float, 2>(3, 0).view()).max_error ==
+        0);
+}
+
+TEST_CASE("comparison: differences are taken in the wider type", "[testing]") {
+  HostTensor<float, 1> narrow(1);
+  HostTensor<double, 1> wide(1);
+  narrow(0) = 0.1f;
+  wide(0) = 0.1;
+  CHECK(compare(narrow.view(), wide.view()).max_error == static_cast<double>(0.1f) - 0.1);
+  HostTensor<long double, 1> wider(1);
+  wider(0) = 0.1L;
+  CHECK(compare(wide.view(), wider.view()).max_error == static_cast<double>(0.1 - 0.1L));
+  CHECK(compare(wide.view(), wider.view()).max_error > 0);
+}
+
+TEST_CASE("comparison: bitwise_equal tells 0 from -0 and any two bits apart", "[testing]") {
+  HostTensor<double, 2> a(2, 2);
+  HostTensor<double, 2> b(2, 2);
+  CHECK(bitwise_equal(a.view(), b.view()));
+  b(1, 1) = -0.0;
+  CHECK_FALSE(bitwise_equal(a.view(), b.view()));
+  a(1, 1) = nan_value;
+  b(1, 1) = nan_value;
+  CHECK(bitwise_equal(a.view(), b.view()));
+  b(0, 0) = std::numeric_limits<double>::denorm_min();
+  CHECK_FALSE(bitwise_equal(a.view(), b.view()));
+  HostTensor<long double, 1> c(1);
+  HostTensor<long double, 1> d(1);
+  c(0) = d(0) = 1.0L / 3;
+  CHECK(bitwise_equal(c.view(), d.view()));
+  d(0) = std::nextafter(d(0), 1.0L);
+  CHECK_FALSE(bitwise_equal(c.view(), d.view()));
+}
+
+TEST_CASE("comparison: tensors of other extents are refused", "[testing]") {
+  const HostTensor<double, 2> a(2, 3);
+  const HostTensor<double, 2> b(3, 2);
+  CHECK(says(error_message<ShapeError>([&] { compare(a.view(), b.view()); }), "axis 0 is 3",
+             "must be 2"));
+  CHECK_THROWS_AS(bitwise_equal(a.view(), b.view()), ShapeError);
+}
+
+TEST_CASE("host_tensor: owns its memory, and copies are independent", "[testing]") {
+  HostTensor<double, 3> a(2, 3, 5);
+  CHECK(a.size() == 30);
+  CHECK(a.extent(2) == 5);
+  a(1, 2, 4) = 7;
+  CHECK(a.elements().back() == 7);
+  HostTensor<double, 3> b = a;
+  b(1, 2, 4) = 8;
+  CHECK(a(1, 2, 4) == 7);
+  CHECK(b.view().data != a.view().data);
+  const mhla::TensorView<double, 3> writable = b;
+  const mhla::TensorView<const double, 3> readable = b;
+  CHECK(writable.data == readable.data);
+  CHECK(HostTensor<float, 3>::like(a.view()).size() == 30);
+  const mhla::TensorView<double, 2> transposed{a.view().data + 15, {5, 3}, {1, 5}};
+  const auto copy = converted<float>(transposed);
+  CHECK(copy(4, 2) == 7);
+  CHECK(copy.view().stride[1] == 1);
+}
