@@ -7,6 +7,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <vector>
 
@@ -20,6 +21,24 @@ inline double quantile(std::vector<double> values, double part) {
   const auto at = static_cast<std::ptrdiff_t>(part * static_cast<double>(values.size() - 1));
   std::nth_element(values.begin(), values.begin() + at, values.end());
   return values[static_cast<std::size_t>(at)];
+}
+
+/// The exponent of y ~ x^exponent: the slope of the straight line that fits the logarithms best.
+inline double log_log_slope(const std::vector<double>& x, const std::vector<double>& y) {
+  const auto count = static_cast<double>(x.size());
+  double sum_x = 0;
+  double sum_y = 0;
+  double sum_xx = 0;
+  double sum_xy = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double log_x = std::log(x[i]);
+    const double log_y = std::log(y[i]);
+    sum_x += log_x;
+    sum_y += log_y;
+    sum_xx += log_x * log_x;
+    sum_xy += log_x * log_y;
+  }
+  return (count * sum_xy - sum_x * sum_y) / (count * sum_xx - sum_x * sum_x);
 }
 
 /// What one run of the work does, summed over its `items` images or sequences.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <mhla/cpu/block_table.hpp>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@ enum class Model {
   key_sum,   ///< Relu, MixedKeySum: the library's default
   product,   ///< Relu, MixedProduct: the released vision and DiT code's
   video,     ///< Relu, Unnormalized, AxialRotary: Wan's
-  language,  ///< Relu, Unnormalized, HalfSplitRotary, scale 1 / sqrt(key_dim); not causal here
+  language,  ///< Causal, Relu, Unnormalized, HalfSplitRotary, scale 1 / sqrt(key_dim)
 };
 
 struct Shape {
@@ -35,23 +36,58 @@ struct Shape {
   /// Elements of q, k, v and y of one image or sequence.
   std::ptrdiff_t elements() const { return heads * tokens() * 2 * (key_dim + value_dim); }
 
-  /// FLOPs of the matrix products of one image or sequence: summaries and readout, mixing.
-  double forward_flops() const { return 4 * linear() + 2 * mixing(); }
-  /// The same of the backward pass, with the recomputation of summaries and of their mixture.
-  double backward_flops() const { return 10 * linear() + 6 * mixing(); }
+  /// FLOPs of the matrix products of one image or sequence, as executed: summaries and readout,
+  /// mixing; causal tiles have their own scores, triangle and running summary besides.
+  double forward_flops() const {
+    if (!causal()) return 4 * linear() + 2 * mixing();
+    return 6 * linear() + 2 * mixing() + 2 * scores(key_dim) + 2 * triangle(value_dim);
+  }
+  /// The same of the backward pass, with the recomputation of summaries, of their mixture, and of a
+  /// causal tile's scores.
+  double backward_flops() const {
+    if (!causal()) return 10 * linear() + 6 * mixing();
+    return 18 * linear() + 6 * mixing() + 4 * scores(value_dim) + 2 * scores(key_dim) +
+           4 * triangle(key_dim) + 2 * triangle(value_dim);
+  }
 
  private:
+  bool causal() const { return model == Model::language; }
   double per_head(std::ptrdiff_t count) const {
     return static_cast<double>(count) * static_cast<double>(heads * key_dim * value_dim);
   }
   double linear() const { return per_head(tokens()); }
-  double mixing() const { return per_head(blocks() * blocks()); }
+  double mixing() const {
+    return per_head(causal() ? blocks() * (blocks() - 1) / 2 : blocks() * blocks());
+  }
+  /// Tokens of a causal tile, blocks being cut evenly.
+  double tile() const {
+    const std::ptrdiff_t longest = mhla::cpu::max_causal_tile_tokens;
+    return static_cast<double>(block[2]) / static_cast<double>((block[2] + longest - 1) / longest);
+  }
+  /// Multiply-adds of a product with every pair of a tile's tokens, and with those of its triangle.
+  double scores(std::ptrdiff_t dim) const {
+    return static_cast<double>(heads * tokens() * dim) * tile();
+  }
+  double triangle(std::ptrdiff_t dim) const {
+    return static_cast<double>(heads * tokens() * dim) * (tile() + 1) / 2;
+  }
 };
 
 /// A square image of side x side tokens in windows of window x window.
 inline Shape image(std::string name, std::ptrdiff_t heads, std::ptrdiff_t dim, std::ptrdiff_t side,
                    std::ptrdiff_t window, Model model = Model::key_sum) {
   return {std::move(name), model, heads, dim, dim, {1, side, side}, {1, window, window}};
+}
+
+/// A text. At 2048 tokens and blocks of 64 the paper's, which has 32 blocks.
+inline Shape language(std::ptrdiff_t tokens, std::ptrdiff_t block) {
+  return {"NLP_N" + std::to_string(tokens) + "_M" + std::to_string((tokens + block - 1) / block),
+          Model::language,
+          4,
+          128,
+          256,
+          {1, 1, tokens},
+          {1, 1, block}};
 }
 
 inline std::vector<Shape> paper_shapes() {
@@ -75,7 +111,8 @@ inline std::vector<Shape> paper_shapes() {
       shapes.push_back(
           image("Tab14_N" + std::to_string(side * side) + "_M" + std::to_string(layout * layout), 6,
                 64, side, side / layout));
-  shapes.push_back({"NLP", Model::language, 4, 128, 256, {1, 1, 2048}, {1, 1, 64}});
+  for (const std::ptrdiff_t tokens : {2048, 8192, 32768}) shapes.push_back(language(tokens, 64));
+  for (const std::ptrdiff_t tokens : {8192, 32768}) shapes.push_back(language(tokens, tokens / 32));
   // 774 MB of float tensors and more: --benchmark_filter=-Wan leaves them out.
   shapes.push_back({"Wan_M105", Model::video, 12, 128, 128, {21, 30, 50}, {3, 10, 10}});
   shapes.push_back({"Wan_M150", Model::video, 12, 128, 128, {21, 30, 50}, {7, 6, 5}});

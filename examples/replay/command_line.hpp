@@ -21,6 +21,9 @@ q, k, v [batch, heads, tokens, dim], mix [1 | heads, query blocks, key blocks], 
 expected out, dq, dk, dv, dmix (proj as well for FAVOR+). For kind mix_init, mix.npy is the expected
 initial mixing matrix. tests/golden holds such folders.
 
+  --decode              token by token instead, for cases with causal 1: through mhla::Decoder, for
+                        several prefill lengths, of which the largest error counts. Decoding has no
+                        gradients: only out is compared, and written
   --scalar f32|f64      compute in float or in double (f64)
   --device serial|pool  on the calling thread or on an Eigen::ThreadPoolDevice (serial)
   --threads N           threads of the pool (as many as the machine runs at once)
@@ -49,6 +52,7 @@ struct CaseFolder {
 struct CommandLine {
   Scalar scalar = Scalar::f64;
   bool pool = false;
+  bool decode = false;
   int threads = 0;  ///< 0: as many as the machine runs at once
   double tolerance = 0;
   std::filesystem::path write;  ///< empty: nothing is written
@@ -88,6 +92,8 @@ inline CommandLine parse_command_line(const std::vector<std::string>& arguments)
     };
     if (argument == "--help") {
       line.help = true;
+    } else if (argument == "--decode") {
+      line.decode = true;
     } else if (argument == "--scalar") {
       line.scalar = choice("f32", "f64") ? Scalar::f32 : Scalar::f64;
     } else if (argument == "--device") {

@@ -12,6 +12,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/mixing_matrix.hpp>
 #include <new>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,17 @@ inline double largest_error(const Array& result, const Array& expected) {
   return largest;
 }
 
+/// How many tokens to prefill before the steps begin: around the boundaries of the first block and
+/// of the sequence, as far as there are so many.
+inline std::vector<Index> prefill_lengths(const AttentionCase& c) {
+  const Index block = std::min(c.query_side.block[0], c.tokens + 1);  // block + 1 cannot overflow
+  std::set<Index> lengths;
+  for (const Index length :
+       {Index{0}, Index{1}, block - 1, block, block + 1, c.tokens / 2, c.tokens - 1, c.tokens})
+    if (length >= 0 && length <= c.tokens) lengths.insert(length);
+  return {lengths.begin(), lengths.end()};
+}
+
 class Judge {
  public:
   Judge(const CommandLine& line, const ChosenExecutor& executor)
@@ -59,7 +71,7 @@ class Judge {
       return {Verdict::unreadable, problem.what()};
     } catch (const UnsupportedCase& problem) {
       return {Verdict::unsupported, problem.what()};
-    } catch (const mhla::ShapeError& problem) {
+    } catch (const mhla::Error& problem) {
       return {Verdict::unsupported, problem.what()};
     } catch (const std::bad_alloc&) {
       return {Verdict::unsupported, "the case does not fit into memory"};
@@ -86,7 +98,6 @@ class Judge {
     inputs.q = read(folder, "q", query);
     inputs.k = read(folder, "k", key);
     inputs.v = read(folder, "v", value);
-    inputs.dout = read(folder, "dout", output);
     // A sequence's matrix may be larger than its layout; the library says when it may not.
     const std::filesystem::path mix_file = folder.path / "mix.npy";
     inputs.mix = read_npy(mix_file);
@@ -101,6 +112,9 @@ class Judge {
         throw UnreadableFile(projection_file, "has shape " + shape_text(inputs.projection.shape) +
                                                   ", but is [features, key_dim]");
     }
+    if (line_.decode) return judge_decoding(folder, c, inputs, read(folder, "out", output));
+
+    inputs.dout = read(folder, "dout", output);
     AttentionResults expected;
     expected.out = read(folder, "out", output);
     expected.dq = read(folder, "dq", query);
@@ -116,6 +130,22 @@ class Judge {
                             {"dk", results.dk, expected.dk, c.error_scale.dk},
                             {"dv", results.dv, expected.dv, c.error_scale.dv},
                             {"dmix", results.dmix, expected.dmix, c.error_scale.dmix}});
+  }
+
+  Judgement judge_decoding(const CaseFolder& folder, const AttentionCase& c,
+                           const AttentionInputs& inputs, const Array& expected) const {
+    const std::vector<Index> lengths = prefill_lengths(c);
+    const std::vector<Array> outputs =
+        line_.scalar == Scalar::f32 ? decode_attention<float>(c, inputs, lengths, executor_)
+                                    : decode_attention<double>(c, inputs, lengths, executor_);
+    std::vector<double> errors;
+    for (const Array& out : outputs) errors.push_back(largest_error(out, expected));
+    const auto worst =
+        static_cast<std::size_t>(std::max_element(errors.begin(), errors.end()) - errors.begin());
+    Judgement judgement = compare(folder, {{"out", outputs[worst], expected, c.error_scale.out}});
+    judgement.text += "  the largest of " + std::to_string(lengths.size()) +
+                      " prefill lengths, at " + std::to_string(lengths[worst]);
+    return judgement;
   }
 
   Judgement judge_mix_init(const CaseFolder& folder, const CaseFile& file) const {

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstddef>
+#include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/rotation.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
 #include <type_traits>
@@ -62,6 +64,25 @@ void with_normalizer(const AttentionCase& c, F&& f) {
   }
 }
 
+/// The library's rotation that a case names, as one type: a variant is then compiled once and not
+/// once per rotation. (A user's own rotation looks like this.)
+struct ChosenRotary {
+  bool half_split = false;
+  mhla::HalfSplitRotary half_split_rotary = {};
+  mhla::AxialRotary axial_rotary = {};
+
+  mhla::RotationPairs pairs(Index feature_dim) const {
+    return half_split ? half_split_rotary.pairs(feature_dim) : axial_rotary.pairs(feature_dim);
+  }
+  Index axis_pairs(int axis, int rank, Index total_pairs) const {
+    return half_split ? half_split_rotary.axis_pairs(axis, rank, total_pairs)
+                      : axial_rotary.axis_pairs(axis, rank, total_pairs);
+  }
+  double frequency(Index j, Index count) const {
+    return half_split ? half_split_rotary.frequency(j, count) : axial_rotary.frequency(j, count);
+  }
+};
+
 /// The rotations of a grid of `Rank` axes; throws UnsupportedCase for another grid's.
 template <int Rank, class F>
 void with_rotation(const AttentionCase& c, F&& f) {
@@ -75,18 +96,18 @@ void with_rotation(const AttentionCase& c, F&& f) {
       return f(mhla::NoRotation{});
     case RotationName::neox_1d:
       require_rank("neox_1d", 1);
-      if constexpr (Rank == 1) f(mhla::HalfSplitRotary{c.theta});
-      return;
+      break;
     case RotationName::axial_1d:
       require_rank("axial_1d", 1);
-      return f(mhla::AxialRotary{c.theta});
+      break;
     case RotationName::axial_2d:
       require_rank("axial_2d", 2);
-      return f(mhla::AxialRotary{c.theta});
+      break;
     case RotationName::wan_3d:
       require_rank("wan_3d", 3);
-      return f(mhla::AxialRotary{c.theta});
+      break;
   }
+  f(ChosenRotary{c.rotation == RotationName::neox_1d, {c.theta}, {c.theta}});
 }
 
 /// One side's geometry; all extents 0 for a side without axes.
@@ -137,6 +158,23 @@ void with_policies(const AttentionCase& c, FeatureMap map, Causality, Normalizer
         .rotation = rotation,
         .scale = c.scale});
   }
+}
+
+/// Calls f with the variant of a causal case, whose feature map is `map`; throws UnsupportedCase
+/// for any other.
+template <class FeatureMap, class F>
+void with_causal_variant(const AttentionCase& c, FeatureMap map, F&& f) {
+  if (c.causality == CausalityName::bidirectional)
+    throw UnsupportedCase("causal 0: only causal 1 can be decoded");
+  if (c.causality == CausalityName::block_causal)
+    throw UnsupportedCase("causal 2: only causal 1 can be decoded");
+  if (c.query_side.grid.size() != 1)
+    throw UnsupportedCase("causal attention over a grid of several axes");
+  with_normalizer(c, [&](auto normalizer) {
+    with_rotation<1>(c, [&](auto rotation) {
+      with_policies<mhla::Blocks1D>(c, map, mhla::Causal{}, normalizer, rotation, f);
+    });
+  });
 }
 
 /// Calls f with the variant of a case, whose feature map is `map`; throws UnsupportedCase where the

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: MIT
-// The definition of run_variant, for the files that instantiate it.
+// The definitions of run_variant and decode_variant, for the files that instantiate them.
 #pragma once
 
 #include <algorithm>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/pipeline.hpp>
+#include <mhla/decoding.hpp>
 #include <mhla/testing/host_tensor.hpp>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include "attention_run.hpp"
 
@@ -51,30 +55,83 @@ AttentionResults run_variant(const AttentionCase& attention_case, FeatureMap map
   auto dv = v;
   auto dmix = mix;
   with_variant(attention_case, map, [&](const auto& attention) {
-    using Causality = typename std::remove_cvref_t<decltype(attention)>::CausalityType;
-    if constexpr (std::is_same_v<Causality, mhla::Bidirectional>) {
-      const mhla::Shape shape = mhla::shape_of(q.view(), k.view(), v.view(), mix.view());
-      const mhla::Workspace workspace(
-          std::max(mhla::forward_workspace_size<T>(attention, shape, executor),
-                   mhla::backward_workspace_size<T>(attention, shape, executor)));
-      mhla::forward_into(attention, executor, q, k, v, mix, out.view(), workspace);
-      mhla::backward_into(attention, executor, q.view(), k, v, mix, dout,
-                          {dq.view(), dk.view(), dv.view(), dmix.view()}, mhla::Update::overwrite,
-                          workspace);
-    } else {
-      throw UnsupportedCase(attention_case.causality == CausalityName::causal
-                                ? "causal 1: causal attention is not in the library yet"
-                                : "causal 2: block-causal attention is not in the library yet");
-    }
+    const mhla::Shape shape = mhla::shape_of(q.view(), k.view(), v.view(), mix.view());
+    const mhla::Workspace workspace(
+        std::max(mhla::forward_workspace_size<T>(attention, shape, executor),
+                 mhla::backward_workspace_size<T>(attention, shape, executor)));
+    mhla::forward_into(attention, executor, q, k, v, mix, out.view(), workspace);
+    mhla::backward_into(attention, executor, q.view(), k, v, mix, dout,
+                        {dq.view(), dk.view(), dv.view(), dmix.view()}, mhla::Update::overwrite,
+                        workspace);
   });
   return {array_of(out), array_of(dq), array_of(dk), array_of(dv), array_of(dmix)};
 }
 
+/// Which sequences of a batch, and which of their tokens.
+struct Slice {
+  Index sequence;
+  Index sequences;
+  Index token;
+  Index tokens;
+
+  template <class T>
+  mhla::TensorView<T, 4> of(mhla::TensorView<T, 4> view) const {
+    view.data += sequence * view.stride[0] + token * view.stride[2];
+    view.extent[0] = sequences;
+    view.extent[2] = tokens;
+    return view;
+  }
+};
+
+template <class T, class FeatureMap>
+std::vector<Array> decode_variant(const AttentionCase& attention_case, FeatureMap map,
+                                  const AttentionInputs& inputs,
+                                  const std::vector<Index>& prefill_lengths,
+                                  const ChosenExecutor& executor) {
+  const AttentionCase& c = attention_case;
+  const auto q = tensor_of<T>(inputs.q);
+  const auto k = tensor_of<T>(inputs.k);
+  const auto v = tensor_of<T>(inputs.v);
+  const auto mix = matrices_of<T>(inputs.mix);
+  std::vector<Array> outputs;
+  with_causal_variant(c, map, [&](const auto& attention) {
+    if (c.key_tokens != c.tokens)
+      throw UnsupportedCase("key_tokens " + std::to_string(c.key_tokens) +
+                            ": keys are decoded along with their queries, one to each");
+    using Attention = std::remove_cvref_t<decltype(attention)>;
+    const mhla::DecoderShape shape{.batch = c.batch,
+                                   .heads = c.heads,
+                                   .kv_heads = c.kv_heads,
+                                   .key_dim = c.key_dim,
+                                   .value_dim = c.value_dim,
+                                   .slots = executor.slots()};
+    for (const Index prefill : prefill_lengths) {
+      mhla::Decoder<Attention, T> decoder(attention, mix, shape);  // which remembers no other run
+      mhla::testing::HostTensor<T, 4> out(c.batch, c.heads, c.tokens, c.value_dim);
+      for (Index sequence = 0; sequence < c.batch; ++sequence) {
+        const Slice tokens{sequence, 1, 0, prefill};
+        decoder.prefill(executor, sequence, tokens.of(q.view()), tokens.of(k.view()),
+                        tokens.of(v.view()), tokens.of(out.view()));
+      }
+      for (Index t = prefill; t < c.tokens; ++t) {
+        const Slice token{0, c.batch, t, 1};
+        decoder.step(executor, token.of(q.view()), token.of(k.view()), token.of(v.view()),
+                     token.of(out.view()));
+      }
+      outputs.push_back(array_of(out));
+    }
+  });
+  return outputs;
+}
+
 /// Compiles a feature map's variants, in both scalars.
-#define REPLAY_INSTANTIATE(Map32, Map64)                                                       \
-  template AttentionResults run_variant<float>(const AttentionCase&, Map32,                    \
-                                               const AttentionInputs&, const ChosenExecutor&); \
-  template AttentionResults run_variant<double>(const AttentionCase&, Map64,                   \
-                                                const AttentionInputs&, const ChosenExecutor&)
+#define REPLAY_INSTANTIATE(Map32, Map64) \
+  REPLAY_INSTANTIATE_IN(float, Map32);   \
+  REPLAY_INSTANTIATE_IN(double, Map64)
+#define REPLAY_INSTANTIATE_IN(T, Map)                                                              \
+  template AttentionResults run_variant<T>(const AttentionCase&, Map, const AttentionInputs&,      \
+                                           const ChosenExecutor&);                                 \
+  template std::vector<Array> decode_variant<T>(const AttentionCase&, Map, const AttentionInputs&, \
+                                                const std::vector<Index>&, const ChosenExecutor&)
 
 }  // namespace replay

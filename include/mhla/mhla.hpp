@@ -4,6 +4,8 @@
 #pragma once
 
 #include <mhla/attention.hpp>
+#include <mhla/decoding.hpp>
 #include <mhla/eigen/mixing_matrix.hpp>
 #include <mhla/mixing_matrix.hpp>
+#include <mhla/packed.hpp>
 #include <mhla/version.hpp>

@@ -11,6 +11,9 @@
 //                       default, its script passes "linear")
 //   Wan (video)   {}                                         none
 //   language      {.transform = Transform::causal}           causal_projection, before each forward
+//
+// A trained matrix is made larger, for longer sequences than it was trained on, by
+// extend(mix, larger, Extension::...): never silently by a forward pass or a decoder.
 #pragma once
 
 #include <algorithm>
@@ -74,6 +77,12 @@ struct Projection {
 
 /// The released language model's.
 inline constexpr Projection causal_projection{.low = 1e-5, .high = 1, .lower_triangle = true};
+
+/// What `extend` puts into the rows of blocks that a mixing matrix was not made for.
+enum class Extension {
+  causal_average,  ///< 1 / (i + 1) where b <= i: the mean over the past, as Transform::causal
+  last_row         ///< the last known row's weight at the distance i - b; beyond, its farthest
+};
 
 namespace mixing_matrix {
 
@@ -320,6 +329,53 @@ void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
         else if (entry > high)
           entry = high;
       }
+}
+
+/// Copies mix [1 | heads, blocks, blocks], or [blocks, blocks], of causal attention into the
+/// leading corner of `larger`, of as many heads and more blocks, and fills the rest: rows i of new
+/// blocks as `extension` says for b <= i, zero above the diagonal. Row i does not depend on how
+/// large `larger` is, so that what a decoder computes with it is what a forward pass computes,
+/// whichever is longer. (Neither the paper nor the released code defines rows for blocks that were
+/// not trained.)
+///
+/// Throws ShapeError, with nothing written, where either matrix is not square, heads differ,
+/// `larger` is smaller or shares memory with mix or itself, or there is no last row to go by.
+template <std::floating_point T, int Rank>
+void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
+            const TensorView<T, Rank>& larger, Extension extension) {
+  const TensorView<const T, 3> known = mixing_matrix::with_heads(mix);
+  const TensorView<T, 3> matrices = mixing_matrix::with_heads(larger);
+  const Index blocks = known.extent[1];
+  const Index all_blocks = matrices.extent[1];
+  require_extent("mix", "key blocks", known.extent[2], blocks,
+                 "causal attention has one sequence of blocks: only a square mix can be extended");
+  require_extent("larger", "heads", matrices.extent[0], known.extent[0],
+                 "an extended mix has the heads of mix");
+  require_extent("larger", "key blocks", matrices.extent[2], all_blocks,
+                 "causal attention has one sequence of blocks: an extended mix is square");
+  if (all_blocks < blocks)
+    throw ShapeError("mhla: larger: axis query blocks is " + std::to_string(all_blocks) +
+                     " but mix has " + std::to_string(blocks) +
+                     "; extend makes a matrix larger, a smaller one is its leading corner");
+  if (extension == Extension::last_row && blocks == 0 && all_blocks > 0)
+    throw ShapeError(
+        "mhla: mix: axis query blocks is 0; Extension::last_row needs a row to go by, use "
+        "Extension::causal_average");
+  if (!is_injective(matrices) || share_memory(matrices, known))
+    throw ShapeError(
+        "mhla: larger: shares memory with mix, or with itself; a destination needs elements of its "
+        "own");
+
+  using Real = std::common_type_t<T, double>;
+  const auto entry = [&](Index head, Index i, Index b) {
+    if (i < blocks && b < blocks) return known(head, i, b);
+    if (b > i) return T(0);
+    if (extension == Extension::causal_average) return static_cast<T>(1 / static_cast<Real>(i + 1));
+    return known(head, blocks - 1, std::max(Index{0}, blocks - 1 - (i - b)));
+  };
+  for (Index head = 0; head < matrices.extent[0]; ++head)
+    for (Index i = 0; i < all_blocks; ++i)
+      for (Index b = 0; b < all_blocks; ++b) matrices(head, i, b) = entry(head, i, b);
 }
 
 MHLA_NAMESPACE_END

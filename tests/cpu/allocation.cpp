@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // With a workspace, forward and backward allocate nothing: whatever the scalar, the head dimension
-// and the number of blocks, so also where a product's factors outgrow what Eigen packs on the
-// stack.
+// and the number of blocks, so also where a product's factors outgrow what is packed on the stack.
 #include <cstdlib>
 #include <mhla/cpu/pipeline.hpp>
 #include <vector>
@@ -70,8 +69,7 @@ void check_scalar() {
     check_nothing_allocated<T>(attention, shape, SerialExecutor{});
     check_nothing_allocated<T>(attention, shape, SlotsInTurn{});
   };
-  // Sixty-four blocks, then head dimensions around what Eigen packs on the stack, alone and
-  // together.
+  // Sixty-four blocks, then head dimensions around what is packed on the stack, alone and together.
   check(2, {1, 2, 1, 128, 128, 7, 9});
   check(4, {1, 2, 2, 8, 8, 64, 64, 2});
   check(150, {1, 1, 1, 300, 300, 128, 1});
@@ -103,7 +101,7 @@ TEST_CASE("allocation: the counter sees every way to allocate", "[cpu]") {
   CHECK(counter.allocations() == 1);
 }
 
-// Eigen packs the factors of a product on the stack up to a limit, and on the heap above it.
+// What a product copies of its factors lies on the stack.
 TEMPLATE_TEST_CASE("allocation: products of any extents allocate nothing", "[cpu]", float, double,
                    long double) {
   using T = TestType;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Mixing of summaries against plain sums, for a group of rows of a rectangular matrix, and its
-// adjoints by <J x, y> == <x, J^T y>, exactly: all is bilinear and made of small integers.
+// Mixing of summaries against plain sums, for a group of rows of a rectangular matrix or of a
+// causal one's past, and its adjoints by <J x, y> == <x, J^T y>, exactly: all is bilinear and made
+// of small integers.
+#include <limits>
 #include <mhla/cpu/block_mixing.hpp>
 
 #include "tests/cpu/integer_panel.hpp"
@@ -75,4 +77,85 @@ TEST_CASE("block mixing: the adjoint in the matrix adds <dS~_i, S_b>", "[cpu]") 
   mhla::cpu::mix_matrix_gradient<double>(grad_mixed.panel(), summaries.panel(), sum.panel());
   for (Index i = 0; i < query_blocks; ++i)
     for (Index b = 0; b < key_blocks; ++b) CHECK(sum(i, b) == before(i, b) + grad(i, b));
+}
+
+// ---- The past of a causal matrix: b <= i - lag
+// ---------------------------------------------------
+
+namespace {
+
+constexpr Index blocks = 7;
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+
+// Random entries where b <= i - lag, NaN elsewhere: what lies there must not be read.
+IntegerPanel past_of(Index lag, std::uint64_t seed) {
+  IntegerPanel mixing(blocks, blocks, seed);
+  for (Index i = 0; i < blocks; ++i)
+    for (Index b = 0; b < blocks; ++b)
+      if (b > i - lag) mixing(i, b) = not_a_number;
+  return mixing;
+}
+
+}  // namespace
+
+TEST_CASE("block mixing: the past of a group of rows, and nothing of what follows", "[cpu]") {
+  const Index lag = GENERATE(0, 1);
+  const IntegerPanel mixing = past_of(lag, 1);
+  const IntegerPanel summaries(blocks, width, 2);
+  for (Index first = 0; first < blocks; ++first)
+    for (Index rows = 1; first + rows <= blocks; ++rows) {
+      IntegerPanel seen = summaries;  // the last row sees blocks up to its own, less the lag
+      for (Index b = first + rows - lag; b < blocks; ++b)
+        for (Index c = 0; c < width; ++c) seen(b, c) = not_a_number;
+      IntegerPanel mixed(rows, width, 3);
+      mhla::cpu::mix_past<double>(mixing.panel().row_range(first, rows), first, lag, seen.panel(),
+                                  mixed.panel());
+      IntegerPanel expected(rows, width);
+      for (Index i = 0; i < rows; ++i)
+        for (Index b = 0; b <= first + i - lag; ++b)
+          for (Index c = 0; c < width; ++c)
+            expected(i, c) += mixing(first + i, b) * summaries(b, c);
+      CHECK(mixed == expected);
+    }
+}
+
+TEST_CASE("block mixing: the past's adjoint in the summaries of a group of key blocks", "[cpu]") {
+  const Index lag = GENERATE(0, 1);
+  const IntegerPanel mixing = past_of(lag, 1);
+  const IntegerPanel grad_mixed(blocks, width, 2);
+  for (Index first = 0; first < blocks; ++first)
+    for (Index rows = 1; first + rows <= blocks; ++rows) {
+      IntegerPanel expected(rows, width);
+      for (Index b = 0; b < rows; ++b)
+        for (Index i = first + b + lag; i < blocks; ++i)
+          for (Index c = 0; c < width; ++c)
+            expected(b, c) += mixing(i, first + b) * grad_mixed(i, c);
+      IntegerPanel grad(rows, width, 4);
+      mhla::cpu::mix_past_summary_gradient<double>(mixing.panel(), first, lag, grad_mixed.panel(),
+                                                   grad.panel(), Into::overwrite);
+      CHECK(grad == expected);
+      mhla::cpu::mix_past_summary_gradient<double>(mixing.panel(), first, lag, grad_mixed.panel(),
+                                                   grad.panel(), Into::add);
+      for (Index b = 0; b < rows; ++b)
+        for (Index c = 0; c < width; ++c) expected(b, c) *= 2;
+      CHECK(grad == expected);
+    }
+}
+
+TEST_CASE("block mixing: the past's adjoint in the matrix leaves the rest of it alone", "[cpu]") {
+  const Index lag = GENERATE(0, 1);
+  const IntegerPanel summaries(blocks, width, 2);
+  const IntegerPanel grad_mixed(blocks, width, 3);
+  for (Index first = 0; first < blocks; ++first)
+    for (Index rows = 1; first + rows <= blocks; ++rows) {
+      IntegerPanel expected(rows, blocks, 4);
+      IntegerPanel grad = expected;
+      for (Index i = 0; i < rows; ++i)
+        for (Index b = 0; b <= first + i - lag; ++b)
+          for (Index c = 0; c < width; ++c)
+            expected(i, b) += grad_mixed(first + i, c) * summaries(b, c);
+      mhla::cpu::mix_past_matrix_gradient<double>(grad_mixed.panel().row_range(first, rows), first,
+                                                  lag, summaries.panel(), grad.panel());
+      CHECK(grad == expected);
+    }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The tables of a geometry: every token once, in its block, in raster order, in tiles of bounded
-// length, whatever the grid.
+// length, whatever the grid; and those of packed and padded batches.
 #include <cstddef>
+#include <cstdint>
 #include <mhla/cpu/block_table.hpp>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ using mhla::cpu::BlockTable;
 using mhla::cpu::max_tile_tokens;
 using mhla::cpu::TokenRun;
 using mhla::cpu::TokenTile;
+using mhla::cpu::uniform_block_table;
 
 std::string name_of(const Grid& grid) {
   std::string name = "grid";
@@ -38,10 +40,10 @@ std::vector<std::vector<Index>> tokens_by_block(const Grid& grid) {
 void check_table(const Grid& grid, Index batch) {
   INFO(name_of(grid));
   Arena measure;
-  const BlockTable measured(measure, grid, batch);
+  uniform_block_table(measure, grid, batch);
   const Workspace workspace(measure.used());
   Arena arena(workspace);
-  const BlockTable table(arena, grid, batch);
+  const BlockTable table = uniform_block_table(arena, grid, batch);
   CHECK(arena.used() == measure.used());
 
   REQUIRE(table.sequences.size == batch);
@@ -116,10 +118,101 @@ TEST_CASE("block table: nothing at all", "[cpu]") {
 TEST_CASE("block table: tiles of a block differ by one token at most", "[cpu]") {
   const Grid grid{{1, 1, 300}, {1, 1, 300}};
   Arena measure;
-  const BlockTable measured(measure, grid, 1);
+  uniform_block_table(measure, grid, 1);
   const Workspace workspace(measure.used());
   Arena arena(workspace);
-  const BlockTable table(arena, grid, 1);
+  const BlockTable table = uniform_block_table(arena, grid, 1);
   REQUIRE(table.tiles.size == 3);
   for (const TokenTile& tile : table.tiles) CHECK(tile.tokens == 100);
+}
+
+// ---- Packed and padded batches
+// -------------------------------------------------------------------
+
+namespace {
+
+using mhla::cpu::block_tables;
+using mhla::cpu::BlockTables;
+using mhla::cpu::SequenceSpan;
+
+// Tables of a call, in memory of their own.
+struct Tables {
+  Workspace workspace;
+  BlockTables tables;
+
+  template <class V>
+  Tables(const V& attention, const mhla::Shape& shape, Index max_tokens) {
+    const mhla::Problem problem = checked_problem(attention, shape);
+    Arena measure;
+    block_tables(measure, attention, problem, max_tokens);
+    workspace = Workspace(measure.used());
+    Arena arena(workspace);
+    tables = block_tables(arena, attention, problem, max_tokens);
+    CHECK(arena.used() == measure.used());
+  }
+};
+
+// Tokens of each block of a sequence, and the positions the table gives them.
+struct BlockTokens {
+  std::vector<Index> tokens;
+  std::vector<Index> positions;
+  friend bool operator==(const BlockTokens&, const BlockTokens&) = default;
+};
+std::vector<BlockTokens> blocks_of(const BlockTable& table, const SequenceSpan& sequence) {
+  std::vector<BlockTokens> blocks;
+  for (Index b = sequence.first_block; b < sequence.first_block + sequence.blocks; ++b) {
+    blocks.emplace_back();
+    for (Index i = 0; i < table.blocks[b].tiles; ++i) {
+      const TokenTile& tile = table.tiles[table.blocks[b].first_tile + i];
+      CHECK(tile.offset == static_cast<Index>(blocks.back().tokens.size()));
+      for (Index r = tile.first_run; r < tile.first_run + tile.runs; ++r)
+        for (Index t = 0; t < table.runs[r].count; ++t) {
+          blocks.back().tokens.push_back(table.runs[r].first + t);
+          blocks.back().positions.push_back(table.runs[r].coordinate[2] + t);
+        }
+      CHECK(tile.offset + tile.tokens == static_cast<Index>(blocks.back().tokens.size()));
+    }
+  }
+  return blocks;
+}
+
+using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
+
+}  // namespace
+
+TEST_CASE("block table: blocks and positions begin anew in every packed sequence", "[cpu]") {
+  const std::int32_t offsets[] = {0, 5, 5, 7, 7};
+  const mhla::Packed<Sequence, std::int32_t> packed({.blocks = {.block = 3}}, {offsets, 5});
+  const Tables built(packed, {1, 1, 1, 7, 7, 2, 2, 1, 2, 2}, max_tile_tokens);
+  for (const BlockTable* table : {&built.tables.queries, &built.tables.keys}) {
+    REQUIRE(table->sequences.size == 4);
+    for (const SequenceSpan& sequence : table->sequences) CHECK(sequence.batch == 0);
+    CHECK(blocks_of(*table, table->sequences[0]) ==
+          std::vector<BlockTokens>{{{0, 1, 2}, {0, 1, 2}}, {{3, 4}, {3, 4}}});
+    CHECK(blocks_of(*table, table->sequences[1]).empty());
+    CHECK(blocks_of(*table, table->sequences[2]) == std::vector<BlockTokens>{{{5, 6}, {0, 1}}});
+    CHECK(blocks_of(*table, table->sequences[3]).empty());
+  }
+}
+
+TEST_CASE("block table: a mask takes tokens out, and moves neither blocks nor positions", "[cpu]") {
+  // Of two sequences of 7 tokens in blocks of 3: one with holes, one padded at its end.
+  const std::uint8_t mask[] = {1, 0, 1, 0, 0, 0, 1,  //
+                               1, 1, 1, 1, 0, 0, 0};
+  const mhla::TensorView<const std::uint8_t, 2> view{mask, {2, 7}, {7, 1}};
+  const mhla::Padded<Sequence> padded({.blocks = {.block = 3}}, {view, {}});
+  const Tables built(padded, {2, 1, 1, 7, 7, 2, 2, 1, 3, 3}, 2);
+  const BlockTable& queries = built.tables.queries;
+  REQUIRE(queries.sequences.size == 2);
+  CHECK(queries.sequences[1].batch == 1);
+  CHECK(blocks_of(queries, queries.sequences[0]) ==
+        std::vector<BlockTokens>{{{0, 2}, {0, 2}}, {{}, {}}, {{6}, {6}}});
+  // Blocks behind the last token are left off, as if the sequence ended there.
+  CHECK(blocks_of(queries, queries.sequences[1]) ==
+        std::vector<BlockTokens>{{{0, 1, 2}, {0, 1, 2}}, {{3}, {3}}});
+  // A mask without data takes every token.
+  const BlockTable& keys = built.tables.keys;
+  for (const SequenceSpan& sequence : keys.sequences)
+    CHECK(blocks_of(keys, sequence) ==
+          std::vector<BlockTokens>{{{0, 1, 2}, {0, 1, 2}}, {{3, 4, 5}, {3, 4, 5}}, {{6}, {6}}});
 }

@@ -3,6 +3,7 @@
 // exact whatever its order, and results are compared exactly.
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/testing/random_tensor.hpp>
@@ -107,19 +108,12 @@ TEMPLATE_TEST_CASE("gemm: products of every small size are those of a loop", "[c
       }
 }
 
-TEMPLATE_TEST_CASE("gemm: products that are cut are those of a loop", "[cpu]", float, double,
-                   long double) {
-  const Index depth = mhla::cpu::gemm::max_depth;
-  const Index edge = mhla::cpu::gemm::max_packed<TestType> / depth;
-  check_products<TestType>(edge, depth, edge, 0);
-  check_products<TestType>(edge + 1, depth, 3, 2);
-  check_products<TestType>(3, depth + 1, 5, 2);
-  check_products<TestType>(5, depth, edge + 1, 2);
-  check_products<TestType>(2 * edge + 3, depth + 2, 2 * edge + 1, 1);
-  check_products<TestType>(7, 3 * depth + 1, 2, 0);
-  const Index shallow = 5;  // leaves more room for rows and columns
-  check_products<TestType>(2, shallow, mhla::cpu::gemm::max_packed<TestType> / shallow + 1, 0);
-  check_products<TestType>(mhla::cpu::gemm::max_packed<TestType> / shallow + 1, shallow, 2, 0);
+TEMPLATE_TEST_CASE("gemm: products of every tile, and of cut depths, are those of a loop", "[cpu]",
+                   float, double, long double) {
+  for (const Index rows : {6, 7, 11, 12})
+    for (const Index cols : {4, 8, 15, 16, 31, 64, 80, 95, 129})
+      for (const Index depth : {5, 128, 300}) check_products<TestType>(rows, depth, cols, 1);
+  for (const Index depth : {1023, 1024, 1025, 2051}) check_products<TestType>(9, depth, 7, 2);
 }
 
 TEMPLATE_TEST_CASE("gemm: row products and weighted sums of rows are those of loops", "[cpu]",
@@ -218,4 +212,106 @@ TEMPLATE_TEST_CASE("gemm: addresses do not reach the bits", "[cpu]", float, doub
                                       Span<const T>{a, depth}, Into::overwrite);
         });
       }
+}
+
+TEMPLATE_TEST_CASE("gemm: products with a triangle are those of a loop, and never read above it",
+                   "[cpu]", float, double, long double) {
+  using T = TestType;
+  for (const Index rows : {0, 1, 2, 7, 8, 9, 16, 23, 64})
+    for (const Index cols : {1, 2, 9, 33}) {
+      INFO(rows << " rows, " << cols << " columns");
+      Matrix<T> lower(rows, rows, 2, 1);
+      for (Index t = 0; t < rows; ++t)
+        for (Index j = t + 1; j < rows; ++j) lower(t, j) = std::numeric_limits<T>::quiet_NaN();
+      const Matrix<T> b(rows, cols, 1, 2);
+      const Matrix<T> before(rows, cols, 3, 3);
+      Matrix<T> of_lower(rows, cols, 3);
+      Matrix<T> of_transposed(rows, cols, 3);
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) of_lower(r, c) = of_transposed(r, c) = T(0);
+      for (Index t = 0; t < rows; ++t)
+        for (Index j = 0; j <= t; ++j)
+          for (Index c = 0; c < cols; ++c) {
+            of_lower(t, c) += lower(t, j) * b(j, c);
+            of_transposed(j, c) += lower(t, j) * b(t, c);
+          }
+      const auto check = [&](const Matrix<T>& product, const auto& multiply) {
+        Matrix<T> result(rows, cols, 3);
+        multiply(result.panel(), lower.panel(), b.panel(), Into::overwrite);
+        CHECK(result == product);
+        result = before;
+        multiply(result.panel(), lower.panel(), b.panel(), Into::add);
+        Matrix<T> sum = before;
+        for (Index r = 0; r < rows; ++r)
+          for (Index c = 0; c < cols; ++c) sum(r, c) += product(r, c);
+        CHECK(result == sum);
+      };
+      check(of_lower, [](auto&&... x) { mhla::cpu::multiply_lower<T>(x...); });
+      check(of_transposed, [](auto&&... x) { mhla::cpu::multiply_lower_transposed<T>(x...); });
+    }
+}
+
+TEMPLATE_TEST_CASE("gemm: what a triangle's last rows hold stays out of the first", "[cpu]", float,
+                   double) {
+  using T = TestType;
+  constexpr Index rows = 21;
+  constexpr Index cols = 5;
+  Matrix<T> lower(rows, rows, 0, 1);
+  const Matrix<T> b(rows, cols, 0, 2);
+  Matrix<T> clean(rows, cols, 0);
+  mhla::cpu::multiply_lower<T>(clean.panel(), lower.panel(), b.panel());
+  for (const Index t : {1, 7, 8, 20}) {
+    Matrix<T> poisoned = b;
+    for (Index j = t; j < rows; ++j)
+      for (Index c = 0; c < cols; ++c) poisoned(j, c) = std::numeric_limits<T>::quiet_NaN();
+    Matrix<T> result(rows, cols, 0);
+    mhla::cpu::multiply_lower<T>(result.panel(), lower.panel(), poisoned.panel());
+    CHECK(std::memcmp(result.panel().data, clean.panel().data,
+                      static_cast<std::size_t>(t * cols) * sizeof(T)) == 0);
+  }
+}
+
+TEMPLATE_TEST_CASE("gemm: sums and products of rows are those of loops", "[cpu]", float, double,
+                   long double) {
+  using T = TestType;
+  const auto row_of = [](Matrix<T>& a) { return Span<T>{a.panel().data, a.panel().cols}; };
+  for (const Index rows : {0, 1, 5})
+    for (const Index cols : {1, 4, 17}) {
+      INFO(rows << " rows of " << cols);
+      const Matrix<T> a(rows, cols, 3, 1);
+      const Matrix<T> b(rows, cols, 1, 2);
+      Matrix<T> weights(1, rows, 0, 3);
+      Matrix<T> row(1, cols, 0, 4);
+      const Matrix<T> before(rows, cols, 2, 5);
+      Matrix<T> outer(rows, cols, 2), copied(rows, cols, 2), weighted(rows, cols, 2);
+      Matrix<T> sum = before, scaled_sum = before, scaled = before;
+      T inner = T(0);
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) {
+          outer(r, c) = weights(0, r) * row(0, c);
+          copied(r, c) = row(0, c);
+          weighted(r, c) = weights(0, r) * a(r, c);
+          sum(r, c) += weights(0, r) * a(r, c);
+          scaled_sum(r, c) += T(3) * a(r, c);
+          scaled(r, c) *= T(3);
+          inner += a(r, c) * b(r, c);
+        }
+      Matrix<T> result(rows, cols, 2);
+      mhla::cpu::outer_product<T>(result.panel(), row_of(weights), row_of(row));
+      CHECK(result == outer);
+      mhla::cpu::outer_product<T>(result.panel(), {}, row_of(row));
+      CHECK(result == copied);
+      mhla::cpu::weighted_rows<T>(result.panel(), row_of(weights), a.panel());
+      CHECK(result == weighted);
+      result = before;
+      mhla::cpu::add_weighted_rows<T>(result.panel(), row_of(weights), a.panel());
+      CHECK(result == sum);
+      result = before;
+      mhla::cpu::add_scaled<T>(result.panel(), T(3), a.panel());
+      CHECK(result == scaled_sum);
+      result = before;
+      mhla::cpu::scale_rows<T>(result.panel(), T(3));
+      CHECK(result == scaled);
+      CHECK(mhla::cpu::inner_product<T>(a.panel(), b.panel()) == inner);
+    }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Every bidirectional golden case through the Eigen layer, in double and float: maps of the files'
+// Every golden case of attention through the Eigen layer, in double and float: maps of the files'
 // own memory, the expression, and the gradients.
 #include <algorithm>
 #include <cmath>
@@ -58,9 +58,9 @@ void require_result(const std::string& name, const std::string& array,
   REQUIRE(worst <= tolerance::golden<T>);
 }
 
-template <class T, class Map, class Geometry, class Normalizer, class Rotation>
+template <class T, class Map, class Geometry, class Normalizer, class Rotation, class Causality>
 void check_in(const std::string& name, const AttentionCase& c, const Map& map) {
-  Attention<Map, Geometry, Bidirectional, Normalizer, Rotation> attention{
+  Attention<Map, Geometry, Causality, Normalizer, Rotation> attention{
       .feature_map = map, .blocks = blocks_of<Geometry>(c.query_side), .scale = c.scale};
   if constexpr (requires { attention.feature_map.epsilon; })
     attention.feature_map.epsilon = c.feature_epsilon;
@@ -87,23 +87,29 @@ void check_in(const std::string& name, const AttentionCase& c, const Map& map) {
   require_result<T, 3>(name, "dmix", dmix, c.error_scale.dmix);
 }
 
-template <class Map, class Geometry, class Normalizer, class Rotation = NoRotation>
+template <class Map, class Geometry, class Normalizer, class Rotation = NoRotation,
+          class Causality = Bidirectional>
 void check(const std::string& name, const AttentionCase& c) {
   if constexpr (std::is_same_v<Map, Favor<double>>) {
     const auto wide = read<double, 2>(name, "proj");
     const auto narrow = read<float, 2>(name, "proj");
     const Index features = wide.dimension(0);
     const Index key_dim = wide.dimension(1);
-    check_in<double, Favor<double>, Geometry, Normalizer, Rotation>(
+    check_in<double, Favor<double>, Geometry, Normalizer, Rotation, Causality>(
         name, c, {make_view(wide.data(), features, key_dim)});
-    check_in<float, Favor<float>, Geometry, Normalizer, Rotation>(
+    check_in<float, Favor<float>, Geometry, Normalizer, Rotation, Causality>(
         name, c, {make_view(narrow.data(), features, key_dim)});
   } else {
     Map map;
     if constexpr (requires { map.nu; }) map.nu = c.nu;
-    check_in<double, Map, Geometry, Normalizer, Rotation>(name, c, map);
-    check_in<float, Map, Geometry, Normalizer, Rotation>(name, c, map);
+    check_in<double, Map, Geometry, Normalizer, Rotation, Causality>(name, c, map);
+    check_in<float, Map, Geometry, Normalizer, Rotation, Causality>(name, c, map);
   }
+}
+
+template <class Map, class Normalizer, class Rotation = NoRotation>
+void check_causal(const std::string& name, const AttentionCase& c) {
+  check<Map, Blocks1D, Normalizer, Rotation, Causal>(name, c);
 }
 
 using Check = void (*)(const std::string&, const AttentionCase&);
@@ -121,9 +127,16 @@ const std::map<std::string, Check> checks = {
     {"p09_3d_paper_elu", check<EluPlusOne, Blocks3D, MixedKeySum>},
     {"p10_3d_official_wanrope", check<Relu, Blocks3D, MixedProduct, AxialRotary>},
     {"p11_3d_none_wanrope", check<Relu, Blocks3D, Unnormalized, AxialRotary>},
+    {"p12_causal_none_relu_init", check_causal<Relu, Unnormalized>},
+    {"p13_causal_none_elu_ragged", check_causal<EluPlusOne, Unnormalized>},
+    {"p14_causal_paper_elu", check_causal<EluPlusOne, MixedKeySum>},
+    {"p15_causal_none_rope_gqa", check_causal<Relu, Unnormalized, HalfSplitRotary>},
+    {"p16_causal_paper_elu_rope", check_causal<EluPlusOne, MixedKeySum, HalfSplitRotary>},
     {"p17_paper_perheadmix", check<Relu, Blocks1D, MixedKeySum>},
+    {"p18_causal_none_perheadmix", check_causal<EluPlusOne, Unnormalized>},
     {"p19_exp_paper", check<Exp, Blocks1D, MixedKeySum>},
     {"p20_softmax_paper", check<Softmax, Blocks2D, MixedKeySum>},
+    {"p21_causal_hedgehog_paper", check_causal<Hedgehog, MixedKeySum>},
     {"p22_sqrelu_none", check<SquaredRelu, Blocks2D, Unnormalized>},
     {"p23_dpfp_none", check<Dpfp, Blocks1D, Unnormalized>},
     {"p24_favor_paper", check<Favor<double>, Blocks1D, MixedKeySum>},
@@ -135,19 +148,19 @@ const std::map<std::string, Check> checks = {
 
 }  // namespace
 
-TEST_CASE("golden: every bidirectional case agrees through the Eigen layer", "[golden]") {
+TEST_CASE("golden: every case of attention agrees through the Eigen layer", "[golden]") {
   std::ifstream index(golden / "index.txt");
   std::size_t run = 0;
   for (std::string name; index >> name;) {
     const replay::CaseFile file(golden / name);
     if (replay::read_kind(file) != replay::Kind::attention) continue;
     const AttentionCase c = replay::read_attention_case(file);
-    if (c.causality != replay::CausalityName::bidirectional) continue;
     INFO(name);
     const auto check = checks.find(name);
     REQUIRE(check != checks.end());
     check->second(name, c);
     ++run;
   }
-  CHECK(run == checks.size());
+  CHECK(run == 28);
+  CHECK(checks.size() == run);
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The CPU backend against the quadratic oracle in long double, over the product of policies: in
 // float, in double, and in long double, which shows that no double is hidden on the way (law 12).
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <mhla/testing/comparison.hpp>
 
@@ -17,6 +19,26 @@ bool signed_under_normalizer(const Policies& policies) {
   return policies.normalizes() && (policies.rotates() || policies.map == Map::identity);
 }
 
+template <class T, int Rank>
+double rms(const HostTensor<T, Rank>& x) {
+  Wide sum = 0;
+  for (const T element : x.elements())
+    sum += static_cast<Wide>(element) * static_cast<Wide>(element);
+  return static_cast<double>(std::sqrt(sum));
+}
+
+/// The RMS of the error over that of what is wanted, or over a sixteenth of the terms' where they
+/// cancel beyond it: dmix adds up to nothing but what epsilon leaves, and so does dq of a causal
+/// query that sees one key.
+template <class T, int Rank>
+double rms_ratio(const HostTensor<T, Rank>& found, const HostTensor<Wide, Rank>& wanted,
+                 const HostTensor<double, Rank>& magnitude) {
+  HostTensor<Wide, Rank> error = wanted;
+  for (std::size_t i = 0; i < error.elements().size(); ++i)
+    error.elements()[i] -= static_cast<Wide>(found.elements()[i]);
+  return rms(error) / std::max(rms(wanted), rms(magnitude) / 16);
+}
+
 template <class T>
 void require_agreement(const Variant& variant, const Case& random, const Outcome<Wide>& wanted,
                        const CallMagnitudes& magnitude) {
@@ -24,14 +46,14 @@ void require_agreement(const Variant& variant, const Case& random, const Outcome
   const Outcome<T> found = run<T>(variant, random);
   require_near(found, wanted, magnitude, 1);
   if (signed_under_normalizer(variant.policies())) return;
-  const auto rms_ratio = [](const auto& a, const auto& b) {
-    return mhla::testing::compare(a.view(), b.view()).rms_ratio;
-  };
-  REQUIRE(rms_ratio(found.y, wanted.y) <= tolerance::forward_rms<T>);
-  REQUIRE(rms_ratio(found.gradients.q, wanted.gradients.q) <= tolerance::gradient_rms<T>);
-  REQUIRE(rms_ratio(found.gradients.k, wanted.gradients.k) <= tolerance::gradient_rms<T>);
-  REQUIRE(rms_ratio(found.gradients.v, wanted.gradients.v) <= tolerance::gradient_rms<T>);
-  REQUIRE(rms_ratio(found.gradients.mix, wanted.gradients.mix) <= tolerance::gradient_rms<T>);
+  REQUIRE(mhla::testing::compare(found.y.view(), wanted.y.view()).rms_ratio <=
+          tolerance::forward_rms<T>);
+  const auto& size = magnitude.gradients;
+  constexpr double bound = tolerance::gradient_rms<T>;
+  REQUIRE(rms_ratio(found.gradients.q, wanted.gradients.q, size.q) <= bound);
+  REQUIRE(rms_ratio(found.gradients.k, wanted.gradients.k, size.k) <= bound);
+  REQUIRE(rms_ratio(found.gradients.v, wanted.gradients.v, size.v) <= bound);
+  REQUIRE(rms_ratio(found.gradients.mix, wanted.gradients.mix, size.mix) <= bound);
 }
 
 }  // namespace
@@ -41,8 +63,9 @@ TEST_CASE("forward and backward agree with the oracle in float, double and long 
   for_each_case({}, 1, anything, [](const Variant& variant, const Case& random) {
     const Outcome<Wide> wanted = expected(variant, random);
     const CallMagnitudes magnitude = magnitudes(variant, random, wanted.y);
-    require_agreement<float>(variant, random, wanted, magnitude);
     require_agreement<double>(variant, random, wanted, magnitude);
+    if (!in_every_scalar(variant.policies())) return;
+    require_agreement<float>(variant, random, wanted, magnitude);
     require_agreement<long double>(variant, random, wanted, magnitude);
   });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Law 4: without a rotation, attention knows of a token its block and nothing else. (MixedProduct,
-// which ties a token to its offset, has laws of its own: mixed_product.cpp.)
+// Law 4: without a rotation, bidirectional attention knows of a token its block and nothing else.
+// (MixedProduct, which ties a token to its offset, has laws of its own: mixed_product.cpp.)
 #include "tests/laws/harness/blocks.hpp"
 #include "tests/laws/harness/for_each_case.hpp"
 #include "tests/laws/harness/run.hpp"
@@ -10,7 +10,7 @@ namespace {
 using namespace laws;
 
 bool knows_blocks_only(const Policies& policies) {
-  return !policies.rotates() && !policies.mixes_products();
+  return !policies.rotates() && !policies.mixes_products() && policies.bidirectional();
 }
 
 /// The call with its tokens moved, and mix with them, gives what the call itself gives, moved.

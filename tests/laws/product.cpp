@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <mhla/cpu/block_mixing.hpp>
+#include <mhla/cpu/block_table.hpp>
 #include <set>
 #include <string>
 #include <tuple>
@@ -21,20 +23,25 @@ std::vector<Policies> full_list() {
     for (int rank = 1; rank <= 3; ++rank)
       for (const Rotation rotation : {Rotation::none, Rotation::half_split, Rotation::axial})
         for (int normalizer = 0; normalizer < 3; ++normalizer)
-          if (rank == 1 || rotation != Rotation::half_split)
-            all.push_back(
-                {static_cast<Map>(map), rank, rotation, static_cast<Normalizer>(normalizer)});
+          for (int mode = 0; mode < 3; ++mode) {
+            const Policies policies{static_cast<Map>(map), rank, rotation,
+                                    static_cast<Normalizer>(normalizer),
+                                    static_cast<Causality>(mode)};
+            if (rotation == Rotation::half_split && rank > 1) continue;
+            if (!policies.bidirectional() && (rank > 1 || policies.mixes_products())) continue;
+            all.push_back(policies);
+          }
   return all;
 }
 
-/// "factor 0 = 3 and factor 2 = 1" for every two of map, rank, rotation and normalizer.
+/// "factor 0 = 3 and factor 2 = 1" for every two of map, rank, rotation, normalizer and causality.
 std::set<std::tuple<int, int, int, int>> pairs_in(const std::vector<Policies>& variants) {
   std::set<std::tuple<int, int, int, int>> pairs;
   for (const Policies& p : variants) {
     const int value[] = {static_cast<int>(p.map), p.rank, static_cast<int>(p.rotation),
-                         static_cast<int>(p.normalizer)};
-    for (int a = 0; a < 4; ++a)
-      for (int b = a + 1; b < 4; ++b) pairs.insert({a, value[a], b, value[b]});
+                         static_cast<int>(p.normalizer), static_cast<int>(p.causality)};
+    for (int a = 0; a < 5; ++a)
+      for (int b = a + 1; b < 5; ++b) pairs.insert({a, value[a], b, value[b]});
   }
   return pairs;
 }
@@ -43,7 +50,7 @@ std::set<std::tuple<int, int, int, int>> pairs_in(const std::vector<Policies>& v
 
 TEST_CASE("the build holds the variants it should", "[laws][product]") {
   const std::vector<Policies> all = full_list();
-  REQUIRE(all.size() == 189);
+  REQUIRE(all.size() == 189 + 108);
   std::vector<Policies> expected;
   std::copy_if(all.begin(), all.end(), std::back_inserter(expected), in_build);
   std::vector<Policies> found;
@@ -53,14 +60,14 @@ TEST_CASE("the build holds the variants it should", "[laws][product]") {
     INFO(policies);
     REQUIRE(std::count(found.begin(), found.end(), policies) == 1);
   }
-  if (full_product) REQUIRE(found.size() == 189);
+  if (full_product) REQUIRE(found.size() == all.size());
 }
 
 TEST_CASE("in the pairwise subset every two policies meet that can meet", "[laws][product]") {
   const std::vector<Policies> all = full_list();
   std::vector<Policies> subset;
   std::copy_if(all.begin(), all.end(), std::back_inserter(subset), in_pairwise_subset);
-  CHECK(subset.size() <= 40);
+  CHECK(subset.size() <= 58);
   CHECK(pairs_in(subset) == pairs_in(all));
 }
 
@@ -69,7 +76,7 @@ TEST_CASE("random cases reach every kind of shape", "[laws][product]") {
     std::set<std::string> seen;
     std::uint64_t counter = 0;
     for (const Policies& policies : full_list()) {
-      if (policies.mixes_products() != products) continue;
+      if (policies.mixes_products() != products || !policies.bidirectional()) continue;
       for (Index number = 0; number < 2; ++number) {
         const std::uint64_t seed = mhla::testing::random_bits(1, counter++);
         const Case random = random_case(policies, {}, seed);
@@ -87,8 +94,9 @@ TEST_CASE("random cases reach every kind of shape", "[laws][product]") {
         note(s.kv_heads == s.heads, "a kv head each");
         note(s.mix_heads > 1, "a mix per head");
         note(s.mix_key_blocks > random.setting.keys.num_blocks(), "larger mix");
-        note(queries.num_blocks() > 12, "more blocks than are mixed at once");
-        note(block > 128, "blocks longer than a tile");
+        note(queries.num_blocks() > mhla::cpu::max_mixing_rows,
+             "more blocks than are mixed at once");
+        note(block > mhla::cpu::max_tile_tokens, "blocks longer than a tile");
         note(s.key_dim < s.value_dim, "key_dim below value_dim");
         note(s.key_dim > s.value_dim, "key_dim above value_dim");
         note(s.batch > 1, "a batch");

@@ -67,10 +67,12 @@ bool is_variant_of(const replay::AttentionCase& c) {
   replay::with_feature_map<double>(c, {}, [&](auto map) {
     found = found && std::is_same_v<decltype(map), typename V::FeatureMapType>;
   });
-  replay::with_rotation<V::GeometryType::rank>(c, [&](auto rotation) {
-    found = found && std::is_same_v<decltype(rotation), typename V::RotationType>;
-  });
-  return found && c.query_side.grid.size() == V::GeometryType::rank;
+  using R = typename V::RotationType;
+  const bool same_rotation =
+      c.rotation == replay::RotationName::none      ? std::is_same_v<R, mhla::NoRotation>
+      : c.rotation == replay::RotationName::neox_1d ? std::is_same_v<R, mhla::HalfSplitRotary>
+                                                    : std::is_same_v<R, mhla::AxialRotary>;
+  return found && same_rotation && c.query_side.grid.size() == V::GeometryType::rank;
 }
 
 /// Demands that the oracle's output and gradients are the files', within the golden tolerance.

@@ -14,7 +14,7 @@
 
 using mhla::Index;
 using mhla::Shape;
-using mhla::reference::TokenMasks;
+using mhla::TokenMasks;
 using mhla::testing::HostTensor;
 
 /// Random operands of a shape; q and k from `distribution`, so that kinks are avoided.

@@ -22,7 +22,6 @@ set(rooms
 
 # Which headers may include Eigen, and what of it.
 set(eigen_users
-  "cpu/gemm\\.hpp : Eigen/Core"
   "eigen/.*       : (unsupported/)?Eigen/.*"
   "diagnostics/.* : (unsupported/)?Eigen/.*")
 

@@ -4,6 +4,7 @@
 //   groups of query blocks: mix S~_i, z~_i again -> per tile: U, dQ^r, c -> dq, dS~_i, dz~_i
 //   rows of mix:            dm_ib += <dS~_i, S_b> + <dz~_i, z_b>
 //   groups of key blocks:   dS_b = sum_i m_ib dS~_i, dz_b likewise -> per tile: dk, dv
+//                           (Causal: and what the own block's queries send back, dm_bb with it)
 //
 // The summaries S_b, z_b are there before it starts: recomputed, or saved by the forward pass.
 #pragma once
@@ -13,6 +14,7 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/forward_unit.hpp>
+#include <mhla/cpu/intra_block.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -39,6 +41,10 @@ struct BackwardRequest {
   bool query_features() const { return query() || denominators(); }
 };
 
+/// Under Causal the keys' gradients need den and c of the same block's queries again.
+template <class L>
+inline constexpr bool keeps_denominators = masks_own_block<L>&& normalizes<L>;
+
 /// dS~ and dz~ of one mixing matrix of the unit, all query blocks.
 template <class L, class A>
 SummaryRows<A> mixed_gradients(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix) {
@@ -59,6 +65,70 @@ Panel<A> waiting_query_features(const Plan<L, A>& plan, const Unit<A>& unit, Ind
                tile.tokens, e.feature_dim);
 }
 
+/// U = dy / den of a tile.
+template <class L, class T, class A>
+Panel<A> pack_grad_numerators(const Operands<L, T>& operands, const TensorView<const T, 4>& dy,
+                              const Unit<A>& unit, Index head, const TokenTile& tile,
+                              Span<const A> denominators, const SlotScratch<A>& scratch) {
+  const Panel<A> u = panel(scratch.values.data, tile.tokens, operands.plan.extents.value_dim);
+  gather(operands.plan.tables.queries, tile, TokenRows<const T>(dy, unit.queries.batch, head), u);
+  divide_rows<A>(u, denominators);
+  return u;
+}
+
+/// What one tile of query head g, block i, adds: dS~_i, dz~_i or C, and dq where it is complete.
+template <class L, class T, class A>
+void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+                            const Unit<A>& unit, Index g, const SummaryRows<A>& mixed, Index i,
+                            const TokenTile& tile, const OwnTile<A>& own,
+                            const SummaryRows<A>& grad, Into into, const SlotScratch<A>& scratch) {
+  const Plan<L, A>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  const Index head = unit.kv_head * e.group_size + g;
+  const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
+  const FeaturePanels<A> q =
+      pack_tile(operands, operands.scale(), plan.tables.queries, tile, queries, scratch);
+  const Span<const A> denominators =
+      tile_denominators(operands, unit, g, mixed, i, tile, own, q.features, scratch);
+  const Panel<A> u =
+      pack_grad_numerators(operands, request.dy, unit, head, tile, denominators, scratch);
+  if (request.mixed_summaries()) read_out_summary_gradient<A>(q.rotated, u, grad.summary(i), into);
+  if constexpr (keeps_denominators<L>)
+    copy_row(tile_offsets(e, unit.memory.denominators, g, i, tile).data, denominators.data,
+             tile.tokens);
+  if (!request.query_features()) return;
+
+  Panel<A> grad_features = panel(scratch.grad_features.data, tile.tokens, e.feature_dim);
+  if constexpr (mixes_products<L>) grad_features = waiting_query_features(plan, unit, g, i, tile);
+  read_out_query_gradient<A>(u, mixed.summary(i), grad_features);
+  if constexpr (masks_own_block<L>)
+    read_out_own_tile_query_gradient<A>(u, own.rotated, own.values, own.scores, grad_features);
+
+  FeatureGradients<A> total{grad_features, {}};
+  if constexpr (normalizes<L>) {
+    Span<A> c{scratch.grad_denominators.data, tile.tokens};
+    if constexpr (mixes_products<L> || keeps_denominators<L>)
+      c = tile_offsets(e, unit.memory.grad_denominators, g, i, tile);
+    denominator_gradient<A>(q.rotated, grad_features, denominators, c);
+    if constexpr (mixes_products<L>) return;  // dq waits for dR
+
+    if (request.mixed_summaries())
+      read_out_key_sum_gradient<A>(q.features, c, grad.key_sum(i), into);
+    if (!request.query()) return;
+    total.unrotated = panel(scratch.grad_unrotated.data, tile.tokens, e.feature_dim);
+    if constexpr (masks_own_block<L>) {
+      weighted_rows(total.unrotated, c, own.key_sums);
+    } else {
+      outer_product(total.unrotated, c, mixed.key_sum(i));
+    }
+  }
+  if (request.query())
+    unpack_feature_gradient(operands.variant.feature_map, plan.rotation, operands.scale(),
+                            plan.tables.queries, tile, queries, total,
+                            TokenRows<T>(request.gradients.query.view, unit.queries.batch, head),
+                            request.update, scratch.row);
+}
+
 /// dq where it is complete, dS~ and dz~ or C, of every query block of the unit.
 template <class L, class T, class A>
 void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
@@ -68,53 +138,27 @@ void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardReques
   const RowGroups groups(unit.queries.blocks);
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
-    SummaryRows<A> mixed;
-    for (Index g = 0; g < e.group_size; ++g) {
-      const Index head = unit.kv_head * e.group_size + g;
-      const bool new_matrix = g < e.matrices;
-      if (new_matrix)
-        mixed = mix_group(plan, unit, head, groups, group, scratch, request.query_features());
-      const SummaryRows<A> grad = mixed_gradients(plan, unit, e.matrices == 1 ? 0 : g);
-      const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
-      const TokenRows<const T> grad_outputs(request.dy, unit.queries.batch, head);
+    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+      const SummaryRows<A> mixed =
+          mix_group(plan, unit, matrix, groups, group, scratch, request.query_features());
+      const SummaryRows<A> grad = mixed_gradients(plan, unit, matrix);
       for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
-        const BlockSpan& block = plan.queries.blocks[unit.queries.first_block + i];
+        const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
+        if (block.tiles == 0) clear(grad.summary(i), grad.key_sum(i));
         for (Index t = 0; t < block.tiles; ++t) {
-          const TokenTile& tile = plan.queries.tiles[block.first_tile + t];
-          const Into into = new_matrix && t == 0 ? Into::overwrite : Into::add;
-          const FeaturePanels<A> q =
-              pack_tile(operands, operands.scale(), plan.queries, tile, queries, scratch);
-          const Span<const A> denominators =
-              tile_denominators(operands, unit, g, mixed, i, tile, q.features, scratch);
-          const Panel<A> u = panel(scratch.values.data, tile.tokens, e.value_dim);
-          gather(plan.queries, tile, grad_outputs, u);
-          divide_rows<A>(u, denominators);
-          if (request.mixed_summaries())
-            read_out_summary_gradient<A>(q.rotated, u, grad.summary(i), into);
-
-          if (!request.query_features()) continue;
-          Panel<A> grad_features = panel(scratch.grad_features.data, tile.tokens, e.feature_dim);
-          if constexpr (mixes_products<L>)
-            grad_features = waiting_query_features(plan, unit, g, i, tile);
-          read_out_query_gradient<A>(u, mixed.summary(i), grad_features);
-
-          FeatureGradient<A> total{grad_features, {}, {}};
-          if constexpr (mixes_key_sums<L>) {
-            const Span<A> c{scratch.grad_denominators.data, tile.tokens};
-            denominator_gradient<A>(q.rotated, grad_features, denominators, c);
-            if (request.mixed_summaries())
-              read_out_key_sum_gradient<A>(q.features, c, grad.key_sum(i), into);
-            total = {grad_features, c, mixed.key_sum(i)};
-          } else if constexpr (mixes_products<L>) {
-            denominator_gradient<A>(q.rotated, grad_features, denominators,
-                                    tile_offsets(e, unit.memory.grad_denominators, g, i, tile));
+          const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + t];
+          OwnTile<A> own;
+          if constexpr (masks_own_block<L>)
+            own = pack_own_tile(operands, unit, tile, unit_mixing(plan, unit, matrix).row(i)[i],
+                                mixed.key_sum(i), scratch);
+          for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g) {
+            const bool first = t == 0 && g == plan.heads_of(matrix).first;
+            read_out_tile_gradient(operands, request, unit, g, mixed, i, tile, own, grad,
+                                   first ? Into::overwrite : Into::add, scratch);
           }
-          if (!mixes_products<L> && request.query())
-            unpack_feature_gradient(
-                operands.variant.feature_map, plan.rotation, operands.scale(), plan.queries, tile,
-                queries, total,
-                TokenRows<T>(request.gradients.query.view, unit.queries.batch, head),
-                request.update, scratch.row);
+          if constexpr (masks_own_block<L>)
+            if (request.query_features())
+              absorb_own_tile<A>(own.rotated, own.values, mixed.summary(i));
         }
       }
     }
@@ -139,28 +183,29 @@ void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
   });
   loop.parallel_for(unit.queries.blocks, [&](Index i, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
-    const BlockSpan& block = plan.queries.blocks[unit.queries.first_block + i];
+    const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
     const Span<A> grad_key_sum{unit.memory.grad_key_sums.data + i * e.feature_dim, e.feature_dim};
     for (Index c = 0; c < e.feature_dim; ++c) grad_key_sum[c] = A(0);
     for (Index g = 0; g < e.group_size; ++g) {
       const Index head = unit.kv_head * e.group_size + g;
       const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
       for (Index t = 0; t < block.tiles; ++t) {
-        const TokenTile& tile = plan.queries.tiles[block.first_tile + t];
+        const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + t];
         const Span<A> weight = tile_offsets(e, grad_products, g, i, tile);
+        const Panel<A> unrotated = panel(scratch.grad_unrotated.data, tile.tokens, e.feature_dim);
         if (request.gradients.key.wanted) {
           const FeaturePanels<A> q =
-              pack_tile(operands, operands.scale(), plan.queries, tile, queries, scratch);
+              pack_tile(operands, operands.scale(), plan.tables.queries, tile, queries, scratch);
           own_key_sum_gradient<A>(q.features, weight, grad_key_sum, Into::add);
         }
-        if (request.query())
-          unpack_feature_gradient(
-              operands.variant.feature_map, plan.rotation, operands.scale(), plan.queries, tile,
-              queries,
-              FeatureGradient<A>{waiting_query_features(plan, unit, g, i, tile), weight,
-                                 unit.summaries.key_sum(i)},
-              TokenRows<T>(request.gradients.query.view, unit.queries.batch, head), request.update,
-              scratch.row);
+        if (!request.query()) continue;
+        outer_product(unrotated, weight, unit.summaries.key_sum(i));
+        unpack_feature_gradient(
+            operands.variant.feature_map, plan.rotation, operands.scale(), plan.tables.queries,
+            tile, queries,
+            FeatureGradients<A>{waiting_query_features(plan, unit, g, i, tile), unrotated},
+            TokenRows<T>(request.gradients.query.view, unit.queries.batch, head), request.update,
+            scratch.row);
       }
     }
   });
@@ -180,13 +225,18 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
       return Panel<A>{grad_mixing + (matrix * e.query_blocks + first) * e.key_blocks, rows,
                       unit.keys.blocks, e.key_blocks};
     };
+    const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from, Index matrix) {
+      if constexpr (sees_past_only<L>) {
+        mix_past_matrix_gradient<A>(grad_mixed.row_range(first, rows), first, past_lag<L>, from,
+                                    rows_of(matrix));
+      } else {
+        mix_matrix_gradient<A>(grad_mixed.row_range(first, rows), from, rows_of(matrix));
+      }
+    };
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
       const SummaryRows<A> grad = mixed_gradients(plan, unit, matrix);
-      mix_matrix_gradient<A>(grad.summaries.row_range(first, rows), unit.summaries.summaries,
-                             rows_of(matrix));
-      if constexpr (mixes_key_sums<L>)
-        mix_matrix_gradient<A>(grad.key_sums.row_range(first, rows), unit.summaries.key_sums,
-                               rows_of(matrix));
+      add(grad.summaries, unit.summaries.summaries, matrix);
+      if constexpr (mixes_key_sums<L>) add(grad.key_sums, unit.summaries.key_sums, matrix);
     }
     if constexpr (mixes_products<L>) {
       for (Index g = 0; g < e.group_size; ++g) {
@@ -201,62 +251,168 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
   });
 }
 
-/// dk and dv of every key block of the unit.
+/// dS and dz of a group of key blocks, in the scratch of a slot.
 template <class L, class T, class A>
-void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                             const Unit<A>& unit, const ExecutorRef& loop) {
+SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
+                                  const BackwardRequest<L, T>& request, const Unit<A>& unit,
+                                  const RowGroups& groups, Index group,
+                                  const SlotScratch<A>& scratch) {
+  const Plan<L, A>& plan = operands.plan;
+  const SummaryRows<A> grad(scratch.mixed_summaries.data, scratch.mixed_key_sums.data, plan.extents,
+                            groups.begin(group), groups.size(group), normalizes<L>);
+  if (plan.extents.matrices == 0) {  // no query head reads this kv head
+    std::fill_n(grad.summaries.data, grad.summaries.rows * grad.summaries.cols, A(0));
+    std::fill_n(grad.key_sums.data, grad.key_sums.rows * grad.key_sums.cols, A(0));
+  }
+  for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
+    const Into into = matrix == 0 ? Into::overwrite : Into::add;
+    const SummaryRows<A> grad_mixed = mixed_gradients(plan, unit, matrix);
+    const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
+    const auto mix_columns = [&](const Panel<A>& from, const Panel<A>& to) {
+      if constexpr (sees_past_only<L>) {
+        mix_past_summary_gradient<A>(mixing, grad.first, past_lag<L>, from, to, into);
+      } else {
+        mix_summary_gradient<A>(mixing, grad.first, from, to, into);
+      }
+    };
+    mix_columns(grad_mixed.summaries, grad.summaries);
+    if constexpr (mixes_key_sums<L>)
+      if (request.gradients.key.wanted) mix_columns(grad_mixed.key_sums, grad.key_sums);
+  }
+  return grad;
+}
+
+/// phi(k), the same rotated, and v of a key tile.
+template <class A>
+struct KeyTile {
+  FeaturePanels<A> features;
+  Panel<A> values;
+};
+
+// Under Causal the tile's own queries pass through the slot's panels meanwhile.
+template <class L, class T, class A>
+KeyTile<A> pack_key_tile(const Operands<L, T>& operands, const TokenTile& tile,
+                         const TokenRows<const T>& keys, const TokenRows<const T>& values,
+                         const SlotScratch<A>& scratch) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const TokenRows<const T> keys(operands.k, unit.keys.batch, unit.kv_head);
-  const TokenRows<const T> values(operands.v, unit.keys.batch, unit.kv_head);
+  const auto of = [&](Span<A> usual, Span<A> own, Index dim) {
+    return panel(masks_own_block<L> ? own.data : usual.data, tile.tokens, dim);
+  };
+  const KeyTile<A> k{{of(scratch.features, scratch.own.features, e.feature_dim),
+                      of(scratch.rotated, scratch.own.rotated, e.feature_dim)},
+                     of(scratch.values, scratch.own.values, e.value_dim)};
+  pack_features(operands.variant.feature_map, plan.rotation, A(1), plan.tables.keys, tile, keys,
+                k.features.features, k.features.rotated, scratch.row);
+  gather(plan.tables.keys, tile, values, k.values);
+  return k;
+}
+
+/// What the queries of a key tile's own block send back to it (Causal): adds m_bb times that to the
+/// tile's gradients, and m_bb's own to `grad_mixing`; then takes the tile's queries up into dP and
+/// w. Tiles come last to first.
+template <class L, class T, class A>
+void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+                           const Unit<A>& unit, Index b, const TokenTile& tile,
+                           const FeaturePanels<A>& keys, const Panel<A>& values,
+                           const FeatureGradients<A>& grad_keys, const Panel<A>& grad_values,
+                           A* grad_mixing, const SlotScratch<A>& scratch) {
+  const Plan<L, A>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  const Panel<A> scores = panel(scratch.own.scores.data, tile.tokens, tile.tokens);
+  const Panel<A> own_keys = panel(scratch.own.grad_rotated.data, tile.tokens, e.feature_dim);
+  const Panel<A> own_values = panel(scratch.own.grad_values.data, tile.tokens, e.value_dim);
+  const Panel<A> own_key_sums =
+      panel(scratch.own.grad_key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim);
+  const bool keys_wanted = request.gradients.key.wanted || request.mixing();
+  for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+    const Panel<A> grad_summary = panel(scratch.own.grad_summaries.data + matrix * e.summary_size(),
+                                        e.feature_dim, e.value_dim);
+    if (keys_wanted) summarize_key_gradient<A>(values, grad_summary, own_keys);
+    if (request.gradients.value.wanted)
+      summarize_value_gradient<A>(keys.rotated, grad_summary, own_values);
+    for (Index r = 0; r < own_key_sums.rows; ++r)
+      std::fill_n(own_key_sums.row(r), e.feature_dim, A(0));
+
+    for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g) {
+      const Index head = unit.kv_head * e.group_size + g;
+      const FeaturePanels<A> q =
+          pack_tile(operands, operands.scale(), plan.tables.queries, tile,
+                    TokenRows<const T>(operands.q, unit.queries.batch, head), scratch);
+      Span<const A> denominators;
+      if constexpr (normalizes<L>)
+        denominators = tile_offsets(e, unit.memory.denominators, g, b, tile);
+      const Panel<A> u =
+          pack_grad_numerators(operands, request.dy, unit, head, tile, denominators, scratch);
+      if (keys_wanted) read_out_own_tile_key_gradient<A>(u, q.rotated, values, scores, own_keys);
+      if (request.gradients.value.wanted)
+        read_out_own_tile_value_gradient<A>(u, q.rotated, keys.rotated, scores, own_values);
+      if (normalizes<L> && keys_wanted)
+        add_weighted_rows<A>(
+            own_key_sums, tile_offsets(e, unit.memory.grad_denominators, g, b, tile), q.features);
+      read_out_summary_gradient<A>(q.rotated, u, grad_summary, Into::add);
+    }
+    if (normalizes<L> && keys_wanted)
+      accumulate_backwards<A>(
+          own_key_sums, {scratch.own.grad_running.data + matrix * e.feature_dim, e.feature_dim});
+
+    const A own_weight = unit_mixing(plan, unit, matrix).row(b)[b];
+    if (request.mixing())
+      grad_mixing[(matrix * e.query_blocks + b) * e.key_blocks + b] +=
+          inner_product<A>(keys.rotated, own_keys) + inner_product<A>(keys.features, own_key_sums);
+    if (request.gradients.key.wanted) {
+      add_scaled(grad_keys.rotated, own_weight, own_keys);
+      if constexpr (normalizes<L>) add_scaled(grad_keys.unrotated, own_weight, own_key_sums);
+    }
+    if (request.gradients.value.wanted) add_scaled(grad_values, own_weight, own_values);
+  }
+}
+
+/// dk and dv of every key block of the unit; under Causal the diagonal of dmix besides.
+template <class L, class T, class A>
+void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+                             const Unit<A>& unit, A* grad_mixing, const ExecutorRef& loop) {
+  const Plan<L, A>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  const TokenRows<const T> key_rows(operands.k, unit.keys.batch, unit.kv_head);
+  const TokenRows<const T> value_rows(operands.v, unit.keys.batch, unit.kv_head);
   const RowGroups groups(unit.keys.blocks);
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
-    const SummaryRows<A> grad(scratch.mixed_summaries.data, scratch.mixed_key_sums.data, e,
-                              groups.begin(group), groups.size(group), normalizes<L>);
-    if (e.matrices == 0) {  // no query head reads this kv head
-      for (Index i = 0; i < groups.size(group); ++i) {
-        std::fill_n(grad.summaries.row(i), grad.summaries.cols, A(0));
-        std::fill_n(grad.key_sums.row(i), grad.key_sums.cols, A(0));
-      }
-    }
-    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
-      const Into into = matrix == 0 ? Into::overwrite : Into::add;
-      const SummaryRows<A> grad_mixed = mixed_gradients(plan, unit, matrix);
-      const Panel<const A> mixing = plan.mixing_of(unit.kv_head * e.group_size + matrix,
-                                                   unit.queries.blocks, unit.keys.blocks);
-      mix_summary_gradient<A>(mixing, grad.first, grad_mixed.summaries, grad.summaries, into);
-      if constexpr (mixes_key_sums<L>)
-        if (request.gradients.key.wanted)
-          mix_summary_gradient<A>(mixing, grad.first, grad_mixed.key_sums, grad.key_sums, into);
-    }
+    const SummaryRows<A> grad = mix_group_gradient(operands, request, unit, groups, group, scratch);
     for (Index b = groups.begin(group); b < groups.begin(group + 1); ++b) {
-      const BlockSpan& block = plan.keys.blocks[unit.keys.first_block + b];
+      const BlockSpan& block = plan.tables.keys.blocks[unit.keys.first_block + b];
       Span<const A> grad_key_sum = grad.key_sum(b);
       if constexpr (mixes_products<L>)
         grad_key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
-      for (Index t = 0; t < block.tiles; ++t) {
-        const TokenTile& tile = plan.keys.tiles[block.first_tile + t];
-        if (request.gradients.value.wanted) {
-          const FeaturePanels<A> k = pack_tile(operands, A(1), plan.keys, tile, keys, scratch);
-          const Panel<A> grad_values = panel(scratch.grad_values.data, tile.tokens, e.value_dim);
-          summarize_value_gradient<A>(k.rotated, grad.summary(b), grad_values);
-          scatter<T, A>(plan.keys, tile, grad_values,
+      std::fill_n(scratch.own.grad_summaries.data, scratch.own.grad_summaries.size, A(0));
+      std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));
+      // From the last tile on: under Causal later queries send gradients back to earlier keys.
+      for (Index t = block.tiles - 1; t >= 0; --t) {
+        const TokenTile& tile = plan.tables.keys.tiles[block.first_tile + t];
+        const KeyTile<A> k = pack_key_tile(operands, tile, key_rows, value_rows, scratch);
+        const Panel<A> grad_values = panel(scratch.grad_values.data, tile.tokens, e.value_dim);
+        const FeatureGradients<A> grad_keys{
+            panel(scratch.grad_features.data, tile.tokens, e.feature_dim),
+            panel(scratch.grad_unrotated.data, normalizes<L> ? tile.tokens : 0, e.feature_dim)};
+        if (request.gradients.value.wanted)
+          summarize_value_gradient<A>(k.features.rotated, grad.summary(b), grad_values);
+        if (request.gradients.key.wanted) {
+          summarize_key_gradient<A>(k.values, grad.summary(b), grad_keys.rotated);
+          outer_product(grad_keys.unrotated, {}, grad_key_sum);
+        }
+        if constexpr (masks_own_block<L>)
+          add_own_tile_gradient(operands, request, unit, b, tile, k.features, k.values, grad_keys,
+                                grad_values, grad_mixing, scratch);
+        if (request.gradients.value.wanted)
+          scatter<T, A>(plan.tables.keys, tile, grad_values,
                         TokenRows<T>(request.gradients.value.view, unit.keys.batch, unit.kv_head),
                         request.update);
-        }
-        if (request.gradients.key.wanted) {
-          const Panel<A> v = panel(scratch.values.data, tile.tokens, e.value_dim);
-          const Panel<A> grad_features =
-              panel(scratch.grad_features.data, tile.tokens, e.feature_dim);
-          gather(plan.keys, tile, values, v);
-          summarize_key_gradient<A>(v, grad.summary(b), grad_features);
+        if (request.gradients.key.wanted)
           unpack_feature_gradient(
-              operands.variant.feature_map, plan.rotation, A(1), plan.keys, tile, keys,
-              FeatureGradient<A>{grad_features, {}, grad_key_sum},
-              TokenRows<T>(request.gradients.key.view, unit.keys.batch, unit.kv_head),
+              operands.variant.feature_map, plan.rotation, A(1), plan.tables.keys, tile, key_rows,
+              grad_keys, TokenRows<T>(request.gradients.key.view, unit.keys.batch, unit.kv_head),
               request.update, scratch.row);
-        }
       }
     }
   });
@@ -273,7 +429,8 @@ void backward_unit(const Operands<L, T>& operands, const BackwardRequest<L, T>& 
     if (request.query() || request.gradients.key.wanted)
       mixed_products_of_unit_gradient(operands, request, unit, loop);
   }
-  if (request.keys()) summarize_unit_gradient(operands, request, unit, loop);
+  if (request.keys() || (masks_own_block<L> && request.mixing()))
+    summarize_unit_gradient(operands, request, unit, grad_mixing, loop);
 }
 
 }  // namespace cpu

@@ -5,10 +5,15 @@
 //   sequence -> blocks -> tiles (what a stage works on) -> runs of tokens
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/problem.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -16,6 +21,8 @@ namespace cpu {
 
 /// Tokens per tile at the most: a tile's panels stay in the L2 cache at every usual head dimension.
 inline constexpr Index max_tile_tokens = 128;
+/// Under Causal, where a tile's own triangle costs its square.
+inline constexpr Index max_causal_tile_tokens = 64;
 
 /// Consecutive tokens of one grid row.
 struct TokenRun {
@@ -52,77 +59,189 @@ struct BlockTable {
   Span<BlockSpan> blocks;
   Span<TokenTile> tiles;
   Span<TokenRun> runs;
-
-  /// Takes the table of `batch` sequences with the blocks of `grid` from the arena, and fills it
-  /// unless the arena only measures.
-  BlockTable(Arena& arena, const Grid& grid, Index batch);
-  BlockTable() = default;
 };
 
 namespace block_table {
 
-// Calls tile(tokens, offset) and run(run) for every tile and run of a block, in order.
-template <class TileVisitor, class RunVisitor>
-void walk(const Grid& grid, Index block, TileVisitor&& tile, RunVisitor&& run) {
-  const Index begin[3] = {grid.block_begin(block, 0), grid.block_begin(block, 1),
-                          grid.block_begin(block, 2)};
-  const Index extent[3] = {grid.block_extent(block, 0), grid.block_extent(block, 1),
-                           grid.block_extent(block, 2)};
-  const Index tokens = extent[0] * extent[1] * extent[2];
-  const Index tiles = ceil_div(tokens, max_tile_tokens);
-  Index next_tile = 0;
-  Index tile_end = 0;  // both count tokens from the beginning of the block
-  Index position = 0;
-  for (Index i = 0; i < extent[0]; ++i)
-    for (Index j = 0; j < extent[1]; ++j)
-      for (Index l = 0; l < extent[2];) {
-        if (position == tile_end) {
-          tile_end = even_split(tokens, tiles, ++next_tile);
-          tile(tile_end - position, position);
+struct EveryToken {
+  constexpr bool operator()(Index) const { return true; }
+};
+
+/// Tokens of a mask's row that take part.
+struct MaskRow {
+  const std::uint8_t* data;
+  Index stride;
+
+  bool operator()(Index token) const { return data[token * stride] != 0; }
+};
+
+// Calls run(run) for the longest runs of tokens of a block that `takes` lets through, in order.
+template <class Takes, class Visitor>
+void for_each_run(const Grid& grid, Index block, Index first_token, const Takes& takes,
+                  Visitor&& run) {
+  Index begin[3];
+  Index end[3];
+  for (int axis = 0; axis < 3; ++axis) {
+    begin[axis] = grid.block_begin(block, axis);
+    end[axis] = begin[axis] + grid.block_extent(block, axis);
+  }
+  for (Index i = begin[0]; i < end[0]; ++i)
+    for (Index j = begin[1]; j < end[1]; ++j) {
+      const Index row = first_token + (i * grid.extent[1] + j) * grid.extent[2];
+      if constexpr (std::is_same_v<Takes, EveryToken>) {
+        run(TokenRun{row + begin[2], end[2] - begin[2], {i, j, begin[2]}});
+      } else {
+        Index from = begin[2];
+        for (Index l = begin[2]; l <= end[2]; ++l) {
+          if (l < end[2] && takes(row + l)) continue;
+          if (l > from) run(TokenRun{row + from, l - from, {i, j, from}});
+          from = l + 1;
         }
-        const Index left_in_row = extent[2] - l;
-        const Index left_in_tile = tile_end - position;
-        const Index count = left_in_row < left_in_tile ? left_in_row : left_in_tile;
-        const Index at[3] = {begin[0] + i, begin[1] + j, begin[2] + l};
-        const Index first = (at[0] * grid.extent[1] + at[1]) * grid.extent[2] + at[2];
-        run(TokenRun{first, count, {at[0], at[1], at[2]}});
-        l += count;
-        position += count;
       }
+    }
+}
+
+// Counts the entries of a table, or fills them in: the same walk does both.
+class Builder {
+ public:
+  Builder(Index max_tokens, const BlockTable* table) : max_tokens_(max_tokens), table_(table) {}
+
+  // Adds the blocks of a grid whose first token is `first_token`; returns how many of them there
+  // are up to the last one with a token that takes part.
+  template <class Takes>
+  Index add(const Grid& grid, Index first_token, const Takes& takes) {
+    const Index before = blocks;
+    Index used = 0;
+    for (Index b = 0; b < grid.num_blocks(); ++b) {
+      Index tokens = 0;
+      for_each_run(grid, b, first_token, takes, [&](const TokenRun& run) { tokens += run.count; });
+      const Index tiles_of_block = ceil_div(tokens, max_tokens_);
+      if (table_ != nullptr) table_->blocks[blocks] = {tiles, tiles_of_block};
+      ++blocks;
+      if (tokens > 0) used = blocks - before;
+
+      Index tile = 0;
+      Index tile_end = 0;  // counts tokens from the beginning of the block, as does position
+      Index position = 0;
+      for_each_run(grid, b, first_token, takes, [&](TokenRun run) {
+        while (run.count > 0) {  // a run goes on in the next tile
+          if (position == tile_end) {
+            tile_end = even_split(tokens, tiles_of_block, ++tile);
+            if (table_ != nullptr) table_->tiles[tiles] = {runs, 0, position, tile_end - position};
+            ++tiles;
+          }
+          const Index count = std::min(run.count, tile_end - position);
+          if (table_ != nullptr) {
+            table_->runs[runs] = {
+                run.first, count, {run.coordinate[0], run.coordinate[1], run.coordinate[2]}};
+            ++table_->tiles[tiles - 1].runs;
+          }
+          ++runs;
+          position += count;
+          run.first += count;
+          run.coordinate[2] += count;
+          run.count -= count;
+        }
+      });
+    }
+    return used;
+  }
+  void add_sequence(Index batch, Index first_block, Index count) {
+    if (table_ != nullptr) table_->sequences[sequences] = {batch, first_block, count};
+    ++sequences;
+  }
+
+  Index sequences = 0;
+  Index blocks = 0;
+  Index tiles = 0;
+  Index runs = 0;
+
+ private:
+  Index max_tokens_;
+  const BlockTable* table_;
+};
+
+// Takes from the arena the table that describe(builder) makes, and fills it unless the arena only
+// measures.
+template <class Describe>
+BlockTable build(Arena& arena, Index max_tokens, const Describe& describe) {
+  Builder counts(max_tokens, nullptr);
+  describe(counts);
+  BlockTable table;
+  table.sequences = arena.take<SequenceSpan>(counts.sequences);
+  table.blocks = arena.take<BlockSpan>(counts.blocks);
+  table.tiles = arena.take<TokenTile>(counts.tiles);
+  table.runs = arena.take<TokenRun>(counts.runs);
+  if (arena.measures()) return table;
+  Builder entries(max_tokens, &table);
+  describe(entries);
+  return table;
 }
 
 }  // namespace block_table
 
-inline BlockTable::BlockTable(Arena& arena, const Grid& grid, Index batch) {
-  const Index num_blocks = grid.num_blocks();
-  Index num_tiles = 0;
-  Index num_runs = 0;
-  for (Index b = 0; b < num_blocks; ++b)
-    block_table::walk(
-        grid, b, [&](Index, Index) { ++num_tiles; }, [&](const TokenRun&) { ++num_runs; });
+/// The tables of a call: of its queries and of its keys.
+struct BlockTables {
+  BlockTable queries;
+  BlockTable keys;
+};
 
-  sequences = arena.take<SequenceSpan>(batch);
-  blocks = arena.take<BlockSpan>(num_blocks);
-  tiles = arena.take<TokenTile>(num_tiles);
-  runs = arena.take<TokenRun>(num_runs);
-  if (arena.measures()) return;
+/// The table of `batch` sequences, one per item, all cut into the blocks of `grid`.
+inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, Index batch,
+                                      Index max_tokens = max_tile_tokens) {
+  return block_table::build(arena, max_tokens, [&](block_table::Builder& builder) {
+    const Index blocks = grid.num_blocks();
+    builder.add(grid, 0, block_table::EveryToken{});
+    for (Index item = 0; item < batch; ++item) builder.add_sequence(item, 0, blocks);
+  });
+}
 
-  for (Index item = 0; item < batch; ++item) sequences[item] = {item, 0, num_blocks};
-  Index tile = 0;
-  Index run = 0;
-  for (Index b = 0; b < num_blocks; ++b) {
-    blocks[b] = {tile, 0};
-    block_table::walk(
-        grid, b,
-        [&](Index tokens, Index offset) {
-          tiles[tile++] = {run, 0, offset, tokens};
-          ++blocks[b].tiles;
-        },
-        [&](const TokenRun& r) {
-          runs[run++] = r;
-          ++tiles[tile - 1].runs;
-        });
-  }
+/// One sequence per batch item, all cut alike.
+template <AttentionVariant V>
+BlockTables block_tables(Arena& arena, const V&, const Problem& problem, Index max_tokens) {
+  const Index batch = problem.shape.batch;
+  const BlockTable queries = uniform_block_table(arena, problem.query_grid, batch, max_tokens);
+  return {queries, uniform_block_table(arena, problem.key_grid, batch, max_tokens)};
+}
+
+/// The sequences of one item, each with blocks of its own, which queries and keys share.
+template <class A, class Offset>
+BlockTables block_tables(Arena& arena, const Packed<A, Offset>& packed, const Problem& problem,
+                         Index max_tokens) {
+  const BlockTable table =
+      block_table::build(arena, max_tokens, [&](block_table::Builder& builder) {
+        Grid grid = problem.query_grid;
+        for (Index s = 0; s < packed.sequences(); ++s) {
+          grid.extent[2] = packed.length(s);
+          const Index first = builder.blocks;
+          builder.add_sequence(0, first,
+                               builder.add(grid, packed.begin(s), block_table::EveryToken{}));
+        }
+      });
+  return {table, table};
+}
+
+/// One sequence per batch item, without its masked tokens. Blocks behind the last one with a token
+/// are left off, so that a sequence padded at its end is cut, and summed, as without its padding.
+template <class A>
+BlockTables block_tables(Arena& arena, const Padded<A>& padded, const Problem& problem,
+                         Index max_tokens) {
+  const auto table = [&](const Grid& grid, const TensorView<const std::uint8_t, 2>& mask) {
+    return block_table::build(arena, max_tokens, [&](block_table::Builder& builder) {
+      for (Index item = 0; item < problem.shape.batch; ++item) {
+        const Index first = builder.blocks;
+        const Index blocks =
+            mask.data == nullptr
+                ? builder.add(grid, 0, block_table::EveryToken{})
+                : builder.add(
+                      grid, 0,
+                      block_table::MaskRow{mask.data + item * mask.stride[0], mask.stride[1]});
+        builder.add_sequence(item, first, blocks);
+      }
+    });
+  };
+  const BlockTable queries = table(problem.query_grid, padded.masks.query);
+  return {queries, table(problem.key_grid, padded.masks.key)};
 }
 
 }  // namespace cpu

@@ -4,12 +4,16 @@
 //   key blocks:             pack phi(k), v -> summary S_b, key sum z_b
 //   groups of query blocks: mix S~_i, z~_i -> per tile: pack phi(q) -> read out y
 //
+// Under Causal a tile reads its own block's keys besides, and S~_i, z~_i take them up afterwards.
+//
 // `loop` is OneSlot, or the caller's executor where the slots share a unit; the bits are the same.
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/block_summary.hpp>
+#include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/mixed_product.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/readout.hpp>
@@ -61,6 +65,13 @@ FeaturePanels<A> pack_tile(const Operands<L, T>& operands, A scale, const BlockT
   return panels;
 }
 
+/// A block of which a mask has left nothing has the sums of nothing.
+template <class A>
+void clear(const Panel<A>& summary, Span<A> key_sum) {
+  std::fill_n(summary.data, summary.rows * summary.cols, A(0));
+  std::fill_n(key_sum.data, key_sum.size, A(0));
+}
+
 /// S_b and z_b of every key block.
 template <class L, class T, class A>
 void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const ExecutorRef& loop) {
@@ -69,16 +80,24 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
   const TokenRows<const T> values(operands.v, unit.keys.batch, unit.kv_head);
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
-    const BlockSpan& block = plan.keys.blocks[unit.keys.first_block + b];
+    const BlockSpan& block = plan.tables.keys.blocks[unit.keys.first_block + b];
+    if (block.tiles == 0) clear(unit.summaries.summary(b), unit.summaries.key_sum(b));
     for (Index i = 0; i < block.tiles; ++i) {
-      const TokenTile& tile = plan.keys.tiles[block.first_tile + i];
-      const FeaturePanels<A> k = pack_tile(operands, A(1), plan.keys, tile, keys, scratch);
+      const TokenTile& tile = plan.tables.keys.tiles[block.first_tile + i];
+      const FeaturePanels<A> k = pack_tile(operands, A(1), plan.tables.keys, tile, keys, scratch);
       const Panel<A> v = panel(scratch.values.data, tile.tokens, plan.extents.value_dim);
-      gather(plan.keys, tile, values, v);
+      gather(plan.tables.keys, tile, values, v);
       summarize<A>(k.features, k.rotated, v, unit.summaries.summary(b), unit.summaries.key_sum(b),
                    i == 0 ? Into::overwrite : Into::add);
     }
   });
+}
+
+/// The corner of a query head's mixing matrix that the unit's sequence uses.
+template <class L, class A>
+Panel<const A> unit_mixing(const Plan<L, A>& plan, const Unit<A>& unit, Index g) {
+  return plan.mixing_of(unit.kv_head * plan.extents.group_size + g, unit.queries.blocks,
+                        unit.keys.blocks);
 }
 
 /// A tile's part of a [group_size, blocks, block tokens] array (MixedProduct).
@@ -97,20 +116,20 @@ void mixed_products_of_unit(const Operands<L, T>& operands, const Unit<A>& unit,
   loop.parallel_for(e.group_size * unit.queries.blocks, [&](Index task, Index slot) {
     const Index g = task / unit.queries.blocks;
     const Index b = task % unit.queries.blocks;
-    const BlockSpan& block = plan.queries.blocks[unit.queries.first_block + b];
+    const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + b];
     const TokenRows<const T> queries(operands.q, unit.queries.batch,
                                      unit.kv_head * e.group_size + g);
     for (Index i = 0; i < block.tiles; ++i) {
-      const TokenTile& tile = plan.queries.tiles[block.first_tile + i];
-      const FeaturePanels<A> q =
-          pack_tile(operands, operands.scale(), plan.queries, tile, queries, plan.slots[slot]);
+      const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + i];
+      const FeaturePanels<A> q = pack_tile(operands, operands.scale(), plan.tables.queries, tile,
+                                           queries, plan.slots[slot]);
       own_key_sum_products<A>(q.features, unit.summaries.key_sum(b),
                               tile_offsets(e, unit.memory.products, g, b, tile));
     }
   });
   loop.parallel_for(e.group_size, [&](Index g, Index) {
     mixed_product_denominators<A>(
-        plan.mixing_of(unit.kv_head * e.group_size + g, unit.queries.blocks, unit.keys.blocks),
+        unit_mixing(plan, unit, g),
         panel(unit.memory.products.data + g * head_size, e.query_blocks, e.block_tokens),
         static_cast<A>(operands.variant.normalizer.epsilon),
         panel(unit.memory.denominators.data + g * head_size, e.query_blocks, e.block_tokens));
@@ -119,29 +138,73 @@ void mixed_products_of_unit(const Operands<L, T>& operands, const Unit<A>& unit,
 
 /// S~_i and z~_i of a group of query blocks, in the scratch of a slot.
 template <class L, class A>
-SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index head,
+SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
                          const RowGroups& groups, Index group, const SlotScratch<A>& scratch,
                          bool summaries_wanted) {
   const SummaryRows<A> mixed(scratch.mixed_summaries.data, scratch.mixed_key_sums.data,
                              plan.extents, groups.begin(group), groups.size(group),
                              mixes_key_sums<L>);
-  const Panel<const A> rows = plan.mixing_of(head, unit.queries.blocks, unit.keys.blocks)
-                                  .row_range(mixed.first, groups.size(group));
-  if (summaries_wanted) mix<A>(rows, unit.summaries.summaries, mixed.summaries);
-  if constexpr (mixes_key_sums<L>) mix<A>(rows, unit.summaries.key_sums, mixed.key_sums);
+  const Panel<const A> rows =
+      unit_mixing(plan, unit, matrix).row_range(mixed.first, groups.size(group));
+  const auto mix_rows = [&](const Panel<A>& from, const Panel<A>& to) {
+    if constexpr (sees_past_only<L>) {
+      mix_past<A>(rows, mixed.first, past_lag<L>, from, to);
+    } else {
+      mix<A>(rows, from, to);
+    }
+  };
+  if (summaries_wanted) mix_rows(unit.summaries.summaries, mixed.summaries);
+  if constexpr (mixes_key_sums<L>) mix_rows(unit.summaries.key_sums, mixed.key_sums);
   return mixed;
+}
+
+/// The keys and values of a causal query tile, in the scratch of a slot: its own block's.
+template <class A>
+struct OwnTile {
+  Panel<A> features;  // phi(k)
+  Panel<A> rotated;   // the same, rotated
+  Panel<A> values;    // m_ii v
+  Panel<A> key_sums;  // p_t; no rows without a normalizer
+  Panel<A> scores;    // scratch
+};
+
+/// Packs a query tile's own keys and values, and moves z~_i on to p of the tile's last token.
+template <class L, class T, class A>
+OwnTile<A> pack_own_tile(const Operands<L, T>& operands, const Unit<A>& unit, const TokenTile& tile,
+                         A own_weight, Span<A> running_key_sum, const SlotScratch<A>& scratch) {
+  const Plan<L, A>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  const OwnTile<A> own{
+      panel(scratch.own.features.data, tile.tokens, e.feature_dim),
+      panel(scratch.own.rotated.data, tile.tokens, e.feature_dim),
+      panel(scratch.own.values.data, tile.tokens, e.value_dim),
+      panel(scratch.own.key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
+      panel(scratch.own.scores.data, tile.tokens, tile.tokens)};
+  pack_features(operands.variant.feature_map, plan.rotation, A(1), plan.tables.queries, tile,
+                TokenRows<const T>(operands.k, unit.keys.batch, unit.kv_head), own.features,
+                own.rotated, scratch.row);
+  gather(plan.tables.queries, tile, TokenRows<const T>(operands.v, unit.keys.batch, unit.kv_head),
+         own.values);
+  scale_rows(own.values, own_weight);
+  if constexpr (normalizes<L>)
+    running_key_sums<A>(own.features, own_weight, running_key_sum, own.key_sums);
+  return own;
 }
 
 /// The denominators of a tile of query block i; empty without a normalizer.
 template <class L, class T, class A>
 Span<const A> tile_denominators(const Operands<L, T>& operands, const Unit<A>& unit, Index g,
                                 const SummaryRows<A>& mixed, Index i, const TokenTile& tile,
-                                const Panel<A>& features, const SlotScratch<A>& scratch) {
+                                const OwnTile<A>& own, const Panel<A>& features,
+                                const SlotScratch<A>& scratch) {
   if constexpr (mixes_key_sums<L>) {
     const Span<A> denominators{scratch.denominators.data, tile.tokens};
-    mixed_key_sum_denominators<A>(features, mixed.key_sum(i),
-                                  static_cast<A>(operands.variant.normalizer.epsilon),
-                                  denominators);
+    const A epsilon = static_cast<A>(operands.variant.normalizer.epsilon);
+    if constexpr (masks_own_block<L>) {
+      mixed_key_sum_denominators<A>(features, own.key_sums, epsilon, denominators);
+    } else {
+      mixed_key_sum_denominators<A>(features, mixed.key_sum(i), epsilon, denominators);
+    }
     return denominators;
   } else if constexpr (mixes_products<L>) {
     return tile_offsets(operands.plan.extents, unit.memory.denominators, g, i, tile);
@@ -160,23 +223,32 @@ void read_out_unit(const Operands<L, T>& operands, const Unit<A>& unit, const Te
   const RowGroups groups(unit.queries.blocks);
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
-    SummaryRows<A> mixed;
-    for (Index g = 0; g < e.group_size; ++g) {
-      const Index head = unit.kv_head * e.group_size + g;
-      if (g < e.matrices) mixed = mix_group(plan, unit, head, groups, group, scratch, true);
-      const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
-      const TokenRows<T> outputs(y, unit.queries.batch, head);
+    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+      const SummaryRows<A> mixed = mix_group(plan, unit, matrix, groups, group, scratch, true);
       for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
-        const BlockSpan& block = plan.queries.blocks[unit.queries.first_block + i];
+        const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
         for (Index t = 0; t < block.tiles; ++t) {
-          const TokenTile& tile = plan.queries.tiles[block.first_tile + t];
-          const FeaturePanels<A> q =
-              pack_tile(operands, operands.scale(), plan.queries, tile, queries, scratch);
-          const Panel<A> out = panel(scratch.values.data, tile.tokens, e.value_dim);
-          read_out<A>(q.rotated, mixed.summary(i), out);
-          divide_rows<A>(out,
-                         tile_denominators(operands, unit, g, mixed, i, tile, q.features, scratch));
-          scatter<T, A>(plan.queries, tile, out, outputs, Update::overwrite);
+          const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + t];
+          OwnTile<A> own;
+          if constexpr (masks_own_block<L>)
+            own = pack_own_tile(operands, unit, tile, unit_mixing(plan, unit, matrix).row(i)[i],
+                                mixed.key_sum(i), scratch);
+          for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g) {
+            const Index head = unit.kv_head * e.group_size + g;
+            const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
+            const FeaturePanels<A> q =
+                pack_tile(operands, operands.scale(), plan.tables.queries, tile, queries, scratch);
+            const Panel<A> out = panel(scratch.values.data, tile.tokens, e.value_dim);
+            read_out<A>(q.rotated, mixed.summary(i), out);
+            if constexpr (masks_own_block<L>)
+              read_out_own_tile<A>(q.rotated, own.rotated, own.values, own.scores, out);
+            divide_rows<A>(out, tile_denominators(operands, unit, g, mixed, i, tile, own,
+                                                  q.features, scratch));
+            scatter<T, A>(plan.tables.queries, tile, out, TokenRows<T>(y, unit.queries.batch, head),
+                          Update::overwrite);
+          }
+          if constexpr (masks_own_block<L>)
+            absorb_own_tile<A>(own.rotated, own.values, mixed.summary(i));
         }
       }
     }

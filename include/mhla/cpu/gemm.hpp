@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT
 // The matrix products of the CPU backend, all of them. Panels are row-major; a product overwrites
 // or adds to its result, allocates nothing, and gives the same bits for the same extents wherever
-// its factors lie. (Eigen splits rows of small results at vector boundaries, so multiply() needs
-// its result where the workspace puts it; summaries, which a saved state puts anywhere, come from
-// multiply_left_transposed().)
+// its factors lie.
 #pragma once
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/kernels.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -43,86 +41,14 @@ Panel<T> panel(T* data, Index rows, Index cols) {
 /// Whether a product replaces its result or is added to it.
 enum class Into { overwrite, add };
 
-namespace gemm {
-
-template <class T>
-using Matrix = Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>,
-                          0, Eigen::OuterStride<>>;
-template <class T>
-using Result = Eigen::Map<Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, 0,
-                          Eigen::OuterStride<>>;
-
-// Eigen packs both factors of a product, on the stack while each takes no more than its limit and
-// on the heap above it. Products are therefore cut so that every factor stays below.
-template <class T>
-inline constexpr Index max_packed = (EIGEN_STACK_ALLOCATION_LIMIT == 0
-                                         ? 128 * 1024
-                                         : EIGEN_STACK_ALLOCATION_LIMIT) /
-                                    static_cast<Index>(sizeof(T));
-
-// The depth is cut first, to this many terms at the most: what is left for rows and columns is as
-// much as Eigen's own blocking would take.
-inline constexpr Index max_depth = 256;
-
-// Calls product(target, overwrite, row, rows, col, cols, at, length) for even parts of the three
-// axes, the sum over the depth in order.
-template <class T, class Product>
-void cut(const Panel<T>& result, Index depth, Into into, Product&& product) {
-  const Index depth_cuts = ceil_div(depth, max_depth);
-  const Index edge = max_packed<T> / std::max(Index{1}, std::min(depth, max_depth));
-  const Index row_cuts = ceil_div(result.rows, edge);
-  const Index col_cuts = ceil_div(result.cols, edge);
-  for (Index i = 0; i < row_cuts; ++i) {
-    const Index row = even_split(result.rows, row_cuts, i);
-    const Index rows = even_split(result.rows, row_cuts, i + 1) - row;
-    for (Index j = 0; j < col_cuts; ++j) {
-      const Index col = even_split(result.cols, col_cuts, j);
-      const Index cols = even_split(result.cols, col_cuts, j + 1) - col;
-      Result<T> target(result.row(row) + col, rows, cols, Eigen::OuterStride<>(result.stride));
-      if (depth == 0 && into == Into::overwrite) target.setZero();
-      for (Index l = 0; l < depth_cuts; ++l) {
-        const Index at = even_split(depth, depth_cuts, l);
-        const Index length = even_split(depth, depth_cuts, l + 1) - at;
-        const bool overwrite = l == 0 && into == Into::overwrite;
-        product(target, overwrite, row, rows, col, cols, at, length);
-      }
-    }
-  }
-}
-
-template <class Target, class Factors>
-void assign(Target& target, bool overwrite, const Factors& factors) {
-  if (overwrite) {
-    target.noalias() = factors;
-  } else {
-    target.noalias() += factors;
-  }
-}
-
-template <class T>
-Matrix<T> map(const Panel<const T>& p, Index row, Index rows, Index col, Index cols) {
-  return {p.row(row) + col, rows, cols, Eigen::OuterStride<>(p.stride)};
-}
-
-// Eigen's expressions vectorize sums whose order the compiler may not change by itself.
-template <class T>
-using Row = Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>>;
-template <class T>
-using RowResult = Eigen::Map<Eigen::Matrix<T, 1, Eigen::Dynamic>>;
-
-}  // namespace gemm
-
 /// result (+)= a b
 template <class T>
 void multiply(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
               const Panel<const std::type_identity_t<T>>& b, Into into = Into::overwrite) {
-  gemm::cut(result, a.cols, into,
-            [&](auto& target, bool overwrite, Index row, Index rows, Index col, Index cols,
-                Index at, Index length) {
-              gemm::assign(
-                  target, overwrite,
-                  gemm::map(a, row, rows, at, length) * gemm::map(b, at, length, col, cols));
-            });
+  with_kernels<T>([&](auto kernels) {
+    kernels.multiply(result.rows, result.cols, a.cols, a.data, a.stride, 1, b.data, b.stride,
+                     result.data, result.stride, into == Into::add);
+  });
 }
 
 /// result (+)= a^T b
@@ -130,13 +56,10 @@ template <class T>
 void multiply_left_transposed(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
                               const Panel<const std::type_identity_t<T>>& b,
                               Into into = Into::overwrite) {
-  gemm::cut(result, a.rows, into,
-            [&](auto& target, bool overwrite, Index row, Index rows, Index col, Index cols,
-                Index at, Index length) {
-              gemm::assign(target, overwrite,
-                           gemm::map(a, at, length, row, rows).transpose() *
-                               gemm::map(b, at, length, col, cols));
-            });
+  with_kernels<T>([&](auto kernels) {
+    kernels.multiply(result.rows, result.cols, a.rows, a.data, 1, a.stride, b.data, b.stride,
+                     result.data, result.stride, into == Into::add);
+  });
 }
 
 /// result (+)= a b^T
@@ -145,21 +68,28 @@ void multiply_right_transposed(const Panel<T>& result,
                                const Panel<const std::type_identity_t<T>>& a,
                                const Panel<const std::type_identity_t<T>>& b,
                                Into into = Into::overwrite) {
-  gemm::cut(result, a.cols, into,
-            [&](auto& target, bool overwrite, Index row, Index rows, Index col, Index cols,
-                Index at, Index length) {
-              gemm::assign(target, overwrite,
-                           gemm::map(a, row, rows, at, length) *
-                               gemm::map(b, col, cols, at, length).transpose());
-            });
+  // To add up the lanes of every sum costs less than to transpose b where there are few sums for an
+  // element of b, or many terms for a sum.
+  constexpr Index few_rows = 4;
+  constexpr Index long_row = 1024;
+  with_kernels<T>([&](auto kernels) {
+    if (a.cols >= long_row || a.rows <= few_rows) {
+      kernels.multiply_long_transposed(result.rows, result.cols, a.cols, a.data, a.stride, b.data,
+                                       b.stride, result.data, result.stride, into == Into::add);
+    } else {
+      kernels.multiply_transposed(result.rows, result.cols, a.cols, a.data, a.stride, b.data,
+                                  b.stride, result.data, result.stride, into == Into::add);
+    }
+  });
 }
 
 /// result_r = <a_r, b_r>, row by row
 template <class T>
 void row_products(const Span<T>& result, const Panel<const std::type_identity_t<T>>& a,
                   const Panel<const std::type_identity_t<T>>& b) {
-  for (Index r = 0; r < a.rows; ++r)
-    result[r] = gemm::Row<T>(a.row(r), a.cols).dot(gemm::Row<T>(b.row(r), a.cols));
+  with_kernels<T>([&](auto kernels) {
+    kernels.row_products(a.rows, a.cols, a.data, a.stride, b.data, b.stride, result.data);
+  });
 }
 
 /// result_r = <a_r, b> for one row b
@@ -173,14 +103,112 @@ void row_products(const Span<T>& result, const Panel<const std::type_identity_t<
 template <class T>
 void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identity_t<T>>& a,
                       const Span<const std::type_identity_t<T>>& weights, Into into) {
-  gemm::RowResult<T> sum(result.data, result.size);
-  if (into == Into::overwrite) sum.setZero();
-  for (Index r = 0; r < a.rows; ++r) {
-    if (weights.size > 0) {
-      sum += weights[r] * gemm::Row<T>(a.row(r), result.size);
-    } else {
-      sum += gemm::Row<T>(a.row(r), result.size);
-    }
+  constexpr T one = T(1);
+  const bool weighted = weights.size > 0;
+  with_kernels<T>([&](auto kernels) {
+    kernels.multiply(1, result.size, a.rows, weighted ? weights.data : &one, 0, weighted ? 1 : 0,
+                     a.data, a.stride, result.data, result.size, into == Into::add);
+  });
+}
+
+/// result_r = weight_r row, every weight 1 where `weights` is empty
+template <class T>
+void outer_product(const Panel<T>& result, const Span<const std::type_identity_t<T>>& weights,
+                   const Span<const std::type_identity_t<T>>& row) {
+  for (Index r = 0; r < result.rows; ++r) {
+    const T weight = weights.size > 0 ? weights[r] : T(1);
+    T* const to = result.row(r);
+    for (Index c = 0; c < row.size; ++c) to[c] = weight * row[c];
+  }
+}
+
+/// result_r = weight_r a_r
+template <class T>
+void weighted_rows(const Panel<T>& result, const Span<const std::type_identity_t<T>>& weights,
+                   const Panel<const std::type_identity_t<T>>& a) {
+  for (Index r = 0; r < result.rows; ++r) {
+    const T* const from = a.row(r);
+    T* const to = result.row(r);
+    for (Index c = 0; c < a.cols; ++c) to[c] = weights[r] * from[c];
+  }
+}
+
+/// to += scale from, `count` elements
+template <class T>
+void add_scaled_row(T* to, T scale, const T* from, Index count) {
+  with_kernels<T>([&](auto kernels) { kernels.add_scaled(count, scale, from, to); });
+}
+
+/// result_r += weight_r a_r
+template <class T>
+void add_weighted_rows(const Panel<T>& result, const Span<const std::type_identity_t<T>>& weights,
+                       const Panel<const std::type_identity_t<T>>& a) {
+  for (Index r = 0; r < result.rows; ++r)
+    add_scaled_row(result.row(r), weights[r], a.row(r), a.cols);
+}
+
+/// sum over the rows of b of <a_r, b_r>
+template <class T>
+T inner_product(const Panel<const T>& a, const Panel<const T>& b) {
+  T sum = T(0);
+  with_kernels<T>([&](auto kernels) {
+    for (Index r = 0; r < b.rows; ++r) sum += kernels.dot(b.cols, a.row(r), b.row(r));
+  });
+  return sum;
+}
+
+/// to = from, `count` elements
+template <class T>
+void copy_row(T* to, const T* from, Index count) {
+  std::copy_n(from, count, to);
+}
+
+/// a *= scale
+template <class T>
+void scale_rows(const Panel<T>& a, T scale) {
+  for (Index r = 0; r < a.rows; ++r)
+    for (Index c = 0; c < a.cols; ++c) a.row(r)[c] *= scale;
+}
+
+/// result += scale a
+template <class T>
+void add_scaled(const Panel<T>& result, T scale, const Panel<const std::type_identity_t<T>>& a) {
+  for (Index r = 0; r < result.rows; ++r) add_scaled_row(result.row(r), scale, a.row(r), a.cols);
+}
+
+/// Rows of a triangle that are taken together: what lies below the diagonal block is a product, the
+/// diagonal block itself goes row by row.
+inline constexpr Index triangle_rows = 8;
+
+/// result_t (+)= sum over j <= t of lower_tj b_j: entries above the diagonal are not read.
+template <class T>
+void multiply_lower(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& lower,
+                    const Panel<const std::type_identity_t<T>>& b, Into into = Into::overwrite) {
+  for (Index first = 0; first < result.rows; first += triangle_rows) {
+    const Index rows = std::min(triangle_rows, result.rows - first);
+    const Panel<T> target = result.row_range(first, rows);
+    multiply(target, {lower.row(first), rows, first, lower.stride}, b.row_range(0, first), into);
+    for (Index t = 0; t < rows; ++t)
+      for (Index j = 0; j <= t; ++j)
+        add_scaled_row(target.row(t), lower.row(first + t)[first + j], b.row(first + j), b.cols);
+  }
+}
+
+/// result_j (+)= sum over t >= j of lower_tj b_t: the transpose of `multiply_lower`.
+template <class T>
+void multiply_lower_transposed(const Panel<T>& result,
+                               const Panel<const std::type_identity_t<T>>& lower,
+                               const Panel<const std::type_identity_t<T>>& b,
+                               Into into = Into::overwrite) {
+  for (Index first = 0; first < result.rows; first += triangle_rows) {
+    const Index rows = std::min(triangle_rows, result.rows - first);
+    const Index below = lower.rows - first - rows;
+    const Panel<T> target = result.row_range(first, rows);
+    multiply_left_transposed(target, {lower.row(first + rows) + first, below, rows, lower.stride},
+                             b.row_range(first + rows, below), into);
+    for (Index j = 0; j < rows; ++j)
+      for (Index t = j; t < rows; ++t)
+        add_scaled_row(target.row(j), lower.row(first + t)[first + j], b.row(first + t), b.cols);
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
@@ -25,13 +26,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-template <class V>
-constexpr void require_cpu_variant() {
-  static_assert(std::is_same_v<typename V::CausalityType, Bidirectional>,
-                "mhla: the CPU backend runs Bidirectional variants; for causal attention use "
-                "mhla::reference::mhla_forward and mhla_backward");
-}
-
 /// Throws unless `destination` can be written: every element its own, none shared with an operand.
 template <class T, int Rank, class... Operand>
 void require_destination(const TensorView<T, Rank>& destination, const char* name,
@@ -49,7 +43,7 @@ void require_destination(const TensorView<T, Rank>& destination, const char* nam
 template <class A, class V>
 Plan<LoweredOf<V>, A> forward_plan(Arena& arena, const V& attention, const Problem& problem,
                                    const ExecutorRef& executor) {
-  const Index units = checked_mul(problem.shape.batch, problem.shape.kv_heads);
+  const Index units = checked_mul(problem.sequences, problem.shape.kv_heads);
   return Plan<LoweredOf<V>, A>(arena, attention, problem, executor, units, false);
 }
 
@@ -63,7 +57,7 @@ struct BackwardPlan {
   template <class V>
   BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
                const ExecutorRef& executor)
-      : partials(problem, problem.shape.batch),
+      : partials(problem, problem.sequences),
         plan(arena, attention, problem, executor, partials.count(), true),
         grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
 };
@@ -80,7 +74,7 @@ Index unit_summary_size(const Problem& problem) {
 }
 template <class A, class V>
 Index call_summary_size(const Problem& problem) {
-  return checked_mul(checked_mul(problem.shape.batch, problem.shape.kv_heads),
+  return checked_mul(checked_mul(problem.sequences, problem.shape.kv_heads),
                      unit_summary_size<A, V>(problem));
 }
 
@@ -89,10 +83,23 @@ template <class L, class A>
 Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const UnitMemory<A>& memory,
                 A* summaries) {
   const Extents& e = plan.extents;
-  const SequenceSpan& keys = plan.keys.sequences[sequence];
-  return {plan.queries.sequences[sequence], keys, kv_head, memory,
+  const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
+  return {plan.tables.queries.sequences[sequence], keys, kv_head, memory,
           SummaryRows<A>(summaries, summaries + e.key_blocks * e.summary_size(), e, 0, keys.blocks,
                          normalizes<L>)};
+}
+
+/// Zero for the tokens that a mask [batch, tokens] takes out of y, or of an overwritten gradient:
+/// no unit touches them.
+template <class T>
+void clear_masked(const TensorView<const std::uint8_t, 2>& mask, const TensorView<T, 4>& tensor) {
+  if (mask.data == nullptr || tensor.data == nullptr) return;
+  for (Index n = 0; n < tensor.extent[0]; ++n)
+    for (Index t = 0; t < tensor.extent[2]; ++t) {
+      if (mask(n, t) != 0) continue;
+      for (Index h = 0; h < tensor.extent[1]; ++h)
+        for (Index c = 0; c < tensor.extent[3]; ++c) tensor(n, h, t, c) = T{};
+    }
 }
 
 /// All units of a forward call. Summaries are left in `saved` unless it is empty.
@@ -101,7 +108,7 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y, Span
                  const ExecutorRef& executor) {
   const Plan<L, A>& plan = operands.plan;
   const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index units = plan.problem.shape.batch * kv_heads;
+  const Index units = plan.problem.sequences * kv_heads;
   const Index saved_size = units == 0 ? 0 : saved.size / units;
   const auto run = [&](Index index, const UnitMemory<A>& memory, const ExecutorRef& loop) {
     A* summaries = saved.size > 0 ? saved.data + index * saved_size : memory.summaries.data;
@@ -125,7 +132,7 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
   const Plan<L, A>& plan = backward.plan;
   const PartialSums& partials = backward.partials;
   const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index sequences = plan.problem.shape.batch;
+  const Index sequences = plan.problem.sequences;
   const Index saved_size = saved.size == 0 ? 0 : saved.size / (sequences * kv_heads);
   // The units of one partial sum, one after the other.
   const auto run = [&](Index task, const UnitMemory<A>& memory, const ExecutorRef& loop) {
@@ -162,7 +169,6 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
 /// \throws ShapeError where attention and shape do not fit.
 template <StorageScalar T, AttentionVariant V, Executor E>
 Index forward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
-  cpu::require_cpu_variant<V>();
   Arena arena;
   cpu::forward_plan<Accumulator<T>>(arena, attention, checked_problem(attention, shape), executor);
   return arena.used();
@@ -172,7 +178,6 @@ Index forward_workspace_size(const V& attention, const Shape& shape, const E& ex
 /// are wanted: exact. \throws ShapeError where attention and shape do not fit.
 template <StorageScalar T, AttentionVariant V, Executor E>
 Index backward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
-  cpu::require_cpu_variant<V>();
   Arena arena;
   cpu::BackwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(arena, attention,
                                                        checked_problem(attention, shape), executor);
@@ -203,7 +208,6 @@ void forward_into(const V& attention, const E& executor,
                   const TensorView<T, 4>& y, WorkspaceView workspace,
                   std::type_identity_t<ForwardState<Accumulator<T>>*> save = nullptr) {
   using A = Accumulator<T>;
-  cpu::require_cpu_variant<V>();
   const Shape shape = shape_of(q, k, v, mix);
   const Problem problem = checked_problem(attention, shape);
   require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
@@ -219,6 +223,7 @@ void forward_into(const V& attention, const E& executor,
   plan.pack_mixing(mix);
   cpu::run_forward(cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), plan, q, k, v}, y,
                    saved, executor);
+  if constexpr (requires { attention.masks; }) cpu::clear_masked(attention.masks.query, y);
   if (save != nullptr) save->mark_filled();
 }
 
@@ -242,7 +247,6 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                    WorkspaceView workspace,
                    std::type_identity_t<const ForwardState<Accumulator<T>>*> saved = nullptr) {
   using A = Accumulator<T>;
-  cpu::require_cpu_variant<V>();
   const TensorView<const T, 4> q = query;
   const Shape shape = shape_of(q, k, v, mix);
   const Problem problem = checked_problem(attention, shape);
@@ -288,6 +292,12 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
   cpu::run_backward(
       cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), backward.plan, q, k, v},
       cpu::BackwardRequest<cpu::LoweredOf<V>, T>{dy, gradients, update}, backward, kept, executor);
+  if constexpr (requires { attention.masks; }) {
+    if (update == Update::accumulate) return;
+    cpu::clear_masked(attention.masks.query, dq);
+    cpu::clear_masked(attention.masks.key, dk);
+    cpu::clear_masked(attention.masks.key, dv);
+  }
 }
 
 MHLA_NAMESPACE_END

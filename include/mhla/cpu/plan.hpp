@@ -24,17 +24,19 @@ namespace cpu {
 
 /// What is left of a variant when geometry and rotation have become tables. The units are compiled
 /// for this, so once for all geometries, rotations and executors.
-template <class FeatureMapT, class NormalizerT>
+template <class FeatureMapT, class CausalityT, class NormalizerT>
 struct Lowered {
   FeatureMapT feature_map;
   NormalizerT normalizer;
   double scale;
 
+  using CausalityType = CausalityT;
   using NormalizerType = NormalizerT;
 };
 
 template <class V>
-using LoweredOf = Lowered<typename V::FeatureMapType, typename V::NormalizerType>;
+using LoweredOf =
+    Lowered<typename V::FeatureMapType, typename V::CausalityType, typename V::NormalizerType>;
 
 template <class L>
 inline constexpr bool mixes_key_sums = std::is_same_v<typename L::NormalizerType, MixedKeySum>;
@@ -42,6 +44,18 @@ template <class L>
 inline constexpr bool mixes_products = std::is_same_v<typename L::NormalizerType, MixedProduct>;
 template <class L>
 inline constexpr bool normalizes = mixes_key_sums<L> || mixes_products<L>;
+
+/// Queries see their own block only up to themselves, so that it goes token by token.
+template <class L>
+inline constexpr bool masks_own_block = std::is_same_v<typename L::CausalityType, Causal>;
+/// Query block i sees whole key blocks b <= i - lag.
+template <class L>
+inline constexpr bool sees_past_only = !std::is_same_v<typename L::CausalityType, Bidirectional>;
+template <class L>
+inline constexpr Index past_lag = masks_own_block<L> ? 1 : 0;
+template <class L>
+inline constexpr Index max_tokens_of_tile =
+    masks_own_block<L> ? max_causal_tile_tokens : max_tile_tokens;
 
 /// Rows of the mixing matrix handled at once: groups of nearly equal size.
 struct RowGroups {
@@ -53,7 +67,8 @@ struct RowGroups {
 
   Index begin(Index group) const { return even_split(rows, count, group); }
   Index size(Index group) const { return begin(group + 1) - begin(group); }
-  Index max_size() const { return count == 0 ? 0 : size(0); }
+  /// Of any sequence of up to this many rows: a shorter one may be cut into larger groups.
+  Index max_size() const { return std::min(rows, max_mixing_rows); }
 };
 
 /// The sizes every stage works with.
@@ -70,7 +85,7 @@ struct Extents {
 
   Index summary_size() const { return checked_mul(feature_dim, value_dim); }
 
-  explicit Extents(const Problem& problem)
+  explicit Extents(const Problem& problem, Index max_tokens = max_tile_tokens)
       : query_blocks(problem.query_blocks),
         key_blocks(problem.key_blocks),
         feature_dim(problem.feature_dim),
@@ -81,7 +96,7 @@ struct Extents {
     block_tokens = block_size(problem.query_grid);
     const Index key_block_tokens = block_size(problem.key_grid);
     const Index longest = block_tokens > key_block_tokens ? block_tokens : key_block_tokens;
-    tile_tokens = longest < max_tile_tokens ? longest : max_tile_tokens;
+    tile_tokens = std::min(longest, max_tokens);
   }
 
  private:
@@ -93,12 +108,57 @@ struct Extents {
   }
 };
 
+/// What a call needs memory for.
+struct Needs {
+  bool mixed_key_sums;
+  bool mixed_products;
+  bool own_tiles;  // of causal queries
+  bool rotation;
+  bool backward;
+
+  bool normalizer() const { return mixed_key_sums || mixed_products; }
+};
+
+/// Panels of the keys of a causal query tile's own block.
+template <class A>
+struct OwnTileScratch {
+  Span<A> features;        // [tile tokens, feature_dim]: phi(k)
+  Span<A> rotated;         // the same, rotated; `features` itself where nothing rotates
+  Span<A> values;          // [tile tokens, value_dim]: v
+  Span<A> key_sums;        // [tile tokens, feature_dim]: p_t
+  Span<A> scores;          // [tile tokens, tile tokens]
+  Span<A> grad_rotated;    // [tile tokens, feature_dim]: dK^r / m_ii
+  Span<A> grad_key_sums;   // [tile tokens, feature_dim]: dK / m_ii
+  Span<A> grad_values;     // [tile tokens, value_dim]: dV / m_ii
+  Span<A> grad_summaries;  // [matrices, feature_dim, value_dim]: dP
+  Span<A> grad_running;    // [matrices, feature_dim]: w
+
+  OwnTileScratch() = default;
+  OwnTileScratch(Arena& arena, const Extents& e, const Needs& needs) {
+    if (!needs.own_tiles) return;
+    const Index features_size = checked_mul(e.tile_tokens, e.feature_dim);
+    const Index values_size = checked_mul(e.tile_tokens, e.value_dim);
+    features = arena.take<A>(features_size);
+    rotated = needs.rotation ? arena.take<A>(features_size) : features;
+    values = arena.take<A>(values_size);
+    key_sums = arena.take<A>(needs.normalizer() ? features_size : 0);
+    scores = arena.take<A>(checked_mul(e.tile_tokens, e.tile_tokens));
+    if (!needs.backward) return;
+    grad_rotated = arena.take<A>(features_size);
+    grad_key_sums = arena.take<A>(needs.normalizer() ? features_size : 0);
+    grad_values = arena.take<A>(values_size);
+    grad_summaries = arena.take<A>(checked_mul(e.matrices, e.summary_size()));
+    grad_running = arena.take<A>(needs.normalizer() ? checked_mul(e.matrices, e.feature_dim) : 0);
+  }
+};
+
 /// Panels of one tile and one group of rows; one for every slot.
 template <class A>
 struct SlotScratch {
   Span<A> features;           // [tile tokens, feature_dim]: phi
   Span<A> rotated;            // the same, rotated; `features` itself where nothing rotates
-  Span<A> grad_features;      // [tile tokens, feature_dim]
+  Span<A> grad_features;      // [tile tokens, feature_dim]: of the rotated features
+  Span<A> grad_unrotated;     // [tile tokens, feature_dim]: of the normalizer's
   Span<A> values;             // [tile tokens, value_dim]: v, or numerators and y, or dy and U
   Span<A> grad_values;        // [tile tokens, value_dim]
   Span<A> denominators;       // [tile tokens]
@@ -106,21 +166,23 @@ struct SlotScratch {
   Span<A> mixed_summaries;    // [group rows, feature_dim * value_dim]: S~, or dS in the adjoint
   Span<A> mixed_key_sums;     // [group rows, feature_dim]: z~, or dz
   RowBuffers<A> row;
+  OwnTileScratch<A> own;
 
   SlotScratch() = default;
-  SlotScratch(Arena& arena, const Extents& e, Index key_dim, Index group_rows, bool normalized,
-              bool rotating, bool backward) {
+  SlotScratch(Arena& arena, const Extents& e, Index key_dim, Index group_rows, const Needs& needs)
+      : own(arena, e, needs) {
     features = arena.take<A>(checked_mul(e.tile_tokens, e.feature_dim));
-    rotated = rotating ? arena.take<A>(features.size) : features;
-    grad_features = arena.take<A>(backward ? features.size : 0);
+    rotated = needs.rotation ? arena.take<A>(features.size) : features;
+    grad_features = arena.take<A>(needs.backward ? features.size : 0);
     values = arena.take<A>(checked_mul(e.tile_tokens, e.value_dim));
-    grad_values = arena.take<A>(backward ? values.size : 0);
-    denominators = arena.take<A>(normalized ? e.tile_tokens : 0);
-    grad_denominators = arena.take<A>(normalized && backward ? e.tile_tokens : 0);
+    grad_unrotated = arena.take<A>(needs.normalizer() && needs.backward ? features.size : 0);
+    grad_values = arena.take<A>(needs.backward ? values.size : 0);
+    denominators = arena.take<A>(needs.normalizer() ? e.tile_tokens : 0);
+    grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
     mixed_summaries = arena.take<A>(checked_mul(group_rows, e.summary_size()));
-    mixed_key_sums = arena.take<A>(normalized ? checked_mul(group_rows, e.feature_dim) : 0);
+    mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     row.input = arena.take<A>(key_dim);
-    row.gradient = arena.take<A>(backward ? key_dim : 0);
+    row.gradient = arena.take<A>(needs.backward ? key_dim : 0);
   }
 };
 
@@ -159,27 +221,30 @@ struct UnitMemory {
   Span<A> summaries;             // [key blocks] of SummaryRows: S, then z
   Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
   Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
-  // MixedProduct alone:
-  Span<A> products;           // [group_size, blocks, block tokens]: R
-  Span<A> denominators;       // [group_size, blocks, block tokens]; dR later on
+  // What one pass over the queries leaves for the next, under MixedProduct and under Causal:
+  Span<A> denominators;       // [group_size, blocks, block tokens]; MixedProduct's dR later on
   Span<A> grad_denominators;  // [group_size, blocks, block tokens]: C
-  Span<A> grad_features;      // [group_size, query tokens, feature_dim]: dQ^r, until dR is known
-  Span<A> grad_key_sums;      // [key blocks, feature_dim]: dz
+  // MixedProduct alone:
+  Span<A> products;       // [group_size, blocks, block tokens]: R
+  Span<A> grad_features;  // [group_size, query tokens, feature_dim]: dQ^r, until dR is known
+  Span<A> grad_key_sums;  // [key blocks, feature_dim]: dz
 
   UnitMemory() = default;
-  UnitMemory(Arena& arena, const Extents& e, bool key_sums, bool products_mixed, bool backward) {
-    summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, key_sums || products_mixed));
-    if (backward) {
+  UnitMemory(Arena& arena, const Extents& e, const Needs& needs) {
+    const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));
+    summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
+    if (needs.backward) {
       const Index rows = checked_mul(e.matrices, e.query_blocks);
       grad_mixed_summaries = arena.take<A>(checked_mul(rows, e.summary_size()));
-      grad_mixed_key_sums = arena.take<A>(key_sums ? checked_mul(rows, e.feature_dim) : 0);
+      grad_mixed_key_sums =
+          arena.take<A>(needs.mixed_key_sums ? checked_mul(rows, e.feature_dim) : 0);
     }
-    if (products_mixed) {
-      const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));
-      products = arena.take<A>(offsets);
+    if (needs.mixed_products || (needs.own_tiles && needs.normalizer() && needs.backward))
       denominators = arena.take<A>(offsets);
-      if (backward) {
-        grad_denominators = arena.take<A>(offsets);
+    if (denominators.size > 0 && needs.backward) grad_denominators = arena.take<A>(offsets);
+    if (needs.mixed_products) {
+      products = arena.take<A>(offsets);
+      if (needs.backward) {
         grad_features =
             arena.take<A>(checked_mul(checked_mul(e.group_size, e.query_tokens), e.feature_dim));
         grad_key_sums = arena.take<A>(checked_mul(e.key_blocks, e.feature_dim));
@@ -194,8 +259,7 @@ template <class L, class A>
 struct Plan {
   Problem problem;
   Extents extents;
-  BlockTable queries;
-  BlockTable keys;
+  BlockTables tables;
   RotationTable<A> rotation;
   Span<A> mixing;  // [mix_heads, query blocks, key blocks]: the leading corner, packed
   Span<SlotScratch<A>> slots;
@@ -207,9 +271,8 @@ struct Plan {
   Plan(Arena& arena, const V& attention, const Problem& checked, const ExecutorRef& executor,
        Index concurrent, bool backward)
       : problem(checked),
-        extents(checked),
-        queries(arena, checked.query_grid, checked.shape.batch),
-        keys(arena, checked.key_grid, checked.shape.batch),
+        extents(checked, max_tokens_of_tile<L>),
+        tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>)),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
                                    checked.feature_dim, checked.query_grid, checked.key_grid,
                                    executor)) {
@@ -217,19 +280,20 @@ struct Plan {
     mixing = arena.take<A>(
         checked_mul(shape.mix_heads, checked_mul(problem.query_blocks, problem.key_blocks)));
 
+    const Needs needs{mixes_key_sums<L>, mixes_products<L>, masks_own_block<L>, rotation.rotates(),
+                      backward};
     const Index num_slots = executor.slots();
     whole_units = concurrent >= num_slots;
     Index group_rows = RowGroups(problem.query_blocks).max_size();
     if (backward) group_rows = std::max(group_rows, RowGroups(problem.key_blocks).max_size());
     slots = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
-      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, normalizes<L>,
-                                rotation.rotates(), backward);
+      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs);
       if (!arena.measures()) slots[s] = slot;
     }
     units = arena.take<UnitMemory<A>>(whole_units ? num_slots : 1);
     for (Index u = 0; u < units.size; ++u) {
-      const UnitMemory<A> unit(arena, extents, mixes_key_sums<L>, mixes_products<L>, backward);
+      const UnitMemory<A> unit(arena, extents, needs);
       if (!arena.measures()) units[u] = unit;
     }
   }
@@ -239,6 +303,15 @@ struct Plan {
     const Index matrix = problem.shape.mix_heads == 1 ? 0 : head;
     return {mixing.data + matrix * problem.query_blocks * problem.key_blocks, query_blocks,
             key_blocks, problem.key_blocks};
+  }
+
+  /// The query heads of a unit that a matrix of it mixes for: [first, last).
+  struct Heads {
+    Index first;
+    Index last;
+  };
+  Heads heads_of(Index matrix) const {
+    return extents.matrices == 1 ? Heads{0, extents.group_size} : Heads{matrix, matrix + 1};
   }
 
   /// Copies the leading corner of `mix`, whatever its strides.

@@ -10,6 +10,8 @@
 // so that neither y nor den need be kept.
 #pragma once
 
+#include <cmath>
+#include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
@@ -20,10 +22,11 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// den = Q z~ + epsilon                                                          // [tile tokens]
-template <class A>
-void mixed_key_sum_denominators(const Panel<const A>& features, Span<const A> mixed_key_sum,
-                                A epsilon, Span<A> denominators) {
-  row_products(denominators, features, mixed_key_sum);
+/// `key_sums` is z~ of the block, a Span, or under Causal p_t of every token, a Panel.
+template <class A, class KeySums>
+void mixed_key_sum_denominators(const Panel<const A>& features, const KeySums& key_sums, A epsilon,
+                                Span<A> denominators) {
+  row_products(denominators, features, key_sums);
   for (Index t = 0; t < features.rows; ++t) denominators[t] += epsilon;
 }
 
@@ -38,7 +41,12 @@ void divide_rows(const Panel<A>& rows, Span<const A> denominators) {
     if (den == A(0)) {
       for (Index c = 0; c < rows.cols; ++c) row[c] = A(0);
     } else {
-      for (Index c = 0; c < rows.cols; ++c) row[c] /= den;
+      const A inverse = A(1) / den;
+      if (std::abs(inverse) <= std::numeric_limits<A>::max()) {
+        for (Index c = 0; c < rows.cols; ++c) row[c] *= inverse;
+      } else {  // den is NaN, or so small that only the quotient is finite
+        for (Index c = 0; c < rows.cols; ++c) row[c] /= den;
+      }
     }
   }
 }

@@ -116,30 +116,27 @@ void pack_features(const Map& map, const RotationTable<A>& rotation, A scale,
   });
 }
 
-/// The gradient of a tile's scaled features: of the rotated ones row by row, and of the unrotated
-/// ones, which the normalizer sees, as an outer product weight_t * direction.
+/// The gradients of a tile's scaled features, [tile tokens, feature_dim] each and used up: of the
+/// rotated ones, and of the unrotated ones, which the normalizer sees (no rows without one).
 template <class A>
-struct FeatureGradient {
-  Panel<A> rotated;         // [tile tokens, feature_dim]; used up
-  Span<const A> weight;     // [tile tokens], or empty: 1 for every token
-  Span<const A> direction;  // [feature_dim], or empty: no normalizer
+struct FeatureGradients {
+  Panel<A> rotated;
+  Panel<A> unrotated;
 };
 
-/// The adjoint of `pack_features`: dx (+)= J^T s (R^T g + weight_t direction), J of phi at x.
+/// The adjoint of `pack_features`: dx (+)= J^T s (R^T g^r + g), J of phi at x.
 template <class Map, class T, class A>
 void unpack_feature_gradient(const Map& map, const RotationTable<A>& rotation, A scale,
                              const BlockTable& table, const TokenTile& tile,
-                             const TokenRows<const T>& tokens, const FeatureGradient<A>& gradient,
+                             const TokenRows<const T>& tokens, const FeatureGradients<A>& gradients,
                              const TokenRows<T>& destination, Update update,
                              const RowBuffers<A>& buffers) {
-  const Index features = gradient.rotated.cols;
+  const Index features = gradients.rotated.cols;
   for_each_token(table, tile, [&](Index row, Index token, const Index(&coordinate)[3]) {
-    A* g = gradient.rotated.row(row);
+    A* g = gradients.rotated.row(row);
     if (rotation.rotates()) rotation.rotate_back(g, coordinate);
-    if (gradient.direction.size > 0) {
-      const A weight = gradient.weight.size > 0 ? gradient.weight[row] : A(1);
-      for (Index c = 0; c < features; ++c) g[c] += weight * gradient.direction[c];
-    }
+    if (gradients.unrotated.rows > 0)
+      add_scaled_row(g, A(1), gradients.unrotated.row(row), features);
     for (Index c = 0; c < features; ++c) g[c] *= scale;
 
     const Span<A> x = buffers.input;

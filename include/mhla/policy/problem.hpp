@@ -5,36 +5,37 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/shape.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
-/// A checked call: its extents, the grids of both sides, and the sizes that follow from them.
+/// A checked call: its extents, the grids of both sides (packed: of the longest sequence), and the
+/// sizes that follow from them.
 struct Problem {
   Shape shape;
   Grid query_grid;
   Grid key_grid;
   Index query_blocks = 0;
   Index key_blocks = 0;
+  Index sequences = 0;    ///< that share no keys: the batch, or what is packed into it
   Index feature_dim = 0;  ///< D, the length of phi's output
 };
 
-/// Throws ShapeError unless `attention` can run on tensors of `shape`.
+// The rest of checked_problem, once sequences and grids are known.
 template <AttentionVariant A>
-Problem checked_problem(const A& attention, const Shape& shape) {
+Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
+                        const Grid& query_grid, const Grid& key_grid) {
   using Geometry = typename A::GeometryType;
-  require_consistent(shape);
-
   Problem problem;
   problem.shape = shape;
-  problem.query_grid = checked_grid(attention.blocks, shape.query_tokens, "blocks", "q");
-  const bool cross = !attention.key_blocks.unset();
-  problem.key_grid = cross ? checked_grid(attention.key_blocks, shape.key_tokens, "key_blocks", "k")
-                           : checked_grid(attention.blocks, shape.key_tokens, "blocks", "k");
-  problem.query_blocks = problem.query_grid.num_blocks();
-  problem.key_blocks = problem.key_grid.num_blocks();
+  problem.sequences = sequences;
+  problem.query_grid = query_grid;
+  problem.key_grid = key_grid;
+  problem.query_blocks = query_grid.num_blocks();
+  problem.key_blocks = key_grid.num_blocks();
 
   constexpr const char* mix_rule =
       Geometry::rank == 1
@@ -82,6 +83,42 @@ Problem checked_problem(const A& attention, const Shape& shape) {
           "divide evenly; use MixedKeySum for a ragged grid");
   }
   return problem;
+}
+
+/// Throws ShapeError unless `attention` can run on tensors of `shape`.
+template <AttentionVariant A>
+Problem checked_problem(const A& attention, const Shape& shape) {
+  require_consistent(shape);
+  const Grid query_grid = checked_grid(attention.blocks, shape.query_tokens, "blocks", "q");
+  const Grid key_grid =
+      attention.key_blocks.unset()
+          ? checked_grid(attention.blocks, shape.key_tokens, "blocks", "k")
+          : checked_grid(attention.key_blocks, shape.key_tokens, "key_blocks", "k");
+  return checked_problem(attention, shape, shape.batch, query_grid, key_grid);
+}
+
+/// The same for packed sequences: mix must do for the longest.
+template <class A, class Offset>
+Problem checked_problem(const Packed<A, Offset>& packed, const Shape& shape) {
+  require_consistent(shape);
+  const Index longest = checked_longest(packed, shape);
+  const Grid grid = checked_grid(packed.blocks, longest, "blocks", "q");
+  return checked_problem(packed, shape, packed.sequences(), grid, grid);
+}
+
+/// The same for a padded batch.
+template <class A>
+Problem checked_problem(const Padded<A>& padded, const Shape& shape) {
+  padded.masks.require_fit(shape);
+  const auto& query = padded.masks.query;
+  const auto& key = padded.masks.key;
+  if (!std::is_same_v<typename A::CausalityType, Bidirectional> &&
+      (query.data != key.data || query.stride[0] != key.stride[0] ||
+       query.stride[1] != key.stride[1]))
+    throw ShapeError(
+        "mhla: masks: Causal and BlockCausal attend to their own tokens: queries and keys need one "
+        "mask");
+  return checked_problem(static_cast<const A&>(padded), shape);
 }
 
 MHLA_NAMESPACE_END

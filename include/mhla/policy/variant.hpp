@@ -13,6 +13,28 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// forward_expression(...) of the Eigen layer, found by argument-dependent lookup, or a sentence.
+template <class Variant, class Query, class Key, class Value, class Mix>
+auto expression_of_forward(const Variant& variant, const Query& q, const Key& k, const Value& v,
+                           const Mix& mix) {
+  constexpr bool eigen_layer = requires { forward_expression(variant, q, k, v, mix); };
+  static_assert(eigen_layer,
+                "mhla: attention(q, k, v, mix) takes Eigen tensors and needs "
+                "#include <mhla/attention.hpp>; without Eigen call mhla::forward_into");
+  if constexpr (eigen_layer) return forward_expression(variant, q, k, v, mix);
+}
+
+/// backward_expression(...) of the Eigen layer, or a sentence.
+template <class Variant, class Query, class Key, class Value, class Mix, class GradOutput>
+auto expression_of_backward(const Variant& variant, const Query& q, const Key& k, const Value& v,
+                            const Mix& mix, const GradOutput& dy) {
+  constexpr bool eigen_layer = requires { backward_expression(variant, q, k, v, mix, dy); };
+  static_assert(eigen_layer,
+                "mhla: attention.backward(q, k, v, mix, dy) takes Eigen tensors and needs "
+                "#include <mhla/attention.hpp>; without Eigen call mhla::backward_into");
+  if constexpr (eigen_layer) return backward_expression(variant, q, k, v, mix, dy);
+}
+
 /// o_t = s phi(q_t)^T S~_i / den_t with S~_i = sum_b m_ib S_b, S_b = sum_{j in b} phi(k_j) v_j^T,
 /// for a query t of block i (arXiv 2601.07832, eq. 3 to 5).
 ///
@@ -71,11 +93,7 @@ struct Attention {
   /// The lazy forward expression; needs <mhla/attention.hpp>.
   template <class Query, class Key, class Value, class Mix>
   auto operator()(const Query& q, const Key& k, const Value& v, const Mix& mix) const {
-    constexpr bool eigen_layer = requires { forward_expression(*this, q, k, v, mix); };
-    static_assert(eigen_layer,
-                  "mhla: attention(q, k, v, mix) takes Eigen tensors and needs "
-                  "#include <mhla/attention.hpp>; without Eigen call mhla::forward_into");
-    if constexpr (eigen_layer) return forward_expression(*this, q, k, v, mix);
+    return expression_of_forward(*this, q, k, v, mix);
   }
 
   /// The lazy backward expression, to be assigned to mhla::gradients(...); needs
@@ -83,11 +101,7 @@ struct Attention {
   template <class Query, class Key, class Value, class Mix, class GradOutput>
   auto backward(const Query& q, const Key& k, const Value& v, const Mix& mix,
                 const GradOutput& dy) const {
-    constexpr bool eigen_layer = requires { backward_expression(*this, q, k, v, mix, dy); };
-    static_assert(eigen_layer,
-                  "mhla: attention.backward(q, k, v, mix, dy) takes Eigen tensors and needs "
-                  "#include <mhla/attention.hpp>; without Eigen call mhla::backward_into");
-    if constexpr (eigen_layer) return backward_expression(*this, q, k, v, mix, dy);
+    return expression_of_backward(*this, q, k, v, mix, dy);
   }
 };
 

@@ -13,6 +13,7 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/core/token_masks.hpp>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -24,35 +25,6 @@ namespace reference {
 /// An operand of storage type T; T is not deduced from it, so that views of T convert.
 template <class T, int Rank>
 using Operand = TensorView<const std::type_identity_t<T>, Rank>;
-
-/// Masks of a call, each [batch, tokens] of its side, nonzero where a token takes part; a mask
-/// without data takes every token. A masked key contributes to no sum whatever it holds, NaN
-/// included; a masked query has output 0 and no gradient. Blocks and positions stay where they are.
-struct TokenMasks {
-  TensorView<const std::uint8_t, 2> query;
-  TensorView<const std::uint8_t, 2> key;
-
-  bool takes_query(Index batch, Index token) const { return takes(query, batch, token); }
-  bool takes_key(Index batch, Index token) const { return takes(key, batch, token); }
-  bool any() const { return query.data != nullptr || key.data != nullptr; }
-
-  /// Throws ShapeError unless both masks fit a call of `shape`.
-  void require_fit(const Shape& shape) const {
-    require_fit(query, "masks.query", shape.batch, shape.query_tokens);
-    require_fit(key, "masks.key", shape.batch, shape.key_tokens);
-  }
-
- private:
-  static bool takes(const TensorView<const std::uint8_t, 2>& mask, Index batch, Index token) {
-    return mask.data == nullptr || mask(batch, token) != 0;
-  }
-  static void require_fit(const TensorView<const std::uint8_t, 2>& mask, const char* argument,
-                          Index batch, Index tokens) {
-    if (mask.data == nullptr) return;
-    require_extent(argument, "batch", mask.extent[0], batch, "a mask is [batch, tokens]");
-    require_extent(argument, "tokens", mask.extent[1], tokens, "a mask is [batch, tokens]");
-  }
-};
 
 /// A matrix of its own memory, zero at first.
 template <class A>

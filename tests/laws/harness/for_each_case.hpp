@@ -50,9 +50,9 @@ struct Options {
 /// variants.
 inline std::uint64_t seed_of_case(const Policies& policies, Index number) {
   std::uint64_t seed = Options::get().seed;
-  for (const int part :
-       {static_cast<int>(policies.map), policies.rank, static_cast<int>(policies.rotation),
-        static_cast<int>(policies.normalizer), static_cast<int>(number)})
+  for (const int part : {static_cast<int>(policies.map), policies.rank,
+                         static_cast<int>(policies.rotation), static_cast<int>(policies.normalizer),
+                         static_cast<int>(policies.causality), static_cast<int>(number)})
     seed = mhla::testing::random_bits(seed, static_cast<std::uint64_t>(part));
   return seed;
 }

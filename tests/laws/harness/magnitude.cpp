@@ -192,6 +192,12 @@ class Magnitudes {
       for (std::size_t t = 0; t < q.row.size(); ++t) denominators.push_back(denominator(t));
     }
 
+    bool sees(std::size_t t, std::size_t j) const {
+      if (call.policies_.causality == Causality::causal) return j <= t;
+      if (call.policies_.causality == Causality::block_causal)
+        return call.block_k_[j] <= call.block_q_[t];
+      return true;
+    }
     double signed_mix(std::size_t t, std::size_t j) const {
       const auto& mix = call.operands_.mix;
       return static_cast<double>(
@@ -212,6 +218,7 @@ class Magnitudes {
       double den = epsilon;
       double magnitude = epsilon;
       for (std::size_t j = 0; j < call.block_k_.size(); ++j) {
+        if (!sees(t, j)) continue;
         const std::size_t u = normalizing_query(t, j);
         double inner = 0;
         for (std::size_t c = 0; c < q.row[u].value.size(); ++c)
@@ -231,7 +238,7 @@ class Magnitudes {
       if (den.value == 0) continue;
       Row sum(static_cast<std::size_t>(y.extent(3)));
       for (std::size_t j = 0; j < block_k_.size(); ++j)
-        add(sum, head.weight(t, j) / den.value, head.values[j]);
+        if (head.sees(t, j)) add(sum, head.weight(t, j) / den.value, head.values[j]);
       for (Index c = 0; c < y.extent(3); ++c)
         y(n, h, token, c) = sum[static_cast<std::size_t>(c)] +
                             den.condition * static_cast<double>(std::abs(exact(n, h, token, c)));
@@ -251,6 +258,7 @@ class Magnitudes {
       const double inexact = 1 + den.condition;
       double dden = 0;
       for (std::size_t j = 0; j < block_k_.size(); ++j) {
+        if (!head.sees(t, j)) continue;
         const double dweight = inexact * sum_of_magnitudes(out, head.values[j]) / den.value;
         const double score = head.scale * sum_of_magnitudes(head.q.rotated[t], head.k.rotated[j]);
         const double weight = head.mix(t, j) * score;
@@ -265,6 +273,7 @@ class Magnitudes {
       if (!policies_.normalizes()) continue;
       dden *= inexact;
       for (std::size_t j = 0; j < block_k_.size(); ++j) {
+        if (!head.sees(t, j)) continue;
         const std::size_t u = head.normalizing_query(t, j);
         add(dq_plain[u], head.scale * head.mix(t, j) * dden, head.k.plain[j]);
         add(dk_plain[j], head.scale * head.mix(t, j) * dden, head.q.plain[u]);

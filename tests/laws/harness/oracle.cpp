@@ -12,20 +12,30 @@ namespace laws {
 
 namespace {
 
-/// Calls f(a value of type Attention<Identity, ...>) with the geometry, rotation and normalizer of
-/// `policies`.
+/// Calls f(a value of type Attention<Identity, ...>) with all but the feature map of `policies`.
 template <class F>
 void with_identity(const Policies& policies, F&& f) {
   using namespace mhla;
-  const auto with = [&]<class Geometry, class R>() {
+  const auto in_mode = [&]<class Geometry, class Mode, class R>() {
     switch (policies.normalizer) {
       case Normalizer::mixed_key_sum:
-        return f(mhla::Attention<Identity, Geometry, Bidirectional, MixedKeySum, R>{});
+        return f(mhla::Attention<Identity, Geometry, Mode, MixedKeySum, R>{});
       case Normalizer::mixed_product:
-        return f(mhla::Attention<Identity, Geometry, Bidirectional, MixedProduct, R>{});
+        if constexpr (std::is_same_v<Mode, Bidirectional>)
+          return f(mhla::Attention<Identity, Geometry, Mode, MixedProduct, R>{});
+        return;
       case Normalizer::unnormalized:
-        return f(mhla::Attention<Identity, Geometry, Bidirectional, Unnormalized, R>{});
+        return f(mhla::Attention<Identity, Geometry, Mode, Unnormalized, R>{});
     }
+  };
+  const auto with = [&]<class Geometry, class R>() {
+    if constexpr (Geometry::rank == 1) {
+      if (policies.causality == Causality::causal)
+        return in_mode.template operator()<Geometry, Causal, R>();
+      if (policies.causality == Causality::block_causal)
+        return in_mode.template operator()<Geometry, BlockCausal, R>();
+    }
+    return in_mode.template operator()<Geometry, Bidirectional, R>();
   };
   const bool rotates = policies.rotates();
   if (policies.rank == 3)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The product of policies: 9 feature maps x 7 pairs of geometry and rotation x 3 normalizers = 189
-// variants. Builds without MHLA_FULL_PRODUCT take the golden cases' variants and the subset listed
-// here, in which every two policies that can meet do meet (tests/laws/product.cpp shows it).
+// bidirectional variants, and 9 feature maps x 3 rotations x 2 normalizers = 54 of each of the two
+// causal modes. Builds without MHLA_FULL_PRODUCT take the golden cases' variants and the subset
+// listed here, in which every two policies that can meet do meet (tests/laws/product.cpp shows it).
 #pragma once
 
 #include <type_traits>
@@ -19,10 +20,16 @@ inline constexpr bool full_product = false;
 
 /// Whether a build takes the variant. Every map meets the three normalizers on three geometries:
 /// Blocks1D with HalfSplitRotary, Blocks2D and Blocks3D one of them with AxialRotary, one without;
-/// which normalizer goes where turns with the map. Blocks1D with the other rotations comes on top.
+/// which normalizer goes where turns with the map. Blocks1D with the other rotations comes on top,
+/// and both causal modes with one rotation and one normalizer for each map.
 constexpr bool in_pairwise_subset(const Policies& policies) {
   const int map = static_cast<int>(policies.map);
   const int normalizer = static_cast<int>(policies.normalizer);
+  if (!policies.bidirectional()) {
+    const int mode = static_cast<int>(policies.causality);
+    return (map + mode) % 3 == static_cast<int>(policies.rotation) &&
+           ((map / 3 + mode) % 2 == 0) == policies.normalizes();
+  }
   if (policies.rank == 1 && policies.rotation != Rotation::half_split)
     return map == (policies.rotation == Rotation::none ? 1 : 3);
   if ((map + policies.rank) % 3 != normalizer) return false;
@@ -34,6 +41,8 @@ constexpr bool in_pairwise_subset(const Policies& policies) {
 /// The variants of the golden cases (tests/golden), which every build runs.
 constexpr bool in_golden_cases(const Policies& policies) {
   constexpr auto none = Rotation::none;
+  constexpr auto half_split = Rotation::half_split;
+  constexpr auto causal = Causality::causal;
   constexpr auto key_sum = Normalizer::mixed_key_sum;
   constexpr auto product = Normalizer::mixed_product;
   constexpr auto unnormalized = Normalizer::unnormalized;
@@ -53,13 +62,25 @@ constexpr bool in_golden_cases(const Policies& policies) {
                                  {Map::softmax, 2, none, key_sum},
                                  {Map::squared_relu, 2, none, unnormalized},
                                  {Map::dpfp, 1, none, unnormalized},
-                                 {Map::favor, 1, none, key_sum}})
+                                 {Map::favor, 1, none, key_sum},
+                                 {Map::relu, 1, none, unnormalized, causal},
+                                 {Map::relu, 1, half_split, unnormalized, causal},
+                                 {Map::elu_plus_one, 1, none, unnormalized, causal},
+                                 {Map::elu_plus_one, 1, none, key_sum, causal},
+                                 {Map::elu_plus_one, 1, half_split, key_sum, causal},
+                                 {Map::hedgehog, 1, none, key_sum, causal}})
     if (golden == policies) return true;
   return false;
 }
 
 constexpr bool in_build(const Policies& policies) {
   return full_product || in_pairwise_subset(policies) || in_golden_cases(policies);
+}
+
+/// Whether a variant is compiled in float and long double besides double: of the causal ones those
+/// alone that every build has, for the sake of compile time.
+constexpr bool in_every_scalar(const Policies& policies) {
+  return policies.bidirectional() || in_pairwise_subset(policies) || in_golden_cases(policies);
 }
 
 using Variants = std::vector<const Variant*>;

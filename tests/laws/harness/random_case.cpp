@@ -18,7 +18,7 @@ bool all_distinct(std::vector<Index> sizes) {
   return std::adjacent_find(sizes.begin(), sizes.end()) == sizes.end();
 }
 
-/// Where the library cuts its work: more blocks than it mixes at once, blocks longer than a tile.
+/// Where the library cuts its work: more blocks than it mixes at once, blocks of several tiles.
 enum class Regime { ordinary, many_blocks, long_blocks };
 
 struct Range {
@@ -34,9 +34,9 @@ struct GridRange {
 GridRange grid_range(int rank, Regime regime) {
   constexpr Range one{1, 1};
   if (regime == Regime::many_blocks) {
-    if (rank == 1) return {{one, one, {2, 4}}, {one, one, {13, 27}}};
-    if (rank == 2) return {{one, {1, 2}, {1, 3}}, {one, {3, 5}, {5, 7}}};
-    return {{{1, 2}, {1, 3}, {1, 2}}, {{2, 3}, {3, 4}, {2, 4}}};
+    if (rank == 1) return {{one, one, {2, 4}}, {one, one, {33, 41}}};
+    if (rank == 2) return {{one, {1, 2}, {1, 3}}, {one, {5, 7}, {7, 9}}};
+    return {{one, one, {1, 2}}, {{3, 3}, {4, 4}, {3, 5}}};
   }
   if (regime == Regime::long_blocks) {
     if (rank == 1) return {{one, one, {129, 140}}, {one, one, {2, 3}}};
@@ -60,8 +60,9 @@ Grid random_grid(int rank, Regime regime, bool ragged, Draw& draw) {
   return grid;
 }
 
-/// At least two blocks, axes that cannot be taken for each other, and a size the oracle can bear.
-bool useful(const Grid& grid, int rank) {
+/// At least two blocks, axes that cannot be taken for each other (but where small blocks make many
+/// of them), and a size the oracle can bear.
+bool useful(const Grid& grid, int rank, Regime regime) {
   if (grid.num_blocks() < 2 || grid.num_tokens() > 400) return false;
   std::vector<Index> extents;
   std::vector<Index> blocks;
@@ -69,7 +70,7 @@ bool useful(const Grid& grid, int rank) {
     extents.push_back(grid.extent[axis]);
     blocks.push_back(grid.block[axis]);
   }
-  return all_distinct(extents) && all_distinct(blocks);
+  return all_distinct(extents) && (regime == Regime::many_blocks || all_distinct(blocks));
 }
 
 /// How long phi makes a row, or 0 where it leaves the length as it is.
@@ -86,10 +87,14 @@ Index new_dimension(const Case& c, Map map) {
   }
 }
 
+/// Whether features of phi may be 0, or as small as an epsilon.
+bool has_zeros(Map map) { return map == Map::relu || map == Map::squared_relu || map == Map::dpfp; }
+
 /// Draws once; the sizes may not fit together.
 Case draw_sizes(const Policies& policies, const Wishes& wishes, Regime regime, Draw& draw) {
   Case c;
-  const bool equal_sides = policies.mixes_products() || wishes.self_attention;
+  const bool equal_sides =
+      policies.mixes_products() || wishes.self_attention || !policies.bidirectional();
   const bool even_only = policies.mixes_products() || wishes.equal_blocks;
   const bool narrow = wishes.small || regime == Regime::long_blocks;
   const Index longest = narrow ? 6 : policies.map == Map::dpfp ? 7 : 13;
@@ -101,6 +106,10 @@ Case draw_sizes(const Policies& policies, const Wishes& wishes, Regime regime, D
       c.setting.cross ? random_grid(policies.rank, regime, ragged, draw) : c.setting.queries;
   c.setting.feature_epsilon = draw.once_in(2) ? 1e-6 : 0.0625;
   c.setting.normalizer_epsilon = wishes.no_epsilon ? 0 : draw.once_in(2) ? 1e-6 : 0.125;
+  // A causal token may see no key that shares a feature with it: then epsilon alone is between its
+  // denominator and 0.
+  const bool no_shared_feature = !policies.bidirectional() && has_zeros(policies.map);
+  if (wishes.smooth && no_shared_feature) c.setting.normalizer_epsilon = 0.125;
   c.setting.scale = draw.once_in(3) ? 1 : static_cast<double>(draw.between(3, 15)) / 8;
   c.setting.theta = draw.once_in(2) ? 10000 : 100;
   c.setting.nu = draw.between(1, narrow ? 2 : 3);
@@ -136,18 +145,22 @@ bool sizes_fit(const Case& c, const Policies& policies, Regime regime) {
     sizes.push_back(setting.keys.num_blocks());
   }
   const Index pairs = s.batch * s.heads * s.query_tokens * s.key_tokens;
-  return useful(setting.queries, policies.rank) && useful(setting.keys, policies.rank) &&
-         all_distinct(sizes) && pairs <= (regime == Regime::long_blocks ? 320000 : 50000);
+  return useful(setting.queries, policies.rank, regime) &&
+         useful(setting.keys, policies.rank, regime) && all_distinct(sizes) &&
+         pairs <= (regime == Regime::long_blocks ? 320000 : 50000);
 }
 
 }  // namespace
 
 Case random_case(const Policies& policies, const Wishes& wishes, std::uint64_t seed) {
   Draw draw(seed);
-  const Regime regime = wishes.small                          ? Regime::ordinary
-                        : draw.once_in(5)                     ? Regime::many_blocks
-                        : draw.once_in(12) && !wishes.grouped ? Regime::long_blocks
-                                                              : Regime::ordinary;
+  // Groups of heads multiply what the oracle has to bear.
+  const bool many = draw.once_in(5) && !(wishes.grouped && policies.rank == 3);
+  const bool large = draw.once_in(12) && !wishes.grouped;
+  const Regime regime = wishes.small ? Regime::ordinary
+                        : many       ? Regime::many_blocks
+                        : large      ? Regime::long_blocks
+                                     : Regime::ordinary;
   Case c;
   for (int tries = 0;; ++tries) {
     c = draw_sizes(policies, wishes, regime, draw);

@@ -20,6 +20,7 @@ using mhla::Update;
 enum class Map { identity, relu, squared_relu, elu_plus_one, exp, softmax, hedgehog, dpfp, favor };
 enum class Rotation { none, half_split, axial };
 enum class Normalizer { mixed_key_sum, mixed_product, unnormalized };
+enum class Causality { bidirectional, causal, block_causal };
 
 /// The types a variant is made of, as values.
 struct Policies {
@@ -27,23 +28,27 @@ struct Policies {
   int rank;  ///< of the geometry: Blocks1D, Blocks2D, Blocks3D
   Rotation rotation;
   Normalizer normalizer;
+  Causality causality = Causality::bidirectional;
 
-  bool rotates() const { return rotation != Rotation::none; }
-  bool normalizes() const { return normalizer != Normalizer::unnormalized; }
-  bool mixes_products() const { return normalizer == Normalizer::mixed_product; }
+  constexpr bool rotates() const { return rotation != Rotation::none; }
+  constexpr bool normalizes() const { return normalizer != Normalizer::unnormalized; }
+  constexpr bool mixes_products() const { return normalizer == Normalizer::mixed_product; }
+  constexpr bool bidirectional() const { return causality == Causality::bidirectional; }
 
   friend bool operator==(const Policies&, const Policies&) = default;
 };
 
-/// "Relu Blocks2D AxialRotary MixedKeySum"
+/// "Relu Blocks1D Causal AxialRotary MixedKeySum"; bidirectional goes without saying
 inline std::string name_of(const Policies& policies) {
   constexpr const char* maps[] = {"Identity", "Relu",     "SquaredRelu", "EluPlusOne", "Exp",
                                   "Softmax",  "Hedgehog", "Dpfp",        "Favor"};
   constexpr const char* rotations[] = {"NoRotation", "HalfSplitRotary", "AxialRotary"};
   constexpr const char* normalizers[] = {"MixedKeySum", "MixedProduct", "Unnormalized"};
+  constexpr const char* causalities[] = {"", "Causal ", "BlockCausal "};
   return std::string(maps[static_cast<int>(policies.map)]) + " Blocks" +
-         std::to_string(policies.rank) + "D " + rotations[static_cast<int>(policies.rotation)] +
-         " " + normalizers[static_cast<int>(policies.normalizer)];
+         std::to_string(policies.rank) + "D " + causalities[static_cast<int>(policies.causality)] +
+         rotations[static_cast<int>(policies.rotation)] + " " +
+         normalizers[static_cast<int>(policies.normalizer)];
 }
 inline std::ostream& operator<<(std::ostream& out, const Policies& policies) {
   return out << name_of(policies);
@@ -76,6 +81,7 @@ class Variant {
  public:
   virtual Policies policies() const = 0;
 
+  /// Float and long double only where in_every_scalar(policies()).
   virtual const Backend<float>& in_float() const = 0;
   virtual const Backend<double>& in_double() const = 0;
   virtual const Backend<long double>& in_long_double() const = 0;

@@ -5,9 +5,10 @@
 #include <cstring>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/reference/token_features.hpp>
+#include <stdexcept>
 #include <type_traits>
 
-#include "tests/laws/harness/variant.hpp"
+#include "tests/laws/harness/product.hpp"
 
 namespace laws {
 
@@ -54,13 +55,17 @@ template <class V>
 constexpr Policies policies_of() {
   using R = typename V::RotationType;
   using N = typename V::NormalizerType;
+  using C = typename V::CausalityType;
   return {map_of<typename V::FeatureMapType>(), V::GeometryType::rank,
           std::is_same_v<R, mhla::NoRotation>        ? Rotation::none
           : std::is_same_v<R, mhla::HalfSplitRotary> ? Rotation::half_split
                                                      : Rotation::axial,
           std::is_same_v<N, mhla::MixedKeySum>    ? Normalizer::mixed_key_sum
           : std::is_same_v<N, mhla::MixedProduct> ? Normalizer::mixed_product
-                                                  : Normalizer::unnormalized};
+                                                  : Normalizer::unnormalized,
+          std::is_same_v<C, mhla::Bidirectional> ? Causality::bidirectional
+          : std::is_same_v<C, mhla::Causal>      ? Causality::causal
+                                                 : Causality::block_causal};
 }
 
 /// A workspace of exactly `bytes` bytes that holds NaN: nothing may be read before it is written.
@@ -93,6 +98,19 @@ class BackendOf final : public Backend<T> {
   }
 };
 
+/// In place of a backend that is not compiled.
+template <class T>
+class NoBackend final : public Backend<T> {
+ public:
+  void forward(const Setting&, const Operands<T>&, const TensorView<T, 4>&) const override {
+    throw std::logic_error("this variant is not compiled in this scalar type");
+  }
+  void backward(const Setting&, const Operands<T>&, const TensorView<const T, 4>&,
+                const GradientViews<T>&, Update) const override {
+    throw std::logic_error("this variant is not compiled in this scalar type");
+  }
+};
+
 template <class V>
 class VariantOf final : public Variant {
  public:
@@ -122,9 +140,13 @@ class VariantOf final : public Variant {
  private:
   using FeatureMap = typename V::FeatureMapType;
 
-  BackendOf<V, float> float_;
+  template <class T>
+  using IfCompiled =
+      std::conditional_t<in_every_scalar(policies_of<V>()), BackendOf<V, T>, NoBackend<T>>;
+
+  IfCompiled<float> float_;
   BackendOf<V, double> double_;
-  BackendOf<V, long double> long_double_;
+  IfCompiled<long double> long_double_;
 };
 
 }  // namespace laws

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+// The attention layer: x + (silu(g) * RMSNorm(y)) W, where y = attention(q, k, v) and q, k, v and g
+// are linear in RMSNorm(x). It comes in three parts, so that a decoder can take the place of the
+// attention over a whole sequence.
+#pragma once
+
+#include <string>
+#include <type_traits>
+
+#include "dense_layers.hpp"
+#include "parameters.hpp"
+#include "token_mixing.hpp"
+
+namespace char_lm {
+
+template <class T>
+struct AttentionActivations {
+  Matrix<T> input;
+  Matrix<T> normed;
+  Matrix<T> projected;  // [tokens, 4 width]: q, k, v, g
+  Matrix<T> mixed;      // y
+  Matrix<T> mixed_normed;
+  Matrix<T> gated;
+  mhla::ForwardState<T> summaries;
+};
+
+template <class T, class FeatureMap>
+class AttentionLayer {
+ public:
+  using Mixing = TokenMixing<T, FeatureMap>;
+  using Decoder = typename Mixing::Decoder;
+
+  AttentionLayer(ParameterList& list, const std::string& name, const ModelShape& shape,
+                 double out_gain)
+      : width_(shape.width),
+        heads_(shape.heads),
+        norm_(list, name + ".norm", shape.width),
+        project_(list, name + ".project", shape.width, 4 * shape.width),
+        mixing_(list, name + ".mix", shape),
+        mixed_norm_(list, name + ".mixed_norm", shape.head_dim()),
+        out_(list, name + ".out", shape.width, shape.width, out_gain) {}
+
+  const Mixing& mixing() const { return mixing_; }
+
+  /// Adds the layer's result to x, of `sequences` sequences of equal length.
+  void forward(const Values<T>& values, Index sequences, Matrix<T>& x,
+               AttentionActivations<T>& a) const {
+    before_mixing(values, x, a);
+    mixing_.forward(values, query(a, sequences), key(a, sequences), value(a, sequences), a.mixed,
+                    a.summaries);
+    after_mixing(values, x, a);
+  }
+
+  /// The same for the next tokens of one sequence.
+  void forward(const Values<T>& values, Decoder& decoder, Matrix<T>& x,
+               AttentionActivations<T>& a) const {
+    before_mixing(values, x, a);
+    decoder.step(query(a, 1), key(a, 1), value(a, 1), heads_of(a.mixed, 1, 0));
+    after_mixing(values, x, a);
+  }
+
+  /// dx is the gradient of the sum on entry, of the layer's input afterwards.
+  void backward(const Values<T>& values, Index sequences, const AttentionActivations<T>& a,
+                Matrix<T>& dx, Values<T>& gradient) const {
+    Matrix<T> d_gated, d_mixed_normed(dx.rows(), width_), d_mixed, d_normed, d_input;
+    Matrix<T> d_projected(dx.rows(), 4 * width_);
+    out_.backward(values, a.gated, dx, d_gated, gradient);
+    gate_backward(a.projected.rightCols(width_), a.mixed_normed, d_gated,
+                  d_projected.rightCols(width_), d_mixed_normed);
+    mixed_norm_.backward(values, a.mixed, d_mixed_normed, d_mixed, gradient);
+    const Matrix<T>& dy = d_mixed;
+    mixing_.backward(values, query(a, sequences), key(a, sequences), value(a, sequences),
+                     heads_of(dy, sequences, 0), a.summaries, heads_of(d_projected, sequences, 0),
+                     heads_of(d_projected, sequences, width_),
+                     heads_of(d_projected, sequences, 2 * width_), gradient);
+    project_.backward(values, a.normed, d_projected, d_normed, gradient);
+    norm_.backward(values, a.input, d_normed, d_input, gradient);
+    dx += d_input;
+  }
+
+ private:
+  void before_mixing(const Values<T>& values, const Matrix<T>& x,
+                     AttentionActivations<T>& a) const {
+    a.input = x;
+    norm_.forward(values, x, a.normed);
+    project_.forward(values, a.normed, a.projected);
+    a.mixed.resize(x.rows(), width_);
+  }
+  void after_mixing(const Values<T>& values, Matrix<T>& x, AttentionActivations<T>& a) const {
+    mixed_norm_.forward(values, a.mixed, a.mixed_normed);
+    gate(a.projected.rightCols(width_), a.mixed_normed, a.gated);
+    out_.add_forward(values, a.gated, x);
+  }
+
+  /// Columns [first, first + width) of `rows` as [sequences, heads, tokens, dim]: where they lie.
+  template <class Rows>
+  auto heads_of(Rows& rows, Index sequences, Index first) const {
+    const Index tokens = rows.rows() / sequences;
+    const Index dim = width_ / heads_;
+    using Element = std::remove_reference_t<decltype(*rows.data())>;
+    return mhla::TensorView<Element, 4>{rows.data() + first,
+                                        {sequences, heads_, tokens, dim},
+                                        {tokens * rows.cols(), dim, rows.cols(), 1}};
+  }
+  auto query(const AttentionActivations<T>& a, Index sequences) const {
+    return heads_of(a.projected, sequences, 0);
+  }
+  auto key(const AttentionActivations<T>& a, Index sequences) const {
+    return heads_of(a.projected, sequences, width_);
+  }
+  auto value(const AttentionActivations<T>& a, Index sequences) const {
+    return heads_of(a.projected, sequences, 2 * width_);
+  }
+
+  Index width_;
+  Index heads_;
+  RmsNorm norm_;
+  Linear project_;
+  Mixing mixing_;
+  RmsNorm mixed_norm_;
+  Linear out_;
+};
+
+}  // namespace char_lm

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT
+// Causal attention token by token: the next tile of a sequence from what its earlier tokens have
+// left (arXiv 2601.07832, section 4.2; deferred form). Token t lies in block i, the open one. Its
+// keys and values, and those of block i - 1, the closing one, are still as they came; all earlier
+// blocks are summaries, already mixed for row i:
+//
+//   num = Q^r P_i + m_i,i-1 (Q^r K^r_i-1^T) V_i-1 + m_ii tril(Q^r K^r_i^T) V_i
+//   den = Q (z~_i + m_ii sum of the open block's K up to the query) + epsilon
+//   P_i = sum_{b<i-1} m_ib S_b         z~_i = sum_{b<i} m_ib z_b
+//
+// Meanwhile each token of the open block does its share of what the next block will need, so that
+// no step is longer than another. Of n tokens each finishes about e / n of the e columns of
+//
+//   S_i-1 = K^r_i-1^T V_i-1            P_i+1 = sum_{b<i} m_i+1,b S_b
+//
+// Summaries are kept transposed, [value_dim, feature_dim], so that such columns are rows.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cpu/block_mixing.hpp>
+#include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/intra_block.hpp>
+#include <mhla/cpu/readout.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// Tokens that one step takes together at the most.
+inline constexpr Index max_decode_tile = 64;
+
+/// The sizes of a decoder's state.
+struct DecodeExtents {
+  Index blocks;        // that a sequence can have
+  Index block_tokens;  // n
+  Index feature_dim;   // D
+  Index value_dim;     // e
+  Index matrices;      // mixing matrices per kv head
+  bool normalized;
+
+  Index summary_size() const { return checked_mul(feature_dim, value_dim); }
+};
+
+/// The state of one kv head of one sequence. Even and odd blocks take turns in what there is twice.
+template <class A>
+struct DecodeUnit {
+  Span<A> summaries;      // [blocks, value_dim, feature_dim]: S_b^T of closed blocks
+  Span<A> key_sums;       // [blocks, feature_dim]: z_b of closed blocks, and of the open one so far
+  Span<A> keys[2];        // [block tokens, feature_dim]: phi(k), rotated
+  Span<A> values[2];      // [block tokens, value_dim]
+  Span<A> mixed[2];       // [matrices, value_dim, feature_dim]: P_i^T
+  Span<A> mixed_sums[2];  // [matrices, feature_dim]: z~_i
+
+  DecodeUnit() = default;
+  DecodeUnit(Arena& arena, const DecodeExtents& e) {
+    const Index sums = e.normalized ? e.feature_dim : 0;
+    summaries = arena.take<A>(checked_mul(e.blocks, e.summary_size()));
+    key_sums = arena.take<A>(checked_mul(e.blocks, sums));
+    for (int parity = 0; parity < 2; ++parity) {
+      keys[parity] = arena.take<A>(checked_mul(e.block_tokens, e.feature_dim));
+      values[parity] = arena.take<A>(checked_mul(e.block_tokens, e.value_dim));
+      mixed[parity] = arena.take<A>(checked_mul(e.matrices, e.summary_size()));
+      mixed_sums[parity] = arena.take<A>(checked_mul(e.matrices, sums));
+    }
+  }
+};
+
+/// Tokens [first, first + tokens) of block `block`, the open one.
+struct DecodeTile {
+  Index block;
+  Index first;
+  Index tokens;
+
+  int open() const { return static_cast<int>(block % 2); }
+  int closing() const { return 1 - open(); }
+};
+
+/// num of a tile's queries. `row` is row i of their mixing matrix, `scores` scratch
+/// [tile tokens, block tokens].                                        // [tile tokens, value_dim]
+template <class A>
+void read_out_decode_tile(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile,
+                          Index matrix, const A* row, const Panel<const A>& rotated_queries,
+                          const Panel<A>& scores, const Panel<A>& numerators) {
+  // P_0 and P_1 are empty sums.
+  const Panel<const A> mixed =
+      panel(unit.mixed[tile.open()].data + matrix * e.summary_size(), e.value_dim, e.feature_dim);
+  multiply_right_transposed(
+      numerators,
+      Panel<const A>{rotated_queries.data, tile.tokens, tile.block >= 2 ? e.feature_dim : 0,
+                     rotated_queries.stride},
+      Panel<const A>{mixed.data, e.value_dim, tile.block >= 2 ? e.feature_dim : 0, mixed.stride});
+
+  const auto add = [&](int parity, Index first, Index count, A weight, auto&& product) {
+    const Panel<A> part{scores.data, tile.tokens, count, scores.stride};
+    const Panel<const A> keys = panel(unit.keys[parity].data, e.block_tokens, e.feature_dim);
+    const Panel<const A> values = panel(unit.values[parity].data, e.block_tokens, e.value_dim);
+    multiply_right_transposed(part, rotated_queries, keys.row_range(first, count));
+    scale_rows(part, weight);
+    product(numerators, part, values.row_range(first, count), Into::add);
+  };
+  if (tile.block >= 1)
+    add(tile.closing(), 0, e.block_tokens, row[tile.block - 1],
+        [](auto&&... x) { multiply<A>(x...); });
+  add(tile.open(), 0, tile.first, row[tile.block], [](auto&&... x) { multiply<A>(x...); });
+  add(tile.open(), tile.first, tile.tokens, row[tile.block],
+      [](auto&&... x) { multiply_lower<A>(x...); });
+}
+
+/// What the tile's tokens do of the work that the next blocks will need: their share of the columns
+/// of S_i-1, and of row i + 1 of each mixing matrix over it. `row(matrix)` is that row, or null
+/// where the matrix has none.
+template <class A, class Row>
+void prepare_next_block(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile,
+                        const Row& row) {
+  if (tile.block == 0) return;
+  const Index first = even_split(e.value_dim, e.block_tokens, tile.first);
+  const Index count = even_split(e.value_dim, e.block_tokens, tile.first + tile.tokens) - first;
+  const Index width = count * e.feature_dim;
+  if (width == 0) return;
+
+  const int closing = tile.closing();
+  const Index closed = tile.block - 1;
+  const Panel<A> summary{unit.summaries.data + closed * e.summary_size() + first * e.feature_dim,
+                         count, e.feature_dim, e.feature_dim};
+  multiply_left_transposed(
+      summary,
+      Panel<const A>{unit.values[closing].data + first, e.block_tokens, count, e.value_dim},
+      panel(unit.keys[closing].data, e.block_tokens, e.feature_dim));
+
+  const Panel<const A> summaries{unit.summaries.data + first * e.feature_dim, tile.block, width,
+                                 e.summary_size()};
+  for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+    const A* next = row(matrix);
+    if (next == nullptr) continue;
+    A* mixed = unit.mixed[closing].data + matrix * e.summary_size() + first * e.feature_dim;
+    mix<A>(Panel<const A>{next, 1, tile.block, tile.block}, summaries,
+           Panel<A>{mixed, 1, width, width});
+  }
+}
+
+/// z~_i+1 of each mixing matrix, when block i is closed.
+template <class A, class Row>
+void mix_next_key_sums(const DecodeExtents& e, const DecodeUnit<A>& unit, Index block,
+                       const Row& row) {
+  const int next_parity = static_cast<int>((block + 1) % 2);
+  for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+    const A* next = row(matrix);
+    if (next == nullptr) continue;
+    mix<A>(Panel<const A>{next, 1, block + 1, block + 1},
+           panel(unit.key_sums.data, block + 1, e.feature_dim),
+           panel(unit.mixed_sums[next_parity].data + matrix * e.feature_dim, 1, e.feature_dim));
+  }
+}
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

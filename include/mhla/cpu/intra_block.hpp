@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+// The own block of a causal query (arXiv 2601.07832, section 4.2, with the mask its text leaves
+// out), one tile after the other with a running summary, and its adjoint. Inside block i the
+// coefficient m_ii is constant, so this is causal linear attention scaled by m_ii:
+//
+//   P = S~_i + m_ii sum over earlier tiles K^r^T V         p_t = z~_i + m_ii sum_{j <= t} K_j
+//   num = Q^r P + m_ii tril(Q^r K^r^T) V                   den_t = <Q_t, p_t> + epsilon
+//
+// Adjoint, U = dy / den, c the gradient of den; later tiles have left dP = sum Q^r^T U and
+// w = sum c Q:
+//   dQ^r  = U P^T + m_ii tril(U V^T) K^r                   dQ_t += c_t p_t
+//   dK^r += m_ii (V dP^T + tril(U V^T)^T Q^r)              dK_j += m_ii (w + sum_{t >= j} c_t Q_t)
+//   dV   += m_ii (K^r dP + tril(Q^r K^r^T)^T U)
+//   dm_ii += sum_j <K^r_j, dK^r_j / m_ii> + <K_j, dK_j / m_ii>
+//
+// No entry above the diagonal is ever multiplied: a NaN stays out of the tokens before it.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/gemm.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// num += tril(Q^r K^r^T) (m_ii V); `scores` is scratch.               // [tile tokens, value_dim]
+template <class A>
+void read_out_own_tile(const Panel<const A>& rotated_queries, const Panel<const A>& rotated_keys,
+                       const Panel<const A>& scaled_values, const Panel<A>& scores,
+                       const Panel<A>& numerators) {
+  multiply_right_transposed(scores, rotated_queries, rotated_keys);
+  multiply_lower(numerators, scores, scaled_values, Into::add);
+}
+
+/// P += K^r^T (m_ii V): what the tile leaves for the later ones.
+template <class A>
+void absorb_own_tile(const Panel<const A>& rotated_keys, const Panel<const A>& scaled_values,
+                     const Panel<A>& running_summary) {
+  multiply_left_transposed(running_summary, rotated_keys, scaled_values, Into::add);
+}
+
+/// p_t of every token of the tile; `running` is p before the tile, and after it on return.
+//                                                                     // [tile tokens, feature_dim]
+template <class A>
+void running_key_sums(const Panel<const A>& keys, A own_weight, Span<A> running,
+                      const Panel<A>& sums) {
+  for (Index t = 0; t < keys.rows; ++t) {
+    add_scaled_row(running.data, own_weight, keys.row(t), keys.cols);
+    copy_row(sums.row(t), running.data, keys.cols);
+  }
+}
+
+/// dQ^r += tril(U (m_ii V)^T) K^r; `scores` is scratch.              // [tile tokens, feature_dim]
+template <class A>
+void read_out_own_tile_query_gradient(const Panel<const A>& grad_numerators,
+                                      const Panel<const A>& rotated_keys,
+                                      const Panel<const A>& scaled_values, const Panel<A>& scores,
+                                      const Panel<A>& grad_rotated) {
+  multiply_right_transposed(scores, grad_numerators, scaled_values);
+  multiply_lower(grad_rotated, scores, rotated_keys, Into::add);
+}
+
+/// dK^r / m_ii += tril(U V^T)^T Q^r: the tile's own queries.         // [tile tokens, feature_dim]
+template <class A>
+void read_out_own_tile_key_gradient(const Panel<const A>& grad_numerators,
+                                    const Panel<const A>& rotated_queries,
+                                    const Panel<const A>& values, const Panel<A>& scores,
+                                    const Panel<A>& grad_rotated) {
+  multiply_right_transposed(scores, grad_numerators, values);
+  multiply_lower_transposed(grad_rotated, scores, rotated_queries, Into::add);
+}
+
+/// dV / m_ii += tril(Q^r K^r^T)^T U: the tile's own queries.           // [tile tokens, value_dim]
+template <class A>
+void read_out_own_tile_value_gradient(const Panel<const A>& grad_numerators,
+                                      const Panel<const A>& rotated_queries,
+                                      const Panel<const A>& rotated_keys, const Panel<A>& scores,
+                                      const Panel<A>& grad_values) {
+  multiply_right_transposed(scores, rotated_queries, rotated_keys);
+  multiply_lower_transposed(grad_values, scores, grad_numerators, Into::add);
+}
+
+/// rows_j <- running + sum_{t >= j} rows_t, and `running` takes the whole sum: w before the tile
+/// and after it, rows_t being c_t Q_t on the way in and dK_t / m_ii on the way out.
+//                                                                     // [tile tokens, feature_dim]
+template <class A>
+void accumulate_backwards(const Panel<A>& rows, Span<A> running) {
+  for (Index t = rows.rows - 1; t >= 0; --t) {
+    add_scaled_row(running.data, A(1), rows.row(t), rows.cols);
+    copy_row(rows.row(t), running.data, rows.cols);
+  }
+}
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

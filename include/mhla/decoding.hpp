@@ -1,0 +1,499 @@
+// SPDX-License-Identifier: MIT
+// Streaming: causal attention a token at a time, equal to the forward pass over the whole sequence.
+//
+//   mhla::Decoder<Attention, float> decoder(attention, mix, {.batch = 2, .heads = 4, ...});
+//   decoder.prefill(0, q, k, v, y);      // any number of tokens of sequence 0, as often as liked
+//   decoder.step(q, k, v, y);            // the next token (or tokens) of every sequence
+//
+// A step's cost does not depend on where in its block a token lies: what a closed block leaves to
+// be done is spread over the next one (cpu/decode_step.hpp). Memory is allocated by the constructor
+// alone.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/executor.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/overlap.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cpu/block_table.hpp>
+#include <mhla/cpu/decode_step.hpp>
+#include <mhla/cpu/rotation_table.hpp>
+#include <mhla/cpu/token_block.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/causality.hpp>
+#include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/normalizer.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+/// The sizes of a decoder, all of them but the mixing matrix'.
+struct DecoderShape {
+  Index batch = 1;     ///< sequences, each with a length of its own
+  Index heads = 1;     ///< of q
+  Index kv_heads = 1;  ///< of k and v
+  Index key_dim = 0;
+  Index value_dim = 0;
+  Index slots = 1;  ///< executor slots that may work on a step at once
+};
+
+/// The streaming state of a batch of sequences, and the steps that advance it. A value: copies are
+/// independent snapshots. Storage type T of q, k, v and y; mix is copied, in the accumulator type.
+template <AttentionVariant V, StorageScalar T>
+class Decoder {
+  using A = Accumulator<T>;
+  static_assert(std::is_same_v<typename V::CausalityType, Causal>,
+                "mhla: a Decoder goes token by token: its attention must be Causal");
+  static_assert(V::GeometryType::rank == 1);
+  static_assert(!is_batch_layout<V>,
+                "mhla: the sequences of a Decoder have lengths of their own: give it the attention "
+                "that was packed or padded");
+
+ public:
+  /// mix [1 | heads, blocks, blocks] says how long a sequence can get: capacity() tokens.
+  /// \throws ShapeError where variant, mix and shape do not fit.
+  Decoder(const V& variant, const std::type_identity_t<TensorView<const A, 3>>& mix,
+          const DecoderShape& shape)
+      : attention_(variant), shape_(shape), positions_(checked_batch(shape)) {
+    checked_grid(variant.blocks, 0, "blocks", "q");
+    if (mix.extent[1] != mix.extent[2])
+      throw_shape_error("mix", "key blocks", mix.extent[2], mix.extent[1],
+                        "a decoder needs a column for every row of mix");
+    capacity_ = checked_mul(mix.extent[1], variant.blocks.block);
+    const Problem problem =
+        checked_problem(variant, Shape{shape.batch, shape.heads, shape.kv_heads, capacity_,
+                                       capacity_, shape.key_dim, shape.value_dim, mix.extent[0],
+                                       mix.extent[1], mix.extent[2]});
+    if (shape.slots < 1)
+      throw ShapeError("mhla: slots: is " + std::to_string(shape.slots) +
+                       " but must be at least 1");
+    group_size_ = problem.shape.group_size();
+    mix_heads_ = mix.extent[0];
+    extents_ = {mix.extent[1],
+                variant.blocks.block,
+                problem.feature_dim,
+                shape.value_dim,
+                mix_heads_ == 1 ? std::min(Index{1}, group_size_) : group_size_,
+                normalized};
+    allocate();
+    for (Index h = 0; h < mix_heads_; ++h)
+      for (Index i = 0; i < extents_.blocks; ++i)
+        for (Index b = 0; b < extents_.blocks; ++b)
+          mixing_[(h * extents_.blocks + i) * extents_.blocks + b] = b <= i ? mix(h, i, b) : A(0);
+    fingerprint_ = fingerprint();
+    reset();
+  }
+
+  Decoder(const Decoder& other)
+      : attention_(other.attention_),
+        shape_(other.shape_),
+        positions_(other.positions_),
+        capacity_(other.capacity_),
+        group_size_(other.group_size_),
+        mix_heads_(other.mix_heads_),
+        extents_(other.extents_),
+        fingerprint_(other.fingerprint_) {
+    allocate();
+    copy_bytes(memory_.data(), other.memory_.data(), memory_.size());
+  }
+  Decoder& operator=(const Decoder& other) {
+    Decoder copy(other);
+    return *this = std::move(copy);
+  }
+  Decoder(Decoder&&) noexcept = default;
+  Decoder& operator=(Decoder&&) noexcept = default;
+
+  /// Tokens a sequence can have: the mixing matrix has no row for the next one.
+  Index capacity() const { return capacity_; }
+  /// Tokens that a sequence has seen.
+  Index position(Index sequence) const {
+    return positions_[static_cast<std::size_t>(checked_sequence(sequence))];
+  }
+
+  /// Forgets the tokens of one sequence, or of all.
+  void reset(Index sequence) {
+    positions_[static_cast<std::size_t>(checked_sequence(sequence))] = 0;
+  }
+  void reset() { std::fill(positions_.begin(), positions_.end(), Index{0}); }
+
+  /// The next tokens of every sequence: q and y [batch, heads, tokens, dim], k and v
+  /// [batch, kv_heads, tokens, dim], for any number of tokens.
+  /// \throws ShapeError where they do not fit, StateError where a sequence would outgrow
+  /// capacity(); nothing has changed then.
+  template <Executor E>
+  void step(const E& executor, const std::type_identity_t<TensorView<const T, 4>>& q,
+            const std::type_identity_t<TensorView<const T, 4>>& k,
+            const std::type_identity_t<TensorView<const T, 4>>& v,
+            const std::type_identity_t<TensorView<T, 4>>& y) {
+    advance(executor, 0, shape_.batch, q, k, v, y);
+  }
+  void step(const std::type_identity_t<TensorView<const T, 4>>& q,
+            const std::type_identity_t<TensorView<const T, 4>>& k,
+            const std::type_identity_t<TensorView<const T, 4>>& v,
+            const std::type_identity_t<TensorView<T, 4>>& y) {
+    step(SerialExecutor{}, q, k, v, y);
+  }
+
+  /// The next tokens of one sequence: as step(), with a batch axis of 1.
+  template <Executor E>
+  void prefill(const E& executor, Index sequence,
+               const std::type_identity_t<TensorView<const T, 4>>& q,
+               const std::type_identity_t<TensorView<const T, 4>>& k,
+               const std::type_identity_t<TensorView<const T, 4>>& v,
+               const std::type_identity_t<TensorView<T, 4>>& y) {
+    advance(executor, checked_sequence(sequence), 1, q, k, v, y);
+  }
+  void prefill(Index sequence, const std::type_identity_t<TensorView<const T, 4>>& q,
+               const std::type_identity_t<TensorView<const T, 4>>& k,
+               const std::type_identity_t<TensorView<const T, 4>>& v,
+               const std::type_identity_t<TensorView<T, 4>>& y) {
+    prefill(SerialExecutor{}, sequence, q, k, v, y);
+  }
+
+  /// Bytes that save() writes.
+  Index saved_size() const {
+    return static_cast<Index>(sizeof(Header)) +
+           shape_.batch * static_cast<Index>(sizeof(std::int64_t)) + state_bytes_;
+  }
+
+  /// Writes the state, not the mixing matrix, into `bytes`, for load() on the same kind of machine
+  /// into a decoder of the same variant, sizes and mixing matrix.
+  /// \throws StateError where there are fewer than saved_size() bytes.
+  void save(Span<std::byte> bytes) const {
+    if (bytes.size < saved_size())
+      throw StateError("mhla: save: " + std::to_string(saved_size()) + " bytes are needed, " +
+                       std::to_string(bytes.size) + " were given");
+    std::byte* to = bytes.data + sizeof(Header);
+    for (const Index position : positions_) {
+      const auto stored = static_cast<std::int64_t>(position);
+      std::memcpy(to, &stored, sizeof(stored));
+      to += sizeof(stored);
+    }
+    copy_bytes(to, state_begin(), state_bytes_);
+    Header header = this->header();
+    header.checksum = checksum(bytes.data + sizeof(Header), saved_size() - Index{sizeof(Header)});
+    std::memcpy(bytes.data, &header, sizeof(header));
+  }
+
+  /// Takes up a state that save() wrote, of a decoder of the same variant, sizes and mixing matrix.
+  /// \throws StateError where `bytes` are too few, damaged, or of another decoder; nothing has
+  /// changed then.
+  void load(Span<const std::byte> bytes) {
+    if (bytes.size < saved_size())
+      throw StateError("mhla: load: the saved state is cut short: " + std::to_string(saved_size()) +
+                       " bytes are needed, " + std::to_string(bytes.size) + " were given");
+    Header stored;
+    std::memcpy(&stored, bytes.data, sizeof(stored));
+    Header expected = header();
+    if (std::memcmp(stored.magic, expected.magic, sizeof(stored.magic)) != 0)
+      throw StateError("mhla: load: the bytes are not a decoder's saved state");
+    if (stored.version != expected.version)
+      throw StateError("mhla: load: the saved state has format " + std::to_string(stored.version) +
+                       ", this library reads format " + std::to_string(expected.version));
+    expected.checksum = stored.checksum;
+    if (std::memcmp(&stored, &expected, sizeof(stored)) != 0)
+      throw StateError(
+          "mhla: load: the state was saved by a decoder of another variant, size or mixing matrix");
+    const std::byte* from = bytes.data + sizeof(Header);
+    if (stored.checksum != checksum(from, saved_size() - Index{sizeof(Header)}))
+      throw StateError("mhla: load: the saved state is damaged: its checksum does not match");
+    const auto stored_position = [&](std::size_t sequence) {
+      std::int64_t position;
+      std::memcpy(&position, from + sequence * sizeof(position), sizeof(position));
+      return static_cast<Index>(position);
+    };
+    for (std::size_t s = 0; s < positions_.size(); ++s)
+      if (stored_position(s) < 0 || stored_position(s) > capacity_)
+        throw StateError("mhla: load: the saved state is damaged: a sequence has " +
+                         std::to_string(stored_position(s)) + " tokens");
+    for (std::size_t s = 0; s < positions_.size(); ++s) positions_[s] = stored_position(s);
+    copy_bytes(state_begin(), from + positions_.size() * sizeof(std::int64_t), state_bytes_);
+  }
+
+ private:
+  static constexpr bool normalized = std::is_same_v<typename V::NormalizerType, MixedKeySum>;
+
+  // Scratch of one slot.
+  struct Slot {
+    Span<A> queries;       // [tile, feature_dim]
+    Span<A> rotated;       // [tile, feature_dim]
+    Span<A> keys;          // [tile, feature_dim]
+    Span<A> key_sums;      // [tile, feature_dim]
+    Span<A> running;       // [feature_dim]
+    Span<A> scores;        // [tile, block tokens]
+    Span<A> numerators;    // [tile, value_dim]
+    Span<A> denominators;  // [tile]
+    cpu::RowBuffers<A> row;
+
+    Slot(Arena& arena, const cpu::DecodeExtents& e, Index key_dim) {
+      const Index tile = std::min(e.block_tokens, cpu::max_decode_tile);
+      queries = arena.take<A>(checked_mul(tile, e.feature_dim));
+      rotated = arena.take<A>(checked_mul(tile, e.feature_dim));
+      keys = arena.take<A>(checked_mul(tile, e.feature_dim));
+      key_sums = arena.take<A>(checked_mul(tile, e.feature_dim));
+      running = arena.take<A>(e.feature_dim);
+      scores = arena.take<A>(checked_mul(tile, e.block_tokens));
+      numerators = arena.take<A>(checked_mul(tile, e.value_dim));
+      denominators = arena.take<A>(tile);
+      row.input = arena.take<A>(key_dim);
+    }
+  };
+
+  // What save() writes first. Compared whole: every member, and no padding.
+  struct Header {
+    char magic[8];
+    std::int64_t version;
+    std::int64_t scalar_bytes;
+    std::int64_t extents[9];
+    std::uint64_t fingerprint;  // of the variant and the mixing matrix
+    std::uint64_t checksum;     // of what follows
+  };
+
+  static std::size_t checked_batch(const DecoderShape& shape) {
+    if (shape.batch < 0)
+      throw ShapeError("mhla: batch: is " + std::to_string(shape.batch) +
+                       "; it cannot be negative");
+    return static_cast<std::size_t>(shape.batch);
+  }
+  Index checked_sequence(Index sequence) const {
+    if (sequence < 0 || sequence >= shape_.batch)
+      throw ShapeError("mhla: sequence is " + std::to_string(sequence) + " but the decoder has " +
+                       std::to_string(shape_.batch) + " of them");
+    return sequence;
+  }
+
+  // Lays everything out in one piece of memory: first the state, then what is derived or scratch.
+  void lay_out(Arena& arena) {
+    units_.clear();
+    for (Index u = 0; u < shape_.batch * shape_.kv_heads; ++u) units_.emplace_back(arena, extents_);
+    state_bytes_ = arena.used();
+    mixing_ = arena.take<A>(checked_mul(mix_heads_, checked_mul(extents_.blocks, extents_.blocks)));
+    const Grid positions{{1, 1, capacity_}, {1, 1, extents_.block_tokens}};
+    rotation_ = cpu::rotation_table<A>(arena, attention_.rotation, 1, extents_.feature_dim,
+                                       positions, positions, SerialExecutor{});
+    slots_.clear();
+    for (Index s = 0; s < shape_.slots; ++s) slots_.emplace_back(arena, extents_, shape_.key_dim);
+  }
+  void allocate() {
+    Arena measure;
+    lay_out(measure);
+    memory_ = Workspace(measure.used());
+    std::fill_n(memory_.data(), memory_.size(), std::byte{0});
+    Arena arena(memory_);
+    lay_out(arena);
+  }
+  std::byte* state_begin() const { return memory_.data(); }
+
+  Header header() const {
+    Header h{};
+    std::memcpy(h.magic, "mhla dec", sizeof(h.magic));
+    h.version = 1;
+    h.scalar_bytes = sizeof(A);
+    const Index sizes[9] = {
+        shape_.batch,    shape_.heads,          shape_.kv_heads,
+        shape_.key_dim,  extents_.feature_dim,  extents_.value_dim,
+        extents_.blocks, extents_.block_tokens, extents_.matrices * 2 + (normalized ? 1 : 0)};
+    std::copy(sizes, sizes + 9, h.extents);
+    h.fingerprint = fingerprint_;
+    return h;
+  }
+  // Two variants differ where their numbers do: phi of two rows, the rotation's table, and mix.
+  std::uint64_t fingerprint() const {
+    const auto hash_of = [](std::uint64_t hash, const auto* values, Index count) {
+      return checksum(reinterpret_cast<const std::byte*>(values),
+                      count * static_cast<Index>(sizeof(*values)), hash);
+    };
+    const double numbers[] = {attention_.scale, [&] {
+                                if constexpr (normalized) return attention_.normalizer.epsilon;
+                                return 0.0;
+                              }()};
+    std::uint64_t hash = hash_of(first_hash, numbers, 2);
+    const Span<A> in = slots_[0].row.input;
+    const Span<A> out{slots_[0].queries.data, extents_.feature_dim};
+    for (const A sign : {A(1), A(-1)}) {
+      for (Index c = 0; c < in.size; ++c)
+        in[c] = (c % 2 == 0 ? sign : -sign) * (A(c) + A(0.5)) / A(in.size);
+      if constexpr (RowwiseFeatureMap<typename V::FeatureMapType>) {
+        attention_.feature_map.value(Span<const A>(in), out);
+      } else {
+        for (Index c = 0; c < in.size; ++c) out[c] = attention_.feature_map.value(in[c]);
+      }
+      hash = hash_of(hash, out.data, out.size);
+    }
+    const auto& axis = rotation_.axis[2];
+    hash = hash_of(hash, &rotation_.layout, 1);
+    hash = hash_of(hash, axis.cosine.data, axis.cosine.size);
+    hash = hash_of(hash, axis.sine.data, axis.sine.size);
+    return hash_of(hash, mixing_.data, mixing_.size);
+  }
+  static constexpr std::uint64_t first_hash = 14695981039346656037u;
+  static std::uint64_t checksum(const std::byte* bytes, Index count,
+                                std::uint64_t hash = first_hash) {  // FNV-1a
+    for (Index i = 0; i < count; ++i)
+      hash = (hash ^ static_cast<std::uint64_t>(bytes[i])) * 1099511628211u;
+    return hash;
+  }
+  // Empty ranges may have no address, which memcpy does not allow.
+  static void copy_bytes(std::byte* to, const std::byte* from, Index count) {
+    std::copy(from, from + count, to);
+  }
+
+  void advance(const ExecutorRef& executor, Index first_sequence, Index sequences,
+               const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+               const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
+    const Index tokens = q.extent[2];
+    require_extents(q, "q", sequences, shape_.heads, tokens, shape_.key_dim,
+                    "q is [batch, heads, tokens, key_dim] of the decoder");
+    require_extents(k, "k", sequences, shape_.kv_heads, tokens, shape_.key_dim,
+                    "k is [batch, kv_heads, tokens, key_dim] of the decoder");
+    require_extents(v, "v", sequences, shape_.kv_heads, tokens, shape_.value_dim,
+                    "v is [batch, kv_heads, tokens, value_dim] of the decoder");
+    require_extents(y, "y", sequences, shape_.heads, tokens, shape_.value_dim,
+                    "y is [batch, heads, tokens, value_dim] of the decoder");
+    if (!is_injective(y) || share_memory(y, q) || share_memory(y, k) || share_memory(y, v))
+      throw ShapeError(
+          "mhla: y: shares memory with q, k or v, or with itself; a destination needs "
+          "memory of its own");
+    for (Index s = first_sequence; s < first_sequence + sequences; ++s)
+      if (position(s) + tokens > capacity_)
+        throw StateError("mhla: sequence " + std::to_string(s) + " has " +
+                         std::to_string(position(s)) + " tokens and would get " +
+                         std::to_string(tokens) + " more, but mix has rows for " +
+                         std::to_string(capacity_) + "; mhla::extend makes a larger mix");
+    if (executor.slots() > shape_.slots)
+      throw StateError("mhla: slots: the executor has " + std::to_string(executor.slots()) +
+                       " but the decoder was made for " + std::to_string(shape_.slots));
+
+    executor.parallel_for(sequences * shape_.kv_heads, [&](Index task, Index slot) {
+      const Index item = task / shape_.kv_heads;
+      const Index kv_head = task % shape_.kv_heads;
+      Index at = position(first_sequence + item);
+      for (Index done = 0; done < tokens;) {
+        const Index first = at % extents_.block_tokens;
+        const cpu::DecodeTile tile{
+            at / extents_.block_tokens, first,
+            std::min({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
+        run_tile(
+            units_[static_cast<std::size_t>((first_sequence + item) * shape_.kv_heads + kv_head)],
+            tile, slots_[static_cast<std::size_t>(slot)], item, kv_head, done, at, q, k, v, y);
+        at += tile.tokens;
+        done += tile.tokens;
+      }
+    });
+    for (Index s = first_sequence; s < first_sequence + sequences; ++s)
+      positions_[static_cast<std::size_t>(s)] += tokens;
+  }
+
+  // One tile of one kv head: tokens [done, done + tile.tokens) of q, k, v and y.
+  void run_tile(const cpu::DecodeUnit<A>& unit, const cpu::DecodeTile& tile, const Slot& slot,
+                Index item, Index kv_head, Index done, Index position,
+                const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+                const TensorView<const T, 4>& v, const TensorView<T, 4>& y) const {
+    using cpu::panel;
+    const cpu::DecodeExtents& e = extents_;
+    // A table of one run: the tokens lie in the call's tensors, and count from the sequence's
+    // first.
+    cpu::TokenRun run{done, tile.tokens, {0, 0, position}};
+    cpu::TokenTile tokens{0, 1, 0, tile.tokens};
+    cpu::BlockTable table;
+    table.runs = {&run, 1};
+
+    const cpu::Panel<A> keys = panel(slot.keys.data, tile.tokens, e.feature_dim);
+    const cpu::Panel<A> open_keys{unit.keys[tile.open()].data + tile.first * e.feature_dim,
+                                  tile.tokens, e.feature_dim, e.feature_dim};
+    const cpu::Panel<A> open_values{unit.values[tile.open()].data + tile.first * e.value_dim,
+                                    tile.tokens, e.value_dim, e.value_dim};
+    cpu::pack_features(attention_.feature_map, rotation_, A(1), table, tokens,
+                       cpu::TokenRows<const T>(k, item, kv_head), keys, open_keys, slot.row);
+    if (!rotation_.rotates())
+      for (Index t = 0; t < tile.tokens; ++t)
+        cpu::copy_row(open_keys.row(t), keys.row(t), e.feature_dim);
+    cpu::gather(table, tokens, cpu::TokenRows<const T>(v, item, kv_head), open_values);
+    Span<A> key_sum;
+    if constexpr (normalized) {
+      key_sum = {unit.key_sums.data + tile.block * e.feature_dim, e.feature_dim};
+      if (tile.first == 0) std::fill_n(key_sum.data, key_sum.size, A(0));
+    }
+
+    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+      const A* row = mixing_row(kv_head * group_size_ + matrix, tile.block);
+      const cpu::Panel<A> key_sums = panel(slot.key_sums.data, tile.tokens, e.feature_dim);
+      if constexpr (normalized) {
+        const A* mixed_sum = unit.mixed_sums[tile.open()].data + matrix * e.feature_dim;
+        if (tile.block == 0) {
+          std::fill_n(slot.running.data, e.feature_dim, A(0));
+        } else {
+          cpu::copy_row(slot.running.data, mixed_sum, e.feature_dim);
+        }
+        cpu::add_scaled_row(slot.running.data, row[tile.block], key_sum.data, e.feature_dim);
+        cpu::running_key_sums<A>(keys, row[tile.block], slot.running, key_sums);
+      }
+      const Index heads_end = e.matrices == 1 ? group_size_ : matrix + 1;
+      for (Index g = e.matrices == 1 ? 0 : matrix; g < heads_end; ++g) {
+        const Index head = kv_head * group_size_ + g;
+        const cpu::Panel<A> features = panel(slot.queries.data, tile.tokens, e.feature_dim);
+        const cpu::Panel<A> rotated =
+            rotation_.rotates() ? panel(slot.rotated.data, tile.tokens, e.feature_dim) : features;
+        const cpu::Panel<A> out = panel(slot.numerators.data, tile.tokens, e.value_dim);
+        cpu::pack_features(attention_.feature_map, rotation_, static_cast<A>(attention_.scale),
+                           table, tokens, cpu::TokenRows<const T>(q, item, head), features, rotated,
+                           slot.row);
+        cpu::read_out_decode_tile<A>(e, unit, tile, matrix, row, rotated,
+                                     panel(slot.scores.data, tile.tokens, e.block_tokens), out);
+        if constexpr (normalized) {
+          const Span<A> denominators{slot.denominators.data, tile.tokens};
+          cpu::mixed_key_sum_denominators<A>(
+              features, key_sums, static_cast<A>(attention_.normalizer.epsilon), denominators);
+          cpu::divide_rows<A>(out, denominators);
+        }
+        cpu::scatter<T, A>(table, tokens, out, cpu::TokenRows<T>(y, item, head), Update::overwrite);
+      }
+    }
+
+    const auto next_row = [&](Index matrix) {
+      return tile.block + 1 < e.blocks ? mixing_row(kv_head * group_size_ + matrix, tile.block + 1)
+                                       : nullptr;
+    };
+    cpu::prepare_next_block(e, unit, tile, next_row);
+    if constexpr (normalized) {
+      cpu::weighted_row_sum<A>(key_sum, keys, {}, cpu::Into::add);
+      if (tile.first + tile.tokens == e.block_tokens)
+        cpu::mix_next_key_sums(e, unit, tile.block, next_row);
+    }
+  }
+
+  const A* mixing_row(Index head, Index block) const {
+    return mixing_.data +
+           ((mix_heads_ == 1 ? 0 : head) * extents_.blocks + block) * extents_.blocks;
+  }
+
+  V attention_;
+  DecoderShape shape_;
+  std::vector<Index> positions_;
+  Index capacity_ = 0;
+  Index group_size_ = 0;
+  Index mix_heads_ = 1;
+  cpu::DecodeExtents extents_{};
+  std::uint64_t fingerprint_ = 0;
+  Workspace memory_;
+  Index state_bytes_ = 0;
+  std::vector<cpu::DecodeUnit<A>> units_;
+  Span<A> mixing_;  // [mix_heads, blocks, blocks], 0 above the diagonal
+  cpu::RotationTable<A> rotation_;
+  std::vector<Slot> slots_;
+};
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+// Batches of sequences of different lengths: packed end to end, or padded to one length.
+//
+//   y = mhla::packed(attention, offsets)(q, k, v, mix);  // offsets {0, 5, 5, 12}: 3 sequences
+//   y = mhla::padded(attention, mask)(q, k, v, mix);     // mask [batch, tokens]
+//   mhla::gradients(dq, dk, dv, dmix) = mhla::padded(attention, mask).backward(q, k, v, mix, dy);
+//
+// Both are variants like the attention they hold: the core takes them (forward_into, backward_into,
+// *_workspace_size), and so does everything over it. Offsets and masks are borrowed. How large a
+// workspace has to be depends on what they hold.
+#pragma once
+
+#include <cstdint>
+#include <mhla/attention.hpp>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/token_masks.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+/// Attention over packed sequences: see Packed. `offsets` are borrowed; whether they fit is checked
+/// in every call.
+template <AttentionVariant A, class Offset>
+Packed<A, Offset> packed(const A& attention, Span<const Offset> offsets) {
+  return {attention, offsets};
+}
+template <AttentionVariant A, class Offset>
+Packed<A, Offset> packed(const A& attention, const std::vector<Offset>& offsets) {
+  return {attention, {offsets.data(), static_cast<Index>(offsets.size())}};
+}
+template <AttentionVariant A, class Offset>
+Packed<A, Offset> packed(const A& attention, const std::vector<Offset>&& offsets) = delete;
+
+/// A mask [batch, tokens] of bool or std::uint8_t as bytes, nonzero where a token takes part.
+inline TensorView<const std::uint8_t, 2> mask_bytes(const TensorView<const std::uint8_t, 2>& mask) {
+  return mask;
+}
+inline TensorView<const std::uint8_t, 2> mask_bytes(const TensorView<const bool, 2>& mask) {
+  static_assert(sizeof(bool) == 1);
+  return {reinterpret_cast<const std::uint8_t*>(mask.data),
+          {mask.extent[0], mask.extent[1]},
+          {mask.stride[0], mask.stride[1]}};
+}
+
+/// Self-attention over a padded batch: see Padded. One mask [batch, tokens] for queries and keys,
+/// borrowed.
+template <AttentionVariant A, class Byte>
+Padded<A> padded(const A& attention, const TensorView<Byte, 2>& mask) {
+  const TensorView<const Byte, 2> bytes = mask;
+  return {attention, {mask_bytes(bytes), mask_bytes(bytes)}};
+}
+
+/// Cross-attention over a padded batch: a mask [batch, query tokens] and one [batch, key tokens]. A
+/// mask without data takes every token.
+template <AttentionVariant A, class QueryByte, class KeyByte>
+Padded<A> padded(const A& attention, const TensorView<QueryByte, 2>& query_mask,
+                 const TensorView<KeyByte, 2>& key_mask) {
+  const TensorView<const QueryByte, 2> queries = query_mask;
+  const TensorView<const KeyByte, 2> keys = key_mask;
+  return {attention, {mask_bytes(queries), mask_bytes(keys)}};
+}
+
+MHLA_NAMESPACE_END

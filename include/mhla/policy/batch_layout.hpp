@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+// How the sequences of a batch lie in its tensors, where that is not one to an item and all of one
+// length: packed end to end, or padded to one length. Each is a variant like the attention it holds
+// and runs through the same calls; only the tables of its blocks differ.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/token_masks.hpp>
+#include <mhla/policy/variant.hpp>
+#include <string>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+/// Any Packed or Padded.
+template <class A>
+inline constexpr bool is_batch_layout = false;
+
+/// Sequences of different lengths laid end to end on the token axis, in a batch of 1: sequence s is
+/// tokens [offsets[s], offsets[s + 1]). Blocks and positions restart in each, none sees another,
+/// and each uses the leading corner of mix that its own blocks need; mix may be as large as the
+/// longest sequence wants it. `offsets` are borrowed: int32 or int64, first 0, never falling, last
+/// the number of tokens; a sequence may be empty. Made by mhla::packed.
+template <AttentionVariant A, class Offset>
+struct Packed : A {
+  static_assert(!is_batch_layout<A>, "mhla: a batch is packed or padded, once");
+  static_assert(A::GeometryType::rank == 1,
+                "mhla: packed sequences are cut into Blocks1D: a grid has one extent for all");
+  static_assert(std::same_as<Offset, std::int32_t> || std::same_as<Offset, std::int64_t>,
+                "mhla: the offsets of packed sequences are std::int32_t or std::int64_t");
+  static_assert(!std::is_same_v<typename A::NormalizerType, MixedProduct>,
+                "mhla: MixedProduct needs blocks of one size, which sequences of any length do not "
+                "have: use MixedKeySum or Unnormalized for a packed batch");
+
+  Span<const Offset> offsets;
+
+  Packed(const A& variant, Span<const Offset> sequence_offsets)
+      : A(variant), offsets(sequence_offsets) {}
+
+  Index sequences() const { return offsets.size > 0 ? offsets.size - 1 : 0; }
+  Index begin(Index sequence) const { return static_cast<Index>(offsets[sequence]); }
+  Index length(Index sequence) const { return begin(sequence + 1) - begin(sequence); }
+
+  /// As Attention::operator().
+  template <class Query, class Key, class Value, class Mix>
+  auto operator()(const Query& q, const Key& k, const Value& v, const Mix& mix) const {
+    return expression_of_forward(*this, q, k, v, mix);
+  }
+  /// As Attention::backward.
+  template <class Query, class Key, class Value, class Mix, class GradOutput>
+  auto backward(const Query& q, const Key& k, const Value& v, const Mix& mix,
+                const GradOutput& dy) const {
+    return expression_of_backward(*this, q, k, v, mix, dy);
+  }
+};
+
+/// A batch padded to one length, with masks that say which tokens are real. A masked key adds to no
+/// summary and no score, whatever it holds; a masked query has output 0 and gradient 0. A mask
+/// moves no block boundary and no position. Made by mhla::padded.
+template <AttentionVariant A>
+struct Padded : A {
+  static_assert(!is_batch_layout<A>, "mhla: a batch is packed or padded, once");
+  static_assert(!std::is_same_v<typename A::NormalizerType, MixedProduct>,
+                "mhla: MixedProduct ties a token to the same offset of other blocks, which a mask "
+                "may take away: use MixedKeySum or Unnormalized for a padded batch");
+
+  TokenMasks masks;
+
+  Padded(const A& variant, const TokenMasks& token_masks) : A(variant), masks(token_masks) {}
+
+  /// As Attention::operator().
+  template <class Query, class Key, class Value, class Mix>
+  auto operator()(const Query& q, const Key& k, const Value& v, const Mix& mix) const {
+    return expression_of_forward(*this, q, k, v, mix);
+  }
+  /// As Attention::backward.
+  template <class Query, class Key, class Value, class Mix, class GradOutput>
+  auto backward(const Query& q, const Key& k, const Value& v, const Mix& mix,
+                const GradOutput& dy) const {
+    return expression_of_backward(*this, q, k, v, mix, dy);
+  }
+};
+
+template <class A, class Offset>
+inline constexpr bool is_batch_layout<Packed<A, Offset>> = true;
+template <class A>
+inline constexpr bool is_batch_layout<Padded<A>> = true;
+template <class A, class Offset>
+inline constexpr bool is_attention<Packed<A, Offset>> = true;
+template <class A>
+inline constexpr bool is_attention<Padded<A>> = true;
+
+/// Throws ShapeError unless `packed` fits a call of `shape`; returns the longest sequence.
+template <class A, class Offset>
+Index checked_longest(const Packed<A, Offset>& packed, const Shape& shape) {
+  require_extent("q", "batch", shape.batch, 1, "packed sequences lie in a batch of 1");
+  require_extent("k", "tokens", shape.key_tokens, shape.query_tokens,
+                 "packed sequences attend to themselves: k has the tokens of q");
+  if (!packed.key_blocks.unset())
+    throw ShapeError("mhla: key_blocks: packed sequences attend to themselves; leave it unset");
+  if (packed.offsets.size == 0)
+    throw ShapeError("mhla: offsets: is empty; n sequences have n + 1 offsets");
+  if (packed.offsets[0] != 0)
+    throw ShapeError("mhla: offsets[0] is " + std::to_string(packed.offsets[0]) +
+                     " but must be 0, where the first sequence begins");
+  Index longest = 0;
+  for (Index s = 0; s < packed.sequences(); ++s) {
+    if (packed.offsets[s + 1] < packed.offsets[s])
+      throw ShapeError("mhla: offsets[" + std::to_string(s + 1) + "] is " +
+                       std::to_string(packed.offsets[s + 1]) + ", less than the " +
+                       std::to_string(packed.offsets[s]) + " before it; offsets never fall");
+    if (packed.length(s) > longest) longest = packed.length(s);
+  }
+  if (packed.begin(packed.sequences()) != shape.query_tokens)
+    throw ShapeError("mhla: offsets[" + std::to_string(packed.sequences()) + "] is " +
+                     std::to_string(packed.offsets[packed.sequences()]) + " but must be " +
+                     std::to_string(shape.query_tokens) + ", the number of tokens of q");
+  return longest;
+}
+
+MHLA_NAMESPACE_END

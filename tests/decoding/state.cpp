@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: MIT
+// A decoder as a value: copies, forgetting, saved bytes and every refusal of foreign ones, wrong
+// calls that change nothing, and no allocation once it is made.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tests/cpu/call.hpp"
+#include "tests/cpu/executors.hpp"
+#include "tests/cpu/scattered_tensor.hpp"
+#include "tests/decoding/session.hpp"
+#include "tests/support/allocation_counter.hpp"
+#include "tests/support/error_message.hpp"
+
+namespace {
+
+using call::bitwise_equal;
+using call::HostTensor;
+using call::operands;
+using call::Operands;
+using decoding::decoder_shape;
+using decoding::Session;
+using decoding::tokens_of;
+using mhla::Attention;
+using mhla::AxialRotary;
+using mhla::Blocks1D;
+using mhla::Causal;
+using mhla::Decoder;
+using mhla::DecoderShape;
+using mhla::EluPlusOne;
+using mhla::HalfSplitRotary;
+using mhla::Index;
+using mhla::MixedKeySum;
+using mhla::NoRotation;
+using mhla::Relu;
+using mhla::Shape;
+using mhla::ShapeError;
+using mhla::StateError;
+using mhla::Unnormalized;
+
+using Variant = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;
+using Bytes = std::vector<std::byte>;
+
+constexpr Variant attention{.blocks = {.block = 4}};
+constexpr Shape shape{3, 4, 2, 19, 19, 4, 3, 4};  // in room for 20 tokens
+
+template <class D>
+Bytes saved(const D& decoder) {
+  Bytes bytes(static_cast<std::size_t>(decoder.saved_size()));
+  decoder.save({bytes.data(), decoder.saved_size()});
+  return bytes;
+}
+template <class D>
+void load(D& decoder, const Bytes& bytes) {
+  decoder.load({bytes.data(), static_cast<Index>(bytes.size())});
+}
+
+// x with NaN everywhere: what a decoder is filled with that must leave nothing behind.
+Operands<double> poison(Operands<double> x) {
+  for (auto* tensor : {&x.q, &x.k, &x.v})
+    for (double& element : tensor->elements()) element = std::numeric_limits<double>::quiet_NaN();
+  return x;
+}
+
+// A session whose sequences have 6, 0 and 11 tokens.
+Session<Variant, double> begun(const Operands<double>& x) {
+  Session<Variant, double> session(attention, x);
+  session.prefill(0, 6);
+  session.prefill(2, 11);
+  return session;
+}
+
+// Goes on to the end of every sequence.
+void finish(Session<Variant, double>& session) {
+  while (session.decoder.position(2) < 19) session.step();
+  for (const Index s : {0, 1}) session.prefill(s, 19 - session.decoder.position(s));
+}
+
+// Fails unless load() refuses `bytes` with a message of these parts, and changes nothing.
+template <class D, class... Parts>
+void check_refused(D& decoder, const Bytes& bytes, const Parts&... parts) {
+  const Bytes before = saved(decoder);
+  const std::string message = error_message<StateError>([&] { load(decoder, bytes); });
+  INFO(message);
+  CHECK(says(message, "mhla: load: ", parts...));
+  CHECK(saved(decoder) == before);
+}
+
+}  // namespace
+
+TEST_CASE("decoder state: copies are independent snapshots", "[decoding]") {
+  const auto x = operands<double>(attention, shape);
+  const auto other = operands<double>(attention, shape, 2);
+  Session<Variant, double> straight = begun(x);
+  finish(straight);
+
+  Session<Variant, double> session = begun(x);
+  Session<Variant, double> copy = session;              // copied
+  Session<Variant, double> assigned(attention, other);  // assigned over another state
+  assigned.step(5);
+  assigned.decoder = session.decoder;
+  assigned.x = &x;
+  assigned.y = session.y;
+  Session<Variant, double> aside = session;
+  aside.x = &other;  // other tokens from here on
+  finish(aside);
+  finish(session);
+  CHECK(bitwise_equal(session.y.view(), straight.y.view()));
+  CHECK(!bitwise_equal(aside.y.view(), straight.y.view()));
+  finish(copy);
+  CHECK(bitwise_equal(copy.y.view(), straight.y.view()));
+  finish(assigned);
+  CHECK(bitwise_equal(assigned.y.view(), straight.y.view()));
+
+  Session<Variant, double> source = begun(x);
+  Session<Variant, double> moved = std::move(source);
+  finish(moved);
+  CHECK(bitwise_equal(moved.y.view(), straight.y.view()));
+  Session<Variant, double> target(attention, other);
+  target = begun(x);
+  Decoder<Variant, double>& itself = target.decoder;
+  target.decoder = itself;
+  finish(target);
+  CHECK(bitwise_equal(target.y.view(), straight.y.view()));
+}
+
+TEST_CASE("decoder state: reset forgets one sequence, or all, and everything of them",
+          "[decoding]") {
+  const auto x = operands<double>(attention, shape);
+  const auto poisoned = poison(x);
+  Session<Variant, double> straight = begun(x);
+  finish(straight);
+
+  for (Index tokens = 0; tokens <= 19; ++tokens) {
+    CAPTURE(tokens);
+    Session<Variant, double> session(attention, poisoned);
+    session.step(tokens);
+    session.decoder.reset();
+    for (const Index s : {0, 1, 2}) CHECK(session.decoder.position(s) == 0);
+    session.x = &x;
+    session.prefill(0, 6);
+    session.prefill(2, 11);
+    session.x = &poisoned;  // meanwhile
+    session.prefill(1, tokens);
+    session.decoder.reset(1);
+    CHECK(session.decoder.position(0) == 6);
+    CHECK(session.decoder.position(1) == 0);
+    CHECK(session.decoder.position(2) == 11);
+    session.x = &x;
+    finish(session);
+    CHECK(bitwise_equal(session.y.view(), straight.y.view()));
+  }
+}
+
+TEST_CASE("decoder state: a loaded state goes on with the same bits", "[decoding]") {
+  const auto x = operands<double>(attention, shape);
+  const auto poisoned = poison(x);
+  Session<Variant, double> straight(attention, x);
+  straight.prefill(1, 3);
+  while (straight.decoder.position(1) < 19) straight.step();
+
+  Session<Variant, double> session(attention, x);
+  session.prefill(1, 3);
+  for (Index at = 0; at <= 16; ++at) {
+    CAPTURE(at);
+    const Bytes bytes = saved(session.decoder);
+    Session<Variant, double> other(attention, poisoned);
+    other.step(19 - at);
+    load(other.decoder, bytes);
+    CHECK(saved(other.decoder) == bytes);
+    CHECK(other.decoder.position(0) == at);
+    CHECK(other.decoder.position(1) == at + 3);
+    other.x = &x;
+    other.y = session.y;
+    while (other.decoder.position(1) < 19) other.step();
+    CHECK(bitwise_equal(other.y.view(), straight.y.view()));
+    if (at < 16) session.step();
+  }
+
+  // More bytes than needed are fine, fewer are not; either way save says how many it takes.
+  Bytes larger(static_cast<std::size_t>(session.decoder.saved_size() + 5), std::byte{7});
+  session.decoder.save({larger.data(), session.decoder.saved_size() + 5});
+  CHECK(larger.back() == std::byte{7});
+  load(session.decoder, larger);
+  Bytes smaller(static_cast<std::size_t>(session.decoder.saved_size() - 1), std::byte{7});
+  CHECK(says(error_message<StateError>([&] {
+               session.decoder.save({smaller.data(), session.decoder.saved_size() - 1});
+             }),
+             "mhla: save: ", std::to_string(session.decoder.saved_size()) + " bytes are needed, ",
+             std::to_string(session.decoder.saved_size() - 1) + " were given"));
+  CHECK(smaller == Bytes(smaller.size(), std::byte{7}));
+}
+
+TEST_CASE("decoder state: damaged and foreign bytes are refused, and nothing changes",
+          "[decoding]") {
+  const auto x = operands<double>(attention, shape);
+  Session<Variant, double> straight = begun(x);
+  Session<Variant, double> session = straight;
+  finish(straight);
+  Decoder<Variant, double>& decoder = session.decoder;
+  Session<Variant, double> elsewhere(attention, x);
+  elsewhere.step(9);
+  const Bytes good = saved(elsewhere.decoder);
+
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{8}, std::size_t{111},
+                                 std::size_t{112}, good.size() / 2, good.size() - 1}) {
+    CAPTURE(size);
+    Bytes cut = good;
+    cut.resize(size);
+    check_refused(decoder, cut, "cut short: ", std::to_string(good.size()) + " bytes are needed, ",
+                  std::to_string(size) + " were given");
+  }
+  Bytes foreign = good;
+  std::memcpy(foreign.data(), "PNG", 3);
+  check_refused(decoder, foreign, "not a decoder's saved state");
+  check_refused(decoder, Bytes(good.size()), "not a decoder's saved state");
+  Bytes newer = good;
+  newer[8] = std::byte{2};
+  check_refused(decoder, newer, "has format 2, this library reads format 1");
+
+  // Whatever byte changes is noticed.
+  Index accepted = 0;
+  const Bytes before = saved(decoder);
+  for (std::size_t i = 0; i < good.size(); i += i < 200 ? 1 : 37) {
+    Bytes flipped = good;
+    flipped[i] ^= std::byte{0x10};
+    accepted += error_message<StateError>([&] { load(decoder, flipped); }) == "nothing was thrown";
+  }
+  CHECK(accepted == 0);
+  CHECK(saved(decoder) == before);
+  Bytes flipped = good;
+  flipped.back() ^= std::byte{1};
+  check_refused(decoder, flipped, "damaged: its checksum does not match");
+
+  finish(session);
+  CHECK(bitwise_equal(session.y.view(), straight.y.view()));
+  load(decoder, good);  // and the good bytes are good
+  CHECK(decoder.position(2) == 9);
+}
+
+TEST_CASE("decoder state: a number of tokens that cannot be is refused", "[decoding]") {
+  const auto x = operands<double>(attention, shape);
+  Session<Variant, double> session = begun(x);
+  Session<Variant, double> elsewhere(attention, x);
+  elsewhere.step(9);
+  const Bytes good = saved(elsewhere.decoder);
+  // A decoder of no sequences saves its header alone, whose last word is the checksum of the rest,
+  // FNV-1a; the numbers of tokens follow.
+  const auto header = static_cast<std::size_t>(
+      Decoder<Variant, double>(attention, x.mix, {0, 4, 2, 4, 3}).saved_size());
+  for (const std::int64_t tokens : {std::int64_t{-1}, std::int64_t{21}}) {
+    CAPTURE(tokens);
+    Bytes forged = good;
+    std::memcpy(forged.data() + header + 2 * sizeof(tokens), &tokens, sizeof(tokens));
+    std::uint64_t sum = 14695981039346656037u;
+    for (std::size_t i = header; i < forged.size(); ++i)
+      sum = (sum ^ static_cast<std::uint64_t>(forged[i])) * 1099511628211u;
+    std::memcpy(forged.data() + header - sizeof(sum), &sum, sizeof(sum));
+    check_refused(session.decoder, forged, "damaged: a sequence has " + std::to_string(tokens));
+  }
+}
+
+TEST_CASE("decoder state: the state of a decoder that differs in anything is refused",
+          "[decoding]") {
+  const auto x = operands<double>(attention, shape);
+  Decoder<Variant, double> decoder(attention, x.mix, decoder_shape(x));
+  const auto refused = [&](const auto& other) {
+    Bytes bytes = saved(other);
+    bytes.resize(std::max(bytes.size(), static_cast<std::size_t>(decoder.saved_size())));
+    check_refused(decoder, bytes, "of another variant, size or mixing matrix");
+  };
+  const auto with = [&](const auto& variant) {
+    refused(
+        Decoder<std::remove_cvref_t<decltype(variant)>, double>(variant, x.mix, decoder_shape(x)));
+  };
+  const auto of_sizes = [&](const Variant& variant, const Shape& sizes) {
+    const auto y = operands<double>(variant, sizes);
+    refused(Decoder<Variant, double>(variant, y.mix, decoder_shape(y)));
+  };
+  // Numbers of the variant, and its types.
+  with(Variant{.blocks = {.block = 4}, .normalizer = {.epsilon = 1e-5}});
+  with(Variant{.blocks = {.block = 4}, .rotation = {.theta = 9999}});
+  with(Variant{.blocks = {.block = 4}, .scale = 2});
+  with(Attention<Relu, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>{.blocks = {.block = 4}});
+  with(Attention<EluPlusOne, Blocks1D, Causal, Unnormalized, HalfSplitRotary>{
+      .blocks = {.block = 4}});
+  with(Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, AxialRotary>{.blocks = {.block = 4}});
+  with(Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, NoRotation>{.blocks = {.block = 4}});
+  {
+    using Rectified = Attention<Relu, Blocks1D, Causal, MixedKeySum, NoRotation>;
+    Decoder<Rectified, double> one({.feature_map = {.epsilon = 1e-6}, .blocks = {.block = 4}},
+                                   x.mix, decoder_shape(x));
+    const Decoder<Rectified, double> two({.feature_map = {.epsilon = 1e-7}, .blocks = {.block = 4}},
+                                         x.mix, decoder_shape(x));
+    check_refused(one, saved(two), "of another variant, size or mixing matrix");
+    load(one, saved(one));
+  }
+  // Sizes: batch, heads, kv_heads, key_dim, value_dim, tokens of a block, blocks, matrices.
+  of_sizes(attention, {4, 4, 2, 19, 19, 4, 3, 4});
+  of_sizes(attention, {3, 8, 2, 19, 19, 4, 3, 8});
+  of_sizes(attention, {3, 4, 4, 19, 19, 4, 3, 4});
+  of_sizes(attention, {3, 4, 2, 19, 19, 6, 3, 4});
+  of_sizes(attention, {3, 4, 2, 19, 19, 4, 4, 4});
+  of_sizes(Variant{.blocks = {.block = 5}}, {3, 4, 2, 25, 25, 4, 3, 4});
+  of_sizes(attention, {3, 4, 2, 24, 24, 4, 3, 4});
+  of_sizes(attention, {3, 4, 2, 19, 19, 4, 3, 1});
+  // One entry of the mixing matrix that a sequence uses; above the diagonal there is none.
+  auto other = x;
+  other.mix(3, 4, 0) += 1e-9;
+  refused(Decoder<Variant, double>(attention, other.mix, decoder_shape(x)));
+  other = x;
+  other.mix(3, 0, 4) += 1;
+  const Decoder<Variant, double> same(attention, other.mix, decoder_shape(x));
+  load(decoder, saved(same));
+  // Another precision.
+  const auto narrow = call::converted<float>(x);
+  refused(Decoder<Variant, float>(attention, narrow.mix, decoder_shape(narrow)));
+}
+
+TEST_CASE("decoder: wrong calls name what is wrong, and nothing changes", "[decoding]") {
+  const auto x = operands<double>(attention, shape);
+  Session<Variant, double> straight = begun(x);
+  Session<Variant, double> session = straight;
+  finish(straight);
+  Decoder<Variant, double>& decoder = session.decoder;
+
+  HostTensor<double, 4> q(3, 4, 2, 4), k(3, 2, 2, 4), v(3, 2, 2, 3), y(3, 4, 2, 3);
+  for (auto* tensor : {&q, &k, &v, &y})
+    for (double& element : tensor->elements()) element = 0.5;
+  const auto refuse = [&](const auto& call, const auto&... parts) {
+    const Bytes before = saved(decoder);
+    const auto y_before = y;
+    const std::string message = error_message<mhla::Error>(call);
+    INFO(message);
+    CHECK(says(message, "mhla: ", parts...));
+    CHECK(saved(decoder) == before);
+    CHECK(bitwise_equal(y.view(), y_before.view()));
+  };
+  using Tensor = HostTensor<double, 4>;
+  const auto refuse_step = [&](Tensor a, Tensor b, Tensor c, Tensor d, const auto&... parts) {
+    refuse([&] { decoder.step(a, b, c, d.view()); }, parts...);
+  };
+  refuse_step(Tensor(2, 4, 2, 4), k, v, y, "q: axis batch is 2 but must be 3");
+  refuse_step(Tensor(3, 2, 2, 4), k, v, y, "q: axis heads is 2 but must be 4");
+  refuse_step(Tensor(3, 4, 2, 6), k, v, y, "q: axis dim is 6 but must be 4");
+  refuse_step(q, Tensor(1, 2, 2, 4), v, y, "k: axis batch is 1 but must be 3");
+  refuse_step(q, Tensor(3, 4, 2, 4), v, y, "k: axis heads is 4 but must be 2");
+  refuse_step(q, Tensor(3, 2, 1, 4), v, y, "k: axis tokens is 1 but must be 2");
+  refuse_step(q, Tensor(3, 2, 2, 3), v, y, "k: axis dim is 3 but must be 4");
+  refuse_step(q, k, Tensor(3, 4, 2, 3), y, "v: axis heads is 4 but must be 2");
+  refuse_step(q, k, Tensor(3, 2, 3, 3), y, "v: axis tokens is 3 but must be 2");
+  refuse_step(q, k, Tensor(3, 2, 2, 4), y, "v: axis dim is 4 but must be 3");
+  refuse_step(q, k, v, Tensor(3, 2, 2, 3), "y: axis heads is 2 but must be 4");
+  refuse_step(q, k, v, Tensor(3, 4, 1, 3), "y: axis tokens is 1 but must be 2");
+  refuse_step(q, k, v, Tensor(3, 4, 2, 4), "y: axis dim is 4 but must be 3");
+
+  // A destination on top of an operand, and on top of itself.
+  auto overlapping = mhla::make_view(q.elements().data(), 3, 4, 2, 3);
+  refuse([&] { decoder.step(q, k, v, overlapping); }, "y: shares memory with q, k or v");
+  std::vector<double> shared(3 * 4 * 2 * 4, 0.5);
+  const auto in_shared = [&](Index heads, Index dim) {
+    return mhla::make_view(shared.data(), 3, heads, 2, dim);
+  };
+  refuse([&] { decoder.step(q, in_shared(2, 4), v, in_shared(4, 3)); }, "y: shares memory");
+  refuse([&] { decoder.step(q, k, in_shared(2, 3), in_shared(4, 3)); }, "y: shares memory");
+  auto folded = y.view();
+  folded.stride[1] = 0;
+  refuse([&] { decoder.step(q, k, v, folded); }, "y: shares memory", "or with itself");
+
+  // Sequences, slots, and no room: for one sequence only, in a step of all.
+  const auto one = [](auto& tensor) { return tokens_of(tensor.view(), 0, 0, 2); };
+  for (const Index s : {-1, 3}) {
+    const std::string which = "sequence is " + std::to_string(s) + " but the decoder has 3";
+    refuse([&] { decoder.prefill(s, one(q), one(k), one(v), one(y)); }, which);
+    refuse([&] { decoder.reset(s); }, which);
+    refuse([&] { static_cast<void>(decoder.position(s)); }, which);
+  }
+  refuse([&] { decoder.prefill(0, q, k, v, y.view()); }, "q: axis batch is 3 but must be 1");
+  refuse([&] { decoder.step(executors::ThreadExecutor{2}, q, k, v, y.view()); },
+         "slots: the executor has 2 but the decoder was made for 1");
+
+  CHECK(decoder.capacity() == 20);
+  HostTensor<double, 4> long_q(3, 4, 10, 4), long_k(3, 2, 10, 4), long_v(3, 2, 10, 3),
+      long_y(3, 4, 10, 3);
+  const auto long_y_before = long_y;
+  refuse([&] { decoder.step(long_q, long_k, long_v, long_y.view()); },
+         "sequence 2 has 11 tokens and would get 10 more", "mix has rows for 20",
+         "mhla::extend makes a larger mix");
+  CHECK(bitwise_equal(long_y.view(), long_y_before.view()));
+  CHECK_THROWS_AS(decoder.step(long_q, long_k, long_v, long_y.view()), StateError);
+
+  finish(session);
+  CHECK(bitwise_equal(session.y.view(), straight.y.view()));
+  // The last token that there is a row for, and then none.
+  HostTensor<double, 4> last_q(3, 4, 1, 4), last_k(3, 2, 1, 4), last_v(3, 2, 1, 3),
+      last_y(3, 4, 1, 3);
+  decoder.step(last_q, last_k, last_v, last_y.view());
+  refuse([&] { decoder.step(last_q, last_k, last_v, last_y.view()); },
+         "sequence 0 has 20 tokens and would get 1 more");
+  CHECK(decoder.position(0) == 20);
+  HostTensor<double, 4> no_q(3, 4, 0, 4), no_k(3, 2, 0, 4), no_v(3, 2, 0, 3), no_y(3, 4, 0, 3);
+  decoder.step(no_q, no_k, no_v, no_y.view());  // no token is no step
+  CHECK(decoder.position(0) == 20);
+}
+
+TEST_CASE("decoder: the mixing matrix is copied, whatever its strides", "[decoding]") {
+  const auto x = operands<double>(attention, shape);
+  Session<Variant, double> straight = begun(x);
+  finish(straight);
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    call::ScatteredTensor<double, 3> mix(x.mix, seed);
+    Session<Variant, double> session(attention, x);
+    session.decoder = Decoder<Variant, double>(attention, mix, decoder_shape(x));
+    mhla::testing::for_each_element(
+        [](double& entry) { entry = std::numeric_limits<double>::quiet_NaN(); }, mix.view());
+    session.prefill(0, 6);
+    session.prefill(2, 11);
+    finish(session);
+    CHECK(bitwise_equal(session.y.view(), straight.y.view()));
+  }
+}
+
+TEST_CASE("decoder: a decoder that cannot be is not made", "[decoding]") {
+  const auto refuse = [](const Variant& variant, const HostTensor<double, 3>& mix,
+                         const DecoderShape& sizes, const auto&... parts) {
+    const std::string message =
+        error_message<ShapeError>([&] { Decoder<Variant, double>(variant, mix, sizes); });
+    INFO(message);
+    CHECK(says(message, "mhla: ", parts...));
+  };
+  using Mix = HostTensor<double, 3>;
+  const DecoderShape sizes{2, 4, 2, 6, 3};
+  refuse(attention, Mix(1, 3, 4), sizes, "mix: axis key blocks is 4 but must be 3");
+  refuse(attention, Mix(2, 3, 3), sizes, "mix: axis heads is 2 but must be 1 (shared) or 4");
+  refuse(attention, Mix(1, 3, 3), {2, 4, 3, 6, 3}, "must be a multiple of the heads of k and v");
+  refuse(attention, Mix(1, 3, 3), {2, 4, 2, 5, 3}, "rotation:", "must be even");
+  refuse(attention, Mix(1, 3, 3), {-1, 4, 2, 6, 3}, "batch: is -1");
+  refuse(attention, Mix(1, 3, 3), {2, 4, 2, 6, -3}, "negative");
+  refuse(attention, Mix(1, 3, 3), {2, 4, 2, 6, 3, 0}, "slots: is 0 but must be at least 1");
+  refuse(Variant{}, Mix(1, 3, 3), sizes, "blocks.block is 0");
+  refuse(Variant{.blocks = {.block = -2}}, Mix(1, 3, 3), sizes, "blocks.block is -2");
+
+  // Without a row of mix there is no room, which is no mistake yet.
+  Decoder<Variant, double> empty(attention, Mix(1, 0, 0), sizes);
+  CHECK(empty.capacity() == 0);
+  HostTensor<double, 4> q(2, 4, 1, 6), k(2, 2, 1, 6), v(2, 2, 1, 3), y(2, 4, 1, 3);
+  CHECK_THROWS_AS(empty.step(q, k, v, y.view()), StateError);
+}
+
+TEST_CASE("decoder: nothing is allocated once it is made", "[decoding]") {
+  // Sizes around what Eigen packs on the stack; blocks of one token and longer than a tile.
+  for (const auto& [block, sizes] :
+       std::vector<std::pair<Index, Shape>>{{4, {2, 4, 2, 19, 19, 8, 5, 4}},
+                                            {1, {1, 2, 1, 6, 6, 4, 3}},
+                                            {70, {1, 2, 1, 150, 150, 4, 3}},
+                                            {300, {1, 1, 1, 610, 610, 4, 3}},
+                                            {6, {1, 1, 1, 20, 20, 258, 257}}}) {
+    CAPTURE(block, sizes.key_dim, sizes.value_dim);
+    const Variant variant{.blocks = {.block = block}};
+    const auto x = operands<double>(variant, sizes);
+    auto y = x.dy;
+    Decoder<Variant, double> decoder(variant, x.mix, decoder_shape(x));
+    Bytes bytes(static_cast<std::size_t>(decoder.saved_size()));
+    const auto now = [&](auto view) {
+      view.data += decoder.position(0) * view.stride[2];
+      view.extent[2] = 1;
+      return view;
+    };
+    const AllocationCounter counter;
+    decoder.prefill(0, tokens_of(x.q.view(), 0, 0, sizes.query_tokens),
+                    tokens_of(x.k.view(), 0, 0, sizes.query_tokens),
+                    tokens_of(x.v.view(), 0, 0, sizes.query_tokens),
+                    tokens_of(y.view(), 0, 0, sizes.query_tokens));
+    const long by_prefill = counter.allocations();
+    decoder.reset();
+    while (decoder.position(0) < sizes.query_tokens)
+      decoder.step(now(x.q.view()), now(x.k.view()), now(x.v.view()), now(y.view()));
+    const long by_steps = counter.allocations();
+    decoder.save({bytes.data(), decoder.saved_size()});
+    decoder.load({bytes.data(), decoder.saved_size()});
+    const long by_bytes = counter.allocations();
+    CHECK(by_prefill == 0);
+    CHECK(by_steps == 0);
+    CHECK(by_bytes == 0);
+  }
+}

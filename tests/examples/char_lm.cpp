@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: MIT
+// char_lm: its model's gradient against central differences, its parts against what they stand for,
+// and the program as its user runs it.
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <mhla/reference/softmax_attention.hpp>
+#include <mhla/reference/token_features.hpp>
+#include <mhla/testing/comparison.hpp>
+#include <mhla/testing/gradient_check.hpp>
+#include <mhla/testing/random_tensor.hpp>
+#include <string>
+#include <vector>
+
+#include "examples/char_lm/adam.hpp"
+#include "examples/char_lm/corpus.hpp"
+#include "examples/char_lm/generation.hpp"
+#include "examples/char_lm/model.hpp"
+#include "examples/char_lm/options.hpp"
+#include "examples/char_lm/training.hpp"
+#include "tests/examples/run_program.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/tolerances.hpp"
+
+namespace {
+
+using namespace test;
+using namespace char_lm;
+using mhla::testing::random_index;
+
+// Exp is smooth, where the program's EluPlusOne has a second derivative that jumps: a central
+// difference of fourth order cannot judge that.
+using SmoothModel = Model<double, mhla::Exp>;
+using SmoothTrainer = Trainer<double, mhla::Exp>;
+
+constexpr Mixing all_mixings[] = {Mixing::mhla, Mixing::linear, Mixing::softmax, Mixing::none};
+
+/// Blocks of 4 in a context of 14: the last one is shorter.
+ModelShape small_shape(Mixing mixing) {
+  return {.mixing = mixing,
+          .vocabulary = 5,
+          .context = 14,
+          .block = 4,
+          .layers = 2,
+          .width = 8,
+          .heads = 2};
+}
+
+/// Initial values that are nowhere special: gains are not 1, mixing rows not uniform.
+Values<double> some_values(const SmoothModel& model) {
+  Values<double> values = model.initial_values(3);
+  Values<double> noise(values.size());
+  mhla::testing::fill_random(mhla::testing::Uniform{-0.2f, 0.2f}, 4,
+                             mhla::make_view(noise.data(), noise.size()));
+  values += noise;
+  const Parameter& head = model.parameters().all().back();  // its first values are small
+  values.segment(head.begin, head.size()) *= 10;
+  return values;
+}
+
+bool is_mix(const Parameter& parameter) {
+  return parameter.name.size() > 4 && parameter.name.substr(parameter.name.size() - 4) == ".mix";
+}
+
+std::vector<int> some_text(std::size_t length, Index symbols) {
+  std::vector<int> text(length);
+  for (std::size_t t = 0; t < length; ++t) text[t] = static_cast<int>(random_index(5, t, symbols));
+  return text;
+}
+
+double relative(const Matrix<double>& actual, const Matrix<double>& exact) {
+  return (actual - exact).norm() / exact.norm();
+}
+
+Run char_lm_run(const std::string& arguments) {
+  return run_program("'" MHLA_CHAR_LM "' " + arguments);
+}
+
+bool says(const Run& run, const std::string& text) {
+  return run.output.find(text) != std::string::npos;
+}
+
+/// The figure that follows `label` for the n-th time.
+double figure_after(const std::string& text, const std::string& label, int n = 1) {
+  std::size_t at = 0;
+  for (int i = 0; i < n; ++i) {
+    at = text.find(label, at);
+    if (at == std::string::npos) return std::numeric_limits<double>::quiet_NaN();
+    at += label.size();
+  }
+  return std::strtod(text.c_str() + at, nullptr);
+}
+
+}  // namespace
+
+TEST_CASE("char_lm: the gradient of every parameter is the loss' derivative", "[char_lm]") {
+  for (const Mixing mixing : all_mixings) {
+    const SmoothModel model(small_shape(mixing));
+    const Values<double> origin = some_values(model);
+    const std::vector<int> text = some_text(40, model.shape().vocabulary);
+    const Batch batch = batch_of(model.shape(), text, {0, 11, 25}, 0, 3, model.shape().context);
+    const double weight = 1.0 / static_cast<double>(batch.predictions.size());
+
+    Activations<double> activations;
+    Matrix<double> d_logits;
+    Values<double> gradient;
+    model.forward(origin, batch.tokens, batch.sequences, activations);
+    cross_entropy(activations.logits, batch.predictions, weight, &d_logits);
+    model.backward(origin, batch.tokens, batch.sequences, activations, d_logits, gradient);
+
+    // All parameters at once: alone, a small one moves the loss too little for its difference to
+    // be exact. A linear model's mix stays as it is, so that its derivative does not count.
+    Values<double> displacement = Values<double>::Zero(origin.size());
+    const double unit = 1 / std::sqrt(static_cast<double>(origin.size()));
+    Values<double> scale = Values<double>::Constant(origin.size(), unit);
+    for (const Parameter& parameter : model.parameters().all()) {
+      if (!is_mix(parameter) || mixing == Mixing::mhla) continue;
+      CHECK((gradient.segment(parameter.begin, parameter.size()) == 0).all());
+      scale.segment(parameter.begin, parameter.size()) = 0;
+    }
+    const Values<double> slope = scale * gradient;
+    const auto loss = [&] {
+      Activations<double> displaced;
+      model.forward(origin + scale * displacement, batch.tokens, batch.sequences, displaced);
+      return weight * cross_entropy(displaced.logits, batch.predictions);
+    };
+    const auto check = mhla::testing::check_gradient(
+        loss, 7, 4,
+        mhla::testing::differentiate(mhla::make_view(displacement.data(), displacement.size()),
+                                     mhla::make_view(slope.data(), slope.size())));
+    INFO(name_of(mixing) << ": " << check);
+    CHECK(check.error <= tolerance::gradient_check);
+    for (const Parameter& parameter : model.parameters().all())  // each has its share in it
+      if (!is_mix(parameter) || mixing == Mixing::mhla)
+        CHECK((gradient.segment(parameter.begin, parameter.size()) != 0).any());
+  }
+}
+
+TEST_CASE("char_lm: a symbol evaluated once counts as often as it occurs", "[char_lm]") {
+  const SmoothModel model(small_shape(Mixing::none));
+  const Values<double> values = some_values(model);
+  const std::vector<int> text = some_text(40, model.shape().vocabulary);
+  const std::vector<Index> starts{3, 20};
+  ModelShape with_each_token = model.shape();
+  with_each_token.mixing = Mixing::mhla;
+
+  double loss[2];
+  Values<double> gradient[2];
+  for (const int i : {0, 1}) {
+    const Batch batch =
+        batch_of(i == 0 ? model.shape() : with_each_token, text, starts, 0, 2, Index{14});
+    CHECK(batch.predictions.size() == 28);
+    CHECK(batch.tokens.size() == (i == 0 ? 5 : 28));
+    Activations<double> activations;
+    Matrix<double> d_logits;
+    model.forward(values, batch.tokens, batch.sequences, activations);
+    loss[i] = cross_entropy(activations.logits, batch.predictions, 0.5, &d_logits);
+    model.backward(values, batch.tokens, batch.sequences, activations, d_logits, gradient[i]);
+  }
+  CHECK(std::abs(loss[0] - loss[1]) <= tolerance::forward_rms<double> * loss[1]);
+  CHECK(relative(gradient[0].matrix(), gradient[1].matrix()) <= tolerance::gradient_rms<double>);
+}
+
+TEST_CASE("char_lm: no character knows those after it", "[char_lm]") {
+  for (const Mixing mixing : all_mixings) {
+    INFO(name_of(mixing));
+    const SmoothModel model(small_shape(mixing));
+    const Values<double> values = some_values(model);
+    std::vector<int> tokens = some_text(14, model.shape().vocabulary);
+    Activations<double> before, after;
+    model.forward(values, tokens, 1, before);
+    const Index changed = 6;
+    tokens[changed] = (tokens[changed] + 1) % 5;
+    model.forward(values, tokens, 1, after);
+    CHECK(before.logits.topRows(changed) == after.logits.topRows(changed));
+    for (Index t = changed; t < 14; ++t) {
+      INFO("token " << t);
+      const bool same = before.logits.row(t) == after.logits.row(t);
+      CHECK(same == (mixing == Mixing::none && t > changed));
+    }
+  }
+}
+
+TEST_CASE("char_lm: a stream computes what the forward pass computes", "[char_lm]") {
+  for (const Mixing mixing : all_mixings) {
+    const SmoothModel model(small_shape(mixing));
+    const Values<double> values = some_values(model);
+    const std::vector<int> tokens = some_text(14, model.shape().vocabulary);
+    for (std::ptrdiff_t prompt = 1; prompt <= 14; ++prompt) {
+      INFO(name_of(mixing) << ", after a prompt of " << prompt);
+      Stream<double, mhla::Exp> stream(model, values);
+      CHECK(stream.has_decoders() == (mixing == Mixing::mhla || mixing == Mixing::linear));
+      stream.append({tokens.begin(), tokens.begin() + prompt});
+      for (auto token = tokens.begin() + prompt; token != tokens.end(); ++token)
+        stream.append({*token});
+      CHECK(stream.tokens() == tokens);
+      // Six layers pass on what attention may differ by.
+      CHECK(disagreement(stream, model, values) <= 6 * tolerance::forward_rms<double>);
+    }
+  }
+}
+
+TEST_CASE("char_lm: the softmax attention it is compared with is right", "[char_lm]") {
+  using mhla::testing::HostTensor;
+  const mhla::HalfSplitRotary rotation{.theta = 50};
+  const Index tokens = 9;
+  const auto random = [&](std::uint64_t seed, Index dim) {
+    return mhla::testing::random_tensor<double>(mhla::testing::Normal{}, seed, 2, 3, tokens, dim);
+  };
+  HostTensor<double, 4> q = random(1, 6), k = random(2, 6), dq = q, dk = k;
+  HostTensor<double, 4> v = random(3, 4), dy = random(4, 4), y = v, dv = v;
+  const SoftmaxAttention<double> attention(rotation);
+  attention.forward(q.view(), k.view(), v.view(), y.view());
+  attention.backward(q.view(), k.view(), v.view(), dy.view(), dq.view(), dk.view(), dv.view());
+
+  const auto turn = [&](HostTensor<double, 4>& x, int direction) {
+    const auto view = x.view();
+    for (Index b = 0; b < 2; ++b)
+      for (Index h = 0; h < 3; ++h)
+        for (Index t = 0; t < tokens; ++t)
+          mhla::reference::rotate(rotation, {{1, 1, tokens}, {1, 1, 1}}, 1, t, direction,
+                                  mhla::Span<double>{&view(b, h, t, 0), 6});
+  };
+  const mhla::reference::SoftmaxAttention<mhla::Causal> oracle;
+  HostTensor<double, 4> exact_y = v, exact_dq = q, exact_dk = k, exact_dv = v;
+  turn(q, +1);
+  turn(k, +1);
+  mhla::reference::softmax_attention_forward(oracle, q.view(), k.view(), v.view(), exact_y.view());
+  mhla::reference::softmax_attention_backward(
+      oracle, q.view(), k.view(), v.view(), dy.view(),
+      {exact_dq.view(), exact_dk.view(), exact_dv.view(), mhla::skip});
+  turn(exact_dq, -1);
+  turn(exact_dk, -1);
+  const auto error = [](const auto& actual, const auto& exact) {
+    return mhla::testing::compare(actual.view(), exact.view()).rms_ratio;
+  };
+  CHECK(error(y, exact_y) <= tolerance::forward_rms<double>);
+  CHECK(error(dq, exact_dq) <= tolerance::gradient_rms<double>);
+  CHECK(error(dk, exact_dk) <= tolerance::gradient_rms<double>);
+  CHECK(error(dv, exact_dv) <= tolerance::gradient_rms<double>);
+}
+
+TEST_CASE("char_lm: training has the same bits for any number of threads", "[char_lm]") {
+  const std::vector<int> text = some_text(200, 5);
+  Options options;
+  options.steps = 4;
+  options.batch = 11;  // not a multiple of the shares
+  Values<double> values[3];
+  double loss[3];
+  for (const int i : {0, 1, 2}) {
+    const int threads = i + 1;
+    Eigen::ThreadPool thread_pool(threads);
+    const Eigen::ThreadPoolDevice pool(&thread_pool, threads);
+    SmoothTrainer trainer(small_shape(Mixing::mhla), options, text, pool);
+    for (Index step = 0; step < options.steps; ++step) trainer.step();
+    values[i] = trainer.values();
+    loss[i] = trainer.loss_on(text);
+    CHECK(values[i].isFinite().all());
+  }
+  CHECK((values[0] == values[1]).all());
+  CHECK((values[0] == values[2]).all());
+  CHECK(loss[0] == loss[1]);
+}
+
+TEST_CASE("char_lm: a step follows the gradient of all its windows", "[char_lm]") {
+  const std::vector<int> text = some_text(200, 5);
+  const ModelShape shape = small_shape(Mixing::mhla);
+  Options options;
+  options.steps = 10;
+  options.batch = 11;
+  Eigen::ThreadPool thread_pool(2);
+  const Eigen::ThreadPoolDevice pool(&thread_pool, 2);
+  SmoothTrainer trainer(shape, options, text, pool);
+  Values<double> values = trainer.values();
+  const double loss = trainer.step();
+
+  std::vector<Index> starts;
+  for (std::uint64_t i = 0; i < 11; ++i)
+    starts.push_back(random_index(mhla::testing::random_bits(options.seed, 0), i, 200 - 14));
+  const Batch batch = batch_of(shape, text, starts, 0, 11, 14);
+  Activations<double> activations;
+  Matrix<double> d_logits;
+  Values<double> gradient;
+  trainer.model().forward(values, batch.tokens, batch.sequences, activations);
+  const double summed =
+      cross_entropy(activations.logits, batch.predictions, 1.0 / (11 * 14), &d_logits);
+  trainer.model().backward(values, batch.tokens, batch.sequences, activations, d_logits, gradient);
+  clip(gradient, 1.0);
+  Adam<double>(values.size()).update(values, gradient, scheduled_rate(options.rate, 0, 10));
+  trainer.model().project(values);
+  CHECK(std::abs(loss - summed / (11 * 14)) <= tolerance::forward_rms<double> * loss);
+  CHECK(relative(trainer.values().matrix(), values.matrix()) <= tolerance::gradient_rms<double>);
+}
+
+TEST_CASE("char_lm: after every update the mixing matrices are where they may be", "[char_lm]") {
+  const std::vector<int> text = some_text(100, 5);
+  Options options;
+  options.steps = 6;
+  options.rate = 0.5;
+  Eigen::ThreadPool thread_pool(1);
+  const Eigen::ThreadPoolDevice pool(&thread_pool, 1);
+  SmoothTrainer trainer(small_shape(Mixing::mhla), options, text, pool);
+  const Values<double> initial = trainer.values();
+  int matrices = 0;
+  for (Index step = 0; step < options.steps; ++step) trainer.step();
+  for (const Parameter& parameter : trainer.model().parameters().all()) {
+    if (!is_mix(parameter)) continue;
+    ++matrices;
+    const Matrix<double> mix = parameter.in(trainer.values());
+    CHECK(mix != Matrix<double>(parameter.in(initial)));
+    for (Index head = 0; head < mix.rows(); ++head)
+      for (Index i = 0; i < 4; ++i)
+        for (Index b = 0; b < 4; ++b) {
+          const double entry = mix(head, 4 * i + b);
+          CHECK((b > i ? entry == 0 : entry >= 1e-5 && entry <= 1));
+        }
+  }
+  CHECK(matrices == 2);
+}
+
+TEST_CASE("char_lm: the loss on a text predicts every character but the first once", "[char_lm]") {
+  Options options;
+  Eigen::ThreadPool thread_pool(1);
+  const Eigen::ThreadPoolDevice pool(&thread_pool, 1);
+  const std::vector<int> text = some_text(500, 5);
+  for (const Mixing mixing : {Mixing::mhla, Mixing::none}) {
+    SmoothTrainer trainer(small_shape(mixing), options, text, pool);
+    const Values<double>& values = trainer.values();
+    for (const std::size_t length :
+         {std::size_t{2}, std::size_t{15}, std::size_t{16}, std::size_t{500}}) {
+      const std::vector<int> part(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(length));
+      double nats = 0;
+      for (std::size_t begin = 0; begin + 1 < length; begin += 14) {
+        const std::size_t end = std::min(begin + 14, length - 1);
+        Activations<double> activations;
+        trainer.model().forward(values,
+                                {part.begin() + static_cast<std::ptrdiff_t>(begin),
+                                 part.begin() + static_cast<std::ptrdiff_t>(end)},
+                                1, activations);
+        for (std::size_t t = begin; t < end; ++t) {
+          const auto row = activations.logits.row(static_cast<Index>(t - begin)).array();
+          nats += std::log(row.exp().sum()) - row(part[t + 1]);
+        }
+      }
+      const double expected = nats / static_cast<double>(length - 1);
+      CHECK(std::abs(trainer.loss_on(part) - expected) <=
+            tolerance::forward_rms<double> * expected);
+    }
+  }
+}
+
+TEST_CASE("char_lm: Adam, its rate, and clipping", "[char_lm]") {
+  Values<double> values(3), gradient(3);
+  values << 1, 2, 3;
+  gradient << 0.3, -4, 0;
+  Adam<double> adam(3);
+  adam.update(values, gradient, 0.1);  // the first update is the rate along each sign
+  CHECK(std::abs(values(0) - 0.9) <= 1e-8);
+  CHECK(std::abs(values(1) - 2.1) <= 1e-8);
+  CHECK(values(2) == 3);
+  adam.update(values, Values<double>::Zero(3), 0.1);
+  const double mean = 0.9 * 0.1 / (1 - 0.81);
+  const double square = 0.98 * 0.02 / (1 - 0.98 * 0.98);
+  CHECK(std::abs(values(0) - (0.9 - 0.1 * mean / std::sqrt(square))) <= 1e-8);
+
+  CHECK(scheduled_rate(1, 0, 100) < scheduled_rate(1, 3, 100));
+  CHECK(scheduled_rate(1, 4, 100) == 1);
+  CHECK(scheduled_rate(1, 60, 100) < scheduled_rate(1, 40, 100));
+  CHECK(scheduled_rate(1, 99, 100) == 0.02);
+
+  gradient << 3, 0, 4;
+  CHECK(clip(gradient, 6.0) == 5);
+  CHECK(gradient(2) == 4);
+  CHECK(clip(gradient, 1.0) == 5);
+  CHECK(std::abs(gradient.matrix().norm() - 1) <= tolerance::policy_value<double>);
+}
+
+TEST_CASE("char_lm: symbols, and the entropy of pairs", "[char_lm]") {
+  const Vocabulary vocabulary("banana\n");
+  CHECK(vocabulary.size() == 5);
+  CHECK(vocabulary.decode(vocabulary.encode("a ban\n")) == "a?ban\n");
+  CHECK(vocabulary.symbol('\xff') == 0);
+
+  // a is followed by b or by c, as often; b and c by a alone.
+  const Vocabulary abc("abc");
+  CHECK(std::abs(bigram_conditional_entropy(abc.encode("abacabaca"), abc.size()) -
+                 std::log(2.0) / 2) <= tolerance::policy_value<double>);
+  CHECK(bigram_conditional_entropy(abc.encode("abcabc"), abc.size()) == 0);
+}
+
+TEST_CASE("char_lm: a drawn symbol follows its probability", "[char_lm]") {
+  Matrix<double> logits(1, 4);
+  logits << 9, std::log(0.2), std::log(0.3), std::log(0.5);  // the unknown symbol is never drawn
+  const auto row = logits.row(0);
+  CHECK(draw_symbol(row, 0, 0.1) == 3);
+  CHECK(draw_symbol(row, 1, 0.0) == 1);
+  CHECK(draw_symbol(row, 1, 0.19) == 1);
+  CHECK(draw_symbol(row, 1, 0.21) == 2);
+  CHECK(draw_symbol(row, 1, 0.49) == 2);
+  CHECK(draw_symbol(row, 1, 0.51) == 3);
+  CHECK(draw_symbol(row, 1, 0.9999999) == 3);
+  CHECK(draw_symbol(row, 0.01, 0.01) == 3);
+}
+
+TEST_CASE("char_lm: where the text comes from", "[char_lm]") {
+  const TemporaryFolder temporary;
+  const std::string text(95, 'x');
+  write_text(temporary / "one", text + "12345");
+  write_text(temporary / "two", "abcdefghi");
+  const std::string one = (temporary / "one").string(), two = (temporary / "two").string();
+  const Corpus split = Corpus::read("", {one}, 8);
+  CHECK(split.training_text == std::string(90, 'x'));
+  CHECK(split.validation_text == "xxxxx12345");
+  const Corpus both = Corpus::read("", {one, two}, 8);
+  CHECK(both.training_text == text + "12345");
+  CHECK(both.validation_text == "abcdefghi");
+  CHECK(both.description.find(temporary.operator/("").string()) == std::string::npos);
+  CHECK_THROWS_AS(Corpus::read("", {one, two}, 9), TextError);
+  CHECK_THROWS_AS(Corpus::read(temporary / "", {}, 8), TextError);
+
+  const ProjectFiles own(MHLA_SOURCE_DIR);
+  CHECK(own.training.size() / own.validation.size() == 9);
+  for (const std::string& name : own.validation) {
+    CHECK(std::find(own.training.begin(), own.training.end(), name) == own.training.end());
+    CHECK(fs::is_regular_file(fs::path(MHLA_SOURCE_DIR) / name));
+  }
+  const Corpus project = Corpus::read(MHLA_SOURCE_DIR, {}, 256);
+  CHECK(project.validation_text.size() == Corpus::longest_validation);
+  CHECK(project.training_text.size() > project.validation_text.size());
+  CHECK(project.description.find(MHLA_SOURCE_DIR) == std::string::npos);
+}
+
+TEST_CASE("char_lm: a command line that cannot be followed, a text that cannot be used",
+          "[char_lm]") {
+  for (const char* arguments :
+       {"--attention magic", "--steps 0", "--steps 3x", "--width 20 --heads 4", "--rate nan",
+        "--steps", "--fast", "a b c", "--generate 256", "--context 8 --prompt 123456789"}) {
+    const Run run = char_lm_run(arguments);
+    INFO(arguments << ": " << run.output);
+    CHECK(run.status == 2);
+    CHECK(says(run, "char_lm: "));
+    CHECK(says(run, "usage: char_lm"));
+  }
+  const TemporaryFolder temporary;
+  write_text(temporary / "empty", "");
+  write_text(temporary / "short", "too short");
+  for (const char* name : {"nowhere", "empty", "short", ""}) {
+    const Run run = char_lm_run("'" + (temporary / name).string() + "'");
+    INFO(run.output);
+    CHECK(run.status == 3);
+    CHECK(says(run, (temporary / name).string()));
+  }
+  const Run help = char_lm_run("--help");
+  CHECK(help.status == 0);
+  CHECK(says(help, "usage: char_lm"));
+  const Run list = char_lm_run("--list");
+  CHECK(list.status == 0);
+  CHECK(says(list, "\nvalidation  "));
+  CHECK(says(list, "README.md\n"));
+  CHECK_FALSE(says(list, MHLA_SOURCE_DIR));
+}
+
+TEST_CASE("char_lm: a short training of each kind", "[char_lm]") {
+  for (const Mixing mixing : all_mixings) {
+    const bool decodes = mixing == Mixing::mhla || mixing == Mixing::linear;
+    const Run run =
+        char_lm_run(std::string("--attention ") + name_of(mixing) +
+                    " --steps 40 --batch 2 --context 48 --block 16 --width 16"
+                    " --heads 2 --rate 0.02 --prompt '#include' '" MHLA_SOURCE_DIR "/README.md'");
+    INFO(run.output);
+    CHECK(run.status == 0);
+    CHECK(figure_after(run.output, "step 40/40  loss") <
+          figure_after(run.output, "step  1/40  loss") - 1);
+    CHECK(says(run, "\n#include|>"));
+    CHECK(says(run, "48 characters agree: their logits differ by") == decodes);
+    CHECK(says(run, "Written by forward passes") == !decodes);
+    CHECK(figure_after(run.output, mixing == Mixing::none ? "loss of --attention none"
+                                                          : "as many steps, the same text") >
+          figure_after(run.output, "H(next | current) of that very text"));
+    CHECK(says(run, "that of the same model without attention") == (mixing != Mixing::none));
+    CHECK_FALSE(says(run, MHLA_SOURCE_DIR));
+  }
+}
+
+#ifdef MHLA_FULL_PRODUCT  // seconds of training: nothing for Debug and sanitizers
+TEST_CASE("char_lm: trained on the project's sources, it learns more than pairs", "[char_lm]") {
+  const Run run = char_lm_run("--steps 200 --batch 4 --context 128 --block 16 --width 64");
+  INFO(run.output);
+  CHECK(run.status == 0);
+  CHECK(figure_after(run.output, "loss of --attention mhla") <
+        figure_after(run.output, "H(next | current) of that very text") - 0.1);
+  CHECK(says(run, "The validation loss is below the bigram conditional entropy"));
+  CHECK(says(run, "The validation loss is below that of the same model without attention"));
+  CHECK(says(run, "128 characters agree: their logits differ by"));
+  CHECK_FALSE(says(run, MHLA_SOURCE_DIR));
+}
+#endif
