@@ -27,16 +27,16 @@ double rms(const HostTensor<T, Rank>& x) {
   return static_cast<double>(std::sqrt(sum));
 }
 
-/// The RMS of the error over that of what is wanted, or over a sixteenth of the terms' where they
-/// cancel beyond it: dmix adds up to nothing but what epsilon leaves, and so does dq of a causal
-/// query that sees one key.
+/// The RMS of the error over that of what is wanted; but where terms a thousand times as large
+/// cancel, over a thousandth of theirs: dmix adds up to nothing but what epsilon leaves, and so
+/// does dq of a causal query that sees one key.
 template <class T, int Rank>
 double rms_ratio(const HostTensor<T, Rank>& found, const HostTensor<Wide, Rank>& wanted,
                  const HostTensor<double, Rank>& magnitude) {
   HostTensor<Wide, Rank> error = wanted;
   for (std::size_t i = 0; i < error.elements().size(); ++i)
     error.elements()[i] -= static_cast<Wide>(found.elements()[i]);
-  return rms(error) / std::max(rms(wanted), rms(magnitude) / 16);
+  return rms(error) / std::max(rms(wanted), rms(magnitude) / 1024);
 }
 
 template <class T>

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tests/cpu/call.hpp"
-#include "tests/cpu/executors.hpp"
 #include "tests/packed/cut.hpp"
+#include "tests/packed/requests.hpp"
 #include "tests/packed/units.hpp"
 #include "tests/support/error_message.hpp"
 
@@ -39,7 +39,6 @@ using mhla::HalfSplitRotary;
 using mhla::Index;
 using mhla::MixedKeySum;
 using mhla::ShapeError;
-using mhla::skip;
 using mhla::Softmax;
 using mhla::Unnormalized;
 using mhla::Update;
@@ -224,45 +223,7 @@ TEMPLATE_TEST_CASE("packed: what is asked for, from saved summaries, on any exec
   const auto offsets = offsets_of<std::int32_t>(lengths);
   const auto packed = mhla::packed(attention, offsets);
   const auto x = packed_operands(attention, lengths, 4, 2, GENERATE(1, 4), 1);
-  const auto y = forward(packed, x);
-  Gradients<double> all = backward(packed, x);
-  for (const Index count : {1, 2, 3, 8, 40}) {
-    CAPTURE(count);
-    const auto same = [&](const auto& executor) {
-      mhla::ForwardState<double> state;
-      CHECK(bitwise_equal(forward(packed, x, executor, &state).view(), y.view()));
-      Gradients<double> again = backward(packed, x, executor);
-      call::check_same_bits(again, all);
-      Gradients<double> from_saved = backward(packed, x, executor, &state);
-      call::check_same_bits(from_saved, all);
-    };
-    if (count <= 8) same(executors::ThreadExecutor{count});
-    same(executors::ShuffledExecutor{count});
-  }
-  for (int subset = 0; subset < 16; ++subset) {
-    CAPTURE(subset);
-    Gradients<double> expected(x);
-    Gradients<double> some(x);
-    auto views = some.views();
-    if ((subset & 1) != 0)
-      expected.query = all.query;
-    else
-      views.query = skip;
-    if ((subset & 2) != 0)
-      expected.key = all.key;
-    else
-      views.key = skip;
-    if ((subset & 4) != 0)
-      expected.value = all.value;
-    else
-      views.value = skip;
-    if ((subset & 8) != 0)
-      expected.mix = all.mix;
-    else
-      views.mix = skip;
-    backward_to(views, Update::overwrite, packed, x);
-    call::check_same_bits(some, expected);
-  }
+  batches::check_requests(packed, x);
 }
 
 TEST_CASE("packed: a sequence does not see its neighbours", "[packed]") {

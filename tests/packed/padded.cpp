@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "tests/cpu/call.hpp"
-#include "tests/cpu/executors.hpp"
 #include "tests/packed/cut.hpp"
+#include "tests/packed/requests.hpp"
 #include "tests/packed/units.hpp"
 #include "tests/support/error_message.hpp"
 
@@ -41,7 +41,6 @@ using mhla::HalfSplitRotary;
 using mhla::Index;
 using mhla::MixedKeySum;
 using mhla::ShapeError;
-using mhla::skip;
 using mhla::Softmax;
 using mhla::TensorView;
 using mhla::Unnormalized;
@@ -366,45 +365,7 @@ TEMPLATE_TEST_CASE("padded: what is asked for, from saved summaries, on any exec
   const auto x =
       poisoned(operands<double>(attention, {8, 4, 2, 14, 14, 4, 3, GENERATE(Index{1}, Index{4})}),
                mask, mask);
-  const auto y = forward(masked, x);
-  Gradients<double> all = backward(masked, x);
-  for (const Index count : {1, 2, 3, 8, 40}) {
-    CAPTURE(count);
-    const auto same = [&](const auto& executor) {
-      mhla::ForwardState<double> state;
-      CHECK(bitwise_equal(forward(masked, x, executor, &state).view(), y.view()));
-      Gradients<double> again = backward(masked, x, executor);
-      call::check_same_bits(again, all);
-      Gradients<double> from_saved = backward(masked, x, executor, &state);
-      call::check_same_bits(from_saved, all);
-    };
-    if (count <= 8) same(executors::ThreadExecutor{count});
-    same(executors::ShuffledExecutor{count});
-  }
-  for (int subset = 0; subset < 16; ++subset) {
-    CAPTURE(subset);
-    Gradients<double> expected(x);
-    Gradients<double> some(x);
-    auto views = some.views();
-    if ((subset & 1) != 0)
-      expected.query = all.query;
-    else
-      views.query = skip;
-    if ((subset & 2) != 0)
-      expected.key = all.key;
-    else
-      views.key = skip;
-    if ((subset & 4) != 0)
-      expected.value = all.value;
-    else
-      views.value = skip;
-    if ((subset & 8) != 0)
-      expected.mix = all.mix;
-    else
-      views.mix = skip;
-    backward_to(views, Update::overwrite, masked, x);
-    call::check_same_bits(some, expected);
-  }
+  batches::check_requests(masked, x);
 }
 
 TEST_CASE("padded: says what is wrong with a mask, and writes nothing", "[packed]") {
