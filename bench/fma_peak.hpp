@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: MIT
-// What the machine could do: fused multiply-adds per second at the vector width of the compiler's
-// flags, and bytes per second to memory. Measured beside every result, because the clock of a busy
-// or shared machine does not stand still.
+// What the machine could compute: fused multiply-adds per second at the vector width of the
+// compiler's flags. Measured beside every result, because the clock of a busy or shared machine
+// does not stand still.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
-#include <cstring>
-#include <ctime>
 #include <mhla/core/executor.hpp>
-#include <type_traits>
-#include <vector>
+
+#include "clock.hpp"
 
 namespace bench {
 
@@ -28,6 +25,11 @@ inline constexpr const char* vector_isa = "AVX without FMA";
 inline constexpr int vector_bytes = 16;
 inline constexpr const char* vector_isa = "128-bit vectors, the compiler's default";
 #endif
+#if defined(MHLA_MAX_VECTOR_BYTES)
+static_assert(vector_bytes <= MHLA_MAX_VECTOR_BYTES,
+              "the flags allow wider vectors than the library may use: percent of peak would be of "
+              "another machine's");
+#endif
 
 template <class T>
 struct Vector;
@@ -39,21 +41,6 @@ template <>
 struct Vector<double> {
   typedef double type __attribute__((vector_size(vector_bytes)));
 };
-
-/// Seconds of this clock are what work on an executor is measured in: of the calling thread's
-/// processor time where it does everything itself, so that what other programs take of a busy
-/// machine does not count, and of the wall's clock where it waits for others.
-template <class Executor>
-double now_in_seconds(const Executor&) {
-#if defined(CLOCK_THREAD_CPUTIME_ID)
-  if constexpr (std::is_same_v<Executor, mhla::SerialExecutor>) {
-    timespec now{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-  }
-#endif
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 /// Multiply-adds of this many dependent chains are in flight at once: more than the latency of a
 /// multiply-add times the number of units that today's cores have, and no more than their
@@ -86,37 +73,15 @@ void fma_burst(std::ptrdiff_t rounds) {
 }
 
 /// GFLOP/s of one burst of about a quarter of a millisecond on every slot of the executor.
-template <class T, class Executor>
-double fma_peak(const Executor& executor) {
+template <class T>
+double fma_peak(const mhla::ExecutorRef& executor, Clock clock) {
   constexpr std::ptrdiff_t rounds = 60000;
-  const auto slots = static_cast<std::ptrdiff_t>(executor.slots());
-  const double begin = now_in_seconds(executor);
-  executor.parallel_for(slots, [](auto, auto) { fma_burst<T>(rounds); });
-  const double seconds = now_in_seconds(executor) - begin;
+  const mhla::Index slots = executor.slots();
+  const double begin = now_in_seconds(clock);
+  const auto burst = [](mhla::Index, mhla::Index) { fma_burst<T>(rounds); };
+  executor.parallel_for(slots, burst);
+  const double seconds = now_in_seconds(clock) - begin;
   return burst_flops<T>(rounds) * static_cast<double>(slots) / seconds * 1e-9;
 }
-
-/// GB/s of copying a buffer that no cache holds to another: bytes read plus bytes written.
-class MemoryCopy {
- public:
-  explicit MemoryCopy(std::size_t bytes) : from_(bytes, 1), to_(bytes) {}
-
-  template <class Executor>
-  double gigabytes_per_second(const Executor& executor) {
-    const auto slots = static_cast<std::size_t>(executor.slots());
-    const std::size_t part = from_.size() / slots;
-    const double begin = now_in_seconds(executor);
-    executor.parallel_for(static_cast<std::ptrdiff_t>(slots), [&](auto task, auto) {
-      const std::size_t at = static_cast<std::size_t>(task) * part;
-      std::memcpy(to_.data() + at, from_.data() + at, part);
-    });
-    const double seconds = now_in_seconds(executor) - begin;
-    return 2.0 * static_cast<double>(part * slots) / seconds * 1e-9;
-  }
-
- private:
-  std::vector<char> from_;
-  std::vector<char> to_;
-};
 
 }  // namespace bench

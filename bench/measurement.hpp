@@ -1,89 +1,119 @@
 // SPDX-License-Identifier: MIT
-// One measurement: runs of the work and bursts of the multiply-add ceiling take turns, and what is
-// reported is a ratio of medians, so that a clock that changes or a neighbour that wakes up hits
-// both alike.
+// One measurement: what is compared and bursts of the multiply-add ceiling take turns, and what is
+// reported are medians and ratios of medians, so that a clock that changes or a neighbour that
+// wakes up hits all alike.
 #pragma once
 
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
+#include <functional>
+#include <mhla/core/executor.hpp>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "clock.hpp"
 #include "fma_peak.hpp"
 
 namespace bench {
 
-/// The value that a share `part` of the values is below.
-inline double quantile(std::vector<double> values, double part) {
-  if (values.empty()) return 0;
-  const auto at = static_cast<std::ptrdiff_t>(part * static_cast<double>(values.size() - 1));
-  std::nth_element(values.begin(), values.begin() + at, values.end());
-  return values[static_cast<std::size_t>(at)];
-}
-
-/// The exponent of y ~ x^exponent: the slope of the straight line that fits the logarithms best.
-inline double log_log_slope(const std::vector<double>& x, const std::vector<double>& y) {
-  const auto count = static_cast<double>(x.size());
-  double sum_x = 0;
-  double sum_y = 0;
-  double sum_xx = 0;
-  double sum_xy = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    const double log_x = std::log(x[i]);
-    const double log_y = std::log(y[i]);
-    sum_x += log_x;
-    sum_y += log_y;
-    sum_xx += log_x * log_x;
-    sum_xy += log_x * log_y;
-  }
-  return (count * sum_xy - sum_x * sum_y) / (count * sum_xx - sum_x * sum_x);
-}
+/// An executor that lives as long as the program, the name its results go under, and the clock it
+/// is measured with.
+struct NamedExecutor {
+  std::string name;
+  mhla::ExecutorRef executor;
+  Clock clock;
+};
 
 /// What one run of the work does, summed over its `items` images or sequences.
 struct Work {
-  double flops;
+  double flops;         ///< of the matrix products, as executed
+  double useful_flops;  ///< the same without what is computed a second time
   double items;
   double tokens;
   double tensor_bytes;  ///< read and written at the least: every operand and result once
   double workspace_bytes = 0;
+  double state_bytes = 0;  ///< of the saved forward state
 };
 
-/// Runs `work` for as long as `state` says. Counters:
-///   ms           median milliseconds per image or sequence
-///   noise        (90 percent quantile - 10 percent quantile) / median of the runs' times
-///   GFLOP/s      FLOPs of the matrix products, over the median
-///   of_FMA_peak  GFLOP/s over the median of the ceiling measured between the runs
-///   B/token      bytes that must be moved, per token of all heads
-///   workspace    bytes
-template <class T, class Executor, class F>
-void measure(benchmark::State& state, const Executor& executor, const Work& amount, F&& work) {
-  work();  // the first run touches fresh memory
-  std::vector<double> seconds;
-  std::vector<double> peaks;
+/// What the contenders took, and the ceilings between their turns.
+struct Turns {
+  std::vector<std::vector<double>> seconds;
+  std::vector<double> peaks;  // GFLOP/s
+
+  double median_seconds(std::size_t contender) const { return median(seconds[contender]); }
+};
+
+/// However long a turn takes, a median is of at least three, and of five unless that takes seconds.
+inline bool enough_turns(std::size_t turns, double seconds) {
+  return turns >= 5 || (turns >= 3 && seconds > 2);
+}
+
+/// Contenders run one after the other, turn by turn, for as long as `state` says.
+template <class T>
+Turns take_turns(benchmark::State& state, const mhla::ExecutorRef& executor, Clock clock,
+                 const std::vector<std::function<void()>>& contenders) {
+  for (const auto& run : contenders) run();  // the first run touches fresh memory
+  Turns turns{std::vector<std::vector<double>>(contenders.size()), {}};
   double since_peak = 1;
-  for (auto _ : state) {
+  double total = 0;
+  const auto turn = [&] {
     if (since_peak > 2e-3) {  // an eighth of the time at the most goes to the ceiling
-      peaks.push_back(fma_peak<T>(executor));
+      turns.peaks.push_back(fma_peak<T>(executor, clock));
       since_peak = 0;
     }
-    const double begin = now_in_seconds(executor);
-    work();
-    benchmark::ClobberMemory();
-    seconds.push_back(now_in_seconds(executor) - begin);
-    since_peak += seconds.back();
-    state.SetIterationTime(seconds.back());
-  }
-  const double median = quantile(seconds, 0.5);
-  const double gflops = amount.flops / median * 1e-9;
-  state.counters["ms"] = median / amount.items * 1e3;
-  state.counters["noise"] = (quantile(seconds, 0.9) - quantile(seconds, 0.1)) / median;
-  state.counters["GFLOP/s"] = gflops;
-  state.counters["of_FMA_peak"] = gflops / quantile(peaks, 0.5);
+    double sum = 0;
+    for (std::size_t c = 0; c < contenders.size(); ++c) {
+      const double begin = now_in_seconds(clock);
+      contenders[c]();
+      benchmark::ClobberMemory();
+      turns.seconds[c].push_back(now_in_seconds(clock) - begin);
+      sum += turns.seconds[c].back();
+    }
+    since_peak += sum;
+    total += sum;
+    return sum;
+  };
+  for (auto _ : state) state.SetIterationTime(turn());
+  while (!enough_turns(turns.seconds[0].size(), total)) turn();
+  return turns;
+}
+
+/// The columns of contender 0:
+///   ms, noise           median milliseconds per image or sequence; (90 percent quantile - 10
+///                       percent quantile) / median of the runs' times
+///   GFLOP/s             FLOPs of the matrix products as executed, over the median
+///   of_FMA_peak         GFLOP/s over the median of the ceiling measured between the runs
+///   useful_GFLOP/s, useful_of_FMA_peak   the same without what is computed a second time
+///   B/token             bytes that must be moved, per token of all heads
+///   FMA_peak, turns     that ceiling in GFLOP/s; runs that the medians are of
+///   workspace, state    bytes
+inline void report(benchmark::State& state, const Turns& turns, const Work& amount) {
+  const double seconds = turns.median_seconds(0);
+  const double peak = median(turns.peaks) * 1e9;
+  state.counters["ms"] = seconds / amount.items * 1e3;
+  state.counters["noise"] = noise(turns.seconds[0]);
+  state.counters["GFLOP/s"] = amount.flops / seconds * 1e-9;
+  state.counters["of_FMA_peak"] = amount.flops / seconds / peak;
+  state.counters["useful_GFLOP/s"] = amount.useful_flops / seconds * 1e-9;
+  state.counters["useful_of_FMA_peak"] = amount.useful_flops / seconds / peak;
+  state.counters["FMA_peak"] = peak * 1e-9;
   state.counters["B/token"] = amount.tensor_bytes / amount.tokens;
+  state.counters["turns"] = static_cast<double>(turns.seconds[0].size());
   state.counters["workspace"] = benchmark::Counter(
       amount.workspace_bytes, benchmark::Counter::kDefaults, benchmark::Counter::kIs1024);
+  if (amount.state_bytes > 0)
+    state.counters["state"] = benchmark::Counter(amount.state_bytes, benchmark::Counter::kDefaults,
+                                                 benchmark::Counter::kIs1024);
+}
+
+/// Registers a benchmark that keeps its own time.
+template <class F>
+auto* add(const std::string& name, F&& f) {
+  return benchmark::RegisterBenchmark(name.c_str(), std::forward<F>(f))
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
 }
 
 }  // namespace bench

@@ -37,21 +37,42 @@ struct Shape {
   std::ptrdiff_t elements() const { return heads * tokens() * 2 * (key_dim + value_dim); }
 
   /// FLOPs of the matrix products of one image or sequence, as executed: summaries and readout,
-  /// mixing; causal tiles have their own scores, triangle and running summary besides.
+  /// mixing; causal tiles have their own scores and triangle besides, and all but the last of a
+  /// block leave a running summary.
   double forward_flops() const {
     if (!causal()) return 4 * linear() + 2 * mixing();
-    return 6 * linear() + 2 * mixing() + 2 * scores(key_dim) + 2 * triangle(value_dim);
+    return (4 + 2 * later_tiles()) * linear() + 2 * mixing() + 2 * scores(key_dim) +
+           2 * triangle(value_dim);
   }
   /// The same of the backward pass, with the recomputation of summaries, of their mixture, and of a
   /// causal tile's scores.
   double backward_flops() const {
     if (!causal()) return 10 * linear() + 6 * mixing();
-    return 18 * linear() + 6 * mixing() + 4 * scores(value_dim) + 2 * scores(key_dim) +
-           4 * triangle(key_dim) + 2 * triangle(value_dim);
+    return (10 + 8 * later_tiles()) * linear() + 6 * mixing() + 4 * scores(value_dim) +
+           2 * scores(key_dim) + 4 * triangle(key_dim) + 2 * triangle(value_dim);
+  }
+  /// The same where the forward pass has saved the summaries.
+  double backward_saved_flops() const { return backward_flops() - 2 * linear(); }
+
+  /// Without what is computed a second time, or for nothing: a product each for summaries and
+  /// readout, of which the backward pass has two each, and of a causal tile's scores only those on
+  /// and below the diagonal.
+  double useful_forward_flops() const {
+    const double own = causal() ? 2 * triangle(key_dim) + 2 * triangle(value_dim) : 0;
+    return 4 * linear() + 2 * mixing() + own;
+  }
+  double useful_backward_flops() const { return 2 * useful_forward_flops(); }
+
+  /// Of softmax attention, which knows no blocks.
+  double softmax_flops() const {
+    const double pairs = static_cast<double>(tokens()) *
+                         static_cast<double>(causal() ? tokens() + 1 : 2 * tokens()) / 2;
+    return 2 * pairs * static_cast<double>(heads * (key_dim + value_dim));
   }
 
- private:
   bool causal() const { return model == Model::language; }
+
+ private:
   double per_head(std::ptrdiff_t count) const {
     return static_cast<double>(count) * static_cast<double>(heads * key_dim * value_dim);
   }
@@ -64,6 +85,8 @@ struct Shape {
     const std::ptrdiff_t longest = mhla::cpu::max_causal_tile_tokens;
     return static_cast<double>(block[2]) / static_cast<double>((block[2] + longest - 1) / longest);
   }
+  /// The share of a block's tiles that have another before them.
+  double later_tiles() const { return 1 - tile() / static_cast<double>(block[2]); }
   /// Multiply-adds of a product with every pair of a tile's tokens, and with those of its triangle.
   double scores(std::ptrdiff_t dim) const {
     return static_cast<double>(heads * tokens() * dim) * tile();
@@ -90,6 +113,7 @@ inline Shape language(std::ptrdiff_t tokens, std::ptrdiff_t block) {
           {1, 1, block}};
 }
 
+/// The list that everything is run with; bench_attention --shapes prints it.
 inline std::vector<Shape> paper_shapes() {
   std::vector<Shape> shapes = {
       image("DeiT-T", 3, 64, 16, 4),

@@ -236,6 +236,7 @@ class Decoder {
     Span<A> scores;        // [tile, block tokens]
     Span<A> numerators;    // [tile, value_dim]
     Span<A> denominators;  // [tile]
+    Span<Index> places;    // [tile]
     cpu::RowBuffers<A> row;
 
     Slot(Arena& arena, const cpu::DecodeExtents& e, Index key_dim) {
@@ -248,7 +249,8 @@ class Decoder {
       scores = arena.take<A>(checked_mul(tile, e.block_tokens));
       numerators = arena.take<A>(checked_mul(tile, e.value_dim));
       denominators = arena.take<A>(tile);
-      row.input = arena.take<A>(key_dim);
+      row.input = arena.take<A>(checked_mul(tile, key_dim));
+      places = arena.take<Index>(tile);
     }
   };
 
@@ -321,7 +323,7 @@ class Decoder {
                                 return 0.0;
                               }()};
     std::uint64_t hash = hash_of(first_hash, numbers, 2);
-    const Span<A> in = slots_[0].row.input;
+    const Span<A> in{slots_[0].row.input.data, shape_.key_dim};
     const Span<A> out{slots_[0].queries.data, extents_.feature_dim};
     for (const A sign : {A(1), A(-1)}) {
       for (Index c = 0; c < in.size; ++c)
@@ -407,9 +409,11 @@ class Decoder {
     // A table of one run: the tokens lie in the call's tensors, and count from the sequence's
     // first.
     cpu::TokenRun run{done, tile.tokens, {0, 0, position}};
-    cpu::TokenTile tokens{0, 1, 0, tile.tokens};
+    cpu::TokenTile tokens{0, 1, 0, tile.tokens, 0};
+    for (Index t = 0; t < tile.tokens; ++t) slot.places[t] = done + t;
     cpu::BlockTable table;
     table.runs = {&run, 1};
+    table.places = slot.places;
 
     const cpu::Panel<A> keys = panel(slot.keys.data, tile.tokens, e.feature_dim);
     const cpu::Panel<A> open_keys{unit.keys[tile.open()].data + tile.first * e.feature_dim,
@@ -421,7 +425,8 @@ class Decoder {
     if (!rotation_.rotates())
       for (Index t = 0; t < tile.tokens; ++t)
         cpu::copy_row(open_keys.row(t), keys.row(t), e.feature_dim);
-    cpu::gather(table, tokens, cpu::TokenRows<const T>(v, item, kv_head), open_values);
+    cpu::gather<T, A>(table, tokens, cpu::TokenRows<const T>(v, item, kv_head), A(1), {},
+                      open_values);
     Span<A> key_sum;
     if constexpr (normalized) {
       key_sum = {unit.key_sums.data + tile.block * e.feature_dim, e.feature_dim};
@@ -459,7 +464,8 @@ class Decoder {
               features, key_sums, static_cast<A>(attention_.normalizer.epsilon), denominators);
           cpu::divide_rows<A>(out, denominators);
         }
-        cpu::scatter<T, A>(table, tokens, out, cpu::TokenRows<T>(y, item, head), Update::overwrite);
+        cpu::scatter<T, A>(table, tokens, out, {}, cpu::TokenRows<T>(y, item, head),
+                           Update::overwrite);
       }
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Nor have complex numbers.
-// EXPECT: mhla: q, k, v and mix must be tensors of float, double or long double
+// EXPECT: mhla: q, k, v and dy must be tensors of float, double, another floating-point type
 #include <complex>
 #include <mhla/attention.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Integers have no attention.
-// EXPECT: mhla: q, k, v and mix must be tensors of float, double or long double
+// EXPECT: mhla: q, k, v and dy must be tensors of float, double, another floating-point type
 #include <mhla/attention.hpp>
 
 using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D>;

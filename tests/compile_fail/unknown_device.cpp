@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A device without an executor.
-// EXPECT: mhla: attention is evaluated on an Eigen::DefaultDevice or an Eigen::ThreadPoolDevice
+// EXPECT: mhla: attention is evaluated on an Eigen::DefaultDevice, an Eigen::ThreadPoolDevice or an
+// mhla::ForkJoinDevice, which is in <mhla/eigen/fork_join_device.hpp>
 #include <mhla/attention.hpp>
 
 using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D>;

@@ -57,6 +57,7 @@ void check_table(const Grid& grid, Index batch) {
   REQUIRE(table.blocks.size == static_cast<Index>(expected.size()));
   Index next_tile = 0;
   Index next_run = 0;
+  Index next_place = 0;
   for (Index b = 0; b < table.blocks.size; ++b) {
     INFO("block " << b);
     CHECK(table.blocks[b].first_tile == next_tile);
@@ -64,6 +65,7 @@ void check_table(const Grid& grid, Index batch) {
     for (Index i = 0; i < table.blocks[b].tiles; ++i, ++next_tile) {
       const TokenTile& tile = table.tiles[next_tile];
       CHECK(tile.first_run == next_run);
+      CHECK(tile.first_place == next_place);
       CHECK(tile.offset == static_cast<Index>(tokens.size()));
       CHECK(tile.tokens >= 1);
       CHECK(tile.tokens <= max_tile_tokens);
@@ -77,18 +79,23 @@ void check_table(const Grid& grid, Index batch) {
         for (Index t = 0; t < run.count; ++t) tokens.push_back(run.first + t);
       }
       CHECK(tile.offset + tile.tokens == static_cast<Index>(tokens.size()));
+      const Index* const places = table.places_of(tile);
+      for (Index t = 0; t < tile.tokens; ++t)
+        CHECK(places[t] == tokens[static_cast<std::size_t>(tile.offset + t)]);
+      next_place += tile.tokens;
     }
     CHECK(tokens == expected[static_cast<std::size_t>(b)]);
   }
   CHECK(next_tile == table.tiles.size);
   CHECK(next_run == table.runs.size);
+  CHECK(next_place == table.places.size);
 }
 
 }  // namespace
 
 TEST_CASE("block table: a sequence, even, ragged, in blocks longer than a tile", "[cpu]") {
-  for (const Index tokens : {1, 2, 12, 13, 128, 129, 1000})
-    for (const Index block : {1, 2, 5, 12, 127, 128, 129, 300, 4096})
+  for (const Index tokens : {1, 2, 12, 13, 104, 105, 209, 1000})
+    for (const Index block : {1, 2, 5, 12, 103, 104, 105, 208, 209, 300, 4096})
       check_table({{1, 1, tokens}, {1, 1, block}}, 2);
 }
 
@@ -127,7 +134,6 @@ TEST_CASE("block table: tiles of a block differ by one token at most", "[cpu]") 
 }
 
 // ---- Packed and padded batches
-// -------------------------------------------------------------------
 
 namespace {
 
@@ -171,6 +177,9 @@ std::vector<BlockTokens> blocks_of(const BlockTable& table, const SequenceSpan& 
           blocks.back().positions.push_back(table.runs[r].coordinate[2] + t);
         }
       CHECK(tile.offset + tile.tokens == static_cast<Index>(blocks.back().tokens.size()));
+      for (Index t = 0; t < tile.tokens; ++t)
+        CHECK(table.places_of(tile)[t] ==
+              blocks.back().tokens[static_cast<std::size_t>(tile.offset + t)]);
     }
   }
   return blocks;

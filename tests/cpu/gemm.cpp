@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The products of the CPU backend against loops. Factors are small integers, so that every sum is
 // exact whatever its order, and results are compared exactly.
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -15,9 +16,14 @@ namespace {
 
 using mhla::Index;
 using mhla::Span;
+using mhla::Update;
 using mhla::Workspace;
 using mhla::cpu::Into;
+using mhla::cpu::PackedWeights;
 using mhla::cpu::Panel;
+using mhla::cpu::Prefetch;
+using mhla::cpu::Rows;
+using mhla::cpu::Terms;
 using mhla::testing::random_index;
 
 constexpr int sentinel = 77777;
@@ -206,6 +212,29 @@ TEMPLATE_TEST_CASE("gemm: addresses do not reach the bits", "[cpu]", float, doub
           mhla::cpu::multiply_right_transposed(panel(result, rows, cols), panel(a, rows, depth),
                                                panel(b, cols, depth));
         });
+        // Rows apart or together, with and without something to read meanwhile.
+        std::vector<Index> places;
+        for (Index r = 0; r < 40; ++r) places.push_back(r);
+        const std::vector<char> elsewhere(4096);
+        const auto prefetch_if = [&](bool moved) {
+          Prefetch prefetch(places.data(), moved ? 40 : 0);
+          prefetch.add(elsewhere.data(), 100, 100);
+          return prefetch;
+        };
+        check(shift, [&](T* result, const T* a, const T* b) {
+          const bool moved = a != at(buffers[0].a, 0);
+          Prefetch prefetch = prefetch_if(moved);
+          mhla::cpu::multiply_left_transposed_rows<T>(
+              panel(result, rows, cols), depth, {a, rows, moved ? places.data() : nullptr},
+              {b, cols, moved ? nullptr : places.data()}, Into::overwrite, &prefetch);
+        });
+        check(shift, [&](T* result, const T* a, const T* b) {
+          const bool moved = a != at(buffers[0].a, 0);
+          Prefetch prefetch = prefetch_if(moved);
+          mhla::cpu::multiply_into_rows<T>({result, cols, moved ? places.data() : nullptr},
+                                           panel(a, rows, depth), panel(b, depth, cols),
+                                           Span<const T>{b, rows}, &prefetch);
+        });
         if (rows != 1) continue;
         check(shift, [&](T* result, const T* a, const T* b) {
           mhla::cpu::weighted_row_sum(Span<T>{result, cols}, panel(b, depth, cols),
@@ -221,8 +250,12 @@ TEMPLATE_TEST_CASE("gemm: products with a triangle are those of a loop, and neve
     for (const Index cols : {1, 2, 9, 33}) {
       INFO(rows << " rows, " << cols << " columns");
       Matrix<T> lower(rows, rows, 2, 1);
+      Matrix<T> transposed(rows, rows, 1);
       for (Index t = 0; t < rows; ++t)
-        for (Index j = t + 1; j < rows; ++j) lower(t, j) = std::numeric_limits<T>::quiet_NaN();
+        for (Index j = 0; j < rows; ++j) {
+          if (j > t) lower(t, j) = std::numeric_limits<T>::quiet_NaN();
+          transposed(j, t) = lower(t, j);
+        }
       const Matrix<T> b(rows, cols, 1, 2);
       const Matrix<T> before(rows, cols, 3, 3);
       Matrix<T> of_lower(rows, cols, 3);
@@ -235,19 +268,21 @@ TEMPLATE_TEST_CASE("gemm: products with a triangle are those of a loop, and neve
             of_lower(t, c) += lower(t, j) * b(j, c);
             of_transposed(j, c) += lower(t, j) * b(t, c);
           }
-      const auto check = [&](const Matrix<T>& product, const auto& multiply) {
+      const auto check = [&](const Matrix<T>& product, const Matrix<T>& triangle,
+                             const auto& multiply) {
         Matrix<T> result(rows, cols, 3);
-        multiply(result.panel(), lower.panel(), b.panel(), Into::overwrite);
+        multiply(result.panel(), triangle.panel(), b.panel(), Into::overwrite);
         CHECK(result == product);
         result = before;
-        multiply(result.panel(), lower.panel(), b.panel(), Into::add);
+        multiply(result.panel(), triangle.panel(), b.panel(), Into::add);
         Matrix<T> sum = before;
         for (Index r = 0; r < rows; ++r)
           for (Index c = 0; c < cols; ++c) sum(r, c) += product(r, c);
         CHECK(result == sum);
       };
-      check(of_lower, [](auto&&... x) { mhla::cpu::multiply_lower<T>(x...); });
-      check(of_transposed, [](auto&&... x) { mhla::cpu::multiply_lower_transposed<T>(x...); });
+      check(of_lower, transposed, [](auto&&... x) { mhla::cpu::multiply_lower<T>(x...); });
+      check(of_transposed, lower,
+            [](auto&&... x) { mhla::cpu::multiply_lower_transposed<T>(x...); });
     }
 }
 
@@ -256,16 +291,16 @@ TEMPLATE_TEST_CASE("gemm: what a triangle's last rows hold stays out of the firs
   using T = TestType;
   constexpr Index rows = 21;
   constexpr Index cols = 5;
-  Matrix<T> lower(rows, rows, 0, 1);
+  const Matrix<T> lower_transposed(rows, rows, 0, 1);
   const Matrix<T> b(rows, cols, 0, 2);
   Matrix<T> clean(rows, cols, 0);
-  mhla::cpu::multiply_lower<T>(clean.panel(), lower.panel(), b.panel());
+  mhla::cpu::multiply_lower<T>(clean.panel(), lower_transposed.panel(), b.panel());
   for (const Index t : {1, 7, 8, 20}) {
     Matrix<T> poisoned = b;
     for (Index j = t; j < rows; ++j)
       for (Index c = 0; c < cols; ++c) poisoned(j, c) = std::numeric_limits<T>::quiet_NaN();
     Matrix<T> result(rows, cols, 0);
-    mhla::cpu::multiply_lower<T>(result.panel(), lower.panel(), poisoned.panel());
+    mhla::cpu::multiply_lower<T>(result.panel(), lower_transposed.panel(), poisoned.panel());
     CHECK(std::memcmp(result.panel().data, clean.panel().data,
                       static_cast<std::size_t>(t * cols) * sizeof(T)) == 0);
   }
@@ -284,13 +319,17 @@ TEMPLATE_TEST_CASE("gemm: sums and products of rows are those of loops", "[cpu]"
       Matrix<T> row(1, cols, 0, 4);
       const Matrix<T> before(rows, cols, 2, 5);
       Matrix<T> outer(rows, cols, 2), copied(rows, cols, 2), weighted(rows, cols, 2);
+      Matrix<T> scaled_rows(rows, cols, 2);
+      std::vector<Index> last_first;
+      for (Index r = 0; r < rows; ++r) last_first.push_back(rows - 1 - r);
       Matrix<T> sum = before, scaled_sum = before, scaled = before;
       T inner = T(0);
       for (Index r = 0; r < rows; ++r)
         for (Index c = 0; c < cols; ++c) {
           outer(r, c) = weights(0, r) * row(0, c);
           copied(r, c) = row(0, c);
-          weighted(r, c) = weights(0, r) * a(r, c);
+          weighted(r, c) = T(2) * weights(0, r) * a(r, c);
+          scaled_rows(r, c) = T(2) * a(rows - 1 - r, c);
           sum(r, c) += weights(0, r) * a(r, c);
           scaled_sum(r, c) += T(3) * a(r, c);
           scaled(r, c) *= T(3);
@@ -301,8 +340,20 @@ TEMPLATE_TEST_CASE("gemm: sums and products of rows are those of loops", "[cpu]"
       CHECK(result == outer);
       mhla::cpu::outer_product<T>(result.panel(), {}, row_of(row));
       CHECK(result == copied);
-      mhla::cpu::weighted_rows<T>(result.panel(), row_of(weights), a.panel());
+      mhla::cpu::weighted_rows<T, T>(result.panel(), T(2), row_of(weights), a.panel().placed());
       CHECK(result == weighted);
+      const Rows<const T> reversed{a.panel().data, a.panel().stride, last_first.data()};
+      mhla::cpu::weighted_rows<T, T>(result.panel(), T(2), {}, reversed);
+      CHECK(result == scaled_rows);
+      mhla::cpu::store_rows<T, T>(result.panel().placed(), row_of(weights), a.panel(),
+                                  Update::overwrite);
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) weighted(r, c) = weights(0, r) * a(r, c);
+      CHECK(result == weighted);
+      result = before;
+      mhla::cpu::store_rows<T, T>(result.panel().placed(), row_of(weights), a.panel(),
+                                  Update::accumulate);
+      CHECK(result == sum);
       result = before;
       mhla::cpu::add_weighted_rows<T>(result.panel(), row_of(weights), a.panel());
       CHECK(result == sum);
@@ -313,5 +364,147 @@ TEMPLATE_TEST_CASE("gemm: sums and products of rows are those of loops", "[cpu]"
       mhla::cpu::scale_rows<T>(result.panel(), T(3));
       CHECK(result == scaled);
       CHECK(mhla::cpu::inner_product<T>(a.panel(), b.panel()) == inner);
+    }
+}
+
+TEMPLATE_TEST_CASE("gemm: products of rows that lie apart are those of a loop", "[cpu]", float,
+                   double, long double) {
+  using T = TestType;
+  const Index rows = GENERATE(0, 1, 7, 30);
+  const Index cols = GENERATE(1, 8, 16, 24, 37);
+  const Index depth = GENERATE(0, 1, 6, mhla::cpu::max_placed_rows);
+  CAPTURE(rows, cols, depth);
+  // Every other row, from the last one on; between them lie sentinels.
+  std::vector<Index> places;
+  const Index most = std::max(rows, depth);
+  for (Index r = 0; r < most; ++r) places.push_back(2 * (most - 1 - r));
+  const Matrix<T> a(2 * most, rows, 1, 1);
+  const Matrix<T> b(2 * most, cols, 2, 2);
+  const Matrix<T> left(rows, depth, 1, 3);
+  const Matrix<T> right(depth, cols, 2, 4);
+  const Matrix<T> scales(1, rows, 0, 5);
+  const auto place = [&](Index r) { return places[static_cast<std::size_t>(r)]; };
+
+  const Matrix<T> before(rows, cols, 3, 6);
+  Matrix<T> expected(rows, cols, 3);
+  Matrix<T> sum = before;
+  Matrix<T> scaled(2 * most, cols, 2);
+  Matrix<T> unscaled(2 * most, cols, 2);
+  for (Index r = 0; r < rows; ++r)
+    for (Index c = 0; c < cols; ++c) {
+      expected(r, c) = T(0);
+      T product = T(0);
+      for (Index k = 0; k < depth; ++k) {
+        expected(r, c) += a(place(k), r) * b(place(k), c);
+        product += left(r, k) * right(k, c);
+      }
+      sum(r, c) += expected(r, c);
+      scaled(place(r), c) = scales(0, r) * product;
+      unscaled(place(r), c) = product;
+    }
+
+  const Rows<const T> a_rows{a.panel().data, a.panel().stride, places.data()};
+  const Rows<const T> b_rows{b.panel().data, b.panel().stride, places.data()};
+  Matrix<T> result(rows, cols, 3);
+  mhla::cpu::multiply_left_transposed_rows<T>(result.panel(), depth, a_rows, b_rows,
+                                              Into::overwrite, nullptr);
+  CHECK(result == expected);
+  result = before;
+  mhla::cpu::multiply_left_transposed_rows<T>(result.panel(), depth, a_rows, b_rows, Into::add,
+                                              nullptr);
+  CHECK(result == sum);
+  Matrix<T> apart(2 * most, cols, 2);
+  const Rows<T> to{apart.panel().data, apart.panel().stride, places.data()};
+  mhla::cpu::multiply_into_rows<T>(to, left.panel(), right.panel(), {scales.panel().data, rows},
+                                   nullptr);
+  CHECK(apart == scaled);
+  mhla::cpu::multiply_into_rows<T>(to, left.panel(), right.panel(), {}, nullptr);
+  CHECK(apart == unscaled);
+}
+
+TEMPLATE_TEST_CASE("gemm: mixtures with packed weights, of all rows or of the past", "[cpu]", float,
+                   double, long double) {
+  using T = TestType;
+  const Index rows = GENERATE(1, 3, 8, 14);
+  const Index cols = GENERATE(1, 40, 133);
+  const auto terms = GENERATE(Terms::all, Terms::past);
+  const Index depth = rows - 1 + GENERATE(0, 1, 5);
+  CAPTURE(rows, cols, depth, terms == Terms::past);
+  Matrix<T> weights(depth, rows, 0, 1);
+  const Matrix<T> b(depth, cols, 3, 2);
+  const Matrix<T> before(rows, cols, 1, 3);
+  Matrix<T> expected(rows, cols, 1);
+  Matrix<T> sum = before;
+  for (Index i = 0; i < rows; ++i) {
+    const Index seen = terms == Terms::past ? depth - (rows - 1) + i : depth;
+    for (Index k = seen; k < depth; ++k) weights(k, i) = std::numeric_limits<T>::quiet_NaN();
+    for (Index c = 0; c < cols; ++c) {
+      expected(i, c) = T(0);
+      for (Index k = 0; k < seen; ++k) expected(i, c) += weights(k, i) * b(k, c);
+      sum(i, c) += expected(i, c);
+    }
+  }
+  const PackedWeights<T> packed{weights.panel().data, rows, depth};
+  Matrix<T> result(rows, cols, 1);
+  mhla::cpu::mix_rows<T>(result.panel(), packed, b.panel(), terms, Into::overwrite);
+  CHECK(result == expected);
+  result = before;
+  mhla::cpu::mix_rows<T>(result.panel(), packed, b.panel(), terms, Into::add);
+  CHECK(result == sum);
+}
+
+namespace {
+
+struct Square {
+  template <class T>
+  T value(T x) const {
+    return x * x;
+  }
+  template <class T>
+  T derivative(T x) const {
+    return T(2) * x;
+  }
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("gemm: transposes, maps and their adjoint are those of loops", "[cpu]", float,
+                   double, long double) {
+  using T = TestType;
+  for (const Index rows : {0, 1, 5, 17})
+    for (const Index cols : {1, 4, 17}) {
+      INFO(rows << " rows of " << cols);
+      const Matrix<T> a(rows, cols, 3, 1);
+      const Matrix<T> g(rows, cols, 1, 2);
+      const Matrix<T> h(rows, cols, 1, 3);
+      Matrix<T> weights(1, rows, 0, 4);
+      Matrix<T> transposed(cols, rows, 2), mapped(rows, cols, 2);
+      Matrix<T> of_one(rows, cols, 2), of_both(rows, cols, 2);
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) {
+          transposed(c, r) = a(r, c);
+          mapped(r, c) = T(3) * a(r, c) * a(r, c);
+          of_one(r, c) = T(6) * a(r, c) * g(r, c);
+          of_both(r, c) = T(6) * a(r, c) * (g(r, c) + weights(0, r) * h(r, c));
+        }
+      Matrix<T> turned(cols, rows, 2);
+      mhla::cpu::transpose(turned.panel(), a.panel());
+      CHECK(turned == transposed);
+      Matrix<T> result(rows, cols, 2);
+      const auto x = a.panel().placed();
+      mhla::cpu::map_rows<Square, T>(Square{}, T(3), x, result.panel());
+      CHECK(result == mapped);
+      mhla::cpu::unmap_rows<Square, T>(Square{}, T(3), x, g.panel(), {}, {},
+                                       result.panel().placed(), Update::overwrite);
+      CHECK(result == of_one);
+      mhla::cpu::unmap_rows<Square, T>(Square{}, T(3), x, g.panel(), {weights.panel().data, rows},
+                                       h.panel().placed(), result.panel().placed(),
+                                       Update::overwrite);
+      CHECK(result == of_both);
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) of_both(r, c) += of_one(r, c);
+      mhla::cpu::unmap_rows<Square, T>(Square{}, T(3), x, g.panel(), {}, {},
+                                       result.panel().placed(), Update::accumulate);
+      CHECK(result == of_both);
     }
 }

@@ -12,6 +12,7 @@ namespace {
 
 using mhla::Index;
 using mhla::Span;
+using mhla::cpu::Orientation;
 using mhla::cpu::Panel;
 using panels::IntegerPanel;
 
@@ -46,6 +47,9 @@ struct Block {
 IntegerPanel numerators(const Block& block, const Cuts& cuts) {
   const IntegerPanel values = scaled(block.values, tokens, value_dim, own_weight);
   IntegerPanel running = block.mixed_summary;
+  IntegerPanel transposed(value_dim, feature_dim);
+  for (Index d = 0; d < feature_dim; ++d)
+    for (Index e = 0; e < value_dim; ++e) transposed(e, d) = running(d, e);
   IntegerPanel result(tokens, value_dim);
   std::vector<double> scores(static_cast<std::size_t>(tokens * tokens));
   for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
@@ -56,7 +60,12 @@ IntegerPanel numerators(const Block& block, const Cuts& cuts) {
     mhla::cpu::multiply(out, of(block.queries), running.panel());
     mhla::cpu::read_out_own_tile<double>(of(block.queries), of(block.keys), of(values),
                                          mhla::cpu::panel(scores.data(), rows, rows), out);
-    mhla::cpu::absorb_own_tile<double>(of(block.keys), of(values), running.panel());
+    mhla::cpu::absorb_own_tile<double>(of(block.keys), of(values), Orientation::straight,
+                                       running.panel());
+    mhla::cpu::absorb_own_tile<double>(of(block.keys), of(values), Orientation::transposed,
+                                       transposed.panel());
+    for (Index d = 0; d < feature_dim; ++d)
+      for (Index e = 0; e < value_dim; ++e) CHECK(transposed(e, d) == running(d, e));
   }
   return result;
 }

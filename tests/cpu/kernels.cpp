@@ -1,40 +1,65 @@
 // SPDX-License-Identifier: MIT
 // The kernels of every instruction set that this machine has against loops, on small integers, so
-// that every sum is exact whatever its order. tests/cpu/gemm.cpp runs the products that choose
-// among them.
+// that every sum is exact whatever its order. Rows of factors and results lie apart, with NaN and
+// sentinels between them. tests/cpu/gemm.cpp runs the functions that choose among them.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <mhla/core/scalar.hpp>
 #include <mhla/cpu/kernels.hpp>
-#include <string>
+#include <mhla/testing/random_tensor.hpp>
+#include <tuple>
+#include <type_traits>
+#include <vector>
 
-#include "tests/cpu/integer_panel.hpp"
 #include "tests/support/catch.hpp"
 
 namespace {
 
 using mhla::Index;
-using panels::IntegerPanel;
+using mhla::cpu::Mixture;
+using mhla::cpu::Prefetch;
+using mhla::cpu::Product;
+using mhla::cpu::Rows;
+using mhla::cpu::Terms;
 namespace cpu = mhla::cpu;
 
-// An instruction set, and whether this machine has it.
+// The kernels of an instruction set for a type, and whether this machine has them.
+template <class T>
 struct Scalar {
-  using Kernels = cpu::scalar::Kernels<double>;
+  using Kernels = cpu::scalar::Kernels<T>;
+  using Type = T;
   static bool here() { return true; }
 };
+template <class T>
 struct Portable {
-  using Kernels = cpu::portable::Kernels<double>;
+  using Kernels = cpu::portable::Kernels<T>;
+  using Type = T;
   static bool here() { return true; }
 };
 #if defined(__x86_64__)
+template <class T>
 struct Avx2 {
-  using Kernels = cpu::avx2::Kernels<double>;
+  using Kernels = cpu::avx2::Kernels<T>;
+  using Type = T;
   static bool here() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 };
+template <class T>
 struct Avx512 {
-  using Kernels = cpu::avx512::Kernels<double>;
-  static bool here() { return __builtin_cpu_supports("avx512f") != 0; }
+  using Kernels = cpu::avx512::Kernels<T>;
+  using Type = T;
+  static bool here() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq");
+  }
 };
-#define INSTRUCTION_SETS Scalar, Portable, Avx2, Avx512
+#define INSTRUCTION_SETS                                                                       \
+  Scalar<double>, Portable<float>, Portable<double>, Avx2<float>, Avx2<double>, Avx512<float>, \
+      Avx512<double>
 #else
-#define INSTRUCTION_SETS Scalar, Portable
+#define INSTRUCTION_SETS Scalar<double>, Portable<float>, Portable<double>
 #endif
 
 // Says so where the machine does not have the instruction set: nothing is checked then. (Succeeds,
@@ -47,49 +72,161 @@ bool on_this_machine() {
   return false;
 }
 
-// c (+)= a b, by loops.
-IntegerPanel product(const IntegerPanel& a, const IntegerPanel& b, IntegerPanel c, Index rows,
-                     Index cols, Index depth, bool add) {
-  for (Index i = 0; i < rows; ++i)
-    for (Index j = 0; j < cols; ++j) {
-      double sum = add ? c(i, j) : 0.0;
-      for (Index k = 0; k < depth; ++k) sum += a(i, k) * b(k, j);
-      c(i, j) = sum;
-    }
-  return c;
+template <class T>
+constexpr T not_a_number = std::numeric_limits<T>::quiet_NaN();
+template <class T>
+constexpr T sentinel = T(77777);
+
+// An integer from -4 to 4.
+template <class T>
+T small_integer(std::uint64_t seed, Index at) {
+  return static_cast<T>(mhla::testing::random_index(seed, static_cast<std::uint64_t>(at), 9) - 4);
 }
 
-template <class Kernels>
-void check_products(Index rows, Index cols, Index depth) {
-  INFO("[" << rows << ", " << depth << "] * [" << depth << ", " << cols << "]");
-  const IntegerPanel a(rows, depth, 1);
-  const IntegerPanel b(depth, cols, 2);
-  IntegerPanel a_transposed(depth, rows);
-  IntegerPanel b_transposed(cols, depth);
-  for (Index k = 0; k < depth; ++k) {
-    for (Index i = 0; i < rows; ++i) a_transposed(k, i) = a(i, k);
-    for (Index j = 0; j < cols; ++j) b_transposed(j, k) = b(k, j);
+enum class Lie { together, apart };
+
+// A matrix of small integers whose rows have gaps between them, or lie apart in another order; what
+// lies between them is `filling`. Its memory ends with its last row.
+template <class T>
+class Matrix {
+ public:
+  Matrix(Index rows, Index cols, Lie lie, T filling, Index stride)
+      : rows_(rows), cols_(cols), stride_(stride) {
+    Index last = rows - 1;
+    if (lie == Lie::apart)
+      for (Index r = 0; r < rows; ++r) {
+        places_.push_back(2 * (rows - 1 - r) + r % 2);
+        last = std::max(last, places_.back());
+      }
+    memory_.assign(static_cast<std::size_t>(rows > 0 ? last * stride + cols : 0), filling);
   }
-  const IntegerPanel before(rows, cols, 3);
+  Matrix(Index rows, Index cols, Lie lie, T filling) : Matrix(rows, cols, lie, filling, cols + 3) {}
+  Matrix(Index rows, Index cols, std::uint64_t seed) : Matrix(rows, cols, Lie::together, T(0)) {
+    for (Index r = 0; r < rows; ++r)
+      for (Index c = 0; c < cols; ++c) (*this)(r, c) = small_integer<T>(seed, r * cols + c);
+  }
+
+  Rows<T> rows() { return {memory_.data(), stride_, places_.empty() ? nullptr : places_.data()}; }
+  T* data() { return memory_.data(); }
+  std::vector<T>& memory() { return memory_; }
+  Index stride() const { return stride_; }
+  T& operator()(Index r, Index c) { return rows()[r][c]; }
+  T operator()(Index r, Index c) const { return const_cast<Matrix&>(*this)(r, c); }
+
+  /// The same elements in other memory.
+  Matrix placed(Lie lie, T filling) const { return placed(lie, filling, cols_ + 3); }
+  Matrix placed(Lie lie, T filling, Index stride) const {
+    Matrix result(rows_, cols_, lie, filling, stride);
+    for (Index r = 0; r < rows_; ++r)
+      for (Index c = 0; c < cols_; ++c) result(r, c) = (*this)(r, c);
+    return result;
+  }
+  Matrix transposed() const {
+    Matrix result(cols_, rows_, Lie::together, T(0));
+    for (Index r = 0; r < rows_; ++r)
+      for (Index c = 0; c < cols_; ++c) result(c, r) = (*this)(r, c);
+    return result;
+  }
+  /// Whether both memories hold the same, NaN being like NaN.
+  friend bool operator==(const Matrix& a, const Matrix& b) {
+    if (a.memory_.size() != b.memory_.size()) return false;
+    for (std::size_t i = 0; i < a.memory_.size(); ++i)
+      if (a.memory_[i] != b.memory_[i] && !(std::isnan(a.memory_[i]) && std::isnan(b.memory_[i])))
+        return false;
+    return true;
+  }
+
+ private:
+  Index rows_, cols_, stride_;
+  std::vector<Index> places_;
+  std::vector<T> memory_;
+};
+
+// Two tensors of 5 rows, as something to read meanwhile.
+struct Elsewhere {
+  std::vector<char> memory = std::vector<char>(4096);
+  std::vector<Index> places{3, 0, 4, 1, 2};
+
+  Prefetch prefetch() const {
+    Prefetch prefetch(places.data(), 5);
+    prefetch.add(memory.data(), 300, 200);
+    prefetch.add(memory.data() + 2000, 100, 64);
+    return prefetch;
+  }
+};
+
+// How a product may be asked for. Factors that lie apart need a^T.
+struct Request {
+  bool a_transposed;
+  Lie a;
+  Lie b;
+  Lie c;
+  bool scaled;
+  bool add;
+  bool prefetch;
+};
+constexpr int requests = 128;
+// False where there is no such product.
+bool request_of(int number, Request& request) {
+  const auto bit = [&](int i) { return (number >> i & 1) != 0; };
+  const auto lie = [&](int i) { return bit(i) ? Lie::apart : Lie::together; };
+  request = {bit(0), lie(1), lie(2), lie(3), bit(4), bit(5), bit(6)};
+  return request.a_transposed || (!bit(1) && !bit(2));
+}
+
+// c = scale (c + a b) in every way, or in that of one number only.
+template <class T, class Kernels>
+void check_products(Index rows, Index cols, Index depth, int only = -1, Index b_stride = 0) {
+  INFO("[" << rows << ", " << depth << "] * [" << depth << ", " << cols << "]");
+  const Matrix<T> a(rows, depth, 1);
+  const Matrix<T> b(depth, cols, 2);
+  const Matrix<T> before(rows, cols, 3);
+  const Matrix<T> scale(1, rows, 4);
+  const Matrix<T> a_transposed = a.transposed();
+  Matrix<T> product(rows, cols, Lie::together, T(0));
+  for (Index i = 0; i < rows; ++i)
+    for (Index k = 0; k < depth; ++k)
+      for (Index j = 0; j < cols; ++j) product(i, j) += a(i, k) * b(k, j);
+  const Elsewhere elsewhere;
+  const T nan = not_a_number<T>;
+
+  for (int number = 0; number < requests; ++number) {
+    Request ask;
+    if (!request_of(number, ask) || (only >= 0 && number != only)) continue;
+    CAPTURE(number, ask.a_transposed, ask.scaled, ask.add, ask.prefetch);
+    Matrix<T> left = ask.a_transposed ? a_transposed.placed(ask.a, nan) : a.placed(ask.a, nan);
+    Matrix<T> right = b.placed(ask.b, nan, b_stride > 0 ? b_stride : cols + 3);
+    Matrix<T> scales = scale;
+    Matrix<T> c = before.placed(ask.c, sentinel<T>);
+    Matrix<T> expected = c;
+    for (Index i = 0; i < rows; ++i)
+      for (Index j = 0; j < cols; ++j) {
+        T& element = expected(i, j);
+        element = (ask.add ? element : T(0)) + product(i, j);
+        if (ask.scaled) element *= scale(0, i);
+      }
+    Prefetch prefetch = elsewhere.prefetch();
+    Kernels::multiply(Product<T>{rows, cols, depth, left.rows(), ask.a_transposed, right.rows(),
+                                 c.rows(), ask.add, ask.scaled ? scales.data() : nullptr,
+                                 ask.prefetch ? &prefetch : nullptr});
+    CHECK(c == expected);
+  }
+
+  Matrix<T> left = a.placed(Lie::together, nan);
+  Matrix<T> right = b.transposed().placed(Lie::together, nan);
   for (const bool add : {false, true}) {
-    const IntegerPanel expected = product(a, b, before, rows, cols, depth, add);
-    const auto data = [](const IntegerPanel& x) { return x.panel().data; };
-    IntegerPanel c = before;
-    Kernels::multiply(rows, cols, depth, data(a), depth, 1, data(b), cols, c.panel().data, cols,
-                      add);
-    CHECK(c == expected);
-    c = before;
-    Kernels::multiply(rows, cols, depth, data(a_transposed), 1, rows, data(b), cols, c.panel().data,
-                      cols, add);
-    CHECK(c == expected);
-    c = before;
-    Kernels::multiply_transposed(rows, cols, depth, data(a), depth, data(b_transposed), depth,
-                                 c.panel().data, cols, add);
-    CHECK(c == expected);
-    c = before;
-    Kernels::multiply_long_transposed(rows, cols, depth, data(a), depth, data(b_transposed), depth,
-                                      c.panel().data, cols, add);
-    CHECK(c == expected);
+    Matrix<T> expected = before.placed(Lie::together, sentinel<T>);
+    const Matrix<T> c = expected;
+    for (Index i = 0; i < rows; ++i)
+      for (Index j = 0; j < cols; ++j)
+        expected(i, j) = (add ? expected(i, j) : T(0)) + product(i, j);
+    const auto check = [&](const auto& multiply) {
+      Matrix<T> result = c;
+      multiply(Product<T>{rows, cols, depth, left.rows(), false, right.rows(), result.rows(), add});
+      CHECK(result == expected);
+    };
+    check([](const Product<T>& p) { Kernels::multiply_transposed(p); });
+    check([](const Product<T>& p) { Kernels::multiply_dots(p); });
   }
 }
 
@@ -97,47 +234,506 @@ void check_products(Index rows, Index cols, Index depth) {
 
 TEMPLATE_TEST_CASE("kernels: products of every tile and every rest", "[cpu]", INSTRUCTION_SETS) {
   if (!on_this_machine<TestType>()) return;
+  using T = typename TestType::Type;
   using Kernels = typename TestType::Kernels;
   for (Index rows = 0; rows <= 26; ++rows)
-    for (const Index cols : {1, 3, 8, 15, 33}) check_products<Kernels>(rows, cols, 5);
+    for (const Index cols : {1, 3, 8, 15, 33}) check_products<T, Kernels>(rows, cols, 6);
   for (Index cols = 0; cols <= 70; ++cols)
-    for (const Index rows : {1, 7, 25}) check_products<Kernels>(rows, cols, 9);
-  for (const Index depth : {0, 1, 2, 127, 128, 129, 300, 1025})
-    for (const Index rows : {3, 30}) check_products<Kernels>(rows, 77, depth);
+    for (const Index rows : {1, 7, 16, 25}) check_products<T, Kernels>(rows, cols, 9);
+  for (const Index cols : {8, 24, 77})
+    for (const Index depth : {0, 1, 2, 127, 128, 129, 256, 300}) {
+      check_products<T, Kernels>(3, cols, depth);
+      check_products<T, Kernels>(30, cols, depth);
+    }
+  for (Index depth = 0; depth <= 300; ++depth) {
+    int number = static_cast<int>(37 * depth % requests);
+    for (Request ignored; !request_of(number, ignored);) number = (number + 1) % requests;
+    check_products<T, Kernels>(10, 24, depth, number);
+    check_products<T, Kernels>(5, 71, depth, number);
+  }
+  check_products<T, Kernels>(5, 7, 1025);
+  check_products<T, Kernels>(13, 3, 2051);
+}
+
+// Rows of b that are a page apart have few places in the cache: most tiles read a copy.
+TEMPLATE_TEST_CASE("kernels: products of rows that push each other out of the cache", "[cpu]",
+                   INSTRUCTION_SETS) {
+  if (!on_this_machine<TestType>()) return;
+  using T = typename TestType::Type;
+  using Kernels = typename TestType::Kernels;
+  constexpr auto page = static_cast<Index>(4096 / sizeof(T));
+  for (const Index stride : {page, 2 * page, page / 2}) {
+    CHECK(Kernels::fall_on_few_sets(128, stride));
+    for (const Index rows : {1, 13, 30})
+      for (const Index cols : {Index{64}, Index{200}, page / 2})
+        check_products<T, Kernels>(rows, cols, 130, rows == 30 && cols == 200 ? -1 : 0x7f, stride);
+  }
+  CHECK_FALSE(Kernels::fall_on_few_sets(128, static_cast<Index>(64 / sizeof(T))));
+  CHECK_FALSE(Kernels::fall_on_few_sets(8, page));
+}
+
+TEST_CASE("kernels: every line that is wanted soon is read once, row by row", "[cpu]") {
+  const std::vector<char> memory(8192);
+  const Index places[] = {4, 0, 2};
+  // Offsets from the beginning of the memory in the order in which a loop comes to them.
+  const auto walk = [&](Prefetch& prefetch, int steps) {
+    std::vector<Index> offsets;
+    Prefetch::Lines lines = prefetch.lines();
+    for (int i = 0; i < steps; ++i) {
+      offsets.push_back(lines.next - memory.data());
+      lines.next += lines.step;
+      if (lines.next >= lines.end) lines = prefetch.next_row();
+    }
+    prefetch.set_lines(lines);
+    return offsets;
+  };
+  // Rows of 130 bytes, of one line, and of two that are exactly full.
+  Prefetch prefetch(places, 3);
+  prefetch.add(memory.data(), 700, 130);
+  prefetch.add(memory.data() + 4000, 64, 4);
+  prefetch.add(memory.data() + 5000, -128, 128);
+  std::vector<Index> expected;
+  for (const Index place : places)
+    for (const Index offset : {700 * place, 700 * place + 64, 700 * place + 128, 4000 + 64 * place,
+                               5000 - 128 * place, 5064 - 128 * place})
+      expected.push_back(offset);
+  // In two goes: what a tile leaves, the next one takes up.
+  std::vector<Index> offsets = walk(prefetch, 7);
+  for (const Index offset : walk(prefetch, 11)) offsets.push_back(offset);
+  CHECK(offsets == expected);
+  // Behind the last row, one line for ever, which is none of the memory.
+  const std::vector<Index> behind = walk(prefetch, 100);
+  for (const Index offset : behind) CHECK(offset == behind.front());
+  CHECK((behind.front() < 0 || behind.front() >= 8192));
+
+  // Nothing to read: no tensor, no rows, rows of nothing.
+  Prefetch none;
+  Prefetch no_tensor(places, 3);
+  Prefetch no_rows(places, 0);
+  no_rows.add(memory.data(), 700, 130);
+  Prefetch empty_rows(places, 3);
+  empty_rows.add(memory.data(), 700, 0);
+  for (Prefetch* nothing : {&none, &no_tensor, &no_rows, &empty_rows})
+    CHECK(walk(*nothing, 20) == std::vector<Index>(20, behind.front()));
+}
+
+TEMPLATE_TEST_CASE("kernels: a product reads a line ahead with every term of a tile", "[cpu]",
+                   INSTRUCTION_SETS) {
+  if (!on_this_machine<TestType>()) return;
+  using T = typename TestType::Type;
+  using Kernels = typename TestType::Kernels;
+  constexpr Index depth = 9;
+  Matrix<T> a(1, depth, 1);
+  Matrix<T> a_transposed = a.transposed();
+  Matrix<T> b(depth, Kernels::lanes, 2);
+  Matrix<T> c(1, Kernels::lanes, 3);
+  const std::vector<char> memory(4096);
+  const Index place = 0;
+  Prefetch prefetch(&place, 1);
+  prefetch.add(memory.data(), 0, 4096);
+  Product<T> product{1, Kernels::lanes, depth, a.rows(), false, b.rows(), c.rows()};
+  product.prefetch = &prefetch;
+  Kernels::multiply(product);
+  CHECK(prefetch.lines().next == memory.data() + 64 * depth);
+  product.a = a_transposed.rows();
+  product.a_transposed = true;
+  Kernels::multiply(product);
+  CHECK(prefetch.lines().next == memory.data() + 2 * 64 * depth);
+}
+
+namespace {
+
+// Which terms row i has.
+struct TermRange {
+  Index first;
+  Index end;
+};
+TermRange terms_of(Terms terms, Index depth, Index i) {
+  return {terms == Terms::future ? i : 0, terms == Terms::past ? depth + i : depth};
+}
+
+// Rows of a and b are poisoned where no row has the term, or not the row at hand. Panels that lie
+// backwards, from their last row, are what the adjoint of a causal mixture reads.
+template <class T, class Kernels>
+void check_mixture(Terms terms, Index rows, Index cols, Index depth, bool add, bool backwards) {
+  INFO((terms == Terms::all    ? "all"
+        : terms == Terms::past ? "past"
+                               : "future")
+       << ", " << rows << " rows, " << cols << " columns, depth " << depth);
+  const Index all_terms = terms_of(terms, depth, rows - 1).end;
+  Matrix<T> a = Matrix<T>(all_terms, rows, 1).placed(Lie::together, not_a_number<T>);
+  Matrix<T> b = Matrix<T>(all_terms, cols, 2).placed(Lie::together, not_a_number<T>);
+  const Matrix<T> before = Matrix<T>(rows, cols, 3).placed(Lie::together, sentinel<T>);
+  for (Index i = 0; i < rows; ++i)
+    for (Index k = 0; k < all_terms; ++k) {
+      const TermRange has = terms_of(terms, depth, i);
+      if (k < has.first || k >= has.end) a(k, i) = not_a_number<T>;
+    }
+  // Clean rows of b, and then one of them poisoned: only rows that have the term may show it.
+  for (Index poisoned = -1; poisoned < all_terms; poisoned += 1 + all_terms / 4) {
+    CAPTURE(poisoned, add, backwards);
+    Matrix<T> right = b;
+    if (poisoned >= 0)
+      for (Index c = 0; c < cols; ++c) right(poisoned, c) = not_a_number<T>;
+    Matrix<T> expected = before;
+    for (Index i = 0; i < rows; ++i) {
+      const TermRange has = terms_of(terms, depth, i);
+      for (Index c = 0; c < cols; ++c) {
+        T& element = expected(i, c);
+        if (!add) element = T(0);
+        for (Index k = has.first; k < has.end; ++k) element += a(k, i) * right(k, c);
+      }
+    }
+    Matrix<T> result = before;
+    Mixture<T> mixture{rows,         cols,           depth,         a.data(),        a.stride(),
+                       right.data(), right.stride(), result.data(), result.stride(), add,
+                       terms};
+    if (backwards) {
+      Matrix<T> mirrored_b = right;
+      Matrix<T> mirrored = before;
+      for (Index c = 0; c < cols; ++c) {
+        for (Index k = 0; k < all_terms; ++k) mirrored_b(all_terms - 1 - k, c) = right(k, c);
+        for (Index i = 0; i < rows; ++i) mirrored(rows - 1 - i, c) = before(i, c);
+      }
+      mixture.b = all_terms > 0 ? &mirrored_b(all_terms - 1, 0) : nullptr;
+      mixture.b_stride = -right.stride();
+      mixture.c = &mirrored(rows - 1, 0);
+      mixture.c_stride = -result.stride();
+      Kernels::mix(mixture);
+      for (Index i = 0; i < rows; ++i)
+        for (Index c = 0; c < cols; ++c) result(i, c) = mirrored(rows - 1 - i, c);
+    } else {
+      Kernels::mix(mixture);
+    }
+    CHECK(result == expected);
+  }
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("kernels: mixtures take the terms that their rows have, and no others", "[cpu]",
+                   INSTRUCTION_SETS) {
+  if (!on_this_machine<TestType>()) return;
+  using T = typename TestType::Type;
+  using Kernels = typename TestType::Kernels;
+  for (const Terms terms : {Terms::all, Terms::past, Terms::future})
+    for (Index rows = 1; rows <= 16; ++rows)
+      for (const Index more : {0, 1, 6}) {
+        // A future row lacks up to rows - 1 terms.
+        const Index depth = terms == Terms::future ? rows - 1 + more : more;
+        for (const Index cols : {Index{1}, Index{31}, Index{2} * Kernels::mix_cols,
+                                 Index{3} * Kernels::mix_cols + Kernels::lanes + 1})
+          for (const bool add : {false, true})
+            check_mixture<T, Kernels>(terms, rows, cols, depth, add, rows % 2 == 1);
+      }
+  for (Index cols = 0; cols <= 70; ++cols)
+    for (const Terms terms : {Terms::all, Terms::past, Terms::future})
+      check_mixture<T, Kernels>(terms, 9, cols, 11, false, cols % 2 == 0);
 }
 
 TEMPLATE_TEST_CASE("kernels: sums along a row", "[cpu]", INSTRUCTION_SETS) {
   if (!on_this_machine<TestType>()) return;
+  using T = typename TestType::Type;
   using Kernels = typename TestType::Kernels;
   for (Index count = 0; count <= 80; ++count) {
-    const IntegerPanel a(2, count, 1);
-    const IntegerPanel b(2, count, 2);
-    double expected = 0;
-    IntegerPanel sum = b;
+    CAPTURE(count);
+    Matrix<T> a = Matrix<T>(2, count, 1).placed(Lie::together, not_a_number<T>);
+    Matrix<T> b = Matrix<T>(2, count, 2).placed(Lie::together, not_a_number<T>);
+    T expected = 0;
+    T with_first = 0;
+    Matrix<T> sum = b;
     for (Index c = 0; c < count; ++c) {
       expected += a(1, c) * b(1, c);
+      with_first += a(1, c) * b(0, c);
       sum(0, c) += 3 * a(0, c);
     }
-    CHECK(Kernels::dot(count, a.panel().row(1), b.panel().row(1)) == expected);
-    double products[2] = {7, 7};
-    Kernels::row_products(2, count, a.panel().data, count, b.panel().data, count, products);
+    CHECK(Kernels::dot(count, a.rows()[1], b.rows()[1]) == expected);
+    T products[] = {7, 7, 7};
+    Kernels::row_products(2, count, a.data(), a.stride(), b.data(), b.stride(), products);
     CHECK(products[1] == expected);
-    IntegerPanel result = b;
-    Kernels::add_scaled(count, 3, a.panel().data, result.panel().data);
-    CHECK(result == sum);
+    CHECK(products[2] == 7);
+    Kernels::row_products(2, count, a.data(), a.stride(), b.data(), 0, products);
+    CHECK(products[1] == with_first);
+    Kernels::add_scaled(count, 3, a.data(), b.data());
+    CHECK(b == sum);
+  }
+}
+
+TEMPLATE_TEST_CASE("kernels: column sums replace or add", "[cpu]", INSTRUCTION_SETS) {
+  if (!on_this_machine<TestType>()) return;
+  using T = typename TestType::Type;
+  for (const Index rows : {0, 1, 2, 9})
+    for (Index cols = 0; cols <= 80; ++cols)
+      for (const bool add : {false, true}) {
+        CAPTURE(rows, cols, add);
+        Matrix<T> a = Matrix<T>(rows, cols, 1).placed(Lie::together, not_a_number<T>);
+        Matrix<T> sum = Matrix<T>(1, cols + 2, 2);
+        Matrix<T> expected = sum;
+        for (Index c = 0; c < cols; ++c) {
+          if (!add) expected(0, c) = T(0);
+          for (Index r = 0; r < rows; ++r) expected(0, c) += a(r, c);
+        }
+        TestType::Kernels::column_sums(rows, cols, a.data(), a.stride(), sum.data(), add);
+        CHECK(sum == expected);
+      }
+}
+
+namespace {
+
+// Rows in a storage type: the small integers here are exact in all of them. What must not be read
+// or written holds `filling`.
+template <class Stored, class T>
+class StoredMatrix {
+ public:
+  StoredMatrix(const Matrix<T>& values, Lie lie, T filling)
+      : places_(values.placed(lie, filling)), memory_(places_.memory().size()) {
+    for (std::size_t i = 0; i < memory_.size(); ++i)
+      mhla::store(memory_[i], static_cast<Value>(places_.memory()[i]));
+  }
+  Rows<Stored> rows() {
+    const Rows<T> rows = places_.rows();
+    return {memory_.data(), rows.stride, rows.places};
+  }
+  /// Its elements and its filling, as T.
+  Matrix<T> values() {
+    Matrix<T> result = places_;
+    for (std::size_t i = 0; i < memory_.size(); ++i)
+      result.memory()[i] = static_cast<T>(mhla::load(memory_[i]));
+    return result;
+  }
+
+ private:
+  using Value = decltype(mhla::load(Stored{}));
+
+  Matrix<T> places_;
+  std::vector<Stored> memory_;
+};
+
+// Exact in 16 bits, as 77777 is not.
+constexpr int small_sentinel = 99;
+
+template <class Stored, class T, class Kernels>
+void check_stored_rows() {
+  for (const Lie lie : {Lie::together, Lie::apart})
+    for (const bool weighted : {false, true})
+      for (const Index rows : {0, 1, 3})
+        for (Index cols = 0; cols <= 40; ++cols) {
+          CAPTURE(lie == Lie::apart, weighted, rows, cols);
+          const Matrix<T> values(rows, cols, 1);
+          Matrix<T> weights(1, rows, 2);
+          const auto weight = [&](Index r) { return weighted ? weights(0, r) : T(1); };
+          const T* const given = weighted ? weights.data() : nullptr;
+
+          StoredMatrix<Stored, T> from(values, lie, not_a_number<T>);
+          Matrix<T> to(rows, cols, Lie::together, sentinel<T>);
+          Matrix<T> expected = to;
+          for (Index r = 0; r < rows; ++r)
+            for (Index c = 0; c < cols; ++c) expected(r, c) = 3 * weight(r) * values(r, c);
+          Kernels::template weighted_rows<Stored>(rows, cols, 3, given, from.rows(), to.data(),
+                                                  to.stride());
+          CHECK(to == expected);
+
+          for (const bool add : {false, true}) {
+            CAPTURE(add);
+            Matrix<T> x = values.placed(Lie::together, not_a_number<T>);
+            StoredMatrix<Stored, T> result(Matrix<T>(rows, cols, 3), lie, T(small_sentinel));
+            Matrix<T> sum = result.values();
+            for (Index r = 0; r < rows; ++r)
+              for (Index c = 0; c < cols; ++c)
+                sum(r, c) = (add ? sum(r, c) : T(0)) + weight(r) * values(r, c);
+            Kernels::template store_rows<Stored>(rows, cols, given, x.data(), x.stride(),
+                                                 result.rows(), add);
+            CHECK(result.values() == sum);
+          }
+
+          if (lie == Lie::apart) continue;
+          // Where they lie: no element twice.
+          Matrix<T> in_place = values.placed(Lie::together, sentinel<T>);
+          Kernels::template weighted_rows<T>(rows, cols, 3, given, in_place.rows(), in_place.data(),
+                                             in_place.stride());
+          CHECK(in_place == expected);
+        }
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("kernels: rows times weights, from and to where they are stored", "[cpu]",
+                   INSTRUCTION_SETS) {
+  if (!on_this_machine<TestType>()) return;
+  using T = typename TestType::Type;
+  using Kernels = typename TestType::Kernels;
+  check_stored_rows<T, T, Kernels>();
+  if constexpr (std::is_same_v<T, float>) {
+    check_stored_rows<mhla::BFloat16, T, Kernels>();
+    check_stored_rows<mhla::Half, T, Kernels>();
+  }
+}
+
+TEMPLATE_TEST_CASE("kernels: inverses, and whether all of them are proper", "[cpu]",
+                   INSTRUCTION_SETS) {
+  if (!on_this_machine<TestType>()) return;
+  using T = typename TestType::Type;
+  using Kernels = typename TestType::Kernels;
+  using Limits = std::numeric_limits<T>;
+  const T improper[] = {T(0),
+                        -T(0),
+                        not_a_number<T>,
+                        Limits::infinity(),
+                        -Limits::infinity(),
+                        Limits::denorm_min(),  // whose inverse is infinite
+                        -Limits::denorm_min()};
+  const T proper[] = {Limits::min(), -Limits::min(), T(1), Limits::max() / 4};
+  for (Index count = 0; count <= 37; ++count) {
+    std::vector<T> x(static_cast<std::size_t>(count));
+    for (Index i = 0; i < count; ++i)
+      x[static_cast<std::size_t>(i)] = static_cast<T>(i % 7 - 9) / 3;
+    std::vector<T> inverse(x.size() + 1, sentinel<T>);
+    CHECK(Kernels::invert(count, x.data(), inverse.data()));
+    for (std::size_t i = 0; i < x.size(); ++i) CHECK(inverse[i] == T(1) / x[i]);
+    CHECK(inverse.back() == sentinel<T>);
+    for (const std::size_t at : {std::size_t{0}, x.size() / 2, x.size() - 1}) {
+      if (x.empty()) break;
+      const T before = x[at];
+      for (const T value : improper) {
+        CAPTURE(count, at, value);
+        x[at] = value;
+        CHECK_FALSE(Kernels::invert(count, x.data(), inverse.data()));
+      }
+      for (const T value : proper) {
+        CAPTURE(count, at, value);
+        x[at] = value;
+        CHECK(Kernels::invert(count, x.data(), inverse.data()));
+      }
+      x[at] = before;
+    }
   }
 }
 
 TEMPLATE_TEST_CASE("kernels: a transpose is one", "[cpu]", INSTRUCTION_SETS) {
   if (!on_this_machine<TestType>()) return;
-  for (const Index rows : {1, 2, 4, 7})
-    for (const Index cols : {1, 3, 4, 9}) {
-      const IntegerPanel from(rows, cols, 1);
-      IntegerPanel to(cols, rows);
-      IntegerPanel expected(cols, rows);
-      for (Index r = 0; r < rows; ++r)
-        for (Index c = 0; c < cols; ++c) expected(c, r) = from(r, c);
-      TestType::Kernels::transpose(rows, cols, from.panel().data, cols, to.panel().data, rows);
-      CHECK(to == expected);
+  using T = typename TestType::Type;
+  const auto check = [](Index rows, Index cols) {
+    CAPTURE(rows, cols);
+    Matrix<T> from = Matrix<T>(rows, cols, 1).placed(Lie::together, not_a_number<T>);
+    // Every element another one, so that none takes the place of another.
+    for (Index r = 0; r < rows; ++r)
+      for (Index c = 0; c < cols; ++c) from(r, c) = static_cast<T>(100 * r + c);
+    Matrix<T> to(cols, rows, Lie::together, sentinel<T>);
+    const Matrix<T> expected = from.transposed().placed(Lie::together, sentinel<T>);
+    TestType::Kernels::transpose(rows, cols, from.data(), from.stride(), to.data(), to.stride());
+    CHECK(to == expected);
+  };
+  for (const Index rows : {0, 1, 2, 3, 4, 7, 16, 17, 37})
+    for (const Index cols : {0, 1, 3, 4, 9, 15, 16, 21, 50}) check(rows, cols);
+}
+
+TEMPLATE_TEST_CASE("kernels: pairs are turned, and turned back", "[cpu]", INSTRUCTION_SETS) {
+  if (!on_this_machine<TestType>()) return;
+  using T = typename TestType::Type;
+  using Kernels = typename TestType::Kernels;
+  const bool back = GENERATE(false, true);
+  for (Index pairs = 0; pairs <= 40; ++pairs) {
+    CAPTURE(pairs, back);
+    const Matrix<T> before(2, pairs, 1);  // first and second of every pair
+    Matrix<T> cosine(1, pairs, 2);
+    Matrix<T> sine(1, pairs, 3);
+    Matrix<T> expected = before;
+    for (Index j = 0; j < pairs; ++j) {
+      const T s = back ? -sine(0, j) : sine(0, j);
+      expected(0, j) = before(0, j) * cosine(0, j) - before(1, j) * s;
+      expected(1, j) = before(1, j) * cosine(0, j) + before(0, j) * s;
     }
+    Matrix<T> x = before;
+    Kernels::turn_apart(pairs, x.rows()[0], x.rows()[1], cosine.data(), sine.data(), back);
+    CHECK(x == expected);
+
+    // The same pairs, each side by side, in tables with an entry for every element.
+    const Index count = 2 * pairs;
+    Matrix<T> row(1, count, Lie::together, sentinel<T>);
+    Matrix<T> turned = row;
+    Matrix<T> cosines = row;
+    Matrix<T> sines = row;
+    for (Index c = 0; c < count; ++c) {
+      row(0, c) = before(c % 2, c / 2);
+      turned(0, c) = expected(c % 2, c / 2);
+      cosines(0, c) = cosine(0, c / 2);
+      sines(0, c) = c % 2 == 0 ? -sine(0, c / 2) : sine(0, c / 2);
+    }
+    Kernels::turn_neighbours(count, row.data(), cosines.data(), sines.data(), back);
+    CHECK(row == turned);
+  }
+}
+
+namespace {
+
+// A map of integers whose derivative is not itself.
+struct Parabola {
+  template <class T>
+  T value(T x) const {
+    return x * x - T(2);
+  }
+  template <class T>
+  T derivative(T x) const {
+    return T(2) * x;
+  }
+};
+
+template <class Stored, class T, class Kernels>
+void check_maps() {
+  constexpr Index rows = 4;
+  for (const auto& [from, to, scale] :
+       {std::tuple{Lie::together, Lie::together, 3}, std::tuple{Lie::together, Lie::apart, 1},
+        std::tuple{Lie::apart, Lie::together, 1}, std::tuple{Lie::apart, Lie::apart, 3}})
+    for (const Index cols : {0, 1, 7, 16, 21, 256, 275}) {  // the last ones in two pieces
+      CAPTURE(from == Lie::apart, to == Lie::apart, cols, scale);
+      const auto s = static_cast<T>(scale);
+      const Matrix<T> values(rows, cols, 1);
+      StoredMatrix<Stored, T> x(values, from, not_a_number<T>);
+      Matrix<T> y(rows, cols, Lie::together, sentinel<T>);
+      Matrix<T> expected = y;
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) expected(r, c) = s * Parabola{}.value(values(r, c));
+      Kernels::template map_rows<Parabola, Stored>(Parabola{}, s, rows, cols, x.rows(), y.data(),
+                                                   y.stride());
+      CHECK(y == expected);
+
+      // The adjoint: of one gradient, and of a second one of a row each, or of one row for all.
+      Matrix<T> g = Matrix<T>(rows, cols, 2).placed(Lie::together, not_a_number<T>);
+      Matrix<T> h = Matrix<T>(rows, cols, 3).placed(Lie::together, not_a_number<T>);
+      Matrix<T> weights(1, rows, 4);
+      for (const bool weighted : {false, true})
+        for (const Index h_stride : {Index{-1}, Index{0}, h.stride()})
+          for (const bool add : {false, true}) {
+            CAPTURE(weighted, h_stride, add);
+            StoredMatrix<Stored, T> dx(Matrix<T>(rows, cols, 5), to, T(small_sentinel));
+            Matrix<T> expected_dx = dx.values();
+            for (Index r = 0; r < rows; ++r)
+              for (Index c = 0; c < cols; ++c) {
+                T sum = g(r, c);
+                const T weight = weighted ? weights(0, r) : T(1);
+                if (h_stride >= 0) sum += weight * h(h_stride == 0 ? 0 : r, c);
+                // Rounded where it is stored: bfloat16 has 8 bits.
+                Stored rounded;
+                mhla::store(rounded, (add ? expected_dx(r, c) : T(0)) +
+                                         s * Parabola{}.derivative(values(r, c)) * sum);
+                expected_dx(r, c) = static_cast<T>(mhla::load(rounded));
+              }
+            Kernels::template unmap_rows<Parabola, Stored>(
+                Parabola{}, s, rows, cols, x.rows(), g.data(), g.stride(),
+                weighted ? weights.data() : nullptr, h_stride >= 0 ? h.data() : nullptr, h_stride,
+                dx.rows(), add);
+            CHECK(dx.values() == expected_dx);
+          }
+    }
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("kernels: maps of rows and their adjoint, wherever rows lie", "[cpu]",
+                   INSTRUCTION_SETS) {
+  if (!on_this_machine<TestType>()) return;
+  using T = typename TestType::Type;
+  using Kernels = typename TestType::Kernels;
+  check_maps<T, T, Kernels>();
+  if constexpr (std::is_same_v<T, float>) check_maps<mhla::BFloat16, T, Kernels>();
 }

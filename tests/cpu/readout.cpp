@@ -49,8 +49,21 @@ struct Tile {
   void read_out() {
     mhla::cpu::mixed_key_sum_denominators<double>(panel_of(plain), row_of(mixed_key_sum), epsilon,
                                                   row_of(denominators));
-    mhla::cpu::read_out<double>(panel_of(rotated), panel_of(mixed_summary), panel_of(y));
+    mhla::cpu::read_out<double>(panel_of(rotated), panel_of(mixed_summary), {},
+                                panel_of(y).placed(), nullptr);
     mhla::cpu::divide_rows<double>(panel_of(y), row_of(denominators));
+  }
+  /// In one step where no denominator is improper, y's rows last to first. False where one is.
+  bool read_out_in_one_step() {
+    mhla::cpu::mixed_key_sum_denominators<double>(panel_of(plain), row_of(mixed_key_sum), epsilon,
+                                                  row_of(denominators));
+    HostTensor<double, 1> inverses{tokens};
+    if (!mhla::cpu::invert<double>(row_of(denominators), row_of(inverses))) return false;
+    Index last_first[tokens];
+    for (Index t = 0; t < tokens; ++t) last_first[t] = tokens - 1 - t;
+    mhla::cpu::read_out<double>(panel_of(rotated), panel_of(mixed_summary), row_of(inverses),
+                                {panel_of(y).data, value_dim, last_first}, nullptr);
+    return true;
   }
   double loss() {
     read_out();
@@ -82,6 +95,21 @@ TEST_CASE("readout: y = Q^r S~ / (Q z~ + epsilon)", "[cpu]") {
   }
 }
 
+TEST_CASE("readout: in one step, straight to where y belongs, it has the same bits", "[cpu]") {
+  Tile tile;
+  tile.read_out();
+  const HostTensor<double, 2> y = tile.y;
+  REQUIRE(tile.read_out_in_one_step());
+  for (Index t = 0; t < tokens; ++t)
+    for (Index e = 0; e < value_dim; ++e) CHECK(tile.y(tokens - 1 - t, e) == y(t, e));
+  tile.plain(3, 2) = std::numeric_limits<double>::quiet_NaN();
+  CHECK_FALSE(tile.read_out_in_one_step());
+  for (Index f = 0; f < features; ++f) tile.plain(3, f) = 0;
+  tile.mixed_key_sum(1) = 1;
+  tile.plain(3, 1) = -epsilon;
+  CHECK_FALSE(tile.read_out_in_one_step());
+}
+
 TEST_CASE("readout: the adjoint, with dS~ and dz~ in two tiles", "[cpu]") {
   Tile tile;
   tile.read_out();
@@ -89,11 +117,15 @@ TEST_CASE("readout: the adjoint, with dS~ and dz~ in two tiles", "[cpu]") {
   HostTensor<double, 2> grad_rotated(tokens, features);
   HostTensor<double, 1> c(tokens);
   HostTensor<double, 2> grad_plain(tokens, features);
-  HostTensor<double, 2> grad_summary = random_tensor<double>(Normal{}, 6, features, value_dim);
+  HostTensor<double, 2> grad_summary(features, value_dim);
+  HostTensor<double, 2> grad_transposed = random_tensor<double>(Normal{}, 6, value_dim, features);
+  HostTensor<double, 2> summary_transposed(value_dim, features);
   HostTensor<double, 1> grad_key_sum = random_tensor<double>(Normal{}, 7, features);
   mhla::cpu::divide_rows<double>(panel_of(u), row_of(tile.denominators));
-  mhla::cpu::read_out_query_gradient<double>(panel_of(u), panel_of(tile.mixed_summary),
-                                             panel_of(grad_rotated));
+  for (Index f = 0; f < features; ++f)
+    for (Index e = 0; e < value_dim; ++e) summary_transposed(e, f) = tile.mixed_summary(f, e);
+  mhla::cpu::read_out_query_gradient<double>(panel_of(u), panel_of(summary_transposed),
+                                             panel_of(grad_rotated), nullptr);
   mhla::cpu::denominator_gradient<double>(panel_of(tile.rotated), panel_of(grad_rotated),
                                           row_of(tile.denominators), row_of(c));
   for (Index t = 0; t < tokens; ++t)
@@ -104,11 +136,14 @@ TEST_CASE("readout: the adjoint, with dS~ and dz~ in two tiles", "[cpu]") {
     const Into into = begin == 0 ? Into::overwrite : Into::add;
     mhla::cpu::read_out_summary_gradient<double>(panel_of(tile.rotated).row_range(begin, rows),
                                                  panel_of(u).row_range(begin, rows),
-                                                 panel_of(grad_summary), into);
+                                                 panel_of(grad_transposed), into, nullptr);
     mhla::cpu::read_out_key_sum_gradient<double>(panel_of(tile.plain).row_range(begin, rows),
                                                  {c.view().data + begin, rows},
                                                  row_of(grad_key_sum), into);
   }
+
+  for (Index f = 0; f < features; ++f)
+    for (Index e = 0; e < value_dim; ++e) grad_summary(f, e) = grad_transposed(e, f);
 
   using mhla::testing::differentiate;
   const auto check = mhla::testing::check_gradient(

@@ -144,6 +144,70 @@ TEMPLATE_TEST_CASE("rotation table: axial pairs (2c, 2c + 1), shared out over th
   }
 }
 
+// Rows of whole vectors: an axis' columns begin and end where vectors do, and turn the other axes'
+// pairs in them by nothing.
+TEMPLATE_TEST_CASE("rotation table: axial pairs of rows that are whole vectors", "[cpu]", float,
+                   double) {
+  const AxialRotary rotation{.theta = 100};
+  const Index dim = GENERATE(16, 48, 64);
+  const Index rank = GENERATE(1, 2, 3);
+  CAPTURE(dim, rank);
+  std::vector<Pair> pairs;
+  Index next = 0;
+  for (Index a = 0; a < rank; ++a) {
+    const Index before_axis = next;
+    // What does not divide goes to the first axis.
+    const Index others = dim / 2 / rank;
+    const Index count = a == 0 ? dim / 2 - (rank - 1) * others : others;
+    for (Index j = 0; j < count; ++j, ++next)
+      pairs.push_back({2 * next, 2 * next + 1, 3 - rank + a,
+                       static_cast<double>(next - before_axis) / static_cast<double>(count)});
+  }
+  const Grid grid{{rank > 2 ? 5 : 1, rank > 1 ? 9 : 1, 70}, {1, 1, 4}};
+  const OwnedTable<TestType> owned(rotation, static_cast<int>(rank), dim, grid, grid,
+                                   SerialExecutor{});
+  for (const Index column : {0, 1, 31, 32, 33, 69})
+    check_rotation(owned.table, pairs, 100, dim, {rank > 2 ? 4 : 0, rank > 1 ? 7 : 0, column});
+}
+
+TEST_CASE("rotation table: rows that follow each other are turned like one after the other",
+          "[cpu]") {
+  const Index dim = GENERATE(6, 16);
+  const Grid grid{{3, 4, 40}, {1, 2, 2}};
+  const OwnedTable<double> owned(AxialRotary{.theta = 100}, 3, dim, grid, grid, SerialExecutor{});
+  constexpr Index rows = 5;
+  const auto x = mhla::testing::random_tensor<double>(mhla::testing::Normal{}, 1, rows, dim);
+  auto together = x;
+  auto alone = x;
+  const auto panel = mhla::cpu::panel(together.view().data, rows, dim);
+  owned.table.turn(panel, {2, 1, 30}, mhla::cpu::Turn::forward);
+  for (Index r = 0; r < rows; ++r) owned.table.rotate(&alone(r, 0), {2, 1, 30 + r});
+  CHECK(together.elements() == alone.elements());
+  owned.table.turn(panel, {2, 1, 30}, mhla::cpu::Turn::back);
+  for (Index r = 0; r < rows; ++r) owned.table.rotate_back(&alone(r, 0), {2, 1, 30 + r});
+  CHECK(together.elements() == alone.elements());
+}
+
+TEMPLATE_TEST_CASE("rotation table: circling angles are those of every position", "[cpu]", float,
+                   double) {
+  using A = TestType;
+  for (const double frequency : {1.0, 0.3, 1e-3, 0.0}) {
+    mhla::cpu::CirclingAngle<A> angles(frequency);
+    double worst = 0;  // in units of u; and of what the angle's own rounding in double makes of it
+    for (Index position = 0; position < 40000; ++position) {
+      const auto [cosine, sine] = angles.at(position);
+      const long double angle =
+          static_cast<long double>(position) * static_cast<long double>(frequency);
+      const double allowed = tolerance::unit_roundoff<A> +
+                             (static_cast<double>(angle) + 8) * tolerance::unit_roundoff<double>;
+      worst = std::max({worst, static_cast<double>(std::abs(cosine - std::cos(angle))) / allowed,
+                        static_cast<double>(std::abs(sine - std::sin(angle))) / allowed});
+    }
+    CAPTURE(frequency, worst);
+    CHECK(worst <= 1);
+  }
+}
+
 TEST_CASE("rotation table: fewer pairs than axes leave an axis without", "[cpu]") {
   const Grid grid{{3, 4, 5}, {1, 2, 2}};
   const OwnedTable<double> owned(AxialRotary{.theta = 100}, 3, 4, grid, grid, SerialExecutor{});

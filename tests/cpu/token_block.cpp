@@ -9,6 +9,7 @@
 #include <mhla/testing/host_tensor.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <type_traits>
+#include <vector>
 
 #include "tests/cpu/scattered_tensor.hpp"
 #include "tests/support/catch.hpp"
@@ -71,6 +72,19 @@ HostTensor<T, 4> random_tokens(Index dim, std::uint64_t seed) {
   return random_tensor<T>(AwayFromKink{}, seed, 2, 3, grid.num_tokens(), dim);
 }
 
+// Room for the rows of a tile.
+struct Buffers {
+  std::vector<double> input;
+  std::vector<double> gradient;
+
+  explicit Buffers(Index dim)
+      : input(static_cast<std::size_t>(tokens * dim)), gradient(input.size()) {}
+  mhla::cpu::RowBuffers<double> rows() {
+    const auto size = static_cast<Index>(input.size());
+    return {{input.data(), size}, {gradient.data(), size}};
+  }
+};
+
 template <class T>
 HostTensor<T, 4> values_of(ScatteredTensor<T, 4>& tensor) {
   return mhla::testing::converted<T>(tensor.view());
@@ -105,35 +119,55 @@ void check_packing(const Map& map, const Rotation& rotation, Index dim, std::uin
   ScatteredTensor<double, 4> scattered(x, seed);
   HostTensor<double, 2> features(tokens, feature_dim);
   HostTensor<double, 2> rotated(tokens, feature_dim);
-  HostTensor<double, 1> row(dim);
-  const TokenRows<const double> rows(scattered, batch, head);
+  Buffers buffers(dim);
+  // Seed 0: rows that can be read where they lie.
+  const mhla::TensorView<const double, 4> view = seed == 0 ? x.view() : scattered.view();
+  const TokenRows<const double> rows(view, batch, head);
   const auto features_panel = panel(features.view().data, tokens, feature_dim);
   mhla::cpu::pack_features(
       map, tables.rotation, scale, tables.blocks, tables.tile(), rows, features_panel,
-      rotates ? panel(rotated.view().data, tokens, feature_dim) : features_panel,
-      {Span<double>{row.view().data, dim}, {}});
+      rotates ? panel(rotated.view().data, tokens, feature_dim) : features_panel, buffers.rows());
 
   auto expected = features_by_hand(map, scale, x, feature_dim);
   CHECK(mhla::testing::bitwise_equal(features.view(), expected.view()));
   if (!rotates) return;
   for (Index r = 0; r < tokens; ++r) tables.rotation.rotate(&expected(r, 0), coordinates[r]);
   CHECK(mhla::testing::bitwise_equal(rotated.view(), expected.view()));
+
+  // Without a normalizer nobody asks for the features before the rotation: one panel is enough.
+  mhla::cpu::pack_features(map, tables.rotation, scale, tables.blocks, tables.tile(), rows,
+                           features_panel, features_panel, buffers.rows());
+  CHECK(mhla::testing::bitwise_equal(features.view(), expected.view()));
+
+  mhla::cpu::rotate_rows(tables.rotation, tables.blocks, tables.tile(), features_panel,
+                         mhla::cpu::Turn::back);
+  for (Index r = 0; r < tokens; ++r) tables.rotation.rotate_back(&expected(r, 0), coordinates[r]);
+  CHECK(mhla::testing::bitwise_equal(features.view(), expected.view()));
 }
+
+// The gradients that the normalizer sends back: none, a row for every token, or one row times the
+// weight of each token, or without any.
+enum class Normalized { no, rows, weighted_row, one_row };
 
 // The adjoint against differences of <grad_rotated, rotated> + <grad_unrotated, features>, the
 // latter where there is a normalizer.
 template <class Map, class Rotation>
-void check_adjoint(const Map& map, const Rotation& rotation, Index dim, bool normalized) {
+void check_adjoint(const Map& map, const Rotation& rotation, Index dim, Normalized normalized) {
   constexpr double scale = 0.75;
   const Index feature_dim = mhla::feature_dim(map, dim);
   const Tables tables(rotation, feature_dim);
   const bool rotates = tables.rotation.rotates();
   auto x = random_tokens<double>(dim, 3);
   const auto grad_rotated = random_tensor<double>(Normal{}, 4, tokens, feature_dim);
-  const auto grad_unrotated = random_tensor<double>(Normal{}, 5, tokens, feature_dim);
-  HostTensor<double, 1> row(dim);
-  HostTensor<double, 1> grad_row(dim);
+  auto unrotated_rows = random_tensor<double>(Normal{}, 5, tokens, feature_dim);
+  auto weights = random_tensor<double>(Normal{}, 6, tokens);
+  Buffers buffers(dim);
   const TokenRows<const double> rows(x, batch, head);
+  const auto grad_unrotated = [&](Index r, Index c) {
+    if (normalized == Normalized::no) return 0.0;
+    if (normalized == Normalized::rows) return unrotated_rows(r, c);
+    return (normalized == Normalized::weighted_row ? weights(r) : 1.0) * unrotated_rows(0, c);
+  };
 
   const auto loss = [&] {
     HostTensor<double, 2> features(tokens, feature_dim);
@@ -141,40 +175,45 @@ void check_adjoint(const Map& map, const Rotation& rotation, Index dim, bool nor
     const auto features_panel = panel(features.view().data, tokens, feature_dim);
     mhla::cpu::pack_features(
         map, tables.rotation, scale, tables.blocks, tables.tile(), rows, features_panel,
-        rotates ? panel(rotated.view().data, tokens, feature_dim) : features_panel,
-        {Span<double>{row.view().data, dim}, {}});
+        rotates ? panel(rotated.view().data, tokens, feature_dim) : features_panel, buffers.rows());
     const auto& seen = rotates ? rotated : features;
     double sum = 0;
     for (Index r = 0; r < tokens; ++r)
       for (Index c = 0; c < feature_dim; ++c)
-        sum += grad_rotated(r, c) * seen(r, c) +
-               (normalized ? grad_unrotated(r, c) * features(r, c) : 0.0);
+        sum += grad_rotated(r, c) * seen(r, c) + grad_unrotated(r, c) * features(r, c);
     return sum;
   };
 
-  auto used_up = grad_rotated;
-  auto used_up_too = grad_unrotated;
+  const auto unpack = [&](const mhla::TensorView<double, 4>& destination, Update update) {
+    auto used_up = grad_rotated;
+    mhla::cpu::FeatureGradients<double> gradients{panel(used_up.view().data, tokens, feature_dim)};
+    const Span<double> one_row{unrotated_rows.view().data, feature_dim};
+    if (normalized == Normalized::rows) {
+      gradients.unrotated = {one_row.data, feature_dim};
+    } else if (normalized != Normalized::no) {
+      gradients.unrotated = mhla::cpu::every_row(one_row);
+    }
+    if (normalized == Normalized::weighted_row) gradients.weights = {weights.view().data, tokens};
+    mhla::cpu::unpack_feature_gradient(map, tables.rotation, scale, tables.blocks, tables.tile(),
+                                       rows, gradients, TokenRows<double>(destination, batch, head),
+                                       update, buffers.rows());
+  };
+
   auto grad = random_tokens<double>(dim, 7);  // tokens of other blocks and heads must keep it
   const auto before = grad;
   ScatteredTensor<double, 4> scattered(grad, 8);
-  const mhla::cpu::FeatureGradients<double> gradients{
-      panel(used_up.view().data, tokens, feature_dim),
-      panel(used_up_too.view().data, normalized ? tokens : 0, feature_dim)};
-  mhla::cpu::unpack_feature_gradient(
-      map, tables.rotation, scale, tables.blocks, tables.tile(), rows, gradients,
-      TokenRows<double>(scattered, batch, head), Update::overwrite,
-      {Span<double>{row.view().data, dim}, Span<double>{grad_row.view().data, dim}});
+  unpack(scattered, Update::overwrite);
   CHECK(scattered.guards_intact());
   grad = values_of(scattered);
+  auto in_place = before;  // where rows can be written as they are
+  unpack(in_place, Update::overwrite);
+  CHECK(mhla::testing::bitwise_equal(in_place.view(), grad.view()));
 
   // Added to what is there, the same gradient: old + new, exactly.
   ScatteredTensor<double, 4> sum(before, 9);
-  used_up = grad_rotated;
-  used_up_too = grad_unrotated;
-  mhla::cpu::unpack_feature_gradient(
-      map, tables.rotation, scale, tables.blocks, tables.tile(), rows, gradients,
-      TokenRows<double>(sum, batch, head), Update::accumulate,
-      {Span<double>{row.view().data, dim}, Span<double>{grad_row.view().data, dim}});
+  unpack(sum, Update::accumulate);
+  in_place = before;
+  unpack(in_place, Update::accumulate);
   auto expected_sum = before;
   HostTensor<double, 4> gradient_alone(2, 3, grid.num_tokens(), dim);
   for (const Index token : token_of_row)
@@ -183,6 +222,7 @@ void check_adjoint(const Map& map, const Rotation& rotation, Index dim, bool nor
       expected_sum(batch, head, token, c) += grad(batch, head, token, c);
     }
   CHECK(mhla::testing::bitwise_equal(sum.view(), expected_sum.view()));
+  CHECK(mhla::testing::bitwise_equal(in_place.view(), expected_sum.view()));
 
   auto others = before;
   for (const Index token : token_of_row)
@@ -206,8 +246,9 @@ TEMPLATE_TEST_CASE("token block: gather packs the tokens of a block, whatever th
     for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {
       ScatteredTensor<T, 4> scattered(x, seed);
       HostTensor<float, 2> packed(tokens, dim);
-      mhla::cpu::gather(tables.blocks, tables.tile(), TokenRows<const T>(scattered, batch, head),
-                        panel(packed.view().data, tokens, dim));
+      mhla::cpu::gather<T, float>(tables.blocks, tables.tile(),
+                                  TokenRows<const T>(scattered, batch, head), 1.0f, {},
+                                  panel(packed.view().data, tokens, dim));
       for (Index r = 0; r < tokens; ++r)
         for (Index c = 0; c < dim; ++c)
           CHECK(packed(r, c) == mhla::load(x(batch, head, token_of_row[r], c)));
@@ -223,31 +264,90 @@ TEMPLATE_TEST_CASE("token block: scatter writes or adds to the tokens of a block
   for (const Index dim : {1, 3, 8, 17}) {
     const auto packed = random_tensor<float>(Normal{}, 1, tokens, dim);
     const auto before = random_tokens<T>(dim, 2);
+    // Powers of 2, so that only the sum rounds.
+    HostTensor<float, 1> weights(tokens);
+    for (Index r = 0; r < tokens; ++r) weights(r) = r % 2 == 0 ? 0.5f : -4.0f;
     auto expected = before;
+    auto expected_weighted = before;
     for (Index r = 0; r < tokens; ++r)
       for (Index c = 0; c < dim; ++c) {
         T& element = expected(batch, head, token_of_row[r], c);
-        mhla::store(element,
-                    packed(r, c) + (update == Update::accumulate ? mhla::load(element) : 0.0f));
+        const float old = update == Update::accumulate ? mhla::load(element) : 0.0f;
+        mhla::store(element, packed(r, c) + old);
+        mhla::store(expected_weighted(batch, head, token_of_row[r], c),
+                    weights(r) * packed(r, c) + old);
       }
     for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {
       ScatteredTensor<T, 4> scattered(before, seed);
       mhla::cpu::scatter<T, float>(tables.blocks, tables.tile(),
-                                   panel(packed.view().data, tokens, dim),
+                                   panel(packed.view().data, tokens, dim), {},
                                    TokenRows<T>(scattered, batch, head), update);
       CHECK(scattered.guards_intact());
       CHECK(mhla::testing::bitwise_equal(scattered.view(), expected.view()));
+      ScatteredTensor<T, 4> scattered_too(before, seed);
+      mhla::cpu::scatter<T, float>(
+          tables.blocks, tables.tile(), panel(packed.view().data, tokens, dim),
+          {weights.view().data, tokens}, TokenRows<T>(scattered_too, batch, head), update);
+      CHECK(scattered_too.guards_intact());
+      CHECK(mhla::testing::bitwise_equal(scattered_too.view(), expected_weighted.view()));
     }
+  }
+}
+
+TEMPLATE_TEST_CASE("token block: rows are read where they lie, or gathered", "[cpu]", float,
+                   mhla::BFloat16) {
+  using T = TestType;
+  const Tables tables(NoRotation{}, 1);
+  constexpr Index dim = 5;
+  const auto x = random_tokens<T>(dim, 1);
+  std::vector<float> weights;
+  for (Index r = 0; r < tokens; ++r) weights.push_back(static_cast<float>(r - 3));
+  std::vector<float> buffer(static_cast<std::size_t>(tokens * dim));
+  for (const std::uint64_t seed : {0u, 1u, 2u, 3u, 4u}) {
+    ScatteredTensor<T, 4> scattered(x, seed);
+    const mhla::TensorView<const T, 4> view = seed == 0 ? x.view() : scattered.view();
+    const TokenRows<const T> rows(view, batch, head);
+    CHECK((seed > 0 || rows.stride == 1));
+    CHECK(mhla::cpu::is_in_place<float>(rows) == (rows.stride == 1));
+    // Products read floats only.
+    const bool in_place = std::is_same_v<T, float> && rows.stride == 1;
+    CHECK(mhla::cpu::is_in_place_of_products<float>(rows) == in_place);
+    const mhla::cpu::Rows<const float> read = mhla::cpu::readable_rows<T, float>(
+        tables.blocks, tables.tile(), rows, {buffer.data(), tokens * dim});
+    const void* const data = in_place ? static_cast<const void*>(rows.data) : buffer.data();
+    CHECK(read.data == data);
+    std::vector<float> scaled(buffer.size());
+    std::vector<float> weighted(buffer.size());
+    const auto gather = [&](float scale, Span<const float> factors, std::vector<float>& packed) {
+      mhla::cpu::gather<T, float>(tables.blocks, tables.tile(), rows, scale, factors,
+                                  panel(packed.data(), tokens, dim));
+    };
+    gather(0.5f, {}, scaled);
+    gather(1.0f, {weights.data(), tokens}, weighted);
+    for (Index r = 0; r < tokens; ++r)
+      for (Index c = 0; c < dim; ++c) {
+        const float element = mhla::load(x(batch, head, token_of_row[r], c));
+        const auto at = static_cast<std::size_t>(r * dim + c);
+        CHECK(read[r][c] == element);
+        CHECK(scaled[at] == 0.5f * element);
+        CHECK(weighted[at] == weights[static_cast<std::size_t>(r)] * element);
+      }
   }
 }
 
 TEST_CASE("token block: features are s phi(x), rotated ones s R phi(x)", "[cpu]") {
   for (const Index dim : {2, 6, 8, 14})
-    for (const std::uint64_t seed : {1u, 2u, 3u}) {
+    for (const std::uint64_t seed : {0u, 1u, 2u, 3u}) {
       check_packing(mhla::Relu{.epsilon = 0.125}, AxialRotary{.theta = 10}, dim, seed);
       check_packing(mhla::Hedgehog{}, AxialRotary{.theta = 10}, dim, seed);
     }
+  // Where features are whole vectors, pairs of an axis are turned in whole vectors too.
+  for (const Index dim : {16, 32, 48}) {
+    check_packing(mhla::Relu{.epsilon = 0.125}, AxialRotary{.theta = 10}, dim, 0);
+    check_packing(mhla::Relu{.epsilon = 0.125}, AxialRotary{.theta = 10}, dim, 1);
+  }
   for (const Index dim : {1, 3, 9}) {
+    check_packing(mhla::Relu{.epsilon = 0.125}, NoRotation{}, dim, 0);
     check_packing(mhla::Relu{.epsilon = 0.125}, NoRotation{}, dim, 1);
     check_packing(mhla::Hedgehog{}, NoRotation{}, dim, 1);
   }
@@ -255,7 +355,9 @@ TEST_CASE("token block: features are s phi(x), rotated ones s R phi(x)", "[cpu]"
 
 TEST_CASE("token block: the adjoint carries both gradients through rotation, scale and phi",
           "[cpu]") {
-  const bool normalized = GENERATE(false, true);
+  const auto normalized =
+      GENERATE(Normalized::no, Normalized::rows, Normalized::weighted_row, Normalized::one_row);
+  CAPTURE(static_cast<int>(normalized));
   check_adjoint(mhla::EluPlusOne{}, AxialRotary{.theta = 10}, 6, normalized);
   check_adjoint(mhla::Relu{}, NoRotation{}, 5, normalized);
   check_adjoint(mhla::Hedgehog{}, AxialRotary{.theta = 10}, 5, normalized);

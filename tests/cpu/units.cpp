@@ -2,7 +2,9 @@
 // However a call is cut into tasks, and whoever runs them in which order, the bits are the same:
 // one slot that runs whole units, slots that share units, and threads.
 #include <algorithm>
+#include <cstddef>
 #include <mhla/cpu/pipeline.hpp>
+#include <vector>
 
 #include "tests/cpu/call.hpp"
 #include "tests/cpu/executors.hpp"
@@ -109,6 +111,54 @@ TEST_CASE("units: ragged grids and two sides have the same bits on every executo
   }
 }
 
+TEST_CASE("units: summaries lie an odd number of cache lines apart, and do not overlap", "[cpu]") {
+  using namespace mhla::cpu;
+  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 3}};
+  for (const Index key_dim : {0, 1, 4, 16, 17, 64})
+    for (const Index value_dim : {0, 1, 8, 16, 31, 64}) {
+      const Extents e(
+          checked_problem(attention, Shape{1, 1, 1, 9, 9, key_dim, value_dim, 1, 3, 3}));
+      CAPTURE(key_dim, value_dim);
+      CHECK(e.summary_size() == key_dim * value_dim);
+      CHECK(e.summary_stride() >= e.summary_size());
+      CHECK(e.summary_stride() < e.summary_size() + 32);
+      CHECK(e.summary_stride() % 32 == 16);
+      const Index size = SummaryRows<float>::size(e, 3, true);
+      std::vector<float> memory(static_cast<std::size_t>(size));
+      for (const Orientation orientation : {Orientation::straight, Orientation::transposed}) {
+        const SummaryRows<float> rows(memory.data(), memory.data() + 3 * e.summary_stride(), e,
+                                      orientation, 5, 3, true);
+        const Panel<float> last = rows.summary(7);
+        CHECK(last.data == memory.data() + 2 * e.summary_stride());
+        CHECK(last.rows == (orientation == Orientation::straight ? key_dim : value_dim));
+        CHECK(last.cols == (orientation == Orientation::straight ? value_dim : key_dim));
+        CHECK(rows.key_sum(7).data + key_dim == memory.data() + size);
+        CHECK(rows.key_sum(7).size == key_dim);
+      }
+    }
+}
+
+TEST_CASE("units: groups of rows cover every row once, and none is larger than a tile", "[cpu]") {
+  using namespace mhla::cpu;
+  using Past = LoweredOf<Attention<Relu, Blocks1D, mhla::Causal>>;
+  using All = LoweredOf<Attention<Relu, Blocks1D>>;
+  const auto check = [](const RowGroups& groups, Index total, Index most) {
+    CAPTURE(total, most);
+    Index next = 0;
+    for (Index g = 0; g < groups.count; ++g) {
+      CHECK(groups.begin(g) == next);
+      CHECK(groups.size(g) >= 1);
+      CHECK(groups.size(g) <= std::min(most, groups.max_size()));
+      next += groups.size(g);
+    }
+    CHECK(next == total);
+  };
+  for (Index total = 0; total <= 60; ++total) {
+    check(row_groups<All>(total), total, max_mixing_rows);
+    check(row_groups<Past>(total), total, triangle_rows);
+  }
+}
+
 // The units fuse the stages head by head and group by group. Here they are called stage by stage:
 // all summaries, then all mixing, then all readouts.
 TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
@@ -128,7 +178,8 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
 
   BlockTable table;
   RotationTable<float> rotation;
-  Span<float> features, rotated, values, summaries, key_sums, mixed, mixed_key_sums, denominators;
+  Span<float> features, rotated, values, summaries, key_sums, mixed, mixed_key_sums, denominators,
+      scratch;
   const auto lay_out = [&](Arena arena) {
     table = uniform_block_table(arena, problem.query_grid, 1);
     rotation = rotation_table<float>(arena, attention.rotation, 2, dim, problem.query_grid,
@@ -137,6 +188,7 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
     values = arena.take<float>(24 * value_dim);
     for (Span<float>* span : {&summaries, &mixed})
       *span = arena.take<float>(blocks * dim * value_dim);
+    scratch = arena.take<float>(blocks * max_mixing_rows);
     for (Span<float>* span : {&key_sums, &mixed_key_sums}) *span = arena.take<float>(blocks * dim);
     denominators = arena.take<float>(24);
     return arena.used();
@@ -148,7 +200,7 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
     pack_features(attention.feature_map, rotation, scale, table, tile,
                   TokenRows<const float>(tensor.view(), 0, 0),
                   panel(features.data, tile.tokens, dim), panel(rotated.data, tile.tokens, dim),
-                  {});
+                  {});  // rows are read where they lie
   };
   const auto tile_of = [&](Index block) { return table.tiles[table.blocks[block].first_tile]; };
   const auto summary_of = [&](Span<float> of, Index block) {
@@ -161,21 +213,21 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
   for (Index b = 0; b < blocks; ++b) {
     const TokenTile tile = tile_of(b);
     pack(x.k, 1, tile);
-    gather(table, tile, TokenRows<const float>(x.v.view(), 0, 0),
-           panel(values.data, tile.tokens, value_dim));
+    gather<float, float>(table, tile, TokenRows<const float>(x.v.view(), 0, 0), 1, {},
+                         panel(values.data, tile.tokens, value_dim));
     summarize<float>(panel(features.data, tile.tokens, dim), panel(rotated.data, tile.tokens, dim),
-                     panel(values.data, tile.tokens, value_dim), summary_of(summaries, b),
-                     key_sum_of(key_sums, b), Into::overwrite);
+                     panel(values.data, tile.tokens, value_dim).placed(), Orientation::straight,
+                     summary_of(summaries, b), key_sum_of(key_sums, b), Into::overwrite, nullptr);
   }
   const Panel<const float> mixing = panel(x.mix.view().data, blocks, blocks);
-  const RowGroups groups(blocks);
+  const RowGroups groups(blocks, max_mixing_rows);
   for (Index group = 0; group < groups.count; ++group) {
     const Index first = groups.begin(group);
     const Index rows = groups.size(group);
     mix<float>(mixing.row_range(first, rows), panel(summaries.data, blocks, dim * value_dim),
-               panel(mixed.data, blocks, dim * value_dim).row_range(first, rows));
+               panel(mixed.data, blocks, dim * value_dim).row_range(first, rows), scratch);
     mix<float>(mixing.row_range(first, rows), panel(key_sums.data, blocks, dim),
-               panel(mixed_key_sums.data, blocks, dim).row_range(first, rows));
+               panel(mixed_key_sums.data, blocks, dim).row_range(first, rows), scratch);
   }
   call::HostTensor<float, 4> staged(1, 1, 1400, value_dim);
   for (Index i = 0; i < blocks; ++i) {
@@ -183,11 +235,13 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
     pack(x.q, 0.5f, tile);
     const Span<float> den{denominators.data, tile.tokens};
     const auto y = panel(values.data, tile.tokens, value_dim);
-    read_out<float>(panel(rotated.data, tile.tokens, dim), summary_of(mixed, i), y);
+    read_out<float>(panel(rotated.data, tile.tokens, dim), summary_of(mixed, i), {}, y.placed(),
+                    nullptr);
     mixed_key_sum_denominators<float>(panel(features.data, tile.tokens, dim),
                                       key_sum_of(mixed_key_sums, i), 1e-6f, den);
     divide_rows<float>(y, den);
-    scatter<float, float>(table, tile, y, TokenRows<float>(staged.view(), 0, 0), Update::overwrite);
+    scatter<float, float>(table, tile, y, {}, TokenRows<float>(staged.view(), 0, 0),
+                          Update::overwrite);
   }
 
   auto fused = call::forward(attention, x);

@@ -111,7 +111,8 @@ TEST_CASE("decoding: a feature map of whole rows with more features than key_dim
   check_shapes(Rowwise{.rotation = {.theta = 100}});
 }
 
-TEMPLATE_TEST_CASE("decoding: in float, and from 16 bits", "[decoding]", float, mhla::BFloat16) {
+TEMPLATE_TEST_CASE("decoding: in float, and from 16 bits", "[decoding]", float, mhla::BFloat16,
+                   mhla::Half) {
   const HalfSplit attention{.blocks = {.block = 5}};
   for (const Shape& shape : shapes) check_every_split<TestType>(attention, shape);
 }

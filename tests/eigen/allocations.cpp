@@ -118,6 +118,27 @@ TEST_CASE("allocations: none with a workspace", "[eigen]") {
         }) == 0);
 }
 
+TEST_CASE("allocations: none for 16-bit tensors, which are read and written as they are",
+          "[eigen]") {
+  using Tensor16 = Eigen::Tensor<Eigen::bfloat16, 4, Eigen::RowMajor>;
+  const Tensors t;
+  const Tensor16 q = t.q.cast<Eigen::bfloat16>(), k = t.k.cast<Eigen::bfloat16>(),
+                 v = t.v.cast<Eigen::bfloat16>(), dy = t.dy.cast<Eigen::bfloat16>();
+  const mhla::SerialExecutor serial;
+  const mhla::Workspace forward(
+      mhla::forward_workspace_size<Eigen::bfloat16>(t.attention, t.shape(), serial));
+  const mhla::Workspace backward(
+      mhla::backward_workspace_size<Eigen::bfloat16>(t.attention, t.shape(), serial));
+  Tensor16 y = dy, z = tokens_first(dy), dq = q, dk = k, dv = v;
+  Tensor3 dmix = t.mix;
+  CHECK(allocations_of([&] { y = t.attention(q, k, v, t.mix).with(forward); }) == 0);
+  CHECK(allocations_of([&] { tokens_first(z) = t.attention(q, k, v, t.mix).with(forward); }) == 0);
+  CHECK(allocations_of([&] {
+          mhla::gradients(dq, dk, dv, dmix) +=
+              t.attention.backward(q, k, v, t.mix, dy).with(backward);
+        }) == 0);
+}
+
 TEST_CASE("allocations: one for each temporary", "[eigen]") {
   const Tensors t;
   const Eigen::DefaultDevice device;

@@ -41,9 +41,9 @@ struct BlockTokens {
       return panel(x.elements().data() + begin * x.extent(1), end - begin, x.extent(1));
     };
     T* data = summary.elements().data();
-    mhla::cpu::summarize<T>(rows(features), rows(rotated), rows(values),
-                            panel(data, feature_dim, value_dim),
-                            Span<T>{data + feature_dim * value_dim, feature_dim}, into);
+    mhla::cpu::summarize<T>(rows(features), rows(rotated), rows(values).placed(),
+                            mhla::cpu::Orientation::straight, panel(data, feature_dim, value_dim),
+                            Span<T>{data + feature_dim * value_dim, feature_dim}, into, nullptr);
   }
   Summary<T> empty() const { return Summary<T>(feature_dim * (value_dim + 1)); }
 

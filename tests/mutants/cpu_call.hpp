@@ -40,29 +40,30 @@ struct BackwardsExecutor {
   }
 };
 
-/// A tensor [batch, heads, tokens, dim] that lies in memory as [batch, tokens, heads, dim], with
-/// every second element left out.
+/// A tensor [batch, heads, tokens, dim] that lies in memory as [batch, tokens, heads, dim], of
+/// which every `step`th element belongs to it.
 class Scattered {
  public:
-  Scattered(Index batch, Index heads, Index tokens, Index dim)
-      : memory_(batch, tokens, heads, 2 * dim), extent_{batch, heads, tokens, dim} {
+  Scattered(Index step, Index batch, Index heads, Index tokens, Index dim)
+      : step_(step), memory_(batch, tokens, heads, step * dim), extent_{batch, heads, tokens, dim} {
     for (double& element : memory_.elements()) element = canary;
   }
   mhla::TensorView<double, 4> view() {
     const auto& m = memory_.view();
     return {m.data,
             {extent_[0], extent_[1], extent_[2], extent_[3]},
-            {m.stride[0], m.stride[2], m.stride[1], 2}};
+            {m.stride[0], m.stride[2], m.stride[1], step_}};
   }
   /// Whether nothing was written between the elements.
   bool gaps_untouched() const {
-    for (std::size_t i = 1; i < memory_.elements().size(); i += 2)
-      if (memory_.elements()[i] != canary) return false;
+    for (std::size_t i = 0; i < memory_.elements().size(); ++i)
+      if (i % static_cast<std::size_t>(step_) != 0 && memory_.elements()[i] != canary) return false;
     return true;
   }
 
  private:
   static constexpr double canary = 12345;
+  Index step_;
   HostTensor<double, 4> memory_;
   Index extent_[4];
 };
@@ -89,20 +90,21 @@ class FencedWorkspace {
   Index bytes_;
 };
 
-/// Operands, and memory for the results, of one call.
+/// Operands, and memory for the results, of one call. With a `step` of 1 rows have no gaps, and are
+/// read and written where they lie.
 struct Call {
   Scattered q, k, v, dy, y, dq, dk, dv;
   HostTensor<double, 3> mix, dmix;
 
-  explicit Call(const Shape& s)
-      : q(s.batch, s.heads, s.query_tokens, s.key_dim),
-        k(s.batch, s.kv_heads, s.key_tokens, s.key_dim),
-        v(s.batch, s.kv_heads, s.key_tokens, s.value_dim),
-        dy(s.batch, s.heads, s.query_tokens, s.value_dim),
-        y(s.batch, s.heads, s.query_tokens, s.value_dim),
-        dq(s.batch, s.heads, s.query_tokens, s.key_dim),
-        dk(s.batch, s.kv_heads, s.key_tokens, s.key_dim),
-        dv(s.batch, s.kv_heads, s.key_tokens, s.value_dim),
+  explicit Call(const Shape& s, Index step = 2)
+      : q(step, s.batch, s.heads, s.query_tokens, s.key_dim),
+        k(step, s.batch, s.kv_heads, s.key_tokens, s.key_dim),
+        v(step, s.batch, s.kv_heads, s.key_tokens, s.value_dim),
+        dy(step, s.batch, s.heads, s.query_tokens, s.value_dim),
+        y(step, s.batch, s.heads, s.query_tokens, s.value_dim),
+        dq(step, s.batch, s.heads, s.query_tokens, s.key_dim),
+        dk(step, s.batch, s.kv_heads, s.key_tokens, s.key_dim),
+        dv(step, s.batch, s.kv_heads, s.key_tokens, s.value_dim),
         mix(mhla::testing::random_tensor<double>(mhla::testing::Uniform{0, 1}, 5, s.mix_heads,
                                                  s.mix_query_blocks, s.mix_key_blocks)),
         dmix(s.mix_heads, s.mix_query_blocks, s.mix_key_blocks) {
@@ -220,6 +222,18 @@ void check(
   oracle_backward(Update::accumulate);
   backward(attention, serial, shape, call, Update::accumulate, call.gradients());
   expect_close(call, oracle, name + ": accumulated");
+  Call dense(shape, 1);
+  change(dense);
+  forward(attention, serial, shape, dense);
+  expect(mhla::testing::bitwise_equal(other.y.view(), dense.y.view()),
+         name + ": y has the same bits where rows have no gaps");
+  backward(attention, serial, shape, dense, Update::overwrite, dense.gradients());
+  expect(same_gradients(other, dense),
+         name + ": the gradients have the same bits where rows have no gaps");
+  dense.fill_gradients(0.5);
+  backward(attention, serial, shape, dense, Update::accumulate, dense.gradients());
+  expect(same_gradients(call, dense),
+         name + ": the accumulated gradients have the same bits where rows have no gaps");
   expect(call.gaps_untouched() && other.gaps_untouched(), name + ": gaps are not written");
 }
 

@@ -7,11 +7,12 @@ mutant(mix_transposed cpu cpu/plan.hpp
   [[= mix(h, i, b);]]
   [[= mix(h, b, i);]])
 mutant(mix_adjoint_not_transposed cpu cpu/block_mixing.hpp
-  [[multiply_left_transposed(grad, columns, grad_mixed, into);]]
-  [[multiply(grad, columns, grad_mixed, into);]])
+  [[copy_row(weights.data + i * weights.rows, mixing.row(i) + first, weights.rows);]]
+  [[for (Index r = 0; r < weights.rows; ++r)
+      weights.data[i * weights.rows + r] = mixing.row((first + r) % mixing.rows)[i % mixing.cols];]])
 mutant(mix_adjoint_of_first_group_only cpu cpu/block_mixing.hpp
-  [[mixing.data + first, mixing.rows]]
-  [[mixing.data, mixing.rows]])
+  [[mixing.row(i) + first, weights.rows]]
+  [[mixing.row(i), weights.rows]])
 mutant(dmix_without_summaries cpu cpu/backward_unit.hpp
   [[add(grad.summaries, unit.summaries.summaries, matrix);]]
   [[]])
@@ -42,17 +43,33 @@ mutant(key_sum_not_accumulated cpu cpu/block_summary.hpp
   [[weighted_row_sum(key_sum, features, {}, into);]]
   [[weighted_row_sum(key_sum, features, {}, Into::overwrite);]])
 mutant(summary_of_last_tile_only cpu cpu/block_summary.hpp
-  [[multiply_left_transposed(summary, rotated, values, into);]]
-  [[multiply_left_transposed(summary, rotated, values);]])
+  [[multiply_left_transposed_rows(summary, rotated.rows, rotated.placed(), values, into, prefetch);]]
+  [[multiply_left_transposed_rows(summary, rotated.rows, rotated.placed(), values, Into::overwrite, prefetch);]])
 mutant(summary_of_unrotated_keys cpu cpu/block_summary.hpp
-  [[multiply_left_transposed(summary, rotated, values, into);]]
-  [[multiply_left_transposed(summary, features, values, into);]])
+  [[multiply_left_transposed_rows(summary, rotated.rows, rotated.placed(), values, into, prefetch);]]
+  [[multiply_left_transposed_rows(summary, rotated.rows, features.placed(), values, into, prefetch);]])
+mutant(transposed_summary_of_last_tile_only cpu cpu/block_summary.hpp
+  [[multiply_left_transposed_rows(summary, rotated.rows, values, rotated.placed(), into, prefetch);]]
+  [[multiply_left_transposed_rows(summary, rotated.rows, values, rotated.placed(), Into::overwrite, prefetch);]])
+mutant(summary_of_unrotated_keys_in_backward cpu cpu/block_summary.hpp
+  [[multiply_left_transposed_rows(summary, rotated.rows, values, rotated.placed(), into, prefetch);]]
+  [[multiply_left_transposed_rows(summary, rotated.rows, values, features.placed(), into, prefetch);]])
+mutant(saved_summaries_not_transposed cpu cpu/pipeline.hpp
+  [[transpose(unit.summaries.summary(b),
+              panel(saved + b * e.summary_stride(), e.feature_dim, e.value_dim));]]
+  [[copy_row(unit.summaries.summary(b).data, saved + b * e.summary_stride(), e.summary_size());]])
+mutant(dv_always_in_one_step cpu cpu/backward_unit.hpp
+  [[request.update == Update::overwrite;]]
+  [[request.update != Update{7};]])
+mutant(dv_of_the_transposed_gradient cpu cpu/backward_unit.hpp
+  [[transpose<A>(grad_summary, grad.summary(b));]]
+  [[copy_row(grad_summary.data, grad.summary(b).data, e.summary_size());]])
 mutant(dv_of_unrotated_keys cpu cpu/backward_unit.hpp
   [[summarize_value_gradient<A>(k.features.rotated,]]
   [[summarize_value_gradient<A>(k.features.features,]])
 mutant(dk_without_normalizer cpu cpu/backward_unit.hpp
-  [[outer_product(grad_keys.unrotated, {}, grad_key_sum);]]
-  [[scale_rows(grad_keys.unrotated, A(0));]])
+  [[if (normalizes<L>) grad_keys.unrotated = every_row(grad_key_sum);]]
+  [[]])
 mutant(dz_not_mixed cpu cpu/backward_unit.hpp
   [[if (request.gradients.key.wanted) mix_columns(grad_mixed.key_sums, grad.key_sums);]]
   [[if (request.gradients.key.wanted) scale_rows(grad.key_sums, A(0));]])
@@ -71,8 +88,17 @@ mutant(denominator_gradient_sign cpu cpu/readout.hpp
   [[A(0) : -gradient[t] / denominators[t];]]
   [[A(0) : gradient[t] / denominators[t];]])
 mutant(dq_without_normalizer cpu cpu/backward_unit.hpp
-  [[outer_product(total.unrotated, c, mixed.key_sum(i));]]
-  [[total.unrotated.rows = 0;]])
+  [[total.unrotated = every_row(mixed.key_sum(i));]]
+  [[]])
+mutant(dq_of_unweighted_key_sums cpu cpu/backward_unit.hpp
+  [[total.weights = c;]]
+  [[]])
+mutant(denominators_inverted_unguarded cpu cpu/kernels/rows.inc
+  [[return improper == 0;]]
+  [[return improper == improper;]])
+mutant(y_of_improper_inverses cpu cpu/forward_unit.hpp
+  [[const bool invertible = invert<A>(denominators, inverses);]]
+  [[const bool invertible = invert<A>(denominators, inverses) || true;]])
 mutant(dy_not_divided cpu cpu/backward_unit.hpp
   [[divide_rows<A>(u, denominators);]]
   [[]])
@@ -80,10 +106,10 @@ mutant(dz_of_last_tile_only cpu cpu/readout.hpp
   [[weighted_row_sum(grad_mixed_key_sum, features, grad_denominators, into);]]
   [[weighted_row_sum(grad_mixed_key_sum, features, grad_denominators, Into::overwrite);]])
 mutant(ds_of_unrotated_queries cpu cpu/backward_unit.hpp
-  [[read_out_summary_gradient<A>(q.rotated, u, grad.summary(i), into);]]
-  [[read_out_summary_gradient<A>(q.features, u, grad.summary(i), into);]])
+  [[read_out_summary_gradient<A>(q.rotated, u, grad.summary(i), into, &next);]]
+  [[read_out_summary_gradient<A>(q.features, u, grad.summary(i), into, &next);]])
 mutant(query_head_of_another_group cpu cpu/forward_unit.hpp
-  [[const Index head = unit.kv_head * e.group_size + g;]]
+  [[const Index head = unit.kv_head * plan.extents.group_size + g;]]
   [[const Index head = unit.kv_head + g * plan.problem.shape.kv_heads;]])
 mutant(saved_state_of_another_head cpu cpu/pipeline.hpp
   [[(s * kv_heads + kv_head) * saved_size]]
@@ -108,46 +134,152 @@ mutant(product_dz_of_last_head_only cpu cpu/mixed_product.hpp
 
 # Tokens, tiles and products
 mutant(stride_ignored_on_reading cpu cpu/token_block.hpp
-  [[++c) to[c] = f(from[c * stride]);]]
-  [[++c) to[c] = f(from[c]);]])
+  [[load(tokens.row(places[r])[c * tokens.stride])]]
+  [[load(tokens.row(places[r])[c])]])
 mutant(stride_ignored_on_writing cpu cpu/token_block.hpp
-  [[store(to[c * tokens.stride], from[c]);]]
-  [[store(to[c], from[c]);]])
+  [[store(to[c * stride], update == Update::accumulate ? before + value : value);]]
+  [[store(to[c], update == Update::accumulate ? before + value : value);]])
 mutant(dv_not_accumulated cpu cpu/token_block.hpp
-  [[store(to[c * tokens.stride], static_cast<A>(load(to[c * tokens.stride])) + from[c]);]]
-  [[store(to[c * tokens.stride], from[c]);]])
-mutant(scale_missing_in_backward cpu cpu/token_block.hpp
-  [[for (Index c = 0; c < features; ++c) g[c] *= scale;]]
-  [[]])
-mutant(rotation_not_turned_back cpu cpu/rotation_table.hpp
-  [[const A s = Back ? -sine[j] : sine[j];]]
-  [[const A s = sine[j];]])
+  [[store(to[c * stride], update == Update::accumulate ? before + value : value);]]
+  [[store(to[c * stride], value);]])
+mutant(dv_not_accumulated_where_it_lies cpu cpu/kernels/rows.inc
+  [[store(y + c, load(y + c) + load(x + c) * weight);]]
+  [[store(y + c, load(x + c) * weight);]])
+mutant(scattered_rows_not_scaled causal cpu/token_block.hpp
+  [[if (scale != A(1) || weights.size > 0)]]
+  [[if (weights.size > 0)]])
+mutant(rows_scaled_twice_where_they_lie kernels cpu/kernels/rows.inc
+  [[return count >= lanes && from != to;]]
+  [[return count >= lanes;]])
+mutant(long_row_of_16_bits_mapped_from_its_start kernels cpu/kernels/rows.inc
+  [[const T* const __restrict x = values(count, from[r] + first, buffer);
+        T* const __restrict y = to]]
+  [[const T* const __restrict x = values(count, from[r], buffer);
+        T* const __restrict y = to]])
+mutant(scale_missing_in_backward cpu cpu/kernels/rows.inc
+  [[y[c] = scale * map.derivative(x[c]) * (gradient[c] + weight * other[c]);]]
+  [[y[c] = map.derivative(x[c]) * (gradient[c] + weight * other[c]);]])
+mutant(key_sum_weights_lost_in_the_adjoint cpu cpu/kernels/rows.inc
+  [[(gradient[c] + weight * other[c]);]]
+  [[(gradient[c] + other[c]);]])
+mutant(rotation_not_turned_back cpu cpu/kernels/rows.inc
+  [[const T sign = back ? T(-1) : T(1);
+    Index c = 0;
+    for (]]
+  [[const T sign = back ? T(1) : T(1);
+    Index c = 0;
+    for (]])
+mutant(neighbours_not_turned_back kernels cpu/kernels/rows.inc
+  [[swap_neighbours(v) * (load(sine + c) * sign)]]
+  [[swap_neighbours(v) * load(sine + c)]])
+mutant(last_neighbours_not_turned_back cpu cpu/kernels/rows.inc
+  [[const T s = back ? -sine[c + 1] : sine[c + 1];]]
+  [[const T s = sine[c + 1];]])
+mutant(angles_of_the_first_stretch kernels cpu/rotation_table.hpp
+  [[if (i == 0) begin_]]
+  [[if (position == 0) begin_]])
+mutant(angle_beyond_a_stretch_of_its_end kernels cpu/rotation_table.hpp
+  [[const Point& offset = offsets_[i];]]
+  [[const Point& offset = offsets_[i > 0 ? i - 1 : 0];]])
 mutant(rotation_angle_in_float cpu cpu/rotation_table.hpp
-  [[static_cast<double>(position) * frequency;]]
-  [[static_cast<float>(static_cast<double>(position) * frequency);]])
+  [[const double angle = static_cast<double>(position) * frequency_;]]
+  [[const double angle = static_cast<float>(static_cast<double>(position) * frequency_);]])
 mutant(run_crosses_the_edge_of_a_block cpu policy/block_geometry.hpp
   [[return left < block[axis] ? left : block[axis];]]
   [[return left < block[axis] ? left : block[axis] + (left > block[axis]);]])
-mutant(long_product_overwrites_its_sum cpu cpu/kernels.inc
-  [[                              c + col, c_stride, add || first > 0);]]
-  [[                              c + col, c_stride, add);]])
-mutant(long_transposed_product_overwrites_its_sum cpu cpu/kernels.inc
-  [[                 add || first > 0);]]
-  [[                 add);]])
-mutant(product_without_its_last_columns cpu cpu/kernels.inc
-  [[if (col < cols)]]
-  [[if (col > cols)]])
-mutant(product_of_long_rows_without_their_ends cpu cpu/kernels.inc
+mutant(long_product_overwrites_its_sum cpu cpu/kernels/products.inc
+  [[p.add || first > 0};]]
+  [[p.add};]])
+mutant(long_transposed_product_overwrites_its_sum kernels cpu/kernels.inc
+  [[part.add = p.add || first > 0;]]
+  [[part.add = p.add;]])
+mutant(product_without_its_last_columns cpu cpu/kernels/products.inc
+  [[if (col + lanes > p.cols) {
+          part_of_a_vector]]
+  [[if (col + lanes > p.cols) {
+          if (col > 0) break;
+          part_of_a_vector]])
+mutant(product_of_long_rows_without_their_ends cpu cpu/kernels/transposed_products.inc
   [=[for (Index l = k; l < depth; ++l) total[j]]=]
   [=[for (Index l = depth; l < depth; ++l) total[j]]=])
 mutant(product_of_long_rows_added cpu cpu/kernels.inc
-  [[    if (!add)
-      for (Index i = 0;]]
-  [[    if (add)
-      for (Index i = 0;]])
+  [[if (!p.add)
+    for (Index i = 0; i < p.rows; ++i)
+      for (Index j = 0; j < p.cols; ++j) p.c[i][j] = T(0);]]
+  [[if (p.add)
+      for (Index i = 0; i < p.rows; ++i)
+        for (Index j = 0; j < p.cols; ++j) p.c[i][j] = T(0);]])
+mutant(places_of_factors_ignored kernels cpu/kernels/products.inc
+  [[columns = b.data + b.places[k] * b.stride;]]
+  [[columns = b.data + k * b.stride;]])
+mutant(places_of_terms_ignored kernels cpu/kernels/products.inc
+  [[const T* const terms = first_term + (Transposed ? a.places[k] * a.stride : k);]]
+  [[const T* const terms = first_term + (Transposed ? k * a.stride : k);]])
+mutant(places_of_results_ignored kernels cpu/kernels/products.inc
+  [[T* const to = c.data + c.places[row + i] * c.stride;]]
+  [[T* const to = c.data + (row + i) * c.stride;]])
+mutant(places_of_rows_ignored kernels cpu/kernels.hpp
+  [[data + (places != nullptr ? places[r] : r) * stride]]
+  [[data + r * stride]])
+mutant(scale_dropped_of_long_products kernels cpu/kernels/products.inc
+  [[first + count == p.depth ? p.scale : nullptr]]
+  [[first + count == p.depth && first == 0 ? p.scale : nullptr]])
+mutant(scale_with_every_piece kernels cpu/kernels/products.inc
+  [[first + count == p.depth ? p.scale : nullptr]]
+  [[p.scale]])
+mutant(scale_of_the_first_rows kernels cpu/kernels/products.inc
+  [[part.scale = strip.scale != nullptr ? strip.scale + row : nullptr;]]
+  [[part.scale = strip.scale;]])
+mutant(copy_of_one_row_only kernels cpu/kernels/products.inc
+  [[__builtin_memcpy(packed + k * tile_cols, strip.b[k],]]
+  [[__builtin_memcpy(packed + k * tile_cols, strip.b[0],]])
+mutant(part_of_a_vector_not_added kernels cpu/kernels/products.inc
+  [[for (Index i = 0; i < count; ++i) copy_part(cols, strip.c[row + i], vectors + i * lanes);]]
+  [[for (Index i = 0; i < count; ++i) copy_part(0, strip.c[row + i], vectors + i * lanes);]])
+mutant(column_sums_not_added kernels cpu/kernels/rows.inc
+  [[T total = add ? sum[c] : T(0);]]
+  [[T total = T(0);]])
+mutant(past_triangle_with_a_term_more kernels cpu/kernels/mixtures.inc
+  [[b + k * m.b_stride, k + 1, Height);]]
+  [[b + k * m.b_stride, k, Height);]])
+mutant(future_triangle_with_a_term_more kernels cpu/kernels/mixtures.inc
+  [[b + k * m.b_stride, 0, k + 1);]]
+  [[b + k * m.b_stride, 0, k + 2);]])
+mutant(past_of_the_last_columns kernels cpu/kernels.inc
+  [[++rest.depth;]]
+  [[rest.depth += 0;]])
+mutant(triangle_without_its_diagonal causal cpu/gemm.hpp
+  [[result.rows - t), result.cols, t + 1,]]
+  [[result.rows - t), result.cols, t,]])
 mutant(workspace_a_byte_short cpu core/workspace.hpp
   [[if (workspace.size < bytes)]]
   [[if (workspace.size + 1 < bytes)]])
+
+# Half a vector's columns of floats, and transposes of 16 of them, are AVX-512's. A machine without it
+# cannot notice.
+set(flags "")
+if(EXISTS /proc/cpuinfo)
+  file(STRINGS /proc/cpuinfo flags REGEX "avx512dq" LIMIT_COUNT 1)
+endif()
+if(flags)
+  mutant(odd_terms_of_half_a_vector_lost kernels cpu/kernels/products.inc
+    [[store_half(strip, row + i, even + odd);]]
+    [[store_half(strip, row + i, even);]])
+  mutant(odd_rows_of_half_a_vector_lost kernels cpu/kernels/products.inc
+    [[store_half(strip, row + 2 * i + 1, odd);]]
+    [[store_half(strip, row + 2 * i + 1, even);]])
+  mutant(half_a_vector_not_added kernels cpu/kernels/products.inc
+    [[if (strip.add) v += load_half(to);]]
+    [[]])
+  mutant(half_a_vector_not_scaled kernels cpu/kernels/products.inc
+    [[if (strip.scale != nullptr) v *= strip.scale[row];]]
+    [[]])
+  mutant(half_a_vector_of_odd_depth kernels cpu/kernels/products.inc
+    [[(Transposed ? p.rows : count) % 2 == 0]]
+    [[(Transposed ? p.rows : 2 * count) % 2 == 0]])
+else()
+  message(STATUS "Not planted, for want of AVX-512: five faults.")
+endif()
 
 # Policies
 mutant(axes_swapped policy policy/block_geometry.hpp
@@ -211,25 +343,46 @@ mutant(block_causal_past_without_the_own_block causal cpu/plan.hpp
   [[past_lag = masks_own_block<L> ? 1 : 0;]]
   [[past_lag = 1;]])
 mutant(causal_own_weight_dropped causal cpu/forward_unit.hpp
-  [[scale_rows(own.values, own_weight);]]
-  [[]])
+  [[own_weight, {}, own.values);]]
+  [[A(1), {}, own.values);]])
 mutant(causal_own_weight_dropped_from_key_sums causal cpu/forward_unit.hpp
   [[running_key_sums<A>(own.features, own_weight,]]
   [[running_key_sums<A>(own.features, A(1),]])
 mutant(causal_tile_not_taken_up causal cpu/forward_unit.hpp
-  [[absorb_own_tile<A>(own.rotated, own.values, mixed.summary(i));]]
+  [[absorb_own_tile<A>(own.rotated, own.values, unit.orientation, mixed.summary(i));]]
   [[static_cast<void>(own);]])
 mutant(causal_tile_not_taken_up_in_backward causal cpu/backward_unit.hpp
-  [[absorb_own_tile<A>(own.rotated, own.values, mixed.summary(i));]]
+  [[absorb_own_tile<A>(own.rotated, own.values, unit.orientation, mixed.summary(i));]]
   [[static_cast<void>(own);]])
+mutant(causal_last_but_one_tile_not_taken_up causal cpu/forward_unit.hpp
+  [[if (t + 1 < block.first_tile + block.tiles)]]
+  [[if (t + 2 < block.first_tile + block.tiles)]])
+mutant(causal_last_but_one_tile_not_taken_up_in_backward causal cpu/backward_unit.hpp
+  [[if (request.query_features() && t + 1 <]]
+  [[if (request.query_features() && t + 2 <]])
+mutant(causal_gradients_of_last_tile_for_all causal cpu/backward_unit.hpp
+  [[if (last) {  // no later tile]]
+  [[if (last || first) {  // no later tile]])
+mutant(causal_last_tile_with_old_gradients causal cpu/backward_unit.hpp
+  [[if (last) {  // no later tile]]
+  [[if (last && first) {  // no later tile]])
+mutant(causal_last_tile_added_to_old_gradients causal cpu/backward_unit.hpp
+  [[last && g == plan.heads_of(matrix).first ? Into::overwrite : Into::add]]
+  [[Into::add]])
+mutant(causal_later_heads_overwrite causal cpu/backward_unit.hpp
+  [[last && g == plan.heads_of(matrix).first ? Into::overwrite : Into::add]]
+  [[last ? Into::overwrite : Into::add]])
+mutant(causal_no_tile_left_for_the_first causal cpu/backward_unit.hpp
+  [[if (!first)  // an earlier tile]]
+  [[if (!first && last)  // an earlier tile]])
 mutant(causal_key_sum_a_token_late causal cpu/intra_block.hpp
   [[add_scaled_row(running.data, own_weight, keys.row(t), keys.cols);
     copy_row(sums.row(t), running.data, keys.cols);]]
   [[copy_row(sums.row(t), running.data, keys.cols);
     add_scaled_row(running.data, own_weight, keys.row(t), keys.cols);]])
 mutant(causal_tiles_of_keys_first_to_last causal cpu/backward_unit.hpp
-  [[for (Index t = block.tiles - 1; t >= 0; --t) {]]
-  [[for (Index t = 0; t < block.tiles; ++t) {]])
+  [[for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {]]
+  [[for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {]])
 mutant(causal_dm_ii_dropped causal cpu/backward_unit.hpp
   [[inner_product<A>(keys.rotated, own_keys) + inner_product<A>(keys.features, own_key_sums);]]
   [[A(0);]])
@@ -252,11 +405,18 @@ mutant(causal_w_of_the_block_before causal cpu/backward_unit.hpp
   [[std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));]]
   [[]])
 mutant(causal_ds_with_the_own_block causal cpu/block_mixing.hpp
-  [[first + grad.rows - 1 + lag);]]
-  [[first + grad.rows - 1);]])
+  [[mixing.rows - first - lag};]]
+  [[mixing.rows - first};]])
+mutant(causal_ds_not_mirrored causal cpu/block_mixing.hpp
+  [[mirrored.data = panel.row(from);
+    mirrored.stride = -panel.stride;]]
+  [[static_cast<void>(from);]])
+mutant(causal_weights_of_ds_not_mirrored causal cpu/block_mixing.hpp
+  [=[mixing.row(last_row - k)[first + last - r]]=]
+  [=[mixing.row(last_row - k)[first + r]]=])
 mutant(causal_dmix_without_its_last_column causal cpu/block_mixing.hpp
-  [[for (Index b = seen_by_all + top - 1; b <= first + i - lag; ++b)]]
-  [[for (Index b = seen_by_all + top - 1; b < first + i - lag; ++b)]])
+  [[for (Index b = seen_by_all; b <= first + i - lag; ++b)]]
+  [[for (Index b = seen_by_all; b < first + i - lag; ++b)]])
 
 # Packed and padded batches
 mutant(packed_corner_of_the_longest causal cpu/plan.hpp
@@ -286,18 +446,14 @@ mutant(decode_position_of_the_call causal decoding.hpp
   [[cpu::TokenRun run{done, tile.tokens, {0, 0, position}};]]
   [[cpu::TokenRun run{done, tile.tokens, {0, 0, done}};]])
 mutant(decode_summary_a_block_late causal cpu/decode_step.hpp
-  [[mix<A>(Panel<const A>{next, 1, tile.block, tile.block}, summaries,]]
-  [[mix<A>(Panel<const A>{next, 1, tile.block - 1, tile.block}, summaries.row_range(0, tile.block - 1),]])
+  [[panel(next, 1, tile.block), summaries);]]
+  [[panel(next, 1, tile.block - 1), summaries.row_range(0, tile.block - 1));]])
 mutant(decode_key_sum_a_block_late causal cpu/decode_step.hpp
-  [[mix<A>(Panel<const A>{next, 1, block + 1, block + 1},
-           panel(unit.key_sums.data, block + 1, e.feature_dim),]]
-  [[mix<A>(Panel<const A>{next, 1, block, block},
-           panel(unit.key_sums.data, block, e.feature_dim),]])
+  [[panel(next, 1, block + 1), panel(unit.key_sums.data, block + 1, e.feature_dim));]]
+  [[panel(next, 1, block), panel(unit.key_sums.data, block, e.feature_dim));]])
 mutant(decode_closing_block_forgotten causal cpu/decode_step.hpp
-  [[if (tile.block >= 1)
-    add(]]
-  [[if (tile.block >= 99)
-    add(]])
+  [[if (tile.block >= 1) add(]]
+  [[if (tile.block >= 99) add(]])
 mutant(decode_past_its_capacity causal decoding.hpp
   [[if (position(s) + tokens > capacity_)]]
   [[if (position(s) + tokens > capacity_ + 1)]])
@@ -307,3 +463,63 @@ mutant(decode_state_unchecked causal decoding.hpp
 mutant(extend_by_the_first_row causal mixing_matrix.hpp
   [[return known(head, blocks - 1, std::max(Index{0}, blocks - 1 - (i - b)));]]
   [[return known(head, 0, std::max(Index{0}, blocks - 1 - (i - b)));]])
+
+# 16-bit storage
+mutant(bfloat16_taken_for_half sixteen_bits eigen/storage.hpp
+  [[using type = BFloat16;]]
+  [[using type = Half;]])
+mutant(store_bfloat16_cut_off sixteen_bits core/scalar.hpp
+  [[(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16]]
+  [[bits >> 16]])
+mutant(store_bfloat16_ties_away_from_zero sixteen_bits core/scalar.hpp
+  [[(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16]]
+  [[(bits + 0x8000u) >> 16]])
+mutant(store_bfloat16_rounds_a_nan sixteen_bits core/scalar.hpp
+  [[(nan & is_nan) | (rounded & ~is_nan)]]
+  [[rounded]])
+mutant(store_half_ties_down sixteen_bits core/scalar.hpp
+  [[+ ((bits >> 13) & 1u) -]]
+  [[-]])
+mutant(store_half_without_subnormals sixteen_bits core/scalar.hpp
+  [[finite = (subnormal & is_small) | (normal & ~is_small);]]
+  [[finite = normal & ~is_small;]])
+mutant(load_half_without_subnormals sixteen_bits core/scalar.hpp
+  [[above_half - 0.5f]]
+  [[0.0f]])
+mutant(load_half_with_finite_nan sixteen_bits core/scalar.hpp
+  [[(112 << 23) + more;]]
+  [[(112 << 23);]])
+
+# A fork-join team and its device
+mutant(fork_join_error_lost fork_join fork_join.hpp
+  [[if (call.error) std::rethrow_exception(call.error);]]
+  [[]])
+mutant(fork_join_task_drawn_twice fork_join fork_join.hpp
+  [[for (Index drawn = next++; drawn < tasks; drawn = next++) task(drawn, slot);]]
+  [[for (Index drawn = next; drawn < tasks; drawn = ++next) task(drawn, slot);]])
+mutant(fork_join_last_task_never_drawn fork_join fork_join.hpp
+  [[for (Index drawn = next++; drawn < tasks; drawn = next++) task(drawn, slot);]]
+  [[for (Index drawn = next++; drawn + 1 < tasks; drawn = next++) task(drawn, slot);]])
+mutant(fork_join_nested_on_the_first_slot fork_join fork_join.hpp
+  [[for (Index i = 0; i < tasks; ++i) task(i, own);]]
+  [[for (Index i = 0; i < tasks; ++i) task(i, Index{0});]])
+mutant(fork_join_slot_of_two_threads fork_join fork_join.hpp
+  [[[this, slot] { work(slot); }]]
+  [[[this] { work(1); }]])
+mutant(fork_join_returns_too_early fork_join fork_join.hpp
+  [[wait_until([&] { return (inside = inside_) == 0; }, [&] { inside_.wait(inside); });]]
+  [[static_cast<void>(inside);]])
+mutant(fork_join_wakes_one_too_few fork_join fork_join.hpp
+  [[for (Index i = 1; i < tasks; ++i) epoch_.notify_one();]]
+  [[for (Index i = 2; i < tasks; ++i) epoch_.notify_one();]])
+mutant(device_without_its_team fork_join eigen/fork_join_device.hpp
+  [[return device.team();]]
+  [[static_cast<void>(device);
+  static constexpr SerialExecutor serial;
+  return serial;]])
+mutant(device_without_the_last_elements fork_join eigen/fork_join_device.hpp
+  [[for (; i < size; ++i) evaluator.evalScalar(i);]]
+  [[]])
+mutant(device_past_the_last_elements fork_join eigen/fork_join_device.hpp
+  [[i + width <= size]]
+  [[i < size]])

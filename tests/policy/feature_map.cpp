@@ -54,8 +54,8 @@ Row softmax(const Row& x) {
 }
 
 // phi of a row, whichever kind the map is.
-template <class Map, class T>
-std::vector<T> features(const Map& map, const std::vector<T>& x) {
+template <class Map, class T, class Allocator>
+std::vector<T> features(const Map& map, const std::vector<T, Allocator>& x) {
   std::vector<T> y(static_cast<std::size_t>(mhla::feature_dim(map, static_cast<Index>(x.size()))));
   if constexpr (mhla::RowwiseFeatureMap<Map>) {
     map.value(Span<const T>{x.data(), static_cast<Index>(x.size())},
@@ -67,8 +67,9 @@ std::vector<T> features(const Map& map, const std::vector<T>& x) {
 }
 
 // J^T grad of a row.
-template <class Map, class T>
-std::vector<T> adjoint(const Map& map, const std::vector<T>& x, const std::vector<T>& grad) {
+template <class Map, class T, class Allocator>
+std::vector<T> adjoint(const Map& map, const std::vector<T, Allocator>& x,
+                       const std::vector<T, Allocator>& grad) {
   std::vector<T> result(x.size());
   if constexpr (mhla::RowwiseFeatureMap<Map>) {
     map.vjp(Span<const T>{x.data(), static_cast<Index>(x.size())},

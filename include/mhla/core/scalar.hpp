@@ -10,13 +10,17 @@
 
 MHLA_NAMESPACE_BEGIN
 
+// Tensors of 16 bits mostly belong to somebody else, as Eigen::bfloat16, __nv_bfloat16 or plain
+// uint16_t of the same representation. may_alias is the compilers' promise that memory may be read
+// and written through our types whatever type its owner gave it, as through char.
+
 /// bfloat16 as it lies in memory: the upper half of a float. A storage type without arithmetic.
-struct BFloat16 {
+struct [[gnu::may_alias]] BFloat16 {
   std::uint16_t bits;
 };
 
 /// IEEE binary16 as it lies in memory. A storage type without arithmetic.
-struct Half {
+struct [[gnu::may_alias]] Half {
   std::uint16_t bits;
 };
 
@@ -41,6 +45,12 @@ MHLA_HOST_DEVICE To reinterpret(From from) {
   memcpy(&to, &from, sizeof(To));
   return to;
 }
+
+// The 16-bit conversions compute every case and choose by such a mask: with a branch, a loop over a
+// row would not be vectorized.
+MHLA_HOST_DEVICE constexpr std::int32_t all_ones_if(bool condition) {
+  return -static_cast<std::int32_t>(condition);
+}
 }  // namespace scalar_traits
 
 /// The type products are summed in, mix and its gradient are given in: float for the 16-bit
@@ -64,15 +74,18 @@ MHLA_HOST_DEVICE inline float load(BFloat16 stored) {
 }
 
 MHLA_HOST_DEVICE inline float load(Half stored) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(stored.bits & 0x8000u) << 16;
-  const std::uint32_t exponent = (stored.bits >> 10) & 0x1fu;
-  const std::uint32_t mantissa = stored.bits & 0x3ffu;
-  if (exponent == 0) {  // zero and subnormals: mantissa * 2^-24 is exact in float
-    const float magnitude = static_cast<float>(mantissa) * 5.9604644775390625e-8f;
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  const std::uint32_t wide_exponent = exponent == 0x1fu ? 0xffu : exponent + 112u;
-  return scalar_traits::reinterpret<float>(sign | (wide_exponent << 23) | (mantissa << 13));
+  using scalar_traits::all_ones_if;
+  const std::int32_t magnitude = stored.bits & 0x7fff;
+  // Zero and subnormals, magnitude * 2^-24: the last bit of 0.5 is 2^-24.
+  const float above_half = scalar_traits::reinterpret<float>(0x3f000000 + magnitude);
+  const auto subnormal = scalar_traits::reinterpret<std::int32_t>(above_half - 0.5f);
+  // The exponent's bias is 112 larger in float, and that of infinity and NaN another 112.
+  const std::int32_t more = all_ones_if(magnitude >= 0x7c00) & (112 << 23);
+  const std::int32_t normal = (magnitude << 13) + (112 << 23) + more;
+  const std::int32_t is_small = all_ones_if(magnitude < 0x400);
+  const std::int32_t wide = (subnormal & is_small) | (normal & ~is_small);
+  const std::uint32_t sign = static_cast<std::uint32_t>(stored.bits & 0x8000) << 16;
+  return scalar_traits::reinterpret<float>(static_cast<std::uint32_t>(wide) | sign);
 }
 
 /// Stores a value, rounding to nearest, ties to even. NaN stays NaN, too large becomes infinity.
@@ -82,30 +95,34 @@ MHLA_HOST_DEVICE constexpr void store(T& stored, A value) {
 }
 
 MHLA_HOST_DEVICE inline void store(BFloat16& stored, float value) {
-  const std::uint32_t bits = scalar_traits::reinterpret<std::uint32_t>(value);
-  if (value != value) {  // the rounding below could carry a NaN into infinity
-    stored.bits = static_cast<std::uint16_t>((bits >> 16) | 0x40u);
-    return;
-  }
-  stored.bits = static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  using scalar_traits::all_ones_if;
+  const auto bits = scalar_traits::reinterpret<std::uint32_t>(value);
+  // Rounding could carry a NaN into infinity: it is cut off, and made quiet.
+  const auto magnitude = static_cast<std::int32_t>(bits & 0x7fffffffu);
+  const auto is_nan = static_cast<std::uint32_t>(all_ones_if(magnitude > 0x7f800000));
+  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t nan = (bits >> 16) | 0x40u;
+  stored.bits = static_cast<std::uint16_t>((nan & is_nan) | (rounded & ~is_nan));
 }
 
 MHLA_HOST_DEVICE inline void store(Half& stored, float value) {
-  const std::uint32_t bits = scalar_traits::reinterpret<std::uint32_t>(value);
-  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
-  const std::uint32_t magnitude = bits & 0x7fffffffu;
-  std::uint32_t half = 0;
-  if (magnitude > 0x7f800000u) {  // NaN
-    half = 0x7e00u;
-  } else if (magnitude >= 0x477ff000u) {  // 65520 and above round to infinity
-    half = 0x7c00u;
-  } else if (magnitude >= 0x38800000u) {  // normal: drop 13 mantissa bits, round to even
-    half = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
-  } else {  // subnormal: adding 0.5 lets the float unit round at 2^-24
-    const float shifted = scalar_traits::reinterpret<float>(magnitude) + 0.5f;
-    half = scalar_traits::reinterpret<std::uint32_t>(shifted) - 0x3f000000u;
-  }
-  stored.bits = static_cast<std::uint16_t>(sign | half);
+  using scalar_traits::all_ones_if;
+  const auto bits = scalar_traits::reinterpret<std::uint32_t>(value);
+  const auto magnitude = static_cast<std::int32_t>(bits & 0x7fffffffu);
+  // Normal: drop 13 bits of the mantissa, round to even. (Below that it wraps, and is not chosen.)
+  const std::uint32_t rounded = (bits & 0x7fffffffu) + 0xfffu + ((bits >> 13) & 1u) - 0x38000000u;
+  const auto normal = static_cast<std::int32_t>(rounded >> 13);
+  // Subnormal: adding 0.5 lets the float unit round at 2^-24.
+  const float above_half = scalar_traits::reinterpret<float>(magnitude) + 0.5f;
+  const std::int32_t subnormal = scalar_traits::reinterpret<std::int32_t>(above_half) - 0x3f000000;
+  const std::int32_t is_small = all_ones_if(magnitude < 0x38800000);
+  const std::int32_t is_large = all_ones_if(magnitude >= 0x477ff000);  // 65520 and above
+  const std::int32_t is_nan = all_ones_if(magnitude > 0x7f800000);
+  const std::int32_t finite = (subnormal & is_small) | (normal & ~is_small);
+  const std::int32_t large = 0x7c00 | (is_nan & 0x200);
+  const std::int32_t half = (large & is_large) | (finite & ~is_large);
+  const std::uint32_t sign = (bits >> 16) & 0x8000u;
+  stored.bits = static_cast<std::uint16_t>(static_cast<std::uint32_t>(half) | sign);
 }
 
 MHLA_NAMESPACE_END

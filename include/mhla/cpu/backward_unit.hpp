@@ -50,9 +50,9 @@ template <class L, class A>
 SummaryRows<A> mixed_gradients(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix) {
   const Extents& e = plan.extents;
   const Index row = matrix * e.query_blocks;
-  return SummaryRows<A>(unit.memory.grad_mixed_summaries.data + row * e.summary_size(),
-                        unit.memory.grad_mixed_key_sums.data + row * e.feature_dim, e, 0,
-                        unit.queries.blocks, mixes_key_sums<L>);
+  return SummaryRows<A>(unit.memory.grad_mixed_summaries.data + row * e.summary_stride(),
+                        unit.memory.grad_mixed_key_sums.data + row * e.feature_dim, e,
+                        unit.orientation, 0, unit.queries.blocks, mixes_key_sums<L>);
 }
 
 /// Where a query head's dQ^r of a tile waits until dR is known (MixedProduct).
@@ -70,9 +70,16 @@ template <class L, class T, class A>
 Panel<A> pack_grad_numerators(const Operands<L, T>& operands, const TensorView<const T, 4>& dy,
                               const Unit<A>& unit, Index head, const TokenTile& tile,
                               Span<const A> denominators, const SlotScratch<A>& scratch) {
+  const BlockTable& table = operands.plan.tables.queries;
   const Panel<A> u = panel(scratch.values.data, tile.tokens, operands.plan.extents.value_dim);
-  gather(operands.plan.tables.queries, tile, TokenRows<const T>(dy, unit.queries.batch, head), u);
-  divide_rows<A>(u, denominators);
+  const TokenRows<const T> rows(dy, unit.queries.batch, head);
+  const Span<A> inverses{scratch.inverses.data, denominators.size};
+  if (invert<A>(denominators, inverses)) {
+    gather<T, A>(table, tile, rows, A(1), inverses, u);
+  } else {
+    gather<T, A>(table, tile, rows, A(1), {}, u);
+    divide_rows<A>(u, denominators);
+  }
   return u;
 }
 
@@ -80,19 +87,26 @@ Panel<A> pack_grad_numerators(const Operands<L, T>& operands, const TensorView<c
 template <class L, class T, class A>
 void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
                             const Unit<A>& unit, Index g, const SummaryRows<A>& mixed, Index i,
-                            const TokenTile& tile, const OwnTile<A>& own,
+                            Index tile_index, const TileSpan& tiles, const OwnTile<A>& own,
                             const SummaryRows<A>& grad, Into into, const SlotScratch<A>& scratch) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
+  const BlockTable& table = plan.tables.queries;
+  const TokenTile& tile = table.tiles[tile_index];
   const Index head = unit.kv_head * e.group_size + g;
   const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
-  const FeaturePanels<A> q =
-      pack_tile(operands, operands.scale(), plan.tables.queries, tile, queries, scratch);
+  const FeaturePanels<A> q = pack_tile(operands, operands.scale(), table, tile, queries, scratch);
   const Span<const A> denominators =
       tile_denominators(operands, unit, g, mixed, i, tile, own, q.features, scratch);
   const Panel<A> u =
       pack_grad_numerators(operands, request.dy, unit, head, tile, denominators, scratch);
-  if (request.mixed_summaries()) read_out_summary_gradient<A>(q.rotated, u, grad.summary(i), into);
+  Prefetch results =
+      prefetch_tile(table, tile_index, tiles,
+                    TokenRows<T>(request.gradients.query.view, unit.queries.batch, head));
+  Prefetch next = prefetch_tile(table, tile_index + 1, tiles, queries,
+                                TokenRows<const T>(request.dy, unit.queries.batch, head));
+  if (request.mixed_summaries())
+    read_out_summary_gradient<A>(q.rotated, u, grad.summary(i), into, &next);
   if constexpr (keeps_denominators<L>)
     copy_row(tile_offsets(e, unit.memory.denominators, g, i, tile).data, denominators.data,
              tile.tokens);
@@ -100,11 +114,11 @@ void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardReques
 
   Panel<A> grad_features = panel(scratch.grad_features.data, tile.tokens, e.feature_dim);
   if constexpr (mixes_products<L>) grad_features = waiting_query_features(plan, unit, g, i, tile);
-  read_out_query_gradient<A>(u, mixed.summary(i), grad_features);
+  read_out_query_gradient<A>(u, mixed.summary(i), grad_features, &results);
   if constexpr (masks_own_block<L>)
     read_out_own_tile_query_gradient<A>(u, own.rotated, own.values, own.scores, grad_features);
 
-  FeatureGradients<A> total{grad_features, {}};
+  FeatureGradients<A> total{grad_features};
   if constexpr (normalizes<L>) {
     Span<A> c{scratch.grad_denominators.data, tile.tokens};
     if constexpr (mixes_products<L> || keeps_denominators<L>)
@@ -114,17 +128,13 @@ void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardReques
 
     if (request.mixed_summaries())
       read_out_key_sum_gradient<A>(q.features, c, grad.key_sum(i), into);
-    if (!request.query()) return;
-    total.unrotated = panel(scratch.grad_unrotated.data, tile.tokens, e.feature_dim);
-    if constexpr (masks_own_block<L>) {
-      weighted_rows(total.unrotated, c, own.key_sums);
-    } else {
-      outer_product(total.unrotated, c, mixed.key_sum(i));
-    }
+    total.weights = c;
+    total.unrotated = every_row(mixed.key_sum(i));
+    if (masks_own_block<L>) total.unrotated = own.key_sums.placed();
   }
   if (request.query())
-    unpack_feature_gradient(operands.variant.feature_map, plan.rotation, operands.scale(),
-                            plan.tables.queries, tile, queries, total,
+    unpack_feature_gradient(operands.variant.feature_map, plan.rotation, operands.scale(), table,
+                            tile, queries, total,
                             TokenRows<T>(request.gradients.query.view, unit.queries.batch, head),
                             request.update, scratch.row);
 }
@@ -135,7 +145,8 @@ void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardReques
                             const Unit<A>& unit, const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const RowGroups groups(unit.queries.blocks);
+  const RowGroups groups = row_groups<L>(unit.queries.blocks);
+  const TileSpan tiles = tiles_of(plan.tables.queries, unit.queries);
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
@@ -145,20 +156,20 @@ void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardReques
       for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
         const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
         if (block.tiles == 0) clear(grad.summary(i), grad.key_sum(i));
-        for (Index t = 0; t < block.tiles; ++t) {
-          const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + t];
+        for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
           OwnTile<A> own;
           if constexpr (masks_own_block<L>)
-            own = pack_own_tile(operands, unit, tile, unit_mixing(plan, unit, matrix).row(i)[i],
-                                mixed.key_sum(i), scratch);
+            own =
+                pack_own_tile(operands, unit, plan.tables.queries.tiles[t],
+                              unit_mixing(plan, unit, matrix).row(i)[i], mixed.key_sum(i), scratch);
           for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g) {
-            const bool first = t == 0 && g == plan.heads_of(matrix).first;
-            read_out_tile_gradient(operands, request, unit, g, mixed, i, tile, own, grad,
+            const bool first = t == block.first_tile && g == plan.heads_of(matrix).first;
+            read_out_tile_gradient(operands, request, unit, g, mixed, i, t, tiles, own, grad,
                                    first ? Into::overwrite : Into::add, scratch);
           }
           if constexpr (masks_own_block<L>)
-            if (request.query_features())
-              absorb_own_tile<A>(own.rotated, own.values, mixed.summary(i));
+            if (request.query_features() && t + 1 < block.first_tile + block.tiles)
+              absorb_own_tile<A>(own.rotated, own.values, unit.orientation, mixed.summary(i));
         }
       }
     }
@@ -192,18 +203,17 @@ void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
       for (Index t = 0; t < block.tiles; ++t) {
         const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + t];
         const Span<A> weight = tile_offsets(e, grad_products, g, i, tile);
-        const Panel<A> unrotated = panel(scratch.grad_unrotated.data, tile.tokens, e.feature_dim);
         if (request.gradients.key.wanted) {
           const FeaturePanels<A> q =
               pack_tile(operands, operands.scale(), plan.tables.queries, tile, queries, scratch);
           own_key_sum_gradient<A>(q.features, weight, grad_key_sum, Into::add);
         }
         if (!request.query()) continue;
-        outer_product(unrotated, weight, unit.summaries.key_sum(i));
         unpack_feature_gradient(
             operands.variant.feature_map, plan.rotation, operands.scale(), plan.tables.queries,
             tile, queries,
-            FeatureGradients<A>{waiting_query_features(plan, unit, g, i, tile), unrotated},
+            FeatureGradients<A>{waiting_query_features(plan, unit, g, i, tile), weight,
+                                every_row(unit.summaries.key_sum(i))},
             TokenRows<T>(request.gradients.query.view, unit.queries.batch, head), request.update,
             scratch.row);
       }
@@ -217,7 +227,7 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
                               const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const RowGroups groups(unit.queries.blocks);
+  const RowGroups groups = row_groups<L>(unit.queries.blocks);
   loop.parallel_for(groups.count, [&](Index group, Index) {
     const Index first = groups.begin(group);
     const Index rows = groups.size(group);
@@ -259,20 +269,21 @@ SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
                                   const SlotScratch<A>& scratch) {
   const Plan<L, A>& plan = operands.plan;
   const SummaryRows<A> grad(scratch.mixed_summaries.data, scratch.mixed_key_sums.data, plan.extents,
-                            groups.begin(group), groups.size(group), normalizes<L>);
-  if (plan.extents.matrices == 0) {  // no query head reads this kv head
-    std::fill_n(grad.summaries.data, grad.summaries.rows * grad.summaries.cols, A(0));
-    std::fill_n(grad.key_sums.data, grad.key_sums.rows * grad.key_sums.cols, A(0));
-  }
+                            unit.orientation, groups.begin(group), groups.size(group),
+                            normalizes<L>);
+  if (plan.extents.matrices == 0)  // no query head reads this kv head
+    for (Index b = grad.first; b < grad.first + grad.summaries.rows; ++b)
+      clear(grad.summary(b), grad.key_sum(b));
   for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
     const Into into = matrix == 0 ? Into::overwrite : Into::add;
     const SummaryRows<A> grad_mixed = mixed_gradients(plan, unit, matrix);
     const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
     const auto mix_columns = [&](const Panel<A>& from, const Panel<A>& to) {
       if constexpr (sees_past_only<L>) {
-        mix_past_summary_gradient<A>(mixing, grad.first, past_lag<L>, from, to, into);
+        mix_past_summary_gradient<A>(mixing, grad.first, past_lag<L>, from, to, into,
+                                     scratch.weights);
       } else {
-        mix_summary_gradient<A>(mixing, grad.first, from, to, into);
+        mix_summary_gradient<A>(mixing, grad.first, from, to, into, scratch.weights);
       }
     };
     mix_columns(grad_mixed.summaries, grad.summaries);
@@ -299,24 +310,26 @@ KeyTile<A> pack_key_tile(const Operands<L, T>& operands, const TokenTile& tile,
   const auto of = [&](Span<A> usual, Span<A> own, Index dim) {
     return panel(masks_own_block<L> ? own.data : usual.data, tile.tokens, dim);
   };
-  const KeyTile<A> k{{of(scratch.features, scratch.own.features, e.feature_dim),
+  const KeyTile<A> k{{normalizes<L> ? of(scratch.features, scratch.own.features, e.feature_dim)
+                                    : of(scratch.rotated, scratch.own.rotated, e.feature_dim),
                       of(scratch.rotated, scratch.own.rotated, e.feature_dim)},
                      of(scratch.values, scratch.own.values, e.value_dim)};
   pack_features(operands.variant.feature_map, plan.rotation, A(1), plan.tables.keys, tile, keys,
                 k.features.features, k.features.rotated, scratch.row);
-  gather(plan.tables.keys, tile, values, k.values);
+  gather<T, A>(plan.tables.keys, tile, values, A(1), {}, k.values);
   return k;
 }
 
 /// What the queries of a key tile's own block send back to it (Causal): adds m_bb times that to the
 /// tile's gradients, and m_bb's own to `grad_mixing`; then takes the tile's queries up into dP and
-/// w. Tiles come last to first.
+/// w. Tiles come last to first: `last` and `first` of the block.
 template <class L, class T, class A>
 void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                           const Unit<A>& unit, Index b, const TokenTile& tile,
-                           const FeaturePanels<A>& keys, const Panel<A>& values,
-                           const FeatureGradients<A>& grad_keys, const Panel<A>& grad_values,
-                           A* grad_mixing, const SlotScratch<A>& scratch) {
+                           const Unit<A>& unit, Index b, const TokenTile& tile, bool last,
+                           bool first, const FeaturePanels<A>& keys, const Panel<A>& values,
+                           const FeatureGradients<A>& grad_keys, const Panel<A>& grad_unrotated,
+                           const Panel<A>& grad_values, A* grad_mixing,
+                           const SlotScratch<A>& scratch) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
   const Panel<A> scores = panel(scratch.own.scores.data, tile.tokens, tile.tokens);
@@ -327,12 +340,16 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
   const bool keys_wanted = request.gradients.key.wanted || request.mixing();
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     const Panel<A> grad_summary = panel(scratch.own.grad_summaries.data + matrix * e.summary_size(),
-                                        e.feature_dim, e.value_dim);
-    if (keys_wanted) summarize_key_gradient<A>(values, grad_summary, own_keys);
-    if (request.gradients.value.wanted)
-      summarize_value_gradient<A>(keys.rotated, grad_summary, own_values);
-    for (Index r = 0; r < own_key_sums.rows; ++r)
-      std::fill_n(own_key_sums.row(r), e.feature_dim, A(0));
+                                        e.value_dim, e.feature_dim);
+    if (last) {  // no later tile has left anything in dP
+      clear(own_keys);
+      clear(own_values);
+    } else {
+      if (keys_wanted) summarize_key_gradient<A>(values, grad_summary, own_keys, nullptr);
+      if (request.gradients.value.wanted)
+        multiply_right_transposed<A>(own_values, keys.rotated, grad_summary);
+    }
+    clear(own_key_sums);
 
     for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g) {
       const Index head = unit.kv_head * e.group_size + g;
@@ -350,7 +367,10 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
       if (normalizes<L> && keys_wanted)
         add_weighted_rows<A>(
             own_key_sums, tile_offsets(e, unit.memory.grad_denominators, g, b, tile), q.features);
-      read_out_summary_gradient<A>(q.rotated, u, grad_summary, Into::add);
+      if (!first)  // an earlier tile will ask for it
+        read_out_summary_gradient<A>(
+            q.rotated, u, grad_summary,
+            last && g == plan.heads_of(matrix).first ? Into::overwrite : Into::add, nullptr);
     }
     if (normalizes<L> && keys_wanted)
       accumulate_backwards<A>(
@@ -362,7 +382,7 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
           inner_product<A>(keys.rotated, own_keys) + inner_product<A>(keys.features, own_key_sums);
     if (request.gradients.key.wanted) {
       add_scaled(grad_keys.rotated, own_weight, own_keys);
-      if constexpr (normalizes<L>) add_scaled(grad_keys.unrotated, own_weight, own_key_sums);
+      if constexpr (normalizes<L>) add_scaled(grad_unrotated, own_weight, own_key_sums);
     }
     if (request.gradients.value.wanted) add_scaled(grad_values, own_weight, own_values);
   }
@@ -376,43 +396,60 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
   const Extents& e = plan.extents;
   const TokenRows<const T> key_rows(operands.k, unit.keys.batch, unit.kv_head);
   const TokenRows<const T> value_rows(operands.v, unit.keys.batch, unit.kv_head);
-  const RowGroups groups(unit.keys.blocks);
+  const BlockTable& table = plan.tables.keys;
+  const TileSpan tiles = tiles_of(table, unit.keys);
+  const RowGroups groups = row_groups<L>(unit.keys.blocks);
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
     const SummaryRows<A> grad = mix_group_gradient(operands, request, unit, groups, group, scratch);
     for (Index b = groups.begin(group); b < groups.begin(group + 1); ++b) {
-      const BlockSpan& block = plan.tables.keys.blocks[unit.keys.first_block + b];
+      const BlockSpan& block = table.blocks[unit.keys.first_block + b];
       Span<const A> grad_key_sum = grad.key_sum(b);
       if constexpr (mixes_products<L>)
         grad_key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
-      std::fill_n(scratch.own.grad_summaries.data, scratch.own.grad_summaries.size, A(0));
       std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));
+      const Panel<A> grad_summary = panel(scratch.transposed.data, e.feature_dim, e.value_dim);
+      if (request.gradients.value.wanted) transpose<A>(grad_summary, grad.summary(b));
       // From the last tile on: under Causal later queries send gradients back to earlier keys.
-      for (Index t = block.tiles - 1; t >= 0; --t) {
-        const TokenTile& tile = plan.tables.keys.tiles[block.first_tile + t];
+      for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
+        const TokenTile& tile = table.tiles[t];
         const KeyTile<A> k = pack_key_tile(operands, tile, key_rows, value_rows, scratch);
+        const TokenRows<T> value_results(request.gradients.value.view, unit.keys.batch,
+                                         unit.kv_head);
+        const TokenRows<T> key_results(request.gradients.key.view, unit.keys.batch, unit.kv_head);
+        Prefetch results = prefetch_tile(table, t, tiles, value_results, key_results);
+        Prefetch next = prefetch_tile(table, t - 1, tiles, key_rows, value_rows);
         const Panel<A> grad_values = panel(scratch.grad_values.data, tile.tokens, e.value_dim);
-        const FeatureGradients<A> grad_keys{
-            panel(scratch.grad_features.data, tile.tokens, e.feature_dim),
-            panel(scratch.grad_unrotated.data, normalizes<L> ? tile.tokens : 0, e.feature_dim)};
-        if (request.gradients.value.wanted)
-          summarize_value_gradient<A>(k.features.rotated, grad.summary(b), grad_values);
-        if (request.gradients.key.wanted) {
-          summarize_key_gradient<A>(k.values, grad.summary(b), grad_keys.rotated);
-          outer_product(grad_keys.unrotated, {}, grad_key_sum);
-        }
-        if constexpr (masks_own_block<L>)
-          add_own_tile_gradient(operands, request, unit, b, tile, k.features, k.values, grad_keys,
-                                grad_values, grad_mixing, scratch);
-        if (request.gradients.value.wanted)
-          scatter<T, A>(plan.tables.keys, tile, grad_values,
-                        TokenRows<T>(request.gradients.value.view, unit.keys.batch, unit.kv_head),
-                        request.update);
+        const bool values_in_one_step = !masks_own_block<L> &&
+                                        is_in_place_of_products<A>(value_results) &&
+                                        request.update == Update::overwrite;
+        FeatureGradients<A> grad_keys{
+            panel(scratch.grad_features.data, tile.tokens, e.feature_dim)};
+        if (normalizes<L>) grad_keys.unrotated = every_row(grad_key_sum);
         if (request.gradients.key.wanted)
-          unpack_feature_gradient(
-              operands.variant.feature_map, plan.rotation, A(1), plan.tables.keys, tile, key_rows,
-              grad_keys, TokenRows<T>(request.gradients.key.view, unit.keys.batch, unit.kv_head),
-              request.update, scratch.row);
+          summarize_key_gradient<A>(k.values, grad.summary(b), grad_keys.rotated, &results);
+        if (request.gradients.value.wanted)
+          summarize_value_gradient<A>(k.features.rotated, grad_summary,
+                                      values_in_one_step
+                                          ? in_place_of_products<A>(table, tile, value_results)
+                                          : grad_values.placed(),
+                                      &next);
+        if constexpr (masks_own_block<L>) {
+          const Panel<A> unrotated =
+              panel(scratch.grad_unrotated.data, normalizes<L> ? tile.tokens : 0, e.feature_dim);
+          for (Index r = 0; r < unrotated.rows; ++r)
+            copy_row(unrotated.row(r), grad_key_sum.data, e.feature_dim);
+          if (normalizes<L>) grad_keys.unrotated = unrotated.placed();
+          add_own_tile_gradient(operands, request, unit, b, tile,
+                                t + 1 == block.first_tile + block.tiles, t == block.first_tile,
+                                k.features, k.values, grad_keys, unrotated, grad_values,
+                                grad_mixing, scratch);
+        }
+        if (request.gradients.value.wanted && !values_in_one_step)
+          scatter<T, A>(table, tile, grad_values, {}, value_results, request.update);
+        if (request.gradients.key.wanted)
+          unpack_feature_gradient(operands.variant.feature_map, plan.rotation, A(1), table, tile,
+                                  key_rows, grad_keys, key_results, request.update, scratch.row);
       }
     }
   });

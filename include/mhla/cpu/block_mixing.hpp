@@ -19,63 +19,62 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Query blocks, or key blocks in the adjoint, mixed at once: as many as leave the mixed summaries
-/// in the L2 cache and still fill the product's registers.
-inline constexpr Index max_mixing_rows = 32;
+/// Query blocks, or key blocks in the adjoint, mixed at once: all sums of a column of theirs are in
+/// registers, so that summaries are read once for all of them.
+inline constexpr Index max_mixing_rows = 14;
 
-/// Columns of the summaries that a causal group takes at once: its rows stay in the L2 cache while
-/// their triangle goes row by row.
-inline constexpr Index max_mixing_columns = 2048;
-
-/// mixed [rows, width] = mixing [rows, key blocks] summaries [key blocks, width]
+/// mixed [rows, width] = mixing [rows, key blocks] summaries [key blocks, width]. `scratch` has
+/// room for the rows of mixing, here and below.
 template <class A>
-void mix(const Panel<const A>& mixing, const Panel<const A>& summaries, const Panel<A>& mixed) {
-  multiply(mixed, mixing, summaries);
+void mix(const Panel<const A>& mixing, const Panel<const A>& summaries, const Panel<A>& mixed,
+         Span<A> scratch) {
+  const PackedWeights<A> weights{scratch.data, mixing.rows, mixing.cols};
+  transpose(panel(weights.data, weights.depth, weights.rows), mixing);
+  mix_rows(mixed, weights, summaries, Terms::all, Into::overwrite);
 }
 
 /// The same for query blocks [first, first + rows) and key blocks b <= i - lag.
 template <class A>
 void mix_past(const Panel<const A>& mixing, Index first, Index lag, const Panel<const A>& summaries,
-              const Panel<A>& mixed) {
-  const Index seen_by_all = std::max(Index{0}, first - lag + 1);
-  const Index rest = mixed.rows - 1;  // row 1 sees one block more than all do, row 2 two, and so on
-  for (Index at = 0; at < mixed.cols; at += max_mixing_columns) {
-    const Index cols = std::min(max_mixing_columns, mixed.cols - at);
-    const Panel<A> to{mixed.data + at, mixed.rows, cols, mixed.stride};
-    const Panel<const A> from{summaries.data + at, summaries.rows, cols, summaries.stride};
-    multiply(to, {mixing.data, mixing.rows, seen_by_all, mixing.stride},
-             from.row_range(0, seen_by_all));
-    multiply_lower(to.row_range(1, rest), {mixing.row(1) + seen_by_all, rest, rest, mixing.stride},
-                   from.row_range(seen_by_all, rest), Into::add);
-  }
+              const Panel<A>& mixed, Span<A> scratch) {
+  const Index seen = first + mixing.rows - lag;  // by the last row
+  const PackedWeights<A> weights{scratch.data, mixing.rows, seen};
+  transpose(panel(weights.data, weights.depth, weights.rows),
+            Panel<const A>{mixing.data, mixing.rows, seen, mixing.stride});
+  mix_rows(mixed, weights, summaries, Terms::past, Into::overwrite);
 }
 
 /// The adjoint in the summaries, for key blocks [first, first + grad.rows):
 /// dS_b (+)= sum_i m_ib dS~_i                                                  // [rows, width]
 template <class A>
 void mix_summary_gradient(const Panel<const A>& mixing, Index first,
-                          const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into) {
-  const Panel<const A> columns{mixing.data + first, mixing.rows, grad.rows, mixing.stride};
-  multiply_left_transposed(grad, columns, grad_mixed, into);
+                          const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into,
+                          Span<A> scratch) {
+  const PackedWeights<A> weights{scratch.data, grad.rows, mixing.rows};
+  for (Index i = 0; i < mixing.rows; ++i)
+    copy_row(weights.data + i * weights.rows, mixing.row(i) + first, weights.rows);
+  mix_rows(grad, weights, grad_mixed, Terms::all, into);
 }
 
-/// The adjoint of `mix_past` in the summaries: dS_b (+)= sum over i >= b + lag of m_ib dS~_i.
+/// The adjoint of `mix_past` in the summaries: dS_b (+)= sum over i >= b + lag of m_ib dS~_i. From
+/// the last block backwards it is mix_past again: the earlier b, the more i.
 template <class A>
 void mix_past_summary_gradient(const Panel<const A>& mixing, Index first, Index lag,
-                               const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into) {
-  const Index sees_all = std::min(mixing.rows, first + grad.rows - 1 + lag);
-  const Index rest = mixing.rows - sees_all;
-  const Index some = sees_all - first - lag;  // rows that see a part of the group
-  for (Index at = 0; at < grad.cols; at += max_mixing_columns) {
-    const Index cols = std::min(max_mixing_columns, grad.cols - at);
-    const Panel<A> to{grad.data + at, grad.rows, cols, grad.stride};
-    const Panel<const A> from{grad_mixed.data + at, grad_mixed.rows, cols, grad_mixed.stride};
-    multiply_left_transposed(to, {mixing.row(sees_all) + first, rest, grad.rows, mixing.stride},
-                             from.row_range(sees_all, rest), into);
-    multiply_lower_transposed(to.row_range(0, some),
-                              {mixing.row(first + lag) + first, some, some, mixing.stride},
-                              from.row_range(first + lag, some), Into::add);
-  }
+                               const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into,
+                               Span<A> scratch) {
+  const Index last_row = mixing.rows - 1;
+  const Index last = grad.rows - 1;
+  const PackedWeights<A> weights{scratch.data, grad.rows, mixing.rows - first - lag};
+  for (Index k = 0; k < weights.depth; ++k)
+    for (Index r = 0; r < weights.rows; ++r)
+      weights.data[k * weights.rows + r] = mixing.row(last_row - k)[first + last - r];
+  const auto backwards = [](const auto& panel, Index from) {
+    auto mirrored = panel;
+    mirrored.data = panel.row(from);
+    mirrored.stride = -panel.stride;
+    return mirrored;
+  };
+  mix_rows(backwards(grad, last), weights, backwards(grad_mixed, last_row), Terms::past, into);
 }
 
 /// The adjoint in the mixing matrix: dm_ib += <dS~_i, S_b>, for the rows given. Called for S and
@@ -90,20 +89,19 @@ void mix_matrix_gradient(const Panel<const A>& grad_mixed, const Panel<const A>&
 template <class A>
 void mix_past_matrix_gradient(const Panel<const A>& grad_mixed, Index first, Index lag,
                               const Panel<const A>& summaries, const Panel<A>& grad_mixing) {
+  // Products with blocks that a row does not see cost less than to leave them out; they are not
+  // added.
+  A products[max_mixing_rows * max_mixing_rows];
+  const Index rows = grad_mixed.rows;
   const Index seen_by_all = std::max(Index{0}, first - lag + 1);
-  multiply_right_transposed(
-      Panel<A>{grad_mixing.data, grad_mixing.rows, seen_by_all, grad_mixing.stride}, grad_mixed,
-      summaries.row_range(0, seen_by_all), Into::add);
-  for (Index top = 1; top < grad_mixed.rows; top += triangle_rows) {
-    const Index rows = std::min(triangle_rows, grad_mixed.rows - top);
-    multiply_right_transposed(
-        Panel<A>{grad_mixing.row(top) + seen_by_all, rows, top - 1, grad_mixing.stride},
-        grad_mixed.row_range(top, rows), summaries.row_range(seen_by_all, top - 1), Into::add);
-    for (Index i = top; i < top + rows; ++i)
-      for (Index b = seen_by_all + top - 1; b <= first + i - lag; ++b)
-        grad_mixing.row(i)[b] +=
-            inner_product(grad_mixed.row_range(i, 1), summaries.row_range(b, 1));
-  }
+  const Index rest = first + rows - lag - seen_by_all;
+  multiply_right_transposed(Panel<A>{grad_mixing.data, rows, seen_by_all, grad_mixing.stride},
+                            grad_mixed, summaries.row_range(0, seen_by_all), Into::add);
+  multiply_right_transposed(panel(products, rows, rest), grad_mixed,
+                            summaries.row_range(seen_by_all, rest));
+  for (Index i = 0; i < rows; ++i)
+    for (Index b = seen_by_all; b <= first + i - lag; ++b)
+      grad_mixing.row(i)[b] += products[i * rest + b - seen_by_all];
 }
 
 }  // namespace cpu

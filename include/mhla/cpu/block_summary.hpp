@@ -4,6 +4,8 @@
 //
 //   S_b = sum over tiles K^r^T V        [feature_dim, value_dim]
 //   z_b = sum over tiles K^T 1          [feature_dim]
+//
+// The forward pass multiplies by S, the backward pass by its transpose, and each keeps its own.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -15,28 +17,39 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
+/// Which way round summaries lie: [feature_dim, value_dim], or [value_dim, feature_dim].
+enum class Orientation { straight, transposed };
+
 /// Adds a tile to its block's summary and key sum; the first tile of a block overwrites. Without a
-/// normalizer `key_sum` is empty.
+/// normalizer `key_sum` is empty. `prefetch`, if any, is read meanwhile.
 template <class A>
 void summarize(const Panel<const A>& features, const Panel<const A>& rotated,
-               const Panel<const A>& values, const Panel<A>& summary, Span<A> key_sum, Into into) {
-  multiply_left_transposed(summary, rotated, values, into);
+               const Rows<const A>& values, Orientation orientation, const Panel<A>& summary,
+               Span<A> key_sum, Into into, Prefetch* prefetch) {
+  if (orientation == Orientation::straight) {
+    multiply_left_transposed_rows(summary, rotated.rows, rotated.placed(), values, into, prefetch);
+  } else {
+    multiply_left_transposed_rows(summary, rotated.rows, values, rotated.placed(), into, prefetch);
+  }
   if (key_sum.size > 0) weighted_row_sum(key_sum, features, {}, into);
 }
 
-/// The adjoint in the keys: dK^r = V dS_b^T. (dK += 1 dz_b^T is left to the unpacking, which is
-/// where rotated and unrotated gradients meet.)                      // [tile tokens, feature_dim]
+/// The adjoint in the keys: dK^r = V dS_b^T, of the transposed dS_b^T. (dK += 1 dz_b^T is left to
+/// the unpacking, which is where rotated and unrotated gradients meet.)  // [tile tokens,
+/// feature_dim]
 template <class A>
-void summarize_key_gradient(const Panel<const A>& values, const Panel<const A>& grad_summary,
-                            const Panel<A>& grad_rotated) {
-  multiply_right_transposed(grad_rotated, values, grad_summary);
+void summarize_key_gradient(const Panel<const A>& values,
+                            const Panel<const A>& grad_summary_transposed,
+                            const Panel<A>& grad_rotated, Prefetch* prefetch) {
+  multiply_into_rows(grad_rotated.placed(), values, grad_summary_transposed, Span<const A>{},
+                     prefetch);
 }
 
 /// The adjoint in the values: dV = K^r dS_b.                           // [tile tokens, value_dim]
 template <class A>
 void summarize_value_gradient(const Panel<const A>& rotated, const Panel<const A>& grad_summary,
-                              const Panel<A>& grad_values) {
-  multiply(grad_values, rotated, grad_summary);
+                              const Rows<A>& grad_values, Prefetch* prefetch) {
+  multiply_into_rows(grad_values, rotated, grad_summary, Span<const A>{}, prefetch);
 }
 
 }  // namespace cpu

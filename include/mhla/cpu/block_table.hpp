@@ -10,6 +10,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cpu/gemm.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/problem.hpp>
@@ -20,7 +21,8 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// Tokens per tile at the most: a tile's panels stay in the L2 cache at every usual head dimension.
-inline constexpr Index max_tile_tokens = 128;
+inline constexpr Index max_tile_tokens = 104;
+static_assert(max_tile_tokens <= max_placed_rows);
 /// Under Causal, where a tile's own triangle costs its square.
 inline constexpr Index max_causal_tile_tokens = 64;
 
@@ -31,12 +33,14 @@ struct TokenRun {
   Index coordinate[3];  // of the first token; the others follow on the last axis
 };
 
-/// A part of a block, at `offset` tokens from its beginning.
+/// A part of a block, at `offset` tokens from its beginning. Its tokens are entries
+/// [first_place, first_place + tokens) of the table's places.
 struct TokenTile {
   Index first_run;
   Index runs;
   Index offset;
   Index tokens;
+  Index first_place;
 };
 
 /// A block: tiles [first_tile, first_tile + tiles).
@@ -59,6 +63,9 @@ struct BlockTable {
   Span<BlockSpan> blocks;
   Span<TokenTile> tiles;
   Span<TokenRun> runs;
+  Span<Index> places;  // the tokens of all tiles
+
+  const Index* places_of(const TokenTile& tile) const { return places.data + tile.first_place; }
 };
 
 namespace block_table {
@@ -127,7 +134,8 @@ class Builder {
         while (run.count > 0) {  // a run goes on in the next tile
           if (position == tile_end) {
             tile_end = even_split(tokens, tiles_of_block, ++tile);
-            if (table_ != nullptr) table_->tiles[tiles] = {runs, 0, position, tile_end - position};
+            if (table_ != nullptr)
+              table_->tiles[tiles] = {runs, 0, position, tile_end - position, places};
             ++tiles;
           }
           const Index count = std::min(run.count, tile_end - position);
@@ -135,8 +143,10 @@ class Builder {
             table_->runs[runs] = {
                 run.first, count, {run.coordinate[0], run.coordinate[1], run.coordinate[2]}};
             ++table_->tiles[tiles - 1].runs;
+            for (Index i = 0; i < count; ++i) table_->places[places + i] = run.first + i;
           }
           ++runs;
+          places += count;
           position += count;
           run.first += count;
           run.coordinate[2] += count;
@@ -155,6 +165,7 @@ class Builder {
   Index blocks = 0;
   Index tiles = 0;
   Index runs = 0;
+  Index places = 0;
 
  private:
   Index max_tokens_;
@@ -172,6 +183,7 @@ BlockTable build(Arena& arena, Index max_tokens, const Describe& describe) {
   table.blocks = arena.take<BlockSpan>(counts.blocks);
   table.tiles = arena.take<TokenTile>(counts.tiles);
   table.runs = arena.take<TokenRun>(counts.runs);
+  table.places = arena.take<Index>(counts.places);
   if (arena.measures()) return table;
   Builder entries(max_tokens, &table);
   describe(entries);

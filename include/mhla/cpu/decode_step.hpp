@@ -21,7 +21,6 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cpu/block_mixing.hpp>
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/readout.hpp>
@@ -94,20 +93,28 @@ void read_out_decode_tile(const DecodeExtents& e, const DecodeUnit<A>& unit, con
                      rotated_queries.stride},
       Panel<const A>{mixed.data, e.value_dim, tile.block >= 2 ? e.feature_dim : 0, mixed.stride});
 
-  const auto add = [&](int parity, Index first, Index count, A weight, auto&& product) {
-    const Panel<A> part{scores.data, tile.tokens, count, scores.stride};
-    const Panel<const A> keys = panel(unit.keys[parity].data, e.block_tokens, e.feature_dim);
-    const Panel<const A> values = panel(unit.values[parity].data, e.block_tokens, e.value_dim);
-    multiply_right_transposed(part, rotated_queries, keys.row_range(first, count));
-    scale_rows(part, weight);
-    product(numerators, part, values.row_range(first, count), Into::add);
+  const auto keys = [&](int parity, Index first, Index count) {
+    return Panel<const A>(panel(unit.keys[parity].data, e.block_tokens, e.feature_dim))
+        .row_range(first, count);
   };
-  if (tile.block >= 1)
-    add(tile.closing(), 0, e.block_tokens, row[tile.block - 1],
-        [](auto&&... x) { multiply<A>(x...); });
-  add(tile.open(), 0, tile.first, row[tile.block], [](auto&&... x) { multiply<A>(x...); });
-  add(tile.open(), tile.first, tile.tokens, row[tile.block],
-      [](auto&&... x) { multiply_lower<A>(x...); });
+  const auto values = [&](int parity, Index first, Index count) {
+    return Panel<const A>(panel(unit.values[parity].data, e.block_tokens, e.value_dim))
+        .row_range(first, count);
+  };
+  const auto add = [&](int parity, Index count, A weight) {
+    const Panel<A> part{scores.data, tile.tokens, count, scores.stride};
+    multiply_right_transposed(part, rotated_queries, keys(parity, 0, count));
+    scale_rows(part, weight);
+    multiply(numerators, part, values(parity, 0, count), Into::add);
+  };
+  if (tile.block >= 1) add(tile.closing(), e.block_tokens, row[tile.block - 1]);
+  add(tile.open(), tile.first, row[tile.block]);
+  const Panel<A> own_transposed{scores.data, tile.tokens, tile.tokens, scores.stride};
+  multiply_right_transposed(own_transposed, keys(tile.open(), tile.first, tile.tokens),
+                            rotated_queries);
+  scale_rows(own_transposed, row[tile.block]);
+  multiply_lower(numerators, own_transposed, values(tile.open(), tile.first, tile.tokens),
+                 Into::add);
 }
 
 /// What the tile's tokens do of the work that the next blocks will need: their share of the columns
@@ -137,8 +144,7 @@ void prepare_next_block(const DecodeExtents& e, const DecodeUnit<A>& unit, const
     const A* next = row(matrix);
     if (next == nullptr) continue;
     A* mixed = unit.mixed[closing].data + matrix * e.summary_size() + first * e.feature_dim;
-    mix<A>(Panel<const A>{next, 1, tile.block, tile.block}, summaries,
-           Panel<A>{mixed, 1, width, width});
+    multiply<A>(panel(mixed, 1, width), panel(next, 1, tile.block), summaries);
   }
 }
 
@@ -150,9 +156,8 @@ void mix_next_key_sums(const DecodeExtents& e, const DecodeUnit<A>& unit, Index 
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     const A* next = row(matrix);
     if (next == nullptr) continue;
-    mix<A>(Panel<const A>{next, 1, block + 1, block + 1},
-           panel(unit.key_sums.data, block + 1, e.feature_dim),
-           panel(unit.mixed_sums[next_parity].data + matrix * e.feature_dim, 1, e.feature_dim));
+    multiply<A>(panel(unit.mixed_sums[next_parity].data + matrix * e.feature_dim, 1, e.feature_dim),
+                panel(next, 1, block + 1), panel(unit.key_sums.data, block + 1, e.feature_dim));
   }
 }
 

@@ -18,6 +18,7 @@
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/token_block.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -44,6 +45,7 @@ struct Unit {
   Index kv_head;
   const UnitMemory<A>& memory;
   SummaryRows<A> summaries;  // S and z of every key block
+  Orientation orientation;   // of all summaries
 };
 
 /// The panels of a tile: phi(x), and the same rotated.
@@ -58,37 +60,73 @@ FeaturePanels<A> pack_tile(const Operands<L, T>& operands, A scale, const BlockT
                            const TokenTile& tile, const TokenRows<const T>& rows,
                            const SlotScratch<A>& scratch) {
   const Index features = operands.plan.extents.feature_dim;
-  const FeaturePanels<A> panels{panel(scratch.features.data, tile.tokens, features),
-                                panel(scratch.rotated.data, tile.tokens, features)};
+  // Features before the rotation are the normalizer's.
+  const FeaturePanels<A> panels{
+      panel((normalizes<L> ? scratch.features : scratch.rotated).data, tile.tokens, features),
+      panel(scratch.rotated.data, tile.tokens, features)};
   pack_features(operands.variant.feature_map, operands.plan.rotation, scale, table, tile, rows,
                 panels.features, panels.rotated, scratch.row);
   return panels;
 }
 
+template <class A>
+void clear(const Panel<A>& panel) {
+  for (Index r = 0; r < panel.rows; ++r) std::fill_n(panel.row(r), panel.cols, A(0));
+}
+
 /// A block of which a mask has left nothing has the sums of nothing.
 template <class A>
 void clear(const Panel<A>& summary, Span<A> key_sum) {
-  std::fill_n(summary.data, summary.rows * summary.cols, A(0));
+  clear(summary);
   std::fill_n(key_sum.data, key_sum.size, A(0));
+}
+
+/// Tiles of a sequence: [first, end).
+struct TileSpan {
+  Index first;
+  Index end;
+};
+inline TileSpan tiles_of(const BlockTable& table, const SequenceSpan& sequence) {
+  if (sequence.blocks == 0) return {0, 0};
+  const BlockSpan& last = table.blocks[sequence.first_block + sequence.blocks - 1];
+  return {table.blocks[sequence.first_block].first_tile, last.first_tile + last.tiles};
+}
+
+/// What is read while a tile is at work: the rows of another tile. Nothing where `index` is outside
+/// the sequence's tiles.
+template <class... T>
+Prefetch prefetch_tile(const BlockTable& table, Index index, const TileSpan& tiles,
+                       const TokenRows<T>&... tensors) {
+  if (index < tiles.first || index >= tiles.end) return {};
+  Prefetch prefetch(table.places_of(table.tiles[index]), table.tiles[index].tokens);
+  const auto add = [&](const auto& tokens) {
+    constexpr auto bytes = static_cast<Index>(sizeof(*tokens.data));
+    if (tokens.data != nullptr && tokens.stride == 1)
+      prefetch.add(tokens.data, tokens.token_stride * bytes, tokens.dim * bytes);
+  };
+  (add(tensors), ...);
+  return prefetch;
 }
 
 /// S_b and z_b of every key block.
 template <class L, class T, class A>
 void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
+  const BlockTable& table = plan.tables.keys;
   const TokenRows<const T> keys(operands.k, unit.keys.batch, unit.kv_head);
   const TokenRows<const T> values(operands.v, unit.keys.batch, unit.kv_head);
+  const TileSpan tiles = tiles_of(table, unit.keys);
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
-    const BlockSpan& block = plan.tables.keys.blocks[unit.keys.first_block + b];
+    const BlockSpan& block = table.blocks[unit.keys.first_block + b];
     if (block.tiles == 0) clear(unit.summaries.summary(b), unit.summaries.key_sum(b));
     for (Index i = 0; i < block.tiles; ++i) {
-      const TokenTile& tile = plan.tables.keys.tiles[block.first_tile + i];
-      const FeaturePanels<A> k = pack_tile(operands, A(1), plan.tables.keys, tile, keys, scratch);
-      const Panel<A> v = panel(scratch.values.data, tile.tokens, plan.extents.value_dim);
-      gather(plan.tables.keys, tile, values, v);
-      summarize<A>(k.features, k.rotated, v, unit.summaries.summary(b), unit.summaries.key_sum(b),
-                   i == 0 ? Into::overwrite : Into::add);
+      const TokenTile& tile = table.tiles[block.first_tile + i];
+      const FeaturePanels<A> k = pack_tile(operands, A(1), table, tile, keys, scratch);
+      Prefetch next = prefetch_tile(table, block.first_tile + i + 1, tiles, keys, values);
+      summarize<A>(k.features, k.rotated, readable_rows<T, A>(table, tile, values, scratch.values),
+                   unit.orientation, unit.summaries.summary(b), unit.summaries.key_sum(b),
+                   i == 0 ? Into::overwrite : Into::add, &next);
     }
   });
 }
@@ -142,15 +180,15 @@ SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matr
                          const RowGroups& groups, Index group, const SlotScratch<A>& scratch,
                          bool summaries_wanted) {
   const SummaryRows<A> mixed(scratch.mixed_summaries.data, scratch.mixed_key_sums.data,
-                             plan.extents, groups.begin(group), groups.size(group),
-                             mixes_key_sums<L>);
+                             plan.extents, unit.orientation, groups.begin(group),
+                             groups.size(group), mixes_key_sums<L>);
   const Panel<const A> rows =
       unit_mixing(plan, unit, matrix).row_range(mixed.first, groups.size(group));
   const auto mix_rows = [&](const Panel<A>& from, const Panel<A>& to) {
     if constexpr (sees_past_only<L>) {
-      mix_past<A>(rows, mixed.first, past_lag<L>, from, to);
+      mix_past<A>(rows, mixed.first, past_lag<L>, from, to, scratch.weights);
     } else {
-      mix<A>(rows, from, to);
+      mix<A>(rows, from, to, scratch.weights);
     }
   };
   if (summaries_wanted) mix_rows(unit.summaries.summaries, mixed.summaries);
@@ -175,7 +213,8 @@ OwnTile<A> pack_own_tile(const Operands<L, T>& operands, const Unit<A>& unit, co
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
   const OwnTile<A> own{
-      panel(scratch.own.features.data, tile.tokens, e.feature_dim),
+      panel((normalizes<L> ? scratch.own.features : scratch.own.rotated).data, tile.tokens,
+            e.feature_dim),
       panel(scratch.own.rotated.data, tile.tokens, e.feature_dim),
       panel(scratch.own.values.data, tile.tokens, e.value_dim),
       panel(scratch.own.key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
@@ -184,8 +223,7 @@ OwnTile<A> pack_own_tile(const Operands<L, T>& operands, const Unit<A>& unit, co
                 TokenRows<const T>(operands.k, unit.keys.batch, unit.kv_head), own.features,
                 own.rotated, scratch.row);
   gather(plan.tables.queries, tile, TokenRows<const T>(operands.v, unit.keys.batch, unit.kv_head),
-         own.values);
-  scale_rows(own.values, own_weight);
+         own_weight, {}, own.values);
   if constexpr (normalizes<L>)
     running_key_sums<A>(own.features, own_weight, running_key_sum, own.key_sums);
   return own;
@@ -213,42 +251,61 @@ Span<const A> tile_denominators(const Operands<L, T>& operands, const Unit<A>& u
   }
 }
 
+/// y of a tile of query head g, block i.
+template <class L, class T, class A>
+void read_out_tile(const Operands<L, T>& operands, const Unit<A>& unit, Index g,
+                   const SummaryRows<A>& mixed, Index i, Index tile_index, const TileSpan& tiles,
+                   const OwnTile<A>& own, const TensorView<T, 4>& y,
+                   const SlotScratch<A>& scratch) {
+  const Plan<L, A>& plan = operands.plan;
+  const BlockTable& table = plan.tables.queries;
+  const TokenTile& tile = table.tiles[tile_index];
+  const Index head = unit.kv_head * plan.extents.group_size + g;
+  const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
+  const TokenRows<T> results(y, unit.queries.batch, head);
+  const FeaturePanels<A> q = pack_tile(operands, operands.scale(), table, tile, queries, scratch);
+  const Span<const A> denominators =
+      tile_denominators(operands, unit, g, mixed, i, tile, own, q.features, scratch);
+  Prefetch next = prefetch_tile(table, tile_index + 1, tiles, queries, results);
+
+  const Span<A> inverses{scratch.inverses.data, denominators.size};
+  const bool invertible = invert<A>(denominators, inverses);
+  if (!masks_own_block<L> && invertible && is_in_place_of_products<A>(results))
+    return read_out<A>(q.rotated, mixed.summary(i), inverses,
+                       in_place_of_products<A>(table, tile, results), &next);
+  const Panel<A> out = panel(scratch.values.data, tile.tokens, plan.extents.value_dim);
+  read_out<A>(q.rotated, mixed.summary(i), {}, out.placed(), &next);
+  if constexpr (masks_own_block<L>)
+    read_out_own_tile<A>(q.rotated, own.rotated, own.values, own.scores, out);
+  if (!invertible) divide_rows<A>(out, denominators);
+  scatter<T, A>(table, tile, out, invertible ? inverses : Span<A>{}, results, Update::overwrite);
+}
+
 /// y of every query block of the unit's query heads.
 template <class L, class T, class A>
 void read_out_unit(const Operands<L, T>& operands, const Unit<A>& unit, const TensorView<T, 4>& y,
                    const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
-  const Extents& e = plan.extents;
   if constexpr (mixes_products<L>) mixed_products_of_unit(operands, unit, loop);
-  const RowGroups groups(unit.queries.blocks);
+  const RowGroups groups = row_groups<L>(unit.queries.blocks);
+  const TileSpan tiles = tiles_of(plan.tables.queries, unit.queries);
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
-    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
       const SummaryRows<A> mixed = mix_group(plan, unit, matrix, groups, group, scratch, true);
       for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
         const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
-        for (Index t = 0; t < block.tiles; ++t) {
-          const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + t];
+        for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
           OwnTile<A> own;
           if constexpr (masks_own_block<L>)
-            own = pack_own_tile(operands, unit, tile, unit_mixing(plan, unit, matrix).row(i)[i],
-                                mixed.key_sum(i), scratch);
-          for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g) {
-            const Index head = unit.kv_head * e.group_size + g;
-            const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
-            const FeaturePanels<A> q =
-                pack_tile(operands, operands.scale(), plan.tables.queries, tile, queries, scratch);
-            const Panel<A> out = panel(scratch.values.data, tile.tokens, e.value_dim);
-            read_out<A>(q.rotated, mixed.summary(i), out);
-            if constexpr (masks_own_block<L>)
-              read_out_own_tile<A>(q.rotated, own.rotated, own.values, own.scores, out);
-            divide_rows<A>(out, tile_denominators(operands, unit, g, mixed, i, tile, own,
-                                                  q.features, scratch));
-            scatter<T, A>(plan.tables.queries, tile, out, TokenRows<T>(y, unit.queries.batch, head),
-                          Update::overwrite);
-          }
+            own =
+                pack_own_tile(operands, unit, plan.tables.queries.tiles[t],
+                              unit_mixing(plan, unit, matrix).row(i)[i], mixed.key_sum(i), scratch);
+          for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g)
+            read_out_tile(operands, unit, g, mixed, i, t, tiles, own, y, scratch);
           if constexpr (masks_own_block<L>)
-            absorb_own_tile<A>(own.rotated, own.values, mixed.summary(i));
+            if (t + 1 < block.first_tile + block.tiles)
+              absorb_own_tile<A>(own.rotated, own.values, unit.orientation, mixed.summary(i));
         }
       }
     }

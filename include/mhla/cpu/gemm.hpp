@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/kernels.hpp>
@@ -25,6 +26,7 @@ struct Panel {
 
   T* row(Index r) const { return data + r * stride; }
   Panel row_range(Index first, Index count) const { return {row(first), count, cols, stride}; }
+  Rows<T> placed() const { return {data, stride}; }
 
   template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
   operator Panel<U>() const {  // NOLINT: adds const, loses nothing
@@ -46,8 +48,20 @@ template <class T>
 void multiply(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
               const Panel<const std::type_identity_t<T>>& b, Into into = Into::overwrite) {
   with_kernels<T>([&](auto kernels) {
-    kernels.multiply(result.rows, result.cols, a.cols, a.data, a.stride, 1, b.data, b.stride,
-                     result.data, result.stride, into == Into::add);
+    kernels.multiply(Product<T>{result.rows, result.cols, a.cols, a.placed(), false, b.placed(),
+                                result.placed(), into == Into::add});
+  });
+}
+
+/// result_r = scale_r (a b)_r, where result's rows may lie apart; every scale is 1 without any.
+/// `prefetch`, if any, is read meanwhile.
+template <class T>
+void multiply_into_rows(const Rows<T>& result, const Panel<const std::type_identity_t<T>>& a,
+                        const Panel<const std::type_identity_t<T>>& b,
+                        Span<const std::type_identity_t<T>> scales, Prefetch* prefetch) {
+  with_kernels<T>([&](auto kernels) {
+    kernels.multiply(Product<T>{a.rows, b.cols, a.cols, a.placed(), false, b.placed(), result,
+                                false, scales.size > 0 ? scales.data : nullptr, prefetch});
   });
 }
 
@@ -55,10 +69,22 @@ void multiply(const Panel<T>& result, const Panel<const std::type_identity_t<T>>
 template <class T>
 void multiply_left_transposed(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
                               const Panel<const std::type_identity_t<T>>& b,
-                              Into into = Into::overwrite) {
+                              Into into = Into::overwrite, Prefetch* prefetch = nullptr) {
   with_kernels<T>([&](auto kernels) {
-    kernels.multiply(result.rows, result.cols, a.rows, a.data, 1, a.stride, b.data, b.stride,
-                     result.data, result.stride, into == Into::add);
+    kernels.multiply(Product<T>{result.rows, result.cols, a.rows, a.placed(), true, b.placed(),
+                                result.placed(), into == Into::add, nullptr, prefetch});
+  });
+}
+
+/// The same for `depth` <= max_placed_rows rows of a and of b that may lie apart.
+template <class T>
+void multiply_left_transposed_rows(const Panel<T>& result, Index depth,
+                                   const Rows<const std::type_identity_t<T>>& a,
+                                   const Rows<const std::type_identity_t<T>>& b, Into into,
+                                   Prefetch* prefetch) {
+  with_kernels<T>([&](auto kernels) {
+    kernels.multiply(Product<T>{result.rows, result.cols, depth, a, true, b, result.placed(),
+                                into == Into::add, nullptr, prefetch});
   });
 }
 
@@ -72,14 +98,42 @@ void multiply_right_transposed(const Panel<T>& result,
   // element of b, or many terms for a sum.
   constexpr Index few_rows = 4;
   constexpr Index long_row = 1024;
+  const Product<T> product{result.rows, result.cols, a.cols,          a.placed(),
+                           false,       b.placed(),  result.placed(), into == Into::add};
   with_kernels<T>([&](auto kernels) {
     if (a.cols >= long_row || a.rows <= few_rows) {
-      kernels.multiply_long_transposed(result.rows, result.cols, a.cols, a.data, a.stride, b.data,
-                                       b.stride, result.data, result.stride, into == Into::add);
+      kernels.multiply_dots(product);
     } else {
-      kernels.multiply_transposed(result.rows, result.cols, a.cols, a.data, a.stride, b.data,
-                                  b.stride, result.data, result.stride, into == Into::add);
+      kernels.multiply_transposed(product);
     }
+  });
+}
+
+/// result [cols, rows] = a^T
+template <class T>
+void transpose(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a) {
+  with_kernels<T>([&](auto kernels) {
+    kernels.transpose(a.rows, a.cols, a.data, a.stride, result.data, result.stride);
+  });
+}
+
+/// Few rows of weights, packed for `mix_rows`: weight (i, k) at data[k * rows + i].
+template <class T>
+struct PackedWeights {
+  T* data = nullptr;
+  Index rows = 0;
+  Index depth = 0;
+};
+
+/// result (+)= weights b, for rows of b that no cache holds. Terms::past: row i of the result takes
+/// only the first depth - (rows - 1) + i rows of b, and reads no others.
+template <class T>
+void mix_rows(const Panel<T>& result, const PackedWeights<T>& weights,
+              const Panel<const std::type_identity_t<T>>& b, Terms terms, Into into) {
+  const Index depth = weights.depth - (terms == Terms::past ? result.rows - 1 : 0);
+  with_kernels<T>([&](auto kernels) {
+    kernels.mix(Mixture<T>{result.rows, result.cols, depth, weights.data, weights.rows, b.data,
+                           b.stride, result.data, result.stride, into == Into::add, terms});
   });
 }
 
@@ -103,11 +157,19 @@ void row_products(const Span<T>& result, const Panel<const std::type_identity_t<
 template <class T>
 void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identity_t<T>>& a,
                       const Span<const std::type_identity_t<T>>& weights, Into into) {
-  constexpr T one = T(1);
-  const bool weighted = weights.size > 0;
   with_kernels<T>([&](auto kernels) {
-    kernels.multiply(1, result.size, a.rows, weighted ? weights.data : &one, 0, weighted ? 1 : 0,
-                     a.data, a.stride, result.data, result.size, into == Into::add);
+    if (weights.size > 0) {
+      kernels.multiply(Product<T>{1,
+                                  result.size,
+                                  a.rows,
+                                  {weights.data, 0},
+                                  false,
+                                  a.placed(),
+                                  Rows<T>{result.data, result.size},
+                                  into == Into::add});
+    } else {
+      kernels.column_sums(a.rows, result.size, a.data, a.stride, result.data, into == Into::add);
+    }
   });
 }
 
@@ -122,15 +184,27 @@ void outer_product(const Panel<T>& result, const Span<const std::type_identity_t
   }
 }
 
-/// result_r = weight_r a_r
-template <class T>
-void weighted_rows(const Panel<T>& result, const Span<const std::type_identity_t<T>>& weights,
-                   const Panel<const std::type_identity_t<T>>& a) {
-  for (Index r = 0; r < result.rows; ++r) {
-    const T* const from = a.row(r);
-    T* const to = result.row(r);
-    for (Index c = 0; c < a.cols; ++c) to[c] = weights[r] * from[c];
-  }
+/// result_r = scale weight_r x_r, every weight 1 where `weights` is empty; the rows x may lie apart
+/// and be stored in 16 bits
+template <class T, class Stored>
+void weighted_rows(const Panel<T>& result, std::type_identity_t<T> scale,
+                   const Span<const std::type_identity_t<T>>& weights,
+                   const Rows<const Stored>& x) {
+  with_kernels<T>([&](auto kernels) {
+    kernels.template weighted_rows<Stored>(result.rows, result.cols, scale,
+                                           weights.size > 0 ? weights.data : nullptr, x,
+                                           result.data, result.stride);
+  });
+}
+
+/// The way back: result_r (+)= weight_r x_r
+template <class Stored, class T>
+void store_rows(const Rows<Stored>& result, const Span<const std::type_identity_t<T>>& weights,
+                const Panel<const T>& x, Update update) {
+  with_kernels<T>([&](auto kernels) {
+    kernels.template store_rows<Stored>(x.rows, x.cols, weights.size > 0 ? weights.data : nullptr,
+                                        x.data, x.stride, result, update == Update::accumulate);
+  });
 }
 
 /// to += scale from, `count` elements
@@ -176,40 +250,57 @@ void add_scaled(const Panel<T>& result, T scale, const Panel<const std::type_ide
   for (Index r = 0; r < result.rows; ++r) add_scaled_row(result.row(r), scale, a.row(r), a.cols);
 }
 
-/// Rows of a triangle that are taken together: what lies below the diagonal block is a product, the
-/// diagonal block itself goes row by row.
-inline constexpr Index triangle_rows = 8;
-
-/// result_t (+)= sum over j <= t of lower_tj b_j: entries above the diagonal are not read.
-template <class T>
-void multiply_lower(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& lower,
-                    const Panel<const std::type_identity_t<T>>& b, Into into = Into::overwrite) {
-  for (Index first = 0; first < result.rows; first += triangle_rows) {
-    const Index rows = std::min(triangle_rows, result.rows - first);
-    const Panel<T> target = result.row_range(first, rows);
-    multiply(target, {lower.row(first), rows, first, lower.stride}, b.row_range(0, first), into);
-    for (Index t = 0; t < rows; ++t)
-      for (Index j = 0; j <= t; ++j)
-        add_scaled_row(target.row(t), lower.row(first + t)[first + j], b.row(first + j), b.cols);
-  }
+/// result_r = scale map(x_r) for an element-wise map; the rows x may lie apart and be stored in 16
+/// bits
+template <class Map, class Stored, class T>
+void map_rows(const Map& map, T scale, const Rows<const Stored>& x, const Panel<T>& result) {
+  with_kernels<T>([&](auto kernels) {
+    kernels.template map_rows<Map, Stored>(map, scale, result.rows, result.cols, x, result.data,
+                                           result.stride);
+  });
 }
 
-/// result_j (+)= sum over t >= j of lower_tj b_t: the transpose of `multiply_lower`.
+/// The adjoint: result_r (+)= scale map'(x_r) (g_r + weight_r h_r). Every weight is 1 where
+/// `weights` is empty; h may be absent.
+template <class Map, class Stored, class T>
+void unmap_rows(const Map& map, T scale, const Rows<const Stored>& x,
+                const Panel<const std::type_identity_t<T>>& g,
+                Span<const std::type_identity_t<T>> weights,
+                const Rows<const std::type_identity_t<T>>& h, const Rows<Stored>& result,
+                Update update) {
+  with_kernels<T>([&](auto kernels) {
+    kernels.template unmap_rows<Map, Stored>(map, scale, g.rows, g.cols, x, g.data, g.stride,
+                                             weights.size > 0 ? weights.data : nullptr, h.data,
+                                             h.stride, result, update == Update::accumulate);
+  });
+}
+
+/// result_t (+)= sum over j <= t of lower_tj b_j, of the transposed lower^T: entries above the
+/// diagonal are not read.
+template <class T>
+void multiply_lower(const Panel<T>& result,
+                    const Panel<const std::type_identity_t<T>>& lower_transposed,
+                    const Panel<const std::type_identity_t<T>>& b, Into into = Into::overwrite) {
+  with_kernels<T>([&](auto kernels) {
+    for (Index t = 0; t < result.rows; t += triangle_rows)
+      kernels.mix(Mixture<T>{std::min(Index{triangle_rows}, result.rows - t), result.cols, t + 1,
+                             lower_transposed.data + t, lower_transposed.stride, b.data, b.stride,
+                             result.row(t), result.stride, into == Into::add, Terms::past});
+  });
+}
+
+/// result_j (+)= sum over t >= j of lower_tj b_t: the adjoint of `multiply_lower`.
 template <class T>
 void multiply_lower_transposed(const Panel<T>& result,
                                const Panel<const std::type_identity_t<T>>& lower,
                                const Panel<const std::type_identity_t<T>>& b,
                                Into into = Into::overwrite) {
-  for (Index first = 0; first < result.rows; first += triangle_rows) {
-    const Index rows = std::min(triangle_rows, result.rows - first);
-    const Index below = lower.rows - first - rows;
-    const Panel<T> target = result.row_range(first, rows);
-    multiply_left_transposed(target, {lower.row(first + rows) + first, below, rows, lower.stride},
-                             b.row_range(first + rows, below), into);
-    for (Index j = 0; j < rows; ++j)
-      for (Index t = j; t < rows; ++t)
-        add_scaled_row(target.row(j), lower.row(first + t)[first + j], b.row(first + t), b.cols);
-  }
+  with_kernels<T>([&](auto kernels) {
+    for (Index j = 0; j < result.rows; j += triangle_rows)
+      kernels.mix(Mixture<T>{std::min(Index{triangle_rows}, result.rows - j), result.cols,
+                             lower.rows - j, lower.row(j) + j, lower.stride, b.row(j), b.stride,
+                             result.row(j), result.stride, into == Into::add, Terms::future});
+  });
 }
 
 }  // namespace cpu

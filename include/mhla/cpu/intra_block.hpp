@@ -19,26 +19,32 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/block_summary.hpp>
 #include <mhla/cpu/gemm.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// num += tril(Q^r K^r^T) (m_ii V); `scores` is scratch.               // [tile tokens, value_dim]
+/// num += tril(Q^r K^r^T) (m_ii V); `scores` is scratch, here for their transpose.
+//                                                                       // [tile tokens, value_dim]
 template <class A>
 void read_out_own_tile(const Panel<const A>& rotated_queries, const Panel<const A>& rotated_keys,
                        const Panel<const A>& scaled_values, const Panel<A>& scores,
                        const Panel<A>& numerators) {
-  multiply_right_transposed(scores, rotated_queries, rotated_keys);
+  multiply_right_transposed(scores, rotated_keys, rotated_queries);
   multiply_lower(numerators, scores, scaled_values, Into::add);
 }
 
-/// P += K^r^T (m_ii V): what the tile leaves for the later ones.
+/// P += K^r^T (m_ii V), or the same of P^T: what the tile leaves for the later ones.
 template <class A>
 void absorb_own_tile(const Panel<const A>& rotated_keys, const Panel<const A>& scaled_values,
-                     const Panel<A>& running_summary) {
-  multiply_left_transposed(running_summary, rotated_keys, scaled_values, Into::add);
+                     Orientation orientation, const Panel<A>& running_summary) {
+  if (orientation == Orientation::straight) {
+    multiply_left_transposed(running_summary, rotated_keys, scaled_values, Into::add);
+  } else {
+    multiply_left_transposed(running_summary, scaled_values, rotated_keys, Into::add);
+  }
 }
 
 /// p_t of every token of the tile; `running` is p before the tile, and after it on return.
@@ -58,7 +64,7 @@ void read_out_own_tile_query_gradient(const Panel<const A>& grad_numerators,
                                       const Panel<const A>& rotated_keys,
                                       const Panel<const A>& scaled_values, const Panel<A>& scores,
                                       const Panel<A>& grad_rotated) {
-  multiply_right_transposed(scores, grad_numerators, scaled_values);
+  multiply_right_transposed(scores, scaled_values, grad_numerators);
   multiply_lower(grad_rotated, scores, rotated_keys, Into::add);
 }
 

@@ -5,84 +5,267 @@
 // flags may meet in one program.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
+/// Rows of a matrix somewhere in memory: row r lies at data + places[r] * stride, or, without
+/// places, at data + r * stride.
+template <class T>
+struct Rows {
+  T* data = nullptr;
+  Index stride = 0;
+  const Index* places = nullptr;
+
+  T* operator[](Index r) const { return data + (places != nullptr ? places[r] : r) * stride; }
+  template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
+  operator Rows<U>() const {  // NOLINT: adds const, loses nothing
+    return {data, stride, places};
+  }
+};
+
+/// Rows of a product's factors that may lie apart, at the most.
+inline constexpr Index max_placed_rows = 128;
+
+/// Places of rows that lie one after the other.
+inline constexpr std::array<Index, std::size_t{max_placed_rows}> consecutive_places = [] {
+  std::array<Index, std::size_t{max_placed_rows}> places{};
+  for (std::size_t r = 0; r < places.size(); ++r) places[r] = static_cast<Index>(r);
+  return places;
+}();
+
+/// Memory that is wanted soon: rows of up to four tensors at the same places, of which a product
+/// reads a line into the cache with every term of its sums. There is no burst, which would hold up
+/// the product, and no wait later on.
+class Prefetch {
+ public:
+  /// Nothing is read before tensors are added.
+  Prefetch() = default;
+  Prefetch(const Index* places, Index rows) : places_(places), rows_(rows) {}
+
+  /// Row r at data + places[r] * stride; `stride` and `length` of a row in bytes.
+  void add(const void* data, Index stride, Index length) {
+    if (rows_ == 0 || length == 0) return;
+    tensors_[count_++] = {static_cast<const char*>(data), stride, length};
+    if (count_ == 1) lines_ = row();
+  }
+
+  /// Lines from here to the end of a row: what a loop holds in registers. Behind the last row the
+  /// same line follows itself.
+  struct Lines {
+    const char* next;
+    const char* end;
+    Index step;
+  };
+  const Lines& lines() const { return lines_; }
+  void set_lines(const Lines& lines) { lines_ = lines; }
+
+  /// The lines of the next row.
+  __attribute__((always_inline)) Lines next_row() {
+    if (++tensor_ < count_) return row();
+    tensor_ = 0;
+    if (++row_ < rows_) return row();
+    return {here, here + 1, 0};
+  }
+
+ private:
+  static constexpr Index line_bytes = 64;
+  static constexpr int most_tensors = 4;
+  static constexpr char here[1] = {};
+
+  __attribute__((always_inline)) Lines row() const {
+    const Tensor& tensor = tensors_[tensor_];
+    const char* const begin = tensor.data + places_[row_] * tensor.stride;
+    return {begin, begin + tensor.length, line_bytes};
+  }
+
+  struct Tensor {
+    const char* data;
+    Index stride;
+    Index length;
+  };
+  Lines lines_{here, here + 1, 0};
+  const Index* places_ = nullptr;
+  Index rows_ = 0;
+  Index row_ = 0;
+  int tensor_ = 0;
+  int count_ = 0;
+  Tensor tensors_[most_tensors];
+};
+
+/// c [rows, cols] (+)= a b or a^T b, each row times its scale.
+template <class T>
+struct Product {
+  Index rows;
+  Index cols;
+  Index depth;
+  Rows<const T> a;  // [rows, depth], without places; or [depth, rows]
+  bool a_transposed;
+  Rows<const T> b;  // [depth, cols]; without places unless a is transposed
+  Rows<T> c;
+  bool add = false;
+  const T* scale = nullptr;      // [rows]; null: 1
+  Prefetch* prefetch = nullptr;  // memory to read meanwhile, or null
+};
+
+/// Rows of a triangle that are best taken together.
+inline constexpr int triangle_rows = 8;
+
+/// Which terms the rows of a mixture have. all: `depth` each. past: row i has i more, behind them.
+/// future: row i lacks the first i of them.
+enum class Terms { all, past, future };
+
+/// c [rows, cols] (+)= a b for few rows, element (i, k) of a at a[k * a_depth + i]; b [depth,
+/// cols].
+template <class T>
+struct Mixture {
+  Index rows;
+  Index cols;
+  Index depth;
+  const T* a;
+  Index a_depth;
+  const T* b;
+  Index b_stride;
+  T* c;
+  Index c_stride;
+  bool add;
+  Terms terms = Terms::all;
+};
+
 // Loops of a tile are written out: their sums are registers. g++ optimizes kernels whatever the
 // flags of the rest: without that it also leaves out what makes the way back from AVX to SSE code
 // cheap.
 #if defined(__clang__)
+#define MHLA_NOINLINE __attribute__((noinline))
+#define MHLA_INLINE __attribute__((always_inline))
 #define MHLA_UNROLL _Pragma("clang loop unroll(full)")
 #define MHLA_KERNEL __attribute__(())
+#define MHLA_KERNEL_LOOP __attribute__(())
 #define MHLA_KERNEL_FOR(features) __attribute__((target(features)))
+#define MHLA_KERNEL_LOOP_FOR(features) __attribute__((target(features)))
 #else
-#define MHLA_UNROLL _Pragma("GCC unroll 8")
-#define MHLA_KERNEL __attribute__((optimize("O2")))
-#define MHLA_KERNEL_FOR(features) __attribute__((optimize("O2"), target(features)))
+#define MHLA_NOINLINE __attribute__((noinline))
+#define MHLA_INLINE __attribute__((always_inline))
+#define MHLA_UNROLL _Pragma("GCC unroll 16")
+#define MHLA_KERNEL __attribute__((optimize("O2", "no-tree-vectorize")))
+#define MHLA_KERNEL_LOOP __attribute__((optimize("O3")))
+#define MHLA_KERNEL_FOR(features) \
+  __attribute__((optimize("O2", "no-tree-vectorize"), target(features)))
+#define MHLA_KERNEL_LOOP_FOR(features) __attribute__((optimize("O3"), target(features)))
 #endif
 
 // One element after the other, of any type.
 #define MHLA_ISA scalar
 #define MHLA_ISA_TARGET MHLA_KERNEL
+#define MHLA_ISA_LOOP MHLA_KERNEL_LOOP
 #define MHLA_ISA_BYTES 0
 #define MHLA_ISA_ROWS 2
 #define MHLA_ISA_VECTORS 2
-#define MHLA_ISA_NARROWER scalar
+#define MHLA_ISA_MIX_ROWS 4
+#define MHLA_ISA_MIX_VECTORS 1
 #include <mhla/cpu/kernels.inc>
 
 // Sixteen bytes: NEON, SSE2, or whatever the compiler makes of them.
 #if defined(__aarch64__)
 #define MHLA_PORTABLE_VECTORS 4
+#define MHLA_PORTABLE_MIX_ROWS 14
 #else
 #define MHLA_PORTABLE_VECTORS 2
+#define MHLA_PORTABLE_MIX_ROWS 6
 #endif
 #define MHLA_ISA portable
 #define MHLA_ISA_TARGET MHLA_KERNEL
+#define MHLA_ISA_LOOP MHLA_KERNEL_LOOP
 #define MHLA_ISA_BYTES 16
 #define MHLA_ISA_ROWS 6
 #define MHLA_ISA_VECTORS MHLA_PORTABLE_VECTORS
-#define MHLA_ISA_NARROWER scalar
+#define MHLA_ISA_MIX_ROWS MHLA_PORTABLE_MIX_ROWS
+#define MHLA_ISA_MIX_VECTORS 2
 #include <mhla/cpu/kernels.inc>
 
 #undef MHLA_PORTABLE_VECTORS
+#undef MHLA_PORTABLE_MIX_ROWS
 
 #if defined(__x86_64__)
+// Every processor with AVX2 has F16C.
 #define MHLA_ISA avx2
-#define MHLA_ISA_TARGET MHLA_KERNEL_FOR("avx2,fma")
+#define MHLA_ISA_TARGET MHLA_KERNEL_FOR("avx2,fma,f16c")
+#define MHLA_ISA_LOOP MHLA_KERNEL_LOOP_FOR("avx2,fma,f16c")
 #define MHLA_ISA_BYTES 32
 #define MHLA_ISA_ROWS 6
 #define MHLA_ISA_VECTORS 2
-#define MHLA_ISA_NARROWER portable
+#define MHLA_ISA_MIX_ROWS 6
+#define MHLA_ISA_MIX_VECTORS 2
 #include <mhla/cpu/kernels.inc>
 
 #define MHLA_ISA avx512
 #define MHLA_ISA_TARGET MHLA_KERNEL_FOR("avx512f,avx512vl,avx512dq,fma")
+#define MHLA_ISA_LOOP MHLA_KERNEL_LOOP_FOR("avx512f,avx512vl,avx512dq,fma")
 #define MHLA_ISA_BYTES 64
 #define MHLA_ISA_ROWS 6
 #define MHLA_ISA_VECTORS 4
-#define MHLA_ISA_NARROWER avx2
+#define MHLA_ISA_MIX_ROWS 14
+#define MHLA_ISA_MIX_VECTORS 2
 #include <mhla/cpu/kernels.inc>
 
 #endif
 #undef MHLA_UNROLL
+#undef MHLA_NOINLINE
+#undef MHLA_INLINE
 #undef MHLA_KERNEL
+#undef MHLA_KERNEL_LOOP
 #undef MHLA_KERNEL_FOR
+#undef MHLA_KERNEL_LOOP_FOR
+
+// Vectors longer than this are not chosen. Defined by a program, it must be the same in all of it.
+#if !defined(MHLA_MAX_VECTOR_BYTES)
+#define MHLA_MAX_VECTOR_BYTES 64
+#endif
+
+// The products of one instruction set and type: what takes long to compile. A program of many
+// translation units may define MHLA_KERNELS_ELSEWHERE for all of them, and instantiate the kernels
+// in one, by <mhla/cpu/instantiate_kernels.hpp>.
+#define MHLA_KERNELS(prefix, isa, type)                                               \
+  prefix template void isa::Kernels<type>::multiply(const Product<type>&);            \
+  prefix template void isa::Kernels<type>::multiply_transposed(const Product<type>&); \
+  prefix template void isa::Kernels<type>::multiply_dots(const Product<type>&);       \
+  prefix template void isa::Kernels<type>::mix(const Mixture<type>&);
+#if defined(__x86_64__)
+#define MHLA_EVERY_KERNEL(prefix)        \
+  MHLA_KERNELS(prefix, portable, float)  \
+  MHLA_KERNELS(prefix, portable, double) \
+  MHLA_KERNELS(prefix, avx2, float)      \
+  MHLA_KERNELS(prefix, avx2, double)     \
+  MHLA_KERNELS(prefix, avx512, float)    \
+  MHLA_KERNELS(prefix, avx512, double)
+#else
+#define MHLA_EVERY_KERNEL(prefix)       \
+  MHLA_KERNELS(prefix, portable, float) \
+  MHLA_KERNELS(prefix, portable, double)
+#endif
+#if defined(MHLA_KERNELS_ELSEWHERE)
+MHLA_EVERY_KERNEL(extern)
+#endif
 
 /// Calls f with the kernels for T of the best instruction set that this machine has.
 template <class T, class F>
 void with_kernels(F&& f) {
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq"))
+    if (MHLA_MAX_VECTOR_BYTES >= 64 && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
       return f(avx512::Kernels<T>{});
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (MHLA_MAX_VECTOR_BYTES >= 32 && __builtin_cpu_supports("avx2") &&
+        __builtin_cpu_supports("fma"))
       return f(avx2::Kernels<T>{});
 #endif
     return f(portable::Kernels<T>{});

@@ -81,12 +81,16 @@ Index call_summary_size(const Problem& problem) {
 /// A unit and its summaries, which lie in its own memory or where a forward state keeps them.
 template <class L, class A>
 Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const UnitMemory<A>& memory,
-                A* summaries) {
+                A* summaries, Orientation orientation) {
   const Extents& e = plan.extents;
   const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
-  return {plan.tables.queries.sequences[sequence], keys, kv_head, memory,
-          SummaryRows<A>(summaries, summaries + e.key_blocks * e.summary_size(), e, 0, keys.blocks,
-                         normalizes<L>)};
+  return {plan.tables.queries.sequences[sequence],
+          keys,
+          kv_head,
+          memory,
+          SummaryRows<A>(summaries, summaries + e.key_blocks * e.summary_stride(), e, orientation,
+                         0, keys.blocks, normalizes<L>),
+          orientation};
 }
 
 /// Zero for the tokens that a mask [batch, tokens] takes out of y, or of an overwritten gradient:
@@ -112,7 +116,8 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y, Span
   const Index saved_size = units == 0 ? 0 : saved.size / units;
   const auto run = [&](Index index, const UnitMemory<A>& memory, const ExecutorRef& loop) {
     A* summaries = saved.size > 0 ? saved.data + index * saved_size : memory.summaries.data;
-    const Unit<A> unit = unit_of(plan, index / kv_heads, index % kv_heads, memory, summaries);
+    const Unit<A> unit =
+        unit_of(plan, index / kv_heads, index % kv_heads, memory, summaries, Orientation::straight);
     summarize_unit(operands, unit, loop);
     read_out_unit(operands, unit, y, loop);
   };
@@ -122,6 +127,20 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y, Span
   } else {
     for (Index index = 0; index < units; ++index) run(index, plan.units[0], executor);
   }
+}
+
+/// S and z of a unit from where a forward pass has left them, straight.
+template <class L, class A>
+void take_up_summaries(const Plan<L, A>& plan, const Unit<A>& unit, const A* saved,
+                       const ExecutorRef& loop) {
+  const Extents& e = plan.extents;
+  const A* const saved_key_sums = saved + e.key_blocks * e.summary_stride();
+  loop.parallel_for(unit.keys.blocks, [&](Index b, Index) {
+    transpose(unit.summaries.summary(b),
+              panel(saved + b * e.summary_stride(), e.feature_dim, e.value_dim));
+    const Span<A> key_sum = unit.summaries.key_sum(b);
+    copy_row(key_sum.data, saved_key_sums + b * key_sum.size, key_sum.size);
+  });
 }
 
 /// All units of a backward call. Summaries are taken from `saved` unless it is empty.
@@ -142,12 +161,13 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
     if (request.mixing()) std::fill_n(grad_mixing, partials.size, A(0));
     const Index end = even_split(sequences, partials.sequence_groups, group + 1);
     for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s) {
-      // What was saved is only read: summarize_unit alone writes through the view.
-      A* summaries = saved.size > 0
-                         ? const_cast<A*>(saved.data) + (s * kv_heads + kv_head) * saved_size
-                         : memory.summaries.data;
-      const Unit<A> unit = unit_of(plan, s, kv_head, memory, summaries);
-      if (saved.size == 0) summarize_unit(operands, unit, loop);
+      const Unit<A> unit =
+          unit_of(plan, s, kv_head, memory, memory.summaries.data, Orientation::transposed);
+      if (saved.size == 0) {
+        summarize_unit(operands, unit, loop);
+      } else {
+        take_up_summaries(plan, unit, saved.data + (s * kv_heads + kv_head) * saved_size, loop);
+      }
       backward_unit(operands, request, unit, grad_mixing, loop);
     }
   };

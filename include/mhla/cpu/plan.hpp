@@ -12,6 +12,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/block_mixing.hpp>
+#include <mhla/cpu/block_summary.hpp>
 #include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/cpu/token_block.hpp>
@@ -60,16 +61,24 @@ inline constexpr Index max_tokens_of_tile =
 /// Rows of the mixing matrix handled at once: groups of nearly equal size.
 struct RowGroups {
   Index rows = 0;
+  Index most = 1;  // rows of a group
   Index count = 0;
 
-  explicit RowGroups(Index total) : rows(total), count(ceil_div(total, max_mixing_rows)) {}
+  RowGroups(Index total, Index most_rows)
+      : rows(total), most(most_rows), count(ceil_div(total, most_rows)) {}
   RowGroups() = default;
 
   Index begin(Index group) const { return even_split(rows, count, group); }
   Index size(Index group) const { return begin(group + 1) - begin(group); }
   /// Of any sequence of up to this many rows: a shorter one may be cut into larger groups.
-  Index max_size() const { return std::min(rows, max_mixing_rows); }
+  Index max_size() const { return std::min(rows, most); }
 };
+
+/// As many as one tile of sums takes, triangle included.
+template <class L>
+RowGroups row_groups(Index rows) {
+  return {rows, sees_past_only<L> ? Index{triangle_rows} : max_mixing_rows};
+}
 
 /// The sizes every stage works with.
 struct Extents {
@@ -84,6 +93,12 @@ struct Extents {
   Index query_tokens;
 
   Index summary_size() const { return checked_mul(feature_dim, value_dim); }
+  /// From one summary to the next: an odd number of cache lines, so that the same element of many
+  /// summaries does not fall on the same set of the cache.
+  Index summary_stride() const {
+    constexpr Index line = 16;
+    return checked_mul(ceil_div(summary_size(), line) | 1, line);
+  }
 
   explicit Extents(const Problem& problem, Index max_tokens = max_tile_tokens)
       : query_blocks(problem.query_blocks),
@@ -130,7 +145,7 @@ struct OwnTileScratch {
   Span<A> grad_rotated;    // [tile tokens, feature_dim]: dK^r / m_ii
   Span<A> grad_key_sums;   // [tile tokens, feature_dim]: dK / m_ii
   Span<A> grad_values;     // [tile tokens, value_dim]: dV / m_ii
-  Span<A> grad_summaries;  // [matrices, feature_dim, value_dim]: dP
+  Span<A> grad_summaries;  // [matrices, value_dim, feature_dim]: dP^T
   Span<A> grad_running;    // [matrices, feature_dim]: w
 
   OwnTileScratch() = default;
@@ -162,9 +177,12 @@ struct SlotScratch {
   Span<A> values;             // [tile tokens, value_dim]: v, or numerators and y, or dy and U
   Span<A> grad_values;        // [tile tokens, value_dim]
   Span<A> denominators;       // [tile tokens]
+  Span<A> inverses;           // [tile tokens]: 1 / den
   Span<A> grad_denominators;  // [tile tokens]
   Span<A> mixed_summaries;    // [group rows, feature_dim * value_dim]: S~, or dS in the adjoint
   Span<A> mixed_key_sums;     // [group rows, feature_dim]: z~, or dz
+  Span<A> weights;            // [blocks, group rows]: a group's part of the mixing matrix
+  Span<A> transposed;         // [feature_dim, value_dim]: dS of one block
   RowBuffers<A> row;
   OwnTileScratch<A> own;
 
@@ -175,14 +193,18 @@ struct SlotScratch {
     rotated = needs.rotation ? arena.take<A>(features.size) : features;
     grad_features = arena.take<A>(needs.backward ? features.size : 0);
     values = arena.take<A>(checked_mul(e.tile_tokens, e.value_dim));
-    grad_unrotated = arena.take<A>(needs.normalizer() && needs.backward ? features.size : 0);
+    grad_unrotated =
+        arena.take<A>(needs.normalizer() && needs.backward && needs.own_tiles ? features.size : 0);
     grad_values = arena.take<A>(needs.backward ? values.size : 0);
     denominators = arena.take<A>(needs.normalizer() ? e.tile_tokens : 0);
+    inverses = arena.take<A>(denominators.size);
     grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
-    mixed_summaries = arena.take<A>(checked_mul(group_rows, e.summary_size()));
+    mixed_summaries = arena.take<A>(checked_mul(group_rows, e.summary_stride()));
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
-    row.input = arena.take<A>(key_dim);
-    row.gradient = arena.take<A>(needs.backward ? key_dim : 0);
+    weights = arena.take<A>(checked_mul(group_rows, std::max(e.query_blocks, e.key_blocks)));
+    transposed = arena.take<A>(needs.backward ? e.summary_size() : 0);
+    row.input = arena.take<A>(checked_mul(e.tile_tokens, key_dim));
+    row.gradient = arena.take<A>(needs.backward ? row.input.size : 0);
   }
 };
 
@@ -190,27 +212,27 @@ struct SlotScratch {
 /// z~ of a group of query blocks, and their gradients.
 template <class A>
 struct SummaryRows {
-  Panel<A> summaries;  // [rows, feature_dim * value_dim]
-  Panel<A> key_sums;   // [rows, feature_dim]; no columns where the normalizer needs none
-  Index first = 0;     // the block of row 0
-  Index feature_dim = 0;
-  Index value_dim = 0;
+  Panel<A> summaries;     // [rows, feature_dim * value_dim]
+  Panel<A> key_sums;      // [rows, feature_dim]; no columns where the normalizer needs none
+  Index first = 0;        // the block of row 0
+  Index matrix_rows = 0;  // of one summary
+  Index matrix_cols = 0;
 
   SummaryRows() = default;
-  SummaryRows(A* summary_data, A* key_sum_data, const Extents& e, Index first_block, Index rows,
-              bool with_key_sums)
-      : summaries(panel(summary_data, rows, e.summary_size())),
+  SummaryRows(A* summary_data, A* key_sum_data, const Extents& e, Orientation orientation,
+              Index first_block, Index rows, bool with_key_sums)
+      : summaries{summary_data, rows, e.summary_size(), e.summary_stride()},
         key_sums(panel(key_sum_data, rows, with_key_sums ? e.feature_dim : 0)),
         first(first_block),
-        feature_dim(e.feature_dim),
-        value_dim(e.value_dim) {}
+        matrix_rows(orientation == Orientation::straight ? e.feature_dim : e.value_dim),
+        matrix_cols(orientation == Orientation::straight ? e.value_dim : e.feature_dim) {}
 
   /// Elements that `blocks` rows take.
   static Index size(const Extents& e, Index blocks, bool with_key_sums) {
-    return checked_mul(blocks, checked_add(e.summary_size(), with_key_sums ? e.feature_dim : 0));
+    return checked_mul(blocks, checked_add(e.summary_stride(), with_key_sums ? e.feature_dim : 0));
   }
   Panel<A> summary(Index block) const {
-    return panel(summaries.row(block - first), feature_dim, value_dim);
+    return panel(summaries.row(block - first), matrix_rows, matrix_cols);
   }
   Span<A> key_sum(Index block) const { return {key_sums.row(block - first), key_sums.cols}; }
 };
@@ -235,7 +257,7 @@ struct UnitMemory {
     summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
     if (needs.backward) {
       const Index rows = checked_mul(e.matrices, e.query_blocks);
-      grad_mixed_summaries = arena.take<A>(checked_mul(rows, e.summary_size()));
+      grad_mixed_summaries = arena.take<A>(checked_mul(rows, e.summary_stride()));
       grad_mixed_key_sums =
           arena.take<A>(needs.mixed_key_sums ? checked_mul(rows, e.feature_dim) : 0);
     }
@@ -284,8 +306,8 @@ struct Plan {
                       backward};
     const Index num_slots = executor.slots();
     whole_units = concurrent >= num_slots;
-    Index group_rows = RowGroups(problem.query_blocks).max_size();
-    if (backward) group_rows = std::max(group_rows, RowGroups(problem.key_blocks).max_size());
+    Index group_rows = row_groups<L>(problem.query_blocks).max_size();
+    if (backward) group_rows = std::max(group_rows, row_groups<L>(problem.key_blocks).max_size());
     slots = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
       const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs);

@@ -51,18 +51,30 @@ void divide_rows(const Panel<A>& rows, Span<const A> denominators) {
   }
 }
 
-/// num = Q^r S~                                                        // [tile tokens, value_dim]
+/// inverse_t = 1 / den_t. False where one of them is 0 or not finite: divide_rows is needed then.
 template <class A>
-void read_out(const Panel<const A>& rotated, const Panel<const A>& mixed_summary,
-              const Panel<A>& numerators) {
-  multiply(numerators, rotated, mixed_summary);
+bool invert(Span<const A> denominators, Span<A> inverses) {
+  bool finite = true;
+  with_kernels<A>([&](auto kernels) {
+    finite = kernels.invert(denominators.size, denominators.data, inverses.data);
+  });
+  return finite;
 }
 
-/// dQ^r = U S~^T                                                     // [tile tokens, feature_dim]
+/// y = Q^r S~, row t times inverse_t; all 1 where `inverses` is empty.  // [tile tokens, value_dim]
+template <class A>
+void read_out(const Panel<const A>& rotated, const Panel<const A>& mixed_summary,
+              Span<const A> inverses, const Rows<A>& y, Prefetch* prefetch) {
+  multiply_into_rows(y, rotated, mixed_summary, inverses, prefetch);
+}
+
+/// dQ^r = U S~^T, of the transposed S~^T.                            // [tile tokens, feature_dim]
 template <class A>
 void read_out_query_gradient(const Panel<const A>& grad_numerators,
-                             const Panel<const A>& mixed_summary, const Panel<A>& grad_rotated) {
-  multiply_right_transposed(grad_rotated, grad_numerators, mixed_summary);
+                             const Panel<const A>& mixed_summary_transposed,
+                             const Panel<A>& grad_rotated, Prefetch* prefetch) {
+  multiply_into_rows(grad_rotated.placed(), grad_numerators, mixed_summary_transposed,
+                     Span<const A>{}, prefetch);
 }
 
 /// c_t = -<Q^r_t, dQ^r_t> / den_t: the gradient of den_t, since
@@ -75,11 +87,12 @@ void denominator_gradient(const Panel<const A>& rotated, const Panel<const A>& g
     gradient[t] = denominators[t] == A(0) ? A(0) : -gradient[t] / denominators[t];
 }
 
-/// dS~ (+)= Q^r^T U                                                     // [feature_dim, value_dim]
+/// dS~^T (+)= U^T Q^r                                                 // [value_dim, feature_dim]
 template <class A>
 void read_out_summary_gradient(const Panel<const A>& rotated, const Panel<const A>& grad_numerators,
-                               const Panel<A>& grad_mixed_summary, Into into) {
-  multiply_left_transposed(grad_mixed_summary, rotated, grad_numerators, into);
+                               const Panel<A>& grad_mixed_summary_transposed, Into into,
+                               Prefetch* prefetch) {
+  multiply_left_transposed(grad_mixed_summary_transposed, grad_numerators, rotated, into, prefetch);
 }
 
 /// dz~ (+)= Q^T c                                                                 // [feature_dim]

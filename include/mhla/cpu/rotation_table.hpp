@@ -8,50 +8,109 @@
 #include <mhla/core/executor.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cpu/gemm.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/rotation.hpp>
 #include <type_traits>
+#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
+/// R, or its inverse, which is its adjoint.
+enum class Turn { forward, back };
+
 template <class A>
 struct RotationTable {
+  /// The columns of a row that hold an axis' pairs. Where neighbours are pairs, tables have an
+  /// entry for every column, the sine with its sign, and whole vectors: what belongs to other axes
+  /// in them is turned by nothing.
   struct Axis {
-    Index first_pair = 0;
-    Index pairs = 0;
-    Span<A> cosine;  // [positions, pairs]
-    Span<A> sine;    // [positions, pairs]
+    Index first = 0;  // column, or pair where partners are apart
+    Index count = 0;  // columns, or pairs
+    Span<A> cosine;   // [positions, count]
+    Span<A> sine;     // [positions, count]
   };
   RotationPairs layout{0, 0};
   Axis axis[3];
 
   bool rotates() const { return layout.step != 0; }
+  bool neighbours() const { return layout.step == 2 && layout.gap == 1; }
 
   /// R x, in place: `row` holds feature_dim features of a token at `coordinate`.
-  void rotate(A* row, const Index (&coordinate)[3]) const { turn<false>(row, coordinate); }
-
+  void rotate(A* row, const Index (&coordinate)[3]) const {
+    turn(Panel<A>{row, 1, 0, 0}, coordinate, Turn::forward);
+  }
   /// R^T g, in place: the adjoint of `rotate`, which is its inverse.
-  void rotate_back(A* row, const Index (&coordinate)[3]) const { turn<true>(row, coordinate); }
+  void rotate_back(A* row, const Index (&coordinate)[3]) const {
+    turn(Panel<A>{row, 1, 0, 0}, coordinate, Turn::back);
+  }
+
+  /// The same for rows of tokens that follow each other on the last axis, the first of them at
+  /// `coordinate`.
+  void turn(const Panel<A>& rows, const Index (&coordinate)[3], Turn turn) const {
+    with_kernels<A>([&](auto kernels) {
+      for (Index r = 0; r < rows.rows; ++r)
+        for (int a = 0; a < 3; ++a) {
+          const Axis& of = axis[a];
+          if (of.count == 0) continue;
+          const Index position = coordinate[a] + (a == 2 ? r : 0);
+          const A* cosine = of.cosine.data + position * of.count;
+          const A* sine = of.sine.data + position * of.count;
+          A* const row = rows.row(r);
+          const bool back = turn == Turn::back;
+          if (neighbours()) {
+            kernels.turn_neighbours(of.count, row + of.first, cosine, sine, back);
+          } else if (layout.step == 1) {
+            kernels.turn_apart(of.count, row + of.first, row + of.first + layout.gap, cosine, sine,
+                               back);
+          } else {
+            for (Index j = 0; j < of.count; ++j) {
+              A* const x = row + (of.first + j) * layout.step;
+              kernels.turn_apart(1, x, x + layout.gap, cosine + j, sine + j, back);
+            }
+          }
+        }
+    });
+  }
+};
+
+/// Cosine and sine of position * frequency, asked for one position after the other. In float the
+/// angles of a stretch of positions are its first one plus those of the first stretch, so that most
+/// of them take a product instead of two functions; the roundings of a double do not show.
+template <class A>
+class CirclingAngle {
+  struct Point {
+    double cosine;
+    double sine;
+  };
+
+ public:
+  explicit CirclingAngle(double frequency) : frequency_(frequency) {
+    for (Index i = 0; i < stretch; ++i) offsets_[i] = point(i);
+  }
+  /// [cosine, sine]
+  std::pair<A, A> at(Index position) {
+    const Index i = position % stretch;
+    if (i == 0) begin_ = point(position);
+    const Point& offset = offsets_[i];
+    return {static_cast<A>(begin_.cosine * offset.cosine - begin_.sine * offset.sine),
+            static_cast<A>(begin_.sine * offset.cosine + begin_.cosine * offset.sine)};
+  }
 
  private:
-  template <bool Back>
-  void turn(A* row, const Index (&coordinate)[3]) const {
-    for (int a = 0; a < 3; ++a) {
-      const A* cosine = axis[a].cosine.data + coordinate[a] * axis[a].pairs;
-      const A* sine = axis[a].sine.data + coordinate[a] * axis[a].pairs;
-      A* first = row + axis[a].first_pair * layout.step;
-      A* second = first + layout.gap;
-      for (Index j = 0; j < axis[a].pairs; ++j) {
-        const A x = first[j * layout.step];
-        const A y = second[j * layout.step];
-        const A s = Back ? -sine[j] : sine[j];
-        first[j * layout.step] = x * cosine[j] - y * s;
-        second[j * layout.step] = x * s + y * cosine[j];
-      }
-    }
+  // 1: every angle by itself.
+  static constexpr Index stretch = std::is_same_v<A, float> ? 32 : 1;
+
+  Point point(Index position) const {
+    const double angle = static_cast<double>(position) * frequency_;
+    return {std::cos(angle), std::sin(angle)};
   }
+
+  double frequency_;
+  Point begin_{};
+  Point offsets_[std::size_t{stretch}];
 };
 
 /// Takes the tables for every position of both grids from the arena, and fills them, shared out by
@@ -63,23 +122,37 @@ RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank
   RotationTable<A> table;
   if constexpr (!std::is_same_v<Rotation, NoRotation>) {
     table.layout = rotation.pairs(feature_dim);
-    Index pairs = 0;
+    const bool neighbours = table.neighbours();
+    // Columns begin and end where the longest vectors do, if rows do.
+    constexpr Index longest = 16;
+    const Index unit = neighbours && feature_dim % longest == 0 ? longest : 1;
+    Index pairs_before = 0;
     for (int a = 3 - rank; a < 3; ++a) {
       auto& axis = table.axis[a];
       const Index positions =
           query_grid.extent[a] > key_grid.extent[a] ? query_grid.extent[a] : key_grid.extent[a];
-      axis.first_pair = pairs;
-      axis.pairs = rotation.axis_pairs(a - 3 + rank, rank, feature_dim / 2);
-      pairs += axis.pairs;
-      axis.cosine = arena.take<A>(checked_mul(positions, axis.pairs));
-      axis.sine = arena.take<A>(checked_mul(positions, axis.pairs));
+      const Index first_pair = pairs_before;
+      const Index pairs = rotation.axis_pairs(a - 3 + rank, rank, feature_dim / 2);
+      pairs_before += pairs;
+      const Index width = neighbours ? 2 : 1;
+      axis.first = width * first_pair / unit * unit;
+      axis.count = pairs == 0 ? 0 : ceil_div(width * pairs_before, unit) * unit - axis.first;
+      axis.cosine = arena.take<A>(checked_mul(positions, axis.count));
+      axis.sine = arena.take<A>(checked_mul(positions, axis.count));
       if (arena.measures()) continue;
-      executor.parallel_for(axis.pairs, [&](Index j, Index /*slot*/) {
-        const double frequency = rotation.frequency(j, axis.pairs);
+      executor.parallel_for(ceil_div(axis.count, width), [&](Index task, Index /*slot*/) {
+        const Index j = axis.first / width + task - first_pair;  // which of the axis' pairs
+        const bool turned = j >= 0 && j < pairs;
+        const double frequency = turned ? rotation.frequency(j, pairs) : 0.0;
+        CirclingAngle<A> angles(frequency);
         for (Index position = 0; position < positions; ++position) {
-          const double angle = static_cast<double>(position) * frequency;
-          axis.cosine[position * axis.pairs + j] = static_cast<A>(std::cos(angle));
-          axis.sine[position * axis.pairs + j] = static_cast<A>(std::sin(angle));
+          const auto [cosine, sine] = angles.at(position);
+          const Index at = position * axis.count + task * width;
+          axis.cosine[at] = cosine;
+          axis.sine[at] = neighbours ? -sine : sine;
+          if (!neighbours) continue;
+          axis.cosine[at + 1] = cosine;
+          axis.sine[at + 1] = sine;
         }
       });
     }

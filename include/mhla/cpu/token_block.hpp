@@ -13,6 +13,7 @@
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/policy/feature_map.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -35,94 +36,146 @@ struct TokenRows {
   T* row(Index token) const { return data + token * token_stride; }
 };
 
-/// Room for one row of a tensor before phi and for its gradient, where a row must be contiguous.
+/// Room for the rows of a tile where a tensor's own cannot be worked on: before phi, and their
+/// gradients.
 template <class A>
 struct RowBuffers {
-  Span<A> input;     // [key_dim]
-  Span<A> gradient;  // [key_dim]
+  Span<A> input;     // [tile tokens, key_dim]
+  Span<A> gradient;  // [tile tokens, key_dim]
 };
 
-// f(row of the tile, token, coordinate on the last axis, run)
-template <class F>
-void for_each_token(const BlockTable& table, const TokenTile& tile, F&& f) {
-  Index row = 0;
-  for (Index r = tile.first_run; r < tile.first_run + tile.runs; ++r) {
-    const TokenRun& run = table.runs[r];
-    Index coordinate[3] = {run.coordinate[0], run.coordinate[1], run.coordinate[2]};
-    for (Index i = 0; i < run.count; ++i, ++row, ++coordinate[2]) f(row, run.first + i, coordinate);
-  }
+/// Whether kernels that compute in A read and write rows of storage type T where they lie.
+template <class A, class T>
+bool is_in_place(const TokenRows<T>& tokens) {
+  using Stored = std::remove_const_t<T>;
+  constexpr bool is_float_in_16_bits =
+      std::is_same_v<A, float> &&
+      (std::is_same_v<Stored, BFloat16> || std::is_same_v<Stored, Half>);
+  return (std::is_same_v<Stored, A> || is_float_in_16_bits) && tokens.stride == 1;
 }
-
-// to[c] = f(from[c * stride]); the branch lets the compiler vectorize the contiguous case.
-template <class To, class From, class F>
-void transform_row(To* to, const From* from, Index stride, Index count, F&& f) {
-  if (stride == 1) {
-    for (Index c = 0; c < count; ++c) to[c] = f(from[c]);
+/// Whether products do.
+template <class A, class T>
+bool is_in_place_of_products(const TokenRows<T>& tokens) {
+  return std::is_same_v<std::remove_const_t<T>, A> && is_in_place<A>(tokens);
+}
+template <class T>
+Rows<T> in_place(const BlockTable& table, const TokenTile& tile, const TokenRows<T>& tokens) {
+  return {tokens.data, tokens.token_stride, table.places_of(tile)};
+}
+/// The same as the rows of A that they are; none for another type.
+template <class A, class T>
+Rows<A> in_place_of_products(const BlockTable& table, const TokenTile& tile,
+                             const TokenRows<T>& tokens) {
+  if constexpr (std::is_same_v<std::remove_const_t<T>, std::remove_const_t<A>>) {
+    return in_place(table, tile, tokens);
   } else {
-    for (Index c = 0; c < count; ++c) to[c] = f(from[c * stride]);
+    return {};
   }
 }
 
-/// Packs the values (or output gradients) of a tile.                         // [tile tokens, dim]
+/// Packs the rows of a tile, times a scale, and each times its weight where there are any.
+//                                                                           // [tile tokens, dim]
 template <class T, class A>
-void gather(const BlockTable& table, const TokenTile& tile, const TokenRows<T>& tokens,
-            const Panel<A>& packed) {
-  for_each_token(table, tile, [&](Index row, Index token, const Index(&)[3]) {
-    transform_row(packed.row(row), tokens.row(token), tokens.stride, tokens.dim,
-                  [](auto x) { return static_cast<A>(load(x)); });
-  });
+void gather(const BlockTable& table, const TokenTile& tile, const TokenRows<const T>& tokens,
+            A scale, Span<const A> weights, const Panel<A>& packed) {
+  if (is_in_place<A>(tokens))
+    return weighted_rows<A, T>(packed, scale, weights, in_place(table, tile, tokens));
+  const Index* places = table.places_of(tile);
+  for (Index r = 0; r < tile.tokens; ++r)
+    for (Index c = 0; c < tokens.dim; ++c)
+      packed.row(r)[c] = static_cast<A>(load(tokens.row(places[r])[c * tokens.stride]));
+  if (scale != A(1) || weights.size > 0)
+    weighted_rows<A, A>(packed, scale, weights, packed.placed());
+}
+
+/// The rows of a tile: where they lie, or gathered into `buffer`.
+template <class T, class A>
+Rows<const A> readable_rows(const BlockTable& table, const TokenTile& tile,
+                            const TokenRows<const T>& tokens, Span<A> buffer) {
+  if (is_in_place_of_products<A>(tokens)) return in_place_of_products<const A>(table, tile, tokens);
+  const Panel<A> packed = panel(buffer.data, tile.tokens, tokens.dim);
+  gather(table, tile, tokens, A(1), {}, packed);
+  return {packed.data, packed.stride};
 }
 
 /// The adjoint of `gather`, and the way out of every result.
 template <class T, class A>
 void scatter(const BlockTable& table, const TokenTile& tile, const Panel<const A>& packed,
-             const TokenRows<T>& tokens, Update update) {
-  for_each_token(table, tile, [&](Index row, Index token, const Index(&)[3]) {
-    const A* from = packed.row(row);
-    T* to = tokens.row(token);
-    if (update == Update::overwrite) {
-      for (Index c = 0; c < tokens.dim; ++c) store(to[c * tokens.stride], from[c]);
-    } else {
-      for (Index c = 0; c < tokens.dim; ++c)
-        store(to[c * tokens.stride], static_cast<A>(load(to[c * tokens.stride])) + from[c]);
+             Span<const A> weights, const TokenRows<T>& tokens, Update update) {
+  if (is_in_place<A>(tokens))
+    return store_rows<T, A>(in_place(table, tile, tokens), weights, packed, update);
+  const Index* places = table.places_of(tile);
+  // Local, because a 16-bit element may alias anything.
+  const Index stride = tokens.stride;
+  const Index dim = tokens.dim;
+  for (Index r = 0; r < tile.tokens; ++r) {
+    const A weight = weights.size > 0 ? weights[r] : A(1);
+    const A* from = packed.row(r);
+    T* to = tokens.row(places[r]);
+    for (Index c = 0; c < dim; ++c) {
+      const A before = update == Update::accumulate ? static_cast<A>(load(to[c * stride])) : A(0);
+      const A value = weight * from[c];
+      store(to[c * stride], update == Update::accumulate ? before + value : value);
     }
-  });
+  }
+}
+
+/// R or R^T of the rows of a tile.
+template <class A>
+void rotate_rows(const RotationTable<A>& rotation, const BlockTable& table, const TokenTile& tile,
+                 const Panel<A>& rows, Turn turn) {
+  Index row = 0;
+  for (Index r = tile.first_run; r < tile.first_run + tile.runs; ++r) {
+    const TokenRun& run = table.runs[r];
+    rotation.turn(rows.row_range(row, run.count), run.coordinate, turn);
+    row += run.count;
+  }
 }
 
 /// features = s phi(x), rotated = s R phi(x) for the tokens of a tile. Both panels are one where
-/// nothing rotates.                                                  // [tile tokens, feature_dim]
+/// nothing rotates, or where nobody asks for the features before it.
+//                                                                   // [tile tokens, feature_dim]
 template <class Map, class T, class A>
 void pack_features(const Map& map, const RotationTable<A>& rotation, A scale,
-                   const BlockTable& table, const TokenTile& tile, const TokenRows<T>& tokens,
+                   const BlockTable& table, const TokenTile& tile, const TokenRows<const T>& tokens,
                    const Panel<A>& features, const Panel<A>& rotated,
                    const RowBuffers<A>& buffers) {
-  for_each_token(table, tile, [&](Index row, Index token, const Index(&coordinate)[3]) {
-    A* out = features.row(row);
-    const auto* in = tokens.row(token);
+  if (ElementwiseFeatureMap<Map> && is_in_place<A>(tokens)) {
+    if constexpr (ElementwiseFeatureMap<Map>)
+      map_rows<Map, T>(map, scale, in_place(table, tile, tokens), features);
+  } else {
+    const Rows<const A> x = readable_rows<T, A>(table, tile, tokens, buffers.input);
     if constexpr (ElementwiseFeatureMap<Map>) {
-      transform_row(out, in, tokens.stride, tokens.dim,
-                    [&](auto x) { return scale * map.value(static_cast<A>(load(x))); });
+      map_rows<Map, A>(map, scale, x, features);
     } else {
-      transform_row(buffers.input.data, in, tokens.stride, tokens.dim,
-                    [](auto x) { return static_cast<A>(load(x)); });
-      map.value(Span<const A>(buffers.input), Span<A>{out, features.cols});
-      for (Index c = 0; c < features.cols; ++c) out[c] *= scale;
+      for (Index r = 0; r < features.rows; ++r) {
+        A* const out = features.row(r);
+        map.value(Span<const A>{x[r], tokens.dim}, Span<A>{out, features.cols});
+        for (Index c = 0; c < features.cols; ++c) out[c] *= scale;
+      }
     }
-    if (rotation.rotates()) {
-      A* turned = rotated.row(row);
-      for (Index c = 0; c < features.cols; ++c) turned[c] = out[c];
-      rotation.rotate(turned, coordinate);
-    }
-  });
+  }
+  if (!rotation.rotates()) return;
+  if (rotated.data != features.data)
+    for (Index r = 0; r < features.rows; ++r)
+      copy_row(rotated.row(r), features.row(r), features.cols);
+  rotate_rows(rotation, table, tile, rotated, Turn::forward);
 }
 
-/// The gradients of a tile's scaled features, [tile tokens, feature_dim] each and used up: of the
-/// rotated ones, and of the unrotated ones, which the normalizer sees (no rows without one).
+/// The gradients of a tile's scaled features: of the rotated ones, which is used up, and of the
+/// unrotated ones, which the normalizer sees: weight_t times row t of `rows`, or one row for all.
 template <class A>
 struct FeatureGradients {
-  Panel<A> rotated;
-  Panel<A> unrotated;
+  Panel<A> rotated;           // [tile tokens, feature_dim]
+  Span<const A> weights{};    // [tile tokens]; empty: all 1
+  Rows<const A> unrotated{};  // rows of feature_dim; null without a normalizer
 };
+
+/// One row for every token.
+template <class A>
+Rows<const A> every_row(Span<A> row) {
+  return {row.data, 0};
+}
 
 /// The adjoint of `pack_features`: dx (+)= J^T s (R^T g^r + g), J of phi at x.
 template <class Map, class T, class A>
@@ -131,31 +184,28 @@ void unpack_feature_gradient(const Map& map, const RotationTable<A>& rotation, A
                              const TokenRows<const T>& tokens, const FeatureGradients<A>& gradients,
                              const TokenRows<T>& destination, Update update,
                              const RowBuffers<A>& buffers) {
-  const Index features = gradients.rotated.cols;
-  for_each_token(table, tile, [&](Index row, Index token, const Index(&coordinate)[3]) {
-    A* g = gradients.rotated.row(row);
-    if (rotation.rotates()) rotation.rotate_back(g, coordinate);
-    if (gradients.unrotated.rows > 0)
-      add_scaled_row(g, A(1), gradients.unrotated.row(row), features);
-    for (Index c = 0; c < features; ++c) g[c] *= scale;
-
-    const Span<A> x = buffers.input;
-    const Span<A> dx = buffers.gradient;
-    transform_row(x.data, tokens.row(token), tokens.stride, tokens.dim,
-                  [](auto stored) { return static_cast<A>(load(stored)); });
-    if constexpr (ElementwiseFeatureMap<Map>) {
-      for (Index c = 0; c < x.size; ++c) dx[c] = map.derivative(x[c]) * g[c];
-    } else {
-      map.vjp(Span<const A>(x), Span<const A>{g, features}, dx);
+  const Panel<A>& g = gradients.rotated;
+  if (rotation.rotates()) rotate_rows(rotation, table, tile, g, Turn::back);
+  if constexpr (ElementwiseFeatureMap<Map>)
+    if (is_in_place<A>(tokens) && is_in_place<A>(destination))
+      return unmap_rows<Map, T>(map, scale, in_place(table, tile, tokens), g, gradients.weights,
+                                gradients.unrotated, in_place(table, tile, destination), update);
+  const Rows<const A> x = readable_rows<T, A>(table, tile, tokens, buffers.input);
+  const Panel<A> dx = panel(buffers.gradient.data, tile.tokens, tokens.dim);
+  if constexpr (ElementwiseFeatureMap<Map>) {
+    unmap_rows<Map, A>(map, scale, x, g, gradients.weights, gradients.unrotated, dx.placed(),
+                       Update::overwrite);
+  } else {
+    for (Index r = 0; r < g.rows; ++r) {
+      if (gradients.unrotated.data != nullptr)
+        add_scaled_row(g.row(r), gradients.weights.size > 0 ? gradients.weights[r] : A(1),
+                       gradients.unrotated[r], g.cols);
+      for (Index c = 0; c < g.cols; ++c) g.row(r)[c] *= scale;
+      map.vjp(Span<const A>{x[r], tokens.dim}, Span<const A>{g.row(r), g.cols},
+              Span<A>{dx.row(r), dx.cols});
     }
-    T* to = destination.row(token);
-    if (update == Update::overwrite) {
-      for (Index c = 0; c < dx.size; ++c) store(to[c * destination.stride], dx[c]);
-    } else {
-      for (Index c = 0; c < dx.size; ++c)
-        store(to[c * destination.stride], static_cast<A>(load(to[c * destination.stride])) + dx[c]);
-    }
-  });
+  }
+  scatter<T, A>(table, tile, dx, {}, destination, update);
 }
 
 }  // namespace cpu

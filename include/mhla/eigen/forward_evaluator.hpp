@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <mhla/core/config.hpp>
+#include <mhla/core/executor.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
@@ -14,12 +15,21 @@
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/eigen/forward_op.hpp>
 #include <mhla/eigen/operand.hpp>
+#include <mhla/eigen/storage.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
+#include <mhla/policy/variant.hpp>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
 
 MHLA_NAMESPACE_BEGIN
+
+/// Bytes of workspace that attention(q, k, v, mix) takes for tensors of Eigen's 16-bit scalars. See
+/// <mhla/cpu/pipeline.hpp>, which has it for every other scalar.
+template <eigen::SixteenBitScalar T, AttentionVariant V, Executor E>
+Index forward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
+  return forward_workspace_size<eigen::Storage<T>>(attention, shape, executor);
+}
 
 namespace eigen {
 
@@ -31,34 +41,33 @@ class ForwardRun;
 template <class Attention, class Query, class Key, class Value, class Mix, class Device>
 class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
   using Op = ForwardOp<Attention, Query, Key, Value, Mix>;
+  using T = Storage<typename Op::Scalar>;
 
  public:
-  using Scalar = typename Op::Scalar;
-
   ForwardRun(const Op& op, const Device& device)
       : op_(op),
         executor_(checked_executor(device)),
         operands_(op, device),
         shape_(operands_.shape()),
-        workspace_size_(forward_workspace_size<Scalar>(op.attention(), shape_, executor_)) {
+        workspace_size_(forward_workspace_size<T>(op.attention(), shape_, executor_)) {
     if (op.workspace())
       require_workspace(*op.workspace(), workspace_size_,
                         "mhla: attention(q, k, v, mix).with(workspace)");
   }
 
-  /// The result's extents, without memory.
-  TensorView<Scalar, 4> result() const {
-    return make_view<Scalar>(nullptr, shape_.batch, shape_.heads, shape_.query_tokens,
-                             shape_.value_dim);
+  /// The result as a dense tensor at `data`; without memory, its extents.
+  TensorView<T, 4> result(typename Op::Scalar* data = nullptr) const {
+    return make_view(storage(data), shape_.batch, shape_.heads, shape_.query_tokens,
+                     shape_.value_dim);
   }
 
   void evaluate_operands() { operands_.evaluate(); }
 
   /// Whether y could not be written without destroying an operand.
-  bool reads(const TensorView<Scalar, 4>& y) const { return operands_.share_memory_with(y); }
+  bool reads(const TensorView<T, 4>& y) const { return operands_.share_memory_with(y); }
 
   /// Computes y from evaluated operands.
-  void write(const TensorView<Scalar, 4>& y) const {
+  void write(const TensorView<T, 4>& y) const {
     const Workspace own(op_.workspace() ? 0 : workspace_size_);
     forward_into(op_.attention(), executor_, operands_.query.view(), operands_.key.view(),
                  operands_.value.view(), as_mix(operands_.mix.view()), y,
@@ -67,9 +76,9 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
 
   /// Computes the result in memory of its own, as a dense tensor.
   Workspace result_in_memory() const {
-    TensorView<Scalar, 4> y = result();
-    Workspace memory(checked_mul(y.size(), static_cast<Index>(sizeof(Scalar))));
-    y.data = reinterpret_cast<Scalar*>(memory.data());
+    TensorView<T, 4> y = result();
+    Workspace memory(checked_mul(y.size(), static_cast<Index>(sizeof(T))));
+    y.data = reinterpret_cast<T*>(memory.data());
     write(y);
     return memory;
   }
@@ -140,8 +149,7 @@ struct TensorEvaluator<const mhla::ForwardOp<Attention, Query, Key, Value, Mix>,
     Run run(op_, device_);
     run.evaluate_operands();
     if (destination != nullptr) {
-      mhla::TensorView<Scalar, 4> y = run.result();
-      y.data = destination;
+      const auto y = run.result(destination);
       if (!run.reads(y)) {
         run.write(y);
         return false;
@@ -239,12 +247,12 @@ struct TensorEvaluator<
   bool evalSubExprsIfNeeded(EvaluatorPointerType) {
     using mhla::eigen::destination_view;
     mhla::eigen::ForwardRun<Forward, Device> run(op_, device_);
-    const mhla::TensorView<Scalar, 4> result = run.result();
+    const auto result = run.result();
     mhla::require_extents(extents_of_destination(), "y", result.extent[0], result.extent[1],
                           result.extent[2], result.extent[3],
                           "y is [batch, heads, query tokens, value_dim]");
     run.evaluate_operands();
-    const mhla::TensorView<Scalar, 4> y = destination_view(destination_, device_);
+    const auto y = destination_view(destination_, device_);
     if (y.data != nullptr && !run.reads(y)) {
       run.write(y);
     } else {
@@ -269,7 +277,7 @@ struct TensorEvaluator<
   TensorOpCost costPerCoeff(bool vectorized) const { return right_.costPerCoeff(vectorized); }
 
  private:
-  mhla::TensorView<Scalar, 4> extents_of_destination() const {
+  auto extents_of_destination() const {
     const TensorEvaluator<Destination, Device> left(destination_, device_);
     return mhla::eigen::dense_view<Layout, NumDims, Scalar>(nullptr, left.dimensions());
   }

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
+#include <mhla/core/executor.hpp>
 #include <mhla/core/forward_state.hpp>
 #include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
@@ -12,6 +14,7 @@
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/eigen/gradient_targets.hpp>
 #include <mhla/eigen/operand.hpp>
+#include <mhla/eigen/storage.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
 #include <mhla/policy/variant.hpp>
@@ -22,6 +25,13 @@
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN
+
+/// Bytes of workspace that attention.backward(q, k, v, mix, dy) takes for tensors of Eigen's 16-bit
+/// scalars. See <mhla/cpu/pipeline.hpp>, which has it for every other scalar.
+template <eigen::SixteenBitScalar T, AttentionVariant V, Executor E>
+Index backward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
+  return backward_workspace_size<eigen::Storage<T>>(attention, shape, executor);
+}
 
 /// The gradients of <dy, attention(q, k, v, mix)>, not yet computed: assign it to
 /// mhla::gradients(dq, dk, dv, dmix). Refers to its tensors, as Eigen's expressions do.
@@ -98,7 +108,7 @@ template <class Attention, class Query, class Key, class Value, class Mix, class
           class Device>
 class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Device> {
   using Op = BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>;
-  using T = typename Op::Scalar;
+  using T = Storage<typename Op::Scalar>;
 
  public:
   BackwardRun(const Op& op, const Device& device)
@@ -228,7 +238,7 @@ class Gradients {
     static_assert(eigen::is_backward<Backward>,
                   "mhla: gradients(dq, dk, dv, dmix) take attention.backward(q, k, v, mix, dy)");
     if constexpr (eigen::is_backward<Backward>) {
-      using T = typename Backward::Scalar;
+      using T = eigen::Storage<typename Backward::Scalar>;
       constexpr int layout = Backward::layout;
       auto& [dq, dk, dv, dmix] = targets_;
       const GradientViews<T> gradients{eigen::gradient_view<T, 4, layout>(dq),

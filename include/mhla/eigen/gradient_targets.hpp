@@ -8,6 +8,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/eigen/storage.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
@@ -17,8 +18,8 @@ MHLA_NAMESPACE_BEGIN
 namespace eigen {
 
 template <class T, int Rank>
-TensorView<T, Rank> target_view(const TensorView<T, Rank>& view) {
-  return view;
+TensorView<Storage<T>, Rank> target_view(const TensorView<T, Rank>& view) {
+  return storage_view(view);
 }
 
 template <class X>
@@ -39,7 +40,7 @@ concept GradientTarget = std::same_as<std::remove_const_t<X>, Skip> || requires(
   target_view(target);
 };
 
-/// The target of the gradient of a tensor of T in `Layout`, Rank 4, or of mix, Rank 3.
+/// The target of the gradient of a tensor stored as T in `Layout`, Rank 4, or of mix, Rank 3.
 template <class T, int Rank, int Layout, class Target>
 GradientView<T, Rank> gradient_view(Target& target) {
   if constexpr (std::same_as<std::remove_const_t<Target>, Skip>) {

@@ -11,6 +11,7 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/eigen/storage.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
@@ -44,7 +45,7 @@ class Operand {
     view_ = dense_view<Traits::layout, rank>(address, evaluator.dimensions());
   }
 
-  const TensorView<const Scalar, rank>& view() const { return view_; }
+  const TensorView<const Storage<Scalar>, rank>& view() const { return view_; }
 
   void evaluate() {
     if (view_.data != nullptr || view_.size() == 0) return;
@@ -54,13 +55,13 @@ class Operand {
     Eigen::TensorMap<Plain> map(values,
                                 eigen_dimensions<Traits::layout, typename Traits::Index>(view_));
     map.device(device_) = expression_;
-    view_.data = values;
+    view_.data = storage(values);
   }
 
  private:
   const X& expression_;
   const Device& device_;
-  TensorView<const Scalar, rank> view_;
+  TensorView<const Storage<Scalar>, rank> view_;
   Workspace memory_;
 };
 
@@ -80,13 +81,13 @@ class Operand<Eigen::TensorShufflingOp<const TokensFirstAxes, X>, Device> {
 template <class T, int Rank, class Device>
 class Operand<TensorView<T, Rank>, Device> {
  public:
-  Operand(const TensorView<T, Rank>& view, const Device&) : view_(view) {}
+  Operand(const TensorView<T, Rank>& view, const Device&) : view_(storage_view(view)) {}
 
-  TensorView<const T, Rank> view() const { return view_; }
+  TensorView<const Storage<T>, Rank> view() const { return view_; }
   void evaluate() {}
 
  private:
-  TensorView<T, Rank> view_;
+  TensorView<Storage<T>, Rank> view_;
 };
 
 /// The operands of a call together.
@@ -134,15 +135,16 @@ struct OperandTypes {
   static_assert(Traits<Mix>::rank == 3 || Traits<Mix>::rank == 2,
                 "mhla: mix must have rank 3, [1 | heads, query blocks, key blocks], or rank 2, "
                 "[query blocks, key blocks]");
-  static_assert(std::floating_point<Scalar>,
-                "mhla: q, k, v and mix must be tensors of float, double or long double");
+  static_assert(StorageScalar<Storage<Scalar>>,
+                "mhla: q, k, v and dy must be tensors of float, double, another floating-point "
+                "type, Eigen::bfloat16 or Eigen::half");
   static_assert(std::same_as<typename Traits<Key>::Scalar, Scalar> &&
                     std::same_as<typename Traits<Value>::Scalar, Scalar> &&
                     std::same_as<typename Traits<GradOutput>::Scalar, Scalar>,
                 "mhla: q, k, v and dy must have one scalar type; use .cast<Scalar>()");
   static_assert(std::same_as<typename Traits<Mix>::Scalar, Accumulator<Scalar>>,
-                "mhla: mix must have the type that q is accumulated in: float for float, double "
-                "for double; use .cast<Scalar>()");
+                "mhla: mix must have the type that q is accumulated in: float for float, "
+                "Eigen::bfloat16 and Eigen::half, double for double; use .cast<Scalar>()");
 
   using Index = std::common_type_t<typename Traits<Query>::Index, typename Traits<Key>::Index,
                                    typename Traits<Value>::Index, typename Traits<Mix>::Index>;

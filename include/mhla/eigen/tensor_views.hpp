@@ -11,6 +11,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/eigen/storage.hpp>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
 
@@ -25,7 +26,8 @@ namespace eigen {
 /// The layout of what has none of its own, and takes that of its neighbours: a view.
 inline constexpr int any_layout = -1;
 
-/// What an expression needs to know of an operand's type.
+/// What an expression needs to know of an operand's type. Scalar is Eigen's name for its elements,
+/// Storage<Scalar> the core's.
 template <class X>
 struct TensorTraits;
 
@@ -40,7 +42,7 @@ struct TensorTraits<X> {
 
 template <class T, int Rank>
 struct TensorTraits<TensorView<T, Rank>> {
-  using Scalar = std::remove_const_t<T>;
+  using Scalar = TensorScalar<std::remove_const_t<T>>;
   using Index = mhla::Index;
   using Nested = TensorView<T, Rank>;
   static constexpr int rank = Rank;
@@ -49,10 +51,10 @@ struct TensorTraits<TensorView<T, Rank>> {
 
 /// The view of a dense tensor at `data`, whose Eigen dimensions are `dimensions`.
 template <int Layout, int Rank, class T, class Dimensions>
-TensorView<T, Rank> dense_view(T* data, const Dimensions& dimensions) {
+TensorView<Storage<T>, Rank> dense_view(T* data, const Dimensions& dimensions) {
   const Eigen::DSizes<Index, Rank> sizes(dimensions);
-  TensorView<T, Rank> view;
-  view.data = data;
+  TensorView<Storage<T>, Rank> view;
+  view.data = storage(data);
   Index stride = 1;
   for (int axis = Rank - 1; axis >= 0; --axis) {
     const int at = Layout == int(Eigen::RowMajor) ? axis : Rank - 1 - axis;

@@ -86,8 +86,9 @@ constexpr bool require_known_device() {
                 "mhla: to evaluate on a ThreadPoolDevice, define EIGEN_USE_THREADS before any "
                 "Eigen header and include <mhla/mhla.hpp> after");
   static_assert(is_known_device<Device> || thread_pool,
-                "mhla: attention is evaluated on an Eigen::DefaultDevice or an "
-                "Eigen::ThreadPoolDevice");
+                "mhla: attention is evaluated on an Eigen::DefaultDevice, an "
+                "Eigen::ThreadPoolDevice or an mhla::ForkJoinDevice, which is in "
+                "<mhla/eigen/fork_join_device.hpp>");
   return true;
 }
 

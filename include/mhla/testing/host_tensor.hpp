@@ -2,12 +2,15 @@
 // A small owning tensor, for tests and examples that do without Eigen.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
 #include <mhla/testing/elements.hpp>
+#include <new>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -16,7 +19,50 @@ MHLA_NAMESPACE_BEGIN
 
 namespace testing {
 
-/// A row-major tensor of `Rank` axes in memory of its own, zero at first:
+/// Memory that begins where that of a workspace does.
+template <class T>
+struct AlignedAllocator {
+  using value_type = T;
+
+  AlignedAllocator() = default;
+  template <class U>
+  AlignedAllocator(const AlignedAllocator<U>&) {}  // NOLINT: one for every type
+
+  T* allocate(std::size_t count) const {
+    return static_cast<T*>(::operator new(count * sizeof(T), alignment));
+  }
+  void deallocate(T* memory, std::size_t) const { ::operator delete(memory, alignment); }
+
+  template <class U>
+  bool operator==(const AlignedAllocator<U>&) const {
+    return true;
+  }
+
+ private:
+  static constexpr std::align_val_t alignment{std::size_t{workspace_alignment}};
+};
+
+/// A std::vector whose memory is aligned, as that of a framework's tensors is. It is made of
+/// others, and turns into them.
+template <class T>
+class Elements : public std::vector<T, AlignedAllocator<T>> {
+  using Base = std::vector<T, AlignedAllocator<T>>;
+
+ public:
+  using Base::Base;
+  Elements(const std::vector<T>& elements)  // NOLINT: stands for the same elements
+      : Base(elements.begin(), elements.end()) {}
+  operator std::vector<T>() const { return {this->begin(), this->end()}; }  // NOLINT: likewise
+
+  friend bool operator==(const Elements& a, const Elements& b) {
+    return static_cast<const Base&>(a) == static_cast<const Base&>(b);
+  }
+  friend bool operator==(const Elements& a, const std::vector<T>& b) {
+    return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
+  }
+};
+
+/// A row-major tensor of `Rank` axes in aligned memory of its own, zero at first:
 /// `HostTensor<float, 4> q(batch, heads, tokens, key_dim)`.
 template <class T, int Rank>
 class HostTensor {
@@ -71,13 +117,13 @@ class HostTensor {
   Index extent(int axis) const { return layout_.extent[axis]; }
   Index size() const { return static_cast<Index>(elements_.size()); }
   /// The elements in row-major order.
-  std::vector<T>& elements() & { return elements_; }
-  const std::vector<T>& elements() const& { return elements_; }
-  std::vector<T> elements() && { return std::move(elements_); }  // for loops over a temporary
+  Elements<T>& elements() & { return elements_; }
+  const Elements<T>& elements() const& { return elements_; }
+  Elements<T> elements() && { return std::move(elements_); }  // for loops over a temporary
 
  private:
   TensorView<T, Rank> layout_;  // without data, so that copies stay right
-  std::vector<T> elements_;
+  Elements<T> elements_;
 };
 
 /// A copy whose elements are converted to T, rounded where T is narrower.

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: MIT
+// The library in float.
+#include "library_calls.hpp"
+
+namespace bench {
+
+template LibraryCalls library_calls(const Shape&, Tensors<float>&, const mhla::ExecutorRef&);
+
+}  // namespace bench

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// Eigen::bfloat16 and Eigen::half, and the core's types of the same representation: a tensor of one
+// is read and written as a view of the other.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <type_traits>
+#include <unsupported/Eigen/CXX11/Tensor>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace scalar_traits {
+template <>
+struct Accumulator<Eigen::bfloat16> {
+  using type = float;
+};
+template <>
+struct Accumulator<Eigen::half> {
+  using type = float;
+};
+}  // namespace scalar_traits
+
+namespace eigen {
+
+template <class Scalar>
+struct StorageOf {
+  using type = Scalar;
+};
+template <>
+struct StorageOf<Eigen::bfloat16> {
+  using type = BFloat16;
+};
+template <>
+struct StorageOf<Eigen::half> {
+  using type = Half;
+};
+template <class Scalar>
+struct StorageOf<const Scalar> {
+  using type = const typename StorageOf<Scalar>::type;
+};
+
+/// What the core calls the elements of a tensor of Scalar: another type for Eigen's 16-bit scalars,
+/// Scalar itself for every other.
+template <class Scalar>
+using Storage = typename StorageOf<Scalar>::type;
+
+template <class T>
+struct TensorScalarOf {
+  using type = T;
+};
+template <>
+struct TensorScalarOf<BFloat16> {
+  using type = Eigen::bfloat16;
+};
+template <>
+struct TensorScalarOf<Half> {
+  using type = Eigen::half;
+};
+
+/// The scalar of an Eigen tensor of a view's elements, the other way round.
+template <class T>
+using TensorScalar = typename TensorScalarOf<T>::type;
+
+/// Eigen::bfloat16 or Eigen::half.
+template <class T>
+concept SixteenBitScalar = std::is_same_v<T, Eigen::bfloat16> || std::is_same_v<T, Eigen::half>;
+
+/// The same memory as elements of the core. Both types are the same 16 bits, whatever Eigen makes
+/// of them inside (on some machines an __fp16), and ours may alias any other: see core/scalar.hpp.
+template <class Scalar>
+Storage<Scalar>* storage(Scalar* data) {
+  if constexpr (SixteenBitScalar<std::remove_const_t<Scalar>>) {
+    static_assert(sizeof(Scalar) == sizeof(Storage<Scalar>));
+    static_assert(alignof(Scalar) == alignof(Storage<Scalar>));
+    static_assert(std::is_trivially_copyable_v<Scalar> && std::is_standard_layout_v<Scalar>);
+    return reinterpret_cast<Storage<Scalar>*>(data);
+  } else {
+    return data;
+  }
+}
+
+}  // namespace eigen
+
+/// A view of Eigen::bfloat16 or Eigen::half as one of BFloat16 or Half, which the core takes: for
+/// forward_into, backward_into and a Decoder. Any other view as it is.
+/// \code
+/// decoder.step(mhla::storage_view(mhla::make_view(q.data(), batch, heads, 1, key_dim)), ...);
+/// \endcode
+template <class T, int Rank>
+TensorView<eigen::Storage<T>, Rank> storage_view(const TensorView<T, Rank>& view) {
+  TensorView<eigen::Storage<T>, Rank> stored;
+  stored.data = eigen::storage(view.data);
+  for (int axis = 0; axis < Rank; ++axis) {
+    stored.extent[axis] = view.extent[axis];
+    stored.stride[axis] = view.stride[axis];
+  }
+  return stored;
+}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT
+// An executor with threads of its own: a team that waits for calls and shares out their tasks. It
+// is the caller's object; the library itself makes no threads. Between the calls of a pipeline its
+// threads stay awake for a moment, so that a fork costs less than one over a pool that sleeps.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/executor.hpp>
+#include <mhla/core/index.hpp>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+/// Runs the tasks of a call on `threads` threads: the calling one, on slot 0, and threads - 1 that
+/// live as long as the object. Tasks are drawn one by one; a call allocates nothing.
+///
+/// What a task throws is thrown to the caller once every thread has left the call; tasks that were
+/// not begun are not run then. A call from inside a task runs its tasks one after the other, on the
+/// slot of that task. A second thread that calls waits until the first call has returned, so a task
+/// must not wait for another thread that calls the same object.
+///
+/// After its last task a thread looks out for the next one for `spin` and then sleeps until a call
+/// wakes it. So no thread is busy for longer than that after a call has returned, and none at all
+/// where there are more threads than the machine has: these would take the time of those that work.
+class ForkJoin {
+ public:
+  /// A few times what it takes to wake a thread (10 us, measured by bench/executors.cpp), and
+  /// longer than what lies between the steps of a pipeline.
+  static constexpr std::chrono::microseconds default_spin{50};
+
+  static int hardware_threads() {
+    const unsigned count = std::thread::hardware_concurrency();
+    return count == 0 ? 1 : static_cast<int>(count);
+  }
+
+  /// \throws ShapeError where threads < 1, Error where the system has no more threads to give.
+  explicit ForkJoin(int threads = hardware_threads(), std::chrono::microseconds spin = default_spin)
+      : spin_(threads <= hardware_threads() ? spin : std::chrono::microseconds{0}) {
+    if (threads < 1)
+      throw ShapeError("mhla::ForkJoin: threads is " + std::to_string(threads) +
+                       "; it must be at least 1, the calling thread");
+    workers_.reserve(static_cast<std::size_t>(threads - 1));
+    try {
+      for (Index slot = 1; slot < threads; ++slot)
+        workers_.emplace_back([this, slot] { work(slot); });
+    } catch (const std::system_error& error) {
+      const std::string started = std::to_string(workers_.size() + 1);
+      dismiss();
+      throw Error("mhla::ForkJoin: thread " + started + " of " + std::to_string(threads - 1) +
+                  " could not be started: " + error.what());
+    }
+  }
+
+  ForkJoin(const ForkJoin&) = delete;
+  ForkJoin& operator=(const ForkJoin&) = delete;
+
+  /// No call may be running.
+  ~ForkJoin() { dismiss(); }
+
+  Index slots() const { return static_cast<Index>(workers_.size()) + 1; }
+
+  template <class Task>
+  void parallel_for(Index tasks, const Task& task) const {
+    run(tasks, task);
+  }
+
+ private:
+  // Cache lines apart: the one is written by all, the other is watched by all.
+  static constexpr std::size_t cache_line = 64;
+
+  // The tasks of a call, on the stack of the caller.
+  struct Call {
+    const TaskRef task;
+    const Index tasks;
+    alignas(cache_line) std::atomic<Index> next{0};
+    std::atomic<bool> failed{false};
+    std::exception_ptr error{};
+
+    void draw(Index slot) {
+      try {
+        for (Index drawn = next++; drawn < tasks; drawn = next++) task(drawn, slot);
+      } catch (...) {  // must not leave a thread of the team
+        next = tasks;
+        if (!failed.exchange(true)) error = std::current_exception();
+      }
+    }
+  };
+
+  void run(Index tasks, const TaskRef& task) const {
+    if (tasks <= 0) return;
+    const Index own = slot_of_this_thread();
+    if (own >= 0) {
+      for (Index i = 0; i < tasks; ++i) task(i, own);
+      return;
+    }
+    const Turn turn(*this);
+    if (tasks == 1 || workers_.empty()) {
+      for (Index i = 0; i < tasks; ++i) task(i, Index{0});
+      return;
+    }
+    Call call{task, tasks};
+    call_ = &call;
+    epoch_.fetch_add(1);  // opens
+    if (tasks > static_cast<Index>(workers_.size())) {
+      epoch_.notify_all();
+    } else {
+      for (Index i = 1; i < tasks; ++i) epoch_.notify_one();
+    }
+    call.draw(0);
+    epoch_.fetch_add(1);  // closes: who has not come yet is not waited for
+    std::uint32_t inside = inside_;
+    wait_until([&] { return (inside = inside_) == 0; }, [&] { inside_.wait(inside); });
+    if (call.error) std::rethrow_exception(call.error);
+  }
+
+  // What thread `slot` does all its life. It counts itself in before it looks whether the call is
+  // open, and the caller closes before it looks who is inside: one of them sees the other, so the
+  // call outlives everybody's use of it.
+  void work(Index slot) const {
+    std::uint32_t done = 0;
+    while (true) {
+      std::uint32_t seen = epoch_;
+      wait_until(
+          [&] {
+            seen = epoch_;
+            return stop_ || (is_open(seen) && seen != done);
+          },
+          [&] { epoch_.wait(seen); });
+      if (stop_) return;
+      ++inside_;
+      done = epoch_;
+      if (is_open(done)) call_->draw(slot);
+      if (--inside_ == 0) inside_.notify_one();
+    }
+  }
+
+  static bool is_open(std::uint32_t epoch) { return epoch % 2 != 0; }
+
+  // Watches for `spin_`, then sleeps.
+  template <class Happened, class Sleep>
+  void wait_until(const Happened& happened, const Sleep& sleep) const {
+    if (happened()) return;
+    if (spin_.count() > 0) {
+      constexpr int looks = 16;  // between two looks at the clock
+      using Clock = std::chrono::steady_clock;
+      const Clock::time_point end = Clock::now() + spin_;
+      do {
+        for (int i = 0; i < looks; ++i) {
+          if (happened()) return;
+          pause();
+        }
+      } while (Clock::now() < end);
+    }
+    while (!happened()) sleep();
+  }
+
+  // Leaves the core's units to another hardware thread for a moment.
+  static void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+  }
+
+  // The right to call, and who has it.
+  class Turn {
+   public:
+    explicit Turn(const ForkJoin& team) : team_(team), lock_(team.turn_) {
+      team_.caller_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() { team_.caller_.store(std::thread::id(), std::memory_order_relaxed); }
+
+   private:
+    const ForkJoin& team_;
+    std::lock_guard<std::mutex> lock_;
+  };
+
+  // The slot on which this thread runs a task; -1 where it runs none. Only this thread itself makes
+  // `caller_` its own id or takes that back.
+  Index slot_of_this_thread() const {
+    const std::thread::id self = std::this_thread::get_id();
+    if (caller_.load(std::memory_order_relaxed) == self) return 0;
+    for (std::size_t i = 0; i < workers_.size(); ++i)
+      if (workers_[i].get_id() == self) return static_cast<Index>(i) + 1;
+    return -1;
+  }
+
+  void dismiss() {
+    stop_ = true;
+    epoch_.fetch_add(2);
+    epoch_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  const std::chrono::microseconds spin_;
+  std::vector<std::thread> workers_;
+  mutable std::mutex turn_;
+  mutable std::atomic<std::thread::id> caller_{};
+  mutable Call* call_ = nullptr;                                     // of an open epoch
+  alignas(cache_line) mutable std::atomic<std::uint32_t> epoch_{0};  // odd while a call is open
+  std::atomic<bool> stop_{false};
+  alignas(cache_line) mutable std::atomic<std::uint32_t> inside_{0};  // threads that may use call_
+};
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// Both translation units are right, whichever copy of their common functions the linker has kept:
+// this program is linked in both orders. Right is what the tolerances say; the bits are those of
+// the copies that were kept, as the compiler contracts products and sums outside the kernels where
+// its flags let it.
+#include <type_traits>
+
+#include "tests/mixed_flags/run.hpp"
+
+namespace {
+
+bool machine_has_what_it_takes() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+  return true;
+#endif
+}
+
+template <class T>
+void check(const mixed_flags::Attention& attention, const mhla::Shape& shape) {
+  const auto x = call::operands<T>(attention, shape);
+  const auto plain = mixed_flags::plain::run(attention, x);
+  const auto vectorized = mixed_flags::vectorized::run(attention, x);
+  using Wide = std::conditional_t<std::is_same_v<T, float>, double, long double>;
+  const auto wide = call::converted<Wide>(x);
+  const auto y = call::oracle_forward(attention, wide);
+  const auto gradients = call::oracle_backward(attention, wide);
+  for (const auto* results : {&plain, &vectorized}) {
+    call::check_close("y", results->y, y, tolerance::forward_rms<T>, tolerance::forward_max<T>);
+    call::check_close(results->gradients, gradients);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("mixed flags: the translation units are compiled as they should", "[mixed_flags]") {
+  CHECK_FALSE(mixed_flags::plain::flags().optimizes);
+  CHECK(mixed_flags::vectorized::flags().optimizes);
+#if defined(__x86_64__)
+  CHECK_FALSE(mixed_flags::plain::flags().has_avx2);
+  CHECK(mixed_flags::vectorized::flags().has_avx2);
+#endif
+}
+
+TEST_CASE("mixed flags: both translation units run and are right", "[mixed_flags]") {
+  if (!machine_has_what_it_takes()) {
+    WARN("Skipped: this machine has no AVX2");
+    return;
+  }
+  const mixed_flags::Attention attention{.blocks = {.block = 8}};
+  for (const mhla::Shape& shape :
+       {mhla::Shape{2, 2, 1, 64, 64, 32, 64}, mhla::Shape{1, 3, 3, 50, 50, 10, 13}}) {
+    check<float>(attention, shape);
+    check<double>(attention, shape);
+  }
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+#include <cstddef>
+#include <cstdint>
+#include <mhla/testing/host_tensor.hpp>
+#include <utility>
+#include <vector>
+
+#include "tests/support/catch.hpp"
+
+using mhla::BFloat16;
+using mhla::Index;
+using mhla::testing::HostTensor;
+
+namespace {
+
+bool aligned(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory) % 64 == 0; }
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("HostTensor: every tensor begins at a multiple of 64 bytes", "[testing]", float,
+                   double, BFloat16, std::int8_t) {
+  std::vector<HostTensor<TestType, 1>> tensors;  // together they leave no place to chance
+  for (Index size = 1; size <= 100; ++size) tensors.emplace_back(size);
+  for (Index n = 0; n < 100; ++n) {
+    auto& tensor = tensors[static_cast<std::size_t>(n)];
+    REQUIRE(tensor.size() == n + 1);
+    CHECK(aligned(tensor.view().data));
+    CHECK(aligned(std::as_const(tensor).view().data));
+    CHECK(tensor.view().data == tensor.elements().data());
+    const auto copy = tensor;
+    CHECK(aligned(copy.view().data));
+    CHECK(copy.view().data != tensor.view().data);
+    CHECK(aligned(HostTensor<TestType, 1>::like(tensor.view()).view().data));
+    const auto moved = std::move(tensor);
+    CHECK(aligned(moved.view().data));
+  }
+}
+
+TEST_CASE("HostTensor: is zero at first, row-major, and of its extents", "[testing]") {
+  HostTensor<float, 3> tensor(2, 3, 5);
+  CHECK(tensor.elements() == HostTensor<float, 3>::like(tensor.view()).elements());
+  CHECK(tensor.elements() == std::vector<float>(30, 0.f));
+  CHECK(tensor.extent(1) == 3);
+  tensor(1, 2, 3) = 7;
+  CHECK(tensor.elements()[1 * 15 + 2 * 5 + 3] == 7);
+  CHECK(tensor.view()(1, 2, 3) == 7);
+}
+
+TEST_CASE("HostTensor: its elements come from a std::vector and go into one", "[testing]") {
+  HostTensor<double, 1> tensor(3);
+  const std::vector<double> numbers{1, 2, 3};
+  tensor.elements() = numbers;
+  CHECK(tensor(2) == 3);
+  CHECK(aligned(tensor.view().data));
+  std::vector<double> back = tensor.elements();
+  CHECK(back == numbers);
+  tensor.elements() = {4, 5, 6};
+  CHECK(tensor(0) == 4);
+  back = tensor.elements();
+  CHECK(back == std::vector<double>{4, 5, 6});
+  CHECK(tensor.elements() == back);
+  CHECK(back == tensor.elements());
+  CHECK(tensor.elements() != numbers);
+  back.push_back(7);
+  CHECK(tensor.elements() != back);
+  double sum = 0;
+  for (const double x : HostTensor<double, 1>(tensor).elements()) sum += x;
+  CHECK(sum == 15);
+}
