@@ -110,15 +110,18 @@ class Matrix {
   T* data() { return memory_.data(); }
   std::vector<T>& memory() { return memory_; }
   Index stride() const { return stride_; }
-  T& operator()(Index r, Index c) { return rows()[r][c]; }
-  T operator()(Index r, Index c) const { return const_cast<Matrix&>(*this)(r, c); }
+  T* row(Index r) {
+    return memory_.data() + (places_.empty() ? r : places_[static_cast<std::size_t>(r)]) * stride_;
+  }
+  const T* row(Index r) const { return const_cast<Matrix*>(this)->row(r); }
+  T& operator()(Index r, Index c) { return row(r)[c]; }
+  T operator()(Index r, Index c) const { return row(r)[c]; }
 
   /// The same elements in other memory.
   Matrix placed(Lie lie, T filling) const { return placed(lie, filling, cols_ + 3); }
   Matrix placed(Lie lie, T filling, Index stride) const {
     Matrix result(rows_, cols_, lie, filling, stride);
-    for (Index r = 0; r < rows_; ++r)
-      for (Index c = 0; c < cols_; ++c) result(r, c) = (*this)(r, c);
+    for (Index r = 0; r < rows_; ++r) std::copy_n(row(r), cols_, result.row(r));
     return result;
   }
   Matrix transposed() const {
@@ -165,12 +168,13 @@ struct Request {
   bool add;
   bool prefetch;
 };
-constexpr int requests = 128;
+constexpr int requests = 64;
 // False where there is no such product.
 bool request_of(int number, Request& request) {
   const auto bit = [&](int i) { return (number >> i & 1) != 0; };
   const auto lie = [&](int i) { return bit(i) ? Lie::apart : Lie::together; };
-  request = {bit(0), lie(1), lie(2), lie(3), bit(4), bit(5), bit(6)};
+  const bool prefetch = (number ^ number >> 1 ^ number >> 4) % 2 != 0;  // for half of every kind
+  request = {bit(0), lie(1), lie(2), lie(3), bit(4), bit(5), prefetch};
   return request.a_transposed || (!bit(1) && !bit(2));
 }
 
@@ -185,8 +189,12 @@ void check_products(Index rows, Index cols, Index depth, int only = -1, Index b_
   const Matrix<T> a_transposed = a.transposed();
   Matrix<T> product(rows, cols, Lie::together, T(0));
   for (Index i = 0; i < rows; ++i)
-    for (Index k = 0; k < depth; ++k)
-      for (Index j = 0; j < cols; ++j) product(i, j) += a(i, k) * b(k, j);
+    for (Index k = 0; k < depth; ++k) {
+      const T term = a(i, k);
+      const T* const from = b.row(k);
+      T* const to = product.row(i);
+      for (Index j = 0; j < cols; ++j) to[j] += term * from[j];
+    }
   const Elsewhere elsewhere;
   const T nan = not_a_number<T>;
 
@@ -199,12 +207,12 @@ void check_products(Index rows, Index cols, Index depth, int only = -1, Index b_
     Matrix<T> scales = scale;
     Matrix<T> c = before.placed(ask.c, sentinel<T>);
     Matrix<T> expected = c;
-    for (Index i = 0; i < rows; ++i)
-      for (Index j = 0; j < cols; ++j) {
-        T& element = expected(i, j);
-        element = (ask.add ? element : T(0)) + product(i, j);
-        if (ask.scaled) element *= scale(0, i);
-      }
+    for (Index i = 0; i < rows; ++i) {
+      T* const to = expected.row(i);
+      const T* const of = product.row(i);
+      const T factor = ask.scaled ? scale(0, i) : T(1);
+      for (Index j = 0; j < cols; ++j) to[j] = factor * ((ask.add ? to[j] : T(0)) + of[j]);
+    }
     Prefetch prefetch = elsewhere.prefetch();
     Kernels::multiply(Product<T>{rows, cols, depth, left.rows(), ask.a_transposed, right.rows(),
                                  c.rows(), ask.add, ask.scaled ? scales.data() : nullptr,
@@ -232,20 +240,30 @@ void check_products(Index rows, Index cols, Index depth, int only = -1, Index b_
 
 }  // namespace
 
+// How far apart the sizes are that a product is tried with. Without optimization every size takes
+// minutes; steps that no tile's width or height is a multiple of meet every rest in turn.
+#ifdef MHLA_FULL_PRODUCT
+constexpr Index col_step = 1;
+constexpr Index depth_step = 1;
+#else
+constexpr Index col_step = 5;
+constexpr Index depth_step = 11;
+#endif
+
 TEMPLATE_TEST_CASE("kernels: products of every tile and every rest", "[cpu]", INSTRUCTION_SETS) {
   if (!on_this_machine<TestType>()) return;
   using T = typename TestType::Type;
   using Kernels = typename TestType::Kernels;
   for (Index rows = 0; rows <= 26; ++rows)
     for (const Index cols : {1, 3, 8, 15, 33}) check_products<T, Kernels>(rows, cols, 6);
-  for (Index cols = 0; cols <= 70; ++cols)
+  for (Index cols = 0; cols <= 70; cols += col_step)
     for (const Index rows : {1, 7, 16, 25}) check_products<T, Kernels>(rows, cols, 9);
   for (const Index cols : {8, 24, 77})
     for (const Index depth : {0, 1, 2, 127, 128, 129, 256, 300}) {
       check_products<T, Kernels>(3, cols, depth);
       check_products<T, Kernels>(30, cols, depth);
     }
-  for (Index depth = 0; depth <= 300; ++depth) {
+  for (Index depth = 0; depth <= 300; depth += depth_step) {
     int number = static_cast<int>(37 * depth % requests);
     for (Request ignored; !request_of(number, ignored);) number = (number + 1) % requests;
     check_products<T, Kernels>(10, 24, depth, number);
@@ -266,7 +284,8 @@ TEMPLATE_TEST_CASE("kernels: products of rows that push each other out of the ca
     CHECK(Kernels::fall_on_few_sets(128, stride));
     for (const Index rows : {1, 13, 30})
       for (const Index cols : {Index{64}, Index{200}, page / 2})
-        check_products<T, Kernels>(rows, cols, 130, rows == 30 && cols == 200 ? -1 : 0x7f, stride);
+        check_products<T, Kernels>(rows, cols, 130, rows == 30 && cols == 200 ? -1 : requests - 1,
+                                   stride);
   }
   CHECK_FALSE(Kernels::fall_on_few_sets(128, static_cast<Index>(64 / sizeof(T))));
   CHECK_FALSE(Kernels::fall_on_few_sets(8, page));
@@ -378,10 +397,12 @@ void check_mixture(Terms terms, Index rows, Index cols, Index depth, bool add, b
     Matrix<T> expected = before;
     for (Index i = 0; i < rows; ++i) {
       const TermRange has = terms_of(terms, depth, i);
-      for (Index c = 0; c < cols; ++c) {
-        T& element = expected(i, c);
-        if (!add) element = T(0);
-        for (Index k = has.first; k < has.end; ++k) element += a(k, i) * right(k, c);
+      T* const to = expected.row(i);
+      if (!add) std::fill_n(to, cols, T(0));
+      for (Index k = has.first; k < has.end; ++k) {
+        const T term = a(k, i);
+        const T* const from = right.row(k);
+        for (Index c = 0; c < cols; ++c) to[c] += term * from[c];
       }
     }
     Matrix<T> result = before;
@@ -391,17 +412,15 @@ void check_mixture(Terms terms, Index rows, Index cols, Index depth, bool add, b
     if (backwards) {
       Matrix<T> mirrored_b = right;
       Matrix<T> mirrored = before;
-      for (Index c = 0; c < cols; ++c) {
-        for (Index k = 0; k < all_terms; ++k) mirrored_b(all_terms - 1 - k, c) = right(k, c);
-        for (Index i = 0; i < rows; ++i) mirrored(rows - 1 - i, c) = before(i, c);
-      }
-      mixture.b = all_terms > 0 ? &mirrored_b(all_terms - 1, 0) : nullptr;
+      for (Index k = 0; k < all_terms; ++k)
+        std::copy_n(right.row(k), cols, mirrored_b.row(all_terms - 1 - k));
+      for (Index i = 0; i < rows; ++i) std::copy_n(before.row(i), cols, mirrored.row(rows - 1 - i));
+      mixture.b = all_terms > 0 ? mirrored_b.row(all_terms - 1) : nullptr;
       mixture.b_stride = -right.stride();
-      mixture.c = &mirrored(rows - 1, 0);
+      mixture.c = mirrored.row(rows - 1);
       mixture.c_stride = -result.stride();
       Kernels::mix(mixture);
-      for (Index i = 0; i < rows; ++i)
-        for (Index c = 0; c < cols; ++c) result(i, c) = mirrored(rows - 1 - i, c);
+      for (Index i = 0; i < rows; ++i) std::copy_n(mirrored.row(rows - 1 - i), cols, result.row(i));
     } else {
       Kernels::mix(mixture);
     }
@@ -735,5 +754,8 @@ TEMPLATE_TEST_CASE("kernels: maps of rows and their adjoint, wherever rows lie",
   using T = typename TestType::Type;
   using Kernels = typename TestType::Kernels;
   check_maps<T, T, Kernels>();
-  if constexpr (std::is_same_v<T, float>) check_maps<mhla::BFloat16, T, Kernels>();
+  if constexpr (std::is_same_v<T, float>) {
+    check_maps<mhla::BFloat16, T, Kernels>();
+    check_maps<mhla::Half, T, Kernels>();
+  }
 }

@@ -152,13 +152,13 @@ mutant(rows_scaled_twice_where_they_lie kernels cpu/kernels/rows.inc
   [[return count >= lanes && from != to;]]
   [[return count >= lanes;]])
 mutant(long_row_of_16_bits_mapped_from_its_start kernels cpu/kernels/rows.inc
-  [[const T* const __restrict x = values(count, from[r] + first, buffer);
+  [[loadable(count, from[r] + first, buffer);
         T* const __restrict y = to]]
-  [[const T* const __restrict x = values(count, from[r], buffer);
+  [[loadable(count, from[r], buffer);
         T* const __restrict y = to]])
 mutant(scale_missing_in_backward cpu cpu/kernels/rows.inc
-  [[y[c] = scale * map.derivative(x[c]) * (gradient[c] + weight * other[c]);]]
-  [[y[c] = map.derivative(x[c]) * (gradient[c] + weight * other[c]);]])
+  [[y[c] = scale * derivative(c) * (gradient[c] + weight * other[c]);]]
+  [[y[c] = derivative(c) * (gradient[c] + weight * other[c]);]])
 mutant(key_sum_weights_lost_in_the_adjoint cpu cpu/kernels/rows.inc
   [[(gradient[c] + weight * other[c]);]]
   [[(gradient[c] + other[c]);]])
