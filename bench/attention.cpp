@@ -93,6 +93,7 @@ void add_shape(const Shape& shape, const Executors& executors) {
     bench::add_speedup(shape, parallel, WorkingSet::L3);
   if (is_one_of(shape, {"DeiT-T", "VLT-T_stage1", "DiT-XL/2_512", "Tab14_N4096_M64",
                         "NLP_N2048_M32", "Wan_M105"})) {
+    bench::add_pieces(shape, serial);
     bench::add_passes<float>(shape, "float", serial, WorkingSet::one_head);
     for (const NamedExecutor& parallel : executors.parallel())
       bench::add_speedup(shape, parallel, WorkingSet::one_head);

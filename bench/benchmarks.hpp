@@ -21,6 +21,9 @@ template <class T>
 void add_passes(const Shape& shape, const std::string& scalar, const NamedExecutor& executor,
                 WorkingSet set);
 
+/// pieces.cpp: pieces_{forward,backward}/SHAPE/float/EXECUTOR, what the passes' time goes into.
+void add_pieces(const Shape& shape, const NamedExecutor& executor);
+
 /// peers.cpp: peers_{forward,backward}/SHAPE/float/EXECUTOR, the library and its peers in turns.
 void add_peers(const Shape& shape, const NamedExecutor& executor);
 
