@@ -91,7 +91,9 @@ TEMPLATE_TEST_CASE("causal: the same bits on every executor", "[cpu]", CAUSAL_VA
   // out.
   const auto [block, shape] = GENERATE(std::pair{Index{3}, Shape{2, 6, 2, 203, 203, 5, 7}},
                                        std::pair{Index{150}, Shape{1, 4, 2, 400, 400, 5, 7, 4}},
-                                       std::pair{Index{4}, Shape{1, 3, 1, 137, 137, 6, 2}});
+                                       std::pair{Index{4}, Shape{1, 3, 1, 137, 137, 6, 2}},
+                                       std::pair{Index{2}, Shape{1, 1, 1, 67, 67, 16, 72}},
+                                       std::pair{Index{2}, Shape{1, 3, 3, 41, 41, 16, 40}});
   const TestType attention{.blocks = {.block = block}};
   const auto x = operands<double>(attention, shape);
   const auto y = call::forward(attention, x);

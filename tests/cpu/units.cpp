@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <mhla/cpu/pipeline.hpp>
+#include <utility>
 #include <vector>
 
 #include "tests/cpu/call.hpp"
@@ -81,6 +82,29 @@ void check_even_calls() {
   }
 }
 
+// What slots get to do, one number of tasks for every loop.
+struct RecordingExecutor {
+  Index count;
+  std::vector<Index>* loops;
+
+  Index slots() const { return count; }
+  template <class Task>
+  void parallel_for(Index tasks, const Task& task) const {
+    if (tasks > 0) loops->push_back(tasks);
+    for (Index i = 0; i < tasks; ++i) task(i, i % count);
+  }
+};
+
+template <class Normalizer>
+void check_single_heads() {
+  using Sequence = Attention<Relu, Blocks1D, Bidirectional, Normalizer, NoRotation>;
+  for (const Index value_dim : {16, 32, 40, 48, 64, 72}) {
+    INFO("value_dim " << value_dim);
+    check_executors<float>(Sequence{.blocks = {.block = 3}},
+                           {1, 1, 1, many_tokens, many_tokens, 16, value_dim});
+  }
+}
+
 }  // namespace
 
 TEST_CASE("units: MixedKeySum has the same bits on every executor", "[cpu]") {
@@ -91,6 +115,56 @@ TEST_CASE("units: MixedProduct has the same bits on every executor", "[cpu]") {
 }
 TEST_CASE("units: Unnormalized has the same bits on every executor", "[cpu]") {
   check_even_calls<Unnormalized>();
+}
+
+TEST_CASE("units: single heads have the same bits on every executor", "[cpu]") {
+  SECTION("MixedKeySum") { check_single_heads<MixedKeySum>(); }
+  SECTION("MixedProduct") { check_single_heads<MixedProduct>(); }
+  SECTION("Unnormalized") { check_single_heads<Unnormalized>(); }
+  SECTION("16-bit tensors") {
+    check_executors<mhla::BFloat16>(Attention<Relu, Blocks1D>{.blocks = {.block = 3}},
+                                    {1, 1, 1, many_tokens, many_tokens, 16, 40});
+  }
+}
+
+// The last columns of a mixture may be summed in pairs of rows: whoever is in a pair must not
+// depend on the slots.
+TEST_CASE("units: mixtures that end in half a vector have the same bits on every executor",
+          "[cpu]") {
+  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 1}};
+  SECTION("more terms than are summed at once") {
+    for (const auto& [key_dim, value_dim] : {std::pair{8, 5}, std::pair{24, 16}, std::pair{8, 16}})
+      check_executors<float>(attention, {1, 1, 1, 150, 150, key_dim, value_dim});
+  }
+  SECTION("gradients that are added up over matrices") {
+    check_executors<float>(attention, {1, 3, 1, 33, 33, 8, 5, 3});
+    check_executors<float>(attention, {1, 3, 1, 33, 33, 24, 16, 3});
+  }
+}
+
+TEST_CASE("units: every slot has something to do", "[cpu]") {
+  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 2}};
+  const auto loops = [&](Index slots, Index heads, Index blocks) {
+    const auto x =
+        call::operands<float>(attention, {1, heads, heads, 2 * blocks, 2 * blocks, 4, 3});
+    std::vector<Index> all;
+    call::forward(attention, x, RecordingExecutor{slots, &all});
+    return all;
+  };
+  using Loops = std::vector<Index>;
+  // One head: its key blocks, and as many groups of query blocks for every slot.
+  CHECK(loops(1, 1, 64) == Loops{1});
+  CHECK(loops(2, 1, 16) == Loops{16, 2});
+  CHECK(loops(2, 1, 64) == Loops{64, 6});
+  CHECK(loops(8, 1, 16) == Loops{16, 8});
+  CHECK(loops(8, 1, 5) == Loops{5, 5});
+  CHECK(loops(2, 1, 141) == Loops{141, 11});  // are not cut otherwise
+  // As many heads as slots, and what does not go round.
+  CHECK(loops(2, 2, 16) == Loops{2});
+  CHECK(loops(2, 3, 16) == Loops{2, 16, 2});
+  CHECK(loops(4, 6, 16) == Loops{4, 16, 4, 16, 4});
+  CHECK(loops(4, 7, 16) == Loops{7});
+  CHECK(loops(2, 5, 16) == Loops{5});
 }
 
 TEST_CASE("units: ragged grids and two sides have the same bits on every executor", "[cpu]") {

@@ -33,6 +33,8 @@ void check_even(const std::string& name, const Normalizer& normalizer) {
   sequence.blocks.block = 2;
   check(name + ", more sequences than partial sums", sequence,
         Shape{67, 2, 1, 6, 6, 3, 4, 1, 3, 3});
+  check(name + ", one head more than there are slots", sequence,
+        Shape{1, 8, 8, 6, 6, 3, 4, 8, 3, 3});
   if constexpr (!std::is_same_v<Normalizer, mhla::Unnormalized>) {
     sequence.blocks.block = 4;
     sequence.feature_map.epsilon = 0;
@@ -73,8 +75,9 @@ void check_cross_attention() {
 void check_half_split_rotary() {
   using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Bidirectional,
                                     mhla::Unnormalized, mhla::HalfSplitRotary>;
-  check("rotated sequence", Attention{.blocks = {.block = 5}, .scale = 0.5},
-        Shape{1, 1, 1, 17, 17, 6, 5, 1, 4, 4});
+  const Attention attention{.blocks = {.block = 5}, .scale = 0.5};
+  check("rotated sequence", attention, Shape{1, 1, 1, 17, 17, 6, 5, 1, 4, 4});
+  check("rotated sequence of wide rows", attention, Shape{1, 1, 1, 17, 17, 38, 5, 1, 4, 4});
 }
 
 void check_errors() {

@@ -111,6 +111,13 @@ mutant(ds_of_unrotated_queries cpu cpu/backward_unit.hpp
 mutant(query_head_of_another_group cpu cpu/forward_unit.hpp
   [[const Index head = unit.kv_head * plan.extents.group_size + g;]]
   [[const Index head = unit.kv_head + g * plan.problem.shape.kv_heads;]])
+mutant(head_that_does_not_go_round_dropped cpu cpu/pipeline.hpp
+  [[const Index whole = units - shared;]]
+  [[const Index whole = units - shared;
+  if (plan.whole_units) units = whole;]])
+mutant(first_shared_head_dropped cpu cpu/pipeline.hpp
+  [[for (Index unit = whole; unit < units; ++unit)]]
+  [[for (Index unit = whole + 1; unit < units; ++unit)]])
 mutant(saved_state_of_another_head cpu cpu/pipeline.hpp
   [[(s * kv_heads + kv_head) * saved_size]]
   [[(s + kv_head) * saved_size]])
@@ -181,6 +188,9 @@ mutant(angles_of_the_first_stretch kernels cpu/rotation_table.hpp
 mutant(angle_beyond_a_stretch_of_its_end kernels cpu/rotation_table.hpp
   [[const Point& offset = offsets_[i];]]
   [[const Point& offset = offsets_[i > 0 ? i - 1 : 0];]])
+mutant(last_angle_of_a_line_missing cpu cpu/rotation_table.hpp
+  [[std::min(axis.count, (task + 1) * line)]]
+  [[std::min(axis.count, (task + 1) * line - width)]])
 mutant(rotation_angle_in_float cpu cpu/rotation_table.hpp
   [[const double angle = static_cast<double>(position) * frequency_;]]
   [[const double angle = static_cast<float>(static_cast<double>(position) * frequency_);]])

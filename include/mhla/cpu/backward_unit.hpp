@@ -145,7 +145,8 @@ void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardReques
                             const Unit<A>& unit, const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const RowGroups groups = row_groups<L>(unit.queries.blocks);
+  const RowGroups groups =
+      shared_row_groups<L>(e, unit.queries.blocks, unit.keys.blocks, Into::overwrite, loop.slots());
   const TileSpan tiles = tiles_of(plan.tables.queries, unit.queries);
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
@@ -398,7 +399,9 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
   const TokenRows<const T> value_rows(operands.v, unit.keys.batch, unit.kv_head);
   const BlockTable& table = plan.tables.keys;
   const TileSpan tiles = tiles_of(table, unit.keys);
-  const RowGroups groups = row_groups<L>(unit.keys.blocks);
+  const RowGroups groups =
+      shared_row_groups<L>(e, unit.keys.blocks, unit.queries.blocks,
+                           e.matrices > 1 ? Into::add : Into::overwrite, loop.slots());
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
     const SummaryRows<A> grad = mix_group_gradient(operands, request, unit, groups, group, scratch);

@@ -287,7 +287,8 @@ void read_out_unit(const Operands<L, T>& operands, const Unit<A>& unit, const Te
                    const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   if constexpr (mixes_products<L>) mixed_products_of_unit(operands, unit, loop);
-  const RowGroups groups = row_groups<L>(unit.queries.blocks);
+  const RowGroups groups = shared_row_groups<L>(plan.extents, unit.queries.blocks, unit.keys.blocks,
+                                                Into::overwrite, loop.slots());
   const TileSpan tiles = tiles_of(plan.tables.queries, unit.queries);
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];

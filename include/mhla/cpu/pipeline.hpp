@@ -106,6 +106,20 @@ void clear_masked(const TensorView<const std::uint8_t, 2>& mask, const TensorVie
     }
 }
 
+/// Calls run(unit, memory, loop) for every unit: each on one slot, as long as all slots have one,
+/// and all slots on what does not go round. Where that is most of a round, or comes after several,
+/// it is a round like the others: to share a unit costs a wait for every stage.
+template <class L, class A, class Run>
+void run_units(const Plan<L, A>& plan, Index units, const ExecutorRef& executor, const Run& run) {
+  const Index slots = executor.slots();
+  Index shared = units;
+  if (plan.whole_units) shared = 2 * (units - slots) <= slots ? units - slots : 0;
+  const Index whole = units - shared;
+  executor.parallel_for(
+      whole, [&](Index unit, Index slot) { run(unit, plan.units[slot], OneSlot{slot}); });
+  for (Index unit = whole; unit < units; ++unit) run(unit, plan.units[0], executor);
+}
+
 /// All units of a forward call. Summaries are left in `saved` unless it is empty.
 template <class L, class T, class A>
 void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y, Span<A> saved,
@@ -121,12 +135,7 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y, Span
     summarize_unit(operands, unit, loop);
     read_out_unit(operands, unit, y, loop);
   };
-  if (plan.whole_units) {
-    executor.parallel_for(
-        units, [&](Index index, Index slot) { run(index, plan.units[slot], OneSlot{slot}); });
-  } else {
-    for (Index index = 0; index < units; ++index) run(index, plan.units[0], executor);
-  }
+  run_units(plan, units, executor, run);
 }
 
 /// S and z of a unit from where a forward pass has left them, straight.
@@ -171,13 +180,7 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
       backward_unit(operands, request, unit, grad_mixing, loop);
     }
   };
-  if (plan.whole_units) {
-    executor.parallel_for(partials.count(), [&](Index task, Index slot) {
-      run(task, plan.units[slot], OneSlot{slot});
-    });
-  } else {
-    for (Index task = 0; task < partials.count(); ++task) run(task, plan.units[0], executor);
-  }
+  run_units(plan, partials.count(), executor, run);
   if (request.mixing())
     write_mixing_gradient(plan.extents, partials, backward.grad_mixing, request.gradients.mix.view,
                           request.update, executor);

@@ -123,6 +123,20 @@ struct Extents {
   }
 };
 
+/// The groups of `rows` mixtures of `terms` blocks each where slots share them: as many for every
+/// slot, if the bits are the same for any groups. They are not where rows of summaries or of key
+/// sums end in half a vector, of which kernels add up pairs of rows, and other rows, in another
+/// way.
+template <class L>
+RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into, Index slots) {
+  constexpr Index vector = 16;
+  RowGroups groups = row_groups<L>(rows);
+  const bool same_bits =
+      e.feature_dim % vector == 0 || (terms <= max_placed_rows && into == Into::overwrite);
+  if (same_bits) groups.count = std::min(rows, ceil_div(groups.count, slots) * slots);
+  return groups;
+}
+
 /// What a call needs memory for.
 struct Needs {
   bool mixed_key_sums;
@@ -286,7 +300,9 @@ struct Plan {
   Span<A> mixing;  // [mix_heads, query blocks, key blocks]: the leading corner, packed
   Span<SlotScratch<A>> slots;
   Span<UnitMemory<A>> units;
-  bool whole_units;  // each unit runs on one slot, or all slots share one unit after the other
+  // There are enough units for every slot to run one of its own. Else, and of the rest that does
+  // not go round, all slots share one unit after the other.
+  bool whole_units;
 
   /// `concurrent` is the number of tasks that could run at once without sharing a unit.
   template <class V>

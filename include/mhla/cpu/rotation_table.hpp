@@ -3,6 +3,7 @@
 // Angles are computed in double: in float they are wrong by 1e-3 at position 31,499.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
@@ -140,19 +141,24 @@ RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank
       axis.cosine = arena.take<A>(checked_mul(positions, axis.count));
       axis.sine = arena.take<A>(checked_mul(positions, axis.count));
       if (arena.measures()) continue;
-      executor.parallel_for(ceil_div(axis.count, width), [&](Index task, Index /*slot*/) {
-        const Index j = axis.first / width + task - first_pair;  // which of the axis' pairs
-        const bool turned = j >= 0 && j < pairs;
-        const double frequency = turned ? rotation.frequency(j, pairs) : 0.0;
-        CirclingAngle<A> angles(frequency);
-        for (Index position = 0; position < positions; ++position) {
-          const auto [cosine, sine] = angles.at(position);
-          const Index at = position * axis.count + task * width;
-          axis.cosine[at] = cosine;
-          axis.sine[at] = neighbours ? -sine : sine;
-          if (!neighbours) continue;
-          axis.cosine[at + 1] = cosine;
-          axis.sine[at + 1] = sine;
+      // Slots write lines of the cache of their own.
+      constexpr Index line = 16;
+      executor.parallel_for(ceil_div(axis.count, line), [&](Index task, Index /*slot*/) {
+        const Index end = std::min(axis.count, (task + 1) * line);
+        for (Index column = task * line; column < end; column += width) {
+          const Index j = (axis.first + column) / width - first_pair;  // which of the axis' pairs
+          const bool turned = j >= 0 && j < pairs;
+          const double frequency = turned ? rotation.frequency(j, pairs) : 0.0;
+          CirclingAngle<A> angles(frequency);
+          for (Index position = 0; position < positions; ++position) {
+            const auto [cosine, sine] = angles.at(position);
+            const Index at = position * axis.count + column;
+            axis.cosine[at] = cosine;
+            axis.sine[at] = neighbours ? -sine : sine;
+            if (!neighbours) continue;
+            axis.cosine[at + 1] = cosine;
+            axis.sine[at + 1] = sine;
+          }
         }
       });
     }
