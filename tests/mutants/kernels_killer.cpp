@@ -2,6 +2,7 @@
 // The products and rows of the CPU backend, and the angles of its rotations, against loops: of
 // small integers, so that all sums are exact; in float and double, with the instruction set that
 // this machine has.
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -180,7 +181,7 @@ void check_rows(Index cols) {
         const T x = values(place(r), c);
         const T old = add ? x : T(0);
         mhla::store(expected_out[at], old + weights(0, r) * g(r, c));
-        mhla::store(expected_dx[at], old + 2 * x * (g(r, c) + weights(0, r) * h(0, c)));
+        mhla::store(expected_dx[at], old + 4 * x * (g(r, c) + weights(0, r) * h(0, c)));
       }
     const auto same = [](const std::vector<Stored>& x, const std::vector<Stored>& y) {
       for (std::size_t i = 0; i < x.size(); ++i)
@@ -191,7 +192,7 @@ void check_rows(Index cols) {
                                      update);
     expect(same(out, expected_out), "rows stored, " + size);
     out = stored;
-    mhla::cpu::unmap_rows<Square, Stored>(Square{}, T(1), apart, g.panel(), factors,
+    mhla::cpu::unmap_rows<Square, Stored>(Square{}, T(2), apart, g.panel(), factors,
                                           {h.memory.data(), 0},
                                           {out.data(), values.stride, places.data()}, update);
     expect(same(out, expected_dx), "the adjoint of a map, " + size);
@@ -202,6 +203,26 @@ void check_rows(Index cols) {
     for (Index r = 0; r < rows; ++r) added(0, c) += g(r, c);
   mhla::cpu::weighted_row_sum<T>({sums.memory.data(), cols}, g.panel(), {}, Into::add);
   expect(sums.memory == added.memory, "sums of columns, " + size);
+}
+
+/// Rows of numbers that are rounded on their way.
+template <class Stored>
+void check_rounding() {
+  constexpr Index cols = 37;
+  Matrix<float> x(1, cols, 1);
+  for (Index c = 0; c < cols; ++c) x(0, c) = 1 + static_cast<float>(c * c) / 999;
+  x(0, 3) = std::numeric_limits<float>::quiet_NaN();
+  x(0, 4) = std::bit_cast<float>(0xffffffffu);  // a NaN as well, whose rounding would carry
+  std::vector<Stored> out(static_cast<std::size_t>(cols));
+  mhla::cpu::store_rows<Stored, float>({out.data(), cols}, {}, x.panel(), Update::overwrite);
+  for (Index c = 0; c < cols; ++c) {
+    Stored expected;
+    mhla::store(expected, x(0, c));
+    const Stored actual = out[static_cast<std::size_t>(c)];
+    // Which NaN is open.
+    expect(std::isnan(x(0, c)) ? std::isnan(mhla::load(actual)) : actual.bits == expected.bits,
+           "rows rounded");
+  }
 }
 
 /// Angles of positions, and pairs turned by them and back.
@@ -286,5 +307,7 @@ int main() {
       check_rows<mhla::Half, float>(cols);
       check_rows<mhla::BFloat16, float>(cols);
     }
+    check_rounding<mhla::Half>();
+    check_rounding<mhla::BFloat16>();
   });
 }

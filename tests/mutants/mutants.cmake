@@ -158,17 +158,27 @@ mutant(scattered_rows_not_scaled causal cpu/token_block.hpp
 mutant(rows_scaled_twice_where_they_lie kernels cpu/kernels/rows.inc
   [[return count >= lanes && from != to;]]
   [[return count >= lanes;]])
-mutant(long_row_of_16_bits_mapped_from_its_start kernels cpu/kernels/rows.inc
-  [[loadable(count, from[r] + first, buffer);
-        T* const __restrict y = to]]
-  [[loadable(count, from[r], buffer);
-        T* const __restrict y = to]])
-mutant(scale_missing_in_backward cpu cpu/kernels/rows.inc
-  [[y[c] = scale * derivative(c) * (gradient[c] + weight * other[c]);]]
-  [[y[c] = derivative(c) * (gradient[c] + weight * other[c]);]])
-mutant(key_sum_weights_lost_in_the_adjoint cpu cpu/kernels/rows.inc
-  [[(gradient[c] + weight * other[c]);]]
-  [[(gradient[c] + other[c]);]])
+mutant(vector_at_the_end_of_a_row_mapped_from_its_start kernels cpu/kernels/rows.inc
+  [[store(y + at, scale * each(value, load(x + at)));]]
+  [[store(y + at, scale * each(value, load(x + c)));]])
+mutant(long_row_accumulated_from_its_start kernels cpu/kernels/rows.inc
+  [[unmap_row(f, scale, count, from[r] + first,]]
+  [[unmap_row(f, scale, count, from[r],]])
+mutant(scale_missing_in_backward kernels cpu/kernels/rows.inc
+  [[store(y + at, scale * each(derivative, load(x + at)) * gradient);]]
+  [[store(y + at, each(derivative, load(x + at)) * gradient);]])
+mutant(key_sum_weights_lost_in_the_adjoint kernels cpu/kernels/rows.inc
+  [[load(g + at) + weight * load(h + at);]]
+  [[load(g + at) + load(h + at);]])
+mutant(weights_of_rows_left_out kernels cpu/kernels/rows.inc
+  [[if (weights == nullptr && scale == T(1)) {]]
+  [[if (scale == T(1)) {]])
+mutant(nan_of_bfloat16_vectors_carried kernels cpu/kernels/sixteen_bits.inc
+  [[v == v ? ((bits >> 16) & 1u) + 0x7fffu : Bits{};]]
+  [[((bits >> 16) & 1u) + 0x7fffu;]])
+mutant(bfloat16_vectors_cut_off kernels cpu/kernels/sixteen_bits.inc
+  [[narrowed((bits + up) >> 16)]]
+  [[narrowed((bits + (up & 0u)) >> 16)]])
 mutant(rotation_not_turned_back cpu cpu/kernels/rows.inc
   [[const T sign = back ? T(-1) : T(1);
     Index c = 0;

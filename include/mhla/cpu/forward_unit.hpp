@@ -274,11 +274,14 @@ void read_out_tile(const Operands<L, T>& operands, const Unit<A>& unit, Index g,
     return read_out<A>(q.rotated, mixed.summary(i), inverses,
                        in_place_of_products<A>(table, tile, results), &next);
   const Panel<A> out = panel(scratch.values.data, tile.tokens, plan.extents.value_dim);
-  read_out<A>(q.rotated, mixed.summary(i), {}, out.placed(), &next);
+  // The own block's part is added before the rows are scaled.
+  const bool scaled = !masks_own_block<L> && invertible;
+  read_out<A>(q.rotated, mixed.summary(i), scaled ? inverses : Span<A>{}, out.placed(), &next);
   if constexpr (masks_own_block<L>)
     read_out_own_tile<A>(q.rotated, own.rotated, own.values, own.scores, out);
   if (!invertible) divide_rows<A>(out, denominators);
-  scatter<T, A>(table, tile, out, invertible ? inverses : Span<A>{}, results, Update::overwrite);
+  scatter<T, A>(table, tile, out, invertible && !scaled ? inverses : Span<A>{}, results,
+                Update::overwrite);
 }
 
 /// y of every query block of the unit's query heads.
