@@ -208,8 +208,8 @@ mutant(run_crosses_the_edge_of_a_block cpu policy/block_geometry.hpp
   [[return left < block[axis] ? left : block[axis];]]
   [[return left < block[axis] ? left : block[axis] + (left > block[axis]);]])
 mutant(long_product_overwrites_its_sum cpu cpu/kernels/products.inc
-  [[p.add || first > 0};]]
-  [[p.add};]])
+  [[p.add || first > 0,]]
+  [[p.add,]])
 mutant(long_transposed_product_overwrites_its_sum kernels cpu/kernels.inc
   [[part.add = p.add || first > 0;]]
   [[part.add = p.add;]])
@@ -233,11 +233,17 @@ mutant(places_of_factors_ignored kernels cpu/kernels/products.inc
   [[columns = b.data + b.places[k] * b.stride;]]
   [[columns = b.data + k * b.stride;]])
 mutant(places_of_terms_ignored kernels cpu/kernels/products.inc
-  [[const T* const terms = first_term + (Transposed ? a.places[k] * a.stride : k);]]
-  [[const T* const terms = first_term + (Transposed ? k * a.stride : k);]])
+  [[(Order == Factors::in_rows ? k : a.places[k] * depth_stride);]]
+  [[(Order == Factors::in_rows ? k : k * depth_stride);]])
+mutant(small_tiles_of_one_order kernels cpu/kernels/products.inc
+  [[Order == Factors::either ? strip.a_transposed : ]]
+  [[Order == Factors::either ? false : ]])
 mutant(places_of_results_ignored kernels cpu/kernels/products.inc
-  [[T* const to = c.data + c.places[row + i] * c.stride;]]
-  [[T* const to = c.data + (row + i) * c.stride;]])
+  [[T* const to = c + places[i] * c_stride;]]
+  [[T* const to = c + (row + i) * c_stride;]])
+mutant(products_of_the_last_rows_of_b_out_of_step kernels cpu/kernels.inc
+  [[p.a[row] + first, p.a.stride, p.c[row] + j, 0, p.c.stride);]]
+  [[p.a[row] + first, p.a.stride, p.c[row] + j, 0, 1);]])
 mutant(places_of_rows_ignored kernels cpu/kernels.hpp
   [[data + (places != nullptr ? places[r] : r) * stride]]
   [[data + r * stride]])
@@ -295,8 +301,8 @@ if(flags)
     [[if (strip.scale != nullptr) v *= strip.scale[row];]]
     [[]])
   mutant(half_a_vector_of_odd_depth kernels cpu/kernels/products.inc
-    [[(Transposed ? p.rows : count) % 2 == 0]]
-    [[(Transposed ? p.rows : 2 * count) % 2 == 0]])
+    [[(p.a_transposed ? p.rows : count) % 2 == 0]]
+    [[(p.a_transposed ? p.rows : 2 * count) % 2 == 0]])
 else()
   message(STATUS "Not planted, for want of AVX-512: five faults.")
 endif()
@@ -348,6 +354,9 @@ mutant(eigen_axes_not_reversed eigen eigen/tensor_views.hpp
     view.extent]]
   [[const int at = axis;
     view.extent]])
+mutant(aliased_result_handed_over_in_part eigen eigen/forward_evaluator.hpp
+  [[sizeof(Scalar) * static_cast<std::size_t>(destination_.size()));]]
+  [[sizeof(Scalar));]])
 mutant(eigen_alias_overlooked eigen eigen/operand.hpp
   [[share_memory(destination, value.view())]]
   [[share_memory(destination, query.view())]])

@@ -71,23 +71,40 @@ struct Lattice {
 
 inline constexpr int search_budget = 4096;
 
+// A view without its types, so that the search is compiled once for all of them.
+struct Strided {
+  const void* data;
+  Index element_bytes;
+  Index size;
+  int rank;
+  const Index* extent;
+  const Index* stride;
+};
+
+template <class T, int Rank>
+Strided strided(const TensorView<T, Rank>& view) {
+  return {view.data, static_cast<Index>(sizeof(T)), view.size(), Rank, view.extent, view.stride};
+}
+
+inline bool share_memory(const Strided& a, const Strided& b) {
+  if (a.data == nullptr || b.data == nullptr || a.size == 0 || b.size == 0) return false;
+  Lattice lattice;
+  for (int i = 0; i < a.rank; ++i) lattice.add(a.stride[i] * a.element_bytes, 0, a.extent[i] - 1);
+  for (int i = 0; i < b.rank; ++i) lattice.add(b.stride[i] * b.element_bytes, 1 - b.extent[i], 0);
+  lattice.add(1, 1 - b.element_bytes, a.element_bytes - 1);  // the bytes of one element
+  const auto distance = static_cast<Index>(reinterpret_cast<std::uintptr_t>(b.data) -
+                                           reinterpret_cast<std::uintptr_t>(a.data));
+  int budget = search_budget;
+  return lattice.reaches(distance, 0, budget);
+}
+
 }  // namespace overlap
 
 /// Whether two views share a byte. Decided exactly for views whose strides nest (every layout made
 /// by slicing, permuting or interleaving), "yes" where the search would be long.
 template <class T, int RankT, class U, int RankU>
 bool share_memory(const TensorView<T, RankT>& a, const TensorView<U, RankU>& b) {
-  if (a.data == nullptr || b.data == nullptr || a.size() == 0 || b.size() == 0) return false;
-  overlap::Lattice lattice;
-  const Index size_a = static_cast<Index>(sizeof(T));
-  const Index size_b = static_cast<Index>(sizeof(U));
-  for (int i = 0; i < RankT; ++i) lattice.add(a.stride[i] * size_a, 0, a.extent[i] - 1);
-  for (int i = 0; i < RankU; ++i) lattice.add(b.stride[i] * size_b, 1 - b.extent[i], 0);
-  lattice.add(1, 1 - size_b, size_a - 1);  // the bytes of one element
-  const auto distance = static_cast<Index>(reinterpret_cast<std::uintptr_t>(b.data) -
-                                           reinterpret_cast<std::uintptr_t>(a.data));
-  int budget = overlap::search_budget;
-  return lattice.reaches(distance, 0, budget);
+  return overlap::share_memory(overlap::strided(a), overlap::strided(b));
 }
 
 /// Whether every index of the view is an element of its own, as a destination needs: "no" for an

@@ -174,24 +174,36 @@ struct Mixture {
 #define MHLA_ISA_MIX_VECTORS 1
 #include <mhla/cpu/kernels.inc>
 
-// Sixteen bytes: NEON, SSE2, or whatever the compiler makes of them.
+// Sixteen bytes: NEON, SSE2, or whatever the compiler makes of them. Few tiles where hardly any
+// machine is left that has no longer vectors: every program compiles them.
 #if defined(__aarch64__)
+#define MHLA_PORTABLE_LOOP MHLA_KERNEL_LOOP
+#define MHLA_PORTABLE_ROWS 6
 #define MHLA_PORTABLE_VECTORS 4
 #define MHLA_PORTABLE_MIX_ROWS 14
+#elif defined(__x86_64__)
+#define MHLA_PORTABLE_LOOP MHLA_KERNEL
+#define MHLA_PORTABLE_ROWS 4
+#define MHLA_PORTABLE_VECTORS 2
+#define MHLA_PORTABLE_MIX_ROWS 4
 #else
+#define MHLA_PORTABLE_LOOP MHLA_KERNEL_LOOP
+#define MHLA_PORTABLE_ROWS 6
 #define MHLA_PORTABLE_VECTORS 2
 #define MHLA_PORTABLE_MIX_ROWS 6
 #endif
 #define MHLA_ISA portable
 #define MHLA_ISA_TARGET MHLA_KERNEL
-#define MHLA_ISA_LOOP MHLA_KERNEL_LOOP
+#define MHLA_ISA_LOOP MHLA_PORTABLE_LOOP
 #define MHLA_ISA_BYTES 16
-#define MHLA_ISA_ROWS 6
+#define MHLA_ISA_ROWS MHLA_PORTABLE_ROWS
 #define MHLA_ISA_VECTORS MHLA_PORTABLE_VECTORS
 #define MHLA_ISA_MIX_ROWS MHLA_PORTABLE_MIX_ROWS
 #define MHLA_ISA_MIX_VECTORS 2
 #include <mhla/cpu/kernels.inc>
 
+#undef MHLA_PORTABLE_LOOP
+#undef MHLA_PORTABLE_ROWS
 #undef MHLA_PORTABLE_VECTORS
 #undef MHLA_PORTABLE_MIX_ROWS
 

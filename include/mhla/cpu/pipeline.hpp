@@ -26,17 +26,23 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
+// Apart from the template below, so that the sentences are put together in one place.
+inline void require_destination(bool injective, bool shared, const char* name, const char* others) {
+  if (!injective)
+    throw ShapeError(std::string("mhla: ") + name +
+                     ": the strides give two elements one address; a destination needs every "
+                     "element to be its own");
+  if (shared)
+    throw ShapeError(std::string("mhla: ") + name + ": shares memory with " + others +
+                     "; a destination needs memory of its own");
+}
+
 /// Throws unless `destination` can be written: every element its own, none shared with an operand.
 template <class T, int Rank, class... Operand>
 void require_destination(const TensorView<T, Rank>& destination, const char* name,
                          const char* others, const Operand&... operands) {
-  if (!is_injective(destination))
-    throw ShapeError(std::string("mhla: ") + name +
-                     ": the strides give two elements one address; a destination needs every "
-                     "element to be its own");
-  if ((share_memory(destination, operands) || ...))
-    throw ShapeError(std::string("mhla: ") + name + ": shares memory with " + others +
-                     "; a destination needs memory of its own");
+  require_destination(is_injective(destination), (share_memory(destination, operands) || ...), name,
+                      others);
 }
 
 /// The workspace of a forward call: a plan, and nothing else.

@@ -5,6 +5,7 @@
 // temporary, which that expression reads.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
@@ -283,12 +284,18 @@ struct TensorEvaluator<
   }
 
   void assign(const mhla::Workspace& result) {
-    using Plain = Tensor<Scalar, NumDims, Layout, typename Forward::Index>;
-    const TensorMap<const Plain> values(reinterpret_cast<const Scalar*>(result.data()),
-                                        right_.dimensions());
-    using Assign = TensorAssignOp<Destination, const TensorMap<const Plain>>;
-    const Assign assignment(destination_, values);
-    internal::TensorExecutor<const Assign, Device>::run(assignment, device_);
+    if constexpr (mhla::eigen::is_dense_memory<Destination>) {
+      if (destination_.size() > 0)
+        device_.memcpy(destination_.data(), result.data(),
+                       sizeof(Scalar) * static_cast<std::size_t>(destination_.size()));
+    } else {
+      using Plain = Tensor<Scalar, NumDims, Layout, typename Forward::Index>;
+      const TensorMap<const Plain> values(reinterpret_cast<const Scalar*>(result.data()),
+                                          right_.dimensions());
+      using Assign = TensorAssignOp<Destination, const TensorMap<const Plain>>;
+      const Assign assignment(destination_, values);
+      internal::TensorExecutor<const Assign, Device>::run(assignment, device_);
+    }
   }
 
   Destination& destination_;

@@ -48,14 +48,16 @@ class Operand {
   const TensorView<const Storage<Scalar>, rank>& view() const { return view_; }
 
   void evaluate() {
-    if (view_.data != nullptr || view_.size() == 0) return;
-    using Plain = Eigen::Tensor<Scalar, rank, Traits::layout, typename Traits::Index>;
-    memory_ = Workspace(checked_mul(view_.size(), static_cast<Index>(sizeof(Scalar))));
-    auto* values = reinterpret_cast<Scalar*>(memory_.data());
-    Eigen::TensorMap<Plain> map(values,
-                                eigen_dimensions<Traits::layout, typename Traits::Index>(view_));
-    map.device(device_) = expression_;
-    view_.data = storage(values);
+    if constexpr (!is_dense_memory<std::remove_const_t<X>>) {
+      if (view_.data != nullptr || view_.size() == 0) return;
+      using Plain = Eigen::Tensor<Scalar, rank, Traits::layout, typename Traits::Index>;
+      memory_ = Workspace(checked_mul(view_.size(), static_cast<Index>(sizeof(Scalar))));
+      auto* values = reinterpret_cast<Scalar*>(memory_.data());
+      Eigen::TensorMap<Plain> map(values,
+                                  eigen_dimensions<Traits::layout, typename Traits::Index>(view_));
+      map.device(device_) = expression_;
+      view_.data = storage(values);
+    }
   }
 
  private:

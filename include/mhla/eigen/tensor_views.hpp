@@ -49,6 +49,17 @@ struct TensorTraits<TensorView<T, Rank>> {
   static constexpr int layout = any_layout;
 };
 
+/// Whether expressions of this type are tensors or maps: dense memory that can be read and written
+/// without Eigen's evaluation, which takes long to compile.
+template <class X>
+inline constexpr bool is_dense_memory = false;
+template <class T, int Rank, int Options, class Index>
+inline constexpr bool is_dense_memory<Eigen::Tensor<T, Rank, Options, Index>> = true;
+template <class T, class Sizes, int Options, class Index>
+inline constexpr bool is_dense_memory<Eigen::TensorFixedSize<T, Sizes, Options, Index>> = true;
+template <class X, int Options, template <class> class Pointer>
+inline constexpr bool is_dense_memory<Eigen::TensorMap<X, Options, Pointer>> = true;
+
 /// The view of a dense tensor at `data`, whose Eigen dimensions are `dimensions`.
 template <int Layout, int Rank, class T, class Dimensions>
 TensorView<Storage<T>, Rank> dense_view(T* data, const Dimensions& dimensions) {
