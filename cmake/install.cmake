@@ -16,6 +16,7 @@ install(
   FILES
     "${PROJECT_BINARY_DIR}/mhla-config.cmake"
     "${PROJECT_BINARY_DIR}/mhla-config-version.cmake"
+    cmake/mhla-cuda.cmake
     cmake/mhla-eigen.cmake
   DESTINATION ${package_dir})
 

@@ -17,7 +17,6 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/overlap.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
@@ -26,9 +25,8 @@
 #include <mhla/cpu/decode_step.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/cpu/token_block.hpp>
-#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/causality.hpp>
+#include <mhla/policy/decoding_requests.hpp>
 #include <mhla/policy/feature_map.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/problem.hpp>
@@ -40,46 +38,22 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// The sizes of a decoder, all of them but the mixing matrix'.
-struct DecoderShape {
-  Index batch = 1;     ///< sequences, each with a length of its own
-  Index heads = 1;     ///< of q
-  Index kv_heads = 1;  ///< of k and v
-  Index key_dim = 0;
-  Index value_dim = 0;
-  Index slots = 1;  ///< executor slots that may work on a step at once
-};
-
 /// The streaming state of a batch of sequences, and the steps that advance it. A value: copies are
 /// independent snapshots. Storage type T of q, k, v and y; mix is copied, in the accumulator type.
 template <AttentionVariant V, StorageScalar T>
-class Decoder {
+class Decoder : RequireStreaming<V> {
   using A = Accumulator<T>;
-  static_assert(std::is_same_v<typename V::CausalityType, Causal>,
-                "mhla: a Decoder goes token by token: its attention must be Causal");
-  static_assert(V::GeometryType::rank == 1);
-  static_assert(!is_batch_layout<V>,
-                "mhla: the sequences of a Decoder have lengths of their own: give it the attention "
-                "that was packed or padded");
 
  public:
   /// mix [1 | heads, blocks, blocks] says how long a sequence can get: capacity() tokens.
   /// \throws ShapeError where variant, mix and shape do not fit.
   Decoder(const V& variant, const std::type_identity_t<TensorView<const A, 3>>& mix,
           const DecoderShape& shape)
-      : attention_(variant), shape_(shape), positions_(checked_batch(shape)) {
-    checked_grid(variant.blocks, 0, "blocks", "q");
-    if (mix.extent[1] != mix.extent[2])
-      throw_shape_error("mix", "key blocks", mix.extent[2], mix.extent[1],
-                        "a decoder needs a column for every row of mix");
-    capacity_ = checked_mul(mix.extent[1], variant.blocks.block);
-    const Problem problem =
-        checked_problem(variant, Shape{shape.batch, shape.heads, shape.kv_heads, capacity_,
-                                       capacity_, shape.key_dim, shape.value_dim, mix.extent[0],
-                                       mix.extent[1], mix.extent[2]});
-    if (shape.slots < 1)
-      throw ShapeError("mhla: slots: is " + std::to_string(shape.slots) +
-                       " but must be at least 1");
+      : attention_(variant),
+        shape_(shape),
+        positions_(static_cast<std::size_t>(checked_decoder_batch(shape))) {
+    const Problem problem = checked_decoder(variant, mix, shape);
+    capacity_ = problem.shape.query_tokens;
     group_size_ = problem.shape.group_size();
     mix_heads_ = mix.extent[0];
     extents_ = {mix.extent[1],
@@ -120,12 +94,12 @@ class Decoder {
   Index capacity() const { return capacity_; }
   /// Tokens that a sequence has seen.
   Index position(Index sequence) const {
-    return positions_[static_cast<std::size_t>(checked_sequence(sequence))];
+    return positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))];
   }
 
   /// Forgets the tokens of one sequence, or of all.
   void reset(Index sequence) {
-    positions_[static_cast<std::size_t>(checked_sequence(sequence))] = 0;
+    positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))] = 0;
   }
   void reset() { std::fill(positions_.begin(), positions_.end(), Index{0}); }
 
@@ -154,7 +128,7 @@ class Decoder {
                const std::type_identity_t<TensorView<const T, 4>>& k,
                const std::type_identity_t<TensorView<const T, 4>>& v,
                const std::type_identity_t<TensorView<T, 4>>& y) {
-    advance(executor, checked_sequence(sequence), 1, q, k, v, y);
+    advance(executor, checked_sequence(shape_, sequence), 1, q, k, v, y);
   }
   void prefill(Index sequence, const std::type_identity_t<TensorView<const T, 4>>& q,
                const std::type_identity_t<TensorView<const T, 4>>& k,
@@ -264,19 +238,6 @@ class Decoder {
     std::uint64_t checksum;     // of what follows
   };
 
-  static std::size_t checked_batch(const DecoderShape& shape) {
-    if (shape.batch < 0)
-      throw ShapeError("mhla: batch: is " + std::to_string(shape.batch) +
-                       "; it cannot be negative");
-    return static_cast<std::size_t>(shape.batch);
-  }
-  Index checked_sequence(Index sequence) const {
-    if (sequence < 0 || sequence >= shape_.batch)
-      throw ShapeError("mhla: sequence is " + std::to_string(sequence) + " but the decoder has " +
-                       std::to_string(shape_.batch) + " of them");
-    return sequence;
-  }
-
   // Lays everything out in one piece of memory: first the state, then what is derived or scratch.
   void lay_out(Arena& arena) {
     units_.clear();
@@ -356,25 +317,9 @@ class Decoder {
   void advance(const ExecutorRef& executor, Index first_sequence, Index sequences,
                const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
                const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
-    const Index tokens = q.extent[2];
-    require_extents(q, "q", sequences, shape_.heads, tokens, shape_.key_dim,
-                    "q is [batch, heads, tokens, key_dim] of the decoder");
-    require_extents(k, "k", sequences, shape_.kv_heads, tokens, shape_.key_dim,
-                    "k is [batch, kv_heads, tokens, key_dim] of the decoder");
-    require_extents(v, "v", sequences, shape_.kv_heads, tokens, shape_.value_dim,
-                    "v is [batch, kv_heads, tokens, value_dim] of the decoder");
-    require_extents(y, "y", sequences, shape_.heads, tokens, shape_.value_dim,
-                    "y is [batch, heads, tokens, value_dim] of the decoder");
-    if (!is_injective(y) || share_memory(y, q) || share_memory(y, k) || share_memory(y, v))
-      throw ShapeError(
-          "mhla: y: shares memory with q, k or v, or with itself; a destination needs "
-          "memory of its own");
+    const Index tokens = checked_decoder_step(shape_, sequences, q, k, v, y);
     for (Index s = first_sequence; s < first_sequence + sequences; ++s)
-      if (position(s) + tokens > capacity_)
-        throw StateError("mhla: sequence " + std::to_string(s) + " has " +
-                         std::to_string(position(s)) + " tokens and would get " +
-                         std::to_string(tokens) + " more, but mix has rows for " +
-                         std::to_string(capacity_) + "; mhla::extend makes a larger mix");
+      require_room(s, position(s), tokens, capacity_);
     if (executor.slots() > shape_.slots)
       throw StateError("mhla: slots: the executor has " + std::to_string(executor.slots()) +
                        " but the decoder was made for " + std::to_string(shape_.slots));

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT
-// One attention call in a test: its operands, and runs of the CPU backend and of the oracle on them
-// that return what they wrote.
+// One attention call in a test: its operands, and runs of the backend under test and of the oracle
+// on them that return what they wrote.
 #pragma once
 
 #include <cstdint>
-#include <mhla/cpu/pipeline.hpp>
+#include <mhla/core/forward_state.hpp>
+#include <mhla/core/gradient_views.hpp>
 #include <mhla/reference/mhla.hpp>
 #include <mhla/testing/comparison.hpp>
 #include <mhla/testing/host_tensor.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <type_traits>
 
+#include "tests/support/backend.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/tolerances.hpp"
 
@@ -81,29 +83,38 @@ Operands<T> operands(const V& attention, const Shape& partial, std::uint64_t see
           random_tensor<T>(normal, 10 * seed + 4, s.batch, s.heads, s.query_tokens, s.value_dim)};
 }
 
-/// y of the CPU backend.
-template <class T, class V, class E = mhla::SerialExecutor>
-HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const E& executor = {},
-                         ForwardState<Accumulator<T>>* save = nullptr) {
+/// y of the backend.
+template <class T, class V, class E = backend::Device>
+HostTensor<T, 4> forward(const V& attention, const Operands<T>& x,
+                         const E& executor = backend::device(),
+                         [[maybe_unused]] ForwardState<Accumulator<T>>* save = nullptr) {
   HostTensor<T, 4> y = x.dy;  // what it holds must not matter
   const Workspace workspace(mhla::forward_workspace_size<T>(attention, x.shape(), executor));
-  forward_into(attention, executor, x.q, x.k, x.v, x.mix, y.view(), workspace, save);
+  if constexpr (backend::saves_states)
+    forward_into(attention, executor, x.q, x.k, x.v, x.mix, y.view(), workspace, save);
+  else
+    forward_into(attention, executor, x.q, x.k, x.v, x.mix, y.view(), workspace);
   return y;
 }
 
-/// Runs the CPU backend's backward pass into destinations of the caller's.
-template <class T, class V, class E = mhla::SerialExecutor>
+/// Runs the backend's backward pass into destinations of the caller's.
+template <class T, class V, class E = backend::Device>
 void backward_to(const GradientViews<T>& gradients, Update update, const V& attention,
-                 const Operands<T>& x, const E& executor = {},
-                 const ForwardState<Accumulator<T>>* saved = nullptr) {
+                 const Operands<T>& x, const E& executor = backend::device(),
+                 [[maybe_unused]] const ForwardState<Accumulator<T>>* saved = nullptr) {
   const Workspace workspace(mhla::backward_workspace_size<T>(attention, x.shape(), executor));
-  backward_into(attention, executor, x.q.view(), x.k, x.v, x.mix, x.dy, gradients, update,
-                workspace, saved);
+  if constexpr (backend::saves_states)
+    backward_into(attention, executor, x.q.view(), x.k, x.v, x.mix, x.dy, gradients, update,
+                  workspace, saved);
+  else
+    backward_into(attention, executor, x.q.view(), x.k, x.v, x.mix, x.dy, gradients, update,
+                  workspace);
 }
 
-/// All gradients of the CPU backend.
-template <class T, class V, class E = mhla::SerialExecutor>
-Gradients<T> backward(const V& attention, const Operands<T>& x, const E& executor = {},
+/// All gradients of the backend.
+template <class T, class V, class E = backend::Device>
+Gradients<T> backward(const V& attention, const Operands<T>& x,
+                      const E& executor = backend::device(),
                       const ForwardState<Accumulator<T>>* saved = nullptr) {
   Gradients<T> gradients(x);  // which hold the operands: what they hold must not matter
   backward_to(gradients.views(), Update::overwrite, attention, x, executor, saved);

@@ -26,7 +26,6 @@ using mhla::Index;
 using mhla::MixedKeySum;
 using mhla::MixedProduct;
 using mhla::Relu;
-using mhla::SerialExecutor;
 using mhla::Shape;
 using mhla::ShapeError;
 using mhla::skip;
@@ -55,8 +54,8 @@ struct Arguments {
         y_memory(operands.dy),
         gradient_memory(operands),
         memory(std::max(
-            mhla::forward_workspace_size<float>(attention, operands.shape(), SerialExecutor{}),
-            mhla::backward_workspace_size<float>(attention, operands.shape(), SerialExecutor{}))),
+            mhla::forward_workspace_size<float>(attention, operands.shape(), backend::device()),
+            mhla::backward_workspace_size<float>(attention, operands.shape(), backend::device()))),
         q(operands.q),
         k(operands.k),
         v(operands.v),
@@ -68,11 +67,11 @@ struct Arguments {
 
   template <class V>
   void forward(const V& attention) {
-    forward_into(attention, SerialExecutor{}, q, k, v, mix, y, workspace);
+    forward_into(attention, backend::device(), q, k, v, mix, y, workspace);
   }
   template <class V>
   void backward(const V& attention) {
-    backward_into(attention, SerialExecutor{}, q, k, v, mix, dy, gradients, Update::overwrite,
+    backward_into(attention, backend::device(), q, k, v, mix, dy, gradients, Update::overwrite,
                   workspace);
   }
   // Destinations and operands hold what they held at first.
@@ -116,9 +115,9 @@ template <class V, class... Parts>
 void check_variant_refused(const V& attention, const Shape& shape, const Parts&... parts) {
   const std::string messages[] = {
       error_message<ShapeError>(
-          [&] { mhla::forward_workspace_size<float>(attention, shape, SerialExecutor{}); }),
+          [&] { mhla::forward_workspace_size<float>(attention, shape, backend::device()); }),
       error_message<ShapeError>(
-          [&] { mhla::backward_workspace_size<float>(attention, shape, SerialExecutor{}); }),
+          [&] { mhla::backward_workspace_size<float>(attention, shape, backend::device()); }),
       error_message<ShapeError>([&] { mhla::forward_state_size(attention, shape); })};
   for (const std::string& message : messages) {
     INFO(message);
@@ -386,7 +385,7 @@ TEST_CASE("errors: sizes that overflow", "[cpu]") {
        {Shape{1, 1, 1, 4, 4, huge, 5, 1, 1, 1}, Shape{1, 1, 1, 4, 4, 5, huge, 1, 1, 1},
         Shape{1, 1, 1, 4, 4, Index{1} << 32, Index{1} << 32, 1, 1, 1}}) {
     const auto measure = [&] {
-      mhla::backward_workspace_size<float>(sequence, s, SerialExecutor{});
+      mhla::backward_workspace_size<float>(sequence, s, backend::device());
     };
     CHECK(says(error_message<ShapeError>(measure), "overflows 64 bits"));
   }

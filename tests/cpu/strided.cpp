@@ -26,7 +26,6 @@ using mhla::make_view;
 using mhla::MixedKeySum;
 using mhla::MixedProduct;
 using mhla::Relu;
-using mhla::SerialExecutor;
 using mhla::Shape;
 using mhla::TensorView;
 using mhla::Unnormalized;
@@ -38,18 +37,18 @@ template <class V>
 void forward_on(const V& attention, const Shape& shape, TensorView<const float, 4> q,
                 TensorView<const float, 4> k, TensorView<const float, 4> v,
                 TensorView<const float, 3> mix, TensorView<float, 4> y) {
-  const SerialExecutor serial;
-  const Workspace workspace(mhla::forward_workspace_size<float>(attention, shape, serial));
-  forward_into(attention, serial, q, k, v, mix, y, workspace);
+  const backend::Device device = backend::device();
+  const Workspace workspace(mhla::forward_workspace_size<float>(attention, shape, device));
+  forward_into(attention, device, q, k, v, mix, y, workspace);
 }
 template <class V>
 void backward_on(const V& attention, const Shape& shape, TensorView<const float, 4> q,
                  TensorView<const float, 4> k, TensorView<const float, 4> v,
                  TensorView<const float, 3> mix, TensorView<const float, 4> dy,
                  const GradientViews<float>& gradients, Update update = Update::overwrite) {
-  const SerialExecutor serial;
-  const Workspace workspace(mhla::backward_workspace_size<float>(attention, shape, serial));
-  backward_into(attention, serial, q, k, v, mix, dy, gradients, update, workspace);
+  const backend::Device device = backend::device();
+  const Workspace workspace(mhla::backward_workspace_size<float>(attention, shape, device));
+  backward_into(attention, device, q, k, v, mix, dy, gradients, update, workspace);
 }
 
 template <class V>

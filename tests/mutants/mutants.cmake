@@ -552,3 +552,200 @@ mutant(device_without_the_last_elements fork_join eigen/fork_join_device.hpp
 mutant(device_past_the_last_elements fork_join eigen/fork_join_device.hpp
   [[i + width <= size]]
   [[i < size]])
+
+# Expressions on a CudaDevice
+mutant(cuda_workspace_of_the_device_first cuda_device eigen/cuda_executor.hpp
+  [[op.workspace().value_or(device.workspace())]]
+  [[device.workspace().data != nullptr ? device.workspace() : *op.workspace()]])
+mutant(cuda_gradients_always_overwritten cuda_device eigen/cuda_executor.hpp
+  [[target_view(op_.grad_output()), gradients, update, workspace,]]
+  [[target_view(op_.grad_output()), gradients, Update::overwrite, workspace,]])
+mutant(cuda_explain_counts_the_own_block cuda_device cuda/explain.hpp
+  [[s.blocks * (s.blocks - 1) / 2]]
+  [[s.blocks * (s.blocks + 1) / 2]])
+
+# The CUDA backend's decoder and saved summaries
+mutant(cuda_decode_closing_block_weighted_as_own cuda_decode cuda/decode_step.cuh
+  [[scores[i] = row[tile.block - 1] *]]
+  [[scores[i] = row[tile.block] *]])
+mutant(cuda_decode_without_the_own_token cuda_decode cuda/decode_step.cuh
+  [[j <= tile.first + query.t; ++j]]
+  [[j < tile.first + query.t; ++j]])
+mutant(cuda_decode_key_sum_goes_on_in_the_next_block cuda_decode cuda/decode_step.cuh
+  [[tile.first == 0 ? A(0) : z]]
+  [[tile.first == 0 && tile.block == 0 ? A(0) : tile.first == 0 ? step.key_sum(u, tile.block - 1)[c] : z]])
+mutant(cuda_decode_last_block_never_mixed cuda_decode cuda/decode_step.cuh
+  [[= mixed + row[tile.block - 1] * closed;]]
+  [[= mixed;]])
+mutant(cuda_decode_share_of_rows_cut_short cuda_decode cuda/decode_step.cuh
+  [[even_split(e.feature_dim, e.block_tokens, tile.first + tile.tokens)) return;]]
+  [[even_split(e.feature_dim, e.block_tokens, tile.first + tile.tokens - 1)) return;]])
+mutant(cuda_decode_matrix_of_another_group cuda_decode cuda/decode_step.cuh
+  [[u % e.kv_heads * e.group_size + g;
+    return mixing]]
+  [[g;
+    return mixing]])
+mutant(cuda_decode_mixed_for_the_first_head_only cuda_decode cuda/decode_step.cuh
+  [[e.matrices == 1 ? 0 : g]]
+  [[0 * g]])
+mutant(cuda_decode_memory_of_another_sequence cuda_decode cuda/decode_step.cuh
+  [[return first_sequence * e.kv_heads + u;]]
+  [[return first_sequence + u;]])
+mutant(cuda_decode_turned_by_the_place_in_the_block cuda_decode cuda/decode_step.cuh
+  [[tile.block * step.e.block_tokens + tile.first + t, i % pairs]]
+  [[tile.first + t, i % pairs]])
+mutant(cuda_decode_past_the_last_block cuda_decode cuda/decode_step.cuh
+  [[block < e.blocks && first]]
+  [[first]])
+mutant(cuda_decode_snapshot_without_positions cuda_decode cuda/decoding.cuh
+  [[copy(from.positions, to.positions);]]
+  [[]])
+mutant(cuda_saved_summaries_of_the_first_items cuda_decode cuda/pipeline.cuh
+  [[plan.summaries.data = state.data + first * of_item * e.summary_size();]]
+  [[plan.summaries.data = state.data;]])
+mutant(cuda_saved_key_sums_over_summaries cuda_decode cuda/pipeline.cuh
+  [[batch * of_item * e.summary_size() + first * of_item * e.feature_dim;]]
+  [[first * of_item * e.feature_dim;]])
+mutant(cuda_saved_summaries_computed_again cuda_decode cuda/pipeline.cuh
+  [[if (state.data == nullptr) summarize_blocks(part);]]
+  [[summarize_blocks(part);]])
+
+# The CUDA backend, executed on the CPU
+mutant(cuda_leading_dimension_of_columns cuda cuda/gemm.cuh
+  [[a.data, type, narrow(a.stride)]]
+  [[a.data, type, narrow(a.cols)]])
+mutant(cuda_transposes_swapped cuda cuda/gemm.cuh
+  [[a, CUBLAS_OP_N, b, CUBLAS_OP_T, a.cols]]
+  [[a, CUBLAS_OP_T, b, CUBLAS_OP_N, a.cols]])
+mutant(cuda_beta_forgotten cuda cuda/gemm.cuh
+  [[into == Into::add ? 1 : 0;]]
+  [[into == Into::add ? 0 : 0;]])
+mutant(cuda_float_not_pedantic cuda cuda/gemm.cuh
+  [[CUBLAS_COMPUTE_32F_PEDANTIC]]
+  [[CUBLAS_COMPUTE_32F]])
+mutant(cuda_handle_on_its_own_stream cuda cuda/gemm.cuh
+  [[check(cublasSetStream(handle_, device.stream())]]
+  [[check(cublasSetStream(handle_, stream_)]])
+mutant(cuda_math_mode_not_restored cuda cuda/gemm.cuh
+  [[cublasSetMathMode(handle_, math_mode_);]]
+  [[]])
+mutant(cuda_pointer_mode_not_restored cuda cuda/gemm.cuh
+  [[cublasSetPointerMode(handle_, pointer_mode_);]]
+  [[]])
+mutant(cuda_triangle_strict cuda cuda/gemm.cuh
+  [[first + r + 1 - lag]]
+  [[first + r - lag]])
+mutant(cuda_corner_of_a_triangle_dropped cuda cuda/gemm.cuh
+  [[triangle.columns_of(r / corner_rows * corner_rows)]]
+  [[triangle.columns_of(r)]])
+mutant(cuda_transposed_corner_dropped cuda cuda/gemm.cuh
+  [[if (k >= triangle.columns_of(group))]]
+  [[if (k > triangle.columns_of(a.rows))]])
+mutant(cuda_block_table_one_short cuda cuda/block_table.cuh
+  [=[if (entry >= count[0]]=]
+  [=[if (entry + 1 >= count[0]]=])
+mutant(cuda_row_of_mix_of_the_whole_batch cuda cuda/block_table.cuh
+  [[mix_rows[block] = b;]]
+  [[mix_rows[block] = block;]])
+mutant(cuda_position_in_the_batch cuda cuda/block_table.cuh
+  [[place = {of.begin + position, position};]]
+  [[place = {of.begin + position, of.begin + position};]])
+mutant(cuda_sequences_of_the_first_launch cuda cuda/block_table.cuh
+  [[if (body.sequences == at_once) run();]]
+  [[if (body.sequences == at_once) body.sequences = blocks = 0;]])
+mutant(cuda_heads_of_another_group cuda cuda/block_table.hpp
+  [[unit % kv_heads * group_size + g,]]
+  [[unit % kv_heads + g * kv_heads,]])
+mutant(cuda_mask_ignored cuda cuda/block_table.hpp
+  [[mask(item, found.token) == 0]]
+  [[mask(item, found.token) > 1]])
+mutant(cuda_absent_keys_count cuda cuda/token_block.cuh
+  [[present ? scale * out[c] : A(0)]]
+  [[present ? scale * out[c] : A(1)]])
+mutant(cuda_absent_elements_count cuda cuda/token_block.cuh
+  [[i % dim))))
+                                : A(0);]]
+  [[i % dim))))
+                                : A(1);]])
+mutant(cuda_masked_rows_kept cuda cuda/token_block.cuh
+  [[if (mask(n, t) == 0) tensor(n, h, t, c) = T{};]]
+  [[if (mask(n, t) == 2) tensor(n, h, t, c) = T{};]])
+mutant(cuda_scattered_not_accumulated cuda cuda/token_block.cuh
+  [=[update == Update::overwrite ? panel[i] : static_cast<A>(load(to)) + panel[i]]=]
+  [=[panel[i]]=])
+mutant(cuda_elements_not_accumulated cuda cuda/token_block.cuh
+  [[update == Update::overwrite ? result : static_cast<A>(load(to)) + result]]
+  [[result]])
+mutant(cuda_query_gradient_not_rotated_back cuda cuda/backward_pass.cuh
+  [[plan.grad_queries.data, plan.grad_queries.data, Turn::back]]
+  [[plan.grad_queries.data, plan.grad_queries.data, Turn::forward]])
+mutant(cuda_key_gradient_not_rotated_back cuda cuda/backward_pass.cuh
+  [[plan.grad_keys.data, plan.grad_keys.data,
+         Turn::back]]
+  [[plan.grad_keys.data, plan.grad_keys.data,
+         Turn::forward]])
+mutant(cuda_key_sum_gradient_of_rotated_queries cuda cuda/backward_pass.cuh
+  [[weighted_row_sums(device, query_panels(e, plan.queries, e.feature_dim),]]
+  [[weighted_row_sums(device, query_panels(e, plan.rotated_queries, e.feature_dim),]])
+mutant(cuda_keys_without_key_sums cuda cuda/backward_pass.cuh
+  [[add_weighted_row<A>(device, grad_keys, nullptr, plan.grad_key_sums.data);]]
+  [[]])
+mutant(cuda_dmix_without_key_sums cuda cuda/backward_pass.cuh
+  [[if constexpr (mixes_key_sums<V>) add(plan.grad_mixed_key_sums, plan.key_sums, e.feature_dim);]]
+  [[]])
+mutant(cuda_matrices_of_a_group_replaced cuda cuda/backward_pass.cuh
+  [[m.matrix == 0 ? Into::overwrite : Into::add]]
+  [[Into::overwrite]])
+mutant(cuda_own_block_mixed_too cuda cuda/forward_pass.cuh
+  [[masks_own_block<V> ? 1 : 0]]
+  [[masks_own_block<V> ? 0 : 0]])
+mutant(cuda_units_of_another_kv_head cuda cuda/forward_pass.cuh
+  [[shared ? 1 : e.queries.kv_heads]]
+  [[1]])
+mutant(cuda_products_of_the_first_head cuda cuda/forward_pass.cuh
+  [[first_unit * of.of_unit() + g * of.table.block_tokens]]
+  [[first_unit * of.of_unit() + g % 1 * of.table.block_tokens]])
+mutant(cuda_dmix_of_the_first_matrix cuda cuda/forward_pass.cuh
+  [[(first_unit * extents.matrices + matrix) * size,]]
+  [[(first_unit * extents.matrices + matrix % 1) * size,]])
+mutant(cuda_own_weight_missing cuda cuda/intra_block.cuh
+  [[scores.row(n, r)[col] *= weights(n / blocks, n % blocks, g);]]
+  [[static_cast<void>(scores.row(n, r)[col] * weights(n / blocks, n % blocks, g));]])
+mutant(cuda_own_weight_of_the_first_head cuda cuda/intra_block.cuh
+  [[*= weights(n / blocks, n % blocks, g);]]
+  [[*= weights(n / blocks, n % blocks, g % 1);]])
+mutant(cuda_group_sum_missing cuda cuda/intra_block.cuh
+  [[for (Index g = 0; g < rows.group_size; ++g) {]]
+  [[for (Index g = 0; g < 1; ++g) {]])
+mutant(cuda_own_key_sums_of_another_block cuda cuda/intra_block.cuh
+  [[return r / rows.of_block() * rows.table.block_tokens]]
+  [[return r / rows.of_unit() * rows.table.block_tokens]])
+mutant(cuda_own_part_of_dmix_of_the_first_block cuda cuda/intra_block.cuh
+  [[if (rows.table.mix_rows[b] != i) continue;]]
+  [[if (b != i) continue;]])
+mutant(cuda_c_without_1_over_den cuda cuda/readout.cuh
+  [[: -inner_product(feature_dim, rotated + at, grad_rotated + at) / den;]]
+  [[: -inner_product(feature_dim, rotated + at, grad_rotated + at);]])
+mutant(cuda_epsilon_forgotten cuda cuda/readout.cuh
+  [[key_sums + n * features.cols) +
+                      epsilon;]]
+  [[key_sums + n * features.cols) +
+                      A(0);]])
+mutant(cuda_epsilon_of_products_forgotten cuda cuda/mixed_product.cuh
+  [[denominators[r] += epsilon;]]
+  [[denominators[r] += A(0);]])
+mutant(cuda_dmix_of_the_last_item_dropped cuda cuda/block_mixing.cuh
+  [[p < count; p +=]]
+  [[p < count - kv_heads; p +=]])
+mutant(cuda_dmix_not_accumulated cuda cuda/block_mixing.cuh
+  [[to = update == Update::overwrite ? static_cast<A>(sum) : to + static_cast<A>(sum);]]
+  [[to = static_cast<A>(sum);]])
+mutant(cuda_dmix_above_the_diagonal cuda cuda/block_mixing.cuh
+  [[!(own || sight.sees(i, b))]]
+  [[!(own || sight.sees(0, 0) || i < b)]])
+mutant(cuda_mask_of_the_first_part cuda cuda/pipeline.cuh
+  [[mask.data += first * mask.stride[0];]]
+  [[mask.data += 0 * first;]])
+mutant(cuda_parts_of_dmix_replaced cuda cuda/backward_pass.cuh
+  [[m.gradient(plan.grad_mixing), Into::add);]]
+  [[m.gradient(plan.grad_mixing), Into::overwrite);]])

@@ -248,23 +248,23 @@ TEMPLATE_TEST_CASE("packed: says what is wrong with the offsets, and writes noth
   const auto x = packed_operands(attention, {6, 6}, 2, 1, 1);
   const Offsets good = {0, 6, 12};
   const auto expected = forward(mhla::packed(attention, good), x);
-  const mhla::SerialExecutor serial;
+  const backend::Device device = backend::device();
   const mhla::Workspace workspace(std::max(
-      mhla::forward_workspace_size<double>(mhla::packed(attention, good), x.shape(), serial),
-      mhla::backward_workspace_size<double>(mhla::packed(attention, good), x.shape(), serial)));
+      mhla::forward_workspace_size<double>(mhla::packed(attention, good), x.shape(), device),
+      mhla::backward_workspace_size<double>(mhla::packed(attention, good), x.shape(), device)));
 
   const auto refuse = [&](const auto& variant, const Operands<double>& call, const auto&... parts) {
     auto y = call.dy;
     Gradients<double> gradients(call), before(call);
     const std::string by_forward = error_message<ShapeError>([&] {
-      forward_into(variant, serial, call.q, call.k, call.v, call.mix, y.view(), workspace);
+      forward_into(variant, device, call.q, call.k, call.v, call.mix, y.view(), workspace);
     });
     const std::string by_backward = error_message<ShapeError>([&] {
-      backward_into(variant, serial, call.q.view(), call.k, call.v, call.mix, call.dy,
+      backward_into(variant, device, call.q.view(), call.k, call.v, call.mix, call.dy,
                     gradients.views(), Update::overwrite, workspace);
     });
     const std::string by_size = error_message<ShapeError>(
-        [&] { mhla::forward_workspace_size<double>(variant, call.shape(), serial); });
+        [&] { mhla::forward_workspace_size<double>(variant, call.shape(), device); });
     INFO(by_forward);
     CHECK(says(by_forward, "mhla: ", parts...));
     CHECK(by_backward == by_forward);

@@ -373,20 +373,20 @@ TEST_CASE("padded: says what is wrong with a mask, and writes nothing", "[packed
   const auto x = operands<double>(attention, {2, 2, 1, 9, 9, 4, 3});
   const Mask good = mask_of({9, 5}, 9);
   const auto expected = forward(padded(attention, good), x);
-  const mhla::SerialExecutor serial;
+  const backend::Device device = backend::device();
   const mhla::Workspace workspace(
-      mhla::backward_workspace_size<double>(padded(attention, good), x.shape(), serial));
+      mhla::backward_workspace_size<double>(padded(attention, good), x.shape(), device));
   const auto refuse = [&](const auto& variant, const auto&... parts) {
     auto y = x.dy;
     Gradients<double> gradients(x), before(x);
     const std::string by_forward = error_message<ShapeError>(
-        [&] { forward_into(variant, serial, x.q, x.k, x.v, x.mix, y.view(), workspace); });
+        [&] { forward_into(variant, device, x.q, x.k, x.v, x.mix, y.view(), workspace); });
     const std::string by_backward = error_message<ShapeError>([&] {
-      backward_into(variant, serial, x.q.view(), x.k, x.v, x.mix, x.dy, gradients.views(),
+      backward_into(variant, device, x.q.view(), x.k, x.v, x.mix, x.dy, gradients.views(),
                     Update::overwrite, workspace);
     });
     const std::string by_size = error_message<ShapeError>(
-        [&] { mhla::forward_workspace_size<double>(variant, x.shape(), serial); });
+        [&] { mhla::forward_workspace_size<double>(variant, x.shape(), device); });
     INFO(by_forward);
     CHECK(says(by_forward, "mhla: ", parts...));
     CHECK(by_backward == by_forward);

@@ -26,4 +26,6 @@
   MHLA_TEST_UNITS(declaration, EluPlusOne, BlockCausal, MixedKeySum)   \
   MHLA_TEST_UNITS(declaration, Softmax, Causal, Unnormalized)
 
+#if !defined(MHLA_TEST_CUDA)
 MHLA_TEST_ALL_UNITS(extern)
+#endif

@@ -11,7 +11,7 @@ set(rooms
   "testing           : core policy"
   "cpu               : core policy"
   "cuda              : core policy"
-  "eigen             : core policy cpu mixing_matrix.hpp fork_join.hpp"
+  "eigen             : core policy cpu cuda mixing_matrix.hpp fork_join.hpp"
   "mixing_matrix.hpp : core policy"
   "fork_join.hpp     : core"
   "diagnostics       : core policy reference eigen"

@@ -11,6 +11,35 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// Which call's summaries a state keeps, and whether they are all there.
+class SavedCall {
+ public:
+  /// A save begins; what was saved before is gone.
+  void begin(const Shape& shape, Index count) {
+    filled_ = false;
+    shape_ = shape;
+    count_ = count;
+  }
+  void mark_filled() { filled_ = true; }
+
+  /// Throws StateError where something else, or nothing, was saved.
+  void require(const Shape& shape, Index count) const {
+    if (!filled_)
+      throw StateError(
+          "mhla: saved(state): nothing has been saved in the state; run the forward "
+          "expression with .save(state) first");
+    if (!(shape_ == shape) || count_ != count)
+      throw StateError(
+          "mhla: saved(state): the state was saved by a call of another shape or "
+          "variant; save it with the q, k, v and mix of this backward pass");
+  }
+
+ private:
+  Shape shape_;
+  Index count_ = 0;
+  bool filled_ = false;
+};
+
 /// Block summaries S_b and key sums z_b of one forward pass, in the accumulator type A. The object
 /// grows when a larger shape is saved and allocates nothing when memory suffices; `reserve` does so
 /// ahead of time. Valid for the k, v and attention it was saved with, which the caller answers for.
@@ -27,34 +56,24 @@ class ForwardState {
 
   /// Room for the summaries of `shape`; what was saved before is gone.
   Span<A> prepare(const Shape& shape, Index count) {
-    filled_ = false;
+    call_.begin({}, 0);
     reserve(count);
-    shape_ = shape;
-    count_ = count;
-    return {reinterpret_cast<A*>(memory_.data()), count_};
+    call_.begin(shape, count);
+    return {reinterpret_cast<A*>(memory_.data()), count};
   }
   /// Called by forward when every summary is in place.
-  void mark_filled() { filled_ = true; }
+  void mark_filled() { call_.mark_filled(); }
 
   /// The summaries saved for `shape`; throws StateError where something else, or nothing, was
   /// saved.
   Span<const A> summaries(const Shape& shape, Index count) const {
-    if (!filled_)
-      throw StateError(
-          "mhla: saved(state): nothing has been saved in the state; run the forward "
-          "expression with .save(state) first");
-    if (!(shape_ == shape) || count_ != count)
-      throw StateError(
-          "mhla: saved(state): the state was saved by a call of another shape or "
-          "variant; save it with the q, k, v and mix of this backward pass");
-    return {reinterpret_cast<const A*>(memory_.data()), count_};
+    call_.require(shape, count);
+    return {reinterpret_cast<const A*>(memory_.data()), count};
   }
 
  private:
   Workspace memory_;
-  Shape shape_;
-  Index count_ = 0;
-  bool filled_ = false;
+  SavedCall call_;
 };
 
 MHLA_NAMESPACE_END

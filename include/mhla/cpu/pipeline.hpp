@@ -19,31 +19,13 @@
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/policy/problem.hpp>
+#include <mhla/policy/requests.hpp>
 #include <string>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
-
-// Apart from the template below, so that the sentences are put together in one place.
-inline void require_destination(bool injective, bool shared, const char* name, const char* others) {
-  if (!injective)
-    throw ShapeError(std::string("mhla: ") + name +
-                     ": the strides give two elements one address; a destination needs every "
-                     "element to be its own");
-  if (shared)
-    throw ShapeError(std::string("mhla: ") + name + ": shares memory with " + others +
-                     "; a destination needs memory of its own");
-}
-
-/// Throws unless `destination` can be written: every element its own, none shared with an operand.
-template <class T, int Rank, class... Operand>
-void require_destination(const TensorView<T, Rank>& destination, const char* name,
-                         const char* others, const Operand&... operands) {
-  require_destination(is_injective(destination), (share_memory(destination, operands) || ...), name,
-                      others);
-}
 
 /// The workspace of a forward call: a plan, and nothing else.
 template <class A, class V>
@@ -237,11 +219,8 @@ void forward_into(const V& attention, const E& executor,
                   const TensorView<T, 4>& y, WorkspaceView workspace,
                   std::type_identity_t<ForwardState<Accumulator<T>>*> save = nullptr) {
   using A = Accumulator<T>;
-  const Shape shape = shape_of(q, k, v, mix);
-  const Problem problem = checked_problem(attention, shape);
-  require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
-                  "y is [batch, heads, query tokens, value_dim]");
-  cpu::require_destination(y, "y", "q, k, v or mix", q, k, v, mix);
+  const Problem problem = checked_forward(attention, OperandViews<T>{q, k, v, mix}, y);
+  const Shape& shape = problem.shape;
   require_workspace(workspace, forward_workspace_size<T>(attention, shape, executor),
                     "mhla::forward_into");
 
@@ -277,39 +256,8 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                    std::type_identity_t<const ForwardState<Accumulator<T>>*> saved = nullptr) {
   using A = Accumulator<T>;
   const TensorView<const T, 4> q = query;
-  const Shape shape = shape_of(q, k, v, mix);
-  const Problem problem = checked_problem(attention, shape);
-  require_extents(dy, "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
-                  "dy is [batch, heads, query tokens, value_dim]");
-  const TensorView<T, 4>& dq = gradients.query.view;
-  const TensorView<T, 4>& dk = gradients.key.view;
-  const TensorView<T, 4>& dv = gradients.value.view;
-  const TensorView<A, 3>& dmix = gradients.mix.view;
-  if (gradients.query.wanted) {
-    require_extents(dq, "dq", shape.batch, shape.heads, shape.query_tokens, shape.key_dim,
-                    "dq has the shape of q");
-    cpu::require_destination(dq, "dq", "an operand or another gradient", q, k, v, mix, dy, dk, dv,
-                             dmix);
-  }
-  if (gradients.key.wanted) {
-    require_extents(dk, "dk", shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim,
-                    "dk has the shape of k");
-    cpu::require_destination(dk, "dk", "an operand or another gradient", q, k, v, mix, dy, dv,
-                             dmix);
-  }
-  if (gradients.value.wanted) {
-    require_extents(dv, "dv", shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim,
-                    "dv has the shape of v");
-    cpu::require_destination(dv, "dv", "an operand or another gradient", q, k, v, mix, dy, dmix);
-  }
-  if (gradients.mix.wanted) {
-    require_extent("dmix", "heads", dmix.extent[0], shape.mix_heads, "dmix has the shape of mix");
-    require_extent("dmix", "query blocks", dmix.extent[1], shape.mix_query_blocks,
-                   "dmix has the shape of mix");
-    require_extent("dmix", "key blocks", dmix.extent[2], shape.mix_key_blocks,
-                   "dmix has the shape of mix");
-    cpu::require_destination(dmix, "dmix", "an operand or another gradient", q, k, v, mix, dy);
-  }
+  const Problem problem = checked_backward(attention, OperandViews<T>{q, k, v, mix}, dy, gradients);
+  const Shape& shape = problem.shape;
   Span<const A> kept;
   if (saved != nullptr) kept = saved->summaries(shape, cpu::call_summary_size<A, V>(problem));
   require_workspace(workspace, backward_workspace_size<T>(attention, shape, executor),
@@ -323,9 +271,9 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
       cpu::BackwardRequest<cpu::LoweredOf<V>, T>{dy, gradients, update}, backward, kept, executor);
   if constexpr (requires { attention.masks; }) {
     if (update == Update::accumulate) return;
-    cpu::clear_masked(attention.masks.query, dq);
-    cpu::clear_masked(attention.masks.key, dk);
-    cpu::clear_masked(attention.masks.key, dv);
+    cpu::clear_masked(attention.masks.query, gradients.query.view);
+    cpu::clear_masked(attention.masks.key, gradients.key.view);
+    cpu::clear_masked(attention.masks.key, gradients.value.view);
   }
 }
 

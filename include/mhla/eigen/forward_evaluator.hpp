@@ -51,6 +51,7 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
         operands_(op, device),
         shape_(operands_.shape()),
         workspace_size_(forward_workspace_size<T>(op.attention(), shape_, executor_)) {
+    require_host_state(op.device_state(), "attention(q, k, v, mix).save(state)");
     if (op.workspace())
       require_workspace(*op.workspace(), workspace_size_,
                         "mhla: attention(q, k, v, mix).with(workspace)");
@@ -91,6 +92,22 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
   Shape shape_;
   Index workspace_size_;
 };
+
+/// True, or a sentence, where attention(q, k, v, mix) is assigned to a tensor.
+template <class Destination, class Forward>
+constexpr bool require_destination_types() {
+  using Traits = Eigen::internal::traits<Destination>;
+  static_assert(Traits::NumDimensions == 4,
+                "mhla: the result of attention(q, k, v, mix) has rank 4: [batch, heads, query "
+                "tokens, value_dim]; assign it to a tensor of rank 4");
+  static_assert(std::is_same_v<typename Traits::Scalar, typename Forward::Scalar>,
+                "mhla: the result of attention(q, k, v, mix) has the scalar type of q; use "
+                ".cast<Scalar>() to assign it to a tensor of another");
+  static_assert(int(Traits::Layout) == int(Eigen::internal::traits<Forward>::Layout),
+                "mhla: the result of attention(q, k, v, mix) has the layout of its operands; "
+                "assign it to y.swap_layout(), which also reverses the axes");
+  return true;
+}
 
 /// The memory of a destination [batch, heads, tokens, dim]; without data where it is not dense.
 template <class Destination, class Device>
@@ -224,15 +241,7 @@ struct TensorEvaluator<
     RawAccess = false
   };
 
-  static_assert(internal::traits<Destination>::NumDimensions == 4,
-                "mhla: the result of attention(q, k, v, mix) has rank 4: [batch, heads, query "
-                "tokens, value_dim]; assign it to a tensor of rank 4");
-  static_assert(std::is_same_v<Scalar, typename Forward::Scalar>,
-                "mhla: the result of attention(q, k, v, mix) has the scalar type of q; use "
-                ".cast<Scalar>() to assign it to a tensor of another");
-  static_assert(int(internal::traits<Destination>::Layout) == Layout,
-                "mhla: the result of attention(q, k, v, mix) has the layout of its operands; "
-                "assign it to y.swap_layout(), which also reverses the axes");
+  static_assert(mhla::eigen::require_destination_types<Destination, Forward>());
 
   TensorEvaluator(const XprType& assignment, const Device& device)
       : destination_(assignment.lhsExpression()),

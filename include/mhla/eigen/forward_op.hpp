@@ -4,6 +4,7 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/forward_state.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/workspace.hpp>
@@ -11,12 +12,16 @@
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/policy/variant.hpp>
 #include <optional>
+#include <string>
 #include <unsupported/Eigen/CXX11/Tensor>
 
 MHLA_NAMESPACE_BEGIN
 
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix>
 class ForwardOp;
+/// A state in device memory: <mhla/cuda/forward_state.hpp>.
+template <class A>
+class CudaForwardState;
 
 MHLA_NAMESPACE_END
 
@@ -79,6 +84,12 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
     changed.state_ = &state;
     return changed;
   }
+  /// The same in device memory, on a CudaDevice.
+  ForwardOp save(CudaForwardState<Accumulator<Scalar>>& state) const {
+    ForwardOp changed = *this;
+    changed.device_state_ = &state;
+    return changed;
+  }
 
   const Attention& attention() const { return attention_; }
   const Query& query() const { return query_; }
@@ -87,6 +98,7 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
   const Mix& mix() const { return mix_; }
   const std::optional<WorkspaceView>& workspace() const { return workspace_; }
   ForwardState<Accumulator<Scalar>>* state() const { return state_; }
+  CudaForwardState<Accumulator<Scalar>>* device_state() const { return device_state_; }
 
  private:
   Attention attention_;
@@ -96,7 +108,21 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
   typename eigen::TensorTraits<Mix>::Nested mix_;
   std::optional<WorkspaceView> workspace_{};
   ForwardState<Accumulator<Scalar>>* state_ = nullptr;
+  CudaForwardState<Accumulator<Scalar>>* device_state_ = nullptr;
 };
+
+namespace eigen {
+
+/// Throws StateError where an expression that runs on the CPU has a state in device memory.
+template <class A>
+void require_host_state(const CudaForwardState<A>* state, const char* expression) {
+  if (state != nullptr)
+    throw StateError("mhla: " + std::string(expression) +
+                     ": a CudaForwardState is device memory, which the CPU does not reach: use a "
+                     "mhla::ForwardState, or evaluate on a CudaDevice");
+}
+
+}  // namespace eigen
 
 /// What attention(q, k, v, mix) is, for Attention::operator() to find.
 template <AttentionVariant Attention, TensorOperand Query, TensorOperand Key, TensorOperand Value,

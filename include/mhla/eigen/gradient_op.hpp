@@ -12,11 +12,13 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/pipeline.hpp>
+#include <mhla/eigen/forward_op.hpp>
 #include <mhla/eigen/gradient_targets.hpp>
 #include <mhla/eigen/operand.hpp>
 #include <mhla/eigen/storage.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
+#include <mhla/policy/requests.hpp>
 #include <mhla/policy/variant.hpp>
 #include <optional>
 #include <tuple>
@@ -62,6 +64,12 @@ class BackwardOp {
     changed.state_ = &state;
     return changed;
   }
+  /// The same in device memory, on a CudaDevice.
+  BackwardOp saved(const CudaForwardState<Accumulator<Scalar>>& state) const {
+    BackwardOp changed = *this;
+    changed.device_state_ = &state;
+    return changed;
+  }
 
   const Attention& attention() const { return attention_; }
   const Query& query() const { return query_; }
@@ -71,6 +79,7 @@ class BackwardOp {
   const GradOutput& grad_output() const { return grad_output_; }
   const std::optional<WorkspaceView>& workspace() const { return workspace_; }
   const ForwardState<Accumulator<Scalar>>* state() const { return state_; }
+  const CudaForwardState<Accumulator<Scalar>>* device_state() const { return device_state_; }
 
  private:
   Attention attention_;
@@ -81,6 +90,7 @@ class BackwardOp {
   typename eigen::TensorTraits<GradOutput>::Nested grad_output_;
   std::optional<WorkspaceView> workspace_{};
   const ForwardState<Accumulator<Scalar>>* state_ = nullptr;
+  const CudaForwardState<Accumulator<Scalar>>* device_state_ = nullptr;
 };
 
 /// What attention.backward(q, k, v, mix, dy) is, for Attention::backward to find.
@@ -120,6 +130,7 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
         workspace_size_(backward_workspace_size<T>(op.attention(), shape_, executor_)) {
     require_extents(grad_output_.view(), "dy", shape_.batch, shape_.heads, shape_.query_tokens,
                     shape_.value_dim, "dy is [batch, heads, query tokens, value_dim]");
+    require_host_state(op.device_state(), "attention.backward(q, k, v, mix, dy).saved(state)");
     if (op.state() != nullptr)
       op.state()->summaries(shape_, forward_state_size(op.attention(), shape_));
     if (op.workspace())
@@ -146,10 +157,10 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
       require_extent("dmix", "key blocks", dmix.view.extent[2], s.mix_key_blocks, rule);
     }
     constexpr const char* another = "another gradient";
-    cpu::require_destination(dq.view, "dq", another, dk.view, dv.view, dmix.view);
-    cpu::require_destination(dk.view, "dk", another, dv.view, dmix.view);
-    cpu::require_destination(dv.view, "dv", another, dmix.view);
-    cpu::require_destination(dmix.view, "dmix", another);
+    require_destination(dq.view, "dq", another, dk.view, dv.view, dmix.view);
+    require_destination(dk.view, "dk", another, dv.view, dmix.view);
+    require_destination(dv.view, "dv", another, dmix.view);
+    require_destination(dmix.view, "dmix", another);
   }
 
   void write(GradientViews<T> gradients, Update update) {

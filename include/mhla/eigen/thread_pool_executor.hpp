@@ -82,13 +82,18 @@ inline constexpr bool is_known_device = requires(const Device& device) {
 template <class Device>
 constexpr bool require_known_device() {
   constexpr bool thread_pool = std::is_same_v<Device, Eigen::ThreadPoolDevice>;
+  constexpr bool gpu = std::is_same_v<Device, Eigen::GpuDevice>;
+  static_assert(!gpu,
+                "mhla: Eigen::GpuDevice has neither cuBLAS nor workspace: to evaluate on a GPU use "
+                "an mhla::CudaDevice of <mhla/cuda.hpp>, on the same stream");
   static_assert(is_known_device<Device> || !thread_pool,
                 "mhla: to evaluate on a ThreadPoolDevice, define EIGEN_USE_THREADS before any "
                 "Eigen header and include <mhla/mhla.hpp> after");
-  static_assert(is_known_device<Device> || thread_pool,
-                "mhla: attention is evaluated on an Eigen::DefaultDevice, an "
-                "Eigen::ThreadPoolDevice or an mhla::ForkJoinDevice, which is in "
-                "<mhla/eigen/fork_join_device.hpp>");
+  static_assert(
+      is_known_device<Device> || thread_pool || gpu,
+      "mhla: attention is evaluated on an Eigen::DefaultDevice, an "
+      "Eigen::ThreadPoolDevice or an mhla::ForkJoinDevice, which is in "
+      "<mhla/eigen/fork_join_device.hpp>; on a GPU, an mhla::CudaDevice of <mhla/cuda.hpp>");
   return true;
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The product of policies: 9 feature maps x 7 pairs of geometry and rotation x 3 normalizers = 189
 // bidirectional variants, and 9 feature maps x 3 rotations x 2 normalizers = 54 of each of the two
-// causal modes. Builds without MHLA_FULL_PRODUCT take the golden cases' variants and the subset
-// listed here, in which every two policies that can meet do meet (tests/laws/product.cpp shows it).
+// causal modes. Builds without MHLA_FULL_PRODUCT, and the CUDA backend in all builds, take the
+// golden cases' variants and the subset listed here, in which every two policies that can meet do
+// meet (tests/laws/product.cpp shows it).
 #pragma once
 
 #include <type_traits>
@@ -12,7 +13,7 @@
 
 namespace laws {
 
-#if defined(MHLA_FULL_PRODUCT)
+#if defined(MHLA_FULL_PRODUCT) && !defined(MHLA_TEST_CUDA)
 inline constexpr bool full_product = true;
 #else
 inline constexpr bool full_product = false;

@@ -67,6 +67,8 @@ struct Operands {
 template <class T>
 class Backend {
  public:
+  /// Whether the build has the variant in this scalar type; nothing else may be called where not.
+  virtual bool compiled() const { return true; }
   virtual void forward(const Setting& setting, const Operands<T>& operands,
                        const TensorView<T, 4>& y) const = 0;
   virtual void backward(const Setting& setting, const Operands<T>& operands,
@@ -81,7 +83,7 @@ class Variant {
  public:
   virtual Policies policies() const = 0;
 
-  /// Float and long double only where in_every_scalar(policies()).
+  /// Float and long double are not compiled everywhere.
   virtual const Backend<float>& in_float() const = 0;
   virtual const Backend<double>& in_double() const = 0;
   virtual const Backend<long double>& in_long_double() const = 0;

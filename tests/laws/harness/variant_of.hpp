@@ -3,12 +3,13 @@
 #pragma once
 
 #include <cstring>
-#include <mhla/cpu/pipeline.hpp>
+#include <mhla/core/workspace.hpp>
 #include <mhla/reference/token_features.hpp>
 #include <stdexcept>
 #include <type_traits>
 
 #include "tests/laws/harness/product.hpp"
+#include "tests/support/backend.hpp"
 
 namespace laws {
 
@@ -83,8 +84,8 @@ class BackendOf final : public Backend<T> {
     const V attention = attention_of<V>(setting);
     const auto& [q, k, v, mix] = operands;
     const mhla::Workspace workspace = poisoned_workspace(mhla::forward_workspace_size<T>(
-        attention, mhla::shape_of(q, k, v, mix), mhla::SerialExecutor{}));
-    mhla::forward_into(attention, mhla::SerialExecutor{}, q, k, v, mix, y, workspace);
+        attention, mhla::shape_of(q, k, v, mix), backend::device()));
+    mhla::forward_into(attention, backend::device(), q, k, v, mix, y, workspace);
   }
   void backward(const Setting& setting, const Operands<T>& operands,
                 const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
@@ -92,8 +93,8 @@ class BackendOf final : public Backend<T> {
     const V attention = attention_of<V>(setting);
     const auto& [q, k, v, mix] = operands;
     const mhla::Workspace workspace = poisoned_workspace(mhla::backward_workspace_size<T>(
-        attention, mhla::shape_of(q, k, v, mix), mhla::SerialExecutor{}));
-    mhla::backward_into(attention, mhla::SerialExecutor{}, q, k, v, mix, dy, gradients, update,
+        attention, mhla::shape_of(q, k, v, mix), backend::device()));
+    mhla::backward_into(attention, backend::device(), q, k, v, mix, dy, gradients, update,
                         workspace);
   }
 };
@@ -102,6 +103,7 @@ class BackendOf final : public Backend<T> {
 template <class T>
 class NoBackend final : public Backend<T> {
  public:
+  bool compiled() const override { return false; }
   void forward(const Setting&, const Operands<T>&, const TensorView<T, 4>&) const override {
     throw std::logic_error("this variant is not compiled in this scalar type");
   }
@@ -142,7 +144,8 @@ class VariantOf final : public Variant {
 
   template <class T>
   using IfCompiled =
-      std::conditional_t<in_every_scalar(policies_of<V>()), BackendOf<V, T>, NoBackend<T>>;
+      std::conditional_t<backend::computes_in<T> && in_every_scalar(policies_of<V>()),
+                         BackendOf<V, T>, NoBackend<T>>;
 
   IfCompiled<float> float_;
   BackendOf<V, double> double_;

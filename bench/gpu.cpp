@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: MIT
+// What a GPU reaches, and what the library reaches on it:
+//   bench_gpu [--out FILE] [--seconds 0.3] [--shapes PART] [--scalars float,bfloat16] [--no-errors]
+// First the ceilings: copies, matrix products, launches. Then forward and backward pass of every
+// shape (of those whose name holds PART) from a CUDA graph, with warm and with cold L2 cache, and
+// call by call. Each result is a line of JSON; MHLA_COMMIT and MHLA_DRIVER in the environment go
+// into it. Times are of CUDA's events, of `seconds` each. Exits with 77 where there is no GPU.
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <mhla/mixing_matrix.hpp>
+#include <mhla/testing/comparison.hpp>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "gpu_lines.hpp"
+#include "gpu_passes.hpp"
+#include "gpu_timing.hpp"
+#include "tests/gpu/cuda_resources.hpp"
+
+namespace bench {
+namespace {
+
+using mhla::BFloat16;
+using mhla::CudaDevice;
+using mhla::testing::HostTensor;
+
+struct Options {
+  std::string out;
+  std::string shapes;
+  std::string scalars = "float,bfloat16";
+  double seconds = 0.3;
+  bool errors = true;
+};
+
+template <class T>
+constexpr const char* scalar_name = std::is_same_v<T, float> ? "float" : "bfloat16";
+
+class DeviceArray {
+ public:
+  explicit DeviceArray(std::size_t bytes) : bytes_(bytes) {
+    gpu::check(cudaMalloc(&memory_, bytes == 0 ? 1 : bytes), "cudaMalloc");
+  }
+  ~DeviceArray() { cudaFree(memory_); }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(memory_);
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void* memory_ = nullptr;
+  std::size_t bytes_;
+};
+
+/// The stream, the handle, and what empties the L2 cache.
+struct Machine {
+  gpu::Lane lane;
+  DeviceArray flush{std::size_t{128} << 20};
+  double copy_bandwidth = 0;  // bytes a second, read and written
+
+  CudaDevice device() const { return lane.device(); }
+  void empty_cache() const {
+    gpu::check(cudaMemsetAsync(flush.as<void>(), 0, flush.bytes(), lane.stream), "cudaMemsetAsync");
+  }
+};
+
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+JsonLine machine_fields() {
+  cudaDeviceProp properties{};
+  gpu::check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  int driver = 0;
+  int runtime = 0;
+  gpu::check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+  gpu::check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  return JsonLine{}
+      .add("gpu", properties.name)
+      .add("driver", environment("MHLA_DRIVER"))
+      .add("driver_cuda", driver)
+      .add("cuda", runtime)
+      .add("commit", environment("MHLA_COMMIT"));
+}
+
+JsonLine time_fields(const Quantiles& time) {
+  return JsonLine{}
+      .add("us", time.median)
+      .add("us_p10", time.p10)
+      .add("us_p90", time.p90)
+      .add("samples", static_cast<double>(time.samples));
+}
+
+// ------------------------------------------------------------------------------------- ceilings
+
+void measure_copy(Machine& machine, const Options& options, Lines& lines) {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  gpu::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  const std::size_t bytes = std::min(std::size_t{4} << 30, free / 8) / 4096 * 4096;
+  const DeviceArray from(bytes), to(bytes);
+  fill_normal(machine.device(), from.as<float>(), static_cast<mhla::Index>(bytes / 4), 1);
+  const Quantiles time = time_on(
+      machine.lane.stream, options.seconds, [] {},
+      [&] {
+        gpu::check(cudaMemcpyAsync(to.as<void>(), from.as<void>(), bytes, cudaMemcpyDeviceToDevice,
+                                   machine.lane.stream),
+                   "cudaMemcpyAsync");
+      });
+  const double moved = 2 * static_cast<double>(bytes);
+  machine.copy_bandwidth = moved / (time.median * 1e-6);
+  lines.write(JsonLine{}
+                  .add("kind", "ceiling")
+                  .add("what", "copy, bytes read and written")
+                  .append(time_fields(time))
+                  .add("bytes", moved)
+                  .add("gb_per_s", machine.copy_bandwidth * 1e-9));
+}
+
+void measure_products(const Machine& machine, const Options& options, Lines& lines) {
+  struct Kind {
+    const char* what;
+    bool sixteen_bits;
+    cublasComputeType_t compute;
+    int size;
+  };
+  const Kind kinds[] = {{"bfloat16 product", true, CUBLAS_COMPUTE_32F, 8192},
+                        {"TF32 product", false, CUBLAS_COMPUTE_32F_FAST_TF32, 8192},
+                        {"float product", false, CUBLAS_COMPUTE_32F_PEDANTIC, 4096}};
+  gpu::check(cublasSetStream(machine.lane.cublas, machine.lane.stream), "cublasSetStream");
+  for (const Kind& kind : kinds) {
+    const int n = kind.size;
+    const auto count = static_cast<mhla::Index>(n) * n;
+    const std::size_t bytes = static_cast<std::size_t>(count) * (kind.sixteen_bits ? 2 : 4);
+    const DeviceArray a(bytes), b(bytes), c(bytes);
+    const auto fill = [&](const DeviceArray& array, std::uint64_t seed) {
+      if (kind.sixteen_bits)
+        fill_normal(machine.device(), array.as<BFloat16>(), count, seed);
+      else
+        fill_normal(machine.device(), array.as<float>(), count, seed);
+    };
+    fill(a, 1), fill(b, 2);
+    const cudaDataType_t type = kind.sixteen_bits ? CUDA_R_16BF : CUDA_R_32F;
+    const float one = 1;
+    const float zero = 0;
+    const Quantiles time = time_on(
+        machine.lane.stream, options.seconds, [] {},
+        [&] {
+          gpu::check(cublasGemmEx(machine.lane.cublas, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &one,
+                                  a.as<void>(), type, n, b.as<void>(), type, n, &zero, c.as<void>(),
+                                  type, n, kind.compute, CUBLAS_GEMM_DEFAULT),
+                     "cublasGemmEx");
+        });
+    lines.write(JsonLine{}
+                    .add("kind", "ceiling")
+                    .add("what", kind.what)
+                    .append(time_fields(time))
+                    .add("size", n)
+                    .add("tflop_per_s", 2e-6 * static_cast<double>(count) * n / time.median));
+  }
+}
+
+void measure_launches(const Machine& machine, const Options& options, Lines& lines) {
+  constexpr int kernels = 100;
+  const auto launch_all = [&] {
+    for (int i = 0; i < kernels; ++i) launch_nothing(machine.device());
+  };
+  const auto write = [&](const char* what, const Quantiles& time) {
+    lines.write(JsonLine{}
+                    .add("kind", "ceiling")
+                    .add("what", what)
+                    .append(time_fields(time))
+                    .add("kernels", kernels)
+                    .add("us_per_kernel", time.median / kernels));
+  };
+  const gpu::Graph graph(machine.lane.stream, launch_all);
+  write("empty kernels from a graph", time_on(
+                                          machine.lane.stream, options.seconds, [] {},
+                                          [&] { graph.launch(machine.lane.stream); }));
+  write("empty kernels, launched", time_on(
+                                       machine.lane.stream, options.seconds, [] {}, launch_all));
+}
+
+// --------------------------------------------------------------------------------------- passes
+
+/// The tensors of a shape on the device, random but for mix, which is the library's initial one.
+template <class T>
+class Operands {
+ public:
+  Operands(const GpuShape& shape, const CudaDevice& device)
+      : shape_(shape),
+        q_(bytes(shape.key_dim)),
+        k_(bytes(shape.key_dim)),
+        v_(bytes(shape.value_dim)),
+        dy_(bytes(shape.value_dim)),
+        y_(bytes(shape.value_dim)),
+        dq_(bytes(shape.key_dim)),
+        dk_(bytes(shape.key_dim)),
+        dv_(bytes(shape.value_dim)),
+        mix_(static_cast<std::size_t>(shape.blocks() * shape.blocks()) * sizeof(float)),
+        dmix_(mix_.bytes()),
+        mix(1, shape.blocks(), shape.blocks()) {
+    fill_normal(device, q_.as<T>(), elements(shape.key_dim), 1);
+    fill_normal(device, k_.as<T>(), elements(shape.key_dim), 2);
+    fill_normal(device, v_.as<T>(), elements(shape.value_dim), 3);
+    fill_normal(device, dy_.as<T>(), elements(shape.value_dim), 4);
+    const mhla::InitialMixing options{.transform = shape.causal() ? mhla::Transform::causal
+                                                                  : mhla::Transform::linear};
+    with_gpu_variant(shape,
+                     [&](const auto& variant) { mhla::initialize(mix.view(), variant, options); });
+    gpu::check(
+        cudaMemcpy(mix_.as<void>(), mix.elements().data(), mix_.bytes(), cudaMemcpyHostToDevice),
+        "cudaMemcpy");
+  }
+
+  GpuTensors<T> tensors() const {
+    return {q_.as<T>(), k_.as<T>(),  v_.as<T>(),  dy_.as<T>(), mix_.as<float>(),
+            y_.as<T>(), dq_.as<T>(), dk_.as<T>(), dv_.as<T>(), dmix_.as<float>()};
+  }
+
+  /// The last head of the last item: where an index that overflows has gone wrong.
+  HeadTensors last_head() const {
+    HeadTensors head;
+    head.q = last_head(q_, shape_.key_dim), head.k = last_head(k_, shape_.key_dim);
+    head.v = last_head(v_, shape_.value_dim), head.dy = last_head(dy_, shape_.value_dim);
+    head.mix = mhla::testing::converted<double>(mix);
+    head.y = head.dy, head.dq = head.q, head.dk = head.k, head.dv = head.v;
+    return head;
+  }
+  HostTensor<double, 4> last_y() const { return last_head(y_, shape_.value_dim); }
+  HostTensor<double, 4> last_dq() const { return last_head(dq_, shape_.key_dim); }
+  HostTensor<double, 4> last_dk() const { return last_head(dk_, shape_.key_dim); }
+  HostTensor<double, 4> last_dv() const { return last_head(dv_, shape_.value_dim); }
+
+ private:
+  mhla::Index elements(std::ptrdiff_t dim) const {
+    return shape_.batch * shape_.heads * shape_.tokens() * dim;
+  }
+  std::size_t bytes(std::ptrdiff_t dim) const {
+    return static_cast<std::size_t>(elements(dim)) * sizeof(T);
+  }
+  HostTensor<double, 4> last_head(const DeviceArray& array, std::ptrdiff_t dim) const {
+    HostTensor<T, 4> head(1, 1, shape_.tokens(), dim);
+    gpu::check(cudaMemcpy(head.elements().data(), array.as<T>() + elements(dim) - head.size(),
+                          head.elements().size() * sizeof(T), cudaMemcpyDeviceToHost),
+               "cudaMemcpy");
+    return mhla::testing::converted<double>(head);
+  }
+
+  GpuShape shape_;
+  DeviceArray q_, k_, v_, dy_, y_, dq_, dk_, dv_, mix_, dmix_;
+
+ public:
+  HostTensor<float, 3> mix;
+};
+
+/// What a pass moves and computes at the least.
+struct Work {
+  const char* name;
+  double bytes;
+  double flops;
+};
+
+/// One pass from a graph with warm and with cold cache, and call by call.
+void measure_pass(const Machine& machine, const Options& options, const JsonLine& head,
+                  const Work& work, const GpuPass& pass, mhla::WorkspaceView workspace,
+                  const JsonLine& errors, Lines& lines) {
+  const auto run = [&] { pass.run(machine.device(), workspace); };
+  const auto write = [&](const char* mode, const Quantiles& time, const JsonLine& more) {
+    const double bandwidth = work.bytes / (time.median * 1e-6);
+    lines.write(JsonLine(head)
+                    .add("pass", work.name)
+                    .add("mode", mode)
+                    .append(time_fields(time))
+                    .add("useful_bytes", work.bytes)
+                    .add("useful_gb_per_s", bandwidth * 1e-9)
+                    .add("fraction_of_copy", bandwidth / machine.copy_bandwidth)
+                    .add("useful_tflop_per_s", work.flops / time.median * 1e-6)
+                    .add("workspace_bytes", static_cast<double>(pass.workspace_bytes))
+                    .append(more)
+                    .append(errors));
+  };
+  const auto nothing = [] {};
+  const auto cold = [&] { machine.empty_cache(); };
+  const gpu::Graph graph(machine.lane.stream, run);
+  const auto replay = [&] { graph.launch(machine.lane.stream); };
+  write("graph, cold L2", time_on(machine.lane.stream, options.seconds, cold, replay), {});
+  write("graph, warm L2", time_on(machine.lane.stream, options.seconds, nothing, replay), {});
+
+  // How long the caller is kept, the stream being empty.
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> kept;
+  for (int i = 0; i < 10; ++i) {
+    const auto start = Clock::now();
+    run();
+    kept.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+    machine.lane.stream.wait();
+  }
+  write("calls, warm L2", time_on(machine.lane.stream, options.seconds, nothing, run),
+        JsonLine{}.add("host_us", quantiles(kept).median));
+}
+
+/// Root mean square of the errors over that of the values.
+double rms_error(const HostTensor<double, 4>& actual, const HostTensor<double, 4>& exact) {
+  return mhla::testing::compare(actual.view(), exact.view()).rms_ratio;
+}
+
+template <class T>
+void measure_shape(const Machine& machine, const Options& options, const GpuShape& shape,
+                   Lines& lines) {
+  const JsonLine head =
+      JsonLine{}.add("kind", "pass").add("shape", shape.name).add("scalar", scalar_name<T>);
+  try {
+    const Operands<T> operands(shape, machine.device());
+    const GpuPasses passes = gpu_passes<T>(shape, machine.device(), operands.tensors());
+    const auto bytes = static_cast<std::size_t>(
+        std::max(passes.forward.workspace_bytes, passes.backward.workspace_bytes));
+    const DeviceArray memory(bytes);
+    const mhla::WorkspaceView workspace{memory.as<std::byte>(), static_cast<mhla::Index>(bytes)};
+
+    JsonLine forward_errors, backward_errors;
+    if (options.errors) {
+      // Checked before it is timed, in memory that holds not-a-number.
+      const auto poison = [&](T* data, std::ptrdiff_t dim) {
+        gpu::check(cudaMemsetAsync(
+                       data, 0xff,
+                       static_cast<std::size_t>(shape.batch * shape.heads * shape.tokens() * dim) *
+                           sizeof(T),
+                       machine.lane.stream),
+                   "cudaMemsetAsync");
+      };
+      const GpuTensors<T> x = operands.tensors();
+      poison(x.y, shape.value_dim), poison(x.dq, shape.key_dim);
+      poison(x.dk, shape.key_dim), poison(x.dv, shape.value_dim);
+      passes.forward.run(machine.device(), workspace);
+      passes.backward.run(machine.device(), workspace);
+      machine.lane.stream.wait();
+      HeadTensors exact = operands.last_head();
+      compute_reference(shape, exact, true);
+      forward_errors.add("error_y", rms_error(operands.last_y(), exact.y));
+      backward_errors.add("error_dq", rms_error(operands.last_dq(), exact.dq))
+          .add("error_dk", rms_error(operands.last_dk(), exact.dk))
+          .add("error_dv", rms_error(operands.last_dv(), exact.dv));
+    }
+    measure_pass(machine, options, head,
+                 {"forward", shape.forward_elements() * sizeof(T), shape.forward_flops()},
+                 passes.forward, workspace, forward_errors, lines);
+    measure_pass(machine, options, head,
+                 {"backward", shape.backward_elements() * sizeof(T), shape.backward_flops()},
+                 passes.backward, workspace, backward_errors, lines);
+  } catch (const std::exception& error) {
+    lines.write(JsonLine(head).add("error", error.what()));
+    cudaGetLastError();  // a failed allocation is not the next shape's
+  }
+}
+
+Options parsed(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--no-errors") {
+      options.errors = false;
+      continue;
+    }
+    if (i + 1 == argc) throw std::invalid_argument(name + ": unknown, or lacks its value");
+    const std::string value = argv[++i];
+    if (name == "--out")
+      options.out = value;
+    else if (name == "--shapes")
+      options.shapes = value;
+    else if (name == "--scalars")
+      options.scalars = value;
+    else if (name == "--seconds")
+      options.seconds = std::stod(value);
+    else
+      throw std::invalid_argument(name + ": unknown");
+  }
+  return options;
+}
+
+int run(const Options& options) {
+  const std::string missing = gpu::why_no_gpu();
+  if (!missing.empty()) {
+    std::printf("Skipped: no GPU: %s\n", missing.c_str());
+    return gpu::exit_without_gpu;
+  }
+  Lines lines(options.out, machine_fields());
+  Machine machine;
+  measure_copy(machine, options, lines);
+  measure_products(machine, options, lines);
+  measure_launches(machine, options, lines);
+  for (const GpuShape& shape : gpu_shapes()) {
+    if (shape.name.find(options.shapes) == std::string::npos) continue;
+    if (options.scalars.find("bfloat16") != std::string::npos)
+      measure_shape<BFloat16>(machine, options, shape, lines);
+    if (options.scalars.find("float,") == 0 || options.scalars == "float" ||
+        options.scalars.find(",float") != std::string::npos)
+      measure_shape<float>(machine, options, shape, lines);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace bench
+
+int main(int argc, char** argv) try {
+  return bench::run(bench::parsed(argc, argv));
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bench_gpu: %s\n", error.what());
+  return 1;
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// The passes of a shape on device memory, whatever variant it is. Needs no CUDA header.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/device.hpp>
+#include <mhla/testing/host_tensor.hpp>
+
+#include "gpu_shapes.hpp"
+
+namespace bench {
+
+/// Device memory of a call: batch x heads x tokens x dim each, mix of blocks x blocks.
+template <class T>
+struct GpuTensors {
+  const T *q, *k, *v, *dy;
+  const mhla::Accumulator<T>* mix;
+  T *y, *dq, *dk, *dv;
+  mhla::Accumulator<T>* dmix;
+};
+
+struct GpuPass {
+  mhla::Index workspace_bytes;
+  std::function<void(const mhla::CudaDevice&, mhla::WorkspaceView)> run;
+};
+struct GpuPasses {
+  GpuPass forward;
+  GpuPass backward;
+};
+
+/// For float and mhla::BFloat16, whose kernels gpu_float.cu and gpu_bfloat16.cu are.
+template <class T>
+GpuPasses gpu_passes(const GpuShape& shape, const mhla::CudaDevice& device,
+                     const GpuTensors<T>& tensors);
+
+/// Normal values, the same ones for the same seed, in stream order.
+template <class T>
+void fill_normal(const mhla::CudaDevice& device, T* data, mhla::Index count, std::uint64_t seed);
+
+/// A kernel that does nothing.
+void launch_nothing(const mhla::CudaDevice& device);
+
+/// One head of one item in double.
+struct HeadTensors {
+  mhla::testing::HostTensor<double, 4> q, k, v, dy;
+  mhla::testing::HostTensor<double, 3> mix;
+  mhla::testing::HostTensor<double, 4> y, dq, dk, dv;
+};
+
+/// Fills in y, and where `backward` says so dq, dk and dv, on the CPU.
+void compute_reference(const GpuShape& shape, HeadTensors& head, bool backward);
+
+}  // namespace bench

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+# The kernels of a program's variants, for the build tree and for the installed package alike. Nothing
+# here runs unless it is called: the library itself needs no CUDA.
+
+# Enables CUDA where this machine can compile it, and finds cuBLAS. Sets `problem` to one sentence, or to
+# nothing when mhla_add_cuda_variants can be called. A macro, because languages are enabled outside of
+# functions; call it where every target that uses CUDA can see it.
+macro(mhla_find_cuda problem)
+  set(${problem} "")
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(mhla_nvcc nvcc HINTS ENV CUDA_PATH PATH_SUFFIXES bin PATHS /usr/local/cuda/bin)
+    mark_as_advanced(mhla_nvcc)
+    if(mhla_nvcc)
+      set(ENV{CUDACXX} "${mhla_nvcc}")
+    endif()
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit QUIET)
+  endif()
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(${problem} "CUDA cannot be compiled here: install nvcc 12 or newer, or name it in \
+CMAKE_CUDA_COMPILER.")
+  elseif(NOT TARGET CUDA::cublas)
+    set(${problem} "cuBLAS was not found beside ${CMAKE_CUDA_COMPILER}: install it, or name its folder in \
+CUDAToolkit_ROOT.")
+  endif()
+endmacro()
+
+# mhla_add_cuda_variants(my_program HEADER my_variants.hpp INSTANTIATE Vision:float Language:mhla::BFloat16)
+#
+# Compiles the kernels of variants for scalars, and links them and cuBLAS to the target. HEADER names the
+# variants (using Vision = mhla::Attention<...>;) and includes <mhla/policy/variant.hpp>, or
+# <mhla/policy/batch_layout.hpp> for packed and padded batches, rather than Eigen. The architectures are
+# those of CMAKE_CUDA_ARCHITECTURES. Options of the target are not handed on to nvcc.
+function(mhla_add_cuda_variants target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "HEADER" "INSTANTIATE")
+  if(NOT TARGET "${target}" OR NOT arg_HEADER OR NOT arg_INSTANTIATE OR arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "mhla_add_cuda_variants(target HEADER variants.hpp INSTANTIATE Variant:scalar...) "
+                        "was called with: ${ARGV}")
+  endif()
+  get_filename_component(header "${arg_HEADER}" ABSOLUTE)
+  set(source "// Written by mhla_add_cuda_variants.\n#include <mhla/cuda/instantiate.cuh>\n\n#include \"${header}\"\n\n")
+  foreach(pair IN LISTS arg_INSTANTIATE)
+    if(NOT pair MATCHES "^([A-Za-z_0-9:]*[A-Za-z_0-9]):([A-Za-z_][A-Za-z_0-9]*(::[A-Za-z_0-9]+)*)$")
+      message(FATAL_ERROR "mhla_add_cuda_variants: \"${pair}\" is not Variant:scalar, two names with a colon "
+                          "between them; a type with arguments needs a name, by `using`.")
+    endif()
+    string(APPEND source "MHLA_INSTANTIATE_CUDA(${CMAKE_MATCH_1}, ${CMAKE_MATCH_2});\n")
+  endforeach()
+
+  # A target may be given variants more than once.
+  get_target_property(number "${target}" MHLA_CUDA_VARIANTS)
+  if(NOT number)
+    set(number 0)
+  endif()
+  math(EXPR number "${number} + 1")
+  set_target_properties("${target}" PROPERTIES MHLA_CUDA_VARIANTS ${number})
+  set(library "${target}_cuda_variants_${number}")
+  set(file "${CMAKE_CURRENT_BINARY_DIR}/${library}.cu")
+  file(CONFIGURE OUTPUT "${file}" CONTENT "${source}" @ONLY)
+
+  # A library of its own, because nvcc does not know the options of a C++ compiler.
+  add_library(${library} STATIC "${file}")
+  set_target_properties(${library} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  # CMake 3.25 does not know that nvcc 13 knows C++20.
+  target_compile_options(${library} PRIVATE $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-std=c++20>)
+  get_target_property(include mhla::mhla INTERFACE_INCLUDE_DIRECTORIES)
+  target_include_directories(${library} PRIVATE "${include}")
+  target_link_libraries(${library} PUBLIC CUDA::cublas)
+  target_link_libraries("${target}" PRIVATE ${library})
+endfunction()

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT
+// The backward pass of a part of the batch: the adjoints of forward_pass.cuh's stages in the
+// reverse order.
+//
+//   query blocks:  U = dy / den -> dS~_i, dQ^r, c -> dz~_i, dq
+//                  (Causal: and what the own block's queries send back to dK^r, dV and dm_ii)
+//   mixing:        dm_ib += <dS~_i, S_b> + <dz~_i, z_b>; dS_b = sum_i m_ib dS~_i, dz_b likewise
+//   key blocks:    dk, dv
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cuda/forward_pass.cuh>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// Which gradients are wanted, and what follows from that.
+template <class V, class T>
+struct BackwardRequest {
+  TensorView<const T, 4> dy;
+  GradientViews<T> gradients;
+  Update update;
+
+  bool query() const { return gradients.query.wanted; }
+  bool keys() const { return gradients.key.wanted || gradients.value.wanted; }
+  bool mixing() const { return gradients.mix.wanted; }
+};
+
+/// U, dS~_i, dQ^r and c; under Causal the own block's part of dK^r, dV and dm_ii.
+template <class V, class T>
+void read_out_blocks_gradient(const Operands<V, T>& operands, const TensorView<const T, 4>& dy) {
+  using A = Accumulator<T>;
+  const CudaDevice& device = operands.device;
+  const Plan<V, A>& plan = operands.plan;
+  const Extents<V>& e = plan.extents;
+  gather(device, e.queries, dy, plan.outputs.data);
+  if constexpr (normalizes<V>)
+    launch(device, e.queries.count() * e.value_dim,
+           DivideRows<A>{e.queries, plan.denominators.data, e.value_dim, plan.outputs.data});
+  const Panels<A> rotated = query_panels(e, plan.rotated_queries, e.feature_dim);
+  const Panels<A> u = query_panels(e, plan.outputs, e.value_dim);
+  read_out_summary_gradient(device, rotated, u, mixed_summary_panels(e, plan.grad_mixed_summaries));
+  read_out_query_gradient(device, u, mixed_summary_panels(e, plan.mixed_summaries),
+                          query_panels(e, plan.grad_queries, e.feature_dim));
+  if constexpr (masks_own_block<V>) {
+    const Panels<A> grad_keys = key_panels(e, plan.grad_keys, e.feature_dim);
+    const Panels<A> grad_values = key_panels(e, plan.grad_values, e.value_dim);
+    clear(device, grad_keys);
+    clear(device, grad_values);
+    read_out_own_block_gradient(device, own_weights(plan), plan.rotated_queries.data,
+                                plan.outputs.data, key_panels(e, plan.rotated_keys, e.feature_dim),
+                                key_panels(e, plan.values, e.value_dim), plan.scores.data,
+                                plan.grad_scores.data, plan.grad_queries.data, grad_keys,
+                                grad_values, plan.own_products.data);
+  }
+  if constexpr (normalizes<V>)
+    launch(
+        device, e.queries.count(),
+        DenominatorGradient<A>{e.queries, plan.rotated_queries.data, plan.grad_queries.data,
+                               e.feature_dim, plan.denominators.data, plan.grad_denominators.data});
+}
+
+/// The denominators' part of dQ, and dz~_i or, under MixedProduct, dz_b.
+template <class V, class T>
+void denominators_gradient(const Operands<V, T>& operands) {
+  using A = Accumulator<T>;
+  const CudaDevice& device = operands.device;
+  const Plan<V, A>& plan = operands.plan;
+  const Extents<V>& e = plan.extents;
+  if constexpr (mixes_key_sums<V>) {
+    weighted_row_sums(device, query_panels(e, plan.queries, e.feature_dim),
+                      plan.grad_denominators.data, plan.grad_mixed_key_sums.data);
+    add_weighted_row(device, query_panels(e, plan.grad_queries, e.feature_dim),
+                     plan.grad_denominators.data, plan.mixed_key_sums.data);
+    if constexpr (masks_own_block<V>)
+      launch(device, e.queries.count(),
+             AddOwnKeySumQueryGradient<A>{own_weights(plan), plan.queries.data,
+                                          plan.running_key_sums.data, plan.grad_denominators.data,
+                                          e.feature_dim, plan.grad_queries.data,
+                                          plan.own_products.data});
+  } else if constexpr (mixes_products<V>) {
+    for_each_mixing(operands.variant, plan, [&](const Mixing<V, A>& m) {
+      for (Index g = m.first_head(); g < m.end_head(); ++g)
+        mixed_product_gradient(device, m.matrix_of(plan.mixing),
+                               m.queries_of(plan.grad_denominators, g),
+                               m.queries_of(plan.grad_products, g));
+    });
+    const auto of_block = [&](Span<A> rows) {
+      return panels(rows.data, e.key_summaries(), e.queries.of_block(), e.feature_dim);
+    };
+    weighted_row_sums(device, of_block(plan.queries), plan.grad_products.data,
+                      plan.grad_key_sums.data);
+    add_weighted_row(device, of_block(plan.grad_queries), plan.grad_products.data,
+                     plan.key_sums.data);
+  }
+}
+
+/// dq
+template <class V, class T>
+void unpack_queries_gradient(const Operands<V, T>& operands, const TensorView<T, 4>& dq,
+                             Update update) {
+  using A = Accumulator<T>;
+  const Plan<V, A>& plan = operands.plan;
+  unpack_feature_gradient(operands.device, operands.variant.feature_map, operands.scale(),
+                          plan.extents.queries, operands.q, plan.grad_queries.data,
+                          plan.extents.feature_dim, dq, update,
+                          RowBuffers<A>{plan.row_input, plan.grad_row});
+}
+
+/// The units' parts of dmix are added to.
+template <class V, class T>
+void mixing_gradient(const Operands<V, T>& operands) {
+  using A = Accumulator<T>;
+  const CudaDevice& device = operands.device;
+  const Plan<V, A>& plan = operands.plan;
+  const Extents<V>& e = plan.extents;
+  for_each_mixing(operands.variant, plan, [&](const Mixing<V, A>& m) {
+    const auto add = [&](Span<A> grad_mixed, Span<A> from, Index size) {
+      mix_matrix_gradient(device, m.query_blocks(grad_mixed, size), m.key_blocks(from, size),
+                          m.gradient(plan.grad_mixing), Into::add);
+    };
+    add(plan.grad_mixed_summaries, plan.summaries, e.summary_size());
+    if constexpr (mixes_key_sums<V>) add(plan.grad_mixed_key_sums, plan.key_sums, e.feature_dim);
+    if constexpr (mixes_products<V>)
+      for (Index g = m.first_head(); g < m.end_head(); ++g)
+        mixed_product_matrix_gradient(device, m.queries_of(plan.grad_denominators, g),
+                                      m.queries_of(plan.products, g), m.gradient(plan.grad_mixing));
+  });
+  if constexpr (masks_own_block<V>)
+    launch(device, e.units() * e.matrices * e.mix_rows,
+           AddOwnMixingGradient<A>{e.queries, plan.own_products.data, e.matrices, e.mix_rows,
+                                   plan.grad_own_mixing.data});
+}
+
+/// dS_b and dz_b of every key block.
+template <class V, class T>
+void mix_blocks_gradient(const Operands<V, T>& operands) {
+  using A = Accumulator<T>;
+  const Plan<V, A>& plan = operands.plan;
+  const Extents<V>& e = plan.extents;
+  if (e.matrices == 0) {  // no query head reads a kv head
+    clear(operands.device, plan.grad_summaries);
+    clear(operands.device, plan.grad_key_sums);
+  }
+  for_each_mixing(operands.variant, plan, [&](const Mixing<V, A>& m) {
+    const auto mix_rows = [&](Span<A> from, Span<A> to, Index size) {
+      mix_summary_gradient(operands.device, sight_of<V>(), m.matrix_of(plan.mixing),
+                           m.query_blocks(from, size), m.key_blocks(to, size),
+                           m.matrix == 0 ? Into::overwrite : Into::add);
+    };
+    mix_rows(plan.grad_mixed_summaries, plan.grad_summaries, e.summary_size());
+    if constexpr (mixes_key_sums<V>)
+      mix_rows(plan.grad_mixed_key_sums, plan.grad_key_sums, e.feature_dim);
+  });
+}
+
+/// dk and dv.
+template <class V, class T>
+void summarize_blocks_gradient(const Operands<V, T>& operands,
+                               const BackwardRequest<V, T>& request) {
+  using A = Accumulator<T>;
+  const CudaDevice& device = operands.device;
+  const Plan<V, A>& plan = operands.plan;
+  const Extents<V>& e = plan.extents;
+  const Panels<A> grad_summaries = key_summary_panels(e, plan.grad_summaries);
+  // What own blocks have sent back is there already.
+  const Into into = masks_own_block<V> ? Into::add : Into::overwrite;
+  if (request.gradients.value.wanted) {
+    summarize_value_gradient(device, key_panels(e, plan.rotated_keys, e.feature_dim),
+                             grad_summaries, key_panels(e, plan.grad_values, e.value_dim), into);
+    scatter<T, A>(device, e.keys, plan.grad_values.data, request.gradients.value.view,
+                  request.update);
+  }
+  if (!request.gradients.key.wanted) return;
+  const Panels<A> grad_keys = key_panels(e, plan.grad_keys, e.feature_dim);
+  summarize_key_gradient(device, key_panels(e, plan.values, e.value_dim), grad_summaries, grad_keys,
+                         into);
+  if constexpr (rotates<V>)
+    turn(device, e.keys, plan.rotation, e.feature_dim, plan.grad_keys.data, plan.grad_keys.data,
+         Turn::back);
+  if constexpr (normalizes<V>) {
+    add_weighted_row<A>(device, grad_keys, nullptr, plan.grad_key_sums.data);
+    if constexpr (masks_own_block<V>)
+      launch(device, grad_keys.count * grad_keys.cols,
+             AddOwnKeySumKeyGradient<A>{own_weights(plan), plan.queries.data,
+                                        plan.grad_denominators.data, grad_keys});
+  }
+  unpack_feature_gradient(device, operands.variant.feature_map, A(1), e.keys, operands.k,
+                          plan.grad_keys.data, e.feature_dim, request.gradients.key.view,
+                          request.update, RowBuffers<A>{plan.row_input, plan.grad_row});
+}
+
+/// All wanted gradients but dmix, of which the units' parts are added to.
+template <class V, class T>
+void backward_pass(const Operands<V, T>& operands, const BackwardRequest<V, T>& request) {
+  using A = Accumulator<T>;
+  const Plan<V, A>& plan = operands.plan;
+  read_out_blocks_gradient(operands, request.dy);
+  if constexpr (rotates<V>)
+    turn(operands.device, plan.extents.queries, plan.rotation, plan.extents.feature_dim,
+         plan.grad_queries.data, plan.grad_queries.data, Turn::back);
+  denominators_gradient(operands);
+  if (request.query())
+    unpack_queries_gradient(operands, request.gradients.query.view, request.update);
+  if (request.mixing()) mixing_gradient(operands);
+  if (!request.keys()) return;
+  mix_blocks_gradient(operands);
+  summarize_blocks_gradient(operands, request);
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

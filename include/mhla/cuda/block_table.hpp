@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+// A geometry lowered to tables in device memory: which token stands where in which block. Blocks
+// are padded to one length, so that every product is a batch of equal ones; entries behind a
+// block's last token are absent. Packed and padded batches are other tables under the same stages.
+// Needs no CUDA header: block_table.cuh fills the tables.
+#pragma once
+
+#include <cstdint>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <mhla/policy/problem.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// One sequence's blocks: a range of the table's.
+struct Sequence {
+  Index begin;  // its first token
+  Index length;
+  Index first_block;
+  Index blocks;
+};
+
+/// A token's entry. Absent entries have token -1.
+struct Place {
+  Index token;     // in the tensors' token axis
+  Index position;  // in raster order of its sequence's grid
+};
+
+/// The blocks of a batch item; all items have the same.
+struct BlockTable {
+  Grid grid;               // of the longest sequence
+  Index blocks = 0;        // of all sequences
+  Index block_tokens = 0;  // of the longest block
+  Span<Place> places;      // [blocks, block tokens]
+  Span<Index> mix_rows;    // [blocks]: a block's row, or column, of the mixing matrix
+  /// Tokens that take part, [batch, tokens]; without data all do.
+  TensorView<const std::uint8_t, 2> mask;
+
+  MHLA_HOST_DEVICE Place place(Index item, Index entry) const {
+    const Place found = places[entry];
+    if (found.token >= 0 && mask.data != nullptr && mask(item, found.token) == 0) return {-1, 0};
+    return found;
+  }
+};
+
+/// Tokens of the longest block of a grid.
+inline Index block_tokens_of(const Grid& grid) {
+  Index tokens = 1;
+  for (int a = 0; a < 3; ++a)
+    tokens *= grid.block[a] < grid.extent[a] ? grid.block[a] : grid.extent[a];
+  return tokens;
+}
+
+/// Calls f(sequence) for the sequences of one batch item, in order.
+template <AttentionVariant V, class F>
+void for_each_sequence(const V&, const Grid& grid, F&& f) {
+  f(Sequence{0, grid.num_tokens(), 0, grid.num_blocks()});
+}
+template <class A, class Offset, class F>
+void for_each_sequence(const Packed<A, Offset>& packed, const Grid& grid, F&& f) {
+  Index blocks = 0;
+  for (Index s = 0; s < packed.sequences(); ++s) {
+    const Index own = ceil_div(packed.length(s), grid.block[2]);
+    f(Sequence{packed.begin(s), packed.length(s), blocks, own});
+    blocks += own;
+  }
+}
+
+/// Whether a batch item holds more than one sequence.
+template <class V>
+inline constexpr bool is_packed = requires(const V& variant) {
+  variant.offsets;
+};
+
+/// Takes the table from the arena.
+template <AttentionVariant V>
+BlockTable block_table(Arena& arena, const V& attention, const Grid& grid,
+                       const TensorView<const std::uint8_t, 2>& mask) {
+  BlockTable table;
+  table.grid = grid;
+  table.mask = mask;
+  for_each_sequence(attention, grid, [&](const Sequence& s) { table.blocks += s.blocks; });
+  table.block_tokens = block_tokens_of(grid);
+  table.places = arena.take<Place>(checked_mul(table.blocks, table.block_tokens));
+  table.mix_rows = arena.take<Index>(table.blocks);
+  return table;
+}
+
+/// How the rows of panels belong to tokens: of the queries, or of the keys, whose group has size 1.
+struct PanelRows {
+  BlockTable table;
+  Index batch;
+  Index kv_heads;
+  Index group_size;  // heads of a kv head
+
+  struct Row {
+    Index item;
+    Index head;
+    Place place;
+
+    MHLA_HOST_DEVICE bool present() const { return place.token >= 0; }
+  };
+
+  MHLA_HOST_DEVICE Index units() const { return batch * kv_heads; }
+  MHLA_HOST_DEVICE Index of_block() const { return group_size * table.block_tokens; }
+  MHLA_HOST_DEVICE Index of_unit() const { return table.blocks * of_block(); }
+  MHLA_HOST_DEVICE Index count() const { return units() * of_unit(); }
+
+  MHLA_HOST_DEVICE Row operator[](Index row) const {
+    const Index entry = row % table.block_tokens;
+    const Index g = row / table.block_tokens % group_size;
+    const Index block = row / of_block() % table.blocks;
+    const Index unit = row / of_unit();
+    const Index item = unit / kv_heads;
+    return {item, unit % kv_heads * group_size + g,
+            table.place(item, block * table.block_tokens + entry)};
+  }
+};
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT
+// The streaming state of a batch of sequences in device memory, laid out in one piece of the
+// caller's: first what a snapshot keeps, then tables and scratch. Needs no CUDA header.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/block_table.hpp>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/rotation_table.hpp>
+#include <mhla/policy/decoding_requests.hpp>
+#include <mhla/policy/problem.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// Tokens that one step takes together at the most.
+inline constexpr Index max_decode_tile = 64;
+
+/// The sizes of a decoder's state.
+struct DecodeExtents {
+  Index batch = 0;
+  Index kv_heads = 0;
+  Index group_size = 0;    // query heads of a kv head
+  Index mix_heads = 1;     // of the mixing matrix
+  Index matrices = 0;      // mixing matrices per kv head
+  Index blocks = 0;        // that a sequence can have
+  Index block_tokens = 0;  // n
+  Index feature_dim = 0;   // D
+  Index value_dim = 0;     // e
+
+  DecodeExtents() = default;
+  explicit DecodeExtents(const Problem& problem)
+      : batch(problem.shape.batch),
+        kv_heads(problem.shape.kv_heads),
+        group_size(problem.shape.group_size()),
+        mix_heads(problem.shape.mix_heads),
+        matrices(mix_heads == 1 ? std::min(Index{1}, group_size) : group_size),
+        blocks(problem.query_blocks),
+        block_tokens(problem.query_grid.block[2]),
+        feature_dim(problem.feature_dim),
+        value_dim(problem.shape.value_dim) {}
+
+  Index units() const { return checked_mul(batch, kv_heads); }
+  Index heads() const { return kv_heads * group_size; }
+  Index tile() const { return std::min(block_tokens, max_decode_tile); }
+  MHLA_HOST_DEVICE Index summary_size() const { return feature_dim * value_dim; }
+
+  friend bool operator==(const DecodeExtents&, const DecodeExtents&) = default;
+};
+
+/// What a snapshot keeps. Even and odd blocks take turns in what there is twice. How far a sequence
+/// has come is in device memory as well: the kernels of a step find their block and row by it, so
+/// that a graph that holds a step can be replayed.
+template <class V, class A>
+struct DecodeMemory {
+  Span<Index> positions;  // [batch]: tokens that a sequence has seen
+  Span<A> summaries;      // [units, blocks, D, e]: S_b of closed blocks
+  Span<A> key_sums;       // [units, blocks, D]: z_b of closed blocks, and of the open one so far
+  Span<A> keys;           // [units, 2, n, D]: phi(k), rotated
+  Span<A> values;         // [units, 2, n, e]
+  Span<A> mixed;          // [units, 2, matrices, D, e]: P_i
+  Span<A> mixed_sums;     // [units, 2, matrices, D]: z~_i
+
+  DecodeMemory(Arena& arena, const DecodeExtents& e) {
+    const Index units = e.units();
+    const Index summary = checked_mul(e.feature_dim, e.value_dim);
+    const Index sum = normalizes<V> ? e.feature_dim : 0;
+    const auto take = [&](Index a, Index b, Index c) {
+      return arena.take<A>(checked_mul(a, checked_mul(b, c)));
+    };
+    positions = arena.take<Index>(e.batch);
+    summaries = take(units, e.blocks, summary);
+    key_sums = take(units, e.blocks, sum);
+    keys = take(units, 2 * e.block_tokens, e.feature_dim);
+    values = take(units, 2 * e.block_tokens, e.value_dim);
+    mixed = take(units, 2 * e.matrices, summary);
+    mixed_sums = take(units, 2 * e.matrices, sum);
+  }
+
+  static Index bytes(const DecodeExtents& e) {
+    Arena arena;
+    DecodeMemory(arena, e);
+    return arena.used();
+  }
+};
+
+/// What a step needs besides: tables and scratch.
+template <class V, class A>
+struct DecodeScratch {
+  Span<A> mixing;  // [mix heads, blocks, blocks]
+  RotationTable<A> rotation;
+  BlockTable tile;        // token t of a tile is at place t
+  Span<A> queries;        // [query rows of a tile, D]: Q
+  Span<A> rotated;        // the same: Q^r
+  Span<A> key_features;   // [key rows of a tile, D]: K
+  Span<A> open_key_sums;  // the same: sum of the open block's K up to each token
+  Span<A> scores;         // [query rows of a tile, 2 n + 1]: of both blocks' keys, and den
+  Span<A> row_input;      // [query or key rows of a tile, key_dim]: what a row-wise map reads
+
+  DecodeScratch(Arena& arena, const V& attention, const Problem& problem) {
+    const DecodeExtents e(problem);
+    const auto take = [&](Index rows, Index dim) { return arena.take<A>(checked_mul(rows, dim)); };
+    mixing = take(e.mix_heads, checked_mul(e.blocks, e.blocks));
+    rotation = rotation_table<A>(arena, attention.rotation, 1, e.feature_dim, problem.query_grid,
+                                 problem.query_grid);
+    tile = block_table(arena, attention, Grid{{1, 1, e.tile()}, {1, 1, e.tile()}}, {});
+    const Index query_rows = checked_mul(checked_mul(e.batch, e.heads()), e.tile());
+    const Index key_rows = checked_mul(e.units(), e.tile());
+    queries = take(query_rows, e.feature_dim);
+    rotated = rotates<V> ? take(query_rows, e.feature_dim) : queries;
+    key_features = take(key_rows, e.feature_dim);
+    open_key_sums = take(key_rows, normalizes<V> ? e.feature_dim : 0);
+    scores = take(query_rows, checked_add(checked_mul(2, e.block_tokens), 1));
+    row_input = take(is_rowwise<V> ? std::max(query_rows, key_rows) : 0, problem.shape.key_dim);
+  }
+};
+
+/// The whole of a decoder, as its kernels' launches need it.
+template <class V, class A>
+struct DecoderParts {
+  V attention;
+  Problem problem;  // of the longest sequences
+  DecodeExtents extents;
+  DecodeMemory<V, A> memory;
+  DecodeScratch<V, A> scratch;
+
+  DecoderParts(Arena& arena, const V& variant, const Problem& longest)
+      : attention(variant),
+        problem(longest),
+        extents(longest),
+        memory(arena, extents),
+        scratch(arena, variant, longest) {}
+};
+
+/// Bytes of a decoder.
+template <class V, class A>
+Index decoder_bytes(const V& attention, const Problem& problem) {
+  Arena arena;
+  DecoderParts<V, A>(arena, attention, problem);
+  return arena.used();
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: MIT
+// Causal attention token by token on the device, in the deferred form of cpu/decode_step.hpp: token
+// t lies in block i, the open one; its keys and values, and those of block i - 1, the closing one,
+// are still as they came; all earlier blocks are summaries, already mixed for row i:
+//
+//   num = Q^r P_i + m_i,i-1 (Q^r K^r_i-1^T) V_i-1 + m_ii tril(Q^r K^r_i^T) V_i
+//   den = Q (z~_i + m_ii sum of the open block's K up to the query) + epsilon
+//   P_i = sum_{b<i-1} m_ib S_b         z~_i = sum_{b<i} m_ib z_b
+//
+// Meanwhile each token of the open block does its share of what the next block will need. Of n
+// tokens each finishes about D / n of the D rows of
+//
+//   S_i-1 = K^r_i-1^T V_i-1            P_i+1 = sum_{b<i} m_i+1,b S_b
+//
+// Everything that depends on how far a sequence has come is read from device memory.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cuda/block_table.hpp>
+#include <mhla/cuda/decode_state.hpp>
+#include <mhla/cuda/launch.cuh>
+#include <mhla/cuda/readout.cuh>
+#include <mhla/cuda/rotation_table.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// A tile's tokens of one sequence: [first, first + tokens) of block `block`, the open one.
+struct DecodeTile {
+  Index block;
+  Index first;
+  Index tokens;
+  bool fits;  // one block, for which mix has a row; nothing else can be decoded
+
+  MHLA_HOST_DEVICE Index open() const { return block % 2; }
+  MHLA_HOST_DEVICE Index closing() const { return 1 - block % 2; }
+};
+
+/// What all kernels of a tile know: the next tokens of sequences [first_sequence, ...), as many of
+/// each.
+template <class A>
+struct DecodeStep {
+  DecodeExtents e;
+  const Index* positions;
+  Index first_sequence;
+  PanelRows queries;  // [sequences, kv_heads, group_size, tokens]
+  PanelRows keys;     // [sequences, kv_heads, tokens]
+  A* summaries;
+  A* key_sums;
+  A* open_keys;
+  A* open_values;
+  A* mixed;
+  A* mixed_sums;
+  const A* mixing;
+
+  MHLA_HOST_DEVICE Index tokens() const { return keys.table.block_tokens; }
+  MHLA_HOST_DEVICE DecodeTile tile(Index item) const {
+    const Index at = positions[first_sequence + item];
+    const Index block = at / e.block_tokens;
+    const Index first = at % e.block_tokens;
+    return {block, first, tokens(), block < e.blocks && first + tokens() <= e.block_tokens};
+  }
+  // Unit u counts the kv heads of the sequences of this tile; its memory those of all.
+  MHLA_HOST_DEVICE Index memory_of(Index u) const { return first_sequence * e.kv_heads + u; }
+  MHLA_HOST_DEVICE A* summary(Index u, Index block) const {
+    return summaries + (memory_of(u) * e.blocks + block) * e.summary_size();
+  }
+  MHLA_HOST_DEVICE A* key_sum(Index u, Index block) const {
+    return key_sums + (memory_of(u) * e.blocks + block) * e.feature_dim;
+  }
+  MHLA_HOST_DEVICE A* key(Index u, Index parity, Index t) const {
+    return open_keys + ((memory_of(u) * 2 + parity) * e.block_tokens + t) * e.feature_dim;
+  }
+  MHLA_HOST_DEVICE A* value(Index u, Index parity, Index t) const {
+    return open_values + ((memory_of(u) * 2 + parity) * e.block_tokens + t) * e.value_dim;
+  }
+  MHLA_HOST_DEVICE A* mixed_summary(Index u, Index parity, Index matrix) const {
+    return mixed + ((memory_of(u) * 2 + parity) * e.matrices + matrix) * e.summary_size();
+  }
+  MHLA_HOST_DEVICE A* mixed_sum(Index u, Index parity, Index matrix) const {
+    return mixed_sums + ((memory_of(u) * 2 + parity) * e.matrices + matrix) * e.feature_dim;
+  }
+  /// Row `block` of the matrix of query head g of a unit.
+  MHLA_HOST_DEVICE const A* mixing_row(Index u, Index g, Index block) const {
+    const Index head = e.mix_heads == 1 ? 0 : u % e.kv_heads * e.group_size + g;
+    return mixing + (head * e.blocks + block) * e.blocks;
+  }
+  MHLA_HOST_DEVICE Index matrix_of(Index g) const { return e.matrices == 1 ? 0 : g; }
+
+  /// A query's row, taken apart.
+  struct Query {
+    Index unit;
+    Index g;
+    Index t;
+    DecodeTile tile;
+  };
+  MHLA_HOST_DEVICE Query query(Index row) const {
+    const Index u = row / (tokens() * e.group_size);
+    return {u, row / tokens() % e.group_size, row % tokens(), tile(u / e.kv_heads)};
+  }
+};
+
+/// Rows of features turned by the positions of their tokens, pair by pair, each to its place.
+template <class A>
+struct TurnDecoded {
+  DecodeStep<A> step;
+  Grid grid;
+  RotationTable<A> rotation;
+  Index rows_of_item;
+  const A* features;  // [rows, D]
+  A* rotated;         // the same; null: to the open block's keys
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index pairs = step.e.feature_dim / 2;
+    const Index r = i / pairs;
+    const DecodeTile tile = step.tile(r / rows_of_item);
+    if (!tile.fits) return;
+    const Index t = r % step.tokens();
+    A* const to = rotated != nullptr ? rotated + r * step.e.feature_dim
+                                     : step.key(r / step.tokens(), tile.open(), tile.first + t);
+    rotation.turn(grid, tile.block * step.e.block_tokens + tile.first + t, i % pairs,
+                  features + r * step.e.feature_dim, to, Turn::forward);
+  }
+};
+
+/// The tile's keys to their places in the open block, where nothing turns them.
+template <class A>
+struct KeepKeys {
+  DecodeStep<A> step;
+  const A* features;  // [key rows, D]
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index r = i / step.e.feature_dim;
+    const Index u = r / step.tokens();
+    const DecodeTile tile = step.tile(u / step.e.kv_heads);
+    if (!tile.fits) return;
+    step.key(u, tile.open(), tile.first + r % step.tokens())[i % step.e.feature_dim] = features[i];
+  }
+};
+
+/// The tile's values to their places in the open block.
+template <class T, class A>
+struct KeepValues {
+  DecodeStep<A> step;
+  TensorView<const T, 4> v;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index c = i % step.e.value_dim;
+    const Index r = i / step.e.value_dim;
+    const Index u = r / step.tokens();
+    const Index t = r % step.tokens();
+    const DecodeTile tile = step.tile(u / step.e.kv_heads);
+    if (!tile.fits) return;
+    step.value(u, tile.open(), tile.first + t)[c] =
+        static_cast<A>(load(v(u / step.e.kv_heads, u % step.e.kv_heads, t, c)));
+  }
+};
+
+/// One feature of a unit's key sums: z_i grows by the tile, with what it is at every token on the
+/// way, and with the block's last token z~_i+1 follows.
+template <class A>
+struct AddKeySums {
+  DecodeStep<A> step;
+  const A* features;  // [key rows, D]: K
+  A* running;         // the same
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index c = i % step.e.feature_dim;
+    const Index u = i / step.e.feature_dim;
+    const DecodeTile tile = step.tile(u / step.e.kv_heads);
+    if (!tile.fits) return;
+    A& z = step.key_sum(u, tile.block)[c];
+    A sum = tile.first == 0 ? A(0) : z;
+    for (Index t = 0; t < tile.tokens; ++t) {
+      const Index at = (u * tile.tokens + t) * step.e.feature_dim + c;
+      sum += features[at];
+      running[at] = sum;
+    }
+    z = sum;
+    const Index next = tile.block + 1;
+    if (tile.first + tile.tokens < step.e.block_tokens || next == step.e.blocks) return;
+    for (Index matrix = 0; matrix < step.e.matrices; ++matrix) {
+      const A* const row = step.mixing_row(u, matrix, next);
+      A mixed = A(0);
+      for (Index b = 0; b < next; ++b) mixed += row[b] * step.key_sum(u, b)[c];
+      step.mixed_sum(u, tile.closing(), matrix)[c] = mixed;
+    }
+  }
+};
+
+/// Weighted scores of a query with the keys of the closing block and, up to itself, of the open
+/// one; and its denominator behind them. What a query does not see is not written.
+template <class A>
+struct DecodeScores {
+  DecodeStep<A> step;
+  const A* features;  // [query rows, D]: Q
+  const A* rotated;   // Q^r
+  const A* running;   // [key rows, D]; null where nothing is normalized
+  A epsilon;
+  A* scores;  // [query rows, 2 n + 1]
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const DecodeExtents& e = step.e;
+    const Index n = e.block_tokens;
+    const Index j = i % (2 * n + 1);
+    const Index r = i / (2 * n + 1);
+    const auto query = step.query(r);
+    const DecodeTile& tile = query.tile;
+    if (!tile.fits) return;
+    const A* const row = step.mixing_row(query.unit, query.g, tile.block);
+    if (j < n) {
+      if (tile.block == 0) return;
+      scores[i] = row[tile.block - 1] * inner_product(e.feature_dim, rotated + r * e.feature_dim,
+                                                      step.key(query.unit, tile.closing(), j));
+    } else if (j < 2 * n) {
+      if (j - n > tile.first + query.t) return;
+      scores[i] = row[tile.block] * inner_product(e.feature_dim, rotated + r * e.feature_dim,
+                                                  step.key(query.unit, tile.open(), j - n));
+    } else if (running != nullptr) {
+      const A* const q = features + r * e.feature_dim;
+      const A own = inner_product(e.feature_dim, q,
+                                  running + (query.unit * tile.tokens + query.t) * e.feature_dim);
+      const A earlier =
+          tile.block == 0
+              ? A(0)
+              : inner_product(e.feature_dim, q,
+                              step.mixed_sum(query.unit, tile.open(), step.matrix_of(query.g)));
+      scores[i] = earlier + row[tile.block] * own + epsilon;
+    }
+  }
+};
+
+/// y of every query of the tile; NaN where a sequence had no place for it.
+template <class T, class A>
+struct ReadOutDecoded {
+  DecodeStep<A> step;
+  const A* rotated;  // [query rows, D]: Q^r
+  const A* scores;   // [query rows, 2 n + 1]
+  bool normalized;
+  A nowhere;  // NaN, of which kernels cannot ask the standard library
+  TensorView<T, 4> y;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const DecodeExtents& e = step.e;
+    const Index n = e.block_tokens;
+    const Index c = i % e.value_dim;
+    const Index r = i / e.value_dim;
+    const auto query = step.query(r);
+    const DecodeTile& tile = query.tile;
+    const Index u = query.unit;
+    T& to = y(u / e.kv_heads, u % e.kv_heads * e.group_size + query.g, query.t, c);
+    if (!tile.fits) {
+      store(to, nowhere);
+      return;
+    }
+    const A* const weights = scores + r * (2 * n + 1);
+    A num = A(0);
+    if (tile.block >= 2) {  // P_0 and P_1 are empty sums
+      const A* const q = rotated + r * e.feature_dim;
+      const A* const p = step.mixed_summary(u, tile.open(), step.matrix_of(query.g));
+      for (Index f = 0; f < e.feature_dim; ++f) num += q[f] * p[f * e.value_dim + c];
+    }
+    if (tile.block >= 1) {
+      const A* const v = step.value(u, tile.closing(), 0);
+      for (Index j = 0; j < n; ++j) num += weights[j] * v[j * e.value_dim + c];
+    }
+    const A* const v = step.value(u, tile.open(), 0);
+    for (Index j = 0; j <= tile.first + query.t; ++j)
+      num += weights[n + j] * v[j * e.value_dim + c];
+    const A den = normalized ? weights[2 * n] : A(1);
+    store(to, den == A(0) ? A(0) : num / den);
+  }
+};
+
+/// The tile's share of the rows of S_i-1 and of every P_i+1, element by element.
+template <class A>
+struct PrepareNextBlock {
+  DecodeStep<A> step;
+  Index most_rows;  // of a tile's share
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const DecodeExtents& e = step.e;
+    const Index c = i % e.value_dim;
+    const Index u = i / e.value_dim / most_rows;
+    const DecodeTile tile = step.tile(u / e.kv_heads);
+    if (!tile.fits || tile.block == 0) return;
+    const Index f =
+        even_split(e.feature_dim, e.block_tokens, tile.first) + i / e.value_dim % most_rows;
+    if (f >= even_split(e.feature_dim, e.block_tokens, tile.first + tile.tokens)) return;
+
+    const A* const k = step.key(u, tile.closing(), 0);
+    const A* const v = step.value(u, tile.closing(), 0);
+    A closed = A(0);
+    for (Index j = 0; j < e.block_tokens; ++j)
+      closed += k[j * e.feature_dim + f] * v[j * e.value_dim + c];
+    const Index at = f * e.value_dim + c;
+    step.summary(u, tile.block - 1)[at] = closed;
+
+    const Index next = tile.block + 1;
+    if (next == e.blocks) return;
+    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+      const A* const row = step.mixing_row(u, matrix, next);
+      A mixed = A(0);
+      for (Index b = 0; b < tile.block - 1; ++b) mixed += row[b] * step.summary(u, b)[at];
+      step.mixed_summary(u, tile.closing(), matrix)[at] = mixed + row[tile.block - 1] * closed;
+    }
+  }
+};
+
+/// The sequences have seen the tile.
+struct AdvancePositions {
+  Index* positions;
+  Index first_sequence;
+  Index tokens;
+  Index block_tokens;
+  Index blocks;
+
+  MHLA_HOST_DEVICE void operator()(Index s) const {
+    Index& at = positions[first_sequence + s];
+    if (at / block_tokens < blocks && at % block_tokens + tokens <= block_tokens) at += tokens;
+  }
+};
+
+/// The sequences have seen nothing.
+struct ForgetPositions {
+  Index* positions;
+
+  MHLA_HOST_DEVICE void operator()(Index s) const { positions[s] = 0; }
+};
+
+/// to = from
+template <class T>
+struct CopyElements {
+  const T* from;
+  T* to;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const { to[i] = from[i]; }
+};
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+// Runs a decoder's checked calls: which kernels a step launches, the same ones for every block.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <mhla/core/config.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cuda/block_mixing.cuh>
+#include <mhla/cuda/block_table.cuh>
+#include <mhla/cuda/decode_step.cuh>
+#include <mhla/cuda/decoding.hpp>
+#include <mhla/cuda/rotation_table.cuh>
+#include <mhla/cuda/token_block.cuh>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+template <class V, class T>
+void run_decoder_setup(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
+                       const TensorView<const Accumulator<T>, 3>& mix) {
+  using A = Accumulator<T>;
+  const auto& scratch = decoder.scratch;
+  fill(device, decoder.attention, scratch.tile);
+  fill(device, decoder.attention.rotation, scratch.rotation);
+  launch(device, scratch.mixing.size,
+         PackMixing<A>{mix, decoder.extents.blocks, decoder.extents.blocks, scratch.mixing.data});
+  run_decoder_reset<V, T>(device, decoder, 0, decoder.extents.batch);
+}
+
+template <class V, class T>
+void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
+                     Index first_sequence, const TensorView<const T, 4>& q,
+                     const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+                     const TensorView<T, 4>& y) {
+  using A = Accumulator<T>;
+  const DecodeExtents& e = decoder.extents;
+  const auto& memory = decoder.memory;
+  const auto& scratch = decoder.scratch;
+  const auto& attention = decoder.attention;
+  const Index sequences = q.extent[0];
+  const Index tokens = q.extent[2];
+  BlockTable table = scratch.tile;
+  table.block_tokens = tokens;
+  const DecodeStep<A> step{e,
+                           memory.positions.data,
+                           first_sequence,
+                           {table, sequences, e.kv_heads, e.group_size},
+                           {table, sequences, e.kv_heads, 1},
+                           memory.summaries.data,
+                           memory.key_sums.data,
+                           memory.keys.data,
+                           memory.values.data,
+                           memory.mixed.data,
+                           memory.mixed_sums.data,
+                           scratch.mixing.data};
+  const Index query_rows = step.queries.count();
+  const Index key_rows = step.keys.count();
+  const Index units = step.keys.units();
+  // Positions come from device memory, not from a table: features are turned apart.
+  const RotationTable<A> not_yet;
+  const RowBuffers<A> buffers{scratch.row_input, {}};
+  pack_features(device, attention.feature_map, A(1), step.keys, not_yet, k, e.feature_dim,
+                scratch.key_features.data, scratch.key_features.data, buffers);
+  pack_features(device, attention.feature_map, static_cast<A>(attention.scale), step.queries,
+                not_yet, q, e.feature_dim, scratch.queries.data, scratch.queries.data, buffers);
+  if constexpr (rotates<V>) {
+    const Index pairs = e.feature_dim / 2;
+    const Grid& grid = decoder.problem.query_grid;
+    launch(device, key_rows * pairs,
+           TurnDecoded<A>{step, grid, scratch.rotation, e.kv_heads * tokens,
+                          scratch.key_features.data, nullptr});
+    launch(device, query_rows * pairs,
+           TurnDecoded<A>{step, grid, scratch.rotation, e.kv_heads * e.group_size * tokens,
+                          scratch.queries.data, scratch.rotated.data});
+  } else {
+    launch(device, key_rows * e.feature_dim, KeepKeys<A>{step, scratch.key_features.data});
+  }
+  launch(device, key_rows * e.value_dim, KeepValues<T, A>{step, v});
+  A epsilon = A(0);
+  if constexpr (normalizes<V>) {
+    epsilon = static_cast<A>(attention.normalizer.epsilon);
+    launch(device, units * e.feature_dim,
+           AddKeySums<A>{step, scratch.key_features.data, scratch.open_key_sums.data});
+  }
+  launch(device, query_rows * (2 * e.block_tokens + 1),
+         DecodeScores<A>{step, scratch.queries.data, scratch.rotated.data,
+                         normalizes<V> ? scratch.open_key_sums.data : nullptr, epsilon,
+                         scratch.scores.data});
+  launch(device, query_rows * e.value_dim,
+         ReadOutDecoded<T, A>{step, scratch.rotated.data, scratch.scores.data, normalizes<V>,
+                              std::numeric_limits<A>::quiet_NaN(), y});
+  const Index share = tokens * ceil_div(e.feature_dim, e.block_tokens);
+  const Index most_rows = share < e.feature_dim ? share : e.feature_dim;
+  launch(device, units * most_rows * e.value_dim, PrepareNextBlock<A>{step, most_rows});
+  launch(device, sequences,
+         AdvancePositions{memory.positions.data, first_sequence, tokens, e.block_tokens, e.blocks});
+}
+
+template <class V, class T>
+void run_decoder_reset(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
+                       Index first, Index count) {
+  launch(device, count, ForgetPositions{decoder.memory.positions.data + first});
+}
+
+template <class V, class T>
+void run_decoder_copy(const CudaDevice& device, const DecodeMemory<V, Accumulator<T>>& from,
+                      const DecodeMemory<V, Accumulator<T>>& to) {
+  using A = Accumulator<T>;
+  const auto copy = [&](const auto& source, const auto& target) {
+    using Element = std::remove_reference_t<decltype(*target.data)>;
+    launch(device, source.size, CopyElements<Element>{source.data, target.data});
+  };
+  copy(from.positions, to.positions);
+  const Span<A> arrays[] = {from.summaries, from.key_sums, from.keys,
+                            from.values,    from.mixed,    from.mixed_sums};
+  const Span<A> targets[] = {to.summaries, to.key_sums, to.keys,
+                             to.values,    to.mixed,    to.mixed_sums};
+  for (std::size_t i = 0; i < 6; ++i) copy(arrays[i], targets[i]);
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

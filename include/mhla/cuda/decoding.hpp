@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: MIT
+// Streaming on a CUDA device: the twin of <mhla/decoding.hpp> over device memory of the caller's.
+//
+//   using Decoder = mhla::CudaDecoder<Attention, float>;
+//   const mhla::WorkspaceView memory{pointer, Decoder::memory_size(attention, mix, shape)};
+//   Decoder decoder(attention, cuda, mix, shape, memory);
+//   decoder.prefill(cuda, 0, q, k, v, y);    // any number of tokens of sequence 0
+//   decoder.step(cuda, q, k, v, y);          // the next token (or tokens) of every sequence
+//
+// Needs no CUDA header: the kernels are in another translation unit, made by
+// <mhla/cuda/instantiate_decoder.cuh>; a variant that is not there is a link error that names it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/decode_state.hpp>
+#include <mhla/cuda/device.hpp>
+#include <mhla/policy/decoding_requests.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+// Run checked calls; defined in decoding.cuh. An undefined reference to one of them means that no
+// .cu of the program holds MHLA_INSTANTIATE_CUDA_DECODER(V, T).
+
+/// Fills tables and copies mix; no sequence has seen a token then.
+template <class V, class T>
+void run_decoder_setup(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
+                       const TensorView<const Accumulator<T>, 3>& mix);
+/// The next tokens of sequences [first_sequence, ...), which lie in one block of each.
+template <class V, class T>
+void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
+                     Index first_sequence, const TensorView<const T, 4>& q,
+                     const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+                     const TensorView<T, 4>& y);
+/// Sequences [first, first + count) have seen nothing.
+template <class V, class T>
+void run_decoder_reset(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
+                       Index first, Index count);
+/// What a snapshot keeps, from `from` to `to`, which are laid out alike.
+template <class V, class T>
+void run_decoder_copy(const CudaDevice& device, const DecodeMemory<V, Accumulator<T>>& from,
+                      const DecodeMemory<V, Accumulator<T>>& to);
+
+inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char* function,
+                                   const char* size) {
+  if (memory.size < bytes)
+    throw WorkspaceError(std::string("mhla::CudaDecoder: ") + function +
+                         ": memory: " + std::to_string(bytes) + " bytes are needed, " +
+                         std::to_string(memory.size) + " were given; " + size + "() says how many");
+  require_workspace({memory.data, bytes}, bytes, "mhla::CudaDecoder");
+}
+
+}  // namespace cuda
+
+/// The streaming state of a batch of sequences on a device, and the steps that advance it; see
+/// Decoder. Storage type T of q, k, v and y.
+///
+/// The memory is the caller's, and the decoder's alone as long as it lives; it is neither copied
+/// nor freed. All work runs in the order of the stream of the device that a call gets: nothing is
+/// allocated, nothing waited for, nothing read back. So the host counts tokens for itself, to
+/// refuse what has no room, and the kernels read from device memory how far each sequence has come.
+///
+/// In a graph: record_step launches what a step of one token launches. Capture it once, with q, k,
+/// v and y where every next token will lie; each replay then decodes the next token of every
+/// sequence, whatever block that is in. Call count_replay before each replay: the host cannot see
+/// one. Where a replay has no room, its y is NaN and the sequence stays as it is.
+template <AttentionVariant V, StorageScalar T>
+class CudaDecoder : RequireStreaming<V> {
+  using A = Accumulator<T>;
+
+ public:
+  /// Bytes of device memory that a decoder takes: exact.
+  /// \throws ShapeError where variant, mix and shape do not fit.
+  static Index memory_size(const V& variant,
+                           const std::type_identity_t<TensorView<const A, 3>>& mix,
+                           const DecoderShape& shape) {
+    checked_decoder_batch(shape);
+    return cuda::decoder_bytes<V, A>(variant, checked_decoder(variant, mix, shape));
+  }
+
+  /// mix [1 | heads, blocks, blocks], in device memory and copied in stream order, says how long a
+  /// sequence can get: capacity() tokens.
+  /// \throws ShapeError where variant, mix and shape do not fit, WorkspaceError where `memory` is
+  /// smaller than memory_size() or not aligned to workspace_alignment.
+  CudaDecoder(const V& variant, const CudaDevice& device,
+              const std::type_identity_t<TensorView<const A, 3>>& mix, const DecoderShape& shape,
+              WorkspaceView memory)
+      : shape_(shape),
+        positions_(static_cast<std::size_t>(checked_decoder_batch(shape))),
+        parts_(parts(variant, mix, shape, memory)) {
+    cuda::run_decoder_setup<V, T>(device, parts_, mix);
+  }
+  CudaDecoder(const CudaDecoder&) = delete;
+  CudaDecoder& operator=(const CudaDecoder&) = delete;
+  CudaDecoder(CudaDecoder&&) noexcept = default;
+  CudaDecoder& operator=(CudaDecoder&&) noexcept = default;
+
+  /// Tokens a sequence can have: the mixing matrix has no row for the next one.
+  Index capacity() const { return parts_.problem.shape.query_tokens; }
+  /// Tokens that a sequence has been given, replays counted.
+  Index position(Index sequence) const {
+    return positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))];
+  }
+
+  /// Forgets the tokens of one sequence, or of all.
+  void reset(const CudaDevice& device, Index sequence) {
+    Index& position = positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))];
+    cuda::run_decoder_reset<V, T>(device, parts_, sequence, 1);
+    position = 0;
+  }
+  void reset(const CudaDevice& device) {
+    cuda::run_decoder_reset<V, T>(device, parts_, 0, shape_.batch);
+    std::fill(positions_.begin(), positions_.end(), Index{0});
+  }
+
+  /// The next tokens of every sequence: q and y [batch, heads, tokens, dim], k and v
+  /// [batch, kv_heads, tokens, dim], for any number of tokens.
+  /// \throws ShapeError where they do not fit, StateError where a sequence would outgrow
+  /// capacity(); nothing has changed then. CudaError where a kernel cannot be launched.
+  void step(const CudaDevice& device, const std::type_identity_t<TensorView<const T, 4>>& q,
+            const std::type_identity_t<TensorView<const T, 4>>& k,
+            const std::type_identity_t<TensorView<const T, 4>>& v,
+            const std::type_identity_t<TensorView<T, 4>>& y) {
+    advance(device, 0, shape_.batch, q, k, v, y);
+  }
+
+  /// The next tokens of one sequence: as step(), with a batch axis of 1.
+  void prefill(const CudaDevice& device, Index sequence,
+               const std::type_identity_t<TensorView<const T, 4>>& q,
+               const std::type_identity_t<TensorView<const T, 4>>& k,
+               const std::type_identity_t<TensorView<const T, 4>>& v,
+               const std::type_identity_t<TensorView<T, 4>>& y) {
+    advance(device, checked_sequence(shape_, sequence), 1, q, k, v, y);
+  }
+
+  /// Launches a step of one token of every sequence, which the host does not count: for a graph.
+  /// \throws ShapeError where the tensors do not fit.
+  void record_step(const CudaDevice& device, const std::type_identity_t<TensorView<const T, 4>>& q,
+                   const std::type_identity_t<TensorView<const T, 4>>& k,
+                   const std::type_identity_t<TensorView<const T, 4>>& v,
+                   const std::type_identity_t<TensorView<T, 4>>& y) const {
+    const Index tokens = checked_decoder_step(shape_, shape_.batch, q, k, v, y);
+    require_extent("q", "tokens", tokens, 1, "a recorded step is one token of every sequence");
+    cuda::run_decode_tile<V, T>(device, parts_, 0, q, k, v, y);
+  }
+  /// Counts a replay of a recorded step, which the caller makes next.
+  /// \throws StateError where a sequence would outgrow capacity(); nothing is counted then.
+  void count_replay() {
+    for (Index s = 0; s < shape_.batch; ++s) require_room(s, position(s), 1, capacity());
+    for (Index& position : positions_) ++position;
+  }
+
+  /// The tokens of all sequences put aside, in device memory of the caller's.
+  class Snapshot {
+    friend CudaDecoder;
+    cuda::DecodeExtents extents_;
+    std::vector<Index> positions_;
+    WorkspaceView memory_;
+  };
+  /// Bytes of device memory that a snapshot takes.
+  Index snapshot_size() const { return Memory::bytes(parts_.extents); }
+
+  /// Copies the state, not the mixing matrix, into `memory`.
+  /// \throws WorkspaceError where it is smaller than snapshot_size() or not aligned to
+  /// workspace_alignment.
+  Snapshot save(const CudaDevice& device, WorkspaceView memory) const {
+    cuda::require_decoder_memory(memory, snapshot_size(), "save", "snapshot_size");
+    Snapshot snapshot;
+    snapshot.extents_ = parts_.extents;
+    snapshot.positions_ = positions_;
+    snapshot.memory_ = memory;
+    cuda::run_decoder_copy<V, T>(device, parts_.memory, memory_in(memory));
+    return snapshot;
+  }
+  /// Takes up a state that save() put aside, of this decoder or one of the same sizes; that it had
+  /// the same numbers in its variant and the same mixing matrix, the caller answers for.
+  /// \throws StateError where the sizes differ; nothing has changed then.
+  void load(const CudaDevice& device, const Snapshot& snapshot) {
+    if (!(snapshot.extents_ == parts_.extents))
+      throw StateError("mhla: load: the snapshot was saved by a decoder of another size");
+    std::vector<Index> positions = snapshot.positions_;
+    cuda::run_decoder_copy<V, T>(device, memory_in(snapshot.memory_), parts_.memory);
+    positions_ = std::move(positions);
+  }
+
+ private:
+  using Parts = cuda::DecoderParts<V, A>;
+  using Memory = cuda::DecodeMemory<V, A>;
+
+  static Parts parts(const V& variant, const TensorView<const A, 3>& mix, const DecoderShape& shape,
+                     WorkspaceView memory) {
+    const Problem problem = checked_decoder(variant, mix, shape);
+    cuda::require_decoder_memory(memory, cuda::decoder_bytes<V, A>(variant, problem), "constructor",
+                                 "memory_size");
+    Arena arena(memory);
+    return Parts(arena, variant, problem);
+  }
+  Memory memory_in(WorkspaceView memory) const {
+    Arena arena(memory);
+    return Memory(arena, parts_.extents);
+  }
+
+  void advance(const CudaDevice& device, Index first_sequence, Index sequences,
+               const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+               const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
+    const Index tokens = checked_decoder_step(shape_, sequences, q, k, v, y);
+    const Index end = first_sequence + sequences;
+    for (Index s = first_sequence; s < end; ++s) require_room(s, position(s), tokens, capacity());
+    for (Index done = 0; done < tokens;) {
+      // A tile is as long as no sequence leaves its block.
+      Index count = std::min(tokens - done, parts_.extents.tile());
+      for (Index s = first_sequence; s < end; ++s)
+        count = std::min(count,
+                         parts_.extents.block_tokens - position(s) % parts_.extents.block_tokens);
+      cuda::run_decode_tile<V, T>(device, parts_, first_sequence, part(q, done, count),
+                                  part(k, done, count), part(v, done, count), part(y, done, count));
+      for (Index s = first_sequence; s < end; ++s) positions_[static_cast<std::size_t>(s)] += count;
+      done += count;
+    }
+  }
+  template <class U>
+  static TensorView<U, 4> part(TensorView<U, 4> view, Index first, Index count) {
+    if (view.data != nullptr) view.data += first * view.stride[2];
+    view.extent[2] = count;
+    return view;
+  }
+
+  DecoderShape shape_;
+  std::vector<Index> positions_;
+  Parts parts_;
+};
+
+MHLA_NAMESPACE_END

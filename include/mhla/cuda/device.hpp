@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+// Where the CUDA backend runs: a stream, a cuBLAS handle and scratch memory, all the caller's.
+// Needs no CUDA header, so that a plain .cpp can name it.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/workspace.hpp>
+
+// CUDA's own handles, declared as its headers declare them.
+struct CUstream_st;
+struct cublasContext;
+
+MHLA_NAMESPACE_BEGIN
+
+/// How products of float are computed. Those of double are exact always.
+enum class FloatProducts {
+  exact,  ///< in float: neither TF32 nor any other shorter format, whatever mode the handle is in
+  tf32    ///< in TF32 on tensor cores: relative errors of 2^-11
+};
+
+/// A CUDA device as the caller sees it. Borrowed and cheap to copy; nothing is owned.
+///
+/// Every call runs in `stream` order and returns at once: it allocates nothing and waits for
+/// nothing, so that it can be captured into a CUDA graph. The cuBLAS handle is put on the stream
+/// and given a workspace for the call; stream, math mode and pointer mode are the caller's again
+/// afterwards, its workspace is cuBLAS's default one, since that cannot be asked for. Tensors and
+/// workspace lie in device memory.
+class CudaDevice {
+ public:
+  CudaDevice(CUstream_st* stream, cublasContext* cublas, WorkspaceView workspace = {},
+             FloatProducts products = FloatProducts::exact)
+      : stream_(stream), cublas_(cublas), workspace_(workspace), products_(products) {}
+
+  CUstream_st* stream() const { return stream_; }
+  cublasContext* cublas() const { return cublas_; }
+  /// What expressions use that bring no workspace of their own.
+  WorkspaceView workspace() const { return workspace_; }
+  FloatProducts products() const { return products_; }
+
+ private:
+  CUstream_st* stream_;
+  cublasContext* cublas_;
+  WorkspaceView workspace_;
+  FloatProducts products_;
+};
+
+MHLA_NAMESPACE_END

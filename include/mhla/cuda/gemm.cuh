@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: MIT
+// Matrix products of the CUDA backend, all through cuBLAS: batches of row-major matrices, which
+// cuBLAS sees as their transposes. Names and meanings are those of cpu/gemm.hpp.
+#pragma once
+
+#include <cublas_v2.h>
+
+#include <limits>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cuda/device.hpp>
+#include <mhla/cuda/launch.cuh>
+#include <string>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// `count` matrices of one size: element (n, r, c) lies at data[n * panel_stride + r * stride + c].
+template <class A>
+struct Panels {
+  A* data = nullptr;
+  Index count = 0;
+  Index rows = 0;
+  Index cols = 0;
+  Index stride = 0;        // from row to row
+  Index panel_stride = 0;  // from panel to panel; 0: the same one for all
+
+  MHLA_HOST_DEVICE A* row(Index panel, Index r) const {
+    return data + panel * panel_stride + r * stride;
+  }
+  MHLA_HOST_DEVICE Panels row_range(Index first, Index number) const {
+    return {data + first * stride, count, number, cols, stride, panel_stride};
+  }
+  MHLA_HOST_DEVICE Panels column_range(Index first, Index number) const {
+    return {data + first, count, rows, number, stride, panel_stride};
+  }
+  // NOLINTNEXTLINE: adds const only
+  template <class U, class = std::enable_if_t<std::is_same_v<U, const A> && !std::is_const_v<A>>>
+  MHLA_HOST_DEVICE operator Panels<U>() const {
+    return {data, count, rows, cols, stride, panel_stride};
+  }
+};
+
+/// One behind the other, without gaps.
+template <class A>
+Panels<A> panels(A* data, Index count, Index rows, Index cols) {
+  return {data, count, rows, cols, cols, rows * cols};
+}
+
+/// Whether a product replaces what its destination holds.
+enum class Into { overwrite, add };
+
+/// The caller's cuBLAS handle for the time of a call.
+class BorrowedCublas {
+ public:
+  BorrowedCublas(const CudaDevice& device, WorkspaceView workspace) : handle_(device.cublas()) {
+    check(cublasGetStream(handle_, &stream_), "cublasGetStream");
+    check(cublasGetPointerMode(handle_, &pointer_mode_), "cublasGetPointerMode");
+    check(cublasGetMathMode(handle_, &math_mode_), "cublasGetMathMode");
+    // In this order: cublasSetStream takes the workspace away.
+    check(cublasSetStream(handle_, device.stream()), "cublasSetStream");
+    check(cublasSetWorkspace(handle_, workspace.data, static_cast<std::size_t>(workspace.size)),
+          "cublasSetWorkspace");
+    check(cublasSetPointerMode(handle_, CUBLAS_POINTER_MODE_HOST), "cublasSetPointerMode");
+    check(cublasSetMathMode(handle_, CUBLAS_DEFAULT_MATH), "cublasSetMathMode");
+  }
+  ~BorrowedCublas() {
+    cublasSetMathMode(handle_, math_mode_);
+    cublasSetPointerMode(handle_, pointer_mode_);
+    cublasSetStream(handle_, stream_);
+  }
+  BorrowedCublas(const BorrowedCublas&) = delete;
+  BorrowedCublas& operator=(const BorrowedCublas&) = delete;
+
+  static void check(cublasStatus_t status, const char* function) {
+    if (status != CUBLAS_STATUS_SUCCESS)
+      throw CudaError(std::string("mhla: ") + function +
+                      " failed: " + cublasGetStatusString(status));
+  }
+
+ private:
+  cublasHandle_t handle_;
+  cudaStream_t stream_ = nullptr;
+  cublasPointerMode_t pointer_mode_ = CUBLAS_POINTER_MODE_HOST;
+  cublasMath_t math_mode_ = CUBLAS_DEFAULT_MATH;
+};
+
+/// Zero in every element.
+template <class A>
+struct ClearPanels {
+  Panels<A> panels;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index row = i / panels.cols;
+    panels.row(row / panels.rows, row % panels.rows)[i % panels.cols] = A(0);
+  }
+};
+template <class A>
+void clear(const CudaDevice& device, const Panels<A>& panels) {
+  launch(device, panels.count * panels.rows * panels.cols, ClearPanels<A>{panels});
+}
+template <class A>
+void clear(const CudaDevice& device, const Span<A>& array) {
+  clear(device, panels(array.data, 1, 1, array.size));
+}
+
+namespace gemm {
+
+inline int narrow(Index size) {
+  if (size > std::numeric_limits<int>::max())
+    throw ShapeError("mhla: a matrix of " + std::to_string(size) +
+                     " rows or columns is more than cuBLAS can count");
+  return static_cast<int>(size);
+}
+
+// c (+)= op(a) op(b); `inner` is what both share. cuBLAS computes c^T = op(b)^T op(a)^T.
+template <class A>
+void multiply(const CudaDevice& device, const Panels<A>& c, const Panels<const A>& a,
+              cublasOperation_t op_a, const Panels<const A>& b, cublasOperation_t op_b, Index inner,
+              Into into) {
+  if (c.count == 0 || c.rows == 0 || c.cols == 0) return;
+  if (inner == 0) {
+    if (into == Into::overwrite) clear(device, c);
+    return;
+  }
+  constexpr bool is_double = std::is_same_v<A, double>;
+  static_assert(is_double || std::is_same_v<A, float>, "mhla: cuBLAS knows float and double");
+  const cudaDataType_t type = is_double ? CUDA_R_64F : CUDA_R_32F;
+  const cublasComputeType_t compute = is_double ? CUBLAS_COMPUTE_64F
+                                      : device.products() == FloatProducts::tf32
+                                          ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                          : CUBLAS_COMPUTE_32F_PEDANTIC;
+  const A one = 1;
+  const A beta = into == Into::add ? 1 : 0;
+  BorrowedCublas::check(
+      cublasGemmStridedBatchedEx(device.cublas(), op_b, op_a, narrow(c.cols), narrow(c.rows),
+                                 narrow(inner), &one, b.data, type, narrow(b.stride),
+                                 b.panel_stride, a.data, type, narrow(a.stride), a.panel_stride,
+                                 &beta, c.data, type, narrow(c.stride), c.panel_stride,
+                                 narrow(c.count), compute, CUBLAS_GEMM_DEFAULT),
+      "cublasGemmStridedBatchedEx");
+}
+
+}  // namespace gemm
+
+/// c (+)= a b
+template <class A>
+void multiply(const CudaDevice& device, const Panels<A>& c,
+              const std::type_identity_t<Panels<const A>>& a,
+              const std::type_identity_t<Panels<const A>>& b, Into into = Into::overwrite) {
+  gemm::multiply<A>(device, c, a, CUBLAS_OP_N, b, CUBLAS_OP_N, a.cols, into);
+}
+
+/// c (+)= a^T b
+template <class A>
+void multiply_left_transposed(const CudaDevice& device, const Panels<A>& c,
+                              const std::type_identity_t<Panels<const A>>& a,
+                              const std::type_identity_t<Panels<const A>>& b,
+                              Into into = Into::overwrite) {
+  gemm::multiply<A>(device, c, a, CUBLAS_OP_T, b, CUBLAS_OP_N, a.rows, into);
+}
+
+/// c (+)= a b^T
+template <class A>
+void multiply_right_transposed(const CudaDevice& device, const Panels<A>& c,
+                               const std::type_identity_t<Panels<const A>>& a,
+                               const std::type_identity_t<Panels<const A>>& b,
+                               Into into = Into::overwrite) {
+  gemm::multiply<A>(device, c, a, CUBLAS_OP_N, b, CUBLAS_OP_T, a.cols, into);
+}
+
+/// Which entries of a matrix count: row r is row i = first + r of a square one, of which entries
+/// b <= i - lag do. The others are never multiplied, so that a NaN in them stays there.
+struct LowerTriangle {
+  Index first = 0;
+  Index lag = 0;
+
+  /// Entries of a row that count.
+  MHLA_HOST_DEVICE Index columns_of(Index r) const {
+    const Index columns = first + r + 1 - lag;
+    return columns < 0 ? 0 : columns;
+  }
+  /// First row of which entry `column` counts.
+  MHLA_HOST_DEVICE Index first_row_of(Index column) const {
+    const Index row = column + lag - first;
+    return row < 0 ? 0 : row;
+  }
+};
+
+/// Rows whose own corner of a triangle goes element by element; what is left of it is a product.
+inline constexpr Index corner_rows = 16;
+
+/// c_r (+)= sum of a_rb b_b over the entries of row r in its group's corner.
+template <class A>
+struct MultiplyCorners {
+  Panels<A> c;
+  Panels<const A> a;
+  Panels<const A> b;
+  LowerTriangle triangle;
+  Into into;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index col = i % c.cols;
+    const Index r = i / c.cols % c.rows;
+    const Index n = i / c.cols / c.rows;
+    A& to = c.row(n, r)[col];
+    A sum = into == Into::add ? to : A(0);
+    const A* const factors = a.row(n, r);
+    for (Index k = triangle.columns_of(r / corner_rows * corner_rows); k < triangle.columns_of(r);
+         ++k)
+      sum += factors[k] * b.row(n, k)[col];
+    to = sum;
+  }
+};
+
+/// c (+)= tril(a) b
+template <class A>
+void multiply_lower(const CudaDevice& device, const Panels<A>& c,
+                    const std::type_identity_t<Panels<const A>>& a,
+                    const std::type_identity_t<Panels<const A>>& b, const LowerTriangle& triangle,
+                    Into into = Into::overwrite) {
+  launch(device, c.count * c.rows * c.cols, MultiplyCorners<A>{c, a, b, triangle, into});
+  for (Index r = 0; r < c.rows; r += corner_rows) {
+    const Index rows = c.rows - r < corner_rows ? c.rows - r : corner_rows;
+    const Index columns = triangle.columns_of(r);
+    multiply(device, c.row_range(r, rows), a.row_range(r, rows).column_range(0, columns),
+             b.row_range(0, columns), Into::add);
+  }
+}
+
+/// c_b (+)= sum of a_rb b_r over the entries of column b in its group's corner.
+template <class A>
+struct MultiplyCornersTransposed {
+  Panels<A> c;
+  Panels<const A> a;
+  Panels<const A> b;
+  LowerTriangle triangle;
+  Into into;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index col = i % c.cols;
+    const Index k = i / c.cols % c.rows;
+    const Index n = i / c.cols / c.rows;
+    A& to = c.row(n, k)[col];
+    A sum = into == Into::add ? to : A(0);
+    // The rows of the one group whose corner the column crosses; later groups take it in full.
+    const Index first = triangle.first_row_of(k);
+    const Index group = first / corner_rows * corner_rows;
+    const Index end = group + corner_rows < a.rows ? group + corner_rows : a.rows;
+    if (k >= triangle.columns_of(group))
+      for (Index r = first; r < end; ++r) sum += a.row(n, r)[k] * b.row(n, r)[col];
+    to = sum;
+  }
+};
+
+/// c (+)= tril(a)^T b
+template <class A>
+void multiply_lower_transposed(const CudaDevice& device, const Panels<A>& c,
+                               const std::type_identity_t<Panels<const A>>& a,
+                               const std::type_identity_t<Panels<const A>>& b,
+                               const LowerTriangle& triangle, Into into = Into::overwrite) {
+  launch(device, c.count * c.rows * c.cols, MultiplyCornersTransposed<A>{c, a, b, triangle, into});
+  for (Index r = 0; r < a.rows; r += corner_rows) {
+    const Index rows = a.rows - r < corner_rows ? a.rows - r : corner_rows;
+    const Index columns = triangle.columns_of(r);
+    multiply_left_transposed(device, c.row_range(0, columns),
+                             a.row_range(r, rows).column_range(0, columns), b.row_range(r, rows),
+                             Into::add);
+  }
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

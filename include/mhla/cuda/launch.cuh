@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+// How kernels are run. A kernel is a body, a function object that computes element `i` of `count`
+// and shares nothing with the other elements; everything that only a CUDA compiler understands is
+// in this file.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cuda/device.hpp>
+#include <string>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+inline constexpr unsigned threads_of_block = 256;
+
+template <class Body>
+__global__ void __launch_bounds__(threads_of_block) run_body(const Body body, Index count) {
+  const Index step = static_cast<Index>(gridDim.x) * blockDim.x;
+  for (Index i = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
+    body(i);
+}
+
+/// Calls body(i) for every i in [0, count), in any order, on the device's stream.
+template <class Body>
+void launch(const CudaDevice& device, Index count, const Body& body) {
+  static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
+  if (count == 0) return;
+  constexpr Index most_blocks = Index{1} << 20;
+  const Index wanted = ceil_div(count, Index{threads_of_block});
+  const auto blocks = static_cast<unsigned>(wanted < most_blocks ? wanted : most_blocks);
+  run_body<<<blocks, threads_of_block, 0, device.stream()>>>(body, count);
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess)
+    throw CudaError(std::string("mhla: a kernel could not be launched: ") +
+                    cudaGetErrorString(error));
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+// The CUDA backend's front door: forward_into and backward_into on strided views of device memory.
+// Needs no CUDA header: the kernels are in another translation unit, made by
+// <mhla/cuda/instantiate.cuh>; a variant that is not there is a link error that names it.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/device.hpp>
+#include <mhla/cuda/forward_state.hpp>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/requests.hpp>
+#include <mhla/policy/variant.hpp>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// Runs a checked call; defined in pipeline.cuh. An undefined reference to it means that no .cu of
+/// the program holds MHLA_INSTANTIATE_CUDA(V, T). Summaries are left in, or taken from, `state`
+/// where it has memory.
+template <class V, class T>
+void run_forward(const CudaDevice& device, const V& attention, const Problem& problem,
+                 const OperandViews<T>& operands, const TensorView<T, 4>& y,
+                 WorkspaceView workspace, Span<Accumulator<T>> state);
+template <class V, class T>
+void run_backward(const CudaDevice& device, const V& attention, const Problem& problem,
+                  const OperandViews<T>& operands, const TensorView<const T, 4>& dy,
+                  const GradientViews<T>& gradients, Update update, WorkspaceView workspace,
+                  Span<Accumulator<T>> state);
+
+/// Elements of the summaries of a call: what a forward state keeps.
+template <class V, class A>
+Index call_summary_size(const V& attention, const Problem& problem) {
+  Arena arena;
+  const Extents<V> e(arena, attention, problem, problem.shape.batch);
+  return checked_mul(e.key_summaries(),
+                     checked_add(e.summary_size(), normalizes<V> ? e.feature_dim : 0));
+}
+
+}  // namespace cuda
+
+/// Bytes of device memory that forward_into takes as workspace: exact.
+/// \throws ShapeError where attention and shape do not fit.
+template <StorageScalar T, AttentionVariant V>
+Index forward_workspace_size(const V& attention, const Shape& shape, const CudaDevice&) {
+  using A = Accumulator<T>;
+  const Problem problem = checked_problem(attention, shape);
+  return cuda::plan_bytes<V, A>(attention, problem,
+                                cuda::items_at_once<V, A>(attention, problem, false), false);
+}
+
+/// Bytes of device memory that backward_into takes as workspace, whichever gradients are wanted:
+/// exact. \throws ShapeError where attention and shape do not fit.
+template <StorageScalar T, AttentionVariant V>
+Index backward_workspace_size(const V& attention, const Shape& shape, const CudaDevice&) {
+  using A = Accumulator<T>;
+  const Problem problem = checked_problem(attention, shape);
+  return cuda::plan_bytes<V, A>(attention, problem,
+                                cuda::items_at_once<V, A>(attention, problem, true), true);
+}
+
+/// Elements of accumulator type that a CudaForwardState has to have for a shape.
+template <AttentionVariant V>
+Index forward_state_size(const V& attention, const Shape& shape, const CudaDevice&) {
+  return cuda::call_summary_size<V, float>(attention, checked_problem(attention, shape));
+}
+
+/// y = attention(q, k, v, mix) in device memory, on the device's stream: see the CPU's forward_into
+/// for shapes and errors. CudaError where a CUDA or cuBLAS call fails. With `save`, the summaries
+/// are kept for backward_into, of all items also where the batch runs in parts.
+///
+/// Everything is checked before anything is launched. Nothing is allocated, nothing waited for.
+template <AttentionVariant V, StorageScalar T>
+void forward_into(const V& attention, const CudaDevice& device,
+                  const std::type_identity_t<TensorView<const T, 4>>& q,
+                  const std::type_identity_t<TensorView<const T, 4>>& k,
+                  const std::type_identity_t<TensorView<const T, 4>>& v,
+                  const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
+                  const TensorView<T, 4>& y, WorkspaceView workspace,
+                  std::type_identity_t<CudaForwardState<Accumulator<T>>*> save = nullptr) {
+  const OperandViews<T> operands{q, k, v, mix};
+  const Problem problem = checked_forward(attention, operands, y);
+  require_workspace(workspace, forward_workspace_size<T>(attention, problem.shape, device),
+                    "mhla::forward_into");
+  Span<Accumulator<T>> state;
+  if (save != nullptr)
+    state = save->prepare(problem.shape,
+                          cuda::call_summary_size<V, Accumulator<T>>(attention, problem));
+  cuda::run_forward(device, attention, problem, operands, y, workspace, state);
+  if (save != nullptr) save->mark_filled();
+}
+
+/// The gradients of <dy, attention(q, k, v, mix)> in device memory, on the device's stream: see the
+/// CPU's backward_into. The same bits in every run. With `saved`, summaries are taken from the
+/// forward pass instead of computed again: the same bits, but where the forward pass had the batch
+/// in other parts and cuBLAS computes a product in another way when more of them come together.
+/// StateError where `saved` is of another call; the gradients are untouched then.
+template <AttentionVariant V, class Query, class T = std::remove_const_t<Query>>
+requires StorageScalar<T>
+void backward_into(const V& attention, const CudaDevice& device, const TensorView<Query, 4>& q,
+                   const std::type_identity_t<TensorView<const T, 4>>& k,
+                   const std::type_identity_t<TensorView<const T, 4>>& v,
+                   const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
+                   const std::type_identity_t<TensorView<const T, 4>>& dy,
+                   const std::type_identity_t<GradientViews<T>>& gradients, Update update,
+                   WorkspaceView workspace,
+                   std::type_identity_t<const CudaForwardState<Accumulator<T>>*> saved = nullptr) {
+  const OperandViews<T> operands{q, k, v, mix};
+  const Problem problem = checked_backward(attention, operands, dy, gradients);
+  require_workspace(workspace, backward_workspace_size<T>(attention, problem.shape, device),
+                    "mhla::backward_into");
+  Span<Accumulator<T>> state;
+  if (saved != nullptr)
+    state = saved->summaries(problem.shape,
+                             cuda::call_summary_size<V, Accumulator<T>>(attention, problem));
+  cuda::run_backward(device, attention, problem, operands, dy, gradients, update, workspace, state);
+}
+
+MHLA_NAMESPACE_END

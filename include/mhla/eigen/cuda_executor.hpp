@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT
+// A CudaDevice where an Eigen device stands: y.device(cuda) = attention(q, k, v, mix), and
+// mhla::gradients(...).device(cuda) = attention.backward(...), over maps of device memory.
+//
+// Nothing but an attention is evaluated there, and it is read and written where its tensors lie:
+// what would need a temporary, or a kernel of Eigen's, does not compile. Needs no CUDA header.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/forward_state.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/device.hpp>
+#include <mhla/cuda/explain.hpp>
+#include <mhla/cuda/forward_state.hpp>
+#include <mhla/cuda/pipeline.hpp>
+#include <mhla/eigen/forward_evaluator.hpp>
+#include <mhla/eigen/forward_op.hpp>
+#include <mhla/eigen/gradient_op.hpp>
+#include <mhla/eigen/gradient_targets.hpp>
+#include <mhla/eigen/storage.hpp>
+#include <mhla/eigen/tensor_views.hpp>
+#include <mhla/policy/requests.hpp>
+#include <mhla/policy/variant.hpp>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <unsupported/Eigen/CXX11/Tensor>
+
+MHLA_NAMESPACE_BEGIN
+
+/// Bytes of device memory that attention(q, k, v, mix) takes as workspace for tensors of Eigen's
+/// 16-bit scalars. See <mhla/cuda/pipeline.hpp>, which has it for every other scalar.
+template <eigen::SixteenBitScalar T, AttentionVariant V>
+Index forward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device) {
+  return forward_workspace_size<eigen::Storage<T>>(attention, shape, device);
+}
+/// The same for attention.backward(q, k, v, mix, dy).
+template <eigen::SixteenBitScalar T, AttentionVariant V>
+Index backward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device) {
+  return backward_workspace_size<eigen::Storage<T>>(attention, shape, device);
+}
+/// What a call does on the device: see <mhla/cuda/explain.hpp>.
+template <eigen::SixteenBitScalar T, AttentionVariant V>
+std::string explain(const V& attention, const Shape& shape, const CudaDevice& device) {
+  return explain<eigen::Storage<T>>(attention, shape, device);
+}
+
+namespace eigen {
+
+/// A tensor, a map, tokens_first of one, or a view: what is nothing but an address and extents.
+template <class X>
+inline constexpr bool is_plain = false;
+template <class Scalar, int Rank, int Options, class Index>
+inline constexpr bool is_plain<Eigen::Tensor<Scalar, Rank, Options, Index>> = true;
+template <class Plain, int Options, template <class> class Pointer>
+inline constexpr bool is_plain<Eigen::TensorMap<Plain, Options, Pointer>> = true;
+template <class X>
+inline constexpr bool is_plain<Eigen::TensorShufflingOp<const TokensFirstAxes, X>> =
+    is_plain<std::remove_const_t<X>>;
+template <class T, int Rank>
+inline constexpr bool is_plain<TensorView<T, Rank>> = true;
+
+template <class... X>
+inline constexpr bool are_plain = (is_plain<X> && ...);
+
+/// True, or a sentence.
+template <class Scalar, class... Operand>
+constexpr bool require_device_operands() {
+  static_assert(are_plain<Operand...>,
+                "mhla: on a CudaDevice q, k, v, mix and dy are TensorMaps of device memory, "
+                "mhla::tokens_first of them, or views; write what is computed from them to device "
+                "memory first, in a kernel of yours");
+  static_assert(
+      std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double> || SixteenBitScalar<Scalar>,
+      "mhla: a CudaDevice computes with float, double, Eigen::bfloat16 and Eigen::half");
+  return true;
+}
+
+/// The workspace that an expression brings along, or the device's own.
+template <class Op, class Size>
+WorkspaceView device_workspace(const CudaDevice& device, const Op& op, const char* expression,
+                               const Size& size) {
+  const WorkspaceView workspace = op.workspace().value_or(device.workspace());
+  if (workspace.data == nullptr)
+    throw WorkspaceError(
+        "mhla: " + std::string(expression) +
+        " on a CudaDevice allocates nothing: give the CudaDevice, or .with(...), " +
+        std::to_string(size()) + " bytes of device memory as workspace");
+  return workspace;
+}
+
+// y = attention(...) in device memory.
+template <class Destination, class Op>
+void assign_on_device(const CudaDevice& device, Destination& destination, const Op& op) {
+  using T = Storage<typename Op::Scalar>;
+  const OperandViews<T> operands{target_view(op.query()), target_view(op.key()),
+                                 target_view(op.value()), as_mix(target_view(op.mix()))};
+  if (op.state() != nullptr)
+    throw StateError(
+        "mhla: attention(q, k, v, mix).save(state) keeps summaries in host memory, which a "
+        "CudaDevice does not reach: use a mhla::CudaForwardState");
+  const WorkspaceView workspace = device_workspace(device, op, "attention(q, k, v, mix)", [&] {
+    return forward_workspace_size<T>(op.attention(), operands.shape(), device);
+  });
+  forward_into(op.attention(), device, operands.q, operands.k, operands.v, operands.mix,
+               target_view(destination), workspace, op.device_state());
+}
+
+/// The backward pass on a CudaDevice, which checks everything in `write`.
+template <class Attention, class Query, class Key, class Value, class Mix, class GradOutput>
+class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, CudaDevice> {
+  using Op = BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>;
+  using T = Storage<typename Op::Scalar>;
+  static_assert(require_device_operands<typename Op::Scalar, Query, Key, Value, Mix, GradOutput>());
+
+ public:
+  BackwardRun(const Op& op, const CudaDevice& device) : op_(op), device_(device) {}
+
+  void require_targets(const GradientViews<T>&) const {}
+
+  void write(const GradientViews<T>& gradients, Update update) const {
+    if constexpr (are_plain<Query, Key, Value, Mix, GradOutput>) {
+      const OperandViews<T> operands{target_view(op_.query()), target_view(op_.key()),
+                                     target_view(op_.value()), as_mix(target_view(op_.mix()))};
+      if (op_.state() != nullptr)
+        throw StateError(
+            "mhla: attention.backward(q, k, v, mix, dy).saved(state) reads summaries in host "
+            "memory, which a CudaDevice does not reach: use a mhla::CudaForwardState");
+      const WorkspaceView workspace = device_workspace(
+          device_, op_, "attention.backward(q, k, v, mix, dy)",
+          [&] { return backward_workspace_size<T>(op_.attention(), operands.shape(), device_); });
+      backward_into(op_.attention(), device_, operands.q, operands.k, operands.v, operands.mix,
+                    target_view(op_.grad_output()), gradients, update, workspace,
+                    op_.device_state());
+    }
+  }
+
+ private:
+  const Op& op_;
+  const CudaDevice& device_;
+};
+
+}  // namespace eigen
+
+MHLA_NAMESPACE_END
+
+namespace Eigen::internal {
+
+// Eigen asks an expression's evaluator for these two; on a CudaDevice there is none.
+template <class Expression>
+struct IsVectorizable<mhla::CudaDevice, Expression> {
+  static constexpr bool value = false;
+};
+template <class Expression>
+struct IsTileable<mhla::CudaDevice, Expression> {
+  static constexpr TiledEvaluation value = TiledEvaluation::Off;
+};
+
+template <class Expression, bool Vectorizable, TiledEvaluation Tiling>
+class TensorExecutor<Expression, mhla::CudaDevice, Vectorizable, Tiling> {
+ public:
+  static void run(const Expression&, const mhla::CudaDevice&) {
+    static_assert(sizeof(Expression) == 0,
+                  "mhla: a CudaDevice evaluates y.device(cuda) = attention(q, k, v, mix) and "
+                  "nothing around it; put what comes before and after into kernels of your own");
+  }
+};
+
+template <class Destination, class Attention, class Query, class Key, class Value, class Mix,
+          bool Vectorizable, TiledEvaluation Tiling>
+class TensorExecutor<
+    const TensorAssignOp<Destination, const mhla::ForwardOp<Attention, Query, Key, Value, Mix>>,
+    mhla::CudaDevice, Vectorizable, Tiling> {
+  using Forward = mhla::ForwardOp<Attention, Query, Key, Value, Mix>;
+  using Assignment = TensorAssignOp<Destination, const Forward>;
+  static constexpr bool plain_destination = mhla::eigen::is_plain<std::remove_const_t<Destination>>;
+
+  static_assert(plain_destination,
+                "mhla: on a CudaDevice the result of attention(q, k, v, mix) is assigned to a "
+                "TensorMap of device memory or to mhla::tokens_first of one");
+  static_assert(mhla::eigen::require_destination_types<Destination, Forward>());
+  static_assert(
+      mhla::eigen::require_device_operands<typename Forward::Scalar, Query, Key, Value, Mix>());
+
+ public:
+  static void run(const Assignment& assignment, const mhla::CudaDevice& device) {
+    if constexpr (plain_destination && mhla::eigen::are_plain<Query, Key, Value, Mix>)
+      mhla::eigen::assign_on_device(device, assignment.lhsExpression(), assignment.rhsExpression());
+  }
+};
+
+}  // namespace Eigen::internal

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+// What a decoder is asked, and the checks that every backend's makes before it writes anything.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/overlap.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/causality.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+#include <string>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+/// The sizes of a decoder, all of them but the mixing matrix'.
+struct DecoderShape {
+  Index batch = 1;     ///< sequences, each with a length of its own
+  Index heads = 1;     ///< of q
+  Index kv_heads = 1;  ///< of k and v
+  Index key_dim = 0;
+  Index value_dim = 0;
+  Index slots = 1;  ///< executor slots that may work on a step at once; a device has none
+};
+
+/// Refuses, at compile time, a variant that cannot go token by token: a base of every decoder.
+template <AttentionVariant V>
+struct RequireStreaming {
+  static_assert(std::is_same_v<typename V::CausalityType, Causal>,
+                "mhla: a Decoder goes token by token: its attention must be Causal");
+  static_assert(V::GeometryType::rank == 1);
+  static_assert(!is_batch_layout<V>,
+                "mhla: the sequences of a Decoder have lengths of their own: give it the attention "
+                "that was packed or padded");
+};
+
+inline Index checked_decoder_batch(const DecoderShape& shape) {
+  if (shape.batch < 0)
+    throw ShapeError("mhla: batch: is " + std::to_string(shape.batch) + "; it cannot be negative");
+  return shape.batch;
+}
+
+/// The longest sequence that a decoder can see. \throws ShapeError where variant, mix and shape do
+/// not fit.
+template <AttentionVariant V, class M>
+Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
+                        const DecoderShape& shape) {
+  checked_grid(variant.blocks, 0, "blocks", "q");
+  if (mix.extent[1] != mix.extent[2])
+    throw_shape_error("mix", "key blocks", mix.extent[2], mix.extent[1],
+                      "a decoder needs a column for every row of mix");
+  const Index capacity = checked_mul(mix.extent[1], variant.blocks.block);
+  const Problem problem = checked_problem(
+      variant, Shape{shape.batch, shape.heads, shape.kv_heads, capacity, capacity, shape.key_dim,
+                     shape.value_dim, mix.extent[0], mix.extent[1], mix.extent[2]});
+  if (shape.slots < 1)
+    throw ShapeError("mhla: slots: is " + std::to_string(shape.slots) + " but must be at least 1");
+  return problem;
+}
+
+inline Index checked_sequence(const DecoderShape& shape, Index sequence) {
+  if (sequence < 0 || sequence >= shape.batch)
+    throw ShapeError("mhla: sequence is " + std::to_string(sequence) + " but the decoder has " +
+                     std::to_string(shape.batch) + " of them");
+  return sequence;
+}
+
+/// Throws ShapeError unless these are the next tokens of so many sequences; returns how many.
+template <class T>
+Index checked_decoder_step(const DecoderShape& shape, Index sequences,
+                           const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+                           const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
+  const Index tokens = q.extent[2];
+  require_extents(q, "q", sequences, shape.heads, tokens, shape.key_dim,
+                  "q is [batch, heads, tokens, key_dim] of the decoder");
+  require_extents(k, "k", sequences, shape.kv_heads, tokens, shape.key_dim,
+                  "k is [batch, kv_heads, tokens, key_dim] of the decoder");
+  require_extents(v, "v", sequences, shape.kv_heads, tokens, shape.value_dim,
+                  "v is [batch, kv_heads, tokens, value_dim] of the decoder");
+  require_extents(y, "y", sequences, shape.heads, tokens, shape.value_dim,
+                  "y is [batch, heads, tokens, value_dim] of the decoder");
+  if (!is_injective(y) || share_memory(y, q) || share_memory(y, k) || share_memory(y, v))
+    throw ShapeError(
+        "mhla: y: shares memory with q, k or v, or with itself; a destination needs "
+        "memory of its own");
+  return tokens;
+}
+
+/// Throws StateError unless a sequence with `position` tokens has room for so many more.
+inline void require_room(Index sequence, Index position, Index tokens, Index capacity) {
+  if (position + tokens > capacity)
+    throw StateError("mhla: sequence " + std::to_string(sequence) + " has " +
+                     std::to_string(position) + " tokens and would get " + std::to_string(tokens) +
+                     " more, but mix has rows for " + std::to_string(capacity) +
+                     "; mhla::extend makes a larger mix");
+}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: MIT
+// What must hold on a GPU, over every variant of variants.hpp on tensors of T; one translation unit
+// (scalar_*.cpp) for each T.
+#pragma once
+
+#include <mhla/core/error.hpp>
+#include <mhla/core/scalar.hpp>
+#include <string>
+#include <type_traits>
+
+#include "call.hpp"
+#include "groups.hpp"
+#include "variants.hpp"
+
+namespace gpu {
+
+/// What the rounding of T explains, as RMS(error) / RMS(expected); dmix is in the accumulator.
+template <class T>
+inline constexpr double tolerance = std::is_same_v<T, double>           ? 1e-12
+                                    : std::is_same_v<T, float>          ? 1e-5
+                                    : std::is_same_v<T, mhla::BFloat16> ? 4e-3
+                                                                        : 1e-3;
+
+template <class T>
+inline constexpr const char* scalar_name = std::is_same_v<T, double>           ? "double"
+                                           : std::is_same_v<T, float>          ? "float"
+                                           : std::is_same_v<T, mhla::BFloat16> ? "BFloat16"
+                                                                               : "Half";
+template <class T>
+std::string title(const char* group, const std::string& name) {
+  return std::string(group) + ", " + scalar_name<T> + ", " + name;
+}
+
+/// Expects results to be near those in double; `factor` widens what is tolerated.
+template <class T>
+void expect_near(Report& report, const std::string& title, const Results<T>& actual,
+                 const Results<double>& expected, double factor = 1) {
+  const auto expect = [&](const char* tensor, const auto& got, const auto& want, double bound) {
+    const auto comparison = mhla::testing::compare(got.view(), want.view());
+    report.expect(comparison.rms_ratio <= bound, title + ": " + tensor, comparison.report());
+  };
+  expect("y", actual.y, expected.y, factor * tolerance<T>);
+  expect("dq", actual.dq, expected.dq, factor * tolerance<T>);
+  expect("dk", actual.dk, expected.dk, factor * tolerance<T>);
+  expect("dv", actual.dv, expected.dv, factor * tolerance<T>);
+  expect("dmix", actual.dmix, expected.dmix, factor * tolerance<Accumulator<T>>);
+}
+
+/// A call's results in memory that held something else.
+template <class T, class V>
+Results<T> fresh_results(Call<T, V>& call, const Lane& lane) {
+  call.reserve(lane.device());
+  call.poison();
+  call.forward(lane.device());
+  call.backward(lane.device());
+  lane.stream.wait();
+  return call.results();
+}
+
+/// A Call, of a variant that is deduced.
+template <class T, class V>
+Call<T, V> make_call(const V& attention, const Shape& shape, std::uint64_t seed,
+                     Layout layout = Layout::heads_first) {
+  return {attention, Inputs<T>(shape, seed), layout};
+}
+
+/// The CPU backend's results, whatever memory held before.
+template <class T>
+void check_parity(Report& report) {
+  const Lane lane;
+  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    const Inputs<T> inputs(shape, 100);
+    const Results<double> expected = on_cpu(attention, inputs);
+    for (const Layout layout : {Layout::heads_first, Layout::tokens_first}) {
+      const std::string what =
+          title<T>(layout == Layout::heads_first ? "parity" : "parity of tokens first", name);
+      Call<T, std::decay_t<decltype(attention)>> call(attention, inputs, layout);
+      const Results<T> results = fresh_results(call, lane);
+      expect_near(report, what, results, expected);
+      report.expect(call.damage().empty(), what + ": nothing else is written", call.damage());
+
+      // Onto themselves: twice the gradients, and rounded once more.
+      call.start_gradients_at(results);
+      call.backward(lane.device(), Update::accumulate);
+      lane.stream.wait();
+      Results<double> twice = expected;
+      const auto add = [](auto& tensor, const auto& addend) {
+        mhla::testing::for_each_element([](double& to, const double& x) { to += x; }, tensor.view(),
+                                        addend.view());
+      };
+      add(twice.dq, expected.dq), add(twice.dk, expected.dk), add(twice.dv, expected.dv);
+      add(twice.dmix, expected.dmix);
+      expect_near(report, what + ", accumulated", call.results(), twice, 2);
+    }
+  });
+}
+
+/// Forward and backward of a larger call on another stream, again and again, so that what is
+/// looked at never has the GPU for itself.
+template <class T>
+class OtherWork {
+ public:
+  OtherWork() : call_(make_call<T>(attention(), with_blocks(attention(), shape()), 900)) {
+    call_.reserve(lane_.device());
+  }
+  ~OtherWork() { cudaStreamSynchronize(lane_.stream); }
+
+  void wait() const { lane_.stream.wait(); }
+
+  void add() {
+    call_.forward(lane_.device());
+    call_.backward(lane_.device());
+  }
+
+ private:
+  static Image attention() { return {.blocks = {{40, 40}, {8, 8}}}; }
+  static Shape shape() { return tokens(4, 4, 4, 1600, 32, 32, 1); }
+
+  Lane lane_;
+  Call<T, Image> call_;
+};
+
+/// The same bits, whatever else the GPU does.
+template <class T>
+void check_determinism(Report& report) {
+  const Lane lane;
+  OtherWork<T> other;
+  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    auto call = make_call<T>(attention, shape, 200);
+    other.wait();
+    const Results<T> alone = fresh_results(call, lane);
+    int different = 0;
+    constexpr int runs = 20;
+    for (int run = 0; run < runs; ++run) {
+      other.add();
+      different += !(fresh_results(call, lane) == alone);
+    }
+    report.expect(different == 0, title<T>("determinism", name),
+                  std::to_string(different) + " of " + std::to_string(runs) +
+                      " runs beside other work have other bits");
+  });
+}
+
+/// A recorded call is a call.
+template <class T>
+void check_graphs(Report& report) {
+  const Lane lane;
+  if (!can_capture(lane.stream)) {
+    report.skip(title<T>("graphs", "all"), "streams cannot be recorded here");
+    return;
+  }
+  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    const std::string what = title<T>("graphs", name);
+    auto call = make_call<T>(attention, shape, 300);
+    const Results<T> eager = fresh_results(call, lane);
+    const Graph graph(lane.stream, [&] {
+      call.forward(lane.device());
+      call.backward(lane.device());
+    });
+    const auto replayed = [&] {
+      call.poison();
+      graph.launch(lane.stream);
+      lane.stream.wait();
+      return call.results();
+    };
+    report.expect(replayed() == eager, what + ": the first replay");
+    report.expect(replayed() == eager, what + ": the second replay");
+    const Inputs<T> others(shape, 350);
+    call.replace(others);
+    const Results<T> of_others = replayed();
+    report.expect(!(of_others == eager), what + ": other operands give other results");
+    report.expect(fresh_results(call, lane) == of_others, what + ": a replay on other operands");
+    report.expect(call.damage().empty(), what + ": nothing else is written", call.damage());
+  });
+}
+
+/// The caller's handle, gradients left out, errors.
+template <class T>
+void check_etiquette(Report& report) {
+  const Lane lane;
+  const Stream callers;
+  const Image attention{.blocks = {{7, 5}, {2, 3}}};
+  const Shape shape = with_blocks(attention, tokens(2, 4, 2, 35, 8, 6, 1));
+  const auto what = [](const char* name) { return title<T>("etiquette", name); };
+
+  // The caller's handle, in a state of its own.
+  auto call = make_call<T>(attention, shape, 400);
+  const Results<T> plain = fresh_results(call, lane);
+  check(cublasSetStream(lane.cublas, callers), "cublasSetStream");
+  check(cublasSetPointerMode(lane.cublas, CUBLAS_POINTER_MODE_DEVICE), "cublasSetPointerMode");
+  check(cublasSetMathMode(lane.cublas, CUBLAS_TF32_TENSOR_OP_MATH), "cublasSetMathMode");
+  const Results<T> tuned = fresh_results(call, lane);
+  cudaStream_t stream = nullptr;
+  cublasPointerMode_t pointers = CUBLAS_POINTER_MODE_HOST;
+  cublasMath_t math = CUBLAS_DEFAULT_MATH;
+  check(cublasGetStream(lane.cublas, &stream), "cublasGetStream");
+  check(cublasGetPointerMode(lane.cublas, &pointers), "cublasGetPointerMode");
+  check(cublasGetMathMode(lane.cublas, &math), "cublasGetMathMode");
+  report.expect(stream == callers, what("the handle is on its caller's stream again"));
+  report.expect(pointers == CUBLAS_POINTER_MODE_DEVICE, what("and in its pointer mode"));
+  report.expect(math == CUBLAS_TF32_TENSOR_OP_MATH, what("and in its math mode"));
+  report.expect(tuned == plain, what("a handle in TF32 mode changes no bit"));
+
+  // TF32 where it is asked for: 2^-11 in every factor, and twenty times that where terms cancel.
+  if constexpr (std::is_same_v<T, float>) {
+    const mhla::CudaDevice tf32 = lane.device(mhla::FloatProducts::tf32);
+    call.poison();
+    call.forward(tf32);
+    call.backward(tf32);
+    lane.stream.wait();
+    expect_near(report, what("TF32"), call.results(), on_cpu(attention, Inputs<T>(shape, 400)),
+                3000);
+  }
+
+  // Gradients that are left out are not written, the others are what they were.
+  call.poison();
+  const Results<T> before = call.results();
+  call.backward(lane.device(), {mhla::skip, call.dk().view(), call.dv().view(), mhla::skip},
+                Update::overwrite);
+  lane.stream.wait();
+  const Results<T> some = call.results();
+  using mhla::testing::bitwise_equal;
+  report.expect(bitwise_equal(some.dk.view(), plain.dk.view()) &&
+                    bitwise_equal(some.dv.view(), plain.dv.view()),
+                what("dk and dv alone have the same bits"));
+  report.expect(bitwise_equal(some.dq.view(), before.dq.view()) &&
+                    bitwise_equal(some.dmix.view(), before.dmix.view()),
+                what("gradients left out are not written"));
+
+  // Too little memory is an error, before anything runs.
+  const Index enough = mhla::forward_workspace_size<T>(attention, shape, lane.device());
+  const GuardedBuffer memory(enough);
+  const DeviceTensor<T, 4> q(Inputs<T>(shape, 1).q), k(Inputs<T>(shape, 1).k),
+      v(Inputs<T>(shape, 1).v), y(Inputs<T>(shape, 1).dy);
+  const DeviceTensor<Accumulator<T>, 3> mix(Inputs<T>(shape, 1).mix);
+  std::string message;
+  try {
+    mhla::forward_into(attention, lane.device(), q.view(), k.view(), v.view(), mix.view(), y.view(),
+                       mhla::WorkspaceView{memory.data(), enough - 1});
+  } catch (const mhla::WorkspaceError& error) {
+    message = error.what();
+  }
+  lane.stream.wait();
+  report.expect(!message.empty(), what("one byte too little is a WorkspaceError"), message);
+  report.expect(bitwise_equal(y.download().view(), Inputs<T>(shape, 1).dy.view()),
+                what("and nothing was written"));
+}
+
+/// Each variant once: what a slow tool can watch.
+template <class T>
+void check_small(Report& report) {
+  const Lane lane;
+  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    const Inputs<T> inputs(shape, 500);
+    Call<T, std::decay_t<decltype(attention)>> call(attention, inputs);
+    expect_near(report, title<T>("small", name), fresh_results(call, lane),
+                on_cpu(attention, inputs));
+  });
+}
+
+/// Enters the checks of one scalar.
+template <class T>
+bool enter_groups() {
+  groups().insert(groups().end(), {{"parity", check_parity<T>},
+                                   {"determinism", check_determinism<T>},
+                                   {"graphs", check_graphs<T>},
+                                   {"etiquette", check_etiquette<T>},
+                                   {"small", check_small<T>}});
+  return true;
+}
+
+}  // namespace gpu

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// Groups of checks, each a test of ctest: checks.hpp defines them. A scalar's translation unit,
+// where a program has it, enters its own.
+#pragma once
+
+#include <vector>
+
+#include "report.hpp"
+
+namespace gpu {
+
+struct Group {
+  const char* name;
+  void (*check)(Report&);
+};
+
+/// Of all scalars of the program.
+inline std::vector<Group>& groups() {
+  static std::vector<Group> all;
+  return all;
+}
+
+}  // namespace gpu

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+// The variants that run on a GPU in the tests, each with shapes that have tails: one list for the
+// kernels (*.cu) and for the calls (*.cpp).
+#pragma once
+
+#include <cstdint>
+#include <mhla/core/token_masks.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <mhla/policy/variant.hpp>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "softplus.hpp"
+
+namespace gpu {
+
+using namespace mhla;  // NOLINT: a list of the library's names
+
+using Image = Attention<EluPlusOne, Blocks2D>;
+using Language = Attention<Relu, Blocks1D, Causal, Unnormalized, HalfSplitRotary>;
+using CausalKeySum = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;
+
+using ImageProduct = Attention<EluPlusOne, Blocks2D, Bidirectional, MixedProduct>;
+using Video = Attention<Relu, Blocks3D, Bidirectional, Unnormalized, AxialRotary>;
+using Sequence = Attention<Softplus, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>;
+using Cross = Attention<Softmax, Blocks1D>;
+using CausalHedgehog = Attention<Hedgehog, Blocks1D, Causal, Unnormalized>;
+using PastBlocks = Attention<EluPlusOne, Blocks1D, BlockCausal>;
+using PackedCausal = Packed<CausalKeySum, std::int32_t>;
+using PaddedImage = Padded<Image>;
+
+/// X(Variant) for the variants of every scalar, and for those of double alone.
+#define MHLA_GPU_VARIANTS_OF_EVERY_SCALAR(X) X(Image) X(Language) X(CausalKeySum)
+#define MHLA_GPU_VARIANTS_OF_DOUBLE(X) \
+  X(ImageProduct)                      \
+  X(Video)                             \
+  X(Sequence) X(Cross) X(CausalHedgehog) X(PastBlocks) X(PackedCausal) X(PaddedImage)
+
+/// How many blocks a side of a call has in the longest of its sequences.
+template <class V>
+Index blocks_of(const V& attention, const typename V::GeometryType& blocks, Index tokens) {
+  if constexpr (requires { attention.offsets; }) {
+    tokens = 0;
+    for (Index s = 0; s < attention.sequences(); ++s)
+      if (attention.length(s) > tokens) tokens = attention.length(s);
+  }
+  return blocks.grid_of(tokens).num_blocks();
+}
+
+/// `shape` with the mixing matrix of an attention's blocks.
+template <class V>
+Shape with_blocks(const V& attention, Shape shape) {
+  const auto& keys = attention.key_blocks.unset() ? attention.blocks : attention.key_blocks;
+  shape.mix_query_blocks = blocks_of(attention, attention.blocks, shape.query_tokens);
+  shape.mix_key_blocks = blocks_of(attention, keys, shape.key_tokens);
+  return shape;
+}
+
+/// Self-attention.
+inline Shape tokens(Index batch, Index heads, Index kv_heads, Index count, Index key_dim,
+                    Index value_dim, Index mix_heads) {
+  return {.batch = batch,
+          .heads = heads,
+          .kv_heads = kv_heads,
+          .query_tokens = count,
+          .key_tokens = count,
+          .key_dim = key_dim,
+          .value_dim = value_dim,
+          .mix_heads = mix_heads};
+}
+
+/// A batch of two images of 7 x 5 pixels, the second one of which lacks its last rows.
+inline TensorView<const std::uint8_t, 2> padding() {
+  static const std::vector<std::uint8_t> mask = [] {
+    std::vector<std::uint8_t> bytes(std::size_t{2 * 35}, 1);
+    for (std::size_t token = 35 + 22; token < bytes.size(); ++token) bytes[token] = 0;
+    bytes[3] = 0;
+    return bytes;
+  }();
+  return make_view(mask.data(), 2, 35);
+}
+inline const std::vector<std::int32_t>& packed_offsets() {
+  static const std::vector<std::int32_t> offsets{0, 5, 5, 60, 61, 100};
+  return offsets;
+}
+
+/// Calls f(name, attention, shape) for every case of scalar T.
+template <class T, class F>
+void for_each_case(const F& f) {
+  const auto call = [&](const std::string& name, const auto& attention, const Shape& shape) {
+    f(name, attention, with_blocks(attention, shape));
+  };
+  const Image image{.blocks = {{7, 5}, {2, 3}}};
+  const CausalKeySum causal{.blocks = {7}, .scale = 0.3};
+  call("image, shared mix", image, tokens(2, 4, 2, 35, 8, 6, 1));
+  call("image, a mix for each head", image, tokens(2, 4, 2, 35, 8, 6, 4));
+  call("image of one token a block", Image{.blocks = {{3, 4}, {1, 1}}},
+       tokens(1, 2, 2, 12, 72, 40, 1));
+  call("language", Language{.feature_map = {.epsilon = 0}, .blocks = {16}, .scale = 0.25},
+       tokens(2, 2, 2, 67, 16, 24, 1));
+  call("causal, normalized", causal, tokens(2, 4, 2, 40, 8, 6, 4));
+  call("causal, blocks of several slabs", CausalKeySum{.blocks = {150}, .scale = 0.3},
+       tokens(1, 2, 1, 400, 8, 6, 1));
+  if constexpr (std::is_same_v<T, double>) {
+    call("more blocks than a grid has rows", Image{.blocks = {{2, 2}, {1, 1}}},
+         tokens(1100, 16, 16, 4, 4, 4, 1));
+    call("image, products mixed", ImageProduct{.blocks = {{6, 6}, {2, 3}}},
+         tokens(2, 4, 2, 36, 8, 6, 4));
+    call("video", Video{.blocks = {{3, 4, 5}, {2, 2, 3}}}, tokens(2, 2, 2, 60, 12, 6, 1));
+    call("sequence, a map of one's own", Sequence{.blocks = {7}}, tokens(2, 4, 2, 40, 8, 6, 1));
+    Shape cross = tokens(2, 4, 2, 40, 8, 6, 1);
+    cross.key_tokens = 23;
+    call("cross, row-wise map", Cross{.blocks = {7}, .key_blocks = {5}}, cross);
+    call("causal, map of another dimension", CausalHedgehog{.blocks = {3}},
+         tokens(2, 4, 2, 50, 8, 6, 4));
+    call("past blocks", PastBlocks{.blocks = {3}}, tokens(2, 4, 2, 50, 8, 6, 4));
+    const std::vector<std::int32_t>& offsets = packed_offsets();
+    call("packed", PackedCausal(causal, {offsets.data(), static_cast<Index>(offsets.size())}),
+         tokens(1, 4, 2, 100, 8, 6, 4));
+    call("padded", PaddedImage(image, {padding(), padding()}), tokens(2, 4, 2, 35, 8, 6, 1));
+  }
+}
+
+}  // namespace gpu

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// The backend that a test's source runs, so that one source serves both: the CPU's, one task after
+// the other; or, with MHLA_TEST_CUDA, the CUDA backend's true source, executed on the CPU as
+// tests/cuda/machine.hpp says.
+#pragma once
+
+#include <type_traits>
+
+#if defined(MHLA_TEST_CUDA)
+#include <mhla/cuda/pipeline.cuh>
+
+#include "tests/cuda/machine.hpp"
+#else
+#include <mhla/core/executor.hpp>
+#include <mhla/cpu/pipeline.hpp>
+#endif
+
+namespace backend {
+
+#if defined(MHLA_TEST_CUDA)
+using Device = mhla::CudaDevice;
+inline Device device() { return machine::device(); }
+/// Whether summaries can be saved for the backward pass.
+inline constexpr bool saves_states = false;
+/// What cuBLAS knows.
+template <class T>
+inline constexpr bool computes_in = std::is_same_v<T, float> || std::is_same_v<T, double>;
+#else
+using Device = mhla::SerialExecutor;
+inline Device device() { return {}; }
+inline constexpr bool saves_states = true;
+template <class T>
+inline constexpr bool computes_in = true;
+#endif
+
+}  // namespace backend
