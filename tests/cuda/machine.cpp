@@ -197,17 +197,20 @@ TEST_CASE("cublas: stream, math mode and pointer mode are the caller's again", "
 
     // Where cuBLAS fails, likewise, and the error names the function.
     handle.refuse_with = CUBLAS_STATUS_EXECUTION_FAILED;
-    const auto fail = [&](const auto& run) {
-      CHECK(says(error_message<mhla::CudaError>(run), "mhla: cublasGemmStridedBatchedEx failed",
+    const auto fail = [&](const auto& run, const std::string& function) {
+      CHECK(says(error_message<mhla::CudaError>(run), "mhla: " + function + " failed",
                  "the execution failed"));
       CHECK(handle.stream == stream(0));
       CHECK(handle.pointer_mode == CUBLAS_POINTER_MODE_DEVICE);
       CHECK(handle.math_mode == CUBLAS_TF32_TENSOR_OP_MATH);
       CHECK(handle.workspace == nullptr);
     };
-    fail([&] { call::forward(attention, x, device); });
-    fail([&] { call::backward(attention, x, device); });
+    fail([&] { call::forward(attention, x, device); }, "cublasGemmStridedBatchedEx");
+    fail([&] { call::backward(attention, x, device); }, "cublasGemmStridedBatchedEx");
     handle.refuse_with = CUBLAS_STATUS_SUCCESS;
+    handle.refuse_workspace_with = CUBLAS_STATUS_EXECUTION_FAILED;  // with the stream set already
+    fail([&] { call::forward(attention, x, device); }, "cublasSetWorkspace");
+    handle.refuse_workspace_with = CUBLAS_STATUS_SUCCESS;
   };
   using mhla::FloatProducts;
   check(0.0, FloatProducts::exact, CUBLAS_COMPUTE_64F);

@@ -624,8 +624,8 @@ mutant(cuda_float_not_pedantic cuda cuda/gemm.cuh
   [[CUBLAS_COMPUTE_32F_PEDANTIC]]
   [[CUBLAS_COMPUTE_32F]])
 mutant(cuda_handle_on_its_own_stream cuda cuda/gemm.cuh
-  [[check(cublasSetStream(handle_, device.stream())]]
-  [[check(cublasSetStream(handle_, stream_)]])
+  [[check_cublas(cublasSetStream(handle_, device.stream())]]
+  [[check_cublas(cublasSetStream(handle_, stream_)]])
 mutant(cuda_math_mode_not_restored cuda cuda/gemm.cuh
   [[cublasSetMathMode(handle_, math_mode_);]]
   [[]])

@@ -53,39 +53,46 @@ Panels<A> panels(A* data, Index count, Index rows, Index cols) {
 /// Whether a product replaces what its destination holds.
 enum class Into { overwrite, add };
 
-/// The caller's cuBLAS handle for the time of a call.
-class BorrowedCublas {
- public:
-  BorrowedCublas(const CudaDevice& device, WorkspaceView workspace) : handle_(device.cublas()) {
-    check(cublasGetStream(handle_, &stream_), "cublasGetStream");
-    check(cublasGetPointerMode(handle_, &pointer_mode_), "cublasGetPointerMode");
-    check(cublasGetMathMode(handle_, &math_mode_), "cublasGetMathMode");
-    // In this order: cublasSetStream takes the workspace away.
-    check(cublasSetStream(handle_, device.stream()), "cublasSetStream");
-    check(cublasSetWorkspace(handle_, workspace.data, static_cast<std::size_t>(workspace.size)),
-          "cublasSetWorkspace");
-    check(cublasSetPointerMode(handle_, CUBLAS_POINTER_MODE_HOST), "cublasSetPointerMode");
-    check(cublasSetMathMode(handle_, CUBLAS_DEFAULT_MATH), "cublasSetMathMode");
+inline void check_cublas(cublasStatus_t status, const char* function) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw CudaError(std::string("mhla: ") + function + " failed: " + cublasGetStatusString(status));
+}
+
+/// What a cuBLAS handle is set to when a call begins, and again when it ends.
+class CublasSettings {
+ protected:
+  explicit CublasSettings(cublasHandle_t handle) : handle_(handle) {
+    check_cublas(cublasGetStream(handle_, &stream_), "cublasGetStream");
+    check_cublas(cublasGetPointerMode(handle_, &pointer_mode_), "cublasGetPointerMode");
+    check_cublas(cublasGetMathMode(handle_, &math_mode_), "cublasGetMathMode");
   }
-  ~BorrowedCublas() {
+  ~CublasSettings() {
     cublasSetMathMode(handle_, math_mode_);
     cublasSetPointerMode(handle_, pointer_mode_);
     cublasSetStream(handle_, stream_);
   }
-  BorrowedCublas(const BorrowedCublas&) = delete;
-  BorrowedCublas& operator=(const BorrowedCublas&) = delete;
+  CublasSettings(const CublasSettings&) = delete;
+  CublasSettings& operator=(const CublasSettings&) = delete;
 
-  static void check(cublasStatus_t status, const char* function) {
-    if (status != CUBLAS_STATUS_SUCCESS)
-      throw CudaError(std::string("mhla: ") + function +
-                      " failed: " + cublasGetStatusString(status));
-  }
-
- private:
   cublasHandle_t handle_;
   cudaStream_t stream_ = nullptr;
   cublasPointerMode_t pointer_mode_ = CUBLAS_POINTER_MODE_HOST;
   cublasMath_t math_mode_ = CUBLAS_DEFAULT_MATH;
+};
+
+/// The caller's cuBLAS handle for the time of a call, and as it was if that throws.
+class BorrowedCublas : CublasSettings {
+ public:
+  BorrowedCublas(const CudaDevice& device, WorkspaceView workspace)
+      : CublasSettings(device.cublas()) {
+    // In this order: cublasSetStream takes the workspace away.
+    check_cublas(cublasSetStream(handle_, device.stream()), "cublasSetStream");
+    check_cublas(
+        cublasSetWorkspace(handle_, workspace.data, static_cast<std::size_t>(workspace.size)),
+        "cublasSetWorkspace");
+    check_cublas(cublasSetPointerMode(handle_, CUBLAS_POINTER_MODE_HOST), "cublasSetPointerMode");
+    check_cublas(cublasSetMathMode(handle_, CUBLAS_DEFAULT_MATH), "cublasSetMathMode");
+  }
 };
 
 /// Zero in every element.
@@ -135,13 +142,12 @@ void multiply(const CudaDevice& device, const Panels<A>& c, const Panels<const A
                                           : CUBLAS_COMPUTE_32F_PEDANTIC;
   const A one = 1;
   const A beta = into == Into::add ? 1 : 0;
-  BorrowedCublas::check(
-      cublasGemmStridedBatchedEx(device.cublas(), op_b, op_a, narrow(c.cols), narrow(c.rows),
-                                 narrow(inner), &one, b.data, type, narrow(b.stride),
-                                 b.panel_stride, a.data, type, narrow(a.stride), a.panel_stride,
-                                 &beta, c.data, type, narrow(c.stride), c.panel_stride,
-                                 narrow(c.count), compute, CUBLAS_GEMM_DEFAULT),
-      "cublasGemmStridedBatchedEx");
+  check_cublas(cublasGemmStridedBatchedEx(
+                   device.cublas(), op_b, op_a, narrow(c.cols), narrow(c.rows), narrow(inner), &one,
+                   b.data, type, narrow(b.stride), b.panel_stride, a.data, type, narrow(a.stride),
+                   a.panel_stride, &beta, c.data, type, narrow(c.stride), c.panel_stride,
+                   narrow(c.count), compute, CUBLAS_GEMM_DEFAULT),
+               "cublasGemmStridedBatchedEx");
 }
 
 }  // namespace gemm

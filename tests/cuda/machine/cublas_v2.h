@@ -43,6 +43,7 @@ struct cublasContext {
 
   // What a test wants of the next products.
   cublasStatus_t refuse_with = CUBLAS_STATUS_SUCCESS;
+  cublasStatus_t refuse_workspace_with = CUBLAS_STATUS_SUCCESS;
 
   // What the tests ask afterwards.
   long launches = 0;
@@ -77,6 +78,7 @@ inline const char* cublasGetStatusString(cublasStatus_t status) {
   return "unknown";
 }
 inline cublasStatus_t cublasGetStream(cublasHandle_t handle, cudaStream_t* stream) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   *stream = handle->stream;
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -87,6 +89,7 @@ inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream
   return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void* workspace, std::size_t size) {
+  if (handle->refuse_workspace_with != CUBLAS_STATUS_SUCCESS) return handle->refuse_workspace_with;
   handle->workspace = workspace;
   handle->workspace_size = size;
   return CUBLAS_STATUS_SUCCESS;
