@@ -264,6 +264,7 @@ TEST_CASE("fork-join: refuses to be without a thread", "[core]") {
 TEST_CASE("fork-join: a call allocates nothing", "[core]") {
   for (const microseconds spin : {microseconds{0}, ForkJoin::default_spin}) {
     const ForkJoin team(3, spin);
+    meet(team, 3);  // a thread that is still starting allocates
     std::atomic<long> sum{0};
     const AllocationCounter counter;
     for (int call = 0; call < 1000; ++call) {
