@@ -483,9 +483,9 @@ mutant(decode_key_sum_a_block_late causal cpu/decode_step.hpp
 mutant(decode_closing_block_forgotten causal cpu/decode_step.hpp
   [[if (tile.block >= 1) add(]]
   [[if (tile.block >= 99) add(]])
-mutant(decode_past_its_capacity causal decoding.hpp
-  [[if (position(s) + tokens > capacity_)]]
-  [[if (position(s) + tokens > capacity_ + 1)]])
+mutant(decode_past_its_capacity causal policy/decoding_requests.hpp
+  [[if (position + tokens > capacity)]]
+  [[if (position + tokens > capacity + 1)]])
 mutant(decode_state_unchecked causal decoding.hpp
   [[if (stored.checksum != checksum(]]
   [[if (false && stored.checksum != checksum(]])
