@@ -95,8 +95,8 @@ class CudaDecoder : RequireStreaming<V> {
   /// mix [1 | heads, blocks, blocks], in device memory and copied in stream order, says how long a
   /// sequence can get: capacity() tokens.
   /// \throws ShapeError where variant, mix and shape do not fit, WorkspaceError where `memory` is
-  /// smaller than memory_size() or not aligned to workspace_alignment, CudaError where CUDA does not
-  /// know `memory` or mix, or a kernel cannot be launched.
+  /// smaller than memory_size() or not aligned to workspace_alignment, CudaError where CUDA does
+  /// not know `memory` or mix, or a kernel cannot be launched.
   CudaDecoder(const V& variant, const CudaDevice& device,
               const std::type_identity_t<TensorView<const A, 3>>& mix, const DecoderShape& shape,
               WorkspaceView memory)
@@ -150,8 +150,8 @@ class CudaDecoder : RequireStreaming<V> {
   }
 
   /// Launches a step of one token of every sequence, which the host does not count: for a graph.
-  /// \throws ShapeError where the tensors do not fit, CudaError where CUDA does not know their memory
-  /// or a kernel cannot be launched.
+  /// \throws ShapeError where the tensors do not fit, CudaError where CUDA does not know their
+  /// memory or a kernel cannot be launched.
   void record_step(const CudaDevice& device, const std::type_identity_t<TensorView<const T, 4>>& q,
                    const std::type_identity_t<TensorView<const T, 4>>& k,
                    const std::type_identity_t<TensorView<const T, 4>>& v,
