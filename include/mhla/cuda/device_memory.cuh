@@ -47,7 +47,7 @@ inline std::string advice_on_code() {
                   (lacks_code(status) ? advice_on_code() : std::string()));
 }
 
-/// Throws CudaError unless a call of CUDA's did `what` it was to do.
+/// The same of a call that may have succeeded; `what` says what has failed otherwise.
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw_cuda_error(status, what);
 }
