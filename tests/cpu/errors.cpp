@@ -2,6 +2,7 @@
 // Calls that cannot run: each throws the error that says why, names the argument, and has written
 // nothing by then.
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <mhla/cpu/pipeline.hpp>
@@ -20,6 +21,7 @@ using mhla::Bidirectional;
 using mhla::Blocks1D;
 using mhla::Blocks2D;
 using mhla::Blocks3D;
+using mhla::Favor;
 using mhla::GradientViews;
 using mhla::HalfSplitRotary;
 using mhla::Index;
@@ -88,6 +90,13 @@ struct Arguments {
            bitwise_equal(operands.dy.view(), at_first.dy.view());
   }
 };
+
+// Moves a view by so many bytes.
+template <class View>
+void displace(View& view, Index bytes) {
+  view.data = reinterpret_cast<decltype(view.data)>(reinterpret_cast<std::uintptr_t>(view.data) +
+                                                    static_cast<std::uintptr_t>(bytes));
+}
 
 enum class Pass { forward, backward, both };
 using Spoil = std::function<void(Arguments&)>;
@@ -300,9 +309,73 @@ TEST_CASE("errors: destinations that share elements", "[cpu]") {
   }
 }
 
+TEST_CASE("errors: addresses that are no multiple of their elements", "[cpu]") {
+  const auto check = [](Pass pass, const Spoil& spoil, const char* argument) {
+    check_refused<ShapeError>(sequence, shape, pass, spoil,
+                              std::string("mhla: ") + argument +
+                                  ": the address is no multiple of 4, the size of its elements");
+  };
+  for (const Index bytes : {1, 2, 3}) {
+    CAPTURE(bytes);
+    check(
+        Pass::both, [&](Arguments& a) { displace(a.q, bytes); }, "q");
+    check(
+        Pass::both, [&](Arguments& a) { displace(a.k, bytes); }, "k");
+    check(
+        Pass::both, [&](Arguments& a) { displace(a.v, bytes); }, "v");
+    check(
+        Pass::both, [&](Arguments& a) { displace(a.mix, bytes); }, "mix");
+    check(
+        Pass::forward, [&](Arguments& a) { displace(a.y, bytes); }, "y");
+    check(
+        Pass::backward, [&](Arguments& a) { displace(a.dy, bytes); }, "dy");
+    check(
+        Pass::backward, [&](Arguments& a) { displace(a.gradients.query.view, bytes); }, "dq");
+    check(
+        Pass::backward, [&](Arguments& a) { displace(a.gradients.key.view, bytes); }, "dk");
+    check(
+        Pass::backward, [&](Arguments& a) { displace(a.gradients.value.view, bytes); }, "dv");
+    check(
+        Pass::backward, [&](Arguments& a) { displace(a.gradients.mix.view, bytes); }, "dmix");
+  }
+
+  // Where there is no element, there is no address.
+  Arguments empty(sequence, Shape{2, 6, 3, 15, 15, 5, 0});
+  displace(empty.v, 1), displace(empty.dy, 1), displace(empty.y, 1);
+  displace(empty.gradients.value.view, 1);
+  CHECK_NOTHROW(empty.forward(sequence));
+  CHECK_NOTHROW(empty.backward(sequence));
+}
+
+TEST_CASE("errors: every element has a size of its own, and what a feature map borrows", "[cpu]") {
+  const auto operands_refused = [](const auto& attention, auto operands, Index bytes) {
+    auto y = operands.dy;
+    auto q = operands.q.view();
+    displace(q, bytes);
+    return error_message<ShapeError>([&] {
+      mhla::checked_forward(attention, {q, operands.k, operands.v, operands.mix}, y.view());
+    });
+  };
+  CHECK(says(operands_refused(sequence, operands<double>(sequence, shape), 4),
+             "q: the address is no multiple of 8"));
+  CHECK(says(operands_refused(sequence, operands<mhla::BFloat16>(sequence, shape), 1),
+             "q: the address is no multiple of 2"));
+  CHECK(says(operands_refused(sequence, operands<mhla::Half>(sequence, shape), 2),
+             "nothing was thrown"));
+  using Random = Attention<Favor<float>, Blocks1D>;
+  const call::HostTensor<float, 2> projection(6, 5);
+  Random random{.feature_map = {projection.view()}, .blocks = {.block = 4}};
+  const auto x = operands<float>(random, shape);
+  CHECK(says(operands_refused(random, x, 0), "nothing was thrown"));
+  displace(random.feature_map.projection, 2);
+  CHECK(says(operands_refused(random, x, 0),
+             "feature_map.projection: the address is no multiple of 4"));
+}
+
 TEST_CASE("errors: a gradient that is skipped is not looked at", "[cpu]") {
   Arguments arguments(sequence, shape);
   arguments.gradients.query = {};
+  displace(arguments.gradients.query.view, 1);
   arguments.gradients.value = skip;
   arguments.gradients.value.view = arguments.v;  // not wanted all the same
   CHECK_NOTHROW(arguments.backward(sequence));

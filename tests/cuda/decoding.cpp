@@ -501,6 +501,86 @@ TEST_CASE("cuda decoding: wrong calls change nothing", "[cuda]") {
   CHECK(bitwise_equal(session.y.view(), straight(x).view()));
 }
 
+TEST_CASE("cuda decoding: memory that CUDA does not know, and crooked addresses, change nothing",
+          "[cuda]") {
+  struct Unknown {
+    explicit Unknown(const void* address) { stand_in::runtime().unknown = {{address, 1}}; }
+    ~Unknown() { stand_in::runtime() = {}; }
+  };
+  const auto x = operands<double>(small, small_shape);
+  DeviceSession<HalfSplit, double> session(small, x);
+  begin(session);
+  auto& decoder = session.decoder;
+  const CudaDevice device = session.device;
+  HostTensor<double, 4> q(3, 4, 1, 4), k(3, 2, 1, 4), v(3, 2, 1, 3), y(3, 4, 1, 3);
+  const DeviceMemory aside(decoder.snapshot_size());
+  const WorkspaceView memory = session.memory, saved = aside;
+  const auto snapshot = decoder.save(device, aside);
+  const std::vector<std::byte> at_first(memory.data, memory.data + memory.size);
+  const auto refuse = [&](const char* name, const void* address, const auto& call) {
+    CAPTURE(name);
+    const Unknown unknown(address);
+    const long before = session.machine.launches;
+    const std::string message = error_message<mhla::CudaError>(call);
+    INFO(message);
+    CHECK(says(message, std::string("mhla: ") + name + ": ", "not in memory that CUDA knows"));
+    CHECK(session.machine.launches == before);
+    CHECK(session.positions() == std::vector<Index>{6, 0, 11});
+    CHECK(std::equal(at_first.begin(), at_first.end(), memory.data));
+    for (const double element : y.elements()) CHECK(element == 0);
+  };
+  const auto step = [&] { decoder.step(device, q, k, v, y.view()); };
+  const auto record = [&] { decoder.record_step(device, q, k, v, y.view()); };
+  const std::pair<const char*, const HostTensor<double, 4>*> tensors[] = {
+      {"q", &q}, {"k", &k}, {"v", &v}, {"y", &y}};
+  for (const auto& [name, tensor] : tensors) {
+    refuse(name, tensor->view().data, step);
+    refuse(name, tensor->view().data, record);
+    refuse(name, tensor->view().data, [&] {
+      decoder.prefill(device, 0, tokens_of(q.view(), 0, 0, 1), tokens_of(k.view(), 0, 0, 1),
+                      tokens_of(v.view(), 0, 0, 1), tokens_of(y.view(), 0, 0, 1));
+    });
+  }
+  refuse("memory", saved.data, [&] { decoder.save(device, aside); });
+  refuse("memory", saved.data, [&] { decoder.load(device, snapshot); });
+  refuse("memory", memory.data, [&] { decoder.save(device, aside); });
+  refuse("memory", memory.data, [&] { decoder.load(device, snapshot); });
+  refuse("memory", nullptr, [&] { decoder.save(device, {nullptr, saved.size}); });
+
+  // A decoder's own.
+  using Decoder = CudaDecoder<HalfSplit, double>;
+  const DecoderShape sizes = decoder_shape(x);
+  const DeviceMemory other(memory.size);
+  const WorkspaceView view = other;
+  refuse("memory", view.data, [&] { Decoder(small, device, x.mix, sizes, other); });
+  refuse("memory", nullptr, [&] { Decoder(small, device, x.mix, sizes, {nullptr, view.size}); });
+  refuse("mix", x.mix.view().data, [&] { Decoder(small, device, x.mix, sizes, other); });
+  CHECK(other.guards_intact());
+
+  const auto crooked = [&](const char* name, const auto& call) {
+    const long before = session.machine.launches;
+    const std::string message = error_message<ShapeError>(call);
+    INFO(message);
+    CHECK(says(message, std::string("mhla: ") + name + ": the address is no multiple of 8"));
+    CHECK(session.machine.launches == before);
+    CHECK(session.positions() == std::vector<Index>{6, 0, 11});
+  };
+  const auto displaced = [](auto tensor) {
+    tensor.data =
+        reinterpret_cast<decltype(tensor.data)>(reinterpret_cast<std::uintptr_t>(tensor.data) + 4);
+    return tensor;
+  };
+  crooked("q", [&] { decoder.step(device, displaced(q.view()), k, v, y.view()); });
+  crooked("k", [&] { decoder.step(device, q, displaced(k.view()), v, y.view()); });
+  crooked("v", [&] { decoder.step(device, q, k, displaced(v.view()), y.view()); });
+  crooked("y", [&] { decoder.step(device, q, k, v, displaced(y.view())); });
+  crooked("y", [&] { decoder.record_step(device, q, k, v, displaced(y.view())); });
+  crooked("mix", [&] { Decoder(small, device, displaced(x.mix.view()), sizes, other); });
+
+  finish(session);
+  CHECK(bitwise_equal(session.y.view(), straight(x).view()));
+}
+
 TEST_CASE("cuda decoding: a decoder that cannot be is not made", "[cuda]") {
   using Decoder = CudaDecoder<HalfSplit, double>;
   using Mix = HostTensor<double, 3>;

@@ -373,6 +373,18 @@ TEST_CASE("decoder: wrong calls name what is wrong, and nothing changes", "[deco
   folded.stride[1] = 0;
   refuse([&] { decoder.step(q, k, v, folded); }, "y: shares memory", "or with itself");
 
+  // Between two elements.
+  const auto displaced = [](auto tensor) {
+    tensor.data =
+        reinterpret_cast<decltype(tensor.data)>(reinterpret_cast<std::uintptr_t>(tensor.data) + 4);
+    return tensor;
+  };
+  const char* crooked = ": the address is no multiple of 8, the size of its elements";
+  refuse([&] { decoder.step(displaced(q.view()), k, v, y.view()); }, std::string("q") + crooked);
+  refuse([&] { decoder.step(q, displaced(k.view()), v, y.view()); }, std::string("k") + crooked);
+  refuse([&] { decoder.step(q, k, displaced(v.view()), y.view()); }, std::string("v") + crooked);
+  refuse([&] { decoder.step(q, k, v, displaced(y.view())); }, std::string("y") + crooked);
+
   // Sequences, slots, and no room: for one sequence only, in a step of all.
   const auto one = [](auto& tensor) { return tokens_of(tensor.view(), 0, 0, 2); };
   for (const Index s : {-1, 3}) {

@@ -3,10 +3,14 @@
 // (scalar_*.cpp) for each T.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <mhla/core/error.hpp>
 #include <mhla/core/scalar.hpp>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "call.hpp"
 #include "groups.hpp"
@@ -246,6 +250,141 @@ void check_etiquette(Report& report) {
                 what("and nothing was written"));
 }
 
+/// A call whose arguments can be replaced one at a time.
+template <class T>
+struct LooseCall {
+  using A = Accumulator<T>;
+
+  Image attention{.blocks = {{7, 5}, {2, 3}}};
+  Inputs<T> inputs;
+  GuardedBuffer memory;
+  DeviceTensor<T, 4> on_device[8];  // q, k, v, dy, y, dq, dk, dv
+  DeviceTensor<A, 3> mix_on_device, dmix_on_device;
+  TensorView<T, 4> q, k, v, dy, y, dq, dk, dv;
+  TensorView<A, 3> mix, dmix;
+  mhla::WorkspaceView workspace;
+
+  explicit LooseCall(const mhla::CudaDevice& device)
+      : inputs(with_blocks(attention, tokens(2, 4, 2, 35, 8, 6, 1)), 600),
+        memory(std::max(mhla::forward_workspace_size<T>(attention, inputs.shape(), device),
+                        mhla::backward_workspace_size<T>(attention, inputs.shape(), device))),
+        on_device{DeviceTensor<T, 4>(inputs.q),  DeviceTensor<T, 4>(inputs.k),
+                  DeviceTensor<T, 4>(inputs.v),  DeviceTensor<T, 4>(inputs.dy),
+                  DeviceTensor<T, 4>(inputs.dy), DeviceTensor<T, 4>(inputs.q),
+                  DeviceTensor<T, 4>(inputs.k),  DeviceTensor<T, 4>(inputs.v)},
+        mix_on_device(inputs.mix),
+        dmix_on_device(inputs.mix) {
+    restore();
+  }
+  void restore() {
+    TensorView<T, 4>* const views[] = {&q, &k, &v, &dy, &y, &dq, &dk, &dv};
+    for (std::size_t i = 0; i < 8; ++i) *views[i] = on_device[i].view();
+    mix = mix_on_device.view();
+    dmix = dmix_on_device.view();
+    workspace = memory.workspace();
+  }
+
+  void forward(const mhla::CudaDevice& device) const {
+    mhla::forward_into(attention, device, q, k, v, mix, y, workspace);
+  }
+  void backward(const mhla::CudaDevice& device) const {
+    mhla::backward_into(attention, device, q, k, v, mix, dy, {dq, dk, dv, dmix}, Update::overwrite,
+                        workspace);
+  }
+  Results<T> results() const {
+    return {on_device[4].download(), on_device[5].download(), on_device[6].download(),
+            on_device[7].download(), dmix_on_device.download()};
+  }
+};
+
+/// What an E says that a call throws; empty where it throws none.
+template <class E, class Run>
+std::string refusal(const Run& run) {
+  try {
+    run();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// Addresses that no kernel can follow are errors that name the argument, after which the GPU still
+/// works. Each argument in turn lies in host memory, or between two elements.
+template <class T>
+void check_pointers(Report& report) {
+  const Lane lane;
+  const mhla::CudaDevice device = lane.device();
+  LooseCall<T> call(device);
+  const auto what = [](const std::string& name) { return title<T>("pointers", name); };
+  const Results<T> before = call.results();
+  const std::vector<double> host_memory(
+      static_cast<std::size_t>(call.workspace.size) / sizeof(double) + 16);
+  const auto host = reinterpret_cast<std::uintptr_t>(host_memory.data()) / 64 * 64 + 64;
+  const auto check_argument = [&](const char* name, bool forward, auto& argument) {
+    using Element = std::remove_pointer_t<decltype(argument.data)>;
+    const auto run = [&] { forward ? call.forward(device) : call.backward(device); };
+    const std::string prefix = std::string("mhla: ") + name + ": ";
+    const std::string of =
+        std::string(name) + (forward ? " of the forward pass" : " of the backward pass");
+    const auto device_address = reinterpret_cast<std::uintptr_t>(argument.data);
+    for (const std::uintptr_t address : {host, std::uintptr_t{0}}) {
+      argument.data = reinterpret_cast<Element*>(address);
+      const std::string message = refusal<mhla::CudaError>(run);
+      report.expect(message.starts_with(prefix + "the address is not in memory"),
+                    what(of + (address == 0 ? ", no address" : ", in host memory")), message);
+    }
+    if constexpr (alignof(Element) > 1) {
+      argument.data = reinterpret_cast<Element*>(device_address + alignof(Element) / 2);
+      const std::string message = refusal<mhla::ShapeError>(run);
+      report.expect(message.starts_with(prefix + "the address is no multiple"),
+                    what(of + ", between two elements"), message);
+    }
+    call.restore();
+  };
+  for (const bool forward : {true, false}) {
+    check_argument("q", forward, call.q);
+    check_argument("k", forward, call.k);
+    check_argument("v", forward, call.v);
+    check_argument("mix", forward, call.mix);
+    check_argument("workspace", forward, call.workspace);
+  }
+  check_argument("y", true, call.y);
+  check_argument("dy", false, call.dy);
+  check_argument("dq", false, call.dq);
+  check_argument("dk", false, call.dk);
+  check_argument("dv", false, call.dv);
+  check_argument("dmix", false, call.dmix);
+  report.expect(cudaGetLastError() == cudaSuccess, what("no error is left behind"));
+  lane.stream.wait();
+  report.expect(call.results() == before, what("nothing was written"));
+
+  // An earlier error of the caller's is not taken for one of the call.
+  void* too_much = nullptr;
+  const cudaError_t refused = cudaMalloc(&too_much, ~std::size_t{0} / 2);
+  report.expect(refused != cudaSuccess, what("more memory than there is"),
+                cudaGetErrorString(refused));
+  call.forward(device);
+  call.backward(device);
+  lane.stream.wait();
+  cudaGetLastError();
+  const Results<T> results = call.results();
+  expect_near(report, what("the same call with its own memory"), results,
+              on_cpu(call.attention, call.inputs));
+
+  // Memory that the host reads as well will do.
+  void* managed = nullptr;
+  const auto bytes = static_cast<std::size_t>(call.inputs.q.size()) * sizeof(T);
+  check(cudaMallocManaged(&managed, bytes), "cudaMallocManaged");
+  check(cudaMemcpy(managed, call.inputs.q.view().data, bytes, cudaMemcpyHostToDevice),
+        "cudaMemcpy");
+  call.q.data = static_cast<T*>(managed);
+  call.forward(device);
+  call.backward(device);
+  lane.stream.wait();
+  report.expect(call.results() == results, what("q in managed memory"));
+  cudaFree(managed);
+}
+
 /// Each variant once: what a slow tool can watch.
 template <class T>
 void check_small(Report& report) {
@@ -265,6 +404,7 @@ bool enter_groups() {
                                    {"determinism", check_determinism<T>},
                                    {"graphs", check_graphs<T>},
                                    {"etiquette", check_etiquette<T>},
+                                   {"pointers", check_pointers<T>},
                                    {"small", check_small<T>}});
   return true;
 }

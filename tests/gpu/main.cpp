@@ -22,7 +22,7 @@ bool is_group(const char* name) {
 int usage() {
   std::fprintf(stderr,
                "usage: mhla_gpu_tests [--leave-memory] GROUP...\n"
-               "Groups: parity determinism graphs etiquette small\n"
+               "Groups: parity determinism graphs etiquette pointers small\n"
                "--leave-memory: memory that a call writes is not poisoned before\n");
   return 2;
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The CUDA backend's decoder and saved summaries, executed on the CPU: against the oracle, and a
-// backward pass that recomputes.
+// backward pass that recomputes. And addresses that no kernel can follow.
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <mhla/cuda/decoding.cuh>
@@ -11,6 +13,7 @@
 #include <mhla/testing/host_tensor.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <string>
+#include <utility>
 
 #include "killer.hpp"
 
@@ -137,11 +140,101 @@ void check_saved_state() {
          "saved summaries are used");
 }
 
+/// Expects `run` to throw an E that begins so where CUDA does not know what lies at `address`.
+template <class E = mhla::CudaError, class Run>
+void expect_refused(const std::string& name, const void* address, const Run& run) {
+  stand_in::runtime().unknown = {{address, 1}};
+  std::string message = "nothing";
+  try {
+    run();
+  } catch (const E& error) {
+    message = error.what();
+  }
+  stand_in::runtime() = {};
+  expect(message.rfind("mhla: " + name + ": the address is no", 0) == 0,
+         "a bad address of " + name + " is refused by name: " + message);
+}
+
+void check_addresses() {
+  Call x;
+  cublasContext context;
+  const CudaDevice device(nullptr, &context);
+  const auto shape = mhla::shape_of(x.q.view(), x.k.view(), x.v.view(), x.mix.view());
+  const Index size = mhla::forward_state_size(attention, shape, device);
+  const Workspace memory = full_of_nan(size * Index{sizeof(double)});
+  mhla::CudaForwardState<double> state({reinterpret_cast<double*>(memory.data()), size});
+  const Workspace workspace =
+      full_of_nan(std::max(mhla::forward_workspace_size<double>(attention, shape, device),
+                           mhla::backward_workspace_size<double>(attention, shape, device)));
+  auto dq = x.q, dk = x.k, dv = x.v;
+  auto dmix = x.mix;
+  mhla::GradientViews<double> gradients{dq.view(), dk.view(), dv.view(), dmix.view()};
+  TensorView<const double, 4> q = x.q.view();
+  const auto forward = [&] {
+    mhla::forward_into(attention, device, q, x.k.view(), x.v.view(), x.mix.view(), x.y.view(),
+                       workspace, &state);
+  };
+  const auto backward = [&] {
+    mhla::backward_into(attention, device, q, x.k.view(), x.v.view(), x.mix.view(), x.dy.view(),
+                        gradients, mhla::Update::overwrite, workspace, &state);
+  };
+  forward();
+  for (const auto& [name, address] : {std::pair<const char*, const void*>{"q", x.q.view().data},
+                                      {"k", x.k.view().data},
+                                      {"v", x.v.view().data},
+                                      {"mix", x.mix.view().data},
+                                      {"dy", x.dy.view().data},
+                                      {"dq", dq.view().data},
+                                      {"dk", dk.view().data},
+                                      {"dv", dv.view().data},
+                                      {"dmix", dmix.view().data},
+                                      {"workspace", workspace.data()},
+                                      {"state", memory.data()}})
+    expect_refused(name, address, backward);
+  gradients.value.wanted = false;
+  stand_in::runtime().unknown = {{dv.view().data, 1}};
+  backward();
+  for (const auto& [name, address] : {std::pair<const char*, const void*>{"q", x.q.view().data},
+                                      {"y", x.y.view().data},
+                                      {"workspace", workspace.data()},
+                                      {"state", memory.data()}})
+    expect_refused(name, address, forward);
+  q.data = reinterpret_cast<const double*>(reinterpret_cast<std::uintptr_t>(q.data) + 4);
+  expect_refused<mhla::ShapeError>("q", nullptr, forward);
+  expect_refused<mhla::ShapeError>("q", nullptr, backward);
+
+  const Workspace own = full_of_nan(Decoder::memory_size(attention, x.mix, sizes));
+  const auto make = [&] { Decoder(attention, device, x.mix, sizes, own); };
+  expect_refused("memory", own.data(), make);
+  expect_refused("mix", x.mix.view().data, make);
+  Decoder decoder(attention, device, x.mix, sizes, own);
+  const auto step = [&] { decoder.step(device, x.q, x.k, x.v, x.y.view()); };
+  for (const auto& [name, address] : {std::pair<const char*, const void*>{"q", x.q.view().data},
+                                      {"k", x.k.view().data},
+                                      {"v", x.v.view().data},
+                                      {"y", x.y.view().data}})
+    expect_refused(name, address, step);
+  const Workspace aside = full_of_nan(decoder.snapshot_size());
+  expect_refused("memory", aside.data(), [&] { decoder.save(device, aside); });
+
+  stand_in::runtime().refuse_pointers_with = cudaErrorNoDevice;
+  try {
+    step();
+  } catch (const mhla::CudaError&) {
+  }
+  expect(cudaPeekAtLastError() == cudaSuccess, "an error that was thrown is not left behind");
+  stand_in::runtime() = {};
+  stand_in::runtime().last_error = cudaErrorMemoryAllocation;
+  step();
+  expect(cudaGetLastError() == cudaErrorMemoryAllocation, "the caller's error is left alone");
+}
+
 }  // namespace
 
 int main() {
   killer::run([] {
     check_decoding();
     check_saved_state();
+    check_addresses();
   });
 }

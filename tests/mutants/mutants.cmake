@@ -610,6 +610,29 @@ mutant(cuda_saved_summaries_computed_again cuda_decode cuda/pipeline.cuh
   [[if (state.data == nullptr) summarize_blocks(part);]]
   [[summarize_blocks(part);]])
 
+# Addresses that no kernel can follow
+mutant(cuda_unregistered_inverted cuda_decode cuda/device_memory.cuh
+  [[attributes.type == cudaMemoryTypeUnregistered]]
+  [[attributes.type != cudaMemoryTypeUnregistered]])
+mutant(cuda_thrown_error_left_behind cuda_decode cuda/device_memory.cuh
+  [[if (cudaPeekAtLastError() == status) cudaGetLastError();]]
+  [[]])
+mutant(cuda_workspace_anywhere cuda_decode cuda/device_memory.cuh
+  [[require_device_memory(workspace, "workspace");]]
+  [[]])
+mutant(cuda_dk_anywhere cuda_decode cuda/pipeline.cuh
+  [[if (gradients.key.wanted) require_device_memory(gradients.key.view, "dk");]]
+  [[]])
+mutant(cuda_memory_of_what_is_skipped cuda_decode cuda/pipeline.cuh
+  [[if (gradients.value.wanted) require_device_memory]]
+  [[require_device_memory]])
+mutant(cuda_decoded_value_anywhere cuda_decode cuda/decoding.cuh
+  [[require_device_memory(v, "v");]]
+  [[]])
+mutant(address_between_elements cuda_decode policy/requests.hpp
+  [[% alignment != 0)]]
+  [[% alignment > 4)]])
+
 # The CUDA backend, executed on the CPU
 mutant(cuda_leading_dimension_of_columns cuda cuda/gemm.cuh
   [[a.data, type, narrow(a.stride)]]

@@ -11,6 +11,7 @@
 #include <mhla/cuda/block_table.cuh>
 #include <mhla/cuda/decode_step.cuh>
 #include <mhla/cuda/decoding.hpp>
+#include <mhla/cuda/device_memory.cuh>
 #include <mhla/cuda/rotation_table.cuh>
 #include <mhla/cuda/token_block.cuh>
 #include <type_traits>
@@ -24,6 +25,10 @@ void run_decoder_setup(const CudaDevice& device, const DecoderParts<V, Accumulat
                        const TensorView<const Accumulator<T>, 3>& mix) {
   using A = Accumulator<T>;
   const auto& scratch = decoder.scratch;
+  require_device_memory(decoder.memory.positions, "memory");
+  require_device_memory(scratch.mixing, "memory");
+  require_device_memory(mix, "mix");
+  require_borrowed_memory(decoder.attention);
   fill(device, decoder.attention, scratch.tile);
   fill(device, decoder.attention.rotation, scratch.rotation);
   launch(device, scratch.mixing.size,
@@ -41,6 +46,10 @@ void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator
   const auto& memory = decoder.memory;
   const auto& scratch = decoder.scratch;
   const auto& attention = decoder.attention;
+  require_device_memory(q, "q");
+  require_device_memory(k, "k");
+  require_device_memory(v, "v");
+  require_device_memory(y, "y");
   const Index sequences = q.extent[0];
   const Index tokens = q.extent[2];
   BlockTable table = scratch.tile;
@@ -110,6 +119,8 @@ template <class V, class T>
 void run_decoder_copy(const CudaDevice& device, const DecodeMemory<V, Accumulator<T>>& from,
                       const DecodeMemory<V, Accumulator<T>>& to) {
   using A = Accumulator<T>;
+  require_device_memory(from.positions, "memory");
+  require_device_memory(to.positions, "memory");
   const auto copy = [&](const auto& source, const auto& target) {
     using Element = std::remove_reference_t<decltype(*target.data)>;
     launch(device, source.size, CopyElements<Element>{source.data, target.data});

@@ -95,7 +95,8 @@ class CudaDecoder : RequireStreaming<V> {
   /// mix [1 | heads, blocks, blocks], in device memory and copied in stream order, says how long a
   /// sequence can get: capacity() tokens.
   /// \throws ShapeError where variant, mix and shape do not fit, WorkspaceError where `memory` is
-  /// smaller than memory_size() or not aligned to workspace_alignment.
+  /// smaller than memory_size() or not aligned to workspace_alignment, CudaError where CUDA does
+  /// not know `memory` or mix, or a kernel cannot be launched.
   CudaDecoder(const V& variant, const CudaDevice& device,
               const std::type_identity_t<TensorView<const A, 3>>& mix, const DecoderShape& shape,
               WorkspaceView memory)
@@ -130,7 +131,8 @@ class CudaDecoder : RequireStreaming<V> {
   /// The next tokens of every sequence: q and y [batch, heads, tokens, dim], k and v
   /// [batch, kv_heads, tokens, dim], for any number of tokens.
   /// \throws ShapeError where they do not fit, StateError where a sequence would outgrow
-  /// capacity(); nothing has changed then. CudaError where a kernel cannot be launched.
+  /// capacity(), CudaError where CUDA does not know the memory of one; nothing has changed then.
+  /// CudaError where a kernel cannot be launched.
   void step(const CudaDevice& device, const std::type_identity_t<TensorView<const T, 4>>& q,
             const std::type_identity_t<TensorView<const T, 4>>& k,
             const std::type_identity_t<TensorView<const T, 4>>& v,
@@ -148,7 +150,8 @@ class CudaDecoder : RequireStreaming<V> {
   }
 
   /// Launches a step of one token of every sequence, which the host does not count: for a graph.
-  /// \throws ShapeError where the tensors do not fit.
+  /// \throws ShapeError where the tensors do not fit, CudaError where CUDA does not know their
+  /// memory or a kernel cannot be launched.
   void record_step(const CudaDevice& device, const std::type_identity_t<TensorView<const T, 4>>& q,
                    const std::type_identity_t<TensorView<const T, 4>>& k,
                    const std::type_identity_t<TensorView<const T, 4>>& v,
@@ -176,7 +179,7 @@ class CudaDecoder : RequireStreaming<V> {
 
   /// Copies the state, not the mixing matrix, into `memory`.
   /// \throws WorkspaceError where it is smaller than snapshot_size() or not aligned to
-  /// workspace_alignment.
+  /// workspace_alignment, CudaError where CUDA does not know it.
   Snapshot save(const CudaDevice& device, WorkspaceView memory) const {
     cuda::require_decoder_memory(memory, snapshot_size(), "save", "snapshot_size");
     Snapshot snapshot;

@@ -23,8 +23,15 @@ enum class FloatProducts {
 /// Every call runs in `stream` order and returns at once: it allocates nothing and waits for
 /// nothing, so that it can be captured into a CUDA graph. The cuBLAS handle is put on the stream
 /// and given a workspace for the call; stream, math mode and pointer mode are the caller's again
-/// afterwards, its workspace is cuBLAS's default one, since that cannot be asked for. Tensors and
-/// workspace lie in device memory.
+/// afterwards, its workspace is cuBLAS's default one, since that cannot be asked for.
+///
+/// Tensors, workspace, saved states and what a variant borrows (masks, Favor's projection; not the
+/// offsets of packed sequences) lie in memory that CUDA knows: device memory, managed, or
+/// registered host memory. Every call asks CUDA so before it launches anything, and throws
+/// CudaError where an address, or none, is given that CUDA does not know; likewise where CUDA or
+/// cuBLAS refuses, with the reason, and for which chip to compile where the program holds no code
+/// for the device. The error that a failed call leaves for cudaGetLastError is taken back then; the
+/// caller's own errors are neither reported nor cleared.
 class CudaDevice {
  public:
   CudaDevice(CUstream_st* stream, cublasContext* cublas, WorkspaceView workspace = {},

@@ -7,10 +7,9 @@
 #include <cuda_runtime.h>
 
 #include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/device.hpp>
-#include <string>
+#include <mhla/cuda/device_memory.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -33,11 +32,12 @@ void launch(const CudaDevice& device, Index count, const Body& body) {
   constexpr Index most_blocks = Index{1} << 20;
   const Index wanted = ceil_div(count, Index{threads_of_block});
   const auto blocks = static_cast<unsigned>(wanted < most_blocks ? wanted : most_blocks);
-  run_body<<<blocks, threads_of_block, 0, device.stream()>>>(body, count);
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess)
-    throw CudaError(std::string("mhla: a kernel could not be launched: ") +
-                    cudaGetErrorString(error));
+  // Not <<<>>>, after which there is cudaGetLastError() only: that tells of the caller's calls,
+  // too.
+  void* arguments[] = {const_cast<Body*>(&body), &count};
+  check_cuda(cudaLaunchKernel(run_body<Body>, dim3(blocks), dim3(threads_of_block), arguments, 0,
+                              device.stream()),
+             "a kernel could not be launched");
 }
 
 }  // namespace cuda

@@ -9,6 +9,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/backward_pass.cuh>
+#include <mhla/cuda/device_memory.cuh>
 #include <mhla/cuda/forward_pass.cuh>
 #include <mhla/cuda/pipeline.hpp>
 
@@ -59,6 +60,8 @@ void run_forward(const CudaDevice& device, const V& attention, const Problem& pr
   const Index at_once = items_at_once<V, A>(attention, problem, false);
   Arena arena(workspace);
   const Plan<V, A> whole(arena, attention, problem, at_once, false);
+  require_memory_of_call(attention, operands, {workspace.data, arena.used()}, state);
+  require_device_memory(y, "y");
   const BorrowedCublas cublas(device, whole.cublas);
   for (Index first = 0; first < problem.shape.batch; first += at_once) {
     const Index count = std::min(at_once, problem.shape.batch - first);
@@ -91,6 +94,12 @@ void run_backward(const CudaDevice& device, const V& attention, const Problem& p
   Arena arena(workspace);
   const Plan<V, A> whole(arena, attention, problem, at_once, true);
   const Extents<V>& e = whole.extents;
+  require_memory_of_call(attention, operands, {workspace.data, arena.used()}, state);
+  require_device_memory(dy, "dy");
+  if (gradients.query.wanted) require_device_memory(gradients.query.view, "dq");
+  if (gradients.key.wanted) require_device_memory(gradients.key.view, "dk");
+  if (gradients.value.wanted) require_device_memory(gradients.value.view, "dv");
+  if (gradients.mix.wanted) require_device_memory(gradients.mix.view, "dmix");
   const BorrowedCublas cublas(device, whole.cublas);
   clear(device, whole.grad_mixing);
   clear(device, whole.grad_own_mixing);

@@ -73,8 +73,11 @@ Index forward_state_size(const V& attention, const Shape& shape, const CudaDevic
 }
 
 /// y = attention(q, k, v, mix) in device memory, on the device's stream: see the CPU's forward_into
-/// for shapes and errors. CudaError where a CUDA or cuBLAS call fails. With `save`, the summaries
-/// are kept for backward_into, of all items also where the batch runs in parts.
+/// for shapes and errors. With `save`, the summaries are kept for backward_into, of all items also
+/// where the batch runs in parts; after a CudaError there are none.
+/// \throws ShapeError, also for an address that is no multiple of its elements' size;
+/// WorkspaceError; CudaError for memory that CUDA does not know, and where a CUDA or cuBLAS call
+/// fails: see CudaDevice.
 ///
 /// Everything is checked before anything is launched. Nothing is allocated, nothing waited for.
 template <AttentionVariant V, StorageScalar T>
@@ -101,7 +104,8 @@ void forward_into(const V& attention, const CudaDevice& device,
 /// CPU's backward_into. The same bits in every run. With `saved`, summaries are taken from the
 /// forward pass instead of computed again: the same bits, but where the forward pass had the batch
 /// in other parts and cuBLAS computes a product in another way when more of them come together.
-/// StateError where `saved` is of another call; the gradients are untouched then.
+/// StateError where `saved` is of another call, and the errors of forward_into; the gradients are
+/// untouched then, but where a CUDA or cuBLAS call fails halfway.
 template <AttentionVariant V, class Query, class T = std::remove_const_t<Query>>
 requires StorageScalar<T>
 void backward_into(const V& attention, const CudaDevice& device, const TensorView<Query, 4>& q,

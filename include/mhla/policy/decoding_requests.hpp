@@ -12,6 +12,7 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/causality.hpp>
 #include <mhla/policy/problem.hpp>
+#include <mhla/policy/requests.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
 #include <type_traits>
@@ -60,6 +61,9 @@ Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
                      shape.value_dim, mix.extent[0], mix.extent[1], mix.extent[2]});
   if (shape.slots < 1)
     throw ShapeError("mhla: slots: is " + std::to_string(shape.slots) + " but must be at least 1");
+  require_aligned(mix, "mix");
+  if constexpr (borrows_projection<V>)
+    require_aligned(variant.feature_map.projection, "feature_map.projection");
   return problem;
 }
 
@@ -84,6 +88,10 @@ Index checked_decoder_step(const DecoderShape& shape, Index sequences,
                   "v is [batch, kv_heads, tokens, value_dim] of the decoder");
   require_extents(y, "y", sequences, shape.heads, tokens, shape.value_dim,
                   "y is [batch, heads, tokens, value_dim] of the decoder");
+  require_aligned(q, "q");
+  require_aligned(k, "k");
+  require_aligned(v, "v");
+  require_aligned(y, "y");
   if (!is_injective(y) || share_memory(y, q) || share_memory(y, k) || share_memory(y, v))
     throw ShapeError(
         "mhla: y: shares memory with q, k or v, or with itself; a destination needs "

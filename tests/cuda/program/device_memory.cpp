@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The program's stream, cuBLAS handle and device memory. Compares the device with the CPU.
 //   program            exits with 77 and says so where there is no GPU
-//   program --refused  hands cuBLAS no handle: a CudaError, with a GPU and without
+//   program --refused  hands over host memory, and no cuBLAS handle: a CudaError, with a GPU and
+//                      without
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 

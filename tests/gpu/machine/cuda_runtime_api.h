@@ -7,28 +7,40 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cublas_v2.h"
+#include "../../cuda/machine/cuda_runtime_api.h"
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorNotSupported = 801 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 
-inline const char* cudaGetErrorString(cudaError_t status) {
-  return status == cudaSuccess ? "no error" : "an error";
-}
 inline cudaError_t cudaGetDeviceCount(int* devices) {
   *devices = 1;
   return cudaSuccess;
 }
 
 inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
-  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  return *memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+  stand_in::Runtime& runtime = stand_in::runtime();
+  runtime.allocates = true;
+  const std::size_t whole = (bytes + 255) / 256 * 256;
+  *memory = whole < bytes ? nullptr : std::aligned_alloc(256, whole);
+  if (*memory == nullptr) return runtime.leave(cudaErrorMemoryAllocation);
+  runtime.allocated.push_back({*memory, whole});
+  return cudaSuccess;
+}
+inline constexpr unsigned cudaMemAttachGlobal = 1;
+inline cudaError_t cudaMallocManaged(void** memory, std::size_t bytes,
+                                     unsigned = cudaMemAttachGlobal) {
+  return cudaMalloc(memory, bytes);
 }
 inline cudaError_t cudaFree(void* memory) {
+  std::vector<stand_in::AddressRange>& allocated = stand_in::runtime().allocated;
+  for (std::size_t i = 0; i < allocated.size(); ++i)
+    if (allocated[i].begin == memory) {
+      allocated.erase(allocated.begin() + static_cast<std::ptrdiff_t>(i));
+      break;
+    }
   std::free(memory);
   return cudaSuccess;
 }

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+// CUDA's errors as exceptions, and whether CUDA knows the memory that a call is given: a kernel
+// that follows an address of the host's ends in an error that no later call recovers from. What is
+// asked here starts no work and waits for none, so that it may be asked while a stream is captured.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/requests.hpp>
+#include <string>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// Whether a status means that the program holds no code for the device.
+inline bool lacks_code(cudaError_t status) {
+  return status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion ||
+         status == cudaErrorInvalidDeviceFunction;
+}
+
+/// What to do about that.
+inline std::string advice_on_code() {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  std::string chip = "the compute capability of the device";
+  if (cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess)
+    chip = "compute capability " + std::to_string(major) + "." + std::to_string(minor) +
+           ", which device " + std::to_string(device) + " has";
+  return "; the .cu with MHLA_INSTANTIATE_CUDA has to be compiled for " + chip +
+         " (CMAKE_CUDA_ARCHITECTURES, or nvcc's -gencode)";
+}
+
+/// Throws what a call of CUDA's said. A failed call leaves its error for cudaGetLastError as well;
+/// it is taken back, because the caller has the exception.
+[[noreturn]] inline void throw_cuda_error(cudaError_t status, const std::string& what) {
+  if (cudaPeekAtLastError() == status) cudaGetLastError();
+  throw CudaError("mhla: " + what + ": " + cudaGetErrorString(status) +
+                  (lacks_code(status) ? advice_on_code() : std::string()));
+}
+
+/// The same of a call that may have succeeded; `what` says what has failed otherwise.
+inline void check_cuda(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) throw_cuda_error(status, what);
+}
+
+/// Throws CudaError unless CUDA knows the memory at an address.
+inline void require_device_memory(const void* address, const char* name) {
+  cudaPointerAttributes attributes{};
+  const cudaError_t status = cudaPointerGetAttributes(&attributes, address);
+  if (status != cudaSuccess)
+    throw_cuda_error(status, std::string(name) + ": cudaPointerGetAttributes failed");
+  if (attributes.type == cudaMemoryTypeUnregistered)
+    throw CudaError(std::string("mhla: ") + name +
+                    ": the address is not in memory that CUDA knows: a CudaDevice takes device "
+                    "memory (cudaMalloc), managed, or registered host memory");
+}
+
+/// The same of arrays and tensors, which need no memory where they have no element.
+template <class T>
+void require_device_memory(const Span<T>& array, const char* name) {
+  if (array.size > 0) require_device_memory(array.data, name);
+}
+template <class T, int Rank>
+void require_device_memory(const TensorView<T, Rank>& tensor, const char* name) {
+  if (tensor.size() > 0) require_device_memory(tensor.data, name);
+}
+
+/// What the kernels of a variant read besides the operands.
+template <class V>
+void require_borrowed_memory(const V& attention) {
+  if constexpr (borrows_projection<V>)
+    require_device_memory(attention.feature_map.projection, "feature_map.projection");
+  if constexpr (requires { attention.masks; }) {
+    // A mask without data takes every token.
+    if (attention.masks.query.data != nullptr)
+      require_device_memory(attention.masks.query, "masks.query");
+    if (attention.masks.key.data != nullptr)
+      require_device_memory(attention.masks.key, "masks.key");
+  }
+}
+
+/// What both passes read and write, whatever else.
+template <class V, class T>
+void require_memory_of_call(const V& attention, const OperandViews<T>& operands,
+                            const Span<std::byte>& workspace, const Span<Accumulator<T>>& state) {
+  require_device_memory(operands.q, "q");
+  require_device_memory(operands.k, "k");
+  require_device_memory(operands.v, "v");
+  require_device_memory(operands.mix, "mix");
+  require_borrowed_memory(attention);
+  require_device_memory(workspace, "workspace");
+  require_device_memory(state, "state");
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END
