@@ -34,7 +34,8 @@ class StateError : public Error {
   using Error::Error;
 };
 
-/// A CUDA or cuBLAS call failed; the message holds the call and the status' name.
+/// A CUDA or cuBLAS call failed, or CUDA does not know the memory of an argument; the message holds
+/// the call and the status' name, or the argument.
 class CudaError : public Error {
  public:
   using Error::Error;
