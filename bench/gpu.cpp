@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
 // What a GPU reaches, and what the library reaches on it:
-//   bench_gpu [--out FILE] [--seconds 0.3] [--shapes PART] [--scalars float,bfloat16] [--no-errors]
+//   bench_gpu [--out FILE] [--seconds 0.3] [--shapes PART] [--scalars float,bfloat16]
+//             [--paths cublas,summaries,quadratic] [--no-errors]
 // First the ceilings: copies, matrix products, launches. Then forward and backward pass of every
-// shape (of those whose name holds PART) from a CUDA graph, with warm and with cold L2 cache, and
-// call by call. Each result is a line of JSON; MHLA_COMMIT and MHLA_DRIVER in the environment go
-// into it. Times are of CUDA's events, of `seconds` each. Exits with 77 where there is no GPU.
+// shape (of those whose name holds PART; small ones first) on every path that can run it, from a
+// CUDA graph with warm and with cold L2 cache, and call by call. Each result is a line of JSON that
+// also says which path the library would choose, and what its model expects of this one;
+// MHLA_COMMIT and MHLA_DRIVER in the environment go into it. Times are of CUDA's events, of
+// `seconds` each. Exits with 77 where there is no GPU.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -30,12 +33,15 @@ namespace {
 
 using mhla::BFloat16;
 using mhla::CudaDevice;
+using mhla::CudaPath;
+using mhla::cuda::name_of;
 using mhla::testing::HostTensor;
 
 struct Options {
   std::string out;
   std::string shapes;
   std::string scalars = "float,bfloat16";
+  std::string paths = "cublas,summaries,quadratic";
   double seconds = 0.3;
   bool errors = true;
 };
@@ -69,7 +75,7 @@ struct Machine {
   DeviceArray flush{std::size_t{128} << 20};
   double copy_bandwidth = 0;  // bytes a second, read and written
 
-  CudaDevice device() const { return lane.device(); }
+  CudaDevice device(CudaPath path = CudaPath::automatic) const { return lane.device(path); }
   void empty_cache() const {
     gpu::check(cudaMemsetAsync(flush.as<void>(), 0, flush.bytes(), lane.stream), "cudaMemsetAsync");
   }
@@ -243,6 +249,21 @@ class Operands {
   HostTensor<double, 4> last_dq() const { return last_head(dq_, shape_.key_dim); }
   HostTensor<double, 4> last_dk() const { return last_head(dk_, shape_.key_dim); }
   HostTensor<double, 4> last_dv() const { return last_head(dv_, shape_.value_dim); }
+  /// Of all heads.
+  HostTensor<float, 3> dmix() const {
+    HostTensor<float, 3> sum = mix;
+    gpu::check(
+        cudaMemcpy(sum.elements().data(), dmix_.as<void>(), dmix_.bytes(), cudaMemcpyDeviceToHost),
+        "cudaMemcpy");
+    return sum;
+  }
+
+  /// Not-a-number in all that a pass writes.
+  void poison(cudaStream_t stream) const {
+    for (const DeviceArray* array : {&y_, &dq_, &dk_, &dv_, &dmix_})
+      gpu::check(cudaMemsetAsync(array->as<void>(), 0xff, array->bytes(), stream),
+                 "cudaMemsetAsync");
+  }
 
  private:
   mhla::Index elements(std::ptrdiff_t dim) const {
@@ -275,22 +296,27 @@ struct Work {
 
 /// One pass from a graph with warm and with cold cache, and call by call.
 void measure_pass(const Machine& machine, const Options& options, const JsonLine& head,
-                  const Work& work, const GpuPass& pass, mhla::WorkspaceView workspace,
-                  const JsonLine& errors, Lines& lines) {
-  const auto run = [&] { pass.run(machine.device(), workspace); };
+                  const Work& work, const GpuPass& pass, const JsonLine& choice,
+                  mhla::WorkspaceView workspace, const JsonLine& errors, Lines& lines) {
+  const CudaPath path = pass.cost.choice.path;
+  const auto run = [&] { pass.run(machine.device(path), workspace); };
   const auto write = [&](const char* mode, const Quantiles& time, const JsonLine& more) {
     const double bandwidth = work.bytes / (time.median * 1e-6);
-    lines.write(JsonLine(head)
-                    .add("pass", work.name)
-                    .add("mode", mode)
-                    .append(time_fields(time))
-                    .add("useful_bytes", work.bytes)
-                    .add("useful_gb_per_s", bandwidth * 1e-9)
-                    .add("fraction_of_copy", bandwidth / machine.copy_bandwidth)
-                    .add("useful_tflop_per_s", work.flops / time.median * 1e-6)
-                    .add("workspace_bytes", static_cast<double>(pass.workspace_bytes))
-                    .append(more)
-                    .append(errors));
+    lines.write(
+        JsonLine(head)
+            .add("pass", work.name)
+            .add("path", name_of(path))
+            .add("mode", mode)
+            .append(time_fields(time))
+            .add("useful_bytes", work.bytes)
+            .add("useful_gb_per_s", bandwidth * 1e-9)
+            .add("fraction_of_copy", bandwidth / machine.copy_bandwidth)
+            .add("useful_tflop_per_s", work.flops / time.median * 1e-6)
+            .add("workspace_bytes", static_cast<double>(pass.cost.workspace_bytes))
+            .add("moved_gb_per_s", static_cast<double>(pass.cost.bytes_moved) / time.median * 1e-3)
+            .append(choice)
+            .append(more)
+            .append(errors));
   };
   const auto nothing = [] {};
   const auto cold = [&] { machine.empty_cache(); };
@@ -317,6 +343,36 @@ double rms_error(const HostTensor<double, 4>& actual, const HostTensor<double, 4
   return mhla::testing::compare(actual.view(), exact.view()).rms_ratio;
 }
 
+/// What the library would choose, and what its model says of a path.
+JsonLine model_fields(const GpuPass& chosen, const GpuPass& pass) {
+  const mhla::cuda::NominalGpu nominal;
+  return JsonLine{}
+      .add("automatic", name_of(chosen.cost.choice.path))
+      .add("model_us", 1e6 * pass.cost.choice.cost().seconds(nominal))
+      .add("model_bytes", static_cast<double>(pass.cost.bytes_moved))
+      .add("model_flops", static_cast<double>(pass.cost.flops));
+}
+
+/// What a path's results differ by from those of one head in double, and dmix, a sum over all
+/// heads, from `other_dmix`, where there is another.
+struct Errors {
+  JsonLine forward, backward;
+};
+template <class T>
+Errors errors_of(const Operands<T>& operands, const HeadTensors& exact,
+                 const HostTensor<float, 3>& other_dmix) {
+  Errors errors;
+  errors.forward.add("error_y", rms_error(operands.last_y(), exact.y));
+  errors.backward.add("error_dq", rms_error(operands.last_dq(), exact.dq))
+      .add("error_dk", rms_error(operands.last_dk(), exact.dk))
+      .add("error_dv", rms_error(operands.last_dv(), exact.dv));
+  if (other_dmix.size() > 0)
+    errors.backward.add(
+        "dmix_from_first_path",
+        mhla::testing::compare(operands.dmix().view(), other_dmix.view()).rms_ratio);
+  return errors;
+}
+
 template <class T>
 void measure_shape(const Machine& machine, const Options& options, const GpuShape& shape,
                    Lines& lines) {
@@ -324,45 +380,56 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
       JsonLine{}.add("kind", "pass").add("shape", shape.name).add("scalar", scalar_name<T>);
   try {
     const Operands<T> operands(shape, machine.device());
-    const GpuPasses passes = gpu_passes<T>(shape, machine.device(), operands.tensors());
-    const auto bytes = static_cast<std::size_t>(
-        std::max(passes.forward.workspace_bytes, passes.backward.workspace_bytes));
-    const DeviceArray memory(bytes);
-    const mhla::WorkspaceView workspace{memory.as<std::byte>(), static_cast<mhla::Index>(bytes)};
-
-    JsonLine forward_errors, backward_errors;
+    const GpuPasses chosen = gpu_passes<T>(shape, machine.device(), operands.tensors());
+    HeadTensors exact;
     if (options.errors) {
-      // Checked before it is timed, in memory that holds not-a-number.
-      const auto poison = [&](T* data, std::ptrdiff_t dim) {
-        gpu::check(cudaMemsetAsync(
-                       data, 0xff,
-                       static_cast<std::size_t>(shape.batch * shape.heads * shape.tokens() * dim) *
-                           sizeof(T),
-                       machine.lane.stream),
-                   "cudaMemsetAsync");
-      };
-      const GpuTensors<T> x = operands.tensors();
-      poison(x.y, shape.value_dim), poison(x.dq, shape.key_dim);
-      poison(x.dk, shape.key_dim), poison(x.dv, shape.value_dim);
-      passes.forward.run(machine.device(), workspace);
-      passes.backward.run(machine.device(), workspace);
       machine.lane.stream.wait();
-      HeadTensors exact = operands.last_head();
+      exact = operands.last_head();
       compute_reference(shape, exact, true);
-      forward_errors.add("error_y", rms_error(operands.last_y(), exact.y));
-      backward_errors.add("error_dq", rms_error(operands.last_dq(), exact.dq))
-          .add("error_dk", rms_error(operands.last_dk(), exact.dk))
-          .add("error_dv", rms_error(operands.last_dv(), exact.dv));
     }
-    measure_pass(machine, options, head,
-                 {"forward", shape.forward_elements() * sizeof(T), shape.forward_flops()},
-                 passes.forward, workspace, forward_errors, lines);
-    measure_pass(machine, options, head,
-                 {"backward", shape.backward_elements() * sizeof(T), shape.backward_flops()},
-                 passes.backward, workspace, backward_errors, lines);
+    HostTensor<float, 3> first_dmix;
+    for (const CudaPath path : {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic}) {
+      if (options.paths.find(name_of(path)) == std::string::npos) continue;
+      const mhla::cuda::Refusal refusal = chosen.forward.cost.choice.refusal;
+      if (path != CudaPath::cublas && refusal != mhla::cuda::Refusal::none) {
+        lines.write(JsonLine(head)
+                        .add("path", name_of(path))
+                        .add("refused", mhla::cuda::described(refusal, shape.call())));
+        continue;
+      }
+      try {
+        const GpuPasses passes = gpu_passes<T>(shape, machine.device(path), operands.tensors());
+        const auto bytes = static_cast<std::size_t>(
+            std::max(passes.forward.cost.workspace_bytes, passes.backward.cost.workspace_bytes));
+        const DeviceArray memory(bytes);
+        const mhla::WorkspaceView workspace{memory.as<std::byte>(),
+                                            static_cast<mhla::Index>(bytes)};
+        Errors errors;
+        if (options.errors) {
+          // Checked before it is timed, in memory that holds not-a-number.
+          operands.poison(machine.lane.stream);
+          passes.forward.run(machine.device(path), workspace);
+          passes.backward.run(machine.device(path), workspace);
+          machine.lane.stream.wait();
+          errors = errors_of(operands, exact, first_dmix);
+          if (first_dmix.size() == 0) first_dmix = operands.dmix();
+        }
+        measure_pass(machine, options, head,
+                     {"forward", shape.forward_elements() * sizeof(T), shape.forward_flops()},
+                     passes.forward, model_fields(chosen.forward, passes.forward), workspace,
+                     errors.forward, lines);
+        measure_pass(machine, options, head,
+                     {"backward", shape.backward_elements() * sizeof(T), shape.backward_flops()},
+                     passes.backward, model_fields(chosen.backward, passes.backward), workspace,
+                     errors.backward, lines);
+      } catch (const std::exception& error) {
+        lines.write(JsonLine(head).add("path", name_of(path)).add("error", error.what()));
+        cudaGetLastError();  // a failed allocation is not the next path's
+      }
+    }
   } catch (const std::exception& error) {
     lines.write(JsonLine(head).add("error", error.what()));
-    cudaGetLastError();  // a failed allocation is not the next shape's
+    cudaGetLastError();  // nor the next shape's
   }
 }
 
@@ -382,6 +449,8 @@ Options parsed(int argc, char** argv) {
       options.shapes = value;
     else if (name == "--scalars")
       options.scalars = value;
+    else if (name == "--paths")
+      options.paths = value;
     else if (name == "--seconds")
       options.seconds = std::stod(value);
     else
@@ -401,7 +470,11 @@ int run(const Options& options) {
   measure_copy(machine, options, lines);
   measure_products(machine, options, lines);
   measure_launches(machine, options, lines);
-  for (const GpuShape& shape : gpu_shapes()) {
+  std::vector<GpuShape> shapes = gpu_shapes();
+  std::stable_sort(shapes.begin(), shapes.end(), [](const GpuShape& a, const GpuShape& b) {
+    return a.forward_elements() < b.forward_elements();
+  });
+  for (const GpuShape& shape : shapes) {
     if (shape.name.find(options.shapes) == std::string::npos) continue;
     if (options.scalars.find("bfloat16") != std::string::npos)
       measure_shape<BFloat16>(machine, options, shape, lines);

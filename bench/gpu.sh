@@ -4,14 +4,16 @@
 #   bench/gpu.sh RESULTS STEP...
 #   build      compiles tests, benchmark and example (MHLA_GPU_ARCHITECTURES=90, MHLA_GPU_BUILD=build/gpu)
 #   check      the tests
-#   sanitize   the same under compute-sanitizer, where it works
-#   bench      ceilings, then every shape; more arguments of bench_gpu in MHLA_BENCH_GPU
-# Each step takes well under ten minutes. Results go into the folder RESULTS as they come: a log for
-# each step, and gpu.jsonl with a line for each figure. The status is 77 where a step found no GPU,
-# else 1 where one failed. It needs no Eigen, Catch2 or Google Benchmark.
+#   sanitize   small ones under each tool of compute-sanitizer, where it works; or one of them:
+#              memcheck, racecheck, initcheck, synccheck
+#   bench      ceilings, then every shape on every path, small shapes first; more arguments of
+#              bench_gpu in MHLA_BENCH_GPU
+# Each step is meant to take less than ten minutes. Results go into the folder RESULTS as they come:
+# a log for each step, and gpu.jsonl with a line for each figure. The status is 77 where a step found
+# no GPU, else 1 where one failed. It needs no Eigen, Catch2 or Google Benchmark.
 set -u -o pipefail
 if [[ $# -lt 2 ]]; then
-  sed -n '3,11s/^# //p' "$0" >&2
+  sed -n '3,13s/^# //p' "$0" >&2
   exit 2
 fi
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -59,9 +61,11 @@ for step in "$@"; do
     build) configure_and_build ;;
     check) tests --exclude-regex '/(mem|race|init|sync)check$' ;;
     sanitize) tests --tests-regex '/(mem|race|init|sync)check$' ;;
+    memcheck | racecheck | initcheck | synccheck) tests --tests-regex "/$step$" ;;
     bench) measure ;;
     *)
-      echo "$step: unknown; the steps are build, check, sanitize and bench"
+      echo "$step: unknown; the steps are build, check, sanitize, memcheck, racecheck, initcheck," \
+        "synccheck and bench"
       exit 2
       ;;
   esac 2>&1 | tee "$results/$step.log"

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What is measured on tensors of float, and a kernel that does nothing.
-#include "gpu_kernels.cuh"
+// Kernels of what is measured on tensors of float; those on BFloat16 are also tested
+// (tests/gpu/kernels_measured.cu).
+#include <mhla/cuda/instantiate.cuh>
 
-namespace bench {
+#include "gpu_shapes.hpp"
 
-namespace {
-struct Nothing {
-  MHLA_HOST_DEVICE void operator()(mhla::Index) const {}
-};
-}  // namespace
-
-void launch_nothing(const mhla::CudaDevice& device) { mhla::cuda::launch(device, 1, Nothing{}); }
-
-MHLA_BENCH_GPU_KERNELS(float);
-
-}  // namespace bench
+MHLA_INSTANTIATE_CUDA(bench::GpuImage, float);
+MHLA_INSTANTIATE_CUDA(bench::GpuVideo, float);
+MHLA_INSTANTIATE_CUDA(bench::GpuLanguage, float);

@@ -7,6 +7,7 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/device.hpp>
+#include <mhla/cuda/explain.hpp>
 #include <mhla/testing/host_tensor.hpp>
 
 #include "gpu_shapes.hpp"
@@ -23,7 +24,7 @@ struct GpuTensors {
 };
 
 struct GpuPass {
-  mhla::Index workspace_bytes;
+  mhla::cuda::CallCost cost;  ///< workspace, path, and what the model says of it
   std::function<void(const mhla::CudaDevice&, mhla::WorkspaceView)> run;
 };
 struct GpuPasses {
@@ -31,7 +32,8 @@ struct GpuPasses {
   GpuPass backward;
 };
 
-/// For float and mhla::BFloat16, whose kernels gpu_float.cu and gpu_bfloat16.cu are.
+/// On the path that the device asks for, for float and mhla::BFloat16. \throws mhla::ShapeError
+/// where it cannot run them.
 template <class T>
 GpuPasses gpu_passes(const GpuShape& shape, const mhla::CudaDevice& device,
                      const GpuTensors<T>& tensors);

@@ -125,20 +125,23 @@ inline std::vector<GpuShape> gpu_shapes() {
           text(1, 4, 256, 256, 32768)};
 }
 
+using GpuImage = mhla::Attention<mhla::Relu, mhla::Blocks3D>;
+using GpuVideo = mhla::Attention<mhla::Relu, mhla::Blocks3D, mhla::Bidirectional,
+                                 mhla::Unnormalized, mhla::AxialRotary>;
+using GpuLanguage = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
+                                    mhla::HalfSplitRotary>;
+
 /// Calls f with the variant that a shape is run with.
 template <class F>
 auto with_gpu_variant(const GpuShape& shape, F&& f) {
-  using namespace mhla;  // NOLINT: the library's names
-  const Blocks3D blocks{{shape.grid[0], shape.grid[1], shape.grid[2]},
-                        {shape.block[0], shape.block[1], shape.block[2]}};
+  const mhla::Blocks3D blocks{{shape.grid[0], shape.grid[1], shape.grid[2]},
+                              {shape.block[0], shape.block[1], shape.block[2]}};
   if (shape.model == GpuModel::language)
-    return f(Attention<Relu, Blocks1D, Causal, Unnormalized, HalfSplitRotary>{
-        .feature_map = {.epsilon = 0},
-        .blocks = {shape.block[2]},
-        .scale = 1 / std::sqrt(static_cast<double>(shape.key_dim))});
-  if (shape.model == GpuModel::video)
-    return f(Attention<Relu, Blocks3D, Bidirectional, Unnormalized, AxialRotary>{.blocks = blocks});
-  return f(Attention<Relu, Blocks3D>{.blocks = blocks});
+    return f(GpuLanguage{.feature_map = {.epsilon = 0},
+                         .blocks = {shape.block[2]},
+                         .scale = 1 / std::sqrt(static_cast<double>(shape.key_dim))});
+  if (shape.model == GpuModel::video) return f(GpuVideo{.blocks = blocks});
+  return f(GpuImage{.blocks = blocks});
 }
 
 }  // namespace bench

@@ -29,10 +29,25 @@ CUDAToolkit_ROOT.")
   endif()
 endmacro()
 
-# mhla_add_cuda_variants(my_program HEADER my_variants.hpp INSTANTIATE Vision:float Language:mhla::BFloat16)
+# The line of a .cu that compiles Variant:scalar[:key_dim,value_dim]...
+function(mhla_cuda_instantiation entry line)
+  if(NOT entry MATCHES
+     "^([A-Za-z_0-9:]*[A-Za-z_0-9]):([A-Za-z_][A-Za-z_0-9]*(::[A-Za-z_][A-Za-z_0-9]*)*)((:[0-9]+,[0-9]+)*)$")
+    message(FATAL_ERROR "mhla_add_cuda_variants: \"${entry}\" is not Variant:scalar, two names with a colon "
+                        "between them, nor Variant:scalar:128,128:64,64 with head dimensions (of keys, of "
+                        "values) for fused kernels; a type with arguments needs a name, by `using`.")
+  endif()
+  set(arguments "${CMAKE_MATCH_1}, ${CMAKE_MATCH_2}")
+  string(REGEX REPLACE ":([0-9]+),([0-9]+)" ", mhla::HeadDims<\\1, \\2>" dims "${CMAKE_MATCH_4}")
+  set(${line} "MHLA_INSTANTIATE_CUDA(${arguments}${dims});" PARENT_SCOPE)
+endfunction()
+
+# mhla_add_cuda_variants(my_program HEADER my_variants.hpp
+#   INSTANTIATE Vision:float Vision:mhla::BFloat16:64,64:72,72 Language:mhla::Half)
 #
-# Compiles the kernels of variants for scalars, and links them and cuBLAS to the target. HEADER names the
-# variants (using Vision = mhla::Attention<...>;) and includes <mhla/policy/variant.hpp>, or
+# Compiles the kernels of variants for scalars, and links them and cuBLAS to the target. Behind a scalar of
+# 16 bits stand the head dimensions, of keys and of values, that get fused kernels; others run on cuBLAS.
+# HEADER names the variants (using Vision = mhla::Attention<...>;) and includes <mhla/policy/variant.hpp>, or
 # <mhla/policy/batch_layout.hpp> for packed and padded batches, rather than Eigen. The architectures are
 # those of CMAKE_CUDA_ARCHITECTURES. Options of the target are not handed on to nvcc.
 function(mhla_add_cuda_variants target)
@@ -43,12 +58,9 @@ function(mhla_add_cuda_variants target)
   endif()
   get_filename_component(header "${arg_HEADER}" ABSOLUTE)
   set(source "// Written by mhla_add_cuda_variants.\n#include <mhla/cuda/instantiate.cuh>\n\n#include \"${header}\"\n\n")
-  foreach(pair IN LISTS arg_INSTANTIATE)
-    if(NOT pair MATCHES "^([A-Za-z_0-9:]*[A-Za-z_0-9]):([A-Za-z_][A-Za-z_0-9]*(::[A-Za-z_0-9]+)*)$")
-      message(FATAL_ERROR "mhla_add_cuda_variants: \"${pair}\" is not Variant:scalar, two names with a colon "
-                          "between them; a type with arguments needs a name, by `using`.")
-    endif()
-    string(APPEND source "MHLA_INSTANTIATE_CUDA(${CMAKE_MATCH_1}, ${CMAKE_MATCH_2});\n")
+  foreach(entry IN LISTS arg_INSTANTIATE)
+    mhla_cuda_instantiation("${entry}" line)
+    string(APPEND source "${line}\n")
   endforeach()
 
   # A target may be given variants more than once.

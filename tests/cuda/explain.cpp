@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-// explain(attention, shape, device) says what a call takes: exactly the workspace, the parts that
-// the batch is cut into, and the operations that diagnostics counts where no block is padded.
+// explain(attention, shape, device) says which path takes a call and why, and what that takes:
+// exactly the workspace, the parts that the batch is cut into, and the operations that diagnostics
+// counts where no block is padded.
 #include <mhla/cuda/explain.hpp>
+#include <mhla/cuda/pipeline.cuh>
 #include <mhla/diagnostics/cost.hpp>
 #include <string>
 
@@ -13,6 +15,7 @@ namespace {
 using mhla::CudaDevice;
 using mhla::Index;
 using mhla::Shape;
+using mhla::cuda::Direction;
 
 using OneD = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D>;
 using TwoD = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
@@ -27,7 +30,7 @@ const CudaDevice device(nullptr, nullptr);
 TEST_CASE("cuda explain: operations are those of the products", "[cuda]") {
   const Shape shape{3, 8, 2, 64, 64, 12, 10, 8, 4, 4};
   const auto check = [&](const auto& attention) {
-    const auto forward = mhla::cuda::call_cost<float>(attention, shape, device, false);
+    const auto forward = mhla::cuda::call_cost<float>(attention, shape, device, Direction::forward);
     CHECK(forward.flops == mhla::diagnostics::forward_cost(attention, shape).flops());
   };
   check(OneD{.blocks = {.block = 16}});
@@ -40,8 +43,8 @@ TEST_CASE("cuda explain: operations are those of the products", "[cuda]") {
   Shape shared = shape;
   shared.mix_heads = 1;
   const OneD attention{.blocks = {.block = 16}};
-  const auto per_head = mhla::cuda::call_cost<float>(attention, shape, device, false);
-  const auto once = mhla::cuda::call_cost<float>(attention, shared, device, false);
+  const auto per_head = mhla::cuda::call_cost<float>(attention, shape, device, Direction::forward);
+  const auto once = mhla::cuda::call_cost<float>(attention, shared, device, Direction::forward);
   CHECK(per_head.flops - once.flops == 2 * 3 * (8 - 2) * (4 * 4) * 12 * 10);
 }
 
@@ -52,9 +55,10 @@ TEST_CASE("cuda explain: operations by hand, backward, cross-attention and paddi
   const Index keys = 2 * (2 * 2) * (5 * 5) * 8 * 9;
   const Index queries = 2 * (2 * 4) * (3 * 7) * 8 * 9;
   const Index mixing = 2 * (2 * 4) * (3 * 5) * 8 * 9;
-  const auto forward = mhla::cuda::call_cost<double>(attention, shape, device, false);
+  const auto forward = mhla::cuda::call_cost<double>(attention, shape, device, Direction::forward);
   CHECK(forward.flops == keys + mixing + queries);
-  const auto backward = mhla::cuda::call_cost<double>(attention, shape, device, true);
+  const auto backward =
+      mhla::cuda::call_cost<double>(attention, shape, device, Direction::backward);
   CHECK(backward.flops == 3 * keys + 3 * mixing + 2 * queries);
 
   const Index of_q = 2 * 4 * 20 * 8, of_k = 2 * 2 * 22 * 8, of_v = 2 * 2 * 22 * 9;
@@ -63,16 +67,17 @@ TEST_CASE("cuda explain: operations by hand, backward, cross-attention and paddi
   CHECK(forward.bytes_written == 8 * of_y);
   CHECK(backward.bytes_read == 8 * (of_q + of_k + of_v + of_y + of_mix));
   CHECK(backward.bytes_written == 8 * (of_q + of_k + of_v + of_mix));
-  const auto half = mhla::cuda::call_cost<mhla::Half>(attention, shape, device, true);
+  const auto half =
+      mhla::cuda::call_cost<mhla::Half>(attention, shape, device, Direction::backward);
   CHECK(half.bytes_read == 2 * (of_q + of_k + of_v + of_y) + 4 * of_mix);
 
   // A causal block of 6 of which 4 tokens are left: scores of 6 queries, slab by slab.
   const Shape causal_shape{1, 1, 1, 10, 10, 3, 5, 1, 2, 2};
   const Causal causal{.blocks = {.block = 6}};
   const Index tokens = 2 * 12 * 3 * 5, pairs = 2 * 1 * 3 * 5;
-  CHECK(mhla::cuda::call_cost<float>(causal, causal_shape, device, false).flops ==
+  CHECK(mhla::cuda::call_cost<float>(causal, causal_shape, device, Direction::forward).flops ==
         tokens + pairs + tokens + 2 * 12 * 6 * (3 + 5));
-  CHECK(mhla::cuda::call_cost<float>(causal, causal_shape, device, true).flops ==
+  CHECK(mhla::cuda::call_cost<float>(causal, causal_shape, device, Direction::backward).flops ==
         3 * tokens + 3 * pairs + 2 * tokens + 2 * 12 * 6 * (3 * 3 + 2 * 5));
 }
 
@@ -81,19 +86,19 @@ TEST_CASE("cuda explain: a packed batch counts its sequences' own pairs of block
   const mhla::Packed<OneD, std::int32_t> packed(OneD{.blocks = {.block = 7}}, {offsets, 5});
   const Shape shape{1, 2, 1, 19, 19, 4, 6, 1, 1, 1};
   const Index keys = 2 * (3 * 7) * 4 * 6;
-  CHECK(mhla::cuda::call_cost<float>(packed, shape, device, false).flops ==
+  CHECK(mhla::cuda::call_cost<float>(packed, shape, device, Direction::forward).flops ==
         keys + 2 * 3 * 4 * 6 + 2 * keys);
 }
 
 TEST_CASE("cuda explain: workspace and parts of the batch", "[cuda]") {
   const OneD attention{.blocks = {.block = 64}};
   const Shape shape{64, 16, 16, 4096, 4096, 64, 64, 1, 64, 64};
-  const auto forward = mhla::cuda::call_cost<float>(attention, shape, device, false);
+  const auto forward = mhla::cuda::call_cost<float>(attention, shape, device, Direction::forward);
   CHECK(forward.workspace_bytes == mhla::forward_workspace_size<float>(attention, shape, device));
   CHECK(forward.items_at_once > 1);
   CHECK(forward.items_at_once < 64);
   CHECK(forward.parts == (64 + forward.items_at_once - 1) / forward.items_at_once);
-  const auto backward = mhla::cuda::call_cost<float>(attention, shape, device, true);
+  const auto backward = mhla::cuda::call_cost<float>(attention, shape, device, Direction::backward);
   CHECK(backward.workspace_bytes == mhla::backward_workspace_size<float>(attention, shape, device));
   CHECK(backward.items_at_once < forward.items_at_once);
 }
@@ -103,17 +108,37 @@ TEST_CASE("cuda explain: the text", "[cuda]") {
   const Shape shape{1, 2, 2, 64, 64, 8, 8, 1, 4, 4};
   const auto number = [](Index n) { return std::to_string(n); };
   const std::string text = mhla::explain<float>(attention, shape, device);
+  const auto forward = mhla::cuda::call_cost<float>(attention, shape, device, Direction::forward);
   CHECK(says(
-      text, "forward: path cublas, the one there is; products in float, never TF32\n",
+      text,
+      "forward: path cublas, the one that can run it; products in float, never TF32\n"
+      "  not summaries, not quadratic: float tensors\n"
+      "  by a model of an H200, which measurements are to replace: cublas ",
       "\nbackward: path cublas", "\n  batch in 1 part of 1\n",
       "workspace " + number(mhla::forward_workspace_size<float>(attention, shape, device)) +
           " bytes, of which " + number(mhla::cuda::cublas_workspace_bytes) + " are for cuBLAS",
       "products " + number(mhla::diagnostics::forward_cost(attention, shape).flops()) + " FLOP\n",
       "tensors " + number(4 * (3 * 2 * 64 * 8 + 16)) + " bytes read, " + number(4 * 2 * 64 * 8) +
-          " bytes written\n"));
+          " bytes written; kernels move " + number(forward.bytes_moved) + " bytes\n"));
+  CHECK(!says(text, ", summaries "));
+  CHECK(forward.bytes_moved > forward.bytes_read + forward.bytes_written);
   const CudaDevice fast(nullptr, nullptr, {}, mhla::FloatProducts::tf32);
-  CHECK(says(mhla::explain<mhla::BFloat16>(attention, shape, fast), "products in TF32"));
-  CHECK(says(mhla::explain<double>(attention, shape, fast), "products in double"));
+  CHECK(says(mhla::explain<mhla::BFloat16>(attention, shape, fast), "products in TF32",
+             "not summaries, not quadratic: no kernels for head dimensions 8/8: they exist for "));
+  CHECK(says(mhla::explain<double>(attention, shape, fast), "products in double",
+             "not quadratic: double tensors\n"));
+  Shape wider = shape;
+  wider.key_dim = 128;
+  wider.value_dim = 256;
+  CHECK(says(mhla::explain<mhla::Half>(attention, wider, device),
+             "no kernels for head dimensions 128/256: add mhla::HeadDims<128, 256> to "
+             "MHLA_INSTANTIATE_CUDA\n"));
+  CHECK(says(mhla::explain<mhla::Half>(Expanding{.blocks = {.block = 16}},
+                                       Shape{1, 2, 2, 64, 64, 8, 8, 1, 4, 4}, device),
+             "the feature map sees whole rows\n"));
+  const CudaDevice asked(nullptr, nullptr, {}, mhla::FloatProducts::exact, mhla::CudaPath::cublas);
+  CHECK(says(mhla::explain<float>(attention, shape, asked),
+             "path cublas, as the CudaDevice asks for; products in float"));
 
   Shape wrong = shape;
   wrong.key_tokens = 63;

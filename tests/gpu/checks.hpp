@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <mhla/core/error.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/cuda/path.hpp>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -18,12 +19,30 @@
 
 namespace gpu {
 
-/// What the rounding of T explains, as RMS(error) / RMS(expected); dmix is in the accumulator.
+/// What is tolerated of y, dq, dk, dv and dmix, as RMS(error) / RMS(expected).
+struct Bounds {
+  double y, dq, dk, dv, dmix;
+
+  Bounds operator*(double factor) const {
+    return {factor * y, factor * dq, factor * dk, factor * dv, factor * dmix};
+  }
+};
+
+/// What the rounding of T explains; dmix is in the accumulator.
 template <class T>
 inline constexpr double tolerance = std::is_same_v<T, double>           ? 1e-12
                                     : std::is_same_v<T, float>          ? 1e-5
                                     : std::is_same_v<T, mhla::BFloat16> ? 4e-3
                                                                         : 1e-3;
+template <class T>
+inline constexpr Bounds bounds{tolerance<T>, tolerance<T>, tolerance<T>, tolerance<T>,
+                               tolerance<Accumulator<T>>};
+
+/// Of the fused paths, whose features and summaries are rounded to T as well.
+template <class T>
+inline constexpr Bounds path_bounds =
+    std::is_same_v<T, mhla::BFloat16> ? Bounds{4e-3, 6e-3, 4e-3, 4e-3, 3e-3}
+                                      : Bounds{1e-3, 1e-3, 1e-3, 1e-3, 1e-3};
 
 template <class T>
 inline constexpr const char* scalar_name = std::is_same_v<T, double>           ? "double"
@@ -35,30 +54,50 @@ std::string title(const char* group, const std::string& name) {
   return std::string(group) + ", " + scalar_name<T> + ", " + name;
 }
 
-/// Expects results to be near those in double; `factor` widens what is tolerated.
-template <class T>
+constexpr mhla::CudaPath every_path[] = {mhla::CudaPath::cublas, mhla::CudaPath::summaries,
+                                         mhla::CudaPath::quadratic};
+inline std::string on(mhla::CudaPath path, const std::string& name) {
+  return name + ", path " + mhla::cuda::name_of(path);
+}
+
+/// Expects results to be near others, those in double for example.
+template <class T, class U>
 void expect_near(Report& report, const std::string& title, const Results<T>& actual,
-                 const Results<double>& expected, double factor = 1) {
+                 const Results<U>& expected, const Bounds& tolerated) {
   const auto expect = [&](const char* tensor, const auto& got, const auto& want, double bound) {
     const auto comparison = mhla::testing::compare(got.view(), want.view());
     report.expect(comparison.rms_ratio <= bound, title + ": " + tensor, comparison.report());
   };
-  expect("y", actual.y, expected.y, factor * tolerance<T>);
-  expect("dq", actual.dq, expected.dq, factor * tolerance<T>);
-  expect("dk", actual.dk, expected.dk, factor * tolerance<T>);
-  expect("dv", actual.dv, expected.dv, factor * tolerance<T>);
-  expect("dmix", actual.dmix, expected.dmix, factor * tolerance<Accumulator<T>>);
+  expect("y", actual.y, expected.y, tolerated.y);
+  expect("dq", actual.dq, expected.dq, tolerated.dq);
+  expect("dk", actual.dk, expected.dk, tolerated.dk);
+  expect("dv", actual.dv, expected.dv, tolerated.dv);
+  expect("dmix", actual.dmix, expected.dmix, tolerated.dmix);
 }
 
 /// A call's results in memory that held something else.
 template <class T, class V>
-Results<T> fresh_results(Call<T, V>& call, const Lane& lane) {
-  call.reserve(lane.device());
+Results<T> fresh_results(Call<T, V>& call, const Lane& lane,
+                         mhla::CudaPath path = mhla::CudaPath::automatic) {
+  const mhla::CudaDevice device = lane.device(path);
+  call.reserve(device);
   call.poison();
-  call.forward(lane.device());
-  call.backward(lane.device());
+  call.forward(device);
+  call.backward(device);
   lane.stream.wait();
   return call.results();
+}
+
+/// Calls f(name, attention, shape, path) for every case of scalar T: those of variants.hpp as they
+/// come, and those that fused kernels run on every path.
+template <class T, class F>
+void for_each_case_and_path(const F& f) {
+  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    f(name, attention, shape, mhla::CudaPath::automatic);
+  });
+  for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    for (const mhla::CudaPath path : every_path) f(on(path, name), attention, shape, path);
+  });
 }
 
 /// A Call, of a variant that is deduced.
@@ -68,35 +107,75 @@ Call<T, V> make_call(const V& attention, const Shape& shape, std::uint64_t seed,
   return {attention, Inputs<T>(shape, seed), layout};
 }
 
-/// The CPU backend's results, whatever memory held before.
+/// The CPU backend's results, whatever memory held before, in both layouts.
+template <class T, class V>
+void expect_parity(Report& report, const Lane& lane, const char* group, const std::string& name,
+                   const V& attention, const Shape& shape, mhla::CudaPath path,
+                   const Bounds& tolerated) {
+  const Inputs<T> inputs(shape, 100);
+  const Results<double> expected = on_cpu(attention, inputs);
+  for (const Layout layout : {Layout::heads_first, Layout::tokens_first}) {
+    const std::string what =
+        title<T>(group, layout == Layout::heads_first ? name : name + ", tokens first");
+    Call<T, V> call(attention, inputs, layout);
+    const Results<T> results = fresh_results(call, lane, path);
+    expect_near(report, what, results, expected, tolerated);
+    report.expect(call.damage().empty(), what + ": nothing else is written", call.damage());
+
+    // Onto themselves: twice the gradients, and rounded once more.
+    call.start_gradients_at(results);
+    call.backward(lane.device(path), Update::accumulate);
+    lane.stream.wait();
+    Results<double> twice = expected;
+    const auto add = [](auto& tensor, const auto& addend) {
+      mhla::testing::for_each_element([](double& to, const double& x) { to += x; }, tensor.view(),
+                                      addend.view());
+    };
+    add(twice.dq, expected.dq), add(twice.dk, expected.dk), add(twice.dv, expected.dv);
+    add(twice.dmix, expected.dmix);
+    expect_near(report, what + ", accumulated", call.results(), twice, tolerated * 2);
+  }
+}
+
 template <class T>
 void check_parity(Report& report) {
   const Lane lane;
   for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    const Inputs<T> inputs(shape, 100);
-    const Results<double> expected = on_cpu(attention, inputs);
-    for (const Layout layout : {Layout::heads_first, Layout::tokens_first}) {
-      const std::string what =
-          title<T>(layout == Layout::heads_first ? "parity" : "parity of tokens first", name);
-      Call<T, std::decay_t<decltype(attention)>> call(attention, inputs, layout);
-      const Results<T> results = fresh_results(call, lane);
-      expect_near(report, what, results, expected);
-      report.expect(call.damage().empty(), what + ": nothing else is written", call.damage());
-
-      // Onto themselves: twice the gradients, and rounded once more.
-      call.start_gradients_at(results);
-      call.backward(lane.device(), Update::accumulate);
-      lane.stream.wait();
-      Results<double> twice = expected;
-      const auto add = [](auto& tensor, const auto& addend) {
-        mhla::testing::for_each_element([](double& to, const double& x) { to += x; }, tensor.view(),
-                                        addend.view());
-      };
-      add(twice.dq, expected.dq), add(twice.dk, expected.dk), add(twice.dv, expected.dv);
-      add(twice.dmix, expected.dmix);
-      expect_near(report, what + ", accumulated", call.results(), twice, 2);
-    }
+    expect_parity<T>(report, lane, "parity", name, attention, shape, mhla::CudaPath::automatic,
+                     bounds<T>);
   });
+}
+
+/// Likewise on every path that runs the call.
+template <class T>
+void check_paths(Report& report) {
+  const Lane lane;
+  for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    for (const mhla::CudaPath path : every_path)
+      expect_parity<T>(report, lane, "paths", on(path, name), attention, shape, path,
+                       path_bounds<T>);
+  });
+}
+
+/// Paths among themselves, on calls that are too large for the CPU.
+template <class T>
+void check_large_paths(Report& report) {
+  const Lane lane;
+  for_each_large_fused_case<T>(
+      [&](const std::string& name, const auto& attention, const Shape& shape) {
+        const auto results_on = [&](mhla::CudaPath path) {
+          auto call = make_call<T>(attention, shape, 700);
+          const Results<T> results = fresh_results(call, lane, path);
+          report.expect(call.damage().empty(),
+                        title<T>("large paths", on(path, name)) + ": nothing else is written",
+                        call.damage());
+          return results;
+        };
+        const Results<T> by_cublas = results_on(mhla::CudaPath::cublas);
+        for (const mhla::CudaPath path : {mhla::CudaPath::summaries, mhla::CudaPath::quadratic})
+          expect_near(report, title<T>("large paths", on(path, name)) + " against cublas",
+                      results_on(path), by_cublas, path_bounds<T> * 2);
+      });
 }
 
 /// Forward and backward of a larger call on another stream, again and again, so that what is
@@ -129,20 +208,21 @@ template <class T>
 void check_determinism(Report& report) {
   const Lane lane;
   OtherWork<T> other;
-  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    auto call = make_call<T>(attention, shape, 200);
-    other.wait();
-    const Results<T> alone = fresh_results(call, lane);
-    int different = 0;
-    constexpr int runs = 20;
-    for (int run = 0; run < runs; ++run) {
-      other.add();
-      different += !(fresh_results(call, lane) == alone);
-    }
-    report.expect(different == 0, title<T>("determinism", name),
-                  std::to_string(different) + " of " + std::to_string(runs) +
-                      " runs beside other work have other bits");
-  });
+  for_each_case_and_path<T>(
+      [&](const std::string& name, const auto& attention, const Shape& shape, mhla::CudaPath path) {
+        auto call = make_call<T>(attention, shape, 200);
+        other.wait();
+        const Results<T> alone = fresh_results(call, lane, path);
+        int different = 0;
+        constexpr int runs = 20;
+        for (int run = 0; run < runs; ++run) {
+          other.add();
+          different += !(fresh_results(call, lane, path) == alone);
+        }
+        report.expect(different == 0, title<T>("determinism", name),
+                      std::to_string(different) + " of " + std::to_string(runs) +
+                          " runs beside other work have other bits");
+      });
 }
 
 /// A recorded call is a call.
@@ -153,29 +233,31 @@ void check_graphs(Report& report) {
     report.skip(title<T>("graphs", "all"), "streams cannot be recorded here");
     return;
   }
-  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    const std::string what = title<T>("graphs", name);
-    auto call = make_call<T>(attention, shape, 300);
-    const Results<T> eager = fresh_results(call, lane);
-    const Graph graph(lane.stream, [&] {
-      call.forward(lane.device());
-      call.backward(lane.device());
-    });
-    const auto replayed = [&] {
-      call.poison();
-      graph.launch(lane.stream);
-      lane.stream.wait();
-      return call.results();
-    };
-    report.expect(replayed() == eager, what + ": the first replay");
-    report.expect(replayed() == eager, what + ": the second replay");
-    const Inputs<T> others(shape, 350);
-    call.replace(others);
-    const Results<T> of_others = replayed();
-    report.expect(!(of_others == eager), what + ": other operands give other results");
-    report.expect(fresh_results(call, lane) == of_others, what + ": a replay on other operands");
-    report.expect(call.damage().empty(), what + ": nothing else is written", call.damage());
-  });
+  for_each_case_and_path<T>(
+      [&](const std::string& name, const auto& attention, const Shape& shape, mhla::CudaPath path) {
+        const std::string what = title<T>("graphs", name);
+        auto call = make_call<T>(attention, shape, 300);
+        const Results<T> eager = fresh_results(call, lane, path);
+        const Graph graph(lane.stream, [&] {
+          call.forward(lane.device(path));
+          call.backward(lane.device(path));
+        });
+        const auto replayed = [&] {
+          call.poison();
+          graph.launch(lane.stream);
+          lane.stream.wait();
+          return call.results();
+        };
+        report.expect(replayed() == eager, what + ": the first replay");
+        report.expect(replayed() == eager, what + ": the second replay");
+        const Inputs<T> others(shape, 350);
+        call.replace(others);
+        const Results<T> of_others = replayed();
+        report.expect(!(of_others == eager), what + ": other operands give other results");
+        report.expect(fresh_results(call, lane, path) == of_others,
+                      what + ": a replay on other operands");
+        report.expect(call.damage().empty(), what + ": nothing else is written", call.damage());
+      });
 }
 
 /// The caller's handle, gradients left out, errors.
@@ -213,7 +295,7 @@ void check_etiquette(Report& report) {
     call.backward(tf32);
     lane.stream.wait();
     expect_near(report, what("TF32"), call.results(), on_cpu(attention, Inputs<T>(shape, 400)),
-                3000);
+                bounds<T> * 3000);
   }
 
   // Gradients that are left out are not written, the others are what they were.
@@ -369,7 +451,7 @@ void check_pointers(Report& report) {
   cudaGetLastError();
   const Results<T> results = call.results();
   expect_near(report, what("the same call with its own memory"), results,
-              on_cpu(call.attention, call.inputs));
+              on_cpu(call.attention, call.inputs), bounds<T>);
 
   // Memory that the host reads as well will do.
   void* managed = nullptr;
@@ -393,7 +475,21 @@ void check_small(Report& report) {
     const Inputs<T> inputs(shape, 500);
     Call<T, std::decay_t<decltype(attention)>> call(attention, inputs);
     expect_near(report, title<T>("small", name), fresh_results(call, lane),
-                on_cpu(attention, inputs));
+                on_cpu(attention, inputs), bounds<T>);
+  });
+}
+/// And each fused path.
+template <class T>
+void check_small_paths(Report& report) {
+  const Lane lane;
+  for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    const Inputs<T> inputs(shape, 500);
+    const Results<double> expected = on_cpu(attention, inputs);
+    for (const mhla::CudaPath path : {mhla::CudaPath::summaries, mhla::CudaPath::quadratic}) {
+      Call<T, std::decay_t<decltype(attention)>> call(attention, inputs);
+      expect_near(report, title<T>("small paths", on(path, name)), fresh_results(call, lane, path),
+                  expected, path_bounds<T>);
+    }
   });
 }
 
@@ -401,11 +497,14 @@ void check_small(Report& report) {
 template <class T>
 bool enter_groups() {
   groups().insert(groups().end(), {{"parity", check_parity<T>},
+                                   {"paths", check_paths<T>},
+                                   {"large_paths", check_large_paths<T>},
                                    {"determinism", check_determinism<T>},
                                    {"graphs", check_graphs<T>},
                                    {"etiquette", check_etiquette<T>},
                                    {"pointers", check_pointers<T>},
-                                   {"small", check_small<T>}});
+                                   {"small", check_small<T>},
+                                   {"small_paths", check_small_paths<T>}});
   return true;
 }
 

@@ -72,6 +72,9 @@ struct Lane {
   mhla::CudaDevice device(mhla::FloatProducts products = mhla::FloatProducts::exact) const {
     return {stream, cublas, mhla::WorkspaceView{}, products};
   }
+  mhla::CudaDevice device(mhla::CudaPath path) const {
+    return {stream, cublas, mhla::WorkspaceView{}, mhla::FloatProducts::exact, path};
+  }
 };
 
 /// Whether work on a stream can be recorded.

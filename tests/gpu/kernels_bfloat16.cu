@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Kernels of the variants of every scalar on tensors of BFloat16.
+// Kernels of the variants of every scalar on tensors of BFloat16, but for Language's, which are the
+// benchmark's (CMakeLists.txt) and have fused ones among them.
 #include <mhla/cuda/instantiate.cuh>
 
 #include "variants.hpp"
 
-#define MHLA_GPU_KERNELS(Variant) MHLA_INSTANTIATE_CUDA(gpu::Variant, mhla::BFloat16);
-MHLA_GPU_VARIANTS_OF_EVERY_SCALAR(MHLA_GPU_KERNELS)
+MHLA_INSTANTIATE_CUDA(gpu::Image, mhla::BFloat16);
+MHLA_INSTANTIATE_CUDA(gpu::CausalKeySum, mhla::BFloat16);

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Kernels of the variants of every scalar on tensors of Half.
+// Kernels of the variants of every scalar on tensors of Half, and fused ones.
 #include <mhla/cuda/instantiate.cuh>
 
+#include "compiled_passes.cuh"
 #include "variants.hpp"
 
-#define MHLA_GPU_KERNELS(Variant) MHLA_INSTANTIATE_CUDA(gpu::Variant, mhla::Half);
-MHLA_GPU_VARIANTS_OF_EVERY_SCALAR(MHLA_GPU_KERNELS)
+MHLA_GPU_PASSES(extern, gpu::Image, mhla::Half, mhla::HeadDims<72, 72>);
+MHLA_GPU_PASSES(extern, gpu::CausalSum, mhla::Half, mhla::HeadDims<64, 64>);
+
+MHLA_INSTANTIATE_CUDA(gpu::Image, mhla::Half, mhla::HeadDims<72, 72>);
+MHLA_INSTANTIATE_CUDA(gpu::CausalSum, mhla::Half, mhla::HeadDims<64, 64>);
+MHLA_INSTANTIATE_CUDA(gpu::Language, mhla::Half);
+MHLA_INSTANTIATE_CUDA(gpu::CausalKeySum, mhla::Half);

@@ -22,7 +22,8 @@ bool is_group(const char* name) {
 int usage() {
   std::fprintf(stderr,
                "usage: mhla_gpu_tests [--leave-memory] GROUP...\n"
-               "Groups: parity determinism graphs etiquette pointers small\n"
+               "Groups: parity paths large_paths determinism graphs etiquette pointers small\n"
+               "small_paths\n"
                "--leave-memory: memory that a call writes is not poisoned before\n");
   return 2;
 }

@@ -17,12 +17,15 @@ if(NOT sanitizer)
 endif()
 
 set(options --tool ${TOOL} --error-exitcode 99)
-set(arguments small)
+set(arguments small small_paths)
 if(TOOL STREQUAL "memcheck")
   list(APPEND options --padding 64)
+elseif(TOOL MATCHES "^(race|sync)check$")
+  # Only the fused kernels have threads that wait for each other and share memory.
+  set(arguments small_paths)
 elseif(TOOL STREQUAL "initcheck")
   # What is poisoned counts as written.
-  set(arguments --leave-memory small)
+  set(arguments --leave-memory small small_paths)
 endif()
 execute_process(COMMAND "${sanitizer}" ${options} "${PROGRAM}" ${arguments}
   RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)

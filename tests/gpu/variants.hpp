@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "bench/gpu_shapes.hpp"
 #include "softplus.hpp"
 
 namespace gpu {
@@ -18,17 +19,22 @@ namespace gpu {
 using namespace mhla;  // NOLINT: a list of the library's names
 
 using Image = Attention<EluPlusOne, Blocks2D>;
-using Language = Attention<Relu, Blocks1D, Causal, Unnormalized, HalfSplitRotary>;
+using Language = bench::GpuLanguage;
 using CausalKeySum = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;
 
 using ImageProduct = Attention<EluPlusOne, Blocks2D, Bidirectional, MixedProduct>;
-using Video = Attention<Relu, Blocks3D, Bidirectional, Unnormalized, AxialRotary>;
+using Video = bench::GpuVideo;
 using Sequence = Attention<Softplus, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>;
 using Cross = Attention<Softmax, Blocks1D>;
 using CausalHedgehog = Attention<Hedgehog, Blocks1D, Causal, Unnormalized>;
 using PastBlocks = Attention<EluPlusOne, Blocks1D, BlockCausal>;
 using PackedCausal = Packed<CausalKeySum, std::int32_t>;
 using PaddedImage = Padded<Image>;
+
+/// With fused kernels: in BFloat16 those that bench/gpu.cpp measures, which are the very kernels of
+/// the benchmark; in Half Image and this one.
+using CausalSum = Attention<EluPlusOne, Blocks1D, Causal>;
+using ReluImage = bench::GpuImage;
 
 /// X(Variant) for the variants of every scalar, and for those of double alone.
 #define MHLA_GPU_VARIANTS_OF_EVERY_SCALAR(X) X(Image) X(Language) X(CausalKeySum)
@@ -120,6 +126,62 @@ void for_each_case(const F& f) {
          tokens(1, 4, 2, 100, 8, 6, 4));
     call("padded", PaddedImage(image, {padding(), padding()}), tokens(2, 4, 2, 35, 8, 6, 1));
   }
+}
+
+/// Calls f(name, attention, shape) for every case of scalar T that the fused kernels run: with
+/// tails of blocks and of tiles, small enough for a tool that watches every access.
+template <class T, class F>
+void for_each_fused_case(const F& f) {
+  [[maybe_unused]] const auto call = [&](const std::string& name, const auto& attention,
+                                         const Shape& shape) {
+    f(name, attention, with_blocks(attention, shape));
+  };
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const auto language = [](Index block, double scale) {
+      return Language{.feature_map = {.epsilon = 0}, .blocks = {block}, .scale = scale};
+    };
+    call("image 72/72", ReluImage{.blocks = {{1, 7, 9}, {1, 4, 3}}},
+         tokens(2, 2, 1, 63, 72, 72, 1));
+    call("image 64/64, a mix for each head", ReluImage{.blocks = {{2, 5, 7}, {2, 2, 3}}},
+         tokens(1, 4, 2, 70, 64, 64, 4));
+    call("video 128/128", Video{.blocks = {{3, 4, 5}, {2, 2, 3}}},
+         tokens(1, 2, 2, 60, 128, 128, 1));
+    call("language 128/128", language(20, 0.1), tokens(2, 2, 1, 67, 128, 128, 2));
+    call("language 128/128, blocks of several tiles", language(150, 0.1),
+         tokens(1, 2, 1, 200, 128, 128, 1));
+    call("language 128/256, many blocks", language(2, 0.1), tokens(1, 2, 1, 79, 128, 256, 1));
+    call("language 256/256", language(50, 0.06), tokens(1, 2, 2, 90, 256, 256, 1));
+  }
+  if constexpr (std::is_same_v<T, Half>) {
+    call("image 72/72", Image{.blocks = {{7, 9}, {4, 3}}}, tokens(2, 2, 1, 63, 72, 72, 2));
+    call("causal, normalized, 64/64", CausalSum{.blocks = {20}}, tokens(2, 2, 1, 67, 64, 64, 1));
+    call("causal, normalized, 64/64, blocks of several tiles", CausalSum{.blocks = {150}},
+         tokens(1, 2, 1, 200, 64, 64, 1));
+  }
+}
+
+/// Likewise, large enough to fill a GPU, one with more blocks than mixing holds at once.
+template <class T, class F>
+void for_each_large_fused_case(const F& f) {
+  [[maybe_unused]] const auto call = [&](const std::string& name, const auto& attention,
+                                         const Shape& shape) {
+    f(name, attention, with_blocks(attention, shape));
+  };
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const auto language = [](Index block, double scale) {
+      return Language{.feature_map = {.epsilon = 0}, .blocks = {block}, .scale = scale};
+    };
+    call("image 72/72", ReluImage{.blocks = {{1, 32, 32}, {1, 8, 8}}},
+         tokens(4, 16, 16, 1024, 72, 72, 1));
+    call("video 128/128", Video{.blocks = {{6, 20, 25}, {3, 10, 10}}},
+         tokens(1, 12, 12, 3000, 128, 128, 1));
+    call("language 128/128, more blocks than mixing holds at once", language(8, 0.09),
+         tokens(2, 8, 4, 1100, 128, 128, 1));
+    call("language 128/256", language(64, 0.09), tokens(2, 4, 4, 2053, 128, 256, 1));
+    call("language 256/256", language(64, 0.06), tokens(2, 4, 4, 2053, 256, 256, 1));
+  }
+  if constexpr (std::is_same_v<T, Half>)
+    call("causal, normalized, 64/64", CausalSum{.blocks = {64}}, tokens(4, 8, 4, 2053, 64, 64, 1));
 }
 
 }  // namespace gpu

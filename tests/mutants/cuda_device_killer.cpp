@@ -80,9 +80,10 @@ void check_device() {
   mhla::ForwardState<double> state;
   expect_throw<mhla::StateError>([&] { y.device(device) = attention(q, k, v, mix).save(state); },
                                  "a state in host memory");
-  expect(mhla::cuda::call_cost<double>(attention, shape, device, false).flops ==
-             2 * heads * (2 * 6 + 3) * key_dim * value_dim + 2 * heads * 6 * 2 * (3 + 4),
-         "operations");
+  expect(
+      mhla::cuda::call_cost<double>(attention, shape, device, mhla::cuda::Direction::forward)
+              .flops == 2 * heads * (2 * 6 + 3) * key_dim * value_dim + 2 * heads * 6 * 2 * (3 + 4),
+      "operations");
 }
 
 }  // namespace

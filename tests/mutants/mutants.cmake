@@ -560,9 +560,42 @@ mutant(cuda_workspace_of_the_device_first cuda_device eigen/cuda_executor.hpp
 mutant(cuda_gradients_always_overwritten cuda_device eigen/cuda_executor.hpp
   [[target_view(op_.grad_output()), gradients, update, workspace,]]
   [[target_view(op_.grad_output()), gradients, Update::overwrite, workspace,]])
-mutant(cuda_explain_counts_the_own_block cuda_device cuda/explain.hpp
-  [[s.blocks * (s.blocks - 1) / 2]]
-  [[s.blocks * (s.blocks + 1) / 2]])
+mutant(cuda_explain_counts_the_own_block cuda_device cuda/kernel_cost.hpp
+  [[n * (n - 1) / 2]]
+  [[n * (n + 1) / 2]])
+
+# Which path a CUDA call takes
+mutant(cuda_path_state_on_any_path cuda_path cuda/path.hpp
+  [[if (state == StateUse::given) return Refusal::state;]]
+  [[static_cast<void>(state);]])
+mutant(cuda_path_refusal_ignored_where_asked cuda_path cuda/path.hpp
+  [[if (refusal != Refusal::none && asked != CudaPath::automatic && asked != CudaPath::cublas)]]
+  [[if (refusal == Refusal::empty)]])
+mutant(cuda_path_longest_time cuda_path cuda/path.hpp
+  [[choice.cost_of(other).seconds(gpu) < choice.cost().seconds(gpu)]]
+  [[choice.cost_of(other).seconds(gpu) > choice.cost().seconds(gpu)]])
+mutant(cuda_path_slices_of_another_kernel cuda_path cuda/fused/token_bytes.hpp
+  [[value_dim / summary_slice(static_cast<int>(value_dim))]]
+  [[value_dim / value_slice(static_cast<int>(value_dim), 256)]])
+mutant(cuda_path_read_out_in_one_slice cuda_path cuda/fused/token_bytes.hpp
+  [[bytes.read += slices * (features(pairs) +]]
+  [[bytes.read += (features(pairs) +]])
+mutant(cuda_path_own_tiles_the_other_way_round cuda_path cuda/fused/token_bytes.hpp
+  [[later ? numbered : all * (tiles_of_block + 1) - numbered]]
+  [[later ? all * (tiles_of_block + 1) - numbered : numbered]])
+mutant(cuda_path_causal_pairs_up_to_the_block cuda_path cuda/fused/quadratic_bytes.hpp
+  [[if (sees == Sees::past_tokens) seen.end = xs.end;]]
+  [[if (sees == Sees::past_tokens) seen.end = keys.all().end;]])
+mutant(cuda_path_near_bytes_not_moved cuda_path cuda/kernel_cost.hpp
+  [[near_bytes = left;]]
+  [[near_bytes = 0;]])
+mutant(cuda_path_head_dims_of_another_entry cuda_path cuda/head_dims.hpp
+  [[return key_dim_of_call == KeyDim && value_dim_of_call == ValueDim;]]
+  [[return key_dim_of_call == KeyDim || value_dim_of_call == ValueDim;]])
+mutant(cuda_path_mask_left_to_fused_passes cuda_path cuda/pipeline.cuh
+  [[if constexpr (requires { attention.masks; }) clear_masked(device, attention.masks.query, y);]]
+  [[if (path == CudaPath::cublas)
+    if constexpr (requires { attention.masks; }) clear_masked(device, attention.masks.query, y);]])
 
 # The CUDA backend's decoder and saved summaries
 mutant(cuda_decode_closing_block_weighted_as_own cuda_decode cuda/decode_step.cuh
@@ -766,9 +799,170 @@ mutant(cuda_dmix_not_accumulated cuda cuda/block_mixing.cuh
 mutant(cuda_dmix_above_the_diagonal cuda cuda/block_mixing.cuh
   [[!(own || sight.sees(i, b))]]
   [[!(own || sight.sees(0, 0) || i < b)]])
-mutant(cuda_mask_of_the_first_part cuda cuda/pipeline.cuh
+mutant(cuda_mask_of_the_first_part cuda cuda/batch_part.hpp
   [[mask.data += first * mask.stride[0];]]
   [[mask.data += 0 * first;]])
 mutant(cuda_parts_of_dmix_replaced cuda cuda/backward_pass.cuh
   [[m.gradient(plan.grad_mixing), Into::add);]]
   [[m.gradient(plan.grad_mixing), Into::overwrite);]])
+mutant(cuda_pairs_prefetch_before_the_barrier cuda_pairs cuda/fused/quadratic.cuh
+  [[block.sync();  // this tile has landed, and the one before has been read
+      begin(tile + Stages - 1);]]
+  [[begin(tile + Stages - 1);
+      block.sync();]])
+mutant(cuda_pairs_next_token_seen cuda_pairs cuda/fused/quadratic.cuh
+  [[seen = seen && key_row <= query_row + ahead;]]
+  [[seen = seen && key_row <= query_row + ahead + 1;]])
+mutant(cuda_pairs_infinities_overlooked cuda_pairs cuda/fused/quadratic.cuh
+  [[hides = hides || key_begin + Rows > query_begin + 1;]]
+  [[hides = hides || key_begin > query_begin + 1;]])
+mutant(cuda_pairs_epsilon_forgotten cuda_pairs cuda/fused/quadratic.cuh
+  [[const float den = row_sum<rows>(Shapes::sums(0), row) + epsilon;]]
+  [[const float den = row_sum<rows>(Shapes::sums(0), row);]])
+mutant(cuda_pairs_keys_of_the_first_head cuda_pairs cuda/fused/quadratic_gradient.cuh
+  [[kv_head * of.sharing.heads + tile / tiles_of_head,]]
+  [[kv_head * of.sharing.heads + tile / tiles_of_head % 1,]])
+mutant(cuda_pairs_denominators_without_gradient cuda_pairs cuda/fused/quadratic_gradient.cuh
+  [[return is_twofold ? r * product : r * product + c;]]
+  [[return is_twofold ? r * product : r * product + 0 * c;]])
+mutant(cuda_pairs_dmix_of_the_first_column cuda_pairs cuda/fused/quadratic_gradient.cuh
+  [[products.at(row, column * column_length + n)]]
+  [[products.at(row, column % 1 * column_length + n)]])
+
+# Fused kernels: the backward pass through summaries
+mutant(fused_gradient_without_c cuda_gradients cuda/fused/feature_gradient.cuh
+  [[(machine::read<float>(number(weight, t)) * d +
+                      machine::read<float>(number(sum_weight, t)));]]
+  [[(machine::read<float>(number(weight, t)) * d);]])
+mutant(fused_gradient_of_the_last_tile_only cuda_gradients cuda/fused/feature_gradient.cuh
+  [[for (y.begin = range.begin; y.begin >= begin; y.begin -= rows) {]]
+  [[for (y.begin = range.begin; y.begin >= std::max(begin, range.begin); y.begin -= rows) {]])
+mutant(fused_gradient_slice_copied_before_the_barrier cuda_gradients cuda/fused/feature_gradient.cuh
+  [[block.sync();  // this slice has landed, and the one before has been read
+      begin_copy(step + 1);]]
+  [[begin_copy(step + 1);
+      block.sync();]])
+mutant(fused_gradient_phi_of_features cuda_gradients cuda/fused/feature_gradient.cuh
+  [[if constexpr (adds_own && of_queries) {
+      copy_tokens<threads>(block, x.x, range, x_tile());]]
+  [[if constexpr (adds_own && of_queries) {]])
+mutant(fused_gradient_turned_forward cuda_gradients cuda/fused/feature_gradient.cuh
+  [[turn_quad<KeyDim>(angles, n, Turn::back, g);]]
+  [[turn_quad<KeyDim>(angles, n, Turn::forward, g);]])
+mutant(fused_gradient_meets_infinities cuda_gradients cuda/fused/feature_gradient.cuh
+  [[if (found_infinities<warps>(static_cast<Shared>(flags_at))) {]]
+  [[if (found_infinities<0>(static_cast<Shared>(flags_at))) {]])
+mutant(fused_gradient_own_part_of_dmix_without_c cuda_gradients cuda/fused/feature_gradient.cuh
+  [[present ? r * products + c * scores : 0.0f]]
+  [[present ? r * products : 0.0f]])
+mutant(fused_own_queries_of_the_first_head cuda_gradients cuda/fused/own_tokens.cuh
+  [[for (Index h = 0; h < own.heads(); ++h) {]]
+  [[for (Index h = 0; h < 1; ++h) {]])
+mutant(fused_own_queries_without_a_weight cuda_gradients cuda/fused/readout.cuh
+  [[return weight * own.weight_scale * machine::read<float>(own_weight(j)) * score;]]
+  [[return weight * own.weight_scale * score;]])
+mutant(fused_key_sums_of_weighted_features cuda_gradients cuda/fused/block_summary.cuh
+  [[weight == 0 ? 0.0f : of_sum / weight;]]
+  [[weight == 0 ? 0.0f : of_sum;]])
+
+# Fused kernels: the forward pass through summaries
+mutant(fused_summary_prefetch_before_the_barrier cuda_summaries cuda/fused/block_summary.cuh
+  [[block.sync();  // this tile has landed, and the one before has been read
+      begin_copy(tile + stages - 1);]]
+  [[begin_copy(tile + stages - 1);
+      block.sync();]])
+mutant(fused_readout_prefetch_before_the_barrier cuda_summaries cuda/fused/readout.cuh
+  [[block.sync();  // this tile has landed, and the one before has been read
+        begin_copy(tile + stages - 1);]]
+  [[begin_copy(tile + stages - 1);
+        block.sync();]])
+mutant(fused_summary_waits_for_one_copy_less cuda_summaries cuda/fused/block_summary.cuh
+  [[machine::wait_for_copies<stages - 2>();]]
+  [[machine::wait_for_copies<stages - 1>();]])
+mutant(fused_summary_of_features_being_made cuda_summaries cuda/fused/block_summary.cuh
+  [[[](int) {});
+      block.sync();
+      multiply_add]]
+  [[[](int) {});
+      multiply_add]])
+mutant(fused_readout_of_features_being_made cuda_summaries cuda/fused/readout.cuh
+  [[clear_own_sums(block);
+      block.sync();]]
+  [[clear_own_sums(block);]])
+mutant(fused_absent_tokens_count cuda_summaries cuda/fused/features.cuh
+  [[const bool present = place.token >= 0;]]
+  [[const bool present = place.token >= -1;]])
+mutant(fused_tokens_of_the_next_block cuda_summaries cuda/fused/tokens.cuh
+  [[if (entry >= range.end) return {-1, 0};]]
+  [[if (entry >= table.places.size) return {-1, 0};]])
+mutant(fused_rows_of_another_warp cuda_summaries cuda/fused/features.cuh
+  [[return warp / apart * 8 + warp % apart]]
+  [[return warp / apart * 8 + warp % 1]])
+mutant(fused_angles_of_another_axis cuda_summaries cuda/fused/features.cuh
+  [[* axis.count - axis.first;]]
+  [[* axis.count;]])
+mutant(fused_rotation_of_other_pairs cuda_summaries cuda/fused/features.cuh
+  [[if (angles.rotation->layout.gap == 1) {]]
+  [[if (angles.rotation->layout.gap != 1) {]])
+mutant(fused_own_token_unseen cuda_summaries cuda/fused/own_tokens.cuh
+  [[: y.begin + j <= x.begin + t;]]
+  [[: y.begin + j < x.begin + t;]])
+mutant(fused_own_weight_dropped cuda_summaries cuda/fused/readout.cuh
+  [[return weight * score;]]
+  [[return score;]])
+mutant(fused_own_weight_of_the_first_head cuda_summaries cuda/fused/own_tokens.cuh
+  [[heads == 1 ? 0 : head;]]
+  [[heads == 1 ? 0 : 0 * head;]])
+mutant(fused_matrix_of_the_first_head cuda_summaries cuda/fused/readout.cuh
+  [[head % sharing.heads / sharing.heads_of_matrix();]]
+  [[0 * head;]])
+mutant(fused_key_sums_rounded cuda_summaries cuda/fused/readout.cuh
+  [[machine::load_from(key_sums + summary * KeyDim + c));]]
+  [[machine::first_of<T>(machine::rounded_pair<T>(
+                           machine::load_from(key_sums + summary * KeyDim + c), 0.0f)));]])
+mutant(fused_half_summaries_not_scaled_back cuda_summaries cuda/fused/readout.cuh
+  [[float unscale = 1 / summaries.scale;]]
+  [[float unscale = 1;]])
+mutant(fused_infinities_ignored cuda_summaries cuda/fused/readout.cuh
+  [[if (found_infinities<warps>(static_cast<Shared>(flags_at))) {]]
+  [[if (found_infinities<0>(static_cast<Shared>(flags_at))) {]])
+mutant(fused_elements_next_to_each_other cuda_summaries cuda/fused/tile.cuh
+  [[machine::load_from(from.data + first + e * from.step)]]
+  [[machine::load_from(from.data + first + e)]])
+mutant(fused_mixing_without_the_lower_plane cuda_summaries cuda/fused/block_mixing.cuh
+  [[if (plane == 0) machine::multiply_add<T>(to, coefficients.low]]
+  [[if (plane < 0) machine::multiply_add<T>(to, coefficients.low]])
+mutant(fused_mixing_without_the_last_tile cuda_summaries cuda/fused/block_mixing.cuh
+  [[(work.inner_end(end_row(item)) + Side - 1) / Side - first_tile(item);]]
+  [[work.inner_end(end_row(item)) / Side - first_tile(item);]])
+mutant(fused_mixing_reads_a_tile_being_written cuda_summaries cuda/fused/block_mixing.cuh
+  [[        // The copies of all threads are there, and nobody reads the other stage any more.
+        block.sync();]]
+  [[]])
+# Mixing of 16-bit summaries
+mutant(cuda_mixing_prefetch_before_the_barrier cuda_mixing cuda/fused/block_mixing.cuh
+  [[block.sync();
+        if (n + 1 < terms)]]
+  [[if (n + 1 < terms)]])
+mutant(cuda_mixing_written_before_all_have_read cuda_mixing cuda/fused/block_mixing.cuh
+  [[block.sync();
+      write(]]
+  [[write(]])
+mutant(cuda_mixing_rounds_the_matrix cuda_mixing cuda/fused/block_mixing.cuh
+  [[if (plane == 0) machine::multiply_add<T>]]
+  [[if (plane == 2) machine::multiply_add<T>]])
+mutant(cuda_mixing_infinities_reach_earlier_blocks cuda_mixing cuda/fused/block_mixing.cuh
+  [[if (guarded) guard(]]
+  [[if (guarded && row < 0) guard(]])
+mutant(cuda_mixing_keeps_the_matrix_of_another_head cuda_mixing cuda/fused/block_mixing.cuh
+  [[if (held != current.group)]]
+  [[if (held < 0)]])
+mutant(cuda_mixing_gradient_without_low_parts cuda_mixing cuda/fused/block_mixing.cuh
+  [[multiply(1, 0);]]
+  [[]])
+mutant(cuda_mixing_adds_one_split cuda_mixing cuda/fused/block_mixing.cuh
+  [[for (Index split = 0; split < work.splits; ++split) sum]]
+  [[for (Index split = 0; split < 1; ++split) sum]])
+mutant(cuda_mixing_columns_behind_the_last cuda_mixing cuda/fused/block_mixing.cuh
+  [[c * chunk_size < cols;]]
+  [[c * chunk_size < cols + 8;]])

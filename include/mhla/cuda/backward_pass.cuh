@@ -12,6 +12,7 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/cuda/batch_part.hpp>
 #include <mhla/cuda/forward_pass.cuh>
 
 MHLA_NAMESPACE_BEGIN
@@ -29,6 +30,17 @@ struct BackwardRequest {
   bool keys() const { return gradients.key.wanted || gradients.value.wanted; }
   bool mixing() const { return gradients.mix.wanted; }
 };
+
+/// The same for items [first, first + count) of the batch.
+template <class V, class T>
+BackwardRequest<V, T> part_of(BackwardRequest<V, T> request, Index first, Index count) {
+  request.dy = items(request.dy, first, count);
+  GradientViews<T>& gradients = request.gradients;
+  gradients.query.view = items(gradients.query.view, first, count);
+  gradients.key.view = items(gradients.key.view, first, count);
+  gradients.value.view = items(gradients.value.view, first, count);
+  return request;
+}
 
 /// U, dS~_i, dQ^r and c; under Causal the own block's part of dK^r, dV and dm_ii.
 template <class V, class T>
@@ -83,7 +95,7 @@ void denominators_gradient(const Operands<V, T>& operands) {
                                           e.feature_dim, plan.grad_queries.data,
                                           plan.own_products.data});
   } else if constexpr (mixes_products<V>) {
-    for_each_mixing(operands.variant, plan, [&](const Mixing<V, A>& m) {
+    for_each_mixing(operands.variant, e, [&](const Mixing<V>& m) {
       for (Index g = m.first_head(); g < m.end_head(); ++g)
         mixed_product_gradient(device, m.matrix_of(plan.mixing),
                                m.queries_of(plan.grad_denominators, g),
@@ -118,7 +130,7 @@ void mixing_gradient(const Operands<V, T>& operands) {
   const CudaDevice& device = operands.device;
   const Plan<V, A>& plan = operands.plan;
   const Extents<V>& e = plan.extents;
-  for_each_mixing(operands.variant, plan, [&](const Mixing<V, A>& m) {
+  for_each_mixing(operands.variant, e, [&](const Mixing<V>& m) {
     const auto add = [&](Span<A> grad_mixed, Span<A> from, Index size) {
       mix_matrix_gradient(device, m.query_blocks(grad_mixed, size), m.key_blocks(from, size),
                           m.gradient(plan.grad_mixing), Into::add);
@@ -146,7 +158,7 @@ void mix_blocks_gradient(const Operands<V, T>& operands) {
     clear(operands.device, plan.grad_summaries);
     clear(operands.device, plan.grad_key_sums);
   }
-  for_each_mixing(operands.variant, plan, [&](const Mixing<V, A>& m) {
+  for_each_mixing(operands.variant, e, [&](const Mixing<V>& m) {
     const auto mix_rows = [&](Span<A> from, Span<A> to, Index size) {
       mix_summary_gradient(operands.device, sight_of<V>(), m.matrix_of(plan.mixing),
                            m.query_blocks(from, size), m.key_blocks(to, size),
@@ -210,6 +222,20 @@ void backward_pass(const Operands<V, T>& operands, const BackwardRequest<V, T>& 
   if (!request.keys()) return;
   mix_blocks_gradient(operands);
   summarize_blocks_gradient(operands, request);
+}
+
+/// dmix, from the parts of all units of all items, where own blocks' part of the diagonal is apart
+/// in causal ones.
+template <class A, class PlanType>
+void write_mixing_gradient(const CudaDevice& device, const PlanType& plan, const Sight& sight,
+                           const TensorView<A, 3>& destination, Update update) {
+  const auto& e = plan.extents;
+  const bool own_apart = sight.past_only && sight.lag == 1;
+  launch(
+      device, destination.size(),
+      WriteMixingGradient<A>{plan.grad_mixing.data, own_apart ? plan.grad_own_mixing.data : nullptr,
+                             e.matrices == 0 ? 0 : e.units(), e.keys.kv_heads, e.matrices,
+                             e.mix_rows, e.mix_columns, sight, destination, update});
 }
 
 }  // namespace cuda

@@ -18,6 +18,14 @@ enum class FloatProducts {
   tf32    ///< in TF32 on tensor cores: relative errors of 2^-11
 };
 
+/// What runs a call: see <mhla/cuda/path.hpp>.
+enum class CudaPath {
+  automatic,  ///< whichever of the others takes the least time, by a model of it
+  cublas,     ///< cuBLAS products with element-wise kernels around them: runs every call
+  summaries,  ///< fused kernels by way of block summaries: linear in the tokens
+  quadratic   ///< fused kernels over pairs of tokens, without summaries: for short sequences
+};
+
 /// A CUDA device as the caller sees it. Borrowed and cheap to copy; nothing is owned.
 ///
 /// Every call runs in `stream` order and returns at once: it allocates nothing and waits for
@@ -35,20 +43,23 @@ enum class FloatProducts {
 class CudaDevice {
  public:
   CudaDevice(CUstream_st* stream, cublasContext* cublas, WorkspaceView workspace = {},
-             FloatProducts products = FloatProducts::exact)
-      : stream_(stream), cublas_(cublas), workspace_(workspace), products_(products) {}
+             FloatProducts products = FloatProducts::exact, CudaPath path = CudaPath::automatic)
+      : stream_(stream), cublas_(cublas), workspace_(workspace), products_(products), path_(path) {}
 
   CUstream_st* stream() const { return stream_; }
   cublasContext* cublas() const { return cublas_; }
   /// What expressions use that bring no workspace of their own.
   WorkspaceView workspace() const { return workspace_; }
   FloatProducts products() const { return products_; }
+  /// What runs calls; one that it cannot run is a ShapeError that says why.
+  CudaPath path() const { return path_; }
 
  private:
   CUstream_st* stream_;
   cublasContext* cublas_;
   WorkspaceView workspace_;
   FloatProducts products_;
+  CudaPath path_;
 };
 
 MHLA_NAMESPACE_END

@@ -2,16 +2,14 @@
 // What a call does on a CudaDevice, in words and numbers, before it is made. Needs no CUDA header.
 #pragma once
 
-#include <initializer_list>
+#include <cmath>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/device.hpp>
+#include <mhla/cuda/path.hpp>
 #include <mhla/cuda/pipeline.hpp>
-#include <mhla/cuda/plan.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
@@ -21,112 +19,127 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Which algorithm runs a call.
-enum class Path {
-  cublas  ///< block summaries as batches of cuBLAS products, with element-wise kernels around them
-};
-
 /// The numbers behind explain(attention, shape, device), of one direction.
 struct CallCost {
-  Path path = Path::cublas;
+  PathChoice choice;
   Index workspace_bytes = 0;
   Index parts = 0;          ///< of the batch, one after the other
   Index items_at_once = 0;  ///< of the batch, in each part but the last
-  Index flops = 0;          ///< of the products, blocks padded to the longest
+  Index flops = 0;          ///< of the products: blocks padded to the longest, tiles filled up
+  /// What all kernels ask of memory, caches answering or not. Fused paths: to the byte where no
+  /// token is masked, but without what runs beside them: element-wise kernels, which fill tables
+  /// and add up parts of dm, and cuBLAS' products of key sums.
+  Index bytes_moved = 0;
+  Index bytes_beside = 0;   ///< about what that asks for
   Index bytes_read = 0;     ///< of q, k, v, mix and dy, each once
   Index bytes_written = 0;  ///< of y, or of dq, dk, dv and dmix
 };
 
-/// The product of sizes; throws ShapeError where it does not fit an Index.
-inline Index product_of(std::initializer_list<Index> sizes) {
-  Index product = 1;
-  for (const Index size : sizes) product = checked_mul(product, size);
-  return product;
+/// A cost as a whole number.
+inline Index whole(double cost) {
+  constexpr double most = 9e18;
+  return static_cast<Index>(std::llround(cost < most ? cost : most));
 }
 
 /// What forward_into, or backward_into with every gradient wanted, takes. Feature maps, rotations
 /// and normalizers are not among the operations: they are linear in the tokens.
 template <StorageScalar T, AttentionVariant V>
-CallCost call_cost(const V& attention, const Shape& shape, const CudaDevice&, bool backward) {
+CallCost call_cost(const V& attention, const Shape& shape, const CudaDevice& device,
+                   Direction direction) {
   using A = Accumulator<T>;
   const Problem problem = checked_problem(attention, shape);
   CallCost cost;
-  cost.items_at_once = items_at_once<V, A>(attention, problem, backward);
+  cost.choice = choose_path<T>(attention, problem, direction, device.path(), StateUse::none,
+                               head_dims_of<V, T>(), device.products());
+  const CallMemory memory = memory_of<T>(cost.choice.path, attention, problem, direction);
+  cost.items_at_once = memory.items_at_once;
   cost.parts = cost.items_at_once == 0 ? 0 : ceil_div(shape.batch, cost.items_at_once);
-  cost.workspace_bytes = plan_bytes<V, A>(attention, problem, cost.items_at_once, backward);
+  cost.workspace_bytes = memory.workspace_bytes;
+  cost.flops = whole(cost.choice.cost().flops());
+  cost.bytes_moved = whole(cost.choice.cost().bytes());
+  cost.bytes_beside = whole(cost.choice.cost().bytes_beside());
 
-  Arena arena;
-  const Extents<V> e(arena, attention, problem, shape.batch);
-  const Index summary = e.summary_size();
-  Index pairs = 0;  // of query block and key block that a matrix of mix joins
-  for_each_sequence(attention, problem.query_grid, [&](const Sequence& s) {
-    const Index keys = is_packed<V> ? s.blocks : e.keys.table.blocks;
-    if constexpr (masks_own_block<V>) {
-      pairs += s.blocks * (s.blocks - 1) / 2;
-    } else if constexpr (sees_past_only<V>) {
-      pairs += s.blocks * (s.blocks + 1) / 2;
-    } else {
-      pairs += checked_mul(s.blocks, keys);
-    }
-  });
-  const Index of_keys = product_of({2, e.keys.count(), summary});        // S_b, and each adjoint
-  const Index of_queries = product_of({2, e.queries.count(), summary});  // phi(q) S~_i, likewise
-  const Index of_mixing = product_of({2, e.units(), e.matrices, pairs, summary});
-  // A causal block's scores, or whatever else is a product over pairs of its tokens and `dim`.
-  const auto own_blocks = [&](Index dim) {
-    return masks_own_block<V>
-               ? product_of({2, e.queries.count(), e.queries.table.block_tokens, dim})
-               : 0;
+  const auto elements = [](Index a, Index b, Index c, Index d) {
+    return checked_mul(checked_mul(a, b), checked_mul(c, d));
   };
-  const Index queries = product_of({shape.batch, shape.heads, shape.query_tokens, shape.key_dim});
-  const Index keys = product_of({shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim});
-  const Index values = product_of({shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim});
-  const Index outputs = product_of({shape.batch, shape.heads, shape.query_tokens, shape.value_dim});
-  const Index mix = product_of({shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks});
-  const auto bytes = [](Index elements, Index weights) {
-    return checked_add(checked_mul(elements, static_cast<Index>(sizeof(T))),
+  const Index queries = elements(shape.batch, shape.heads, shape.query_tokens, shape.key_dim);
+  const Index keys = elements(shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim);
+  const Index values = elements(shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim);
+  const Index outputs = elements(shape.batch, shape.heads, shape.query_tokens, shape.value_dim);
+  const Index mix = elements(1, shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
+  const auto bytes = [](Index of_tensors, Index weights) {
+    return checked_add(checked_mul(of_tensors, static_cast<Index>(sizeof(T))),
                        checked_mul(weights, static_cast<Index>(sizeof(A))));
   };
-  const Index d = e.feature_dim;
-  if (backward) {
-    // Summaries and mixing once more, then two adjoints of every product but the readout's own.
-    cost.flops = 3 * of_keys + 3 * of_mixing + 2 * of_queries + own_blocks(3 * d + 2 * e.value_dim);
+  if (direction == Direction::backward) {
     cost.bytes_read = bytes(queries + keys + values + outputs, mix);
     cost.bytes_written = bytes(queries + keys + values, mix);
   } else {
-    cost.flops = of_keys + of_mixing + of_queries + own_blocks(d + e.value_dim);
     cost.bytes_read = bytes(queries + keys + values, mix);
     cost.bytes_written = bytes(outputs, 0);
   }
   return cost;
 }
 
-inline std::string described(const CallCost& cost, const char* direction, const char* products) {
+/// Which path, why, and what the others would take.
+inline std::string described(const PathChoice& choice, const Shape& shape,
+                             const char* cublas_products) {
+  const NominalGpu gpu;
+  const auto microseconds = [&](CudaPath path) {
+    return std::string(name_of(path)) + " " +
+           std::to_string(whole(1e6 * choice.cost_of(path).seconds(gpu))) + " us";
+  };
+  std::string text =
+      std::string("path ") + name_of(choice.path) + ", " + choice.reason() + "; products in " +
+      (choice.path == CudaPath::cublas ? cublas_products : "16 bits, added up in float");
+  if (choice.refusal != Refusal::none)
+    text += "\n  not summaries, not quadratic: " + described(choice.refusal, shape);
+  text += "\n  by a model of an H200, which measurements are to replace: " +
+          microseconds(CudaPath::cublas);
+  for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic})
+    if (choice.can(path)) text += ", " + microseconds(path);
+  return text;
+}
+
+inline std::string described(const CallCost& cost, const Shape& shape, const char* direction,
+                             const char* cublas_products) {
   const auto number = [](Index n) { return std::to_string(n); };
-  return std::string(direction) + ": path cublas, the one there is; products in " + products +
-         "\n  workspace " + number(cost.workspace_bytes) + " bytes, of which " +
-         number(cublas_workspace_bytes) + " are for cuBLAS\n  batch in " + number(cost.parts) +
+  std::string text = std::string(direction) + ": " +
+                     described(cost.choice, shape, cublas_products) + "\n  workspace " +
+                     number(cost.workspace_bytes) + " bytes";
+  if (cost.choice.path == CudaPath::cublas)
+    text += ", of which " + number(cublas_workspace_bytes) + " are for cuBLAS";
+  return text + "\n  batch in " + number(cost.parts) +
          (cost.parts == 1 ? " part of " : " parts of up to ") + number(cost.items_at_once) +
          "\n  products " + number(cost.flops) + " FLOP\n  tensors " + number(cost.bytes_read) +
-         " bytes read, " + number(cost.bytes_written) + " bytes written\n";
+         " bytes read, " + number(cost.bytes_written) + " bytes written; kernels move " +
+         number(cost.bytes_moved) + " bytes" +
+         (cost.choice.path == CudaPath::cublas
+              ? "\n"
+              : ", tables and sums about " + number(cost.bytes_beside) + "\n");
 }
 
 }  // namespace cuda
 
-/// Which path forward_into and backward_into take on the device, and why; how much workspace, in
-/// how many parts of the batch; operations of the products, and bytes of the tensors.
+/// Which path forward_into and backward_into take on the device, and why; why not the fused ones,
+/// or what each would take by the cost model; how much workspace, in how many parts of the batch;
+/// operations of the products, and bytes of the tensors and of all kernels.
 /// \code
 /// std::cout << mhla::explain<float>(attention, shape, cuda);
 /// \endcode
-/// \throws ShapeError where attention and shape do not fit.
+/// \throws ShapeError where attention and shape do not fit, or the device asks for a path that
+/// cannot run the call.
 template <StorageScalar T, AttentionVariant V>
 std::string explain(const V& attention, const Shape& shape, const CudaDevice& device) {
   const char* const products = std::is_same_v<Accumulator<T>, double> ? "double"
                                : device.products() == FloatProducts::tf32
                                    ? "TF32, as the device asks for"
                                    : "float, never TF32";
-  return cuda::described(cuda::call_cost<T>(attention, shape, device, false), "forward", products) +
-         cuda::described(cuda::call_cost<T>(attention, shape, device, true), "backward", products);
+  const auto part = [&](cuda::Direction direction, const char* name) {
+    return cuda::described(cuda::call_cost<T>(attention, shape, device, direction), shape, name,
+                           products);
+  };
+  return part(cuda::Direction::forward, "forward") + part(cuda::Direction::backward, "backward");
 }
 
 MHLA_NAMESPACE_END

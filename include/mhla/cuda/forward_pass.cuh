@@ -24,12 +24,12 @@ MHLA_NAMESPACE_BEGIN
 namespace cuda {
 
 /// The operands of a part of the batch, and the plan it runs by.
-template <class V, class T>
+template <class V, class T, class PlanType = Plan<V, Accumulator<T>>>
 struct Operands {
   using A = Accumulator<T>;
   const CudaDevice& device;
   const V& variant;
-  const Plan<V, A>& plan;
+  const PlanType& plan;
   TensorView<const T, 4> q;
   TensorView<const T, 4> k;
   TensorView<const T, 4> v;
@@ -71,7 +71,7 @@ Panels<A> mixed_summary_panels(const Extents<V>& e, Span<A> summaries) {
 }
 
 /// The units that one matrix of mix mixes for, and one sequence of theirs.
-template <class V, class A>
+template <class V>
 struct Mixing {
   const Extents<V>& extents;
   Index head;  // of mix
@@ -82,7 +82,8 @@ struct Mixing {
   Sequence queries;
   Sequence keys;
 
-  Panels<const A> matrix_of(Span<const A> mixing) const {
+  template <class A>
+  Panels<const A> matrix_of(Span<A> mixing) const {
     return {mixing.data + head * extents.mixing_size(),
             units,
             queries.blocks,
@@ -91,6 +92,7 @@ struct Mixing {
             0};
   }
   /// Something of every key block, one block per row.
+  template <class A>
   Panels<A> key_blocks(Span<A> of_blocks, Index size) const {
     const Index blocks = extents.keys.table.blocks;
     return {of_blocks.data + (first_unit * blocks + keys.first_block) * size,
@@ -101,6 +103,7 @@ struct Mixing {
             unit_step * blocks * size};
   }
   /// Something of every query block and matrix, one block per row.
+  template <class A>
   Panels<A> query_blocks(Span<A> of_blocks, Index size) const {
     const Index row = extents.matrices * size;
     const Index blocks = extents.queries.table.blocks;
@@ -112,6 +115,7 @@ struct Mixing {
             unit_step * blocks * row};
   }
   /// A number of every query of query head g, one block per row.
+  template <class A>
   Panels<A> queries_of(Span<A> rows, Index g) const {
     const PanelRows& of = extents.queries;
     return {rows.data + first_unit * of.of_unit() + g * of.table.block_tokens,
@@ -122,6 +126,7 @@ struct Mixing {
             unit_step * of.of_unit()};
   }
   /// The units' parts of dmix.
+  template <class A>
   Panels<A> gradient(Span<A> parts) const {
     const Index size = extents.mixing_size();
     return {parts.data + (first_unit * extents.matrices + matrix) * size,
@@ -137,9 +142,8 @@ struct Mixing {
 };
 
 /// Calls f(mixing) for every matrix of mix and every sequence.
-template <class V, class A, class F>
-void for_each_mixing(const V& variant, const Plan<V, A>& plan, F&& f) {
-  const Extents<V>& e = plan.extents;
+template <class V, class F>
+void for_each_mixing(const V& variant, const Extents<V>& e, F&& f) {
   const bool shared = e.mix_heads == 1;
   const Index group_size = e.queries.group_size;
   if (group_size == 0) return;
@@ -147,18 +151,18 @@ void for_each_mixing(const V& variant, const Plan<V, A>& plan, F&& f) {
     for_each_sequence(variant, e.queries.table.grid, [&](const Sequence& queries) {
       Sequence keys = queries;
       if constexpr (!is_packed<V>) keys.blocks = e.keys.table.blocks;
-      f(Mixing<V, A>{e, head, shared ? 0 : head % group_size, shared ? 0 : head / group_size,
-                     shared ? e.units() : e.queries.batch, shared ? 1 : e.queries.kv_heads, queries,
-                     keys});
+      f(Mixing<V>{e, head, shared ? 0 : head % group_size, shared ? 0 : head / group_size,
+                  shared ? e.units() : e.queries.batch, shared ? 1 : e.queries.kv_heads, queries,
+                  keys});
     });
 }
 
 /// The tables of a call.
-template <class V, class T>
-void fill_tables(const Operands<V, T>& operands) {
+template <class V, class T, class PlanType>
+void fill_tables(const Operands<V, T, PlanType>& operands) {
   using A = Accumulator<T>;
   const CudaDevice& device = operands.device;
-  const Plan<V, A>& plan = operands.plan;
+  const PlanType& plan = operands.plan;
   const Extents<V>& e = plan.extents;
   fill(device, operands.variant, e.queries.table);
   fill(device, operands.variant, e.keys.table);
@@ -199,7 +203,7 @@ void mix_blocks(const Operands<V, T>& operands) {
   using A = Accumulator<T>;
   const Plan<V, A>& plan = operands.plan;
   const Extents<V>& e = plan.extents;
-  for_each_mixing(operands.variant, plan, [&](const Mixing<V, A>& m) {
+  for_each_mixing(operands.variant, e, [&](const Mixing<V>& m) {
     const auto mix_rows = [&](Span<A> from, Span<A> to, Index size) {
       mix(operands.device, sight_of<V>(), m.matrix_of(plan.mixing), m.key_blocks(from, size),
           m.query_blocks(to, size));
@@ -244,7 +248,7 @@ void pack_queries(const Operands<V, T>& operands) {
            MixedKeySumDenominators<A>{
                panels(plan.queries.data, e.key_summaries(), e.queries.of_block(), e.feature_dim),
                plan.key_sums.data, A(0), plan.products.data});
-    for_each_mixing(operands.variant, plan, [&](const Mixing<V, A>& m) {
+    for_each_mixing(operands.variant, e, [&](const Mixing<V>& m) {
       for (Index g = m.first_head(); g < m.end_head(); ++g)
         mixed_product_denominators(device, m.matrix_of(plan.mixing), m.queries_of(plan.products, g),
                                    m.queries_of(plan.denominators, g));

@@ -14,6 +14,10 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// Whether a call keeps its summaries in a CudaForwardState, or takes them from one: such a call
+/// runs on cuBLAS, whose workspace may be larger.
+enum class StateUse { none, given };
+
 /// Block summaries S_b and key sums z_b of one forward pass, in the accumulator type A, in
 /// `memory`: forward_state_size(attention, shape, device) elements of device memory, or more. The
 /// object says what is in there and is the host's; it reads and frees nothing. Valid for the k, v

@@ -4,26 +4,48 @@
 //   #include <mhla/cuda/instantiate.cuh>
 //   using Attention = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
 //   MHLA_INSTANTIATE_CUDA(Attention, float);
+//   MHLA_INSTANTIATE_CUDA(Attention, mhla::Half, mhla::HeadDims<64, 64>, mhla::HeadDims<128, 128>);
 #pragma once
 
+#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/pipeline.cuh>
 #include <type_traits>
 
 // The types of the functions come first and as one: behind the name of a function of mhla, the
-// caller's `Attention` would be looked up in there.
+// caller's `Attention` would be looked up in there. For the same reason the list of head dimensions
+// gets a name of the caller's, another one each time.
 
 /// Compiles forward and backward pass of `Variant`, an Attention<...> or a batch layout of one, on
 /// tensors of `Scalar`: float, double, mhla::BFloat16 or mhla::Half. `Variant` holds no comma: give
-/// it a name.
-#define MHLA_INSTANTIATE_CUDA(Variant, Scalar)                                                    \
-  template std::type_identity_t<void(const mhla::CudaDevice&, const Variant&,                     \
+/// it a name. Behind the scalar, any number of mhla::HeadDims<key_dim, value_dim>: 16-bit tensors
+/// of these run on fused kernels, where the model of <mhla/cuda/path.hpp> finds them faster; all
+/// others run on cuBLAS. Head dimensions are listed once in a program for a variant and scalar, in
+/// the global namespace, before anything calls the variant.
+#define MHLA_INSTANTIATE_CUDA(Variant, Scalar, ...)                                               \
+  __VA_OPT__(MHLA_NAME_HEAD_DIMS(__COUNTER__, Variant, Scalar, __VA_ARGS__))                      \
+  template std::type_identity_t<mhla::cuda::HeadDimsList()>                                       \
+      mhla::cuda::compiled_head_dims<Variant, Scalar>;                                            \
+  template std::type_identity_t<mhla::cuda::CallMemory(                                           \
+      mhla::CudaPath, const Variant&, const mhla::Problem&, mhla::cuda::Direction)>               \
+      mhla::cuda::fused_memory<Variant, Scalar>;                                                  \
+  template std::type_identity_t<void(mhla::CudaPath, const mhla::CudaDevice&, const Variant&,     \
                                      const mhla::Problem&, const mhla::OperandViews<Scalar>&,     \
                                      const mhla::TensorView<Scalar, 4>&, mhla::WorkspaceView,     \
                                      mhla::Span<mhla::Accumulator<Scalar>>)>                      \
       mhla::cuda::run_forward<Variant, Scalar>;                                                   \
-  template std::type_identity_t<void(const mhla::CudaDevice&, const Variant&,                     \
+  template std::type_identity_t<void(mhla::CudaPath, const mhla::CudaDevice&, const Variant&,     \
                                      const mhla::Problem&, const mhla::OperandViews<Scalar>&,     \
                                      const mhla::TensorView<const Scalar, 4>&,                    \
                                      const mhla::GradientViews<Scalar>&, mhla::Update,            \
                                      mhla::WorkspaceView, mhla::Span<mhla::Accumulator<Scalar>>)> \
       mhla::cuda::run_backward<Variant, Scalar>
+
+// In two steps, so that the number is one by the time it is pasted.
+#define MHLA_NAME_HEAD_DIMS(number, Variant, Scalar, ...) \
+  MHLA_NAME_HEAD_DIMS_NUMBERED(number, Variant, Scalar, __VA_ARGS__)
+#define MHLA_NAME_HEAD_DIMS_NUMBERED(number, Variant, Scalar, ...)     \
+  using mhla_head_dims_##number = mhla::cuda::HeadDimsOf<__VA_ARGS__>; \
+  template <>                                                          \
+  struct mhla::cuda::FusedHeadDims<Variant, Scalar> {                  \
+    using List = mhla_head_dims_##number;                              \
+  };

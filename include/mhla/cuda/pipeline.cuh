@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Runs a checked call part by part of the batch, so that its panels take bounded memory.
+// Runs a checked call: on cuBLAS part by part of the batch, so that its panels take bounded memory,
+// or by the fused passes, where the program has compiled them.
 #pragma once
 
 #include <algorithm>
@@ -9,34 +10,79 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/backward_pass.cuh>
+#include <mhla/cuda/batch_part.hpp>
 #include <mhla/cuda/device_memory.cuh>
 #include <mhla/cuda/forward_pass.cuh>
+#include <mhla/cuda/fused/passes.cuh>
+#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/pipeline.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Items [first, first + count) of a tensor's batch.
-template <class T>
-TensorView<T, 4> items(TensorView<T, 4> tensor, Index first, Index count) {
-  if (tensor.data != nullptr) tensor.data += first * tensor.stride[0];
-  tensor.extent[0] = count;
-  return tensor;
-}
-inline TensorView<const std::uint8_t, 2> items(TensorView<const std::uint8_t, 2> mask,
-                                               Index first) {
-  if (mask.data != nullptr) mask.data += first * mask.stride[0];
-  return mask;
+/// Head dimensions that fused passes of a variant are compiled for: MHLA_INSTANTIATE_CUDA, where it
+/// lists any, specializes this before anything else asks.
+template <class V, class T>
+struct FusedHeadDims {
+  using List = HeadDimsOf<>;
+};
+
+template <class V, class T>
+HeadDimsList compiled_head_dims() {
+  using List = typename FusedHeadDims<V, T>::List;
+  static_assert(List::size == 0 || has_fused_passes<V, T>,
+                "mhla: fused CUDA kernels are for mhla::BFloat16 and mhla::Half, element-wise "
+                "feature maps, MixedKeySum and Unnormalized, and not for Causal with MixedKeySum "
+                "and a rotation: leave out the head dimensions in MHLA_INSTANTIATE_CUDA");
+  return List::list();
 }
 
-/// A plan for items [first, first + count) of the one for more.
-template <class V, class A>
-Plan<V, A> plan_of_items(Plan<V, A> plan, Index first, Index count) {
-  plan.extents.queries.batch = plan.extents.keys.batch = count;
-  plan.extents.queries.table.mask = items(plan.extents.queries.table.mask, first);
-  plan.extents.keys.table.mask = items(plan.extents.keys.table.mask, first);
-  return plan;
+/// The fused passes of a variant, for the head dimensions of a call. Nobody comes here with others
+/// than those in the list.
+template <class V, class T>
+struct FusedPasses {
+  using List = typename FusedHeadDims<V, T>::List;
+
+  static CallMemory memory(CudaPath path, const V& attention, const Problem& problem,
+                           Direction direction) {
+    CallMemory memory;
+    visit(problem, [&](auto dims) {
+      memory = fused::memory_of<V, T, decltype(dims)>(path, attention, problem, direction);
+    });
+    return memory;
+  }
+  static void forward(CudaPath path, const CudaDevice& device, const V& attention,
+                      const Problem& problem, const OperandViews<T>& operands,
+                      const TensorView<T, 4>& y, WorkspaceView workspace) {
+    visit(problem, [&](auto dims) {
+      fused::run_forward<V, T, decltype(dims)>(path, device, attention, problem, operands, y,
+                                               workspace);
+    });
+  }
+  static void backward(CudaPath path, const CudaDevice& device, const V& attention,
+                       const Problem& problem, const OperandViews<T>& operands,
+                       const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                       Update update, WorkspaceView workspace) {
+    visit(problem, [&](auto dims) {
+      fused::run_backward<V, T, decltype(dims)>(path, device, attention, problem, operands, dy,
+                                                gradients, update, workspace);
+    });
+  }
+
+ private:
+  template <class F>
+  static void visit(const Problem& problem, const F& f) {
+    if (!List::visit(problem.shape.key_dim, problem.shape.value_dim, f))
+      throw CudaError("mhla: no fused pass was compiled for head dimensions " +
+                      described(problem.shape.key_dim, problem.shape.value_dim));
+  }
+};
+
+template <class V, class T>
+CallMemory fused_memory(CudaPath path, const V& attention, const Problem& problem,
+                        Direction direction) {
+  return FusedPasses<V, T>::memory(path, attention, problem, direction);
 }
 
 /// Where the summaries of items [first, ...) are in a state: those of the whole batch, and its key
@@ -52,16 +98,15 @@ void keep_summaries(Plan<V, A>& plan, Index batch, Index first, Span<A> state) {
         state.data + batch * of_item * e.summary_size() + first * of_item * e.feature_dim;
 }
 
+/// y of every query.
 template <class V, class T>
-void run_forward(const CudaDevice& device, const V& attention, const Problem& problem,
-                 const OperandViews<T>& operands, const TensorView<T, 4>& y,
-                 WorkspaceView workspace, Span<Accumulator<T>> state) {
+void run_forward_on_cublas(const CudaDevice& device, const V& attention, const Problem& problem,
+                           const OperandViews<T>& operands, const TensorView<T, 4>& y,
+                           WorkspaceView workspace, Span<Accumulator<T>> state) {
   using A = Accumulator<T>;
   const Index at_once = items_at_once<V, A>(attention, problem, false);
   Arena arena(workspace);
   const Plan<V, A> whole(arena, attention, problem, at_once, false);
-  require_memory_of_call(attention, operands, {workspace.data, arena.used()}, state);
-  require_device_memory(y, "y");
   const BorrowedCublas cublas(device, whole.cublas);
   for (Index first = 0; first < problem.shape.batch; first += at_once) {
     const Index count = std::min(at_once, problem.shape.batch - first);
@@ -81,25 +126,32 @@ void run_forward(const CudaDevice& device, const V& attention, const Problem& pr
     pack_queries(part);
     read_out_blocks(part, items(y, first, count));
   }
-  if constexpr (requires { attention.masks; }) clear_masked(device, attention.masks.query, y);
 }
 
 template <class V, class T>
-void run_backward(const CudaDevice& device, const V& attention, const Problem& problem,
-                  const OperandViews<T>& operands, const TensorView<const T, 4>& dy,
-                  const GradientViews<T>& gradients, Update update, WorkspaceView workspace,
-                  Span<Accumulator<T>> state) {
+void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
+                 const Problem& problem, const OperandViews<T>& operands, const TensorView<T, 4>& y,
+                 WorkspaceView workspace, Span<Accumulator<T>> state) {
+  require_memory_of_call(attention, operands, {workspace.data, workspace.size}, state);
+  require_device_memory(y, "y");
+  if (path == CudaPath::cublas) {
+    run_forward_on_cublas(device, attention, problem, operands, y, workspace, state);
+  } else {
+    FusedPasses<V, T>::forward(path, device, attention, problem, operands, y, workspace);
+  }
+  if constexpr (requires { attention.masks; }) clear_masked(device, attention.masks.query, y);
+}
+
+/// The gradients that are wanted.
+template <class V, class T>
+void run_backward_on_cublas(const CudaDevice& device, const V& attention, const Problem& problem,
+                            const OperandViews<T>& operands, const TensorView<const T, 4>& dy,
+                            const GradientViews<T>& gradients, Update update,
+                            WorkspaceView workspace, Span<Accumulator<T>> state) {
   using A = Accumulator<T>;
   const Index at_once = items_at_once<V, A>(attention, problem, true);
   Arena arena(workspace);
   const Plan<V, A> whole(arena, attention, problem, at_once, true);
-  const Extents<V>& e = whole.extents;
-  require_memory_of_call(attention, operands, {workspace.data, arena.used()}, state);
-  require_device_memory(dy, "dy");
-  if (gradients.query.wanted) require_device_memory(gradients.query.view, "dq");
-  if (gradients.key.wanted) require_device_memory(gradients.key.view, "dk");
-  if (gradients.value.wanted) require_device_memory(gradients.value.view, "dv");
-  if (gradients.mix.wanted) require_device_memory(gradients.mix.view, "dmix");
   const BorrowedCublas cublas(device, whole.cublas);
   clear(device, whole.grad_mixing);
   clear(device, whole.grad_own_mixing);
@@ -114,23 +166,35 @@ void run_backward(const CudaDevice& device, const V& attention, const Problem& p
                               items(operands.k, first, count),
                               items(operands.v, first, count),
                               operands.mix};
-    BackwardRequest<V, T> request{items(dy, first, count), gradients, update};
-    request.gradients.query.view = items(gradients.query.view, first, count);
-    request.gradients.key.view = items(gradients.key.view, first, count);
-    request.gradients.value.view = items(gradients.value.view, first, count);
     if (first == 0) fill_tables(part);
     pack_keys(part);
     if (state.data == nullptr) summarize_blocks(part);
     mix_blocks(part);
     pack_queries(part);
-    backward_pass(part, request);
+    backward_pass(part, part_of(BackwardRequest<V, T>{dy, gradients, update}, first, count));
   }
   if (gradients.mix.wanted)
-    launch(device, gradients.mix.view.size(),
-           WriteMixingGradient<A>{
-               whole.grad_mixing.data, masks_own_block<V> ? whole.grad_own_mixing.data : nullptr,
-               e.matrices == 0 ? 0 : e.units(), e.keys.kv_heads, e.matrices, e.mix_rows,
-               e.mix_columns, sight_of<V>(), gradients.mix.view, update});
+    write_mixing_gradient(device, whole, sight_of<V>(), gradients.mix.view, update);
+}
+
+template <class V, class T>
+void run_backward(CudaPath path, const CudaDevice& device, const V& attention,
+                  const Problem& problem, const OperandViews<T>& operands,
+                  const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                  Update update, WorkspaceView workspace, Span<Accumulator<T>> state) {
+  require_memory_of_call(attention, operands, {workspace.data, workspace.size}, state);
+  require_device_memory(dy, "dy");
+  if (gradients.query.wanted) require_device_memory(gradients.query.view, "dq");
+  if (gradients.key.wanted) require_device_memory(gradients.key.view, "dk");
+  if (gradients.value.wanted) require_device_memory(gradients.value.view, "dv");
+  if (gradients.mix.wanted) require_device_memory(gradients.mix.view, "dmix");
+  if (path == CudaPath::cublas) {
+    run_backward_on_cublas(device, attention, problem, operands, dy, gradients, update, workspace,
+                           state);
+  } else {
+    FusedPasses<V, T>::backward(path, device, attention, problem, operands, dy, gradients, update,
+                                workspace);
+  }
   if constexpr (requires { attention.masks; }) {
     if (update == Update::accumulate) return;
     if (gradients.query.wanted) clear_masked(device, attention.masks.query, gradients.query.view);

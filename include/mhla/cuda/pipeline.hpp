@@ -12,6 +12,8 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/forward_state.hpp>
+#include <mhla/cuda/fused/passes.hpp>
+#include <mhla/cuda/path.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/requests.hpp>
@@ -22,18 +24,36 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Runs a checked call; defined in pipeline.cuh. An undefined reference to it means that no .cu of
-/// the program holds MHLA_INSTANTIATE_CUDA(V, T). Summaries are left in, or taken from, `state`
-/// where it has memory.
+/// Runs a checked call on a path that can; defined in pipeline.cuh. An undefined reference to it
+/// means that no .cu of the program holds MHLA_INSTANTIATE_CUDA(V, T). Summaries are left in, or
+/// taken from, `state` where it has memory, on cuBLAS alone.
 template <class V, class T>
-void run_forward(const CudaDevice& device, const V& attention, const Problem& problem,
-                 const OperandViews<T>& operands, const TensorView<T, 4>& y,
+void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
+                 const Problem& problem, const OperandViews<T>& operands, const TensorView<T, 4>& y,
                  WorkspaceView workspace, Span<Accumulator<T>> state);
 template <class V, class T>
-void run_backward(const CudaDevice& device, const V& attention, const Problem& problem,
-                  const OperandViews<T>& operands, const TensorView<const T, 4>& dy,
-                  const GradientViews<T>& gradients, Update update, WorkspaceView workspace,
-                  Span<Accumulator<T>> state);
+void run_backward(CudaPath path, const CudaDevice& device, const V& attention,
+                  const Problem& problem, const OperandViews<T>& operands,
+                  const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                  Update update, WorkspaceView workspace, Span<Accumulator<T>> state);
+
+/// The memory of a fused pass; defined in pipeline.cuh, and asked for only where fused kernels can
+/// run a call.
+template <class V, class T>
+CallMemory fused_memory(CudaPath path, const V& attention, const Problem& problem,
+                        Direction direction);
+
+/// The memory that a call takes on a path.
+template <class T, AttentionVariant V>
+CallMemory memory_of(CudaPath path, const V& attention, const Problem& problem,
+                     Direction direction) {
+  using A = Accumulator<T>;
+  if constexpr (has_fused_passes<V, T>)
+    if (path != CudaPath::cublas) return fused_memory<V, T>(path, attention, problem, direction);
+  const bool backward = direction == Direction::backward;
+  const Index at_once = items_at_once<V, A>(attention, problem, backward);
+  return {plan_bytes<V, A>(attention, problem, at_once, backward), at_once};
+}
 
 /// Elements of the summaries of a call: what a forward state keeps.
 template <class V, class A>
@@ -46,24 +66,28 @@ Index call_summary_size(const V& attention, const Problem& problem) {
 
 }  // namespace cuda
 
-/// Bytes of device memory that forward_into takes as workspace: exact.
-/// \throws ShapeError where attention and shape do not fit.
+/// Bytes of device memory that forward_into takes as workspace: exact. With a CudaForwardState to
+/// save summaries in it takes what StateUse::given says.
+/// \throws ShapeError where attention and shape do not fit, or the device asks for a path that
+/// cannot run the call.
 template <StorageScalar T, AttentionVariant V>
-Index forward_workspace_size(const V& attention, const Shape& shape, const CudaDevice&) {
-  using A = Accumulator<T>;
+Index forward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
+                             StateUse state = StateUse::none) {
+  constexpr auto forward = cuda::Direction::forward;
   const Problem problem = checked_problem(attention, shape);
-  return cuda::plan_bytes<V, A>(attention, problem,
-                                cuda::items_at_once<V, A>(attention, problem, false), false);
+  const CudaPath path = cuda::path_of<T>(attention, problem, device, forward, state);
+  return cuda::memory_of<T>(path, attention, problem, forward).workspace_bytes;
 }
 
 /// Bytes of device memory that backward_into takes as workspace, whichever gradients are wanted:
-/// exact. \throws ShapeError where attention and shape do not fit.
+/// as forward_workspace_size otherwise.
 template <StorageScalar T, AttentionVariant V>
-Index backward_workspace_size(const V& attention, const Shape& shape, const CudaDevice&) {
-  using A = Accumulator<T>;
+Index backward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
+                              StateUse state = StateUse::none) {
+  constexpr auto backward = cuda::Direction::backward;
   const Problem problem = checked_problem(attention, shape);
-  return cuda::plan_bytes<V, A>(attention, problem,
-                                cuda::items_at_once<V, A>(attention, problem, true), true);
+  const CudaPath path = cuda::path_of<T>(attention, problem, device, backward, state);
+  return cuda::memory_of<T>(path, attention, problem, backward).workspace_bytes;
 }
 
 /// Elements of accumulator type that a CudaForwardState has to have for a shape.
@@ -75,9 +99,9 @@ Index forward_state_size(const V& attention, const Shape& shape, const CudaDevic
 /// y = attention(q, k, v, mix) in device memory, on the device's stream: see the CPU's forward_into
 /// for shapes and errors. With `save`, the summaries are kept for backward_into, of all items also
 /// where the batch runs in parts; after a CudaError there are none.
-/// \throws ShapeError, also for an address that is no multiple of its elements' size;
-/// WorkspaceError; CudaError for memory that CUDA does not know, and where a CUDA or cuBLAS call
-/// fails: see CudaDevice.
+/// \throws ShapeError, also for an address that is no multiple of its elements' size, and where the
+/// device asks for a path that cannot run the call; WorkspaceError; CudaError for memory that CUDA
+/// does not know, and where a CUDA or cuBLAS call fails: see CudaDevice.
 ///
 /// Everything is checked before anything is launched. Nothing is allocated, nothing waited for.
 template <AttentionVariant V, StorageScalar T>
@@ -90,13 +114,17 @@ void forward_into(const V& attention, const CudaDevice& device,
                   std::type_identity_t<CudaForwardState<Accumulator<T>>*> save = nullptr) {
   const OperandViews<T> operands{q, k, v, mix};
   const Problem problem = checked_forward(attention, operands, y);
-  require_workspace(workspace, forward_workspace_size<T>(attention, problem.shape, device),
+  constexpr auto forward = cuda::Direction::forward;
+  const CudaPath path = cuda::path_of<T>(attention, problem, device, forward,
+                                         save == nullptr ? StateUse::none : StateUse::given);
+  require_workspace(workspace,
+                    cuda::memory_of<T>(path, attention, problem, forward).workspace_bytes,
                     "mhla::forward_into");
   Span<Accumulator<T>> state;
   if (save != nullptr)
     state = save->prepare(problem.shape,
                           cuda::call_summary_size<V, Accumulator<T>>(attention, problem));
-  cuda::run_forward(device, attention, problem, operands, y, workspace, state);
+  cuda::run_forward(path, device, attention, problem, operands, y, workspace, state);
   if (save != nullptr) save->mark_filled();
 }
 
@@ -118,13 +146,18 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
                    std::type_identity_t<const CudaForwardState<Accumulator<T>>*> saved = nullptr) {
   const OperandViews<T> operands{q, k, v, mix};
   const Problem problem = checked_backward(attention, operands, dy, gradients);
-  require_workspace(workspace, backward_workspace_size<T>(attention, problem.shape, device),
+  constexpr auto backward = cuda::Direction::backward;
+  const CudaPath path = cuda::path_of<T>(attention, problem, device, backward,
+                                         saved == nullptr ? StateUse::none : StateUse::given);
+  require_workspace(workspace,
+                    cuda::memory_of<T>(path, attention, problem, backward).workspace_bytes,
                     "mhla::backward_into");
   Span<Accumulator<T>> state;
   if (saved != nullptr)
     state = saved->summaries(problem.shape,
                              cuda::call_summary_size<V, Accumulator<T>>(attention, problem));
-  cuda::run_backward(device, attention, problem, operands, dy, gradients, update, workspace, state);
+  cuda::run_backward(path, device, attention, problem, operands, dy, gradients, update, workspace,
+                     state);
 }
 
 MHLA_NAMESPACE_END

@@ -8,6 +8,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cuda/batch_part.hpp>
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/limits.hpp>
 #include <mhla/cuda/rotation_table.hpp>
@@ -179,23 +180,23 @@ struct Plan {
 };
 
 /// Bytes of a plan for so many items of the batch.
+template <class PlanType, class V>
+Index plan_size(const V& attention, const Problem& problem, Index items, bool backward) {
+  Arena arena;
+  PlanType(arena, attention, problem, items, backward);
+  return arena.used();
+}
 template <class V, class A>
 Index plan_bytes(const V& attention, const Problem& problem, Index items, bool backward) {
-  Arena arena;
-  Plan<V, A>(arena, attention, problem, items, backward);
-  return arena.used();
+  return plan_size<Plan<V, A>>(attention, problem, items, backward);
 }
 
 /// Items of the batch that are worked on at once.
 template <class V, class A>
 Index items_at_once(const V& attention, const Problem& problem, bool backward) {
-  const Index batch = problem.shape.batch;
-  if (batch <= 1) return batch;
-  const Index one = plan_bytes<V, A>(attention, problem, 1, backward);
-  const Index more = plan_bytes<V, A>(attention, problem, 2, backward) - one;
-  const Index room =
-      one < affordable_bytes ? (affordable_bytes - one) / std::max(Index{1}, more) : 0;
-  return std::min(batch, 1 + room);
+  return items_in_part(problem.shape.batch, [&](Index items) {
+    return plan_bytes<V, A>(attention, problem, items, backward);
+  });
 }
 
 }  // namespace cuda

@@ -36,13 +36,15 @@ MHLA_NAMESPACE_BEGIN
 /// Bytes of device memory that attention(q, k, v, mix) takes as workspace for tensors of Eigen's
 /// 16-bit scalars. See <mhla/cuda/pipeline.hpp>, which has it for every other scalar.
 template <eigen::SixteenBitScalar T, AttentionVariant V>
-Index forward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device) {
-  return forward_workspace_size<eigen::Storage<T>>(attention, shape, device);
+Index forward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
+                             StateUse state = StateUse::none) {
+  return forward_workspace_size<eigen::Storage<T>>(attention, shape, device, state);
 }
 /// The same for attention.backward(q, k, v, mix, dy).
 template <eigen::SixteenBitScalar T, AttentionVariant V>
-Index backward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device) {
-  return backward_workspace_size<eigen::Storage<T>>(attention, shape, device);
+Index backward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
+                              StateUse state = StateUse::none) {
+  return backward_workspace_size<eigen::Storage<T>>(attention, shape, device, state);
 }
 /// What a call does on the device: see <mhla/cuda/explain.hpp>.
 template <eigen::SixteenBitScalar T, AttentionVariant V>
@@ -81,6 +83,11 @@ constexpr bool require_device_operands() {
   return true;
 }
 
+template <class Op>
+StateUse state_use(const Op& op) {
+  return op.device_state() == nullptr ? StateUse::none : StateUse::given;
+}
+
 /// The workspace that an expression brings along, or the device's own.
 template <class Op, class Size>
 WorkspaceView device_workspace(const CudaDevice& device, const Op& op, const char* expression,
@@ -105,7 +112,7 @@ void assign_on_device(const CudaDevice& device, Destination& destination, const 
         "mhla: attention(q, k, v, mix).save(state) keeps summaries in host memory, which a "
         "CudaDevice does not reach: use a mhla::CudaForwardState");
   const WorkspaceView workspace = device_workspace(device, op, "attention(q, k, v, mix)", [&] {
-    return forward_workspace_size<T>(op.attention(), operands.shape(), device);
+    return forward_workspace_size<T>(op.attention(), operands.shape(), device, state_use(op));
   });
   forward_into(op.attention(), device, operands.q, operands.k, operands.v, operands.mix,
                target_view(destination), workspace, op.device_state());
@@ -131,9 +138,11 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Cud
         throw StateError(
             "mhla: attention.backward(q, k, v, mix, dy).saved(state) reads summaries in host "
             "memory, which a CudaDevice does not reach: use a mhla::CudaForwardState");
-      const WorkspaceView workspace = device_workspace(
-          device_, op_, "attention.backward(q, k, v, mix, dy)",
-          [&] { return backward_workspace_size<T>(op_.attention(), operands.shape(), device_); });
+      const WorkspaceView workspace =
+          device_workspace(device_, op_, "attention.backward(q, k, v, mix, dy)", [&] {
+            return backward_workspace_size<T>(op_.attention(), operands.shape(), device_,
+                                              state_use(op_));
+          });
       backward_into(op_.attention(), device_, operands.q, operands.k, operands.v, operands.mix,
                     target_view(op_.grad_output()), gradients, update, workspace,
                     op_.device_state());

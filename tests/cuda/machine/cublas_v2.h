@@ -48,6 +48,11 @@ struct cublasContext {
   // What the tests ask afterwards.
   long launches = 0;
   long products = 0;
+  // Of global memory, by kernels that machine::run() runs: by all, by the last one.
+  std::uint64_t kernel_bytes_read = 0;
+  std::uint64_t kernel_bytes_written = 0;
+  std::uint64_t last_kernel_bytes_read = 0;
+  std::uint64_t last_kernel_bytes_written = 0;
   cublasComputeType_t last_compute = CUBLAS_COMPUTE_32F;
   cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;
   cudaStream_t last_stream = nullptr;         // of a product

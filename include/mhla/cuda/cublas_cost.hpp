@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT
+// What the cuBLAS path moves and computes, stage by stage, as forward_pass.cuh and
+// backward_pass.cuh do it: tensors go through panels in the accumulator type, blocks padded to the
+// longest.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cuda/kernel_cost.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// Costs of the stages of a call; `storage` and `accumulator` are sizes of an element.
+struct CublasCost {
+  const CallSize& size;
+  double storage;
+  double accumulator;
+
+  // Rows of panels, of queries and of keys.
+  constexpr double query_rows() const {
+    return size.heads * size.query_blocks * size.query_block_tokens;
+  }
+  constexpr double key_rows() const { return size.units * size.key_blocks * size.key_block_tokens; }
+  // Operations of the products: with summaries of all keys and of all queries, and mixing.
+  constexpr double of_keys() const { return 2 * key_rows() * size.summary(); }
+  constexpr double of_queries() const { return 2 * query_rows() * size.summary(); }
+  constexpr double of_mixing() const {
+    return 2 * size.units * size.matrices * size.block_pairs * size.summary();
+  }
+  /// Of a causal block's scores, or whatever else is a product over pairs of its tokens and `dim`.
+  constexpr double of_own_blocks(double dim) const {
+    return size.masks_own_block ? 2 * query_rows() * size.query_block_tokens * dim : 0;
+  }
+
+  /// phi of tokens, rotated, in panels: and back, where there are gradients in them.
+  constexpr KernelCost pack(const char* name, double tokens, double rows, double tensors) const {
+    KernelCost cost{name};
+    cost.tensor_bytes =
+        tensors * storage * tokens * size.key_dim + accumulator * rows * size.feature_dim;
+    cost.launches = 1;
+    if (size.rotates) {
+      cost.tensor_bytes += 2 * accumulator * rows * size.feature_dim;
+      ++cost.launches;
+    }
+    if (size.is_rowwise) {
+      cost.tensor_bytes += 2 * accumulator * rows * size.key_dim;
+      ++cost.launches;
+    }
+    return cost;
+  }
+  constexpr KernelCost gather(const char* name, double tokens, double rows) const {
+    return {name, (storage * tokens + accumulator * rows) * size.value_dim};
+  }
+  /// A product of panels of tokens and summaries.
+  constexpr KernelCost product(const char* name, double rows, double summaries,
+                               double flops) const {
+    return {name, accumulator * rows * (size.feature_dim + size.value_dim),
+            accumulator * summaries * size.summary(), 0, flops};
+  }
+  /// A pass over features with a number or a key sum for each row or block.
+  constexpr KernelCost sums(const char* name, double rows, double passes) const {
+    return {name, passes * accumulator * rows * size.feature_dim, 0, 0, 0, passes};
+  }
+  /// One call for every sequence and matrix; causal, a corner and a call for every 16 rows, each of
+  /// which reads what the rows before it have read.
+  constexpr KernelCost mixing(const char* name, double flops) const {
+    const double from = size.key_summaries() * size.matrices;
+    const double groups = size.past_only ? tiles_of(size.mix_rows, 16) : 1;
+    KernelCost cost{name};
+    cost.summary_bytes = accumulator * (from + size.mixed_summaries()) * size.summary();
+    cost.repeated_bytes = accumulator * from * size.summary() * (groups - 1) / 2;
+    cost.flops = flops;
+    cost.launches = size.sequences * size.mix_heads * (size.past_only ? 1 + groups : 1);
+    return cost;
+  }
+  /// Scores of a causal block, `arrays` of them, in slabs; `passes` of operands over `flops`.
+  constexpr KernelCost own_blocks(const char* name, double arrays, double passes,
+                                  double flops) const {
+    const double slabs = size.group_size * tiles_of(size.query_block_tokens, slab_tokens);
+    const double scores = query_rows() * size.query_block_tokens;
+    const double triangular = 1 + tiles_of(std::min(size.query_block_tokens, 64.0), 16);
+    KernelCost cost{name};
+    cost.tensor_bytes = accumulator * passes * query_rows() * (size.feature_dim + size.value_dim);
+    cost.repeated_bytes = 4 * accumulator * arrays * scores;
+    cost.flops = flops;
+    cost.launches = slabs * arrays * (2 + triangular);
+    return cost;
+  }
+
+  constexpr void add_forward_stages(PathCost& path) const {
+    path.add(pack("phi(k)", size.keys(), key_rows(), 1));
+    path.add(gather("v", size.keys(), key_rows()));
+    path.add(product("summaries", key_rows(), size.key_summaries(), of_keys()));
+    if (size.normalizes) path.add(sums("key sums", key_rows(), 1));
+    path.add(mixing("mixing", of_mixing()));
+    path.add(pack("phi(q)", size.queries(), query_rows(), 1));
+    if (size.normalizes) path.add(sums("denominators", query_rows(), size.masks_own_block ? 3 : 1));
+  }
+  constexpr void add_readout(PathCost& path) const {
+    path.add(product("readout", query_rows(), size.mixed_summaries(), of_queries()));
+    if (size.masks_own_block)
+      path.add(own_blocks("own blocks", 1, 2, of_own_blocks(size.feature_dim + size.value_dim)));
+    KernelCost y = gather("y", size.queries(), query_rows());
+    if (size.normalizes) {
+      y.tensor_bytes += 2 * accumulator * query_rows() * size.value_dim;
+      ++y.launches;
+    }
+    path.add(y);
+  }
+  constexpr void add_backward_stages(PathCost& path) const {
+    const double d = size.feature_dim;
+    const double e = size.value_dim;
+    KernelCost dy = gather("dy", size.queries(), query_rows());
+    if (size.normalizes) {
+      dy.tensor_bytes += 2 * accumulator * query_rows() * e;
+      ++dy.launches;
+    }
+    path.add(dy);
+    path.add(product("dS~", query_rows(), size.mixed_summaries(), of_queries()));
+    path.add(product("dQ", query_rows(), size.mixed_summaries(), of_queries()));
+    if (size.masks_own_block)
+      path.add(own_blocks("own blocks", 2, 6, of_own_blocks(3 * d + 2 * e)));
+    if (size.normalizes)
+      path.add(sums("gradients of denominators", query_rows(), size.masks_own_block ? 6 : 4));
+    path.add(pack("dq", size.queries(), query_rows(), 2));
+    KernelCost dm = mixing("dm", of_mixing());
+    dm.repeated_bytes = 0;  // no triangle, but a whole product
+    dm.launches = size.sequences * size.mix_heads;
+    path.add(dm);
+    path.add(mixing("dS", of_mixing()));
+    path.add(product("dV", key_rows(), size.key_summaries(), of_keys()));
+    path.add(gather("dv", size.keys(), key_rows()));
+    path.add(product("dK", key_rows(), size.key_summaries(), of_keys()));
+    if (size.normalizes) path.add(sums("dz", key_rows(), size.masks_own_block ? 2 : 1));
+    path.add(pack("dk", size.keys(), key_rows(), 2));
+  }
+};
+
+/// The stages of a call; `parts` of the batch repeat their launches.
+constexpr PathCost cublas_cost(const CallSize& size, Direction direction, double parts,
+                               double storage, double accumulator, double flops_per_second) {
+  const CublasCost cost{size, storage, accumulator};
+  PathCost path;
+  path.flops_per_second = flops_per_second;
+  path.add(tables_cost(size));
+  cost.add_forward_stages(path);
+  if (direction == Direction::forward) {
+    cost.add_readout(path);
+  } else {
+    cost.add_backward_stages(path);
+  }
+  for (int i = 1; i < path.count; ++i) path.kernel[i].launches *= parts;
+  return path;
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

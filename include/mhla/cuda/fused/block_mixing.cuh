@@ -1,0 +1,576 @@
+// SPDX-License-Identifier: MIT
+// The mixing of 16-bit summaries on tensor cores (arXiv 2601.07832, eq. 4), and its adjoints.
+//
+//   S~_(i,g) = sum_b m^g_ib S_b         causal: over b <= i - lag alone
+//   dS_b     = sum_(i,g) m^g_ib dS~_(i,g)
+//   dm^g_ib  = <dS~_(i,g), S_b>
+//
+// A summary is a row of `width` elements here. The matrix is split into m = hi + lo, both of the
+// summaries' type, so that its rounding does not show in the result; Half bounds it by 65504.
+// Summaries are one plane, or two that add up likewise.
+#pragma once
+
+#include <cstdint>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/cuda/block_mixing.cuh>
+#include <mhla/cuda/fused/block_mixing.hpp>
+#include <mhla/cuda/fused/product.cuh>
+#include <mhla/cuda/fused/tile.cuh>
+#include <mhla/cuda/launch.cuh>
+#include <mhla/cuda/machine.cuh>
+#include <string>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// A summary for every block, or for every block and matrix: element c of plane p, unit n, block r
+/// and matrix g lies at data[p * plane_stride + n * unit_stride + r * row_stride + g *
+/// matrix_stride + c]. Data are aligned to 16 bytes, strides are multiples of 8. Of a sequence of a
+/// packed batch, `data` is where its first block begins.
+template <class T>
+struct SummaryRows {
+  T* data = nullptr;
+  int planes = 1;  // 2: the second holds what rounding to the first has left out
+  Index plane_stride = 0;
+  Index unit_stride = 0;
+  Index row_stride = 0;
+  Index matrix_stride = 0;
+
+  // NOLINTNEXTLINE: adds const only
+  template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
+  operator SummaryRows<U>() const {
+    return {data, planes, plane_stride, unit_stride, row_stride, matrix_stride};
+  }
+};
+
+/// Matrices of mix: element (i, b) of head h lies at data[h * head_stride + i * row_stride + b].
+struct MixingMatrices {
+  const float* data = nullptr;
+  Index head_stride = 0;
+  Index row_stride = 0;
+};
+
+/// The same of their gradients, for every unit and matrix; products of summaries count `scale`
+/// times.
+struct MixingGradients {
+  float* data = nullptr;
+  Index unit_stride = 0;
+  Index matrix_stride = 0;
+  Index row_stride = 0;
+  float scale = 1;
+};
+
+/// Rounds two values, and leaves in them what rounding has left out.
+template <class T>
+MHLA_DEVICE std::uint32_t split_off(float& first, float& second) {
+  const std::uint32_t pair = machine::rounded_pair<T>(first, second);
+  first -= machine::first_of<T>(pair);
+  second -= machine::second_of<T>(pair);
+  return pair;
+}
+
+/// Zeros in place of elements that are not finite; returns a pair with a one for each of them.
+template <class T>
+MHLA_DEVICE std::uint32_t take_out_not_finite(std::uint32_t& pair) {
+  constexpr bool is_bfloat16 = std::is_same_v<T, BFloat16>;
+  constexpr std::uint32_t exponent = is_bfloat16 ? 0x7f80 : 0x7c00;
+  constexpr std::uint32_t one = is_bfloat16 ? 0x3f80 : 0x3c00;
+  const bool first = (pair & exponent) == exponent;
+  const bool second = (pair >> 16 & exponent) == exponent;
+  pair &= (first ? 0 : 0xffffu) | (second ? 0 : 0xffff0000u);
+  return (first ? one : 0) | (second ? one << 16 : 0);
+}
+
+/// Copies rows [first, end) of a part of a matrix into the same rows of a tile, in the background,
+/// and zeros into its other rows of [zeros_first, zeros_end) and behind `cols` columns.
+template <int Threads, class T, int Rows, int Cols>
+MHLA_DEVICE void copy_part(const Block& block, const Tile<Rows, Cols>& tile, const T* from,
+                           Index row_stride, int first, int end, int cols, int zeros_first,
+                           int zeros_end) {
+  constexpr int chunks = Tile<Rows, Cols>::chunks;
+  for (int i = zeros_first * chunks + block.thread; i < zeros_end * chunks; i += Threads) {
+    const int row = i / chunks;
+    const int c = i % chunks;
+    const bool present = row >= first && row < end && c * chunk_size < cols;
+    machine::copy_chunk(tile.chunk(row, c),
+                        present ? from + row * row_stride + c * chunk_size : from, present);
+  }
+}
+
+/// A product of mixing. A warp has 16 rows and 64 columns of a result. Where the matrix is one
+/// tile, a block of threads keeps it in registers for all results that it mixes; otherwise its
+/// parts are read when they are needed.
+template <class T, int Planes, int Side, bool Keeps>
+struct MixBlocks {
+  static constexpr int threads = 256;
+  static constexpr int row_warps = Side / 16;
+  static constexpr int col_warps = 8 / row_warps;
+  static constexpr int inner_parts = Side / 16;
+  using Panel = Tile<Side, 64 * col_warps>;
+  using Part = Tile<16, 16>;  // of the matrix, for a warp
+  using Sum = Accumulators<Side, 64 * col_warps, row_warps, col_warps>;
+  static_assert(Sum::row_parts == 1 && Sum::col_parts == 8);
+  static constexpr int stage_bytes = Planes * Panel::bytes;
+  static constexpr int shared_bytes = 2 * stage_bytes + threads / 32 * Part::bytes;
+  static constexpr int blocks_of_processor = 2;
+
+  MixingWork work;
+  MixingMatrices mixing;
+  SummaryRows<const T> source;
+  SummaryRows<T> result;
+
+  /// A tile of a result.
+  struct Item {
+    int group;
+    int unit;
+    int first_row;
+    int first_col;
+  };
+  MHLA_DEVICE Item item(int number) const {
+    Item item;
+    item.first_col = number % work.panels * Panel::cols;
+    number /= work.panels;
+    item.first_row = number % work.row_tiles * Side;
+    number /= work.row_tiles;
+    item.group = number / work.units_of_group;
+    item.unit = number % work.units_of_group * work.kv_heads + item.group / work.outputs;
+    return item;
+  }
+  MHLA_DEVICE int end_row(const Item& item) const {
+    return item.first_row + Side < work.rows ? item.first_row + Side : work.rows;
+  }
+
+  /// Tiles of inner rows that it is a sum of, for every matrix: one at least, maybe of no rows.
+  MHLA_DEVICE int first_tile(const Item& item) const {
+    return work.inner_begin(item.first_row) / Side;
+  }
+  MHLA_DEVICE int tiles(const Item& item) const {
+    const int count = (work.inner_end(end_row(item)) + Side - 1) / Side - first_tile(item);
+    return count < 1 ? 1 : count;
+  }
+  /// Of term `n`: the tile's first inner row, and the matrix.
+  struct Term {
+    int first;
+    int matrix;
+  };
+  MHLA_DEVICE Term term(const Item& item, int n) const {
+    if constexpr (Keeps) return {0, 0};
+    const int of_matrix = tiles(item);
+    return {(first_tile(item) + n % of_matrix) * Side, n / of_matrix};
+  }
+
+  MHLA_DEVICE static Panel panel(int stage, int plane) {
+    return {static_cast<Shared>(stage * stage_bytes + plane * Panel::bytes)};
+  }
+  MHLA_DEVICE static int in_tile(int at) { return at < 0 ? 0 : at < Side ? at : Side; }
+
+  MHLA_DEVICE void copy_source(const Block& block, const Item& item, int n, int stage) const {
+    const Term of = term(item, n);
+    const int begin = in_tile(work.inner_begin(item.first_row) - of.first);
+    const int end = in_tile(work.inner_end(end_row(item)) - of.first);
+    // Summaries are the same for all matrices, gradients of mixed ones are not.
+    const T* from = source.data + item.unit * source.unit_stride +
+                    of.matrix * source.matrix_stride + of.first * source.row_stride +
+                    item.first_col;
+    // Products read whole parts of 16 rows.
+    for (int plane = 0; plane < Planes; ++plane, from += source.plane_stride)
+      copy_part<threads>(block, panel(stage, plane), from, source.row_stride, begin, end,
+                         work.width - item.first_col, begin / 16 * 16, (end + 15) / 16 * 16);
+  }
+
+  /// 16 x 16 elements of the matrix, as products take them.
+  struct Coefficients {
+    std::uint32_t high[4];
+    std::uint32_t low[4];
+  };
+  /// Those of a warp's rows and of a part of its tile, as they come from memory.
+  struct Loaded {
+    float value[8];
+  };
+  MHLA_DEVICE Loaded load_part(const Block& block, const Item& item, const Term& of,
+                               int part) const {
+    const int head =
+        item.group / work.outputs * work.matrices + item.group % work.outputs + of.matrix;
+    const float* const matrix = mixing.data + head * mixing.head_stride;
+    const int first_row = item.first_row + Sum::row_part(block, 0) * 16;
+    const int first = of.first + part * 16;
+    Loaded loaded;
+    MHLA_DEVICE_UNROLL
+    for (int e = 0; e < 8; ++e) {
+      const Place place = place_in_part(block, e);
+      const int row = first_row + place.row;
+      const int at = first + place.col;
+      const Index offset =
+          work.adjoint ? at * mixing.row_stride + row : row * mixing.row_stride + at;
+      loaded.value[e] = work.sees(row, at) ? machine::load_from(matrix + offset) : 0;
+    }
+    return loaded;
+  }
+  /// Where in a part a lane's elements are: lanes follow memory, which is transposed in the
+  /// adjoint.
+  struct Place {
+    int row;
+    int col;
+  };
+  MHLA_DEVICE Place place_in_part(const Block& block, int e) const {
+    const int slow = e * 2 + block.lane() / 16;
+    const int fast = block.lane() % 16;
+    return work.adjoint ? Place{fast, slow} : Place{slow, fast};
+  }
+  /// Rounds them, and then what that has left out. Both pass through the warp's shared memory.
+  MHLA_DEVICE Coefficients coefficients_of(const Block& block, Loaded loaded) const {
+    Coefficients of;
+    round(block, loaded, of.high);
+    round(block, loaded, of.low);
+    return of;
+  }
+  MHLA_DEVICE void round(const Block& block, Loaded& loaded, std::uint32_t (&to)[4]) const {
+    const Part part{static_cast<Shared>(2 * stage_bytes + block.warp() * Part::bytes)};
+    MHLA_DEVICE_UNROLL
+    for (int e = 0; e < 8; e += 2) {
+      const std::uint32_t pair = split_off<T>(loaded.value[e], loaded.value[e + 1]);
+      const Place first = place_in_part(block, e);
+      const Place second = place_in_part(block, e + 1);
+      machine::write(part.at(first.row, first.col), static_cast<std::uint16_t>(pair));
+      machine::write(part.at(second.row, second.col), static_cast<std::uint16_t>(pair >> 16));
+    }
+    block.sync_warp();
+    machine::load_matrices(to, part.chunk(block.lane() % 16, block.lane() / 16));
+    block.sync_warp();
+  }
+
+  /// sum += m source, of one tile of inner rows.
+  MHLA_DEVICE void multiply(const Block& block, const Item& item, int n, int stage,
+                            const Coefficients (&kept)[std::size_t{inner_parts}], Sum& sum) const {
+    const Term of = term(item, n);
+    const int row = item.first_row + Sum::row_part(block, 0) * 16;
+    if (row >= work.rows) return;
+    const int last = row + 15 < work.rows ? row + 15 : work.rows - 1;
+    const Shared factors =
+        panel(stage, 0).chunk(block.lane() % 16, Sum::col_part(block, 0) + block.lane() / 16);
+    const auto multiply_part = [&](int part, const Coefficients& coefficients) {
+      const int begin = of.first + part * 16;
+      const int end = begin + 16;
+      // What any of the warp's rows sees, and where one sees what another does not.
+      if (begin >= work.inner_end(last + 1) || end <= work.inner_begin(row)) return;
+      const bool guarded =
+          work.past_only && (end > work.inner_end(row + 1) || begin < work.inner_begin(last));
+      std::uint32_t sees[4] = {};
+      if (guarded) ones_where_seen(block, row, begin, sees);
+      MHLA_DEVICE_UNROLL
+      for (int j = 0; j < Sum::col_parts; j += 2) {
+        MHLA_DEVICE_UNROLL
+        for (int plane = 0; plane < Planes; ++plane) {
+          std::uint32_t factor[4];
+          machine::load_matrices_transposed(
+              factor, factors + static_cast<Shared>(plane * Panel::bytes +
+                                                    part * 16 * Panel::stride + j * 16));
+          MHLA_DEVICE_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            float(&to)[4] = sum.value[0][j + half];
+            std::uint32_t& upper = factor[2 * half];
+            std::uint32_t& lower = factor[2 * half + 1];
+            if (guarded) guard(sees, upper, lower, to);
+            machine::multiply_add<T>(to, coefficients.high, upper, lower);
+            if (plane == 0) machine::multiply_add<T>(to, coefficients.low, upper, lower);
+          }
+        }
+      }
+    };
+    if constexpr (Keeps) {
+      MHLA_DEVICE_UNROLL
+      for (int part = 0; part < inner_parts; ++part) multiply_part(part, kept[part]);
+    } else {
+      Loaded next = load_part(block, item, of, 0);
+      for (int part = 0; part < inner_parts; ++part) {
+        const Loaded loaded = next;
+        if (part + 1 < inner_parts) next = load_part(block, item, of, part + 1);
+        multiply_part(part, coefficients_of(block, loaded));
+      }
+    }
+  }
+
+  /// A part of a matrix with ones where a row sees an inner row.
+  MHLA_DEVICE void ones_where_seen(const Block& block, int first_row, int first,
+                                   std::uint32_t (&ones)[4]) const {
+    constexpr std::uint32_t one = std::is_same_v<T, BFloat16> ? 0x3f80 : 0x3c00;
+    MHLA_DEVICE_UNROLL
+    for (int x = 0; x < 4; ++x) {
+      const int row = first_row + block.lane() / 4 + x % 2 * 8;
+      const int at = first + x / 2 * 8 + block.lane() % 4 * 2;
+      ones[x] = (work.sees(row, at) ? one : 0) | (work.sees(row, at + 1) ? one << 16 : 0);
+    }
+  }
+
+  /// Where rows see different inner rows, a coefficient of zero would not keep a NaN from those
+  /// that do not see it. So what is not finite becomes zero, and the sums of those that do, which
+  /// count one at least, NaN.
+  MHLA_DEVICE static void guard(const std::uint32_t (&sees)[4], std::uint32_t& upper,
+                                std::uint32_t& lower, float (&to)[4]) {
+    const std::uint32_t of_upper = take_out_not_finite<T>(upper);
+    const std::uint32_t of_lower = take_out_not_finite<T>(lower);
+    float count[4] = {};
+    machine::multiply_add<T>(count, sees, of_upper, of_lower);
+    MHLA_DEVICE_UNROLL
+    for (int x = 0; x < 4; ++x)
+      if (count[x] > 0) to[x] = scalar_traits::reinterpret<float>(std::uint32_t{0x7fc00000});
+  }
+
+  /// Rounds a warp's part of a result, plane after plane, and writes its rows in whole chunks.
+  /// They pass through the source's tile, which no other warp reads any more.
+  MHLA_DEVICE void write(const Block& block, const Item& item, int stage, Sum& sum) const {
+    const Panel tile = panel(stage, 0);
+    const int first_row = Sum::row_part(block, 0) * 16;
+    const int first_chunk = Sum::col_part(block, 0);
+    const Shared of_lane =
+        tile.at(first_row + block.lane() / 4, first_chunk * chunk_size + block.lane() % 4 * 2);
+    for (int plane = 0; plane < result.planes; ++plane) {
+      T* to = result.data + plane * result.plane_stride + item.unit * result.unit_stride +
+              item.group % work.outputs * result.matrix_stride +
+              item.first_row * result.row_stride + item.first_col;
+      MHLA_DEVICE_UNROLL
+      for (int j = 0; j < Sum::col_parts; ++j) {
+        float(&value)[4] = sum.value[0][j];
+        const Shared at = of_lane + static_cast<Shared>(j * 16);
+        machine::write(at, split_off<T>(value[0], value[1]));
+        machine::write(at + 8 * Panel::stride, split_off<T>(value[2], value[3]));
+      }
+      block.sync_warp();
+      // A lane has one chunk of every fourth row.
+      const int row = first_row + block.lane() / Sum::col_parts;
+      const int c = first_chunk + block.lane() % Sum::col_parts;
+      const int left =
+          item.first_col + c * chunk_size < work.width ? work.rows - item.first_row - row : 0;
+      Shared from = tile.chunk(row, c);
+      T* of_row = to + row * result.row_stride + c * chunk_size;
+      for (int r = 0; r < 16; r += 32 / Sum::col_parts) {
+        if (r < left)
+          machine::store_to(reinterpret_cast<Chunk*>(of_row), machine::read<Chunk>(from));
+        from += 32 / Sum::col_parts * Panel::stride;
+        of_row += 32 / Sum::col_parts * result.row_stride;
+      }
+      block.sync_warp();
+    }
+  }
+
+  MHLA_DEVICE void operator()(const Block& block) const {
+    const auto stretch = [&](Index part) {
+      return static_cast<int>(even_split(work.items, block.blocks, part));
+    };
+    const int end = stretch(block.number + 1);
+    int number = stretch(block.number);
+    int held = -1;  // the group whose matrix is kept
+    Coefficients kept[std::size_t{inner_parts}] = {};
+    int stage = 0;
+    copy_source(block, item(number), 0, stage);
+    machine::commit_copies();
+    for (; number < end; ++number) {
+      const Item current = item(number);
+      if constexpr (Keeps) {
+        if (held != current.group) {
+          MHLA_DEVICE_UNROLL
+          for (int part = 0; part < inner_parts; ++part)
+            kept[part] = coefficients_of(block, load_part(block, current, term(current, 0), part));
+        }
+        held = current.group;
+      }
+      Sum sum;
+      const int terms = Keeps ? 1 : tiles(item(number)) * work.summed;
+      for (int n = 0; n < terms; ++n) {
+        machine::wait_for_copies<0>();
+        // The copies of all threads are there, and nobody reads the other stage any more.
+        block.sync();
+        if (n + 1 < terms) {
+          copy_source(block, item(number), n + 1, 1 - stage);
+        } else if (number + 1 < end) {
+          copy_source(block, item(number + 1), 0, 1 - stage);
+        }
+        machine::commit_copies();
+        multiply(block, current, n, stage, kept, sum);
+        stage = 1 - stage;
+      }
+      block.sync();
+      write(block, item(number), 1 - stage, sum);
+    }
+  }
+};
+
+/// A tile of dm of a unit and a matrix, summed over a split's columns.
+template <class T, int Planes, int Side>
+struct MultiplyMixedSummaries {
+  static constexpr int threads = 256;
+  static constexpr int step_cols = static_cast<int>(MixingGradientWork::step_cols);
+  using Factor = Tile<Side, step_cols>;
+  using Sum = Accumulators<Side, Side, Side / 16, 8 / (Side / 16)>;
+  static constexpr int stage_bytes = 2 * Planes * Factor::bytes;
+  static constexpr int shared_bytes = 2 * stage_bytes;
+  static constexpr int blocks_of_processor = 2;
+
+  MixingGradientWork work;
+  SummaryRows<const T> grad_mixed;
+  SummaryRows<const T> summaries;
+  float* partial_sums;  // [units, matrices, splits, query blocks, key blocks]
+
+  MHLA_DEVICE static Factor factor(int stage, int which, int plane) {
+    return {static_cast<Shared>(stage * stage_bytes + (which * Planes + plane) * Factor::bytes)};
+  }
+  MHLA_DEVICE static int at_most_side(Index rows) {
+    return rows < Side ? static_cast<int>(rows) : Side;
+  }
+
+  MHLA_DEVICE void operator()(const Block& block) const {
+    Index rest = block.number;
+    const Index b = rest % work.key_tiles * Side;
+    rest /= work.key_tiles;
+    const Index i = rest % work.query_tiles * Side;
+    rest /= work.query_tiles;
+    const Index split = rest % work.splits;
+    const Index part = rest / work.splits;  // unit and matrix
+    const int queries = at_most_side(work.query_blocks - i);
+    const int keys = at_most_side(work.key_blocks - b);
+    if (!work.sees(i + queries, b)) return;
+    const Index unit = part / work.matrices;
+    const T* const of_queries = grad_mixed.data + unit * grad_mixed.unit_stride +
+                                part % work.matrices * grad_mixed.matrix_stride +
+                                i * grad_mixed.row_stride;
+    const T* const of_keys =
+        summaries.data + unit * summaries.unit_stride + b * summaries.row_stride;
+    const auto copy = [&](Index step, int stage) {
+      const Index first = step * step_cols;
+      const Index left = work.width - first;
+      const int cols = left < step_cols ? static_cast<int>(left) : step_cols;
+      for (int plane = 0; plane < Planes; ++plane) {
+        copy_part<threads>(block, factor(stage, 0, plane),
+                           of_queries + plane * grad_mixed.plane_stride + first,
+                           grad_mixed.row_stride, 0, queries, cols, 0, Side);
+        copy_part<threads>(block, factor(stage, 1, plane),
+                           of_keys + plane * summaries.plane_stride + first, summaries.row_stride,
+                           0, keys, cols, 0, Side);
+      }
+    };
+    Sum sum;
+    const Index end = even_split(work.steps, work.splits, split + 1);
+    Index step = even_split(work.steps, work.splits, split);
+    int stage = 0;
+    copy(step, stage);
+    machine::commit_copies();
+    for (; step < end; ++step) {
+      machine::wait_for_copies<0>();
+      block.sync();
+      if (step + 1 < end) copy(step + 1, 1 - stage);
+      machine::commit_copies();
+      const auto multiply = [&](int query_plane, int key_plane) {
+        multiply_add<T, step_cols, Stored::straight, Stored::transposed>(
+            block, sum, factor(stage, 0, query_plane), factor(stage, 1, key_plane));
+      };
+      multiply(0, 0);
+      if constexpr (Planes == 2) {
+        multiply(0, 1);
+        multiply(1, 0);
+      }
+      stage = 1 - stage;
+    }
+    float* const to =
+        partial_sums + ((part * work.splits + split) * work.query_blocks + i) * work.key_blocks + b;
+    sum.for_each_pair(block, [&](int row, int col, float first, float second) {
+      if (row >= queries) return;
+      if (col < keys) machine::store_to(to + row * work.key_blocks + col, first);
+      if (col + 1 < keys) machine::store_to(to + row * work.key_blocks + col + 1, second);
+    });
+  }
+};
+
+/// Adds up the partial sums, split after split; what no query sees stays as it is.
+struct AddPartialSums {
+  MixingGradientWork work;
+  const float* partial_sums;
+  MixingGradients to;
+  Into into;
+
+  MHLA_HOST_DEVICE void operator()(Index at) const {
+    const Index b = at % work.key_blocks;
+    const Index i = at / work.key_blocks % work.query_blocks;
+    const Index part = at / work.key_blocks / work.query_blocks;
+    if (!Sight{work.past_only, work.lag}.sees(i, b)) return;
+    const Index size = work.query_blocks * work.key_blocks;
+    const float* const from = partial_sums + part * work.splits * size + at % size;
+    float sum = 0;
+    for (Index split = 0; split < work.splits; ++split) sum += from[split * size];
+    float& element = to.data[part / work.matrices * to.unit_stride +
+                             part % work.matrices * to.matrix_stride + i * to.row_stride + b];
+    element = into == Into::add ? element + to.scale * sum : to.scale * sum;
+  }
+};
+
+template <class T>
+void run_mixing(const CudaDevice& device, const MixingWork& work, const MixingMatrices& mixing,
+                const SummaryRows<const T>& source, const SummaryRows<T>& result) {
+  if (source.data == result.data && !(work.keeps && work.rows <= work.inner && work.outputs == 1))
+    throw ShapeError("mhla: summaries of " + std::to_string(work.inner) +
+                     " blocks cannot be mixed to " + std::to_string(work.rows) + " in place");
+  const auto run = [&](const auto& body) { machine::run(device, work.blocks, body); };
+  const auto run_of_planes = [&]<int Planes>() {
+    if (!work.keeps)
+      run(MixBlocks<T, Planes, 128, false>{work, mixing, source, result});
+    else if (work.side == 32)
+      run(MixBlocks<T, Planes, 32, true>{work, mixing, source, result});
+    else
+      run(MixBlocks<T, Planes, 128, true>{work, mixing, source, result});
+  };
+  if (source.planes == 1)
+    run_of_planes.template operator()<1>();
+  else
+    run_of_planes.template operator()<2>();
+}
+
+/// S~ = m S; in place where mixes_in_place().
+template <class T>
+void mix(const CudaDevice& device, const MixingShape& shape, const MixingMatrices& mixing,
+         const std::type_identity_t<SummaryRows<const T>>& summaries, const SummaryRows<T>& mixed,
+         Index most_blocks = resident_blocks) {
+  run_mixing<T>(device, MixingWork(shape, false, most_blocks), mixing, summaries, mixed);
+}
+
+/// dS = m^T dS~
+template <class T>
+void mix_summary_gradient(const CudaDevice& device, const MixingShape& shape,
+                          const MixingMatrices& mixing,
+                          const std::type_identity_t<SummaryRows<const T>>& grad_mixed,
+                          const SummaryRows<T>& grad_summaries,
+                          Index most_blocks = resident_blocks) {
+  run_mixing<T>(device, MixingWork(shape, true, most_blocks), mixing, grad_mixed, grad_summaries);
+}
+
+/// dm (+)= dS~ S^T, both of as many planes; `partial_sums` has mix_matrix_gradient_partial_sums()
+/// elements.
+template <class T>
+void mix_matrix_gradient(const CudaDevice& device, const MixingShape& shape,
+                         const SummaryRows<const T>& grad_mixed,
+                         const SummaryRows<const T>& summaries, float* partial_sums,
+                         const MixingGradients& grad_mixing, Into into) {
+  const MixingGradientWork work(shape);
+  const auto run = [&](const auto& body) { machine::run(device, work.blocks(), body); };
+  const bool small = work.side == 32;
+  if (grad_mixed.planes == 1) {
+    if (small)
+      run(MultiplyMixedSummaries<T, 1, 32>{work, grad_mixed, summaries, partial_sums});
+    else
+      run(MultiplyMixedSummaries<T, 1, 64>{work, grad_mixed, summaries, partial_sums});
+  } else {
+    if (small)
+      run(MultiplyMixedSummaries<T, 2, 32>{work, grad_mixed, summaries, partial_sums});
+    else
+      run(MultiplyMixedSummaries<T, 2, 64>{work, grad_mixed, summaries, partial_sums});
+  }
+  launch(device, work.units * work.matrices * work.query_blocks * work.key_blocks,
+         AddPartialSums{work, partial_sums, grad_mixing, into});
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: MIT
+// Shapes of the mixing of 16-bit summaries: how its kernels cut the work into tiles, how much
+// scratch memory they want, and how many bytes they move. Needs no CUDA header, so that a plan and
+// a cost model can ask.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cuda/fused/moved_bytes.hpp>
+#include <string>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// What mixes what. Units are pairs of an item of the batch and a kv head, heads fastest.
+struct MixingShape {
+  Index units = 0;
+  Index kv_heads = 1;
+  Index mix_heads = 1;  // 1: one matrix for all units; or kv_heads * matrices
+  Index matrices = 1;   // of a unit, each with mixed summaries of its own; 0: none reads any
+  Index query_blocks = 0;
+  Index key_blocks = 0;
+  Index width = 0;  // elements of a summary, a multiple of 8
+  // Query block i sees the key blocks b <= i - lag alone; all of them where not past_only.
+  bool past_only = false;
+  Index lag = 0;
+
+  bool shared() const { return mix_heads == 1; }
+};
+
+/// Blocks of threads that stay until all is mixed: two on each of an H200's 132 processors.
+inline constexpr Index resident_blocks = 264;
+
+/// S~ = m S or, as its adjoint, dS = m^T dS~: results of `rows` rows, sums over `inner` rows of a
+/// source. A block of threads goes through a stretch of items: tiles of one result. Those of a
+/// group are neighbours, since they have their matrices in common.
+struct MixingWork {
+  bool adjoint;
+  bool past_only;
+  int lag;
+  int rows;
+  int inner;
+  int width;
+  int kv_heads;  // 1 where all units share a matrix, and so on
+  int matrices;
+  int outputs;         // results of a unit, each with another matrix
+  int summed;          // matrices in one result
+  int groups;          // of results that have their matrices in common
+  int units_of_group;  // that it serves
+  int side;            // of a tile of the matrix
+  int panel_cols;      // of a tile of a result
+  int row_tiles;
+  int panels;
+  int items;
+  bool keeps;  // a block of threads reads a matrix once, not for every tile
+  int blocks;
+
+  MixingWork(const MixingShape& shape, bool is_adjoint, Index most_blocks = resident_blocks)
+      : adjoint(is_adjoint),
+        past_only(shape.past_only),
+        lag(narrow(shape.lag)),
+        rows(narrow(adjoint ? shape.key_blocks : shape.query_blocks)),
+        inner(narrow(adjoint ? shape.query_blocks : shape.key_blocks)),
+        width(narrow(shape.width)),
+        kv_heads(shape.shared() ? 1 : narrow(shape.kv_heads)),
+        matrices(shape.shared() ? 1 : narrow(shape.matrices)),
+        outputs(adjoint ? 1 : matrices),
+        summed(adjoint ? std::max(1, matrices) : 1) {
+    if (shape.matrices == 0) {  // nothing to mix, and gradients of zero
+      if (adjoint) inner = 0;
+      if (!adjoint) outputs = 0;
+    }
+    groups = kv_heads * outputs;
+    units_of_group = kv_heads == 0 ? 0 : narrow(shape.units / kv_heads);
+    // Every warp has 16 rows and 64 columns of a result: 2 x 4 warps, or 8 x 1.
+    side = std::max(rows, inner) <= 32 && summed == 1 ? 32 : 128;
+    panel_cols = 64 * columns_of_warps();
+    row_tiles = narrow(ceil_div(rows, side));
+    panels = narrow(ceil_div(width, panel_cols));
+    items =
+        narrow(checked_mul(checked_mul(groups, units_of_group), checked_mul(row_tiles, panels)));
+    keeps = row_tiles <= 1 && inner <= side && summed == 1;
+    // Where tiles differ in their work, the chip shares them out better than a fixed stretch.
+    blocks = keeps ? static_cast<int>(std::min(Index{items}, most_blocks)) : items;
+  }
+
+  int columns_of_warps() const { return 8 / (side / 16); }
+
+  /// The inner rows that result rows [first, end) see, together.
+  MHLA_HOST_DEVICE int inner_begin(int first) const {
+    if (!past_only || !adjoint) return 0;
+    return first + lag < inner ? first + lag : inner;
+  }
+  MHLA_HOST_DEVICE int inner_end(int end) const {
+    if (!past_only || adjoint || inner <= end - lag) return inner;
+    return end < lag ? 0 : end - lag;
+  }
+  MHLA_HOST_DEVICE bool sees(int row, int at) const {
+    return row < rows && at >= inner_begin(row) && at < inner_end(row + 1);
+  }
+
+  MovedBytes bytes(int source_planes, int result_planes) const {
+    Index source_rows = 0;
+    for (int first = 0; first < rows; first += side)
+      source_rows += std::max(0, inner_end(std::min(rows, first + side)) - inner_begin(first));
+    Index coefficients = 0;
+    for (int row = 0; row < rows; ++row)
+      coefficients += std::max(0, inner_end(row + 1) - inner_begin(row));
+    const Index results = Index{groups} * units_of_group;
+    Index times = results * panels * summed;  // that a matrix is read
+    if (keeps) {
+      // Once by every block of threads, and again by one in whose stretch another group begins.
+      times = blocks;
+      for (Index group = 1; blocks > 0 && group < groups; ++group)
+        times += begins_stretch(group * (items / groups)) ? 0 : 1;
+    }
+    return {times * coefficients * columns_of_warps() * 4 +
+                results * summed * source_rows * width * source_planes * 2,
+            results * rows * width * result_planes * 2};
+  }
+
+  /// Multiply-adds of all products: warps go through parts of 16 rows and 16 inner rows that see
+  /// each other; `planes` of the source with the matrix' higher part, the first with the lower one.
+  double multiply_adds(int planes) const {
+    double parts = 0;
+    for (int row = 0; row < rows; row += 16) {
+      const int begin = inner_begin(row) / 16;
+      const int end = (inner_end(std::min(row + 16, rows)) + 15) / 16;
+      parts += std::max(0, end - begin);
+    }
+    return static_cast<double>(planes + 1) * parts * 256 * groups * units_of_group * summed *
+           panels * panel_cols;
+  }
+
+ private:
+  /// Whether a block's stretch of items begins with this one.
+  bool begins_stretch(Index item) const {
+    const Index length = items / blocks;
+    const Index longer = items % blocks;  // stretches, by one
+    const Index of_longer = longer * (length + 1);
+    return item < of_longer ? item % (length + 1) == 0 : (item - of_longer) % length == 0;
+  }
+  // Memory holds no more tiles than 31 bits count, nor blocks.
+  static int narrow(Index count) {
+    if (count > std::numeric_limits<int>::max())
+      throw ShapeError("mhla: " + std::to_string(count) +
+                       " blocks, or tiles of summaries, are more than a kernel mixes");
+    return static_cast<int>(count);
+  }
+};
+
+/// Whether mixed summaries may take the place of the summaries.
+inline bool mixes_in_place(const MixingShape& shape) {
+  return MixingWork(shape, false).keeps && shape.matrices == 1 &&
+         shape.query_blocks <= shape.key_blocks;
+}
+
+/// What mix and mix_summary_gradient move.
+inline MovedBytes mix_bytes(const MixingShape& shape, int planes, int mixed_planes,
+                            Index most_blocks = resident_blocks) {
+  return MixingWork(shape, false, most_blocks).bytes(planes, mixed_planes);
+}
+inline MovedBytes mix_summary_gradient_bytes(const MixingShape& shape, int planes,
+                                             int summary_planes,
+                                             Index most_blocks = resident_blocks) {
+  return MixingWork(shape, true, most_blocks).bytes(planes, summary_planes);
+}
+
+/// dm = dS~ S^T: tiles of dm for every unit and matrix, each a sum over all columns, which are cut
+/// into splits. Their number depends on the shape alone, and so do all bits of the result.
+struct MixingGradientWork {
+  static constexpr Index step_cols = 64;
+
+  Index query_blocks;
+  Index key_blocks;
+  Index width;
+  Index units;
+  Index matrices;
+  bool past_only;
+  Index lag;
+  Index side;  // of a tile
+  Index query_tiles;
+  Index key_tiles;
+  Index steps;
+  Index splits;
+
+  explicit MixingGradientWork(const MixingShape& shape)
+      : query_blocks(shape.query_blocks),
+        key_blocks(shape.key_blocks),
+        width(shape.width),
+        units(shape.units),
+        matrices(shape.matrices),
+        past_only(shape.past_only),
+        lag(shape.lag),
+        side(std::max(query_blocks, key_blocks) <= 32 ? 32 : 64),
+        query_tiles(ceil_div(query_blocks, side)),
+        key_tiles(ceil_div(key_blocks, side)),
+        steps(ceil_div(width, step_cols)) {
+    // Twice as many blocks of threads as stay, of four steps at least.
+    const Index tiles = std::max(Index{1}, units * matrices * query_tiles * key_tiles);
+    const Index most = std::max(Index{1}, steps / 4);
+    splits = std::min(most, ceil_div(2 * resident_blocks, tiles));
+  }
+
+  Index blocks() const { return units * matrices * query_tiles * key_tiles * splits; }
+  Index partial_sums() const {
+    return checked_mul(checked_mul(checked_mul(units, matrices), splits),
+                       checked_mul(query_blocks, key_blocks));
+  }
+  /// Calls f(queries, keys) with the sizes of the tiles that see each other.
+  template <class F>
+  void for_each_tile(const F& f) const {
+    for (Index i = 0; i < query_blocks; i += side)
+      for (Index b = 0; b < key_blocks; b += side) {
+        const Index queries = std::min(side, query_blocks - i);
+        if (sees(i + queries, b)) f(queries, std::min(side, key_blocks - b));
+      }
+  }
+  /// Multiply-adds of all products: of the lower planes with each other there is none.
+  double multiply_adds(int planes) const {
+    double tiles = 0;
+    for_each_tile([&](Index, Index) { ++tiles; });
+    return (2.0 * planes - 1) * tiles * static_cast<double>(units * matrices * side * side) *
+           static_cast<double>(steps * step_cols);
+  }
+  /// Whether query blocks below `end` see key blocks from `first` on.
+  MHLA_HOST_DEVICE bool sees(Index end, Index first) const {
+    return !past_only || first <= end - 1 - lag;
+  }
+};
+
+/// Floats of workspace that the partial sums of mix_matrix_gradient take.
+inline Index mix_matrix_gradient_partial_sums(const MixingShape& shape) {
+  return MixingGradientWork(shape).partial_sums();
+}
+
+/// What the products of mix_matrix_gradient move.
+inline MovedBytes mix_matrix_gradient_bytes(const MixingShape& shape, int planes) {
+  const MixingGradientWork work(shape);
+  Index rows = 0;
+  Index sums = 0;
+  work.for_each_tile([&](Index queries, Index keys) {
+    rows += queries + keys;
+    sums += queries * keys;
+  });
+  const Index parts = work.units * work.matrices;
+  return {parts * rows * work.width * planes * 2, parts * sums * work.splits * 4};
+}
+
+/// What adding up its partial sums moves besides; `adds` to what is there.
+inline MovedBytes mix_matrix_gradient_sum_bytes(const MixingShape& shape, bool adds) {
+  const MixingGradientWork work(shape);
+  Index pairs = 0;
+  for (Index i = 0; i < work.query_blocks; ++i) {
+    Index seen = work.past_only ? i + 1 - work.lag : work.key_blocks;
+    seen = std::clamp(seen, Index{0}, work.key_blocks);
+    pairs += seen;
+  }
+  pairs *= work.units * work.matrices;
+  return {pairs * (work.splits + (adds ? 1 : 0)) * 4, pairs * 4};
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

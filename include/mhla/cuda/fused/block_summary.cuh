@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT
+// Block summaries (arXiv 2601.07832, eq. 3), a block of threads for each and for a slice of value
+// columns:
+//
+//   S = sum_t w_t phi^r(x_t) v_t^T     z = sum_t c_t phi(x_t)
+//
+// over the tokens t of a block, phi^r the rotated features. Forward: x = k, v = v, w = c = 1: S_b
+// and z_b. Backward: x = q, v = dy, w = 1 / den, c the gradients of the denominators: dS~_i and
+// dz~_i, over all query heads that read the mixed summary.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cuda/fused/features.cuh>
+#include <mhla/cuda/fused/product.cuh>
+#include <mhla/cuda/fused/tile.cuh>
+#include <mhla/cuda/fused/token_bytes.hpp>
+#include <mhla/cuda/fused/tokens.cuh>
+#include <mhla/cuda/head_dims.hpp>
+#include <mhla/cuda/machine.cuh>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// 16-bit summaries in memory, [units, blocks, matrices, KeyDim, ValueDim], times a power of two;
+/// in `Parts` planes, whose sum is the number: its rounded value and, with two, what rounding left.
+template <class T>
+struct Summaries {
+  T* data;
+  Index plane;  // elements of one
+  float scale;
+};
+
+/// Stores two neighbouring elements.
+template <class T, int Parts>
+MHLA_DEVICE void store_summary_pair(const Summaries<T>& summaries, Index at, float first,
+                                    float second) {
+  first *= summaries.scale;
+  second *= summaries.scale;
+  MHLA_DEVICE_UNROLL
+  for (int part = 0; part < Parts; ++part) {
+    const std::uint32_t rounded = machine::rounded_pair<T>(first, second);
+    machine::store_to(
+        reinterpret_cast<std::uint32_t*>(summaries.data + part * summaries.plane + at), rounded);
+    first -= machine::first_of<T>(rounded);
+    second -= machine::second_of<T>(rounded);
+  }
+}
+
+/// Which query heads share a summary: `matrices` of them, or groups, per kv head.
+struct Sharing {
+  Index kv_heads;
+  Index heads;     // of the tokens, per kv head
+  Index matrices;  // summaries per kv head and block
+
+  MHLA_DEVICE Index heads_of_matrix() const { return heads / matrices; }
+};
+
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
+struct SummarizeBlocks {
+  static constexpr int threads = 256;
+  static constexpr int blocks_of_processor = KeyDim > 128 ? 1 : 2;
+  static constexpr int rows = tile_rows(KeyDim);
+  static constexpr int slice = summary_slice(ValueDim);
+  static constexpr int slices = ValueDim / slice;
+  static constexpr int stages = 2;
+  using KeyTile = Tile<rows, KeyDim>;
+  using ValueTile = Tile<rows, slice>;
+  static constexpr int stage_bytes = KeyTile::bytes + ValueTile::bytes;
+  static constexpr int warps = threads / 32;
+  static constexpr int shared_bytes = std::max(stages * stage_bytes, warps* KeyDim * 4);
+  static_assert(shared_bytes <= machine::most_shared_bytes);
+
+  FeatureTokens<T, Map, Rotates> x;
+  Tokens<const T> v;
+  Sharing sharing;
+  const float* weights;      // w, [units, blocks, heads, block tokens]; 1 where there are none
+  const float* sum_weights;  // c
+  float weight_scale;        // a power of two that w takes before phi is rounded with it
+  Summaries<T> summaries;
+  float* sums;  // [units, blocks, matrices, KeyDim]
+
+  /// Where the tile of a ring's slot is.
+  MHLA_DEVICE static KeyTile key_tile(int slot) {
+    return {static_cast<Shared>(slot * stage_bytes)};
+  }
+  MHLA_DEVICE static ValueTile value_tile(int slot) {
+    return {static_cast<Shared>(slot * stage_bytes + KeyTile::bytes)};
+  }
+
+  MHLA_DEVICE void operator()(const Block& block) const {
+    const BlockTable& table = x.x.table;
+    BlockIndices indices(block);
+    const int kv_head = indices.next(sharing.kv_heads);
+    const int matrix = indices.next(sharing.matrices);
+    const int column = indices.next(slices) * slice;
+    const int b = indices.next(table.blocks);
+    const int item = static_cast<int>(indices.rest);
+    const Index unit = item * sharing.kv_heads + kv_head;
+
+    // Tiles of the block, head after head.
+    const int tiles_of_head = static_cast<int>(ceil_div(table.block_tokens, Index{rows}));
+    const int tiles = tiles_of_head * static_cast<int>(sharing.heads_of_matrix());
+    const auto head_of = [&](int tile) {  // among those of the kv head
+      return matrix * sharing.heads_of_matrix() + tile / tiles_of_head;
+    };
+    const auto range_of = [&](int tile) {
+      const TokenRange all =
+          TokenRange::of_block(table, item, kv_head * sharing.heads + head_of(tile), b);
+      return all.from(all.begin + tile % tiles_of_head * rows);
+    };
+    const auto begin_copy = [&](int tile) {
+      if (tile < tiles) {
+        copy_tokens<threads>(block, x.x, range_of(tile), key_tile(tile % stages));
+        copy_tokens<threads>(block, v, range_of(tile), value_tile(tile % stages), column);
+      }
+      machine::commit_copies();
+    };
+
+    Accumulators<KeyDim, slice, 4, 2> sum;
+    float key_sum[std::size_t{Quads<KeyDim>::of_lane}][4] = {};
+    for (int tile = 0; tile < stages - 1; ++tile) begin_copy(tile);
+    for (int tile = 0; tile < tiles; ++tile) {
+      machine::wait_for_copies<stages - 2>();
+      block.sync();  // this tile has landed, and the one before has been read
+      begin_copy(tile + stages - 1);
+      const TokenRange range = range_of(tile);
+      const Index of_unit = (unit * table.blocks + b) * sharing.heads + head_of(tile);
+      const Index first = of_unit * table.block_tokens + tile % tiles_of_head * rows;
+      const auto at = [&](const float* from, int row) {
+        return from == nullptr ? 1.0f : machine::load_from(from + first + row);
+      };
+      float sum_weight = 0;  // of features that have their weight already
+      make_features<threads>(
+          block, x, range, key_tile(tile % stages),
+          [&](int row) {
+            const float weight = weight_scale * at(weights, row);
+            if constexpr (Sums) {
+              const float of_sum = at(sum_weights, row);
+              sum_weight = weight == 0 ? 0.0f : of_sum / weight;
+            }
+            return weight;
+          },
+          [&](int, int, int i, const float(&quad)[4]) {
+            if constexpr (Sums)
+              for (int e = 0; e < 4; ++e) key_sum[i][e] += sum_weight * quad[e];
+          },
+          [](int) {});
+      block.sync();
+      multiply_add<T, rows, Stored::transposed, Stored::straight>(
+          block, sum, key_tile(tile % stages), value_tile(tile % stages));
+    }
+    machine::wait_for_copies<0>();
+
+    const Index summary = (unit * table.blocks + b) * sharing.matrices + matrix;
+    const Index first = summary * KeyDim * ValueDim + column;
+    const Summaries<T> unweighed{summaries.data, summaries.plane, summaries.scale / weight_scale};
+    sum.for_each_pair(block, [&](int row, int col, float one, float next) {
+      store_summary_pair<T, Parts>(unweighed, first + row * ValueDim + col, one, next);
+    });
+    if constexpr (Sums) {
+      if (column == 0) add_up_key_sums(block, key_sum, sums + summary * KeyDim);
+    }
+  }
+
+  /// Adds up what the threads of each column have, in one order: of a warp's four rows, then of the
+  /// warps.
+  MHLA_DEVICE static void add_up_key_sums(
+      const Block& block, const float (&key_sum)[std::size_t{Quads<KeyDim>::of_lane}][4],
+      float* to) {
+    block.sync();  // the ring has been read
+    MHLA_DEVICE_UNROLL
+    for (int i = 0; i < Quads<KeyDim>::of_lane; ++i) {
+      const int n = i * Quads<KeyDim>::lanes + block.lane() % Quads<KeyDim>::lanes;
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        float sum = key_sum[i][e];
+        for (int mask = Quads<KeyDim>::lanes; mask < 32; mask *= 2)
+          sum += machine::exchange(sum, mask);
+        const int col = Quads<KeyDim>::column(n) + e % 2 + e / 2 * (KeyDim / 2);
+        if (block.lane() < Quads<KeyDim>::lanes && n < Quads<KeyDim>::count)
+          machine::write<float>(static_cast<Shared>((block.warp() * KeyDim + col) * 4), sum);
+      }
+    }
+    block.sync();
+    for (int col = block.thread; col < KeyDim; col += threads) {
+      float sum = 0;
+      for (int warp = 0; warp < warps; ++warp)
+        sum += machine::read<float>(static_cast<Shared>((warp * KeyDim + col) * 4));
+      machine::store_to(to + col, sum);
+    }
+  }
+};
+
+/// Summaries of `units` units, launched.
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
+void summarize(const CudaDevice& device, Index items,
+               const SummarizeBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Sums>& body) {
+  machine::run(
+      device,
+      items * body.x.x.table.blocks * body.slices * body.sharing.matrices * body.sharing.kv_heads,
+      body);
+}
+
+/// What that moves.
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
+MovedBytes summarize_bytes(
+    const SummarizeBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Sums>& body,
+    const TileTokens& tokens) {
+  return summarize_bytes(TokenStage{KeyDim, ValueDim, Parts, Rotates, body.sharing.kv_heads,
+                                    body.sharing.heads, body.sharing.matrices},
+                         tokens, Sums, body.weights != nullptr,
+                         Sums && body.sum_weights != nullptr);
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

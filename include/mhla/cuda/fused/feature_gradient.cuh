@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: MIT
+// Gradients of queries and keys through their features, a block of threads for each tile of tokens
+// of a block:
+//
+//   dx = s phi'(x) o (R^T(g) + c z)
+//
+// Queries, X = dy, S = S~_i, z = z~_i: u_t = S~_i dy_t, den_t = phi(q_t) z~_i + epsilon,
+//   r_t = 1 / den_t, c_t = -(phi^r(q_t) u_t) r_t^2, both 0 where den_t is 0, and g_t = r_t u_t. r
+//   and c are kept: the gradients of summaries and of keys are weighted by them.
+// Keys, X = v, S = dS_b, z = dz_b: g_j = dS_b v_j and c = 1.
+//
+// Causal blocks add their own pairs of a query t and a key j <= t, P = phi^r(q_t) phi^r(k_j) and
+// D = dy_t v_j:
+//
+//   den_t += m_ii sum_j P     phi^r(q_t) u_t += m_ii sum_j P D
+//   g_t += sum_j W phi^r(k_j)     g_j += sum_t W phi^r(q_t)     W = m_ii (r_t D + c_t)
+//
+// and each query's part of dm_ii is sum_j P (r_t D + c_t). W is rounded to 16 bits once it has been
+// added up: its two parts nearly cancel where values have a common mean.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cuda/fused/block_summary.cuh>
+#include <mhla/cuda/fused/features.cuh>
+#include <mhla/cuda/fused/float_tile.cuh>
+#include <mhla/cuda/fused/own_tokens.cuh>
+#include <mhla/cuda/fused/product.cuh>
+#include <mhla/cuda/fused/tile.cuh>
+#include <mhla/cuda/fused/token_bytes.hpp>
+#include <mhla/cuda/fused/token_pairs.cuh>
+#include <mhla/cuda/fused/tokens.cuh>
+#include <mhla/cuda/machine.cuh>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// What the queries' side keeps for others; the keys' side keeps nothing.
+struct QueryNumbers {
+  float* weights;       // r, [units, blocks, heads, block tokens]; absent without a normalizer
+  float* sum_weights;   // c, likewise
+  float* own_products;  // causal blocks: each query's part of dm_ii, likewise
+};
+
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, Side side,
+          bool Normalizes, class Own = NoOwnTokens>
+struct FeatureGradient {
+  static constexpr bool adds_own = !std::is_same_v<Own, NoOwnTokens>;
+  static constexpr bool of_queries = side == Side::queries;
+  static constexpr bool divides = of_queries && Normalizes;
+  static_assert(!(adds_own && Normalizes && Rotates),
+                "mhla: the denominators of rotated causal attention need features that are not "
+                "turned: cuBLAS runs it");
+  static constexpr int threads = 256;
+  static constexpr int warps = threads / 32;
+  static constexpr int blocks_of_processor = adds_own ? 1 : 2;
+  static constexpr int rows = tile_rows(KeyDim);
+  static constexpr int stages = 2;
+  using FeatureTile = Tile<rows, KeyDim>;
+  using ValueTile = Tile<rows, ValueDim>;
+  using ScoreTile = Tile<rows, rows>;
+  using GradientTile = FloatTile<rows, KeyDim>;
+
+  // Shared memory: z; numbers of rows; x and X of a tile. Then what comes one after the other: the
+  // summary's columns, a slice at a time; features and values of own tokens; the gradient in float.
+  static constexpr int sums_of_row = 8 / (rows / 16);
+  static constexpr int numbers_at = KeyDim * 4;
+  static constexpr int own_numbers_at = numbers_at + 4 * rows * 4;
+  static constexpr int flags_at = own_numbers_at + (adds_own ? 2 * sums_of_row * rows * 4 : 0);
+  static constexpr int x_at = flags_at + (adds_own ? 32 * 4 : 0);
+  static constexpr int values_at = x_at + FeatureTile::bytes;
+  static constexpr int scores_at = values_at + ValueTile::bytes;
+  static constexpr int area_at = scores_at + (adds_own ? ScoreTile::bytes : 0);
+  static_assert(area_at % 16 == 0);
+
+  template <int Slice>
+  static constexpr int bytes_with() {
+    const int summary = stages * Tile<KeyDim, Slice>::bytes;
+    const int own = adds_own ? FeatureTile::bytes + Tile<rows, Slice>::bytes : 0;
+    return area_at + std::max({summary, own, GradientTile::bytes});
+  }
+  static constexpr int wide = value_slice(ValueDim, KeyDim < 96 ? 96 : 64);
+  static constexpr int narrow = value_slice(ValueDim, 32);
+  static constexpr int slice = bytes_with<wide>() <= machine::most_shared_bytes ? wide : narrow;
+  static constexpr int slices = ValueDim / slice;
+  static_assert(slices == 1 || slice % 16 == 0);
+  static constexpr int shared_bytes = bytes_with<slice>();
+  static_assert(shared_bytes <= machine::most_shared_bytes);
+  using SummaryTile = Tile<KeyDim, slice>;
+  using OwnValueTile = Tile<rows, slice>;
+  using Gradient = Accumulators<rows, KeyDim, rows / 16, 8 / (rows / 16)>;
+
+  FeatureTokens<T, Map, Rotates> x;
+  Tokens<const T> values;  // X
+  Tokens<T> dx;
+  bool wanted;  // dx; r and c always are
+  Update update;
+  Sharing sharing;
+  Summaries<const T> summaries;
+  const float* key_sums;  // z, [units, blocks, matrices, KeyDim]
+  float epsilon;
+  QueryNumbers numbers;
+  Own own;
+
+  /// Blocks of threads for so many items of the batch.
+  Index blocks(Index items) const {
+    const BlockTable& table = x.x.table;
+    return items * table.blocks * ceil_div(table.block_tokens, Index{rows}) * sharing.kv_heads *
+           sharing.heads;
+  }
+
+  MHLA_DEVICE void operator()(const Block& block) const {
+    const BlockTable& table = x.x.table;
+    const Index all_heads = sharing.kv_heads * sharing.heads;
+    const Index head = block.number % all_heads;
+    const Index tiles = ceil_div(table.block_tokens, Index{rows});
+    const Index tile = block.number / all_heads % tiles;
+    const Index b = block.number / all_heads / tiles % table.blocks;
+    const Index item = block.number / all_heads / tiles / table.blocks;
+    const Index kv_head = head / sharing.heads;
+    const Index matrix = head % sharing.heads / sharing.heads_of_matrix();
+    const Index unit = item * sharing.kv_heads + kv_head;
+    const Index summary = (unit * table.blocks + b) * sharing.matrices + matrix;
+    const TokenRange all = TokenRange::of_block(table, item, head, b);
+    const TokenRange range = all.from(all.begin + tile * rows);
+
+    if constexpr (Normalizes)
+      for (int c = block.thread; c < KeyDim; c += threads)
+        machine::write(static_cast<Shared>(c * 4),
+                       machine::load_from(key_sums + summary * KeyDim + c));
+    copy_tokens<threads>(block, x.x, range, x_tile());
+    copy_tokens<threads>(block, values, range, value_tile());
+    Gradient gradient;
+    multiply_summary(block, summary, gradient);
+
+    if constexpr (of_queries) {
+      if constexpr (divides) {
+        block.sync();  // the summary has been read
+        write_gradient(block, gradient);
+        block.sync();
+        start_sums(block, range);
+      } else if constexpr (adds_own) {
+        make_features<threads>(
+            block, x, range, x_tile(), [](int) { return 1.0f; },
+            [](int, int, int, const float(&)[4]) {}, [](int) {});
+      }
+      if constexpr (adds_own) {
+        clear_own_sums(block);
+        pair_queries(block, range, kv_head, unit, b, gradient);
+      } else if constexpr (divides) {
+        block.sync();
+        finish_sums(block, range, unit, b, 0);
+      }
+    } else if constexpr (adds_own) {
+      pair_keys(block, range, kv_head, unit, b, gradient);
+    }
+    if (!wanted) return;
+    block.sync();  // tiles have been read, numbers written
+    if constexpr (adds_own || !divides) write_gradient(block, gradient);
+    if constexpr (adds_own && of_queries) {
+      copy_tokens<threads>(block, x.x, range, x_tile());
+      machine::commit_copies();
+      machine::wait_for_copies<0>();
+    }
+    if constexpr (adds_own || !divides) block.sync();
+    go_back_through_features(block, range);
+    block.sync();
+    store_tokens<threads>(block, x_tile(), dx, range, update);
+  }
+
+ private:
+  MHLA_DEVICE static FeatureTile x_tile() { return {static_cast<Shared>(x_at)}; }
+  MHLA_DEVICE static ValueTile value_tile(int slot_of_columns = 0) {
+    return {static_cast<Shared>(values_at + slot_of_columns * slice * 2)};
+  }
+  MHLA_DEVICE static SummaryTile summary_tile(int slot) {
+    return {static_cast<Shared>(area_at + slot * SummaryTile::bytes)};
+  }
+  MHLA_DEVICE static GradientTile gradient_tile() { return {static_cast<Shared>(area_at)}; }
+  MHLA_DEVICE static FeatureTile own_features() { return {static_cast<Shared>(area_at)}; }
+  MHLA_DEVICE static OwnValueTile own_values() {
+    return {static_cast<Shared>(area_at + FeatureTile::bytes)};
+  }
+  MHLA_DEVICE static ScoreTile score_tile() { return {static_cast<Shared>(scores_at)}; }
+
+  // Numbers of the tile's rows.
+  enum Number { denominator, product, weight, sum_weight };
+  MHLA_DEVICE static Shared number(Number which, int row) {
+    return static_cast<Shared>(numbers_at + (which * rows + row) * 4);
+  }
+  MHLA_DEVICE static Shared own_number(int part, int row) {
+    return static_cast<Shared>(own_numbers_at + (part * rows + row) * 4);
+  }
+
+  /// gradient = X S^T
+  MHLA_DEVICE void multiply_summary(const Block& block, Index summary, Gradient& gradient) const {
+    constexpr int steps = slices * Parts;
+    const auto begin_copy = [&](int step) {
+      if (step < steps) {
+        const T* const from = summaries.data + step % Parts * summaries.plane +
+                              summary * KeyDim * ValueDim + step / Parts * slice;
+        copy_rows<threads, T>(block, summary_tile(step % stages), true, [&](int r) {
+          return TensorRow<const T>{from + r * ValueDim, 1, true};
+        });
+      }
+      machine::commit_copies();
+    };
+    begin_copy(0);
+    for (int step = 0; step < steps; ++step) {
+      machine::wait_for_copies<0>();
+      block.sync();  // this slice has landed, and the one before has been read
+      begin_copy(step + 1);
+      multiply_add<T, slice, Stored::straight, Stored::transposed>(
+          block, gradient, value_tile(step / Parts), summary_tile(step % stages));
+    }
+    machine::wait_for_copies<0>();
+    scale_gradient(block, gradient, 1 / summaries.scale);
+  }
+  MHLA_DEVICE static void scale_gradient(const Block& block, Gradient& gradient, float scale) {
+    gradient.for_each_pair(block, [&](int, int, float& first, float& second) {
+      first *= scale;
+      second *= scale;
+    });
+  }
+  MHLA_DEVICE static void write_gradient(const Block& block, Gradient& gradient) {
+    gradient_tile().write(block, gradient, 1.0f);
+  }
+
+  /// Calls f(row, place) for each of the tile's rows, by the lanes that share it.
+  template <class F>
+  MHLA_DEVICE void for_each_row(const Block& block, const TokenRange& range, const F& f) const {
+    Quads<KeyDim>::template for_each_row<threads, rows>(block, x.x.table, range, f);
+  }
+  MHLA_DEVICE static float key_sum(int n, int e) {
+    return machine::read<float>(
+        static_cast<Shared>((Quads<KeyDim>::column(n) + e % 2 + e / 2 * (KeyDim / 2)) * 4));
+  }
+  /// phi(q) z + epsilon and phi^r(q) u, features in float; rounded ones take the place of q where
+  /// pairs need them.
+  MHLA_DEVICE void start_sums(const Block& block, const TokenRange& range) const {
+    for_each_row(block, range, [&](int row, const Place& place) {
+      float den = 0, along = 0;
+      [[maybe_unused]] const Angles angles(x.rotation, x.x.table.grid, place.position);
+      Quads<KeyDim>::for_each(block, [&](int n, int) {
+        float quad[4] = {0, 0, 0, 0};
+        if (place.token >= 0) {
+          read_quad<T>(x_tile(), row, n, quad);
+          for (int e = 0; e < 4; ++e) {
+            quad[e] = x.scale * x.map.value(quad[e]);
+            den += quad[e] * key_sum(n, e);
+          }
+          if constexpr (Rotates) turn_quad<KeyDim>(angles, n, Turn::forward, quad);
+          float u[4];
+          gradient_tile().read_quad(row, n, u);
+          for (int e = 0; e < 4; ++e) along += quad[e] * u[e];
+        }
+        if constexpr (adds_own) write_quad<T>(x_tile(), row, n, quad);
+      });
+      den = Quads<KeyDim>::sum_of_row(den);
+      along = Quads<KeyDim>::sum_of_row(along);
+      if (Quads<KeyDim>::leads(block)) {
+        machine::write<float>(number(denominator, row), den + epsilon);
+        machine::write<float>(number(product, row), along);
+      }
+    });
+  }
+
+  /// r and c of the tile's queries, and their part of dm_ii, from all sums. `mixing` is m_ii.
+  MHLA_DEVICE void finish_sums(const Block& block, const TokenRange& range, Index unit, Index b,
+                               float mixing) const {
+    const BlockTable& table = x.x.table;
+    const Index first = ((unit * table.blocks + b) * sharing.heads + range.head % sharing.heads) *
+                            table.block_tokens +
+                        range.begin - b * table.block_tokens;
+    for (int row = block.thread; row < rows; row += threads) {
+      const bool inside = range.begin + row < range.end;
+      const bool present = place_of(table, range, row).token >= 0;
+      float scores = 0, products = 0;
+      if constexpr (adds_own)
+        for (int part = 0; part < sums_of_row; ++part) {
+          scores += machine::read<float>(own_number(part, row));
+          products += machine::read<float>(own_number(sums_of_row + part, row));
+        }
+      float r = 1, c = 0;
+      if constexpr (divides) {
+        const float den = machine::read<float>(number(denominator, row)) + mixing * scores;
+        const float along = machine::read<float>(number(product, row)) + mixing * products;
+        r = !present || den == 0 ? 0.0f : 1 / den;
+        c = !present || den == 0 ? 0.0f : -along * r * r;
+        if (inside) {
+          machine::store_to(numbers.weights + first + row, r);
+          machine::store_to(numbers.sum_weights + first + row, c);
+        }
+        machine::write<float>(number(weight, row), r);
+        machine::write<float>(number(sum_weight, row), c);
+      }
+      if constexpr (adds_own)
+        if (inside)
+          machine::store_to(numbers.own_products + first + row,
+                            present ? r * products + c * scores : 0.0f);
+    }
+  }
+  MHLA_DEVICE static void clear_own_sums(const Block& block) {
+    for (int i = block.thread; i < rows * 2 * sums_of_row; i += threads)
+      machine::write<float>(own_number(0, i), 0.0f);
+  }
+
+  /// The features of the own tokens y, in shared memory, and D of their pairs with the tile's.
+  MHLA_DEVICE void make_own_products(const Block& block, const TokenRange& y,
+                                     Scores<rows>& products) const {
+    for (int s = 0; s < slices; ++s) {
+      block.sync();  // what was in the tiles has been read
+      if (s == 0) copy_tokens<threads>(block, own.y.x, y, own_features());
+      copy_tokens<threads>(block, own.values, y, own_values(), s * slice);
+      machine::commit_copies();
+      machine::wait_for_copies<0>();
+      block.sync();
+      multiply_add<T, slice, Stored::straight, Stored::transposed>(block, products, value_tile(s),
+                                                                   own_values());
+    }
+    make_features<threads>(
+        block, own.y, y, own_features(), [](int) { return 1.0f; },
+        [](int, int, int, const float(&)[4]) {}, [](int) {});
+    block.sync();
+    look_for_infinities<threads>(block, own_features(), exponent_bits<T>,
+                                 static_cast<Shared>(flags_at));
+  }
+  /// gradient += W phi^r(y) for the pairs' weights W, rounded here.
+  template <class Weight>
+  MHLA_DEVICE void add_own_features(const Block& block, const TokenRange& range,
+                                    const TokenRange& y, Scores<rows>& products,
+                                    const Weight& weight_of, Gradient& gradient) const {
+    const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, y, j); };
+    write_scores<T>(block, products, score_tile(), [&](int t, int j, float d) {
+      return pair_counts(t, j) ? weight_of(t, j, d) : 0.0f;
+    });
+    block.sync();
+    if (found_infinities<warps>(static_cast<Shared>(flags_at))) {
+      add_counted_pairs<T>(block, gradient, score_tile(), own_features(), pair_counts);
+    } else {
+      add_pairs<T>(block, gradient, score_tile(), own_features());
+    }
+  }
+
+  /// The queries' sums over pairs, r and c; then what pairs add to the gradient.
+  MHLA_DEVICE void pair_queries(const Block& block, const TokenRange& range, Index kv_head,
+                                Index unit, Index b, Gradient& gradient) const {
+    const BlockTable& table = x.x.table;
+    const float mixing = own_mixing(own, table, range, range, b);
+    const float scale = own.weight_scale;
+    Scores<rows> products;
+    const auto add_pairs_of = [&](const TokenRange& y) {
+      add_own_features(
+          block, range, y, products,
+          [&](int t, int, float d) {
+            if constexpr (divides)
+              return mixing * scale *
+                     (machine::read<float>(number(weight, t)) * d +
+                      machine::read<float>(number(sum_weight, t)));
+            return mixing * scale * d;
+          },
+          gradient);
+    };
+    if constexpr (!divides) scale_gradient(block, gradient, scale);
+    for_each_own_tile<rows>(own, table, range, kv_head, b, [&](const TokenRange& y) {
+      products.clear();
+      make_own_products(block, y, products);
+      Scores<rows> scores;
+      multiply_add<T, KeyDim, Stored::straight, Stored::transposed>(block, scores, x_tile(),
+                                                                    own_features());
+      keep_counted(block, scores, range, y);
+      add_row_sums<rows>(block, scores, own_number(0, 0));
+      multiply_elements(block, scores, products, range, y);
+      add_row_sums<rows>(block, scores, own_number(sums_of_row, 0));
+      if constexpr (!divides)
+        if (wanted) add_pairs_of(y);
+    });
+    block.sync();
+    finish_sums(block, range, unit, b, mixing);
+    if constexpr (divides) {
+      if (!wanted) return;
+      block.sync();
+      gradient.for_each_pair(block, [&](int row, int, float& first, float& second) {
+        const float r = scale * machine::read<float>(number(weight, row));
+        first *= r;
+        second *= r;
+      });
+      // From the last tile, whose products are at hand, to the first.
+      TokenRange y = TokenRange::of_block(table, range.item, kv_head, b);
+      const Index begin = y.begin;
+      for (y.begin = range.begin; y.begin >= begin; y.begin -= rows) {
+        if (y.begin != range.begin) {
+          products.clear();
+          make_own_products(block, y, products);
+        }
+        add_pairs_of(y);
+      }
+    }
+    scale_gradient(block, gradient, 1 / scale);
+  }
+  MHLA_DEVICE static void keep_counted(const Block& block, Scores<rows>& scores,
+                                       const TokenRange& range, const TokenRange& y) {
+    scores.for_each_pair(block, [&](int t, int j, float& first, float& second) {
+      if (!counts<Own>(range, t, y, j)) first = 0;
+      if (!counts<Own>(range, t, y, j + 1)) second = 0;
+    });
+  }
+  MHLA_DEVICE static void multiply_elements(const Block& block, Scores<rows>& scores,
+                                            Scores<rows>& products, const TokenRange& range,
+                                            const TokenRange& y) {
+    MHLA_DEVICE_UNROLL
+    for (int i = 0; i < Scores<rows>::row_parts; ++i) {
+      MHLA_DEVICE_UNROLL
+      for (int j = 0; j < Scores<rows>::col_parts; ++j) {
+        MHLA_DEVICE_UNROLL
+        for (int e = 0; e < 4; ++e) scores.value[i][j][e] *= products.value[i][j][e];
+      }
+    }
+    keep_counted(block, scores, range, y);  // 0 times what may be infinite
+  }
+
+  /// What the pairs with later queries add to the keys' gradient.
+  MHLA_DEVICE void pair_keys(const Block& block, const TokenRange& range, Index kv_head, Index unit,
+                             Index b, Gradient& gradient) const {
+    const BlockTable& table = x.x.table;
+    const float scale = own.weight_scale;
+    scale_gradient(block, gradient, scale);
+    for_each_own_tile<rows>(own, table, range, kv_head, b, [&](const TokenRange& y) {
+      const float mixing = own_mixing(own, table, range, y, b);
+      Scores<rows> products;
+      block.sync();  // the numbers of the tile before have been read
+      if constexpr (Normalizes) {
+        copy_numbers<threads, rows>(block, own.weights, table, unit, b, own.heads(), y, 1.0f,
+                                    own_number(0, 0));
+        copy_numbers<threads, rows>(block, own.sum_weights, table, unit, b, own.heads(), y, 0.0f,
+                                    own_number(1, 0));
+      }
+      make_own_products(block, y, products);
+      add_own_features(
+          block, range, y, products,
+          [&](int, int j, float d) {
+            if constexpr (Normalizes)
+              return mixing * scale *
+                     (machine::read<float>(own_number(0, j)) * d +
+                      machine::read<float>(own_number(1, j)));
+            return mixing * scale * d;
+          },
+          gradient);
+    });
+    scale_gradient(block, gradient, 1 / scale);
+  }
+
+  /// x = s phi'(x) o (R^T(g) + c z), in place.
+  MHLA_DEVICE void go_back_through_features(const Block& block, const TokenRange& range) const {
+    for_each_row(block, range, [&](int row, const Place& place) {
+      if (place.token < 0) return;
+      const float r = divides && !adds_own ? machine::read<float>(number(weight, row)) : 1.0f;
+      const float c = divides ? machine::read<float>(number(sum_weight, row)) : 1.0f;
+      [[maybe_unused]] const Angles angles(x.rotation, x.x.table.grid, place.position);
+      Quads<KeyDim>::for_each(block, [&](int n, int) {
+        float quad[4], g[4];
+        read_quad<T>(x_tile(), row, n, quad);
+        gradient_tile().read_quad(row, n, g);
+        for (float& element : g) element *= r;
+        if constexpr (Rotates) turn_quad<KeyDim>(angles, n, Turn::back, g);
+        for (int e = 0; e < 4; ++e) {
+          if constexpr (Normalizes) g[e] += c * key_sum(n, e);
+          quad[e] = x.scale * x.map.derivative(quad[e]) * g[e];
+        }
+        write_quad<T>(x_tile(), row, n, quad);
+      });
+    });
+  }
+};
+
+/// Launched for `items` items of the batch.
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, Side side,
+          bool Normalizes, class Own>
+void feature_gradient(
+    const CudaDevice& device, Index items,
+    const FeatureGradient<T, Map, Rotates, KeyDim, ValueDim, Parts, side, Normalizes, Own>& body) {
+  machine::run(device, body.blocks(items), body);
+}
+
+/// What that moves. Own tokens are in the same blocks as x.
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, Side side,
+          bool Normalizes, class Own>
+MovedBytes feature_gradient_bytes(
+    const FeatureGradient<T, Map, Rotates, KeyDim, ValueDim, Parts, side, Normalizes, Own>& body,
+    const TileTokens& tokens) {
+  return feature_gradient_bytes(TokenStage{KeyDim, ValueDim, Parts, Rotates, body.sharing.kv_heads,
+                                           body.sharing.heads, body.sharing.matrices},
+                                tokens, side, Normalizes, own_pairs(body.own), body.wanted,
+                                body.update);
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+// Tiles of floats: what products have added up, on the way from the registers of their warps to the
+// lanes that share a row.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/cuda/fused/features.cuh>
+#include <mhla/cuda/fused/tile.cuh>
+#include <mhla/cuda/fused/tile_shape.hpp>
+#include <mhla/cuda/machine.cuh>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// A matrix of floats in shared memory, read and written in pairs: rows are 8 banks apart.
+template <int Rows, int Cols>
+struct FloatTile {
+  static constexpr int stride = float_tile_stride(Cols);  // bytes
+  static constexpr int bytes = float_tile_bytes(Rows, Cols);
+
+  static_assert(bytes % 16 == 0, "what follows would not be aligned for copies");
+  static_assert(has_no_bank_conflicts<8>([](int lane) { return lane / 4 * stride + lane % 4 * 8; }),
+                "pairs of accumulators would share banks");
+
+  struct alignas(8) Pair {
+    float first;
+    float second;
+  };
+  Shared begin;
+
+  MHLA_DEVICE Shared at(int row, int col) const {
+    return begin + static_cast<Shared>(row * stride + col * 4);
+  }
+  MHLA_DEVICE void write_pair(int row, int col, float first, float second) const {
+    machine::write(at(row, col), Pair{first, second});
+  }
+  /// Writes sums of products, times `scale`.
+  template <class Sum>
+  MHLA_DEVICE void write(const Block& block, Sum& sum, float scale) const {
+    sum.for_each_pair(block, [&](int row, int col, float first, float second) {
+      write_pair(row, col, scale * first, scale * second);
+    });
+  }
+  /// Reads quad `n` of a row.
+  MHLA_DEVICE void read_quad(int row, int n, float (&quad)[4]) const {
+    static_assert(Quads<Cols>::template meet_no_bank_twice<4, stride>);
+    const auto first = machine::read<Pair>(at(row, Quads<Cols>::column(n)));
+    const auto second = machine::read<Pair>(at(row, Quads<Cols>::column(n) + Cols / 2));
+    quad[0] = first.first;
+    quad[1] = first.second;
+    quad[2] = second.first;
+    quad[3] = second.second;
+  }
+};
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

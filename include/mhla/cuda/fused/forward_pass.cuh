@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT
+// The forward pass of a part of the batch through 16-bit summaries: the stages of
+// cuda/forward_pass.cuh, each a kernel that reads tokens where they lie.
+//
+//   key blocks:    S_b, z_b from k and v
+//   mixing:        S~_i, z~_i
+//   query blocks:  y from q, and k and v of causal blocks
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cuda/block_mixing.cuh>
+#include <mhla/cuda/forward_pass.cuh>
+#include <mhla/cuda/fused/block_mixing.cuh>
+#include <mhla/cuda/fused/block_summary.cuh>
+#include <mhla/cuda/fused/plan.hpp>
+#include <mhla/cuda/fused/readout.cuh>
+#include <mhla/cuda/fused/tokens.cuh>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/requests.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// A call's operands, and the head dimensions its kernels are compiled for.
+template <class V, class T, int KeyDim, int ValueDim>
+struct SummaryCall : Operands<V, T, SummaryPlan<V, T>> {
+  using Features = FeatureTokens<T, typename V::FeatureMapType, rotates<V>>;
+
+  Features query_features() const {
+    return {tokens(this->q, this->plan.extents.queries.table), this->variant.feature_map,
+            this->scale(), this->plan.rotation};
+  }
+  Features key_features() const {
+    return {tokens(this->k, this->plan.extents.keys.table), this->variant.feature_map, 1.0f,
+            this->plan.rotation};
+  }
+  Tokens<const T> values() const { return tokens(this->v, this->plan.extents.keys.table); }
+  /// Summaries of key blocks, and mixed ones or their gradients.
+  Summaries<T> summaries(Span<T> of, float scale) const {
+    return {of.data, of.size / this->plan.parts, scale};
+  }
+  Summaries<const T> read_summaries(Span<T> of, float scale) const {
+    return {of.data, of.size / this->plan.parts, scale};
+  }
+  Sharing of_query_heads() const {
+    const Extents<V>& e = this->plan.extents;
+    return {e.queries.kv_heads, e.queries.group_size, e.matrices};
+  }
+  Sharing of_key_heads() const { return {this->plan.extents.keys.kv_heads, 1, 1}; }
+  MixingMatrices matrices() const {
+    const Extents<V>& e = this->plan.extents;
+    return {this->plan.mixing.data, e.mixing_size(), e.mix_columns};
+  }
+  MixingWeights mixing() const {
+    const Extents<V>& e = this->plan.extents;
+    return {this->plan.mixing.data, e.mix_heads, e.mix_rows, e.mix_columns};
+  }
+};
+
+/// S_b and z_b of every key block, in `Parts` planes.
+template <int Parts, class V, class T, int KeyDim, int ValueDim>
+void summarize_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
+  const SummaryPlan<V, T>& plan = call.plan;
+  using Map = typename V::FeatureMapType;
+  summarize(call.device, plan.extents.keys.batch,
+            SummarizeBlocks<T, Map, rotates<V>, KeyDim, ValueDim, Parts, normalizes<V>>{
+                call.key_features(), call.values(), call.of_key_heads(), nullptr, nullptr, 1.0f,
+                call.summaries(plan.summaries, plan.scale()), plan.key_sums.data});
+}
+
+/// Where the summaries of a sequence are.
+template <class V, class T>
+struct SequenceSummaries {
+  const Extents<V>& extents;
+  Sequence queries;
+  Sequence keys;
+  int parts;
+
+  MixingShape shape() const { return mixing_shape(extents, queries, keys); }
+  SummaryRows<T> of_keys(Span<T> summaries) const {
+    const Index size = extents.summary_size();
+    return {summaries.data + keys.first_block * size, parts, summaries.size / parts,
+            extents.keys.table.blocks * size,         size,  0};
+  }
+  SummaryRows<T> of_queries(Span<T> summaries) const {
+    const Index size = extents.summary_size();
+    const Index row = extents.matrices * size;
+    return {summaries.data + queries.first_block * row, parts, summaries.size / parts,
+            extents.queries.table.blocks * row,         row,   size};
+  }
+};
+
+/// Calls f(summaries) for every sequence of a batch item.
+template <class V, class T, int KeyDim, int ValueDim, class F>
+void for_each_sequence(const SummaryCall<V, T, KeyDim, ValueDim>& call, F&& f) {
+  const Extents<V>& e = call.plan.extents;
+  for_each_sequence_side(call.variant, e, [&](const Sequence& queries, const Sequence& keys) {
+    f(SequenceSummaries<V, T>{e, queries, keys, call.plan.parts});
+  });
+}
+
+/// S~_i and z~_i of every query block.
+template <class V, class T, int KeyDim, int ValueDim>
+void mix_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
+  const SummaryPlan<V, T>& plan = call.plan;
+  const Extents<V>& e = plan.extents;
+  for_each_sequence(call, [&](const SequenceSummaries<V, T>& s) {
+    mix(call.device, s.shape(), call.matrices(), s.of_keys(plan.summaries),
+        s.of_queries(plan.mixed_summaries));
+  });
+  if constexpr (normalizes<V>)
+    for_each_mixing(call.variant, e, [&](const Mixing<V>& m) {
+      cuda::mix(call.device, sight_of<V>(), m.matrix_of(plan.mixing),
+                m.key_blocks(plan.key_sums, e.feature_dim),
+                m.query_blocks(plan.mixed_key_sums, e.feature_dim));
+    });
+}
+
+/// A causal query's own keys; nothing in other calls.
+template <class V, class T, int KeyDim, int ValueDim>
+auto own_keys(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
+  if constexpr (masks_own_block<V>) {
+    return OwnTokens<T, typename V::FeatureMapType, rotates<V>>{
+        call.key_features(), call.values(), call.mixing(), call.plan.weight_scale()};
+  } else {
+    return NoOwnTokens{};
+  }
+}
+
+/// y of every query.
+template <class V, class T, int KeyDim, int ValueDim>
+void read_out_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call, const TensorView<T, 4>& y) {
+  const SummaryPlan<V, T>& plan = call.plan;
+  using Map = typename V::FeatureMapType;
+  const auto own = own_keys(call);
+  using Own = std::remove_const_t<decltype(own)>;
+  read_out(call.device, plan.extents.queries.batch,
+           ReadOutBlocks<T, Map, rotates<V>, KeyDim, ValueDim, forward_parts, normalizes<V>, Own>{
+               call.query_features(), tokens(y, plan.extents.queries.table), Update::overwrite,
+               call.of_query_heads(), call.read_summaries(plan.mixed_summaries, plan.scale()),
+               plan.mixed_key_sums.data, call.epsilon(), own});
+}
+
+/// All of it.
+template <class V, class T, int KeyDim, int ValueDim>
+void forward_pass(const SummaryCall<V, T, KeyDim, ValueDim>& call, const TensorView<T, 4>& y) {
+  summarize_blocks<forward_parts>(call);
+  mix_blocks(call);
+  read_out_blocks(call, y);
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT
+// A block's own tokens, which causal attention lets see each other one by one: for a tile of tokens
+// x those y of the other side that x pairs with, and the weights of the pairs.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cuda/fused/features.cuh>
+#include <mhla/cuda/fused/token_bytes.hpp>
+#include <mhla/cuda/fused/tokens.cuh>
+#include <mhla/cuda/machine.cuh>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// The mixing matrix, [heads, rows, columns] in float.
+struct MixingWeights {
+  const float* data;
+  Index heads;  // 1, or one per query head
+  Index rows;
+  Index columns;
+
+  MHLA_DEVICE float at(Index head, Index row, Index column) const {
+    const Index h = heads == 1 ? 0 : head;
+    return machine::load_from(data + (h * rows + row) * columns + column);
+  }
+};
+
+/// Nothing of the kind.
+struct NoOwnTokens {};
+
+/// For queries x: the keys up to x.
+template <class T, class Map, bool Rotates>
+struct OwnTokens {
+  static constexpr bool later = false;
+
+  FeatureTokens<T, Map, Rotates> y;
+  Tokens<const T> values;
+  MixingWeights mixing;
+  /// A power of two that weights take before gradients round them.
+  float weight_scale = 1;
+
+  /// Heads of y that a head of x pairs with, and which they are.
+  MHLA_HOST_DEVICE static Index heads() { return 1; }
+  MHLA_DEVICE static Index head(Index kv_head, Index) { return kv_head; }
+};
+
+/// For keys x: the queries from x on, of all heads that share the key, with the weights that their
+/// pairs have got in the meantime.
+template <class T, class Map, bool Rotates>
+struct OwnQueries {
+  static constexpr bool later = true;
+
+  FeatureTokens<T, Map, Rotates> y;
+  Tokens<const T> values;  // dy
+  MixingWeights mixing;
+  float weight_scale = 1;
+  Index heads_of_key;
+  const float* weights;      // r, [units, blocks, heads, block tokens]; 1 where there are none
+  const float* sum_weights;  // c, likewise; 0 where there are none
+
+  MHLA_HOST_DEVICE Index heads() const { return heads_of_key; }
+  MHLA_DEVICE Index head(Index kv_head, Index h) const { return kv_head * heads_of_key + h; }
+};
+
+/// What is to know of them where bytes are counted.
+inline OwnPairs own_pairs(const NoOwnTokens&) { return {}; }
+template <class T, class Map, bool Rotates>
+OwnPairs own_pairs(const OwnTokens<T, Map, Rotates>& own) {
+  return {own.heads(), own.later, false};
+}
+template <class T, class Map, bool Rotates>
+OwnPairs own_pairs(const OwnQueries<T, Map, Rotates>& own) {
+  return {own.heads(), own.later, own.weights != nullptr};
+}
+
+/// Of the pair of x's t-th token and y's j-th.
+template <class Own>
+MHLA_DEVICE bool counts(const TokenRange& x, int t, const TokenRange& y, int j) {
+  return Own::later ? y.begin + j >= x.begin + t : y.begin + j <= x.begin + t;
+}
+
+/// Calls f(y) for the tiles of block b that pair with a tile of x, in order of their heads and of
+/// their tokens.
+template <int Rows, class Own, class F>
+MHLA_DEVICE void for_each_own_tile(const Own& own, const BlockTable& table, const TokenRange& x,
+                                   Index kv_head, Index b, const F& f) {
+  for (Index h = 0; h < own.heads(); ++h) {
+    TokenRange y = TokenRange::of_block(table, x.item, own.head(kv_head, h), b);
+    if constexpr (Own::later) y.begin = x.begin;
+    for (; y.begin < y.end && (Own::later || y.begin <= x.begin); y.begin += Rows) f(y);
+  }
+}
+
+/// m_ii of a pair's query.
+template <class Own>
+MHLA_DEVICE float own_mixing(const Own& own, const BlockTable& table, const TokenRange& x,
+                             const TokenRange& y, Index b) {
+  const Index i = machine::load_from(table.mix_rows.data + b);
+  return own.mixing.at(Own::later ? y.head : x.head, i, i);
+}
+
+/// Copies the numbers of a tile's queries, one each, [units, blocks, heads, block tokens], to
+/// shared memory; 0 past the block's end.
+template <int Threads, int Rows>
+MHLA_DEVICE void copy_numbers(const Block& block, const float* from, const BlockTable& table,
+                              Index unit, Index b, Index heads, const TokenRange& range,
+                              float where_none, Shared to) {
+  const Index first =
+      ((unit * table.blocks + b) * heads + range.head % heads) * table.block_tokens + range.begin -
+      b * table.block_tokens;
+  for (int r = block.thread; r < Rows; r += Threads) {
+    float number = where_none;
+    if (from != nullptr)
+      number = range.begin + r < range.end ? machine::load_from(from + first + r) : 0.0f;
+    machine::write(to + static_cast<Shared>(r * 4), number);
+  }
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+// The memory of a call that goes through 16-bit summaries, laid out in the caller's workspace. As
+// cuda/plan.hpp, it needs no CUDA header.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/batch_part.hpp>
+#include <mhla/cuda/block_table.hpp>
+#include <mhla/cuda/fused/block_mixing.hpp>
+#include <mhla/cuda/limits.hpp>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/rotation_table.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// Planes of 16-bit elements that a summary has: its rounded value, and in the backward pass, where
+/// large terms cancel, what rounding left.
+inline constexpr int forward_parts = 1;
+inline constexpr int backward_parts = 2;
+
+/// By what summaries of so many tokens are multiplied: half's range ends at 65504.
+template <class T>
+float summary_scale(Index tokens) {
+  float scale = 1;
+  if constexpr (std::is_same_v<T, Half>)
+    for (Index reach = 1; reach < tokens; reach *= 2) scale /= 2;
+  return scale;
+}
+
+/// Calls f(queries, keys) for the sequences of a batch item on both sides.
+template <class V, class F>
+void for_each_sequence_side(const V& variant, const Extents<V>& e, F&& f) {
+  cuda::for_each_sequence(variant, e.queries.table.grid, [&](const Sequence& queries) {
+    Sequence keys = queries;
+    if constexpr (!is_packed<V>) keys.blocks = e.keys.table.blocks;
+    f(queries, keys);
+  });
+}
+
+/// What mixes what in a sequence.
+template <class V>
+MixingShape mixing_shape(const Extents<V>& e, const Sequence& queries, const Sequence& keys) {
+  return {e.units(),        e.keys.kv_heads,   e.mix_heads,
+          e.matrices,       queries.blocks,    keys.blocks,
+          e.summary_size(), sees_past_only<V>, masks_own_block<V> ? 1 : 0};
+}
+
+/// Everything such a call has in its workspace; `T` is the storage type.
+template <class V, class T>
+struct SummaryPlan {
+  Extents<V> extents;
+  RotationTable<float> rotation;
+  WorkspaceView cublas;
+  int parts;                   // planes of every summary
+  Span<float> mixing;          // [mix heads, mix rows, mix columns]
+  Span<T> summaries;           // [parts, units, key blocks, feature_dim, value_dim]
+  Span<float> key_sums;        // [units, key blocks, feature_dim]
+  Span<T> mixed_summaries;     // [parts, units, query blocks, matrices, feature_dim, value_dim]
+  Span<float> mixed_key_sums;  // [units, query blocks, matrices, feature_dim]
+
+  // The backward pass alone.
+  Span<float> weights;       // [query rows]: 1 / den
+  Span<float> sum_weights;   // [query rows]: c
+  Span<float> own_products;  // [query rows]: each query's part of dm_ii
+  Span<T> grad_mixed_summaries;
+  Span<float> grad_mixed_key_sums;
+  Span<T> grad_summaries;
+  Span<float> grad_key_sums;
+  Span<float> partial_sums;     // of dm's products
+  Span<float> grad_mixing;      // [units, matrices, mix rows, mix columns]
+  Span<float> grad_own_mixing;  // [units, matrices, mix rows]: the diagonal's, where it is apart
+
+  SummaryPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
+      : extents(arena, attention, problem, items),
+        rotation(rotation_table<float>(arena, attention.rotation, V::GeometryType::rank,
+                                       problem.feature_dim, problem.query_grid, problem.key_grid)),
+        parts(backward ? backward_parts : forward_parts) {
+    const Extents<V>& e = extents;
+    const auto take_summaries = [&](Index count) {
+      return arena.take<T>(checked_mul(parts, checked_mul(count, e.summary_size())));
+    };
+    const auto take = [&](bool needed, Index rows, Index dim) {
+      return arena.take<float>(needed ? checked_mul(rows, dim) : 0);
+    };
+    const Span<std::byte> of_cublas = arena.take<std::byte>(cublas_workspace_bytes);
+    cublas = {of_cublas.data, of_cublas.size};
+    mixing = take(true, e.mix_heads, e.mixing_size());
+    summaries = take_summaries(e.key_summaries());
+    key_sums = take(normalizes<V>, e.key_summaries(), e.feature_dim);
+    mixed_summaries = take_summaries(e.mixed_summaries());
+    mixed_key_sums = take(normalizes<V>, e.mixed_summaries(), e.feature_dim);
+    if (!backward) return;
+
+    weights = take(normalizes<V>, e.queries.count(), 1);
+    sum_weights = take(normalizes<V>, e.queries.count(), 1);
+    own_products = take(masks_own_block<V>, e.queries.count(), 1);
+    grad_mixed_summaries = take_summaries(e.mixed_summaries());
+    grad_mixed_key_sums = take(normalizes<V>, e.mixed_summaries(), e.feature_dim);
+    grad_summaries = take_summaries(e.key_summaries());
+    grad_key_sums = take(normalizes<V>, e.key_summaries(), e.feature_dim);
+    Index most_partial_sums = 0;
+    for_each_sequence_side(attention, e, [&](const Sequence& of_queries, const Sequence& of_keys) {
+      most_partial_sums =
+          std::max(most_partial_sums,
+                   mix_matrix_gradient_partial_sums(mixing_shape(e, of_queries, of_keys)));
+    });
+    partial_sums = take(true, most_partial_sums, 1);
+    grad_mixing = take(true, checked_mul(e.units(), e.matrices), e.mixing_size());
+    grad_own_mixing = take(masks_own_block<V>, checked_mul(e.units(), e.matrices), e.mix_rows);
+  }
+
+  /// Powers of two that half's summaries are multiplied by, those of key blocks and their
+  /// gradients; and 1 / den, where features are rounded with it.
+  float scale() const { return summary_scale<T>(extents.keys.table.block_tokens); }
+  float gradient_scale() const {
+    return normalizes<V> ? 1.0f : summary_scale<T>(extents.readers());
+  }
+  float weight_scale() const { return normalizes<V> ? 1 / scale() : 1.0f; }
+};
+
+/// Items of the batch that are worked on at once.
+template <class V, class T>
+Index summary_items_at_once(const V& attention, const Problem& problem, bool backward) {
+  return items_in_part(problem.shape.batch, [&](Index items) {
+    return plan_size<SummaryPlan<V, T>>(attention, problem, items, backward);
+  });
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

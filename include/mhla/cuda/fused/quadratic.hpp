@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+// Shapes of the kernels over pairs of tokens: tiles, what a query sees, and the powers of two that
+// keep 16-bit numbers in range. Needs no CUDA header, so that a plan and a cost model can ask.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/rotation_table.hpp>
+#include <mhla/policy/causality.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// Which keys of its sequence a query sees: all, those of blocks up to its own, or those of tokens
+/// up to itself.
+enum class Sees { all, past_blocks, past_tokens };
+
+template <class Causality>
+inline constexpr Sees sees_of = std::is_same_v<Causality, Causal>        ? Sees::past_tokens
+                                : std::is_same_v<Causality, BlockCausal> ? Sees::past_blocks
+                                                                         : Sees::all;
+
+/// Tokens of a tile: fewer where rows are long. Twofold calls have features rotated, for their
+/// scores, and as they were, for their denominators.
+constexpr int pair_rows(Index key_dim, Index value_dim, bool is_twofold) {
+  return key_dim > 128 || value_dim > 128 || (is_twofold && key_dim > 96) ? 32 : 64;
+}
+
+/// Elements of a mixing matrix that a block of threads keeps in its shared memory; larger ones are
+/// read pair by pair.
+inline constexpr int most_kept_weights = 512;
+MHLA_HOST_DEVICE constexpr bool keeps_mixing(Index rows, Index columns) {
+  return rows * columns <= most_kept_weights;
+}
+
+/// Half ends at 65504 and scores are sums over key_dim: they are rounded times a power of two near
+/// 1 / sqrt(key_dim). BFloat16 has the range of float.
+template <class T>
+constexpr float score_scale(Index key_dim) {
+  float scale = 1;
+  if (std::is_same_v<T, Half>)
+    for (; key_dim >= 4; key_dim /= 4) scale /= 2;
+  return scale;
+}
+
+/// The weights of a backward pass are about as small as the keys are many that share a
+/// denominator: all of them, or under causality between one and all, where the middle leaves as
+/// much room on either side. Without denominators they are as large as scores.
+template <class T>
+constexpr float gradient_scale(Index key_dim, Index keys, bool divides, Sees sees) {
+  if (!std::is_same_v<T, Half>) return 1;
+  if (!divides) return score_scale<T>(key_dim);
+  float scale = 1;
+  for (; keys > 1; keys /= sees == Sees::all ? 2 : 4) scale *= 2;
+  return scale;
+}
+
+/// Everything a call over pairs has in its workspace.
+template <class V>
+struct PairPlan {
+  Extents<V> extents;
+  RotationTable<float> rotation;
+  Span<float> mixing;  // [mix heads, mix rows, mix columns]
+
+  // The backward pass alone, [batch, heads, query entries]: 1 / den, and the gradient of den.
+  Span<float> weights;
+  Span<float> sum_weights;
+  Span<float> grad_mixing;  // [units, matrices, mix rows, mix columns]
+
+  PairPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
+      : extents(arena, attention, problem, items),
+        rotation(rotation_table<float>(arena, attention.rotation, V::GeometryType::rank,
+                                       problem.feature_dim, problem.query_grid, problem.key_grid)) {
+    const Extents<V>& e = extents;
+    mixing = arena.take<float>(checked_mul(e.mix_heads, e.mixing_size()));
+    if (!backward) return;
+    weights = arena.take<float>(normalizes<V> ? e.queries.count() : 0);
+    sum_weights = arena.take<float>(normalizes<V> ? e.queries.count() : 0);
+    grad_mixing =
+        arena.take<float>(checked_mul(checked_mul(e.units(), e.matrices), e.mixing_size()));
+  }
+};
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+// Products over pairs of tokens, a tile of rows x and one of columns y at a time:
+//
+//   P = W o (A B^T)     C += P V
+//
+// for the own block of causal attention (W = m_ii where y <= x) and for the quadratic form
+// (W = m_ib, i and b the blocks of x and y).
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cuda/fused/product.cuh>
+#include <mhla/cuda/fused/tile.cuh>
+#include <mhla/cuda/machine.cuh>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// Scores of a tile's pairs in the registers of eight warps.
+template <int Rows>
+using Scores = Accumulators<Rows, Rows, Rows / 16, 8 / (Rows / 16)>;
+
+/// P = weight(x, y, score) rounded, into a tile. Where it says nothing of a pair, weight returns 0.
+template <class T, int Rows, class Weight>
+MHLA_DEVICE void write_scores(const Block& block, Scores<Rows>& scores,
+                              const Tile<Rows, Rows>& tile, const Weight& weight) {
+  scores.for_each_pair(block, [&](int x, int y, float& first, float& second) {
+    first = weight(x, y, first);
+    second = weight(x, y + 1, second);
+    machine::write(tile.at(x, y), machine::rounded_pair<T>(first, second));
+  });
+}
+
+/// sums[part][x] += the scores of row x, over the columns that a part of the warps has. Warps meet.
+template <int Rows>
+MHLA_DEVICE void add_row_sums(const Block& block, const Scores<Rows>& scores, Shared sums) {
+  using S = Scores<Rows>;
+  MHLA_DEVICE_UNROLL
+  for (int i = 0; i < S::row_parts; ++i) {
+    MHLA_DEVICE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float sum = 0;
+      MHLA_DEVICE_UNROLL
+      for (int j = 0; j < S::col_parts; ++j)
+        sum += scores.value[i][j][2 * half] + scores.value[i][j][2 * half + 1];
+      sum += machine::exchange(sum, 1);
+      sum += machine::exchange(sum, 2);
+      const int x = S::row_part(block, i) * 16 + block.lane() / 4 + half * 8;
+      const int part = S::col_part(block, 0) / S::col_parts;
+      const Shared at = sums + static_cast<Shared>((part * Rows + x) * 4);
+      if (block.lane() % 4 == 0) machine::write<float>(at, machine::read<float>(at) + sum);
+    }
+  }
+}
+
+/// Whether a tile holds an infinity or a NaN, said by every warp for its share in `flags`, one int
+/// per warp; read them after the next sync.
+template <int Threads, int Rows, int Cols>
+MHLA_DEVICE void look_for_infinities(const Block& block, const Tile<Rows, Cols>& tile,
+                                     std::uint32_t exponent, Shared flags) {
+  float found = 0;
+  for (int i = block.thread; i < Rows * tile.chunks; i += Threads) {
+    const auto chunk = machine::read<Chunk>(tile.chunk(i / tile.chunks, i % tile.chunks));
+    for (const std::uint32_t word : chunk.word)
+      if ((word & exponent) == exponent || (word >> 16 & exponent) == exponent) found = 1;
+  }
+  for (int mask = 1; mask < 32; mask *= 2) found += machine::exchange(found, mask);
+  if (block.lane() == 0)
+    machine::write<float>(flags + static_cast<Shared>(block.warp() * 4), found);
+}
+template <int Warps>
+MHLA_DEVICE bool found_infinities(Shared flags) {
+  float found = 0;
+  for (int warp = 0; warp < Warps; ++warp)
+    found += machine::read<float>(flags + static_cast<Shared>(warp * 4));
+  return found != 0;
+}
+/// The bits that are all set in an infinity and in a NaN.
+template <class T>
+inline constexpr std::uint32_t exponent_bits = std::is_same_v<T, BFloat16> ? 0x7f80u : 0x7c00u;
+
+/// sum += P V where every pair counts.
+template <class T, int Rows, int N, int WarpsM, int WarpsN>
+MHLA_DEVICE void add_pairs(const Block& block, Accumulators<Rows, N, WarpsM, WarpsN>& sum,
+                           const Tile<Rows, Rows>& scores, const Tile<Rows, N>& values) {
+  multiply_add<T, Rows, Stored::straight, Stored::straight>(block, sum, scores, values);
+}
+
+/// The same where counts(x, y) says which, element by element: 0 * infinity would let a token see a
+/// later one's.
+template <class T, int Rows, int N, int WarpsM, int WarpsN, class Counts>
+MHLA_DEVICE void add_counted_pairs(const Block& block, Accumulators<Rows, N, WarpsM, WarpsN>& sum,
+                                   const Tile<Rows, Rows>& scores, const Tile<Rows, N>& values,
+                                   const Counts& counts) {
+  sum.for_each_pair(block, [&](int x, int col, float& first, float& second) {
+    MHLA_DEVICE_ROLLED
+    for (int y = 0; y < Rows; ++y) {
+      if (!counts(x, y)) continue;
+      const float score = load(machine::read<T>(scores.at(x, y)));
+      const auto pair = machine::read<std::uint32_t>(values.at(y, col));
+      first += score * machine::first_of<T>(pair);
+      second += score * machine::second_of<T>(pair);
+    }
+  });
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

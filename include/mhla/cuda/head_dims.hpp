@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+// The head dimensions that a variant's fused kernels are compiled for: listed behind the scalar in
+// MHLA_INSTANTIATE_CUDA, and known to the plain .cpp files of the program at link time, so that
+// they size a workspace as the kernels do.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <string>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// Head dimensions that fused kernels are written for.
+constexpr bool has_fused_kernels(Index key_dim, Index value_dim) {
+  if (key_dim == 128 && value_dim == 256) return true;
+  return key_dim == value_dim && (key_dim == 32 || key_dim == 64 || key_dim == 72 ||
+                                  key_dim == 96 || key_dim == 128 || key_dim == 256);
+}
+
+/// Tokens of a tile: fewer where rows are long.
+constexpr int tile_rows(Index key_dim) { return key_dim > 128 ? 32 : 64; }
+/// Threads that share a row of so many elements where its features are made: more for long rows,
+/// whose sums would take too many registers of fewer threads.
+constexpr int lanes_of_row(Index dim) { return dim < 128 ? 8 : 16; }
+
+}  // namespace cuda
+
+/// Head dimensions to compile fused kernels for, in MHLA_INSTANTIATE_CUDA.
+template <int KeyDim, int ValueDim>
+struct HeadDims {
+  static_assert(cuda::has_fused_kernels(KeyDim, ValueDim),
+                "mhla: fused CUDA kernels exist for HeadDims<d, d> with d = 32, 64, 72, 96, 128 or "
+                "256, and for HeadDims<128, 256>; leave others out, they run on cuBLAS");
+  static constexpr Index key_dim = KeyDim;
+  static constexpr Index value_dim = ValueDim;
+
+  static constexpr bool fit(Index key_dim_of_call, Index value_dim_of_call) {
+    return key_dim_of_call == KeyDim && value_dim_of_call == ValueDim;
+  }
+};
+
+namespace cuda {
+
+/// Key and value dimension of a head.
+struct HeadDimsPair {
+  Index key_dim;
+  Index value_dim;
+};
+
+/// Head dimensions as numbers; borrows them.
+struct HeadDimsList {
+  const HeadDimsPair* data = nullptr;
+  Index size = 0;
+
+  constexpr bool has(Index key_dim, Index value_dim) const {
+    for (Index i = 0; i < size; ++i)
+      if (data[i].key_dim == key_dim && data[i].value_dim == value_dim) return true;
+    return false;
+  }
+};
+
+template <class Dims>
+inline constexpr bool is_head_dims = false;
+template <int KeyDim, int ValueDim>
+inline constexpr bool is_head_dims<HeadDims<KeyDim, ValueDim>> = true;
+
+/// Head dimensions as types.
+template <class... Dims>
+struct HeadDimsOf {
+  static_assert((is_head_dims<Dims> && ...),
+                "mhla: MHLA_INSTANTIATE_CUDA(Variant, Scalar, ...) takes head dimensions behind "
+                "the scalar: mhla::HeadDims<128, 128>, mhla::HeadDims<64, 64>");
+  static constexpr Index size = sizeof...(Dims);
+
+  static constexpr HeadDimsList list() { return {pairs, size}; }
+
+  /// Calls f(HeadDims<...>()) for the one of the list that fits a call; false where none does.
+  template <class F>
+  static bool visit([[maybe_unused]] Index key_dim, [[maybe_unused]] Index value_dim,
+                    [[maybe_unused]] const F& f) {
+    return ((Dims::fit(key_dim, value_dim) && (f(Dims()), true)) || ...);
+  }
+
+ private:
+  static constexpr HeadDimsPair pairs[sizeof...(Dims) + 1] = {{Dims::key_dim, Dims::value_dim}...,
+                                                              {0, 0}};
+};
+
+/// What MHLA_INSTANTIATE_CUDA(V, T, ...) lists; defined in pipeline.cuh. Only variants and scalars
+/// that fused kernels can run are ever asked for. An undefined reference to it means that no .cu of
+/// the program holds MHLA_INSTANTIATE_CUDA(V, T).
+template <class V, class T>
+HeadDimsList compiled_head_dims();
+
+/// "128/256"
+inline std::string described(Index key_dim, Index value_dim) {
+  return std::to_string(key_dim) + "/" + std::to_string(value_dim);
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

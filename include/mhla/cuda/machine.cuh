@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: MIT
+// What fused kernels need of the chip (sm_80 and later), as plain functions: a block of threads
+// with its shared memory, copies in the background, and products of 16-bit matrices by a warp.
+// Everything that only a CUDA compiler understands is here and in launch.cuh, so that the tests can
+// put a machine of their own in its place and run the kernels' own source.
+//
+// A kernel is a body, a function object run by every thread of a block:
+//
+//   struct Body {
+//     static constexpr int threads = 256;            // of a block, a multiple of 32
+//     static constexpr int shared_bytes = 65536;     // of a block
+//     static constexpr int blocks_of_processor = 2;  // at least so many at once, where there is
+//     room MHLA_DEVICE void operator()(const machine::Block& block) const;
+//   };
+//   machine::run(device, number_of_blocks, body);
+//
+// Warps meet in every function that says so: all 32 lanes call it at the same place.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/cuda/device.hpp>
+#include <mhla/cuda/fused/tile_shape.hpp>
+#include <string>
+#include <type_traits>
+
+/// Functions that run on the device alone.
+#define MHLA_DEVICE __device__ __forceinline__
+/// Before a loop whose counter is an index of registers.
+#define MHLA_DEVICE_UNROLL _Pragma("unroll")
+/// Before a loop that runs where hardly any call gets to: nothing is gained by copies of its body.
+#define MHLA_DEVICE_ROLLED _Pragma("unroll 1")
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::machine {
+
+inline constexpr Index most_blocks = 0x7fffffff;
+
+/// A place in the block's shared memory, in bytes from its beginning.
+using Shared = std::uint32_t;
+
+extern __shared__ __align__(128) unsigned char shared_memory[];
+
+MHLA_DEVICE std::uint32_t address_of(Shared at) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared_memory)) + at;
+}
+
+/// A block of threads, as one of them sees it.
+struct Block {
+  Index number;  ///< of the block, in [0, blocks)
+  Index blocks;
+  int thread;  ///< in [0, threads)
+
+  MHLA_DEVICE int lane() const { return thread % 32; }
+  MHLA_DEVICE int warp() const { return thread / 32; }
+  /// Waits for all threads of the block; what they wrote to shared memory can be read then.
+  MHLA_DEVICE void sync() const { __syncthreads(); }
+  /// The same for the threads of a warp.
+  MHLA_DEVICE void sync_warp() const { __syncwarp(); }
+};
+
+/// An element of shared memory, or of the tensors: 1, 2, 4, 8 or 16 bytes, aligned to its size.
+template <class U>
+MHLA_DEVICE U read(Shared at) {
+  return *reinterpret_cast<const U*>(shared_memory + at);
+}
+template <class U>
+MHLA_DEVICE void write(Shared at, const U& value) {
+  *reinterpret_cast<U*>(shared_memory + at) = value;
+}
+template <class U>
+MHLA_DEVICE U load_from(const U* from) {
+  return *from;
+}
+template <class U>
+MHLA_DEVICE void store_to(U* to, const std::type_identity_t<U>& value) {
+  *to = value;
+}
+
+/// Sixteen bytes, aligned to that; moved, never computed with.
+struct alignas(16) Chunk {
+  std::uint32_t word[4];
+};
+
+/// Begins to copy 16 bytes, aligned to 16 on both sides; writes zeros where nothing is present.
+/// `from` is not read then.
+MHLA_DEVICE void copy_chunk(Shared to, const void* from, bool present) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address_of(to)), "l"(from),
+               "r"(present ? 16 : 0)
+               : "memory");
+}
+/// Makes the copies begun by this thread since the last call a group.
+MHLA_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+/// Waits until no more than `pending` of this thread's groups are under way. Other threads see what
+/// was copied after the next sync().
+template <int pending>
+MHLA_DEVICE void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
+}
+
+/// Four 8 x 8 matrices of 16-bit elements: lane l says where row l % 8 of matrix l / 8 is, 16 bytes
+/// aligned to that. Register m then holds, of matrix m, elements 2 (l % 4) and the next of row l
+/// / 4. The warp meets.
+MHLA_DEVICE void load_matrices(std::uint32_t (&registers)[4], Shared row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+               : "r"(address_of(row))
+               : "memory");
+}
+/// The same of the matrices' transposes.
+MHLA_DEVICE void load_matrices_transposed(std::uint32_t (&registers)[4], Shared row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+               : "r"(address_of(row))
+               : "memory");
+}
+
+/// c += a b for a of 16 x 16, b of 16 x 8 and c of 16 x 8, with lane l, g = l / 4, t = 2 (l % 4):
+///   a[0] = a(g, t..), a[1] = a(g + 8, t..), a[2] = a(g, t + 8..), a[3] = a(g + 8, t + 8..)
+///   b[0] = b(t.., g), b[1] = b(t + 8.., g)
+///   c[0] = c(g, t), c[1] = c(g, t + 1), c[2] = c(g + 8, t), c[3] = c(g + 8, t + 1)
+/// T, BFloat16 or Half, is what a and b are made of. The warp meets.
+template <class T>
+MHLA_DEVICE void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                              std::uint32_t b1) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    static_assert(std::is_same_v<T, Half>);
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+/// The first half of that: a of 16 x 8 in a[0] and a[1], b of 8 x 8.
+template <class T>
+MHLA_DEVICE void multiply_add(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+  } else {
+    static_assert(std::is_same_v<T, Half>);
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+  }
+}
+
+/// What lane `lane() ^ mask` passes. The warp meets.
+MHLA_DEVICE float exchange(float value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+
+/// Two floats rounded to T, to nearest and ties to even, the first in the lower half.
+template <class T>
+MHLA_DEVICE std::uint32_t rounded_pair(float first, float second) {
+  std::uint32_t pair;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(pair) : "f"(second), "f"(first));
+  } else {
+    static_assert(std::is_same_v<T, Half>);
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(pair) : "f"(second), "f"(first));
+  }
+  return pair;
+}
+/// The elements of such a pair.
+template <class T>
+MHLA_DEVICE float first_of(std::uint32_t pair) {
+  float first;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    first = __uint_as_float(pair << 16);
+  } else {
+    static_assert(std::is_same_v<T, Half>);
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}\n"
+        : "=f"(first)
+        : "r"(pair));
+  }
+  return first;
+}
+template <class T>
+MHLA_DEVICE float second_of(std::uint32_t pair) {
+  return first_of<T>(pair >> 16);
+}
+
+// The kernel that runs a body. Blocks have one number: grids of more dimensions end at 65535.
+template <class Body>
+__global__ void __launch_bounds__(Body::threads, Body::blocks_of_processor)
+    run_blocks(const Body body) {
+  body(Block{static_cast<Index>(blockIdx.x), static_cast<Index>(gridDim.x),
+             static_cast<int>(threadIdx.x)});
+}
+
+/// Runs a body on so many blocks of threads, on the device's stream.
+template <class Body>
+void run(const CudaDevice& device, Index blocks, const Body& body) {
+  static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
+  static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
+  static_assert(Body::shared_bytes <= most_shared_bytes);
+  if (blocks == 0) return;
+  if (blocks > most_blocks)
+    throw ShapeError("mhla: " + std::to_string(blocks) +
+                     " blocks of threads are more than a CUDA launch can count");
+  const auto check = [](cudaError_t error) {
+    if (error != cudaSuccess)
+      throw CudaError(std::string("mhla: a kernel could not be launched: ") +
+                      cudaGetErrorString(error));
+  };
+  const auto kernel = reinterpret_cast<const void*>(&run_blocks<Body>);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             Body::shared_bytes));
+  Body argument = body;
+  void* arguments[] = {&argument};
+  check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Body::threads),
+                         arguments, Body::shared_bytes, device.stream()));
+}
+
+}  // namespace cuda::machine
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT
+// Which path runs a call: which ones can, and of those the one that takes the least time by a model
+// of what its kernels move and compute, unless the CudaDevice asks for another.
+//
+// The fused paths are for tensors of 16 bits and element-wise feature maps, and for the head
+// dimensions that the program has compiled them for; cuBLAS runs everything.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/cuda/cublas_cost.hpp>
+#include <mhla/cuda/device.hpp>
+#include <mhla/cuda/forward_state.hpp>
+#include <mhla/cuda/fused/quadratic_cost.hpp>
+#include <mhla/cuda/fused/summaries_cost.hpp>
+#include <mhla/cuda/head_dims.hpp>
+#include <mhla/cuda/kernel_cost.hpp>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+#include <string>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+constexpr const char* name_of(CudaPath path) {
+  switch (path) {
+    case CudaPath::automatic:
+      return "automatic";
+    case CudaPath::cublas:
+      return "cublas";
+    case CudaPath::summaries:
+      return "summaries";
+    case CudaPath::quadratic:
+      return "quadratic";
+  }
+  return "";
+}
+
+/// Why the fused paths cannot run a call.
+enum class Refusal {
+  none,
+  double_tensors,
+  float_tensors,
+  rowwise_map,
+  mixed_product,
+  rotated_own_key_sums,
+  state,
+  empty,
+  head_dims
+};
+
+/// What the types say by themselves.
+template <class V, class T>
+constexpr Refusal refusal_of_types() {
+  if (std::is_same_v<T, double>) return Refusal::double_tensors;
+  if (std::is_same_v<T, float>) return Refusal::float_tensors;
+  if (is_rowwise<V>) return Refusal::rowwise_map;
+  if (mixes_products<V>) return Refusal::mixed_product;
+  if (masks_own_block<V> && mixes_key_sums<V> && rotates<V>) return Refusal::rotated_own_key_sums;
+  return Refusal::none;
+}
+/// Whether fused kernels can be compiled at all.
+template <class V, class T>
+inline constexpr bool has_fused_passes = refusal_of_types<V, T>() == Refusal::none;
+
+/// What a program has compiled for a variant: nothing, where there is nothing to compile.
+template <class V, class T>
+HeadDimsList head_dims_of() {
+  if constexpr (has_fused_passes<V, T>) {
+    return compiled_head_dims<V, T>();
+  } else {
+    return {};
+  }
+}
+
+/// What the sizes say besides.
+inline Refusal refusal_of(const Shape& shape, const HeadDimsList& compiled, StateUse state) {
+  if (state == StateUse::given) return Refusal::state;
+  if (shape.batch == 0 || shape.heads == 0 || shape.query_tokens == 0 || shape.key_tokens == 0)
+    return Refusal::empty;
+  if (!compiled.has(shape.key_dim, shape.value_dim)) return Refusal::head_dims;
+  return Refusal::none;
+}
+
+/// A refusal in words.
+inline std::string described(Refusal refusal, const Shape& shape) {
+  switch (refusal) {
+    case Refusal::none:
+      return "";
+    case Refusal::double_tensors:
+      return "double tensors";
+    case Refusal::float_tensors:
+      return "float tensors";
+    case Refusal::rowwise_map:
+      return "the feature map sees whole rows";
+    case Refusal::mixed_product:
+      return "MixedProduct";
+    case Refusal::rotated_own_key_sums:
+      return "Causal with MixedKeySum and a rotation";
+    case Refusal::state:
+      return "a forward state keeps its summaries in float";
+    case Refusal::empty:
+      return "a tensor is empty";
+    case Refusal::head_dims:
+      break;
+  }
+  const std::string dims = described(shape.key_dim, shape.value_dim);
+  const std::string none = "no kernels for head dimensions " + dims;
+  if (!has_fused_kernels(shape.key_dim, shape.value_dim))
+    return none +
+           ": they exist for 32, 64, 72, 96, 128 and 256, the same for keys and values, and "
+           "for 128/256";
+  return none + ": add mhla::HeadDims<" + std::to_string(shape.key_dim) + ", " +
+         std::to_string(shape.value_dim) + "> to MHLA_INSTANTIATE_CUDA";
+}
+
+/// Throws where the device asks for a path that cannot run the call.
+inline void require_path(CudaPath asked, Refusal refusal, const Shape& shape) {
+  if (refusal != Refusal::none && asked != CudaPath::automatic && asked != CudaPath::cublas)
+    throw ShapeError(std::string("mhla: the CudaDevice asks for CudaPath::") + name_of(asked) +
+                     ", which cannot run this call: " + described(refusal, shape) +
+                     "; CudaPath::automatic takes a path that can");
+}
+
+/// What runs a call, why, and what each path would take.
+struct PathChoice {
+  CudaPath path = CudaPath::cublas;
+  CudaPath asked = CudaPath::automatic;
+  Refusal refusal = Refusal::none;  ///< of the fused paths, which are without costs then
+  PathCost cublas;
+  PathCost summaries;
+  PathCost quadratic;
+
+  const PathCost& cost_of(CudaPath of) const {
+    return of == CudaPath::summaries ? summaries : of == CudaPath::quadratic ? quadratic : cublas;
+  }
+  const PathCost& cost() const { return cost_of(path); }
+  bool can(CudaPath run) const { return run == CudaPath::cublas || refusal == Refusal::none; }
+
+  /// Why `path`, in words.
+  std::string reason() const {
+    if (asked != CudaPath::automatic) return "as the CudaDevice asks for";
+    if (refusal != Refusal::none) return "the one that can run it";
+    return "the fastest by the cost model";
+  }
+};
+
+/// Chooses between paths. \throws ShapeError where `asked` cannot run the call.
+template <class T, AttentionVariant V>
+PathChoice choose_path(const V& attention, const Problem& problem, Direction direction,
+                       CudaPath asked, StateUse state, const HeadDimsList& compiled,
+                       FloatProducts products = FloatProducts::exact,
+                       const NominalGpu& gpu = NominalGpu()) {
+  using A = Accumulator<T>;
+  const Shape& shape = problem.shape;
+  PathChoice choice;
+  choice.asked = asked;
+  choice.refusal = refusal_of_types<V, T>();
+  if (choice.refusal == Refusal::none) choice.refusal = refusal_of(shape, compiled, state);
+  require_path(asked, choice.refusal, shape);
+
+  const bool backward = direction == Direction::backward;
+  const CallSize size = call_size(attention, problem);
+  const Index at_once = items_at_once<V, A>(attention, problem, backward);
+  const double flops_per_second = std::is_same_v<A, double>         ? gpu.double_flops
+                                  : products == FloatProducts::tf32 ? gpu.tf32_flops
+                                                                    : gpu.float_flops;
+  choice.cublas = cublas_cost(
+      size, direction, at_once == 0 ? 0 : static_cast<double>(ceil_div(shape.batch, at_once)),
+      sizeof(T), sizeof(A), flops_per_second);
+  if constexpr (has_fused_passes<V, T>) {
+    if (choice.refusal == Refusal::none) {
+      choice.summaries = fused::summaries_cost<T>(attention, problem, size, direction, gpu);
+      choice.quadratic = fused::quadratic_cost(attention, problem, size, direction, gpu);
+    }
+  }
+
+  choice.path = asked;
+  if (asked != CudaPath::automatic) return choice;
+  choice.path = CudaPath::cublas;
+  if (choice.refusal != Refusal::none) return choice;
+  for (const CudaPath other : {CudaPath::summaries, CudaPath::quadratic})
+    if (choice.can(other) && choice.cost_of(other).seconds(gpu) < choice.cost().seconds(gpu))
+      choice.path = other;
+  return choice;
+}
+
+/// The path of a call alone: without costs where there is no choice.
+template <class T, AttentionVariant V>
+CudaPath path_of(const V& attention, const Problem& problem, const CudaDevice& device,
+                 Direction direction, StateUse state) {
+  constexpr Refusal of_types = refusal_of_types<V, T>();
+  if constexpr (of_types != Refusal::none) {
+    require_path(device.path(), of_types, problem.shape);
+    return CudaPath::cublas;
+  } else {
+    const HeadDimsList compiled = compiled_head_dims<V, T>();
+    const Refusal refusal = refusal_of(problem.shape, compiled, state);
+    require_path(device.path(), refusal, problem.shape);
+    if (device.path() != CudaPath::automatic) return device.path();
+    if (refusal != Refusal::none) return CudaPath::cublas;
+    return choose_path<T>(attention, problem, direction, device.path(), state, compiled,
+                          device.products())
+        .path;
+  }
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

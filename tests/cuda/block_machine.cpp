@@ -1,0 +1,988 @@
+// SPDX-License-Identifier: MIT
+// That the machine which stands in for a GPU's blocks of threads can be trusted: it does what
+// machine.cuh says, and whatever a kernel must not do makes it fail, in each case shown by a body
+// that does it and by one that just does not.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <mhla/cuda/fused/product.cuh>
+#include <mhla/testing/random_tensor.hpp>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tests/cuda/machine.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/error_message.hpp"
+
+namespace {
+
+using namespace mhla;
+using namespace mhla::cuda::fused;
+namespace kernel = mhla::cuda::machine;
+
+constexpr std::uint64_t seeds = 24;
+
+template <int Threads, int SharedBytes, class F>
+struct Body {
+  static constexpr int threads = Threads;
+  static constexpr int shared_bytes = SharedBytes;
+  static constexpr int blocks_of_processor = 1;
+  F f;
+  void operator()(const Block& block) const { f(block); }
+};
+
+template <int Threads = 64, int SharedBytes = 4096, class F>
+void run(std::uint64_t seed, Index blocks, const F& f) {
+  machine::context().seed = seed;
+  kernel::run(machine::device(), blocks, Body<Threads, SharedBytes, F>{f});
+}
+
+/// What the machine says of a body, "nothing was thrown" where it finds no fault.
+template <int Threads = 64, int SharedBytes = 4096, class F>
+std::string fault(const F& f, std::uint64_t seed = 1, Index blocks = 1) {
+  return error_message<stand_in::KernelFault>([&] { run<Threads, SharedBytes>(seed, blocks, f); });
+}
+const std::string none = "nothing was thrown";
+
+/// Whether a body is at fault with every seed, in these words.
+template <int Threads = 64, int SharedBytes = 4096, class F, class... Words>
+void check_fault(const F& f, const Words&... words) {
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    const std::string message = fault<Threads, SharedBytes>(f, seed);
+    CAPTURE(seed, message);
+    CHECK(says(message, "block of threads 0:", words...));
+  }
+}
+template <int Threads = 64, int SharedBytes = 4096, class F>
+void check_no_fault(const F& f) {
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    CAPTURE(seed);
+    CHECK(fault<Threads, SharedBytes>(f, seed) == none);
+  }
+}
+
+constexpr Shared at(int bytes) { return static_cast<Shared>(bytes); }
+
+template <class T>
+T of(float value) {
+  T stored;
+  store(stored, value);
+  return stored;
+}
+std::uint32_t pair_of(std::uint32_t low, std::uint32_t high) { return low | high << 16; }
+template <class T>
+std::uint32_t pair_of(float low, float high) {
+  return pair_of(of<T>(low).bits, of<T>(high).bits);
+}
+
+float random_value(std::uint64_t seed, int i) {
+  return static_cast<float>(mhla::testing::random_index(seed, static_cast<std::uint64_t>(i), 9) -
+                            4);
+}
+
+TEST_CASE("Every thread of every block runs once, in an order that depends on the seed") {
+  using Met = std::vector<std::array<Index, 5>>;
+  const auto order = [](std::uint64_t seed) {
+    Met met;
+    run<96>(seed, 7, [&met](const Block& block) {
+      met.push_back({block.number, block.blocks, block.thread, block.warp(), block.lane()});
+      block.sync();
+      block.sync_warp();
+    });
+    return met;
+  };
+  const Met first = order(5);
+  CHECK(order(5) == first);
+  CHECK(order(6) != first);
+  std::set<std::array<Index, 5>> expected;
+  for (Index number = 0; number < 7; ++number)
+    for (Index thread = 0; thread < 96; ++thread)
+      expected.insert({number, 7, thread, thread / 32, thread % 32});
+  CHECK(first.size() == expected.size());
+  CHECK(std::set(first.begin(), first.end()) == expected);
+
+  const long launches = machine::context().launches;
+  run(1, 0, [](const Block&) { throw std::runtime_error("no block is to run"); });
+  CHECK(machine::context().launches == launches);
+  run(1, 2, [](const Block&) {});
+  CHECK(machine::context().launches == launches + 1);
+  CHECK(
+      says(error_message<ShapeError>([] { run(1, kernel::most_blocks + 1, [](const Block&) {}); }),
+           "2147483648 blocks of threads"));
+}
+
+TEST_CASE("Warps starve each other, lanes of a warp go on in any order") {
+  int longest_lead = 0;
+  bool was_even = false;
+  std::set<int> first_lanes;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    std::array<int, 4> steps{};
+    int lead = 0;
+    int lanes = 0;
+    run<128>(seed, 1, [&](const Block& block) {
+      if (lanes++ == 0) first_lanes.insert(block.lane());
+      for (int i = 0; i < 500; ++i) {
+        block.sync_warp();
+        if (block.lane() != 0) continue;
+        ++steps[static_cast<std::size_t>(block.warp())];
+        const auto [least, most] = std::minmax_element(steps.begin(), steps.end());
+        lead = std::max(lead, *most - *least);
+      }
+    });
+    longest_lead = std::max(longest_lead, lead);
+    was_even = was_even || lead < 500;
+  }
+  CHECK(longest_lead == 500);
+  CHECK(was_even);
+  CHECK(first_lanes.size() > 8);
+}
+
+TEST_CASE("Shared memory is NaN in every format when a block begins") {
+  int blocks = 0;
+  run(1, 5, [&blocks](const Block& block) {
+    if (block.thread == 0) ++blocks;
+    for (int i = block.thread * 16; i < 4096; i += 64 * 16) {
+      const auto chunk = kernel::read<Chunk>(at(i));
+      const bool all = std::all_of(std::begin(chunk.word), std::end(chunk.word),
+                                   [](std::uint32_t word) { return word == 0xffffffffu; });
+      if (!all) throw std::runtime_error("not poisoned");
+      kernel::write(at(i), Chunk{});
+    }
+  });
+  CHECK(blocks == 5);
+  const std::uint32_t poison = 0xffffffffu;
+  CHECK(std::isnan(scalar_traits::reinterpret<float>(poison)));
+  CHECK(std::isnan(load(BFloat16{0xffff})));
+  CHECK(std::isnan(load(Half{0xffff})));
+}
+
+TEST_CASE("A barrier makes known what was written, the block's to all and a warp's to the warp") {
+  check_no_fault([](const Block& block) {
+    for (int round = 0; round < 5; ++round) {
+      kernel::write(at(block.thread * 4), block.thread + round);
+      block.sync();
+      const int other = (block.thread * 7 + round) % 64;
+      if (kernel::read<int>(at(other * 4)) != other + round) throw std::runtime_error("stale");
+      block.sync();
+      kernel::write(at(block.thread * 4), block.thread - round);
+      block.sync_warp();
+      const int near = block.thread / 32 * 32 + (block.lane() * 5 + round) % 32;
+      if (kernel::read<int>(at(near * 4)) != near - round) throw std::runtime_error("stale");
+      block.sync();
+    }
+  });
+}
+
+TEST_CASE("An access that no barrier parts from another thread's is a race") {
+  // Reading what another thread has written, in the other warp or in the same.
+  for (const int distance : {1, 32}) {
+    CAPTURE(distance);
+    const auto neighbour = [distance](const Block& block) { return block.thread ^ distance; };
+    check_fault(
+        [=](const Block& block) {
+          kernel::write(at(block.thread * 2), std::uint16_t{1});
+          kernel::read<std::uint16_t>(at(neighbour(block) * 2));
+        },
+        "a race at byte ", " by thread ", "without a barrier between them", "block_machine.cpp:");
+    check_fault(
+        [=](const Block& block) {
+          const bool writes = block.thread == 0;
+          if (writes) kernel::write(at(256), 1);
+          if (block.thread == distance) kernel::read<int>(at(256));
+        },
+        "a race at byte 256 of shared memory", "read", "write");
+    // Writing what another thread has read.
+    check_fault(
+        [=](const Block& block) {
+          kernel::write(at(block.thread * 8), 1.0);
+          block.sync();
+          kernel::read<double>(at(neighbour(block) * 8));
+          kernel::write(at(block.thread * 8), 2.0);
+        },
+        "a write by thread ", "a read by thread");
+    check_no_fault([=](const Block& block) {
+      kernel::write(at(block.thread * 8), 1.0);
+      block.sync();
+      kernel::read<double>(at(neighbour(block) * 8));
+      block.sync();
+      kernel::write(at(block.thread * 8), 2.0);
+    });
+    // Writing what another thread has written.
+    check_fault(
+        [=](const Block& block) {
+          if (block.thread == 0 || block.thread == distance) kernel::write(at(0), block.thread);
+        },
+        "a write by thread ", "after a write by thread ");
+    check_no_fault([=](const Block& block) {
+      if (block.thread == 0) kernel::write(at(0), 1);
+      block.sync();
+      if (block.thread == distance) kernel::write(at(0), 2);
+    });
+  }
+  // Everybody may read; who has written alone may go on reading and writing.
+  check_no_fault([](const Block& block) {
+    kernel::write(at(block.thread * 4), 1);
+    kernel::read<int>(at(block.thread * 4));
+    kernel::write(at(block.thread * 4), 2);
+    block.sync();
+    for (int i = 0; i < 64; ++i) kernel::read<int>(at(i * 4));
+  });
+  // A barrier of warps parts nothing across warps, whoever of them has read last.
+  check_fault(
+      [](const Block& block) {
+        if (block.thread == 0) kernel::write(at(0), 1);
+        block.sync_warp();
+        if (block.thread == 32) kernel::read<int>(at(0));
+      },
+      "a race at byte 0");
+  check_fault(
+      [](const Block& block) {
+        kernel::read<int>(at(0));
+        block.sync_warp();
+        if (block.thread == 5) kernel::write(at(0), 1);
+      },
+      "a race at byte 0", "write", "read");
+  check_no_fault<32>([](const Block& block) {
+    kernel::read<int>(at(0));
+    block.sync_warp();
+    if (block.thread == 5) kernel::write(at(0), 1);
+  });
+  // The reads of many before one of them.
+  check_fault<32>(
+      [](const Block& block) {
+        kernel::read<int>(at(0));
+        if (block.thread == 5) kernel::write(at(0), 1);
+      },
+      "a race at byte 0", "write", "read");
+  // Two bytes are told apart from the next two, an element knows all of its bytes.
+  check_no_fault([](const Block& block) {
+    kernel::write(at(block.thread * 2), std::uint16_t{1});
+    kernel::read<std::uint16_t>(at(block.thread * 2));
+  });
+  check_fault(
+      [](const Block& block) {
+        if (block.thread == 0) kernel::write(at(14), std::uint16_t{1});
+        if (block.thread == 40) kernel::read<Chunk>(at(0));
+      },
+      "a race at byte 14");
+  // Another block of threads has another memory.
+  CHECK(fault([](const Block& block) { kernel::write(at(block.thread * 4), 1); }, 1, 9) == none);
+}
+
+TEST_CASE("All faults are told") {
+  const std::string message = fault([](const Block& block) {
+    for (int i = 0; i < 20; ++i)
+      if (block.thread % 32 == 0) kernel::write(at(4 * i), 1);
+  });
+  CAPTURE(message);
+  for (const char* const byte : {"byte 0 ", "byte 4 ", "byte 28 "}) CHECK(says(message, byte));
+  CHECK(says(message, "and 12 more"));
+}
+
+TEST_CASE("A matrix load hands out rows as defined, straight and transposed") {
+  using Registers = std::array<std::array<std::uint32_t, 4>, 32>;
+  Registers straight{}, transposed{};
+  // Element (row, col) of matrix m is a number of its own; rows lie anywhere.
+  const auto element = [](int m, int row, int col) {
+    return static_cast<std::uint32_t>(m * 100 + row * 10 + col);
+  };
+  const auto place = [](int m, int row) { return at((m * 8 + row) * 11 % 32 * 48 + 16); };
+  const auto load_both = [&](const Block& block) {
+    const int m = block.lane() / 8, row = block.lane() % 8;
+    for (int col = 0; col < 8; ++col)
+      kernel::write(place(m, row) + at(col * 2), static_cast<std::uint16_t>(element(m, row, col)));
+    block.sync_warp();
+    const auto l = static_cast<std::size_t>(block.lane());
+    std::uint32_t registers[4];
+    kernel::load_matrices(registers, place(m, row));
+    std::copy_n(registers, 4, straight[l].begin());
+    kernel::load_matrices_transposed(registers, place(m, row));
+    std::copy_n(registers, 4, transposed[l].begin());
+  };
+  run<32>(3, 1, load_both);
+  for (int l = 0; l < 32; ++l)
+    for (int m = 0; m < 4; ++m) {
+      const auto lane = static_cast<std::size_t>(l);
+      const auto matrix = static_cast<std::size_t>(m);
+      const int row = l / 4, col = 2 * (l % 4);
+      CHECK(straight[lane][matrix] == pair_of(element(m, row, col), element(m, row, col + 1)));
+      CHECK(transposed[lane][matrix] == pair_of(element(m, col, row), element(m, col + 1, row)));
+    }
+}
+
+/// A lane's registers, as machine.cuh defines them.
+template <class T>
+struct Fragments {
+  std::array<std::array<float, 16>, 16> a{};
+  std::array<std::array<float, 8>, 16> b{};
+  std::array<std::array<float, 8>, 16> c{};
+
+  explicit Fragments(std::uint64_t seed) {
+    int i = 0;
+    for (auto& row : a)
+      for (float& x : row) x = random_value(seed, i++);
+    for (auto& row : b)
+      for (float& x : row) x = random_value(seed, i++);
+    for (auto& row : c)
+      for (float& x : row) x = random_value(seed, i++);
+  }
+
+  /// Runs the product of the first `k` columns of a, on one warp.
+  void multiply(int k) {
+    run<32>(9, 1, [this, k](const Block& block) {
+      const auto g = static_cast<std::size_t>(block.lane() / 4);
+      const auto t = static_cast<std::size_t>(2 * (block.lane() % 4));
+      const std::uint32_t of_a[4] = {
+          pair_of<T>(a[g][t], a[g][t + 1]), pair_of<T>(a[g + 8][t], a[g + 8][t + 1]),
+          pair_of<T>(a[g][t + 8], a[g][t + 9]), pair_of<T>(a[g + 8][t + 8], a[g + 8][t + 9])};
+      const std::uint32_t b0 = pair_of<T>(b[t][g], b[t + 1][g]);
+      const std::uint32_t b1 = pair_of<T>(b[t + 8][g], b[t + 9][g]);
+      float of_c[4] = {c[g][t], c[g][t + 1], c[g + 8][t], c[g + 8][t + 1]};
+      if (k == 16)
+        kernel::multiply_add<T>(of_c, of_a, b0, b1);
+      else
+        kernel::multiply_add<T>(of_c, of_a[0], of_a[1], b0);
+      c[g][t] = of_c[0];
+      c[g][t + 1] = of_c[1];
+      c[g + 8][t] = of_c[2];
+      c[g + 8][t + 1] = of_c[3];
+    });
+  }
+};
+
+TEMPLATE_TEST_CASE("A product of fragments is that of their matrices", "", BFloat16, Half) {
+  for (const std::size_t k : {std::size_t{16}, std::size_t{8}}) {
+    CAPTURE(k);
+    Fragments<TestType> x(k);
+    auto expected = x.c;
+    for (std::size_t row = 0; row < 16; ++row)
+      for (std::size_t col = 0; col < 8; ++col)
+        for (std::size_t l = 0; l < k; ++l) expected[row][col] += x.a[row][l] * x.b[l][col];
+    x.multiply(static_cast<int>(k));
+    CHECK(x.c == expected);
+  }
+  SECTION("rounded once, and NaN goes where it must") {
+    Fragments<TestType> x(1);
+    for (auto& row : x.a) row.fill(0x1p-12f);
+    for (auto& row : x.b) row.fill(0x1p-15f);
+    for (auto& row : x.c) row.fill(1.0f);
+    x.a[3][5] = std::numeric_limits<float>::quiet_NaN();
+    x.b[2].fill(-0x1p-15f);
+    x.multiply(16);
+    for (std::size_t row = 0; row < 16; ++row)
+      for (const float c : x.c[row]) {
+        CAPTURE(row, c);
+        // Fifteen products of 2^-27 and one of -2^-27: 14 * 2^-27, half of it below float's 2^-23.
+        CHECK((row == 3 ? std::isnan(c) : c == 1.0f + 0x1p-23f));
+      }
+  }
+}
+
+TEST_CASE("Lanes exchange values with the lane that differs by the mask") {
+  for (const int mask : {1, 2, 4, 8, 16, 31, 0}) {
+    std::array<float, 64> got{};
+    run(1, 1, [&got, mask](const Block& block) {
+      const float value = static_cast<float>(block.thread);
+      const float once = kernel::exchange(value, mask);
+      got[static_cast<std::size_t>(block.thread)] = once + 100 * kernel::exchange(once, mask);
+    });
+    for (int t = 0; t < 64; ++t)
+      CHECK(got[static_cast<std::size_t>(t)] ==
+            static_cast<float>(t / 32 * 32 + (t % 32 ^ mask) + 100 * t));
+  }
+}
+
+/// Sixteen bytes that copies take, all the same.
+struct Sources {
+  alignas(16) std::array<Chunk, 64> chunks;
+
+  Sources() {
+    for (std::uint32_t i = 0; i < 64; ++i) chunks[i] = {{i, i + 100, i + 200, i + 300}};
+  }
+  const void* of(const Block& block) const {
+    return &chunks[static_cast<std::size_t>(block.thread)];
+  }
+};
+void require(bool condition, const char* what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+TEST_CASE("What was copied is there after its group was waited for and a barrier") {
+  const Sources from;
+  check_no_fault([&from](const Block& block) {
+    // Three groups, the last but one empty, the last not waited for until the end.
+    kernel::copy_chunk(at(block.thread * 16), from.of(block), true);
+    kernel::copy_chunk(at(1024 + block.thread * 16), nullptr, false);
+    kernel::commit_copies();
+    kernel::commit_copies();
+    kernel::copy_chunk(at(2048 + block.thread * 16), from.of(block), true);
+    kernel::commit_copies();
+    kernel::wait_for_copies<3>();
+    kernel::wait_for_copies<1>();
+    const auto own = kernel::read<Chunk>(at(block.thread * 16));
+    require(own.word[1] == static_cast<std::uint32_t>(block.thread) + 100, "own chunk");
+    block.sync();
+    const int other = 63 - block.thread;
+    const auto chunk = kernel::read<Chunk>(at(other * 16));
+    require(chunk.word[3] == static_cast<std::uint32_t>(other) + 300, "another's chunk");
+    const auto zeros = kernel::read<Chunk>(at(1024 + other * 16));
+    require((zeros.word[0] | zeros.word[1] | zeros.word[2] | zeros.word[3]) == 0, "zeros");
+    kernel::wait_for_copies<0>();
+    block.sync();
+    require(kernel::read<Chunk>(at(2048 + other * 16)).word[0] == static_cast<std::uint32_t>(other),
+            "the last group");
+  });
+}
+
+TEST_CASE("Copies are not to be touched before they were waited for, and made known") {
+  const Sources from;
+  const char* const under_way = "that has not been waited for";
+  // Its own thread, too early by a group.
+  check_fault(
+      [&from](const Block& block) {
+        kernel::copy_chunk(at(block.thread * 16), from.of(block), true);
+        kernel::commit_copies();
+        kernel::wait_for_copies<1>();
+        kernel::read<int>(at(block.thread * 16 + 12));
+        kernel::wait_for_copies<0>();
+      },
+      "a read by thread ", "after a copy by thread ", under_way);
+  check_fault(
+      [&from](const Block& block) {
+        if (block.thread != 0) return;
+        for (const int i : {0, 1}) {
+          kernel::copy_chunk(at(i * 1024), from.of(block), true);
+          kernel::commit_copies();
+        }
+        kernel::wait_for_copies<1>();
+        kernel::read<int>(at(0));
+        kernel::read<int>(at(1024));
+        kernel::wait_for_copies<0>();
+      },
+      "a race at byte 1024 ", under_way);
+  // In no group at all.
+  check_fault(
+      [&from](const Block& block) {
+        kernel::copy_chunk(at(block.thread * 16), from.of(block), true);
+        kernel::wait_for_copies<0>();
+        kernel::read<int>(at(block.thread * 16));
+        kernel::commit_copies();
+        kernel::wait_for_copies<0>();
+      },
+      under_way);
+  check_no_fault([&from](const Block& block) {
+    kernel::copy_chunk(at(block.thread * 16), from.of(block), true);
+    kernel::commit_copies();
+    kernel::wait_for_copies<0>();
+    kernel::read<int>(at(block.thread * 16 + 12));
+    kernel::write(at(block.thread * 16), 1);
+  });
+  // Others, after the barrier, while the copy's own thread has not waited.
+  check_fault(
+      [&from](const Block& block) {
+        kernel::copy_chunk(at(block.thread * 16), from.of(block), true);
+        kernel::commit_copies();
+        block.sync();
+        kernel::read<int>(at((block.thread ^ 33) * 16));
+        block.sync();
+        kernel::wait_for_copies<0>();
+      },
+      under_way);
+  // Others, after the wait, before the barrier: the wait is each thread's own.
+  const auto without_barrier = [&from](const Block& block, int distance) {
+    kernel::copy_chunk(at(block.thread * 16), from.of(block), true);
+    kernel::commit_copies();
+    kernel::wait_for_copies<0>();
+    kernel::read<int>(at((block.thread ^ distance) * 16));
+  };
+  check_fault([&](const Block& block) { without_barrier(block, 1); }, "a race", "read", "copy");
+  check_fault([&](const Block& block) { without_barrier(block, 32); }, "a race", "read", "copy");
+  check_no_fault([&from](const Block& block) {
+    kernel::copy_chunk(at(block.thread * 16), from.of(block), true);
+    kernel::commit_copies();
+    kernel::wait_for_copies<0>();
+    block.sync_warp();
+    kernel::read<int>(at((block.thread ^ 1) * 16));
+  });
+  // The next tile is fetched before all have read the last one.
+  const auto ring = [&from](const Block& block, bool waits_for_readers) {
+    const auto fetch = [&] {
+      kernel::copy_chunk(at(block.thread * 16), from.of(block), true);
+      kernel::commit_copies();
+    };
+    fetch();
+    kernel::wait_for_copies<0>();
+    block.sync();
+    kernel::read<Chunk>(at((block.thread ^ 32) * 16));
+    if (waits_for_readers) block.sync();
+    fetch();
+    kernel::wait_for_copies<0>();
+  };
+  check_fault([&](const Block& block) { ring(block, false); }, "a race", "read", "copy by thread");
+  check_no_fault([&](const Block& block) { ring(block, true); });
+  // Two copies to one place.
+  check_fault(
+      [&from](const Block& block) {
+        for (int i = 0; i < 2; ++i) kernel::copy_chunk(at(block.thread * 16), from.of(block), true);
+        kernel::commit_copies();
+        kernel::wait_for_copies<0>();
+      },
+      "a copy by thread ", "after a copy by thread ", under_way);
+  // Left behind.
+  check_fault(
+      [&from](const Block& block) {
+        if (block.thread == 7) kernel::copy_chunk(at(0), from.of(block), true);
+        kernel::commit_copies();
+      },
+      "thread 7 has ended without waiting for its copies");
+}
+
+TEST_CASE("Copies land at any moment from their beginning to the wait") {
+  std::set<std::uint32_t> moments;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    alignas(16) Chunk from{};
+    run<32>(seed, 1, [&from, &moments](const Block& block) {
+      const bool copies = block.thread == 4;
+      // What is copied is the number of barriers since the copy began. (The source must not be
+      // touched then, but nobody watches what is not done through the machine.)
+      if (copies) kernel::copy_chunk(at(0), &from, true);
+      kernel::commit_copies();
+      for (std::uint32_t step = 1; step <= 8; ++step) {
+        if (copies) from.word[0] = step;
+        block.sync_warp();
+      }
+      if (copies) from.word[0] = 100;
+      kernel::wait_for_copies<0>();
+      if (copies) moments.insert(kernel::read<std::uint32_t>(at(0)));
+    });
+  }
+  CHECK(moments.count(0) == 1);
+  CHECK(moments.count(100) == 1);
+  CHECK(moments.size() > 5);
+}
+
+TEST_CASE("A matrix load reads for the whole warp") {
+  const auto load_after = [](const Block& block, bool meets) {
+    kernel::write(at(block.thread * 16), Chunk{});
+    if (meets) block.sync_warp();
+    std::uint32_t registers[4];
+    kernel::load_matrices(registers, at(block.thread * 16));
+  };
+  check_fault([&](const Block& block) { load_after(block, false); }, "a matrix load by warp ",
+              "after a write by thread ");
+  check_no_fault([&](const Block& block) { load_after(block, true); });
+  const auto write_after = [](const Block& block, bool meets) {
+    std::uint32_t registers[4];
+    kernel::load_matrices_transposed(registers, at(block.thread * 16));
+    if (meets) block.sync_warp();
+    kernel::write(at(block.thread * 16), Chunk{});
+  };
+  check_fault([&](const Block& block) { write_after(block, false); }, "a write by thread ",
+              "after a matrix load by warp ");
+  check_no_fault([&](const Block& block) { write_after(block, true); });
+  // Of two warps.
+  check_fault(
+      [](const Block& block) {
+        std::uint32_t registers[4];
+        kernel::load_matrices(registers, at(block.lane() * 16));
+        block.sync_warp();
+        if (block.warp() == 1) kernel::write(at(block.lane() * 16), Chunk{});
+      },
+      "a race", "a matrix load by ");
+}
+
+TEST_CASE("The threads of a warp come to one place") {
+  const char* const apart = "does not meet";
+  const auto half = [](const Block& block) { return block.lane() < 16; };
+  check_fault(
+      [half](const Block& block) {
+        if (half(block)) block.sync_warp();
+        kernel::exchange(1, 1);
+        if (!half(block)) block.sync_warp();
+      },
+      apart, "exchange at block_machine.cpp:", "sync_warp at block_machine.cpp:");
+  check_fault(
+      [half](const Block& block) {
+        if (half(block))
+          kernel::exchange(1, 1);
+        else
+          kernel::exchange(1, 1);
+      },
+      apart, "exchange at block_machine.cpp:", "others to exchange at block_machine.cpp:");
+  check_fault(
+      [half](const Block& block) {
+        if (half(block))
+          block.sync();
+        else
+          block.sync_warp();
+      },
+      apart, "sync at ", "sync_warp at ");
+  check_fault(
+      [half](const Block& block) {
+        if (half(block))
+          block.sync();
+        else
+          block.sync();
+      },
+      apart);
+  check_fault(
+      [half](const Block& block) {
+        std::uint32_t registers[4];
+        half(block) ? kernel::load_matrices(registers, 0)
+                    : kernel::load_matrices_transposed(registers, 0);
+      },
+      apart, "load_matrices_transposed at ");
+  check_fault(
+      [half](const Block& block) {
+        float c[4] = {};
+        const std::uint32_t a[4] = {};
+        half(block) ? kernel::multiply_add<Half>(c, a, 0u, 0u)
+                    : kernel::multiply_add<BFloat16>(c, a, 0u, 0u);
+      },
+      apart, "multiply_add<Half>", "multiply_add<BFloat16>");
+  check_fault(
+      [half](const Block& block) {
+        float c[4] = {};
+        const std::uint32_t a[4] = {};
+        half(block) ? kernel::multiply_add<Half>(c, a, 0u, 0u)
+                    : kernel::multiply_add<Half>(c, 0u, 0u, 0u);
+      },
+      apart, "multiply_add<Half> of 16 x 8");
+  check_fault([half](const Block& block) { kernel::exchange(1, half(block) ? 1 : 2); },
+              "exchanges by masks ");
+  check_fault([](const Block&) { kernel::exchange(1, 32); }, "exchanges by masks 32 and 32");
+  // Warps may go ways of their own, as long as all threads come to the block's barriers.
+  check_no_fault([](const Block& block) {
+    if (block.warp() == 0) {
+      kernel::exchange(1, 1);
+      block.sync();
+    } else {
+      block.sync();
+      block.sync_warp();
+    }
+  });
+}
+
+TEST_CASE("Nobody waits for threads that have ended") {
+  check_fault(
+      [](const Block& block) {
+        if (block.thread != 37) block.sync();
+      },
+      "warp 1 waits for lanes that have ended", "threads 37 to 37 have ended",
+      "wait in sync at block_machine.cpp:");
+  check_fault(
+      [](const Block& block) {
+        if (block.thread != 3) kernel::exchange(1, 1);
+      },
+      "warp 0 waits for lanes that have ended", "threads 3 to 3 have ended",
+      "wait in exchange at ");
+  check_fault(
+      [](const Block& block) {
+        if (block.warp() == 1) block.sync();
+      },
+      "threads wait for others that have ended", "Threads 0 to 31 have ended",
+      "threads 32 to 63 wait in sync at ");
+  // One barrier too many on one side.
+  check_fault(
+      [](const Block& block) {
+        for (int i = 0; i < 3 + block.warp(); ++i) block.sync();
+      },
+      "threads wait for others that have ended");
+  check_no_fault([](const Block& block) {
+    block.sync();
+    if (block.warp() == 1) return;
+    block.sync_warp();
+  });
+}
+
+TEST_CASE("Waiting for what nobody can write is no hang") {
+  const std::string message = fault([](const Block& block) {
+    if (block.warp() == 0)
+      while (kernel::read<int>(at(0)) != 1) {
+      }
+    block.sync();
+    if (block.thread == 40) kernel::write(at(0), 1);
+  });
+  CAPTURE(message);
+  CHECK(says(message, "times without meeting anyone"));
+}
+
+TEST_CASE("Shared memory has an end, and elements their alignment") {
+  const char* const outside = "of shared memory, which has 4096";
+  check_fault([](const Block&) { kernel::read<std::uint16_t>(at(4096)); }, "a read of 2 bytes",
+              "at byte 4096", outside);
+  check_fault([](const Block&) { kernel::write(at(4092), 1.0); }, "a write of 8 bytes",
+              "at byte 4092", outside);
+  check_fault([](const Block&) { kernel::read<int>(at(-4)); }, outside);
+  check_fault([](const Block&) { kernel::copy_chunk(at(4096), nullptr, false); },
+              "a copy of 16 bytes", outside);
+  check_fault(
+      [](const Block& block) {
+        std::uint32_t registers[4];
+        kernel::load_matrices(registers, at(block.lane() == 9 ? 4096 : 0));
+      },
+      "a matrix load of 16 bytes at byte 4096", outside);
+  check_no_fault<32>([](const Block& block) {
+    if (block.thread == 0) kernel::write(at(4094), std::uint16_t{1});
+    if (block.thread == 1) kernel::write(at(4080), std::uint64_t{1});
+  });
+  check_fault<32, 0>([](const Block&) { kernel::read<int>(0); }, "which has 0");
+
+  const char* const misaligned = "is not a multiple of that";
+  check_fault([](const Block&) { kernel::read<int>(at(2)); }, "a read of 4 bytes", misaligned);
+  check_fault([](const Block&) { kernel::write(at(8), Chunk{}); }, "a write of 16", misaligned);
+  check_fault([](const Block&) { kernel::copy_chunk(at(8), nullptr, false); }, "a copy of 16",
+              misaligned);
+  check_fault(
+      [](const Block& block) {
+        std::uint32_t registers[4];
+        kernel::load_matrices(registers, at(block.lane() == 9 ? 8 : 0));
+      },
+      "a matrix load of 16", misaligned);
+}
+
+TEST_CASE("Addresses in global memory are aligned to the element") {
+  const char* const misaligned = "at an address that is not a multiple of that";
+  alignas(16) std::array<unsigned char, 64> bytes{};
+  unsigned char* const memory = bytes.data();
+  const auto float_at = [memory](int i) { return reinterpret_cast<float*>(memory + i); };
+  check_fault([=](const Block&) { kernel::load_from(float_at(2)); }, "a load of 4 bytes",
+              misaligned);
+  check_fault([=](const Block&) { kernel::store_to(float_at(2), 1.0f); }, "a store of 4 bytes",
+              misaligned);
+  check_fault([=](const Block&) { kernel::copy_chunk(0, memory + 8, true); }, "a copy of 16 bytes",
+              misaligned);
+  check_fault([=](const Block&) { kernel::copy_chunk(0, memory + 8, false); }, misaligned);
+  check_no_fault<32>([=](const Block& block) {
+    if (block.thread != 0) return;
+    kernel::store_to(float_at(4), 3.0f);
+    require(kernel::load_from(float_at(4)) == 3.0f, "stored");
+    kernel::copy_chunk(0, memory, true);
+    kernel::commit_copies();
+    kernel::wait_for_copies<0>();
+  });
+}
+
+TEST_CASE("Blocks of a launch, and threads without a barrier, keep apart in global memory") {
+  std::vector<float> memory(64);
+  float* const data = memory.data();
+  const auto blocks_fault = [](const auto& f) { return fault(f, 3, 4); };
+  CHECK(says(blocks_fault([data](const Block& block) {
+               if (block.thread == 0) kernel::store_to(data, 1.0f);
+             }),
+             "a race in global memory: a store by thread 0 after a store by thread 0",
+             "of another block of threads"));
+  CHECK(says(blocks_fault([data](const Block& block) {
+               if (block.thread == 0 && block.number == 0) kernel::store_to(data, 1.0f);
+               if (block.thread == 0 && block.number != 0) kernel::load_from(data);
+             }),
+             "a race in global memory", "load", "store", "of another block of threads"));
+  // Also where the last of many readers is the one who writes.
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed)
+    CHECK(says(fault(
+                   [data](const Block& block) {
+                     if (block.thread != 0) return;
+                     kernel::load_from(data);
+                     if (block.number == 2) kernel::store_to(data, 1.0f);
+                   },
+                   seed, 4),
+               "of another block of threads"));
+  CHECK(blocks_fault([data](const Block& block) {
+          if (block.thread != 0) return;
+          kernel::store_to(data + block.number, 1.0f);
+          kernel::store_to(data + block.number, kernel::load_from(data + block.number));
+          kernel::load_from(data + 60);
+        }) == none);
+  // The next launch may do what it likes with what the last one left.
+  CHECK(blocks_fault([data](const Block& block) {
+          if (block.thread == 0) kernel::load_from(data + 3 - block.number);
+        }) == none);
+
+  check_fault(
+      [data](const Block& block) {
+        kernel::store_to(data + block.thread, 1.0f);
+        kernel::load_from(data + (block.thread ^ 32));
+      },
+      "a race in global memory", "without a barrier between them");
+  check_no_fault([data](const Block& block) {
+    kernel::store_to(data + block.thread, 1.0f);
+    block.sync();
+    kernel::load_from(data + (block.thread ^ 32));
+  });
+  const Sources from;
+  const auto copied_source = [&from](const Block& block, bool waits) {
+    kernel::copy_chunk(at(block.thread * 16), from.of(block), true);
+    kernel::commit_copies();
+    kernel::wait_for_copies<0>();
+    if (waits) block.sync();
+    auto* const chunks = const_cast<Chunk*>(from.chunks.data());
+    kernel::store_to(chunks + (block.thread ^ 32), Chunk{});
+  };
+  check_fault([&](const Block& block) { copied_source(block, false); }, "a race in global memory",
+              "store", "copy");
+  check_no_fault([&](const Block& block) { copied_source(block, true); });
+}
+
+TEST_CASE("Bytes of global memory are counted, of the last launch and of all") {
+  cublasContext& context = machine::context();
+  const auto read = context.kernel_bytes_read;
+  const auto written = context.kernel_bytes_written;
+  std::vector<double> memory(3 * 64);
+  const Sources from;
+  const auto body = [&from, data = memory.data()](const Block& block) {
+    double* const own = data + block.number * 64 + block.thread;
+    kernel::store_to(own, 1.0);
+    kernel::load_from(reinterpret_cast<const std::uint16_t*>(own));
+    kernel::copy_chunk(at(block.thread * 16), from.of(block), block.thread < 10);
+    kernel::commit_copies();
+    kernel::wait_for_copies<0>();
+    kernel::write(at(block.thread * 16), kernel::read<double>(at(block.thread * 16)));
+  };
+  run(1, 3, body);
+  CHECK(context.last_kernel_bytes_read == 3 * (64 * 2 + 10 * 16));
+  CHECK(context.last_kernel_bytes_written == 3 * 64 * 8);
+  run(2, 1, body);
+  CHECK(context.last_kernel_bytes_read == 64 * 2 + 10 * 16);
+  CHECK(context.kernel_bytes_read - read == 4 * (64 * 2 + 10 * 16));
+  CHECK(context.kernel_bytes_written - written == 4 * 64 * 8);
+}
+
+TEST_CASE("What a body throws is told, and the machine goes on") {
+  check_fault(
+      [](const Block& block) {
+        block.sync();
+        if (block.thread == 50) throw std::runtime_error("enough");
+        block.sync();
+      },
+      "thread 50 has thrown: enough");
+  std::vector<int> ran(2 * 256);
+  run<256>(1, 2, [data = ran.data()](const Block& block) {
+    block.sync();
+    kernel::store_to(data + block.number * 256 + block.thread, 1);
+  });
+  CHECK(std::all_of(ran.begin(), ran.end(), [](int i) { return i == 1; }));
+}
+
+// The tiles and products that all fused kernels are made of.
+
+template <class T>
+std::vector<T> random_elements(std::uint64_t seed, int count) {
+  std::vector<T> elements;
+  for (int i = 0; i < count; ++i) elements.push_back(of<T>(random_value(seed, i)));
+  return elements;
+}
+template <class T>
+TensorRow<T> row_of(T* data, int row, int cols) {
+  return {data + row * cols, 1, true};
+}
+
+/// c = 1 + a b through tiles, small integers that no order of the sums can round.
+template <class T, int M, int N, int K, Stored a_stored, Stored b_stored, int WarpsM, int WarpsN>
+void check_product() {
+  CAPTURE(M, N, K, a_stored, b_stored, WarpsM, WarpsN);
+  constexpr int threads = 32 * WarpsM * WarpsN;
+  constexpr bool a_straight = a_stored == Stored::straight;
+  constexpr bool b_straight = b_stored == Stored::straight;
+  using TileA = std::conditional_t<a_straight, Tile<M, K>, Tile<K, M>>;
+  using TileB = std::conditional_t<b_straight, Tile<K, N>, Tile<N, K>>;
+  const auto a = random_elements<T>(1, M * K);
+  const auto b = random_elements<T>(2, K * N);
+  std::vector<float> c(M * N, std::numeric_limits<float>::quiet_NaN());
+  run<threads, TileA::bytes + TileB::bytes>(
+      M + N + K, 1, [from_a = a.data(), from_b = b.data(), to = c.data()](const Block& block) {
+        const TileA tile_a{0};
+        const TileB tile_b{TileA::bytes};
+        const auto row_a = [from_a](int r) { return row_of(from_a, r, TileA::cols); };
+        const auto row_b = [from_b](int r) { return row_of(from_b, r, TileB::cols); };
+        copy_rows<threads, T>(block, tile_a, true, row_a);
+        copy_rows<threads, T>(block, tile_b, false, row_b);
+        kernel::commit_copies();
+        Accumulators<M, N, WarpsM, WarpsN> sum;
+        sum.for_each_pair(block, [](int, int, float& first, float& second) { first = second = 1; });
+        kernel::wait_for_copies<0>();
+        block.sync();
+        multiply_add<T, K, a_stored, b_stored>(block, sum, tile_a, tile_b);
+        sum.for_each_pair(block, [to](int row, int col, float first, float second) {
+          kernel::store_to(to + row * N + col, first);
+          kernel::store_to(to + row * N + col + 1, second);
+        });
+      });
+  std::vector<float> expected(M * N, 1.0f);
+  for (int row = 0; row < M; ++row)
+    for (int col = 0; col < N; ++col)
+      for (int k = 0; k < K; ++k)
+        expected[static_cast<std::size_t>(row * N + col)] +=
+            load(a[static_cast<std::size_t>(a_straight ? row * K + k : k * M + row)]) *
+            load(b[static_cast<std::size_t>(b_straight ? k * N + col : col * K + k)]);
+  CHECK(c == expected);
+  CHECK(machine::context().last_kernel_bytes_read == 2 * (M * K + K * N));
+}
+
+template <Stored a_stored, Stored b_stored>
+void check_products() {
+  check_product<BFloat16, 72, 72, 72, a_stored, b_stored, 4, 2>();
+  check_product<Half, 72, 40, 32, a_stored, b_stored, 2, 4>();
+  check_product<Half, 96, 72, 32, a_stored, b_stored, 4, 2>();
+  check_product<BFloat16, 96, 40, 72, a_stored, b_stored, 8, 1>();
+  check_product<BFloat16, 32, 72, 32, a_stored, b_stored, 1, 8>();
+  check_product<Half, 32, 40, 72, a_stored, b_stored, 2, 4>();
+  check_product<Half, 64, 72, 72, a_stored, b_stored, 4, 1>();
+  check_product<BFloat16, 64, 40, 32, a_stored, b_stored, 2, 2>();
+}
+
+TEST_CASE("Products of tiles, stored either way") {
+  check_products<Stored::straight, Stored::straight>();
+  check_products<Stored::straight, Stored::transposed>();
+  check_products<Stored::transposed, Stored::straight>();
+  check_products<Stored::transposed, Stored::transposed>();
+}
+
+TEMPLATE_TEST_CASE("Rows come into tiles and go back, aligned and not", "", BFloat16, Half) {
+  using T = TestType;
+  constexpr int rows = 20, cols = 72, threads = 64;
+  const auto way = GENERATE(0, 1, 2);  // aligned, an element off, every second element
+  CAPTURE(way);
+  const Index step = way == 2 ? 2 : 1;
+  alignas(16) std::array<T, rows * cols * 2 + 8> from, to;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    from[i] = of<T>(random_value(7, static_cast<int>(i)));
+    to[i] = of<T>(1000);
+  }
+  const auto before = to;
+  const auto index = [=](int r, int c) { return (way == 1) + (r * cols + c) * step; };
+  const auto present = [](int r) { return r % 3 != 1; };
+  for (const Update update : {Update::overwrite, Update::accumulate}) {
+    to = before;
+    run<threads, Tile<rows, cols>::bytes>(4, 1, [&](const Block& block) {
+      const Tile<rows, cols> tile{0};
+      copy_rows<threads, T>(block, tile, way == 0, [&](int r) {
+        return TensorRow<const T>{present(r) ? from.data() + index(r, 0) : nullptr, step,
+                                  present(r)};
+      });
+      kernel::commit_copies();
+      kernel::wait_for_copies<0>();
+      block.sync();
+      for (int c = block.thread; c < cols; c += threads)
+        require(kernel::read<T>(tile.at(1, c)).bits == 0, "a row that is absent is zero");
+      store_rows<threads, T>(block, tile, way == 0, update, [&](int r) {
+        return TensorRow<T>{present(r) ? to.data() + index(r, 0) : nullptr, step, present(r)};
+      });
+    });
+    auto expected = before;
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < cols; ++c) {
+        if (!present(r)) continue;
+        const auto i = static_cast<std::size_t>(index(r, c));
+        expected[i] = update == Update::overwrite ? from[i] : of<T>(1000 + load(from[i]));
+      }
+    const auto bits = [](T x) { return x.bits; };
+    CHECK(std::equal(to.begin(), to.end(), expected.begin(), expected.end(),
+                     [&](T x, T y) { return bits(x) == bits(y); }));
+  }
+}
+
+}  // namespace

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: MIT
+// The forward pass through 16-bit summaries, its kernels' own source on the machine that stands in
+// for a GPU, against the oracle in double, which rounds nothing but the inputs.
+#include <cmath>
+#include <limits>
+#include <mhla/cpu/pipeline.hpp>
+#include <mhla/cuda/fused/summaries_pass.cuh>
+#include <mhla/cuda/head_dims.hpp>
+#include <mhla/packed.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cpu/call.hpp"
+#include "tests/cuda/machine.hpp"
+
+namespace {
+
+using namespace mhla;
+using call::Operands;
+using mhla::testing::HostTensor;
+
+// Relative RMS errors: mostly those of rounding y itself, 1.7e-3 and 2e-4.
+template <class T>
+constexpr double bound = std::is_same_v<T, BFloat16> ? 4e-3 : 1e-3;
+
+/// Values whose mean is not 0.
+template <class T, class V>
+Operands<T> operands_of(const V& attention, const Shape& shape) {
+  Operands<T> x = call::operands<T>(attention, shape);
+  mhla::testing::for_each_element([](T& v) { store(v, load(v) + 1.0f); }, x.v.view());
+  return x;
+}
+
+template <class T, int KeyDim, int ValueDim, class V>
+HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const TensorView<const T, 4>& q,
+                         const TensorView<const T, 4>& k, const TensorView<const T, 4>& v) {
+  HostTensor<T, 4> y = x.dy;
+  mhla::testing::for_each_element([](T& e) { store(e, std::numeric_limits<float>::quiet_NaN()); },
+                                  y.view());
+  const Problem problem = checked_problem(attention, x.shape());
+  const Index items = cuda::fused::summary_items_at_once<V, T>(attention, problem, false);
+  const Workspace workspace(
+      cuda::plan_size<cuda::fused::SummaryPlan<V, T>>(attention, problem, items, false));
+  cuda::fused::attend_by_summaries<HeadDims<KeyDim, ValueDim>, V, T>(
+      machine::device(), attention, problem, {q, k, v, x.mix.view()}, y.view(), workspace);
+  if constexpr (requires { attention.masks; })
+    cuda::clear_masked(machine::device(), attention.masks.query, y.view());
+  return y;
+}
+
+/// The oracle's y; of packed and padded batches, which it does not know, the CPU backend's.
+template <class V>
+HostTensor<double, 4> expected_forward(const V& attention, const Operands<double>& x) {
+  if constexpr (
+      requires { attention.offsets; } || requires { attention.masks; }) {
+    HostTensor<double, 4> y = x.dy;
+    const SerialExecutor serial;
+    const Workspace workspace(forward_workspace_size<double>(attention, x.shape(), serial));
+    forward_into(attention, serial, x.q, x.k, x.v, x.mix, y.view(), workspace);
+    return y;
+  } else {
+    return call::oracle_forward(attention, x);
+  }
+}
+
+template <class T, int KeyDim, int ValueDim, class V>
+void check(const char* name, const V& attention, Shape shape) {
+  shape.key_dim = KeyDim;
+  shape.value_dim = ValueDim;
+  const Operands<T> x = operands_of<T>(attention, shape);
+  const auto y = forward<T, KeyDim, ValueDim>(attention, x, x.q, x.k, x.v);
+  const auto expected = expected_forward(attention, call::converted<double>(x));
+  const auto result = mhla::testing::compare(y.view(), expected.view());
+  CAPTURE(name, KeyDim, ValueDim);
+  INFO(result.report());
+  CHECK(result.rms_ratio <= bound<T>);
+
+  // The same bits however the machine's warps take turns.
+  machine::context().seed += 1000;
+  CHECK(call::bitwise_equal(y.view(),
+                            forward<T, KeyDim, ValueDim>(attention, x, x.q, x.k, x.v).view()));
+}
+
+template <class Causality = Bidirectional, class Normalizer = MixedKeySum,
+          class Rotation = NoRotation, class Map = EluPlusOne>
+using Line = Attention<Map, Blocks1D, Causality, Normalizer, Rotation>;
+template <class Normalizer = MixedKeySum, class Rotation = NoRotation, class Map = Relu>
+using Image = Attention<Map, Blocks2D, Bidirectional, Normalizer, Rotation>;
+template <class Normalizer = MixedKeySum, class Rotation = NoRotation, class Map = EluPlusOne>
+using Video = Attention<Map, Blocks3D, Bidirectional, Normalizer, Rotation>;
+
+// A user's own feature map.
+struct Cube {
+  template <class T>
+  T value(T x) const {
+    return x * x * x + T(2);
+  }
+  template <class T>
+  T derivative(T x) const {
+    return T(3) * x * x;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("fused: forward, blocks of one, two and three axes", "[cuda]") {
+  check<BFloat16, 64, 64>("line", Line<>{.blocks = {.block = 20}}, {1, 1, 1, 50, 50});
+  check<BFloat16, 64, 64>("one token", Line<>{.blocks = {.block = 4}}, {1, 1, 1, 1, 1});
+  check<BFloat16, 32, 32>("more tiles than a ring has slots", Line<>{.blocks = {.block = 210}},
+                          {1, 1, 1, 230, 230});
+  check<BFloat16, 64, 64>("image", Image<>{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
+                          {2, 2, 1, 63, 63});
+  check<Half, 72, 72>("image", Image<>{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
+                      {1, 2, 2, 63, 63});
+#ifdef MHLA_FULL_PRODUCT  // minutes under sanitizers
+  check<BFloat16, 128, 128>("video", Video<>{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}},
+                            {1, 2, 2, 105, 105});
+  check<Half, 128, 128>("video with a rotation",
+                        Video<MixedKeySum, AxialRotary>{
+                            .blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}, .scale = 0.5},
+                        {1, 1, 1, 105, 105});
+  check<BFloat16, 72, 72>("image with a rotation",
+                          Image<Unnormalized, AxialRotary, Identity>{
+                              .blocks = {.grid = {7, 9}, .block = {4, 3}}, .scale = 0.5},
+                          {1, 2, 2, 63, 63});
+  check<BFloat16, 96, 96>(
+      "a map of the user's",
+      Line<Bidirectional, MixedKeySum, HalfSplitRotary, Cube>{.blocks = {.block = 20}},
+      {1, 1, 1, 50, 50});
+  // What is read out takes the place of features, but is half as wide.
+  check<BFloat16, 256, 256>("long rows, more tiles than slots", Line<>{.blocks = {.block = 130}},
+                            {1, 1, 1, 130, 130});
+#endif
+}
+
+TEST_CASE("fused: forward, causal blocks", "[cuda]") {
+  check<BFloat16, 64, 64>("own tokens", Line<Causal>{.blocks = {.block = 20}}, {1, 1, 1, 50, 50});
+#ifdef MHLA_FULL_PRODUCT  // minutes under sanitizers
+  check<Half, 128, 128>("own tokens, 150 in a block", Line<Causal>{.blocks = {.block = 150}},
+                        {1, 2, 1, 170, 170});
+  check<BFloat16, 128, 256>(
+      "a rotation",
+      Line<Causal, Unnormalized, HalfSplitRotary, Identity>{.blocks = {.block = 30}, .scale = 0.1},
+      {1, 1, 1, 70, 70});
+  check<Half, 256, 256>("long rows", Line<Causal>{.blocks = {.block = 40}}, {1, 1, 1, 60, 60});
+  check<BFloat16, 72, 72>("whole blocks", Line<BlockCausal>{.blocks = {.block = 20}},
+                          {1, 2, 1, 50, 50});
+#endif
+}
+
+TEST_CASE("fused: forward, heads that share", "[cuda]") {
+  // Groups of query heads; a matrix for every head; keys of another length.
+#ifdef MHLA_FULL_PRODUCT  // minutes under sanitizers
+  check<BFloat16, 64, 64>("groups", Line<Causal>{.blocks = {.block = 20}}, {2, 6, 2, 50, 50});
+  check<BFloat16, 64, 64>("matrices", Line<Causal>{.blocks = {.block = 20}},
+                          {2, 6, 2, 50, 50, 0, 0, 6});
+  check<Half, 64, 64>("matrices", Line<>{.blocks = {.block = 20}}, {2, 4, 2, 50, 50, 0, 0, 4});
+#endif
+  check<BFloat16, 64, 64>("cross", Line<>{.blocks = {.block = 20}, .key_blocks = {.block = 9}},
+                          {1, 2, 1, 50, 31});
+}
+
+TEST_CASE("fused: forward, packed and padded batches", "[cuda]") {
+  const std::vector<std::int32_t> offsets = {0, 1, 34, 34, 80};
+  const Line<Causal> causal{.blocks = {.block = 20}};
+  check<BFloat16, 64, 64>("packed", packed(causal, offsets), {1, 2, 1, 80, 80, 0, 0, 1, 3, 3});
+#ifdef MHLA_FULL_PRODUCT  // minutes under sanitizers
+  const Line<> line{.blocks = {.block = 20}};
+  check<BFloat16, 64, 64>("packed", packed(line, offsets), {1, 2, 1, 80, 80, 0, 0, 2, 4, 5});
+#endif
+  HostTensor<std::uint8_t, 2> mask(2, 50);
+  for (Index n = 0; n < 2; ++n)
+    for (Index t = 0; t < 50; ++t) mask(n, t) = (t + n) % 4 == 0 || t > 40 ? 0 : 1;
+  check<BFloat16, 64, 64>("padded", padded(causal, mask.view()), {2, 2, 1, 50, 50});
+#ifdef MHLA_FULL_PRODUCT
+  check<Half, 64, 64>("padded", padded(line, mask.view()), {2, 2, 1, 50, 50});
+#endif
+}
+
+// Rows that do not begin at multiples of 16 bytes, and elements that are not neighbours.
+TEST_CASE("fused: forward, tensors of any strides", "[cuda]") {
+  const Line<Causal> attention{.blocks = {.block = 20}};
+  const auto x = operands_of<BFloat16>(attention, {2, 2, 1, 50, 50, 64, 64});
+  const auto expected = forward<BFloat16, 64, 64>(attention, x, x.q, x.k, x.v);
+  for (const Index step : {1, 2}) {
+    const auto scattered = [step](const HostTensor<BFloat16, 4>& from) {
+      // A row more than it needs, so that rows drift against multiples of 16 bytes.
+      HostTensor<BFloat16, 4> to(from.extent(0), from.extent(1), from.extent(2),
+                                 step * from.extent(3) + 1);
+      for (Index n = 0; n < from.extent(0); ++n)
+        for (Index h = 0; h < from.extent(1); ++h)
+          for (Index t = 0; t < from.extent(2); ++t)
+            for (Index c = 0; c < from.extent(3); ++c) to(n, h, t, step * c) = from(n, h, t, c);
+      return to;
+    };
+    const auto view = [&](const HostTensor<BFloat16, 4>& of, const HostTensor<BFloat16, 4>& like) {
+      TensorView<const BFloat16, 4> v = of.view();
+      v.extent[3] = like.extent(3);
+      v.stride[3] = step;
+      return v;
+    };
+    const auto q = scattered(x.q), k = scattered(x.k), v = scattered(x.v);
+    CHECK(call::bitwise_equal(
+        forward<BFloat16, 64, 64>(attention, x, view(q, x.q), view(k, x.k), view(v, x.v)).view(),
+        expected.view()));
+  }
+}
+
+#ifdef MHLA_FULL_PRODUCT  // minutes under sanitizers
+TEST_CASE("fused: forward, nothing of a later token reaches an earlier one", "[cuda]") {
+  const Line<Causal> attention{.blocks = {.block = 20}};
+  const auto x = operands_of<BFloat16>(attention, {1, 1, 1, 50, 50, 64, 64});
+  const auto y = forward<BFloat16, 64, 64>(attention, x, x.q, x.k, x.v);
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+    for (const Index token : {7, 29, 49})
+      for (const bool in_value : {false, true}) {
+        auto spoilt = x;
+        store((in_value ? spoilt.v : spoilt.k)(0, 0, token, 3), bad);
+        const auto z = forward<BFloat16, 64, 64>(attention, spoilt, spoilt.q, spoilt.k, spoilt.v);
+        CAPTURE(bad, token, in_value);
+        Index different = 0, finite = 0;
+        for (Index t = 0; t < 50; ++t)
+          for (Index c = 0; c < 64; ++c) {
+            const bool reached = t >= token && (!in_value || c == 3);
+            if (!reached) different += z(0, 0, t, c).bits != y(0, 0, t, c).bits;
+            if (reached) finite += std::isfinite(load(z(0, 0, t, c)));
+          }
+        CHECK(different == 0);
+        if (in_value || std::isnan(bad)) CHECK(finite == 0);
+      }
+}
+#endif
+
+TEST_CASE("fused: forward, queries without a weight read 0", "[cuda]") {
+  const Line<Bidirectional, MixedKeySum, NoRotation, Relu> attention{
+      .feature_map = {.epsilon = 0}, .blocks = {.block = 20}, .normalizer = {.epsilon = 0}};
+  auto x = operands_of<BFloat16>(attention, {1, 1, 1, 50, 50, 64, 64});
+  for (Index c = 0; c < 64; ++c) store(x.q(0, 0, 31, c), -1.0f);
+  const auto y = forward<BFloat16, 64, 64>(attention, x, x.q, x.k, x.v);
+  for (Index c = 0; c < 64; ++c) CHECK(load(y(0, 0, 31, c)) == 0);
+}
+
+TEST_CASE("fused: forward, key sums and matrices have more than 16 bits", "[cuda]") {
+  const auto ones = [](Index tokens, Index block) {
+    const Line<Bidirectional, MixedKeySum, NoRotation, Relu> attention{
+        .feature_map = {.epsilon = 0}, .blocks = {.block = block}};
+    auto x = operands_of<BFloat16>(attention, {1, 1, 1, tokens, tokens, 64, 64});
+    for (auto* const tensor : {&x.q, &x.k, &x.v})
+      mhla::testing::for_each_element([](BFloat16& e) { store(e, 0.0f); }, tensor->view());
+    for (Index t = 0; t < tokens; ++t) {
+      store(x.q(0, 0, t, 0), 1.0f);
+      store(x.k(0, 0, t, 0), 1.0f);
+    }
+    return std::pair(attention, x);
+  };
+  const auto expect = [](const auto& attention, const Operands<BFloat16>& x, float value) {
+    BFloat16 rounded;
+    store(rounded, value);
+    const auto y = forward<BFloat16, 64, 64>(attention, x, x.q, x.k, x.v);
+    CHECK(y(0, 0, 5, 7).bits == rounded.bits);
+  };
+  {
+    // 257 ones: the key sum, 257, would be rounded to 256, as what is read out of 256 values.
+    auto [attention, x] = ones(257, 257);
+    for (Index t = 1; t < 257; ++t) store(x.v(0, 0, t, 7), 1.0f);
+    x.mix(0, 0, 0) = 1;
+    expect(attention, x, 256.0f / 257);
+  }
+  {
+    // 256 m - 256 is 1.5; with m rounded, it would be 2.
+    const float m = 1 + 3.0f / 512;
+    auto [attention, x] = ones(8, 4);
+    store(x.v(0, 0, 0, 7), 256.0f);
+    store(x.v(0, 0, 4, 7), -256.0f);
+    for (Index i = 0; i < 2; ++i) {
+      x.mix(0, i, 0) = m;
+      x.mix(0, i, 1) = 1;
+    }
+    expect(attention, x, 1.5f / (4 * m + 4));
+  }
+}

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: MIT
+// The kernels of the backward pass through 16-bit summaries, their own source on the machine that
+// stands in for a GPU, against the oracle in double, which rounds nothing but the inputs. Values
+// have a mean that is not 0: then large terms of a normalized gradient cancel.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <mhla/cpu/pipeline.hpp>
+#include <mhla/packed.hpp>
+#include <type_traits>
+#include <vector>
+
+#include "tests/cpu/call.hpp"
+#include "tests/cuda/fused_backward.hpp"
+
+namespace {
+
+using namespace mhla;
+using call::Operands;
+using fused_backward::Backward;
+using fused_backward::Request;
+using mhla::testing::HostTensor;
+
+// Relative RMS errors.
+struct Bounds {
+  double query, key, value, mix;
+};
+template <class T>
+constexpr Bounds bounds =
+    std::is_same_v<T, BFloat16> ? Bounds{6e-3, 4e-3, 4e-3, 3e-3} : Bounds{1e-3, 1e-3, 1e-3, 1e-3};
+
+template <class T, class V>
+Operands<T> operands_of(const V& attention, const Shape& shape) {
+  Operands<T> x = call::operands<T>(attention, shape);
+  mhla::testing::for_each_element([](T& v) { store(v, load(v) + 1.0f); }, x.v.view());
+  return x;
+}
+
+template <class T>
+void fill(call::Gradients<T>& gradients, float value) {
+  const auto set = [&](auto& tensor) {
+    mhla::testing::for_each_element([&](T& e) { store(e, value); }, tensor.view());
+  };
+  set(gradients.query);
+  set(gradients.key);
+  set(gradients.value);
+}
+
+template <class T>
+Request<T> request_of(const Operands<T>& x, call::Gradients<T>& gradients) {
+  return {x.q.view(),
+          x.k.view(),
+          x.v.view(),
+          x.dy.view(),
+          gradients.query.view(),
+          gradients.key.view(),
+          gradients.value.view()};
+}
+
+/// Runs all kernels.
+template <class T, int KeyDim, int ValueDim, class V>
+void run(const V& attention, const Operands<T>& x, const Request<T>& request,
+         HostTensor<float, 3>* dmix = nullptr) {
+  Backward<V, T, KeyDim, ValueDim> backward(attention, checked_problem(attention, x.shape()),
+                                            x.mix.view(), request);
+  backward.run();
+  if (dmix == nullptr) return;
+  CHECK(backward.numbers_written());
+  mhla::testing::for_each_element([](float& e) { e = 0; }, dmix->view());
+  const std::vector<double> sums = backward.grad_mixing();
+  const auto& e = backward.extents();
+  for (Index h = 0; h < e.mix_heads; ++h)
+    for (Index i = 0; i < e.mix_rows; ++i)
+      for (Index b = 0; b < e.mix_columns; ++b)
+        (*dmix)(h, i, b) = static_cast<float>(
+            sums[static_cast<std::size_t>((h * e.mix_rows + i) * e.mix_columns + b)]);
+}
+/// All gradients, which were NaN before.
+template <class T, int KeyDim, int ValueDim, class V>
+call::Gradients<T> run(const V& attention, const Operands<T>& x) {
+  call::Gradients<T> gradients(x);
+  fill(gradients, std::numeric_limits<float>::quiet_NaN());
+  run<T, KeyDim, ValueDim>(attention, x, request_of(x, gradients), &gradients.mix);
+  return gradients;
+}
+
+/// The oracle's; of packed and padded batches, which it does not know, the CPU backend's.
+template <class V>
+call::Gradients<double> expected_gradients(const V& attention, const Operands<double>& x) {
+  if constexpr (
+      requires { attention.offsets; } || requires { attention.masks; }) {
+    call::Gradients<double> gradients(x);
+    const SerialExecutor serial;
+    const Workspace workspace(backward_workspace_size<double>(attention, x.shape(), serial));
+    backward_into(attention, serial, x.q.view(), x.k, x.v, x.mix, x.dy, gradients.views(),
+                  Update::overwrite, workspace);
+    return gradients;
+  } else {
+    return call::oracle_backward(attention, x);
+  }
+}
+
+template <class T, class U, int Rank>
+void check_near(const char* what, const HostTensor<T, Rank>& actual,
+                const HostTensor<U, Rank>& expected, double bound) {
+  const auto result = mhla::testing::compare(actual.view(), expected.view());
+  INFO(what << ": " << result.report());
+  CHECK(result.rms_ratio <= bound);
+}
+template <class T>
+void check_near(const call::Gradients<T>& actual, const call::Gradients<double>& expected) {
+  check_near("dq", actual.query, expected.query, bounds<T>.query);
+  check_near("dk", actual.key, expected.key, bounds<T>.key);
+  check_near("dv", actual.value, expected.value, bounds<T>.value);
+  check_near("dmix", actual.mix, expected.mix, bounds<T>.mix);
+}
+template <class T>
+bool bitwise_equal(const call::Gradients<T>& a, const call::Gradients<T>& b) {
+  return call::bitwise_equal(a.query.view(), b.query.view()) &&
+         call::bitwise_equal(a.key.view(), b.key.view()) &&
+         call::bitwise_equal(a.value.view(), b.value.view()) &&
+         call::bitwise_equal(a.mix.view(), b.mix.view());
+}
+
+template <class T, int KeyDim, int ValueDim, class V>
+void check(const char* name, const V& attention, Shape shape) {
+  shape.key_dim = KeyDim;
+  shape.value_dim = ValueDim;
+  const Operands<T> x = operands_of<T>(attention, shape);
+  CAPTURE(name, KeyDim, ValueDim);
+  const call::Gradients<T> gradients = run<T, KeyDim, ValueDim>(attention, x);
+  check_near(gradients, expected_gradients(attention, call::converted<double>(x)));
+
+  // The same bits however the machine's warps take turns.
+  machine::context().seed += 1000;
+  CHECK(bitwise_equal(gradients, run<T, KeyDim, ValueDim>(attention, x)));
+}
+
+template <class Causality = Bidirectional, class Normalizer = MixedKeySum,
+          class Rotation = NoRotation, class Map = EluPlusOne>
+using Line = Attention<Map, Blocks1D, Causality, Normalizer, Rotation>;
+template <class Normalizer = MixedKeySum, class Rotation = NoRotation, class Map = Relu>
+using Image = Attention<Map, Blocks2D, Bidirectional, Normalizer, Rotation>;
+template <class Normalizer = MixedKeySum, class Rotation = NoRotation, class Map = Relu>
+using Video = Attention<Map, Blocks3D, Bidirectional, Normalizer, Rotation>;
+
+}  // namespace
+
+TEST_CASE("fused gradients: blocks of one, two and three axes", "[cuda]") {
+  check<BFloat16, 64, 64>("line", Line<>{.blocks = {.block = 20}}, {1, 1, 1, 50, 50});
+  check<BFloat16, 32, 32>("more tokens than a tile",
+                          Line<Bidirectional, Unnormalized>{.blocks = {.block = 150}},
+                          {1, 1, 1, 200, 200});
+  check<BFloat16, 72, 72>("image", Image<>{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
+                          {2, 2, 1, 63, 63});
+  check<BFloat16, 96, 96>("image with a rotation",
+                          Image<Unnormalized, AxialRotary, Identity>{
+                              .blocks = {.grid = {7, 9}, .block = {4, 3}}, .scale = 0.5},
+                          {1, 2, 2, 63, 63});
+  check<BFloat16, 128, 128>("video with a rotation",
+                            Video<MixedKeySum, AxialRotary>{
+                                .blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}}, .scale = 0.5},
+                            {1, 2, 2, 90, 90});
+  check<Half, 64, 64>(
+      "line with a rotation",
+      Line<Bidirectional, MixedKeySum, HalfSplitRotary>{.blocks = {.block = 20}, .scale = 0.5},
+      {1, 2, 1, 50, 50});
+}
+
+TEST_CASE("fused gradients: causal blocks", "[cuda]") {
+  check<BFloat16, 64, 64>("own tokens", Line<Causal>{.blocks = {.block = 20}}, {1, 2, 2, 50, 50});
+  check<BFloat16, 72, 72>("100 in a block", Line<Causal>{.blocks = {.block = 100}},
+                          {1, 2, 1, 150, 150, 0, 0, 2});
+  check<Half, 64, 128>("150 in a block", Line<Causal>{.blocks = {.block = 150}},
+                       {1, 2, 2, 170, 170});
+  check<BFloat16, 64, 128>(
+      "a rotation",
+      Line<Causal, Unnormalized, HalfSplitRotary>{.blocks = {.block = 100}, .scale = 0.1},
+      {1, 2, 1, 150, 150});
+  check<Half, 72, 64>(
+      "a rotation of features with a sign",
+      Line<Causal, Unnormalized, HalfSplitRotary, Identity>{.blocks = {.block = 30}, .scale = 0.1},
+      {1, 2, 2, 100, 100});
+  check<BFloat16, 128, 256>("wide values", Line<Causal>{.blocks = {.block = 40}},
+                            {1, 1, 1, 70, 70});
+  check<BFloat16, 256, 256>("wide", Line<Causal>{.blocks = {.block = 40}}, {1, 1, 1, 70, 70});
+  check<BFloat16, 32, 32>("whole blocks", Line<BlockCausal>{.blocks = {.block = 20}},
+                          {1, 2, 1, 50, 50});
+}
+
+TEST_CASE("fused gradients: heads that share", "[cuda]") {
+  check<BFloat16, 64, 64>("groups", Line<Causal>{.blocks = {.block = 20}}, {2, 6, 2, 50, 50});
+  check<BFloat16, 64, 64>("matrices", Line<Causal>{.blocks = {.block = 20}},
+                          {2, 6, 2, 50, 50, 0, 0, 6});
+  check<Half, 64, 64>("matrices", Line<>{.blocks = {.block = 20}}, {2, 4, 2, 50, 50, 0, 0, 4});
+  check<BFloat16, 64, 64>("cross", Line<>{.blocks = {.block = 20}, .key_blocks = {.block = 9}},
+                          {1, 2, 1, 50, 31});
+}
+
+TEST_CASE("fused gradients: packed and padded batches", "[cuda]") {
+  const std::vector<std::int32_t> offsets = {0, 1, 34, 34, 80};
+  const Line<Causal> causal{.blocks = {.block = 20}};
+  check<BFloat16, 64, 64>("packed", packed(causal, offsets), {1, 2, 1, 80, 80, 0, 0, 1, 3, 3});
+  HostTensor<std::uint8_t, 2> mask(2, 50);
+  for (Index n = 0; n < 2; ++n)
+    for (Index t = 0; t < 50; ++t) mask(n, t) = (t + n) % 4 == 0 || t > 40 ? 0 : 1;
+  const auto masked = [&](const auto& attention) {
+    const auto variant = padded(attention, mask.view());
+    auto x = operands_of<BFloat16>(variant, {2, 2, 1, 50, 50, 64, 64});
+    call::Gradients<BFloat16> gradients(x);
+    fill(gradients, 0);  // rows of masked tokens are not written
+    run<BFloat16, 64, 64>(variant, x, request_of(x, gradients), &gradients.mix);
+    check_near(gradients, expected_gradients(variant, call::converted<double>(x)));
+  };
+  masked(causal);
+  masked(Line<>{.blocks = {.block = 20}});
+}
+
+TEST_CASE("fused gradients: omitted and accumulated ones", "[cuda]") {
+  const auto check_update = [](const auto& attention) {
+    const auto x = operands_of<BFloat16>(attention, {1, 2, 1, 50, 50, 64, 64});
+    const auto all = run<BFloat16, 64, 64>(attention, x);
+    for (const int omitted : {0, 1, 2}) {
+      CAPTURE(omitted);
+      call::Gradients<BFloat16> some(x);
+      fill(some, std::numeric_limits<float>::quiet_NaN());
+      auto request = request_of(x, some);
+      (omitted == 0 ? request.dq : omitted == 1 ? request.dk : request.dv).data = nullptr;
+      run<BFloat16, 64, 64>(attention, x, request);
+      if (omitted != 0) CHECK(call::bitwise_equal(some.query.view(), all.query.view()));
+      if (omitted != 1) CHECK(call::bitwise_equal(some.key.view(), all.key.view()));
+      if (omitted != 2) CHECK(call::bitwise_equal(some.value.view(), all.value.view()));
+    }
+    // The sum, rounded once more, of what was there and the gradient.
+    call::Gradients<BFloat16> sum(x), expected = all;
+    fill(sum, 0.75f);
+    auto request = request_of(x, sum);
+    request.update = Update::accumulate;
+    run<BFloat16, 64, 64>(attention, x, request);
+    const auto add = [](HostTensor<BFloat16, 4>& to) {
+      mhla::testing::for_each_element([](BFloat16& e) { store(e, load(e) + 0.75f); }, to.view());
+    };
+    add(expected.query);
+    add(expected.key);
+    add(expected.value);
+    CHECK(call::bitwise_equal(sum.query.view(), expected.query.view()));
+    CHECK(call::bitwise_equal(sum.key.view(), expected.key.view()));
+    CHECK(call::bitwise_equal(sum.value.view(), expected.value.view()));
+  };
+  check_update(Line<Causal>{.blocks = {.block = 20}});
+  check_update(Line<>{.blocks = {.block = 20}});
+}
+
+// Rows that do not begin at multiples of 16 bytes, and elements that are not neighbours.
+TEST_CASE("fused gradients: tensors of any strides", "[cuda]") {
+  const Line<Causal> attention{.blocks = {.block = 20}};
+  const auto x = operands_of<BFloat16>(attention, {2, 2, 1, 50, 50, 64, 64});
+  const auto expected = run<BFloat16, 64, 64>(attention, x);
+  for (const Index step : {1, 2}) {
+    const auto spread = [step](const HostTensor<BFloat16, 4>& from) {
+      return HostTensor<BFloat16, 4>(from.extent(0), from.extent(1), from.extent(2),
+                                     step * from.extent(3) + 1);
+    };
+    const auto view = [step](auto& of, const HostTensor<BFloat16, 4>& like) {
+      auto v = of.view();
+      v.extent[3] = like.extent(3);
+      v.stride[3] = step;
+      return v;
+    };
+    const auto scattered = [&](const HostTensor<BFloat16, 4>& from) {
+      HostTensor<BFloat16, 4> to = spread(from);
+      mhla::testing::for_each_element([](BFloat16& t, const BFloat16& f) { t = f; }, view(to, from),
+                                      from.view());
+      return to;
+    };
+    const auto q = scattered(x.q), k = scattered(x.k), v = scattered(x.v), dy = scattered(x.dy);
+    auto dq = spread(x.q), dk = spread(x.k), dv = spread(x.v);
+    run<BFloat16, 64, 64>(attention, x,
+                          {view(q, x.q), view(k, x.k), view(v, x.v), view(dy, x.dy), view(dq, x.q),
+                           view(dk, x.k), view(dv, x.v)});
+    CHECK(call::bitwise_equal(view(dq, x.q), expected.query.view()));
+    CHECK(call::bitwise_equal(view(dk, x.k), expected.key.view()));
+    CHECK(call::bitwise_equal(view(dv, x.v), expected.value.view()));
+  }
+}
+
+// A token of k and v is seen by later queries only, one of q and dy reads earlier keys only.
+TEST_CASE("fused gradients: no token meets one that does not pair with it", "[cuda]") {
+  const Line<Causal> attention{.blocks = {.block = 90}};
+  const auto x = operands_of<BFloat16>(attention, {1, 1, 1, 100, 100, 64, 64});
+  const auto gradients_of = [&](const Operands<BFloat16>& of) {
+    call::Gradients<BFloat16> gradients(of);
+    run<BFloat16, 64, 64>(attention, of, request_of(of, gradients));
+    return gradients;
+  };
+  const auto clean = gradients_of(x);
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+    for (const Index token : {7, 70})
+      for (const bool in_row : {false, true}) {
+        CAPTURE(bad, token, in_row);
+        auto spoilt = x;
+        store((in_row ? spoilt.v : spoilt.k)(0, 0, token, 3), bad);
+        const auto of_keys = gradients_of(spoilt);
+        spoilt = x;
+        store((in_row ? spoilt.dy : spoilt.q)(0, 0, token, 3), bad);
+        const auto of_queries = gradients_of(spoilt);
+        const auto far = [&](const HostTensor<BFloat16, 4>& a, const HostTensor<BFloat16, 4>& b,
+                             Index first, Index end) {
+          Index count = 0;
+          for (Index t = first; t < end; ++t)
+            for (Index c = 0; c < 64; ++c) {
+              const float want = load(b(0, 0, t, c));
+              if (!(std::abs(load(a(0, 0, t, c)) - want) <= 1e-2f * std::abs(want) + 1e-4f))
+                ++count;
+            }
+          return count;
+        };
+        CHECK(far(of_keys.query, clean.query, 0, token) == 0);
+        CHECK(far(of_keys.query, clean.query, token, token + 1) > 0);
+        CHECK(far(of_queries.key, clean.key, token + 1, 100) == 0);
+        CHECK(far(of_queries.value, clean.value, token + 1, 100) == 0);
+        CHECK(far(of_queries.value, clean.value, token, token + 1) > 0);
+      }
+}
+
+TEST_CASE("fused gradients: queries without a weight have none", "[cuda]") {
+  const Line<Bidirectional, MixedKeySum, NoRotation, Relu> attention{
+      .feature_map = {.epsilon = 0}, .blocks = {.block = 20}, .normalizer = {.epsilon = 0}};
+  auto x = operands_of<BFloat16>(attention, {1, 1, 1, 50, 50, 64, 64});
+  for (Index c = 0; c < 64; ++c) store(x.q(0, 0, 31, c), -1.0f);
+  const auto gradients = run<BFloat16, 64, 64>(attention, x);
+  for (Index c = 0; c < 64; ++c) CHECK(load(gradients.query(0, 0, 31, c)) == 0);
+  check_near(gradients, call::oracle_backward(attention, call::converted<double>(x)));
+}
+
+namespace {
+
+template <int KeyDim, int ValueDim, class V>
+void check_bytes(const char* name, const V& attention, Shape shape, Update update) {
+  CAPTURE(name);
+  shape.key_dim = KeyDim;
+  shape.value_dim = ValueDim;
+  const auto x = operands_of<BFloat16>(attention, shape);
+  call::Gradients<BFloat16> gradients(x);
+  auto request = request_of(x, gradients);
+  request.update = update;
+  using B = Backward<V, BFloat16, KeyDim, ValueDim>;
+  const auto check_stage = [&](B& backward, const cuda::PanelRows& rows, const auto& body,
+                               const auto& launch, const auto& bytes) {
+    const int tile = std::decay_t<decltype(body)>::rows;
+    launch(backward.device(), rows.batch, body);
+    const cuda::fused::MovedBytes moved =
+        bytes(body, cuda::fused::TileTokens(rows.table, rows.batch, tile));
+    CHECK(moved.read == static_cast<Index>(machine::context().last_kernel_bytes_read));
+    CHECK(moved.written == static_cast<Index>(machine::context().last_kernel_bytes_written));
+    if (rows.table.mask.data == nullptr) {
+      const auto of_grid =
+          bytes(body, cuda::fused::TileTokens(attention, rows.table.grid, rows.batch, tile));
+      CHECK(of_grid == moved);
+    }
+  };
+  for (const bool wanted : {true, false}) {
+    if (!wanted) request.dq.data = nullptr;
+    B backward(attention, checked_problem(attention, x.shape()), x.mix.view(), request);
+    const cuda::PanelRows& queries = backward.extents().queries;
+    const cuda::PanelRows& keys = backward.extents().keys;
+    const auto summarize = [](const auto&... a) { cuda::fused::summarize(a...); };
+    const auto summarize_bytes = [](const auto&... a) {
+      return cuda::fused::summarize_bytes(a...);
+    };
+    const auto gradient = [](const auto&... a) { cuda::fused::feature_gradient(a...); };
+    const auto gradient_bytes = [](const auto&... a) {
+      return cuda::fused::feature_gradient_bytes(a...);
+    };
+    check_stage(backward, keys, backward.summarize(), summarize, summarize_bytes);
+    backward.mix();
+    check_stage(backward, queries, backward.query_gradient(), gradient, gradient_bytes);
+    check_stage(backward, queries, backward.summarize_gradient(), summarize, summarize_bytes);
+    backward.mix_gradient();
+    check_stage(
+        backward, keys, backward.value_gradient(),
+        [](const auto&... a) { cuda::fused::read_out(a...); },
+        [](const auto&... a) { return cuda::fused::read_out_bytes(a...); });
+    check_stage(backward, keys, backward.key_gradient(), gradient, gradient_bytes);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("fused gradients: bytes are those that are counted", "[cuda]") {
+  check_bytes<64, 64>("line", Line<>{.blocks = {.block = 20}}, {2, 2, 1, 50, 50},
+                      Update::overwrite);
+  check_bytes<128, 256>(
+      "slices", Line<Causal, Unnormalized, HalfSplitRotary>{.blocks = {.block = 80}, .scale = 0.1},
+      {1, 2, 1, 100, 100, 0, 0, 2}, Update::overwrite);
+  check_bytes<64, 64>("long blocks", Line<Causal>{.blocks = {.block = 150}}, {1, 2, 1, 200, 200},
+                      Update::accumulate);
+  check_bytes<72, 72>("video",
+                      Video<MixedKeySum, AxialRotary>{
+                          .blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}}, .scale = 0.5},
+                      {1, 2, 2, 90, 90}, Update::accumulate);
+  HostTensor<std::uint8_t, 2> mask(2, 50);
+  for (Index n = 0; n < 2; ++n)
+    for (Index t = 0; t < 50; ++t) mask(n, t) = (t + n) % 4 == 0 || t > 40 ? 0 : 1;
+  check_bytes<64, 64>("padded", padded(Line<Causal>{.blocks = {.block = 20}}, mask.view()),
+                      {2, 2, 1, 50, 50}, Update::overwrite);
+}

@@ -1,0 +1,573 @@
+// SPDX-License-Identifier: MIT
+// The mixing of 16-bit summaries and its adjoints against plain sums in double. Everything that no
+// kernel may read is NaN, what none may write must stay as it was, and every launch must move just
+// the bytes that the cost model is told.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <mhla/cuda/block_mixing.cuh>
+#include <mhla/cuda/fused/block_mixing.cuh>
+#include <mhla/testing/random_tensor.hpp>
+#include <type_traits>
+#include <vector>
+
+#include "tests/cuda/machine.hpp"
+#include "tests/support/catch.hpp"
+
+namespace {
+
+using mhla::BFloat16;
+using mhla::Half;
+using mhla::Index;
+using mhla::cuda::Into;
+using mhla::cuda::Sight;
+namespace fused = mhla::cuda::fused;
+using fused::MixingShape;
+using fused::MovedBytes;
+using fused::SummaryRows;
+
+constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
+
+// Half an ulp of a value rounded to T, relative to it, at the most: 8 and 11 bits are stored, one
+// of them by not being there. RMS over values of any size it is 0.43 of that.
+template <class T>
+constexpr double rounding = std::is_same_v<T, BFloat16> ? 0x1p-8 : 0x1p-11;
+// What the products leave out, relative to the sum of |m S|: of m what its two parts do not hold,
+// of S the product of both low parts, each rounding^2 at the most, and float sums.
+template <class T>
+constexpr double products = 4 * rounding<T>* rounding<T> + 0x1p-20;
+// A low part of half may be subnormal: its last bit is 2^-24.
+template <class T>
+constexpr double smallest = std::is_same_v<T, BFloat16> ? 0 : 0x1p-24;
+
+template <class T>
+T rounded(double value) {
+  T stored;
+  store(stored, static_cast<float>(value));
+  return stored;
+}
+
+/// Summaries in planes, with gaps of NaN between rows, matrices, units and planes.
+template <class T>
+struct Summaries {
+  Index units, blocks, matrices, width;
+  SummaryRows<T> rows;
+  std::vector<T> memory;
+
+  Summaries(Index u, Index b, Index m, Index w, int planes)
+      : units(u), blocks(b), matrices(m), width(w) {
+    rows.planes = planes;
+    rows.matrix_stride = width + 8;
+    rows.row_stride = matrices * rows.matrix_stride + 16;
+    rows.unit_stride = blocks * rows.row_stride + 8;
+    rows.plane_stride = units * rows.unit_stride + 24;
+    memory.assign(static_cast<std::size_t>(planes * rows.plane_stride + 8), rounded<T>(nan_value));
+    rows.data = memory.data() + 8;
+  }
+  Summaries(const Summaries& from) { *this = from; }
+  Summaries& operator=(const Summaries& from) {
+    units = from.units;
+    blocks = from.blocks;
+    matrices = from.matrices;
+    width = from.width;
+    rows = from.rows;
+    memory = from.memory;
+    rows.data = memory.data() + 8;
+    return *this;
+  }
+
+  T& at(int plane, Index unit, Index block, Index matrix, Index c) const {
+    return rows.data[plane * rows.plane_stride + unit * rows.unit_stride + block * rows.row_stride +
+                     matrix * rows.matrix_stride + c];
+  }
+  void set(Index unit, Index block, Index matrix, Index c, double value) {
+    for (int plane = 0; plane < rows.planes; ++plane) {
+      at(plane, unit, block, matrix, c) = rounded<T>(value);
+      value -= static_cast<double>(load(at(plane, unit, block, matrix, c)));
+    }
+  }
+  double value(Index unit, Index block, Index matrix, Index c) const {
+    double sum = 0;
+    for (int plane = 0; plane < rows.planes; ++plane)
+      sum += static_cast<double>(load(at(plane, unit, block, matrix, c)));
+    return sum;
+  }
+  template <class F>
+  void for_each(const F& f) const {
+    for (Index unit = 0; unit < units; ++unit)
+      for (Index block = 0; block < blocks; ++block)
+        for (Index matrix = 0; matrix < matrices; ++matrix)
+          for (Index c = 0; c < width; ++c) f(unit, block, matrix, c);
+  }
+  void fill(std::uint64_t seed) {
+    std::uint64_t counter = 0;
+    for_each([&](Index unit, Index block, Index matrix, Index c) {
+      set(unit, block, matrix, c, mhla::testing::Normal{}(seed, counter++) + 0.5);
+    });
+  }
+  bool same_bits(const Summaries& other) const {
+    return memory.size() == other.memory.size() &&
+           std::memcmp(memory.data(), other.memory.data(), memory.size() * sizeof(T)) == 0;
+  }
+  /// Poison where nothing belongs.
+  bool gaps_are_untouched() const {
+    Summaries copy = *this;
+    for (int plane = 0; plane < rows.planes; ++plane)
+      for_each([&](Index unit, Index block, Index matrix, Index c) {
+        copy.at(plane, unit, block, matrix, c) = rounded<T>(nan_value);
+      });
+    return copy.same_bits(Summaries(units, blocks, matrices, width, rows.planes));
+  }
+};
+
+/// Matrices of mix with NaN around the corner that mixes and wherever no query sees.
+struct Matrices {
+  MixingShape shape;
+  Index row_stride, head_stride;
+  std::vector<float> memory;
+
+  Matrices(const MixingShape& s, std::uint64_t seed)
+      : shape(s), row_stride(s.key_blocks + 3), head_stride((s.query_blocks + 1) * row_stride + 1) {
+    memory.assign(static_cast<std::size_t>(s.mix_heads * head_stride), nan_value);
+    std::uint64_t counter = 0;
+    for (Index h = 0; h < s.mix_heads; ++h)
+      for (Index i = 0; i < s.query_blocks; ++i)
+        for (Index b = 0; b < s.key_blocks; ++b) {
+          const auto value =
+              static_cast<float>(mhla::testing::Normal{}(seed + 17, counter++) * 0.3 + 0.1);
+          if (sees(i, b)) at(h, i, b) = value;
+        }
+  }
+  bool sees(Index i, Index b) const { return Sight{shape.past_only, shape.lag}.sees(i, b); }
+  float& at(Index h, Index i, Index b) {
+    return memory[static_cast<std::size_t>(h * head_stride + i * row_stride + b)];
+  }
+  double value(Index unit, Index matrix, Index i, Index b) const {
+    const Index h = shape.shared() ? 0 : unit % shape.kv_heads * shape.matrices + matrix;
+    return static_cast<double>(
+        memory[static_cast<std::size_t>(h * head_stride + i * row_stride + b)]);
+  }
+  fused::MixingMatrices view() const { return {memory.data(), head_stride, row_stride}; }
+};
+
+MovedBytes moved() {
+  return {static_cast<Index>(machine::context().last_kernel_bytes_read),
+          static_cast<Index>(machine::context().last_kernel_bytes_written)};
+}
+
+struct Errors {
+  double error = 0;      // sum of squares
+  double reference = 0;  // sum of squares
+  double worst = 0;      // error in units of its bound
+  int count = 0;         // of those that should not be zero
+
+  void add(double actual, double expected, double bound) {
+    const double difference = std::abs(actual - expected);
+    error += difference * difference;
+    reference += expected * expected;
+    count += expected != 0;
+    const double ratio = difference == 0 ? 0 : difference / bound;
+    worst = ratio <= worst ? worst : ratio;  // a NaN stays
+    if (!(ratio <= worst)) worst = std::numeric_limits<double>::infinity();
+  }
+  double rms() const { return reference == 0 ? std::sqrt(error) : std::sqrt(error / reference); }
+};
+
+enum class Direction { forward, adjoint };
+
+/// One call of mix or of mix_summary_gradient.
+template <class T>
+struct Call {
+  MixingShape shape;
+  Direction direction = Direction::forward;
+  int planes = 1;
+  int result_planes = 1;
+  Index most_blocks = fused::resident_blocks;
+  std::uint64_t seed = 1;
+
+  bool forward() const { return direction == Direction::forward; }
+  Summaries<T> source() const {
+    Summaries<T> source(shape.units, forward() ? shape.key_blocks : shape.query_blocks,
+                        forward() ? 1 : shape.matrices, shape.width, planes);
+    source.fill(seed);
+    return source;
+  }
+  Summaries<T> run(const Matrices& mixing, const Summaries<T>& source) const {
+    Summaries<T> result(shape.units, forward() ? shape.query_blocks : shape.key_blocks,
+                        forward() ? shape.matrices : 1, shape.width, result_planes);
+    run_into(mixing, source, result);
+    return result;
+  }
+  void run_into(const Matrices& mixing, const Summaries<T>& source,
+                const Summaries<T>& result) const {
+    const auto device = machine::device();
+    const long launches = machine::context().launches;
+    if (forward()) {
+      fused::mix<T>(device, shape, mixing.view(), source.rows, result.rows, most_blocks);
+      CHECK(moved() == fused::mix_bytes(shape, planes, result_planes, most_blocks));
+    } else {
+      fused::mix_summary_gradient<T>(device, shape, mixing.view(), source.rows, result.rows,
+                                     most_blocks);
+      CHECK(moved() ==
+            fused::mix_summary_gradient_bytes(shape, planes, result_planes, most_blocks));
+    }
+    CHECK(machine::context().launches == launches + 1);
+  }
+
+  /// What the result should be, and the sum of |m S|.
+  struct Expected {
+    double value = 0;
+    double magnitude = 0;
+    double magnitude_of_source = 0;
+  };
+  Expected expected(const Matrices& mixing, const Summaries<T>& source, Index unit, Index row,
+                    Index matrix, Index c) const {
+    Expected sum;
+    const auto add = [&](Index g, Index i, Index b, double x) {
+      if (!mixing.sees(i, b)) return;
+      const double term = mixing.value(unit, g, i, b) * x;
+      sum.value += term;
+      sum.magnitude += std::abs(term);
+      sum.magnitude_of_source += std::abs(x);
+    };
+    if (forward()) {
+      for (Index b = 0; b < shape.key_blocks; ++b) add(matrix, row, b, source.value(unit, b, 0, c));
+    } else {
+      for (Index g = 0; g < shape.matrices; ++g)
+        for (Index i = 0; i < shape.query_blocks; ++i) add(g, i, row, source.value(unit, i, g, c));
+    }
+    return sum;
+  }
+  void check_values(const Matrices& mixing, const Summaries<T>& source,
+                    const Summaries<T>& result) const {
+    Errors errors;
+    result.for_each([&](Index unit, Index row, Index matrix, Index c) {
+      const Expected e = expected(mixing, source, unit, row, matrix, c);
+      const double of_result =
+          result_planes == 1 ? rounding<T> * (1 + 0x1p-7) : rounding<T> * rounding<T>;
+      const double bound = of_result * std::abs(e.value) + products<T> * e.magnitude +
+                           smallest<T> * (e.magnitude_of_source + e.magnitude + 2);
+      errors.add(result.value(unit, row, matrix, c), e.value, bound);
+    });
+    CHECK(errors.worst <= 1);
+    // Few elements may all round badly.
+    const bool few = errors.count < 256;
+    CHECK(errors.rms() <= (result_planes == 1 ? rounding<T> / (few ? 1 : 2) : 0x1p-15));
+  }
+
+  void check() const {
+    CAPTURE(shape.units, shape.kv_heads, shape.mix_heads, shape.matrices, shape.query_blocks,
+            shape.key_blocks, shape.width, shape.past_only, shape.lag, forward(), planes,
+            result_planes, most_blocks, seed);
+    const Matrices mixing(shape, seed);
+    const Summaries<T> from = source();
+    const Summaries<T> before = from;
+    const Summaries<T> result = run(mixing, from);
+    CHECK(from.same_bits(before));
+    CHECK(result.gaps_are_untouched());
+    check_values(mixing, from, result);
+  }
+};
+
+MixingShape shape_of(Index query_blocks, Index key_blocks, Index width) {
+  MixingShape shape;
+  shape.units = 1;
+  shape.query_blocks = query_blocks;
+  shape.key_blocks = key_blocks;
+  shape.width = width;
+  return shape;
+}
+MixingShape causal(MixingShape shape, Index lag) {
+  shape.past_only = true;
+  shape.lag = lag;
+  return shape;
+}
+MixingShape per_head(MixingShape shape, Index batch, Index kv_heads, Index matrices) {
+  shape.units = batch * kv_heads;
+  shape.kv_heads = kv_heads;
+  shape.matrices = matrices;
+  shape.mix_heads = kv_heads * matrices;
+  return shape;
+}
+
+constexpr Direction both[] = {Direction::forward, Direction::adjoint};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("Mixing and its adjoint are the sums they should be", "", BFloat16, Half) {
+  struct Blocks {
+    Index queries, keys, width;
+  };
+  for (const auto& [queries, keys, width] :
+       {Blocks{1, 1, 8}, Blocks{5, 5, 264}, Blocks{16, 16, 72}, Blocks{33, 33, 64},
+        Blocks{105, 105, 72}, Blocks{130, 130, 72}, Blocks{5, 16, 520}, Blocks{33, 7, 136},
+        Blocks{105, 33, 8}, Blocks{16, 130, 64}, Blocks{130, 5, 8}})
+    for (const Direction direction : both)
+      for (const int planes : {1, 2})
+        Call<TestType>{shape_of(queries, keys, width), direction, planes, planes}.check();
+}
+
+TEMPLATE_TEST_CASE("Summaries and what they are mixed to may have different planes", "", BFloat16,
+                   Half) {
+  for (const Direction direction : both) {
+    Call<TestType>{shape_of(17, 17, 72), direction, 1, 2}.check();
+    Call<TestType>{shape_of(40, 40, 72), direction, 2, 1}.check();
+    Call<TestType>{shape_of(129, 40, 8), direction, 1, 2}.check();
+  }
+}
+
+TEMPLATE_TEST_CASE("Causal blocks see those before them", "", BFloat16, Half) {
+  for (const Index lag : {0, 1})
+    for (const Index blocks : {1, 5, 16, 33, 105, 130})
+      for (const Direction direction : both) {
+        const int planes = blocks % 2 == 0 ? 1 : 2;
+        Call<TestType>{causal(shape_of(blocks, blocks, 72), lag), direction, planes, planes}
+            .check();
+      }
+  // Of other shapes than the library's own.
+  for (const Direction direction : both) {
+    Call<TestType>{causal(shape_of(20, 33, 8), 1), direction}.check();
+    Call<TestType>{causal(shape_of(150, 20, 8), 0), direction}.check();
+    Call<TestType>{causal(shape_of(33, 40, 8), 20), direction}.check();
+  }
+}
+
+TEMPLATE_TEST_CASE("Every unit is mixed by the matrix of its head", "", BFloat16, Half) {
+  for (const Direction direction : both)
+    for (const Index lag : {0, 1})
+      for (const auto& [batch, kv_heads, matrices] :
+           {std::array<Index, 3>{2, 3, 1}, {2, 2, 3}, {1, 1, 2}}) {
+        // So few blocks of threads that each goes through several tiles, units and matrices.
+        for (const Index most_blocks : {1, 2, 5}) {
+          Call<TestType>{per_head(shape_of(5, 6, 264), batch, kv_heads, matrices), direction, 1, 1,
+                         most_blocks}
+              .check();
+          Call<TestType>{causal(per_head(shape_of(34, 34, 136), batch, kv_heads, matrices), lag),
+                         direction, 2, 2, most_blocks}
+              .check();
+        }
+      }
+  auto shared = shape_of(6, 5, 264);
+  shared.units = 7;
+  shared.kv_heads = 7;
+  for (const Direction direction : both)
+    for (const Index most_blocks : {1, 3, 264})
+      Call<TestType>{shared, direction, 1, 1, most_blocks}.check();
+}
+
+TEMPLATE_TEST_CASE("Mixed summaries may take the place of the summaries", "", BFloat16, Half) {
+  for (const Index blocks : {1, 16, 33, 105})
+    for (const int planes : {1, 2}) {
+      const auto shape = causal(per_head(shape_of(blocks, blocks, 200), 2, 2, 1), 0);
+      REQUIRE(fused::mixes_in_place(shape));
+      const Call<TestType> call{shape, Direction::forward, planes, planes, 3};
+      const Matrices mixing(shape, 1);
+      const Summaries<TestType> source = call.source();
+      const Summaries<TestType> expected = call.run(mixing, source);
+      const Summaries<TestType> in_place = source;
+      call.run_into(mixing, in_place, in_place);
+      CHECK(in_place.same_bits(expected));
+    }
+  CHECK_FALSE(fused::mixes_in_place(shape_of(130, 130, 64)));
+  CHECK_FALSE(fused::mixes_in_place(shape_of(6, 5, 64)));
+  CHECK_FALSE(fused::mixes_in_place(per_head(shape_of(5, 5, 64), 1, 1, 2)));
+  const auto shape = shape_of(130, 130, 64);
+  const Call<TestType> call{shape};
+  const Summaries<TestType> source = call.source();
+  const Matrices mixing(shape, 1);
+  CHECK_THROWS_AS(
+      fused::mix<TestType>(machine::device(), shape, mixing.view(), source.rows, source.rows),
+      mhla::ShapeError);
+}
+
+TEMPLATE_TEST_CASE("What is not finite reaches those that see it, and nobody else", "", BFloat16,
+                   Half) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const Index lag : {0, 1})
+    for (const Index blocks : {20, 40, 140})
+      for (const Direction direction : both)
+        for (const int planes : {1, 2}) {
+          const auto shape = causal(shape_of(blocks, blocks, 72), lag);
+          const Call<TestType> call{shape, direction, planes, planes};
+          CAPTURE(lag, blocks, call.forward(), planes);
+          const Matrices mixing(shape, 1);
+          Summaries<TestType> source = call.source();
+          const Summaries<TestType> expected = call.run(mixing, source);
+          const Index places[] = {0, blocks / 2, blocks - 1};
+          const float values[] = {nan_value, infinity, -infinity};
+          for (int k = 0; k < 3; ++k) {
+            const Index place = places[k];
+            // Another column for each, one to the left and one to the right of a pair.
+            source = call.source();
+            const Index column = 11 + 13 * k;
+            source.set(0, place, 0, column, static_cast<double>(values[k]));
+            const Summaries<TestType> result = call.run(mixing, source);
+            int wrong = 0;
+            int seen = 0;
+            result.for_each([&](Index, Index row, Index, Index c) {
+              const bool sees = c == column && (call.forward() ? mixing.sees(row, place)
+                                                               : mixing.sees(place, row));
+              seen += sees;
+              const double value = result.value(0, row, 0, c);
+              wrong += sees ? std::isfinite(value) : value != expected.value(0, row, 0, c);
+            });
+            CHECK(wrong == 0);
+            const Index sight = call.forward() ? blocks - place - lag : place + 1 - lag;
+            CHECK(seen == std::max(Index{0}, sight));
+          }
+        }
+}
+
+TEMPLATE_TEST_CASE("Bits depend neither on scheduling nor on the number of blocks of threads", "",
+                   BFloat16, Half) {
+  for (const auto& shape : {per_head(shape_of(20, 20, 520), 2, 2, 1),
+                            causal(per_head(shape_of(40, 40, 264), 1, 2, 1), 1),
+                            causal(per_head(shape_of(140, 140, 72), 1, 1, 2), 0)})
+    for (const Direction direction : both) {
+      const Matrices mixing(shape, 1);
+      const Call<TestType> call{shape, direction, 2, 2};
+      const Summaries<TestType> source = call.source();
+      const Summaries<TestType> expected = call.run(mixing, source);
+      for (const std::uint64_t seed : {2u, 3u, 4u})
+        for (const Index most_blocks : {1, 2}) {
+          machine::context().seed = seed;
+          Call<TestType> other = call;
+          other.most_blocks = most_blocks;
+          CHECK(other.run(mixing, source).same_bits(expected));
+        }
+    }
+}
+
+TEMPLATE_TEST_CASE("Where no query head reads a kv head, gradients are zero", "", BFloat16, Half) {
+  auto shape = shape_of(5, 6, 72);
+  shape.matrices = 0;
+  const Call<TestType> call{shape, Direction::adjoint, 1, 2};
+  const Summaries<TestType> source = call.source();
+  const Summaries<TestType> result = call.run(Matrices(shape, 1), source);
+  result.for_each([&](Index unit, Index row, Index matrix, Index c) {
+    if (result.value(unit, row, matrix, c) != 0) FAIL("not zero");
+  });
+  CHECK(result.gaps_are_untouched());
+  CHECK(fused::mix_bytes(shape, 1, 1) == MovedBytes{});
+}
+
+namespace {
+
+/// One call of mix_matrix_gradient.
+template <class T>
+struct GradientCall {
+  MixingShape shape;
+  int planes = 1;
+  Into into = Into::overwrite;
+
+  std::vector<float> run(const Summaries<T>& grad_mixed, const Summaries<T>& summaries,
+                         std::vector<float> parts) const {
+    const auto device = machine::device();
+    std::vector<float> partial_sums(
+        static_cast<std::size_t>(fused::mix_matrix_gradient_partial_sums(shape)), nan_value);
+    const SummaryRows<const T> a = grad_mixed.rows;
+    const SummaryRows<const T> b = summaries.rows;
+    const long launches = machine::context().launches;
+    fused::mix_matrix_gradient<T>(device, shape, a, b, partial_sums.data(), view(parts), into);
+    CHECK(moved() == fused::mix_matrix_gradient_bytes(shape, planes));
+    CHECK(machine::context().launches == launches + 2);
+    return parts;
+  }
+  Index row_stride() const { return shape.key_blocks + 2; }
+  Index matrix_stride() const { return (shape.query_blocks + 1) * row_stride(); }
+  std::size_t size() const {
+    return static_cast<std::size_t>(shape.units * shape.matrices * matrix_stride());
+  }
+  fused::MixingGradients view(std::vector<float>& parts) const {
+    return {parts.data(), shape.matrices * matrix_stride(), matrix_stride(), row_stride()};
+  }
+
+  void check() const {
+    CAPTURE(shape.units, shape.matrices, shape.query_blocks, shape.key_blocks, shape.width,
+            shape.past_only, shape.lag, planes, into == Into::add);
+    Summaries<T> grad_mixed(shape.units, shape.query_blocks, shape.matrices, shape.width, planes);
+    Summaries<T> summaries(shape.units, shape.key_blocks, 1, shape.width, planes);
+    grad_mixed.fill(5);
+    summaries.fill(6);
+    std::vector<float> before(size());
+    for (std::size_t i = 0; i < before.size(); ++i) before[i] = static_cast<float>(i % 7);
+    const std::vector<float> parts = run(grad_mixed, summaries, before);
+    Errors errors;
+    for (Index unit = 0; unit < shape.units; ++unit)
+      for (Index g = 0; g < shape.matrices; ++g)
+        for (Index i = 0; i < shape.query_blocks + 1; ++i)
+          for (Index b = 0; b < row_stride(); ++b) {
+            const auto at = static_cast<std::size_t>((unit * shape.matrices + g) * matrix_stride() +
+                                                     i * row_stride() + b);
+            const bool inside = i < shape.query_blocks && b < shape.key_blocks;
+            if (!inside || !Sight{shape.past_only, shape.lag}.sees(i, b)) {
+              if (parts[at] != before[at]) FAIL("written where no query sees");
+              continue;
+            }
+            double sum = into == Into::add ? static_cast<double>(before[at]) : 0;
+            double magnitude = sum;
+            for (Index c = 0; c < shape.width; ++c) {
+              const double term = grad_mixed.value(unit, i, g, c) * summaries.value(unit, b, 0, c);
+              sum += term;
+              magnitude += std::abs(term);
+            }
+            errors.add(static_cast<double>(parts[at]), sum,
+                       (planes == 1 ? 0x1p-20 : products<T>)*magnitude);
+          }
+    CHECK(errors.worst <= 1);
+    CHECK(errors.rms() <= (planes == 1 ? 0x1p-20 : 0x1p-15));
+    for (const std::uint64_t seed : {7u, 8u}) {
+      machine::context().seed = seed;
+      CHECK(run(grad_mixed, summaries, before) == parts);
+    }
+  }
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("The gradient of a matrix is what its summaries' products are", "", BFloat16,
+                   Half) {
+  for (const int planes : {1, 2}) {
+    GradientCall<TestType>{shape_of(1, 1, 8), planes}.check();
+    GradientCall<TestType>{shape_of(16, 5, 1160), planes}.check();
+    GradientCall<TestType>{shape_of(33, 105, 328), planes, Into::add}.check();
+    GradientCall<TestType>{causal(shape_of(16, 16, 328), 1), planes, Into::add}.check();
+    GradientCall<TestType>{per_head(shape_of(5, 6, 264), 2, 2, 2), planes}.check();
+  }
+  for (const Index lag : {0, 1}) {
+    GradientCall<TestType>{causal(shape_of(130, 130, 72), lag), 1}.check();
+    GradientCall<TestType>{causal(per_head(shape_of(65, 65, 136), 1, 1, 2), lag), 2}.check();
+  }
+}
+
+TEST_CASE("Parts of a matrix's gradient are added up as those of other backends are") {
+  const auto shape = causal(per_head(shape_of(5, 5, 72), 2, 2, 2), 0);
+  Summaries<BFloat16> grad_mixed(shape.units, 5, 2, 72, 1);
+  Summaries<BFloat16> summaries(shape.units, 5, 1, 72, 1);
+  grad_mixed.fill(5);
+  summaries.fill(6);
+  const auto device = machine::device();
+  std::vector<float> partial_sums(
+      static_cast<std::size_t>(fused::mix_matrix_gradient_partial_sums(shape)));
+  std::vector<float> parts(static_cast<std::size_t>(shape.units * 2 * 25), nan_value);
+  fused::mix_matrix_gradient<BFloat16>(device, shape, grad_mixed.rows, summaries.rows,
+                                       partial_sums.data(), {parts.data(), 50, 25, 5},
+                                       Into::overwrite);
+  std::vector<float> gradient(4 * 25, nan_value);
+  const mhla::TensorView<float, 3> view{gradient.data(), {4, 5, 5}, {25, 5, 1}};
+  mhla::cuda::launch(
+      device, 4 * 25,
+      mhla::cuda::WriteMixingGradient<float>{parts.data(), nullptr, shape.units, 2, 2, 5, 5,
+                                             Sight{true, 0}, view, mhla::Update::overwrite});
+  for (Index h = 0; h < 4; ++h)
+    for (Index i = 0; i < 5; ++i)
+      for (Index b = 0; b < 5; ++b) {
+        double sum = 0;
+        for (Index unit = h / 2; unit < shape.units; unit += 2)
+          for (Index c = 0; b <= i && c < 72; ++c)
+            sum += grad_mixed.value(unit, i, h % 2, c) * summaries.value(unit, b, 0, c);
+        CHECK(static_cast<double>(view(h, i, b)) == Approx(sum).margin(1e-4));
+      }
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: MIT
+// Calls on a CudaDevice that runs them on one path or another: all agree, with the oracle and with
+// each other; nothing outside the workspace is touched, and nothing in it matters; parts of the
+// batch, omitted gradients and accumulation are as on cuBLAS. Kernels ask of memory what the cost
+// model says, to the byte.
+#include <cstring>
+#include <limits>
+#include <mhla/cuda/explain.hpp>
+#include <mhla/packed.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/cpu/call.hpp"
+#include "tests/support/error_message.hpp"
+
+namespace {
+
+using namespace mhla;
+using call::Operands;
+using mhla::testing::HostTensor;
+
+using Language = Attention<Identity, Blocks1D, Causal, Unnormalized, HalfSplitRotary>;
+using Normalized = Attention<EluPlusOne, Blocks1D, Causal>;
+using Image = Attention<Relu, Blocks2D>;
+using Video = Attention<Relu, Blocks3D, Bidirectional, MixedKeySum, AxialRotary>;
+
+}  // namespace
+
+// What MHLA_INSTANTIATE_CUDA does where there is a CUDA compiler.
+template <>
+struct mhla::cuda::FusedHeadDims<Language, Half> {
+  using List = HeadDimsOf<HeadDims<64, 64>, HeadDims<128, 128>>;
+};
+template <>
+struct mhla::cuda::FusedHeadDims<Normalized, BFloat16> {
+  using List = HeadDimsOf<HeadDims<64, 64>>;
+};
+template <>
+struct mhla::cuda::FusedHeadDims<Image, BFloat16> {
+  using List = HeadDimsOf<HeadDims<72, 72>>;
+};
+template <>
+struct mhla::cuda::FusedHeadDims<Video, BFloat16> {
+  using List = HeadDimsOf<HeadDims<64, 64>>;
+};
+
+namespace {
+
+const Language language{.blocks = {.block = 20}, .scale = 0.1};
+const Normalized normalized{.blocks = {.block = 20}};
+const Image image{.blocks = {.grid = {7, 9}, .block = {4, 3}}};
+
+constexpr CudaPath paths[] = {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic};
+
+CudaDevice device_on(CudaPath path) {
+  return {nullptr, &machine::context(), {}, FloatProducts::exact, path};
+}
+
+// Relative RMS errors, of y and of dq, dk, dv and dmix.
+struct Bounds {
+  double y, query, key, value, mix;
+};
+template <class T>
+constexpr Bounds bounds = std::is_same_v<T, BFloat16> ? Bounds{4e-3, 6e-3, 4e-3, 4e-3, 3e-3}
+                                                      : Bounds{1e-3, 1e-3, 1e-3, 1e-3, 1e-3};
+
+/// Values have a mean that is not 0.
+template <class T, class V>
+Operands<T> operands_of(const V& attention, const Shape& shape) {
+  Operands<T> x = call::operands<T>(attention, shape);
+  mhla::testing::for_each_element([](T& v) { store(v, load(v) + 1.0f); }, x.v.view());
+  return x;
+}
+
+/// Calls f(name, attention, operands).
+template <class F>
+void for_each_call(const F& f) {
+  f("language", language, operands_of<Half>(language, {2, 2, 1, 27, 27, 64, 64, 2}));
+  f("normalized", normalized, operands_of<BFloat16>(normalized, {2, 2, 1, 27, 27, 64, 64}));
+  f("image", image, operands_of<BFloat16>(image, {2, 1, 1, 63, 63, 72, 72}));
+}
+
+template <class T>
+void fill_with_nan(T& tensor) {
+  mhla::testing::for_each_element(
+      [](auto& e) { store(e, std::numeric_limits<float>::quiet_NaN()); }, tensor.view());
+}
+
+template <class A, class B>
+void check_close(const char* name, const A& actual, const B& expected, double bound) {
+  const auto result = mhla::testing::compare(actual.view(), expected.view());
+  INFO(name << " " << result.report());
+  CHECK(result.rms_ratio <= bound);
+}
+
+/// The batch is cut into parts of so many bytes as long as this lives.
+class Affordable {
+ public:
+  explicit Affordable(Index bytes) { mhla::cuda::affordable_bytes = bytes; }
+  ~Affordable() { mhla::cuda::affordable_bytes = before_; }
+  Affordable(const Affordable&) = delete;
+  Affordable& operator=(const Affordable&) = delete;
+
+ private:
+  Index before_ = mhla::cuda::affordable_bytes;
+};
+
+/// Calls run(workspace) on exactly `size` bytes full of NaN between guards.
+template <class Run>
+void check_exact(Index size, const Run& run) {
+  constexpr Index guard = 4096;
+  const Workspace memory(size + 2 * guard);
+  std::memset(memory.data(), 0x5a, static_cast<std::size_t>(memory.size()));
+  std::memset(memory.data() + guard, 0xff, static_cast<std::size_t>(size));
+  run(WorkspaceView{memory.data() + guard, size});
+  Index touched = 0;
+  for (Index i = 0; i < guard; ++i)
+    touched += (memory.data()[i] != std::byte{0x5a}) +
+               (memory.data()[guard + size + i] != std::byte{0x5a});
+  CHECK(touched == 0);
+}
+
+}  // namespace
+
+TEST_CASE("paths: all agree with the oracle", "[cuda]") {
+  for_each_call([]<class V, class T>(const char* name, const V& attention, const Operands<T>& x) {
+    const auto wide = call::converted<double>(x);
+    const auto y = call::oracle_forward(attention, wide);
+    const auto gradients = call::oracle_backward(attention, wide);
+    for (const CudaPath path : paths) {
+      CAPTURE(name, cuda::name_of(path));
+      const CudaDevice device = device_on(path);
+      check_close("y", call::forward(attention, x, device), y, bounds<T>.y);
+      const auto found = call::backward(attention, x, device);
+      check_close("dq", found.query, gradients.query, bounds<T>.query);
+      check_close("dk", found.key, gradients.key, bounds<T>.key);
+      check_close("dv", found.value, gradients.value, bounds<T>.value);
+      check_close("dmix", found.mix, gradients.mix, bounds<T>.mix);
+    }
+  });
+}
+
+TEST_CASE("paths: the workspace is exact and its contents do not matter", "[cuda]") {
+  for_each_call([]<class V, class T>(const char* name, const V& attention, const Operands<T>& x) {
+    for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic}) {
+      CAPTURE(name, cuda::name_of(path));
+      const CudaDevice device = device_on(path);
+      auto y = x.dy;
+      fill_with_nan(y);
+      check_exact(forward_workspace_size<T>(attention, x.shape(), device),
+                  [&](WorkspaceView workspace) {
+                    forward_into(attention, device, x.q, x.k, x.v, x.mix, y.view(), workspace);
+                  });
+      CHECK(call::bitwise_equal(y.view(), call::forward(attention, x, device).view()));
+      call::Gradients<T> gradients(x);
+      fill_with_nan(gradients.query);
+      fill_with_nan(gradients.key);
+      fill_with_nan(gradients.value);
+      check_exact(backward_workspace_size<T>(attention, x.shape(), device),
+                  [&](WorkspaceView workspace) {
+                    backward_into(attention, device, x.q.view(), x.k, x.v, x.mix, x.dy,
+                                  gradients.views(), Update::overwrite, workspace);
+                  });
+      machine::context().seed += 1000;
+      auto again = call::backward(attention, x, device);
+      call::check_same_bits(gradients, again);
+    }
+  });
+}
+
+TEST_CASE("paths: a batch in parts", "[cuda]") {
+  for_each_call([]<class V, class T>(const char* name, const V& attention, const Operands<T>& x) {
+    for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic}) {
+      CAPTURE(name, cuda::name_of(path));
+      const CudaDevice device = device_on(path);
+      const auto y = call::forward(attention, x, device);
+      const auto whole = call::backward(attention, x, device);
+      const Affordable one_item(0);
+      CHECK(call::bitwise_equal(call::forward(attention, x, device).view(), y.view()));
+      const auto parts = call::backward(attention, x, device);
+      CHECK(call::bitwise_equal(parts.query.view(), whole.query.view()));
+      CHECK(call::bitwise_equal(parts.key.view(), whole.key.view()));
+      CHECK(call::bitwise_equal(parts.value.view(), whole.value.view()));
+      check_close("dmix", parts.mix, whole.mix, 1e-5);
+    }
+  });
+}
+
+TEST_CASE("paths: gradients left out, and added to", "[cuda]") {
+  for_each_call([]<class V, class T>(const char* name, const V& attention, const Operands<T>& x) {
+    for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic}) {
+      const CudaDevice device = device_on(path);
+      const auto all = call::backward(attention, x, device);
+      for (const int subset : {0, 1, 2, 4, 8}) {
+        CAPTURE(name, cuda::name_of(path), subset);
+        const call::Gradients<T> before(x);
+        call::Gradients<T> after(x);
+        auto views = after.views();
+        views.query.wanted = (subset & 1) != 0;
+        views.key.wanted = (subset & 2) != 0;
+        views.value.wanted = (subset & 4) != 0;
+        views.mix.wanted = (subset & 8) != 0;
+        call::backward_to(views, Update::overwrite, attention, x, device);
+        const auto& query = views.query.wanted ? all.query : before.query;
+        const auto& key = views.key.wanted ? all.key : before.key;
+        const auto& value = views.value.wanted ? all.value : before.value;
+        const auto& mix = views.mix.wanted ? all.mix : before.mix;
+        CHECK(call::bitwise_equal(after.query.view(), query.view()));
+        CHECK(call::bitwise_equal(after.key.view(), key.view()));
+        CHECK(call::bitwise_equal(after.value.view(), value.view()));
+        CHECK(call::bitwise_equal(after.mix.view(), mix.view()));
+      }
+      // What is added is rounded to 16 bits with the sum.
+      call::Gradients<T> sums(x);
+      call::backward_to(sums.views(), Update::accumulate, attention, x, device);
+      const auto check_sum = [&](const char* what, auto& sum, const auto& from, const auto& added) {
+        auto expected =
+            call::HostTensor<double, 4>(sum.extent(0), sum.extent(1), sum.extent(2), sum.extent(3));
+        mhla::testing::for_each_element(
+            [](double& to, const T& a, const T& b) {
+              to = static_cast<double>(load(a)) + static_cast<double>(load(b));
+            },
+            expected.view(), from.view(), added.view());
+        check_close(what, sum, expected, bounds<T>.value);
+      };
+      check_sum("dq", sums.query, x.q, all.query);
+      check_sum("dk", sums.key, x.k, all.key);
+      check_sum("dv", sums.value, x.v, all.value);
+    }
+  });
+}
+
+namespace {
+
+/// What the kernels of a whole call ask of memory, as the machine counts it, is what the cost model
+/// says. The machine counts what machine::run() runs; neither it nor the model's total counts what
+/// runs beside: the bodies of launch(), which fill tables and add up parts of dm, and cuBLAS'
+/// products of key sums.
+template <class T, class V>
+void check_moved(const char* name, const V& attention, const Shape& shape, CudaPath path) {
+  CAPTURE(name, cuda::name_of(path));
+  const CudaDevice device = device_on(path);
+  const auto x = operands_of<T>(attention, shape);
+  const auto check = [&](cuda::Direction direction, const auto& run) {
+    CAPTURE(direction == cuda::Direction::forward);
+    const cublasContext& context = machine::context();
+    const auto read = context.kernel_bytes_read;
+    const auto written = context.kernel_bytes_written;
+    run();
+    const auto cost = cuda::call_cost<T>(attention, x.shape(), device, direction);
+    REQUIRE(cost.choice.path == path);
+    const cuda::fused::MovedBytes moved = cost.choice.cost().moved();
+    CHECK(moved.read == static_cast<Index>(context.kernel_bytes_read - read));
+    CHECK(moved.written == static_cast<Index>(context.kernel_bytes_written - written));
+    CHECK(cost.bytes_moved == moved.total());
+    CHECK(cost.bytes_beside > 0);
+  };
+  check(cuda::Direction::forward, [&] { call::forward(attention, x, device); });
+  check(cuda::Direction::backward, [&] { call::backward(attention, x, device); });
+}
+template <class T, class V>
+void check_moved(const char* name, const V& attention, const Shape& shape) {
+  check_moved<T>(name, attention, shape, CudaPath::summaries);
+  check_moved<T>(name, attention, shape, CudaPath::quadratic);
+}
+
+}  // namespace
+
+TEST_CASE("paths: bytes are those of the cost model", "[cuda]") {
+  check_moved<Half>("a matrix per head", language, {2, 4, 2, 27, 27, 64, 64, 4});
+  check_moved<Half>("slices of values", Language{.blocks = {.block = 80}, .scale = 0.1},
+                    {1, 2, 1, 180, 180, 128, 128});
+  check_moved<BFloat16>("normalized", normalized, {2, 2, 1, 50, 50, 64, 64});
+  check_moved<BFloat16>("long blocks", Normalized{.blocks = {.block = 150}},
+                        {1, 2, 1, 200, 200, 64, 64});
+  check_moved<BFloat16>("many blocks", Normalized{.blocks = {.block = 2}},
+                        {1, 2, 2, 290, 290, 64, 64});
+  check_moved<BFloat16>("image", image, {2, 2, 1, 63, 63, 72, 72, 2});
+  Image cross = image;
+  cross.key_blocks = {.grid = {5, 11}, .block = {2, 5}};
+  check_moved<BFloat16>("cross", cross, {1, 2, 1, 63, 55, 72, 72, 2});
+  const Video video{.blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}}, .scale = 0.5};
+  check_moved<BFloat16>("video", video, {1, 1, 1, 90, 90, 64, 64});
+
+  // The mixing kernels share their work out part by part.
+  const Affordable one_item(0);
+  check_moved<BFloat16>("parts", image, {3, 1, 1, 63, 63, 72, 72});
+}
+
+TEST_CASE("paths: forward states run on cuBLAS, and so does what fused kernels cannot", "[cuda]") {
+  const auto x = operands_of<BFloat16>(normalized, {1, 2, 1, 50, 50, 64, 64});
+  const CudaDevice fused = device_on(CudaPath::summaries);
+  const auto path_of = [&](const Shape& shape, const CudaDevice& device, StateUse state) {
+    return cuda::path_of<BFloat16>(normalized, checked_problem(normalized, shape), device,
+                                   cuda::Direction::forward, state);
+  };
+  const CudaDevice automatic = device_on(CudaPath::automatic);
+  CHECK(path_of(x.shape(), automatic, StateUse::none) != CudaPath::cublas);
+  CHECK(path_of(x.shape(), automatic, StateUse::given) == CudaPath::cublas);
+  Shape other = x.shape();
+  other.key_dim = 40;
+  CHECK(path_of(other, automatic, StateUse::none) == CudaPath::cublas);
+  CHECK(says(error_message<ShapeError>([&] { path_of(other, fused, StateUse::none); }),
+             "CudaPath::summaries", "head dimensions"));
+}

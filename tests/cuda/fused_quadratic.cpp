@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: MIT
+// Attention as pairs of tokens, its kernels' own source on the machine that stands in for a GPU,
+// against the oracle in double, which rounds nothing but the inputs.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <mhla/cpu/pipeline.hpp>
+#include <mhla/cuda/fused/quadratic_bytes.hpp>
+#include <mhla/cuda/fused/quadratic_pass.cuh>
+#include <mhla/policy/batch_layout.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/cpu/call.hpp"
+#include "tests/cuda/machine.hpp"
+
+namespace {
+
+using namespace mhla;
+using call::Gradients;
+using call::Operands;
+using mhla::testing::HostTensor;
+
+// Relative RMS errors: of y mostly those of rounding it, 1.7e-3 and 2e-4.
+struct Bounds {
+  double y, query, key, value, mix;
+};
+template <class T>
+constexpr Bounds bounds = std::is_same_v<T, BFloat16> ? Bounds{4e-3, 6e-3, 4e-3, 4e-3, 3e-3}
+                                                      : Bounds{1e-3, 1e-3, 1e-3, 1e-3, 1e-3};
+
+/// Values whose mean is not 0.
+template <class T, class V>
+Operands<T> operands_of(const V& attention, const Shape& shape, std::uint64_t seed = 1) {
+  Operands<T> x = call::operands<T>(attention, shape, seed);
+  mhla::testing::for_each_element([](T& v) { store(v, load(v) + 1.0f); }, x.v.view());
+  return x;
+}
+
+/// The views a call reads: of the operands, unless a test has others.
+template <class T>
+struct Views {
+  TensorView<const T, 4> q, k, v, dy;
+
+  Views(const Operands<T>& x)  // NOLINT: stands for its views
+      : q(x.q.view()), k(x.k.view()), v(x.v.view()), dy(x.dy.view()) {}
+};
+
+/// Head dimensions, also such as no program can ask for.
+template <int KeyDim, int ValueDim>
+struct Dims {
+  static constexpr Index key_dim = KeyDim;
+  static constexpr Index value_dim = ValueDim;
+};
+
+/// Memory that a call finds full of NaN.
+template <class V>
+Workspace workspace_of(const V& attention, const Problem& problem, bool backward) {
+  Workspace workspace(
+      cuda::plan_size<cuda::fused::PairPlan<V>>(attention, problem, problem.shape.batch, backward));
+  std::fill_n(static_cast<unsigned char*>(static_cast<void*>(workspace.data())), workspace.size(),
+              static_cast<unsigned char>(0xff));
+  return workspace;
+}
+template <class T, int Rank>
+void poison(HostTensor<T, Rank>& tensor) {
+  mhla::testing::for_each_element([](T& e) { store(e, std::numeric_limits<float>::quiet_NaN()); },
+                                  tensor.view());
+}
+
+using cuda::fused::MovedBytes;
+
+/// Runs a pass and checks what its kernels have moved. Masks lie in the device's memory: which
+/// tokens they take out is not known when bytes are counted.
+template <class V, class Pass>
+void run_counted(const V&, const MovedBytes& expected, const Pass& pass) {
+  const cublasContext& context = machine::context();
+  const auto read = context.kernel_bytes_read;
+  const auto written = context.kernel_bytes_written;
+  pass();
+  if constexpr (!requires(const V& v) { v.masks; }) {
+    CHECK(static_cast<Index>(context.kernel_bytes_read - read) == expected.read);
+    CHECK(static_cast<Index>(context.kernel_bytes_written - written) == expected.written);
+  }
+}
+
+template <class T, int KeyDim, int ValueDim, class V>
+HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const Views<T>& views) {
+  HostTensor<T, 4> y = x.dy;
+  poison(y);
+  const Problem problem = checked_problem(attention, x.shape());
+  const Workspace workspace = workspace_of(attention, problem, false);
+  run_counted(attention, cuda::fused::PairBytes(attention, problem).attend(), [&] {
+    cuda::fused::attend_by_pairs<Dims<KeyDim, ValueDim>, V, T>(
+        machine::device(), attention, problem, {views.q, views.k, views.v, x.mix.view()}, y.view(),
+        workspace);
+  });
+  if constexpr (requires { attention.masks; })
+    cuda::clear_masked(machine::device(), attention.masks.query, y.view());
+  return y;
+}
+template <class T, int KeyDim, int ValueDim, class V>
+void backward_to(const V& attention, const Operands<T>& x, const Views<T>& views,
+                 const GradientViews<T>& gradients, Update update) {
+  const Problem problem = checked_problem(attention, x.shape());
+  const Workspace workspace = workspace_of(attention, problem, true);
+  const cuda::fused::PairBytes bytes(attention, problem);
+  MovedBytes expected = bytes.query_gradient(gradients.query.wanted, update);
+  const auto add = [&](const MovedBytes& of) {
+    expected.read += of.read;
+    expected.written += of.written;
+  };
+  add(bytes.key_gradient(gradients.key.wanted, gradients.value.wanted, update));
+  if (gradients.mix.wanted) add(bytes.mixing_gradient());
+  run_counted(attention, expected, [&] {
+    cuda::fused::attend_by_pairs_gradient<Dims<KeyDim, ValueDim>, V, T>(
+        machine::device(), attention, problem, {views.q, views.k, views.v, x.mix.view()}, views.dy,
+        gradients, update, workspace);
+  });
+  if constexpr (requires { attention.masks; }) {
+    cuda::clear_masked(machine::device(), attention.masks.query, gradients.query.view);
+    cuda::clear_masked(machine::device(), attention.masks.key, gradients.key.view);
+    cuda::clear_masked(machine::device(), attention.masks.key, gradients.value.view);
+  }
+}
+template <class T, int KeyDim, int ValueDim, class V>
+Gradients<T> backward(const V& attention, const Operands<T>& x, const Views<T>& views) {
+  Gradients<T> gradients(x);
+  poison(gradients.query);
+  poison(gradients.key);
+  poison(gradients.value);
+  poison(gradients.mix);
+  backward_to<T, KeyDim, ValueDim>(attention, x, views, gradients.views(), Update::overwrite);
+  return gradients;
+}
+
+template <class V>
+inline constexpr bool is_plain = !requires(const V& v) {
+  v.offsets;
+}
+&&!requires(const V& v) { v.masks; };
+
+/// The oracle's y and gradients; of packed and padded batches, which it does not know, the CPU
+/// backend's.
+template <class V>
+HostTensor<double, 4> expected_forward(const V& attention, const Operands<double>& x) {
+  if constexpr (is_plain<V>) {
+    return call::oracle_forward(attention, x);
+  } else {
+    HostTensor<double, 4> y = x.dy;
+    const SerialExecutor serial;
+    const Workspace workspace(forward_workspace_size<double>(attention, x.shape(), serial));
+    forward_into(attention, serial, x.q, x.k, x.v, x.mix, y.view(), workspace);
+    return y;
+  }
+}
+template <class V>
+Gradients<double> expected_backward(const V& attention, const Operands<double>& x) {
+  if constexpr (is_plain<V>) {
+    return call::oracle_backward(attention, x);
+  } else {
+    Gradients<double> gradients(x);
+    const SerialExecutor serial;
+    const Workspace workspace(backward_workspace_size<double>(attention, x.shape(), serial));
+    backward_into(attention, serial, x.q.view(), x.k, x.v, x.mix, x.dy, gradients.views(),
+                  Update::overwrite, workspace);
+    return gradients;
+  }
+}
+
+template <int Rank, class T>
+void check_close(const char* what, const HostTensor<T, Rank>& actual,
+                 const HostTensor<double, Rank>& expected, double bound) {
+  const auto result = mhla::testing::compare(actual.view(), expected.view());
+  CAPTURE(what);
+  INFO(result.report());
+  CHECK(result.rms_ratio <= bound);
+}
+template <class T>
+void check_same_bits(const Gradients<T>& a, const Gradients<T>& b) {
+  CHECK(call::bitwise_equal(a.query.view(), b.query.view()));
+  CHECK(call::bitwise_equal(a.key.view(), b.key.view()));
+  CHECK(call::bitwise_equal(a.value.view(), b.value.view()));
+  CHECK(call::bitwise_equal(a.mix.view(), b.mix.view()));
+}
+
+template <class T, int KeyDim, int ValueDim, class V>
+void check(const char* name, const V& attention, Shape shape) {
+  shape.key_dim = KeyDim;
+  shape.value_dim = ValueDim;
+  CAPTURE(name, KeyDim, ValueDim);
+  const Operands<T> x = operands_of<T>(attention, shape);
+  const auto y = forward<T, KeyDim, ValueDim, V>(attention, x, x);
+  const auto gradients = backward<T, KeyDim, ValueDim, V>(attention, x, x);
+  const Operands<double> exact = call::converted<double>(x);
+  const auto expected = expected_backward(attention, exact);
+  check_close("y", y, expected_forward(attention, exact), bounds<T>.y);
+  check_close("dq", gradients.query, expected.query, bounds<T>.query);
+  check_close("dk", gradients.key, expected.key, bounds<T>.key);
+  check_close("dv", gradients.value, expected.value, bounds<T>.value);
+  check_close("dmix", gradients.mix, expected.mix, bounds<T>.mix);
+
+  // The same bits however the machine's warps take turns.
+  machine::context().seed += 1000;
+  CHECK(call::bitwise_equal(y.view(), forward<T, KeyDim, ValueDim, V>(attention, x, x).view()));
+  check_same_bits(gradients, backward<T, KeyDim, ValueDim, V>(attention, x, x));
+}
+
+template <class Causality = Bidirectional, class Normalizer = MixedKeySum,
+          class Rotation = NoRotation, class Map = EluPlusOne>
+using Line = Attention<Map, Blocks1D, Causality, Normalizer, Rotation>;
+using Image = Attention<Relu, Blocks2D>;
+using Turned = Attention<Identity, Blocks2D, Bidirectional, Unnormalized, AxialRotary>;
+using Video = Attention<EluPlusOne, Blocks3D>;
+using TurnedVideo = Attention<EluPlusOne, Blocks3D, Bidirectional, MixedKeySum, AxialRotary>;
+using TurnedSequence = Line<BlockCausal, MixedKeySum, HalfSplitRotary>;
+
+}  // namespace
+
+TEST_CASE("pairs: blocks of one, two and three axes", "[cuda]") {
+  check<BFloat16, 64, 64>("line", Line<>{.blocks = {.block = 20}}, {1, 1, 1, 50, 50});
+  check<BFloat16, 64, 64>("one token", Line<>{.blocks = {.block = 4}, .normalizer = {.epsilon = 9}},
+                          {1, 1, 1, 1, 1});
+  check<BFloat16, 64, 64>("long blocks", Line<>{.blocks = {.block = 100}}, {1, 1, 1, 130, 130});
+  // More blocks than shared memory has room for their weights.
+  check<BFloat16, 64, 64>("short blocks", Line<>{.blocks = {.block = 3}}, {1, 1, 1, 80, 80});
+  check<BFloat16, 72, 72>("image", Image{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
+                          {2, 1, 1, 63, 63});
+  check<Half, 128, 128>("video", Video{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}},
+                        {1, 2, 1, 105, 105});
+}
+
+TEST_CASE("pairs: head dimensions, feature maps and rotations", "[cuda]") {
+  check<BFloat16, 32, 32>("short rows", Line<>{.blocks = {.block = 20}, .scale = 0.3},
+                          {1, 1, 1, 70, 70});
+  check<BFloat16, 128, 256>(
+      "long values",
+      Line<Causal, Unnormalized, HalfSplitRotary, Identity>{.blocks = {.block = 30}, .scale = 0.1},
+      {1, 1, 1, 70, 70});
+  check<Half, 256, 256>("long rows", Line<>{.blocks = {.block = 25}}, {1, 1, 1, 40, 40});
+  check<BFloat16, 72, 72>("turned by two axes", Turned{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
+                          {1, 2, 2, 63, 63});
+  check<Half, 64, 64>("turned by two axes",
+                      Turned{.blocks = {.grid = {7, 9}, .block = {4, 3}}, .scale = 0.5},
+                      {1, 2, 1, 63, 63});
+}
+
+// Numerators have features of their own there.
+TEST_CASE("pairs: denominators beside a rotation", "[cuda]") {
+  check<BFloat16, 64, 64>("video", TurnedVideo{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}},
+                          {1, 2, 1, 105, 105});
+  check<Half, 128, 128>(
+      "video", TurnedVideo{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}, .scale = 0.5},
+      {1, 1, 1, 105, 105});
+  check<BFloat16, 64, 64>("whole blocks", TurnedSequence{.blocks = {.block = 20}},
+                          {1, 2, 2, 90, 90});
+}
+
+TEST_CASE("pairs: causal blocks", "[cuda]") {
+  const Line<Causal> causal{.blocks = {.block = 20}};
+  check<BFloat16, 64, 64>("short blocks", Line<Causal>{.blocks = {.block = 4}}, {1, 1, 1, 70, 70});
+  check<BFloat16, 64, 64>("long blocks", Line<Causal>{.blocks = {.block = 100}},
+                          {1, 1, 1, 140, 140});
+  check<Half, 64, 64>("Half", causal, {1, 1, 1, 90, 90});
+  check<BFloat16, 64, 64>("whole blocks", Line<BlockCausal>{.blocks = {.block = 20}},
+                          {1, 2, 1, 90, 90});
+  check<Half, 128, 128>("whole blocks", Line<BlockCausal, Unnormalized>{.blocks = {.block = 70}},
+                        {1, 1, 1, 100, 100});
+  // A matrix larger than the call needs.
+  check<BFloat16, 64, 64>("corner", causal, {1, 1, 1, 70, 70, 0, 0, 1, 6, 5});
+}
+
+TEST_CASE("pairs: heads that share, and keys of another length", "[cuda]") {
+  const Line<Causal> causal{.blocks = {.block = 20}};
+  check<BFloat16, 64, 64>("groups", causal, {2, 4, 2, 50, 50});
+  check<BFloat16, 64, 64>("matrices", causal, {2, 4, 2, 70, 70, 0, 0, 4});
+  check<BFloat16, 64, 64>("matrices", Line<>{.blocks = {.block = 2}}, {1, 4, 2, 60, 60, 0, 0, 4});
+  check<BFloat16, 64, 64>("cross", Line<>{.blocks = {.block = 20}, .key_blocks = {.block = 9}},
+                          {2, 2, 1, 80, 31});
+  check<BFloat16, 64, 64>("cross", Line<>{.blocks = {.block = 90}, .key_blocks = {.block = 70}},
+                          {1, 1, 1, 90, 130});
+}
+
+TEST_CASE("pairs: packed and padded batches", "[cuda]") {
+  const std::vector<std::int32_t> offsets = {0, 1, 34, 34, 110, 131};
+  const auto packed = [&](const auto& attention) {
+    return Packed<std::remove_cvref_t<decltype(attention)>, std::int32_t>(
+        attention, {offsets.data(), static_cast<Index>(offsets.size())});
+  };
+  check<BFloat16, 64, 64>("packed", packed(Line<Causal>{.blocks = {.block = 10}}),
+                          {1, 2, 1, 131, 131, 0, 0, 1, 8, 8});
+  check<BFloat16, 64, 64>("packed", packed(Line<>{.blocks = {.block = 70}}),
+                          {1, 2, 1, 131, 131, 0, 0, 2, 2, 3});
+  check<BFloat16, 64, 64>("packed", packed(Line<BlockCausal>{.blocks = {.block = 4}}),
+                          {1, 1, 1, 131, 131, 0, 0, 1, 19, 20});
+  HostTensor<std::uint8_t, 2> mask(2, 90);
+  for (Index n = 0; n < 2; ++n)
+    for (Index t = 0; t < 90; ++t) mask(n, t) = (t + n) % 4 == 0 || t > 70 ? 0 : 1;
+  const auto padded = [&](const auto& attention) {
+    return Padded<std::remove_cvref_t<decltype(attention)>>(attention, {mask.view(), mask.view()});
+  };
+  check<BFloat16, 64, 64>("padded", padded(Line<Causal>{.blocks = {.block = 20}}),
+                          {2, 2, 1, 90, 90});
+  check<BFloat16, 64, 64>("padded", padded(Line<>{.blocks = {.block = 7}}), {2, 2, 2, 90, 90});
+}
+
+TEST_CASE("pairs: other operands", "[cuda]") {
+  for (std::uint64_t seed = 2; seed < 5; ++seed) {
+    const Line<Causal> attention{.blocks = {.block = 20}};
+    const auto x = operands_of<BFloat16>(attention, {1, 1, 1, 70, 70, 64, 64}, seed);
+    const auto gradients = backward<BFloat16, 64, 64>(attention, x, {x});
+    const auto expected = call::oracle_backward(attention, call::converted<double>(x));
+    check_close("dq", gradients.query, expected.query, bounds<BFloat16>.query);
+    check_close("dk", gradients.key, expected.key, bounds<BFloat16>.key);
+    check_close("dv", gradients.value, expected.value, bounds<BFloat16>.value);
+    check_close("dmix", gradients.mix, expected.mix, bounds<BFloat16>.mix);
+  }
+}
+
+// Rows that do not begin at multiples of 16 bytes, and elements that are not neighbours.
+TEST_CASE("pairs: tensors of any strides", "[cuda]") {
+  const Line<Causal> attention{.blocks = {.block = 20}};
+  const auto x = operands_of<BFloat16>(attention, {2, 2, 1, 70, 70, 64, 64});
+  const auto y = forward<BFloat16, 64, 64>(attention, x, {x});
+  const auto gradients = backward<BFloat16, 64, 64>(attention, x, {x});
+  using Tensor = HostTensor<BFloat16, 4>;
+  for (const Index step : {1, 2}) {
+    // A row more than it needs, so that rows drift against multiples of 16 bytes.
+    const auto roomy = [&](const Tensor& like) {
+      return Tensor(like.extent(0), like.extent(1), like.extent(2), step * like.extent(3) + 1);
+    };
+    const auto view = [&](Tensor& of, const Tensor& like) {
+      TensorView<BFloat16, 4> v = of.view();
+      v.extent[3] = like.extent(3);
+      v.stride[3] = step;
+      return v;
+    };
+    const auto scattered = [&](const Tensor& from) {
+      Tensor to = roomy(from);
+      mhla::testing::for_each_element([](BFloat16& a, const BFloat16& b) { a = b; }, view(to, from),
+                                      from.view());
+      return to;
+    };
+    Tensor q = scattered(x.q), k = scattered(x.k), v = scattered(x.v), dy = scattered(x.dy);
+    Views<BFloat16> views(x);
+    views.q = view(q, x.q);
+    views.k = view(k, x.k);
+    views.v = view(v, x.v);
+    views.dy = view(dy, x.dy);
+    CHECK(call::bitwise_equal(forward<BFloat16, 64, 64>(attention, x, views).view(), y.view()));
+
+    Tensor dq = roomy(x.q), dk = roomy(x.k), dv = roomy(x.v);
+    auto dmix = x.mix;
+    backward_to<BFloat16, 64, 64>(attention, x, views,
+                                  {view(dq, x.q), view(dk, x.k), view(dv, x.v), dmix.view()},
+                                  Update::overwrite);
+    CHECK(call::bitwise_equal(view(dq, x.q), gradients.query.view()));
+    CHECK(call::bitwise_equal(view(dk, x.k), gradients.key.view()));
+    CHECK(call::bitwise_equal(view(dv, x.v), gradients.value.view()));
+    CHECK(call::bitwise_equal(dmix.view(), gradients.mix.view()));
+    // Gaps are as they were.
+    CHECK(dq(0, 0, 0, step * 64).bits == 0);
+    CHECK(dv(1, 0, 69, step * 64).bits == 0);
+    if (step == 2) CHECK(dk(0, 0, 3, 5).bits == 0);
+  }
+}
+
+TEST_CASE("pairs: gradients omitted, and added", "[cuda]") {
+  const auto check_updates = [](const auto& attention) {
+    const auto x = operands_of<BFloat16>(attention, {1, 4, 2, 70, 70, 64, 64});
+    const auto expected = backward<BFloat16, 64, 64>(attention, x, {x});
+    const GradientViews<BFloat16> none;
+    for (int wanted = 0; wanted < 16; ++wanted) {
+      Gradients<BFloat16> some(x);
+      const Gradients<BFloat16> before(x);
+      GradientViews<BFloat16> views = some.views();
+      if ((wanted & 1) == 0) views.query = skip;
+      if ((wanted & 2) == 0) views.key = skip;
+      if ((wanted & 4) == 0) views.value = skip;
+      if ((wanted & 8) == 0) views.mix = skip;
+      backward_to<BFloat16, 64, 64>(attention, x, {x}, views, Update::overwrite);
+      const auto same = [&](int bit, const auto& got, const auto& all, const auto& old) {
+        CHECK(call::bitwise_equal(got.view(), (wanted & bit) != 0 ? all.view() : old.view()));
+      };
+      CAPTURE(wanted);
+      same(1, some.query, expected.query, before.query);
+      same(2, some.key, expected.key, before.key);
+      same(4, some.value, expected.value, before.value);
+      same(8, some.mix, expected.mix, before.mix);
+    }
+    Gradients<BFloat16> sums(x);  // hold the operands
+    backward_to<BFloat16, 64, 64>(attention, x, {x}, sums.views(), Update::accumulate);
+    const auto added = [](const auto& sum, const auto& old, const auto& gradient) {
+      auto both = old;
+      mhla::testing::for_each_element([](auto& a, const auto& b) { store(a, load(a) + load(b)); },
+                                      both.view(), gradient.view());
+      CHECK(call::bitwise_equal(sum.view(), both.view()));
+    };
+    added(sums.query, x.q, expected.query);
+    added(sums.key, x.k, expected.key);
+    added(sums.value, x.v, expected.value);
+    added(sums.mix, x.mix, expected.mix);
+  };
+  check_updates(Line<Causal>{.blocks = {.block = 20}});
+  check_updates(TurnedSequence{.blocks = {.block = 20}});
+  check_updates(Turned{.blocks = {.grid = {7, 10}, .block = {4, 3}}});
+}
+
+// A tensor's spoilt token changes what sees it, and no bit of the rest.
+TEST_CASE("pairs: nothing of a hidden token reaches another", "[cuda]") {
+  const auto check_hidden = [](const auto& attention, Index tokens, Shape shape, const auto& sees) {
+    shape.key_dim = shape.value_dim = 64;
+    const auto x = operands_of<BFloat16>(attention, shape);
+    const auto y = forward<BFloat16, 64, 64>(attention, x, {x});
+    const auto gradients = backward<BFloat16, 64, 64>(attention, x, {x});
+    const auto equal = [](const HostTensor<BFloat16, 4>& a, const HostTensor<BFloat16, 4>& b,
+                          Index t) {
+      for (Index c = 0; c < 64; ++c)
+        if (a(0, 0, t, c).bits != b(0, 0, t, c).bits) return false;
+      return true;
+    };
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+      for (const Index token : {Index{29}, tokens - 1})
+        for (int tensor = 0; tensor < 4; ++tensor) {  // q, k, v, dy
+          auto spoilt = x;
+          HostTensor<BFloat16, 4>* const all[] = {&spoilt.q, &spoilt.k, &spoilt.v, &spoilt.dy};
+          store((*all[tensor])(0, 0, token, 3), bad);
+          const auto z = forward<BFloat16, 64, 64>(attention, spoilt, {spoilt});
+          const auto other = backward<BFloat16, 64, 64>(attention, spoilt, {spoilt});
+          const bool of_query = tensor == 0 || tensor == 3;
+          CAPTURE(bad, token, tensor);
+          Index wrong = 0;
+          bool reached = false;
+          for (Index t = 0; t < tokens; ++t) {
+            // What query t computes, and what of it comes to key t.
+            bool query_hit = of_query ? t == token : sees(t, token);
+            bool key_hit = false;
+            for (Index u = 0; u < tokens; ++u)
+              key_hit = key_hit || (sees(u, t) && (of_query ? u == token : sees(u, token)));
+            if (!query_hit) wrong += !equal(z, y, t) || !equal(other.query, gradients.query, t);
+            if (!key_hit && t != token)
+              wrong +=
+                  !equal(other.key, gradients.key, t) || !equal(other.value, gradients.value, t);
+            reached = reached || !equal(other.key, gradients.key, t);
+          }
+          CHECK(wrong == 0);
+          CHECK(reached);
+        }
+  };
+  check_hidden(Line<Causal>{.blocks = {.block = 20}}, 70, {1, 1, 1, 70, 70},
+               [](Index t, Index s) { return s <= t; });
+  check_hidden(TurnedSequence{.blocks = {.block = 20}}, 70, {1, 1, 1, 70, 70},
+               [](Index t, Index s) { return s / 20 <= t / 20; });
+  const std::vector<std::int32_t> offsets = {0, 10, 30, 70};
+  const auto sequence = [](Index t) { return t < 10 ? 0 : t < 30 ? 1 : 2; };
+  check_hidden(Packed<Line<>, std::int32_t>(Line<>{.blocks = {.block = 10}},
+                                            {offsets.data(), static_cast<Index>(offsets.size())}),
+               70, {1, 1, 1, 70, 70, 0, 0, 1, 4, 4},
+               [&](Index t, Index s) { return sequence(t) == sequence(s); });
+}
+
+TEST_CASE("pairs: queries without a weight read 0 and send nothing back", "[cuda]") {
+  const Line<Bidirectional, MixedKeySum, NoRotation, Relu> attention{
+      .feature_map = {.epsilon = 0}, .blocks = {.block = 20}, .normalizer = {.epsilon = 0}};
+  auto x = operands_of<BFloat16>(attention, {1, 1, 1, 50, 50, 64, 64});
+  for (Index c = 0; c < 64; ++c) store(x.q(0, 0, 31, c), -1.0f);
+  const auto y = forward<BFloat16, 64, 64>(attention, x, {x});
+  for (Index c = 0; c < 64; ++c) CHECK(load(y(0, 0, 31, c)) == 0);
+  const auto gradients = backward<BFloat16, 64, 64>(attention, x, {x});
+  const auto expected = call::oracle_backward(attention, call::converted<double>(x));
+  check_close("dk", gradients.key, expected.key, bounds<BFloat16>.key);
+  check_close("dv", gradients.value, expected.value, bounds<BFloat16>.value);
+  for (Index c = 0; c < 64; ++c) CHECK(load(gradients.query(0, 0, 31, c)) == 0);
+}
