@@ -50,8 +50,9 @@ class Head {
         d_(shape.key_dim),
         e_(shape.value_dim),
         stride_((ceil_div(d_ * e_, 16) | 1) * 16),
+        weights_size_(std::max(blocks_ * groups().max_size(), columns() * columns())),
         memory_(4 * (3 * blocks_ * stride_ + 4 * tile_ * (d_ + e_) + tile_ * tile_ +
-                     2 * blocks_ * blocks_ + 4096)) {
+                     blocks_ * blocks_ + weights_size_ + 4096)) {
     mhla::Arena arena(memory_);
     const auto take = [&](Index count) {
       const Span<float> array = arena.take<float>(count);
@@ -66,7 +67,7 @@ class Head {
     results_ = panel(take(tile_ * e_), tile_, e_);
     scores_ = panel(take(tile_ * tile_), tile_, tile_);
     mixing_ = panel(take(blocks_ * blocks_), blocks_, blocks_);
-    weights_ = {take(blocks_ * mhla::cpu::max_mixing_rows), blocks_ * mhla::cpu::max_mixing_rows};
+    weights_ = {take(weights_size_), weights_size_};
   }
 
   void summaries() const {
@@ -94,15 +95,16 @@ class Head {
     });
   }
   void dmix() const {
-    for_each_group([&](Index first, Index rows) {
+    for (Index first = 0; first < blocks_; first += columns()) {
+      const Index count = std::min(columns(), blocks_ - first);
+      const Panel<float> blocks = summaries_.row_range(first, count);
+      const Panel<float> columns = mixing_.col_range(first, count);
       if (causal_) {
-        mhla::cpu::mix_past_matrix_gradient<float>(mixed_.row_range(first, rows), first, 1,
-                                                   summaries_, mixing_.row_range(first, rows));
+        mhla::cpu::mix_past_matrix_gradient<float>(mixed_, first, 1, blocks, columns, weights_);
       } else {
-        mhla::cpu::mix_matrix_gradient<float>(mixed_.row_range(first, rows), summaries_,
-                                              mixing_.row_range(first, rows));
+        mhla::cpu::mix_matrix_gradient<float>(mixed_, blocks, columns);
       }
-    });
+    }
   }
   void own_block() const {
     for_each_tile([&](Index, Index) {
@@ -154,13 +156,18 @@ class Head {
   }
   template <class F>
   void for_each_group(F&& f) const {
-    const mhla::cpu::RowGroups groups(
-        blocks_, causal_ ? Index{mhla::cpu::triangle_rows} : mhla::cpu::max_mixing_rows);
+    const mhla::cpu::RowGroups groups = this->groups();
     for (Index g = 0; g < groups.count; ++g) f(groups.begin(g), groups.size(g));
   }
 
+  mhla::cpu::RowGroups groups() const {
+    return mhla::cpu::mixing_groups(causal_ ? mhla::cpu::Terms::past : mhla::cpu::Terms::all,
+                                    blocks_, blocks_, stride_);
+  }
+  Index columns() const { return mhla::cpu::matrix_gradient_cols(blocks_); }
+
   bool causal_;
-  Index blocks_, tokens_, block_tokens_, tiles_, tile_, d_, e_, stride_;
+  Index blocks_, tokens_, block_tokens_, tiles_, tile_, d_, e_, stride_, weights_size_;
   mhla::Workspace memory_;
   Panel<float> summaries_, mixed_, keys_, inputs_, values_, results_, scores_, mixing_;
   Span<float> weights_;

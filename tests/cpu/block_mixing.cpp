@@ -15,7 +15,6 @@ namespace {
 
 using mhla::Index;
 using mhla::cpu::Into;
-using mhla::cpu::max_mixing_rows;
 using mhla::cpu::Panel;
 using panels::IntegerPanel;
 
@@ -147,7 +146,7 @@ TEST_CASE("block mixing: the past of a group of rows, and nothing of what follow
   const IntegerPanel summaries(blocks, width, 2);
   Scratch scratch;
   for (Index first = 0; first < blocks; ++first)
-    for (Index rows = 1; rows <= max_mixing_rows && first + rows <= blocks; ++rows) {
+    for (Index rows = 1; first + rows <= blocks; ++rows) {
       IntegerPanel seen = summaries;  // the last row sees blocks up to its own, less the lag
       for (Index b = first + rows - lag; b < blocks; ++b)
         for (Index c = 0; c < width; ++c) seen(b, c) = not_a_number;
@@ -174,7 +173,7 @@ TEST_CASE("block mixing: the past's adjoint in the summaries of a group of key b
   const IntegerPanel grad_mixed(blocks, width, 2);
   Scratch scratch;
   for (Index first = 0; first < blocks; ++first)
-    for (Index rows = 1; rows <= max_mixing_rows && first + rows <= blocks; ++rows) {
+    for (Index rows = 1; first + rows <= blocks; ++rows) {
       CAPTURE(lag, first, rows);
       IntegerPanel seen = grad_mixed;  // the first row is seen by blocks from its own on, plus lag
       for (Index i = 0; i < first + lag; ++i)
@@ -205,16 +204,18 @@ TEST_CASE("block mixing: the past's adjoint in the matrix leaves the rest of it 
   const Index lag = GENERATE(0, 1);
   const IntegerPanel summaries(blocks, width, 2);
   const IntegerPanel grad_mixed(blocks, width, 3);
+  Scratch scratch;
   for (Index first = 0; first < blocks; ++first)
-    for (Index rows = 1; rows <= max_mixing_rows && first + rows <= blocks; ++rows) {
-      IntegerPanel expected(rows, blocks, 4);
+    for (Index count = 1; first + count <= blocks; ++count) {
+      CAPTURE(lag, first, count);
+      IntegerPanel expected(blocks, blocks, 4);
       IntegerPanel grad = expected;
-      for (Index i = 0; i < rows; ++i)
-        for (Index b = 0; b <= first + i - lag; ++b)
-          for (Index c = 0; c < width; ++c)
-            expected(i, b) += grad_mixed(first + i, c) * summaries(b, c);
-      mhla::cpu::mix_past_matrix_gradient<double>(grad_mixed.panel().row_range(first, rows), first,
-                                                  lag, summaries.panel(), grad.panel());
+      for (Index i = 0; i < blocks; ++i)
+        for (Index b = first; b < first + count && b <= i - lag; ++b)
+          for (Index c = 0; c < width; ++c) expected(i, b) += grad_mixed(i, c) * summaries(b, c);
+      mhla::cpu::mix_past_matrix_gradient<double>(grad_mixed.panel(), first, lag,
+                                                  summaries.panel().row_range(first, count),
+                                                  grad.panel().col_range(first, count), scratch);
       CHECK(grad == expected);
     }
 }

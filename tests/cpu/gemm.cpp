@@ -425,10 +425,11 @@ TEMPLATE_TEST_CASE("gemm: products of rows that lie apart are those of a loop", 
 TEMPLATE_TEST_CASE("gemm: mixtures with packed weights, of all rows or of the past", "[cpu]", float,
                    double, long double) {
   using T = TestType;
-  const Index rows = GENERATE(1, 3, 8, 14);
+  // More rows than a strip has, and more terms than strips share at once.
+  const Index rows = GENERATE(1, 3, 8, 14, 15, 33);
   const Index cols = GENERATE(1, 40, 133);
   const auto terms = GENERATE(Terms::all, Terms::past);
-  const Index depth = rows - 1 + GENERATE(0, 1, 5);
+  const Index depth = rows - 1 + GENERATE(0, 1, 5, 300);
   CAPTURE(rows, cols, depth, terms == Terms::past);
   Matrix<T> weights(depth, rows, 0, 1);
   const Matrix<T> b(depth, cols, 3, 2);
@@ -444,12 +445,17 @@ TEMPLATE_TEST_CASE("gemm: mixtures with packed weights, of all rows or of the pa
       sum(i, c) += expected(i, c);
     }
   }
-  const PackedWeights<T> packed{weights.panel().data, rows, depth};
+  std::vector<T> strips(static_cast<std::size_t>(rows * depth));
+  const PackedWeights<T> packed{strips.data(), rows, depth, terms};
+  for (Index s = 0; s < packed.strips(); ++s)
+    for (Index k = 0; k < depth; ++k)
+      std::copy_n(weights.panel().row(k) + packed.begin(s), packed.strip(s).cols,
+                  packed.strip(s).row(k));
   Matrix<T> result(rows, cols, 1);
-  mhla::cpu::mix_rows<T>(result.panel(), packed, b.panel(), terms, Into::overwrite);
+  mhla::cpu::mix_rows<T>(result.panel(), packed, b.panel(), Into::overwrite);
   CHECK(result == expected);
   result = before;
-  mhla::cpu::mix_rows<T>(result.panel(), packed, b.panel(), terms, Into::add);
+  mhla::cpu::mix_rows<T>(result.panel(), packed, b.panel(), Into::add);
   CHECK(result == sum);
 }
 

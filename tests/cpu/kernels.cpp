@@ -325,6 +325,13 @@ TEST_CASE("kernels: every line that is wanted soon is read once, row by row", "[
   for (const Index offset : behind) CHECK(offset == behind.front());
   CHECK((behind.front() < 0 || behind.front() >= 8192));
 
+  // Rows in their order, and a tensor that has fewer of them.
+  Prefetch shorter(nullptr, 3);
+  shorter.add(memory.data(), 700, 64);
+  shorter.add(memory.data() + 4000, 64, 64, 2);
+  const std::vector<Index> few = {0, 4000, 700, 4064, 1400};
+  CHECK(walk(shorter, 5) == few);
+
   // Nothing to read: no tensor, no rows, rows of nothing.
   Prefetch none;
   Prefetch no_tensor(places, 3);
@@ -388,6 +395,16 @@ void check_mixture(Terms terms, Index rows, Index cols, Index depth, bool add, b
       const TermRange has = terms_of(terms, depth, i);
       if (k < has.first || k >= has.end) a(k, i) = not_a_number<T>;
     }
+  // The same weights in strips.
+  std::vector<T> strips(static_cast<std::size_t>(rows * all_terms));
+  const auto cut = Kernels::strips_of(terms, rows);
+  for (Index s = 0; s < cut.count(); ++s) {
+    const Index first = cut.begin(s);
+    const Index count = cut.begin(s + 1) - first;
+    for (Index k = 0; k < all_terms; ++k)
+      std::copy_n(a.row(k) + first, count, strips.data() + first * all_terms + k * count);
+  }
+  const bool in_strips = terms != Terms::future;
   // Clean rows of b, and then one of them poisoned: only rows that have the term may show it.
   for (Index poisoned = -1; poisoned < all_terms; poisoned += 1 + all_terms / 4) {
     CAPTURE(poisoned, add, backwards);
@@ -419,10 +436,19 @@ void check_mixture(Terms terms, Index rows, Index cols, Index depth, bool add, b
       mixture.b_stride = -right.stride();
       mixture.c = mirrored.row(rows - 1);
       mixture.c_stride = -result.stride();
-      Kernels::mix(mixture);
+      if (in_strips) {
+        mixture.a = strips.data();
+        Kernels::mix_strips(mixture);
+      } else {
+        Kernels::mix(mixture);
+      }
       for (Index i = 0; i < rows; ++i) std::copy_n(mirrored.row(rows - 1 - i), cols, result.row(i));
     } else {
       Kernels::mix(mixture);
+      CHECK(result == expected);
+      result = before;
+      if (in_strips) mixture.a = strips.data();
+      in_strips ? Kernels::mix_strips(mixture) : Kernels::mix(mixture);
     }
     CHECK(result == expected);
   }
@@ -448,6 +474,12 @@ TEMPLATE_TEST_CASE("kernels: mixtures take the terms that their rows have, and n
   for (Index cols = 0; cols <= 70; ++cols)
     for (const Terms terms : {Terms::all, Terms::past, Terms::future})
       check_mixture<T, Kernels>(terms, 9, cols, 11, false, cols % 2 == 0);
+  // Several strips, and more terms than they share at once.
+  for (const Terms terms : {Terms::all, Terms::past})
+    for (const Index rows : {17, 29, 43})
+      for (const Index depth : {0, 130, 600})
+        check_mixture<T, Kernels>(terms, rows, 2 * Kernels::mix_cols + 3, depth, depth == 130,
+                                  rows == 29);
 }
 
 TEMPLATE_TEST_CASE("kernels: sums along a row", "[cpu]", INSTRUCTION_SETS) {

@@ -105,6 +105,10 @@ void check_many_blocks() {
            {2, 4, 2, query_tokens, key_tokens, 5, 7, 4});
   check<T>(Variant<Blocks1D, MixedProduct, NoRotation>{.blocks = {.block = 2}},
            {2, 4, 2, key_tokens, key_tokens, 5, 7, 4});
+  // So many summaries of such a size that groups have several strips.
+  check<T>(Variant<Blocks1D, MixedKeySum, NoRotation>{.blocks = {.block = 2},
+                                                      .key_blocks = {.block = 1}},
+           {1, 2, 1, 171, 77, 62, 75, 2});
 }
 
 }  // namespace oracle

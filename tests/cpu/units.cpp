@@ -212,25 +212,37 @@ TEST_CASE("units: summaries lie an odd number of cache lines apart, and do not o
     }
 }
 
-TEST_CASE("units: groups of rows cover every row once, and none is larger than a tile", "[cpu]") {
+TEST_CASE("units: groups of rows cover every row once, in whole triangles of the past", "[cpu]") {
   using namespace mhla::cpu;
   using Past = LoweredOf<Attention<Relu, Blocks1D, mhla::Causal>>;
   using All = LoweredOf<Attention<Relu, Blocks1D>>;
-  const auto check = [](const RowGroups& groups, Index total, Index most) {
-    CAPTURE(total, most);
+  const auto check = [](const RowGroups& groups, Index total, Index most, Index unit) {
+    CAPTURE(total, most, unit);
     Index next = 0;
     for (Index g = 0; g < groups.count; ++g) {
       CHECK(groups.begin(g) == next);
+      CHECK(next % unit == 0);
       CHECK(groups.size(g) >= 1);
       CHECK(groups.size(g) <= std::min(most, groups.max_size()));
       next += groups.size(g);
     }
     CHECK(next == total);
   };
-  for (Index total = 0; total <= 60; ++total) {
-    check(row_groups<All>(total), total, max_mixing_rows);
-    check(row_groups<Past>(total), total, triangle_rows);
+  // Summaries of which the cache holds thousands, 71 and 8.
+  const auto extents = [](Index dim) {
+    const Attention<Relu, Blocks1D> attention{.blocks = {.block = 1}};
+    return Extents(checked_problem(attention, Shape{1, 1, 1, 1, 1, dim, dim, 1, 1, 1}));
+  };
+  for (Index total = 0; total <= 300; total += total < 60 ? 1 : 7) {
+    check(row_groups<All>(extents(4), total, 300), total, max_mixing_rows, 1);
+    check(row_groups<Past>(extents(4), total, 300), total, triangle_rows, triangle_rows);
+    check(row_groups<All>(extents(64), total, 71), total, max_mixing_rows, 1);
+    check(row_groups<All>(extents(64), total, 72), total, 71, 1);
+    check(row_groups<Past>(extents(64), total, 72), total, 60, max_past_strip_rows);
+    check(row_groups<All>(extents(192), total, 9), total, 42, 1);
+    check(row_groups<Past>(extents(192), total, 9), total, 36, max_past_strip_rows);
   }
+  CHECK(row_groups<All>(extents(64), 300, 72).max_size() == 71);
 }
 
 // The units fuse the stages head by head and group by group. Here they are called stage by stage:

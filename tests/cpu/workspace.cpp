@@ -17,8 +17,10 @@ using call::operands;
 using executors::ShuffledExecutor;
 using mhla::Attention;
 using mhla::Bidirectional;
+using mhla::BlockCausal;
 using mhla::Blocks1D;
 using mhla::Blocks2D;
+using mhla::Causal;
 using mhla::Index;
 using mhla::MixedProduct;
 using mhla::Relu;
@@ -106,6 +108,9 @@ TEST_CASE("workspace: the size asked for is enough, and nothing beyond it is tou
     check(image, s);
     check(Attention<Relu, Blocks1D, Bidirectional, MixedProduct>{.blocks = {.block = 5}}, s);
     check(Attention<Relu, Blocks1D, Bidirectional, Unnormalized>{.blocks = {.block = 200}}, s);
+    // More blocks than are mixed at once: dM's triangle is larger than a group's weights.
+    check(Attention<Relu, Blocks1D, BlockCausal>{.blocks = {.block = 1}}, s);
+    check(Attention<Relu, Blocks1D, Causal, Unnormalized>{.blocks = {.block = 1}}, s);
   }
 }
 

@@ -108,6 +108,32 @@ void check_products(Index rows, Index cols, Index depth, Index stride = 0) {
 }
 
 /// Products with a triangle of NaNs above the diagonal.
+// Mixtures of many rows. Of the past: what a row lacks is NaN.
+template <class T>
+void check_strips(Index rows, Index cols, Index depth, bool past) {
+  Matrix<T> weights(rows, depth, 1), b(depth, cols, 2), result(rows, cols, 3);
+  Matrix<T> product = result;
+  for (Index i = 0; i < rows; ++i)
+    for (Index c = 0; c < cols; ++c) product(i, c) = T(0);
+  std::vector<T> memory(static_cast<std::size_t>(rows * depth));
+  const mhla::cpu::PackedWeights<T> packed{memory.data(), rows, depth,
+                                           past ? mhla::cpu::Terms::past : mhla::cpu::Terms::all};
+  for (Index s = 0; s < packed.strips(); ++s)
+    for (Index i = packed.begin(s); i < packed.begin(s + 1); ++i)
+      for (Index k = 0; k < depth; ++k) {
+        const bool lacks = past && k > depth - rows + i;
+        packed.strip(s).row(k)[i - packed.begin(s)] =
+            lacks ? std::numeric_limits<T>::quiet_NaN() : weights(i, k);
+        for (Index c = 0; c < cols && !lacks; ++c) product(i, c) += weights(i, k) * b(k, c);
+      }
+  Matrix<T> twice = product;
+  for (T& element : twice.memory) element *= T(2);
+  mhla::cpu::mix_rows<T>(result.panel(), packed, b.panel(), Into::overwrite);
+  expect(result.memory == product.memory, past ? "strips of the past" : "strips of all terms");
+  mhla::cpu::mix_rows<T>(result.panel(), packed, b.panel(), Into::add);
+  expect(result.memory == twice.memory, "strips that are added");
+}
+
 template <class T>
 void check_triangles(Index rows, Index cols) {
   Matrix<T> lower(rows, rows, 1), transposed(rows, rows, 2), b(rows, cols, 3),
@@ -292,6 +318,7 @@ void check() {
   check_products<T>(30, 200, 128, 4096 / sizeof(T));  // which pushes itself out of the cache
   for (const Index rows : {1, 5, 8, 21})
     for (const Index cols : {3, 40}) check_triangles<T>(rows, cols);
+  for (const bool past : {false, true}) check_strips<T>(30, 40, 600, past);
   for (const Index cols : {1, 7, 16, 37, 70, 300}) check_rows<T, T>(cols);
   check_rotation<T>();
   check_inverses<T>();

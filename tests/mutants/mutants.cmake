@@ -7,12 +7,13 @@ mutant(mix_transposed cpu cpu/plan.hpp
   [[= mix(h, i, b);]]
   [[= mix(h, b, i);]])
 mutant(mix_adjoint_not_transposed cpu cpu/block_mixing.hpp
-  [[copy_row(weights.data + i * weights.rows, mixing.row(i) + first, weights.rows);]]
-  [[for (Index r = 0; r < weights.rows; ++r)
-      weights.data[i * weights.rows + r] = mixing.row((first + r) % mixing.rows)[i % mixing.cols];]])
+  [[copy_row(strip.row(i), mixing.row(i) + first + weights.begin(s), strip.cols);]]
+  [[for (Index r = 0; r < strip.cols; ++r)
+        strip.row(i)[r] =
+            mixing.row((first + weights.begin(s) + r) % mixing.rows)[i % mixing.cols];]])
 mutant(mix_adjoint_of_first_group_only cpu cpu/block_mixing.hpp
-  [[mixing.row(i) + first, weights.rows]]
-  [[mixing.row(i), weights.rows]])
+  [[mixing.row(i) + first + weights.begin(s), strip.cols]]
+  [[mixing.row(i) + weights.begin(s), strip.cols]])
 mutant(dmix_without_summaries cpu cpu/backward_unit.hpp
   [[add(grad.summaries, unit.summaries.summaries, matrix);]]
   [[]])
@@ -274,6 +275,15 @@ mutant(future_triangle_with_a_term_more kernels cpu/kernels/mixtures.inc
 mutant(past_of_the_last_columns kernels cpu/kernels.inc
   [[++rest.depth;]]
   [[rest.depth += 0;]])
+mutant(strips_with_the_first_ones_weights kernels cpu/kernels.inc
+  [[m.a + row * all_terms + first * rows]]
+  [[m.a + first * rows]])
+mutant(strips_of_the_last_terms_alone kernels cpu/kernels.inc
+  [[m.add || first > 0}]]
+  [[m.add}]])
+mutant(strips_of_the_past_that_begin_anew kernels cpu/kernels.inc
+  [[part(strip, col, mix_cols, m.depth + more, 0);]]
+  [[part(strip, col, mix_cols, m.depth, 0);]])
 mutant(triangle_without_its_diagonal causal cpu/gemm.hpp
   [[result.rows - t), result.cols, t + 1,]]
   [[result.rows - t), result.cols, t,]])
@@ -434,18 +444,18 @@ mutant(causal_w_of_the_block_before causal cpu/backward_unit.hpp
   [[std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));]]
   [[]])
 mutant(causal_ds_with_the_own_block causal cpu/block_mixing.hpp
-  [[mixing.rows - first - lag};]]
-  [[mixing.rows - first};]])
+  [[mixing.rows - first - lag, Terms::past};]]
+  [[mixing.rows - first, Terms::past};]])
 mutant(causal_ds_not_mirrored causal cpu/block_mixing.hpp
   [[mirrored.data = panel.row(from);
     mirrored.stride = -panel.stride;]]
   [[static_cast<void>(from);]])
 mutant(causal_weights_of_ds_not_mirrored causal cpu/block_mixing.hpp
-  [=[mixing.row(last_row - k)[first + last - r]]=]
-  [=[mixing.row(last_row - k)[first + r]]=])
+  [=[mixing.row(last_row - k)[first + last - weights.begin(s) - r]]=]
+  [=[mixing.row(last_row - k)[first + weights.begin(s) + r]]=])
 mutant(causal_dmix_without_its_last_column causal cpu/block_mixing.hpp
-  [[for (Index b = seen_by_all; b <= first + i - lag; ++b)]]
-  [[for (Index b = seen_by_all; b < first + i - lag; ++b)]])
+  [[for (Index b = 0; b <= i - lag - first; ++b)]]
+  [[for (Index b = 0; b < i - lag - first; ++b)]])
 
 # Packed and padded batches
 mutant(packed_corner_of_the_longest causal cpu/plan.hpp

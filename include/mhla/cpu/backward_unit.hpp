@@ -228,20 +228,22 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
                               const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const RowGroups groups = row_groups<L>(unit.queries.blocks);
-  loop.parallel_for(groups.count, [&](Index group, Index) {
-    const Index first = groups.begin(group);
-    const Index rows = groups.size(group);
-    const auto rows_of = [&](Index matrix) {
-      return Panel<A>{grad_mixing + (matrix * e.query_blocks + first) * e.key_blocks, rows,
-                      unit.keys.blocks, e.key_blocks};
+  const Index most = matrix_gradient_cols(unit.keys.blocks);
+  loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) {
+    const Index first = task * most;
+    const Index count = std::min(most, unit.keys.blocks - first);
+    const auto columns_of = [&](Index matrix) {
+      return Panel<A>{grad_mixing + matrix * e.query_blocks * e.key_blocks, unit.queries.blocks,
+                      unit.keys.blocks, e.key_blocks}
+          .col_range(first, count);
     };
     const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from, Index matrix) {
+      const Panel<A> blocks = from.row_range(first, count);
       if constexpr (sees_past_only<L>) {
-        mix_past_matrix_gradient<A>(grad_mixed.row_range(first, rows), first, past_lag<L>, from,
-                                    rows_of(matrix));
+        mix_past_matrix_gradient<A>(grad_mixed, first, past_lag<L>, blocks, columns_of(matrix),
+                                    plan.slots[slot].weights);
       } else {
-        mix_matrix_gradient<A>(grad_mixed.row_range(first, rows), from, rows_of(matrix));
+        mix_matrix_gradient<A>(grad_mixed, blocks, columns_of(matrix));
       }
     };
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
@@ -251,12 +253,13 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
     }
     if constexpr (mixes_products<L>) {
       for (Index g = 0; g < e.group_size; ++g) {
-        const Index row = g * e.query_blocks + first;
-        mixed_product_matrix_gradient<A>(
-            panel(unit.memory.grad_denominators.data + row * e.block_tokens, rows, e.block_tokens),
-            panel(unit.memory.products.data + g * e.query_blocks * e.block_tokens, e.key_blocks,
-                  e.block_tokens),
-            rows_of(e.matrices == 1 ? 0 : g));
+        const auto of_head = [&](Span<A> array) {
+          return panel(array.data + g * e.query_blocks * e.block_tokens, unit.keys.blocks,
+                       e.block_tokens);
+        };
+        mixed_product_matrix_gradient<A>(of_head(unit.memory.grad_denominators),
+                                         of_head(unit.memory.products).row_range(first, count),
+                                         columns_of(e.matrices == 1 ? 0 : g));
       }
     }
   });

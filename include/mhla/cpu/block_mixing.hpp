@@ -19,9 +19,19 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Query blocks, or key blocks in the adjoint, mixed at once: all sums of a column of theirs are in
-/// registers, so that summaries are read once for all of them.
-inline constexpr Index max_mixing_rows = 14;
+/// Query blocks, or key blocks in the adjoint, of a strip: all sums of a column of theirs are in
+/// registers. What is read of the summaries serves one strip after the other.
+inline constexpr Index max_mixing_rows = max_strip_rows;
+
+/// Packs the rows of a mixing matrix, as many columns as the weights are deep.
+template <class A>
+void pack_rows(const PackedWeights<A>& weights, const Panel<const A>& mixing) {
+  for (Index s = 0; s < weights.strips(); ++s) {
+    const Panel<A> strip = weights.strip(s);
+    transpose(strip,
+              Panel<const A>{mixing.row(weights.begin(s)), strip.cols, strip.rows, mixing.stride});
+  }
+}
 
 /// mixed [rows, width] = mixing [rows, key blocks] summaries [key blocks, width]. `scratch` has
 /// room for the rows of mixing, here and below.
@@ -29,8 +39,8 @@ template <class A>
 void mix(const Panel<const A>& mixing, const Panel<const A>& summaries, const Panel<A>& mixed,
          Span<A> scratch) {
   const PackedWeights<A> weights{scratch.data, mixing.rows, mixing.cols};
-  transpose(panel(weights.data, weights.depth, weights.rows), mixing);
-  mix_rows(mixed, weights, summaries, Terms::all, Into::overwrite);
+  pack_rows(weights, mixing);
+  mix_rows(mixed, weights, summaries, Into::overwrite);
 }
 
 /// The same for query blocks [first, first + rows) and key blocks b <= i - lag.
@@ -38,10 +48,9 @@ template <class A>
 void mix_past(const Panel<const A>& mixing, Index first, Index lag, const Panel<const A>& summaries,
               const Panel<A>& mixed, Span<A> scratch) {
   const Index seen = first + mixing.rows - lag;  // by the last row
-  const PackedWeights<A> weights{scratch.data, mixing.rows, seen};
-  transpose(panel(weights.data, weights.depth, weights.rows),
-            Panel<const A>{mixing.data, mixing.rows, seen, mixing.stride});
-  mix_rows(mixed, weights, summaries, Terms::past, Into::overwrite);
+  const PackedWeights<A> weights{scratch.data, mixing.rows, seen, Terms::past};
+  pack_rows(weights, mixing);
+  mix_rows(mixed, weights, summaries, Into::overwrite);
 }
 
 /// The adjoint in the summaries, for key blocks [first, first + grad.rows):
@@ -51,9 +60,12 @@ void mix_summary_gradient(const Panel<const A>& mixing, Index first,
                           const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into,
                           Span<A> scratch) {
   const PackedWeights<A> weights{scratch.data, grad.rows, mixing.rows};
-  for (Index i = 0; i < mixing.rows; ++i)
-    copy_row(weights.data + i * weights.rows, mixing.row(i) + first, weights.rows);
-  mix_rows(grad, weights, grad_mixed, Terms::all, into);
+  for (Index s = 0; s < weights.strips(); ++s) {
+    const Panel<A> strip = weights.strip(s);
+    for (Index i = 0; i < mixing.rows; ++i)
+      copy_row(strip.row(i), mixing.row(i) + first + weights.begin(s), strip.cols);
+  }
+  mix_rows(grad, weights, grad_mixed, into);
 }
 
 /// The adjoint of `mix_past` in the summaries: dS_b (+)= sum over i >= b + lag of m_ib dS~_i. From
@@ -64,44 +76,46 @@ void mix_past_summary_gradient(const Panel<const A>& mixing, Index first, Index 
                                Span<A> scratch) {
   const Index last_row = mixing.rows - 1;
   const Index last = grad.rows - 1;
-  const PackedWeights<A> weights{scratch.data, grad.rows, mixing.rows - first - lag};
-  for (Index k = 0; k < weights.depth; ++k)
-    for (Index r = 0; r < weights.rows; ++r)
-      weights.data[k * weights.rows + r] = mixing.row(last_row - k)[first + last - r];
+  const PackedWeights<A> weights{scratch.data, grad.rows, mixing.rows - first - lag, Terms::past};
+  for (Index s = 0; s < weights.strips(); ++s) {
+    const Panel<A> strip = weights.strip(s);
+    for (Index k = 0; k < weights.depth; ++k)
+      for (Index r = 0; r < strip.cols; ++r)
+        strip.row(k)[r] = mixing.row(last_row - k)[first + last - weights.begin(s) - r];
+  }
   const auto backwards = [](const auto& panel, Index from) {
     auto mirrored = panel;
     mirrored.data = panel.row(from);
     mirrored.stride = -panel.stride;
     return mirrored;
   };
-  mix_rows(backwards(grad, last), weights, backwards(grad_mixed, last_row), Terms::past, into);
+  mix_rows(backwards(grad, last), weights, backwards(grad_mixed, last_row), into);
 }
 
-/// The adjoint in the mixing matrix: dm_ib += <dS~_i, S_b>, for the rows given. Called for S and
-/// for z, it adds both terms.                                             // [rows, key blocks]
+/// The adjoint in the mixing matrix: dm_ib += <dS~_i, S_b>, for the blocks given. Called for S and
+/// for z, it adds both terms.                                         // [query blocks, key blocks]
 template <class A>
 void mix_matrix_gradient(const Panel<const A>& grad_mixed, const Panel<const A>& summaries,
                          const Panel<A>& grad_mixing) {
   multiply_right_transposed(grad_mixing, grad_mixed, summaries, Into::add);
 }
 
-/// The same for query blocks [first, first + rows) and key blocks b <= i - lag.
+/// The same of all query blocks and key blocks [first, first + summaries.rows), where b <= i - lag.
+/// `scratch` has room for a product of two key blocks each.
 template <class A>
 void mix_past_matrix_gradient(const Panel<const A>& grad_mixed, Index first, Index lag,
-                              const Panel<const A>& summaries, const Panel<A>& grad_mixing) {
-  // Products with blocks that a row does not see cost less than to leave them out; they are not
-  // added.
-  A products[max_mixing_rows * max_mixing_rows];
-  const Index rows = grad_mixed.rows;
-  const Index seen_by_all = std::max(Index{0}, first - lag + 1);
-  const Index rest = first + rows - lag - seen_by_all;
-  multiply_right_transposed(Panel<A>{grad_mixing.data, rows, seen_by_all, grad_mixing.stride},
-                            grad_mixed, summaries.row_range(0, seen_by_all), Into::add);
-  multiply_right_transposed(panel(products, rows, rest), grad_mixed,
-                            summaries.row_range(seen_by_all, rest));
-  for (Index i = 0; i < rows; ++i)
-    for (Index b = seen_by_all; b <= first + i - lag; ++b)
-      grad_mixing.row(i)[b] += products[i * rest + b - seen_by_all];
+                              const Panel<const A>& summaries, const Panel<A>& grad_mixing,
+                              Span<A> scratch) {
+  // Query blocks from `some` on see the first of the key blocks, from `all` on the last. Products
+  // with blocks that a row does not see cost less than to leave them out; they are not added.
+  const Index some = std::min(grad_mixed.rows, first + lag);
+  const Index all = std::min(grad_mixed.rows, first + lag + summaries.rows - 1);
+  const Panel<A> products = panel(scratch.data, all - some, summaries.rows);
+  multiply_right_transposed(products, grad_mixed.row_range(some, all - some), summaries);
+  for (Index i = some; i < all; ++i)
+    for (Index b = 0; b <= i - lag - first; ++b) grad_mixing.row(i)[b] += products.row(i - some)[b];
+  mix_matrix_gradient(grad_mixed.row_range(all, grad_mixed.rows - all), summaries,
+                      grad_mixing.row_range(all, grad_mixed.rows - all));
 }
 
 }  // namespace cpu

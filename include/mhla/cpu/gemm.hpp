@@ -26,6 +26,7 @@ struct Panel {
 
   T* row(Index r) const { return data + r * stride; }
   Panel row_range(Index first, Index count) const { return {row(first), count, cols, stride}; }
+  Panel col_range(Index first, Index count) const { return {data + first, rows, count, stride}; }
   Rows<T> placed() const { return {data, stride}; }
 
   template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
@@ -97,11 +98,12 @@ void multiply_right_transposed(const Panel<T>& result,
   // To add up the lanes of every sum costs less than to transpose b where there are few sums for an
   // element of b, or many terms for a sum.
   constexpr Index few_rows = 4;
+  constexpr Index many_rows = 96;
   constexpr Index long_row = 1024;
   const Product<T> product{result.rows, result.cols, a.cols,          a.placed(),
                            false,       b.placed(),  result.placed(), into == Into::add};
   with_kernels<T>([&](auto kernels) {
-    if (a.cols >= long_row || a.rows <= few_rows) {
+    if (a.rows <= few_rows || (a.rows < many_rows && a.cols >= long_row)) {
       kernels.multiply_dots(product);
     } else {
       kernels.multiply_transposed(product);
@@ -117,23 +119,38 @@ void transpose(const Panel<T>& result, const Panel<const std::type_identity_t<T>
   });
 }
 
-/// Few rows of weights, packed for `mix_rows`: weight (i, k) at data[k * rows + i].
+/// Weights packed for `mix_rows`, in strips of rows. Terms::past: row i has only the first
+/// depth - (rows - 1) + i of them.
 template <class T>
 struct PackedWeights {
-  T* data = nullptr;
-  Index rows = 0;
-  Index depth = 0;
+  T* data;
+  Index rows;
+  Index depth;
+  Terms terms;
+  Strips cut;
+
+  PackedWeights(T* memory, Index weight_rows, Index weight_depth, Terms kind = Terms::all)
+      : data(memory), rows(weight_rows), depth(weight_depth), terms(kind), cut{} {
+    with_kernels<T>([&](auto kernels) { cut = kernels.strips_of(kind, weight_rows); });
+  }
+  Index strips() const { return cut.count(); }
+  Index begin(Index strip) const { return cut.begin(strip); }
+  /// Of a strip: weight (i, k) at (k, i - begin(strip)).
+  Panel<T> strip(Index s) const {
+    return panel(data + begin(s) * depth, depth, begin(s + 1) - begin(s));
+  }
 };
 
-/// result (+)= weights b, for rows of b that no cache holds. Terms::past: row i of the result takes
-/// only the first depth - (rows - 1) + i rows of b, and reads no others.
+/// result (+)= weights b, for rows of b that no cache holds. What a row of the result has no weight
+/// for is not read.
 template <class T>
 void mix_rows(const Panel<T>& result, const PackedWeights<T>& weights,
-              const Panel<const std::type_identity_t<T>>& b, Terms terms, Into into) {
-  const Index depth = weights.depth - (terms == Terms::past ? result.rows - 1 : 0);
+              const Panel<const std::type_identity_t<T>>& b, Into into) {
+  const Index depth = weights.depth - (weights.terms == Terms::past ? result.rows - 1 : 0);
   with_kernels<T>([&](auto kernels) {
-    kernels.mix(Mixture<T>{result.rows, result.cols, depth, weights.data, weights.rows, b.data,
-                           b.stride, result.data, result.stride, into == Into::add, terms});
+    kernels.mix_strips(Mixture<T>{result.rows, result.cols, depth, weights.data, weights.rows,
+                                  b.data, b.stride, result.data, result.stride, into == Into::add,
+                                  weights.terms});
   });
 }
 

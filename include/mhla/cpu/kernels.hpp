@@ -50,12 +50,15 @@ class Prefetch {
  public:
   /// Nothing is read before tensors are added.
   Prefetch() = default;
+  /// Without places, row r is in place r.
   Prefetch(const Index* places, Index rows) : places_(places), rows_(rows) {}
 
   /// Row r at data + places[r] * stride; `stride` and `length` of a row in bytes.
-  void add(const void* data, Index stride, Index length) {
-    if (rows_ == 0 || length == 0) return;
-    tensors_[count_++] = {static_cast<const char*>(data), stride, length};
+  void add(const void* data, Index stride, Index length) { add(data, stride, length, rows_); }
+  /// The same of the first `rows` alone; the first tensor has them all.
+  void add(const void* data, Index stride, Index length, Index rows) {
+    if (rows == 0 || length == 0) return;
+    tensors_[count_++] = {static_cast<const char*>(data), stride, length, rows};
     if (count_ == 1) lines_ = row();
   }
 
@@ -71,7 +74,7 @@ class Prefetch {
 
   /// The lines of the next row.
   __attribute__((always_inline)) Lines next_row() {
-    if (++tensor_ < count_) return row();
+    if (++tensor_ < count_ && row_ < tensors_[tensor_].rows) return row();
     tensor_ = 0;
     if (++row_ < rows_) return row();
     return {here, here + 1, 0};
@@ -84,7 +87,8 @@ class Prefetch {
 
   __attribute__((always_inline)) Lines row() const {
     const Tensor& tensor = tensors_[tensor_];
-    const char* const begin = tensor.data + places_[row_] * tensor.stride;
+    const char* const begin =
+        tensor.data + (places_ != nullptr ? places_[row_] : row_) * tensor.stride;
     return {begin, begin + tensor.length, line_bytes};
   }
 
@@ -92,6 +96,7 @@ class Prefetch {
     const char* data;
     Index stride;
     Index length;
+    Index rows;
   };
   Lines lines_{here, here + 1, 0};
   const Index* places_ = nullptr;
@@ -124,6 +129,14 @@ inline constexpr int triangle_rows = 8;
 /// future: row i lacks the first i of them.
 enum class Terms { all, past, future };
 
+/// Rows of b that a tile of a mixture reads into the cache for later ones: one every `pace` terms,
+/// as far apart as b's. Without any it reads its own rows' next columns.
+template <class T>
+struct RowsAhead {
+  const T* rows = nullptr;
+  Index pace = 1;
+};
+
 /// c [rows, cols] (+)= a b for few rows, element (i, k) of a at a[k * a_depth + i]; b [depth,
 /// cols].
 template <class T>
@@ -139,7 +152,26 @@ struct Mixture {
   Index c_stride;
   bool add;
   Terms terms = Terms::all;
+  RowsAhead<T> ahead = {};
 };
+
+/// Many rows are mixed in strips of what tiles of sums take. The weights of a strip lie together:
+/// of the rows [first, first + count), element (i, k) is a[first * depth + k * count + i - first],
+/// where `depth` is that of the row with the most terms.
+struct Strips {
+  Index rows;
+  Index most;  // rows of a strip
+  bool even;   // all of nearly the same height, or whole ones and a rest
+
+  Index count() const { return ceil_div(rows, most); }
+  Index begin(Index strip) const {
+    if (even) return even_split(rows, count(), strip);
+    return strip * most < rows ? strip * most : rows;
+  }
+};
+inline constexpr Index max_strip_rows = 14;
+/// Triangles that tiles come in, of 8 rows and of 4.
+inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
 
 // Loops of a tile are written out: their sums are registers. g++ optimizes kernels whatever the
 // flags of the rest: without that it also leaves out what makes the way back from AVX to SSE code
@@ -250,7 +282,8 @@ struct Mixture {
   prefix template void isa::Kernels<type>::multiply(const Product<type>&);            \
   prefix template void isa::Kernels<type>::multiply_transposed(const Product<type>&); \
   prefix template void isa::Kernels<type>::multiply_dots(const Product<type>&);       \
-  prefix template void isa::Kernels<type>::mix(const Mixture<type>&);
+  prefix template void isa::Kernels<type>::mix(const Mixture<type>&);                 \
+  prefix template void isa::Kernels<type>::mix_strips(const Mixture<type>&);
 #if defined(__x86_64__)
 #define MHLA_EVERY_KERNEL(prefix)        \
   MHLA_KERNELS(prefix, portable, float)  \

@@ -58,27 +58,27 @@ template <class L>
 inline constexpr Index max_tokens_of_tile =
     masks_own_block<L> ? max_causal_tile_tokens : max_tile_tokens;
 
-/// Rows of the mixing matrix handled at once: groups of nearly equal size.
+/// Rows of the mixing matrix handled at once: groups of nearly equal size, made of whole units.
 struct RowGroups {
   Index rows = 0;
   Index most = 1;  // rows of a group
+  Index unit = 1;
   Index count = 0;
 
-  RowGroups(Index total, Index most_rows)
-      : rows(total), most(most_rows), count(ceil_div(total, most_rows)) {}
+  RowGroups(Index total, Index most_rows, Index unit_rows = 1)
+      : rows(total),
+        most(std::max(most_rows / unit_rows, Index{1}) * unit_rows),
+        unit(unit_rows),
+        count(ceil_div(total, most)) {}
   RowGroups() = default;
 
-  Index begin(Index group) const { return even_split(rows, count, group); }
+  Index begin(Index group) const {
+    return std::min(rows, even_split(ceil_div(rows, unit), count, group) * unit);
+  }
   Index size(Index group) const { return begin(group + 1) - begin(group); }
   /// Of any sequence of up to this many rows: a shorter one may be cut into larger groups.
   Index max_size() const { return std::min(rows, most); }
 };
-
-/// As many as one tile of sums takes, triangle included.
-template <class L>
-RowGroups row_groups(Index rows) {
-  return {rows, sees_past_only<L> ? Index{triangle_rows} : max_mixing_rows};
-}
 
 /// The sizes every stage works with.
 struct Extents {
@@ -123,6 +123,31 @@ struct Extents {
   }
 };
 
+/// The groups of `rows` mixtures of `terms` summaries each, `stride` apart. As many as one tile of
+/// sums takes where the cache holds all terms: the mixed summaries are read out from near then.
+/// More of them where terms come from far away for every group: as many as the cache has room for,
+/// but some tiles at the least, and the more, the more terms there are.
+inline RowGroups mixing_groups(Terms kind, Index rows, Index terms, Index stride) {
+  constexpr Index cache = Index{9} << 15;  // floats that L2 keeps beside panels of tokens
+  constexpr Index least = 42;
+  constexpr Index most = 112;
+  const Index held = cache / stride;
+  if (terms <= held)
+    return kind == Terms::all ? RowGroups(rows, max_strip_rows)
+                              : RowGroups(rows, triangle_rows, triangle_rows);
+  return {rows, std::clamp(std::max(held, terms / 8), least, most),
+          kind == Terms::all ? Index{1} : max_past_strip_rows};
+}
+template <class L>
+RowGroups row_groups(const Extents& e, Index rows, Index terms) {
+  return mixing_groups(sees_past_only<L> ? Terms::past : Terms::all, rows, terms,
+                       e.summary_stride());
+}
+
+/// Columns of dM handled at once: of few blocks, so that there is something for every slot, of
+/// many, so that each dS~_i is read for many of them.
+inline Index matrix_gradient_cols(Index cols) { return cols < 128 ? 32 : 64; }
+
 /// The groups of `rows` mixtures of `terms` blocks each where slots share them: as many for every
 /// slot, if the bits are the same for any groups. They are not where rows of summaries or of key
 /// sums end in half a vector, of which kernels add up pairs of rows, and other rows, in another
@@ -130,10 +155,11 @@ struct Extents {
 template <class L>
 RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into, Index slots) {
   constexpr Index vector = 16;
-  RowGroups groups = row_groups<L>(rows);
+  RowGroups groups = row_groups<L>(e, rows, terms);
   const bool same_bits =
       e.feature_dim % vector == 0 || (terms <= max_placed_rows && into == Into::overwrite);
-  if (same_bits) groups.count = std::min(rows, ceil_div(groups.count, slots) * slots);
+  if (same_bits)
+    groups.count = std::min(ceil_div(rows, groups.unit), ceil_div(groups.count, slots) * slots);
   return groups;
 }
 
@@ -195,7 +221,7 @@ struct SlotScratch {
   Span<A> grad_denominators;  // [tile tokens]
   Span<A> mixed_summaries;    // [group rows, feature_dim * value_dim]: S~, or dS in the adjoint
   Span<A> mixed_key_sums;     // [group rows, feature_dim]: z~, or dz
-  Span<A> weights;            // [blocks, group rows]: a group's part of the mixing matrix
+  Span<A> weights;            // [group rows, blocks]: of the mixing matrix; or a triangle of dM
   Span<A> transposed;         // [feature_dim, value_dim]: dS of one block
   RowBuffers<A> row;
   OwnTileScratch<A> own;
@@ -215,7 +241,10 @@ struct SlotScratch {
     grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
     mixed_summaries = arena.take<A>(checked_mul(group_rows, e.summary_stride()));
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
-    weights = arena.take<A>(checked_mul(group_rows, std::max(e.query_blocks, e.key_blocks)));
+    const Index columns = std::min(e.key_blocks, matrix_gradient_cols(e.key_blocks));
+    weights =
+        arena.take<A>(std::max(checked_mul(group_rows, std::max(e.query_blocks, e.key_blocks)),
+                               needs.backward ? columns * columns : Index{0}));
     transposed = arena.take<A>(needs.backward ? e.summary_size() : 0);
     row.input = arena.take<A>(checked_mul(e.tile_tokens, key_dim));
     row.gradient = arena.take<A>(needs.backward ? row.input.size : 0);
@@ -322,8 +351,10 @@ struct Plan {
                       backward};
     const Index num_slots = executor.slots();
     whole_units = concurrent >= num_slots;
-    Index group_rows = row_groups<L>(problem.query_blocks).max_size();
-    if (backward) group_rows = std::max(group_rows, row_groups<L>(problem.key_blocks).max_size());
+    Index group_rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();
+    if (backward)
+      group_rows = std::max(
+          group_rows, row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
     slots = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
       const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs);
