@@ -54,17 +54,29 @@ MixingShape mixing_shape(const Extents<V>& e, const Sequence& queries, const Seq
           e.summary_size(), sees_past_only<V>, masks_own_block<V> ? 1 : 0};
 }
 
+/// Whether mixed summaries of all sequences can take the place of the summaries.
+template <class V>
+bool mix_in_place(const V& variant, const Extents<V>& e) {
+  bool all = e.queries.table.blocks == e.keys.table.blocks;
+  for_each_sequence_side(variant, e, [&](const Sequence& queries, const Sequence& keys) {
+    all = all && mixes_in_place(mixing_shape(e, queries, keys));
+  });
+  return all;
+}
+
 /// Everything such a call has in its workspace; `T` is the storage type.
 template <class V, class T>
 struct SummaryPlan {
   Extents<V> extents;
   RotationTable<float> rotation;
   WorkspaceView cublas;
-  int parts;                   // planes of every summary
-  Span<float> mixing;          // [mix heads, mix rows, mix columns]
-  Span<T> summaries;           // [parts, units, key blocks, feature_dim, value_dim]
-  Span<float> key_sums;        // [units, key blocks, feature_dim]
-  Span<T> mixed_summaries;     // [parts, units, query blocks, matrices, feature_dim, value_dim]
+  int parts;             // planes of every summary
+  Span<float> mixing;    // [mix heads, mix rows, mix columns]
+  Span<T> summaries;     // [parts, units, key blocks, feature_dim, value_dim]
+  Span<float> key_sums;  // [units, key blocks, feature_dim]
+  /// [parts, units, query blocks, matrices, feature_dim, value_dim]; in the forward pass, which
+  /// needs summaries no more once they are mixed, in their place where the kernel can.
+  Span<T> mixed_summaries;
   Span<float> mixed_key_sums;  // [units, query blocks, matrices, feature_dim]
 
   // The backward pass alone.
@@ -96,7 +108,8 @@ struct SummaryPlan {
     mixing = take(true, e.mix_heads, e.mixing_size());
     summaries = take_summaries(e.key_summaries());
     key_sums = take(normalizes<V>, e.key_summaries(), e.feature_dim);
-    mixed_summaries = take_summaries(e.mixed_summaries());
+    mixed_summaries =
+        !backward && mix_in_place(attention, e) ? summaries : take_summaries(e.mixed_summaries());
     mixed_key_sums = take(normalizes<V>, e.mixed_summaries(), e.feature_dim);
     if (!backward) return;
 

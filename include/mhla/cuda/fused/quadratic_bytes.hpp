@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/fused/moved_bytes.hpp>
