@@ -332,13 +332,22 @@ TEST_CASE("kernels: every line that is wanted soon is read once, row by row", "[
   const std::vector<Index> few = {0, 4000, 700, 4064, 1400};
   CHECK(walk(shorter, 5) == few);
 
-  // Nothing to read: no tensor, no rows, rows of nothing.
+  // A piece of memory behind the last row, once.
+  Prefetch with_piece(places, 2);
+  with_piece.add(memory.data(), 700, 64);
+  with_piece.add_piece(memory.data() + 6000, 130);
+  const std::vector<Index> rows_and_piece = {2800, 0, 6000, 6064, 6128, behind.front()};
+  CHECK(walk(with_piece, 6) == rows_and_piece);
+
+  // Nothing to read: no tensor, no rows, rows of nothing, and nothing behind them.
   Prefetch none;
   Prefetch no_tensor(places, 3);
   Prefetch no_rows(places, 0);
   no_rows.add(memory.data(), 700, 130);
   Prefetch empty_rows(places, 3);
   empty_rows.add(memory.data(), 700, 0);
+  for (Prefetch* nothing : {&none, &no_rows, &empty_rows})
+    nothing->add_piece(memory.data() + 6000, 130);
   for (Prefetch* nothing : {&none, &no_tensor, &no_rows, &empty_rows})
     CHECK(walk(*nothing, 20) == std::vector<Index>(20, behind.front()));
 }

@@ -192,10 +192,13 @@ TEMPLATE_TEST_CASE("rotation table: circling angles are those of every position"
                    double) {
   using A = TestType;
   for (const double frequency : {1.0, 0.3, 1e-3, 0.0}) {
-    mhla::cpu::CirclingAngle<A> angles(frequency);
+    mhla::cpu::CirclingAngles<A> angles;
+    for (const double other : {0.7, frequency, 0.2}) angles.add(other);
     double worst = 0;  // in units of u; and of what the angle's own rounding in double makes of it
     for (Index position = 0; position < 40000; ++position) {
-      const auto [cosine, sine] = angles.at(position);
+      A cosines[3], sines[3];
+      angles.at(position, cosines, sines);
+      const A cosine = cosines[1], sine = sines[1];
       const long double angle =
           static_cast<long double>(position) * static_cast<long double>(frequency);
       const double allowed = tolerance::unit_roundoff<A> +

@@ -212,6 +212,34 @@ TEST_CASE("units: summaries lie an odd number of cache lines apart, and do not o
     }
 }
 
+TEST_CASE("units: tiles of a block prefetch the next summary, all of it, where the cache has none",
+          "[cpu]") {
+  constexpr Index size = 1000;
+  const std::vector<char> token(64);
+  const Index place = 0;
+  for (const Index blocks : {Index{3}, mhla::cpu::cached_summaries / 1008 + 1}) {
+    std::vector<float> memory(static_cast<std::size_t>(blocks * 1008));
+    mhla::cpu::SummaryRows<float> rows;
+    rows.summaries = {memory.data(), blocks, size, 1008};
+    rows.first = 5;
+    for (const Index block : {5 + 1, 5 - 1, 5 + static_cast<int>(blocks)}) {
+      const bool far = blocks > 3 && block == 6;
+      const auto* const summary = reinterpret_cast<const char*>(memory.data() + 1008);
+      std::vector<bool> read(size * sizeof(float) / 64 + 1, false);
+      for (Index part = 0; part < 7; ++part) {
+        mhla::cpu::Prefetch prefetch(&place, 1);
+        prefetch.add(token.data(), 0, 64);
+        mhla::cpu::prefetch_summary(rows, block, part, 7, prefetch);
+        mhla::cpu::Prefetch::Lines lines = prefetch.next_row();
+        if (!far) CHECK(lines.step == 0);
+        for (; far && lines.next < lines.end; lines.next += lines.step)
+          read[static_cast<std::size_t>(lines.next - summary) / 64] = true;
+      }
+      if (far) CHECK(std::count(read.begin(), read.end(), false) <= 1);  // the row ends in a line
+    }
+  }
+}
+
 TEST_CASE("units: groups of rows cover every row once, in whole triangles of the past", "[cpu]") {
   using namespace mhla::cpu;
   using Past = LoweredOf<Attention<Relu, Blocks1D, mhla::Causal>>;

@@ -254,9 +254,11 @@ void check_rounding() {
 /// Angles of positions, and pairs turned by them and back.
 template <class A>
 void check_rotation() {
-  mhla::cpu::CirclingAngle<A> angles(0.3);
+  mhla::cpu::CirclingAngles<A> angles;
+  angles.add(0.3);
   for (Index position = 0; position < 5000; ++position) {
-    const auto [cosine, sine] = angles.at(position);
+    A cosine, sine;
+    angles.at(position, &cosine, &sine);
     const long double angle = static_cast<long double>(position) * static_cast<long double>(0.3);
     const long double allowed = std::numeric_limits<A>::epsilon() + 1e-12L;
     expect(std::abs(static_cast<long double>(cosine) - std::cos(angle)) <= allowed &&

@@ -194,17 +194,19 @@ mutant(last_neighbours_not_turned_back cpu cpu/kernels/rows.inc
   [[const T s = back ? -sine[c + 1] : sine[c + 1];]]
   [[const T s = sine[c + 1];]])
 mutant(angles_of_the_first_stretch kernels cpu/rotation_table.hpp
-  [[if (i == 0) begin_]]
-  [[if (position == 0) begin_]])
+  [[if (i == 0)
+]]
+  [[if (position == 0)
+]])
 mutant(angle_beyond_a_stretch_of_its_end kernels cpu/rotation_table.hpp
-  [[const Point& offset = offsets_[i];]]
-  [[const Point& offset = offsets_[i > 0 ? i - 1 : 0];]])
+  [[const Points& offset = offset_[i];]]
+  [[const Points& offset = offset_[i > 0 ? i - 1 : 0];]])
 mutant(last_angle_of_a_line_missing cpu cpu/rotation_table.hpp
-  [[std::min(axis.count, (task + 1) * line)]]
-  [[std::min(axis.count, (task + 1) * line - width)]])
+  [[std::min(axis.count, first + line)]]
+  [[std::min(axis.count, first + line - width)]])
 mutant(rotation_angle_in_float cpu cpu/rotation_table.hpp
-  [[const double angle = static_cast<double>(position) * frequency_;]]
-  [[const double angle = static_cast<float>(static_cast<double>(position) * frequency_);]])
+  [[const double angle = static_cast<double>(position) * frequency_[c];]]
+  [[const double angle = static_cast<float>(static_cast<double>(position) * frequency_[c]);]])
 mutant(run_crosses_the_edge_of_a_block cpu policy/block_geometry.hpp
   [[return left < block[axis] ? left : block[axis];]]
   [[return left < block[axis] ? left : block[axis] + (left > block[axis]);]])
@@ -382,11 +384,23 @@ mutant(block_causal_past_without_the_own_block causal cpu/plan.hpp
   [[past_lag = masks_own_block<L> ? 1 : 0;]]
   [[past_lag = 1;]])
 mutant(causal_own_weight_dropped causal cpu/forward_unit.hpp
-  [[own_weight, {}, own.values);]]
-  [[A(1), {}, own.values);]])
-mutant(causal_own_weight_dropped_from_key_sums causal cpu/forward_unit.hpp
-  [[running_key_sums<A>(own.features, own_weight,]]
-  [[running_key_sums<A>(own.features, A(1),]])
+  [[own_weight, plan.tables.queries, tile,]]
+  [[A(1), plan.tables.queries, tile,]])
+mutant(causal_y_in_place_not_divided causal cpu/forward_unit.hpp
+  [[denominators.size == 0 ? panel_in_place<A>(table, tile, results) : Panel<A>{};]]
+  [[panel_in_place<A>(table, tile, results);]])
+mutant(grad_numerators_in_place_not_divided cpu cpu/backward_unit.hpp
+  [[if (denominators.size == 0) return readable_panel]]
+  [[if (tile.runs == 1) return readable_panel]])
+mutant(tiles_of_many_runs_in_place causal cpu/token_block.hpp
+  [[if (tile.runs != 1 || !is_in_place]]
+  [[if (!is_in_place]])
+mutant(tile_in_place_from_the_first_token causal cpu/token_block.hpp
+  [[return {rows[0], tile.tokens, tokens.dim, rows.stride};]]
+  [[return {rows.data, tile.tokens, tokens.dim, rows.stride};]])
+mutant(causal_own_weight_twice_in_key_sums causal cpu/forward_unit.hpp
+  [[running_key_sums<A>(own.features, A(1),]]
+  [[running_key_sums<A>(own.features, own_weight,]])
 mutant(causal_tile_not_taken_up causal cpu/forward_unit.hpp
   [[absorb_own_tile<A>(own.rotated, own.values, unit.orientation, mixed.summary(i));]]
   [[static_cast<void>(own);]])
@@ -435,7 +449,7 @@ mutant(causal_dv_without_own_block causal cpu/backward_unit.hpp
   [[if (request.gradients.value.wanted) add_scaled(grad_values, own_weight, own_values);]]
   [[]])
 mutant(causal_dq_without_own_block causal cpu/intra_block.hpp
-  [[multiply_lower(grad_rotated, scores, rotated_keys, Into::add);]]
+  [[multiply_lower(grad_rotated, scores, scaled_keys, Into::add);]]
   [[]])
 mutant(causal_dk_sums_from_the_front causal cpu/intra_block.hpp
   [[for (Index t = rows.rows - 1; t >= 0; --t) {]]

@@ -67,12 +67,14 @@ Panel<A> waiting_query_features(const Plan<L, A>& plan, const Unit<A>& unit, Ind
 
 /// U = dy / den of a tile.
 template <class L, class T, class A>
-Panel<A> pack_grad_numerators(const Operands<L, T>& operands, const TensorView<const T, 4>& dy,
-                              const Unit<A>& unit, Index head, const TokenTile& tile,
-                              Span<const A> denominators, const SlotScratch<A>& scratch) {
+Panel<const A> pack_grad_numerators(const Operands<L, T>& operands,
+                                    const TensorView<const T, 4>& dy, const Unit<A>& unit,
+                                    Index head, const TokenTile& tile, Span<const A> denominators,
+                                    const SlotScratch<A>& scratch) {
   const BlockTable& table = operands.plan.tables.queries;
-  const Panel<A> u = panel(scratch.values.data, tile.tokens, operands.plan.extents.value_dim);
   const TokenRows<const T> rows(dy, unit.queries.batch, head);
+  if (denominators.size == 0) return readable_panel<T>(table, tile, rows, scratch.values);
+  const Panel<A> u = panel(scratch.values.data, tile.tokens, operands.plan.extents.value_dim);
   const Span<A> inverses{scratch.inverses.data, denominators.size};
   if (invert<A>(denominators, inverses)) {
     gather<T, A>(table, tile, rows, A(1), inverses, u);
@@ -98,13 +100,16 @@ void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardReques
   const FeaturePanels<A> q = pack_tile(operands, operands.scale(), table, tile, queries, scratch);
   const Span<const A> denominators =
       tile_denominators(operands, unit, g, mixed, i, tile, own, q.features, scratch);
-  const Panel<A> u =
+  const Panel<const A> u =
       pack_grad_numerators(operands, request.dy, unit, head, tile, denominators, scratch);
   Prefetch results =
       prefetch_tile(table, tile_index, tiles,
                     TokenRows<T>(request.gradients.query.view, unit.queries.batch, head));
   Prefetch next = prefetch_tile(table, tile_index + 1, tiles, queries,
                                 TokenRows<const T>(request.dy, unit.queries.batch, head));
+  const BlockSpan& block = table.blocks[unit.queries.first_block + i];
+  prefetch_summary(mixed, i + 1, tile_index - block.first_tile, block.tiles, next);
+  prefetch_summary(grad, i + 1, tile_index - block.first_tile, block.tiles, results);
   if (request.mixed_summaries())
     read_out_summary_gradient<A>(q.rotated, u, grad.summary(i), into, &next);
   if constexpr (keeps_denominators<L>)
@@ -301,7 +306,7 @@ SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
 template <class A>
 struct KeyTile {
   FeaturePanels<A> features;
-  Panel<A> values;
+  Panel<const A> values;
 };
 
 // Under Causal the tile's own queries pass through the slot's panels meanwhile.
@@ -317,10 +322,10 @@ KeyTile<A> pack_key_tile(const Operands<L, T>& operands, const TokenTile& tile,
   const KeyTile<A> k{{normalizes<L> ? of(scratch.features, scratch.own.features, e.feature_dim)
                                     : of(scratch.rotated, scratch.own.rotated, e.feature_dim),
                       of(scratch.rotated, scratch.own.rotated, e.feature_dim)},
-                     of(scratch.values, scratch.own.values, e.value_dim)};
+                     readable_panel<T>(plan.tables.keys, tile, values,
+                                       masks_own_block<L> ? scratch.own.values : scratch.values)};
   pack_features(operands.variant.feature_map, plan.rotation, A(1), plan.tables.keys, tile, keys,
                 k.features.features, k.features.rotated, scratch.row);
-  gather<T, A>(plan.tables.keys, tile, values, A(1), {}, k.values);
   return k;
 }
 
@@ -330,7 +335,7 @@ KeyTile<A> pack_key_tile(const Operands<L, T>& operands, const TokenTile& tile,
 template <class L, class T, class A>
 void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
                            const Unit<A>& unit, Index b, const TokenTile& tile, bool last,
-                           bool first, const FeaturePanels<A>& keys, const Panel<A>& values,
+                           bool first, const FeaturePanels<A>& keys, const Panel<const A>& values,
                            const FeatureGradients<A>& grad_keys, const Panel<A>& grad_unrotated,
                            const Panel<A>& grad_values, A* grad_mixing,
                            const SlotScratch<A>& scratch) {
@@ -363,7 +368,7 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
       Span<const A> denominators;
       if constexpr (normalizes<L>)
         denominators = tile_offsets(e, unit.memory.denominators, g, b, tile);
-      const Panel<A> u =
+      const Panel<const A> u =
           pack_grad_numerators(operands, request.dy, unit, head, tile, denominators, scratch);
       if (keys_wanted) read_out_own_tile_key_gradient<A>(u, q.rotated, values, scores, own_keys);
       if (request.gradients.value.wanted)
@@ -425,6 +430,7 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
         const TokenRows<T> key_results(request.gradients.key.view, unit.keys.batch, unit.kv_head);
         Prefetch results = prefetch_tile(table, t, tiles, value_results, key_results);
         Prefetch next = prefetch_tile(table, t - 1, tiles, key_rows, value_rows);
+        prefetch_summary(grad, b + 1, t - block.first_tile, block.tiles, results);
         const Panel<A> grad_values = panel(scratch.grad_values.data, tile.tokens, e.value_dim);
         const bool values_in_one_step = !masks_own_block<L> &&
                                         is_in_place_of_products<A>(value_results) &&

@@ -108,6 +108,21 @@ Prefetch prefetch_tile(const BlockTable& table, Index index, const TileSpan& til
   return prefetch;
 }
 
+/// The share of part `part` of `parts` in the summary of row `row`, where there are more summaries
+/// than the cache keeps: tiles of one block prefetch the next one's while they are at work.
+template <class A>
+void prefetch_summary(const SummaryRows<A>& rows, Index row, Index part, Index parts,
+                      Prefetch& prefetch) {
+  const Panel<A>& summaries = rows.summaries;
+  if (summaries.rows * summaries.stride <= cached_summaries || row < rows.first ||
+      row >= rows.first + summaries.rows)
+    return;
+  const Index begin = even_split(summaries.cols, parts, part);
+  const Index end = even_split(summaries.cols, parts, part + 1);
+  prefetch.add_piece(summaries.row(row - rows.first) + begin,
+                     (end - begin) * static_cast<Index>(sizeof(A)));
+}
+
 /// S_b and z_b of every key block.
 template <class L, class T, class A>
 void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const ExecutorRef& loop) {
@@ -124,6 +139,7 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
       const TokenTile& tile = table.tiles[block.first_tile + i];
       const FeaturePanels<A> k = pack_tile(operands, A(1), table, tile, keys, scratch);
       Prefetch next = prefetch_tile(table, block.first_tile + i + 1, tiles, keys, values);
+      prefetch_summary(unit.summaries, b + 1, i, block.tiles, next);
       summarize<A>(k.features, k.rotated, readable_rows<T, A>(table, tile, values, scratch.values),
                    unit.orientation, unit.summaries.summary(b), unit.summaries.key_sum(b),
                    i == 0 ? Into::overwrite : Into::add, &next);
@@ -199,11 +215,11 @@ SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matr
 /// The keys and values of a causal query tile, in the scratch of a slot: its own block's.
 template <class A>
 struct OwnTile {
-  Panel<A> features;  // phi(k)
-  Panel<A> rotated;   // the same, rotated
-  Panel<A> values;    // m_ii v
-  Panel<A> key_sums;  // p_t; no rows without a normalizer
-  Panel<A> scores;    // scratch
+  Panel<A> features;      // m_ii phi(k)
+  Panel<A> rotated;       // the same, rotated
+  Panel<const A> values;  // v
+  Panel<A> key_sums;      // p_t; no rows without a normalizer
+  Panel<A> scores;        // scratch
 };
 
 /// Packs a query tile's own keys and values, and moves z~_i on to p of the tile's last token.
@@ -212,20 +228,19 @@ OwnTile<A> pack_own_tile(const Operands<L, T>& operands, const Unit<A>& unit, co
                          A own_weight, Span<A> running_key_sum, const SlotScratch<A>& scratch) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
+  const TokenRows<const T> keys(operands.k, unit.keys.batch, unit.kv_head);
+  const TokenRows<const T> values(operands.v, unit.keys.batch, unit.kv_head);
   const OwnTile<A> own{
       panel((normalizes<L> ? scratch.own.features : scratch.own.rotated).data, tile.tokens,
             e.feature_dim),
       panel(scratch.own.rotated.data, tile.tokens, e.feature_dim),
-      panel(scratch.own.values.data, tile.tokens, e.value_dim),
+      readable_panel<T>(plan.tables.queries, tile, values, scratch.own.values),
       panel(scratch.own.key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
       panel(scratch.own.scores.data, tile.tokens, tile.tokens)};
-  pack_features(operands.variant.feature_map, plan.rotation, A(1), plan.tables.queries, tile,
-                TokenRows<const T>(operands.k, unit.keys.batch, unit.kv_head), own.features,
-                own.rotated, scratch.row);
-  gather(plan.tables.queries, tile, TokenRows<const T>(operands.v, unit.keys.batch, unit.kv_head),
-         own_weight, {}, own.values);
+  pack_features(operands.variant.feature_map, plan.rotation, own_weight, plan.tables.queries, tile,
+                keys, own.features, own.rotated, scratch.row);
   if constexpr (normalizes<L>)
-    running_key_sums<A>(own.features, own_weight, running_key_sum, own.key_sums);
+    running_key_sums<A>(own.features, A(1), running_key_sum, own.key_sums);
   return own;
 }
 
@@ -267,18 +282,28 @@ void read_out_tile(const Operands<L, T>& operands, const Unit<A>& unit, Index g,
   const Span<const A> denominators =
       tile_denominators(operands, unit, g, mixed, i, tile, own, q.features, scratch);
   Prefetch next = prefetch_tile(table, tile_index + 1, tiles, queries, results);
+  if constexpr (masks_own_block<L>)
+    next = prefetch_tile(table, tile_index + 1, tiles, queries, results,
+                         TokenRows<const T>(operands.k, unit.keys.batch, unit.kv_head),
+                         TokenRows<const T>(operands.v, unit.keys.batch, unit.kv_head));
+  const BlockSpan& block = table.blocks[unit.queries.first_block + i];
+  prefetch_summary(mixed, i + 1, tile_index - block.first_tile, block.tiles, next);
 
   const Span<A> inverses{scratch.inverses.data, denominators.size};
   const bool invertible = invert<A>(denominators, inverses);
   if (!masks_own_block<L> && invertible && is_in_place_of_products<A>(results))
     return read_out<A>(q.rotated, mixed.summary(i), inverses,
                        in_place_of_products<A>(table, tile, results), &next);
-  const Panel<A> out = panel(scratch.values.data, tile.tokens, plan.extents.value_dim);
+  const Panel<A> there =
+      denominators.size == 0 ? panel_in_place<A>(table, tile, results) : Panel<A>{};
+  const Panel<A> out =
+      there.rows > 0 ? there : panel(scratch.values.data, tile.tokens, plan.extents.value_dim);
   // The own block's part is added before the rows are scaled.
   const bool scaled = !masks_own_block<L> && invertible;
   read_out<A>(q.rotated, mixed.summary(i), scaled ? inverses : Span<A>{}, out.placed(), &next);
   if constexpr (masks_own_block<L>)
     read_out_own_tile<A>(q.rotated, own.rotated, own.values, own.scores, out);
+  if (there.rows > 0) return;
   if (!invertible) divide_rows<A>(out, denominators);
   scatter<T, A>(table, tile, out, invertible && !scaled ? inverses : Span<A>{}, results,
                 Update::overwrite);

@@ -26,24 +26,24 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// num += tril(Q^r K^r^T) (m_ii V); `scores` is scratch, here for their transpose.
+/// num += tril(Q^r (m_ii K^r)^T) V; `scores` is scratch, here for their transpose.
 //                                                                       // [tile tokens, value_dim]
 template <class A>
-void read_out_own_tile(const Panel<const A>& rotated_queries, const Panel<const A>& rotated_keys,
-                       const Panel<const A>& scaled_values, const Panel<A>& scores,
+void read_out_own_tile(const Panel<const A>& rotated_queries, const Panel<const A>& scaled_keys,
+                       const Panel<const A>& values, const Panel<A>& scores,
                        const Panel<A>& numerators) {
-  multiply_right_transposed(scores, rotated_keys, rotated_queries);
-  multiply_lower(numerators, scores, scaled_values, Into::add);
+  multiply_right_transposed(scores, scaled_keys, rotated_queries);
+  multiply_lower(numerators, scores, values, Into::add);
 }
 
-/// P += K^r^T (m_ii V), or the same of P^T: what the tile leaves for the later ones.
+/// P += (m_ii K^r)^T V, or the same of P^T: what the tile leaves for the later ones.
 template <class A>
-void absorb_own_tile(const Panel<const A>& rotated_keys, const Panel<const A>& scaled_values,
+void absorb_own_tile(const Panel<const A>& scaled_keys, const Panel<const A>& values,
                      Orientation orientation, const Panel<A>& running_summary) {
   if (orientation == Orientation::straight) {
-    multiply_left_transposed(running_summary, rotated_keys, scaled_values, Into::add);
+    multiply_left_transposed(running_summary, scaled_keys, values, Into::add);
   } else {
-    multiply_left_transposed(running_summary, scaled_values, rotated_keys, Into::add);
+    multiply_left_transposed(running_summary, values, scaled_keys, Into::add);
   }
 }
 
@@ -58,14 +58,14 @@ void running_key_sums(const Panel<const A>& keys, A own_weight, Span<A> running,
   }
 }
 
-/// dQ^r += tril(U (m_ii V)^T) K^r; `scores` is scratch.              // [tile tokens, feature_dim]
+/// dQ^r += tril(U V^T) (m_ii K^r); `scores` is scratch.              // [tile tokens, feature_dim]
 template <class A>
 void read_out_own_tile_query_gradient(const Panel<const A>& grad_numerators,
-                                      const Panel<const A>& rotated_keys,
-                                      const Panel<const A>& scaled_values, const Panel<A>& scores,
+                                      const Panel<const A>& scaled_keys,
+                                      const Panel<const A>& values, const Panel<A>& scores,
                                       const Panel<A>& grad_rotated) {
-  multiply_right_transposed(scores, scaled_values, grad_numerators);
-  multiply_lower(grad_rotated, scores, rotated_keys, Into::add);
+  multiply_right_transposed(scores, values, grad_numerators);
+  multiply_lower(grad_rotated, scores, scaled_keys, Into::add);
 }
 
 /// dK^r / m_ii += tril(U V^T)^T Q^r: the tile's own queries.         // [tile tokens, feature_dim]

@@ -43,9 +43,9 @@ inline constexpr std::array<Index, std::size_t{max_placed_rows}> consecutive_pla
   return places;
 }();
 
-/// Memory that is wanted soon: rows of up to four tensors at the same places, of which a product
-/// reads a line into the cache with every term of its sums. There is no burst, which would hold up
-/// the product, and no wait later on.
+/// Memory that is wanted soon: rows of up to four tensors at the same places, and then a piece of
+/// memory, of which a product reads a line into the cache with every term of its sums. There is no
+/// burst, which would hold up the product, and no wait later on.
 class Prefetch {
  public:
   /// Nothing is read before tensors are added.
@@ -61,9 +61,15 @@ class Prefetch {
     tensors_[count_++] = {static_cast<const char*>(data), stride, length, rows};
     if (count_ == 1) lines_ = row();
   }
+  /// The same of `bytes` that lie together, behind the last row of tensors added before.
+  void add_piece(const void* data, Index bytes) {
+    if (count_ == 0 || bytes == 0) return;
+    const char* const begin = static_cast<const char*>(data);
+    piece_ = {begin, begin + bytes, line_bytes};
+  }
 
-  /// Lines from here to the end of a row: what a loop holds in registers. Behind the last row the
-  /// same line follows itself.
+  /// Lines from here to the end of a row: what a loop holds in registers. Behind the last of all
+  /// the same line follows itself.
   struct Lines {
     const char* next;
     const char* end;
@@ -77,7 +83,9 @@ class Prefetch {
     if (++tensor_ < count_ && row_ < tensors_[tensor_].rows) return row();
     tensor_ = 0;
     if (++row_ < rows_) return row();
-    return {here, here + 1, 0};
+    const Lines last = piece_;
+    piece_ = {here, here + 1, 0};
+    return last;
   }
 
  private:
@@ -99,6 +107,7 @@ class Prefetch {
     Index rows;
   };
   Lines lines_{here, here + 1, 0};
+  Lines piece_{here, here + 1, 0};
   const Index* places_ = nullptr;
   Index rows_ = 0;
   Index row_ = 0;

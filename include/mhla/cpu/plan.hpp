@@ -123,15 +123,17 @@ struct Extents {
   }
 };
 
+/// Floats of summaries that L2 keeps beside panels of tokens.
+inline constexpr Index cached_summaries = Index{9} << 15;
+
 /// The groups of `rows` mixtures of `terms` summaries each, `stride` apart. As many as one tile of
 /// sums takes where the cache holds all terms: the mixed summaries are read out from near then.
 /// More of them where terms come from far away for every group: as many as the cache has room for,
 /// but some tiles at the least, and the more, the more terms there are.
 inline RowGroups mixing_groups(Terms kind, Index rows, Index terms, Index stride) {
-  constexpr Index cache = Index{9} << 15;  // floats that L2 keeps beside panels of tokens
   constexpr Index least = 42;
   constexpr Index most = 112;
-  const Index held = cache / stride;
+  const Index held = cached_summaries / stride;
   if (terms <= held)
     return kind == Terms::all ? RowGroups(rows, max_strip_rows)
                               : RowGroups(rows, triangle_rows, triangle_rows);

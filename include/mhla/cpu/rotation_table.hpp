@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/index.hpp>
@@ -13,7 +14,6 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/rotation.hpp>
 #include <type_traits>
-#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -77,41 +77,53 @@ struct RotationTable {
   }
 };
 
-/// Cosine and sine of position * frequency, asked for one position after the other. In float the
-/// angles of a stretch of positions are its first one plus those of the first stretch, so that most
-/// of them take a product instead of two functions; the roundings of a double do not show.
+/// Cosines and sines of position * frequency for some frequencies, asked for one position after the
+/// other. In float the angles of a stretch of positions are its first one plus those of the first
+/// stretch, so that most of them take a product instead of two functions; the roundings of a double
+/// do not show.
 template <class A>
-class CirclingAngle {
-  struct Point {
-    double cosine;
-    double sine;
-  };
-
+class CirclingAngles {
  public:
-  explicit CirclingAngle(double frequency) : frequency_(frequency) {
-    for (Index i = 0; i < stretch; ++i) offsets_[i] = point(i);
+  /// Frequencies at the most: those of a line of the cache.
+  static constexpr Index most = 16;
+
+  void add(double frequency) {
+    frequency_[count_] = frequency;
+    for (Index i = 0; i < stretch; ++i) set(offset_[i], count_, i);
+    ++count_;
   }
-  /// [cosine, sine]
-  std::pair<A, A> at(Index position) {
+  /// cosine [count], sine [count]
+  void at(Index position, A* cosine, A* sine) {
     const Index i = position % stretch;
-    if (i == 0) begin_ = point(position);
-    const Point& offset = offsets_[i];
-    return {static_cast<A>(begin_.cosine * offset.cosine - begin_.sine * offset.sine),
-            static_cast<A>(begin_.sine * offset.cosine + begin_.cosine * offset.sine)};
+    if (i == 0)
+      for (Index c = 0; c < count_; ++c) set(begin_, c, position);
+    const Points& offset = offset_[i];
+    for (Index c = 0; c < count_; ++c) {
+      cosine[c] =
+          static_cast<A>(begin_.cosine[c] * offset.cosine[c] - begin_.sine[c] * offset.sine[c]);
+      sine[c] =
+          static_cast<A>(begin_.sine[c] * offset.cosine[c] + begin_.cosine[c] * offset.sine[c]);
+    }
   }
 
  private:
   // 1: every angle by itself.
   static constexpr Index stretch = std::is_same_v<A, float> ? 32 : 1;
 
-  Point point(Index position) const {
-    const double angle = static_cast<double>(position) * frequency_;
-    return {std::cos(angle), std::sin(angle)};
+  struct Points {
+    double cosine[std::size_t{most}];
+    double sine[std::size_t{most}];
+  };
+  void set(Points& points, Index c, Index position) const {
+    const double angle = static_cast<double>(position) * frequency_[c];
+    points.cosine[c] = std::cos(angle);
+    points.sine[c] = std::sin(angle);
   }
 
-  double frequency_;
-  Point begin_{};
-  Point offsets_[std::size_t{stretch}];
+  Index count_ = 0;
+  double frequency_[std::size_t{most}];
+  Points begin_;
+  Points offset_[std::size_t{stretch}];
 };
 
 /// Takes the tables for every position of both grids from the arena, and fills them, shared out by
@@ -142,22 +154,27 @@ RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank
       axis.sine = arena.take<A>(checked_mul(positions, axis.count));
       if (arena.measures()) continue;
       // Slots write lines of the cache of their own.
-      constexpr Index line = 16;
+      constexpr Index line = CirclingAngles<A>::most;
       executor.parallel_for(ceil_div(axis.count, line), [&](Index task, Index /*slot*/) {
-        const Index end = std::min(axis.count, (task + 1) * line);
-        for (Index column = task * line; column < end; column += width) {
+        const Index first = task * line;
+        const Index end = std::min(axis.count, first + line);
+        CirclingAngles<A> angles;
+        for (Index column = first; column < end; column += width) {
           const Index j = (axis.first + column) / width - first_pair;  // which of the axis' pairs
           const bool turned = j >= 0 && j < pairs;
-          const double frequency = turned ? rotation.frequency(j, pairs) : 0.0;
-          CirclingAngle<A> angles(frequency);
-          for (Index position = 0; position < positions; ++position) {
-            const auto [cosine, sine] = angles.at(position);
-            const Index at = position * axis.count + column;
-            axis.cosine[at] = cosine;
-            axis.sine[at] = neighbours ? -sine : sine;
+          angles.add(turned ? rotation.frequency(j, pairs) : 0.0);
+        }
+        A cosine[std::size_t{line}];
+        A sine[std::size_t{line}];
+        for (Index position = 0; position < positions; ++position) {
+          angles.at(position, cosine, sine);
+          for (Index i = 0; i * width < end - first; ++i) {
+            const Index at = position * axis.count + first + i * width;
+            axis.cosine[at] = cosine[i];
+            axis.sine[at] = neighbours ? -sine[i] : sine[i];
             if (!neighbours) continue;
-            axis.cosine[at + 1] = cosine;
-            axis.sine[at + 1] = sine;
+            axis.cosine[at + 1] = cosine[i];
+            axis.sine[at + 1] = sine[i];
           }
         }
       });

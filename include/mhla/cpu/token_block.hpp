@@ -98,6 +98,27 @@ Rows<const A> readable_rows(const BlockTable& table, const TokenTile& tile,
   return {packed.data, packed.stride};
 }
 
+/// A tile whose tokens follow each other as the panel that it is, where products work on it in
+/// place; no rows otherwise.
+template <class A, class T>
+Panel<A> panel_in_place(const BlockTable& table, const TokenTile& tile,
+                        const TokenRows<T>& tokens) {
+  if (tile.runs != 1 || !is_in_place_of_products<std::remove_const_t<A>>(tokens)) return {};
+  const Rows<A> rows = in_place_of_products<A>(table, tile, tokens);
+  return {rows[0], tile.tokens, tokens.dim, rows.stride};
+}
+
+/// A tile as a panel: where it lies, or gathered into `buffer`.
+template <class T, class A>
+Panel<const A> readable_panel(const BlockTable& table, const TokenTile& tile,
+                              const TokenRows<const T>& tokens, Span<A> buffer) {
+  const Panel<const A> there = panel_in_place<const A>(table, tile, tokens);
+  if (there.rows > 0) return there;
+  const Panel<A> packed = panel(buffer.data, tile.tokens, tokens.dim);
+  gather(table, tile, tokens, A(1), {}, packed);
+  return packed;
+}
+
 /// The adjoint of `gather`, and the way out of every result.
 template <class T, class A>
 void scatter(const BlockTable& table, const TokenTile& tile, const Panel<const A>& packed,
