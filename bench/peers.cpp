@@ -5,9 +5,8 @@
 //   eigen     the same attention written with Eigen alone (bidirectional shapes with MixedKeySum)
 //   linear    global linear attention: one block (shapes without rotation)
 //   softmax   tiled softmax attention. It runs as many tiles of queries as make about a GFLOP,
-//   evenly
-//             spread over the batch, and its time is scaled by its FLOPs: softmax_share says how
-//             much of one image or sequence was run, 1 being all of it.
+//             evenly spread over the batch, and its time is scaled by its FLOPs: softmax_share
+//             says how much of one image or sequence was run, 1 being all of it.
 // Peers are checked first: a result that is not what it should be is an error.
 #include <benchmark/benchmark.h>
 

@@ -40,8 +40,7 @@ void check_mode(const std::string& name) {
         Shape{1, 1, 1, 75, 75, 4, 5, 1, 38, 38});
 }
 
-// ---- Packed and padded batches
-// -------------------------------------------------------------------
+// ---- Packed and padded batches ----------------------------------------------------------------
 
 /// Tokens [begin, end) of every head.
 mhla::TensorView<double, 4> tokens_of(mhla::TensorView<double, 4> view, Index begin, Index end) {
@@ -111,8 +110,7 @@ void check_padded(const std::string& name, Index key_tokens) {
   }
 }
 
-// ---- Decoding
-// --------------------------------------------------------------------------------------
+// ---- Decoding ---------------------------------------------------------------------------------
 
 template <class Normalizer>
 void check_decoding(const std::string& name) {

@@ -12,9 +12,8 @@
 //     both came to (for threads of one warp sync_warp() is one, for others only sync(); matrix
 //     loads, products and exchanges are none). In shared and in global memory; there the blocks of
 //     a launch race, too, whatever they wait for. The source of a copy is read when it begins;
-//   - touches what a copy writes before its own thread has waited for it: whether the copy landed
-//   at
-//     once, at the wait or at some meeting in between. Or ends with copies not waited for.
+//   - touches what a copy writes before its own thread has waited for it, whether the copy landed
+//     at once, at the wait or at some meeting in between; or ends with copies not waited for.
 // Shared memory is NaN when a block begins. Bytes of global memory are counted in cublasContext.
 //
 // What none of this proves:
@@ -25,8 +24,7 @@
 //   - the memory model of a warp beyond barriers, and forward progress of threads that wait for
 //     each other without one;
 //   - that lanes which meet here do so in one instruction: two calls of one inlined function are
-//   one
-//     place in the source; and what nvcc makes of the source, its unrolling and its fast division;
+//     one place in the source; and what nvcc makes of the source, its unrolling, its fast division;
 //   - accesses that do not go through these functions, such as a table read through a plain
 //     pointer, and addresses outside of the tensors, which AddressSanitizer and canaries find;
 //   - stale or uninitialized registers, exponentials and conversions of the chip, launches that
