@@ -155,7 +155,7 @@ mutant(dv_not_accumulated_where_it_lies cpu cpu/kernels/rows.inc
   [[store(y + c, load(x + c) * weight);]])
 mutant(scattered_rows_not_scaled causal cpu/token_block.hpp
   [[if (scale != A(1) || weights.size > 0)]]
-  [[if (weights.size > 0)]])
+  [[if (scale != A(1))]])
 mutant(rows_scaled_twice_where_they_lie kernels cpu/kernels/rows.inc
   [[return count >= lanes && from != to;]]
   [[return count >= lanes;]])
@@ -375,8 +375,8 @@ mutant(eigen_alias_overlooked eigen eigen/operand.hpp
 
 # Causal modes
 mutant(causal_without_its_triangle causal cpu/intra_block.hpp
-  [[multiply_lower(numerators, scores, scaled_values, Into::add);]]
-  [[multiply(numerators, scores, scaled_values, Into::add);]])
+  [[multiply_lower(numerators, scores, values, Into::add);]]
+  [[multiply(numerators, scores, values, Into::add);]])
 mutant(causal_past_with_the_own_block causal cpu/plan.hpp
   [[past_lag = masks_own_block<L> ? 1 : 0;]]
   [[past_lag = 0;]])
