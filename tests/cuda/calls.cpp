@@ -2,12 +2,12 @@
 // What the laws do not see of the CUDA backend's calls: same bits in whatever order a kernel's
 // threads run, whatever else is asked for, and about the same results where the batch is cut into
 // parts.
-#include <cstring>
 #include <mhla/packed.hpp>
 #include <string>
 #include <vector>
 
 #include "tests/cpu/call.hpp"
+#include "tests/cuda/call_memory.hpp"
 #include "tests/support/error_message.hpp"
 
 namespace {
@@ -16,6 +16,8 @@ using call::bitwise_equal;
 using call::Gradients;
 using call::operands;
 using call::Operands;
+using call_memory::Affordable;
+using call_memory::check_exact;
 using mhla::Attention;
 using mhla::Bidirectional;
 using mhla::Blocks1D;
@@ -50,33 +52,6 @@ void for_each_call(F&& f) {
     f("products", with_products, operands<double>(with_products, shape));
     f("image", image, operands<double>(image, shape));
   }
-}
-
-/// The batch is cut into parts of so many bytes as long as this lives.
-class Affordable {
- public:
-  explicit Affordable(Index bytes) { mhla::cuda::affordable_bytes = bytes; }
-  ~Affordable() { mhla::cuda::affordable_bytes = before_; }
-  Affordable(const Affordable&) = delete;
-  Affordable& operator=(const Affordable&) = delete;
-
- private:
-  Index before_ = mhla::cuda::affordable_bytes;
-};
-
-/// Calls run(workspace) on exactly `size` bytes full of NaN between guards.
-template <class Run>
-void check_exact(Index size, const Run& run) {
-  constexpr Index guard = 4096;
-  const Workspace memory(size + 2 * guard);
-  std::memset(memory.data(), 0x5a, static_cast<std::size_t>(memory.size()));
-  std::memset(memory.data() + guard, 0xff, static_cast<std::size_t>(size));
-  run(WorkspaceView{memory.data() + guard, size});
-  Index touched = 0;
-  for (Index i = 0; i < guard; ++i)
-    touched += (memory.data()[i] != std::byte{0x5a}) +
-               (memory.data()[guard + size + i] != std::byte{0x5a});
-  CHECK(touched == 0);
 }
 
 template <class T, int Rank>

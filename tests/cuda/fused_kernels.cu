@@ -8,6 +8,9 @@
 #include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/quadratic.cuh>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
+#include <mhla/cuda/fused/quadratic_key_gradient.cuh>
+#include <mhla/cuda/fused/quadratic_mixing_gradient.cuh>
+#include <mhla/cuda/fused/quadratic_query_gradient.cuh>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/policy/feature_map.hpp>
 

@@ -3,7 +3,6 @@
 // each other; nothing outside the workspace is touched, and nothing in it matters; parts of the
 // batch, omitted gradients and accumulation are as on cuBLAS. Kernels ask of memory what the cost
 // model says, to the byte.
-#include <cstring>
 #include <limits>
 #include <mhla/cuda/explain.hpp>
 #include <mhla/packed.hpp>
@@ -11,10 +10,13 @@
 #include <vector>
 
 #include "tests/cpu/call.hpp"
+#include "tests/cuda/call_memory.hpp"
 #include "tests/support/error_message.hpp"
 
 namespace {
 
+using call_memory::Affordable;
+using call_memory::check_exact;
 using namespace mhla;
 using call::Operands;
 using mhla::testing::HostTensor;
@@ -91,33 +93,6 @@ void check_close(const char* name, const A& actual, const B& expected, double bo
   const auto result = mhla::testing::compare(actual.view(), expected.view());
   INFO(name << " " << result.report());
   CHECK(result.rms_ratio <= bound);
-}
-
-/// The batch is cut into parts of so many bytes as long as this lives.
-class Affordable {
- public:
-  explicit Affordable(Index bytes) { mhla::cuda::affordable_bytes = bytes; }
-  ~Affordable() { mhla::cuda::affordable_bytes = before_; }
-  Affordable(const Affordable&) = delete;
-  Affordable& operator=(const Affordable&) = delete;
-
- private:
-  Index before_ = mhla::cuda::affordable_bytes;
-};
-
-/// Calls run(workspace) on exactly `size` bytes full of NaN between guards.
-template <class Run>
-void check_exact(Index size, const Run& run) {
-  constexpr Index guard = 4096;
-  const Workspace memory(size + 2 * guard);
-  std::memset(memory.data(), 0x5a, static_cast<std::size_t>(memory.size()));
-  std::memset(memory.data() + guard, 0xff, static_cast<std::size_t>(size));
-  run(WorkspaceView{memory.data() + guard, size});
-  Index touched = 0;
-  for (Index i = 0; i < guard; ++i)
-    touched += (memory.data()[i] != std::byte{0x5a}) +
-               (memory.data()[guard + size + i] != std::byte{0x5a});
-  CHECK(touched == 0);
 }
 
 }  // namespace

@@ -75,16 +75,7 @@ function(compile of_architectures)
   set(kernels "${kernels}" PARENT_SCOPE)
 endfunction()
 
-# "text" with blanks up to `width` characters.
-function(pad result text width)
-  string(LENGTH "${text}" length)
-  set(blanks "")
-  if(length LESS width)
-    math(EXPR missing "${width} - ${length}")
-    string(REPEAT " " ${missing} blanks)
-  endif()
-  set(${result} "${text}${blanks}" PARENT_SCOPE)
-endfunction()
+include("${CMAKE_CURRENT_LIST_DIR}/../support/pad.cmake")
 
 # One line for a kernel.
 function(describe result kernel)

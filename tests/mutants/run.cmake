@@ -54,16 +54,7 @@ function(run_program program verdict)
   set(${verdict} "failed: ${status}" PARENT_SCOPE)
 endfunction()
 
-# "text" with blanks up to `width` characters.
-function(pad result text width)
-  string(LENGTH "${text}" length)
-  set(blanks "")
-  if(length LESS width)
-    math(EXPR missing "${width} - ${length}")
-    string(REPEAT " " ${missing} blanks)
-  endif()
-  set(${result} "${text}${blanks}" PARENT_SCOPE)
-endfunction()
+include("${CMAKE_CURRENT_LIST_DIR}/../support/pad.cmake")
 
 set(killed 0)
 set(survived 0)

@@ -43,6 +43,25 @@ struct PairOperands {
   MHLA_HOST_DEVICE Index heads() const { return sharing.kv_heads * sharing.heads; }
   MHLA_HOST_DEVICE Index query_entries() const { return q.x.table.blocks * q.x.table.block_tokens; }
   MHLA_HOST_DEVICE Index key_entries() const { return k.x.table.blocks * k.x.table.block_tokens; }
+
+  /// The tile of queries of one head, or of keys of one kv head, that a block of threads has.
+  template <int Rows>
+  MHLA_DEVICE TokenRange query_tile(Index number) const {
+    return tile<Rows>(number, heads(), query_entries());
+  }
+  template <int Rows>
+  MHLA_DEVICE TokenRange key_tile(Index number) const {
+    return tile<Rows>(number, sharing.kv_heads, key_entries());
+  }
+
+ private:
+  template <int Rows>
+  MHLA_DEVICE static TokenRange tile(Index number, Index heads, Index entries) {
+    const Index tiles = ceil_div(entries, Index{Rows});
+    const Index begin = number / heads % tiles * Rows;
+    return {number / heads / tiles, number % heads, begin,
+            begin + Rows < entries ? begin + Rows : entries};
+  }
 };
 
 /// Where a row of a tile belongs.
@@ -317,8 +336,12 @@ MHLA_DEVICE void make_plain_features(const Block& block, const FeatureTokens<T, 
 }
 
 /// What kernels of pairs have in common: sizes, and the beginning of their shared memory.
-template <int KeyDim, int ValueDim, bool is_twofold>
+template <int KeyDim, int ValueDim, bool Rotates, bool Divides, Sees sees>
 struct PairShapes {
+  /// A rotation turns the numerators' features, and not the denominators'.
+  static constexpr bool is_twofold = Rotates && Divides;
+  static_assert(!is_twofold || sees != Sees::past_tokens,
+                "mhla: Causal with MixedKeySum and a rotation has no fused kernels");
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
   static constexpr int rows = pair_rows(KeyDim, ValueDim, is_twofold);
@@ -355,10 +378,8 @@ struct PairShapes {
 
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sees sees, bool Divides>
 struct AttendPairs {
-  static constexpr bool is_twofold = Rotates && Divides;
-  static_assert(!is_twofold || sees != Sees::past_tokens,
-                "mhla: Causal with MixedKeySum and a rotation has no fused kernels");
-  using Shapes = PairShapes<KeyDim, ValueDim, is_twofold>;
+  using Shapes = PairShapes<KeyDim, ValueDim, Rotates, Divides, sees>;
+  static constexpr bool is_twofold = Shapes::is_twofold;
   using FeatureTile = typename Shapes::FeatureTile;
   using ValueTile = typename Shapes::ValueTile;
   using ScoreTile = typename Shapes::ScoreTile;
@@ -391,16 +412,11 @@ struct AttendPairs {
 
   MHLA_DEVICE void operator()(const Block& block) const {
     const BlockTable& table = of.q.x.table;
-    const Index tiles_of_head = ceil_div(of.query_entries(), Index{rows});
-    const Index head = block.number % of.heads();
-    const Index begin = block.number / of.heads() % tiles_of_head * rows;
-    const Index item = block.number / of.heads() / tiles_of_head;
-    const Index kv_head = head / of.sharing.heads;
-    const Index all = of.query_entries();
-    const TokenRange xs{item, head, begin, begin + rows < all ? begin + rows : all};
+    const TokenRange xs = of.template query_tile<rows>(block.number);
+    const Index kv_head = xs.head / of.sharing.heads;
     const EntryRange seen = keys_seen<sees>(table, of.k.x.table, of.packed, xs.begin, xs.end);
     const auto ys_of = [&](int tile) {
-      return TokenRange{item, kv_head, seen.begin + Index{tile} * rows, seen.end};
+      return TokenRange{xs.item, kv_head, seen.begin + Index{tile} * rows, seen.end};
     };
 
     const FeatureTile features{Shared{features_at}};
@@ -416,7 +432,7 @@ struct AttendPairs {
     copy_tokens<threads>(block, of.q.x, xs, features);
     query_blocks.look_up(block, table, xs, absent_query);
     const MixingOfHead mixing =
-        mixing_of_head<threads>(block, of.mixing, head, Shared{Shapes::mixing_at});
+        mixing_of_head<threads>(block, of.mixing, xs.head, Shared{Shapes::mixing_at});
     typename Shapes::ValueSum sum;
     float denominator[2] = {0, 0};
     for_each_tile<stages>(

@@ -10,6 +10,9 @@
 #include <mhla/cuda/fused/quadratic.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
+#include <mhla/cuda/fused/quadratic_key_gradient.cuh>
+#include <mhla/cuda/fused/quadratic_mixing_gradient.cuh>
+#include <mhla/cuda/fused/quadratic_query_gradient.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/requests.hpp>
