@@ -844,9 +844,9 @@ mutant(cuda_pairs_epsilon_forgotten cuda_pairs cuda/fused/quadratic.cuh
   [[const float den = row_sum<rows>(Shapes::sums(0), row) + epsilon;]]
   [[const float den = row_sum<rows>(Shapes::sums(0), row);]])
 mutant(cuda_pairs_keys_of_the_first_head cuda_pairs cuda/fused/quadratic_key_gradient.cuh
-  [[kv_head * of.sharing.heads + tile / tiles_of_head,]]
-  [[kv_head * of.sharing.heads + tile / tiles_of_head % 1,]])
-mutant(cuda_pairs_denominators_without_gradient cuda_pairs cuda/fused/quadratic_query_gradient.cuh
+  [[ys.head * of.sharing.heads + tile / tiles_of_head,]]
+  [[ys.head * of.sharing.heads + tile / tiles_of_head % 1,]])
+mutant(cuda_pairs_denominators_without_gradient cuda_pairs cuda/fused/quadratic_key_gradient.cuh
   [[return is_twofold ? r * product : r * product + c;]]
   [[return is_twofold ? r * product : r * product + 0 * c;]])
 mutant(cuda_pairs_dmix_of_the_first_column cuda_pairs cuda/fused/quadratic_mixing_gradient.cuh
