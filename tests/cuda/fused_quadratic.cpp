@@ -372,7 +372,6 @@ TEST_CASE("pairs: gradients omitted, and added", "[cuda]") {
   const auto check_updates = [](const auto& attention) {
     const auto x = operands_of<BFloat16>(attention, {1, 4, 2, 70, 70, 64, 64});
     const auto expected = backward<BFloat16, 64, 64>(attention, x, {x});
-    const GradientViews<BFloat16> none;
     for (int wanted = 0; wanted < 16; ++wanted) {
       Gradients<BFloat16> some(x);
       const Gradients<BFloat16> before(x);
