@@ -98,11 +98,27 @@ struct RecordingExecutor {
 template <class Normalizer>
 void check_single_heads() {
   using Sequence = Attention<Relu, Blocks1D, Bidirectional, Normalizer, NoRotation>;
-  for (const Index value_dim : {16, 32, 40, 48, 64, 72}) {
+  for (const Index value_dim : {16, 32, 40, 48, 64, 72, 96, 256}) {
     INFO("value_dim " << value_dim);
     check_executors<float>(Sequence{.blocks = {.block = 3}},
                            {1, 1, 1, many_tokens, many_tokens, 16, value_dim});
   }
+}
+
+// y and a forward state of a call whose slots share out value columns, and what the gradients make
+// of that state.
+template <class T, class V>
+void check_value_parts(const V& attention, const Shape& shape, Index slots) {
+  const auto x = call::operands<T>(attention, shape);
+  using A = mhla::Accumulator<T>;
+  mhla::ForwardState<A> whole;
+  mhla::ForwardState<A> parted;
+  auto y = call::forward(attention, x, mhla::SerialExecutor{}, &whole);
+  auto other_y = call::forward(attention, x, ShuffledExecutor{slots}, &parted);
+  CHECK(bitwise_equal(y.view(), other_y.view()));
+  auto gradients = call::backward(attention, x, mhla::SerialExecutor{}, &whole);
+  auto other_gradients = call::backward(attention, x, mhla::SerialExecutor{}, &parted);
+  check_same_bits(gradients, other_gradients);
 }
 
 }  // namespace
@@ -127,6 +143,20 @@ TEST_CASE("units: single heads have the same bits on every executor", "[cpu]") {
   }
 }
 
+TEST_CASE("units: value columns shared out leave the bits of y and of a forward state", "[cpu]") {
+  using Causal = Attention<Relu, Blocks1D, mhla::Causal, MixedKeySum, mhla::HalfSplitRotary>;
+  using Image = Attention<mhla::SquaredRelu, Blocks2D, Bidirectional, MixedProduct, AxialRotary>;
+  for (const Index slots : {2, 3, 4}) {
+    CAPTURE(slots);
+    check_value_parts<float>(Causal{.blocks = {.block = 5}}, {1, 2, 1, 83, 83, 16, 192}, slots);
+    check_value_parts<float>(Causal{.blocks = {.block = 72}}, {1, 1, 1, 200, 200, 16, 288}, slots);
+    check_value_parts<double>(Image{.blocks = {.grid = {6, 9}, .block = {3, 3}}},
+                              {2, 1, 1, 54, 54, 32, 128}, slots);
+    check_value_parts<mhla::Half>(Attention<Relu, Blocks1D>{.blocks = {.block = 7}},
+                                  {1, 2, 1, 100, 100, 16, 192, 2}, slots);
+  }
+}
+
 // The last columns of a mixture may be summed in pairs of rows: whoever is in a pair must not
 // depend on the slots.
 TEST_CASE("units: mixtures that end in half a vector have the same bits on every executor",
@@ -143,14 +173,17 @@ TEST_CASE("units: mixtures that end in half a vector have the same bits on every
 }
 
 TEST_CASE("units: every slot has something to do", "[cpu]") {
-  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 2}};
-  const auto loops = [&](Index slots, Index heads, Index blocks) {
+  const auto loops_of = [](auto attention, Index slots, Index heads, Index blocks,
+                           Index key_dim = 4, Index value_dim = 3, Index block = 2) {
+    attention.blocks.block = block;
+    const Index tokens = block * blocks;
     const auto x =
-        call::operands<float>(attention, {1, heads, heads, 2 * blocks, 2 * blocks, 4, 3});
+        call::operands<float>(attention, {1, heads, heads, tokens, tokens, key_dim, value_dim});
     std::vector<Index> all;
     call::forward(attention, x, RecordingExecutor{slots, &all});
     return all;
   };
+  const auto loops = [&](auto... sizes) { return loops_of(Attention<Relu, Blocks1D>{}, sizes...); };
   using Loops = std::vector<Index>;
   // One head: its key blocks, and as many groups of query blocks for every slot.
   CHECK(loops(1, 1, 64) == Loops{1});
@@ -165,6 +198,19 @@ TEST_CASE("units: every slot has something to do", "[cpu]") {
   CHECK(loops(4, 6, 16) == Loops{4, 16, 4, 16, 4});
   CHECK(loops(4, 7, 16) == Loops{7});
   CHECK(loops(2, 5, 16) == Loops{5});
+  // Fewer heads than slots share their value columns out, where summaries are large, and columns
+  // make whole vectors, enough of them for every slot.
+  CHECK(loops(2, 1, 16, 16, 64) == Loops{2});
+  CHECK(loops(4, 2, 16, 16, 64) == Loops{4});
+  CHECK(loops(4, 1, 16, 32, 128) == Loops{4});
+  CHECK(loops(4, 1, 16, 32, 64) == Loops{16, 4});
+  CHECK(loops(3, 2, 16, 16, 96) == Loops{16, 3, 16, 3});
+  CHECK(loops(2, 1, 16, 8, 64) == Loops{16, 2});
+  CHECK(loops(2, 1, 16, 16, 72) == Loops{16, 2});
+  CHECK(loops(2, 2, 16, 16, 64) == Loops{2});
+  CHECK(loops(2, 1, 16, 16, 64, 16) == Loops{2});
+  CHECK(loops(2, 1, 16, 16, 64, 17) == Loops{16, 2});
+  CHECK(loops_of(Attention<mhla::EluPlusOne, Blocks1D>{}, 2, 1, 16, 16, 64) == Loops{16, 2});
 }
 
 TEST_CASE("units: ragged grids and two sides have the same bits on every executor", "[cpu]") {

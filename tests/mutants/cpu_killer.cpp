@@ -35,6 +35,8 @@ void check_even(const std::string& name, const Normalizer& normalizer) {
         Shape{67, 2, 1, 6, 6, 3, 4, 1, 3, 3});
   check(name + ", one head more than there are slots", sequence,
         Shape{1, 8, 8, 6, 6, 3, 4, 8, 3, 3});
+  check(name + ", value columns for every slot", sequence,
+        Shape{1, 1, 1, 12, 12, 16, 7 * 32, 1, 6, 6});
   if constexpr (!std::is_same_v<Normalizer, mhla::Unnormalized>) {
     sequence.blocks.block = 4;
     sequence.feature_map.epsilon = 0;

@@ -119,6 +119,18 @@ mutant(head_that_does_not_go_round_dropped cpu cpu/pipeline.hpp
 mutant(first_shared_head_dropped cpu cpu/pipeline.hpp
   [[for (Index unit = whole; unit < units; ++unit)]]
   [[for (Index unit = whole + 1; unit < units; ++unit)]])
+mutant(value_columns_of_another_part cpu cpu/pipeline.hpp
+  [[part.v = value_columns(operands.v, first_column, columns);]]
+  [[part.v = value_columns(operands.v, 0, columns);]])
+mutant(value_columns_of_one_part_written cpu cpu/pipeline.hpp
+  [[read_out_unit(part, unit, value_columns(y, first_column, columns), loop);]]
+  [[read_out_unit(part, unit, value_columns(y, 0, columns), loop);]])
+mutant(value_columns_kept_in_one_place cpu cpu/pipeline.hpp
+  [[whole.summary(b).col_range(first_column, from.cols)]]
+  [[whole.summary(b).col_range(0, from.cols)]])
+mutant(value_columns_lose_key_sums cpu cpu/pipeline.hpp
+  [[copy_row(whole.key_sum(b).data, part.key_sum(b).data, part.key_sum(b).size);]]
+  [[]])
 mutant(saved_state_of_another_head cpu cpu/pipeline.hpp
   [[(s * kv_heads + kv_head) * saved_size]]
   [[(s + kv_head) * saved_size]])

@@ -27,13 +27,40 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// The workspace of a forward call: a plan, and nothing else.
-template <class A, class V>
-Plan<LoweredOf<V>, A> forward_plan(Arena& arena, const V& attention, const Problem& problem,
-                                   const ExecutorRef& executor) {
-  const Index units = checked_mul(problem.sequences, problem.shape.kv_heads);
-  return Plan<LoweredOf<V>, A>(arena, attention, problem, executor, units, false);
+/// A call on some of the value columns, of operands and results as of problems.
+inline Problem value_columns(Problem problem, Index columns) {
+  problem.shape.value_dim = columns;
+  return problem;
 }
+template <class T>
+TensorView<T, 4> value_columns(TensorView<T, 4> tensor, Index first, Index columns) {
+  tensor.data += first * tensor.stride[3];
+  tensor.extent[3] = columns;
+  return tensor;
+}
+
+/// The workspace of a forward call: a plan, and nothing else. A unit may have a part of a head's
+/// value columns only.
+template <class L, class A>
+struct ForwardPlan {
+  Extents whole;  // with all value columns
+  Index parts;    // of the value columns of a head
+  Plan<L, A> plan;
+
+  template <class V>
+  ForwardPlan(Arena& arena, const V& attention, const Problem& problem, const ExecutorRef& executor)
+      : whole(problem, max_tokens_of_tile<L>),
+        parts(value_parts<L>(problem, heads(problem), executor.slots())),
+        plan(arena, attention, value_columns(problem, problem.shape.value_dim / parts), executor,
+             checked_mul(heads(problem), parts), false) {}
+
+  Index units() const { return heads(plan.problem) * parts; }
+
+ private:
+  static Index heads(const Problem& problem) {
+    return checked_mul(problem.sequences, problem.shape.kv_heads);
+  }
+};
 
 /// The workspace of a backward call: a plan, and the partial sums of dmix.
 template <class L, class A>
@@ -66,18 +93,24 @@ Index call_summary_size(const Problem& problem) {
                      unit_summary_size<A, V>(problem));
 }
 
+/// S and z of all key blocks of a sequence, straight or transposed, in memory of a unit or of a
+/// forward state.
+template <class L, class A>
+SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries, Orientation orientation) {
+  return SummaryRows<A>(summaries, summaries + e.key_blocks * e.summary_stride(), e, orientation, 0,
+                        blocks, normalizes<L>);
+}
+
 /// A unit and its summaries, which lie in its own memory or where a forward state keeps them.
 template <class L, class A>
 Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const UnitMemory<A>& memory,
                 A* summaries, Orientation orientation) {
-  const Extents& e = plan.extents;
   const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
   return {plan.tables.queries.sequences[sequence],
           keys,
           kv_head,
           memory,
-          SummaryRows<A>(summaries, summaries + e.key_blocks * e.summary_stride(), e, orientation,
-                         0, keys.blocks, normalizes<L>),
+          summary_rows<L>(plan.extents, keys.blocks, summaries, orientation),
           orientation};
 }
 
@@ -108,22 +141,43 @@ void run_units(const Plan<L, A>& plan, Index units, const ExecutorRef& executor,
   for (Index unit = whole; unit < units; ++unit) run(unit, plan.units[0], executor);
 }
 
+/// Copies the summaries of a unit to its columns of a head's.
+template <class A>
+void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows<A>& whole,
+               Index blocks) {
+  for (Index b = 0; b < blocks; ++b) {
+    const Panel<A> from = part.summary(b);
+    const Panel<A> to = whole.summary(b).col_range(first_column, from.cols);
+    for (Index r = 0; r < from.rows; ++r) copy_row(to.row(r), from.row(r), from.cols);
+    copy_row(whole.key_sum(b).data, part.key_sum(b).data, part.key_sum(b).size);
+  }
+}
+
 /// All units of a forward call. Summaries are left in `saved` unless it is empty.
 template <class L, class T, class A>
-void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y, Span<A> saved,
-                 const ExecutorRef& executor) {
-  const Plan<L, A>& plan = operands.plan;
+void run_forward(const ForwardPlan<L, A>& forward, const Operands<L, T>& operands,
+                 const TensorView<T, 4>& y, Span<A> saved, const ExecutorRef& executor) {
+  const Plan<L, A>& plan = forward.plan;
   const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index units = plan.problem.sequences * kv_heads;
-  const Index saved_size = units == 0 ? 0 : saved.size / units;
+  const Index columns = plan.extents.value_dim;
+  const Index saved_size = forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
   const auto run = [&](Index index, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-    A* summaries = saved.size > 0 ? saved.data + index * saved_size : memory.summaries.data;
+    const Index head = index / forward.parts;
+    const Index first_column = index % forward.parts * columns;
+    A* const kept = saved.size > 0 ? saved.data + head * saved_size : nullptr;
+    A* const summaries = kept != nullptr && forward.parts == 1 ? kept : memory.summaries.data;
     const Unit<A> unit =
-        unit_of(plan, index / kv_heads, index % kv_heads, memory, summaries, Orientation::straight);
-    summarize_unit(operands, unit, loop);
-    read_out_unit(operands, unit, y, loop);
+        unit_of(plan, head / kv_heads, head % kv_heads, memory, summaries, Orientation::straight);
+    Operands<L, T> part = operands;
+    part.v = value_columns(operands.v, first_column, columns);
+    summarize_unit(part, unit, loop);
+    if (kept != nullptr && forward.parts > 1)
+      keep_part(unit.summaries, first_column,
+                summary_rows<L>(forward.whole, unit.keys.blocks, kept, unit.orientation),
+                unit.keys.blocks);
+    read_out_unit(part, unit, value_columns(y, first_column, columns), loop);
   };
-  run_units(plan, units, executor, run);
+  run_units(plan, forward.units(), executor, run);
 }
 
 /// S and z of a unit from where a forward pass has left them, straight.
@@ -181,7 +235,8 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
 template <StorageScalar T, AttentionVariant V, Executor E>
 Index forward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
   Arena arena;
-  cpu::forward_plan<Accumulator<T>>(arena, attention, checked_problem(attention, shape), executor);
+  cpu::ForwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(arena, attention,
+                                                      checked_problem(attention, shape), executor);
   return arena.used();
 }
 
@@ -227,10 +282,11 @@ void forward_into(const V& attention, const E& executor,
   Span<A> saved;
   if (save != nullptr) saved = save->prepare(shape, cpu::call_summary_size<A, V>(problem));
   Arena arena(workspace);
-  auto plan = cpu::forward_plan<A>(arena, attention, problem, executor);
-  plan.pack_mixing(mix);
-  cpu::run_forward(cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), plan, q, k, v}, y,
-                   saved, executor);
+  cpu::ForwardPlan<cpu::LoweredOf<V>, A> forward(arena, attention, problem, executor);
+  forward.plan.pack_mixing(mix);
+  cpu::run_forward(
+      forward, cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), forward.plan, q, k, v}, y,
+      saved, executor);
   if constexpr (requires { attention.masks; }) cpu::clear_masked(attention.masks.query, y);
   if (save != nullptr) save->mark_filled();
 }

@@ -16,6 +16,7 @@
 #include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/cpu/token_block.hpp>
+#include <mhla/policy/feature_map.hpp>
 #include <mhla/policy/problem.hpp>
 #include <type_traits>
 
@@ -31,6 +32,7 @@ struct Lowered {
   NormalizerT normalizer;
   double scale;
 
+  using FeatureMapType = FeatureMapT;
   using CausalityType = CausalityT;
   using NormalizerType = NormalizerT;
 };
@@ -163,6 +165,24 @@ RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into
   if (same_bits)
     groups.count = std::min(ceil_div(rows, groups.unit), ceil_div(groups.count, slots) * slots);
   return groups;
+}
+
+/// How many units share the value columns of a head in a forward call of fewer heads than slots: as
+/// many as give every slot one, or 1. Columns of v never meet (arXiv 2601.07832, eq. 3 to 5), so no
+/// slot waits for summaries of another; each works out phi and the key sums for itself. That is the
+/// faster way where summaries are large beside what has to be worked out again. Rows that end
+/// within a vector might get other bits.
+template <class L>
+Index value_parts(const Problem& problem, Index heads, Index slots) {
+  constexpr Index vector = 16;
+  constexpr Index fewest = 2 * vector;
+  const Shape& shape = problem.shape;
+  if (!is_arithmetic<typename L::FeatureMapType> || heads == 0 || slots % heads != 0) return 1;
+  const Index parts = slots / heads;
+  const bool large_summaries = shape.value_dim * problem.key_blocks >= 4 * shape.key_tokens;
+  const bool whole_vectors =
+      shape.value_dim % (parts * vector) == 0 && problem.feature_dim % vector == 0;
+  return large_summaries && whole_vectors && shape.value_dim / parts >= fewest ? parts : 1;
 }
 
 /// What a call needs memory for.

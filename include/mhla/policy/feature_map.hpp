@@ -118,6 +118,11 @@ struct Exp {
   }
 };
 
+/// Maps that cost hardly more than to read their argument.
+template <class Map>
+inline constexpr bool is_arithmetic =
+    std::is_same_v<Map, Identity> || std::is_same_v<Map, Relu> || std::is_same_v<Map, SquaredRelu>;
+
 /// phi(x) = softmax of the row over key_dim.
 struct Softmax {
   MHLA_HOST_DEVICE constexpr Index feature_dim(Index key_dim) const { return key_dim; }
