@@ -103,7 +103,8 @@ TEST_CASE("workspace: the size asked for is enough, and nothing beyond it is tou
     for (const Index slots : {2, 5, 50}) check_exact_call(attention, of, ShuffledExecutor{slots});
   };
   for (const Shape& s : {shape, Shape{2, 6, 3, 15, 15, 5, 7, 6}, Shape{1, 1, 1, 15, 15, 1, 1},
-                         Shape{2, 2, 1, 15, 15, 6, 64}, Shape{9, 2, 1, 15, 15, 2, 3}}) {
+                         Shape{2, 2, 1, 15, 15, 6, 64}, Shape{9, 2, 1, 15, 15, 2, 3},
+                         Shape{1, 1, 1, 15, 15, 16, 160}}) {
     check(sequence, s);
     check(image, s);
     check(Attention<Relu, Blocks1D, Bidirectional, MixedProduct>{.blocks = {.block = 5}}, s);
