@@ -3,6 +3,9 @@
 // each other; nothing outside the workspace is touched, and nothing in it matters; parts of the
 // batch, omitted gradients and accumulation are as on cuBLAS. Kernels ask of memory what the cost
 // model says, to the byte.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <limits>
 #include <mhla/cuda/explain.hpp>
 #include <mhla/packed.hpp>
@@ -262,19 +265,151 @@ TEST_CASE("paths: bytes are those of the cost model", "[cuda]") {
   check_moved<BFloat16>("parts", image, {3, 1, 1, 63, 63, 72, 72});
 }
 
-TEST_CASE("paths: forward states run on cuBLAS, and so does what fused kernels cannot", "[cuda]") {
+namespace {
+
+/// Memory of a forward state: exactly as much as a call needs, full of NaN, between guards.
+class StateMemory {
+ public:
+  explicit StateMemory(Index count)
+      : memory_((count + 2 * guard) * Index{sizeof(float)}), count_(count) {
+    std::memset(memory_.data(), 0xff, static_cast<std::size_t>(memory_.size()));
+  }
+  Span<float> span() const { return {reinterpret_cast<float*>(memory_.data()) + guard, count_}; }
+  /// Whether all of it is filled, and nothing else. Elements of either size are finite.
+  template <class T>
+  bool exact() const {
+    const auto* const halves = reinterpret_cast<const std::uint16_t*>(memory_.data());
+    for (Index i = 0; i < 2 * (count_ + 2 * guard); ++i) {
+      const bool inside = i >= 2 * guard && i < 2 * (guard + count_);
+      if ((halves[i] == 0xffff) == inside) return false;
+    }
+    return true;
+  }
+  std::vector<std::byte> bytes() const { return {memory_.data(), memory_.data() + memory_.size()}; }
+
+ private:
+  static constexpr Index guard = 16;
+  Workspace memory_;
+  Index count_;
+};
+
+template <class T, class V>
+HostTensor<T, 4> forward_saving(const V& attention, const Operands<T>& x, const CudaDevice& device,
+                                CudaForwardState<float>& state) {
+  HostTensor<T, 4> y = x.dy;
+  const Workspace workspace(
+      forward_workspace_size<T>(attention, x.shape(), device, StateUse::given));
+  forward_into(attention, device, x.q, x.k, x.v, x.mix, y.view(), workspace, &state);
+  return y;
+}
+template <class T, class V>
+call::Gradients<T> backward_from(const V& attention, const Operands<T>& x, const CudaDevice& device,
+                                 const CudaForwardState<float>& state) {
+  call::Gradients<T> gradients(x);
+  const Workspace workspace(
+      backward_workspace_size<T>(attention, x.shape(), device, StateUse::given));
+  backward_into(attention, device, x.q.view(), x.k, x.v, x.mix, x.dy, gradients.views(),
+                Update::overwrite, workspace, &state);
+  return gradients;
+}
+
+}  // namespace
+
+TEST_CASE("paths: a forward state changes no bit, and spares the summaries", "[cuda]") {
+  const auto check = []<class V, class T>(const char* name, const V& attention,
+                                          const Operands<T>& x) {
+    CAPTURE(name);
+    const CudaDevice device = device_on(CudaPath::summaries);
+    const StateMemory memory(forward_state_size(attention, x.shape(), device));
+    CudaForwardState<float> state(memory.span());
+    const auto plain = call::forward(attention, x, device);
+    const auto saving = forward_saving(attention, x, device, state);
+    CHECK(call::bitwise_equal(plain.view(), saving.view()));
+    CHECK(memory.exact<T>());
+    const auto saved = memory.bytes();
+
+    const cublasContext& context = machine::context();
+    auto read = context.kernel_bytes_read;
+    auto recomputed = call::backward(attention, x, device);
+    const auto recomputing = context.kernel_bytes_read - read;
+    read = context.kernel_bytes_read;
+    auto from_saved = backward_from(attention, x, device, state);
+    CHECK(context.kernel_bytes_read - read < recomputing);
+    check_same_bits(recomputed, from_saved);
+    CHECK(memory.bytes() == saved);
+
+    // It is used, not computed again.
+    std::memset(memory.span().data, 0, static_cast<std::size_t>(memory.span().size) * 4);
+    auto from_nothing = backward_from(attention, x, device, state);
+    CHECK_FALSE(call::bitwise_equal(recomputed.query.view(), from_nothing.query.view()));
+  };
+  for_each_call(check);
+  const Affordable one_item(0);
+  for_each_call(check);
+}
+
+TEST_CASE("paths: a forward state is for the path and the type that kept it", "[cuda]") {
   const auto x = operands_of<BFloat16>(normalized, {1, 2, 1, 50, 50, 64, 64});
+  const CudaDevice automatic = device_on(CudaPath::automatic);
   const CudaDevice fused = device_on(CudaPath::summaries);
-  const auto path_of = [&](const Shape& shape, const CudaDevice& device, StateUse state) {
+  const CudaDevice cublas = device_on(CudaPath::cublas);
+  const StateMemory memory(forward_state_size(normalized, x.shape(), automatic));
+  CudaForwardState<float> state(memory.span());
+  const auto refused = [&](const CudaDevice& device) {
+    return error_message<StateError>([&] { backward_from(normalized, x, device, state); });
+  };
+  forward_saving(normalized, x, cublas, state);
+  CHECK(says(refused(fused), "saved(state)", "another CudaPath"));
+  auto on_cublas = backward_from(normalized, x, cublas, state);
+  forward_saving(normalized, x, fused, state);
+  CHECK(says(refused(cublas), "saved(state)", "another CudaPath"));
+
+  // Planes of 16 bits are not those of the other type.
+  using cuda::summary_format;
+  CHECK(summary_format<Half>(CudaPath::summaries) != summary_format<BFloat16>(CudaPath::summaries));
+  CHECK(summary_format<Half>(CudaPath::cublas) == summary_format<BFloat16>(CudaPath::cublas));
+
+  // Fused kernels move 16 bytes at once.
+  CudaForwardState<float> unaligned(
+      {memory.span().data + 1, forward_state_size(normalized, x.shape(), automatic)});
+  CHECK(
+      says(error_message<WorkspaceError>([&] { forward_saving(normalized, x, fused, unaligned); }),
+           "save(state)", "16 bytes"));
+}
+
+TEST_CASE("paths: with a forward state both passes take one path that has summaries", "[cuda]") {
+  const CudaDevice automatic = device_on(CudaPath::automatic);
+  const auto path_of = [&](const Shape& shape, cuda::Direction direction, StateUse state,
+                           const CudaDevice& device) {
     return cuda::path_of<BFloat16>(normalized, checked_problem(normalized, shape), device,
-                                   cuda::Direction::forward, state);
+                                   direction, state);
+  };
+  for (const Index tokens : {20, 50, 400, 2000}) {
+    const Index blocks = (tokens + 19) / 20;
+    const Shape shape{1, 2, 1, tokens, tokens, 64, 64, 1, blocks, blocks};
+    const CudaPath forward = path_of(shape, cuda::Direction::forward, StateUse::given, automatic);
+    CHECK(forward == path_of(shape, cuda::Direction::backward, StateUse::given, automatic));
+    CHECK(forward != CudaPath::quadratic);
+  }
+  const Shape shape{1, 2, 1, 50, 50, 64, 64, 1, 3, 3};
+  CHECK(path_of(shape, cuda::Direction::forward, StateUse::none, automatic) == CudaPath::quadratic);
+  CHECK(says(error_message<ShapeError>([&] {
+               path_of(shape, cuda::Direction::forward, StateUse::given,
+                       device_on(CudaPath::quadratic));
+             }),
+             "CudaPath::quadratic", "no summaries for a forward state"));
+}
+
+TEST_CASE("paths: what fused kernels cannot run runs on cuBLAS", "[cuda]") {
+  const auto path_of = [&](const Shape& shape, const CudaDevice& device) {
+    return cuda::path_of<BFloat16>(normalized, checked_problem(normalized, shape), device,
+                                   cuda::Direction::forward, StateUse::none);
   };
   const CudaDevice automatic = device_on(CudaPath::automatic);
-  CHECK(path_of(x.shape(), automatic, StateUse::none) != CudaPath::cublas);
-  CHECK(path_of(x.shape(), automatic, StateUse::given) == CudaPath::cublas);
-  Shape other = x.shape();
-  other.key_dim = 40;
-  CHECK(path_of(other, automatic, StateUse::none) == CudaPath::cublas);
-  CHECK(says(error_message<ShapeError>([&] { path_of(other, fused, StateUse::none); }),
+  Shape shape{1, 2, 1, 50, 50, 64, 64, 1, 3, 3};
+  CHECK(path_of(shape, automatic) != CudaPath::cublas);
+  shape.key_dim = 40;
+  CHECK(path_of(shape, automatic) == CudaPath::cublas);
+  CHECK(says(error_message<ShapeError>([&] { path_of(shape, device_on(CudaPath::summaries)); }),
              "CudaPath::summaries", "head dimensions"));
 }

@@ -40,6 +40,7 @@ struct Asked {
   mhla::Index value_dim;
   mhla::Index workspace;
   mhla::Update update;
+  mhla::Index state;
 };
 inline std::vector<Asked> asked;
 
@@ -64,28 +65,30 @@ void fill(const mhla::TensorView<T, 4>& tensor, double value) {
 MHLA_NAMESPACE_BEGIN
 namespace cuda::fused {
 
-#define MHLA_TEST_PASSES(Variant, Scalar, Dims)                                                \
-  template <>                                                                                  \
-  CallMemory memory_of<Variant, Scalar, Dims>(CudaPath path, const Variant&, const Problem&,   \
-                                              Direction direction) {                           \
-    return {path_test::workspace_of<Dims>(path, direction), 2};                                \
-  }                                                                                            \
-  template <>                                                                                  \
-  void run_forward<Variant, Scalar, Dims>(                                                     \
-      CudaPath path, const CudaDevice&, const Variant&, const Problem&,                        \
-      const OperandViews<Scalar>&, const TensorView<Scalar, 4>& y, WorkspaceView workspace) {  \
-    path_test::asked.push_back(                                                                \
-        {"forward", path, Dims::key_dim, Dims::value_dim, workspace.size, Update::overwrite}); \
-    path_test::fill(y, 42);                                                                    \
-  }                                                                                            \
-  template <>                                                                                  \
-  void run_backward<Variant, Scalar, Dims>(                                                    \
-      CudaPath path, const CudaDevice&, const Variant&, const Problem&,                        \
-      const OperandViews<Scalar>&, const TensorView<const Scalar, 4>&,                         \
-      const GradientViews<Scalar>& gradients, Update update, WorkspaceView workspace) {        \
-    path_test::asked.push_back(                                                                \
-        {"backward", path, Dims::key_dim, Dims::value_dim, workspace.size, update});           \
-    path_test::fill(gradients.query.view, 43);                                                 \
+#define MHLA_TEST_PASSES(Variant, Scalar, Dims)                                                    \
+  template <>                                                                                      \
+  CallMemory memory_of<Variant, Scalar, Dims>(CudaPath path, const Variant&, const Problem&,       \
+                                              Direction direction) {                               \
+    return {path_test::workspace_of<Dims>(path, direction), 2};                                    \
+  }                                                                                                \
+  template <>                                                                                      \
+  void run_forward<Variant, Scalar, Dims>(CudaPath path, const CudaDevice&, const Variant&,        \
+                                          const Problem&, const OperandViews<Scalar>&,             \
+                                          const TensorView<Scalar, 4>& y, WorkspaceView workspace, \
+                                          Span<float> state) {                                     \
+    path_test::asked.push_back({"forward", path, Dims::key_dim, Dims::value_dim, workspace.size,   \
+                                Update::overwrite, state.size});                                   \
+    path_test::fill(y, 42);                                                                        \
+  }                                                                                                \
+  template <>                                                                                      \
+  void run_backward<Variant, Scalar, Dims>(CudaPath path, const CudaDevice&, const Variant&,       \
+                                           const Problem&, const OperandViews<Scalar>&,            \
+                                           const TensorView<const Scalar, 4>&,                     \
+                                           const GradientViews<Scalar>& gradients, Update update,  \
+                                           WorkspaceView workspace, Span<float> state) {           \
+    path_test::asked.push_back(                                                                    \
+        {"backward", path, Dims::key_dim, Dims::value_dim, workspace.size, update, state.size});   \
+    path_test::fill(gradients.query.view, 43);                                                     \
   }
 using Small = HeadDims<32, 32>;
 using Wide = HeadDims<128, 256>;
@@ -184,11 +187,15 @@ TEST_CASE("cuda path: what the fused paths refuse by size, and why", "[cuda]") {
   using mhla::cuda::refusal_of;
   const Shape shape{2, 4, 2, 40, 50, 64, 64, 1, 3, 3};
   constexpr HeadDimsPair pair[] = {{64, 64}};
-  const auto said = [&](const Shape& s, StateUse state = StateUse::none) {
-    return described(refusal_of(s, {pair, 1}, state), s);
-  };
+  const auto said = [&](const Shape& s) { return described(refusal_of(s, {pair, 1}), s); };
   CHECK(said(shape) == "");
-  CHECK(said(shape, StateUse::given) == "a forward state keeps its summaries in float");
+  const auto said_of = [&](CudaPath path, StateUse state) {
+    return described(refusal_of(path, state), shape);
+  };
+  CHECK(said_of(CudaPath::quadratic, StateUse::given) == "it has no summaries for a forward state");
+  CHECK(said_of(CudaPath::quadratic, StateUse::none) == "");
+  for (const CudaPath path : {CudaPath::automatic, CudaPath::cublas, CudaPath::summaries})
+    CHECK(said_of(path, StateUse::given) == "");
   Shape other = shape;
   other.value_dim = 128;
   CHECK(said(other) ==
@@ -198,7 +205,7 @@ TEST_CASE("cuda path: what the fused paths refuse by size, and why", "[cuda]") {
   CHECK(said(other) ==
         "no kernels for head dimensions 128/128: add mhla::HeadDims<128, 128> to "
         "MHLA_INSTANTIATE_CUDA");
-  CHECK(described(refusal_of(shape, {}, StateUse::none), shape) ==
+  CHECK(described(refusal_of(shape, {}), shape) ==
         "no kernels for head dimensions 64/64: add mhla::HeadDims<64, 64> to "
         "MHLA_INSTANTIATE_CUDA");
   for (const auto extent :
@@ -244,6 +251,18 @@ TEST_CASE("cuda path: what is chosen for known models", "[cuda]") {
         const NominalGpu gpu;
         for (const CudaPath path : {CudaPath::cublas, t, q})
           CHECK(choice.cost().seconds(gpu) <= choice.cost_of(path).seconds(gpu));
+        // With a state it is one path for both passes.
+        const auto with_state = [&](Direction of) {
+          return choice_of<BFloat16>(attention, shape, of, CudaPath::automatic, StateUse::given);
+        };
+        const PathChoice one = with_state(Direction::forward);
+        const PathChoice other = with_state(Direction::backward);
+        CHECK(one.path == other.path);
+        for (const CudaPath path : {CudaPath::cublas, t})
+          CHECK(one.cost().seconds(gpu) + other.cost().seconds(gpu) <=
+                one.cost_of(path).seconds(gpu) + other.cost_of(path).seconds(gpu));
+        CHECK(!one.can(q));
+        CHECK(one.can(t));
         // Without kernels for it, and with another wish.
         CHECK(choice_of<BFloat16>(attention, shape, direction, CudaPath::automatic, StateUse::none,
                                   {})
@@ -629,40 +648,39 @@ TEST_CASE("cuda path: calls go to the passes that were compiled for them", "[cud
              "forward: path summaries, as the CudaDevice asks for; products in 16 bits",
              "\n  workspace " + std::to_string(small) + " bytes\n"));
 
-  // Other head dimensions, and a state, go to cuBLAS.
+  // Other head dimensions go to cuBLAS, a state to where it can be kept.
   path_test::asked.clear();
   const auto x = call::operands<BFloat16>(attention, {1, 2, 1, 9, 9, 8, 8});
   call::forward(attention, x, automatic);
   CHECK(machine.products > 0);
+  CHECK(path_test::asked.empty());
   const Shape with_state{1, 2, 1, 9, 9, 32, 32, 1, 3, 3};
-  const CudaDevice cublas = device(CudaPath::cublas);
   CHECK(forward_workspace_size<BFloat16>(attention, with_state, automatic, StateUse::given) ==
-        forward_workspace_size<BFloat16>(attention, with_state, cublas));
-  CHECK(
-      mhla::backward_workspace_size<BFloat16>(attention, with_state, automatic, StateUse::given) ==
-      mhla::backward_workspace_size<BFloat16>(attention, with_state, cublas));
+        small);
+  CHECK(mhla::backward_workspace_size<BFloat16>(attention, with_state, automatic,
+                                                StateUse::given) == small + (1 << 21));
   CHECK(says(error_message<ShapeError>([&] {
-               forward_workspace_size<BFloat16>(attention, with_state, device(CudaPath::summaries),
+               forward_workspace_size<BFloat16>(attention, with_state, device(CudaPath::quadratic),
                                                 StateUse::given);
              }),
-             "a forward state keeps its summaries in float"));
+             "CudaPath::quadratic", "no summaries for a forward state"));
   const auto z = call::operands<BFloat16>(attention, {1, 2, 1, 9, 9, 32, 32});
-  std::vector<float> memory(
-      static_cast<std::size_t>(mhla::forward_state_size(attention, z.shape(), automatic)));
-  mhla::CudaForwardState<float> state({memory.data(), static_cast<Index>(memory.size())});
+  const Index state_size = mhla::forward_state_size(attention, z.shape(), automatic);
+  const mhla::Workspace memory(state_size * Index{sizeof(float)});
+  mhla::CudaForwardState<float> state({reinterpret_cast<float*>(memory.data()), state_size});
   auto y = z.dy;
-  const mhla::Workspace workspace(forward_workspace_size<BFloat16>(attention, z.shape(), cublas));
-  long before = machine.products;
+  const mhla::Workspace workspace(small + (1 << 21));
+  const long before = machine.products;
   forward_into(attention, automatic, z.q.view(), z.k, z.v, z.mix, y.view(), workspace, &state);
-  CHECK(machine.products > before);
-  before = machine.products;
-  const mhla::Workspace larger(
-      mhla::backward_workspace_size<BFloat16>(attention, z.shape(), cublas));
   call::Gradients<BFloat16> gradients(z);
   backward_into(attention, automatic, z.q.view(), z.k, z.v, z.mix, z.dy, gradients.views(),
-                mhla::Update::overwrite, larger, &state);
-  CHECK(machine.products > before);
-  CHECK(path_test::asked.empty());
+                mhla::Update::overwrite, workspace, &state);
+  CHECK(machine.products == before);
+  REQUIRE(path_test::asked.size() == 2);
+  for (const path_test::Asked& of : path_test::asked) {
+    CHECK(of.path == CudaPath::summaries);
+    CHECK(of.state == state_size);
+  }
 }
 
 TEST_CASE("cuda path: what a mask takes out is cleared whichever path runs", "[cuda]") {

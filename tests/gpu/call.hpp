@@ -133,31 +133,42 @@ class Call {
         dv_(inputs.v, layout),
         dmix_(inputs.mix) {}
 
+  /// Forward passes save their summaries from now on, backward passes take them.
+  void keep_state(const mhla::CudaDevice& device) {
+    const Index size = mhla::forward_state_size(variant_.attention, inputs_.shape(), device);
+    state_memory_.emplace(size * static_cast<Index>(sizeof(Accumulator<T>)));
+    state_ = mhla::CudaForwardState<Accumulator<T>>(
+        {reinterpret_cast<Accumulator<T>*>(state_memory_->data()), size});
+  }
+
   /// y, in stream order.
   void forward(const mhla::CudaDevice& device) {
-    const mhla::WorkspaceView workspace =
-        reserve(forward_memory_,
-                mhla::forward_workspace_size<T>(variant_.attention, inputs_.shape(), device));
+    const mhla::WorkspaceView workspace = reserve(
+        forward_memory_,
+        mhla::forward_workspace_size<T>(variant_.attention, inputs_.shape(), device, state_use()));
     mhla::forward_into(variant_.attention, device, q_.view(), k_.view(), v_.view(), mix_.view(),
-                       y_.view(), workspace);
+                       y_.view(), workspace, state_memory_ ? &state_ : nullptr);
   }
   /// Gradients, in stream order.
   void backward(const mhla::CudaDevice& device, Update update = Update::overwrite) {
     backward(device, {dq_.view(), dk_.view(), dv_.view(), dmix_.view()}, update);
   }
   void backward(const mhla::CudaDevice& device, const GradientViews<T>& gradients, Update update) {
-    const mhla::WorkspaceView workspace =
-        reserve(backward_memory_,
-                mhla::backward_workspace_size<T>(variant_.attention, inputs_.shape(), device));
+    const mhla::WorkspaceView workspace = reserve(
+        backward_memory_,
+        mhla::backward_workspace_size<T>(variant_.attention, inputs_.shape(), device, state_use()));
     mhla::backward_into(variant_.attention, device, q_.view(), k_.view(), v_.view(), mix_.view(),
-                        dy_.view(), gradients, update, workspace);
+                        dy_.view(), gradients, update, workspace,
+                        state_memory_ ? &state_ : nullptr);
   }
 
   /// Takes the workspaces, which a graph's recording may not.
   void reserve(const mhla::CudaDevice& device) {
     const Shape shape = inputs_.shape();
-    reserve(forward_memory_, mhla::forward_workspace_size<T>(variant_.attention, shape, device));
-    reserve(backward_memory_, mhla::backward_workspace_size<T>(variant_.attention, shape, device));
+    reserve(forward_memory_,
+            mhla::forward_workspace_size<T>(variant_.attention, shape, device, state_use()));
+    reserve(backward_memory_,
+            mhla::backward_workspace_size<T>(variant_.attention, shape, device, state_use()));
   }
 
   /// Not-a-number into everything that a call writes.
@@ -204,6 +215,9 @@ class Call {
   const DeviceTensor<T, 4>& dv() const { return dv_; }
 
  private:
+  mhla::StateUse state_use() const {
+    return state_memory_ ? mhla::StateUse::given : mhla::StateUse::none;
+  }
   mhla::WorkspaceView reserve(std::optional<GuardedBuffer>& memory, Index bytes) {
     if (!memory) {
       memory.emplace(bytes);
@@ -216,6 +230,7 @@ class Call {
                                               &dv_.buffer(), &dmix_.buffer()};
     if (forward_memory_) buffers.push_back(&*forward_memory_);
     if (backward_memory_) buffers.push_back(&*backward_memory_);
+    if (state_memory_) buffers.push_back(&*state_memory_);
     return buffers;
   }
 
@@ -227,6 +242,8 @@ class Call {
   DeviceTensor<Accumulator<T>, 3> dmix_;
   std::optional<GuardedBuffer> forward_memory_;
   std::optional<GuardedBuffer> backward_memory_;
+  std::optional<GuardedBuffer> state_memory_;
+  mhla::CudaForwardState<Accumulator<T>> state_;
 };
 
 }  // namespace gpu

@@ -178,6 +178,35 @@ void check_large_paths(Report& report) {
       });
 }
 
+/// A forward state spares work and changes nothing: no bit on the summaries path; on cuBLAS, which
+/// may compute the same product in another way, no more than rounding does.
+template <class T>
+void check_states(Report& report) {
+  const Lane lane;
+  const auto check = [&](const std::string& name, const auto& attention, const Shape& shape,
+                         mhla::CudaPath path) {
+    const std::string what = title<T>("states", on(path, name));
+    auto call = make_call<T>(attention, shape, 800);
+    const Results<T> recomputed = fresh_results(call, lane, path);
+    auto saving = make_call<T>(attention, shape, 800);
+    saving.keep_state(lane.device(path));
+    const Results<T> saved = fresh_results(saving, lane, path);
+    report.expect(saving.damage().empty(), what + ": nothing else is written", saving.damage());
+    if (path == mhla::CudaPath::summaries) {
+      report.expect(saved == recomputed, what);
+    } else {
+      expect_near(report, what, saved, recomputed, bounds<T>);
+    }
+  };
+  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    check(name, attention, shape, mhla::CudaPath::cublas);
+  });
+  for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    for (const mhla::CudaPath path : {mhla::CudaPath::cublas, mhla::CudaPath::summaries})
+      check(name, attention, shape, path);
+  });
+}
+
 /// Forward and backward of a larger call on another stream, again and again, so that what is
 /// looked at never has the GPU for itself.
 template <class T>
@@ -499,6 +528,7 @@ bool enter_groups() {
   groups().insert(groups().end(), {{"parity", check_parity<T>},
                                    {"paths", check_paths<T>},
                                    {"large_paths", check_large_paths<T>},
+                                   {"states", check_states<T>},
                                    {"determinism", check_determinism<T>},
                                    {"graphs", check_graphs<T>},
                                    {"etiquette", check_etiquette<T>},

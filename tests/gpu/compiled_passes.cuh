@@ -10,13 +10,14 @@
 #include <mhla/cuda/fused/passes.cuh>
 #include <type_traits>
 
-#define MHLA_GPU_PASSES(where, Variant, Scalar, ...)                                               \
-  where template std::type_identity_t<void(                                                        \
-      mhla::CudaPath, const mhla::CudaDevice&, const Variant&, const mhla::Problem&,               \
-      const mhla::OperandViews<Scalar>&, const mhla::TensorView<Scalar, 4>&, mhla::WorkspaceView)> \
-      mhla::cuda::fused::run_forward<Variant, Scalar, __VA_ARGS__>;                                \
-  where template std::type_identity_t<void(                                                        \
-      mhla::CudaPath, const mhla::CudaDevice&, const Variant&, const mhla::Problem&,               \
-      const mhla::OperandViews<Scalar>&, const mhla::TensorView<const Scalar, 4>&,                 \
-      const mhla::GradientViews<Scalar>&, mhla::Update, mhla::WorkspaceView)>                      \
+#define MHLA_GPU_PASSES(where, Variant, Scalar, ...)                                              \
+  where template std::type_identity_t<void(                                                       \
+      mhla::CudaPath, const mhla::CudaDevice&, const Variant&, const mhla::Problem&,              \
+      const mhla::OperandViews<Scalar>&, const mhla::TensorView<Scalar, 4>&, mhla::WorkspaceView, \
+      mhla::Span<float>)>                                                                         \
+      mhla::cuda::fused::run_forward<Variant, Scalar, __VA_ARGS__>;                               \
+  where template std::type_identity_t<void(                                                       \
+      mhla::CudaPath, const mhla::CudaDevice&, const Variant&, const mhla::Problem&,              \
+      const mhla::OperandViews<Scalar>&, const mhla::TensorView<const Scalar, 4>&,                \
+      const mhla::GradientViews<Scalar>&, mhla::Update, mhla::WorkspaceView, mhla::Span<float>)>  \
       mhla::cuda::fused::run_backward<Variant, Scalar, __VA_ARGS__>

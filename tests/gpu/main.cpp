@@ -22,8 +22,8 @@ bool is_group(const char* name) {
 int usage() {
   std::fprintf(stderr,
                "usage: mhla_gpu_tests [--leave-memory] GROUP...\n"
-               "Groups: parity paths large_paths determinism graphs etiquette pointers small\n"
-               "small_paths\n"
+               "Groups: parity paths large_paths states determinism graphs etiquette pointers\n"
+               "small small_paths\n"
                "--leave-memory: memory that a call writes is not poisoned before\n");
   return 2;
 }

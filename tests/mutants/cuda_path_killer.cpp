@@ -37,7 +37,7 @@ namespace cuda::fused {
   template <>                                                                                  \
   void run_forward<path_killer::Fused, Half, Dims>(                                            \
       CudaPath, const CudaDevice&, const path_killer::Fused&, const Problem&,                  \
-      const OperandViews<Half>&, const TensorView<Half, 4>& y, WorkspaceView) {                \
+      const OperandViews<Half>&, const TensorView<Half, 4>& y, WorkspaceView, Span<float>) {   \
     path_killer::last_value_dim = Dims::value_dim;                                             \
     for (Index i = 0; i < y.size(); ++i) y.data[i].bits = 1;                                   \
   }                                                                                            \
@@ -45,7 +45,7 @@ namespace cuda::fused {
   void run_backward<path_killer::Fused, Half, Dims>(                                           \
       CudaPath, const CudaDevice&, const path_killer::Fused&, const Problem&,                  \
       const OperandViews<Half>&, const TensorView<const Half, 4>&, const GradientViews<Half>&, \
-      Update, WorkspaceView) {}
+      Update, WorkspaceView, Span<float>) {}
 using Square = HeadDims<128, 128>;
 using Wide = HeadDims<128, 256>;
 MHLA_KILLER_PASSES(Square)
@@ -85,7 +85,9 @@ void check_path() {
   };
   const Index on_cublas = bytes(shape, CudaPath::cublas);
   expect(bytes(shape, CudaPath::automatic) == 256, "workspace of the fused pass");
-  expect(bytes(shape, CudaPath::automatic, StateUse::given) == on_cublas, "workspace with a state");
+  expect(bytes(shape, CudaPath::cublas, StateUse::given) == on_cublas, "workspace with a state");
+  expect_throw<mhla::ShapeError>([&] { bytes(shape, CudaPath::quadratic, StateUse::given); },
+                                 "a state of pairs");
   Shape other = shape;
   other.key_dim = 64;
   expect(bytes(other, CudaPath::automatic) == bytes(other, CudaPath::cublas), "other dimensions");

@@ -602,14 +602,37 @@ mutant(cuda_explain_counts_the_own_block cuda_device cuda/kernel_cost.hpp
 
 # Which path a CUDA call takes
 mutant(cuda_path_state_on_any_path cuda_path cuda/path.hpp
-  [[if (state == StateUse::given) return Refusal::state;]]
-  [[static_cast<void>(state);]])
+  [[return path == CudaPath::quadratic && state == StateUse::given ? Refusal::state : Refusal::none;]]
+  [[static_cast<void>(path);
+  static_cast<void>(state);
+  return Refusal::none;]])
+mutant(cuda_state_of_another_path cuda_state cuda/forward_state.hpp
+  [[if (format != format_)]]
+  [[if (format != format)]])
+mutant(cuda_state_not_aligned_to_chunks cuda_state cuda/forward_state.hpp
+  [[format == SummaryFormat::accumulators ? alignof(A) : 16]]
+  [[alignof(A)]])
+mutant(fused_state_of_the_first_item cuda_state cuda/fused/plan.hpp
+  [[reinterpret_cast<T*>(state.data) + first * of_item * extents.summary_size(),]]
+  [[reinterpret_cast<T*>(state.data) + 0 * first,]])
+mutant(fused_state_key_sums_of_the_first_item cuda_state cuda/fused/plan.hpp
+  [[state.data + plane + first * of_item * extents.feature_dim]]
+  [[state.data + plane]])
+mutant(fused_state_planes_of_a_part cuda_state cuda/fused/plan.hpp
+  [[const Index plane = batch * of_item * extents.summary_size();]]
+  [[const Index plane = extents.keys.batch * (batch > 0) * of_item * extents.summary_size();]])
+mutant(fused_state_of_one_plane cuda_state cuda/fused/forward_pass.cuh
+  [[if (call.plan.in_state) {]]
+  [[if (false) {]])
+mutant(fused_state_computed_again cuda_state cuda/fused/backward_pass.cuh
+  [[if (!call.plan.in_state) summarize_blocks<backward_parts>(call);]]
+  [[summarize_blocks<backward_parts>(call);]])
 mutant(cuda_path_refusal_ignored_where_asked cuda_path cuda/path.hpp
   [[if (refusal != Refusal::none && asked != CudaPath::automatic && asked != CudaPath::cublas)]]
   [[if (refusal == Refusal::empty)]])
 mutant(cuda_path_longest_time cuda_path cuda/path.hpp
-  [[choice.cost_of(other).seconds(gpu) < choice.cost().seconds(gpu)]]
-  [[choice.cost_of(other).seconds(gpu) > choice.cost().seconds(gpu)]])
+  [[seconds(other) < seconds(choice.path)]]
+  [[seconds(other) > seconds(choice.path)]])
 mutant(cuda_path_slices_of_another_kernel cuda_path cuda/fused/token_bytes.hpp
   [[value_dim / summary_slice(static_cast<int>(value_dim))]]
   [[value_dim / value_slice(static_cast<int>(value_dim), 256)]])

@@ -3,6 +3,7 @@
 // memory that the caller owns. Needs no CUDA header.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
@@ -15,8 +16,13 @@
 MHLA_NAMESPACE_BEGIN
 
 /// Whether a call keeps its summaries in a CudaForwardState, or takes them from one: such a call
-/// runs on cuBLAS, whose workspace may be larger.
+/// may run on another path, whose workspace is larger.
 enum class StateUse { none, given };
+
+/// How summaries lie in a CudaForwardState: in the accumulator type; or, where fused kernels keep
+/// them, each as two numbers of 16 bits, what it was rounded to and, in a second plane, what that
+/// left out, which takes as much memory.
+enum class SummaryFormat { accumulators, bfloat16_planes, half_planes };
 
 /// Block summaries S_b and key sums z_b of one forward pass, in the accumulator type A, in
 /// `memory`: forward_state_size(attention, shape, device) elements of device memory, or more. The
@@ -32,16 +38,19 @@ class CudaForwardState {
   explicit CudaForwardState(Span<A> memory) : memory_(memory) {}
 
   /// Room for the summaries of `shape`; what was saved before is gone.
-  /// \throws WorkspaceError where the memory is too small or not aligned to A; nothing has changed
-  /// then.
-  Span<A> prepare(const Shape& shape, Index count) {
+  /// \throws WorkspaceError where the memory is too small, or not aligned to A, or to 16 bytes for
+  /// planes; nothing has changed then.
+  Span<A> prepare(const Shape& shape, Index count, SummaryFormat format) {
     if (memory_.size < count)
       throw WorkspaceError("mhla: save(state): " + std::to_string(count) +
                            " elements of device memory are needed, the state has " +
                            std::to_string(memory_.size) + "; forward_state_size says how many");
-    if (reinterpret_cast<std::uintptr_t>(memory_.data) % alignof(A) != 0)
-      throw WorkspaceError("mhla: save(state): the memory is not aligned to its elements");
+    const std::size_t alignment = format == SummaryFormat::accumulators ? alignof(A) : 16;
+    if (reinterpret_cast<std::uintptr_t>(memory_.data) % alignment != 0)
+      throw WorkspaceError("mhla: save(state): the memory is not aligned to " +
+                           std::to_string(alignment) + " bytes");
     call_.begin(shape, count);
+    format_ = format;
     return {memory_.data, count};
   }
   /// Called by forward when everything that fills it is on the stream.
@@ -49,14 +58,19 @@ class CudaForwardState {
 
   /// The summaries saved for `shape`; throws StateError where something else, or nothing, was
   /// saved.
-  Span<A> summaries(const Shape& shape, Index count) const {
+  Span<A> summaries(const Shape& shape, Index count, SummaryFormat format) const {
     call_.require(shape, count);
+    if (format != format_)
+      throw StateError(
+          "mhla: saved(state): the state was saved on another CudaPath, or by tensors of another "
+          "type of 16 bits; give both passes a CudaDevice that asks for the same path");
     return {memory_.data, count};
   }
 
  private:
   Span<A> memory_;
   SavedCall call_;
+  SummaryFormat format_ = SummaryFormat::accumulators;
 };
 
 MHLA_NAMESPACE_END

@@ -41,7 +41,7 @@ constexpr const char* name_of(CudaPath path) {
   return "";
 }
 
-/// Why the fused paths cannot run a call.
+/// Why the fused paths cannot run a call; `state` is of the quadratic one alone.
 enum class Refusal {
   none,
   double_tensors,
@@ -79,12 +79,16 @@ HeadDimsList head_dims_of() {
 }
 
 /// What the sizes say besides.
-inline Refusal refusal_of(const Shape& shape, const HeadDimsList& compiled, StateUse state) {
-  if (state == StateUse::given) return Refusal::state;
+inline Refusal refusal_of(const Shape& shape, const HeadDimsList& compiled) {
   if (shape.batch == 0 || shape.heads == 0 || shape.query_tokens == 0 || shape.key_tokens == 0)
     return Refusal::empty;
   if (!compiled.has(shape.key_dim, shape.value_dim)) return Refusal::head_dims;
   return Refusal::none;
+}
+
+/// What keeps one fused path from a call that the others can run.
+inline Refusal refusal_of(CudaPath path, StateUse state) {
+  return path == CudaPath::quadratic && state == StateUse::given ? Refusal::state : Refusal::none;
 }
 
 /// A refusal in words.
@@ -103,7 +107,7 @@ inline std::string described(Refusal refusal, const Shape& shape) {
     case Refusal::rotated_own_key_sums:
       return "Causal with MixedKeySum and a rotation";
     case Refusal::state:
-      return "a forward state keeps its summaries in float";
+      return "it has no summaries for a forward state";
     case Refusal::empty:
       return "a tensor is empty";
     case Refusal::head_dims:
@@ -131,7 +135,8 @@ inline void require_path(CudaPath asked, Refusal refusal, const Shape& shape) {
 struct PathChoice {
   CudaPath path = CudaPath::cublas;
   CudaPath asked = CudaPath::automatic;
-  Refusal refusal = Refusal::none;  ///< of the fused paths, which are without costs then
+  StateUse state = StateUse::none;
+  Refusal refusal = Refusal::none;  ///< of all fused paths, which are without costs then
   PathCost cublas;
   PathCost summaries;
   PathCost quadratic;
@@ -140,7 +145,11 @@ struct PathChoice {
     return of == CudaPath::summaries ? summaries : of == CudaPath::quadratic ? quadratic : cublas;
   }
   const PathCost& cost() const { return cost_of(path); }
-  bool can(CudaPath run) const { return run == CudaPath::cublas || refusal == Refusal::none; }
+  Refusal refusal_of(CudaPath of) const {
+    if (of == CudaPath::cublas) return Refusal::none;
+    return refusal == Refusal::none ? cuda::refusal_of(of, state) : refusal;
+  }
+  bool can(CudaPath run) const { return refusal_of(run) == Refusal::none; }
 
   /// Why `path`, in words.
   std::string reason() const {
@@ -150,19 +159,18 @@ struct PathChoice {
   }
 };
 
-/// Chooses between paths. \throws ShapeError where `asked` cannot run the call.
+/// What can run one direction of a call, and what each path would take.
 template <class T, AttentionVariant V>
-PathChoice choose_path(const V& attention, const Problem& problem, Direction direction,
-                       CudaPath asked, StateUse state, const HeadDimsList& compiled,
-                       FloatProducts products = FloatProducts::exact,
-                       const NominalGpu& gpu = NominalGpu()) {
+PathChoice path_costs(const V& attention, const Problem& problem, Direction direction,
+                      CudaPath asked, StateUse state, const HeadDimsList& compiled,
+                      FloatProducts products, const NominalGpu& gpu) {
   using A = Accumulator<T>;
   const Shape& shape = problem.shape;
   PathChoice choice;
   choice.asked = asked;
+  choice.state = state;
   choice.refusal = refusal_of_types<V, T>();
-  if (choice.refusal == Refusal::none) choice.refusal = refusal_of(shape, compiled, state);
-  require_path(asked, choice.refusal, shape);
+  if (choice.refusal == Refusal::none) choice.refusal = refusal_of(shape, compiled);
 
   const bool backward = direction == Direction::backward;
   const CallSize size = call_size(attention, problem);
@@ -179,14 +187,35 @@ PathChoice choose_path(const V& attention, const Problem& problem, Direction dir
       choice.quadratic = fused::quadratic_cost(attention, problem, size, direction, gpu);
     }
   }
+  return choice;
+}
 
+/// Chooses between paths. With a forward state it is one path for both directions, of those that
+/// have summaries: the one that takes the least time for the two together.
+/// \throws ShapeError where `asked` cannot run the call.
+template <class T, AttentionVariant V>
+PathChoice choose_path(const V& attention, const Problem& problem, Direction direction,
+                       CudaPath asked, StateUse state, const HeadDimsList& compiled,
+                       FloatProducts products = FloatProducts::exact,
+                       const NominalGpu& gpu = NominalGpu()) {
+  const auto costs = [&](Direction of) {
+    return path_costs<T>(attention, problem, of, asked, state, compiled, products, gpu);
+  };
+  PathChoice choice = costs(direction);
+  require_path(asked, choice.refusal_of(asked), problem.shape);
   choice.path = asked;
   if (asked != CudaPath::automatic) return choice;
+
+  PathChoice other_direction;
+  if (state == StateUse::given)
+    other_direction =
+        costs(direction == Direction::forward ? Direction::backward : Direction::forward);
+  const auto seconds = [&](CudaPath path) {
+    return choice.cost_of(path).seconds(gpu) + other_direction.cost_of(path).seconds(gpu);
+  };
   choice.path = CudaPath::cublas;
-  if (choice.refusal != Refusal::none) return choice;
   for (const CudaPath other : {CudaPath::summaries, CudaPath::quadratic})
-    if (choice.can(other) && choice.cost_of(other).seconds(gpu) < choice.cost().seconds(gpu))
-      choice.path = other;
+    if (choice.can(other) && seconds(other) < seconds(choice.path)) choice.path = other;
   return choice;
 }
 
@@ -200,7 +229,8 @@ CudaPath path_of(const V& attention, const Problem& problem, const CudaDevice& d
     return CudaPath::cublas;
   } else {
     const HeadDimsList compiled = compiled_head_dims<V, T>();
-    const Refusal refusal = refusal_of(problem.shape, compiled, state);
+    Refusal refusal = refusal_of(problem.shape, compiled);
+    if (refusal == Refusal::none) refusal = refusal_of(device.path(), state);
     require_path(device.path(), refusal, problem.shape);
     if (device.path() != CudaPath::automatic) return device.path();
     if (refusal != Refusal::none) return CudaPath::cublas;

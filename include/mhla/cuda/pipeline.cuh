@@ -54,19 +54,20 @@ struct FusedPasses {
   }
   static void forward(CudaPath path, const CudaDevice& device, const V& attention,
                       const Problem& problem, const OperandViews<T>& operands,
-                      const TensorView<T, 4>& y, WorkspaceView workspace) {
+                      const TensorView<T, 4>& y, WorkspaceView workspace,
+                      Span<Accumulator<T>> state) {
     visit(problem, [&](auto dims) {
       fused::run_forward<V, T, decltype(dims)>(path, device, attention, problem, operands, y,
-                                               workspace);
+                                               workspace, state);
     });
   }
   static void backward(CudaPath path, const CudaDevice& device, const V& attention,
                        const Problem& problem, const OperandViews<T>& operands,
                        const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                       Update update, WorkspaceView workspace) {
+                       Update update, WorkspaceView workspace, Span<Accumulator<T>> state) {
     visit(problem, [&](auto dims) {
       fused::run_backward<V, T, decltype(dims)>(path, device, attention, problem, operands, dy,
-                                                gradients, update, workspace);
+                                                gradients, update, workspace, state);
     });
   }
 
@@ -137,7 +138,7 @@ void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
   if (path == CudaPath::cublas) {
     run_forward_on_cublas(device, attention, problem, operands, y, workspace, state);
   } else {
-    FusedPasses<V, T>::forward(path, device, attention, problem, operands, y, workspace);
+    FusedPasses<V, T>::forward(path, device, attention, problem, operands, y, workspace, state);
   }
   if constexpr (requires { attention.masks; }) clear_masked(device, attention.masks.query, y);
 }
@@ -193,7 +194,7 @@ void run_backward(CudaPath path, const CudaDevice& device, const V& attention,
                            state);
   } else {
     FusedPasses<V, T>::backward(path, device, attention, problem, operands, dy, gradients, update,
-                                workspace);
+                                workspace, state);
   }
   if constexpr (requires { attention.masks; }) {
     if (update == Update::accumulate) return;

@@ -26,7 +26,7 @@ namespace cuda {
 
 /// Runs a checked call on a path that can; defined in pipeline.cuh. An undefined reference to it
 /// means that no .cu of the program holds MHLA_INSTANTIATE_CUDA(V, T). Summaries are left in, or
-/// taken from, `state` where it has memory, on cuBLAS alone.
+/// taken from, `state` where it has memory.
 template <class V, class T>
 void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
                  const Problem& problem, const OperandViews<T>& operands, const TensorView<T, 4>& y,
@@ -62,6 +62,13 @@ Index call_summary_size(const V& attention, const Problem& problem) {
   const Extents<V> e(arena, attention, problem, problem.shape.batch);
   return checked_mul(e.key_summaries(),
                      checked_add(e.summary_size(), normalizes<V> ? e.feature_dim : 0));
+}
+
+/// How a path keeps the summaries of tensors of T.
+template <class T>
+SummaryFormat summary_format(CudaPath path) {
+  if (path == CudaPath::cublas) return SummaryFormat::accumulators;
+  return std::is_same_v<T, Half> ? SummaryFormat::half_planes : SummaryFormat::bfloat16_planes;
 }
 
 }  // namespace cuda
@@ -122,8 +129,9 @@ void forward_into(const V& attention, const CudaDevice& device,
                     "mhla::forward_into");
   Span<Accumulator<T>> state;
   if (save != nullptr)
-    state = save->prepare(problem.shape,
-                          cuda::call_summary_size<V, Accumulator<T>>(attention, problem));
+    state =
+        save->prepare(problem.shape, cuda::call_summary_size<V, Accumulator<T>>(attention, problem),
+                      cuda::summary_format<T>(path));
   cuda::run_forward(path, device, attention, problem, operands, y, workspace, state);
   if (save != nullptr) save->mark_filled();
 }
@@ -155,7 +163,8 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
   Span<Accumulator<T>> state;
   if (saved != nullptr)
     state = saved->summaries(problem.shape,
-                             cuda::call_summary_size<V, Accumulator<T>>(attention, problem));
+                             cuda::call_summary_size<V, Accumulator<T>>(attention, problem),
+                             cuda::summary_format<T>(path));
   cuda::run_backward(path, device, attention, problem, operands, dy, gradients, update, workspace,
                      state);
 }

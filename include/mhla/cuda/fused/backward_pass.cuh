@@ -2,7 +2,7 @@
 // The backward pass of a part of the batch through 16-bit summaries of two planes: the adjoints of
 // forward_pass.cuh's stages, and the summaries once more.
 //
-//   key blocks:    S_b, z_b
+//   key blocks:    S_b, z_b, unless a forward state has them
 //   mixing:        S~_i, z~_i
 //   query blocks:  1 / den, c and dq; then dS~_i, dz~_i with them
 //   mixing:        dm_ib += <dS~_i, S_b> + <dz~_i, z_b>; dS_b = sum_i m_ib dS~_i, dz_b likewise
@@ -165,7 +165,7 @@ void key_gradient(const SummaryCall<V, T, KeyDim, ValueDim>& call,
 template <class V, class T, int KeyDim, int ValueDim>
 void backward_pass(const SummaryCall<V, T, KeyDim, ValueDim>& call,
                    const BackwardRequest<V, T>& request) {
-  summarize_blocks<backward_parts>(call);
+  if (!call.plan.in_state) summarize_blocks<backward_parts>(call);
   mix_blocks(call);
   query_gradient(call, request);
   if (!request.mixing() && !request.keys()) return;

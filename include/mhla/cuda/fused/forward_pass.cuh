@@ -39,11 +39,11 @@ struct SummaryCall : Operands<V, T, SummaryPlan<V, T>> {
   }
   Tokens<const T> values() const { return tokens(this->v, this->plan.extents.keys.table); }
   /// Summaries of key blocks, and mixed ones or their gradients.
-  Summaries<T> summaries(Span<T> of, float scale) const {
-    return {of.data, of.size / this->plan.parts, scale};
+  Summaries<T> summaries(const SummaryPlanes<T>& of, float scale) const {
+    return {of.data, of.size, scale};
   }
-  Summaries<const T> read_summaries(Span<T> of, float scale) const {
-    return {of.data, of.size / this->plan.parts, scale};
+  Summaries<const T> read_summaries(const SummaryPlanes<T>& of, float scale) const {
+    return {of.data, of.size, scale};
   }
   Sharing of_query_heads() const {
     const Extents<V>& e = this->plan.extents;
@@ -80,15 +80,15 @@ struct SequenceSummaries {
   int parts;
 
   MixingShape shape() const { return mixing_shape(extents, queries, keys); }
-  SummaryRows<T> of_keys(Span<T> summaries) const {
+  SummaryRows<T> of_keys(const SummaryPlanes<T>& summaries) const {
     const Index size = extents.summary_size();
-    return {summaries.data + keys.first_block * size, parts, summaries.size / parts,
+    return {summaries.data + keys.first_block * size, parts, summaries.size,
             extents.keys.table.blocks * size,         size,  0};
   }
-  SummaryRows<T> of_queries(Span<T> summaries) const {
+  SummaryRows<T> of_queries(const SummaryPlanes<T>& summaries) const {
     const Index size = extents.summary_size();
     const Index row = extents.matrices * size;
-    return {summaries.data + queries.first_block * row, parts, summaries.size / parts,
+    return {summaries.data + queries.first_block * row, parts, summaries.size,
             extents.queries.table.blocks * row,         row,   size};
   }
 };
@@ -147,7 +147,12 @@ void read_out_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call, const Tens
 /// All of it.
 template <class V, class T, int KeyDim, int ValueDim>
 void forward_pass(const SummaryCall<V, T, KeyDim, ValueDim>& call, const TensorView<T, 4>& y) {
-  summarize_blocks<forward_parts>(call);
+  // A state is for the backward pass; mixing reads what it would without one.
+  if (call.plan.in_state) {
+    summarize_blocks<backward_parts>(call);
+  } else {
+    summarize_blocks<forward_parts>(call);
+  }
   mix_blocks(call);
   read_out_blocks(call, y);
 }

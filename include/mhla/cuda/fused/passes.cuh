@@ -32,11 +32,11 @@ CallMemory memory_of(CudaPath path, const V& attention, const Problem& problem,
 template <class V, class T, class Dims>
 void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
                  const Problem& problem, const OperandViews<T>& operands, const TensorView<T, 4>& y,
-                 WorkspaceView workspace) {
+                 WorkspaceView workspace, Span<float> state) {
   if (path == CudaPath::quadratic) {
     attend_by_pairs<Dims>(device, attention, problem, operands, y, workspace);
   } else {
-    attend_by_summaries<Dims>(device, attention, problem, operands, y, workspace);
+    attend_by_summaries<Dims>(device, attention, problem, operands, y, workspace, state);
   }
 }
 
@@ -44,13 +44,13 @@ template <class V, class T, class Dims>
 void run_backward(CudaPath path, const CudaDevice& device, const V& attention,
                   const Problem& problem, const OperandViews<T>& operands,
                   const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                  Update update, WorkspaceView workspace) {
+                  Update update, WorkspaceView workspace, Span<float> state) {
   if (path == CudaPath::quadratic) {
     attend_by_pairs_gradient<Dims>(device, attention, problem, operands, dy, gradients, update,
                                    workspace);
   } else {
     attend_by_summaries_gradient<Dims>(device, attention, problem, operands, dy, gradients, update,
-                                       workspace);
+                                       workspace, state);
   }
 }
 

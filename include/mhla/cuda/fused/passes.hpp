@@ -30,18 +30,19 @@ template <class V, class T, class Dims>
 CallMemory memory_of(CudaPath path, const V& attention, const Problem& problem,
                      Direction direction);
 
-/// y of every query; those that a mask takes out are left to the caller.
+/// y of every query; those that a mask takes out are left to the caller. Summaries are left in
+/// `state` where it has memory, on CudaPath::summaries alone.
 template <class V, class T, class Dims>
 void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
                  const Problem& problem, const OperandViews<T>& operands, const TensorView<T, 4>& y,
-                 WorkspaceView workspace);
+                 WorkspaceView workspace, Span<float> state);
 
-/// The gradients that are wanted; likewise.
+/// The gradients that are wanted; likewise, with summaries from `state`.
 template <class V, class T, class Dims>
 void run_backward(CudaPath path, const CudaDevice& device, const V& attention,
                   const Problem& problem, const OperandViews<T>& operands,
                   const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                  Update update, WorkspaceView workspace);
+                  Update update, WorkspaceView workspace, Span<float> state);
 
 }  // namespace fused
 

@@ -27,6 +27,13 @@ namespace cuda::fused {
 inline constexpr int forward_parts = 1;
 inline constexpr int backward_parts = 2;
 
+/// Summaries in planes, one `size` elements after the other.
+template <class T>
+struct SummaryPlanes {
+  T* data = nullptr;
+  Index size = 0;
+};
+
 /// By what summaries of so many tokens are multiplied: half's range ends at 65504.
 template <class T>
 float summary_scale(Index tokens) {
@@ -70,22 +77,23 @@ struct SummaryPlan {
   Extents<V> extents;
   RotationTable<float> rotation;
   WorkspaceView cublas;
-  int parts;             // planes of every summary
-  Span<float> mixing;    // [mix heads, mix rows, mix columns]
-  Span<T> summaries;     // [parts, units, key blocks, feature_dim, value_dim]
-  Span<float> key_sums;  // [units, key blocks, feature_dim]
+  int parts;                   // planes of every summary
+  bool in_state = false;       // summaries and key sums lie in a forward state
+  Span<float> mixing;          // [mix heads, mix rows, mix columns]
+  SummaryPlanes<T> summaries;  // [parts, units, key blocks, feature_dim, value_dim]
+  Span<float> key_sums;        // [units, key blocks, feature_dim]
   /// [parts, units, query blocks, matrices, feature_dim, value_dim]; in the forward pass, which
   /// needs summaries no more once they are mixed, in their place where the kernel can.
-  Span<T> mixed_summaries;
+  SummaryPlanes<T> mixed_summaries;
   Span<float> mixed_key_sums;  // [units, query blocks, matrices, feature_dim]
 
   // The backward pass alone.
   Span<float> weights;       // [query rows]: 1 / den
   Span<float> sum_weights;   // [query rows]: c
   Span<float> own_products;  // [query rows]: each query's part of dm_ii
-  Span<T> grad_mixed_summaries;
+  SummaryPlanes<T> grad_mixed_summaries;
   Span<float> grad_mixed_key_sums;
-  Span<T> grad_summaries;
+  SummaryPlanes<T> grad_summaries;
   Span<float> grad_key_sums;
   Span<float> partial_sums;     // of dm's products
   Span<float> grad_mixing;      // [units, matrices, mix rows, mix columns]
@@ -98,7 +106,8 @@ struct SummaryPlan {
         parts(backward ? backward_parts : forward_parts) {
     const Extents<V>& e = extents;
     const auto take_summaries = [&](Index count) {
-      return arena.take<T>(checked_mul(parts, checked_mul(count, e.summary_size())));
+      const Index size = checked_mul(count, e.summary_size());
+      return SummaryPlanes<T>{arena.take<T>(checked_mul(parts, size)).data, size};
     };
     const auto take = [&](bool needed, Index rows, Index dim) {
       return arena.take<float>(needed ? checked_mul(rows, dim) : 0);
@@ -129,6 +138,20 @@ struct SummaryPlan {
     partial_sums = take(true, most_partial_sums, 1);
     grad_mixing = take(true, checked_mul(e.units(), e.matrices), e.mixing_size());
     grad_own_mixing = take(masks_own_block<V>, checked_mul(e.units(), e.matrices), e.mix_rows);
+  }
+
+  /// Has the summaries of items [first, ...) in a state, if it has memory: the planes of the whole
+  /// batch, as the backward pass has them, and the key sums behind them.
+  void keep_summaries(Index batch, Index first, Span<float> state) {
+    if (state.data == nullptr) return;
+    const Index of_item = extents.keys.kv_heads * extents.keys.table.blocks;
+    const Index plane = batch * of_item * extents.summary_size();
+    static_assert(backward_parts * sizeof(T) == sizeof(float), "planes take the memory of floats");
+    in_state = true;
+    summaries = {reinterpret_cast<T*>(state.data) + first * of_item * extents.summary_size(),
+                 plane};
+    if constexpr (normalizes<V>)
+      key_sums.data = state.data + plane + first * of_item * extents.feature_dim;
   }
 
   /// Powers of two that half's summaries are multiplied by, those of key blocks and their

@@ -29,11 +29,11 @@ auto summary_call(const CudaDevice& device, const V& attention, const SummaryPla
        items(operands.v, first, count), operands.mix}};
 }
 
-/// y of every query.
+/// y of every query. Summaries are left in `state` where it has memory.
 template <class Dims, class V, class T>
 void attend_by_summaries(const CudaDevice& device, const V& attention, const Problem& problem,
                          const OperandViews<T>& operands, const TensorView<T, 4>& y,
-                         WorkspaceView workspace) {
+                         WorkspaceView workspace, Span<float> state = {}) {
   const Index batch = problem.shape.batch;
   const Index at_once = summary_items_at_once<V, T>(attention, problem, false);
   Arena arena(workspace);
@@ -41,20 +41,21 @@ void attend_by_summaries(const CudaDevice& device, const V& attention, const Pro
   const BorrowedCublas cublas(device, whole.cublas);
   for (Index first = 0; first < batch; first += at_once) {
     const Index count = std::min(at_once, batch - first);
-    const SummaryPlan<V, T> plan = plan_of_items(whole, first, count);
+    SummaryPlan<V, T> plan = plan_of_items(whole, first, count);
+    plan.keep_summaries(batch, first, state);
     const auto call = summary_call<Dims>(device, attention, plan, operands, first, count);
     if (first == 0) fill_tables(call);
     forward_pass(call, items(y, first, count));
   }
 }
 
-/// The gradients that are wanted.
+/// The gradients that are wanted. Summaries are taken from `state` where it has memory.
 template <class Dims, class V, class T>
 void attend_by_summaries_gradient(const CudaDevice& device, const V& attention,
                                   const Problem& problem, const OperandViews<T>& operands,
                                   const TensorView<const T, 4>& dy,
                                   const GradientViews<T>& gradients, Update update,
-                                  WorkspaceView workspace) {
+                                  WorkspaceView workspace, Span<float> state = {}) {
   const Index batch = problem.shape.batch;
   const Index at_once = summary_items_at_once<V, T>(attention, problem, true);
   Arena arena(workspace);
@@ -64,7 +65,8 @@ void attend_by_summaries_gradient(const CudaDevice& device, const V& attention,
   clear(device, whole.grad_own_mixing);
   for (Index first = 0; first < batch; first += at_once) {
     const Index count = std::min(at_once, batch - first);
-    const SummaryPlan<V, T> plan = plan_of_items(whole, first, count);
+    SummaryPlan<V, T> plan = plan_of_items(whole, first, count);
+    plan.keep_summaries(batch, first, state);
     const auto call = summary_call<Dims>(device, attention, plan, operands, first, count);
     if (first == 0) fill_tables(call);
     backward_pass(call, part_of(BackwardRequest<V, T>{dy, gradients, update}, first, count));
