@@ -6,6 +6,7 @@
 // dimensions that the program has compiled them for; cuBLAS runs everything.
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -14,6 +15,8 @@
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/fused/quadratic_cost.hpp>
+#include <mhla/cuda/fused/resident.hpp>
+#include <mhla/cuda/fused/resident_cost.hpp>
 #include <mhla/cuda/fused/summaries_cost.hpp>
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/kernel_cost.hpp>
@@ -37,11 +40,18 @@ constexpr const char* name_of(CudaPath path) {
       return "summaries";
     case CudaPath::quadratic:
       return "quadratic";
+    case CudaPath::resident:
+      return "resident";
   }
   return "";
 }
 
-/// Why the fused paths cannot run a call.
+/// The fused paths, in the order in which they are spoken of.
+inline constexpr CudaPath fused_paths[] = {CudaPath::summaries, CudaPath::quadratic,
+                                           CudaPath::resident};
+
+/// Why fused paths cannot run a call: none of them, or, in the last four cases, not with summaries
+/// in shared memory.
 enum class Refusal {
   none,
   double_tensors,
@@ -51,7 +61,11 @@ enum class Refusal {
   rotated_own_key_sums,
   state,
   empty,
-  head_dims
+  head_dims,
+  backward,
+  resident_head_dims,
+  resident_blocks,
+  shared_memory
 };
 
 /// What the types say by themselves.
@@ -87,6 +101,21 @@ inline Refusal refusal_of(const Shape& shape, const HeadDimsList& compiled, Stat
   return Refusal::none;
 }
 
+/// What keeps summaries from shared memory where fused paths can run a call; `gpu` says how much of
+/// it there is.
+template <class V>
+Refusal resident_refusal(const Problem& problem, Direction direction, const NominalGpu& gpu) {
+  const Shape& shape = problem.shape;
+  const Index blocks = std::max(problem.query_blocks, problem.key_blocks);
+  if (direction == Direction::backward) return Refusal::backward;
+  if (!fused::has_resident_kernels(shape.key_dim, shape.value_dim))
+    return Refusal::resident_head_dims;
+  if (blocks > fused::most_resident_blocks) return Refusal::resident_blocks;
+  const Index slice = fused::resident_slice_of(shape.key_dim, shape.value_dim, blocks,
+                                               normalizes<V>, masks_own_block<V>, gpu.shared_bytes);
+  return slice == 0 ? Refusal::shared_memory : Refusal::none;
+}
+
 /// A refusal in words.
 inline std::string described(Refusal refusal, const Shape& shape) {
   switch (refusal) {
@@ -106,6 +135,14 @@ inline std::string described(Refusal refusal, const Shape& shape) {
       return "a forward state keeps its summaries in float";
     case Refusal::empty:
       return "a tensor is empty";
+    case Refusal::backward:
+      return "it has no backward pass";
+    case Refusal::resident_head_dims:
+      return "head dimensions over 128";
+    case Refusal::resident_blocks:
+      return "more than " + std::to_string(fused::most_resident_blocks) + " blocks";
+    case Refusal::shared_memory:
+      return "the block summaries do not fit into the chip's shared memory";
     case Refusal::head_dims:
       break;
   }
@@ -131,16 +168,34 @@ inline void require_path(CudaPath asked, Refusal refusal, const Shape& shape) {
 struct PathChoice {
   CudaPath path = CudaPath::cublas;
   CudaPath asked = CudaPath::automatic;
-  Refusal refusal = Refusal::none;  ///< of the fused paths, which are without costs then
+  Refusal refusal = Refusal::none;           ///< of all fused paths
+  Refusal resident_refusal = Refusal::none;  ///< of that one besides
+  // Those that cannot run the call are without costs.
   PathCost cublas;
   PathCost summaries;
   PathCost quadratic;
+  PathCost resident;
 
   const PathCost& cost_of(CudaPath of) const {
-    return of == CudaPath::summaries ? summaries : of == CudaPath::quadratic ? quadratic : cublas;
+    switch (of) {
+      case CudaPath::summaries:
+        return summaries;
+      case CudaPath::quadratic:
+        return quadratic;
+      case CudaPath::resident:
+        return resident;
+      case CudaPath::automatic:
+      case CudaPath::cublas:
+        break;
+    }
+    return cublas;
   }
   const PathCost& cost() const { return cost_of(path); }
-  bool can(CudaPath run) const { return run == CudaPath::cublas || refusal == Refusal::none; }
+  Refusal refusal_of(CudaPath of) const {
+    if (of == CudaPath::cublas) return Refusal::none;
+    return refusal == Refusal::none && of == CudaPath::resident ? resident_refusal : refusal;
+  }
+  bool can(CudaPath run) const { return refusal_of(run) == Refusal::none; }
 
   /// Why `path`, in words.
   std::string reason() const {
@@ -162,7 +217,8 @@ PathChoice choose_path(const V& attention, const Problem& problem, Direction dir
   choice.asked = asked;
   choice.refusal = refusal_of_types<V, T>();
   if (choice.refusal == Refusal::none) choice.refusal = refusal_of(shape, compiled, state);
-  require_path(asked, choice.refusal, shape);
+  choice.resident_refusal = resident_refusal<V>(problem, direction, gpu);
+  require_path(asked, choice.refusal_of(asked), shape);
 
   const bool backward = direction == Direction::backward;
   const CallSize size = call_size(attention, problem);
@@ -177,17 +233,26 @@ PathChoice choose_path(const V& attention, const Problem& problem, Direction dir
     if (choice.refusal == Refusal::none) {
       choice.summaries = fused::summaries_cost<T>(attention, problem, size, direction, gpu);
       choice.quadratic = fused::quadratic_cost(attention, problem, size, direction, gpu);
+      if (choice.can(CudaPath::resident))
+        choice.resident = fused::resident_cost(attention, problem, size, gpu);
     }
   }
 
   choice.path = asked;
   if (asked != CudaPath::automatic) return choice;
   choice.path = CudaPath::cublas;
-  if (choice.refusal != Refusal::none) return choice;
-  for (const CudaPath other : {CudaPath::summaries, CudaPath::quadratic})
+  for (const CudaPath other : fused_paths)
     if (choice.can(other) && choice.cost_of(other).seconds(gpu) < choice.cost().seconds(gpu))
       choice.path = other;
   return choice;
+}
+
+/// The nominal GPU, with as much shared memory as there is on the one at hand.
+template <class V, class T>
+NominalGpu gpu_at_hand() {
+  NominalGpu gpu;
+  if constexpr (has_fused_passes<V, T>) gpu.shared_bytes = shared_bytes_at_hand<V, T>();
+  return gpu;
 }
 
 /// The path of a call alone: without costs where there is no choice.
@@ -200,12 +265,15 @@ CudaPath path_of(const V& attention, const Problem& problem, const CudaDevice& d
     return CudaPath::cublas;
   } else {
     const HeadDimsList compiled = compiled_head_dims<V, T>();
-    const Refusal refusal = refusal_of(problem.shape, compiled, state);
+    const NominalGpu gpu = gpu_at_hand<V, T>();
+    Refusal refusal = refusal_of(problem.shape, compiled, state);
+    if (refusal == Refusal::none && device.path() == CudaPath::resident)
+      refusal = resident_refusal<V>(problem, direction, gpu);
     require_path(device.path(), refusal, problem.shape);
     if (device.path() != CudaPath::automatic) return device.path();
     if (refusal != Refusal::none) return CudaPath::cublas;
     return choose_path<T>(attention, problem, direction, device.path(), state, compiled,
-                          device.products())
+                          device.products(), gpu)
         .path;
   }
 }

@@ -179,7 +179,12 @@ struct ReadOutBlocks {
   static constexpr int blocks_of_processor = 1;
   static constexpr int rows = Tiles::rows;
   static constexpr int stages = shape.stages();
+  static constexpr int denominators_at = shape.denominators_at();
+  static constexpr int own_sums_at = shape.own_sums_at();
+  static constexpr int flags_at = shape.flags_at();
+  static constexpr int own_weights_at = shape.own_weights_at();
   static constexpr int features_at = shape.features_at();
+  static constexpr int scores_at = shape.scores_at();
   static constexpr int summary_at = shape.summary_at();
   static_assert(summary_at % 16 == 0 && Tiles::sums_of_row == shape.sums_of_row());
   static constexpr int shared_bytes = shape.bytes_with(slice);
@@ -198,16 +203,15 @@ struct ReadOutBlocks {
     return {static_cast<Shared>(features_at + slot * FeatureTile::bytes)};
   }
   MHLA_DEVICE static ReadOutPlaces places() {
-    const auto place = [](int at) { return static_cast<Shared>(at); };
     // Own tokens take the summary's place.
-    return {place(0),
-            place(shape.denominators_at()),
-            place(shape.own_sums_at()),
-            place(shape.flags_at()),
-            place(shape.own_weights_at()),
-            place(shape.scores_at()),
-            place(summary_at),
-            place(summary_at + FeatureTile::bytes)};
+    return {Shared{0},
+            Shared{denominators_at},
+            Shared{own_sums_at},
+            Shared{flags_at},
+            Shared{own_weights_at},
+            Shared{scores_at},
+            Shared{summary_at},
+            Shared{summary_at + FeatureTile::bytes}};
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
