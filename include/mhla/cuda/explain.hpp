@@ -141,7 +141,9 @@ std::string explain(const V& attention, const Shape& shape, const CudaDevice& de
     return cuda::described(cuda::call_cost<T>(attention, shape, device, direction), shape, name,
                            products);
   };
-  return part(cuda::Direction::forward, "forward") + part(cuda::Direction::backward, "backward");
+  const std::string forward = part(cuda::Direction::forward, "forward");
+  if (device.path() == CudaPath::resident) return forward + "backward: path resident has none\n";
+  return forward + part(cuda::Direction::backward, "backward");
 }
 
 MHLA_NAMESPACE_END

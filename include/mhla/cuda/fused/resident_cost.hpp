@@ -3,8 +3,8 @@
 //
 //   summaries of key blocks -> mixing -> readout of query blocks
 //
-// A block of threads takes a whole processor, and has nothing else to do while it waits for a
-// phase: phases count one after the other, as kernels do, of which the first is launched. Where the
+// A block of threads takes a whole processor: phases count one after the other, as kernels do, of
+// which the first is launched, and so do the moving of bytes and the products of a phase. Where the
 // blocks of threads are few, or the last round of them does not fill the chip, processors are idle.
 // Every slice of values reads queries and keys again, mostly out of L2.
 #pragma once
@@ -118,6 +118,7 @@ struct ResidentCost {
     const Launches all = launches(gpu);
     for (KernelCost phase : {summarize(), mix(), read_out()}) {
       phase.launches = path.count == 1 ? all.count : 0;
+      phase.alone = true;
       phase.busy = all.busy;
       path.add(phase);
     }
