@@ -142,7 +142,8 @@ std::string explain(const V& attention, const Shape& shape, const CudaDevice& de
                            products);
   };
   const std::string forward = part(cuda::Direction::forward, "forward");
-  if (device.path() == CudaPath::resident) return forward + "backward: path resident has none\n";
+  if (!cuda::has_backward(device.path()))
+    return forward + "backward: path " + cuda::name_of(device.path()) + " has none\n";
   return forward + part(cuda::Direction::backward, "backward");
 }
 

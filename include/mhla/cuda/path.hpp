@@ -50,6 +50,9 @@ constexpr const char* name_of(CudaPath path) {
 inline constexpr CudaPath fused_paths[] = {CudaPath::summaries, CudaPath::quadratic,
                                            CudaPath::resident};
 
+/// Whether a path has a backward pass.
+constexpr bool has_backward(CudaPath path) { return path != CudaPath::resident; }
+
 /// Why fused paths cannot run a call: none of them, or, in the last four cases, not with summaries
 /// in shared memory.
 enum class Refusal {
@@ -107,7 +110,8 @@ template <class V>
 Refusal resident_refusal(const Problem& problem, Direction direction, const NominalGpu& gpu) {
   const Shape& shape = problem.shape;
   const Index blocks = std::max(problem.query_blocks, problem.key_blocks);
-  if (direction == Direction::backward) return Refusal::backward;
+  if (direction == Direction::backward && !has_backward(CudaPath::resident))
+    return Refusal::backward;
   if (!fused::has_resident_kernels(shape.key_dim, shape.value_dim))
     return Refusal::resident_head_dims;
   if (blocks > fused::most_resident_blocks) return Refusal::resident_blocks;
