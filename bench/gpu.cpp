@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What a GPU reaches, and what the library reaches on it:
 //   bench_gpu [--out FILE] [--seconds 0.3] [--shapes PART] [--scalars float,bfloat16]
-//             [--paths cublas,summaries,quadratic] [--no-errors]
+//             [--paths cublas,summaries,quadratic,resident] [--no-errors]
 // First the ceilings: copies, matrix products, launches. Then forward and backward pass of every
 // shape (of those whose name holds PART; small ones first) on every path that can run it, from a
 // CUDA graph with warm and with cold L2 cache, and call by call. Each result is a line of JSON that
@@ -41,7 +41,7 @@ struct Options {
   std::string out;
   std::string shapes;
   std::string scalars = "float,bfloat16";
-  std::string paths = "cublas,summaries,quadratic";
+  std::string paths = "cublas,summaries,quadratic,resident";
   double seconds = 0.3;
   bool errors = true;
 };
@@ -388,10 +388,11 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
       compute_reference(shape, exact, true);
     }
     HostTensor<float, 3> first_dmix;
-    for (const CudaPath path : {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic}) {
+    for (const CudaPath path :
+         {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic, CudaPath::resident}) {
       if (options.paths.find(name_of(path)) == std::string::npos) continue;
-      const mhla::cuda::Refusal refusal = chosen.forward.cost.choice.refusal;
-      if (path != CudaPath::cublas && refusal != mhla::cuda::Refusal::none) {
+      const mhla::cuda::Refusal refusal = chosen.forward.cost.choice.refusal_of(path);
+      if (refusal != mhla::cuda::Refusal::none) {
         lines.write(JsonLine(head)
                         .add("path", name_of(path))
                         .add("refused", mhla::cuda::described(refusal, shape.call())));
@@ -400,7 +401,8 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
       try {
         const GpuPasses passes = gpu_passes<T>(shape, machine.device(path), operands.tensors());
         const auto bytes = static_cast<std::size_t>(
-            std::max(passes.forward.cost.workspace_bytes, passes.backward.cost.workspace_bytes));
+            std::max(passes.forward.cost.workspace_bytes,
+                     passes.backward ? passes.backward->cost.workspace_bytes : 0));
         const DeviceArray memory(bytes);
         const mhla::WorkspaceView workspace{memory.as<std::byte>(),
                                             static_cast<mhla::Index>(bytes)};
@@ -409,18 +411,19 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
           // Checked before it is timed, in memory that holds not-a-number.
           operands.poison(machine.lane.stream);
           passes.forward.run(machine.device(path), workspace);
-          passes.backward.run(machine.device(path), workspace);
+          if (passes.backward) passes.backward->run(machine.device(path), workspace);
           machine.lane.stream.wait();
           errors = errors_of(operands, exact, first_dmix);
-          if (first_dmix.size() == 0) first_dmix = operands.dmix();
+          if (passes.backward && first_dmix.size() == 0) first_dmix = operands.dmix();
         }
         measure_pass(machine, options, head,
                      {"forward", shape.forward_elements() * sizeof(T), shape.forward_flops()},
                      passes.forward, model_fields(chosen.forward, passes.forward), workspace,
                      errors.forward, lines);
+        if (!passes.backward) continue;
         measure_pass(machine, options, head,
                      {"backward", shape.backward_elements() * sizeof(T), shape.backward_flops()},
-                     passes.backward, model_fields(chosen.backward, passes.backward), workspace,
+                     *passes.backward, model_fields(*chosen.backward, *passes.backward), workspace,
                      errors.backward, lines);
       } catch (const std::exception& error) {
         lines.write(JsonLine(head).add("path", name_of(path)).add("error", error.what()));

@@ -33,11 +33,12 @@ GpuPasses gpu_passes(const GpuShape& shape, const mhla::CudaDevice& device,
                       [=](const mhla::CudaDevice& on, mhla::WorkspaceView workspace) {
                         mhla::forward_into(attention, on, q, k, v, mix, y, workspace);
                       }};
-    passes.backward = {cost(mhla::cuda::Direction::backward),
-                       [=](const mhla::CudaDevice& on, mhla::WorkspaceView workspace) {
-                         mhla::backward_into(attention, on, q, k, v, mix, dy, gradients,
-                                             mhla::Update::overwrite, workspace);
-                       }};
+    if (mhla::cuda::has_backward(device.path()))
+      passes.backward = GpuPass{cost(mhla::cuda::Direction::backward),
+                                [=](const mhla::CudaDevice& on, mhla::WorkspaceView workspace) {
+                                  mhla::backward_into(attention, on, q, k, v, mix, dy, gradients,
+                                                      mhla::Update::overwrite, workspace);
+                                }};
     return passes;
   });
 }

@@ -9,6 +9,7 @@
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/explain.hpp>
 #include <mhla/testing/host_tensor.hpp>
+#include <optional>
 
 #include "gpu_shapes.hpp"
 
@@ -29,7 +30,7 @@ struct GpuPass {
 };
 struct GpuPasses {
   GpuPass forward;
-  GpuPass backward;
+  std::optional<GpuPass> backward;  ///< where the path has one
 };
 
 /// On the path that the device asks for, for float and mhla::BFloat16. \throws mhla::ShapeError

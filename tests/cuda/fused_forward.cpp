@@ -3,41 +3,31 @@
 // for a GPU, against the oracle in double, which rounds nothing but the inputs.
 #include <cmath>
 #include <limits>
-#include <mhla/cpu/pipeline.hpp>
 #include <mhla/cuda/fused/summaries_pass.cuh>
 #include <mhla/cuda/head_dims.hpp>
-#include <mhla/packed.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/cpu/call.hpp"
+#include "tests/cuda/fused_call.hpp"
 #include "tests/cuda/machine.hpp"
 
 namespace {
 
 using namespace mhla;
 using call::Operands;
+using fused_call::bound_of_y;
+using fused_call::expected_forward;
+using fused_call::operands_of;
+using fused_call::poison;
 using mhla::testing::HostTensor;
-
-// Relative RMS errors: mostly those of rounding y itself, 1.7e-3 and 2e-4.
-template <class T>
-constexpr double bound = std::is_same_v<T, BFloat16> ? 4e-3 : 1e-3;
-
-/// Values whose mean is not 0.
-template <class T, class V>
-Operands<T> operands_of(const V& attention, const Shape& shape) {
-  Operands<T> x = call::operands<T>(attention, shape);
-  mhla::testing::for_each_element([](T& v) { store(v, load(v) + 1.0f); }, x.v.view());
-  return x;
-}
 
 template <class T, int KeyDim, int ValueDim, class V>
 HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const TensorView<const T, 4>& q,
                          const TensorView<const T, 4>& k, const TensorView<const T, 4>& v) {
   HostTensor<T, 4> y = x.dy;
-  mhla::testing::for_each_element([](T& e) { store(e, std::numeric_limits<float>::quiet_NaN()); },
-                                  y.view());
+  poison(y);
   const Problem problem = checked_problem(attention, x.shape());
   const Index items = cuda::fused::summary_items_at_once<V, T>(attention, problem, false);
   const Workspace workspace(
@@ -47,21 +37,6 @@ HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const TensorV
   if constexpr (requires { attention.masks; })
     cuda::clear_masked(machine::device(), attention.masks.query, y.view());
   return y;
-}
-
-/// The oracle's y; of packed and padded batches, which it does not know, the CPU backend's.
-template <class V>
-HostTensor<double, 4> expected_forward(const V& attention, const Operands<double>& x) {
-  if constexpr (
-      requires { attention.offsets; } || requires { attention.masks; }) {
-    HostTensor<double, 4> y = x.dy;
-    const SerialExecutor serial;
-    const Workspace workspace(forward_workspace_size<double>(attention, x.shape(), serial));
-    forward_into(attention, serial, x.q, x.k, x.v, x.mix, y.view(), workspace);
-    return y;
-  } else {
-    return call::oracle_forward(attention, x);
-  }
 }
 
 template <class T, int KeyDim, int ValueDim, class V>
@@ -74,7 +49,7 @@ void check(const char* name, const V& attention, Shape shape) {
   const auto result = mhla::testing::compare(y.view(), expected.view());
   CAPTURE(name, KeyDim, ValueDim);
   INFO(result.report());
-  CHECK(result.rms_ratio <= bound<T>);
+  CHECK(result.rms_ratio <= bound_of_y<T>);
 
   // The same bits however the machine's warps take turns.
   machine::context().seed += 1000;

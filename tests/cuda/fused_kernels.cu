@@ -12,6 +12,7 @@
 #include <mhla/cuda/fused/quadratic_mixing_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_query_gradient.cuh>
 #include <mhla/cuda/fused/readout.cuh>
+#include <mhla/cuda/fused/resident.cuh>
 #include <mhla/policy/feature_map.hpp>
 
 using namespace mhla;
@@ -57,6 +58,10 @@ template <class T, class Map, bool Rotates, int KeyDim, int ValueDim>
 using ValueGradientCausal =
     ReadOutBlocks<T, Map, Rotates, KeyDim, ValueDim, 2, false, OwnQueries<T, Map, Rotates>>;
 
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Slice, bool Divides>
+using AttendResidentCausal =
+    AttendResident<T, Map, Rotates, KeyDim, ValueDim, Slice, Divides, OwnTokens<T, Map, Rotates>>;
+
 // One of each kind. These alone are compiled for the newest architectures.
 KERNEL(summarize_128, SummarizeBlocks<BFloat16, EluPlusOne, !rotates, 128, 128, 1, sums>);
 KERNEL(mix_128, MixBlocks<BFloat16, 1, 128, true>);
@@ -70,6 +75,9 @@ KERNEL(attend_64, AttendPairs<BFloat16, Relu, !rotates, 64, 64, Sees::all, divid
 KERNEL(query_pairs_64, QueryPairsGradient<BFloat16, Relu, !rotates, 64, 64, Sees::all, divides>);
 KERNEL(key_pairs_64, KeyPairsGradient<BFloat16, Relu, !rotates, 64, 64, Sees::all, divides>);
 KERNEL(mixing_pairs_64, MixingPairsGradient<BFloat16, Relu, !rotates, 64, 64, Sees::all, divides>);
+KERNEL(resident_72, AttendResident<BFloat16, Relu, !rotates, 72, 72, 72, divides>);
+KERNEL(resident_causal_128,
+       AttendResidentCausal<BFloat16, Identity, rotates, 128, 128, 16, !divides>);
 
 #ifndef MHLA_ONE_OF_EACH_KIND
 
@@ -115,5 +123,15 @@ KERNEL(query_pairs_causal_128,
        QueryPairsGradient<Half, Identity, rotates, 128, 128, Sees::past_tokens, !divides>);
 KERNEL(key_pairs_causal_128,
        KeyPairsGradient<Half, Identity, rotates, 128, 128, Sees::past_tokens, !divides>);
+
+KERNEL(resident_32, AttendResident<BFloat16, EluPlusOne, !rotates, 32, 32, 32, divides>);
+KERNEL(resident_64, AttendResident<BFloat16, Relu, rotates, 64, 64, 64, divides>);
+KERNEL(resident_64_cube, AttendResident<Half, Cube, rotates, 64, 64, 16, divides>);
+KERNEL(resident_72_slices, AttendResident<BFloat16, Relu, !rotates, 72, 72, 24, divides>);
+KERNEL(resident_96, AttendResident<Half, SquaredRelu, !rotates, 96, 96, 96, divides>);
+KERNEL(resident_128, AttendResident<BFloat16, Relu, rotates, 128, 128, 64, divides>);
+KERNEL(resident_causal_64, AttendResidentCausal<Half, EluPlusOne, !rotates, 64, 64, 64, divides>);
+KERNEL(resident_causal_96,
+       AttendResidentCausal<BFloat16, EluPlusOne, !rotates, 96, 96, 96, divides>);
 
 #endif

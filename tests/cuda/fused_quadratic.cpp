@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/cpu/call.hpp"
+#include "tests/cuda/fused_call.hpp"
 #include "tests/cuda/machine.hpp"
 
 namespace {
@@ -21,6 +22,9 @@ namespace {
 using namespace mhla;
 using call::Gradients;
 using call::Operands;
+using fused_call::expected_forward;
+using fused_call::operands_of;
+using fused_call::poison;
 using mhla::testing::HostTensor;
 
 // Relative RMS errors: of y mostly those of rounding it, 1.7e-3 and 2e-4.
@@ -30,14 +34,6 @@ struct Bounds {
 template <class T>
 constexpr Bounds bounds = std::is_same_v<T, BFloat16> ? Bounds{4e-3, 6e-3, 4e-3, 4e-3, 3e-3}
                                                       : Bounds{1e-3, 1e-3, 1e-3, 1e-3, 1e-3};
-
-/// Values whose mean is not 0.
-template <class T, class V>
-Operands<T> operands_of(const V& attention, const Shape& shape, std::uint64_t seed = 1) {
-  Operands<T> x = call::operands<T>(attention, shape, seed);
-  mhla::testing::for_each_element([](T& v) { store(v, load(v) + 1.0f); }, x.v.view());
-  return x;
-}
 
 /// The views a call reads: of the operands, unless a test has others.
 template <class T>
@@ -58,16 +54,8 @@ struct Dims {
 /// Memory that a call finds full of NaN.
 template <class V>
 Workspace workspace_of(const V& attention, const Problem& problem, bool backward) {
-  Workspace workspace(
+  return fused_call::poisoned_workspace(
       cuda::plan_size<cuda::fused::PairPlan<V>>(attention, problem, problem.shape.batch, backward));
-  std::fill_n(static_cast<unsigned char*>(static_cast<void*>(workspace.data())), workspace.size(),
-              static_cast<unsigned char>(0xff));
-  return workspace;
-}
-template <class T, int Rank>
-void poison(HostTensor<T, Rank>& tensor) {
-  mhla::testing::for_each_element([](T& e) { store(e, std::numeric_limits<float>::quiet_NaN()); },
-                                  tensor.view());
 }
 
 using cuda::fused::MovedBytes;
@@ -142,20 +130,7 @@ inline constexpr bool is_plain = !requires(const V& v) {
 }
 &&!requires(const V& v) { v.masks; };
 
-/// The oracle's y and gradients; of packed and padded batches, which it does not know, the CPU
-/// backend's.
-template <class V>
-HostTensor<double, 4> expected_forward(const V& attention, const Operands<double>& x) {
-  if constexpr (is_plain<V>) {
-    return call::oracle_forward(attention, x);
-  } else {
-    HostTensor<double, 4> y = x.dy;
-    const SerialExecutor serial;
-    const Workspace workspace(forward_workspace_size<double>(attention, x.shape(), serial));
-    forward_into(attention, serial, x.q, x.k, x.v, x.mix, y.view(), workspace);
-    return y;
-  }
-}
+/// The oracle's gradients, or the CPU backend's, as expected_forward.
 template <class V>
 Gradients<double> expected_backward(const V& attention, const Operands<double>& x) {
   if constexpr (is_plain<V>) {

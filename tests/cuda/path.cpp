@@ -47,7 +47,9 @@ inline std::vector<Asked> asked;
 template <class Dims>
 constexpr mhla::Index workspace_of(mhla::CudaPath path, mhla::cuda::Direction direction) {
   return 1024 * Dims::key_dim + 64 * Dims::value_dim +
-         (path == mhla::CudaPath::quadratic ? 1 << 20 : 0) +
+         (path == mhla::CudaPath::quadratic  ? 1 << 20
+          : path == mhla::CudaPath::resident ? 1 << 22
+                                             : 0) +
          (direction == mhla::cuda::Direction::backward ? 1 << 21 : 0);
 }
 
@@ -190,11 +192,16 @@ TEST_CASE("cuda path: what the fused paths refuse by size, and why", "[cuda]") {
   const auto said = [&](const Shape& s) { return described(refusal_of(s, {pair, 1}), s); };
   CHECK(said(shape) == "");
   const auto said_of = [&](CudaPath path, StateUse state) {
-    return described(refusal_of(path, state), shape);
+    const PathChoice choice =
+        choice_of<Half>(mhla::Attention<Relu, Blocks1D>{.blocks = {.block = 20}}, shape,
+                        Direction::forward, CudaPath::automatic, state);
+    return described(choice.refusal_of(path), shape);
   };
-  CHECK(said_of(CudaPath::quadratic, StateUse::given) == "it has no summaries for a forward state");
-  CHECK(said_of(CudaPath::quadratic, StateUse::none) == "");
-  for (const CudaPath path : {CudaPath::automatic, CudaPath::cublas, CudaPath::summaries})
+  for (const CudaPath path : {CudaPath::quadratic, CudaPath::resident}) {
+    CHECK(said_of(path, StateUse::given) == "it has no summaries for a forward state");
+    CHECK(said_of(path, StateUse::none) == "");
+  }
+  for (const CudaPath path : {CudaPath::cublas, CudaPath::summaries})
     CHECK(said_of(path, StateUse::given) == "");
   Shape other = shape;
   other.value_dim = 128;
@@ -216,18 +223,73 @@ TEST_CASE("cuda path: what the fused paths refuse by size, and why", "[cuda]") {
   }
 }
 
+TEST_CASE("cuda path: what the resident path refuses besides, and why", "[cuda]") {
+  const auto said = [](const Shape& shape, Index block, Direction direction,
+                       const NominalGpu& gpu = NominalGpu()) {
+    const mhla::Attention<Relu, Blocks1D> attention{.blocks = {.block = block}};
+    const mhla::Problem problem = checked_problem(attention, shape);
+    const PathChoice choice =
+        mhla::cuda::choose_path<Half>(attention, problem, direction, CudaPath::automatic,
+                                      StateUse::none, every, mhla::FloatProducts::exact, gpu);
+    CHECK(choice.can(CudaPath::summaries));
+    CHECK(choice.can(CudaPath::quadratic));
+    CHECK(choice.can(CudaPath::resident) == (choice.resident.count > 0));
+    CHECK(choice.can(CudaPath::resident) ==
+          (choice.refusal_of(CudaPath::resident) == mhla::cuda::Refusal::none));
+    return described(choice.refusal_of(CudaPath::resident), shape);
+  };
+  const auto of = [](Index tokens, Index blocks, Index dim) {
+    return Shape{2, 4, 2, tokens, tokens, dim, dim, 1, blocks, blocks};
+  };
+  CHECK(said(of(64, 4, 64), 16, Direction::forward) == "");
+  CHECK(said(of(64, 4, 64), 16, Direction::backward) == "it has no backward pass");
+  CHECK(said(of(64, 4, 256), 16, Direction::forward) == "head dimensions over 128");
+  CHECK(said(of(64, 64, 64), 1, Direction::forward) == "");
+  CHECK(said(of(65, 65, 64), 1, Direction::forward) == "more than 64 blocks");
+  const char* const too_large = "the block summaries do not fit into the chip's shared memory";
+  CHECK(said(of(64, 64, 96), 1, Direction::forward) == too_large);
+
+  // sm_80 to sm_120. A slice of 16 columns of 128 x 128, with z and z~, for each of 16 blocks.
+  const Index record = 128 * 16 * 2 + 16 + 2 * 128 * 4;
+  const Index tiles = 8 * 128 * 4 + 2 * 64 * (272 + 48);  // key sums of warps, K and V twice
+  for (const Index kilobytes : {227, 163, 99}) {
+    CAPTURE(kilobytes);
+    NominalGpu gpu;
+    gpu.shared_bytes = kilobytes * 1024;
+    CHECK(said(of(64, 16, 64), 4, Direction::forward, gpu) == "");
+    CHECK(said(of(64, 16, 128), 4, Direction::forward, gpu) ==
+          (tiles + 16 * record <= gpu.shared_bytes ? "" : too_large));
+  }
+}
+
+TEST_CASE("cuda path: values are cut into as few slices as fit", "[cuda]") {
+  using mhla::cuda::fused::resident_slice_of;
+  // 72 columns in one slice: DiT on an H200; in three on an A100.
+  CHECK(resident_slice_of(72, 72, 16, true, false, 227 * 1024) == 72);
+  CHECK(resident_slice_of(72, 72, 16, true, false, 163 * 1024) == 24);
+  CHECK(resident_slice_of(128, 128, 4, true, false, 227 * 1024) == 64);
+  CHECK(resident_slice_of(128, 128, 32, false, true, 227 * 1024) == 16);
+  CHECK(resident_slice_of(96, 96, 16, true, false, 227 * 1024) == 48);
+  // To the byte: S, z and z~ of a block, behind tiles of 64 rows of 9 chunks of 16 bytes, twice.
+  const Index bytes = 8 * 72 * 4 + 4 * 64 * 144 + 16 * (72 * 72 * 2 + 16 + 2 * 72 * 4);
+  CHECK(resident_slice_of(72, 72, 16, true, false, bytes) == 72);
+  CHECK(resident_slice_of(72, 72, 16, true, false, bytes - 1) == 24);
+  CHECK(resident_slice_of(128, 256, 1, false, false, 227 * 1024) == 0);
+  CHECK(resident_slice_of(32, 32, 65, false, false, 227 * 1024) == 0);
+}
+
 TEST_CASE("cuda path: what is chosen for known models", "[cuda]") {
   struct Pinned {
     const char* name;
     CudaPath forward;
     CudaPath backward;
   };
-  constexpr CudaPath t = CudaPath::summaries, q = CudaPath::quadratic;
+  constexpr CudaPath t = CudaPath::summaries, q = CudaPath::quadratic, r = CudaPath::resident;
   const std::vector<Pinned> pinned{{"Wan_B1", t, t},
                                    {"Wan_B2", t, t},
                                    {"DiT-XL/2_256_B64", q, q},
                                    {"DiT-XL/2_256_B256", q, q},
-                                   {"DiT-XL/2_512_B64", t, t},
+                                   {"DiT-XL/2_512_B64", r, t},
                                    {"DeiT-S_B256", q, q},
                                    {"NLP_128x128_N2048_B8", t, t},
                                    {"NLP_128x128_N8192_B4", t, t},
@@ -249,8 +311,9 @@ TEST_CASE("cuda path: what is chosen for known models", "[cuda]") {
               (direction == Direction::forward ? pinned[i].forward : pinned[i].backward));
         CHECK(choice.reason() == "the fastest by the cost model");
         const NominalGpu gpu;
-        for (const CudaPath path : {CudaPath::cublas, t, q})
-          CHECK(choice.cost().seconds(gpu) <= choice.cost_of(path).seconds(gpu));
+        for (const CudaPath path : {CudaPath::cublas, t, q, r})
+          if (choice.can(path))
+            CHECK(choice.cost().seconds(gpu) <= choice.cost_of(path).seconds(gpu));
         // With a state it is one path for both passes.
         const auto with_state = [&](Direction of) {
           return choice_of<BFloat16>(attention, shape, of, CudaPath::automatic, StateUse::given);
@@ -262,13 +325,15 @@ TEST_CASE("cuda path: what is chosen for known models", "[cuda]") {
           CHECK(one.cost().seconds(gpu) + other.cost().seconds(gpu) <=
                 one.cost_of(path).seconds(gpu) + other.cost_of(path).seconds(gpu));
         CHECK(!one.can(q));
+        CHECK(!one.can(r));
         CHECK(one.can(t));
         // Without kernels for it, and with another wish.
         CHECK(choice_of<BFloat16>(attention, shape, direction, CudaPath::automatic, StateUse::none,
                                   {})
                   .path == CudaPath::cublas);
         CHECK(choice_of<float>(attention, shape, direction).path == CudaPath::cublas);
-        for (const CudaPath path : {CudaPath::cublas, t, q}) {
+        for (const CudaPath path : {CudaPath::cublas, t, q, r}) {
+          if (!choice.can(path)) continue;
           const PathChoice forced = choice_of<BFloat16>(attention, shape, direction, path);
           CHECK(forced.path == path);
           CHECK(forced.reason() == "as the CudaDevice asks for");
@@ -278,16 +343,63 @@ TEST_CASE("cuda path: what is chosen for known models", "[cuda]") {
   }
 }
 
-TEST_CASE("cuda path: the quadratic path owns short sequences, summaries the long ones", "[cuda]") {
+TEST_CASE("cuda path: short sequences over pairs, long ones by summaries, on the chip in between",
+          "[cuda]") {
   for (const Index dim : {64, 72, 128})
-    for (const Index side : {8, 16, 32, 64, 128}) {
+    for (const Index side : {8, 16, 24, 64, 128}) {
       const mhla::Attention<Relu, Blocks2D> attention{
           .blocks = {.grid = {side, side}, .block = {side / 4, side / 4}}};
       const Shape shape{64, 16, 16, side * side, side * side, dim, dim, 1, 16, 16};
       CAPTURE(dim, side);
       CHECK(choice_of<BFloat16>(attention, shape, Direction::forward).path ==
-            (side <= 16 ? CudaPath::quadratic : CudaPath::summaries));
+            (side <= 16   ? CudaPath::quadratic
+             : side == 24 ? CudaPath::resident
+                          : CudaPath::summaries));
     }
+}
+
+TEST_CASE("cuda path: few heads leave a chip idle", "[cuda]") {
+  const auto choice_with = [](Index batch) {
+    const mhla::Attention<Relu, Blocks2D> attention{.blocks = {.grid = {32, 32}, .block = {8, 8}}};
+    return choice_of<BFloat16>(attention, Shape{batch, 4, 4, 1024, 1024, 72, 72, 1, 16, 16},
+                               Direction::forward);
+  };
+  CHECK(choice_with(33).path == CudaPath::resident);  // 132 blocks of threads
+  CHECK(kernel(choice_with(33).resident, "readout").busy == 1);
+  CHECK(kernel(choice_with(1).resident, "readout").busy == 4.0 / 132);
+  CHECK(kernel(choice_with(34).resident, "readout").busy == 136.0 / 264);
+  CHECK(choice_with(1).path != CudaPath::resident);
+}
+
+TEST_CASE("cuda path: bytes and operations of DiT-512 on the chip, by hand", "[cuda]") {
+  // 64 x 16 heads of 72 in one slice, 32 x 32 tokens in 4 x 4 blocks of 64.
+  const auto shape = bench::gpu_shapes()[4];
+  REQUIRE(shape.name == "DiT-XL/2_512_B64");
+  bench::with_gpu_variant(shape, [&](const auto& attention) {
+    const PathCost cost = choice_of<BFloat16>(attention, shape.call(), Direction::forward).resident;
+    const double two_tensors = 1024.0 * 1024 * 144 * 2;
+    const double places = 1024.0 * 1024 * 16;
+    REQUIRE(cost.count == 4);
+    for (const auto* const name : {"summaries", "readout"}) {
+      const KernelCost& k = kernel(cost, name);
+      CHECK(k.tensor_bytes == two_tensors);
+      CHECK(k.summary_bytes == 0);
+      CHECK(k.repeated_bytes == places);
+      // Looked up for every 8 columns of either tensor, and by the 8 lanes of a row.
+      CHECK(static_cast<double>(k.moved.total()) == two_tensors + places * (9 + 9 + 8));
+    }
+    CHECK(kernel(cost, "summaries").moved.written == 0);
+    CHECK(static_cast<double>(kernel(cost, "readout").moved.written) == two_tensors / 2);
+    CHECK(kernel(cost, "summaries").flops == 2 * 1024.0 * 1024 * 80 * 72);
+    CHECK(kernel(cost, "readout").flops == 2 * 1024.0 * 1024 * 72 * 72);
+    const KernelCost& mixing = kernel(cost, "mixing");
+    // The matrix for its two parts, and for every four of 72 key sums.
+    CHECK(mixing.bytes() == 1024.0 * 256 * 4 * (1 + 18));
+    CHECK(mixing.launches + kernel(cost, "readout").launches == 0);
+    CHECK(kernel(cost, "summaries").launches == 1);
+    CHECK(kernel(cost, "readout").busy == 1024.0 / (8 * 132));
+    CHECK(cost.bytes() == static_cast<double>(cost.moved().total()));
+  });
 }
 
 TEST_CASE("cuda path: bytes and operations of Wan by way of summaries, by hand", "[cuda]") {
@@ -501,6 +613,10 @@ TEST_CASE("cuda path: a kernel's time is that of what binds it", "[cuda]") {
   CHECK(microseconds({"", 10e6, 50e6, 0, 1e9}, false) == 1 + 60);    // memory
   CHECK(microseconds({"", 10e6, 50e6, 0, 1e9}, true) == 1 + 30);     // L2
   CHECK(microseconds({"", 10e6, 20e6, 30e6, 5e9}, true) == 1 + 50);  // products
+  KernelCost alone{"", 10e6, 20e6, 30e6, 5e9};
+  alone.alone = true;
+  alone.busy = 0.5;
+  CHECK(microseconds(alone, true) == 1 + (30 + 50) * 2);
 }
 
 TEST_CASE("cuda path: packed sequences count by themselves", "[cuda]") {
@@ -514,6 +630,9 @@ TEST_CASE("cuda path: packed sequences count by themselves", "[cuda]") {
   CHECK(kernel(choice.quadratic, "y").launches == 1);
   CHECK(kernel(choice.summaries, "mixing").launches == 2);  // one sequence is empty
   CHECK(kernel(choice.summaries, "summaries").summary_bytes == 2 * 4 * 64 * 64 * 2);
+  CHECK(kernel(choice.resident, "summaries").launches == 2);
+  CHECK(kernel(choice.resident, "summaries").busy == 2.0 / 132);
+  CHECK(kernel(choice.resident, "mixing").moved.read == 2 * (1 + 9) * 4);
 }
 
 TEST_CASE("cuda path: tiles of packed sequences are those of the block table", "[cuda]") {
@@ -552,7 +671,7 @@ TEST_CASE("cuda path: a path that cannot run a call is refused, with the reason"
   CHECK(device(CudaPath::quadratic).path() == CudaPath::quadratic);
   const Attention attention{.blocks = {.block = 4}};
   const auto x = call::operands<float>(attention, {2, 2, 1, 9, 9, 32, 32});
-  for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic}) {
+  for (const CudaPath path : mhla::cuda::fused_paths) {
     const std::string asks = std::string("mhla: the CudaDevice asks for CudaPath::") +
                              name_of(path) + ", which cannot run this call: float tensors";
     const auto refuses = [&](const auto& run) {
@@ -573,8 +692,43 @@ TEST_CASE("cuda path: a path that cannot run a call is refused, with the reason"
                                                       device(CudaPath::summaries));
              }),
              "head dimensions 64/64: add mhla::HeadDims<64, 64> to MHLA_INSTANTIATE_CUDA"));
+  shape.key_dim = shape.value_dim = 32;
+  CHECK(mhla::forward_workspace_size<BFloat16>(attention, shape, device(CudaPath::resident)) > 0);
+  CHECK(says(error_message<ShapeError>([&] {
+               mhla::backward_workspace_size<BFloat16>(attention, shape,
+                                                       device(CudaPath::resident));
+             }),
+             "the CudaDevice asks for CudaPath::resident, which cannot run this call: it has no "
+             "backward pass; CudaPath::automatic takes a path that can"));
   call::forward(attention, x, device(CudaPath::cublas));
   CHECK(machine.products > 0);
+}
+
+TEST_CASE("cuda path: what fits is what the device at hand has", "[cuda]") {
+  const Attention attention{.blocks = {.block = 4}};
+  const Shape shape{1, 2, 2, 64, 64, 128, 256, 1, 16, 16};
+  const Shape small{1, 2, 2, 64, 64, 32, 32, 1, 16, 16};
+  cublasContext machine;
+  const CudaDevice device(nullptr, &machine, {}, mhla::FloatProducts::exact, CudaPath::resident);
+  stand_in::Runtime& runtime = stand_in::runtime();
+  const stand_in::Runtime before = runtime;
+  const auto bytes = [&](const Shape& of) {
+    return mhla::forward_workspace_size<BFloat16>(attention, of, device);
+  };
+  CHECK(bytes(small) > 0);
+  CHECK(says(error_message<ShapeError>([&] { bytes(shape); }), "head dimensions over 128"));
+  runtime.shared_bytes = 32 * 1024;
+  CHECK(says(error_message<ShapeError>([&] { bytes(small); }), "shared memory"));
+  CHECK(says(mhla::explain<BFloat16>(attention, small, CudaDevice(nullptr, &machine)),
+             "\n  not resident: the block summaries do not fit"));
+  // Without a device, what an H200 has; the error is taken back.
+  runtime.refuse_device_with = cudaErrorNoDevice;
+  CHECK(bytes(small) > 0);
+  CHECK(runtime.last_error == cudaSuccess);
+  CHECK(says(mhla::explain<BFloat16>(attention, small, device),
+             "forward: path resident, as the CudaDevice asks for",
+             "\nbackward: path resident has none\n"));
+  runtime = before;
 }
 
 TEST_CASE("cuda path: calls go to the passes that were compiled for them", "[cuda]") {
@@ -620,6 +774,9 @@ TEST_CASE("cuda path: calls go to the passes that were compiled for them", "[cud
   check(1, "backward", CudaPath::summaries, 32, 32, small + (1 << 21));
   check(2, "forward", CudaPath::quadratic, 128, 256, wide + (1 << 20));
   check(3, "backward", CudaPath::quadratic, 128, 256, wide + (1 << 20) + (1 << 21));
+  const auto z32 = call::operands<BFloat16>(attention, {1, 2, 1, 9, 9, 32, 32});
+  call::forward(attention, z32, device(CudaPath::resident));
+  check(4, "forward", CudaPath::resident, 32, 32, small + (1 << 22));
   CHECK(machine.launches == 0);
   CHECK(machine.products == 0);
 
@@ -637,7 +794,8 @@ TEST_CASE("cuda path: calls go to the passes that were compiled for them", "[cud
   const std::string name = name_of(choice.path);
   CHECK(says(text, "forward: path " + name + ", the fastest by the cost model; products in 16 bits",
              "\n  by a model of an H200, which measurements are to replace: cublas ",
-             " us, summaries ", " us, quadratic ", "\n  batch in 2 parts of up to 2\n",
+             " us, summaries ", " us, quadratic ", " us, resident ",
+             "\n  batch in 2 parts of up to 2\n",
              "\n  products " + std::to_string(static_cast<Index>(choice.cost().flops())) + " FLOP",
              "; kernels move " + std::to_string(choice.cost().moved().total()) +
                  " bytes, tables and sums about " +

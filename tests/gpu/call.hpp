@@ -8,6 +8,7 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/cpu/pipeline.hpp>
+#include <mhla/cuda/path.hpp>
 #include <mhla/cuda/pipeline.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/testing/comparison.hpp>
@@ -116,6 +117,12 @@ struct DeviceVariant<mhla::Padded<A>> {
 /// nothing has written wants it left alone.
 inline bool poisons = true;
 
+/// The same device, for gradients: a path that has none leaves them to another.
+inline mhla::CudaDevice for_gradients(const mhla::CudaDevice& device) {
+  if (mhla::cuda::has_backward(device.path())) return device;
+  return {device.stream(), device.cublas(), device.workspace(), device.products()};
+}
+
 template <class T, class V>
 class Call {
  public:
@@ -153,7 +160,8 @@ class Call {
   void backward(const mhla::CudaDevice& device, Update update = Update::overwrite) {
     backward(device, {dq_.view(), dk_.view(), dv_.view(), dmix_.view()}, update);
   }
-  void backward(const mhla::CudaDevice& device, const GradientViews<T>& gradients, Update update) {
+  void backward(const mhla::CudaDevice& asked, const GradientViews<T>& gradients, Update update) {
+    const mhla::CudaDevice device = for_gradients(asked);
     const mhla::WorkspaceView workspace = reserve(
         backward_memory_,
         mhla::backward_workspace_size<T>(variant_.attention, inputs_.shape(), device, state_use()));
@@ -167,8 +175,8 @@ class Call {
     const Shape shape = inputs_.shape();
     reserve(forward_memory_,
             mhla::forward_workspace_size<T>(variant_.attention, shape, device, state_use()));
-    reserve(backward_memory_,
-            mhla::backward_workspace_size<T>(variant_.attention, shape, device, state_use()));
+    reserve(backward_memory_, mhla::backward_workspace_size<T>(variant_.attention, shape,
+                                                               for_gradients(device), state_use()));
   }
 
   /// Not-a-number into everything that a call writes.

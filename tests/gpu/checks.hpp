@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <mhla/core/error.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/cuda/explain.hpp>
 #include <mhla/cuda/path.hpp>
 #include <string>
 #include <type_traits>
@@ -55,7 +56,15 @@ std::string title(const char* group, const std::string& name) {
 }
 
 constexpr mhla::CudaPath every_path[] = {mhla::CudaPath::cublas, mhla::CudaPath::summaries,
-                                         mhla::CudaPath::quadratic};
+                                         mhla::CudaPath::quadratic, mhla::CudaPath::resident};
+/// Calls f(path) for those of `paths` that can run a forward pass.
+template <class T, class V, class Paths, class F>
+void for_each_path(const V& attention, const Shape& shape, const Paths& paths, const F& f) {
+  const auto cost = mhla::cuda::call_cost<T>(attention, shape, mhla::CudaDevice(nullptr, nullptr),
+                                             mhla::cuda::Direction::forward);
+  for (const mhla::CudaPath path : paths)
+    if (cost.choice.can(path)) f(path);
+}
 inline std::string on(mhla::CudaPath path, const std::string& name) {
   return name + ", path " + mhla::cuda::name_of(path);
 }
@@ -96,7 +105,8 @@ void for_each_case_and_path(const F& f) {
     f(name, attention, shape, mhla::CudaPath::automatic);
   });
   for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    for (const mhla::CudaPath path : every_path) f(on(path, name), attention, shape, path);
+    for_each_path<T>(attention, shape, every_path,
+                     [&](mhla::CudaPath path) { f(on(path, name), attention, shape, path); });
   });
 }
 
@@ -151,9 +161,10 @@ template <class T>
 void check_paths(Report& report) {
   const Lane lane;
   for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    for (const mhla::CudaPath path : every_path)
+    for_each_path<T>(attention, shape, every_path, [&](mhla::CudaPath path) {
       expect_parity<T>(report, lane, "paths", on(path, name), attention, shape, path,
                        path_bounds<T>);
+    });
   });
 }
 
@@ -172,9 +183,10 @@ void check_large_paths(Report& report) {
           return results;
         };
         const Results<T> by_cublas = results_on(mhla::CudaPath::cublas);
-        for (const mhla::CudaPath path : {mhla::CudaPath::summaries, mhla::CudaPath::quadratic})
+        for_each_path<T>(attention, shape, mhla::cuda::fused_paths, [&](mhla::CudaPath path) {
           expect_near(report, title<T>("large paths", on(path, name)) + " against cublas",
                       results_on(path), by_cublas, path_bounds<T> * 2);
+        });
       });
 }
 
@@ -514,11 +526,11 @@ void check_small_paths(Report& report) {
   for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
     const Inputs<T> inputs(shape, 500);
     const Results<double> expected = on_cpu(attention, inputs);
-    for (const mhla::CudaPath path : {mhla::CudaPath::summaries, mhla::CudaPath::quadratic}) {
+    for_each_path<T>(attention, shape, mhla::cuda::fused_paths, [&](mhla::CudaPath path) {
       Call<T, std::decay_t<decltype(attention)>> call(attention, inputs);
       expect_near(report, title<T>("small paths", on(path, name)), fresh_results(call, lane, path),
                   expected, path_bounds<T>);
-    }
+    });
   });
 }
 

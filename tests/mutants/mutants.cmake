@@ -602,10 +602,8 @@ mutant(cuda_explain_counts_the_own_block cuda_device cuda/kernel_cost.hpp
 
 # Which path a CUDA call takes
 mutant(cuda_path_state_on_any_path cuda_path cuda/path.hpp
-  [[return path == CudaPath::quadratic && state == StateUse::given ? Refusal::state : Refusal::none;]]
-  [[static_cast<void>(path);
-  static_cast<void>(state);
-  return Refusal::none;]])
+  [[if (state == StateUse::given && !keeps_states(path)) return Refusal::state;]]
+  [[static_cast<void>(state);]])
 mutant(cuda_state_of_another_path cuda_state cuda/forward_state.hpp
   [[if (format != format_)]]
   [[if (format != format)]])
@@ -864,7 +862,7 @@ mutant(cuda_mask_of_the_first_part cuda cuda/batch_part.hpp
 mutant(cuda_parts_of_dmix_replaced cuda cuda/backward_pass.cuh
   [[m.gradient(plan.grad_mixing), Into::add);]]
   [[m.gradient(plan.grad_mixing), Into::overwrite);]])
-mutant(cuda_pairs_prefetch_before_the_barrier cuda_pairs cuda/fused/quadratic.cuh
+mutant(cuda_pairs_prefetch_before_the_barrier cuda_pairs cuda/fused/tile_ring.cuh
   [[block.sync();  // this tile has landed, and the one before has been read
       begin(tile + Stages - 1);]]
   [[begin(tile + Stages - 1);
@@ -918,7 +916,7 @@ mutant(fused_own_queries_of_the_first_head cuda_gradients cuda/fused/own_tokens.
   [[for (Index h = 0; h < own.heads(); ++h) {]]
   [[for (Index h = 0; h < 1; ++h) {]])
 mutant(fused_own_queries_without_a_weight cuda_gradients cuda/fused/readout.cuh
-  [[return weight * own.weight_scale * machine::read<float>(own_weight(j)) * score;]]
+  [[return weight * own.weight_scale * number(at.own_weights, j) * score;]]
   [[return weight * own.weight_scale * score;]])
 mutant(fused_key_sums_of_weighted_features cuda_gradients cuda/fused/block_summary.cuh
   [[weight == 0 ? 0.0f : of_sum / weight;]]
@@ -945,9 +943,9 @@ mutant(fused_summary_of_features_being_made cuda_summaries cuda/fused/block_summ
   [[[](int) {});
       multiply_add]])
 mutant(fused_readout_of_features_being_made cuda_summaries cuda/fused/readout.cuh
-  [[clear_own_sums(block);
+  [[of_tiles.make_query_features(block, range, features);
       block.sync();]]
-  [[clear_own_sums(block);]])
+  [[of_tiles.make_query_features(block, range, features);]])
 mutant(fused_absent_tokens_count cuda_summaries cuda/fused/features.cuh
   [[const bool present = place.token >= 0;]]
   [[const bool present = place.token >= -1;]])
@@ -983,8 +981,8 @@ mutant(fused_half_summaries_not_scaled_back cuda_summaries cuda/fused/readout.cu
   [[float unscale = 1 / summaries.scale;]]
   [[float unscale = 1;]])
 mutant(fused_infinities_ignored cuda_summaries cuda/fused/readout.cuh
-  [[if (found_infinities<warps>(static_cast<Shared>(flags_at))) {]]
-  [[if (found_infinities<0>(static_cast<Shared>(flags_at))) {]])
+  [[if (found_infinities<warps>(at.flags)) {]]
+  [[if (found_infinities<0>(at.flags)) {]])
 mutant(fused_elements_next_to_each_other cuda_summaries cuda/fused/tile.cuh
   [[machine::load_from(from.data + first + e * from.step)]]
   [[machine::load_from(from.data + first + e)]])
@@ -1011,8 +1009,8 @@ mutant(cuda_mixing_rounds_the_matrix cuda_mixing cuda/fused/block_mixing.cuh
   [[if (plane == 0) machine::multiply_add<T>]]
   [[if (plane == 2) machine::multiply_add<T>]])
 mutant(cuda_mixing_infinities_reach_earlier_blocks cuda_mixing cuda/fused/block_mixing.cuh
-  [[if (guarded) guard(]]
-  [[if (guarded && row < 0) guard(]])
+  [[if (guarded) guard_unseen<T>(]]
+  [[if (guarded && row < 0) guard_unseen<T>(]])
 mutant(cuda_mixing_keeps_the_matrix_of_another_head cuda_mixing cuda/fused/block_mixing.cuh
   [[if (held != current.group)]]
   [[if (held < 0)]])

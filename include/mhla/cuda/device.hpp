@@ -23,7 +23,8 @@ enum class CudaPath {
   automatic,  ///< whichever of the others takes the least time, by a model of it
   cublas,     ///< cuBLAS products with element-wise kernels around them: runs every call
   summaries,  ///< fused kernels by way of block summaries: linear in the tokens
-  quadratic   ///< fused kernels over pairs of tokens, without summaries: for short sequences
+  quadratic,  ///< fused kernels over pairs of tokens, without summaries: for short sequences
+  resident    ///< a fused kernel whose block summaries stay on the chip: few blocks, forward alone
 };
 
 /// A CUDA device as the caller sees it. Borrowed and cheap to copy; nothing is owned.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// CUDA's errors as exceptions, and whether CUDA knows the memory that a call is given: a kernel
-// that follows an address of the host's ends in an error that no later call recovers from. What is
-// asked here starts no work and waits for none, so that it may be asked while a stream is captured.
+// CUDA's errors as exceptions, what the device has, and whether CUDA knows the memory that a call
+// is given: a kernel that follows an address of the host's ends in an error that no later call
+// recovers from. What is asked here starts no work and waits for none, so that it may be asked
+// while a stream is captured.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -50,6 +51,19 @@ inline std::string advice_on_code() {
 /// The same of a call that may have succeeded; `what` says what has failed otherwise.
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw_cuda_error(status, what);
+}
+
+/// Bytes of shared memory that a block of threads may have on the current device; `otherwise` where
+/// there is none to ask.
+inline Index shared_bytes_of_device(Index otherwise) {
+  int device = 0;
+  int bytes = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess)
+    status = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (status == cudaSuccess) return bytes;
+  if (cudaPeekAtLastError() == status) cudaGetLastError();
+  return otherwise;
 }
 
 /// Throws CudaError unless CUDA knows the memory at an address.

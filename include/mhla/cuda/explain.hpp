@@ -50,7 +50,7 @@ CallCost call_cost(const V& attention, const Shape& shape, const CudaDevice& dev
   const Problem problem = checked_problem(attention, shape);
   CallCost cost;
   cost.choice = choose_path<T>(attention, problem, direction, device.path(), StateUse::none,
-                               head_dims_of<V, T>(), device.products());
+                               head_dims_of<V, T>(), device.products(), gpu_at_hand<V, T>());
   const CallMemory memory = memory_of<T>(cost.choice.path, attention, problem, direction);
   cost.items_at_once = memory.items_at_once;
   cost.parts = cost.items_at_once == 0 ? 0 : ceil_div(shape.batch, cost.items_at_once);
@@ -93,10 +93,12 @@ inline std::string described(const PathChoice& choice, const Shape& shape,
       std::string("path ") + name_of(choice.path) + ", " + choice.reason() + "; products in " +
       (choice.path == CudaPath::cublas ? cublas_products : "16 bits, added up in float");
   if (choice.refusal != Refusal::none)
-    text += "\n  not summaries, not quadratic: " + described(choice.refusal, shape);
+    text += "\n  not summaries, not quadratic, not resident: " + described(choice.refusal, shape);
+  else if (choice.resident_refusal != Refusal::none)
+    text += "\n  not resident: " + described(choice.resident_refusal, shape);
   text += "\n  by a model of an H200, which measurements are to replace: " +
           microseconds(CudaPath::cublas);
-  for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic})
+  for (const CudaPath path : fused_paths)
     if (choice.can(path)) text += ", " + microseconds(path);
   return text;
 }
@@ -139,7 +141,10 @@ std::string explain(const V& attention, const Shape& shape, const CudaDevice& de
     return cuda::described(cuda::call_cost<T>(attention, shape, device, direction), shape, name,
                            products);
   };
-  return part(cuda::Direction::forward, "forward") + part(cuda::Direction::backward, "backward");
+  const std::string forward = part(cuda::Direction::forward, "forward");
+  if (!cuda::has_backward(device.path()))
+    return forward + "backward: path " + cuda::name_of(device.path()) + " has none\n";
+  return forward + part(cuda::Direction::backward, "backward");
 }
 
 MHLA_NAMESPACE_END

@@ -94,6 +94,11 @@ struct HeadDimsOf {
 template <class V, class T>
 HeadDimsList compiled_head_dims();
 
+/// Bytes of shared memory that a block of threads may have on the current device, or nominally
+/// where there is none; defined there as well.
+template <class V, class T>
+Index shared_bytes_at_hand();
+
 /// "128/256"
 inline std::string described(Index key_dim, Index value_dim) {
   return std::to_string(key_dim) + "/" + std::to_string(value_dim);

@@ -25,6 +25,7 @@
   __VA_OPT__(MHLA_NAME_HEAD_DIMS(__COUNTER__, Variant, Scalar, __VA_ARGS__))                      \
   template std::type_identity_t<mhla::cuda::HeadDimsList()>                                       \
       mhla::cuda::compiled_head_dims<Variant, Scalar>;                                            \
+  template std::type_identity_t<mhla::Index()> mhla::cuda::shared_bytes_at_hand<Variant, Scalar>; \
   template std::type_identity_t<mhla::cuda::CallMemory(                                           \
       mhla::CudaPath, const Variant&, const mhla::Problem&, mhla::cuda::Direction)>               \
       mhla::cuda::fused_memory<Variant, Scalar>;                                                  \

@@ -31,6 +31,8 @@ struct NominalGpu {
   double float_flops = 55e12;  ///< outside the tensor cores
   double double_flops = 60e12;
   double launch_seconds = 2.5e-6;
+  Index processors = 132;
+  Index shared_bytes = 227 * 1024;  ///< that a block of threads may have, of a processor's
 };
 
 /// What one kernel moves and computes. Numbers are double because nothing overflows there; they are
@@ -44,6 +46,9 @@ struct KernelCost {
   double launches = 1;
   double near_bytes = 0;         ///< what a block of threads asks for again at once: out of L1
   fused::MovedBytes moved = {};  ///< all of it, to the byte, where it was counted
+  /// Each block of threads has a processor for itself: no other computes while it waits.
+  bool alone = false;
+  double busy = 1;  ///< share of the processors that have a block of threads
   bool beside =
       false;  ///< an element-wise kernel or a call of cuBLAS beside a fused path's kernels
 
@@ -67,9 +72,11 @@ struct KernelCost {
   /// Summaries `in_cache` stay in L2 from kernel to kernel.
   constexpr double seconds(const NominalGpu& gpu, double flops_per_second, bool in_cache) const {
     const double memory = tensor_bytes + (in_cache ? 0 : summary_bytes);
+    const double moving =
+        std::max(memory / gpu.memory_bandwidth, bytes_from_cache() / gpu.cache_bandwidth);
+    const double computing = flops / flops_per_second;
     return launches * gpu.launch_seconds +
-           std::max({memory / gpu.memory_bandwidth, bytes_from_cache() / gpu.cache_bandwidth,
-                     flops / flops_per_second});
+           (alone ? moving + computing : std::max(moving, computing)) / busy;
   }
 };
 

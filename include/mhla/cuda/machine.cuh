@@ -8,7 +8,7 @@
 //
 //   struct Body {
 //     static constexpr int threads = 256;            // of a block, a multiple of 32
-//     static constexpr int shared_bytes = 65536;     // of a block
+//     static constexpr int shared_bytes = 65536;     // of a block; or int shared_bytes() const
 //     static constexpr int blocks_of_processor = 2;  // at least so many at once, where there is
 //     room MHLA_DEVICE void operator()(const machine::Block& block) const;
 //   };
@@ -19,6 +19,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
@@ -208,7 +209,6 @@ template <class Body>
 void run(const CudaDevice& device, Index blocks, const Body& body) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
   static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
-  static_assert(Body::shared_bytes <= most_shared_bytes);
   if (blocks == 0) return;
   if (blocks > most_blocks)
     throw ShapeError("mhla: " + std::to_string(blocks) +
@@ -219,12 +219,12 @@ void run(const CudaDevice& device, Index blocks, const Body& body) {
                       cudaGetErrorString(error));
   };
   const auto kernel = reinterpret_cast<const void*>(&run_blocks<Body>);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             Body::shared_bytes));
+  const int shared_bytes = shared_bytes_of(body);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
   Body argument = body;
   void* arguments[] = {&argument};
   check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Body::threads),
-                         arguments, Body::shared_bytes, device.stream()));
+                         arguments, static_cast<std::size_t>(shared_bytes), device.stream()));
 }
 
 }  // namespace cuda::machine

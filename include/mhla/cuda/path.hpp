@@ -6,6 +6,7 @@
 // dimensions that the program has compiled them for; cuBLAS runs everything.
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -14,6 +15,8 @@
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/fused/quadratic_cost.hpp>
+#include <mhla/cuda/fused/resident.hpp>
+#include <mhla/cuda/fused/resident_cost.hpp>
 #include <mhla/cuda/fused/summaries_cost.hpp>
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/kernel_cost.hpp>
@@ -37,11 +40,24 @@ constexpr const char* name_of(CudaPath path) {
       return "summaries";
     case CudaPath::quadratic:
       return "quadratic";
+    case CudaPath::resident:
+      return "resident";
   }
   return "";
 }
 
-/// Why the fused paths cannot run a call; `state` is of the quadratic one alone.
+/// The fused paths, in the order in which they are spoken of.
+inline constexpr CudaPath fused_paths[] = {CudaPath::summaries, CudaPath::quadratic,
+                                           CudaPath::resident};
+
+/// Whether a path has a backward pass.
+constexpr bool has_backward(CudaPath path) { return path != CudaPath::resident; }
+/// Whether a path has summaries in global memory, which a forward state can be.
+constexpr bool keeps_states(CudaPath path) {
+  return path == CudaPath::cublas || path == CudaPath::summaries;
+}
+
+/// Why fused paths cannot run a call: none of them, or, from `state` on, one of them.
 enum class Refusal {
   none,
   double_tensors,
@@ -49,9 +65,13 @@ enum class Refusal {
   rowwise_map,
   mixed_product,
   rotated_own_key_sums,
-  state,
   empty,
-  head_dims
+  head_dims,
+  state,
+  backward,
+  resident_head_dims,
+  resident_blocks,
+  shared_memory
 };
 
 /// What the types say by themselves.
@@ -86,9 +106,28 @@ inline Refusal refusal_of(const Shape& shape, const HeadDimsList& compiled) {
   return Refusal::none;
 }
 
-/// What keeps one fused path from a call that the others can run.
-inline Refusal refusal_of(CudaPath path, StateUse state) {
-  return path == CudaPath::quadratic && state == StateUse::given ? Refusal::state : Refusal::none;
+/// What keeps summaries from shared memory where fused paths can run a call; `gpu` says how much of
+/// it there is.
+template <class V>
+Refusal resident_refusal(const Problem& problem, const NominalGpu& gpu) {
+  const Shape& shape = problem.shape;
+  const Index blocks = std::max(problem.query_blocks, problem.key_blocks);
+  if (!fused::has_resident_kernels(shape.key_dim, shape.value_dim))
+    return Refusal::resident_head_dims;
+  if (blocks > fused::most_resident_blocks) return Refusal::resident_blocks;
+  const Index slice = fused::resident_slice_of(shape.key_dim, shape.value_dim, blocks,
+                                               normalizes<V>, masks_own_block<V>, gpu.shared_bytes);
+  return slice == 0 ? Refusal::shared_memory : Refusal::none;
+}
+
+/// What keeps one path from a call that fused paths can run.
+template <class V>
+Refusal refusal_of(CudaPath path, const Problem& problem, Direction direction, StateUse state,
+                   const NominalGpu& gpu) {
+  if (path == CudaPath::automatic) return Refusal::none;
+  if (state == StateUse::given && !keeps_states(path)) return Refusal::state;
+  if (direction == Direction::backward && !has_backward(path)) return Refusal::backward;
+  return path == CudaPath::resident ? resident_refusal<V>(problem, gpu) : Refusal::none;
 }
 
 /// A refusal in words.
@@ -110,6 +149,14 @@ inline std::string described(Refusal refusal, const Shape& shape) {
       return "it has no summaries for a forward state";
     case Refusal::empty:
       return "a tensor is empty";
+    case Refusal::backward:
+      return "it has no backward pass";
+    case Refusal::resident_head_dims:
+      return "head dimensions over 128";
+    case Refusal::resident_blocks:
+      return "more than " + std::to_string(fused::most_resident_blocks) + " blocks";
+    case Refusal::shared_memory:
+      return "the block summaries do not fit into the chip's shared memory";
     case Refusal::head_dims:
       break;
   }
@@ -135,19 +182,35 @@ inline void require_path(CudaPath asked, Refusal refusal, const Shape& shape) {
 struct PathChoice {
   CudaPath path = CudaPath::cublas;
   CudaPath asked = CudaPath::automatic;
-  StateUse state = StateUse::none;
-  Refusal refusal = Refusal::none;  ///< of all fused paths, which are without costs then
+  Refusal refusal = Refusal::none;            ///< of all fused paths
+  Refusal quadratic_refusal = Refusal::none;  ///< of that one besides
+  Refusal resident_refusal = Refusal::none;
+  // Those that cannot run the call are without costs.
   PathCost cublas;
   PathCost summaries;
   PathCost quadratic;
+  PathCost resident;
 
   const PathCost& cost_of(CudaPath of) const {
-    return of == CudaPath::summaries ? summaries : of == CudaPath::quadratic ? quadratic : cublas;
+    switch (of) {
+      case CudaPath::summaries:
+        return summaries;
+      case CudaPath::quadratic:
+        return quadratic;
+      case CudaPath::resident:
+        return resident;
+      case CudaPath::automatic:
+      case CudaPath::cublas:
+        break;
+    }
+    return cublas;
   }
   const PathCost& cost() const { return cost_of(path); }
   Refusal refusal_of(CudaPath of) const {
     if (of == CudaPath::cublas) return Refusal::none;
-    return refusal == Refusal::none ? cuda::refusal_of(of, state) : refusal;
+    if (refusal != Refusal::none) return refusal;
+    if (of == CudaPath::quadratic) return quadratic_refusal;
+    return of == CudaPath::resident ? resident_refusal : Refusal::none;
   }
   bool can(CudaPath run) const { return refusal_of(run) == Refusal::none; }
 
@@ -168,9 +231,13 @@ PathChoice path_costs(const V& attention, const Problem& problem, Direction dire
   const Shape& shape = problem.shape;
   PathChoice choice;
   choice.asked = asked;
-  choice.state = state;
   choice.refusal = refusal_of_types<V, T>();
   if (choice.refusal == Refusal::none) choice.refusal = refusal_of(shape, compiled);
+  const auto refusal = [&](CudaPath path) {
+    return refusal_of<V>(path, problem, direction, state, gpu);
+  };
+  choice.quadratic_refusal = refusal(CudaPath::quadratic);
+  choice.resident_refusal = refusal(CudaPath::resident);
 
   const bool backward = direction == Direction::backward;
   const CallSize size = call_size(attention, problem);
@@ -185,6 +252,8 @@ PathChoice path_costs(const V& attention, const Problem& problem, Direction dire
     if (choice.refusal == Refusal::none) {
       choice.summaries = fused::summaries_cost<T>(attention, problem, size, direction, gpu);
       choice.quadratic = fused::quadratic_cost(attention, problem, size, direction, gpu);
+      if (choice.can(CudaPath::resident))
+        choice.resident = fused::resident_cost(attention, problem, size, gpu);
     }
   }
   return choice;
@@ -214,9 +283,17 @@ PathChoice choose_path(const V& attention, const Problem& problem, Direction dir
     return choice.cost_of(path).seconds(gpu) + other_direction.cost_of(path).seconds(gpu);
   };
   choice.path = CudaPath::cublas;
-  for (const CudaPath other : {CudaPath::summaries, CudaPath::quadratic})
+  for (const CudaPath other : fused_paths)
     if (choice.can(other) && seconds(other) < seconds(choice.path)) choice.path = other;
   return choice;
+}
+
+/// The nominal GPU, with as much shared memory as there is on the one at hand.
+template <class V, class T>
+NominalGpu gpu_at_hand() {
+  NominalGpu gpu;
+  if constexpr (has_fused_passes<V, T>) gpu.shared_bytes = shared_bytes_at_hand<V, T>();
+  return gpu;
 }
 
 /// The path of a call alone: without costs where there is no choice.
@@ -229,13 +306,15 @@ CudaPath path_of(const V& attention, const Problem& problem, const CudaDevice& d
     return CudaPath::cublas;
   } else {
     const HeadDimsList compiled = compiled_head_dims<V, T>();
+    const NominalGpu gpu = gpu_at_hand<V, T>();
     Refusal refusal = refusal_of(problem.shape, compiled);
-    if (refusal == Refusal::none) refusal = refusal_of(device.path(), state);
+    if (refusal == Refusal::none)
+      refusal = refusal_of<V>(device.path(), problem, direction, state, gpu);
     require_path(device.path(), refusal, problem.shape);
     if (device.path() != CudaPath::automatic) return device.path();
     if (refusal != Refusal::none) return CudaPath::cublas;
     return choose_path<T>(attention, problem, direction, device.path(), state, compiled,
-                          device.products())
+                          device.products(), gpu)
         .path;
   }
 }

@@ -38,6 +38,11 @@ HeadDimsList compiled_head_dims() {
   return List::list();
 }
 
+template <class V, class T>
+Index shared_bytes_at_hand() {
+  return shared_bytes_of_device(NominalGpu().shared_bytes);
+}
+
 /// The fused passes of a variant, for the head dimensions of a call. Nobody comes here with others
 /// than those in the list.
 template <class V, class T>

@@ -29,7 +29,8 @@ enum cudaMemoryType {
 };
 enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor = 75,
-  cudaDevAttrComputeCapabilityMinor = 76
+  cudaDevAttrComputeCapabilityMinor = 76,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 struct cudaPointerAttributes {
   cudaMemoryType type;
@@ -67,6 +68,7 @@ struct Runtime {
   cudaError_t refuse_pointers_with = cudaSuccess;
   cudaError_t refuse_device_with = cudaSuccess;
   int device = 0, major = 9, minor = 0;
+  int shared_bytes = 227 * 1024;  // that a block of threads may have
   cudaError_t last_error = cudaSuccess;
   long questions = 0;  // about pointers
 
@@ -140,6 +142,16 @@ inline cudaError_t cudaGetDevice(int* device) {
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   stand_in::Runtime& runtime = stand_in::runtime();
   if (device != runtime.device) return runtime.leave(cudaErrorInvalidValue);
-  *value = attribute == cudaDevAttrComputeCapabilityMajor ? runtime.major : runtime.minor;
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = runtime.major;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = runtime.minor;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = runtime.shared_bytes;
+      break;
+  }
   return cudaSuccess;
 }

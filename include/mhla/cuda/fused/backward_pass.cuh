@@ -35,7 +35,7 @@ void query_gradient(const SummaryCall<V, T, KeyDim, ValueDim>& call,
   const SummaryPlan<V, T>& plan = call.plan;
   const BlockTable& table = plan.extents.queries.table;
   using Map = typename V::FeatureMapType;
-  const auto own = own_keys(call);
+  const auto own = call.own_keys(plan.weight_scale());
   using Own = std::remove_const_t<decltype(own)>;
   feature_gradient(
       call.device, plan.extents.queries.batch,

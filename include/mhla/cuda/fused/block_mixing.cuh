@@ -86,6 +86,35 @@ MHLA_DEVICE std::uint32_t take_out_not_finite(std::uint32_t& pair) {
   return (first ? one : 0) | (second ? one << 16 : 0);
 }
 
+/// 16 x 16 elements of a matrix, as products take them: with ones where a row of the result sees an
+/// inner row, by sees(row, inner row).
+template <class T, class Sees>
+MHLA_DEVICE void ones_where_seen(const Block& block, int first_row, int first, const Sees& sees,
+                                 std::uint32_t (&ones)[4]) {
+  constexpr std::uint32_t one = std::is_same_v<T, BFloat16> ? 0x3f80 : 0x3c00;
+  MHLA_DEVICE_UNROLL
+  for (int x = 0; x < 4; ++x) {
+    const int row = first_row + block.lane() / 4 + x % 2 * 8;
+    const int at = first + x / 2 * 8 + block.lane() % 4 * 2;
+    ones[x] = (sees(row, at) ? one : 0) | (sees(row, at + 1) ? one << 16 : 0);
+  }
+}
+
+/// Where rows see different inner rows, a coefficient of zero would not keep a NaN from those that
+/// do not see it. So what is not finite becomes zero, and the sums of those that do, which count
+/// one at least, NaN.
+template <class T>
+MHLA_DEVICE void guard_unseen(const std::uint32_t (&sees)[4], std::uint32_t& upper,
+                              std::uint32_t& lower, float (&to)[4]) {
+  const std::uint32_t of_upper = take_out_not_finite<T>(upper);
+  const std::uint32_t of_lower = take_out_not_finite<T>(lower);
+  float count[4] = {};
+  machine::multiply_add<T>(count, sees, of_upper, of_lower);
+  MHLA_DEVICE_UNROLL
+  for (int x = 0; x < 4; ++x)
+    if (count[x] > 0) to[x] = scalar_traits::reinterpret<float>(std::uint32_t{0x7fc00000});
+}
+
 /// Copies rows [first, end) of a part of a matrix into the same rows of a tile, in the background,
 /// and zeros into its other rows of [zeros_first, zeros_end) and behind `cols` columns.
 template <int Threads, class T, int Rows, int Cols>
@@ -261,7 +290,9 @@ struct MixBlocks {
       const bool guarded =
           work.past_only && (end > work.inner_end(row + 1) || begin < work.inner_begin(last));
       std::uint32_t sees[4] = {};
-      if (guarded) ones_where_seen(block, row, begin, sees);
+      if (guarded)
+        ones_where_seen<T>(
+            block, row, begin, [&](int r, int at) { return work.sees(r, at); }, sees);
       MHLA_DEVICE_UNROLL
       for (int j = 0; j < Sum::col_parts; j += 2) {
         MHLA_DEVICE_UNROLL
@@ -275,7 +306,7 @@ struct MixBlocks {
             float(&to)[4] = sum.value[0][j + half];
             std::uint32_t& upper = factor[2 * half];
             std::uint32_t& lower = factor[2 * half + 1];
-            if (guarded) guard(sees, upper, lower, to);
+            if (guarded) guard_unseen<T>(sees, upper, lower, to);
             machine::multiply_add<T>(to, coefficients.high, upper, lower);
             if (plane == 0) machine::multiply_add<T>(to, coefficients.low, upper, lower);
           }
@@ -293,32 +324,6 @@ struct MixBlocks {
         multiply_part(part, coefficients_of(block, loaded));
       }
     }
-  }
-
-  /// A part of a matrix with ones where a row sees an inner row.
-  MHLA_DEVICE void ones_where_seen(const Block& block, int first_row, int first,
-                                   std::uint32_t (&ones)[4]) const {
-    constexpr std::uint32_t one = std::is_same_v<T, BFloat16> ? 0x3f80 : 0x3c00;
-    MHLA_DEVICE_UNROLL
-    for (int x = 0; x < 4; ++x) {
-      const int row = first_row + block.lane() / 4 + x % 2 * 8;
-      const int at = first + x / 2 * 8 + block.lane() % 4 * 2;
-      ones[x] = (work.sees(row, at) ? one : 0) | (work.sees(row, at + 1) ? one << 16 : 0);
-    }
-  }
-
-  /// Where rows see different inner rows, a coefficient of zero would not keep a NaN from those
-  /// that do not see it. So what is not finite becomes zero, and the sums of those that do, which
-  /// count one at least, NaN.
-  MHLA_DEVICE static void guard(const std::uint32_t (&sees)[4], std::uint32_t& upper,
-                                std::uint32_t& lower, float (&to)[4]) {
-    const std::uint32_t of_upper = take_out_not_finite<T>(upper);
-    const std::uint32_t of_lower = take_out_not_finite<T>(lower);
-    float count[4] = {};
-    machine::multiply_add<T>(count, sees, of_upper, of_lower);
-    MHLA_DEVICE_UNROLL
-    for (int x = 0; x < 4; ++x)
-      if (count[x] > 0) to[x] = scalar_traits::reinterpret<float>(std::uint32_t{0x7fc00000});
   }
 
   /// Rounds a warp's part of a result, plane after plane, and writes its rows in whole chunks.

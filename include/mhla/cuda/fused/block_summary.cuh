@@ -58,6 +58,37 @@ struct Sharing {
   MHLA_DEVICE Index heads_of_matrix() const { return heads / matrices; }
 };
 
+/// Adds up the features that the threads of each column have, in one order: of a warp's four rows,
+/// then of the warps, whose sums take `scratch`, [warps, KeyDim] in float. Calls store(col, sum)
+/// for every column. Threads wait for each other in between.
+template <int Threads, int KeyDim, class Store>
+MHLA_DEVICE void add_up_key_sums(const Block& block,
+                                 const float (&key_sum)[std::size_t{Quads<KeyDim>::of_lane}][4],
+                                 Shared scratch, const Store& store) {
+  const auto of_warp = [&](int warp, int col) {
+    return scratch + static_cast<Shared>((warp * KeyDim + col) * 4);
+  };
+  MHLA_DEVICE_UNROLL
+  for (int i = 0; i < Quads<KeyDim>::of_lane; ++i) {
+    const int n = i * Quads<KeyDim>::lanes + block.lane() % Quads<KeyDim>::lanes;
+    MHLA_DEVICE_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      float sum = key_sum[i][e];
+      for (int mask = Quads<KeyDim>::lanes; mask < 32; mask *= 2)
+        sum += machine::exchange(sum, mask);
+      const int col = Quads<KeyDim>::column(n) + e % 2 + e / 2 * (KeyDim / 2);
+      if (block.lane() < Quads<KeyDim>::lanes && n < Quads<KeyDim>::count)
+        machine::write<float>(of_warp(block.warp(), col), sum);
+    }
+  }
+  block.sync();
+  for (int col = block.thread; col < KeyDim; col += Threads) {
+    float sum = 0;
+    for (int warp = 0; warp < Threads / 32; ++warp) sum += machine::read<float>(of_warp(warp, col));
+    store(col, sum);
+  }
+}
+
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
 struct SummarizeBlocks {
   static constexpr int threads = 256;
@@ -161,35 +192,12 @@ struct SummarizeBlocks {
       store_summary_pair<T, Parts>(unweighed, first + row * ValueDim + col, one, next);
     });
     if constexpr (Sums) {
-      if (column == 0) add_up_key_sums(block, key_sum, sums + summary * KeyDim);
-    }
-  }
-
-  /// Adds up what the threads of each column have, in one order: of a warp's four rows, then of the
-  /// warps.
-  MHLA_DEVICE static void add_up_key_sums(
-      const Block& block, const float (&key_sum)[std::size_t{Quads<KeyDim>::of_lane}][4],
-      float* to) {
-    block.sync();  // the ring has been read
-    MHLA_DEVICE_UNROLL
-    for (int i = 0; i < Quads<KeyDim>::of_lane; ++i) {
-      const int n = i * Quads<KeyDim>::lanes + block.lane() % Quads<KeyDim>::lanes;
-      MHLA_DEVICE_UNROLL
-      for (int e = 0; e < 4; ++e) {
-        float sum = key_sum[i][e];
-        for (int mask = Quads<KeyDim>::lanes; mask < 32; mask *= 2)
-          sum += machine::exchange(sum, mask);
-        const int col = Quads<KeyDim>::column(n) + e % 2 + e / 2 * (KeyDim / 2);
-        if (block.lane() < Quads<KeyDim>::lanes && n < Quads<KeyDim>::count)
-          machine::write<float>(static_cast<Shared>((block.warp() * KeyDim + col) * 4), sum);
+      if (column == 0) {
+        block.sync();  // the ring has been read
+        add_up_key_sums<threads, KeyDim>(block, key_sum, Shared{0}, [&](int col, float of_column) {
+          machine::store_to(sums + summary * KeyDim + col, of_column);
+        });
       }
-    }
-    block.sync();
-    for (int col = block.thread; col < KeyDim; col += threads) {
-      float sum = 0;
-      for (int warp = 0; warp < warps; ++warp)
-        sum += machine::read<float>(static_cast<Shared>((warp * KeyDim + col) * 4));
-      machine::store_to(to + col, sum);
     }
   }
 };

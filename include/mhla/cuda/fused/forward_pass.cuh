@@ -14,6 +14,7 @@
 #include <mhla/cuda/forward_pass.cuh>
 #include <mhla/cuda/fused/block_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
+#include <mhla/cuda/fused/operands.cuh>
 #include <mhla/cuda/fused/plan.hpp>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
@@ -26,18 +27,7 @@ namespace cuda::fused {
 
 /// A call's operands, and the head dimensions its kernels are compiled for.
 template <class V, class T, int KeyDim, int ValueDim>
-struct SummaryCall : Operands<V, T, SummaryPlan<V, T>> {
-  using Features = FeatureTokens<T, typename V::FeatureMapType, rotates<V>>;
-
-  Features query_features() const {
-    return {tokens(this->q, this->plan.extents.queries.table), this->variant.feature_map,
-            this->scale(), this->plan.rotation};
-  }
-  Features key_features() const {
-    return {tokens(this->k, this->plan.extents.keys.table), this->variant.feature_map, 1.0f,
-            this->plan.rotation};
-  }
-  Tokens<const T> values() const { return tokens(this->v, this->plan.extents.keys.table); }
+struct SummaryCall : FusedOperands<V, T, SummaryPlan<V, T>> {
   /// Summaries of key blocks, and mixed ones or their gradients.
   Summaries<T> summaries(const SummaryPlanes<T>& of, float scale) const {
     return {of.data, of.size, scale};
@@ -45,18 +35,10 @@ struct SummaryCall : Operands<V, T, SummaryPlan<V, T>> {
   Summaries<const T> read_summaries(const SummaryPlanes<T>& of, float scale) const {
     return {of.data, of.size, scale};
   }
-  Sharing of_query_heads() const {
-    const Extents<V>& e = this->plan.extents;
-    return {e.queries.kv_heads, e.queries.group_size, e.matrices};
-  }
   Sharing of_key_heads() const { return {this->plan.extents.keys.kv_heads, 1, 1}; }
   MixingMatrices matrices() const {
     const Extents<V>& e = this->plan.extents;
     return {this->plan.mixing.data, e.mixing_size(), e.mix_columns};
-  }
-  MixingWeights mixing() const {
-    const Extents<V>& e = this->plan.extents;
-    return {this->plan.mixing.data, e.mix_heads, e.mix_rows, e.mix_columns};
   }
 };
 
@@ -119,23 +101,12 @@ void mix_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
     });
 }
 
-/// A causal query's own keys; nothing in other calls.
-template <class V, class T, int KeyDim, int ValueDim>
-auto own_keys(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
-  if constexpr (masks_own_block<V>) {
-    return OwnTokens<T, typename V::FeatureMapType, rotates<V>>{
-        call.key_features(), call.values(), call.mixing(), call.plan.weight_scale()};
-  } else {
-    return NoOwnTokens{};
-  }
-}
-
 /// y of every query.
 template <class V, class T, int KeyDim, int ValueDim>
 void read_out_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call, const TensorView<T, 4>& y) {
   const SummaryPlan<V, T>& plan = call.plan;
   using Map = typename V::FeatureMapType;
-  const auto own = own_keys(call);
+  const auto own = call.own_keys(plan.weight_scale());
   using Own = std::remove_const_t<decltype(own)>;
   read_out(call.device, plan.extents.queries.batch,
            ReadOutBlocks<T, Map, rotates<V>, KeyDim, ValueDim, forward_parts, normalizes<V>, Own>{

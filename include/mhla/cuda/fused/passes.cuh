@@ -9,20 +9,23 @@
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/fused/passes.hpp>
 #include <mhla/cuda/fused/quadratic_pass.cuh>
+#include <mhla/cuda/fused/resident_pass.cuh>
 #include <mhla/cuda/fused/summaries_pass.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-// Summaries are large; what the quadratic form keeps of a query is not, so that it takes the whole
-// batch at once.
+// Summaries are large; tables, and what the quadratic form keeps of a query, are not, so that the
+// other paths take the whole batch at once.
 template <class V, class T, class Dims>
 CallMemory memory_of(CudaPath path, const V& attention, const Problem& problem,
                      Direction direction) {
   const bool backward = direction == Direction::backward;
-  if (path == CudaPath::quadratic) {
+  if (path != CudaPath::summaries) {
     const Index items = problem.shape.batch;
+    if (path == CudaPath::resident)
+      return {plan_size<ResidentPlan<V>>(attention, problem, items, backward), items};
     return {plan_size<PairPlan<V>>(attention, problem, items, backward), items};
   }
   const Index items = summary_items_at_once<V, T>(attention, problem, backward);
@@ -35,6 +38,8 @@ void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
                  WorkspaceView workspace, Span<float> state) {
   if (path == CudaPath::quadratic) {
     attend_by_pairs<Dims>(device, attention, problem, operands, y, workspace);
+  } else if (path == CudaPath::resident) {
+    attend_with_resident_summaries<Dims>(device, attention, problem, operands, y, workspace);
   } else {
     attend_by_summaries<Dims>(device, attention, problem, operands, y, workspace, state);
   }

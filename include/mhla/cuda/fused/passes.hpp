@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What the fused passes of one variant, scalar and pair of head dimensions consist of; pipeline.cuh
 // calls them for the head dimensions that MHLA_INSTANTIATE_CUDA lists. `path` is
-// CudaPath::summaries or CudaPath::quadratic.
+// CudaPath::summaries, CudaPath::quadratic or, in the forward pass, CudaPath::resident.
 #pragma once
 
 #include <mhla/core/config.hpp>

@@ -7,8 +7,8 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cuda/fused/table_plan.hpp>
 #include <mhla/cuda/plan.hpp>
-#include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/causality.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
@@ -64,23 +64,16 @@ constexpr float gradient_scale(Index key_dim, Index keys, bool divides, Sees see
 
 /// Everything a call over pairs has in its workspace.
 template <class V>
-struct PairPlan {
-  Extents<V> extents;
-  RotationTable<float> rotation;
-  Span<float> mixing;  // [mix heads, mix rows, mix columns]
-
+struct PairPlan : TablePlan<V> {
   // The backward pass alone, [batch, heads, query entries]: 1 / den, and the gradient of den.
   Span<float> weights;
   Span<float> sum_weights;
   Span<float> grad_mixing;  // [units, matrices, mix rows, mix columns]
 
   PairPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
-      : extents(arena, attention, problem, items),
-        rotation(rotation_table<float>(arena, attention.rotation, V::GeometryType::rank,
-                                       problem.feature_dim, problem.query_grid, problem.key_grid)) {
-    const Extents<V>& e = extents;
-    mixing = arena.take<float>(checked_mul(e.mix_heads, e.mixing_size()));
+      : TablePlan<V>(arena, attention, problem, items) {
     if (!backward) return;
+    const Extents<V>& e = this->extents;
     weights = arena.take<float>(normalizes<V> ? e.queries.count() : 0);
     sum_weights = arena.take<float>(normalizes<V> ? e.queries.count() : 0);
     grad_mixing =

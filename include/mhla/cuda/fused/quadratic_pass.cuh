@@ -7,6 +7,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/block_mixing.cuh>
 #include <mhla/cuda/forward_pass.cuh>
+#include <mhla/cuda/fused/operands.cuh>
 #include <mhla/cuda/fused/quadratic.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
@@ -23,7 +24,7 @@ namespace cuda::fused {
 
 /// A call's operands, and the head dimensions its kernels are compiled for.
 template <class V, class T, int key_dim, int value_dim>
-struct PairCall : Operands<V, T, PairPlan<V>> {
+struct PairCall : FusedOperands<V, T, PairPlan<V>> {
   using Map = typename V::FeatureMapType;
   static constexpr int KeyDim = key_dim;
   static constexpr int ValueDim = value_dim;
@@ -31,14 +32,8 @@ struct PairCall : Operands<V, T, PairPlan<V>> {
   static constexpr bool divides = normalizes<V>;
 
   PairOperands<T, Map, rotates<V>> pairs() const {
-    const Extents<V>& e = this->plan.extents;
-    return {{tokens(this->q, e.queries.table), this->variant.feature_map, this->scale(),
-             this->plan.rotation},
-            {tokens(this->k, e.keys.table), this->variant.feature_map, 1.0f, this->plan.rotation},
-            tokens(this->v, e.keys.table),
-            {this->plan.mixing.data, e.mix_heads, e.mix_rows, e.mix_columns},
-            {e.queries.kv_heads, e.queries.group_size, e.matrices},
-            is_packed<V>};
+    return {this->query_features(), this->key_features(),   this->values(),
+            this->mixing(),         this->of_query_heads(), is_packed<V>};
   }
 };
 
@@ -50,7 +45,7 @@ void attend_by_pairs(const CudaDevice& device, const V& attention, const Problem
   using Call = PairCall<V, T, static_cast<int>(Dims::key_dim), static_cast<int>(Dims::value_dim)>;
   Arena arena(workspace);
   const PairPlan<V> plan(arena, attention, problem, problem.shape.batch, false);
-  const Call call{{device, attention, plan, operands.q, operands.k, operands.v, operands.mix}};
+  const Call call{{{device, attention, plan, operands.q, operands.k, operands.v, operands.mix}}};
   fill_tables(call);
   attend_pairs(
       device, problem.shape.batch,
@@ -71,7 +66,7 @@ void attend_by_pairs_gradient(const CudaDevice& device, const V& attention, cons
   const Index items = problem.shape.batch;
   const PairPlan<V> plan(arena, attention, problem, items, true);
   const Extents<V>& e = plan.extents;
-  const Call call{{device, attention, plan, operands.q, operands.k, operands.v, operands.mix}};
+  const Call call{{{device, attention, plan, operands.q, operands.k, operands.v, operands.mix}}};
   fill_tables(call);
   const PairGradientOperands<T, Map, rotates<V>> of{
       call.pairs(), tokens(dy, e.queries.table), plan.weights.data, plan.sum_weights.data,

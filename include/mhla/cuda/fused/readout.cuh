@@ -28,24 +28,157 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Divides,
-          class Own = NoOwnTokens>
-struct ReadOutBlocks {
+/// Where a readout has, in shared memory, what it needs beside the tiles of features and summaries:
+/// z; the denominators of a tile; and for own tokens their shares of the denominators, whether a
+/// warp has found an infinity, weights, scores, and tiles of the other side's features and values.
+struct ReadOutPlaces {
+  Shared key_sum;
+  Shared denominators;
+  Shared own_sums;
+  Shared flags;
+  Shared own_weights;
+  Shared scores;
+  Shared others;
+  Shared values;
+};
+
+/// What tiles of tokens are read out with, wherever their summaries are: features and denominators,
+/// own tokens, and results of a slice of value columns.
+template <class T, class Map, bool Rotates, int KeyDim, int Slice, bool Divides, class Own>
+struct TileReadOut {
   static constexpr bool adds_own = !std::is_same_v<Own, NoOwnTokens>;
-  static constexpr int threads = 256;
-  static constexpr int warps = threads / 32;
-  static constexpr int blocks_of_processor = 1;
-  static constexpr int rows = tile_rows(KeyDim);
-  using FeatureTile = Tile<rows, KeyDim>;
-  using ScoreTile = Tile<rows, rows>;
   static constexpr bool weighs_own = [] {
     if constexpr (adds_own) return Own::later;
     return false;
   }();
   static_assert(!(weighs_own && Divides), "mhla: only the forward pass divides");
+  static constexpr int threads = 256;
+  static constexpr int warps = threads / 32;
+  static constexpr int rows = tile_rows(KeyDim);
+  static constexpr int sums_of_row = warps / (rows / 16);
+  using FeatureTile = Tile<rows, KeyDim>;
+  using ScoreTile = Tile<rows, rows>;
+  using ValueTile = Tile<rows, Slice>;
+  // What is read out is put together where the features were.
+  static_assert(ValueTile::bytes <= FeatureTile::bytes);
+  using Sum = Accumulators<rows, Slice, rows / 16, warps / (rows / 16)>;
+
+  const FeatureTokens<T, Map, Rotates>& x;
+  const Own& own;
+  float epsilon;
+  ReadOutPlaces at;
+
+  /// phi^r(x) in place, and den = phi(x) z + epsilon. Threads wait for each other before and after.
+  MHLA_DEVICE void make_query_features(const Block& block, const TokenRange& range,
+                                       const FeatureTile& tile) const {
+    float product = 0;
+    make_features<threads>(
+        block, x, range, tile, [](int) { return 1.0f; },
+        [&](int, int n, int, const float(&quad)[4]) {
+          if constexpr (Divides)
+            for (int e = 0; e < 4; ++e)
+              product += quad[e] * number(at.key_sum,
+                                          Quads<KeyDim>::column(n) + e % 2 + e / 2 * (KeyDim / 2));
+        },
+        [&](int row) {
+          if constexpr (Divides) {
+            product = Quads<KeyDim>::sum_of_row(product);
+            if (Quads<KeyDim>::leads(block))
+              machine::write<float>(place(at.denominators, row), product + epsilon);
+            product = 0;
+          }
+        });
+    if constexpr (adds_own)
+      for (int i = block.thread; i < rows * sums_of_row; i += threads)
+        machine::write<float>(place(at.own_sums, i), 0.0f);
+  }
+
+  /// Adds the own block's pairs to `sum` and, where something divides, to the denominators. The
+  /// `features` are those of the range's first tokens, in block b of the unit and kv head.
+  MHLA_DEVICE void add_own(const Block& block, const FeatureTile& features, const TokenRange& range,
+                           Index unit, Index kv_head, Index b, int column, Sum& sum) const {
+    const BlockTable& table = x.x.table;
+    const FeatureTile others{at.others};
+    const ValueTile values{at.values};
+    const ScoreTile scores_tile{at.scores};
+    for_each_own_tile<rows>(own, table, range, kv_head, b, [&](const TokenRange& ys) {
+      const float weight = own_mixing(own, table, range, ys, b);
+      block.sync();  // what was in the tiles has been read
+      copy_tokens<threads>(block, own.y.x, ys, others);
+      copy_tokens<threads>(block, own.values, ys, values, column);
+      machine::commit_copies();
+      if constexpr (weighs_own)
+        copy_numbers<threads, rows>(block, own.weights, table, unit, b, own.heads(), ys, 1.0f,
+                                    at.own_weights);
+      machine::wait_for_copies<0>();
+      block.sync();
+      make_features<threads>(
+          block, own.y, ys, others, [](int) { return 1.0f; },
+          [](int, int, int, const float(&)[4]) {}, [](int) {});
+      look_for_infinities<threads>(block, values, exponent_bits<T>, at.flags);
+      block.sync();
+      Scores<rows> scores;
+      multiply_add<T, KeyDim, Stored::straight, Stored::transposed>(block, scores, features,
+                                                                    others);
+      const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, ys, j); };
+      write_scores<T>(block, scores, scores_tile, [&](int t, int j, float score) {
+        if (!pair_counts(t, j)) return 0.0f;
+        if constexpr (weighs_own)
+          return weight * own.weight_scale * number(at.own_weights, j) * score;
+        return weight * score;
+      });
+      if constexpr (Divides) add_row_sums<rows>(block, scores, at.own_sums);
+      block.sync();
+      if (found_infinities<warps>(at.flags)) {
+        add_counted_pairs<T>(block, sum, scores_tile, values, pair_counts);
+      } else {
+        add_pairs<T>(block, sum, scores_tile, values);
+      }
+    });
+  }
+
+  /// num / den, rounded, into a tile.
+  MHLA_DEVICE void write(const Block& block, Sum& sum, const ValueTile& out) const {
+    sum.for_each_pair(block, [&](int row, int col, float first, float second) {
+      if constexpr (Divides) {
+        const float den = denominator(row);
+        first = den == 0 ? 0.0f : first / den;
+        second = den == 0 ? 0.0f : second / den;
+      }
+      machine::write(out.at(row, col), machine::rounded_pair<T>(first, second));
+    });
+  }
+
+ private:
+  MHLA_DEVICE static Shared place(Shared of, int n) { return of + static_cast<Shared>(n * 4); }
+  MHLA_DEVICE static float number(Shared of, int n) { return machine::read<float>(place(of, n)); }
+  MHLA_DEVICE float denominator(int row) const {
+    float den = number(at.denominators, row);
+    if constexpr (adds_own)
+      for (int part = 0; part < sums_of_row; ++part) den += number(at.own_sums, part * rows + row);
+    return den;
+  }
+};
+
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Divides,
+          class Own = NoOwnTokens>
+struct ReadOutBlocks {
+  static constexpr bool adds_own = !std::is_same_v<Own, NoOwnTokens>;
+  static constexpr bool weighs_own = [] {
+    if constexpr (adds_own) return Own::later;
+    return false;
+  }();
   static constexpr ReadOutShape shape{KeyDim, ValueDim, Parts, adds_own, weighs_own};
+  static constexpr int slice = shape.slice();
+  static constexpr int slices = shape.slices();
+  using Tiles = TileReadOut<T, Map, Rotates, KeyDim, slice, Divides, Own>;
+  using FeatureTile = typename Tiles::FeatureTile;
+  using ValueTile = typename Tiles::ValueTile;
+  using SummaryTile = Tile<KeyDim, slice>;
+  static constexpr int threads = Tiles::threads;
+  static constexpr int blocks_of_processor = 1;
+  static constexpr int rows = Tiles::rows;
   static constexpr int stages = shape.stages();
-  static constexpr int sums_of_row = shape.sums_of_row();
   static constexpr int denominators_at = shape.denominators_at();
   static constexpr int own_sums_at = shape.own_sums_at();
   static constexpr int flags_at = shape.flags_at();
@@ -53,16 +186,9 @@ struct ReadOutBlocks {
   static constexpr int features_at = shape.features_at();
   static constexpr int scores_at = shape.scores_at();
   static constexpr int summary_at = shape.summary_at();
-  static_assert(summary_at % 16 == 0);
-  static constexpr int slice = shape.slice();
-  static constexpr int slices = shape.slices();
+  static_assert(summary_at % 16 == 0 && Tiles::sums_of_row == shape.sums_of_row());
   static constexpr int shared_bytes = shape.bytes_with(slice);
   static_assert(shared_bytes <= machine::most_shared_bytes);
-  using SummaryTile = Tile<KeyDim, slice>;
-  using ValueTile = Tile<rows, slice>;
-  // What is read out is put together where the features were.
-  static_assert(ValueTile::bytes <= FeatureTile::bytes);
-  using Sum = Accumulators<rows, slice, rows / 16, 8 / (rows / 16)>;
 
   FeatureTokens<T, Map, Rotates> x;
   Tokens<T> o;
@@ -76,8 +202,16 @@ struct ReadOutBlocks {
   MHLA_DEVICE static FeatureTile feature_tile(int slot) {
     return {static_cast<Shared>(features_at + slot * FeatureTile::bytes)};
   }
-  MHLA_DEVICE static Shared denominator(int row) {
-    return static_cast<Shared>(denominators_at + row * 4);
+  MHLA_DEVICE static ReadOutPlaces places() {
+    // Own tokens take the summary's place.
+    return {Shared{0},
+            Shared{denominators_at},
+            Shared{own_sums_at},
+            Shared{flags_at},
+            Shared{own_weights_at},
+            Shared{scores_at},
+            Shared{summary_at},
+            Shared{summary_at + FeatureTile::bytes}};
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
@@ -94,6 +228,7 @@ struct ReadOutBlocks {
     const Index summary = (unit * table.blocks + b) * sharing.matrices + matrix;
     const TokenRange all = TokenRange::of_block(table, item, head, b);
     const int tiles = static_cast<int>(ceil_div(table.block_tokens, Index{rows}));
+    const Tiles of_tiles{x, own, epsilon, places()};
     const auto range_of = [&](int tile) { return all.from(all.begin + tile * rows); };
     const auto begin_copy = [&](int tile) {
       if (tile < tiles)
@@ -131,10 +266,9 @@ struct ReadOutBlocks {
       }
       const TokenRange range = range_of(tile);
       const FeatureTile features = feature_tile(tile % stages);
-      make_query_features(block, range, features);
-      if constexpr (adds_own) clear_own_sums(block);
+      of_tiles.make_query_features(block, range, features);
       block.sync();
-      Sum sum;
+      typename Tiles::Sum sum;
       MHLA_DEVICE_UNROLL
       for (int part = 0; part < Parts; ++part)
         multiply_add<T, KeyDim, Stored::straight, Stored::straight>(block, sum, features,
@@ -145,7 +279,8 @@ struct ReadOutBlocks {
         first *= unscale;
         second *= unscale;
       });
-      if constexpr (adds_own) add_own(block, range, kv_head, b, column, sum);
+      if constexpr (adds_own)
+        of_tiles.add_own(block, features, range, unit, kv_head, b, column, sum);
       if constexpr (weighs_own) {
         const float unweigh = 1 / own.weight_scale;
         sum.for_each_pair(block, [&](int, int, float& first, float& second) {
@@ -155,14 +290,7 @@ struct ReadOutBlocks {
       }
       block.sync();  // features have been read, denominators written
       const ValueTile out{features.begin};
-      sum.for_each_pair(block, [&](int row, int col, float first, float second) {
-        if constexpr (Divides) {
-          const float den = denominator_of(row);
-          first = den == 0 ? 0.0f : first / den;
-          second = den == 0 ? 0.0f : second / den;
-        }
-        machine::write(out.at(row, col), machine::rounded_pair<T>(first, second));
-      });
+      of_tiles.write(block, sum, out);
       block.sync();
       store_tokens<threads>(block, out, o, range, update, column);
     }
@@ -172,93 +300,6 @@ struct ReadOutBlocks {
  private:
   MHLA_DEVICE static SummaryTile summary_tile(int part) {
     return {static_cast<Shared>(summary_at + part * SummaryTile::bytes)};
-  }
-
-  /// phi^r(x) in place, and den = phi(x) z + epsilon.
-  MHLA_DEVICE void make_query_features(const Block& block, const TokenRange& range,
-                                       const FeatureTile& tile) const {
-    float product = 0;
-    make_features<threads>(
-        block, x, range, tile, [](int) { return 1.0f; },
-        [&](int, int n, int, const float(&quad)[4]) {
-          if constexpr (Divides)
-            for (int e = 0; e < 4; ++e)
-              product +=
-                  quad[e] * machine::read<float>(static_cast<Shared>(
-                                (Quads<KeyDim>::column(n) + e % 2 + e / 2 * (KeyDim / 2)) * 4));
-        },
-        [&](int row) {
-          if constexpr (Divides) {
-            product = Quads<KeyDim>::sum_of_row(product);
-            if (Quads<KeyDim>::leads(block))
-              machine::write<float>(denominator(row), product + epsilon);
-            product = 0;
-          }
-        });
-  }
-
-  MHLA_DEVICE static Shared own_sum(int part, int row) {
-    return static_cast<Shared>(own_sums_at + (part * rows + row) * 4);
-  }
-  MHLA_DEVICE static void clear_own_sums(const Block& block) {
-    for (int i = block.thread; i < rows * sums_of_row; i += threads)
-      machine::write<float>(own_sum(0, i), 0.0f);
-  }
-  MHLA_DEVICE float denominator_of(int row) const {
-    float den = machine::read<float>(denominator(row));
-    if constexpr (adds_own)
-      for (int part = 0; part < sums_of_row; ++part)
-        den += machine::read<float>(own_sum(part, row));
-    return den;
-  }
-
-  /// Adds the own block's pairs to `sum` and, where something divides, to the denominators.
-  MHLA_DEVICE void add_own(const Block& block, const TokenRange& range, Index kv_head, Index b,
-                           int column, Sum& sum) const {
-    const BlockTable& table = x.x.table;
-    const FeatureTile features = feature_tile(0);
-    const FeatureTile others{static_cast<Shared>(summary_at)};
-    const ValueTile values{static_cast<Shared>(summary_at + FeatureTile::bytes)};
-    const ScoreTile scores_tile{static_cast<Shared>(scores_at)};
-    for_each_own_tile<rows>(own, table, range, kv_head, b, [&](const TokenRange& ys) {
-      const float weight = own_mixing(own, table, range, ys, b);
-      block.sync();  // what was in the tiles has been read
-      copy_tokens<threads>(block, own.y.x, ys, others);
-      copy_tokens<threads>(block, own.values, ys, values, column);
-      machine::commit_copies();
-      if constexpr (weighs_own) {
-        const Index unit = range.item * sharing.kv_heads + kv_head;
-        copy_numbers<threads, rows>(block, own.weights, table, unit, b, own.heads(), ys, 1.0f,
-                                    own_weight(0));
-      }
-      machine::wait_for_copies<0>();
-      block.sync();
-      make_features<threads>(
-          block, own.y, ys, others, [](int) { return 1.0f; },
-          [](int, int, int, const float(&)[4]) {}, [](int) {});
-      look_for_infinities<threads>(block, values, exponent_bits<T>, static_cast<Shared>(flags_at));
-      block.sync();
-      Scores<rows> scores;
-      multiply_add<T, KeyDim, Stored::straight, Stored::transposed>(block, scores, features,
-                                                                    others);
-      const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, ys, j); };
-      write_scores<T>(block, scores, scores_tile, [&](int t, int j, float score) {
-        if (!pair_counts(t, j)) return 0.0f;
-        if constexpr (weighs_own)
-          return weight * own.weight_scale * machine::read<float>(own_weight(j)) * score;
-        return weight * score;
-      });
-      if constexpr (Divides) add_row_sums<rows>(block, scores, own_sum(0, 0));
-      block.sync();
-      if (found_infinities<warps>(static_cast<Shared>(flags_at))) {
-        add_counted_pairs<T>(block, sum, scores_tile, values, pair_counts);
-      } else {
-        add_pairs<T>(block, sum, scores_tile, values);
-      }
-    });
-  }
-  MHLA_DEVICE static Shared own_weight(int row) {
-    return static_cast<Shared>(own_weights_at + row * 4);
   }
 };
 

@@ -25,8 +25,8 @@ template <class Dims, class V, class T>
 auto summary_call(const CudaDevice& device, const V& attention, const SummaryPlan<V, T>& plan,
                   const OperandViews<T>& operands, Index first, Index count) {
   return SummaryCall<V, T, static_cast<int>(Dims::key_dim), static_cast<int>(Dims::value_dim)>{
-      {device, attention, plan, items(operands.q, first, count), items(operands.k, first, count),
-       items(operands.v, first, count), operands.mix}};
+      {{device, attention, plan, items(operands.q, first, count), items(operands.k, first, count),
+        items(operands.v, first, count), operands.mix}}};
 }
 
 /// y of every query. Summaries are left in `state` where it has memory.

@@ -62,6 +62,30 @@ struct Tile {
   }
 };
 
+/// The same without gaps: the chunks of a column of chunks follow each other, row after row, so
+/// that eight rows of a matrix load, and pairs of accumulators, are neighbours.
+template <int Rows, int Cols>
+struct DenseTile {
+  static_assert(Cols % chunk_size == 0);
+  static constexpr int rows = Rows;
+  static constexpr int cols = Cols;
+  static constexpr int chunks = Cols / chunk_size;  // of a row
+  static constexpr int all_chunks = Rows * chunks;
+  static constexpr int bytes = Rows * Cols * 2;
+
+  Shared begin;
+
+  MHLA_DEVICE Shared at(int row, int col) const {
+    return chunk(row, col / chunk_size) + static_cast<Shared>(col % chunk_size * 2);
+  }
+  /// As of a Tile.
+  MHLA_DEVICE Shared chunk(int row, int c) const {
+    const int r = row < Rows ? row : Rows - 1;
+    const int inside = c < chunks ? c : chunks - 1;
+    return begin + static_cast<Shared>((inside * Rows + r) * 16);
+  }
+};
+
 /// A row of a tensor: elements `step` apart; nothing where its token is absent.
 template <class T>
 struct TensorRow {

@@ -15,6 +15,18 @@ namespace cuda::machine {
 /// What a block of threads may have on every chip since sm_80; sm_86, sm_89 and sm_120 set it.
 inline constexpr int most_shared_bytes = 99 * 1024;
 
+/// What a kernel's blocks of threads have: the body's `shared_bytes`, for all calls the same and
+/// there on every chip; or as many as its shared_bytes() says of a call.
+template <class Body>
+int shared_bytes_of(const Body& body) {
+  if constexpr (requires { body.shared_bytes(); }) {
+    return body.shared_bytes();
+  } else {
+    static_assert(Body::shared_bytes <= most_shared_bytes);
+    return Body::shared_bytes;
+  }
+}
+
 }  // namespace cuda::machine
 
 namespace cuda::fused {

@@ -145,37 +145,51 @@ struct TokenStage {
   }
 };
 
+/// Keys of one head, in so many slices of values: their tiles, and their features.
+inline Index summarized_bytes(const TokenStage& stage, const TileTokens& tokens, Index slices) {
+  const TileTokens::Count& all = tokens.all;
+  return slices *
+             (copied_bytes(all, stage.key_dim) + feature_bytes(all, stage.key_dim, stage.rotates)) +
+         copied_bytes(all, stage.value_dim);
+}
+
 /// What summarize moves; `sums`: key sums too.
 inline MovedBytes summarize_bytes(const TokenStage& stage, const TileTokens& tokens, bool sums,
                                   bool weighted, bool sums_weighted) {
-  const TileTokens::Count& all = tokens.all;
-  const Index of_keys =
-      copied_bytes(all, stage.key_dim) + feature_bytes(all, stage.key_dim, stage.rotates) +
-      all.present * lanes_of_row(stage.key_dim) * ((weighted ? 4 : 0) + (sums_weighted ? 4 : 0));
-  return {
-      stage.all_heads() * (stage.summary_slices() * of_keys + copied_bytes(all, stage.value_dim)),
-      tokens.blocks * stage.kv_heads * stage.matrices *
-          (stage.summary_bytes() + (sums ? stage.key_dim * 4 : 0))};
+  const Index slices = stage.summary_slices();
+  const Index weights = tokens.all.present * lanes_of_row(stage.key_dim) *
+                        ((weighted ? 4 : 0) + (sums_weighted ? 4 : 0));
+  return {stage.all_heads() * (summarized_bytes(stage, tokens, slices) + slices * weights),
+          tokens.blocks * stage.kv_heads * stage.matrices *
+              (stage.summary_bytes() + (sums ? stage.key_dim * 4 : 0))};
 }
 
-/// What read_out moves. Own tokens are in the same blocks.
-inline MovedBytes read_out_bytes(const TokenStage& stage, const TileTokens& tokens, bool divides,
-                                 const OwnPairs& own, Update update) {
+/// Queries of one head that are read out in so many slices of values, and y: all but summaries and
+/// key sums. Own tokens are in the same blocks.
+inline MovedBytes read_out_token_bytes(const TokenStage& stage, const TileTokens& tokens,
+                                       const OwnPairs& own, Update update, Index slices) {
   const auto features = [&](const TileTokens::Count& of) {
     return copied_bytes(of, stage.key_dim) + feature_bytes(of, stage.key_dim, stage.rotates);
   };
-  const Index slices = stage.read_out_slices(own);
   MovedBytes bytes = stored_bytes(tokens.all, stage.value_dim, update);
   bytes.read += slices * features(tokens.all);
-  // Own tokens take the summary's place in shared memory, tile by tile.
-  bytes.read += (own.any() ? tokens.tiles() : tokens.blocks) * stage.summary_bytes();
-  if (divides) bytes.read += tokens.blocks * slices * stage.key_dim * 4;
   if (own.any()) {
     const TileTokens::Count pairs = tokens.of_pairs(own.later) * own.heads;
     bytes.read += slices * (features(pairs) + own_mixing_bytes(tokens.pairs() * own.heads)) +
                   copied_bytes(pairs, stage.value_dim);
     if (own.later && own.weighted) bytes.read += slices * pairs.entries * 4;
   }
+  return bytes;
+}
+
+/// What read_out moves.
+inline MovedBytes read_out_bytes(const TokenStage& stage, const TileTokens& tokens, bool divides,
+                                 const OwnPairs& own, Update update) {
+  const Index slices = stage.read_out_slices(own);
+  MovedBytes bytes = read_out_token_bytes(stage, tokens, own, update, slices);
+  // Own tokens take the summary's place in shared memory, tile by tile.
+  bytes.read += (own.any() ? tokens.tiles() : tokens.blocks) * stage.summary_bytes();
+  if (divides) bytes.read += tokens.blocks * slices * stage.key_dim * 4;
   return stage.all_heads() * bytes;
 }
 

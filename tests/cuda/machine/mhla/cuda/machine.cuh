@@ -7,7 +7,8 @@
 //   - comes to a meeting of a warp without the other lanes, or of another kind or place in the
 //     source than theirs; to a barrier that others never come to; reads forever what none can
 //     write;
-//   - accesses shared memory outside Body::shared_bytes, or any memory not aligned to the access;
+//   - accesses shared memory outside shared_bytes_of(body), or any memory not aligned to the
+//   access;
 //   - races: threads access one place, one of them writing, without a barrier between them that
 //     both came to (for threads of one warp sync_warp() is one, for others only sync(); matrix
 //     loads, products and exchanges are none). In shared and in global memory; there the blocks of
@@ -43,6 +44,7 @@
 #include <type_traits>
 
 #include "cublas_v2.h"
+#include "cuda_runtime_api.h"
 #include "emulation/block_of_threads.hpp"
 
 #define MHLA_DEVICE inline
@@ -193,12 +195,14 @@ void run(const CudaDevice& device, Index blocks, const Body& body) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
   static_assert(std::is_trivially_copyable_v<Body>, "a kernel's arguments are copied as bytes");
   static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
-  static_assert(Body::shared_bytes <= most_shared_bytes);
   static_assert(Body::blocks_of_processor > 0);
   if (blocks == 0) return;
   if (blocks > most_blocks)
     throw ShapeError("mhla: " + std::to_string(blocks) +
                      " blocks of threads are more than a CUDA launch can count");
+  const int shared_bytes = shared_bytes_of(body);
+  if (shared_bytes > stand_in::runtime().shared_bytes)
+    throw CudaError("mhla: a kernel could not be launched: invalid argument");
   cublasContext& context = *device.cublas();
   ++context.launches;
   context.last_launch_stream = device.stream();
@@ -223,8 +227,8 @@ void run(const CudaDevice& device, Index blocks, const Body& body) {
   Index i = random_below(blocks);
   for (Index done = 0; done < blocks; ++done) {
     const Argument argument{body, i, blocks};
-    threads.run(i, Body::threads, static_cast<std::size_t>(Body::shared_bytes),
-                context.next_random(), run_thread, &argument);
+    threads.run(i, Body::threads, static_cast<std::size_t>(shared_bytes), context.next_random(),
+                run_thread, &argument);
     i += step;
     if (i >= blocks) i -= blocks;
   }

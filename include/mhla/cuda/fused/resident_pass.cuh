@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+// A forward call whose summaries stay in shared memory: of the whole batch at once, one launch for
+// each sequence.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/device_memory.cuh>
+#include <mhla/cuda/forward_pass.cuh>
+#include <mhla/cuda/fused/operands.cuh>
+#include <mhla/cuda/fused/plan.hpp>
+#include <mhla/cuda/fused/resident.cuh>
+#include <mhla/cuda/fused/resident.hpp>
+#include <mhla/cuda/fused/table_plan.hpp>
+#include <mhla/cuda/fused/tokens.cuh>
+#include <mhla/cuda/kernel_cost.hpp>
+#include <mhla/policy/problem.hpp>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// Everything such a call has in its workspace.
+template <class V>
+struct ResidentPlan : TablePlan<V> {
+  ResidentPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool)
+      : TablePlan<V>(arena, attention, problem, items) {}
+};
+
+/// The same with a kernel for slices of so many value columns.
+template <int Slice, class Dims, class V, class T>
+void attend_resident_slices(const FusedOperands<V, T, ResidentPlan<V>>& call,
+                            const TensorView<T, 4>& y) {
+  const Extents<V>& e = call.plan.extents;
+  const auto own = call.own_keys(1.0f);
+  using Own = std::remove_const_t<decltype(own)>;
+  for_each_sequence_side(call.variant, e, [&](const Sequence& queries, const Sequence& keys) {
+    attend_resident(
+        call.device, e.queries.batch,
+        AttendResident<T, typename V::FeatureMapType, rotates<V>, static_cast<int>(Dims::key_dim),
+                       static_cast<int>(Dims::value_dim), Slice, normalizes<V>, Own>{
+            call.query_features(), call.key_features(), call.values(), tokens(y, e.queries.table),
+            call.of_query_heads(), call.mixing(), sight_of<V>(), queries, keys,
+            summary_scale<T>(e.keys.table.block_tokens), call.epsilon(), own});
+  });
+}
+
+/// y of every query. Head dimensions without such kernels never come here.
+template <class Dims, class V, class T>
+void attend_with_resident_summaries(const CudaDevice& device, const V& attention,
+                                    const Problem& problem, const OperandViews<T>& operands,
+                                    const TensorView<T, 4>& y, WorkspaceView workspace) {
+  Arena arena(workspace);
+  const ResidentPlan<V> plan(arena, attention, problem, problem.shape.batch, false);
+  const FusedOperands<V, T, ResidentPlan<V>> call{
+      {device, attention, plan, operands.q, operands.k, operands.v, operands.mix}};
+  fill_tables(call);
+  if constexpr (has_resident_kernels(Dims::key_dim, Dims::value_dim)) {
+    constexpr int value_dim = static_cast<int>(Dims::value_dim);
+    constexpr int widest = resident_slice(value_dim, 0);
+    constexpr int middle = resident_slice(value_dim, 1);
+    constexpr int narrowest = resident_slice(value_dim, 2);
+    const Index slice = resident_slice_of(
+        Dims::key_dim, Dims::value_dim, std::max(problem.query_blocks, problem.key_blocks),
+        normalizes<V>, masks_own_block<V>, shared_bytes_of_device(NominalGpu().shared_bytes));
+    if (slice == widest)
+      attend_resident_slices<widest, Dims>(call, y);
+    else if (slice == middle)
+      attend_resident_slices<middle, Dims>(call, y);
+    else if (slice == narrowest)
+      attend_resident_slices<narrowest, Dims>(call, y);
+    else
+      throw CudaError("mhla: the summaries of this call do not fit into shared memory");
+  }
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

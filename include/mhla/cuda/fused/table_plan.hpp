@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// What every fused path has in its workspace: the tables that kernels read beside the tensors.
+// Needs no CUDA header.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/rotation_table.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// Blocks, angles, and the mixing matrix, packed.
+template <class V>
+struct TablePlan {
+  Extents<V> extents;
+  RotationTable<float> rotation;
+  Span<float> mixing;  // [mix heads, mix rows, mix columns]
+
+  TablePlan(Arena& arena, const V& attention, const Problem& problem, Index items)
+      : extents(arena, attention, problem, items),
+        rotation(rotation_table<float>(arena, attention.rotation, V::GeometryType::rank,
+                                       problem.feature_dim, problem.query_grid, problem.key_grid)),
+        mixing(arena.take<float>(checked_mul(extents.mix_heads, extents.mixing_size()))) {}
+};
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// Tiles on their way from memory through a ring of slots in a block's shared memory.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/cuda/fused/tile.cuh>
+#include <mhla/cuda/machine.cuh>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// Goes through tiles that come from memory into a ring of `Stages` slots: begin_copy(tile), then,
+/// once it is there, landed(tile), after which threads wait for each other, and use(tile).
+template <int Stages, class BeginCopy, class Landed, class Use>
+MHLA_DEVICE void for_each_tile(const Block& block, int tiles, const BeginCopy& begin_copy,
+                               const Landed& landed, const Use& use) {
+  const auto begin = [&](int tile) {
+    if (tile < tiles) begin_copy(tile);
+    machine::commit_copies();
+  };
+  block.sync();  // what was in the ring has been read
+  for (int tile = 0; tile < Stages - 1; ++tile) begin(tile);
+  for (int tile = 0; tile < tiles; ++tile) {
+    if constexpr (Stages == 1) {
+      if (tile > 0) block.sync();
+      begin(tile);
+      machine::wait_for_copies<0>();
+      block.sync();
+    } else {
+      machine::wait_for_copies<Stages - 2>();
+      block.sync();  // this tile has landed, and the one before has been read
+      begin(tile + Stages - 1);
+    }
+    landed(tile);
+    block.sync();
+    use(tile);
+  }
+  machine::wait_for_copies<0>();
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

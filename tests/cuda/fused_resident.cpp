@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: MIT
+// Attention whose block summaries stay in shared memory, the kernel's own source on the machine
+// that stands in for a GPU, against the oracle in double, which rounds nothing but the inputs. The
+// less shared memory the machine has, the more slices values are cut into.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <mhla/cuda/fused/resident_bytes.hpp>
+#include <mhla/cuda/fused/resident_pass.cuh>
+#include <mhla/cuda/head_dims.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <utility>
+#include <vector>
+
+#include "tests/cpu/call.hpp"
+#include "tests/cuda/fused_call.hpp"
+#include "tests/cuda/machine.hpp"
+
+namespace {
+
+using namespace mhla;
+using call::Operands;
+using cuda::fused::ResidentBytes;
+using cuda::fused::ResidentPlan;
+using fused_call::bound_of_y;
+using fused_call::expected_forward;
+using fused_call::operands_of;
+using mhla::testing::HostTensor;
+
+/// The machine has so much shared memory for a block of threads as long as this lives.
+class SharedBytes {
+ public:
+  explicit SharedBytes(int bytes) { stand_in::runtime().shared_bytes = bytes; }
+  ~SharedBytes() { stand_in::runtime().shared_bytes = before_; }
+  SharedBytes(const SharedBytes&) = delete;
+  SharedBytes& operator=(const SharedBytes&) = delete;
+
+ private:
+  int before_ = stand_in::runtime().shared_bytes;
+};
+
+/// How wide the slices of a call's values are.
+template <class V>
+Index slice_of(const Problem& problem) {
+  return cuda::fused::resident_slice_of(problem.shape.key_dim, problem.shape.value_dim,
+                                        std::max(problem.query_blocks, problem.key_blocks),
+                                        cuda::normalizes<V>, cuda::masks_own_block<V>,
+                                        stand_in::runtime().shared_bytes);
+}
+
+/// y, wherever it is written poisoned before; checks what the kernel has moved, but of masked
+/// tokens, which nobody counts.
+template <class T, int Dim, class V>
+HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const TensorView<const T, 4>& q,
+                         const TensorView<const T, 4>& k, const TensorView<const T, 4>& v) {
+  HostTensor<T, 4> y = x.dy;
+  fused_call::poison(y);
+  const Problem problem = checked_problem(attention, x.shape());
+  const Index items = problem.shape.batch;
+  const Workspace workspace = fused_call::poisoned_workspace(
+      cuda::plan_size<ResidentPlan<V>>(attention, problem, items, false));
+  const cublasContext& context = machine::context();
+  const auto read = context.kernel_bytes_read;
+  const auto written = context.kernel_bytes_written;
+  cuda::fused::attend_with_resident_summaries<HeadDims<Dim, Dim>, V, T>(
+      machine::device(), attention, problem, {q, k, v, x.mix.view()}, y.view(), workspace);
+  if constexpr (requires { attention.masks; }) {
+    cuda::clear_masked(machine::device(), attention.masks.query, y.view());
+  } else {
+    Arena arena;
+    const cuda::Extents<V> extents(arena, attention, problem, items);
+    const ResidentBytes bytes(attention, problem, extents, slice_of<V>(problem));
+    cuda::fused::MovedBytes moved = bytes.summarize();
+    moved += bytes.mix();
+    moved += bytes.read_out();
+    CHECK(static_cast<Index>(context.kernel_bytes_read - read) == moved.read);
+    CHECK(static_cast<Index>(context.kernel_bytes_written - written) == moved.written);
+  }
+  return y;
+}
+template <class T, int Dim, class V>
+HostTensor<T, 4> forward(const V& attention, const Operands<T>& x) {
+  return forward<T, Dim>(attention, x, x.q, x.k, x.v);
+}
+
+/// `slice`: how wide the slices of values are expected to be.
+template <class T, int Dim, class V>
+void check(const char* name, Index slice, const V& attention, Shape shape) {
+  shape.key_dim = shape.value_dim = Dim;
+  const Operands<T> x = operands_of<T>(attention, shape);
+  CAPTURE(name, Dim);
+  REQUIRE(slice_of<V>(checked_problem(attention, x.shape())) == slice);
+  const auto y = forward<T, Dim>(attention, x);
+  const auto expected = expected_forward(attention, call::converted<double>(x));
+  const auto result = mhla::testing::compare(y.view(), expected.view());
+  INFO(result.report());
+  CHECK(result.rms_ratio <= bound_of_y<T>);
+
+  // The same bits however the machine's warps take turns.
+  machine::context().seed += 1000;
+  CHECK(call::bitwise_equal(y.view(), forward<T, Dim>(attention, x).view()));
+}
+
+template <class Causality = Bidirectional, class Normalizer = MixedKeySum,
+          class Rotation = NoRotation, class Map = EluPlusOne>
+using Line = Attention<Map, Blocks1D, Causality, Normalizer, Rotation>;
+using Image = Attention<Relu, Blocks2D>;
+using Video = Attention<EluPlusOne, Blocks3D, Bidirectional, MixedKeySum, AxialRotary>;
+using Language = Line<Causal, Unnormalized, HalfSplitRotary, Identity>;
+
+}  // namespace
+
+TEST_CASE("resident: blocks of one, two and three axes", "[cuda]") {
+  check<Half, 32>("one token", 32, Line<>{.blocks = {.block = 4}}, {1, 1, 1, 1, 1});
+  check<Half, 32>("more tiles than a ring has slots", 32, Line<>{.blocks = {.block = 210}},
+                  {1, 2, 1, 230, 230});
+  check<BFloat16, 72>("image", 72, Image{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
+                      {2, 2, 1, 63, 63});
+  check<BFloat16, 96>("video with a rotation", 96,
+                      Video{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}, .scale = 0.5},
+                      {1, 1, 1, 105, 105});
+}
+
+TEST_CASE("resident: causal blocks", "[cuda]") {
+  check<BFloat16, 64>("own tokens", 64, Line<Causal>{.blocks = {.block = 20}}, {1, 2, 1, 50, 50});
+  check<BFloat16, 64>("own tokens of several tiles", 64, Line<Causal>{.blocks = {.block = 150}},
+                      {1, 1, 1, 170, 170});
+  check<Half, 128>("a rotation, no denominators", 64,
+                   Language{.blocks = {.block = 20}, .scale = 0.1}, {1, 1, 1, 67, 67});
+  check<Half, 32>("whole blocks", 32, Line<BlockCausal>{.blocks = {.block = 3}}, {1, 1, 1, 61, 61});
+}
+
+TEST_CASE("resident: many blocks, and little shared memory", "[cuda]") {
+  // Parts of 16 blocks that are full, and one that is not.
+  check<BFloat16, 64>("39 blocks", 32, Line<Causal>{.blocks = {.block = 2}}, {1, 1, 1, 77, 77});
+  check<Half, 32>("64 blocks", 32, Line<>{.blocks = {.block = 1}}, {1, 1, 1, 64, 64});
+  check<Half, 128>("32 blocks", 16, Language{.blocks = {.block = 2}, .scale = 0.1},
+                   {1, 1, 1, 63, 63});
+  {
+    const SharedBytes of_sm_120(99 * 1024);
+    check<BFloat16, 72>("image", 24, Image{.blocks = {.grid = {12, 12}, .block = {3, 3}}},
+                        {1, 2, 1, 144, 144});
+    const Line<> line{.blocks = {.block = 20}};
+    const auto x = operands_of<Half>(line, {1, 1, 1, 50, 50, 32, 32});
+    const auto wide = forward<Half, 32>(line, x);
+    // Slices share nothing: the same bits.
+    const SharedBytes less(26 * 1024);
+    REQUIRE(slice_of<Line<>>(checked_problem(line, x.shape())) == 16);
+    CHECK(call::bitwise_equal(wide.view(), forward<Half, 32>(line, x).view()));
+  }
+}
+
+TEST_CASE("resident: heads that share, and keys of another length", "[cuda]") {
+  check<Half, 32>("matrices", 32, Line<>{.blocks = {.block = 20}}, {2, 4, 2, 50, 50, 0, 0, 4});
+  check<BFloat16, 64>("causal matrices", 64, Line<Causal>{.blocks = {.block = 20}},
+                      {2, 6, 2, 50, 50, 0, 0, 6});
+  check<Half, 32>("cross", 32, Line<>{.blocks = {.block = 20}, .key_blocks = {.block = 3}},
+                  {1, 2, 1, 50, 58});
+  check<Half, 32>("cross", 32, Line<>{.blocks = {.block = 3}, .key_blocks = {.block = 30}},
+                  {1, 2, 1, 58, 50});
+}
+
+TEST_CASE("resident: packed and padded batches", "[cuda]") {
+  const std::vector<std::int32_t> offsets = {0, 1, 34, 34, 80};
+  const Line<Causal> causal{.blocks = {.block = 20}};
+  check<Half, 32>("packed", 32, packed(causal, offsets), {1, 2, 1, 80, 80, 0, 0, 1, 3, 3});
+  HostTensor<std::uint8_t, 2> mask(2, 50);
+  for (Index n = 0; n < 2; ++n)
+    for (Index t = 0; t < 50; ++t) mask(n, t) = (t + n) % 4 == 0 || t > 40 ? 0 : 1;
+  check<Half, 32>("padded", 32, padded(causal, mask.view()), {2, 2, 1, 50, 50});
+}
+
+TEST_CASE("resident: nothing of a later token reaches an earlier one", "[cuda]") {
+  const Line<Causal> attention{.blocks = {.block = 20}};
+  const auto x = operands_of<BFloat16>(attention, {1, 1, 1, 50, 50, 64, 64});
+  const auto y = forward<BFloat16, 64>(attention, x);
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+    for (const Index token : {7, 29})
+      for (const bool in_value : {false, true}) {
+        auto spoilt = x;
+        store((in_value ? spoilt.v : spoilt.k)(0, 0, token, 3), bad);
+        const auto z = forward<BFloat16, 64>(attention, spoilt);
+        CAPTURE(bad, token, in_value);
+        Index different = 0, finite = 0;
+        for (Index t = 0; t < 50; ++t)
+          for (Index c = 0; c < 64; ++c) {
+            const bool reached = t >= token && (!in_value || c == 3);
+            if (!reached) different += z(0, 0, t, c).bits != y(0, 0, t, c).bits;
+            if (reached) finite += std::isfinite(load(z(0, 0, t, c)));
+          }
+        CHECK(different == 0);
+        if (in_value || std::isnan(bad)) CHECK(finite == 0);
+      }
+}
+
+TEST_CASE("resident: key sums and matrices have more than 16 bits", "[cuda]") {
+  const auto ones = [](Index tokens, Index block) {
+    const Image attention{.feature_map = {.epsilon = 0},
+                          .blocks = {.grid = {1, tokens}, .block = {1, block}}};
+    auto x = operands_of<BFloat16>(attention, {1, 1, 1, tokens, tokens, 72, 72});
+    for (auto* const tensor : {&x.q, &x.k, &x.v})
+      mhla::testing::for_each_element([](BFloat16& e) { store(e, 0.0f); }, tensor->view());
+    for (Index t = 0; t < tokens; ++t) {
+      store(x.q(0, 0, t, 0), 1.0f);
+      store(x.k(0, 0, t, 0), 1.0f);
+    }
+    return std::pair(attention, x);
+  };
+  const auto expect = [](const auto& attention, const Operands<BFloat16>& x, float value) {
+    BFloat16 rounded;
+    store(rounded, value);
+    CHECK((forward<BFloat16, 72>(attention, x)(0, 0, 5, 7).bits == rounded.bits));
+  };
+  {
+    // 257 ones: the key sum, 257, would be rounded to 256, as what is read out of 256 values.
+    auto [attention, x] = ones(257, 257);
+    for (Index t = 1; t < 257; ++t) store(x.v(0, 0, t, 7), 1.0f);
+    x.mix(0, 0, 0) = 1;
+    expect(attention, x, 256.0f / 257);
+  }
+  {
+    // 256 m - 256 is 1.5; with m rounded, it would be 2.
+    const float m = 1 + 3.0f / 512;
+    auto [attention, x] = ones(8, 4);
+    store(x.v(0, 0, 0, 7), 256.0f);
+    store(x.v(0, 0, 4, 7), -256.0f);
+    for (Index i = 0; i < 2; ++i) {
+      x.mix(0, i, 0) = m;
+      x.mix(0, i, 1) = 1;
+    }
+    expect(attention, x, 1.5f / (4 * m + 4));
+  }
+}
+
+// Rows that do not begin at multiples of 16 bytes, and elements that are not neighbours.
+TEST_CASE("resident: tensors of any strides", "[cuda]") {
+  const Line<> attention{.blocks = {.block = 20}};
+  const auto x = operands_of<Half>(attention, {2, 2, 1, 50, 50, 32, 32});
+  const auto scattered = [](const HostTensor<Half, 4>& from) {
+    HostTensor<Half, 4> to(from.extent(0), from.extent(1), from.extent(2), 2 * from.extent(3) + 1);
+    for (Index n = 0; n < from.extent(0); ++n)
+      for (Index h = 0; h < from.extent(1); ++h)
+        for (Index t = 0; t < from.extent(2); ++t)
+          for (Index c = 0; c < from.extent(3); ++c) to(n, h, t, 2 * c) = from(n, h, t, c);
+    return to;
+  };
+  const auto view = [&](const HostTensor<Half, 4>& of) {
+    TensorView<const Half, 4> v = of.view();
+    v.extent[3] = 32;
+    v.stride[3] = 2;
+    return v;
+  };
+  const auto q = scattered(x.q), k = scattered(x.k), v = scattered(x.v);
+  CHECK(call::bitwise_equal(forward<Half, 32>(attention, x, view(q), view(k), view(v)).view(),
+                            forward<Half, 32>(attention, x).view()));
+}
