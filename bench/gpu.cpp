@@ -3,11 +3,12 @@
 //   bench_gpu [--out FILE] [--seconds 0.3] [--shapes PART] [--scalars float,bfloat16]
 //             [--paths cublas,summaries,quadratic,resident] [--no-errors]
 // First the ceilings: copies, matrix products, launches. Then forward and backward pass of every
-// shape (of those whose name holds PART; small ones first) on every path that can run it, from a
-// CUDA graph with warm and with cold L2 cache, and call by call. Each result is a line of JSON that
-// also says which path the library would choose, and what its model expects of this one;
-// MHLA_COMMIT and MHLA_DRIVER in the environment go into it. Times are of CUDA's events, of
-// `seconds` each. Exits with 77 where there is no GPU.
+// shape (of those whose name holds PART; small ones first) on every path that can run it, also with
+// summaries that the forward pass saves for the backward pass where it has them; from a CUDA graph
+// with warm and with cold L2 cache, and call by call. Each result is a line of JSON that also says
+// which path the library would choose, and what its model expects of this one; MHLA_COMMIT and
+// MHLA_DRIVER in the environment go into it. Times are of CUDA's events, of `seconds` each. Exits
+// with 77 where there is no GPU.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -398,8 +399,9 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
                         .add("refused", mhla::cuda::described(refusal, shape.call())));
         continue;
       }
-      try {
-        const GpuPasses passes = gpu_passes<T>(shape, machine.device(path), operands.tensors());
+      const auto measure = [&](const GpuTensors<T>& tensors, const Work& forward,
+                               const Work& backward) {
+        const GpuPasses passes = gpu_passes<T>(shape, machine.device(path), tensors);
         const auto bytes = static_cast<std::size_t>(
             std::max(passes.forward.cost.workspace_bytes,
                      passes.backward ? passes.backward->cost.workspace_bytes : 0));
@@ -416,15 +418,26 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
           errors = errors_of(operands, exact, first_dmix);
           if (passes.backward && first_dmix.size() == 0) first_dmix = operands.dmix();
         }
-        measure_pass(machine, options, head,
-                     {"forward", shape.forward_elements() * sizeof(T), shape.forward_flops()},
-                     passes.forward, model_fields(chosen.forward, passes.forward), workspace,
-                     errors.forward, lines);
-        if (!passes.backward) continue;
-        measure_pass(machine, options, head,
-                     {"backward", shape.backward_elements() * sizeof(T), shape.backward_flops()},
-                     *passes.backward, model_fields(*chosen.backward, *passes.backward), workspace,
-                     errors.backward, lines);
+        measure_pass(machine, options, head, forward, passes.forward,
+                     model_fields(chosen.forward, passes.forward), workspace, errors.forward,
+                     lines);
+        if (passes.backward)
+          measure_pass(machine, options, head, backward, *passes.backward,
+                       model_fields(*chosen.backward, *passes.backward), workspace, errors.backward,
+                       lines);
+      };
+      const double forward_bytes = shape.forward_elements() * sizeof(T);
+      const double backward_bytes = shape.backward_elements() * sizeof(T);
+      try {
+        measure(operands.tensors(), {"forward", forward_bytes, shape.forward_flops()},
+                {"backward", backward_bytes, shape.backward_flops()});
+        if (!mhla::cuda::keeps_states(path)) continue;
+        const mhla::Index size = gpu_state_size(shape, machine.device());
+        const DeviceArray state(static_cast<std::size_t>(size) * sizeof(float));
+        GpuTensors<T> tensors = operands.tensors();
+        tensors.state = {state.as<float>(), size};
+        measure(tensors, {"forward, saving", forward_bytes, shape.forward_flops()},
+                {"backward, saved", backward_bytes, shape.backward_flops()});
       } catch (const std::exception& error) {
         lines.write(JsonLine(head).add("path", name_of(path)).add("error", error.what()));
         cudaGetLastError();  // a failed allocation is not the next path's

@@ -2,9 +2,11 @@
 // The calls of a shape's passes.
 #include "gpu_passes.hpp"
 
+#include <memory>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/explain.hpp>
+#include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/pipeline.hpp>
 
 namespace bench {
@@ -28,18 +30,28 @@ GpuPasses gpu_passes(const GpuShape& shape, const mhla::CudaDevice& device,
     const auto cost = [&](mhla::cuda::Direction direction) {
       return mhla::cuda::call_cost<T>(attention, shape.call(), device, direction);
     };
+    const bool keeps = x.state.data != nullptr;
+    const auto state = std::make_shared<mhla::CudaForwardState<mhla::Accumulator<T>>>(x.state);
     GpuPasses passes;
     passes.forward = {cost(mhla::cuda::Direction::forward),
                       [=](const mhla::CudaDevice& on, mhla::WorkspaceView workspace) {
-                        mhla::forward_into(attention, on, q, k, v, mix, y, workspace);
+                        mhla::forward_into(attention, on, q, k, v, mix, y, workspace,
+                                           keeps ? state.get() : nullptr);
                       }};
     if (mhla::cuda::has_backward(device.path()))
       passes.backward = GpuPass{cost(mhla::cuda::Direction::backward),
                                 [=](const mhla::CudaDevice& on, mhla::WorkspaceView workspace) {
                                   mhla::backward_into(attention, on, q, k, v, mix, dy, gradients,
-                                                      mhla::Update::overwrite, workspace);
+                                                      mhla::Update::overwrite, workspace,
+                                                      keeps ? state.get() : nullptr);
                                 }};
     return passes;
+  });
+}
+
+mhla::Index gpu_state_size(const GpuShape& shape, const mhla::CudaDevice& device) {
+  return with_gpu_variant(shape, [&](const auto& attention) {
+    return mhla::forward_state_size(attention, shape.call(), device);
   });
 }
 

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/explain.hpp>
@@ -15,14 +17,18 @@
 
 namespace bench {
 
-/// Device memory of a call: batch x heads x tokens x dim each, mix of blocks x blocks.
+/// Device memory of a call: batch x heads x tokens x dim each, mix of blocks x blocks. With memory
+/// for a state, of gpu_state_size elements, forward passes save their summaries there and backward
+/// passes take them.
 template <class T>
 struct GpuTensors {
   const T *q, *k, *v, *dy;
   const mhla::Accumulator<T>* mix;
   T *y, *dq, *dk, *dv;
   mhla::Accumulator<T>* dmix;
+  mhla::Span<mhla::Accumulator<T>> state = {};
 };
+mhla::Index gpu_state_size(const GpuShape& shape, const mhla::CudaDevice& device);
 
 struct GpuPass {
   mhla::cuda::CallCost cost;  ///< workspace, path, and what the model says of it
