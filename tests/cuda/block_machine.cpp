@@ -745,6 +745,41 @@ TEST_CASE("Shared memory has an end, and elements their alignment") {
       "a matrix load of 16", misaligned);
 }
 
+/// As a Body, with as much shared memory as a call takes.
+template <class F>
+struct SizedBody {
+  static constexpr int threads = 32;
+  static constexpr int blocks_of_processor = 1;
+  F f;
+  int bytes;
+  int shared_bytes() const { return bytes; }
+  void operator()(const Block& block) const { f(block); }
+};
+
+TEST_CASE("Shared memory may depend on the call, up to what the chip has") {
+  const auto message = [](int bytes, int place) {
+    const auto f = [place](const Block& block) {
+      if (block.thread == 0) kernel::write(at(place), std::uint16_t{1});
+    };
+    return error_message<std::runtime_error>([&] {
+      kernel::run(machine::device(), 1, SizedBody<decltype(f)>{f, bytes});
+    });
+  };
+  const int most = stand_in::runtime().shared_bytes;
+  REQUIRE(most > kernel::most_shared_bytes);
+  for (const int bytes : {64, 6000, most}) {
+    CAPTURE(bytes);
+    CHECK(message(bytes, bytes - 2) == none);
+    CHECK(says(message(bytes, bytes), "at byte " + std::to_string(bytes),
+               "of shared memory, which has " + std::to_string(bytes)));
+  }
+  const auto nothing = [](const Block&) {};
+  CHECK(says(error_message<CudaError>([&] {
+               kernel::run(machine::device(), 1, SizedBody<decltype(nothing)>{nothing, most + 1});
+             }),
+             "could not be launched"));
+}
+
 TEST_CASE("Addresses in global memory are aligned to the element") {
   const char* const misaligned = "at an address that is not a multiple of that";
   alignas(16) std::array<unsigned char, 64> bytes{};
@@ -939,6 +974,37 @@ TEST_CASE("Products of tiles, stored either way") {
   check_products<Stored::straight, Stored::transposed>();
   check_products<Stored::transposed, Stored::straight>();
   check_products<Stored::transposed, Stored::transposed>();
+}
+
+TEST_CASE("A tile without gaps is a factor like any other") {
+  constexpr int M = 32, N = 24, K = 40, threads = 64;
+  using TileA = Tile<M, K>;
+  using TileB = DenseTile<K, N>;
+  std::vector<float> c(M * N);
+  run<threads, TileA::bytes + TileB::bytes>(3, 1, [to = c.data()](const Block& block) {
+    const TileA a{0};
+    const TileB b{TileA::bytes};
+    const auto fill = [&](const auto& tile, std::uint64_t seed) {
+      for (int i = block.thread; i < tile.rows * tile.cols; i += threads)
+        kernel::write(tile.at(i / tile.cols, i % tile.cols), of<Half>(random_value(seed, i)));
+    };
+    fill(a, 1);
+    fill(b, 2);
+    block.sync();
+    Accumulators<M, N, 2, 1> sum;
+    multiply_add<Half, K, Stored::straight, Stored::straight>(block, sum, a, b);
+    sum.for_each_pair(block, [to](int row, int col, float first, float second) {
+      kernel::store_to(to + row * N + col, first);
+      kernel::store_to(to + row * N + col + 1, second);
+    });
+  });
+  for (int row = 0; row < M; ++row)
+    for (int col = 0; col < N; ++col) {
+      float expected = 0;
+      for (int k = 0; k < K; ++k)
+        expected += random_value(1, row * K + k) * random_value(2, k * N + col);
+      CHECK(c[static_cast<std::size_t>(row * N + col)] == expected);
+    }
 }
 
 TEMPLATE_TEST_CASE("Rows come into tiles and go back, aligned and not", "", BFloat16, Half) {

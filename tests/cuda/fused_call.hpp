@@ -8,7 +8,7 @@
 #include <limits>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/packed.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <type_traits>
 
 #include "tests/cpu/call.hpp"

@@ -5,6 +5,7 @@
 #include <limits>
 #include <mhla/cuda/fused/summaries_pass.cuh>
 #include <mhla/cuda/head_dims.hpp>
+#include <mhla/packed.hpp>
 #include <string>
 #include <utility>
 #include <vector>

@@ -2,13 +2,14 @@
 // Attention whose block summaries stay in shared memory, the kernel's own source on the machine
 // that stands in for a GPU, against the oracle in double, which rounds nothing but the inputs. The
 // less shared memory the machine has, the more slices values are cut into.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <mhla/cuda/fused/resident_bytes.hpp>
 #include <mhla/cuda/fused/resident_pass.cuh>
 #include <mhla/cuda/head_dims.hpp>
-#include <mhla/policy/batch_layout.hpp>
+#include <mhla/packed.hpp>
 #include <utility>
 #include <vector>
 

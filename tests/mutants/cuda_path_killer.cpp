@@ -107,17 +107,33 @@ void check_path() {
   expect(path_killer::last_value_dim == 256, "the pass of the call's dimensions");
   expect(y[0].bits == 1 && y[256].bits == 0 && y[512].bits == 1, "masked queries");
 
-  // Long sequences by way of summaries, short ones over pairs.
-  const auto chosen = [&](Index length) {
+  Shape square = shape;
+  square.value_dim = 128;
+  expect(bytes(square, CudaPath::resident) == 128, "summaries on the chip");
+  expect_throw<mhla::ShapeError>(
+      [&] {
+        mhla::backward_workspace_size<mhla::Half>(attention, square, device(CudaPath::resident));
+      },
+      "gradients on a path that has none");
+
+  // Long sequences by way of summaries, short ones over pairs, on the chip in between: if enough
+  // heads fill it, and it has enough shared memory.
+  const auto chosen = [&](Index length, Index batch = 64, Index kilobytes = 227) {
+    mhla::cuda::NominalGpu gpu;
+    gpu.shared_bytes = kilobytes * 1024;
     const mhla::Attention<path_killer::Cube, mhla::Blocks1D> line{.blocks = {.block = length / 16}};
-    const Shape s{64, 16, 16, length, length, 128, 128, 1, 16, 16};
+    const Shape s{batch, 16, 16, length, length, 128, 128, 1, 16, 16};
     return mhla::cuda::choose_path<mhla::Half>(
                line, checked_problem(line, s), mhla::cuda::Direction::forward, CudaPath::automatic,
-               StateUse::none, mhla::cuda::HeadDimsOf<mhla::HeadDims<128, 128>>::list())
+               StateUse::none, mhla::cuda::HeadDimsOf<mhla::HeadDims<128, 128>>::list(),
+               mhla::FloatProducts::exact, gpu)
         .path;
   };
   expect(chosen(256) == CudaPath::quadratic, "a short sequence");
   expect(chosen(16384) == CudaPath::summaries, "a long sequence");
+  expect(chosen(576) == CudaPath::resident, "a sequence in between");
+  expect(chosen(576, 1) != CudaPath::resident, "few heads");
+  expect(chosen(576, 64, 99) != CudaPath::resident, "little shared memory");
 }
 
 /// What the model says that kernels ask of memory, against numbers by hand.

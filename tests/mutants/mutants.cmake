@@ -996,6 +996,71 @@ mutant(fused_mixing_reads_a_tile_being_written cuda_summaries cuda/fused/block_m
   [[        // The copies of all threads are there, and nobody reads the other stage any more.
         block.sync();]]
   [[]])
+# Fused kernels: summaries that stay in shared memory
+mutant(resident_matrix_in_a_ring_being_read cuda_resident cuda/fused/resident.cuh
+  [[block.sync();  // the ring has been read, and key sums are complete]]
+  [[]])
+mutant(resident_mixing_before_the_matrix_is_there cuda_resident cuda/fused/resident.cuh
+  [[block.sync();
+    mix_summaries(block);]]
+  [[mix_summaries(block);]])
+mutant(resident_written_before_the_warp_has_read cuda_resident cuda/fused/resident.cuh
+  [[block.sync_warp();]]
+  [[]])
+mutant(resident_mixing_of_rows_behind_the_last cuda_resident cuda/fused/resident.cuh
+  [[p * 16 + lane % 16 < last ? p * 16 + lane % 16 : last;]]
+  [[p * 16 + lane % 16;]])
+mutant(resident_matrix_rounded cuda_resident cuda/fused/resident.cuh
+  [[machine::multiply_add<T>(sum[half], of_low, upper, lower);]]
+  [[]])
+mutant(resident_infinities_reach_earlier_blocks cuda_resident cuda/fused/resident.cuh
+  [[if (guarded) guard_unseen<T>(]]
+  [[if (guarded && row < 0) guard_unseen<T>(]])
+mutant(resident_later_blocks_seen cuda_resident cuda/fused/resident.cuh
+  [[b < keys.blocks && sight.sees(i, b);]]
+  [[b < keys.blocks;]])
+mutant(resident_summaries_of_blocks_before cuda_resident cuda/fused/resident.cuh
+  [[sum.clear();]]
+  [[]])
+mutant(resident_key_sums_of_blocks_before cuda_resident cuda/fused/resident.cuh
+  [[for (float& element : quad) element = 0;]]
+  [[for (float& element : quad) element += 0;]])
+mutant(resident_key_sums_rounded cuda_resident cuda/fused/resident.cuh
+  [[machine::write<float>(key_sum(b) + static_cast<Shared>(col * 4), of_column);]]
+  [[machine::write<float>(key_sum(b) + static_cast<Shared>(col * 4),
+                                  machine::first_of<T>(machine::rounded_pair<T>(of_column, 0)));]])
+mutant(resident_values_of_the_first_slice cuda_resident cuda/fused/resident.cuh
+  [[value_tile(tile % stages), part.column);]]
+  [[value_tile(tile % stages), 0);]])
+mutant(resident_queries_of_the_first_head cuda_resident cuda/fused/resident.cuh
+  [[part.head + tile / of_block / blocks,]]
+  [[part.head + 0 * tile,]])
+mutant(resident_matrix_of_the_first_head cuda_resident cuda/fused/resident.cuh
+  [[part.kv_head * sharing.heads + matrix * sharing.heads_of_matrix();]]
+  [[part.kv_head * sharing.heads + 0 * matrix;]])
+mutant(resident_half_summaries_not_scaled_back cuda_resident cuda/fused/resident.cuh
+  [[const float unscale = 1 / scale;]]
+  [[const float unscale = 1;]])
+mutant(resident_result_over_features_being_read cuda_resident cuda/fused/resident.cuh
+  [[block.sync();  // features have been read, denominators written]]
+  [[]])
+mutant(resident_result_stored_before_it_is_there cuda_resident cuda/fused/resident.cuh
+  [[readout.write(block, sum, out);
+          block.sync();]]
+  [[readout.write(block, sum, out);]])
+mutant(resident_memory_of_a_block_less cuda_resident cuda/fused/resident.hpp
+  [[records_at() + blocks * record_bytes();]]
+  [[records_at() + (blocks - 1) * record_bytes();]])
+mutant(resident_slices_for_another_chip cuda_path cuda/fused/resident.hpp
+  [[<= shared_bytes) return shape.slice;]]
+  [[> 0) return shape.slice;]])
+mutant(resident_asked_for_gradients cuda_path cuda/path.hpp
+  [[if (direction == Direction::backward && !has_backward(CudaPath::resident))]]
+  [[if (direction == Direction::backward && has_backward(CudaPath::resident))]])
+mutant(resident_idle_processors_count cuda_path cuda/kernel_cost.hpp
+  [[(alone ? moving + computing : std::max(moving, computing)) / busy;]]
+  [[(alone ? moving + computing : std::max(moving, computing));]])
+
 # Mixing of 16-bit summaries
 mutant(cuda_mixing_prefetch_before_the_barrier cuda_mixing cuda/fused/block_mixing.cuh
   [[block.sync();

@@ -40,10 +40,14 @@ inline std::string advice_on_code() {
          " (CMAKE_CUDA_ARCHITECTURES, or nvcc's -gencode)";
 }
 
-/// Throws what a call of CUDA's said. A failed call leaves its error for cudaGetLastError as well;
-/// it is taken back, because the caller has the exception.
-[[noreturn]] inline void throw_cuda_error(cudaError_t status, const std::string& what) {
+/// A failed call leaves its error for cudaGetLastError as well: takes it back.
+inline void take_back(cudaError_t status) {
   if (cudaPeekAtLastError() == status) cudaGetLastError();
+}
+
+/// Throws what a call of CUDA's said, which is taken back, because the caller has the exception.
+[[noreturn]] inline void throw_cuda_error(cudaError_t status, const std::string& what) {
+  take_back(status);
   throw CudaError("mhla: " + what + ": " + cudaGetErrorString(status) +
                   (lacks_code(status) ? advice_on_code() : std::string()));
 }
@@ -62,7 +66,7 @@ inline Index shared_bytes_of_device(Index otherwise) {
   if (status == cudaSuccess)
     status = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (status == cudaSuccess) return bytes;
-  if (cudaPeekAtLastError() == status) cudaGetLastError();
+  take_back(status);
   return otherwise;
 }
 
