@@ -1055,8 +1055,8 @@ mutant(resident_slices_for_another_chip cuda_path cuda/fused/resident.hpp
   [[<= shared_bytes) return shape.slice;]]
   [[> 0) return shape.slice;]])
 mutant(resident_asked_for_gradients cuda_path cuda/path.hpp
-  [[if (direction == Direction::backward && !has_backward(CudaPath::resident))]]
-  [[if (direction == Direction::backward && has_backward(CudaPath::resident))]])
+  [[if (direction == Direction::backward && !has_backward(path))]]
+  [[if (direction == Direction::backward && has_backward(path))]])
 mutant(resident_idle_processors_count cuda_path cuda/kernel_cost.hpp
   [[(alone ? moving + computing : std::max(moving, computing)) / busy;]]
   [[(alone ? moving + computing : std::max(moving, computing));]])
