@@ -225,9 +225,12 @@ mutant(run_crosses_the_edge_of_a_block cpu policy/block_geometry.hpp
 mutant(long_product_overwrites_its_sum cpu cpu/kernels/products.inc
   [[p.add || first > 0,]]
   [[p.add,]])
-mutant(long_transposed_product_overwrites_its_sum kernels cpu/kernels.inc
+mutant(long_transposed_product_overwrites_its_sum kernels cpu/kernels/cuts.inc
   [[part.add = p.add || first > 0;]]
   [[part.add = p.add;]])
+mutant(transposed_product_of_the_first_terms kernels cpu/kernels/cuts.inc
+  [[p.b.data + col * p.b.stride + first, p.b.stride, packed]]
+  [[p.b.data + col * p.b.stride, p.b.stride, packed]])
 mutant(product_without_its_last_columns cpu cpu/kernels/products.inc
   [[if (col + lanes > p.cols) {
           part_of_a_vector]]
@@ -289,15 +292,18 @@ mutant(future_triangle_with_a_term_more kernels cpu/kernels/mixtures.inc
 mutant(past_of_the_last_columns kernels cpu/kernels.inc
   [[++rest.depth;]]
   [[rest.depth += 0;]])
-mutant(strips_with_the_first_ones_weights kernels cpu/kernels.inc
+mutant(strips_with_the_first_ones_weights kernels cpu/kernels/cuts.inc
   [[m.a + row * all_terms + first * rows]]
   [[m.a + first * rows]])
-mutant(strips_of_the_last_terms_alone kernels cpu/kernels.inc
+mutant(strips_of_the_last_terms_alone kernels cpu/kernels/cuts.inc
   [[m.add || first > 0}]]
   [[m.add}]])
-mutant(strips_of_the_past_that_begin_anew kernels cpu/kernels.inc
-  [[part(strip, col, mix_cols, m.depth + more, 0);]]
-  [[part(strip, col, mix_cols, m.depth, 0);]])
+mutant(strips_of_the_past_that_begin_anew kernels cpu/kernels/cuts.inc
+  [[part(strip, col, tile_cols, m.depth + more, 0);]]
+  [[part(strip, col, tile_cols, m.depth, 0);]])
+mutant(strips_of_one_tile_of_rows kernels cpu/kernels/mixtures.inc
+  [[for (Index row = 0; row < m.rows;) row += mix_some_rows(m, row, cols);]]
+  [[mix_some_rows(m, 0, cols);]])
 mutant(triangle_without_its_diagonal causal cpu/gemm.hpp
   [[result.rows - t), result.cols, t + 1,]]
   [[result.rows - t), result.cols, t,]])

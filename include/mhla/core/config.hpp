@@ -17,3 +17,7 @@
 #else
 #define MHLA_HOST_DEVICE
 #endif
+
+// Functions that are not made a part of their callers: what throws, and what many places call that
+// need not be fast. They are compiled once, not at every call.
+#define MHLA_OUT_OF_LINE __attribute__((noinline))

@@ -12,19 +12,21 @@ MHLA_NAMESPACE_BEGIN
 /// Signed 64-bit on every supported platform: extents, strides and offsets, in elements.
 using Index = std::ptrdiff_t;
 
+// Throws that "a sign b" does not fit an Index.
+[[noreturn]] MHLA_OUT_OF_LINE inline void throw_overflow(Index a, const char* sign, Index b) {
+  throw ShapeError("mhla: a size overflows 64 bits: " + std::to_string(a) + sign +
+                   std::to_string(b));
+}
+
 /// a * b for sizes; throws ShapeError where the product does not fit an Index.
 constexpr Index checked_mul(Index a, Index b) {
-  if (a != 0 && b > std::numeric_limits<Index>::max() / a)
-    throw ShapeError("mhla: a size overflows 64 bits: " + std::to_string(a) + " * " +
-                     std::to_string(b));
+  if (a != 0 && b > std::numeric_limits<Index>::max() / a) throw_overflow(a, " * ", b);
   return a * b;
 }
 
 /// a + b for sizes; throws ShapeError where the sum does not fit an Index.
 constexpr Index checked_add(Index a, Index b) {
-  if (b > std::numeric_limits<Index>::max() - a)
-    throw ShapeError("mhla: a size overflows 64 bits: " + std::to_string(a) + " + " +
-                     std::to_string(b));
+  if (b > std::numeric_limits<Index>::max() - a) throw_overflow(a, " + ", b);
   return a + b;
 }
 

@@ -21,7 +21,7 @@ struct Lattice {
   Axis axis[max_axes];
   int axes = 0;
 
-  constexpr void add(Index stride, Index low, Index high) {
+  MHLA_OUT_OF_LINE constexpr void add(Index stride, Index low, Index high) {
     if (stride == 0 || (low == 0 && high == 0)) return;
     if (stride < 0) {
       stride = -stride;
@@ -43,8 +43,9 @@ struct Lattice {
 
   // Whether the combination can be `target`, axes [first, axes) alone. Where strides nest, each
   // level leaves one or two candidates and the search is exact; it gives up, and answers "yes",
-  // when `budget` candidates were not enough.
-  constexpr bool reaches(Index target, int first, int& budget) const {
+  // when `budget` candidates were not enough. (Compilers write a recursion out several levels
+  // deep.)
+  MHLA_OUT_OF_LINE constexpr bool reaches(Index target, int first, int& budget) const {
     if (first == axes) return target == 0;
     Index rest_low = 0;
     Index rest_high = 0;

@@ -32,8 +32,9 @@ struct Shape {
 };
 
 /// Throws the one form every shape error has: argument, axis, got, expected, rule.
-[[noreturn]] inline void throw_shape_error(const char* argument, const char* axis, Index got,
-                                           Index expected, const char* rule) {
+[[noreturn]] MHLA_OUT_OF_LINE inline void throw_shape_error(const char* argument, const char* axis,
+                                                            Index got, Index expected,
+                                                            const char* rule) {
   throw ShapeError(std::string("mhla: ") + argument + ": axis " + axis + " is " +
                    std::to_string(got) + " but must be " + std::to_string(expected) + "; " + rule);
 }

@@ -63,17 +63,21 @@ class Arena {
 
   template <class T>
   Span<T> take(Index count) {
-    T* begin = data_ == nullptr ? nullptr : reinterpret_cast<T*>(data_ + used_);
-    const Index bytes = checked_mul(count, static_cast<Index>(sizeof(T)));
-    used_ =
-        checked_add(used_, checked_mul(ceil_div(bytes, workspace_alignment), workspace_alignment));
-    return {begin, count};
+    return {reinterpret_cast<T*>(take_elements(count, static_cast<Index>(sizeof(T)))), count};
   }
 
   Index used() const { return used_; }
   bool measures() const { return data_ == nullptr; }
 
  private:
+  MHLA_OUT_OF_LINE std::byte* take_elements(Index count, Index element_bytes) {
+    std::byte* const begin = data_ == nullptr ? nullptr : data_ + used_;
+    const Index bytes = checked_mul(count, element_bytes);
+    used_ =
+        checked_add(used_, checked_mul(ceil_div(bytes, workspace_alignment), workspace_alignment));
+    return begin;
+  }
+
   std::byte* data_ = nullptr;
   Index used_ = 0;
 };

@@ -44,14 +44,18 @@ Panel<T> panel(T* data, Index rows, Index cols) {
 /// Whether a product replaces its result or is added to it.
 enum class Into { overwrite, add };
 
+/// A product by the kernels of this machine.
+template <class T>
+MHLA_OUT_OF_LINE void multiply(const Product<T>& product) {
+  with_kernels<T>([&](auto kernels) { kernels.multiply(product); });
+}
+
 /// result (+)= a b
 template <class T>
 void multiply(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
               const Panel<const std::type_identity_t<T>>& b, Into into = Into::overwrite) {
-  with_kernels<T>([&](auto kernels) {
-    kernels.multiply(Product<T>{result.rows, result.cols, a.cols, a.placed(), false, b.placed(),
-                                result.placed(), into == Into::add});
-  });
+  multiply(Product<T>{result.rows, result.cols, a.cols, a.placed(), false, b.placed(),
+                      result.placed(), into == Into::add});
 }
 
 /// result_r = scale_r (a b)_r, where result's rows may lie apart; every scale is 1 without any.
@@ -60,10 +64,8 @@ template <class T>
 void multiply_into_rows(const Rows<T>& result, const Panel<const std::type_identity_t<T>>& a,
                         const Panel<const std::type_identity_t<T>>& b,
                         Span<const std::type_identity_t<T>> scales, Prefetch* prefetch) {
-  with_kernels<T>([&](auto kernels) {
-    kernels.multiply(Product<T>{a.rows, b.cols, a.cols, a.placed(), false, b.placed(), result,
-                                false, scales.size > 0 ? scales.data : nullptr, prefetch});
-  });
+  multiply(Product<T>{a.rows, b.cols, a.cols, a.placed(), false, b.placed(), result, false,
+                      scales.size > 0 ? scales.data : nullptr, prefetch});
 }
 
 /// result (+)= a^T b
@@ -71,10 +73,8 @@ template <class T>
 void multiply_left_transposed(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
                               const Panel<const std::type_identity_t<T>>& b,
                               Into into = Into::overwrite, Prefetch* prefetch = nullptr) {
-  with_kernels<T>([&](auto kernels) {
-    kernels.multiply(Product<T>{result.rows, result.cols, a.rows, a.placed(), true, b.placed(),
-                                result.placed(), into == Into::add, nullptr, prefetch});
-  });
+  multiply(Product<T>{result.rows, result.cols, a.rows, a.placed(), true, b.placed(),
+                      result.placed(), into == Into::add, nullptr, prefetch});
 }
 
 /// The same for `depth` <= max_placed_rows rows of a and of b that may lie apart.
@@ -83,10 +83,8 @@ void multiply_left_transposed_rows(const Panel<T>& result, Index depth,
                                    const Rows<const std::type_identity_t<T>>& a,
                                    const Rows<const std::type_identity_t<T>>& b, Into into,
                                    Prefetch* prefetch) {
-  with_kernels<T>([&](auto kernels) {
-    kernels.multiply(Product<T>{result.rows, result.cols, depth, a, true, b, result.placed(),
-                                into == Into::add, nullptr, prefetch});
-  });
+  multiply(Product<T>{result.rows, result.cols, depth, a, true, b, result.placed(),
+                      into == Into::add, nullptr, prefetch});
 }
 
 /// result (+)= a b^T
@@ -147,11 +145,10 @@ template <class T>
 void mix_rows(const Panel<T>& result, const PackedWeights<T>& weights,
               const Panel<const std::type_identity_t<T>>& b, Into into) {
   const Index depth = weights.depth - (weights.terms == Terms::past ? result.rows - 1 : 0);
-  with_kernels<T>([&](auto kernels) {
-    kernels.mix_strips(Mixture<T>{result.rows, result.cols, depth, weights.data, weights.rows,
-                                  b.data, b.stride, result.data, result.stride, into == Into::add,
-                                  weights.terms});
-  });
+  const Mixture<T> mixture{result.rows,  result.cols, depth,       weights.data,  weights.rows,
+                           b.data,       b.stride,    result.data, result.stride, into == Into::add,
+                           weights.terms};
+  with_kernels<T>([&](auto kernels) { kernels.mix_strips(mixture); });
 }
 
 /// result_r = <a_r, b_r>, row by row
@@ -174,19 +171,17 @@ void row_products(const Span<T>& result, const Panel<const std::type_identity_t<
 template <class T>
 void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identity_t<T>>& a,
                       const Span<const std::type_identity_t<T>>& weights, Into into) {
+  if (weights.size > 0)
+    return multiply(Product<T>{1,
+                               result.size,
+                               a.rows,
+                               {weights.data, 0},
+                               false,
+                               a.placed(),
+                               Rows<T>{result.data, result.size},
+                               into == Into::add});
   with_kernels<T>([&](auto kernels) {
-    if (weights.size > 0) {
-      kernels.multiply(Product<T>{1,
-                                  result.size,
-                                  a.rows,
-                                  {weights.data, 0},
-                                  false,
-                                  a.placed(),
-                                  Rows<T>{result.data, result.size},
-                                  into == Into::add});
-    } else {
-      kernels.column_sums(a.rows, result.size, a.data, a.stride, result.data, into == Into::add);
-    }
+    kernels.column_sums(a.rows, result.size, a.data, a.stride, result.data, into == Into::add);
   });
 }
 

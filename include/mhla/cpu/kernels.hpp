@@ -182,9 +182,11 @@ inline constexpr Index max_strip_rows = 14;
 /// Triangles that tiles come in, of 8 rows and of 4.
 inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
 
+#include <mhla/cpu/kernels/cuts.inc>
+
 // Loops of a tile are written out: their sums are registers. g++ optimizes kernels whatever the
 // flags of the rest: without that it also leaves out what makes the way back from AVX to SSE code
-// cheap.
+// cheap. Of -O3, loops have the vectorizer alone: the rest doubles the time they take to compile.
 #if defined(__clang__)
 #define MHLA_NOINLINE __attribute__((noinline))
 #define MHLA_INLINE __attribute__((always_inline))
@@ -198,10 +200,13 @@ inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
 #define MHLA_INLINE __attribute__((always_inline))
 #define MHLA_UNROLL _Pragma("GCC unroll 16")
 #define MHLA_KERNEL __attribute__((optimize("O2", "no-tree-vectorize")))
-#define MHLA_KERNEL_LOOP __attribute__((optimize("O3")))
+#define MHLA_KERNEL_LOOP \
+  __attribute__((optimize("O2", "tree-loop-vectorize", "vect-cost-model=dynamic")))
 #define MHLA_KERNEL_FOR(features) \
   __attribute__((optimize("O2", "no-tree-vectorize"), target(features)))
-#define MHLA_KERNEL_LOOP_FOR(features) __attribute__((optimize("O3"), target(features)))
+#define MHLA_KERNEL_LOOP_FOR(features)                                             \
+  __attribute__((optimize("O2", "tree-loop-vectorize", "vect-cost-model=dynamic"), \
+                 target(features)))
 #endif
 
 // One element after the other, of any type.
@@ -225,7 +230,7 @@ inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
 #elif defined(__x86_64__)
 #define MHLA_PORTABLE_LOOP MHLA_KERNEL
 #define MHLA_PORTABLE_ROWS 4
-#define MHLA_PORTABLE_VECTORS 2
+#define MHLA_PORTABLE_VECTORS 1
 #define MHLA_PORTABLE_MIX_ROWS 4
 #else
 #define MHLA_PORTABLE_LOOP MHLA_KERNEL_LOOP
@@ -310,17 +315,27 @@ inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
 MHLA_EVERY_KERNEL(extern)
 #endif
 
+#if defined(__x86_64__)
+/// Length in bytes of the vectors of the best instruction set that this machine has kernels for.
+MHLA_OUT_OF_LINE inline int vector_bytes() {
+  if (MHLA_MAX_VECTOR_BYTES >= 64 && __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    return 64;
+  if (MHLA_MAX_VECTOR_BYTES >= 32 && __builtin_cpu_supports("avx2") &&
+      __builtin_cpu_supports("fma"))
+    return 32;
+  return 16;
+}
+#endif
+
 /// Calls f with the kernels for T of the best instruction set that this machine has.
 template <class T, class F>
 void with_kernels(F&& f) {
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
 #if defined(__x86_64__)
-    if (MHLA_MAX_VECTOR_BYTES >= 64 && __builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-      return f(avx512::Kernels<T>{});
-    if (MHLA_MAX_VECTOR_BYTES >= 32 && __builtin_cpu_supports("avx2") &&
-        __builtin_cpu_supports("fma"))
-      return f(avx2::Kernels<T>{});
+    const int bytes = vector_bytes();
+    if (bytes == 64) return f(avx512::Kernels<T>{});
+    if (bytes == 32) return f(avx2::Kernels<T>{});
 #endif
     return f(portable::Kernels<T>{});
   } else {

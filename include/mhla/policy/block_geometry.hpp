@@ -111,27 +111,33 @@ concept BlockGeometry = std::is_trivially_copyable_v<G> &&
   { geometry.grid_of(tokens) } -> std::same_as<Grid>;
 };
 
-/// The grid of a tensor's `tokens`; throws ShapeError where geometry and tensor do not fit.
-/// `member` and `tensor` name the arguments in the message.
-template <BlockGeometry G>
-Grid checked_grid(const G& geometry, Index tokens, const char* member, const char* tensor) {
-  const Grid grid = geometry.grid_of(tokens);
-  for (int axis = 3 - G::rank; axis < 3; ++axis) {
+// Throws ShapeError unless the grid of a geometry of `rank` axes holds a tensor's `tokens`.
+inline void require_grid(const Grid& grid, int rank, Index tokens, const char* member,
+                         const char* tensor) {
+  for (int axis = 3 - rank; axis < 3; ++axis) {
+    if (grid.block[axis] > 0 && grid.extent[axis] >= 0) continue;
     const std::string at =
-        G::rank == 1 ? "" : std::string("[") + std::to_string(axis - 3 + G::rank) + "]";
+        rank == 1 ? "" : std::string("[") + std::to_string(axis - 3 + rank) + "]";
     if (grid.block[axis] <= 0)
       throw ShapeError(std::string("mhla: ") + member + ".block" + at + " is " +
                        std::to_string(grid.block[axis]) +
                        "; every block extent must be at least 1");
-    if (grid.extent[axis] < 0)
-      throw ShapeError(std::string("mhla: ") + member + ".grid" + at + " is " +
-                       std::to_string(grid.extent[axis]) + "; a grid extent cannot be negative");
+    throw ShapeError(std::string("mhla: ") + member + ".grid" + at + " is " +
+                     std::to_string(grid.extent[axis]) + "; a grid extent cannot be negative");
   }
   const Index count = checked_mul(checked_mul(grid.extent[0], grid.extent[1]), grid.extent[2]);
   if (count != tokens)
     throw ShapeError(std::string("mhla: ") + tensor + ": axis tokens is " + std::to_string(tokens) +
                      " but " + member + ".grid holds " + std::to_string(count) +
                      "; tokens must lie in raster order of the grid, one per cell");
+}
+
+/// The grid of a tensor's `tokens`; throws ShapeError where geometry and tensor do not fit.
+/// `member` and `tensor` name the arguments in the message.
+template <BlockGeometry G>
+Grid checked_grid(const G& geometry, Index tokens, const char* member, const char* tensor) {
+  const Grid grid = geometry.grid_of(tokens);
+  require_grid(grid, G::rank, tokens, member, tensor);
   return grid;
 }
 
