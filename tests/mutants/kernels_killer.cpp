@@ -6,8 +6,10 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <mhla/cpu/exponential.hpp>
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/rotation_table.hpp>
+#include <mhla/policy/feature_map.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <vector>
 
@@ -328,8 +330,19 @@ void check() {
 
 }  // namespace
 
+void check_exponential() {
+  for (float x = -103; x < 88; x += 0.37f) {
+    const double exact = std::exp(static_cast<double>(x));
+    const bool normal = exact > std::numeric_limits<float>::min();
+    expect(std::abs(mhla::cpu::exponential(x) - exact) <= (normal ? 1.3e-7 * exact : 2e-45),
+           "the exponential");
+  }
+  expect(mhla::cpu::value_of(mhla::EluPlusOne{}, 0.5f) == 1.5f, "elu + 1");
+}
+
 int main() {
   killer::run([] {
+    check_exponential();
     check<float>();
     check<double>();
     for (const Index cols : {1, 16, 37, 300}) {

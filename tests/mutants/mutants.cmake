@@ -1094,3 +1094,14 @@ mutant(cuda_mixing_adds_one_split cuda_mixing cuda/fused/block_mixing.cuh
 mutant(cuda_mixing_columns_behind_the_last cuda_mixing cuda/fused/block_mixing.cuh
   [[c * chunk_size < cols;]]
   [[c * chunk_size < cols + 8;]])
+
+# The exponential in arithmetic
+mutant(exponential_of_the_other_half kernels cpu/exponential.hpp
+  [[const float r = (x - n * ln2_high) - n * ln2_low;]]
+  [[const float r = (x - n * ln2_high) + n * ln2_low;]])
+mutant(exponential_scaled_at_once kernels cpu/exponential.hpp
+  [[return power * two_to(half) * two_to(whole - half);]]
+  [[return power * two_to(whole) * two_to(half - half);]])
+mutant(elu_without_its_line kernels cpu/exponential.hpp
+  [[return x > 0.0f ? above : below;]]
+  [[return x > 1.0f ? above : below;]])

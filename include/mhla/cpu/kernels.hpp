@@ -12,6 +12,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/cpu/exponential.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+// The exponential as arithmetic alone: without a call and without a branch, so that compilers make
+// vectors of a loop over it. The feature maps that are made of it, in float.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <mhla/core/config.hpp>
+#include <mhla/policy/feature_map.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// e^x = 2^n e^r, n whole and |r| <= ln(2) / 2, to 1.1 units in the last place; 0 and
+/// infinity where it leaves float's range, NaN of NaN.
+inline float exponential(float x) {
+  // Beyond these the result is 0 or infinity. (NaN is in between.)
+  constexpr float lowest = -104;
+  constexpr float highest = 89;
+  // 2^23 and half of that more: what is added to it is rounded to a whole number, which then stands
+  // in the lowest bits.
+  constexpr float shift = 12582912;
+  constexpr float log2_e = 1.44269504f;
+  // ln(2) in two parts, the first of so few bits that n times it is exact.
+  constexpr float ln2_high = 0.693359375f;
+  constexpr float ln2_low = -2.12194440e-4f;
+
+  x = x < lowest ? lowest : x;
+  x = x > highest ? highest : x;
+  const float shifted = x * log2_e + shift;
+  const float n = shifted - shift;
+  const float r = (x - n * ln2_high) - n * ln2_low;
+  // (e^r - 1 - r) / r^2, interpolated at five Chebyshev nodes: e^r to 1.1e-8.
+  float p = 1.3926213e-3f;
+  p = p * r + 8.3632031e-3f;
+  p = p * r + 4.16665561e-2f;
+  p = p * r + 0.166665763f;
+  p = p * r + 0.5f;
+  const float power = (p * (r * r) + r) + 1.0f;
+  // 2^n in two factors: neither leaves the range where the product does not.
+  const auto whole = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(shifted) -
+                                               std::bit_cast<std::uint32_t>(shift));
+  const std::int32_t half = whole >> 1;
+  const auto two_to = [](std::int32_t exponent) {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(exponent + 127) << 23);
+  };
+  return power * two_to(half) * two_to(whole - half);
+}
+
+/// phi(x), and phi'(x), of an element of a row.
+template <class Map, class T>
+T value_of(const Map& map, T x) {
+  return map.value(x);
+}
+template <class Map, class T>
+T derivative_of(const Map& map, T x) {
+  return map.derivative(x);
+}
+
+inline float value_of(const Exp&, float x) { return exponential(x); }
+inline float derivative_of(const Exp&, float x) { return exponential(x); }
+
+inline float value_of(const EluPlusOne&, float x) {
+  const float below = exponential(x);
+  const float above = x + 1.0f;
+  return x > 0.0f ? above : below;
+}
+inline float derivative_of(const EluPlusOne&, float x) {
+  const float below = exponential(x);
+  return x > 0.0f ? 1.0f : below;
+}
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END
