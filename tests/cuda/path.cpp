@@ -333,6 +333,18 @@ TEST_CASE("cuda path: short sequences over pairs, long ones by summaries, on the
     }
 }
 
+TEST_CASE("cuda path: of VLT's stages the one of fewer blocks stays on the chip", "[cuda]") {
+  const auto chosen = [](Index heads, Index side, Index window) {
+    const mhla::Attention<Relu, Blocks2D> attention{
+        .blocks = {.grid = {side, side}, .block = {window, window}}};
+    const Index blocks = side / window * (side / window);
+    const Shape shape{128, heads, heads, side * side, side * side, 64, 64, 1, blocks, blocks};
+    return choice_of<BFloat16>(attention, shape, Direction::forward).path;
+  };
+  CHECK(chosen(1, 56, 8) == CudaPath::summaries);  // 49 blocks, in four slices
+  CHECK(chosen(2, 28, 7) == CudaPath::resident);   // 16
+}
+
 TEST_CASE("cuda path: few heads leave a chip idle", "[cuda]") {
   const auto choice_with = [](Index batch) {
     const mhla::Attention<Relu, Blocks2D> attention{.blocks = {.grid = {32, 32}, .block = {8, 8}}};
