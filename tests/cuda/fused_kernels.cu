@@ -124,13 +124,9 @@ KERNEL(query_pairs_causal_128,
 KERNEL(key_pairs_causal_128,
        KeyPairsGradient<Half, Identity, rotates, 128, 128, Sees::past_tokens, !divides>);
 
-KERNEL(resident_32, AttendResident<BFloat16, EluPlusOne, !rotates, 32, 32, 32, divides>);
-KERNEL(resident_64, AttendResident<BFloat16, Relu, rotates, 64, 64, 64, divides>);
 KERNEL(resident_64_cube, AttendResident<Half, Cube, rotates, 64, 64, 16, divides>);
-KERNEL(resident_72_slices, AttendResident<BFloat16, Relu, !rotates, 72, 72, 24, divides>);
 KERNEL(resident_96, AttendResident<Half, SquaredRelu, !rotates, 96, 96, 96, divides>);
 KERNEL(resident_128, AttendResident<BFloat16, Relu, rotates, 128, 128, 64, divides>);
-KERNEL(resident_causal_64, AttendResidentCausal<Half, EluPlusOne, !rotates, 64, 64, 64, divides>);
 KERNEL(resident_causal_96,
        AttendResidentCausal<BFloat16, EluPlusOne, !rotates, 96, 96, 96, divides>);
 

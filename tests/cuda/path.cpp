@@ -249,6 +249,12 @@ TEST_CASE("cuda path: what the resident path refuses besides, and why", "[cuda]"
   const char* const too_large = "the block summaries do not fit into the chip's shared memory";
   CHECK(said(of(64, 64, 96), 1, Direction::forward) == too_large);
 
+  // What no fused path runs is said of all of them.
+  const mhla::Attention<Relu, Blocks1D> other{.blocks = {.block = 16}};
+  const Shape odd{2, 4, 2, 64, 64, 12, 10, 1, 4, 4};
+  CHECK(choice_of<Half>(other, odd, Direction::forward).refusal_of(CudaPath::resident) ==
+        mhla::cuda::Refusal::head_dims);
+
   // sm_80 to sm_120. A slice of 16 columns of 128 x 128, with z and z~, for each of 16 blocks.
   const Index record = 128 * 16 * 2 + 16 + 2 * 128 * 4;
   const Index tiles = 8 * 128 * 4 + 2 * 64 * (272 + 48);  // key sums of warps, K and V twice
@@ -276,6 +282,7 @@ TEST_CASE("cuda path: values are cut into as few slices as fit", "[cuda]") {
   CHECK(resident_slice_of(72, 72, 16, true, false, bytes - 1) == 24);
   CHECK(resident_slice_of(128, 256, 1, false, false, 227 * 1024) == 0);
   CHECK(resident_slice_of(32, 32, 65, false, false, 227 * 1024) == 0);
+  CHECK(resident_slice_of(12, 10, 4, false, false, 227 * 1024) == 0);
 }
 
 TEST_CASE("cuda path: what is chosen for known models", "[cuda]") {
@@ -356,6 +363,18 @@ TEST_CASE("cuda path: short sequences over pairs, long ones by summaries, on the
              : side == 24 ? CudaPath::resident
                           : CudaPath::summaries));
     }
+}
+
+TEST_CASE("cuda path: of VLT's stages the one of fewer blocks stays on the chip", "[cuda]") {
+  const auto chosen = [](Index heads, Index side, Index window) {
+    const mhla::Attention<Relu, Blocks2D> attention{
+        .blocks = {.grid = {side, side}, .block = {window, window}}};
+    const Index blocks = side / window * (side / window);
+    const Shape shape{128, heads, heads, side * side, side * side, 64, 64, 1, blocks, blocks};
+    return choice_of<BFloat16>(attention, shape, Direction::forward).path;
+  };
+  CHECK(chosen(1, 56, 8) == CudaPath::summaries);  // 49 blocks, in four slices
+  CHECK(chosen(2, 28, 7) == CudaPath::resident);   // 16
 }
 
 TEST_CASE("cuda path: few heads leave a chip idle", "[cuda]") {

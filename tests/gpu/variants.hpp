@@ -150,6 +150,7 @@ void for_each_fused_case(const F& f) {
     call("language 128/128", language(20, 0.1), tokens(2, 2, 1, 67, 128, 128, 2));
     call("language 128/128, blocks of several tiles", language(150, 0.1),
          tokens(1, 2, 1, 200, 128, 128, 1));
+    call("language 128/128, many blocks", language(2, 0.1), tokens(1, 2, 1, 79, 128, 128, 1));
     call("language 128/256, many blocks", language(2, 0.1), tokens(1, 2, 1, 79, 128, 256, 1));
     call("language 256/256", language(50, 0.06), tokens(1, 2, 2, 90, 256, 256, 1));
   }

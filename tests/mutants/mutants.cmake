@@ -617,14 +617,14 @@ mutant(cuda_state_not_aligned_to_chunks cuda_state cuda/forward_state.hpp
   [[format == SummaryFormat::accumulators ? alignof(A) : 16]]
   [[alignof(A)]])
 mutant(fused_state_of_the_first_item cuda_state cuda/fused/plan.hpp
-  [[reinterpret_cast<T*>(state.data) + first * of_item * extents.summary_size(),]]
-  [[reinterpret_cast<T*>(state.data) + 0 * first,]])
+  [[reinterpret_cast<T*>(state.data) + first * of_item * e.summary_size()]]
+  [[reinterpret_cast<T*>(state.data) + 0 * first]])
 mutant(fused_state_key_sums_of_the_first_item cuda_state cuda/fused/plan.hpp
-  [[state.data + plane + first * of_item * extents.feature_dim]]
+  [[state.data + plane + first * of_item * e.feature_dim]]
   [[state.data + plane]])
 mutant(fused_state_planes_of_a_part cuda_state cuda/fused/plan.hpp
-  [[const Index plane = batch * of_item * extents.summary_size();]]
-  [[const Index plane = extents.keys.batch * (batch > 0) * of_item * extents.summary_size();]])
+  [[const Index plane = batch * of_item * e.summary_size();]]
+  [[const Index plane = e.keys.batch * (batch > 0) * of_item * e.summary_size();]])
 mutant(fused_state_of_one_plane cuda_state cuda/fused/forward_pass.cuh
   [[if (call.plan.in_state) {]]
   [[if (false) {]])

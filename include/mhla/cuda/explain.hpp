@@ -92,10 +92,14 @@ inline std::string described(const PathChoice& choice, const Shape& shape,
   std::string text =
       std::string("path ") + name_of(choice.path) + ", " + choice.reason() + "; products in " +
       (choice.path == CudaPath::cublas ? cublas_products : "16 bits, added up in float");
-  if (choice.refusal != Refusal::none)
-    text += "\n  not summaries, not quadratic, not resident: " + described(choice.refusal, shape);
-  else if (choice.resident_refusal != Refusal::none)
-    text += "\n  not resident: " + described(choice.resident_refusal, shape);
+  std::string refused;
+  Refusal refusal = Refusal::none;  // all fused paths have one, or the last of them has
+  for (const CudaPath path : fused_paths) {
+    if (choice.can(path)) continue;
+    refused += std::string(refused.empty() ? "not " : ", not ") + name_of(path);
+    refusal = choice.refusal_of(path);
+  }
+  if (!refused.empty()) text += "\n  " + refused + ": " + described(refusal, shape);
   text += "\n  by a model of an H200, which measurements are to replace: " +
           microseconds(CudaPath::cublas);
   for (const CudaPath path : fused_paths)

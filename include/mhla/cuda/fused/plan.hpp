@@ -11,9 +11,9 @@
 #include <mhla/cuda/batch_part.hpp>
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/fused/block_mixing.hpp>
+#include <mhla/cuda/fused/table_plan.hpp>
 #include <mhla/cuda/limits.hpp>
 #include <mhla/cuda/plan.hpp>
-#include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
 #include <type_traits>
@@ -73,13 +73,10 @@ bool mix_in_place(const V& variant, const Extents<V>& e) {
 
 /// Everything such a call has in its workspace; `T` is the storage type.
 template <class V, class T>
-struct SummaryPlan {
-  Extents<V> extents;
-  RotationTable<float> rotation;
+struct SummaryPlan : TablePlan<V> {
   WorkspaceView cublas;
   int parts;                   // planes of every summary
   bool in_state = false;       // summaries and key sums lie in a forward state
-  Span<float> mixing;          // [mix heads, mix rows, mix columns]
   SummaryPlanes<T> summaries;  // [parts, units, key blocks, feature_dim, value_dim]
   Span<float> key_sums;        // [units, key blocks, feature_dim]
   /// [parts, units, query blocks, matrices, feature_dim, value_dim]; in the forward pass, which
@@ -100,11 +97,9 @@ struct SummaryPlan {
   Span<float> grad_own_mixing;  // [units, matrices, mix rows]: the diagonal's, where it is apart
 
   SummaryPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
-      : extents(arena, attention, problem, items),
-        rotation(rotation_table<float>(arena, attention.rotation, V::GeometryType::rank,
-                                       problem.feature_dim, problem.query_grid, problem.key_grid)),
+      : TablePlan<V>(arena, attention, problem, items),
         parts(backward ? backward_parts : forward_parts) {
-    const Extents<V>& e = extents;
+    const Extents<V>& e = this->extents;
     const auto take_summaries = [&](Index count) {
       const Index size = checked_mul(count, e.summary_size());
       return SummaryPlanes<T>{arena.take<T>(checked_mul(parts, size)).data, size};
@@ -114,7 +109,6 @@ struct SummaryPlan {
     };
     const Span<std::byte> of_cublas = arena.take<std::byte>(cublas_workspace_bytes);
     cublas = {of_cublas.data, of_cublas.size};
-    mixing = take(true, e.mix_heads, e.mixing_size());
     summaries = take_summaries(e.key_summaries());
     key_sums = take(normalizes<V>, e.key_summaries(), e.feature_dim);
     mixed_summaries =
@@ -144,21 +138,21 @@ struct SummaryPlan {
   /// batch, as the backward pass has them, and the key sums behind them.
   void keep_summaries(Index batch, Index first, Span<float> state) {
     if (state.data == nullptr) return;
-    const Index of_item = extents.keys.kv_heads * extents.keys.table.blocks;
-    const Index plane = batch * of_item * extents.summary_size();
     static_assert(backward_parts * sizeof(T) == sizeof(float), "planes take the memory of floats");
+    const Extents<V>& e = this->extents;
+    const Index of_item = e.keys.kv_heads * e.keys.table.blocks;
+    const Index plane = batch * of_item * e.summary_size();
     in_state = true;
-    summaries = {reinterpret_cast<T*>(state.data) + first * of_item * extents.summary_size(),
-                 plane};
+    summaries = {reinterpret_cast<T*>(state.data) + first * of_item * e.summary_size(), plane};
     if constexpr (normalizes<V>)
-      key_sums.data = state.data + plane + first * of_item * extents.feature_dim;
+      key_sums.data = state.data + plane + first * of_item * e.feature_dim;
   }
 
   /// Powers of two that half's summaries are multiplied by, those of key blocks and their
   /// gradients; and 1 / den, where features are rounded with it.
-  float scale() const { return summary_scale<T>(extents.keys.table.block_tokens); }
+  float scale() const { return summary_scale<T>(this->extents.keys.table.block_tokens); }
   float gradient_scale() const {
-    return normalizes<V> ? 1.0f : summary_scale<T>(extents.readers());
+    return normalizes<V> ? 1.0f : summary_scale<T>(this->extents.readers());
   }
   float weight_scale() const { return normalizes<V> ? 1 / scale() : 1.0f; }
 };

@@ -187,8 +187,8 @@ struct AttendResident {
     }
   }
 
-  /// m = high + low, both rounded to T, with zeros where nothing is seen, in whole parts of 16
-  /// x 16.
+  /// m = high + low, both rounded to T: in whole parts of 16 x 16, with zeros where nothing is
+  /// seen.
   MHLA_DEVICE void split_matrix(const Block& block, const Part& part) const {
     const int columns = static_cast<int>(keys.blocks + 15) / 16 * 8;  // pairs
     const int elements = static_cast<int>(queries.blocks + 15) / 16 * 16 * columns;
@@ -278,6 +278,7 @@ struct AttendResident {
       machine::multiply_add<T>(sum[half], of_low, upper, lower);
     }
   }
+
   /// y of every query of the heads that the matrix mixes for.
   MHLA_DEVICE void read_out(const Block& block, const Part& part) const {
     constexpr int slots = read_out_stages;

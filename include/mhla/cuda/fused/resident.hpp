@@ -18,10 +18,10 @@ namespace cuda::fused {
 /// Blocks that it mixes at the most: a warp holds a column of all of them in registers.
 inline constexpr Index most_resident_blocks = 64;
 
-/// Head dimensions that it is written for: summaries of longer heads are cut into so many slices
-/// that queries and keys would be read too often.
+/// Head dimensions that it is written for, of those of fused kernels: summaries of longer heads are
+/// cut into so many slices that queries and keys would be read too often.
 constexpr bool has_resident_kernels(Index key_dim, Index value_dim) {
-  return key_dim <= 128 && value_dim <= 128;
+  return has_fused_kernels(key_dim, value_dim) && key_dim <= 128 && value_dim <= 128;
 }
 
 /// Widths of slices that it is compiled for, the widest first.

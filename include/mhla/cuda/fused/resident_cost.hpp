@@ -42,21 +42,18 @@ struct ResidentCost {
         bytes(variant, problem, extents, slice) {}
 
   double slices() const { return static_cast<double>(bytes.slices); }
-  /// All sequences' blocks of threads, in the time that whole rounds of them take: one launch for
-  /// each sequence.
-  struct Launches {
+  /// One for each sequence that has blocks.
+  double launches() const {
     double count = 0;
-    double busy = 1;
-  };
-  Launches launches(const NominalGpu& gpu) const {
-    const auto parts = static_cast<double>(bytes.parts);
-    const double rounds = tiles_of(parts, gpu.processors);
-    Launches all;
     for_each_sequence_side(attention, extents, [&](const Sequence& queries, const Sequence&) {
-      if (queries.blocks > 0) ++all.count;
+      if (queries.blocks > 0) ++count;
     });
-    all.busy = parts / (rounds * static_cast<double>(gpu.processors));
-    return all;
+    return count;
+  }
+  /// A launch's blocks of threads run in whole rounds of as many as there are processors.
+  double busy(const NominalGpu& gpu) const {
+    const auto parts = static_cast<double>(bytes.parts);
+    return parts / filled(parts, gpu.processors);
   }
 
   double tile_rows_of(const TileTokens& tokens) const {
@@ -115,11 +112,10 @@ struct ResidentCost {
     PathCost path;
     path.flops_per_second = gpu.sixteen_bit_flops;
     path.add_beside(tables_cost(size));
-    const Launches all = launches(gpu);
     for (KernelCost phase : {summarize(), mix(), read_out()}) {
-      phase.launches = path.count == 1 ? all.count : 0;
+      phase.launches = path.count == 1 ? launches() : 0;
       phase.alone = true;
-      phase.busy = all.busy;
+      phase.busy = busy(gpu);
       path.add(phase);
     }
     return path;

@@ -19,6 +19,7 @@
 #include <mhla/cuda/kernel_cost.hpp>
 #include <mhla/policy/problem.hpp>
 #include <type_traits>
+#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -49,7 +50,19 @@ void attend_resident_slices(const FusedOperands<V, T, ResidentPlan<V>>& call,
   });
 }
 
-/// y of every query. Head dimensions without such kernels never come here.
+/// Calls f(std::integral_constant<int, slice>()) where kernels are compiled for slices of so many
+/// of the value columns; false where none are.
+template <int ValueDim, class F>
+bool visit_resident_slice(Index slice, const F& f) {
+  const auto visit = [&]<int... n>(std::integer_sequence<int, n...>) {
+    return ((slice == resident_slice(ValueDim, n) &&
+             (f(std::integral_constant<int, resident_slice(ValueDim, n)>()), true)) ||
+            ...);
+  };
+  return visit(std::make_integer_sequence<int, resident_slices>());
+}
+
+/// y of every query. Calls whose summaries do not fit never come here.
 template <class Dims, class V, class T>
 void attend_with_resident_summaries(const CudaDevice& device, const V& attention,
                                     const Problem& problem, const OperandViews<T>& operands,
@@ -58,24 +71,17 @@ void attend_with_resident_summaries(const CudaDevice& device, const V& attention
   const ResidentPlan<V> plan(arena, attention, problem, problem.shape.batch, false);
   const FusedOperands<V, T, ResidentPlan<V>> call{
       {device, attention, plan, operands.q, operands.k, operands.v, operands.mix}};
-  fill_tables(call);
   if constexpr (has_resident_kernels(Dims::key_dim, Dims::value_dim)) {
-    constexpr int value_dim = static_cast<int>(Dims::value_dim);
-    constexpr int widest = resident_slice(value_dim, 0);
-    constexpr int middle = resident_slice(value_dim, 1);
-    constexpr int narrowest = resident_slice(value_dim, 2);
     const Index slice = resident_slice_of(
         Dims::key_dim, Dims::value_dim, std::max(problem.query_blocks, problem.key_blocks),
         normalizes<V>, masks_own_block<V>, shared_bytes_of_device(NominalGpu().shared_bytes));
-    if (slice == widest)
-      attend_resident_slices<widest, Dims>(call, y);
-    else if (slice == middle)
-      attend_resident_slices<middle, Dims>(call, y);
-    else if (slice == narrowest)
-      attend_resident_slices<narrowest, Dims>(call, y);
-    else
-      throw CudaError("mhla: the summaries of this call do not fit into shared memory");
+    if (visit_resident_slice<static_cast<int>(Dims::value_dim)>(slice, [&](auto compiled) {
+          fill_tables(call);
+          attend_resident_slices<decltype(compiled)::value, Dims>(call, y);
+        }))
+      return;
   }
+  throw CudaError("mhla: the block summaries of a call do not fit into the chip's shared memory");
 }
 
 }  // namespace cuda::fused

@@ -19,7 +19,8 @@
 //
 // What none of this proves:
 //   - time: occupancy, registers and spills, conflicts of banks, coalescing, caches (cp.async.cg,
-//     L2). A launch that has no room on a chip runs here;
+//     L2). A launch whose registers have no room on a chip runs here; more shared memory than
+//     the chip has is refused;
 //   - the last bits of products: multiply_add sums in double and rounds once with c; a tensor core
 //     sums in float, in an order and with a truncation that NVIDIA does not document;
 //   - the memory model of a warp beyond barriers, and forward progress of threads that wait for
