@@ -7,6 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
+
+#include "emulation/address_range.hpp"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
@@ -34,6 +37,17 @@ enum cublasComputeType_t {
 };
 enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1 };
 
+namespace stand_in {
+
+/// What may still be under way when the next kernel of machine::run() begins.
+enum class UnderWay {
+  last_kernel,  // and the products behind it
+  anything,     // of the caller's: the kernel is the first of a call
+  nothing       // that it or the kernels behind it have to do with
+};
+
+}  // namespace stand_in
+
 struct cublasContext {
   cudaStream_t stream = nullptr;
   cublasPointerMode_t pointer_mode = CUBLAS_POINTER_MODE_HOST;
@@ -44,6 +58,10 @@ struct cublasContext {
   // What a test wants of the next products.
   cublasStatus_t refuse_with = CUBLAS_STATUS_SUCCESS;
   cublasStatus_t refuse_workspace_with = CUBLAS_STATUS_SUCCESS;
+
+  // What kernels have to wait for.
+  stand_in::UnderWay under_way = stand_in::UnderWay::last_kernel;
+  std::vector<stand_in::AddressRange> written_by_products;  // since the last kernel
 
   // What the tests ask afterwards.
   long launches = 0;
@@ -173,6 +191,15 @@ inline cublasStatus_t cublasGemmStridedBatchedEx(
   handle->last_math_mode = handle->math_mode;
   handle->last_stream = handle->stream;
   handle->last_workspace_size = handle->workspace_size;
+  if (m > 0 && n > 0)
+    for (int i = 0; i < batch; ++i) {
+      const std::size_t size = is_double ? sizeof(double) : sizeof(float);
+      handle->written_by_products.push_back(
+          {static_cast<const char*>(c) + i * stride_c * static_cast<long long>(size),
+           (static_cast<std::size_t>(ldc) * static_cast<std::size_t>(n - 1) +
+            static_cast<std::size_t>(m)) *
+               size});
+    }
   // The workspace is cuBLAS's own for as long as it is set.
   if (handle->workspace_size > 0) std::memset(handle->workspace, 0xff, handle->workspace_size);
   const auto run = [&](auto zero) {

@@ -367,15 +367,22 @@ struct MixBlocks {
     int held = -1;  // the group whose matrix is kept
     Coefficients kept[std::size_t{inner_parts}] = {};
     int stage = 0;
-    copy_source(block, item(number), 0, stage);
-    machine::commit_copies();
+    const auto begin = [&] {
+      machine::wait_for_earlier_kernels();
+      copy_source(block, item(number), 0, stage);
+      machine::commit_copies();
+    };
+    if constexpr (!Keeps) begin();
     for (; number < end; ++number) {
       const Item current = item(number);
       if constexpr (Keeps) {
         if (held != current.group) {
+          const bool is_first = held < 0;
           MHLA_DEVICE_UNROLL
           for (int part = 0; part < inner_parts; ++part)
             kept[part] = coefficients_of(block, load_part(block, current, term(current, 0), part));
+          // The matrix is a table, which is there: the kernel before makes the summaries alone.
+          if (is_first) begin();
         }
         held = current.group;
       }
@@ -424,6 +431,7 @@ struct MultiplyMixedSummaries {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
+    machine::wait_for_earlier_kernels();
     Index rest = block.number;
     const Index b = rest % work.key_tiles * Side;
     rest /= work.key_tiles;

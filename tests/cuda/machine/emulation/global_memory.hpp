@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The tensors' memory as kernels see it: bytes moved are counted, and a shadow finds what blocks of
-// one launch, or threads without a barrier, do to each other there.
+// one launch, threads without a barrier, or a kernel that has not waited for the one before, do to
+// each other there.
 #pragma once
 
 #include <array>
@@ -9,7 +10,10 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
+#include "address_range.hpp"
 #include "shadow.hpp"
 
 namespace stand_in {
@@ -33,16 +37,26 @@ class GlobalMemory {
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
 
-  /// A launch begins, whose blocks may run in any order and at the same time.
-  void begin(std::uint32_t time) {
+  /// A launch begins, whose blocks may run in any order and at the same time and, until they wait,
+  /// with the launch before and with the products that have written `products`.
+  void begin(std::uint32_t time, std::vector<AddressRange> products) {
     bytes_read = bytes_written = 0;
-    time_of_launch_ = time;
+    time_of_launch_before_ = std::exchange(time_of_launch_, time);
+    products_ = std::move(products);
     if (pages_.size() > most_pages) forget_pages();
+  }
+  /// Whether what lies there is being written by then. Aligned to its size, an element is written
+  /// as a whole or not at all.
+  bool is_being_written(const void* address) {
+    const auto first = reinterpret_cast<std::uintptr_t>(address) / 2;
+    return page(first / places_of_page)[first % places_of_page].written.time() >=
+               time_of_launch_before_ ||
+           any_holds(products_, address);
   }
   /// Forgets who accessed what; time begins anew.
   void forget() {
     forget_pages();
-    time_of_launch_ = 1;
+    time_of_launch_ = time_of_launch_before_ = 1;
   }
 
   /// Notes an access. `begin_of_block` is the time when the block of threads began.
@@ -105,6 +119,8 @@ class GlobalMemory {
   Page* last_ = nullptr;
   std::uintptr_t number_of_last_ = 0;
   std::uint32_t time_of_launch_ = 1;
+  std::uint32_t time_of_launch_before_ = 1;
+  std::vector<AddressRange> products_;
 };
 
 }  // namespace stand_in

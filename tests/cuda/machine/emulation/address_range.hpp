@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+// Ranges of addresses.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace stand_in {
+
+struct AddressRange {
+  const void* begin;
+  std::size_t bytes;
+
+  bool holds(const void* address) const {
+    const auto at = reinterpret_cast<std::uintptr_t>(address);
+    const auto first = reinterpret_cast<std::uintptr_t>(begin);
+    return first <= at && at < first + bytes;
+  }
+};
+
+inline bool any_holds(const std::vector<AddressRange>& ranges, const void* address) {
+  for (const AddressRange& range : ranges)
+    if (range.holds(address)) return true;
+  return false;
+}
+
+}  // namespace stand_in
