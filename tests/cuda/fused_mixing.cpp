@@ -214,6 +214,11 @@ struct Call {
             fused::mix_summary_gradient_bytes(shape, planes, result_planes, most_blocks));
     }
     CHECK(machine::context().launches == launches + 1);
+    // A matrix that is kept is read while the kernel before may still be under way.
+    const auto early = machine::context().last_kernel_bytes_read_early;
+    if (!fused::MixingWork(shape, !forward(), most_blocks).keeps) CHECK(early == 0);
+    if (early == 0 && shape.key_blocks > 0 && shape.matrices > 0 && !shape.past_only)
+      CHECK_FALSE(fused::MixingWork(shape, !forward(), most_blocks).keeps);
   }
 
   /// What the result should be, and the sum of |m S|.
@@ -377,9 +382,9 @@ TEMPLATE_TEST_CASE("Mixed summaries may take the place of the summaries", "", BF
   const Call<TestType> call{shape};
   const Summaries<TestType> source = call.source();
   const Matrices mixing(shape, 1);
-  CHECK_THROWS_AS(
-      fused::mix<TestType>(machine::device_within_a_call(), shape, mixing.view(), source.rows, source.rows),
-      mhla::ShapeError);
+  CHECK_THROWS_AS(fused::mix<TestType>(machine::device_within_a_call(), shape, mixing.view(),
+                                       source.rows, source.rows),
+                  mhla::ShapeError);
 }
 
 TEMPLATE_TEST_CASE("What is not finite reaches those that see it, and nobody else", "", BFloat16,

@@ -864,9 +864,14 @@ mutant(cuda_pairs_of_a_call_not_waited_for cuda_pairs cuda/fused/quadratic.cuh
     const EntryRange seen = keys_seen<sees>(table, of.k.x.table, of.packed, xs.begin, xs.end);
     copy_tokens<threads>(block, of.q.x, xs, FeatureTile{Shared{features_at}});
     machine::wait_for_earlier_kernels();]])
-mutant(cuda_pairs_of_queries_wait_where_wanted cuda_pairs cuda/fused/quadratic_query_gradient.cuh
-  [[machine::wait_for_earlier_kernels();]]
-  [[if (wants_query) machine::wait_for_earlier_kernels();]])
+mutant(cuda_pairs_of_queries_begin_a_call_early cuda_pairs cuda/fused/quadratic_query_gradient.cuh
+  [[machine::wait_for_earlier_kernels();  // this is the first kernel of a call
+    const PairOperands<T, Map, Rotates>& of = operands.of;
+    const BlockTable& table = of.q.x.table;]]
+  [[const PairOperands<T, Map, Rotates>& of = operands.of;
+    const BlockTable& table = of.q.x.table;
+    machine::load_from(table.places.data);
+    machine::wait_for_earlier_kernels();]])
 mutant(cuda_pairs_of_keys_read_weights_early cuda_pairs cuda/fused/quadratic_key_gradient.cuh
   [[if constexpr (Divides) machine::wait_for_earlier_kernels();
     MixingOfHead mixing{};]]
@@ -875,12 +880,6 @@ mutant(cuda_pairs_of_keys_read_weights_early cuda_pairs cuda/fused/quadratic_key
       machine::wait_for_earlier_kernels();
     }
     MixingOfHead mixing{};]])
-mutant(cuda_pairs_of_keys_begin_a_call_early cuda_pairs cuda/fused/quadratic_key_gradient.cuh
-  [[if constexpr (!Divides) machine::wait_for_earlier_kernels();
-    const PairOperands<T, Map, Rotates>& of = operands.of;]]
-  [[const PairOperands<T, Map, Rotates>& of = operands.of;
-    machine::load_from(of.k.x.table.places.data);
-    if constexpr (!Divides) machine::wait_for_earlier_kernels();]])
 mutant(cuda_pairs_of_dmix_not_waited_for cuda_pairs cuda/fused/quadratic_mixing_gradient.cuh
   [[machine::wait_for_earlier_kernels();]]
   [[]])

@@ -61,7 +61,7 @@ struct cublasContext {
 
   // What kernels have to wait for.
   stand_in::UnderWay under_way = stand_in::UnderWay::last_kernel;
-  std::vector<stand_in::AddressRange> written_by_products;  // since the last kernel
+  std::vector<stand_in::AddressRange> written_since_kernel;  // by products, or what stands for them
 
   // What the tests ask afterwards.
   long launches = 0;
@@ -71,6 +71,7 @@ struct cublasContext {
   std::uint64_t kernel_bytes_written = 0;
   std::uint64_t last_kernel_bytes_read = 0;
   std::uint64_t last_kernel_bytes_written = 0;
+  std::uint64_t last_kernel_bytes_read_early = 0;  // before it has waited for earlier kernels
   cublasComputeType_t last_compute = CUBLAS_COMPUTE_32F;
   cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;
   cudaStream_t last_stream = nullptr;         // of a product
@@ -194,7 +195,7 @@ inline cublasStatus_t cublasGemmStridedBatchedEx(
   if (m > 0 && n > 0)
     for (int i = 0; i < batch; ++i) {
       const std::size_t size = is_double ? sizeof(double) : sizeof(float);
-      handle->written_by_products.push_back(
+      handle->written_since_kernel.push_back(
           {static_cast<const char*>(c) + i * stride_c * static_cast<long long>(size),
            (static_cast<std::size_t>(ldc) * static_cast<std::size_t>(n - 1) +
             static_cast<std::size_t>(m)) *

@@ -77,7 +77,10 @@ class BlockOfThreads {
     require_progress(site);
     require_aligned(how, address, bytes, site);
     const Who who = Who::thread(current_->number);
-    if (!current_->has_waited_for_kernels) require_no_wait(how, address, who, site);
+    if (!current_->has_waited_for_kernels) {
+      require_no_wait(how, address, who, site);
+      global_.bytes_read_early += bytes;
+    }
     const Conflict conflict = global_.access(how, address, bytes, who, clock(), begin_);
     if (conflict.with != nullptr) note(global_.words(conflict, how, who, begin_), site);
   }
@@ -477,10 +480,10 @@ class BlockOfThreads {
   int at_barrier_ = 0;          // warps
   std::uint32_t runnable_ = 0;  // a bit for each warp that can go on
   UnderWay under_way_ = UnderWay::last_kernel;
-  Thread* current_ = nullptr;   // who runs
-  Warp* warp_ = nullptr;        // whose turn it is,
-  int stretch_ = 0;             // for so many meetings
-  int patience_ = 0;            // accesses until the thread must have met somebody
+  Thread* current_ = nullptr;  // who runs
+  Warp* warp_ = nullptr;       // whose turn it is,
+  int stretch_ = 0;            // for so many meetings
+  int patience_ = 0;           // accesses until the thread must have met somebody
   std::uint32_t time_ = 0;
   std::uint32_t begin_ = 0;  // of the block
   std::uint32_t time_of_barrier_ = 0;

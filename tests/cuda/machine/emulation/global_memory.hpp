@@ -36,11 +36,12 @@ class GlobalMemory {
  public:
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
+  std::uint64_t bytes_read_early = 0;  // before earlier kernels have been waited for
 
   /// A launch begins, whose blocks may run in any order and at the same time and, until they wait,
   /// with the launch before and with the products that have written `products`.
   void begin(std::uint32_t time, std::vector<AddressRange> products) {
-    bytes_read = bytes_written = 0;
+    bytes_read = bytes_written = bytes_read_early = 0;
     time_of_launch_before_ = std::exchange(time_of_launch_, time);
     products_ = std::move(products);
     if (pages_.size() > most_pages) forget_pages();

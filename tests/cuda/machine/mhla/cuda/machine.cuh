@@ -211,7 +211,7 @@ void run(const CudaDevice& device, Index blocks, const Body& body) {
   context.last_launch_stream = device.stream();
   stand_in::BlockOfThreads& threads = threads_of_block();
   threads.begin_launch(std::exchange(context.under_way, stand_in::UnderWay::last_kernel),
-                       std::exchange(context.written_by_products, {}));
+                       std::exchange(context.written_since_kernel, {}));
 
   struct Argument {
     const Body& body;
@@ -238,6 +238,7 @@ void run(const CudaDevice& device, Index blocks, const Body& body) {
   }
   context.last_kernel_bytes_read = threads.global_memory().bytes_read;
   context.last_kernel_bytes_written = threads.global_memory().bytes_written;
+  context.last_kernel_bytes_read_early = threads.global_memory().bytes_read_early;
   context.kernel_bytes_read += context.last_kernel_bytes_read;
   context.kernel_bytes_written += context.last_kernel_bytes_written;
 }
