@@ -20,6 +20,7 @@ inline cublasContext& context() {
 /// first of a call.
 inline mhla::CudaDevice device(mhla::FloatProducts products = mhla::FloatProducts::exact) {
   context().under_way = stand_in::UnderWay::anything;
+  context().written_since_kernel.clear();
   return {nullptr, &context(), {}, products};
 }
 /// The same, for a stage alone: the next kernel stands in the middle of a call, whose stages before

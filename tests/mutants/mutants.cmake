@@ -1026,17 +1026,6 @@ mutant(fused_summary_of_a_call_not_waited_for cuda_summaries cuda/fused/block_su
 mutant(fused_summary_does_not_wait cuda_summaries cuda/fused/block_summary.cuh
   [[machine::wait_for_earlier_kernels();]]
   [[]])
-mutant(fused_readout_waits_behind_key_sums cuda_summaries cuda/fused/readout.cuh
-  [[machine::wait_for_earlier_kernels();
-    if constexpr (Divides)
-      for (int c = block.thread; c < KeyDim; c += threads)
-        machine::write(static_cast<Shared>(c * 4),
-                       machine::load_from(key_sums + summary * KeyDim + c));]]
-  [[if constexpr (Divides)
-      for (int c = block.thread; c < KeyDim; c += threads)
-        machine::write(static_cast<Shared>(c * 4),
-                       machine::load_from(key_sums + summary * KeyDim + c));
-    machine::wait_for_earlier_kernels();]])
 mutant(fused_readout_waits_behind_the_summary cuda_summaries cuda/fused/readout.cuh
   [[copy_tile(0);  // never the first kernel of a call: the tokens are there]]
   [[copy_tile(0);

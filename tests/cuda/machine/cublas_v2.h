@@ -61,7 +61,7 @@ struct cublasContext {
 
   // What kernels have to wait for.
   stand_in::UnderWay under_way = stand_in::UnderWay::last_kernel;
-  std::vector<stand_in::AddressRange> written_since_kernel;  // by products, or what stands for them
+  std::vector<stand_in::AddressRange> written_since_kernel = {};  // by products, or their like
 
   // What the tests ask afterwards.
   long launches = 0;
@@ -192,15 +192,12 @@ inline cublasStatus_t cublasGemmStridedBatchedEx(
   handle->last_math_mode = handle->math_mode;
   handle->last_stream = handle->stream;
   handle->last_workspace_size = handle->workspace_size;
-  if (m > 0 && n > 0)
-    for (int i = 0; i < batch; ++i) {
-      const std::size_t size = is_double ? sizeof(double) : sizeof(float);
-      handle->written_since_kernel.push_back(
-          {static_cast<const char*>(c) + i * stride_c * static_cast<long long>(size),
-           (static_cast<std::size_t>(ldc) * static_cast<std::size_t>(n - 1) +
-            static_cast<std::size_t>(m)) *
-               size});
-    }
+  if (m > 0 && n > 0 && batch > 0) {  // from the first element to the last
+    const auto elements = static_cast<std::size_t>(stride_c * (batch - 1) + m +
+                                                   static_cast<long long>(ldc) * (n - 1));
+    handle->written_since_kernel.push_back(
+        {c, elements * (is_double ? sizeof(double) : sizeof(float))});
+  }
   // The workspace is cuBLAS's own for as long as it is set.
   if (handle->workspace_size > 0) std::memset(handle->workspace, 0xff, handle->workspace_size);
   const auto run = [&](auto zero) {

@@ -102,21 +102,22 @@ void for_each_sequence(const SummaryCall<V, T, KeyDim, ValueDim>& call, F&& f) {
   });
 }
 
-/// S~_i and z~_i of every query block.
+/// z~_i and S~_i of every query block. What follows our kernels may begin before they have ended,
+/// what follows those of cuBLAS may not: summaries come last, in front of the longest kernel.
 template <class V, class T, int KeyDim, int ValueDim>
 void mix_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
   const SummaryPlan<V, T>& plan = call.plan;
   const Extents<V>& e = plan.extents;
-  for_each_sequence(call, [&](const SequenceSummaries<V, T>& s) {
-    mix(call.device, s.shape(), call.matrices(), s.of_keys(plan.summaries),
-        s.of_queries(plan.mixed_summaries));
-  });
   if constexpr (normalizes<V>)
     for_each_mixing(call.variant, e, [&](const Mixing<V>& m) {
       cuda::mix(call.device, sight_of<V>(), m.matrix_of(plan.mixing),
                 m.key_blocks(plan.key_sums, e.feature_dim),
                 m.query_blocks(plan.mixed_key_sums, e.feature_dim));
     });
+  for_each_sequence(call, [&](const SequenceSummaries<V, T>& s) {
+    mix(call.device, s.shape(), call.matrices(), s.of_keys(plan.summaries),
+        s.of_queries(plan.mixed_summaries));
+  });
 }
 
 /// A causal query's own keys; nothing in other calls.

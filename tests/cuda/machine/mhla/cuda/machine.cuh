@@ -9,8 +9,8 @@
 //     write;
 //   - accesses shared memory outside Body::shared_bytes, or any memory not aligned to the access;
 //   - accesses global memory, before it has waited for earlier kernels, in a way that machine.cuh
-//     forbids; or ends without having waited for them. Whether it may be the first of a call is what
-//     cublasContext::under_way says. What launch() writes is not known here;
+//     forbids; or ends without having waited for them. Whether it may be the first of a call is
+//     what cublasContext::under_way says. What launch() writes is not known here;
 //   - races: threads access one place, one of them writing, without a barrier between them that
 //     both came to (for threads of one warp sync_warp() is one, for others only sync(); matrix
 //     loads, products and exchanges are none). In shared and in global memory; there the blocks of
