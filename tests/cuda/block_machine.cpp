@@ -836,18 +836,21 @@ TEST_CASE("Blocks of a launch, and threads without a barrier, keep apart in glob
   check_no_fault([&](const Block& block) { copied_source(block, true); });
 }
 
-/// Runs a kernel that writes to `data`, then bodies that wait for earlier kernels themselves;
-/// `before` says what else is under way when the last of them begins. Returns its fault.
+/// The fault of a call's next kernel, whose body waits for earlier kernels itself.
+template <class F>
+std::string fault_of_next_kernel(const F& f) {
+  return error_message<stand_in::KernelFault>([&] {
+    kernel::run({nullptr, &machine::context()}, 2, OwnBody<64, 4096, F>{f});
+  });
+}
+/// Runs a kernel that writes to `data`, then such ones; returns the fault of the last.
 template <class... Bodies>
 std::string fault_behind_a_kernel(std::array<Chunk, 64>& data, const Bodies&... bodies) {
   run(1, 1, [&](const Block& block) { kernel::store_to(&data[at(block.thread)], Chunk{}); });
-  std::string message;
+  std::string message = none;
   const auto run_next = [&](const auto& body) {
-    CHECK((message.empty() || message == none));
-    message = error_message<stand_in::KernelFault>([&] {
-      kernel::run({nullptr, &machine::context()}, 2,
-                  OwnBody<64, 4096, std::decay_t<decltype(body)>>{body});
-    });
+    CHECK(message == none);
+    message = fault_of_next_kernel(body);
   };
   (run_next(bodies), ...);
   return message;
@@ -930,13 +933,10 @@ TEST_CASE("Of a call's first kernel, and of products, it is known what may be un
   std::array<Chunk, 64> data{};
   std::array<Chunk, 64> tokens{};
   const auto load = [&](const std::array<Chunk, 64>& from, bool before_waiting) {
-    return error_message<stand_in::KernelFault>([&] {
-      const auto body = [&](const Block& block) {
-        if (!before_waiting) kernel::wait_for_earlier_kernels();
-        kernel::load_from(&from[at(block.thread)]);
-        if (before_waiting) kernel::wait_for_earlier_kernels();
-      };
-      kernel::run({nullptr, &machine::context()}, 1, OwnBody<64, 4096, decltype(body)>{body});
+    return fault_of_next_kernel([&](const Block& block) {
+      if (!before_waiting) kernel::wait_for_earlier_kernels();
+      kernel::load_from(&from[at(block.thread)]);
+      if (before_waiting) kernel::wait_for_earlier_kernels();
     });
   };
   const auto write = [&] {
