@@ -245,7 +245,7 @@ void run(const CudaDevice& device, Index blocks, const Body& body) {
   const auto kernel = reinterpret_cast<const void*>(&run_blocks<Body>);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              Body::shared_bytes));
-  // The code that the chip runs, which may have been compiled for an older one, has to wait.
+  // Only code that waits may begin early; what was compiled for sm_80 does not, on newer chips too.
   cudaFuncAttributes code{};
   check(cudaFuncGetAttributes(&code, kernel));
   cudaLaunchAttribute begins_early{};
