@@ -895,6 +895,18 @@ TEST_CASE("A kernel waits for those before it, and touches nothing before that t
                                      kernel::wait_for_earlier_kernels();
                                    }),
              "a copy by thread", not_waited + "the last one has written there"));
+  // A part of what is read is enough.
+  CHECK(says(fault_behind_a_kernel(
+                 data,
+                 [&](const Block& block) {
+                   kernel::wait_for_earlier_kernels();
+                   if (block.number == 0) kernel::store_to(&tokens[at(block.thread)].word[3], 1u);
+                 },
+                 [&](const Block& block) {
+                   load(tokens, block);
+                   kernel::wait_for_earlier_kernels();
+                 }),
+             "a load by thread", not_waited + "the last one has written there"));
   // Of one thread, that another has waited says nothing.
   CHECK(says(fault_behind_a_kernel(data,
                                    [&](const Block& block) {

@@ -78,7 +78,7 @@ class BlockOfThreads {
     require_aligned(how, address, bytes, site);
     const Who who = Who::thread(current_->number);
     if (!current_->has_waited_for_kernels) {
-      require_no_wait(how, address, who, site);
+      require_no_wait(how, address, bytes, who, site);
       global_.bytes_read_early += bytes;
     }
     const Conflict conflict = global_.access(how, address, bytes, who, clock(), begin_);
@@ -378,13 +378,14 @@ class BlockOfThreads {
            std::to_string(most_accesses) + " times without meeting anyone, at " + name_of(site));
   }
   // A kernel that may still be under way must not meet an access.
-  void require_no_wait(GlobalAccess how, const void* address, Who who, const Site& site) {
+  void require_no_wait(GlobalAccess how, const void* address, std::size_t bytes, Who who,
+                       const Site& site) {
     const char* why = nullptr;
     if (how == GlobalAccess::store)
       why = "they may be reading there";
     else if (under_way_ == UnderWay::anything)
       why = "nothing is known of those before a call";
-    else if (under_way_ == UnderWay::last_kernel && global_.is_being_written(address))
+    else if (under_way_ == UnderWay::last_kernel && global_.is_being_written(address, bytes))
       why = "the last one has written there";
     if (why != nullptr)
       note(std::string("a ") + name_of(how) + " by " + who.name() +

@@ -46,13 +46,13 @@ class GlobalMemory {
     products_ = std::move(products);
     if (pages_.size() > most_pages) forget_pages();
   }
-  /// Whether what lies there is being written by then. Aligned to its size, an element is written
-  /// as a whole or not at all.
-  bool is_being_written(const void* address) {
+  /// Whether any of what lies there is being written by then.
+  bool is_being_written(const void* address, std::size_t bytes) {
     const auto first = reinterpret_cast<std::uintptr_t>(address) / 2;
-    return page(first / places_of_page)[first % places_of_page].written.time() >=
-               time_of_launch_before_ ||
-           any_holds(products_, address);
+    const Shadow* place = &page(first / places_of_page)[first % places_of_page];
+    for (const Shadow* const end = place + (bytes + 1) / 2; place != end; ++place)
+      if (place->written.time() >= time_of_launch_before_) return true;
+    return any_meets(products_, address, bytes);
   }
   /// Forgets who accessed what; time begins anew.
   void forget() {
