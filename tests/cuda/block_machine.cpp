@@ -26,19 +26,28 @@ namespace kernel = mhla::cuda::machine;
 
 constexpr std::uint64_t seeds = 24;
 
+/// A body that has to wait for earlier kernels itself.
 template <int Threads, int SharedBytes, class F>
-struct Body {
+struct OwnBody {
   static constexpr int threads = Threads;
   static constexpr int shared_bytes = SharedBytes;
   static constexpr int blocks_of_processor = 1;
   F f;
   void operator()(const Block& block) const { f(block); }
 };
+/// One that does so before anything else.
+template <int Threads, int SharedBytes, class F>
+struct Body : OwnBody<Threads, SharedBytes, F> {
+  void operator()(const Block& block) const {
+    kernel::wait_for_earlier_kernels();
+    this->f(block);
+  }
+};
 
 template <int Threads = 64, int SharedBytes = 4096, class F>
 void run(std::uint64_t seed, Index blocks, const F& f) {
   machine::context().seed = seed;
-  kernel::run(machine::device(), blocks, Body<Threads, SharedBytes, F>{f});
+  kernel::run(machine::device(), blocks, Body<Threads, SharedBytes, F>{{f}});
 }
 
 /// What the machine says of a body, "nothing was thrown" where it finds no fault.
@@ -753,7 +762,10 @@ struct SizedBody {
   F f;
   int bytes;
   int shared_bytes() const { return bytes; }
-  void operator()(const Block& block) const { f(block); }
+  void operator()(const Block& block) const {
+    kernel::wait_for_earlier_kernels();
+    f(block);
+  }
 };
 
 TEST_CASE("Shared memory may depend on the call, up to what the chip has") {
@@ -860,6 +872,161 @@ TEST_CASE("Blocks of a launch, and threads without a barrier, keep apart in glob
   check_fault([&](const Block& block) { copied_source(block, false); }, "a race in global memory",
               "store", "copy");
   check_no_fault([&](const Block& block) { copied_source(block, true); });
+}
+
+/// The fault of a call's next kernel, whose body waits for earlier kernels itself.
+template <class F>
+std::string fault_of_next_kernel(const F& f) {
+  return error_message<stand_in::KernelFault>([&] {
+    kernel::run({nullptr, &machine::context()}, 2, OwnBody<64, 4096, F>{f});
+  });
+}
+/// Runs a kernel that writes to `data`, then such ones; returns the fault of the last.
+template <class... Bodies>
+std::string fault_behind_a_kernel(std::array<Chunk, 64>& data, const Bodies&... bodies) {
+  run(1, 1, [&](const Block& block) { kernel::store_to(&data[at(block.thread)], Chunk{}); });
+  std::string message = none;
+  const auto run_next = [&](const auto& body) {
+    CHECK(message == none);
+    message = fault_of_next_kernel(body);
+  };
+  (run_next(bodies), ...);
+  return message;
+}
+
+TEST_CASE("A kernel waits for those before it, and touches nothing before that they may be at") {
+  std::array<Chunk, 64> data{};
+  std::array<Chunk, 64> tokens{};
+  std::array<Chunk, 128> result{};
+  const auto load = [](const std::array<Chunk, 64>& from, const Block& block) {
+    return kernel::load_from(&from[at(block.thread)]);
+  };
+  const auto copy = [](const std::array<Chunk, 64>& from, const Block& block) {
+    kernel::copy_chunk(at(block.thread * 16), &from[at(block.thread)], true);
+    kernel::commit_copies();
+    kernel::wait_for_copies<0>();
+  };
+  const auto store = [&](const Block& block) {
+    kernel::store_to(&result[static_cast<std::size_t>(block.number * 64 + block.thread)], Chunk{});
+  };
+  const auto wait = [](const Block&) { kernel::wait_for_earlier_kernels(); };
+  const std::string not_waited = "that does not wait for earlier kernels: ";
+
+  CHECK(fault_behind_a_kernel(data, [&](const Block& block) {
+          load(tokens, block);
+          copy(tokens, block);
+          kernel::wait_for_earlier_kernels();
+          load(data, block);
+          copy(data, block);
+          store(block);
+        }) == none);
+  CHECK(says(fault_behind_a_kernel(data,
+                                   [&](const Block& block) {
+                                     load(data, block);
+                                     kernel::wait_for_earlier_kernels();
+                                   }),
+             "a load by thread", not_waited + "the last one has written there",
+             "block_machine.cpp:"));
+  CHECK(says(fault_behind_a_kernel(data,
+                                   [&](const Block& block) {
+                                     copy(data, block);
+                                     kernel::wait_for_earlier_kernels();
+                                   }),
+             "a copy by thread", not_waited + "the last one has written there"));
+  // A part of what is read is enough.
+  CHECK(says(fault_behind_a_kernel(
+                 data,
+                 [&](const Block& block) {
+                   kernel::wait_for_earlier_kernels();
+                   if (block.number == 0) kernel::store_to(&tokens[at(block.thread)].word[3], 1u);
+                 },
+                 [&](const Block& block) {
+                   load(tokens, block);
+                   kernel::wait_for_earlier_kernels();
+                 }),
+             "a load by thread", not_waited + "the last one has written there"));
+  // Of one thread, that another has waited says nothing.
+  CHECK(says(fault_behind_a_kernel(data,
+                                   [&](const Block& block) {
+                                     if (block.warp() == 0) kernel::wait_for_earlier_kernels();
+                                     block.sync();
+                                     if (block.thread == 40) load(data, block);
+                                     if (block.warp() == 1) kernel::wait_for_earlier_kernels();
+                                   }),
+             "a load by thread 40 " + not_waited));
+  // Whatever is under way may read anything.
+  CHECK(says(fault_behind_a_kernel(data,
+                                   [&](const Block& block) {
+                                     store(block);
+                                     kernel::wait_for_earlier_kernels();
+                                   }),
+             "a store by thread", not_waited + "they may be reading there"));
+  // The kernel before has waited itself, so that the one before that has ended.
+  CHECK(fault_behind_a_kernel(data, wait, [&](const Block& block) {
+          load(data, block);
+          kernel::wait_for_earlier_kernels();
+        }) == none);
+
+  // On every path, in every thread.
+  for (const Index number : {0, 1})
+    for (const int thread : {0, 63})
+      CHECK(says(
+          fault_behind_a_kernel(data,
+                                [=](const Block& block) {
+                                  if (block.number == number && block.thread == thread) return;
+                                  kernel::wait_for_earlier_kernels();
+                                }),
+          "thread " + std::to_string(thread) + " has ended without waiting for earlier kernels"));
+}
+
+TEST_CASE("Of a call's first kernel, and of products, it is known what may be under way") {
+  std::array<Chunk, 64> data{};
+  std::array<Chunk, 64> tokens{};
+  const auto load = [&](const std::array<Chunk, 64>& from, bool before_waiting) {
+    return fault_of_next_kernel([&](const Block& block) {
+      if (!before_waiting) kernel::wait_for_earlier_kernels();
+      kernel::load_from(&from[at(block.thread)]);
+      if (before_waiting) kernel::wait_for_earlier_kernels();
+    });
+  };
+  const auto write = [&] {
+    run(1, 1, [&](const Block& block) { kernel::store_to(&data[at(block.thread)], Chunk{}); });
+  };
+  const std::string unknown =
+      "does not wait for earlier kernels: nothing is known of those before a call";
+  machine::device();
+  CHECK(says(load(tokens, true), "a load by thread", unknown));
+  machine::device();
+  CHECK(load(tokens, false) == none);
+  CHECK(load(tokens, true) == none);  // the second kernel of the call
+  write();
+  machine::device_within_a_call();
+  CHECK(load(data, true) == none);
+  write();
+  CHECK(says(load(data, true), "the last one has written there"));
+
+  // A product of 2 x 2 in a matrix whose columns are 4 apart.
+  const auto multiply = [&] {
+    const float one = 1, zero = 0;
+    const std::array<float, 4> factor{};
+    cublasGemmStridedBatchedEx(&machine::context(), CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &one,
+                               factor.data(), CUDA_R_32F, 2, 0, factor.data(), CUDA_R_32F, 2, 0,
+                               &zero, &data[1], CUDA_R_32F, 4, 0, 1, CUBLAS_COMPUTE_32F_PEDANTIC,
+                               CUBLAS_GEMM_DEFAULT);
+  };
+  for (const bool before_waiting : {true, false}) {
+    machine::device_within_a_call();
+    load(tokens, true);
+    multiply();
+    const std::string message = load(data, before_waiting);
+    CAPTURE(message);
+    CHECK((message == none) != before_waiting);
+    CHECK(says(message, "a load by thread 1 ") == before_waiting);
+    CHECK(says(message, "a load by thread 2 ") == before_waiting);
+    CHECK_FALSE(says(message, "a load by thread 0 "));
+    CHECK_FALSE(says(message, "a load by thread 3 "));
+  }
+  CHECK(load(data, true) == none);  // the product is in front of the kernel before
 }
 
 TEST_CASE("Bytes of global memory are counted, of the last launch and of all") {

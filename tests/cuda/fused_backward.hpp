@@ -356,6 +356,10 @@ class Backward {
       if constexpr (normalizes)
         for (Index c = 0; c < KeyDim; ++c) to.set_key_sum(summary, c, f(summary, c, true));
     }
+    // In a call the device would do that, before the next kernel.
+    auto& written = machine::context().written_since_kernel;
+    written.push_back({to.planes.data(), to.planes.size() * sizeof(T)});
+    written.push_back({to.sums.data(), to.sums.size() * sizeof(float)});
   }
 
   const V& attention_;

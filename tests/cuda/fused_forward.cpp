@@ -80,6 +80,23 @@ struct Cube {
 
 }  // namespace
 
+TEST_CASE("fused: the readout has its first queries before summaries are mixed", "[cuda]") {
+  const auto early = [](const auto& attention, Index tokens) {
+    const Operands<BFloat16> x =
+        operands_of<BFloat16>(attention, {1, 2, 2, tokens, tokens, 64, 64});
+    forward<BFloat16, 64, 64>(attention, x, x.q, x.k, x.v);
+    const Index of_queries = 2 * tokens * 64 * 2;
+    return static_cast<double>(machine::context().last_kernel_bytes_read_early) /
+           static_cast<double>(of_queries);
+  };
+  // Each chunk of 16 bytes comes with the place of its row, of as many.
+  const double once = early(Line<>{.blocks = {.block = 64}}, 192);
+  CHECK(once == 2);
+  CHECK(early(Line<Causal, Unnormalized>{.blocks = {.block = 64}}, 192) == once);
+  // Of three tiles the first one.
+  CHECK(early(Line<>{.blocks = {.block = 192}}, 192) == Approx(once / 3));
+}
+
 TEST_CASE("fused: forward, blocks of one, two and three axes", "[cuda]") {
   check<BFloat16, 64, 64>("line", Line<>{.blocks = {.block = 20}}, {1, 1, 1, 50, 50});
   check<BFloat16, 64, 64>("one token", Line<>{.blocks = {.block = 4}}, {1, 1, 1, 1, 1});

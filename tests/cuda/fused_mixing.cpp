@@ -202,7 +202,7 @@ struct Call {
   }
   void run_into(const Matrices& mixing, const Summaries<T>& source,
                 const Summaries<T>& result) const {
-    const auto device = machine::device();
+    const auto device = machine::device_within_a_call();
     const long launches = machine::context().launches;
     if (forward()) {
       fused::mix<T>(device, shape, mixing.view(), source.rows, result.rows, most_blocks);
@@ -214,6 +214,11 @@ struct Call {
             fused::mix_summary_gradient_bytes(shape, planes, result_planes, most_blocks));
     }
     CHECK(machine::context().launches == launches + 1);
+    // A matrix that is kept is read while the kernel before may still be under way.
+    const auto early = machine::context().last_kernel_bytes_read_early;
+    if (!fused::MixingWork(shape, !forward(), most_blocks).keeps) CHECK(early == 0);
+    if (early == 0 && shape.key_blocks > 0 && shape.matrices > 0 && !shape.past_only)
+      CHECK_FALSE(fused::MixingWork(shape, !forward(), most_blocks).keeps);
   }
 
   /// What the result should be, and the sum of |m S|.
@@ -377,9 +382,9 @@ TEMPLATE_TEST_CASE("Mixed summaries may take the place of the summaries", "", BF
   const Call<TestType> call{shape};
   const Summaries<TestType> source = call.source();
   const Matrices mixing(shape, 1);
-  CHECK_THROWS_AS(
-      fused::mix<TestType>(machine::device(), shape, mixing.view(), source.rows, source.rows),
-      mhla::ShapeError);
+  CHECK_THROWS_AS(fused::mix<TestType>(machine::device_within_a_call(), shape, mixing.view(),
+                                       source.rows, source.rows),
+                  mhla::ShapeError);
 }
 
 TEMPLATE_TEST_CASE("What is not finite reaches those that see it, and nobody else", "", BFloat16,
@@ -464,7 +469,7 @@ struct GradientCall {
 
   std::vector<float> run(const Summaries<T>& grad_mixed, const Summaries<T>& summaries,
                          std::vector<float> parts) const {
-    const auto device = machine::device();
+    const auto device = machine::device_within_a_call();
     std::vector<float> partial_sums(
         static_cast<std::size_t>(fused::mix_matrix_gradient_partial_sums(shape)), nan_value);
     const SummaryRows<const T> a = grad_mixed.rows;
@@ -548,7 +553,7 @@ TEST_CASE("Parts of a matrix's gradient are added up as those of other backends 
   Summaries<BFloat16> summaries(shape.units, 5, 1, 72, 1);
   grad_mixed.fill(5);
   summaries.fill(6);
-  const auto device = machine::device();
+  const auto device = machine::device_within_a_call();
   std::vector<float> partial_sums(
       static_cast<std::size_t>(fused::mix_matrix_gradient_partial_sums(shape)));
   std::vector<float> parts(static_cast<std::size_t>(shape.units * 2 * 25), nan_value);

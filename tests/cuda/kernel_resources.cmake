@@ -2,7 +2,8 @@
 # cmake -DNVCC=nvcc -P tests/cuda/kernel_resources.cmake: compiles fused_kernels.cu, warnings being
 # errors, and compares the registers and spilled bytes that ptxas reports with kernel_resources.txt.
 # Fails, with a table, where a kernel takes more, is new or gone, where one spills on sm_90 without a
-# reason beside it, and where the blocks of threads that a processor is to run do not find registers.
+# reason beside it, where the blocks of threads that a processor is to run do not find registers, and
+# where one does not wait for the kernels before it, which from sm_90 on may not have ended.
 # The ceilings hold for one release of nvcc; with another one the last check is made alone. Variables:
 #   NVCC     the compiler
 #   FOLDER   where to compile: kernel_resources in the current one if not given
@@ -16,6 +17,29 @@ if(NOT FOLDER)
 endif()
 get_filename_component(FOLDER "${FOLDER}" ABSOLUTE)
 file(MAKE_DIRECTORY "${FOLDER}")
+
+# Fails where a kernel of a PTX file for sm_90 or later does not wait for those before it, or lets
+# the next one begin without having waited.
+function(require_waits file)
+  file(STRINGS "${file}" lines REGEX "^\\.target|^\\.visible \\.entry|griddepcontrol")
+  list(APPEND lines ".visible .entry end of file")
+  set(kernel "")
+  foreach(line IN LISTS lines)
+    if(line MATCHES "^\\.target sm_([0-9]+)")
+      if(CMAKE_MATCH_1 LESS 90)
+        return()
+      endif()
+    elseif(line MATCHES "\\.entry")
+      if(kernel AND NOT steps MATCHES "^(wait;launch_dependents;)+$")
+        message(FATAL_ERROR "${file}: the kernel's steps of grid control are \"${steps}\":\n${kernel}")
+      endif()
+      set(kernel "${line}")
+      set(steps "")
+    elseif(line MATCHES "griddepcontrol\\.([a-z_]+)")
+      string(APPEND steps "${CMAKE_MATCH_1};")
+    endif()
+  endforeach()
+endfunction()
 
 # Compiles the kernels for some architectures. For every kernel K and architecture A:
 #   resources_K_A    "registers/spilled bytes", stores and loads together
@@ -40,8 +64,11 @@ function(compile of_architectures)
     message(FATAL_ERROR "The kernels do not compile.")
   endif()
 
-  # Launch bounds, which are the same for every architecture.
   file(GLOB ptx "${folder}/fused_kernels*.ptx")
+  foreach(file IN LISTS ptx)
+    require_waits("${file}")
+  endforeach()
+  # Launch bounds, which are the same for every architecture.
   list(GET ptx 0 ptx)
   file(STRINGS "${ptx}" lines REGEX "^\\.visible \\.entry|^\\.maxntid|^\\.minnctapersm")
   foreach(line IN LISTS lines)

@@ -16,9 +16,19 @@ inline cublasContext& context() {
   return context;
 }
 
-/// A device of that machine, on the stream that takes none of CUDA to name.
+/// A device of that machine, on the stream that takes none of CUDA to name. The next kernel is the
+/// first of a call.
 inline mhla::CudaDevice device(mhla::FloatProducts products = mhla::FloatProducts::exact) {
+  context().under_way = stand_in::UnderWay::anything;
+  context().written_since_kernel.clear();
   return {nullptr, &context(), {}, products};
+}
+/// The same, for a stage alone: the next kernel stands in the middle of a call, whose stages before
+/// have nothing to do with it.
+inline mhla::CudaDevice device_within_a_call() {
+  const mhla::CudaDevice of_call = device();
+  context().under_way = stand_in::UnderWay::nothing;
+  return of_call;
 }
 
 }  // namespace machine

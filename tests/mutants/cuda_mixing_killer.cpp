@@ -74,7 +74,7 @@ void check(Index blocks, Index kv_heads, Index matrices, Index width) {
     return static_cast<double>(mixing[static_cast<std::size_t>((head * blocks + i) * blocks + b)]);
   };
   const fused::MixingMatrices view{mixing.data(), blocks * blocks, blocks};
-  const auto device = machine::device();
+  const auto device = machine::device_within_a_call();
   const auto expect_bytes = [](const fused::MovedBytes& bytes) {
     expect(static_cast<Index>(machine::context().last_kernel_bytes_read) == bytes.read &&
                static_cast<Index>(machine::context().last_kernel_bytes_written) == bytes.written,

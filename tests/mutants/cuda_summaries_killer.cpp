@@ -92,7 +92,7 @@ void check_mixing() {
   shape.query_blocks = rows;
   shape.key_blocks = inner;
   shape.width = width;
-  cuda::fused::mix(machine::device(), shape, {mix.view().data, rows * inner, inner},
+  cuda::fused::mix(machine::device_within_a_call(), shape, {mix.view().data, rows * inner, inner},
                    cuda::fused::SummaryRows<const BFloat16>{source.view().data, 1, 0, 0, width, 0},
                    cuda::fused::SummaryRows<BFloat16>{result.view().data, 1, 0, 0, width, 0});
   const auto error = mhla::testing::compare(result.view(), expected.view());

@@ -891,6 +891,37 @@ mutant(cuda_pairs_denominators_without_gradient cuda_pairs cuda/fused/quadratic_
 mutant(cuda_pairs_dmix_of_the_first_column cuda_pairs cuda/fused/quadratic_mixing_gradient.cuh
   [[products.at(row, column * column_length + n)]]
   [[products.at(row, column % 1 * column_length + n)]])
+mutant(cuda_pairs_of_a_call_not_waited_for cuda_pairs cuda/fused/quadratic.cuh
+  [[machine::wait_for_earlier_kernels();  // this is the first kernel of a call
+    const BlockTable& table = of.q.x.table;
+    const TokenRange xs = of.template query_tile<rows>(block.number);
+    const Index kv_head = xs.head / of.sharing.heads;
+    const EntryRange seen = keys_seen<sees>(table, of.k.x.table, of.packed, xs.begin, xs.end);]]
+  [[const BlockTable& table = of.q.x.table;
+    const TokenRange xs = of.template query_tile<rows>(block.number);
+    const Index kv_head = xs.head / of.sharing.heads;
+    const EntryRange seen = keys_seen<sees>(table, of.k.x.table, of.packed, xs.begin, xs.end);
+    copy_tokens<threads>(block, of.q.x, xs, FeatureTile{Shared{features_at}});
+    machine::wait_for_earlier_kernels();]])
+mutant(cuda_pairs_of_queries_begin_a_call_early cuda_pairs cuda/fused/quadratic_query_gradient.cuh
+  [[machine::wait_for_earlier_kernels();  // this is the first kernel of a call
+    const PairOperands<T, Map, Rotates>& of = operands.of;
+    const BlockTable& table = of.q.x.table;]]
+  [[const PairOperands<T, Map, Rotates>& of = operands.of;
+    const BlockTable& table = of.q.x.table;
+    machine::load_from(table.places.data);
+    machine::wait_for_earlier_kernels();]])
+mutant(cuda_pairs_of_keys_read_weights_early cuda_pairs cuda/fused/quadratic_key_gradient.cuh
+  [[if constexpr (Divides) machine::wait_for_earlier_kernels();
+    MixingOfHead mixing{};]]
+  [[if constexpr (Divides) {
+      operands.template read_weights<rows>(block, xs_of(0), Shapes::sums(0), Shapes::sums(1));
+      machine::wait_for_earlier_kernels();
+    }
+    MixingOfHead mixing{};]])
+mutant(cuda_pairs_of_dmix_not_waited_for cuda_pairs cuda/fused/quadratic_mixing_gradient.cuh
+  [[machine::wait_for_earlier_kernels();]]
+  [[]])
 
 # Fused kernels: the backward pass through summaries
 mutant(fused_gradient_without_c cuda_gradients cuda/fused/feature_gradient.cuh
@@ -927,6 +958,26 @@ mutant(fused_own_queries_without_a_weight cuda_gradients cuda/fused/readout.cuh
 mutant(fused_key_sums_of_weighted_features cuda_gradients cuda/fused/block_summary.cuh
   [[weight == 0 ? 0.0f : of_sum / weight;]]
   [[weight == 0 ? 0.0f : of_sum;]])
+mutant(fused_gradient_waits_behind_key_sums cuda_gradients cuda/fused/feature_gradient.cuh
+  [[machine::wait_for_earlier_kernels();
+    if constexpr (Normalizes)
+      for (int c = block.thread; c < KeyDim; c += threads)
+        machine::write(static_cast<Shared>(c * 4),
+                       machine::load_from(key_sums + summary * KeyDim + c));]]
+  [[if constexpr (Normalizes)
+      for (int c = block.thread; c < KeyDim; c += threads)
+        machine::write(static_cast<Shared>(c * 4),
+                       machine::load_from(key_sums + summary * KeyDim + c));
+    machine::wait_for_earlier_kernels();]])
+mutant(fused_gradient_waits_behind_the_summary cuda_gradients cuda/fused/feature_gradient.cuh
+  [[machine::wait_for_earlier_kernels();
+    if constexpr (Normalizes)]]
+  [[machine::load_from(summaries.data + summary * KeyDim * ValueDim);
+    machine::wait_for_earlier_kernels();
+    if constexpr (Normalizes)]])
+mutant(fused_gradient_not_waited_for cuda_gradients cuda/fused/feature_gradient.cuh
+  [[machine::wait_for_earlier_kernels();]]
+  [[]])
 
 # Fused kernels: the forward pass through summaries
 mutant(fused_summary_prefetch_before_the_barrier cuda_summaries cuda/fused/block_summary.cuh
@@ -1067,6 +1118,34 @@ mutant(resident_idle_processors_count cuda_path cuda/kernel_cost.hpp
   [[(alone ? moving + computing : std::max(moving, computing)) / busy;]]
   [[(alone ? moving + computing : std::max(moving, computing));]])
 
+mutant(fused_summary_of_a_call_not_waited_for cuda_summaries cuda/fused/block_summary.cuh
+  [[machine::wait_for_earlier_kernels();  // this may be the first kernel of a call
+    Accumulators<KeyDim, slice, 4, 2> sum;
+    float key_sum[std::size_t{Quads<KeyDim>::of_lane}][4] = {};
+    for (int tile = 0; tile < stages - 1; ++tile) begin_copy(tile);]]
+  [[Accumulators<KeyDim, slice, 4, 2> sum;
+    float key_sum[std::size_t{Quads<KeyDim>::of_lane}][4] = {};
+    for (int tile = 0; tile < stages - 1; ++tile) begin_copy(tile);
+    machine::wait_for_earlier_kernels();]])
+mutant(fused_summary_does_not_wait cuda_summaries cuda/fused/block_summary.cuh
+  [[machine::wait_for_earlier_kernels();]]
+  [[]])
+mutant(fused_readout_waits_behind_the_summary cuda_summaries cuda/fused/readout.cuh
+  [[copy_tile(0);  // never the first kernel of a call: the tokens are there]]
+  [[copy_tile(0);
+    machine::load_from(summaries.data + summary * KeyDim * ValueDim);]])
+mutant(fused_readout_does_not_wait cuda_summaries cuda/fused/readout.cuh
+  [[machine::wait_for_earlier_kernels();]]
+  [[]])
+mutant(fused_mixing_waits_behind_the_summaries cuda_summaries cuda/fused/block_mixing.cuh
+  [[machine::wait_for_earlier_kernels();
+      copy_source(block, item(number), 0, stage);]]
+  [[copy_source(block, item(number), 0, stage);
+      machine::wait_for_earlier_kernels();]])
+mutant(fused_mixing_does_not_wait cuda_summaries cuda/fused/block_mixing.cuh
+  [[machine::wait_for_earlier_kernels();
+      copy_source]]
+  [[copy_source]])
 # Mixing of 16-bit summaries
 mutant(cuda_mixing_prefetch_before_the_barrier cuda_mixing cuda/fused/block_mixing.cuh
   [[block.sync();
@@ -1094,6 +1173,29 @@ mutant(cuda_mixing_adds_one_split cuda_mixing cuda/fused/block_mixing.cuh
 mutant(cuda_mixing_columns_behind_the_last cuda_mixing cuda/fused/block_mixing.cuh
   [[c * chunk_size < cols;]]
   [[c * chunk_size < cols + 8;]])
+mutant(cuda_mixing_gradient_waits_where_queries_see cuda_mixing cuda/fused/block_mixing.cuh
+  [[machine::wait_for_earlier_kernels();
+    Index rest = block.number;
+    const Index b = rest % work.key_tiles * Side;
+    rest /= work.key_tiles;
+    const Index i = rest % work.query_tiles * Side;
+    rest /= work.query_tiles;
+    const Index split = rest % work.splits;
+    const Index part = rest / work.splits;  // unit and matrix
+    const int queries = at_most_side(work.query_blocks - i);
+    const int keys = at_most_side(work.key_blocks - b);
+    if (!work.sees(i + queries, b)) return;]]
+  [[Index rest = block.number;
+    const Index b = rest % work.key_tiles * Side;
+    rest /= work.key_tiles;
+    const Index i = rest % work.query_tiles * Side;
+    rest /= work.query_tiles;
+    const Index split = rest % work.splits;
+    const Index part = rest / work.splits;  // unit and matrix
+    const int queries = at_most_side(work.query_blocks - i);
+    const int keys = at_most_side(work.key_blocks - b);
+    if (!work.sees(i + queries, b)) return;
+    machine::wait_for_earlier_kernels();]])
 
 # The exponential in arithmetic
 mutant(exponential_of_the_other_half kernels cpu/exponential.hpp
@@ -1105,3 +1207,11 @@ mutant(exponential_scaled_at_once kernels cpu/exponential.hpp
 mutant(elu_without_its_line kernels cpu/exponential.hpp
   [[return x > 0.0f ? above : below;]]
   [[return x > 1.0f ? above : below;]])
+
+# Kernels that begin before those in front of them have ended
+mutant(fused_mixing_of_a_state_waits_behind_the_matrix cuda_state cuda/fused/forward_pass.cuh
+  [[const bool is_new = this->plan.in_state && this->plan.parts == backward_parts;]]
+  [[const bool is_new = false;]])
+mutant(resident_does_not_wait cuda_resident cuda/fused/resident.cuh
+  [[machine::wait_for_earlier_kernels();  // this is the first kernel of a call]]
+  [[]])

@@ -4,7 +4,7 @@
 
 # Who may say what: a header of include/mhla, and words.
 set(allowed
-  "cuda/machine.cuh : asm __global__ __device__ __shared__ __syncthreads __syncwarp __shfl __launch_bounds__ blockIdx gridDim threadIdx cuda_runtime"
+  "cuda/machine.cuh : asm __CUDA_ARCH__ __global__ __device__ __shared__ __syncthreads __syncwarp __shfl __launch_bounds__ blockIdx blockDim gridDim threadIdx cuda_runtime"
   "cuda/launch.cuh  : __global__ __launch_bounds__ blockIdx blockDim gridDim threadIdx <<< cuda_runtime"
   "cuda/device_memory.cuh : cuda_runtime"
   "core/config.hpp  : __host__ __device__")

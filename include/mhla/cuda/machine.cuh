@@ -15,6 +15,19 @@
 //   machine::run(device, number_of_blocks, body);
 //
 // Warps meet in every function that says so: all 32 lanes call it at the same place.
+//
+// From sm_90 on a kernel may begin before the kernels in front of it in the stream have ended, so
+// that its blocks of threads are in place, and have read what they can, when those do end. Hence
+// every thread of a body, on every path, calls wait_for_earlier_kernels() once. Since the kernels
+// behind it may begin only when all of its blocks have come that far, no more is under way before
+// that call than the last kernel that run() has launched and what cuBLAS and launch() do behind it.
+// So a body, before it waits,
+//   - writes nothing to global memory: those kernels may still read there;
+//   - reads nothing that they write: results of the stages before. Tables that were filled in front
+//     of that last kernel can be read, and so can the caller's tensors, whose kernels are in front
+//     of it as well;
+//   - reads nothing at all if it may be the first of a call. Nothing is known of the caller's
+//     kernels: they may be writing the tensors.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -103,6 +116,16 @@ MHLA_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "
 template <int pending>
 MHLA_DEVICE void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
+}
+
+/// Waits until all that the stream had to do before this kernel is done and can be read; the kernel
+/// behind this one may begin from then on. Not before: it takes for granted that whatever is in
+/// front of this one has ended. Below sm_90 kernels begin no earlier, and nothing is left to do.
+MHLA_DEVICE void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
 }
 
 /// Four 8 x 8 matrices of 16-bit elements: lane l says where row l % 8 of matrix l / 8 is, 16 bytes
@@ -204,7 +227,8 @@ __global__ void __launch_bounds__(Body::threads, Body::blocks_of_processor)
              static_cast<int>(threadIdx.x)});
 }
 
-/// Runs a body on so many blocks of threads, on the device's stream.
+/// Runs a body on so many blocks of threads, on the device's stream; it may begin before the
+/// kernels in front of it have ended, as said above. A captured stream keeps that.
 template <class Body>
 void run(const CudaDevice& device, Index blocks, const Body& body) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
@@ -213,18 +237,30 @@ void run(const CudaDevice& device, Index blocks, const Body& body) {
   if (blocks > most_blocks)
     throw ShapeError("mhla: " + std::to_string(blocks) +
                      " blocks of threads are more than a CUDA launch can count");
-  const auto check = [](cudaError_t error) {
-    if (error != cudaSuccess)
+  const auto check = [](cudaError_t status) {
+    if (status != cudaSuccess)
       throw CudaError(std::string("mhla: a kernel could not be launched: ") +
-                      cudaGetErrorString(error));
+                      cudaGetErrorString(status));
   };
   const auto kernel = reinterpret_cast<const void*>(&run_blocks<Body>);
   const int shared_bytes = shared_bytes_of(body);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  // Only code that waits may begin early; what was compiled for sm_80 does not, on newer chips too.
+  cudaFuncAttributes code{};
+  check(cudaFuncGetAttributes(&code, kernel));
+  cudaLaunchAttribute begins_early{};
+  begins_early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  begins_early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(blocks));
+  launch.blockDim = dim3(Body::threads);
+  launch.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  launch.stream = device.stream();
+  launch.attrs = &begins_early;
+  launch.numAttrs = code.ptxVersion >= 90 ? 1 : 0;
   Body argument = body;
   void* arguments[] = {&argument};
-  check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Body::threads),
-                         arguments, static_cast<std::size_t>(shared_bytes), device.stream()));
+  check(cudaLaunchKernelExC(&launch, kernel, arguments));
 }
 
 }  // namespace cuda::machine

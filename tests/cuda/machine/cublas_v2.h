@@ -7,6 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
+
+#include "emulation/address_range.hpp"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
@@ -34,6 +37,17 @@ enum cublasComputeType_t {
 };
 enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1 };
 
+namespace stand_in {
+
+/// What may still be under way when the next kernel of machine::run() begins.
+enum class UnderWay {
+  last_kernel,  // and the products behind it
+  anything,     // of the caller's: the kernel is the first of a call
+  nothing       // that it or the kernels behind it have to do with
+};
+
+}  // namespace stand_in
+
 struct cublasContext {
   cudaStream_t stream = nullptr;
   cublasPointerMode_t pointer_mode = CUBLAS_POINTER_MODE_HOST;
@@ -45,6 +59,10 @@ struct cublasContext {
   cublasStatus_t refuse_with = CUBLAS_STATUS_SUCCESS;
   cublasStatus_t refuse_workspace_with = CUBLAS_STATUS_SUCCESS;
 
+  // What kernels have to wait for.
+  stand_in::UnderWay under_way = stand_in::UnderWay::last_kernel;
+  std::vector<stand_in::AddressRange> written_since_kernel = {};  // by products, or their like
+
   // What the tests ask afterwards.
   long launches = 0;
   long products = 0;
@@ -53,6 +71,7 @@ struct cublasContext {
   std::uint64_t kernel_bytes_written = 0;
   std::uint64_t last_kernel_bytes_read = 0;
   std::uint64_t last_kernel_bytes_written = 0;
+  std::uint64_t last_kernel_bytes_read_early = 0;  // before it has waited for earlier kernels
   cublasComputeType_t last_compute = CUBLAS_COMPUTE_32F;
   cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;
   cudaStream_t last_stream = nullptr;         // of a product
@@ -173,6 +192,12 @@ inline cublasStatus_t cublasGemmStridedBatchedEx(
   handle->last_math_mode = handle->math_mode;
   handle->last_stream = handle->stream;
   handle->last_workspace_size = handle->workspace_size;
+  if (m > 0 && n > 0 && batch > 0) {  // from the first element to the last
+    const auto elements = static_cast<std::size_t>(stride_c * (batch - 1) + m +
+                                                   static_cast<long long>(ldc) * (n - 1));
+    handle->written_since_kernel.push_back(
+        {c, elements * (is_double ? sizeof(double) : sizeof(float))});
+  }
   // The workspace is cuBLAS's own for as long as it is set.
   if (handle->workspace_size > 0) std::memset(handle->workspace, 0xff, handle->workspace_size);
   const auto run = [&](auto zero) {

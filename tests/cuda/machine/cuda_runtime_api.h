@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cublas_v2.h"
+#include "emulation/address_range.hpp"
 
 enum cudaError_t {
   cudaSuccess = 0,
@@ -40,23 +41,6 @@ struct cudaPointerAttributes {
 };
 
 namespace stand_in {
-
-struct AddressRange {
-  const void* begin;
-  std::size_t bytes;
-
-  bool holds(const void* address) const {
-    const auto at = reinterpret_cast<std::uintptr_t>(address);
-    const auto first = reinterpret_cast<std::uintptr_t>(begin);
-    return first <= at && at < first + bytes;
-  }
-};
-
-inline bool any_holds(const std::vector<AddressRange>& ranges, const void* address) {
-  for (const AddressRange& range : ranges)
-    if (range.holds(address)) return true;
-  return false;
-}
 
 /// The runtime of the one thread that there is. All memory is known to it, save nullptr and what is
 /// said to be unknown; where it allocates itself, nothing but that.

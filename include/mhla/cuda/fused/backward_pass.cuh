@@ -87,16 +87,11 @@ void mixing_gradient(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
                                        plan.grad_own_mixing.data});
 }
 
-/// dS_b and dz_b of every key block.
+/// dz_b and dS_b of every key block, as in mix_blocks().
 template <class V, class T, int KeyDim, int ValueDim>
 void mix_blocks_gradient(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
   const SummaryPlan<V, T>& plan = call.plan;
   const Extents<V>& e = plan.extents;
-  for_each_sequence(call, [&](const SequenceSummaries<V, T>& s) {
-    mix_summary_gradient<T>(call.device, s.shape(), call.matrices(),
-                            s.of_queries(plan.grad_mixed_summaries),
-                            s.of_keys(plan.grad_summaries));
-  });
   if constexpr (normalizes<V>) {
     if (e.matrices == 0) clear(call.device, plan.grad_key_sums);  // no query head reads a kv head
     for_each_mixing(call.variant, e, [&](const Mixing<V>& m) {
@@ -106,6 +101,11 @@ void mix_blocks_gradient(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
                                  m.matrix == 0 ? Into::overwrite : Into::add);
     });
   }
+  for_each_sequence(call, [&](const SequenceSummaries<V, T>& s) {
+    mix_summary_gradient<T>(call.device, s.shape(), call.matrices(),
+                            s.of_queries(plan.grad_mixed_summaries),
+                            s.of_keys(plan.grad_summaries));
+  });
 }
 
 /// A causal key's own queries, of all heads that share it; nothing in other calls.

@@ -53,6 +53,7 @@ struct MixingMatrices {
   const float* data = nullptr;
   Index head_stride = 0;
   Index row_stride = 0;
+  bool is_new = false;  // no kernel of ours is between the one that fills them and this one
 };
 
 /// The same of their gradients, for every unit and matrix; products of summaries count `scale`
@@ -372,15 +373,22 @@ struct MixBlocks {
     int held = -1;  // the group whose matrix is kept
     Coefficients kept[std::size_t{inner_parts}] = {};
     int stage = 0;
-    copy_source(block, item(number), 0, stage);
-    machine::commit_copies();
+    const auto begin = [&] {
+      machine::wait_for_earlier_kernels();
+      copy_source(block, item(number), 0, stage);
+      machine::commit_copies();
+    };
+    if (!Keeps || mixing.is_new) begin();
     for (; number < end; ++number) {
       const Item current = item(number);
       if constexpr (Keeps) {
         if (held != current.group) {
+          const bool is_first = held < 0;
           MHLA_DEVICE_UNROLL
           for (int part = 0; part < inner_parts; ++part)
             kept[part] = coefficients_of(block, load_part(block, current, term(current, 0), part));
+          // The matrix is a table, which is there: the kernel before makes the summaries alone.
+          if (is_first && !mixing.is_new) begin();
         }
         held = current.group;
       }
@@ -429,6 +437,7 @@ struct MultiplyMixedSummaries {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
+    machine::wait_for_earlier_kernels();
     Index rest = block.number;
     const Index b = rest % work.key_tiles * Side;
     rest /= work.key_tiles;

@@ -150,6 +150,7 @@ struct SummarizeBlocks {
       machine::commit_copies();
     };
 
+    machine::wait_for_earlier_kernels();  // this may be the first kernel of a call
     Accumulators<KeyDim, slice, 4, 2> sum;
     float key_sum[std::size_t{Quads<KeyDim>::of_lane}][4] = {};
     for (int tile = 0; tile < stages - 1; ++tile) begin_copy(tile);

@@ -127,12 +127,14 @@ struct FeatureGradient {
     const TokenRange all = TokenRange::of_block(table, item, head, b);
     const TokenRange range = all.from(all.begin + tile * rows);
 
+    // Never the first kernel of a call: the tokens are there.
+    copy_tokens<threads>(block, x.x, range, x_tile());
+    copy_tokens<threads>(block, values, range, value_tile());
+    machine::wait_for_earlier_kernels();
     if constexpr (Normalizes)
       for (int c = block.thread; c < KeyDim; c += threads)
         machine::write(static_cast<Shared>(c * 4),
                        machine::load_from(key_sums + summary * KeyDim + c));
-    copy_tokens<threads>(block, x.x, range, x_tile());
-    copy_tokens<threads>(block, values, range, value_tile());
     Gradient gradient;
     multiply_summary(block, summary, gradient);
 

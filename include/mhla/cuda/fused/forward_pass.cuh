@@ -38,7 +38,9 @@ struct SummaryCall : FusedOperands<V, T, SummaryPlan<V, T>> {
   Sharing of_key_heads() const { return {this->plan.extents.keys.kv_heads, 1, 1}; }
   MixingMatrices matrices() const {
     const Extents<V>& e = this->plan.extents;
-    return {this->plan.mixing.data, e.mixing_size(), e.mix_columns};
+    // With summaries from a state, the backward pass begins with mixing.
+    const bool is_new = this->plan.in_state && this->plan.parts == backward_parts;
+    return {this->plan.mixing.data, e.mixing_size(), e.mix_columns, is_new};
   }
 };
 
@@ -84,21 +86,22 @@ void for_each_sequence(const SummaryCall<V, T, KeyDim, ValueDim>& call, F&& f) {
   });
 }
 
-/// S~_i and z~_i of every query block.
+/// z~_i and S~_i of every query block. What follows our kernels may begin before they have ended,
+/// what follows those of cuBLAS may not: summaries come last, in front of the longest kernel.
 template <class V, class T, int KeyDim, int ValueDim>
 void mix_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
   const SummaryPlan<V, T>& plan = call.plan;
   const Extents<V>& e = plan.extents;
-  for_each_sequence(call, [&](const SequenceSummaries<V, T>& s) {
-    mix(call.device, s.shape(), call.matrices(), s.of_keys(plan.summaries),
-        s.of_queries(plan.mixed_summaries));
-  });
   if constexpr (normalizes<V>)
     for_each_mixing(call.variant, e, [&](const Mixing<V>& m) {
       cuda::mix(call.device, sight_of<V>(), m.matrix_of(plan.mixing),
                 m.key_blocks(plan.key_sums, e.feature_dim),
                 m.query_blocks(plan.mixed_key_sums, e.feature_dim));
     });
+  for_each_sequence(call, [&](const SequenceSummaries<V, T>& s) {
+    mix(call.device, s.shape(), call.matrices(), s.of_keys(plan.summaries),
+        s.of_queries(plan.mixed_summaries));
+  });
 }
 
 /// y of every query.

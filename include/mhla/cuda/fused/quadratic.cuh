@@ -383,6 +383,7 @@ struct AttendPairs {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
+    machine::wait_for_earlier_kernels();  // this is the first kernel of a call
     const BlockTable& table = of.q.x.table;
     const TokenRange xs = of.template query_tile<rows>(block.number);
     const Index kv_head = xs.head / of.sharing.heads;

@@ -59,6 +59,8 @@ struct KeyPairsGradient {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
+    // The first kernel of a call, unless the queries' was to make weights; then tokens are there.
+    if constexpr (!Divides) machine::wait_for_earlier_kernels();
     const PairOperands<T, Map, Rotates>& of = operands.of;
     const BlockTable& table = of.k.x.table;
     const TokenRange ys = of.template key_tile<rows>(block.number);
@@ -85,6 +87,7 @@ struct KeyPairsGradient {
     copy_tokens<threads>(block, of.k.x, ys, features);
     copy_tokens<threads>(block, of.v, ys, values);
     key_blocks.look_up(block, table, ys, absent_key);
+    if constexpr (Divides) machine::wait_for_earlier_kernels();
     MixingOfHead mixing{};
     typename Shapes::FeatureSum feature_sum;
     typename Shapes::FeatureSum plain_sum;  // of unrotated queries, where features are twofold

@@ -59,6 +59,7 @@ struct MixingPairsGradient {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
+    machine::wait_for_earlier_kernels();  // this may be the first kernel of a call
     const PairOperands<T, Map, Rotates>& of = operands.of;
     const Sharing& sharing = of.sharing;
     const BlockTable& queries = of.q.x.table;

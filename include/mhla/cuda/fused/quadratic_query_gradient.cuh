@@ -60,6 +60,7 @@ struct QueryPairsGradient {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
+    machine::wait_for_earlier_kernels();  // this is the first kernel of a call
     const PairOperands<T, Map, Rotates>& of = operands.of;
     const BlockTable& table = of.q.x.table;
     const TokenRange xs = of.template query_tile<rows>(block.number);

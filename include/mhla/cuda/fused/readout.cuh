@@ -230,9 +230,12 @@ struct ReadOutBlocks {
     const int tiles = static_cast<int>(ceil_div(table.block_tokens, Index{rows}));
     const Tiles of_tiles{x, own, epsilon, places()};
     const auto range_of = [&](int tile) { return all.from(all.begin + tile * rows); };
-    const auto begin_copy = [&](int tile) {
+    const auto copy_tile = [&](int tile) {
       if (tile < tiles)
         copy_tokens<threads>(block, x.x, range_of(tile), feature_tile(tile % stages));
+    };
+    const auto begin_copy = [&](int tile) {
+      copy_tile(tile);
       machine::commit_copies();
     };
     const auto copy_summary = [&] {
@@ -245,18 +248,22 @@ struct ReadOutBlocks {
       }
     };
 
+    copy_tile(0);  // never the first kernel of a call: the tokens are there
+    machine::wait_for_earlier_kernels();
     if constexpr (Divides)
       for (int c = block.thread; c < KeyDim; c += threads)
         machine::write(static_cast<Shared>(c * 4),
                        machine::load_from(key_sums + summary * KeyDim + c));
     if constexpr (!adds_own) copy_summary();
-    for (int tile = 0; tile < stages - 1; ++tile) begin_copy(tile);
+    machine::commit_copies();
+    for (int tile = 1; tile < stages - 1; ++tile) begin_copy(tile);
 
     for (int tile = 0; tile < tiles; ++tile) {
       if constexpr (adds_own) {
         block.sync();  // the tile before has been read
         copy_summary();
-        begin_copy(tile);
+        if (tile > 0) copy_tile(tile);
+        machine::commit_copies();
         machine::wait_for_copies<0>();
         block.sync();
       } else {

@@ -89,6 +89,7 @@ struct AttendResident {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
+    machine::wait_for_earlier_kernels();  // this is the first kernel of a call
     BlockIndices indices(block);
     Part part;
     part.column = indices.next(slices) * Slice;

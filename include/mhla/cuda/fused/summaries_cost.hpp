@@ -260,8 +260,8 @@ struct SummariesCost {
       path.add(cost);
     };
     add(summarize("summaries", keys, false));
-    path.add(mix("mixing", false, keys.summaries * size.matrices, mixed));
     if (size.normalizes) path.add_beside(mix_key_sums("mixing of key sums"));
+    path.add(mix("mixing", false, keys.summaries * size.matrices, mixed));
     if (direction == Direction::forward) {
       add(read_out("readout", queries, keys, own_keys(), size.normalizes));
       return path;
@@ -271,8 +271,8 @@ struct SummariesCost {
     path.add(mixing_gradient());
     path.add_beside(sum_mixing_gradient());
     if (size.normalizes) path.add_beside(mix_key_sums("dm of key sums"));
-    path.add(mix("dS", true, mixed, keys.summaries));
     if (size.normalizes) path.add_beside(mix_key_sums("dz"));
+    path.add(mix("dS", true, mixed, keys.summaries));
     add(read_out("dv", keys, queries, own_queries(), false));
     add(gradient("dk", keys, queries, own_queries(), Side::keys));
     return path;

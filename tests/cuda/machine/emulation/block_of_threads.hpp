@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "../cublas_v2.h"
 #include "copies.hpp"
 #include "fiber.hpp"
 #include "global_memory.hpp"
@@ -40,7 +41,10 @@ class BlockOfThreads {
   const GlobalMemory& global_memory() const { return global_; }
 
   /// The blocks that run from now on are those of another launch.
-  void begin_launch() { global_.begin(time_ + 1); }
+  void begin_launch(UnderWay under_way, std::vector<AddressRange> products) {
+    under_way_ = under_way;
+    global_.begin(time_ + 1, std::move(products));
+  }
 
   /// Runs block `number`: body(argument, thread) by so many threads. Throws KernelFault.
   void run(std::ptrdiff_t number, int threads, std::size_t shared_bytes, std::uint64_t seed,
@@ -73,9 +77,15 @@ class BlockOfThreads {
     require_progress(site);
     require_aligned(how, address, bytes, site);
     const Who who = Who::thread(current_->number);
+    if (!current_->has_waited_for_kernels) {
+      require_no_wait(how, address, bytes, who, site);
+      global_.bytes_read_early += bytes;
+    }
     const Conflict conflict = global_.access(how, address, bytes, who, clock(), begin_);
     if (conflict.with != nullptr) note(global_.words(conflict, how, who, begin_), site);
   }
+
+  void wait_for_earlier_kernels() { current_->has_waited_for_kernels = true; }
 
   void begin_copy(std::uint32_t to, const void* from, bool is_present, const Site& site) {
     require_aligned(GlobalAccess::copy, from, 16, site);
@@ -133,6 +143,7 @@ class BlockOfThreads {
     Warp* warp = nullptr;
     int number = 0;
     bool has_ended = false;
+    bool has_waited_for_kernels = false;
     Copies copies;
 
     unsigned lane() const { return static_cast<unsigned>(number) % warp_size; }
@@ -176,6 +187,7 @@ class BlockOfThreads {
       warp(w).time_of_barrier = time_;
       for (Thread* const thread : warp(w).lanes) {
         thread->has_ended = false;
+        thread->has_waited_for_kernels = false;
         thread->copies.forget();
       }
       release(warp(w));
@@ -209,6 +221,9 @@ class BlockOfThreads {
           if (me.copies.under_way() > 0)
             block.stop("thread " + std::to_string(me.number) +
                        " has ended without waiting for its copies");
+          if (!me.has_waited_for_kernels)
+            block.stop("thread " + std::to_string(me.number) +
+                       " has ended without waiting for earlier kernels");
         }
       } catch (const Abandoned&) {
       } catch (const std::exception& error) {
@@ -362,6 +377,21 @@ class BlockOfThreads {
       stop("thread " + std::to_string(current_->number) + " has accessed memory " +
            std::to_string(most_accesses) + " times without meeting anyone, at " + name_of(site));
   }
+  // A kernel that may still be under way must not meet an access.
+  void require_no_wait(GlobalAccess how, const void* address, std::size_t bytes, Who who,
+                       const Site& site) {
+    const char* why = nullptr;
+    if (how == GlobalAccess::store)
+      why = "they may be reading there";
+    else if (under_way_ == UnderWay::anything)
+      why = "nothing is known of those before a call";
+    else if (under_way_ == UnderWay::last_kernel && global_.is_being_written(address, bytes))
+      why = "the last one has written there";
+    if (why != nullptr)
+      note(std::string("a ") + name_of(how) + " by " + who.name() +
+               " that does not wait for earlier kernels: " + why,
+           site);
+  }
   void require_shared(Access how, std::uint32_t at, std::size_t bytes, const Site& site) {
     if (at > memory_.bytes() || bytes > memory_.bytes() - at)
       stop(words(how, bytes) + " at byte " + std::to_string(at) + " of shared memory, which has " +
@@ -450,10 +480,11 @@ class BlockOfThreads {
   int ended_ = 0;
   int at_barrier_ = 0;          // warps
   std::uint32_t runnable_ = 0;  // a bit for each warp that can go on
-  Thread* current_ = nullptr;   // who runs
-  Warp* warp_ = nullptr;        // whose turn it is,
-  int stretch_ = 0;             // for so many meetings
-  int patience_ = 0;            // accesses until the thread must have met somebody
+  UnderWay under_way_ = UnderWay::last_kernel;
+  Thread* current_ = nullptr;  // who runs
+  Warp* warp_ = nullptr;       // whose turn it is,
+  int stretch_ = 0;            // for so many meetings
+  int patience_ = 0;           // accesses until the thread must have met somebody
   std::uint32_t time_ = 0;
   std::uint32_t begin_ = 0;  // of the block
   std::uint32_t time_of_barrier_ = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The tensors' memory as kernels see it: bytes moved are counted, and a shadow finds what blocks of
-// one launch, or threads without a barrier, do to each other there.
+// one launch, threads without a barrier, or a kernel that has not waited for the one before, do to
+// each other there.
 #pragma once
 
 #include <array>
@@ -9,7 +10,10 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
+#include "address_range.hpp"
 #include "shadow.hpp"
 
 namespace stand_in {
@@ -32,17 +36,28 @@ class GlobalMemory {
  public:
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
+  std::uint64_t bytes_read_early = 0;  // before earlier kernels have been waited for
 
-  /// A launch begins, whose blocks may run in any order and at the same time.
-  void begin(std::uint32_t time) {
-    bytes_read = bytes_written = 0;
-    time_of_launch_ = time;
+  /// A launch begins, whose blocks may run in any order and at the same time and, until they wait,
+  /// with the launch before and with the products that have written `products`.
+  void begin(std::uint32_t time, std::vector<AddressRange> products) {
+    bytes_read = bytes_written = bytes_read_early = 0;
+    time_of_launch_before_ = std::exchange(time_of_launch_, time);
+    products_ = std::move(products);
     if (pages_.size() > most_pages) forget_pages();
+  }
+  /// Whether any of what lies there is being written by then.
+  bool is_being_written(const void* address, std::size_t bytes) {
+    const auto first = reinterpret_cast<std::uintptr_t>(address) / 2;
+    const Shadow* place = &page(first / places_of_page)[first % places_of_page];
+    for (const Shadow* const end = place + (bytes + 1) / 2; place != end; ++place)
+      if (place->written.time() >= time_of_launch_before_) return true;
+    return any_meets(products_, address, bytes);
   }
   /// Forgets who accessed what; time begins anew.
   void forget() {
     forget_pages();
-    time_of_launch_ = 1;
+    time_of_launch_ = time_of_launch_before_ = 1;
   }
 
   /// Notes an access. `begin_of_block` is the time when the block of threads began.
@@ -105,6 +120,8 @@ class GlobalMemory {
   Page* last_ = nullptr;
   std::uintptr_t number_of_last_ = 0;
   std::uint32_t time_of_launch_ = 1;
+  std::uint32_t time_of_launch_before_ = 1;
+  std::vector<AddressRange> products_;
 };
 
 }  // namespace stand_in

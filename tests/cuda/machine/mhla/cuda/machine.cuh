@@ -9,6 +9,9 @@
 //     write;
 //   - accesses shared memory outside shared_bytes_of(body), or any memory not aligned to the
 //   access;
+//   - accesses global memory, before it has waited for earlier kernels, in a way that machine.cuh
+//     forbids; or ends without having waited for them. Whether it may be the first of a call is
+//     what cublasContext::under_way says. What launch() writes is not known here;
 //   - races: threads access one place, one of them writing, without a barrier between them that
 //     both came to (for threads of one warp sync_warp() is one, for others only sync(); matrix
 //     loads, products and exchanges are none). In shared and in global memory; there the blocks of
@@ -29,8 +32,9 @@
 //     one place in the source; and what nvcc makes of the source, its unrolling, its fast division;
 //   - accesses that do not go through these functions, such as a table read through a plain
 //     pointer, and addresses outside of the tensors, which AddressSanitizer and canaries find;
-//   - stale or uninitialized registers, exponentials and conversions of the chip, launches that
-//     overlap, streams, graphs, and everything asynchronous but copies.
+//   - stale or uninitialized registers, exponentials and conversions of the chip, streams, graphs,
+//     and everything asynchronous but copies: launches do not overlap here, they are held to what
+//     lets them.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +47,7 @@
 #include <numeric>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "cublas_v2.h"
 #include "cuda_runtime_api.h"
@@ -127,6 +132,8 @@ void wait_for_copies() {
   threads_of_block().wait_for_copies(pending);
 }
 
+inline void wait_for_earlier_kernels() { threads_of_block().wait_for_earlier_kernels(); }
+
 inline void load_matrices(std::uint32_t (&registers)[4], Shared row, Site site = Site::current()) {
   stand_in::Part& part = threads_of_block().part();
   part.registers = registers;
@@ -208,7 +215,8 @@ void run(const CudaDevice& device, Index blocks, const Body& body) {
   ++context.launches;
   context.last_launch_stream = device.stream();
   stand_in::BlockOfThreads& threads = threads_of_block();
-  threads.begin_launch();
+  threads.begin_launch(std::exchange(context.under_way, stand_in::UnderWay::last_kernel),
+                       std::exchange(context.written_since_kernel, {}));
 
   struct Argument {
     const Body& body;
@@ -235,6 +243,7 @@ void run(const CudaDevice& device, Index blocks, const Body& body) {
   }
   context.last_kernel_bytes_read = threads.global_memory().bytes_read;
   context.last_kernel_bytes_written = threads.global_memory().bytes_written;
+  context.last_kernel_bytes_read_early = threads.global_memory().bytes_read_early;
   context.kernel_bytes_read += context.last_kernel_bytes_read;
   context.kernel_bytes_written += context.last_kernel_bytes_written;
 }
