@@ -303,6 +303,7 @@ HostTensor<T, 4> forward_saving(const V& attention, const Operands<T>& x, const 
   HostTensor<T, 4> y = x.dy;
   const Workspace workspace(
       forward_workspace_size<T>(attention, x.shape(), device, StateUse::given));
+  machine::context().under_way = stand_in::UnderWay::anything;
   forward_into(attention, device, x.q, x.k, x.v, x.mix, y.view(), workspace, &state);
   return y;
 }
@@ -312,6 +313,7 @@ call::Gradients<T> backward_from(const V& attention, const Operands<T>& x, const
   call::Gradients<T> gradients(x);
   const Workspace workspace(
       backward_workspace_size<T>(attention, x.shape(), device, StateUse::given));
+  machine::context().under_way = stand_in::UnderWay::anything;
   backward_into(attention, device, x.q.view(), x.k, x.v, x.mix, x.dy, gradients.views(),
                 Update::overwrite, workspace, &state);
   return gradients;

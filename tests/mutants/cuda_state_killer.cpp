@@ -28,6 +28,8 @@ constexpr Index dim = 32, tokens = 20, blocks = 4;
 const Variant attention{.blocks = {.block = 5}};
 const mhla::testing::ExactInBFloat16<mhla::testing::Normal> normal;
 
+cublasContext context;
+
 struct Call {
   HostTensor<BFloat16, 4> q = random_tensor<BFloat16>(normal, 1, 2, 1, tokens, dim);
   HostTensor<BFloat16, 4> k = random_tensor<BFloat16>(normal, 2, 2, 1, tokens, dim);
@@ -36,7 +38,6 @@ struct Call {
   HostTensor<float, 3> mix =
       random_tensor<float>(mhla::testing::Uniform{0.1f, 1.0f}, 5, 1, blocks, blocks);
   HostTensor<BFloat16, 4> y = dy, dq = q, dk = k, dv = v;
-  cublasContext context{};
 
   CudaDevice device(CudaPath path) {
     return CudaDevice(nullptr, &context, {}, FloatProducts::exact, path);
@@ -44,12 +45,14 @@ struct Call {
   Shape shape() const { return shape_of(q.view(), k.view(), v.view(), mix.view()); }
 
   void forward(const CudaDevice& device, CudaForwardState<float>* save) {
+    context.under_way = stand_in::UnderWay::anything;
     const StateUse use = save == nullptr ? StateUse::none : StateUse::given;
     const Workspace workspace(forward_workspace_size<BFloat16>(attention, shape(), device, use));
     forward_into(attention, device, q.view(), k.view(), v.view(), mix.view(), y.view(), workspace,
                  save);
   }
   void backward(const CudaDevice& device, const CudaForwardState<float>* saved) {
+    context.under_way = stand_in::UnderWay::anything;
     const StateUse use = saved == nullptr ? StateUse::none : StateUse::given;
     const Workspace workspace(backward_workspace_size<BFloat16>(attention, shape(), device, use));
     backward_into(attention, device, q.view(), k.view(), v.view(), mix.view(), dy.view(),
