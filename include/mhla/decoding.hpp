@@ -370,8 +370,7 @@ class Decoder : RequireStreaming<V> {
     if (!rotation_.rotates())
       for (Index t = 0; t < tile.tokens; ++t)
         cpu::copy_row(open_keys.row(t), keys.row(t), e.feature_dim);
-    cpu::gather<T, A>(table, tokens, cpu::TokenRows<const T>(v, item, kv_head), A(1), {},
-                      open_values);
+    cpu::gather<T, A>(table, tokens, cpu::TokenRows<const T>(v, item, kv_head), {}, open_values);
     Span<A> key_sum;
     if constexpr (normalized) {
       key_sum = {unit.key_sums.data + tile.block * e.feature_dim, e.feature_dim};

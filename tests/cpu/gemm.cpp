@@ -319,7 +319,7 @@ TEMPLATE_TEST_CASE("gemm: sums and products of rows are those of loops", "[cpu]"
       Matrix<T> row(1, cols, 0, 4);
       const Matrix<T> before(rows, cols, 2, 5);
       Matrix<T> outer(rows, cols, 2), copied(rows, cols, 2), weighted(rows, cols, 2);
-      Matrix<T> scaled_rows(rows, cols, 2);
+      Matrix<T> mirrored(rows, cols, 2);
       std::vector<Index> last_first;
       for (Index r = 0; r < rows; ++r) last_first.push_back(rows - 1 - r);
       Matrix<T> sum = before, scaled_sum = before, scaled = before;
@@ -328,8 +328,8 @@ TEMPLATE_TEST_CASE("gemm: sums and products of rows are those of loops", "[cpu]"
         for (Index c = 0; c < cols; ++c) {
           outer(r, c) = weights(0, r) * row(0, c);
           copied(r, c) = row(0, c);
-          weighted(r, c) = T(2) * weights(0, r) * a(r, c);
-          scaled_rows(r, c) = T(2) * a(rows - 1 - r, c);
+          weighted(r, c) = weights(0, r) * a(r, c);
+          mirrored(r, c) = a(rows - 1 - r, c);
           sum(r, c) += weights(0, r) * a(r, c);
           scaled_sum(r, c) += T(3) * a(r, c);
           scaled(r, c) *= T(3);
@@ -340,11 +340,11 @@ TEMPLATE_TEST_CASE("gemm: sums and products of rows are those of loops", "[cpu]"
       CHECK(result == outer);
       mhla::cpu::outer_product<T>(result.panel(), {}, row_of(row));
       CHECK(result == copied);
-      mhla::cpu::weighted_rows<T, T>(result.panel(), T(2), row_of(weights), a.panel().placed());
+      mhla::cpu::weighted_rows<T, T>(result.panel(), row_of(weights), a.panel().placed());
       CHECK(result == weighted);
       const Rows<const T> reversed{a.panel().data, a.panel().stride, last_first.data()};
-      mhla::cpu::weighted_rows<T, T>(result.panel(), T(2), {}, reversed);
-      CHECK(result == scaled_rows);
+      mhla::cpu::weighted_rows<T, T>(result.panel(), {}, reversed);
+      CHECK(result == mirrored);
       mhla::cpu::store_rows<T, T>(result.panel().placed(), row_of(weights), a.panel(),
                                   Update::overwrite);
       for (Index r = 0; r < rows; ++r)

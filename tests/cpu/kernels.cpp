@@ -588,8 +588,8 @@ void check_stored_rows() {
           Matrix<T> to(rows, cols, Lie::together, sentinel<T>);
           Matrix<T> expected = to;
           for (Index r = 0; r < rows; ++r)
-            for (Index c = 0; c < cols; ++c) expected(r, c) = 3 * weight(r) * values(r, c);
-          Kernels::template weighted_rows<Stored>(rows, cols, 3, given, from.rows(), to.data(),
+            for (Index c = 0; c < cols; ++c) expected(r, c) = weight(r) * values(r, c);
+          Kernels::template weighted_rows<Stored>(rows, cols, given, from.rows(), to.data(),
                                                   to.stride());
           CHECK(to == expected);
 
@@ -609,7 +609,7 @@ void check_stored_rows() {
           if (lie == Lie::apart) continue;
           // Where they lie: no element twice.
           Matrix<T> in_place = values.placed(Lie::together, sentinel<T>);
-          Kernels::template weighted_rows<T>(rows, cols, 3, given, in_place.rows(), in_place.data(),
+          Kernels::template weighted_rows<T>(rows, cols, given, in_place.rows(), in_place.data(),
                                              in_place.stride());
           CHECK(in_place == expected);
         }

@@ -247,7 +247,7 @@ TEMPLATE_TEST_CASE("token block: gather packs the tokens of a block, whatever th
       ScatteredTensor<T, 4> scattered(x, seed);
       HostTensor<float, 2> packed(tokens, dim);
       mhla::cpu::gather<T, float>(tables.blocks, tables.tile(),
-                                  TokenRows<const T>(scattered, batch, head), 1.0f, {},
+                                  TokenRows<const T>(scattered, batch, head), {},
                                   panel(packed.view().data, tokens, dim));
       for (Index r = 0; r < tokens; ++r)
         for (Index c = 0; c < dim; ++c)
@@ -316,20 +316,14 @@ TEMPLATE_TEST_CASE("token block: rows are read where they lie, or gathered", "[c
         tables.blocks, tables.tile(), rows, {buffer.data(), tokens * dim});
     const void* const data = in_place ? static_cast<const void*>(rows.data) : buffer.data();
     CHECK(read.data == data);
-    std::vector<float> scaled(buffer.size());
     std::vector<float> weighted(buffer.size());
-    const auto gather = [&](float scale, Span<const float> factors, std::vector<float>& packed) {
-      mhla::cpu::gather<T, float>(tables.blocks, tables.tile(), rows, scale, factors,
-                                  panel(packed.data(), tokens, dim));
-    };
-    gather(0.5f, {}, scaled);
-    gather(1.0f, {weights.data(), tokens}, weighted);
+    mhla::cpu::gather<T, float>(tables.blocks, tables.tile(), rows, {weights.data(), tokens},
+                                panel(weighted.data(), tokens, dim));
     for (Index r = 0; r < tokens; ++r)
       for (Index c = 0; c < dim; ++c) {
         const float element = mhla::load(x(batch, head, token_of_row[r], c));
         const auto at = static_cast<std::size_t>(r * dim + c);
         CHECK(read[r][c] == element);
-        CHECK(scaled[at] == 0.5f * element);
         CHECK(weighted[at] == weights[static_cast<std::size_t>(r)] * element);
       }
   }

@@ -373,7 +373,7 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
   for (Index b = 0; b < blocks; ++b) {
     const TokenTile tile = tile_of(b);
     pack(x.k, 1, tile);
-    gather<float, float>(table, tile, TokenRows<const float>(x.v.view(), 0, 0), 1, {},
+    gather<float, float>(table, tile, TokenRows<const float>(x.v.view(), 0, 0), {},
                          panel(values.data, tile.tokens, value_dim));
     summarize<float>(panel(features.data, tile.tokens, dim), panel(rotated.data, tile.tokens, dim),
                      panel(values.data, tile.tokens, value_dim).placed(), Orientation::straight,

@@ -185,10 +185,10 @@ void check_rows(Index cols) {
   Matrix<T> packed(rows, cols, 5), mapped = packed, expected = packed, expected_map = packed;
   for (Index r = 0; r < rows; ++r)
     for (Index c = 0; c < cols; ++c) {
-      expected(r, c) = 3 * weights(0, r) * values(place(r), c);
+      expected(r, c) = weights(0, r) * values(place(r), c);
       expected_map(r, c) = 3 * values(place(r), c) * values(place(r), c);
     }
-  mhla::cpu::weighted_rows<T, Stored>(packed.panel(), 3, factors, apart);
+  mhla::cpu::weighted_rows<T, Stored>(packed.panel(), factors, apart);
   expect(packed.memory == expected.memory, "rows times weights, " + size);
   mhla::cpu::map_rows<Square, Stored>(Square{}, T(3), apart, mapped.panel());
   expect(mapped.memory == expected_map.memory, "rows through a map, " + size);
@@ -196,8 +196,8 @@ void check_rows(Index cols) {
   Matrix<T> in_place = g;
   Matrix<T> expected_in_place = g;
   for (Index r = 0; r < rows; ++r)
-    for (Index c = 0; c < cols; ++c) expected_in_place(r, c) = 3 * weights(0, r) * g(r, c);
-  mhla::cpu::weighted_rows<T, T>(in_place.panel(), 3, factors, in_place.panel().placed());
+    for (Index c = 0; c < cols; ++c) expected_in_place(r, c) = weights(0, r) * g(r, c);
+  mhla::cpu::weighted_rows<T, T>(in_place.panel(), factors, in_place.panel().placed());
   expect(in_place.memory == expected_in_place.memory, "rows times weights in place, " + size);
 
   for (const Update update : {Update::overwrite, Update::accumulate}) {

@@ -166,8 +166,8 @@ mutant(dv_not_accumulated_where_it_lies cpu cpu/kernels/rows.inc
   [[store(y + c, load(y + c) + load(x + c) * weight);]]
   [[store(y + c, load(x + c) * weight);]])
 mutant(scattered_rows_not_scaled causal cpu/token_block.hpp
-  [[if (scale != A(1) || weights.size > 0)]]
-  [[if (scale != A(1))]])
+  [[if (weights.size > 0) weighted_rows<A, A>(packed, weights, packed.placed());]]
+  [[]])
 mutant(rows_scaled_twice_where_they_lie kernels cpu/kernels/rows.inc
   [[return count >= lanes && from != to;]]
   [[return count >= lanes;]])

@@ -77,9 +77,9 @@ Panel<const A> pack_grad_numerators(const Operands<L, T>& operands,
   const Panel<A> u = panel(scratch.values.data, tile.tokens, operands.plan.extents.value_dim);
   const Span<A> inverses{scratch.inverses.data, denominators.size};
   if (invert<A>(denominators, inverses)) {
-    gather<T, A>(table, tile, rows, A(1), inverses, u);
+    gather<T, A>(table, tile, rows, inverses, u);
   } else {
-    gather<T, A>(table, tile, rows, A(1), {}, u);
+    gather<T, A>(table, tile, rows, {}, u);
     divide_rows<A>(u, denominators);
   }
   return u;

@@ -196,14 +196,13 @@ void outer_product(const Panel<T>& result, const Span<const std::type_identity_t
   }
 }
 
-/// result_r = scale weight_r x_r, every weight 1 where `weights` is empty; the rows x may lie apart
-/// and be stored in 16 bits
+/// result_r = weight_r x_r, every weight 1 where `weights` is empty; the rows x may lie apart and
+/// be stored in 16 bits
 template <class T, class Stored>
-void weighted_rows(const Panel<T>& result, std::type_identity_t<T> scale,
-                   const Span<const std::type_identity_t<T>>& weights,
+void weighted_rows(const Panel<T>& result, const Span<const std::type_identity_t<T>>& weights,
                    const Rows<const Stored>& x) {
   with_kernels<T>([&](auto kernels) {
-    kernels.template weighted_rows<Stored>(result.rows, result.cols, scale,
+    kernels.template weighted_rows<Stored>(result.rows, result.cols,
                                            weights.size > 0 ? weights.data : nullptr, x,
                                            result.data, result.stride);
   });

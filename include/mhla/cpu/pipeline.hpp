@@ -155,8 +155,8 @@ void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows
 
 /// All units of a forward call. Summaries are left in `saved` unless it is empty.
 template <class L, class T, class A>
-void run_forward(const ForwardPlan<L, A>& forward, const Operands<L, T>& operands,
-                 const TensorView<T, 4>& y, Span<A> saved, const ExecutorRef& executor) {
+void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
+                 const ForwardPlan<L, A>& forward, Span<A> saved, const ExecutorRef& executor) {
   const Plan<L, A>& plan = forward.plan;
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index columns = plan.extents.value_dim;
@@ -285,7 +285,7 @@ void forward_into(const V& attention, const E& executor,
   cpu::ForwardPlan<cpu::LoweredOf<V>, A> forward(arena, attention, problem, executor);
   forward.plan.pack_mixing(mix);
   cpu::run_forward(
-      forward, cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), forward.plan, q, k, v}, y,
+      cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), forward.plan, q, k, v}, y, forward,
       saved, executor);
   if constexpr (requires { attention.masks; }) cpu::clear_masked(attention.masks.query, y);
   if (save != nullptr) save->mark_filled();

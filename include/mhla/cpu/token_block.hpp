@@ -73,19 +73,18 @@ Rows<A> in_place_of_products(const BlockTable& table, const TokenTile& tile,
   }
 }
 
-/// Packs the rows of a tile, times a scale, and each times its weight where there are any.
+/// Packs the rows of a tile, each times its weight where there are any.
 //                                                                           // [tile tokens, dim]
 template <class T, class A>
 void gather(const BlockTable& table, const TokenTile& tile, const TokenRows<const T>& tokens,
-            A scale, Span<const A> weights, const Panel<A>& packed) {
+            Span<const A> weights, const Panel<A>& packed) {
   if (is_in_place<A>(tokens))
-    return weighted_rows<A, T>(packed, scale, weights, in_place(table, tile, tokens));
+    return weighted_rows<A, T>(packed, weights, in_place(table, tile, tokens));
   const Index* places = table.places_of(tile);
   for (Index r = 0; r < tile.tokens; ++r)
     for (Index c = 0; c < tokens.dim; ++c)
       packed.row(r)[c] = static_cast<A>(load(tokens.row(places[r])[c * tokens.stride]));
-  if (scale != A(1) || weights.size > 0)
-    weighted_rows<A, A>(packed, scale, weights, packed.placed());
+  if (weights.size > 0) weighted_rows<A, A>(packed, weights, packed.placed());
 }
 
 /// The rows of a tile: where they lie, or gathered into `buffer`.
@@ -94,7 +93,7 @@ Rows<const A> readable_rows(const BlockTable& table, const TokenTile& tile,
                             const TokenRows<const T>& tokens, Span<A> buffer) {
   if (is_in_place_of_products<A>(tokens)) return in_place_of_products<const A>(table, tile, tokens);
   const Panel<A> packed = panel(buffer.data, tile.tokens, tokens.dim);
-  gather(table, tile, tokens, A(1), {}, packed);
+  gather(table, tile, tokens, {}, packed);
   return {packed.data, packed.stride};
 }
 
@@ -115,7 +114,7 @@ Panel<const A> readable_panel(const BlockTable& table, const TokenTile& tile,
   const Panel<const A> there = panel_in_place<const A>(table, tile, tokens);
   if (there.rows > 0) return there;
   const Panel<A> packed = panel(buffer.data, tile.tokens, tokens.dim);
-  gather(table, tile, tokens, A(1), {}, packed);
+  gather(table, tile, tokens, {}, packed);
   return packed;
 }
 
