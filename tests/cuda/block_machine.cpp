@@ -770,7 +770,7 @@ struct SizedBody {
 
 TEST_CASE("Shared memory may depend on the call, up to what the chip has") {
   const auto message = [](int bytes, int place) {
-    const auto f = [place](const Block& block) {
+    auto f = [place](const Block& block) {
       if (block.thread == 0) kernel::write(at(place), std::uint16_t{1});
     };
     return error_message<std::runtime_error>([&] {
@@ -785,7 +785,7 @@ TEST_CASE("Shared memory may depend on the call, up to what the chip has") {
     CHECK(says(message(bytes, bytes), "at byte " + std::to_string(bytes),
                "of shared memory, which has " + std::to_string(bytes)));
   }
-  const auto nothing = [](const Block&) {};
+  auto nothing = [](const Block&) {};
   CHECK(says(error_message<CudaError>([&] {
                kernel::run(machine::device(), 1, SizedBody<decltype(nothing)>{nothing, most + 1});
              }),
