@@ -196,42 +196,8 @@ TEST_CASE("resident: nothing of a later token reaches an earlier one", "[cuda]")
 }
 
 TEST_CASE("resident: key sums and matrices have more than 16 bits", "[cuda]") {
-  const auto ones = [](Index tokens, Index block) {
-    const Image attention{.feature_map = {.epsilon = 0},
-                          .blocks = {.grid = {1, tokens}, .block = {1, block}}};
-    auto x = operands_of<BFloat16>(attention, {1, 1, 1, tokens, tokens, 72, 72});
-    for (auto* const tensor : {&x.q, &x.k, &x.v})
-      mhla::testing::for_each_element([](BFloat16& e) { store(e, 0.0f); }, tensor->view());
-    for (Index t = 0; t < tokens; ++t) {
-      store(x.q(0, 0, t, 0), 1.0f);
-      store(x.k(0, 0, t, 0), 1.0f);
-    }
-    return std::pair(attention, x);
-  };
-  const auto expect = [](const auto& attention, const Operands<BFloat16>& x, float value) {
-    BFloat16 rounded;
-    store(rounded, value);
-    CHECK((forward<BFloat16, 72>(attention, x)(0, 0, 5, 7).bits == rounded.bits));
-  };
-  {
-    // 257 ones: the key sum, 257, would be rounded to 256, as what is read out of 256 values.
-    auto [attention, x] = ones(257, 257);
-    for (Index t = 1; t < 257; ++t) store(x.v(0, 0, t, 7), 1.0f);
-    x.mix(0, 0, 0) = 1;
-    expect(attention, x, 256.0f / 257);
-  }
-  {
-    // 256 m - 256 is 1.5; with m rounded, it would be 2.
-    const float m = 1 + 3.0f / 512;
-    auto [attention, x] = ones(8, 4);
-    store(x.v(0, 0, 0, 7), 256.0f);
-    store(x.v(0, 0, 4, 7), -256.0f);
-    for (Index i = 0; i < 2; ++i) {
-      x.mix(0, i, 0) = m;
-      x.mix(0, i, 1) = 1;
-    }
-    expect(attention, x, 1.5f / (4 * m + 4));
-  }
+  fused_call::check_key_sums_and_matrices_are_not_rounded(
+      [](const auto& attention, const auto& x) { return forward<BFloat16, 64>(attention, x); });
 }
 
 // Rows that do not begin at multiples of 16 bytes, and elements that are not neighbours.
