@@ -125,7 +125,7 @@ class Head {
   }
   void copy_values() const {
     for_each_tile([&](Index, Index) {
-      mhla::cpu::weighted_rows<float, float>(results_, 1.0f, {}, const_rows(values_));
+      mhla::cpu::weighted_rows<float, float>(results_, {}, const_rows(values_));
     });
   }
   void turn(const mhla::cpu::RotationTable<float>& rotation) const {
