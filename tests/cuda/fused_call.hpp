@@ -4,7 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/pipeline.hpp>
@@ -103,6 +105,33 @@ void check_key_sums_and_matrices_are_not_rounded(const Run& run) {
     }
     expect(attention, x, 1.5f / (4 * m + 4));
   }
+}
+
+/// No bit of y changes before a token of 50 that is spoilt. `run(attention, operands)` is the y of
+/// a causal sequence, of 64 dimensions.
+template <class V, class Run>
+void check_later_tokens_reach_nothing(const V& attention, std::initializer_list<Index> tokens,
+                                      const Run& run) {
+  const auto x = operands_of<BFloat16>(attention, {1, 1, 1, 50, 50, 64, 64});
+  const auto y = run(attention, x);
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+    for (const Index token : tokens)
+      for (const bool in_value : {false, true}) {
+        auto spoilt = x;
+        mhla::store((in_value ? spoilt.v : spoilt.k)(0, 0, token, 3), bad);
+        const auto z = run(attention, spoilt);
+        CAPTURE(bad, token, in_value);
+        Index different = 0, finite = 0;
+        for (Index t = 0; t < 50; ++t)
+          for (Index c = 0; c < 64; ++c) {
+            const bool reached = t >= token && (!in_value || c == 3);
+            if (!reached) different += z(0, 0, t, c).bits != y(0, 0, t, c).bits;
+            if (reached) finite += std::isfinite(mhla::load(z(0, 0, t, c)));
+          }
+        CHECK(different == 0);
+        if (in_value || std::isnan(bad)) CHECK(finite == 0);
+      }
 }
 
 }  // namespace fused_call

@@ -1173,29 +1173,13 @@ mutant(cuda_mixing_adds_one_split cuda_mixing cuda/fused/block_mixing.cuh
 mutant(cuda_mixing_columns_behind_the_last cuda_mixing cuda/fused/block_mixing.cuh
   [[c * chunk_size < cols;]]
   [[c * chunk_size < cols + 8;]])
-mutant(cuda_mixing_gradient_waits_where_queries_see cuda_mixing cuda/fused/block_mixing.cuh
+mutant(cuda_mixing_gradient_begins_early_in_one_block cuda_mixing cuda/fused/block_mixing.cuh
   [[machine::wait_for_earlier_kernels();
     Index rest = block.number;
-    const Index b = rest % work.key_tiles * Side;
-    rest /= work.key_tiles;
-    const Index i = rest % work.query_tiles * Side;
-    rest /= work.query_tiles;
-    const Index split = rest % work.splits;
-    const Index part = rest / work.splits;  // unit and matrix
-    const int queries = at_most_side(work.query_blocks - i);
-    const int keys = at_most_side(work.key_blocks - b);
-    if (!work.sees(i + queries, b)) return;]]
-  [[Index rest = block.number;
-    const Index b = rest % work.key_tiles * Side;
-    rest /= work.key_tiles;
-    const Index i = rest % work.query_tiles * Side;
-    rest /= work.query_tiles;
-    const Index split = rest % work.splits;
-    const Index part = rest / work.splits;  // unit and matrix
-    const int queries = at_most_side(work.query_blocks - i);
-    const int keys = at_most_side(work.key_blocks - b);
-    if (!work.sees(i + queries, b)) return;
-    machine::wait_for_earlier_kernels();]])
+    const Index b]]
+  [[if (block.number > 0) machine::wait_for_earlier_kernels();
+    Index rest = block.number;
+    const Index b]])
 
 # The exponential in arithmetic
 mutant(exponential_of_the_other_half kernels cpu/exponential.hpp

@@ -260,7 +260,8 @@ PathChoice path_costs(const V& attention, const Problem& problem, Direction dire
 }
 
 /// Chooses between paths. With a forward state it is one path for both directions, of those that
-/// have summaries: the one that takes the least time for the two together.
+/// have summaries: the one that takes the least time for the two together. (The summaries that the
+/// backward pass is spared count nevertheless, for all paths alike.)
 /// \throws ShapeError where `asked` cannot run the call.
 template <class T, AttentionVariant V>
 PathChoice choose_path(const V& attention, const Problem& problem, Direction direction,
