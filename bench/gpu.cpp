@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What a GPU reaches, and what the library reaches on it:
 //   bench_gpu [--out FILE] [--seconds 0.3] [--shapes PART] [--scalars float,bfloat16]
-//             [--paths cublas,summaries,quadratic,resident] [--no-errors]
+//             [--paths cublas,summaries,quadratic,resident,persistent] [--no-errors]
 // First the ceilings: copies, matrix products, launches. Then forward and backward pass of every
 // shape (of those whose name holds PART; small ones first) on every path that can run it, also with
 // summaries that the forward pass saves for the backward pass where it has them; from a CUDA graph
@@ -42,7 +42,7 @@ struct Options {
   std::string out;
   std::string shapes;
   std::string scalars = "float,bfloat16";
-  std::string paths = "cublas,summaries,quadratic,resident";
+  std::string paths = "cublas,summaries,quadratic,resident,persistent";
   double seconds = 0.3;
   bool errors = true;
 };
@@ -390,7 +390,8 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
     }
     HostTensor<float, 3> first_dmix;
     for (const CudaPath path :
-         {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic, CudaPath::resident}) {
+         {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic, CudaPath::resident,
+          CudaPath::persistent}) {
       if (options.paths.find(name_of(path)) == std::string::npos) continue;
       const mhla::cuda::Refusal refusal = chosen.forward.cost.choice.refusal_of(path);
       if (refusal != mhla::cuda::Refusal::none) {

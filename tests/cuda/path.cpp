@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <mhla/cuda/explain.hpp>
+#include <mhla/packed.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <string>
 #include <vector>
@@ -47,9 +48,10 @@ inline std::vector<Asked> asked;
 template <class Dims>
 constexpr mhla::Index workspace_of(mhla::CudaPath path, mhla::cuda::Direction direction) {
   return 1024 * Dims::key_dim + 64 * Dims::value_dim +
-         (path == mhla::CudaPath::quadratic  ? 1 << 20
-          : path == mhla::CudaPath::resident ? 1 << 22
-                                             : 0) +
+         (path == mhla::CudaPath::quadratic    ? 1 << 20
+          : path == mhla::CudaPath::resident   ? 1 << 22
+          : path == mhla::CudaPath::persistent ? 1 << 23
+                                               : 0) +
          (direction == mhla::cuda::Direction::backward ? 1 << 21 : 0);
 }
 
@@ -201,6 +203,8 @@ TEST_CASE("cuda path: what the fused paths refuse by size, and why", "[cuda]") {
     CHECK(said_of(path, StateUse::given) == "it has no summaries for a forward state");
     CHECK(said_of(path, StateUse::none) == "");
   }
+  CHECK(said_of(CudaPath::persistent, StateUse::given) ==
+        "it has no summaries for a forward state");
   for (const CudaPath path : {CudaPath::cublas, CudaPath::summaries})
     CHECK(said_of(path, StateUse::given) == "");
   Shape other = shape;
@@ -266,6 +270,43 @@ TEST_CASE("cuda path: what the resident path refuses besides, and why", "[cuda]"
     CHECK(said(of(64, 16, 128), 4, Direction::forward, gpu) ==
           (tiles + 16 * record <= gpu.shared_bytes ? "" : too_large));
   }
+}
+
+TEST_CASE("cuda path: what the persistent path refuses besides, and why", "[cuda]") {
+  const auto said = [](const auto& attention, const Shape& shape, Direction direction) {
+    const PathChoice choice = choice_of<Half>(attention, shape, direction);
+    CHECK(choice.can(CudaPath::persistent) == (choice.persistent.count > 0));
+    // It takes its times in the model, but nobody has measured it.
+    CHECK(choice.path != CudaPath::persistent);
+    return described(choice.refusal_of(CudaPath::persistent), shape);
+  };
+  const auto line = [](Index block, Index key_block) {
+    return mhla::Attention<Relu, Blocks1D>{.blocks = {.block = block},
+                                           .key_blocks = {.block = key_block}};
+  };
+  const Shape shape{2, 4, 2, 128, 128, 64, 64, 1, 128, 128};
+  CHECK(said(line(1, 1), shape, Direction::forward) == "");
+  CHECK(said(line(1, 1), shape, Direction::backward) == "it has no backward pass");
+  Shape other = shape;
+  other.query_tokens = other.key_tokens = other.mix_query_blocks = other.mix_key_blocks = 129;
+  const char* const blocks = "more than 128 blocks, or not as many of queries as of keys";
+  CHECK(said(line(1, 1), other, Direction::forward) == blocks);
+  other = shape;
+  other.mix_query_blocks = 64;
+  CHECK(said(line(2, 1), other, Direction::forward) == blocks);
+  other = shape;
+  other.mix_heads = 4;
+  CHECK(said(line(1, 1), other, Direction::forward) ==
+        "query heads that share keys have mixing matrices of their own");
+  other.kv_heads = 4;
+  CHECK(said(line(1, 1), other, Direction::forward) == "");
+  other = shape;
+  other.batch = Index{1} << 23;
+  CHECK(said(line(1, 1), other, Direction::forward) ==
+        "more heads of the batch than one launch counts");
+  const std::vector<std::int32_t> offsets = {0, 60, 128};
+  CHECK(said(mhla::packed(mhla::Attention<Relu, Blocks1D>{.blocks = {.block = 4}}, offsets),
+             {1, 4, 2, 128, 128, 64, 64, 1, 17, 17}, Direction::forward) == "packed sequences");
 }
 
 TEST_CASE("cuda path: values are cut into as few slices as fit", "[cuda]") {

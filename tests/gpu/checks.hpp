@@ -56,7 +56,8 @@ std::string title(const char* group, const std::string& name) {
 }
 
 constexpr mhla::CudaPath every_path[] = {mhla::CudaPath::cublas, mhla::CudaPath::summaries,
-                                         mhla::CudaPath::quadratic, mhla::CudaPath::resident};
+                                         mhla::CudaPath::quadratic, mhla::CudaPath::resident,
+                                         mhla::CudaPath::persistent};
 /// Calls f(path) for those of `paths` that can run a forward pass.
 template <class T, class V, class Paths, class F>
 void for_each_path(const V& attention, const Shape& shape, const Paths& paths, const F& f) {

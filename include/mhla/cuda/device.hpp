@@ -24,7 +24,10 @@ enum class CudaPath {
   cublas,     ///< cuBLAS products with element-wise kernels around them: runs every call
   summaries,  ///< fused kernels by way of block summaries: linear in the tokens
   quadratic,  ///< fused kernels over pairs of tokens, without summaries: for short sequences
-  resident    ///< a fused kernel whose block summaries stay on the chip: few blocks, forward alone
+  resident,   ///< a fused kernel whose block summaries stay on the chip: few blocks, forward alone
+  /// One launch for all that `summaries` does, whose block summaries stay in the chip's L2: up to
+  /// 128 blocks, forward alone. Not among those that `automatic` takes yet.
+  persistent
 };
 
 /// A CUDA device as the caller sees it. Borrowed and cheap to copy; nothing is owned.

@@ -92,14 +92,20 @@ inline std::string described(const PathChoice& choice, const Shape& shape,
   std::string text =
       std::string("path ") + name_of(choice.path) + ", " + choice.reason() + "; products in " +
       (choice.path == CudaPath::cublas ? cublas_products : "16 bits, added up in float");
+  // Paths that are refused for the same reason, one after the other, on one line.
   std::string refused;
-  Refusal refusal = Refusal::none;  // all fused paths have one, or the last of them has
+  Refusal reason = Refusal::none;
+  const auto end_line = [&] {
+    if (!refused.empty()) text += "\n  " + refused + ": " + described(reason, shape);
+    refused.clear();
+  };
   for (const CudaPath path : fused_paths) {
     if (choice.can(path)) continue;
+    if (choice.refusal_of(path) != reason) end_line();
+    reason = choice.refusal_of(path);
     refused += std::string(refused.empty() ? "not " : ", not ") + name_of(path);
-    refusal = choice.refusal_of(path);
   }
-  if (!refused.empty()) text += "\n  " + refused + ": " + described(refusal, shape);
+  end_line();
   text += "\n  by a model of an H200, which measurements are to replace: " +
           microseconds(CudaPath::cublas);
   for (const CudaPath path : fused_paths)

@@ -13,6 +13,7 @@
 //     room MHLA_DEVICE void operator()(const machine::Block& block) const;
 //   };
 //   machine::run(device, number_of_blocks, body);
+//   machine::run_together(device, most_blocks, body);  // where blocks wait for each other
 //
 // Warps meet in every function that says so: all 32 lanes call it at the same place.
 //
@@ -128,6 +129,29 @@ MHLA_DEVICE void wait_for_earlier_kernels() {
 #endif
 }
 
+/// What blocks of one launch have done, so that others can wait for it: in global memory, zero
+/// before the launch.
+using Counter = std::uint32_t;
+
+/// Adds one and returns what was there: blocks take numbers, each another one. Says nothing of what
+/// any of them has done.
+MHLA_DEVICE std::uint32_t take_number(Counter* counter) { return atomicAdd(counter, 1u); }
+/// Adds one, by one thread of a block. What the block has done up to its last sync() is done for
+/// everyone who finds that counted.
+MHLA_DEVICE void announce(Counter* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;\n" ::"l"(counter) : "memory");
+}
+/// Waits, by one thread of a block, until so many are counted. The other threads may rely on it
+/// after the next sync().
+MHLA_DEVICE void wait_for_count(const Counter* counter, std::uint32_t count) {
+  std::uint32_t counted;
+  for (;;) {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(counted) : "l"(counter) : "memory");
+    if (counted >= count) return;
+    asm volatile("nanosleep.u32 40;\n");
+  }
+}
+
 /// Four 8 x 8 matrices of 16-bit elements: lane l says where row l % 8 of matrix l / 8 is, 16 bytes
 /// aligned to that. Register m then holds, of matrix m, elements 2 (l % 4) and the next of row l
 /// / 4. The warp meets.
@@ -227,27 +251,30 @@ __global__ void __launch_bounds__(Body::threads, Body::blocks_of_processor)
              static_cast<int>(threadIdx.x)});
 }
 
-/// Runs a body on so many blocks of threads, on the device's stream; it may begin before the
-/// kernels in front of it have ended, as said above. A captured stream keeps that.
+/// Throws what keeps a kernel from being launched.
+inline void check_launch(cudaError_t status) {
+  if (status != cudaSuccess)
+    throw CudaError(std::string("mhla: a kernel could not be launched: ") +
+                    cudaGetErrorString(status));
+}
+
+/// The kernel of a body that is to have so much shared memory.
 template <class Body>
-void run(const CudaDevice& device, Index blocks, const Body& body) {
+const void* kernel_of(int shared_bytes) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
   static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
-  if (blocks == 0) return;
-  if (blocks > most_blocks)
-    throw ShapeError("mhla: " + std::to_string(blocks) +
-                     " blocks of threads are more than a CUDA launch can count");
-  const auto check = [](cudaError_t status) {
-    if (status != cudaSuccess)
-      throw CudaError(std::string("mhla: a kernel could not be launched: ") +
-                      cudaGetErrorString(status));
-  };
   const auto kernel = reinterpret_cast<const void*>(&run_blocks<Body>);
-  const int shared_bytes = shared_bytes_of(body);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  check_launch(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  return kernel;
+}
+
+template <class Body>
+void launch_kernel(const CudaDevice& device, const void* kernel, Index blocks, int shared_bytes,
+                   const Body& body) {
   // Only code that waits may begin early; what was compiled for sm_80 does not, on newer chips too.
   cudaFuncAttributes code{};
-  check(cudaFuncGetAttributes(&code, kernel));
+  check_launch(cudaFuncGetAttributes(&code, kernel));
   cudaLaunchAttribute begins_early{};
   begins_early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   begins_early.val.programmaticStreamSerializationAllowed = 1;
@@ -260,7 +287,38 @@ void run(const CudaDevice& device, Index blocks, const Body& body) {
   launch.numAttrs = code.ptxVersion >= 90 ? 1 : 0;
   Body argument = body;
   void* arguments[] = {&argument};
-  check(cudaLaunchKernelExC(&launch, kernel, arguments));
+  check_launch(cudaLaunchKernelExC(&launch, kernel, arguments));
+}
+
+/// Runs a body on so many blocks of threads, on the device's stream; it may begin before the
+/// kernels in front of it have ended, as said above. A captured stream keeps that.
+template <class Body>
+void run(const CudaDevice& device, Index blocks, const Body& body) {
+  if (blocks == 0) return;
+  if (blocks > most_blocks)
+    throw ShapeError("mhla: " + std::to_string(blocks) +
+                     " blocks of threads are more than a CUDA launch can count");
+  const int shared_bytes = shared_bytes_of(body);
+  launch_kernel(device, kernel_of<Body>(shared_bytes), blocks, shared_bytes, body);
+}
+
+/// Likewise, on as many blocks as the chip has room for at once, `most` at the most, which may wait
+/// for each other by counters. Other kernels may have taken the room: a block must wait only for
+/// what a block has begun that is there for certain, since it has taken a number before.
+template <class Body>
+void run_together(const CudaDevice& device, Index most, const Body& body) {
+  if (most == 0) return;
+  const int shared_bytes = shared_bytes_of(body);
+  const void* const kernel = kernel_of<Body>(shared_bytes);
+  int of_processor = 0;
+  int number = 0;
+  int processors = 0;
+  check_launch(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      &of_processor, kernel, Body::threads, static_cast<std::size_t>(shared_bytes)));
+  check_launch(cudaGetDevice(&number));
+  check_launch(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, number));
+  const Index room = Index{of_processor} * processors;
+  launch_kernel(device, kernel, room < 1 ? 1 : room < most ? room : most, shared_bytes, body);
 }
 
 }  // namespace cuda::machine

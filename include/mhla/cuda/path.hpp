@@ -14,6 +14,7 @@
 #include <mhla/cuda/cublas_cost.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/forward_state.hpp>
+#include <mhla/cuda/fused/persistent_cost.hpp>
 #include <mhla/cuda/fused/quadratic_cost.hpp>
 #include <mhla/cuda/fused/resident.hpp>
 #include <mhla/cuda/fused/resident_cost.hpp>
@@ -42,16 +43,23 @@ constexpr const char* name_of(CudaPath path) {
       return "quadratic";
     case CudaPath::resident:
       return "resident";
+    case CudaPath::persistent:
+      return "persistent";
   }
   return "";
 }
 
 /// The fused paths, in the order in which they are spoken of.
 inline constexpr CudaPath fused_paths[] = {CudaPath::summaries, CudaPath::quadratic,
-                                           CudaPath::resident};
+                                           CudaPath::resident, CudaPath::persistent};
 
 /// Whether a path has a backward pass.
-constexpr bool has_backward(CudaPath path) { return path != CudaPath::resident; }
+constexpr bool has_backward(CudaPath path) {
+  return path != CudaPath::resident && path != CudaPath::persistent;
+}
+/// Whether a path may be taken without being asked for. The persistent one, whose blocks of threads
+/// wait for each other, is to be measured first.
+constexpr bool is_chosen(CudaPath path) { return path != CudaPath::persistent; }
 /// Whether a path has summaries in global memory, which a forward state can be.
 constexpr bool keeps_states(CudaPath path) {
   return path == CudaPath::cublas || path == CudaPath::summaries;
@@ -71,7 +79,11 @@ enum class Refusal {
   backward,
   resident_head_dims,
   resident_blocks,
-  shared_memory
+  shared_memory,
+  persistent_packed,
+  persistent_matrices,
+  persistent_blocks,
+  persistent_heads
 };
 
 /// What the types say by themselves.
@@ -120,14 +132,27 @@ Refusal resident_refusal(const Problem& problem, const NominalGpu& gpu) {
   return slice == 0 ? Refusal::shared_memory : Refusal::none;
 }
 
+/// What keeps the stages from one launch where fused paths can run a call.
+template <class V>
+Refusal persistent_refusal(const V& attention, const Problem& problem) {
+  if (is_packed<V>) return Refusal::persistent_packed;
+  Arena arena;
+  const Extents<V> extents(arena, attention, problem, problem.shape.batch);
+  if (extents.matrices != 1) return Refusal::persistent_matrices;
+  if (!fused::mix_in_place(attention, extents)) return Refusal::persistent_blocks;
+  return fused::has_unit_schedule(extents) ? Refusal::none : Refusal::persistent_heads;
+}
+
 /// What keeps one path from a call that fused paths can run.
 template <class V>
-Refusal refusal_of(CudaPath path, const Problem& problem, Direction direction, StateUse state,
-                   const NominalGpu& gpu) {
+Refusal refusal_of(CudaPath path, const V& attention, const Problem& problem, Direction direction,
+                   StateUse state, const NominalGpu& gpu) {
   if (path == CudaPath::automatic) return Refusal::none;
   if (state == StateUse::given && !keeps_states(path)) return Refusal::state;
   if (direction == Direction::backward && !has_backward(path)) return Refusal::backward;
-  return path == CudaPath::resident ? resident_refusal<V>(problem, gpu) : Refusal::none;
+  if (path == CudaPath::resident) return resident_refusal<V>(problem, gpu);
+  if (path == CudaPath::persistent) return persistent_refusal(attention, problem);
+  return Refusal::none;
 }
 
 /// A refusal in words.
@@ -157,6 +182,14 @@ inline std::string described(Refusal refusal, const Shape& shape) {
       return "more than " + std::to_string(fused::most_resident_blocks) + " blocks";
     case Refusal::shared_memory:
       return "the block summaries do not fit into the chip's shared memory";
+    case Refusal::persistent_packed:
+      return "packed sequences";
+    case Refusal::persistent_matrices:
+      return "query heads that share keys have mixing matrices of their own";
+    case Refusal::persistent_blocks:
+      return "more than 128 blocks, or not as many of queries as of keys";
+    case Refusal::persistent_heads:
+      return "more heads of the batch than one launch counts";
     case Refusal::head_dims:
       break;
   }
@@ -185,11 +218,13 @@ struct PathChoice {
   Refusal refusal = Refusal::none;            ///< of all fused paths
   Refusal quadratic_refusal = Refusal::none;  ///< of that one besides
   Refusal resident_refusal = Refusal::none;
+  Refusal persistent_refusal = Refusal::none;
   // Those that cannot run the call are without costs.
   PathCost cublas;
   PathCost summaries;
   PathCost quadratic;
   PathCost resident;
+  PathCost persistent;
 
   const PathCost& cost_of(CudaPath of) const {
     switch (of) {
@@ -199,6 +234,8 @@ struct PathChoice {
         return quadratic;
       case CudaPath::resident:
         return resident;
+      case CudaPath::persistent:
+        return persistent;
       case CudaPath::automatic:
       case CudaPath::cublas:
         break;
@@ -209,8 +246,16 @@ struct PathChoice {
   Refusal refusal_of(CudaPath of) const {
     if (of == CudaPath::cublas) return Refusal::none;
     if (refusal != Refusal::none) return refusal;
-    if (of == CudaPath::quadratic) return quadratic_refusal;
-    return of == CudaPath::resident ? resident_refusal : Refusal::none;
+    switch (of) {
+      case CudaPath::quadratic:
+        return quadratic_refusal;
+      case CudaPath::resident:
+        return resident_refusal;
+      case CudaPath::persistent:
+        return persistent_refusal;
+      default:
+        return Refusal::none;
+    }
   }
   bool can(CudaPath run) const { return refusal_of(run) == Refusal::none; }
 
@@ -234,10 +279,11 @@ PathChoice path_costs(const V& attention, const Problem& problem, Direction dire
   choice.refusal = refusal_of_types<V, T>();
   if (choice.refusal == Refusal::none) choice.refusal = refusal_of(shape, compiled);
   const auto refusal = [&](CudaPath path) {
-    return refusal_of<V>(path, problem, direction, state, gpu);
+    return refusal_of(path, attention, problem, direction, state, gpu);
   };
   choice.quadratic_refusal = refusal(CudaPath::quadratic);
   choice.resident_refusal = refusal(CudaPath::resident);
+  if (choice.refusal == Refusal::none) choice.persistent_refusal = refusal(CudaPath::persistent);
 
   const bool backward = direction == Direction::backward;
   const CallSize size = call_size(attention, problem);
@@ -254,6 +300,8 @@ PathChoice path_costs(const V& attention, const Problem& problem, Direction dire
       choice.quadratic = fused::quadratic_cost(attention, problem, size, direction, gpu);
       if (choice.can(CudaPath::resident))
         choice.resident = fused::resident_cost(attention, problem, size, gpu);
+      if (choice.can(CudaPath::persistent))
+        choice.persistent = fused::persistent_cost(attention, problem, size, gpu);
     }
   }
   return choice;
@@ -285,7 +333,7 @@ PathChoice choose_path(const V& attention, const Problem& problem, Direction dir
   };
   choice.path = CudaPath::cublas;
   for (const CudaPath other : fused_paths)
-    if (choice.can(other) && seconds(other) < seconds(choice.path)) choice.path = other;
+    if (is_chosen(other) && choice.can(other) && seconds(other) < seconds(choice.path)) choice.path = other;
   return choice;
 }
 
@@ -310,7 +358,7 @@ CudaPath path_of(const V& attention, const Problem& problem, const CudaDevice& d
     const NominalGpu gpu = gpu_at_hand<V, T>();
     Refusal refusal = refusal_of(problem.shape, compiled);
     if (refusal == Refusal::none)
-      refusal = refusal_of<V>(device.path(), problem, direction, state, gpu);
+      refusal = refusal_of(device.path(), attention, problem, direction, state, gpu);
     require_path(device.path(), refusal, problem.shape);
     if (device.path() != CudaPath::automatic) return device.path();
     if (refusal != Refusal::none) return CudaPath::cublas;

@@ -40,11 +40,14 @@ struct SummaryRows {
   Index unit_stride = 0;
   Index row_stride = 0;
   Index matrix_stride = 0;
+  UnitPlaces places = {};
+
+  MHLA_DEVICE T* of_unit(Index unit) const { return data + places.of(unit) * unit_stride; }
 
   // NOLINTNEXTLINE: adds const only
   template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
   operator SummaryRows<U>() const {
-    return {data, planes, plane_stride, unit_stride, row_stride, matrix_stride};
+    return {data, planes, plane_stride, unit_stride, row_stride, matrix_stride, places};
   }
 };
 
@@ -204,9 +207,8 @@ struct MixBlocks {
     const int begin = in_tile(work.inner_begin(item.first_row) - of.first);
     const int end = in_tile(work.inner_end(end_row(item)) - of.first);
     // Summaries are the same for all matrices, gradients of mixed ones are not.
-    const T* from = source.data + item.unit * source.unit_stride +
-                    of.matrix * source.matrix_stride + of.first * source.row_stride +
-                    item.first_col;
+    const T* from = source.of_unit(item.unit) + of.matrix * source.matrix_stride +
+                    of.first * source.row_stride + item.first_col;
     // Products read whole parts of 16 rows.
     for (int plane = 0; plane < Planes; ++plane, from += source.plane_stride)
       copy_part<threads>(block, panel(stage, plane), from, source.row_stride, begin, end,
@@ -336,7 +338,7 @@ struct MixBlocks {
     const Shared of_lane =
         tile.at(first_row + block.lane() / 4, first_chunk * chunk_size + block.lane() % 4 * 2);
     for (int plane = 0; plane < result.planes; ++plane) {
-      T* to = result.data + plane * result.plane_stride + item.unit * result.unit_stride +
+      T* to = result.of_unit(item.unit) + plane * result.plane_stride +
               item.group % work.outputs * result.matrix_stride +
               item.first_row * result.row_stride + item.first_col;
       MHLA_DEVICE_UNROLL
@@ -368,13 +370,23 @@ struct MixBlocks {
     const auto stretch = [&](Index part) {
       return static_cast<int>(even_split(work.items, block.blocks, part));
     };
-    const int end = stretch(block.number + 1);
-    int number = stretch(block.number);
+    mix(block, stretch(block.number), stretch(block.number + 1),
+        [] { machine::wait_for_earlier_kernels(); });
+  }
+
+  /// The first of a unit's panels, where there is one matrix and it is kept.
+  MHLA_DEVICE int first_item(int unit) const {
+    return (unit % work.kv_heads * work.units_of_group + unit / work.kv_heads) * work.panels;
+  }
+
+  /// Items [number, end), one at least. `wait` comes before summaries are read or written.
+  template <class Wait>
+  MHLA_DEVICE void mix(const Block& block, int number, int end, const Wait& wait) const {
     int held = -1;  // the group whose matrix is kept
     Coefficients kept[std::size_t{inner_parts}] = {};
     int stage = 0;
     const auto begin = [&] {
-      machine::wait_for_earlier_kernels();
+      wait();
       copy_source(block, item(number), 0, stage);
       machine::commit_copies();
     };

@@ -16,6 +16,14 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
+/// Where units have their summaries: each in a place of its own or, where they follow each other
+/// through a few places, a later one in that of an earlier one.
+struct UnitPlaces {
+  Index count = std::numeric_limits<Index>::max();
+
+  MHLA_HOST_DEVICE Index of(Index unit) const { return unit < count ? unit : unit % count; }
+};
+
 /// What mixes what. Units are pairs of an item of the batch and a kv head, heads fastest.
 struct MixingShape {
   Index units = 0;
@@ -103,22 +111,30 @@ struct MixingWork {
     return row < rows && at >= inner_begin(row) && at < inner_end(row + 1);
   }
 
-  MovedBytes bytes(int source_planes, int result_planes) const {
-    Index source_rows = 0;
-    for (int first = 0; first < rows; first += side)
-      source_rows += std::max(0, inner_end(std::min(rows, first + side)) - inner_begin(first));
-    Index coefficients = 0;
+  /// Elements of the matrix that the rows see.
+  Index coefficients() const {
+    Index count = 0;
     for (int row = 0; row < rows; ++row)
-      coefficients += std::max(0, inner_end(row + 1) - inner_begin(row));
-    const Index results = Index{groups} * units_of_group;
-    Index times = results * panels * summed;  // that a matrix is read
+      count += std::max(0, inner_end(row + 1) - inner_begin(row));
+    return count;
+  }
+  MovedBytes bytes(int source_planes, int result_planes) const {
+    Index times = Index{groups} * units_of_group * panels * summed;
     if (keeps) {
       // Once by every block of threads, and again by one in whose stretch another group begins.
       times = blocks;
       for (Index group = 1; blocks > 0 && group < groups; ++group)
         times += begins_stretch(group * (items / groups)) ? 0 : 1;
     }
-    return {times * coefficients * columns_of_warps() * 4 +
+    return bytes(source_planes, result_planes, times);
+  }
+  /// With a matrix read so many times.
+  MovedBytes bytes(int source_planes, int result_planes, Index times) const {
+    Index source_rows = 0;
+    for (int first = 0; first < rows; first += side)
+      source_rows += std::max(0, inner_end(std::min(rows, first + side)) - inner_begin(first));
+    const Index results = Index{groups} * units_of_group;
+    return {times * coefficients() * columns_of_warps() * 4 +
                 results * summed * source_rows * width * source_planes * 2,
             results * rows * width * result_planes * 2};
   }

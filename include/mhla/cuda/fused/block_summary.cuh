@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/product.cuh>
 #include <mhla/cuda/fused/tile.cuh>
@@ -26,11 +27,19 @@ namespace cuda::fused {
 
 /// 16-bit summaries in memory, [units, blocks, matrices, KeyDim, ValueDim], times a power of two;
 /// in `Parts` planes, whose sum is the number: its rounded value and, with two, what rounding left.
+/// Key sums lie likewise, [units, blocks, matrices, KeyDim].
 template <class T>
 struct Summaries {
   T* data;
   Index plane;  // elements of one
   float scale;
+  UnitPlaces places = {};
+
+  /// The number of a summary.
+  MHLA_DEVICE Index number(const BlockTable& table, Index unit, Index b, Index matrices,
+                           Index matrix) const {
+    return (places.of(unit) * table.blocks + b) * matrices + matrix;
+  }
 };
 
 /// Stores two neighbouring elements.
@@ -122,6 +131,20 @@ struct SummarizeBlocks {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
+    summarize(block, [] { machine::wait_for_earlier_kernels(); });
+  }
+
+  /// Of a unit's n-th block of threads, of `of_unit()`.
+  MHLA_DEVICE Index number_of(Index unit, Index n) const {
+    return unit % sharing.kv_heads + (unit / sharing.kv_heads * of_unit() + n) * sharing.kv_heads;
+  }
+  MHLA_HOST_DEVICE Index of_unit() const {
+    return sharing.matrices * slices * x.x.table.blocks;
+  }
+
+  /// What block.number says. `wait` comes before anything is read or written.
+  template <class Wait>
+  MHLA_DEVICE void summarize(const Block& block, const Wait& wait) const {
     const BlockTable& table = x.x.table;
     BlockIndices indices(block);
     const int kv_head = indices.next(sharing.kv_heads);
@@ -150,7 +173,7 @@ struct SummarizeBlocks {
       machine::commit_copies();
     };
 
-    machine::wait_for_earlier_kernels();  // this may be the first kernel of a call
+    wait();  // this may be the first kernel of a call
     Accumulators<KeyDim, slice, 4, 2> sum;
     float key_sum[std::size_t{Quads<KeyDim>::of_lane}][4] = {};
     for (int tile = 0; tile < stages - 1; ++tile) begin_copy(tile);
@@ -186,7 +209,7 @@ struct SummarizeBlocks {
     }
     machine::wait_for_copies<0>();
 
-    const Index summary = (unit * table.blocks + b) * sharing.matrices + matrix;
+    const Index summary = summaries.number(table, unit, b, sharing.matrices, matrix);
     const Index first = summary * KeyDim * ValueDim + column;
     const Summaries<T> unweighed{summaries.data, summaries.plane, summaries.scale / weight_scale};
     sum.for_each_pair(block, [&](int row, int col, float one, float next) {
@@ -207,10 +230,7 @@ struct SummarizeBlocks {
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
 void summarize(const CudaDevice& device, Index items,
                const SummarizeBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Sums>& body) {
-  machine::run(
-      device,
-      items * body.x.x.table.blocks * body.slices * body.sharing.matrices * body.sharing.kv_heads,
-      body);
+  machine::run(device, items * body.sharing.kv_heads * body.of_unit(), body);
 }
 
 /// What that moves.

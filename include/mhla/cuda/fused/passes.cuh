@@ -8,6 +8,7 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/fused/passes.hpp>
+#include <mhla/cuda/fused/persistent_pass.cuh>
 #include <mhla/cuda/fused/quadratic_pass.cuh>
 #include <mhla/cuda/fused/resident_pass.cuh>
 #include <mhla/cuda/fused/summaries_pass.cuh>
@@ -16,8 +17,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-// Summaries are large; tables, and what the quadratic form keeps of a query, are not, so that the
-// other paths take the whole batch at once.
+// Summaries of a whole batch are large; tables, those of a few units, and what the quadratic form
+// keeps of a query are not, so that the other paths take the whole batch at once.
 template <class V, class T, class Dims>
 CallMemory memory_of(CudaPath path, const V& attention, const Problem& problem,
                      Direction direction) {
@@ -26,6 +27,8 @@ CallMemory memory_of(CudaPath path, const V& attention, const Problem& problem,
     const Index items = problem.shape.batch;
     if (path == CudaPath::resident)
       return {plan_size<ResidentPlan<V>>(attention, problem, items, backward), items};
+    if (path == CudaPath::persistent)
+      return {plan_size<PersistentPlan<V, T>>(attention, problem, items, backward), items};
     return {plan_size<PairPlan<V>>(attention, problem, items, backward), items};
   }
   const Index items = summary_items_at_once<V, T>(attention, problem, backward);
@@ -40,6 +43,8 @@ void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
     attend_by_pairs<Dims>(device, attention, problem, operands, y, workspace);
   } else if (path == CudaPath::resident) {
     attend_with_resident_summaries<Dims>(device, attention, problem, operands, y, workspace);
+  } else if (path == CudaPath::persistent) {
+    attend_in_one_launch<Dims>(device, attention, problem, operands, y, workspace);
   } else {
     attend_by_summaries<Dims>(device, attention, problem, operands, y, workspace, state);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What the fused passes of one variant, scalar and pair of head dimensions consist of; pipeline.cuh
 // calls them for the head dimensions that MHLA_INSTANTIATE_CUDA lists. `path` is
-// CudaPath::summaries, CudaPath::quadratic or, in the forward pass, CudaPath::resident.
+// CudaPath::summaries, CudaPath::quadratic or, in the forward pass, CudaPath::resident or
+// CudaPath::persistent.
 #pragma once
 
 #include <mhla/core/config.hpp>

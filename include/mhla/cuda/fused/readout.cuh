@@ -215,6 +215,23 @@ struct ReadOutBlocks {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
+    read_out(block, [] { machine::wait_for_earlier_kernels(); });
+  }
+
+  /// Of a unit's n-th block of threads, of `of_unit()`.
+  MHLA_DEVICE Index number_of(Index unit, Index n) const {
+    const Index kv_head = unit % sharing.kv_heads;
+    const Index item = unit / sharing.kv_heads;
+    const Index of_head = of_unit() / sharing.heads;
+    return kv_head * sharing.heads + n % sharing.heads +
+           (item * of_head + n / sharing.heads) * (sharing.kv_heads * sharing.heads);
+  }
+  MHLA_HOST_DEVICE Index of_unit() const { return sharing.heads * slices * x.x.table.blocks; }
+
+  /// What block.number says. `wait` comes before summaries and key sums are read, or anything is
+  /// written.
+  template <class Wait>
+  MHLA_DEVICE void read_out(const Block& block, const Wait& wait) const {
     const BlockTable& table = x.x.table;
     const Index all_heads = sharing.kv_heads * sharing.heads;
     const Index head = block.number % all_heads;
@@ -225,7 +242,7 @@ struct ReadOutBlocks {
     const Index kv_head = head / sharing.heads;
     const Index matrix = head % sharing.heads / sharing.heads_of_matrix();
     const Index unit = item * sharing.kv_heads + kv_head;
-    const Index summary = (unit * table.blocks + b) * sharing.matrices + matrix;
+    const Index summary = summaries.number(table, unit, b, sharing.matrices, matrix);
     const TokenRange all = TokenRange::of_block(table, item, head, b);
     const int tiles = static_cast<int>(ceil_div(table.block_tokens, Index{rows}));
     const Tiles of_tiles{x, own, epsilon, places()};
@@ -249,7 +266,7 @@ struct ReadOutBlocks {
     };
 
     copy_tile(0);  // never the first kernel of a call: the tokens are there
-    machine::wait_for_earlier_kernels();
+    wait();
     if constexpr (Divides)
       for (int c = block.thread; c < KeyDim; c += threads)
         machine::write(static_cast<Shared>(c * 4),
@@ -315,10 +332,7 @@ template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts,
           class Own>
 void read_out(const CudaDevice& device, Index items,
               const ReadOutBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Divides, Own>& body) {
-  machine::run(
-      device,
-      items * body.x.x.table.blocks * body.slices * body.sharing.kv_heads * body.sharing.heads,
-      body);
+  machine::run(device, items * body.sharing.kv_heads * body.of_unit(), body);
 }
 
 /// What that moves. Own tokens are in the same blocks as x.

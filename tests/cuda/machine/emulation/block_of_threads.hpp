@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Runs blocks of threads, one after the other. Every thread is a fiber, which runs until it meets
-// others: its warp or, at a barrier, the whole block. Who goes on then is left to chance.
+// Runs a block of threads. Every thread is a fiber, which runs until it meets others: its warp or,
+// at a barrier, the whole block. Who goes on then is left to chance. Where several blocks are in
+// flight, a block now and then gives way to the others, and always where it waits for them.
 #pragma once
 
 #include <array>
@@ -19,6 +20,7 @@
 #include "copies.hpp"
 #include "fiber.hpp"
 #include "global_memory.hpp"
+#include "knowledge.hpp"
 #include "shared_memory.hpp"
 #include "site.hpp"
 #include "warp.hpp"
@@ -31,36 +33,89 @@ class KernelFault : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// What all blocks of threads have in common.
+struct Chip {
+  GlobalMemory global;
+  std::uint32_t time = 0;
+  std::uint32_t times_forgotten = 0;  // how often it began anew
+  UnderWay under_way = UnderWay::last_kernel;
+  bool takes_turns = false;  // blocks of the launch are in flight together
+  Turns turns;
+  Counters counters;
+
+  static Chip& chip() {
+    static Chip chip;
+    return chip;
+  }
+
+  /// The blocks that run from now on are those of another launch: one after the other or, where
+  /// they take turns, so many of them.
+  void begin_launch(UnderWay of_launch, std::vector<AddressRange> products,
+                    std::size_t blocks_in_turns = 0) {
+    takes_turns = blocks_in_turns > 0;
+    if (takes_turns) forget_if_late();
+    under_way = of_launch;
+    global.begin(time + 1, std::move(products));
+    turns.begin_launch(time + 1);
+    counters.begin_launch(blocks_in_turns);
+  }
+  std::uint32_t tick(std::size_t block) {
+    ++time;
+    if (takes_turns) turns.note(time, block);
+    return time;
+  }
+  /// Who accessed what, and when.
+  void forget() {
+    global.forget();
+    time = 0;
+    ++times_forgotten;
+  }
+  void forget_if_late() {
+    if (time > Trace::last_time / 2) forget();
+  }
+};
+
 class BlockOfThreads {
  public:
-  /// The one machine that there is.
-  static BlockOfThreads& machine() {
-    static BlockOfThreads machine;
-    return machine;
-  }
-  const GlobalMemory& global_memory() const { return global_; }
+  BlockOfThreads() = default;
+  BlockOfThreads(const BlockOfThreads&) = delete;
+  BlockOfThreads& operator=(const BlockOfThreads&) = delete;
 
-  /// The blocks that run from now on are those of another launch.
-  void begin_launch(UnderWay under_way, std::vector<AddressRange> products) {
-    under_way_ = under_way;
-    global_.begin(time_ + 1, std::move(products));
-  }
+  /// The block whose threads run, or have run last.
+  static BlockOfThreads& current() { return *running(); }
+  static const GlobalMemory& global_memory() { return Chip::chip().global; }
 
-  /// Runs block `number`: body(argument, thread) by so many threads. Throws KernelFault.
-  void run(std::ptrdiff_t number, int threads, std::size_t shared_bytes, std::uint64_t seed,
-           void (*body)(const void* argument, int thread), const void* argument) {
+  /// Block `number` is to run: body(argument, thread) by so many threads.
+  void begin(std::ptrdiff_t number, int threads, std::size_t shared_bytes, std::uint64_t seed,
+             void (*body)(const void* argument, int thread), const void* argument) {
+    running() = this;
+    number_ = number;
     body_ = body;
     argument_ = argument;
     begin(threads, shared_bytes, seed);
-    if (Thread* const first = next_thread(); first != nullptr) switch_to(own_, first);
-    if (!is_abandoned_ && ended_ < threads)
+    resume_ = next_thread();
+  }
+  /// Runs it until it gives way or, where it returns true, has ended. Throws KernelFault.
+  bool go_on() {
+    running() = this;
+    if (resume_ != nullptr) switch_to(own_, std::exchange(resume_, nullptr));
+    if (resume_ != nullptr) return false;
+    if (!is_abandoned_ && ended_ < count_)
       abandon("threads wait for others that have ended. " + whereabouts());
     if (is_abandoned_) unwind();
-    if (faults_.empty()) return;
-    std::string text = "block of threads " + std::to_string(number) + ":";
+    if (faults_.empty()) return true;
+    std::string text = "block of threads " + std::to_string(number_) + ":";
     for (const std::string& fault : faults_) text += "\n  " + fault;
     if (more_faults_ > 0) text += "\n  and " + std::to_string(more_faults_) + " more";
     throw KernelFault(text);
+  }
+  /// Whether it would only wait on.
+  bool waits() const { return awaited_ != nullptr && *awaited_ < awaited_count_; }
+  /// Lets its threads leave their bodies, wherever they are: another block is at fault.
+  void give_up() {
+    running() = this;
+    is_abandoned_ = true;
+    unwind();
   }
 
   // What threads call.
@@ -79,13 +134,44 @@ class BlockOfThreads {
     const Who who = Who::thread(current_->number);
     if (!current_->has_waited_for_kernels) {
       require_no_wait(how, address, bytes, who, site);
-      global_.bytes_read_early += bytes;
+      chip_.global.bytes_read_early += bytes;
     }
-    const Conflict conflict = global_.access(how, address, bytes, who, clock(), begin_);
-    if (conflict.with != nullptr) note(global_.words(conflict, how, who, begin_), site);
+    const Conflict conflict = chip_.global.access(how, address, bytes, who, clock(), viewer());
+    if (conflict.with != nullptr) note(chip_.global.words(conflict, how, who, viewer()), site);
   }
 
   void wait_for_earlier_kernels() { current_->has_waited_for_kernels = true; }
+
+  std::uint32_t take_number(std::uint32_t* counter, const Site& site) {
+    require_counter(counter, site);
+    return (*counter)++;
+  }
+  /// What all threads did up to the last barrier is done for who finds it counted.
+  void announce(std::uint32_t* counter, const Site& site) {
+    require_counter(counter, site);
+    ++*counter;
+    Knowledge& told = chip_.counters.told_by(counter);
+    told.learn(knows_);
+    told.learn(static_cast<std::size_t>(number_), time_of_barrier_);
+  }
+  /// Threads know it after the next barrier.
+  void wait_for_count(const std::uint32_t* counter, std::uint32_t count, const Site& site) {
+    require_counter(counter, site);
+    awaited_ = counter;
+    awaited_count_ = count;
+    while (waits()) {
+      awaited_at_ = site;
+      give_way(current_);
+    }
+    awaited_ = nullptr;
+    learns_.learn(chip_.counters.told_by(counter));
+  }
+  /// What it waits for, in words.
+  std::string awaited() const {
+    return "block of threads " + std::to_string(number_) + " waits for a count of " +
+           std::to_string(awaited_count_) + ", which is at " + std::to_string(*awaited_) +
+           ", at " + name_of(awaited_at_);
+  }
 
   void begin_copy(std::uint32_t to, const void* from, bool is_present, const Site& site) {
     require_aligned(GlobalAccess::copy, from, 16, site);
@@ -131,6 +217,7 @@ class BlockOfThreads {
     warp.arrived |= 1u << me.lane();
     if (warp.arrived == all_lanes) complete(warp);
     Thread* const next = next_thread();
+    if (chip_.takes_turns && next != nullptr && random(turn_length) == 0) return give_way(next);
     if (next != &me) switch_to(me.fiber, next);
     if (is_abandoned_) throw Abandoned{};
   }
@@ -164,16 +251,46 @@ class BlockOfThreads {
   };
   static constexpr std::uint32_t all_lanes = 0xffffffffu;
   static constexpr int most_accesses = 1 << 20;
+  static constexpr std::uint64_t turn_length = 200;  // meetings, at the mean
+
+  static BlockOfThreads*& running() {
+    static BlockOfThreads* block = nullptr;
+    return block;
+  }
+  // Lets other blocks run; `next` is the thread that goes on afterwards.
+  void give_way(Thread* next) {
+    Thread& me = *current_;
+    resume_ = next;
+    switch_to(me.fiber, nullptr);
+    if (is_abandoned_) throw Abandoned{};
+  }
+  Viewer viewer() const {
+    if (!chip_.takes_turns) return {begin_, 0, nullptr, nullptr};
+    return {begin_, static_cast<std::size_t>(number_), &knows_, &chip_.turns};
+  }
+  void require_counter(const std::uint32_t* counter, const Site& site) {
+    require_progress(site);
+    require_aligned(GlobalAccess::store, counter, sizeof(*counter), site);
+    if (!current_->has_waited_for_kernels)
+      stop("thread " + std::to_string(current_->number) +
+           " uses a counter and has not waited for earlier kernels, at " + name_of(site));
+  }
 
   int warps() const { return count_ / warp_size; }
   Warp& warp(int number) { return warps_[static_cast<std::size_t>(number)]; }
 
   void begin(int threads, std::size_t shared_bytes, std::uint64_t seed) {
     while (static_cast<int>(threads_.size()) < threads) add_thread();
-    if (time_ > Trace::last_time / 2) forget();
+    if (!chip_.takes_turns) chip_.forget_if_late();
+    if (std::exchange(times_forgotten_, chip_.times_forgotten) != chip_.times_forgotten)
+      memory_.forget();
     memory_.begin(shared_bytes);
     random_ = (seed * 0x9e3779b97f4a7c15u) | 1;
-    begin_ = time_of_barrier_ = ++time_;
+    begin_ = now_ = time_of_barrier_ = chip_.tick(static_cast<std::size_t>(number_));
+    knows_.forget(chip_.counters.blocks());
+    learns_.forget(chip_.counters.blocks());
+    awaited_ = nullptr;
+    resume_ = nullptr;
     drifting_.clear();
     count_ = threads;
     ended_ = 0;
@@ -184,7 +301,7 @@ class BlockOfThreads {
     more_faults_ = 0;
     for (int w = 0; w < warps(); ++w) {
       warp(w).ended = 0;
-      warp(w).time_of_barrier = time_;
+      warp(w).time_of_barrier = now_;
       for (Thread* const thread : warp(w).lanes) {
         thread->has_ended = false;
         thread->has_waited_for_kernels = false;
@@ -203,16 +320,9 @@ class BlockOfThreads {
     thread.warp->lanes[thread.lane()] = &thread;
     thread.fiber.begin_with(&live);
   }
-  // Who accessed what, and when.
-  void forget() {
-    memory_.forget();
-    global_.forget();
-    time_ = 0;
-  }
-
   // A thread's fiber runs one block's thread after the other.
   static void live() {
-    BlockOfThreads& block = machine();
+    BlockOfThreads& block = current();
     Thread& me = *block.current_;
     for (;;) {
       try {
@@ -249,7 +359,8 @@ class BlockOfThreads {
       Thread& thread = threads_[static_cast<std::size_t>(t)];
       if (!thread.has_ended) switch_to(own_, &thread);
     }
-    forget();
+    resume_ = nullptr;
+    chip_.forget();
   }
 
   // Who runs next; null where nobody can.
@@ -297,8 +408,9 @@ class BlockOfThreads {
         if (++at_barrier_ < warps()) return;  // the warp stays where it is
         at_barrier_ = 0;
         time_of_barrier_ = next_time(met);
+        knows_.learn(learns_);
         for (int w = 0; w < warps(); ++w) {
-          warp(w).time_of_barrier = time_;
+          warp(w).time_of_barrier = now_;
           release(warp(w));
         }
         return choose_warp();
@@ -364,11 +476,12 @@ class BlockOfThreads {
   }
 
   // As the warp of the thread that runs sees it.
-  Clock clock() const { return {time_, time_of_barrier_, current_->warp->time_of_barrier}; }
+  Clock clock() const { return {now_, time_of_barrier_, current_->warp->time_of_barrier}; }
   std::uint32_t next_time(const Warp& met) {
-    if (time_ == Trace::last_time)
+    if (chip_.time == Trace::last_time)
       stop("a block of threads has more barriers than are counted, at " + name_of(met.site));
-    return ++time_;
+    now_ = chip_.tick(static_cast<std::size_t>(number_));
+    return now_;
   }
 
   // A thread that waits for others by reading what they have yet to write would do so forever.
@@ -383,9 +496,10 @@ class BlockOfThreads {
     const char* why = nullptr;
     if (how == GlobalAccess::store)
       why = "they may be reading there";
-    else if (under_way_ == UnderWay::anything)
+    else if (chip_.under_way == UnderWay::anything)
       why = "nothing is known of those before a call";
-    else if (under_way_ == UnderWay::last_kernel && global_.is_being_written(address, bytes))
+    else if (chip_.under_way == UnderWay::last_kernel &&
+             chip_.global.is_being_written(address, bytes))
       why = "the last one has written there";
     if (why != nullptr)
       note(std::string("a ") + name_of(how) + " by " + who.name() +
@@ -470,28 +584,41 @@ class BlockOfThreads {
   Fiber own_;  // the program's
   std::deque<Thread> threads_;
   std::deque<Warp> warps_;
+  Chip& chip_ = Chip::chip();
   SharedMemory memory_;
-  GlobalMemory global_;
   std::vector<std::pair<Copies*, std::uint64_t>> drifting_;  // copies that may land at any moment
 
   void (*body_)(const void*, int) = nullptr;
   const void* argument_ = nullptr;
+  std::ptrdiff_t number_ = 0;
   int count_ = 0;  // threads of the block
   int ended_ = 0;
   int at_barrier_ = 0;          // warps
   std::uint32_t runnable_ = 0;  // a bit for each warp that can go on
-  UnderWay under_way_ = UnderWay::last_kernel;
-  Thread* current_ = nullptr;  // who runs
+  Thread* current_ = nullptr;   // who runs
+  Thread* resume_ = nullptr;    // who goes on once others have had their turn
   Warp* warp_ = nullptr;       // whose turn it is,
   int stretch_ = 0;            // for so many meetings
   int patience_ = 0;           // accesses until the thread must have met somebody
-  std::uint32_t time_ = 0;
+  std::uint32_t now_ = 0;    // since the block's last barrier, or that of one of its warps
   std::uint32_t begin_ = 0;  // of the block
+  std::uint32_t times_forgotten_ = 0;
   std::uint32_t time_of_barrier_ = 0;
+  Knowledge knows_;   // of the other blocks
+  Knowledge learns_;  // what it will know after the next barrier
+  const std::uint32_t* awaited_ = nullptr;
+  std::uint32_t awaited_count_ = 0;
+  Site awaited_at_;
   std::uint64_t random_ = 1;
   bool is_abandoned_ = false;
   std::vector<std::string> faults_;
   std::size_t more_faults_ = 0;
 };
+
+/// Those that can be in flight.
+inline std::array<BlockOfThreads, 7>& blocks_of_chip() {
+  static std::array<BlockOfThreads, 7> blocks;
+  return blocks;
+}
 
 }  // namespace stand_in

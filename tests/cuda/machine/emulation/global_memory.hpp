@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "address_range.hpp"
+#include "knowledge.hpp"
 #include "shadow.hpp"
 
 namespace stand_in {
@@ -31,6 +32,15 @@ inline const char* name_of(GlobalAccess access) {
   }
   return "";
 }
+
+/// The block of threads that accesses: when it began and, where others are in flight, its number,
+/// what it knows of them, and whose turn it was when.
+struct Viewer {
+  std::uint32_t begin = 0;
+  std::size_t number = 0;
+  const Knowledge* knows = nullptr;
+  const Turns* turns = nullptr;
+};
 
 class GlobalMemory {
  public:
@@ -60,21 +70,21 @@ class GlobalMemory {
     time_of_launch_ = time_of_launch_before_ = 1;
   }
 
-  /// Notes an access. `begin_of_block` is the time when the block of threads began.
+  /// Notes an access.
   Conflict access(GlobalAccess how, const void* address, std::size_t bytes, Who who,
-                  const Clock& clock, std::uint32_t begin_of_block) {
+                  const Clock& clock, const Viewer& viewer) {
     const auto first = reinterpret_cast<std::uintptr_t>(address) / 2;
     (how == GlobalAccess::store ? bytes_written : bytes_read) += bytes;
     // Aligned to its size, an element lies in one page.
     Shadow* place = &page(first / places_of_page)[first % places_of_page];
     const Trace* with = nullptr;
     for (Shadow* const end = place + (bytes + 1) / 2; place != end && with == nullptr; ++place) {
-      if (is_of_another_block(place->read, begin_of_block)) place->read_by_another = place->read;
-      if (is_of_another_block(place->written, begin_of_block))
+      if (is_of_another_block(place->read, viewer)) place->read_by_another = place->read;
+      if (is_of_another_block(place->written, viewer))
         with = &place->written;
       else if (how != GlobalAccess::store)
         with = place->note_read(who, how == GlobalAccess::copy, clock);
-      else if (place->read_by_another.time() >= time_of_launch_)
+      else if (is_of_another_block(place->read_by_another, viewer))
         with = &place->read_by_another;
       else
         with = place->note_write(who, false, clock, clock.now);
@@ -82,14 +92,14 @@ class GlobalMemory {
     return {place - 1, with};
   }
   std::string words(const Conflict& conflict, GlobalAccess how, Who who,
-                    std::uint32_t begin_of_block) const {
+                    const Viewer& viewer) const {
     const Trace& with = *conflict.with;
     GlobalAccess way = with.other_way() ? GlobalAccess::copy : GlobalAccess::load;
     if (&with == &conflict.place->written) way = GlobalAccess::store;
     return std::string("a race in global memory: a ") + name_of(how) + " by " + who.name() +
            " after a " + name_of(way) + " by " + with.who().name() +
-           (is_of_another_block(with, begin_of_block) ? " of another block of threads"
-                                                      : " without a barrier between them");
+           (is_of_another_block(with, viewer) ? " of another block of threads"
+                                              : " without a barrier between them");
   }
 
  private:
@@ -104,8 +114,12 @@ class GlobalMemory {
     pages_.clear();
     last_ = nullptr;
   }
-  bool is_of_another_block(const Trace& trace, std::uint32_t begin_of_block) const {
-    return trace.time() >= time_of_launch_ && trace.time() < begin_of_block;
+  // In this launch, and not known to come before.
+  bool is_of_another_block(const Trace& trace, const Viewer& viewer) const {
+    if (trace.time() < time_of_launch_) return false;
+    if (viewer.turns == nullptr) return trace.time() < viewer.begin;
+    const std::size_t block = viewer.turns->block_at(trace.time());
+    return block != viewer.number && trace.time() >= viewer.knows->until(block);
   }
   Page& page(std::uintptr_t number) {
     if (last_ == nullptr || number != number_of_last_) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // In place of the library's machine.cuh: runs kernels' bodies, their true source, on the CPU, a
-// fiber for each thread. Blocks run in any order, warps starve each other for random stretches,
-// lanes go on in any order between two meetings; all of it follows from cublasContext::seed.
+// fiber for each thread. Blocks run in any order, those of run_together() a few at a time and in
+// turns, warps starve each other for random stretches, lanes go on in any order between two
+// meetings; all of it follows from cublasContext::seed.
 //
 // run() throws stand_in::KernelFault, in words, where a body
 //   - comes to a meeting of a warp without the other lanes, or of another kind or place in the
@@ -15,7 +16,11 @@
 //   - races: threads access one place, one of them writing, without a barrier between them that
 //     both came to (for threads of one warp sync_warp() is one, for others only sync(); matrix
 //     loads, products and exchanges are none). In shared and in global memory; there the blocks of
-//     a launch race, too, whatever they wait for. The source of a copy is read when it begins;
+//     a launch race, too, unless a counter says that one comes after the other: what it announced
+//     was done before its last barrier, and what relies on it comes after the next one. The source
+//     of a copy is read when it begins;
+//   - waits by counters for what no block announces or, of blocks that take turns, none that has
+//     begun; announces what it has yet to do;
 //   - touches what a copy writes before its own thread has waited for it, whether the copy landed
 //     at once, at the wait or at some meeting in between; or ends with copies not waited for.
 // Shared memory is NaN when a block begins. Bytes of global memory are counted in cublasContext.
@@ -37,7 +42,9 @@
 //     lets them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -48,6 +55,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cublas_v2.h"
 #include "cuda_runtime_api.h"
@@ -69,7 +77,7 @@ using Shared = std::uint32_t;
 
 using stand_in::Meeting;
 using stand_in::Site;
-inline stand_in::BlockOfThreads& threads_of_block() { return stand_in::BlockOfThreads::machine(); }
+inline stand_in::BlockOfThreads& threads_of_block() { return stand_in::BlockOfThreads::current(); }
 
 struct Block {
   Index number;
@@ -134,6 +142,19 @@ void wait_for_copies() {
 
 inline void wait_for_earlier_kernels() { threads_of_block().wait_for_earlier_kernels(); }
 
+using Counter = std::uint32_t;
+
+inline std::uint32_t take_number(Counter* counter, Site site = Site::current()) {
+  return threads_of_block().take_number(counter, site);
+}
+inline void announce(Counter* counter, Site site = Site::current()) {
+  threads_of_block().announce(counter, site);
+}
+inline void wait_for_count(const Counter* counter, std::uint32_t count,
+                           Site site = Site::current()) {
+  threads_of_block().wait_for_count(counter, count, site);
+}
+
 inline void load_matrices(std::uint32_t (&registers)[4], Shared row, Site site = Site::current()) {
   stand_in::Part& part = threads_of_block().part();
   part.registers = registers;
@@ -197,55 +218,137 @@ float second_of(std::uint32_t pair) {
   return load(T{static_cast<std::uint16_t>(pair >> 16)});
 }
 
-/// Runs a body on so many blocks of threads, in an order that no kernel may count on.
+/// One launch of a body.
 template <class Body>
-void run(const CudaDevice& device, Index blocks, const Body& body) {
+class Launch {
+ public:
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
   static_assert(std::is_trivially_copyable_v<Body>, "a kernel's arguments are copied as bytes");
   static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
   static_assert(Body::blocks_of_processor > 0);
-  if (blocks == 0) return;
-  if (blocks > most_blocks)
-    throw ShapeError("mhla: " + std::to_string(blocks) +
-                     " blocks of threads are more than a CUDA launch can count");
-  const int shared_bytes = shared_bytes_of(body);
-  if (shared_bytes > stand_in::runtime().shared_bytes)
-    throw CudaError("mhla: a kernel could not be launched: invalid argument");
-  cublasContext& context = *device.cublas();
-  ++context.launches;
-  context.last_launch_stream = device.stream();
-  stand_in::BlockOfThreads& threads = threads_of_block();
-  threads.begin_launch(std::exchange(context.under_way, stand_in::UnderWay::last_kernel),
-                       std::exchange(context.written_since_kernel, {}));
 
+  Launch(const CudaDevice& device, Index blocks, const Body& body, bool in_turns)
+      : body_(body), context_(*device.cublas()), blocks_(blocks), shared_(shared_bytes_of(body)) {
+    if (blocks > most_blocks)
+      throw ShapeError("mhla: " + std::to_string(blocks) +
+                       " blocks of threads are more than a CUDA launch can count");
+    if (shared_ > stand_in::runtime().shared_bytes)
+      throw CudaError("mhla: a kernel could not be launched: invalid argument");
+    ++context_.launches;
+    context_.last_launch_stream = device.stream();
+    stand_in::Chip::chip().begin_launch(
+        std::exchange(context_.under_way, stand_in::UnderWay::last_kernel),
+        std::exchange(context_.written_since_kernel, {}),
+        in_turns ? static_cast<std::size_t>(blocks) : 0);
+    step_ = 1 + random_below(blocks);  // meets every block once
+    while (std::gcd(step_, blocks) != 1) ++step_;
+    next_ = random_below(blocks);
+  }
+
+  Index random_below(Index count) {
+    return static_cast<Index>(context_.next_random() % static_cast<std::uint64_t>(count));
+  }
+  bool any_left() const { return begun_ < blocks_; }
+  /// The next block begins, in an order that no kernel may count on.
+  void begin(stand_in::BlockOfThreads& threads) {
+    arguments_.push_back({body_, next_, blocks_});
+    const auto run_thread = [](const void* argument, int thread) {
+      const auto& of = *static_cast<const Argument*>(argument);
+      of.body(Block{of.number, of.blocks, thread});
+    };
+    threads.begin(next_, Body::threads, static_cast<std::size_t>(shared_), context_.next_random(),
+                  run_thread, &arguments_.back());
+    next_ = (next_ + step_) % blocks_;
+    ++begun_;
+  }
+  /// All have ended.
+  void end() {
+    const stand_in::GlobalMemory& memory = stand_in::BlockOfThreads::global_memory();
+    context_.last_kernel_bytes_read = memory.bytes_read;
+    context_.last_kernel_bytes_written = memory.bytes_written;
+    context_.last_kernel_bytes_read_early = memory.bytes_read_early;
+    context_.kernel_bytes_read += context_.last_kernel_bytes_read;
+    context_.kernel_bytes_written += context_.last_kernel_bytes_written;
+  }
+
+ private:
   struct Argument {
     const Body& body;
     Index number;
     Index blocks;
   };
-  const auto run_thread = [](const void* argument, int thread) {
-    const auto& of = *static_cast<const Argument*>(argument);
-    of.body(Block{of.number, of.blocks, thread});
-  };
-  const auto random_below = [&](Index count) {
-    return static_cast<Index>(context.next_random() % static_cast<std::uint64_t>(count));
-  };
-  Index step = 1 + random_below(blocks);  // meets every block once
-  while (std::gcd(step, blocks) != 1) ++step;
-  step %= blocks;
-  Index i = random_below(blocks);
-  for (Index done = 0; done < blocks; ++done) {
-    const Argument argument{body, i, blocks};
-    threads.run(i, Body::threads, static_cast<std::size_t>(shared_bytes), context.next_random(),
-                run_thread, &argument);
-    i += step;
-    if (i >= blocks) i -= blocks;
+  const Body& body_;
+  cublasContext& context_;
+  Index blocks_;
+  int shared_;
+  Index step_ = 1;
+  Index next_ = 0;
+  Index begun_ = 0;
+  std::deque<Argument> arguments_;
+};
+
+/// Runs a body on so many blocks of threads, one after the other.
+template <class Body>
+void run(const CudaDevice& device, Index blocks, const Body& body) {
+  if (blocks == 0) return;
+  Launch<Body> launch(device, blocks, body, false);
+  stand_in::BlockOfThreads& threads = stand_in::blocks_of_chip()[0];
+  while (launch.any_left()) {
+    launch.begin(threads);
+    if (!threads.go_on()) {
+      const std::string fault = threads.awaited();
+      threads.give_up();
+      throw stand_in::KernelFault(fault);
+    }
   }
-  context.last_kernel_bytes_read = threads.global_memory().bytes_read;
-  context.last_kernel_bytes_written = threads.global_memory().bytes_written;
-  context.last_kernel_bytes_read_early = threads.global_memory().bytes_read_early;
-  context.kernel_bytes_read += context.last_kernel_bytes_read;
-  context.kernel_bytes_written += context.last_kernel_bytes_written;
+  launch.end();
+}
+
+/// As many blocks as there may be on a chip of any size, and of those a few in flight: the others
+/// begin when one has ended. Who has their turn is left to chance.
+template <class Body>
+void run_together(const CudaDevice& device, Index most, const Body& body) {
+  if (most == 0) return;
+  cublasContext& context = *device.cublas();
+  const auto up_to = [&](std::size_t count) {
+    return 1 + static_cast<std::size_t>(context.next_random() % count);
+  };
+  const Index blocks = std::min(most, static_cast<Index>(up_to(7)));
+  const std::size_t together = up_to(static_cast<std::size_t>(blocks));
+  Launch<Body> launch(device, blocks, body, true);
+  std::vector<stand_in::BlockOfThreads*> in_flight;
+  const auto begin = [&](stand_in::BlockOfThreads& threads) {
+    launch.begin(threads);
+    in_flight.push_back(&threads);
+  };
+  const auto fail = [&](const std::string& fault) {
+    for (stand_in::BlockOfThreads* const threads : in_flight) threads->give_up();
+    throw stand_in::KernelFault(fault);
+  };
+  for (std::size_t n = 0; n < together; ++n) begin(stand_in::blocks_of_chip()[n]);
+  while (!in_flight.empty()) {
+    // Those that can go on come first.
+    const auto ready = std::partition(in_flight.begin(), in_flight.end(),
+                                      [](const auto* threads) { return !threads->waits(); });
+    if (ready == in_flight.begin()) {
+      std::string fault = "all blocks of threads that have begun wait for others";
+      for (const stand_in::BlockOfThreads* const threads : in_flight)
+        fault += "\n  " + threads->awaited();
+      fail(fault);
+    }
+    const auto chosen =
+        in_flight.begin() + launch.random_below(static_cast<Index>(ready - in_flight.begin()));
+    stand_in::BlockOfThreads& threads = **chosen;
+    try {
+      if (!threads.go_on()) continue;
+    } catch (const stand_in::KernelFault& fault) {
+      in_flight.erase(chosen);
+      fail(fault.what());
+    }
+    in_flight.erase(chosen);
+    if (launch.any_left()) begin(threads);
+  }
+  launch.end();
 }
 
 }  // namespace cuda::machine
