@@ -389,9 +389,8 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
       compute_reference(shape, exact, true);
     }
     HostTensor<float, 3> first_dmix;
-    for (const CudaPath path :
-         {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic, CudaPath::resident,
-          CudaPath::persistent}) {
+    for (const CudaPath path : {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic,
+                                CudaPath::resident, CudaPath::persistent}) {
       if (options.paths.find(name_of(path)) == std::string::npos) continue;
       const mhla::cuda::Refusal refusal = chosen.forward.cost.choice.refusal_of(path);
       if (refusal != mhla::cuda::Refusal::none) {

@@ -6,6 +6,7 @@
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/feature_gradient.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
+#include <mhla/cuda/fused/persistent.cuh>
 #include <mhla/cuda/fused/quadratic.cuh>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_key_gradient.cuh>
@@ -62,6 +63,10 @@ template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Slice,
 using AttendResidentCausal =
     AttendResident<T, Map, Rotates, KeyDim, ValueDim, Slice, Divides, OwnTokens<T, Map, Rotates>>;
 
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Side, bool Divides>
+using AttendPersistentlyCausal = AttendPersistently<T, Map, Rotates, KeyDim, ValueDim, Side,
+                                                    Divides, OwnTokens<T, Map, Rotates>>;
+
 // One of each kind. These alone are compiled for the newest architectures.
 KERNEL(summarize_128, SummarizeBlocks<BFloat16, EluPlusOne, !rotates, 128, 128, 1, sums>);
 KERNEL(mix_128, MixBlocks<BFloat16, 1, 128, true>);
@@ -78,6 +83,7 @@ KERNEL(mixing_pairs_64, MixingPairsGradient<BFloat16, Relu, !rotates, 64, 64, Se
 KERNEL(resident_72, AttendResident<BFloat16, Relu, !rotates, 72, 72, 72, divides>);
 KERNEL(resident_causal_128,
        AttendResidentCausal<BFloat16, Identity, rotates, 128, 128, 16, !divides>);
+KERNEL(persistent_128, AttendPersistently<BFloat16, Relu, rotates, 128, 128, 128, divides>);
 
 #ifndef MHLA_ONE_OF_EACH_KIND
 
@@ -129,5 +135,10 @@ KERNEL(resident_96, AttendResident<Half, SquaredRelu, !rotates, 96, 96, 96, divi
 KERNEL(resident_128, AttendResident<BFloat16, Relu, rotates, 128, 128, 64, divides>);
 KERNEL(resident_causal_96,
        AttendResidentCausal<BFloat16, EluPlusOne, !rotates, 96, 96, 96, divides>);
+
+KERNEL(persistent_72, AttendPersistently<BFloat16, Relu, !rotates, 72, 72, 32, divides>);
+KERNEL(persistent_causal_128,
+       AttendPersistentlyCausal<BFloat16, Identity, rotates, 128, 128, 32, !divides>);
+KERNEL(persistent_256, AttendPersistently<Half, EluPlusOne, !rotates, 256, 256, 128, divides>);
 
 #endif

@@ -55,8 +55,7 @@ HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, Index blocks)
   } else {
     Arena arena;
     const cuda::CallSize size = cuda::call_size(attention, problem);
-    const auto moved =
-        cuda::fused::PersistentCost<V>(attention, problem, size, arena).moved();
+    const auto moved = cuda::fused::PersistentCost<V>(attention, problem, size, arena).moved();
     CHECK(static_cast<Index>(context.kernel_bytes_read - read) == moved.read);
     CHECK(static_cast<Index>(context.kernel_bytes_written - written) == moved.written);
   }
@@ -124,7 +123,9 @@ TEST_CASE("persistent: every part of every unit has one ticket, behind all that 
 TEST_CASE("persistent: more heads than tickets can be numbered") {
   const Index most = UnitSchedule::most_tickets;
   CHECK(UnitSchedule(most / 10, {{3, 2, 5}}, 264).tickets() == most / 10 * 10);
-  CHECK(says(error_message<ShapeError>([&] { UnitSchedule(most / 10 + 1, {{3, 2, 5}}, 264); }),
+  CHECK(says(error_message<ShapeError>([&] {
+               UnitSchedule(most / 10 + 1, {{3, 2, 5}}, 264);
+             }),
              "107374183 heads of the batch are more than a launch counts"));
 }
 

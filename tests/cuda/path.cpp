@@ -462,6 +462,65 @@ TEST_CASE("cuda path: bytes and operations of DiT-512 on the chip, by hand", "[c
   });
 }
 
+TEST_CASE("cuda path: bytes and operations of Wan in one launch, by hand", "[cuda]") {
+  const auto shape = bench::gpu_shapes()[0];
+  REQUIRE(shape.name == "Wan_B1");
+  bench::with_gpu_variant(shape, [&](const auto& attention) {
+    const PathChoice choice = choice_of<BFloat16>(attention, shape.call(), Direction::forward);
+    const PathCost& cost = choice.persistent;
+    REQUIRE(cost.count == 2);
+    CHECK(cost.kernel[0].launches == choice.summaries.kernel[0].launches + 1);
+    const KernelCost& all = cost.kernel[1];
+    CHECK(all.launches == 1);
+    // A head has 105 summaries, 16 stretches and 4 slices of key sums to mix, and 105 blocks to
+    // read out: two heads give 264 blocks of threads work, four times as many have summaries at
+    // once.
+    CHECK(cost.summaries_in_cache);
+    mhla::cuda::NominalGpu gpu;
+    gpu.cache_bytes = 8 * 105 * 32768 - 1;
+    const mhla::Problem problem = checked_problem(attention, shape.call());
+    const auto size = mhla::cuda::call_size(attention, problem);
+    const auto stays = [&] {
+      return mhla::cuda::fused::persistent_cost(attention, problem, size, gpu).summaries_in_cache;
+    };
+    CHECK(!stays());
+    gpu.cache_bytes += 1;
+    CHECK(stays());
+
+    CHECK(all.tensor_bytes == 4 * 12 * 31500.0 * 128 * 2);
+    CHECK(all.summary_bytes == 4 * 12 * 105 * 32768.0);
+    const KernelCost& mixing = kernel(choice.summaries, "mixing");
+    CHECK(all.flops == kernel(choice.summaries, "summaries").flops + mixing.flops +
+                           kernel(choice.summaries, "readout").flops);
+    // The matrix for each stretch.
+    const double matrix = 105.0 * 105 * 4;
+    CHECK(static_cast<double>(all.moved.total()) ==
+          static_cast<double>(kernel(choice.summaries, "summaries").moved.total() +
+                              kernel(choice.summaries, "readout").moved.total()) +
+              12 * (2 * 105 * 32768.0 + matrix * 16));
+    CHECK(cost.bytes() == static_cast<double>(cost.moved().total()));
+    CHECK(cost.seconds(gpu) < 0.85 * choice.summaries.seconds(gpu));
+  });
+}
+
+TEST_CASE("cuda path: key sums in one launch, by hand", "[cuda]") {
+  // 16 blocks of a unit, key sums of 72 floats in 3 slices of 24.
+  const auto shape = bench::gpu_shapes()[4];
+  REQUIRE(shape.name == "DiT-XL/2_512_B64");
+  bench::with_gpu_variant(shape, [&](const auto& attention) {
+    const PathChoice choice = choice_of<BFloat16>(attention, shape.call(), Direction::forward);
+    const KernelCost& all = kernel(choice.persistent, "summaries, mixing and readout");
+    const double summary = 72 * 72 * 2, sum = 72 * 4;
+    CHECK(all.summary_bytes == 4 * 1024 * 16 * (summary + sum));
+    // The matrix for each of 2 stretches, by four warps side by side, and for every four columns of
+    // key sums.
+    CHECK(static_cast<double>(all.moved.total()) ==
+          static_cast<double>(kernel(choice.summaries, "summaries").moved.total() +
+                              kernel(choice.summaries, "readout").moved.total()) +
+              1024 * (2 * 16 * (summary + sum) + 16 * 16 * 4 * (2 * 4 + 18)));
+  });
+}
+
 TEST_CASE("cuda path: bytes and operations of Wan by way of summaries, by hand", "[cuda]") {
   // 12 heads of 128, 21 x 30 x 50 tokens in 7 x 3 x 5 blocks of 300: 5 tiles of 64.
   const auto shape = bench::gpu_shapes()[0];
@@ -472,7 +531,7 @@ TEST_CASE("cuda path: bytes and operations of Wan by way of summaries, by hand",
     const double two_tensors = 12.0 * 31500 * 256 * 2;
     const double summaries = 12.0 * 105 * 128 * 128 * 2;
     const double rows = 12.0 * 105 * 320;
-    const double tables = 12.0 * 31500 * (16 + 4 * 128);  // places, cosines and sines
+    const double tables = 12.0 * 31500 * 16;  // places; cosines and sines stay near
     CHECK(cost.count == 4);
     for (const auto* const name : {"summaries", "readout"}) {
       const KernelCost& k = kernel(cost, name);

@@ -110,23 +110,36 @@ void check_path() {
   Shape square = shape;
   square.value_dim = 128;
   expect(bytes(square, CudaPath::resident) == 128, "summaries on the chip");
+  expect(bytes(square, CudaPath::persistent) == 128, "all in one launch");
   expect_throw<mhla::ShapeError>(
       [&] {
         mhla::backward_workspace_size<mhla::Half>(attention, square, device(CudaPath::resident));
       },
       "gradients on a path that has none");
 
+  // A matrix for each of two heads that share their keys.
+  const mhla::Attention<path_killer::Cube, mhla::Blocks1D> line{.blocks = {.block = 3}};
+  const Shape shared{1, 2, 1, tokens, tokens, 128, 128, 2, 2, 2};
+  expect(
+      mhla::cuda::choose_path<mhla::Half>(
+          line, checked_problem(line, shared), mhla::cuda::Direction::forward, CudaPath::automatic,
+          StateUse::none, mhla::cuda::HeadDimsOf<mhla::HeadDims<128, 128>>::list())
+              .refusal_of(CudaPath::persistent) == mhla::cuda::Refusal::persistent_matrices,
+      "why not in one launch");
+
   // Long sequences by way of summaries, short ones over pairs, on the chip in between: if enough
   // heads fill it, and it has enough shared memory.
   const auto chosen = [&](Index length, Index batch = 64, Index kilobytes = 227) {
     mhla::cuda::NominalGpu gpu;
     gpu.shared_bytes = kilobytes * 1024;
-    const mhla::Attention<path_killer::Cube, mhla::Blocks1D> line{.blocks = {.block = length / 16}};
+    const mhla::Attention<path_killer::Cube, mhla::Blocks1D> of_length{
+        .blocks = {.block = length / 16}};
     const Shape s{batch, 16, 16, length, length, 128, 128, 1, 16, 16};
     return mhla::cuda::choose_path<mhla::Half>(
-               line, checked_problem(line, s), mhla::cuda::Direction::forward, CudaPath::automatic,
-               StateUse::none, mhla::cuda::HeadDimsOf<mhla::HeadDims<128, 128>>::list(),
-               mhla::FloatProducts::exact, gpu)
+               of_length, checked_problem(of_length, s), mhla::cuda::Direction::forward,
+               CudaPath::automatic, StateUse::none,
+               mhla::cuda::HeadDimsOf<mhla::HeadDims<128, 128>>::list(), mhla::FloatProducts::exact,
+               gpu)
         .path;
   };
   expect(chosen(256) == CudaPath::quadratic, "a short sequence");

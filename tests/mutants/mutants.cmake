@@ -1117,16 +1117,71 @@ mutant(resident_asked_for_gradients cuda_path cuda/path.hpp
 mutant(resident_idle_processors_count cuda_path cuda/kernel_cost.hpp
   [[(alone ? moving + computing : std::max(moving, computing)) / busy;]]
   [[(alone ? moving + computing : std::max(moving, computing));]])
+# Fused kernels: stages in one launch
+mutant(persistent_readout_does_not_wait cuda_persistent cuda/fused/persistent.cuh
+  [[[&] { wait_for(UnitStage::mix, unit); }, shift]]
+  [[[&] { wait_for(UnitStage::summarize, unit); }, shift]])
+mutant(persistent_mixing_does_not_wait cuda_persistent cuda/fused/persistent.cuh
+  [[const auto wait = [&] { wait_for(UnitStage::summarize, unit); };]]
+  [[const auto wait = [&] { block.sync(); };]])
+mutant(persistent_places_that_are_being_read cuda_persistent cuda/fused/persistent.cuh
+  [[if (unit >= places) wait_for(UnitStage::read_out, unit - places);]]
+  [[if (unit >= places) wait_for(UnitStage::mix, unit - places);]])
+mutant(persistent_waits_for_a_part_less cuda_persistent cuda/fused/persistent.cuh
+  [[static_cast<std::uint32_t>(parts));]]
+  [[static_cast<std::uint32_t>(parts - 1));]])
+mutant(persistent_only_one_thread_waits cuda_persistent cuda/fused/persistent.cuh
+  [[static_cast<std::uint32_t>(parts));
+      block.sync();]]
+  [[static_cast<std::uint32_t>(parts));]])
+mutant(persistent_announced_before_it_is_written cuda_persistent cuda/fused/persistent.cuh
+  [[block.sync();  // all of it is written, and nobody reads shared memory any more]]
+  [[]])
+mutant(persistent_ticket_over_one_being_read cuda_persistent cuda/fused/persistent.cuh
+  [[const auto number = machine::read<std::uint32_t>(Shared{0});
+    block.sync();]]
+  [[const auto number = machine::read<std::uint32_t>(Shared{0});]])
+mutant(persistent_counters_not_cleared cuda_persistent cuda/fused/persistent_pass.cuh
+  [[clear(device, plan.counters);]]
+  [[]])
+mutant(persistent_places_for_a_step_less cuda_persistent cuda/fused/persistent.hpp
+  [[Index{4} * of_step]]
+  [[Index{2} * of_step]])
+mutant(persistent_units_behind_the_last cuda_persistent cuda/fused/persistent.hpp
+  [[return step > units / of_step ? units : step * of_step;]]
+  [[return step * of_step;]])
+mutant(persistent_key_sums_before_they_are_there cuda_persistent cuda/fused/persistent.cuh
+  [[machine::wait_for_copies<0>();
+    block.sync();]]
+  [[machine::wait_for_copies<0>();]])
+mutant(persistent_key_sums_of_later_blocks cuda_persistent cuda/fused/persistent.cuh
+  [[b < work.inner_end(i + 1); ++b]]
+  [[b < work.inner; ++b]])
+mutant(persistent_key_sums_by_the_first_matrix cuda_persistent cuda/fused/persistent.cuh
+  [[unit % work.kv_heads * mixing.head_stride;]]
+  [[unit * 0 * mixing.head_stride;]])
+mutant(persistent_summaries_by_the_first_matrix cuda_persistent cuda/fused/block_mixing.cuh
+  [[(unit % work.kv_heads * work.units_of_group + unit / work.kv_heads) * work.panels;]]
+  [[unit / work.kv_heads * work.panels;]])
+mutant(persistent_queries_of_the_first_head cuda_persistent cuda/fused/readout.cuh
+  [[return kv_head * sharing.heads + n % sharing.heads +]]
+  [[return kv_head * sharing.heads +]])
+mutant(persistent_taken_before_it_was_measured cuda_path cuda/path.hpp
+  [[if (is_chosen(other) && choice.can(other)]]
+  [[if (choice.can(other)]])
+mutant(persistent_for_matrices_of_query_heads cuda_path cuda/path.hpp
+  [[if (extents.matrices != 1) return Refusal::persistent_matrices;]]
+  [[]])
 
 mutant(fused_summary_of_a_call_not_waited_for cuda_summaries cuda/fused/block_summary.cuh
-  [[machine::wait_for_earlier_kernels();  // this may be the first kernel of a call
+  [[wait();  // this may be the first kernel of a call
     Accumulators<KeyDim, slice, 4, 2> sum;
     float key_sum[std::size_t{Quads<KeyDim>::of_lane}][4] = {};
     for (int tile = 0; tile < stages - 1; ++tile) begin_copy(tile);]]
   [[Accumulators<KeyDim, slice, 4, 2> sum;
     float key_sum[std::size_t{Quads<KeyDim>::of_lane}][4] = {};
     for (int tile = 0; tile < stages - 1; ++tile) begin_copy(tile);
-    machine::wait_for_earlier_kernels();]])
+    wait();]])
 mutant(fused_summary_does_not_wait cuda_summaries cuda/fused/block_summary.cuh
   [[machine::wait_for_earlier_kernels();]]
   [[]])
@@ -1138,14 +1193,14 @@ mutant(fused_readout_does_not_wait cuda_summaries cuda/fused/readout.cuh
   [[machine::wait_for_earlier_kernels();]]
   [[]])
 mutant(fused_mixing_waits_behind_the_summaries cuda_summaries cuda/fused/block_mixing.cuh
-  [[machine::wait_for_earlier_kernels();
-      copy_source(block, item(number), 0, stage);]]
-  [[copy_source(block, item(number), 0, stage);
-      machine::wait_for_earlier_kernels();]])
+  [[wait();
+      copy(item(number), 0, stage);]]
+  [[copy(item(number), 0, stage);
+      wait();]])
 mutant(fused_mixing_does_not_wait cuda_summaries cuda/fused/block_mixing.cuh
-  [[machine::wait_for_earlier_kernels();
-      copy_source]]
-  [[copy_source]])
+  [[wait();
+      copy(]]
+  [[copy(]])
 # Mixing of 16-bit summaries
 mutant(cuda_mixing_prefetch_before_the_barrier cuda_mixing cuda/fused/block_mixing.cuh
   [[block.sync();
@@ -1153,8 +1208,8 @@ mutant(cuda_mixing_prefetch_before_the_barrier cuda_mixing cuda/fused/block_mixi
   [[if (n + 1 < terms)]])
 mutant(cuda_mixing_written_before_all_have_read cuda_mixing cuda/fused/block_mixing.cuh
   [[block.sync();
-      write(]]
-  [[write(]])
+      // Taken apart once more]]
+  [[// Taken apart once more]])
 mutant(cuda_mixing_rounds_the_matrix cuda_mixing cuda/fused/block_mixing.cuh
   [[if (plane == 0) machine::multiply_add<T>]]
   [[if (plane == 2) machine::multiply_add<T>]])

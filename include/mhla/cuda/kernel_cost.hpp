@@ -12,6 +12,7 @@
 #include <mhla/cuda/fused/moved_bytes.hpp>
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -159,6 +160,7 @@ struct CallSize {
   double block_pairs;     // of a query block and a key block that mixing joins, of a head
   double own_tile_pairs;  // of tiles of causal blocks that see each other, of a head
   double rotated_axes;    // of the grid
+  double angle_bytes;     // of the tables of their cosines and sines
   bool past_only;
   bool masks_own_block;
   bool normalizes;
@@ -213,6 +215,10 @@ CallSize call_size(const V& attention, const Problem& problem) {
   size.mixes_products = mixes_products<V>;
   size.rotates = rotates<V>;
   size.rotated_axes = rotates<V> ? number(V::GeometryType::rank) : 0;
+  Arena angles;
+  rotation_table<float>(angles, attention.rotation, V::GeometryType::rank, problem.feature_dim,
+                        problem.query_grid, problem.key_grid);
+  size.angle_bytes = number(angles.used());
   size.is_rowwise = is_rowwise<V>;
 
   for_each_sequence(attention, problem.query_grid, [&](const Sequence& s) {

@@ -129,6 +129,13 @@ MHLA_DEVICE void wait_for_earlier_kernels() {
 #endif
 }
 
+/// The same number, of which the compiler knows no more: what follows from it is computed anew
+/// behind this, instead of being kept in registers from before a loop.
+MHLA_DEVICE int known_anew(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 /// What blocks of one launch have done, so that others can wait for it: in global memory, zero
 /// before the launch.
 using Counter = std::uint32_t;

@@ -333,7 +333,8 @@ PathChoice choose_path(const V& attention, const Problem& problem, Direction dir
   };
   choice.path = CudaPath::cublas;
   for (const CudaPath other : fused_paths)
-    if (is_chosen(other) && choice.can(other) && seconds(other) < seconds(choice.path)) choice.path = other;
+    if (is_chosen(other) && choice.can(other) && seconds(other) < seconds(choice.path))
+      choice.path = other;
   return choice;
 }
 

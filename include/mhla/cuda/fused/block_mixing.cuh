@@ -40,14 +40,11 @@ struct SummaryRows {
   Index unit_stride = 0;
   Index row_stride = 0;
   Index matrix_stride = 0;
-  UnitPlaces places = {};
-
-  MHLA_DEVICE T* of_unit(Index unit) const { return data + places.of(unit) * unit_stride; }
 
   // NOLINTNEXTLINE: adds const only
   template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
   operator SummaryRows<U>() const {
-    return {data, planes, plane_stride, unit_stride, row_stride, matrix_stride, places};
+    return {data, planes, plane_stride, unit_stride, row_stride, matrix_stride};
   }
 };
 
@@ -202,12 +199,13 @@ struct MixBlocks {
   }
   MHLA_DEVICE static int in_tile(int at) { return at < 0 ? 0 : at < Side ? at : Side; }
 
-  MHLA_DEVICE void copy_source(const Block& block, const Item& item, int n, int stage) const {
+  MHLA_DEVICE void copy_source(const Block& block, const Item& item, Index place, int n,
+                               int stage) const {
     const Term of = term(item, n);
     const int begin = in_tile(work.inner_begin(item.first_row) - of.first);
     const int end = in_tile(work.inner_end(end_row(item)) - of.first);
     // Summaries are the same for all matrices, gradients of mixed ones are not.
-    const T* from = source.of_unit(item.unit) + of.matrix * source.matrix_stride +
+    const T* from = source.data + place * source.unit_stride + of.matrix * source.matrix_stride +
                     of.first * source.row_stride + item.first_col;
     // Products read whole parts of 16 rows.
     for (int plane = 0; plane < Planes; ++plane, from += source.plane_stride)
@@ -331,14 +329,15 @@ struct MixBlocks {
 
   /// Rounds a warp's part of a result, plane after plane, and writes its rows in whole chunks.
   /// They pass through the source's tile, which no other warp reads any more.
-  MHLA_DEVICE void write(const Block& block, const Item& item, int stage, Sum& sum) const {
+  MHLA_DEVICE void write(const Block& block, const Item& item, Index place, int stage,
+                         Sum& sum) const {
     const Panel tile = panel(stage, 0);
     const int first_row = Sum::row_part(block, 0) * 16;
     const int first_chunk = Sum::col_part(block, 0);
     const Shared of_lane =
         tile.at(first_row + block.lane() / 4, first_chunk * chunk_size + block.lane() % 4 * 2);
     for (int plane = 0; plane < result.planes; ++plane) {
-      T* to = result.of_unit(item.unit) + plane * result.plane_stride +
+      T* to = result.data + plane * result.plane_stride + place * result.unit_stride +
               item.group % work.outputs * result.matrix_stride +
               item.first_row * result.row_stride + item.first_col;
       MHLA_DEVICE_UNROLL
@@ -379,15 +378,20 @@ struct MixBlocks {
     return (unit % work.kv_heads * work.units_of_group + unit / work.kv_heads) * work.panels;
   }
 
-  /// Items [number, end), one at least. `wait` comes before summaries are read or written.
+  /// Items [number, end), one at least. `wait` comes before summaries are read or written; those of
+  /// unit n lie where those of unit n + shift would.
   template <class Wait>
-  MHLA_DEVICE void mix(const Block& block, int number, int end, const Wait& wait) const {
+  MHLA_DEVICE void mix(const Block& block, int number, int end, const Wait& wait,
+                       Index shift = 0) const {
+    const auto copy = [&](const Item& of, int n, int to) {
+      copy_source(block, of, of.unit + shift, n, to);
+    };
     int held = -1;  // the group whose matrix is kept
     Coefficients kept[std::size_t{inner_parts}] = {};
     int stage = 0;
     const auto begin = [&] {
       wait();
-      copy_source(block, item(number), 0, stage);
+      copy(item(number), 0, stage);
       machine::commit_copies();
     };
     if (!Keeps || mixing.is_new) begin();
@@ -411,16 +415,18 @@ struct MixBlocks {
         // The copies of all threads are there, and nobody reads the other stage any more.
         block.sync();
         if (n + 1 < terms) {
-          copy_source(block, item(number), n + 1, 1 - stage);
+          copy(item(number), n + 1, 1 - stage);
         } else if (number + 1 < end) {
-          copy_source(block, item(number + 1), 0, 1 - stage);
+          copy(item(number + 1), 0, 1 - stage);
         }
         machine::commit_copies();
         multiply(block, current, n, stage, kept, sum);
         stage = 1 - stage;
       }
       block.sync();
-      write(block, item(number), 1 - stage, sum);
+      // Taken apart once more: it would take registers throughout.
+      const Item done = item(number);
+      write(block, done, done.unit + shift, 1 - stage, sum);
     }
   }
 };

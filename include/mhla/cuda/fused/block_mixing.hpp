@@ -16,14 +16,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Where units have their summaries: each in a place of its own or, where they follow each other
-/// through a few places, a later one in that of an earlier one.
-struct UnitPlaces {
-  Index count = std::numeric_limits<Index>::max();
-
-  MHLA_HOST_DEVICE Index of(Index unit) const { return unit < count ? unit : unit % count; }
-};
-
 /// What mixes what. Units are pairs of an item of the batch and a kv head, heads fastest.
 struct MixingShape {
   Index units = 0;

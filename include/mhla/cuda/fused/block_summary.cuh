@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/product.cuh>
 #include <mhla/cuda/fused/tile.cuh>
@@ -27,19 +26,11 @@ namespace cuda::fused {
 
 /// 16-bit summaries in memory, [units, blocks, matrices, KeyDim, ValueDim], times a power of two;
 /// in `Parts` planes, whose sum is the number: its rounded value and, with two, what rounding left.
-/// Key sums lie likewise, [units, blocks, matrices, KeyDim].
 template <class T>
 struct Summaries {
   T* data;
   Index plane;  // elements of one
   float scale;
-  UnitPlaces places = {};
-
-  /// The number of a summary.
-  MHLA_DEVICE Index number(const BlockTable& table, Index unit, Index b, Index matrices,
-                           Index matrix) const {
-    return (places.of(unit) * table.blocks + b) * matrices + matrix;
-  }
 };
 
 /// Stores two neighbouring elements.
@@ -138,13 +129,12 @@ struct SummarizeBlocks {
   MHLA_DEVICE Index number_of(Index unit, Index n) const {
     return unit % sharing.kv_heads + (unit / sharing.kv_heads * of_unit() + n) * sharing.kv_heads;
   }
-  MHLA_HOST_DEVICE Index of_unit() const {
-    return sharing.matrices * slices * x.x.table.blocks;
-  }
+  MHLA_HOST_DEVICE Index of_unit() const { return sharing.matrices * slices * x.x.table.blocks; }
 
-  /// What block.number says. `wait` comes before anything is read or written.
+  /// What block.number says. `wait` comes before anything is read or written; the summaries of unit
+  /// n are to lie where those of unit n + shift would.
   template <class Wait>
-  MHLA_DEVICE void summarize(const Block& block, const Wait& wait) const {
+  MHLA_DEVICE void summarize(const Block& block, const Wait& wait, Index shift = 0) const {
     const BlockTable& table = x.x.table;
     BlockIndices indices(block);
     const int kv_head = indices.next(sharing.kv_heads);
@@ -209,7 +199,7 @@ struct SummarizeBlocks {
     }
     machine::wait_for_copies<0>();
 
-    const Index summary = summaries.number(table, unit, b, sharing.matrices, matrix);
+    const Index summary = ((unit + shift) * table.blocks + b) * sharing.matrices + matrix;
     const Index first = summary * KeyDim * ValueDim + column;
     const Summaries<T> unweighed{summaries.data, summaries.plane, summaries.scale / weight_scale};
     sum.for_each_pair(block, [&](int row, int col, float one, float next) {

@@ -34,9 +34,8 @@ struct MixKeySums {
 
   MixingWork work;
   MixingMatrices mixing;
-  UnitPlaces places;
-  const float* key_sums;   // z, [units, key blocks, KeyDim]
-  float* mixed_key_sums;   // z~, [units, query blocks, KeyDim]
+  const float* key_sums;  // z, [units, key blocks, KeyDim]
+  float* mixed_key_sums;  // z~, [units, query blocks, KeyDim]
 
   struct alignas(16) FourFloats {
     float value[4];
@@ -47,11 +46,13 @@ struct MixKeySums {
     return static_cast<Shared>((b * quads + quad) * 16);
   }
 
-  /// `wait` comes before key sums are read.
+  /// `wait` comes before key sums are read; those of unit n lie where those of unit n + shift
+  /// would.
   template <class Wait>
-  MHLA_DEVICE void mix(const Block& block, int unit, int first_column, const Wait& wait) const {
+  MHLA_DEVICE void mix(const Block& block, int unit, int first_column, const Wait& wait,
+                       Index shift) const {
     const float* const matrix = mixing.data + unit % work.kv_heads * mixing.head_stride;
-    const Index of_unit = places.of(unit);
+    const Index of_unit = unit + shift;
     wait();
     const float* const from = key_sums + of_unit * work.inner * KeyDim + first_column;
     for (int n = block.thread; n < work.inner * quads; n += threads)
@@ -83,17 +84,18 @@ struct AttendPersistently {
   using ReadOut = ReadOutBlocks<T, Map, Rotates, KeyDim, ValueDim, forward_parts, Divides, Own>;
   static constexpr int threads = 256;
   static constexpr int blocks_of_processor = KeyDim > 128 || ReadOut::adds_own ? 1 : 2;
-  static constexpr int shared_bytes = std::max({Summarize::shared_bytes, Mix::shared_bytes,
-                                                MixSums::shared_bytes, ReadOut::shared_bytes});
+  static constexpr int shared_bytes = std::max(
+      {Summarize::shared_bytes, Mix::shared_bytes, MixSums::shared_bytes, ReadOut::shared_bytes});
   static_assert(Summarize::threads == threads && Mix::threads == threads &&
                 ReadOut::threads == threads);
 
   UnitSchedule schedule;
+  int places;  // that units have summaries in, one after the other
   Summarize summaries;
   Mix mixing;
   MixSums key_sums;
   ReadOut readout;
-  machine::Counter* counters;  // the tickets that are taken; then parts that are done, [stages, units]
+  machine::Counter* counters;  // tickets taken; then parts done, [stages, units]
 
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();
@@ -101,7 +103,8 @@ struct AttendPersistently {
       const int number = next_number(block);
       if (number >= schedule.tickets()) return;
       const Ticket ticket = schedule.ticket(number);
-      run(block, ticket);
+      // What stages have in common would take registers throughout.
+      run(Block{block.number, block.blocks, machine::known_anew(block.thread)}, ticket);
       block.sync();  // all of it is written, and nobody reads shared memory any more
       if (block.thread == 0) machine::announce(done(ticket.stage, ticket.unit));
     }
@@ -121,24 +124,26 @@ struct AttendPersistently {
   }
   MHLA_DEVICE void run(const Block& block, const Ticket& ticket) const {
     const int unit = ticket.unit;
+    const Index shift = unit % places - unit;
     // All threads come here, and go on once a unit is through with a stage.
     const auto wait_for = [&](UnitStage stage, int of_unit) {
+      const int parts = schedule.parts[static_cast<int>(stage)];
       if (block.thread == 0)
-        machine::wait_for_count(
-            done(stage, of_unit),
-            static_cast<std::uint32_t>(schedule.parts[static_cast<int>(stage)]));
+        machine::wait_for_count(done(stage, of_unit), static_cast<std::uint32_t>(parts));
       block.sync();
     };
     if (ticket.stage == UnitStage::summarize) {
-      const auto before = static_cast<int>(unit - summaries.summaries.places.count);
-      summaries.summarize(Block{summaries.number_of(unit, ticket.part), 0, block.thread}, [&] {
-        if (before >= 0) wait_for(UnitStage::read_out, before);
-      });
+      summaries.summarize(
+          Block{summaries.number_of(unit, ticket.part), block.blocks, block.thread},
+          [&] {
+            if (unit >= places) wait_for(UnitStage::read_out, unit - places);
+          },
+          shift);
     } else if (ticket.stage == UnitStage::mix) {
       const auto wait = [&] { wait_for(UnitStage::summarize, unit); };
       constexpr int slices = Divides ? MixSums::slices : 0;
       if (ticket.part < slices) {
-        key_sums.mix(block, unit, ticket.part * MixSums::slice, wait);
+        key_sums.mix(block, unit, ticket.part * MixSums::slice, wait, shift);
       } else {
         const int stretches = schedule.parts[static_cast<int>(UnitStage::mix)] - slices;
         const int stretch = ticket.part - slices;
@@ -146,11 +151,12 @@ struct AttendPersistently {
           return mixing.first_item(unit) +
                  static_cast<int>(even_split(mixing.work.panels, stretches, part));
         };
-        mixing.mix(block, item(stretch), item(stretch + 1), wait);
+        mixing.mix(block, item(stretch), item(stretch + 1), wait, shift);
       }
     } else {
-      readout.read_out(Block{readout.number_of(unit, ticket.part), 0, block.thread},
-                       [&] { wait_for(UnitStage::mix, unit); });
+      readout.read_out(
+          Block{readout.number_of(unit, ticket.part), block.blocks, block.thread},
+          [&] { wait_for(UnitStage::mix, unit); }, shift);
     }
   }
 };

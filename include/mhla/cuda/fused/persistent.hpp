@@ -46,7 +46,7 @@ struct Ticket {
 struct UnitSchedule {
   int units;
   int parts[std::size_t{unit_stages}];  // of a unit's stage
-  int of_step;             // units that go through a stage in one step
+  int of_step;                          // units that go through a stage in one step
 
   /// So many units in a step that it has work for `blocks` blocks of threads at once.
   UnitSchedule(Index all_units, const UnitParts& of_stages, Index blocks) {

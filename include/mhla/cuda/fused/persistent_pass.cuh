@@ -20,6 +20,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
+/// Places of summaries go by the table of blocks, which is the same for queries and keys.
 template <int Side, class Dims, class V, class T>
 void attend_unit_by_unit(const FusedOperands<V, T, PersistentPlan<V, T>>& call,
                          const TensorView<T, 4>& y, Index blocks) {
@@ -27,33 +28,39 @@ void attend_unit_by_unit(const FusedOperands<V, T, PersistentPlan<V, T>>& call,
   const Extents<V>& e = plan.extents;
   const auto own = call.own_keys(1.0f);
   using Own = std::remove_const_t<decltype(own)>;
-  using Body = AttendPersistently<T, typename V::FeatureMapType, rotates<V>,
-                                  static_cast<int>(Dims::key_dim),
-                                  static_cast<int>(Dims::value_dim), Side, normalizes<V>, Own>;
-  const MixingShape shape = mixing_shape(e);
-  const MixingWork work(shape, false);
+  using Body =
+      AttendPersistently<T, typename V::FeatureMapType, rotates<V>, static_cast<int>(Dims::key_dim),
+                         static_cast<int>(Dims::value_dim), Side, normalizes<V>, Own>;
+  const MixingWork work(mixing_shape(e), false);
   const MixingMatrices matrices{plan.mixing.data, e.mixing_size(), e.mix_columns};
   const Index size = e.summary_size();
-  const SummaryRows<T> rows{plan.summaries.data,
-                            forward_parts,
-                            plan.summaries.size,
-                            e.keys.table.blocks * size,
-                            size,
-                            0,
-                            plan.places};
-  const Sharing of_queries = call.of_query_heads();
-  attend_persistently(
-      call.device, blocks,
-      Body{plan.schedule,
-           {call.key_features(), call.values(), Sharing{of_queries.kv_heads, 1, 1}, nullptr,
-            nullptr, 1.0f, {plan.summaries.data, plan.summaries.size, plan.scale(), plan.places},
-            plan.key_sums.data},
-           {work, matrices, rows, rows},
-           {work, matrices, plan.places, plan.key_sums.data, plan.mixed_key_sums.data},
-           {call.query_features(), tokens(y, e.queries.table), Update::overwrite, of_queries,
-            {plan.summaries.data, plan.summaries.size, plan.scale(), plan.places},
-            plan.mixed_key_sums.data, call.epsilon(), own},
-           plan.counters.data});
+  const SummaryPlanes<T>& summaries = plan.summaries;
+  const SummaryRows<T> rows{
+      summaries.data, forward_parts, summaries.size, e.keys.table.blocks * size, size, 0};
+  const typename Body::Summarize summarize{call.key_features(),
+                                           call.values(),
+                                           {e.keys.kv_heads, 1, 1},
+                                           nullptr,
+                                           nullptr,
+                                           1.0f,
+                                           {summaries.data, summaries.size, plan.scale()},
+                                           plan.key_sums.data};
+  const typename Body::ReadOut read_out{call.query_features(),
+                                        tokens(y, e.queries.table),
+                                        Update::overwrite,
+                                        call.of_query_heads(),
+                                        {summaries.data, summaries.size, plan.scale()},
+                                        plan.mixed_key_sums.data,
+                                        call.epsilon(),
+                                        own};
+  attend_persistently(call.device, blocks,
+                      Body{plan.schedule,
+                           static_cast<int>(plan.places),
+                           summarize,
+                           {work, matrices, rows, rows},
+                           {work, matrices, plan.key_sums.data, plan.mixed_key_sums.data},
+                           read_out,
+                           plan.counters.data});
 }
 
 /// y of every query. Calls that cannot be mixed so never come here.

@@ -56,7 +56,7 @@ UnitSchedule unit_schedule(const Extents<V>& e, Index blocks = resident_blocks) 
 template <class V, class T>
 struct PersistentPlan : TablePlan<V> {
   UnitSchedule schedule;
-  UnitPlaces places;
+  Index places;                  // that units have summaries in, one after the other
   Span<std::uint32_t> counters;  // tickets taken; parts done, [stages, units]
   SummaryPlanes<T> summaries;    // [places, blocks, feature_dim, value_dim]
   Span<float> key_sums;          // [places, key blocks, feature_dim]
@@ -66,15 +66,14 @@ struct PersistentPlan : TablePlan<V> {
                  Index blocks = resident_blocks)
       : TablePlan<V>(arena, attention, problem, items),
         schedule(unit_schedule(this->extents, blocks)),
-        places{schedule.places()} {
+        places(schedule.places()) {
     const Extents<V>& e = this->extents;
     const auto take = [&](Index of_unit) {
       return arena.take<float>(
-          normalizes<V> ? checked_mul(places.count, checked_mul(of_unit, e.feature_dim)) : 0);
+          normalizes<V> ? checked_mul(places, checked_mul(of_unit, e.feature_dim)) : 0);
     };
     counters = arena.take<std::uint32_t>(1 + Index{unit_stages} * schedule.units);
-    const Index size =
-        checked_mul(places.count, checked_mul(e.keys.table.blocks, e.summary_size()));
+    const Index size = checked_mul(places, checked_mul(e.keys.table.blocks, e.summary_size()));
     summaries = {arena.take<T>(size).data, size};
     key_sums = take(e.keys.table.blocks);
     mixed_key_sums = take(e.queries.table.blocks);

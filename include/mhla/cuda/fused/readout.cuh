@@ -229,9 +229,9 @@ struct ReadOutBlocks {
   MHLA_HOST_DEVICE Index of_unit() const { return sharing.heads * slices * x.x.table.blocks; }
 
   /// What block.number says. `wait` comes before summaries and key sums are read, or anything is
-  /// written.
+  /// written; those of unit n lie where those of unit n + shift would.
   template <class Wait>
-  MHLA_DEVICE void read_out(const Block& block, const Wait& wait) const {
+  MHLA_DEVICE void read_out(const Block& block, const Wait& wait, Index shift = 0) const {
     const BlockTable& table = x.x.table;
     const Index all_heads = sharing.kv_heads * sharing.heads;
     const Index head = block.number % all_heads;
@@ -242,7 +242,7 @@ struct ReadOutBlocks {
     const Index kv_head = head / sharing.heads;
     const Index matrix = head % sharing.heads / sharing.heads_of_matrix();
     const Index unit = item * sharing.kv_heads + kv_head;
-    const Index summary = summaries.number(table, unit, b, sharing.matrices, matrix);
+    const Index summary = ((unit + shift) * table.blocks + b) * sharing.matrices + matrix;
     const TokenRange all = TokenRange::of_block(table, item, head, b);
     const int tiles = static_cast<int>(ceil_div(table.block_tokens, Index{rows}));
     const Tiles of_tiles{x, own, epsilon, places()};

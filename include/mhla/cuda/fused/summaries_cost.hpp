@@ -28,10 +28,15 @@ namespace cuda::fused {
 inline constexpr double storage_bytes = 2;
 inline constexpr double float_bytes = 4;
 
-/// What rows of feature tiles take from the tables: places, and cosines and sines of tokens.
+/// What a processor's L1 surely keeps beside shared memory.
+inline constexpr double near_cache_bytes = 20e3;
+
+/// What rows of feature tiles take from the tables: places, and cosines and sines of tokens, unless
+/// these stay in L1, as those of grids of several axes do.
 constexpr double table_bytes(const CallSize& size, double entries, double tokens) {
+  const bool near = size.angle_bytes <= near_cache_bytes;
   return static_cast<double>(sizeof(Place)) * entries +
-         (size.rotates ? float_bytes * size.key_dim * tokens : 0);
+         (size.rotates && !near ? float_bytes * size.key_dim * tokens : 0);
 }
 
 /// Costs of the kernels of a call, in parts of `items_at_once` of the batch.

@@ -169,8 +169,8 @@ class BlockOfThreads {
   /// What it waits for, in words.
   std::string awaited() const {
     return "block of threads " + std::to_string(number_) + " waits for a count of " +
-           std::to_string(awaited_count_) + ", which is at " + std::to_string(*awaited_) +
-           ", at " + name_of(awaited_at_);
+           std::to_string(awaited_count_) + ", which is at " + std::to_string(*awaited_) + ", at " +
+           name_of(awaited_at_);
   }
 
   void begin_copy(std::uint32_t to, const void* from, bool is_present, const Site& site) {
@@ -597,11 +597,11 @@ class BlockOfThreads {
   std::uint32_t runnable_ = 0;  // a bit for each warp that can go on
   Thread* current_ = nullptr;   // who runs
   Thread* resume_ = nullptr;    // who goes on once others have had their turn
-  Warp* warp_ = nullptr;       // whose turn it is,
-  int stretch_ = 0;            // for so many meetings
-  int patience_ = 0;           // accesses until the thread must have met somebody
-  std::uint32_t now_ = 0;    // since the block's last barrier, or that of one of its warps
-  std::uint32_t begin_ = 0;  // of the block
+  Warp* warp_ = nullptr;        // whose turn it is,
+  int stretch_ = 0;             // for so many meetings
+  int patience_ = 0;            // accesses until the thread must have met somebody
+  std::uint32_t now_ = 0;       // since the block's last barrier, or that of one of its warps
+  std::uint32_t begin_ = 0;     // of the block
   std::uint32_t times_forgotten_ = 0;
   std::uint32_t time_of_barrier_ = 0;
   Knowledge knows_;   // of the other blocks
