@@ -124,7 +124,8 @@ TEST_CASE("cuda explain: the text", "[cuda]") {
   CHECK(forward.bytes_moved > forward.bytes_read + forward.bytes_written);
   const CudaDevice fast(nullptr, nullptr, {}, mhla::FloatProducts::tf32);
   CHECK(says(mhla::explain<mhla::BFloat16>(attention, shape, fast), "products in TF32",
-             "not summaries, not quadratic, not resident, not persistent: no kernels for head dimensions 8/8: they "
+             "not summaries, not quadratic, not resident, not persistent: no kernels for head "
+             "dimensions 8/8: they "
              "exist for "));
   CHECK(says(mhla::explain<double>(attention, shape, fast), "products in double",
              "not persistent: double tensors\n"));
