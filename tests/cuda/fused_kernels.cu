@@ -67,7 +67,7 @@ template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Side, 
 using AttendPersistentlyCausal = AttendPersistently<T, Map, Rotates, KeyDim, ValueDim, Side,
                                                     Divides, OwnTokens<T, Map, Rotates>>;
 
-// One of each kind. These alone are compiled for the newest architectures.
+// One of each kind. These alone are compiled for other architectures than sm_90.
 KERNEL(summarize_128, SummarizeBlocks<BFloat16, EluPlusOne, !rotates, 128, 128, 1, sums>);
 KERNEL(mix_128, MixBlocks<BFloat16, 1, 128, true>);
 KERNEL(mix_tiled, MixBlocks<BFloat16, 1, 128, false>);
