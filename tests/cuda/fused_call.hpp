@@ -24,6 +24,15 @@ using mhla::Shape;
 using mhla::Workspace;
 using mhla::testing::HostTensor;
 
+// What kernels of whole forward passes are tried with.
+template <class Causality = mhla::Bidirectional, class Normalizer = mhla::MixedKeySum,
+          class Rotation = mhla::NoRotation, class Map = mhla::EluPlusOne>
+using Line = mhla::Attention<Map, mhla::Blocks1D, Causality, Normalizer, Rotation>;
+using Image = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
+using Video = mhla::Attention<mhla::EluPlusOne, mhla::Blocks3D, mhla::Bidirectional,
+                              mhla::MixedKeySum, mhla::AxialRotary>;
+using Language = Line<mhla::Causal, mhla::Unnormalized, mhla::HalfSplitRotary, mhla::Identity>;
+
 // Relative RMS errors of y: mostly those of rounding it, 1.7e-3 and 2e-4.
 template <class T>
 inline constexpr double bound_of_y = std::is_same_v<T, BFloat16> ? 4e-3 : 1e-3;

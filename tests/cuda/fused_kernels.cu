@@ -5,6 +5,7 @@
 #include <mhla/cuda/fused/block_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/feature_gradient.cuh>
+#include <mhla/cuda/fused/mixing_gradient.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/persistent.cuh>
 #include <mhla/cuda/fused/quadratic.cuh>

@@ -9,6 +9,7 @@
 #include <limits>
 #include <mhla/cuda/block_mixing.cuh>
 #include <mhla/cuda/fused/block_mixing.cuh>
+#include <mhla/cuda/fused/mixing_gradient.cuh>
 #include <mhla/testing/random_tensor.hpp>
 #include <type_traits>
 #include <vector>

@@ -30,7 +30,11 @@ using cuda::fused::UnitSchedule;
 using cuda::fused::UnitStage;
 using fused_call::bound_of_y;
 using fused_call::expected_forward;
+using fused_call::Image;
+using fused_call::Language;
+using fused_call::Line;
 using fused_call::operands_of;
+using fused_call::Video;
 using mhla::testing::HostTensor;
 
 /// y, wherever it is written poisoned before, with as many units in a step as give so many blocks
@@ -79,13 +83,6 @@ void check(const char* name, const V& attention, Shape shape) {
     CHECK(call::bitwise_equal(y.view(), forward<T, Dim>(attention, x, blocks).view()));
   }
 }
-
-template <class Causality = Bidirectional, class Normalizer = MixedKeySum,
-          class Rotation = NoRotation, class Map = EluPlusOne>
-using Line = Attention<Map, Blocks1D, Causality, Normalizer, Rotation>;
-using Image = Attention<Relu, Blocks2D>;
-using Video = Attention<EluPlusOne, Blocks3D, Bidirectional, MixedKeySum, AxialRotary>;
-using Language = Line<Causal, Unnormalized, HalfSplitRotary, Identity>;
 
 }  // namespace
 

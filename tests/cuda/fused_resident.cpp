@@ -25,7 +25,11 @@ using cuda::fused::ResidentBytes;
 using cuda::fused::ResidentPlan;
 using fused_call::bound_of_y;
 using fused_call::expected_forward;
+using fused_call::Image;
+using fused_call::Language;
+using fused_call::Line;
 using fused_call::operands_of;
+using fused_call::Video;
 using mhla::testing::HostTensor;
 
 /// The machine has so much shared memory for a block of threads as long as this lives.
@@ -101,13 +105,6 @@ void check(const char* name, Index slice, const V& attention, Shape shape) {
   machine::context().seed += 1000;
   CHECK(call::bitwise_equal(y.view(), forward<T, Dim>(attention, x).view()));
 }
-
-template <class Causality = Bidirectional, class Normalizer = MixedKeySum,
-          class Rotation = NoRotation, class Map = EluPlusOne>
-using Line = Attention<Map, Blocks1D, Causality, Normalizer, Rotation>;
-using Image = Attention<Relu, Blocks2D>;
-using Video = Attention<EluPlusOne, Blocks3D, Bidirectional, MixedKeySum, AxialRotary>;
-using Language = Line<Causal, Unnormalized, HalfSplitRotary, Identity>;
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <mhla/cuda/fused/block_mixing.cuh>
+#include <mhla/cuda/fused/mixing_gradient.cuh>
 #include <mhla/testing/random_tensor.hpp>
 #include <vector>
 

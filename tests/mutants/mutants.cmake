@@ -1219,16 +1219,16 @@ mutant(cuda_mixing_infinities_reach_earlier_blocks cuda_mixing cuda/fused/block_
 mutant(cuda_mixing_keeps_the_matrix_of_another_head cuda_mixing cuda/fused/block_mixing.cuh
   [[if (held != current.group)]]
   [[if (held < 0)]])
-mutant(cuda_mixing_gradient_without_low_parts cuda_mixing cuda/fused/block_mixing.cuh
+mutant(cuda_mixing_gradient_without_low_parts cuda_mixing cuda/fused/mixing_gradient.cuh
   [[multiply(1, 0);]]
   [[]])
-mutant(cuda_mixing_adds_one_split cuda_mixing cuda/fused/block_mixing.cuh
+mutant(cuda_mixing_adds_one_split cuda_mixing cuda/fused/mixing_gradient.cuh
   [[for (Index split = 0; split < work.splits; ++split) sum]]
   [[for (Index split = 0; split < 1; ++split) sum]])
 mutant(cuda_mixing_columns_behind_the_last cuda_mixing cuda/fused/block_mixing.cuh
   [[c * chunk_size < cols;]]
   [[c * chunk_size < cols + 8;]])
-mutant(cuda_mixing_gradient_begins_early_in_one_block cuda_mixing cuda/fused/block_mixing.cuh
+mutant(cuda_mixing_gradient_begins_early_in_one_block cuda_mixing cuda/fused/mixing_gradient.cuh
   [[machine::wait_for_earlier_kernels();
     Index rest = block.number;
     const Index b]]

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -215,10 +217,8 @@ inline void require_path(CudaPath asked, Refusal refusal, const Shape& shape) {
 struct PathChoice {
   CudaPath path = CudaPath::cublas;
   CudaPath asked = CudaPath::automatic;
-  Refusal refusal = Refusal::none;            ///< of all fused paths
-  Refusal quadratic_refusal = Refusal::none;  ///< of that one besides
-  Refusal resident_refusal = Refusal::none;
-  Refusal persistent_refusal = Refusal::none;
+  Refusal refusal = Refusal::none;               ///< of all fused paths
+  Refusal of_path[std::size(fused_paths)] = {};  ///< of each of them besides
   // Those that cannot run the call are without costs.
   PathCost cublas;
   PathCost summaries;
@@ -246,16 +246,9 @@ struct PathChoice {
   Refusal refusal_of(CudaPath of) const {
     if (of == CudaPath::cublas) return Refusal::none;
     if (refusal != Refusal::none) return refusal;
-    switch (of) {
-      case CudaPath::quadratic:
-        return quadratic_refusal;
-      case CudaPath::resident:
-        return resident_refusal;
-      case CudaPath::persistent:
-        return persistent_refusal;
-      default:
-        return Refusal::none;
-    }
+    for (std::size_t n = 0; n < std::size(fused_paths); ++n)
+      if (fused_paths[n] == of) return of_path[n];
+    return Refusal::none;
   }
   bool can(CudaPath run) const { return refusal_of(run) == Refusal::none; }
 
@@ -278,12 +271,9 @@ PathChoice path_costs(const V& attention, const Problem& problem, Direction dire
   choice.asked = asked;
   choice.refusal = refusal_of_types<V, T>();
   if (choice.refusal == Refusal::none) choice.refusal = refusal_of(shape, compiled);
-  const auto refusal = [&](CudaPath path) {
-    return refusal_of(path, attention, problem, direction, state, gpu);
-  };
-  choice.quadratic_refusal = refusal(CudaPath::quadratic);
-  choice.resident_refusal = refusal(CudaPath::resident);
-  if (choice.refusal == Refusal::none) choice.persistent_refusal = refusal(CudaPath::persistent);
+  if (choice.refusal == Refusal::none)
+    for (std::size_t n = 0; n < std::size(fused_paths); ++n)
+      choice.of_path[n] = refusal_of(fused_paths[n], attention, problem, direction, state, gpu);
 
   const bool backward = direction == Direction::backward;
   const CallSize size = call_size(attention, problem);

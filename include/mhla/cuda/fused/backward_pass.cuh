@@ -15,6 +15,7 @@
 #include <mhla/cuda/backward_pass.cuh>
 #include <mhla/cuda/fused/feature_gradient.cuh>
 #include <mhla/cuda/fused/forward_pass.cuh>
+#include <mhla/cuda/fused/mixing_gradient.cuh>
 
 MHLA_NAMESPACE_BEGIN
 

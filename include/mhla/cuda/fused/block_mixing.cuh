@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The mixing of 16-bit summaries on tensor cores (arXiv 2601.07832, eq. 4), and its adjoints.
+// The mixing of 16-bit summaries on tensor cores (arXiv 2601.07832, eq. 4), and its adjoint in the
+// summaries; that in the matrix is in mixing_gradient.cuh.
 //
 //   S~_(i,g) = sum_b m^g_ib S_b         causal: over b <= i - lag alone
 //   dS_b     = sum_(i,g) m^g_ib dS~_(i,g)
-//   dm^g_ib  = <dS~_(i,g), S_b>
 //
 // A summary is a row of `width` elements here. The matrix is split into m = hi + lo, both of the
 // summaries' type, so that its rounding does not show in the result; Half bounds it by 65504.
@@ -19,7 +19,6 @@
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/product.cuh>
 #include <mhla/cuda/fused/tile.cuh>
-#include <mhla/cuda/launch.cuh>
 #include <mhla/cuda/machine.cuh>
 #include <string>
 #include <type_traits>
@@ -54,16 +53,6 @@ struct MixingMatrices {
   Index head_stride = 0;
   Index row_stride = 0;
   bool is_new = false;  // no kernel of ours is between the one that fills them and this one
-};
-
-/// The same of their gradients, for every unit and matrix; products of summaries count `scale`
-/// times.
-struct MixingGradients {
-  float* data = nullptr;
-  Index unit_stride = 0;
-  Index matrix_stride = 0;
-  Index row_stride = 0;
-  float scale = 1;
 };
 
 /// Rounds two values, and leaves in them what rounding has left out.
@@ -431,114 +420,6 @@ struct MixBlocks {
   }
 };
 
-/// A tile of dm of a unit and a matrix, summed over a split's columns.
-template <class T, int Planes, int Side>
-struct MultiplyMixedSummaries {
-  static constexpr int threads = 256;
-  static constexpr int step_cols = static_cast<int>(MixingGradientWork::step_cols);
-  using Factor = Tile<Side, step_cols>;
-  using Sum = Accumulators<Side, Side, Side / 16, 8 / (Side / 16)>;
-  static constexpr int stage_bytes = 2 * Planes * Factor::bytes;
-  static constexpr int shared_bytes = 2 * stage_bytes;
-  static constexpr int blocks_of_processor = 2;
-
-  MixingGradientWork work;
-  SummaryRows<const T> grad_mixed;
-  SummaryRows<const T> summaries;
-  float* partial_sums;  // [units, matrices, splits, query blocks, key blocks]
-
-  MHLA_DEVICE static Factor factor(int stage, int which, int plane) {
-    return {static_cast<Shared>(stage * stage_bytes + (which * Planes + plane) * Factor::bytes)};
-  }
-  MHLA_DEVICE static int at_most_side(Index rows) {
-    return rows < Side ? static_cast<int>(rows) : Side;
-  }
-
-  MHLA_DEVICE void operator()(const Block& block) const {
-    machine::wait_for_earlier_kernels();
-    Index rest = block.number;
-    const Index b = rest % work.key_tiles * Side;
-    rest /= work.key_tiles;
-    const Index i = rest % work.query_tiles * Side;
-    rest /= work.query_tiles;
-    const Index split = rest % work.splits;
-    const Index part = rest / work.splits;  // unit and matrix
-    const int queries = at_most_side(work.query_blocks - i);
-    const int keys = at_most_side(work.key_blocks - b);
-    if (!work.sees(i + queries, b)) return;
-    const Index unit = part / work.matrices;
-    const T* const of_queries = grad_mixed.data + unit * grad_mixed.unit_stride +
-                                part % work.matrices * grad_mixed.matrix_stride +
-                                i * grad_mixed.row_stride;
-    const T* const of_keys =
-        summaries.data + unit * summaries.unit_stride + b * summaries.row_stride;
-    const auto copy = [&](Index step, int stage) {
-      const Index first = step * step_cols;
-      const Index left = work.width - first;
-      const int cols = left < step_cols ? static_cast<int>(left) : step_cols;
-      for (int plane = 0; plane < Planes; ++plane) {
-        copy_part<threads>(block, factor(stage, 0, plane),
-                           of_queries + plane * grad_mixed.plane_stride + first,
-                           grad_mixed.row_stride, 0, queries, cols, 0, Side);
-        copy_part<threads>(block, factor(stage, 1, plane),
-                           of_keys + plane * summaries.plane_stride + first, summaries.row_stride,
-                           0, keys, cols, 0, Side);
-      }
-    };
-    Sum sum;
-    const Index end = even_split(work.steps, work.splits, split + 1);
-    Index step = even_split(work.steps, work.splits, split);
-    int stage = 0;
-    copy(step, stage);
-    machine::commit_copies();
-    for (; step < end; ++step) {
-      machine::wait_for_copies<0>();
-      block.sync();
-      if (step + 1 < end) copy(step + 1, 1 - stage);
-      machine::commit_copies();
-      const auto multiply = [&](int query_plane, int key_plane) {
-        multiply_add<T, step_cols, Stored::straight, Stored::transposed>(
-            block, sum, factor(stage, 0, query_plane), factor(stage, 1, key_plane));
-      };
-      multiply(0, 0);
-      if constexpr (Planes == 2) {
-        multiply(0, 1);
-        multiply(1, 0);
-      }
-      stage = 1 - stage;
-    }
-    float* const to =
-        partial_sums + ((part * work.splits + split) * work.query_blocks + i) * work.key_blocks + b;
-    sum.for_each_pair(block, [&](int row, int col, float first, float second) {
-      if (row >= queries) return;
-      if (col < keys) machine::store_to(to + row * work.key_blocks + col, first);
-      if (col + 1 < keys) machine::store_to(to + row * work.key_blocks + col + 1, second);
-    });
-  }
-};
-
-/// Adds up the partial sums, split after split; what no query sees stays as it is.
-struct AddPartialSums {
-  MixingGradientWork work;
-  const float* partial_sums;
-  MixingGradients to;
-  Into into;
-
-  MHLA_HOST_DEVICE void operator()(Index at) const {
-    const Index b = at % work.key_blocks;
-    const Index i = at / work.key_blocks % work.query_blocks;
-    const Index part = at / work.key_blocks / work.query_blocks;
-    if (!Sight{work.past_only, work.lag}.sees(i, b)) return;
-    const Index size = work.query_blocks * work.key_blocks;
-    const float* const from = partial_sums + part * work.splits * size + at % size;
-    float sum = 0;
-    for (Index split = 0; split < work.splits; ++split) sum += from[split * size];
-    float& element = to.data[part / work.matrices * to.unit_stride +
-                             part % work.matrices * to.matrix_stride + i * to.row_stride + b];
-    element = into == Into::add ? element + to.scale * sum : to.scale * sum;
-  }
-};
-
 template <class T>
 void run_mixing(const CudaDevice& device, const MixingWork& work, const MixingMatrices& mixing,
                 const SummaryRows<const T>& source, const SummaryRows<T>& result) {
@@ -576,31 +457,6 @@ void mix_summary_gradient(const CudaDevice& device, const MixingShape& shape,
                           const SummaryRows<T>& grad_summaries,
                           Index most_blocks = resident_blocks) {
   run_mixing<T>(device, MixingWork(shape, true, most_blocks), mixing, grad_mixed, grad_summaries);
-}
-
-/// dm (+)= dS~ S^T, both of as many planes; `partial_sums` has mix_matrix_gradient_partial_sums()
-/// elements.
-template <class T>
-void mix_matrix_gradient(const CudaDevice& device, const MixingShape& shape,
-                         const SummaryRows<const T>& grad_mixed,
-                         const SummaryRows<const T>& summaries, float* partial_sums,
-                         const MixingGradients& grad_mixing, Into into) {
-  const MixingGradientWork work(shape);
-  const auto run = [&](const auto& body) { machine::run(device, work.blocks(), body); };
-  const bool small = work.side == 32;
-  if (grad_mixed.planes == 1) {
-    if (small)
-      run(MultiplyMixedSummaries<T, 1, 32>{work, grad_mixed, summaries, partial_sums});
-    else
-      run(MultiplyMixedSummaries<T, 1, 64>{work, grad_mixed, summaries, partial_sums});
-  } else {
-    if (small)
-      run(MultiplyMixedSummaries<T, 2, 32>{work, grad_mixed, summaries, partial_sums});
-    else
-      run(MultiplyMixedSummaries<T, 2, 64>{work, grad_mixed, summaries, partial_sums});
-  }
-  launch(device, work.units * work.matrices * work.query_blocks * work.key_blocks,
-         AddPartialSums{work, partial_sums, grad_mixing, into});
 }
 
 }  // namespace cuda::fused
