@@ -30,8 +30,8 @@ namespace bench {
 namespace {
 
 using mhla::ceil_div;
+using mhla::Into;
 using mhla::Span;
-using mhla::cpu::Into;
 using mhla::cpu::Orientation;
 using mhla::cpu::Panel;
 using mhla::cpu::panel;
@@ -134,7 +134,7 @@ class Head {
       // A run of the last axis at a time, as tokens lie.
       const Index run = causal_ ? tile_ : std::min<Index>(tile_, 10);
       for (Index r = 0; r < tile_; r += run)
-        rotation.turn(keys_.row_range(r, std::min(run, tile_ - r)), at, mhla::cpu::Turn::forward);
+        rotation.turn(keys_.row_range(r, std::min(run, tile_ - r)), at, mhla::Turn::forward);
     });
   }
   void transposes() const {
@@ -161,7 +161,7 @@ class Head {
   }
 
   mhla::cpu::RowGroups groups() const {
-    return mhla::cpu::mixing_groups(causal_ ? mhla::cpu::Terms::past : mhla::cpu::Terms::all,
+    return mhla::cpu::mixing_groups(causal_ ? mhla::Sight::past_tokens : mhla::Sight::all,
                                     blocks_, blocks_, stride_);
   }
   Index columns() const { return mhla::cpu::matrix_gradient_cols(blocks_); }

@@ -198,7 +198,7 @@ class Decoder : RequireStreaming<V> {
   }
 
  private:
-  static constexpr bool normalized = std::is_same_v<typename V::NormalizerType, MixedKeySum>;
+  static constexpr bool normalized = normalizes<V>;
 
   // Scratch of one slot.
   struct Slot {
@@ -419,7 +419,7 @@ class Decoder : RequireStreaming<V> {
     };
     cpu::prepare_next_block(e, unit, tile, next_row);
     if constexpr (normalized) {
-      cpu::weighted_row_sum<A>(key_sum, keys, {}, cpu::Into::add);
+      cpu::weighted_row_sum<A>(key_sum, keys, {}, Into::add);
       if (tile.first + tile.tokens == e.block_tokens)
         cpu::mix_next_key_sums(e, unit, tile.block, next_row);
     }

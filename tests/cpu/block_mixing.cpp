@@ -14,7 +14,7 @@
 namespace {
 
 using mhla::Index;
-using mhla::cpu::Into;
+using mhla::Into;
 using mhla::cpu::Panel;
 using panels::IntegerPanel;
 

@@ -11,8 +11,8 @@
 namespace {
 
 using mhla::Index;
+using mhla::Into;
 using mhla::Span;
-using mhla::cpu::Into;
 using mhla::cpu::Orientation;
 using panels::IntegerPanel;
 

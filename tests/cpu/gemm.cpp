@@ -15,10 +15,10 @@
 namespace {
 
 using mhla::Index;
+using mhla::Into;
 using mhla::Span;
 using mhla::Update;
 using mhla::Workspace;
-using mhla::cpu::Into;
 using mhla::cpu::PackedWeights;
 using mhla::cpu::Panel;
 using mhla::cpu::Prefetch;

@@ -9,7 +9,7 @@
 namespace {
 
 using mhla::Index;
-using mhla::cpu::Into;
+using mhla::Into;
 using panels::IntegerPanel;
 
 constexpr Index blocks = 5;

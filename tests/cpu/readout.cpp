@@ -15,8 +15,8 @@
 namespace {
 
 using mhla::Index;
+using mhla::Into;
 using mhla::Span;
-using mhla::cpu::Into;
 using mhla::cpu::Panel;
 using mhla::testing::HostTensor;
 using mhla::testing::Normal;

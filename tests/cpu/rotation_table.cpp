@@ -180,10 +180,10 @@ TEST_CASE("rotation table: rows that follow each other are turned like one after
   auto together = x;
   auto alone = x;
   const auto panel = mhla::cpu::panel(together.view().data, rows, dim);
-  owned.table.turn(panel, {2, 1, 30}, mhla::cpu::Turn::forward);
+  owned.table.turn(panel, {2, 1, 30}, mhla::Turn::forward);
   for (Index r = 0; r < rows; ++r) owned.table.rotate(&alone(r, 0), {2, 1, 30 + r});
   CHECK(together.elements() == alone.elements());
-  owned.table.turn(panel, {2, 1, 30}, mhla::cpu::Turn::back);
+  owned.table.turn(panel, {2, 1, 30}, mhla::Turn::back);
   for (Index r = 0; r < rows; ++r) owned.table.rotate_back(&alone(r, 0), {2, 1, 30 + r});
   CHECK(together.elements() == alone.elements());
 }

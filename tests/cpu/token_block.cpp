@@ -140,7 +140,7 @@ void check_packing(const Map& map, const Rotation& rotation, Index dim, std::uin
   CHECK(mhla::testing::bitwise_equal(features.view(), expected.view()));
 
   mhla::cpu::rotate_rows(tables.rotation, tables.blocks, tables.tile(), features_panel,
-                         mhla::cpu::Turn::back);
+                         mhla::Turn::back);
   for (Index r = 0; r < tokens; ++r) tables.rotation.rotate_back(&expected(r, 0), coordinates[r]);
   CHECK(mhla::testing::bitwise_equal(features.view(), expected.view()));
 }

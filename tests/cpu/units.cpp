@@ -21,6 +21,7 @@ using mhla::Bidirectional;
 using mhla::Blocks1D;
 using mhla::Blocks2D;
 using mhla::Index;
+using mhla::Into;
 using mhla::MixedKeySum;
 using mhla::MixedProduct;
 using mhla::NoRotation;

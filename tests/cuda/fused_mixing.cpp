@@ -22,8 +22,8 @@ namespace {
 using mhla::BFloat16;
 using mhla::Half;
 using mhla::Index;
-using mhla::cuda::Into;
-using mhla::cuda::Sight;
+using mhla::Into;
+using mhla::Sight;
 namespace fused = mhla::cuda::fused;
 using fused::MixingShape;
 using fused::MovedBytes;
@@ -141,7 +141,7 @@ struct Matrices {
           if (sees(i, b)) at(h, i, b) = value;
         }
   }
-  bool sees(Index i, Index b) const { return Sight{shape.past_only, shape.lag}.sees(i, b); }
+  bool sees(Index i, Index b) const { return mhla::sees_whole_block(shape.sight, i, b); }
   float& at(Index h, Index i, Index b) {
     return memory[static_cast<std::size_t>(h * head_stride + i * row_stride + b)];
   }
@@ -218,7 +218,7 @@ struct Call {
     // A matrix that is kept is read while the kernel before may still be under way.
     const auto early = machine::context().last_kernel_bytes_read_early;
     if (!fused::MixingWork(shape, !forward(), most_blocks).keeps) CHECK(early == 0);
-    if (early == 0 && shape.key_blocks > 0 && shape.matrices > 0 && !shape.past_only)
+    if (early == 0 && shape.key_blocks > 0 && shape.matrices > 0 && shape.sight == Sight::all)
       CHECK_FALSE(fused::MixingWork(shape, !forward(), most_blocks).keeps);
   }
 
@@ -265,7 +265,7 @@ struct Call {
 
   void check() const {
     CAPTURE(shape.units, shape.kv_heads, shape.mix_heads, shape.matrices, shape.query_blocks,
-            shape.key_blocks, shape.width, shape.past_only, shape.lag, forward(), planes,
+            shape.key_blocks, shape.width, static_cast<int>(shape.sight), forward(), planes,
             result_planes, most_blocks, seed);
     const Matrices mixing(shape, seed);
     const Summaries<T> from = source();
@@ -286,8 +286,7 @@ MixingShape shape_of(Index query_blocks, Index key_blocks, Index width) {
   return shape;
 }
 MixingShape causal(MixingShape shape, Index lag) {
-  shape.past_only = true;
-  shape.lag = lag;
+  shape.sight = lag == 0 ? Sight::past_blocks : Sight::past_tokens;
   return shape;
 }
 MixingShape per_head(MixingShape shape, Index batch, Index kv_heads, Index matrices) {
@@ -492,7 +491,7 @@ struct GradientCall {
 
   void check() const {
     CAPTURE(shape.units, shape.matrices, shape.query_blocks, shape.key_blocks, shape.width,
-            shape.past_only, shape.lag, planes, into == Into::add);
+            static_cast<int>(shape.sight), planes, into == Into::add);
     Summaries<T> grad_mixed(shape.units, shape.query_blocks, shape.matrices, shape.width, planes);
     Summaries<T> summaries(shape.units, shape.key_blocks, 1, shape.width, planes);
     grad_mixed.fill(5);
@@ -508,7 +507,7 @@ struct GradientCall {
             const auto at = static_cast<std::size_t>((unit * shape.matrices + g) * matrix_stride() +
                                                      i * row_stride() + b);
             const bool inside = i < shape.query_blocks && b < shape.key_blocks;
-            if (!inside || !Sight{shape.past_only, shape.lag}.sees(i, b)) {
+            if (!inside || !mhla::sees_whole_block(shape.sight, i, b)) {
               if (parts[at] != before[at]) FAIL("written where no query sees");
               continue;
             }
@@ -566,7 +565,7 @@ TEST_CASE("Parts of a matrix's gradient are added up as those of other backends 
   mhla::cuda::launch(
       device, 4 * 25,
       mhla::cuda::WriteMixingGradient<float>{parts.data(), nullptr, shape.units, 2, 2, 5, 5,
-                                             Sight{true, 0}, view, mhla::Update::overwrite});
+                                             Sight::past_blocks, view, mhla::Update::overwrite});
   for (Index h = 0; h < 4; ++h)
     for (Index i = 0; i < 5; ++i)
       for (Index b = 0; b < 5; ++b) {

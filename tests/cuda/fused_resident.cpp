@@ -49,7 +49,7 @@ template <class V>
 Index slice_of(const Problem& problem) {
   return cuda::fused::resident_slice_of(problem.shape.key_dim, problem.shape.value_dim,
                                         std::max(problem.query_blocks, problem.key_blocks),
-                                        cuda::normalizes<V>, cuda::masks_own_block<V>,
+                                        mhla::normalizes<V>, mhla::masks_own_block<V>,
                                         stand_in::runtime().shared_bytes);
 }
 

@@ -15,7 +15,7 @@
 namespace {
 
 using namespace laws;
-using mhla::cpu::Into;
+using mhla::Into;
 using mhla::cpu::Panel;
 using mhla::cpu::panel;
 

@@ -123,7 +123,7 @@ void check(Index blocks, Index kv_heads, Index matrices, Index width) {
   const fused::SummaryRows<const BFloat16> of_keys = summaries.rows();
   fused::mix_matrix_gradient<BFloat16>(
       device, shape, of_queries, of_keys, partial_sums.data(),
-      {parts.data(), matrices * blocks * blocks, blocks * blocks, blocks}, mhla::cuda::Into::add);
+      {parts.data(), matrices * blocks * blocks, blocks * blocks, blocks}, mhla::Into::add);
   expect_bytes(fused::mix_matrix_gradient_bytes(shape, 2));
   for (Index unit = 0; unit < shape.units; ++unit)
     for (Index g = 0; g < matrices; ++g)

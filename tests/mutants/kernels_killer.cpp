@@ -19,9 +19,9 @@ namespace {
 
 using killer::expect;
 using mhla::Index;
+using mhla::Into;
 using mhla::Span;
 using mhla::Update;
-using mhla::cpu::Into;
 using mhla::cpu::Panel;
 using mhla::cpu::Rows;
 

@@ -15,6 +15,9 @@ inline constexpr Skip skip{};
 /// What a backward pass does with what its destinations hold.
 enum class Update { overwrite, accumulate };
 
+/// What a product of the library's own does with what its result holds.
+enum class Into { overwrite, add };
+
 /// A view to write one gradient to, or mhla::skip.
 template <class T, int Rank>
 struct GradientView {

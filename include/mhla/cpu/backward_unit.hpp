@@ -245,8 +245,8 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
     const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from, Index matrix) {
       const Panel<A> blocks = from.row_range(first, count);
       if constexpr (sees_past_only<L>) {
-        mix_past_matrix_gradient<A>(grad_mixed, first, past_lag<L>, blocks, columns_of(matrix),
-                                    plan.slots[slot].weights);
+        mix_past_matrix_gradient<A>(grad_mixed, first, lag_of(sight_of<L>), blocks,
+                                    columns_of(matrix), plan.slots[slot].weights);
       } else {
         mix_matrix_gradient<A>(grad_mixed, blocks, columns_of(matrix));
       }
@@ -289,7 +289,7 @@ SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
     const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
     const auto mix_columns = [&](const Panel<A>& from, const Panel<A>& to) {
       if constexpr (sees_past_only<L>) {
-        mix_past_summary_gradient<A>(mixing, grad.first, past_lag<L>, from, to, into,
+        mix_past_summary_gradient<A>(mixing, grad.first, lag_of(sight_of<L>), from, to, into,
                                      scratch.weights);
       } else {
         mix_summary_gradient<A>(mixing, grad.first, from, to, into, scratch.weights);

@@ -12,13 +12,13 @@
 #include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/block_mixing.hpp>
 #include <mhla/cpu/block_summary.hpp>
 #include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/mixed_product.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/token_block.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -202,7 +202,7 @@ SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matr
       unit_mixing(plan, unit, matrix).row_range(mixed.first, groups.size(group));
   const auto mix_rows = [&](const Panel<A>& from, const Panel<A>& to) {
     if constexpr (sees_past_only<L>) {
-      mix_past<A>(rows, mixed.first, past_lag<L>, from, to, scratch.weights);
+      mix_past<A>(rows, mixed.first, lag_of(sight_of<L>), from, to, scratch.weights);
     } else {
       mix<A>(rows, from, to, scratch.weights);
     }

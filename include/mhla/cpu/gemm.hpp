@@ -41,9 +41,6 @@ Panel<T> panel(T* data, Index rows, Index cols) {
   return {data, rows, cols, cols};
 }
 
-/// Whether a product replaces its result or is added to it.
-enum class Into { overwrite, add };
-
 /// A product by the kernels of this machine.
 template <class T>
 MHLA_OUT_OF_LINE void multiply(const Product<T>& product) {

@@ -19,9 +19,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// R, or its inverse, which is its adjoint.
-enum class Turn { forward, back };
-
 template <class A>
 struct RotationTable {
   /// The columns of a row that hold an axis' pairs. Where neighbours are pairs, tables have an

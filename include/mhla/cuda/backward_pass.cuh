@@ -160,7 +160,7 @@ void mix_blocks_gradient(const Operands<V, T>& operands) {
   }
   for_each_mixing(operands.variant, e, [&](const Mixing<V>& m) {
     const auto mix_rows = [&](Span<A> from, Span<A> to, Index size) {
-      mix_summary_gradient(operands.device, sight_of<V>(), m.matrix_of(plan.mixing),
+      mix_summary_gradient(operands.device, sight_of<V>, m.matrix_of(plan.mixing),
                            m.query_blocks(from, size), m.key_blocks(to, size),
                            m.matrix == 0 ? Into::overwrite : Into::add);
     };
@@ -227,10 +227,10 @@ void backward_pass(const Operands<V, T>& operands, const BackwardRequest<V, T>& 
 /// dmix, from the parts of all units of all items, where own blocks' part of the diagonal is apart
 /// in causal ones.
 template <class A, class PlanType>
-void write_mixing_gradient(const CudaDevice& device, const PlanType& plan, const Sight& sight,
+void write_mixing_gradient(const CudaDevice& device, const PlanType& plan, Sight sight,
                            const TensorView<A, 3>& destination, Update update) {
   const auto& e = plan.extents;
-  const bool own_apart = sight.past_only && sight.lag == 1;
+  const bool own_apart = sight == Sight::past_tokens;
   launch(
       device, destination.size(),
       WriteMixingGradient<A>{plan.grad_mixing.data, own_apart ? plan.grad_own_mixing.data : nullptr,

@@ -12,18 +12,11 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/launch.cuh>
+#include <mhla/policy/causality.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
-
-/// Which key blocks a query block sees: all, or those b <= i - lag.
-struct Sight {
-  bool past_only;
-  Index lag;
-
-  MHLA_HOST_DEVICE bool sees(Index i, Index b) const { return !past_only || b <= i - lag; }
-};
 
 /// The leading corner of mix, packed: [heads, query blocks, key blocks], whatever its strides.
 template <class A>
@@ -42,10 +35,10 @@ struct PackMixing {
 
 /// S~ = m S
 template <class A>
-void mix(const CudaDevice& device, const Sight& sight, const Panels<const A>& mixing,
+void mix(const CudaDevice& device, Sight sight, const Panels<const A>& mixing,
          const Panels<A>& summaries, const Panels<A>& mixed) {
-  if (sight.past_only) {
-    multiply_lower(device, mixed, mixing, summaries, LowerTriangle{0, sight.lag});
+  if (sight != Sight::all) {
+    multiply_lower(device, mixed, mixing, summaries, LowerTriangle{0, lag_of(sight)});
   } else {
     multiply(device, mixed, mixing, summaries);
   }
@@ -53,12 +46,11 @@ void mix(const CudaDevice& device, const Sight& sight, const Panels<const A>& mi
 
 /// dS (+)= m^T dS~
 template <class A>
-void mix_summary_gradient(const CudaDevice& device, const Sight& sight,
-                          const Panels<const A>& mixing, const Panels<A>& grad_mixed,
-                          const Panels<A>& grad_summaries, Into into) {
-  if (sight.past_only) {
+void mix_summary_gradient(const CudaDevice& device, Sight sight, const Panels<const A>& mixing,
+                          const Panels<A>& grad_mixed, const Panels<A>& grad_summaries, Into into) {
+  if (sight != Sight::all) {
     multiply_lower_transposed(device, grad_summaries, mixing, grad_mixed,
-                              LowerTriangle{0, sight.lag}, into);
+                              LowerTriangle{0, lag_of(sight)}, into);
   } else {
     multiply_left_transposed(device, grad_summaries, mixing, grad_mixed, into);
   }
@@ -92,7 +84,7 @@ struct WriteMixingGradient {
     const Index h = at / destination.extent[2] / destination.extent[1];
     A& to = destination(h, i, b);
     const bool own = own_parts != nullptr && i == b;
-    if (i >= query_blocks || b >= key_blocks || !(own || sight.sees(i, b))) {
+    if (i >= query_blocks || b >= key_blocks || !(own || sees_whole_block(sight, i, b))) {
       if (update == Update::overwrite) to = A(0);
       return;
     }

@@ -31,7 +31,7 @@ struct CublasCost {
   }
   /// Of a causal block's scores, or whatever else is a product over pairs of its tokens and `dim`.
   constexpr double of_own_blocks(double dim) const {
-    return size.masks_own_block ? 2 * query_rows() * size.query_block_tokens * dim : 0;
+    return size.masks_own_block() ? 2 * query_rows() * size.query_block_tokens * dim : 0;
   }
 
   /// phi of tokens, rotated, in panels: and back, where there are gradients in them.
@@ -67,12 +67,12 @@ struct CublasCost {
   /// which reads what the rows before it have read.
   constexpr KernelCost mixing(const char* name, double flops) const {
     const double from = size.key_summaries() * size.matrices;
-    const double groups = size.past_only ? tiles_of(size.mix_rows, 16) : 1;
+    const double groups = size.sight == Sight::all ? 1 : tiles_of(size.mix_rows, 16);
     KernelCost cost{name};
     cost.summary_bytes = accumulator * (from + size.mixed_summaries()) * size.summary();
     cost.repeated_bytes = accumulator * from * size.summary() * (groups - 1) / 2;
     cost.flops = flops;
-    cost.launches = size.sequences * size.mix_heads * (size.past_only ? 1 + groups : 1);
+    cost.launches = size.sequences * size.mix_heads * (size.sight == Sight::all ? 1 : 1 + groups);
     return cost;
   }
   /// Scores of a causal block, `arrays` of them, in slabs; `passes` of operands over `flops`.
@@ -96,11 +96,12 @@ struct CublasCost {
     if (size.normalizes) path.add(sums("key sums", key_rows(), 1));
     path.add(mixing("mixing", of_mixing()));
     path.add(pack("phi(q)", size.queries(), query_rows(), 1));
-    if (size.normalizes) path.add(sums("denominators", query_rows(), size.masks_own_block ? 3 : 1));
+    if (size.normalizes)
+      path.add(sums("denominators", query_rows(), size.masks_own_block() ? 3 : 1));
   }
   constexpr void add_readout(PathCost& path) const {
     path.add(product("readout", query_rows(), size.mixed_summaries(), of_queries()));
-    if (size.masks_own_block)
+    if (size.masks_own_block())
       path.add(own_blocks("own blocks", 1, 2, of_own_blocks(size.feature_dim + size.value_dim)));
     KernelCost y = gather("y", size.queries(), query_rows());
     if (size.normalizes) {
@@ -120,10 +121,10 @@ struct CublasCost {
     path.add(dy);
     path.add(product("dS~", query_rows(), size.mixed_summaries(), of_queries()));
     path.add(product("dQ", query_rows(), size.mixed_summaries(), of_queries()));
-    if (size.masks_own_block)
+    if (size.masks_own_block())
       path.add(own_blocks("own blocks", 2, 6, of_own_blocks(3 * d + 2 * e)));
     if (size.normalizes)
-      path.add(sums("gradients of denominators", query_rows(), size.masks_own_block ? 6 : 4));
+      path.add(sums("gradients of denominators", query_rows(), size.masks_own_block() ? 6 : 4));
     path.add(pack("dq", size.queries(), query_rows(), 2));
     KernelCost dm = mixing("dm", of_mixing());
     dm.repeated_bytes = 0;  // no triangle, but a whole product
@@ -133,7 +134,7 @@ struct CublasCost {
     path.add(product("dV", key_rows(), size.key_summaries(), of_keys()));
     path.add(gather("dv", size.keys(), key_rows()));
     path.add(product("dK", key_rows(), size.key_summaries(), of_keys()));
-    if (size.normalizes) path.add(sums("dz", key_rows(), size.masks_own_block ? 2 : 1));
+    if (size.normalizes) path.add(sums("dz", key_rows(), size.masks_own_block() ? 2 : 1));
     path.add(pack("dk", size.keys(), key_rows(), 2));
   }
 };

@@ -45,11 +45,6 @@ struct Operands {
   }
 };
 
-template <class V>
-constexpr Sight sight_of() {
-  return {sees_past_only<V>, masks_own_block<V> ? 1 : 0};
-}
-
 /// Rows of all key blocks, one block per panel.
 template <class V, class A>
 Panels<A> key_panels(const Extents<V>& e, Span<A> rows, Index dim) {
@@ -205,7 +200,7 @@ void mix_blocks(const Operands<V, T>& operands) {
   const Extents<V>& e = plan.extents;
   for_each_mixing(operands.variant, e, [&](const Mixing<V>& m) {
     const auto mix_rows = [&](Span<A> from, Span<A> to, Index size) {
-      mix(operands.device, sight_of<V>(), m.matrix_of(plan.mixing), m.key_blocks(from, size),
+      mix(operands.device, sight_of<V>, m.matrix_of(plan.mixing), m.key_blocks(from, size),
           m.query_blocks(to, size));
     };
     mix_rows(plan.summaries, plan.mixed_summaries, e.summary_size());

@@ -8,6 +8,7 @@
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
+#include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/launch.cuh>
@@ -49,9 +50,6 @@ template <class A>
 Panels<A> panels(A* data, Index count, Index rows, Index cols) {
   return {data, count, rows, cols, cols, rows * cols};
 }
-
-/// Whether a product replaces what its destination holds.
-enum class Into { overwrite, add };
 
 inline void check_cublas(cublasStatus_t status, const char* function) {
   if (status != CUBLAS_STATUS_SUCCESS)

@@ -161,13 +161,13 @@ struct CallSize {
   double own_tile_pairs;  // of tiles of causal blocks that see each other, of a head
   double rotated_axes;    // of the grid
   double angle_bytes;     // of the tables of their cosines and sines
-  bool past_only;
-  bool masks_own_block;
+  Sight sight;
   bool normalizes;
   bool mixes_products;
   bool rotates;
   bool is_rowwise;
 
+  constexpr bool masks_own_block() const { return sight == Sight::past_tokens; }
   constexpr double queries() const { return heads * query_tokens; }
   constexpr double keys() const { return units * key_tokens; }
   constexpr double summary() const { return feature_dim * value_dim; }
@@ -209,8 +209,7 @@ CallSize call_size(const V& attention, const Problem& problem) {
   size.key_block_tokens = number(e.keys.table.block_tokens);
   size.mix_rows = number(e.mix_rows);
   size.mix_columns = number(e.mix_columns);
-  size.past_only = sees_past_only<V>;
-  size.masks_own_block = masks_own_block<V>;
+  size.sight = sight_of<V>;
   size.normalizes = normalizes<V>;
   size.mixes_products = mixes_products<V>;
   size.rotates = rotates<V>;
@@ -224,9 +223,10 @@ CallSize call_size(const V& attention, const Problem& problem) {
   for_each_sequence(attention, problem.query_grid, [&](const Sequence& s) {
     const double n = number(s.blocks);
     ++size.sequences;
-    size.block_pairs += !size.past_only ? n * number(is_packed<V> ? s.blocks : e.keys.table.blocks)
-                        : size.masks_own_block ? n * (n - 1) / 2
-                                               : n * (n + 1) / 2;
+    size.block_pairs += !sees_past_only<V>
+                            ? n * number(is_packed<V> ? s.blocks : e.keys.table.blocks)
+                        : masks_own_block<V> ? n * (n - 1) / 2
+                                             : n * (n + 1) / 2;
   });
   if (masks_own_block<V>) {
     const double tiles = tiles_of(size.query_block_tokens, tile_rows(e.key_dim));

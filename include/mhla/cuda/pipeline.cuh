@@ -180,7 +180,7 @@ void run_backward_on_cublas(const CudaDevice& device, const V& attention, const 
     backward_pass(part, part_of(BackwardRequest<V, T>{dy, gradients, update}, first, count));
   }
   if (gradients.mix.wanted)
-    write_mixing_gradient(device, whole, sight_of<V>(), gradients.mix.view, update);
+    write_mixing_gradient(device, whole, sight_of<V>, gradients.mix.view, update);
 }
 
 template <class V, class T>

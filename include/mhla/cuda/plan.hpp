@@ -13,28 +13,12 @@
 #include <mhla/cuda/limits.hpp>
 #include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/problem.hpp>
+#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
-
-template <class V>
-inline constexpr bool mixes_key_sums = std::is_same_v<typename V::NormalizerType, MixedKeySum>;
-template <class V>
-inline constexpr bool mixes_products = std::is_same_v<typename V::NormalizerType, MixedProduct>;
-template <class V>
-inline constexpr bool normalizes = mixes_key_sums<V> || mixes_products<V>;
-template <class V>
-inline constexpr bool rotates = !std::is_same_v<typename V::RotationType, NoRotation>;
-template <class V>
-inline constexpr bool is_rowwise = RowwiseFeatureMap<typename V::FeatureMapType>;
-/// Queries see their own block only up to themselves, so that it goes token by token.
-template <class V>
-inline constexpr bool masks_own_block = std::is_same_v<typename V::CausalityType, Causal>;
-template <class V>
-inline constexpr bool sees_past_only = !std::is_same_v<typename V::CausalityType, Bidirectional>;
 
 /// Queries of a causal block that are worked on at once, in all blocks: their scores take as much
 /// memory as so many features of every query.

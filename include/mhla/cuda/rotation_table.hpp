@@ -14,9 +14,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// R, or its inverse, which is its adjoint.
-enum class Turn { forward, back };
-
 template <class A>
 struct RotationTable {
   struct Axis {

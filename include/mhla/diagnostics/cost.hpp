@@ -8,7 +8,6 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/policy/problem.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 namespace diagnostics {
@@ -39,16 +38,16 @@ ForwardCost forward_cost(const A& attention, const Shape& shape) {
   const Index rows = problem.query_blocks;
   const Index summary = checked_mul(problem.feature_dim, shape.value_dim);
   Index pairs = checked_mul(rows, problem.key_blocks);
-  if constexpr (std::is_same_v<typename A::CausalityType, Causal>)
+  if constexpr (masks_own_block<A>)
     pairs = (pairs - rows) / 2;  // the own block does not go through mixing
-  if constexpr (std::is_same_v<typename A::CausalityType, BlockCausal>) pairs = (pairs + rows) / 2;
+  if constexpr (sight_of<A> == Sight::past_blocks) pairs = (pairs + rows) / 2;
 
   ForwardCost cost;
   cost.state = checked_product({shape.batch, shape.kv_heads, problem.key_blocks, summary});
   cost.summaries = checked_product({2, shape.batch, shape.kv_heads, shape.key_tokens, summary});
   cost.mixing = checked_product({2, shape.batch, shape.heads, pairs, summary});
   cost.readout = checked_product({2, shape.batch, shape.heads, shape.query_tokens, summary});
-  if constexpr (std::is_same_v<typename A::CausalityType, Causal>) {
+  if constexpr (masks_own_block<A>) {
     for (Index i = 0; i < rows; ++i) {
       const Index tokens = problem.query_grid.block_extent(i, 2);
       cost.intra_block += checked_product(

@@ -12,9 +12,9 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/token_masks.hpp>
+#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -34,7 +34,7 @@ struct Packed : A {
                 "mhla: packed sequences are cut into Blocks1D: a grid has one extent for all");
   static_assert(std::same_as<Offset, std::int32_t> || std::same_as<Offset, std::int64_t>,
                 "mhla: the offsets of packed sequences are std::int32_t or std::int64_t");
-  static_assert(!std::is_same_v<typename A::NormalizerType, MixedProduct>,
+  static_assert(!mixes_products<A>,
                 "mhla: MixedProduct needs blocks of one size, which sequences of any length do not "
                 "have: use MixedKeySum or Unnormalized for a packed batch");
 
@@ -66,7 +66,7 @@ struct Packed : A {
 template <AttentionVariant A>
 struct Padded : A {
   static_assert(!is_batch_layout<A>, "mhla: a batch is packed or padded, once");
-  static_assert(!std::is_same_v<typename A::NormalizerType, MixedProduct>,
+  static_assert(!mixes_products<A>,
                 "mhla: MixedProduct ties a token to the same offset of other blocks, which a mask "
                 "may take away: use MixedKeySum or Unnormalized for a padded batch");
 

@@ -10,12 +10,11 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/causality.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/requests.hpp>
+#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -32,7 +31,7 @@ struct DecoderShape {
 /// Refuses, at compile time, a variant that cannot go token by token: a base of every decoder.
 template <AttentionVariant V>
 struct RequireStreaming {
-  static_assert(std::is_same_v<typename V::CausalityType, Causal>,
+  static_assert(masks_own_block<V>,
                 "mhla: a Decoder goes token by token: its attention must be Causal");
   static_assert(V::GeometryType::rank == 1);
   static_assert(!is_batch_layout<V>,

@@ -9,9 +9,20 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// What a normalizer needs of every stage.
+struct NormalizerNeeds {
+  bool mixed_key_sums = false;  ///< z~_i = sum_b m_ib z_b
+  /// R_bp = s q_(b,p) . z_b of every block: so all blocks are of one size, the same on both sides,
+  /// seen by all, and no token of them is masked.
+  bool mixed_products = false;
+
+  constexpr bool key_sums() const { return mixed_key_sums || mixed_products; }
+};
+
 /// den_t = s q_t . (sum_b m_ib z_b) + epsilon, z_b = sum of the keys of block b: the paper's. Rows
 /// of the attention matrix sum to 1 but for epsilon.
 struct MixedKeySum {
+  static constexpr NormalizerNeeds needs{.mixed_key_sums = true};
   double epsilon = 1e-6;
 };
 
@@ -19,11 +30,14 @@ struct MixedKeySum {
 /// It mixes the products of *other* blocks' queries at the same offset, so it needs blocks of one
 /// size, and rows do not sum to 1. For checkpoints trained with that code.
 struct MixedProduct {
+  static constexpr NormalizerNeeds needs{.mixed_products = true};
   double epsilon = 1e-6;
 };
 
 /// den = 1: the released language model and Wan configuration, whose next layer is an RMS norm.
-struct Unnormalized {};
+struct Unnormalized {
+  static constexpr NormalizerNeeds needs{};
+};
 
 template <class N>
 concept Normalizer =

@@ -6,9 +6,9 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/policy/batch_layout.hpp>
+#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -60,14 +60,13 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
     require_extent("feature_map.projection", "key_dim", attention.feature_map.projection.extent[1],
                    shape.key_dim, "the projection is [features, key_dim]");
   }
-  if constexpr (!std::is_same_v<typename A::RotationType, NoRotation>) {
+  if constexpr (rotates<A>) {
     if (problem.feature_dim % 2 != 0)
       throw ShapeError("mhla: rotation: phi gives " + std::to_string(problem.feature_dim) +
                        " features but a rotation turns pairs; the number of features must be even");
   }
 
-  constexpr bool equal_sides = std::is_same_v<typename A::NormalizerType, MixedProduct> ||
-                               !std::is_same_v<typename A::CausalityType, Bidirectional>;
+  constexpr bool equal_sides = mixes_products<A> || sees_past_only<A>;
   if constexpr (equal_sides) {
     for (int axis = 0; axis < 3; ++axis)
       if (problem.query_grid.extent[axis] != problem.key_grid.extent[axis] ||
@@ -76,7 +75,7 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
             "mhla: key_blocks: MixedProduct, Causal and BlockCausal need the same "
             "tokens and blocks on the query and the key side");
   }
-  if constexpr (std::is_same_v<typename A::NormalizerType, MixedProduct>) {
+  if constexpr (mixes_products<A>) {
     if (problem.query_grid.ragged())
       throw ShapeError(
           "mhla: blocks: MixedProduct needs blocks of one size but the grid does not "
@@ -112,9 +111,8 @@ Problem checked_problem(const Padded<A>& padded, const Shape& shape) {
   padded.masks.require_fit(shape);
   const auto& query = padded.masks.query;
   const auto& key = padded.masks.key;
-  if (!std::is_same_v<typename A::CausalityType, Bidirectional> &&
-      (query.data != key.data || query.stride[0] != key.stride[0] ||
-       query.stride[1] != key.stride[1]))
+  if (sees_past_only<A> && (query.data != key.data || query.stride[0] != key.stride[0] ||
+                            query.stride[1] != key.stride[1]))
     throw ShapeError(
         "mhla: masks: Causal and BlockCausal attend to their own tokens: queries and keys need one "
         "mask");

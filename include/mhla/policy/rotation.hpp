@@ -18,6 +18,9 @@ struct RotationPairs {
   Index gap;
 };
 
+/// R, or its inverse, which is its adjoint.
+enum class Turn { forward, back };
+
 /// No rotation; costs nothing.
 struct NoRotation {};
 

@@ -67,10 +67,9 @@ struct Attention {
   static_assert(Rotation<RotationT>,
                 "mhla: the 5th argument of Attention must be NoRotation, HalfSplitRotary, "
                 "AxialRotary, or a type with pairs, axis_pairs and frequency");
-  static_assert(std::is_same_v<CausalityT, Bidirectional> || GeometryT::rank == 1,
+  static_assert(CausalityT::sight == Sight::all || GeometryT::rank == 1,
                 "mhla: causal attention needs a sequence: use Blocks1D with Causal or BlockCausal");
-  static_assert(std::is_same_v<CausalityT, Bidirectional> ||
-                    !std::is_same_v<NormalizerT, MixedProduct>,
+  static_assert(CausalityT::sight == Sight::all || !NormalizerT::needs.mixed_products,
                 "mhla: MixedProduct divides by products of later blocks' queries and so cannot be "
                 "causal: use MixedKeySum or Unnormalized with Causal and BlockCausal");
   static_assert(!std::is_same_v<RotationT, HalfSplitRotary> || GeometryT::rank == 1,

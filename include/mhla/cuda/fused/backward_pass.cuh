@@ -96,7 +96,7 @@ void mix_blocks_gradient(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
   if constexpr (normalizes<V>) {
     if (e.matrices == 0) clear(call.device, plan.grad_key_sums);  // no query head reads a kv head
     for_each_mixing(call.variant, e, [&](const Mixing<V>& m) {
-      cuda::mix_summary_gradient(call.device, sight_of<V>(), m.matrix_of(plan.mixing),
+      cuda::mix_summary_gradient(call.device, sight_of<V>, m.matrix_of(plan.mixing),
                                  m.query_blocks(plan.grad_mixed_key_sums, e.feature_dim),
                                  m.key_blocks(plan.grad_key_sums, e.feature_dim),
                                  m.matrix == 0 ? Into::overwrite : Into::add);

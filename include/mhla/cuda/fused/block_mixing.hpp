@@ -10,6 +10,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/fused/moved_bytes.hpp>
+#include <mhla/policy/causality.hpp>
 #include <string>
 
 MHLA_NAMESPACE_BEGIN
@@ -25,9 +26,7 @@ struct MixingShape {
   Index query_blocks = 0;
   Index key_blocks = 0;
   Index width = 0;  // elements of a summary, a multiple of 8
-  // Query block i sees the key blocks b <= i - lag alone; all of them where not past_only.
-  bool past_only = false;
-  Index lag = 0;
+  Sight sight = Sight::all;
 
   bool shared() const { return mix_heads == 1; }
 };
@@ -61,8 +60,8 @@ struct MixingWork {
 
   MixingWork(const MixingShape& shape, bool is_adjoint, Index most_blocks = resident_blocks)
       : adjoint(is_adjoint),
-        past_only(shape.past_only),
-        lag(narrow(shape.lag)),
+        past_only(shape.sight != Sight::all),
+        lag(static_cast<int>(lag_of(shape.sight))),
         rows(narrow(adjoint ? shape.key_blocks : shape.query_blocks)),
         inner(narrow(adjoint ? shape.query_blocks : shape.key_blocks)),
         width(narrow(shape.width)),
@@ -188,8 +187,7 @@ struct MixingGradientWork {
   Index width;
   Index units;
   Index matrices;
-  bool past_only;
-  Index lag;
+  Sight sight;
   Index side;  // of a tile
   Index query_tiles;
   Index key_tiles;
@@ -202,8 +200,7 @@ struct MixingGradientWork {
         width(shape.width),
         units(shape.units),
         matrices(shape.matrices),
-        past_only(shape.past_only),
-        lag(shape.lag),
+        sight(shape.sight),
         side(std::max(query_blocks, key_blocks) <= 32 ? 32 : 64),
         query_tiles(ceil_div(query_blocks, side)),
         key_tiles(ceil_div(key_blocks, side)),
@@ -237,7 +234,7 @@ struct MixingGradientWork {
   }
   /// Whether query blocks below `end` see key blocks from `first` on.
   MHLA_HOST_DEVICE bool sees(Index end, Index first) const {
-    return !past_only || first <= end - 1 - lag;
+    return sees_whole_block(sight, end - 1, first);
   }
 };
 
@@ -264,7 +261,7 @@ inline MovedBytes mix_matrix_gradient_sum_bytes(const MixingShape& shape, bool a
   const MixingGradientWork work(shape);
   Index pairs = 0;
   for (Index i = 0; i < work.query_blocks; ++i) {
-    Index seen = work.past_only ? i + 1 - work.lag : work.key_blocks;
+    Index seen = work.sight == Sight::all ? work.key_blocks : i + 1 - lag_of(work.sight);
     seen = std::clamp(seen, Index{0}, work.key_blocks);
     pairs += seen;
   }

@@ -94,7 +94,7 @@ void mix_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
   const Extents<V>& e = plan.extents;
   if constexpr (normalizes<V>)
     for_each_mixing(call.variant, e, [&](const Mixing<V>& m) {
-      cuda::mix(call.device, sight_of<V>(), m.matrix_of(plan.mixing),
+      cuda::mix(call.device, sight_of<V>, m.matrix_of(plan.mixing),
                 m.key_blocks(plan.key_sums, e.feature_dim),
                 m.query_blocks(plan.mixed_key_sums, e.feature_dim));
     });

@@ -128,7 +128,7 @@ struct AddPartialSums {
     const Index b = at % work.key_blocks;
     const Index i = at / work.key_blocks % work.query_blocks;
     const Index part = at / work.key_blocks / work.query_blocks;
-    if (!Sight{work.past_only, work.lag}.sees(i, b)) return;
+    if (!sees_whole_block(work.sight, i, b)) return;
     const Index size = work.query_blocks * work.key_blocks;
     const float* const from = partial_sums + part * work.splits * size + at % size;
     float sum = 0;

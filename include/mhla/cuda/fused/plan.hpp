@@ -56,9 +56,8 @@ void for_each_sequence_side(const V& variant, const Extents<V>& e, F&& f) {
 /// What mixes what in a sequence.
 template <class V>
 MixingShape mixing_shape(const Extents<V>& e, const Sequence& queries, const Sequence& keys) {
-  return {e.units(),        e.keys.kv_heads,   e.mix_heads,
-          e.matrices,       queries.blocks,    keys.blocks,
-          e.summary_size(), sees_past_only<V>, masks_own_block<V> ? 1 : 0};
+  return {e.units(),      e.keys.kv_heads, e.mix_heads,      e.matrices,
+          queries.blocks, keys.blocks,     e.summary_size(), sight_of<V>};
 }
 
 /// Whether mixed summaries of all sequences can take the place of the summaries.

@@ -97,12 +97,12 @@ struct RowBlocks {
   }
 };
 
-template <Sees sees>
+template <Sight sees>
 MHLA_DEVICE bool sees_pair(const RowBlock& query, const RowBlock& key, int query_row, int key_row,
                            int ahead) {
   bool seen = query.sequence == key.sequence;
-  if constexpr (sees == Sees::past_tokens) seen = seen && key_row <= query_row + ahead;
-  if constexpr (sees == Sees::past_blocks) seen = seen && key.mix_index <= query.mix_index;
+  if constexpr (sees == Sight::past_tokens) seen = seen && key_row <= query_row + ahead;
+  if constexpr (sees == Sight::past_blocks) seen = seen && key.mix_index <= query.mix_index;
   return seen;
 }
 /// By how many entries a tile of queries is ahead of one of keys, or as many as matter.
@@ -140,7 +140,7 @@ MHLA_DEVICE MixingOfHead mixing_of_head(const Block& block, const MixingWeights&
 
 /// The pairs of a tile that a thread has the scores of, with their weights in mix. Rows are
 /// queries, or with `Transposed` keys.
-template <Sees sees, int Rows, bool Transposed>
+template <Sight sees, int Rows, bool Transposed>
 struct PairsOfThread {
   using Part = Scores<Rows>;
   static_assert(Part::row_parts == 1);
@@ -249,42 +249,43 @@ MHLA_DEVICE Index begin_of_sequence(const BlockTable& table, Index b) {
 }
 
 /// The keys that some of the queries [begin, end) see.
-template <Sees sees>
+template <Sight sees>
 MHLA_DEVICE EntryRange keys_seen(const BlockTable& queries, const BlockTable& keys, bool packed,
                                  Index begin, Index end) {
   EntryRange range{0, keys.blocks * keys.block_tokens};
   const Index last = (end - 1) / queries.block_tokens;
   if (packed) {
     range.begin = begin_of_sequence(queries, begin / queries.block_tokens) * keys.block_tokens;
-    if constexpr (sees == Sees::all) range.end = end_of_sequence(queries, last) * keys.block_tokens;
+    if constexpr (sees == Sight::all)
+      range.end = end_of_sequence(queries, last) * keys.block_tokens;
   }
   // Both sides have one table.
-  if constexpr (sees == Sees::past_blocks) range.end = (last + 1) * keys.block_tokens;
-  if constexpr (sees == Sees::past_tokens) range.end = end;
+  if constexpr (sees == Sight::past_blocks) range.end = (last + 1) * keys.block_tokens;
+  if constexpr (sees == Sight::past_tokens) range.end = end;
   return range;
 }
 /// The queries that see some of the keys [begin, end).
-template <Sees sees>
+template <Sight sees>
 MHLA_DEVICE EntryRange queries_that_see(const BlockTable& queries, const BlockTable& keys,
                                         bool packed, Index begin, Index end) {
   EntryRange range{0, queries.blocks * queries.block_tokens};
   const Index first = begin / keys.block_tokens;
   if (packed) {
     range.end = end_of_sequence(keys, (end - 1) / keys.block_tokens) * queries.block_tokens;
-    if constexpr (sees == Sees::all)
+    if constexpr (sees == Sight::all)
       range.begin = begin_of_sequence(keys, first) * queries.block_tokens;
   }
-  if constexpr (sees == Sees::past_blocks) range.begin = first * queries.block_tokens;
-  if constexpr (sees == Sees::past_tokens) range.begin = begin;
+  if constexpr (sees == Sight::past_blocks) range.begin = first * queries.block_tokens;
+  if constexpr (sees == Sight::past_tokens) range.begin = begin;
   return range;
 }
 /// Whether a tile of queries may not see all of a tile of keys.
-template <Sees sees, int Rows>
+template <Sight sees, int Rows>
 MHLA_DEVICE bool hides_some(bool packed, const BlockTable& table, Index query_begin,
                             Index key_begin) {
   bool hides = packed;
-  if constexpr (sees == Sees::past_tokens) hides = hides || key_begin + Rows > query_begin + 1;
-  if constexpr (sees == Sees::past_blocks)
+  if constexpr (sees == Sight::past_tokens) hides = hides || key_begin + Rows > query_begin + 1;
+  if constexpr (sees == Sight::past_blocks)
     hides = hides || (key_begin + Rows - 1) / table.block_tokens > query_begin / table.block_tokens;
   return hides;
 }
@@ -308,11 +309,11 @@ MHLA_DEVICE void make_plain_features(const Block& block, const FeatureTokens<T, 
 }
 
 /// What kernels of pairs have in common: sizes, and the beginning of their shared memory.
-template <int KeyDim, int ValueDim, bool Rotates, bool Divides, Sees sees>
+template <int KeyDim, int ValueDim, bool Rotates, bool Divides, Sight sees>
 struct PairShapes {
   /// A rotation turns the numerators' features, and not the denominators'.
   static constexpr bool is_twofold = Rotates && Divides;
-  static_assert(!is_twofold || sees != Sees::past_tokens,
+  static_assert(!is_twofold || sees != Sight::past_tokens,
                 "mhla: Causal with MixedKeySum and a rotation has no fused kernels");
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
@@ -348,7 +349,7 @@ struct PairShapes {
   }
 };
 
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sees sees, bool Divides>
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 struct AttendPairs {
   using Shapes = PairShapes<KeyDim, ValueDim, Rotates, Divides, sees>;
   static constexpr bool is_twofold = Shapes::is_twofold;
@@ -485,7 +486,7 @@ struct AttendPairs {
 };
 
 /// Launched for `items` items of the batch; PairBytes::attend is what it moves.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sees sees, bool Divides>
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 void attend_pairs(const CudaDevice& device, Index items,
                   const AttendPairs<T, Map, Rotates, KeyDim, ValueDim, sees, Divides>& body) {
   machine::run(device,

@@ -18,15 +18,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Which keys of its sequence a query sees: all, those of blocks up to its own, or those of tokens
-/// up to itself.
-enum class Sees { all, past_blocks, past_tokens };
-
-template <class Causality>
-inline constexpr Sees sees_of = std::is_same_v<Causality, Causal>        ? Sees::past_tokens
-                                : std::is_same_v<Causality, BlockCausal> ? Sees::past_blocks
-                                                                         : Sees::all;
-
 /// Tokens of a tile: fewer where rows are long. Twofold calls have features rotated, for their
 /// scores, and as they were, for their denominators.
 constexpr int pair_rows(Index key_dim, Index value_dim, bool is_twofold) {
@@ -54,11 +45,11 @@ constexpr float score_scale(Index key_dim) {
 /// denominator: all of them, or under causality between one and all, where the middle leaves as
 /// much room on either side. Without denominators they are as large as scores.
 template <class T>
-constexpr float gradient_scale(Index key_dim, Index keys, bool divides, Sees sees) {
+constexpr float gradient_scale(Index key_dim, Index keys, bool divides, Sight sees) {
   if (!std::is_same_v<T, Half>) return 1;
   if (!divides) return score_scale<T>(key_dim);
   float scale = 1;
-  for (; keys > 1; keys /= sees == Sees::all ? 2 : 4) scale *= 2;
+  for (; keys > 1; keys /= sees == Sight::all ? 2 : 4) scale *= 2;
   return scale;
 }
 

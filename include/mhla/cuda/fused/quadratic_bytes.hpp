@@ -102,7 +102,7 @@ struct PairSide {
 /// A call over pairs.
 struct PairBytes {
   bool packed;
-  Sees sees;
+  Sight sees;
   PairSide queries;
   PairSide keys;
   Index items;
@@ -120,7 +120,7 @@ struct PairBytes {
   template <AttentionVariant V>
   PairBytes(const V& attention, const Problem& problem)
       : packed(is_packed<V>),
-        sees(sees_of<typename V::CausalityType>),
+        sees(sight_of<V>),
         queries(attention, problem.query_grid, has_parts()),
         keys(attention, problem.key_grid, has_parts()),
         items(problem.shape.batch),
@@ -133,7 +133,7 @@ struct PairBytes {
         key_dim(problem.shape.key_dim),
         value_dim(problem.shape.value_dim),
         divides(normalizes<V>),
-        rotates(cuda::rotates<V>) {}
+        rotates(mhla::rotates<V>) {}
 
   /// What tiles of one side go through of the other, for one head.
   struct Walk {
@@ -163,8 +163,8 @@ struct PairBytes {
   MixWalk mixing_pairs() const {
     MixWalk walk;
     const Index parts = ceil_div(mix_rows, blocks_of_tile(queries));
-    const Index visits = sees == Sees::all ? parts * ceil_div(mix_columns, blocks_of_tile(keys))
-                                           : parts * (parts + 1) / 2;
+    const Index visits = sees == Sight::all ? parts * ceil_div(mix_columns, blocks_of_tile(keys))
+                                            : parts * (parts + 1) / 2;
     if (!packed) {
       add_mixing_pairs({0, queries.count}, {0, keys.count}, walk);
       return walk;
@@ -173,7 +173,7 @@ struct PairBytes {
     for (Index first = 0; first < queries.count;) {
       const Index end = queries.block(first).sequence_end;
       const Index own_parts = ceil_div(end - first, blocks_of_tile(queries));
-      const Index own_visits = sees == Sees::all
+      const Index own_visits = sees == Sight::all
                                    ? own_parts * ceil_div(mix_columns, blocks_of_tile(keys))
                                    : own_parts * (own_parts + 1) / 2;
       walk.looked += own_visits * find_end(queries, first);
@@ -245,7 +245,7 @@ struct PairBytes {
                                     (others(walk.queries) + others(walk.keys) +
                                      (divides ? 8 * walk.queries.entries : 0));
     matrix.written = 4 * mix_rows * mix_columns;
-    if (sees != Sees::all) {
+    if (sees != Sight::all) {
       matrix.written = 0;
       for (Index row = 0; row < mix_rows; ++row)
         matrix.written += 4 * std::min(row + 1, mix_columns);
@@ -265,7 +265,7 @@ struct PairBytes {
   static constexpr Index threads = 256;
   static constexpr Index place = 16;  // bytes of an entry of the table
 
-  bool has_parts() const { return packed || sees != Sees::all; }
+  bool has_parts() const { return packed || sees != Sight::all; }
 
   /// Goes through the tiles of one side; part_of(tile, walk) is what each sees of the other.
   template <class PartOf>
@@ -310,9 +310,9 @@ struct PairBytes {
       const PairSide::OfBlock& of = queries.block(b);
       const Index tokens = queries.tokens_of(b);
       const Index begin = queries.block(of.sequence_begin).before;
-      if (sees == Sees::all) pairs += tokens * (queries.block(of.sequence_end).before - begin);
-      if (sees == Sees::past_blocks) pairs += tokens * (of.before - begin + tokens);
-      if (sees == Sees::past_tokens)
+      if (sees == Sight::all) pairs += tokens * (queries.block(of.sequence_end).before - begin);
+      if (sees == Sight::past_blocks) pairs += tokens * (of.before - begin + tokens);
+      if (sees == Sight::past_tokens)
         pairs += tokens * (of.before - begin) + tokens * (tokens + 1) / 2;
     }
     return 4 * pairs;
@@ -330,29 +330,29 @@ struct PairBytes {
     if (packed)
       seen = {queries.block_of(xs.begin).sequence_begin * keys.block_tokens,
               queries.block_of(xs.end - 1).sequence_end * keys.block_tokens};
-    if (sees == Sees::past_blocks)
+    if (sees == Sight::past_blocks)
       seen.end = ((xs.end - 1) / queries.block_tokens + 1) * keys.block_tokens;
-    if (sees == Sees::past_tokens) seen.end = xs.end;
+    if (sees == Sight::past_tokens) seen.end = xs.end;
     return seen;
   }
   Index look_for_keys(const Entries& xs) const {
     if (!packed) return 0;
     return find_begin +
-           (sees == Sees::all ? find_end(queries, (xs.end - 1) / queries.block_tokens) : 0);
+           (sees == Sight::all ? find_end(queries, (xs.end - 1) / queries.block_tokens) : 0);
   }
   Entries queries_that_see(const Entries& ys) const {
     Entries seeing = queries.all();
     if (packed)
       seeing = {keys.block_of(ys.begin).sequence_begin * queries.block_tokens,
                 keys.block_of(ys.end - 1).sequence_end * queries.block_tokens};
-    if (sees == Sees::past_blocks)
+    if (sees == Sight::past_blocks)
       seeing.begin = ys.begin / keys.block_tokens * queries.block_tokens;
-    if (sees == Sees::past_tokens) seeing.begin = ys.begin;
+    if (sees == Sight::past_tokens) seeing.begin = ys.begin;
     return seeing;
   }
   Index look_for_queries(const Entries& ys) const {
     if (!packed) return 0;
-    return (sees == Sees::all ? find_begin : 0) + find_end(keys, (ys.end - 1) / keys.block_tokens);
+    return (sees == Sight::all ? find_begin : 0) + find_end(keys, (ys.end - 1) / keys.block_tokens);
   }
 
   /// Tiles of queries and what goes with them.
@@ -374,7 +374,7 @@ struct PairBytes {
       to.queries += ys.tiles * xs;
       to.keys += xs.tiles * ys;
     };
-    if (sees == Sees::all) {
+    if (sees == Sight::all) {
       meet(parts_of(queries, row_blocks), parts_of(keys, column_blocks));
       return;
     }
@@ -386,7 +386,7 @@ struct PairBytes {
       const Walked xs = queries.walked(part, rows());
       meet(xs, before);
       before += xs;
-      if (sees == Sees::past_blocks) {
+      if (sees == Sight::past_blocks) {
         meet(xs, xs);
         continue;
       }

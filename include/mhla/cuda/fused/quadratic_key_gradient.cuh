@@ -21,7 +21,7 @@ namespace cuda::fused {
 
 /// dk and dv: a block of threads for a tile of keys of a kv head, which goes through the queries
 /// that see them, of all heads that share it.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sees sees, bool Divides>
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 struct KeyPairsGradient {
   using Shapes = PairShapes<KeyDim, ValueDim, Rotates, Divides, sees>;
   static constexpr bool is_twofold = Shapes::is_twofold;
@@ -203,7 +203,7 @@ struct KeyPairsGradient {
 };
 
 /// Launched for `items` items of the batch; PairBytes says what they move.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sees sees, bool Divides>
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 void key_pairs_gradient(
     const CudaDevice& device, Index items,
     const KeyPairsGradient<T, Map, Rotates, KeyDim, ValueDim, sees, Divides>& body) {

@@ -20,7 +20,7 @@ namespace cuda::fused {
 
 /// Parts of dmix: a block of threads for as many whole blocks of either side as a tile has room
 /// for, of one unit and matrix, over all its heads and, where the batch is packed, sequences.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sees sees, bool Divides>
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 struct MixingPairsGradient {
   using Shapes = PairShapes<KeyDim, ValueDim, Rotates, Divides, sees>;
   static constexpr bool is_twofold = Shapes::is_twofold;
@@ -72,7 +72,7 @@ struct MixingPairsGradient {
     const Index item = group / column_groups() / row_groups();
     const Index end_row = least(first_row + blocks_of_tile(queries), of.mixing.rows);
     const Index end_column = least(first_column + blocks_of_tile(keys), of.mixing.columns);
-    if (sees != Sees::all && first_column >= end_row) return;
+    if (sees != Sight::all && first_column >= end_row) return;
 
     // This thread's pairs of the tile, over all tiles.
     float sum[2][std::size_t{Pairs::cols}] = {};
@@ -116,7 +116,7 @@ struct MixingPairsGradient {
     for (int at = block.thread; at < block_rows * block_columns; at += threads) {
       const int row = at / block_columns;
       const int column = at % block_columns;
-      if (sees != Sees::all && first_column + column > first_row + row) continue;
+      if (sees != Sight::all && first_column + column > first_row + row) continue;
       float of_blocks = 0;
       for (int n = 0; n < row_length; ++n)
         of_blocks += machine::read<float>(of_rows.at(row * row_length + n, column));
@@ -139,7 +139,7 @@ struct MixingPairsGradient {
     for (Index h = 0; h < heads; ++h)
       for (Index x = first_row * of.q.x.table.block_tokens; x < row_end; x += rows)
         for (Index y = first_column * of.k.x.table.block_tokens; y < column_end; y += rows) {
-          if (sees == Sees::past_tokens && y >= least(x + rows, row_end)) break;
+          if (sees == Sight::past_tokens && y >= least(x + rows, row_end)) break;
           add_tile(
               block,
               {item, kv_head * of.sharing.heads + matrix * heads + h, x, least(x + rows, row_end)},
@@ -215,7 +215,7 @@ struct MixingPairsGradient {
 };
 
 /// Launched for `items` items of the batch; PairBytes says what they move.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sees sees, bool Divides>
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 void mixing_pairs_gradient(
     const CudaDevice& device, Index items,
     const MixingPairsGradient<T, Map, Rotates, KeyDim, ValueDim, sees, Divides>& body) {

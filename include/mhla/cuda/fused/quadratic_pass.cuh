@@ -28,7 +28,7 @@ struct PairCall : FusedOperands<V, T, PairPlan<V>> {
   using Map = typename V::FeatureMapType;
   static constexpr int KeyDim = key_dim;
   static constexpr int ValueDim = value_dim;
-  static constexpr Sees sees = sees_of<typename V::CausalityType>;
+  static constexpr Sight sees = sight_of<V>;
   static constexpr bool divides = normalizes<V>;
 
   PairOperands<T, Map, rotates<V>> pairs() const {
@@ -86,11 +86,11 @@ void attend_by_pairs_gradient(const CudaDevice& device, const V& attention, cons
         device, items,
         MixingPairsGradient<T, Map, rotates<V>, Call::KeyDim, Call::ValueDim, Call::sees,
                             Call::divides>{of, plan.grad_mixing.data});
-    launch(
-        device, gradients.mix.view.size(),
-        WriteMixingGradient<float>{plan.grad_mixing.data, nullptr, e.matrices == 0 ? 0 : e.units(),
-                                   e.keys.kv_heads, e.matrices, e.mix_rows, e.mix_columns,
-                                   Sight{sees_past_only<V>, 0}, gradients.mix.view, update});
+    launch(device, gradients.mix.view.size(),
+           WriteMixingGradient<float>{
+               plan.grad_mixing.data, nullptr, e.matrices == 0 ? 0 : e.units(), e.keys.kv_heads,
+               e.matrices, e.mix_rows, e.mix_columns,
+               sees_past_only<V> ? Sight::past_blocks : Sight::all, gradients.mix.view, update});
   }
 }
 

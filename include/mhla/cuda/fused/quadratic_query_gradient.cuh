@@ -21,7 +21,7 @@ namespace cuda::fused {
 
 /// dq, and r and c of every query: a block of threads for a tile of queries of one head. The first
 /// pass over the keys sums up den and s(m P o dP).
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sees sees, bool Divides>
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 struct QueryPairsGradient {
   using Shapes = PairShapes<KeyDim, ValueDim, Rotates, Divides, sees>;
   static constexpr bool is_twofold = Shapes::is_twofold;
@@ -244,7 +244,7 @@ struct QueryPairsGradient {
 };
 
 /// Launched for `items` items of the batch; PairBytes says what they move.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sees sees, bool Divides>
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 void query_pairs_gradient(
     const CudaDevice& device, Index items,
     const QueryPairsGradient<T, Map, Rotates, KeyDim, ValueDim, sees, Divides>& body) {

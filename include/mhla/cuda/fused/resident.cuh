@@ -133,7 +133,7 @@ struct AttendResident {
   MHLA_DEVICE static Shared key_sum(int b) { return record(b) + Shared{key_sum_at}; }
   MHLA_DEVICE static Shared mixed_key_sum(int i) { return record(i) + Shared{mixed_key_sum_at}; }
   MHLA_DEVICE bool sees(int i, int b) const {
-    return i < queries.blocks && b < keys.blocks && sight.sees(i, b);
+    return i < queries.blocks && b < keys.blocks && sees_whole_block(sight, i, b);
   }
   MHLA_DEVICE static int tiles_of_block(const BlockTable& table) {
     return static_cast<int>(ceil_div(table.block_tokens, Index{rows}));
@@ -258,14 +258,14 @@ struct AttendResident {
   /// sum += m S, of 16 rows of the matrix, 16 inner rows and 16 columns.
   MHLA_DEVICE void add_mixed(const Block& block, int row, int first,
                              const std::uint32_t (&inner)[4], float (&sum)[2][4]) const {
-    if (!sight.sees(row + 15, first)) return;
+    if (!sees_whole_block(sight, row + 15, first)) return;
     std::uint32_t of_high[4];
     std::uint32_t of_low[4];
     const int of_row = row + block.lane() % 16;
     const int chunk = first / chunk_size + block.lane() / 16;
     machine::load_matrices(of_high, high().chunk(of_row, chunk));
     machine::load_matrices(of_low, low().chunk(of_row, chunk));
-    const bool guarded = !sight.sees(row, first + 15);
+    const bool guarded = !sees_whole_block(sight, row, first + 15);
     std::uint32_t seen[4] = {};
     if (guarded)
       ones_where_seen<T>(

@@ -45,7 +45,7 @@ void attend_resident_slices(const FusedOperands<V, T, ResidentPlan<V>>& call,
         AttendResident<T, typename V::FeatureMapType, rotates<V>, static_cast<int>(Dims::key_dim),
                        static_cast<int>(Dims::value_dim), Slice, normalizes<V>, Own>{
             call.query_features(), call.key_features(), call.values(), tokens(y, e.queries.table),
-            call.of_query_heads(), call.mixing(), sight_of<V>(), queries, keys,
+            call.of_query_heads(), call.mixing(), sight_of<V>, queries, keys,
             summary_scale<T>(e.keys.table.block_tokens), call.epsilon(), own});
   });
 }

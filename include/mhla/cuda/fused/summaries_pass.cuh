@@ -72,7 +72,7 @@ void attend_by_summaries_gradient(const CudaDevice& device, const V& attention,
     backward_pass(call, part_of(BackwardRequest<V, T>{dy, gradients, update}, first, count));
   }
   if (gradients.mix.wanted)
-    write_mixing_gradient(device, whole, sight_of<V>(), gradients.mix.view, update);
+    write_mixing_gradient(device, whole, sight_of<V>, gradients.mix.view, update);
 }
 
 }  // namespace cuda::fused

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+// The sizes of a call, and of the tiles it is worked off in.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cpu/block_table.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/traits.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+template <class L>
+inline constexpr Index max_tokens_of_tile =
+    masks_own_block<L> ? max_causal_tile_tokens : max_tile_tokens;
+
+/// The sizes every stage works with.
+struct Extents {
+  Index query_blocks;
+  Index key_blocks;
+  Index feature_dim;
+  Index value_dim;
+  Index group_size;    // query heads per kv head
+  Index matrices;      // mixing matrices per unit: 1 shared, or one per query head; 0 without any
+  Index tile_tokens;   // of the longest tile
+  Index block_tokens;  // of the longest query block
+  Index query_tokens;
+
+  Index summary_size() const { return checked_mul(feature_dim, value_dim); }
+  /// From one summary to the next: an odd number of cache lines, so that the same element of many
+  /// summaries does not fall on the same set of the cache.
+  Index summary_stride() const {
+    constexpr Index line = 16;
+    return checked_mul(ceil_div(summary_size(), line) | 1, line);
+  }
+
+  explicit Extents(const Problem& problem, Index max_tokens = max_tile_tokens)
+      : query_blocks(problem.query_blocks),
+        key_blocks(problem.key_blocks),
+        feature_dim(problem.feature_dim),
+        value_dim(problem.shape.value_dim),
+        group_size(problem.shape.group_size()),
+        matrices(problem.shape.mix_heads == 1 ? std::min(Index{1}, group_size) : group_size),
+        query_tokens(problem.shape.query_tokens) {
+    block_tokens = block_size(problem.query_grid);
+    const Index key_block_tokens = block_size(problem.key_grid);
+    const Index longest = block_tokens > key_block_tokens ? block_tokens : key_block_tokens;
+    tile_tokens = std::min(longest, max_tokens);
+  }
+
+ private:
+  static Index block_size(const Grid& grid) {
+    Index tokens = 1;
+    for (int a = 0; a < 3; ++a)
+      tokens *= grid.block[a] < grid.extent[a] ? grid.block[a] : grid.extent[a];
+    return tokens;
+  }
+};
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

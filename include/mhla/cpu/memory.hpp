@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+// The memory of a call: scratch of every slot of the executor, and of every unit at work.
+// Everything lies in the caller's workspace.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cpu/block_summary.hpp>
+#include <mhla/cpu/extents.hpp>
+#include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/partition.hpp>
+#include <mhla/cpu/token_block.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// What a call needs memory for.
+struct Needs {
+  bool mixed_key_sums;
+  bool mixed_products;
+  bool own_tiles;  // of causal queries
+  bool rotation;
+  bool backward;
+
+  bool normalizer() const { return mixed_key_sums || mixed_products; }
+};
+
+/// Panels of the keys of a causal query tile's own block.
+template <class A>
+struct OwnTileScratch {
+  Span<A> features;        // [tile tokens, feature_dim]: phi(k)
+  Span<A> rotated;         // the same, rotated; `features` itself where nothing rotates
+  Span<A> values;          // [tile tokens, value_dim]: v
+  Span<A> key_sums;        // [tile tokens, feature_dim]: p_t
+  Span<A> scores;          // [tile tokens, tile tokens]
+  Span<A> grad_rotated;    // [tile tokens, feature_dim]: dK^r / m_ii
+  Span<A> grad_key_sums;   // [tile tokens, feature_dim]: dK / m_ii
+  Span<A> grad_values;     // [tile tokens, value_dim]: dV / m_ii
+  Span<A> grad_summaries;  // [matrices, value_dim, feature_dim]: dP^T
+  Span<A> grad_running;    // [matrices, feature_dim]: w
+
+  OwnTileScratch() = default;
+  OwnTileScratch(Arena& arena, const Extents& e, const Needs& needs) {
+    if (!needs.own_tiles) return;
+    const Index features_size = checked_mul(e.tile_tokens, e.feature_dim);
+    const Index values_size = checked_mul(e.tile_tokens, e.value_dim);
+    features = arena.take<A>(features_size);
+    rotated = needs.rotation ? arena.take<A>(features_size) : features;
+    values = arena.take<A>(values_size);
+    key_sums = arena.take<A>(needs.normalizer() ? features_size : 0);
+    scores = arena.take<A>(checked_mul(e.tile_tokens, e.tile_tokens));
+    if (!needs.backward) return;
+    grad_rotated = arena.take<A>(features_size);
+    grad_key_sums = arena.take<A>(needs.normalizer() ? features_size : 0);
+    grad_values = arena.take<A>(values_size);
+    grad_summaries = arena.take<A>(checked_mul(e.matrices, e.summary_size()));
+    grad_running = arena.take<A>(needs.normalizer() ? checked_mul(e.matrices, e.feature_dim) : 0);
+  }
+};
+
+/// Panels of one tile and one group of rows; one for every slot.
+template <class A>
+struct SlotScratch {
+  Span<A> features;           // [tile tokens, feature_dim]: phi
+  Span<A> rotated;            // the same, rotated; `features` itself where nothing rotates
+  Span<A> grad_features;      // [tile tokens, feature_dim]: of the rotated features
+  Span<A> grad_unrotated;     // [tile tokens, feature_dim]: of the normalizer's
+  Span<A> values;             // [tile tokens, value_dim]: v, or numerators and y, or dy and U
+  Span<A> grad_values;        // [tile tokens, value_dim]
+  Span<A> denominators;       // [tile tokens]
+  Span<A> inverses;           // [tile tokens]: 1 / den
+  Span<A> grad_denominators;  // [tile tokens]
+  Span<A> mixed_summaries;    // [group rows, feature_dim * value_dim]: S~, or dS in the adjoint
+  Span<A> mixed_key_sums;     // [group rows, feature_dim]: z~, or dz
+  Span<A> weights;            // [group rows, blocks]: of the mixing matrix; or a triangle of dM
+  Span<A> transposed;         // [feature_dim, value_dim]: dS of one block
+  RowBuffers<A> row;
+  OwnTileScratch<A> own;
+
+  SlotScratch() = default;
+  SlotScratch(Arena& arena, const Extents& e, Index key_dim, Index group_rows, const Needs& needs)
+      : own(arena, e, needs) {
+    features = arena.take<A>(checked_mul(e.tile_tokens, e.feature_dim));
+    rotated = needs.rotation ? arena.take<A>(features.size) : features;
+    grad_features = arena.take<A>(needs.backward ? features.size : 0);
+    values = arena.take<A>(checked_mul(e.tile_tokens, e.value_dim));
+    grad_unrotated =
+        arena.take<A>(needs.normalizer() && needs.backward && needs.own_tiles ? features.size : 0);
+    grad_values = arena.take<A>(needs.backward ? values.size : 0);
+    denominators = arena.take<A>(needs.normalizer() ? e.tile_tokens : 0);
+    inverses = arena.take<A>(denominators.size);
+    grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
+    mixed_summaries = arena.take<A>(checked_mul(group_rows, e.summary_stride()));
+    mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
+    const Index columns = std::min(e.key_blocks, matrix_gradient_cols(e.key_blocks));
+    weights =
+        arena.take<A>(std::max(checked_mul(group_rows, std::max(e.query_blocks, e.key_blocks)),
+                               needs.backward ? columns * columns : Index{0}));
+    transposed = arena.take<A>(needs.backward ? e.summary_size() : 0);
+    row.input = arena.take<A>(checked_mul(e.tile_tokens, key_dim));
+    row.gradient = arena.take<A>(needs.backward ? row.input.size : 0);
+  }
+};
+
+/// Summaries and key sums of consecutive blocks, one block per row: S and z of key blocks, S~ and
+/// z~ of a group of query blocks, and their gradients.
+template <class A>
+struct SummaryRows {
+  Panel<A> summaries;     // [rows, feature_dim * value_dim]
+  Panel<A> key_sums;      // [rows, feature_dim]; no columns where the normalizer needs none
+  Index first = 0;        // the block of row 0
+  Index matrix_rows = 0;  // of one summary
+  Index matrix_cols = 0;
+
+  SummaryRows() = default;
+  SummaryRows(A* summary_data, A* key_sum_data, const Extents& e, Orientation orientation,
+              Index first_block, Index rows, bool with_key_sums)
+      : summaries{summary_data, rows, e.summary_size(), e.summary_stride()},
+        key_sums(panel(key_sum_data, rows, with_key_sums ? e.feature_dim : 0)),
+        first(first_block),
+        matrix_rows(orientation == Orientation::straight ? e.feature_dim : e.value_dim),
+        matrix_cols(orientation == Orientation::straight ? e.value_dim : e.feature_dim) {}
+
+  /// Elements that `blocks` rows take.
+  static Index size(const Extents& e, Index blocks, bool with_key_sums) {
+    return checked_mul(blocks, checked_add(e.summary_stride(), with_key_sums ? e.feature_dim : 0));
+  }
+  Panel<A> summary(Index block) const {
+    return panel(summaries.row(block - first), matrix_rows, matrix_cols);
+  }
+  Span<A> key_sum(Index block) const { return {key_sums.row(block - first), key_sums.cols}; }
+};
+
+/// Memory of one unit at work.
+template <class A>
+struct UnitMemory {
+  Span<A> summaries;             // [key blocks] of SummaryRows: S, then z
+  Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
+  Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
+  // What one pass over the queries leaves for the next, under MixedProduct and under Causal:
+  Span<A> denominators;       // [group_size, blocks, block tokens]; MixedProduct's dR later on
+  Span<A> grad_denominators;  // [group_size, blocks, block tokens]: C
+  // MixedProduct alone:
+  Span<A> products;       // [group_size, blocks, block tokens]: R
+  Span<A> grad_features;  // [group_size, query tokens, feature_dim]: dQ^r, until dR is known
+  Span<A> grad_key_sums;  // [key blocks, feature_dim]: dz
+
+  UnitMemory() = default;
+  UnitMemory(Arena& arena, const Extents& e, const Needs& needs) {
+    const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));
+    summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
+    if (needs.backward) {
+      const Index rows = checked_mul(e.matrices, e.query_blocks);
+      grad_mixed_summaries = arena.take<A>(checked_mul(rows, e.summary_stride()));
+      grad_mixed_key_sums =
+          arena.take<A>(needs.mixed_key_sums ? checked_mul(rows, e.feature_dim) : 0);
+    }
+    if (needs.mixed_products || (needs.own_tiles && needs.normalizer() && needs.backward))
+      denominators = arena.take<A>(offsets);
+    if (denominators.size > 0 && needs.backward) grad_denominators = arena.take<A>(offsets);
+    if (needs.mixed_products) {
+      products = arena.take<A>(offsets);
+      if (needs.backward) {
+        grad_features =
+            arena.take<A>(checked_mul(checked_mul(e.group_size, e.query_tokens), e.feature_dim));
+        grad_key_sums = arena.take<A>(checked_mul(e.key_blocks, e.feature_dim));
+      }
+    }
+  }
+};
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+// How work is divided: rows and columns of the mixing matrix into groups, value columns of a head
+// into parts.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cpu/extents.hpp>
+#include <mhla/cpu/kernels.hpp>
+#include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/traits.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// Rows of the mixing matrix handled at once: groups of nearly equal size, made of whole units.
+struct RowGroups {
+  Index rows = 0;
+  Index most = 1;  // rows of a group
+  Index unit = 1;
+  Index count = 0;
+
+  RowGroups(Index total, Index most_rows, Index unit_rows = 1)
+      : rows(total),
+        most(std::max(most_rows / unit_rows, Index{1}) * unit_rows),
+        unit(unit_rows),
+        count(ceil_div(total, most)) {}
+  RowGroups() = default;
+
+  Index begin(Index group) const {
+    return std::min(rows, even_split(ceil_div(rows, unit), count, group) * unit);
+  }
+  Index size(Index group) const { return begin(group + 1) - begin(group); }
+  /// Of any sequence of up to this many rows: a shorter one may be cut into larger groups.
+  Index max_size() const { return std::min(rows, most); }
+};
+
+/// Floats of summaries that L2 keeps beside panels of tokens.
+inline constexpr Index cached_summaries = Index{9} << 15;
+
+/// The groups of `rows` mixtures of `terms` summaries each, `stride` apart. As many as one tile of
+/// sums takes where the cache holds all terms: the mixed summaries are read out from near then.
+/// More of them where terms come from far away for every group: as many as the cache has room for,
+/// but some tiles at the least, and the more, the more terms there are.
+inline RowGroups mixing_groups(Sight sight, Index rows, Index terms, Index stride) {
+  constexpr Index least = 42;
+  constexpr Index most = 112;
+  const Index held = cached_summaries / stride;
+  if (terms <= held)
+    return sight == Sight::all ? RowGroups(rows, max_strip_rows)
+                               : RowGroups(rows, triangle_rows, triangle_rows);
+  return {rows, std::clamp(std::max(held, terms / 8), least, most),
+          sight == Sight::all ? Index{1} : max_past_strip_rows};
+}
+template <class L>
+RowGroups row_groups(const Extents& e, Index rows, Index terms) {
+  return mixing_groups(sight_of<L>, rows, terms, e.summary_stride());
+}
+
+/// Columns of dM handled at once: of few blocks, so that there is something for every slot, of
+/// many, so that each dS~_i is read for many of them.
+inline Index matrix_gradient_cols(Index cols) { return cols < 128 ? 32 : 64; }
+
+/// The groups of `rows` mixtures of `terms` blocks each where slots share them: as many for every
+/// slot, if the bits are the same for any groups. They are not where rows of summaries or of key
+/// sums end in half a vector, of which kernels add up pairs of rows, and other rows, in another
+/// way.
+template <class L>
+RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into, Index slots) {
+  constexpr Index vector = 16;
+  RowGroups groups = row_groups<L>(e, rows, terms);
+  const bool same_bits =
+      e.feature_dim % vector == 0 || (terms <= max_placed_rows && into == Into::overwrite);
+  if (same_bits)
+    groups.count = std::min(ceil_div(rows, groups.unit), ceil_div(groups.count, slots) * slots);
+  return groups;
+}
+
+/// How many units share the value columns of a head in a forward call of fewer heads than slots: as
+/// many as give every slot one, or 1. Columns of v never meet (arXiv 2601.07832, eq. 3 to 5), so no
+/// slot waits for summaries of another; each works out phi and the key sums for itself. That is the
+/// faster way where summaries are large beside what has to be worked out again. Rows that end
+/// within a vector might get other bits.
+template <class L>
+Index value_parts(const Problem& problem, Index heads, Index slots) {
+  constexpr Index vector = 16;
+  constexpr Index fewest = 2 * vector;
+  const Shape& shape = problem.shape;
+  if (!is_arithmetic<typename L::FeatureMapType> || heads == 0 || slots % heads != 0) return 1;
+  const Index parts = slots / heads;
+  const bool large_summaries = shape.value_dim * problem.key_blocks >= 4 * shape.key_tokens;
+  const bool whole_vectors =
+      shape.value_dim % (parts * vector) == 0 && problem.feature_dim % vector == 0;
+  return large_summaries && whole_vectors && shape.value_dim / parts >= fewest ? parts : 1;
+}
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+// What the stages of every backend ask about a variant, or about what is left of one.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/policy/causality.hpp>
+#include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/normalizer.hpp>
+#include <mhla/policy/rotation.hpp>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+template <class V>
+inline constexpr bool mixes_key_sums = V::NormalizerType::needs.mixed_key_sums;
+template <class V>
+inline constexpr bool mixes_products = V::NormalizerType::needs.mixed_products;
+/// Sums are divided by denominators, which are made of key sums.
+template <class V>
+inline constexpr bool normalizes = V::NormalizerType::needs.key_sums();
+
+template <class V>
+inline constexpr Sight sight_of = V::CausalityType::sight;
+template <class V>
+inline constexpr bool sees_past_only = sight_of<V> != Sight::all;
+/// Queries see their own block only up to themselves, so that it goes token by token.
+template <class V>
+inline constexpr bool masks_own_block = sight_of<V> == Sight::past_tokens;
+
+template <class V>
+inline constexpr bool rotates = !std::is_same_v<typename V::RotationType, NoRotation>;
+template <class V>
+inline constexpr bool is_rowwise = RowwiseFeatureMap<typename V::FeatureMapType>;
+
+MHLA_NAMESPACE_END
