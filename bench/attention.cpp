@@ -149,6 +149,7 @@ int main(int argc, char** argv) {
 
   bench::add_ceilings(executors.thread_counts());
   for (const Shape& shape : bench::paper_shapes()) add_shape(shape, executors);
+  bench::add_layouts(executors.serial());
   bench::add_lengths(executors.serial());
   bench::add_decoding(bench::language(2048, 64), executors.serial());
   bench::add_decoding(bench::language(32768, 64), executors.serial());

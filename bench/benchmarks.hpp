@@ -34,6 +34,10 @@ void add_speedup(const Shape& shape, const NamedExecutor& executor, WorkingSet s
 /// storage.cpp: {forward,backward}/SHAPE/SCALAR/EXECUTOR of 16-bit tensors in turns with float.
 void add_storage(const Shape& shape, const NamedExecutor& executor);
 
+/// layouts.cpp: column_major_{forward,backward}/SHAPE/SCALAR/EXECUTOR, packed q, k and v stored by
+/// columns in turns with rows.
+void add_layouts(const NamedExecutor& executor);
+
 /// sequences.cpp: decode/SHAPE/SCALAR/EXECUTOR and scaling/NLP_M32/float/EXECUTOR.
 void add_decoding(const Shape& shape, const NamedExecutor& executor);
 void add_lengths(const NamedExecutor& executor);

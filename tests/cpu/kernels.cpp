@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <mhla/core/scalar.hpp>
 #include <mhla/cpu/kernels.hpp>
@@ -55,11 +56,12 @@ struct Avx512 {
            __builtin_cpu_supports("avx512dq");
   }
 };
-#define INSTRUCTION_SETS                                                                       \
-  Scalar<double>, Portable<float>, Portable<double>, Avx2<float>, Avx2<double>, Avx512<float>, \
-      Avx512<double>
+#define INSTRUCTION_SETS_OF_FLOATS Portable<float>, Avx2<float>, Avx512<float>
+#define INSTRUCTION_SETS \
+  Scalar<double>, Portable<double>, Avx2<double>, Avx512<double>, INSTRUCTION_SETS_OF_FLOATS
 #else
-#define INSTRUCTION_SETS Scalar<double>, Portable<float>, Portable<double>
+#define INSTRUCTION_SETS_OF_FLOATS Portable<float>
+#define INSTRUCTION_SETS Scalar<double>, Portable<double>, INSTRUCTION_SETS_OF_FLOATS
 #endif
 
 // Says so where the machine does not have the instruction set: nothing is checked then. (Succeeds,
@@ -629,6 +631,154 @@ TEMPLATE_TEST_CASE("kernels: rows times weights, from and to where they are stor
     check_stored_rows<mhla::BFloat16, T, Kernels>();
     check_stored_rows<mhla::Half, T, Kernels>();
   }
+}
+
+namespace {
+
+// Of `steps`, an axis of whose memory is how far apart its elements lie, the other axis' lines
+// lying apart by all that one needs.
+struct Layout {
+  bool by_columns;
+  Index step;
+  Index line_gap;
+  bool rows_backwards;
+  bool cols_backwards;
+};
+constexpr Layout layouts[] = {
+    {true, 1, 0, false, false},  {true, 1, 3, false, true}, {true, 1, 1, true, false},
+    {true, 2, 0, false, false},  {true, 3, 5, true, true},  {false, 1, 0, false, true},
+    {false, 2, 1, false, false}, {false, 5, 2, true, true},
+};
+
+// A matrix of small integers in such a layout, and what lies between its elements.
+template <class Stored, class T>
+class StridedMatrix {
+ public:
+  StridedMatrix(const Matrix<T>& values, Index rows, Index cols, const Layout& layout, T filling)
+      : rows_(rows), cols_(cols) {
+    const Index line =
+        layout.step * std::max(layout.by_columns ? rows : cols, Index{1}) + layout.line_gap;
+    row_stride_ = layout.by_columns ? layout.step : line;
+    stride_ = layout.by_columns ? line : layout.step;
+    const Index size = line * std::max(layout.by_columns ? cols : rows, Index{1});
+    first_ = 0;
+    if (layout.rows_backwards && rows > 0) first_ += row_stride_ * (rows - 1);
+    if (layout.cols_backwards && cols > 0) first_ += stride_ * (cols - 1);
+    if (layout.rows_backwards) row_stride_ = -row_stride_;
+    if (layout.cols_backwards) stride_ = -stride_;
+    memory_.resize(static_cast<std::size_t>(size));
+    for (Stored& element : memory_) mhla::store(element, static_cast<Value>(filling));
+    set(values);
+  }
+  void set(const Matrix<T>& values) {
+    for (Index r = 0; r < rows_; ++r)
+      for (Index c = 0; c < cols_; ++c)
+        mhla::store(memory_[static_cast<std::size_t>(first_ + r * row_stride_ + c * stride_)],
+                    static_cast<Value>(values(r, c)));
+  }
+  cpu::StridedRows<Stored> rows() {
+    return {memory_.data() + first_, rows_, cols_, row_stride_, stride_};
+  }
+  friend bool operator==(const StridedMatrix& a, const StridedMatrix& b) {
+    for (std::size_t i = 0; i < a.memory_.size(); ++i)
+      if (mhla::load(a.memory_[i]) != mhla::load(b.memory_[i])) return false;
+    return a.memory_.size() == b.memory_.size();
+  }
+
+ private:
+  using Value = decltype(mhla::load(Stored{}));
+
+  Index rows_, cols_, row_stride_, stride_, first_;
+  std::vector<Stored> memory_;
+};
+
+template <class Stored, class T, class Kernels>
+void check_strided_rows(Index rows, Index cols, const Layout& layout) {
+  CAPTURE(rows, cols, layout.by_columns, layout.step, layout.line_gap, layout.rows_backwards,
+          layout.cols_backwards);
+  const Matrix<T> values(rows, cols, 1);
+  const Matrix<T> before(rows, cols, 2);
+  Matrix<T> weights(1, rows, 3);
+  StridedMatrix<Stored, T> from(values, rows, cols, layout, T(small_sentinel));
+  const auto given = from.rows();
+  Matrix<T> packed(rows, cols, Lie::together, sentinel<T>);
+  Kernels::template gather_strided<Stored>(
+      {given.data, given.rows, given.cols, given.row_stride, given.stride}, packed.data(),
+      packed.stride());
+  CHECK(packed == values.placed(Lie::together, sentinel<T>));
+
+  Matrix<T> x = values.placed(Lie::together, not_a_number<T>);
+  for (const bool weighted : {false, true})
+    for (const bool add : {false, true}) {
+      CAPTURE(weighted, add);
+      Matrix<T> sum = before;
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c)
+          sum(r, c) = (add ? sum(r, c) : T(0)) + (weighted ? weights(0, r) : T(1)) * values(r, c);
+      StridedMatrix<Stored, T> to(before, rows, cols, layout, T(small_sentinel));
+      StridedMatrix<Stored, T> expected(sum, rows, cols, layout, T(small_sentinel));
+      Kernels::template scatter_strided<Stored>(weighted ? weights.data() : nullptr, x.data(),
+                                                x.stride(), to.rows(), add);
+      CHECK(to == expected);
+    }
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("kernels: rows of any strides, gathered and scattered", "[cpu]",
+                   INSTRUCTION_SETS) {
+  if (!on_this_machine<TestType>()) return;
+  using T = typename TestType::Type;
+  using Kernels = typename TestType::Kernels;
+  const auto check = [](Index rows, Index cols) {
+    for (const Layout& layout : layouts) {
+      check_strided_rows<T, T, Kernels>(rows, cols, layout);
+      if constexpr (std::is_same_v<T, float>) {
+        check_strided_rows<mhla::BFloat16, T, Kernels>(rows, cols, layout);
+        check_strided_rows<mhla::Half, T, Kernels>(rows, cols, layout);
+      }
+    }
+  };
+  for (const Index rows : {0, 1, 2, 3, 4, 5, 15, 16, 17, 33, 104, 128})
+    for (const Index cols : {0, 1, 3, 15, 16, 17, 37}) check(rows, cols);
+  check(3, 300);  // more than what is taken of a row at once
+}
+
+namespace {
+
+// Every step-th NaN from `first` to `last`, of both signs, alone and added to what is there.
+template <class Stored, class Kernels>
+void check_not_a_number(std::uint32_t first, std::uint32_t last, std::uint32_t step) {
+  constexpr std::uint32_t length = 37;  // whole vectors and a rest, on every instruction set
+  std::vector<float> x(length);
+  std::vector<Stored> to(length);
+  Index wrong = 0;
+  for (std::uint32_t bits = first; bits <= last; bits += step * length)
+    for (const std::uint32_t sign : {0u, 0x80000000u})
+      for (const bool add : {false, true}) {
+        for (std::uint32_t i = 0; i < length; ++i) {
+          const std::uint32_t pattern = std::min(bits + i * step, last) | sign;
+          std::memcpy(&x[i], &pattern, sizeof(pattern));
+          mhla::store(to[i], 1.0f);
+        }
+        Kernels::template store_rows<Stored>(1, length, nullptr, x.data(), length,
+                                             {to.data(), length}, add);
+        for (const Stored& stored : to) wrong += std::isnan(mhla::load(stored)) ? 0 : 1;
+      }
+  CAPTURE(first, step);
+  CHECK(wrong == 0);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("kernels: NaN stays NaN in 16 bits", "[cpu]", INSTRUCTION_SETS_OF_FLOATS) {
+  if (!on_this_machine<TestType>()) return;
+  using Kernels = typename TestType::Kernels;
+  // All whose bits are in the lower half, and a sample of the others.
+  check_not_a_number<mhla::BFloat16, Kernels>(0x7f800001, 0x7f80ffff, 1);
+  check_not_a_number<mhla::BFloat16, Kernels>(0x7f810000, 0x7fffffff, 257);
+  check_not_a_number<mhla::Half, Kernels>(0x7f800001, 0x7f80ffff, 1);
+  check_not_a_number<mhla::Half, Kernels>(0x7f810000, 0x7fffffff, 257);
 }
 
 TEMPLATE_TEST_CASE("kernels: inverses, and whether all of them are proper", "[cpu]",

@@ -92,19 +92,28 @@ inline TileSpan tiles_of(const BlockTable& table, const SequenceSpan& sequence) 
   return {table.blocks[sequence.first_block].first_tile, last.first_tile + last.tiles};
 }
 
-/// What is read while a tile is at work: the rows of another tile. Nothing where `index` is outside
-/// the sequence's tiles.
-template <class... T>
+/// What is read while a tile is at work: the rows of another tile, or, where the first tensor has
+/// the tokens of a run together, its columns; of the others what lies alike. Nothing where `index`
+/// is outside the sequence's tiles.
+template <class First, class... T>
 Prefetch prefetch_tile(const BlockTable& table, Index index, const TileSpan& tiles,
-                       const TokenRows<T>&... tensors) {
+                       const TokenRows<First>& first, const TokenRows<T>&... others) {
   if (index < tiles.first || index >= tiles.end) return {};
-  Prefetch prefetch(table.places_of(table.tiles[index]), table.tiles[index].tokens);
+  const TokenTile& tile = table.tiles[index];
+  const Index* const places = table.places_of(tile);
+  const bool by_columns = first.lies_in_columns() && tile.runs == 1;
+  Prefetch prefetch = by_columns ? Prefetch(nullptr, first.dim) : Prefetch(places, tile.tokens);
   const auto add = [&](const auto& tokens) {
     constexpr auto bytes = static_cast<Index>(sizeof(*tokens.data));
-    if (tokens.data != nullptr && tokens.stride == 1)
+    if (tokens.data == nullptr) return;
+    if (by_columns && tokens.lies_in_columns())
+      prefetch.add(tokens.data + places[0], tokens.stride * bytes, tile.tokens * bytes,
+                   std::min(tokens.dim, first.dim));
+    if (!by_columns && tokens.stride == 1)
       prefetch.add(tokens.data, tokens.token_stride * bytes, tokens.dim * bytes);
   };
-  (add(tensors), ...);
+  add(first);
+  (add(others), ...);
   return prefetch;
 }
 

@@ -215,6 +215,25 @@ void store_rows(const Rows<Stored>& result, const Span<const std::type_identity_
   });
 }
 
+/// result_r = x_r for at most max_placed_rows rows of any strides
+template <class T, class Stored>
+void gather_strided(const Panel<T>& result, const StridedRows<const Stored>& x) {
+  with_kernels<T>([&](auto kernels) {
+    kernels.template gather_strided<Stored>(x, result.data, result.stride);
+  });
+}
+
+/// The way back: result_r (+)= weight_r x_r, every weight 1 where `weights` is empty
+template <class Stored, class T>
+void scatter_strided(const StridedRows<Stored>& result,
+                     const Span<const std::type_identity_t<T>>& weights, const Panel<const T>& x,
+                     Update update) {
+  with_kernels<T>([&](auto kernels) {
+    kernels.template scatter_strided<Stored>(weights.size > 0 ? weights.data : nullptr, x.data,
+                                             x.stride, result, update == Update::accumulate);
+  });
+}
+
 /// to += scale from, `count` elements
 template <class T>
 void add_scaled_row(T* to, T scale, const T* from, Index count) {

@@ -34,6 +34,16 @@ struct Rows {
   }
 };
 
+/// Rows whose elements need not lie together: element (r, c) at data[r * row_stride + c * stride].
+template <class T>
+struct StridedRows {
+  T* data;
+  Index rows;
+  Index cols;
+  Index row_stride;
+  Index stride;
+};
+
 /// Rows of a product's factors that may lie apart, at the most.
 inline constexpr Index max_placed_rows = 128;
 

@@ -4,6 +4,7 @@
 // q, k, v, y and their gradients.
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
@@ -33,8 +34,22 @@ struct TokenRows {
         token_stride(view.stride[2]),
         stride(view.stride[3]) {}
 
-  T* row(Index token) const { return data + token * token_stride; }
+  /// Whether it is columns that lie together.
+  bool lies_in_columns() const { return token_stride == 1 && stride != 1; }
+  StridedRows<T> strided(const TokenRun& run) const {
+    return {data + run.first * token_stride, run.count, dim, token_stride, stride};
+  }
 };
+
+/// Calls visit(run, row) for the runs of a tile, whose tokens are its rows from `row` on.
+template <class Visitor>
+void for_each_run(const BlockTable& table, const TokenTile& tile, const Visitor& visit) {
+  Index row = 0;
+  for (Index r = tile.first_run; r < tile.first_run + tile.runs; ++r) {
+    visit(table.runs[r], row);
+    row += table.runs[r].count;
+  }
+}
 
 /// Room for the rows of a tile where a tensor's own cannot be worked on: before phi, and their
 /// gradients.
@@ -80,10 +95,9 @@ void gather(const BlockTable& table, const TokenTile& tile, const TokenRows<cons
             Span<const A> weights, const Panel<A>& packed) {
   if (is_in_place<A>(tokens))
     return weighted_rows<A, T>(packed, weights, in_place(table, tile, tokens));
-  const Index* places = table.places_of(tile);
-  for (Index r = 0; r < tile.tokens; ++r)
-    for (Index c = 0; c < tokens.dim; ++c)
-      packed.row(r)[c] = static_cast<A>(load(tokens.row(places[r])[c * tokens.stride]));
+  for_each_run(table, tile, [&](const TokenRun& run, Index row) {
+    gather_strided<A, T>(packed.row_range(row, run.count), tokens.strided(run));
+  });
   if (weights.size > 0) weighted_rows<A, A>(packed, weights, packed.placed());
 }
 
@@ -124,32 +138,21 @@ void scatter(const BlockTable& table, const TokenTile& tile, const Panel<const A
              Span<const A> weights, const TokenRows<T>& tokens, Update update) {
   if (is_in_place<A>(tokens))
     return store_rows<T, A>(in_place(table, tile, tokens), weights, packed, update);
-  const Index* places = table.places_of(tile);
-  // Local, because a 16-bit element may alias anything.
-  const Index stride = tokens.stride;
-  const Index dim = tokens.dim;
-  for (Index r = 0; r < tile.tokens; ++r) {
-    const A weight = weights.size > 0 ? weights[r] : A(1);
-    const A* from = packed.row(r);
-    T* to = tokens.row(places[r]);
-    for (Index c = 0; c < dim; ++c) {
-      const A before = update == Update::accumulate ? static_cast<A>(load(to[c * stride])) : A(0);
-      const A value = weight * from[c];
-      store(to[c * stride], update == Update::accumulate ? before + value : value);
-    }
-  }
+  for_each_run(table, tile, [&](const TokenRun& run, Index row) {
+    scatter_strided<T, A>(
+        tokens.strided(run),
+        {weights.data + (weights.size > 0 ? row : 0), std::min(weights.size, run.count)},
+        packed.row_range(row, run.count), update);
+  });
 }
 
 /// R or R^T of the rows of a tile.
 template <class A>
 void rotate_rows(const RotationTable<A>& rotation, const BlockTable& table, const TokenTile& tile,
                  const Panel<A>& rows, Turn turn) {
-  Index row = 0;
-  for (Index r = tile.first_run; r < tile.first_run + tile.runs; ++r) {
-    const TokenRun& run = table.runs[r];
+  for_each_run(table, tile, [&](const TokenRun& run, Index row) {
     rotation.turn(rows.row_range(row, run.count), run.coordinate, turn);
-    row += run.count;
-  }
+  });
 }
 
 /// features = s phi(x), rotated = s R phi(x) for the tokens of a tile. Both panels are one where
