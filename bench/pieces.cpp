@@ -161,8 +161,8 @@ class Head {
   }
 
   mhla::cpu::RowGroups groups() const {
-    return mhla::cpu::mixing_groups(causal_ ? mhla::Sight::past_tokens : mhla::Sight::all,
-                                    blocks_, blocks_, stride_);
+    return mhla::cpu::mixing_groups(causal_ ? mhla::Sight::past_tokens : mhla::Sight::all, blocks_,
+                                    blocks_, stride_);
   }
   Index columns() const { return mhla::cpu::matrix_gradient_cols(blocks_); }
 

@@ -67,12 +67,10 @@ Panel<A> waiting_query_features(const Plan<L, A>& plan, const Unit<A>& unit, Ind
 
 /// U = dy / den of a tile.
 template <class L, class T, class A>
-Panel<const A> pack_grad_numerators(const Operands<L, T>& operands,
-                                    const TensorView<const T, 4>& dy, const Unit<A>& unit,
-                                    Index head, const TokenTile& tile, Span<const A> denominators,
+Panel<const A> pack_grad_numerators(const Operands<L, T>& operands, const TokenRows<const T>& rows,
+                                    const TokenTile& tile, Span<const A> denominators,
                                     const SlotScratch<A>& scratch) {
   const BlockTable& table = operands.plan.tables.queries;
-  const TokenRows<const T> rows(dy, unit.queries.batch, head);
   if (denominators.size == 0) return readable_panel<T>(table, tile, rows, scratch.values);
   const Panel<A> u = panel(scratch.values.data, tile.tokens, operands.plan.extents.value_dim);
   const Span<A> inverses{scratch.inverses.data, denominators.size};
@@ -85,63 +83,62 @@ Panel<const A> pack_grad_numerators(const Operands<L, T>& operands,
   return u;
 }
 
-/// What one tile of query head g, block i, adds: dS~_i, dz~_i or C, and dq where it is complete.
+/// What one tile of query head g adds: dS~_i, dz~_i or C, and dq where it is complete.
 template <class L, class T, class A>
 void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                            const Unit<A>& unit, Index g, const SummaryRows<A>& mixed, Index i,
-                            Index tile_index, const TileSpan& tiles, const OwnTile<A>& own,
-                            const SummaryRows<A>& grad, Into into, const SlotScratch<A>& scratch) {
+                            const Unit<A>& unit, const QueryTile<A>& at, Index g) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
   const BlockTable& table = plan.tables.queries;
-  const TokenTile& tile = table.tiles[tile_index];
-  const Index head = unit.kv_head * e.group_size + g;
-  const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
-  const FeaturePanels<A> q = pack_tile(operands, operands.scale(), table, tile, queries, scratch);
-  const Span<const A> denominators =
-      tile_denominators(operands, unit, g, mixed, i, tile, own, q.features, scratch);
+  const TokenTile& tile = table.tiles[at.index];
+  const BlockSpan& block = table.blocks[unit.queries.first_block + at.block];
+  const TokenRows<const T> queries = query_rows(plan, unit, g, operands.q);
+  const TokenRows<const T> grad_outputs = query_rows(plan, unit, g, request.dy);
+  const TokenRows<T> results = query_rows(plan, unit, g, request.gradients.query.view);
+  const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, at.scratch);
+  const Span<const A> denominators = tile_denominators(operands, unit, at, g, q.features);
   const Panel<const A> u =
-      pack_grad_numerators(operands, request.dy, unit, head, tile, denominators, scratch);
-  Prefetch results =
-      prefetch_tile(table, tile_index, tiles,
-                    TokenRows<T>(request.gradients.query.view, unit.queries.batch, head));
-  Prefetch next = prefetch_tile(table, tile_index + 1, tiles, queries,
-                                TokenRows<const T>(request.dy, unit.queries.batch, head));
-  const BlockSpan& block = table.blocks[unit.queries.first_block + i];
-  prefetch_summary(mixed, i + 1, tile_index - block.first_tile, block.tiles, next);
-  prefetch_summary(grad, i + 1, tile_index - block.first_tile, block.tiles, results);
+      pack_grad_numerators(operands, grad_outputs, tile, denominators, at.scratch);
+  const SummaryRows<A> grad = mixed_gradients(plan, unit, at.matrix);
+  const bool first = at.index == block.first_tile && g == plan.heads_of(at.matrix).first;
+  const Into into = first ? Into::overwrite : Into::add;
+  const TileSpan tiles = tiles_of(table, unit.queries);
+  Prefetch now = prefetch_tile(table, at.index, tiles, results);
+  Prefetch next = prefetch_tile(table, at.index + 1, tiles, queries, grad_outputs);
+  prefetch_summary(at.mixed, at.block + 1, at.index - block.first_tile, block.tiles, next);
+  prefetch_summary(grad, at.block + 1, at.index - block.first_tile, block.tiles, now);
   if (request.mixed_summaries())
-    read_out_summary_gradient<A>(q.rotated, u, grad.summary(i), into, &next);
+    read_out_summary_gradient<A>(q.rotated, u, grad.summary(at.block), into, &next);
   if constexpr (keeps_denominators<L>)
-    copy_row(tile_offsets(e, unit.memory.denominators, g, i, tile).data, denominators.data,
+    copy_row(tile_offsets(e, unit.memory.denominators, g, at.block, tile).data, denominators.data,
              tile.tokens);
   if (!request.query_features()) return;
 
-  Panel<A> grad_features = panel(scratch.grad_features.data, tile.tokens, e.feature_dim);
-  if constexpr (mixes_products<L>) grad_features = waiting_query_features(plan, unit, g, i, tile);
-  read_out_query_gradient<A>(u, mixed.summary(i), grad_features, &results);
+  Panel<A> grad_features = panel(at.scratch.grad_features.data, tile.tokens, e.feature_dim);
+  if constexpr (mixes_products<L>)
+    grad_features = waiting_query_features(plan, unit, g, at.block, tile);
+  read_out_query_gradient<A>(u, at.mixed.summary(at.block), grad_features, &now);
   if constexpr (masks_own_block<L>)
-    read_out_own_tile_query_gradient<A>(u, own.rotated, own.values, own.scores, grad_features);
+    read_out_own_tile_query_gradient<A>(u, at.own.rotated, at.own.values, at.own.scores,
+                                        grad_features);
 
   FeatureGradients<A> total{grad_features};
   if constexpr (normalizes<L>) {
-    Span<A> c{scratch.grad_denominators.data, tile.tokens};
+    Span<A> c{at.scratch.grad_denominators.data, tile.tokens};
     if constexpr (mixes_products<L> || keeps_denominators<L>)
-      c = tile_offsets(e, unit.memory.grad_denominators, g, i, tile);
+      c = tile_offsets(e, unit.memory.grad_denominators, g, at.block, tile);
     denominator_gradient<A>(q.rotated, grad_features, denominators, c);
     if constexpr (mixes_products<L>) return;  // dq waits for dR
 
     if (request.mixed_summaries())
-      read_out_key_sum_gradient<A>(q.features, c, grad.key_sum(i), into);
+      read_out_key_sum_gradient<A>(q.features, c, grad.key_sum(at.block), into);
     total.weights = c;
-    total.unrotated = every_row(mixed.key_sum(i));
-    if (masks_own_block<L>) total.unrotated = own.key_sums.placed();
+    total.unrotated = every_row(at.mixed.key_sum(at.block));
+    if (masks_own_block<L>) total.unrotated = at.own.key_sums.placed();
   }
   if (request.query())
     unpack_feature_gradient(operands.variant.feature_map, plan.rotation, operands.scale(), table,
-                            tile, queries, total,
-                            TokenRows<T>(request.gradients.query.view, unit.queries.batch, head),
-                            request.update, scratch.row);
+                            tile, queries, total, results, request.update, at.scratch.row);
 }
 
 /// dq where it is complete, dS~ and dz~ or C, of every query block of the unit.
@@ -149,37 +146,17 @@ template <class L, class T, class A>
 void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
                             const Unit<A>& unit, const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
-  const Extents& e = plan.extents;
-  const RowGroups groups =
-      shared_row_groups<L>(e, unit.queries.blocks, unit.keys.blocks, Into::overwrite, loop.slots());
-  const TileSpan tiles = tiles_of(plan.tables.queries, unit.queries);
-  loop.parallel_for(groups.count, [&](Index group, Index slot) {
-    const SlotScratch<A>& scratch = plan.slots[slot];
-    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
-      const SummaryRows<A> mixed =
-          mix_group(plan, unit, matrix, groups, group, scratch, request.query_features());
+  for (Index i = 0; i < unit.queries.blocks; ++i) {
+    if (plan.tables.queries.blocks[unit.queries.first_block + i].tiles > 0) continue;
+    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
       const SummaryRows<A> grad = mixed_gradients(plan, unit, matrix);
-      for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
-        const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
-        if (block.tiles == 0) clear(grad.summary(i), grad.key_sum(i));
-        for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
-          OwnTile<A> own;
-          if constexpr (masks_own_block<L>)
-            own =
-                pack_own_tile(operands, unit, plan.tables.queries.tiles[t],
-                              unit_mixing(plan, unit, matrix).row(i)[i], mixed.key_sum(i), scratch);
-          for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g) {
-            const bool first = t == block.first_tile && g == plan.heads_of(matrix).first;
-            read_out_tile_gradient(operands, request, unit, g, mixed, i, t, tiles, own, grad,
-                                   first ? Into::overwrite : Into::add, scratch);
-          }
-          if constexpr (masks_own_block<L>)
-            if (request.query_features() && t + 1 < block.first_tile + block.tiles)
-              absorb_own_tile<A>(own.rotated, own.values, unit.orientation, mixed.summary(i));
-        }
-      }
+      clear(grad.summary(i), grad.key_sum(i));
     }
-  });
+  }
+  for_each_query_tile(operands, unit, request.query_features(), loop,
+                      [&](const QueryTile<A>& at, Index g) {
+                        read_out_tile_gradient(operands, request, unit, at, g);
+                      });
 }
 
 /// The rest of MixedProduct's adjoint: dR, then dz_b, and dq, which waited for dR.
@@ -194,9 +171,8 @@ void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
   };
   const Span<A> grad_products = unit.memory.denominators;  // which are not needed any more
   loop.parallel_for(e.group_size, [&](Index g, Index) {
-    mixed_product_gradient<A>(
-        plan.mixing_of(unit.kv_head * e.group_size + g, unit.queries.blocks, unit.keys.blocks),
-        of_head(unit.memory.grad_denominators, g), of_head(grad_products, g));
+    mixed_product_gradient<A>(unit_mixing(plan, unit, g), of_head(unit.memory.grad_denominators, g),
+                              of_head(grad_products, g));
   });
   loop.parallel_for(unit.queries.blocks, [&](Index i, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
@@ -204,24 +180,20 @@ void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
     const Span<A> grad_key_sum{unit.memory.grad_key_sums.data + i * e.feature_dim, e.feature_dim};
     for (Index c = 0; c < e.feature_dim; ++c) grad_key_sum[c] = A(0);
     for (Index g = 0; g < e.group_size; ++g) {
-      const Index head = unit.kv_head * e.group_size + g;
-      const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
       for (Index t = 0; t < block.tiles; ++t) {
         const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + t];
         const Span<A> weight = tile_offsets(e, grad_products, g, i, tile);
         if (request.gradients.key.wanted) {
-          const FeaturePanels<A> q =
-              pack_tile(operands, operands.scale(), plan.tables.queries, tile, queries, scratch);
+          const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, scratch);
           own_key_sum_gradient<A>(q.features, weight, grad_key_sum, Into::add);
         }
         if (!request.query()) continue;
-        unpack_feature_gradient(
-            operands.variant.feature_map, plan.rotation, operands.scale(), plan.tables.queries,
-            tile, queries,
-            FeatureGradients<A>{waiting_query_features(plan, unit, g, i, tile), weight,
-                                every_row(unit.summaries.key_sum(i))},
-            TokenRows<T>(request.gradients.query.view, unit.queries.batch, head), request.update,
-            scratch.row);
+        unpack_feature_gradient(operands.variant.feature_map, plan.rotation, operands.scale(),
+                                plan.tables.queries, tile, query_rows(plan, unit, g, operands.q),
+                                FeatureGradients<A>{waiting_query_features(plan, unit, g, i, tile),
+                                                    weight, every_row(unit.summaries.key_sum(i))},
+                                query_rows(plan, unit, g, request.gradients.query.view),
+                                request.update, scratch.row);
       }
     }
   });
@@ -302,45 +274,62 @@ SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
   return grad;
 }
 
-/// phi(k), the same rotated, and v of a key tile.
+/// A tile of key block `block` at work on a slot, and the panels that its gradients add up in.
 template <class A>
 struct KeyTile {
-  FeaturePanels<A> features;
-  Panel<const A> values;
+  Index block;
+  const TokenTile& tile;
+  bool first;  // of its block
+  bool last;
+  const SlotScratch<A>& scratch;
+  FeaturePanels<A> keys;   // phi(k), and the same rotated
+  Panel<const A> values;   // v
+  Panel<A> grad_rotated;   // dK^r
+  Panel<A> grad_features;  // dK, under Causal: else dz_b for all
+  Panel<A> grad_values;    // dV
 };
 
 // Under Causal the tile's own queries pass through the slot's panels meanwhile.
 template <class L, class T, class A>
-KeyTile<A> pack_key_tile(const Operands<L, T>& operands, const TokenTile& tile,
-                         const TokenRows<const T>& keys, const TokenRows<const T>& values,
+KeyTile<A> pack_key_tile(const Operands<L, T>& operands, const Unit<A>& unit, Index b, Index index,
                          const SlotScratch<A>& scratch) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const auto of = [&](Span<A> usual, Span<A> own, Index dim) {
-    return panel(masks_own_block<L> ? own.data : usual.data, tile.tokens, dim);
+  const BlockTable& table = plan.tables.keys;
+  const BlockSpan& block = table.blocks[unit.keys.first_block + b];
+  const TokenTile& tile = table.tiles[index];
+  const auto of = [&](Span<A> usual, Span<A> own) {
+    return panel(masks_own_block<L> ? own.data : usual.data, tile.tokens, e.feature_dim);
   };
-  const KeyTile<A> k{{normalizes<L> ? of(scratch.features, scratch.own.features, e.feature_dim)
-                                    : of(scratch.rotated, scratch.own.rotated, e.feature_dim),
-                      of(scratch.rotated, scratch.own.rotated, e.feature_dim)},
-                     readable_panel<T>(plan.tables.keys, tile, values,
-                                       masks_own_block<L> ? scratch.own.values : scratch.values)};
-  pack_features(operands.variant.feature_map, plan.rotation, A(1), plan.tables.keys, tile, keys,
-                k.features.features, k.features.rotated, scratch.row);
+  const Panel<A> rotated = of(scratch.rotated, scratch.own.rotated);
+  const KeyTile<A> k{
+      b,
+      tile,
+      index == block.first_tile,
+      index + 1 == block.first_tile + block.tiles,
+      scratch,
+      {normalizes<L> ? of(scratch.features, scratch.own.features) : rotated, rotated},
+      readable_panel<T>(table, tile, key_rows(unit, operands.v),
+                        masks_own_block<L> ? scratch.own.values : scratch.values),
+      panel(scratch.grad_features.data, tile.tokens, e.feature_dim),
+      panel(scratch.grad_unrotated.data, masks_own_block<L> && normalizes<L> ? tile.tokens : 0,
+            e.feature_dim),
+      panel(scratch.grad_values.data, tile.tokens, e.value_dim)};
+  pack_features(operands.variant.feature_map, plan.rotation, A(1), table, tile,
+                key_rows(unit, operands.k), k.keys.features, k.keys.rotated, scratch.row);
   return k;
 }
 
 /// What the queries of a key tile's own block send back to it (Causal): adds m_bb times that to the
 /// tile's gradients, and m_bb's own to `grad_mixing`; then takes the tile's queries up into dP and
-/// w. Tiles come last to first: `last` and `first` of the block.
+/// w. Tiles come last to first.
 template <class L, class T, class A>
 void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                           const Unit<A>& unit, Index b, const TokenTile& tile, bool last,
-                           bool first, const FeaturePanels<A>& keys, const Panel<const A>& values,
-                           const FeatureGradients<A>& grad_keys, const Panel<A>& grad_unrotated,
-                           const Panel<A>& grad_values, A* grad_mixing,
-                           const SlotScratch<A>& scratch) {
+                           const Unit<A>& unit, const KeyTile<A>& k, A* grad_mixing) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
+  const SlotScratch<A>& scratch = k.scratch;
+  const TokenTile& tile = k.tile;
   const Panel<A> scores = panel(scratch.own.scores.data, tile.tokens, tile.tokens);
   const Panel<A> own_keys = panel(scratch.own.grad_rotated.data, tile.tokens, e.feature_dim);
   const Panel<A> own_values = panel(scratch.own.grad_values.data, tile.tokens, e.value_dim);
@@ -350,50 +339,50 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     const Panel<A> grad_summary = panel(scratch.own.grad_summaries.data + matrix * e.summary_size(),
                                         e.value_dim, e.feature_dim);
-    if (last) {  // no later tile has left anything in dP
+    if (k.last) {  // no later tile has left anything in dP
       clear(own_keys);
       clear(own_values);
     } else {
-      if (keys_wanted) summarize_key_gradient<A>(values, grad_summary, own_keys, nullptr);
+      if (keys_wanted) summarize_key_gradient<A>(k.values, grad_summary, own_keys, nullptr);
       if (request.gradients.value.wanted)
-        multiply_right_transposed<A>(own_values, keys.rotated, grad_summary);
+        multiply_right_transposed<A>(own_values, k.keys.rotated, grad_summary);
     }
     clear(own_key_sums);
 
-    for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g) {
-      const Index head = unit.kv_head * e.group_size + g;
-      const FeaturePanels<A> q =
-          pack_tile(operands, operands.scale(), plan.tables.queries, tile,
-                    TokenRows<const T>(operands.q, unit.queries.batch, head), scratch);
+    const auto heads = plan.heads_of(matrix);
+    for (Index g = heads.first; g < heads.last; ++g) {
+      const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, scratch);
       Span<const A> denominators;
       if constexpr (normalizes<L>)
-        denominators = tile_offsets(e, unit.memory.denominators, g, b, tile);
-      const Panel<const A> u =
-          pack_grad_numerators(operands, request.dy, unit, head, tile, denominators, scratch);
-      if (keys_wanted) read_out_own_tile_key_gradient<A>(u, q.rotated, values, scores, own_keys);
+        denominators = tile_offsets(e, unit.memory.denominators, g, k.block, tile);
+      const Panel<const A> u = pack_grad_numerators(operands, query_rows(plan, unit, g, request.dy),
+                                                    tile, denominators, scratch);
+      if (keys_wanted) read_out_own_tile_key_gradient<A>(u, q.rotated, k.values, scores, own_keys);
       if (request.gradients.value.wanted)
-        read_out_own_tile_value_gradient<A>(u, q.rotated, keys.rotated, scores, own_values);
+        read_out_own_tile_value_gradient<A>(u, q.rotated, k.keys.rotated, scores, own_values);
       if (normalizes<L> && keys_wanted)
-        add_weighted_rows<A>(
-            own_key_sums, tile_offsets(e, unit.memory.grad_denominators, g, b, tile), q.features);
-      if (!first)  // an earlier tile will ask for it
-        read_out_summary_gradient<A>(
-            q.rotated, u, grad_summary,
-            last && g == plan.heads_of(matrix).first ? Into::overwrite : Into::add, nullptr);
+        add_weighted_rows<A>(own_key_sums,
+                             tile_offsets(e, unit.memory.grad_denominators, g, k.block, tile),
+                             q.features);
+      if (!k.first)  // an earlier tile will ask for it
+        read_out_summary_gradient<A>(q.rotated, u, grad_summary,
+                                     k.last && g == heads.first ? Into::overwrite : Into::add,
+                                     nullptr);
     }
     if (normalizes<L> && keys_wanted)
       accumulate_backwards<A>(
           own_key_sums, {scratch.own.grad_running.data + matrix * e.feature_dim, e.feature_dim});
 
-    const A own_weight = unit_mixing(plan, unit, matrix).row(b)[b];
+    const A own_weight = unit_mixing(plan, unit, matrix).row(k.block)[k.block];
     if (request.mixing())
-      grad_mixing[(matrix * e.query_blocks + b) * e.key_blocks + b] +=
-          inner_product<A>(keys.rotated, own_keys) + inner_product<A>(keys.features, own_key_sums);
+      grad_mixing[(matrix * e.query_blocks + k.block) * e.key_blocks + k.block] +=
+          inner_product<A>(k.keys.rotated, own_keys) +
+          inner_product<A>(k.keys.features, own_key_sums);
     if (request.gradients.key.wanted) {
-      add_scaled(grad_keys.rotated, own_weight, own_keys);
-      if constexpr (normalizes<L>) add_scaled(grad_unrotated, own_weight, own_key_sums);
+      add_scaled(k.grad_rotated, own_weight, own_keys);
+      if constexpr (normalizes<L>) add_scaled(k.grad_features, own_weight, own_key_sums);
     }
-    if (request.gradients.value.wanted) add_scaled(grad_values, own_weight, own_values);
+    if (request.gradients.value.wanted) add_scaled(k.grad_values, own_weight, own_values);
   }
 }
 
@@ -403,8 +392,13 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
                              const Unit<A>& unit, A* grad_mixing, const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const TokenRows<const T> key_rows(operands.k, unit.keys.batch, unit.kv_head);
-  const TokenRows<const T> value_rows(operands.v, unit.keys.batch, unit.kv_head);
+  const TokenRows<const T> keys = key_rows(unit, operands.k);
+  const TokenRows<const T> values = key_rows(unit, operands.v);
+  const TokenRows<T> key_results = key_rows(unit, request.gradients.key.view);
+  const TokenRows<T> value_results = key_rows(unit, request.gradients.value.view);
+  const bool values_in_one_step = !masks_own_block<L> &&
+                                  is_in_place_of_products<A>(value_results) &&
+                                  request.update == Update::overwrite;
   const BlockTable& table = plan.tables.keys;
   const TileSpan tiles = tiles_of(table, unit.keys);
   const RowGroups groups =
@@ -415,7 +409,7 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
     const SummaryRows<A> grad = mix_group_gradient(operands, request, unit, groups, group, scratch);
     for (Index b = groups.begin(group); b < groups.begin(group + 1); ++b) {
       const BlockSpan& block = table.blocks[unit.keys.first_block + b];
-      Span<const A> grad_key_sum = grad.key_sum(b);
+      Span<A> grad_key_sum = grad.key_sum(b);
       if constexpr (mixes_products<L>)
         grad_key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
       std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));
@@ -423,45 +417,31 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
       if (request.gradients.value.wanted) transpose<A>(grad_summary, grad.summary(b));
       // From the last tile on: under Causal later queries send gradients back to earlier keys.
       for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
-        const TokenTile& tile = table.tiles[t];
-        const KeyTile<A> k = pack_key_tile(operands, tile, key_rows, value_rows, scratch);
-        const TokenRows<T> value_results(request.gradients.value.view, unit.keys.batch,
-                                         unit.kv_head);
-        const TokenRows<T> key_results(request.gradients.key.view, unit.keys.batch, unit.kv_head);
+        const KeyTile<A> k = pack_key_tile(operands, unit, b, t, scratch);
         Prefetch results = prefetch_tile(table, t, tiles, value_results, key_results);
-        Prefetch next = prefetch_tile(table, t - 1, tiles, key_rows, value_rows);
+        Prefetch next = prefetch_tile(table, t - 1, tiles, keys, values);
         prefetch_summary(grad, b + 1, t - block.first_tile, block.tiles, results);
-        const Panel<A> grad_values = panel(scratch.grad_values.data, tile.tokens, e.value_dim);
-        const bool values_in_one_step = !masks_own_block<L> &&
-                                        is_in_place_of_products<A>(value_results) &&
-                                        request.update == Update::overwrite;
-        FeatureGradients<A> grad_keys{
-            panel(scratch.grad_features.data, tile.tokens, e.feature_dim)};
-        if (normalizes<L>) grad_keys.unrotated = every_row(grad_key_sum);
         if (request.gradients.key.wanted)
-          summarize_key_gradient<A>(k.values, grad.summary(b), grad_keys.rotated, &results);
+          summarize_key_gradient<A>(k.values, grad.summary(b), k.grad_rotated, &results);
         if (request.gradients.value.wanted)
-          summarize_value_gradient<A>(k.features.rotated, grad_summary,
+          summarize_value_gradient<A>(k.keys.rotated, grad_summary,
                                       values_in_one_step
-                                          ? in_place_of_products<A>(table, tile, value_results)
-                                          : grad_values.placed(),
+                                          ? in_place_of_products<A>(table, k.tile, value_results)
+                                          : k.grad_values.placed(),
                                       &next);
         if constexpr (masks_own_block<L>) {
-          const Panel<A> unrotated =
-              panel(scratch.grad_unrotated.data, normalizes<L> ? tile.tokens : 0, e.feature_dim);
-          for (Index r = 0; r < unrotated.rows; ++r)
-            copy_row(unrotated.row(r), grad_key_sum.data, e.feature_dim);
-          if (normalizes<L>) grad_keys.unrotated = unrotated.placed();
-          add_own_tile_gradient(operands, request, unit, b, tile,
-                                t + 1 == block.first_tile + block.tiles, t == block.first_tile,
-                                k.features, k.values, grad_keys, unrotated, grad_values,
-                                grad_mixing, scratch);
+          for (Index r = 0; r < k.grad_features.rows; ++r)
+            copy_row(k.grad_features.row(r), grad_key_sum.data, e.feature_dim);
+          add_own_tile_gradient(operands, request, unit, k, grad_mixing);
         }
         if (request.gradients.value.wanted && !values_in_one_step)
-          scatter<T, A>(table, tile, grad_values, {}, value_results, request.update);
-        if (request.gradients.key.wanted)
-          unpack_feature_gradient(operands.variant.feature_map, plan.rotation, A(1), table, tile,
-                                  key_rows, grad_keys, key_results, request.update, scratch.row);
+          scatter<T, A>(table, k.tile, k.grad_values, {}, value_results, request.update);
+        if (!request.gradients.key.wanted) continue;
+        FeatureGradients<A> total{k.grad_rotated};
+        if (normalizes<L>)
+          total.unrotated = masks_own_block<L> ? k.grad_features.placed() : every_row(grad_key_sum);
+        unpack_feature_gradient(operands.variant.feature_map, plan.rotation, A(1), table, k.tile,
+                                keys, total, key_results, request.update, scratch.row);
       }
     }
   });

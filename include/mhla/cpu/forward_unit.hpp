@@ -48,6 +48,17 @@ struct Unit {
   Orientation orientation;   // of all summaries
 };
 
+/// The rows of a unit in a tensor of queries, for its query head g, and in one of keys.
+template <class L, class T, class A>
+TokenRows<T> query_rows(const Plan<L, A>& plan, const Unit<A>& unit, Index g,
+                        const TensorView<T, 4>& tensor) {
+  return {tensor, unit.queries.batch, unit.kv_head * plan.extents.group_size + g};
+}
+template <class T, class A>
+TokenRows<T> key_rows(const Unit<A>& unit, const TensorView<T, 4>& tensor) {
+  return {tensor, unit.keys.batch, unit.kv_head};
+}
+
 /// The panels of a tile: phi(x), and the same rotated.
 template <class A>
 struct FeaturePanels {
@@ -67,6 +78,14 @@ FeaturePanels<A> pack_tile(const Operands<L, T>& operands, A scale, const BlockT
   pack_features(operands.variant.feature_map, operands.plan.rotation, scale, table, tile, rows,
                 panels.features, panels.rotated, scratch.row);
   return panels;
+}
+
+/// Packs a tile of query head g.
+template <class L, class T, class A>
+FeaturePanels<A> pack_query_tile(const Operands<L, T>& operands, const Unit<A>& unit, Index g,
+                                 const TokenTile& tile, const SlotScratch<A>& scratch) {
+  return pack_tile(operands, operands.scale(), operands.plan.tables.queries, tile,
+                   query_rows(operands.plan, unit, g, operands.q), scratch);
 }
 
 template <class A>
@@ -137,8 +156,8 @@ template <class L, class T, class A>
 void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   const BlockTable& table = plan.tables.keys;
-  const TokenRows<const T> keys(operands.k, unit.keys.batch, unit.kv_head);
-  const TokenRows<const T> values(operands.v, unit.keys.batch, unit.kv_head);
+  const TokenRows<const T> keys = key_rows(unit, operands.k);
+  const TokenRows<const T> values = key_rows(unit, operands.v);
   const TileSpan tiles = tiles_of(table, unit.keys);
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
@@ -180,12 +199,9 @@ void mixed_products_of_unit(const Operands<L, T>& operands, const Unit<A>& unit,
     const Index g = task / unit.queries.blocks;
     const Index b = task % unit.queries.blocks;
     const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + b];
-    const TokenRows<const T> queries(operands.q, unit.queries.batch,
-                                     unit.kv_head * e.group_size + g);
     for (Index i = 0; i < block.tiles; ++i) {
       const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + i];
-      const FeaturePanels<A> q = pack_tile(operands, operands.scale(), plan.tables.queries, tile,
-                                           queries, plan.slots[slot]);
+      const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, plan.slots[slot]);
       own_key_sum_products<A>(q.features, unit.summaries.key_sum(b),
                               tile_offsets(e, unit.memory.products, g, b, tile));
     }
@@ -237,8 +253,8 @@ OwnTile<A> pack_own_tile(const Operands<L, T>& operands, const Unit<A>& unit, co
                          A own_weight, Span<A> running_key_sum, const SlotScratch<A>& scratch) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const TokenRows<const T> keys(operands.k, unit.keys.batch, unit.kv_head);
-  const TokenRows<const T> values(operands.v, unit.keys.batch, unit.kv_head);
+  const TokenRows<const T> keys = key_rows(unit, operands.k);
+  const TokenRows<const T> values = key_rows(unit, operands.v);
   const OwnTile<A> own{
       panel((normalizes<L> ? scratch.own.features : scratch.own.rotated).data, tile.tokens,
             e.feature_dim),
@@ -253,65 +269,107 @@ OwnTile<A> pack_own_tile(const Operands<L, T>& operands, const Unit<A>& unit, co
   return own;
 }
 
-/// The denominators of a tile of query block i; empty without a normalizer.
+/// A tile of query block `block` at work on a slot: for one matrix, whose query heads take turns.
+template <class A>
+struct QueryTile {
+  Index matrix;
+  Index block;
+  Index index;                  // of the tile in the table
+  const SummaryRows<A>& mixed;  // S~ and z~ of its group of blocks
+  const SlotScratch<A>& scratch;
+  OwnTile<A> own{};  // under Causal
+};
+
+/// Calls run(at, g) for every tile of the unit's query blocks and every query head g. S~ is mixed
+/// only where it is wanted.
+template <class L, class T, class A, class Run>
+void for_each_query_tile(const Operands<L, T>& operands, const Unit<A>& unit, bool summaries_wanted,
+                         const ExecutorRef& loop, const Run& run) {
+  const Plan<L, A>& plan = operands.plan;
+  const BlockTable& table = plan.tables.queries;
+  const RowGroups groups = shared_row_groups<L>(plan.extents, unit.queries.blocks, unit.keys.blocks,
+                                                Into::overwrite, loop.slots());
+  loop.parallel_for(groups.count, [&](Index group, Index slot) {
+    const SlotScratch<A>& scratch = plan.slots[slot];
+    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
+      const SummaryRows<A> mixed =
+          mix_group(plan, unit, matrix, groups, group, scratch, summaries_wanted);
+      for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
+        const BlockSpan& block = table.blocks[unit.queries.first_block + i];
+        const Index end = block.first_tile + block.tiles;
+        for (Index t = block.first_tile; t < end; ++t) {
+          QueryTile<A> at{matrix, i, t, mixed, scratch};
+          if constexpr (masks_own_block<L>)
+            at.own =
+                pack_own_tile(operands, unit, table.tiles[t],
+                              unit_mixing(plan, unit, matrix).row(i)[i], mixed.key_sum(i), scratch);
+          for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g)
+            run(at, g);
+          if constexpr (masks_own_block<L>)
+            if (summaries_wanted && t + 1 < end)
+              absorb_own_tile<A>(at.own.rotated, at.own.values, unit.orientation, mixed.summary(i));
+        }
+      }
+    }
+  });
+}
+
+/// The denominators of a tile of query head g; empty without a normalizer.
 template <class L, class T, class A>
-Span<const A> tile_denominators(const Operands<L, T>& operands, const Unit<A>& unit, Index g,
-                                const SummaryRows<A>& mixed, Index i, const TokenTile& tile,
-                                const OwnTile<A>& own, const Panel<A>& features,
-                                const SlotScratch<A>& scratch) {
+Span<const A> tile_denominators(const Operands<L, T>& operands, const Unit<A>& unit,
+                                const QueryTile<A>& at, Index g, const Panel<A>& features) {
   if constexpr (mixes_key_sums<L>) {
-    const Span<A> denominators{scratch.denominators.data, tile.tokens};
+    const Span<A> denominators{at.scratch.denominators.data, features.rows};
     const A epsilon = static_cast<A>(operands.variant.normalizer.epsilon);
     if constexpr (masks_own_block<L>) {
-      mixed_key_sum_denominators<A>(features, own.key_sums, epsilon, denominators);
+      mixed_key_sum_denominators<A>(features, at.own.key_sums, epsilon, denominators);
     } else {
-      mixed_key_sum_denominators<A>(features, mixed.key_sum(i), epsilon, denominators);
+      mixed_key_sum_denominators<A>(features, at.mixed.key_sum(at.block), epsilon, denominators);
     }
     return denominators;
   } else if constexpr (mixes_products<L>) {
-    return tile_offsets(operands.plan.extents, unit.memory.denominators, g, i, tile);
+    const Plan<L, A>& plan = operands.plan;
+    return tile_offsets(plan.extents, unit.memory.denominators, g, at.block,
+                        plan.tables.queries.tiles[at.index]);
   } else {
     return {};
   }
 }
 
-/// y of a tile of query head g, block i.
+/// y of a tile of query head g.
 template <class L, class T, class A>
-void read_out_tile(const Operands<L, T>& operands, const Unit<A>& unit, Index g,
-                   const SummaryRows<A>& mixed, Index i, Index tile_index, const TileSpan& tiles,
-                   const OwnTile<A>& own, const TensorView<T, 4>& y,
-                   const SlotScratch<A>& scratch) {
+void read_out_tile(const Operands<L, T>& operands, const Unit<A>& unit, const QueryTile<A>& at,
+                   Index g, const TensorView<T, 4>& y) {
   const Plan<L, A>& plan = operands.plan;
   const BlockTable& table = plan.tables.queries;
-  const TokenTile& tile = table.tiles[tile_index];
-  const Index head = unit.kv_head * plan.extents.group_size + g;
-  const TokenRows<const T> queries(operands.q, unit.queries.batch, head);
-  const TokenRows<T> results(y, unit.queries.batch, head);
-  const FeaturePanels<A> q = pack_tile(operands, operands.scale(), table, tile, queries, scratch);
-  const Span<const A> denominators =
-      tile_denominators(operands, unit, g, mixed, i, tile, own, q.features, scratch);
-  Prefetch next = prefetch_tile(table, tile_index + 1, tiles, queries, results);
+  const TokenTile& tile = table.tiles[at.index];
+  const TokenRows<const T> queries = query_rows(plan, unit, g, operands.q);
+  const TokenRows<T> results = query_rows(plan, unit, g, y);
+  const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, at.scratch);
+  const Span<const A> denominators = tile_denominators(operands, unit, at, g, q.features);
+  const TileSpan tiles = tiles_of(table, unit.queries);
+  Prefetch next = prefetch_tile(table, at.index + 1, tiles, queries, results);
   if constexpr (masks_own_block<L>)
-    next = prefetch_tile(table, tile_index + 1, tiles, queries, results,
-                         TokenRows<const T>(operands.k, unit.keys.batch, unit.kv_head),
-                         TokenRows<const T>(operands.v, unit.keys.batch, unit.kv_head));
-  const BlockSpan& block = table.blocks[unit.queries.first_block + i];
-  prefetch_summary(mixed, i + 1, tile_index - block.first_tile, block.tiles, next);
+    next = prefetch_tile(table, at.index + 1, tiles, queries, results, key_rows(unit, operands.k),
+                         key_rows(unit, operands.v));
+  const BlockSpan& block = table.blocks[unit.queries.first_block + at.block];
+  prefetch_summary(at.mixed, at.block + 1, at.index - block.first_tile, block.tiles, next);
 
-  const Span<A> inverses{scratch.inverses.data, denominators.size};
+  const Panel<A> mixed_summary = at.mixed.summary(at.block);
+  const Span<A> inverses{at.scratch.inverses.data, denominators.size};
   const bool invertible = invert<A>(denominators, inverses);
   if (!masks_own_block<L> && invertible && is_in_place_of_products<A>(results))
-    return read_out<A>(q.rotated, mixed.summary(i), inverses,
+    return read_out<A>(q.rotated, mixed_summary, inverses,
                        in_place_of_products<A>(table, tile, results), &next);
   const Panel<A> there =
       denominators.size == 0 ? panel_in_place<A>(table, tile, results) : Panel<A>{};
   const Panel<A> out =
-      there.rows > 0 ? there : panel(scratch.values.data, tile.tokens, plan.extents.value_dim);
+      there.rows > 0 ? there : panel(at.scratch.values.data, tile.tokens, plan.extents.value_dim);
   // The own block's part is added before the rows are scaled.
   const bool scaled = !masks_own_block<L> && invertible;
-  read_out<A>(q.rotated, mixed.summary(i), scaled ? inverses : Span<A>{}, out.placed(), &next);
+  read_out<A>(q.rotated, mixed_summary, scaled ? inverses : Span<A>{}, out.placed(), &next);
   if constexpr (masks_own_block<L>)
-    read_out_own_tile<A>(q.rotated, own.rotated, own.values, own.scores, out);
+    read_out_own_tile<A>(q.rotated, at.own.rotated, at.own.values, at.own.scores, out);
   if (there.rows > 0) return;
   if (!invertible) divide_rows<A>(out, denominators);
   scatter<T, A>(table, tile, out, invertible && !scaled ? inverses : Span<A>{}, results,
@@ -322,31 +380,9 @@ void read_out_tile(const Operands<L, T>& operands, const Unit<A>& unit, Index g,
 template <class L, class T, class A>
 void read_out_unit(const Operands<L, T>& operands, const Unit<A>& unit, const TensorView<T, 4>& y,
                    const ExecutorRef& loop) {
-  const Plan<L, A>& plan = operands.plan;
   if constexpr (mixes_products<L>) mixed_products_of_unit(operands, unit, loop);
-  const RowGroups groups = shared_row_groups<L>(plan.extents, unit.queries.blocks, unit.keys.blocks,
-                                                Into::overwrite, loop.slots());
-  const TileSpan tiles = tiles_of(plan.tables.queries, unit.queries);
-  loop.parallel_for(groups.count, [&](Index group, Index slot) {
-    const SlotScratch<A>& scratch = plan.slots[slot];
-    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
-      const SummaryRows<A> mixed = mix_group(plan, unit, matrix, groups, group, scratch, true);
-      for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
-        const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
-        for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
-          OwnTile<A> own;
-          if constexpr (masks_own_block<L>)
-            own =
-                pack_own_tile(operands, unit, plan.tables.queries.tiles[t],
-                              unit_mixing(plan, unit, matrix).row(i)[i], mixed.key_sum(i), scratch);
-          for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g)
-            read_out_tile(operands, unit, g, mixed, i, t, tiles, own, y, scratch);
-          if constexpr (masks_own_block<L>)
-            if (t + 1 < block.first_tile + block.tiles)
-              absorb_own_tile<A>(own.rotated, own.values, unit.orientation, mixed.summary(i));
-        }
-      }
-    }
+  for_each_query_tile(operands, unit, true, loop, [&](const QueryTile<A>& at, Index g) {
+    read_out_tile(operands, unit, at, g, y);
   });
 }
 
