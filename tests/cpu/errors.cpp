@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <mhla/cpu/pipeline.hpp>
+#include <mhla/packed.hpp>
 #include <string>
 
 #include "tests/cpu/call.hpp"
@@ -285,28 +286,91 @@ TEST_CASE("errors: destinations that share elements", "[cpu]") {
         "dmix: shares memory");
   }
   SECTION("with each other") {
-    const char* shares = "shares memory with an operand or another gradient";
     check(
-        Pass::backward, [](Arguments& a) { a.gradients.key = a.gradients.query; }, shares);
+        Pass::backward, [](Arguments& a) { a.gradients.key = a.gradients.query; },
+        "dq: shares memory with dk");
     check(
-        Pass::backward, [](Arguments& a) { a.gradients.value = a.gradients.query; }, shares);
+        Pass::backward, [](Arguments& a) { a.gradients.value = a.gradients.query; },
+        "dq: shares memory with dv");
     check(
-        Pass::backward, [](Arguments& a) { a.gradients.value = a.gradients.key; }, shares);
+        Pass::backward, [](Arguments& a) { a.gradients.value = a.gradients.key; },
+        "dk: shares memory with dv");
     check(
         Pass::backward,
-        [](Arguments& a) { a.gradients.mix.view.data = a.gradients.query.view.data; }, shares);
+        [](Arguments& a) { a.gradients.mix.view.data = a.gradients.query.view.data; },
+        "dq: shares memory with dmix");
     check(
         Pass::backward, [](Arguments& a) { a.gradients.mix.view.data = a.gradients.key.view.data; },
-        shares);
+        "dk: shares memory with dmix");
     check(
         Pass::backward,
-        [](Arguments& a) { a.gradients.mix.view.data = a.gradients.value.view.data + 2; }, shares);
+        [](Arguments& a) { a.gradients.mix.view.data = a.gradients.value.view.data + 2; },
+        "dv: shares memory with dmix");
   }
   SECTION("by one element") {
     check(
         Pass::forward, [](Arguments& a) { a.y.data = a.q.data + a.q.size() - 1; },
         "y: shares memory");
   }
+}
+
+TEST_CASE("errors: destinations over what a variant borrows", "[cpu]") {
+  const auto refused = [](const auto& attention, auto& y) {
+    const auto x = operands<float>(attention, {1, 2, 2, 16, 16, 5, 5});
+    y = x.dy;
+    const Workspace workspace(
+        mhla::forward_workspace_size<float>(attention, x.shape(), backend::device()));
+    return error_message<ShapeError>([&] {
+      forward_into(attention, backend::device(), x.q, x.k, x.v, x.mix, y.view(), workspace);
+    });
+  };
+  call::HostTensor<float, 4> y(1, 2, 16, 5);
+  const Attention<Favor<float>, Blocks1D> random{
+      .feature_map = {mhla::make_view<const float>(y.view().data + 130, 6, 5)},
+      .blocks = {.block = 4}};
+  CHECK(says(refused(random, y), "y: shares memory with feature_map.projection"));
+  auto* const bytes = reinterpret_cast<std::uint8_t*>(y.view().data);
+  const auto mask = mhla::make_view(bytes + 640 - 16, 1, 16);
+  CHECK(says(refused(mhla::padded(sequence, mask, mhla::make_view(bytes + 640, 1, 16)), y),
+             "y: shares memory with masks.query"));
+  CHECK(says(refused(mhla::padded(sequence, mhla::make_view(bytes + 640, 1, 16), mask), y),
+             "y: shares memory with masks.key"));
+}
+
+TEST_CASE("errors: tensors inside the workspace", "[cpu]") {
+  const auto check = [](Pass pass, const auto& tensor, const char* name) {
+    for (const bool at_end : {false, true}) {
+      check_refused<mhla::WorkspaceError>(
+          sequence, shape, pass,
+          [&](Arguments& a) {
+            auto& view = tensor(a);
+            const Index bytes = view.size() * Index{sizeof(float)};
+            view.data = reinterpret_cast<float*>(a.workspace.data +
+                                                 (at_end ? a.workspace.size - 4 : 4 - bytes));
+          },
+          std::string("workspace: shares memory with ") + name + ";");
+    }
+  };
+  const auto check_operand = [&](auto Arguments::*tensor, const char* name) {
+    check(
+        Pass::both, [=](Arguments & a) -> auto& { return a.*tensor; }, name);
+  };
+  check_operand(&Arguments::q, "q");
+  check_operand(&Arguments::k, "k");
+  check_operand(&Arguments::v, "v");
+  check_operand(&Arguments::mix, "mix");
+  check(
+      Pass::forward, [](Arguments & a) -> auto& { return a.y; }, "y");
+  check(
+      Pass::backward, [](Arguments & a) -> auto& { return a.dy; }, "dy");
+  check(
+      Pass::backward, [](Arguments & a) -> auto& { return a.gradients.query.view; }, "dq");
+  check(
+      Pass::backward, [](Arguments & a) -> auto& { return a.gradients.key.view; }, "dk");
+  check(
+      Pass::backward, [](Arguments & a) -> auto& { return a.gradients.value.view; }, "dv");
+  check(
+      Pass::backward, [](Arguments & a) -> auto& { return a.gradients.mix.view; }, "dmix");
 }
 
 TEST_CASE("errors: addresses that are no multiple of their elements", "[cpu]") {
@@ -353,7 +417,7 @@ TEST_CASE("errors: every element has a size of its own, and what a feature map b
     auto q = operands.q.view();
     displace(q, bytes);
     return error_message<ShapeError>([&] {
-      mhla::checked_forward(attention, {q, operands.k, operands.v, operands.mix}, y.view());
+      mhla::checked_forward(attention, {q, operands.k, operands.v, operands.mix}, y.view(), {});
     });
   };
   CHECK(says(operands_refused(sequence, operands<double>(sequence, shape), 4),

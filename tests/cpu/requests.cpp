@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 // What a backward pass is asked for: any of the gradients, to replace or to add to what is there,
 // from summaries saved or computed again. What is written does not depend on what else is.
+#include <cstdint>
 #include <mhla/cpu/pipeline.hpp>
+#include <mhla/packed.hpp>
+#include <utility>
+#include <vector>
 
 #include "tests/cpu/call.hpp"
 #include "tests/support/error_message.hpp"
@@ -155,6 +159,125 @@ TEST_CASE("requests: a state of another call is refused before anything is writt
   check_refused(Variant<MixedKeySum>{.blocks = {.block = 4}}, larger_blocks,
                 "another shape or variant");
   check_refused(Variant<Unnormalized>{.blocks = {.block = 3}}, x, "another shape or variant");
+}
+
+// Another of the values that a variant holds: refused. The same ones elsewhere in memory: taken.
+TEST_CASE("requests: a saved state knows the variant that saved it", "[cpu]") {
+  const auto refuses = [](const auto& saving, const auto& taking, const auto& x) {
+    using A = std::remove_const_t<std::remove_reference_t<decltype(x.mix.view()(0, 0, 0))>>;
+    ForwardState<A> state;
+    call::forward(saving, x, SerialExecutor{}, &state);
+    const std::string message =
+        error_message<StateError>([&] { call::backward(taking, x, SerialExecutor{}, &state); });
+    INFO(message);
+    CHECK((says(message, "another shape or variant") || says(message, "nothing was thrown")));
+    return !says(message, "nothing was thrown");
+  };
+  using Base = Attention<Relu, Blocks1D>;
+  const Base base{.blocks = {.block = 4}};
+  const Operands<double> x = operands<double>(base, {2, 4, 2, 12, 12, 6, 3});
+  SECTION("numbers") {
+    const auto changed = [&](const auto& change) {
+      Base other = base;
+      change(other);
+      return refuses(base, other, x);
+    };
+    CHECK_FALSE(changed([](Base&) {}));
+    CHECK_FALSE(changed([](Base& a) { a.key_blocks.block = 4; }));
+    CHECK(changed([](Base& a) { a.feature_map.epsilon = 1e-5; }));
+    CHECK(changed([](Base& a) { a.normalizer.epsilon = 1e-5; }));
+    CHECK(changed([](Base& a) { a.scale = 0.5; }));
+    CHECK(changed([](Base& a) { a.blocks.block = 5; }));
+    CHECK(changed([](Base& a) { a.key_blocks.block = 5; }));
+  }
+  SECTION("types") {
+    const auto as = [&]<class... P>(const Attention<P...>& other) {
+      return refuses(base, other, x);
+    };
+    CHECK(as(Attention<mhla::EluPlusOne, Blocks1D>{.blocks = {4}}));
+    CHECK(as(Attention<mhla::SquaredRelu, Blocks1D>{.blocks = {4}}));
+    CHECK(as(Attention<Relu, mhla::Blocks2D>{.blocks = {{1, 12}, {1, 4}}}));
+    CHECK(as(Attention<Relu, Blocks1D, mhla::Causal>{.blocks = {4}}));
+    CHECK(as(Attention<Relu, Blocks1D, mhla::BlockCausal>{.blocks = {4}}));
+    CHECK(as(Attention<Relu, Blocks1D, Bidirectional, MixedProduct>{.blocks = {4}}));
+    CHECK(as(Variant<Unnormalized>{.blocks = {4}}));
+    CHECK(as(Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, mhla::HalfSplitRotary>{
+        .blocks = {4}}));
+  }
+  SECTION("scalars of one accumulator") {
+    const auto rounded = call::converted<mhla::BFloat16>(x);
+    ForwardState<float> state;
+    call::forward(base, rounded, SerialExecutor{}, &state);
+    CHECK_NOTHROW(call::backward(base, rounded, SerialExecutor{}, &state));
+    CHECK_THROWS_AS(call::backward(base, call::converted<float>(x), SerialExecutor{}, &state),
+                    StateError);
+    CHECK_THROWS_AS(call::backward(base, call::converted<mhla::Half>(x), SerialExecutor{}, &state),
+                    StateError);
+  }
+  SECTION("rotations") {
+    using Rotated = Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, mhla::HalfSplitRotary>;
+    const Rotated rotated{.blocks = {4}};
+    Rotated faster = rotated;
+    faster.rotation.theta = 500;
+    CHECK_FALSE(refuses(rotated, Rotated{.blocks = {4}}, x));
+    CHECK(refuses(rotated, faster, x));
+    CHECK(refuses(
+        rotated,
+        Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, mhla::AxialRotary>{.blocks = {4}},
+        x));
+  }
+  SECTION("a projection") {
+    const mhla::testing::HostTensor<double, 2> projection =
+        mhla::testing::random_tensor<double>(mhla::testing::Normal{}, 7, 5, 6);
+    auto same = projection;
+    auto other = projection;
+    other.view()(4, 5) += 1;
+    const auto random = [](const auto& matrix) {
+      return Attention<mhla::Favor<double>, Blocks1D>{.feature_map = {matrix.view()},
+                                                      .blocks = {4}};
+    };
+    CHECK_FALSE(refuses(random(projection), random(same), x));
+    CHECK(refuses(random(projection), random(other), x));
+  }
+  SECTION("offsets") {
+    const Operands<double> joined = operands<double>(base, {1, 4, 2, 24, 24, 6, 3});
+    const std::vector<std::int32_t> offsets{0, 10, 15, 24};
+    const std::vector<std::int32_t> same = offsets;
+    const std::vector<std::int32_t> other{0, 10, 16, 24};
+    CHECK_FALSE(refuses(mhla::packed(base, offsets), mhla::packed(base, same), joined));
+    CHECK(refuses(mhla::packed(base, offsets), mhla::packed(base, other), joined));
+    CHECK(refuses(base, mhla::packed(base, offsets), joined));
+  }
+  SECTION("masks") {
+    call::HostTensor<std::uint8_t, 2> mask(2, 12);
+    for (std::uint8_t& byte : mask.elements()) byte = 1;
+    mask.view()(1, 11) = 0;
+    auto same = mask;
+    same.view()(0, 0) = 2;  // present all the same
+    auto other = mask;
+    other.view()(0, 3) = 0;
+    const auto padded = [&](const auto& queries, const auto& keys) {
+      return mhla::padded(base, queries.view(), keys.view());
+    };
+    CHECK_FALSE(refuses(padded(mask, mask), padded(same, same), x));
+    CHECK(refuses(padded(mask, mask), padded(other, mask), x));
+    CHECK(refuses(padded(mask, mask), padded(mask, other), x));
+    CHECK(refuses(base, padded(mask, mask), x));
+  }
+}
+
+TEST_CASE("requests: a state that was moved from is refused", "[cpu]") {
+  const Variant<MixedKeySum> attention{.blocks = {.block = 3}};
+  const Operands<double> x = operands<double>(attention, shape);
+  ForwardState<double> state;
+  call::forward(attention, x, SerialExecutor{}, &state);
+  const ForwardState<double> moved = std::move(state);
+  CHECK(says(
+      error_message<StateError>([&] { call::backward(attention, x, SerialExecutor{}, &state); }),
+      "nothing has been saved"));
+  auto recomputed = call::backward(attention, x);
+  auto from_saved = call::backward(attention, x, SerialExecutor{}, &moved);
+  check_same_bits(recomputed, from_saved);
 }
 
 TEST_CASE("requests: a forward call that throws leaves the state as it was", "[cpu]") {

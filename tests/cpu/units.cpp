@@ -113,13 +113,17 @@ void check_value_parts(const V& attention, const Shape& shape, Index slots) {
   const auto x = call::operands<T>(attention, shape);
   using A = mhla::Accumulator<T>;
   mhla::ForwardState<A> whole;
-  mhla::ForwardState<A> parted;
   auto y = call::forward(attention, x, mhla::SerialExecutor{}, &whole);
-  auto other_y = call::forward(attention, x, ShuffledExecutor{slots}, &parted);
-  CHECK(bitwise_equal(y.view(), other_y.view()));
   auto gradients = call::backward(attention, x, mhla::SerialExecutor{}, &whole);
-  auto other_gradients = call::backward(attention, x, mhla::SerialExecutor{}, &parted);
-  check_same_bits(gradients, other_gradients);
+  const auto check = [&](const auto& executor) {
+    mhla::ForwardState<A> parted;
+    auto other_y = call::forward(attention, x, executor, &parted);
+    CHECK(bitwise_equal(y.view(), other_y.view()));
+    auto other_gradients = call::backward(attention, x, mhla::SerialExecutor{}, &parted);
+    check_same_bits(gradients, other_gradients);
+  };
+  check(ShuffledExecutor{slots});
+  check(ThreadExecutor{slots});
 }
 
 }  // namespace

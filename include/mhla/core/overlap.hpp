@@ -72,19 +72,24 @@ struct Lattice {
 
 inline constexpr int search_budget = 4096;
 
-// A view without its types, so that the search is compiled once for all of them.
+// A view without its types, so that the searches are compiled once for all of them.
 struct Strided {
   const void* data;
   Index element_bytes;
   Index size;
   int rank;
-  const Index* extent;
-  const Index* stride;
+  Index extent[4];
+  Index stride[4];
 };
 
 template <class T, int Rank>
-Strided strided(const TensorView<T, Rank>& view) {
-  return {view.data, static_cast<Index>(sizeof(T)), view.size(), Rank, view.extent, view.stride};
+constexpr Strided strided(const TensorView<T, Rank>& view) {
+  Strided all{view.data, static_cast<Index>(sizeof(T)), view.size(), Rank, {}, {}};
+  for (int i = 0; i < Rank; ++i) {
+    all.extent[i] = view.extent[i];
+    all.stride[i] = view.stride[i];
+  }
+  return all;
 }
 
 inline bool share_memory(const Strided& a, const Strided& b) {
@@ -97,6 +102,24 @@ inline bool share_memory(const Strided& a, const Strided& b) {
                                            reinterpret_cast<std::uintptr_t>(a.data));
   int budget = search_budget;
   return lattice.reaches(distance, 0, budget);
+}
+
+constexpr bool is_injective(const Strided& view) {
+  if (view.size == 0) return true;
+  Lattice lattice;
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.extent[i] == 1) continue;
+    if (view.stride[i] == 0) return false;
+    const int before = lattice.axes;
+    lattice.add(view.stride[i], 0, view.extent[i] - 1);
+    if (lattice.axes == before) return false;  // two axes of one stride
+  }
+  Index reach = 0;  // of the axes with smaller strides
+  for (int i = lattice.axes - 1; i >= 0; --i) {
+    if (lattice.axis[i].stride <= reach) return false;
+    reach += lattice.axis[i].stride * (lattice.axis[i].high - lattice.axis[i].low);
+  }
+  return true;
 }
 
 }  // namespace overlap
@@ -112,21 +135,7 @@ bool share_memory(const TensorView<T, RankT>& a, const TensorView<U, RankU>& b) 
 /// expanded axis (stride 0), and for strides that do not nest.
 template <class T, int Rank>
 constexpr bool is_injective(const TensorView<T, Rank>& view) {
-  if (view.size() == 0) return true;
-  overlap::Lattice lattice;
-  for (int i = 0; i < Rank; ++i) {
-    if (view.extent[i] == 1) continue;
-    if (view.stride[i] == 0) return false;
-    const int before = lattice.axes;
-    lattice.add(view.stride[i], 0, view.extent[i] - 1);
-    if (lattice.axes == before) return false;  // two axes of one stride
-  }
-  Index reach = 0;  // of the axes with smaller strides
-  for (int i = lattice.axes - 1; i >= 0; --i) {
-    if (lattice.axis[i].stride <= reach) return false;
-    reach += lattice.axis[i].stride * (lattice.axis[i].high - lattice.axis[i].low);
-  }
-  return true;
+  return overlap::is_injective(overlap::strided(view));
 }
 
 MHLA_NAMESPACE_END

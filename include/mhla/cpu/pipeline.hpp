@@ -18,6 +18,7 @@
 #include <mhla/cpu/forward_unit.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/plan.hpp>
+#include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/requests.hpp>
 #include <string>
@@ -141,7 +142,8 @@ void run_units(const Plan<L, A>& plan, Index units, const ExecutorRef& executor,
   for (Index unit = whole; unit < units; ++unit) run(unit, plan.units[0], executor);
 }
 
-/// Copies the summaries of a unit to its columns of a head's.
+/// Copies the summaries of a unit to its columns of a head's. The key sums, which all parts of a
+/// head have, are the first one's to write.
 template <class A>
 void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows<A>& whole,
                Index blocks) {
@@ -149,7 +151,8 @@ void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows
     const Panel<A> from = part.summary(b);
     const Panel<A> to = whole.summary(b).col_range(first_column, from.cols);
     for (Index r = 0; r < from.rows; ++r) copy_row(to.row(r), from.row(r), from.cols);
-    copy_row(whole.key_sum(b).data, part.key_sum(b).data, part.key_sum(b).size);
+    if (first_column == 0)
+      copy_row(whole.key_sum(b).data, part.key_sum(b).data, part.key_sum(b).size);
   }
 }
 
@@ -263,8 +266,8 @@ Index forward_state_size(const V& attention, const Shape& shape) {
 /// accumulator type, y [batch, heads, query tokens, value_dim]; any strides. With `save`, the
 /// summaries are kept for backward_into.
 /// \throws ShapeError where views, variant or memory do not fit, WorkspaceError where `workspace`
-/// is smaller than forward_workspace_size; y is untouched then. Bits do not depend on the executor.
-/// Nothing is allocated, but by a `save` that has to grow.
+/// is smaller than forward_workspace_size or shares memory with a tensor; y is untouched then. Bits
+/// do not depend on the executor. Nothing is allocated, but by a `save` that has to grow.
 template <AttentionVariant V, Executor E, StorageScalar T>
 void forward_into(const V& attention, const E& executor,
                   const std::type_identity_t<TensorView<const T, 4>>& q,
@@ -274,13 +277,15 @@ void forward_into(const V& attention, const E& executor,
                   const TensorView<T, 4>& y, WorkspaceView workspace,
                   std::type_identity_t<ForwardState<Accumulator<T>>*> save = nullptr) {
   using A = Accumulator<T>;
-  const Problem problem = checked_forward(attention, OperandViews<T>{q, k, v, mix}, y);
+  const Problem problem = checked_forward(attention, OperandViews<T>{q, k, v, mix}, y, workspace);
   const Shape& shape = problem.shape;
   require_workspace(workspace, forward_workspace_size<T>(attention, shape, executor),
                     "mhla::forward_into");
 
   Span<A> saved;
-  if (save != nullptr) saved = save->prepare(shape, cpu::call_summary_size<A, V>(problem));
+  if (save != nullptr)
+    saved = save->prepare(shape, fingerprint_of<T>(attention, problem, Borrowed::contents),
+                          cpu::call_summary_size<A, V>(problem));
   Arena arena(workspace);
   cpu::ForwardPlan<cpu::LoweredOf<V>, A> forward(arena, attention, problem, executor);
   forward.plan.pack_mixing(mix);
@@ -312,10 +317,12 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                    std::type_identity_t<const ForwardState<Accumulator<T>>*> saved = nullptr) {
   using A = Accumulator<T>;
   const TensorView<const T, 4> q = query;
-  const Problem problem = checked_backward(attention, OperandViews<T>{q, k, v, mix}, dy, gradients);
+  const Problem problem =
+      checked_backward(attention, OperandViews<T>{q, k, v, mix}, dy, gradients, workspace);
   const Shape& shape = problem.shape;
   Span<const A> kept;
-  if (saved != nullptr) kept = saved->summaries(shape, cpu::call_summary_size<A, V>(problem));
+  if (saved != nullptr)
+    kept = saved->summaries(shape, fingerprint_of<T>(attention, problem, Borrowed::contents));
   require_workspace(workspace, backward_workspace_size<T>(attention, shape, executor),
                     "mhla::backward_into");
 

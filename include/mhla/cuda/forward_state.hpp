@@ -11,7 +11,9 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
 #include <string>
+#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -26,9 +28,11 @@ enum class SummaryFormat { accumulators, bfloat16_planes, half_planes };
 
 /// Block summaries S_b and key sums z_b of one forward pass, in the accumulator type A, in
 /// `memory`: forward_state_size(attention, shape, device) elements of device memory, or more. The
-/// object says what is in there and is the host's; it reads and frees nothing. Valid for the k, v
-/// and attention it was saved with, which the caller answers for, and for calls that come later on
-/// the stream.
+/// object says what is in there and is the host's; it reads and frees nothing. Valid for the k and
+/// v it was saved with, which the caller answers for, and for calls that come later on the stream;
+/// a backward pass of another shape or variant refuses it. What the host cannot read, masks and
+/// Favor's projection, is told apart by where and how it lies. Moving leaves a state without
+/// memory.
 ///
 /// A graph that holds a forward pass with a save fills the memory anew in every replay.
 template <class A>
@@ -36,11 +40,22 @@ class CudaForwardState {
  public:
   CudaForwardState() = default;
   explicit CudaForwardState(Span<A> memory) : memory_(memory) {}
+  CudaForwardState(CudaForwardState&& other) noexcept { *this = std::move(other); }
+  CudaForwardState& operator=(CudaForwardState&& other) noexcept {
+    memory_ = std::exchange(other.memory_, {});
+    call_ = std::move(other.call_);
+    format_ = other.format_;
+    return *this;
+  }
 
-  /// Room for the summaries of `shape`; what was saved before is gone.
+  WorkspaceView memory() const {
+    return {reinterpret_cast<std::byte*>(memory_.data), memory_.size * Index{sizeof(A)}};
+  }
+
+  /// Room for the summaries of a call; what was saved before is gone.
   /// \throws WorkspaceError where the memory is too small, or not aligned to A, or to 16 bytes for
   /// planes; nothing has changed then.
-  Span<A> prepare(const Shape& shape, Index count, SummaryFormat format) {
+  Span<A> prepare(const Shape& shape, std::uint64_t variant, Index count, SummaryFormat format) {
     if (memory_.size < count)
       throw WorkspaceError("mhla: save(state): " + std::to_string(count) +
                            " elements of device memory are needed, the state has " +
@@ -49,21 +64,20 @@ class CudaForwardState {
     if (reinterpret_cast<std::uintptr_t>(memory_.data) % alignment != 0)
       throw WorkspaceError("mhla: save(state): the memory is not aligned to " +
                            std::to_string(alignment) + " bytes");
-    call_.begin(shape, count);
+    call_.begin(shape, variant, count);
     format_ = format;
     return {memory_.data, count};
   }
   /// Called by forward when everything that fills it is on the stream.
   void mark_filled() { call_.mark_filled(); }
 
-  /// The summaries saved for `shape`; throws StateError where something else, or nothing, was
-  /// saved.
-  Span<A> summaries(const Shape& shape, Index count, SummaryFormat format) const {
-    call_.require(shape, count);
+  /// The summaries saved for a call; throws StateError where something else, or nothing, was saved.
+  Span<A> summaries(const Shape& shape, std::uint64_t variant, SummaryFormat format) const {
+    const Index count = call_.count(shape, variant);
     if (format != format_)
       throw StateError(
-          "mhla: saved(state): the state was saved on another CudaPath, or by tensors of another "
-          "type of 16 bits; give both passes a CudaDevice that asks for the same path");
+          "mhla: saved(state): the state was saved on another CudaPath; give both passes a "
+          "CudaDevice that asks for the same path");
     return {memory_.data, count};
   }
 

@@ -15,6 +15,7 @@
 #include <mhla/cuda/fused/passes.hpp>
 #include <mhla/cuda/path.hpp>
 #include <mhla/cuda/plan.hpp>
+#include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/requests.hpp>
 #include <mhla/policy/variant.hpp>
@@ -120,7 +121,8 @@ void forward_into(const V& attention, const CudaDevice& device,
                   const TensorView<T, 4>& y, WorkspaceView workspace,
                   std::type_identity_t<CudaForwardState<Accumulator<T>>*> save = nullptr) {
   const OperandViews<T> operands{q, k, v, mix};
-  const Problem problem = checked_forward(attention, operands, y);
+  const Problem problem = checked_forward(attention, operands, y, workspace,
+                                          save == nullptr ? WorkspaceView{} : save->memory());
   constexpr auto forward = cuda::Direction::forward;
   const CudaPath path = cuda::path_of<T>(attention, problem, device, forward,
                                          save == nullptr ? StateUse::none : StateUse::given);
@@ -129,9 +131,9 @@ void forward_into(const V& attention, const CudaDevice& device,
                     "mhla::forward_into");
   Span<Accumulator<T>> state;
   if (save != nullptr)
-    state =
-        save->prepare(problem.shape, cuda::call_summary_size<V, Accumulator<T>>(attention, problem),
-                      cuda::summary_format<T>(path));
+    state = save->prepare(problem.shape, fingerprint_of<T>(attention, problem, Borrowed::address),
+                          cuda::call_summary_size<V, Accumulator<T>>(attention, problem),
+                          cuda::summary_format<T>(path));
   cuda::run_forward(path, device, attention, problem, operands, y, workspace, state);
   if (save != nullptr) save->mark_filled();
 }
@@ -153,7 +155,8 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
                    WorkspaceView workspace,
                    std::type_identity_t<const CudaForwardState<Accumulator<T>>*> saved = nullptr) {
   const OperandViews<T> operands{q, k, v, mix};
-  const Problem problem = checked_backward(attention, operands, dy, gradients);
+  const Problem problem = checked_backward(attention, operands, dy, gradients, workspace,
+                                           saved == nullptr ? WorkspaceView{} : saved->memory());
   constexpr auto backward = cuda::Direction::backward;
   const CudaPath path = cuda::path_of<T>(attention, problem, device, backward,
                                          saved == nullptr ? StateUse::none : StateUse::given);
@@ -162,9 +165,9 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
                     "mhla::backward_into");
   Span<Accumulator<T>> state;
   if (saved != nullptr)
-    state = saved->summaries(problem.shape,
-                             cuda::call_summary_size<V, Accumulator<T>>(attention, problem),
-                             cuda::summary_format<T>(path));
+    state =
+        saved->summaries(problem.shape, fingerprint_of<T>(attention, problem, Borrowed::address),
+                         cuda::summary_format<T>(path));
   cuda::run_backward(path, device, attention, problem, operands, dy, gradients, update, workspace,
                      state);
 }

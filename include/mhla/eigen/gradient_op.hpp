@@ -18,6 +18,7 @@
 #include <mhla/eigen/storage.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
+#include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/requests.hpp>
 #include <mhla/policy/variant.hpp>
 #include <optional>
@@ -132,7 +133,9 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
                     shape_.value_dim, "dy is [batch, heads, query tokens, value_dim]");
     require_host_state(op.device_state(), "attention.backward(q, k, v, mix, dy).saved(state)");
     if (op.state() != nullptr)
-      op.state()->summaries(shape_, forward_state_size(op.attention(), shape_));
+      op.state()->summaries(
+          shape_, fingerprint_of<T>(op.attention(), checked_problem(op.attention(), shape_),
+                                    Borrowed::contents));
     if (op.workspace())
       require_workspace(*op.workspace(), workspace_size_,
                         "mhla: attention.backward(q, k, v, mix, dy).with(workspace)");
@@ -156,11 +159,12 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
       require_extent("dmix", "query blocks", dmix.view.extent[1], s.mix_query_blocks, rule);
       require_extent("dmix", "key blocks", dmix.view.extent[2], s.mix_key_blocks, rule);
     }
-    constexpr const char* another = "another gradient";
-    require_destination(dq.view, "dq", another, dk.view, dv.view, dmix.view);
-    require_destination(dk.view, "dk", another, dv.view, dmix.view);
-    require_destination(dv.view, "dv", another, dmix.view);
-    require_destination(dmix.view, "dmix", another);
+    CallMemory results;
+    results.writes(dq.view, "dq");
+    results.writes(dk.view, "dk");
+    results.writes(dv.view, "dv");
+    results.writes(dmix.view, "dmix");
+    results.require_results();
   }
 
   void write(GradientViews<T> gradients, Update update) {

@@ -12,6 +12,7 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
@@ -31,23 +32,60 @@ void require_aligned(const TensorView<T, Rank>& tensor, const char* name) {
   if (tensor.size() > 0) require_aligned(tensor.data, alignof(T), name);
 }
 
-inline void require_destination(bool injective, bool shared, const char* name, const char* others) {
-  if (!injective)
-    throw ShapeError(std::string("mhla: ") + name +
-                     ": the strides give two elements one address; a destination needs every "
-                     "element to be its own");
-  if (shared)
-    throw ShapeError(std::string("mhla: ") + name + ": shares memory with " + others +
-                     "; a destination needs memory of its own");
-}
+/// The memory of a call, piece by piece: first the tensors that it writes, then what it reads.
+class CallMemory {
+ public:
+  template <class T, int Rank>
+  void writes(const TensorView<T, Rank>& tensor, const char* name) {
+    reads(tensor, name);
+    results_ = count_;
+  }
+  template <class T, int Rank>
+  void reads(const TensorView<T, Rank>& tensor, const char* name) {
+    pieces_[count_++] = {overlap::strided(tensor), name};
+  }
 
-/// Throws unless `destination` can be written: every element its own, none shared with an operand.
-template <class T, int Rank, class... Operand>
-void require_destination(const TensorView<T, Rank>& destination, const char* name,
-                         const char* others, const Operand&... operands) {
-  require_destination(is_injective(destination), (share_memory(destination, operands) || ...), name,
-                      others);
-}
+  /// Throws ShapeError unless all results can be written: every element its own, none shared with
+  /// another piece.
+  MHLA_OUT_OF_LINE void require_results() const {
+    for (int i = 0; i < results_; ++i) {
+      const std::string name = std::string("mhla: ") + pieces_[i].name;
+      if (!overlap::is_injective(pieces_[i].view))
+        throw ShapeError(name +
+                         ": the strides give two elements one address; a destination needs every "
+                         "element to be its own");
+      if (const char* other = sharing(pieces_[i].view, i + 1))
+        throw ShapeError(name + ": shares memory with " + other +
+                         "; a destination needs memory of its own");
+    }
+  }
+
+  /// Throws WorkspaceError where `scratch` holds a byte of a piece; it is one itself from then on.
+  MHLA_OUT_OF_LINE void require_scratch(WorkspaceView scratch, const char* name) {
+    const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
+    if (const char* other = sharing(overlap::strided(bytes), 0))
+      throw WorkspaceError(std::string("mhla: ") + name + ": shares memory with " + other +
+                           "; a call overwrites it: give it memory of its own");
+    reads(bytes, name);
+  }
+
+ private:
+  struct Piece {
+    overlap::Strided view;
+    const char* name;
+  };
+
+  // The first piece from `first` on that shares memory with `view`.
+  const char* sharing(const overlap::Strided& view, int first) const {
+    for (int i = first; i < count_; ++i)
+      if (overlap::share_memory(view, pieces_[i].view)) return pieces_[i].name;
+    return nullptr;
+  }
+
+  Piece pieces_[16];
+  int results_ = 0;
+  int count_ = 0;
+};
 
 /// Whether the feature map reads a matrix that is not its own, as Favor does.
 template <class V>
@@ -77,53 +115,79 @@ void require_aligned_operands(const V& attention, const OperandViews<T>& operand
     require_aligned(attention.feature_map.projection, "feature_map.projection");
 }
 
-/// Throws ShapeError unless y = attention(q, k, v, mix) can be computed.
+/// Throws unless results can be written, and scratch memory: the workspace, and a forward state's
+/// where that is the caller's.
+template <class V, class T>
+void require_apart(CallMemory& results, const V& attention, const OperandViews<T>& operands,
+                   WorkspaceView workspace, WorkspaceView state) {
+  results.reads(operands.q, "q");
+  results.reads(operands.k, "k");
+  results.reads(operands.v, "v");
+  results.reads(operands.mix, "mix");
+  if constexpr (borrows_projection<V>)
+    results.reads(attention.feature_map.projection, "feature_map.projection");
+  if constexpr (requires { attention.offsets; })
+    results.reads(make_view(attention.offsets.data, attention.offsets.size), "offsets");
+  if constexpr (requires { attention.masks; }) {
+    results.reads(attention.masks.query, "masks.query");
+    results.reads(attention.masks.key, "masks.key");
+  }
+  results.require_results();
+  results.require_scratch(workspace, "workspace");
+  results.require_scratch(state, "state");
+}
+
+/// Throws ShapeError unless y = attention(q, k, v, mix) can be computed, WorkspaceError where
+/// scratch memory shares a byte with a tensor.
 template <AttentionVariant V, class T>
 Problem checked_forward(const V& attention, const OperandViews<T>& operands,
-                        const TensorView<T, 4>& y) {
+                        const TensorView<T, 4>& y, WorkspaceView workspace,
+                        WorkspaceView state = {}) {
   const Shape shape = operands.shape();
   const Problem problem = checked_problem(attention, shape);
   require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "y is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);
   require_aligned(y, "y");
-  require_destination(y, "y", "q, k, v or mix", operands.q, operands.k, operands.v, operands.mix);
+  CallMemory memory;
+  memory.writes(y, "y");
+  require_apart(memory, attention, operands, workspace, state);
   return problem;
 }
 
-/// Throws ShapeError unless the wanted gradients of <dy, attention(q, k, v, mix)> can be computed.
+/// The same of the wanted gradients of <dy, attention(q, k, v, mix)>.
 template <AttentionVariant V, class T>
 Problem checked_backward(const V& attention, const OperandViews<T>& operands,
-                         const TensorView<const T, 4>& dy, const GradientViews<T>& gradients) {
+                         const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                         WorkspaceView workspace, WorkspaceView state = {}) {
   const Shape shape = operands.shape();
   const Problem problem = checked_problem(attention, shape);
   require_extents(dy, "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "dy is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);
   require_aligned(dy, "dy");
-  const auto& [q, k, v, mix] = operands;
   const auto& dq = gradients.query.view;
   const auto& dk = gradients.key.view;
   const auto& dv = gradients.value.view;
   const auto& dmix = gradients.mix.view;
-  constexpr const char* others = "an operand or another gradient";
+  CallMemory memory;
   if (gradients.query.wanted) {
     require_extents(dq, "dq", shape.batch, shape.heads, shape.query_tokens, shape.key_dim,
                     "dq has the shape of q");
     require_aligned(dq, "dq");
-    require_destination(dq, "dq", others, q, k, v, mix, dy, dk, dv, dmix);
+    memory.writes(dq, "dq");
   }
   if (gradients.key.wanted) {
     require_extents(dk, "dk", shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim,
                     "dk has the shape of k");
     require_aligned(dk, "dk");
-    require_destination(dk, "dk", others, q, k, v, mix, dy, dv, dmix);
+    memory.writes(dk, "dk");
   }
   if (gradients.value.wanted) {
     require_extents(dv, "dv", shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim,
                     "dv has the shape of v");
     require_aligned(dv, "dv");
-    require_destination(dv, "dv", others, q, k, v, mix, dy, dmix);
+    memory.writes(dv, "dv");
   }
   if (gradients.mix.wanted) {
     constexpr const char* rule = "dmix has the shape of mix";
@@ -131,8 +195,10 @@ Problem checked_backward(const V& attention, const OperandViews<T>& operands,
     require_extent("dmix", "query blocks", dmix.extent[1], shape.mix_query_blocks, rule);
     require_extent("dmix", "key blocks", dmix.extent[2], shape.mix_key_blocks, rule);
     require_aligned(dmix, "dmix");
-    require_destination(dmix, "dmix", others, q, k, v, mix, dy);
+    memory.writes(dmix, "dmix");
   }
+  memory.reads(dy, "dy");
+  require_apart(memory, attention, operands, workspace, state);
   return problem;
 }
 

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+// What a saved state knows a variant by: a number that differs where the types or the values of two
+// variants do.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+#include <type_traits>
+#include <utility>
+
+MHLA_NAMESPACE_BEGIN
+
+/// How masks and a projection count: by what they hold, or, where the host cannot read them, by
+/// where and how they lie.
+enum class Borrowed { contents, address };
+
+namespace fingerprint {
+
+// Its address is the identity of types, in all translation units and for every compiler. Not const,
+// since a linker may fold constants.
+template <class... Types>
+inline char identity = 0;
+
+class Hash {
+ public:
+  void add(std::uint64_t word) {
+    value_ = (value_ ^ word) * 0x9e3779b97f4a7c15u;
+    value_ ^= value_ >> 32;
+  }
+  void add(const unsigned char* bytes, std::size_t count) {
+    for (std::size_t done = 0; done < count; done += sizeof(std::uint64_t)) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes + done, std::min(count - done, sizeof(word)));
+      add(word);
+    }
+  }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0;
+};
+
+template <class P>
+struct Bytes {
+  unsigned char of[sizeof(P)];
+};
+
+#if !__has_builtin(__builtin_clear_padding)
+// Whether byte I of a P is known to be no padding, which has no value in a constant expression.
+template <class P, std::size_t I>
+inline constexpr bool has_value = std::has_unique_object_representations_v<P> || requires {
+  typename std::bool_constant<(__builtin_bit_cast(Bytes<P>, P{}).of[I] < 256)>;
+};
+#endif
+
+// The bytes of a policy, zero where they are padding. (Without the builtin also where P holds an
+// address beside padding, or has no constant P{}.)
+template <class P>
+Bytes<P> bytes_of(P policy) {
+  static_assert(std::is_trivially_copyable_v<P>);
+  Bytes<P> bytes;
+#if __has_builtin(__builtin_clear_padding)
+  __builtin_clear_padding(&policy);
+  std::memcpy(&bytes, &policy, sizeof(P));
+#else
+  std::memcpy(&bytes, &policy, sizeof(P));
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    ((has_value<P, I> ? void() : void(bytes.of[I] = 0)), ...);
+  }
+  (std::make_index_sequence<sizeof(P)>());
+#endif
+  return bytes;
+}
+
+template <class P>
+void add(Hash& hash, const P& policy) {
+  if constexpr (!std::is_empty_v<P>) hash.add(bytes_of(policy).of, sizeof(P));
+}
+
+template <class Map>
+void add_feature_map(Hash& hash, Map map, Borrowed borrowed) {
+  if constexpr (requires { map.projection = {}; }) {
+    if (borrowed == Borrowed::contents) {
+      const auto projection = std::exchange(map.projection, {});
+      for (Index r = 0; r < projection.extent[0]; ++r)
+        for (Index c = 0; c < projection.extent[1]; ++c) add(hash, projection(r, c));
+      add(hash, projection.extent[0]);
+    }
+  }
+  add(hash, map);
+}
+
+inline void add_masks(Hash& hash, const TokenMasks& masks, const Shape& shape, Borrowed borrowed) {
+  if (borrowed == Borrowed::address) return add(hash, masks);
+  for (Index n = 0; n < shape.batch; ++n) {
+    for (Index t = 0; t < shape.query_tokens; ++t) hash.add(masks.takes_query(n, t));
+    for (Index t = 0; t < shape.key_tokens; ++t) hash.add(masks.takes_key(n, t));
+  }
+}
+
+}  // namespace fingerprint
+
+/// The fingerprint of a checked call on tensors of T: types, grids, offsets, masks, feature map,
+/// normalizer, rotation and scale. Allocates nothing; does not outlive the process.
+template <class T, AttentionVariant V>
+std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowed borrowed) {
+  using fingerprint::add;
+  fingerprint::Hash hash;
+  hash.add(reinterpret_cast<std::uintptr_t>(&fingerprint::identity<V, T>));
+  add(hash, problem.query_grid);
+  add(hash, problem.key_grid);
+  add(hash, attention.normalizer);
+  add(hash, attention.rotation);
+  add(hash, attention.scale);
+  fingerprint::add_feature_map(hash, attention.feature_map, borrowed);
+  if constexpr (requires { attention.offsets; })
+    for (const auto offset : attention.offsets) hash.add(static_cast<std::uint64_t>(offset));
+  if constexpr (requires { attention.masks; })
+    fingerprint::add_masks(hash, attention.masks, problem.shape, borrowed);
+  return hash.value();
+}
+
+MHLA_NAMESPACE_END
