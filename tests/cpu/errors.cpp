@@ -6,7 +6,6 @@
 #include <functional>
 #include <limits>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/packed.hpp>
 #include <string>
 
 #include "tests/cpu/call.hpp"
@@ -330,11 +329,13 @@ TEST_CASE("errors: destinations over what a variant borrows", "[cpu]") {
       .blocks = {.block = 4}};
   CHECK(says(refused(random, y), "y: shares memory with feature_map.projection"));
   auto* const bytes = reinterpret_cast<std::uint8_t*>(y.view().data);
-  const auto mask = mhla::make_view(bytes + 640 - 16, 1, 16);
-  CHECK(says(refused(mhla::padded(sequence, mask, mhla::make_view(bytes + 640, 1, 16)), y),
-             "y: shares memory with masks.query"));
-  CHECK(says(refused(mhla::padded(sequence, mhla::make_view(bytes + 640, 1, 16), mask), y),
-             "y: shares memory with masks.key"));
+  const auto mask = mhla::make_view<const std::uint8_t>(bytes + 640 - 16, 1, 16);
+  const auto others = mhla::make_view<const std::uint8_t>(bytes + 640, 1, 16);
+  const auto padded = [](const auto& queries, const auto& keys) {
+    return mhla::Padded{sequence, mhla::TokenMasks{queries, keys}};
+  };
+  CHECK(says(refused(padded(mask, others), y), "y: shares memory with masks.query"));
+  CHECK(says(refused(padded(others, mask), y), "y: shares memory with masks.key"));
 }
 
 TEST_CASE("errors: tensors inside the workspace", "[cpu]") {

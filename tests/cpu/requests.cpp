@@ -3,7 +3,6 @@
 // from summaries saved or computed again. What is written does not depend on what else is.
 #include <cstdint>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/packed.hpp>
 #include <utility>
 #include <vector>
 
@@ -29,6 +28,7 @@ using mhla::Relu;
 using mhla::SerialExecutor;
 using mhla::Shape;
 using mhla::skip;
+using mhla::Span;
 using mhla::StateError;
 using mhla::Unnormalized;
 using mhla::Update;
@@ -244,9 +244,12 @@ TEST_CASE("requests: a saved state knows the variant that saved it", "[cpu]") {
     const std::vector<std::int32_t> offsets{0, 10, 15, 24};
     const std::vector<std::int32_t> same = offsets;
     const std::vector<std::int32_t> other{0, 10, 16, 24};
-    CHECK_FALSE(refuses(mhla::packed(base, offsets), mhla::packed(base, same), joined));
-    CHECK(refuses(mhla::packed(base, offsets), mhla::packed(base, other), joined));
-    CHECK(refuses(base, mhla::packed(base, offsets), joined));
+    const auto packed = [&](const std::vector<std::int32_t>& at) {
+      return mhla::Packed{base, Span<const std::int32_t>{at.data(), 4}};
+    };
+    CHECK_FALSE(refuses(packed(offsets), packed(same), joined));
+    CHECK(refuses(packed(offsets), packed(other), joined));
+    CHECK(refuses(base, packed(offsets), joined));
   }
   SECTION("masks") {
     call::HostTensor<std::uint8_t, 2> mask(2, 12);
@@ -257,7 +260,7 @@ TEST_CASE("requests: a saved state knows the variant that saved it", "[cpu]") {
     auto other = mask;
     other.view()(0, 3) = 0;
     const auto padded = [&](const auto& queries, const auto& keys) {
-      return mhla::padded(base, queries.view(), keys.view());
+      return mhla::Padded{base, mhla::TokenMasks{queries.view(), keys.view()}};
     };
     CHECK_FALSE(refuses(padded(mask, mask), padded(same, same), x));
     CHECK(refuses(padded(mask, mask), padded(other, mask), x));

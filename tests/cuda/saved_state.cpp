@@ -3,12 +3,15 @@
 // the CPU: no bit changes, for every sort of variant and however the batch is cut.
 #include <mhla/cuda/pipeline.cuh>
 // After it, so that the stand-ins were found first.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <mhla/packed.hpp>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tests/cpu/call.hpp"
@@ -45,6 +48,7 @@ using mhla::WorkspaceError;
 
 template <class Normalizer>
 using Variant = Attention<Relu, Blocks1D, Bidirectional, Normalizer>;
+using Rotated = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;
 
 // What the device does. Every workspace is full of NaN.
 struct Machine {
@@ -144,9 +148,7 @@ TEST_CASE("cuda saved state: changes no bit of either pass", "[cuda]") {
     check_saved<double>(
         Attention<EluPlusOne, Blocks2D, Bidirectional, MixedProduct>{.blocks = {{6, 4}, {3, 2}}},
         {2, 4, 2, 24, 24, 4, 3});
-    check_saved<double>(
-        Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>{.blocks = {7}},
-        {3, 4, 2, 40, 40, 4, 3, 4});
+    check_saved<double>(Rotated{.blocks = {7}}, {3, 4, 2, 40, 40, 4, 3, 4});
     check_saved<double>(Variant<Unnormalized>{.blocks = {4}, .key_blocks = {5}},
                         {2, 4, 2, 11, 23, 4, 3});
   };
@@ -178,10 +180,8 @@ TEST_CASE("cuda saved state: parts of the batch find their summaries in the stat
 
 TEST_CASE("cuda saved state: packed sequences", "[cuda]") {
   const std::vector<std::int32_t> offsets{0, 5, 5, 30, 31, 40};
-  const auto packed = mhla::packed(
-      Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>{.blocks = {7}},
-      offsets);
-  check_saved<double>(packed, {1, 4, 2, 40, 40, 4, 3, 4, 4, 4});
+  check_saved<double>(mhla::packed(Rotated{.blocks = {7}}, offsets),
+                      {1, 4, 2, 40, 40, 4, 3, 4, 4, 4});
 }
 
 TEST_CASE("cuda saved state: is used, not computed again", "[cuda]") {
@@ -226,6 +226,111 @@ TEST_CASE("cuda saved state: a state of another call is refused before anything 
     check_refused(attention, operands<double>(attention, other), "another shape or variant");
   check_refused(Variant<MixedKeySum>{.blocks = {.block = 4}}, x, "another shape or variant");
   check_refused(Variant<Unnormalized>{.blocks = {.block = 3}}, x, "another shape or variant");
+  const auto check_changed = [&](const auto& change) {
+    auto other = attention;
+    change(other);
+    check_refused(other, x, "another shape or variant");
+  };
+  check_changed([](auto& a) { a.feature_map.epsilon = 1e-5; });
+  check_changed([](auto& a) { a.normalizer.epsilon = 1e-5; });
+  check_changed([](auto& a) { a.scale = 0.5; });
+  check_changed([](auto& a) { a.key_blocks.block = 4; });
+  CHECK_NOTHROW(
+      machine.backward(Variant<MixedKeySum>{.blocks = {3}, .key_blocks = {3}}, x, &state));
+}
+
+TEST_CASE("cuda saved state: other offsets or another rotation are another variant", "[cuda]") {
+  const Rotated rotated{.blocks = {.block = 7}};
+  Rotated faster = rotated;
+  faster.rotation.theta = 500;
+  const std::vector<std::int32_t> offsets{0, 5, 5, 30, 31, 40};
+  const std::vector<std::int32_t> same = offsets;
+  const std::vector<std::int32_t> other{0, 5, 5, 30, 32, 40};
+  const auto x = operands<double>(rotated, {1, 4, 2, 40, 40, 4, 3, 4, 4, 4});
+  const Machine machine;
+  StateMemory<double> memory(
+      mhla::forward_state_size(mhla::packed(rotated, offsets), x.shape(), machine.device));
+  CudaForwardState<double> state(memory.span());
+  machine.forward(mhla::packed(rotated, offsets), x, &state);
+  CHECK_NOTHROW(machine.backward(mhla::packed(rotated, same), x, &state));
+  CHECK_THROWS_AS(machine.backward(mhla::packed(rotated, other), x, &state), StateError);
+  CHECK_THROWS_AS(machine.backward(mhla::packed(faster, offsets), x, &state), StateError);
+}
+
+TEST_CASE("cuda saved state: one that was moved from has nothing, and no memory", "[cuda]") {
+  const auto x = operands<double>(attention, shape);
+  const Machine machine;
+  StateMemory<double> memory(mhla::forward_state_size(attention, x.shape(), machine.device));
+  CudaForwardState<double> first(memory.span());
+  machine.forward(attention, x, &first);
+  CudaForwardState<double> second = std::move(first);
+  CHECK(says(error_message<StateError>([&] { machine.backward(attention, x, &first); }),
+             "nothing has been saved"));
+  CHECK_THROWS_AS(machine.forward(attention, x, &first), WorkspaceError);
+  auto recomputed = machine.backward(attention, x);
+  auto from_second = machine.backward(attention, x, &second);
+  check_same_bits(recomputed, from_second);
+  std::swap(first, second);
+  auto from_first = machine.backward(attention, x, &first);
+  check_same_bits(recomputed, from_first);
+  CudaForwardState<double>& itself = first;
+  first = std::move(itself);
+  from_first = machine.backward(attention, x, &first);
+  check_same_bits(recomputed, from_first);
+  // Two that speak of one memory would not both be right after the next save.
+  STATIC_REQUIRE_FALSE(std::is_copy_constructible_v<CudaForwardState<double>>);
+  STATIC_REQUIRE_FALSE(std::is_copy_assignable_v<CudaForwardState<double>>);
+}
+
+TEST_CASE(
+    "cuda saved state: no tensor lies in the workspace or in the state, nor they in one "
+    "another",
+    "[cuda]") {
+  const auto x = operands<double>(attention, shape);
+  const Machine machine;
+  const Workspace workspace(
+      std::max(mhla::forward_workspace_size<double>(attention, x.shape(), machine.device),
+               mhla::backward_workspace_size<double>(attention, x.shape(), machine.device)));
+  StateMemory<double> memory(mhla::forward_state_size(attention, x.shape(), machine.device));
+  CudaForwardState<double> state(memory.span());
+  machine.forward(attention, x, &state);
+  auto y = x.dy;
+  Gradients<double> gradients(x);
+  const auto over = [](auto view, const void* place) {
+    view.data = static_cast<decltype(view.data)>(const_cast<void*>(place));
+    return view;
+  };
+  const auto forward = [&](auto v, auto to, mhla::WorkspaceView scratch) {
+    return error_message<WorkspaceError>(
+        [&] { forward_into(attention, machine.device, x.q, x.k, v, x.mix, to, scratch, &state); });
+  };
+  const auto backward = [&](auto dy, auto views) {
+    return error_message<WorkspaceError>([&] {
+      backward_into(attention, machine.device, x.q.view(), x.k, x.v, x.mix, dy, views,
+                    Update::accumulate, workspace, &state);
+    });
+  };
+  const long launches = machine.context.launches;
+  const void* const in_workspace = workspace.data() + 128;
+  const void* const in_state = memory.span().data + 1;
+  CHECK(says(forward(over(x.v.view(), in_workspace), y.view(), workspace),
+             "workspace: shares memory with v"));
+  CHECK(says(forward(x.v.view(), over(y.view(), in_workspace), workspace),
+             "workspace: shares memory with y"));
+  CHECK(says(forward(over(x.v.view(), in_state), y.view(), workspace),
+             "state: shares memory with v"));
+  CHECK(says(forward(x.v.view(), over(y.view(), in_state), workspace),
+             "state: shares memory with y"));
+  auto* const bytes = reinterpret_cast<std::byte*>(memory.span().data);
+  CHECK(says(forward(x.v.view(), y.view(), {bytes, memory.span().size * Index{sizeof(double)}}),
+             "state: shares memory with workspace"));
+  auto views = gradients.views();
+  CHECK(says(backward(over(x.dy.view(), in_workspace), views), "workspace: shares memory with dy"));
+  views.key.view = over(views.key.view, in_workspace);
+  CHECK(says(backward(x.dy.view(), views), "workspace: shares memory with dk"));
+  views.key.view = over(views.key.view, in_state);
+  CHECK(says(backward(x.dy.view(), views), "state: shares memory with dk"));
+  CHECK(machine.context.launches == launches);
 }
 
 TEST_CASE("cuda saved state: a failed save leaves what was there", "[cuda]") {
