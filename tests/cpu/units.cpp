@@ -13,6 +13,7 @@
 namespace {
 
 using call::bitwise_equal;
+using executors::ApartExecutor;
 using executors::ShuffledExecutor;
 using executors::ThreadExecutor;
 using mhla::Attention;
@@ -123,7 +124,7 @@ void check_value_parts(const V& attention, const Shape& shape, Index slots) {
     check_same_bits(gradients, other_gradients);
   };
   check(ShuffledExecutor{slots});
-  check(ThreadExecutor{slots});
+  check(ApartExecutor{slots});
 }
 
 }  // namespace
