@@ -49,13 +49,13 @@ class CallMemory {
   /// another piece.
   MHLA_OUT_OF_LINE void require_results() const {
     for (int i = 0; i < results_; ++i) {
-      const std::string name = std::string("mhla: ") + pieces_[i].name;
-      if (!overlap::is_injective(pieces_[i].view))
-        throw ShapeError(name +
+      const auto& [view, name] = pieces_[i];
+      if (!overlap::is_injective(view))
+        throw ShapeError(std::string("mhla: ") + name +
                          ": the strides give two elements one address; a destination needs every "
                          "element to be its own");
-      if (const char* other = sharing(pieces_[i].view, i + 1))
-        throw ShapeError(name + ": shares memory with " + other +
+      if (const char* other = sharing(view, i + 1))
+        throw ShapeError(std::string("mhla: ") + name + ": shares memory with " + other +
                          "; a destination needs memory of its own");
     }
   }
