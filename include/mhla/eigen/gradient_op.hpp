@@ -159,7 +159,7 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
       require_extent("dmix", "query blocks", dmix.view.extent[1], s.mix_query_blocks, rule);
       require_extent("dmix", "key blocks", dmix.view.extent[2], s.mix_key_blocks, rule);
     }
-    CallMemory results;
+    Footprint results;
     results.writes(dq.view, "dq");
     results.writes(dk.view, "dk");
     results.writes(dv.view, "dv");

@@ -32,8 +32,8 @@ void require_aligned(const TensorView<T, Rank>& tensor, const char* name) {
   if (tensor.size() > 0) require_aligned(tensor.data, alignof(T), name);
 }
 
-/// The memory of a call, piece by piece: first the tensors that it writes, then what it reads.
-class CallMemory {
+/// The memory that a call touches, piece by piece: first what it writes, then what it reads.
+class Footprint {
  public:
   template <class T, int Rank>
   void writes(const TensorView<T, Rank>& tensor, const char* name) {
@@ -118,23 +118,23 @@ void require_aligned_operands(const V& attention, const OperandViews<T>& operand
 /// Throws unless results can be written, and scratch memory: the workspace, and a forward state's
 /// where that is the caller's.
 template <class V, class T>
-void require_apart(CallMemory& results, const V& attention, const OperandViews<T>& operands,
+void require_apart(Footprint& footprint, const V& attention, const OperandViews<T>& operands,
                    WorkspaceView workspace, WorkspaceView state) {
-  results.reads(operands.q, "q");
-  results.reads(operands.k, "k");
-  results.reads(operands.v, "v");
-  results.reads(operands.mix, "mix");
+  footprint.reads(operands.q, "q");
+  footprint.reads(operands.k, "k");
+  footprint.reads(operands.v, "v");
+  footprint.reads(operands.mix, "mix");
   if constexpr (borrows_projection<V>)
-    results.reads(attention.feature_map.projection, "feature_map.projection");
+    footprint.reads(attention.feature_map.projection, "feature_map.projection");
   if constexpr (requires { attention.offsets; })
-    results.reads(make_view(attention.offsets.data, attention.offsets.size), "offsets");
+    footprint.reads(make_view(attention.offsets.data, attention.offsets.size), "offsets");
   if constexpr (requires { attention.masks; }) {
-    results.reads(attention.masks.query, "masks.query");
-    results.reads(attention.masks.key, "masks.key");
+    footprint.reads(attention.masks.query, "masks.query");
+    footprint.reads(attention.masks.key, "masks.key");
   }
-  results.require_results();
-  results.require_scratch(workspace, "workspace");
-  results.require_scratch(state, "state");
+  footprint.require_results();
+  footprint.require_scratch(workspace, "workspace");
+  footprint.require_scratch(state, "state");
 }
 
 /// Throws ShapeError unless y = attention(q, k, v, mix) can be computed, WorkspaceError where
@@ -149,9 +149,9 @@ Problem checked_forward(const V& attention, const OperandViews<T>& operands,
                   "y is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);
   require_aligned(y, "y");
-  CallMemory memory;
-  memory.writes(y, "y");
-  require_apart(memory, attention, operands, workspace, state);
+  Footprint footprint;
+  footprint.writes(y, "y");
+  require_apart(footprint, attention, operands, workspace, state);
   return problem;
 }
 
@@ -170,24 +170,24 @@ Problem checked_backward(const V& attention, const OperandViews<T>& operands,
   const auto& dk = gradients.key.view;
   const auto& dv = gradients.value.view;
   const auto& dmix = gradients.mix.view;
-  CallMemory memory;
+  Footprint footprint;
   if (gradients.query.wanted) {
     require_extents(dq, "dq", shape.batch, shape.heads, shape.query_tokens, shape.key_dim,
                     "dq has the shape of q");
     require_aligned(dq, "dq");
-    memory.writes(dq, "dq");
+    footprint.writes(dq, "dq");
   }
   if (gradients.key.wanted) {
     require_extents(dk, "dk", shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim,
                     "dk has the shape of k");
     require_aligned(dk, "dk");
-    memory.writes(dk, "dk");
+    footprint.writes(dk, "dk");
   }
   if (gradients.value.wanted) {
     require_extents(dv, "dv", shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim,
                     "dv has the shape of v");
     require_aligned(dv, "dv");
-    memory.writes(dv, "dv");
+    footprint.writes(dv, "dv");
   }
   if (gradients.mix.wanted) {
     constexpr const char* rule = "dmix has the shape of mix";
@@ -195,10 +195,10 @@ Problem checked_backward(const V& attention, const OperandViews<T>& operands,
     require_extent("dmix", "query blocks", dmix.extent[1], shape.mix_query_blocks, rule);
     require_extent("dmix", "key blocks", dmix.extent[2], shape.mix_key_blocks, rule);
     require_aligned(dmix, "dmix");
-    memory.writes(dmix, "dmix");
+    footprint.writes(dmix, "dmix");
   }
-  memory.reads(dy, "dy");
-  require_apart(memory, attention, operands, workspace, state);
+  footprint.reads(dy, "dy");
+  require_apart(footprint, attention, operands, workspace, state);
   return problem;
 }
 
