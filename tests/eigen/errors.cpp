@@ -8,6 +8,7 @@
 #include <mhla/attention.hpp>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/eigen/tensors.hpp"
@@ -261,6 +262,17 @@ TEST_CASE("errors: a workspace too small, a state of another call", "[eigen]") {
   y.resize(1, 6, 20, 8);
   y = t.attention(test::tensor<float, Eigen::RowMajor>(1, 1, 6, 20, 8), half, half, t.mix)
           .save(state);
+  CHECK_THROWS_AS((mhla::gradients(dq, skip, skip, skip) =
+                       t.attention.backward(counted, t.k, t.v, t.mix, t.dy).saved(state)),
+                  StateError);
+  y.resize(t.output().dimensions());
+  y = t.attention(t.q, t.k, t.v, t.mix).save(state);
+  auto other = t.attention;
+  other.scale = 2;
+  CHECK_THROWS_AS((mhla::gradients(dq, skip, skip, skip) =
+                       other.backward(counted, t.k, t.v, t.mix, t.dy).saved(state)),
+                  StateError);
+  const mhla::ForwardState<float> moved = std::move(state);
   CHECK_THROWS_AS((mhla::gradients(dq, skip, skip, skip) =
                        t.attention.backward(counted, t.k, t.v, t.mix, t.dy).saved(state)),
                   StateError);
