@@ -3,12 +3,16 @@
 #   // EXPECT: a sentence
 # and with its mistake inside #ifndef MHLA_CONTROL ... #endif (an #else may show what is right).
 # It must fail to compile, with each sentence in the compiler's output; and, to show that nothing but
-# the mistake is wrong, it must compile with MHLA_CONTROL defined.
+# the mistake is wrong, it must compile with MHLA_CONTROL defined. Where the mistake is in the flags, a
+# line `// FLAGS: -std=c++17` has them; `// LINES: 20` says how long the output may be.
 # COMPILE is the compiler's call.
 cmake_minimum_required(VERSION 3.22...3.31)
 
 file(STRINGS "${CASE}" sentences REGEX "^// EXPECT: ")
 list(TRANSFORM sentences REPLACE "^// EXPECT: " "")
+file(STRINGS "${CASE}" flags REGEX "^// FLAGS: ")
+list(TRANSFORM flags REPLACE "^// FLAGS: " "")
+file(STRINGS "${CASE}" most_lines REGEX "^// LINES: ")
 if(NOT sentences)
   message(FATAL_ERROR "${CASE} has no line `// EXPECT: sentence`.")
 endif()
@@ -19,7 +23,7 @@ if(NOT status EQUAL 0)
   message(FATAL_ERROR "The control, without the mistake, does not compile:\n${output}")
 endif()
 
-execute_process(COMMAND ${COMPILE} "${CASE}"
+execute_process(COMMAND ${COMPILE} ${flags} "${CASE}"
                 OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
 if(status EQUAL 0)
   message(FATAL_ERROR "This compiles, and must not.")
@@ -30,3 +34,11 @@ foreach(sentence IN LISTS sentences)
     message(FATAL_ERROR "The compiler does not say\n  ${sentence}\nbut\n${output}")
   endif()
 endforeach()
+if(most_lines MATCHES "([0-9]+)")
+  set(most ${CMAKE_MATCH_1})
+  string(REGEX MATCHALL "\n" lines "${output}")
+  list(LENGTH lines count)
+  if(count GREATER most)
+    message(FATAL_ERROR "The compiler says it in ${count} lines, and ${most} must do:\n${output}")
+  endif()
+endif()
