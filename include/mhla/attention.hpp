@@ -27,9 +27,10 @@
 // it is part of a larger expression or shares memory with an operand. The workspace lives for one
 // evaluation unless .with(workspace) brings one.
 //
-// Wrong types do not compile, wrong sizes throw ShapeError before anything is allocated or written
-// (Eigen resizes the tensor of `tensor = expression` by itself; with .device(...) it never does).
-// Results are the same bits on every device, with any number of threads.
+// Wrong types do not compile, wrong sizes throw ShapeError before anything is allocated or written.
+// `tensor = expression` gives the tensor the result's shape, once the result is there; with
+// .device(...) a destination keeps its own. Results are the same bits on every device, with any
+// number of threads.
 //
 // From here: policy/variant.hpp has the equations and every policy, cpu/pipeline.hpp the same calls
 // on views without Eigen, mixing_matrix.hpp initial values of mix.

@@ -45,7 +45,8 @@ class Decoder : RequireStreaming<V> {
   using A = Accumulator<T>;
 
  public:
-  /// mix [1 | heads, blocks, blocks] says how long a sequence can get: capacity() tokens.
+  /// mix [1 | heads, blocks, blocks] or [blocks, blocks] says how long a sequence can get:
+  /// capacity() tokens.
   /// \throws ShapeError where variant, mix and shape do not fit.
   Decoder(const V& variant, const std::type_identity_t<TensorView<const A, 3>>& mix,
           const DecoderShape& shape)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Eigen's matrices have no batch, heads and tokens.
-// EXPECT: mhla: attention(q, k, v, mix) takes Eigen tensors
+// EXPECT: mhla: attention(q, k, v, mix) takes tensors: Eigen::Tensor, Eigen::TensorMap
+// EXPECT: mhla: attention.backward(q, k, v, mix, dy) takes tensors: Eigen::Tensor
 #include <mhla/attention.hpp>
 
 using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
@@ -16,6 +17,7 @@ struct Call {
     attention(q, q, q, Tensor3());
 #ifndef MHLA_CONTROL
     attention(q, q, q, mix);
+    attention.backward(q, q, q, mix, q);
 #endif
   }
 };

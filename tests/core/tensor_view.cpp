@@ -18,6 +18,9 @@ static_assert(!std::is_convertible_v<TensorView<const float, 4>, TensorView<floa
 static_assert(!std::is_convertible_v<TensorView<float, 4>, TensorView<double, 4>>);
 static_assert(!std::is_convertible_v<TensorView<float, 4>, TensorView<const double, 4>>);
 static_assert(!std::is_convertible_v<TensorView<float, 3>, TensorView<float, 4>>);
+static_assert(std::is_convertible_v<TensorView<float, 2>, TensorView<const float, 3>>);
+static_assert(!std::is_convertible_v<TensorView<const float, 2>, TensorView<float, 3>>);
+static_assert(!std::is_convertible_v<TensorView<float, 3>, TensorView<float, 2>>);
 static_assert(std::is_convertible_v<Span<float>, Span<const float>>);
 static_assert(!std::is_convertible_v<Span<const float>, Span<float>>);
 

@@ -2,6 +2,7 @@
 // Shapes at the edge of what is legal, each against the oracle: ragged grids, one block, blocks of
 // one token, blocks longer than a tile, nothing at all along an axis, a mixing matrix larger than
 // the layout, and denominators of 0.
+#include <algorithm>
 #include <mhla/cpu/pipeline.hpp>
 #include <string>
 
@@ -62,6 +63,32 @@ TEST_CASE("edges: ragged sequences, images and videos", "[cpu]") {
     const Variant<Blocks3D> video{.blocks = {.grid = {frames, 7, 5}, .block = {2, 3, 4}}};
     check_against_oracle(video, operands<double>(video, {1, 2, 1, tokens, tokens, 5, 7}));
   }
+}
+
+TEST_CASE("edges: a mix [query blocks, key blocks] is the one of all heads", "[cpu]") {
+  const Variant<Blocks1D> attention{.blocks = {.block = 4}};
+  const auto x = operands<double>(attention, {2, 4, 2, 18, 18, 5, 7});
+  const auto matrix = [](const auto& mix) {
+    return mhla::make_view(mix.data, mix.extent[1], mix.extent[2]);
+  };
+  CHECK(shape_of(x.q.view(), x.k.view(), x.v.view(), matrix(x.mix.view())) == x.shape());
+
+  const auto device = backend::device();
+  const mhla::Workspace workspace(
+      std::max(mhla::forward_workspace_size<double>(attention, x.shape(), device),
+               mhla::backward_workspace_size<double>(attention, x.shape(), device)));
+  auto y = x.dy;
+  forward_into(attention, device, x.q, x.k, x.v, matrix(x.mix.view()), y.view(), workspace);
+  CHECK(bitwise_equal(y.view(), call::forward(attention, x)));
+
+  call::Gradients<double> gradients(x);
+  backward_into(attention, device, x.q.view(), x.k, x.v, matrix(x.mix.view()), x.dy,
+                {gradients.query.view(), gradients.key.view(), gradients.value.view(),
+                 matrix(gradients.mix.view())},
+                Update::overwrite, workspace);
+  const auto expected = call::backward(attention, x);
+  CHECK(bitwise_equal(gradients.query.view(), expected.query));
+  CHECK(bitwise_equal(gradients.mix.view(), expected.mix));
 }
 
 TEST_CASE("edges: one block, blocks of one token, blocks longer than a tile", "[cpu]") {

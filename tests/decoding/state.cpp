@@ -502,3 +502,16 @@ TEST_CASE("decoder: nothing is allocated once it is made", "[decoding]") {
     CHECK(by_bytes == 0);
   }
 }
+
+TEST_CASE("decoder: a mix [blocks, blocks] is the one of all heads", "[decoding]") {
+  constexpr Shape shared{3, 4, 2, 19, 19, 4, 3, 1};
+  const Operands<double> x = operands<double>(attention, shared);
+  const auto mix = x.mix.view();
+  Decoder<Variant, double> decoder(
+      attention, mhla::make_view(mix.data, mix.extent[1], mix.extent[2]), decoder_shape(x));
+  Decoder<Variant, double> expected(attention, mix, decoder_shape(x));
+  HostTensor<double, 4> y = x.dy, expected_y = x.dy;
+  decoder.step(x.q, x.k, x.v, y.view());
+  expected.step(x.q, x.k, x.v, expected_y.view());
+  CHECK(bitwise_equal(y.view(), expected_y));
+}

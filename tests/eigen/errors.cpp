@@ -143,14 +143,33 @@ TEST_CASE("errors: operands that do not fit each other", "[eigen]") {
   CHECK(evaluations == 0);
 }
 
-TEST_CASE("errors: `tensor = expression` leaves the tensor's size alone too", "[eigen]") {
+TEST_CASE("errors: `tensor = expression` leaves the tensor alone where it throws", "[eigen]") {
   const Tensors t;
-  Tensor4 y(1, 1, 1, 1);
-  y.setConstant(5.f);
   const Tensor4 k = test::tensor<float, Eigen::RowMajor>(1, 3, 3, 22, 8);
-  CHECK_THROWS_AS((y = t.attention(t.q, k, t.v, t.mix)), ShapeError);
-  CHECK(y.size() == 1);
-  CHECK(y(0, 0, 0, 0) == 5.f);
+  std::vector<char> bytes(sizeof(float) * 2 * 3 * 22 * 9 + 1);
+  const auto misaligned =
+      mhla::make_view(reinterpret_cast<const float*>(bytes.data() + 1), 2, 3, 22, 9);
+  const mhla::Workspace memory(64);
+  const auto refused = [&](auto error, const auto& expression) {
+    Tensor4 y = test::tensor<float, Eigen::RowMajor>(1, 3, 1, 2, 2);
+    const auto before = memory_of(y);
+    const float* const data = y.data();
+    CHECK_THROWS_AS(y = expression(y), decltype(error));
+    CHECK(y.dimension(0) == 3);
+    CHECK(y.data() == data);
+    CHECK(memory_of(y) == before);
+    CHECK_THROWS_AS(y = expression(y) * 2.f + t.x, decltype(error));
+    CHECK(y.dimension(0) == 3);
+    CHECK(memory_of(y) == before);
+  };
+  int left = 0;
+  refused(ShapeError(""), [&](auto&) { return t.attention(t.q, k, t.v, t.mix); });
+  refused(ShapeError(""), [&](auto& y) { return t.attention(t.q, t.k, y, t.mix); });
+  refused(ShapeError(""), [&](auto&) { return t.attention(t.q, t.k, misaligned, t.mix); });
+  refused(WorkspaceError(""),
+          [&](auto&) { return t.attention(t.q, t.k, t.v, t.mix).with(memory); });
+  refused(std::runtime_error(""),
+          [&](auto&) { return t.attention(t.q, t.k, t.v.unaryExpr(Failing{&left}), t.mix); });
 }
 
 TEST_CASE("errors: gradients of another shape, or over each other", "[eigen]") {

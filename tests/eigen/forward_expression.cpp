@@ -339,6 +339,45 @@ TEMPLATE_TEST_CASE("forward expression: a result over an operand goes through a 
   });
 }
 
+TEMPLATE_TEST_CASE("forward expression: a tensor that gets another shape may be an operand",
+                   "[eigen]", FloatRowMajor, DoubleColMajor) {
+  using Tensor4 = typename TestType::Tensor4;
+  using Scalar = typename TestType::Scalar;
+  const TestType t;
+  const Memory<Scalar> expected = t.expected();
+  const Tensor4 sum = t.x + t.attention(t.q, t.k, t.v, t.mix);
+  const auto check = [&](const Tensor4& y, const Memory<Scalar>& values) {
+    CHECK(y.dimensions() == t.x.dimensions());
+    CHECK(memory_of(y) == values);
+  };
+
+  Tensor4 y = t.v;
+  y = t.attention(t.q, t.k, y, t.mix);
+  check(y, expected);
+  y = t.q;
+  y = t.attention(y, t.k, t.v, t.mix);
+  check(y, expected);
+  y = t.v * Scalar(0.5);  // a lazy operand reads the tensor, too
+  y = t.attention(t.q, t.k, y + y, t.mix);
+  check(y, expected);
+  y = t.v;  // and so does a view of it
+  y = t.attention(t.q, t.k, mhla::make_view(y.data(), 2, 3, 22, 9), t.mix);
+  check(y, expected);
+  y = t.v;
+  y = t.x + t.attention(t.q, t.k, y, t.mix);
+  check(y, memory_of(sum));
+  y = t.v;
+  y = (t.attention(t.q, t.k, y, t.mix) + t.x) * Scalar(1);
+  check(y, memory_of(sum));
+  y = t.x;  // the shape that it has already
+  y = y + t.attention(t.q, t.k, t.v, t.mix);
+  check(y, memory_of(sum));
+  y = t.output();
+  y += t.attention(t.q, t.k, t.v, t.mix);
+  const Tensor4 added = t.output() + Tensor4(t.attention(t.q, t.k, t.v, t.mix));
+  check(y, memory_of(added));
+}
+
 TEMPLATE_TEST_CASE("forward expression: tokens_first on every operand and the destination",
                    "[eigen]", FloatRowMajor, DoubleColMajor) {
   using Tensor4 = typename TestType::Tensor4;

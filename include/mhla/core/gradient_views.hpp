@@ -28,6 +28,10 @@ struct GradientView {
   constexpr GradientView(Skip) {}                          // NOLINT: reads as a list
   constexpr GradientView(TensorView<T, Rank> destination)  // NOLINT: reads as a list
       : view(destination), wanted(true) {}
+  /// dmix of a mix [query blocks, key blocks].
+  constexpr GradientView(TensorView<T, 2> matrix)  // NOLINT: reads as a list
+      requires(Rank == 3)
+      : view(matrix), wanted(true) {}
 };
 
 /// {dq, dk, dv, dmix}, each a view shaped as its operand, or mhla::skip. dmix is summed over the

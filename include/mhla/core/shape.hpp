@@ -55,9 +55,10 @@ void require_extents(const TensorView<T, 4>& view, const char* argument, Index b
 }
 
 /// The shape four operands make together; throws ShapeError where they disagree.
-template <class Q, class K, class V, class M>
+template <class Q, class K, class V, class M, int MixRank>
 Shape shape_of(const TensorView<Q, 4>& q, const TensorView<K, 4>& k, const TensorView<V, 4>& v,
-               const TensorView<M, 3>& mix) {
+               const TensorView<M, MixRank>& mix_or_matrix) {
+  const TensorView<M, 3> mix = mix_or_matrix;
   const Shape shape{q.extent[0], q.extent[1], k.extent[1],   q.extent[2],   k.extent[2],
                     q.extent[3], v.extent[3], mix.extent[0], mix.extent[1], mix.extent[2]};
   require_extent("k", "batch", k.extent[0], shape.batch, "k has the batch of q");

@@ -65,6 +65,24 @@ struct TensorView {
     }
     return view;
   }
+
+  /// A mix [query blocks, key blocks] as [1, query blocks, key blocks]: one matrix for all heads.
+  template <class U,
+            class = std::enable_if_t<
+                Rank == 2 && std::is_same_v<std::remove_const_t<U>, std::remove_const_t<T>> &&
+                std::is_convertible_v<T*, U*>>>
+  MHLA_HOST_DEVICE constexpr operator TensorView<U, Rank + 1>() const {  // NOLINT: adds an axis
+    return {data, {1, extent[0], extent[1]}, {0, stride[0], stride[1]}};
+  }
+
+  /// A sentence for `view = attention(q, k, v, mix)`.
+  template <class X, class = std::enable_if_t<!std::is_convertible_v<const X&, TensorView>>>
+  void operator=(const X&) const {  // NOLINT: there is nothing to go on with
+    static_assert(sizeof(X) == 0,
+                  "mhla: nothing is written through `view = ...`: call mhla::forward_into("
+                  "attention, executor, q, k, v, mix, view, workspace), or assign to an "
+                  "Eigen::TensorMap of the view's memory");
+  }
 };
 
 /// A view of `data` in row-major order: the last axis is contiguous.

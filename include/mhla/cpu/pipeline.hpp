@@ -262,9 +262,9 @@ Index forward_state_size(const V& attention, const Shape& shape) {
 /// y = attention(q, k, v, mix) (arXiv 2601.07832, eq. 3 to 5).
 ///
 /// q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key tokens, key_dim],
-/// v [batch, kv_heads, key tokens, value_dim], mix [1 | heads, query blocks, key blocks] in the
-/// accumulator type, y [batch, heads, query tokens, value_dim]; any strides. With `save`, the
-/// summaries are kept for backward_into.
+/// v [batch, kv_heads, key tokens, value_dim], mix [1 | heads, query blocks, key blocks] or [query
+/// blocks, key blocks] in the accumulator type, y [batch, heads, query tokens, value_dim]; any
+/// strides. With `save`, the summaries are kept for backward_into.
 /// \throws ShapeError where views, variant or memory do not fit, WorkspaceError where `workspace`
 /// is smaller than forward_workspace_size or shares memory with a tensor; y is untouched then. Bits
 /// do not depend on the executor. Nothing is allocated, but by a `save` that has to grow.

@@ -106,7 +106,7 @@ template <class Destination, class Op>
 void assign_on_device(const CudaDevice& device, Destination& destination, const Op& op) {
   using T = Storage<typename Op::Scalar>;
   const OperandViews<T> operands{target_view(op.query()), target_view(op.key()),
-                                 target_view(op.value()), as_mix(target_view(op.mix()))};
+                                 target_view(op.value()), target_view(op.mix())};
   if (op.state() != nullptr)
     throw StateError(
         "mhla: attention(q, k, v, mix).save(state) keeps summaries in host memory, which a "
@@ -133,7 +133,7 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Cud
   void write(const GradientViews<T>& gradients, Update update) const {
     if constexpr (are_plain<Query, Key, Value, Mix, GradOutput>) {
       const OperandViews<T> operands{target_view(op_.query()), target_view(op_.key()),
-                                     target_view(op_.value()), as_mix(target_view(op_.mix()))};
+                                     target_view(op_.value()), target_view(op_.mix())};
       if (op_.state() != nullptr)
         throw StateError(
             "mhla: attention.backward(q, k, v, mix, dy).saved(state) reads summaries in host "

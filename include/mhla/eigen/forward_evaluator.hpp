@@ -2,7 +2,8 @@
 // How Eigen evaluates attention(q, k, v, mix).
 //
 // y = attention(...) runs the core straight into y. Inside another expression the result is a
-// temporary, which that expression reads.
+// temporary, which that expression reads. A tensor that gets another shape is exchanged for the
+// finished result, and not before.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +23,7 @@
 #include <mhla/policy/variant.hpp>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
+#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -72,8 +74,8 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
   void write(const TensorView<T, 4>& y) const {
     const Workspace own(op_.workspace() ? 0 : workspace_size_);
     forward_into(op_.attention(), executor_, operands_.query.view(), operands_.key.view(),
-                 operands_.value.view(), as_mix(operands_.mix.view()), y,
-                 op_.workspace().value_or(own), op_.state());
+                 operands_.value.view(), operands_.mix.view(), y, op_.workspace().value_or(own),
+                 op_.state());
   }
 
   /// Computes the result in memory of its own, as a dense tensor.
@@ -122,6 +124,21 @@ auto destination_view(const Eigen::TensorShufflingOp<const TokensFirstAxes, Tens
                       const Device& device) {
   return tokens_first(destination_view<Tensor>(shuffled.expression(), device));
 }
+
+/// Whether an attention is, or is somewhere in, an expression.
+template <class X>
+inline constexpr bool has_attention = false;
+template <class... X>
+inline constexpr bool has_attention<ForwardOp<X...>> = true;
+template <template <class...> class Op, class... X>
+inline constexpr bool has_attention<Op<X...>> = (has_attention<std::remove_const_t<X>> || ...);
+
+/// Whether an assignment leaves a destination its shape: all do but `tensor = expression`.
+template <class Destination, class Device>
+inline constexpr bool keeps_its_shape = true;
+template <class T, int Rank, int Options, class Index>
+inline constexpr bool
+    keeps_its_shape<Eigen::Tensor<T, Rank, Options, Index>, Eigen::DefaultDevice> = false;
 
 }  // namespace eigen
 
@@ -219,6 +236,7 @@ struct TensorEvaluator<const mhla::ForwardOp<Attention, Query, Key, Value, Mix>,
 // build, and would leak the operands' temporaries where something throws.
 template <class Destination, class Attention, class Query, class Key, class Value, class Mix,
           class Device>
+requires mhla::eigen::keeps_its_shape<Destination, Device>
 struct TensorEvaluator<
     const TensorAssignOp<Destination, const mhla::ForwardOp<Attention, Query, Key, Value, Mix>>,
     Device> {
@@ -251,9 +269,7 @@ struct TensorEvaluator<
 
   const Dimensions& dimensions() const { return right_.dimensions(); }
 
-  // Does the whole assignment and leaves nothing for Eigen to do. The destination is checked here,
-  // not in the constructor: `tensor = expression` asks an evaluator for the dimensions before it
-  // resizes the tensor.
+  // Does the whole assignment and leaves nothing for Eigen to do.
   bool evalSubExprsIfNeeded(EvaluatorPointerType) {
     using mhla::eigen::destination_view;
     mhla::eigen::ForwardRun<Forward, Device> run(op_, device_);
@@ -311,6 +327,95 @@ struct TensorEvaluator<
   TensorEvaluator<const Forward, Device> right_;
   const Forward op_;
   const Device& device_;
+};
+
+// tensor = an expression with an attention in it. Eigen asks an evaluator for the dimensions,
+// resizes the tensor, and has another evaluator do the work: too late where the tensor is an
+// operand as well, or where something throws.
+template <class T, int Rank, int Options, class IndexType, class Right>
+requires mhla::eigen::has_attention<Right>
+class TensorAssignOp<Tensor<T, Rank, Options, IndexType>, const Right> {
+ public:
+  typedef Tensor<T, Rank, Options, IndexType> Left;
+  typedef typename Left::Scalar Scalar;
+  typedef typename Left::Index Index;
+  typedef typename Left::CoeffReturnType CoeffReturnType;
+  static constexpr int NumDims = Rank;
+
+  TensorAssignOp(Left& left, const Right& right) : left_(left), right_(right) {}
+
+  Left& lhsExpression() const { return left_; }
+  const Right& rhsExpression() const { return right_; }
+
+  /// Nothing is left to do: from one evaluator to the next.
+  mutable bool done = false;
+
+ private:
+  Left& left_;
+  const Right& right_;
+};
+
+template <class T, int Rank, int Options, class IndexType, class Right>
+requires mhla::eigen::has_attention<Right>
+struct TensorEvaluator<const TensorAssignOp<Tensor<T, Rank, Options, IndexType>, const Right>,
+                       DefaultDevice> {
+  typedef Tensor<T, Rank, Options, IndexType> Left;
+  typedef TensorAssignOp<Left, const Right> XprType;
+  typedef TensorAssignOp<TensorMap<Left, Aligned>, const Right> InPlace;
+  typedef TensorEvaluator<const InPlace, DefaultDevice> InPlaceEvaluator;
+  typedef typename XprType::Scalar Scalar;
+  typedef typename XprType::Index Index;
+  typedef typename XprType::CoeffReturnType CoeffReturnType;
+  typedef typename InPlaceEvaluator::PacketReturnType PacketReturnType;
+  typedef typename InPlaceEvaluator::EvaluatorPointerType EvaluatorPointerType;
+  typedef typename InPlaceEvaluator::Dimensions Dimensions;
+  static constexpr int PacketSize = InPlaceEvaluator::PacketSize;
+  static constexpr int NumDims = Rank;
+  static constexpr int Layout = Left::Layout;
+  enum {
+    IsAligned = false,
+    PacketAccess = false,
+    BlockAccess = false,
+    PreferBlockAccess = false,
+    RawAccess = false
+  };
+
+  TensorEvaluator(const XprType& assignment, const DefaultDevice& device)
+      : assignment_(assignment), device_(device) {}
+
+  // Only `tensor = expression` asks, and resizes the tensor next.
+  Dimensions dimensions() const {
+    Left& tensor = assignment_.lhsExpression();
+    const Dimensions dimensions =
+        TensorEvaluator<const Right, DefaultDevice>(assignment_.rhsExpression(), device_)
+            .dimensions();
+    if (!dimensions_match(dimensions, tensor.dimensions())) {
+      Left result;
+      result.resize(dimensions);
+      assign(result);
+      tensor = std::move(result);
+      assignment_.done = true;
+    }
+    return dimensions;
+  }
+
+  bool evalSubExprsIfNeeded(EvaluatorPointerType) {
+    if (!assignment_.done) assign(assignment_.lhsExpression());
+    return false;
+  }
+
+  void cleanup() {}
+  void evalScalar(Index) const {}  // nothing is left to do
+
+ private:
+  void assign(Left& tensor) const {
+    TensorMap<Left, Aligned> map(tensor);
+    const InPlace in_place(map, assignment_.rhsExpression());
+    internal::TensorExecutor<const InPlace, DefaultDevice>::run(in_place, device_);
+  }
+
+  const XprType& assignment_;
+  const DefaultDevice& device_;
 };
 
 }  // namespace Eigen

@@ -133,4 +133,14 @@ ForwardOp<Attention, Query, Key, Value, Mix> forward_expression(const Attention&
   return {attention, q, k, v, mix};
 }
 
+/// A sentence for everything else.
+template <AttentionVariant Attention, class Query, class Key, class Value, class Mix>
+void forward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&) {
+  static_assert(sizeof(Query) == 0,
+                "mhla: attention(q, k, v, mix) takes tensors: Eigen::Tensor, Eigen::TensorMap, "
+                "expressions of them, mhla::TensorView; for an Eigen::Matrix, a std::vector or "
+                "another array write Eigen::TensorMap<Eigen::Tensor<float, 4, Eigen::RowMajor>>("
+                "x.data(), batch, heads, tokens, dim)");
+}
+
 MHLA_NAMESPACE_END

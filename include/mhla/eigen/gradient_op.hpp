@@ -103,6 +103,18 @@ BackwardOp<Attention, Query, Key, Value, Mix, GradOutput> backward_expression(
   return {attention, q, k, v, mix, dy};
 }
 
+/// A sentence for everything else.
+template <AttentionVariant Attention, class Query, class Key, class Value, class Mix,
+          class GradOutput>
+void backward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&,
+                         const GradOutput&) {
+  static_assert(sizeof(Query) == 0,
+                "mhla: attention.backward(q, k, v, mix, dy) takes tensors: Eigen::Tensor, "
+                "Eigen::TensorMap, expressions of them, mhla::TensorView; for an Eigen::Matrix, a "
+                "std::vector or another array write Eigen::TensorMap<Eigen::Tensor<float, 4, "
+                "Eigen::RowMajor>>(x.data(), batch, heads, tokens, dim)");
+}
+
 namespace eigen {
 
 template <class X>
@@ -181,8 +193,8 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
 
     const Workspace own(op_.workspace() ? 0 : workspace_size_);
     backward_into(op_.attention(), executor_, operands_.query.view(), operands_.key.view(),
-                  operands_.value.view(), as_mix(operands_.mix.view()), grad_output_.view(),
-                  gradients, update, op_.workspace().value_or(own), op_.state());
+                  operands_.value.view(), operands_.mix.view(), grad_output_.view(), gradients,
+                  update, op_.workspace().value_or(own), op_.state());
     dq.hand_over();
     dk.hand_over();
     dv.hand_over();

@@ -58,11 +58,7 @@ GradientView<T, Rank> gradient_view(Target& target) {
     static_assert(View::rank == Rank || (Rank == 3 && View::rank == 2),
                   "mhla: dq, dk and dv must have rank 4, and dmix rank 3, [1 | heads, query "
                   "blocks, key blocks], or rank 2, [query blocks, key blocks]");
-    if constexpr (Rank == 3) {
-      return as_mix(target_view(target));
-    } else {
-      return target_view(target);
-    }
+    return target_view(target);
   }
 }
 

@@ -108,9 +108,7 @@ struct Operands {
   Operand<Mix, Device> mix;
 
   /// \throws ShapeError where they do not fit each other.
-  Shape shape() const {
-    return shape_of(query.view(), key.view(), value.view(), as_mix(mix.view()));
-  }
+  Shape shape() const { return shape_of(query.view(), key.view(), value.view(), mix.view()); }
   void evaluate() {
     query.evaluate();
     key.evaluate();

@@ -87,18 +87,6 @@ Eigen::DSizes<EigenIndex, Rank> eigen_dimensions(const TensorView<T, Rank>& view
   return dimensions;
 }
 
-/// A single matrix [query blocks, key blocks] as the one matrix that all heads share.
-template <class T>
-TensorView<T, 3> as_mix(const TensorView<T, 2>& matrix) {
-  return {matrix.data,
-          {1, matrix.extent[0], matrix.extent[1]},
-          {0, matrix.stride[0], matrix.stride[1]}};
-}
-template <class T>
-TensorView<T, 3> as_mix(const TensorView<T, 3>& mix) {
-  return mix;
-}
-
 /// The permutation that tokens_first gives to Eigen's shuffle. A type of its own, so that such a
 /// shuffle is known by its type, and its tensor is read or written where it lies.
 struct TokensFirstAxes {

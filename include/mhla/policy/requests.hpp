@@ -16,6 +16,8 @@
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -200,6 +202,42 @@ Problem checked_backward(const V& attention, const OperandViews<T>& operands,
   footprint.reads(dy, "dy");
   require_apart(footprint, attention, operands, workspace, state);
   return problem;
+}
+
+// Sentences for operands that are not views.
+
+template <class X>
+using ElementOf = std::remove_cvref_t<decltype(*std::declval<const X&>().data())>;
+/// A std::vector, an Eigen::Matrix, an Eigen::Tensor: has data(), and does not turn into a view.
+template <class X>
+concept NotAView = !std::is_convertible_v<const X&, TensorView<const ElementOf<X>, 4>> &&
+                   !std::is_convertible_v<const X&, TensorView<const ElementOf<X>, 3>>;
+template <class... X>
+concept SomeNotViews = (NotAView<X> || ...);
+
+template <AttentionVariant V, class Device, class Q, class K, class Value, class Mix, class Y,
+          class... More>
+requires SomeNotViews<Q, K, Value, Mix, Y>
+void forward_into(const V&, const Device&, const Q&, const K&, const Value&, const Mix&, const Y&,
+                  const More&...) {
+  static_assert(sizeof(V) == 0,
+                "mhla: forward_into takes mhla::TensorView: for a std::vector, an Eigen::Matrix or "
+                "an Eigen::Tensor write mhla::make_view(x.data(), batch, heads, tokens, dim)");
+}
+
+struct AnyGradients {
+  template <class... Gradient>
+  AnyGradients(const Gradient&...) {}  // NOLINT: stands for {dq, dk, dv, dmix}
+};
+template <AttentionVariant V, class Device, class Q, class K, class Value, class Mix, class DY,
+          class... More>
+requires SomeNotViews<Q, K, Value, Mix, DY>
+void backward_into(const V&, const Device&, const Q&, const K&, const Value&, const Mix&, const DY&,
+                   const AnyGradients&, const More&...) {
+  static_assert(
+      sizeof(V) == 0,
+      "mhla: backward_into takes mhla::TensorView: for a std::vector, an Eigen::Matrix or "
+      "an Eigen::Tensor write mhla::make_view(x.data(), batch, heads, tokens, dim)");
 }
 
 MHLA_NAMESPACE_END
