@@ -61,8 +61,7 @@ class TokenMixing {
 
   /// The mean over the past: linear attention, where the context is one block.
   void initialize(Values<T>& values) const {
-    if (has_mix())
-      mhla::initialize(mix_map(values), attention_, {.transform = mhla::Transform::causal});
+    if (has_mix()) mhla::initialize(mix_map(values), attention_);
   }
   /// Back to where a mixing matrix may be, after an update.
   void project(Values<T>& values) const {

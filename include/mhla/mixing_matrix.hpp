@@ -10,7 +10,7 @@
 //   vision, DiT   {}   ("cos" is the vision module's own     {}, after each update
 //                       default, its script passes "linear")
 //   Wan (video)   {}                                         none
-//   language      {.transform = Transform::causal}           causal_projection, before each forward
+//   language      {}                                         causal_projection, before each forward
 //
 // A trained matrix is made larger, for longer sequences than it was trained on, by
 // extend(mix, larger, Extension::...): never silently by a forward pass or a decoder.
@@ -27,6 +27,7 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
 #include <type_traits>
@@ -38,14 +39,15 @@ MHLA_NAMESPACE_BEGIN
 /// centres in query blocks and `max` what MaxMode says. All but `linear` are the released code's,
 /// `uniform` and `identity` are this library's.
 enum class Transform {
-  linear,    ///< 1 - d / max (also the paper's)
-  cos,       ///< cos(d / max * pi / 4)
-  exp,       ///< exp(-d / exp_sigma)
-  gaussian,  ///< exp(-d^2 / (2 sigma^2)), sigma = max / 3
-  local,     ///< 1 where d <= local_threshold, else 0
-  uniform,   ///< 1: with rows or columns normalized, global linear attention
-  identity,  ///< 1 where b == i, else 0: every block by itself. Equal layouts only
-  causal     ///< 1 / (i + 1) where b <= i, else 0: the mean over the past. Sequences only
+  automatic,  ///< `causal` for a variant that is Causal or BlockCausal, else `linear`
+  linear,     ///< 1 - d / max (also the paper's)
+  cos,        ///< cos(d / max * pi / 4)
+  exp,        ///< exp(-d / exp_sigma)
+  gaussian,   ///< exp(-d^2 / (2 sigma^2)), sigma = max / 3
+  local,      ///< 1 where d <= local_threshold, else 0
+  uniform,    ///< 1: with rows or columns normalized, global linear attention
+  identity,   ///< 1 where b == i, else 0: every block by itself. Equal layouts only
+  causal      ///< 1 / (i + 1) where b <= i, else 0: the mean over the past. Sequences only
 };
 
 /// The largest distance, of the whole matrix (released code) or of row i alone (paper).
@@ -57,10 +59,10 @@ enum class MaxMode { global, row };
 /// to one already and is left alone.
 enum class NormAxis { automatic, column, row, none };
 
-/// How `initialize` fills a mixing matrix. The defaults are the released vision, DiT and video
-/// code's.
+/// How `initialize` fills a mixing matrix. The defaults are the released code's: of the vision, DiT
+/// and video models, and for causal variants of the language model.
 struct InitialMixing {
-  Transform transform = Transform::linear;
+  Transform transform = Transform::automatic;
   MaxMode max_mode = MaxMode::global;
   NormAxis norm_axis = NormAxis::automatic;
   double exp_sigma = 3;          ///< in blocks
@@ -92,10 +94,7 @@ TensorView<T, 3> with_heads(const TensorView<T, Rank>& mix) {
   static_assert(Rank == 2 || Rank == 3,
                 "mhla: a mixing matrix is [query blocks, key blocks] or [1 | heads, query blocks, "
                 "key blocks]: a view of rank 2 or 3");
-  if constexpr (Rank == 2)
-    return {mix.data, {1, mix.extent[0], mix.extent[1]}, {0, mix.stride[0], mix.stride[1]}};
-  else
-    return mix;
+  return mix;
 }
 
 inline bool same_layout(const Grid& a, const Grid& b) {
@@ -124,6 +123,7 @@ template <class Real>
 Real weight(const InitialMixing& options, Index i, Index b, Real d, Real max_distance) {
   const Real ratio = max_distance == 0 ? Real(0) : d / max_distance;
   switch (options.transform) {
+    case Transform::automatic:
     case Transform::linear:
       return 1 - ratio;
     case Transform::cos:
@@ -291,7 +291,8 @@ void initialize(const TensorView<T, Rank>& mix, const Grid& grid,
 
 /// The matrix of a variant: between `attention.blocks` and, under cross-attention,
 /// `attention.key_blocks`. With Blocks1D the number of blocks is the matrix' own: it may be made
-/// for longer sequences than any one call has.
+/// for longer sequences than any one call has. Unless `options` name a transform, a causal variant
+/// gets Transform::causal.
 template <std::floating_point T, int Rank, AttentionVariant A>
 void initialize(const TensorView<T, Rank>& mix, const A& attention,
                 const InitialMixing& options = {}) {
@@ -302,7 +303,10 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
       cross ? mixing_matrix::grid_without_tokens(attention.key_blocks, "key_blocks",
                                                  mix.extent[Rank - 1])
             : mixing_matrix::grid_without_tokens(attention.blocks, "blocks", mix.extent[Rank - 1]);
-  initialize(mix, query_grid, key_grid, options);
+  InitialMixing resolved = options;
+  if (options.transform == Transform::automatic && sees_past_only<A>)
+    resolved.transform = Transform::causal;
+  initialize(mix, query_grid, key_grid, resolved);
 }
 
 /// Clamps every entry of mix [1 | heads, query blocks, key blocks], or [query blocks, key blocks],

@@ -64,6 +64,7 @@ Matrix expected(const Layout& query, const Layout& key, const InitialMixing& opt
       const double d = distance[i][b];
       const double sigma = max / 3;
       switch (options.transform) {
+        case Transform::automatic:
         case Transform::linear:
           m[i][b] = 1 - d / max;
           break;
@@ -422,6 +423,43 @@ TEST_CASE("initial mixing: a variant's own blocks", "[mixing_matrix]") {
     for (int i = 0; i < 6; ++i)
       for (int b = 0; b < 12; ++b) CHECK(mix[i * 12 + b] == m[at(i)][at(b)]);
   }
+}
+
+TEMPLATE_TEST_CASE("initial mixing: a causal variant gets the mean over the past",
+                   "[mixing_matrix]", mhla::Causal, mhla::BlockCausal) {
+  const mhla::Attention<mhla::Relu, mhla::Blocks1D, TestType> attention{.blocks = {.block = 64}};
+  const auto of_variant = [&](const InitialMixing& options) {
+    std::vector<double> mix(5 * 5);
+    mhla::initialize(make_view(mix.data(), 5, 5), attention, options);
+    Matrix result;
+    for (int i = 0; i < 5; ++i) result.emplace_back(mix.begin() + i * 5, mix.begin() + (i + 1) * 5);
+    return result;
+  };
+  std::vector<double> mix(2 * 5 * 5);
+  mhla::initialize(make_view(mix.data(), 2, 5, 5), attention);
+  for (int head = 0; head < 2; ++head)
+    for (int i = 0; i < 5; ++i) {
+      double seen = 0;
+      for (int b = 0; b < 5; ++b) {
+        const double entry = mix[at((head * 5 + i) * 5 + b)];
+        CHECK(entry == (b <= i ? 1. / (i + 1) : 0));
+        if (b <= i) seen += entry;
+      }
+      CHECK(std::abs(seen - 1) <= rounding);
+    }
+  CHECK(of_variant({}) == of_variant({.transform = Transform::causal}));
+  CHECK(of_variant({.exp_sigma = 2}) == of_variant({.transform = Transform::causal}));
+
+  // Whoever names a transform gets it.
+  const Grid five = attention.blocks.grid_of(5 * 64);
+  for (const Transform transform : {Transform::linear, Transform::exp, Transform::identity})
+    CHECK(of_variant({.transform = transform}) == initialized(five, {.transform = transform}));
+  // A grid does not know who attends to it.
+  CHECK(initialized(five, {}) == initialized(five, {.transform = Transform::linear}));
+
+  double rectangle[2 * 5] = {-7.0};
+  CHECK_THROWS_AS(mhla::initialize(make_view(rectangle, 2, 5), attention), mhla::ShapeError);
+  CHECK(rectangle[0] == -7.0);
 }
 
 TEST_CASE("initial mixing: any destination", "[mixing_matrix]") {
