@@ -20,7 +20,9 @@ using mhla::HalfSplitRotary;
 using mhla::Index;
 using mhla::NoRotation;
 using mhla::SerialExecutor;
+using mhla::Turn;
 using mhla::Workspace;
+using mhla::cpu::panel;
 using mhla::cpu::rotation_table;
 using mhla::cpu::RotationTable;
 
@@ -57,7 +59,7 @@ void check_rotation(const RotationTable<A>& table, const std::vector<Pair>& pair
   INFO("coordinate " << coordinate[0] << " " << coordinate[1] << " " << coordinate[2]);
   const auto row = mhla::testing::random_tensor<A>(mhla::testing::Normal{}, 1, feature_dim);
   auto rotated = row;
-  table.rotate(rotated.view().data, coordinate);
+  table.turn(panel(rotated.view().data, 1, feature_dim), coordinate, Turn::forward);
   // A few roundings of a sum of two products; cosine and sine are never better than double.
   constexpr double roundoff =
       std::max(tolerance::unit_roundoff<A>, tolerance::unit_roundoff<double>);
@@ -80,7 +82,7 @@ void check_rotation(const RotationTable<A>& table, const std::vector<Pair>& pair
           bound + 8 * angle_error);
   }
   auto back = rotated;
-  table.rotate_back(back.view().data, coordinate);
+  table.turn(panel(back.view().data, 1, feature_dim), coordinate, Turn::back);
   for (Index c = 0; c < feature_dim; ++c)
     CHECK(std::abs(static_cast<double>(back(c) - row(c))) <= 2 * bound);
 }
@@ -179,12 +181,14 @@ TEST_CASE("rotation table: rows that follow each other are turned like one after
   const auto x = mhla::testing::random_tensor<double>(mhla::testing::Normal{}, 1, rows, dim);
   auto together = x;
   auto alone = x;
-  const auto panel = mhla::cpu::panel(together.view().data, rows, dim);
-  owned.table.turn(panel, {2, 1, 30}, mhla::Turn::forward);
-  for (Index r = 0; r < rows; ++r) owned.table.rotate(&alone(r, 0), {2, 1, 30 + r});
+  const auto rows_together = panel(together.view().data, rows, dim);
+  owned.table.turn(rows_together, {2, 1, 30}, Turn::forward);
+  for (Index r = 0; r < rows; ++r)
+    owned.table.turn(panel(&alone(r, 0), 1, dim), {2, 1, 30 + r}, Turn::forward);
   CHECK(together.elements() == alone.elements());
-  owned.table.turn(panel, {2, 1, 30}, mhla::Turn::back);
-  for (Index r = 0; r < rows; ++r) owned.table.rotate_back(&alone(r, 0), {2, 1, 30 + r});
+  owned.table.turn(rows_together, {2, 1, 30}, Turn::back);
+  for (Index r = 0; r < rows; ++r)
+    owned.table.turn(panel(&alone(r, 0), 1, dim), {2, 1, 30 + r}, Turn::back);
   CHECK(together.elements() == alone.elements());
 }
 

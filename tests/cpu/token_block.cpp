@@ -131,7 +131,9 @@ void check_packing(const Map& map, const Rotation& rotation, Index dim, std::uin
   auto expected = features_by_hand(map, scale, x, feature_dim);
   CHECK(mhla::testing::bitwise_equal(features.view(), expected.view()));
   if (!rotates) return;
-  for (Index r = 0; r < tokens; ++r) tables.rotation.rotate(&expected(r, 0), coordinates[r]);
+  for (Index r = 0; r < tokens; ++r)
+    tables.rotation.turn(panel(&expected(r, 0), 1, feature_dim), coordinates[r],
+                         mhla::Turn::forward);
   CHECK(mhla::testing::bitwise_equal(rotated.view(), expected.view()));
 
   // Without a normalizer nobody asks for the features before the rotation: one panel is enough.
@@ -141,7 +143,8 @@ void check_packing(const Map& map, const Rotation& rotation, Index dim, std::uin
 
   mhla::cpu::rotate_rows(tables.rotation, tables.blocks, tables.tile(), features_panel,
                          mhla::Turn::back);
-  for (Index r = 0; r < tokens; ++r) tables.rotation.rotate_back(&expected(r, 0), coordinates[r]);
+  for (Index r = 0; r < tokens; ++r)
+    tables.rotation.turn(panel(&expected(r, 0), 1, feature_dim), coordinates[r], mhla::Turn::back);
   CHECK(mhla::testing::bitwise_equal(features.view(), expected.view()));
 }
 

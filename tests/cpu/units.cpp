@@ -31,7 +31,7 @@ using mhla::Shape;
 using mhla::Unnormalized;
 
 // Blocks of 3 tokens for more than two groups of rows of the mixing matrix.
-constexpr Index many_tokens = 3 * (2 * mhla::cpu::max_mixing_rows + 5);
+constexpr Index many_tokens = 3 * (2 * mhla::cpu::max_strip_rows + 5);
 
 template <class T, class V>
 void check_executors(const V& attention, const Shape& shape) {
@@ -314,9 +314,9 @@ TEST_CASE("units: groups of rows cover every row once, in whole triangles of the
     return Extents(checked_problem(attention, Shape{1, 1, 1, 1, 1, dim, dim, 1, 1, 1}));
   };
   for (Index total = 0; total <= 300; total += total < 60 ? 1 : 7) {
-    check(row_groups<All>(extents(4), total, 300), total, max_mixing_rows, 1);
+    check(row_groups<All>(extents(4), total, 300), total, max_strip_rows, 1);
     check(row_groups<Past>(extents(4), total, 300), total, triangle_rows, triangle_rows);
-    check(row_groups<All>(extents(64), total, 71), total, max_mixing_rows, 1);
+    check(row_groups<All>(extents(64), total, 71), total, max_strip_rows, 1);
     check(row_groups<All>(extents(64), total, 72), total, 71, 1);
     check(row_groups<Past>(extents(64), total, 72), total, 60, max_past_strip_rows);
     check(row_groups<All>(extents(192), total, 9), total, 42, 1);
@@ -340,7 +340,7 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
   const Index blocks = problem.query_blocks;
   constexpr Index dim = 6;
   constexpr Index value_dim = 9;
-  REQUIRE(blocks > max_mixing_rows);
+  REQUIRE(blocks > max_strip_rows);
 
   BlockTable table;
   RotationTable<float> rotation;
@@ -354,7 +354,7 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
     values = arena.take<float>(24 * value_dim);
     for (Span<float>* span : {&summaries, &mixed})
       *span = arena.take<float>(blocks * dim * value_dim);
-    scratch = arena.take<float>(blocks * max_mixing_rows);
+    scratch = arena.take<float>(blocks * max_strip_rows);
     for (Span<float>* span : {&key_sums, &mixed_key_sums}) *span = arena.take<float>(blocks * dim);
     denominators = arena.take<float>(24);
     return arena.used();
@@ -386,7 +386,7 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
                      summary_of(summaries, b), key_sum_of(key_sums, b), Into::overwrite, nullptr);
   }
   const Panel<const float> mixing = panel(x.mix.view().data, blocks, blocks);
-  const RowGroups groups(blocks, max_mixing_rows);
+  const RowGroups groups(blocks, max_strip_rows);
   for (Index group = 0; group < groups.count; ++group) {
     const Index first = groups.begin(group);
     const Index rows = groups.size(group);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <mhla/cpu/pipeline.hpp>
+#include <mhla/cuda/fused/token_bytes.hpp>
 #include <mhla/packed.hpp>
 #include <type_traits>
 #include <vector>
@@ -336,6 +337,44 @@ TEST_CASE("fused gradients: queries without a weight have none", "[cuda]") {
 
 namespace {
 
+// What the kernels of a stage move by the cost model's count.
+template <int KeyDim, int ValueDim, int Parts, bool Rotates>
+cuda::fused::TokenStage stage_of(const cuda::fused::Sharing& sharing) {
+  return {KeyDim, ValueDim, Parts, Rotates, sharing.kv_heads, sharing.heads, sharing.matrices};
+}
+template <class Own>
+cuda::fused::OwnPairs own_pairs(const Own& own) {
+  if constexpr (requires { own.weights; }) return {own.heads(), own.later, own.weights != nullptr};
+  if constexpr (requires { own.heads(); }) return {own.heads(), own.later, false};
+  return {};
+}
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
+cuda::fused::MovedBytes bytes_of(
+    const cuda::fused::SummarizeBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Sums>& body,
+    const cuda::fused::TileTokens& tokens) {
+  return cuda::fused::summarize_bytes(stage_of<KeyDim, ValueDim, Parts, Rotates>(body.sharing),
+                                      tokens, Sums, body.weights != nullptr,
+                                      Sums && body.sum_weights != nullptr);
+}
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Divides,
+          class Own>
+cuda::fused::MovedBytes bytes_of(
+    const cuda::fused::ReadOutBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Divides, Own>& body,
+    const cuda::fused::TileTokens& tokens) {
+  return cuda::fused::read_out_bytes(stage_of<KeyDim, ValueDim, Parts, Rotates>(body.sharing),
+                                     tokens, Divides, own_pairs(body.own), body.update);
+}
+template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts,
+          cuda::fused::Side side, bool Normalizes, class Own>
+cuda::fused::MovedBytes bytes_of(
+    const cuda::fused::FeatureGradient<T, Map, Rotates, KeyDim, ValueDim, Parts, side, Normalizes,
+                                       Own>& body,
+    const cuda::fused::TileTokens& tokens) {
+  return cuda::fused::feature_gradient_bytes(
+      stage_of<KeyDim, ValueDim, Parts, Rotates>(body.sharing), tokens, side, Normalizes,
+      own_pairs(body.own), body.wanted, body.update);
+}
+
 template <int KeyDim, int ValueDim, class V>
 void check_bytes(const char* name, const V& attention, Shape shape, Update update) {
   CAPTURE(name);
@@ -347,16 +386,16 @@ void check_bytes(const char* name, const V& attention, Shape shape, Update updat
   request.update = update;
   using B = Backward<V, BFloat16, KeyDim, ValueDim>;
   const auto check_stage = [&](B& backward, const cuda::PanelRows& rows, const auto& body,
-                               const auto& launch, const auto& bytes) {
+                               const auto& launch) {
     const int tile = std::decay_t<decltype(body)>::rows;
     launch(backward.device(), rows.batch, body);
     const cuda::fused::MovedBytes moved =
-        bytes(body, cuda::fused::TileTokens(rows.table, rows.batch, tile));
+        bytes_of(body, cuda::fused::TileTokens(rows.table, rows.batch, tile));
     CHECK(moved.read == static_cast<Index>(machine::context().last_kernel_bytes_read));
     CHECK(moved.written == static_cast<Index>(machine::context().last_kernel_bytes_written));
     if (rows.table.mask.data == nullptr) {
       const auto of_grid =
-          bytes(body, cuda::fused::TileTokens(attention, rows.table.grid, rows.batch, tile));
+          bytes_of(body, cuda::fused::TileTokens(attention, rows.table.grid, rows.batch, tile));
       CHECK(of_grid == moved);
     }
   };
@@ -366,23 +405,15 @@ void check_bytes(const char* name, const V& attention, Shape shape, Update updat
     const cuda::PanelRows& queries = backward.extents().queries;
     const cuda::PanelRows& keys = backward.extents().keys;
     const auto summarize = [](const auto&... a) { cuda::fused::summarize(a...); };
-    const auto summarize_bytes = [](const auto&... a) {
-      return cuda::fused::summarize_bytes(a...);
-    };
     const auto gradient = [](const auto&... a) { cuda::fused::feature_gradient(a...); };
-    const auto gradient_bytes = [](const auto&... a) {
-      return cuda::fused::feature_gradient_bytes(a...);
-    };
-    check_stage(backward, keys, backward.summarize(), summarize, summarize_bytes);
+    check_stage(backward, keys, backward.summarize(), summarize);
     backward.mix();
-    check_stage(backward, queries, backward.query_gradient(), gradient, gradient_bytes);
-    check_stage(backward, queries, backward.summarize_gradient(), summarize, summarize_bytes);
+    check_stage(backward, queries, backward.query_gradient(), gradient);
+    check_stage(backward, queries, backward.summarize_gradient(), summarize);
     backward.mix_gradient();
-    check_stage(
-        backward, keys, backward.value_gradient(),
-        [](const auto&... a) { cuda::fused::read_out(a...); },
-        [](const auto&... a) { return cuda::fused::read_out_bytes(a...); });
-    check_stage(backward, keys, backward.key_gradient(), gradient, gradient_bytes);
+    check_stage(backward, keys, backward.value_gradient(),
+                [](const auto&... a) { cuda::fused::read_out(a...); });
+    check_stage(backward, keys, backward.key_gradient(), gradient);
   }
 }
 

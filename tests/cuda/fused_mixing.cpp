@@ -207,19 +207,18 @@ struct Call {
     const long launches = machine::context().launches;
     if (forward()) {
       fused::mix<T>(device, shape, mixing.view(), source.rows, result.rows, most_blocks);
-      CHECK(moved() == fused::mix_bytes(shape, planes, result_planes, most_blocks));
     } else {
       fused::mix_summary_gradient<T>(device, shape, mixing.view(), source.rows, result.rows,
                                      most_blocks);
-      CHECK(moved() ==
-            fused::mix_summary_gradient_bytes(shape, planes, result_planes, most_blocks));
     }
+    const fused::MixingWork work(shape, !forward(), most_blocks);
+    CHECK(moved() == work.bytes(planes, result_planes));
     CHECK(machine::context().launches == launches + 1);
     // A matrix that is kept is read while the kernel before may still be under way.
     const auto early = machine::context().last_kernel_bytes_read_early;
-    if (!fused::MixingWork(shape, !forward(), most_blocks).keeps) CHECK(early == 0);
+    if (!work.keeps) CHECK(early == 0);
     if (early == 0 && shape.key_blocks > 0 && shape.matrices > 0 && shape.sight == Sight::all)
-      CHECK_FALSE(fused::MixingWork(shape, !forward(), most_blocks).keeps);
+      CHECK_FALSE(work.keeps);
   }
 
   /// What the result should be, and the sum of |m S|.
@@ -455,7 +454,7 @@ TEMPLATE_TEST_CASE("Where no query head reads a kv head, gradients are zero", ""
     if (result.value(unit, row, matrix, c) != 0) FAIL("not zero");
   });
   CHECK(result.gaps_are_untouched());
-  CHECK(fused::mix_bytes(shape, 1, 1) == MovedBytes{});
+  CHECK(fused::MixingWork(shape, false).bytes(1, 1) == MovedBytes{});
 }
 
 namespace {

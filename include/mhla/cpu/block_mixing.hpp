@@ -19,10 +19,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Query blocks, or key blocks in the adjoint, of a strip: all sums of a column of theirs are in
-/// registers. What is read of the summaries serves one strip after the other.
-inline constexpr Index max_mixing_rows = max_strip_rows;
-
 /// Packs the rows of a mixing matrix, as many columns as the weights are deep.
 template <class A>
 void pack_rows(const PackedWeights<A>& weights, const Panel<const A>& mixing) {

@@ -182,17 +182,6 @@ void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identit
   });
 }
 
-/// result_r = weight_r row, every weight 1 where `weights` is empty
-template <class T>
-void outer_product(const Panel<T>& result, const Span<const std::type_identity_t<T>>& weights,
-                   const Span<const std::type_identity_t<T>>& row) {
-  for (Index r = 0; r < result.rows; ++r) {
-    const T weight = weights.size > 0 ? weights[r] : T(1);
-    T* const to = result.row(r);
-    for (Index c = 0; c < row.size; ++c) to[c] = weight * row[c];
-  }
-}
-
 /// result_r = weight_r x_r, every weight 1 where `weights` is empty; the rows x may lie apart and
 /// be stored in 16 bits
 template <class T, class Stored>

@@ -36,17 +36,8 @@ struct RotationTable {
   bool rotates() const { return layout.step != 0; }
   bool neighbours() const { return layout.step == 2 && layout.gap == 1; }
 
-  /// R x, in place: `row` holds feature_dim features of a token at `coordinate`.
-  void rotate(A* row, const Index (&coordinate)[3]) const {
-    turn(Panel<A>{row, 1, 0, 0}, coordinate, Turn::forward);
-  }
-  /// R^T g, in place: the adjoint of `rotate`, which is its inverse.
-  void rotate_back(A* row, const Index (&coordinate)[3]) const {
-    turn(Panel<A>{row, 1, 0, 0}, coordinate, Turn::back);
-  }
-
-  /// The same for rows of tokens that follow each other on the last axis, the first of them at
-  /// `coordinate`.
+  /// R or R^T of rows, in place: features of tokens that follow each other on the last axis, the
+  /// first of them at `coordinate`.
   void turn(const Panel<A>& rows, const Index (&coordinate)[3], Turn turn) const {
     with_kernels<A>([&](auto kernels) {
       for (Index r = 0; r < rows.rows; ++r)

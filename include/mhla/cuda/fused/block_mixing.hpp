@@ -166,17 +166,6 @@ inline bool mixes_in_place(const MixingShape& shape) {
          shape.query_blocks <= shape.key_blocks;
 }
 
-/// What mix and mix_summary_gradient move.
-inline MovedBytes mix_bytes(const MixingShape& shape, int planes, int mixed_planes,
-                            Index most_blocks = resident_blocks) {
-  return MixingWork(shape, false, most_blocks).bytes(planes, mixed_planes);
-}
-inline MovedBytes mix_summary_gradient_bytes(const MixingShape& shape, int planes,
-                                             int summary_planes,
-                                             Index most_blocks = resident_blocks) {
-  return MixingWork(shape, true, most_blocks).bytes(planes, summary_planes);
-}
-
 /// dm = dS~ S^T: tiles of dm for every unit and matrix, each a sum over all columns, which are cut
 /// into splits. Their number depends on the shape alone, and so do all bits of the result.
 struct MixingGradientWork {

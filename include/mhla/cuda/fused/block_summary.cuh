@@ -15,7 +15,6 @@
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/product.cuh>
 #include <mhla/cuda/fused/tile.cuh>
-#include <mhla/cuda/fused/token_bytes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/machine.cuh>
@@ -221,17 +220,6 @@ template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts,
 void summarize(const CudaDevice& device, Index items,
                const SummarizeBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Sums>& body) {
   machine::run(device, items * body.sharing.kv_heads * body.of_unit(), body);
-}
-
-/// What that moves.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
-MovedBytes summarize_bytes(
-    const SummarizeBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Sums>& body,
-    const TileTokens& tokens) {
-  return summarize_bytes(TokenStage{KeyDim, ValueDim, Parts, Rotates, body.sharing.kv_heads,
-                                    body.sharing.heads, body.sharing.matrices},
-                         tokens, Sums, body.weights != nullptr,
-                         Sums && body.sum_weights != nullptr);
 }
 
 }  // namespace cuda::fused

@@ -29,7 +29,7 @@
 #include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/product.cuh>
 #include <mhla/cuda/fused/tile.cuh>
-#include <mhla/cuda/fused/token_bytes.hpp>
+#include <mhla/cuda/fused/tile_shape.hpp>
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/machine.cuh>
@@ -485,18 +485,6 @@ void feature_gradient(
     const CudaDevice& device, Index items,
     const FeatureGradient<T, Map, Rotates, KeyDim, ValueDim, Parts, side, Normalizes, Own>& body) {
   machine::run(device, body.blocks(items), body);
-}
-
-/// What that moves. Own tokens are in the same blocks as x.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, Side side,
-          bool Normalizes, class Own>
-MovedBytes feature_gradient_bytes(
-    const FeatureGradient<T, Map, Rotates, KeyDim, ValueDim, Parts, side, Normalizes, Own>& body,
-    const TileTokens& tokens) {
-  return feature_gradient_bytes(TokenStage{KeyDim, ValueDim, Parts, Rotates, body.sharing.kv_heads,
-                                           body.sharing.heads, body.sharing.matrices},
-                                tokens, side, Normalizes, own_pairs(body.own), body.wanted,
-                                body.update);
 }
 
 }  // namespace cuda::fused

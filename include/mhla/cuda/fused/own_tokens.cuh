@@ -6,7 +6,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/token_bytes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/machine.cuh>
 
@@ -63,17 +62,6 @@ struct OwnQueries {
   MHLA_HOST_DEVICE Index heads() const { return heads_of_key; }
   MHLA_DEVICE Index head(Index kv_head, Index h) const { return kv_head * heads_of_key + h; }
 };
-
-/// What is to know of them where bytes are counted.
-inline OwnPairs own_pairs(const NoOwnTokens&) { return {}; }
-template <class T, class Map, bool Rotates>
-OwnPairs own_pairs(const OwnTokens<T, Map, Rotates>& own) {
-  return {own.heads(), own.later, false};
-}
-template <class T, class Map, bool Rotates>
-OwnPairs own_pairs(const OwnQueries<T, Map, Rotates>& own) {
-  return {own.heads(), own.later, own.weights != nullptr};
-}
 
 /// Of the pair of x's t-th token and y's j-th.
 template <class Own>

@@ -19,7 +19,7 @@
 #include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/product.cuh>
 #include <mhla/cuda/fused/tile.cuh>
-#include <mhla/cuda/fused/token_bytes.hpp>
+#include <mhla/cuda/fused/tile_shape.hpp>
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/machine.cuh>
@@ -333,17 +333,6 @@ template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts,
 void read_out(const CudaDevice& device, Index items,
               const ReadOutBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Divides, Own>& body) {
   machine::run(device, items * body.sharing.kv_heads * body.of_unit(), body);
-}
-
-/// What that moves. Own tokens are in the same blocks as x.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Divides,
-          class Own>
-MovedBytes read_out_bytes(
-    const ReadOutBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Divides, Own>& body,
-    const TileTokens& tokens) {
-  return read_out_bytes(TokenStage{KeyDim, ValueDim, Parts, Rotates, body.sharing.kv_heads,
-                                   body.sharing.heads, body.sharing.matrices},
-                        tokens, Divides, own_pairs(body.own), body.update);
 }
 
 }  // namespace cuda::fused

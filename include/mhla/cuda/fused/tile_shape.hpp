@@ -31,6 +31,9 @@ int shared_bytes_of(const Body& body) {
 
 namespace cuda::fused {
 
+/// Whose tokens a kernel goes through.
+enum class Side { queries, keys };
+
 /// Bytes between rows of 16-bit elements: an odd number of 16-byte chunks.
 constexpr int tile_stride(int cols) { return (cols / 8 | 1) * 16; }
 constexpr int tile_bytes(int rows, int cols) { return rows * tile_stride(cols); }

@@ -114,8 +114,6 @@ inline Index own_mixing_bytes(Index times) {
   return times * threads * Index{sizeof(Index) + sizeof(float)};
 }
 
-enum class Side { queries, keys };
-
 /// Tokens of a causal block that its tokens pair with: none where no heads have any.
 struct OwnPairs {
   Index heads = 0;        // of theirs, that a head pairs with
