@@ -336,7 +336,7 @@ class Decoder : RequireStreaming<V> {
             std::min({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
         run_tile(
             units_[static_cast<std::size_t>((first_sequence + item) * shape_.kv_heads + kv_head)],
-            tile, slots_[static_cast<std::size_t>(slot)], item, kv_head, done, at, q, k, v, y);
+            tile, slots_[static_cast<std::size_t>(slot)], item, kv_head, done, at, {q, k, v, y});
         at += tile.tokens;
         done += tile.tokens;
       }
@@ -345,12 +345,19 @@ class Decoder : RequireStreaming<V> {
       positions_[static_cast<std::size_t>(s)] += tokens;
   }
 
+  struct StepViews {
+    TensorView<const T, 4> q;
+    TensorView<const T, 4> k;
+    TensorView<const T, 4> v;
+    TensorView<T, 4> y;
+  };
+
   // One tile of one kv head: tokens [done, done + tile.tokens) of q, k, v and y.
   void run_tile(const cpu::DecodeUnit<A>& unit, const cpu::DecodeTile& tile, const Slot& slot,
                 Index item, Index kv_head, Index done, Index position,
-                const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
-                const TensorView<const T, 4>& v, const TensorView<T, 4>& y) const {
+                const StepViews& step) const {
     using cpu::panel;
+    const auto& [q, k, v, y] = step;
     const cpu::DecodeExtents& e = extents_;
     // A table of one run: the tokens lie in the call's tensors, and count from the sequence's
     // first.

@@ -931,9 +931,10 @@ void check_maps() {
                 expected_dx(r, c) = static_cast<T>(mhla::load(rounded));
               }
             Kernels::template unmap_rows<Parabola, Stored>(
-                Parabola{}, s, rows, cols, x.rows(), g.data(), g.stride(),
-                weighted ? weights.data() : nullptr, h_stride >= 0 ? h.data() : nullptr, h_stride,
-                dx.rows(), add);
+                Parabola{}, s, rows, cols, x.rows(), {g.data(), g.stride()},
+                weighted ? weights.data() : nullptr,
+                h_stride >= 0 ? Rows<const T>{h.data(), h_stride} : Rows<const T>{}, dx.rows(),
+                add);
             CHECK(dx.values() == expected_dx);
           }
     }

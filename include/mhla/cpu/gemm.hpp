@@ -285,9 +285,9 @@ void unmap_rows(const Map& map, T scale, const Rows<const Stored>& x,
                 const Rows<const std::type_identity_t<T>>& h, const Rows<Stored>& result,
                 Update update) {
   with_kernels<T>([&](auto kernels) {
-    kernels.template unmap_rows<Map, Stored>(map, scale, g.rows, g.cols, x, g.data, g.stride,
-                                             weights.size > 0 ? weights.data : nullptr, h.data,
-                                             h.stride, result, update == Update::accumulate);
+    kernels.template unmap_rows<Map, Stored>(map, scale, g.rows, g.cols, x, g.placed(),
+                                             weights.size > 0 ? weights.data : nullptr, h, result,
+                                             update == Update::accumulate);
   });
 }
 

@@ -66,8 +66,9 @@ void read_out_blocks_gradient(const Operands<V, T>& operands, const TensorView<c
     read_out_own_block_gradient(device, own_weights(plan), plan.rotated_queries.data,
                                 plan.outputs.data, key_panels(e, plan.rotated_keys, e.feature_dim),
                                 key_panels(e, plan.values, e.value_dim), plan.scores.data,
-                                plan.grad_scores.data, plan.grad_queries.data, grad_keys,
-                                grad_values, plan.own_products.data);
+                                plan.grad_scores.data,
+                                OwnBlockGradients<A>{plan.grad_queries.data, grad_keys, grad_values,
+                                                     plan.own_products.data});
   }
   if constexpr (normalizes<V>)
     launch(

@@ -152,14 +152,21 @@ struct LowerRowProducts {
   }
 };
 
-/// Adds the own blocks' part to dQ^r, dK^r and dV, and writes each query's part of dm_ii to
-/// `products`. `scores` and `grad_scores` are scratch.
+/// Where own blocks' gradients go: their part is added to dQ^r, dK^r and dV.
+template <class A>
+struct OwnBlockGradients {
+  A* queries;
+  Panels<A> keys;
+  Panels<A> values;
+  A* products;  // each query's part of dm_ii
+};
+
+/// `scores` and `grad_scores` are scratch.
 template <class A>
 void read_out_own_block_gradient(const CudaDevice& device, const OwnWeights<A>& weights,
                                  A* rotated_queries, A* grad_numerators,
                                  const Panels<A>& rotated_keys, const Panels<A>& values, A* scores,
-                                 A* grad_scores, A* grad_queries, const Panels<A>& grad_keys,
-                                 const Panels<A>& grad_values, A* products) {
+                                 A* grad_scores, const OwnBlockGradients<A>& grad) {
   const PanelRows& rows = weights.rows;
   const Index block_tokens = rows.table.block_tokens;
   for (Index g = 0; g < rows.group_size; ++g)
@@ -174,13 +181,14 @@ void read_out_own_block_gradient(const CudaDevice& device, const OwnWeights<A>& 
       multiply_right_transposed(device, p, q, rotated_keys.row_range(0, end));
       multiply_right_transposed(device, t, u, values.row_range(0, end));
       launch(device, p.count * p.rows,
-             LowerRowProducts<A>{p, t, triangle, query_slab(rows, products, 1, g, first, tokens)});
+             LowerRowProducts<A>{p, t, triangle,
+                                 query_slab(rows, grad.products, 1, g, first, tokens)});
       scale_scores(device, weights, p, g);
       scale_scores(device, weights, t, g);
-      multiply_lower(device, query_slab(rows, grad_queries, rotated_keys.cols, g, first, tokens), t,
+      multiply_lower(device, query_slab(rows, grad.queries, rotated_keys.cols, g, first, tokens), t,
                      rotated_keys.row_range(0, end), triangle, Into::add);
-      multiply_lower_transposed(device, grad_keys.row_range(0, end), t, q, triangle, Into::add);
-      multiply_lower_transposed(device, grad_values.row_range(0, end), p, u, triangle, Into::add);
+      multiply_lower_transposed(device, grad.keys.row_range(0, end), t, q, triangle, Into::add);
+      multiply_lower_transposed(device, grad.values.row_range(0, end), p, u, triangle, Into::add);
     }
 }
 
