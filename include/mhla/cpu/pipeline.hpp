@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/forward_state.hpp>
 #include <mhla/core/gradient_views.hpp>
@@ -21,7 +20,6 @@
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/requests.hpp>
-#include <string>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN

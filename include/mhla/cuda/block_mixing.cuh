@@ -11,7 +11,6 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/gemm.cuh>
-#include <mhla/cuda/launch.cuh>
 #include <mhla/policy/causality.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cuda/kernel_cost.hpp>
 
 MHLA_NAMESPACE_BEGIN

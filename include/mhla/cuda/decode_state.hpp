@@ -11,7 +11,6 @@
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/rotation_table.hpp>
-#include <mhla/policy/decoding_requests.hpp>
 #include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -21,7 +21,6 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/decode_state.hpp>
-#include <mhla/cuda/launch.cuh>
 #include <mhla/cuda/readout.cuh>
 #include <mhla/cuda/rotation_table.hpp>
 

@@ -12,7 +12,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/gemm.cuh>
-#include <mhla/cuda/launch.cuh>
 #include <mhla/cuda/token_block.cuh>
 
 MHLA_NAMESPACE_BEGIN

@@ -26,7 +26,6 @@
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/policy/requests.hpp>
 #include <mhla/policy/variant.hpp>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>

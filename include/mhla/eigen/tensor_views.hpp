@@ -6,7 +6,6 @@
 // other, and mix, whose rows are query blocks, [key blocks, query blocks, heads].
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <limits>
 #include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/testing/elements.hpp>
 #include <mhla/testing/host_tensor.hpp>

@@ -18,7 +18,6 @@
 #include <mhla/cuda/fused/plan.hpp>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/policy/problem.hpp>
 #include <mhla/policy/requests.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cuda/forward_pass.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>

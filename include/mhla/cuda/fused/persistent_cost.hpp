@@ -5,7 +5,6 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/persistent.hpp>

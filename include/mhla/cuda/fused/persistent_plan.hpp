@@ -3,7 +3,6 @@
 // for the summaries of a few units, whatever the batch. Needs no CUDA header.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>

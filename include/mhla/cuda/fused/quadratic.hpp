@@ -11,7 +11,6 @@
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/causality.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN

@@ -16,7 +16,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/cuda/block_mixing.cuh>
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/fused/block_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
@@ -29,6 +28,7 @@
 #include <mhla/cuda/fused/tile_ring.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/machine.cuh>
+#include <mhla/policy/causality.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -9,7 +9,6 @@
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -4,7 +4,6 @@
 // that a cost model can ask.
 #pragma once
 
-#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>

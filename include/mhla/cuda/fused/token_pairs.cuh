@@ -8,7 +8,6 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cuda/fused/product.cuh>
 #include <mhla/cuda/fused/tile.cuh>
 #include <mhla/cuda/machine.cuh>
