@@ -26,7 +26,7 @@
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/cpu/token_block.hpp>
 #include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/decoding_requests.hpp>
+#include <mhla/policy/decoding_checks.hpp>
 #include <mhla/policy/feature_map.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/problem.hpp>

@@ -12,7 +12,7 @@
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/rotation_table.cuh>
-#include <mhla/policy/requests.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/testing/host_tensor.hpp>
 #include <type_traits>
 #include <vector>

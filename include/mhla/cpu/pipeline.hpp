@@ -17,9 +17,9 @@
 #include <mhla/cpu/forward_unit.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/plan.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/requests.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN

@@ -21,7 +21,7 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/decode_state.hpp>
 #include <mhla/cuda/device.hpp>
-#include <mhla/policy/decoding_requests.hpp>
+#include <mhla/policy/decoding_checks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>

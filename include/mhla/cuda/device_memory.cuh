@@ -12,7 +12,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/policy/requests.hpp>
+#include <mhla/policy/checks.hpp>
 #include <string>
 
 MHLA_NAMESPACE_BEGIN

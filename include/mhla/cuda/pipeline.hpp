@@ -15,9 +15,9 @@
 #include <mhla/cuda/fused/passes.hpp>
 #include <mhla/cuda/path.hpp>
 #include <mhla/cuda/plan.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/requests.hpp>
 #include <mhla/policy/variant.hpp>
 #include <type_traits>
 

@@ -24,7 +24,7 @@
 #include <mhla/eigen/gradient_targets.hpp>
 #include <mhla/eigen/storage.hpp>
 #include <mhla/eigen/tensor_views.hpp>
-#include <mhla/policy/requests.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
 #include <type_traits>

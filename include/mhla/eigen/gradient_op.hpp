@@ -18,8 +18,8 @@
 #include <mhla/eigen/storage.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
-#include <mhla/policy/requests.hpp>
 #include <mhla/policy/variant.hpp>
 #include <optional>
 #include <tuple>

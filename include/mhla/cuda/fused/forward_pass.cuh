@@ -18,7 +18,7 @@
 #include <mhla/cuda/fused/plan.hpp>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/policy/requests.hpp>
+#include <mhla/policy/checks.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -11,8 +11,8 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/kernel_cost.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/requests.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

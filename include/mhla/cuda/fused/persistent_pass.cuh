@@ -12,8 +12,8 @@
 #include <mhla/cuda/fused/persistent.cuh>
 #include <mhla/cuda/fused/persistent_plan.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/requests.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN

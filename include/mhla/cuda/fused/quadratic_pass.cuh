@@ -15,8 +15,8 @@
 #include <mhla/cuda/fused/quadratic_mixing_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_query_gradient.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/requests.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -13,8 +13,8 @@
 #include <mhla/cuda/fused/forward_pass.cuh>
 #include <mhla/cuda/fused/plan.hpp>
 #include <mhla/cuda/gemm.cuh>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/requests.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -10,8 +10,8 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/requests.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
