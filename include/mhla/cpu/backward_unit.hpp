@@ -102,9 +102,8 @@ void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardReques
   const SummaryRows<A> grad = mixed_gradients(plan, unit, at.matrix);
   const bool first = at.index == block.first_tile && g == plan.heads_of(at.matrix).first;
   const Into into = first ? Into::overwrite : Into::add;
-  const TileSpan tiles = tiles_of(table, unit.queries);
-  Prefetch now = prefetch_tile(table, at.index, tiles, results);
-  Prefetch next = prefetch_tile(table, at.index + 1, tiles, queries, grad_outputs);
+  Prefetch now = prefetch_tile(table, unit.queries, at.index, results);
+  Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, queries, grad_outputs);
   prefetch_summary(at.mixed, at.block + 1, at.index - block.first_tile, block.tiles, next);
   prefetch_summary(grad, at.block + 1, at.index - block.first_tile, block.tiles, now);
   if (request.mixed_summaries())
@@ -166,13 +165,11 @@ void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
                                      const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const auto of_head = [&](Span<A> array, Index g) {
-    return panel(array.data + g * e.query_blocks * e.block_tokens, e.query_blocks, e.block_tokens);
-  };
   const Span<A> grad_products = unit.memory.denominators;  // which are not needed any more
   loop.parallel_for(e.group_size, [&](Index g, Index) {
-    mixed_product_gradient<A>(unit_mixing(plan, unit, g), of_head(unit.memory.grad_denominators, g),
-                              of_head(grad_products, g));
+    mixed_product_gradient<A>(unit_mixing(plan, unit, g),
+                              head_offsets(e, unit.memory.grad_denominators, g),
+                              head_offsets(e, grad_products, g));
   });
   loop.parallel_for(unit.queries.blocks, [&](Index i, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
@@ -230,13 +227,10 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
     }
     if constexpr (mixes_products<L>) {
       for (Index g = 0; g < e.group_size; ++g) {
-        const auto of_head = [&](Span<A> array) {
-          return panel(array.data + g * e.query_blocks * e.block_tokens, unit.keys.blocks,
-                       e.block_tokens);
-        };
-        mixed_product_matrix_gradient<A>(of_head(unit.memory.grad_denominators),
-                                         of_head(unit.memory.products).row_range(first, count),
-                                         columns_of(e.matrices == 1 ? 0 : g));
+        mixed_product_matrix_gradient<A>(
+            head_offsets(e, unit.memory.grad_denominators, g),
+            head_offsets(e, unit.memory.products, g).row_range(first, count),
+            columns_of(e.matrices == 1 ? 0 : g));
       }
     }
   });
@@ -400,7 +394,6 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
                                   is_in_place_of_products<A>(value_results) &&
                                   request.update == Update::overwrite;
   const BlockTable& table = plan.tables.keys;
-  const TileSpan tiles = tiles_of(table, unit.keys);
   const RowGroups groups =
       shared_row_groups<L>(e, unit.keys.blocks, unit.queries.blocks,
                            e.matrices > 1 ? Into::add : Into::overwrite, loop.slots());
@@ -418,8 +411,8 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
       // From the last tile on: under Causal later queries send gradients back to earlier keys.
       for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
         const KeyTile<A> k = pack_key_tile(operands, unit, b, t, scratch);
-        Prefetch results = prefetch_tile(table, t, tiles, value_results, key_results);
-        Prefetch next = prefetch_tile(table, t - 1, tiles, keys, values);
+        Prefetch results = prefetch_tile(table, unit.keys, t, value_results, key_results);
+        Prefetch next = prefetch_tile(table, unit.keys, t - 1, keys, values);
         prefetch_summary(grad, b + 1, t - block.first_tile, block.tiles, results);
         if (request.gradients.key.wanted)
           summarize_key_gradient<A>(k.values, grad.summary(b), k.grad_rotated, &results);

@@ -100,24 +100,15 @@ void clear(const Panel<A>& summary, Span<A> key_sum) {
   std::fill_n(key_sum.data, key_sum.size, A(0));
 }
 
-/// Tiles of a sequence: [first, end).
-struct TileSpan {
-  Index first;
-  Index end;
-};
-inline TileSpan tiles_of(const BlockTable& table, const SequenceSpan& sequence) {
-  if (sequence.blocks == 0) return {0, 0};
-  const BlockSpan& last = table.blocks[sequence.first_block + sequence.blocks - 1];
-  return {table.blocks[sequence.first_block].first_tile, last.first_tile + last.tiles};
-}
-
 /// What is read while a tile is at work: the rows of another tile, or, where the first tensor has
 /// the tokens of a run together, its columns; of the others what lies alike. Nothing where `index`
 /// is outside the sequence's tiles.
 template <class First, class... T>
-Prefetch prefetch_tile(const BlockTable& table, Index index, const TileSpan& tiles,
+Prefetch prefetch_tile(const BlockTable& table, const SequenceSpan& sequence, Index index,
                        const TokenRows<First>& first, const TokenRows<T>&... others) {
-  if (index < tiles.first || index >= tiles.end) return {};
+  const BlockSpan* const blocks = table.blocks.data + sequence.first_block;
+  const BlockSpan& last = blocks[sequence.blocks - 1];
+  if (index < blocks->first_tile || index >= last.first_tile + last.tiles) return {};
   const TokenTile& tile = table.tiles[index];
   const Index* const places = table.places_of(tile);
   const bool by_columns = first.lies_in_columns() && tile.runs == 1;
@@ -158,7 +149,6 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
   const BlockTable& table = plan.tables.keys;
   const TokenRows<const T> keys = key_rows(unit, operands.k);
   const TokenRows<const T> values = key_rows(unit, operands.v);
-  const TileSpan tiles = tiles_of(table, unit.keys);
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
     const SlotScratch<A>& scratch = plan.slots[slot];
     const BlockSpan& block = table.blocks[unit.keys.first_block + b];
@@ -166,7 +156,7 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
     for (Index i = 0; i < block.tiles; ++i) {
       const TokenTile& tile = table.tiles[block.first_tile + i];
       const FeaturePanels<A> k = pack_tile(operands, A(1), table, tile, keys, scratch);
-      Prefetch next = prefetch_tile(table, block.first_tile + i + 1, tiles, keys, values);
+      Prefetch next = prefetch_tile(table, unit.keys, block.first_tile + i + 1, keys, values);
       prefetch_summary(unit.summaries, b + 1, i, block.tiles, next);
       summarize<A>(k.features, k.rotated, readable_rows<T, A>(table, tile, values, scratch.values),
                    unit.orientation, unit.summaries.summary(b), unit.summaries.key_sum(b),
@@ -182,10 +172,15 @@ Panel<const A> unit_mixing(const Plan<L, A>& plan, const Unit<A>& unit, Index g)
                         unit.keys.blocks);
 }
 
-/// A tile's part of a [group_size, blocks, block tokens] array (MixedProduct).
+/// A query head's part of a [group_size, blocks, block tokens] array (MixedProduct).
+template <class A>
+Panel<A> head_offsets(const Extents& e, Span<A> array, Index g) {
+  return panel(array.data + g * e.query_blocks * e.block_tokens, e.query_blocks, e.block_tokens);
+}
+/// And a tile's.
 template <class A>
 Span<A> tile_offsets(const Extents& e, Span<A> array, Index g, Index block, const TokenTile& tile) {
-  return {array.data + (g * e.query_blocks + block) * e.block_tokens + tile.offset, tile.tokens};
+  return {head_offsets(e, array, g).row(block) + tile.offset, tile.tokens};
 }
 
 /// R and den of every query head of the unit (MixedProduct).
@@ -194,7 +189,6 @@ void mixed_products_of_unit(const Operands<L, T>& operands, const Unit<A>& unit,
                             const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const Index head_size = e.query_blocks * e.block_tokens;
   loop.parallel_for(e.group_size * unit.queries.blocks, [&](Index task, Index slot) {
     const Index g = task / unit.queries.blocks;
     const Index b = task % unit.queries.blocks;
@@ -207,11 +201,10 @@ void mixed_products_of_unit(const Operands<L, T>& operands, const Unit<A>& unit,
     }
   });
   loop.parallel_for(e.group_size, [&](Index g, Index) {
-    mixed_product_denominators<A>(
-        unit_mixing(plan, unit, g),
-        panel(unit.memory.products.data + g * head_size, e.query_blocks, e.block_tokens),
-        static_cast<A>(operands.variant.normalizer.epsilon),
-        panel(unit.memory.denominators.data + g * head_size, e.query_blocks, e.block_tokens));
+    mixed_product_denominators<A>(unit_mixing(plan, unit, g),
+                                  head_offsets(e, unit.memory.products, g),
+                                  static_cast<A>(operands.variant.normalizer.epsilon),
+                                  head_offsets(e, unit.memory.denominators, g));
   });
 }
 
@@ -347,11 +340,10 @@ void read_out_tile(const Operands<L, T>& operands, const Unit<A>& unit, const Qu
   const TokenRows<T> results = query_rows(plan, unit, g, y);
   const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, at.scratch);
   const Span<const A> denominators = tile_denominators(operands, unit, at, g, q.features);
-  const TileSpan tiles = tiles_of(table, unit.queries);
-  Prefetch next = prefetch_tile(table, at.index + 1, tiles, queries, results);
+  Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, queries, results);
   if constexpr (masks_own_block<L>)
-    next = prefetch_tile(table, at.index + 1, tiles, queries, results, key_rows(unit, operands.k),
-                         key_rows(unit, operands.v));
+    next = prefetch_tile(table, unit.queries, at.index + 1, queries, results,
+                         key_rows(unit, operands.k), key_rows(unit, operands.v));
   const BlockSpan& block = table.blocks[unit.queries.first_block + at.block];
   prefetch_summary(at.mixed, at.block + 1, at.index - block.first_tile, block.tiles, next);
 
