@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <mhla/core/index.hpp>
+#include <mhla/policy/feature_map.hpp>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,61 @@ enum class FeatureMapName { relu, elu1, exp, sqrelu, identity, softmax, hedgehog
 enum class CausalityName { bidirectional, causal, block_causal };
 enum class NormalizerName { paper, official, none };
 enum class RotationName { none, neox_1d, wan_3d, axial_1d, axial_2d };
+
+inline constexpr Word<FeatureMapName> feature_maps[] = {
+    {"relu", FeatureMapName::relu},         {"elu1", FeatureMapName::elu1},
+    {"exp", FeatureMapName::exp},           {"sqrelu", FeatureMapName::sqrelu},
+    {"identity", FeatureMapName::identity}, {"softmax", FeatureMapName::softmax},
+    {"hedgehog", FeatureMapName::hedgehog}, {"dpfp", FeatureMapName::dpfp},
+    {"favor", FeatureMapName::favor}};
+inline constexpr Word<CausalityName> causalities[] = {{"0", CausalityName::bidirectional},
+                                                      {"1", CausalityName::causal},
+                                                      {"2", CausalityName::block_causal}};
+inline constexpr Word<NormalizerName> normalizers[] = {{"paper", NormalizerName::paper},
+                                                       {"official", NormalizerName::official},
+                                                       {"none", NormalizerName::none}};
+inline constexpr Word<RotationName> rotations[] = {{"none", RotationName::none},
+                                                   {"neox_1d", RotationName::neox_1d},
+                                                   {"wan_3d", RotationName::wan_3d},
+                                                   {"axial_1d", RotationName::axial_1d},
+                                                   {"axial_2d", RotationName::axial_2d}};
+
+/// Every key of such a case.
+inline std::vector<Key> attention_keys() {
+  return {{"kind", "attention"},
+          {"name", "not read"},
+          {"note", "not read"},
+          {"batch", "N"},
+          {"heads", "N, of q: a multiple of kv_heads"},
+          {"kv_heads", "N, of k and v"},
+          {"tokens", "N, of q, and of k without key_tokens"},
+          {"key_dim", "N"},
+          {"value_dim", "N"},
+          {"grid", "N [N [N]]: tokens on each axis"},
+          {"block", "N [N [N]]: tokens of a block on each axis"},
+          {"layout", "N [N [N]]: blocks on each axis; follows from those (optional)"},
+          {"blocks", "N: all of them (optional)"},
+          {"key_tokens", "N, and key_grid, key_block: of cross-attention alone"},
+          {"key_grid", "as grid"},
+          {"key_block", "as block"},
+          {"key_layout", "as layout (optional)"},
+          {"key_blocks", "as blocks (optional)"},
+          {"mix_heads", "1|heads"},
+          {"causal", listed(causalities) + ": not, token by token, block by block"},
+          {"feature_map", listed(feature_maps)},
+          {"feature_map.eps", "X, of relu and sqrelu (the library's, 1e-6)"},
+          {"feature_map.nu", "N, of dpfp alone"},
+          {"normalizer", listed(normalizers) + ": of mixed key sums, of mixed products"},
+          {"normalizer_epsilon", "X"},
+          {"scale", "X, of the queries' features"},
+          {"rotation", listed(rotations)},
+          {"rotation.theta", "X, unless rotation is none"},
+          {"tol_scale.out", "X, and of the other results: see --tolerance"},
+          {"tol_scale.dq", "X"},
+          {"tol_scale.dk", "X"},
+          {"tol_scale.dv", "X"},
+          {"tol_scale.dmix", "X"}};
+}
 
 /// The tokens of one side, in raster order of `grid`, and their blocks: as many axes in both.
 struct TokenGrid {
@@ -63,12 +119,16 @@ inline TokenGrid read_token_grid(const CaseFile& file, const std::string& prefix
   if (side.block.size() != side.grid.size())
     file.fail("has another number of axes for " + prefix + "block than for " + prefix + "grid");
   std::vector<Index> layout;
-  double cells = 1;  // a double cannot overflow, and every count that equals `tokens` is exact
+  // A double cannot overflow, and every count that equals `tokens` is exact.
+  double cells = 1;
+  for (const Index extent : side.grid)
+    if (extent > 0) cells *= static_cast<double>(extent);
+  if (cells > 1e12) file.fail("has a grid beyond reason for " + prefix + "grid");
+  cells = 1;
   Index blocks = 1;
   for (std::size_t axis = 0; axis < side.grid.size(); ++axis) {
     layout.push_back(mhla::ceil_div(side.grid[axis], side.block[axis]));
     cells *= static_cast<double>(side.grid[axis]);
-    if (cells > 1e15) file.fail("has a grid beyond reason for " + prefix + "grid");
     blocks *= layout.back();
   }
   if (cells != static_cast<double>(tokens))
@@ -82,11 +142,7 @@ inline TokenGrid read_token_grid(const CaseFile& file, const std::string& prefix
 }
 
 inline AttentionCase read_attention_case(const CaseFile& file) {
-  file.require_known(
-      "name kind note batch heads kv_heads tokens key_dim value_dim grid block layout blocks "
-      "key_tokens key_grid key_block key_layout key_blocks mix_heads causal feature_map "
-      "feature_map.eps feature_map.nu normalizer normalizer_epsilon scale rotation rotation.theta "
-      "tol_scale.out tol_scale.dq tol_scale.dk tol_scale.dv tol_scale.dmix");
+  file.require_known(attention_keys());
   AttentionCase c;
   c.batch = file.size("batch");
   c.heads = file.size("heads");
@@ -110,37 +166,26 @@ inline AttentionCase read_attention_case(const CaseFile& file) {
       file.fail("has another number of axes for key_grid than for grid");
   }
 
-  c.feature_map =
-      file.one_of<FeatureMapName>("feature_map", {{"relu", FeatureMapName::relu},
-                                                  {"elu1", FeatureMapName::elu1},
-                                                  {"exp", FeatureMapName::exp},
-                                                  {"sqrelu", FeatureMapName::sqrelu},
-                                                  {"identity", FeatureMapName::identity},
-                                                  {"softmax", FeatureMapName::softmax},
-                                                  {"hedgehog", FeatureMapName::hedgehog},
-                                                  {"dpfp", FeatureMapName::dpfp},
-                                                  {"favor", FeatureMapName::favor}});
-  // A rectifier without an epsilon has none; no other map of this program has one.
-  if (file.has("feature_map.eps")) c.feature_epsilon = file.number("feature_map.eps");
-  if (c.feature_epsilon != 0 && c.feature_map != FeatureMapName::relu &&
-      c.feature_map != FeatureMapName::sqrelu)
+  c.feature_map = file.one_of("feature_map", feature_maps);
+  // Of the maps of this program, only rectifiers have an epsilon.
+  const bool rectifier =
+      c.feature_map == FeatureMapName::relu || c.feature_map == FeatureMapName::sqrelu;
+  if (file.has("feature_map.eps")) {
+    c.feature_epsilon = file.number("feature_map.eps");
+  } else if (rectifier) {
+    c.feature_epsilon =
+        c.feature_map == FeatureMapName::relu ? mhla::Relu{}.epsilon : mhla::SquaredRelu{}.epsilon;
+  }
+  if (c.feature_epsilon != 0 && !rectifier)
     throw UnsupportedCase("feature_map.eps with feature_map " + file.word("feature_map"));
   if (c.feature_map == FeatureMapName::dpfp) c.nu = file.size("feature_map.nu", 1);
   if (c.nu > 1000000) file.fail("has a value beyond reason for feature_map.nu");
 
-  c.causality = file.one_of<CausalityName>("causal", {{"0", CausalityName::bidirectional},
-                                                      {"1", CausalityName::causal},
-                                                      {"2", CausalityName::block_causal}});
-  c.normalizer = file.one_of<NormalizerName>("normalizer", {{"paper", NormalizerName::paper},
-                                                            {"official", NormalizerName::official},
-                                                            {"none", NormalizerName::none}});
+  c.causality = file.one_of("causal", causalities);
+  c.normalizer = file.one_of("normalizer", normalizers);
   c.normalizer_epsilon = file.number("normalizer_epsilon");
   c.scale = file.number("scale");
-  c.rotation = file.one_of<RotationName>("rotation", {{"none", RotationName::none},
-                                                      {"neox_1d", RotationName::neox_1d},
-                                                      {"wan_3d", RotationName::wan_3d},
-                                                      {"axial_1d", RotationName::axial_1d},
-                                                      {"axial_2d", RotationName::axial_2d}});
+  c.rotation = file.one_of("rotation", rotations);
   if (c.rotation != RotationName::none) c.theta = file.number("rotation.theta");
 
   const auto error_scale = [&](const std::string& array) {

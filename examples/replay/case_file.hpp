@@ -4,20 +4,17 @@
 // not know is unsupported, never a guess.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
-#include <iterator>
 #include <map>
 #include <mhla/core/index.hpp>
-#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "npy.hpp"
@@ -29,6 +26,26 @@ class UnsupportedCase : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
+
+/// A word that a key can have, and what it means.
+template <class Value>
+struct Word {
+  const char* text;
+  Value value;
+};
+
+/// A key that a case.txt can have, and what follows it, as --help says it.
+struct Key {
+  std::string name;
+  std::string values;
+};
+
+template <class Value, std::size_t count>
+std::string listed(const Word<Value> (&words)[count]) {
+  std::string text;
+  for (const Word<Value>& word : words) text += (text.empty() ? "" : "|") + std::string(word.text);
+  return text;
+}
 
 /// The lines of one case.txt, asked for by key.
 class CaseFile {
@@ -88,23 +105,23 @@ class CaseFile {
     return result;
   }
 
-  /// The value that the key's word names, of those listed.
-  template <class Value>
-  Value one_of(const std::string& key,
-               std::initializer_list<std::pair<const char*, Value>> known) const {
+  /// The value that the key's word names, of those known.
+  template <class Value, std::size_t count>
+  Value one_of(const std::string& key, const Word<Value> (&known)[count]) const {
     const std::string& name = word(key);
-    for (const auto& [known_name, value] : known)
-      if (name == known_name) return value;
+    for (const Word<Value>& candidate : known)
+      if (name == candidate.text) return candidate.value;
     throw UnsupportedCase(key + " " + name + " is not known");
   }
 
-  /// Throws UnsupportedCase where a line has a key that is not among `keys`, a list with a space
-  /// between each: it may change what is meant.
-  void require_known(const std::string& keys) const {
-    std::istringstream words(keys);
-    const std::set<std::string> known(std::istream_iterator<std::string>(words), {});
-    for (const auto& [key, values] : lines_)
-      if (known.count(key) == 0) throw UnsupportedCase("the key " + key + " is not known");
+  /// Throws UnsupportedCase where a line has a key that is not among `keys`: it may change what is
+  /// meant.
+  void require_known(const std::vector<Key>& keys) const {
+    for (const auto& [key, values] : lines_) {
+      const auto is_it = [&name = key](const Key& known) { return known.name == name; };
+      if (std::none_of(keys.begin(), keys.end(), is_it))
+        throw UnsupportedCase("the key " + key + " is not known");
+    }
   }
 
  private:
@@ -130,8 +147,9 @@ class CaseFile {
 /// What a case is about.
 enum class Kind { attention, mix_init };
 
-inline Kind read_kind(const CaseFile& file) {
-  return file.one_of<Kind>("kind", {{"attention", Kind::attention}, {"mix_init", Kind::mix_init}});
-}
+inline constexpr Word<Kind> kinds[] = {{"attention", Kind::attention},
+                                       {"mix_init", Kind::mix_init}};
+
+inline Kind read_kind(const CaseFile& file) { return file.one_of("kind", kinds); }
 
 }  // namespace replay

@@ -2,14 +2,20 @@
 // mhla_replay's command line.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstddef>
 #include <filesystem>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "attention_case.hpp"
+#include "case_file.hpp"
+#include "mix_init_case.hpp"
 
 namespace replay {
 
@@ -34,6 +40,20 @@ Prints a line per case: its verdict, and the largest error of each result relati
 Exit status, the first that applies: 3 a case cannot be read, 1 an error exceeds the tolerance,
 2 a case asks for what is not supported, 0 all agree; 64 the command line cannot be followed.
 )";
+
+/// The keys of case.txt, one to a line: sizes N, numbers X, words.
+inline std::string described(const std::vector<Key>& keys) {
+  std::string text;
+  for (const Key& key : keys) {
+    const std::size_t width = std::max(key.name.size(), std::size_t{20});
+    text += "  " + key.name + std::string(width - key.name.size() + 2, ' ') + key.values + "\n";
+  }
+  return text;
+}
+inline std::string help() {
+  return std::string(usage) + "\ncase.txt of kind attention:\n" + described(attention_keys()) +
+         "\ncase.txt of kind mix_init:\n" + described(mix_init_keys());
+}
 
 /// A command line that cannot be followed.
 class UsageError : public std::runtime_error {

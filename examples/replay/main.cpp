@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
   try {
     const CommandLine line = parse_command_line({argv + 1, argv + argc});
     if (!line.help) return run(line);
-    std::fputs(usage.data(), stdout);
+    std::fputs(help().c_str(), stdout);
     return 0;
   } catch (const UsageError& problem) {
     std::fprintf(stderr, "mhla_replay: %s\n\n%s", problem.what(), usage.data());

@@ -10,6 +10,30 @@
 
 namespace replay {
 
+inline constexpr Word<mhla::Transform> transforms[] = {
+    {"linear", mhla::Transform::linear},     {"cos", mhla::Transform::cos},
+    {"exp", mhla::Transform::exp},           {"gaussian", mhla::Transform::gaussian},
+    {"local", mhla::Transform::local},       {"uniform", mhla::Transform::uniform},
+    {"identity", mhla::Transform::identity}, {"causal", mhla::Transform::causal}};
+inline constexpr Word<mhla::MaxMode> max_modes[] = {{"global", mhla::MaxMode::global},
+                                                    {"row", mhla::MaxMode::row}};
+inline constexpr Word<mhla::NormAxis> norm_axes[] = {
+    {"col", mhla::NormAxis::column}, {"row", mhla::NormAxis::row}, {"none", mhla::NormAxis::none}};
+
+/// Every key of such a case.
+inline std::vector<Key> mix_init_keys() {
+  return {{"kind", "mix_init"},
+          {"name", "not read"},
+          {"note", "not read"},
+          {"layout", "N [N [N]]: blocks on each axis"},
+          {"key_layout", "N [N [N]]: of the keys' side (layout)"},
+          {"transform", listed(transforms)},
+          {"max_mode", listed(max_modes)},
+          {"norm_axis", listed(norm_axes)},
+          {"exp_sigma", "X, of exp alone"},
+          {"local_threshold", "X, of local alone"}};
+}
+
 /// kind mix_init.
 struct MixInitCase {
   std::vector<Index> layout;
@@ -18,11 +42,8 @@ struct MixInitCase {
 };
 
 inline MixInitCase read_mix_init_case(const CaseFile& file) {
-  using mhla::MaxMode;
-  using mhla::NormAxis;
   using mhla::Transform;
-  file.require_known(
-      "name kind note layout key_layout transform max_mode norm_axis exp_sigma local_threshold");
+  file.require_known(mix_init_keys());
   MixInitCase c;
   c.layout = file.axes("layout", 1);
   c.key_layout = file.has("key_layout") ? file.axes("key_layout", 1) : c.layout;
@@ -33,18 +54,9 @@ inline MixInitCase read_mix_init_case(const CaseFile& file) {
     for (const Index extent : layout) blocks *= static_cast<double>(extent);
     if (blocks > 1e6) file.fail("has a layout beyond reason");
   }
-  c.options.transform = file.one_of<Transform>("transform", {{"linear", Transform::linear},
-                                                             {"cos", Transform::cos},
-                                                             {"exp", Transform::exp},
-                                                             {"gaussian", Transform::gaussian},
-                                                             {"local", Transform::local},
-                                                             {"uniform", Transform::uniform},
-                                                             {"identity", Transform::identity},
-                                                             {"causal", Transform::causal}});
-  c.options.max_mode =
-      file.one_of<MaxMode>("max_mode", {{"global", MaxMode::global}, {"row", MaxMode::row}});
-  c.options.norm_axis = file.one_of<NormAxis>(
-      "norm_axis", {{"col", NormAxis::column}, {"row", NormAxis::row}, {"none", NormAxis::none}});
+  c.options.transform = file.one_of("transform", transforms);
+  c.options.max_mode = file.one_of("max_mode", max_modes);
+  c.options.norm_axis = file.one_of("norm_axis", norm_axes);
   if (c.options.transform == Transform::exp) c.options.exp_sigma = file.number("exp_sigma");
   if (c.options.transform == Transform::local)
     c.options.local_threshold = file.number("local_threshold");

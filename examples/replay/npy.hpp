@@ -228,13 +228,14 @@ inline Array read_npy(const std::filesystem::path& file) {
   const npy::Header header = npy::HeaderReader(file, text).read();
   if (header.fortran_order)
     throw UnreadableFile(file, "is in Fortran order; save numpy.ascontiguousarray(x)");
+  Index cells = 1;  // with an axis of none counted as one: an empty array can be beyond reason, too
   Index count = 1;
-  bool empty = false;
-  for (const Index extent : header.shape) empty = empty || extent == 0;
   for (const Index extent : header.shape) {
-    if (!empty && extent > std::numeric_limits<Index>::max() / count)
-      throw UnreadableFile(file, "has a shape beyond 64 bits: " + shape_text(header.shape));
-    count = empty ? 0 : count * extent;
+    constexpr Index most = 1'000'000'000'000;
+    if (extent > most / cells)
+      throw UnreadableFile(file, "has a shape beyond reason: " + shape_text(header.shape));
+    if (extent > 0) cells *= extent;
+    count *= extent;
   }
   const std::uintmax_t left = file_size - header_begin - header_size;
   if (header.element == "<f8")

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "examples/replay/attention_case.hpp"
+#include "examples/replay/mix_init_case.hpp"
 #include "tests/examples/case_folder.hpp"
 #include "tests/examples/oracle_case.hpp"
 #include "tests/support/catch.hpp"
@@ -609,4 +611,126 @@ TEST_CASE("replay: a command line that cannot be followed is explained", "[repla
        {"--decode", "--scalar", "--device", "--threads", "--tolerance", "--write"})
     CHECK(help.output.find(std::string("\n  ") + option + " ") != std::string::npos);
   CHECK(help.output.find("only out is compared, and written") != std::string::npos);
+}
+
+TEST_CASE("replay: --help lists every key of case.txt and every word it can have", "[replay]") {
+  const Run run = replay_run("--help");
+  std::map<std::string, std::set<std::string>> words;  // of keys
+  std::istringstream lines(run.output);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream values(line);
+    std::string key;
+    std::string list;
+    values >> key >> list;
+    std::istringstream alternatives(list.substr(0, list.find(':')));
+    for (std::string word; std::getline(alternatives, word, '|');) words[key].insert(word);
+  }
+  for (const auto& keys : {replay::attention_keys(), replay::mix_init_keys()})
+    for (const replay::Key& key : keys) {
+      INFO(key.name);
+      CHECK(words.count(key.name) == 1);
+    }
+  const auto check_words = [&](const std::string& key, const auto& known) {
+    for (const auto& word : known) {
+      INFO(key << " " << word.text);
+      CHECK(words[key].count(word.text) == 1);
+    }
+  };
+  check_words("kind", replay::kinds);
+  check_words("feature_map", replay::feature_maps);
+  check_words("causal", replay::causalities);
+  check_words("normalizer", replay::normalizers);
+  check_words("rotation", replay::rotations);
+  check_words("transform", replay::transforms);
+  check_words("max_mode", replay::max_modes);
+  check_words("norm_axis", replay::norm_axes);
+
+  // What the golden cases have is not refused, so it is among the keys.
+  for (const std::string& name : golden_names()) {
+    std::istringstream golden(text_of(golden_folder(name) / "case.txt"));
+    for (std::string line; std::getline(golden, line);) {
+      std::istringstream values(line);
+      std::string key;
+      values >> key;
+      INFO(name << " " << key);
+      CHECK((key.empty() || words.count(key) == 1));
+    }
+  }
+}
+
+TEST_CASE("replay: a rectifier's epsilon is the library's where a case has none", "[replay]") {
+  const TemporaryFolder temporary;
+  for (const std::string map : {"relu", "sqrelu"}) {
+    const std::string keys = "grid 12\nblock 4\ncausal 0\nfeature_map " + map +
+                             "\nnormalizer paper\nnormalizer_epsilon 0\nscale 1\nrotation none\n";
+    // Large enough to see: queries below zero, whose features are the epsilon alone.
+    const mhla::Shape shape{1, 2, 1, 12, 12, 4, 3, 1, 3, 3};
+    const auto write = [&](const auto& attention) {
+      write_oracle_case(temporary / map, attention, shape, keys);
+    };
+    if (map == "relu") {
+      write(mhla::Attention<mhla::Relu, mhla::Blocks1D>{.blocks = {.block = 4},
+                                                        .normalizer = {.epsilon = 0}});
+    } else {
+      write(mhla::Attention<mhla::SquaredRelu, mhla::Blocks1D>{.blocks = {.block = 4},
+                                                               .normalizer = {.epsilon = 0}});
+    }
+    check_one("", temporary / map, 0, "ok");
+    set_key(temporary / map, "feature_map.eps", "0");
+    check_one("", temporary / map, 1, "FAILS");
+  }
+}
+
+TEST_CASE("replay: extents beyond reason are refused at once", "[replay]") {
+  const TemporaryFolder temporary;
+  const std::string golden = "p12_causal_none_relu_init";
+  const auto reshape = [&](const fs::path& folder, const std::vector<replay::Index>& query,
+                           const std::vector<replay::Index>& key) {
+    for (const char* array : {"q", "dout", "out", "dq"})
+      replay::write_npy(folder / (std::string(array) + ".npy"), {query, {}});
+    for (const char* array : {"k", "v", "dk", "dv"})
+      replay::write_npy(folder / (std::string(array) + ".npy"), {key, {}});
+  };
+  // A batch without heads, and tokens and heads of no dimension.
+  constexpr replay::Index huge = replay::Index{1} << 62;
+  const struct {
+    std::vector<replay::Index> query, key;  // batch, heads, tokens, dim
+  } cases[] = {{{huge, 0, 32, 4}, {huge, 0, 32, 4}},
+               {{1, 1, 1'000'000'000'000'000, 0}, {1, 1, 1'000'000'000'000'000, 0}},
+               {{1, huge, 32, 0}, {1, huge, 32, 0}}};
+  int number = 0;
+  for (const auto& [query, key] : cases) {
+    const fs::path folder = copy_golden(temporary, golden, std::to_string(++number));
+    const auto set = [&](const std::string& name, replay::Index value) {
+      set_key(folder, name, std::to_string(value));
+    };
+    reshape(folder, query, key);
+    set("batch", query[0]);
+    set("heads", query[1]);
+    set("kv_heads", key[1]);
+    set("tokens", query[2]);
+    set("grid", query[2]);
+    set_key(folder, "layout", "");
+    set_key(folder, "blocks", "");
+    set("key_dim", query[3]);
+    set("value_dim", query[3]);
+    check_one("", folder, 3, "unreadable", "beyond reason");
+    check_one("--decode", folder, 3, "unreadable", "beyond reason");
+  }
+  // More tokens than one would wait for, of no dimension: there is no output, and nothing to wait
+  // for.
+  const fs::path folder = copy_golden(temporary, golden, "many");
+  const replay::Index tokens = 100'000'000;
+  reshape(folder, {1, 1, tokens, 0}, {1, 1, tokens, 0});
+  for (const char* key : {"heads", "kv_heads", "batch"}) set_key(folder, key, "1");
+  for (const char* key : {"tokens", "grid"}) set_key(folder, key, std::to_string(tokens));
+  set_key(folder, "block", "100000");
+  for (const char* key : {"key_dim", "value_dim"}) set_key(folder, key, "0");
+  for (const char* key : {"layout", "blocks"}) set_key(folder, key, "");
+  set_key(folder, "mix_heads", "1");
+  for (const char* array : {"mix", "dmix"})
+    replay::write_npy(folder / (std::string(array) + ".npy"),
+                      {{1, 1000, 1000}, std::vector<double>(1'000'000)});
+  check_one("", folder, 0, "ok");
+  check_one("--decode", folder, 0, "ok");
 }
