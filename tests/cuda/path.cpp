@@ -15,6 +15,7 @@
 
 #include "bench/gpu_shapes.hpp"
 #include "tests/cpu/call.hpp"
+#include "tests/support/allocation_counter.hpp"
 #include "tests/support/error_message.hpp"
 
 namespace path_test {
@@ -976,4 +977,28 @@ TEST_CASE("cuda path: what a mask takes out is cleared whichever path runs", "[c
       CHECK(static_cast<float>(mhla::load(y(0, h, t, 31))) == (mask[t] == 0 ? 0 : 42));
       CHECK(static_cast<float>(mhla::load(gradients.query(0, h, t, 0))) == (mask[t] == 0 ? 0 : 43));
     }
+}
+
+TEST_CASE("cuda path: to choose one allocates nothing", "[cuda]") {
+  const Shape shape{1, 2, 1, 128, 128, 64, 64, 1, 32, 32};
+  const auto check = [&](const auto& attention) {
+    const mhla::Problem problem = checked_problem(attention, shape);
+    for (const Direction direction : {Direction::forward, Direction::backward}) {
+      const AllocationCounter counter;
+      const PathChoice choice = mhla::cuda::choose_path<BFloat16>(
+          attention, problem, direction, CudaPath::automatic, StateUse::none, every);
+      const long allocations = counter.allocations();
+      CHECK(choice.can(CudaPath::quadratic));
+      CHECK(allocations == 0);
+    }
+  };
+  const std::vector<std::int32_t> offsets = {0, 0, 7, 8, 8, 100, 128, 128};
+  const auto check_causality = [&](auto causality) {
+    const mhla::Attention<Relu, Blocks1D, decltype(causality)> attention{.blocks = {.block = 4}};
+    check(attention);
+    check(mhla::packed(attention, offsets));
+  };
+  check_causality(Bidirectional{});
+  check_causality(Causal{});
+  check_causality(BlockCausal{});
 }

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
@@ -70,6 +72,15 @@ struct Extents {
   Index mixing_size() const { return checked_mul(mix_rows, mix_columns); }
 };
 
+/// What cuBLAS gets of a workspace: it wants a multiple of 256 as address.
+inline WorkspaceView take_cublas_workspace(Arena& arena) {
+  constexpr Index alignment = 256;
+  const Span<std::byte> room =
+      arena.take<std::byte>(cublas_workspace_bytes + alignment - workspace_alignment);
+  const auto past = static_cast<Index>(reinterpret_cast<std::uintptr_t>(room.data) % alignment);
+  return {room.data + (past == 0 ? 0 : alignment - past), cublas_workspace_bytes};
+}
+
 /// Everything a call has in its workspace; `A` is the accumulator.
 template <class V, class A>
 struct Plan {
@@ -123,8 +134,7 @@ struct Plan {
     const auto take = [&](bool needed, Index rows, Index dim) {
       return arena.take<A>(needed ? checked_mul(rows, dim) : 0);
     };
-    const Span<std::byte> of_cublas = arena.take<std::byte>(cublas_workspace_bytes);
-    cublas = {of_cublas.data, of_cublas.size};
+    cublas = take_cublas_workspace(arena);
     mixing = take(true, e.mix_heads, e.mixing_size());
 
     queries = take(true, query_rows, e.feature_dim);

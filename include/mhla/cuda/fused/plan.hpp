@@ -106,8 +106,7 @@ struct SummaryPlan : TablePlan<V> {
     const auto take = [&](bool needed, Index rows, Index dim) {
       return arena.take<float>(needed ? checked_mul(rows, dim) : 0);
     };
-    const Span<std::byte> of_cublas = arena.take<std::byte>(cublas_workspace_bytes);
-    cublas = {of_cublas.data, of_cublas.size};
+    cublas = take_cublas_workspace(arena);
     summaries = take_summaries(e.key_summaries());
     key_sums = take(normalizes<V>, e.key_summaries(), e.feature_dim);
     mixed_summaries =

@@ -16,7 +16,6 @@
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/problem.hpp>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -47,9 +46,9 @@ struct Walked {
   }
 };
 
-/// A block table as the host knows it. Where `parts` of it are asked for, which are of sequences,
-/// it lists the blocks.
-struct PairSide {
+/// A block table as the host knows it, whose blocks are looked up mostly in order.
+class PairSide {
+ public:
   struct OfBlock {
     Index before;          // tokens of the blocks before it
     Index sequence_begin;  // blocks
@@ -58,25 +57,37 @@ struct PairSide {
   Index block_tokens = 0;  // entries of a block
   Index count = 0;         // of blocks
   Index all_tokens = 0;
-  std::vector<OfBlock> blocks;  // and one behind the last
 
   template <AttentionVariant V>
-  PairSide(const V& attention, const Grid& grid, bool parts) : block_tokens(block_tokens_of(grid)) {
+  PairSide(const V& attention, const Grid& grid)
+      : block_tokens(block_tokens_of(grid)), block_step_(grid.block[2]) {
     cuda::for_each_sequence(attention, grid, [&](const Sequence& sequence) {
-      if (parts)
-        for (Index b = 0; b < sequence.blocks; ++b)
-          blocks.push_back({all_tokens + b * grid.block[2], sequence.first_block,
-                            sequence.first_block + sequence.blocks});
       count += sequence.blocks;
       all_tokens += sequence.length;
     });
-    if (parts) blocks.push_back({all_tokens, count, count});
+    sequence_ = {0, all_tokens, 0, count};
+    if constexpr (is_packed<V>) {
+      attention_ = &attention;
+      begin_ = [](const void* variant, Index s) {
+        return static_cast<const V*>(variant)->begin(s);
+      };
+      if (count > 0) sequence_ = sequence_at(0, 0);
+    }
   }
 
   Entries all() const { return {0, count * block_tokens}; }
-  const OfBlock& block(Index b) const { return blocks[static_cast<std::size_t>(b)]; }
-  const OfBlock& block_of(Index entry) const { return block(entry / block_tokens); }
-  Index tokens_of(Index b) const { return block(b + 1).before - block(b).before; }
+  /// Or, where b is count, what is behind the last.
+  OfBlock block(Index b) const {
+    if (b == count) return {all_tokens, count, count};
+    find_sequence_of(b);
+    return {sequence_.begin + (b - sequence_.first_block) * block_step_, sequence_.first_block,
+            sequence_.first_block + sequence_.blocks};
+  }
+  OfBlock block_of(Index entry) const { return block(entry / block_tokens); }
+  Index tokens_of(Index b) const {
+    find_sequence_of(b);
+    return std::min(block_step_, sequence_.length - (b - sequence_.first_block) * block_step_);
+  }
   /// Entries below `entry` that have a token.
   Index tokens_before(Index entry) const {
     const Index b = entry / block_tokens;
@@ -97,6 +108,29 @@ struct PairSide {
     for (Index begin = of.begin; begin < of.end; begin += rows)
       f(Entries{begin, std::min(begin + rows, of.end)});
   }
+
+ private:
+  // Goes on, or back, from the sequence that was found last.
+  void find_sequence_of(Index b) const {
+    while (b >= sequence_.first_block + sequence_.blocks)
+      sequence_ = sequence_at(++number_, sequence_.first_block + sequence_.blocks);
+    while (b < sequence_.first_block) {
+      const Index end = sequence_.first_block;
+      sequence_ = sequence_at(--number_, 0);
+      sequence_.first_block = end - sequence_.blocks;
+    }
+  }
+  Sequence sequence_at(Index number, Index first_block) const {
+    const Index begin = begin_(attention_, number);
+    const Index length = begin_(attention_, number + 1) - begin;
+    return {begin, length, first_block, ceil_div(length, block_step_)};
+  }
+
+  Index block_step_;
+  const void* attention_ = nullptr;  // of packed sequences
+  Index (*begin_)(const void* attention, Index number) = nullptr;
+  mutable Sequence sequence_{};
+  mutable Index number_ = 0;  // of that sequence
 };
 
 /// A call over pairs.
@@ -121,8 +155,8 @@ struct PairBytes {
   PairBytes(const V& attention, const Problem& problem)
       : packed(is_packed<V>),
         sees(sight_of<V>),
-        queries(attention, problem.query_grid, has_parts()),
-        keys(attention, problem.key_grid, has_parts()),
+        queries(attention, problem.query_grid),
+        keys(attention, problem.key_grid),
         items(problem.shape.batch),
         kv_heads(problem.shape.kv_heads),
         heads(problem.shape.group_size()),
@@ -307,7 +341,7 @@ struct PairBytes {
     if (!has_parts()) return 4 * queries.all_tokens * keys.all_tokens;
     Index pairs = 0;
     for (Index b = 0; b < queries.count; ++b) {
-      const PairSide::OfBlock& of = queries.block(b);
+      const PairSide::OfBlock of = queries.block(b);
       const Index tokens = queries.tokens_of(b);
       const Index begin = queries.block(of.sequence_begin).before;
       if (sees == Sight::all) pairs += tokens * (queries.block(of.sequence_end).before - begin);
