@@ -64,7 +64,8 @@ class Decoder : RequireStreaming<V> {
                 mix_heads_ == 1 ? std::min(Index{1}, group_size_) : group_size_,
                 normalized};
     allocate();
-    for (Index h = 0; h < mix_heads_; ++h)
+    const Index matrices = extents_.blocks == 0 ? 0 : mix_heads_;
+    for (Index h = 0; h < matrices; ++h)
       for (Index i = 0; i < extents_.blocks; ++i)
         for (Index b = 0; b < extents_.blocks; ++b)
           mixing_[(h * extents_.blocks + i) * extents_.blocks + b] = b <= i ? mix(h, i, b) : A(0);
@@ -107,7 +108,8 @@ class Decoder : RequireStreaming<V> {
   /// The next tokens of every sequence: q and y [batch, heads, tokens, dim], k and v
   /// [batch, kv_heads, tokens, dim], for any number of tokens.
   /// \throws ShapeError where they do not fit, StateError where a sequence would outgrow
-  /// capacity(); nothing has changed then.
+  /// capacity(); nothing has changed then. What the feature map or the executor throws passes
+  /// through: the decoder is as it was then, and only y may have been written to.
   template <Executor E>
   void step(const E& executor, const std::type_identity_t<TensorView<const T, 4>>& q,
             const std::type_identity_t<TensorView<const T, 4>>& k,
@@ -239,25 +241,33 @@ class Decoder : RequireStreaming<V> {
     std::uint64_t checksum;     // of what follows
   };
 
-  // Lays everything out in one piece of memory: first the state, then what is derived or scratch.
-  void lay_out(Arena& arena) {
-    units_.clear();
-    for (Index u = 0; u < shape_.batch * shape_.kv_heads; ++u) units_.emplace_back(arena, extents_);
-    state_bytes_ = arena.used();
+  void take_tables(Arena& arena) {
     mixing_ = arena.take<A>(checked_mul(mix_heads_, checked_mul(extents_.blocks, extents_.blocks)));
     const Grid positions{{1, 1, capacity_}, {1, 1, extents_.block_tokens}};
     rotation_ = cpu::rotation_table<A>(arena, attention_.rotation, 1, extents_.feature_dim,
                                        positions, positions, SerialExecutor{});
-    slots_.clear();
-    for (Index s = 0; s < shape_.slots; ++s) slots_.emplace_back(arena, extents_, shape_.key_dim);
   }
+  // Lays everything out in one piece of memory: first the state, then what is derived or scratch.
+  // What there is many times is measured once. Where y is always empty there is no state.
   void allocate() {
-    Arena measure;
-    lay_out(measure);
-    memory_ = Workspace(measure.used());
+    const bool empty = group_size_ == 0 || shape_.value_dim == 0;
+    const Index units = empty ? 0 : checked_mul(shape_.batch, shape_.kv_heads);
+    Arena unit, undo, slot, tables;
+    const cpu::DecodeUnit<A> measured(unit, extents_);
+    cpu::DecodeUndo<A>(undo, extents_, measured);
+    Slot(slot, extents_, shape_.key_dim);
+    take_tables(tables);
+    state_bytes_ = checked_mul(units, unit.used());
+    const Index derived = checked_add(checked_mul(units, undo.used()), tables.used());
+    const Index scratch = checked_mul(shape_.slots, slot.used());
+    memory_ = Workspace(checked_add(state_bytes_, checked_add(derived, scratch)));
     std::fill_n(memory_.data(), memory_.size(), std::byte{0});
+
     Arena arena(memory_);
-    lay_out(arena);
+    for (Index u = 0; u < units; ++u) units_.emplace_back(arena, extents_);
+    for (const auto& of : units_) undos_.emplace_back(arena, extents_, of);
+    take_tables(arena);
+    for (Index s = 0; s < shape_.slots; ++s) slots_.emplace_back(arena, extents_, shape_.key_dim);
   }
   std::byte* state_begin() const { return memory_.data(); }
 
@@ -318,29 +328,28 @@ class Decoder : RequireStreaming<V> {
   void advance(const ExecutorRef& executor, Index first_sequence, Index sequences,
                const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
                const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
-    const Index tokens = checked_decoder_step(shape_, sequences, q, k, v, y);
+    const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
     for (Index s = first_sequence; s < first_sequence + sequences; ++s)
       require_room(s, position(s), tokens, capacity_);
+    require_decoder_tensors(q, k, v, y);
     if (executor.slots() > shape_.slots)
       throw StateError("mhla: slots: the executor has " + std::to_string(executor.slots()) +
                        " but the decoder was made for " + std::to_string(shape_.slots));
 
-    executor.parallel_for(sequences * shape_.kv_heads, [&](Index task, Index slot) {
-      const Index item = task / shape_.kv_heads;
-      const Index kv_head = task % shape_.kv_heads;
-      Index at = position(first_sequence + item);
-      for (Index done = 0; done < tokens;) {
-        const Index first = at % extents_.block_tokens;
-        const cpu::DecodeTile tile{
-            at / extents_.block_tokens, first,
-            std::min({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
-        run_tile(
-            units_[static_cast<std::size_t>((first_sequence + item) * shape_.kv_heads + kv_head)],
-            tile, slots_[static_cast<std::size_t>(slot)], item, kv_head, done, at, {q, k, v, y});
-        at += tile.tokens;
-        done += tile.tokens;
+    if (y.size() > 0) {
+      const Index first = first_sequence * shape_.kv_heads;
+      const Index units = sequences * shape_.kv_heads;
+      for (Index u = first; u < first + units; ++u) undo(u).clear();
+      try {
+        executor.parallel_for(units, [&](Index task, Index slot) {
+          run_unit(first + task, slots_[static_cast<std::size_t>(slot)], first_sequence,
+                   {q, k, v, y});
+        });
+      } catch (...) {
+        for (Index u = first; u < first + units; ++u) undo(u).restore(unit(u));
+        throw;
       }
-    });
+    }
     for (Index s = first_sequence; s < first_sequence + sequences; ++s)
       positions_[static_cast<std::size_t>(s)] += tokens;
   }
@@ -351,6 +360,29 @@ class Decoder : RequireStreaming<V> {
     TensorView<const T, 4> v;
     TensorView<T, 4> y;
   };
+
+  // All tokens of one kv head of one sequence, which is item 0 of the tensors if it is the first.
+  void run_unit(Index index, const Slot& slot, Index first_sequence, const StepViews& views) {
+    const Index sequence = index / shape_.kv_heads;
+    const Index tokens = views.y.extent[2];
+    Index at = position(sequence);
+    undo(index).keep(unit(index), at / extents_.block_tokens);
+    for (Index done = 0; done < tokens;) {
+      const Index first = at % extents_.block_tokens;
+      if (done > 0 && first == 0) undo(index).keep_turns(unit(index));
+      const cpu::DecodeTile tile{
+          at / extents_.block_tokens, first,
+          std::min({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
+      run_tile(unit(index), tile, slot, sequence - first_sequence, index % shape_.kv_heads, done,
+               at, views);
+      at += tile.tokens;
+      done += tile.tokens;
+    }
+  }
+  const cpu::DecodeUnit<A>& unit(Index index) const {
+    return units_[static_cast<std::size_t>(index)];
+  }
+  cpu::DecodeUndo<A>& undo(Index index) { return undos_[static_cast<std::size_t>(index)]; }
 
   // One tile of one kv head: tokens [done, done + tile.tokens) of q, k, v and y.
   void run_tile(const cpu::DecodeUnit<A>& unit, const cpu::DecodeTile& tile, const Slot& slot,
@@ -449,7 +481,8 @@ class Decoder : RequireStreaming<V> {
   Workspace memory_;
   Index state_bytes_ = 0;
   std::vector<cpu::DecodeUnit<A>> units_;
-  Span<A> mixing_;  // [mix_heads, blocks, blocks], 0 above the diagonal
+  std::vector<cpu::DecodeUndo<A>> undos_;  // of each unit
+  Span<A> mixing_;                         // [mix_heads, blocks, blocks], 0 above the diagonal
   cpu::RotationTable<A> rotation_;
   std::vector<Slot> slots_;
 };

@@ -88,13 +88,16 @@ enum class Extension {
 
 namespace mixing_matrix {
 
-// A matrix without a head axis is one that all heads share.
+// A matrix without a head axis is one that all heads share. Throws where it has extents that no
+// tensor can have.
 template <class T, int Rank>
-TensorView<T, 3> with_heads(const TensorView<T, Rank>& mix) {
+TensorView<T, 3> with_heads(const TensorView<T, Rank>& mix, const char* argument) {
   static_assert(Rank == 2 || Rank == 3,
                 "mhla: a mixing matrix is [query blocks, key blocks] or [1 | heads, query blocks, "
                 "key blocks]: a view of rank 2 or 3");
-  return mix;
+  const TensorView<T, 3> matrices = mix;
+  require_tensor(argument, matrices);
+  return matrices;
 }
 
 inline bool same_layout(const Grid& a, const Grid& b) {
@@ -190,6 +193,8 @@ inline void require_valid(const Grid& grid, const char* side) {
                        std::to_string(axis) + " of " + std::to_string(grid.extent[axis]) +
                        " tokens in blocks of " + std::to_string(grid.block[axis]) +
                        "; a block holds at least 1 token and an extent cannot be negative");
+  require_tensor((std::string("initialize: the ") + side + " grid's blocks").c_str(),
+                 {{"0", grid.layout(0)}, {"1", grid.layout(1)}, {"2", grid.layout(2)}});
 }
 
 inline void require_valid(const InitialMixing& options, const Grid& query_grid,
@@ -240,7 +245,7 @@ Grid grid_without_tokens(const G& geometry, const char* member, Index blocks_of_
 template <std::floating_point T, int Rank, std::same_as<Grid> KeyGrid>
 void initialize(const TensorView<T, Rank>& mix, const Grid& query_grid, const KeyGrid& key_grid,
                 const InitialMixing& options = {}) {
-  const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix);
+  const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix, "mix");
   mixing_matrix::require_valid(query_grid, "query");
   mixing_matrix::require_valid(key_grid, "key");
   const Index rows = query_grid.num_blocks();
@@ -253,6 +258,7 @@ void initialize(const TensorView<T, Rank>& mix, const Grid& query_grid, const Ke
     throw ShapeError(
         "mhla: mix: two of its elements share memory; a destination needs elements of their own");
   mixing_matrix::require_valid(options, query_grid, key_grid);
+  if (matrices.size() == 0) return;
 
   using Real = std::common_type_t<T, double>;
   std::vector<Real> weights = mixing_matrix::weights<Real>(options, query_grid, key_grid);
@@ -319,7 +325,8 @@ void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
   if (!(onto.low <= onto.high))
     throw ShapeError("mhla: project: low is " + std::to_string(onto.low) + " and high is " +
                      std::to_string(onto.high) + "; low must not be above high");
-  const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix);
+  const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix, "mix");
+  if (matrices.size() == 0) return;
   const T low = static_cast<T>(onto.low);
   const T high = static_cast<T>(onto.high);
   for (Index head = 0; head < matrices.extent[0]; ++head)
@@ -347,8 +354,8 @@ void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
 template <std::floating_point T, int Rank>
 void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
             const TensorView<T, Rank>& larger, Extension extension) {
-  const TensorView<const T, 3> known = mixing_matrix::with_heads(mix);
-  const TensorView<T, 3> matrices = mixing_matrix::with_heads(larger);
+  const TensorView<const T, 3> known = mixing_matrix::with_heads(mix, "mix");
+  const TensorView<T, 3> matrices = mixing_matrix::with_heads(larger, "larger");
   const Index blocks = known.extent[1];
   const Index all_blocks = matrices.extent[1];
   require_extent("mix", "key blocks", known.extent[2], blocks,
@@ -369,6 +376,7 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
     throw ShapeError(
         "mhla: larger: shares memory with mix, or with itself; a destination needs elements of its "
         "own");
+  if (matrices.size() == 0) return;
 
   using Real = std::common_type_t<T, double>;
   const auto entry = [&](Index head, Index i, Index b) {

@@ -112,6 +112,37 @@ TEST_CASE("shape: heads must be a multiple of kv heads, and mix shared or one a 
       negative.*extent = -3;
       CHECK(says(inconsistency(negative), "negative", "-3"));
     }
+    Operands negative;  // named before the other operands disagree with it
+    negative.q.extent[2] = -3;
+    CHECK(says(negative.message(), "q: axis tokens is -3, which is negative"));
+    negative = {};
+    negative.k.extent[2] = -7;
+    CHECK(says(negative.message(), "k: axis tokens is -7, which is negative"));
+    negative = {};
+    negative.v.extent[3] = -1;
+    CHECK(says(negative.message(), "v: axis value_dim is -1, which is negative"));
+    negative = {};
+    negative.mix.extent[1] = -2;
+    CHECK(says(negative.message(), "mix: axis query blocks is -2, which is negative"));
+  }
+  SECTION("extents that no tensor has, whatever their order and however empty") {
+    constexpr Index huge = Index{1} << 62;
+    for (Index Shape::*extent :
+         {&Shape::batch, &Shape::query_tokens, &Shape::key_tokens, &Shape::key_dim,
+          &Shape::value_dim, &Shape::mix_query_blocks, &Shape::mix_key_blocks}) {
+      Shape large = shape;
+      large.*extent = huge;
+      CHECK(says(inconsistency(large), std::to_string(huge), "too large"));
+      large.heads = large.kv_heads = large.mix_heads = 0;
+      CHECK(says(inconsistency(large), std::to_string(huge), "too large"));
+    }
+    // As many elements as there may be, and one more.
+    const auto check = [](Index elements) {
+      mhla::require_tensor("x", {{"a", 0}, {"b", Index{1} << 28}, {"c", elements}});
+    };
+    CHECK_NOTHROW(check(mhla::max_elements >> 28));
+    CHECK(says(error_message<ShapeError>([&] { check((mhla::max_elements >> 28) + 1); }),
+               "mhla: x: axis c is 268435457", "2^56"));
   }
   SECTION("zero extents are legal") {
     for (Index Shape::*extent : {&Shape::batch, &Shape::query_tokens, &Shape::key_tokens,

@@ -259,3 +259,49 @@ TEMPLATE_TEST_CASE("edges: queries of 0 among others under signed features", "[c
     for (Index c = 0; c < 7; ++c) CHECK(y(0, 1, t, c) == 0);
   check_against_oracle(attention, x);
 }
+
+TEST_CASE("edges: a call without an output returns at once, however large it is", "[cpu]") {
+  constexpr Index many = Index{1} << 50;
+  // No heads, no tokens to ask for, no values, no dimension at all.
+  for (const Shape& shape :
+       {Shape{many, 0, 0, 8, 8, 4, 3, 1, 2, 2}, Shape{many, 2, 1, 0, 8, 0, 0, 1, 2, 2},
+        Shape{1, 2, 1, many, many, 0, 0, 1, many, 4}, Shape{1, many, many, 8, 8, 0, 0, 1, 2, 2}}) {
+    CAPTURE(shape.batch, shape.heads, shape.query_tokens);
+    const Variant<Blocks1D> fitting{.blocks = {.block = shape.query_tokens == many ? many : 4}};
+    CHECK(mhla::forward_workspace_size<double>(fitting, shape, backend::device()) == 0);
+    CHECK(mhla::backward_workspace_size<double>(fitting, shape, backend::device()) == 0);
+    using mhla::make_view;
+    double* const none = nullptr;
+    const auto q = make_view(none, shape.batch, shape.heads, shape.query_tokens, shape.key_dim);
+    const auto k = make_view(none, shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim);
+    const auto v = make_view(none, shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim);
+    const auto y = make_view(none, shape.batch, shape.heads, shape.query_tokens, shape.value_dim);
+    const double one = 1;
+    const mhla::TensorView<const double, 3> mix{
+        &one, {1, shape.mix_query_blocks, shape.mix_key_blocks}, {0, 0, 0}};
+    forward_into(fitting, backend::device(), q, k, v, mix, y, {});
+    backward_into(fitting, backend::device(), q, k, v, mix, y, {q, k, v, mhla::skip},
+                  Update::overwrite, {});
+  }
+}
+
+TEST_CASE("edges: the gradients of a call without an output are zero", "[cpu]") {
+  const Variant<Blocks1D> attention{.blocks = {.block = 4}};
+  for (const Shape& shape :
+       {Shape{2, 2, 1, 8, 8, 4, 0, 1, 2, 2}, Shape{2, 0, 3, 8, 8, 4, 3, 1, 2, 2},
+        Shape{2, 2, 1, 0, 8, 4, 3, 2, 2, 2}, Shape{0, 2, 1, 8, 8, 4, 3, 2, 2, 2}}) {
+    CAPTURE(shape.batch, shape.heads, shape.query_tokens, shape.value_dim);
+    const auto x = operands<double>(attention, shape);
+    call::Gradients<double> gradients(x);  // as their operands to begin with
+    call::backward_to(gradients.views(), Update::accumulate, attention, x);
+    CHECK(bitwise_equal(gradients.query.view(), x.q.view()));
+    CHECK(bitwise_equal(gradients.key.view(), x.k.view()));
+    CHECK(bitwise_equal(gradients.value.view(), x.v.view()));
+    CHECK(bitwise_equal(gradients.mix.view(), x.mix.view()));
+    call::backward_to(gradients.views(), Update::overwrite, attention, x);
+    CHECK(is_zero(gradients.query));
+    CHECK(is_zero(gradients.key));
+    CHECK(is_zero(gradients.value));
+    CHECK(is_zero(gradients.mix));
+  }
+}

@@ -467,6 +467,16 @@ TEST_CASE("cuda decoding: wrong calls change nothing", "[cuda]") {
          "q: axis batch is 3 but must be 1");
   refuse([&] { decoder.record_step(device, q, k, v, y.view()); },
          "q: axis tokens is 2 but must be 1", "a recorded step is one token");
+  const auto backwards = [](auto view) {
+    view.extent[2] = -1;
+    return view;
+  };
+  const auto q_back = backwards(q.view()), k_back = backwards(k.view());
+  const auto v_back = backwards(v.view()), y_back = backwards(y.view());
+  refuse([&] { decoder.step(device, q_back, k_back, v_back, y_back); },
+         "q: axis tokens is -1, which is negative");
+  refuse([&] { decoder.record_step(device, q_back, k_back, v_back, y_back); },
+         "q: axis tokens is -1, which is negative");
   auto folded = y.view();
   folded.stride[1] = 0;
   refuse([&] { decoder.step(device, q, k, v, folded); }, "y: shares memory", "or with itself");
@@ -499,6 +509,33 @@ TEST_CASE("cuda decoding: wrong calls change nothing", "[cuda]") {
 
   finish(session);
   CHECK(bitwise_equal(session.y.view(), straight(x).view()));
+}
+
+TEST_CASE("cuda decoding: a kernel that cannot be launched loses its call's sequences alone",
+          "[cuda]") {
+  const HalfSplit attention{.blocks = {.block = 4}};
+  const auto x = operands<double>(attention, {3, 4, 2, 19, 19, 4, 3, 4});
+  const auto expected = forward(attention, x);
+  for (long at = 0; at < 20; ++at) {  // the launches of two tiles
+    CAPTURE(at);
+    DeviceSession<HalfSplit, double> session(attention, x);
+    session.prefill_all(7);
+    session.machine.refused_launch = session.machine.launches + at;
+    CHECK_THROWS_AS(session.prefill(1, 3), mhla::CudaError);
+    session.machine.refused_launch = -1;
+    const DeviceMemory memory(session.decoder.snapshot_size());
+    for (const std::string& message :
+         {error_message<StateError>([&] { static_cast<void>(session.decoder.position(1)); }),
+          error_message<StateError>([&] { session.prefill(1, 1); }),
+          error_message<StateError>([&] { session.decoder.count_replay(); }),
+          error_message<StateError>([&] { session.decoder.save(session.device, memory); })})
+      CHECK(says(message, "mhla: sequence 1 was lost", "reset it, or load a snapshot"));
+    CHECK(session.decoder.position(0) == 7);
+    session.decoder.reset(session.device, 1);
+    session.prefill(1, 7);
+    session.step_to_the_end();
+    check_decoded(session.y, expected);
+  }
 }
 
 TEST_CASE("cuda decoding: memory that CUDA does not know, and crooked addresses, change nothing",
@@ -602,7 +639,7 @@ TEST_CASE("cuda decoding: a decoder that cannot be is not made", "[cuda]") {
   refuse(small, Mix(2, 3, 3), sizes, "mix: axis heads is 2 but must be 1 (shared) or 4");
   refuse(small, Mix(1, 3, 3), {2, 4, 3, 6, 3}, "must be a multiple of the heads of k and v");
   refuse(small, Mix(1, 3, 3), {2, 4, 2, 5, 3}, "rotation:", "must be even");
-  refuse(small, Mix(1, 3, 3), {-1, 4, 2, 6, 3}, "batch: is -1");
+  refuse(small, Mix(1, 3, 3), {-1, 4, 2, 6, 3}, "q: axis batch is -1");
   refuse(HalfSplit{}, Mix(1, 3, 3), sizes, "blocks.block is 0");
 
   const Mix mix(1, 3, 3);

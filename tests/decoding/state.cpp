@@ -2,6 +2,7 @@
 // A decoder as a value: copies, forgetting, saved bytes and every refusal of foreign ones, wrong
 // calls that change nothing, and no allocation once it is made.
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -360,6 +361,26 @@ TEST_CASE("decoder: wrong calls name what is wrong, and nothing changes", "[deco
   refuse_step(q, k, v, Tensor(3, 4, 1, 3), "y: axis tokens is 1 but must be 2");
   refuse_step(q, k, v, Tensor(3, 4, 2, 4), "y: axis dim is 4 but must be 3");
 
+  // Fewer tokens than none.
+  const auto backwards = [](auto& tensor) {
+    auto view = tensor.view();
+    view.extent[2] = -1;
+    return view;
+  };
+  refuse([&] { decoder.step(backwards(q), backwards(k), backwards(v), backwards(y)); },
+         "q: axis tokens is -1, which is negative");
+  const auto backwards_of_one = [](auto& tensor) {
+    auto view = tokens_of(tensor.view(), 1, 0, 2);
+    view.extent[2] = -1'000'000;
+    return view;
+  };
+  refuse(
+      [&] {
+        decoder.prefill(1, backwards_of_one(q), backwards_of_one(k), backwards_of_one(v),
+                        backwards_of_one(y));
+      },
+      "q: axis tokens is -1000000, which is negative");
+
   // A destination on top of an operand, and on top of itself.
   auto overlapping = mhla::make_view(q.elements().data(), 3, 4, 2, 3);
   refuse([&] { decoder.step(q, k, v, overlapping); }, "y: shares memory with q, k or v");
@@ -421,6 +442,99 @@ TEST_CASE("decoder: wrong calls name what is wrong, and nothing changes", "[deco
   CHECK(decoder.position(0) == 20);
 }
 
+namespace {
+
+struct Thrown {};
+
+// A feature map that throws once it has been asked for so many values.
+inline std::atomic<long> values_left{std::numeric_limits<long>::max()};
+struct ThrowingMap {
+  template <class T>
+  T value(T x) const {
+    if (--values_left < 0) throw Thrown{};
+    return EluPlusOne{}.value(x);
+  }
+  template <class T>
+  T derivative(T x) const {
+    return EluPlusOne{}.derivative(x);
+  }
+};
+
+// Throws once `tasks` tasks are done, which are not the first ones.
+struct ThrowingExecutor {
+  Index tasks_done;
+
+  static constexpr Index slots() { return 1; }
+  template <class Task>
+  void parallel_for(Index tasks, const Task& task) const {
+    for (Index i = 0; i < tasks_done; ++i) task(tasks - 1 - i, Index{0});
+    throw Thrown{};
+  }
+};
+
+// Calls that fail at every place they can, each followed by the same call, which does not; checks
+// that it decodes what a decoder without failures does. Chunks cross one boundary of blocks, or
+// several, or none.
+template <class V, class Fail>
+void check_strong_guarantee(const V& variant, const Fail& fail) {
+  const auto x = operands<double>(variant, shape);
+  Session<V, double> expected(variant, x);
+  Session<V, double> session(variant, x);
+  for (const Index chunk : {1, 1, 1, 1, 1, 2, 3, 8, 1}) {  // 19 tokens in blocks of 4
+    CAPTURE(chunk, expected.decoder.position(0));
+    expected.step(chunk);
+    bool failed = true;
+    for (Index at = 0; failed; ++at) {
+      CAPTURE(at);
+      const auto y = session.y;
+      failed = fail(session, chunk, at);
+      CHECK(session.decoder.position(0) ==
+            expected.decoder.position(0) - (failed ? chunk : Index{0}));
+      if (failed) session.y = y;
+    }
+    REQUIRE(bitwise_equal(session.y.view(), expected.y.view()));
+  }
+}
+
+template <class Normalizer, class Rotation>
+using Throwing = Attention<ThrowingMap, Blocks1D, Causal, Normalizer, Rotation>;
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("decoder: a call whose feature map throws has changed nothing", "[decoding]",
+                   (Throwing<MixedKeySum, HalfSplitRotary>), (Throwing<Unnormalized, NoRotation>)) {
+  const TestType variant{.blocks = {.block = 4}};
+  const auto fail = [](auto& session, Index chunk, Index at) {
+    values_left = 5 * at;
+    bool failed = false;
+    try {
+      session.step(chunk);
+    } catch (const Thrown&) {
+      failed = true;
+    }
+    values_left = std::numeric_limits<long>::max();
+    return failed;
+  };
+  check_strong_guarantee(variant, fail);
+}
+
+TEST_CASE("decoder: a call whose executor throws has changed nothing", "[decoding]") {
+  const auto fail = [](auto& session, Index chunk, Index at) {
+    const Index tasks = 6;
+    try {
+      if (at > tasks) {
+        session.step(chunk);
+      } else {
+        session.step(chunk, ThrowingExecutor{at});
+      }
+    } catch (const Thrown&) {
+      return true;
+    }
+    return false;
+  };
+  check_strong_guarantee(attention, fail);
+}
+
 TEST_CASE("decoder: the mixing matrix is copied, whatever its strides", "[decoding]") {
   const auto x = operands<double>(attention, shape);
   Session<Variant, double> straight = begun(x);
@@ -452,11 +566,30 @@ TEST_CASE("decoder: a decoder that cannot be is not made", "[decoding]") {
   refuse(attention, Mix(2, 3, 3), sizes, "mix: axis heads is 2 but must be 1 (shared) or 4");
   refuse(attention, Mix(1, 3, 3), {2, 4, 3, 6, 3}, "must be a multiple of the heads of k and v");
   refuse(attention, Mix(1, 3, 3), {2, 4, 2, 5, 3}, "rotation:", "must be even");
-  refuse(attention, Mix(1, 3, 3), {-1, 4, 2, 6, 3}, "batch: is -1");
+  refuse(attention, Mix(1, 3, 3), {-1, 4, 2, 6, 3}, "q: axis batch is -1");
   refuse(attention, Mix(1, 3, 3), {2, 4, 2, 6, -3}, "negative");
   refuse(attention, Mix(1, 3, 3), {2, 4, 2, 6, 3, 0}, "slots: is 0 but must be at least 1");
   refuse(Variant{}, Mix(1, 3, 3), sizes, "blocks.block is 0");
   refuse(Variant{.blocks = {.block = -2}}, Mix(1, 3, 3), sizes, "blocks.block is -2");
+
+  // What no memory holds, at once; empty or not.
+  constexpr Index huge = Index{1} << 62;
+  const char* large = "too large";
+  refuse(attention, Mix(1, 3, 3), {huge, 4, 2, 6, 3}, "q: axis batch", large);
+  refuse(attention, Mix(1, 3, 3), {huge, 0, 0, 0, 0}, "q: axis batch", large);
+  refuse(attention, Mix(1, 3, 3), {1, 0, huge, 0, 0}, "k: axis heads", large);
+  refuse(attention, Mix(1, 3, 3), {1, huge, huge, 0, 0}, "q: axis heads", large);
+  refuse(attention, Mix(1, 3, 3), {2, 4, 2, 6, 3, huge}, "overflows 64 bits");
+  refuse(attention, Mix(1, 3, 3), {1, 1, 1, 0, 0, huge}, "overflows 64 bits");
+  refuse(Variant{.blocks = {.block = huge}}, Mix(1, 0, 0), sizes, "blocks: axis block", large);
+
+  // As many heads of nothing as there may be: no state, and steps that take no time.
+  constexpr Index many = Index{1} << 50;
+  Decoder<Variant, double> hollow(attention, Mix(1, 3, 3), {1, many, many, 0, 0});
+  const auto nothing = mhla::make_view(static_cast<double*>(nullptr), 1, many, 5, 0);
+  hollow.step(nothing, nothing, nothing, nothing);
+  CHECK(hollow.position(0) == 5);
+  CHECK(hollow.saved_size() < 1000);
 
   // Without a row of mix there is no room, which is no mistake yet.
   Decoder<Variant, double> empty(attention, Mix(1, 0, 0), sizes);

@@ -550,6 +550,31 @@ TEST_CASE("initial mixing: what does not fit is refused before anything is writt
       [&] { mhla::initialize(view(4, 4), mhla::Attention<mhla::Relu, mhla::Blocks1D>{}); });
   CHECK(mentions(message, "blocks.block is 0"));
 
+  // More blocks than can be counted, which would wrap to none; matrices that no memory holds.
+  constexpr Index huge = Index{1} << 32;
+  const mhla::TensorView<double, 2> none{data.data(), {0, 0}, {0, 1}};
+  message = shape_error([&] { mhla::initialize(none, Grid{{1, huge, huge}}); });
+  CHECK(mentions(message, "the query grid's blocks: axis 2 is 4294967296, which makes"));
+  message = shape_error([&] { mhla::initialize(none, grid_of({1, 0, 4}), Grid{{huge, huge, 0}}); });
+  CHECK(mentions(message, "the key grid's blocks: axis 1 is 4294967296, which makes"));
+  for (const auto& [rows, columns] : {std::pair{huge, huge}, std::pair{Index{-4}, Index{-4}}}) {
+    const mhla::TensorView<double, 2> wrong{data.data(), {rows, columns}, {0, 0}};
+    const char* said = rows < 0 ? "is -4, which is negative" : "too large";
+    CHECK(mentions(shape_error([&] { mhla::initialize(wrong, grid_of({1, 1, 4})); }), said));
+    CHECK(mentions(shape_error([&] { mhla::project(wrong); }), said));
+    const auto extend = [&](const auto& from, const auto& to) {
+      mhla::extend(from, to, mhla::Extension::causal_average);
+    };
+    CHECK(mentions(
+        shape_error([&] { extend(mhla::TensorView<const double, 2>(wrong), view(4, 4)); }), said));
+    CHECK(mentions(shape_error([&] { extend(view(4, 4), wrong); }), said));
+  }
+  // As many heads of nothing as there may be: nothing to do, at once.
+  const mhla::TensorView<double, 3> hollow{data.data(), {Index{1} << 56, 0, 0}, {0, 0, 0}};
+  mhla::initialize(hollow, grid_of({1, 0, 1}));
+  mhla::project(hollow);
+  mhla::extend(hollow, hollow, mhla::Extension::causal_average);
+
   const mhla::TensorView<double, 2> expanded{data.data(), {4, 4}, {0, 1}};
   message = shape_error([&] { mhla::initialize(expanded, four); });
   CHECK(mentions(message, "share memory"));

@@ -155,7 +155,14 @@ TEST_CASE("problem: extents that no variant accepts", "[policy]") {
              "key_blocks.block is -1"));
   CHECK(says(message(Attention<Dpfp, Blocks1D>{.feature_map = {.nu = -1}, .blocks = {.block = 9}},
                      shape_1d),
-             "feature_dim(5)", "negative"));
+             "feature_map(q): axis feature_dim", "negative"));
+  for (const Index nu : {Index{1} << 60, Index{1} << 61, Index{1} << 62})
+    CHECK(says(message(Attention<Dpfp, Blocks1D>{.feature_map = {.nu = nu}, .blocks = {.block = 9}},
+                       shape_1d),
+               "feature_map(q): axis feature_dim", "too large"));
+  CHECK(says(message(Attention<Hedgehog, Blocks1D>{.blocks = {.block = 9}},
+                     with(shape_1d, &Shape::key_dim, Index{1} << 62)),
+             "q: axis key_dim", "too large"));
 }
 
 TEST_CASE("problem: zero extents are legal", "[policy]") {

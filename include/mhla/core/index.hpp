@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
@@ -28,6 +29,13 @@ constexpr Index checked_mul(Index a, Index b) {
 constexpr Index checked_add(Index a, Index b) {
   if (b > std::numeric_limits<Index>::max() - a) throw_overflow(a, " + ", b);
   return a + b;
+}
+
+/// a * b for sizes, or the largest Index where that does not fit: for device code, which cannot
+/// throw.
+MHLA_HOST_DEVICE constexpr Index saturated_mul(Index a, Index b) {
+  constexpr Index most = PTRDIFF_MAX;
+  return a > 0 && b > most / a ? most : a * b;
 }
 
 /// ceil(a / b) for a >= 0, b > 0.

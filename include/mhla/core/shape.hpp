@@ -2,6 +2,7 @@
 // The extents of one attention call, and the checks that its views agree with each other.
 #pragma once
 
+#include <initializer_list>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -29,6 +30,10 @@ struct Shape {
 
   /// Query heads that share a kv head.
   constexpr Index group_size() const { return kv_heads == 0 ? 0 : heads / kv_heads; }
+  /// Whether y has no element: there is nothing to compute then, and every gradient is zero.
+  constexpr bool empty() const {
+    return batch == 0 || heads == 0 || query_tokens == 0 || value_dim == 0;
+  }
 };
 
 /// Throws the one form every shape error has: argument, axis, got, expected, rule.
@@ -44,6 +49,41 @@ inline void require_extent(const char* argument, const char* axis, Index got, In
   if (got != expected) throw_shape_error(argument, axis, got, expected, rule);
 }
 
+/// The most elements that a tensor can have, an axis of none counted as one: their bytes fit an
+/// Index, whatever the scalar, and so does the sum of a few such sizes.
+inline constexpr Index max_elements = Index{1} << 56;
+
+/// One axis of a tensor, as errors name it.
+struct NamedExtent {
+  const char* axis;
+  Index extent;
+};
+
+/// Throws where an extent is negative or the tensor has more than max_elements: behind this, no
+/// product of its extents overflows, in whatever order.
+MHLA_OUT_OF_LINE inline void require_tensor(const char* argument,
+                                            std::initializer_list<NamedExtent> extents) {
+  Index elements = 1;
+  for (const auto& [axis, extent] : extents) {
+    const auto fail = [&, name = axis, got = extent](const char* rule) {
+      throw ShapeError(std::string("mhla: ") + argument + ": axis " + name + " is " +
+                       std::to_string(got) + rule);
+    };
+    if (extent < 0) fail(", which is negative; an extent is 0 or more");
+    if (extent > max_elements / elements)
+      fail(", which makes the tensor too large: it would have more than 2^56 elements");
+    if (extent > 0) elements *= extent;
+  }
+}
+
+/// The same for a view of matrices [heads, query blocks, key blocks].
+template <class T>
+void require_tensor(const char* argument, const TensorView<T, 3>& mix) {
+  require_tensor(
+      argument,
+      {{"heads", mix.extent[0]}, {"query blocks", mix.extent[1]}, {"key blocks", mix.extent[2]}});
+}
+
 /// Throws unless `view` has the extents of a tensor [batch, heads, tokens, dim].
 template <class T>
 void require_extents(const TensorView<T, 4>& view, const char* argument, Index batch, Index heads,
@@ -54,6 +94,24 @@ void require_extents(const TensorView<T, 4>& view, const char* argument, Index b
   require_extent(argument, "dim", view.extent[3], dim, rule);
 }
 
+/// Throws unless tensors can have the extents of a shape.
+inline void require_tensors(const Shape& shape) {
+  const NamedExtent batch{"batch", shape.batch};
+  const NamedExtent key_dim{"key_dim", shape.key_dim};
+  const NamedExtent key_tokens{"tokens", shape.key_tokens};
+  const NamedExtent kv_heads{"heads", shape.kv_heads};
+  require_tensor("q", {batch, {"heads", shape.heads}, {"tokens", shape.query_tokens}, key_dim});
+  require_tensor("k", {batch, kv_heads, key_tokens, key_dim});
+  require_tensor("v", {batch, kv_heads, key_tokens, {"value_dim", shape.value_dim}});
+  require_tensor("y", {batch,
+                       {"heads", shape.heads},
+                       {"tokens", shape.query_tokens},
+                       {"value_dim", shape.value_dim}});
+  require_tensor("mix", {{"heads", shape.mix_heads},
+                         {"query blocks", shape.mix_query_blocks},
+                         {"key blocks", shape.mix_key_blocks}});
+}
+
 /// The shape four operands make together; throws ShapeError where they disagree.
 template <class Q, class K, class V, class M, int MixRank>
 Shape shape_of(const TensorView<Q, 4>& q, const TensorView<K, 4>& k, const TensorView<V, 4>& v,
@@ -61,6 +119,7 @@ Shape shape_of(const TensorView<Q, 4>& q, const TensorView<K, 4>& k, const Tenso
   const TensorView<M, 3> mix = mix_or_matrix;
   const Shape shape{q.extent[0], q.extent[1], k.extent[1],   q.extent[2],   k.extent[2],
                     q.extent[3], v.extent[3], mix.extent[0], mix.extent[1], mix.extent[2]};
+  require_tensors(shape);
   require_extent("k", "batch", k.extent[0], shape.batch, "k has the batch of q");
   require_extent("k", "key_dim", k.extent[3], shape.key_dim, "k has the key_dim of q");
   require_extent("v", "batch", v.extent[0], shape.batch, "v has the batch of q");
@@ -71,10 +130,7 @@ Shape shape_of(const TensorView<Q, 4>& q, const TensorView<K, 4>& k, const Tenso
 
 /// Throws unless the extents are a legal call by themselves, whatever the variant.
 inline void require_consistent(const Shape& shape) {
-  const Index extents[] = {shape.batch,      shape.heads,   shape.kv_heads,  shape.query_tokens,
-                           shape.key_tokens, shape.key_dim, shape.value_dim, shape.mix_heads};
-  for (const Index extent : extents)
-    if (extent < 0) throw ShapeError("mhla: an extent is negative: " + std::to_string(extent));
+  require_tensors(shape);
   if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0)
     throw ShapeError("mhla: k: axis heads is " + std::to_string(shape.kv_heads) + " but q has " +
                      std::to_string(shape.heads) +

@@ -48,6 +48,16 @@ struct TensorView {
     return data[offset];
   }
 
+  /// Element `i` in row-major order.
+  MHLA_HOST_DEVICE constexpr T& element(Index i) const {
+    Index offset = 0;
+    for (int axis = Rank - 1; axis >= 0; --axis) {
+      offset += i % extent[axis] * stride[axis];
+      i /= extent[axis];
+    }
+    return data[offset];
+  }
+
   /// Number of elements.
   MHLA_HOST_DEVICE constexpr Index size() const {
     Index count = 1;
@@ -85,16 +95,17 @@ struct TensorView {
   }
 };
 
-/// A view of `data` in row-major order: the last axis is contiguous.
+/// A view of `data` in row-major order: the last axis is contiguous. Calls refuse extents that no
+/// tensor has; here they only wrap.
 template <class T, class... Extents>
 MHLA_HOST_DEVICE constexpr TensorView<T, int(sizeof...(Extents))> make_view(T* data,
                                                                             Extents... extents) {
   constexpr int rank = int(sizeof...(Extents));
   TensorView<T, rank> view{data, {static_cast<Index>(extents)...}, {}};
-  Index stride = 1;
+  std::size_t stride = 1;
   for (int axis = rank - 1; axis >= 0; --axis) {
-    view.stride[axis] = stride;
-    stride *= view.extent[axis];
+    view.stride[axis] = static_cast<Index>(stride);
+    stride *= static_cast<std::size_t>(view.extent[axis]);
   }
   return view;
 }

@@ -53,19 +53,59 @@ struct DecodeUnit {
   Span<A> values[2];      // [block tokens, value_dim]
   Span<A> mixed[2];       // [matrices, value_dim, feature_dim]: P_i^T
   Span<A> mixed_sums[2];  // [matrices, feature_dim]: z~_i
+  Span<A> turns;          // all that there is twice, as one array
 
   DecodeUnit() = default;
   DecodeUnit(Arena& arena, const DecodeExtents& e) {
     const Index sums = e.normalized ? e.feature_dim : 0;
     summaries = arena.take<A>(checked_mul(e.blocks, e.summary_size()));
     key_sums = arena.take<A>(checked_mul(e.blocks, sums));
+    const Index begin = arena.used();
     for (int parity = 0; parity < 2; ++parity) {
       keys[parity] = arena.take<A>(checked_mul(e.block_tokens, e.feature_dim));
       values[parity] = arena.take<A>(checked_mul(e.block_tokens, e.value_dim));
       mixed[parity] = arena.take<A>(checked_mul(e.matrices, e.summary_size()));
       mixed_sums[parity] = arena.take<A>(checked_mul(e.matrices, sums));
     }
+    turns = {keys[0].data, (arena.used() - begin) / static_cast<Index>(sizeof(A))};
   }
+};
+
+/// What takes a unit back to where a call found it, if some task of the call throws. The work that
+/// the call does again writes over most of what was done; but the open block's key sum adds up, and
+/// the block after the open one takes the place of the closing one.
+template <class A>
+class DecodeUndo {
+ public:
+  DecodeUndo(Arena& arena, const DecodeExtents& e, const DecodeUnit<A>& unit)
+      : key_sum_(arena.take<A>(e.normalized ? e.feature_dim : 0)),
+        turns_(arena.take<A>(unit.turns.size)) {}
+
+  /// A call begins, of which the unit's task has not.
+  void clear() { kept_ = Kept::nothing; }
+  /// Before the task writes anything: block `block` is open.
+  void keep(const DecodeUnit<A>& unit, Index block) {
+    key_sum_of_ = unit.key_sums.data + block * key_sum_.size;
+    copy_row(key_sum_.data, key_sum_of_, key_sum_.size);
+    kept_ = Kept::key_sum;
+  }
+  /// Before the task goes on to another block, as often as it does.
+  void keep_turns(const DecodeUnit<A>& unit) {
+    if (kept_ == Kept::all) return;
+    copy_row(turns_.data, unit.turns.data, turns_.size);
+    kept_ = Kept::all;
+  }
+  void restore(const DecodeUnit<A>& unit) const {
+    if (kept_ != Kept::nothing) copy_row(key_sum_of_, key_sum_.data, key_sum_.size);
+    if (kept_ == Kept::all) copy_row(unit.turns.data, turns_.data, turns_.size);
+  }
+
+ private:
+  enum class Kept { nothing, key_sum, all };
+  Span<A> key_sum_;
+  Span<A> turns_;
+  A* key_sum_of_ = nullptr;
+  Kept kept_ = Kept::nothing;
 };
 
 /// Tokens [first, first + tokens) of block `block`, the open one.

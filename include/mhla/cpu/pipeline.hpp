@@ -88,6 +88,7 @@ Index unit_summary_size(const Problem& problem) {
 }
 template <class A, class V>
 Index call_summary_size(const Problem& problem) {
+  if (problem.shape.empty()) return 0;
   return checked_mul(checked_mul(problem.sequences, problem.shape.kv_heads),
                      unit_summary_size<A, V>(problem));
 }
@@ -124,6 +125,13 @@ void clear_masked(const TensorView<const std::uint8_t, 2>& mask, const TensorVie
       for (Index h = 0; h < tensor.extent[1]; ++h)
         for (Index c = 0; c < tensor.extent[3]; ++c) tensor(n, h, t, c) = T{};
     }
+}
+
+/// The gradient of a call without an output.
+template <class T, int Rank>
+void clear(const GradientView<T, Rank>& gradient) {
+  if (!gradient.wanted) return;
+  for (Index i = 0; i < gradient.view.size(); ++i) gradient.view.element(i) = T{};
 }
 
 /// Calls run(unit, memory, loop) for every unit: each on one slot, as long as all slots have one,
@@ -235,9 +243,10 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
 /// \throws ShapeError where attention and shape do not fit.
 template <StorageScalar T, AttentionVariant V, Executor E>
 Index forward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
+  const Problem problem = checked_problem(attention, shape);
   Arena arena;
-  cpu::ForwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(arena, attention,
-                                                      checked_problem(attention, shape), executor);
+  if (!shape.empty())
+    cpu::ForwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(arena, attention, problem, executor);
   return arena.used();
 }
 
@@ -245,9 +254,10 @@ Index forward_workspace_size(const V& attention, const Shape& shape, const E& ex
 /// are wanted: exact. \throws ShapeError where attention and shape do not fit.
 template <StorageScalar T, AttentionVariant V, Executor E>
 Index backward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
+  const Problem problem = checked_problem(attention, shape);
   Arena arena;
-  cpu::BackwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(arena, attention,
-                                                       checked_problem(attention, shape), executor);
+  if (!shape.empty())
+    cpu::BackwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(arena, attention, problem, executor);
   return arena.used();
 }
 
@@ -284,6 +294,10 @@ void forward_into(const V& attention, const E& executor,
   if (save != nullptr)
     saved = save->prepare(shape, fingerprint_of<T>(attention, problem, Borrowed::contents),
                           cpu::call_summary_size<A, V>(problem));
+  if (shape.empty()) {
+    if (save != nullptr) save->mark_filled();
+    return;
+  }
   Arena arena(workspace);
   cpu::ForwardPlan<cpu::LoweredOf<V>, A> forward(arena, attention, problem, executor);
   forward.plan.pack_mixing(mix);
@@ -324,6 +338,14 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
   require_workspace(workspace, backward_workspace_size<T>(attention, shape, executor),
                     "mhla::backward_into");
 
+  if (shape.empty()) {
+    if (update == Update::accumulate) return;
+    cpu::clear(gradients.query);
+    cpu::clear(gradients.key);
+    cpu::clear(gradients.value);
+    cpu::clear(gradients.mix);
+    return;
+  }
   Arena arena(workspace);
   cpu::BackwardPlan<cpu::LoweredOf<V>, A> backward(arena, attention, problem, executor);
   backward.plan.pack_mixing(mix);

@@ -37,6 +37,15 @@ void run_decoder_setup(const CudaDevice& device, const DecoderParts<V, Accumulat
 }
 
 template <class V, class T>
+void require_step_memory(const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+                         const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
+  require_device_memory(q, "q");
+  require_device_memory(k, "k");
+  require_device_memory(v, "v");
+  require_device_memory(y, "y");
+}
+
+template <class V, class T>
 void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
                      Index first_sequence, const TensorView<const T, 4>& q,
                      const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
@@ -46,10 +55,6 @@ void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator
   const auto& memory = decoder.memory;
   const auto& scratch = decoder.scratch;
   const auto& attention = decoder.attention;
-  require_device_memory(q, "q");
-  require_device_memory(k, "k");
-  require_device_memory(v, "v");
-  require_device_memory(y, "y");
   const Index sequences = q.extent[0];
   const Index tokens = q.extent[2];
   BlockTable table = scratch.tile;

@@ -40,6 +40,10 @@ namespace cuda {
 template <class V, class T>
 void run_decoder_setup(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
                        const TensorView<const Accumulator<T>, 3>& mix);
+/// Throws CudaError unless CUDA knows the tensors' memory.
+template <class V, class T>
+void require_step_memory(const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+                         const TensorView<const T, 4>& v, const TensorView<T, 4>& y);
 /// The next tokens of sequences [first_sequence, ...), which lie in one block of each.
 template <class V, class T>
 void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
@@ -114,7 +118,12 @@ class CudaDecoder : RequireStreaming<V> {
   Index capacity() const { return parts_.problem.shape.query_tokens; }
   /// Tokens that a sequence has been given, replays counted.
   Index position(Index sequence) const {
-    return positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))];
+    const Index position = positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))];
+    if (position == lost)
+      throw StateError("mhla: sequence " + std::to_string(sequence) +
+                       " was lost when a kernel could not be launched; reset it, or load a "
+                       "snapshot");
+    return position;
   }
 
   /// Forgets the tokens of one sequence, or of all.
@@ -132,7 +141,8 @@ class CudaDecoder : RequireStreaming<V> {
   /// [batch, kv_heads, tokens, dim], for any number of tokens.
   /// \throws ShapeError where they do not fit, StateError where a sequence would outgrow
   /// capacity(), CudaError where CUDA does not know the memory of one; nothing has changed then.
-  /// CudaError where a kernel cannot be launched.
+  /// CudaError where a kernel cannot be launched: the sequences are lost then, and all that asks
+  /// for them is a StateError until they are reset, or loaded from a snapshot.
   void step(const CudaDevice& device, const std::type_identity_t<TensorView<const T, 4>>& q,
             const std::type_identity_t<TensorView<const T, 4>>& k,
             const std::type_identity_t<TensorView<const T, 4>>& v,
@@ -156,8 +166,10 @@ class CudaDecoder : RequireStreaming<V> {
                    const std::type_identity_t<TensorView<const T, 4>>& k,
                    const std::type_identity_t<TensorView<const T, 4>>& v,
                    const std::type_identity_t<TensorView<T, 4>>& y) const {
-    const Index tokens = checked_decoder_step(shape_, shape_.batch, q, k, v, y);
+    const Index tokens = checked_decoder_tokens(shape_, shape_.batch, q, k, v, y);
     require_extent("q", "tokens", tokens, 1, "a recorded step is one token of every sequence");
+    require_decoder_tensors(q, k, v, y);
+    cuda::require_step_memory<V, T>(q, k, v, y);
     cuda::run_decode_tile<V, T>(device, parts_, 0, q, k, v, y);
   }
   /// Counts a replay of a recorded step, which the caller makes next.
@@ -178,10 +190,11 @@ class CudaDecoder : RequireStreaming<V> {
   Index snapshot_size() const { return Memory::bytes(parts_.extents); }
 
   /// Copies the state, not the mixing matrix, into `memory`.
-  /// \throws WorkspaceError where it is smaller than snapshot_size() or not aligned to
-  /// workspace_alignment, CudaError where CUDA does not know it.
+  /// \throws StateError where a sequence is lost, WorkspaceError where `memory` is smaller than
+  /// snapshot_size() or not aligned to workspace_alignment, CudaError where CUDA does not know it.
   Snapshot save(const CudaDevice& device, WorkspaceView memory) const {
     cuda::require_decoder_memory(memory, snapshot_size(), "save", "snapshot_size");
+    for (Index s = 0; s < shape_.batch; ++s) static_cast<void>(position(s));
     Snapshot snapshot;
     snapshot.extents_ = parts_.extents;
     snapshot.positions_ = positions_;
@@ -201,6 +214,7 @@ class CudaDecoder : RequireStreaming<V> {
   }
 
  private:
+  static constexpr Index lost = -1;  // in place of a position
   using Parts = cuda::DecoderParts<V, A>;
   using Memory = cuda::DecodeMemory<V, A>;
 
@@ -220,17 +234,30 @@ class CudaDecoder : RequireStreaming<V> {
   void advance(const CudaDevice& device, Index first_sequence, Index sequences,
                const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
                const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
-    const Index tokens = checked_decoder_step(shape_, sequences, q, k, v, y);
+    const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
     const Index end = first_sequence + sequences;
     for (Index s = first_sequence; s < end; ++s) require_room(s, position(s), tokens, capacity());
+    require_decoder_tensors(q, k, v, y);
+    cuda::require_step_memory<V, T>(q, k, v, y);
+    if (y.size() == 0) {
+      for (Index s = first_sequence; s < end; ++s)
+        positions_[static_cast<std::size_t>(s)] += tokens;
+      return;
+    }
     for (Index done = 0; done < tokens;) {
       // A tile is as long as no sequence leaves its block.
       Index count = std::min(tokens - done, parts_.extents.tile());
       for (Index s = first_sequence; s < end; ++s)
         count = std::min(count,
                          parts_.extents.block_tokens - position(s) % parts_.extents.block_tokens);
-      cuda::run_decode_tile<V, T>(device, parts_, first_sequence, part(q, done, count),
-                                  part(k, done, count), part(v, done, count), part(y, done, count));
+      try {
+        cuda::run_decode_tile<V, T>(device, parts_, first_sequence, part(q, done, count),
+                                    part(k, done, count), part(v, done, count),
+                                    part(y, done, count));
+      } catch (...) {
+        for (Index s = first_sequence; s < end; ++s) positions_[static_cast<std::size_t>(s)] = lost;
+        throw;
+      }
       for (Index s = first_sequence; s < end; ++s) positions_[static_cast<std::size_t>(s)] += count;
       done += count;
     }

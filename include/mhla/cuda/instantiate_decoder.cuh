@@ -21,6 +21,10 @@
       const mhla::TensorView<const mhla::Accumulator<Scalar>, 3>&)>                       \
       mhla::cuda::run_decoder_setup<Variant, Scalar>;                                     \
   template std::type_identity_t<void(                                                     \
+      const mhla::TensorView<const Scalar, 4>&, const mhla::TensorView<const Scalar, 4>&, \
+      const mhla::TensorView<const Scalar, 4>&, const mhla::TensorView<Scalar, 4>&)>      \
+      mhla::cuda::require_step_memory<Variant, Scalar>;                                   \
+  template std::type_identity_t<void(                                                     \
       const mhla::CudaDevice&,                                                            \
       const mhla::cuda::DecoderParts<Variant, mhla::Accumulator<Scalar>>&, mhla::Index,   \
       const mhla::TensorView<const Scalar, 4>&, const mhla::TensorView<const Scalar, 4>&, \

@@ -140,6 +140,7 @@ void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
                  WorkspaceView workspace, Span<Accumulator<T>> state) {
   require_memory_of_call(attention, operands, {workspace.data, workspace.size}, state);
   require_device_memory(y, "y");
+  if (problem.shape.empty()) return;
   if (path == CudaPath::cublas) {
     run_forward_on_cublas(device, attention, problem, operands, y, workspace, state);
   } else {
@@ -194,6 +195,14 @@ void run_backward(CudaPath path, const CudaDevice& device, const V& attention,
   if (gradients.key.wanted) require_device_memory(gradients.key.view, "dk");
   if (gradients.value.wanted) require_device_memory(gradients.value.view, "dv");
   if (gradients.mix.wanted) require_device_memory(gradients.mix.view, "dmix");
+  if (problem.shape.empty()) {
+    if (update == Update::accumulate) return;
+    clear(device, gradients.query);
+    clear(device, gradients.key);
+    clear(device, gradients.value);
+    clear(device, gradients.mix);
+    return;
+  }
   if (path == CudaPath::cublas) {
     run_backward_on_cublas(device, attention, problem, operands, dy, gradients, update, workspace,
                            state);

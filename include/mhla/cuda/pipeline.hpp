@@ -49,6 +49,7 @@ template <class T, AttentionVariant V>
 CallMemory memory_of(CudaPath path, const V& attention, const Problem& problem,
                      Direction direction) {
   using A = Accumulator<T>;
+  if (problem.shape.empty()) return {0, problem.shape.batch};
   if constexpr (has_fused_passes<V, T>)
     if (path != CudaPath::cublas) return fused_memory<V, T>(path, attention, problem, direction);
   const bool backward = direction == Direction::backward;
@@ -59,6 +60,7 @@ CallMemory memory_of(CudaPath path, const V& attention, const Problem& problem,
 /// Elements of the summaries of a call: what a forward state keeps.
 template <class V, class A>
 Index call_summary_size(const V& attention, const Problem& problem) {
+  if (problem.shape.empty()) return 0;
   Arena arena;
   const Extents<V> e(arena, attention, problem, problem.shape.batch);
   return checked_mul(e.key_summaries(),

@@ -64,7 +64,7 @@ void scatter(const CudaDevice& device, const PanelRows& rows, const A* panel,
   launch(device, rows.count() * tensor.extent[3], Scatter<T, A>{rows, panel, tensor, update});
 }
 
-/// Zero for the tokens that a mask takes out: no panel has them.
+/// Zero for the tokens that a mask takes out: no panel has them. Without a mask, for all.
 template <class T>
 struct ClearMasked {
   TensorView<const std::uint8_t, 2> mask;
@@ -75,9 +75,23 @@ struct ClearMasked {
     const Index t = i / tensor.extent[3] % tensor.extent[2];
     const Index h = i / tensor.extent[3] / tensor.extent[2] % tensor.extent[1];
     const Index n = i / tensor.extent[3] / tensor.extent[2] / tensor.extent[1];
-    if (mask(n, t) == 0) tensor(n, h, t, c) = T{};
+    if (mask.data == nullptr || mask(n, t) == 0) tensor(n, h, t, c) = T{};
   }
 };
+/// The gradient of a call without an output.
+template <class T>
+void clear(const CudaDevice& device, const GradientView<T, 4>& gradient) {
+  if (gradient.wanted) launch(device, gradient.view.size(), ClearMasked<T>{{}, gradient.view});
+}
+template <class T>
+void clear(const CudaDevice& device, const GradientView<T, 3>& gradient) {
+  const auto& [data, extent, stride] = gradient.view;
+  if (gradient.wanted)
+    launch(device, gradient.view.size(),
+           ClearMasked<T>{
+               {},
+               {data, {1, extent[0], extent[1], extent[2]}, {0, stride[0], stride[1], stride[2]}}});
+}
 template <class T>
 void clear_masked(const CudaDevice& device, const TensorView<const std::uint8_t, 2>& mask,
                   const TensorView<T, 4>& tensor) {

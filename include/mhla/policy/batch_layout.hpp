@@ -104,7 +104,7 @@ Index checked_longest(const Packed<A, Offset>& packed, const Shape& shape) {
                  "packed sequences attend to themselves: k has the tokens of q");
   if (!packed.key_blocks.unset())
     throw ShapeError("mhla: key_blocks: packed sequences attend to themselves; leave it unset");
-  if (packed.offsets.size == 0)
+  if (packed.offsets.size <= 0)
     throw ShapeError("mhla: offsets: is empty; n sequences have n + 1 offsets");
   if (packed.offsets[0] != 0)
     throw ShapeError("mhla: offsets[0] is " + std::to_string(packed.offsets[0]) +

@@ -40,8 +40,7 @@ struct RequireStreaming {
 };
 
 inline Index checked_decoder_batch(const DecoderShape& shape) {
-  if (shape.batch < 0)
-    throw ShapeError("mhla: batch: is " + std::to_string(shape.batch) + "; it cannot be negative");
+  require_tensor("q", {{"batch", shape.batch}});
   return shape.batch;
 }
 
@@ -51,6 +50,7 @@ template <AttentionVariant V, class M>
 Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
                         const DecoderShape& shape) {
   checked_grid(variant.blocks, 0, "blocks", "q");
+  require_tensor("mix", mix);
   if (mix.extent[1] != mix.extent[2])
     throw_shape_error("mix", "key blocks", mix.extent[2], mix.extent[1],
                       "a decoder needs a column for every row of mix");
@@ -58,6 +58,15 @@ Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
   const Problem problem = checked_problem(
       variant, Shape{shape.batch, shape.heads, shape.kv_heads, capacity, capacity, shape.key_dim,
                      shape.value_dim, mix.extent[0], mix.extent[1], mix.extent[2]});
+  // The open block's keys and values, which are kept however short a sequence is.
+  const auto require_block = [&](const char* dim, Index extent) {
+    require_tensor("blocks", {{"batch", shape.batch},
+                              {"heads", shape.kv_heads},
+                              {"block", variant.blocks.block},
+                              {dim, extent}});
+  };
+  require_block("feature_dim", problem.feature_dim);
+  require_block("value_dim", shape.value_dim);
   if (shape.slots < 1)
     throw ShapeError("mhla: slots: is " + std::to_string(shape.slots) + " but must be at least 1");
   require_aligned(mix, "mix");
@@ -73,12 +82,14 @@ inline Index checked_sequence(const DecoderShape& shape, Index sequence) {
   return sequence;
 }
 
-/// Throws ShapeError unless these are the next tokens of so many sequences; returns how many.
+/// Throws ShapeError unless tensors have the extents of the next tokens of so many sequences;
+/// returns how many tokens.
 template <class T>
-Index checked_decoder_step(const DecoderShape& shape, Index sequences,
-                           const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
-                           const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
+Index checked_decoder_tokens(const DecoderShape& shape, Index sequences,
+                             const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+                             const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
   const Index tokens = q.extent[2];
+  require_tensor("q", {{"tokens", tokens}});
   require_extents(q, "q", sequences, shape.heads, tokens, shape.key_dim,
                   "q is [batch, heads, tokens, key_dim] of the decoder");
   require_extents(k, "k", sequences, shape.kv_heads, tokens, shape.key_dim,
@@ -87,6 +98,14 @@ Index checked_decoder_step(const DecoderShape& shape, Index sequences,
                   "v is [batch, kv_heads, tokens, value_dim] of the decoder");
   require_extents(y, "y", sequences, shape.heads, tokens, shape.value_dim,
                   "y is [batch, heads, tokens, value_dim] of the decoder");
+  return tokens;
+}
+
+/// Throws ShapeError unless tensors of such extents, of no more tokens than there is room for, lie
+/// where they can be read and written.
+template <class T>
+void require_decoder_tensors(const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+                             const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
   require_aligned(q, "q");
   require_aligned(k, "k");
   require_aligned(v, "v");
@@ -95,12 +114,11 @@ Index checked_decoder_step(const DecoderShape& shape, Index sequences,
     throw ShapeError(
         "mhla: y: shares memory with q, k or v, or with itself; a destination needs "
         "memory of its own");
-  return tokens;
 }
 
 /// Throws StateError unless a sequence with `position` tokens has room for so many more.
 inline void require_room(Index sequence, Index position, Index tokens, Index capacity) {
-  if (position + tokens > capacity)
+  if (tokens > capacity - position)
     throw StateError("mhla: sequence " + std::to_string(sequence) + " has " +
                      std::to_string(position) + " tokens and would get " + std::to_string(tokens) +
                      " more, but mix has rows for " + std::to_string(capacity) +

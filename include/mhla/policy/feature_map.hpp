@@ -39,7 +39,7 @@ concept RowwiseFeatureMap = std::is_trivially_copyable_v<Map> &&
 template <class Map>
 concept FeatureMap = ElementwiseFeatureMap<Map> || RowwiseFeatureMap<Map>;
 
-/// Length of phi's output for inputs of length `key_dim`.
+/// Length of phi's output for inputs of length `key_dim`; the largest Index where that is too long.
 template <FeatureMap Map>
 MHLA_HOST_DEVICE constexpr Index feature_dim(const Map& map, Index key_dim) {
   if constexpr (RowwiseFeatureMap<Map>) {
@@ -151,7 +151,9 @@ struct Softmax {
 /// phi(x) = softmax([2x, -2x]) of the row: 2 key_dim features. A learned linear map before it
 /// belongs to the caller.
 struct Hedgehog {
-  MHLA_HOST_DEVICE constexpr Index feature_dim(Index key_dim) const { return 2 * key_dim; }
+  MHLA_HOST_DEVICE constexpr Index feature_dim(Index key_dim) const {
+    return saturated_mul(2, key_dim);
+  }
 
   template <class T>
   MHLA_HOST_DEVICE void value(Span<const T> in, Span<T> out) const {
@@ -203,7 +205,9 @@ struct Hedgehog {
 struct Dpfp {
   Index nu = 4;
 
-  MHLA_HOST_DEVICE constexpr Index feature_dim(Index key_dim) const { return 2 * nu * key_dim; }
+  MHLA_HOST_DEVICE constexpr Index feature_dim(Index key_dim) const {
+    return saturated_mul(saturated_mul(2, nu), key_dim);
+  }
 
   template <class T>
   MHLA_HOST_DEVICE void value(Span<const T> in, Span<T> out) const {

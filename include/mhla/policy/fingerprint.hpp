@@ -99,6 +99,7 @@ void add_feature_map(Hash& hash, Map map, Borrowed borrowed) {
 
 inline void add_masks(Hash& hash, const TokenMasks& masks, const Shape& shape, Borrowed borrowed) {
   if (borrowed == Borrowed::address) return add(hash, masks);
+  if (shape.empty()) return;
   for (Index n = 0; n < shape.batch; ++n) {
     for (Index t = 0; t < shape.query_tokens; ++t) hash.add(masks.takes_query(n, t));
     for (Index t = 0; t < shape.key_tokens; ++t) hash.add(masks.takes_key(n, t));

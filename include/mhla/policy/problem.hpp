@@ -53,9 +53,14 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
     throw_shape_error("mix", "key blocks", shape.mix_key_blocks, problem.key_blocks, mix_rule);
 
   problem.feature_dim = feature_dim(attention.feature_map, shape.key_dim);
-  if (problem.feature_dim < 0)
-    throw ShapeError("mhla: feature_map: feature_dim(" + std::to_string(shape.key_dim) +
-                     ") is negative");
+  const auto require_features = [&](const char* argument, Index heads, Index tokens) {
+    require_tensor(argument, {{"batch", shape.batch},
+                              {"heads", heads},
+                              {"tokens", tokens},
+                              {"feature_dim", problem.feature_dim}});
+  };
+  require_features("feature_map(q)", shape.heads, shape.query_tokens);
+  require_features("feature_map(k)", shape.kv_heads, shape.key_tokens);
   if constexpr (requires { attention.feature_map.projection; }) {
     require_extent("feature_map.projection", "key_dim", attention.feature_map.projection.extent[1],
                    shape.key_dim, "the projection is [features, key_dim]");
@@ -108,6 +113,7 @@ Problem checked_problem(const Packed<A, Offset>& packed, const Shape& shape) {
 /// The same for a padded batch.
 template <class A>
 Problem checked_problem(const Padded<A>& padded, const Shape& shape) {
+  require_consistent(shape);
   padded.masks.require_fit(shape);
   const auto& query = padded.masks.query;
   const auto& key = padded.masks.key;

@@ -58,6 +58,7 @@ struct cublasContext {
   // What a test wants of the next products.
   cublasStatus_t refuse_with = CUBLAS_STATUS_SUCCESS;
   cublasStatus_t refuse_workspace_with = CUBLAS_STATUS_SUCCESS;
+  long refused_launch = -1;  // fails: the one after so many
 
   // What kernels have to wait for.
   stand_in::UnderWay under_way = stand_in::UnderWay::last_kernel;
@@ -114,6 +115,7 @@ inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream
 }
 inline cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void* workspace, std::size_t size) {
   if (handle->refuse_workspace_with != CUBLAS_STATUS_SUCCESS) return handle->refuse_workspace_with;
+  if (reinterpret_cast<std::uintptr_t>(workspace) % 256 != 0) return CUBLAS_STATUS_INVALID_VALUE;
   handle->workspace = workspace;
   handle->workspace_size = size;
   return CUBLAS_STATUS_SUCCESS;

@@ -21,6 +21,8 @@ void launch(const CudaDevice& device, Index count, const Body& body) {
   static_assert(sizeof(Body) <= 4000, "a kernel's arguments take 4 KB at the most");
   static_assert(std::is_trivially_copyable_v<Body>, "a kernel's arguments are copied as bytes");
   cublasContext& machine = *device.cublas();
+  if (machine.launches == machine.refused_launch)
+    throw CudaError("mhla: a kernel could not be launched: refused");
   ++machine.launches;
   machine.last_launch_stream = device.stream();
   if (count == 0) return;
