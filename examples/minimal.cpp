@@ -12,12 +12,14 @@ int main() {
   const Eigen::array<Eigen::Index, 4> shape{1, 4, 32 * 32, 64};  // [batch, heads, tokens, dim]
   Eigen::Tensor<float, 4, Eigen::RowMajor> q(shape), k(shape), v(shape), y(shape), dy(shape);
   Eigen::Tensor<float, 4, Eigen::RowMajor> dq(shape), dk(shape), dv(shape);
-  Eigen::Tensor<float, 3, Eigen::RowMajor> mix(1, 16, 16), dmix(1, 16, 16);  // learned
+  Eigen::Tensor<float, 3, Eigen::RowMajor> mix(1, 16, 16), dmix(1, 16, 16), local(1, 16, 16);
   q.setRandom(), k.setRandom(), v.setRandom();
   mhla::initialize(mix, attention);
-  for (int step = 0; step < 5; ++step) {  // teach mix to reproduce v
+  mhla::initialize(local, attention, {.transform = mhla::Transform::local});
+  const Eigen::Tensor<float, 4, Eigen::RowMajor> target = attention(q, k, v, local);
+  for (int step = 0; step < 5; ++step) {  // mix learns to see neighbouring blocks only
     y.device(pool) = attention(q, k, v, mix);
-    dy.device(pool) = y - v;
+    dy.device(pool) = y - target;
     mhla::gradients(dq, dk, dv, dmix).device(pool) = attention.backward(q, k, v, mix, dy);
     mix = mix - dmix * 1e-2f;
     mhla::project(mix);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // quickstart: is it fast? One forward pass against its two neighbours, as tokens become more.
+#include <algorithm>
 #include <cstdio>
+#include <string>
 
 #include "reports.hpp"
 #include "softmax_attention.hpp"
@@ -10,11 +12,15 @@ namespace quickstart {
 
 void report_growth(const TokenSource& source, const Eigen::ThreadPoolDevice& pool) {
   using Attention = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
+  std::string vectors = Eigen::SimdInstructionSetsInUse();
+  vectors.resize(std::min(vectors.size(), vectors.find(',')));  // the longest come first
   std::printf(
       "\nIs it fast? One forward pass, one head of 64. Softmax attention runs in cache-sized tiles "
       "of\n"
-      "Eigen products on the same threads; linear attention is MHLA of one block. Milliseconds.\n\n"
-      "         tokens   softmax    linear   MHLA, 16 blocks   softmax / MHLA\n");
+      "Eigen products (%s) on the same threads; linear attention is MHLA of one block.\n"
+      "Milliseconds.\n\n"
+      "         tokens   softmax    linear   MHLA, 16 blocks   softmax / MHLA\n",
+      vectors.c_str());
   for (const Index side : {16, 32, 64, 96}) {
     const Attention attention{.blocks = {.grid = {side, side}, .block = {side / 4, side / 4}}};
     const Attention linear{.blocks = {.grid = {side, side}, .block = {side, side}}};

@@ -126,5 +126,12 @@ TEST_CASE("quickstart: three tables of an image", "[quickstart]") {
                            "\nDiT-S/2 512px ", "\nWan, smaller ", "\nlanguage model ",
                            "\n           9216 ", "\nsoftmax ", "\nlinear ", "\nMHLA "})
     CHECK(run.output.find(text) != std::string::npos);
+#if defined(__x86_64__)
+  // The peer is compiled for this machine: its vectors are as long as those that MHLA chooses.
+  const char* const vectors = __builtin_cpu_supports("avx512f") ? "(AVX512"
+                              : __builtin_cpu_supports("avx")   ? "(AVX"
+                                                                : "(SSE";
+  CHECK(run.output.find(vectors) != std::string::npos);
+#endif
 }
 #endif
