@@ -331,7 +331,7 @@ class Decoder : RequireStreaming<V> {
     const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
     for (Index s = first_sequence; s < first_sequence + sequences; ++s)
       require_room(s, position(s), tokens, capacity_);
-    require_decoder_tensors(q, k, v, y);
+    require_decoder_tensors(attention_, q, k, v, y);
     if (executor.slots() > shape_.slots)
       throw StateError("mhla: slots: the executor has " + std::to_string(executor.slots()) +
                        " but the decoder was made for " + std::to_string(shape_.slots));

@@ -479,7 +479,31 @@ TEST_CASE("cuda decoding: wrong calls change nothing", "[cuda]") {
          "q: axis tokens is -1, which is negative");
   auto folded = y.view();
   folded.stride[1] = 0;
-  refuse([&] { decoder.step(device, q, k, v, folded); }, "y: shares memory", "or with itself");
+  refuse([&] { decoder.step(device, q, k, v, folded); },
+         "y: the strides give two elements one address");
+  const WorkspaceView held = session.memory;
+  const auto inside = [&](auto tensor) {
+    tensor.data = reinterpret_cast<decltype(tensor.data)>(held.data + 64);
+    return tensor;
+  };
+  const auto token = [](auto tensor) {
+    tensor.extent[2] = 1;
+    return tensor;
+  };
+  refuse([&] { decoder.step(device, q, k, inside(v.view()), y.view()); },
+         "memory: shares memory with v;");
+  refuse(
+      [&] {
+        decoder.record_step(device, token(q.view()), inside(token(k.view())), token(v.view()),
+                            token(y.view()));
+      },
+      "memory: shares memory with k;");
+  refuse(
+      [&] {
+        CudaDecoder<HalfSplit, double>(small, device, inside(x.mix.view()), decoder_shape(x), held);
+      },
+      "memory: shares memory with mix;");
+  refuse([&] { decoder.step(device, q, k, v, inside(y.view())); }, "memory: shares memory with y;");
   for (const Index s : {-1, 3}) {
     const std::string which = "sequence is " + std::to_string(s) + " but the decoder has 3";
     refuse([&] { decoder.prefill(device, s, q, k, v, y.view()); }, which);
@@ -502,6 +526,7 @@ TEST_CASE("cuda decoding: wrong calls change nothing", "[cuda]") {
       },
       "save: memory:", std::to_string(bytes) + " bytes are needed", "snapshot_size()");
   refuse([&] { decoder.save(device, {view.data + 8, bytes}); }, "must be a multiple of 64");
+  refuse([&] { decoder.save(device, held); }, "memory: shares memory with the decoder's memory;");
   DeviceSession<HalfSplit, double> other(HalfSplit{.blocks = {.block = 5}}, x);
   const DeviceMemory of_other(other.decoder.snapshot_size());
   const auto snapshot = other.decoder.save(other.device, of_other);

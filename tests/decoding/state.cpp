@@ -383,16 +383,26 @@ TEST_CASE("decoder: wrong calls name what is wrong, and nothing changes", "[deco
 
   // A destination on top of an operand, and on top of itself.
   auto overlapping = mhla::make_view(q.elements().data(), 3, 4, 2, 3);
-  refuse([&] { decoder.step(q, k, v, overlapping); }, "y: shares memory with q, k or v");
+  refuse([&] { decoder.step(q, k, v, overlapping); }, "y: shares memory with q;");
   std::vector<double> shared(3 * 4 * 2 * 4, 0.5);
   const auto in_shared = [&](Index heads, Index dim) {
     return mhla::make_view(shared.data(), 3, heads, 2, dim);
   };
-  refuse([&] { decoder.step(q, in_shared(2, 4), v, in_shared(4, 3)); }, "y: shares memory");
-  refuse([&] { decoder.step(q, k, in_shared(2, 3), in_shared(4, 3)); }, "y: shares memory");
+  refuse([&] { decoder.step(q, in_shared(2, 4), v, in_shared(4, 3)); }, "y: shares memory with k;");
+  refuse([&] { decoder.step(q, k, in_shared(2, 3), in_shared(4, 3)); }, "y: shares memory with v;");
   auto folded = y.view();
   folded.stride[1] = 0;
-  refuse([&] { decoder.step(q, k, v, folded); }, "y: shares memory", "or with itself");
+  refuse([&] { decoder.step(q, k, v, folded); }, "y: the strides give two elements one address");
+
+  // A destination on top of what the feature map borrows.
+  const Attention<mhla::Favor<double>, Blocks1D, Causal> random{
+      .feature_map = {mhla::make_view<const double>(y.elements().data() + 30, 6, 4)},
+      .blocks = {.block = 5}};
+  const Tensor before = y;
+  mhla::Decoder<decltype(random), double> projecting(random, x.mix, decoder_shape(x));
+  CHECK(says(error_message<ShapeError>([&] { projecting.step(q, k, v, y.view()); }),
+             "y: shares memory with feature_map.projection"));
+  CHECK(bitwise_equal(y.view(), before.view()));
 
   // Between two elements.
   const auto displaced = [](auto tensor) {

@@ -21,6 +21,7 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/decode_state.hpp>
 #include <mhla/cuda/device.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/decoding_checks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
@@ -99,13 +100,14 @@ class CudaDecoder : RequireStreaming<V> {
   /// mix [1 | heads, blocks, blocks], in device memory and copied in stream order, says how long a
   /// sequence can get: capacity() tokens.
   /// \throws ShapeError where variant, mix and shape do not fit, WorkspaceError where `memory` is
-  /// smaller than memory_size() or not aligned to workspace_alignment, CudaError where CUDA does
-  /// not know `memory` or mix, or a kernel cannot be launched.
+  /// smaller than memory_size(), not aligned to workspace_alignment or holds mix, CudaError where
+  /// CUDA does not know `memory` or mix, or a kernel cannot be launched.
   CudaDecoder(const V& variant, const CudaDevice& device,
               const std::type_identity_t<TensorView<const A, 3>>& mix, const DecoderShape& shape,
               WorkspaceView memory)
       : shape_(shape),
         positions_(static_cast<std::size_t>(checked_decoder_batch(shape))),
+        memory_(memory),
         parts_(parts(variant, mix, shape, memory)) {
     cuda::run_decoder_setup<V, T>(device, parts_, mix);
   }
@@ -140,7 +142,8 @@ class CudaDecoder : RequireStreaming<V> {
   /// The next tokens of every sequence: q and y [batch, heads, tokens, dim], k and v
   /// [batch, kv_heads, tokens, dim], for any number of tokens.
   /// \throws ShapeError where they do not fit, StateError where a sequence would outgrow
-  /// capacity(), CudaError where CUDA does not know the memory of one; nothing has changed then.
+  /// capacity(), WorkspaceError where one lies in the decoder's memory, CudaError where CUDA does
+  /// not know the memory of one; nothing has changed then.
   /// CudaError where a kernel cannot be launched: the sequences are lost then, and all that asks
   /// for them is a StateError until they are reset, or loaded from a snapshot.
   void step(const CudaDevice& device, const std::type_identity_t<TensorView<const T, 4>>& q,
@@ -168,7 +171,7 @@ class CudaDecoder : RequireStreaming<V> {
                    const std::type_identity_t<TensorView<T, 4>>& y) const {
     const Index tokens = checked_decoder_tokens(shape_, shape_.batch, q, k, v, y);
     require_extent("q", "tokens", tokens, 1, "a recorded step is one token of every sequence");
-    require_decoder_tensors(q, k, v, y);
+    require_decoder_tensors(parts_.attention, q, k, v, y, memory_);
     cuda::require_step_memory<V, T>(q, k, v, y);
     cuda::run_decode_tile<V, T>(device, parts_, 0, q, k, v, y);
   }
@@ -191,9 +194,13 @@ class CudaDecoder : RequireStreaming<V> {
 
   /// Copies the state, not the mixing matrix, into `memory`.
   /// \throws StateError where a sequence is lost, WorkspaceError where `memory` is smaller than
-  /// snapshot_size() or not aligned to workspace_alignment, CudaError where CUDA does not know it.
+  /// snapshot_size(), not aligned to workspace_alignment or shared with the decoder's, CudaError
+  /// where CUDA does not know it.
   Snapshot save(const CudaDevice& device, WorkspaceView memory) const {
     cuda::require_decoder_memory(memory, snapshot_size(), "save", "snapshot_size");
+    Footprint footprint;
+    footprint.require_scratch(memory_, "the decoder's memory");
+    footprint.require_scratch(memory, "memory");
     for (Index s = 0; s < shape_.batch; ++s) static_cast<void>(position(s));
     Snapshot snapshot;
     snapshot.extents_ = parts_.extents;
@@ -223,6 +230,9 @@ class CudaDecoder : RequireStreaming<V> {
     const Problem problem = checked_decoder(variant, mix, shape);
     cuda::require_decoder_memory(memory, cuda::decoder_bytes<V, A>(variant, problem), "constructor",
                                  "memory_size");
+    Footprint footprint;
+    footprint.reads(mix, "mix");
+    footprint.require_scratch(memory, "memory");
     Arena arena(memory);
     return Parts(arena, variant, problem);
   }
@@ -237,7 +247,7 @@ class CudaDecoder : RequireStreaming<V> {
     const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
     const Index end = first_sequence + sequences;
     for (Index s = first_sequence; s < end; ++s) require_room(s, position(s), tokens, capacity());
-    require_decoder_tensors(q, k, v, y);
+    require_decoder_tensors(parts_.attention, q, k, v, y, memory_);
     cuda::require_step_memory<V, T>(q, k, v, y);
     if (y.size() == 0) {
       for (Index s = first_sequence; s < end; ++s)
@@ -271,6 +281,7 @@ class CudaDecoder : RequireStreaming<V> {
 
   DecoderShape shape_;
   std::vector<Index> positions_;
+  WorkspaceView memory_;
   Parts parts_;
 };
 

@@ -8,6 +8,7 @@
 #include <mhla/core/overlap.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
@@ -102,18 +103,24 @@ Index checked_decoder_tokens(const DecoderShape& shape, Index sequences,
 }
 
 /// Throws ShapeError unless tensors of such extents, of no more tokens than there is room for, lie
-/// where they can be read and written.
-template <class T>
-void require_decoder_tensors(const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
-                             const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
+/// where they can be read and written, WorkspaceError where the decoder's `memory` holds one.
+template <class V, class T>
+void require_decoder_tensors(const V& attention, const TensorView<const T, 4>& q,
+                             const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+                             const TensorView<T, 4>& y, WorkspaceView memory = {}) {
   require_aligned(q, "q");
   require_aligned(k, "k");
   require_aligned(v, "v");
   require_aligned(y, "y");
-  if (!is_injective(y) || share_memory(y, q) || share_memory(y, k) || share_memory(y, v))
-    throw ShapeError(
-        "mhla: y: shares memory with q, k or v, or with itself; a destination needs "
-        "memory of its own");
+  Footprint footprint;
+  footprint.writes(y, "y");
+  footprint.reads(q, "q");
+  footprint.reads(k, "k");
+  footprint.reads(v, "v");
+  if constexpr (borrows_projection<V>)
+    footprint.reads(attention.feature_map.projection, "feature_map.projection");
+  footprint.require_results();
+  footprint.require_scratch(memory, "memory");
 }
 
 /// Throws StateError unless a sequence with `position` tokens has room for so many more.
