@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: MIT
+#include "tests/fuzz/library.hpp"
+
+namespace fuzz {
+void add_float64(std::vector<Entry>& entries);
+void add_float32(std::vector<Entry>& entries);
+void add_bfloat16(std::vector<Entry>& entries);
+void add_float16(std::vector<Entry>& entries);
+}  // namespace fuzz
+
+const std::vector<fuzz::Entry>& fuzz::library() {
+  static const std::vector<Entry> entries = [] {
+    std::vector<Entry> all;
+    add_float64(all);
+    add_float32(all);
+    add_bfloat16(all);
+    add_float16(all);
+    return all;
+  }();
+  return entries;
+}

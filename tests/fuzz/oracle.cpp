@@ -1,0 +1,483 @@
+// SPDX-License-Identifier: MIT
+#include "tests/fuzz/oracle.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+namespace fuzz {
+
+namespace {
+
+using Real = long double;
+
+// A value, and the sum of |terms| that it is formed from, whatever cancels. If no term goes through
+// more than K roundings, a result is off by at most K u mass (Higham, Accuracy and Stability of
+// Numerical Algorithms, section 3.1), in whatever order it is summed. So one set of formulas gives
+// both the results and their bounds.
+struct Number {
+  Real value = 0;
+  double mass = 0;
+
+  Number& operator+=(const Number& other) {
+    value += other.value;
+    mass += other.mass;
+    return *this;
+  }
+};
+Number operator*(const Number& a, const Number& b) { return {a.value * b.value, a.mass * b.mass}; }
+Number operator+(Number a, const Number& b) { return a += b; }
+Number operator-(const Number& a, const Number& b) {
+  return {a.value - b.value, a.mass + b.mass};
+}
+Number exact(Real x) { return {x, static_cast<double>(std::abs(x))}; }
+
+// A value of which more is known than that K roundings made it: `roundings` of its own, as an
+// exponential of 20 has 20. K is never less than 32, and no term has more than two such factors.
+constexpr double least_roundings = 32;
+Number rounded(Real value, double roundings) {
+  return {value, static_cast<double>(std::abs(value)) * (1 + 2 * roundings / least_roundings)};
+}
+
+using Row = std::vector<Number>;
+
+std::size_t at(Size i) { return static_cast<std::size_t>(i); }
+
+Number dot(const Row& a, const Row& b) {
+  Number sum;
+  for (std::size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
+  return sum;
+}
+void add(Row& to, const Number& factor, const Row& from) {
+  for (std::size_t c = 0; c < to.size(); ++c) to[c] += factor * from[c];
+}
+
+// The feature map of a call.
+class Features {
+ public:
+  Features(const Problem& problem, const Precision& precision)
+      : map_(problem.policies.map), numbers_(problem.numbers), smallest_(precision.smallest) {}
+
+  Row of(const std::vector<double>& x) const {
+    Row phi;
+    const Size dim = static_cast<Size>(x.size());
+    switch (map_) {
+      case Map::softmax:
+        return softmax({x.begin(), x.end()});
+      case Map::hedgehog: {
+        std::vector<Real> z;
+        for (const double e : x) z.push_back(2 * Real(e));
+        for (const double e : x) z.push_back(-2 * Real(e));
+        return softmax(z);
+      }
+      case Map::dpfp:
+        for (Size j = 1; j <= numbers_.nu; ++j)
+          for (Size c = 0; c < 2 * dim; ++c)
+            phi.push_back(exact(rectified(x, c)) * exact(rectified(x, partner(c, j, dim))));
+        return phi;
+      case Map::favor:
+        for (Size r = 0; r < numbers_.features; ++r) {
+          Number exponent;
+          for (Size c = 0; c < dim; ++c) {
+            const Number scaled = exact(input_scale(dim) * x[at(c)]);
+            exponent += exact(projection(r, c, dim)) * scaled + scaled * scaled * exact(-0.5L);
+          }
+          phi.push_back(exponential(exponent.value,
+                                    6 + static_cast<double>(dim + 8) * exponent.mass,
+                                    1 / std::sqrt(static_cast<Real>(numbers_.features))));
+        }
+        return phi;
+      default:
+        for (const double e : x) phi.push_back(elementwise(e));
+        return phi;
+    }
+  }
+
+  // The gradient in x of <gradient, phi(x)>.
+  Row pull_back(const std::vector<double>& x, const Row& phi, const Row& gradient) const {
+    const Size dim = static_cast<Size>(x.size());
+    Row dx(x.size());
+    switch (map_) {
+      case Map::softmax: {
+        const Number inner = dot(gradient, phi);
+        for (std::size_t c = 0; c < dx.size(); ++c) dx[c] = phi[c] * (gradient[c] - inner);
+        return dx;
+      }
+      case Map::hedgehog: {
+        const Number inner = dot(gradient, phi);
+        for (std::size_t c = 0; c < dx.size(); ++c) {
+          const std::size_t m = c + dx.size();
+          dx[c] = exact(2) * (phi[c] * (gradient[c] - inner) - phi[m] * (gradient[m] - inner));
+        }
+        return dx;
+      }
+      case Map::dpfp:
+        for (Size j = 1; j <= numbers_.nu; ++j)
+          for (Size c = 0; c < 2 * dim; ++c) {
+            const Size other = partner(c, j, dim);
+            const Number& g = gradient[at((j - 1) * 2 * dim + c)];
+            for (const auto& [mine, factor] : {std::pair{c, other}, std::pair{other, c}})
+              if (rectified(x, mine) > 0)
+                dx[at(mine % dim)] +=
+                    g * exact(rectified(x, factor)) * exact(mine < dim ? 1 : -1);
+          }
+        return dx;
+      case Map::favor: {
+        const Number scale = exact(input_scale(dim));
+        Number sum;
+        for (Size r = 0; r < numbers_.features; ++r) {
+          const Number weight = gradient[at(r)] * phi[at(r)];
+          sum += weight;
+          for (Size c = 0; c < dim; ++c) dx[at(c)] += weight * exact(projection(r, c, dim));
+        }
+        for (Size c = 0; c < dim; ++c)
+          dx[at(c)] = scale * (dx[at(c)] - scale * exact(x[at(c)]) * sum);
+        return dx;
+      }
+      default:
+        for (std::size_t c = 0; c < dx.size(); ++c) dx[c] = gradient[c] * derivative(x[c]);
+        return dx;
+    }
+  }
+
+ private:
+  Number elementwise(double x) const {
+    const Real positive = std::max(Real(x), Real(0));
+    switch (map_) {
+      case Map::identity:
+        return exact(x);
+      case Map::relu:
+        return exact(positive + numbers_.feature_epsilon);
+      case Map::squared_relu:
+        return exact(positive * positive + numbers_.feature_epsilon);
+      case Map::elu_plus_one:
+        return x > 0 ? exact(Real(x) + 1) : exponential(x, 4, 1);
+      default:
+        return exponential(x, 4, 1);
+    }
+  }
+  Number derivative(double x) const {
+    switch (map_) {
+      case Map::identity:
+        return exact(1);
+      case Map::relu:
+        return exact(x > 0 ? 1 : 0);
+      case Map::squared_relu:
+        return exact(x > 0 ? 2 * Real(x) : 0);
+      case Map::elu_plus_one:
+        return x > 0 ? exact(1) : exponential(x, 4, 1);
+      default:
+        return exponential(x, 4, 1);
+    }
+  }
+  // factor e^x; where it leaves the range of normal numbers, its error is absolute.
+  Number exponential(Real x, double roundings, Real factor) const {
+    Number result = rounded(factor * std::exp(x), roundings);
+    result.mass += smallest_;
+    return result;
+  }
+  // Every exponent is a difference from the largest: |difference| roundings.
+  Row softmax(const std::vector<Real>& z) const {
+    Row phi;
+    if (z.empty()) return phi;
+    const Real largest = *std::max_element(z.begin(), z.end());
+    Real sum = 0;
+    Real sum_of_roundings = 0;
+    for (const Real e : z) {
+      sum += std::exp(e - largest);
+      sum_of_roundings += std::exp(e - largest) * (largest - e);
+    }
+    const double common = static_cast<double>(sum_of_roundings / sum) + 10 +
+                          static_cast<double>(z.size());
+    for (const Real e : z)
+      phi.push_back(
+          exponential(e - largest, static_cast<double>(largest - e) + common, 1 / sum));
+    return phi;
+  }
+
+  static Real rectified(const std::vector<double>& x, Size c) {
+    const Size dim = static_cast<Size>(x.size());
+    return std::max(c < dim ? x[at(c)] : -x[at(c - dim)], 0.0);
+  }
+  // The element of [relu(x), relu(-x)] that, rolled by j, meets element c.
+  static Size partner(Size c, Size j, Size dim) {
+    Size p = c - j;
+    while (p < 0) p += 2 * dim;
+    return p;
+  }
+  static Real input_scale(Size dim) { return 1 / std::sqrt(std::sqrt(static_cast<Real>(dim))); }
+  double projection(Size r, Size c, Size dim) const { return numbers_.projection[at(r * dim + c)]; }
+
+  Map map_;
+  const Numbers& numbers_;
+  double smallest_;
+};
+
+// Turns pairs of features by position times frequency, or back.
+class Turn {
+ public:
+  Turn(const Problem& problem, const Precision& precision)
+      : policies_(problem.policies),
+        theta_(problem.numbers.theta),
+        angle_roundings_(16 * std::numeric_limits<double>::epsilon() / 2 / precision.roundoff) {}
+
+  void operator()(Row& row, const std::array<Size, 3>& coordinates, bool back) const {
+    const Size pairs = static_cast<Size>(row.size()) / 2;
+    if (policies_.rotation == Rotation::half_split) {
+      for (Size c = 0; c < pairs; ++c)
+        turn(row[at(c)], row[at(c + pairs)], angle(coordinates[2], c, pairs), back);
+    } else if (policies_.rotation == Rotation::axial) {
+      const Size share = pairs / policies_.rank;  // of every axis but the first, which has the rest
+      Size pair = 0;
+      for (int axis = 0; axis < policies_.rank; ++axis) {
+        const Size own = axis == 0 ? pairs - (policies_.rank - 1) * share : share;
+        for (Size j = 0; j < own; ++j, ++pair)
+          turn(row[at(2 * pair)], row[at(2 * pair + 1)],
+               angle(coordinates[at(axis + 3 - policies_.rank)], j, own), back);
+      }
+    }
+  }
+
+ private:
+  Real angle(Size position, Size j, Size count) const {
+    return static_cast<Real>(position) *
+           std::pow(Real(theta_), -static_cast<Real>(j) / static_cast<Real>(count));
+  }
+  // An angle is computed in double: a power with an exponent up to ln(10000), and two products.
+  void turn(Number& a, Number& b, Real angle, bool back) const {
+    const double error =
+        2 * (angle_roundings_ * static_cast<double>(angle) + 2) / least_roundings;
+    Number cosine = exact(std::cos(angle));
+    Number sine = exact(back ? -std::sin(angle) : std::sin(angle));
+    cosine.mass += error;
+    sine.mass += error;
+    const Number first = a * cosine - b * sine;
+    b = a * sine + b * cosine;
+    a = first;
+  }
+
+  Policies policies_;
+  double theta_;
+  double angle_roundings_;
+};
+
+// The tokens of one head on one side of a sequence.
+struct Tokens {
+  std::vector<std::vector<double>> x;
+  std::vector<Row> plain, rotated;      // phi, R phi
+  std::vector<Row> d_plain, d_rotated;  // their gradients
+  std::vector<Size> block, offset;      // of every token, and where in its block it lies
+  std::vector<bool> takes_part;
+
+  Tokens(const Dense<double>& tensor, Size item, Size head, Size first, const Grid& grid,
+         const std::vector<bool>& mask, const Features& features, const Turn& turn) {
+    std::vector<Size> filled(at(grid.blocks()));
+    for (Size t = 0; t < grid.tokens(); ++t) {
+      std::vector<double> row;
+      for (Size c = 0; c < tensor.extent[3]; ++c) row.push_back(tensor(item, head, first + t, c));
+      takes_part.push_back(mask.empty() || mask[at(item * tensor.extent[2] + first + t)]);
+      if (!takes_part.back()) std::fill(row.begin(), row.end(), 0.0);
+      x.push_back(row);
+      plain.push_back(features.of(row));
+      rotated.push_back(plain.back());
+      turn(rotated.back(), grid.coordinates(t), false);
+      d_plain.emplace_back(plain.back().size());
+      d_rotated.emplace_back(plain.back().size());
+      block.push_back(grid.block_of(t));
+      offset.push_back(filled[at(block.back())]++);
+    }
+  }
+  std::size_t size() const { return x.size(); }
+
+  // Adds the gradients in x to those of a tensor.
+  void pull_back(Size item, Size head, Size first, const Grid& grid, const Features& features,
+                 const Turn& turn, Dense<Number>& gradient) {
+    for (std::size_t t = 0; t < size(); ++t) {
+      if (!takes_part[t]) continue;
+      const Size token = static_cast<Size>(t);
+      turn(d_rotated[t], grid.coordinates(token), true);
+      add(d_rotated[t], exact(1), d_plain[t]);
+      const Row dx = features.pull_back(x[t], plain[t], d_rotated[t]);
+      for (std::size_t c = 0; c < dx.size(); ++c)
+        gradient(item, head, first + token, static_cast<Size>(c)) += dx[c];
+    }
+  }
+};
+
+class Attention {
+ public:
+  Attention(const Problem& problem, const Precision& precision, bool gradients)
+      : problem_(problem),
+        gradients_(gradients),
+        features_(problem, precision),
+        turn_(problem, precision),
+        y_(Extents{problem.q.extent[0], problem.q.extent[1], problem.q.extent[2],
+                   problem.v.extent[3]}),
+        dq_(problem.q.extent),
+        dk_(problem.k.extent),
+        dv_(problem.v.extent),
+        dmix_(problem.mix.extent) {
+    // As many roundings as a term can meet: sums over tokens, blocks, features, columns and heads,
+    // each twice in a gradient, and a product's own.
+    const Size features = feature_dim(problem.policies.map, problem.numbers, problem.q.extent[3]);
+    const Size columns = problem.v.extent[3];
+    const Size sums = problem.q.extent[1] + problem.q.extent[2] + problem.k.extent[2] +
+                      problem.q.extent[3] + features + columns + problem.mix.extent[2] +
+                      problem.mix.extent[3];
+    roundings_ = least_roundings + 2 * static_cast<double>(sums);
+    dmix_roundings_ = roundings_ + static_cast<double>(features * (columns + 1) +
+                                                       problem.q.extent[0] * problem.q.extent[1]);
+    roundoff_ = precision.roundoff;
+    smallest_ = precision.smallest;
+  }
+
+  Results run() {
+    const Size group = problem_.k.extent[1] == 0 ? 0 : problem_.q.extent[1] / problem_.k.extent[1];
+    for (const Sequence& s : problem_.sequences)
+      for (Size kv_head = 0; kv_head < problem_.k.extent[1]; ++kv_head) {
+        Tokens keys(problem_.k, s.item, kv_head, s.first, s.keys, problem_.key_mask, features_,
+                    turn_);
+        for (Size h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+          Tokens queries(problem_.q, s.item, h, s.first, s.queries, problem_.query_mask, features_,
+                         turn_);
+          head(s, h, kv_head, queries, keys);
+          if (gradients_)
+            queries.pull_back(s.item, h, s.first, s.queries, features_, turn_, dq_);
+        }
+        if (gradients_) keys.pull_back(s.item, kv_head, s.first, s.keys, features_, turn_, dk_);
+      }
+    return {estimates(y_, roundings_), estimates(dq_, roundings_), estimates(dk_, roundings_),
+            estimates(dv_, roundings_), estimates(dmix_, dmix_roundings_)};
+  }
+
+ private:
+  bool sees(const Tokens& queries, const Tokens& keys, std::size_t t, std::size_t j) const {
+    if (!keys.takes_part[j]) return false;
+    if (problem_.policies.causality == Causality::causal) return j <= t;
+    return problem_.policies.causality == Causality::bidirectional ||
+           keys.block[j] <= queries.block[t];
+  }
+
+  // The query whose features stand in den_t beside key j: t's own, or under MixedProduct the one at
+  // t's offset in j's block.
+  static std::size_t query_at(const Tokens& queries, Size block, Size offset) {
+    std::size_t u = 0;
+    while (queries.block[u] != block || queries.offset[u] != offset) ++u;
+    return u;
+  }
+
+  void head(const Sequence& s, Size h, Size kv_head, Tokens& queries, Tokens& keys) {
+    const Normalizer normalizer = problem_.policies.normalizer;
+    const bool products = normalizer == Normalizer::mixed_product;
+    const bool normalizes = normalizer != Normalizer::unnormalized;
+    const bool same_dots = !products && problem_.policies.rotation == Rotation::none;
+    const Size matrix = problem_.mix.extent[1] == 1 ? 0 : h;
+    const Number scale = exact(problem_.numbers.scale);
+    const Size columns = problem_.v.extent[3];
+    std::vector<Row> values;
+    for (std::size_t j = 0; j < keys.size(); ++j) {
+      Row row;
+      for (Size c = 0; c < columns; ++c)
+        row.push_back(keys.takes_part[j]
+                          ? exact(problem_.v(s.item, kv_head, s.first + static_cast<Size>(j), c))
+                          : Number{});
+      values.push_back(row);
+    }
+    for (std::size_t t = 0; t < queries.size(); ++t) {
+      if (!queries.takes_part[t]) continue;
+      const Size token = s.first + static_cast<Size>(t);
+      struct Pair {
+        std::size_t j, u;
+        Number m, inner, unrotated;  // the products of features, times the scale
+      };
+      std::vector<Pair> pairs;
+      Row numerator(at(columns));
+      Number den;
+      for (std::size_t j = 0; j < keys.size(); ++j) {
+        if (!sees(queries, keys, t, j)) continue;
+        Pair p{j, t, exact(problem_.mix(0, matrix, queries.block[t], keys.block[j])), {}, {}};
+        if (products) p.u = query_at(queries, keys.block[j], queries.offset[t]);
+        p.inner = scale * dot(queries.rotated[t], keys.rotated[j]);
+        p.unrotated = same_dots ? p.inner : normalizes ? scale * dot(queries.plain[p.u], keys.plain[j]) : Number{};
+        add(numerator, p.m * p.inner, values[j]);
+        if (normalizes) den += p.m * p.unrotated;
+        pairs.push_back(p);
+      }
+      if (normalizes) {
+        den += exact(problem_.numbers.normalizer_epsilon);
+      } else {
+        den = exact(1);
+      }
+      if (den.mass == 0) continue;  // every term is 0: so are y and the gradients
+      Row y;
+      for (Size c = 0; c < columns; ++c) {
+        y.push_back(quotient(numerator[at(c)], den));
+        y_(s.item, h, token, c) = y.back();
+      }
+      if (!gradients_) continue;
+
+      Row dy;
+      for (Size c = 0; c < columns; ++c) dy.push_back(exact(problem_.dy(s.item, h, token, c)));
+      const Number d_den = exact(-1) * quotient(dot(dy, y), den);
+      for (const Pair& p : pairs) {
+        const Number d_weight = quotient(dot(dy, values[p.j]), den);
+        Number& d_m = dmix_(0, matrix, queries.block[t], keys.block[p.j]);
+        d_m += p.inner * d_weight;
+        add(queries.d_rotated[t], scale * p.m * d_weight, keys.rotated[p.j]);
+        add(keys.d_rotated[p.j], scale * p.m * d_weight, queries.rotated[t]);
+        const Number weight = quotient(p.m * p.inner, den);
+        for (Size c = 0; c < columns; ++c)
+          dv_(s.item, kv_head, s.first + static_cast<Size>(p.j), c) += weight * dy[at(c)];
+        if (!normalizes) continue;
+        d_m += p.unrotated * d_den;
+        add(queries.d_plain[p.u], scale * p.m * d_den, keys.plain[p.j]);
+        add(keys.d_plain[p.j], scale * p.m * d_den, queries.plain[p.u]);
+      }
+    }
+  }
+
+  // a / den, to whose error that of den adds; none can be told where den is all rounding.
+  Number quotient(const Number& a, const Number& den) const {
+    const double size = static_cast<double>(std::abs(den.value));
+    const double condition = den.mass / size;
+    if (!(condition * roundings_ * roundoff_ < 0.125))
+      return {0, std::numeric_limits<double>::infinity()};
+    return {a.value / den.value,
+            (a.mass + static_cast<double>(std::abs(a.value)) * condition) / size};
+  }
+
+  // Roundings to higher than the first order stay below a quarter of the first (see quotient).
+  Dense<Estimate> estimates(const Dense<Number>& numbers, double roundings) const {
+    Dense<Estimate> result(numbers.extent);
+    std::transform(numbers.elements.begin(), numbers.elements.end(), result.elements.begin(),
+                   [&](const Number& n) {
+                     return Estimate{n.value, 1.25 * roundings * roundoff_ * n.mass + smallest_};
+                   });
+    return result;
+  }
+
+  const Problem& problem_;
+  bool gradients_;
+  Features features_;
+  Turn turn_;
+  double roundings_ = 0;
+  double dmix_roundings_ = 0;
+  double roundoff_ = 0;
+  double smallest_ = 0;
+  Dense<Number> y_, dq_, dk_, dv_, dmix_;
+};
+
+}  // namespace
+
+Size feature_dim(Map map, const Numbers& numbers, Size key_dim) {
+  if (map == Map::hedgehog) return 2 * key_dim;
+  if (map == Map::dpfp) return 2 * numbers.nu * key_dim;
+  return map == Map::favor ? numbers.features : key_dim;
+}
+
+Results attend(const Problem& problem, const Precision& precision, bool gradients) {
+  return Attention(problem, precision, gradients).run();
+}
+
+}  // namespace fuzz

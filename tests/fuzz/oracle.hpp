@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+// What attention is, in plain loops over pairs of tokens, and how far a correct result may be from
+// it. Written from the formulas alone (README, "The mathematics in ten lines"; arXiv 2601.07832, eq.
+// 3 to 5): no header of the library is included, so no mistake can be in both.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <vector>
+
+namespace fuzz {
+
+using Size = std::ptrdiff_t;
+
+enum class Map { identity, relu, squared_relu, elu_plus_one, exp, softmax, hedgehog, dpfp, favor };
+enum class Causality { bidirectional, causal, block_causal };
+enum class Normalizer { mixed_key_sum, mixed_product, unnormalized };
+enum class Rotation { none, half_split, axial };
+
+/// What a variant is at compile time.
+struct Policies {
+  Map map;
+  Causality causality;
+  Normalizer normalizer;
+  Rotation rotation;
+  int rank;  ///< axes of the grid
+};
+
+/// And its numbers.
+struct Numbers {
+  double feature_epsilon = 0;
+  double normalizer_epsilon = 0;
+  double scale = 1;
+  double theta = 1;
+  Size nu = 1;                     ///< of Dpfp
+  Size features = 0;               ///< of Favor
+  std::vector<double> projection;  ///< [features, key_dim]
+};
+
+/// Length of phi's output.
+Size feature_dim(Map map, const Numbers& numbers, Size key_dim);
+
+/// Tokens in raster order and the blocks they are cut into; unused leading axes are 1.
+struct Grid {
+  std::array<Size, 3> extent{1, 1, 1};
+  std::array<Size, 3> block{1, 1, 1};
+
+  Size tokens() const { return extent[0] * extent[1] * extent[2]; }
+  Size blocks() const { return layout(0) * layout(1) * layout(2); }
+  Size layout(int axis) const {
+    const auto a = static_cast<std::size_t>(axis);
+    return (extent[a] + block[a] - 1) / block[a];
+  }
+  std::array<Size, 3> coordinates(Size token) const {
+    return {token / extent[2] / extent[1], token / extent[2] % extent[1], token % extent[2]};
+  }
+  Size block_of(Size token) const {
+    const auto at = coordinates(token);
+    return (at[0] / block[0] * layout(1) + at[1] / block[1]) * layout(2) + at[2] / block[2];
+  }
+};
+
+using Extents = std::array<Size, 4>;
+
+/// Elements in row-major order.
+template <class T>
+struct Dense {
+  Extents extent{};
+  std::vector<T> elements;
+
+  Dense() = default;
+  explicit Dense(const Extents& e)
+      : extent(e), elements(static_cast<std::size_t>(e[0] * e[1] * e[2] * e[3])) {}
+  T& operator()(Size a, Size b, Size c, Size d) { return elements[place(a, b, c, d)]; }
+  const T& operator()(Size a, Size b, Size c, Size d) const { return elements[place(a, b, c, d)]; }
+
+ private:
+  std::size_t place(Size a, Size b, Size c, Size d) const {
+    return static_cast<std::size_t>(((a * extent[1] + b) * extent[2] + c) * extent[3] + d);
+  }
+};
+
+/// Tokens [first, first + grid.tokens()) of a batch item that attend to each other.
+struct Sequence {
+  Size item;
+  Size first;
+  Grid queries;
+  Grid keys;
+};
+
+/// One call. mix is [1, 1 | heads, query blocks, key blocks], of which sequences use the corner; a
+/// mask, where there is one, has an element for every token of a batch item, false where it takes
+/// no part.
+struct Problem {
+  Policies policies;
+  Numbers numbers;
+  std::vector<Sequence> sequences;
+  Dense<double> q, k, v, mix, dy;
+  std::vector<bool> query_mask, key_mask;
+};
+
+/// The arithmetic that the results are judged by.
+struct Precision {
+  double roundoff;  ///< u of what sums are formed in
+  double smallest;  ///< its smallest normal number
+};
+
+/// A result, and by how much rounding may change it: see `Number` in oracle.cpp. Where a
+/// denominator is all rounding the bound is infinite or NaN.
+struct Estimate {
+  long double value = 0;
+  double bound = 0;
+};
+struct Results {
+  Dense<Estimate> y, dq, dk, dv, dmix;
+};
+
+Results attend(const Problem& problem, const Precision& precision, bool gradients);
+
+}  // namespace fuzz

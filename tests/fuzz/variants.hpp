@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: MIT
+// The entries of one scalar type: here the library is compiled. Geometry, rotation and batch layout
+// cost little more, as the library lowers them to tables: what is compiled anew is a feature map
+// with a normalizer and a causality.
+#pragma once
+
+#include <cstdint>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cpu/pipeline.hpp>
+#include <mhla/decoding.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <mhla/policy/variant.hpp>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tests/fuzz/library.hpp"
+
+namespace fuzz {
+
+template <class T, std::size_t Rank>
+mhla::TensorView<T, int(Rank)> typed(const View& view) {
+  mhla::TensorView<T, int(Rank)> result;
+  result.data = static_cast<T*>(view.data);
+  for (std::size_t axis = 0; axis < Rank; ++axis) {
+    result.extent[axis] = view.extent[axis + 4 - Rank];
+    result.stride[axis] = view.stride[axis + 4 - Rank];
+  }
+  return result;
+}
+
+/// The policies of the library that a description names.
+template <Map map, class A>
+auto feature_map_of([[maybe_unused]] const Call& call) {
+  if constexpr (map == Map::identity) return mhla::Identity{};
+  if constexpr (map == Map::relu) return mhla::Relu{call.numbers.feature_epsilon};
+  if constexpr (map == Map::squared_relu) return mhla::SquaredRelu{call.numbers.feature_epsilon};
+  if constexpr (map == Map::elu_plus_one) return mhla::EluPlusOne{};
+  if constexpr (map == Map::exp) return mhla::Exp{};
+  if constexpr (map == Map::softmax) return mhla::Softmax{};
+  if constexpr (map == Map::hedgehog) return mhla::Hedgehog{};
+  if constexpr (map == Map::dpfp) return mhla::Dpfp{call.numbers.nu};
+  if constexpr (map == Map::favor) return mhla::Favor<A>{typed<const A, 2>(call.projection)};
+}
+template <int rank>
+auto blocks_of(const Grid& grid) {
+  if constexpr (rank == 1) return mhla::Blocks1D{grid.block[2]};
+  if constexpr (rank == 2)
+    return mhla::Blocks2D{{grid.extent[1], grid.extent[2]}, {grid.block[1], grid.block[2]}};
+  if constexpr (rank == 3)
+    return mhla::Blocks3D{{grid.extent[0], grid.extent[1], grid.extent[2]},
+                          {grid.block[0], grid.block[1], grid.block[2]}};
+}
+template <Causality causality>
+auto causality_of() {
+  if constexpr (causality == Causality::bidirectional) return mhla::Bidirectional{};
+  if constexpr (causality == Causality::causal) return mhla::Causal{};
+  if constexpr (causality == Causality::block_causal) return mhla::BlockCausal{};
+}
+template <Normalizer normalizer>
+auto normalizer_of([[maybe_unused]] const Call& call) {
+  const double epsilon = call.numbers.normalizer_epsilon;
+  if constexpr (normalizer == Normalizer::mixed_key_sum) return mhla::MixedKeySum{epsilon};
+  if constexpr (normalizer == Normalizer::mixed_product) return mhla::MixedProduct{epsilon};
+  if constexpr (normalizer == Normalizer::unnormalized) return mhla::Unnormalized{};
+}
+template <Rotation rotation>
+auto rotation_of([[maybe_unused]] const Call& call) {
+  if constexpr (rotation == Rotation::none) return mhla::NoRotation{};
+  if constexpr (rotation == Rotation::half_split) return mhla::HalfSplitRotary{call.numbers.theta};
+  if constexpr (rotation == Rotation::axial) return mhla::AxialRotary{call.numbers.theta};
+}
+
+template <class T, Policies p, Batch batch>
+class EntryOf {
+  using A = mhla::Accumulator<T>;
+
+  static auto attention_of(const Call& call) {
+    const auto blocks = blocks_of<p.rank>(call.queries);
+    const auto map = feature_map_of<p.map, A>(call);
+    const auto normalizer = normalizer_of<p.normalizer>(call);
+    const auto rotation = rotation_of<p.rotation>(call);
+    using Blocks = std::remove_const_t<decltype(blocks)>;
+    return mhla::Attention<std::remove_const_t<decltype(map)>, Blocks,
+                           decltype(causality_of<p.causality>()),
+                           std::remove_const_t<decltype(normalizer)>,
+                           std::remove_const_t<decltype(rotation)>>{
+        .feature_map = map,
+        .blocks = blocks,
+        .key_blocks = call.own_key_blocks ? blocks_of<p.rank>(call.keys) : Blocks{},
+        .normalizer = normalizer,
+        .rotation = rotation,
+        .scale = call.numbers.scale};
+  }
+
+  // Calls f with the variant, in its layout.
+  template <class F>
+  static auto with_variant(const Call& call, const F& f) {
+    const auto attention = attention_of(call);
+    using V = std::remove_const_t<decltype(attention)>;
+    if constexpr (batch == Batch::plain) {
+      return f(attention);
+    } else if constexpr (batch == Batch::padded) {
+      return f(mhla::Padded<V>(attention, {typed<const std::uint8_t, 2>(call.query_mask),
+                                           typed<const std::uint8_t, 2>(call.key_mask)}));
+    } else {
+      using Offset =
+          std::conditional_t<batch == Batch::packed_by_int32, std::int32_t, std::int64_t>;
+      const std::vector<Offset> offsets(call.offsets.begin(), call.offsets.end());
+      return f(mhla::Packed<V, Offset>(attention, {offsets.data(), std::ssize(offsets)}));
+    }
+  }
+
+  static mhla::Shape shape_of(const Call& call) {
+    return mhla::shape_of(typed<const T, 4>(call.q), typed<const T, 4>(call.k),
+                          typed<const T, 4>(call.v), typed<const A, 3>(call.mix));
+  }
+  template <class SomeState>
+  static auto* in_accumulator(SomeState* state) {
+    if constexpr (std::is_same_v<A, double>) {
+      return state == nullptr ? nullptr : &state->in_double;
+    } else {
+      return state == nullptr ? nullptr : &state->in_float;
+    }
+  }
+
+ public:
+  static Size forward_size(const Call& call, const mhla::ExecutorRef& executor) {
+    return with_variant(call, [&](const auto& attention) {
+      return mhla::forward_workspace_size<T>(attention, shape_of(call), executor);
+    });
+  }
+  static Size backward_size(const Call& call, const mhla::ExecutorRef& executor) {
+    return with_variant(call, [&](const auto& attention) {
+      return mhla::backward_workspace_size<T>(attention, shape_of(call), executor);
+    });
+  }
+  static void forward(const Call& call, const mhla::ExecutorRef& executor, State* save) {
+    with_variant(call, [&](const auto& attention) {
+      mhla::forward_into(attention, executor, typed<const T, 4>(call.q), typed<const T, 4>(call.k),
+                         typed<const T, 4>(call.v), typed<const A, 3>(call.mix),
+                         typed<T, 4>(call.y), {call.workspace, call.workspace_bytes},
+                         in_accumulator(save));
+    });
+  }
+  static void backward(const Call& call, const mhla::ExecutorRef& executor, const State* saved) {
+    mhla::GradientViews<T> gradients;
+    if (call.wanted[query]) gradients.query = typed<T, 4>(call.gradient[query]);
+    if (call.wanted[key]) gradients.key = typed<T, 4>(call.gradient[key]);
+    if (call.wanted[value]) gradients.value = typed<T, 4>(call.gradient[value]);
+    if (call.wanted[mixing]) gradients.mix = typed<A, 3>(call.gradient[mixing]);
+    with_variant(call, [&](const auto& attention) {
+      mhla::backward_into(attention, executor, typed<const T, 4>(call.q),
+                          typed<const T, 4>(call.k), typed<const T, 4>(call.v),
+                          typed<const A, 3>(call.mix), typed<const T, 4>(call.dy), gradients,
+                          call.accumulate ? mhla::Update::accumulate : mhla::Update::overwrite,
+                          {call.workspace, call.workspace_bytes}, in_accumulator(saved));
+    });
+  }
+
+  class Streaming final : public AnyDecoder {
+   public:
+    Streaming(const Call& call, Size sequences, Size slots)
+        : decoder_(attention_of(call), typed<const A, 3>(call.mix),
+                   {.batch = sequences,
+                    .heads = call.q.extent[1],
+                    .kv_heads = call.k.extent[1],
+                    .key_dim = call.q.extent[3],
+                    .value_dim = call.v.extent[3],
+                    .slots = slots}) {}
+    std::unique_ptr<AnyDecoder> copy() const override { return std::make_unique<Streaming>(*this); }
+    Size capacity() const override { return decoder_.capacity(); }
+    Size position(Size sequence) const override { return decoder_.position(sequence); }
+    void reset(Size sequence) override {
+      if (sequence == every_sequence) return decoder_.reset();
+      decoder_.reset(sequence);
+    }
+    void feed(const mhla::ExecutorRef& executor, Size sequence, const Call& call) override {
+      const auto q = typed<const T, 4>(call.q), k = typed<const T, 4>(call.k),
+                 v = typed<const T, 4>(call.v);
+      if (sequence == every_sequence) return decoder_.step(executor, q, k, v, typed<T, 4>(call.y));
+      decoder_.prefill(executor, sequence, q, k, v, typed<T, 4>(call.y));
+    }
+    std::vector<std::byte> save() const override {
+      std::vector<std::byte> bytes(static_cast<std::size_t>(decoder_.saved_size()));
+      decoder_.save({bytes.data(), std::ssize(bytes)});
+      return bytes;
+    }
+    void load(const std::vector<std::byte>& bytes) override {
+      decoder_.load({bytes.data(), std::ssize(bytes)});
+    }
+
+   private:
+    mhla::Decoder<decltype(attention_of(std::declval<const Call&>())), T> decoder_;
+  };
+  static std::unique_ptr<AnyDecoder> decoder(const Call& call, Size sequences, Size slots) {
+    return std::make_unique<Streaming>(call, sequences, slots);
+  }
+
+  static Entry entry(Scalar scalar) {
+    Entry e{p, batch, scalar, forward_size, backward_size, forward, backward, nullptr};
+    if constexpr (p.causality == Causality::causal && batch == Batch::plain) e.decoder = decoder;
+    return e;
+  }
+};
+
+/// What a causality and a normalizer meet, and what a geometry, a rotation and a layout do.
+struct Core {
+  Causality causality;
+  Normalizer normalizer;
+};
+inline constexpr Core cores[] = {{Causality::bidirectional, Normalizer::mixed_key_sum},
+                                 {Causality::causal, Normalizer::unnormalized},
+                                 {Causality::bidirectional, Normalizer::mixed_product},
+                                 {Causality::block_causal, Normalizer::mixed_key_sum},
+                                 {Causality::bidirectional, Normalizer::unnormalized},
+                                 {Causality::causal, Normalizer::mixed_key_sum},
+                                 {Causality::block_causal, Normalizer::unnormalized}};
+struct Shell {
+  int rank;
+  Rotation rotation;
+  Batch batch;
+};
+inline constexpr Shell shells[] = {{1, Rotation::none, Batch::plain},
+                                   {2, Rotation::axial, Batch::plain},
+                                   {1, Rotation::half_split, Batch::plain},
+                                   {3, Rotation::none, Batch::plain},
+                                   {1, Rotation::axial, Batch::padded},
+                                   {2, Rotation::none, Batch::padded},
+                                   {1, Rotation::none, Batch::packed_by_int32},
+                                   {3, Rotation::axial, Batch::plain},
+                                   {1, Rotation::axial, Batch::plain},
+                                   {2, Rotation::none, Batch::plain},
+                                   {1, Rotation::half_split, Batch::packed_by_int64},
+                                   {2, Rotation::axial, Batch::padded},
+                                   {1, Rotation::none, Batch::padded},
+                                   {3, Rotation::none, Batch::padded},
+                                   {1, Rotation::half_split, Batch::padded},
+                                   {3, Rotation::axial, Batch::padded},
+                                   {1, Rotation::axial, Batch::packed_by_int32},
+                                   {1, Rotation::none, Batch::packed_by_int64},
+                                   {1, Rotation::half_split, Batch::packed_by_int32},
+                                   {1, Rotation::axial, Batch::packed_by_int64}};
+inline constexpr int maps = 9;
+inline constexpr int num_cores = int(std::size(cores));
+inline constexpr int num_shells = int(std::size(shells));
+
+constexpr bool exists(const Core& core, const Shell& shell) {
+  if (core.causality != Causality::bidirectional && shell.rank != 1) return false;
+  return core.normalizer != Normalizer::mixed_product || shell.batch == Batch::plain;
+}
+
+/// Without the full product: every map in every scalar with one core, each scalar with another, and
+/// with the shells of one residue class.
+constexpr bool in_build([[maybe_unused]] int map, [[maybe_unused]] Scalar scalar,
+                        [[maybe_unused]] int core, [[maybe_unused]] int shell) {
+#if defined(MHLA_FULL_PRODUCT)
+  return true;
+#else
+  const int s = static_cast<int>(scalar);
+  return core == (map + 2 * s) % num_cores && shell % 4 == (map + s) % 4;
+#endif
+}
+
+template <class T, Scalar scalar, int number>
+void add_entry(std::vector<Entry>& entries) {
+  constexpr int map = number / num_shells / num_cores;
+  constexpr int core = number / num_shells % num_cores;
+  constexpr int shell = number % num_shells;
+  constexpr Core c = cores[core];
+  constexpr Shell s = shells[shell];
+  if constexpr (exists(c, s) && in_build(map, scalar, core, shell))
+    entries.push_back(EntryOf<T, Policies{Map(map), c.causality, c.normalizer, s.rotation, s.rank},
+                              s.batch>::entry(scalar));
+}
+template <class T, Scalar scalar, int... number>
+void add_entries(std::vector<Entry>& entries, std::integer_sequence<int, number...>) {
+  (add_entry<T, scalar, number>(entries), ...);
+}
+/// Appends what a build has in one scalar.
+template <class T, Scalar scalar>
+void add_entries(std::vector<Entry>& entries) {
+  add_entries<T, scalar>(entries,
+                         std::make_integer_sequence<int, maps * num_cores * num_shells>());
+}
+
+void add_float64(std::vector<Entry>& entries);
+void add_float32(std::vector<Entry>& entries);
+void add_bfloat16(std::vector<Entry>& entries);
+void add_float16(std::vector<Entry>& entries);
+
+}  // namespace fuzz
