@@ -13,7 +13,7 @@ struct Tally {
   long calls = 0;     ///< of the library
   long elements = 0;  ///< of results that were compared
   long unjudged = 0;  ///< and of those that were not: all rounding, or beyond their format
-  double worst = 0;   ///< error, as a share of its bound
+  double worst = 0;   ///< error as a share of its bound, in float and double
 };
 
 /// The library did what it should not.

@@ -36,8 +36,7 @@ Grid random_grid(const Policies& policies, Regime regime, Draw& draw) {
       grid.extent[a] = draw.between(50, policies.rank == 1 ? 240 : 80);
     }
     if (policies.normalizer == Normalizer::mixed_product)  // blocks of one size
-      grid.extent[a] =
-          std::max(Size{1}, grid.extent[a] / grid.block[a]) * grid.block[a];
+      grid.extent[a] = std::max(Size{1}, grid.extent[a] / grid.block[a]) * grid.block[a];
   }
   return grid;
 }
@@ -48,7 +47,8 @@ class Values {
   /// `moderate`: they may be exponents.
   Values(Draw& draw, Scalar scalar, bool moderate)
       : draw_(draw), format_(format_of(scalar)), kind_(draw.below(10)) {
-    if (draw.once_in(4) && !moderate) factor_ = std::ldexp(1.0, static_cast<int>(draw.below(17)) - 8);
+    if (draw.once_in(4) && !moderate)
+      factor_ = std::ldexp(1.0, static_cast<int>(draw.below(17)) - 8);
   }
   double operator()() {
     switch (kind_) {
@@ -131,7 +131,7 @@ Case random_case(Draw& draw, Wish wish) {
                           policies.normalizer != Normalizer::mixed_product && draw.once_in(3);
   result.keys = result.own_key_blocks ? random_grid(policies, regime, draw) : result.queries;
   // Along some axis there is nothing.
-  const Size empty = draw.once_in(24) ? draw.below(6) : -1;
+  const Size empty = draw.once_in(24) ? draw.below(wish == Wish::decodable ? 4 : 6) : -1;
   if (empty == 0 && !packs(entry)) batch = 0;
   if (empty == 1) kv_heads = 0;
   if (empty == 2) key_dim = 0;
@@ -139,7 +139,6 @@ Case random_case(Draw& draw, Wish wish) {
   if (empty == 4) result.queries.extent[2] = 0;
   if (empty == 5 || (empty == 4 && !result.own_key_blocks)) result.keys.extent[2] = 0;
   if (!result.own_key_blocks) result.queries = result.keys;
-  if (wish == Wish::decodable && result.queries.extent[2] == 0) result.queries.extent[2] = 1;
 
   Size query_tokens = result.queries.tokens();
   if (packs(entry)) {
@@ -166,8 +165,8 @@ Case random_case(Draw& draw, Wish wish) {
   const bool own_matrices = draw.once_in(2);
   const Size matrices = own_matrices ? heads : 1;
 
-  const bool exponents = policies.map == Map::exp || policies.map == Map::elu_plus_one ||
-                         policies.map == Map::favor;
+  const bool exponents =
+      policies.map == Map::exp || policies.map == Map::elu_plus_one || policies.map == Map::favor;
   const auto random = [&](const Extents& extent, Scalar scalar, bool moderate) {
     Dense<double> tensor(extent);
     Values values(draw, scalar, moderate);
@@ -243,7 +242,7 @@ Case random_case(Draw& draw, Wish wish) {
 }
 
 std::string description_of(const Case& random) {
-  const char* const maps[] = {"Identity", "Relu",    "SquaredRelu", "EluPlusOne", "Exp",
+  const char* const maps[] = {"Identity", "Relu",     "SquaredRelu", "EluPlusOne", "Exp",
                               "Softmax",  "Hedgehog", "Dpfp",        "Favor"};
   const char* const causalities[] = {"Bidirectional", "Causal", "BlockCausal"};
   const char* const normalizers[] = {"MixedKeySum", "MixedProduct", "Unnormalized"};
@@ -391,8 +390,7 @@ Dense<double> read(Scalar scalar, const View& view) {
   Dense<double> values(view.extent);
   const Size bytes = format_of(scalar).bytes;
   for_each_element(view, [&](Size offset, Size a, Size b, Size c, Size d) {
-    values(a, b, c, d) =
-        load(scalar, static_cast<const std::byte*>(view.data) + offset * bytes);
+    values(a, b, c, d) = load(scalar, static_cast<const std::byte*>(view.data) + offset * bytes);
   });
   return values;
 }
@@ -454,8 +452,8 @@ Placed place(const Case& random, Draw* draw) {
     return view;
   };
   call.query_mask = mask(problem.query_mask, problem.q);
-  const bool one_mask = problem.query_mask == problem.key_mask &&
-                        problem.q.extent[2] == problem.k.extent[2];
+  const bool one_mask =
+      problem.query_mask == problem.key_mask && problem.q.extent[2] == problem.k.extent[2];
   call.key_mask = one_mask ? call.query_mask : mask(problem.key_mask, problem.k);
   return placed;
 }

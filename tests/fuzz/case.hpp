@@ -18,7 +18,7 @@ enum class Wish { anything, decodable };
 struct Case {
   const Entry* entry = nullptr;
   Problem problem;
-  Grid queries, keys;          // of the call; packed: of the longest sequence
+  Grid queries, keys;                 // of the call; packed: of the longest sequence
   std::vector<std::int64_t> offsets;  // of packed sequences
   bool own_key_blocks = false;
   std::array<Dense<double>, 4> initial;  // what dq, dk, dv and dmix hold before

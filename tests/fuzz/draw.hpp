@@ -22,9 +22,7 @@ class Draw {
     return z ^ (z >> 31);
   }
   /// In [0, count).
-  Size below(Size count) {
-    return static_cast<Size>(bits() % static_cast<std::uint64_t>(count));
-  }
+  Size below(Size count) { return static_cast<Size>(bits() % static_cast<std::uint64_t>(count)); }
   /// In [low, high]: how many, or how long. Where a failing case is made smaller, no more than the
   /// limit.
   Size between(Size low, Size high) {

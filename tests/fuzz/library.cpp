@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "tests/fuzz/library.hpp"
 
-namespace fuzz {
-void add_float64(std::vector<Entry>& entries);
-void add_float32(std::vector<Entry>& entries);
-void add_bfloat16(std::vector<Entry>& entries);
-void add_float16(std::vector<Entry>& entries);
-}  // namespace fuzz
-
 const std::vector<fuzz::Entry>& fuzz::library() {
   static const std::vector<Entry> entries = [] {
     std::vector<Entry> all;

@@ -78,7 +78,14 @@ struct Entry {
   std::unique_ptr<AnyDecoder> (*decoder)(const Call&, Size batch, Size slots);
 };
 
-/// Every entry compiled: all variants in all scalars with MHLA_FULL_PRODUCT, a subset without.
+/// All that is compiled: every variant in every scalar with MHLA_FUZZ_FULL_PRODUCT, a subset
+/// without.
 const std::vector<Entry>& library();
+
+// What each of the variants_*.cpp has.
+void add_float64(std::vector<Entry>& entries);
+void add_float32(std::vector<Entry>& entries);
+void add_bfloat16(std::vector<Entry>& entries);
+void add_float16(std::vector<Entry>& entries);
 
 }  // namespace fuzz

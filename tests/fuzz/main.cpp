@@ -118,12 +118,12 @@ int main(int argc, char** argv) {
     const bool known =
         number != nullptr
             ? !text.empty() && std::from_chars(text.data(), end, *number).ptr == end
-            : option == "--only" && std::any_of(std::begin(kinds), std::end(kinds), [&](auto& k) {
-                return (only = text) == k.name;
-              });
+            : option == "--only" && std::any_of(std::begin(kinds), std::end(kinds),
+                                                [&](auto& k) { return (only = text) == k.name; });
     if (known) continue;
     std::fprintf(stderr, "mhla_fuzz [--seeds N | --seconds S] [--first SEED] [--limit N] [--only ");
-    for (const Kind& kind : kinds) std::fprintf(stderr, "%s%s", &kind == kinds ? "" : "|", kind.name);
+    for (const Kind& kind : kinds)
+      std::fprintf(stderr, "%s%s", &kind == kinds ? "" : "|", kind.name);
     std::fprintf(stderr, "]\n");
     return 2;
   }
@@ -144,6 +144,7 @@ int main(int argc, char** argv) {
   long failures = 0;
   std::printf("%zu variants\n", fuzz::library().size());
   for (const Kind& kind : kinds) {
+    if (kind.cases == 0) continue;
     const Tally& tally = kind.tally;
     all.calls += tally.calls;
     failures += kind.failures;

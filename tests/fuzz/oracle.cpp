@@ -28,9 +28,7 @@ struct Number {
 };
 Number operator*(const Number& a, const Number& b) { return {a.value * b.value, a.mass * b.mass}; }
 Number operator+(Number a, const Number& b) { return a += b; }
-Number operator-(const Number& a, const Number& b) {
-  return {a.value - b.value, a.mass + b.mass};
-}
+Number operator-(const Number& a, const Number& b) { return {a.value - b.value, a.mass + b.mass}; }
 Number exact(Real x) { return {x, static_cast<double>(std::abs(x))}; }
 
 // A value of which more is known than that K roundings made it: `roundings` of its own, as an
@@ -119,8 +117,7 @@ class Features {
             const Number& g = gradient[at((j - 1) * 2 * dim + c)];
             for (const auto& [mine, factor] : {std::pair{c, other}, std::pair{other, c}})
               if (rectified(x, mine) > 0)
-                dx[at(mine % dim)] +=
-                    g * exact(rectified(x, factor)) * exact(mine < dim ? 1 : -1);
+                dx[at(mine % dim)] += g * exact(rectified(x, factor)) * exact(mine < dim ? 1 : -1);
           }
         return dx;
       case Map::favor: {
@@ -188,11 +185,10 @@ class Features {
       sum += std::exp(e - largest);
       sum_of_roundings += std::exp(e - largest) * (largest - e);
     }
-    const double common = static_cast<double>(sum_of_roundings / sum) + 10 +
-                          static_cast<double>(z.size());
+    const double common =
+        static_cast<double>(sum_of_roundings / sum) + 10 + static_cast<double>(z.size());
     for (const Real e : z)
-      phi.push_back(
-          exponential(e - largest, static_cast<double>(largest - e) + common, 1 / sum));
+      phi.push_back(exponential(e - largest, static_cast<double>(largest - e) + common, 1 / sum));
     return phi;
   }
 
@@ -246,8 +242,7 @@ class Turn {
   }
   // An angle is computed in double: a power with an exponent up to ln(10000), and two products.
   void turn(Number& a, Number& b, Real angle, bool back) const {
-    const double error =
-        2 * (angle_roundings_ * static_cast<double>(angle) + 2) / least_roundings;
+    const double error = 2 * (angle_roundings_ * static_cast<double>(angle) + 2) / least_roundings;
     Number cosine = exact(std::cos(angle));
     Number sine = exact(back ? -std::sin(angle) : std::sin(angle));
     cosine.mass += error;
@@ -342,8 +337,7 @@ class Attention {
           Tokens queries(problem_.q, s.item, h, s.first, s.queries, problem_.query_mask, features_,
                          turn_);
           head(s, h, kv_head, queries, keys);
-          if (gradients_)
-            queries.pull_back(s.item, h, s.first, s.queries, features_, turn_, dq_);
+          if (gradients_) queries.pull_back(s.item, h, s.first, s.queries, features_, turn_, dq_);
         }
         if (gradients_) keys.pull_back(s.item, kv_head, s.first, s.keys, features_, turn_, dk_);
       }
@@ -399,7 +393,9 @@ class Attention {
         Pair p{j, t, exact(problem_.mix(0, matrix, queries.block[t], keys.block[j])), {}, {}};
         if (products) p.u = query_at(queries, keys.block[j], queries.offset[t]);
         p.inner = scale * dot(queries.rotated[t], keys.rotated[j]);
-        p.unrotated = same_dots ? p.inner : normalizes ? scale * dot(queries.plain[p.u], keys.plain[j]) : Number{};
+        p.unrotated = same_dots    ? p.inner
+                      : normalizes ? scale * dot(queries.plain[p.u], keys.plain[j])
+                                   : Number{};
         add(numerator, p.m * p.inner, values[j]);
         if (normalizes) den += p.m * p.unrotated;
         pairs.push_back(p);

@@ -81,8 +81,8 @@ inline double load(Scalar scalar, const void* from) {
     return fraction ? std::numeric_limits<double>::quiet_NaN()
                     : sign * std::numeric_limits<double>::infinity();
   if (exponent == 0) return sign * std::ldexp(fraction, f.lowest - f.digits + 1);
-  return sign * std::ldexp(fraction + (1u << (f.digits - 1)),
-                           exponent - 1 + f.lowest - f.digits + 1);
+  return sign *
+         std::ldexp(fraction + (1u << (f.digits - 1)), exponent - 1 + f.lowest - f.digits + 1);
 }
 
 }  // namespace fuzz

@@ -81,10 +81,9 @@ class EntryOf {
     const auto normalizer = normalizer_of<p.normalizer>(call);
     const auto rotation = rotation_of<p.rotation>(call);
     using Blocks = std::remove_const_t<decltype(blocks)>;
-    return mhla::Attention<std::remove_const_t<decltype(map)>, Blocks,
-                           decltype(causality_of<p.causality>()),
-                           std::remove_const_t<decltype(normalizer)>,
-                           std::remove_const_t<decltype(rotation)>>{
+    return mhla::Attention<
+        std::remove_const_t<decltype(map)>, Blocks, decltype(causality_of<p.causality>()),
+        std::remove_const_t<decltype(normalizer)>, std::remove_const_t<decltype(rotation)>>{
         .feature_map = map,
         .blocks = blocks,
         .key_blocks = call.own_key_blocks ? blocks_of<p.rank>(call.keys) : Blocks{},
@@ -150,9 +149,9 @@ class EntryOf {
     if (call.wanted[value]) gradients.value = typed<T, 4>(call.gradient[value]);
     if (call.wanted[mixing]) gradients.mix = typed<A, 3>(call.gradient[mixing]);
     with_variant(call, [&](const auto& attention) {
-      mhla::backward_into(attention, executor, typed<const T, 4>(call.q),
-                          typed<const T, 4>(call.k), typed<const T, 4>(call.v),
-                          typed<const A, 3>(call.mix), typed<const T, 4>(call.dy), gradients,
+      mhla::backward_into(attention, executor, typed<const T, 4>(call.q), typed<const T, 4>(call.k),
+                          typed<const T, 4>(call.v), typed<const A, 3>(call.mix),
+                          typed<const T, 4>(call.dy), gradients,
                           call.accumulate ? mhla::Update::accumulate : mhla::Update::overwrite,
                           {call.workspace, call.workspace_bytes}, in_accumulator(saved));
     });
@@ -254,7 +253,7 @@ constexpr bool exists(const Core& core, const Shell& shell) {
 /// with the shells of one residue class.
 constexpr bool in_build([[maybe_unused]] int map, [[maybe_unused]] Scalar scalar,
                         [[maybe_unused]] int core, [[maybe_unused]] int shell) {
-#if defined(MHLA_FULL_PRODUCT)
+#if defined(MHLA_FUZZ_FULL_PRODUCT)
   return true;
 #else
   const int s = static_cast<int>(scalar);
@@ -280,13 +279,7 @@ void add_entries(std::vector<Entry>& entries, std::integer_sequence<int, number.
 /// Appends what a build has in one scalar.
 template <class T, Scalar scalar>
 void add_entries(std::vector<Entry>& entries) {
-  add_entries<T, scalar>(entries,
-                         std::make_integer_sequence<int, maps * num_cores * num_shells>());
+  add_entries<T, scalar>(entries, std::make_integer_sequence<int, maps * num_cores * num_shells>());
 }
-
-void add_float64(std::vector<Entry>& entries);
-void add_float32(std::vector<Entry>& entries);
-void add_bfloat16(std::vector<Entry>& entries);
-void add_float16(std::vector<Entry>& entries);
 
 }  // namespace fuzz

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT
+// Calls with one mistake: the documented error, and every destination as it was.
+#include <cstring>
+#include <mhla/core/error.hpp>
+
+#include "tests/fuzz/attack.hpp"
+
+namespace fuzz {
+
+namespace {
+
+enum class Refusal { shape, workspace, state };
+
+const char* name_of(Refusal refusal) {
+  const char* const names[] = {"ShapeError", "WorkspaceError", "StateError"};
+  return names[static_cast<int>(refusal)];
+}
+
+bool empty(const View& view) {
+  return view.extent[0] * view.extent[1] * view.extent[2] * view.extent[3] == 0;
+}
+
+// A legal call to make a mistake in, forward or backward.
+struct Attempt {
+  const Case& random;
+  Placed& placed;
+  bool backward;
+  State state;
+  bool saved = false;
+
+  Call& call() { return placed.call; }
+  // A tensor that the call takes part in, and whether it is written.
+  View& any_operand(Draw& draw) {
+    View* const operands[] = {&call().q, &call().k, &call().v, &call().mix, &call().dy};
+    return *operands[draw.below(backward ? 5 : 4)];
+  }
+  View& any_destination(Draw& draw) {
+    if (!backward) return call().y;
+    while (true) {
+      const Size i = draw.below(4);
+      if (call().wanted[i]) return call().gradient[i];
+    }
+  }
+  View& any_tensor(Draw& draw) {
+    return draw.once_in(3) ? any_destination(draw) : any_operand(draw);
+  }
+  bool is_mix(const View& view) {
+    return &view == &call().mix || &view == &call().gradient[mixing];
+  }
+  Size bytes_of(const View& view) {
+    const Scalar scalar = random.entry->scalar;
+    return format_of(is_mix(view) ? accumulator_of(scalar) : scalar).bytes;
+  }
+};
+
+// Makes a mistake and says what it was and which error it should be; "" where there was nothing to
+// make it in.
+struct Mistake {
+  std::string what;
+  Refusal refusal = Refusal::shape;
+};
+
+Mistake wrong_extent(Attempt& attempt, Draw& draw) {
+  View& view = attempt.any_tensor(draw);
+  const auto axis = static_cast<std::size_t>(draw.below(4));
+  Size& extent = view.extent[axis];
+  const Size before = extent;
+  extent =
+      draw.one_of({before + 1, before - 1, Size{0}, 2 * before + 3, Size{1} << 40, Size{1} << 62});
+  if (extent == before || extent < 0) return {};
+  if (&view == &attempt.call().mix) {
+    // A larger matrix is legal for a sequence, and so is one for every head, or none.
+    const Size needed = axis == 2 ? attempt.random.queries.blocks() : attempt.random.keys.blocks();
+    if (axis == 0) return {};  // the view of the library has no such axis
+    if (axis == 1 && (extent == 1 || extent == attempt.call().q.extent[1])) return {};
+    if (axis >= 2 && (extent >= needed) && !attempt.backward &&
+        attempt.random.problem.policies.rank == 1)
+      return {};
+    if (axis >= 2 && extent >= needed && !attempt.call().wanted[mixing]) return {};
+  }
+  if (attempt.is_mix(view) && axis == 0) return {};
+  return {"an axis of " + std::to_string(before) + " made " + std::to_string(extent)};
+}
+
+Mistake shared_memory(Attempt& attempt, Draw& draw) {
+  View& destination = attempt.any_destination(draw);
+  View& other = draw.once_in(2) ? attempt.any_operand(draw) : attempt.any_destination(draw);
+  if (&destination == &other || empty(destination) || empty(other)) return {};
+  destination.data = other.data;  // element 0 is in both
+  return {"a destination in the memory of another tensor"};
+}
+
+Mistake expanded_destination(Attempt& attempt, Draw& draw) {
+  View& destination = attempt.any_destination(draw);
+  const auto axis = static_cast<std::size_t>(draw.below(4));
+  if (empty(destination) || destination.extent[axis] < 2) return {};
+  destination.stride[axis] = 0;
+  return {"a destination with a stride of 0"};
+}
+
+Mistake odd_address(Attempt& attempt, Draw& draw) {
+  View& view = attempt.any_tensor(draw);
+  if (empty(view)) return {};
+  view.data = static_cast<std::byte*>(view.data) + 1;
+  return {"an odd address"};
+}
+
+Mistake small_workspace(Attempt& attempt, Draw& draw) {
+  Size& bytes = attempt.call().workspace_bytes;
+  if (bytes == 0) return {};
+  bytes -= 1 + draw.below(bytes);
+  return {"a workspace that is too small", Refusal::workspace};
+}
+
+Mistake odd_workspace(Attempt& attempt, Draw& draw) {
+  if (attempt.call().workspace_bytes == 0) return {};
+  attempt.call().workspace += 1 + draw.below(63);
+  return {"a workspace that is not aligned", Refusal::workspace};
+}
+
+Mistake wrong_blocks(Attempt& attempt, Draw& draw) {
+  Call& call = attempt.call();
+  const int rank = attempt.random.problem.policies.rank;
+  const auto axis = static_cast<std::size_t>(3 - rank + draw.below(rank));
+  Grid& grid = call.own_key_blocks && draw.once_in(2) ? call.keys : call.queries;
+  if (rank > 1 && draw.once_in(2)) {
+    grid.extent[axis] = draw.one_of({grid.extent[axis] + 1, Size{-1}, Size{1} << 62});
+    // Without tokens a longer axis may still hold none.
+    if (grid.extent[axis] >= 0 && (grid.tokens() == 0 || grid.extent[axis] > 1000)) return {};
+    return {"a grid of other extents"};
+  }
+  grid.block[axis] = draw.one_of({Size{0}, Size{-1}, std::numeric_limits<Size>::min()});
+  // Key blocks of no extent are none: the keys have the queries' then.
+  if (&grid == &call.keys && grid.block[axis] == 0) return {};
+  return {"a block of no extent"};
+}
+
+Mistake wrong_offsets(Attempt& attempt, Draw& draw) {
+  auto& offsets = attempt.call().offsets;
+  if (offsets.empty()) return {};
+  switch (draw.below(4)) {
+    case 0:
+      offsets.clear();
+      break;
+    case 1:
+      offsets.front() = 1;
+      break;
+    case 2:
+      offsets.back() += draw.one_of({1, -1, 1 << 30});
+      break;
+    default:
+      offsets[static_cast<std::size_t>(draw.below(std::ssize(offsets)))] -= 1 << 30;
+  }
+  return {"wrong offsets"};
+}
+
+Mistake foreign_state(Attempt& attempt, Draw&) {
+  if (!attempt.backward) return {};
+  attempt.saved = true;
+  return {"a state that nothing was saved in", Refusal::state};
+}
+
+}  // namespace
+
+void attack_illegally(Draw& draw, Tally& tally) {
+  using Mistakes = Mistake (*)(Attempt&, Draw&);
+  constexpr Mistakes mistakes[] = {
+      wrong_extent,    shared_memory, expanded_destination, odd_address,   wrong_extent,
+      small_workspace, odd_workspace, wrong_blocks,         wrong_offsets, foreign_state};
+  Case random = random_case(draw, Wish::anything);
+  if (random.wanted == std::array<bool, 4>{}) random.wanted[0] = true;
+  const Entry& entry = *random.entry;
+  for (int tries = 0; tries < 20; ++tries) {
+    Placed placed = place(random, &draw);
+    Attempt attempt{random, placed, draw.once_in(2), {}};
+    const AnyExecutor executor(draw);
+    Call& call = placed.call;
+    call.workspace_bytes =
+        attempt.backward ? entry.backward_size(call, executor) : entry.forward_size(call, executor);
+    call.workspace = placed.memory.workspace(call.workspace_bytes);
+    placed.memory.freeze();
+    const Mistake mistake =
+        mistakes[static_cast<std::size_t>(draw.below(std::size(mistakes)))](attempt, draw);
+    if (mistake.what.empty()) continue;
+    situation = std::string(attempt.backward ? "backward" : "forward") + " with " + mistake.what +
+                ": " + description_of(random);
+    std::string got = "no error";
+    ++tally.calls;
+    try {
+      if (attempt.backward) {
+        entry.backward(call, executor, attempt.saved ? &attempt.state : nullptr);
+      } else {
+        entry.forward(call, executor, nullptr);
+      }
+    } catch (const mhla::ShapeError&) {
+      got = name_of(Refusal::shape);
+    } catch (const mhla::WorkspaceError&) {
+      got = name_of(Refusal::workspace);
+    } catch (const mhla::StateError&) {
+      got = name_of(Refusal::state);
+    } catch (const std::exception& error) {
+      got = error.what();
+    }
+    if (got != name_of(mistake.refusal))
+      fail(mistake.what + " gives " + got + " and not " + name_of(mistake.refusal));
+    if (!placed.memory.intact()) fail(mistake.what + ": something was written");
+    return;
+  }
+}
+
+}  // namespace fuzz
