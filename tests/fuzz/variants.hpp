@@ -261,25 +261,30 @@ constexpr bool in_build([[maybe_unused]] int map, [[maybe_unused]] Scalar scalar
 #endif
 }
 
-template <class T, Scalar scalar, int number>
+template <class T, Scalar scalar, int map, int core, int shell>
 void add_entry(std::vector<Entry>& entries) {
-  constexpr int map = number / num_shells / num_cores;
-  constexpr int core = number / num_shells % num_cores;
-  constexpr int shell = number % num_shells;
   constexpr Core c = cores[core];
   constexpr Shell s = shells[shell];
   if constexpr (exists(c, s) && in_build(map, scalar, core, shell))
     entries.push_back(EntryOf<T, Policies{Map(map), c.causality, c.normalizer, s.rotation, s.rank},
                               s.batch>::entry(scalar));
 }
-template <class T, Scalar scalar, int... number>
-void add_entries(std::vector<Entry>& entries, std::integer_sequence<int, number...>) {
-  (add_entry<T, scalar, number>(entries), ...);
+template <class T, Scalar scalar, int map, int core, int... shell>
+void add_shells(std::vector<Entry>& entries, std::integer_sequence<int, shell...>) {
+  (add_entry<T, scalar, map, core, shell>(entries), ...);
+}
+template <class T, Scalar scalar, int map, int... core>
+void add_cores(std::vector<Entry>& entries, std::integer_sequence<int, core...>) {
+  (add_shells<T, scalar, map, core>(entries, std::make_integer_sequence<int, num_shells>()), ...);
+}
+template <class T, Scalar scalar, int... map>
+void add_maps(std::vector<Entry>& entries, std::integer_sequence<int, map...>) {
+  (add_cores<T, scalar, map>(entries, std::make_integer_sequence<int, num_cores>()), ...);
 }
 /// Appends what a build has in one scalar.
 template <class T, Scalar scalar>
 void add_entries(std::vector<Entry>& entries) {
-  add_entries<T, scalar>(entries, std::make_integer_sequence<int, maps * num_cores * num_shells>());
+  add_maps<T, scalar>(entries, std::make_integer_sequence<int, maps>());
 }
 
 }  // namespace fuzz
