@@ -94,7 +94,7 @@ Case random_case(Draw& draw, Wish wish) {
   Case result;
   const std::vector<Entry>& entries = library();
   do {
-    result.entry = &entries[static_cast<std::size_t>(draw.below(std::ssize(entries)))];
+    result.entry = &draw.any_of(entries);
   } while (wish == Wish::decodable && result.entry->decoder == nullptr);
   const Entry& entry = *result.entry;
   const Policies& policies = entry.policies;

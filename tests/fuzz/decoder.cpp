@@ -120,8 +120,7 @@ class Attack {
   }
 
   void load() {
-    const auto& [bytes, positions, sound] =
-        saved_[static_cast<std::size_t>(draw_.below(std::ssize(saved_)))];
+    const auto& [bytes, positions, sound] = draw_.any_of(saved_);
     stream_.decoder->load(bytes);
     stream_.positions = positions;
     stream_.sound = sound;

@@ -34,6 +34,10 @@ class Draw {
   double real(double low, double high) {
     return low + (high - low) * static_cast<double>(bits() >> 11) * 0x1p-53;
   }
+  template <class Container>
+  auto& any_of(Container& container) {
+    return container[static_cast<std::size_t>(below(std::ssize(container)))];
+  }
   template <class T>
   T one_of(std::initializer_list<T> choices) {
     return choices.begin()[below(static_cast<Size>(choices.size()))];

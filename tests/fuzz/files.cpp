@@ -59,11 +59,6 @@ struct TemporaryFolder {
   ~TemporaryFolder() { fs::remove_all(path); }
 };
 
-template <class Container>
-auto& any_of(Container& container, Draw& draw) {
-  return container[static_cast<std::size_t>(draw.below(std::ssize(container)))];
-}
-
 const char* any_word(Draw& draw) {
   return draw.one_of({"0",
                       "1",
@@ -114,20 +109,20 @@ void damage_text(std::string& text, Draw& draw) {
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
   if (lines.empty()) return;
-  std::string& line = any_of(lines, draw);
+  std::string& line = draw.any_of(lines);
   const std::size_t space = std::min(line.find(' '), line.size());
   switch (draw.below(6)) {
     case 0:
       line.clear();
       break;
     case 1:
-      line += "\n" + any_of(lines, draw);
+      line += "\n" + draw.any_of(lines);
       break;
     case 2:
       line += std::string(" ") + any_word(draw);
       break;
     case 3: {  // another line's values
-      const std::string other = any_of(lines, draw);
+      const std::string other = draw.any_of(lines);
       line = line.substr(0, space) + other.substr(std::min(other.find(' '), other.size()));
       break;
     }
@@ -154,7 +149,7 @@ void damage_array(std::string& bytes, Draw& draw) {
 }
 
 void damage(Folder& folder, Draw& draw) {
-  File& file = draw.once_in(2) ? any_of(folder, draw) : folder.front();
+  File& file = draw.once_in(2) ? draw.any_of(folder) : folder.front();
   switch (draw.below(8)) {
     case 0:
       file.bytes.resize(static_cast<std::size_t>(draw.below(std::ssize(file.bytes) + 1)));
@@ -163,10 +158,10 @@ void damage(Folder& folder, Draw& draw) {
       damage_bytes(file.bytes, std::ssize(file.bytes), draw);
       break;
     case 2:
-      file.bytes += any_of(folder, draw).bytes;
+      file.bytes += draw.any_of(folder).bytes;
       break;
     case 3:
-      std::swap(file.bytes, any_of(folder, draw).bytes);
+      std::swap(file.bytes, draw.any_of(folder).bytes);
       break;
     default:
       file.name == "case.txt" ? damage_text(file.bytes, draw) : damage_array(file.bytes, draw);
@@ -178,7 +173,7 @@ void damage(Folder& folder, Draw& draw) {
 void attack_files(Draw& draw, Tally& tally) {
   static const TemporaryFolder temporary;
   static const replay::ChosenExecutor executor;
-  Folder folder = any_of(golden_cases(), draw);
+  Folder folder = draw.any_of(golden_cases());
   situation = "files: " + folder.front().bytes;
   const Size damages = draw.between(0, 3);
   for (Size i = 0; i < damages; ++i) damage(folder, draw);

@@ -25,7 +25,8 @@ struct Attempt {
   const Case& random;
   Placed& placed;
   bool backward;
-  State state;
+  Tally& tally;
+  State state = {};
   bool saved = false;
 
   Call& call() { return placed.call; }
@@ -154,25 +155,97 @@ Mistake wrong_offsets(Attempt& attempt, Draw& draw) {
   return {"wrong offsets"};
 }
 
-Mistake foreign_state(Attempt& attempt, Draw&) {
+Mistake inside_workspace(Attempt& attempt, Draw& draw) {
+  View& view = attempt.any_operand(draw);
+  if (empty(view) || attempt.call().workspace_bytes < attempt.bytes_of(view)) return {};
+  view.data = attempt.call().workspace;
+  view.stride = {};  // one element
+  return {"an operand in the workspace", Refusal::workspace};
+}
+
+// Changes one thing that the summaries of a variant, or their gradients, depend on.
+const char* change_variant(Case& other, Draw& draw) {
+  const Policies& policies = other.entry->policies;
+  Numbers& numbers = other.problem.numbers;
+  switch (draw.below(8)) {
+    case 0:
+      numbers.scale += 0.25;
+      return "scale";
+    case 1:
+      if (policies.normalizer == Normalizer::unnormalized) return nullptr;
+      numbers.normalizer_epsilon += 1;
+      return "normalizer's epsilon";
+    case 2:
+      if (policies.rotation == Rotation::none) return nullptr;
+      numbers.theta *= 2;
+      return "theta";
+    case 3:
+      if (policies.map == Map::favor && !numbers.projection.empty()) {
+        numbers.projection.back() += 0.5;
+        return "projection";
+      }
+      if (policies.map != Map::relu && policies.map != Map::squared_relu) return nullptr;
+      numbers.feature_epsilon += 1;
+      return "feature map's epsilon";
+    case 4:
+      ++other.queries.block[2];
+      if (!other.own_key_blocks) other.keys = other.queries;
+      return "block";
+    case 5: {
+      std::vector<bool>& mask = other.problem.key_mask;
+      if (mask.empty()) return nullptr;
+      const bool one = mask == other.problem.query_mask;
+      mask.front().flip();
+      if (one) other.problem.query_mask = mask;
+      return "mask";
+    }
+    case 6: {
+      auto& offsets = other.offsets;
+      if (offsets.size() < 3 || offsets[1] == 0) return nullptr;
+      --offsets[1];
+      return "offset";
+    }
+    default: {
+      const Entry* const entry = other.entry;
+      other.entry = &draw.any_of(library());
+      const bool another = other.entry->scalar == entry->scalar &&
+                           other.entry->batch == entry->batch &&
+                           other.entry->policies.rank == policies.rank && other.entry != entry;
+      return another ? "type" : nullptr;
+    }
+  }
+}
+
+Mistake foreign_state(Attempt& attempt, Draw& draw) {
   if (!attempt.backward) return {};
   attempt.saved = true;
-  return {"a state that nothing was saved in", Refusal::state};
+  if (draw.once_in(4)) return {"a state that nothing was saved in", Refusal::state};
+  Case other = attempt.random;
+  const char* const what = change_variant(other, draw);
+  if (what == nullptr) return {};
+  Placed placed = place(other, nullptr);
+  try {
+    run_forward(*other.entry, placed, {}, &attempt.state, attempt.tally);
+  } catch (const mhla::ShapeError&) {
+    return {};  // which the other variant does not take
+  }
+  return {std::string("a state saved with another ") + what, Refusal::state};
 }
 
 }  // namespace
 
 void attack_illegally(Draw& draw, Tally& tally) {
   using Mistakes = Mistake (*)(Attempt&, Draw&);
-  constexpr Mistakes mistakes[] = {
-      wrong_extent,    shared_memory, expanded_destination, odd_address,   wrong_extent,
-      small_workspace, odd_workspace, wrong_blocks,         wrong_offsets, foreign_state};
+  constexpr Mistakes mistakes[] = {wrong_extent,     shared_memory, expanded_destination,
+                                   odd_address,      wrong_extent,  small_workspace,
+                                   odd_workspace,    wrong_blocks,  wrong_offsets,
+                                   inside_workspace, foreign_state, foreign_state};
   Case random = random_case(draw, Wish::anything);
   if (random.wanted == std::array<bool, 4>{}) random.wanted[0] = true;
   const Entry& entry = *random.entry;
   for (int tries = 0; tries < 20; ++tries) {
     Placed placed = place(random, &draw);
-    Attempt attempt{random, placed, draw.once_in(2), {}};
+    Attempt attempt{random, placed, draw.once_in(2), tally};
     const AnyExecutor executor(draw);
     Call& call = placed.call;
     call.workspace_bytes =

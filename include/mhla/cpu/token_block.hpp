@@ -29,10 +29,12 @@ struct TokenRows {
   Index stride;
 
   TokenRows(const TensorView<T, 4>& view, Index batch, Index head)
-      : data(view.data + batch * view.stride[0] + head * view.stride[1]),
-        dim(view.extent[3]),
-        token_stride(view.stride[2]),
-        stride(view.stride[3]) {}
+      : data(view.data), dim(view.extent[3]), token_stride(0), stride(1) {
+    if (view.size() == 0) return;  // which may have no address to count from
+    data += batch * view.stride[0] + head * view.stride[1];
+    token_stride = view.stride[2];
+    stride = view.stride[3];
+  }
 
   /// Whether it is columns that lie together.
   bool lies_in_columns() const { return token_stride == 1 && stride != 1; }
