@@ -360,3 +360,13 @@ TEST_CASE("token block: the adjoint carries both gradients through rotation, sca
   check_adjoint(mhla::Hedgehog{}, AxialRotary{.theta = 10}, 5, normalized);
   check_adjoint(mhla::Hedgehog{}, NoRotation{}, 3, normalized);
 }
+
+TEST_CASE("token block: nothing is counted from the address of an empty tensor", "[cpu]") {
+  const mhla::TensorView<const float, 4> without_tokens{nullptr, {2, 3, 0, 5}, {100, 30, 10, 2}};
+  const mhla::TensorView<const float, 4> without_columns{nullptr, {2, 3, 4, 0}, {100, 30, 10, 2}};
+  for (const auto& tensor : {without_tokens, without_columns}) {
+    const TokenRows<const float> rows(tensor, batch, head);
+    CHECK(rows.data == nullptr);
+    CHECK(rows.token_stride == 0);
+  }
+}
