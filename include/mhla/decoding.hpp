@@ -428,7 +428,7 @@ class Decoder : RequireStreaming<V> {
           cpu::copy_row(slot.running.data, mixed_sum, e.feature_dim);
         }
         cpu::add_scaled_row(slot.running.data, row[tile.block], key_sum.data, e.feature_dim);
-        cpu::running_key_sums<A>(keys, row[tile.block], slot.running, key_sums);
+        cpu::running_key_sums<A>(keys, row[tile.block], {slot.running}, key_sums);
       }
       const Index heads_end = e.matrices == 1 ? group_size_ : matrix + 1;
       for (Index g = e.matrices == 1 ? 0 : matrix; g < heads_end; ++g) {

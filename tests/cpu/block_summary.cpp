@@ -38,7 +38,7 @@ TEST_CASE("block summary: tiles add up to S = K^r^T V, or S^T, and z = K^T 1", "
     const Into into = first == 0 ? Into::overwrite : Into::add;
     const auto add = [&](Orientation orientation, IntegerPanel& to) {
       mhla::cpu::summarize<double>(keys.panel(), rotated.panel(), values, orientation, to.panel(),
-                                   key_sum.row(), into, nullptr);
+                                   {key_sum.row()}, into, nullptr);
     };
     const IntegerPanel before = key_sum;
     add(Orientation::transposed, transposed);

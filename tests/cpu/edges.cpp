@@ -106,6 +106,43 @@ TEST_CASE("edges: one block, blocks of one token, blocks longer than a tile", "[
   check_against_oracle(bare, operands<double>(bare, shape));
 }
 
+// Relu's epsilon is lost alike whenever it is added to a sum of nearly the same size.
+TEST_CASE("edges: errors do not grow with the tokens of a block", "[cpu]") {
+#if defined(MHLA_TEST_CUDA)  // whose products are single sums: their error grows with the root
+  const Index tokens = GENERATE(4096, 100000);
+#else
+  const Index tokens = GENERATE(4096, 400000);
+#endif
+  CAPTURE(tokens);
+  Variant<Blocks1D> attention{.blocks = {.block = 3}, .key_blocks = {.block = tokens}};
+  const auto x = operands<double>(attention, {1, 1, 1, 3, tokens, 5, 3});
+  const auto wide = call::converted<long double>(x);
+  constexpr double rms = tolerance::forward_rms<double>;
+  constexpr double max = tolerance::forward_max<double>;
+  call::check_close("y", call::forward(attention, x), call::oracle_forward(attention, wide), rms,
+                    max);
+  const auto gradients = call::backward(attention, x);
+  const auto expected = call::oracle_backward(attention, wide);
+  call::check_close("dq", gradients.query, expected.query, rms, 2 * max);
+  call::check_close("dk", gradients.key, expected.key, rms, 2 * max);
+  call::check_close("dv", gradients.value, expected.value, rms, 2 * max);
+  attention.normalizer.epsilon = large_epsilon(tokens);
+  check_against_oracle(attention, x);
+}
+
+// A constant part of v goes from dq in a difference, whose rounding remains.
+TEST_CASE("edges: the error of dq where v and dy have a mean of 1", "[cpu]") {
+  const Variant<Blocks1D> attention{.blocks = {.block = 64}, .key_blocks = {.block = 4096}};
+  auto x = operands<float>(attention, {1, 1, 1, 64, 4096, 16, 8});
+  for (float& v : x.v.elements()) v += 1;
+  for (float& dy : x.dy.elements()) dy += 1;
+  const auto wide = call::converted<double>(x);
+  call::check_close("y", call::forward(attention, x), call::oracle_forward(attention, wide),
+                    tolerance::forward_rms<float>, tolerance::forward_max<float>);
+  call::check_close("dq", call::backward(attention, x).query,
+                    call::oracle_backward(attention, wide).query, 5e-5, 5e-4);
+}
+
 TEST_CASE("edges: a block larger than the grid is one block", "[cpu]") {
   const Variant<Blocks2D> larger{.blocks = {.grid = {3, 5}, .block = {8, 100}}};
   const Variant<Blocks2D> exact{.blocks = {.grid = {3, 5}, .block = {3, 5}}};

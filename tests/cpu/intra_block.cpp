@@ -96,7 +96,7 @@ TEST_CASE("intra block: every token has a key sum of its own", "[cpu]") {
     for (std::size_t i = 0; i + 1 < cuts.size(); ++i)
       mhla::cpu::running_key_sums<double>(
           block.plain_keys.panel().row_range(cuts[i], cuts[i + 1] - cuts[i]), own_weight,
-          running.row(), sums.panel().row_range(cuts[i], cuts[i + 1] - cuts[i]));
+          {running.row()}, sums.panel().row_range(cuts[i], cuts[i + 1] - cuts[i]));
     IntegerPanel expected = block.mixed_key_sum;
     for (Index t = 0; t < tokens; ++t)
       for (Index d = 0; d < feature_dim; ++d) {

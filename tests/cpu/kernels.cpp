@@ -218,7 +218,7 @@ void check_products(Index rows, Index cols, Index depth, int only = -1, Index b_
     Prefetch prefetch = elsewhere.prefetch();
     Kernels::multiply(Product<T>{rows, cols, depth, left.rows(), ask.a_transposed, right.rows(),
                                  c.rows(), ask.add, ask.scaled ? scales.data() : nullptr,
-                                 ask.prefetch ? &prefetch : nullptr});
+                                 ask.prefetch ? &prefetch : nullptr, number % 3 == 0});
     CHECK(c == expected);
   }
 
@@ -523,22 +523,48 @@ TEMPLATE_TEST_CASE("kernels: sums along a row", "[cpu]", INSTRUCTION_SETS) {
   }
 }
 
-TEMPLATE_TEST_CASE("kernels: column sums replace or add", "[cpu]", INSTRUCTION_SETS) {
+TEMPLATE_TEST_CASE("kernels: rows are added to a sum, which is there after each", "[cpu]",
+                   INSTRUCTION_SETS) {
   if (!on_this_machine<TestType>()) return;
   using T = typename TestType::Type;
+  const T large = T(2) / std::numeric_limits<T>::epsilon();  // and 1 are `large`, rounded
   for (const Index rows : {0, 1, 2, 9})
     for (Index cols = 0; cols <= 80; ++cols)
-      for (const bool add : {false, true}) {
-        CAPTURE(rows, cols, add);
+      for (const bool runs : {false, true}) {
+        CAPTURE(rows, cols, runs);
         Matrix<T> a = Matrix<T>(rows, cols, 1).placed(Lie::together, not_a_number<T>);
         Matrix<T> sum = Matrix<T>(1, cols + 2, 2);
-        Matrix<T> expected = sum;
+        Matrix<T> rest = Matrix<T>(1, cols + 2, 3);
+        Matrix<T> running(rows, cols, Lie::together, sentinel<T>);
+        Matrix<T> expected = sum, expected_rest = rest, expected_running = running;
         for (Index c = 0; c < cols; ++c) {
-          if (!add) expected(0, c) = T(0);
-          for (Index r = 0; r < rows; ++r) expected(0, c) += a(r, c);
+          expected(0, c) += rest(0, c);
+          expected_rest(0, c) = T(0);
+          for (Index r = 0; r < rows; ++r) {
+            expected(0, c) += 3 * a(r, c);
+            expected_running(r, c) = expected(0, c);
+          }
         }
-        TestType::Kernels::column_sums(rows, cols, a.data(), a.stride(), sum.data(), add);
+        cpu::RowSum<T> request{rows, cols, T(3), a.data(), a.stride(), sum.data(), rest.data()};
+        if (runs) {
+          request.running = running.data();
+          request.running_stride = running.stride();
+        }
+        TestType::Kernels::add_rows(request);
         CHECK(sum == expected);
+        CHECK(rest == expected_rest);
+        if (runs) CHECK(running == expected_running);
+
+        // What a large sum loses waits until there is enough of it, or is forgotten.
+        std::vector<T> ones(static_cast<std::size_t>(cols), T(1));
+        std::vector<T> total(ones.size(), large), lost(ones.size(), T(0));
+        for (Index part = 0; part < rows; ++part)
+          TestType::Kernels::add_rows(
+              {1, cols, T(1), ones.data(), cols, total.data(), runs ? lost.data() : nullptr});
+        for (std::size_t c = 0; c < ones.size(); ++c) {
+          CHECK(total[c] == (runs ? large + static_cast<T>(rows - rows % 2) : large));
+          CHECK(lost[c] == (runs ? static_cast<T>(rows % 2) : T(0)));
+        }
       }
 }
 

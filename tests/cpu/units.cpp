@@ -383,7 +383,7 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
                          panel(values.data, tile.tokens, value_dim));
     summarize<float>(panel(features.data, tile.tokens, dim), panel(rotated.data, tile.tokens, dim),
                      panel(values.data, tile.tokens, value_dim).placed(), Orientation::straight,
-                     summary_of(summaries, b), key_sum_of(key_sums, b), Into::overwrite, nullptr);
+                     summary_of(summaries, b), {key_sum_of(key_sums, b)}, Into::overwrite, nullptr);
   }
   const Panel<const float> mixing = panel(x.mix.view().data, blocks, blocks);
   const RowGroups groups(blocks, max_strip_rows);

@@ -43,7 +43,7 @@ struct BlockTokens {
     T* data = summary.elements().data();
     mhla::cpu::summarize<T>(rows(features), rows(rotated), rows(values).placed(),
                             mhla::cpu::Orientation::straight, panel(data, feature_dim, value_dim),
-                            Span<T>{data + feature_dim * value_dim, feature_dim}, into, nullptr);
+                            {Span<T>{data + feature_dim * value_dim, feature_dim}}, into, nullptr);
   }
   Summary<T> empty() const { return Summary<T>(feature_dim * (value_dim + 1)); }
 

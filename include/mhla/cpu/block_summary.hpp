@@ -25,13 +25,13 @@ enum class Orientation { straight, transposed };
 template <class A>
 void summarize(const Panel<const A>& features, const Panel<const A>& rotated,
                const Rows<const A>& values, Orientation orientation, const Panel<A>& summary,
-               Span<A> key_sum, Into into, Prefetch* prefetch) {
+               const LongSum<A>& key_sum, Into into, Prefetch* prefetch) {
   if (orientation == Orientation::straight) {
     multiply_left_transposed_rows(summary, rotated.rows, rotated.placed(), values, into, prefetch);
   } else {
     multiply_left_transposed_rows(summary, rotated.rows, values, rotated.placed(), into, prefetch);
   }
-  if (key_sum.size > 0) weighted_row_sum(key_sum, features, {}, into);
+  if (key_sum.sum.size > 0) add_rows(key_sum, A(1), features, into);
 }
 
 /// The adjoint in the keys: dK^r = V dS_b^T, of the transposed dS_b^T. (dK += 1 dz_b^T is left to

@@ -159,7 +159,8 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
       Prefetch next = prefetch_tile(table, unit.keys, block.first_tile + i + 1, keys, values);
       prefetch_summary(unit.summaries, b + 1, i, block.tiles, next);
       summarize<A>(k.features, k.rotated, readable_rows<T, A>(table, tile, values, scratch.values),
-                   unit.orientation, unit.summaries.summary(b), unit.summaries.key_sum(b),
+                   unit.orientation, unit.summaries.summary(b),
+                   {unit.summaries.key_sum(b), scratch.key_sum_rest},
                    i == 0 ? Into::overwrite : Into::add, &next);
     }
   });
@@ -257,8 +258,10 @@ OwnTile<A> pack_own_tile(const Operands<L, T>& operands, const Unit<A>& unit, co
       panel(scratch.own.scores.data, tile.tokens, tile.tokens)};
   pack_features(operands.variant.feature_map, plan.rotation, own_weight, plan.tables.queries, tile,
                 keys, own.features, own.rotated, scratch.row);
-  if constexpr (normalizes<L>)
-    running_key_sums<A>(own.features, A(1), running_key_sum, own.key_sums);
+  if constexpr (normalizes<L>) {
+    if (tile.offset == 0) std::fill_n(scratch.key_sum_rest.data, e.feature_dim, A(0));
+    running_key_sums<A>(own.features, A(1), {running_key_sum, scratch.key_sum_rest}, own.key_sums);
+  }
   return own;
 }
 

@@ -65,13 +65,13 @@ void multiply_into_rows(const Rows<T>& result, const Panel<const std::type_ident
                       scales.size > 0 ? scales.data : nullptr, prefetch});
 }
 
-/// result (+)= a^T b
+/// result (+)= a^T b, a part of a sum over many tiles
 template <class T>
 void multiply_left_transposed(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
                               const Panel<const std::type_identity_t<T>>& b,
                               Into into = Into::overwrite, Prefetch* prefetch = nullptr) {
   multiply(Product<T>{result.rows, result.cols, a.rows, a.placed(), true, b.placed(),
-                      result.placed(), into == Into::add, nullptr, prefetch});
+                      result.placed(), into == Into::add, nullptr, prefetch, true});
 }
 
 /// The same for `depth` <= max_placed_rows rows of a and of b that may lie apart.
@@ -81,7 +81,7 @@ void multiply_left_transposed_rows(const Panel<T>& result, Index depth,
                                    const Rows<const std::type_identity_t<T>>& b, Into into,
                                    Prefetch* prefetch) {
   multiply(Product<T>{result.rows, result.cols, depth, a, true, b, result.placed(),
-                      into == Into::add, nullptr, prefetch});
+                      into == Into::add, nullptr, prefetch, true});
 }
 
 /// result (+)= a b^T
@@ -164,6 +164,32 @@ void row_products(const Span<T>& result, const Panel<const std::type_identity_t<
   row_products(result, a, Panel<const T>{b.data, a.rows, b.size, 0});
 }
 
+/// A row that is a sum of many parts, and what rounding has taken from it so far: kept, it does not
+/// add up. Without `rest` it does.
+template <class T>
+struct LongSum {
+  Span<T> sum;
+  Span<T> rest{};
+
+  void clear() const {
+    std::fill_n(sum.data, sum.size, T(0));
+    std::fill_n(rest.data, rest.size, T(0));
+  }
+};
+
+/// result (+)= weight times the rows of a, added up; row r of `running`, if it has any, is the
+/// result after row r
+template <class T>
+void add_rows(const LongSum<T>& result, std::type_identity_t<T> weight,
+              const Panel<const std::type_identity_t<T>>& a, Into into,
+              const Panel<std::type_identity_t<T>>& running = {}) {
+  if (into == Into::overwrite) result.clear();
+  with_kernels<T>([&](auto kernels) {
+    kernels.add_rows(RowSum<T>{a.rows, result.sum.size, weight, a.data, a.stride, result.sum.data,
+                               result.rest.data, running.data, running.stride});
+  });
+}
+
 /// result (+)= sum of weight_r a_r over the rows of a; every weight is 1 where `weights` is empty
 template <class T>
 void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identity_t<T>>& a,
@@ -177,9 +203,7 @@ void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identit
                                a.placed(),
                                Rows<T>{result.data, result.size},
                                into == Into::add});
-  with_kernels<T>([&](auto kernels) {
-    kernels.column_sums(a.rows, result.size, a.data, a.stride, result.data, into == Into::add);
-  });
+  add_rows(LongSum<T>{result}, T(1), a, into);
 }
 
 /// result_r = weight_r x_r, every weight 1 where `weights` is empty; the rows x may lie apart and

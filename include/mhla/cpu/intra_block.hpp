@@ -50,12 +50,9 @@ void absorb_own_tile(const Panel<const A>& scaled_keys, const Panel<const A>& va
 /// p_t of every token of the tile; `running` is p before the tile, and after it on return.
 //                                                                     // [tile tokens, feature_dim]
 template <class A>
-void running_key_sums(const Panel<const A>& keys, A own_weight, Span<A> running,
+void running_key_sums(const Panel<const A>& keys, A own_weight, const LongSum<A>& running,
                       const Panel<A>& sums) {
-  for (Index t = 0; t < keys.rows; ++t) {
-    add_scaled_row(running.data, own_weight, keys.row(t), keys.cols);
-    copy_row(sums.row(t), running.data, keys.cols);
-  }
+  add_rows(running, own_weight, keys, Into::add, sums);
 }
 
 /// dQ^r += tril(U V^T) (m_ii K^r); `scores` is scratch.              // [tile tokens, feature_dim]

@@ -140,6 +140,24 @@ struct Product {
   bool add = false;
   const T* scale = nullptr;      // [rows]; null: 1
   Prefetch* prefetch = nullptr;  // memory to read meanwhile, or null
+  // What is added to c is a sum of its own, so that the error of many products does not grow with
+  // all their terms; otherwise c's sum goes on, and has the same bits wherever it is cut.
+  bool in_parts = false;
+};
+
+/// sum += weight times the rows of a; running_r, unless null, is sum after row r. The rounding of
+/// sums of many parts does not add up where `rest` takes what each part loses, for the next.
+template <class T>
+struct RowSum {
+  Index rows;
+  Index cols;
+  T weight;
+  const T* a;
+  Index a_stride;
+  T* sum;
+  T* rest = nullptr;
+  T* running = nullptr;
+  Index running_stride = 0;
 };
 
 /// Rows of a triangle that are best taken together.

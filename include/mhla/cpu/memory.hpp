@@ -76,6 +76,7 @@ struct SlotScratch {
   Span<A> grad_denominators;  // [tile tokens]
   Span<A> mixed_summaries;    // [group rows, feature_dim * value_dim]: S~, or dS in the adjoint
   Span<A> mixed_key_sums;     // [group rows, feature_dim]: z~, or dz
+  Span<A> key_sum_rest;       // [feature_dim]: of the LongSum of a block's key sum
   Span<A> weights;            // [group rows, blocks]: of the mixing matrix; or a triangle of dM
   Span<A> transposed;         // [feature_dim, value_dim]: dS of one block
   RowBuffers<A> row;
@@ -96,6 +97,7 @@ struct SlotScratch {
     grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
     mixed_summaries = arena.take<A>(checked_mul(group_rows, e.summary_stride()));
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
+    key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
     const Index columns = std::min(e.key_blocks, matrix_gradient_cols(e.key_blocks));
     weights =
         arena.take<A>(std::max(checked_mul(group_rows, std::max(e.query_blocks, e.key_blocks)),

@@ -23,6 +23,24 @@ void summarize(const CudaDevice& device, const Panels<A>& rotated, const Panels<
   multiply_left_transposed(device, summaries, rotated, values);
 }
 
+/// A sum of many terms, and what rounding takes from it: its error does not grow with them. Zeros
+/// change nothing.
+template <class A>
+class LongSum {
+ public:
+  MHLA_HOST_DEVICE void add(A term) {
+    const A before = sum_;
+    sum_ += term;
+    const A added = sum_ - before;
+    lost_ += (before - (sum_ - added)) + (term - added);
+  }
+  MHLA_HOST_DEVICE A value() const { return sum_ + lost_; }
+
+ private:
+  A sum_ = A(0);
+  A lost_ = A(0);
+};
+
 /// sum = the rows of a panel, each times its weight, added up in order; weights are 1 where there
 /// are none.
 template <class A>
@@ -34,11 +52,11 @@ struct WeightedRowSum {
   MHLA_HOST_DEVICE void operator()(Index i) const {
     const Index n = i / rows.cols;
     const Index c = i % rows.cols;
-    A sum = A(0);
+    LongSum<A> sum;
     for (Index r = 0; r < rows.rows; ++r)
-      sum +=
-          weights != nullptr ? weights[n * rows.rows + r] * rows.row(n, r)[c] : rows.row(n, r)[c];
-    sums[i] = sum;
+      sum.add(weights != nullptr ? weights[n * rows.rows + r] * rows.row(n, r)[c]
+                                 : rows.row(n, r)[c]);
+    sums[i] = sum.value();
   }
 };
 template <class A>

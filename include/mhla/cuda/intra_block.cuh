@@ -16,6 +16,7 @@
 
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/cuda/block_summary.cuh>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/launch.cuh>
 #include <mhla/cuda/plan.hpp>
@@ -60,10 +61,10 @@ struct RunningKeySums {
   MHLA_HOST_DEVICE void operator()(Index i) const {
     const Index n = i / keys.cols;
     const Index c = i % keys.cols;
-    A sum = A(0);
+    LongSum<A> sum;
     for (Index t = 0; t < keys.rows; ++t) {
-      sum += keys.row(n, t)[c];
-      sums[(n * keys.rows + t) * keys.cols + c] = sum;
+      sum.add(keys.row(n, t)[c]);
+      sums[(n * keys.rows + t) * keys.cols + c] = sum.value();
     }
   }
 };
