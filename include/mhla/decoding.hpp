@@ -253,8 +253,8 @@ class Decoder : RequireStreaming<V> {
     const bool empty = group_size_ == 0 || shape_.value_dim == 0;
     const Index units = empty ? 0 : checked_mul(shape_.batch, shape_.kv_heads);
     Arena unit, undo, slot, tables;
-    const cpu::DecodeUnit<A> measured(unit, extents_);
-    cpu::DecodeUndo<A>(undo, extents_, measured);
+    cpu::DecodeUnit<A>(unit, extents_);
+    cpu::DecodeUndo<A>(undo, extents_);
     Slot(slot, extents_, shape_.key_dim);
     take_tables(tables);
     state_bytes_ = checked_mul(units, unit.used());
@@ -265,7 +265,7 @@ class Decoder : RequireStreaming<V> {
 
     Arena arena(memory_);
     for (Index u = 0; u < units; ++u) units_.emplace_back(arena, extents_);
-    for (const auto& of : units_) undos_.emplace_back(arena, extents_, of);
+    for (Index u = 0; u < units; ++u) undos_.emplace_back(arena, extents_);
     take_tables(arena);
     for (Index s = 0; s < shape_.slots; ++s) slots_.emplace_back(arena, extents_, shape_.key_dim);
   }
@@ -346,7 +346,7 @@ class Decoder : RequireStreaming<V> {
                    {q, k, v, y});
         });
       } catch (...) {
-        for (Index u = first; u < first + units; ++u) undo(u).restore(unit(u));
+        for (Index u = first; u < first + units; ++u) undo(u).restore(extents_, unit(u));
         throw;
       }
     }
@@ -366,13 +366,13 @@ class Decoder : RequireStreaming<V> {
     const Index sequence = index / shape_.kv_heads;
     const Index tokens = views.y.extent[2];
     Index at = position(sequence);
-    undo(index).keep(unit(index), at / extents_.block_tokens);
+    undo(index).begin(unit(index), at / extents_.block_tokens, at % extents_.block_tokens);
     for (Index done = 0; done < tokens;) {
       const Index first = at % extents_.block_tokens;
-      if (done > 0 && first == 0) undo(index).keep_turns(unit(index));
       const cpu::DecodeTile tile{
           at / extents_.block_tokens, first,
           std::min({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
+      undo(index).keep(extents_, unit(index), tile);
       run_tile(unit(index), tile, slot, sequence - first_sequence, index % shape_.kv_heads, done,
                at, views);
       at += tile.tokens;

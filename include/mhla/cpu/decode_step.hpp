@@ -53,59 +53,19 @@ struct DecodeUnit {
   Span<A> values[2];      // [block tokens, value_dim]
   Span<A> mixed[2];       // [matrices, value_dim, feature_dim]: P_i^T
   Span<A> mixed_sums[2];  // [matrices, feature_dim]: z~_i
-  Span<A> turns;          // all that there is twice, as one array
 
   DecodeUnit() = default;
   DecodeUnit(Arena& arena, const DecodeExtents& e) {
     const Index sums = e.normalized ? e.feature_dim : 0;
     summaries = arena.take<A>(checked_mul(e.blocks, e.summary_size()));
     key_sums = arena.take<A>(checked_mul(e.blocks, sums));
-    const Index begin = arena.used();
     for (int parity = 0; parity < 2; ++parity) {
       keys[parity] = arena.take<A>(checked_mul(e.block_tokens, e.feature_dim));
       values[parity] = arena.take<A>(checked_mul(e.block_tokens, e.value_dim));
       mixed[parity] = arena.take<A>(checked_mul(e.matrices, e.summary_size()));
       mixed_sums[parity] = arena.take<A>(checked_mul(e.matrices, sums));
     }
-    turns = {keys[0].data, (arena.used() - begin) / static_cast<Index>(sizeof(A))};
   }
-};
-
-/// What takes a unit back to where a call found it, if some task of the call throws. The work that
-/// the call does again writes over most of what was done; but the open block's key sum adds up, and
-/// the block after the open one takes the place of the closing one.
-template <class A>
-class DecodeUndo {
- public:
-  DecodeUndo(Arena& arena, const DecodeExtents& e, const DecodeUnit<A>& unit)
-      : key_sum_(arena.take<A>(e.normalized ? e.feature_dim : 0)),
-        turns_(arena.take<A>(unit.turns.size)) {}
-
-  /// A call begins, of which the unit's task has not.
-  void clear() { kept_ = Kept::nothing; }
-  /// Before the task writes anything: block `block` is open.
-  void keep(const DecodeUnit<A>& unit, Index block) {
-    key_sum_of_ = unit.key_sums.data + block * key_sum_.size;
-    copy_row(key_sum_.data, key_sum_of_, key_sum_.size);
-    kept_ = Kept::key_sum;
-  }
-  /// Before the task goes on to another block, as often as it does.
-  void keep_turns(const DecodeUnit<A>& unit) {
-    if (kept_ == Kept::all) return;
-    copy_row(turns_.data, unit.turns.data, turns_.size);
-    kept_ = Kept::all;
-  }
-  void restore(const DecodeUnit<A>& unit) const {
-    if (kept_ != Kept::nothing) copy_row(key_sum_of_, key_sum_.data, key_sum_.size);
-    if (kept_ == Kept::all) copy_row(unit.turns.data, turns_.data, turns_.size);
-  }
-
- private:
-  enum class Kept { nothing, key_sum, all };
-  Span<A> key_sum_;
-  Span<A> turns_;
-  A* key_sum_of_ = nullptr;
-  Kept kept_ = Kept::nothing;
 };
 
 /// Tokens [first, first + tokens) of block `block`, the open one.
@@ -116,6 +76,73 @@ struct DecodeTile {
 
   int open() const { return static_cast<int>(block % 2); }
   int closing() const { return 1 - open(); }
+};
+
+/// What takes a unit back to where a call found it, if some task of the call throws. The call that
+/// is made again writes over most of what was done. But the open block's key sum adds up; and
+/// tokens of the two blocks behind the open one take turns with what it, and the one before it,
+/// have left.
+template <class A>
+class DecodeUndo {
+ public:
+  DecodeUndo(Arena& arena, DecodeExtents e)
+      : key_sum_(arena.take<A>(e.normalized ? e.feature_dim : 0)) {
+    e.blocks = 0;
+    kept_ = DecodeUnit<A>(arena, e);
+  }
+
+  /// A call begins, of which the unit's task has not.
+  void clear() { begun_ = false; }
+  /// The task begins, at token `first` of block `block`.
+  void begin(const DecodeUnit<A>& unit, Index block, Index first) {
+    block_ = block;
+    first_ = first;
+    reached_[0] = reached_[1] = 0;
+    copy_row(key_sum_.data, unit.key_sums.data + block * key_sum_.size, key_sum_.size);
+    begun_ = true;
+  }
+  /// Before the task writes anything of a tile, each in its turn.
+  void keep(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile) {
+    const Index ahead = tile.block - block_;
+    if (ahead < 1 || ahead > 2) return;
+    const Index of_first = block_ == 0 ? 0 : e.block_tokens;
+    const Index end = std::min(tile.first + tile.tokens, ahead == 1 ? of_first : first_);
+    if (end <= tile.first) return;
+    copy_turns(e, unit, kept_, tile.open(), tile.first, end);
+    reached_[ahead - 1] = end;
+  }
+  void restore(const DecodeExtents& e, const DecodeUnit<A>& unit) const {
+    if (!begun_) return;
+    copy_row(unit.key_sums.data + block_ * key_sum_.size, key_sum_.data, key_sum_.size);
+    for (int ahead = 1; ahead <= 2; ++ahead)
+      copy_turns(e, kept_, unit, static_cast<int>((block_ + ahead) % 2), 0, reached_[ahead - 1]);
+  }
+
+ private:
+  // All that tokens [begin, end) of a block write where even and odd blocks take turns.
+  static void copy_turns(const DecodeExtents& e, const DecodeUnit<A>& from, const DecodeUnit<A>& to,
+                         int open, Index begin, Index end) {
+    const auto copy = [](const Span<A>& source, const Span<A>& target, Index first, Index count) {
+      copy_row(target.data + first, source.data + first, count);
+    };
+    const int closing = 1 - open;
+    copy(from.keys[open], to.keys[open], begin * e.feature_dim, (end - begin) * e.feature_dim);
+    copy(from.values[open], to.values[open], begin * e.value_dim, (end - begin) * e.value_dim);
+    const Index first = even_split(e.value_dim, e.block_tokens, begin);
+    const Index columns = even_split(e.value_dim, e.block_tokens, end) - first;
+    for (Index matrix = 0; matrix < e.matrices; ++matrix)
+      copy(from.mixed[closing], to.mixed[closing],
+           matrix * e.summary_size() + first * e.feature_dim, columns * e.feature_dim);
+    if (end == e.block_tokens)
+      copy(from.mixed_sums[closing], to.mixed_sums[closing], 0, from.mixed_sums[closing].size);
+  }
+
+  Span<A> key_sum_;
+  DecodeUnit<A> kept_;
+  Index block_ = 0;
+  Index first_ = 0;
+  Index reached_[2] = {};  // tokens of each of the two blocks
+  bool begun_ = false;
 };
 
 /// num of a tile's queries. `row` is row i of their mixing matrix, `scores` scratch
