@@ -63,4 +63,7 @@ TEST_CASE("cost: what cannot run has none", "[diagnostics]") {
   CHECK_THROWS_AS(softmax_attention_flops(
                       Shape{1, 1, 1, mhla::Index{1} << 40, mhla::Index{1} << 40, 5, 5, 1, 2, 2}),
                   mhla::ShapeError);
+  const Shape negative{-1, 1, 1, 8, 8, 5, 5, 1, 2, 2};
+  CHECK_THROWS_AS(softmax_attention_flops(negative), mhla::ShapeError);
+  CHECK_THROWS_AS(linear_attention_flops(negative, 5), mhla::ShapeError);
 }

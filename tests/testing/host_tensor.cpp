@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tests/support/catch.hpp"
+#include "tests/support/error_message.hpp"
 
 using mhla::BFloat16;
 using mhla::Index;
@@ -66,4 +67,17 @@ TEST_CASE("HostTensor: its elements come from a std::vector and go into one", "[
   double sum = 0;
   for (const double x : HostTensor<double, 1>(tensor).elements()) sum += x;
   CHECK(sum == 15);
+}
+
+TEST_CASE("HostTensor: extents that no tensor has are refused", "[testing]") {
+  using Tensor = HostTensor<float, 3>;
+  constexpr Index huge = Index{1} << 40;
+  const auto message = [](Index a, Index b, Index c) {
+    return error_message<mhla::ShapeError>([&] { Tensor(a, b, c); });
+  };
+  CHECK(says(message(2, -1, 3), "mhla: HostTensor: axis 1 is -1, which is negative"));
+  CHECK(says(message(huge, huge, 0), "mhla: HostTensor: axis 1", "too large"));
+  const mhla::TensorView<float, 3> wrong{nullptr, {2, 3, -4}, {0, 0, 0}};
+  CHECK(says(error_message<mhla::ShapeError>([&] { Tensor::like(wrong); }),
+             "mhla: HostTensor: axis 2 is -4, which is negative"));
 }

@@ -59,12 +59,14 @@ ForwardCost forward_cost(const A& attention, const Shape& shape) {
 
 /// Operations of softmax attention, scores and values: 2 N^2 (d + e) per head. Causal: half.
 inline Index softmax_attention_flops(const Shape& shape) {
+  require_tensors(shape);
   return checked_product({2, shape.batch, shape.heads, shape.query_tokens, shape.key_tokens,
                           shape.key_dim + shape.value_dim});
 }
 
 /// Operations of linear attention: one summary of all keys and one readout, 2 N D e each.
 inline Index linear_attention_flops(const Shape& shape, Index feature_dim) {
+  require_tensors(shape);
   return checked_product(
              {2, shape.batch, shape.kv_heads, shape.key_tokens, feature_dim, shape.value_dim}) +
          checked_product(

@@ -206,7 +206,7 @@ struct Dpfp {
   Index nu = 4;
 
   MHLA_HOST_DEVICE constexpr Index feature_dim(Index key_dim) const {
-    return saturated_mul(saturated_mul(2, nu), key_dim);
+    return nu < 0 ? nu : saturated_mul(saturated_mul(2, nu), key_dim);
   }
 
   template <class T>

@@ -7,6 +7,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/testing/elements.hpp>
@@ -72,24 +73,23 @@ class HostTensor {
  public:
   HostTensor() = default;
 
-  /// One extent per axis.
+  /// One extent per axis. \throws ShapeError where one is negative, or all are too large.
   template <class... Extents>
   explicit HostTensor(Index first, Extents... others)
-      : layout_(make_view(static_cast<T*>(nullptr), first, others...)),
-        elements_(static_cast<std::size_t>(layout_.size())) {}
+      : layout_(make_view(static_cast<T*>(nullptr), first, others...)) {
+    constexpr const char* axes[] = {"0", "1", "2", "3", "4", "5", "6", "7"};
+    [[maybe_unused]] int axis = 1;
+    require_tensor("HostTensor", {{axes[0], first}, {axes[axis++], static_cast<Index>(others)}...});
+    elements_.resize(static_cast<std::size_t>(layout_.size()));
+  }
 
   /// Zeros of the extents of `view`.
   template <class U>
   static HostTensor like(const TensorView<U, Rank>& view) {
-    HostTensor tensor;
-    Index stride = 1;
-    for (int axis = Rank - 1; axis >= 0; --axis) {
-      tensor.layout_.extent[axis] = view.extent[axis];
-      tensor.layout_.stride[axis] = stride;
-      stride *= view.extent[axis];
+    return [&]<std::size_t... axis>(std::index_sequence<axis...>) {
+      return HostTensor(view.extent[axis]...);
     }
-    tensor.elements_.resize(static_cast<std::size_t>(stride));
-    return tensor;
+    (std::make_index_sequence<TensorView<U, Rank>::axes>());
   }
 
   TensorView<T, Rank> view() {
