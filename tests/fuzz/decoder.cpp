@@ -222,10 +222,11 @@ class Attack {
     } else if (choice == 1) {
       const auto axis = static_cast<std::size_t>(draw_.below(4));
       Size& extent = views[draw_.below(4)]->extent[axis];
-      extent = draw_.one_of({extent + 1, 2 * extent + 7, Size{1} << 62});
+      extent = draw_.one_of({extent + 1, 2 * extent + 7, Size{-1}, Size{1} << 62});
     } else {
-      for (View* view : views)
-        view->extent[2] = stream_.decoder->capacity() + 1 + draw_.one_of({Size{0}, Size{1} << 40});
+      const Size beyond = stream_.decoder->capacity() + 1;
+      const Size tokens = draw_.one_of({beyond, beyond + (Size{1} << 40), Size{-1}, -beyond});
+      for (View* view : views) view->extent[2] = tokens;
       for (View* view : views) view->stride[2] = 0;
     }
     placed.memory.freeze();
