@@ -78,8 +78,7 @@ struct Entry {
   std::unique_ptr<AnyDecoder> (*decoder)(const Call&, Size batch, Size slots);
 };
 
-/// All that is compiled: every variant in every scalar with MHLA_FUZZ_FULL_PRODUCT, a subset
-/// without.
+/// All that is compiled: see in_build of variants.hpp.
 const std::vector<Entry>& library();
 
 // What each of the variants_*.cpp has.

@@ -3,9 +3,10 @@
 //
 //   mhla_fuzz [--seeds N | --seconds S] [--first SEED] [--limit N] [--only KIND]
 //
-// Every seed is one case of each kind (forward, backward, illegal, decoder, files) and gives the
-// same one everywhere. A failing case is tried again with smaller extents (--limit: no count and no
-// extent is larger), and the line that repeats it is printed. The exit status is 1 if any failed.
+// Every seed is one case of each kind (forward, backward, illegal, decoder, files), the same one in
+// all builds with the same variants (MHLA_FUZZ_FULL_PRODUCT or not). A failing case is tried again
+// with smaller extents (--limit: no count and no extent is larger), and the line that repeats it is
+// printed. The exit status is 1 if any failed.
 #include <unistd.h>
 
 #include <charconv>
@@ -63,7 +64,7 @@ void die(int signal) {
 /// Nothing, or what went wrong.
 std::string attempt(const Kind& kind, std::uint64_t seed, Size limit, Tally& tally) {
   const auto own = static_cast<std::uint64_t>(&kind - kinds);
-  Draw draw(Draw(seed * std::size(kinds) + own).bits(), limit);
+  Draw draw(Draw(8 * seed + own).bits(), limit);
   repetition = "mhla_fuzz --only " + std::string(kind.name) + " --seeds 1 --first " +
                std::to_string(seed) +
                (limit == no_limit ? "" : " --limit " + std::to_string(limit));

@@ -249,16 +249,15 @@ constexpr bool exists(const Core& core, const Shell& shell) {
   return core.normalizer != Normalizer::mixed_product || shell.batch == Batch::plain;
 }
 
-/// Without the full product: every map in every scalar with one core, each scalar with another, and
-/// with the shells of one residue class.
-constexpr bool in_build([[maybe_unused]] int map, [[maybe_unused]] Scalar scalar,
-                        [[maybe_unused]] int core, [[maybe_unused]] int shell) {
-#if defined(MHLA_FUZZ_FULL_PRODUCT)
-  return true;
-#else
+/// With the full product: every map with every core in every scalar; the shells are shared out, so
+/// that over the scalars all meet all. Without it: every map in every scalar with one core, each
+/// scalar with another.
+constexpr bool in_build(int map, Scalar scalar, int core, int shell) {
   const int s = static_cast<int>(scalar);
-  return core == (map + 2 * s) % num_cores && shell % 4 == (map + s) % 4;
+#if !defined(MHLA_FUZZ_FULL_PRODUCT)
+  if (core != (map + 2 * s) % num_cores) return false;
 #endif
+  return shell % 4 == (map + core + s) % 4;
 }
 
 template <class T, Scalar scalar, int map, int core, int shell>
