@@ -207,7 +207,7 @@ const char* change_variant(Case& other, Draw& draw) {
       return "block";
     case 5: {
       std::vector<bool>& mask = other.problem.key_mask;
-      if (mask.empty()) return nullptr;
+      if (mask.empty() || other.problem.dy.elements.empty()) return nullptr;  // or nobody looks
       const bool one = mask == other.problem.query_mask;
       mask.front().flip();
       if (one) other.problem.query_mask = mask;
