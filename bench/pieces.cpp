@@ -50,9 +50,9 @@ class Head {
         d_(shape.key_dim),
         e_(shape.value_dim),
         stride_((ceil_div(d_ * e_, 16) | 1) * 16),
-        weights_size_(std::max(blocks_ * groups().max_size(), columns() * columns())),
+        triangle_size_(columns() * columns()),
         memory_(4 * (3 * blocks_ * stride_ + 4 * tile_ * (d_ + e_) + tile_ * tile_ +
-                     blocks_ * blocks_ + weights_size_ + 4096)) {
+                     blocks_ * blocks_ + triangle_size_ + 4096)) {
     mhla::Arena arena(memory_);
     const auto take = [&](Index count) {
       const Span<float> array = arena.take<float>(count);
@@ -67,7 +67,7 @@ class Head {
     results_ = panel(take(tile_ * e_), tile_, e_);
     scores_ = panel(take(tile_ * tile_), tile_, tile_);
     mixing_ = panel(take(blocks_ * blocks_), blocks_, blocks_);
-    weights_ = {take(weights_size_), weights_size_};
+    triangle_ = {take(triangle_size_), triangle_size_};
   }
 
   void summaries() const {
@@ -81,10 +81,9 @@ class Head {
     for_each_group([&](Index first, Index rows) {
       const Panel<const float> part = mixing_.row_range(first, rows);
       if (causal_) {
-        mhla::cpu::mix_past<float>(part, first, 1, summaries_, mixed_.row_range(first, rows),
-                                   weights_);
+        mhla::cpu::mix_past<float>(part, first, 1, summaries_, mixed_.row_range(first, rows));
       } else {
-        mhla::cpu::mix<float>(part, summaries_, mixed_.row_range(first, rows), weights_);
+        mhla::cpu::mix<float>(part, summaries_, mixed_.row_range(first, rows));
       }
     });
   }
@@ -100,7 +99,7 @@ class Head {
       const Panel<float> blocks = summaries_.row_range(first, count);
       const Panel<float> columns = mixing_.col_range(first, count);
       if (causal_) {
-        mhla::cpu::mix_past_matrix_gradient<float>(mixed_, first, 1, blocks, columns, weights_);
+        mhla::cpu::mix_past_matrix_gradient<float>(mixed_, first, 1, blocks, columns, triangle_);
       } else {
         mhla::cpu::mix_matrix_gradient<float>(mixed_, blocks, columns);
       }
@@ -167,10 +166,10 @@ class Head {
   Index columns() const { return mhla::cpu::matrix_gradient_cols(blocks_); }
 
   bool causal_;
-  Index blocks_, tokens_, block_tokens_, tiles_, tile_, d_, e_, stride_, weights_size_;
+  Index blocks_, tokens_, block_tokens_, tiles_, tile_, d_, e_, stride_, triangle_size_;
   mhla::Workspace memory_;
   Panel<float> summaries_, mixed_, keys_, inputs_, values_, results_, scores_, mixing_;
-  Span<float> weights_;
+  Span<float> triangle_;
 };
 
 /// How often a pass runs each piece over all tokens, or blocks, of a head.

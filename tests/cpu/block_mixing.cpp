@@ -56,9 +56,7 @@ TEST_CASE("block mixing: S~_i = sum_b m_ib S_b for the rows given", "[cpu]") {
   constexpr Index first = 2;
   constexpr Index rows = 3;
   IntegerPanel mixed(rows, width, 3);
-  Scratch scratch;
-  mhla::cpu::mix<double>(mixing.panel().row_range(first, rows), summaries.panel(), mixed.panel(),
-                         scratch);
+  mhla::cpu::mix<double>(mixing.panel().row_range(first, rows), summaries.panel(), mixed.panel());
   IntegerPanel expected(rows, width);
   for (Index i = 0; i < rows; ++i)
     for (Index b = 0; b < key_blocks; ++b)
@@ -67,7 +65,7 @@ TEST_CASE("block mixing: S~_i = sum_b m_ib S_b for the rows given", "[cpu]") {
 
   StridedPanel from(summaries);
   StridedPanel to(IntegerPanel(rows, width, 3));
-  mhla::cpu::mix<double>(mixing.panel().row_range(first, rows), from.panel(), to.panel(), scratch);
+  mhla::cpu::mix<double>(mixing.panel().row_range(first, rows), from.panel(), to.panel());
   CHECK(to.holds(expected));
 }
 
@@ -82,25 +80,24 @@ TEST_CASE("block mixing: adjoint in the summaries of a group of key blocks", "[c
   for (Index b = 0; b < rows; ++b)
     for (Index c = 0; c < width; ++c) change(first + b, c) = group_change(b, c);
   IntegerPanel mixed_change(query_blocks, width);
-  Scratch scratch;
-  mhla::cpu::mix<double>(mixing.panel(), change.panel(), mixed_change.panel(), scratch);
+  mhla::cpu::mix<double>(mixing.panel(), change.panel(), mixed_change.panel());
 
   IntegerPanel grad(rows, width, 4);
   mhla::cpu::mix_summary_gradient<double>(mixing.panel(), first, grad_mixed.panel(), grad.panel(),
-                                          Into::overwrite, scratch);
+                                          Into::overwrite);
   CHECK(inner_product(mixed_change, grad_mixed) == inner_product(group_change, grad));
 
   const IntegerPanel before(rows, width, 5);
   IntegerPanel sum = before;
   mhla::cpu::mix_summary_gradient<double>(mixing.panel(), first, grad_mixed.panel(), sum.panel(),
-                                          Into::add, scratch);
+                                          Into::add);
   for (Index b = 0; b < rows; ++b)
     for (Index c = 0; c < width; ++c) CHECK(sum(b, c) == before(b, c) + grad(b, c));
 
   StridedPanel from(grad_mixed);
   StridedPanel to(before);
   mhla::cpu::mix_summary_gradient<double>(mixing.panel(), first, from.panel(), to.panel(),
-                                          Into::add, scratch);
+                                          Into::add);
   CHECK(to.holds(sum));
 }
 
@@ -109,8 +106,7 @@ TEST_CASE("block mixing: the adjoint in the matrix adds <dS~_i, S_b>", "[cpu]") 
   const IntegerPanel summaries(key_blocks, width, 2);
   const IntegerPanel grad_mixed(query_blocks, width, 3);
   IntegerPanel mixed_change(query_blocks, width);
-  Scratch scratch;
-  mhla::cpu::mix<double>(mixing_change.panel(), summaries.panel(), mixed_change.panel(), scratch);
+  mhla::cpu::mix<double>(mixing_change.panel(), summaries.panel(), mixed_change.panel());
 
   IntegerPanel grad(query_blocks, key_blocks);
   mhla::cpu::mix_matrix_gradient<double>(grad_mixed.panel(), summaries.panel(), grad.panel());
@@ -144,7 +140,6 @@ TEST_CASE("block mixing: the past of a group of rows, and nothing of what follow
   const Index lag = GENERATE(0, 1);
   const IntegerPanel mixing = past_of(lag, 1);
   const IntegerPanel summaries(blocks, width, 2);
-  Scratch scratch;
   for (Index first = 0; first < blocks; ++first)
     for (Index rows = 1; first + rows <= blocks; ++rows) {
       IntegerPanel seen = summaries;  // the last row sees blocks up to its own, less the lag
@@ -152,7 +147,7 @@ TEST_CASE("block mixing: the past of a group of rows, and nothing of what follow
         for (Index c = 0; c < width; ++c) seen(b, c) = not_a_number;
       IntegerPanel mixed(rows, width, 3);
       mhla::cpu::mix_past<double>(mixing.panel().row_range(first, rows), first, lag, seen.panel(),
-                                  mixed.panel(), scratch);
+                                  mixed.panel());
       IntegerPanel expected(rows, width);
       for (Index i = 0; i < rows; ++i)
         for (Index b = 0; b <= first + i - lag; ++b)
@@ -162,7 +157,7 @@ TEST_CASE("block mixing: the past of a group of rows, and nothing of what follow
       StridedPanel from(seen);
       StridedPanel to(IntegerPanel(rows, width, 3));
       mhla::cpu::mix_past<double>(mixing.panel().row_range(first, rows), first, lag, from.panel(),
-                                  to.panel(), scratch);
+                                  to.panel());
       CHECK(to.holds(expected));
     }
 }
@@ -171,7 +166,6 @@ TEST_CASE("block mixing: the past's adjoint in the summaries of a group of key b
   const Index lag = GENERATE(0, 1);
   const IntegerPanel mixing = past_of(lag, 1);
   const IntegerPanel grad_mixed(blocks, width, 2);
-  Scratch scratch;
   for (Index first = 0; first < blocks; ++first)
     for (Index rows = 1; first + rows <= blocks; ++rows) {
       CAPTURE(lag, first, rows);
@@ -187,13 +181,13 @@ TEST_CASE("block mixing: the past's adjoint in the summaries of a group of key b
       StridedPanel from(seen);
       StridedPanel to(grad);
       mhla::cpu::mix_past_summary_gradient<double>(mixing.panel(), first, lag, seen.panel(),
-                                                   grad.panel(), Into::overwrite, scratch);
+                                                   grad.panel(), Into::overwrite);
       CHECK(grad == expected);
       mhla::cpu::mix_past_summary_gradient<double>(mixing.panel(), first, lag, from.panel(),
-                                                   to.panel(), Into::overwrite, scratch);
+                                                   to.panel(), Into::overwrite);
       CHECK(to.holds(expected));
       mhla::cpu::mix_past_summary_gradient<double>(mixing.panel(), first, lag, seen.panel(),
-                                                   grad.panel(), Into::add, scratch);
+                                                   grad.panel(), Into::add);
       for (Index b = 0; b < rows; ++b)
         for (Index c = 0; c < width; ++c) expected(b, c) *= 2;
       CHECK(grad == expected);

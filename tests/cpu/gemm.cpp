@@ -19,7 +19,6 @@ using mhla::Into;
 using mhla::Span;
 using mhla::Update;
 using mhla::Workspace;
-using mhla::cpu::PackedWeights;
 using mhla::cpu::Panel;
 using mhla::cpu::Prefetch;
 using mhla::cpu::Rows;
@@ -415,10 +414,10 @@ TEMPLATE_TEST_CASE("gemm: products of rows that lie apart are those of a loop", 
   CHECK(apart == unscaled);
 }
 
-TEMPLATE_TEST_CASE("gemm: mixtures with packed weights, of all rows or of the past", "[cpu]", float,
-                   double, long double) {
+TEMPLATE_TEST_CASE("gemm: mixtures of all rows or of the past", "[cpu]", float, double,
+                   long double) {
   using T = TestType;
-  // More rows than a strip has, and more terms than strips share at once.
+  // More rows than a triangle has, and more terms than a panel.
   const Index rows = GENERATE(1, 3, 8, 14, 15, 33);
   const Index cols = GENERATE(1, 40, 133);
   const auto terms = GENERATE(Terms::all, Terms::past);
@@ -438,17 +437,11 @@ TEMPLATE_TEST_CASE("gemm: mixtures with packed weights, of all rows or of the pa
       sum(i, c) += expected(i, c);
     }
   }
-  std::vector<T> strips(static_cast<std::size_t>(rows * depth));
-  const PackedWeights<T> packed{strips.data(), rows, depth, terms};
-  for (Index s = 0; s < packed.strips(); ++s)
-    for (Index k = 0; k < depth; ++k)
-      std::copy_n(weights.panel().row(k) + packed.begin(s), packed.strip(s).cols,
-                  packed.strip(s).row(k));
   Matrix<T> result(rows, cols, 1);
-  mhla::cpu::mix_rows<T>(result.panel(), packed, b.panel(), Into::overwrite);
+  mhla::cpu::mix_rows<T>(result.panel(), weights.panel(), true, b.panel(), Into::overwrite, terms);
   CHECK(result == expected);
   result = before;
-  mhla::cpu::mix_rows<T>(result.panel(), packed, b.panel(), Into::add);
+  mhla::cpu::mix_rows<T>(result.panel(), weights.panel(), true, b.panel(), Into::add, terms);
   CHECK(result == sum);
 }
 

@@ -20,7 +20,6 @@
 namespace {
 
 using mhla::Index;
-using mhla::cpu::Mixture;
 using mhla::cpu::Prefetch;
 using mhla::cpu::Product;
 using mhla::cpu::Rows;
@@ -391,36 +390,28 @@ TermRange terms_of(Terms terms, Index depth, Index i) {
   return {terms == Terms::future ? i : 0, terms == Terms::past ? depth + i : depth};
 }
 
-// Rows of a and b are poisoned where no row has the term, or not the row at hand. Panels that lie
-// backwards, from their last row, are what the adjoint of a causal mixture reads.
+// Rows of a and b are poisoned where no row has the term, or not the row at hand.
 template <class T, class Kernels>
-void check_mixture(Terms terms, Index rows, Index cols, Index depth, bool add, bool backwards) {
+void check_panels(Terms terms, Index rows, Index cols, Index depth, bool add, bool transposed) {
   INFO((terms == Terms::all    ? "all"
         : terms == Terms::past ? "past"
                                : "future")
        << ", " << rows << " rows, " << cols << " columns, depth " << depth);
   const Index all_terms = terms_of(terms, depth, rows - 1).end;
-  Matrix<T> a = Matrix<T>(all_terms, rows, 1).placed(Lie::together, not_a_number<T>);
-  Matrix<T> b = Matrix<T>(all_terms, cols, 2).placed(Lie::together, not_a_number<T>);
+  const Matrix<T> values(rows, all_terms, 1);
+  Matrix<T> a = Matrix<T>(transposed ? all_terms : rows, transposed ? rows : all_terms, 1)
+                    .placed(Lie::together, not_a_number<T>);
+  const auto weight = [&](Index i, Index k) -> T& { return transposed ? a(k, i) : a(i, k); };
+  const Matrix<T> b = Matrix<T>(all_terms, cols, 2).placed(Lie::together, not_a_number<T>);
   const Matrix<T> before = Matrix<T>(rows, cols, 3).placed(Lie::together, sentinel<T>);
   for (Index i = 0; i < rows; ++i)
     for (Index k = 0; k < all_terms; ++k) {
       const TermRange has = terms_of(terms, depth, i);
-      if (k < has.first || k >= has.end) a(k, i) = not_a_number<T>;
+      weight(i, k) = k < has.first || k >= has.end ? not_a_number<T> : values(i, k);
     }
-  // The same weights in strips.
-  std::vector<T> strips(static_cast<std::size_t>(rows * all_terms));
-  const auto cut = Kernels::strips_of(terms, rows);
-  for (Index s = 0; s < cut.count(); ++s) {
-    const Index first = cut.begin(s);
-    const Index count = cut.begin(s + 1) - first;
-    for (Index k = 0; k < all_terms; ++k)
-      std::copy_n(a.row(k) + first, count, strips.data() + first * all_terms + k * count);
-  }
-  const bool in_strips = terms != Terms::future;
   // Clean rows of b, and then one of them poisoned: only rows that have the term may show it.
   for (Index poisoned = -1; poisoned < all_terms; poisoned += 1 + all_terms / 4) {
-    CAPTURE(poisoned, add, backwards);
+    CAPTURE(poisoned, add, transposed);
     Matrix<T> right = b;
     if (poisoned >= 0)
       for (Index c = 0; c < cols; ++c) right(poisoned, c) = not_a_number<T>;
@@ -430,69 +421,51 @@ void check_mixture(Terms terms, Index rows, Index cols, Index depth, bool add, b
       T* const to = expected.row(i);
       if (!add) std::fill_n(to, cols, T(0));
       for (Index k = has.first; k < has.end; ++k) {
-        const T term = a(k, i);
+        const T term = weight(i, k);
         const T* const from = right.row(k);
         for (Index c = 0; c < cols; ++c) to[c] += term * from[c];
       }
     }
     Matrix<T> result = before;
-    Mixture<T> mixture{rows,         cols,           depth,         a.data(),        a.stride(),
-                       right.data(), right.stride(), result.data(), result.stride(), add,
-                       terms};
-    if (backwards) {
-      Matrix<T> mirrored_b = right;
-      Matrix<T> mirrored = before;
-      for (Index k = 0; k < all_terms; ++k)
-        std::copy_n(right.row(k), cols, mirrored_b.row(all_terms - 1 - k));
-      for (Index i = 0; i < rows; ++i) std::copy_n(before.row(i), cols, mirrored.row(rows - 1 - i));
-      mixture.b = all_terms > 0 ? mirrored_b.row(all_terms - 1) : nullptr;
-      mixture.b_stride = -right.stride();
-      mixture.c = mirrored.row(rows - 1);
-      mixture.c_stride = -result.stride();
-      if (in_strips) {
-        mixture.a = strips.data();
-        Kernels::mix_strips(mixture);
-      } else {
-        Kernels::mix(mixture);
-      }
-      for (Index i = 0; i < rows; ++i) std::copy_n(mirrored.row(rows - 1 - i), cols, result.row(i));
-    } else {
-      Kernels::mix(mixture);
-      CHECK(result == expected);
-      result = before;
-      if (in_strips) mixture.a = strips.data();
-      in_strips ? Kernels::mix_strips(mixture) : Kernels::mix(mixture);
-    }
+    Kernels::multiply_panels(Product<T>{rows,
+                                        cols,
+                                        all_terms,
+                                        {a.data(), a.stride()},
+                                        transposed,
+                                        {right.data(), right.stride()},
+                                        {result.data(), result.stride()},
+                                        add},
+                             terms);
     CHECK(result == expected);
   }
 }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("kernels: mixtures take the terms that their rows have, and no others", "[cpu]",
+TEMPLATE_TEST_CASE("kernels: rows take the terms that they have, and no others", "[cpu]",
                    INSTRUCTION_SETS) {
   if (!on_this_machine<TestType>()) return;
   using T = typename TestType::Type;
   using Kernels = typename TestType::Kernels;
   for (const Terms terms : {Terms::all, Terms::past, Terms::future})
-    for (Index rows = 1; rows <= 16; ++rows)
+    for (Index rows = 1; rows <= 18; ++rows)
       for (const Index more : {0, 1, 6}) {
         // A future row lacks up to rows - 1 terms.
         const Index depth = terms == Terms::future ? rows - 1 + more : more;
-        for (const Index cols : {Index{1}, Index{31}, Index{2} * Kernels::mix_cols,
-                                 Index{3} * Kernels::mix_cols + Kernels::lanes + 1})
+        for (const Index cols : {Index{1}, Index{31}, Index{2} * Kernels::tile_cols,
+                                 Index{3} * Kernels::tile_cols + Kernels::lanes + 1})
           for (const bool add : {false, true})
-            check_mixture<T, Kernels>(terms, rows, cols, depth, add, rows % 2 == 1);
+            check_panels<T, Kernels>(terms, rows, cols, depth, add, rows % 2 == 1);
       }
   for (Index cols = 0; cols <= 70; ++cols)
     for (const Terms terms : {Terms::all, Terms::past, Terms::future})
-      check_mixture<T, Kernels>(terms, 9, cols, 11, false, cols % 2 == 0);
-  // Several strips, and more terms than they share at once.
-  for (const Terms terms : {Terms::all, Terms::past})
-    for (const Index rows : {17, 29, 43})
-      for (const Index depth : {0, 130, 600})
-        check_mixture<T, Kernels>(terms, rows, 2 * Kernels::mix_cols + 3, depth, depth == 130,
-                                  rows == 29);
+      check_panels<T, Kernels>(terms, 9, cols, 11, false, cols % 2 == 0);
+  // Several panels, in which triangles come after or before the terms that all rows have.
+  for (const Terms terms : {Terms::all, Terms::past, Terms::future})
+    for (const Index rows : {1, 17, 29})
+      for (const Index depth : {28, 300})
+        check_panels<T, Kernels>(terms, rows, 1024 + Kernels::tile_cols + Kernels::lanes + 1, depth,
+                                 depth == 300, rows == 29);
 }
 
 TEMPLATE_TEST_CASE("kernels: sums along a row", "[cpu]", INSTRUCTION_SETS) {

@@ -97,7 +97,7 @@ void check_mixed_products() {
 // Blocks for several groups of rows of the mixing matrix, and of its columns in the adjoint.
 template <class T>
 void check_many_blocks() {
-  constexpr Index rows = mhla::cpu::max_strip_rows;
+  constexpr Index rows = mhla::cpu::max_mixing_rows;
   constexpr Index query_tokens = 3 * rows + 4;      // rows + 2 blocks of 3, the last one short
   constexpr Index key_tokens = 2 * (2 * rows + 5);  // 2 rows + 5 blocks of 2
   check<T>(Variant<Blocks1D, MixedKeySum, NoRotation>{.blocks = {.block = 3},

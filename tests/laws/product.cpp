@@ -94,7 +94,7 @@ TEST_CASE("random cases reach every kind of shape", "[laws][product]") {
         note(s.kv_heads == s.heads, "a kv head each");
         note(s.mix_heads > 1, "a mix per head");
         note(s.mix_key_blocks > random.setting.keys.num_blocks(), "larger mix");
-        note(queries.num_blocks() > mhla::cpu::max_strip_rows,
+        note(queries.num_blocks() > mhla::cpu::max_mixing_rows,
              "more blocks than are mixed at once");
         note(block > mhla::cpu::max_tile_tokens, "blocks longer than a tile");
         note(s.key_dim < s.value_dim, "key_dim below value_dim");

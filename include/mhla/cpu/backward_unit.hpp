@@ -215,7 +215,7 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
       const Panel<A> blocks = from.row_range(first, count);
       if constexpr (sees_past_only<L>) {
         mix_past_matrix_gradient<A>(grad_mixed, first, lag_of(sight_of<L>), blocks,
-                                    columns_of(matrix), plan.slots[slot].weights);
+                                    columns_of(matrix), plan.slots[slot].triangle);
       } else {
         mix_matrix_gradient<A>(grad_mixed, blocks, columns_of(matrix));
       }
@@ -255,10 +255,9 @@ SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
     const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
     const auto mix_columns = [&](const Panel<A>& from, const Panel<A>& to) {
       if constexpr (sees_past_only<L>) {
-        mix_past_summary_gradient<A>(mixing, grad.first, lag_of(sight_of<L>), from, to, into,
-                                     scratch.weights);
+        mix_past_summary_gradient<A>(mixing, grad.first, lag_of(sight_of<L>), from, to, into);
       } else {
-        mix_summary_gradient<A>(mixing, grad.first, from, to, into, scratch.weights);
+        mix_summary_gradient<A>(mixing, grad.first, from, to, into);
       }
     };
     mix_columns(grad_mixed.summaries, grad.summaries);

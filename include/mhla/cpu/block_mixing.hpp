@@ -19,73 +19,35 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Packs the rows of a mixing matrix, as many columns as the weights are deep.
+/// mixed [rows, width] = mixing [rows, key blocks] summaries [key blocks, width].
 template <class A>
-void pack_rows(const PackedWeights<A>& weights, const Panel<const A>& mixing) {
-  for (Index s = 0; s < weights.strips(); ++s) {
-    const Panel<A> strip = weights.strip(s);
-    transpose(strip,
-              Panel<const A>{mixing.row(weights.begin(s)), strip.cols, strip.rows, mixing.stride});
-  }
-}
-
-/// mixed [rows, width] = mixing [rows, key blocks] summaries [key blocks, width]. `scratch` has
-/// room for the rows of mixing, here and below.
-template <class A>
-void mix(const Panel<const A>& mixing, const Panel<const A>& summaries, const Panel<A>& mixed,
-         Span<A> scratch) {
-  const PackedWeights<A> weights{scratch.data, mixing.rows, mixing.cols};
-  pack_rows(weights, mixing);
-  mix_rows(mixed, weights, summaries, Into::overwrite);
+void mix(const Panel<const A>& mixing, const Panel<const A>& summaries, const Panel<A>& mixed) {
+  mix_rows(mixed, mixing, false, summaries, Into::overwrite, Terms::all);
 }
 
 /// The same for query blocks [first, first + rows) and key blocks b <= i - lag.
 template <class A>
 void mix_past(const Panel<const A>& mixing, Index first, Index lag, const Panel<const A>& summaries,
-              const Panel<A>& mixed, Span<A> scratch) {
+              const Panel<A>& mixed) {
   const Index seen = first + mixing.rows - lag;  // by the last row
-  const PackedWeights<A> weights{scratch.data, mixing.rows, seen, Terms::past};
-  pack_rows(weights, mixing);
-  mix_rows(mixed, weights, summaries, Into::overwrite);
+  mix_rows(mixed, mixing.col_range(0, seen), false, summaries, Into::overwrite, Terms::past);
 }
 
 /// The adjoint in the summaries, for key blocks [first, first + grad.rows):
 /// dS_b (+)= sum_i m_ib dS~_i                                                  // [rows, width]
 template <class A>
 void mix_summary_gradient(const Panel<const A>& mixing, Index first,
-                          const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into,
-                          Span<A> scratch) {
-  const PackedWeights<A> weights{scratch.data, grad.rows, mixing.rows};
-  for (Index s = 0; s < weights.strips(); ++s) {
-    const Panel<A> strip = weights.strip(s);
-    for (Index i = 0; i < mixing.rows; ++i)
-      copy_row(strip.row(i), mixing.row(i) + first + weights.begin(s), strip.cols);
-  }
-  mix_rows(grad, weights, grad_mixed, into);
+                          const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into) {
+  mix_rows(grad, mixing.col_range(first, grad.rows), true, grad_mixed, into, Terms::all);
 }
 
-/// The adjoint of `mix_past` in the summaries: dS_b (+)= sum over i >= b + lag of m_ib dS~_i. From
-/// the last block backwards it is mix_past again: the earlier b, the more i.
+/// The adjoint of `mix_past` in the summaries: dS_b (+)= sum over i >= b + lag of m_ib dS~_i.
 template <class A>
 void mix_past_summary_gradient(const Panel<const A>& mixing, Index first, Index lag,
-                               const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into,
-                               Span<A> scratch) {
-  const Index last_row = mixing.rows - 1;
-  const Index last = grad.rows - 1;
-  const PackedWeights<A> weights{scratch.data, grad.rows, mixing.rows - first - lag, Terms::past};
-  for (Index s = 0; s < weights.strips(); ++s) {
-    const Panel<A> strip = weights.strip(s);
-    for (Index k = 0; k < weights.depth; ++k)
-      for (Index r = 0; r < strip.cols; ++r)
-        strip.row(k)[r] = mixing.row(last_row - k)[first + last - weights.begin(s) - r];
-  }
-  const auto backwards = [](const auto& panel, Index from) {
-    auto mirrored = panel;
-    mirrored.data = panel.row(from);
-    mirrored.stride = -panel.stride;
-    return mirrored;
-  };
-  mix_rows(backwards(grad, last), weights, backwards(grad_mixed, last_row), into);
+                               const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into) {
+  const Index seen = mixing.rows - first - lag;  // of query blocks that see the first key block
+  mix_rows(grad, mixing.row_range(first + lag, seen).col_range(first, grad.rows), true,
+           grad_mixed.row_range(first + lag, seen), into, Terms::future);
 }
 
 /// The adjoint in the mixing matrix: dm_ib += <dS~_i, S_b>, for the blocks given. Called for S and

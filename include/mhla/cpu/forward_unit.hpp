@@ -221,9 +221,9 @@ SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matr
       unit_mixing(plan, unit, matrix).row_range(mixed.first, groups.size(group));
   const auto mix_rows = [&](const Panel<A>& from, const Panel<A>& to) {
     if constexpr (sees_past_only<L>) {
-      mix_past<A>(rows, mixed.first, lag_of(sight_of<L>), from, to, scratch.weights);
+      mix_past<A>(rows, mixed.first, lag_of(sight_of<L>), from, to);
     } else {
-      mix<A>(rows, from, to, scratch.weights);
+      mix<A>(rows, from, to);
     }
   };
   if (summaries_wanted) mix_rows(unit.summaries.summaries, mixed.summaries);

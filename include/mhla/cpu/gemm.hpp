@@ -114,38 +114,17 @@ void transpose(const Panel<T>& result, const Panel<const std::type_identity_t<T>
   });
 }
 
-/// Weights packed for `mix_rows`, in strips of rows. Terms::past: row i has only the first
-/// depth - (rows - 1) + i of them.
+/// result (+)= weights b, or weights^T b, for rows of b that no cache holds, and for triangles:
+/// what a row of the result has no weight for is not read.
 template <class T>
-struct PackedWeights {
-  T* data;
-  Index rows;
-  Index depth;
-  Terms terms;
-  Strips cut;
-
-  PackedWeights(T* memory, Index weight_rows, Index weight_depth, Terms kind = Terms::all)
-      : data(memory), rows(weight_rows), depth(weight_depth), terms(kind), cut{} {
-    with_kernels<T>([&](auto kernels) { cut = kernels.strips_of(kind, weight_rows); });
-  }
-  Index strips() const { return cut.count(); }
-  Index begin(Index strip) const { return cut.begin(strip); }
-  /// Of a strip: weight (i, k) at (k, i - begin(strip)).
-  Panel<T> strip(Index s) const {
-    return panel(data + begin(s) * depth, depth, begin(s + 1) - begin(s));
-  }
-};
-
-/// result (+)= weights b, for rows of b that no cache holds. What a row of the result has no weight
-/// for is not read.
-template <class T>
-void mix_rows(const Panel<T>& result, const PackedWeights<T>& weights,
-              const Panel<const std::type_identity_t<T>>& b, Into into) {
-  const Index depth = weights.depth - (weights.terms == Terms::past ? result.rows - 1 : 0);
-  const Mixture<T> mixture{result.rows,  result.cols, depth,       weights.data,  weights.rows,
-                           b.data,       b.stride,    result.data, result.stride, into == Into::add,
-                           weights.terms};
-  with_kernels<T>([&](auto kernels) { kernels.mix_strips(mixture); });
+void mix_rows(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& weights,
+              bool transposed, const Panel<const std::type_identity_t<T>>& b, Into into,
+              Terms terms) {
+  const Product<T> product{
+      result.rows,      result.cols,      transposed ? weights.rows : weights.cols,
+      weights.placed(), transposed,       b.placed(),
+      result.placed(),  into == Into::add};
+  with_kernels<T>([&](auto kernels) { kernels.multiply_panels(product, terms); });
 }
 
 /// result_r = <a_r, b_r>, row by row
@@ -321,12 +300,7 @@ template <class T>
 void multiply_lower(const Panel<T>& result,
                     const Panel<const std::type_identity_t<T>>& lower_transposed,
                     const Panel<const std::type_identity_t<T>>& b, Into into = Into::overwrite) {
-  with_kernels<T>([&](auto kernels) {
-    for (Index t = 0; t < result.rows; t += triangle_rows)
-      kernels.mix(Mixture<T>{std::min(Index{triangle_rows}, result.rows - t), result.cols, t + 1,
-                             lower_transposed.data + t, lower_transposed.stride, b.data, b.stride,
-                             result.row(t), result.stride, into == Into::add, Terms::past});
-  });
+  mix_rows(result, lower_transposed, true, b, into, Terms::past);
 }
 
 /// result_j (+)= sum over t >= j of lower_tj b_t: the adjoint of `multiply_lower`.
@@ -335,12 +309,7 @@ void multiply_lower_transposed(const Panel<T>& result,
                                const Panel<const std::type_identity_t<T>>& lower,
                                const Panel<const std::type_identity_t<T>>& b,
                                Into into = Into::overwrite) {
-  with_kernels<T>([&](auto kernels) {
-    for (Index j = 0; j < result.rows; j += triangle_rows)
-      kernels.mix(Mixture<T>{std::min(Index{triangle_rows}, result.rows - j), result.cols,
-                             lower.rows - j, lower.row(j) + j, lower.stride, b.row(j), b.stride,
-                             result.row(j), result.stride, into == Into::add, Terms::future});
-  });
+  mix_rows(result, lower, true, b, into, Terms::future);
 }
 
 }  // namespace cpu

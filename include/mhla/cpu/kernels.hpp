@@ -160,56 +160,12 @@ struct RowSum {
   Index running_stride = 0;
 };
 
-/// Rows of a triangle that are best taken together.
-inline constexpr int triangle_rows = 8;
+/// Rows of a triangle that are taken together.
+inline constexpr Index triangle_rows = 8;
 
-/// Which terms the rows of a mixture have. all: `depth` each. past: row i has i more, behind them.
-/// future: row i lacks the first i of them.
+/// Which terms the rows of a product have: all of them; or, past, row i all but the last
+/// rows - 1 - i; or, future, all but the first i.
 enum class Terms { all, past, future };
-
-/// Rows of b that a tile of a mixture reads into the cache for later ones: one every `pace` terms,
-/// as far apart as b's. Without any it reads its own rows' next columns.
-template <class T>
-struct RowsAhead {
-  const T* rows = nullptr;
-  Index pace = 1;
-};
-
-/// c [rows, cols] (+)= a b for few rows, element (i, k) of a at a[k * a_depth + i]; b [depth,
-/// cols].
-template <class T>
-struct Mixture {
-  Index rows;
-  Index cols;
-  Index depth;
-  const T* a;
-  Index a_depth;
-  const T* b;
-  Index b_stride;
-  T* c;
-  Index c_stride;
-  bool add;
-  Terms terms = Terms::all;
-  RowsAhead<T> ahead = {};
-};
-
-/// Many rows are mixed in strips of what tiles of sums take. The weights of a strip lie together:
-/// of the rows [first, first + count), element (i, k) is a[first * depth + k * count + i - first],
-/// where `depth` is that of the row with the most terms.
-struct Strips {
-  Index rows;
-  Index most;  // rows of a strip
-  bool even;   // all of nearly the same height, or whole ones and a rest
-
-  Index count() const { return ceil_div(rows, most); }
-  Index begin(Index strip) const {
-    if (even) return even_split(rows, count(), strip);
-    return strip * most < rows ? strip * most : rows;
-  }
-};
-inline constexpr Index max_strip_rows = 14;
-/// Triangles that tiles come in, of 8 rows and of 4.
-inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
 
 #include <mhla/cpu/kernels/cuts.inc>
 
@@ -245,8 +201,6 @@ inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
 #define MHLA_ISA_BYTES 0
 #define MHLA_ISA_ROWS 2
 #define MHLA_ISA_VECTORS 2
-#define MHLA_ISA_MIX_ROWS 4
-#define MHLA_ISA_MIX_VECTORS 1
 #include <mhla/cpu/kernels.inc>
 
 // Sixteen bytes: NEON, SSE2, or whatever the compiler makes of them. Few tiles where hardly any
@@ -255,17 +209,14 @@ inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
 #define MHLA_PORTABLE_LOOP MHLA_KERNEL_LOOP
 #define MHLA_PORTABLE_ROWS 6
 #define MHLA_PORTABLE_VECTORS 4
-#define MHLA_PORTABLE_MIX_ROWS 14
 #elif defined(__x86_64__)
 #define MHLA_PORTABLE_LOOP MHLA_KERNEL
 #define MHLA_PORTABLE_ROWS 4
 #define MHLA_PORTABLE_VECTORS 1
-#define MHLA_PORTABLE_MIX_ROWS 4
 #else
 #define MHLA_PORTABLE_LOOP MHLA_KERNEL_LOOP
 #define MHLA_PORTABLE_ROWS 6
 #define MHLA_PORTABLE_VECTORS 2
-#define MHLA_PORTABLE_MIX_ROWS 6
 #endif
 #define MHLA_ISA portable
 #define MHLA_ISA_TARGET MHLA_KERNEL
@@ -273,14 +224,11 @@ inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
 #define MHLA_ISA_BYTES 16
 #define MHLA_ISA_ROWS MHLA_PORTABLE_ROWS
 #define MHLA_ISA_VECTORS MHLA_PORTABLE_VECTORS
-#define MHLA_ISA_MIX_ROWS MHLA_PORTABLE_MIX_ROWS
-#define MHLA_ISA_MIX_VECTORS 2
 #include <mhla/cpu/kernels.inc>
 
 #undef MHLA_PORTABLE_LOOP
 #undef MHLA_PORTABLE_ROWS
 #undef MHLA_PORTABLE_VECTORS
-#undef MHLA_PORTABLE_MIX_ROWS
 
 #if defined(__x86_64__)
 // Every processor with AVX2 has F16C.
@@ -290,8 +238,6 @@ inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
 #define MHLA_ISA_BYTES 32
 #define MHLA_ISA_ROWS 6
 #define MHLA_ISA_VECTORS 2
-#define MHLA_ISA_MIX_ROWS 6
-#define MHLA_ISA_MIX_VECTORS 2
 #include <mhla/cpu/kernels.inc>
 
 #define MHLA_ISA avx512
@@ -300,8 +246,6 @@ inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
 #define MHLA_ISA_BYTES 64
 #define MHLA_ISA_ROWS 6
 #define MHLA_ISA_VECTORS 4
-#define MHLA_ISA_MIX_ROWS 14
-#define MHLA_ISA_MIX_VECTORS 2
 #include <mhla/cpu/kernels.inc>
 
 #endif
@@ -325,8 +269,7 @@ inline constexpr Index max_past_strip_rows = triangle_rows + triangle_rows / 2;
   prefix template void isa::Kernels<type>::multiply(const Product<type>&);            \
   prefix template void isa::Kernels<type>::multiply_transposed(const Product<type>&); \
   prefix template void isa::Kernels<type>::multiply_dots(const Product<type>&);       \
-  prefix template void isa::Kernels<type>::mix(const Mixture<type>&);                 \
-  prefix template void isa::Kernels<type>::mix_strips(const Mixture<type>&);
+  prefix template void isa::Kernels<type>::multiply_panels(const Product<type>&, Terms);
 #if defined(__x86_64__)
 #define MHLA_EVERY_KERNEL(prefix)        \
   MHLA_KERNELS(prefix, portable, float)  \

@@ -77,7 +77,7 @@ struct SlotScratch {
   Span<A> mixed_summaries;    // [group rows, feature_dim * value_dim]: S~, or dS in the adjoint
   Span<A> mixed_key_sums;     // [group rows, feature_dim]: z~, or dz
   Span<A> key_sum_rest;       // [feature_dim]: of the LongSum of a block's key sum
-  Span<A> weights;            // [group rows, blocks]: of the mixing matrix; or a triangle of dM
+  Span<A> triangle;           // [columns of dM, columns of dM]: where queries see some of them
   Span<A> transposed;         // [feature_dim, value_dim]: dS of one block
   RowBuffers<A> row;
   OwnTileScratch<A> own;
@@ -99,9 +99,7 @@ struct SlotScratch {
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
     const Index columns = std::min(e.key_blocks, matrix_gradient_cols(e.key_blocks));
-    weights =
-        arena.take<A>(std::max(checked_mul(group_rows, std::max(e.query_blocks, e.key_blocks)),
-                               needs.backward ? columns * columns : Index{0}));
+    triangle = arena.take<A>(needs.backward ? columns * columns : 0);
     transposed = arena.take<A>(needs.backward ? e.summary_size() : 0);
     row.input = arena.take<A>(checked_mul(e.tile_tokens, key_dim));
     row.gradient = arena.take<A>(needs.backward ? row.input.size : 0);

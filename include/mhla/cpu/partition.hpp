@@ -39,6 +39,9 @@ struct RowGroups {
   Index max_size() const { return std::min(rows, most); }
 };
 
+/// Blocks that are mixed at once where all summaries are near.
+inline constexpr Index max_mixing_rows = 16;
+
 /// Floats of summaries that L2 keeps beside panels of tokens.
 inline constexpr Index cached_summaries = Index{9} << 15;
 
@@ -51,10 +54,10 @@ inline RowGroups mixing_groups(Sight sight, Index rows, Index terms, Index strid
   constexpr Index most = 112;
   const Index held = cached_summaries / stride;
   if (terms <= held)
-    return sight == Sight::all ? RowGroups(rows, max_strip_rows)
+    return sight == Sight::all ? RowGroups(rows, max_mixing_rows)
                                : RowGroups(rows, triangle_rows, triangle_rows);
   return {rows, std::clamp(std::max(held, terms / 8), least, most),
-          sight == Sight::all ? Index{1} : max_past_strip_rows};
+          sight == Sight::all ? Index{1} : triangle_rows};
 }
 template <class L>
 RowGroups row_groups(const Extents& e, Index rows, Index terms) {
