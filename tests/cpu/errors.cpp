@@ -341,11 +341,17 @@ TEST_CASE("errors: destinations over what a variant borrows", "[cpu]") {
 TEST_CASE("errors: tensors inside the workspace", "[cpu]") {
   const auto check = [](Pass pass, const auto& tensor, const char* name) {
     for (const bool at_end : {false, true}) {
+      // With room on both sides of the workspace: what lies there belongs to nobody else.
+      mhla::Workspace room;
       check_refused<mhla::WorkspaceError>(
           sequence, shape, pass,
           [&](Arguments& a) {
             auto& view = tensor(a);
             const Index bytes = view.size() * Index{sizeof(float)};
+            const Index margin =
+                mhla::ceil_div(bytes, mhla::workspace_alignment) * mhla::workspace_alignment;
+            room = mhla::Workspace(a.workspace.size + 2 * margin);
+            a.workspace.data = room.data() + margin;
             view.data = reinterpret_cast<float*>(a.workspace.data +
                                                  (at_end ? a.workspace.size - 4 : 4 - bytes));
           },
@@ -527,4 +533,13 @@ TEST_CASE("errors: sizes that overflow", "[cpu]") {
   CHECK(says(message({1, 1, 1, 4, 4, 5, huge, 1, 1, 1}), "v: axis value_dim", "too large"));
   CHECK(
       says(message({1, 1, 1, 4, 4, Index{1} << 32, Index{1} << 32, 1, 1, 1}), "overflows 64 bits"));
+  // Tokens that nobody would live to see counted.
+  constexpr Index many = Index{1} << 50;
+  const Attention<Relu, Blocks1D> whole{.blocks = {.block = many}};
+  for (const Shape& shape :
+       {Shape{1, 1, 1, many, 4, 4, 5, 1, 1, 1}, Shape{1, 1, 1, 4, many, 4, 5, 1, 1, 1},
+        Shape{many, 1, 1, 4, 4, 4, 4, 1, 1, 1}})
+    CHECK(says(error_message<ShapeError>(
+                   [&] { mhla::forward_workspace_size<float>(whole, shape, backend::device()); }),
+               "axis tokens is", "more than the 2^36 tokens"));
 }

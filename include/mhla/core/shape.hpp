@@ -53,6 +53,10 @@ inline void require_extent(const char* argument, const char* axis, Index got, In
 /// Index, whatever the scalar, and so does the sum of a few such sizes.
 inline constexpr Index max_elements = Index{1} << 56;
 
+/// The most tokens, over the whole batch, of a call that has an output: its tables take an entry
+/// for each (on the CPU), and whoever has to lay them out has to count them.
+inline constexpr Index max_call_tokens = Index{1} << 36;
+
 /// One axis of a tensor, as errors name it.
 struct NamedExtent {
   const char* axis;
@@ -131,6 +135,14 @@ Shape shape_of(const TensorView<Q, 4>& q, const TensorView<K, 4>& k, const Tenso
 /// Throws unless the extents are a legal call by themselves, whatever the variant.
 inline void require_consistent(const Shape& shape) {
   require_tensors(shape);
+  const auto require_countable = [&](const char* argument, Index tokens) {
+    if (!shape.empty() && tokens > max_call_tokens / shape.batch)
+      throw ShapeError(std::string("mhla: ") + argument + ": axis tokens is " +
+                       std::to_string(tokens) + " in a batch of " + std::to_string(shape.batch) +
+                       ", more than the 2^36 tokens that a call can have");
+  };
+  require_countable("q", shape.query_tokens);
+  require_countable("k", shape.key_tokens);
   if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0)
     throw ShapeError("mhla: k: axis heads is " + std::to_string(shape.kv_heads) + " but q has " +
                      std::to_string(shape.heads) +
