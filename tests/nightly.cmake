@@ -7,9 +7,10 @@ foreach(preset IN ITEMS nightly-clang nightly-asan nightly-asan-gcc nightly-tsan
   set_tests_properties(nightly/${preset} PROPERTIES LABELS nightly RUN_SERIAL ON TIMEOUT 14400)
 endforeach()
 
-# Faults planted one by one, each of which a test must notice.
-add_test(NAME nightly/planted_faults COMMAND "${CMAKE_COMMAND}"
-         "-DMHLA_BUILD_DIR=${PROJECT_BINARY_DIR}/mutants" -P "${CMAKE_CURRENT_SOURCE_DIR}/mutants/run.cmake")
+# Faults planted one by one, each of which a test must notice; the tests' own build compiles them.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+add_test(NAME nightly/planted_faults COMMAND Python3::Interpreter
+         "${CMAKE_CURRENT_SOURCE_DIR}/mutants/run.py" "${PROJECT_BINARY_DIR}")
 set_tests_properties(nightly/planted_faults PROPERTIES LABELS nightly TIMEOUT 7200 RUN_SERIAL ON)
 
 # Programs of this build, which know of no instruction set beyond the first, on machines that have no
