@@ -29,7 +29,7 @@ struct Case {
 
   Precision precision() const {
     const Format format = format_of(accumulator_of(entry->scalar));
-    return {format.roundoff(), format.smallest()};
+    return {format.roundoff(), format.smallest(), format.largest};
   }
 };
 

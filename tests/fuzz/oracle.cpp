@@ -304,6 +304,7 @@ class Attention {
  public:
   Attention(const Problem& problem, const Precision& precision, bool gradients)
       : problem_(problem),
+        precision_(precision),
         gradients_(gradients),
         features_(problem, precision),
         turn_(problem, precision),
@@ -323,8 +324,6 @@ class Attention {
     roundings_ = least_roundings + 2 * static_cast<double>(sums);
     dmix_roundings_ = roundings_ + static_cast<double>(features * (columns + 1) +
                                                        problem.q.extent[0] * problem.q.extent[1]);
-    roundoff_ = precision.roundoff;
-    smallest_ = precision.smallest;
   }
 
   Results run() {
@@ -433,14 +432,15 @@ class Attention {
     }
   }
 
-  // a / den, to whose error that of den adds; none can be told where den is all rounding.
+  // a / den, to whose error that of den adds. None can be told where den is all rounding, or so
+  // small that the quotient leaves the range of the numbers that sums are formed in.
   Number quotient(const Number& a, const Number& den) const {
     const double size = static_cast<double>(std::abs(den.value));
     const double condition = den.mass / size;
-    if (!(condition * roundings_ * roundoff_ < 0.125))
+    const double mass = (a.mass + static_cast<double>(std::abs(a.value)) * condition) / size;
+    if (!(condition * roundings_ * precision_.roundoff < 0.125) || !(mass < precision_.largest))
       return {0, std::numeric_limits<double>::infinity()};
-    return {a.value / den.value,
-            (a.mass + static_cast<double>(std::abs(a.value)) * condition) / size};
+    return {a.value / den.value, mass};
   }
 
   // Roundings to higher than the first order stay below a quarter of the first (see quotient).
@@ -448,19 +448,19 @@ class Attention {
     Dense<Estimate> result(numbers.extent);
     std::transform(numbers.elements.begin(), numbers.elements.end(), result.elements.begin(),
                    [&](const Number& n) {
-                     return Estimate{n.value, 1.25 * roundings * roundoff_ * n.mass + smallest_};
+                     return Estimate{n.value, 1.25 * roundings * precision_.roundoff * n.mass +
+                                                  precision_.smallest};
                    });
     return result;
   }
 
   const Problem& problem_;
+  Precision precision_;
   bool gradients_;
   Features features_;
   Turn turn_;
   double roundings_ = 0;
   double dmix_roundings_ = 0;
-  double roundoff_ = 0;
-  double smallest_ = 0;
   Dense<Number> y_, dq_, dk_, dv_, dmix_;
 };
 

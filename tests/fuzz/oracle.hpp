@@ -103,10 +103,12 @@ struct Problem {
 struct Precision {
   double roundoff;  ///< u of what sums are formed in
   double smallest;  ///< its smallest normal number
+  double largest;   ///< and its largest
 };
 
 /// A result, and by how much rounding may change it: see `Number` in oracle.cpp. Where a
-/// denominator is all rounding the bound is infinite or NaN.
+/// denominator is all rounding, or so small that quotients leave the range, the bound is infinite
+/// or NaN.
 struct Estimate {
   long double value = 0;
   double bound = 0;
