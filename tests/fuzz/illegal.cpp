@@ -84,7 +84,8 @@ Mistake wrong_extent(Attempt& attempt, Draw& draw) {
 Mistake vast_axis(Attempt& attempt, Draw& draw) {
   Call& call = attempt.call();
   const Size axis = draw.below(3);  // batch, key_dim, value_dim
-  const Size extent = draw.one_of({Size{1} << 33, Size{1} << 40, Size{1} << 62});
+  // Up to 2^36 tokens in all are counted before they are found to be too many for the workspace.
+  const Size extent = draw.one_of({Size{1} << 37, Size{1} << 40, Size{1} << 62});
   View* const of_keys[] = {&call.q, &call.k, &call.gradient[query], &call.gradient[key]};
   View* const of_values[] = {&call.v, &call.y, &call.dy, &call.gradient[value]};
   unsigned allowed = shape_error | workspace_error;
