@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: MIT
-// The products that the other sources are compiled without.
+// The products that our programs are compiled without.
 #include <mhla/cpu/instantiate_kernels.hpp>

@@ -11,6 +11,7 @@
 #include <mhla/cuda/fused/quadratic_pass.cuh>
 #include <mhla/policy/batch_layout.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/cpu/call.hpp"
@@ -216,8 +217,10 @@ TEST_CASE("pairs: head dimensions, feature maps and rotations", "[cuda]") {
       Line<Causal, Unnormalized, HalfSplitRotary, Identity>{.blocks = {.block = 30}, .scale = 0.1},
       {1, 1, 1, 70, 70});
   check<Half, 256, 256>("long rows", Line<>{.blocks = {.block = 25}}, {1, 1, 1, 40, 40});
+#ifdef MHLA_FULL_PRODUCT
   check<BFloat16, 72, 72>("turned by two axes", Turned{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
                           {1, 2, 2, 63, 63});
+#endif
   check<Half, 64, 64>("turned by two axes",
                       Turned{.blocks = {.grid = {7, 9}, .block = {4, 3}}, .scale = 0.5},
                       {1, 2, 1, 63, 63});
@@ -227,9 +230,11 @@ TEST_CASE("pairs: head dimensions, feature maps and rotations", "[cuda]") {
 TEST_CASE("pairs: denominators beside a rotation", "[cuda]") {
   check<BFloat16, 64, 64>("video", TurnedVideo{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}},
                           {1, 2, 1, 105, 105});
+#ifdef MHLA_FULL_PRODUCT
   check<Half, 128, 128>(
       "video", TurnedVideo{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}, .scale = 0.5},
       {1, 1, 1, 105, 105});
+#endif
   check<BFloat16, 64, 64>("whole blocks", TurnedSequence{.blocks = {.block = 20}},
                           {1, 2, 2, 90, 90});
 }
@@ -242,8 +247,10 @@ TEST_CASE("pairs: causal blocks", "[cuda]") {
   check<Half, 64, 64>("Half", causal, {1, 1, 1, 90, 90});
   check<BFloat16, 64, 64>("whole blocks", Line<BlockCausal>{.blocks = {.block = 20}},
                           {1, 2, 1, 90, 90});
+#ifdef MHLA_FULL_PRODUCT
   check<Half, 128, 128>("whole blocks", Line<BlockCausal, Unnormalized>{.blocks = {.block = 70}},
                         {1, 1, 1, 100, 100});
+#endif
   // A matrix larger than the call needs.
   check<BFloat16, 64, 64>("corner", causal, {1, 1, 1, 70, 70, 0, 0, 1, 6, 5});
 }
@@ -269,8 +276,10 @@ TEST_CASE("pairs: packed and padded batches", "[cuda]") {
                           {1, 2, 1, 131, 131, 0, 0, 1, 8, 8});
   check<BFloat16, 64, 64>("packed", packed(Line<>{.blocks = {.block = 70}}),
                           {1, 2, 1, 131, 131, 0, 0, 2, 2, 3});
+#ifdef MHLA_FULL_PRODUCT
   check<BFloat16, 64, 64>("packed", packed(Line<BlockCausal>{.blocks = {.block = 4}}),
                           {1, 1, 1, 131, 131, 0, 0, 1, 19, 20});
+#endif
   HostTensor<std::uint8_t, 2> mask(2, 90);
   for (Index n = 0; n < 2; ++n)
     for (Index t = 0; t < 90; ++t) mask(n, t) = (t + n) % 4 == 0 || t > 70 ? 0 : 1;
@@ -279,7 +288,9 @@ TEST_CASE("pairs: packed and padded batches", "[cuda]") {
   };
   check<BFloat16, 64, 64>("padded", padded(Line<Causal>{.blocks = {.block = 20}}),
                           {2, 2, 1, 90, 90});
+#ifdef MHLA_FULL_PRODUCT
   check<BFloat16, 64, 64>("padded", padded(Line<>{.blocks = {.block = 7}}), {2, 2, 2, 90, 90});
+#endif
 }
 
 TEST_CASE("pairs: other operands", "[cuda]") {
@@ -345,9 +356,9 @@ TEST_CASE("pairs: tensors of any strides", "[cuda]") {
 
 TEST_CASE("pairs: gradients omitted, and added", "[cuda]") {
   const auto check_updates = [](const auto& attention) {
-    const auto x = operands_of<BFloat16>(attention, {1, 4, 2, 70, 70, 64, 64});
+    const auto x = operands_of<BFloat16>(attention, {1, 2, 1, 70, 70, 64, 64});
     const auto expected = backward<BFloat16, 64, 64>(attention, x, {x});
-    for (int wanted = 0; wanted < 16; ++wanted) {
+    for (const int wanted : {0, 1, 2, 4, 8, 6}) {
       Gradients<BFloat16> some(x);
       const Gradients<BFloat16> before(x);
       GradientViews<BFloat16> views = some.views();
@@ -396,34 +407,32 @@ TEST_CASE("pairs: nothing of a hidden token reaches another", "[cuda]") {
         if (a(0, 0, t, c).bits != b(0, 0, t, c).bits) return false;
       return true;
     };
-    for (const float bad :
-         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
-      for (const Index token : {Index{29}, tokens - 1})
-        for (int tensor = 0; tensor < 4; ++tensor) {  // q, k, v, dy
-          auto spoilt = x;
-          HostTensor<BFloat16, 4>* const all[] = {&spoilt.q, &spoilt.k, &spoilt.v, &spoilt.dy};
-          store((*all[tensor])(0, 0, token, 3), bad);
-          const auto z = forward<BFloat16, 64, 64>(attention, spoilt, {spoilt});
-          const auto other = backward<BFloat16, 64, 64>(attention, spoilt, {spoilt});
-          const bool of_query = tensor == 0 || tensor == 3;
-          CAPTURE(bad, token, tensor);
-          Index wrong = 0;
-          bool reached = false;
-          for (Index t = 0; t < tokens; ++t) {
-            // What query t computes, and what of it comes to key t.
-            bool query_hit = of_query ? t == token : sees(t, token);
-            bool key_hit = false;
-            for (Index u = 0; u < tokens; ++u)
-              key_hit = key_hit || (sees(u, t) && (of_query ? u == token : sees(u, token)));
-            if (!query_hit) wrong += !equal(z, y, t) || !equal(other.query, gradients.query, t);
-            if (!key_hit && t != token)
-              wrong +=
-                  !equal(other.key, gradients.key, t) || !equal(other.value, gradients.value, t);
-            reached = reached || !equal(other.key, gradients.key, t);
-          }
-          CHECK(wrong == 0);
-          CHECK(reached);
+    for (const auto& [bad, token] : {std::pair{std::numeric_limits<float>::quiet_NaN(), Index{29}},
+                                     {std::numeric_limits<float>::infinity(), tokens - 1}})
+      for (int tensor = 0; tensor < 4; ++tensor) {  // q, k, v, dy
+        auto spoilt = x;
+        HostTensor<BFloat16, 4>* const all[] = {&spoilt.q, &spoilt.k, &spoilt.v, &spoilt.dy};
+        store((*all[tensor])(0, 0, token, 3), bad);
+        const auto z = forward<BFloat16, 64, 64>(attention, spoilt, {spoilt});
+        const auto other = backward<BFloat16, 64, 64>(attention, spoilt, {spoilt});
+        const bool of_query = tensor == 0 || tensor == 3;
+        CAPTURE(bad, token, tensor);
+        Index wrong = 0;
+        bool reached = false;
+        for (Index t = 0; t < tokens; ++t) {
+          // What query t computes, and what of it comes to key t.
+          bool query_hit = of_query ? t == token : sees(t, token);
+          bool key_hit = false;
+          for (Index u = 0; u < tokens; ++u)
+            key_hit = key_hit || (sees(u, t) && (of_query ? u == token : sees(u, token)));
+          if (!query_hit) wrong += !equal(z, y, t) || !equal(other.query, gradients.query, t);
+          if (!key_hit && t != token)
+            wrong += !equal(other.key, gradients.key, t) || !equal(other.value, gradients.value, t);
+          reached = reached || !equal(other.key, gradients.key, t);
         }
+        CHECK(wrong == 0);
+        CHECK(reached);
+      }
   };
   check_hidden(Line<Causal>{.blocks = {.block = 20}}, 70, {1, 1, 1, 70, 70},
                [](Index t, Index s) { return s <= t; });

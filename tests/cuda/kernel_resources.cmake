@@ -7,11 +7,15 @@
 # The ceilings hold for one release of nvcc; with another one the last check is made alone. Variables:
 #   NVCC     the compiler
 #   FOLDER   where to compile: kernel_resources in the current one if not given
+#   PRODUCT  full (if not given) for all; else one kernel of each kind, for sm_90
 #   UPDATE   ON rewrites kernel_resources.txt; reasons stay
 cmake_minimum_required(VERSION 3.22...3.31)
 set(ceilings_file "${CMAKE_CURRENT_LIST_DIR}/kernel_resources.txt")
 set(architectures 80 90 100 120)
 set(registers_of_processor 65536)
+if(NOT PRODUCT OR UPDATE)
+  set(PRODUCT full)
+endif()
 if(NOT FOLDER)
   set(FOLDER "${CMAKE_CURRENT_BINARY_DIR}/kernel_resources")
 endif()
@@ -142,8 +146,14 @@ if(EXISTS "${ceilings_file}")
 endif()
 
 # All for one architecture; what the others make of one of each kind tells enough.
-compile("80;100;120" -DMHLA_ONE_OF_EACH_KIND)
-compile("90")
+if(PRODUCT STREQUAL "full")
+  compile("80;100;120" -DMHLA_ONE_OF_EACH_KIND)
+  compile("90")
+else()
+  compile("90" -DMHLA_ONE_OF_EACH_KIND)
+  set(architectures 90)
+  set(known "${kernels}")
+endif()
 list(LENGTH kernels count)
 if(count EQUAL 0 OR count GREATER 60)
   message(FATAL_ERROR "fused_kernels.cu has ${count} kernels, and may have 60.")

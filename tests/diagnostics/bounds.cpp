@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/support/catch.hpp"
+#include "tests/support/svd.hpp"
 
 namespace {
 

@@ -49,7 +49,7 @@ TEMPLATE_TEST_CASE("forward expression: constructs, assigns and resizes", "[eige
 }
 
 TEMPLATE_TEST_CASE("forward expression: is part of larger ones", "[eigen]", FloatRowMajor,
-                   DoubleColMajor, LongDoubleRowMajor) {
+                   DoubleColMajor) {
   using Tensor4 = typename TestType::Tensor4;
   using Scalar = typename TestType::Scalar;
   const TestType t;
@@ -107,7 +107,7 @@ TEMPLATE_TEST_CASE("forward expression: is part of larger ones", "[eigen]", Floa
 }
 
 TEMPLATE_TEST_CASE("forward expression: takes lazy operands, each of the four", "[eigen]",
-                   FloatRowMajor, DoubleColMajor, LongDoubleRowMajor) {
+                   FloatRowMajor, DoubleColMajor) {
   using Tensor4 = typename TestType::Tensor4;
   using Scalar = typename TestType::Scalar;
   const TestType t;

@@ -482,7 +482,7 @@ TEST_CASE("char_lm: a short training of each kind", "[char_lm]") {
   }
 }
 
-#ifdef MHLA_FULL_PRODUCT  // seconds of training: nothing for Debug and sanitizers
+#ifndef MHLA_SMALL_PRODUCT  // seconds of training: nothing for Debug and sanitizers
 TEST_CASE("char_lm: trained on the project's sources, it learns more than pairs", "[char_lm]") {
   const Run run = char_lm_run("--steps 200 --batch 4 --context 128 --block 16 --width 64");
   INFO(run.output);

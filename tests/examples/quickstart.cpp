@@ -115,7 +115,7 @@ TEST_CASE("quickstart: what it cannot read it says", "[quickstart]") {
   CHECK(run_program("'" MHLA_QUICKSTART "' a b").status == 64);
 }
 
-#ifdef MHLA_FULL_PRODUCT  // it measures time: nothing for Debug and sanitizers
+#ifndef MHLA_SMALL_PRODUCT  // it measures time: nothing for Debug and sanitizers
 TEST_CASE("quickstart: three tables of an image", "[quickstart]") {
   const TemporaryFolder temporary;
   write_text(temporary / "image.ppm", color_image());

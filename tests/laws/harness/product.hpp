@@ -78,9 +78,12 @@ constexpr bool in_build(const Policies& policies) {
   return full_product || in_pairwise_subset(policies) || in_golden_cases(policies);
 }
 
-/// Whether a variant is compiled in float and long double besides double: of the causal ones those
-/// alone that every build has, for the sake of compile time.
-constexpr bool in_every_scalar(const Policies& policies) {
+/// Whether a variant is compiled in a scalar type, for the sake of compile time: all are in double.
+template <class T>
+constexpr bool in_scalar(const Policies& policies) {
+  if (std::is_same_v<T, double>) return true;
+  if (std::is_same_v<T, long double> && !full_product)
+    return policies.rank == 1 && in_pairwise_subset(policies);
   return policies.bidirectional() || in_pairwise_subset(policies) || in_golden_cases(policies);
 }
 

@@ -144,7 +144,7 @@ class VariantOf final : public Variant {
 
   template <class T>
   using IfCompiled =
-      std::conditional_t<backend::computes_in<T> && in_every_scalar(policies_of<V>()),
+      std::conditional_t<backend::computes_in<T> && in_scalar<T>(policies_of<V>()),
                          BackendOf<V, T>, NoBackend<T>>;
 
   IfCompiled<float> float_;

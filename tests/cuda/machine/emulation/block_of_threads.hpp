@@ -5,12 +5,9 @@
 #pragma once
 
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <deque>
-#include <exception>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -87,140 +84,40 @@ class BlockOfThreads {
 
   /// Block `number` is to run: body(argument, thread) by so many threads.
   void begin(std::ptrdiff_t number, int threads, std::size_t shared_bytes, std::uint64_t seed,
-             void (*body)(const void* argument, int thread), const void* argument) {
-    running() = this;
-    number_ = number;
-    body_ = body;
-    argument_ = argument;
-    begin(threads, shared_bytes, seed);
-    resume_ = next_thread();
-  }
+             void (*body)(const void* argument, int thread), const void* argument);
   /// Runs it until it gives way or, where it returns true, has ended. Throws KernelFault.
-  bool go_on() {
-    running() = this;
-    if (resume_ != nullptr) switch_to(own_, std::exchange(resume_, nullptr));
-    if (resume_ != nullptr) return false;
-    if (!is_abandoned_ && ended_ < count_)
-      abandon("threads wait for others that have ended. " + whereabouts());
-    if (is_abandoned_) unwind();
-    if (faults_.empty()) return true;
-    std::string text = "block of threads " + std::to_string(number_) + ":";
-    for (const std::string& fault : faults_) text += "\n  " + fault;
-    if (more_faults_ > 0) text += "\n  and " + std::to_string(more_faults_) + " more";
-    throw KernelFault(text);
-  }
+  bool go_on();
   /// Whether it would only wait on.
   bool waits() const { return awaited_ != nullptr && *awaited_ < awaited_count_; }
   /// Lets its threads leave their bodies, wherever they are: another block is at fault.
-  void give_up() {
-    running() = this;
-    is_abandoned_ = true;
-    unwind();
-  }
+  void give_up();
 
   // What threads call.
 
   /// Shared memory, checked for an access of so many bytes.
-  unsigned char* shared(Access how, std::uint32_t at, std::size_t bytes, const Site& site) {
-    require_progress(site);
-    require_shared(how, at, bytes, site);
-    touch(how, at, bytes, Who::thread(current_->number), site);
-    return memory_.at(at);
-  }
+  unsigned char* shared(Access how, std::uint32_t at, std::size_t bytes, const Site& site);
   /// Counts an access to global memory, and checks it.
-  void global(GlobalAccess how, const void* address, std::size_t bytes, const Site& site) {
-    require_progress(site);
-    require_aligned(how, address, bytes, site);
-    const Who who = Who::thread(current_->number);
-    if (!current_->has_waited_for_kernels) {
-      require_no_wait(how, address, bytes, who, site);
-      chip_.global.bytes_read_early += bytes;
-    }
-    const Conflict conflict = chip_.global.access(how, address, bytes, who, clock(), viewer());
-    if (conflict.with != nullptr) note(chip_.global.words(conflict, how, who, viewer()), site);
-  }
+  void global(GlobalAccess how, const void* address, std::size_t bytes, const Site& site);
 
   void wait_for_earlier_kernels() { current_->has_waited_for_kernels = true; }
 
-  std::uint32_t take_number(std::uint32_t* counter, const Site& site) {
-    require_counter(counter, site);
-    return (*counter)++;
-  }
+  std::uint32_t take_number(std::uint32_t* counter, const Site& site);
   /// What all threads did up to the last barrier is done for who finds it counted.
-  void announce(std::uint32_t* counter, const Site& site) {
-    require_counter(counter, site);
-    ++*counter;
-    Knowledge& told = chip_.counters.told_by(counter);
-    told.learn(knows_);
-    told.learn(static_cast<std::size_t>(number_), time_of_barrier_);
-  }
+  void announce(std::uint32_t* counter, const Site& site);
   /// Threads know it after the next barrier.
-  void wait_for_count(const std::uint32_t* counter, std::uint32_t count, const Site& site) {
-    require_counter(counter, site);
-    awaited_ = counter;
-    awaited_count_ = count;
-    while (waits()) {
-      awaited_at_ = site;
-      give_way(current_);
-    }
-    awaited_ = nullptr;
-    learns_.learn(chip_.counters.told_by(counter));
-  }
+  void wait_for_count(const std::uint32_t* counter, std::uint32_t count, const Site& site);
   /// What it waits for, in words.
-  std::string awaited() const {
-    return "block of threads " + std::to_string(number_) + " waits for a count of " +
-           std::to_string(awaited_count_) + ", which is at " + std::to_string(*awaited_) + ", at " +
-           name_of(awaited_at_);
-  }
+  std::string awaited() const;
 
-  void begin_copy(std::uint32_t to, const void* from, bool is_present, const Site& site) {
-    require_aligned(GlobalAccess::copy, from, 16, site);
-    shared(Access::copy, to, 16, site);
-    if (is_present) global(GlobalAccess::copy, from, 16, site);
-    Copies& copies = current_->copies;
-    const std::uint64_t number = copies.begin({to, is_present ? from : nullptr, false});
-    switch (random(3)) {
-      case 0:
-        land(*copies.find(number));
-        break;
-      case 1:
-        drifting_.emplace_back(&copies, number);
-        break;
-      default:  // lands when it is waited for
-        break;
-    }
-  }
+  void begin_copy(std::uint32_t to, const void* from, bool is_present, const Site& site);
   void commit_copies() { current_->copies.commit(); }
-  void wait_for_copies(std::size_t pending) {
-    const Who who = Who::thread(current_->number);
-    current_->copies.wait(pending, [&](Copy& copy) {
-      if (!copy.has_landed) land(copy);
-      memory_.copied(copy.to, who, clock());
-    });
-  }
+  void wait_for_copies(std::size_t pending);
 
   /// Where the thread leaves what it brings to a meeting, and finds what it takes from it.
   Part& part() { return current_->warp->parts[current_->lane()]; }
 
   /// Returns when the warp's lanes, or the block's threads, have all come.
-  void meet(Meeting meeting, const Site& site) {
-    Thread& me = *current_;
-    Warp& warp = *me.warp;
-    if (warp.arrived == 0) {
-      warp.meeting = meeting;
-      warp.site = site;
-    } else if (warp.meeting != meeting || !is_same(warp.site, site)) {
-      stop("warp " + std::to_string(warp.number) + " does not meet: thread " +
-           std::to_string(me.number) + " comes to " + name_of(meeting) + " at " + name_of(site) +
-           ", others to " + name_of(warp.meeting) + " at " + name_of(warp.site));
-    }
-    warp.arrived |= 1u << me.lane();
-    if (warp.arrived == all_lanes) complete(warp);
-    Thread* const next = next_thread();
-    if (chip_.takes_turns && next != nullptr && random(turn_length) == 0) return give_way(next);
-    if (next != &me) switch_to(me.fiber, next);
-    if (is_abandoned_) throw Abandoned{};
-  }
+  void meet(Meeting meeting, const Site& site);
 
  private:
   struct Abandoned {};  // what threads throw that can not go on
@@ -253,333 +150,68 @@ class BlockOfThreads {
   static constexpr int most_accesses = 1 << 20;
   static constexpr std::uint64_t turn_length = 200;  // meetings, at the mean
 
-  static BlockOfThreads*& running() {
-    static BlockOfThreads* block = nullptr;
-    return block;
-  }
+  static BlockOfThreads*& running();
   // Lets other blocks run; `next` is the thread that goes on afterwards.
-  void give_way(Thread* next) {
-    Thread& me = *current_;
-    resume_ = next;
-    switch_to(me.fiber, nullptr);
-    if (is_abandoned_) throw Abandoned{};
-  }
-  Viewer viewer() const {
-    if (!chip_.takes_turns) return {begin_, 0, nullptr, nullptr};
-    return {begin_, static_cast<std::size_t>(number_), &knows_, &chip_.turns};
-  }
-  void require_counter(const std::uint32_t* counter, const Site& site) {
-    require_progress(site);
-    require_aligned(GlobalAccess::store, counter, sizeof(*counter), site);
-    if (!current_->has_waited_for_kernels)
-      stop("thread " + std::to_string(current_->number) +
-           " uses a counter and has not waited for earlier kernels, at " + name_of(site));
-  }
+  void give_way(Thread* next);
+  Viewer viewer() const;
+  void require_counter(const std::uint32_t* counter, const Site& site);
 
   int warps() const { return count_ / warp_size; }
   Warp& warp(int number) { return warps_[static_cast<std::size_t>(number)]; }
 
-  void begin(int threads, std::size_t shared_bytes, std::uint64_t seed) {
-    while (static_cast<int>(threads_.size()) < threads) add_thread();
-    if (!chip_.takes_turns) chip_.forget_if_late();
-    if (std::exchange(times_forgotten_, chip_.times_forgotten) != chip_.times_forgotten)
-      memory_.forget();
-    memory_.begin(shared_bytes);
-    random_ = (seed * 0x9e3779b97f4a7c15u) | 1;
-    begin_ = now_ = time_of_barrier_ = chip_.tick(static_cast<std::size_t>(number_));
-    knows_.forget(chip_.counters.blocks());
-    learns_.forget(chip_.counters.blocks());
-    awaited_ = nullptr;
-    resume_ = nullptr;
-    drifting_.clear();
-    count_ = threads;
-    ended_ = 0;
-    at_barrier_ = 0;
-    runnable_ = 0;
-    is_abandoned_ = false;
-    faults_.clear();
-    more_faults_ = 0;
-    for (int w = 0; w < warps(); ++w) {
-      warp(w).ended = 0;
-      warp(w).time_of_barrier = now_;
-      for (Thread* const thread : warp(w).lanes) {
-        thread->has_ended = false;
-        thread->has_waited_for_kernels = false;
-        thread->copies.forget();
-      }
-      release(warp(w));
-    }
-    choose_warp();
-  }
-  void add_thread() {
-    const int number = static_cast<int>(threads_.size());
-    if (number % warp_size == 0) warps_.emplace_back().number = number / warp_size;
-    Thread& thread = threads_.emplace_back();
-    thread.number = number;
-    thread.warp = &warps_.back();
-    thread.warp->lanes[thread.lane()] = &thread;
-    thread.fiber.begin_with(&live);
-  }
+  void begin(int threads, std::size_t shared_bytes, std::uint64_t seed);
+  void add_thread();
   // A thread's fiber runs one block's thread after the other.
-  static void live() {
-    BlockOfThreads& block = current();
-    Thread& me = *block.current_;
-    for (;;) {
-      try {
-        if (!block.is_abandoned_) {
-          block.body_(block.argument_, me.number);
-          if (me.copies.under_way() > 0)
-            block.stop("thread " + std::to_string(me.number) +
-                       " has ended without waiting for its copies");
-          if (!me.has_waited_for_kernels)
-            block.stop("thread " + std::to_string(me.number) +
-                       " has ended without waiting for earlier kernels");
-        }
-      } catch (const Abandoned&) {
-      } catch (const std::exception& error) {
-        block.abandon("thread " + std::to_string(me.number) + " has thrown: " + error.what());
-      } catch (...) {
-        block.abandon("thread " + std::to_string(me.number) + " has thrown");
-      }
-      me.has_ended = true;
-      me.warp->ended |= 1u << me.lane();
-      ++block.ended_;
-      block.switch_to(me.fiber, block.next_thread());
-    }
-  }
+  static void live();
   // From a fiber to that of a thread or, without one, of the program.
-  void switch_to(Fiber& from, Thread* to) {
-    current_ = to;
-    patience_ = most_accesses;
-    Fiber::switch_between(from, to == nullptr ? own_ : to->fiber);
-  }
+  void switch_to(Fiber& from, Thread* to);
   // Lets threads that wait leave their bodies.
-  void unwind() {
-    for (int t = 0; t < count_; ++t) {
-      Thread& thread = threads_[static_cast<std::size_t>(t)];
-      if (!thread.has_ended) switch_to(own_, &thread);
-    }
-    resume_ = nullptr;
-    chip_.forget();
-  }
+  void unwind();
 
   // Who runs next; null where nobody can.
-  Thread* next_thread() {
-    while (!is_abandoned_ && runnable_ != 0) {
-      Warp& warp = *warp_;
-      while (warp.next < warp_size) {
-        const unsigned lane = (warp.first + warp.next++ * warp.step) % warp_size;
-        if ((warp.ended >> lane & 1u) == 0) return warp.lanes[lane];
-      }
-      if (warp.arrived != 0 && warp.arrived != all_lanes) {
-        abandon("warp " + std::to_string(warp.number) + " waits for lanes that have ended. " +
-                whereabouts());
-        return nullptr;
-      }
-      runnable_ &= ~(1u << warp.number);
-      if (runnable_ != 0) choose_warp();
-    }
-    return nullptr;
-  }
+  Thread* next_thread();
   // The warp may go on, to its next meeting.
-  void release(Warp& warp) {
-    warp.arrived = 0;
-    warp.next = 0;
-    const unsigned order = random(16 * warp_size);
-    warp.first = order % warp_size;
-    warp.step = order / warp_size * 2 + 1;
-    runnable_ |= 1u << warp.number;
-  }
+  void release(Warp& warp);
   // The turn of another warp, or of the same, for a stretch of meetings: now and then so long that
   // all others starve.
-  void choose_warp() {
-    std::uint32_t left = runnable_;
-    for (unsigned skip = random(static_cast<unsigned>(std::popcount(left))); skip > 0; --skip)
-      left &= left - 1;
-    warp_ = &warp(std::countr_zero(left));
-    constexpr std::array lengths = {1, 8, 300, 4000};
-    stretch_ = lengths[random(lengths.size())];
-  }
+  void choose_warp();
 
-  void complete(Warp& met) {
-    if (!drifting_.empty() && random(4) == 0) land_some();
-    switch (met.meeting) {
-      case Meeting::sync:
-        if (++at_barrier_ < warps()) return;  // the warp stays where it is
-        at_barrier_ = 0;
-        time_of_barrier_ = next_time(met);
-        knows_.learn(learns_);
-        for (int w = 0; w < warps(); ++w) {
-          warp(w).time_of_barrier = now_;
-          release(warp(w));
-        }
-        return choose_warp();
-      case Meeting::sync_warp:
-        met.time_of_barrier = next_time(met);
-        break;
-      case Meeting::load_matrices:
-      case Meeting::load_matrices_transposed:
-        load_matrices(met);
-        break;
-      case Meeting::multiply_add_bfloat16:
-        multiply_add<mhla::BFloat16, 16>(met.parts);
-        break;
-      case Meeting::multiply_add_half:
-        multiply_add<mhla::Half, 16>(met.parts);
-        break;
-      case Meeting::multiply_add_8_bfloat16:
-        multiply_add<mhla::BFloat16, 8>(met.parts);
-        break;
-      case Meeting::multiply_add_8_half:
-        multiply_add<mhla::Half, 8>(met.parts);
-        break;
-      case Meeting::exchange:
-        require_one_mask(met);
-        exchange(met.parts);
-        break;
-    }
-    release(met);
-    if (--stretch_ <= 0) choose_warp();
-  }
-  void load_matrices(Warp& met) {
-    MatrixRows rows;
-    for (std::size_t l = 0; l < warp_size; ++l) {
-      const std::uint32_t at = met.parts[l].row;
-      require_shared(Access::load_matrices, at, 16, met.site);
-      touch(Access::load_matrices, at, 16, Who::warp(met.number), met.site);
-      std::memcpy(rows[l].data(), memory_.at(at), 16);
-    }
-    hand_out_matrices(met.parts, rows, met.meeting == Meeting::load_matrices_transposed);
-  }
+  void complete(Warp& met);
+  void load_matrices(Warp& met);
 
-  void touch(Access how, std::uint32_t at, std::size_t bytes, Who who, const Site& site) {
-    const Conflict conflict = memory_.access(how, at, bytes, who, clock());
-    if (conflict.with != nullptr) note(memory_.words(conflict, how, who), site);
-  }
+  void touch(Access how, std::uint32_t at, std::size_t bytes, Who who, const Site& site);
 
-  void land(Copy& copy) {
-    if (copy.from != nullptr)
-      std::memcpy(memory_.at(copy.to), copy.from, 16);
-    else
-      std::memset(memory_.at(copy.to), 0, 16);
-    copy.has_landed = true;
-  }
-  void land_some() {
-    const auto any = [&] { return random(static_cast<unsigned>(drifting_.size())); };
-    for (unsigned count = 1 + any(); count > 0; --count) {
-      auto& chosen = drifting_[any()];
-      Copy* const copy = chosen.first->find(chosen.second);
-      if (copy != nullptr && !copy->has_landed) land(*copy);
-      chosen = drifting_.back();
-      drifting_.pop_back();
-    }
-  }
+  void land(Copy& copy);
+  void land_some();
 
   // As the warp of the thread that runs sees it.
   Clock clock() const { return {now_, time_of_barrier_, current_->warp->time_of_barrier}; }
-  std::uint32_t next_time(const Warp& met) {
-    if (chip_.time == Trace::last_time)
-      stop("a block of threads has more barriers than are counted, at " + name_of(met.site));
-    now_ = chip_.tick(static_cast<std::size_t>(number_));
-    return now_;
-  }
+  std::uint32_t next_time(const Warp& met);
 
   // A thread that waits for others by reading what they have yet to write would do so forever.
-  void require_progress(const Site& site) {
-    if (--patience_ == 0)
-      stop("thread " + std::to_string(current_->number) + " has accessed memory " +
-           std::to_string(most_accesses) + " times without meeting anyone, at " + name_of(site));
-  }
+  void require_progress(const Site& site);
   // A kernel that may still be under way must not meet an access.
   void require_no_wait(GlobalAccess how, const void* address, std::size_t bytes, Who who,
-                       const Site& site) {
-    const char* why = nullptr;
-    if (how == GlobalAccess::store)
-      why = "they may be reading there";
-    else if (chip_.under_way == UnderWay::anything)
-      why = "nothing is known of those before a call";
-    else if (chip_.under_way == UnderWay::last_kernel &&
-             chip_.global.is_being_written(address, bytes))
-      why = "the last one has written there";
-    if (why != nullptr)
-      note(std::string("a ") + name_of(how) + " by " + who.name() +
-               " that does not wait for earlier kernels: " + why,
-           site);
-  }
-  void require_shared(Access how, std::uint32_t at, std::size_t bytes, const Site& site) {
-    if (at > memory_.bytes() || bytes > memory_.bytes() - at)
-      stop(words(how, bytes) + " at byte " + std::to_string(at) + " of shared memory, which has " +
-           std::to_string(memory_.bytes()) + ", at " + name_of(site));
-    if (at % bytes != 0)
-      stop(words(how, bytes) + " at byte " + std::to_string(at) +
-           " of shared memory, which is not a multiple of that, at " + name_of(site));
-  }
-  void require_aligned(GlobalAccess how, const void* address, std::size_t bytes, const Site& site) {
-    if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0)
-      stop(words(how, bytes) + " at an address that is not a multiple of that, at " +
-           name_of(site));
-  }
+                       const Site& site);
+  void require_shared(Access how, std::uint32_t at, std::size_t bytes, const Site& site);
+  void require_aligned(GlobalAccess how, const void* address, std::size_t bytes, const Site& site);
   template <class How>
-  std::string words(How how, std::size_t bytes) const {
-    return "thread " + std::to_string(current_->number) + ": a " + name_of(how) + " of " +
-           std::to_string(bytes) + " bytes";
-  }
-  void require_one_mask(const Warp& met) {
-    for (const Part& part : met.parts)
-      if (part.mask != met.parts[0].mask || part.mask < 0 || part.mask >= warp_size)
-        stop("warp " + std::to_string(met.number) + " exchanges by masks " +
-             std::to_string(met.parts[0].mask) + " and " + std::to_string(part.mask) + ", at " +
-             name_of(met.site));
-  }
+  std::string words(How how, std::size_t bytes) const;
+  void require_one_mask(const Warp& met);
 
   // A fault after which the block goes on.
   void note(const std::string& fault, const Site& site) { note(fault + ", at " + name_of(site)); }
-  void note(const std::string& fault) {
-    if (faults_.size() < 8)
-      faults_.push_back(fault);
-    else
-      ++more_faults_;
-  }
+  void note(const std::string& fault);
   // One that ends the block, wherever its threads are.
-  void abandon(const std::string& fault) {
-    note(fault);
-    is_abandoned_ = true;
-  }
-  [[noreturn]] void stop(const std::string& fault) {
-    abandon(fault);
-    throw Abandoned{};
-  }
+  void abandon(const std::string& fault);
+  [[noreturn]] void stop(const std::string& fault);
 
   // Where all threads are.
-  std::string whereabouts() const {
-    std::string text, last;
-    int begin = 0;
-    for (int t = 0; t <= count_; ++t) {
-      const std::string here =
-          t < count_ ? whereabouts(threads_[static_cast<std::size_t>(t)]) : std::string();
-      if (here == last) continue;
-      if (!last.empty())
-        text += (text.empty() ? "Threads " : ", threads ") + std::to_string(begin) + " to " +
-                std::to_string(t - 1) + " " + last;
-      last = here;
-      begin = t;
-    }
-    return text;
-  }
-  static std::string whereabouts(const Thread& thread) {
-    const Warp& warp = *thread.warp;
-    if (thread.has_ended) return "have ended";
-    if ((warp.arrived >> thread.lane() & 1u) == 0) return "can go on";
-    return std::string("wait in ") + name_of(warp.meeting) + " at " + name_of(warp.site);
-  }
+  std::string whereabouts() const;
+  static std::string whereabouts(const Thread& thread);
 
   // Below `count`: xorshift's upper half.
-  unsigned random(std::uint64_t count) {
-    random_ ^= random_ << 13;
-    random_ ^= random_ >> 7;
-    random_ ^= random_ << 17;
-    return static_cast<unsigned>((random_ >> 32) * count >> 32);
-  }
+  unsigned random(std::uint64_t count);
 
   Fiber own_;  // the program's
   std::deque<Thread> threads_;

@@ -42,24 +42,19 @@
 //     lets them.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <deque>
+#include <cstring>
 #include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/fused/tile_shape.hpp>
-#include <numeric>
-#include <string>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "cublas_v2.h"
 #include "cuda_runtime_api.h"
 #include "emulation/block_of_threads.hpp"
+#include "emulation/launch.hpp"
 
 #define MHLA_DEVICE inline
 #define MHLA_DEVICE_UNROLL
@@ -71,7 +66,7 @@ namespace cuda::machine {
 
 // Every name means what it means there.
 
-inline constexpr Index most_blocks = 0x7fffffff;
+using stand_in::most_blocks;
 
 using Shared = std::uint32_t;
 
@@ -220,137 +215,30 @@ float second_of(std::uint32_t pair) {
   return load(T{static_cast<std::uint16_t>(pair >> 16)});
 }
 
-/// One launch of a body.
+/// A body whatever its type: what does not depend on that is compiled once.
 template <class Body>
-class Launch {
- public:
+stand_in::Kernel kernel_of(const Body& body) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
   static_assert(std::is_trivially_copyable_v<Body>, "a kernel's arguments are copied as bytes");
   static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
   static_assert(Body::blocks_of_processor > 0);
-
-  Launch(const CudaDevice& device, Index blocks, const Body& body, bool in_turns)
-      : body_(body), context_(*device.cublas()), blocks_(blocks), shared_(shared_bytes_of(body)) {
-    if (blocks > most_blocks)
-      throw ShapeError("mhla: " + std::to_string(blocks) +
-                       " blocks of threads are more than a CUDA launch can count");
-    if (shared_ > stand_in::runtime().shared_bytes)
-      throw CudaError("mhla: a kernel could not be launched: invalid argument");
-    ++context_.launches;
-    context_.last_launch_stream = device.stream();
-    stand_in::Chip::chip().begin_launch(
-        std::exchange(context_.under_way, stand_in::UnderWay::last_kernel),
-        std::exchange(context_.written_since_kernel, {}),
-        in_turns ? static_cast<std::size_t>(blocks) : 0);
-    step_ = 1 + random_below(blocks);  // meets every block once
-    while (std::gcd(step_, blocks) != 1) ++step_;
-    next_ = random_below(blocks);
-  }
-
-  Index random_below(Index count) {
-    return static_cast<Index>(context_.next_random() % static_cast<std::uint64_t>(count));
-  }
-  bool any_left() const { return begun_ < blocks_; }
-  /// The next block begins, in an order that no kernel may count on.
-  void begin(stand_in::BlockOfThreads& threads) {
-    arguments_.push_back({body_, next_, blocks_});
-    const auto run_thread = [](const void* argument, int thread) {
-      const auto& of = *static_cast<const Argument*>(argument);
-      of.body(Block{of.number, of.blocks, thread});
-    };
-    threads.begin(next_, Body::threads, static_cast<std::size_t>(shared_), context_.next_random(),
-                  run_thread, &arguments_.back());
-    next_ = (next_ + step_) % blocks_;
-    ++begun_;
-  }
-  /// All have ended.
-  void end() {
-    const stand_in::GlobalMemory& memory = stand_in::BlockOfThreads::global_memory();
-    context_.last_kernel_bytes_read = memory.bytes_read;
-    context_.last_kernel_bytes_written = memory.bytes_written;
-    context_.last_kernel_bytes_read_early = memory.bytes_read_early;
-    context_.kernel_bytes_read += context_.last_kernel_bytes_read;
-    context_.kernel_bytes_written += context_.last_kernel_bytes_written;
-  }
-
- private:
-  struct Argument {
-    const Body& body;
-    Index number;
-    Index blocks;
-  };
-  const Body& body_;
-  cublasContext& context_;
-  Index blocks_;
-  int shared_;
-  Index step_ = 1;
-  Index next_ = 0;
-  Index begun_ = 0;
-  std::deque<Argument> arguments_;
-};
+  return {&body, Body::threads, shared_bytes_of(body),
+          [](const void* of, Index number, Index blocks, int thread) {
+            (*static_cast<const Body*>(of))(Block{number, blocks, thread});
+          }};
+}
 
 /// Runs a body on so many blocks of threads, one after the other.
 template <class Body>
 void run(const CudaDevice& device, Index blocks, const Body& body) {
-  if (blocks == 0) return;
-  Launch<Body> launch(device, blocks, body, false);
-  stand_in::BlockOfThreads& threads = stand_in::blocks_of_chip()[0];
-  while (launch.any_left()) {
-    launch.begin(threads);
-    if (!threads.go_on()) {
-      const std::string fault = threads.awaited();
-      threads.give_up();
-      throw stand_in::KernelFault(fault);
-    }
-  }
-  launch.end();
+  stand_in::run(device, blocks, kernel_of(body));
 }
 
 /// As many blocks as there may be on a chip of any size, and of those a few in flight: the others
 /// begin when one has ended. Who has their turn is left to chance.
 template <class Body>
 void run_together(const CudaDevice& device, Index most, const Body& body) {
-  if (most == 0) return;
-  cublasContext& context = *device.cublas();
-  const auto up_to = [&](std::size_t count) {
-    return 1 + static_cast<std::size_t>(context.next_random() % count);
-  };
-  const Index blocks = std::min(most, static_cast<Index>(up_to(7)));
-  const std::size_t together = up_to(static_cast<std::size_t>(blocks));
-  Launch<Body> launch(device, blocks, body, true);
-  std::vector<stand_in::BlockOfThreads*> in_flight;
-  const auto begin = [&](stand_in::BlockOfThreads& threads) {
-    launch.begin(threads);
-    in_flight.push_back(&threads);
-  };
-  const auto fail = [&](const std::string& fault) {
-    for (stand_in::BlockOfThreads* const threads : in_flight) threads->give_up();
-    throw stand_in::KernelFault(fault);
-  };
-  for (std::size_t n = 0; n < together; ++n) begin(stand_in::blocks_of_chip()[n]);
-  while (!in_flight.empty()) {
-    // Those that can go on come first.
-    const auto ready = std::partition(in_flight.begin(), in_flight.end(),
-                                      [](const auto* threads) { return !threads->waits(); });
-    if (ready == in_flight.begin()) {
-      std::string fault = "all blocks of threads that have begun wait for others";
-      for (const stand_in::BlockOfThreads* const threads : in_flight)
-        fault += "\n  " + threads->awaited();
-      fail(fault);
-    }
-    const auto chosen =
-        in_flight.begin() + launch.random_below(static_cast<Index>(ready - in_flight.begin()));
-    stand_in::BlockOfThreads& threads = **chosen;
-    try {
-      if (!threads.go_on()) continue;
-    } catch (const stand_in::KernelFault& fault) {
-      in_flight.erase(chosen);
-      fail(fault.what());
-    }
-    in_flight.erase(chosen);
-    if (launch.any_left()) begin(threads);
-  }
-  launch.end();
+  stand_in::run_together(device, most, kernel_of(body));
 }
 
 }  // namespace cuda::machine
