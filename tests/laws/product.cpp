@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
-#include <mhla/cpu/block_mixing.hpp>
 #include <mhla/cpu/block_table.hpp>
+#include <mhla/cpu/partition.hpp>
 #include <set>
 #include <string>
 #include <tuple>
