@@ -143,9 +143,8 @@ class VariantOf final : public Variant {
   using FeatureMap = typename V::FeatureMapType;
 
   template <class T>
-  using IfCompiled =
-      std::conditional_t<backend::computes_in<T> && in_scalar<T>(policies_of<V>()),
-                         BackendOf<V, T>, NoBackend<T>>;
+  using IfCompiled = std::conditional_t<backend::computes_in<T> && in_scalar<T>(policies_of<V>()),
+                                        BackendOf<V, T>, NoBackend<T>>;
 
   IfCompiled<float> float_;
   BackendOf<V, double> double_;
