@@ -344,8 +344,7 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
 
   BlockTable table;
   RotationTable<float> rotation;
-  Span<float> features, rotated, values, summaries, key_sums, mixed, mixed_key_sums, denominators,
-      scratch;
+  Span<float> features, rotated, values, summaries, key_sums, mixed, mixed_key_sums, denominators;
   const auto lay_out = [&](Arena arena) {
     table = uniform_block_table(arena, problem.query_grid, 1);
     rotation = rotation_table<float>(arena, attention.rotation, 2, dim, problem.query_grid,
