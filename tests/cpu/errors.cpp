@@ -536,10 +536,10 @@ TEST_CASE("errors: sizes that overflow", "[cpu]") {
   // Tokens that nobody would live to see counted.
   constexpr Index many = Index{1} << 50;
   const Attention<Relu, Blocks1D> whole{.blocks = {.block = many}};
-  for (const Shape& shape :
+  for (const Shape& large :
        {Shape{1, 1, 1, many, 4, 4, 5, 1, 1, 1}, Shape{1, 1, 1, 4, many, 4, 5, 1, 1, 1},
         Shape{many, 1, 1, 4, 4, 4, 4, 1, 1, 1}})
     CHECK(says(error_message<ShapeError>(
-                   [&] { mhla::forward_workspace_size<float>(whole, shape, backend::device()); }),
+                   [&] { mhla::forward_workspace_size<float>(whole, large, backend::device()); }),
                "axis tokens is", "more than the 2^36 tokens"));
 }
