@@ -53,10 +53,10 @@ struct Bytes {
 };
 
 #if !__has_builtin(__builtin_clear_padding)
-// Whether byte I of a P is known to be no padding, which has no value in a constant expression.
-template <class P, std::size_t I>
+// Whether a byte of a P is known to be no padding, which has no value in a constant expression.
+template <class P, std::size_t Byte>
 inline constexpr bool has_value = std::has_unique_object_representations_v<P> || requires {
-  typename std::bool_constant<(__builtin_bit_cast(Bytes<P>, P{}).of[I] < 256)>;
+  typename std::bool_constant<(__builtin_bit_cast(Bytes<P>, P{}).of[Byte] < 256)>;
 };
 #endif
 
@@ -71,8 +71,8 @@ Bytes<P> bytes_of(P policy) {
   std::memcpy(&bytes, &policy, sizeof(P));
 #else
   std::memcpy(&bytes, &policy, sizeof(P));
-  [&]<std::size_t... I>(std::index_sequence<I...>) {
-    ((has_value<P, I> ? void() : void(bytes.of[I] = 0)), ...);
+  [&]<std::size_t... Byte>(std::index_sequence<Byte...>) {
+    ((has_value<P, Byte> ? void() : void(bytes.of[Byte] = 0)), ...);
   }
   (std::make_index_sequence<sizeof(P)>());
 #endif
