@@ -7,6 +7,7 @@
 #include <limits>
 #include <mhla/cpu/pipeline.hpp>
 #include <string>
+#include <vector>
 
 #include "tests/cpu/call.hpp"
 #include "tests/support/error_message.hpp"
@@ -330,7 +331,8 @@ TEST_CASE("errors: destinations over what a variant borrows", "[cpu]") {
   CHECK(says(refused(random, y), "y: shares memory with feature_map.projection"));
   auto* const bytes = reinterpret_cast<std::uint8_t*>(y.view().data);
   const auto mask = mhla::make_view<const std::uint8_t>(bytes + 640 - 16, 1, 16);
-  const auto others = mhla::make_view<const std::uint8_t>(bytes + 640, 1, 16);
+  const std::vector<std::uint8_t> ones(16, 1);
+  const auto others = mhla::make_view(ones.data(), 1, 16);
   const auto padded = [](const auto& queries, const auto& keys) {
     return mhla::Padded{sequence, mhla::TokenMasks{queries, keys}};
   };

@@ -2,9 +2,9 @@
 // Addresses that no kernel can follow: memory that CUDA does not know is refused, whichever
 // argument it belongs to, with a CudaError that names the argument and before anything is launched.
 // And what is said where a call of CUDA's fails.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <mhla/cuda/pipeline.cuh>
 #include <mhla/packed.hpp>
 #include <string>
@@ -77,7 +77,7 @@ struct Call {
     for (auto* mask : {&query_mask, &key_mask})
       for (std::uint8_t& entry : mask->elements()) entry = 1;
     for (const Workspace* memory : {&workspace, &state_memory})
-      std::memset(memory->data(), 0x5a, static_cast<std::size_t>(memory->size()));
+      std::fill_n(memory->data(), memory->size(), std::byte{0x5a});
   }
   Call(const Call&) = delete;
 
