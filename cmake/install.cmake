@@ -18,6 +18,7 @@ install(
     "${PROJECT_BINARY_DIR}/mhla-config-version.cmake"
     cmake/mhla-cuda.cmake
     cmake/mhla-eigen.cmake
+    cmake/mhla-kernels.cmake
   DESTINATION ${package_dir})
 
 configure_file(cmake/mhla.pc.in "${PROJECT_BINARY_DIR}/mhla.pc" @ONLY)

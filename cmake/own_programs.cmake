@@ -14,10 +14,3 @@ target_compile_definitions(mhla_own_program INTERFACE MHLA_SOURCE_DIR="${PROJECT
 if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
   target_compile_options(mhla_own_program INTERFACE ${MHLA_WARNINGS})
 endif()
-
-# The library's products of matrices, compiled once for all of them, and with optimization even where
-# the rest has none.
-add_library(mhla_own_kernels STATIC EXCLUDE_FROM_ALL examples/replay/kernels.cpp)
-target_link_libraries(mhla_own_kernels PRIVATE mhla_own_program)
-target_compile_options(mhla_own_kernels PRIVATE -O2)
-target_compile_definitions(mhla_own_kernels INTERFACE MHLA_KERNELS_ELSEWHERE)

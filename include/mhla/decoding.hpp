@@ -151,8 +151,8 @@ class Decoder : RequireStreaming<V> {
   /// \throws StateError where there are fewer than saved_size() bytes.
   void save(Span<std::byte> bytes) const {
     if (bytes.size < saved_size())
-      throw StateError("mhla: save: " + std::to_string(saved_size()) + " bytes are needed, " +
-                       std::to_string(bytes.size) + " were given");
+      throw StateError("mhla: save: ", saved_size(), " bytes are needed, ", bytes.size,
+                       " were given");
     std::byte* to = bytes.data + sizeof(Header);
     for (const Index position : positions_) {
       const auto stored = static_cast<std::int64_t>(position);
@@ -170,16 +170,16 @@ class Decoder : RequireStreaming<V> {
   /// changed then.
   void load(Span<const std::byte> bytes) {
     if (bytes.size < saved_size())
-      throw StateError("mhla: load: the saved state is cut short: " + std::to_string(saved_size()) +
-                       " bytes are needed, " + std::to_string(bytes.size) + " were given");
+      throw StateError("mhla: load: the saved state is cut short: ", saved_size(),
+                       " bytes are needed, ", bytes.size, " were given");
     Header stored;
     std::memcpy(&stored, bytes.data, sizeof(stored));
     Header expected = header();
     if (std::memcmp(stored.magic, expected.magic, sizeof(stored.magic)) != 0)
       throw StateError("mhla: load: the bytes are not a decoder's saved state");
     if (stored.version != expected.version)
-      throw StateError("mhla: load: the saved state has format " + std::to_string(stored.version) +
-                       ", this library reads format " + std::to_string(expected.version));
+      throw StateError("mhla: load: the saved state has format ", stored.version,
+                       ", this library reads format ", expected.version);
     expected.checksum = stored.checksum;
     if (std::memcmp(&stored, &expected, sizeof(stored)) != 0)
       throw StateError(
@@ -194,8 +194,8 @@ class Decoder : RequireStreaming<V> {
     };
     for (std::size_t s = 0; s < positions_.size(); ++s)
       if (stored_position(s) < 0 || stored_position(s) > capacity_)
-        throw StateError("mhla: load: the saved state is damaged: a sequence has " +
-                         std::to_string(stored_position(s)) + " tokens");
+        throw StateError("mhla: load: the saved state is damaged: a sequence has ",
+                         stored_position(s), " tokens");
     for (std::size_t s = 0; s < positions_.size(); ++s) positions_[s] = stored_position(s);
     copy_bytes(state_begin(), from + positions_.size() * sizeof(std::int64_t), state_bytes_);
   }
@@ -333,8 +333,8 @@ class Decoder : RequireStreaming<V> {
       require_room(s, position(s), tokens, capacity_);
     require_decoder_tensors(attention_, q, k, v, y);
     if (executor.slots() > shape_.slots)
-      throw StateError("mhla: slots: the executor has " + std::to_string(executor.slots()) +
-                       " but the decoder was made for " + std::to_string(shape_.slots));
+      throw StateError("mhla: slots: the executor has ", executor.slots(),
+                       " but the decoder was made for ", shape_.slots);
 
     if (y.size() > 0) {
       const Index first = first_sequence * shape_.kv_heads;

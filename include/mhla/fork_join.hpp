@@ -47,7 +47,7 @@ class ForkJoin {
   explicit ForkJoin(int threads = hardware_threads(), std::chrono::microseconds spin = default_spin)
       : spin_(threads <= hardware_threads() ? spin : std::chrono::microseconds{0}) {
     if (threads < 1)
-      throw ShapeError("mhla::ForkJoin: threads is " + std::to_string(threads) +
+      throw ShapeError("mhla::ForkJoin: threads is ", threads,
                        "; it must be at least 1, the calling thread");
     workers_.reserve(static_cast<std::size_t>(threads - 1));
     try {
@@ -56,8 +56,8 @@ class ForkJoin {
     } catch (const std::system_error& error) {
       const std::string started = std::to_string(workers_.size() + 1);
       dismiss();
-      throw Error("mhla::ForkJoin: thread " + started + " of " + std::to_string(threads - 1) +
-                  " could not be started: " + error.what());
+      throw Error("mhla::ForkJoin: thread ", started, " of ", threads - 1,
+                  " could not be started: ", error.what());
     }
   }
 

@@ -189,9 +189,8 @@ inline NormAxis resolved_axis(const InitialMixing& options, bool equal_layouts) 
 inline void require_valid(const Grid& grid, const char* side) {
   for (int axis = 0; axis < 3; ++axis)
     if (grid.block[axis] <= 0 || grid.extent[axis] < 0)
-      throw ShapeError(std::string("mhla: initialize: the ") + side + " grid has axis " +
-                       std::to_string(axis) + " of " + std::to_string(grid.extent[axis]) +
-                       " tokens in blocks of " + std::to_string(grid.block[axis]) +
+      throw ShapeError("mhla: initialize: the ", side, " grid has axis ", axis, " of ",
+                       grid.extent[axis], " tokens in blocks of ", grid.block[axis],
                        "; a block holds at least 1 token and an extent cannot be negative");
   require_tensor((std::string("initialize: the ") + side + " grid's blocks").c_str(),
                  {{"0", grid.layout(0)}, {"1", grid.layout(1)}, {"2", grid.layout(2)}});
@@ -210,7 +209,7 @@ inline void require_valid(const InitialMixing& options, const Grid& query_grid,
         "mhla: initialize: Transform::causal needs one sequence of blocks, the same on the query "
         "and the key side; blocks of a 2-D or 3-D grid have no past");
   if (options.transform == Transform::exp && !(options.exp_sigma > 0))
-    throw ShapeError("mhla: initialize: exp_sigma is " + std::to_string(options.exp_sigma) +
+    throw ShapeError("mhla: initialize: exp_sigma is ", std::to_string(options.exp_sigma),
                      "; it must be positive");
 }
 
@@ -323,8 +322,8 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 template <std::floating_point T, int Rank>
 void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
   if (!(onto.low <= onto.high))
-    throw ShapeError("mhla: project: low is " + std::to_string(onto.low) + " and high is " +
-                     std::to_string(onto.high) + "; low must not be above high");
+    throw ShapeError("mhla: project: low is ", std::to_string(onto.low), " and high is ",
+                     std::to_string(onto.high), "; low must not be above high");
   const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix, "mix");
   if (matrices.size() == 0) return;
   const T low = static_cast<T>(onto.low);
@@ -365,8 +364,7 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
   require_extent("larger", "key blocks", matrices.extent[2], all_blocks,
                  "causal attention has one sequence of blocks: an extended mix is square");
   if (all_blocks < blocks)
-    throw ShapeError("mhla: larger: axis query blocks is " + std::to_string(all_blocks) +
-                     " but mix has " + std::to_string(blocks) +
+    throw ShapeError("mhla: larger: axis query blocks is ", all_blocks, " but mix has ", blocks,
                      "; extend makes a matrix larger, a smaller one is its leading corner");
   if (extension == Extension::last_row && blocks == 0 && all_blocks > 0)
     throw ShapeError(

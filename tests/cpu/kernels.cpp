@@ -10,6 +10,7 @@
 #include <limits>
 #include <mhla/core/scalar.hpp>
 #include <mhla/cpu/kernels.hpp>
+#include <mhla/cpu/strided_rows.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <tuple>
 #include <type_traits>
@@ -215,9 +216,10 @@ void check_products(Index rows, Index cols, Index depth, int only = -1, Index b_
       for (Index j = 0; j < cols; ++j) to[j] = factor * ((ask.add ? to[j] : T(0)) + of[j]);
     }
     Prefetch prefetch = elsewhere.prefetch();
-    Kernels::multiply(Product<T>{rows, cols, depth, left.rows(), ask.a_transposed, right.rows(),
-                                 c.rows(), ask.add, ask.scaled ? scales.data() : nullptr,
-                                 ask.prefetch ? &prefetch : nullptr, number % 3 == 0});
+    cpu::multiply(Kernels::product_tiles,
+                  Product<T>{rows, cols, depth, left.rows(), ask.a_transposed, right.rows(),
+                             c.rows(), ask.add, ask.scaled ? scales.data() : nullptr,
+                             ask.prefetch ? &prefetch : nullptr, number % 3 == 0});
     CHECK(c == expected);
   }
 
@@ -234,8 +236,8 @@ void check_products(Index rows, Index cols, Index depth, int only = -1, Index b_
       multiply(Product<T>{rows, cols, depth, left.rows(), false, right.rows(), result.rows(), add});
       CHECK(result == expected);
     };
-    check([](const Product<T>& p) { Kernels::multiply_transposed(p); });
-    check([](const Product<T>& p) { Kernels::multiply_dots(p); });
+    check([](const Product<T>& p) { cpu::multiply_transposed(Kernels::product_tiles, p); });
+    check([](const Product<T>& p) { cpu::multiply_dots(Kernels::dot_tiles, p); });
   }
 }
 
@@ -284,14 +286,15 @@ TEMPLATE_TEST_CASE("kernels: products of rows that push each other out of the ca
   using Kernels = typename TestType::Kernels;
   constexpr auto page = static_cast<Index>(4096 / sizeof(T));
   for (const Index stride : {page, 2 * page, page / 2}) {
-    CHECK(Kernels::fall_on_few_sets(128, stride));
+    CHECK(cpu::fall_on_few_sets<T>(128, Kernels::tile_cols, stride));
     for (const Index rows : {1, 13, 30})
       for (const Index cols : {Index{64}, Index{200}, page / 2})
         check_products<T, Kernels>(rows, cols, 130, rows == 30 && cols == 200 ? -1 : requests - 1,
                                    stride);
   }
-  CHECK_FALSE(Kernels::fall_on_few_sets(128, static_cast<Index>(64 / sizeof(T))));
-  CHECK_FALSE(Kernels::fall_on_few_sets(8, page));
+  CHECK_FALSE(
+      cpu::fall_on_few_sets<T>(128, Kernels::tile_cols, static_cast<Index>(64 / sizeof(T))));
+  CHECK_FALSE(cpu::fall_on_few_sets<T>(8, Kernels::tile_cols, page));
 }
 
 TEST_CASE("kernels: every line that is wanted soon is read once, row by row", "[cpu]") {
@@ -371,11 +374,11 @@ TEMPLATE_TEST_CASE("kernels: a product reads a line ahead with every term of a t
   prefetch.add(memory.data(), 0, 4096);
   Product<T> product{1, Kernels::lanes, depth, a.rows(), false, b.rows(), c.rows()};
   product.prefetch = &prefetch;
-  Kernels::multiply(product);
+  cpu::multiply(Kernels::product_tiles, product);
   CHECK(prefetch.lines().next == memory.data() + 64 * depth);
   product.a = a_transposed.rows();
   product.a_transposed = true;
-  Kernels::multiply(product);
+  cpu::multiply(Kernels::product_tiles, product);
   CHECK(prefetch.lines().next == memory.data() + 2 * 64 * depth);
 }
 
@@ -427,15 +430,16 @@ void check_panels(Terms terms, Index rows, Index cols, Index depth, bool add, bo
       }
     }
     Matrix<T> result = before;
-    Kernels::multiply_panels(Product<T>{rows,
-                                        cols,
-                                        all_terms,
-                                        {a.data(), a.stride()},
-                                        transposed,
-                                        {right.data(), right.stride()},
-                                        {result.data(), result.stride()},
-                                        add},
-                             terms);
+    cpu::multiply_panels(Kernels::product_tiles,
+                         Product<T>{rows,
+                                    cols,
+                                    all_terms,
+                                    {a.data(), a.stride()},
+                                    transposed,
+                                    {right.data(), right.stride()},
+                                    {result.data(), result.stride()},
+                                    add},
+                         terms);
     CHECK(result == expected);
   }
 }
@@ -691,7 +695,7 @@ class StridedMatrix {
   std::vector<Stored> memory_;
 };
 
-template <class Stored, class T, class Kernels>
+template <class Stored, class T>
 void check_strided_rows(Index rows, Index cols, const Layout& layout) {
   CAPTURE(rows, cols, layout.by_columns, layout.step, layout.line_gap, layout.rows_backwards,
           layout.cols_backwards);
@@ -701,9 +705,9 @@ void check_strided_rows(Index rows, Index cols, const Layout& layout) {
   StridedMatrix<Stored, T> from(values, rows, cols, layout, T(small_sentinel));
   const auto given = from.rows();
   Matrix<T> packed(rows, cols, Lie::together, sentinel<T>);
-  Kernels::template gather_strided<Stored>(
-      {given.data, given.rows, given.cols, given.row_stride, given.stride}, packed.data(),
-      packed.stride());
+  cpu::gather_strided<T, Stored>(
+      {packed.data(), rows, cols, packed.stride()},
+      {given.data, given.rows, given.cols, given.row_stride, given.stride});
   CHECK(packed == values.placed(Lie::together, sentinel<T>));
 
   Matrix<T> x = values.placed(Lie::together, not_a_number<T>);
@@ -716,25 +720,23 @@ void check_strided_rows(Index rows, Index cols, const Layout& layout) {
           sum(r, c) = (add ? sum(r, c) : T(0)) + (weighted ? weights(0, r) : T(1)) * values(r, c);
       StridedMatrix<Stored, T> to(before, rows, cols, layout, T(small_sentinel));
       StridedMatrix<Stored, T> expected(sum, rows, cols, layout, T(small_sentinel));
-      Kernels::template scatter_strided<Stored>(weighted ? weights.data() : nullptr, x.data(),
-                                                x.stride(), to.rows(), add);
+      cpu::scatter_strided<Stored, T>(to.rows(), {weights.data(), weighted ? rows : 0},
+                                      {x.data(), rows, cols, x.stride()},
+                                      add ? mhla::Update::accumulate : mhla::Update::overwrite);
       CHECK(to == expected);
     }
 }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("kernels: rows of any strides, gathered and scattered", "[cpu]",
-                   INSTRUCTION_SETS) {
-  if (!on_this_machine<TestType>()) return;
-  using T = typename TestType::Type;
-  using Kernels = typename TestType::Kernels;
+TEMPLATE_TEST_CASE("kernels: rows of any strides, gathered and scattered", "[cpu]", float, double) {
+  using T = TestType;
   const auto check = [](Index rows, Index cols) {
     for (const Layout& layout : layouts) {
-      check_strided_rows<T, T, Kernels>(rows, cols, layout);
+      check_strided_rows<T, T>(rows, cols, layout);
       if constexpr (std::is_same_v<T, float>) {
-        check_strided_rows<mhla::BFloat16, T, Kernels>(rows, cols, layout);
-        check_strided_rows<mhla::Half, T, Kernels>(rows, cols, layout);
+        check_strided_rows<mhla::BFloat16, T>(rows, cols, layout);
+        check_strided_rows<mhla::Half, T>(rows, cols, layout);
       }
     }
   };

@@ -3,16 +3,46 @@
 // that throws has changed nothing.
 #pragma once
 
+#include <concepts>
+#include <initializer_list>
 #include <mhla/core/config.hpp>
 #include <stdexcept>
 #include <string>
 
 MHLA_NAMESPACE_BEGIN
 
+/// A piece of a message: text that outlives the expression, or a whole number.
+class MessagePart {
+ public:
+  MessagePart(const char* text) : text_(text) {}                 // NOLINT: a piece of a message
+  MessagePart(const std::string& text) : text_(text.c_str()) {}  // NOLINT
+  template <std::integral Number>
+  MessagePart(Number number) : number_(static_cast<long long>(number)) {}  // NOLINT
+
+  void append_to(std::string& message) const {
+    message += text_ != nullptr ? text_ : std::to_string(number_);
+  }
+
+ private:
+  const char* text_ = nullptr;
+  long long number_ = 0;
+};
+
 /// Base of every exception the library throws.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+  /// The message, piece by piece: Error("axis ", name, " is ", extent).
+  template <class... Parts>
+  Error(MessagePart first, MessagePart second, const Parts&... more)
+      : runtime_error(joined({first, second, MessagePart(more)...})) {}
+
+ private:
+  MHLA_OUT_OF_LINE static std::string joined(std::initializer_list<MessagePart> parts) {
+    std::string message;
+    for (const MessagePart& part : parts) part.append_to(message);
+    return message;
+  }
 };
 
 /// An extent, a stride or a combination of run-time values is not what the call needs. The message

@@ -15,8 +15,7 @@ using Index = std::ptrdiff_t;
 
 // Throws that "a sign b" does not fit an Index.
 [[noreturn]] MHLA_OUT_OF_LINE inline void throw_overflow(Index a, const char* sign, Index b) {
-  throw ShapeError("mhla: a size overflows 64 bits: " + std::to_string(a) + sign +
-                   std::to_string(b));
+  throw ShapeError("mhla: a size overflows 64 bits: ", a, sign, b);
 }
 
 /// a * b for sizes; throws ShapeError where the product does not fit an Index.

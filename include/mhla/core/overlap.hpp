@@ -92,7 +92,7 @@ constexpr Strided strided(const TensorView<T, Rank>& view) {
   return all;
 }
 
-inline bool share_memory(const Strided& a, const Strided& b) {
+MHLA_OUT_OF_LINE inline bool share_memory(const Strided& a, const Strided& b) {
   if (a.data == nullptr || b.data == nullptr || a.size == 0 || b.size == 0) return false;
   Lattice lattice;
   for (int i = 0; i < a.rank; ++i) lattice.add(a.stride[i] * a.element_bytes, 0, a.extent[i] - 1);
@@ -104,7 +104,7 @@ inline bool share_memory(const Strided& a, const Strided& b) {
   return lattice.reaches(distance, 0, budget);
 }
 
-constexpr bool is_injective(const Strided& view) {
+MHLA_OUT_OF_LINE constexpr bool is_injective(const Strided& view) {
   if (view.size == 0) return true;
   Lattice lattice;
   for (int i = 0; i < view.rank; ++i) {

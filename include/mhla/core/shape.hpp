@@ -40,8 +40,8 @@ struct Shape {
 [[noreturn]] MHLA_OUT_OF_LINE inline void throw_shape_error(const char* argument, const char* axis,
                                                             Index got, Index expected,
                                                             const char* rule) {
-  throw ShapeError(std::string("mhla: ") + argument + ": axis " + axis + " is " +
-                   std::to_string(got) + " but must be " + std::to_string(expected) + "; " + rule);
+  throw ShapeError("mhla: ", argument, ": axis ", axis, " is ", got, " but must be ", expected,
+                   "; ", rule);
 }
 
 inline void require_extent(const char* argument, const char* axis, Index got, Index expected,
@@ -70,8 +70,7 @@ MHLA_OUT_OF_LINE inline void require_tensor(const char* argument,
   Index elements = 1;
   for (const auto& [axis, extent] : extents) {
     const auto fail = [&, name = axis, got = extent](const char* rule) {
-      throw ShapeError(std::string("mhla: ") + argument + ": axis " + name + " is " +
-                       std::to_string(got) + rule);
+      throw ShapeError("mhla: ", argument, ": axis ", name, " is ", got, rule);
     };
     if (extent < 0) fail(", which is negative; an extent is 0 or more");
     if (extent > max_elements / elements)
@@ -90,8 +89,9 @@ void require_tensor(const char* argument, const TensorView<T, 3>& mix) {
 
 /// Throws unless `view` has the extents of a tensor [batch, heads, tokens, dim].
 template <class T>
-void require_extents(const TensorView<T, 4>& view, const char* argument, Index batch, Index heads,
-                     Index tokens, Index dim, const char* rule) {
+MHLA_OUT_OF_LINE void require_extents(const TensorView<T, 4>& view, const char* argument,
+                                      Index batch, Index heads, Index tokens, Index dim,
+                                      const char* rule) {
   require_extent(argument, "batch", view.extent[0], batch, rule);
   require_extent(argument, "heads", view.extent[1], heads, rule);
   require_extent(argument, "tokens", view.extent[2], tokens, rule);
@@ -137,20 +137,17 @@ inline void require_consistent(const Shape& shape) {
   require_tensors(shape);
   const auto require_countable = [&](const char* argument, Index tokens) {
     if (!shape.empty() && tokens > max_call_tokens / shape.batch)
-      throw ShapeError(std::string("mhla: ") + argument + ": axis tokens is " +
-                       std::to_string(tokens) + " in a batch of " + std::to_string(shape.batch) +
-                       ", more than the 2^36 tokens that a call can have");
+      throw ShapeError("mhla: ", argument, ": axis tokens is ", tokens, " in a batch of ",
+                       shape.batch, ", more than the 2^36 tokens that a call can have");
   };
   require_countable("q", shape.query_tokens);
   require_countable("k", shape.key_tokens);
   if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0)
-    throw ShapeError("mhla: k: axis heads is " + std::to_string(shape.kv_heads) + " but q has " +
-                     std::to_string(shape.heads) +
+    throw ShapeError("mhla: k: axis heads is ", shape.kv_heads, " but q has ", shape.heads,
                      " heads; the heads of q must be a multiple of the heads of k and v");
   if (shape.mix_heads != 1 && shape.mix_heads != shape.heads)
-    throw ShapeError("mhla: mix: axis heads is " + std::to_string(shape.mix_heads) +
-                     " but must be 1 (shared) or " + std::to_string(shape.heads) +
-                     " (one matrix per head of q)");
+    throw ShapeError("mhla: mix: axis heads is ", shape.mix_heads, " but must be 1 (shared) or ",
+                     shape.heads, " (one matrix per head of q)");
 }
 
 MHLA_NAMESPACE_END

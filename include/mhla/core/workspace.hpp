@@ -85,15 +85,14 @@ class Arena {
 /// Throws WorkspaceError unless `workspace` holds `bytes` bytes at an aligned address.
 inline void require_workspace(WorkspaceView workspace, Index bytes, const char* function) {
   if (workspace.size < bytes)
-    throw WorkspaceError(std::string(function) + ": workspace: " + std::to_string(bytes) +
-                         " bytes are needed, " + std::to_string(workspace.size) +
+    throw WorkspaceError(function, ": workspace: ", bytes, " bytes are needed, ", workspace.size,
                          " were given; forward_workspace_size and backward_workspace_size say how "
                          "many a call takes");
   if (bytes > 0 && reinterpret_cast<std::uintptr_t>(workspace.data) %
                            static_cast<std::uintptr_t>(workspace_alignment) !=
                        0)
-    throw WorkspaceError(std::string(function) + ": workspace: the address must be a multiple of " +
-                         std::to_string(workspace_alignment) + "; mhla::Workspace allocates so");
+    throw WorkspaceError(function, ": workspace: the address must be a multiple of ",
+                         workspace_alignment, "; mhla::Workspace allocates so");
 }
 
 MHLA_NAMESPACE_END

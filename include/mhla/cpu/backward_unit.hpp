@@ -102,8 +102,8 @@ void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardReques
   const SummaryRows<A> grad = mixed_gradients(plan, unit, at.matrix);
   const bool first = at.index == block.first_tile && g == plan.heads_of(at.matrix).first;
   const Into into = first ? Into::overwrite : Into::add;
-  Prefetch now = prefetch_tile(table, unit.queries, at.index, results);
-  Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, queries, grad_outputs);
+  Prefetch now = prefetch_tile(table, unit.queries, at.index, {results});
+  Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, grad_outputs});
   prefetch_summary(at.mixed, at.block + 1, at.index - block.first_tile, block.tiles, next);
   prefetch_summary(grad, at.block + 1, at.index - block.first_tile, block.tiles, now);
   if (request.mixed_summaries())
@@ -410,8 +410,8 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
       // From the last tile on: under Causal later queries send gradients back to earlier keys.
       for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
         const KeyTile<A> k = pack_key_tile(operands, unit, b, t, scratch);
-        Prefetch results = prefetch_tile(table, unit.keys, t, value_results, key_results);
-        Prefetch next = prefetch_tile(table, unit.keys, t - 1, keys, values);
+        Prefetch results = prefetch_tile(table, unit.keys, t, {value_results, key_results});
+        Prefetch next = prefetch_tile(table, unit.keys, t - 1, {keys, values});
         prefetch_summary(grad, b + 1, t - block.first_tile, block.tiles, results);
         if (request.gradients.key.wanted)
           summarize_key_gradient<A>(k.values, grad.summary(b), k.grad_rotated, &results);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 #include <mhla/core/config.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/block_mixing.hpp>
@@ -100,30 +101,47 @@ void clear(const Panel<A>& summary, Span<A> key_sum) {
   std::fill_n(key_sum.data, key_sum.size, A(0));
 }
 
+/// The tokens of one (batch, head) of a tensor as memory, whatever their type.
+struct TokenBytes {
+  const void* data;
+  Index element_bytes;
+  Index dim;
+  Index token_stride;
+  Index stride;
+
+  template <class T>
+  TokenBytes(const TokenRows<T>& tokens)  // NOLINT: the same without the type
+      : data(tokens.data),
+        element_bytes(static_cast<Index>(sizeof(T))),
+        dim(tokens.dim),
+        token_stride(tokens.token_stride),
+        stride(tokens.stride) {}
+  bool lies_in_columns() const { return token_stride == 1 && stride != 1; }
+};
+
 /// What is read while a tile is at work: the rows of another tile, or, where the first tensor has
 /// the tokens of a run together, its columns; of the others what lies alike. Nothing where `index`
 /// is outside the sequence's tiles.
-template <class First, class... T>
-Prefetch prefetch_tile(const BlockTable& table, const SequenceSpan& sequence, Index index,
-                       const TokenRows<First>& first, const TokenRows<T>&... others) {
+MHLA_OUT_OF_LINE inline Prefetch prefetch_tile(const BlockTable& table,
+                                               const SequenceSpan& sequence, Index index,
+                                               std::initializer_list<TokenBytes> tensors) {
   const BlockSpan* const blocks = table.blocks.data + sequence.first_block;
   const BlockSpan& last = blocks[sequence.blocks - 1];
   if (index < blocks->first_tile || index >= last.first_tile + last.tiles) return {};
   const TokenTile& tile = table.tiles[index];
   const Index* const places = table.places_of(tile);
+  const TokenBytes& first = *tensors.begin();
   const bool by_columns = first.lies_in_columns() && tile.runs == 1;
   Prefetch prefetch = by_columns ? Prefetch(nullptr, first.dim) : Prefetch(places, tile.tokens);
-  const auto add = [&](const auto& tokens) {
-    constexpr auto bytes = static_cast<Index>(sizeof(*tokens.data));
-    if (tokens.data == nullptr) return;
+  for (const TokenBytes& tokens : tensors) {
+    const Index bytes = tokens.element_bytes;
+    if (tokens.data == nullptr) continue;
     if (by_columns && tokens.lies_in_columns())
-      prefetch.add(tokens.data + places[0], tokens.stride * bytes, tile.tokens * bytes,
-                   std::min(tokens.dim, first.dim));
+      prefetch.add(static_cast<const char*>(tokens.data) + places[0] * bytes, tokens.stride * bytes,
+                   tile.tokens * bytes, std::min(tokens.dim, first.dim));
     if (!by_columns && tokens.stride == 1)
       prefetch.add(tokens.data, tokens.token_stride * bytes, tokens.dim * bytes);
-  };
-  add(first);
-  (add(others), ...);
+  }
   return prefetch;
 }
 
@@ -156,7 +174,7 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
     for (Index i = 0; i < block.tiles; ++i) {
       const TokenTile& tile = table.tiles[block.first_tile + i];
       const FeaturePanels<A> k = pack_tile(operands, A(1), table, tile, keys, scratch);
-      Prefetch next = prefetch_tile(table, unit.keys, block.first_tile + i + 1, keys, values);
+      Prefetch next = prefetch_tile(table, unit.keys, block.first_tile + i + 1, {keys, values});
       prefetch_summary(unit.summaries, b + 1, i, block.tiles, next);
       summarize<A>(k.features, k.rotated, readable_rows<T, A>(table, tile, values, scratch.values),
                    unit.orientation, unit.summaries.summary(b),
@@ -343,10 +361,11 @@ void read_out_tile(const Operands<L, T>& operands, const Unit<A>& unit, const Qu
   const TokenRows<T> results = query_rows(plan, unit, g, y);
   const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, at.scratch);
   const Span<const A> denominators = tile_denominators(operands, unit, at, g, q.features);
-  Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, queries, results);
+  Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, results});
   if constexpr (masks_own_block<L>)
-    next = prefetch_tile(table, unit.queries, at.index + 1, queries, results,
-                         key_rows(unit, operands.k), key_rows(unit, operands.v));
+    next =
+        prefetch_tile(table, unit.queries, at.index + 1,
+                      {queries, results, key_rows(unit, operands.k), key_rows(unit, operands.v)});
   const BlockSpan& block = table.blocks[unit.queries.first_block + at.block];
   prefetch_summary(at.mixed, at.block + 1, at.index - block.first_tile, block.tiles, next);
 

@@ -41,10 +41,17 @@ Panel<T> panel(T* data, Index rows, Index cols) {
   return {data, rows, cols, cols};
 }
 
-/// A product by the kernels of this machine.
+/// The tiles of this machine.
+template <class T>
+MHLA_OUT_OF_LINE const ProductTiles<T>& product_tiles() {
+  const ProductTiles<T>* tiles = nullptr;
+  with_kernels<T>([&](auto kernels) { tiles = &kernels.product_tiles; });
+  return *tiles;
+}
+
 template <class T>
 MHLA_OUT_OF_LINE void multiply(const Product<T>& product) {
-  with_kernels<T>([&](auto kernels) { kernels.multiply(product); });
+  multiply(product_tiles<T>(), product);
 }
 
 /// result (+)= a b
@@ -84,12 +91,20 @@ void multiply_left_transposed_rows(const Panel<T>& result, Index depth,
                       into == Into::add, nullptr, prefetch, true});
 }
 
+/// What this machine multiplies rows with.
+template <class T>
+MHLA_OUT_OF_LINE const DotTiles<T>& dot_tiles() {
+  const DotTiles<T>* tiles = nullptr;
+  with_kernels<T>([&](auto kernels) { tiles = &kernels.dot_tiles; });
+  return *tiles;
+}
+
 /// result (+)= a b^T
 template <class T>
-void multiply_right_transposed(const Panel<T>& result,
-                               const Panel<const std::type_identity_t<T>>& a,
-                               const Panel<const std::type_identity_t<T>>& b,
-                               Into into = Into::overwrite) {
+MHLA_OUT_OF_LINE void multiply_right_transposed(const Panel<T>& result,
+                                                const Panel<const std::type_identity_t<T>>& a,
+                                                const Panel<const std::type_identity_t<T>>& b,
+                                                Into into = Into::overwrite) {
   // To add up the lanes of every sum costs less than to transpose b where there are few sums for an
   // element of b, or many terms for a sum.
   constexpr Index few_rows = 4;
@@ -97,40 +112,38 @@ void multiply_right_transposed(const Panel<T>& result,
   constexpr Index long_row = 1024;
   const Product<T> product{result.rows, result.cols, a.cols,          a.placed(),
                            false,       b.placed(),  result.placed(), into == Into::add};
-  with_kernels<T>([&](auto kernels) {
-    if (a.rows <= few_rows || (a.rows < many_rows && a.cols >= long_row)) {
-      kernels.multiply_dots(product);
-    } else {
-      kernels.multiply_transposed(product);
-    }
-  });
+  if (a.rows <= few_rows || (a.rows < many_rows && a.cols >= long_row)) {
+    multiply_dots(dot_tiles<T>(), product);
+  } else {
+    multiply_transposed(product_tiles<T>(), product);
+  }
 }
 
 /// result [cols, rows] = a^T
 template <class T>
 void transpose(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a) {
-  with_kernels<T>([&](auto kernels) {
-    kernels.transpose(a.rows, a.cols, a.data, a.stride, result.data, result.stride);
-  });
+  product_tiles<T>().transpose(a.rows, a.cols, a.data, a.stride, result.data, result.stride);
 }
 
 /// result (+)= weights b, or weights^T b, for rows of b that no cache holds, and for triangles:
 /// what a row of the result has no weight for is not read.
 template <class T>
-void mix_rows(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& weights,
-              bool transposed, const Panel<const std::type_identity_t<T>>& b, Into into,
-              Terms terms) {
+MHLA_OUT_OF_LINE void mix_rows(const Panel<T>& result,
+                               const Panel<const std::type_identity_t<T>>& weights, bool transposed,
+                               const Panel<const std::type_identity_t<T>>& b, Into into,
+                               Terms terms) {
   const Product<T> product{
       result.rows,      result.cols,      transposed ? weights.rows : weights.cols,
       weights.placed(), transposed,       b.placed(),
       result.placed(),  into == Into::add};
-  with_kernels<T>([&](auto kernels) { kernels.multiply_panels(product, terms); });
+  multiply_panels(product_tiles<T>(), product, terms);
 }
 
 /// result_r = <a_r, b_r>, row by row
 template <class T>
-void row_products(const Span<T>& result, const Panel<const std::type_identity_t<T>>& a,
-                  const Panel<const std::type_identity_t<T>>& b) {
+MHLA_OUT_OF_LINE void row_products(const Span<T>& result,
+                                   const Panel<const std::type_identity_t<T>>& a,
+                                   const Panel<const std::type_identity_t<T>>& b) {
   with_kernels<T>([&](auto kernels) {
     kernels.row_products(a.rows, a.cols, a.data, a.stride, b.data, b.stride, result.data);
   });
@@ -159,9 +172,9 @@ struct LongSum {
 /// result (+)= weight times the rows of a, added up; row r of `running`, if it has any, is the
 /// result after row r
 template <class T>
-void add_rows(const LongSum<T>& result, std::type_identity_t<T> weight,
-              const Panel<const std::type_identity_t<T>>& a, Into into,
-              const Panel<std::type_identity_t<T>>& running = {}) {
+MHLA_OUT_OF_LINE void add_rows(const LongSum<T>& result, std::type_identity_t<T> weight,
+                               const Panel<const std::type_identity_t<T>>& a, Into into,
+                               const Panel<std::type_identity_t<T>>& running = {}) {
   if (into == Into::overwrite) result.clear();
   with_kernels<T>([&](auto kernels) {
     kernels.add_rows(RowSum<T>{a.rows, result.sum.size, weight, a.data, a.stride, result.sum.data,
@@ -188,8 +201,9 @@ void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identit
 /// result_r = weight_r x_r, every weight 1 where `weights` is empty; the rows x may lie apart and
 /// be stored in 16 bits
 template <class T, class Stored>
-void weighted_rows(const Panel<T>& result, const Span<const std::type_identity_t<T>>& weights,
-                   const Rows<const Stored>& x) {
+MHLA_OUT_OF_LINE void weighted_rows(const Panel<T>& result,
+                                    const Span<const std::type_identity_t<T>>& weights,
+                                    const Rows<const Stored>& x) {
   with_kernels<T>([&](auto kernels) {
     kernels.template weighted_rows<Stored>(result.rows, result.cols,
                                            weights.size > 0 ? weights.data : nullptr, x,
@@ -199,36 +213,18 @@ void weighted_rows(const Panel<T>& result, const Span<const std::type_identity_t
 
 /// The way back: result_r (+)= weight_r x_r
 template <class Stored, class T>
-void store_rows(const Rows<Stored>& result, const Span<const std::type_identity_t<T>>& weights,
-                const Panel<const T>& x, Update update) {
+MHLA_OUT_OF_LINE void store_rows(const Rows<Stored>& result,
+                                 const Span<const std::type_identity_t<T>>& weights,
+                                 const Panel<const T>& x, Update update) {
   with_kernels<T>([&](auto kernels) {
     kernels.template store_rows<Stored>(x.rows, x.cols, weights.size > 0 ? weights.data : nullptr,
                                         x.data, x.stride, result, update == Update::accumulate);
   });
 }
 
-/// result_r = x_r for at most max_placed_rows rows of any strides
-template <class T, class Stored>
-void gather_strided(const Panel<T>& result, const StridedRows<const Stored>& x) {
-  with_kernels<T>([&](auto kernels) {
-    kernels.template gather_strided<Stored>(x, result.data, result.stride);
-  });
-}
-
-/// The way back: result_r (+)= weight_r x_r, every weight 1 where `weights` is empty
-template <class Stored, class T>
-void scatter_strided(const StridedRows<Stored>& result,
-                     const Span<const std::type_identity_t<T>>& weights, const Panel<const T>& x,
-                     Update update) {
-  with_kernels<T>([&](auto kernels) {
-    kernels.template scatter_strided<Stored>(weights.size > 0 ? weights.data : nullptr, x.data,
-                                             x.stride, result, update == Update::accumulate);
-  });
-}
-
 /// to += scale from, `count` elements
 template <class T>
-void add_scaled_row(T* to, T scale, const T* from, Index count) {
+MHLA_OUT_OF_LINE void add_scaled_row(T* to, T scale, const T* from, Index count) {
   with_kernels<T>([&](auto kernels) { kernels.add_scaled(count, scale, from, to); });
 }
 
@@ -242,12 +238,20 @@ void add_weighted_rows(const Panel<T>& result, const Span<const std::type_identi
 
 /// sum over the rows of b of <a_r, b_r>
 template <class T>
-T inner_product(const Panel<const T>& a, const Panel<const T>& b) {
+MHLA_OUT_OF_LINE T inner_product(const Panel<const T>& a, const Panel<const T>& b) {
   T sum = T(0);
   with_kernels<T>([&](auto kernels) {
     for (Index r = 0; r < b.rows; ++r) sum += kernels.dot(b.cols, a.row(r), b.row(r));
   });
   return sum;
+}
+
+/// inverse = 1 / x. False where one of them is 0 or not finite.
+template <class T>
+MHLA_OUT_OF_LINE bool invert(const Span<const std::type_identity_t<T>>& x, const Span<T>& inverse) {
+  bool finite = true;
+  with_kernels<T>([&](auto kernels) { finite = kernels.invert(x.size, x.data, inverse.data); });
+  return finite;
 }
 
 /// to = from, `count` elements
@@ -272,7 +276,8 @@ void add_scaled(const Panel<T>& result, T scale, const Panel<const std::type_ide
 /// result_r = scale map(x_r) for an element-wise map; the rows x may lie apart and be stored in 16
 /// bits
 template <class Map, class Stored, class T>
-void map_rows(const Map& map, T scale, const Rows<const Stored>& x, const Panel<T>& result) {
+MHLA_OUT_OF_LINE void map_rows(const Map& map, T scale, const Rows<const Stored>& x,
+                               const Panel<T>& result) {
   with_kernels<T>([&](auto kernels) {
     kernels.template map_rows<Map, Stored>(map, scale, result.rows, result.cols, x, result.data,
                                            result.stride);
@@ -282,11 +287,11 @@ void map_rows(const Map& map, T scale, const Rows<const Stored>& x, const Panel<
 /// The adjoint: result_r (+)= scale map'(x_r) (g_r + weight_r h_r). Every weight is 1 where
 /// `weights` is empty; h may be absent.
 template <class Map, class Stored, class T>
-void unmap_rows(const Map& map, T scale, const Rows<const Stored>& x,
-                const Panel<const std::type_identity_t<T>>& g,
-                Span<const std::type_identity_t<T>> weights,
-                const Rows<const std::type_identity_t<T>>& h, const Rows<Stored>& result,
-                Update update) {
+MHLA_OUT_OF_LINE void unmap_rows(const Map& map, T scale, const Rows<const Stored>& x,
+                                 const Panel<const std::type_identity_t<T>>& g,
+                                 Span<const std::type_identity_t<T>> weights,
+                                 const Rows<const std::type_identity_t<T>>& h,
+                                 const Rows<Stored>& result, Update update) {
   with_kernels<T>([&](auto kernels) {
     kernels.template unmap_rows<Map, Stored>(map, scale, g.rows, g.cols, x, g.placed(),
                                              weights.size > 0 ? weights.data : nullptr, h, result,

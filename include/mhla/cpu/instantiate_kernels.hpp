@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Compiles the products of every instruction set, for float and double, into the translation unit
-// that includes it: one unit of a program whose others are compiled with MHLA_KERNELS_ELSEWHERE,
-// and then take a fraction of the time.
+// Compiles the kernels into the translation unit that includes it: one unit of a program whose
+// others are compiled with MHLA_KERNELS_ELSEWHERE.
 #pragma once
 
-#include <mhla/cpu/kernels.hpp>
+#include <mhla/cpu/kernels_elsewhere.hpp>
 
 MHLA_NAMESPACE_BEGIN
 

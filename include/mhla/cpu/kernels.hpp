@@ -34,16 +34,6 @@ struct Rows {
   }
 };
 
-/// Rows whose elements need not lie together: element (r, c) at data[r * row_stride + c * stride].
-template <class T>
-struct StridedRows {
-  T* data;
-  Index rows;
-  Index cols;
-  Index row_stride;
-  Index stride;
-};
-
 /// Rows of a product's factors that may lie apart, at the most.
 inline constexpr Index max_placed_rows = 128;
 
@@ -167,8 +157,6 @@ inline constexpr Index triangle_rows = 8;
 /// rows - 1 - i; or, future, all but the first i.
 enum class Terms { all, past, future };
 
-#include <mhla/cpu/kernels/cuts.inc>
-
 // Loops of a tile are written out: their sums are registers. g++ optimizes kernels whatever the
 // flags of the rest: without that it also leaves out what makes the way back from AVX to SSE code
 // cheap. Of -O3, loops have the vectorizer alone: the rest doubles the time they take to compile.
@@ -193,6 +181,8 @@ enum class Terms { all, past, future };
   __attribute__((optimize("O2", "tree-loop-vectorize", "vect-cost-model=dynamic"), \
                  target(features)))
 #endif
+
+#include <mhla/cpu/kernels/cuts.inc>
 
 // One element after the other, of any type.
 #define MHLA_ISA scalar
@@ -260,31 +250,6 @@ enum class Terms { all, past, future };
 // Vectors longer than this are not chosen. Defined by a program, it must be the same in all of it.
 #if !defined(MHLA_MAX_VECTOR_BYTES)
 #define MHLA_MAX_VECTOR_BYTES 64
-#endif
-
-// The products of one instruction set and type: what takes long to compile. A program of many
-// translation units may define MHLA_KERNELS_ELSEWHERE for all of them, and instantiate the kernels
-// in one, by <mhla/cpu/instantiate_kernels.hpp>.
-#define MHLA_KERNELS(prefix, isa, type)                                               \
-  prefix template void isa::Kernels<type>::multiply(const Product<type>&);            \
-  prefix template void isa::Kernels<type>::multiply_transposed(const Product<type>&); \
-  prefix template void isa::Kernels<type>::multiply_dots(const Product<type>&);       \
-  prefix template void isa::Kernels<type>::multiply_panels(const Product<type>&, Terms);
-#if defined(__x86_64__)
-#define MHLA_EVERY_KERNEL(prefix)        \
-  MHLA_KERNELS(prefix, portable, float)  \
-  MHLA_KERNELS(prefix, portable, double) \
-  MHLA_KERNELS(prefix, avx2, float)      \
-  MHLA_KERNELS(prefix, avx2, double)     \
-  MHLA_KERNELS(prefix, avx512, float)    \
-  MHLA_KERNELS(prefix, avx512, double)
-#else
-#define MHLA_EVERY_KERNEL(prefix)       \
-  MHLA_KERNELS(prefix, portable, float) \
-  MHLA_KERNELS(prefix, portable, double)
-#endif
-#if defined(MHLA_KERNELS_ELSEWHERE)
-MHLA_EVERY_KERNEL(extern)
 #endif
 
 #if defined(__x86_64__)

@@ -51,16 +51,6 @@ void divide_rows(const Panel<A>& rows, Span<const A> denominators) {
   }
 }
 
-/// inverse_t = 1 / den_t. False where one of them is 0 or not finite: divide_rows is needed then.
-template <class A>
-bool invert(Span<const A> denominators, Span<A> inverses) {
-  bool finite = true;
-  with_kernels<A>([&](auto kernels) {
-    finite = kernels.invert(denominators.size, denominators.data, inverses.data);
-  });
-  return finite;
-}
-
 /// y = Q^r S~, row t times inverse_t; all 1 where `inverses` is empty.  // [tile tokens, value_dim]
 template <class A>
 void read_out(const Panel<const A>& rotated, const Panel<const A>& mixed_summary,

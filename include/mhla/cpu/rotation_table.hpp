@@ -38,7 +38,7 @@ struct RotationTable {
 
   /// R or R^T of rows, in place: features of tokens that follow each other on the last axis, the
   /// first of them at `coordinate`.
-  void turn(const Panel<A>& rows, const Index (&coordinate)[3], Turn turn) const {
+  MHLA_OUT_OF_LINE void turn(const Panel<A>& rows, const Index (&coordinate)[3], Turn turn) const {
     with_kernels<A>([&](auto kernels) {
       for (Index r = 0; r < rows.rows; ++r)
         for (int a = 0; a < 3; ++a) {

@@ -12,7 +12,9 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/kernels_elsewhere.hpp>
 #include <mhla/cpu/rotation_table.hpp>
+#include <mhla/cpu/strided_rows.hpp>
 #include <mhla/policy/feature_map.hpp>
 #include <type_traits>
 
@@ -36,8 +38,6 @@ struct TokenRows {
     stride = view.stride[3];
   }
 
-  /// Whether it is columns that lie together.
-  bool lies_in_columns() const { return token_stride == 1 && stride != 1; }
   StridedRows<T> strided(const TokenRun& run) const {
     return {data + run.first * token_stride, run.count, dim, token_stride, stride};
   }
@@ -93,8 +93,9 @@ Rows<A> in_place_of_products(const BlockTable& table, const TokenTile& tile,
 /// Packs the rows of a tile, each times its weight where there are any.
 //                                                                           // [tile tokens, dim]
 template <class T, class A>
-void gather(const BlockTable& table, const TokenTile& tile, const TokenRows<const T>& tokens,
-            Span<const A> weights, const Panel<A>& packed) {
+MHLA_OUT_OF_LINE void gather(const BlockTable& table, const TokenTile& tile,
+                             const TokenRows<const T>& tokens, Span<const A> weights,
+                             const Panel<A>& packed) {
   if (is_in_place<A>(tokens))
     return weighted_rows<A, T>(packed, weights, in_place(table, tile, tokens));
   for_each_run(table, tile, [&](const TokenRun& run, Index row) {
@@ -136,8 +137,9 @@ Panel<const A> readable_panel(const BlockTable& table, const TokenTile& tile,
 
 /// The adjoint of `gather`, and the way out of every result.
 template <class T, class A>
-void scatter(const BlockTable& table, const TokenTile& tile, const Panel<const A>& packed,
-             Span<const A> weights, const TokenRows<T>& tokens, Update update) {
+MHLA_OUT_OF_LINE void scatter(const BlockTable& table, const TokenTile& tile,
+                              const Panel<const A>& packed, Span<const A> weights,
+                              const TokenRows<T>& tokens, Update update) {
   if (is_in_place<A>(tokens))
     return store_rows<T, A>(in_place(table, tile, tokens), weights, packed, update);
   for_each_run(table, tile, [&](const TokenRun& run, Index row) {
@@ -150,8 +152,8 @@ void scatter(const BlockTable& table, const TokenTile& tile, const Panel<const A
 
 /// R or R^T of the rows of a tile.
 template <class A>
-void rotate_rows(const RotationTable<A>& rotation, const BlockTable& table, const TokenTile& tile,
-                 const Panel<A>& rows, Turn turn) {
+MHLA_OUT_OF_LINE void rotate_rows(const RotationTable<A>& rotation, const BlockTable& table,
+                                  const TokenTile& tile, const Panel<A>& rows, Turn turn) {
   for_each_run(table, tile, [&](const TokenRun& run, Index row) {
     rotation.turn(rows.row_range(row, run.count), run.coordinate, turn);
   });
@@ -161,10 +163,10 @@ void rotate_rows(const RotationTable<A>& rotation, const BlockTable& table, cons
 /// nothing rotates, or where nobody asks for the features before it.
 //                                                                   // [tile tokens, feature_dim]
 template <class Map, class T, class A>
-void pack_features(const Map& map, const RotationTable<A>& rotation, A scale,
-                   const BlockTable& table, const TokenTile& tile, const TokenRows<const T>& tokens,
-                   const Panel<A>& features, const Panel<A>& rotated,
-                   const RowBuffers<A>& buffers) {
+MHLA_OUT_OF_LINE void pack_features(const Map& map, const RotationTable<A>& rotation, A scale,
+                                    const BlockTable& table, const TokenTile& tile,
+                                    const TokenRows<const T>& tokens, const Panel<A>& features,
+                                    const Panel<A>& rotated, const RowBuffers<A>& buffers) {
   if (ElementwiseFeatureMap<Map> && is_in_place<A>(tokens)) {
     if constexpr (ElementwiseFeatureMap<Map>)
       map_rows<Map, T>(map, scale, in_place(table, tile, tokens), features);

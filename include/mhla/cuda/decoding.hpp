@@ -63,9 +63,9 @@ void run_decoder_copy(const CudaDevice& device, const DecodeMemory<V, Accumulato
 inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char* function,
                                    const char* size) {
   if (memory.size < bytes)
-    throw WorkspaceError(std::string("mhla::CudaDecoder: ") + function +
-                         ": memory: " + std::to_string(bytes) + " bytes are needed, " +
-                         std::to_string(memory.size) + " were given; " + size + "() says how many");
+    throw WorkspaceError("mhla::CudaDecoder: ", function, ": memory: ", bytes,
+                         " bytes are needed, ", memory.size, " were given; ", size,
+                         "() says how many");
   require_workspace({memory.data, bytes}, bytes, "mhla::CudaDecoder");
 }
 
@@ -122,7 +122,7 @@ class CudaDecoder : RequireStreaming<V> {
   Index position(Index sequence) const {
     const Index position = positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))];
     if (position == lost)
-      throw StateError("mhla: sequence " + std::to_string(sequence) +
+      throw StateError("mhla: sequence ", sequence,
                        " was lost when a kernel could not be launched; reset it, or load a "
                        "snapshot");
     return position;

@@ -48,7 +48,7 @@ inline void take_back(cudaError_t status) {
 /// Throws what a call of CUDA's said, which is taken back, because the caller has the exception.
 [[noreturn]] inline void throw_cuda_error(cudaError_t status, const std::string& what) {
   take_back(status);
-  throw CudaError("mhla: " + what + ": " + cudaGetErrorString(status) +
+  throw CudaError("mhla: ", what, ": ", cudaGetErrorString(status),
                   (lacks_code(status) ? advice_on_code() : std::string()));
 }
 
@@ -77,7 +77,7 @@ inline void require_device_memory(const void* address, const char* name) {
   if (status != cudaSuccess)
     throw_cuda_error(status, std::string(name) + ": cudaPointerGetAttributes failed");
   if (attributes.type == cudaMemoryTypeUnregistered)
-    throw CudaError(std::string("mhla: ") + name +
+    throw CudaError("mhla: ", name,
                     ": the address is not in memory that CUDA knows: a CudaDevice takes device "
                     "memory (cudaMalloc), managed, or registered host memory");
 }

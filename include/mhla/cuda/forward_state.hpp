@@ -57,13 +57,12 @@ class CudaForwardState {
   /// planes; nothing has changed then.
   Span<A> prepare(const Shape& shape, std::uint64_t variant, Index count, SummaryFormat format) {
     if (memory_.size < count)
-      throw WorkspaceError("mhla: save(state): " + std::to_string(count) +
-                           " elements of device memory are needed, the state has " +
-                           std::to_string(memory_.size) + "; forward_state_size says how many");
+      throw WorkspaceError("mhla: save(state): ", count,
+                           " elements of device memory are needed, the state has ", memory_.size,
+                           "; forward_state_size says how many");
     const std::size_t alignment = format == SummaryFormat::accumulators ? alignof(A) : 16;
     if (reinterpret_cast<std::uintptr_t>(memory_.data) % alignment != 0)
-      throw WorkspaceError("mhla: save(state): the memory is not aligned to " +
-                           std::to_string(alignment) + " bytes");
+      throw WorkspaceError("mhla: save(state): the memory is not aligned to ", alignment, " bytes");
     call_.begin(shape, variant, count);
     format_ = format;
     return {memory_.data, count};

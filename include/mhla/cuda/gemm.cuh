@@ -53,7 +53,7 @@ Panels<A> panels(A* data, Index count, Index rows, Index cols) {
 
 inline void check_cublas(cublasStatus_t status, const char* function) {
   if (status != CUBLAS_STATUS_SUCCESS)
-    throw CudaError(std::string("mhla: ") + function + " failed: " + cublasGetStatusString(status));
+    throw CudaError("mhla: ", function, " failed: ", cublasGetStatusString(status));
 }
 
 /// What a cuBLAS handle is set to when a call begins, and again when it ends.
@@ -116,8 +116,7 @@ namespace gemm {
 
 inline int narrow(Index size) {
   if (size > std::numeric_limits<int>::max())
-    throw ShapeError("mhla: a matrix of " + std::to_string(size) +
-                     " rows or columns is more than cuBLAS can count");
+    throw ShapeError("mhla: a matrix of ", size, " rows or columns is more than cuBLAS can count");
   return static_cast<int>(size);
 }
 

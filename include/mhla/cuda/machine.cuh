@@ -261,8 +261,7 @@ __global__ void __launch_bounds__(Body::threads, Body::blocks_of_processor)
 /// Throws what keeps a kernel from being launched.
 inline void check_launch(cudaError_t status) {
   if (status != cudaSuccess)
-    throw CudaError(std::string("mhla: a kernel could not be launched: ") +
-                    cudaGetErrorString(status));
+    throw CudaError("mhla: a kernel could not be launched: ", cudaGetErrorString(status));
 }
 
 /// The kernel of a body that is to have so much shared memory.
@@ -303,8 +302,7 @@ template <class Body>
 void run(const CudaDevice& device, Index blocks, const Body& body) {
   if (blocks == 0) return;
   if (blocks > most_blocks)
-    throw ShapeError("mhla: " + std::to_string(blocks) +
-                     " blocks of threads are more than a CUDA launch can count");
+    throw ShapeError("mhla: ", blocks, " blocks of threads are more than a CUDA launch can count");
   const int shared_bytes = shared_bytes_of(body);
   launch_kernel(device, kernel_of<Body>(shared_bytes), blocks, shared_bytes, body);
 }

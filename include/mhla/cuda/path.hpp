@@ -208,8 +208,8 @@ inline std::string described(Refusal refusal, const Shape& shape) {
 /// Throws where the device asks for a path that cannot run the call.
 inline void require_path(CudaPath asked, Refusal refusal, const Shape& shape) {
   if (refusal != Refusal::none && asked != CudaPath::automatic && asked != CudaPath::cublas)
-    throw ShapeError(std::string("mhla: the CudaDevice asks for CudaPath::") + name_of(asked) +
-                     ", which cannot run this call: " + described(refusal, shape) +
+    throw ShapeError("mhla: the CudaDevice asks for CudaPath::", name_of(asked),
+                     ", which cannot run this call: ", described(refusal, shape),
                      "; CudaPath::automatic takes a path that can");
 }
 

@@ -80,7 +80,7 @@ struct FusedPasses {
   template <class F>
   static void visit(const Problem& problem, const F& f) {
     if (!List::visit(problem.shape.key_dim, problem.shape.value_dim, f))
-      throw CudaError("mhla: no fused pass was compiled for head dimensions " +
+      throw CudaError("mhla: no fused pass was compiled for head dimensions ",
                       described(problem.shape.key_dim, problem.shape.value_dim));
   }
 };

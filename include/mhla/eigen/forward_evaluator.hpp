@@ -65,13 +65,15 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
                      shape_.value_dim);
   }
 
-  void evaluate_operands() { operands_.evaluate(); }
+  MHLA_OUT_OF_LINE void evaluate_operands() { operands_.evaluate(); }
 
   /// Whether y could not be written without destroying an operand.
-  bool reads(const TensorView<T, 4>& y) const { return operands_.share_memory_with(y); }
+  MHLA_OUT_OF_LINE bool reads(const TensorView<T, 4>& y) const {
+    return operands_.share_memory_with(y);
+  }
 
   /// Computes y from evaluated operands.
-  void write(const TensorView<T, 4>& y) const {
+  MHLA_OUT_OF_LINE void write(const TensorView<T, 4>& y) const {
     const Workspace own(op_.workspace() ? 0 : workspace_size_);
     forward_into(op_.attention(), executor_, operands_.query.view(), operands_.key.view(),
                  operands_.value.view(), operands_.mix.view(), y, op_.workspace().value_or(own),
@@ -79,7 +81,7 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
   }
 
   /// Computes the result in memory of its own, as a dense tensor.
-  Workspace result_in_memory() const {
+  MHLA_OUT_OF_LINE Workspace result_in_memory() const {
     TensorView<T, 4> y = result();
     Workspace memory(checked_mul(y.size(), static_cast<Index>(sizeof(T))));
     y.data = reinterpret_cast<T*>(memory.data());

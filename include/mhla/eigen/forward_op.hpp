@@ -117,7 +117,7 @@ namespace eigen {
 template <class A>
 void require_host_state(const CudaForwardState<A>* state, const char* expression) {
   if (state != nullptr)
-    throw StateError("mhla: " + std::string(expression) +
+    throw StateError("mhla: ", expression,
                      ": a CudaForwardState is device memory, which the CPU does not reach: use a "
                      "mhla::ForwardState, or evaluate on a CudaDevice");
 }

@@ -154,29 +154,7 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
   }
 
   void require_targets(const GradientViews<T>& gradients) const {
-    const auto& [dq, dk, dv, dmix] = gradients;
-    const Shape& s = shape_;
-    if (dq.wanted)
-      require_extents(dq.view, "dq", s.batch, s.heads, s.query_tokens, s.key_dim,
-                      "dq has the shape of q");
-    if (dk.wanted)
-      require_extents(dk.view, "dk", s.batch, s.kv_heads, s.key_tokens, s.key_dim,
-                      "dk has the shape of k");
-    if (dv.wanted)
-      require_extents(dv.view, "dv", s.batch, s.kv_heads, s.key_tokens, s.value_dim,
-                      "dv has the shape of v");
-    if (dmix.wanted) {
-      constexpr const char* rule = "dmix has the shape of mix";
-      require_extent("dmix", "heads", dmix.view.extent[0], s.mix_heads, rule);
-      require_extent("dmix", "query blocks", dmix.view.extent[1], s.mix_query_blocks, rule);
-      require_extent("dmix", "key blocks", dmix.view.extent[2], s.mix_key_blocks, rule);
-    }
-    Footprint results;
-    results.writes(dq.view, "dq");
-    results.writes(dk.view, "dk");
-    results.writes(dv.view, "dv");
-    results.writes(dmix.view, "dmix");
-    results.require_results();
+    checked_gradients(shape_, gradients);
   }
 
   void write(GradientViews<T> gradients, Update update) {

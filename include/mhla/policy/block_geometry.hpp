@@ -116,20 +116,18 @@ inline void require_grid(const Grid& grid, int rank, Index tokens, const char* m
                          const char* tensor) {
   for (int axis = 3 - rank; axis < 3; ++axis) {
     if (grid.block[axis] > 0 && grid.extent[axis] >= 0) continue;
-    const std::string at =
-        rank == 1 ? "" : std::string("[") + std::to_string(axis - 3 + rank) + "]";
+    const char* const at[] = {"[0]", "[1]", "[2]"};
+    const char* const which = rank == 1 ? "" : at[axis - 3 + rank];
     if (grid.block[axis] <= 0)
-      throw ShapeError(std::string("mhla: ") + member + ".block" + at + " is " +
-                       std::to_string(grid.block[axis]) +
+      throw ShapeError("mhla: ", member, ".block", which, " is ", grid.block[axis],
                        "; every block extent must be at least 1");
-    throw ShapeError(std::string("mhla: ") + member + ".grid" + at + " is " +
-                     std::to_string(grid.extent[axis]) + "; a grid extent cannot be negative");
+    throw ShapeError("mhla: ", member, ".grid", which, " is ", grid.extent[axis],
+                     "; a grid extent cannot be negative");
   }
   const Index count = checked_mul(checked_mul(grid.extent[0], grid.extent[1]), grid.extent[2]);
   if (count != tokens)
-    throw ShapeError(std::string("mhla: ") + tensor + ": axis tokens is " + std::to_string(tokens) +
-                     " but " + member + ".grid holds " + std::to_string(count) +
-                     "; tokens must lie in raster order of the grid, one per cell");
+    throw ShapeError("mhla: ", tensor, ": axis tokens is ", tokens, " but ", member, ".grid holds ",
+                     count, "; tokens must lie in raster order of the grid, one per cell");
 }
 
 /// The grid of a tensor's `tokens`; throws ShapeError where geometry and tensor do not fit.

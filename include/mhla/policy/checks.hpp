@@ -22,15 +22,16 @@
 MHLA_NAMESPACE_BEGIN
 
 // Apart from the templates below, so that the sentences are put together in one place.
-inline void require_aligned(const void* data, std::size_t alignment, const char* name) {
+MHLA_OUT_OF_LINE inline void require_aligned(const void* data, std::size_t alignment,
+                                             const char* name) {
   if (reinterpret_cast<std::uintptr_t>(data) % alignment != 0)
-    throw ShapeError(std::string("mhla: ") + name + ": the address is no multiple of " +
-                     std::to_string(alignment) + ", the size of its elements");
+    throw ShapeError("mhla: ", name, ": the address is no multiple of ", alignment,
+                     ", the size of its elements");
 }
 
 /// Throws where a tensor with elements lies where none of their type can.
 template <class T, int Rank>
-void require_aligned(const TensorView<T, Rank>& tensor, const char* name) {
+MHLA_OUT_OF_LINE void require_aligned(const TensorView<T, Rank>& tensor, const char* name) {
   if (tensor.size() > 0) require_aligned(tensor.data, alignof(T), name);
 }
 
@@ -38,12 +39,12 @@ void require_aligned(const TensorView<T, Rank>& tensor, const char* name) {
 class Footprint {
  public:
   template <class T, int Rank>
-  void writes(const TensorView<T, Rank>& tensor, const char* name) {
+  MHLA_OUT_OF_LINE void writes(const TensorView<T, Rank>& tensor, const char* name) {
     reads(tensor, name);
     results_ = count_;
   }
   template <class T, int Rank>
-  void reads(const TensorView<T, Rank>& tensor, const char* name) {
+  MHLA_OUT_OF_LINE void reads(const TensorView<T, Rank>& tensor, const char* name) {
     pieces_[count_++] = {overlap::strided(tensor), name};
   }
 
@@ -53,11 +54,11 @@ class Footprint {
     for (int i = 0; i < results_; ++i) {
       const auto& [view, name] = pieces_[i];
       if (!overlap::is_injective(view))
-        throw ShapeError(std::string("mhla: ") + name +
+        throw ShapeError("mhla: ", name,
                          ": the strides give two elements one address; a destination needs every "
                          "element to be its own");
       if (const char* other = sharing(view, i + 1))
-        throw ShapeError(std::string("mhla: ") + name + ": shares memory with " + other +
+        throw ShapeError("mhla: ", name, ": shares memory with ", other,
                          "; a destination needs memory of its own");
     }
   }
@@ -66,7 +67,7 @@ class Footprint {
   MHLA_OUT_OF_LINE void require_scratch(WorkspaceView scratch, const char* name) {
     const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
     if (const char* other = sharing(overlap::strided(bytes), 0))
-      throw WorkspaceError(std::string("mhla: ") + name + ": shares memory with " + other +
+      throw WorkspaceError("mhla: ", name, ": shares memory with ", other,
                            "; a call overwrites it: give it memory of its own");
     reads(bytes, name);
   }
@@ -157,6 +158,38 @@ Problem checked_forward(const V& attention, const OperandViews<T>& operands,
   return problem;
 }
 
+/// Throws ShapeError unless the wanted gradients have the extents that they need, and elements of
+/// their own; what they write.
+template <class T>
+MHLA_OUT_OF_LINE Footprint checked_gradients(const Shape& shape,
+                                             const GradientViews<T>& gradients) {
+  Footprint footprint;
+  const auto add = [&](const GradientView<T, 4>& gradient, const char* name, Index heads,
+                       Index tokens, Index dim, const char* rule) {
+    if (!gradient.wanted) return;
+    require_extents(gradient.view, name, shape.batch, heads, tokens, dim, rule);
+    require_aligned(gradient.view, name);
+    footprint.writes(gradient.view, name);
+  };
+  add(gradients.query, "dq", shape.heads, shape.query_tokens, shape.key_dim,
+      "dq has the shape of q");
+  add(gradients.key, "dk", shape.kv_heads, shape.key_tokens, shape.key_dim,
+      "dk has the shape of k");
+  add(gradients.value, "dv", shape.kv_heads, shape.key_tokens, shape.value_dim,
+      "dv has the shape of v");
+  if (gradients.mix.wanted) {
+    const auto& dmix = gradients.mix.view;
+    constexpr const char* rule = "dmix has the shape of mix";
+    require_extent("dmix", "heads", dmix.extent[0], shape.mix_heads, rule);
+    require_extent("dmix", "query blocks", dmix.extent[1], shape.mix_query_blocks, rule);
+    require_extent("dmix", "key blocks", dmix.extent[2], shape.mix_key_blocks, rule);
+    require_aligned(dmix, "dmix");
+    footprint.writes(dmix, "dmix");
+  }
+  footprint.require_results();
+  return footprint;
+}
+
 /// The same of the wanted gradients of <dy, attention(q, k, v, mix)>.
 template <AttentionVariant V, class T>
 Problem checked_backward(const V& attention, const OperandViews<T>& operands,
@@ -168,37 +201,7 @@ Problem checked_backward(const V& attention, const OperandViews<T>& operands,
                   "dy is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);
   require_aligned(dy, "dy");
-  const auto& dq = gradients.query.view;
-  const auto& dk = gradients.key.view;
-  const auto& dv = gradients.value.view;
-  const auto& dmix = gradients.mix.view;
-  Footprint footprint;
-  if (gradients.query.wanted) {
-    require_extents(dq, "dq", shape.batch, shape.heads, shape.query_tokens, shape.key_dim,
-                    "dq has the shape of q");
-    require_aligned(dq, "dq");
-    footprint.writes(dq, "dq");
-  }
-  if (gradients.key.wanted) {
-    require_extents(dk, "dk", shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim,
-                    "dk has the shape of k");
-    require_aligned(dk, "dk");
-    footprint.writes(dk, "dk");
-  }
-  if (gradients.value.wanted) {
-    require_extents(dv, "dv", shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim,
-                    "dv has the shape of v");
-    require_aligned(dv, "dv");
-    footprint.writes(dv, "dv");
-  }
-  if (gradients.mix.wanted) {
-    constexpr const char* rule = "dmix has the shape of mix";
-    require_extent("dmix", "heads", dmix.extent[0], shape.mix_heads, rule);
-    require_extent("dmix", "query blocks", dmix.extent[1], shape.mix_query_blocks, rule);
-    require_extent("dmix", "key blocks", dmix.extent[2], shape.mix_key_blocks, rule);
-    require_aligned(dmix, "dmix");
-    footprint.writes(dmix, "dmix");
-  }
+  Footprint footprint = checked_gradients(shape, gradients);
   footprint.reads(dy, "dy");
   require_apart(footprint, attention, operands, workspace, state);
   return problem;

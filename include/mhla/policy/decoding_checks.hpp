@@ -68,8 +68,7 @@ Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
   };
   require_block("feature_dim", problem.feature_dim);
   require_block("value_dim", shape.value_dim);
-  if (shape.slots < 1)
-    throw ShapeError("mhla: slots: is " + std::to_string(shape.slots) + " but must be at least 1");
+  if (shape.slots < 1) throw ShapeError("mhla: slots: is ", shape.slots, " but must be at least 1");
   require_aligned(mix, "mix");
   if constexpr (borrows_projection<V>)
     require_aligned(variant.feature_map.projection, "feature_map.projection");
@@ -78,8 +77,8 @@ Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
 
 inline Index checked_sequence(const DecoderShape& shape, Index sequence) {
   if (sequence < 0 || sequence >= shape.batch)
-    throw ShapeError("mhla: sequence is " + std::to_string(sequence) + " but the decoder has " +
-                     std::to_string(shape.batch) + " of them");
+    throw ShapeError("mhla: sequence is ", sequence, " but the decoder has ", shape.batch,
+                     " of them");
   return sequence;
 }
 
@@ -126,9 +125,8 @@ void require_decoder_tensors(const V& attention, const TensorView<const T, 4>& q
 /// Throws StateError unless a sequence with `position` tokens has room for so many more.
 inline void require_room(Index sequence, Index position, Index tokens, Index capacity) {
   if (tokens > capacity - position)
-    throw StateError("mhla: sequence " + std::to_string(sequence) + " has " +
-                     std::to_string(position) + " tokens and would get " + std::to_string(tokens) +
-                     " more, but mix has rows for " + std::to_string(capacity) +
+    throw StateError("mhla: sequence ", sequence, " has ", position, " tokens and would get ",
+                     tokens, " more, but mix has rows for ", capacity,
                      "; mhla::extend makes a larger mix");
 }
 

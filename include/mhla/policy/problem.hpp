@@ -67,7 +67,7 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
   }
   if constexpr (rotates<A>) {
     if (problem.feature_dim % 2 != 0)
-      throw ShapeError("mhla: rotation: phi gives " + std::to_string(problem.feature_dim) +
+      throw ShapeError("mhla: rotation: phi gives ", problem.feature_dim,
                        " features but a rotation turns pairs; the number of features must be even");
   }
 

@@ -154,7 +154,7 @@ struct MixingWork {
   // Memory holds no more tiles than 31 bits count, nor blocks.
   static int narrow(Index count) {
     if (count > std::numeric_limits<int>::max())
-      throw ShapeError("mhla: " + std::to_string(count) +
+      throw ShapeError("mhla: ", count,
                        " blocks, or tiles of summaries, are more than a kernel mixes");
     return static_cast<int>(count);
   }

@@ -51,8 +51,7 @@ struct UnitSchedule {
   /// So many units in a step that it has work for `blocks` blocks of threads at once.
   UnitSchedule(Index all_units, const UnitParts& of_stages, Index blocks) {
     if (!counts(all_units, of_stages))
-      throw ShapeError("mhla: " + std::to_string(all_units) +
-                       " heads of the batch are more than a launch counts");
+      throw ShapeError("mhla: ", all_units, " heads of the batch are more than a launch counts");
     units = static_cast<int>(all_units);
     for (int stage = 0; stage < unit_stages; ++stage)
       parts[stage] = static_cast<int>(of_stages.count[stage]);

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+// What takes long to compile and is the same for every variant: products, rows in and out of
+// storage, element-wise feature maps. A program whose translation units all define
+// MHLA_KERNELS_ELSEWHERE compiles it in one of them, which includes
+// <mhla/cpu/instantiate_kernels.hpp>, or links CMake's mhla::kernels, which does both.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/rotation_table.hpp>
+#include <mhla/cpu/strided_rows.hpp>
+#include <mhla/policy/feature_map.hpp>
+
+// Of a type that is computed with.
+#define MHLA_KERNELS(prefix, T)                                                             \
+  prefix template const ProductTiles<T>& product_tiles<T>();                                \
+  prefix template const DotTiles<T>& dot_tiles<T>();                                        \
+  prefix template void multiply<T>(const Product<T>&);                                      \
+  prefix template void multiply_right_transposed<T>(const Panel<T>&, const Panel<const T>&, \
+                                                    const Panel<const T>&, Into);           \
+  prefix template void mix_rows<T>(const Panel<T>&, const Panel<const T>&, bool,            \
+                                   const Panel<const T>&, Into, Terms);                     \
+  prefix template void row_products<T>(const Span<T>&, const Panel<const T>&,               \
+                                       const Panel<const T>&);                              \
+  prefix template void add_rows<T>(const LongSum<T>&, T, const Panel<const T>&, Into,       \
+                                   const Panel<T>&);                                        \
+  prefix template void add_scaled_row<T>(T*, T, const T*, Index);                           \
+  prefix template T inner_product<T>(const Panel<const T>&, const Panel<const T>&);         \
+  prefix template bool invert<T>(const Span<const T>&, const Span<T>&);                     \
+  prefix template void RotationTable<T>::turn(const Panel<T>&, const Index(&)[3], Turn) const;
+
+// And of one that is stored.
+#define MHLA_STORAGE_KERNELS(prefix, T, Stored)                                         \
+  prefix template void weighted_rows<T, Stored>(const Panel<T>&, const Span<const T>&,  \
+                                                const Rows<const Stored>&);             \
+  prefix template void store_rows<Stored, T>(const Rows<Stored>&, const Span<const T>&, \
+                                             const Panel<const T>&, Update);            \
+  prefix template void gather_strided<T, Stored>(const Panel<T>&,                       \
+                                                 const StridedRows<const Stored>&);     \
+  prefix template void scatter_strided<Stored, T>(                                      \
+      const StridedRows<Stored>&, const Span<const T>&, const Panel<const T>&, Update); \
+  MHLA_MAP_KERNELS(prefix, Relu, T, Stored)                                             \
+  MHLA_MAP_KERNELS(prefix, EluPlusOne, T, Stored)                                       \
+  MHLA_MAP_KERNELS(prefix, SquaredRelu, T, Stored)                                      \
+  MHLA_MAP_KERNELS(prefix, Exp, T, Stored)                                              \
+  MHLA_MAP_KERNELS(prefix, Identity, T, Stored)
+
+// And of a feature map.
+#define MHLA_MAP_KERNELS(prefix, Map, T, Stored)                                          \
+  prefix template void map_rows<Map, Stored, T>(const Map&, T, const Rows<const Stored>&, \
+                                                const Panel<T>&);                         \
+  prefix template void unmap_rows<Map, Stored, T>(                                        \
+      const Map&, T, const Rows<const Stored>&, const Panel<const T>&, Span<const T>,     \
+      const Rows<const T>&, const Rows<Stored>&, Update);
+
+#define MHLA_EVERY_KERNEL(prefix)               \
+  MHLA_KERNELS(prefix, float)                   \
+  MHLA_KERNELS(prefix, double)                  \
+  MHLA_STORAGE_KERNELS(prefix, float, float)    \
+  MHLA_STORAGE_KERNELS(prefix, float, BFloat16) \
+  MHLA_STORAGE_KERNELS(prefix, float, Half)     \
+  MHLA_STORAGE_KERNELS(prefix, double, double)
+
+#if defined(MHLA_KERNELS_ELSEWHERE)
+MHLA_NAMESPACE_BEGIN
+namespace cpu {
+MHLA_EVERY_KERNEL(extern)
+}  // namespace cpu
+MHLA_NAMESPACE_END
+#endif
