@@ -64,9 +64,10 @@ void with_normalizer(const AttentionCase& c, F&& f) {
   }
 }
 
-/// The library's rotation that a case names, as one type: a variant is then compiled once and not
-/// once per rotation. (A user's own rotation looks like this.)
+/// The library's rotation that a case names, on a grid of `axes` axes, as one type: a variant is
+/// then compiled once and not once per rotation. (A user's own rotation looks like this.)
 struct ChosenRotary {
+  int axes = 1;
   bool half_split = false;
   mhla::HalfSplitRotary half_split_rotary = {};
   mhla::AxialRotary axial_rotary = {};
@@ -75,42 +76,46 @@ struct ChosenRotary {
     return half_split ? half_split_rotary.pairs(feature_dim) : axial_rotary.pairs(feature_dim);
   }
   Index axis_pairs(int axis, int rank, Index total_pairs) const {
-    return half_split ? half_split_rotary.axis_pairs(axis, rank, total_pairs)
-                      : axial_rotary.axis_pairs(axis, rank, total_pairs);
+    const int own = axis - (rank - axes);
+    if (own < 0) return 0;
+    return half_split ? half_split_rotary.axis_pairs(own, axes, total_pairs)
+                      : axial_rotary.axis_pairs(own, axes, total_pairs);
   }
   double frequency(Index j, Index count) const {
     return half_split ? half_split_rotary.frequency(j, count) : axial_rotary.frequency(j, count);
   }
 };
 
-/// The rotations of a grid of `Rank` axes; throws UnsupportedCase for another grid's.
-template <int Rank, class F>
+/// Throws UnsupportedCase for a rotation of another number of axes than the case's grid has.
+template <class F>
 void with_rotation(const AttentionCase& c, F&& f) {
-  const auto require_rank = [&](const char* name, int rank) {
-    if (rank != Rank)
+  const int axes = static_cast<int>(c.query_side.grid.size());
+  const auto require_axes = [&](const char* name, int needed) {
+    if (axes != needed)
       throw UnsupportedCase(std::string("rotation ") + name + " with a grid of " +
-                            std::to_string(Rank) + " axes");
+                            std::to_string(axes) + " axes");
   };
   switch (c.rotation) {
     case RotationName::none:
       return f(mhla::NoRotation{});
     case RotationName::neox_1d:
-      require_rank("neox_1d", 1);
+      require_axes("neox_1d", 1);
       break;
     case RotationName::axial_1d:
-      require_rank("axial_1d", 1);
+      require_axes("axial_1d", 1);
       break;
     case RotationName::axial_2d:
-      require_rank("axial_2d", 2);
+      require_axes("axial_2d", 2);
       break;
     case RotationName::wan_3d:
-      require_rank("wan_3d", 3);
+      require_axes("wan_3d", 3);
       break;
   }
-  f(ChosenRotary{c.rotation == RotationName::neox_1d, {c.theta}, {c.theta}});
+  f(ChosenRotary{axes, c.rotation == RotationName::neox_1d, {c.theta}, {c.theta}});
 }
 
-/// One side's geometry; all extents 0 for a side without axes.
+/// One side's geometry; all extents 0 for a side without axes. Axes that the case does not have are
+/// 1, in front.
 template <class Geometry>
 Geometry blocks_of(const TokenGrid& side) {
   Geometry blocks;
@@ -118,25 +123,21 @@ Geometry blocks_of(const TokenGrid& side) {
   if constexpr (Geometry::rank == 1) {
     blocks.block = side.block[0];
   } else {
+    const std::size_t first = Geometry::rank - side.grid.size();
     for (std::size_t axis = 0; axis < Geometry::rank; ++axis) {
-      blocks.grid[axis] = side.grid[axis];
-      blocks.block[axis] = side.block[axis];
+      blocks.grid[axis] = axis < first ? 1 : side.grid[axis - first];
+      blocks.block[axis] = axis < first ? 1 : side.block[axis - first];
     }
   }
   return blocks;
 }
 
-/// Calls f with an empty geometry of the case's rank.
+/// Calls f with an empty geometry: a sequence's, or one for grids of two axes and of three, so that
+/// a variant is compiled once for both.
 template <class F>
 void with_geometry(const AttentionCase& c, F&& f) {
-  switch (c.query_side.grid.size()) {
-    case 1:
-      return f(mhla::Blocks1D{});
-    case 2:
-      return f(mhla::Blocks2D{});
-    case 3:
-      return f(mhla::Blocks3D{});
-  }
+  if (c.query_side.grid.size() == 1) return f(mhla::Blocks1D{});
+  f(mhla::Blocks3D{});
 }
 
 /// Calls f with the variant the policies make; throws UnsupportedCase where there is none.
@@ -171,7 +172,7 @@ void with_causal_variant(const AttentionCase& c, FeatureMap map, F&& f) {
   if (c.query_side.grid.size() != 1)
     throw UnsupportedCase("causal attention over a grid of several axes");
   with_normalizer(c, [&](auto normalizer) {
-    with_rotation<1>(c, [&](auto rotation) {
+    with_rotation(c, [&](auto rotation) {
       with_policies<mhla::Blocks1D>(c, map, mhla::Causal{}, normalizer, rotation, f);
     });
   });
@@ -184,9 +185,8 @@ void with_variant(const AttentionCase& c, FeatureMap map, F&& f) {
   with_causality(c, [&](auto causality) {
     with_normalizer(c, [&](auto normalizer) {
       with_geometry(c, [&](auto geometry) {
-        using Geometry = std::remove_cvref_t<decltype(geometry)>;
-        with_rotation<Geometry::rank>(c, [&](auto rotation) {
-          with_policies<Geometry>(c, map, causality, normalizer, rotation, f);
+        with_rotation(c, [&](auto rotation) {
+          with_policies<decltype(geometry)>(c, map, causality, normalizer, rotation, f);
         });
       });
     });

@@ -182,7 +182,7 @@ TEST_CASE("paths: gradients left out, and added to", "[cuda]") {
     for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic}) {
       const CudaDevice device = device_on(path);
       const auto all = call::backward(attention, x, device);
-      for (const int subset : {0, 1, 2, 4, 8}) {
+      for (const int subset : {0, 1 + 4, 2 + 8}) {
         CAPTURE(name, cuda::name_of(path), subset);
         const call::Gradients<T> before(x);
         call::Gradients<T> after(x);
@@ -260,11 +260,13 @@ void check_moved(const char* name, const V& attention, const Shape& shape) {
 
 TEST_CASE("paths: bytes are those of the cost model", "[cuda]") {
   check_moved<Half>("a matrix per head", language, {1, 4, 2, 27, 27, 64, 64, 4});
+#ifdef MHLA_FULL_PRODUCT
   check_moved<Half>("slices of values", Language{.blocks = {.block = 80}, .scale = 0.1},
                     {1, 1, 1, 100, 100, 128, 128});
-  check_moved<BFloat16>("normalized", normalized, {1, 2, 1, 50, 50, 64, 64});
   check_moved<BFloat16>("long blocks", Normalized{.blocks = {.block = 150}},
                         {1, 1, 1, 170, 170, 64, 64});
+#endif
+  check_moved<BFloat16>("normalized", normalized, {1, 2, 1, 50, 50, 64, 64});
   for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic})
     check_moved<BFloat16>("more blocks than stay on a chip", Normalized{.blocks = {.block = 2}},
                           {1, 1, 1, 290, 290, 64, 64}, path);

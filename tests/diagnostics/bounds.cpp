@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "tests/support/catch.hpp"
-#include "tests/support/svd.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 // termios.h (B0), rpcndr.h (small), AssertMacros.h (check), sysmacros.h
 // (major, minor), X.h (None, Success). Eigen stumbles over some of these itself, so it comes first.
 #include <Eigen/Core>
-#include <Eigen/SVD>
+#include <Eigen/Eigenvalues>
 #include <unsupported/Eigen/CXX11/Tensor>
 
 #undef I

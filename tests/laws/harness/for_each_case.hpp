@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Runs a law over the product of policies, several random cases each. The environment chooses:
 //
-//   MHLA_LAWS_SHAPES=2    cases per variant; each test multiplies it by a weight of its own
+//   MHLA_LAWS_SHAPES=1    cases per variant; each test multiplies it by a weight of its own
 //   MHLA_LAWS_SEED=1      another seed, other cases
 //   MHLA_LAWS_FIRST=0     number of the first case
 //   MHLA_LAWS_VARIANT=    only variants whose name contains this
@@ -33,7 +33,7 @@ struct Options {
         const char* value = std::getenv(name);
         return std::string(value == nullptr ? otherwise : value);
       };
-      Options o{static_cast<Index>(std::stoll(text("MHLA_LAWS_SHAPES", "2"))),
+      Options o{static_cast<Index>(std::stoll(text("MHLA_LAWS_SHAPES", "1"))),
                 std::stoull(text("MHLA_LAWS_SEED", "1")),
                 static_cast<Index>(std::stoll(text("MHLA_LAWS_FIRST", "0"))),
                 text("MHLA_LAWS_VARIANT", ""), std::getenv("MHLA_LAWS_FIRST") != nullptr};

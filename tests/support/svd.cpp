@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: MIT
-#include "svd.hpp"
-
-template class Eigen::BDCSVD<Eigen::MatrixXd>;
