@@ -38,7 +38,7 @@ inline constexpr Index strided_tile_rows = 16;
 inline constexpr Index strided_tile_cols = max_placed_rows;
 template <class T>
 struct StridedTile {
-  T elements[std::size_t{strided_tile_rows * strided_tile_cols}];
+  alignas(max_vector_bytes) T elements[std::size_t{strided_tile_rows * strided_tile_cols}];
 };
 
 /// f(tile of x, first row, first column) for all of x.
