@@ -113,6 +113,7 @@ class Build:
                 words = list(self.compile[name])
                 words[words.index("-o") + 1] = f"{temporary}/{number}.o"
                 words.insert(1, f"-I{temporary}/include")
+                words.append("-Wno-error")
                 built = subprocess.run(words, cwd=self.folder, stdout=subprocess.PIPE,
                                        stderr=subprocess.STDOUT, text=True)
                 if built.returncode:

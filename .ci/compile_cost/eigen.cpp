@@ -1,0 +1,2 @@
+// SPDX-License-Identifier: MIT
+#include <unsupported/Eigen/CXX11/Tensor>
