@@ -3,7 +3,7 @@
 # Both are configured by variables (cmake -DNAME=VALUE -P script):
 #   MHLA_INSTALL_PACKAGES    OFF forbids installing anything; also an environment variable
 #   MHLA_BUILD_DIR           build folder, default build/ in the project; also an environment variable
-#   MHLA_WARNINGS_AS_ERRORS, MHLA_TEST_PRODUCT    handed on to the project
+#   MHLA_WARNINGS_AS_ERRORS, MHLA_TEST_PRODUCT, MHLA_TEST_GATE    handed on to the project
 # CMake's own environment variables (CXX, CMAKE_BUILD_TYPE, CMAKE_PREFIX_PATH, ...) work as ever.
 cmake_minimum_required(VERSION 3.22...3.31)
 include(ProcessorCount)
@@ -22,7 +22,7 @@ if(NOT MHLA_BUILD_DIR)
 endif()
 get_filename_component(MHLA_BUILD_DIR "${MHLA_BUILD_DIR}" ABSOLUTE)
 set(handed_on "")
-foreach(name IN ITEMS MHLA_WARNINGS_AS_ERRORS MHLA_TEST_PRODUCT)
+foreach(name IN ITEMS MHLA_WARNINGS_AS_ERRORS MHLA_TEST_PRODUCT MHLA_TEST_GATE)
   if(DEFINED ${name})
     list(APPEND handed_on "-D${name}=${${name}}")
   endif()

@@ -3,7 +3,7 @@
 #   // EXPECT: a sentence
 # and with its mistake inside #ifndef MHLA_CONTROL ... #endif (an #else may show what is right).
 # It must fail to compile, with each sentence in the compiler's output; and, to show that nothing but
-# the mistake is wrong, it must compile with MHLA_CONTROL defined. Where the mistake is in the flags, a
+# the mistake is wrong, it must compile with MHLA_CONTROL defined, which is tried if CONTROL is on. Where the mistake is in the flags, a
 # line `// FLAGS: -std=c++17` has them; `// LINES: 20` says how long the output may be.
 # COMPILE is the compiler's call.
 cmake_minimum_required(VERSION 3.22...3.31)
@@ -17,10 +17,12 @@ if(NOT sentences)
   message(FATAL_ERROR "${CASE} has no line `// EXPECT: sentence`.")
 endif()
 
-execute_process(COMMAND ${COMPILE} -DMHLA_CONTROL "${CASE}"
-                OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
-if(NOT status EQUAL 0)
-  message(FATAL_ERROR "The control, without the mistake, does not compile:\n${output}")
+if(CONTROL)
+  execute_process(COMMAND ${COMPILE} -DMHLA_CONTROL "${CASE}"
+                  OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "The control, without the mistake, does not compile:\n${output}")
+  endif()
 endif()
 
 execute_process(COMMAND ${COMPILE} ${flags} "${CASE}"

@@ -245,7 +245,11 @@ void check_products(Index rows, Index cols, Index depth, int only = -1, Index b_
 
 // How far apart the sizes are that a product is tried with. Without optimization every size takes
 // minutes; steps that no tile's width or height is a multiple of meet every rest in turn.
-#ifdef MHLA_FULL_PRODUCT
+#if defined(MHLA_SMALL_PRODUCT)
+constexpr Index row_step = 7;
+constexpr Index col_step = 19;
+constexpr Index depth_step = 101;
+#elif defined(MHLA_FULL_PRODUCT)
 constexpr Index row_step = 1;
 constexpr Index col_step = 1;
 constexpr Index depth_step = 1;
