@@ -179,6 +179,7 @@ TEST_CASE("paths: a batch in parts", "[cuda]") {
   });
 }
 
+#ifdef MHLA_FULL_PRODUCT  // fused_gradients and fused_quadratic have others of these
 TEST_CASE("paths: gradients left out, and added to", "[cuda]") {
   for_each_call([]<class V, class T>(const char* name, const V& attention, const Operands<T>& x) {
     for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic}) {
@@ -222,6 +223,7 @@ TEST_CASE("paths: gradients left out, and added to", "[cuda]") {
     }
   });
 }
+#endif
 
 namespace {
 
