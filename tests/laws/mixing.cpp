@@ -99,8 +99,7 @@ TEST_CASE("law 2: constant values give that constant, and nothing but dv", "[law
   const auto stochastic = [](const Policies& policies) {
     // A row of Dpfp's features may be 0 in every product with the few keys that an early token
     // sees.
-    const bool empty_rows =
-        policies.map == Map::dpfp && !policies.bidirectional();
+    const bool empty_rows = policies.map == Map::dpfp && !policies.bidirectional();
     return policies.normalizer == Normalizer::mixed_key_sum && !policies.rotates() &&
            policies.map != Map::identity && !empty_rows;
   };
