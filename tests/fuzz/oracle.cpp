@@ -414,6 +414,8 @@ class Attention {
 
       Row dy;
       for (Size c = 0; c < columns; ++c) dy.push_back(exact(problem_.dy(s.item, h, token, c)));
+      Row u;  // which the library forms: see quotient
+      for (const Number& element : dy) u.push_back(quotient(element, den));
       const Number d_den = exact(-1) * quotient(dot(dy, y), den);
       for (const Pair& p : pairs) {
         const Number d_weight = quotient(dot(dy, values[p.j]), den);
@@ -421,9 +423,8 @@ class Attention {
         d_m += p.inner * d_weight;
         add(queries.d_rotated[t], scale * p.m * d_weight, keys.rotated[p.j]);
         add(keys.d_rotated[p.j], scale * p.m * d_weight, queries.rotated[t]);
-        const Number weight = quotient(p.m * p.inner, den);
         for (Size c = 0; c < columns; ++c)
-          dv_(s.item, kv_head, s.first + static_cast<Size>(p.j), c) += weight * dy[at(c)];
+          dv_(s.item, kv_head, s.first + static_cast<Size>(p.j), c) += p.m * p.inner * u[at(c)];
         if (!normalizes) continue;
         d_m += p.unrotated * d_den;
         add(queries.d_plain[p.u], scale * p.m * d_den, keys.plain[p.j]);
