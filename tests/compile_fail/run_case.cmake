@@ -3,9 +3,9 @@
 #   // EXPECT: a sentence
 # and with its mistake inside #ifndef MHLA_CONTROL ... #endif (an #else may show what is right).
 # It must fail to compile, with each sentence in the compiler's output; and, to show that nothing but
-# the mistake is wrong, it must compile with MHLA_CONTROL defined, which is tried if CONTROL is on. Where the mistake is in the flags, a
-# line `// FLAGS: -std=c++17` has them; `// LINES: 20` says how long the output may be.
-# COMPILE is the compiler's call.
+# the mistake is wrong, it must compile with MHLA_CONTROL defined, which is tried if CONTROL is on.
+# Where the mistake is in the flags, a line `// FLAGS: -std=c++17` has them; `// LINES: 20` says how
+# long the output may be. COMPILE is the compiler's call.
 cmake_minimum_required(VERSION 3.22...3.31)
 
 file(STRINGS "${CASE}" sentences REGEX "^// EXPECT: ")

@@ -49,6 +49,7 @@ MHLA_OUT_OF_LINE const ProductTiles<T>& product_tiles() {
   return *tiles;
 }
 
+/// A product by the tiles of this machine.
 template <class T>
 MHLA_OUT_OF_LINE void multiply(const Product<T>& product) {
   multiply(product_tiles<T>(), product);

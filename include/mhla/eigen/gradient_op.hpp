@@ -154,7 +154,7 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
   }
 
   void require_targets(const GradientViews<T>& gradients) const {
-    checked_gradients(shape_, gradients);
+    checked_gradients(shape_, gradients).require_results();
   }
 
   void write(GradientViews<T> gradients, Update update) {
