@@ -4,7 +4,7 @@
 include(CMakePackageConfigHelpers)
 
 set(package_dir share/cmake/mhla)
-install(DIRECTORY include/mhla DESTINATION include)
+install(DIRECTORY include/mhla DESTINATION include PATTERN "*.md" EXCLUDE)
 install(TARGETS mhla EXPORT mhla-targets)
 install(EXPORT mhla-targets NAMESPACE mhla:: DESTINATION ${package_dir})
 

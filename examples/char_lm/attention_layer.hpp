@@ -5,7 +5,6 @@
 #pragma once
 
 #include <string>
-#include <type_traits>
 
 #include "dense_layers.hpp"
 #include "parameters.hpp"
@@ -95,12 +94,7 @@ class AttentionLayer {
   /// Columns [first, first + width) of `rows` as [sequences, heads, tokens, dim]: where they lie.
   template <class Rows>
   auto heads_of(Rows& rows, Index sequences, Index first) const {
-    const Index tokens = rows.rows() / sequences;
-    const Index dim = width_ / heads_;
-    using Element = std::remove_reference_t<decltype(*rows.data())>;
-    return mhla::TensorView<Element, 4>{rows.data() + first,
-                                        {sequences, heads_, tokens, dim},
-                                        {tokens * rows.cols(), dim, rows.cols(), 1}};
+    return mhla::heads_view(rows.middleCols(first, width_), heads_, sequences);
   }
   auto query(const AttentionActivations<T>& a, Index sequences) const {
     return heads_of(a.projected, sequences, 0);

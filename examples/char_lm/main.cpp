@@ -3,6 +3,7 @@
 // this library, compared with what a model without attention can do, and set to write.
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "corpus.hpp"
+#include "curves.hpp"
 #include "generation.hpp"
 #include "options.hpp"
 #include "progress.hpp"
@@ -26,10 +28,16 @@ enum Status { trained = 0, disagrees = 1, bad_command_line = 2, bad_text = 3 };
 // attention, and the layers above pass differences on.
 constexpr double tolerance = 1e-4;
 
-void train(Trainer<float>& trainer, const Options& options) {
+/// Returns the loss of every step.
+std::vector<double> train(Trainer<float>& trainer, const Options& options) {
   Progress progress(name_of(trainer.model().shape().mixing), options.steps,
                     trainer.characters_per_step());
-  for (Index step = 0; step < options.steps; ++step) progress.done(trainer.step());
+  std::vector<double> losses;
+  for (Index step = 0; step < options.steps; ++step) {
+    losses.push_back(trainer.step());
+    progress.done(losses.back());
+  }
+  return losses;
 }
 
 void report_loss(const char* what, double nats) {
@@ -81,6 +89,39 @@ bool report_writing(const Options& options, const Trainer<float>& trainer,
   return agrees;
 }
 
+/// The four kinds of mixing, trained alike: one table and, if asked for, one picture.
+void compare(const Options& options, ModelShape shape, const std::vector<int>& training,
+             const std::vector<int>& validation, const Eigen::ThreadPoolDevice& pool) {
+  struct Result {
+    double nats;
+    Index parameters;
+    double seconds;
+  };
+  std::vector<Result> results;
+  std::vector<Curve> curves;
+  const std::vector<Mixing> mixings{Mixing::none, Mixing::linear, Mixing::softmax, Mixing::mhla};
+  for (const Mixing mixing : mixings) {
+    shape.mixing = mixing;
+    Trainer<float> trainer(shape, options, training, pool);
+    const auto begun = std::chrono::steady_clock::now();
+    const std::vector<double> losses = train(trainer, options);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+    results.push_back(
+        {trainer.loss_on(validation), trainer.model().parameters().size(), took.count()});
+    curves.push_back({name_of(mixing), losses, results.back().nats});
+  }
+  std::printf("\nOn the validation text, per character:\n\n  %-10s %6s %6s %11s %9s\n", "attention",
+              "nats", "bits", "parameters", "seconds");
+  for (std::size_t i = 0; i < mixings.size(); ++i)
+    std::printf("  %-10s %6.3f %6.3f %11td %9.0f\n", name_of(mixings[i]), results[i].nats,
+                results[i].nats / std::log(2.0), results[i].parameters, results[i].seconds);
+  std::printf("  %-10s %6.3f\n\n", "(bigrams)",
+              bigram_conditional_entropy(validation, shape.vocabulary));
+  if (options.svg.empty()) return;
+  if (!write_curves(options.svg, curves)) throw UsageError("cannot write " + options.svg);
+  std::printf("The losses of every step are drawn in %s.\n", options.svg.c_str());
+}
+
 Status run(const Options& options) {
   if (options.list) {
     const ProjectFiles files(MHLA_SOURCE_DIR);
@@ -105,7 +146,6 @@ Status run(const Options& options) {
                    .layers = options.layers,
                    .width = options.width,
                    .heads = options.heads};
-  Trainer<float> trainer(shape, options, training, pool);
   std::printf(
       "Text: %s.\n"
       "%zu characters to train on, %s%zu to validate on, %td symbols (one for bytes that the "
@@ -113,13 +153,19 @@ Status run(const Options& options) {
       "text lacks).\n"
       "Model: %s, %td layers of width %td, %td heads, context %td",
       corpus.description.c_str(), training.size(), corpus.validation_is_cut ? "the first " : "",
-      validation.size(), vocabulary.size(), name_of(options.mixing), options.layers, options.width,
+      validation.size(), vocabulary.size(),
+      options.compare ? "each of four" : name_of(options.mixing), options.layers, options.width,
       options.heads, options.context);
-  if (options.mixing == Mixing::mhla) std::printf(" in blocks of %td", options.block);
-  std::printf("; %td parameters, %d thread%s.\n\n", trainer.model().parameters().size(), threads,
-              threads == 1 ? "" : "s");
+  if (options.compare || options.mixing == Mixing::mhla)
+    std::printf(" in blocks of %td", options.block);
+  std::printf("; %d thread%s.\n\n", threads, threads == 1 ? "" : "s");
   std::fflush(stdout);
+  if (options.compare) {
+    compare(options, shape, training, validation, pool);
+    return trained;
+  }
 
+  Trainer<float> trainer(shape, options, training, pool);
   train(trainer, options);
   const double loss = trainer.loss_on(validation);
   const double bigram = bigram_conditional_entropy(validation, vocabulary.size());

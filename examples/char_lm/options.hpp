@@ -25,6 +25,8 @@ any, the project's own sources are the text, and every tenth file is kept.
   --attention mhla|linear|softmax|none
                      what mixes the tokens: MHLA, linear attention (MHLA of one block, all ones),
                      softmax attention, or nothing: a model of the current character alone (mhla)
+  --compare          trains all four one after the other, and prints one table
+  --svg FILE         with --compare: draws the losses of every step
   --steps N          updates of the parameters (360)
   --batch N          windows of text in each (8)
   --context N        characters of a window (256)
@@ -83,6 +85,8 @@ struct Options {
   std::string prompt{};
   Index generate = -1;  ///< -1: up to the end of the context
   double temperature = 0.7;
+  bool compare = false;
+  std::string svg{};
   bool list = false;
   bool help = false;
   std::vector<std::string> files{};
@@ -113,6 +117,10 @@ inline Options parse_options(const std::vector<std::string>& arguments) {
     };
     if (argument == "--attention") {
       options.mixing = mixing_of(value());
+    } else if (argument == "--compare") {
+      options.compare = true;
+    } else if (argument == "--svg") {
+      options.svg = value();
     } else if (argument == "--steps") {
       options.steps = number(Index{1}, Index{1} << 30);
     } else if (argument == "--batch") {
@@ -152,6 +160,7 @@ inline Options parse_options(const std::vector<std::string>& arguments) {
       options.files.push_back(argument);
     }
   }
+  if (!options.svg.empty() && !options.compare) throw UsageError("--svg goes with --compare");
   if (options.width % (2 * options.heads) != 0)
     throw UsageError(
         "--width must be a multiple of twice the heads: the features of a head are "

@@ -22,7 +22,8 @@
 //   mhla::gradients(dq, mhla::skip, dv, dmix) += attention.backward(q, k, v, mix, dy).saved(state);
 //
 // Operands are tensors, maps, lazy expressions and views (mhla::TensorView), RowMajor or, with the
-// axes reversed, ColMajor; mhla::tokens_first(q) reads [batch, tokens, heads, dim]. Tensors are
+// axes reversed, ColMajor; mhla::tokens_first(q) reads [batch, tokens, heads, dim], and
+// mhla::heads_view the columns of an Eigen::Matrix [tokens, heads * dim]. Tensors are
 // read and written where they lie; a lazy operand takes one temporary, and so does the result where
 // it is part of a larger expression or shares memory with an operand. The workspace lives for one
 // evaluation unless .with(workspace) brings one.
@@ -45,6 +46,7 @@
 #include <mhla/eigen/forward_evaluator.hpp>
 #include <mhla/eigen/forward_op.hpp>
 #include <mhla/eigen/gradient_op.hpp>
+#include <mhla/eigen/matrix_views.hpp>
 #include <mhla/eigen/tensor_views.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
 #include <mhla/policy/variant.hpp>

@@ -37,6 +37,23 @@ TEST_CASE("tensor_view: make_view is row-major", "[core]") {
   CHECK(&read_only(1, 2, 4, 6) == &view(1, 2, 4, 6));
 }
 
+TEST_CASE("tensor_view: heads_view is a projection's rows", "[core]") {
+  constexpr Index batch = 2, tokens = 3, heads = 5, dim = 7, width = heads * dim;
+  std::array<int, std::size_t{batch * tokens * 3 * width}> qkv{};
+  std::iota(qkv.begin(), qkv.end(), 0);
+  const auto key = mhla::heads_view(qkv.data() + width, tokens, heads, dim, 3 * width, batch);
+  static_assert(std::is_same_v<decltype(key), const TensorView<int, 4>>);
+  CHECK(key.extent[0] == batch);
+  CHECK(key.extent[1] == heads);
+  CHECK(key.extent[2] == tokens);
+  CHECK(key.extent[3] == dim);
+  for (Index n = 0; n < batch; ++n)
+    for (Index h = 0; h < heads; ++h)
+      for (Index t = 0; t < tokens; ++t)
+        for (Index c = 0; c < dim; ++c)
+          CHECK(key(n, h, t, c) == (n * tokens + t) * 3 * width + width + h * dim + c);
+}
+
 TEST_CASE("tensor_view: offsets and sizes beyond 2^31 elements", "[core]") {
   const auto view = mhla::make_view(static_cast<char*>(nullptr), 4, 1 << 20, 1 << 20, 3);
   CHECK(view.size() == Index{12} << 40);

@@ -19,6 +19,7 @@ foreach(rule IN LISTS allowed)
 endforeach()
 
 file(GLOB_RECURSE headers RELATIVE "${INCLUDE_DIR}/mhla" "${INCLUDE_DIR}/mhla/*")
+list(FILTER headers EXCLUDE REGEX "[.]md$")
 if(NOT headers)
   message(FATAL_ERROR "There is no header in ${INCLUDE_DIR}/mhla.")
 endif()

@@ -38,6 +38,7 @@ endforeach()
 
 # Edges: targets_<header> is the list of our own headers that it includes.
 file(GLOB_RECURSE headers RELATIVE "${INCLUDE_DIR}/mhla" "${INCLUDE_DIR}/mhla/*")
+list(FILTER headers EXCLUDE REGEX "[.]md$")
 if(NOT headers)
   message(FATAL_ERROR "There is no header in ${INCLUDE_DIR}/mhla.")
 endif()

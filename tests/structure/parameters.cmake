@@ -9,6 +9,7 @@ set(formula "backward_into") # takes what stands in its formula, one by one
 cmake_minimum_required(VERSION 3.22...3.31)
 get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
 file(GLOB_RECURSE headers RELATIVE "${INCLUDE_DIR}/mhla" "${INCLUDE_DIR}/mhla/*")
+list(FILTER headers EXCLUDE REGEX "[.]md$")
 list(FILTER headers EXCLUDE REGEX "${exempt}")
 if(NOT headers)
   message(FATAL_ERROR "There is no header in ${INCLUDE_DIR}/mhla.")

@@ -110,6 +110,20 @@ MHLA_HOST_DEVICE constexpr TensorView<T, int(sizeof...(Extents))> make_view(T* d
   return view;
 }
 
+/// The heads of a matrix of tokens, as projections leave them: token t of sequence b is row
+/// b * tokens + t, `row_stride` elements behind the one before, and begins with `heads` times `dim`
+/// features. The view is [batch, heads, tokens, dim]; nothing is copied.
+/// \code
+/// // qkv: a std::vector<float> of [tokens, 3 * heads * dim]
+/// auto k = mhla::heads_view(qkv.data() + heads * dim, tokens, heads, dim, 3 * heads * dim);
+/// \endcode
+template <class T>
+MHLA_HOST_DEVICE constexpr TensorView<T, 4> heads_view(T* data, Index tokens, Index heads,
+                                                       Index dim, Index row_stride,
+                                                       Index batch = 1) {
+  return {data, {batch, heads, tokens, dim}, {tokens * row_stride, dim, row_stride, 1}};
+}
+
 /// Reads a view [batch, tokens, heads, dim] as [batch, heads, tokens, dim]. Nothing is copied.
 template <class T>
 MHLA_HOST_DEVICE constexpr TensorView<T, 4> tokens_first(TensorView<T, 4> view) {

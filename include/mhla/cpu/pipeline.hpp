@@ -308,6 +308,18 @@ void forward_into(const V& attention, const E& executor,
   if (save != nullptr) save->mark_filled();
 }
 
+/// The same with a workspace that is allocated for this call.
+template <AttentionVariant V, Executor E, StorageScalar T>
+void forward_into(const V& attention, const E& executor,
+                  const std::type_identity_t<TensorView<const T, 4>>& q,
+                  const std::type_identity_t<TensorView<const T, 4>>& k,
+                  const std::type_identity_t<TensorView<const T, 4>>& v,
+                  const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
+                  const TensorView<T, 4>& y) {
+  const Workspace workspace(forward_workspace_size<T>(attention, shape_of(q, k, v, mix), executor));
+  forward_into(attention, executor, q, k, v, mix, y, workspace);
+}
+
 /// The gradients of <dy, attention(q, k, v, mix)> in q, k, v and mix, each of which may be skipped.
 ///
 /// Shapes as in forward_into; every gradient has the shape of its operand, and dmix is summed over
@@ -358,6 +370,21 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
     cpu::clear_masked(attention.masks.key, gradients.key.view);
     cpu::clear_masked(attention.masks.key, gradients.value.view);
   }
+}
+
+/// The same with a workspace that is allocated for this call.
+template <AttentionVariant V, Executor E, class Query, class T = std::remove_const_t<Query>>
+requires StorageScalar<T>
+void backward_into(const V& attention, const E& executor, const TensorView<Query, 4>& query,
+                   const std::type_identity_t<TensorView<const T, 4>>& k,
+                   const std::type_identity_t<TensorView<const T, 4>>& v,
+                   const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
+                   const std::type_identity_t<TensorView<const T, 4>>& dy,
+                   const std::type_identity_t<GradientViews<T>>& gradients,
+                   Update update = Update::overwrite) {
+  const Workspace workspace(
+      backward_workspace_size<T>(attention, shape_of(query, k, v, mix), executor));
+  backward_into(attention, executor, query, k, v, mix, dy, gradients, update, workspace);
 }
 
 MHLA_NAMESPACE_END

@@ -138,9 +138,10 @@ template <AttentionVariant Attention, class Query, class Key, class Value, class
 void forward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&) {
   static_assert(sizeof(Query) == 0,
                 "mhla: attention(q, k, v, mix) takes tensors: Eigen::Tensor, Eigen::TensorMap, "
-                "expressions of them, mhla::TensorView; for an Eigen::Matrix, a std::vector or "
-                "another array write Eigen::TensorMap<Eigen::Tensor<float, 4, Eigen::RowMajor>>("
-                "x.data(), batch, heads, tokens, dim)");
+                "expressions of them, mhla::TensorView; of an Eigen::Matrix [tokens, heads * dim] "
+                "write mhla::heads_view(x, heads), of a std::vector mhla::heads_view(x.data(), "
+                "tokens, heads, dim, row_stride), of a matrix of mixing coefficients "
+                "mhla::mix_view(mix)");
 }
 
 MHLA_NAMESPACE_END

@@ -110,9 +110,10 @@ void backward_expression(const Attention&, const Query&, const Key&, const Value
                          const GradOutput&) {
   static_assert(sizeof(Query) == 0,
                 "mhla: attention.backward(q, k, v, mix, dy) takes tensors: Eigen::Tensor, "
-                "Eigen::TensorMap, expressions of them, mhla::TensorView; for an Eigen::Matrix, a "
-                "std::vector or another array write Eigen::TensorMap<Eigen::Tensor<float, 4, "
-                "Eigen::RowMajor>>(x.data(), batch, heads, tokens, dim)");
+                "Eigen::TensorMap, expressions of them, mhla::TensorView; of an Eigen::Matrix "
+                "[tokens, heads * dim] write mhla::heads_view(x, heads), of a std::vector "
+                "mhla::heads_view(x.data(), tokens, heads, dim, row_stride), of a matrix of mixing "
+                "coefficients mhla::mix_view(mix)");
 }
 
 namespace eigen {

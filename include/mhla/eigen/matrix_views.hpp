@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// Eigen's matrices as views: what the projections before and after an attention write and read.
+#pragma once
+
+#include <Eigen/Core>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/eigen/storage.hpp>
+#include <type_traits>
+#include <utility>
+
+MHLA_NAMESPACE_BEGIN
+
+/// An Eigen::Matrix or Array, a Map, a Ref, a block of one, or a lazy expression of them.
+template <class X>
+concept EigenMatrix =
+    std::is_base_of_v<Eigen::DenseBase<std::remove_cvref_t<X>>, std::remove_cvref_t<X>>;
+
+namespace eigen {
+
+/// The matrix' own memory, [rows, cols]. Const where the matrix is.
+template <EigenMatrix X>
+auto matrix_memory(X&& matrix) {
+  using Matrix = std::remove_cvref_t<X>;
+  static_assert((Matrix::Flags & Eigen::DirectAccessBit) != 0,
+                "mhla: heads_view and mix_view read a matrix where it lies: an Eigen::Matrix, a "
+                "Map, a Ref or a block of one; give an expression a matrix of its own first");
+  static_assert(
+      std::is_lvalue_reference_v<X> || !std::is_base_of_v<Eigen::PlainObjectBase<Matrix>, Matrix>,
+      "mhla: heads_view and mix_view do not own memory, and this matrix is a temporary");
+  auto* const data = storage(matrix.data());
+  return TensorView<std::remove_pointer_t<decltype(data)>, 2>{
+      data, {matrix.rows(), matrix.cols()}, {matrix.rowStride(), matrix.colStride()}};
+}
+
+}  // namespace eigen
+
+/// The heads of a matrix [batch * tokens, heads * dim] as [batch, heads, tokens, dim], RowMajor or
+/// ColMajor: nothing is copied. Its columns may be some of a wider matrix':
+/// \code
+/// auto q = mhla::heads_view(qkv.leftCols(width), heads);
+/// auto k = mhla::heads_view(qkv.middleCols(width, width), heads);
+/// \endcode
+/// \throws ShapeError where rows or columns cannot be shared out evenly.
+template <EigenMatrix X>
+auto heads_view(X&& matrix, Index heads, Index batch = 1) {
+  const auto memory = eigen::matrix_memory(std::forward<X>(matrix));
+  const auto [rows, columns] = memory.extent;
+  if (heads < 1 || columns % heads != 0)
+    throw ShapeError("mhla: heads_view: ", columns, " columns do not make ", heads,
+                     " heads of equal dim");
+  if (batch < 1 || rows % batch != 0)
+    throw ShapeError("mhla: heads_view: ", rows, " rows do not make ", batch,
+                     " sequences of equal length");
+  const auto [row, column] = memory.stride;
+  const Index tokens = rows / batch;
+  const Index dim = columns / heads;
+  return TensorView<typename decltype(memory)::Element, 4>{
+      memory.data, {batch, heads, tokens, dim}, {tokens * row, dim * column, row, column}};
+}
+
+/// A matrix as mix [query blocks, key blocks], or its gradient: one for all heads.
+template <EigenMatrix X>
+auto mix_view(X&& matrix) {
+  return eigen::matrix_memory(std::forward<X>(matrix));
+}
+
+MHLA_NAMESPACE_END
