@@ -105,8 +105,8 @@ TEST_CASE("law 2: constant values give that constant, and nothing but dv", "[law
     random.setting.nu =
         3;  // one product alone may be 0 in every feature of a row, which has no sum
     const Outcome<double> found = run(variant, random);
-    // A row of Dpfp's features may be 0 in every product with the few keys that an early token sees:
-    // it has no sum, and y is 0.
+    // A row of Dpfp's features may be 0 in every product with the few keys that an early token
+    // sees: it has no sum, and y is 0.
     const HostTensor<Wide, 4> oracle = expected(variant, random).y;
     HostTensor<double, 4> constant = found.y;
     for (std::size_t i = 0; i < constant.elements().size(); ++i)
