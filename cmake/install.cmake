@@ -21,5 +21,13 @@ install(
     cmake/mhla-kernels.cmake
   DESTINATION ${package_dir})
 
+# eigen3.pc says -I, with which Eigen's headers warn under -Wconversion and the like. Compilers ignore that
+# for a folder that -isystem names too, so here it is again; where another Eigen is in use, it does nothing.
+# (Never for a folder that holds other headers: with -isystem /usr/include the standard library breaks.)
+get_target_property(eigen_include Eigen3::Eigen INTERFACE_INCLUDE_DIRECTORIES)
+set(eigen_is_system "")
+if(eigen_include MATCHES "^/[^;$ ]*/eigen3/?$")
+  set(eigen_is_system " -isystem ${eigen_include}")
+endif()
 configure_file(cmake/mhla.pc.in "${PROJECT_BINARY_DIR}/mhla.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/mhla.pc" DESTINATION share/pkgconfig)

@@ -4,8 +4,8 @@
 #pragma once
 
 #define MHLA_VERSION_MAJOR 0
-#define MHLA_VERSION_MINOR 1
+#define MHLA_VERSION_MINOR 2
 #define MHLA_VERSION_PATCH 0
 
-/// One comparable number: 0.1.0 is 100, 1.2.3 is 10203.
+/// One comparable number: 0.2.0 is 200, 1.2.3 is 10203.
 #define MHLA_VERSION (MHLA_VERSION_MAJOR * 10000 + MHLA_VERSION_MINOR * 100 + MHLA_VERSION_PATCH)

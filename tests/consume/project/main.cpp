@@ -2,7 +2,16 @@
 // The program of tests/consume: one attention, whose answer is known.
 #include <cmath>
 #include <cstdio>
+
+#if defined(SINGLE_HEADER)
+#include <mhla.hpp>
+
+double error_on_threads();  // threads.cpp: a second translation unit
+#else
 #include <mhla/mhla.hpp>
+
+static double error_on_threads() { return 0; }
+#endif
 
 int main() {
   const mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D> attention{.blocks = {.block = 4}};
@@ -14,7 +23,7 @@ int main() {
   // Rows of the attention matrix sum to one: a constant value is its own mean.
   const Eigen::Tensor<double, 4, Eigen::RowMajor> y = attention(q, k, v, mix);
   const Eigen::Tensor<double, 0, Eigen::RowMajor> error = (y - 2.0).abs().maximum();
-  std::printf("mhla %d.%d.%d: error %.1e\n", MHLA_VERSION_MAJOR, MHLA_VERSION_MINOR,
-              MHLA_VERSION_PATCH, error());
-  return error() < 1e-5 ? 0 : 1;
+  std::printf("mhla %d.%d.%d: error %.1e, on threads %.1e\n", MHLA_VERSION_MAJOR,
+              MHLA_VERSION_MINOR, MHLA_VERSION_PATCH, error(), error_on_threads());
+  return error() < 1e-5 && error_on_threads() < 1e-5 ? 0 : 1;
 }
