@@ -3,7 +3,7 @@
 # here runs unless it is called: the library itself needs no CUDA.
 
 # Enables CUDA where this machine can compile it, and finds cuBLAS. Sets `problem` to one sentence, or to
-# nothing when mhla_add_cuda_variants can be called. A macro, because languages are enabled outside of
+# nothing when the functions below can be called. A macro, because languages are enabled outside of
 # functions; call it where every target that uses CUDA can see it.
 macro(mhla_find_cuda problem)
   set(${problem} "")
@@ -28,6 +28,25 @@ CMAKE_CUDA_COMPILER.")
 CUDAToolkit_ROOT.")
   endif()
 endmacro()
+
+# CMake 3.25 does not know that nvcc 13 knows C++20.
+function(mhla_compile_cuda_as_cpp20 target)
+  if("cuda_std_20" IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
+    target_compile_features("${target}" PRIVATE cuda_std_20)
+  else()
+    target_compile_options("${target}" PRIVATE $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-std=c++20>)
+  endif()
+endfunction()
+
+# mhla_use_cuda(my_program): for a target with .cu files of its own that include <mhla/cuda/instantiate.cuh>.
+# They are compiled as C++20, and the target links mhla::mhla and cuBLAS.
+function(mhla_use_cuda target)
+  if(NOT TARGET "${target}" OR ARGN)
+    message(FATAL_ERROR "mhla_use_cuda(target) was called with: ${ARGV}")
+  endif()
+  mhla_compile_cuda_as_cpp20("${target}")
+  target_link_libraries("${target}" PRIVATE mhla::mhla CUDA::cublas)
+endfunction()
 
 # The line of a .cu that compiles Variant:scalar[:key_dim,value_dim]...
 function(mhla_cuda_instantiation entry line)
@@ -77,8 +96,7 @@ function(mhla_add_cuda_variants target)
   # A library of its own, because nvcc does not know the options of a C++ compiler.
   add_library(${library} STATIC "${file}")
   set_target_properties(${library} PROPERTIES POSITION_INDEPENDENT_CODE ON)
-  # CMake 3.25 does not know that nvcc 13 knows C++20.
-  target_compile_options(${library} PRIVATE $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-std=c++20>)
+  mhla_compile_cuda_as_cpp20(${library})
   get_target_property(include mhla::mhla INTERFACE_INCLUDE_DIRECTORIES)
   target_include_directories(${library} PRIVATE "${include}")
   target_link_libraries(${library} PUBLIC CUDA::cublas)

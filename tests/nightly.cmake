@@ -16,7 +16,7 @@ set_tests_properties(nightly/planted_faults PROPERTIES LABELS nightly TIMEOUT 72
 # Programs of this build, which know of no instruction set beyond the first, on machines that have no
 # AVX, or AVX2 but no AVX-512. What emulates them must be installed: nothing is skipped.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
-  find_program(MHLA_QEMU_X86_64 qemu-x86_64)
+  find_program(MHLA_QEMU_X86_64 qemu-x86_64 DOC "What emulates old machines, for MHLA_NIGHTLY")
   foreach(machine IN ITEMS Nehalem Haswell)
     foreach(program IN ITEMS cpu_gemm golden_core)
       if(MHLA_QEMU_X86_64)

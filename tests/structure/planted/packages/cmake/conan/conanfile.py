@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+# No fault here: it reads "version.hpp".
