@@ -19,7 +19,7 @@ if(NOT port_version STREQUAL version)
 endif()
 
 file(READ "${SOURCE_DIR}/cmake/conan/conanfile.py" recipe)
-if(NOT recipe MATCHES "\"version.hpp\"" OR recipe MATCHES "version = \"")
+if(NOT recipe MATCHES "\"version.hpp\"" OR recipe MATCHES "\n    version = ")
   list(APPEND faults "Conan's recipe does not read version.hpp")
 endif()
 
