@@ -434,7 +434,8 @@ TEST_CASE("char_lm: a command line that cannot be followed, a text that cannot b
           "[char_lm]") {
   for (const char* arguments :
        {"--attention magic", "--steps 0", "--steps 3x", "--width 20 --heads 4", "--rate nan",
-        "--steps", "--fast", "a b c", "--generate 256", "--context 8 --prompt 123456789"}) {
+        "--steps", "--fast", "a b c", "--svg losses.svg", "--generate 256",
+        "--context 8 --prompt 123456789"}) {
     const Run run = char_lm_run(arguments);
     INFO(arguments << ": " << run.output);
     CHECK(run.status == 2);
@@ -480,6 +481,29 @@ TEST_CASE("char_lm: a short training of each kind", "[char_lm]") {
     CHECK(says(run, "that of the same model without attention") == (mixing != Mixing::none));
     CHECK_FALSE(says(run, MHLA_SOURCE_DIR));
   }
+}
+
+TEST_CASE("char_lm: --compare trains each kind alike, for one table and one picture", "[char_lm]") {
+  const TemporaryFolder temporary;
+  const std::string small =
+      " --steps 40 --batch 2 --context 48 --block 16 --width 16 --heads 2 --rate 0.02 "
+      "'" MHLA_SOURCE_DIR "/README.md'";
+  const Run all =
+      char_lm_run("--compare --svg '" + (temporary / "losses.svg").string() + "'" + small);
+  INFO(all.output);
+  CHECK(all.status == 0);
+  const std::string table = all.output.substr(all.output.find("On the validation text"));
+  const std::string picture = text_of(temporary / "losses.svg");
+  for (const Mixing mixing : all_mixings) {
+    const std::string name = name_of(mixing);
+    const Run alone = char_lm_run("--attention " + name + " --generate 1" + small);
+    INFO(alone.output);
+    CHECK(figure_after(table, "\n  " + name + " ") ==
+          figure_after(alone.output, "loss of --attention " + name));
+    const double shown = figure_after(picture, ">" + name + " ");
+    CHECK(std::abs(shown - figure_after(table, "\n  " + name + " ")) < 0.006);
+  }
+  CHECK(char_lm_run("--compare --svg /nowhere/losses.svg" + small).status == 2);
 }
 
 #ifndef MHLA_SMALL_PRODUCT  // seconds of training: nothing for Debug and sanitizers
