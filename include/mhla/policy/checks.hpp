@@ -222,8 +222,9 @@ requires SomeNotViews<Q, K, Value, Mix, Y>
 void forward_into(const V&, const Device&, const Q&, const K&, const Value&, const Mix&, const Y&,
                   const More&...) {
   static_assert(sizeof(V) == 0,
-                "mhla: forward_into takes mhla::TensorView: for a std::vector, an Eigen::Matrix or "
-                "an Eigen::Tensor write mhla::make_view(x.data(), batch, heads, tokens, dim)");
+                "mhla: forward_into takes mhla::TensorView: for a std::vector or an Eigen::Tensor "
+                "write mhla::make_view(x.data(), batch, heads, tokens, dim), for rows [tokens, "
+                "heads * dim] mhla::heads_view, for an Eigen::Matrix as mix mhla::mix_view");
 }
 
 struct AnyGradients {
@@ -235,10 +236,10 @@ template <AttentionVariant V, class Device, class Q, class K, class Value, class
 requires SomeNotViews<Q, K, Value, Mix, DY>
 void backward_into(const V&, const Device&, const Q&, const K&, const Value&, const Mix&, const DY&,
                    const AnyGradients&, const More&...) {
-  static_assert(
-      sizeof(V) == 0,
-      "mhla: backward_into takes mhla::TensorView: for a std::vector, an Eigen::Matrix or "
-      "an Eigen::Tensor write mhla::make_view(x.data(), batch, heads, tokens, dim)");
+  static_assert(sizeof(V) == 0,
+                "mhla: backward_into takes mhla::TensorView: for a std::vector or an Eigen::Tensor "
+                "write mhla::make_view(x.data(), batch, heads, tokens, dim), for rows [tokens, "
+                "heads * dim] mhla::heads_view, for an Eigen::Matrix as mix mhla::mix_view");
 }
 
 MHLA_NAMESPACE_END
