@@ -51,7 +51,11 @@ inline std::string described(const std::vector<Key>& keys) {
   return text;
 }
 inline std::string help() {
-  return std::string(usage) + "\ncase.txt of kind attention:\n" + described(attention_keys()) +
+  return std::string(usage) +
+         "\nKeys of case.txt: N is a size, X a number, (...) what a missing key stands for. All "
+         "others "
+         "have to\nbe there but name, note, and those of what the case does not have.\n" +
+         "\ncase.txt of kind attention:\n" + described(attention_keys()) +
          "\ncase.txt of kind mix_init:\n" + described(mix_init_keys());
 }
 

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: MIT
+"""What check.py runs once the operator is built. Each function below is a check: it returns what it
+has measured, or raises."""
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from pathlib import Path
+
+warnings.filterwarnings("ignore")
+import torch  # noqa: E402
+
+import mhla_torch  # noqa: E402
+from dump_case import dump_case  # noqa: E402
+from formula import formula  # noqa: E402
+
+# (tokens, options): with shorter blocks at the edges, and every variant.
+VARIANTS = [
+    (30, dict(block=4)),
+    (30, dict(block=4, normalize=False, scale=0.5)),
+    (30, dict(block=5, causal=True)),
+    (30, dict(block=4, causal=True, normalize=False)),
+    (30, dict(block=(2, 3), grid=(5, 6))),
+    (30, dict(block=(2, 2), grid=(6, 5), normalize=False)),
+    (48, dict(block=(1, 2, 2), grid=(3, 4, 4), scale=2.0)),
+    (48, dict(block=(2, 4, 1), grid=(3, 4, 4), normalize=False)),
+]
+
+
+def operands(tokens, options, dtype=torch.float64, heads=4, kv_heads=4, mix_heads=None, device="cpu"):
+    """q, k, v, mix and dy, with gradients; the dimension of values is another than that of keys."""
+    torch.manual_seed(tokens)
+    block, grid = options["block"], options.get("grid") or (tokens,)
+    blocks = 1
+    for extent, length in zip(grid, (block,) if isinstance(block, int) else block):
+        blocks *= -(-extent // length)
+    shapes = [(2, heads, tokens, 6), (2, kv_heads, tokens, 6), (2, kv_heads, tokens, 5)]
+    q, k, v = (torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes)
+    mix = torch.rand(*([mix_heads] if mix_heads else []), blocks, blocks,
+                     dtype=torch.float32 if dtype == torch.bfloat16 else dtype)
+    dy = torch.randn(2, heads, tokens, 5, dtype=torch.float64).to(dtype)
+    return [x.to(device).requires_grad_() for x in (q, k, v, mix)] + [dy.to(device)]
+
+
+def results(function, q, k, v, mix, dy, options):
+    """y, dq, dk, dv, dmix"""
+    y = function(q, k, v, mix, **options)
+    return [y, *torch.autograd.grad(y, (q, k, v, mix), dy)]
+
+
+def errors(tokens, options, **how):
+    """Of y and of the worst gradient, relative to the formula in double."""
+    *x, dy = operands(tokens, options, **how)
+    actual = results(mhla_torch.attention, *x, dy, options)
+    exact = results(formula, *(a.detach().cpu().double().requires_grad_() for a in x),
+                    dy.cpu().double(), options)
+    off = [float((a.cpu().double() - e).norm() / e.norm()) for a, e in zip(actual, exact)]
+    return off[0], max(off[1:])
+
+
+def worst(bound, **how):
+    y, gradient = map(max, zip(*(errors(*variant, **how) for variant in VARIANTS)))
+    assert y < bound and gradient < bound, f"y is off by {y:.1e}, a gradient by {gradient:.1e}"
+    return f"y {y:.1e}, gradients {gradient:.1e}"
+
+
+def raises(error, sentence, function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except error as raised:
+        assert sentence in str(raised), raised
+        return
+    raise AssertionError(f"no {error.__name__} that says: {sentence}")
+
+
+def check_float64():
+    return worst(1e-12)
+
+
+def check_float32():
+    return worst(1e-5, dtype=torch.float32)
+
+
+def check_bfloat16():
+    return worst(6e-3, dtype=torch.bfloat16)
+
+
+def check_grouped_heads():
+    return worst(1e-12, heads=6, kv_heads=2)
+
+
+def check_matrix_per_head():
+    return worst(1e-12, heads=6, kv_heads=3, mix_heads=6)
+
+
+def check_gradcheck():
+    for tokens, options in VARIANTS:
+        *x, _ = operands(tokens, options, heads=2, kv_heads=1)
+        assert torch.autograd.gradcheck(lambda *x: mhla_torch.attention(*x, **options), x,
+                                        fast_mode=True)
+    x = [a.detach()[:1, :1, :7].requires_grad_() for a in x[:3]] + [torch.rand(2, 2).double()]
+    assert torch.autograd.gradcheck(lambda *x: mhla_torch.attention(*x, block=4), x)
+    return f"{len(VARIANTS)} variants along random directions, one element by element"
+
+
+def check_opcheck():
+    options = ([4], [], True, True, 1.0)
+    q, k, v, mix, dy = operands(30, dict(block=4), kv_heads=2)
+    torch.library.opcheck(torch.ops.mhla_torch.attention.default, (q, k, v, mix, *options))
+    detached = (x.detach() for x in (dy, q, k, v, mix))
+    torch.library.opcheck(torch.ops.mhla_torch.attention_backward.default,
+                          (*detached, *options, [True, False, True, True]))
+
+
+def check_compile():
+    options = dict(block=4, causal=True)
+    x = operands(30, options)
+    compiled = torch.compile(lambda *x, **o: mhla_torch.attention(*x, **o), backend="aot_eager",
+                             fullgraph=True)
+    for a, b in zip(results(compiled, *x, options), results(mhla_torch.attention, *x, options)):
+        assert torch.equal(a, b)
+
+
+def check_packed_qkv():
+    packed = torch.randn(2, 30, 3, 4, 6).permute(2, 0, 3, 1, 4)  # [3, batch, heads, tokens, dim]
+    mix, dy = torch.rand(8, 8), torch.randn(2, 4, 30, 6)
+    results_of = [results(mhla_torch.attention, *(x.detach().requires_grad_() for x in qkv),
+                          mix.clone().requires_grad_(), dy, dict(block=4))
+                  for qkv in (packed, packed.contiguous())]
+    for strided, contiguous in zip(*results_of):
+        assert torch.equal(strided, contiguous)
+    assert results_of[0][0].transpose(1, 2).is_contiguous()  # joining the heads copies nothing
+    return "the same bits as contiguous tensors"
+
+
+def check_expanded_gradient():
+    *x, _ = operands(30, dict(block=4))
+    y = mhla_torch.attention(*x, block=4)
+    expanded = torch.autograd.grad(y.sum(), x, retain_graph=True)  # dy has strides of 0
+    for a, b in zip(expanded, torch.autograd.grad(y, x, torch.ones_like(y).contiguous())):
+        assert torch.equal(a, b)
+    q, k, v, mix = x
+    shared = q[:, :1].detach().requires_grad_()  # an expanded operand
+    y = mhla_torch.attention(shared.expand_as(q), k, v, mix, block=4)
+    y.square().sum().backward()
+    want, = torch.autograd.grad(formula(shared.expand_as(q), k, v, mix, block=4).square().sum(), shared)
+    assert torch.allclose(shared.grad, want, rtol=1e-12)
+
+
+def check_wanted_gradients():
+    *x, dy = operands(30, dict(block=4))
+    every = results(mhla_torch.attention, *x, dy, dict(block=4))[1:]
+    for wanted in range(4):
+        y = mhla_torch.attention(*(a if i == wanted else a.detach() for i, a in enumerate(x)), block=4)
+        y.backward(dy)
+        assert torch.equal(x[wanted].grad, every[wanted])
+    assert not mhla_torch.attention(*(a.detach() for a in x), block=4).requires_grad
+    return "each alone, with the same bits"
+
+
+def check_threads():
+    before, bits = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        bits.append(results(mhla_torch.attention, *operands(30, dict(block=4)), dict(block=4)))
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in bits[1:] for a, b in zip(bits[0], other))
+    return "the same bits on 1, 2 and 3"
+
+
+def check_interpreter_is_free():
+    """Another thread of Python goes on while the operator runs."""
+    x = [torch.randn(1, 2, 32768, 64) for _ in range(3)] + [torch.rand(64, 64)]
+
+    def longest_wait():
+        taken = []
+
+        def work():
+            begin = time.perf_counter()
+            mhla_torch.attention(*(a.requires_grad_() for a in x), block=512).sum().backward()
+            taken.append(time.perf_counter() - begin)
+
+        thread, last, wait = threading.Thread(target=work), time.perf_counter(), 0.0
+        thread.start()
+        while not taken:
+            now = time.perf_counter()
+            last, wait = now, max(wait, now - last)
+        thread.join()
+        return wait, taken[0]
+
+    # The best of some, as the machine may be busy with something else.
+    wait, taken = min((longest_wait() for _ in range(4)), key=lambda times: times[0] / times[1])
+    assert wait < taken / 8, f"waits for {wait * 1e3:.0f} ms of {taken * 1e3:.0f}"
+    return f"waits for {wait * 1e3:.0f} ms at most, in {taken * 1e3:.0f} ms"
+
+
+def check_errors():
+    call = mhla_torch.attention
+    q, k, v, mix, _ = (x.detach() for x in operands(30, dict(block=4)))
+    raises(ValueError, "mhla: mix: axis query blocks is 8", call, q, k, v, mix, block=3)
+    raises(ValueError, "mhla: v: axis tokens is 29 but must be 30", call, q, k, v[:, :, :29], mix, block=4)
+    raises(ValueError, "must be a multiple of the heads", call, q, k[:, :3], v[:, :3], mix, block=4)
+    raises(ValueError, "block holds 0", call, q, k, v, mix, block=0)
+    raises(ValueError, "block has 1 extents for 2 axes", call, q, k, v, mix, block=4, grid=(5, 6))
+    raises(ValueError, "causal attention takes no grid", call, q, k, v, mix, block=(2, 2), grid=(5, 6),
+           causal=True)
+    raises(ValueError, "q has 3 axes", call, q[0], k, v, mix, block=4)
+    raises(TypeError, "k is of Float, but q is of Double", call, q, k.float(), v, mix, block=4)
+    raises(TypeError, "mix is of Float on cpu, but must be of Double", call, q, k, v, mix.float(), block=4)
+    raises(TypeError, "must be of float32, float64 or bfloat16", call, *(x.half() for x in (q, k, v)),
+           mix.float(), block=4)
+
+
+def check_autograd_rules():
+    *x, dy = operands(30, dict(block=4))
+    changed = x[1] * 1
+    y = mhla_torch.attention(x[0], changed, *x[2:], block=4)
+    changed.add_(1)
+    raises(RuntimeError, "modified by an inplace operation", y.backward, dy)
+    y = mhla_torch.attention(*x, block=4)
+    gradient, = torch.autograd.grad(y.sum(), x[0], create_graph=True)
+    raises(RuntimeError, "first derivatives only", gradient.sum().backward)
+
+
+def check_training():
+    """Every token learns to tell the mean of the block beside its own."""
+    torch.manual_seed(0)
+    layer = mhla_torch.MultiHeadLinearAttention(16, heads=4, block=(2, 2), grid=(4, 4))
+    optimizer = torch.optim.Adam(layer.parameters(), lr=2e-2)
+    losses = []
+    for _ in range(200):
+        blocks = torch.randn(16, 2, 2, 2, 2, 16)  # [batch, rows, columns of blocks, of tokens, dim]
+        means = blocks.mean((3, 4), keepdim=True).roll(1, dims=2).expand_as(blocks)
+        x, target = (t.transpose(2, 3).reshape(16, 16, 16) for t in (blocks, means))
+        loss = torch.nn.functional.mse_loss(layer(x), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        layer.project()
+        losses.append(loss.item())
+    first, last = losses[0], sum(losses[-10:]) / 10
+    assert last < first / 10, f"{first:.3f} -> {last:.3f}"
+    assert layer.mix[0, 1] > 0.5 and layer.mix[0].sum() - layer.mix[0, 1] < 0.1  # where it looks
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x).sum().backward()
+    layer.bfloat16()(x.bfloat16()).sum().backward()
+    return f"loss {first:.3f} -> {last:.4f}; then in bfloat16, by autocast and as a whole"
+
+
+def check_replay(program):
+    """mhla_replay agrees with what dump_case writes, and notices what is wrong with it."""
+    def verdict(folder):
+        return subprocess.run([program, folder], capture_output=True, text=True)
+
+    with tempfile.TemporaryDirectory() as temporary:
+        for i, (tokens, options) in enumerate(VARIANTS):
+            *x, dy = operands(tokens, options, heads=4, kv_heads=2)
+            said = {name: value for name, value in options.items() if name != "normalize"}
+            said["normalizer"] = "paper" if options.get("normalize", True) else "none"
+            folder = Path(temporary, str(i))
+            dump_case(folder, lambda *x: formula(*x, **options), *x, dout=dy, **said)
+            run = verdict(folder)
+            assert run.returncode == 0, run.stdout + run.stderr
+            said["scale"] = options.get("scale", 1.0) * 1.001
+            dump_case(folder, lambda *x: formula(*x, **options), *x, dout=dy, **said,
+                      normalizer_epsilon=1e-3)
+            assert verdict(folder).returncode == 1
+        here = Path(__file__).parent
+        subprocess.run([sys.executable, here / "dump_case.py", temporary], check=True,
+                       stdout=subprocess.DEVNULL)
+        assert verdict(Path(temporary, "right")).returncode == 0
+        assert verdict(Path(temporary, "wrong")).returncode == 1
+    return run.stdout.split("  ", 1)[1].strip()
+
+
+def check_cuda():
+    return worst(1e-12, device="cuda") + "; float32 " + worst(1e-5, device="cuda", dtype=torch.float32)
+
+
+def eager(q, k, v, mix, block):
+    """The same for whole blocks of a sequence, in a time linear in the tokens too."""
+    q, k, v = (x.unflatten(2, (-1, block)) for x in (torch.relu(q) + 1e-6, torch.relu(k) + 1e-6, v))
+    summaries = k.mT @ v
+    mixed = (mix @ summaries.flatten(3)).view(summaries.shape)
+    return (q @ mixed / (q @ (mix @ k.sum(-2))[..., None] + 1e-6)).flatten(2, 3)
+
+
+def timing():
+    x = [torch.randn(1, 8, 4096, 64) for _ in range(3)] + [torch.rand(64, 64)]
+    dy = torch.randn(1, 8, 4096, 64)
+    fastest = {}
+    for _ in range(5):  # in turns
+        for function in (mhla_torch.attention, eager):
+            for backward in (False, True):
+                begin = time.perf_counter()
+                y = function(*(a.requires_grad_(backward) for a in x), block=64)
+                if backward:
+                    torch.autograd.grad(y, x, dy)
+                taken = 1e3 * (time.perf_counter() - begin)
+                key = (function, backward)
+                fastest[key] = min(taken, fastest.get(key, taken))
+    ours, theirs = ([fastest[function, b] for b in (False, True)]
+                    for function in (mhla_torch.attention, eager))
+    print(f"8 heads of 4096 tokens, 64 blocks, {torch.get_num_threads()} threads: forward {ours[0]:.1f} "
+          f"ms, with backward {ours[1]:.1f} ms; eager PyTorch {theirs[0]:.1f} and {theirs[1]:.1f} ms")
+
+
+def main():
+    replay = sys.argv[1] if len(sys.argv) > 1 else None
+    checks = {name[len("check_"):].replace("_", " "): function
+              for name, function in globals().items() if name.startswith("check_")}
+    if not torch.cuda.is_available():
+        del checks["cuda"]
+    if replay:
+        checks["replay"] = lambda: check_replay(replay)
+    else:
+        del checks["replay"]
+    failed = 0
+    for name, function in checks.items():
+        try:
+            measured = function()
+            print(f"passed  {name}" + (f": {measured}" if measured else ""), flush=True)
+        except Exception as error:  # whatever it is, it fails this check and no other
+            failed += 1
+            print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
+    timing()
+    print(f"{len(checks) - failed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
