@@ -396,7 +396,7 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
       if (refusal != mhla::cuda::Refusal::none) {
         lines.write(JsonLine(head)
                         .add("path", name_of(path))
-                        .add("refused", mhla::cuda::described(refusal, shape.call())));
+                        .add("refused", mhla::cuda::to_string(refusal, shape.call())));
         continue;
       }
       const auto measure = [&](const GpuTensors<T>& tensors, const Work& forward,

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Everything a program needs to run attention over device memory from a plain .cpp, which sees no
-// CUDA header:
-//
-//   const mhla::CudaDevice cuda(stream, cublas, workspace);  // all the caller's
-//   y.device(cuda) = attention(q, k, v, mix);                // TensorMaps of device memory
-//   mhla::gradients(dq, dk, dv, dmix).device(cuda) = attention.backward(q, k, v, mix, dy);
-//
-// The kernels of the variants that it uses are compiled in a .cu of the program, by
-// MHLA_INSTANTIATE_CUDA of <mhla/cuda/instantiate.cuh>, which CMake's mhla_add_cuda_variants writes
-// if you like. A variant that is missing there is a link error that names it.
+/// \defgroup cuda CUDA
+/// Attention over device memory, from a plain .cpp that includes no CUDA header:
+/// \code
+/// const mhla::CudaDevice cuda(stream, cublas, device_workspace);  // all borrowed
+/// y_map.device(cuda) = attention(q_map, k_map, v_map, mix_map);   // TensorMaps of device memory
+/// mhla::gradients(dq_map, dk_map, dv_map, dmix_map).device(cuda) =
+///     attention.backward(q_map, k_map, v_map, mix_map, dy_map);
+/// \endcode
+/// The kernels of the variants it uses are compiled in a .cu of the program, by
+/// MHLA_INSTANTIATE_CUDA of `<mhla/cuda/instantiate.cuh>`, which CMake's mhla_add_cuda_variants can
+/// write. A missing variant is a link error that names it.
+///
+/// Calls are enqueued on the stream: they allocate nothing and wait for nothing, so they can be
+/// captured in a CUDA graph. Results have the same bits in every run. See mhla::CudaDevice for
+/// memory, errors and the state of handles.
 #pragma once
 
 #include <mhla/attention.hpp>

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Streaming: causal attention a token at a time, equal to the forward pass over the whole sequence.
-//
-//   mhla::Decoder<Attention, float> decoder(attention, mix, {.batch = 2, .heads = 4, ...});
-//   decoder.prefill(0, q, k, v, y);      // any number of tokens of sequence 0, as often as liked
-//   decoder.step(q, k, v, y);            // the next token (or tokens) of every sequence
-//
-// A step's cost does not depend on where in its block a token lies: what a closed block leaves to
-// be done is spread over the next one (cpu/decode_step.hpp). Memory is allocated by the constructor
-// alone.
+/// \defgroup decoding Decoding
+/// Causal attention token by token, equal to the forward pass over the whole sequence.
+/// \code
+/// using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized>;
+/// mhla::Decoder<Sequence, float> decoder(Sequence{.blocks = {.block = 64}}, mix_view,
+///                                        {.batch = 2, .heads = 4, .kv_heads = 4,
+///                                         .key_dim = 64, .value_dim = 64});
+/// decoder.prefill(0, prompt, prompt, prompt, prompt_out);  // any number of tokens of sequence 0
+/// decoder.step(token, token, token, token_out);            // the next tokens of every sequence
+/// \endcode
+/// A step costs the same wherever in its block a token lies: the work that a full block leaves
+/// behind is spread over the tokens of the next one. Memory is allocated by the constructor only.
 #pragma once
 
 #include <algorithm>
@@ -38,16 +41,21 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// The streaming state of a batch of sequences, and the steps that advance it. A value: copies are
-/// independent snapshots. Storage type T of q, k, v and y; mix is copied, in the accumulator type.
+/// \addtogroup decoding
+/// \{
+
+/// The streaming state of a batch of sequences, and the steps that advance it. A value: a copy is
+/// an independent snapshot. T is the storage type of q, k, v and y; mix is copied, in the
+/// accumulator type. A decoder is used from one thread at a time; its executor spreads a step over
+/// threads, with the same bits for any number of them.
 template <AttentionVariant V, StorageScalar T>
 class Decoder : RequireStreaming<V> {
   using A = Accumulator<T>;
 
  public:
-  /// mix [1 | heads, blocks, blocks] or [blocks, blocks] says how long a sequence can get:
-  /// capacity() tokens.
-  /// \throws ShapeError where variant, mix and shape do not fit.
+  /// mix [1 or heads, blocks, blocks] or [blocks, blocks] limits a sequence to capacity() tokens:
+  /// blocks times attention.blocks.block.
+  /// \throws ShapeError if variant, mix and shape do not fit.
   Decoder(const V& variant, const std::type_identity_t<TensorView<const A, 3>>& mix,
           const DecoderShape& shape)
       : attention_(variant),
@@ -73,6 +81,7 @@ class Decoder : RequireStreaming<V> {
     reset();
   }
 
+  /// A snapshot.
   Decoder(const Decoder& other)
       : attention_(other.attention_),
         shape_(other.shape_),
@@ -85,31 +94,36 @@ class Decoder : RequireStreaming<V> {
     allocate();
     copy_bytes(memory_.data(), other.memory_.data(), memory_.size());
   }
+  /// Restores a snapshot.
   Decoder& operator=(const Decoder& other) {
     Decoder copy(other);
     return *this = std::move(copy);
   }
+  /// Leaves a decoder that can only be assigned to or destroyed.
   Decoder(Decoder&&) noexcept = default;
+  /// Leaves a decoder that can only be assigned to or destroyed.
   Decoder& operator=(Decoder&&) noexcept = default;
 
-  /// Tokens a sequence can have: the mixing matrix has no row for the next one.
+  /// Maximum tokens of a sequence: mix has no row for the next one.
   Index capacity() const { return capacity_; }
-  /// Tokens that a sequence has seen.
+  /// Tokens that a sequence has seen. \throws ShapeError if there is no such sequence.
   Index position(Index sequence) const {
     return positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))];
   }
 
-  /// Forgets the tokens of one sequence, or of all.
+  /// Forgets the tokens of one sequence. \throws ShapeError if there is no such sequence.
   void reset(Index sequence) {
     positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))] = 0;
   }
+  /// Forgets the tokens of all sequences.
   void reset() { std::fill(positions_.begin(), positions_.end(), Index{0}); }
 
   /// The next tokens of every sequence: q and y [batch, heads, tokens, dim], k and v
   /// [batch, kv_heads, tokens, dim], for any number of tokens.
-  /// \throws ShapeError where they do not fit, StateError where a sequence would outgrow
-  /// capacity(); nothing has changed then. What the feature map or the executor throws passes
-  /// through: the decoder is as it was then, and only y may have been written to.
+  /// y shares no element with q, k and v. Allocates nothing.
+  /// \throws ShapeError if they do not fit, StateError if a sequence would exceed capacity() or
+  /// the executor has more slots than the decoder; nothing has changed then. What the feature map
+  /// or the executor throws passes through: the decoder is unchanged, but y may have been written.
   template <Executor E>
   void step(const E& executor, const std::type_identity_t<TensorView<const T, 4>>& q,
             const std::type_identity_t<TensorView<const T, 4>>& k,
@@ -117,6 +131,7 @@ class Decoder : RequireStreaming<V> {
             const std::type_identity_t<TensorView<T, 4>>& y) {
     advance(executor, 0, shape_.batch, q, k, v, y);
   }
+  /// The same on the calling thread.
   void step(const std::type_identity_t<TensorView<const T, 4>>& q,
             const std::type_identity_t<TensorView<const T, 4>>& k,
             const std::type_identity_t<TensorView<const T, 4>>& v,
@@ -133,6 +148,7 @@ class Decoder : RequireStreaming<V> {
                const std::type_identity_t<TensorView<T, 4>>& y) {
     advance(executor, checked_sequence(shape_, sequence), 1, q, k, v, y);
   }
+  /// The same on the calling thread.
   void prefill(Index sequence, const std::type_identity_t<TensorView<const T, 4>>& q,
                const std::type_identity_t<TensorView<const T, 4>>& k,
                const std::type_identity_t<TensorView<const T, 4>>& v,
@@ -140,15 +156,15 @@ class Decoder : RequireStreaming<V> {
     prefill(SerialExecutor{}, sequence, q, k, v, y);
   }
 
-  /// Bytes that save() writes.
+  /// Number of bytes that save() writes.
   Index saved_size() const {
     return static_cast<Index>(sizeof(Header)) +
            shape_.batch * static_cast<Index>(sizeof(std::int64_t)) + state_bytes_;
   }
 
-  /// Writes the state, not the mixing matrix, into `bytes`, for load() on the same kind of machine
-  /// into a decoder of the same variant, sizes and mixing matrix.
-  /// \throws StateError where there are fewer than saved_size() bytes.
+  /// Writes the state, without mix, into `bytes`, for load() on the same kind of machine by a
+  /// decoder of the same variant, sizes and mix.
+  /// \throws StateError if there are fewer than saved_size() bytes.
   void save(Span<std::byte> bytes) const {
     if (bytes.size < saved_size())
       throw StateError("mhla: save: ", saved_size(), " bytes are needed, ", bytes.size,
@@ -165,8 +181,8 @@ class Decoder : RequireStreaming<V> {
     std::memcpy(bytes.data, &header, sizeof(header));
   }
 
-  /// Takes up a state that save() wrote, of a decoder of the same variant, sizes and mixing matrix.
-  /// \throws StateError where `bytes` are too few, damaged, or of another decoder; nothing has
+  /// Restores a state that save() wrote, of a decoder of the same variant, sizes and mix.
+  /// \throws StateError if `bytes` are too few, damaged, or of another decoder; nothing has
   /// changed then.
   void load(Span<const std::byte> bytes) {
     if (bytes.size < saved_size())
@@ -231,7 +247,7 @@ class Decoder : RequireStreaming<V> {
     }
   };
 
-  // What save() writes first. Compared whole: every member, and no padding.
+  // What save() writes first. Compared bytewise: it has no padding.
   struct Header {
     char magic[8];
     std::int64_t version;
@@ -248,7 +264,7 @@ class Decoder : RequireStreaming<V> {
                                        positions, positions, SerialExecutor{});
   }
   // Lays everything out in one piece of memory: first the state, then what is derived or scratch.
-  // What there is many times is measured once. Where y is always empty there is no state.
+  // What is repeated is measured once. If y is always empty there is no state.
   void allocate() {
     const bool empty = group_size_ == 0 || shape_.value_dim == 0;
     const Index units = empty ? 0 : checked_mul(shape_.batch, shape_.kv_heads);
@@ -284,7 +300,7 @@ class Decoder : RequireStreaming<V> {
     h.fingerprint = fingerprint_;
     return h;
   }
-  // Two variants differ where their numbers do: phi of two rows, the rotation's table, and mix.
+  // Variants are told apart by their numbers: phi of two rows, the rotation's table, and mix.
   std::uint64_t fingerprint() const {
     const auto hash_of = [](std::uint64_t hash, const auto* values, Index count) {
       return checksum(reinterpret_cast<const std::byte*>(values),
@@ -320,7 +336,7 @@ class Decoder : RequireStreaming<V> {
       hash = (hash ^ static_cast<std::uint64_t>(bytes[i])) * 1099511628211u;
     return hash;
   }
-  // Empty ranges may have no address, which memcpy does not allow.
+  // Empty ranges may have a null address, which memcpy does not allow.
   static void copy_bytes(std::byte* to, const std::byte* from, Index count) {
     std::copy(from, from + count, to);
   }
@@ -361,7 +377,7 @@ class Decoder : RequireStreaming<V> {
     TensorView<T, 4> y;
   };
 
-  // All tokens of one kv head of one sequence, which is item 0 of the tensors if it is the first.
+  // All tokens of one kv head of one sequence; the first sequence is item 0 of the tensors.
   void run_unit(Index index, const Slot& slot, Index first_sequence, const StepViews& views) {
     const Index sequence = index / shape_.kv_heads;
     const Index tokens = views.y.extent[2];
@@ -391,8 +407,8 @@ class Decoder : RequireStreaming<V> {
     using cpu::panel;
     const auto& [q, k, v, y] = step;
     const cpu::DecodeExtents& e = extents_;
-    // A table of one run: the tokens lie in the call's tensors, and count from the sequence's
-    // first.
+    // A table of one run: tokens lie in the call's tensors, positions count from the sequence's
+    // first token.
     cpu::TokenRun run{done, tile.tokens, {0, 0, position}};
     cpu::TokenTile tokens{0, 1, 0, tile.tokens, 0};
     for (Index t = 0; t < tile.tokens; ++t) slot.places[t] = done + t;
@@ -486,5 +502,7 @@ class Decoder : RequireStreaming<V> {
   cpu::RotationTable<A> rotation_;
   std::vector<Slot> slots_;
 };
+
+/// \}
 
 MHLA_NAMESPACE_END

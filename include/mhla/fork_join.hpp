@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// An executor with threads of its own: a team that waits for calls and shares out their tasks. It
-// is the caller's object; the library itself makes no threads. Between the calls of a pipeline its
-// threads stay awake for a moment, so that a fork costs less than one over a pool that sleeps.
+// An executor with threads of its own, which share the tasks of each call. It is the caller's
+// object; the library itself makes no threads. Between calls its threads spin for a moment, so that
+// a fork costs less than with a pool that sleeps.
 #pragma once
 
 #include <atomic>
@@ -21,29 +21,36 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// \addtogroup executors
+/// \{
+
 /// Runs the tasks of a call on `threads` threads: the calling one, on slot 0, and threads - 1 that
 /// live as long as the object. Tasks are drawn one by one; a call allocates nothing.
+/// \code
+/// const mhla::ForkJoin team(2);
+/// mhla::forward_into(attention, team, q_view, k_view, v_view, mix_view, y_view, workspace);
+/// y.device(mhla::ForkJoinDevice(team)) = attention(q, k, v, mix);
+/// \endcode
+/// May be called from any thread: concurrent calls run one after another, so a task must not wait
+/// for another thread that calls the same object. A call from inside a task runs its tasks
+/// serially, on the slot of that task. What a task throws reaches the caller once every thread has
+/// left the call; tasks not yet begun are not run then.
 ///
-/// What a task throws is thrown to the caller once every thread has left the call; tasks that were
-/// not begun are not run then. A call from inside a task runs its tasks one after the other, on the
-/// slot of that task. A second thread that calls waits until the first call has returned, so a task
-/// must not wait for another thread that calls the same object.
-///
-/// After its last task a thread looks out for the next one for `spin` and then sleeps until a call
-/// wakes it. So no thread is busy for longer than that after a call has returned, and none at all
-/// where there are more threads than the machine has: these would take the time of those that work.
+/// After its last task a thread spins for `spin`, then sleeps until a call wakes it. With more
+/// threads than the machine has it sleeps at once: spinning would take time from those that work.
 class ForkJoin {
  public:
   /// A few times what it takes to wake a thread (10 us, measured by bench/executors.cpp), and
-  /// longer than what lies between the steps of a pipeline.
+  /// longer than the gap between the steps of a call.
   static constexpr std::chrono::microseconds default_spin{50};
 
+  /// Of the machine, at least 1.
   static int hardware_threads() {
     const unsigned count = std::thread::hardware_concurrency();
     return count == 0 ? 1 : static_cast<int>(count);
   }
 
-  /// \throws ShapeError where threads < 1, Error where the system has no more threads to give.
+  /// Starts the threads. \throws ShapeError if threads < 1, Error if one cannot be started.
   explicit ForkJoin(int threads = hardware_threads(), std::chrono::microseconds spin = default_spin)
       : spin_(threads <= hardware_threads() ? spin : std::chrono::microseconds{0}) {
     if (threads < 1)
@@ -64,18 +71,20 @@ class ForkJoin {
   ForkJoin(const ForkJoin&) = delete;
   ForkJoin& operator=(const ForkJoin&) = delete;
 
-  /// No call may be running.
+  /// Joins the threads; no call may be running.
   ~ForkJoin() { dismiss(); }
 
+  /// Number of threads, the caller's included.
   Index slots() const { return static_cast<Index>(workers_.size()) + 1; }
 
+  /// Runs task(0, slot), ..., task(tasks - 1, slot) and returns when all are done: see Executor.
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {
     run(tasks, task);
   }
 
  private:
-  // Cache lines apart: the one is written by all, the other is watched by all.
+  // On separate cache lines: one is written by all threads, the other watched by all.
   static constexpr std::size_t cache_line = 64;
 
   // The tasks of a call, on the stack of the caller.
@@ -117,15 +126,15 @@ class ForkJoin {
       for (Index i = 1; i < tasks; ++i) epoch_.notify_one();
     }
     call.draw(0);
-    epoch_.fetch_add(1);  // closes: who has not come yet is not waited for
+    epoch_.fetch_add(1);  // closes: threads that have not arrived are not waited for
     std::uint32_t inside = inside_;
     wait_until([&] { return (inside = inside_) == 0; }, [&] { inside_.wait(inside); });
     if (call.error) std::rethrow_exception(call.error);
   }
 
-  // What thread `slot` does all its life. It counts itself in before it looks whether the call is
-  // open, and the caller closes before it looks who is inside: one of them sees the other, so the
-  // call outlives everybody's use of it.
+  // The loop of thread `slot`. It counts itself in before it checks whether the call is open, and
+  // the caller closes before it checks who is inside: one of them sees the other, so the call
+  // outlives every use of it.
   void work(Index slot) const {
     std::uint32_t done = 0;
     while (true) {
@@ -146,12 +155,12 @@ class ForkJoin {
 
   static bool is_open(std::uint32_t epoch) { return epoch % 2 != 0; }
 
-  // Watches for `spin_`, then sleeps.
+  // Spins for `spin_`, then sleeps.
   template <class Happened, class Sleep>
   void wait_until(const Happened& happened, const Sleep& sleep) const {
     if (happened()) return;
     if (spin_.count() > 0) {
-      constexpr int looks = 16;  // between two looks at the clock
+      constexpr int looks = 16;  // between two reads of the clock
       using Clock = std::chrono::steady_clock;
       const Clock::time_point end = Clock::now() + spin_;
       do {
@@ -164,7 +173,7 @@ class ForkJoin {
     while (!happened()) sleep();
   }
 
-  // Leaves the core's units to another hardware thread for a moment.
+  // Yields the core's units to its other hardware thread for a moment.
   static void pause() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -173,7 +182,7 @@ class ForkJoin {
 #endif
   }
 
-  // The right to call, and who has it.
+  // The right to call, and which thread has it.
   class Turn {
    public:
     explicit Turn(const ForkJoin& team) : team_(team), lock_(team.turn_) {
@@ -188,8 +197,8 @@ class ForkJoin {
     std::lock_guard<std::mutex> lock_;
   };
 
-  // The slot on which this thread runs a task; -1 where it runs none. Only this thread itself makes
-  // `caller_` its own id or takes that back.
+  // The slot on which this thread runs a task; -1 if it runs none. Only this thread itself sets
+  // `caller_` to its own id or clears it.
   Index slot_of_this_thread() const {
     const std::thread::id self = std::this_thread::get_id();
     if (caller_.load(std::memory_order_relaxed) == self) return 0;
@@ -214,5 +223,7 @@ class ForkJoin {
   std::atomic<bool> stop_{false};
   alignas(cache_line) mutable std::atomic<std::uint32_t> inside_{0};  // threads that may use call_
 };
+
+/// \}
 
 MHLA_NAMESPACE_END

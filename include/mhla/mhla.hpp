@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Everything a program needs to run attention over Eigen tensors on the CPU. To evaluate on an
-// Eigen::ThreadPoolDevice, define EIGEN_USE_THREADS before any Eigen header.
+// Everything needed to run attention over Eigen tensors on the CPU. To evaluate on an
+// Eigen::ThreadPoolDevice, define EIGEN_USE_THREADS before including any Eigen header.
 #pragma once
 
 #include <mhla/attention.hpp>

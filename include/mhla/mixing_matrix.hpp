@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: MIT
-// Initial values of the mixing matrix mix [1 | heads, query blocks, key blocks], and the projection
-// a training loop applies after each update of it. (arXiv 2601.07832, section 4; the released
-// code's variants of it.) On views; <mhla/eigen/mixing_matrix.hpp> takes Eigen tensors.
-//
-// model           initialize(mix, ...)                       project(mix, ...)
-// the paper       {.max_mode = MaxMode::row,                 {}, after each update
-//                  .norm_axis = NormAxis::row}
-// released:
-//   vision, DiT   {}   ("cos" is the vision module's own     {}, after each update
-//                       default, its script passes "linear")
-//   Wan (video)   {}                                         none
-//   language      {}                                         causal_projection, before each forward
-//
-// A trained matrix is made larger, for longer sequences than it was trained on, by
-// extend(mix, larger, Extension::...): never silently by a forward pass or a decoder.
+/// \defgroup mixing_matrix Mixing matrix
+/// Initial values of mix [1 or heads, query blocks, key blocks], and the projection that a training
+/// loop applies after each update (arXiv 2601.07832, section 4, and the released code's forms).
+/// Functions take views or Eigen tensors.
+/// \code
+/// mhla::initialize(mix, attention, {.transform = mhla::Transform::local});
+/// mix = mix - dmix * 1e-2f;
+/// mhla::project(mix);
+/// \endcode
+/// | model | initialize(mix, ...) | project(mix, ...) |
+/// | --- | --- | --- |
+/// | the paper | {.max_mode = MaxMode::row, .norm_axis = NormAxis::row} | {}, after each update |
+/// | released vision, DiT | {} (the vision module itself: .transform = cos) | {}, after each update |
+/// | released Wan (video) | {} | none |
+/// | released language model | {} | causal_projection, before each forward |
+///
+/// mhla::extend makes a trained matrix larger, for longer sequences than it was trained on; a
+/// forward pass or a decoder never does so silently.
 #pragma once
 
 #include <algorithm>
@@ -35,61 +38,70 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// The weight of key block b for query block i before normalization, d being the distance of their
-/// centres in query blocks and `max` what MaxMode says. All but `linear` are the released code's,
-/// `uniform` and `identity` are this library's.
+/// \addtogroup mixing_matrix
+/// \{
+
+/// The weight of key block b for query block i before normalization; d is the distance of their
+/// centres in query blocks, `max` what MaxMode says. `linear` is the paper's and the released
+/// code's, `uniform` and `identity` are this library's, the others the released code's.
 enum class Transform {
   automatic,  ///< `causal` for a variant that is Causal or BlockCausal, else `linear`
-  linear,     ///< 1 - d / max (also the paper's)
+  linear,     ///< 1 - d / max
   cos,        ///< cos(d / max * pi / 4)
   exp,        ///< exp(-d / exp_sigma)
   gaussian,   ///< exp(-d^2 / (2 sigma^2)), sigma = max / 3
   local,      ///< 1 where d <= local_threshold, else 0
   uniform,    ///< 1: with rows or columns normalized, global linear attention
-  identity,   ///< 1 where b == i, else 0: every block by itself. Equal layouts only
+  identity,   ///< 1 where b == i, else 0: each block sees itself. Equal layouts only
   causal      ///< 1 / (i + 1) where b <= i, else 0: the mean over the past. Sequences only
 };
 
-/// The largest distance, of the whole matrix (released code) or of row i alone (paper).
-enum class MaxMode { global, row };
-
-/// What is made to sum to one: the columns (released code), the rows (paper), or nothing.
-/// `automatic` follows the released code where it says something: between equal layouts the
-/// columns, but nothing for `gaussian`; between different ones the rows. `causal` has rows that sum
-/// to one already and is left alone.
-enum class NormAxis { automatic, column, row, none };
-
-/// How `initialize` fills a mixing matrix. The defaults are the released code's: of the vision, DiT
-/// and video models, and for causal variants of the language model.
-struct InitialMixing {
-  Transform transform = Transform::automatic;
-  MaxMode max_mode = MaxMode::global;
-  NormAxis norm_axis = NormAxis::automatic;
-  double exp_sigma = 3;          ///< in blocks
-  double local_threshold = 1.5;  ///< in blocks
+/// What `max` is the largest distance of.
+enum class MaxMode {
+  global,  ///< the whole matrix (released code)
+  row      ///< row i (paper)
 };
 
-/// What `project` maps a mixing matrix into. The defaults are the paper's and the released vision
-/// and DiT code's (closed there, though the paper writes (0, 1)).
+/// What is normalized to sum to one.
+enum class NormAxis {
+  automatic,  ///< none for `gaussian` and `causal`, whose rows sum to one already; else column
+              ///< between equal layouts (released code), row between different ones
+  column,     ///< each column (released code)
+  row,        ///< each row (paper)
+  none        ///< nothing
+};
+
+/// How `initialize` fills a mixing matrix. The defaults are the released code's: those of the
+/// vision, DiT and video models, and for causal variants those of the language model.
+struct InitialMixing {
+  Transform transform = Transform::automatic;  ///< weights by distance
+  MaxMode max_mode = MaxMode::global;          ///< what distances are relative to
+  NormAxis norm_axis = NormAxis::automatic;    ///< what sums to one
+  double exp_sigma = 3;                        ///< of Transform::exp, in blocks
+  double local_threshold = 1.5;                ///< of Transform::local, in blocks
+};
+
+/// What `project` maps a mixing matrix into. The defaults are the released vision and DiT code's
+/// [0, 1], where the paper writes (0, 1).
 struct Projection {
-  double low = 0;
-  double high = 1;
+  double low = 0;               ///< smallest entry
+  double high = 1;              ///< largest entry
   bool lower_triangle = false;  ///< entries above the diagonal become 0
 };
 
-/// The released language model's.
+/// The released language model's projection.
 inline constexpr Projection causal_projection{.low = 1e-5, .high = 1, .lower_triangle = true};
 
-/// What `extend` puts into the rows of blocks that a mixing matrix was not made for.
+/// How `extend` fills the rows of blocks that a mixing matrix was not made for.
 enum class Extension {
   causal_average,  ///< 1 / (i + 1) where b <= i: the mean over the past, as Transform::causal
-  last_row         ///< the last known row's weight at the distance i - b; beyond, its farthest
+  last_row         ///< the last known row's weight at distance i - b; beyond it, its farthest one
 };
 
 namespace mixing_matrix {
 
-// A matrix without a head axis is one that all heads share. Throws where it has extents that no
-// tensor can have.
+// A matrix without a head axis is shared by all heads. Throws if it has extents that no tensor can
+// have.
 template <class T, int Rank>
 TensorView<T, 3> with_heads(const TensorView<T, Rank>& mix, const char* argument) {
   static_assert(Rank == 2 || Rank == 3,
@@ -105,8 +117,8 @@ inline bool same_layout(const Grid& a, const Grid& b) {
 }
 
 // Between the centres (i_a + 1/2) / L_a of two blocks, in units of query blocks; a shorter block at
-// the edge counts as a whole one. The numerator is an integer, so that equal distances are equal
-// to the last bit and a zero is exact.
+// the edge counts as a full one. The numerator is an integer, so that equal distances have equal
+// bits and zero is exact.
 template <class Real>
 Real distance(const Grid& query_grid, Index i, const Grid& key_grid, Index b) {
   Real squared = 0;
@@ -121,7 +133,7 @@ Real distance(const Grid& query_grid, Index i, const Grid& key_grid, Index b) {
   return std::sqrt(squared);
 }
 
-// With one distance only, max is 0 and so is d: 0 / 0 counts as 0, and all weights are 1.
+// If max is 0, so is d: 0 / 0 counts as 0, and all weights are 1.
 template <class Real>
 Real weight(const InitialMixing& options, Index i, Index b, Real d, Real max_distance) {
   const Real ratio = max_distance == 0 ? Real(0) : d / max_distance;
@@ -170,7 +182,7 @@ std::vector<Real> weights(const InitialMixing& options, const Grid& query_grid,
   return result;
 }
 
-// Divides `count` weights, `step` apart, by their sum; where all are zero they become equal.
+// Divides `count` weights, `step` apart, by their sum; if all are zero they become equal.
 template <class Real>
 void normalize(Real* first, Index count, Index step) {
   Real sum = 0;
@@ -213,8 +225,8 @@ inline void require_valid(const InitialMixing& options, const Grid& query_grid,
                      "; it must be positive");
 }
 
-// A geometry's grid where no tensor says how many tokens there are. A sequence has as many blocks
-// as the matrix has rows (or columns): it may be made larger than any one call needs.
+// A geometry's grid when no tensor gives the number of tokens. A sequence has as many blocks as the
+// matrix has rows (or columns), which may be more than any one call needs.
 template <BlockGeometry G>
 Grid grid_without_tokens(const G& geometry, const char* member, Index blocks_of_sequence) {
   if constexpr (G::rank == 1) {
@@ -230,15 +242,13 @@ Grid grid_without_tokens(const G& geometry, const char* member, Index blocks_of_
 
 }  // namespace mixing_matrix
 
-/// Fills mix [1 | heads, query blocks, key blocks], or [query blocks, key blocks], with the initial
-/// matrix between the blocks of two grids; every head gets the same. `query_grid.layout(axis)`
-/// blocks lie on an axis, a shorter one at the edge counts as a whole one. Distances are Euclidean,
-/// in blocks, on every axis alike (released code); between different layouts they are measured
-/// between block centres scaled to the query layout. A normalized row or column (without
-/// normalization: a row) whose weights are all zero becomes uniform, and a single block gives
-/// [[1]].
-///
-/// Throws ShapeError, with nothing written, where mix does not have a row per query block and a
+/// Fills mix [1 or heads, query blocks, key blocks], or [query blocks, key blocks], with the
+/// initial matrix between the blocks of two grids; every head gets the same. Distances are
+/// Euclidean, in blocks, on every axis alike (released code); a shorter block at the edge counts as
+/// a full one, and between different layouts block centres are scaled to the query layout. A
+/// normalized row or column (without normalization: a row) whose weights are all zero becomes
+/// uniform, and a single block gives [[1]]. Computed in double, or in T where that is wider.
+/// \throws ShapeError, with nothing written, where mix does not have a row per query block and a
 /// column per key block, or the transform does not fit the layouts.
 // (The key grid is deduced so that initialize(mix, grid, {}) means the overload below.)
 template <std::floating_point T, int Rank, std::same_as<Grid> KeyGrid>
@@ -294,9 +304,9 @@ void initialize(const TensorView<T, Rank>& mix, const Grid& grid,
   initialize(mix, grid, grid, options);
 }
 
-/// The matrix of a variant: between `attention.blocks` and, under cross-attention,
-/// `attention.key_blocks`. With Blocks1D the number of blocks is the matrix' own: it may be made
-/// for longer sequences than any one call has. Unless `options` name a transform, a causal variant
+/// The matrix of a variant: between `attention.blocks` and, in cross-attention,
+/// `attention.key_blocks`. With Blocks1D the number of blocks is that of mix, which may be made for
+/// longer sequences than any one call has. Unless `options` names a transform, a causal variant
 /// gets Transform::causal.
 template <std::floating_point T, int Rank, AttentionVariant A>
 void initialize(const TensorView<T, Rank>& mix, const A& attention,
@@ -314,11 +324,11 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
   initialize(mix, query_grid, key_grid, resolved);
 }
 
-/// Clamps every entry of mix [1 | heads, query blocks, key blocks], or [query blocks, key blocks],
-/// to the closed interval [low, high] and, for `lower_triangle`, sets those above the diagonal to
-/// zero: the step after each update of mix, never part of a forward pass (arXiv 2601.07832, section
-/// 4; released code: clamp_(0, 1), and clamp(1e-5, 1).tril() in the language model). NaN stays
-/// NaN. Throws ShapeError unless low <= high.
+/// Clamps every entry of mix [1 or heads, query blocks, key blocks], or [query blocks, key blocks],
+/// to [low, high] and, for `lower_triangle`, sets those above the diagonal to zero: the step after
+/// each update of mix, never part of a forward pass (arXiv 2601.07832, section 4; released code:
+/// clamp_(0, 1), and clamp(1e-5, 1).tril() in the language model). NaN stays NaN.
+/// \throws ShapeError unless low <= high.
 template <std::floating_point T, int Rank>
 void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
   if (!(onto.low <= onto.high))
@@ -341,15 +351,13 @@ void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
       }
 }
 
-/// Copies mix [1 | heads, blocks, blocks], or [blocks, blocks], of causal attention into the
-/// leading corner of `larger`, of as many heads and more blocks, and fills the rest: rows i of new
-/// blocks as `extension` says for b <= i, zero above the diagonal. Row i does not depend on how
-/// large `larger` is, so that what a decoder computes with it is what a forward pass computes,
-/// whichever is longer. (Neither the paper nor the released code defines rows for blocks that were
-/// not trained.)
-///
-/// Throws ShapeError, with nothing written, where either matrix is not square, heads differ,
-/// `larger` is smaller or shares memory with mix or itself, or there is no last row to go by.
+/// Copies mix [1 or heads, blocks, blocks], or [blocks, blocks], of causal attention into the
+/// leading corner of `larger`, which has the same heads and at least as many blocks, and fills the
+/// rest: new rows i as `extension` says for b <= i, zero above the diagonal. Row i does not depend
+/// on the size of `larger`, so that a decoder and a forward pass agree whichever is longer.
+/// (Neither the paper nor the released code defines rows for blocks that were not trained.)
+/// \throws ShapeError, with nothing written, where either matrix is not square, heads differ,
+/// `larger` is smaller or shares memory with mix or itself, or mix has no last row.
 template <std::floating_point T, int Rank>
 void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
             const TensorView<T, Rank>& larger, Extension extension) {
@@ -387,5 +395,7 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
     for (Index i = 0; i < all_blocks; ++i)
       for (Index b = 0; b < all_blocks; ++b) matrices(head, i, b) = entry(head, i, b);
 }
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Batches of sequences of different lengths: packed end to end, or padded to one length.
-//
-//   y = mhla::packed(attention, offsets)(q, k, v, mix);  // offsets {0, 5, 5, 12}: 3 sequences
-//   y = mhla::padded(attention, mask)(q, k, v, mix);     // mask [batch, tokens]
-//   mhla::gradients(dq, dk, dv, dmix) = mhla::padded(attention, mask).backward(q, k, v, mix, dy);
-//
-// Both are variants like the attention they hold: the core takes them (forward_into, backward_into,
-// *_workspace_size), and so does everything over it. Offsets and masks are borrowed. How large a
-// workspace has to be depends on what they hold.
+/// \defgroup batches Batches
+/// Sequences of different lengths: packed end to end, or padded to one length.
+/// \code
+/// const std::vector<std::int32_t> offsets{0, 5, 5, 12};     // 3 sequences of 5, 0 and 7 tokens
+/// y = mhla::packed(sequence, offsets)(q, k, v, mix);        // batch 1, Blocks1D
+/// y = mhla::padded(attention, token_mask)(q, k, v, mix);    // token_mask [batch, tokens]
+/// mhla::gradients(dq, dk, dv, dmix) =
+///     mhla::padded(attention, token_mask).backward(q, k, v, mix, dy);
+/// \endcode
+/// Both are variants like the attention they hold: expressions, the calls on views and workspace
+/// sizes take them. Offsets and masks are borrowed. The workspace a call needs depends on their
+/// contents.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +24,15 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// Attention over packed sequences: see Packed. `offsets` are borrowed; whether they fit is checked
-/// in every call.
+/// \addtogroup batches
+/// \{
+
+/// Attention over packed sequences: see Packed. `offsets` are borrowed, and checked in every call.
 template <AttentionVariant A, class Offset>
 Packed<A, Offset> packed(const A& attention, Span<const Offset> offsets) {
   return {attention, offsets};
 }
+/// The same; `offsets` must outlive the result and what is made of it.
 template <AttentionVariant A, class Offset>
 Packed<A, Offset> packed(const A& attention, const std::vector<Offset>& offsets) {
   return {attention, {offsets.data(), static_cast<Index>(offsets.size())}};
@@ -34,7 +40,8 @@ Packed<A, Offset> packed(const A& attention, const std::vector<Offset>& offsets)
 template <AttentionVariant A, class Offset>
 Packed<A, Offset> packed(const A& attention, const std::vector<Offset>&& offsets) = delete;
 
-/// A mask [batch, tokens] of bool or std::uint8_t as bytes, nonzero where a token takes part.
+/// \cond INTERNAL
+// A mask [batch, tokens] of bool or std::uint8_t as bytes, nonzero where a token takes part.
 inline TensorView<const std::uint8_t, 2> mask_bytes(const TensorView<const std::uint8_t, 2>& mask) {
   return mask;
 }
@@ -44,9 +51,10 @@ inline TensorView<const std::uint8_t, 2> mask_bytes(const TensorView<const bool,
           {mask.extent[0], mask.extent[1]},
           {mask.stride[0], mask.stride[1]}};
 }
+/// \endcond
 
-/// Self-attention over a padded batch: see Padded. One mask [batch, tokens] for queries and keys,
-/// borrowed.
+/// Self-attention over a padded batch: see Padded. One mask [batch, tokens] of bool or std::uint8_t
+/// for queries and keys, borrowed.
 template <AttentionVariant A, class Byte>
 Padded<A> padded(const A& attention, const TensorView<Byte, 2>& mask) {
   const TensorView<const Byte, 2> bytes = mask;
@@ -54,7 +62,7 @@ Padded<A> padded(const A& attention, const TensorView<Byte, 2>& mask) {
 }
 
 /// Cross-attention over a padded batch: a mask [batch, query tokens] and one [batch, key tokens]. A
-/// mask without data takes every token.
+/// mask without data keeps every token.
 template <AttentionVariant A, class QueryByte, class KeyByte>
 Padded<A> padded(const A& attention, const TensorView<QueryByte, 2>& query_mask,
                  const TensorView<KeyByte, 2>& key_mask) {
@@ -62,5 +70,7 @@ Padded<A> padded(const A& attention, const TensorView<QueryByte, 2>& query_mask,
   const TensorView<const KeyByte, 2> keys = key_mask;
   return {attention, {mask_bytes(queries), mask_bytes(keys)}};
 }
+
+/// \}
 
 MHLA_NAMESPACE_END

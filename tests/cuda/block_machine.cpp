@@ -31,7 +31,7 @@ template <int Threads, int SharedBytes, class F>
 struct OwnBody {
   static constexpr int threads = Threads;
   static constexpr int shared_bytes = SharedBytes;
-  static constexpr int blocks_of_processor = 1;
+  static constexpr int min_blocks_per_sm = 1;
   F f;
   void operator()(const Block& block) const { f(block); }
 };
@@ -119,9 +119,8 @@ TEST_CASE("Every thread of every block runs once, in an order that depends on th
   CHECK(machine::context().launches == launches);
   run(1, 2, [](const Block&) {});
   CHECK(machine::context().launches == launches + 1);
-  CHECK(
-      says(error_message<ShapeError>([] { run(1, kernel::most_blocks + 1, [](const Block&) {}); }),
-           "2147483648 blocks of threads"));
+  CHECK(says(error_message<ShapeError>([] { run(1, kernel::max_blocks + 1, [](const Block&) {}); }),
+             "2147483648 blocks of threads"));
 }
 
 TEST_CASE("Warps starve each other, lanes of a warp go on in any order") {
@@ -758,7 +757,7 @@ TEST_CASE("Shared memory has an end, and elements their alignment") {
 template <class F>
 struct SizedBody {
   static constexpr int threads = 32;
-  static constexpr int blocks_of_processor = 1;
+  static constexpr int min_blocks_per_sm = 1;
   F f;
   int bytes;
   int shared_bytes() const { return bytes; }
@@ -778,7 +777,7 @@ TEST_CASE("Shared memory may depend on the call, up to what the chip has") {
     });
   };
   const int most = stand_in::runtime().shared_bytes;
-  REQUIRE(most > kernel::most_shared_bytes);
+  REQUIRE(most > kernel::max_shared_bytes);
   for (const int bytes : {64, 6000, most}) {
     CAPTURE(bytes);
     CHECK(message(bytes, bytes - 2) == none);
@@ -937,7 +936,7 @@ void for_each_ticket(const Block& block, Counted& memory, int tickets, const F& 
 TEST_CASE("Blocks in flight: a few at a time, in turns, the others once one has ended") {
   std::set<Index> counts;
   bool met_another = false;
-  std::set<Index> most_at_once;
+  std::set<Index> max_at_once;
   for (std::uint64_t seed = 1; seed <= 4 * seeds; ++seed) {
     std::set<Index> begun, ended;
     std::size_t at_once = 0;
@@ -957,12 +956,12 @@ TEST_CASE("Blocks in flight: a few at a time, in turns, the others once one has 
     run_together<32, 64>(seed, 100, body);
     CHECK(begun.size() == ended.size());
     CHECK(counts.count(static_cast<Index>(begun.size())) == 1);
-    most_at_once.insert(static_cast<Index>(at_once));
+    max_at_once.insert(static_cast<Index>(at_once));
   }
   CHECK(counts.size() == 7);
   CHECK(met_another);
-  CHECK(most_at_once.count(1) == 1);
-  CHECK(most_at_once.size() > 4);
+  CHECK(max_at_once.count(1) == 1);
+  CHECK(max_at_once.size() > 4);
   const long launches = machine::context().launches;
   const auto nothing = [](const Block&) {};
   run_together(1, 0, nothing);

@@ -185,7 +185,7 @@ struct Call {
   Direction direction = Direction::forward;
   int planes = 1;
   int result_planes = 1;
-  Index most_blocks = fused::resident_blocks;
+  Index max_blocks = fused::resident_thread_blocks;
   std::uint64_t seed = 1;
 
   bool forward() const { return direction == Direction::forward; }
@@ -206,12 +206,12 @@ struct Call {
     const auto device = machine::device_within_a_call();
     const long launches = machine::context().launches;
     if (forward()) {
-      fused::mix<T>(device, shape, mixing.view(), source.rows, result.rows, most_blocks);
+      fused::mix<T>(device, shape, mixing.view(), source.rows, result.rows, max_blocks);
     } else {
       fused::mix_summary_gradient<T>(device, shape, mixing.view(), source.rows, result.rows,
-                                     most_blocks);
+                                     max_blocks);
     }
-    const fused::MixingWork work(shape, !forward(), most_blocks);
+    const fused::MixingWork work(shape, !forward(), max_blocks);
     CHECK(moved() == work.bytes(planes, result_planes));
     CHECK(machine::context().launches == launches + 1);
     // A matrix that is kept is read while the kernel before may still be under way.
@@ -265,7 +265,7 @@ struct Call {
   void check() const {
     CAPTURE(shape.units, shape.kv_heads, shape.mix_heads, shape.matrices, shape.query_blocks,
             shape.key_blocks, shape.width, static_cast<int>(shape.sight), forward(), planes,
-            result_planes, most_blocks, seed);
+            result_planes, max_blocks, seed);
     const Matrices mixing(shape, seed);
     const Summaries<T> from = source();
     const Summaries<T> before = from;
@@ -351,12 +351,12 @@ TEMPLATE_TEST_CASE("Every unit is mixed by the matrix of its head", "", ALL_TYPE
       for (const auto& [batch, kv_heads, matrices] :
            {std::array<Index, 3>{2, 3, 1}, {2, 2, 3}, {1, 1, 2}}) {
         // So few blocks of threads that each goes through several tiles, units and matrices.
-        for (const Index most_blocks : {1, 2, 5}) {
+        for (const Index max_blocks : {1, 2, 5}) {
           Call<TestType>{per_head(shape_of(5, 6, 264), batch, kv_heads, matrices), direction, 1, 1,
-                         most_blocks}
+                         max_blocks}
               .check();
           Call<TestType>{causal(per_head(shape_of(34, 34, 136), batch, kv_heads, matrices), lag),
-                         direction, 2, 2, most_blocks}
+                         direction, 2, 2, max_blocks}
               .check();
         }
       }
@@ -364,8 +364,8 @@ TEMPLATE_TEST_CASE("Every unit is mixed by the matrix of its head", "", ALL_TYPE
   shared.units = 7;
   shared.kv_heads = 7;
   for (const Direction direction : both)
-    for (const Index most_blocks : {1, 3, 264})
-      Call<TestType>{shared, direction, 1, 1, most_blocks}.check();
+    for (const Index max_blocks : {1, 3, 264})
+      Call<TestType>{shared, direction, 1, 1, max_blocks}.check();
 }
 
 TEMPLATE_TEST_CASE("Mixed summaries may take the place of the summaries", "", ALL_TYPES) {
@@ -441,10 +441,10 @@ TEMPLATE_TEST_CASE("Bits depend neither on scheduling nor on the number of block
       const Summaries<TestType> source = call.source();
       const Summaries<TestType> expected = call.run(mixing, source);
       for (const std::uint64_t seed : {2u, 3u, 4u})
-        for (const Index most_blocks : {1, 2}) {
+        for (const Index max_blocks : {1, 2}) {
           machine::context().seed = seed;
           Call<TestType> other = call;
-          other.most_blocks = most_blocks;
+          other.max_blocks = max_blocks;
           CHECK(other.run(mixing, source).same_bits(expected));
         }
     }

@@ -118,7 +118,7 @@ TEST_CASE("persistent: every part of every unit has one ticket, behind all that 
 }
 
 TEST_CASE("persistent: more heads than tickets can be numbered") {
-  const Index most = UnitSchedule::most_tickets;
+  const Index most = UnitSchedule::max_tickets;
   CHECK(UnitSchedule(most / 10, {{3, 2, 5}}, 264).tickets() == most / 10 * 10);
   CHECK(says(error_message<ShapeError>([&] {
                UnitSchedule(most / 10 + 1, {{3, 2, 5}}, 264);

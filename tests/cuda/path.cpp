@@ -159,7 +159,7 @@ PathChoice choice_of(const V& attention, const Shape& shape, Direction direction
 template <class T, class Map, class Causality, class Normalizer, class Rotation>
 std::string refused() {
   using V = mhla::Attention<Map, Blocks1D, Causality, Normalizer, Rotation>;
-  return described(mhla::cuda::refusal_of_types<V, T>(), Shape{});
+  return to_string(mhla::cuda::refusal_of_types<V, T>(), Shape{});
 }
 
 const KernelCost& kernel(const PathCost& path, const std::string& name) {
@@ -192,13 +192,13 @@ TEST_CASE("cuda path: what the fused paths refuse by size, and why", "[cuda]") {
   using mhla::cuda::refusal_of;
   const Shape shape{2, 4, 2, 40, 50, 64, 64, 1, 3, 3};
   constexpr HeadDimsPair pair[] = {{64, 64}};
-  const auto said = [&](const Shape& s) { return described(refusal_of(s, {pair, 1}), s); };
+  const auto said = [&](const Shape& s) { return to_string(refusal_of(s, {pair, 1}), s); };
   CHECK(said(shape) == "");
   const auto said_of = [&](CudaPath path, StateUse state) {
     const PathChoice choice =
         choice_of<Half>(mhla::Attention<Relu, Blocks1D>{.blocks = {.block = 20}}, shape,
                         Direction::forward, CudaPath::automatic, state);
-    return described(choice.refusal_of(path), shape);
+    return to_string(choice.refusal_of(path), shape);
   };
   for (const CudaPath path : {CudaPath::quadratic, CudaPath::resident}) {
     CHECK(said_of(path, StateUse::given) == "it has no summaries for a forward state");
@@ -217,7 +217,7 @@ TEST_CASE("cuda path: what the fused paths refuse by size, and why", "[cuda]") {
   CHECK(said(other) ==
         "no kernels for head dimensions 128/128: add mhla::HeadDims<128, 128> to "
         "MHLA_INSTANTIATE_CUDA");
-  CHECK(described(refusal_of(shape, {}), shape) ==
+  CHECK(to_string(refusal_of(shape, {}), shape) ==
         "no kernels for head dimensions 64/64: add mhla::HeadDims<64, 64> to "
         "MHLA_INSTANTIATE_CUDA");
   for (const auto extent :
@@ -241,7 +241,7 @@ TEST_CASE("cuda path: what the resident path refuses besides, and why", "[cuda]"
     CHECK(choice.can(CudaPath::resident) == (choice.resident.count > 0));
     CHECK(choice.can(CudaPath::resident) ==
           (choice.refusal_of(CudaPath::resident) == mhla::cuda::Refusal::none));
-    return described(choice.refusal_of(CudaPath::resident), shape);
+    return to_string(choice.refusal_of(CudaPath::resident), shape);
   };
   const auto of = [](Index tokens, Index blocks, Index dim) {
     return Shape{2, 4, 2, tokens, tokens, dim, dim, 1, blocks, blocks};
@@ -279,7 +279,7 @@ TEST_CASE("cuda path: what the persistent path refuses besides, and why", "[cuda
     CHECK(choice.can(CudaPath::persistent) == (choice.persistent.count > 0));
     // It takes its times in the model, but nobody has measured it.
     CHECK(choice.path != CudaPath::persistent);
-    return described(choice.refusal_of(CudaPath::persistent), shape);
+    return to_string(choice.refusal_of(CudaPath::persistent), shape);
   };
   const auto line = [](Index block, Index key_block) {
     return mhla::Attention<Relu, Blocks1D>{.blocks = {.block = block},

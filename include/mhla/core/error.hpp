@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The errors the library throws. Everything it can throw derives from mhla::Error; a function
-// that throws has changed nothing.
+// The errors the library throws. All derive from mhla::Error; a function that throws has changed
+// nothing.
 #pragma once
 
 #include <concepts>
@@ -11,7 +11,11 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// A piece of a message: text that outlives the expression, or a whole number.
+/// \addtogroup errors
+/// \{
+
+/// \cond INTERNAL
+// A piece of a message: text that outlives the expression, or an integer.
 class MessagePart {
  public:
   MessagePart(const char* text) : text_(text) {}                 // NOLINT: a piece of a message
@@ -27,12 +31,13 @@ class MessagePart {
   const char* text_ = nullptr;
   long long number_ = 0;
 };
+/// \endcond
 
 /// Base of every exception the library throws.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
-  /// The message, piece by piece: Error("axis ", name, " is ", extent).
+  /// The message, joined from text and integers: `Error("axis ", name, " is ", extent)`.
   template <class... Parts>
   Error(MessagePart first, MessagePart second, const Parts&... more)
       : runtime_error(joined({first, second, MessagePart(more)...})) {}
@@ -46,7 +51,7 @@ class Error : public std::runtime_error {
 };
 
 /// An extent, a stride or a combination of run-time values is not what the call needs. The message
-/// names the argument, the axis, what was expected, what was given, and the rule.
+/// names the argument, the axis, what was given, what was expected, and the rule.
 class ShapeError : public Error {
  public:
   using Error::Error;
@@ -58,17 +63,19 @@ class WorkspaceError : public Error {
   using Error::Error;
 };
 
-/// A saved state does not belong to the call it is given to.
+/// A saved state does not belong to the call it is given to, or a decoder has no room.
 class StateError : public Error {
  public:
   using Error::Error;
 };
 
-/// A CUDA or cuBLAS call failed, or CUDA does not know the memory of an argument; the message holds
-/// the call and the status' name, or the argument.
+/// A CUDA or cuBLAS call failed, or CUDA does not know the memory of an argument. The message names
+/// the call and its status, or the argument.
 class CudaError : public Error {
  public:
   using Error::Error;
 };
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Who runs the tasks of a call. The library makes no threads; it asks the caller's executor.
+// Who runs the tasks of a call. The library makes no threads; it uses the caller's executor.
 #pragma once
 
 #include <concepts>
@@ -8,14 +8,20 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// Stands for any task in the concept below.
+/// \addtogroup executors
+/// \{
+
+/// \cond INTERNAL
+// Stands for any task in the concept below.
 struct TaskArchetype {
   void operator()(Index /*task*/, Index /*slot*/) const {}
 };
+/// \endcond
 
-/// `parallel_for(tasks, f)` calls f(task, slot) once for every task in [0, tasks), in any order and
-/// on any thread, and returns when all are done; two calls that run at the same time have different
-/// slots in [0, slots()). Results never depend on slots() or on the order.
+/// What runs the tasks of a call: `parallel_for(tasks, f)` calls f(task, slot) once for every task
+/// in [0, tasks), in any order and on any thread, and returns when all are done. Two calls of f
+/// that run at the same time have different slots in [0, slots()). Results do not depend on slots()
+/// or on the order.
 template <class E>
 concept Executor = requires(const E& executor, Index tasks, TaskArchetype task) {
   { executor.slots() } -> std::convertible_to<Index>;
@@ -24,15 +30,18 @@ concept Executor = requires(const E& executor, Index tasks, TaskArchetype task) 
 
 /// Runs every task on the calling thread.
 struct SerialExecutor {
+  /// 1
   static constexpr Index slots() { return 1; }
 
+  /// f(0, 0), f(1, 0), ...
   template <class Task>
   static void parallel_for(Index tasks, Task&& f) {
     for (Index task = 0; task < tasks; ++task) f(task, Index{0});
   }
 };
 
-/// A borrowed task of any type.
+/// \cond INTERNAL
+// A borrowed task of any type.
 class TaskRef {
  public:
   template <class Task>
@@ -49,7 +58,7 @@ class TaskRef {
   void (*call_)(const void*, Index, Index);
 };
 
-/// A borrowed executor of any type, so that the code it runs is compiled once for all of them.
+// A borrowed executor of any type, so that what uses it is compiled once for all of them.
 class ExecutorRef {
  public:
   template <Executor E>
@@ -69,5 +78,8 @@ class ExecutorRef {
   Index slots_;
   void (*run_)(const void*, Index, TaskRef);
 };
+/// \endcond
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a forward pass can leave for the backward pass: the block summaries, so that they need not
-// be computed again.
+// The block summaries that a forward pass can leave for the backward pass, which then does not
+// recompute them.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,13 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// Which call's summaries a state keeps, and whether they are all there. A variant is known by its
-/// fingerprint; see policy/fingerprint.hpp. Moved, not copied: of two that speak of one piece of
-/// memory, one would be wrong after the next save.
+/// \addtogroup views
+/// \{
+
+/// \cond INTERNAL
+// Which call's summaries a state keeps, and whether they are complete. A variant is identified by
+// its fingerprint; see policy/fingerprint.hpp. Moved, not copied: of two that describe the same
+// memory, one would be wrong after the next save.
 class SavedCall {
  public:
   SavedCall() = default;
@@ -29,7 +33,7 @@ class SavedCall {
     return *this;
   }
 
-  /// A save of `count` elements begins; what was saved before is gone.
+  // A save of `count` elements begins; what was saved before is gone.
   void begin(const Shape& shape, std::uint64_t variant, Index count) {
     filled_ = false;
     shape_ = shape;
@@ -38,7 +42,7 @@ class SavedCall {
   }
   void mark_filled() { filled_ = true; }
 
-  /// How many elements were saved; throws StateError where something else, or nothing, was.
+  // How many elements were saved; throws StateError if something else, or nothing, was.
   Index count(const Shape& shape, std::uint64_t variant) const {
     if (!filled_)
       throw StateError(
@@ -58,39 +62,51 @@ class SavedCall {
   Index count_ = 0;
   bool filled_ = false;
 };
+/// \endcond
 
-/// Block summaries S_b and key sums z_b of one forward pass, in the accumulator type A. The object
-/// grows when a larger shape is saved and allocates nothing when memory suffices; `reserve` does so
-/// ahead of time. Valid for the k and v it was saved with, which the caller answers for; a backward
-/// pass of another shape or variant refuses it. Moving leaves a state in which nothing is saved.
+/// Block summaries S_b and key sums z_b of one forward pass, in the accumulator type A. It grows
+/// when a larger shape is saved and allocates nothing when its memory suffices; `reserve` grows it
+/// ahead of time. Valid for the k and v it was saved with, which only the caller can know; a
+/// backward pass of another shape or variant throws StateError. A moved-from state has nothing
+/// saved. One call uses a state at a time.
+/// \code
+/// mhla::ForwardState<float> state;
+/// y.device(pool) = attention(q, k, v, mix).save(state);
+/// mhla::gradients(dq, dk, dv, dmix).device(pool) =
+///     attention.backward(q, k, v, mix, dy).saved(state);
+/// \endcode
 template <class A>
 class ForwardState {
  public:
-  /// Makes room for `count` elements; throws nothing but std::bad_alloc.
+  /// Makes room for `count` elements, forward_state_size(attention, shape) of them for a call.
   void reserve(Index count) {
     const Index bytes = checked_mul(count, static_cast<Index>(sizeof(A)));
     if (memory_.size() < bytes) memory_ = Workspace(bytes);
   }
 
-  /// Room for the summaries of a call; what was saved before is gone.
+  /// \cond INTERNAL
+  // Room for the summaries of a call; what was saved before is gone.
   Span<A> prepare(const Shape& shape, std::uint64_t variant, Index count) {
     call_ = {};
     reserve(count);
     call_.begin(shape, variant, count);
     return {reinterpret_cast<A*>(memory_.data()), count};
   }
-  /// Called by forward when every summary is in place.
+  // Called by forward when every summary is in place.
   void mark_filled() { call_.mark_filled(); }
 
-  /// The summaries saved for a call; throws StateError where something else, or nothing, was saved.
+  // The summaries saved for a call; throws StateError if something else, or nothing, was saved.
   Span<const A> summaries(const Shape& shape, std::uint64_t variant) const {
     const Index count = call_.count(shape, variant);
     return {reinterpret_cast<const A*>(memory_.data()), count};
   }
+  /// \endcond
 
  private:
   Workspace memory_;
   SavedCall call_;
 };
+
+/// \}
 
 MHLA_NAMESPACE_END

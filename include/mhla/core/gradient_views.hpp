@@ -8,24 +8,35 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// Stands in for a gradient that is not wanted: its work is not done.
+/// \addtogroup views
+/// \{
+
+/// The type of mhla::skip.
 struct Skip {};
+/// Takes the place of a gradient that is not wanted: it is not computed.
 inline constexpr Skip skip{};
 
 /// What a backward pass does with what its destinations hold.
-enum class Update { overwrite, accumulate };
+enum class Update {
+  overwrite,  ///< replaces it
+  accumulate  ///< adds to it
+};
 
-/// What a product of the library's own does with what its result holds.
+/// \cond INTERNAL
+// What an internal product does with what its result holds.
 enum class Into { overwrite, add };
+/// \endcond
 
-/// A view to write one gradient to, or mhla::skip.
+/// A view to write one gradient to, or mhla::skip. Converts from both.
 template <class T, int Rank>
 struct GradientView {
-  TensorView<T, Rank> view{};
-  bool wanted = false;
+  TensorView<T, Rank> view{};  ///< the destination
+  bool wanted = false;         ///< false: skipped
 
   constexpr GradientView() = default;
-  constexpr GradientView(Skip) {}                          // NOLINT: reads as a list
+  /// Not wanted.
+  constexpr GradientView(Skip) {}  // NOLINT: reads as a list
+  /// Written to `destination`.
   constexpr GradientView(TensorView<T, Rank> destination)  // NOLINT: reads as a list
       : view(destination), wanted(true) {}
   /// dmix of a mix [query blocks, key blocks].
@@ -38,10 +49,12 @@ struct GradientView {
 /// batch, and over the heads where mix is shared by them.
 template <class T>
 struct GradientViews {
-  GradientView<T, 4> query;
-  GradientView<T, 4> key;
-  GradientView<T, 4> value;
-  GradientView<Accumulator<T>, 3> mix;
+  GradientView<T, 4> query;             ///< dq
+  GradientView<T, 4> key;               ///< dk
+  GradientView<T, 4> value;             ///< dv
+  GradientView<Accumulator<T>, 3> mix;  ///< dmix
 };
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -10,41 +10,47 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// \addtogroup views
+/// \{
+
 /// Signed 64-bit on every supported platform: extents, strides and offsets, in elements.
 using Index = std::ptrdiff_t;
 
+/// \cond INTERNAL
 // Throws that "a sign b" does not fit an Index.
 [[noreturn]] MHLA_OUT_OF_LINE inline void throw_overflow(Index a, const char* sign, Index b) {
   throw ShapeError("mhla: a size overflows 64 bits: ", a, sign, b);
 }
 
-/// a * b for sizes; throws ShapeError where the product does not fit an Index.
+// a * b for sizes; throws ShapeError if the product does not fit an Index.
 constexpr Index checked_mul(Index a, Index b) {
   if (a != 0 && b > std::numeric_limits<Index>::max() / a) throw_overflow(a, " * ", b);
   return a * b;
 }
 
-/// a + b for sizes; throws ShapeError where the sum does not fit an Index.
+// a + b for sizes; throws ShapeError if the sum does not fit an Index.
 constexpr Index checked_add(Index a, Index b) {
   if (b > std::numeric_limits<Index>::max() - a) throw_overflow(a, " + ", b);
   return a + b;
 }
 
-/// a * b for sizes, or the largest Index where that does not fit: for device code, which cannot
-/// throw.
+// a * b for sizes, or the largest Index if it does not fit: for device code, which cannot throw.
 MHLA_HOST_DEVICE constexpr Index saturated_mul(Index a, Index b) {
   constexpr Index most = PTRDIFF_MAX;
   return a > 0 && b > most / a ? most : a * b;
 }
 
-/// ceil(a / b) for a >= 0, b > 0.
+// ceil(a / b) for a >= 0, b > 0.
 MHLA_HOST_DEVICE constexpr Index ceil_div(Index a, Index b) { return a / b + (a % b != 0); }
 
-/// Start of part `part` when `count` things are shared out evenly, in order, over `parts`; the
-/// first count % parts parts get one more. even_split(count, parts, parts) == count.
+// Start of part `part` when `count` items are split evenly, in order, into `parts`; the first
+// count % parts parts get one more. even_split(count, parts, parts) == count.
 MHLA_HOST_DEVICE constexpr Index even_split(Index count, Index parts, Index part) {
   const Index rest = count % parts;
   return part * (count / parts) + (part < rest ? part : rest);
 }
+/// \endcond
+
+/// \}
 
 MHLA_NAMESPACE_END

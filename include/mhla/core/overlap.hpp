@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Do two strided views share a byte? Interleaved buffers (packed qkv) do not, so comparing address
-// ranges would refuse what is fine.
+// ranges would reject valid calls.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct Lattice {
       low = -high;
       high = flipped;
     }
-    int at = 0;  // kept in order of falling stride; equal strides merge
+    int at = 0;  // kept in order of decreasing stride; equal strides merge
     while (at < axes && axis[at].stride > stride) ++at;
     if (at < axes && axis[at].stride == stride) {
       axis[at].low += low;
@@ -42,9 +42,8 @@ struct Lattice {
   }
 
   // Whether the combination can be `target`, axes [first, axes) alone. Where strides nest, each
-  // level leaves one or two candidates and the search is exact; it gives up, and answers "yes",
-  // when `budget` candidates were not enough. (Compilers write a recursion out several levels
-  // deep.)
+  // level leaves one or two candidates and the search is exact; it gives up and answers "yes" after
+  // `budget` candidates. (Out of line: compilers would unroll the recursion several levels deep.)
   MHLA_OUT_OF_LINE constexpr bool reaches(Index target, int first, int& budget) const {
     if (first == axes) return target == 0;
     Index rest_low = 0;
@@ -112,7 +111,7 @@ MHLA_OUT_OF_LINE constexpr bool is_injective(const Strided& view) {
     if (view.stride[i] == 0) return false;
     const int before = lattice.axes;
     lattice.add(view.stride[i], 0, view.extent[i] - 1);
-    if (lattice.axes == before) return false;  // two axes of one stride
+    if (lattice.axes == before) return false;  // two axes with the same stride
   }
   Index reach = 0;  // of the axes with smaller strides
   for (int i = lattice.axes - 1; i >= 0; --i) {
@@ -125,14 +124,14 @@ MHLA_OUT_OF_LINE constexpr bool is_injective(const Strided& view) {
 }  // namespace overlap
 
 /// Whether two views share a byte. Decided exactly for views whose strides nest (every layout made
-/// by slicing, permuting or interleaving), "yes" where the search would be long.
+/// by slicing, permuting or interleaving), "yes" if the search would be long.
 template <class T, int RankT, class U, int RankU>
 bool share_memory(const TensorView<T, RankT>& a, const TensorView<U, RankU>& b) {
   return overlap::share_memory(overlap::strided(a), overlap::strided(b));
 }
 
-/// Whether every index of the view is an element of its own, as a destination needs: "no" for an
-/// expanded axis (stride 0), and for strides that do not nest.
+/// Whether every index of the view is a distinct element, as a destination needs: "no" for a
+/// broadcast axis (stride 0), and for strides that do not nest.
 template <class T, int Rank>
 constexpr bool is_injective(const TensorView<T, Rank>& view) {
   return overlap::is_injective(overlap::strided(view));

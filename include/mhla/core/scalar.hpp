@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Storage scalars and the accumulator each is computed in.
+// Storage scalars, and the accumulator type each is computed in.
 #pragma once
 
 #include <cmath>
@@ -10,18 +10,21 @@
 
 MHLA_NAMESPACE_BEGIN
 
-// Tensors of 16 bits mostly belong to somebody else, as Eigen::bfloat16, __nv_bfloat16 or plain
-// uint16_t of the same representation. may_alias is the compilers' promise that memory may be read
-// and written through our types whatever type its owner gave it, as through char.
+/// \addtogroup views
+/// \{
 
-/// bfloat16 as it lies in memory: the upper half of a float. A storage type without arithmetic.
+// 16-bit tensors mostly belong to somebody else, as Eigen::bfloat16, __nv_bfloat16 or plain
+// uint16_t of the same representation. may_alias lets memory be read and written through our types
+// whatever type its owner gave it, as through char.
+
+/// bfloat16 in memory: the upper half of a float. A storage type without arithmetic.
 struct [[gnu::may_alias]] BFloat16 {
-  std::uint16_t bits;
+  std::uint16_t bits;  ///< sign, 8 bits of exponent, 7 of mantissa
 };
 
-/// IEEE binary16 as it lies in memory. A storage type without arithmetic.
+/// IEEE binary16 in memory. A storage type without arithmetic.
 struct [[gnu::may_alias]] Half {
-  std::uint16_t bits;
+  std::uint16_t bits;  ///< sign, 5 bits of exponent, 10 of mantissa
 };
 
 namespace scalar_traits {
@@ -46,15 +49,15 @@ MHLA_HOST_DEVICE To reinterpret(From from) {
   return to;
 }
 
-// The 16-bit conversions compute every case and choose by such a mask: with a branch, a loop over a
+// The 16-bit conversions compute every case and select by such a mask: with a branch, a loop over a
 // row would not be vectorized.
 MHLA_HOST_DEVICE constexpr std::int32_t all_ones_if(bool condition) {
   return -static_cast<std::int32_t>(condition);
 }
 }  // namespace scalar_traits
 
-/// The type products are summed in, mix and its gradient are given in: float for the 16-bit
-/// storage types, the storage type itself for every other.
+/// The type that products are summed in and that mix, its gradient and workspaces have: float for
+/// 16-bit storage types, the storage type itself for every other.
 template <class Storage>
 using Accumulator = typename scalar_traits::Accumulator<Storage>::type;
 
@@ -69,10 +72,12 @@ MHLA_HOST_DEVICE constexpr T load(T stored) {
   return stored;
 }
 
+/// Exact.
 MHLA_HOST_DEVICE inline float load(BFloat16 stored) {
   return scalar_traits::reinterpret<float>(static_cast<std::uint32_t>(stored.bits) << 16);
 }
 
+/// Exact.
 MHLA_HOST_DEVICE inline float load(Half stored) {
   using scalar_traits::all_ones_if;
   const std::int32_t magnitude = stored.bits & 0x7fff;
@@ -88,16 +93,18 @@ MHLA_HOST_DEVICE inline float load(Half stored) {
   return scalar_traits::reinterpret<float>(static_cast<std::uint32_t>(wide) | sign);
 }
 
-/// Stores a value, rounding to nearest, ties to even. NaN stays NaN, too large becomes infinity.
+/// Stores a value, rounding to nearest, ties to even. NaN stays NaN; what overflows becomes
+/// infinity.
 template <std::floating_point T, std::floating_point A>
 MHLA_HOST_DEVICE constexpr void store(T& stored, A value) {
   stored = static_cast<T>(value);
 }
 
+/// Likewise.
 MHLA_HOST_DEVICE inline void store(BFloat16& stored, float value) {
   using scalar_traits::all_ones_if;
   const auto bits = scalar_traits::reinterpret<std::uint32_t>(value);
-  // Rounding could carry a NaN into infinity: it is cut off, and made quiet.
+  // Rounding could turn a NaN into infinity: it is truncated, and made quiet.
   const auto magnitude = static_cast<std::int32_t>(bits & 0x7fffffffu);
   const auto is_nan = static_cast<std::uint32_t>(all_ones_if(magnitude > 0x7f800000));
   const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -105,11 +112,12 @@ MHLA_HOST_DEVICE inline void store(BFloat16& stored, float value) {
   stored.bits = static_cast<std::uint16_t>((nan & is_nan) | (rounded & ~is_nan));
 }
 
+/// Likewise.
 MHLA_HOST_DEVICE inline void store(Half& stored, float value) {
   using scalar_traits::all_ones_if;
   const auto bits = scalar_traits::reinterpret<std::uint32_t>(value);
   const auto magnitude = static_cast<std::int32_t>(bits & 0x7fffffffu);
-  // Normal: drop 13 bits of the mantissa, round to even. (Below that it wraps, and is not chosen.)
+  // Normal: drop 13 bits of the mantissa, round to even. (Below that it wraps, unused.)
   const std::uint32_t rounded = (bits & 0x7fffffffu) + 0xfffu + ((bits >> 13) & 1u) - 0x38000000u;
   const auto normal = static_cast<std::int32_t>(rounded >> 13);
   // Subnormal: adding 0.5 lets the float unit round at 2^-24.
@@ -124,5 +132,7 @@ MHLA_HOST_DEVICE inline void store(Half& stored, float value) {
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
   stored.bits = static_cast<std::uint16_t>(static_cast<std::uint32_t>(half) | sign);
 }
+
+/// \}
 
 MHLA_NAMESPACE_END

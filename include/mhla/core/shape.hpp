@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The extents of one attention call, and the checks that its views agree with each other.
+// The extents of one attention call, and the checks that its views agree.
 #pragma once
 
 #include <initializer_list>
@@ -11,32 +11,37 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// \addtogroup views
+/// \{
+
 /// Extents of q [batch, heads, query_tokens, key_dim], k [batch, kv_heads, key_tokens, key_dim],
 /// v [batch, kv_heads, key_tokens, value_dim], y [batch, heads, query_tokens, value_dim] and
 /// mix [mix_heads, mix_query_blocks, mix_key_blocks].
 struct Shape {
-  Index batch = 0;
-  Index heads = 0;
-  Index kv_heads = 0;
-  Index query_tokens = 0;
-  Index key_tokens = 0;
-  Index key_dim = 0;
-  Index value_dim = 0;
-  Index mix_heads = 1;
-  Index mix_query_blocks = 0;
-  Index mix_key_blocks = 0;
+  Index batch = 0;             ///< of every tensor but mix
+  Index heads = 0;             ///< of q and y; a multiple of kv_heads
+  Index kv_heads = 0;          ///< of k and v
+  Index query_tokens = 0;      ///< of q and y
+  Index key_tokens = 0;        ///< of k and v
+  Index key_dim = 0;           ///< of q and k
+  Index value_dim = 0;         ///< of v and y
+  Index mix_heads = 1;         ///< 1 or heads
+  Index mix_query_blocks = 0;  ///< rows of mix
+  Index mix_key_blocks = 0;    ///< columns of mix
 
+  /// Whether all extents are equal.
   friend bool operator==(const Shape&, const Shape&) = default;
 
   /// Query heads that share a kv head.
   constexpr Index group_size() const { return kv_heads == 0 ? 0 : heads / kv_heads; }
-  /// Whether y has no element: there is nothing to compute then, and every gradient is zero.
+  /// Whether y has no elements: there is nothing to compute, and every gradient is zero.
   constexpr bool empty() const {
     return batch == 0 || heads == 0 || query_tokens == 0 || value_dim == 0;
   }
 };
 
-/// Throws the one form every shape error has: argument, axis, got, expected, rule.
+/// \cond INTERNAL
+// Throws the one form that every shape error has: argument, axis, got, expected, rule.
 [[noreturn]] MHLA_OUT_OF_LINE inline void throw_shape_error(const char* argument, const char* axis,
                                                             Index got, Index expected,
                                                             const char* rule) {
@@ -49,22 +54,22 @@ inline void require_extent(const char* argument, const char* axis, Index got, In
   if (got != expected) throw_shape_error(argument, axis, got, expected, rule);
 }
 
-/// The most elements that a tensor can have, an axis of none counted as one: their bytes fit an
-/// Index, whatever the scalar, and so does the sum of a few such sizes.
+// The maximum number of elements of a tensor, an empty axis counted as one: their bytes fit an
+// Index, whatever the scalar, and so does the sum of a few such sizes.
 inline constexpr Index max_elements = Index{1} << 56;
 
-/// The most tokens, over the whole batch, of a call that has an output: its tables take an entry
-/// for each (on the CPU), and whoever has to lay them out has to count them.
+// The maximum number of tokens, over the whole batch, of a call that has an output: its tables have
+// an entry for each (on the CPU), and whatever lays them out has to count them.
 inline constexpr Index max_call_tokens = Index{1} << 36;
 
-/// One axis of a tensor, as errors name it.
+// One axis of a tensor, as errors name it.
 struct NamedExtent {
   const char* axis;
   Index extent;
 };
 
-/// Throws where an extent is negative or the tensor has more than max_elements: behind this, no
-/// product of its extents overflows, in whatever order.
+// Throws if an extent is negative or the tensor has more than max_elements: after this check, no
+// product of its extents overflows, in any order.
 MHLA_OUT_OF_LINE inline void require_tensor(const char* argument,
                                             std::initializer_list<NamedExtent> extents) {
   Index elements = 1;
@@ -79,7 +84,7 @@ MHLA_OUT_OF_LINE inline void require_tensor(const char* argument,
   }
 }
 
-/// The same for a view of matrices [heads, query blocks, key blocks].
+// The same for a view of matrices [heads, query blocks, key blocks].
 template <class T>
 void require_tensor(const char* argument, const TensorView<T, 3>& mix) {
   require_tensor(
@@ -87,7 +92,7 @@ void require_tensor(const char* argument, const TensorView<T, 3>& mix) {
       {{"heads", mix.extent[0]}, {"query blocks", mix.extent[1]}, {"key blocks", mix.extent[2]}});
 }
 
-/// Throws unless `view` has the extents of a tensor [batch, heads, tokens, dim].
+// Throws unless `view` has the extents of a tensor [batch, heads, tokens, dim].
 template <class T>
 MHLA_OUT_OF_LINE void require_extents(const TensorView<T, 4>& view, const char* argument,
                                       Index batch, Index heads, Index tokens, Index dim,
@@ -98,7 +103,7 @@ MHLA_OUT_OF_LINE void require_extents(const TensorView<T, 4>& view, const char* 
   require_extent(argument, "dim", view.extent[3], dim, rule);
 }
 
-/// Throws unless tensors can have the extents of a shape.
+// Throws unless tensors can have the extents of a shape.
 inline void require_tensors(const Shape& shape) {
   const NamedExtent batch{"batch", shape.batch};
   const NamedExtent key_dim{"key_dim", shape.key_dim};
@@ -116,7 +121,10 @@ inline void require_tensors(const Shape& shape) {
                          {"key blocks", shape.mix_key_blocks}});
 }
 
-/// The shape four operands make together; throws ShapeError where they disagree.
+/// \endcond
+
+/// The shape of a call with these operands.
+/// \throws ShapeError if they disagree.
 template <class Q, class K, class V, class M, int MixRank>
 Shape shape_of(const TensorView<Q, 4>& q, const TensorView<K, 4>& k, const TensorView<V, 4>& v,
                const TensorView<M, MixRank>& mix_or_matrix) {
@@ -132,7 +140,8 @@ Shape shape_of(const TensorView<Q, 4>& q, const TensorView<K, 4>& k, const Tenso
   return shape;
 }
 
-/// Throws unless the extents are a legal call by themselves, whatever the variant.
+/// \cond INTERNAL
+// Throws unless the extents are a legal call by themselves, whatever the variant.
 inline void require_consistent(const Shape& shape) {
   require_tensors(shape);
   const auto require_countable = [&](const char* argument, Index tokens) {
@@ -149,5 +158,9 @@ inline void require_consistent(const Shape& shape) {
     throw ShapeError("mhla: mix: axis heads is ", shape.mix_heads, " but must be 1 (shared) or ",
                      shape.heads, " (one matrix per head of q)");
 }
+
+/// \endcond
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Non-owning strided views: the currency between callers and the library, and between its layers.
+// Non-owning strided views: what callers hand to the library, and its layers to each other.
 #pragma once
 
 #include <cstddef>
@@ -9,36 +9,46 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// A contiguous row of `size` elements. (std::span members fail in kernels without flags.)
+/// \addtogroup views
+/// \{
+
+/// A contiguous row of `size` elements, borrowed. (std::span members need compiler flags in
+/// kernels.)
 template <class T>
 struct Span {
-  T* data = nullptr;
-  Index size = 0;
+  T* data = nullptr;  ///< the first element
+  Index size = 0;     ///< in elements
 
+  /// Element i, unchecked.
   MHLA_HOST_DEVICE constexpr T& operator[](Index i) const { return data[i]; }
+  /// The first element.
   MHLA_HOST_DEVICE constexpr T* begin() const { return data; }
+  /// Behind the last element.
   MHLA_HOST_DEVICE constexpr T* end() const { return data + size; }
-  // A template, so that it does not exist for T const, where it would convert to itself.
+  /// Adds const.
+  // A template, so that it does not exist for const T, where it would convert to itself.
   template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
   MHLA_HOST_DEVICE constexpr operator Span<U>() const {  // NOLINT: adds const, loses nothing
     return {data, size};
   }
 };
 
-/// A tensor somewhere in memory: element (i0, i1, ...) lies at data[i0 * stride[0] + ...].
-/// Strides count elements, may be negative, and may be 0 on operands (an expanded axis).
+/// A borrowed tensor: element (i0, i1, ...) is data[i0 * stride[0] + i1 * stride[1] + ...]. Strides
+/// count elements and may be negative, and 0 on operands (a broadcast axis).
+///
 /// q, k: [batch, heads, tokens, key_dim]; v, y: [batch, heads, tokens, value_dim];
 /// mix: [1 | heads, query blocks, key blocks].
 template <class T, int Rank>
 struct TensorView {
-  using Element = T;
-  static constexpr int rank = Rank;
-  static constexpr std::size_t axes = Rank;
+  using Element = T;                         ///< const for an operand
+  static constexpr int rank = Rank;          ///< number of axes
+  static constexpr std::size_t axes = Rank;  ///< the same, for arrays
 
-  T* data = nullptr;
-  Index extent[axes] = {};
-  Index stride[axes] = {};
+  T* data = nullptr;        ///< element (0, 0, ...)
+  Index extent[axes] = {};  ///< elements along each axis
+  Index stride[axes] = {};  ///< elements from one index of an axis to the next
 
+  /// The element at one index per axis, unchecked.
   template <class... Indices>
   MHLA_HOST_DEVICE constexpr T& operator()(Indices... index) const {
     static_assert(sizeof...(Indices) == Rank, "mhla: a view takes one index per axis");
@@ -65,6 +75,7 @@ struct TensorView {
     return count;
   }
 
+  /// Adds const.
   template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
   MHLA_HOST_DEVICE constexpr operator TensorView<U, Rank>() const {  // NOLINT: adds const only
     TensorView<U, Rank> view;
@@ -85,7 +96,8 @@ struct TensorView {
     return {data, {1, extent[0], extent[1]}, {0, stride[0], stride[1]}};
   }
 
-  /// A sentence for `view = attention(q, k, v, mix)`.
+  /// \cond INTERNAL
+  // Says what to write in place of `view = attention(q, k, v, mix)`.
   template <class X, class = std::enable_if_t<!std::is_convertible_v<const X&, TensorView>>>
   void operator=(const X&) const {  // NOLINT: there is nothing to go on with
     static_assert(sizeof(X) == 0,
@@ -93,10 +105,14 @@ struct TensorView {
                   "attention, executor, q, k, v, mix, view, workspace), or assign to an "
                   "Eigen::TensorMap of the view's memory");
   }
+  /// \endcond
 };
 
-/// A view of `data` in row-major order: the last axis is contiguous. Calls refuse extents that no
-/// tensor has; here they only wrap.
+/// A view of `data` in row-major order: the last axis is contiguous. Extents are checked by the
+/// calls that take the view, not here.
+/// \code
+/// const auto view = mhla::make_view(q.data(), batch, heads, tokens, key_dim);
+/// \endcode
 template <class T, class... Extents>
 MHLA_HOST_DEVICE constexpr TensorView<T, int(sizeof...(Extents))> make_view(T* data,
                                                                             Extents... extents) {
@@ -114,8 +130,8 @@ MHLA_HOST_DEVICE constexpr TensorView<T, int(sizeof...(Extents))> make_view(T* d
 /// b * tokens + t, `row_stride` elements behind the one before, and begins with `heads` times `dim`
 /// features. The view is [batch, heads, tokens, dim]; nothing is copied.
 /// \code
-/// // qkv: a std::vector<float> of [tokens, 3 * heads * dim]
-/// auto k = mhla::heads_view(qkv.data() + heads * dim, tokens, heads, dim, 3 * heads * dim);
+/// // rows: a std::vector<float> of [tokens, 3 * heads * dim], q, k and v side by side
+/// auto k = mhla::heads_view(rows.data() + heads * dim, tokens, heads, dim, 3 * heads * dim);
 /// \endcode
 template <class T>
 MHLA_HOST_DEVICE constexpr TensorView<T, 4> heads_view(T* data, Index tokens, Index heads,
@@ -124,12 +140,14 @@ MHLA_HOST_DEVICE constexpr TensorView<T, 4> heads_view(T* data, Index tokens, In
   return {data, {batch, heads, tokens, dim}, {tokens * row_stride, dim, row_stride, 1}};
 }
 
-/// Reads a view [batch, tokens, heads, dim] as [batch, heads, tokens, dim]. Nothing is copied.
+/// A view [batch, tokens, heads, dim] as [batch, heads, tokens, dim]. Nothing is copied.
 template <class T>
 MHLA_HOST_DEVICE constexpr TensorView<T, 4> tokens_first(TensorView<T, 4> view) {
   return {view.data,
           {view.extent[0], view.extent[2], view.extent[1], view.extent[3]},
           {view.stride[0], view.stride[2], view.stride[1], view.stride[3]}};
 }
+
+/// \}
 
 MHLA_NAMESPACE_END

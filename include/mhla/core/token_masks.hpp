@@ -10,18 +10,24 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// Masks of a call, each [batch, tokens] of its side, nonzero where a token takes part; a mask
-/// without data takes every token. A masked key contributes to no sum whatever it holds, NaN
-/// included; a masked query has output 0 and no gradient. Blocks and positions stay where they are.
-struct TokenMasks {
-  TensorView<const std::uint8_t, 2> query;
-  TensorView<const std::uint8_t, 2> key;
+/// \addtogroup batches
+/// \{
 
+/// Masks of a call, each [batch, tokens] of its side, nonzero where a token takes part; a mask
+/// without data keeps every token. A masked key contributes to no sum, even if it holds NaN; a
+/// masked query has output 0 and gradient 0. Blocks and positions are unchanged.
+struct TokenMasks {
+  TensorView<const std::uint8_t, 2> query;  ///< [batch, query tokens]
+  TensorView<const std::uint8_t, 2> key;    ///< [batch, key tokens]
+
+  /// Whether a query takes part.
   bool takes_query(Index batch, Index token) const { return takes(query, batch, token); }
+  /// Whether a key takes part.
   bool takes_key(Index batch, Index token) const { return takes(key, batch, token); }
+  /// Whether there is a mask at all.
   bool any() const { return query.data != nullptr || key.data != nullptr; }
 
-  /// Throws ShapeError unless both masks fit a call of `shape`.
+  /// \throws ShapeError unless both masks fit a call of `shape`.
   void require_fit(const Shape& shape) const {
     require_fit(query, "masks.query", shape.batch, shape.query_tokens);
     require_fit(key, "masks.key", shape.batch, shape.key_tokens);
@@ -38,5 +44,7 @@ struct TokenMasks {
     require_extent(argument, "tokens", mask.extent[1], tokens, "a mask is [batch, tokens]");
   }
 };
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Scratch memory that the caller owns, and the arena the library lays it out with.
+// Scratch memory that the caller owns, and the arena that lays it out.
 #pragma once
 
 #include <cstddef>
@@ -14,28 +14,39 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// \addtogroup views
+/// \{
+
 /// Every workspace begins at a multiple of this many bytes: one cache line, one 512-bit vector.
 inline constexpr Index workspace_alignment = 64;
 
-/// A borrowed piece of scratch memory, `size` bytes at `data`. Contents are lost in every call.
+/// Borrowed scratch memory. Every call overwrites it.
 struct WorkspaceView {
-  std::byte* data = nullptr;
-  Index size = 0;
+  std::byte* data = nullptr;  ///< a multiple of workspace_alignment
+  Index size = 0;             ///< in bytes
 };
 
-/// Scratch memory owned by the caller and handed to every call: allocated once, here.
-/// One workspace serves one call at a time.
+/// Scratch memory that the caller owns: allocated once, here, and handed to any number of calls,
+/// one at a time.
+/// \code
+/// const mhla::SerialExecutor executor;
+/// const mhla::Workspace memory(mhla::forward_workspace_size<float>(attention, call, executor));
+/// y = attention(q, k, v, mix).with(memory);
+/// \endcode
 class Workspace {
  public:
   Workspace() = default;
+  /// Allocates. \throws WorkspaceError if bytes < 0, std::bad_alloc.
   explicit Workspace(Index bytes) : size_(bytes) {
     if (bytes < 0) throw WorkspaceError("mhla: a workspace cannot have a negative size");
     if (bytes > 0)
       data_ = static_cast<std::byte*>(::operator new (
           static_cast<std::size_t>(bytes), std::align_val_t{std::size_t{workspace_alignment}}));
   }
+  /// Leaves an empty one behind.
   Workspace(Workspace&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  /// Swaps.
   Workspace& operator=(Workspace&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
@@ -45,8 +56,11 @@ class Workspace {
   Workspace& operator=(const Workspace&) = delete;
   ~Workspace() { ::operator delete (data_, std::align_val_t{std::size_t{workspace_alignment}}); }
 
+  /// A multiple of workspace_alignment.
   std::byte* data() const { return data_; }
+  /// In bytes.
   Index size() const { return size_; }
+  /// Borrowed.
   operator WorkspaceView() const { return {data_, size_}; }  // NOLINT: a workspace is a view of one
 
  private:
@@ -54,8 +68,9 @@ class Workspace {
   Index size_ = 0;
 };
 
-/// Cuts arrays out of a workspace, each on a multiple of `workspace_alignment`. Without memory it
-/// only measures: the code that lays memory out also says how much it takes, so sizes are exact.
+/// \cond INTERNAL
+// Cuts arrays out of a workspace, each on a multiple of `workspace_alignment`. Without memory it
+// only measures: the code that lays memory out also says how much it takes, so sizes are exact.
 class Arena {
  public:
   Arena() = default;
@@ -82,7 +97,7 @@ class Arena {
   Index used_ = 0;
 };
 
-/// Throws WorkspaceError unless `workspace` holds `bytes` bytes at an aligned address.
+// Throws WorkspaceError unless `workspace` holds `bytes` bytes at an aligned address.
 inline void require_workspace(WorkspaceView workspace, Index bytes, const char* function) {
   if (workspace.size < bytes)
     throw WorkspaceError(function, ": workspace: ", bytes, " bytes are needed, ", workspace.size,
@@ -94,5 +109,9 @@ inline void require_workspace(WorkspaceView workspace, Index bytes, const char* 
     throw WorkspaceError(function, ": workspace: the address must be a multiple of ",
                          workspace_alignment, "; mhla::Workspace allocates so");
 }
+
+/// \endcond
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The backward pass of one unit: the adjoints of forward_unit.hpp's stages in the reverse order.
+// The backward pass of one unit: the adjoints of forward_unit.hpp's stages in reverse order.
 //
 //   groups of query blocks: mix S~_i, z~_i again -> per tile: U, dQ^r, c -> dq, dS~_i, dz~_i
 //   rows of mix:            dm_ib += <dS~_i, S_b> + <dz~_i, z_b>
@@ -20,8 +20,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// What a backward pass is asked for, and what follows from that: work that serves no wanted
-/// gradient is left out, and what remains is the same to the bit.
+/// Which gradients a backward pass is to compute, and what they need: work for unwanted gradients
+/// is skipped, and the rest has the same bits.
 template <class L, class T>
 struct BackwardRequest {
   TensorView<const T, 4> dy;
@@ -31,17 +31,17 @@ struct BackwardRequest {
   bool query() const { return gradients.query.wanted; }
   bool keys() const { return gradients.key.wanted || gradients.value.wanted; }
   bool mixing() const { return gradients.mix.wanted; }
-  /// dS~: for dk, dv and dmix.
+  /// dS~: needed for dk, dv and dmix.
   bool mixed_summaries() const { return keys() || mixing(); }
-  /// c, the gradient of the denominators: for all but dv.
+  /// c, the gradient of the denominators: needed for all but dv.
   bool denominators() const {
     return normalizes<L> && (query() || gradients.key.wanted || mixing());
   }
-  /// dQ^r = U S~^T: for dq, and for c.
+  /// dQ^r = U S~^T: needed for dq and c.
   bool query_features() const { return query() || denominators(); }
 };
 
-/// Under Causal the keys' gradients need den and c of the same block's queries again.
+/// Under Causal the keys' gradients also need den and c of the same block's queries.
 template <class L>
 inline constexpr bool keeps_denominators = masks_own_block<L>&& normalizes<L>;
 
@@ -83,7 +83,7 @@ Panel<const A> pack_grad_numerators(const Operands<L, T>& operands, const TokenR
   return u;
 }
 
-/// What one tile of query head g adds: dS~_i, dz~_i or C, and dq where it is complete.
+/// What one tile of query head g contributes: dS~_i, dz~_i or C, and dq if it is complete.
 template <class L, class T, class A>
 void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
                             const Unit<A>& unit, const QueryTile<A>& at, Index g) {
@@ -140,7 +140,7 @@ void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardReques
                             tile, queries, total, results, request.update, at.scratch.row);
 }
 
-/// dq where it is complete, dS~ and dz~ or C, of every query block of the unit.
+/// dq if it is complete, dS~ and dz~ or C, of every query block of the unit.
 template <class L, class T, class A>
 void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
                             const Unit<A>& unit, const ExecutorRef& loop) {
@@ -158,14 +158,14 @@ void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardReques
                       });
 }
 
-/// The rest of MixedProduct's adjoint: dR, then dz_b, and dq, which waited for dR.
+/// The rest of MixedProduct's adjoint: dR, then dz_b and dq, which waited for dR.
 template <class L, class T, class A>
 void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
                                      const BackwardRequest<L, T>& request, const Unit<A>& unit,
                                      const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const Span<A> grad_products = unit.memory.denominators;  // which are not needed any more
+  const Span<A> grad_products = unit.memory.denominators;  // which are no longer needed
   loop.parallel_for(e.group_size, [&](Index g, Index) {
     mixed_product_gradient<A>(unit_mixing(plan, unit, g),
                               head_offsets(e, unit.memory.grad_denominators, g),
@@ -267,7 +267,7 @@ SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
   return grad;
 }
 
-/// A tile of key block `block` at work on a slot, and the panels that its gradients add up in.
+/// A tile of key block `block` at work on a slot, and the panels in which its gradients are summed.
 template <class A>
 struct KeyTile {
   Index block;
@@ -278,11 +278,11 @@ struct KeyTile {
   FeaturePanels<A> keys;   // phi(k), and the same rotated
   Panel<const A> values;   // v
   Panel<A> grad_rotated;   // dK^r
-  Panel<A> grad_features;  // dK, under Causal: else dz_b for all
+  Panel<A> grad_features;  // dK under Causal, else dz_b for all
   Panel<A> grad_values;    // dV
 };
 
-// Under Causal the tile's own queries pass through the slot's panels meanwhile.
+// Under Causal the tile's own queries meanwhile pass through the slot's panels.
 template <class L, class T, class A>
 KeyTile<A> pack_key_tile(const Operands<L, T>& operands, const Unit<A>& unit, Index b, Index index,
                          const SlotScratch<A>& scratch) {
@@ -314,8 +314,8 @@ KeyTile<A> pack_key_tile(const Operands<L, T>& operands, const Unit<A>& unit, In
 }
 
 /// What the queries of a key tile's own block send back to it (Causal): adds m_bb times that to the
-/// tile's gradients, and m_bb's own to `grad_mixing`; then takes the tile's queries up into dP and
-/// w. Tiles come last to first.
+/// tile's gradients, and that of m_bb to `grad_mixing`; then adds the tile's queries to dP and w.
+/// Tiles are visited from last to first.
 template <class L, class T, class A>
 void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
                            const Unit<A>& unit, const KeyTile<A>& k, A* grad_mixing) {
@@ -332,7 +332,7 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     const Panel<A> grad_summary = panel(scratch.own.grad_summaries.data + matrix * e.summary_size(),
                                         e.value_dim, e.feature_dim);
-    if (k.last) {  // no later tile has left anything in dP
+    if (k.last) {  // no later tile has contributed to dP
       clear(own_keys);
       clear(own_values);
     } else {
@@ -357,7 +357,7 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
         add_weighted_rows<A>(own_key_sums,
                              tile_offsets(e, unit.memory.grad_denominators, g, k.block, tile),
                              q.features);
-      if (!k.first)  // an earlier tile will ask for it
+      if (!k.first)  // an earlier tile needs it
         read_out_summary_gradient<A>(q.rotated, u, grad_summary,
                                      k.last && g == heads.first ? Into::overwrite : Into::add,
                                      nullptr);
@@ -379,7 +379,7 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
   }
 }
 
-/// dk and dv of every key block of the unit; under Causal the diagonal of dmix besides.
+/// dk and dv of every key block of the unit; under Causal also the diagonal of dmix.
 template <class L, class T, class A>
 void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
                              const Unit<A>& unit, A* grad_mixing, const ExecutorRef& loop) {
@@ -407,7 +407,7 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
       std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));
       const Panel<A> grad_summary = panel(scratch.transposed.data, e.feature_dim, e.value_dim);
       if (request.gradients.value.wanted) transpose<A>(grad_summary, grad.summary(b));
-      // From the last tile on: under Causal later queries send gradients back to earlier keys.
+      // In reverse: under Causal, later queries send gradients back to earlier keys.
       for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
         const KeyTile<A> k = pack_key_tile(operands, unit, b, t, scratch);
         Prefetch results = prefetch_tile(table, unit.keys, t, {value_results, key_results});

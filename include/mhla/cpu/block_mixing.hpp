@@ -5,9 +5,9 @@
 //
 //   S~_i = sum_b m_ib S_b       z~_i = sum_b m_ib z_b
 //
-// over all key blocks b, or over b <= i - lag: lag 1 for Causal (the own block goes token by
-// token), 0 for BlockCausal. What lies outside is not multiplied by 0 but left out: a NaN stays
-// there.
+// over all key blocks b, or over b <= i - lag: lag 1 for Causal (a query's own block is handled
+// token by token), 0 for BlockCausal. What lies outside is skipped, not multiplied by 0, so that a
+// NaN there does not spread.
 #pragma once
 
 #include <algorithm>
@@ -58,14 +58,14 @@ void mix_matrix_gradient(const Panel<const A>& grad_mixed, const Panel<const A>&
   multiply_right_transposed(grad_mixing, grad_mixed, summaries, Into::add);
 }
 
-/// The same of all query blocks and key blocks [first, first + summaries.rows), where b <= i - lag.
-/// `scratch` has room for a product of two key blocks each.
+/// The same for all query blocks and key blocks [first, first + summaries.rows), where b <= i -
+/// lag. `scratch` has room for a product of two key blocks each.
 template <class A>
 void mix_past_matrix_gradient(const Panel<const A>& grad_mixed, Index first, Index lag,
                               const Panel<const A>& summaries, const Panel<A>& grad_mixing,
                               Span<A> scratch) {
-  // Query blocks from `some` on see the first of the key blocks, from `all` on the last. Products
-  // with blocks that a row does not see cost less than to leave them out; they are not added.
+  // Query blocks from `some` on see the first of the key blocks, from `all` on the last. Computing
+  // products with blocks that a row does not see is cheaper than skipping them; they are not added.
   const Index some = std::min(grad_mixed.rows, first + lag);
   const Index all = std::min(grad_mixed.rows, first + lag + summaries.rows - 1);
   const Panel<A> products = panel(scratch.data, all - some, summaries.rows);

@@ -5,7 +5,8 @@
 //   S_b = sum over tiles K^r^T V        [feature_dim, value_dim]
 //   z_b = sum over tiles K^T 1          [feature_dim]
 //
-// The forward pass multiplies by S, the backward pass by its transpose, and each keeps its own.
+// The forward pass multiplies by S, the backward pass by its transpose, and each keeps its own
+// form.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -17,11 +18,11 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Which way round summaries lie: [feature_dim, value_dim], or [value_dim, feature_dim].
+/// Orientation of summaries: [feature_dim, value_dim], or [value_dim, feature_dim].
 enum class Orientation { straight, transposed };
 
 /// Adds a tile to its block's summary and key sum; the first tile of a block overwrites. Without a
-/// normalizer `key_sum` is empty. `prefetch`, if any, is read meanwhile.
+/// normalizer `key_sum` is empty. `prefetch`, if any, is fetched meanwhile.
 template <class A>
 void summarize(const Panel<const A>& features, const Panel<const A>& rotated,
                const Rows<const A>& values, Orientation orientation, const Panel<A>& summary,

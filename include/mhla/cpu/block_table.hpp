@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A geometry lowered to run-time tables: which tokens make which block. Stages read tables only, so
-// that packed, ragged and masked batches are other tables under the same stages.
+// A geometry lowered to run-time tables: which tokens form which block. Stages only read tables, so
+// that packed, ragged and masked batches differ in their tables, not in the stages.
 //
 //   sequence -> blocks -> tiles (what a stage works on) -> runs of tokens
 #pragma once
@@ -20,21 +20,21 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Tokens per tile at the most: a tile's panels stay in the L2 cache at every usual head dimension.
+/// Maximum tokens per tile: a tile's panels stay in L2 at all usual head dimensions.
 inline constexpr Index max_tile_tokens = 104;
 static_assert(max_tile_tokens <= max_placed_rows);
-/// Under Causal, where a tile's own triangle costs its square.
+/// Under Causal, where a tile's own triangle has quadratic cost.
 inline constexpr Index max_causal_tile_tokens = 64;
 
 /// Consecutive tokens of one grid row.
 struct TokenRun {
   Index first;
   Index count;
-  Index coordinate[3];  // of the first token; the others follow on the last axis
+  Index coordinate[3];  // of the first token; the others follow along the last axis
 };
 
-/// A part of a block, at `offset` tokens from its beginning. Its tokens are entries
-/// [first_place, first_place + tokens) of the table's places.
+/// A part of a block, at `offset` tokens from its start. Its tokens are entries [first_place,
+/// first_place + tokens) of the table's places.
 struct TokenTile {
   Index first_run;
   Index runs;
@@ -108,13 +108,13 @@ void for_each_run(const Grid& grid, Index block, Index first_token, const Takes&
     }
 }
 
-// Counts the entries of a table, or fills them in: the same walk does both.
+// Counts the entries of a table, or fills them: the same traversal does both.
 class Builder {
  public:
   Builder(Index max_tokens, const BlockTable* table) : max_tokens_(max_tokens), table_(table) {}
 
-  // Adds the blocks of a grid whose first token is `first_token`; returns how many of them there
-  // are up to the last one with a token that takes part.
+  // Adds the blocks of a grid whose first token is `first_token`; returns how many there are up to
+  // the last one with a token that takes part.
   template <class Takes>
   Index add(const Grid& grid, Index first_token, const Takes& takes) {
     const Index before = blocks;
@@ -128,10 +128,10 @@ class Builder {
       if (tokens > 0) used = blocks - before;
 
       Index tile = 0;
-      Index tile_end = 0;  // counts tokens from the beginning of the block, as does position
+      Index tile_end = 0;  // counts tokens from the start of the block, as does position
       Index position = 0;
       for_each_run(grid, b, first_token, takes, [&](TokenRun run) {
-        while (run.count > 0) {  // a run goes on in the next tile
+        while (run.count > 0) {  // a run continues in the next tile
           if (position == tile_end) {
             tile_end = even_split(tokens, tiles_of_block, ++tile);
             if (table_ != nullptr)
@@ -172,7 +172,7 @@ class Builder {
   const BlockTable* table_;
 };
 
-// Takes from the arena the table that describe(builder) makes, and fills it unless the arena only
+// Takes the table that describe(builder) makes from the arena, and fills it unless the arena only
 // measures.
 template <class Describe>
 BlockTable build(Arena& arena, Index max_tokens, const Describe& describe) {
@@ -192,7 +192,7 @@ BlockTable build(Arena& arena, Index max_tokens, const Describe& describe) {
 
 }  // namespace block_table
 
-/// The tables of a call: of its queries and of its keys.
+/// The tables of a call, for its queries and its keys.
 struct BlockTables {
   BlockTable queries;
   BlockTable keys;
@@ -208,7 +208,7 @@ inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, Index batc
   });
 }
 
-/// One sequence per batch item, all cut alike.
+/// One sequence per batch item, all cut the same way.
 template <AttentionVariant V>
 BlockTables block_tables(Arena& arena, const V&, const Problem& problem, Index max_tokens) {
   const Index batch = problem.shape.batch;
@@ -216,7 +216,7 @@ BlockTables block_tables(Arena& arena, const V&, const Problem& problem, Index m
   return {queries, uniform_block_table(arena, problem.key_grid, batch, max_tokens)};
 }
 
-/// The sequences of one item, each with blocks of its own, which queries and keys share.
+/// The sequences of one item, each with its own blocks, shared by queries and keys.
 template <class A, class Offset>
 BlockTables block_tables(Arena& arena, const Packed<A, Offset>& packed, const Problem& problem,
                          Index max_tokens) {
@@ -233,8 +233,8 @@ BlockTables block_tables(Arena& arena, const Packed<A, Offset>& packed, const Pr
   return {table, table};
 }
 
-/// One sequence per batch item, without its masked tokens. Blocks behind the last one with a token
-/// are left off, so that a sequence padded at its end is cut, and summed, as without its padding.
+/// One sequence per batch item, without its masked tokens. Blocks after the last one with a token
+/// are dropped, so that a sequence padded at its end is cut and summed as without padding.
 template <class A>
 BlockTables block_tables(Arena& arena, const Padded<A>& padded, const Problem& problem,
                          Index max_tokens) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// Causal attention token by token: the next tile of a sequence from what its earlier tokens have
+// Causal attention token by token: the next tile of a sequence from the state that earlier tokens
 // left (arXiv 2601.07832, section 4.2; deferred form). Token t lies in block i, the open one. Its
-// keys and values, and those of block i - 1, the closing one, are still as they came; all earlier
+// keys and values, and those of block i - 1, the closing one, are still kept as such; all earlier
 // blocks are summaries, already mixed for row i:
 //
 //   num = Q^r P_i + m_i,i-1 (Q^r K^r_i-1^T) V_i-1 + m_ii tril(Q^r K^r_i^T) V_i
 //   den = Q (z~_i + m_ii sum of the open block's K up to the query) + epsilon
 //   P_i = sum_{b<i-1} m_ib S_b         z~_i = sum_{b<i} m_ib z_b
 //
-// Meanwhile each token of the open block does its share of what the next block will need, so that
-// no step is longer than another. Of n tokens each finishes about e / n of the e columns of
+// Meanwhile each token of the open block does its share of the work for the next block, so that all
+// steps cost the same. Of n tokens each finishes about e / n of the e columns of
 //
 //   S_i-1 = K^r_i-1^T V_i-1            P_i+1 = sum_{b<i} m_i+1,b S_b
 //
@@ -29,7 +29,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Tokens that one step takes together at the most.
+/// Maximum tokens that one step processes together.
 inline constexpr Index max_decode_tile = 64;
 
 /// The sizes of a decoder's state.
@@ -44,7 +44,8 @@ struct DecodeExtents {
   Index summary_size() const { return checked_mul(feature_dim, value_dim); }
 };
 
-/// The state of one kv head of one sequence. Even and odd blocks take turns in what there is twice.
+/// The state of one kv head of one sequence. Where there are two copies, even and odd blocks
+/// alternate.
 template <class A>
 struct DecodeUnit {
   Span<A> summaries;      // [blocks, value_dim, feature_dim]: S_b^T of closed blocks
@@ -78,10 +79,9 @@ struct DecodeTile {
   int closing() const { return 1 - open(); }
 };
 
-/// What takes a unit back to where a call found it, if some task of the call throws. The call that
-/// is made again writes over most of what was done. But the open block's key sum adds up; and
-/// tokens of the two blocks behind the open one take turns with what it, and the one before it,
-/// have left.
+/// Restores a unit to its state before a call, if some task of the call throws. A repeated call
+/// overwrites most of what was done. But the open block's key sum accumulates, and tokens of the
+/// next two blocks share memory with the open and the closing block.
 template <class A>
 class DecodeUndo {
  public:
@@ -91,7 +91,7 @@ class DecodeUndo {
     kept_ = DecodeUnit<A>(arena, e);
   }
 
-  /// A call begins, of which the unit's task has not.
+  /// A call begins; the unit's task has not.
   void clear() { begun_ = false; }
   /// The task begins, at token `first` of block `block`.
   void begin(const DecodeUnit<A>& unit, Index block, Index first) {
@@ -101,7 +101,7 @@ class DecodeUndo {
     copy_row(key_sum_.data, unit.key_sums.data + block * key_sum_.size, key_sum_.size);
     begun_ = true;
   }
-  /// Before the task writes anything of a tile, each in its turn.
+  /// Called before the task writes a tile, for each tile in turn.
   void keep(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile) {
     const Index ahead = tile.block - block_;
     if (ahead < 1 || ahead > 2) return;
@@ -119,7 +119,7 @@ class DecodeUndo {
   }
 
  private:
-  // All that tokens [begin, end) of a block write where even and odd blocks take turns.
+  // All that tokens [begin, end) of a block write where even and odd blocks alternate.
   static void copy_turns(const DecodeExtents& e, const DecodeUnit<A>& from, const DecodeUnit<A>& to,
                          int open, Index begin, Index end) {
     const auto copy = [](const Span<A>& source, const Span<A>& target, Index first, Index count) {
@@ -184,9 +184,8 @@ void read_out_decode_tile(const DecodeExtents& e, const DecodeUnit<A>& unit, con
                  Into::add);
 }
 
-/// What the tile's tokens do of the work that the next blocks will need: their share of the columns
-/// of S_i-1, and of row i + 1 of each mixing matrix over it. `row(matrix)` is that row, or null
-/// where the matrix has none.
+/// The tile's share of the work for the next blocks: of the columns of S_i-1, and of row i + 1 of
+/// each mixing matrix applied to it. `row(matrix)` is that row, or null if there is none.
 template <class A, class Row>
 void prepare_next_block(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile,
                         const Row& row) {

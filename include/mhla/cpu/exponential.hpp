@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The exponential as arithmetic alone: without a call and without a branch, so that compilers make
-// vectors of a loop over it. The feature maps that are made of it, in float.
+// The exponential by arithmetic only, without calls or branches, so that compilers vectorize loops
+// over it; and the feature maps built on it, in float.
 #pragma once
 
 #include <bit>
@@ -12,17 +12,16 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// e^x = 2^n e^r, n whole and |r| <= ln(2) / 2, to 1.1 units in the last place; 0 and
-/// infinity where it leaves float's range, NaN of NaN.
+/// e^x = 2^n e^r, n an integer and |r| <= ln(2) / 2, to 1.1 units in the last place; 0 or infinity
+/// outside float's range, NaN for NaN.
 inline float exponential(float x) {
   // Beyond these the result is 0 or infinity. (NaN is in between.)
   constexpr float lowest = -104;
   constexpr float highest = 89;
-  // 2^23 and half of that more: what is added to it is rounded to a whole number, which then stands
-  // in the lowest bits.
+  // 1.5 * 2^23: adding a number to it rounds that to an integer, which is then in the lowest bits.
   constexpr float shift = 12582912;
   constexpr float log2_e = 1.44269504f;
-  // ln(2) in two parts, the first of so few bits that n times it is exact.
+  // ln(2) in two parts, the first with few enough bits that n times it is exact.
   constexpr float ln2_high = 0.693359375f;
   constexpr float ln2_low = -2.12194440e-4f;
 
@@ -38,7 +37,7 @@ inline float exponential(float x) {
   p = p * r + 0.166665763f;
   p = p * r + 0.5f;
   const float power = (p * (r * r) + r) + 1.0f;
-  // 2^n in two factors: neither leaves the range where the product does not.
+  // 2^n in two factors, neither of which leaves the range if the product does not.
   const auto whole = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(shifted) -
                                                std::bit_cast<std::uint32_t>(shift));
   const std::int32_t half = whole >> 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The sizes of a call, and of the tiles it is worked off in.
+// The sizes of a call and of its tiles.
 #pragma once
 
 #include <algorithm>
@@ -17,21 +17,21 @@ template <class L>
 inline constexpr Index max_tokens_of_tile =
     masks_own_block<L> ? max_causal_tile_tokens : max_tile_tokens;
 
-/// The sizes every stage works with.
+/// The sizes that every stage uses.
 struct Extents {
   Index query_blocks;
   Index key_blocks;
   Index feature_dim;
   Index value_dim;
   Index group_size;    // query heads per kv head
-  Index matrices;      // mixing matrices per unit: 1 shared, or one per query head; 0 without any
+  Index matrices;      // mixing matrices per unit: 1 shared, or one per query head
   Index tile_tokens;   // of the longest tile
   Index block_tokens;  // of the longest query block
   Index query_tokens;
 
   Index summary_size() const { return checked_mul(feature_dim, value_dim); }
-  /// From one summary to the next: an odd number of cache lines, so that the same element of many
-  /// summaries does not fall on the same set of the cache.
+  /// Distance between summaries: an odd number of cache lines, so that the same element of many
+  /// summaries does not map to the same cache set.
   Index summary_stride() const {
     constexpr Index line = 16;
     return checked_mul(ceil_div(summary_size(), line) | 1, line);

@@ -4,9 +4,9 @@
 //   key blocks:             pack phi(k), v -> summary S_b, key sum z_b
 //   groups of query blocks: mix S~_i, z~_i -> per tile: pack phi(q) -> read out y
 //
-// Under Causal a tile reads its own block's keys besides, and S~_i, z~_i take them up afterwards.
+// Under Causal a tile also reads its own block's keys, which are then added to S~_i and z~_i.
 //
-// `loop` is OneSlot, or the caller's executor where the slots share a unit; the bits are the same.
+// `loop` is OneSlot, or the caller's executor if the slots share a unit; the bits are the same.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// The operands of a call, and the plan it runs by.
+/// The operands of a call, and its plan.
 template <class L, class T>
 struct Operands {
   using A = Accumulator<T>;
@@ -38,7 +38,7 @@ struct Operands {
   A scale() const { return static_cast<A>(variant.scale); }
 };
 
-/// A unit of work, and the memory it has.
+/// A unit of work and its memory.
 template <class A>
 struct Unit {
   SequenceSpan queries;
@@ -94,7 +94,7 @@ void clear(const Panel<A>& panel) {
   for (Index r = 0; r < panel.rows; ++r) std::fill_n(panel.row(r), panel.cols, A(0));
 }
 
-/// A block of which a mask has left nothing has the sums of nothing.
+/// A block that a mask has emptied has empty sums.
 template <class A>
 void clear(const Panel<A>& summary, Span<A> key_sum) {
   clear(summary);
@@ -119,9 +119,9 @@ struct TokenBytes {
   bool lies_in_columns() const { return token_stride == 1 && stride != 1; }
 };
 
-/// What is read while a tile is at work: the rows of another tile, or, where the first tensor has
-/// the tokens of a run together, its columns; of the others what lies alike. Nothing where `index`
-/// is outside the sequence's tiles.
+/// What is prefetched during a tile's work: the rows of another tile, or its columns if the first
+/// tensor stores the tokens of a run contiguously; of the other tensors those with the same layout.
+/// Nothing if `index` is outside the sequence's tiles.
 MHLA_OUT_OF_LINE inline Prefetch prefetch_tile(const BlockTable& table,
                                                const SequenceSpan& sequence, Index index,
                                                std::initializer_list<TokenBytes> tensors) {
@@ -145,8 +145,8 @@ MHLA_OUT_OF_LINE inline Prefetch prefetch_tile(const BlockTable& table,
   return prefetch;
 }
 
-/// The share of part `part` of `parts` in the summary of row `row`, where there are more summaries
-/// than the cache keeps: tiles of one block prefetch the next one's while they are at work.
+/// Part `part` of `parts` of the summary of row `row`, if there are more summaries than the cache
+/// holds: the tiles of one block prefetch the next block's summary while they run.
 template <class A>
 void prefetch_summary(const SummaryRows<A>& rows, Index row, Index part, Index parts,
                       Prefetch& prefetch) {
@@ -196,7 +196,7 @@ template <class A>
 Panel<A> head_offsets(const Extents& e, Span<A> array, Index g) {
   return panel(array.data + g * e.query_blocks * e.block_tokens, e.query_blocks, e.block_tokens);
 }
-/// And a tile's.
+/// The same for a tile.
 template <class A>
 Span<A> tile_offsets(const Extents& e, Span<A> array, Index g, Index block, const TokenTile& tile) {
   return {head_offsets(e, array, g).row(block) + tile.offset, tile.tokens};
@@ -249,7 +249,7 @@ SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matr
   return mixed;
 }
 
-/// The keys and values of a causal query tile, in the scratch of a slot: its own block's.
+/// The keys and values of a causal query tile's own block, in the scratch of a slot.
 template <class A>
 struct OwnTile {
   Panel<A> features;      // m_ii phi(k)
@@ -259,7 +259,7 @@ struct OwnTile {
   Panel<A> scores;        // scratch
 };
 
-/// Packs a query tile's own keys and values, and moves z~_i on to p of the tile's last token.
+/// Packs a query tile's own keys and values, and advances z~_i to p of the tile's last token.
 template <class L, class T, class A>
 OwnTile<A> pack_own_tile(const Operands<L, T>& operands, const Unit<A>& unit, const TokenTile& tile,
                          A own_weight, Span<A> running_key_sum, const SlotScratch<A>& scratch) {
@@ -283,7 +283,7 @@ OwnTile<A> pack_own_tile(const Operands<L, T>& operands, const Unit<A>& unit, co
   return own;
 }
 
-/// A tile of query block `block` at work on a slot: for one matrix, whose query heads take turns.
+/// A tile of query block `block` on a slot, for one matrix and all its query heads in turn.
 template <class A>
 struct QueryTile {
   Index matrix;
@@ -295,7 +295,7 @@ struct QueryTile {
 };
 
 /// Calls run(at, g) for every tile of the unit's query blocks and every query head g. S~ is mixed
-/// only where it is wanted.
+/// only if it is needed.
 template <class L, class T, class A, class Run>
 void for_each_query_tile(const Operands<L, T>& operands, const Unit<A>& unit, bool summaries_wanted,
                          const ExecutorRef& loop, const Run& run) {
@@ -379,7 +379,7 @@ void read_out_tile(const Operands<L, T>& operands, const Unit<A>& unit, const Qu
       denominators.size == 0 ? panel_in_place<A>(table, tile, results) : Panel<A>{};
   const Panel<A> out =
       there.rows > 0 ? there : panel(at.scratch.values.data, tile.tokens, plan.extents.value_dim);
-  // The own block's part is added before the rows are scaled.
+  // The own block's contribution is added before the rows are scaled.
   const bool scaled = !masks_own_block<L> && invertible;
   read_out<A>(q.rotated, mixed_summary, scaled ? inverses : Span<A>{}, out.placed(), &next);
   if constexpr (masks_own_block<L>)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The matrix products of the CPU backend, all of them. Panels are row-major; a product overwrites
-// or adds to its result, allocates nothing, and gives the same bits for the same extents wherever
-// its factors lie.
+// All matrix products of the CPU backend. Panels are row-major; a product overwrites or adds to its
+// result, allocates nothing, and gives the same bits for the same extents, wherever its factors are
+// in memory.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// A row-major matrix somewhere in memory: element (r, c) lies at data[r * stride + c].
+/// A borrowed row-major matrix: element (r, c) lies at data[r * stride + c].
 template <class T>
 struct Panel {
   T* data = nullptr;
@@ -41,7 +41,7 @@ Panel<T> panel(T* data, Index rows, Index cols) {
   return {data, rows, cols, cols};
 }
 
-/// The tiles of this machine.
+/// The tile shapes of this machine.
 template <class T>
 MHLA_OUT_OF_LINE const ProductTiles<T>& product_tiles() {
   const ProductTiles<T>* tiles = nullptr;
@@ -49,7 +49,7 @@ MHLA_OUT_OF_LINE const ProductTiles<T>& product_tiles() {
   return *tiles;
 }
 
-/// A product by the tiles of this machine.
+/// A product with this machine's tiles.
 template <class T>
 MHLA_OUT_OF_LINE void multiply(const Product<T>& product) {
   multiply(product_tiles<T>(), product);
@@ -63,8 +63,8 @@ void multiply(const Panel<T>& result, const Panel<const std::type_identity_t<T>>
                       result.placed(), into == Into::add});
 }
 
-/// result_r = scale_r (a b)_r, where result's rows may lie apart; every scale is 1 without any.
-/// `prefetch`, if any, is read meanwhile.
+/// result_r = scale_r (a b)_r, where result's rows need not be contiguous; without scales all are
+/// 1. `prefetch`, if any, is fetched meanwhile.
 template <class T>
 void multiply_into_rows(const Rows<T>& result, const Panel<const std::type_identity_t<T>>& a,
                         const Panel<const std::type_identity_t<T>>& b,
@@ -82,7 +82,7 @@ void multiply_left_transposed(const Panel<T>& result, const Panel<const std::typ
                       result.placed(), into == Into::add, nullptr, prefetch, true});
 }
 
-/// The same for `depth` <= max_placed_rows rows of a and of b that may lie apart.
+/// The same for `depth` <= max_placed_rows rows of a and of b that need not be contiguous.
 template <class T>
 void multiply_left_transposed_rows(const Panel<T>& result, Index depth,
                                    const Rows<const std::type_identity_t<T>>& a,
@@ -92,7 +92,7 @@ void multiply_left_transposed_rows(const Panel<T>& result, Index depth,
                       into == Into::add, nullptr, prefetch, true});
 }
 
-/// What this machine multiplies rows with.
+/// This machine's products of rows.
 template <class T>
 MHLA_OUT_OF_LINE const DotTiles<T>& dot_tiles() {
   const DotTiles<T>* tiles = nullptr;
@@ -106,8 +106,8 @@ MHLA_OUT_OF_LINE void multiply_right_transposed(const Panel<T>& result,
                                                 const Panel<const std::type_identity_t<T>>& a,
                                                 const Panel<const std::type_identity_t<T>>& b,
                                                 Into into = Into::overwrite) {
-  // To add up the lanes of every sum costs less than to transpose b where there are few sums for an
-  // element of b, or many terms for a sum.
+  // Adding up the lanes of every sum is cheaper than transposing b if there are few sums per
+  // element of b, or many terms per sum.
   constexpr Index few_rows = 4;
   constexpr Index many_rows = 96;
   constexpr Index long_row = 1024;
@@ -126,8 +126,8 @@ void transpose(const Panel<T>& result, const Panel<const std::type_identity_t<T>
   product_tiles<T>().transpose(a.rows, a.cols, a.data, a.stride, result.data, result.stride);
 }
 
-/// result (+)= weights b, or weights^T b, for rows of b that no cache holds, and for triangles:
-/// what a row of the result has no weight for is not read.
+/// result (+)= weights b, or weights^T b, for rows of b that exceed the caches, and for triangles:
+/// rows of b without a weight are not read.
 template <class T>
 MHLA_OUT_OF_LINE void mix_rows(const Panel<T>& result,
                                const Panel<const std::type_identity_t<T>>& weights, bool transposed,
@@ -157,8 +157,8 @@ void row_products(const Span<T>& result, const Panel<const std::type_identity_t<
   row_products(result, a, Panel<const T>{b.data, a.rows, b.size, 0});
 }
 
-/// A row that is a sum of many parts, and what rounding has taken from it so far: kept, it does not
-/// add up. Without `rest` it does.
+/// A row that is a sum of many parts, and the rounding errors so far, which do not accumulate if
+/// kept. Without `rest` they do.
 template <class T>
 struct LongSum {
   Span<T> sum;
@@ -170,8 +170,8 @@ struct LongSum {
   }
 };
 
-/// result (+)= weight times the rows of a, added up; row r of `running`, if it has any, is the
-/// result after row r
+/// result (+)= weight times the sum of the rows of a; row r of `running`, if any, is the result
+/// after row r
 template <class T>
 MHLA_OUT_OF_LINE void add_rows(const LongSum<T>& result, std::type_identity_t<T> weight,
                                const Panel<const std::type_identity_t<T>>& a, Into into,
@@ -183,7 +183,7 @@ MHLA_OUT_OF_LINE void add_rows(const LongSum<T>& result, std::type_identity_t<T>
   });
 }
 
-/// result (+)= sum of weight_r a_r over the rows of a; every weight is 1 where `weights` is empty
+/// result (+)= sum of weight_r a_r over the rows of a; all 1 if `weights` is empty
 template <class T>
 void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identity_t<T>>& a,
                       const Span<const std::type_identity_t<T>>& weights, Into into) {
@@ -199,7 +199,7 @@ void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identit
   add_rows(LongSum<T>{result}, T(1), a, into);
 }
 
-/// result_r = weight_r x_r, every weight 1 where `weights` is empty; the rows x may lie apart and
+/// result_r = weight_r x_r, all 1 if `weights` is empty; the rows x need not be contiguous and may
 /// be stored in 16 bits
 template <class T, class Stored>
 MHLA_OUT_OF_LINE void weighted_rows(const Panel<T>& result,
@@ -212,7 +212,7 @@ MHLA_OUT_OF_LINE void weighted_rows(const Panel<T>& result,
   });
 }
 
-/// The way back: result_r (+)= weight_r x_r
+/// The inverse: result_r (+)= weight_r x_r
 template <class Stored, class T>
 MHLA_OUT_OF_LINE void store_rows(const Rows<Stored>& result,
                                  const Span<const std::type_identity_t<T>>& weights,
@@ -247,7 +247,7 @@ MHLA_OUT_OF_LINE T inner_product(const Panel<const T>& a, const Panel<const T>& 
   return sum;
 }
 
-/// inverse = 1 / x. False where one of them is 0 or not finite.
+/// inverse = 1 / x. False if one of them is 0 or not finite.
 template <class T>
 MHLA_OUT_OF_LINE bool invert(const Span<const std::type_identity_t<T>>& x, const Span<T>& inverse) {
   bool finite = true;
@@ -274,8 +274,8 @@ void add_scaled(const Panel<T>& result, T scale, const Panel<const std::type_ide
   for (Index r = 0; r < result.rows; ++r) add_scaled_row(result.row(r), scale, a.row(r), a.cols);
 }
 
-/// result_r = scale map(x_r) for an element-wise map; the rows x may lie apart and be stored in 16
-/// bits
+/// result_r = scale map(x_r) for an element-wise map; the rows x need not be contiguous and may be
+/// stored in 16 bits
 template <class Map, class Stored, class T>
 MHLA_OUT_OF_LINE void map_rows(const Map& map, T scale, const Rows<const Stored>& x,
                                const Panel<T>& result) {
@@ -285,8 +285,8 @@ MHLA_OUT_OF_LINE void map_rows(const Map& map, T scale, const Rows<const Stored>
   });
 }
 
-/// The adjoint: result_r (+)= scale map'(x_r) (g_r + weight_r h_r). Every weight is 1 where
-/// `weights` is empty; h may be absent.
+/// The adjoint: result_r (+)= scale map'(x_r) (g_r + weight_r h_r). Weights are 1 if `weights` is
+/// empty; h may be absent.
 template <class Map, class Stored, class T>
 MHLA_OUT_OF_LINE void unmap_rows(const Map& map, T scale, const Rows<const Stored>& x,
                                  const Panel<const std::type_identity_t<T>>& g,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Compiles the kernels into the translation unit that includes it: one unit of a program whose
-// others are compiled with MHLA_KERNELS_ELSEWHERE.
+// Compiles the kernels into the translation unit that includes it: one unit of a program compiled
+// with MHLA_KERNELS_ELSEWHERE.
 #pragma once
 
 #include <mhla/cpu/kernels_elsewhere.hpp>

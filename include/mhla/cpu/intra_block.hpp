@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The own block of a causal query (arXiv 2601.07832, section 4.2, with the mask its text leaves
-// out), one tile after the other with a running summary, and its adjoint. Inside block i the
-// coefficient m_ii is constant, so this is causal linear attention scaled by m_ii:
+// out), tile by tile with a running summary, and its adjoint. Inside block i the coefficient m_ii
+// is constant, so this is causal linear attention scaled by m_ii:
 //
 //   P = S~_i + m_ii sum over earlier tiles K^r^T V         p_t = z~_i + m_ii sum_{j <= t} K_j
 //   num = Q^r P + m_ii tril(Q^r K^r^T) V                   den_t = <Q_t, p_t> + epsilon
@@ -13,7 +13,7 @@
 //   dV   += m_ii (K^r dP + tril(Q^r K^r^T)^T U)
 //   dm_ii += sum_j <K^r_j, dK^r_j / m_ii> + <K_j, dK_j / m_ii>
 //
-// No entry above the diagonal is ever multiplied: a NaN stays out of the tokens before it.
+// No entry above the diagonal is ever multiplied, so that a NaN does not reach earlier tokens.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -36,7 +36,7 @@ void read_out_own_tile(const Panel<const A>& rotated_queries, const Panel<const 
   multiply_lower(numerators, scores, values, Into::add);
 }
 
-/// P += (m_ii K^r)^T V, or the same of P^T: what the tile leaves for the later ones.
+/// P += (m_ii K^r)^T V, or the same for P^T: what the tile adds for later ones.
 template <class A>
 void absorb_own_tile(const Panel<const A>& scaled_keys, const Panel<const A>& values,
                      Orientation orientation, const Panel<A>& running_summary) {
@@ -47,7 +47,7 @@ void absorb_own_tile(const Panel<const A>& scaled_keys, const Panel<const A>& va
   }
 }
 
-/// p_t of every token of the tile; `running` is p before the tile, and after it on return.
+/// p_t of every token of the tile; `running` is p before the tile, and on return p after it.
 //                                                                     // [tile tokens, feature_dim]
 template <class A>
 void running_key_sums(const Panel<const A>& keys, A own_weight, const LongSum<A>& running,
@@ -85,8 +85,8 @@ void read_out_own_tile_value_gradient(const Panel<const A>& grad_numerators,
   multiply_lower_transposed(grad_values, scores, grad_numerators, Into::add);
 }
 
-/// rows_j <- running + sum_{t >= j} rows_t, and `running` takes the whole sum: w before the tile
-/// and after it, rows_t being c_t Q_t on the way in and dK_t / m_ii on the way out.
+/// rows_j <- running + sum_{t >= j} rows_t, and `running` becomes the whole sum: w. rows_t is c_t
+/// Q_t on entry and dK_t / m_ii on return.
 //                                                                     // [tile tokens, feature_dim]
 template <class A>
 void accumulate_backwards(const Panel<A>& rows, Span<A> running) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The kernels of kernels.inc for every instruction set, and the choice among them at run time: a
-// program that is compiled without a word about the machine runs with the machine's vectors. The
-// instruction set is part of a kernel's type, so that translation units compiled with different
-// flags may meet in one program.
+// program compiled without architecture flags uses the machine's vectors. The instruction set is
+// part of a kernel's type, so that translation units compiled with different flags can be linked
+// into one program.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Rows of a matrix somewhere in memory: row r lies at data + places[r] * stride, or, without
-/// places, at data + r * stride.
+/// Rows of a matrix in memory: row r is at data + places[r] * stride, or, without places, at data +
+/// r * stride.
 template <class T>
 struct Rows {
   T* data = nullptr;
@@ -34,43 +34,43 @@ struct Rows {
   }
 };
 
-/// Rows of a product's factors that may lie apart, at the most.
+/// Maximum rows of a product's factors that need not be contiguous.
 inline constexpr Index max_placed_rows = 128;
 
-/// Places of rows that lie one after the other.
+/// Places of consecutive rows.
 inline constexpr std::array<Index, std::size_t{max_placed_rows}> consecutive_places = [] {
   std::array<Index, std::size_t{max_placed_rows}> places{};
   for (std::size_t r = 0; r < places.size(); ++r) places[r] = static_cast<Index>(r);
   return places;
 }();
 
-/// Memory that is wanted soon: rows of up to four tensors at the same places, and then a piece of
-/// memory, of which a product reads a line into the cache with every term of its sums. There is no
-/// burst, which would hold up the product, and no wait later on.
+/// Memory that is needed soon: rows of up to four tensors at the same places, and then contiguous
+/// memory. A product prefetches one cache line with every term of its sums: no burst that would
+/// stall the product, and no wait later.
 class Prefetch {
  public:
-  /// Nothing is read before tensors are added.
+  /// Empty until tensors are added.
   Prefetch() = default;
   /// Without places, row r is in place r.
   Prefetch(const Index* places, Index rows) : places_(places), rows_(rows) {}
 
   /// Row r at data + places[r] * stride; `stride` and `length` of a row in bytes.
   void add(const void* data, Index stride, Index length) { add(data, stride, length, rows_); }
-  /// The same of the first `rows` alone; the first tensor has them all.
+  /// The same for the first `rows` rows only; the first tensor has all of them.
   void add(const void* data, Index stride, Index length, Index rows) {
     if (rows == 0 || length == 0) return;
     tensors_[count_++] = {static_cast<const char*>(data), stride, length, rows};
     if (count_ == 1) lines_ = row();
   }
-  /// The same of `bytes` that lie together, behind the last row of tensors added before.
+  /// `bytes` contiguous bytes, after the last row of the tensors.
   void add_piece(const void* data, Index bytes) {
     if (count_ == 0 || bytes == 0) return;
     const char* const begin = static_cast<const char*>(data);
     piece_ = {begin, begin + bytes, line_bytes};
   }
 
-  /// Lines from here to the end of a row: what a loop holds in registers. Behind the last of all
-  /// the same line follows itself.
+  /// Lines from here to the end of a row: what a loop keeps in registers. After the last line, that
+  /// line repeats.
   struct Lines {
     const char* next;
     const char* end;
@@ -91,7 +91,7 @@ class Prefetch {
 
  private:
   static constexpr Index line_bytes = 64;
-  static constexpr int most_tensors = 4;
+  static constexpr int max_tensors = 4;
   static constexpr char here[1] = {};
 
   __attribute__((always_inline)) Lines row() const {
@@ -114,7 +114,7 @@ class Prefetch {
   Index row_ = 0;
   int tensor_ = 0;
   int count_ = 0;
-  Tensor tensors_[most_tensors];
+  Tensor tensors_[max_tensors];
 };
 
 /// c [rows, cols] (+)= a b or a^T b, each row times its scale.
@@ -129,14 +129,16 @@ struct Product {
   Rows<T> c;
   bool add = false;
   const T* scale = nullptr;      // [rows]; null: 1
-  Prefetch* prefetch = nullptr;  // memory to read meanwhile, or null
-  // What is added to c is a sum of its own, so that the error of many products does not grow with
-  // all their terms; otherwise c's sum goes on, and has the same bits wherever it is cut.
+  Prefetch* prefetch = nullptr;  // memory to prefetch meanwhile, or null
+  // If set, the product is summed separately and then added to c, so that the error of many
+  // products does not grow with all their terms; otherwise c's sum is continued, and has the same
+  // bits wherever it is cut.
   bool in_parts = false;
 };
 
-/// sum += weight times the rows of a; running_r, unless null, is sum after row r. The rounding of
-/// sums of many parts does not add up where `rest` takes what each part loses, for the next.
+/// sum += weight times the rows of a; running_r, unless null, is sum after row r. With `rest`,
+/// which carries each part's rounding error to the next, errors of sums of many parts do not
+/// accumulate.
 template <class T>
 struct RowSum {
   Index rows;
@@ -150,16 +152,16 @@ struct RowSum {
   Index running_stride = 0;
 };
 
-/// Rows of a triangle that are taken together.
+/// Rows of a triangle that are processed together.
 inline constexpr Index triangle_rows = 8;
 
 /// Which terms the rows of a product have: all of them; or, past, row i all but the last
 /// rows - 1 - i; or, future, all but the first i.
 enum class Terms { all, past, future };
 
-// Loops of a tile are written out: their sums are registers. g++ optimizes kernels whatever the
-// flags of the rest: without that it also leaves out what makes the way back from AVX to SSE code
-// cheap. Of -O3, loops have the vectorizer alone: the rest doubles the time they take to compile.
+// Loops over a tile are unrolled: their sums are registers. g++ optimizes kernels whatever the
+// flags of the rest; otherwise it would also omit what makes the transition from AVX to SSE code
+// cheap. Of -O3, loops use only the vectorizer: the rest doubles their compile time.
 #if defined(__clang__)
 #define MHLA_NOINLINE __attribute__((noinline))
 #define MHLA_INLINE __attribute__((always_inline))
@@ -184,7 +186,7 @@ enum class Terms { all, past, future };
 
 #include <mhla/cpu/kernels/cuts.inc>
 
-// One element after the other, of any type.
+// One element at a time, of any type.
 #define MHLA_ISA scalar
 #define MHLA_ISA_TARGET MHLA_KERNEL
 #define MHLA_ISA_LOOP MHLA_KERNEL_LOOP
@@ -193,8 +195,8 @@ enum class Terms { all, past, future };
 #define MHLA_ISA_VECTORS 2
 #include <mhla/cpu/kernels.inc>
 
-// Sixteen bytes: NEON, SSE2, or whatever the compiler makes of them. Few tiles where hardly any
-// machine is left that has no longer vectors: every program compiles them.
+// Sixteen bytes: NEON, SSE2, or what the compiler maps them to. Few tile shapes where almost every
+// machine has longer vectors: every program compiles them.
 #if defined(__aarch64__)
 #define MHLA_PORTABLE_LOOP MHLA_KERNEL_LOOP
 #define MHLA_PORTABLE_ROWS 6
@@ -221,7 +223,7 @@ enum class Terms { all, past, future };
 #undef MHLA_PORTABLE_VECTORS
 
 #if defined(__x86_64__)
-// Every processor with AVX2 has F16C.
+// Every CPU with AVX2 has F16C.
 #define MHLA_ISA avx2
 #define MHLA_ISA_TARGET MHLA_KERNEL_FOR("avx2,fma,f16c")
 #define MHLA_ISA_LOOP MHLA_KERNEL_LOOP_FOR("avx2,fma,f16c")
@@ -247,7 +249,8 @@ enum class Terms { all, past, future };
 #undef MHLA_KERNEL_FOR
 #undef MHLA_KERNEL_LOOP_FOR
 
-// Vectors longer than this are not chosen. Defined by a program, it must be the same in all of it.
+// Longer vectors are not chosen. If a program defines it, it must be the same in all translation
+// units.
 #if !defined(MHLA_MAX_VECTOR_BYTES)
 #define MHLA_MAX_VECTOR_BYTES 64
 #endif

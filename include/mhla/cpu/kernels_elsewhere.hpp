@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What takes long to compile and is the same for every variant: products, rows in and out of
-// storage, element-wise feature maps. A program whose translation units all define
-// MHLA_KERNELS_ELSEWHERE compiles it in one of them, which includes
-// <mhla/cpu/instantiate_kernels.hpp>, or links CMake's mhla::kernels, which does both.
+// storage, element-wise feature maps. In a program whose translation units all define
+// MHLA_KERNELS_ELSEWHERE, one of them includes <mhla/cpu/instantiate_kernels.hpp>; CMake's
+// mhla::kernels does both.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -13,7 +13,7 @@
 #include <mhla/cpu/strided_rows.hpp>
 #include <mhla/policy/feature_map.hpp>
 
-// Of a type that is computed with.
+// For an accumulator type.
 #define MHLA_KERNELS(prefix, T)                                                             \
   prefix template const ProductTiles<T>& product_tiles<T>();                                \
   prefix template const DotTiles<T>& dot_tiles<T>();                                        \
@@ -31,7 +31,7 @@
   prefix template bool invert<T>(const Span<const T>&, const Span<T>&);                     \
   prefix template void RotationTable<T>::turn(const Panel<T>&, const Index(&)[3], Turn) const;
 
-// And of one that is stored.
+// For a storage type.
 #define MHLA_STORAGE_KERNELS(prefix, T, Stored)                                         \
   prefix template void weighted_rows<T, Stored>(const Panel<T>&, const Span<const T>&,  \
                                                 const Rows<const Stored>&);             \
@@ -47,7 +47,7 @@
   MHLA_MAP_KERNELS(prefix, Exp, T, Stored)                                              \
   MHLA_MAP_KERNELS(prefix, Identity, T, Stored)
 
-// And of a feature map.
+// For a feature map.
 #define MHLA_MAP_KERNELS(prefix, Map, T, Stored)                                          \
   prefix template void map_rows<Map, Stored, T>(const Map&, T, const Rows<const Stored>&, \
                                                 const Panel<T>&);                         \

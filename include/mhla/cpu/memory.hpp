@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The memory of a call: scratch of every slot of the executor, and of every unit at work.
-// Everything lies in the caller's workspace.
+// The memory of a call: scratch of every executor slot, and of every unit in progress, all in the
+// caller's workspace.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// What a call needs memory for.
+/// What determines the memory of a call.
 struct Needs {
   bool mixed_key_sums;
   bool mixed_products;
@@ -33,7 +33,7 @@ struct Needs {
 template <class A>
 struct OwnTileScratch {
   Span<A> features;        // [tile tokens, feature_dim]: phi(k)
-  Span<A> rotated;         // the same, rotated; `features` itself where nothing rotates
+  Span<A> rotated;         // the same, rotated; `features` itself without a rotation
   Span<A> values;          // [tile tokens, value_dim]: v
   Span<A> key_sums;        // [tile tokens, feature_dim]: p_t
   Span<A> scores;          // [tile tokens, tile tokens]
@@ -66,7 +66,7 @@ struct OwnTileScratch {
 template <class A>
 struct SlotScratch {
   Span<A> features;           // [tile tokens, feature_dim]: phi
-  Span<A> rotated;            // the same, rotated; `features` itself where nothing rotates
+  Span<A> rotated;            // the same, rotated; `features` itself without a rotation
   Span<A> grad_features;      // [tile tokens, feature_dim]: of the rotated features
   Span<A> grad_unrotated;     // [tile tokens, feature_dim]: of the normalizer's
   Span<A> values;             // [tile tokens, value_dim]: v, or numerators and y, or dy and U
@@ -77,7 +77,7 @@ struct SlotScratch {
   Span<A> mixed_summaries;    // [group rows, feature_dim * value_dim]: S~, or dS in the adjoint
   Span<A> mixed_key_sums;     // [group rows, feature_dim]: z~, or dz
   Span<A> key_sum_rest;       // [feature_dim]: of the LongSum of a block's key sum
-  Span<A> triangle;           // [columns of dM, columns of dM]: where queries see some of them
+  Span<A> triangle;           // [columns of dM, columns of dM]: if queries see only some
   Span<A> transposed;         // [feature_dim, value_dim]: dS of one block
   RowBuffers<A> row;
   OwnTileScratch<A> own;
@@ -111,7 +111,7 @@ struct SlotScratch {
 template <class A>
 struct SummaryRows {
   Panel<A> summaries;     // [rows, feature_dim * value_dim]
-  Panel<A> key_sums;      // [rows, feature_dim]; no columns where the normalizer needs none
+  Panel<A> key_sums;      // [rows, feature_dim]; no columns if the normalizer needs none
   Index first = 0;        // the block of row 0
   Index matrix_rows = 0;  // of one summary
   Index matrix_cols = 0;
@@ -125,7 +125,7 @@ struct SummaryRows {
         matrix_rows(orientation == Orientation::straight ? e.feature_dim : e.value_dim),
         matrix_cols(orientation == Orientation::straight ? e.value_dim : e.feature_dim) {}
 
-  /// Elements that `blocks` rows take.
+  /// Elements of `blocks` rows.
   static Index size(const Extents& e, Index blocks, bool with_key_sums) {
     return checked_mul(blocks, checked_add(e.summary_stride(), with_key_sums ? e.feature_dim : 0));
   }
@@ -135,16 +135,16 @@ struct SummaryRows {
   Span<A> key_sum(Index block) const { return {key_sums.row(block - first), key_sums.cols}; }
 };
 
-/// Memory of one unit at work.
+/// Memory of one unit in progress.
 template <class A>
 struct UnitMemory {
   Span<A> summaries;             // [key blocks] of SummaryRows: S, then z
   Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
   Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
   // What one pass over the queries leaves for the next, under MixedProduct and under Causal:
-  Span<A> denominators;       // [group_size, blocks, block tokens]; MixedProduct's dR later on
+  Span<A> denominators;       // [group_size, blocks, block tokens]; later MixedProduct's dR
   Span<A> grad_denominators;  // [group_size, blocks, block tokens]: C
-  // MixedProduct alone:
+  // MixedProduct only:
   Span<A> products;       // [group_size, blocks, block tokens]: R
   Span<A> grad_features;  // [group_size, query tokens, feature_dim]: dQ^r, until dR is known
   Span<A> grad_key_sums;  // [key blocks, feature_dim]: dz

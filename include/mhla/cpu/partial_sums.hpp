@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The gradient of the mixing matrix is a sum over the batch and, where heads share the matrix, over
-// heads. Tasks leave partial sums, as many as the shape says whatever the executor, which are added
-// up in one order: the bits do not depend on threads.
+// heads. Tasks leave partial sums, whose number depends only on the shape and which are added in a
+// fixed order: the bits do not depend on threads.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// How the units of a backward pass are shared out: each partial sum belongs to one kv head and
-/// consecutive sequences. Their number depends on the shape alone.
+/// How the units of a backward pass are divided: each partial sum belongs to one kv head and
+/// consecutive sequences. Their number depends only on the shape.
 struct PartialSums {
   Index sequence_groups;
   Index kv_heads;
@@ -38,7 +38,7 @@ struct PartialSums {
   Index count() const { return checked_mul(sequence_groups, kv_heads); }
 };
 
-/// Adds `count` rows, `stride` apart, pairwise, in an order that depends on their number alone. The
+/// Adds `count` rows, `stride` apart, pairwise, in an order that depends only on their number. The
 /// sum is left in the first.
 template <class A>
 void add_up_partials(A* first, Index count, Index stride, Index elements) {
@@ -58,7 +58,7 @@ void write_mixing_gradient(const Extents& e, const PartialSums& partials, Span<A
   executor.parallel_for(checked_mul(matrices, e.query_blocks), [&](Index task, Index) {
     const Index h = task / e.query_blocks;
     const Index i = task % e.query_blocks;
-    // A shared matrix is in every partial sum, a head's own in those of its kv head.
+    // A shared matrix is in every partial sum, a per-head matrix in those of its kv head.
     const Index first =
         shared ? 0 : h / e.group_size * partials.size + h % e.group_size * matrix_size;
     const Index count = shared ? partials.count() : partials.sequence_groups;

@@ -17,16 +17,16 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Rows of the mixing matrix handled at once: groups of nearly equal size, made of whole units.
+/// Rows of the mixing matrix handled at once: groups of nearly equal size, each of whole units.
 struct RowGroups {
   Index rows = 0;
   Index most = 1;  // rows of a group
   Index unit = 1;
   Index count = 0;
 
-  RowGroups(Index total, Index most_rows, Index unit_rows = 1)
+  RowGroups(Index total, Index max_rows, Index unit_rows = 1)
       : rows(total),
-        most(std::max(most_rows / unit_rows, Index{1}) * unit_rows),
+        most(std::max(max_rows / unit_rows, Index{1}) * unit_rows),
         unit(unit_rows),
         count(ceil_div(total, most)) {}
   RowGroups() = default;
@@ -35,20 +35,20 @@ struct RowGroups {
     return std::min(rows, even_split(ceil_div(rows, unit), count, group) * unit);
   }
   Index size(Index group) const { return begin(group + 1) - begin(group); }
-  /// Of any sequence of up to this many rows: a shorter one may be cut into larger groups.
+  /// For any sequence of up to this many rows; a shorter one may be cut into larger groups.
   Index max_size() const { return std::min(rows, most); }
 };
 
-/// Blocks that are mixed at once where all summaries are near.
+/// Blocks mixed at once if all summaries are in cache.
 inline constexpr Index max_mixing_rows = 16;
 
-/// Floats of summaries that L2 keeps beside panels of tokens.
+/// Floats of summaries that fit into L2 beside panels of tokens.
 inline constexpr Index cached_summaries = Index{9} << 15;
 
-/// The groups of `rows` mixtures of `terms` summaries each, `stride` apart. As many as one tile of
-/// sums takes where the cache holds all terms: the mixed summaries are read out from near then.
-/// More of them where terms come from far away for every group: as many as the cache has room for,
-/// but some tiles at the least, and the more, the more terms there are.
+/// The groups of `rows` mixtures of `terms` summaries each, `stride` apart. If the cache holds all
+/// terms, as many as one tile of sums: the mixed summaries are then read out from cache. If terms
+/// come from memory for every group, more: as many as fit into the cache, but at least some tiles,
+/// and more the more terms there are.
 inline RowGroups mixing_groups(Sight sight, Index rows, Index terms, Index stride) {
   constexpr Index least = 42;
   constexpr Index most = 112;
@@ -64,14 +64,13 @@ RowGroups row_groups(const Extents& e, Index rows, Index terms) {
   return mixing_groups(sight_of<L>, rows, terms, e.summary_stride());
 }
 
-/// Columns of dM handled at once: of few blocks, so that there is something for every slot, of
-/// many, so that each dS~_i is read for many of them.
+/// Columns of dM handled at once: for few blocks such that every slot has work, for many blocks
+/// such that each dS~_i is read for many columns.
 inline Index matrix_gradient_cols(Index cols) { return cols < 128 ? 32 : 64; }
 
-/// The groups of `rows` mixtures of `terms` blocks each where slots share them: as many for every
-/// slot, if the bits are the same for any groups. They are not where rows of summaries or of key
-/// sums end in half a vector, of which kernels add up pairs of rows, and other rows, in another
-/// way.
+/// The groups of `rows` mixtures of `terms` blocks each if slots share them: the same number for
+/// every slot, provided the bits are the same for any groups. They are not if rows of summaries or
+/// of key sums end in half a vector, where kernels sum pairs of rows differently from single rows.
 template <class L>
 RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into, Index slots) {
   constexpr Index vector = 16;
@@ -83,11 +82,11 @@ RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into
   return groups;
 }
 
-/// How many units share the value columns of a head in a forward call of fewer heads than slots: as
-/// many as give every slot one, or 1. Columns of v never meet (arXiv 2601.07832, eq. 3 to 5), so no
-/// slot waits for summaries of another; each works out phi and the key sums for itself. That is the
-/// faster way where summaries are large beside what has to be worked out again. Rows that end
-/// within a vector might get other bits.
+/// How many units share the value columns of a head in a forward call of fewer heads than slots:
+/// enough to give every slot one, or 1. Columns of v are independent (arXiv 2601.07832, eq. 3 to
+/// 5), so no slot waits for another's summaries; each recomputes phi and the key sums. That is
+/// faster if summaries are large compared with what is recomputed. Rows that end within a vector
+/// might get different bits.
 template <class L>
 Index value_parts(const Problem& problem, Index heads, Index slots) {
   constexpr Index vector = 16;

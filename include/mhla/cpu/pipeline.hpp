@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The CPU backend's front door: forward_into and backward_into on strided views. Their interface
-// names no Eigen type; everything is checked before anything is written.
+// The CPU backend's interface: forward_into and backward_into on strided views. It names no Eigen
+// type; everything is checked before anything is written.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// A call on some of the value columns, of operands and results as of problems.
+/// A call on some of the value columns: its problem, operands and results.
 inline Problem value_columns(Problem problem, Index columns) {
   problem.shape.value_dim = columns;
   return problem;
@@ -38,8 +38,8 @@ TensorView<T, 4> value_columns(TensorView<T, 4> tensor, Index first, Index colum
   return tensor;
 }
 
-/// The workspace of a forward call: a plan, and nothing else. A unit may have a part of a head's
-/// value columns only.
+/// The workspace of a forward call: a plan, and nothing else. A unit may have only some of a head's
+/// value columns.
 template <class L, class A>
 struct ForwardPlan {
   Extents whole;  // with all value columns
@@ -93,7 +93,7 @@ Index call_summary_size(const Problem& problem) {
                      unit_summary_size<A, V>(problem));
 }
 
-/// S and z of all key blocks of a sequence, straight or transposed, in memory of a unit or of a
+/// S and z of all key blocks of a sequence, straight or transposed, in the memory of a unit or of a
 /// forward state.
 template <class L, class A>
 SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries, Orientation orientation) {
@@ -101,7 +101,7 @@ SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries, Orient
                         blocks, normalizes<L>);
 }
 
-/// A unit and its summaries, which lie in its own memory or where a forward state keeps them.
+/// A unit with its summaries in its own memory or in that of a forward state.
 template <class L, class A>
 Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const UnitMemory<A>& memory,
                 A* summaries, Orientation orientation) {
@@ -114,8 +114,8 @@ Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const Uni
           orientation};
 }
 
-/// Zero for the tokens that a mask [batch, tokens] takes out of y, or of an overwritten gradient:
-/// no unit touches them.
+/// Zeros the tokens that a mask [batch, tokens] removes from y, or from an overwritten gradient: no
+/// unit touches them.
 template <class T>
 void clear_masked(const TensorView<const std::uint8_t, 2>& mask, const TensorView<T, 4>& tensor) {
   if (mask.data == nullptr || tensor.data == nullptr) return;
@@ -127,16 +127,17 @@ void clear_masked(const TensorView<const std::uint8_t, 2>& mask, const TensorVie
     }
 }
 
-/// The gradient of a call without an output.
+/// Zeros the gradient of a call without an output.
 template <class T, int Rank>
 void clear(const GradientView<T, Rank>& gradient) {
   if (!gradient.wanted) return;
   for (Index i = 0; i < gradient.view.size(); ++i) gradient.view.element(i) = T{};
 }
 
-/// Calls run(unit, memory, loop) for every unit: each on one slot, as long as all slots have one,
-/// and all slots on what does not go round. Where that is most of a round, or comes after several,
-/// it is a round like the others: to share a unit costs a wait for every stage.
+/// Calls run(unit, memory, loop) for every unit: each on one slot while there is one for every
+/// slot, and all slots together on each unit of the remainder. A remainder that is most of a round,
+/// or follows several rounds, is run like the others: sharing a unit costs a barrier at every
+/// stage.
 template <class L, class A, class Run>
 void run_units(const Plan<L, A>& plan, Index units, const ExecutorRef& executor, const Run& run) {
   const Index slots = executor.slots();
@@ -148,8 +149,8 @@ void run_units(const Plan<L, A>& plan, Index units, const ExecutorRef& executor,
   for (Index unit = whole; unit < units; ++unit) run(unit, plan.units[0], executor);
 }
 
-/// Copies the summaries of a unit to its columns of a head's. The key sums, which all parts of a
-/// head have, are the first one's to write.
+/// Copies the summaries of a unit to its columns of a head's. Key sums, which all parts of a head
+/// have, are written by the first.
 template <class A>
 void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows<A>& whole,
                Index blocks) {
@@ -189,7 +190,7 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
   run_units(plan, forward.units(), executor, run);
 }
 
-/// S and z of a unit from where a forward pass has left them, straight.
+/// S and z of a unit from where a forward pass left them, straight.
 template <class L, class A>
 void take_up_summaries(const Plan<L, A>& plan, const Unit<A>& unit, const A* saved,
                        const ExecutorRef& loop) {
@@ -213,7 +214,7 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index sequences = plan.problem.sequences;
   const Index saved_size = saved.size == 0 ? 0 : saved.size / (sequences * kv_heads);
-  // The units of one partial sum, one after the other.
+  // The units of one partial sum, one after another.
   const auto run = [&](Index task, const UnitMemory<A>& memory, const ExecutorRef& loop) {
     const Index kv_head = task % kv_heads;
     const Index group = task / kv_heads;
@@ -239,8 +240,12 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
 
 }  // namespace cpu
 
-/// Bytes of workspace that forward_into takes for tensors of storage type T: exact.
-/// \throws ShapeError where attention and shape do not fit.
+/// \addtogroup core_calls
+/// \{
+
+/// Bytes of workspace that forward_into takes for tensors of storage type T, or an expression for
+/// tensors of T, Eigen::bfloat16 and Eigen::half included: exact. Allocates nothing.
+/// \throws ShapeError if attention and shape do not fit.
 template <StorageScalar T, AttentionVariant V, Executor E>
 Index forward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
   const Problem problem = checked_problem(attention, shape);
@@ -251,7 +256,8 @@ Index forward_workspace_size(const V& attention, const Shape& shape, const E& ex
 }
 
 /// Bytes of workspace that backward_into takes for tensors of storage type T, whichever gradients
-/// are wanted: exact. \throws ShapeError where attention and shape do not fit.
+/// are wanted: exact. Allocates nothing.
+/// \throws ShapeError if attention and shape do not fit.
 template <StorageScalar T, AttentionVariant V, Executor E>
 Index backward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
   const Problem problem = checked_problem(attention, shape);
@@ -261,21 +267,28 @@ Index backward_workspace_size(const V& attention, const Shape& shape, const E& e
   return arena.used();
 }
 
-/// Elements of accumulator type that ForwardState::reserve takes for a shape.
+/// Elements of the accumulator type that ForwardState::reserve takes for a shape.
+/// \throws ShapeError if attention and shape do not fit.
 template <AttentionVariant V>
 Index forward_state_size(const V& attention, const Shape& shape) {
   return cpu::call_summary_size<float, V>(checked_problem(attention, shape));
 }
 
-/// y = attention(q, k, v, mix) (arXiv 2601.07832, eq. 3 to 5).
-///
+/// y = attention(q, k, v, mix) (arXiv 2601.07832, eq. 3 to 5; equations: mhla::Attention).
+/// \code
+/// mhla::forward_into(attention, executor, q_view, k_view, v_view, mix_view, y_view, workspace,
+///                    &state);
+/// mhla::backward_into(attention, executor, q_view, k_view, v_view, mix_view, dy_view,
+///                     {dq_view, dk_view, dv_view, mhla::skip}, mhla::Update::overwrite, workspace,
+///                     &state);
+/// \endcode
 /// q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key tokens, key_dim],
-/// v [batch, kv_heads, key tokens, value_dim], mix [1 | heads, query blocks, key blocks] or [query
+/// v [batch, kv_heads, key tokens, value_dim], mix [1 or heads, query blocks, key blocks] or [query
 /// blocks, key blocks] in the accumulator type, y [batch, heads, query tokens, value_dim]; any
-/// strides. With `save`, the summaries are kept for backward_into.
-/// \throws ShapeError where views, variant or memory do not fit, WorkspaceError where `workspace`
-/// is smaller than forward_workspace_size or shares memory with a tensor; y is untouched then. Bits
-/// do not depend on the executor. Nothing is allocated, but by a `save` that has to grow.
+/// strides. y shares no element with an operand. With `save`, the summaries are kept for
+/// backward_into. Allocates nothing, unless `save` has to grow; the same bits for any executor.
+/// \throws ShapeError if views, variant or memory do not fit, WorkspaceError if `workspace`
+/// is smaller than forward_workspace_size or shares memory with a tensor; y is untouched then.
 template <AttentionVariant V, Executor E, StorageScalar T>
 void forward_into(const V& attention, const E& executor,
                   const std::type_identity_t<TensorView<const T, 4>>& q,
@@ -320,15 +333,15 @@ void forward_into(const V& attention, const E& executor,
   forward_into(attention, executor, q, k, v, mix, y, workspace);
 }
 
-/// The gradients of <dy, attention(q, k, v, mix)> in q, k, v and mix, each of which may be skipped.
+/// The gradients of sum(dy o attention(q, k, v, mix)) in q, k, v and mix, each of which may be
+/// skipped: exact, with summaries recomputed or taken from `saved`.
 ///
 /// Shapes as in forward_into; every gradient has the shape of its operand, and dmix is summed over
 /// the batch, and over the heads where mix is shared. `update` says whether gradients are replaced
-/// or added to. With `saved`, summaries are taken from the forward pass instead of computed again.
-/// \throws ShapeError, WorkspaceError as forward_into, StateError where `saved` is of another call;
+/// or added to. A gradient shares no element with an operand or another gradient. Allocates
+/// nothing; the same bits for any executor and whichever other gradients are wanted.
+/// \throws ShapeError, WorkspaceError as forward_into, StateError if `saved` is of another call;
 /// the gradients are untouched then.
-/// Bits do not depend on the executor, nor on which other gradients are wanted. Nothing is
-/// allocated.
 template <AttentionVariant V, Executor E, class Query, class T = std::remove_const_t<Query>>
 requires StorageScalar<T>
 void backward_into(const V& attention, const E& executor, const TensorView<Query, 4>& query,
@@ -386,5 +399,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
       backward_workspace_size<T>(attention, shape_of(query, k, v, mix), executor));
   backward_into(attention, executor, query, k, v, mix, dy, gradients, update, workspace);
 }
+
+/// \}
 
 MHLA_NAMESPACE_END

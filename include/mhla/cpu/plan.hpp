@@ -23,8 +23,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// What is left of a variant when geometry and rotation have become tables. The units are compiled
-/// for this, so once for all geometries, rotations and executors.
+/// What remains of a variant once geometry and rotation are tables. Units are compiled for this, so
+/// once for all geometries, rotations and executors.
 template <class FeatureMapT, class CausalityT, class NormalizerT>
 struct Lowered {
   FeatureMapT feature_map;
@@ -40,8 +40,8 @@ template <class V>
 using LoweredOf =
     Lowered<typename V::FeatureMapType, typename V::CausalityType, typename V::NormalizerType>;
 
-/// Everything a call knows before it runs. Constructed on a measuring arena it only says how much
-/// workspace the call takes.
+/// Everything a call knows before it runs. Constructed on a measuring arena, it only determines how
+/// much workspace the call takes.
 template <class L, class A>
 struct Plan {
   Problem problem;
@@ -51,8 +51,8 @@ struct Plan {
   Span<A> mixing;  // [mix_heads, query blocks, key blocks]: the leading corner, packed
   Span<SlotScratch<A>> slots;
   Span<UnitMemory<A>> units;
-  // There are enough units for every slot to run one of its own. Else, and of the rest that does
-  // not go round, all slots share one unit after the other.
+  // Whether there are enough units for every slot to run its own. Otherwise, and for the remainder,
+  // all slots share one unit at a time.
   bool whole_units;
 
   /// `concurrent` is the number of tasks that could run at once without sharing a unit.
@@ -96,7 +96,7 @@ struct Plan {
             key_blocks, problem.key_blocks};
   }
 
-  /// The query heads of a unit that a matrix of it mixes for: [first, last).
+  /// The query heads of a unit that one of its matrices mixes for: [first, last).
   struct Heads {
     Index first;
     Index last;
@@ -114,7 +114,7 @@ struct Plan {
   }
 };
 
-/// Runs its tasks in order on the slot it was made for: how a unit loops when it has one slot.
+/// Runs tasks in order on one slot: how a unit loops if it has one slot.
 struct OneSlot {
   Index slot;
 

@@ -7,7 +7,7 @@
 // Adjoint, with U = dy / den (0 where den is 0):
 //   dQ^r = U S~^T    c_t = -<Q^r_t, dQ^r_t> / den_t    dQ += c z~^T
 //   dS~ += Q^r^T U   dz~ += Q^T c
-// so that neither y nor den need be kept.
+// so that neither y nor den is kept.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// den = Q z~ + epsilon                                                          // [tile tokens]
-/// `key_sums` is z~ of the block, a Span, or under Causal p_t of every token, a Panel.
+/// `key_sums` is a Span, z~ of the block, or under Causal a Panel, p_t of every token.
 template <class A, class KeySums>
 void mixed_key_sum_denominators(const Panel<const A>& features, const KeySums& key_sums, A epsilon,
                                 Span<A> denominators) {
@@ -44,14 +44,14 @@ void divide_rows(const Panel<A>& rows, Span<const A> denominators) {
       const A inverse = A(1) / den;
       if (std::abs(inverse) <= std::numeric_limits<A>::max()) {
         for (Index c = 0; c < rows.cols; ++c) row[c] *= inverse;
-      } else {  // den is NaN, or so small that only the quotient is finite
+      } else {  // den is NaN, or so small that its inverse is not finite
         for (Index c = 0; c < rows.cols; ++c) row[c] /= den;
       }
     }
   }
 }
 
-/// y = Q^r S~, row t times inverse_t; all 1 where `inverses` is empty.  // [tile tokens, value_dim]
+/// y = Q^r S~, row t times inverse_t; all 1 if `inverses` is empty.  // [tile tokens, value_dim]
 template <class A>
 void read_out(const Panel<const A>& rotated, const Panel<const A>& mixed_summary,
               Span<const A> inverses, const Rows<A>& y, Prefetch* prefetch) {

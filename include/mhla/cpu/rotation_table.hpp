@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A rotation lowered to run-time tables: the cosine and sine of every position on every axis.
-// Angles are computed in double: in float they are wrong by 1e-3 at position 31,499.
+// Angles are computed in double: in float they would be off by 1e-3 at position 31,499.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,9 @@ namespace cpu {
 
 template <class A>
 struct RotationTable {
-  /// The columns of a row that hold an axis' pairs. Where neighbours are pairs, tables have an
-  /// entry for every column, the sine with its sign, and whole vectors: what belongs to other axes
-  /// in them is turned by nothing.
+  /// The columns of a row that hold an axis's pairs. If pairs are neighbours, tables have an entry
+  /// for every column, the sine with its sign, in whole vectors: entries of other axes in them
+  /// rotate by 0.
   struct Axis {
     Index first = 0;  // column, or pair where partners are apart
     Index count = 0;  // columns, or pairs
@@ -36,8 +36,8 @@ struct RotationTable {
   bool rotates() const { return layout.step != 0; }
   bool neighbours() const { return layout.step == 2 && layout.gap == 1; }
 
-  /// R or R^T of rows, in place: features of tokens that follow each other on the last axis, the
-  /// first of them at `coordinate`.
+  /// R or R^T of rows, in place: features of tokens that are consecutive on the last axis, the
+  /// first at `coordinate`.
   MHLA_OUT_OF_LINE void turn(const Panel<A>& rows, const Index (&coordinate)[3], Turn turn) const {
     with_kernels<A>([&](auto kernels) {
       for (Index r = 0; r < rows.rows; ++r)
@@ -65,14 +65,14 @@ struct RotationTable {
   }
 };
 
-/// Cosines and sines of position * frequency for some frequencies, asked for one position after the
-/// other. In float the angles of a stretch of positions are its first one plus those of the first
-/// stretch, so that most of them take a product instead of two functions; the roundings of a double
-/// do not show.
+/// Cosines and sines of position * frequency for some frequencies, for consecutive positions. In
+/// float, the angles of a stretch of positions are its first angle plus those of the first stretch,
+/// so that most take a complex product instead of two function calls; errors of a double do not
+/// show.
 template <class A>
 class CirclingAngles {
  public:
-  /// Frequencies at the most: those of a line of the cache.
+  /// Maximum frequencies: those of a cache line.
   static constexpr Index most = 16;
 
   void add(double frequency) {
@@ -95,7 +95,7 @@ class CirclingAngles {
   }
 
  private:
-  // 1: every angle by itself.
+  // 1: every angle is computed directly.
   static constexpr Index stretch = std::is_same_v<A, float> ? 32 : 1;
 
   struct Points {
@@ -114,8 +114,8 @@ class CirclingAngles {
   Points offset_[std::size_t{stretch}];
 };
 
-/// Takes the tables for every position of both grids from the arena, and fills them, shared out by
-/// pair, unless the arena only measures.
+/// Takes the tables for every position of both grids from the arena, and fills them, pairs
+/// distributed over slots, unless the arena only measures.
 template <class A, class Rotation>
 RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank, Index feature_dim,
                                 const Grid& query_grid, const Grid& key_grid,
@@ -124,7 +124,7 @@ RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank
   if constexpr (!std::is_same_v<Rotation, NoRotation>) {
     table.layout = rotation.pairs(feature_dim);
     const bool neighbours = table.neighbours();
-    // Columns begin and end where the longest vectors do, if rows do.
+    // Columns begin and end at boundaries of the longest vectors, if rows do.
     constexpr Index longest = 16;
     const Index unit = neighbours && feature_dim % longest == 0 ? longest : 1;
     Index pairs_before = 0;
@@ -141,14 +141,14 @@ RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank
       axis.cosine = arena.take<A>(checked_mul(positions, axis.count));
       axis.sine = arena.take<A>(checked_mul(positions, axis.count));
       if (arena.measures()) continue;
-      // Slots write lines of the cache of their own.
+      // Slots write to separate cache lines.
       constexpr Index line = CirclingAngles<A>::most;
       executor.parallel_for(ceil_div(axis.count, line), [&](Index task, Index /*slot*/) {
         const Index first = task * line;
         const Index end = std::min(axis.count, first + line);
         CirclingAngles<A> angles;
         for (Index column = first; column < end; column += width) {
-          const Index j = (axis.first + column) / width - first_pair;  // which of the axis' pairs
+          const Index j = (axis.first + column) / width - first_pair;  // of the axis's pairs
           const bool turned = j >= 0 && j < pairs;
           angles.add(turned ? rotation.frequency(j, pairs) : 0.0);
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows whose elements do not lie together, as those of a column-major matrix: in and out, tile by
-// tile, along the lines in which memory holds them.
+// Rows whose elements are not contiguous, as in a column-major matrix: read and written tile by
+// tile, in memory order.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Rows whose elements need not lie together: element (r, c) at data[r * row_stride + c * stride].
+/// Rows whose elements need not be contiguous: element (r, c) at data[r * row_stride + c * stride].
 template <class T>
 struct StridedRows {
   T* data;
@@ -25,15 +25,15 @@ struct StridedRows {
   Index stride;
 
   StridedRows transposed() const { return {data, cols, rows, stride, row_stride}; }
-  /// Whether memory is better walked along the columns: where rows are the nearer neighbours, and
-  /// enough of them to be worth turning.
+  /// Whether memory is better traversed by columns: if rows are closer together than elements of a
+  /// row, and there are enough to be worth transposing.
   bool is_walked_by_columns() const {
     const auto size = [](Index step) { return step < 0 ? -step : step; };
     return size(row_stride) < size(stride) && rows >= 4;
   }
 };
 
-/// Elements of strided rows taken at once.
+/// Elements of strided rows processed at once.
 inline constexpr Index strided_tile_rows = 16;
 inline constexpr Index strided_tile_cols = max_placed_rows;
 template <class T>
@@ -100,7 +100,7 @@ MHLA_OUT_OF_LINE void gather_strided(const Panel<T>& result, const StridedRows<c
   });
 }
 
-/// The way back: result_r (+)= weight_r x_r, every weight 1 where `weights` is empty
+/// The inverse: result_r (+)= weight_r x_r, all 1 if `weights` is empty
 template <class Stored, class T>
 MHLA_OUT_OF_LINE void scatter_strided(const StridedRows<Stored>& result,
                                       const Span<const T>& weights, const Panel<const T>& x,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Token tiles: rows are gathered from wherever a block's tokens lie into a packed panel, through
-// phi and the rotation, and gradients are carried back the same way. The only code that touches
-// q, k, v, y and their gradients.
+// Token tiles: the rows of a block's tokens are gathered into a packed panel, through phi and the
+// rotation, and gradients are scattered back. The only code that touches q, k, v, y and their
+// gradients.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct TokenRows {
 
   TokenRows(const TensorView<T, 4>& view, Index batch, Index head)
       : data(view.data), dim(view.extent[3]), token_stride(0), stride(1) {
-    if (view.size() == 0) return;  // which may have no address to count from
+    if (view.size() == 0) return;  // which may have a null address
     data += batch * view.stride[0] + head * view.stride[1];
     token_stride = view.stride[2];
     stride = view.stride[3];
@@ -53,7 +53,7 @@ void for_each_run(const BlockTable& table, const TokenTile& tile, const Visitor&
   }
 }
 
-/// Room for the rows of a tile where a tensor's own cannot be worked on: before phi, and their
+/// Buffers for the rows of a tile that cannot be processed in place: before phi, and their
 /// gradients.
 template <class A>
 struct RowBuffers {
@@ -61,7 +61,7 @@ struct RowBuffers {
   Span<A> gradient;  // [tile tokens, key_dim]
 };
 
-/// Whether kernels that compute in A read and write rows of storage type T where they lie.
+/// Whether kernels that compute in A read and write rows of storage type T in place.
 template <class A, class T>
 bool is_in_place(const TokenRows<T>& tokens) {
   using Stored = std::remove_const_t<T>;
@@ -79,7 +79,7 @@ template <class T>
 Rows<T> in_place(const BlockTable& table, const TokenTile& tile, const TokenRows<T>& tokens) {
   return {tokens.data, tokens.token_stride, table.places_of(tile)};
 }
-/// The same as the rows of A that they are; none for another type.
+/// The same rows as rows of A; none for another type.
 template <class A, class T>
 Rows<A> in_place_of_products(const BlockTable& table, const TokenTile& tile,
                              const TokenRows<T>& tokens) {
@@ -90,7 +90,7 @@ Rows<A> in_place_of_products(const BlockTable& table, const TokenTile& tile,
   }
 }
 
-/// Packs the rows of a tile, each times its weight where there are any.
+/// Packs the rows of a tile, each times its weight if there are weights.
 //                                                                           // [tile tokens, dim]
 template <class T, class A>
 MHLA_OUT_OF_LINE void gather(const BlockTable& table, const TokenTile& tile,
@@ -104,7 +104,7 @@ MHLA_OUT_OF_LINE void gather(const BlockTable& table, const TokenTile& tile,
   if (weights.size > 0) weighted_rows<A, A>(packed, weights, packed.placed());
 }
 
-/// The rows of a tile: where they lie, or gathered into `buffer`.
+/// The rows of a tile: in place, or gathered into `buffer`.
 template <class T, class A>
 Rows<const A> readable_rows(const BlockTable& table, const TokenTile& tile,
                             const TokenRows<const T>& tokens, Span<A> buffer) {
@@ -114,8 +114,7 @@ Rows<const A> readable_rows(const BlockTable& table, const TokenTile& tile,
   return {packed.data, packed.stride};
 }
 
-/// A tile whose tokens follow each other as the panel that it is, where products work on it in
-/// place; no rows otherwise.
+/// A tile of consecutive tokens as a panel in place, if products can use it; no rows otherwise.
 template <class A, class T>
 Panel<A> panel_in_place(const BlockTable& table, const TokenTile& tile,
                         const TokenRows<T>& tokens) {
@@ -124,7 +123,7 @@ Panel<A> panel_in_place(const BlockTable& table, const TokenTile& tile,
   return {rows[0], tile.tokens, tokens.dim, rows.stride};
 }
 
-/// A tile as a panel: where it lies, or gathered into `buffer`.
+/// A tile as a panel: in place, or gathered into `buffer`.
 template <class T, class A>
 Panel<const A> readable_panel(const BlockTable& table, const TokenTile& tile,
                               const TokenRows<const T>& tokens, Span<A> buffer) {
@@ -135,7 +134,7 @@ Panel<const A> readable_panel(const BlockTable& table, const TokenTile& tile,
   return packed;
 }
 
-/// The adjoint of `gather`, and the way out of every result.
+/// The adjoint of `gather`; writes every result.
 template <class T, class A>
 MHLA_OUT_OF_LINE void scatter(const BlockTable& table, const TokenTile& tile,
                               const Panel<const A>& packed, Span<const A> weights,
@@ -159,8 +158,8 @@ MHLA_OUT_OF_LINE void rotate_rows(const RotationTable<A>& rotation, const BlockT
   });
 }
 
-/// features = s phi(x), rotated = s R phi(x) for the tokens of a tile. Both panels are one where
-/// nothing rotates, or where nobody asks for the features before it.
+/// features = s phi(x), rotated = s R phi(x) for the tokens of a tile. Both panels are the same if
+/// there is no rotation, or if the unrotated features are not needed.
 //                                                                   // [tile tokens, feature_dim]
 template <class Map, class T, class A>
 MHLA_OUT_OF_LINE void pack_features(const Map& map, const RotationTable<A>& rotation, A scale,
@@ -189,8 +188,8 @@ MHLA_OUT_OF_LINE void pack_features(const Map& map, const RotationTable<A>& rota
   rotate_rows(rotation, table, tile, rotated, Turn::forward);
 }
 
-/// The gradients of a tile's scaled features: of the rotated ones, which is used up, and of the
-/// unrotated ones, which the normalizer sees: weight_t times row t of `rows`, or one row for all.
+/// The gradients of a tile's scaled features: of the rotated ones, which is overwritten, and of the
+/// unrotated ones, which the normalizer uses: weight_t times row t of `rows`, or one row for all.
 template <class A>
 struct FeatureGradients {
   Panel<A> rotated;           // [tile tokens, feature_dim]

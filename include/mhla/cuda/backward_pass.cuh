@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The backward pass of a part of the batch: the adjoints of forward_pass.cuh's stages in the
-// reverse order.
+// The backward pass of a part of the batch: the adjoints of forward_pass.cuh's stages in reverse
+// order.
 //
 //   query blocks:  U = dy / den -> dS~_i, dQ^r, c -> dz~_i, dq
 //                  (Causal: and what the own block's queries send back to dK^r, dV and dm_ii)
@@ -19,7 +19,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Which gradients are wanted, and what follows from that.
+/// Which gradients are wanted, and what they need.
 template <class V, class T>
 struct BackwardRequest {
   TensorView<const T, 4> dy;
@@ -124,7 +124,7 @@ void unpack_queries_gradient(const Operands<V, T>& operands, const TensorView<T,
                           RowBuffers<A>{plan.row_input, plan.grad_row});
 }
 
-/// The units' parts of dmix are added to.
+/// Adds to the units' parts of dmix.
 template <class V, class T>
 void mixing_gradient(const Operands<V, T>& operands) {
   using A = Accumulator<T>;
@@ -180,7 +180,7 @@ void summarize_blocks_gradient(const Operands<V, T>& operands,
   const Plan<V, A>& plan = operands.plan;
   const Extents<V>& e = plan.extents;
   const Panels<A> grad_summaries = key_summary_panels(e, plan.grad_summaries);
-  // What own blocks have sent back is there already.
+  // The own blocks' contributions are already there.
   const Into into = masks_own_block<V> ? Into::add : Into::overwrite;
   if (request.gradients.value.wanted) {
     summarize_value_gradient(device, key_panels(e, plan.rotated_keys, e.feature_dim),
@@ -207,7 +207,7 @@ void summarize_blocks_gradient(const Operands<V, T>& operands,
                           request.update, RowBuffers<A>{plan.row_input, plan.grad_row});
 }
 
-/// All wanted gradients but dmix, of which the units' parts are added to.
+/// All wanted gradients except dmix, to whose parts it adds.
 template <class V, class T>
 void backward_pass(const Operands<V, T>& operands, const BackwardRequest<V, T>& request) {
   using A = Accumulator<T>;
@@ -225,8 +225,8 @@ void backward_pass(const Operands<V, T>& operands, const BackwardRequest<V, T>& 
   summarize_blocks_gradient(operands, request);
 }
 
-/// dmix, from the parts of all units of all items, where own blocks' part of the diagonal is apart
-/// in causal ones.
+/// dmix, from the parts of all units of all items; in causal calls the own blocks' part of the
+/// diagonal is separate.
 template <class A, class PlanType>
 void write_mixing_gradient(const CudaDevice& device, const PlanType& plan, Sight sight,
                            const TensorView<A, 3>& destination, Update update) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Calls run part by part of the batch, so that their panels and summaries take bounded memory.
+// Calls process the batch in parts, so that panels and summaries take bounded memory.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Items of a batch that are worked on at once, where so many take bytes_of(items) of workspace.
+/// Batch items processed at once, where `items` of them take bytes_of(items) of workspace.
 template <class BytesOf>
 Index items_in_part(Index batch, const BytesOf& bytes_of) {
   if (batch <= 1) return batch;
@@ -37,7 +37,7 @@ inline TensorView<const std::uint8_t, 2> items(TensorView<const std::uint8_t, 2>
   return mask;
 }
 
-/// A plan for items [first, first + count) of the one for more.
+/// The plan for items [first, first + count) of a larger plan's.
 template <class PlanType>
 PlanType plan_of_items(PlanType plan, Index first, Index count) {
   plan.extents.queries.batch = plan.extents.keys.batch = count;

@@ -2,7 +2,7 @@
 // Mixing of the block summaries (arXiv 2601.07832, eq. 4) and its adjoint. A panel here holds the
 // summaries, or key sums, of all blocks of one sequence, one block per row.
 //
-//   S~_i = sum_b m_ib S_b       causal: over b <= i - lag alone
+//   S~_i = sum_b m_ib S_b       causal: over b <= i - lag only
 //   dS_b = sum_i m_ib dS~_i     dm_ib = <dS~_i, S_b>
 #pragma once
 
@@ -55,19 +55,19 @@ void mix_summary_gradient(const CudaDevice& device, Sight sight, const Panels<co
   }
 }
 
-/// dm (+)= dS~ S^T; what no query sees is left out when the parts are added up.
+/// dm (+)= dS~ S^T; what no query sees is skipped when the parts are summed.
 template <class A>
 void mix_matrix_gradient(const CudaDevice& device, const Panels<A>& grad_mixed,
                          const Panels<A>& summaries, const Panels<A>& grad_mixing, Into into) {
   multiply_right_transposed(device, grad_mixing, grad_mixed, summaries, into);
 }
 
-/// dmix from its parts, [parts, matrices of a kv head, query blocks, key blocks], added up in
-/// order; the diagonal's other part, of causal blocks' own tokens, besides.
+/// dmix from its parts, [parts, matrices of a kv head, query blocks, key blocks], summed in order,
+/// plus the diagonal's other part, of causal blocks' own tokens.
 template <class A>
 struct WriteMixingGradient {
   const A* parts;
-  const A* own_parts;  // [parts, matrices, blocks]: the diagonal's, where own blocks are apart
+  const A* own_parts;  // [parts, matrices, blocks]: the diagonal's, if own blocks are separate
   Index count;         // parts
   Index kv_heads;      // part p belongs to kv head p % kv_heads
   Index matrices;      // of a part

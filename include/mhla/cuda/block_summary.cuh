@@ -23,8 +23,7 @@ void summarize(const CudaDevice& device, const Panels<A>& rotated, const Panels<
   multiply_left_transposed(device, summaries, rotated, values);
 }
 
-/// A sum of many terms, and what rounding takes from it: its error does not grow with them. Zeros
-/// change nothing.
+/// A compensated sum: its error does not grow with the number of terms. Zeros change nothing.
 template <class A>
 class LongSum {
  public:
@@ -41,8 +40,7 @@ class LongSum {
   A lost_ = A(0);
 };
 
-/// sum = the rows of a panel, each times its weight, added up in order; weights are 1 where there
-/// are none.
+/// sum = the weighted sum of the rows of a panel, in order; without weights all are 1.
 template <class A>
 struct WeightedRowSum {
   Panels<const A> rows;
@@ -91,7 +89,7 @@ void summarize_value_gradient(const CudaDevice& device, const Panels<A>& rotated
 template <class A>
 struct AddWeightedRow {
   Panels<A> rows;
-  const A* weights;  // [panels, rows]; 1 where there are none
+  const A* weights;  // [panels, rows]; null: all 1
   const A* sums;     // [panels, cols]
 
   MHLA_HOST_DEVICE void operator()(Index i) const {

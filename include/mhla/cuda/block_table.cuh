@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Fills the tables of blocks, on the device: sequences come with the kernel's arguments, so that
-// nothing is copied and a graph can hold the call.
+// Fills the tables of blocks, on the device: sequences are passed as kernel arguments, so that
+// nothing is copied and a graph can contain the call.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -12,7 +12,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Fills in the blocks of sequences of a grid. A kernel's arguments hold so many sequences.
+/// Fills in the blocks of sequences of a grid. That many sequences fit into a kernel's arguments.
 template <int MaxSequences>
 struct FillTable {
   Grid grid;

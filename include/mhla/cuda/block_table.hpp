@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A geometry lowered to tables in device memory: which token stands where in which block. Blocks
-// are padded to one length, so that every product is a batch of equal ones; entries behind a
-// block's last token are absent. Packed and padded batches are other tables under the same stages.
-// Needs no CUDA header: block_table.cuh fills the tables.
+// A geometry lowered to tables in device memory: the tokens of each block. Blocks are padded to one
+// length, so that every product is a batch of equal ones; entries after a block's last token are
+// absent. Packed and padded batches differ only in their tables. Needs no CUDA header:
+// block_table.cuh fills the tables.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct BlockTable {
   Index block_tokens = 0;  // of the longest block
   Span<Place> places;      // [blocks, block tokens]
   Span<Index> mix_rows;    // [blocks]: a block's row, or column, of the mixing matrix
-  /// Tokens that take part, [batch, tokens]; without data all do.
+  /// Tokens that take part, [batch, tokens]; without data, all.
   TensorView<const std::uint8_t, 2> mask;
 
   MHLA_HOST_DEVICE Place place(Index item, Index entry) const {
@@ -77,7 +77,7 @@ inline constexpr bool is_packed = requires(const V& variant) {
   variant.offsets;
 };
 
-/// Takes the table from the arena.
+/// Takes the table's memory from the arena.
 template <AttentionVariant V>
 BlockTable block_table(Arena& arena, const V& attention, const Grid& grid,
                        const TensorView<const std::uint8_t, 2>& mask) {
@@ -91,7 +91,7 @@ BlockTable block_table(Arena& arena, const V& attention, const Grid& grid,
   return table;
 }
 
-/// How the rows of panels belong to tokens: of the queries, or of the keys, whose group has size 1.
+/// How rows of panels map to tokens: of the queries, or of the keys, whose group has size 1.
 struct PanelRows {
   BlockTable table;
   Index batch;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the cuBLAS path moves and computes, stage by stage, as forward_pass.cuh and
-// backward_pass.cuh do it: tensors go through panels in the accumulator type, blocks padded to the
-// longest.
+// Bytes and FLOPs of the cuBLAS path, for each stage of forward_pass.cuh and backward_pass.cuh:
+// tensors go through panels in the accumulator type, blocks padded to the longest.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -22,18 +21,18 @@ struct CublasCost {
     return size.heads * size.query_blocks * size.query_block_tokens;
   }
   constexpr double key_rows() const { return size.units * size.key_blocks * size.key_block_tokens; }
-  // Operations of the products: with summaries of all keys and of all queries, and mixing.
+  // FLOPs of the products: with summaries of all keys and of all queries, and of mixing.
   constexpr double of_keys() const { return 2 * key_rows() * size.summary(); }
   constexpr double of_queries() const { return 2 * query_rows() * size.summary(); }
   constexpr double of_mixing() const {
     return 2 * size.units * size.matrices * size.block_pairs * size.summary();
   }
-  /// Of a causal block's scores, or whatever else is a product over pairs of its tokens and `dim`.
+  /// Of a causal block's scores, or another product over pairs of its tokens and `dim`.
   constexpr double of_own_blocks(double dim) const {
     return size.masks_own_block() ? 2 * query_rows() * size.query_block_tokens * dim : 0;
   }
 
-  /// phi of tokens, rotated, in panels: and back, where there are gradients in them.
+  /// phi of tokens, rotated, to panels; or gradients in panels, back.
   constexpr KernelCost pack(const char* name, double tokens, double rows, double tensors) const {
     KernelCost cost{name};
     cost.tensor_bytes =
@@ -52,7 +51,7 @@ struct CublasCost {
   constexpr KernelCost gather(const char* name, double tokens, double rows) const {
     return {name, (storage * tokens + accumulator * rows) * size.value_dim};
   }
-  /// A product of panels of tokens and summaries.
+  /// A product of panels of tokens with summaries.
   constexpr KernelCost product(const char* name, double rows, double summaries,
                                double flops) const {
     return {name, accumulator * rows * (size.feature_dim + size.value_dim),
@@ -62,8 +61,8 @@ struct CublasCost {
   constexpr KernelCost sums(const char* name, double rows, double passes) const {
     return {name, passes * accumulator * rows * size.feature_dim, 0, 0, 0, passes};
   }
-  /// One call for every sequence and matrix; causal, a corner and a call for every 16 rows, each of
-  /// which reads what the rows before it have read.
+  /// One call for every sequence and matrix; if causal, a corner and a call for every 16 rows, each
+  /// of which reads what the rows before it read.
   constexpr KernelCost mixing(const char* name, double flops) const {
     const double from = size.key_summaries() * size.matrices;
     const double groups = size.sight == Sight::all ? 1 : tiles_of(size.mix_rows, 16);
@@ -126,7 +125,7 @@ struct CublasCost {
       path.add(sums("gradients of denominators", query_rows(), size.masks_own_block() ? 6 : 4));
     path.add(pack("dq", size.queries(), query_rows(), 2));
     KernelCost dm = mixing("dm", of_mixing());
-    dm.repeated_bytes = 0;  // no triangle, but a whole product
+    dm.repeated_bytes = 0;  // a full product, not a triangle
     dm.launches = size.sequences * size.mix_heads;
     path.add(dm);
     path.add(mixing("dS", of_mixing()));

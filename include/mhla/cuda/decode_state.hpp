@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The streaming state of a batch of sequences in device memory, laid out in one piece of the
-// caller's: first what a snapshot keeps, then tables and scratch. Needs no CUDA header.
+// The streaming state of a batch of sequences in device memory, laid out in the caller's memory:
+// first what a snapshot keeps, then tables and scratch. Needs no CUDA header.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Tokens that one step takes together at the most.
+/// Maximum tokens that one step processes together.
 inline constexpr Index max_decode_tile = 64;
 
 /// The sizes of a decoder's state.
@@ -52,9 +52,9 @@ struct DecodeExtents {
   friend bool operator==(const DecodeExtents&, const DecodeExtents&) = default;
 };
 
-/// What a snapshot keeps. Even and odd blocks take turns in what there is twice. How far a sequence
-/// has come is in device memory as well: the kernels of a step find their block and row by it, so
-/// that a graph that holds a step can be replayed.
+/// What a snapshot keeps. Where there are two copies, even and odd blocks alternate. A sequence's
+/// position is also in device memory: the kernels of a step derive their block and row from it, so
+/// that a graph with a step can be replayed.
 template <class V, class A>
 struct DecodeMemory {
   Span<Index> positions;  // [batch]: tokens that a sequence has seen
@@ -88,7 +88,7 @@ struct DecodeMemory {
   }
 };
 
-/// What a step needs besides: tables and scratch.
+/// What else a step needs: tables and scratch.
 template <class V, class A>
 struct DecodeScratch {
   Span<A> mixing;  // [mix heads, blocks, blocks]
@@ -99,7 +99,7 @@ struct DecodeScratch {
   Span<A> key_features;   // [key rows of a tile, D]: K
   Span<A> open_key_sums;  // the same: sum of the open block's K up to each token
   Span<A> scores;         // [query rows of a tile, 2 n + 1]: of both blocks' keys, and den
-  Span<A> row_input;      // [query or key rows of a tile, key_dim]: what a row-wise map reads
+  Span<A> row_input;      // [query or key rows of a tile, key_dim]: a row-wise map's input
 
   DecodeScratch(Arena& arena, const V& attention, const Problem& problem) {
     const DecodeExtents e(problem);
@@ -119,7 +119,7 @@ struct DecodeScratch {
   }
 };
 
-/// The whole of a decoder, as its kernels' launches need it.
+/// A decoder as its kernel launches need it.
 template <class V, class A>
 struct DecoderParts {
   V attention;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
 // Causal attention token by token on the device, in the deferred form of cpu/decode_step.hpp: token
 // t lies in block i, the open one; its keys and values, and those of block i - 1, the closing one,
-// are still as they came; all earlier blocks are summaries, already mixed for row i:
+// are still kept as such; all earlier blocks are summaries, already mixed for row i:
 //
 //   num = Q^r P_i + m_i,i-1 (Q^r K^r_i-1^T) V_i-1 + m_ii tril(Q^r K^r_i^T) V_i
 //   den = Q (z~_i + m_ii sum of the open block's K up to the query) + epsilon
 //   P_i = sum_{b<i-1} m_ib S_b         z~_i = sum_{b<i} m_ib z_b
 //
-// Meanwhile each token of the open block does its share of what the next block will need. Of n
-// tokens each finishes about D / n of the D rows of
+// Meanwhile each token of the open block does its share of the work for the next block. Of n tokens
+// each finishes about D / n of the D rows of
 //
 //   S_i-1 = K^r_i-1^T V_i-1            P_i+1 = sum_{b<i} m_i+1,b S_b
 //
-// Everything that depends on how far a sequence has come is read from device memory.
+// Everything that depends on a sequence's position is read from device memory.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -33,14 +33,14 @@ struct DecodeTile {
   Index block;
   Index first;
   Index tokens;
-  bool fits;  // one block, for which mix has a row; nothing else can be decoded
+  bool fits;  // one block, for which mix has a row; else nothing can be decoded
 
   MHLA_HOST_DEVICE Index open() const { return block % 2; }
   MHLA_HOST_DEVICE Index closing() const { return 1 - block % 2; }
 };
 
-/// What all kernels of a tile know: the next tokens of sequences [first_sequence, ...), as many of
-/// each.
+/// Arguments of all kernels of a tile: the next tokens of sequences [first_sequence, ...), the same
+/// number for each.
 template <class A>
 struct DecodeStep {
   DecodeExtents e;
@@ -63,7 +63,7 @@ struct DecodeStep {
     const Index first = at % e.block_tokens;
     return {block, first, tokens(), block < e.blocks && first + tokens() <= e.block_tokens};
   }
-  // Unit u counts the kv heads of the sequences of this tile; its memory those of all.
+  // Unit u counts the kv heads of this tile's sequences; its memory is indexed over all sequences.
   MHLA_HOST_DEVICE Index memory_of(Index u) const { return first_sequence * e.kv_heads + u; }
   MHLA_HOST_DEVICE A* summary(Index u, Index block) const {
     return summaries + (memory_of(u) * e.blocks + block) * e.summary_size();
@@ -90,7 +90,7 @@ struct DecodeStep {
   }
   MHLA_HOST_DEVICE Index matrix_of(Index g) const { return e.matrices == 1 ? 0 : g; }
 
-  /// A query's row, taken apart.
+  /// The indices of a query's row.
   struct Query {
     Index unit;
     Index g;
@@ -103,7 +103,7 @@ struct DecodeStep {
   }
 };
 
-/// Rows of features turned by the positions of their tokens, pair by pair, each to its place.
+/// Rotates rows of features by their tokens' positions, pair by pair, and writes each to its place.
 template <class A>
 struct TurnDecoded {
   DecodeStep<A> step;
@@ -126,7 +126,7 @@ struct TurnDecoded {
   }
 };
 
-/// The tile's keys to their places in the open block, where nothing turns them.
+/// Copies the tile's keys to their places in the open block, if there is no rotation.
 template <class A>
 struct KeepKeys {
   DecodeStep<A> step;
@@ -141,7 +141,7 @@ struct KeepKeys {
   }
 };
 
-/// The tile's values to their places in the open block.
+/// Copies the tile's values to their places in the open block.
 template <class T, class A>
 struct KeepValues {
   DecodeStep<A> step;
@@ -159,8 +159,8 @@ struct KeepValues {
   }
 };
 
-/// One feature of a unit's key sums: z_i grows by the tile, with what it is at every token on the
-/// way, and with the block's last token z~_i+1 follows.
+/// One feature of a unit's key sums: adds the tile to z_i, storing its value at every token; the
+/// block's last token also computes z~_i+1.
 template <class A>
 struct AddKeySums {
   DecodeStep<A> step;
@@ -192,13 +192,13 @@ struct AddKeySums {
 };
 
 /// Weighted scores of a query with the keys of the closing block and, up to itself, of the open
-/// one; and its denominator behind them. What a query does not see is not written.
+/// one, followed by its denominator. What a query does not see is not written.
 template <class A>
 struct DecodeScores {
   DecodeStep<A> step;
   const A* features;  // [query rows, D]: Q
   const A* rotated;   // Q^r
-  const A* running;   // [key rows, D]; null where nothing is normalized
+  const A* running;   // [key rows, D]; null without a normalizer
   A epsilon;
   A* scores;  // [query rows, 2 n + 1]
 
@@ -233,14 +233,14 @@ struct DecodeScores {
   }
 };
 
-/// y of every query of the tile; NaN where a sequence had no place for it.
+/// y of every query of the tile; NaN if a sequence has no room for it.
 template <class T, class A>
 struct ReadOutDecoded {
   DecodeStep<A> step;
   const A* rotated;  // [query rows, D]: Q^r
   const A* scores;   // [query rows, 2 n + 1]
   bool normalized;
-  A nowhere;  // NaN, of which kernels cannot ask the standard library
+  A nowhere;  // NaN, which kernels cannot get from the standard library
   TensorView<T, 4> y;
 
   MHLA_HOST_DEVICE void operator()(Index i) const {
@@ -279,16 +279,16 @@ struct ReadOutDecoded {
 template <class A>
 struct PrepareNextBlock {
   DecodeStep<A> step;
-  Index most_rows;  // of a tile's share
+  Index max_rows;  // of a tile's share
 
   MHLA_HOST_DEVICE void operator()(Index i) const {
     const DecodeExtents& e = step.e;
     const Index c = i % e.value_dim;
-    const Index u = i / e.value_dim / most_rows;
+    const Index u = i / e.value_dim / max_rows;
     const DecodeTile tile = step.tile(u / e.kv_heads);
     if (!tile.fits || tile.block == 0) return;
     const Index f =
-        even_split(e.feature_dim, e.block_tokens, tile.first) + i / e.value_dim % most_rows;
+        even_split(e.feature_dim, e.block_tokens, tile.first) + i / e.value_dim % max_rows;
     if (f >= even_split(e.feature_dim, e.block_tokens, tile.first + tile.tokens)) return;
 
     const A* const k = step.key(u, tile.closing(), 0);
@@ -310,7 +310,7 @@ struct PrepareNextBlock {
   }
 };
 
-/// The sequences have seen the tile.
+/// Advances the sequences by the tile.
 struct AdvancePositions {
   Index* positions;
   Index first_sequence;
@@ -324,7 +324,7 @@ struct AdvancePositions {
   }
 };
 
-/// The sequences have seen nothing.
+/// Resets the sequences.
 struct ForgetPositions {
   Index* positions;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Runs a decoder's checked calls: which kernels a step launches, the same ones for every block.
+// Runs a decoder's checked calls: the kernels that a step launches, the same for every block.
 #pragma once
 
 #include <cstddef>
@@ -74,7 +74,7 @@ void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator
   const Index query_rows = step.queries.count();
   const Index key_rows = step.keys.count();
   const Index units = step.keys.units();
-  // Positions come from device memory, not from a table: features are turned apart.
+  // Positions come from device memory, not from a table, so features are rotated separately.
   const RotationTable<A> not_yet;
   const RowBuffers<A> buffers{scratch.row_input, {}};
   pack_features(device, attention.feature_map, A(1), step.keys, not_yet, k, e.feature_dim,
@@ -108,8 +108,8 @@ void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator
          ReadOutDecoded<T, A>{step, scratch.rotated.data, scratch.scores.data, normalizes<V>,
                               std::numeric_limits<A>::quiet_NaN(), y});
   const Index share = tokens * ceil_div(e.feature_dim, e.block_tokens);
-  const Index most_rows = share < e.feature_dim ? share : e.feature_dim;
-  launch(device, units * most_rows * e.value_dim, PrepareNextBlock<A>{step, most_rows});
+  const Index max_rows = share < e.feature_dim ? share : e.feature_dim;
+  launch(device, units * max_rows * e.value_dim, PrepareNextBlock<A>{step, max_rows});
   launch(device, sequences,
          AdvancePositions{memory.positions.data, first_sequence, tokens, e.block_tokens, e.blocks});
 }

@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Streaming on a CUDA device: the twin of <mhla/decoding.hpp> over device memory of the caller's.
-//
-//   using Decoder = mhla::CudaDecoder<Attention, float>;
-//   const mhla::WorkspaceView memory{pointer, Decoder::memory_size(attention, mix, shape)};
-//   Decoder decoder(attention, cuda, mix, shape, memory);
-//   decoder.prefill(cuda, 0, q, k, v, y);    // any number of tokens of sequence 0
-//   decoder.step(cuda, q, k, v, y);          // the next token (or tokens) of every sequence
-//
+// Streaming on a CUDA device: the counterpart of <mhla/decoding.hpp> in the caller's device memory.
 // Needs no CUDA header: the kernels are in another translation unit, made by
-// <mhla/cuda/instantiate_decoder.cuh>; a variant that is not there is a link error that names it.
+// <mhla/cuda/instantiate_decoder.cuh>; a missing variant is a link error that names it.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +30,7 @@ namespace cuda {
 // Run checked calls; defined in decoding.cuh. An undefined reference to one of them means that no
 // .cu of the program holds MHLA_INSTANTIATE_CUDA_DECODER(V, T).
 
-/// Fills tables and copies mix; no sequence has seen a token then.
+/// Fills tables, copies mix and resets all sequences.
 template <class V, class T>
 void run_decoder_setup(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
                        const TensorView<const Accumulator<T>, 3>& mix);
@@ -51,11 +44,11 @@ void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator
                      Index first_sequence, const TensorView<const T, 4>& q,
                      const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
                      const TensorView<T, 4>& y);
-/// Sequences [first, first + count) have seen nothing.
+/// Resets sequences [first, first + count).
 template <class V, class T>
 void run_decoder_reset(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
                        Index first, Index count);
-/// What a snapshot keeps, from `from` to `to`, which are laid out alike.
+/// Copies what a snapshot keeps, from `from` to `to`, which have the same layout.
 template <class V, class T>
 void run_decoder_copy(const CudaDevice& device, const DecodeMemory<V, Accumulator<T>>& from,
                       const DecodeMemory<V, Accumulator<T>>& to);
@@ -71,25 +64,38 @@ inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char
 
 }  // namespace cuda
 
-/// The streaming state of a batch of sequences on a device, and the steps that advance it; see
-/// Decoder. Storage type T of q, k, v and y.
+/// \addtogroup cuda
+/// \{
+
+/// mhla::Decoder on a CUDA device. T is the storage type of q, k, v and y, which are in device
+/// memory.
+/// \code
+/// using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized>;
+/// using Decoder = mhla::CudaDecoder<Sequence, float>;
+/// const Sequence sequence{.blocks = {.block = 64}};
+/// const mhla::DecoderShape sizes{
+///     .batch = 2, .heads = 4, .kv_heads = 4, .key_dim = 64, .value_dim = 64};
+/// const mhla::WorkspaceView memory{device_bytes, Decoder::memory_size(sequence, mix_view, sizes)};
+/// Decoder decoder(sequence, cuda, mix_view, sizes, memory);
+/// decoder.prefill(cuda, 0, prompt, prompt, prompt, prompt_out);  // any number of tokens
+/// decoder.step(cuda, token, token, token, token_out);            // of every sequence
+/// \endcode
+/// The memory is the caller's, and used by the decoder alone while it lives; it is neither copied
+/// nor freed. All work runs in stream order: nothing is allocated, waited for or read back. So the
+/// host counts tokens itself, to reject what has no room, and kernels read each sequence's position
+/// from device memory.
 ///
-/// The memory is the caller's, and the decoder's alone as long as it lives; it is neither copied
-/// nor freed. All work runs in the order of the stream of the device that a call gets: nothing is
-/// allocated, nothing waited for, nothing read back. So the host counts tokens for itself, to
-/// refuse what has no room, and the kernels read from device memory how far each sequence has come.
-///
-/// In a graph: record_step launches what a step of one token launches. Capture it once, with q, k,
-/// v and y where every next token will lie; each replay then decodes the next token of every
-/// sequence, whatever block that is in. Call count_replay before each replay: the host cannot see
-/// one. Where a replay has no room, its y is NaN and the sequence stays as it is.
+/// In a CUDA graph: record_step launches what a step of one token launches. Capture it once, with
+/// q, k, v and y at the addresses of every later token; each replay then decodes the next token of
+/// every sequence, in whatever block. Call count_replay before each replay, which the host cannot
+/// see. If a replay has no room, its y is NaN and the sequence is unchanged.
 template <AttentionVariant V, StorageScalar T>
 class CudaDecoder : RequireStreaming<V> {
   using A = Accumulator<T>;
 
  public:
   /// Bytes of device memory that a decoder takes: exact.
-  /// \throws ShapeError where variant, mix and shape do not fit.
+  /// \throws ShapeError if variant, mix and shape do not fit.
   static Index memory_size(const V& variant,
                            const std::type_identity_t<TensorView<const A, 3>>& mix,
                            const DecoderShape& shape) {
@@ -97,10 +103,10 @@ class CudaDecoder : RequireStreaming<V> {
     return cuda::decoder_bytes<V, A>(variant, checked_decoder(variant, mix, shape));
   }
 
-  /// mix [1 | heads, blocks, blocks], in device memory and copied in stream order, says how long a
-  /// sequence can get: capacity() tokens.
-  /// \throws ShapeError where variant, mix and shape do not fit, WorkspaceError where `memory` is
-  /// smaller than memory_size(), not aligned to workspace_alignment or holds mix, CudaError where
+  /// mix [1 or heads, blocks, blocks], in device memory and copied in stream order, limits a
+  /// sequence to capacity() tokens.
+  /// \throws ShapeError if variant, mix and shape do not fit, WorkspaceError if `memory` is
+  /// smaller than memory_size(), not aligned to workspace_alignment or holds mix, CudaError if
   /// CUDA does not know `memory` or mix, or a kernel cannot be launched.
   CudaDecoder(const V& variant, const CudaDevice& device,
               const std::type_identity_t<TensorView<const A, 3>>& mix, const DecoderShape& shape,
@@ -113,12 +119,15 @@ class CudaDecoder : RequireStreaming<V> {
   }
   CudaDecoder(const CudaDecoder&) = delete;
   CudaDecoder& operator=(const CudaDecoder&) = delete;
+  /// Leaves a decoder that can only be assigned to or destroyed.
   CudaDecoder(CudaDecoder&&) noexcept = default;
+  /// Leaves a decoder that can only be assigned to or destroyed.
   CudaDecoder& operator=(CudaDecoder&&) noexcept = default;
 
-  /// Tokens a sequence can have: the mixing matrix has no row for the next one.
+  /// Maximum tokens of a sequence: mix has no row for the next one.
   Index capacity() const { return parts_.problem.shape.query_tokens; }
-  /// Tokens that a sequence has been given, replays counted.
+  /// Tokens that a sequence has been given, counted replays included.
+  /// \throws ShapeError if there is no such sequence, StateError if it was lost: see step().
   Index position(Index sequence) const {
     const Index position = positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))];
     if (position == lost)
@@ -128,12 +137,13 @@ class CudaDecoder : RequireStreaming<V> {
     return position;
   }
 
-  /// Forgets the tokens of one sequence, or of all.
+  /// Forgets the tokens of one sequence.
   void reset(const CudaDevice& device, Index sequence) {
     Index& position = positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))];
     cuda::run_decoder_reset<V, T>(device, parts_, sequence, 1);
     position = 0;
   }
+  /// Forgets the tokens of all sequences.
   void reset(const CudaDevice& device) {
     cuda::run_decoder_reset<V, T>(device, parts_, 0, shape_.batch);
     std::fill(positions_.begin(), positions_.end(), Index{0});
@@ -141,11 +151,11 @@ class CudaDecoder : RequireStreaming<V> {
 
   /// The next tokens of every sequence: q and y [batch, heads, tokens, dim], k and v
   /// [batch, kv_heads, tokens, dim], for any number of tokens.
-  /// \throws ShapeError where they do not fit, StateError where a sequence would outgrow
-  /// capacity(), WorkspaceError where one lies in the decoder's memory, CudaError where CUDA does
-  /// not know the memory of one; nothing has changed then.
-  /// CudaError where a kernel cannot be launched: the sequences are lost then, and all that asks
-  /// for them is a StateError until they are reset, or loaded from a snapshot.
+  /// \throws ShapeError if they do not fit, StateError if a sequence would exceed capacity(),
+  /// WorkspaceError if one lies in the decoder's memory, CudaError if CUDA does not know the
+  /// memory of one; nothing has changed then. CudaError if a kernel cannot be launched: the
+  /// sequences are lost then, and using them throws StateError until they are reset or loaded from
+  /// a snapshot.
   void step(const CudaDevice& device, const std::type_identity_t<TensorView<const T, 4>>& q,
             const std::type_identity_t<TensorView<const T, 4>>& k,
             const std::type_identity_t<TensorView<const T, 4>>& v,
@@ -162,8 +172,8 @@ class CudaDecoder : RequireStreaming<V> {
     advance(device, checked_sequence(shape_, sequence), 1, q, k, v, y);
   }
 
-  /// Launches a step of one token of every sequence, which the host does not count: for a graph.
-  /// \throws ShapeError where the tensors do not fit, CudaError where CUDA does not know their
+  /// Launches a step of one token of every sequence that the host does not count, for a graph.
+  /// \throws ShapeError if the tensors do not fit, CudaError if CUDA does not know their
   /// memory or a kernel cannot be launched.
   void record_step(const CudaDevice& device, const std::type_identity_t<TensorView<const T, 4>>& q,
                    const std::type_identity_t<TensorView<const T, 4>>& k,
@@ -175,25 +185,25 @@ class CudaDecoder : RequireStreaming<V> {
     cuda::require_step_memory<V, T>(q, k, v, y);
     cuda::run_decode_tile<V, T>(device, parts_, 0, q, k, v, y);
   }
-  /// Counts a replay of a recorded step, which the caller makes next.
-  /// \throws StateError where a sequence would outgrow capacity(); nothing is counted then.
+  /// Counts a replay of a recorded step, which the caller launches next.
+  /// \throws StateError if a sequence would exceed capacity(); nothing is counted then.
   void count_replay() {
     for (Index s = 0; s < shape_.batch; ++s) require_room(s, position(s), 1, capacity());
     for (Index& position : positions_) ++position;
   }
 
-  /// The tokens of all sequences put aside, in device memory of the caller's.
+  /// A saved state of all sequences, in the caller's device memory, which is borrowed.
   class Snapshot {
     friend CudaDecoder;
     cuda::DecodeExtents extents_;
     std::vector<Index> positions_;
     WorkspaceView memory_;
   };
-  /// Bytes of device memory that a snapshot takes.
+  /// Bytes of device memory of a snapshot.
   Index snapshot_size() const { return Memory::bytes(parts_.extents); }
 
-  /// Copies the state, not the mixing matrix, into `memory`.
-  /// \throws StateError where a sequence is lost, WorkspaceError where `memory` is smaller than
+  /// Copies the state, without mix, into `memory`.
+  /// \throws StateError if a sequence is lost, WorkspaceError if `memory` is smaller than
   /// snapshot_size(), not aligned to workspace_alignment or shared with the decoder's, CudaError
   /// where CUDA does not know it.
   Snapshot save(const CudaDevice& device, WorkspaceView memory) const {
@@ -209,9 +219,9 @@ class CudaDecoder : RequireStreaming<V> {
     cuda::run_decoder_copy<V, T>(device, parts_.memory, memory_in(memory));
     return snapshot;
   }
-  /// Takes up a state that save() put aside, of this decoder or one of the same sizes; that it had
-  /// the same numbers in its variant and the same mixing matrix, the caller answers for.
-  /// \throws StateError where the sizes differ; nothing has changed then.
+  /// Restores a state that save() made, of this decoder or one of the same sizes. That its variant
+  /// had the same numbers and mix is the caller's responsibility.
+  /// \throws StateError if the sizes differ; nothing has changed then.
   void load(const CudaDevice& device, const Snapshot& snapshot) {
     if (!(snapshot.extents_ == parts_.extents))
       throw StateError("mhla: load: the snapshot was saved by a decoder of another size");
@@ -255,7 +265,7 @@ class CudaDecoder : RequireStreaming<V> {
       return;
     }
     for (Index done = 0; done < tokens;) {
-      // A tile is as long as no sequence leaves its block.
+      // A tile ends where any sequence reaches the end of its block.
       Index count = std::min(tokens - done, parts_.extents.tile());
       for (Index s = first_sequence; s < end; ++s)
         count = std::min(count,
@@ -284,5 +294,7 @@ class CudaDecoder : RequireStreaming<V> {
   WorkspaceView memory_;
   Parts parts_;
 };
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Where the CUDA backend runs: a stream, a cuBLAS handle and scratch memory, all the caller's.
-// Needs no CUDA header, so that a plain .cpp can name it.
+// Needs no CUDA header, so that a plain .cpp can use it.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -12,50 +12,59 @@ struct cublasContext;
 
 MHLA_NAMESPACE_BEGIN
 
-/// How products of float are computed. Those of double are exact always.
+/// \addtogroup cuda
+/// \{
+
+/// How products of float are computed. Those of double are always in double.
 enum class FloatProducts {
-  exact,  ///< in float: neither TF32 nor any other shorter format, whatever mode the handle is in
+  exact,  ///< in float: neither TF32 nor any other shorter format, whatever the handle's mode
   tf32    ///< in TF32 on tensor cores: relative errors of 2^-11
 };
 
-/// What runs a call: see <mhla/cuda/path.hpp>.
+/// What runs a call. mhla::explain prints which one it is and why.
 enum class CudaPath {
-  automatic,  ///< whichever of the others takes the least time, by a model of it
+  automatic,  ///< whichever of the others is fastest by a cost model
   cublas,     ///< cuBLAS products with element-wise kernels around them: runs every call
-  summaries,  ///< fused kernels by way of block summaries: linear in the tokens
+  summaries,  ///< fused kernels over block summaries: linear in the tokens
   quadratic,  ///< fused kernels over pairs of tokens, without summaries: for short sequences
-  resident,   ///< a fused kernel whose block summaries stay on the chip: few blocks, forward alone
-  /// One launch for all that `summaries` does, whose block summaries stay in the chip's L2: up to
-  /// 128 blocks, forward alone. Not among those that `automatic` takes yet.
+  resident,   ///< a fused kernel whose block summaries stay in shared memory: few blocks, forward
+              ///< only
+  /// One launch for all that `summaries` does, whose block summaries stay in L2: up to 128 blocks,
+  /// forward only. Not yet chosen by `automatic`.
   persistent
 };
 
-/// A CUDA device as the caller sees it. Borrowed and cheap to copy; nothing is owned.
+/// A stream, a cuBLAS handle and a workspace, all the caller's: borrowed, cheap to copy, nothing is
+/// owned. One call uses a handle and a workspace at a time.
 ///
 /// Every call runs in `stream` order and returns at once: it allocates nothing and waits for
-/// nothing, so that it can be captured into a CUDA graph. The cuBLAS handle is put on the stream
-/// and given a workspace for the call; stream, math mode and pointer mode are the caller's again
-/// afterwards, its workspace is cuBLAS's default one, since that cannot be asked for.
+/// nothing, so that it can be captured in a CUDA graph. For the call, the cuBLAS handle is put on
+/// the stream and given a workspace; its stream, math mode and pointer mode are restored
+/// afterwards. Its workspace is then cuBLAS's default one, since cuBLAS has no query for it.
 ///
-/// Tensors, workspace, saved states and what a variant borrows (masks, Favor's projection; not the
-/// offsets of packed sequences) lie in memory that CUDA knows: device memory, managed, or
-/// registered host memory. Every call asks CUDA so before it launches anything, and throws
-/// CudaError where an address, or none, is given that CUDA does not know; likewise where CUDA or
-/// cuBLAS refuses, with the reason, and for which chip to compile where the program holds no code
-/// for the device. The error that a failed call leaves for cudaGetLastError is taken back then; the
-/// caller's own errors are neither reported nor cleared.
+/// Tensors, workspace, saved states and what a variant borrows (masks, Favor's projection; but not
+/// the offsets of packed sequences) are in memory that CUDA knows: device memory, managed, or
+/// registered host memory. Every call checks this before it launches anything, and throws CudaError
+/// for an address, null included, that CUDA does not know. CudaError is also thrown, with the
+/// reason, if a CUDA or cuBLAS call fails; if the program has no code for the device, the message
+/// names the architecture to compile for. The error that a failed call leaves for cudaGetLastError
+/// is cleared then; the caller's own errors are neither reported nor cleared.
 class CudaDevice {
  public:
+  /// `workspace` is device memory for expressions that bring none with `.with(...)`.
   CudaDevice(CUstream_st* stream, cublasContext* cublas, WorkspaceView workspace = {},
              FloatProducts products = FloatProducts::exact, CudaPath path = CudaPath::automatic)
       : stream_(stream), cublas_(cublas), workspace_(workspace), products_(products), path_(path) {}
 
+  /// A cudaStream_t.
   CUstream_st* stream() const { return stream_; }
+  /// A cublasHandle_t.
   cublasContext* cublas() const { return cublas_; }
-  /// What expressions use that bring no workspace of their own.
+  /// For expressions that bring none.
   WorkspaceView workspace() const { return workspace_; }
+  /// How float is multiplied.
   FloatProducts products() const { return products_; }
-  /// What runs calls; one that it cannot run is a ShapeError that says why.
+  /// What runs calls. A call that the requested path cannot run throws a ShapeError that says why.
   CudaPath path() const { return path_; }
 
  private:
@@ -65,5 +74,7 @@ class CudaDevice {
   FloatProducts products_;
   CudaPath path_;
 };
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// CUDA's errors as exceptions, what the device has, and whether CUDA knows the memory that a call
-// is given: a kernel that follows an address of the host's ends in an error that no later call
-// recovers from. What is asked here starts no work and waits for none, so that it may be asked
-// while a stream is captured.
+// CUDA's errors as exceptions, device properties, and whether CUDA knows the memory that a call is
+// given: a kernel that dereferences a host address ends in a sticky error. These queries start no
+// work and wait for none, so that they are allowed during stream capture.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,7 +18,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Whether a status means that the program holds no code for the device.
+/// Whether a status means that the program has no code for the device.
 inline bool lacks_code(cudaError_t status) {
   return status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion ||
          status == cudaErrorInvalidDeviceFunction;
@@ -40,25 +39,25 @@ inline std::string advice_on_code() {
          " (CMAKE_CUDA_ARCHITECTURES, or nvcc's -gencode)";
 }
 
-/// A failed call leaves its error for cudaGetLastError as well: takes it back.
+/// Clears the error that a failed call also leaves for cudaGetLastError.
 inline void take_back(cudaError_t status) {
   if (cudaPeekAtLastError() == status) cudaGetLastError();
 }
 
-/// Throws what a call of CUDA's said, which is taken back, because the caller has the exception.
+/// Throws the error of a CUDA call, and clears it, since the caller has the exception.
 [[noreturn]] inline void throw_cuda_error(cudaError_t status, const std::string& what) {
   take_back(status);
   throw CudaError("mhla: ", what, ": ", cudaGetErrorString(status),
                   (lacks_code(status) ? advice_on_code() : std::string()));
 }
 
-/// The same of a call that may have succeeded; `what` says what has failed otherwise.
+/// The same for a call that may have succeeded; `what` names what failed otherwise.
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw_cuda_error(status, what);
 }
 
-/// Bytes of shared memory that a block of threads may have on the current device; `otherwise` where
-/// there is none to ask.
+/// Bytes of shared memory that a thread block may use on the current device; `otherwise` if there
+/// is no device.
 inline Index shared_bytes_of_device(Index otherwise) {
   int device = 0;
   int bytes = 0;
@@ -82,7 +81,7 @@ inline void require_device_memory(const void* address, const char* name) {
                     "memory (cudaMalloc), managed, or registered host memory");
 }
 
-/// The same of arrays and tensors, which need no memory where they have no element.
+/// The same for arrays and tensors, which need no memory if they are empty.
 template <class T>
 void require_device_memory(const Span<T>& array, const char* name) {
   if (array.size > 0) require_device_memory(array.data, name);
@@ -92,13 +91,13 @@ void require_device_memory(const TensorView<T, Rank>& tensor, const char* name) 
   if (tensor.size() > 0) require_device_memory(tensor.data, name);
 }
 
-/// What the kernels of a variant read besides the operands.
+/// What a variant's kernels read besides the operands.
 template <class V>
 void require_borrowed_memory(const V& attention) {
   if constexpr (borrows_projection<V>)
     require_device_memory(attention.feature_map.projection, "feature_map.projection");
   if constexpr (requires { attention.masks; }) {
-    // A mask without data takes every token.
+    // A mask without data keeps every token.
     if (attention.masks.query.data != nullptr)
       require_device_memory(attention.masks.query, "masks.query");
     if (attention.masks.key.data != nullptr)
@@ -106,7 +105,7 @@ void require_borrowed_memory(const V& attention) {
   }
 }
 
-/// What both passes read and write, whatever else.
+/// What both passes read and write.
 template <class V, class T>
 void require_memory_of_call(const V& attention, const OperandViews<T>& operands,
                             const Span<std::byte>& workspace, const Span<Accumulator<T>>& state) {

@@ -23,26 +23,26 @@ namespace cuda {
 struct CallCost {
   PathChoice choice;
   Index workspace_bytes = 0;
-  Index parts = 0;          ///< of the batch, one after the other
-  Index items_at_once = 0;  ///< of the batch, in each part but the last
-  Index flops = 0;          ///< of the products: blocks padded to the longest, tiles filled up
-  /// What all kernels ask of memory, caches answering or not. Fused paths: to the byte where no
-  /// token is masked, but without what runs beside them: element-wise kernels, which fill tables
-  /// and add up parts of dm, and cuBLAS' products of key sums.
+  Index parts = 0;          ///< of the batch, run one after another
+  Index items_at_once = 0;  ///< batch items in each part but the last
+  Index flops = 0;          ///< of the products: blocks padded to the longest, tiles padded
+  /// What all kernels request of memory, cached or not. Fused paths: exact if no token is masked,
+  /// but without what runs beside them: element-wise kernels, which fill tables and sum parts of
+  /// dm, and cuBLAS's products of key sums.
   Index bytes_moved = 0;
-  Index bytes_beside = 0;   ///< about what that asks for
+  Index bytes_beside = 0;   ///< estimate of the latter
   Index bytes_read = 0;     ///< of q, k, v, mix and dy, each once
   Index bytes_written = 0;  ///< of y, or of dq, dk, dv and dmix
 };
 
-/// A cost as a whole number.
+/// A cost as an integer.
 inline Index whole(double cost) {
   constexpr double most = 9e18;
   return static_cast<Index>(std::llround(cost < most ? cost : most));
 }
 
-/// What forward_into, or backward_into with every gradient wanted, takes. Feature maps, rotations
-/// and normalizers are not among the operations: they are linear in the tokens.
+/// What forward_into, or backward_into with every gradient wanted, takes. FLOPs exclude feature
+/// maps, rotations and normalizers, which are linear in the tokens.
 template <StorageScalar T, AttentionVariant V>
 CallCost call_cost(const V& attention, const Shape& shape, const CudaDevice& device,
                    Direction direction) {
@@ -82,7 +82,7 @@ CallCost call_cost(const V& attention, const Shape& shape, const CudaDevice& dev
 }
 
 /// Which path, why, and what the others would take.
-inline std::string described(const PathChoice& choice, const Shape& shape,
+inline std::string to_string(const PathChoice& choice, const Shape& shape,
                              const char* cublas_products) {
   const NominalGpu gpu;
   const auto microseconds = [&](CudaPath path) {
@@ -92,11 +92,11 @@ inline std::string described(const PathChoice& choice, const Shape& shape,
   std::string text =
       std::string("path ") + name_of(choice.path) + ", " + choice.reason() + "; products in " +
       (choice.path == CudaPath::cublas ? cublas_products : "16 bits, added up in float");
-  // Paths that are refused for the same reason, one after the other, on one line.
+  // Consecutive paths that are refused for the same reason share a line.
   std::string refused;
   Refusal reason = Refusal::none;
   const auto end_line = [&] {
-    if (!refused.empty()) text += "\n  " + refused + ": " + described(reason, shape);
+    if (!refused.empty()) text += "\n  " + refused + ": " + to_string(reason, shape);
     refused.clear();
   };
   for (const CudaPath path : fused_paths) {
@@ -113,11 +113,11 @@ inline std::string described(const PathChoice& choice, const Shape& shape,
   return text;
 }
 
-inline std::string described(const CallCost& cost, const Shape& shape, const char* direction,
+inline std::string to_string(const CallCost& cost, const Shape& shape, const char* direction,
                              const char* cublas_products) {
   const auto number = [](Index n) { return std::to_string(n); };
   std::string text = std::string(direction) + ": " +
-                     described(cost.choice, shape, cublas_products) + "\n  workspace " +
+                     to_string(cost.choice, shape, cublas_products) + "\n  workspace " +
                      number(cost.workspace_bytes) + " bytes";
   if (cost.choice.path == CudaPath::cublas)
     text += ", of which " + number(cublas_workspace_bytes) + " are for cuBLAS";
@@ -133,14 +133,17 @@ inline std::string described(const CallCost& cost, const Shape& shape, const cha
 
 }  // namespace cuda
 
-/// Which path forward_into and backward_into take on the device, and why; why not the fused ones,
-/// or what each would take by the cost model; how much workspace, in how many parts of the batch;
-/// operations of the products, and bytes of the tensors and of all kernels.
+/// \addtogroup cuda
+/// \{
+
+/// Says which path forward_into and backward_into take on the device, and why; why not the fused
+/// ones, or how long each would take by the cost model; the workspace, the parts of the batch,
+/// FLOPs of the products, and bytes of the tensors and of all kernels. Launches nothing.
 /// \code
-/// std::cout << mhla::explain<float>(attention, shape, cuda);
+/// std::cout << mhla::explain<float>(attention, call, cuda);
 /// \endcode
-/// \throws ShapeError where attention and shape do not fit, or the device asks for a path that
-/// cannot run the call.
+/// \throws ShapeError if attention and shape do not fit, or the device requests a path that cannot
+/// run the call.
 template <StorageScalar T, AttentionVariant V>
 std::string explain(const V& attention, const Shape& shape, const CudaDevice& device) {
   const char* const products = std::is_same_v<Accumulator<T>, double> ? "double"
@@ -148,7 +151,7 @@ std::string explain(const V& attention, const Shape& shape, const CudaDevice& de
                                    ? "TF32, as the device asks for"
                                    : "float, never TF32";
   const auto part = [&](cuda::Direction direction, const char* name) {
-    return cuda::described(cuda::call_cost<T>(attention, shape, device, direction), shape, name,
+    return cuda::to_string(cuda::call_cost<T>(attention, shape, device, direction), shape, name,
                            products);
   };
   const std::string forward = part(cuda::Direction::forward, "forward");
@@ -156,5 +159,7 @@ std::string explain(const V& attention, const Shape& shape, const CudaDevice& de
     return forward + "backward: path " + cuda::name_of(device.path()) + " has none\n";
   return forward + part(cuda::Direction::backward, "backward");
 }
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -23,7 +23,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// The operands of a part of the batch, and the plan it runs by.
+/// The operands of a part of the batch, and its plan.
 template <class V, class T, class PlanType = Plan<V, Accumulator<T>>>
 struct Operands {
   using A = Accumulator<T>;
@@ -65,7 +65,7 @@ Panels<A> mixed_summary_panels(const Extents<V>& e, Span<A> summaries) {
   return panels(summaries.data, e.mixed_summaries(), e.feature_dim, e.value_dim);
 }
 
-/// The units that one matrix of mix mixes for, and one sequence of theirs.
+/// The units that one matrix of mix mixes for, and one of their sequences.
 template <class V>
 struct Mixing {
   const Extents<V>& extents;
@@ -214,7 +214,7 @@ OwnWeights<A> own_weights(const Plan<V, A>& plan) {
   return {e.queries, plan.mixing.data, e.mix_heads, e.mix_columns};
 }
 
-/// Q, Q^r, and the denominators of every query; under MixedProduct R as well.
+/// Q, Q^r, and the denominators of every query; under MixedProduct also R.
 template <class V, class T>
 void pack_queries(const Operands<V, T>& operands) {
   using A = Accumulator<T>;

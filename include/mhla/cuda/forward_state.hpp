@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a forward pass on the device can leave for the backward pass: the block summaries, in device
-// memory that the caller owns. Needs no CUDA header.
+// The block summaries that a forward pass on the device can leave for the backward pass, in the
+// caller's device memory. Needs no CUDA header.
 #pragma once
 
 #include <cstddef>
@@ -17,30 +17,40 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// \addtogroup cuda
+/// \{
+
 /// Whether a call keeps its summaries in a CudaForwardState, or takes them from one: such a call
 /// may run on another path, whose workspace is larger.
-enum class StateUse { none, given };
+enum class StateUse {
+  none,  ///< neither
+  given  ///< either
+};
 
-/// How summaries lie in a CudaForwardState: in the accumulator type; or, where fused kernels keep
-/// them, each as two numbers of 16 bits, what it was rounded to and, in a second plane, what that
-/// left out, which takes as much memory.
+/// \cond INTERNAL
+// How summaries are stored in a CudaForwardState: in the accumulator type or, by fused kernels,
+// each as two 16-bit numbers, the rounded value and, in a second plane, the remainder, which takes
+// the same memory.
 enum class SummaryFormat { accumulators, bfloat16_planes, half_planes };
+/// \endcond
 
 /// Block summaries S_b and key sums z_b of one forward pass, in the accumulator type A, in
-/// `memory`: forward_state_size(attention, shape, device) elements of device memory, or more. The
-/// object says what is in there and is the host's; it reads and frees nothing. Valid for the k and
-/// v it was saved with, which the caller answers for, and for calls that come later on the stream;
-/// a backward pass of another shape or variant refuses it. What the host cannot read, masks and
-/// Favor's projection, is told apart by where and how it lies. Moving leaves a state without
-/// memory.
+/// `memory`: forward_state_size(attention, shape, device) elements of device memory, or more,
+/// borrowed. The object itself is on the host and describes the contents. Valid for the k and v it
+/// was saved with, which only the caller can know, and for later calls on the stream; a backward
+/// pass of another shape or variant throws StateError. Masks and Favor's projection, which the host
+/// cannot read, are compared by address and layout. A moved-from state has no memory.
 ///
-/// A graph that holds a forward pass with a save fills the memory anew in every replay.
+/// A graph that contains a forward pass with a save refills the memory in every replay.
 template <class A>
 class CudaForwardState {
  public:
   CudaForwardState() = default;
+  /// Borrows device memory.
   explicit CudaForwardState(Span<A> memory) : memory_(memory) {}
+  /// Leaves a state without memory.
   CudaForwardState(CudaForwardState&& other) noexcept { *this = std::move(other); }
+  /// Leaves a state without memory.
   CudaForwardState& operator=(CudaForwardState&& other) noexcept {
     memory_ = std::exchange(other.memory_, {});
     call_ = std::move(other.call_);
@@ -48,13 +58,14 @@ class CudaForwardState {
     return *this;
   }
 
+  /// Its device memory.
   WorkspaceView memory() const {
     return {reinterpret_cast<std::byte*>(memory_.data), memory_.size * Index{sizeof(A)}};
   }
 
-  /// Room for the summaries of a call; what was saved before is gone.
-  /// \throws WorkspaceError where the memory is too small, or not aligned to A, or to 16 bytes for
-  /// planes; nothing has changed then.
+  /// \cond INTERNAL
+  // Room for the summaries of a call; what was saved before is gone. Throws WorkspaceError, with
+  // nothing changed, if the memory is too small, or not aligned to A, or to 16 bytes for planes.
   Span<A> prepare(const Shape& shape, std::uint64_t variant, Index count, SummaryFormat format) {
     if (memory_.size < count)
       throw WorkspaceError("mhla: save(state): ", count,
@@ -67,10 +78,10 @@ class CudaForwardState {
     format_ = format;
     return {memory_.data, count};
   }
-  /// Called by forward when everything that fills it is on the stream.
+  // Called by forward when everything that fills it is on the stream.
   void mark_filled() { call_.mark_filled(); }
 
-  /// The summaries saved for a call; throws StateError where something else, or nothing, was saved.
+  // The summaries saved for a call; throws StateError if something else, or nothing, was saved.
   Span<A> summaries(const Shape& shape, std::uint64_t variant, SummaryFormat format) const {
     const Index count = call_.count(shape, variant);
     if (format != format_)
@@ -80,10 +91,14 @@ class CudaForwardState {
     return {memory_.data, count};
   }
 
+  /// \endcond
+
  private:
   Span<A> memory_;
   SavedCall call_;
   SummaryFormat format_ = SummaryFormat::accumulators;
 };
+
+/// \}
 
 MHLA_NAMESPACE_END

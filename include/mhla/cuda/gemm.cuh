@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Matrix products of the CUDA backend, all through cuBLAS: batches of row-major matrices, which
-// cuBLAS sees as their transposes. Names and meanings are those of cpu/gemm.hpp.
+// All matrix products of the CUDA backend, by cuBLAS: batches of row-major matrices, which cuBLAS
+// sees as their transposes. Named as in cpu/gemm.hpp.
 #pragma once
 
 #include <cublas_v2.h>
@@ -27,7 +27,7 @@ struct Panels {
   Index rows = 0;
   Index cols = 0;
   Index stride = 0;        // from row to row
-  Index panel_stride = 0;  // from panel to panel; 0: the same one for all
+  Index panel_stride = 0;  // from panel to panel; 0: one panel for all
 
   MHLA_HOST_DEVICE A* row(Index panel, Index r) const {
     return data + panel * panel_stride + r * stride;
@@ -45,7 +45,7 @@ struct Panels {
   }
 };
 
-/// One behind the other, without gaps.
+/// Contiguous.
 template <class A>
 Panels<A> panels(A* data, Index count, Index rows, Index cols) {
   return {data, count, rows, cols, cols, rows * cols};
@@ -56,7 +56,7 @@ inline void check_cublas(cublasStatus_t status, const char* function) {
     throw CudaError("mhla: ", function, " failed: ", cublasGetStatusString(status));
 }
 
-/// What a cuBLAS handle is set to when a call begins, and again when it ends.
+/// The settings of a cuBLAS handle, saved when a call begins and restored when it ends.
 class CublasSettings {
  protected:
   explicit CublasSettings(cublasHandle_t handle) : handle_(handle) {
@@ -78,12 +78,12 @@ class CublasSettings {
   cublasMath_t math_mode_ = CUBLAS_DEFAULT_MATH;
 };
 
-/// The caller's cuBLAS handle for the time of a call, and as it was if that throws.
+/// The caller's cuBLAS handle during a call; its settings are restored, also if the call throws.
 class BorrowedCublas : CublasSettings {
  public:
   BorrowedCublas(const CudaDevice& device, WorkspaceView workspace)
       : CublasSettings(device.cublas()) {
-    // In this order: cublasSetStream takes the workspace away.
+    // In this order: cublasSetStream resets the workspace.
     check_cublas(cublasSetStream(handle_, device.stream()), "cublasSetStream");
     check_cublas(
         cublasSetWorkspace(handle_, workspace.data, static_cast<std::size_t>(workspace.size)),
@@ -93,7 +93,7 @@ class BorrowedCublas : CublasSettings {
   }
 };
 
-/// Zero in every element.
+/// Fills with zeros.
 template <class A>
 struct ClearPanels {
   Panels<A> panels;
@@ -175,8 +175,8 @@ void multiply_right_transposed(const CudaDevice& device, const Panels<A>& c,
   gemm::multiply<A>(device, c, a, CUBLAS_OP_N, b, CUBLAS_OP_T, a.cols, into);
 }
 
-/// Which entries of a matrix count: row r is row i = first + r of a square one, of which entries
-/// b <= i - lag do. The others are never multiplied, so that a NaN in them stays there.
+/// Which entries of a matrix count: row r is row i = first + r of a square one, of which entries b
+/// <= i - lag do. The others are never multiplied, so that a NaN in them does not spread.
 struct LowerTriangle {
   Index first = 0;
   Index lag = 0;
@@ -193,7 +193,7 @@ struct LowerTriangle {
   }
 };
 
-/// Rows whose own corner of a triangle goes element by element; what is left of it is a product.
+/// Rows whose own corner of a triangle is computed element by element; the rest is a product.
 inline constexpr Index corner_rows = 16;
 
 /// c_r (+)= sum of a_rb b_b over the entries of row r in its group's corner.
@@ -249,7 +249,7 @@ struct MultiplyCornersTransposed {
     const Index n = i / c.cols / c.rows;
     A& to = c.row(n, k)[col];
     A sum = into == Into::add ? to : A(0);
-    // The rows of the one group whose corner the column crosses; later groups take it in full.
+    // The rows of the one group whose corner contains the column; later groups have it in full.
     const Index first = triangle.first_row_of(k);
     const Index group = first / corner_rows * corner_rows;
     const Index end = group + corner_rows < a.rows ? group + corner_rows : a.rows;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The head dimensions that a variant's fused kernels are compiled for: listed behind the scalar in
-// MHLA_INSTANTIATE_CUDA, and known to the plain .cpp files of the program at link time, so that
-// they size a workspace as the kernels do.
+// The head dimensions that a variant's fused kernels are compiled for: listed after the scalar in
+// MHLA_INSTANTIATE_CUDA, and known to the program's plain .cpp files at link time, so that they
+// size a workspace as the kernels do.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -19,27 +19,34 @@ constexpr bool has_fused_kernels(Index key_dim, Index value_dim) {
                                   key_dim == 96 || key_dim == 128 || key_dim == 256);
 }
 
-/// Tokens of a tile: fewer where rows are long.
+/// Tokens of a tile: fewer if rows are long.
 constexpr int tile_rows(Index key_dim) { return key_dim > 128 ? 32 : 64; }
-/// Threads that share a row of so many elements where its features are made: more for long rows,
-/// whose sums would take too many registers of fewer threads.
+/// Threads that share a row of `dim` elements while its features are computed: more for long rows,
+/// whose sums would take too many registers with fewer.
 constexpr int lanes_of_row(Index dim) { return dim < 128 ? 8 : 16; }
 
 }  // namespace cuda
 
-/// Head dimensions to compile fused kernels for, in MHLA_INSTANTIATE_CUDA.
+/// \addtogroup cuda
+/// \{
+
+/// Head dimensions to compile fused kernels for, in MHLA_INSTANTIATE_CUDA: 32, 64, 72, 96, 128 or
+/// 256 for both, or 128 and 256.
 template <int KeyDim, int ValueDim>
 struct HeadDims {
   static_assert(cuda::has_fused_kernels(KeyDim, ValueDim),
                 "mhla: fused CUDA kernels exist for HeadDims<d, d> with d = 32, 64, 72, 96, 128 or "
                 "256, and for HeadDims<128, 256>; leave others out, they run on cuBLAS");
-  static constexpr Index key_dim = KeyDim;
-  static constexpr Index value_dim = ValueDim;
+  static constexpr Index key_dim = KeyDim;      ///< of q and k
+  static constexpr Index value_dim = ValueDim;  ///< of v
 
+  /// Whether a call has these dimensions.
   static constexpr bool fit(Index key_dim_of_call, Index value_dim_of_call) {
     return key_dim_of_call == KeyDim && value_dim_of_call == ValueDim;
   }
 };
+
+/// \}
 
 namespace cuda {
 
@@ -49,7 +56,7 @@ struct HeadDimsPair {
   Index value_dim;
 };
 
-/// Head dimensions as numbers; borrows them.
+/// A borrowed list of head dimensions.
 struct HeadDimsList {
   const HeadDimsPair* data = nullptr;
   Index size = 0;
@@ -76,7 +83,7 @@ struct HeadDimsOf {
 
   static constexpr HeadDimsList list() { return {pairs, size}; }
 
-  /// Calls f(HeadDims<...>()) for the one of the list that fits a call; false where none does.
+  /// Calls f(HeadDims<...>()) for the entry that fits a call; false if none does.
   template <class F>
   static bool visit([[maybe_unused]] Index key_dim, [[maybe_unused]] Index value_dim,
                     [[maybe_unused]] const F& f) {
@@ -88,20 +95,20 @@ struct HeadDimsOf {
                                                               {0, 0}};
 };
 
-/// What MHLA_INSTANTIATE_CUDA(V, T, ...) lists; defined in pipeline.cuh. Only variants and scalars
-/// that fused kernels can run are ever asked for. An undefined reference to it means that no .cu of
-/// the program holds MHLA_INSTANTIATE_CUDA(V, T).
+/// What MHLA_INSTANTIATE_CUDA(V, T, ...) lists; defined in pipeline.cuh. Used only for variants and
+/// scalars that fused kernels can run. An undefined reference to it means that no .cu of the
+/// program has MHLA_INSTANTIATE_CUDA(V, T).
 template <class V, class T>
 HeadDimsList compiled_head_dims();
 
-/// Bytes of shared memory that a block of threads may have on the current device, or nominally
-/// where there is none; defined there as well.
+/// Bytes of shared memory that a thread block may use on the current device, or nominally if there
+/// is none; also defined in pipeline.cuh.
 template <class V, class T>
 Index shared_bytes_at_hand();
 
 /// "128/256"
-inline std::string described(Index key_dim, Index value_dim) {
-  return std::to_string(key_dim) + "/" + std::to_string(value_dim);
+inline std::string to_string(const HeadDimsPair& dims) {
+  return std::to_string(dims.key_dim) + "/" + std::to_string(dims.value_dim);
 }
 
 }  // namespace cuda

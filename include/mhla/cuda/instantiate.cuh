@@ -1,26 +1,29 @@
 // SPDX-License-Identifier: MIT
-// The kernels of one variant, for a .cu file of the program:
-//
-//   #include <mhla/cuda/instantiate.cuh>
-//   using Attention = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
-//   MHLA_INSTANTIATE_CUDA(Attention, float);
-//   MHLA_INSTANTIATE_CUDA(Attention, mhla::Half, mhla::HeadDims<64, 64>, mhla::HeadDims<128, 128>);
+// The kernels of one variant, for a .cu file of the program: MHLA_INSTANTIATE_CUDA.
 #pragma once
 
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/pipeline.cuh>
 #include <type_traits>
 
-// The types of the functions come first and as one: behind the name of a function of mhla, the
-// caller's `Attention` would be looked up in there. For the same reason the list of head dimensions
-// gets a name of the caller's, another one each time.
+// Function types are written before the function's name: after the name of a function of mhla, the
+// caller's `Attention` would be looked up inside mhla. For the same reason the list of head
+// dimensions gets a name in the caller's namespace, a new one each time.
 
-/// Compiles forward and backward pass of `Variant`, an Attention<...> or a batch layout of one, on
-/// tensors of `Scalar`: float, double, mhla::BFloat16 or mhla::Half. `Variant` holds no comma: give
-/// it a name. Behind the scalar, any number of mhla::HeadDims<key_dim, value_dim>: 16-bit tensors
-/// of these run on fused kernels, where the model of <mhla/cuda/path.hpp> finds them faster; all
-/// others run on cuBLAS. Head dimensions are listed once in a program for a variant and scalar, in
-/// the global namespace, before anything calls the variant.
+/// \addtogroup cuda
+/// \{
+
+/// Compiles the forward and backward pass of `Variant`, an Attention or a batch layout of one, on
+/// tensors of `Scalar`: float, double, mhla::BFloat16 or mhla::Half, in a .cu file of the program:
+///
+///     using Vision = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
+///     MHLA_INSTANTIATE_CUDA(Vision, float);
+///     MHLA_INSTANTIATE_CUDA(Vision, mhla::Half, mhla::HeadDims<64, 64>);
+///
+/// `Variant` contains no comma: give it a name. After the scalar, any number of
+/// mhla::HeadDims<key_dim, value_dim>: 16-bit tensors with these run on fused kernels where the
+/// cost model finds them faster; all others run on cuBLAS. A program instantiates a variant and
+/// scalar once, in the global namespace, before anything calls the variant.
 #define MHLA_INSTANTIATE_CUDA(Variant, Scalar, ...)                                               \
   __VA_OPT__(MHLA_NAME_HEAD_DIMS(__COUNTER__, Variant, Scalar, __VA_ARGS__))                      \
   template std::type_identity_t<mhla::cuda::HeadDimsList()>                                       \
@@ -41,7 +44,9 @@
                                      mhla::WorkspaceView, mhla::Span<mhla::Accumulator<Scalar>>)> \
       mhla::cuda::run_backward<Variant, Scalar>
 
-// In two steps, so that the number is one by the time it is pasted.
+/// \}
+
+// In two steps, so that __COUNTER__ is expanded before it is pasted.
 #define MHLA_NAME_HEAD_DIMS(number, Variant, Scalar, ...) \
   MHLA_NAME_HEAD_DIMS_NUMBERED(number, Variant, Scalar, __VA_ARGS__)
 #define MHLA_NAME_HEAD_DIMS_NUMBERED(number, Variant, Scalar, ...)     \

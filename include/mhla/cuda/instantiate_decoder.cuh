@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: MIT
-// The kernels of one variant's decoder, for a .cu file of the program:
-//
-//   #include <mhla/cuda/instantiate_decoder.cuh>
-//   using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal>;
-//   MHLA_INSTANTIATE_CUDA_DECODER(Attention, float);
+// The kernels of one variant's decoder, for a .cu file: MHLA_INSTANTIATE_CUDA_DECODER.
 #pragma once
 
 #include <mhla/cuda/decoding.cuh>
 #include <type_traits>
 
-// The types of the functions come first and as one: behind the name of a function of mhla, the
-// caller's `Attention` would be looked up in there.
+// Function types are written before the function's name: after the name of a function of mhla, the
+// caller's `Attention` would be looked up inside mhla.
 
-/// Compiles the decoder of `Variant` on tensors of `Scalar`: what <mhla/cuda/decoding.hpp> calls.
-/// As MHLA_INSTANTIATE_CUDA otherwise.
+/// \addtogroup cuda
+/// \{
+
+/// Compiles the mhla::CudaDecoder of `Variant` on tensors of `Scalar`, in a .cu file of the
+/// program:
+///
+///     using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal>;
+///     MHLA_INSTANTIATE_CUDA_DECODER(Sequence, float);
+///
+/// Otherwise as MHLA_INSTANTIATE_CUDA.
 #define MHLA_INSTANTIATE_CUDA_DECODER(Variant, Scalar)                                    \
   template std::type_identity_t<void(                                                     \
       const mhla::CudaDevice&,                                                            \
@@ -40,3 +44,5 @@
       const mhla::cuda::DecodeMemory<Variant, mhla::Accumulator<Scalar>>&,                \
       const mhla::cuda::DecodeMemory<Variant, mhla::Accumulator<Scalar>>&)>               \
       mhla::cuda::run_decoder_copy<Variant, Scalar>
+
+/// \}

@@ -11,7 +11,7 @@
 //   dV   += m_ii tril(Q^r K^r^T)^T U
 //   dm_ii += sum_{j <= t} (Q^r K^r^T)_tj (U V^T)_tj + sum_t c_t <Q_t, p_t>
 //
-// No entry above the diagonal is ever multiplied: a NaN stays out of the tokens before it.
+// No entry above the diagonal is ever multiplied, so that a NaN does not reach earlier tokens.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -27,7 +27,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// The diagonal of the mixing matrices, as the rows of panels need it.
+/// The diagonal of the mixing matrices, for rows of panels.
 template <class A>
 struct OwnWeights {
   PanelRows rows;   // of the queries
@@ -153,7 +153,7 @@ struct LowerRowProducts {
   }
 };
 
-/// Where own blocks' gradients go: their part is added to dQ^r, dK^r and dV.
+/// Destinations of the own blocks' gradients, which are added to dQ^r, dK^r and dV.
 template <class A>
 struct OwnBlockGradients {
   A* queries;
@@ -237,8 +237,8 @@ struct AddOwnKeySumKeyGradient {
   }
 };
 
-/// Adds up the queries' parts of dm_ii, of all blocks of a unit with this row of mix: its sequences
-/// have one each.
+/// Sums the queries' parts of dm_ii, of all blocks of a unit with this row of mix: one per
+/// sequence.
 template <class A>
 struct AddOwnMixingGradient {
   PanelRows rows;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the cost model of paths is made of: the sizes of a call, what one kernel moves and computes,
-// and the machine that it is thought to run on. A model, good for choosing between paths that are
-// far apart; measurements are to take its place. Needs no CUDA header.
+// The parts of the cost model of paths: the sizes of a call, the bytes and FLOPs of a kernel, and a
+// nominal GPU. Good enough to choose between paths that are far apart; measurements are to replace
+// it. Needs no CUDA header.
 #pragma once
 
 #include <algorithm>
@@ -21,45 +21,43 @@ namespace cuda {
 
 enum class Direction { forward, backward };
 
-/// An H200 in round numbers: what copies, and products of matrices that are large enough, are known
-/// to reach there, not what its data sheet says. None of them was measured by this library.
+/// An H200 in round numbers: what copies and large matrix products are known to reach on it, not
+/// data sheet values. None was measured by this library.
 struct NominalGpu {
   double memory_bandwidth = 4.3e12;   ///< bytes a second, of copies
   double cache_bandwidth = 5.5e12;    ///< of L2
-  double cache_bytes = 30e6;          ///< that surely stay in L2, whose halves may both hold a line
+  double cache_bytes = 30e6;          ///< certain to stay in L2, whose halves may both hold a line
   double sixteen_bit_flops = 420e12;  ///< of mma.sync
   double tf32_flops = 395e12;
   double float_flops = 55e12;  ///< outside the tensor cores
   double double_flops = 60e12;
   double launch_seconds = 2.5e-6;
   Index processors = 132;
-  Index shared_bytes = 227 * 1024;  ///< that a block of threads may have, of a processor's
+  Index shared_bytes = 227 * 1024;  ///< maximum of a thread block, within an SM's
 };
 
-/// What one kernel moves and computes. Numbers are double because nothing overflows there; they are
-/// exact up to 2^53.
+/// Bytes and FLOPs of one kernel. In double, which does not overflow and is exact up to 2^53.
 struct KernelCost {
   const char* name = "";
   double tensor_bytes = 0;    ///< of q, k, v, y and their gradients, or of panels of them
   double summary_bytes = 0;   ///< of summaries and key sums, between kernels
-  double repeated_bytes = 0;  ///< of tables, and of what was read before: out of L2
-  double flops = 0;           ///< of the products, tiles filled up
+  double repeated_bytes = 0;  ///< of tables, and of what was read before: from L2
+  double flops = 0;           ///< of the products, tiles padded
   double launches = 1;
-  double near_bytes = 0;         ///< what a block of threads asks for again at once: out of L1
-  fused::MovedBytes moved = {};  ///< all of it, to the byte, where it was counted
-  /// Each block of threads has a processor for itself: no other computes while it waits.
+  double near_bytes = 0;         ///< what a thread block rereads immediately: from L1
+  fused::MovedBytes moved = {};  ///< all of it, exact if it was counted
+  /// One thread block per SM: no other computes while it waits.
   bool alone = false;
-  double busy = 1;  ///< share of the processors that have a block of threads
-  bool beside =
-      false;  ///< an element-wise kernel or a call of cuBLAS beside a fused path's kernels
+  double busy = 1;      ///< share of the SMs that have a thread block
+  bool beside = false;  ///< an element-wise kernel or cuBLAS call beside a fused path's kernels
 
   constexpr double bytes() const { return bytes_from_cache() + near_bytes; }
   constexpr double bytes_from_cache() const {
     return tensor_bytes + summary_bytes + repeated_bytes;
   }
 
-  /// Takes what the kernel asks for by its own count: whatever no other kind of bytes stands for is
-  /// near.
+  /// Sets the kernel's own count of requested bytes: what no other kind of bytes accounts for is
+  /// from L1.
   constexpr void count(const fused::MovedBytes& bytes) {
     moved = bytes;
     double left = static_cast<double>(bytes.total());
@@ -70,7 +68,7 @@ struct KernelCost {
     near_bytes = left;
   }
 
-  /// Summaries `in_cache` stay in L2 from kernel to kernel.
+  /// `in_cache`: summaries stay in L2 between kernels.
   constexpr double seconds(const NominalGpu& gpu, double flops_per_second, bool in_cache) const {
     const double memory = tensor_bytes + (in_cache ? 0 : summary_bytes);
     const double moving =
@@ -81,7 +79,7 @@ struct KernelCost {
   }
 };
 
-/// The kernels of a path, one after the other.
+/// The kernels of a path, in sequence.
 struct PathCost {
   static constexpr int most = 32;
   KernelCost kernel[std::size_t{most}];
@@ -101,16 +99,16 @@ struct PathCost {
     for (int i = 0; i < count; ++i) total += of_kernel(kernel[i]);
     return total;
   }
-  /// What the kernels ask of memory. On a fused path that is the sum of their own counts, to the
-  /// byte where no token is masked; what runs beside them is not in it: element-wise kernels, which
-  /// fill tables and add up parts of dm, and cuBLAS' products of key sums.
+  /// Bytes that the kernels request. On a fused path the sum of their own counts, exact if no token
+  /// is masked, without what runs beside them: element-wise kernels, which fill tables and sum
+  /// parts of dm, and cuBLAS's products of key sums.
   constexpr double bytes() const {
     return sum([](const KernelCost& cost) { return cost.beside ? 0.0 : cost.bytes(); });
   }
   constexpr double bytes_beside() const {
     return sum([](const KernelCost& cost) { return cost.beside ? cost.bytes() : 0.0; });
   }
-  /// The same, read and written, of a fused path.
+  /// Bytes read and written, of a fused path.
   constexpr fused::MovedBytes moved() const {
     fused::MovedBytes total;
     for (int i = 0; i < count; ++i) total += kernel[i].moved;
@@ -134,11 +132,11 @@ constexpr double tiles_of(double count, Index tile) {
   const auto whole = static_cast<double>(static_cast<Index>(count) / tile);
   return whole + (whole * static_cast<double>(tile) < count ? 1 : 0);
 }
-/// `count`, filled up to tiles.
+/// `count`, rounded up to tiles.
 constexpr double filled(double count, Index tile) {
   return tiles_of(count, tile) * static_cast<double>(tile);
 }
-/// The sizes that costs depend on. Masked tokens count: only the device knows the masks.
+/// The sizes that costs depend on. Masked tokens count, since only the device can read the masks.
 struct CallSize {
   double units;        // items times kv heads
   double heads;        // of the whole batch: units times group_size
@@ -176,7 +174,7 @@ struct CallSize {
   constexpr double mixed_summaries() const { return units * query_blocks * matrices; }
 };
 
-/// The tables that every path begins with: of blocks, of angles, and the mixing matrix, packed.
+/// What every path starts with: tables of blocks and angles, and the packed mixing matrix.
 constexpr KernelCost tables_cost(const CallSize& size) {
   KernelCost cost{"tables"};
   cost.repeated_bytes =

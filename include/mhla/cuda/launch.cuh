@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// How kernels are run. A kernel is a body, a function object that computes element `i` of `count`
-// and shares nothing with the other elements; everything that only a CUDA compiler understands is
-// in this file.
+// How element-wise kernels are run. A kernel is a body, a function object that computes element `i`
+// of `count` independently of the others; everything that only a CUDA compiler understands is in
+// this file and machine.cuh.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,11 +29,10 @@ template <class Body>
 void launch(const CudaDevice& device, Index count, const Body& body) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
   if (count == 0) return;
-  constexpr Index most_blocks = Index{1} << 20;
+  constexpr Index max_blocks = Index{1} << 20;
   const Index wanted = ceil_div(count, Index{threads_of_block});
-  const auto blocks = static_cast<unsigned>(wanted < most_blocks ? wanted : most_blocks);
-  // Not <<<>>>, after which there is cudaGetLastError() only: that tells of the caller's calls,
-  // too.
+  const auto blocks = static_cast<unsigned>(wanted < max_blocks ? wanted : max_blocks);
+  // Not <<<>>>, whose errors only cudaGetLastError() reports, with those of the caller's calls.
   void* arguments[] = {const_cast<Body*>(&body), &count};
   check_cuda(cudaLaunchKernel(run_body<Body>, dim3(blocks), dim3(threads_of_block), arguments, 0,
                               device.stream()),

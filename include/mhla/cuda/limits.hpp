@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How much memory calls of the CUDA backend may take. In a file of its own because the tests put
-// smaller numbers in its place.
+// Memory limits of the CUDA backend's calls. A separate file, because the tests replace it with
+// smaller numbers.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -10,10 +10,10 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// What cuBLAS gets for itself, as its manual recommends for the chips since sm_90.
+/// cuBLAS's own workspace, as its manual recommends from sm_90 on.
 inline constexpr Index cublas_workspace_bytes = Index{32} << 20;
 
-/// A call is cut into parts of the batch that take about so much memory at the most, or one item.
+/// A call is split into parts of the batch that take at most about this much memory, or one item.
 inline constexpr Index affordable_bytes = Index{1} << 30;
 
 }  // namespace cuda

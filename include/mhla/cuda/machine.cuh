@@ -1,34 +1,33 @@
 // SPDX-License-Identifier: MIT
-// What fused kernels need of the chip (sm_80 and later), as plain functions: a block of threads
-// with its shared memory, copies in the background, and products of 16-bit matrices by a warp.
-// Everything that only a CUDA compiler understands is here and in launch.cuh, so that the tests can
-// put a machine of their own in its place and run the kernels' own source.
+// What fused kernels need of the chip (sm_80 and later), as plain functions: a thread block with
+// its shared memory, asynchronous copies, and products of 16-bit matrices by a warp. Everything
+// that only a CUDA compiler understands is here and in launch.cuh, so that the tests can replace it
+// by an emulation and run the kernels' own source.
 //
-// A kernel is a body, a function object run by every thread of a block:
+// A kernel is a body, a function object run by every thread of a thread block:
 //
 //   struct Body {
-//     static constexpr int threads = 256;            // of a block, a multiple of 32
-//     static constexpr int shared_bytes = 65536;     // of a block; or int shared_bytes() const
-//     static constexpr int blocks_of_processor = 2;  // at least so many at once, where there is
-//     room MHLA_DEVICE void operator()(const machine::Block& block) const;
+//     static constexpr int threads = 256;          // of a thread block, a multiple of 32
+//     static constexpr int shared_bytes = 65536;   // or int shared_bytes() const
+//     static constexpr int min_blocks_per_sm = 2;  // for __launch_bounds__
+//     MHLA_DEVICE void operator()(const machine::Block& block) const;
 //   };
 //   machine::run(device, number_of_blocks, body);
-//   machine::run_together(device, most_blocks, body);  // where blocks wait for each other
+//   machine::run_together(device, max_blocks, body);  // thread blocks that wait for each other
 //
-// Warps meet in every function that says so: all 32 lanes call it at the same place.
+// "The warp meets" in a comment: all 32 lanes call the function together.
 //
-// From sm_90 on a kernel may begin before the kernels in front of it in the stream have ended, so
-// that its blocks of threads are in place, and have read what they can, when those do end. Hence
-// every thread of a body, on every path, calls wait_for_earlier_kernels() once. Since the kernels
-// behind it may begin only when all of its blocks have come that far, no more is under way before
-// that call than the last kernel that run() has launched and what cuBLAS and launch() do behind it.
-// So a body, before it waits,
-//   - writes nothing to global memory: those kernels may still read there;
-//   - reads nothing that they write: results of the stages before. Tables that were filled in front
-//     of that last kernel can be read, and so can the caller's tensors, whose kernels are in front
-//     of it as well;
-//   - reads nothing at all if it may be the first of a call. Nothing is known of the caller's
-//     kernels: they may be writing the tensors.
+// From sm_90 on a kernel may start before earlier kernels of the stream have ended (programmatic
+// dependent launch), so that its thread blocks are resident, and have read what they can, when
+// those end. Hence every thread of a body, on every path, calls wait_for_earlier_kernels() once.
+// Since later kernels can start only when all thread blocks have reached that call, the only
+// kernels still running before it are the last one that run() launched and what cuBLAS and launch()
+// enqueued after it. So before it waits, a body
+//   - writes nothing to global memory: those kernels may still read it;
+//   - reads nothing that they write: results of earlier stages. It may read tables that were filled
+//     before that last kernel, and the caller's tensors, whose kernels precede it as well;
+//   - reads nothing at all if it may be the first of a call: the caller's kernels may still be
+//     writing the tensors.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,20 +43,20 @@
 #include <string>
 #include <type_traits>
 
-/// Functions that run on the device alone.
+/// Functions that run only on the device.
 #define MHLA_DEVICE __device__ __forceinline__
-/// Before a loop whose counter is an index of registers.
+/// Before a loop whose counter indexes registers.
 #define MHLA_DEVICE_UNROLL _Pragma("unroll")
-/// Before a loop that runs where hardly any call gets to: nothing is gained by copies of its body.
+/// Before a loop that is rarely reached: unrolling it gains nothing.
 #define MHLA_DEVICE_ROLLED _Pragma("unroll 1")
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda::machine {
 
-inline constexpr Index most_blocks = 0x7fffffff;
+inline constexpr Index max_blocks = 0x7fffffff;
 
-/// A place in the block's shared memory, in bytes from its beginning.
+/// An address in the thread block's shared memory, in bytes from its start.
 using Shared = std::uint32_t;
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -66,7 +65,7 @@ MHLA_DEVICE std::uint32_t address_of(Shared at) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared_memory)) + at;
 }
 
-/// A block of threads, as one of them sees it.
+/// A thread block, as one of its threads sees it.
 struct Block {
   Index number;  ///< of the block, in [0, blocks)
   Index blocks;
@@ -74,7 +73,8 @@ struct Block {
 
   MHLA_DEVICE int lane() const { return thread % 32; }
   MHLA_DEVICE int warp() const { return thread / 32; }
-  /// Waits for all threads of the block; what they wrote to shared memory can be read then.
+  /// Waits for all threads of the block (__syncthreads); what they wrote to shared memory can be
+  /// read then.
   MHLA_DEVICE void sync() const { __syncthreads(); }
   /// The same for the threads of a warp.
   MHLA_DEVICE void sync_warp() const { __syncwarp(); }
@@ -103,25 +103,25 @@ struct alignas(16) Chunk {
   std::uint32_t word[4];
 };
 
-/// Begins to copy 16 bytes, aligned to 16 on both sides; writes zeros where nothing is present.
-/// `from` is not read then.
+/// Starts an asynchronous copy of 16 bytes, aligned to 16 on both sides; if not `present` it writes
+/// zeros and does not read `from`.
 MHLA_DEVICE void copy_chunk(Shared to, const void* from, bool present) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address_of(to)), "l"(from),
                "r"(present ? 16 : 0)
                : "memory");
 }
-/// Makes the copies begun by this thread since the last call a group.
+/// Commits the copies that this thread started since the last call as a group.
 MHLA_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-/// Waits until no more than `pending` of this thread's groups are under way. Other threads see what
-/// was copied after the next sync().
+/// Waits until at most `pending` of this thread's groups are in flight. Other threads see what was
+/// copied after the next sync().
 template <int pending>
 MHLA_DEVICE void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
 }
 
-/// Waits until all that the stream had to do before this kernel is done and can be read; the kernel
-/// behind this one may begin from then on. Not before: it takes for granted that whatever is in
-/// front of this one has ended. Below sm_90 kernels begin no earlier, and nothing is left to do.
+/// Waits until all earlier work of the stream is done and its results can be read; the next kernel
+/// may start from then on. Not before: it assumes that whatever precedes this one has ended. Below
+/// sm_90 kernels do not start early, and this does nothing.
 MHLA_DEVICE void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
@@ -129,26 +129,26 @@ MHLA_DEVICE void wait_for_earlier_kernels() {
 #endif
 }
 
-/// The same number, of which the compiler knows no more: what follows from it is computed anew
-/// behind this, instead of being kept in registers from before a loop.
+/// The same number, opaque to the compiler: what depends on it is recomputed after this, instead of
+/// being kept in registers across a loop.
 MHLA_DEVICE int known_anew(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-/// What blocks of one launch have done, so that others can wait for it: in global memory, zero
+/// Progress of the thread blocks of one launch, for others to wait for: in global memory, zero
 /// before the launch.
 using Counter = std::uint32_t;
 
-/// Adds one and returns what was there: blocks take numbers, each another one. Says nothing of what
-/// any of them has done.
+/// Adds one and returns the old value: each thread block gets a different number. Implies nothing
+/// about the work of any of them.
 MHLA_DEVICE std::uint32_t take_number(Counter* counter) { return atomicAdd(counter, 1u); }
-/// Adds one, by one thread of a block. What the block has done up to its last sync() is done for
-/// everyone who finds that counted.
+/// Adds one, by one thread of a block. Whoever sees the count also sees what the block did up to
+/// its last sync().
 MHLA_DEVICE void announce(Counter* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;\n" ::"l"(counter) : "memory");
 }
-/// Waits, by one thread of a block, until so many are counted. The other threads may rely on it
+/// Waits, by one thread of a block, until `count` are counted. The other threads may rely on it
 /// after the next sync().
 MHLA_DEVICE void wait_for_count(const Counter* counter, std::uint32_t count) {
   std::uint32_t counted;
@@ -159,16 +159,16 @@ MHLA_DEVICE void wait_for_count(const Counter* counter, std::uint32_t count) {
   }
 }
 
-/// Four 8 x 8 matrices of 16-bit elements: lane l says where row l % 8 of matrix l / 8 is, 16 bytes
-/// aligned to that. Register m then holds, of matrix m, elements 2 (l % 4) and the next of row l
-/// / 4. The warp meets.
+/// Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8,
+/// 16 bytes aligned to 16. Register m then holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4
+/// of matrix m. The warp meets.
 MHLA_DEVICE void load_matrices(std::uint32_t (&registers)[4], Shared row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
                : "r"(address_of(row))
                : "memory");
 }
-/// The same of the matrices' transposes.
+/// The same for the matrices' transposes.
 MHLA_DEVICE void load_matrices_transposed(std::uint32_t (&registers)[4], Shared row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
@@ -180,7 +180,7 @@ MHLA_DEVICE void load_matrices_transposed(std::uint32_t (&registers)[4], Shared 
 ///   a[0] = a(g, t..), a[1] = a(g + 8, t..), a[2] = a(g, t + 8..), a[3] = a(g + 8, t + 8..)
 ///   b[0] = b(t.., g), b[1] = b(t + 8.., g)
 ///   c[0] = c(g, t), c[1] = c(g, t + 1), c[2] = c(g + 8, t), c[3] = c(g + 8, t + 1)
-/// T, BFloat16 or Half, is what a and b are made of. The warp meets.
+/// T, BFloat16 or Half, is the type of a and b. The warp meets.
 template <class T>
 MHLA_DEVICE void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                               std::uint32_t b1) {
@@ -214,7 +214,7 @@ MHLA_DEVICE void multiply_add(float (&c)[4], std::uint32_t a0, std::uint32_t a1,
   }
 }
 
-/// What lane `lane() ^ mask` passes. The warp meets.
+/// The value of lane `lane() ^ mask`. The warp meets.
 MHLA_DEVICE float exchange(float value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
@@ -250,21 +250,21 @@ MHLA_DEVICE float second_of(std::uint32_t pair) {
   return first_of<T>(pair >> 16);
 }
 
-// The kernel that runs a body. Blocks have one number: grids of more dimensions end at 65535.
+// The kernel that runs a body, on a one-dimensional grid: other dimensions are limited to 65535.
 template <class Body>
-__global__ void __launch_bounds__(Body::threads, Body::blocks_of_processor)
+__global__ void __launch_bounds__(Body::threads, Body::min_blocks_per_sm)
     run_blocks(const Body body) {
   body(Block{static_cast<Index>(blockIdx.x), static_cast<Index>(gridDim.x),
              static_cast<int>(threadIdx.x)});
 }
 
-/// Throws what keeps a kernel from being launched.
+/// Throws if a kernel cannot be launched.
 inline void check_launch(cudaError_t status) {
   if (status != cudaSuccess)
     throw CudaError("mhla: a kernel could not be launched: ", cudaGetErrorString(status));
 }
 
-/// The kernel of a body that is to have so much shared memory.
+/// The kernel of a body, set up for its shared memory.
 template <class Body>
 const void* kernel_of(int shared_bytes) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
@@ -278,7 +278,8 @@ const void* kernel_of(int shared_bytes) {
 template <class Body>
 void launch_kernel(const CudaDevice& device, const void* kernel, Index blocks, int shared_bytes,
                    const Body& body) {
-  // Only code that waits may begin early; what was compiled for sm_80 does not, on newer chips too.
+  // Only code that waits may start early; code compiled for sm_80 does not wait, even on newer
+  // chips.
   cudaFuncAttributes code{};
   check_launch(cudaFuncGetAttributes(&code, kernel));
   cudaLaunchAttribute begins_early{};
@@ -296,20 +297,20 @@ void launch_kernel(const CudaDevice& device, const void* kernel, Index blocks, i
   check_launch(cudaLaunchKernelExC(&launch, kernel, arguments));
 }
 
-/// Runs a body on so many blocks of threads, on the device's stream; it may begin before the
-/// kernels in front of it have ended, as said above. A captured stream keeps that.
+/// Runs a body on that many thread blocks, on the device's stream; it may start before earlier
+/// kernels have ended, as described above. Stream capture preserves that.
 template <class Body>
 void run(const CudaDevice& device, Index blocks, const Body& body) {
   if (blocks == 0) return;
-  if (blocks > most_blocks)
+  if (blocks > max_blocks)
     throw ShapeError("mhla: ", blocks, " blocks of threads are more than a CUDA launch can count");
   const int shared_bytes = shared_bytes_of(body);
   launch_kernel(device, kernel_of<Body>(shared_bytes), blocks, shared_bytes, body);
 }
 
-/// Likewise, on as many blocks as the chip has room for at once, `most` at the most, which may wait
-/// for each other by counters. Other kernels may have taken the room: a block must wait only for
-/// what a block has begun that is there for certain, since it has taken a number before.
+/// Likewise, on as many thread blocks as can be resident at once, at most `most`, which may wait
+/// for each other by counters. Other kernels may occupy the chip: a thread block must wait only for
+/// work of a thread block that is certain to run, because it has taken a number before.
 template <class Body>
 void run_together(const CudaDevice& device, Index most, const Body& body) {
   if (most == 0) return;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Which path runs a call: which ones can, and of those the one that takes the least time by a model
-// of what its kernels move and compute, unless the CudaDevice asks for another.
+// Which path runs a call: of those that can, the fastest by a model of its kernels' bytes and
+// FLOPs, unless the CudaDevice requests another.
 //
-// The fused paths are for tensors of 16 bits and element-wise feature maps, and for the head
-// dimensions that the program has compiled them for; cuBLAS runs everything.
+// The fused paths are for 16-bit tensors and element-wise feature maps, and for the head dimensions
+// that the program compiles them for; cuBLAS runs everything.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,7 @@ constexpr const char* name_of(CudaPath path) {
   return "";
 }
 
-/// The fused paths, in the order in which they are spoken of.
+/// The fused paths, in the order in which they are reported.
 inline constexpr CudaPath fused_paths[] = {CudaPath::summaries, CudaPath::quadratic,
                                            CudaPath::resident, CudaPath::persistent};
 
@@ -59,15 +59,15 @@ inline constexpr CudaPath fused_paths[] = {CudaPath::summaries, CudaPath::quadra
 constexpr bool has_backward(CudaPath path) {
   return path != CudaPath::resident && path != CudaPath::persistent;
 }
-/// Whether a path may be taken without being asked for. The persistent one, whose blocks of threads
-/// wait for each other, is to be measured first.
+/// Whether `automatic` may choose a path. The persistent one, whose thread blocks wait for each
+/// other, is to be measured first.
 constexpr bool is_chosen(CudaPath path) { return path != CudaPath::persistent; }
-/// Whether a path has summaries in global memory, which a forward state can be.
+/// Whether a path has summaries in global memory, where a forward state can be.
 constexpr bool keeps_states(CudaPath path) {
   return path == CudaPath::cublas || path == CudaPath::summaries;
 }
 
-/// Why fused paths cannot run a call: none of them, or, from `state` on, one of them.
+/// Why fused paths cannot run a call: all of them or, from `state` on, one of them.
 enum class Refusal {
   none,
   double_tensors,
@@ -88,7 +88,7 @@ enum class Refusal {
   persistent_heads
 };
 
-/// What the types say by themselves.
+/// Refusal by the types alone.
 template <class V, class T>
 constexpr Refusal refusal_of_types() {
   if (std::is_same_v<T, double>) return Refusal::double_tensors;
@@ -102,7 +102,7 @@ constexpr Refusal refusal_of_types() {
 template <class V, class T>
 inline constexpr bool has_fused_passes = refusal_of_types<V, T>() == Refusal::none;
 
-/// What a program has compiled for a variant: nothing, where there is nothing to compile.
+/// The head dimensions that a program compiles for a variant; none if there is nothing to compile.
 template <class V, class T>
 HeadDimsList head_dims_of() {
   if constexpr (has_fused_passes<V, T>) {
@@ -112,7 +112,7 @@ HeadDimsList head_dims_of() {
   }
 }
 
-/// What the sizes say besides.
+/// Refusal by the sizes.
 inline Refusal refusal_of(const Shape& shape, const HeadDimsList& compiled) {
   if (shape.batch == 0 || shape.heads == 0 || shape.query_tokens == 0 || shape.key_tokens == 0)
     return Refusal::empty;
@@ -120,21 +120,21 @@ inline Refusal refusal_of(const Shape& shape, const HeadDimsList& compiled) {
   return Refusal::none;
 }
 
-/// What keeps summaries from shared memory where fused paths can run a call; `gpu` says how much of
-/// it there is.
+/// Why the summaries of a call that fused paths can run cannot be in shared memory, whose size
+/// `gpu` has.
 template <class V>
 Refusal resident_refusal(const Problem& problem, const NominalGpu& gpu) {
   const Shape& shape = problem.shape;
   const Index blocks = std::max(problem.query_blocks, problem.key_blocks);
   if (!fused::has_resident_kernels(shape.key_dim, shape.value_dim))
     return Refusal::resident_head_dims;
-  if (blocks > fused::most_resident_blocks) return Refusal::resident_blocks;
+  if (blocks > fused::max_resident_blocks) return Refusal::resident_blocks;
   const Index slice = fused::resident_slice_of(shape.key_dim, shape.value_dim, blocks,
                                                normalizes<V>, masks_own_block<V>, gpu.shared_bytes);
   return slice == 0 ? Refusal::shared_memory : Refusal::none;
 }
 
-/// What keeps the stages from one launch where fused paths can run a call.
+/// Why a call that fused paths can run cannot be one launch.
 template <class V>
 Refusal persistent_refusal(const V& attention, const Problem& problem) {
   if (is_packed<V>) return Refusal::persistent_packed;
@@ -145,7 +145,7 @@ Refusal persistent_refusal(const V& attention, const Problem& problem) {
   return fused::has_unit_schedule(extents) ? Refusal::none : Refusal::persistent_heads;
 }
 
-/// What keeps one path from a call that fused paths can run.
+/// Why one path cannot run a call that fused paths can run.
 template <class V>
 Refusal refusal_of(CudaPath path, const V& attention, const Problem& problem, Direction direction,
                    StateUse state, const NominalGpu& gpu) {
@@ -158,7 +158,7 @@ Refusal refusal_of(CudaPath path, const V& attention, const Problem& problem, Di
 }
 
 /// A refusal in words.
-inline std::string described(Refusal refusal, const Shape& shape) {
+inline std::string to_string(Refusal refusal, const Shape& shape) {
   switch (refusal) {
     case Refusal::none:
       return "";
@@ -181,7 +181,7 @@ inline std::string described(Refusal refusal, const Shape& shape) {
     case Refusal::resident_head_dims:
       return "head dimensions over 128";
     case Refusal::resident_blocks:
-      return "more than " + std::to_string(fused::most_resident_blocks) + " blocks";
+      return "more than " + std::to_string(fused::max_resident_blocks) + " blocks";
     case Refusal::shared_memory:
       return "the block summaries do not fit into the chip's shared memory";
     case Refusal::persistent_packed:
@@ -195,7 +195,7 @@ inline std::string described(Refusal refusal, const Shape& shape) {
     case Refusal::head_dims:
       break;
   }
-  const std::string dims = described(shape.key_dim, shape.value_dim);
+  const std::string dims = to_string(HeadDimsPair{shape.key_dim, shape.value_dim});
   const std::string none = "no kernels for head dimensions " + dims;
   if (!has_fused_kernels(shape.key_dim, shape.value_dim))
     return none +
@@ -205,11 +205,11 @@ inline std::string described(Refusal refusal, const Shape& shape) {
          std::to_string(shape.value_dim) + "> to MHLA_INSTANTIATE_CUDA";
 }
 
-/// Throws where the device asks for a path that cannot run the call.
+/// Throws if the device requests a path that cannot run the call.
 inline void require_path(CudaPath asked, Refusal refusal, const Shape& shape) {
   if (refusal != Refusal::none && asked != CudaPath::automatic && asked != CudaPath::cublas)
     throw ShapeError("mhla: the CudaDevice asks for CudaPath::", name_of(asked),
-                     ", which cannot run this call: ", described(refusal, shape),
+                     ", which cannot run this call: ", to_string(refusal, shape),
                      "; CudaPath::automatic takes a path that can");
 }
 
@@ -218,8 +218,8 @@ struct PathChoice {
   CudaPath path = CudaPath::cublas;
   CudaPath asked = CudaPath::automatic;
   Refusal refusal = Refusal::none;               ///< of all fused paths
-  Refusal of_path[std::size(fused_paths)] = {};  ///< of each of them besides
-  // Those that cannot run the call are without costs.
+  Refusal of_path[std::size(fused_paths)] = {};  ///< also of each of them
+  // Paths that cannot run the call have no costs.
   PathCost cublas;
   PathCost summaries;
   PathCost quadratic;
@@ -298,9 +298,9 @@ PathChoice path_costs(const V& attention, const Problem& problem, Direction dire
 }
 
 /// Chooses between paths. With a forward state it is one path for both directions, of those that
-/// have summaries: the one that takes the least time for the two together. (The summaries that the
-/// backward pass is spared count nevertheless, for all paths alike.)
-/// \throws ShapeError where `asked` cannot run the call.
+/// have summaries, the fastest for both together. (Summaries that the backward pass need not
+/// recompute count all the same, for all paths.)
+/// \throws ShapeError if `asked` cannot run the call.
 template <class T, AttentionVariant V>
 PathChoice choose_path(const V& attention, const Problem& problem, Direction direction,
                        CudaPath asked, StateUse state, const HeadDimsList& compiled,
@@ -328,7 +328,7 @@ PathChoice choose_path(const V& attention, const Problem& problem, Direction dir
   return choice;
 }
 
-/// The nominal GPU, with as much shared memory as there is on the one at hand.
+/// The nominal GPU, with the shared memory of the current one.
 template <class V, class T>
 NominalGpu gpu_at_hand() {
   NominalGpu gpu;
@@ -336,7 +336,7 @@ NominalGpu gpu_at_hand() {
   return gpu;
 }
 
-/// The path of a call alone: without costs where there is no choice.
+/// Only the path of a call: computes no costs if there is no choice.
 template <class T, AttentionVariant V>
 CudaPath path_of(const V& attention, const Problem& problem, const CudaDevice& device,
                  Direction direction, StateUse state) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Runs a checked call: on cuBLAS part by part of the batch, so that its panels take bounded memory,
-// or by the fused passes, where the program has compiled them.
+// Runs a checked call: on cuBLAS in parts of the batch, so that its panels take bounded memory, or
+// by the fused passes that the program compiles.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Head dimensions that fused passes of a variant are compiled for: MHLA_INSTANTIATE_CUDA, where it
-/// lists any, specializes this before anything else asks.
+/// Head dimensions that fused passes of a variant are compiled for: MHLA_INSTANTIATE_CUDA, if it
+/// lists any, specializes this before anything else uses it.
 template <class V, class T>
 struct FusedHeadDims {
   using List = HeadDimsOf<>;
@@ -43,8 +43,7 @@ Index shared_bytes_at_hand() {
   return shared_bytes_of_device(NominalGpu().shared_bytes);
 }
 
-/// The fused passes of a variant, for the head dimensions of a call. Nobody comes here with others
-/// than those in the list.
+/// The fused passes of a variant, for the head dimensions of a call, which are in the list.
 template <class V, class T>
 struct FusedPasses {
   using List = typename FusedHeadDims<V, T>::List;
@@ -81,7 +80,7 @@ struct FusedPasses {
   static void visit(const Problem& problem, const F& f) {
     if (!List::visit(problem.shape.key_dim, problem.shape.value_dim, f))
       throw CudaError("mhla: no fused pass was compiled for head dimensions ",
-                      described(problem.shape.key_dim, problem.shape.value_dim));
+                      to_string(HeadDimsPair{problem.shape.key_dim, problem.shape.value_dim}));
   }
 };
 
@@ -91,8 +90,8 @@ CallMemory fused_memory(CudaPath path, const V& attention, const Problem& proble
   return FusedPasses<V, T>::memory(path, attention, problem, direction);
 }
 
-/// Where the summaries of items [first, ...) are in a state: those of the whole batch, and its key
-/// sums behind them.
+/// Where the summaries of items [first, ...) are in a state: those of the whole batch, followed by
+/// its key sums.
 template <class V, class A>
 void keep_summaries(Plan<V, A>& plan, Index batch, Index first, Span<A> state) {
   if (state.data == nullptr) return;
@@ -149,7 +148,7 @@ void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
   if constexpr (requires { attention.masks; }) clear_masked(device, attention.masks.query, y);
 }
 
-/// The gradients that are wanted.
+/// The wanted gradients.
 template <class V, class T>
 void run_backward_on_cublas(const CudaDevice& device, const V& attention, const Problem& problem,
                             const OperandViews<T>& operands, const TensorView<const T, 4>& dy,

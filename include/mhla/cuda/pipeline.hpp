@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The CUDA backend's front door: forward_into and backward_into on strided views of device memory.
+// The CUDA backend's interface: forward_into and backward_into on strided views of device memory.
 // Needs no CUDA header: the kernels are in another translation unit, made by
-// <mhla/cuda/instantiate.cuh>; a variant that is not there is a link error that names it.
+// <mhla/cuda/instantiate.cuh>; a missing variant is a link error that names it.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -26,8 +26,8 @@ MHLA_NAMESPACE_BEGIN
 namespace cuda {
 
 /// Runs a checked call on a path that can; defined in pipeline.cuh. An undefined reference to it
-/// means that no .cu of the program holds MHLA_INSTANTIATE_CUDA(V, T). Summaries are left in, or
-/// taken from, `state` where it has memory.
+/// means that no .cu of the program has MHLA_INSTANTIATE_CUDA(V, T). Summaries are left in, or
+/// taken from, `state` if it has memory.
 template <class V, class T>
 void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
                  const Problem& problem, const OperandViews<T>& operands, const TensorView<T, 4>& y,
@@ -38,8 +38,8 @@ void run_backward(CudaPath path, const CudaDevice& device, const V& attention,
                   const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
                   Update update, WorkspaceView workspace, Span<Accumulator<T>> state);
 
-/// The memory of a fused pass; defined in pipeline.cuh, and asked for only where fused kernels can
-/// run a call.
+/// The memory of a fused pass; defined in pipeline.cuh, and used only if fused kernels can run a
+/// call.
 template <class V, class T>
 CallMemory fused_memory(CudaPath path, const V& attention, const Problem& problem,
                         Direction direction);
@@ -76,10 +76,13 @@ SummaryFormat summary_format(CudaPath path) {
 
 }  // namespace cuda
 
-/// Bytes of device memory that forward_into takes as workspace: exact. With a CudaForwardState to
-/// save summaries in it takes what StateUse::given says.
-/// \throws ShapeError where attention and shape do not fit, or the device asks for a path that
-/// cannot run the call.
+/// \addtogroup cuda
+/// \{
+
+/// Bytes of device memory that forward_into takes as workspace: exact. Pass StateUse::given for a
+/// call with a CudaForwardState.
+/// \throws ShapeError if attention and shape do not fit, or the device requests a path that cannot
+/// run the call.
 template <StorageScalar T, AttentionVariant V>
 Index forward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
                              StateUse state = StateUse::none) {
@@ -90,7 +93,7 @@ Index forward_workspace_size(const V& attention, const Shape& shape, const CudaD
 }
 
 /// Bytes of device memory that backward_into takes as workspace, whichever gradients are wanted:
-/// as forward_workspace_size otherwise.
+/// exact. Otherwise as forward_workspace_size.
 template <StorageScalar T, AttentionVariant V>
 Index backward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
                               StateUse state = StateUse::none) {
@@ -100,20 +103,20 @@ Index backward_workspace_size(const V& attention, const Shape& shape, const Cuda
   return cuda::memory_of<T>(path, attention, problem, backward).workspace_bytes;
 }
 
-/// Elements of accumulator type that a CudaForwardState has to have for a shape.
+/// Elements of the accumulator type that a CudaForwardState needs for a shape.
+/// \throws ShapeError if attention and shape do not fit.
 template <AttentionVariant V>
 Index forward_state_size(const V& attention, const Shape& shape, const CudaDevice&) {
   return cuda::call_summary_size<V, float>(attention, checked_problem(attention, shape));
 }
 
-/// y = attention(q, k, v, mix) in device memory, on the device's stream: see the CPU's forward_into
-/// for shapes and errors. With `save`, the summaries are kept for backward_into, of all items also
-/// where the batch runs in parts; after a CudaError there are none.
-/// \throws ShapeError, also for an address that is no multiple of its elements' size, and where the
-/// device asks for a path that cannot run the call; WorkspaceError; CudaError for memory that CUDA
-/// does not know, and where a CUDA or cuBLAS call fails: see CudaDevice.
-///
-/// Everything is checked before anything is launched. Nothing is allocated, nothing waited for.
+/// y = attention(q, k, v, mix) in device memory, on the device's stream: shapes, aliasing and
+/// errors as the CPU's forward_into. With `save`, the summaries are kept for backward_into; after a
+/// CudaError there are none. Everything is checked before anything is launched; nothing is
+/// allocated or waited for.
+/// \throws ShapeError, also where the device requests a path that cannot run the call;
+/// WorkspaceError; CudaError for memory that CUDA does not know, and where a CUDA or cuBLAS call
+/// fails: see CudaDevice.
 template <AttentionVariant V, StorageScalar T>
 void forward_into(const V& attention, const CudaDevice& device,
                   const std::type_identity_t<TensorView<const T, 4>>& q,
@@ -140,12 +143,12 @@ void forward_into(const V& attention, const CudaDevice& device,
   if (save != nullptr) save->mark_filled();
 }
 
-/// The gradients of <dy, attention(q, k, v, mix)> in device memory, on the device's stream: see the
-/// CPU's backward_into. The same bits in every run. With `saved`, summaries are taken from the
-/// forward pass instead of computed again: the same bits, but where the forward pass had the batch
-/// in other parts and cuBLAS computes a product in another way when more of them come together.
-/// StateError where `saved` is of another call, and the errors of forward_into; the gradients are
-/// untouched then, but where a CUDA or cuBLAS call fails halfway.
+/// The gradients of sum(dy o attention(q, k, v, mix)) in device memory, on the device's stream: as
+/// the CPU's backward_into. The same bits in every run. With `saved`, summaries are taken from the
+/// forward pass instead of recomputed: the same bits, unless the forward pass split the batch
+/// differently and cuBLAS computes larger batches of products in another way.
+/// \throws StateError if `saved` is of another call, and what forward_into throws; the gradients
+/// are untouched then, unless a CUDA or cuBLAS call fails midway.
 template <AttentionVariant V, class Query, class T = std::remove_const_t<Query>>
 requires StorageScalar<T>
 void backward_into(const V& attention, const CudaDevice& device, const TensorView<Query, 4>& q,
@@ -173,5 +176,7 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
   cuda::run_backward(path, device, attention, problem, operands, dy, gradients, update, workspace,
                      state);
 }
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The memory of a call, laid out in the caller's workspace. Constructed on a measuring arena a plan
-// only says how much it takes; it needs no CUDA header, so that a plain .cpp can ask.
+// The memory of a call, laid out in the caller's workspace. Constructed on a measuring arena, a
+// plan only determines how much it takes; it needs no CUDA header, so that a plain .cpp can use it.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,11 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Queries of a causal block that are worked on at once, in all blocks: their scores take as much
-/// memory as so many features of every query.
+/// Queries of a causal block processed at once, in all blocks: their scores take as much memory as
+/// this many features of every query.
 inline constexpr Index slab_tokens = 64;
 
-/// Which rows of panels are which tokens, and the sizes every stage works with.
+/// Which rows of panels are which tokens, and the sizes that every stage uses.
 template <class V>
 struct Extents {
   PanelRows queries;
@@ -72,7 +72,7 @@ struct Extents {
   Index mixing_size() const { return checked_mul(mix_rows, mix_columns); }
 };
 
-/// What cuBLAS gets of a workspace: it wants a multiple of 256 as address.
+/// cuBLAS's part of a workspace, at a multiple of 256 as it requires.
 inline WorkspaceView take_cublas_workspace(Arena& arena) {
   constexpr Index alignment = 256;
   const Span<std::byte> room =
@@ -81,7 +81,7 @@ inline WorkspaceView take_cublas_workspace(Arena& arena) {
   return {room.data + (past == 0 ? 0 : alignment - past), cublas_workspace_bytes};
 }
 
-/// Everything a call has in its workspace; `A` is the accumulator.
+/// A call's workspace; `A` is the accumulator.
 template <class V, class A>
 struct Plan {
   Extents<V> extents;
@@ -106,9 +106,9 @@ struct Plan {
   Span<A> mixed_key_sums;   // [units, query blocks, matrices, feature_dim]
   Span<A> products;         // [query rows]: R
   Span<A> scores;           // [units, blocks, slab tokens, block tokens]
-  Span<A> row_input;        // [rows, key_dim]: what a row-wise map reads
+  Span<A> row_input;        // [rows, key_dim]: a row-wise map's input
 
-  // The backward pass alone.
+  // Backward pass only.
   Span<A> grad_queries;       // [query rows, feature_dim]
   Span<A> grad_keys;          // [key rows, feature_dim]
   Span<A> grad_values;        // [key rows, value_dim]
@@ -122,7 +122,7 @@ struct Plan {
   Span<A> grad_scores;
   Span<A> grad_row;         // [rows, key_dim]
   Span<A> grad_mixing;      // [units, matrices, mix rows, mix columns]
-  Span<A> grad_own_mixing;  // [units, matrices, mix rows]: the diagonal's, where it is apart
+  Span<A> grad_own_mixing;  // [units, matrices, mix rows]: the diagonal's, if it is separate
 
   Plan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
       : extents(arena, attention, problem, items),
@@ -173,7 +173,7 @@ struct Plan {
   }
 };
 
-/// Bytes of a plan for so many items of the batch.
+/// Bytes of a plan for `items` items of the batch.
 template <class PlanType, class V>
 Index plan_size(const V& attention, const Problem& problem, Index items, bool backward) {
   Arena arena;
@@ -185,7 +185,7 @@ Index plan_bytes(const V& attention, const Problem& problem, Index items, bool b
   return plan_size<Plan<V, A>>(attention, problem, items, backward);
 }
 
-/// Items of the batch that are worked on at once.
+/// Items of the batch processed at once.
 template <class V, class A>
 Index items_at_once(const V& attention, const Problem& problem, bool backward) {
   return items_in_part(problem.shape.batch, [&](Index items) {

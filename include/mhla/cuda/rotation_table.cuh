@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Fills the tables of a rotation, on the device, from frequencies that come with the kernel's
-// arguments.
+// Fills the tables of a rotation, on the device, from frequencies passed as kernel arguments.
 #pragma once
 
 #include <cmath>

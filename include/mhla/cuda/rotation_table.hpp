@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A rotation lowered to run-time tables: the cosine and sine of every position on every axis, made
-// in double on the device. Needs no CUDA header: rotation_table.cuh fills the tables.
+// A rotation lowered to run-time tables: the cosine and sine of every position on every axis,
+// computed in double on the device. Needs no CUDA header: rotation_table.cuh fills the tables.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -28,7 +28,7 @@ struct RotationTable {
 
   MHLA_HOST_DEVICE bool rotates() const { return layout.step != 0; }
 
-  /// Turns pair `c` of the features of a token at `position` of `grid`.
+  /// Rotates pair `c` of the features of a token at `position` of `grid`.
   MHLA_HOST_DEVICE void turn(const Grid& grid, Index position, Index c, const A* in, A* out,
                              Turn turn) const {
     int a = 0;
@@ -44,7 +44,7 @@ struct RotationTable {
   }
 };
 
-/// Takes the tables for every position of both grids from the arena.
+/// Takes the memory of tables for every position of both grids from the arena.
 template <class A, class Rotation>
 RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank, Index feature_dim,
                                 const Grid& query_grid, const Grid& key_grid) {

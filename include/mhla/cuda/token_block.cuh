@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Tokens to panels and back. Panels hold the rows of all blocks one behind the other,
-// [batch, kv_heads, blocks, query heads of the kv head, block tokens, dim]; a gather brings q, k, v
-// and dy there, phi and the rotation applied, and the adjoints bring gradients back. Rows of
-// absent tokens are zero.
+// Tokens to panels and back. Panels hold the rows of all blocks consecutively, [batch, kv_heads,
+// blocks, query heads of the kv head, block tokens, dim]; a gather copies q, k, v and dy there,
+// applying phi and the rotation, and the adjoints copy gradients back. Rows of absent tokens are
+// zero.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -64,7 +64,7 @@ void scatter(const CudaDevice& device, const PanelRows& rows, const A* panel,
   launch(device, rows.count() * tensor.extent[3], Scatter<T, A>{rows, panel, tensor, update});
 }
 
-/// Zero for the tokens that a mask takes out: no panel has them. Without a mask, for all.
+/// Zeros the tokens that a mask removes, which are in no panel; without a mask, all.
 template <class T>
 struct ClearMasked {
   TensorView<const std::uint8_t, 2> mask;
@@ -78,7 +78,7 @@ struct ClearMasked {
     if (mask.data == nullptr || mask(n, t) == 0) tensor(n, h, t, c) = T{};
   }
 };
-/// The gradient of a call without an output.
+/// Zeros the gradient of a call without an output.
 template <class T>
 void clear(const CudaDevice& device, const GradientView<T, 4>& gradient) {
   if (gradient.wanted) launch(device, gradient.view.size(), ClearMasked<T>{{}, gradient.view});
@@ -160,14 +160,14 @@ void turn(const CudaDevice& device, const PanelRows& rows, const RotationTable<A
          TurnPairs<A>{rows, rotation, feature_dim, in, out, turn});
 }
 
-/// What phi is made of rows with: a row-wise map's input, and the gradient in it.
+/// Buffers of a row-wise map: its input, and the gradient in it.
 template <class A>
 struct RowBuffers {
   Span<A> input;     // [rows, key_dim]
   Span<A> gradient;  // [rows, key_dim]
 };
 
-/// features = scale phi(tensor) and, where something rotates, rotated = R features.
+/// features = scale phi(tensor) and, with a rotation, rotated = R features.
 template <class Map, class T, class A>
 void pack_features(const CudaDevice& device, const Map& map, A scale, const PanelRows& rows,
                    const RotationTable<A>& rotation, const TensorView<const T, 4>& tensor,
@@ -229,7 +229,8 @@ struct UnmapRows {
   }
 };
 
-/// tensor (+)= scale J(x)^T gradient: the adjoint of pack_features, rotation undone already.
+/// tensor (+)= scale J(x)^T gradient: the adjoint of pack_features, with the rotation undone
+/// already.
 template <class Map, class T, class A>
 void unpack_feature_gradient(const CudaDevice& device, const Map& map, A scale,
                              const PanelRows& rows, const TensorView<const T, 4>& x,

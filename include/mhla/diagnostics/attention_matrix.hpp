@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The attention matrix that MHLA never forms, formed to be looked at: what each query gives each
-// key (arXiv 2601.07832, eq. 5).
+// The attention matrix that MHLA never forms, for inspection (arXiv 2601.07832, eq. 5).
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -14,11 +13,25 @@
 MHLA_NAMESPACE_BEGIN
 namespace diagnostics {
 
-/// Fills weights [query tokens, key tokens] with
-///   weights[t, j] = s m[b(t), b(j)] (R phi(q_t)) . (R phi(k_j)),   0 where query t does not see j
-/// of one batch item and head: before any normalizer, which changes neither the rank nor, for
-/// MixedKeySum, what `normalize_rows` makes of it. Quadratic in tokens, in time and memory.
-/// Shapes as for the attention; throws ShapeError where one does not fit.
+/// \defgroup diagnostics Diagnostics
+/// What an attention matrix is like: its rank, bounds of it, entropy of its rows, and what a call
+/// costs. For experiments, not for training loops: quadratic in the tokens, allocating.
+/// \code
+/// mhla::testing::HostTensor<float, 2> weights(tokens, tokens);
+/// mhla::diagnostics::attention_matrix(attention, q_view, k_view, mix_view, 0, 0, weights.view());
+/// const mhla::diagnostics::Spectrum spectrum(weights.view());
+/// std::cout << spectrum.rank() << " " << spectrum.effective_rank() << " "
+///           << mhla::diagnostics::mean_row_entropy(weights.view()) << "\n";
+/// \endcode
+/// \{
+
+/// Fills weights [query tokens, key tokens], of one batch item and head, with
+///
+///     weights[t, j] = s m[b(t), b(j)] (R phi(q_t))^T R phi(k_j),   0 if t does not see j
+///
+/// before any normalizer, which changes neither the rank nor, for MixedKeySum, the result of
+/// `normalize_rows`. Quadratic in the tokens, in time and memory.
+/// \throws ShapeError if shapes do not fit.
 template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
 void attention_matrix(const V& attention, const TensorView<Element, 4>& q,
                       const TensorView<const std::type_identity_t<T>, 4>& k,
@@ -29,8 +42,8 @@ void attention_matrix(const V& attention, const TensorView<Element, 4>& q,
                           weights);
 }
 
-/// Divides every row by its sum, in place; a row whose sum is 0 becomes 0. The rows are then the
-/// attention of MixedKeySum without epsilon. (Rows of MixedProduct do not sum to 1 by themselves.)
+/// Divides every row by its sum, in place; a row whose sum is 0 becomes 0. The rows are then those
+/// of MixedKeySum without epsilon. (Rows of MixedProduct do not sum to 1.)
 template <class T>
 void normalize_rows(const TensorView<T, 2>& weights) {
   for (Index t = 0; t < weights.extent[0]; ++t) {
@@ -40,6 +53,8 @@ void normalize_rows(const TensorView<T, 2>& weights) {
       weights(t, j) = sum == 0 ? T(0) : weights(t, j) / sum;
   }
 }
+
+/// \}
 
 }  // namespace diagnostics
 MHLA_NAMESPACE_END

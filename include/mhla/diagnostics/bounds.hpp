@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Upper bounds of the rank of an attention matrix (arXiv 2601.07832, table 1, made sharper: the
-// table leaves out the number of tokens and what the mixing matrix can express).
+// Upper bounds of the rank of an attention matrix (arXiv 2601.07832, table 1, sharpened: the table
+// omits the number of tokens and the rank of the mixing matrix).
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -10,6 +10,9 @@
 MHLA_NAMESPACE_BEGIN
 namespace diagnostics {
 
+/// \addtogroup diagnostics
+/// \{
+
 /// Linear attention phi(Q) phi(K)^T: min(query tokens, key tokens, D), D = feature_dim.
 constexpr Index linear_attention_rank_bound(Index query_tokens, Index key_tokens,
                                             Index feature_dim) {
@@ -17,8 +20,8 @@ constexpr Index linear_attention_rank_bound(Index query_tokens, Index key_tokens
   return tokens < feature_dim ? tokens : feature_dim;
 }
 
-/// sum_b min(n_b, D) over the blocks of one side, n_b tokens in block b: what that side's features
-/// can span, block by block. At most the number of tokens.
+/// sum_b min(n_b, D) over the blocks of one side, with n_b tokens in block b: what that side's
+/// features can span, block by block. At most the number of tokens.
 constexpr Index block_rank_bound(const Grid& grid, Index feature_dim) {
   Index sum = 0;
   for (Index b = 0; b < grid.num_blocks(); ++b) {
@@ -29,23 +32,25 @@ constexpr Index block_rank_bound(const Grid& grid, Index feature_dim) {
   return sum;
 }
 
-/// MHLA, Bidirectional or BlockCausal: the smaller side's sum_b min(n_b, D). There is no such
-/// bound under Causal: the triangle inside the blocks brings the rank up to the number of tokens.
+/// MHLA, Bidirectional or BlockCausal: the smaller side's sum_b min(n_b, D). Under Causal there is
+/// no such bound: the triangles on the diagonal raise the rank up to the number of tokens.
 constexpr Index mhla_rank_bound(const Grid& query_grid, const Grid& key_grid, Index feature_dim) {
   const Index by_query = block_rank_bound(query_grid, feature_dim);
   const Index by_key = block_rank_bound(key_grid, feature_dim);
   return by_query < by_key ? by_query : by_key;
 }
 
-/// The same for a mix of known rank r: at most r D, since such a mix is a sum of r outer products
-/// and the attention matrix then one of r matrices diag(u) phi(Q) phi(K)^T diag(w). Under
-/// BlockCausal r is the rank of mix with zeros above the diagonal.
+/// The same for a mix of known rank r: at most r D, since such a mix is a sum of r outer products,
+/// and the attention matrix a sum of r matrices diag(u) phi(Q) phi(K)^T diag(w). Under BlockCausal
+/// r is the rank of mix with zeros above the diagonal.
 constexpr Index mhla_rank_bound(const Grid& query_grid, const Grid& key_grid, Index feature_dim,
                                 Index mix_rank) {
   const Index by_blocks = mhla_rank_bound(query_grid, key_grid, feature_dim);
   const Index by_mix = checked_mul(mix_rank, feature_dim);
   return by_blocks < by_mix ? by_blocks : by_mix;
 }
+
+/// \}
 
 }  // namespace diagnostics
 MHLA_NAMESPACE_END

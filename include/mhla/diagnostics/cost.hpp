@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What one forward pass costs: floating-point operations (an addition or a multiplication each) of
-// its products, and the elements of its running state (arXiv 2601.07832, table 1, with constants).
+// What one forward pass costs: FLOPs of its products (an addition or a multiplication each), and
+// the elements of its state (arXiv 2601.07832, table 1, with constants).
 #pragma once
 
 #include <initializer_list>
@@ -12,34 +12,40 @@
 MHLA_NAMESPACE_BEGIN
 namespace diagnostics {
 
-/// Operations of the products of one forward pass; feature maps, rotations and normalizers, linear
-/// in the tokens, are left out.
+/// \addtogroup diagnostics
+/// \{
+
+/// FLOPs of the products of one forward pass, without feature maps, rotations and normalizers,
+/// which are linear in the tokens. N tokens, M blocks of n tokens, D features, e = value_dim.
 struct ForwardCost {
   Index summaries = 0;    ///< S_b = phi(K_b)^T V_b: 2 N D e, per kv head
-  Index mixing = 0;       ///< S~_i = sum_b m_ib S_b: 2 M^2 D e; causal only the blocks it sees
+  Index mixing = 0;       ///< S~_i = sum_b m_ib S_b: 2 M^2 D e; causal: only the blocks seen
   Index readout = 0;      ///< phi(Q_i) S~_i: 2 N D e
   Index intra_block = 0;  ///< Causal: scores and values inside a block: 2 n^2 (D + e) per block
   Index state = 0;        ///< elements of all S_b: M D e, per kv head
 
+  /// All of them.
   constexpr Index flops() const { return summaries + mixing + readout + intra_block; }
 };
 
-/// The product of sizes; throws ShapeError where it does not fit an Index.
+/// \cond INTERNAL
+// The product of sizes; throws ShapeError if it does not fit an Index.
 constexpr Index checked_product(std::initializer_list<Index> factors) {
   Index product = 1;
   for (const Index factor : factors) product = checked_mul(product, factor);
   return product;
 }
+/// \endcond
 
-/// Of MHLA: O(N d^2 + M^2 d^2). Throws ShapeError where `attention` cannot run on `shape`.
+/// Of MHLA: O(N d^2 + M^2 d^2).
+/// \throws ShapeError if `attention` cannot run on `shape`.
 template <AttentionVariant A>
 ForwardCost forward_cost(const A& attention, const Shape& shape) {
   const Problem problem = checked_problem(attention, shape);
   const Index rows = problem.query_blocks;
   const Index summary = checked_mul(problem.feature_dim, shape.value_dim);
   Index pairs = checked_mul(rows, problem.key_blocks);
-  if constexpr (masks_own_block<A>)
-    pairs = (pairs - rows) / 2;  // the own block does not go through mixing
+  if constexpr (masks_own_block<A>) pairs = (pairs - rows) / 2;  // a query's own block is not mixed
   if constexpr (sight_of<A> == Sight::past_blocks) pairs = (pairs + rows) / 2;
 
   ForwardCost cost;
@@ -57,14 +63,14 @@ ForwardCost forward_cost(const A& attention, const Shape& shape) {
   return cost;
 }
 
-/// Operations of softmax attention, scores and values: 2 N^2 (d + e) per head. Causal: half.
+/// FLOPs of softmax attention, scores and values: 2 N^2 (d + e) per head. Causal: half.
 inline Index softmax_attention_flops(const Shape& shape) {
   require_tensors(shape);
   return checked_product({2, shape.batch, shape.heads, shape.query_tokens, shape.key_tokens,
                           shape.key_dim + shape.value_dim});
 }
 
-/// Operations of linear attention: one summary of all keys and one readout, 2 N D e each.
+/// FLOPs of linear attention: one summary of all keys and one readout, 2 N D e each.
 inline Index linear_attention_flops(const Shape& shape, Index feature_dim) {
   require_tensors(shape);
   return checked_product(
@@ -72,6 +78,8 @@ inline Index linear_attention_flops(const Shape& shape, Index feature_dim) {
          checked_product(
              {2, shape.batch, shape.heads, shape.query_tokens, feature_dim, shape.value_dim});
 }
+
+/// \}
 
 }  // namespace diagnostics
 MHLA_NAMESPACE_END

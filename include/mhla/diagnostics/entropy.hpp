@@ -11,11 +11,13 @@
 MHLA_NAMESPACE_BEGIN
 namespace diagnostics {
 
-/// -sum_j p_j log p_j in nats of one row of weights [query tokens, key tokens], p_j = |w_j| over
-/// the row's sum of |w|: 0 where one key has all the weight, log(key tokens) where all have the
-/// same. The row's scale does not matter, so it need not be normalized. Entropy has no meaning for
-/// signed weights (Identity, rotations); their absolute values are taken. A row of zeros has
-/// entropy 0; NaN gives NaN.
+/// \addtogroup diagnostics
+/// \{
+
+/// -sum_j p_j log p_j, in nats, of one row of weights [query tokens, key tokens], with p_j = |w_j|
+/// over the row's sum of |w|: 0 if one key has all the weight, log(key tokens) if all have the
+/// same. The row need not be normalized. For signed weights (Identity, rotations), whose entropy is
+/// undefined, absolute values are taken. A row of zeros has entropy 0; NaN gives NaN.
 template <class T>
 double row_entropy(const TensorView<T, 2>& weights, Index row) {
   double sum = 0;
@@ -30,7 +32,7 @@ double row_entropy(const TensorView<T, 2>& weights, Index row) {
   return entropy;
 }
 
-/// The mean of `row_entropy` over the rows, in nats; 0 where there are none.
+/// The mean of `row_entropy` over the rows, in nats; 0 if there are none.
 template <class T>
 double mean_row_entropy(const TensorView<T, 2>& weights) {
   if (weights.extent[0] == 0) return 0;
@@ -38,6 +40,8 @@ double mean_row_entropy(const TensorView<T, 2>& weights) {
   for (Index t = 0; t < weights.extent[0]; ++t) sum += row_entropy(weights, t);
   return sum / static_cast<double>(weights.extent[0]);
 }
+
+/// \}
 
 }  // namespace diagnostics
 MHLA_NAMESPACE_END

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How many dimensions an attention matrix really has: numerical rank and effective rank, from its
-// singular values (arXiv 2601.07832, figure 3b, shows both collapse in linear attention).
+// Numerical rank and effective rank of an attention matrix, from its singular values
+// (arXiv 2601.07832, figure 3b, shows both collapse in linear attention).
 #pragma once
 
 #include <Eigen/Core>
@@ -18,9 +18,12 @@
 MHLA_NAMESPACE_BEGIN
 namespace diagnostics {
 
-/// The singular values of a matrix, computed in double, and the ranks they tell. The rank does not
-/// depend on whether rows were normalized. O(rows * columns * min(rows, columns)) time. Of a matrix
-/// with NaN or infinity every singular value is NaN, the effective rank too, and the rank is 0.
+/// \addtogroup diagnostics
+/// \{
+
+/// The singular values of a matrix, computed in double, and its ranks. The rank does not depend on
+/// whether rows were normalized. O(rows * columns * min(rows, columns)) time. For a matrix with NaN
+/// or infinity every singular value and the effective rank are NaN, and the rank is 0.
 class Spectrum {
  public:
   /// Of matrix [rows, columns].
@@ -47,10 +50,10 @@ class Spectrum {
       values_.push_back(std::max(0.0, solver.eigenvalues()[2 * values - 1 - i]));
   }
 
-  /// min(rows, columns) of them, the largest first.
+  /// min(rows, columns) values, the largest first.
   const std::vector<double>& singular_values() const { return values_; }
 
-  /// Below this fraction of the largest, `rank()` takes a singular value for rounding: what a
+  /// `rank()` takes singular values below this fraction of the largest for rounding errors: what a
   /// matrix computed in float can resolve (the default of common tensor frameworks).
   double default_tolerance() const {
     return static_cast<double>(longer_side_) *
@@ -63,6 +66,7 @@ class Spectrum {
     for (const double value : values_) count += value > relative_tolerance * values_.front();
     return count;
   }
+  /// rank(default_tolerance())
   Index rank() const { return rank(default_tolerance()); }
 
   /// exp(H(p)), p the singular values divided by their sum, H the entropy in nats: k for k equal
@@ -105,6 +109,8 @@ class Spectrum {
   Index longer_side_ = 0;
   std::vector<double> values_;
 };
+
+/// \}
 
 }  // namespace diagnostics
 MHLA_NAMESPACE_END

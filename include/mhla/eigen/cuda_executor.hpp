@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// A CudaDevice where an Eigen device stands: y.device(cuda) = attention(q, k, v, mix), and
+// A CudaDevice as an Eigen device: y.device(cuda) = attention(q, k, v, mix), and
 // mhla::gradients(...).device(cuda) = attention.backward(...), over maps of device memory.
 //
-// Nothing but an attention is evaluated there, and it is read and written where its tensors lie:
-// what would need a temporary, or a kernel of Eigen's, does not compile. Needs no CUDA header.
+// It evaluates nothing but an attention, in place: what would need a temporary, or a kernel of
+// Eigen's, does not compile. Needs no CUDA header.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -32,28 +32,28 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// Bytes of device memory that attention(q, k, v, mix) takes as workspace for tensors of Eigen's
-/// 16-bit scalars. See <mhla/cuda/pipeline.hpp>, which has it for every other scalar.
+/// \cond INTERNAL
+// The sizes and explain for Eigen's 16-bit scalars; <mhla/cuda/pipeline.hpp> and
+// <mhla/cuda/explain.hpp> have them for every other scalar.
 template <eigen::SixteenBitScalar T, AttentionVariant V>
 Index forward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
                              StateUse state = StateUse::none) {
   return forward_workspace_size<eigen::Storage<T>>(attention, shape, device, state);
 }
-/// The same for attention.backward(q, k, v, mix, dy).
 template <eigen::SixteenBitScalar T, AttentionVariant V>
 Index backward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
                               StateUse state = StateUse::none) {
   return backward_workspace_size<eigen::Storage<T>>(attention, shape, device, state);
 }
-/// What a call does on the device: see <mhla/cuda/explain.hpp>.
 template <eigen::SixteenBitScalar T, AttentionVariant V>
 std::string explain(const V& attention, const Shape& shape, const CudaDevice& device) {
   return explain<eigen::Storage<T>>(attention, shape, device);
 }
+/// \endcond
 
 namespace eigen {
 
-/// A tensor, a map, tokens_first of one, or a view: what is nothing but an address and extents.
+/// A tensor, a map, tokens_first of one, or a view: nothing but an address and extents.
 template <class X>
 inline constexpr bool is_plain = false;
 template <class Scalar, int Rank, int Options, class Index>
@@ -69,7 +69,7 @@ inline constexpr bool is_plain<TensorView<T, Rank>> = true;
 template <class... X>
 inline constexpr bool are_plain = (is_plain<X> && ...);
 
-/// True, or a sentence.
+/// True, or a static_assert that says what to use.
 template <class Scalar, class... Operand>
 constexpr bool require_device_operands() {
   static_assert(are_plain<Operand...>,
@@ -87,7 +87,7 @@ StateUse state_use(const Op& op) {
   return op.device_state() == nullptr ? StateUse::none : StateUse::given;
 }
 
-/// The workspace that an expression brings along, or the device's own.
+/// The workspace that an expression brings, or the device's own.
 template <class Op, class Size>
 WorkspaceView device_workspace(const CudaDevice& device, const Op& op, const char* expression,
                                const Size& size) {
@@ -158,7 +158,7 @@ MHLA_NAMESPACE_END
 
 namespace Eigen::internal {
 
-// Eigen asks an expression's evaluator for these two; on a CudaDevice there is none.
+// Eigen takes these two from an expression's evaluator; on a CudaDevice there is none.
 template <class Expression>
 struct IsVectorizable<mhla::CudaDevice, Expression> {
   static constexpr bool value = false;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A ForkJoin where an Eigen device stands: y.device(ForkJoinDevice(team)) = x + attention(...), and
-// mhla::gradients(...).device(ForkJoinDevice(team)) = attention.backward(...). The team shares out
-// attentions, wherever in an expression they are; what is around them the caller computes.
+// A ForkJoin as an Eigen device: y.device(ForkJoinDevice(team)) = x + attention(...), and
+// mhla::gradients(...).device(ForkJoinDevice(team)) = attention.backward(...).
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -11,27 +10,37 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// Borrows the team, which must outlive it. Memory is that of Eigen's DefaultDevice, and so are the
-/// bits of an attention. Does without EIGEN_USE_THREADS.
+/// \addtogroup executors
+/// \{
+
+/// A ForkJoin as an Eigen device: its threads share the attentions of an expression; the calling
+/// thread computes the rest. Borrows the team, which must outlive it. Allocates as Eigen's
+/// DefaultDevice does and gives the same bits. Does not need EIGEN_USE_THREADS.
 class ForkJoinDevice : public Eigen::DefaultDevice {
  public:
+  /// Borrows.
   explicit ForkJoinDevice(const ForkJoin& team) : team_(&team) {}
   explicit ForkJoinDevice(const ForkJoin&&) = delete;  // would be gone before its device
 
+  /// What it was made from.
   const ForkJoin& team() const { return *team_; }
 
  private:
   const ForkJoin* team_;
 };
 
+/// \}
+
+/// \cond INTERNAL
 inline ExecutorRef executor_for(const ForkJoinDevice& device) { return device.team(); }
+/// \endcond
 
 MHLA_NAMESPACE_END
 
 namespace Eigen::internal {
 
-// What Eigen does on a DefaultDevice, of which it knows by its very name and not by its
-// descendants. Without tiles: those pay for broadcasts, which seldom stand around an attention.
+// What Eigen does on a DefaultDevice, which it recognizes by exact type, not by base class. Without
+// tiles: those pay off for broadcasts, which are rare around an attention.
 template <class Expression, bool Vectorizable, TiledEvaluation Tiling>
 class TensorExecutor<Expression, mhla::ForkJoinDevice, Vectorizable, Tiling> {
   using Evaluator = TensorEvaluator<Expression, mhla::ForkJoinDevice>;

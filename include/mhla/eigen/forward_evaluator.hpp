@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // How Eigen evaluates attention(q, k, v, mix).
 //
-// y = attention(...) runs the core straight into y. Inside another expression the result is a
-// temporary, which that expression reads. A tensor that gets another shape is exchanged for the
-// finished result, and not before.
+// y = attention(...) runs the core directly into y. Inside another expression the result is a
+// temporary that the expression reads. A tensor that gets another shape is replaced by the finished
+// result, and not before.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// Bytes of workspace that attention(q, k, v, mix) takes for tensors of Eigen's 16-bit scalars. See
-/// <mhla/cpu/pipeline.hpp>, which has it for every other scalar.
+/// Bytes of workspace that attention(q, k, v, mix) takes for tensors of Eigen's 16-bit scalars;
+/// <mhla/cpu/pipeline.hpp> has it for every other scalar.
 template <eigen::SixteenBitScalar T, AttentionVariant V, Executor E>
 Index forward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
   return forward_workspace_size<eigen::Storage<T>>(attention, shape, executor);
@@ -36,8 +36,8 @@ Index forward_workspace_size(const V& attention, const Shape& shape, const E& ex
 
 namespace eigen {
 
-/// One evaluation of an expression on a device. Whatever can be wrong with its operands is thrown
-/// by the constructor, which allocates nothing.
+/// One evaluation of an expression on a device. The constructor checks the operands and allocates
+/// nothing.
 template <class Op, class Device>
 class ForwardRun;
 
@@ -80,7 +80,7 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
                  op_.state());
   }
 
-  /// Computes the result in memory of its own, as a dense tensor.
+  /// Computes the result in its own memory, as a dense tensor.
   MHLA_OUT_OF_LINE Workspace result_in_memory() const {
     TensorView<T, 4> y = result();
     Workspace memory(checked_mul(y.size(), static_cast<Index>(sizeof(T))));
@@ -97,7 +97,7 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
   Index workspace_size_;
 };
 
-/// True, or a sentence, where attention(q, k, v, mix) is assigned to a tensor.
+/// True, or a static_assert, if attention(q, k, v, mix) is assigned to a tensor.
 template <class Destination, class Forward>
 constexpr bool require_destination_types() {
   using Traits = Eigen::internal::traits<Destination>;
@@ -113,7 +113,7 @@ constexpr bool require_destination_types() {
   return true;
 }
 
-/// The memory of a destination [batch, heads, tokens, dim]; without data where it is not dense.
+/// The memory of a destination [batch, heads, tokens, dim]; without data if it is not dense.
 template <class Destination, class Device>
 auto destination_view(const Destination& destination, const Device& device) {
   using Traits = TensorTraits<Destination>;
@@ -127,7 +127,7 @@ auto destination_view(const Eigen::TensorShufflingOp<const TokensFirstAxes, Tens
   return tokens_first(destination_view<Tensor>(shuffled.expression(), device));
 }
 
-/// Whether an attention is, or is somewhere in, an expression.
+/// Whether an expression is or contains an attention.
 template <class X>
 inline constexpr bool has_attention = false;
 template <class... X>
@@ -135,7 +135,7 @@ inline constexpr bool has_attention<ForwardOp<X...>> = true;
 template <template <class...> class Op, class... X>
 inline constexpr bool has_attention<Op<X...>> = (has_attention<std::remove_const_t<X>> || ...);
 
-/// Whether an assignment leaves a destination its shape: all do but `tensor = expression`.
+/// Whether an assignment keeps the destination's shape: all do except `tensor = expression`.
 template <class Destination, class Device>
 inline constexpr bool keeps_its_shape = true;
 template <class T, int Rank, int Options, class Index>
@@ -172,7 +172,7 @@ struct TensorEvaluator<const mhla::ForwardOp<Attention, Query, Key, Value, Mix>,
     RawAccess = true
   };
 
-  // Here, where the compiler sees it before Eigen's own complaint.
+  // Here, so that the compiler reports it before Eigen's own error.
   static_assert(mhla::eigen::require_known_device<Device>());
 
   TensorEvaluator(const XprType& op, const Device& device)
@@ -235,7 +235,7 @@ struct TensorEvaluator<const mhla::ForwardOp<Attention, Query, Key, Value, Mix>,
 };
 
 // y = attention(...), with nothing around it: Eigen would not check the shape of y in a release
-// build, and would leak the operands' temporaries where something throws.
+// build, and would leak the operands' temporaries if something throws.
 template <class Destination, class Attention, class Query, class Key, class Value, class Mix,
           class Device>
 requires mhla::eigen::keeps_its_shape<Destination, Device>
@@ -332,8 +332,8 @@ struct TensorEvaluator<
 };
 
 // tensor = an expression with an attention in it. Eigen asks an evaluator for the dimensions,
-// resizes the tensor, and has another evaluator do the work: too late where the tensor is an
-// operand as well, or where something throws.
+// resizes the tensor, and has another evaluator do the work: too late if the tensor is also an
+// operand, or if something throws.
 template <class T, int Rank, int Options, class IndexType, class Right>
 requires mhla::eigen::has_attention<Right>
 class TensorAssignOp<Tensor<T, Rank, Options, IndexType>, const Right> {
@@ -349,7 +349,7 @@ class TensorAssignOp<Tensor<T, Rank, Options, IndexType>, const Right> {
   Left& lhsExpression() const { return left_; }
   const Right& rhsExpression() const { return right_; }
 
-  /// Nothing is left to do: from one evaluator to the next.
+  /// Tells the next evaluator that nothing is left to do.
   mutable bool done = false;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// attention(q, k, v, mix) as an expression of Eigen's Tensor module: lazy, and part of larger ones.
-// How it is evaluated says eigen/forward_evaluator.hpp.
+// attention(q, k, v, mix) as a lazy expression of Eigen's Tensor module.
+// eigen/forward_evaluator.hpp evaluates it.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -19,7 +19,6 @@ MHLA_NAMESPACE_BEGIN
 
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix>
 class ForwardOp;
-/// A state in device memory: <mhla/cuda/forward_state.hpp>.
 template <class A>
 class CudaForwardState;
 
@@ -48,37 +47,46 @@ struct eval<mhla::ForwardOp<Attention, Query, Key, Value, Mix>, Dense> {
 
 MHLA_NAMESPACE_BEGIN
 
-/// The result of an attention, [batch, heads, query tokens, value_dim], in the layout of its
-/// operands (of views alone: RowMajor). Like every Eigen expression it refers to its tensors and
-/// must not outlive them.
+/// \addtogroup attention
+/// \{
+
+/// attention(q, k, v, mix), not yet computed: [batch, heads, query tokens, value_dim], in the
+/// layout of its operands (of views alone: RowMajor). Like every Eigen expression it refers to its
+/// tensors and must not outlive them.
 ///
-/// Evaluation throws ShapeError, WorkspaceError before it allocates or writes anything.
+/// Assigned to a tensor, a map or mhla::tokens_first of one, it writes in place, or through a
+/// temporary if that is an operand. Evaluation throws ShapeError, WorkspaceError, StateError before
+/// it allocates or writes anything.
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix>
 class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Value, Mix>,
                                            Eigen::ReadOnlyAccessors> {
   using Traits = Eigen::internal::traits<ForwardOp>;
 
  public:
-  typedef typename Traits::Scalar Scalar;
+  typedef typename Traits::Scalar Scalar;  ///< of q, k, v and the result
+  /// \cond INTERNAL
   typedef typename Traits::StorageKind StorageKind;
   typedef typename Traits::Index Index;
   typedef typename Eigen::NumTraits<Scalar>::Real RealScalar;
   typedef Scalar CoeffReturnType;
   typedef ForwardOp Nested;
+  /// \endcond
 
+  /// See Attention::operator().
   ForwardOp(const Attention& attention, const Query& q, const Key& k, const Value& v,
             const Mix& mix)
       : attention_(attention), query_(q), key_(k), value_(v), mix_(mix) {}
 
-  /// Uses `workspace`, of forward_workspace_size bytes, instead of allocating one: from tensors to
-  /// tensor, nothing is allocated then.
+  /// Uses `workspace`, of forward_workspace_size bytes, instead of allocating one: a plain
+  /// assignment of tensors to a tensor then allocates nothing.
   ForwardOp with(WorkspaceView workspace) const {
     ForwardOp changed = *this;
     changed.workspace_ = workspace;
     return changed;
   }
 
-  /// Keeps the block summaries in `state`, for attention.backward(...).saved(state).
+  /// Keeps the block summaries in `state`, for attention.backward(...).saved(state), when
+  /// evaluated.
   ForwardOp save(ForwardState<Accumulator<Scalar>>& state) const {
     ForwardOp changed = *this;
     changed.state_ = &state;
@@ -91,6 +99,7 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
     return changed;
   }
 
+  /// \cond INTERNAL
   const Attention& attention() const { return attention_; }
   const Query& query() const { return query_; }
   const Key& key() const { return key_; }
@@ -99,6 +108,7 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
   const std::optional<WorkspaceView>& workspace() const { return workspace_; }
   ForwardState<Accumulator<Scalar>>* state() const { return state_; }
   CudaForwardState<Accumulator<Scalar>>* device_state() const { return device_state_; }
+  /// \endcond
 
  private:
   Attention attention_;
@@ -111,9 +121,11 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
   CudaForwardState<Accumulator<Scalar>>* device_state_ = nullptr;
 };
 
+/// \}
+
 namespace eigen {
 
-/// Throws StateError where an expression that runs on the CPU has a state in device memory.
+/// Throws StateError if an expression that runs on the CPU has a state in device memory.
 template <class A>
 void require_host_state(const CudaForwardState<A>* state, const char* expression) {
   if (state != nullptr)
@@ -124,7 +136,8 @@ void require_host_state(const CudaForwardState<A>* state, const char* expression
 
 }  // namespace eigen
 
-/// What attention(q, k, v, mix) is, for Attention::operator() to find.
+/// \cond INTERNAL
+// What attention(q, k, v, mix) is: found by Attention::operator().
 template <AttentionVariant Attention, TensorOperand Query, TensorOperand Key, TensorOperand Value,
           TensorOperand Mix>
 ForwardOp<Attention, Query, Key, Value, Mix> forward_expression(const Attention& attention,
@@ -133,7 +146,7 @@ ForwardOp<Attention, Query, Key, Value, Mix> forward_expression(const Attention&
   return {attention, q, k, v, mix};
 }
 
-/// A sentence for everything else.
+// The error for everything else.
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix>
 void forward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&) {
   static_assert(sizeof(Query) == 0,
@@ -143,5 +156,6 @@ void forward_expression(const Attention&, const Query&, const Key&, const Value&
                 "tokens, heads, dim, row_stride), of a matrix of mixing coefficients "
                 "mhla::mix_view(mix)");
 }
+/// \endcond
 
 MHLA_NAMESPACE_END

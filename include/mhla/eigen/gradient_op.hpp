@@ -29,14 +29,18 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// Bytes of workspace that attention.backward(q, k, v, mix, dy) takes for tensors of Eigen's 16-bit
-/// scalars. See <mhla/cpu/pipeline.hpp>, which has it for every other scalar.
+/// \addtogroup attention
+/// \{
+
+/// \cond INTERNAL
+// For Eigen's 16-bit scalars; <mhla/cpu/pipeline.hpp> has it for every other scalar.
 template <eigen::SixteenBitScalar T, AttentionVariant V, Executor E>
 Index backward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
   return backward_workspace_size<eigen::Storage<T>>(attention, shape, executor);
 }
+/// \endcond
 
-/// The gradients of <dy, attention(q, k, v, mix)>, not yet computed: assign it to
+/// The gradients of sum(dy o attention(q, k, v, mix)), not yet computed: assign it to
 /// mhla::gradients(dq, dk, dv, dmix). Refers to its tensors, as Eigen's expressions do.
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix,
           class GradOutput>
@@ -44,22 +48,23 @@ class BackwardOp {
   using Types = eigen::OperandTypes<Query, Key, Value, Mix, GradOutput>;
 
  public:
-  using Scalar = typename Types::Scalar;
-  static constexpr int layout = Types::layout;
+  using Scalar = typename Types::Scalar;        ///< of q, k, v and their gradients
+  static constexpr int layout = Types::layout;  ///< Eigen's, of operands and gradients
 
+  /// See Attention::backward.
   BackwardOp(const Attention& attention, const Query& q, const Key& k, const Value& v,
              const Mix& mix, const GradOutput& dy)
       : attention_(attention), query_(q), key_(k), value_(v), mix_(mix), grad_output_(dy) {}
 
-  /// Uses `workspace`, of backward_workspace_size bytes, instead of allocating one: from tensors to
-  /// tensors, nothing is allocated then.
+  /// Uses `workspace`, of backward_workspace_size bytes, instead of allocating one: a pass from
+  /// tensors to tensors then allocates nothing.
   BackwardOp with(WorkspaceView workspace) const {
     BackwardOp changed = *this;
     changed.workspace_ = workspace;
     return changed;
   }
 
-  /// Takes the block summaries that attention(...).save(state) has kept.
+  /// Takes the block summaries that attention(...).save(state) kept, instead of recomputing them.
   BackwardOp saved(const ForwardState<Accumulator<Scalar>>& state) const {
     BackwardOp changed = *this;
     changed.state_ = &state;
@@ -72,6 +77,7 @@ class BackwardOp {
     return changed;
   }
 
+  /// \cond INTERNAL
   const Attention& attention() const { return attention_; }
   const Query& query() const { return query_; }
   const Key& key() const { return key_; }
@@ -81,6 +87,7 @@ class BackwardOp {
   const std::optional<WorkspaceView>& workspace() const { return workspace_; }
   const ForwardState<Accumulator<Scalar>>* state() const { return state_; }
   const CudaForwardState<Accumulator<Scalar>>* device_state() const { return device_state_; }
+  /// \endcond
 
  private:
   Attention attention_;
@@ -94,7 +101,8 @@ class BackwardOp {
   const CudaForwardState<Accumulator<Scalar>>* device_state_ = nullptr;
 };
 
-/// What attention.backward(q, k, v, mix, dy) is, for Attention::backward to find.
+/// \cond INTERNAL
+// What attention.backward(q, k, v, mix, dy) is: found by Attention::backward.
 template <AttentionVariant Attention, TensorOperand Query, TensorOperand Key, TensorOperand Value,
           TensorOperand Mix, TensorOperand GradOutput>
 BackwardOp<Attention, Query, Key, Value, Mix, GradOutput> backward_expression(
@@ -103,7 +111,7 @@ BackwardOp<Attention, Query, Key, Value, Mix, GradOutput> backward_expression(
   return {attention, q, k, v, mix, dy};
 }
 
-/// A sentence for everything else.
+// The error for everything else.
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix,
           class GradOutput>
 void backward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&,
@@ -115,6 +123,9 @@ void backward_expression(const Attention&, const Query&, const Key&, const Value
                 "mhla::heads_view(x.data(), tokens, heads, dim, row_stride), of a matrix of mixing "
                 "coefficients mhla::mix_view(mix)");
 }
+/// \endcond
+
+/// \}
 
 namespace eigen {
 
@@ -123,8 +134,8 @@ inline constexpr bool is_backward = false;
 template <class... X>
 inline constexpr bool is_backward<BackwardOp<X...>> = true;
 
-/// One backward pass on a device. The constructor throws whatever can be wrong with the operands,
-/// `require_targets` what can be wrong with the gradients; neither allocates.
+/// One backward pass on a device. The constructor checks the operands, `require_targets` the
+/// gradients; neither allocates.
 template <class Op, class Device>
 class BackwardRun;
 
@@ -196,10 +207,14 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
 
 }  // namespace eigen
 
+/// \addtogroup attention
+/// \{
+
 /// The left side of `gradients(dq, dk, dv, dmix) = attention.backward(...)`: see mhla::gradients.
 template <class... Targets>
 class Gradients {
  public:
+  /// See mhla::gradients.
   explicit Gradients(Targets&&... targets) : targets_(std::forward<Targets>(targets)...) {}
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
@@ -208,12 +223,15 @@ class Gradients {
   template <class Device>
   class On {
    public:
+    /// See Gradients::device.
     On(Gradients& gradients, const Device& device) : gradients_(gradients), device_(device) {}
 
+    /// Replaces what the destinations hold.
     template <class Backward>
     void operator=(const Backward& backward) {  // NOLINT: there is nothing to go on with
       gradients_.write(backward, device_, Update::overwrite);
     }
+    /// Adds to what the destinations hold.
     template <class Backward>
     void operator+=(const Backward& backward) {
       gradients_.write(backward, device_, Update::accumulate);
@@ -224,15 +242,19 @@ class Gradients {
     const Device& device_;
   };
 
+  /// Where the pass runs: an Eigen::DefaultDevice, Eigen::ThreadPoolDevice, mhla::ForkJoinDevice or
+  /// mhla::CudaDevice.
   template <class Device>
   On<Device> device(const Device& device) {
     return {*this, device};
   }
 
+  /// Replaces what the destinations hold, on the calling thread.
   template <class Backward>
   void operator=(const Backward& backward) {  // NOLINT: there is nothing to go on with
     device(Eigen::DefaultDevice()) = backward;
   }
+  /// Adds to what the destinations hold, on the calling thread.
   template <class Backward>
   void operator+=(const Backward& backward) {
     device(Eigen::DefaultDevice()) += backward;
@@ -261,12 +283,16 @@ class Gradients {
 };
 
 /// Destinations of a backward pass, shaped as q, k, v and mix: each a tensor, a map, tokens_first
-/// of one, a view, or mhla::skip, whose work is not done.
-///
-/// `gradients(...) = backward` replaces what they hold, `+=` adds to it; `.device(device)` says
-/// where it runs. Nothing is resized: a wrong shape is a ShapeError, and so are two gradients that
-/// share memory. One that shares memory with an operand is computed in a temporary. What throws has
-/// written nothing.
+/// of one, a view, or mhla::skip, which is not computed.
+/// \code
+/// mhla::gradients(dq, dk, dv, dmix).device(pool) = attention.backward(q, k, v, mix, dy);
+/// mhla::gradients(dq, mhla::skip, dv, dmix) += attention.backward(q, k, v, mix, dy);
+/// \endcode
+/// `=` replaces what they hold, `+=` adds to it; without `.device(...)` it runs on the calling
+/// thread. Nothing is resized. A gradient that shares memory with an operand is computed in a
+/// temporary.
+/// \throws ShapeError, when assigned, for a wrong shape or two gradients that share memory; nothing
+/// has been written then.
 template <class... Targets>
 Gradients<Targets...> gradients(Targets&&... targets) {
   static_assert(sizeof...(Targets) == 4,
@@ -278,11 +304,13 @@ Gradients<Targets...> gradients(Targets&&... targets) {
   return Gradients<Targets...>(std::forward<Targets>(targets)...);
 }
 
+/// \}
+
 MHLA_NAMESPACE_END
 
 namespace Eigen::internal {
 
-// What Eigen looks at when a tensor is assigned a backward pass.
+// What Eigen asks for when a backward pass is assigned to a tensor.
 template <class Attention, class Query, class Key, class Value, class Mix, class GradOutput>
 struct traits<mhla::BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>> {
   static_assert(sizeof(Attention) == 0,

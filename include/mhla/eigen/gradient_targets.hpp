@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a gradient can be written to, and how it gets there where it shares memory with an operand.
+// What a gradient can be written to, also if it shares memory with an operand.
 #pragma once
 
 #include <concepts>
@@ -62,7 +62,7 @@ GradientView<T, Rank> gradient_view(Target& target) {
   }
 }
 
-/// Takes the place of a gradient while an operand still lies in the memory it will be written to.
+/// Replaces a gradient while an operand still occupies the memory it will be written to.
 template <class T, int Rank>
 class StandIn {
  public:
@@ -76,7 +76,7 @@ class StandIn {
     gradient.view = stand_in_;
   }
 
-  /// Moves the gradient where it belongs, once the operand is needed no more.
+  /// Copies the gradient to its destination, once the operand is no longer needed.
   void hand_over() const { copy(stand_in_, target_); }
 
  private:

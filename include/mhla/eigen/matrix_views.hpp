@@ -13,6 +13,9 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// \addtogroup views
+/// \{
+
 /// An Eigen::Matrix or Array, a Map, a Ref, a block of one, or a lazy expression of them.
 template <class X>
 concept EigenMatrix =
@@ -66,5 +69,7 @@ template <EigenMatrix X>
 auto mix_view(X&& matrix) {
   return eigen::matrix_memory(std::forward<X>(matrix));
 }
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -29,8 +29,11 @@ auto view_of_mix(X& mix) {
 
 }  // namespace eigen
 
-/// Fills mix with the initial matrix of `attention`: see <mhla/mixing_matrix.hpp>. The tensor has
-/// its extents already.
+/// \addtogroup mixing_matrix
+/// \{
+
+/// Fills an Eigen tensor or map, which already has its extents, with the initial matrix of
+/// `attention`: see the overload for views.
 template <eigen::WritableTensor X, AttentionVariant A>
 void initialize(X&& mix, const A& attention, const InitialMixing& options = {}) {
   initialize(eigen::view_of_mix(mix), attention, options);
@@ -49,11 +52,12 @@ void initialize(X&& mix, const Grid& query_grid, const KeyGrid& key_grid,
   initialize(eigen::view_of_mix(mix), query_grid, key_grid, options);
 }
 
-/// Clamps every entry of mix, and clears the upper triangle if asked to: see
-/// <mhla/mixing_matrix.hpp>.
+/// Clamps every entry of mix: see the overload for views.
 template <eigen::WritableTensor X>
 void project(X&& mix, const Projection& onto = {}) {
   project(eigen::view_of_mix(mix), onto);
 }
+
+/// \}
 
 MHLA_NAMESPACE_END

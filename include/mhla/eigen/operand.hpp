@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// An operand on its way into the library: read where it lies, or evaluated into a temporary first.
+// An operand of an expression: read in place, or evaluated into a temporary first.
 #pragma once
 
 #include <concepts>
@@ -18,18 +18,23 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// What attention(...) takes: Eigen's tensors, maps and expressions, and views.
+/// \addtogroup attention
+/// \{
+
+/// What attention(...) takes: Eigen's tensors, maps and expressions, and mhla::TensorView.
 template <class X>
 concept TensorOperand = requires {
   eigen::TensorTraits<X>::rank;
 };
 
+/// \}
+
 namespace eigen {
 
 /// Has a view whose extents are right from the start, so that a call is checked before anything is
 /// evaluated; `evaluate()` then gives the view its memory. The temporary belongs to this object,
-/// because Eigen's own forced evaluation leaks where something throws. The expression must outlive
-/// the object.
+/// because Eigen's own forced evaluation leaks if something throws. The expression must outlive the
+/// object.
 template <class X, class Device>
 class Operand {
   using Traits = TensorTraits<X>;
@@ -38,8 +43,8 @@ class Operand {
 
  public:
   Operand(const X& expression, const Device& device) : expression_(expression), device_(device) {
-    // A tensor, a map or a contiguous slice of one lies in memory already; of everything else
-    // Eigen's evaluator has no address before it has been evaluated.
+    // A tensor, a map or a contiguous slice of one is in memory already; Eigen's evaluator has no
+    // address for anything else before it is evaluated.
     const Eigen::TensorEvaluator<const X, Device> evaluator(expression, device);
     const Scalar* address = evaluator.data();
     view_ = dense_view<Traits::layout, rank>(address, evaluator.dimensions());
@@ -107,7 +112,7 @@ struct Operands {
   Operand<Value, Device> value;
   Operand<Mix, Device> mix;
 
-  /// \throws ShapeError where they do not fit each other.
+  /// \throws ShapeError if they do not fit each other.
   Shape shape() const { return shape_of(query.view(), key.view(), value.view(), mix.view()); }
   void evaluate() {
     query.evaluate();
@@ -122,7 +127,7 @@ struct Operands {
   }
 };
 
-/// The types of q, k, v, mix and dy together, each rule with its sentence.
+/// The types of q, k, v, mix and dy together, with a static_assert for each rule.
 template <class Query, class Key, class Value, class Mix, class GradOutput = Value>
 struct OperandTypes {
   template <class X>
@@ -149,7 +154,7 @@ struct OperandTypes {
   using Index = std::common_type_t<typename Traits<Query>::Index, typename Traits<Key>::Index,
                                    typename Traits<Value>::Index, typename Traits<Mix>::Index>;
 
-  /// RowMajor among views only.
+  /// RowMajor if all are views.
   static constexpr int layout = [] {
     int found = any_layout;
     for (const int candidate : {Traits<Query>::layout, Traits<Key>::layout, Traits<Value>::layout,

@@ -41,8 +41,8 @@ struct StorageOf<const Scalar> {
   using type = const typename StorageOf<Scalar>::type;
 };
 
-/// What the core calls the elements of a tensor of Scalar: another type for Eigen's 16-bit scalars,
-/// Scalar itself for every other.
+/// The core's type for elements of Scalar: its own for Eigen's 16-bit scalars, Scalar itself for
+/// every other.
 template <class Scalar>
 using Storage = typename StorageOf<Scalar>::type;
 
@@ -59,7 +59,7 @@ struct TensorScalarOf<Half> {
   using type = Eigen::half;
 };
 
-/// The scalar of an Eigen tensor of a view's elements, the other way round.
+/// The inverse: the scalar of an Eigen tensor with a view's elements.
 template <class T>
 using TensorScalar = typename TensorScalarOf<T>::type;
 
@@ -68,7 +68,8 @@ template <class T>
 concept SixteenBitScalar = std::is_same_v<T, Eigen::bfloat16> || std::is_same_v<T, Eigen::half>;
 
 /// The same memory as elements of the core. Both types are the same 16 bits, whatever Eigen makes
-/// of them inside (on some machines an __fp16), and ours may alias any other: see core/scalar.hpp.
+/// of them internally (on some machines an __fp16), and ours may alias any other: see
+/// core/scalar.hpp.
 template <class Scalar>
 Storage<Scalar>* storage(Scalar* data) {
   if constexpr (SixteenBitScalar<std::remove_const_t<Scalar>>) {
@@ -83,10 +84,15 @@ Storage<Scalar>* storage(Scalar* data) {
 
 }  // namespace eigen
 
-/// A view of Eigen::bfloat16 or Eigen::half as one of BFloat16 or Half, which the core takes: for
-/// forward_into, backward_into and a Decoder. Any other view as it is.
+/// \addtogroup views
+/// \{
+
+/// A view of Eigen::bfloat16 or Eigen::half as one of BFloat16 or Half, for forward_into,
+/// backward_into and a Decoder; any other view unchanged. Nothing is copied.
 /// \code
-/// decoder.step(mhla::storage_view(mhla::make_view(q.data(), batch, heads, 1, key_dim)), ...);
+/// const Eigen::Tensor<Eigen::half, 4, Eigen::RowMajor> h(batch, heads, tokens, key_dim);
+/// const auto stored =
+///     mhla::storage_view(mhla::make_view(h.data(), batch, heads, tokens, key_dim));
 /// \endcode
 template <class T, int Rank>
 TensorView<eigen::Storage<T>, Rank> storage_view(const TensorView<T, Rank>& view) {
@@ -98,5 +104,7 @@ TensorView<eigen::Storage<T>, Rank> storage_view(const TensorView<T, Rank>& view
   }
   return stored;
 }
+
+/// \}
 
 MHLA_NAMESPACE_END

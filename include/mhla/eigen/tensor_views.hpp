@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Eigen's tensors as views, and tokens_first for the other common order of axes.
+// Eigen's tensors as views, and tokens_first for the other common axis order.
 //
 // A RowMajor tensor has the axes of a view; a ColMajor tensor carries the same memory with its axes
 // reversed: q is [batch, heads, tokens, key_dim] in one, [key_dim, tokens, heads, batch] in the
@@ -16,13 +16,16 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// \addtogroup attention
+/// \{
+
 /// A tensor of Eigen's Tensor module, a map of one, or a lazy expression of them.
 template <class X>
 concept EigenTensor = std::is_base_of_v<Eigen::TensorBase<X, Eigen::ReadOnlyAccessors>, X>;
 
 namespace eigen {
 
-/// The layout of what has none of its own, and takes that of its neighbours: a view.
+/// The layout of a view, which has none of its own and takes that of the other operands.
 inline constexpr int any_layout = -1;
 
 /// What an expression needs to know of an operand's type. Scalar is Eigen's name for its elements,
@@ -48,8 +51,8 @@ struct TensorTraits<TensorView<T, Rank>> {
   static constexpr int layout = any_layout;
 };
 
-/// Whether expressions of this type are tensors or maps: dense memory that can be read and written
-/// without Eigen's evaluation, which takes long to compile.
+/// Whether expressions of this type are tensors or maps: dense memory that is read and written
+/// without Eigen's evaluation, which is slow to compile.
 template <class X>
 inline constexpr bool is_dense_memory = false;
 template <class T, int Rank, int Options, class Index>
@@ -75,7 +78,7 @@ TensorView<Storage<T>, Rank> dense_view(T* data, const Dimensions& dimensions) {
   return view;
 }
 
-/// The Eigen dimensions of a view's extents, the other way round.
+/// The inverse: the Eigen dimensions of a view's extents.
 template <int Layout, class EigenIndex, class T, int Rank>
 Eigen::DSizes<EigenIndex, Rank> eigen_dimensions(const TensorView<T, Rank>& view) {
   Eigen::DSizes<EigenIndex, Rank> dimensions;
@@ -86,8 +89,8 @@ Eigen::DSizes<EigenIndex, Rank> eigen_dimensions(const TensorView<T, Rank>& view
   return dimensions;
 }
 
-/// The permutation that tokens_first gives to Eigen's shuffle. A type of its own, so that such a
-/// shuffle is known by its type, and its tensor is read or written where it lies.
+/// The permutation that tokens_first gives to Eigen's shuffle. Its own type, so that such a shuffle
+/// is recognized by type, and its tensor is read or written in place.
 struct TokensFirstAxes {
   constexpr int operator[](std::ptrdiff_t axis) const {
     constexpr int axes[] = {0, 2, 1, 3};
@@ -103,10 +106,10 @@ inline constexpr bool is_tokens_first<Eigen::TensorShufflingOp<const TokensFirst
 }  // namespace eigen
 
 /// Reads a tensor [batch, tokens, heads, dim] as [batch, heads, tokens, dim], as an operand of an
-/// attention or as its destination. It is Eigen's shuffle of axes 1 and 2 and composes like it;
-/// attention and gradients use the tensor's own memory instead of a shuffled copy.
+/// attention or as its destination. It is Eigen's shuffle of axes 1 and 2 and composes like it; an
+/// attention and mhla::gradients use the tensor's own memory instead of a shuffled copy.
 /// \code
-/// mhla::tokens_first(y).device(pool) = attention(mhla::tokens_first(q), k, v, mix);
+/// mhla::tokens_first(y_t).device(pool) = attention(mhla::tokens_first(q_t), k, v, mix);
 /// \endcode
 template <class X>
 requires EigenTensor<std::remove_cvref_t<X>>
@@ -115,5 +118,7 @@ decltype(auto) tokens_first(X&& tensor) {
                 "mhla: tokens_first takes a tensor of rank 4, [batch, tokens, heads, dim]");
   return tensor.shuffle(eigen::TokensFirstAxes{});
 }
+
+/// \}
 
 MHLA_NAMESPACE_END

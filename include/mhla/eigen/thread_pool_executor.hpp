@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The executor of an Eigen device: who runs a call's tasks when it is assigned with
+// The executor of an Eigen device: what runs a call's tasks when it is assigned with
 // .device(device).
 #pragma once
 
@@ -16,22 +16,27 @@ MHLA_NAMESPACE_BEGIN
 
 #ifdef EIGEN_USE_THREADS
 
-/// Shares tasks out over the threads of an Eigen::ThreadPoolDevice and waits for them. The device
-/// must outlive the executor; as with every Eigen expression, the caller must not be one of the
-/// pool's own threads.
+/// \addtogroup executors
+/// \{
+
+/// Distributes tasks over the threads of an Eigen::ThreadPoolDevice and waits for them. Needs
+/// EIGEN_USE_THREADS. The device must outlive the executor; as with every Eigen expression, the
+/// caller must not be one of the pool's own threads. Each call allocates in Eigen's pool.
 class ThreadPoolExecutor {
  public:
+  /// Borrows.
   explicit ThreadPoolExecutor(const Eigen::ThreadPoolDevice& device) : device_(&device) {}
 
+  /// Number of threads.
   Index slots() const { return device_->numThreads() > 1 ? device_->numThreads() : 1; }
 
-  /// What a task throws is thrown here, once every thread is done.
+  /// What a task throws is rethrown here, once every thread is done.
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {
     if (tasks <= 1 || slots() == 1) return SerialExecutor::parallel_for(tasks, task);
     // Eigen allocates for each of its units of work. There is one for each slot, which draws tasks
-    // until none is left, so that the count does not grow with them. The cost, in cycles, is out of
-    // all proportion, for Eigen to give each unit a thread.
+    // until none is left, so that their number does not grow with the tasks. The cost, in cycles,
+    // is exaggerated so that Eigen gives each unit a thread.
     constexpr double cycles_per_unit = 1e9;
     Draw<Task> draw{task, tasks};
     device_->parallelFor(slots(), Eigen::TensorOpCost(0, 0, cycles_per_unit),
@@ -63,13 +68,19 @@ class ThreadPoolExecutor {
   const Eigen::ThreadPoolDevice* device_;
 };
 
+/// \}
+
+/// \cond INTERNAL
 inline ThreadPoolExecutor executor_for(const Eigen::ThreadPoolDevice& device) {
   return ThreadPoolExecutor(device);
 }
+/// \endcond
 
 #endif
 
+/// \cond INTERNAL
 inline SerialExecutor executor_for(const Eigen::DefaultDevice&) { return {}; }
+/// \endcond
 
 namespace eigen {
 
@@ -78,7 +89,7 @@ inline constexpr bool is_known_device = requires(const Device& device) {
   executor_for(device);
 };
 
-/// True, or a sentence.
+/// True, or a static_assert that says what to use.
 template <class Device>
 constexpr bool require_known_device() {
   constexpr bool thread_pool = std::is_same_v<Device, Eigen::ThreadPoolDevice>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// How the sequences of a batch lie in its tensors, where that is not one to an item and all of one
-// length: packed end to end, or padded to one length. Each is a variant like the attention it holds
-// and runs through the same calls; only the tables of its blocks differ.
+// How the sequences of a batch lie in its tensors where their lengths differ: packed end to end, or
+// padded to one length. Each is a variant like the attention it holds and runs through the same
+// calls; only the tables of its blocks differ.
 #pragma once
 
 #include <concepts>
@@ -18,15 +18,21 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// Any Packed or Padded.
+/// \addtogroup batches
+/// \{
+
+/// \cond INTERNAL
+// Any Packed or Padded.
 template <class A>
 inline constexpr bool is_batch_layout = false;
+/// \endcond
 
 /// Sequences of different lengths laid end to end on the token axis, in a batch of 1: sequence s is
 /// tokens [offsets[s], offsets[s + 1]). Blocks and positions restart in each, none sees another,
-/// and each uses the leading corner of mix that its own blocks need; mix may be as large as the
-/// longest sequence wants it. `offsets` are borrowed: int32 or int64, first 0, never falling, last
-/// the number of tokens; a sequence may be empty. Made by mhla::packed.
+/// and each uses the leading corner of mix that its own blocks need: mix has as many rows and
+/// columns as the longest sequence has blocks, or more. `offsets` are borrowed host memory: int32
+/// or int64, the first 0, non-decreasing, the last the number of tokens; a sequence may be empty.
+/// Whether they fit is checked in every call. Made by mhla::packed.
 template <AttentionVariant A, class Offset>
 struct Packed : A {
   static_assert(!is_batch_layout<A>, "mhla: a batch is packed or padded, once");
@@ -38,13 +44,17 @@ struct Packed : A {
                 "mhla: MixedProduct needs blocks of one size, which sequences of any length do not "
                 "have: use MixedKeySum or Unnormalized for a packed batch");
 
-  Span<const Offset> offsets;
+  Span<const Offset> offsets;  ///< of n sequences n + 1
 
+  /// See mhla::packed.
   Packed(const A& variant, Span<const Offset> sequence_offsets)
       : A(variant), offsets(sequence_offsets) {}
 
+  /// Number of sequences.
   Index sequences() const { return offsets.size > 0 ? offsets.size - 1 : 0; }
+  /// First token of a sequence.
   Index begin(Index sequence) const { return static_cast<Index>(offsets[sequence]); }
+  /// Tokens of a sequence.
   Index length(Index sequence) const { return begin(sequence + 1) - begin(sequence); }
 
   /// As Attention::operator().
@@ -60,9 +70,10 @@ struct Packed : A {
   }
 };
 
-/// A batch padded to one length, with masks that say which tokens are real. A masked key adds to no
-/// summary and no score, whatever it holds; a masked query has output 0 and gradient 0. A mask
-/// moves no block boundary and no position. Made by mhla::padded.
+/// A batch padded to one length, with masks that say which tokens are real. A masked key
+/// contributes to no summary and no score, even if it holds NaN; a masked query has output 0 and
+/// gradient 0. A mask moves no block boundary and no position. Trailing padding changes no bit of
+/// the other tokens' results. Made by mhla::padded.
 template <AttentionVariant A>
 struct Padded : A {
   static_assert(!is_batch_layout<A>, "mhla: a batch is packed or padded, once");
@@ -70,8 +81,9 @@ struct Padded : A {
                 "mhla: MixedProduct ties a token to the same offset of other blocks, which a mask "
                 "may take away: use MixedKeySum or Unnormalized for a padded batch");
 
-  TokenMasks masks;
+  TokenMasks masks;  ///< borrowed
 
+  /// See mhla::padded.
   Padded(const A& variant, const TokenMasks& token_masks) : A(variant), masks(token_masks) {}
 
   /// As Attention::operator().
@@ -87,6 +99,7 @@ struct Padded : A {
   }
 };
 
+/// \cond INTERNAL
 template <class A, class Offset>
 inline constexpr bool is_batch_layout<Packed<A, Offset>> = true;
 template <class A>
@@ -96,7 +109,8 @@ inline constexpr bool is_attention<Packed<A, Offset>> = true;
 template <class A>
 inline constexpr bool is_attention<Padded<A>> = true;
 
-/// Throws ShapeError unless `packed` fits a call of `shape`; returns the longest sequence.
+// Throws ShapeError unless `packed` fits a call of `shape`; returns the length of the longest
+// sequence.
 template <class A, class Offset>
 Index checked_longest(const Packed<A, Offset>& packed, const Shape& shape) {
   require_extent("q", "batch", shape.batch, 1, "packed sequences lie in a batch of 1");
@@ -122,5 +136,8 @@ Index checked_longest(const Packed<A, Offset>& packed, const Shape& shape) {
                      ", the number of tokens of q");
   return longest;
 }
+/// \endcond
+
+/// \}
 
 MHLA_NAMESPACE_END

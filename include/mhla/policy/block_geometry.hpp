@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Block geometries: how tokens are cut into blocks. Tokens lie in raster order of their grid and
-// are never moved; blocks are numbered in raster order of the layout, and tokens keep their raster
-// order inside a block. Blocks at the far edge of an axis are shorter where the grid is ragged.
-// (arXiv 2601.07832, section 4.1; released code: "b (fb p1 hb p2 wb p3) c -> ...".)
+/// \defgroup geometries Geometries
+/// \ingroup variant
+/// How tokens are cut into blocks. Tokens lie in raster order of their grid and are never moved;
+/// blocks are numbered in raster order of the layout, and tokens keep their raster order inside a
+/// block. The last block along an axis is shorter where the grid is ragged. (arXiv 2601.07832,
+/// section 4.1; released code: "b (fb p1 hb p2 wb p3) c -> ...".)
 #pragma once
 
 #include <concepts>
@@ -14,17 +16,22 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// A grid of tokens on three axes, the last one contiguous, and the extent of a block on each.
-/// Geometries of fewer axes have leading axes of extent 1.
-struct Grid {
-  Index extent[3] = {1, 1, 1};
-  Index block[3] = {1, 1, 1};
+/// \addtogroup geometries
+/// \{
 
+/// A grid of tokens on three axes, the last one contiguous, and the extent of a block along each.
+/// Geometries with fewer axes have leading axes of extent 1.
+struct Grid {
+  Index extent[3] = {1, 1, 1};  ///< tokens along each axis
+  Index block[3] = {1, 1, 1};   ///< tokens of a block along each axis
+
+  /// All tokens.
   MHLA_HOST_DEVICE constexpr Index num_tokens() const { return extent[0] * extent[1] * extent[2]; }
-  /// Blocks along an axis, a shorter last one included.
+  /// Blocks along an axis, including a shorter last one.
   MHLA_HOST_DEVICE constexpr Index layout(int axis) const {
     return ceil_div(extent[axis], block[axis]);
   }
+  /// All blocks.
   MHLA_HOST_DEVICE constexpr Index num_blocks() const { return layout(0) * layout(1) * layout(2); }
 
   /// Whether an axis ends in a shorter block.
@@ -44,10 +51,11 @@ struct Grid {
     if (axis == 1) return index / layout(2) % layout(1);
     return index / (layout(2) * layout(1));
   }
-  /// First coordinate of a block on an axis, and the number of coordinates it holds there.
+  /// First coordinate of a block on an axis.
   MHLA_HOST_DEVICE constexpr Index block_begin(Index index, int axis) const {
     return block_coordinate(index, axis) * block[axis];
   }
+  /// Tokens of a block along an axis.
   MHLA_HOST_DEVICE constexpr Index block_extent(Index index, int axis) const {
     const Index left = extent[axis] - block_begin(index, axis);
     return left < block[axis] ? left : block[axis];
@@ -60,12 +68,14 @@ struct Grid {
   }
 };
 
-/// Cuts a sequence of `block` tokens each; the number of tokens is the tensor's.
+/// Cuts a sequence into blocks of `block` tokens; the number of tokens is the tensor's.
 struct Blocks1D {
-  static constexpr int rank = 1;
-  Index block = 0;
+  static constexpr int rank = 1;  ///< number of axes
+  Index block = 0;                ///< tokens of a block; 0: unset
 
+  /// Whether no extent was given.
   MHLA_HOST_DEVICE constexpr bool unset() const { return block == 0; }
+  /// The grid of that many tokens.
   MHLA_HOST_DEVICE constexpr Grid grid_of(Index tokens) const {
     return {{1, 1, tokens}, {1, 1, block}};
   }
@@ -73,13 +83,15 @@ struct Blocks1D {
 
 /// Cuts an image of grid[0] x grid[1] tokens (rows, columns) into block[0] x block[1] windows.
 struct Blocks2D {
-  static constexpr int rank = 2;
-  Index grid[2] = {0, 0};
-  Index block[2] = {0, 0};
+  static constexpr int rank = 2;  ///< number of axes
+  Index grid[2] = {0, 0};         ///< tokens: rows, columns
+  Index block[2] = {0, 0};        ///< tokens of a block: rows, columns
 
+  /// Whether no extent was given.
   MHLA_HOST_DEVICE constexpr bool unset() const {
     return grid[0] == 0 && grid[1] == 0 && block[0] == 0 && block[1] == 0;
   }
+  /// The grid of that many tokens.
   MHLA_HOST_DEVICE constexpr Grid grid_of(Index /*tokens*/) const {
     return {{1, grid[0], grid[1]}, {1, block[0], block[1]}};
   }
@@ -87,22 +99,24 @@ struct Blocks2D {
 
 /// Cuts a video of grid[0] x grid[1] x grid[2] tokens (frames, rows, columns) into boxes.
 struct Blocks3D {
-  static constexpr int rank = 3;
-  Index grid[3] = {0, 0, 0};
-  Index block[3] = {0, 0, 0};
+  static constexpr int rank = 3;  ///< number of axes
+  Index grid[3] = {0, 0, 0};      ///< tokens: frames, rows, columns
+  Index block[3] = {0, 0, 0};     ///< tokens of a block: frames, rows, columns
 
+  /// Whether no extent was given.
   MHLA_HOST_DEVICE constexpr bool unset() const {
     return grid[0] == 0 && grid[1] == 0 && grid[2] == 0 && block[0] == 0 && block[1] == 0 &&
            block[2] == 0;
   }
+  /// The grid of that many tokens.
   MHLA_HOST_DEVICE constexpr Grid grid_of(Index /*tokens*/) const {
     return {{grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}};
   }
 };
 
-/// `rank` axes; `unset()` says that no extent was given (for `key_blocks`: "as `blocks`");
-/// `grid_of(tokens)` is the grid of a sequence, leading axes 1. A geometry of rank 1 takes the
-/// token count, the others must match it.
+/// A block geometry: `rank` axes; `unset()` says that no extent was given (for `key_blocks`: as
+/// `blocks`); `grid_of(tokens)` is the grid of a sequence, leading axes 1. A geometry of rank 1
+/// takes the token count, the others must match it.
 template <class G>
 concept BlockGeometry = std::is_trivially_copyable_v<G> &&
     requires(const G& geometry, Index tokens) {
@@ -111,6 +125,7 @@ concept BlockGeometry = std::is_trivially_copyable_v<G> &&
   { geometry.grid_of(tokens) } -> std::same_as<Grid>;
 };
 
+/// \cond INTERNAL
 // Throws ShapeError unless the grid of a geometry of `rank` axes holds a tensor's `tokens`.
 inline void require_grid(const Grid& grid, int rank, Index tokens, const char* member,
                          const char* tensor) {
@@ -130,13 +145,16 @@ inline void require_grid(const Grid& grid, int rank, Index tokens, const char* m
                      count, "; tokens must lie in raster order of the grid, one per cell");
 }
 
-/// The grid of a tensor's `tokens`; throws ShapeError where geometry and tensor do not fit.
-/// `member` and `tensor` name the arguments in the message.
+// The grid of a tensor's `tokens`; throws ShapeError if geometry and tensor do not fit. `member`
+// and `tensor` name the arguments in the message.
 template <BlockGeometry G>
 Grid checked_grid(const G& geometry, Index tokens, const char* member, const char* tensor) {
   const Grid grid = geometry.grid_of(tokens);
   require_grid(grid, G::rank, tokens, member, tensor);
   return grid;
 }
+/// \endcond
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The checks that every backend makes before it writes anything: views that fit each other and the
-// variant, addresses that elements can have, and destinations that can be written.
+// variant, aligned addresses, and destinations that can be written.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-// Apart from the templates below, so that the sentences are put together in one place.
+// Outside the templates below, so that the message is compiled once.
 MHLA_OUT_OF_LINE inline void require_aligned(const void* data, std::size_t alignment,
                                              const char* name) {
   if (reinterpret_cast<std::uintptr_t>(data) % alignment != 0)
@@ -29,7 +29,7 @@ MHLA_OUT_OF_LINE inline void require_aligned(const void* data, std::size_t align
                      ", the size of its elements");
 }
 
-/// Throws where a tensor with elements lies where none of their type can.
+/// Throws if a non-empty tensor is not aligned to its elements.
 template <class T, int Rank>
 MHLA_OUT_OF_LINE void require_aligned(const TensorView<T, Rank>& tensor, const char* name) {
   if (tensor.size() > 0) require_aligned(tensor.data, alignof(T), name);
@@ -48,7 +48,7 @@ class Footprint {
     pieces_[count_++] = {overlap::strided(tensor), name};
   }
 
-  /// Throws ShapeError unless all results can be written: every element its own, none shared with
+  /// Throws ShapeError unless all results can be written: every element distinct, none shared with
   /// another piece.
   MHLA_OUT_OF_LINE void require_results() const {
     for (int i = 0; i < results_; ++i) {
@@ -63,7 +63,7 @@ class Footprint {
     }
   }
 
-  /// Throws WorkspaceError where `scratch` holds a byte of a piece; it is one itself from then on.
+  /// Throws WorkspaceError if `scratch` contains a byte of a piece; it then becomes a piece itself.
   MHLA_OUT_OF_LINE void require_scratch(WorkspaceView scratch, const char* name) {
     const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
     if (const char* other = sharing(overlap::strided(bytes), 0))
@@ -78,7 +78,7 @@ class Footprint {
     const char* name;
   };
 
-  // The first piece from `first` on that shares memory with `view`.
+  // The name of the first piece, from `first` on, that shares memory with `view`, or null.
   const char* sharing(const overlap::Strided& view, int first) const {
     for (int i = first; i < count_; ++i)
       if (overlap::share_memory(view, pieces_[i].view)) return pieces_[i].name;
@@ -90,7 +90,7 @@ class Footprint {
   int count_ = 0;
 };
 
-/// Whether the feature map reads a matrix that is not its own, as Favor does.
+/// Whether the feature map reads a borrowed matrix, as Favor does.
 template <class V>
 inline constexpr bool borrows_projection = requires(const V& attention) {
   require_aligned(attention.feature_map.projection, "");
@@ -107,7 +107,7 @@ struct OperandViews {
   Shape shape() const { return shape_of(q, k, v, mix); }
 };
 
-/// Throws unless the elements of all operands, and of what the feature map borrows, can be read.
+/// Throws unless the elements of all operands, and of what the feature map borrows, are aligned.
 template <class V, class T>
 void require_aligned_operands(const V& attention, const OperandViews<T>& operands) {
   require_aligned(operands.q, "q");
@@ -118,8 +118,8 @@ void require_aligned_operands(const V& attention, const OperandViews<T>& operand
     require_aligned(attention.feature_map.projection, "feature_map.projection");
 }
 
-/// Throws unless results can be written, and scratch memory: the workspace, and a forward state's
-/// where that is the caller's.
+/// Throws unless results and scratch memory can be written: the workspace, and a forward state's
+/// memory if it is the caller's.
 template <class V, class T>
 void require_apart(Footprint& footprint, const V& attention, const OperandViews<T>& operands,
                    WorkspaceView workspace, WorkspaceView state) {
@@ -140,8 +140,8 @@ void require_apart(Footprint& footprint, const V& attention, const OperandViews<
   footprint.require_scratch(state, "state");
 }
 
-/// Throws ShapeError unless y = attention(q, k, v, mix) can be computed, WorkspaceError where
-/// scratch memory shares a byte with a tensor.
+/// Throws ShapeError unless y = attention(q, k, v, mix) can be computed, WorkspaceError if scratch
+/// memory shares a byte with a tensor.
 template <AttentionVariant V, class T>
 Problem checked_forward(const V& attention, const OperandViews<T>& operands,
                         const TensorView<T, 4>& y, WorkspaceView workspace,
@@ -158,7 +158,7 @@ Problem checked_forward(const V& attention, const OperandViews<T>& operands,
   return problem;
 }
 
-/// Throws ShapeError unless the wanted gradients have the extents that they need; what they write.
+/// Throws ShapeError unless the wanted gradients have the right extents; returns what they write.
 template <class T>
 MHLA_OUT_OF_LINE Footprint checked_gradients(const Shape& shape,
                                              const GradientViews<T>& gradients) {
@@ -188,7 +188,7 @@ MHLA_OUT_OF_LINE Footprint checked_gradients(const Shape& shape,
   return footprint;
 }
 
-/// The same of the wanted gradients of <dy, attention(q, k, v, mix)>.
+/// The same for the wanted gradients of <dy, attention(q, k, v, mix)>.
 template <AttentionVariant V, class T>
 Problem checked_backward(const V& attention, const OperandViews<T>& operands,
                          const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
@@ -205,11 +205,11 @@ Problem checked_backward(const V& attention, const OperandViews<T>& operands,
   return problem;
 }
 
-// Sentences for operands that are not views.
+// Errors for operands that are not views.
 
 template <class X>
 using ElementOf = std::remove_cvref_t<decltype(*std::declval<const X&>().data())>;
-/// A std::vector, an Eigen::Matrix, an Eigen::Tensor: has data(), and does not turn into a view.
+/// A std::vector, an Eigen::Matrix, an Eigen::Tensor: has data(), and does not convert to a view.
 template <class X>
 concept NotAView = !std::is_convertible_v<const X&, TensorView<const ElementOf<X>, 4>> &&
                    !std::is_convertible_v<const X&, TensorView<const ElementOf<X>, 3>>;

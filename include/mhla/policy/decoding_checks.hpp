@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a decoder is asked, and the checks that every backend's makes before it writes anything.
+// The sizes of a decoder, and the checks that every backend's decoder makes before it writes.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -19,17 +19,21 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// The sizes of a decoder, all of them but the mixing matrix'.
+/// \addtogroup decoding
+/// \{
+
+/// The sizes of a decoder, except those of mix.
 struct DecoderShape {
-  Index batch = 1;     ///< sequences, each with a length of its own
-  Index heads = 1;     ///< of q
-  Index kv_heads = 1;  ///< of k and v
-  Index key_dim = 0;
-  Index value_dim = 0;
-  Index slots = 1;  ///< executor slots that may work on a step at once; a device has none
+  Index batch = 1;      ///< sequences, each with its own length
+  Index heads = 1;      ///< of q and y
+  Index kv_heads = 1;   ///< of k and v
+  Index key_dim = 0;    ///< of q and k
+  Index value_dim = 0;  ///< of v and y
+  Index slots = 1;      ///< executor slots that may work on a step at once; unused on a device
 };
 
-/// Refuses, at compile time, a variant that cannot go token by token: a base of every decoder.
+/// \cond INTERNAL
+// Rejects, at compile time, a variant that cannot run token by token: a base of every decoder.
 template <AttentionVariant V>
 struct RequireStreaming {
   static_assert(masks_own_block<V>,
@@ -45,8 +49,8 @@ inline Index checked_decoder_batch(const DecoderShape& shape) {
   return shape.batch;
 }
 
-/// The longest sequence that a decoder can see. \throws ShapeError where variant, mix and shape do
-/// not fit.
+// The problem of the longest sequence that a decoder can see. Throws ShapeError if variant, mix and
+// shape do not fit.
 template <AttentionVariant V, class M>
 Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
                         const DecoderShape& shape) {
@@ -59,7 +63,7 @@ Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
   const Problem problem = checked_problem(
       variant, Shape{shape.batch, shape.heads, shape.kv_heads, capacity, capacity, shape.key_dim,
                      shape.value_dim, mix.extent[0], mix.extent[1], mix.extent[2]});
-  // The open block's keys and values, which are kept however short a sequence is.
+  // The open block's keys and values, which are kept even for a short sequence.
   const auto require_block = [&](const char* dim, Index extent) {
     require_tensor("blocks", {{"batch", shape.batch},
                               {"heads", shape.kv_heads},
@@ -82,8 +86,8 @@ inline Index checked_sequence(const DecoderShape& shape, Index sequence) {
   return sequence;
 }
 
-/// Throws ShapeError unless tensors have the extents of the next tokens of so many sequences;
-/// returns how many tokens.
+// Throws ShapeError unless the tensors hold the next tokens of `sequences` sequences; returns how
+// many tokens of each.
 template <class T>
 Index checked_decoder_tokens(const DecoderShape& shape, Index sequences,
                              const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
@@ -101,8 +105,8 @@ Index checked_decoder_tokens(const DecoderShape& shape, Index sequences,
   return tokens;
 }
 
-/// Throws ShapeError unless tensors of such extents, of no more tokens than there is room for, lie
-/// where they can be read and written, WorkspaceError where the decoder's `memory` holds one.
+// Of tensors of these extents and of no more tokens than there is room for: throws ShapeError
+// unless they can be read and written, WorkspaceError if one lies in the decoder's `memory`.
 template <class V, class T>
 void require_decoder_tensors(const V& attention, const TensorView<const T, 4>& q,
                              const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
@@ -122,12 +126,15 @@ void require_decoder_tensors(const V& attention, const TensorView<const T, 4>& q
   footprint.require_scratch(memory, "memory");
 }
 
-/// Throws StateError unless a sequence with `position` tokens has room for so many more.
+// Throws StateError unless a sequence with `position` tokens has room for `tokens` more.
 inline void require_room(Index sequence, Index position, Index tokens, Index capacity) {
   if (tokens > capacity - position)
     throw StateError("mhla: sequence ", sequence, " has ", position, " tokens and would get ",
                      tokens, " more, but mix has rows for ", capacity,
                      "; mhla::extend makes a larger mix");
 }
+/// \endcond
+
+/// \}
 
 MHLA_NAMESPACE_END

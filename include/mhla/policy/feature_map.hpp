@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Feature maps phi: what turns a query or key into the features whose products are the attention
-// weights. Element-wise maps are a value and a derivative; row-wise maps see a whole row, may
-// change its length, and give the vector-Jacobian product (vjp) with it.
-//
-// Relu(x) + epsilon is what the released vision, DiT and video code uses; EluPlusOne is
-// arXiv 2006.16236, Hedgehog arXiv 2402.04347, Dpfp arXiv 2102.11174, Favor arXiv 2009.14794.
+/// \defgroup feature_maps Feature maps
+/// \ingroup variant
+/// phi turns a query or key into the features whose products are the attention weights.
+/// Element-wise maps have a value and a derivative; row-wise maps see a whole row, may change its
+/// length, and provide the vector-Jacobian product (vjp). A type of yours that satisfies
+/// mhla::ElementwiseFeatureMap or mhla::RowwiseFeatureMap works everywhere, on CUDA too if its
+/// functions carry MHLA_HOST_DEVICE.
+///
+/// Relu is what the released vision, DiT and video code uses; EluPlusOne is arXiv 2006.16236,
+/// Hedgehog arXiv 2402.04347, Dpfp arXiv 2102.11174, Favor arXiv 2009.14794.
 #pragma once
 
 #include <cmath>
@@ -16,7 +20,10 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// phi applied to each element: `value(x)` and its derivative, for every floating-point type.
+/// \addtogroup feature_maps
+/// \{
+
+/// phi applied to each element: `value(x)` and its `derivative(x)`, for every floating-point type.
 template <class Map>
 concept ElementwiseFeatureMap = std::is_trivially_copyable_v<Map> &&
     requires(const Map& map, float x, double y) {
@@ -36,10 +43,11 @@ concept RowwiseFeatureMap = std::is_trivially_copyable_v<Map> &&
   map.vjp(in, in, out);
 };
 
+/// Either kind.
 template <class Map>
 concept FeatureMap = ElementwiseFeatureMap<Map> || RowwiseFeatureMap<Map>;
 
-/// Length of phi's output for inputs of length `key_dim`; the largest Index where that is too long.
+/// Length of phi's output for inputs of length `key_dim`; the largest Index if it does not fit one.
 template <FeatureMap Map>
 MHLA_HOST_DEVICE constexpr Index feature_dim(const Map& map, Index key_dim) {
   if constexpr (RowwiseFeatureMap<Map>) {
@@ -51,10 +59,12 @@ MHLA_HOST_DEVICE constexpr Index feature_dim(const Map& map, Index key_dim) {
 
 /// phi(x) = x. Signed: under a normalizer the denominator may vanish.
 struct Identity {
+  /// phi(x)
   template <class T>
   MHLA_HOST_DEVICE T value(T x) const {
     return x;
   }
+  /// phi'(x)
   template <class T>
   MHLA_HOST_DEVICE T derivative(T) const {
     return T(1);
@@ -63,12 +73,14 @@ struct Identity {
 
 /// phi(x) = max(x, 0) + epsilon. The derivative at 0 is 0. NaN stays NaN.
 struct Relu {
-  double epsilon = 1e-6;
+  double epsilon = 1e-6;  ///< keeps features positive
 
+  /// phi(x)
   template <class T>
   MHLA_HOST_DEVICE T value(T x) const {
     return (x < T(0) ? T(0) : x) + T(epsilon);
   }
+  /// phi'(x)
   template <class T>
   MHLA_HOST_DEVICE T derivative(T x) const {
     return x > T(0) ? T(1) : T(0);
@@ -77,13 +89,15 @@ struct Relu {
 
 /// phi(x) = max(x, 0)^2 + epsilon.
 struct SquaredRelu {
-  double epsilon = 1e-6;
+  double epsilon = 1e-6;  ///< keeps features positive
 
+  /// phi(x)
   template <class T>
   MHLA_HOST_DEVICE T value(T x) const {
     const T positive = x < T(0) ? T(0) : x;
     return positive * positive + T(epsilon);
   }
+  /// phi'(x)
   template <class T>
   MHLA_HOST_DEVICE T derivative(T x) const {
     return x < T(0) ? T(0) : x + x;
@@ -92,11 +106,13 @@ struct SquaredRelu {
 
 /// phi(x) = elu(x) + 1 = x + 1 for x > 0, exp(x) otherwise.
 struct EluPlusOne {
+  /// phi(x)
   template <class T>
   MHLA_HOST_DEVICE T value(T x) const {
     using std::exp;
     return x > T(0) ? x + T(1) : exp(x);
   }
+  /// phi'(x)
   template <class T>
   MHLA_HOST_DEVICE T derivative(T x) const {
     using std::exp;
@@ -106,11 +122,13 @@ struct EluPlusOne {
 
 /// phi(x) = exp(x).
 struct Exp {
+  /// phi(x)
   template <class T>
   MHLA_HOST_DEVICE T value(T x) const {
     using std::exp;
     return exp(x);
   }
+  /// phi'(x)
   template <class T>
   MHLA_HOST_DEVICE T derivative(T x) const {
     using std::exp;
@@ -118,15 +136,19 @@ struct Exp {
   }
 };
 
-/// Maps that cost hardly more than to read their argument.
+/// \cond INTERNAL
+// Maps that cost hardly more than reading their argument.
 template <class Map>
 inline constexpr bool is_arithmetic =
     std::is_same_v<Map, Identity> || std::is_same_v<Map, Relu> || std::is_same_v<Map, SquaredRelu>;
+/// \endcond
 
 /// phi(x) = softmax of the row over key_dim.
 struct Softmax {
+  /// Number of features.
   MHLA_HOST_DEVICE constexpr Index feature_dim(Index key_dim) const { return key_dim; }
 
+  /// out = phi(in).
   template <class T>
   MHLA_HOST_DEVICE void value(Span<const T> in, Span<T> out) const {
     using std::exp;
@@ -138,7 +160,7 @@ struct Softmax {
     for (Index c = 0; c < in.size; ++c) out[c] /= sum;
   }
 
-  // y o (g - <g, y>), y = phi(x)
+  /// out = y o (g - g.y), y = phi(in), g = grad.
   template <class T>
   MHLA_HOST_DEVICE void vjp(Span<const T> in, Span<const T> grad, Span<T> out) const {
     value(in, out);
@@ -151,10 +173,12 @@ struct Softmax {
 /// phi(x) = softmax([2x, -2x]) of the row: 2 key_dim features. A learned linear map before it
 /// belongs to the caller.
 struct Hedgehog {
+  /// Number of features.
   MHLA_HOST_DEVICE constexpr Index feature_dim(Index key_dim) const {
     return saturated_mul(2, key_dim);
   }
 
+  /// out = phi(in).
   template <class T>
   MHLA_HOST_DEVICE void value(Span<const T> in, Span<T> out) const {
     using std::exp;
@@ -165,7 +189,7 @@ struct Hedgehog {
     }
   }
 
-  // y o (g - <g, y>) as for Softmax, then through x -> [2x, -2x]
+  /// As for Softmax, then through x -> [2x, -2x].
   template <class T>
   MHLA_HOST_DEVICE void vjp(Span<const T> in, Span<const T> grad, Span<T> out) const {
     using std::exp;
@@ -201,14 +225,16 @@ struct Hedgehog {
 
 /// Deterministic parameter-free projection: y = [relu(x), relu(-x)], phi = the products
 /// y[c] y[(c - j) mod 2 key_dim] for j = 1..nu: 2 nu key_dim features. (The released code's
-/// [relu(x), -relu(x)] is a slip; this is the cited paper's form.)
+/// [relu(x), -relu(x)] is a bug; this is the cited paper's form.)
 struct Dpfp {
-  Index nu = 4;
+  Index nu = 4;  ///< number of rolls
 
+  /// Number of features.
   MHLA_HOST_DEVICE constexpr Index feature_dim(Index key_dim) const {
     return nu < 0 ? nu : saturated_mul(saturated_mul(2, nu), key_dim);
   }
 
+  /// out = phi(in).
   template <class T>
   MHLA_HOST_DEVICE void value(Span<const T> in, Span<T> out) const {
     const Index width = 2 * in.size;
@@ -217,6 +243,7 @@ struct Dpfp {
         out[(j - 1) * width + c] = rectified(in, c) * rectified(in, rolled(c, j, width));
   }
 
+  /// out = J(in)^T grad.
   template <class T>
   MHLA_HOST_DEVICE void vjp(Span<const T> in, Span<const T> grad, Span<T> out) const {
     const Index width = 2 * in.size;
@@ -250,24 +277,26 @@ struct Dpfp {
   }
 };
 
-/// FAVOR+ positive random features: phi_r(x) = exp(w_r . x^ - |x^|^2 / 2) / sqrt(features),
-/// x^ = x key_dim^(-1/4). `projection` is [features, key_dim], borrowed, shared by all heads, and
-/// lies in the memory space of q.
+/// FAVOR+ positive random features: phi_r(x) = exp(w_r^T x^ - |x^|^2 / 2) / sqrt(features),
+/// x^ = x key_dim^(-1/4). `projection` is borrowed, shared by all heads, and lies in the
+/// memory space of q.
 template <class T>
 struct Favor {
-  TensorView<const T, 2> projection;
+  TensorView<const T, 2> projection;  ///< w [features, key_dim]
 
+  /// Number of features.
   MHLA_HOST_DEVICE constexpr Index feature_dim(Index /*key_dim*/) const {
     return projection.extent[0];
   }
 
+  /// out = phi(in).
   template <class U>
   MHLA_HOST_DEVICE void value(Span<const U> in, Span<U> out) const {
     const U half_norm = half_squared_norm(in);
     for (Index r = 0; r < out.size; ++r) out[r] = feature(in, r, half_norm);
   }
 
-  // key_dim^(-1/4) (W^T (g o y) - x^ sum(g o y))
+  /// out = key_dim^(-1/4) (w^T (g o y) - x^ sum(g o y)), y = phi(in), g = grad.
   template <class U>
   MHLA_HOST_DEVICE void vjp(Span<const U> in, Span<const U> grad, Span<U> out) const {
     const U scale = input_scale<U>(in.size);
@@ -305,5 +334,7 @@ struct Favor {
     return exp(inner - half_norm) / sqrt(static_cast<U>(projection.extent[0]));
   }
 };
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a saved state knows a variant by: a number that differs where the types or the values of two
+// How a saved state identifies a variant: a number that differs if the types or values of two
 // variants do.
 #pragma once
 
@@ -17,14 +17,14 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// How masks and a projection count: by what they hold, or, where the host cannot read them, by
-/// where and how they lie.
+/// How masks and a projection count: by contents or, if the host cannot read them, by address and
+/// layout.
 enum class Borrowed { contents, address };
 
 namespace fingerprint {
 
-// Its address is the identity of types, in all translation units and for every compiler. Not const,
-// since a linker may fold constants.
+// Its address identifies a type, in all translation units and for every compiler. Not const, since
+// a linker may merge constants.
 template <class... Types>
 inline char identity = 0;
 
@@ -53,15 +53,15 @@ struct Bytes {
 };
 
 #if !__has_builtin(__builtin_clear_padding)
-// Whether a byte of a P is known to be no padding, which has no value in a constant expression.
+// Whether a byte of a P is known not to be padding, which has no value in a constant expression.
 template <class P, std::size_t Byte>
 inline constexpr bool has_value = std::has_unique_object_representations_v<P> || requires {
   typename std::bool_constant<(__builtin_bit_cast(Bytes<P>, P{}).of[Byte] < 256)>;
 };
 #endif
 
-// The bytes of a policy, zero where they are padding. (Without the builtin also where P holds an
-// address beside padding, or has no constant P{}.)
+// The bytes of a policy, zero where they are padding. (Without the builtin also if P has a pointer
+// beside padding, or P{} is not constant.)
 template <class P>
 Bytes<P> bytes_of(P policy) {
   static_assert(std::is_trivially_copyable_v<P>);
@@ -109,7 +109,7 @@ inline void add_masks(Hash& hash, const TokenMasks& masks, const Shape& shape, B
 }  // namespace fingerprint
 
 /// The fingerprint of a checked call on tensors of T: types, grids, offsets, masks, feature map,
-/// normalizer, rotation and scale. Allocates nothing; does not outlive the process.
+/// normalizer, rotation and scale. Allocates nothing; valid within the process only.
 template <class T, AttentionVariant V>
 std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowed borrowed) {
   using fingerprint::add;

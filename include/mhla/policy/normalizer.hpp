@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Normalizers: what a query's weighted sum of values is divided by (arXiv 2601.07832, section 4.1,
-// and the released code, which differs from it). Query t lies in block i, at offset p; s is the
-// scale, q and k stand for phi(q) and phi(k) before any rotation.
+/// \defgroup normalizers Normalizers
+/// \ingroup variant
+/// What a query's weighted sum of values is divided by (arXiv 2601.07832, section 4.1, and the
+/// released code, which differs from it). Query t lies in block i, at offset p; s is the scale; q
+/// and k stand for phi(q) and phi(k) before any rotation. Where den is 0 the output is 0 and
+/// contributes 0 to every gradient.
 #pragma once
 
 #include <concepts>
@@ -9,38 +12,47 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// What a normalizer needs of every stage.
+/// \addtogroup normalizers
+/// \{
+
+/// \cond INTERNAL
+// What a normalizer needs of every stage.
 struct NormalizerNeeds {
   bool mixed_key_sums = false;  ///< z~_i = sum_b m_ib z_b
-  /// R_bp = s q_(b,p) . z_b of every block: so all blocks are of one size, the same on both sides,
-  /// seen by all, and no token of them is masked.
+  // R_bp = s q_(b,p) . z_b of every block: so all blocks have one size, the same on both sides, are
+  // seen by all, and have no masked token.
   bool mixed_products = false;
 
   constexpr bool key_sums() const { return mixed_key_sums || mixed_products; }
 };
+/// \endcond
 
-/// den_t = s q_t . (sum_b m_ib z_b) + epsilon, z_b = sum of the keys of block b: the paper's. Rows
-/// of the attention matrix sum to 1 but for epsilon.
+/// den_t = s q_t^T sum_b m_ib z_b + epsilon, z_b = sum of the keys of block b: the paper's. Rows
+/// of the attention matrix sum to 1, up to epsilon.
 struct MixedKeySum {
-  static constexpr NormalizerNeeds needs{.mixed_key_sums = true};
-  double epsilon = 1e-6;
+  static constexpr NormalizerNeeds needs{.mixed_key_sums = true};  ///< \private
+  double epsilon = 1e-6;                                           ///< added to den
 };
 
-/// den_(i,p) = sum_b m_ib (s q_(b,p) . z_b) + epsilon: the released vision, DiT and video code's.
-/// It mixes the products of *other* blocks' queries at the same offset, so it needs blocks of one
-/// size, and rows do not sum to 1. For checkpoints trained with that code.
+/// den_(i,p) = sum_b m_ib (s q_(b,p)^T z_b) + epsilon: the released vision, DiT and video code's.
+/// It mixes the products of other blocks' queries at the same offset, so it needs blocks of one
+/// size, and rows do not sum to 1. For checkpoints trained with that code; not causal, packed or
+/// padded.
 struct MixedProduct {
-  static constexpr NormalizerNeeds needs{.mixed_products = true};
-  double epsilon = 1e-6;
+  static constexpr NormalizerNeeds needs{.mixed_products = true};  ///< \private
+  double epsilon = 1e-6;                                           ///< added to den
 };
 
-/// den = 1: the released language model and Wan configuration, whose next layer is an RMS norm.
+/// den = 1: the released language model and Wan configuration, where an RMS norm follows.
 struct Unnormalized {
-  static constexpr NormalizerNeeds needs{};
+  static constexpr NormalizerNeeds needs{};  ///< \private
 };
 
+/// MixedKeySum, MixedProduct or Unnormalized.
 template <class N>
 concept Normalizer =
     std::same_as<N, MixedKeySum> || std::same_as<N, MixedProduct> || std::same_as<N, Unnormalized>;
+
+/// \}
 
 MHLA_NAMESPACE_END

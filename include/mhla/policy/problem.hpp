@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A variant and a shape that fit together: what every backend starts from.
+// A variant and a shape that fit together: the input of every backend.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -20,7 +20,7 @@ struct Problem {
   Grid key_grid;
   Index query_blocks = 0;
   Index key_blocks = 0;
-  Index sequences = 0;    ///< that share no keys: the batch, or what is packed into it
+  Index sequences = 0;    ///< that share no keys: the batch, or the sequences packed into it
   Index feature_dim = 0;  ///< D, the length of phi's output
 };
 
@@ -101,7 +101,7 @@ Problem checked_problem(const A& attention, const Shape& shape) {
   return checked_problem(attention, shape, shape.batch, query_grid, key_grid);
 }
 
-/// The same for packed sequences: mix must do for the longest.
+/// The same for packed sequences: mix must be large enough for the longest.
 template <class A, class Offset>
 Problem checked_problem(const Packed<A, Offset>& packed, const Shape& shape) {
   require_consistent(shape);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the stages of every backend ask about a variant, or about what is left of one.
+// What the stages of every backend need to know about a variant, or a lowered one.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -15,7 +15,7 @@ template <class V>
 inline constexpr bool mixes_key_sums = V::NormalizerType::needs.mixed_key_sums;
 template <class V>
 inline constexpr bool mixes_products = V::NormalizerType::needs.mixed_products;
-/// Sums are divided by denominators, which are made of key sums.
+/// Sums are divided by denominators, which are computed from key sums.
 template <class V>
 inline constexpr bool normalizes = V::NormalizerType::needs.key_sums();
 
@@ -23,7 +23,7 @@ template <class V>
 inline constexpr Sight sight_of = V::CausalityType::sight;
 template <class V>
 inline constexpr bool sees_past_only = sight_of<V> != Sight::all;
-/// Queries see their own block only up to themselves, so that it goes token by token.
+/// Queries see their own block only up to themselves: it is handled token by token.
 template <class V>
 inline constexpr bool masks_own_block = sight_of<V> == Sight::past_tokens;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Attention: one variant of Multi-Head Linear Attention (arXiv 2601.07832) as a type, its run-time
-// numbers as members. Free of Eigen, so that device code can name the same variant.
+// numbers as members. Independent of Eigen, so that device code can name the same variant.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -13,7 +13,9 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// forward_expression(...) of the Eigen layer, found by argument-dependent lookup, or a sentence.
+/// \cond INTERNAL
+// forward_expression(...) of the Eigen layer, found by argument-dependent lookup, or an error that
+// names the missing header.
 template <class Variant, class Query, class Key, class Value, class Mix>
 auto expression_of_forward(const Variant& variant, const Query& q, const Key& k, const Value& v,
                            const Mix& mix) {
@@ -24,7 +26,7 @@ auto expression_of_forward(const Variant& variant, const Query& q, const Key& k,
   if constexpr (eigen_layer) return forward_expression(variant, q, k, v, mix);
 }
 
-/// backward_expression(...) of the Eigen layer, or a sentence.
+// The same for backward_expression(...).
 template <class Variant, class Query, class Key, class Value, class Mix, class GradOutput>
 auto expression_of_backward(const Variant& variant, const Query& q, const Key& k, const Value& v,
                             const Mix& mix, const GradOutput& dy) {
@@ -34,9 +36,19 @@ auto expression_of_backward(const Variant& variant, const Query& q, const Key& k
                 "#include <mhla/attention.hpp>; without Eigen call mhla::backward_into");
   if constexpr (eigen_layer) return backward_expression(variant, q, k, v, mix, dy);
 }
+/// \endcond
 
-/// o_t = s phi(q_t)^T S~_i / den_t with S~_i = sum_b m_ib S_b, S_b = sum_{j in b} phi(k_j) v_j^T,
-/// for a query t of block i (arXiv 2601.07832, eq. 3 to 5).
+/// \addtogroup variant
+/// \{
+
+/// One variant of attention. For a query t of block i, with R the rotation and s the scale
+/// (arXiv 2601.07832, eq. 3 to 5):
+///
+///     S_b  = sum_{j in b} R phi(k_j) v_j^T        z_b = sum_{j in b} phi(k_j)
+///     S~_i = sum_b m_ib S_b
+///     y_t  = s (R phi(q_t))^T S~_i / den_t        den_t: the normalizer's
+///
+/// Causal attention has b < i in the sum and its own block token by token.
 ///
 /// \code
 /// using Attention = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
@@ -45,10 +57,9 @@ auto expression_of_backward(const Variant& variant, const Query& q, const Key& k
 /// mhla::gradients(dq, dk, dv, dmix) = attention.backward(q, k, v, mix, dy);
 /// \endcode
 ///
-/// Shapes: q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key tokens, key_dim],
-/// v [batch, kv_heads, key tokens, value_dim], y and dy [batch, heads, query tokens, value_dim],
-/// mix [1 | heads, query blocks, key blocks] or [query blocks, key blocks]; heads is a multiple of
-/// kv_heads, and query head h reads kv head h / (heads / kv_heads).
+/// An aggregate of a few numbers: cheap to copy, and safe to use from any number of threads. Shapes
+/// are on \ref rules. Combinations that make no sense do not compile: causality needs Blocks1D and
+/// excludes MixedProduct, HalfSplitRotary needs Blocks1D.
 template <class FeatureMapT, class GeometryT, class CausalityT = Bidirectional,
           class NormalizerT = MixedKeySum, class RotationT = NoRotation>
 struct Attention {
@@ -75,28 +86,28 @@ struct Attention {
   static_assert(!std::is_same_v<RotationT, HalfSplitRotary> || GeometryT::rank == 1,
                 "mhla: HalfSplitRotary knows one axis: use AxialRotary with Blocks2D or Blocks3D");
 
-  FeatureMapT feature_map = {};
-  GeometryT blocks = {};
-  GeometryT key_blocks = {};  ///< of cross-attention's keys; all extents 0: as `blocks`
-  CausalityT causality = {};
-  NormalizerT normalizer = {};
-  RotationT rotation = {};
-  double scale = 1;  ///< multiplies phi(q): numerator and denominator, before epsilon
+  FeatureMapT feature_map = {};  ///< phi, of queries and keys
+  GeometryT blocks = {};         ///< of the queries, and of the keys unless key_blocks is set
+  GeometryT key_blocks = {};     ///< of cross-attention's keys; all extents 0: as `blocks`
+  CausalityT causality = {};     ///< has no numbers
+  NormalizerT normalizer = {};   ///< den_t, with its epsilon
+  RotationT rotation = {};       ///< R, with its theta
+  double scale = 1;              ///< multiplies phi(q): numerator and denominator, before epsilon
 
-  using FeatureMapType = FeatureMapT;
-  using GeometryType = GeometryT;
-  using CausalityType = CausalityT;
-  using NormalizerType = NormalizerT;
-  using RotationType = RotationT;
+  using FeatureMapType = FeatureMapT;  ///< 1st argument
+  using GeometryType = GeometryT;      ///< 2nd argument
+  using CausalityType = CausalityT;    ///< 3rd argument
+  using NormalizerType = NormalizerT;  ///< 4th argument
+  using RotationType = RotationT;      ///< 5th argument
 
-  /// The lazy forward expression; needs <mhla/attention.hpp>.
+  /// The lazy forward expression, an mhla::ForwardOp; needs `<mhla/attention.hpp>`.
   template <class Query, class Key, class Value, class Mix>
   auto operator()(const Query& q, const Key& k, const Value& v, const Mix& mix) const {
     return expression_of_forward(*this, q, k, v, mix);
   }
 
-  /// The lazy backward expression, to be assigned to mhla::gradients(...); needs
-  /// <mhla/attention.hpp>.
+  /// The lazy backward expression, an mhla::BackwardOp, to be assigned to mhla::gradients(...); it
+  /// needs `<mhla/attention.hpp>`.
   template <class Query, class Key, class Value, class Mix, class GradOutput>
   auto backward(const Query& q, const Key& k, const Value& v, const Mix& mix,
                 const GradOutput& dy) const {
@@ -104,13 +115,18 @@ struct Attention {
   }
 };
 
-/// Any Attention<...>.
+/// \cond INTERNAL
+// Any Attention<...>, and batch layouts of one.
 template <class A>
 inline constexpr bool is_attention = false;
 template <class F, class G, class C, class N, class R>
 inline constexpr bool is_attention<Attention<F, G, C, N, R>> = true;
+/// \endcond
 
+/// Any Attention, Packed or Padded.
 template <class A>
 concept AttentionVariant = is_attention<std::remove_cv_t<A>>;
+
+/// \}
 
 MHLA_NAMESPACE_END

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Global linear attention in plain loops (arXiv 2006.16236, eq. 4): what MHLA becomes when every
-// entry of the mixing matrix is 1.
+// Global linear attention in plain loops (arXiv 2006.16236, eq. 4): MHLA with every entry of the
+// mixing matrix equal to 1.
 //
-//   weight[t, j] = s (R phi(q_t)) . (R phi(k_j))     where query t sees key j
+//   weight[t, j] = s (R phi(q_t)) . (R phi(k_j))     if query t sees key j
 //   y_t = sum_j weight[t, j] v_j / den_t,   den_t = epsilon + sum_j s phi(q_t) . phi(k_j), or 1
 //
 // A query whose den_t is 0 has output 0 and contributes to no gradient. Slow and allocating.
@@ -26,7 +26,11 @@ MHLA_NAMESPACE_BEGIN
 
 namespace reference {
 
-/// The checked problem of a call without mix; throws ShapeError where anything does not fit.
+/// \addtogroup reference
+/// \{
+
+/// \cond INTERNAL
+// The checked problem of a call without mix; throws ShapeError if anything does not fit.
 template <AttentionVariant V, class T>
 Problem checked_linear(const V& attention, const TensorView<const T, 4>& q,
                        const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
@@ -44,7 +48,7 @@ Problem checked_linear(const V& attention, const TensorView<const T, 4>& q,
   return checked_problem(attention, shape);
 }
 
-/// Everything the weights of one (batch, head) depend on.
+// Everything the weights of one (batch, head) depend on.
 template <AttentionVariant V, class A>
 struct LinearHead {
   const V& attention;
@@ -92,8 +96,11 @@ struct LinearHead {
   }
 };
 
-/// y = linear attention with the variant's feature map, causality, normalizer, rotation and scale;
-/// of its blocks only the grid matters, to the rotation, and the cut, to BlockCausal.
+/// \endcond
+
+/// y = linear attention with the variant's feature map, causality, normalizer, rotation and scale.
+/// Its blocks matter only to a rotation, for the grid, and to BlockCausal.
+/// \throws ShapeError if variant, operands, masks and y do not fit.
 template <AttentionVariant V, StorageScalar T>
 void linear_attention_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<T, 4> v,
                               TensorView<T, 4> y, const TokenMasks& masks = {}) {
@@ -119,7 +126,8 @@ void linear_attention_forward(const V& attention, Operand<T, 4> q, Operand<T, 4>
     }
 }
 
-/// Gradients of sum(dy o y) with respect to q, k and v, each written or skipped.
+/// Gradients of sum(dy o y) in q, k and v, each of which may be skipped; that of mix must be.
+/// \throws ShapeError if variant, operands, masks, dy and gradients do not fit.
 template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
 void linear_attention_backward(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k,
                                Operand<T, 4> v, Operand<T, 4> dy,
@@ -184,8 +192,9 @@ void linear_attention_backward(const V& attention, TensorView<Element, 4> q, Ope
   grad_value.write_to(gradients.value, update);
 }
 
-/// The attention matrix of one (batch, head): weights [query tokens, key tokens], y = weights v
-/// when normalized.
+/// The attention matrix of one batch item and head: weights [query tokens, key tokens]; if
+/// normalized, y = weights v.
+/// \throws ShapeError if variant, operands, masks and weights do not fit.
 template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
 void linear_attention_weights(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k,
                               Index batch, Index head_index, Weights form,
@@ -203,6 +212,8 @@ void linear_attention_weights(const V& attention, TensorView<Element, 4> q, Oper
       weights(t, j) = den == A(0) || !head.sees(t, j) ? A(0) : head.weight(t, j) / den;
   }
 }
+
+/// \}
 
 }  // namespace reference
 

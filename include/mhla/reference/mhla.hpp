@@ -2,14 +2,6 @@
 // Multi-Head Linear Attention as its definition states it: token by token, N x N, in plain loops
 // (arXiv 2601.07832, eq. 5; the released code's normalizer and its causal form). An oracle: slow,
 // allocating, and sharing no code with the backends it judges.
-//
-//   weight[t, j] = s m[b(t), b(j)] (R phi(q_t)) . (R phi(k_j))     where query t sees key j
-//   y_t = sum_j weight[t, j] v_j / den_t
-//
-// With Causal a query sees keys up to its own token, with BlockCausal up to the end of its own
-// block. den_t is 1 (Unnormalized), or epsilon + sum_j s m[b(t), b(j)] phi(q_u) . phi(k_j) over the
-// keys it sees: u = t for MixedKeySum, and for MixedProduct the token at t's offset in j's block.
-// A query whose den_t is 0 has output 0 and contributes to no gradient.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +26,28 @@ MHLA_NAMESPACE_BEGIN
 
 namespace reference {
 
-/// Everything the weights of one (batch, head) depend on, at the level of tokens.
+/// \defgroup reference Reference
+/// Oracles in plain loops, to test backends and models against: slow, allocating, and sharing no
+/// code with the backends. Everything is computed in Accumulator<T>.
+///
+/// With s the scale, R the rotation, b(t) the block of token t, and j over the keys that query t
+/// sees (arXiv 2601.07832, eq. 5):
+///
+///     weight[t, j] = s m[b(t), b(j)] (R phi(q_t))^T R phi(k_j)
+///     y_t = sum_j weight[t, j] v_j / den_t
+///
+/// den_t is 1 (Unnormalized) or epsilon + sum_j s m[b(t), b(j)] phi(q_u)^T phi(k_j): u = t for
+/// MixedKeySum, and the token at t's offset in j's block for MixedProduct. Linear attention is the
+/// same with every entry of m equal to 1 (arXiv 2006.16236, eq. 4). Softmax attention has
+/// exp(s q_t^T k_j) for weights and their sum for den_t (arXiv 1706.03762, eq. 1). A query whose
+/// den_t is 0, or that sees no key, has output 0 and contributes to no gradient.
+///
+/// Shapes are on \ref rules; mix, weights and sums have the accumulator type. Destinations do not
+/// share memory with operands, unchecked.
+/// \{
+
+/// \cond INTERNAL
+// Everything the weights of one (batch, head) depend on, at the level of tokens.
 template <AttentionVariant V, class A>
 class MhlaHead {
  public:
@@ -82,7 +95,7 @@ class MhlaHead {
 
   A weight(Index t, Index j) const { return mix(t, j) * score(t, j); }
 
-  /// The query whose product with key j stands in the denominator of query t.
+  /// The query whose product with key j is in the denominator of query t.
   Index normalizing_query(Index t, Index j) const {
     if constexpr (std::is_same_v<Normalizer, MixedProduct>) {
       const auto& block = tokens_of_block_[static_cast<std::size_t>(key_block(j))];
@@ -119,7 +132,7 @@ class MhlaHead {
   std::vector<Index> offset_;                        // of a token in its block
 };
 
-/// The checked problem of a call; throws ShapeError where variant, operands and masks do not fit.
+// The checked problem of a call; throws ShapeError if variant, operands and masks do not fit.
 template <AttentionVariant V>
 Problem checked_mhla(const V& attention, const Shape& shape, const TokenMasks& masks) {
   static_assert(
@@ -137,7 +150,7 @@ Problem checked_mhla(const V& attention, const Shape& shape, const TokenMasks& m
   return problem;
 }
 
-/// The matrix of one head of mix.
+// The matrix of one head of mix.
 template <class A>
 TensorView<const A, 2> mix_of_head(const TensorView<const A, 3>& mix, Index head) {
   return {mix.data + (mix.extent[0] == 1 ? 0 : head) * mix.stride[0],
@@ -145,7 +158,10 @@ TensorView<const A, 2> mix_of_head(const TensorView<const A, 3>& mix, Index head
           {mix.stride[1], mix.stride[2]}};
 }
 
-/// y = attention(q, k, v, mix). Shapes as Attention says; masks as TokenMasks says.
+/// \endcond
+
+/// y = attention(q, k, v, mix).
+/// \throws ShapeError if variant, operands, masks and y do not fit.
 template <AttentionVariant V, StorageScalar T>
 void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<T, 4> v,
                   Operand<Accumulator<T>, 3> mix, TensorView<T, 4> y,
@@ -172,7 +188,8 @@ void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<
     }
 }
 
-/// Gradients of sum(dy o y) with respect to q, k, v and mix, each written or skipped.
+/// Gradients of sum(dy o y) in q, k, v and mix, each of which may be skipped.
+/// \throws ShapeError if variant, operands, masks, dy and gradients do not fit.
 template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
 void mhla_backward(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k, Operand<T, 4> v,
                    Operand<Accumulator<T>, 3> mix, Operand<T, 4> dy,
@@ -252,8 +269,9 @@ void mhla_backward(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k
   grad_mix.write_to(gradients.mix, update);
 }
 
-/// The attention matrix of one (batch, head): weights [query tokens, key tokens], y = weights v
-/// when normalized. A query whose denominator is 0 has a row of zeros.
+/// The attention matrix of one batch item and head: weights [query tokens, key tokens]; if
+/// normalized, y = weights v. A query whose denominator is 0 has a row of zeros.
+/// \throws ShapeError if variant, operands, masks and weights do not fit.
 template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
 void mhla_weights(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k,
                   Operand<Accumulator<T>, 3> mix, Index batch, Index head_index, Weights form,
@@ -272,6 +290,8 @@ void mhla_weights(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k,
       weights(t, j) = den == A(0) || !head.sees(t, j) ? A(0) : head.weight(t, j) / den;
   }
 }
+
+/// \}
 
 }  // namespace reference
 

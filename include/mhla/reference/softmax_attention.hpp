@@ -4,8 +4,8 @@
 //   p[t, j] = exp(s q_t . k_j) / sum over the keys j' that t sees of exp(s q_t . k_j')
 //   y_t = sum_j p[t, j] v_j
 //
-// What MHLA is compared with; slow and allocating. A query that sees no key has output 0 and
-// contributes to no gradient.
+// A baseline for MHLA; slow and allocating. A query that sees no key has output 0 and contributes
+// to no gradient.
 #pragma once
 
 #include <cmath>
@@ -25,7 +25,10 @@ MHLA_NAMESPACE_BEGIN
 
 namespace reference {
 
-/// Softmax attention over every key, or, with Causal, over the keys up to the query's own token.
+/// \addtogroup reference
+/// \{
+
+/// Softmax attention over every key or, with Causal, over keys up to the query's own token.
 template <Causality CausalityT = Bidirectional>
 struct SoftmaxAttention {
   static_assert(!std::is_same_v<CausalityT, BlockCausal>,
@@ -39,7 +42,8 @@ struct SoftmaxAttention {
   }
 };
 
-/// The shape of a call; throws ShapeError where operands and masks do not fit.
+/// \cond INTERNAL
+// The shape of a call; throws ShapeError if operands and masks do not fit.
 template <class C, class T>
 Shape checked_softmax(const SoftmaxAttention<C>&, const TensorView<const T, 4>& q,
                       const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
@@ -53,7 +57,8 @@ Shape checked_softmax(const SoftmaxAttention<C>&, const TensorView<const T, 4>& 
   return shape;
 }
 
-/// The attention matrix p [query tokens, key tokens] of one head, 0 where a query does not see.
+// The attention matrix p [query tokens, key tokens] of one head, 0 where a query does not see a
+// key.
 template <class C, class A>
 Matrix<A> softmax_matrix(const SoftmaxAttention<C>& attention, const TokenMasks& masks, Index batch,
                          A scale, const Matrix<A>& q, const Matrix<A>& k) {
@@ -82,8 +87,11 @@ A softmax_scale(const SoftmaxAttention<C>& attention, Index key_dim) {
   return A(1) / std::sqrt(static_cast<A>(key_dim));
 }
 
+/// \endcond
+
 /// y = softmax attention of q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key
 /// tokens, key_dim] and v [batch, kv_heads, key tokens, value_dim].
+/// \throws ShapeError if operands, masks and y do not fit.
 template <class C, StorageScalar T>
 void softmax_attention_forward(const SoftmaxAttention<C>& attention, Operand<T, 4> q,
                                Operand<T, 4> k, Operand<T, 4> v, TensorView<T, 4> y,
@@ -109,8 +117,8 @@ void softmax_attention_forward(const SoftmaxAttention<C>& attention, Operand<T, 
     }
 }
 
-/// Gradients of sum(dy o y) with respect to q, k and v, each written or skipped:
-/// ds[t, j] = p[t, j] (dy_t . v_j - sum_j' p[t, j'] dy_t . v_j').
+/// Gradients of sum(dy o y) in q, k and v, each of which may be skipped; that of mix must be:
+/// ds[t, j] = p[t, j] (dy_t^T v_j - sum_j' p[t, j'] dy_t^T v_j').
 template <class C, class Element, class T = std::remove_const_t<Element>>
 void softmax_attention_backward(const SoftmaxAttention<C>& attention, TensorView<Element, 4> q,
                                 Operand<T, 4> k, Operand<T, 4> v, Operand<T, 4> dy,
@@ -156,7 +164,9 @@ void softmax_attention_backward(const SoftmaxAttention<C>& attention, TensorView
   grad_value.write_to(gradients.value, update);
 }
 
-/// The attention matrix of one (batch, head): weights [query tokens, key tokens], rows sum to 1.
+/// The attention matrix of one batch item and head: weights [query tokens, key tokens], whose rows
+/// sum to 1.
+/// \throws ShapeError if operands, masks and weights do not fit.
 template <class C, class Element, class T = std::remove_const_t<Element>>
 void softmax_attention_weights(const SoftmaxAttention<C>& attention, TensorView<Element, 4> q,
                                Operand<T, 4> k, Index batch, Index head,
@@ -171,6 +181,8 @@ void softmax_attention_weights(const SoftmaxAttention<C>& attention, TensorView<
   for (Index t = 0; t < shape.query_tokens; ++t)
     for (Index j = 0; j < shape.key_tokens; ++j) weights(t, j) = p(t, j);
 }
+
+/// \}
 
 }  // namespace reference
 

@@ -19,7 +19,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace reference {
 
-/// Features of every token of one head: phi(x_t), and R_t phi(x_t).  // [tokens, feature_dim]
+/// Features [tokens, feature_dim] of every token of one head: phi(x_t), and R_t phi(x_t).
 template <class A>
 struct TokenFeatures {
   Matrix<A> plain;
@@ -51,8 +51,8 @@ void apply_feature_map_adjoint(const Map& map, Span<const A> in, Span<const A> g
   }
 }
 
-/// Turns the feature pairs of `token` by the angles of its position; `direction` +1 rotates, -1
-/// rotates back, which is the adjoint.
+/// Rotates the feature pairs of `token` by the angles of its position; `direction` is +1, or -1 for
+/// the inverse, which is the adjoint.
 template <Rotation R, class A>
 void rotate(const R& rotation, const Grid& grid, int rank, Index token, int direction,
             Span<A> features) {
@@ -91,7 +91,7 @@ TokenFeatures<A> token_features(const V& attention, const Grid& grid, const Matr
   return result;
 }
 
-/// grad_in += J_phi(in)^T (grad.plain + R^T grad.rotated), for one token. Uses up `grad`'s row.
+/// grad_in += J_phi(in)^T (grad.plain + R^T grad.rotated), for one token. Overwrites `grad`'s row.
 template <AttentionVariant V, class A>
 void add_input_gradient(const V& attention, const Grid& grid, Index token, const Matrix<A>& inputs,
                         TokenFeatures<A>& grad, Span<A> grad_in) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What every oracle stands on: one head of a tensor as a matrix [tokens, dim] in the accumulator
-// type, sums of gradients, and the masks that take tokens out of a call. Plain and allocating;
-// nothing here is shared with a backend.
+// What the oracles share: one head of a tensor as a matrix [tokens, dim] in the accumulator type,
+// and sums of gradients. Plain and allocating; nothing here is shared with a backend.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +19,15 @@ MHLA_NAMESPACE_BEGIN
 
 namespace reference {
 
+/// \addtogroup reference
+/// \{
+
 /// An operand of storage type T; T is not deduced from it, so that views of T convert.
 template <class T, int Rank>
 using Operand = TensorView<const std::type_identity_t<T>, Rank>;
 
-/// A matrix of its own memory, zero at first.
+/// \cond INTERNAL
+// A matrix with its own memory, initially zero.
 template <class A>
 class Matrix {
  public:
@@ -44,7 +47,7 @@ class Matrix {
   std::vector<A> data_;
 };
 
-/// x . y
+// x . y
 template <class A>
 A inner_product(Span<const A> x, Span<const A> y) {
   A sum = A(0);
@@ -52,13 +55,13 @@ A inner_product(Span<const A> x, Span<const A> y) {
   return sum;
 }
 
-/// y += factor x
+// y += factor x
 template <class A>
 void add_scaled(std::type_identity_t<A> factor, Span<const A> x, Span<A> y) {
   for (Index c = 0; c < x.size; ++c) y[c] += factor * x[c];
 }
 
-/// The matrix [tokens, dim] of one head.
+// The matrix [tokens, dim] of one head.
 template <class T>
 Matrix<Accumulator<T>> head_of(const TensorView<const T, 4>& tensor, Index batch, Index head) {
   Matrix<Accumulator<T>> matrix(tensor.extent[2], tensor.extent[3]);
@@ -67,7 +70,7 @@ Matrix<Accumulator<T>> head_of(const TensorView<const T, 4>& tensor, Index batch
   return matrix;
 }
 
-/// A gradient in the making: a sum in the accumulator type, written to its destination at the end.
+// A gradient being summed in the accumulator type, written to its destination at the end.
 template <class T, int Rank>
 class GradientSum {
  public:
@@ -89,8 +92,8 @@ class GradientSum {
             sum_.extent[3]};
   }
 
-  /// Writes the sum to the leading corner of a wanted destination, or adds it there; what lies
-  /// outside that corner becomes 0, or stays.
+  // Writes the sum to the leading corner of a wanted destination, with zeros outside it, or adds it
+  // there.
   void write_to(const GradientView<T, Rank>& destination, Update update) const {
     if (!destination.wanted) return;
     const TensorView<T, Rank>& view = destination.view;
@@ -114,10 +117,16 @@ class GradientSum {
   TensorView<A, Rank> sum_;
 };
 
-/// Which attention matrix is meant: the products themselves, or divided by their denominator.
-enum class Weights { unnormalized, normalized };
+/// \endcond
 
-/// Throws ShapeError unless a matrix of weights belongs to a head of the call.
+/// Which attention matrix is meant.
+enum class Weights {
+  unnormalized,  ///< the products
+  normalized     ///< the products divided by the query's denominator
+};
+
+/// \cond INTERNAL
+// Throws ShapeError unless a matrix of weights belongs to a head of the call.
 template <class A>
 void require_weights_fit(const TensorView<A, 2>& weights, const Shape& shape, Index batch,
                          Index head) {
@@ -129,14 +138,14 @@ void require_weights_fit(const TensorView<A, 2>& weights, const Shape& shape, In
   require_extent("weights", "key tokens", weights.extent[1], shape.key_tokens, rule);
 }
 
-/// Throws ShapeError unless y (or dy) has the extents of the output.
+// Throws ShapeError unless y (or dy) has the extents of the output.
 template <class T>
 void require_output_fit(const TensorView<T, 4>& output, const char* argument, const Shape& shape) {
   require_extents(output, argument, shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "it has the batch, heads and tokens of q and the dim of v");
 }
 
-/// Throws ShapeError unless every wanted gradient has the extents of its operand.
+// Throws ShapeError unless every wanted gradient has the extents of its operand.
 template <class T>
 void require_gradients_fit(const GradientViews<T>& gradients, const Shape& shape) {
   const char* rule = "a gradient has the extents of its operand";
@@ -157,12 +166,15 @@ void require_gradients_fit(const GradientViews<T>& gradients, const Shape& shape
   }
 }
 
-/// Throws ShapeError where a gradient of mix is asked of an attention that has no mix.
+// Throws ShapeError if a gradient of mix is requested of an attention without mix.
 template <class T>
 void require_no_mix(const GradientViews<T>& gradients) {
   if (gradients.mix.wanted)
     throw ShapeError("mhla: dmix: this attention has no mixing matrix; pass mhla::skip");
 }
+/// \endcond
+
+/// \}
 
 }  // namespace reference
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How far two tensors are apart, in the two figures the tolerances are stated in, and where they
-// are farthest. NaN is never equal to anything, so no figure can hide one.
+// How far apart two tensors are, in the two figures that tolerances are stated in, and where the
+// error is largest.
 #pragma once
 
 #include <cmath>
@@ -23,18 +23,34 @@ MHLA_NAMESPACE_BEGIN
 
 namespace testing {
 
-/// The outcome of compare(). Every figure is infinite where a NaN, or an infinity that only one
-/// side has, was met.
+/// \defgroup testing Testing
+/// Tools to test your code against ours: a gradient check, comparisons, reproducible random
+/// tensors, and a tensor that does not need Eigen.
+/// \code
+/// auto a = mhla::testing::random_tensor<double>(mhla::testing::Normal{}, 1, 2, 3);
+/// const auto b = mhla::testing::random_tensor<double>(mhla::testing::Normal{}, 2, 2, 3);
+/// std::cout << mhla::testing::compare(a.view(), b.view()) << "\n";
+/// const auto product = [&] {  // its gradient in a is b
+///   double sum = 0;
+///   for (mhla::Index i = 0; i < a.size(); ++i) sum += a.view().element(i) * b.view().element(i);
+///   return sum;
+/// };
+/// std::cout << mhla::testing::check_gradient(product, 7, 3, mhla::testing::differentiate(a, b));
+/// \endcode
+/// \{
+
+/// The outcome of compare(). Every figure is infinite if there is a NaN, or an infinity on one side
+/// only.
 template <int Rank>
 struct Comparison {
   double rms_ratio = 0;  ///< RMS(actual - expected) / RMS(expected); 0 / 0 counts as 0
   double max_error = 0;  ///< max |actual - expected|
   double scale = 0;      ///< what max_ratio divides by: the caller's, or RMS(expected)
   double max_ratio = 0;  ///< max_error / scale; 0 / 0 counts as 0
-  Index worst[TensorView<int, Rank>::axes] = {};  ///< index of the largest error
-  double worst_actual = 0;
-  double worst_expected = 0;
-  Index extent[TensorView<int, Rank>::axes] = {};
+  Index worst[TensorView<int, Rank>::axes] = {};   ///< index of the largest error
+  double worst_actual = 0;                         ///< the value there
+  double worst_expected = 0;                       ///< what it should be
+  Index extent[TensorView<int, Rank>::axes] = {};  ///< of both tensors
 
   /// One line for a test's log.
   std::string report() const {
@@ -52,13 +68,15 @@ struct Comparison {
     return out.str();
   }
 
+  /// Prints report().
   friend std::ostream& operator<<(std::ostream& out, const Comparison& comparison) {
     return out << comparison.report();
   }
 };
 
-/// Compares two tensors of equal extents. The maximum is measured in units of `scale`, or of the
-/// RMS of `expected` where no scale is given. Differences are taken in the wider of both types.
+/// Compares two tensors of equal extents. The maximum is relative to `scale` or, without one, to
+/// the RMS of `expected`. Differences are taken in double, or in a wider type of either tensor.
+/// \throws ShapeError if extents differ.
 template <class T, class U, int Rank>
 Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, Rank>& expected,
                          double scale = std::numeric_limits<double>::quiet_NaN()) {
@@ -103,7 +121,8 @@ Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, 
   return result;
 }
 
-/// Whether two tensors hold the same bits: 0 and -0 differ, equal NaNs are equal.
+/// Whether two tensors have the same bits: 0 and -0 differ, equal NaNs are equal.
+/// \throws ShapeError if extents differ.
 template <class T, int Rank>
 bool bitwise_equal(const TensorView<T, Rank>& a,
                    const std::type_identity_t<TensorView<const T, Rank>>& b) {
@@ -116,6 +135,8 @@ bool bitwise_equal(const TensorView<T, Rank>& a,
       TensorView<const T, Rank>(a), b);
   return equal;
 }
+
+/// \}
 
 }  // namespace testing
 

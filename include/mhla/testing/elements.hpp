@@ -12,7 +12,11 @@ MHLA_NAMESPACE_BEGIN
 
 namespace testing {
 
-/// Throws ShapeError unless both views have the same extents.
+/// \addtogroup testing
+/// \{
+
+/// \cond INTERNAL
+// Throws ShapeError unless both views have the same extents.
 template <class T, class U, int Rank>
 void require_same_extents(const TensorView<T, Rank>& a, const TensorView<U, Rank>& b) {
   for (int axis = 0; axis < Rank; ++axis)
@@ -20,8 +24,10 @@ void require_same_extents(const TensorView<T, Rank>& a, const TensorView<U, Rank
                    "both views need the same extents");
 }
 
+/// \endcond
+
 /// Calls f(element of the first view, element of the second, ...) in row-major order of the index.
-/// Throws ShapeError before the first call where extents differ.
+/// \throws ShapeError, before the first call, where extents differ.
 template <class F, int Rank, class First, class... Others>
 void for_each_element(F f, const TensorView<First, Rank>& first,
                       const TensorView<Others, Rank>&... others) {
@@ -37,6 +43,8 @@ void for_each_element(F f, const TensorView<First, Rank>& first,
     for (int axis = Rank - 1; axis >= 0 && ++at[axis] == first.extent[axis]; --axis) at[axis] = 0;
   }
 }
+
+/// \}
 
 }  // namespace testing
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Is a gradient the derivative of its function? Compared along random directions with the central
-// difference of fourth order,
+// Checks that a gradient is the derivative of its function. Compared along random directions with
+// the fourth-order central difference
 //
 //   dL/dh = (8 (L(+h) - L(-h)) - (L(+2h) - L(-2h))) / (12 h) + O(h^4),
 //
-// at three steps of which the best counts: a correct gradient passes at one of them, where neither
-// truncation nor rounding is large; a wrong one passes at none.
+// at three steps, of which the best counts: a correct gradient passes at one of them, where both
+// truncation and rounding are small; a wrong one passes at none.
 #pragma once
 
 #include <cmath>
@@ -26,34 +26,39 @@ MHLA_NAMESPACE_BEGIN
 
 namespace testing {
 
+/// \addtogroup testing
+/// \{
+
 /// An operand the function reads, and the gradient claimed for it.
 template <class T, int Rank>
 struct Differentiated {
-  TensorView<T, Rank> operand;
-  TensorView<const T, Rank> gradient;
+  TensorView<T, Rank> operand;         ///< displaced during the check
+  TensorView<const T, Rank> gradient;  ///< of the same extents
 };
 
-/// Pairs an operand with its gradient; both may be HostTensors or views.
+/// Pairs an operand with its gradient.
 template <class T, int Rank>
 Differentiated<T, Rank> differentiate(
     const TensorView<T, Rank>& operand,
     const std::type_identity_t<TensorView<const T, Rank>>& gradient) {
   return {operand, gradient};
 }
+/// The same for HostTensors.
 template <class T, int Rank>
 Differentiated<T, Rank> differentiate(HostTensor<T, Rank>& operand,
                                       const HostTensor<T, Rank>& gradient) {
   return {operand.view(), gradient.view()};
 }
 
-/// The outcome of check_gradient(), of its worst direction.
+/// The outcome of check_gradient(), for its worst direction.
 struct GradientCheck {
   double error = 0;        ///< |claimed - measured| / sum |gradient o direction|; 0 / 0 counts as 0
-  double claimed = 0;      ///< gradient . direction
+  double claimed = 0;      ///< gradient^T direction
   double measured = 0;     ///< the central difference
   double step = 0;         ///< the step it was measured with
   std::uint64_t seed = 0;  ///< of the direction
 
+  /// One line for a test's log.
   std::string report() const {
     std::ostringstream out;
     out.precision(17);
@@ -63,14 +68,16 @@ struct GradientCheck {
     out << ", relative error " << error << ", direction seed " << seed;
     return out.str();
   }
+  /// Prints report().
   friend std::ostream& operator<<(std::ostream& out, const GradientCheck& check) {
     return out << check.report();
   }
 };
 
-/// An operand of check_gradient() that can be displaced along its direction and gets its old bits
-/// back at the end. A direction's entries have random signs and magnitudes between 1/2 and 1: none
-/// is lost beside the others, and swapped gradients do not cancel as with signs alone.
+/// \cond INTERNAL
+// An operand of check_gradient() that can be displaced along its direction; the destructor restores
+// its bits. A direction's entries have random signs and magnitudes between 1/2 and 1: none is lost
+// beside the others, and swapped gradients do not cancel as they would with signs alone.
 template <class T, int Rank>
 class DisplacedOperand {
  public:
@@ -89,13 +96,13 @@ class DisplacedOperand {
       entry = static_cast<T>((x < 0 ? x - 1 : x + 1) / 2);
     }
   }
-  /// operand = origin + step direction
+  // operand = origin + step direction
   void move_to(T step) {
     for_each_element([&](T& x, const T& origin,
                          const T& entry) { x = step == T(0) ? origin : origin + step * entry; },
                      of_.operand, origin_.view(), direction_.view());
   }
-  /// Adds gradient . direction to `sum`, and sum |gradient o direction| to `magnitude`.
+  // Adds gradient . direction to `sum`, and sum |gradient o direction| to `magnitude`.
   template <class S>
   void add_slope(S& sum, S& magnitude) const {
     for_each_element(
@@ -111,11 +118,17 @@ class DisplacedOperand {
   HostTensor<T, Rank> origin_;
   HostTensor<T, Rank> direction_;
 };
+/// \endcond
 
-/// Checks the gradients of `loss()`, a function without arguments that reads the operands where
-/// their views point, along random directions of max-norm 1 in the space of all operands given.
-/// Returns the worst direction. Operands are displaced during the check and hold their old bits
-/// afterwards, whatever `loss` throws.
+/// Checks the gradients of `loss()`, a function without arguments that reads the operands in place,
+/// along random directions of max-norm 1 in the space of all operands given, with the fourth-order
+/// central difference
+///
+///     dL/dh = (8 (L(+h) - L(-h)) - (L(+2h) - L(-2h))) / (12 h) + O(h^4)
+///
+/// at three steps, of which the best counts. Returns the worst direction; the error of an
+/// attention's exact gradient in double is below 1e-11. Operands are displaced during the check and
+/// have their old bits afterwards, even if `loss` throws.
 template <class Loss, class... T, int... Rank>
 GradientCheck check_gradient(const Loss& loss, std::uint64_t seed, int directions,
                              const Differentiated<T, Rank>&... operands) {
@@ -158,6 +171,8 @@ GradientCheck check_gradient(const Loss& loss, std::uint64_t seed, int direction
   }
   return worst;
 }
+
+/// \}
 
 }  // namespace testing
 

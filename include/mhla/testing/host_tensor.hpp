@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A small owning tensor, for tests and examples that do without Eigen.
+// A small owning tensor, for tests and examples without Eigen.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,11 @@ MHLA_NAMESPACE_BEGIN
 
 namespace testing {
 
-/// Memory that begins where that of a workspace does.
+/// \addtogroup testing
+/// \{
+
+/// \cond INTERNAL
+// Allocates memory aligned as a workspace's.
 template <class T>
 struct AlignedAllocator {
   using value_type = T;
@@ -43,27 +47,33 @@ struct AlignedAllocator {
   static constexpr std::align_val_t alignment{std::size_t{workspace_alignment}};
 };
 
-/// A std::vector whose memory is aligned, as that of a framework's tensors is. It is made of
-/// others, and turns into them.
+/// \endcond
+
+/// A std::vector whose memory is aligned, as that of a framework's tensors is. Converts from and to
+/// others.
 template <class T>
 class Elements : public std::vector<T, AlignedAllocator<T>> {
   using Base = std::vector<T, AlignedAllocator<T>>;
 
  public:
   using Base::Base;
+  /// A copy.
   Elements(const std::vector<T>& elements)  // NOLINT: stands for the same elements
       : Base(elements.begin(), elements.end()) {}
+  /// A copy.
   operator std::vector<T>() const { return {this->begin(), this->end()}; }  // NOLINT: likewise
 
+  /// Whether size and elements are equal.
   friend bool operator==(const Elements& a, const Elements& b) {
     return static_cast<const Base&>(a) == static_cast<const Base&>(b);
   }
+  /// Whether size and elements are equal.
   friend bool operator==(const Elements& a, const std::vector<T>& b) {
     return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
   }
 };
 
-/// A row-major tensor of `Rank` axes in aligned memory of its own, zero at first:
+/// A row-major tensor of `Rank` axes in its own aligned memory, initially zero:
 /// `HostTensor<float, 4> q(batch, heads, tokens, key_dim)`.
 template <class T, int Rank>
 class HostTensor {
@@ -73,7 +83,7 @@ class HostTensor {
  public:
   HostTensor() = default;
 
-  /// One extent per axis. \throws ShapeError where one is negative, or all are too large.
+  /// One extent per axis. \throws ShapeError if one is negative or the tensor is too large.
   template <class... Extents>
   explicit HostTensor(Index first, Extents... others)
       : layout_(make_view(static_cast<T*>(nullptr), first, others...)) {
@@ -83,7 +93,7 @@ class HostTensor {
     elements_.resize(static_cast<std::size_t>(layout_.size()));
   }
 
-  /// Zeros of the extents of `view`.
+  /// Zeros with the extents of `view`.
   template <class U>
   static HostTensor like(const TensorView<U, Rank>& view) {
     return [&]<std::size_t... axis>(std::index_sequence<axis...>) {
@@ -92,34 +102,44 @@ class HostTensor {
     (std::make_index_sequence<TensorView<U, Rank>::axes>());
   }
 
+  /// Valid as long as the tensor is.
   TensorView<T, Rank> view() {
     TensorView<T, Rank> view = layout_;
     view.data = elements_.data();
     return view;
   }
+  /// Valid as long as the tensor is.
   TensorView<const T, Rank> view() const {
     TensorView<const T, Rank> view = layout_;
     view.data = elements_.data();
     return view;
   }
-  operator TensorView<T, Rank>() { return view(); }              // NOLINT: stands for its view
+  /// view()
+  operator TensorView<T, Rank>() { return view(); }  // NOLINT: stands for its view
+  /// view()
   operator TensorView<const T, Rank>() const { return view(); }  // NOLINT: stands for its view
 
+  /// The element at one index per axis, unchecked.
   template <class... Indices>
   T& operator()(Indices... index) {
     return view()(index...);
   }
+  /// The element at one index per axis, unchecked.
   template <class... Indices>
   const T& operator()(Indices... index) const {
     return view()(index...);
   }
 
+  /// Elements along an axis.
   Index extent(int axis) const { return layout_.extent[axis]; }
+  /// Number of elements.
   Index size() const { return static_cast<Index>(elements_.size()); }
   /// The elements in row-major order.
   Elements<T>& elements() & { return elements_; }
+  /// The elements in row-major order.
   const Elements<T>& elements() const& { return elements_; }
-  Elements<T> elements() && { return std::move(elements_); }  // for loops over a temporary
+  /// The elements in row-major order, for loops over a temporary.
+  Elements<T> elements() && { return std::move(elements_); }
 
  private:
   TensorView<T, Rank> layout_;  // without data, so that copies stay right
@@ -137,10 +157,13 @@ HostTensor<T, Rank> converted(const TensorView<U, Rank>& from) {
       to.view(), from);
   return to;
 }
+/// The same for a HostTensor.
 template <class T, class U, int Rank>
 HostTensor<T, Rank> converted(const HostTensor<U, Rank>& from) {
   return converted<T>(from.view());
 }
+
+/// \}
 
 }  // namespace testing
 

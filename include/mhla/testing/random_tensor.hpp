@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Reproducible random tensors. The value of an element depends on the seed and on its row-major
-// number alone: not on strides, on the platform's library, or on other tensors.
+// Reproducible random tensors. An element depends only on the seed and its row-major index: not on
+// strides, the platform's library, or other tensors.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,9 @@ MHLA_NAMESPACE_BEGIN
 
 namespace testing {
 
+/// \addtogroup testing
+/// \{
+
 /// The finalizer of splitmix64: a bijection whose output bits each depend on every input bit.
 constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -27,20 +30,21 @@ constexpr std::uint64_t random_bits(std::uint64_t seed, std::uint64_t counter) {
   return mix_bits(mix_bits(seed) + 0x9e3779b97f4a7c15u * (counter + 1));
 }
 
-/// A random integer in [0, bound), for bound in [1, 2^32): shapes and choices of a test.
+/// A random integer in [0, bound), for bound in [1, 2^32).
 constexpr Index random_index(std::uint64_t seed, std::uint64_t counter, Index bound) {
   const std::uint64_t high = random_bits(seed, counter) >> 32;
   return static_cast<Index>((high * static_cast<std::uint64_t>(bound)) >> 32);
 }
 
-// A distribution is a function of (seed, counter). Every value below is exact in float, and the
-// same on every platform.
+// A distribution is a function of (seed, counter). Its values are exact in float and the same on
+// every platform.
 
 /// Uniform on [low, high).
 struct Uniform {
-  float low = 0;
-  float high = 1;
+  float low = 0;   ///< inclusive
+  float high = 1;  ///< exclusive
 
+  /// Number `counter` of stream `seed`.
   constexpr double operator()(std::uint64_t seed, std::uint64_t counter) const {
     const double unit = static_cast<double>(random_bits(seed, counter) >> 41) / 8388608.0;
     const double wide_low = low;
@@ -50,6 +54,7 @@ struct Uniform {
 
 /// Mean 0, variance 1: the sum of twelve uniform 16-bit integers, centred. No tails beyond 6.
 struct Normal {
+  /// Number `counter` of stream `seed`.
   constexpr double operator()(std::uint64_t seed, std::uint64_t counter) const {
     Index sum = -6 * 65535;
     for (std::uint64_t word = 0; word < 3; ++word)
@@ -61,6 +66,7 @@ struct Normal {
 
 /// Normal values moved away from 0 by 0.25, where maps with a kink at 0 are smooth.
 struct AwayFromKink {
+  /// Number `counter` of stream `seed`.
   constexpr double operator()(std::uint64_t seed, std::uint64_t counter) const {
     const double x = Normal{}(seed, counter);
     return x < 0 ? x - 0.25 : x + 0.25;
@@ -69,18 +75,20 @@ struct AwayFromKink {
 
 /// The magnitudes of AwayFromKink: at least 0.25.
 struct Positive {
+  /// Number `counter` of stream `seed`.
   constexpr double operator()(std::uint64_t seed, std::uint64_t counter) const {
     const double x = AwayFromKink{}(seed, counter);
     return x < 0 ? -x : x;
   }
 };
 
-/// Another distribution's values rounded to bfloat16, so that 16-bit tensors (of Half too, within
-/// its range) can hold what a double tensor holds.
+/// Another distribution's values rounded to bfloat16, so that 16-bit tensors (also of Half, within
+/// its range) can hold the same values as a double tensor.
 template <class Distribution>
 struct ExactInBFloat16 {
-  Distribution distribution{};
+  Distribution distribution{};  ///< what is rounded
 
+  /// Number `counter` of stream `seed`.
   double operator()(std::uint64_t seed, std::uint64_t counter) const {
     BFloat16 rounded{};
     store(rounded, static_cast<float>(distribution(seed, counter)));
@@ -100,6 +108,7 @@ void fill_random(const Distribution& distribution, std::uint64_t seed,
       view);
 }
 
+/// A tensor of random elements:
 /// `random_tensor<float>(Normal{}, seed, batch, heads, tokens, key_dim)`.
 template <class T, class Distribution, class... Extents>
 HostTensor<T, int(sizeof...(Extents))> random_tensor(const Distribution& distribution,
@@ -108,6 +117,8 @@ HostTensor<T, int(sizeof...(Extents))> random_tensor(const Distribution& distrib
   fill_random(distribution, seed, tensor.view());
   return tensor;
 }
+
+/// \}
 
 }  // namespace testing
 

@@ -13,6 +13,10 @@
 
 MHLA_NAMESPACE_BEGIN
 
+/// \addtogroup testing
+/// \{
+
+/// Bounds that the library's own tests hold it to, for each scalar.
 namespace testing::tolerance {
 
 /// u of a floating-point type.
@@ -28,12 +32,14 @@ inline constexpr double unit_roundoff = static_cast<double>(std::numeric_limits<
 // Gradients are products of two such sums and differences of them (the normalizer's term).
 template <class T>
 inline constexpr double forward_rms = 180 * unit_roundoff<T>;  // double 2e-14, long double 1e-17
+/// Of float.
 template <>
 inline constexpr double forward_rms<float> = 1e-6;  // 17 u
 
 /// Likewise dq, dk, dv and, for the type it is stored in, dmix.
 template <class T>
 inline constexpr double gradient_rms = forward_rms<T>;
+/// Of float.
 template <>
 inline constexpr double gradient_rms<float> = 5e-6;  // 84 u
 
@@ -46,14 +52,18 @@ inline constexpr double forward_max = 10 * forward_rms<T>;  // double 2e-13, flo
 template <class T>
 inline constexpr double gradient_max = 20 * gradient_rms<T>;  // double 4e-13, float 1e-4
 
+/// Of bfloat16.
 // 16-bit tensors against the oracle in double on the same, already rounded, inputs: what remains is
 // the rounding of the output, at most 2^-9 (bfloat16) and 2^-12 (half) relative to each element,
 // 0.58 of it in RMS, and as much again for the float sums and for small elements.
 template <>
 inline constexpr double forward_rms<mhla::BFloat16> = 3e-3;
+/// Of half.
 template <>
 inline constexpr double forward_rms<mhla::Half> = 4e-4;
 
 }  // namespace testing::tolerance
+
+/// \}
 
 MHLA_NAMESPACE_END

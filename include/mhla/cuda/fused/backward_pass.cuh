@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The backward pass of a part of the batch through 16-bit summaries of two planes: the adjoints of
-// forward_pass.cuh's stages, and the summaries once more.
+// forward_pass.cuh's stages, and the summaries recomputed.
 //
 //   key blocks:    S_b, z_b, unless a forward state has them
 //   mixing:        S~_i, z~_i
@@ -21,7 +21,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// What queries keep for the other gradients; weights are 1 where nothing divides.
+/// What queries keep for the other gradients; weights are 1 without a normalizer.
 template <class V, class T, int KeyDim, int ValueDim>
 QueryNumbers query_numbers(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
   const SummaryPlan<V, T>& plan = call.plan;
@@ -29,7 +29,7 @@ QueryNumbers query_numbers(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
   return {plan.weights.data, plan.sum_weights.data, plan.own_products.data};
 }
 
-/// dq, and what the other gradients take of every query: 1 / den, c, its part of dm_ii.
+/// dq, and what the other gradients need of every query: 1 / den, c, its part of dm_ii.
 template <class V, class T, int KeyDim, int ValueDim>
 void query_gradient(const SummaryCall<V, T, KeyDim, ValueDim>& call,
                     const BackwardRequest<V, T>& request) {
@@ -63,7 +63,7 @@ void mixed_summary_gradient(const SummaryCall<V, T, KeyDim, ValueDim>& call,
           plan.grad_mixed_key_sums.data});
 }
 
-/// The units' parts of dmix are added to.
+/// Adds to the units' parts of dmix.
 template <class V, class T, int KeyDim, int ValueDim>
 void mixing_gradient(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
   const SummaryPlan<V, T>& plan = call.plan;
@@ -162,7 +162,7 @@ void key_gradient(const SummaryCall<V, T, KeyDim, ValueDim>& call,
           plan.grad_key_sums.data, 0.0f, QueryNumbers{}, own});
 }
 
-/// All wanted gradients but dmix, of which the units' parts are added to.
+/// All wanted gradients except dmix, to whose parts it adds.
 template <class V, class T, int KeyDim, int ValueDim>
 void backward_pass(const SummaryCall<V, T, KeyDim, ValueDim>& call,
                    const BackwardRequest<V, T>& request) {

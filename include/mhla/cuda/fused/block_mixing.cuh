@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // The mixing of 16-bit summaries on tensor cores (arXiv 2601.07832, eq. 4), and its adjoint in the
-// summaries; that in the matrix is in mixing_gradient.cuh.
+// summaries; mixing_gradient.cuh has the adjoint in the matrix.
 //
-//   S~_(i,g) = sum_b m^g_ib S_b         causal: over b <= i - lag alone
+//   S~_(i,g) = sum_b m^g_ib S_b         causal: over b <= i - lag only
 //   dS_b     = sum_(i,g) m^g_ib dS~_(i,g)
 //
 // A summary is a row of `width` elements here. The matrix is split into m = hi + lo, both of the
-// summaries' type, so that its rounding does not show in the result; Half bounds it by 65504.
-// Summaries are one plane, or two that add up likewise.
+// summaries' type, so that its rounding does not affect the result; with Half, entries are limited
+// to 65504. Summaries have one plane, or two that add up likewise.
 #pragma once
 
 #include <cstdint>
@@ -29,12 +29,12 @@ namespace cuda::fused {
 
 /// A summary for every block, or for every block and matrix: element c of plane p, unit n, block r
 /// and matrix g lies at data[p * plane_stride + n * unit_stride + r * row_stride + g *
-/// matrix_stride + c]. Data are aligned to 16 bytes, strides are multiples of 8. Of a sequence of a
-/// packed batch, `data` is where its first block begins.
+/// matrix_stride + c]. Data is aligned to 16 bytes, strides are multiples of 8. For a sequence of a
+/// packed batch, `data` is its first block.
 template <class T>
 struct SummaryRows {
   T* data = nullptr;
-  int planes = 1;  // 2: the second holds what rounding to the first has left out
+  int planes = 1;  // 2: the second holds the rounding error of the first
   Index plane_stride = 0;
   Index unit_stride = 0;
   Index row_stride = 0;
@@ -52,10 +52,10 @@ struct MixingMatrices {
   const float* data = nullptr;
   Index head_stride = 0;
   Index row_stride = 0;
-  bool is_new = false;  // no kernel of ours is between the one that fills them and this one
+  bool is_new = false;  // none of our kernels runs between the one that fills them and this one
 };
 
-/// Rounds two values, and leaves in them what rounding has left out.
+/// Rounds two values, and replaces them by their rounding errors.
 template <class T>
 MHLA_DEVICE std::uint32_t split_off(float& first, float& second) {
   const std::uint32_t pair = machine::rounded_pair<T>(first, second);
@@ -64,7 +64,7 @@ MHLA_DEVICE std::uint32_t split_off(float& first, float& second) {
   return pair;
 }
 
-/// Zeros in place of elements that are not finite; returns a pair with a one for each of them.
+/// Replaces non-finite elements by zero; returns a pair with a one for each of them.
 template <class T>
 MHLA_DEVICE std::uint32_t take_out_not_finite(std::uint32_t& pair) {
   constexpr bool is_bfloat16 = std::is_same_v<T, BFloat16>;
@@ -76,8 +76,8 @@ MHLA_DEVICE std::uint32_t take_out_not_finite(std::uint32_t& pair) {
   return (first ? one : 0) | (second ? one << 16 : 0);
 }
 
-/// 16 x 16 elements of a matrix, as products take them: with ones where a row of the result sees an
-/// inner row, by sees(row, inner row).
+/// 16 x 16 elements of a matrix, as operands of products: one if a row of the result sees an inner
+/// row, by sees(row, inner row).
 template <class T, class Sees>
 MHLA_DEVICE void ones_where_seen(const Block& block, int first_row, int first, const Sees& sees,
                                  std::uint32_t (&ones)[4]) {
@@ -90,9 +90,9 @@ MHLA_DEVICE void ones_where_seen(const Block& block, int first_row, int first, c
   }
 }
 
-/// Where rows see different inner rows, a coefficient of zero would not keep a NaN from those that
-/// do not see it. So what is not finite becomes zero, and the sums of those that do, which count
-/// one at least, NaN.
+/// If rows see different inner rows, a coefficient of zero would not keep a NaN from rows that do
+/// not see it. So non-finite elements become zero, and sums of rows that see at least one become
+/// NaN.
 template <class T>
 MHLA_DEVICE void guard_unseen(const std::uint32_t (&sees)[4], std::uint32_t& upper,
                               std::uint32_t& lower, float (&to)[4]) {
@@ -105,8 +105,8 @@ MHLA_DEVICE void guard_unseen(const std::uint32_t (&sees)[4], std::uint32_t& upp
     if (count[x] > 0) to[x] = scalar_traits::reinterpret<float>(std::uint32_t{0x7fc00000});
 }
 
-/// Copies rows [first, end) of a part of a matrix into the same rows of a tile, in the background,
-/// and zeros into its other rows of [zeros_first, zeros_end) and behind `cols` columns.
+/// Asynchronously copies rows [first, end) of a part of a matrix into the same rows of a tile, and
+/// zeros into its other rows of [zeros_first, zeros_end) and after `cols` columns.
 template <int Threads, class T, int Rows, int Cols>
 MHLA_DEVICE void copy_part(const Block& block, const Tile<Rows, Cols>& tile, const T* from,
                            Index row_stride, int first, int end, int cols, int zeros_first,
@@ -121,9 +121,8 @@ MHLA_DEVICE void copy_part(const Block& block, const Tile<Rows, Cols>& tile, con
   }
 }
 
-/// A product of mixing. A warp has 16 rows and 64 columns of a result. Where the matrix is one
-/// tile, a block of threads keeps it in registers for all results that it mixes; otherwise its
-/// parts are read when they are needed.
+/// A product of mixing. A warp has 16 rows and 64 columns of a result. If the matrix is one tile, a
+/// thread block keeps it in registers for all its results; otherwise parts are read when needed.
 template <class T, int Planes, int Side, bool Keeps>
 struct MixBlocks {
   static constexpr int threads = 256;
@@ -136,7 +135,7 @@ struct MixBlocks {
   static_assert(Sum::row_parts == 1 && Sum::col_parts == 8);
   static constexpr int stage_bytes = Planes * Panel::bytes;
   static constexpr int shared_bytes = 2 * stage_bytes + threads / 32 * Part::bytes;
-  static constexpr int blocks_of_processor = 2;
+  static constexpr int min_blocks_per_sm = 2;
 
   MixingWork work;
   MixingMatrices mixing;
@@ -164,7 +163,7 @@ struct MixBlocks {
     return item.first_row + Side < work.rows ? item.first_row + Side : work.rows;
   }
 
-  /// Tiles of inner rows that it is a sum of, for every matrix: one at least, maybe of no rows.
+  /// Tiles of inner rows summed for it, for every matrix: at least one, maybe empty.
   MHLA_DEVICE int first_tile(const Item& item) const {
     return work.inner_begin(item.first_row) / Side;
   }
@@ -172,7 +171,7 @@ struct MixBlocks {
     const int count = (work.inner_end(end_row(item)) + Side - 1) / Side - first_tile(item);
     return count < 1 ? 1 : count;
   }
-  /// Of term `n`: the tile's first inner row, and the matrix.
+  /// For term `n`: the tile's first inner row, and the matrix.
   struct Term {
     int first;
     int matrix;
@@ -196,18 +195,18 @@ struct MixBlocks {
     // Summaries are the same for all matrices, gradients of mixed ones are not.
     const T* from = source.data + place * source.unit_stride + of.matrix * source.matrix_stride +
                     of.first * source.row_stride + item.first_col;
-    // Products read whole parts of 16 rows.
+    // Products read full parts of 16 rows.
     for (int plane = 0; plane < Planes; ++plane, from += source.plane_stride)
       copy_part<threads>(block, panel(stage, plane), from, source.row_stride, begin, end,
                          work.width - item.first_col, begin / 16 * 16, (end + 15) / 16 * 16);
   }
 
-  /// 16 x 16 elements of the matrix, as products take them.
+  /// 16 x 16 elements of the matrix, as operands of products.
   struct Coefficients {
     std::uint32_t high[4];
     std::uint32_t low[4];
   };
-  /// Those of a warp's rows and of a part of its tile, as they come from memory.
+  /// Those of a warp's rows and a part of its tile, as loaded from memory.
   struct Loaded {
     float value[8];
   };
@@ -230,7 +229,7 @@ struct MixBlocks {
     }
     return loaded;
   }
-  /// Where in a part a lane's elements are: lanes follow memory, which is transposed in the
+  /// Where a lane's elements are in a part: lanes follow memory order, which is transposed in the
   /// adjoint.
   struct Place {
     int row;
@@ -241,7 +240,7 @@ struct MixBlocks {
     const int fast = block.lane() % 16;
     return work.adjoint ? Place{fast, slow} : Place{slow, fast};
   }
-  /// Rounds them, and then what that has left out. Both pass through the warp's shared memory.
+  /// Rounds them, and then their rounding errors. Both go through the warp's shared memory.
   MHLA_DEVICE Coefficients coefficients_of(const Block& block, Loaded loaded) const {
     Coefficients of;
     round(block, loaded, of.high);
@@ -275,7 +274,7 @@ struct MixBlocks {
     const auto multiply_part = [&](int part, const Coefficients& coefficients) {
       const int begin = of.first + part * 16;
       const int end = begin + 16;
-      // What any of the warp's rows sees, and where one sees what another does not.
+      // What any of the warp's rows sees, and where rows differ in what they see.
       if (begin >= work.inner_end(last + 1) || end <= work.inner_begin(row)) return;
       const bool guarded =
           work.past_only && (end > work.inner_end(row + 1) || begin < work.inner_begin(last));
@@ -316,8 +315,8 @@ struct MixBlocks {
     }
   }
 
-  /// Rounds a warp's part of a result, plane after plane, and writes its rows in whole chunks.
-  /// They pass through the source's tile, which no other warp reads any more.
+  /// Rounds a warp's part of a result, plane by plane, and writes its rows in full chunks, through
+  /// the source's tile, which other warps no longer read.
   MHLA_DEVICE void write(const Block& block, const Item& item, Index place, int stage,
                          Sum& sum) const {
     const Panel tile = panel(stage, 0);
@@ -337,7 +336,7 @@ struct MixBlocks {
         machine::write(at + 8 * Panel::stride, split_off<T>(value[2], value[3]));
       }
       block.sync_warp();
-      // A lane has one chunk of every fourth row.
+      // A lane handles one chunk of every fourth row.
       const int row = first_row + block.lane() / Sum::col_parts;
       const int c = first_chunk + block.lane() % Sum::col_parts;
       const int left =
@@ -362,13 +361,13 @@ struct MixBlocks {
         [] { machine::wait_for_earlier_kernels(); });
   }
 
-  /// The first of a unit's panels, where there is one matrix and it is kept.
+  /// The first of a unit's panels, if there is one matrix and it is kept.
   MHLA_DEVICE int first_item(int unit) const {
     return (unit % work.kv_heads * work.units_of_group + unit / work.kv_heads) * work.panels;
   }
 
-  /// Items [number, end), one at least. `wait` comes before summaries are read or written; those of
-  /// unit n lie where those of unit n + shift would.
+  /// Items [number, end), at least one. Calls `wait` before summaries are read or written; those of
+  /// unit n are where those of unit n + shift would be.
   template <class Wait>
   MHLA_DEVICE void mix(const Block& block, int number, int end, const Wait& wait,
                        Index shift = 0) const {
@@ -392,7 +391,7 @@ struct MixBlocks {
           MHLA_DEVICE_UNROLL
           for (int part = 0; part < inner_parts; ++part)
             kept[part] = coefficients_of(block, load_part(block, current, term(current, 0), part));
-          // The matrix is a table, which is there: the kernel before makes the summaries alone.
+          // The matrix is a table, already filled: the previous kernel only makes summaries.
           if (is_first && !mixing.is_new) begin();
         }
         held = current.group;
@@ -401,7 +400,7 @@ struct MixBlocks {
       const int terms = Keeps ? 1 : tiles(item(number)) * work.summed;
       for (int n = 0; n < terms; ++n) {
         machine::wait_for_copies<0>();
-        // The copies of all threads are there, and nobody reads the other stage any more.
+        // The copies of all threads have landed, and the other stage is no longer read.
         block.sync();
         if (n + 1 < terms) {
           copy(item(number), n + 1, 1 - stage);
@@ -413,7 +412,7 @@ struct MixBlocks {
         stage = 1 - stage;
       }
       block.sync();
-      // Taken apart once more: it would take registers throughout.
+      // Computed again, to save registers.
       const Item done = item(number);
       write(block, done, done.unit + shift, 1 - stage, sum);
     }
@@ -441,12 +440,12 @@ void run_mixing(const CudaDevice& device, const MixingWork& work, const MixingMa
     run_of_planes.template operator()<2>();
 }
 
-/// S~ = m S; in place where mixes_in_place().
+/// S~ = m S; in place if mixes_in_place().
 template <class T>
 void mix(const CudaDevice& device, const MixingShape& shape, const MixingMatrices& mixing,
          const std::type_identity_t<SummaryRows<const T>>& summaries, const SummaryRows<T>& mixed,
-         Index most_blocks = resident_blocks) {
-  run_mixing<T>(device, MixingWork(shape, false, most_blocks), mixing, summaries, mixed);
+         Index max_blocks = resident_thread_blocks) {
+  run_mixing<T>(device, MixingWork(shape, false, max_blocks), mixing, summaries, mixed);
 }
 
 /// dS = m^T dS~
@@ -455,8 +454,8 @@ void mix_summary_gradient(const CudaDevice& device, const MixingShape& shape,
                           const MixingMatrices& mixing,
                           const std::type_identity_t<SummaryRows<const T>>& grad_mixed,
                           const SummaryRows<T>& grad_summaries,
-                          Index most_blocks = resident_blocks) {
-  run_mixing<T>(device, MixingWork(shape, true, most_blocks), mixing, grad_mixed, grad_summaries);
+                          Index max_blocks = resident_thread_blocks) {
+  run_mixing<T>(device, MixingWork(shape, true, max_blocks), mixing, grad_mixed, grad_summaries);
 }
 
 }  // namespace cuda::fused

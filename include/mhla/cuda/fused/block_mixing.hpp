@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Shapes of the mixing of 16-bit summaries: how its kernels cut the work into tiles, how much
-// scratch memory they want, and how many bytes they move. Needs no CUDA header, so that a plan and
-// a cost model can ask.
+// scratch memory they need, and how many bytes they move. Needs no CUDA header, so that a plan and
+// a cost model can use it.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +17,12 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// What mixes what. Units are pairs of an item of the batch and a kv head, heads fastest.
+/// The extents of a mixing. Units are pairs of an item of the batch and a kv head, heads fastest.
 struct MixingShape {
   Index units = 0;
   Index kv_heads = 1;
   Index mix_heads = 1;  // 1: one matrix for all units; or kv_heads * matrices
-  Index matrices = 1;   // of a unit, each with mixed summaries of its own; 0: none reads any
+  Index matrices = 1;   // of a unit, each with its own mixed summaries; 0: none reads any
   Index query_blocks = 0;
   Index key_blocks = 0;
   Index width = 0;  // elements of a summary, a multiple of 8
@@ -31,12 +31,12 @@ struct MixingShape {
   bool shared() const { return mix_heads == 1; }
 };
 
-/// Blocks of threads that stay until all is mixed: two on each of an H200's 132 processors.
-inline constexpr Index resident_blocks = 264;
+/// Resident thread blocks, which stay until all is mixed: two per SM of an H200's 132.
+inline constexpr Index resident_thread_blocks = 264;
 
 /// S~ = m S or, as its adjoint, dS = m^T dS~: results of `rows` rows, sums over `inner` rows of a
-/// source. A block of threads goes through a stretch of items: tiles of one result. Those of a
-/// group are neighbours, since they have their matrices in common.
+/// source. A thread block processes a stretch of items, each a tile of one result. Items of a
+/// group, which share matrices, are adjacent.
 struct MixingWork {
   bool adjoint;
   bool past_only;
@@ -44,21 +44,21 @@ struct MixingWork {
   int rows;
   int inner;
   int width;
-  int kv_heads;  // 1 where all units share a matrix, and so on
+  int kv_heads;  // 1 if all units share a matrix, and so on
   int matrices;
-  int outputs;         // results of a unit, each with another matrix
+  int outputs;         // results of a unit, each with a different matrix
   int summed;          // matrices in one result
-  int groups;          // of results that have their matrices in common
+  int groups;          // of results that share matrices
   int units_of_group;  // that it serves
   int side;            // of a tile of the matrix
   int panel_cols;      // of a tile of a result
   int row_tiles;
   int panels;
   int items;
-  bool keeps;  // a block of threads reads a matrix once, not for every tile
+  bool keeps;  // a thread block reads a matrix once, not per tile
   int blocks;
 
-  MixingWork(const MixingShape& shape, bool is_adjoint, Index most_blocks = resident_blocks)
+  MixingWork(const MixingShape& shape, bool is_adjoint, Index max_blocks = resident_thread_blocks)
       : adjoint(is_adjoint),
         past_only(shape.sight != Sight::all),
         lag(static_cast<int>(lag_of(shape.sight))),
@@ -75,7 +75,7 @@ struct MixingWork {
     }
     groups = kv_heads * outputs;
     units_of_group = kv_heads == 0 ? 0 : narrow(shape.units / kv_heads);
-    // Every warp has 16 rows and 64 columns of a result: 2 x 4 warps, or 8 x 1.
+    // A warp has 16 rows and 64 columns of a result: 2 x 4 warps, or 8 x 1.
     side = std::max(rows, inner) <= 32 && summed == 1 ? 32 : 128;
     panel_cols = 64 * columns_of_warps();
     row_tiles = narrow(ceil_div(rows, side));
@@ -83,13 +83,13 @@ struct MixingWork {
     items =
         narrow(checked_mul(checked_mul(groups, units_of_group), checked_mul(row_tiles, panels)));
     keeps = row_tiles <= 1 && inner <= side && summed == 1;
-    // Where tiles differ in their work, the chip shares them out better than a fixed stretch.
-    blocks = keeps ? static_cast<int>(std::min(Index{items}, most_blocks)) : items;
+    // If tiles differ in work, the hardware distributes them better than fixed stretches.
+    blocks = keeps ? static_cast<int>(std::min(Index{items}, max_blocks)) : items;
   }
 
   int columns_of_warps() const { return 8 / (side / 16); }
 
-  /// The inner rows that result rows [first, end) see, together.
+  /// The union of the inner rows that result rows [first, end) see.
   MHLA_HOST_DEVICE int inner_begin(int first) const {
     if (!past_only || !adjoint) return 0;
     return first + lag < inner ? first + lag : inner;
@@ -112,14 +112,14 @@ struct MixingWork {
   MovedBytes bytes(int source_planes, int result_planes) const {
     Index times = Index{groups} * units_of_group * panels * summed;
     if (keeps) {
-      // Once by every block of threads, and again by one in whose stretch another group begins.
+      // Once per thread block, and again if another group begins in its stretch.
       times = blocks;
       for (Index group = 1; blocks > 0 && group < groups; ++group)
         times += begins_stretch(group * (items / groups)) ? 0 : 1;
     }
     return bytes(source_planes, result_planes, times);
   }
-  /// With a matrix read so many times.
+  /// With a matrix read that many times.
   MovedBytes bytes(int source_planes, int result_planes, Index times) const {
     Index source_rows = 0;
     for (int first = 0; first < rows; first += side)
@@ -130,8 +130,8 @@ struct MixingWork {
             results * rows * width * result_planes * 2};
   }
 
-  /// Multiply-adds of all products: warps go through parts of 16 rows and 16 inner rows that see
-  /// each other; `planes` of the source with the matrix' higher part, the first with the lower one.
+  /// Multiply-adds of all products: warps process parts of 16 rows and 16 inner rows that see each
+  /// other; `planes` of the source with the matrix's high part, the first with the low one.
   double multiply_adds(int planes) const {
     double parts = 0;
     for (int row = 0; row < rows; row += 16) {
@@ -144,14 +144,14 @@ struct MixingWork {
   }
 
  private:
-  /// Whether a block's stretch of items begins with this one.
+  /// Whether a thread block's stretch begins with this item.
   bool begins_stretch(Index item) const {
     const Index length = items / blocks;
-    const Index longer = items % blocks;  // stretches, by one
+    const Index longer = items % blocks;  // number of stretches that are longer by one
     const Index of_longer = longer * (length + 1);
     return item < of_longer ? item % (length + 1) == 0 : (item - of_longer) % length == 0;
   }
-  // Memory holds no more tiles than 31 bits count, nor blocks.
+  // Neither tiles nor blocks in memory exceed 31 bits.
   static int narrow(Index count) {
     if (count > std::numeric_limits<int>::max())
       throw ShapeError("mhla: ", count,
@@ -160,14 +160,14 @@ struct MixingWork {
   }
 };
 
-/// Whether mixed summaries may take the place of the summaries.
+/// Whether mixed summaries may overwrite the summaries.
 inline bool mixes_in_place(const MixingShape& shape) {
   return MixingWork(shape, false).keeps && shape.matrices == 1 &&
          shape.query_blocks <= shape.key_blocks;
 }
 
 /// dm = dS~ S^T: tiles of dm for every unit and matrix, each a sum over all columns, which are cut
-/// into splits. Their number depends on the shape alone, and so do all bits of the result.
+/// into splits, whose number, like all bits of the result, depends only on the shape.
 struct MixingGradientWork {
   static constexpr Index step_cols = 64;
 
@@ -194,10 +194,10 @@ struct MixingGradientWork {
         query_tiles(ceil_div(query_blocks, side)),
         key_tiles(ceil_div(key_blocks, side)),
         steps(ceil_div(width, step_cols)) {
-    // Twice as many blocks of threads as stay, of four steps at least.
+    // Twice the resident thread blocks, of at least four steps.
     const Index tiles = std::max(Index{1}, units * matrices * query_tiles * key_tiles);
     const Index most = std::max(Index{1}, steps / 4);
-    splits = std::min(most, ceil_div(2 * resident_blocks, tiles));
+    splits = std::min(most, ceil_div(2 * resident_thread_blocks, tiles));
   }
 
   Index blocks() const { return units * matrices * query_tiles * key_tiles * splits; }
@@ -214,7 +214,7 @@ struct MixingGradientWork {
         if (sees(i + queries, b)) f(queries, std::min(side, key_blocks - b));
       }
   }
-  /// Multiply-adds of all products: of the lower planes with each other there is none.
+  /// Multiply-adds of all products: the low planes are not multiplied with each other.
   double multiply_adds(int planes) const {
     double tiles = 0;
     for_each_tile([&](Index, Index) { ++tiles; });
@@ -245,7 +245,7 @@ inline MovedBytes mix_matrix_gradient_bytes(const MixingShape& shape, int planes
   return {parts * rows * work.width * planes * 2, parts * sums * work.splits * 4};
 }
 
-/// What adding up its partial sums moves besides; `adds` to what is there.
+/// What summing its partial sums moves; `adds`: to existing values.
 inline MovedBytes mix_matrix_gradient_sum_bytes(const MixingShape& shape, bool adds) {
   const MixingGradientWork work(shape);
   Index pairs = 0;

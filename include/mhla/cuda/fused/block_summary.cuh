@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Block summaries (arXiv 2601.07832, eq. 3), a block of threads for each and for a slice of value
-// columns:
+// Block summaries (arXiv 2601.07832, eq. 3), a thread block per block and slice of value columns:
 //
 //   S = sum_t w_t phi^r(x_t) v_t^T     z = sum_t c_t phi(x_t)
 //
@@ -24,7 +23,7 @@ MHLA_NAMESPACE_BEGIN
 namespace cuda::fused {
 
 /// 16-bit summaries in memory, [units, blocks, matrices, KeyDim, ValueDim], times a power of two;
-/// in `Parts` planes, whose sum is the number: its rounded value and, with two, what rounding left.
+/// in `Parts` planes, whose sum is the number: its rounded value and, with two, the rounding error.
 template <class T>
 struct Summaries {
   T* data;
@@ -57,9 +56,9 @@ struct Sharing {
   MHLA_DEVICE Index heads_of_matrix() const { return heads / matrices; }
 };
 
-/// Adds up the features that the threads of each column have, in one order: of a warp's four rows,
-/// then of the warps, whose sums take `scratch`, [warps, KeyDim] in float. Calls store(col, sum)
-/// for every column. Threads wait for each other in between.
+/// Sums each column's features over its threads, in a fixed order: over a warp's four rows, then
+/// over warps, by way of `scratch`, [warps, KeyDim] in float. Calls store(col, sum) for every
+/// column. Synchronizes the thread block.
 template <int Threads, int KeyDim, class Store>
 MHLA_DEVICE void add_up_key_sums(const Block& block,
                                  const float (&key_sum)[std::size_t{Quads<KeyDim>::of_lane}][4],
@@ -91,7 +90,7 @@ MHLA_DEVICE void add_up_key_sums(const Block& block,
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
 struct SummarizeBlocks {
   static constexpr int threads = 256;
-  static constexpr int blocks_of_processor = KeyDim > 128 ? 1 : 2;
+  static constexpr int min_blocks_per_sm = KeyDim > 128 ? 1 : 2;
   static constexpr int rows = tile_rows(KeyDim);
   static constexpr int slice = summary_slice(ValueDim);
   static constexpr int slices = ValueDim / slice;
@@ -101,18 +100,18 @@ struct SummarizeBlocks {
   static constexpr int stage_bytes = KeyTile::bytes + ValueTile::bytes;
   static constexpr int warps = threads / 32;
   static constexpr int shared_bytes = std::max(stages * stage_bytes, warps* KeyDim * 4);
-  static_assert(shared_bytes <= machine::most_shared_bytes);
+  static_assert(shared_bytes <= machine::max_shared_bytes);
 
   FeatureTokens<T, Map, Rotates> x;
   Tokens<const T> v;
   Sharing sharing;
-  const float* weights;      // w, [units, blocks, heads, block tokens]; 1 where there are none
+  const float* weights;      // w, [units, blocks, heads, block tokens]; null: all 1
   const float* sum_weights;  // c
-  float weight_scale;        // a power of two that w takes before phi is rounded with it
+  float weight_scale;        // a power of two that scales w before phi is rounded with it
   Summaries<T> summaries;
   float* sums;  // [units, blocks, matrices, KeyDim]
 
-  /// Where the tile of a ring's slot is.
+  /// The tile of a ring's slot.
   MHLA_DEVICE static KeyTile key_tile(int slot) {
     return {static_cast<Shared>(slot * stage_bytes)};
   }
@@ -124,14 +123,14 @@ struct SummarizeBlocks {
     summarize(block, [] { machine::wait_for_earlier_kernels(); });
   }
 
-  /// Of a unit's n-th block of threads, of `of_unit()`.
+  /// For a unit's n-th thread block of `of_unit()`.
   MHLA_DEVICE Index number_of(Index unit, Index n) const {
     return unit % sharing.kv_heads + (unit / sharing.kv_heads * of_unit() + n) * sharing.kv_heads;
   }
   MHLA_HOST_DEVICE Index of_unit() const { return sharing.matrices * slices * x.x.table.blocks; }
 
-  /// What block.number says. `wait` comes before anything is read or written; the summaries of unit
-  /// n are to lie where those of unit n + shift would.
+  /// For block.number. Calls `wait` before anything is read or written; the summaries of unit n go
+  /// where those of unit n + shift would.
   template <class Wait>
   MHLA_DEVICE void summarize(const Block& block, const Wait& wait, Index shift = 0) const {
     const BlockTable& table = x.x.table;
@@ -143,7 +142,7 @@ struct SummarizeBlocks {
     const int item = static_cast<int>(indices.rest);
     const Index unit = item * sharing.kv_heads + kv_head;
 
-    // Tiles of the block, head after head.
+    // Tiles of the block, head by head.
     const int tiles_of_head = static_cast<int>(ceil_div(table.block_tokens, Index{rows}));
     const int tiles = tiles_of_head * static_cast<int>(sharing.heads_of_matrix());
     const auto head_of = [&](int tile) {  // among those of the kv head
@@ -168,7 +167,7 @@ struct SummarizeBlocks {
     for (int tile = 0; tile < stages - 1; ++tile) begin_copy(tile);
     for (int tile = 0; tile < tiles; ++tile) {
       machine::wait_for_copies<stages - 2>();
-      block.sync();  // this tile has landed, and the one before has been read
+      block.sync();  // this tile has landed, and the previous one has been read
       begin_copy(tile + stages - 1);
       const TokenRange range = range_of(tile);
       const Index of_unit = (unit * table.blocks + b) * sharing.heads + head_of(tile);
@@ -176,7 +175,7 @@ struct SummarizeBlocks {
       const auto at = [&](const float* from, int row) {
         return from == nullptr ? 1.0f : machine::load_from(from + first + row);
       };
-      float sum_weight = 0;  // of features that have their weight already
+      float sum_weight = 0;  // of features that are already weighted
       make_features<threads>(
           block, x, range, key_tile(tile % stages),
           [&](int row) {
@@ -215,7 +214,7 @@ struct SummarizeBlocks {
   }
 };
 
-/// Summaries of `units` units, launched.
+/// Launches the summaries of `units` units.
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
 void summarize(const CudaDevice& device, Index items,
                const SummarizeBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Sums>& body) {

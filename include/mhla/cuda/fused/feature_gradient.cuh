@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Gradients of queries and keys through their features, a block of threads for each tile of tokens
-// of a block:
+// Gradients of queries and keys through their features, a thread block per tile of tokens of a
+// block:
 //
 //   dx = s phi'(x) o (R^T(g) + c z)
 //
@@ -15,8 +15,8 @@
 //   den_t += m_ii sum_j P     phi^r(q_t) u_t += m_ii sum_j P D
 //   g_t += sum_j W phi^r(k_j)     g_j += sum_t W phi^r(q_t)     W = m_ii (r_t D + c_t)
 //
-// and each query's part of dm_ii is sum_j P (r_t D + c_t). W is rounded to 16 bits once it has been
-// added up: its two parts nearly cancel where values have a common mean.
+// and each query's part of dm_ii is sum_j P (r_t D + c_t). W is rounded to 16 bits after its two
+// parts, which nearly cancel if values have a common mean, are added.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// What the queries' side keeps for others; the keys' side keeps nothing.
+/// What the query side keeps for others; the key side keeps nothing.
 struct QueryNumbers {
   float* weights;       // r, [units, blocks, heads, block tokens]; absent without a normalizer
   float* sum_weights;   // c, likewise
@@ -56,7 +56,7 @@ struct FeatureGradient {
                 "turned: cuBLAS runs it");
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
-  static constexpr int blocks_of_processor = adds_own ? 1 : 2;
+  static constexpr int min_blocks_per_sm = adds_own ? 1 : 2;
   static constexpr int rows = tile_rows(KeyDim);
   static constexpr int stages = 2;
   using FeatureTile = Tile<rows, KeyDim>;
@@ -64,7 +64,7 @@ struct FeatureGradient {
   using ScoreTile = Tile<rows, rows>;
   using GradientTile = FloatTile<rows, KeyDim>;
 
-  // Shared memory: z; numbers of rows; x and X of a tile. Then what comes one after the other: the
+  // Shared memory: z; per-row numbers; x and X of a tile. Then, sharing one place in turn: the
   // summary's columns, a slice at a time; features and values of own tokens; the gradient in float.
   static constexpr int sums_of_row = 8 / (rows / 16);
   static constexpr int numbers_at = KeyDim * 4;
@@ -84,11 +84,11 @@ struct FeatureGradient {
   }
   static constexpr int wide = value_slice(ValueDim, KeyDim < 96 ? 96 : 64);
   static constexpr int narrow = value_slice(ValueDim, 32);
-  static constexpr int slice = bytes_with<wide>() <= machine::most_shared_bytes ? wide : narrow;
+  static constexpr int slice = bytes_with<wide>() <= machine::max_shared_bytes ? wide : narrow;
   static constexpr int slices = ValueDim / slice;
   static_assert(slices == 1 || slice % 16 == 0);
   static constexpr int shared_bytes = bytes_with<slice>();
-  static_assert(shared_bytes <= machine::most_shared_bytes);
+  static_assert(shared_bytes <= machine::max_shared_bytes);
   using SummaryTile = Tile<KeyDim, slice>;
   using OwnValueTile = Tile<rows, slice>;
   using Gradient = Accumulators<rows, KeyDim, rows / 16, 8 / (rows / 16)>;
@@ -96,7 +96,7 @@ struct FeatureGradient {
   FeatureTokens<T, Map, Rotates> x;
   Tokens<const T> values;  // X
   Tokens<T> dx;
-  bool wanted;  // dx; r and c always are
+  bool wanted;  // dx; r and c are always written
   Update update;
   Sharing sharing;
   Summaries<const T> summaries;
@@ -105,7 +105,7 @@ struct FeatureGradient {
   QueryNumbers numbers;
   Own own;
 
-  /// Blocks of threads for so many items of the batch.
+  /// Thread blocks for `items` items of the batch.
   Index blocks(Index items) const {
     const BlockTable& table = x.x.table;
     return items * table.blocks * ceil_div(table.block_tokens, Index{rows}) * sharing.kv_heads *
@@ -127,7 +127,7 @@ struct FeatureGradient {
     const TokenRange all = TokenRange::of_block(table, item, head, b);
     const TokenRange range = all.from(all.begin + tile * rows);
 
-    // Never the first kernel of a call: the tokens are there.
+    // Never the first kernel of a call: the tokens are valid.
     copy_tokens<threads>(block, x.x, range, x_tile());
     copy_tokens<threads>(block, values, range, value_tile());
     machine::wait_for_earlier_kernels();
@@ -213,7 +213,7 @@ struct FeatureGradient {
     begin_copy(0);
     for (int step = 0; step < steps; ++step) {
       machine::wait_for_copies<0>();
-      block.sync();  // this slice has landed, and the one before has been read
+      block.sync();  // this slice has landed, and the previous one has been read
       begin_copy(step + 1);
       multiply_add<T, slice, Stored::straight, Stored::transposed>(
           block, gradient, value_tile(step / Parts), summary_tile(step % stages));
@@ -240,8 +240,8 @@ struct FeatureGradient {
     return machine::read<float>(
         static_cast<Shared>((Quads<KeyDim>::column(n) + e % 2 + e / 2 * (KeyDim / 2)) * 4));
   }
-  /// phi(q) z + epsilon and phi^r(q) u, features in float; rounded ones take the place of q where
-  /// pairs need them.
+  /// phi(q) z + epsilon and phi^r(q) u, features in float; rounded ones replace q if pairs need
+  /// them.
   MHLA_DEVICE void start_sums(const Block& block, const TokenRange& range) const {
     for_each_row(block, range, [&](int row, const Place& place) {
       float den = 0, along = 0;
@@ -347,7 +347,7 @@ struct FeatureGradient {
     }
   }
 
-  /// The queries' sums over pairs, r and c; then what pairs add to the gradient.
+  /// The queries' sums over pairs, r and c; then the pairs' part of the gradient.
   MHLA_DEVICE void pair_queries(const Block& block, const TokenRange& range, Index kv_head,
                                 Index unit, Index b, Gradient& gradient) const {
     const BlockTable& table = x.x.table;
@@ -390,7 +390,7 @@ struct FeatureGradient {
         first *= r;
         second *= r;
       });
-      // From the last tile, whose products are at hand, to the first.
+      // From the last tile, whose products are available, to the first.
       TokenRange y = TokenRange::of_block(table, range.item, kv_head, b);
       const Index begin = y.begin;
       for (y.begin = range.begin; y.begin >= begin; y.begin -= rows) {
@@ -421,10 +421,10 @@ struct FeatureGradient {
         for (int e = 0; e < 4; ++e) scores.value[i][j][e] *= products.value[i][j][e];
       }
     }
-    keep_counted(block, scores, range, y);  // 0 times what may be infinite
+    keep_counted(block, scores, range, y);  // 0 times a possibly infinite number
   }
 
-  /// What the pairs with later queries add to the keys' gradient.
+  /// The part of the keys' gradient from pairs with later queries.
   MHLA_DEVICE void pair_keys(const Block& block, const TokenRange& range, Index kv_head, Index unit,
                              Index b, Gradient& gradient) const {
     const BlockTable& table = x.x.table;
@@ -433,7 +433,7 @@ struct FeatureGradient {
     for_each_own_tile<rows>(own, table, range, kv_head, b, [&](const TokenRange& y) {
       const float mixing = own_mixing(own, table, range, y, b);
       Scores<rows> products;
-      block.sync();  // the numbers of the tile before have been read
+      block.sync();  // the previous tile's numbers have been read
       if constexpr (Normalizes) {
         copy_numbers<threads, rows>(block, own.weights, table, unit, b, own.heads(), y, 1.0f,
                                     own_number(0, 0));
@@ -478,7 +478,7 @@ struct FeatureGradient {
   }
 };
 
-/// Launched for `items` items of the batch.
+/// Launches it for `items` items of the batch.
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, Side side,
           bool Normalizes, class Own>
 void feature_gradient(

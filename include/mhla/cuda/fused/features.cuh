@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Features of a tile of tokens: phi, scale and rotation in float, in place, after the copy has
-// landed and before products read the tile, so that a feature is rounded once. The same pass hands
-// out the features before rotation, for key sums and denominators, which stay float.
+// landed and before products read the tile, so that a feature is rounded once. The same pass
+// provides the unrotated features in float, for key sums and denominators.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -16,7 +16,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// q or k, and what makes features of it: s phi(x), turned where something rotates.
+/// q or k, and what computes its features: s phi(x), rotated if there is a rotation.
 template <class T, class Map, bool Rotates>
 struct FeatureTokens {
   Tokens<const T> x;
@@ -25,8 +25,8 @@ struct FeatureTokens {
   RotationTable<float> rotation;
 };
 
-/// A tile is gone over in quads: two neighbouring elements, and the two half a row on. So a
-/// rotation's pairs lie in one quad, halves of a row or neighbours alike.
+/// A tile is processed in quads: two adjacent elements, and the two half a row further. So a
+/// rotation's pairs are in one quad, whether half-split or interleaved.
 template <int Dim>
 struct Quads {
   static_assert(Dim % 4 == 0);
@@ -34,25 +34,24 @@ struct Quads {
   static constexpr int lanes = lanes_of_row(Dim);
   static constexpr int of_lane = (count + lanes - 1) / lanes;
 
-  /// The first column of quad `n`'s first half; the second is Dim / 2 on.
+  /// The first column of quad `n`'s first half; the second is Dim / 2 further.
   MHLA_HOST_DEVICE static constexpr int column(int n) { return 2 * n; }
-  /// The row of a thread, among those that all threads have at once. A warp's rows are so far apart
-  /// that its lanes read other banks each.
+  /// The row of a thread, among those that all threads process at once. A warp's rows are spaced so
+  /// that its lanes read different banks.
   MHLA_HOST_DEVICE static constexpr int row(int thread) {
     constexpr int apart = lanes / 4;
     const int warp = thread / 32;
     return warp / apart * 8 + warp % apart + thread % 32 / lanes * apart;
   }
-  /// Whether a warp's lanes do, halves of quads being of elements of so many bytes, rows so far
-  /// apart.
+  /// Whether they do, for elements of ElementSize bytes and rows Stride bytes apart.
   template <int ElementSize, int Stride>
   static constexpr bool meet_no_bank_twice = has_no_bank_conflicts<2 * ElementSize>([](int lane) {
     return row(lane) * Stride + column(lane % lanes) * ElementSize;
   });
-  /// Whether it writes what the lanes of a row have in common.
+  /// Whether it writes what the lanes of a row share.
   MHLA_DEVICE static bool leads(const Block& block) { return block.lane() % lanes == 0; }
 
-  /// Added up over the lanes of a row. The warp meets.
+  /// The sum over the lanes of a row. The warp meets.
   MHLA_DEVICE static float sum_of_row(float value) {
     for (int mask = 1; mask < lanes; mask *= 2) value += machine::exchange(value, mask);
     return value;
@@ -84,10 +83,10 @@ struct Angle {
   float cosine;
   float sine;
 };
-/// Those of a token: where they are is found once, since it takes divisions.
+/// Those of a token, located once, since that takes divisions.
 struct Angles {
   const RotationTable<float>* rotation;
-  Index begin[3];  // of the token's angles in each axis' table, if that began with pair 0
+  Index begin[3];  // of the token's angles in each axis's table, if it began with pair 0
 
   MHLA_DEVICE Angles(const RotationTable<float>& of, const Grid& grid, Index position)
       : rotation(&of) {
@@ -103,7 +102,7 @@ struct Angles {
       return {machine::load_from(axis.cosine.data + begin[a] + pair),
               machine::load_from(axis.sine.data + begin[a] + pair)};
     };
-    // Every axis by its number: registers have no addresses.
+    // Every axis by constant index: registers have no addresses.
     if (pair < rotation->axis[0].count) return angle(0);
     return pair < rotation->axis[1].first + rotation->axis[1].count ? angle(1) : angle(2);
   }
@@ -116,7 +115,7 @@ MHLA_DEVICE void turn_pair(const Angle& angle, Turn turn, float& x, float& y) {
   x = turned;
 }
 
-/// Turns the pairs of quad `n` of a row of Dim features.
+/// Rotates the pairs of quad `n` of a row of Dim features.
 template <int Dim>
 MHLA_DEVICE void turn_quad(const Angles& angles, int n, Turn turn, float (&quad)[4]) {
   if (angles.rotation->layout.gap == 1) {  // neighbours
@@ -138,7 +137,7 @@ MHLA_DEVICE void read_quad(const Tile<Rows, Cols>& tile, int row, int n, float (
   quad[2] = machine::first_of<T>(second);
   quad[3] = machine::second_of<T>(second);
 }
-/// Rounds a quad, and leaves in it what it has become.
+/// Rounds a quad in place.
 template <class T, int Rows, int Cols>
 MHLA_DEVICE void write_quad(const Tile<Rows, Cols>& tile, int row, int n, float (&quad)[4]) {
   MHLA_DEVICE_UNROLL
@@ -150,11 +149,11 @@ MHLA_DEVICE void write_quad(const Tile<Rows, Cols>& tile, int row, int n, float 
   }
 }
 
-/// Makes a tile of the range's first tokens its features, times weight(row). use(row, n, i, quad)
-/// gets every quad of present tokens, the i-th of the lane, with its weight: before it is turned,
-/// or, where nothing rotates, as the tile has it, so that sums which nearly cancel products of the
-/// tile are made of the same numbers. row_end(row) follows each row, where the warp meets. Threads
-/// wait for each other before, and after.
+/// Replaces a tile of the range's first tokens by their features, times weight(row). use(row, n, i,
+/// quad) gets every weighted quad of present tokens, the lane's i-th: before rotation or, without
+/// one, as rounded in the tile, so that sums which nearly cancel products of the tile are of the
+/// same numbers. row_end(row) follows each row, where the warp meets. Synchronizes the thread block
+/// before and after.
 template <int Threads, class T, class Map, bool Rotates, int Rows, int Dim, class Weight, class Use,
           class RowEnd>
 MHLA_DEVICE void make_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Tiles of floats: what products have added up, on the way from the registers of their warps to the
-// lanes that share a row.
+// Tiles of floats: sums of products, on the way from the registers of warps to the lanes that share
+// a row.
 #pragma once
 
 #include <mhla/core/config.hpp>

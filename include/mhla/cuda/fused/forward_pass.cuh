@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The forward pass of a part of the batch through 16-bit summaries: the stages of
-// cuda/forward_pass.cuh, each a kernel that reads tokens where they lie.
+// cuda/forward_pass.cuh, each a kernel that reads tokens in place.
 //
 //   key blocks:    S_b, z_b from k and v
 //   mixing:        S~_i, z~_i
@@ -54,7 +54,7 @@ void summarize_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
                 call.summaries(plan.summaries, plan.scale()), plan.key_sums.data});
 }
 
-/// Where the summaries of a sequence are.
+/// The summaries of a sequence.
 template <class V, class T>
 struct SequenceSummaries {
   const Extents<V>& extents;
@@ -85,8 +85,8 @@ void for_each_sequence(const SummaryCall<V, T, KeyDim, ValueDim>& call, F&& f) {
   });
 }
 
-/// z~_i and S~_i of every query block. What follows our kernels may begin before they have ended,
-/// what follows those of cuBLAS may not: summaries come last, in front of the longest kernel.
+/// z~_i and S~_i of every query block. Kernels after ours may start early, kernels after cuBLAS's
+/// may not: so summaries come last, before the longest kernel.
 template <class V, class T, int KeyDim, int ValueDim>
 void mix_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call) {
   const SummaryPlan<V, T>& plan = call.plan;
@@ -120,7 +120,7 @@ void read_out_blocks(const SummaryCall<V, T, KeyDim, ValueDim>& call, const Tens
 /// All of it.
 template <class V, class T, int KeyDim, int ValueDim>
 void forward_pass(const SummaryCall<V, T, KeyDim, ValueDim>& call, const TensorView<T, 4>& y) {
-  // A state is for the backward pass; mixing reads what it would without one.
+  // A state is for the backward pass; mixing reads the same as without one.
   if (call.plan.in_state) {
     summarize_blocks<backward_parts>(call);
   } else {

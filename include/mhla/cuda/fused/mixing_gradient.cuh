@@ -2,9 +2,9 @@
 // The adjoint of the mixing of 16-bit summaries in the matrix (arXiv 2601.07832, eq. 4), on tensor
 // cores:
 //
-//   dm^g_ib = <dS~_(i,g), S_b>     causal: for b <= i - lag alone
+//   dm^g_ib = <dS~_(i,g), S_b>     causal: for b <= i - lag only
 //
-// Sums over columns are cut into splits, which are added up in order.
+// Sums over columns are cut into splits, which are summed in order.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -22,7 +22,7 @@ MHLA_NAMESPACE_BEGIN
 namespace cuda::fused {
 
 /// Gradients of matrices of mix, as MixingMatrices, for every unit and matrix; products of
-/// summaries count `scale` times.
+/// summaries are multiplied by `scale`.
 struct MixingGradients {
   float* data = nullptr;
   Index unit_stride = 0;
@@ -40,7 +40,7 @@ struct MultiplyMixedSummaries {
   using Sum = Accumulators<Side, Side, Side / 16, 8 / (Side / 16)>;
   static constexpr int stage_bytes = 2 * Planes * Factor::bytes;
   static constexpr int shared_bytes = 2 * stage_bytes;
-  static constexpr int blocks_of_processor = 2;
+  static constexpr int min_blocks_per_sm = 2;
 
   MixingGradientWork work;
   SummaryRows<const T> grad_mixed;
@@ -117,7 +117,7 @@ struct MultiplyMixedSummaries {
   }
 };
 
-/// Adds up the partial sums, split after split; what no query sees stays as it is.
+/// Sums the partial sums, split by split; what no query sees is unchanged.
 struct AddPartialSums {
   MixingGradientWork work;
   const float* partial_sums;
@@ -139,8 +139,8 @@ struct AddPartialSums {
   }
 };
 
-/// dm (+)= dS~ S^T, both of as many planes; `partial_sums` has mix_matrix_gradient_partial_sums()
-/// elements.
+/// dm (+)= dS~ S^T, both with the same number of planes; `partial_sums` has
+/// mix_matrix_gradient_partial_sums() elements.
 template <class T>
 void mix_matrix_gradient(const CudaDevice& device, const MixingShape& shape,
                          const SummaryRows<const T>& grad_mixed,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What kernels ask of memory, in bytes. Needs no CUDA header.
+// Bytes that kernels request of memory. Needs no CUDA header.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -9,7 +9,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// What a kernel asks of memory; caches may answer.
+/// Bytes that a kernel requests, cached or not.
 struct MovedBytes {
   Index read = 0;
   Index written = 0;

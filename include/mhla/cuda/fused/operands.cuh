@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A call's operands as fused kernels take them, whichever path runs it.
+// A call's operands as fused kernels of every path take them.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -14,7 +14,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// The operands of a part of the batch, and the plan it runs by.
+/// The operands of a part of the batch, and its plan.
 template <class V, class T, class PlanType>
 struct FusedOperands : Operands<V, T, PlanType> {
   using Map = typename V::FeatureMapType;
@@ -37,7 +37,7 @@ struct FusedOperands : Operands<V, T, PlanType> {
     const Extents<V>& e = this->plan.extents;
     return {this->plan.mixing.data, e.mix_heads, e.mix_rows, e.mix_columns};
   }
-  /// A causal query's own keys, whose weights are to take a power of two; nothing in other calls.
+  /// A causal query's own keys, whose weights are scaled by a power of two; empty in other calls.
   auto own_keys(float weight_scale) const {
     if constexpr (masks_own_block<V>) {
       return OwnTokens<T, Map, rotates<V>>{key_features(), values(), mixing(), weight_scale};

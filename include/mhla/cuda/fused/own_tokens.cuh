@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A block's own tokens, which causal attention lets see each other one by one: for a tile of tokens
-// x those y of the other side that x pairs with, and the weights of the pairs.
+// A block's own tokens, which causal attention pairs one by one: for a tile of tokens x the tokens
+// y of the other side that x pairs with, and the pairs' weights.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -26,7 +26,7 @@ struct MixingWeights {
   }
 };
 
-/// Nothing of the kind.
+/// No own tokens.
 struct NoOwnTokens {};
 
 /// For queries x: the keys up to x.
@@ -37,7 +37,7 @@ struct OwnTokens {
   FeatureTokens<T, Map, Rotates> y;
   Tokens<const T> values;
   MixingWeights mixing;
-  /// A power of two that weights take before gradients round them.
+  /// A power of two that scales weights before gradients round them.
   float weight_scale = 1;
 
   /// Heads of y that a head of x pairs with, and which they are.
@@ -45,8 +45,8 @@ struct OwnTokens {
   MHLA_DEVICE static Index head(Index kv_head, Index) { return kv_head; }
 };
 
-/// For keys x: the queries from x on, of all heads that share the key, with the weights that their
-/// pairs have got in the meantime.
+/// For keys x: the queries from x on, of all heads that share the key, with the weights of their
+/// pairs, computed by then.
 template <class T, class Map, bool Rotates>
 struct OwnQueries {
   static constexpr bool later = true;
@@ -56,21 +56,20 @@ struct OwnQueries {
   MixingWeights mixing;
   float weight_scale = 1;
   Index heads_of_key;
-  const float* weights;      // r, [units, blocks, heads, block tokens]; 1 where there are none
-  const float* sum_weights;  // c, likewise; 0 where there are none
+  const float* weights;      // r, [units, blocks, heads, block tokens]; null: all 1
+  const float* sum_weights;  // c, likewise; null: all 0
 
   MHLA_HOST_DEVICE Index heads() const { return heads_of_key; }
   MHLA_DEVICE Index head(Index kv_head, Index h) const { return kv_head * heads_of_key + h; }
 };
 
-/// Of the pair of x's t-th token and y's j-th.
+/// The weight of the pair of x's t-th token and y's j-th.
 template <class Own>
 MHLA_DEVICE bool counts(const TokenRange& x, int t, const TokenRange& y, int j) {
   return Own::later ? y.begin + j >= x.begin + t : y.begin + j <= x.begin + t;
 }
 
-/// Calls f(y) for the tiles of block b that pair with a tile of x, in order of their heads and of
-/// their tokens.
+/// Calls f(y) for the tiles of block b that pair with a tile of x, in order of heads and tokens.
 template <int Rows, class Own, class F>
 MHLA_DEVICE void for_each_own_tile(const Own& own, const BlockTable& table, const TokenRange& x,
                                    Index kv_head, Index b, const F& f) {

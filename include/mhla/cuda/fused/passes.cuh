@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The fused passes: each call on the path that was chosen for it.
+// The fused passes: runs each call on its chosen path.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -17,8 +17,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-// Summaries of a whole batch are large; tables, those of a few units, and what the quadratic form
-// keeps of a query are not, so that the other paths take the whole batch at once.
+// Summaries of a whole batch are large. Tables, summaries of a few units, and what the quadratic
+// form keeps per query are not, so the other paths process the whole batch at once.
 template <class V, class T, class Dims>
 CallMemory memory_of(CudaPath path, const V& attention, const Problem& problem,
                      Direction direction) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the fused passes of one variant, scalar and pair of head dimensions consist of; pipeline.cuh
-// calls them for the head dimensions that MHLA_INSTANTIATE_CUDA lists. `path` is
-// CudaPath::summaries, CudaPath::quadratic or, in the forward pass, CudaPath::resident or
-// CudaPath::persistent.
+// The fused passes of one variant, scalar and pair of head dimensions; pipeline.cuh calls them for
+// the head dimensions that MHLA_INSTANTIATE_CUDA lists. `path` is CudaPath::summaries,
+// CudaPath::quadratic or, in the forward pass, CudaPath::resident or CudaPath::persistent.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -26,19 +25,19 @@ struct CallMemory {
 
 namespace fused {
 
-/// What the passes below take: exactly.
+/// What the passes below take: exact.
 template <class V, class T, class Dims>
 CallMemory memory_of(CudaPath path, const V& attention, const Problem& problem,
                      Direction direction);
 
-/// y of every query; those that a mask takes out are left to the caller. Summaries are left in
-/// `state` where it has memory, on CudaPath::summaries alone.
+/// y of every query; masked ones are left to the caller. Summaries are left in `state` if it has
+/// memory, on CudaPath::summaries only.
 template <class V, class T, class Dims>
 void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
                  const Problem& problem, const OperandViews<T>& operands, const TensorView<T, 4>& y,
                  WorkspaceView workspace, Span<float> state);
 
-/// The gradients that are wanted; likewise, with summaries from `state`.
+/// The wanted gradients; likewise, with summaries from `state`.
 template <class V, class T, class Dims>
 void run_backward(CudaPath path, const CudaDevice& device, const V& attention,
                   const Problem& problem, const OperandViews<T>& operands,

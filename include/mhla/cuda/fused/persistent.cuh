@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Attention by way of 16-bit summaries in one launch (arXiv 2601.07832, eqs. 3 to 5): the kernels
-// of block_summary.cuh, block_mixing.cuh and readout.cuh, whose blocks of threads stay and take one
-// ticket after the other, in the order of persistent.hpp.
+// Attention through 16-bit summaries in one launch (arXiv 2601.07832, eqs. 3 to 5): the kernels of
+// block_summary.cuh, block_mixing.cuh and readout.cuh in resident thread blocks, which take tickets
+// in the order of persistent.hpp.
 //
 //   S_b, z_b of a unit, in places that an earlier unit's readout has left
-//   S~_i in the place of S_b, and z~_i = sum_b m_ib z_b in float, once all of those are there
+//   S~_i in place of S_b, and z~_i = sum_b m_ib z_b in float, once all of those are complete
 //   y, once all of these are
 #pragma once
 
@@ -24,7 +24,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// z~ = m z of slices of columns, for units that share a matrix or have one each.
+/// z~ = m z for slices of columns, of units that share a matrix or have one each.
 template <int KeyDim, int MostBlocks>
 struct MixKeySums {
   static constexpr int threads = 256;
@@ -46,8 +46,8 @@ struct MixKeySums {
     return static_cast<Shared>((b * quads + quad) * 16);
   }
 
-  /// `wait` comes before key sums are read; those of unit n lie where those of unit n + shift
-  /// would.
+  /// Calls `wait` before key sums are read; those of unit n are where those of unit n + shift would
+  /// be.
   template <class Wait>
   MHLA_DEVICE void mix(const Block& block, int unit, int first_column, const Wait& wait,
                        Index shift) const {
@@ -83,14 +83,14 @@ struct AttendPersistently {
   using MixSums = MixKeySums<KeyDim, Side>;
   using ReadOut = ReadOutBlocks<T, Map, Rotates, KeyDim, ValueDim, forward_parts, Divides, Own>;
   static constexpr int threads = 256;
-  static constexpr int blocks_of_processor = KeyDim > 128 || ReadOut::adds_own ? 1 : 2;
+  static constexpr int min_blocks_per_sm = KeyDim > 128 || ReadOut::adds_own ? 1 : 2;
   static constexpr int shared_bytes = std::max(
       {Summarize::shared_bytes, Mix::shared_bytes, MixSums::shared_bytes, ReadOut::shared_bytes});
   static_assert(Summarize::threads == threads && Mix::threads == threads &&
                 ReadOut::threads == threads);
 
   UnitSchedule schedule;
-  int places;  // that units have summaries in, one after the other
+  int places;  // for units' summaries, reused in turn
   Summarize summaries;
   Mix mixing;
   MixSums key_sums;
@@ -103,9 +103,9 @@ struct AttendPersistently {
       const int number = next_number(block);
       if (number >= schedule.tickets()) return;
       const Ticket ticket = schedule.ticket(number);
-      // What stages have in common would take registers throughout.
+      // Keeping what the stages share would take registers throughout.
       run(Block{block.number, block.blocks, machine::known_anew(block.thread)}, ticket);
-      block.sync();  // all of it is written, and nobody reads shared memory any more
+      block.sync();  // all of it is written, and shared memory is no longer read
       if (block.thread == 0) machine::announce(done(ticket.stage, ticket.unit));
     }
   }
@@ -125,7 +125,7 @@ struct AttendPersistently {
   MHLA_DEVICE void run(const Block& block, const Ticket& ticket) const {
     const int unit = ticket.unit;
     const Index shift = unit % places - unit;
-    // All threads come here, and go on once a unit is through with a stage.
+    // All threads wait here until a stage of a unit is complete.
     const auto wait_for = [&](UnitStage stage, int of_unit) {
       const int parts = schedule.parts[static_cast<int>(stage)];
       if (block.thread == 0)
@@ -161,7 +161,7 @@ struct AttendPersistently {
   }
 };
 
-/// Launched; `blocks` of threads at the most.
+/// Launches it, on at most `blocks` thread blocks.
 template <class Body>
 void attend_persistently(const CudaDevice& device, Index blocks, const Body& body) {
   machine::run_together(device, std::min(blocks, Index{body.schedule.tickets()}), body);

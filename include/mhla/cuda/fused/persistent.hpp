@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT
-// How one launch takes all units through summaries, mixing and readout. Work is cut into tickets,
-// which blocks of threads take in order, so that what a ticket waits for has been taken before it:
+// How one launch runs summaries, mixing and readout of all units. Work is cut into tickets, which
+// thread blocks take in order, so that what a ticket waits for was taken before it:
 //
 //   step 0:  summaries of units 0, 1, ..
 //   step 1:  summaries of the next units, mixing of the first
 //   step 2:  summaries of the next, mixing of the second, readout of the first
 //   ...
 //
-// A step is as long as the chip is wide. So what a ticket waits for was taken about a step before,
-// by blocks that are done by now, and summaries are read while they are still in L2: those of a few
-// steps share their places. Needs no CUDA header, so that a plan and a cost model can ask.
+// A step has about as many tickets as there are resident thread blocks. So what a ticket waits for
+// was taken about a step before, by blocks that are done by now, and summaries are read while they
+// are still in L2: memory is reused after a few steps. Needs no CUDA header, so that a plan and a
+// cost model can use it.
 #pragma once
 
 #include <algorithm>
@@ -29,14 +30,14 @@ namespace cuda::fused {
 enum class UnitStage { summarize, mix, read_out };
 inline constexpr int unit_stages = 3;
 
-/// Parts that each stage of a unit is cut into.
+/// Number of parts of each stage of a unit.
 struct UnitParts {
   Index count[std::size_t{unit_stages}];
 
   Index all() const { return checked_add(count[0], checked_add(count[1], count[2])); }
 };
 
-/// A block of threads' next work: the n-th part of a stage of a unit.
+/// A thread block's next work: the n-th part of a stage of a unit.
 struct Ticket {
   UnitStage stage;
   int unit;
@@ -46,9 +47,9 @@ struct Ticket {
 struct UnitSchedule {
   int units;
   int parts[std::size_t{unit_stages}];  // of a unit's stage
-  int of_step;                          // units that go through a stage in one step
+  int of_step;                          // units per stage and step
 
-  /// So many units in a step that it has work for `blocks` blocks of threads at once.
+  /// Enough units per step for `blocks` thread blocks.
   UnitSchedule(Index all_units, const UnitParts& of_stages, Index blocks) {
     if (!counts(all_units, of_stages))
       throw ShapeError("mhla: ", all_units, " heads of the batch are more than a launch counts");
@@ -57,20 +58,21 @@ struct UnitSchedule {
       parts[stage] = static_cast<int>(of_stages.count[stage]);
     of_step = static_cast<int>(std::max(Index{1}, ceil_div(blocks, of_stages.all())));
   }
-  /// Whether tickets can be numbered. (Every block of threads takes a number behind the last.)
+  /// Whether tickets can be numbered. (Every thread block takes one more number at the end.)
   static bool counts(Index all_units, const UnitParts& of_stages) {
-    return all_units <= most_tickets / of_stages.all();
+    return all_units <= max_tickets / of_stages.all();
   }
-  static constexpr Index most_tickets = std::numeric_limits<int>::max() / 2;
+  static constexpr Index max_tickets = std::numeric_limits<int>::max() / 2;
 
   MHLA_HOST_DEVICE int of_unit() const { return parts[0] + parts[1] + parts[2]; }
   MHLA_HOST_DEVICE int tickets() const { return units * of_unit(); }
-  /// Units whose summaries are in memory at the same time: of the three steps that use them, and of
-  /// one more, so that the next unit's are seldom waited for.
+  /// Units whose summaries are in memory at the same time: those of the three steps that use them,
+  /// and of one more, to make waiting rare.
   Index places() const { return std::min(Index{units}, Index{4} * of_step); }
 
   MHLA_HOST_DEVICE Ticket ticket(int number) const {
-    int step = number / (of_step * of_unit());  // or a later one: the first and last are shorter
+    int step =
+        number / (of_step * of_unit());  // or a later one, since the first and last are shorter
     while (before(step + 1) <= number) ++step;
     int part = number - before(step);
     for (int stage = 0;; ++stage) {
@@ -83,7 +85,7 @@ struct UnitSchedule {
   }
 
  private:
-  /// Units that a stage is through with before its `step`-th step.
+  /// Units that have completed a stage before its `step`-th step.
   MHLA_HOST_DEVICE int begun(int step) const {
     if (step <= 0) return 0;
     return step > units / of_step ? units : step * of_step;
@@ -94,8 +96,8 @@ struct UnitSchedule {
   }
 };
 
-/// What mixing in one launch is cut into: stretches of so many panels of summaries, for which the
-/// matrix is read once, and slices of so many columns of key sums.
+/// The parts of mixing in one launch: stretches of this many panels of summaries, for which the
+/// matrix is read once, and slices of this many columns of key sums.
 inline constexpr Index panels_of_stretch = 16;
 constexpr int key_sum_slice(int key_dim) { return value_slice(key_dim, 32); }
 
@@ -103,7 +105,7 @@ inline Index mixing_stretches(const MixingShape& shape) {
   return ceil_div(Index{MixingWork(shape, false).panels}, panels_of_stretch);
 }
 
-/// What mixing in one launch moves.
+/// Bytes that mixing in one launch moves.
 inline MovedBytes mix_in_stretches_bytes(const MixingShape& shape) {
   return MixingWork(shape, false).bytes(1, 1, shape.units * mixing_stretches(shape));
 }

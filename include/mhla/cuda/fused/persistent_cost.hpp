@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the one launch moves and computes that makes, mixes and reads out all summaries. Its stages
-// run side by side, so that it counts as one kernel: as long as the slowest of memory, caches and
-// products.
+// Bytes and FLOPs of the one launch that makes, mixes and reads out all summaries. Its stages
+// overlap, so that it counts as one kernel, bounded by the slowest of memory, caches and products.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -41,7 +40,7 @@ struct PersistentCost : SummariesCost<V> {
     bytes += read_out_queries().moved;
     return bytes;
   }
-  /// Bytes of the summaries and key sums that are in memory at once.
+  /// Bytes of the summaries and key sums in memory at once.
   double bytes_in_flight() const {
     const auto places = static_cast<double>(unit_schedule(this->extents).places());
     return places * static_cast<double>(shape.key_blocks) *
@@ -78,7 +77,7 @@ struct PersistentCost : SummariesCost<V> {
   }
 };
 
-/// The forward pass of a call in one launch, where it can be mixed so.
+/// The forward pass of a call in one launch, if it can run so.
 template <AttentionVariant V>
 PathCost persistent_cost(const V& attention, const Problem& problem, const CallSize& size,
                          const NominalGpu& gpu) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A forward call whose summaries are made, mixed and read out in one launch: of the whole batch at
-// once.
+// A forward call whose summaries are made, mixed and read out in one launch, for the whole batch.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -20,7 +19,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Places of summaries go by the table of blocks, which is the same for queries and keys.
+/// Places of summaries are indexed by the block table, the same for queries and keys.
 template <int Side, class Dims, class V, class T>
 void attend_unit_by_unit(const FusedOperands<V, T, PersistentPlan<V, T>>& call,
                          const TensorView<T, 4>& y, Index blocks) {
@@ -63,11 +62,11 @@ void attend_unit_by_unit(const FusedOperands<V, T, PersistentPlan<V, T>>& call,
                            plan.counters.data});
 }
 
-/// y of every query. Calls that cannot be mixed so never come here.
+/// y of every query. Only for calls that can be mixed so.
 template <class Dims, class V, class T>
 void attend_in_one_launch(const CudaDevice& device, const V& attention, const Problem& problem,
                           const OperandViews<T>& operands, const TensorView<T, 4>& y,
-                          WorkspaceView workspace, Index blocks = resident_blocks) {
+                          WorkspaceView workspace, Index blocks = resident_thread_blocks) {
   Arena arena(workspace);
   const PersistentPlan<V, T> plan(arena, attention, problem, problem.shape.batch, false, blocks);
   const FusedOperands<V, T, PersistentPlan<V, T>> call{

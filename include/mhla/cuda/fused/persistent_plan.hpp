@@ -19,7 +19,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// What mixes what, of a call without packed sequences.
+/// The mixing of a call without packed sequences.
 template <class V>
 MixingShape mixing_shape(const Extents<V>& e) {
   Sequence queries{};
@@ -29,7 +29,7 @@ MixingShape mixing_shape(const Extents<V>& e) {
   return mixing_shape(e, queries, keys);
 }
 
-/// What the stages of a unit are cut into.
+/// The parts of a unit's stages.
 template <class V>
 UnitParts unit_parts(const Extents<V>& e) {
   const MixingShape shape = mixing_shape(e);
@@ -46,23 +46,23 @@ template <class V>
 bool has_unit_schedule(const Extents<V>& e) {
   return UnitSchedule::counts(e.units(), unit_parts(e));
 }
-/// They, for so many blocks of threads.
+/// The tickets, for `blocks` thread blocks.
 template <class V>
-UnitSchedule unit_schedule(const Extents<V>& e, Index blocks = resident_blocks) {
+UnitSchedule unit_schedule(const Extents<V>& e, Index blocks = resident_thread_blocks) {
   return {e.units(), unit_parts(e), blocks};
 }
 
 template <class V, class T>
 struct PersistentPlan : TablePlan<V> {
   UnitSchedule schedule;
-  Index places;                  // that units have summaries in, one after the other
+  Index places;                  // for units' summaries, reused in turn
   Span<std::uint32_t> counters;  // tickets taken; parts done, [stages, units]
   SummaryPlanes<T> summaries;    // [places, blocks, feature_dim, value_dim]
   Span<float> key_sums;          // [places, key blocks, feature_dim]
   Span<float> mixed_key_sums;    // [places, query blocks, feature_dim]
 
   PersistentPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool,
-                 Index blocks = resident_blocks)
+                 Index blocks = resident_thread_blocks)
       : TablePlan<V>(arena, attention, problem, items),
         schedule(unit_schedule(this->extents, blocks)),
         places(schedule.places()) {

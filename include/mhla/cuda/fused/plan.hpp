@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The memory of a call that goes through 16-bit summaries, laid out in the caller's workspace. As
+// The memory of a call through 16-bit summaries, laid out in the caller's workspace. Like
 // cuda/plan.hpp, it needs no CUDA header.
 #pragma once
 
@@ -23,18 +23,18 @@ MHLA_NAMESPACE_BEGIN
 namespace cuda::fused {
 
 /// Planes of 16-bit elements that a summary has: its rounded value, and in the backward pass, where
-/// large terms cancel, what rounding left.
+/// large terms cancel, its rounding error.
 inline constexpr int forward_parts = 1;
 inline constexpr int backward_parts = 2;
 
-/// Summaries in planes, one `size` elements after the other.
+/// Summaries in planes, `size` elements apart.
 template <class T>
 struct SummaryPlanes {
   T* data = nullptr;
   Index size = 0;
 };
 
-/// By what summaries of so many tokens are multiplied: half's range ends at 65504.
+/// Scale of summaries of this many tokens: half's range ends at 65504.
 template <class T>
 float summary_scale(Index tokens) {
   float scale = 1;
@@ -53,14 +53,14 @@ void for_each_sequence_side(const V& variant, const Extents<V>& e, F&& f) {
   });
 }
 
-/// What mixes what in a sequence.
+/// The mixing of a sequence.
 template <class V>
 MixingShape mixing_shape(const Extents<V>& e, const Sequence& queries, const Sequence& keys) {
   return {e.units(),      e.keys.kv_heads, e.mix_heads,      e.matrices,
           queries.blocks, keys.blocks,     e.summary_size(), sight_of<V>};
 }
 
-/// Whether mixed summaries of all sequences can take the place of the summaries.
+/// Whether mixed summaries of all sequences can overwrite the summaries.
 template <class V>
 bool mix_in_place(const V& variant, const Extents<V>& e) {
   bool all = e.queries.table.blocks == e.keys.table.blocks;
@@ -70,7 +70,7 @@ bool mix_in_place(const V& variant, const Extents<V>& e) {
   return all;
 }
 
-/// Everything such a call has in its workspace; `T` is the storage type.
+/// Such a call's workspace; `T` is the storage type.
 template <class V, class T>
 struct SummaryPlan : TablePlan<V> {
   WorkspaceView cublas;
@@ -78,12 +78,12 @@ struct SummaryPlan : TablePlan<V> {
   bool in_state = false;       // summaries and key sums lie in a forward state
   SummaryPlanes<T> summaries;  // [parts, units, key blocks, feature_dim, value_dim]
   Span<float> key_sums;        // [units, key blocks, feature_dim]
-  /// [parts, units, query blocks, matrices, feature_dim, value_dim]; in the forward pass, which
-  /// needs summaries no more once they are mixed, in their place where the kernel can.
+  /// [parts, units, query blocks, matrices, feature_dim, value_dim]; the forward pass, which does
+  /// not need summaries once they are mixed, overwrites them if the kernel can.
   SummaryPlanes<T> mixed_summaries;
   Span<float> mixed_key_sums;  // [units, query blocks, matrices, feature_dim]
 
-  // The backward pass alone.
+  // Backward pass only.
   Span<float> weights;       // [query rows]: 1 / den
   Span<float> sum_weights;   // [query rows]: c
   Span<float> own_products;  // [query rows]: each query's part of dm_ii
@@ -93,7 +93,7 @@ struct SummaryPlan : TablePlan<V> {
   Span<float> grad_key_sums;
   Span<float> partial_sums;     // of dm's products
   Span<float> grad_mixing;      // [units, matrices, mix rows, mix columns]
-  Span<float> grad_own_mixing;  // [units, matrices, mix rows]: the diagonal's, where it is apart
+  Span<float> grad_own_mixing;  // [units, matrices, mix rows]: the diagonal's, if it is separate
 
   SummaryPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
       : TablePlan<V>(arena, attention, problem, items),
@@ -121,19 +121,18 @@ struct SummaryPlan : TablePlan<V> {
     grad_mixed_key_sums = take(normalizes<V>, e.mixed_summaries(), e.feature_dim);
     grad_summaries = take_summaries(e.key_summaries());
     grad_key_sums = take(normalizes<V>, e.key_summaries(), e.feature_dim);
-    Index most_partial_sums = 0;
+    Index max_partial_sums = 0;
     for_each_sequence_side(attention, e, [&](const Sequence& of_queries, const Sequence& of_keys) {
-      most_partial_sums =
-          std::max(most_partial_sums,
-                   mix_matrix_gradient_partial_sums(mixing_shape(e, of_queries, of_keys)));
+      max_partial_sums = std::max(
+          max_partial_sums, mix_matrix_gradient_partial_sums(mixing_shape(e, of_queries, of_keys)));
     });
-    partial_sums = take(true, most_partial_sums, 1);
+    partial_sums = take(true, max_partial_sums, 1);
     grad_mixing = take(true, checked_mul(e.units(), e.matrices), e.mixing_size());
     grad_own_mixing = take(masks_own_block<V>, checked_mul(e.units(), e.matrices), e.mix_rows);
   }
 
-  /// Has the summaries of items [first, ...) in a state, if it has memory: the planes of the whole
-  /// batch, as the backward pass has them, and the key sums behind them.
+  /// Places the summaries of items [first, ...) in a state, if it has memory: the planes of the
+  /// whole batch, as in the backward pass, followed by the key sums.
   void keep_summaries(Index batch, Index first, Span<float> state) {
     if (state.data == nullptr) return;
     static_assert(backward_parts * sizeof(T) == sizeof(float), "planes take the memory of floats");
@@ -146,8 +145,8 @@ struct SummaryPlan : TablePlan<V> {
       key_sums.data = state.data + plane + first * of_item * e.feature_dim;
   }
 
-  /// Powers of two that half's summaries are multiplied by, those of key blocks and their
-  /// gradients; and 1 / den, where features are rounded with it.
+  /// Powers of two that scale half's summaries, of key blocks and of their gradients; and 1 / den,
+  /// if features are rounded with it.
   float scale() const { return summary_scale<T>(this->extents.keys.table.block_tokens); }
   float gradient_scale() const {
     return normalizes<V> ? 1.0f : summary_scale<T>(this->extents.readers());
@@ -155,7 +154,7 @@ struct SummaryPlan : TablePlan<V> {
   float weight_scale() const { return normalizes<V> ? 1 / scale() : 1.0f; }
 };
 
-/// Items of the batch that are worked on at once.
+/// Items of the batch processed at once.
 template <class V, class T>
 Index summary_items_at_once(const V& attention, const Problem& problem, bool backward) {
   return items_in_part(problem.shape.batch, [&](Index items) {

@@ -11,8 +11,8 @@ MHLA_NAMESPACE_BEGIN
 namespace cuda::fused {
 
 /// A matrix of M x N floats in the registers of WarpsM x WarpsN warps: warp w has, of its 16 x 8
-/// parts, every WarpsM-th row of parts from w % WarpsM on, and of their columns the w / WarpsM-th
-/// stretch.
+/// parts, every WarpsM-th row of parts from w % WarpsM on, and the w / WarpsM-th stretch of their
+/// columns.
 template <int M, int N, int WarpsM, int WarpsN>
 struct Accumulators {
   static_assert(M % 8 == 0 && N % 8 == 0);
@@ -55,7 +55,7 @@ struct Accumulators {
   }
 };
 
-/// How a factor lies in its tile.
+/// A factor's orientation in its tile.
 enum class Stored { straight, transposed };
 
 /// sum += a b, of inner extent K, a multiple of 8. The warps of the block meet.
@@ -88,7 +88,7 @@ MHLA_DEVICE void multiply_add(const Block& block, Accumulators<M, N, WarpsM, War
       }
     }
     MHLA_DEVICE_UNROLL
-    for (int j = 0; j < Sum::col_parts; j += 2) {  // two parts in a load
+    for (int j = 0; j < Sum::col_parts; j += 2) {  // two parts per load
       const int part = Sum::col_part(block, j);
       if (part >= Sum::all_col_parts) continue;
       std::uint32_t of_b[4];

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Attention as pairs of tokens, without summaries: for short sequences, whose tokens are fewer than
-// a summary's elements. A block of threads has a tile of queries of one head, of whichever blocks,
-// and goes through the tiles of keys that they see:
+// a summary's elements. A thread block has a tile of queries of one head, from any blocks, and
+// loops over the tiles of keys that they see:
 //
 //   W_ts = m_ib phi^r(q_t).phi^r(k_s)    den_t = sum_s m_ib phi(q_t).phi(k_s) + epsilon
 //   o_t = sum_s W_ts v_s / den_t, 0 where den_t is 0
 //
-// i and b the blocks of t and s; where a rotation turns the numerators' features, denominators have
-// scores of their own. Scores are 16-bit numbers only between the two products, and
-// denominators never leave float.
+// i and b the blocks of t and s; with a rotation of the numerators' features, denominators have
+// their own scores. Scores have 16 bits only between the two products; denominators stay in float.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +30,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// What every kernel of pairs reads. Scores are `q.scale` phi(q).phi(k).
+/// Operands of every pair kernel. Scores are `q.scale` phi(q).phi(k).
 template <class T, class Map, bool Rotates>
 struct PairOperands {
   FeatureTokens<T, Map, Rotates> q;
@@ -39,13 +38,13 @@ struct PairOperands {
   Tokens<const T> v;
   MixingWeights mixing;
   Sharing sharing;
-  bool packed;  // the table's blocks are of several sequences, which do not see each other
+  bool packed;  // the table has blocks of several sequences, which do not see each other
 
   MHLA_HOST_DEVICE Index heads() const { return sharing.kv_heads * sharing.heads; }
   MHLA_HOST_DEVICE Index query_entries() const { return q.x.table.blocks * q.x.table.block_tokens; }
   MHLA_HOST_DEVICE Index key_entries() const { return k.x.table.blocks * k.x.table.block_tokens; }
 
-  /// The tile of queries of one head, or of keys of one kv head, that a block of threads has.
+  /// A thread block's tile of queries of one head, or of keys of one kv head.
   template <int Rows>
   MHLA_DEVICE TokenRange query_tile(Index number) const {
     return tile<Rows>(number, heads(), query_entries());
@@ -65,16 +64,16 @@ struct PairOperands {
   }
 };
 
-/// Where a row of a tile belongs.
+/// The block and sequence of a tile's row.
 struct alignas(8) RowBlock {
   std::int32_t mix_index;  // row or column of mix
   std::int32_t sequence;   // the first block of it
 };
-/// The sequence of rows that have no token: no two are the same.
+/// The sequence of rows without a token, different for each.
 inline constexpr std::int32_t absent_query = -1;
 inline constexpr std::int32_t absent_key = -2;
 
-/// That of all rows of a tile, in shared memory.
+/// The same for all rows of a tile, in shared memory.
 template <int Rows>
 struct RowBlocks {
   static constexpr int bytes = Rows * 8;
@@ -105,14 +104,14 @@ MHLA_DEVICE bool sees_pair(const RowBlock& query, const RowBlock& key, int query
   if constexpr (sees == Sight::past_blocks) seen = seen && key.mix_index <= query.mix_index;
   return seen;
 }
-/// By how many entries a tile of queries is ahead of one of keys, or as many as matter.
+/// By how many entries a tile of queries is ahead of one of keys, clamped to what matters.
 template <int Rows>
 MHLA_DEVICE int entries_ahead(Index query_begin, Index key_begin) {
   const Index ahead = query_begin - key_begin;
   return static_cast<int>(ahead < -Rows ? -Rows : ahead > Rows ? Rows : ahead);
 }
 
-/// The matrix of one head: in shared memory where it is small, else where it was.
+/// The matrix of one head: in shared memory if it is small, else in global memory.
 struct MixingOfHead {
   const float* matrix;
   Index columns;
@@ -125,7 +124,7 @@ struct MixingOfHead {
                    : machine::load_from(matrix + at);
   }
 };
-/// Threads wait for each other before and after.
+/// Synchronizes the thread block before and after.
 template <int Threads>
 MHLA_DEVICE MixingOfHead mixing_of_head(const Block& block, const MixingWeights& mixing, Index head,
                                         Shared kept) {
@@ -138,15 +137,15 @@ MHLA_DEVICE MixingOfHead mixing_of_head(const Block& block, const MixingWeights&
   return {matrix, mixing.columns, is_kept, kept};
 }
 
-/// The pairs of a tile that a thread has the scores of, with their weights in mix. Rows are
-/// queries, or with `Transposed` keys.
+/// The pairs of a tile whose scores a thread holds, with their weights in mix. Rows are queries or,
+/// with `Transposed`, keys.
 template <Sight sees, int Rows, bool Transposed>
 struct PairsOfThread {
   using Part = Scores<Rows>;
   static_assert(Part::row_parts == 1);
   static constexpr int cols = 2 * Part::col_parts;
   float weight[2][std::size_t{cols}];
-  std::uint32_t seen = 0;  // a bit for each
+  std::uint32_t seen = 0;  // one bit each
 
   MHLA_DEVICE static int row_of(const Block& block, int half) {
     return Part::row_part(block, 0) * 16 + block.lane() / 4 + half * 8;
@@ -180,7 +179,7 @@ struct PairsOfThread {
   }
   MHLA_DEVICE bool counts(int half, int n) const { return (seen >> (half * cols + n) & 1u) != 0; }
 
-  /// Calls f(half, n) for pairs n and n + 1 of a row, which are neighbours.
+  /// Calls f(half, n) for adjacent pairs n and n + 1 of a row.
   template <class F>
   MHLA_DEVICE static void for_each(const F& f) {
     MHLA_DEVICE_UNROLL
@@ -189,7 +188,7 @@ struct PairsOfThread {
       for (int n = 0; n < cols; n += 2) f(half, n);
     }
   }
-  /// Adds the weighted scores that count to sums of this thread's rows.
+  /// Adds the weighted scores of visible pairs to sums of this thread's rows.
   MHLA_DEVICE void add_row_sums(Part& scores, float (&sum)[2]) const {
     for_each([&](int half, int n) {
       for (int e = n; e < n + 2; ++e)
@@ -201,7 +200,7 @@ struct PairsOfThread {
   }
 };
 
-/// Row sums that threads have of their columns: sums[part][row], for each part of the columns. The
+/// Stores threads' row sums over their columns: sums[part][row], for each part of the columns. The
 /// warp meets.
 template <int Rows>
 MHLA_DEVICE void write_row_sums(const Block& block, const float (&sum)[2], Shared sums) {
@@ -238,7 +237,7 @@ struct EntryRange {
   }
 };
 
-/// The first block behind the sequence of `b`.
+/// The first block after the sequence of `b`.
 MHLA_DEVICE Index end_of_sequence(const BlockTable& table, Index b) {
   Index end = b + 1;
   while (end < table.blocks && machine::load_from(table.mix_rows.data + end) != 0) ++end;
@@ -259,7 +258,7 @@ MHLA_DEVICE EntryRange keys_seen(const BlockTable& queries, const BlockTable& ke
     if constexpr (sees == Sight::all)
       range.end = end_of_sequence(queries, last) * keys.block_tokens;
   }
-  // Both sides have one table.
+  // Both sides share a table.
   if constexpr (sees == Sight::past_blocks) range.end = (last + 1) * keys.block_tokens;
   if constexpr (sees == Sight::past_tokens) range.end = end;
   return range;
@@ -290,8 +289,8 @@ MHLA_DEVICE bool hides_some(bool packed, const BlockTable& table, Index query_be
   return hides;
 }
 
-/// Unrotated features of a tile of tokens beside it, before the tile's own are made. Rows without
-/// a token are zero there, and stay so.
+/// Writes unrotated features of a tile of tokens to a second tile, before the tile's own are
+/// computed. Rows without a token are zero there, and stay so.
 template <int Threads, class T, class Map, bool Rotates, int Rows, int Dim>
 MHLA_DEVICE void make_plain_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
                                      const TokenRange& range, const Tile<Rows, Dim>& tile,
@@ -308,10 +307,10 @@ MHLA_DEVICE void make_plain_features(const Block& block, const FeatureTokens<T, 
       });
 }
 
-/// What kernels of pairs have in common: sizes, and the beginning of their shared memory.
+/// Common to all pair kernels: sizes, and the start of their shared memory.
 template <int KeyDim, int ValueDim, bool Rotates, bool Divides, Sight sees>
 struct PairShapes {
-  /// A rotation turns the numerators' features, and not the denominators'.
+  /// A rotation applies to the numerators' features, not to the denominators'.
   static constexpr bool is_twofold = Rotates && Divides;
   static_assert(!is_twofold || sees != Sight::past_tokens,
                 "mhla: Causal with MixedKeySum and a rotation has no fused kernels");
@@ -321,22 +320,22 @@ struct PairShapes {
   using FeatureTile = Tile<rows, KeyDim>;
   using ValueTile = Tile<rows, ValueDim>;
   using ScoreTile = Tile<rows, rows>;
-  /// Of a tile of unrotated features, where there are such.
+  /// Of a tile of unrotated features, if there are any.
   static constexpr int plain_bytes = is_twofold ? FeatureTile::bytes : 0;
   static constexpr int warps_m = rows / 16;
   static constexpr int warps_n = warps / warps_m;
   using ValueSum = Accumulators<rows, ValueDim, warps_m, warps_n>;
   using FeatureSum = Accumulators<rows, KeyDim, warps_m, warps_n>;
 
-  // Which block a row is of, on either side; two sums or weights of each row; whether a warp has
-  // found an infinity, in either tile; the mixing matrix.
+  // The block of each row, on either side; two sums or weights per row; whether a warp found an
+  // infinity, in either tile; the mixing matrix.
   static constexpr int query_blocks_at = 0;
   static constexpr int key_blocks_at = query_blocks_at + RowBlocks<rows>::bytes;
   static constexpr int sums_bytes = parts_of_row<rows> * rows * 4;
   static constexpr int sums_at = key_blocks_at + RowBlocks<rows>::bytes;
   static constexpr int flags_at = sums_at + 2 * sums_bytes;
   static constexpr int mixing_at = flags_at + 2 * warps * 4;
-  static constexpr int tiles_at = mixing_at + most_kept_weights * 4;
+  static constexpr int tiles_at = mixing_at + max_kept_weights * 4;
   static_assert(tiles_at % 16 == 0);
 
   MHLA_DEVICE static RowBlocks<rows> query_blocks() { return {Shared{query_blocks_at}}; }
@@ -364,10 +363,10 @@ struct AttendPairs {
   static constexpr int scores_at = plain_keys_at + Shapes::plain_bytes;
   static constexpr int ring_at = scores_at + ScoreTile::bytes;
   static constexpr int stage_bytes = FeatureTile::bytes + ValueTile::bytes;
-  static constexpr int stages = ring_at + 2 * stage_bytes <= machine::most_shared_bytes ? 2 : 1;
+  static constexpr int stages = ring_at + 2 * stage_bytes <= machine::max_shared_bytes ? 2 : 1;
   static constexpr int shared_bytes = ring_at + stages * stage_bytes;
-  static constexpr int blocks_of_processor = 1;
-  static_assert(shared_bytes <= machine::most_shared_bytes);
+  static constexpr int min_blocks_per_sm = 1;
+  static_assert(shared_bytes <= machine::max_shared_bytes);
   using Pairs = PairsOfThread<sees, rows, false>;
 
   PairOperands<T, Map, Rotates> of;
@@ -485,7 +484,7 @@ struct AttendPairs {
   }
 };
 
-/// Launched for `items` items of the batch; PairBytes::attend is what it moves.
+/// Launches it for `items` items of the batch; PairBytes::attend is what it moves.
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 void attend_pairs(const CudaDevice& device, Index items,
                   const AttendPairs<T, Map, Rotates, KeyDim, ValueDim, sees, Divides>& body) {

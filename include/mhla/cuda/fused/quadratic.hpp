@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Shapes of the kernels over pairs of tokens: tiles, what a query sees, and the powers of two that
-// keep 16-bit numbers in range. Needs no CUDA header, so that a plan and a cost model can ask.
+// keep 16-bit numbers in range. Needs no CUDA header, so that a plan and a cost model can use it.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -17,21 +17,21 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Tokens of a tile: fewer where rows are long. Twofold calls have features rotated, for their
-/// scores, and as they were, for their denominators.
+/// Tokens of a tile: fewer if rows are long. Twofold calls have rotated features, for scores, and
+/// unrotated ones, for denominators.
 constexpr int pair_rows(Index key_dim, Index value_dim, bool is_twofold) {
   return key_dim > 128 || value_dim > 128 || (is_twofold && key_dim > 96) ? 32 : 64;
 }
 
-/// Elements of a mixing matrix that a block of threads keeps in its shared memory; larger ones are
-/// read pair by pair.
-inline constexpr int most_kept_weights = 512;
+/// Elements of a mixing matrix that a thread block keeps in its shared memory; larger ones are read
+/// pair by pair.
+inline constexpr int max_kept_weights = 512;
 MHLA_HOST_DEVICE constexpr bool keeps_mixing(Index rows, Index columns) {
-  return rows * columns <= most_kept_weights;
+  return rows * columns <= max_kept_weights;
 }
 
-/// Half ends at 65504 and scores are sums over key_dim: they are rounded times a power of two near
-/// 1 / sqrt(key_dim). BFloat16 has the range of float.
+/// Half ends at 65504 and scores are sums over key_dim: they are scaled by a power of two near 1 /
+/// sqrt(key_dim) before rounding. BFloat16 has the range of float.
 template <class T>
 constexpr float score_scale(Index key_dim) {
   float scale = 1;
@@ -40,9 +40,9 @@ constexpr float score_scale(Index key_dim) {
   return scale;
 }
 
-/// The weights of a backward pass are about as small as the keys are many that share a
-/// denominator: all of them, or under causality between one and all, where the middle leaves as
-/// much room on either side. Without denominators they are as large as scores.
+/// The weights of a backward pass are inversely proportional to the number of keys that share a
+/// denominator: all of them or, if causal, between one and all, where the middle leaves equal room
+/// on both sides. Without denominators they are as large as scores.
 template <class T>
 constexpr float gradient_scale(Index key_dim, Index keys, bool divides, Sight sees) {
   if (!std::is_same_v<T, Half>) return 1;
@@ -52,10 +52,10 @@ constexpr float gradient_scale(Index key_dim, Index keys, bool divides, Sight se
   return scale;
 }
 
-/// Everything a call over pairs has in its workspace.
+/// The workspace of a call over pairs.
 template <class V>
 struct PairPlan : TablePlan<V> {
-  // The backward pass alone, [batch, heads, query entries]: 1 / den, and the gradient of den.
+  // Backward pass only, [batch, heads, query entries]: 1 / den, and the gradient of den.
   Span<float> weights;
   Span<float> sum_weights;
   Span<float> grad_mixing;  // [units, matrices, mix rows, mix columns]

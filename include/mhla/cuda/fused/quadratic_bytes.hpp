@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What the kernels over pairs of tokens ask of memory, to the byte, for calls whose tokens are all
-// present: tiles of tokens and of the tables that find them, mixing matrices, results. Most of it
-// comes from caches. All of it is linear in the tiles, entries and tokens that a kernel goes
-// through, so that ranges are counted, not tiles of pairs. Needs no CUDA header, so that a cost
-// model can ask.
+// Bytes that the kernels over pairs of tokens request, exact for calls without absent tokens: tiles
+// of tokens and their table entries, mixing matrices, results. Most come from caches. All are
+// linear in the tiles, entries and tokens that a kernel visits, so that ranges are counted, not
+// tiles of pairs. Needs no CUDA header, so that a cost model can use it.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +28,7 @@ struct Entries {
   Index count() const { return std::max(Index{0}, end - begin); }
 };
 
-/// What a kernel goes through: tiles, the entries in them, and those that have a token.
+/// What a kernel visits: tiles, their entries, and entries with a token.
 struct Walked {
   Index tiles = 0;
   Index entries = 0;
@@ -46,7 +45,7 @@ struct Walked {
   }
 };
 
-/// A block table as the host knows it, whose blocks are looked up mostly in order.
+/// A block table on the host, whose blocks are looked up mostly in order.
 class PairSide {
  public:
   struct OfBlock {
@@ -76,7 +75,7 @@ class PairSide {
   }
 
   Entries all() const { return {0, count * block_tokens}; }
-  /// Or, where b is count, what is behind the last.
+  /// If b is count: the end of the last.
   OfBlock block(Index b) const {
     if (b == count) return {all_tokens, count, count};
     find_sequence_of(b);
@@ -110,7 +109,7 @@ class PairSide {
   }
 
  private:
-  // Goes on, or back, from the sequence that was found last.
+  // Searches forward or backward from the last sequence found.
   void find_sequence_of(Index b) const {
     while (b >= sequence_.first_block + sequence_.blocks)
       sequence_ = sequence_at(++number_, sequence_.first_block + sequence_.blocks);
@@ -169,7 +168,7 @@ struct PairBytes {
         divides(normalizes<V>),
         rotates(mhla::rotates<V>) {}
 
-  /// What tiles of one side go through of the other, for one head.
+  /// What tiles of one side visit of the other, for one head.
   struct Walk {
     Walked seen;       // of the other side, by all tiles
     Walked seeing;     // tiles of this side that see any
@@ -187,8 +186,8 @@ struct PairBytes {
       return queries_that_see(ys);
     });
   }
-  /// What the parts of dmix go through, for one head: every tile of queries once for each of keys
-  /// that it meets, and the other way round.
+  /// What the parts of dmix visit, for one head: every tile of queries once for each tile of keys
+  /// that it meets, and vice versa.
   struct MixWalk {
     Walked queries;
     Walked keys;
@@ -240,7 +239,7 @@ struct PairBytes {
     head.read = query_tiles(own, value_dim) + walk.looked +
                 passes * (others(walk.seen) + weights_of_pairs());
     if (divides) {
-      // Scores, of which only denominators are made here.
+      // Scores, used only for denominators here.
       head.read += copy(own, key_dim) + features(walk.seeing);
       head.written += 8 * own.entries;
     }
@@ -290,7 +289,7 @@ struct PairBytes {
   Index rows() const { return pair_rows(key_dim, value_dim, is_twofold()); }
   bool is_twofold() const { return rotates && divides; }
   Walked all(const PairSide& side) const { return side.walked(side.all(), rows()); }
-  /// The matrix, where a block of threads keeps it.
+  /// The matrix, if a thread block keeps it.
   Index kept_weights() const {
     return keeps_mixing(mix_rows, mix_columns) ? 4 * mix_rows * mix_columns : 0;
   }
@@ -301,7 +300,7 @@ struct PairBytes {
 
   bool has_parts() const { return packed || sees != Sight::all; }
 
-  /// Goes through the tiles of one side; part_of(tile, walk) is what each sees of the other.
+  /// Visits the tiles of one side; part_of(tile, walk) is what each sees of the other.
   template <class PartOf>
   Walk walk(const PairSide& own, const PairSide& other, const PartOf& part_of) const {
     Walk to;
@@ -325,7 +324,7 @@ struct PairBytes {
   Index rotated_features(const Walked& of) const {
     return of.entries * lanes_of_row(key_dim) * place + (rotates ? of.tokens * key_dim * 4 : 0);
   }
-  /// Those, and unrotated ones beside them where denominators need them.
+  /// Those, and also unrotated ones if denominators need them.
   Index features(const Walked& of) const {
     return rotated_features(of) + (is_twofold() ? of.entries * lanes_of_row(key_dim) * place : 0);
   }
@@ -389,11 +388,11 @@ struct PairBytes {
     return (sees == Sight::all ? find_begin : 0) + find_end(keys, (ys.end - 1) / keys.block_tokens);
   }
 
-  /// Tiles of queries and what goes with them.
+  /// Tiles of queries and their data.
   Index query_tiles(const Walked& of, Index dim) const {
     return copy(of, dim) + look_up(of) + of.tiles * kept_weights();
   }
-  /// Tiles that others go through: features, and values or gradients of outputs.
+  /// Tiles that others loop over: features, and values or gradients of outputs.
   Index others(const Walked& of) const {
     return copy(of, key_dim) + copy(of, value_dim) + features(of) + look_up(of);
   }
@@ -401,7 +400,7 @@ struct PairBytes {
   Index blocks_of_tile(const PairSide& side) const {
     return side.block_tokens < rows() ? rows() / side.block_tokens : 1;
   }
-  /// Pairs of tiles of a sequence's blocks, part of the matrix by part.
+  /// Pairs of tiles of a sequence's blocks, by parts of the matrix.
   void add_mixing_pairs(const Entries& row_blocks, const Entries& column_blocks,
                         MixWalk& to) const {
     const auto meet = [&](const Walked& xs, const Walked& ys) {
@@ -433,7 +432,7 @@ struct PairBytes {
       });
     }
   }
-  /// The tiles of blocks, as many together as fit one.
+  /// The tiles of blocks, with as many blocks per tile as fit.
   Walked parts_of(const PairSide& side, const Entries& blocks) const {
     const Index of = blocks_of_tile(side);
     const auto tiles = [&](Index count) { return ceil_div(count * side.block_tokens, rows()); };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What the fused kernels move and compute that go over pairs of tokens, without summaries, kernel
-// by kernel: W_ts = m_{b(t) b(s)} <phi(q_t), phi(k_s)>, y = W V / den.
+// Bytes and FLOPs of the fused kernels over pairs of tokens, without summaries, by kernel: W_ts =
+// m_{b(t) b(s)} <phi(q_t), phi(k_s)>, y = W V / den.
 //
 //   forward:   a tile of queries sees every tile of keys that it may see
 //   backward:  denominators, their gradients and dq, by tiles of queries; dk and dv, by tiles of
 //              keys; the units' parts of dm, by parts of the mixing matrix; the sum of those
 //
-// Bytes are those that the kernels' own counts say, with every gradient wanted and overwritten.
+// Bytes are the kernels' own counts, with every gradient wanted and overwritten.
 #pragma once
 
 #include <algorithm>
@@ -29,14 +29,13 @@ struct PairsCost {
 
   double rows() const { return static_cast<double>(bytes.rows()); }
   double row_bytes() const { return storage_bytes * (size.key_dim + size.value_dim); }
-  /// Out of L2, for one head: tiles, and what finds and turns them.
+  /// From L2, for one head: tiles, and the tables that locate and rotate them.
   double from_cache(const Walked& of) const {
     const auto tokens = static_cast<double>(of.tokens);
     return tokens * row_bytes() + table_bytes(size, static_cast<double>(of.entries), tokens);
   }
-  /// A pass over all pairs: every token once from memory, tiles again from caches; `walked` of one
-  /// head, in so many pairs of tiles; `inner` is the sum of the products' extents beside the
-  /// tokens.
+  /// A pass over all pairs: every token once from memory, tiles again from caches; `walked` bytes
+  /// and `tiles` pairs of tiles per head; `inner` is the sum of the products' other extents.
   KernelCost pairs(const char* name, double walked, Index tiles, double inner) const {
     KernelCost cost{name};
     cost.tensor_bytes = (size.queries() + size.keys()) * row_bytes();
@@ -64,7 +63,7 @@ struct PairsCost {
     const auto weights = [&](const PairBytes::Walk& walk) {
       return static_cast<double>(walk.seeing.tiles * bytes.kept_weights());
     };
-    // dy v^T and its product with k; before that q k^T and dy v^T, where something divides.
+    // dy v^T and its product with k; before that, with a normalizer, q k^T and dy v^T.
     const int passes = size.normalizes ? 2 : 1;
     KernelCost query = pairs(
         "dq", from_cache(bytes.all(bytes.queries)) + weights(seen) + passes * from_cache(seen.seen),

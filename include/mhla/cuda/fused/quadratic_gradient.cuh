@@ -6,12 +6,12 @@
 //   dQ^r = W K^r   dK^r = W^T Q^r   dV = (m r P)^T dY                W = m (r dP + c)
 //   dm_ib = sum of P (r dP + c) over the tokens of i and b
 //
-// r dP and c are large and nearly cancel where values have a mean: W is rounded to 16 bits after
-// that, times a power of two that keeps it in range. A kernel for each side, and one for dm, which
-// owns what it sums up, so that no order is left to chance: quadratic_query_gradient.cuh,
-// quadratic_key_gradient.cuh and quadratic_mixing_gradient.cuh; r and c go from the first to the
-// others by memory. Where a rotation turns the numerators' features alone, c's parts are sums of
-// their own. Here is what the three have in common.
+// r dP and c are large and nearly cancel if values have a common mean: W is rounded to 16 bits
+// after that, scaled by a power of two that keeps it in range. There is a kernel for each side, and
+// one for dm; each owns its sums, so that their order is fixed: quadratic_query_gradient.cuh,
+// quadratic_key_gradient.cuh and quadratic_mixing_gradient.cuh; the first passes r and c to the
+// others through memory. If a rotation applies only to the numerators' features, c's parts are
+// separate sums. This file has what the three share.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -30,9 +30,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// The gradient of tokens' features to that of the tokens: s phi'(x) o R^T g, or without R where
-/// that is done, in place of x, which the tile holds. Threads wait for each other before, and
-/// after.
+/// Turns the gradient of features into that of tokens: s phi'(x) o R^T g, or without R if that is
+/// done, replacing x in the tile. Synchronizes the thread block before and after.
 template <int Threads, bool turns_back, class T, class Map, bool Rotates, int Rows, int Dim>
 MHLA_DEVICE void unmake_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
                                  const TokenRange& range, const Tile<Rows, Dim>& tile,
@@ -53,8 +52,8 @@ MHLA_DEVICE void unmake_features(const Block& block, const FeatureTokens<T, Map,
       });
 }
 
-/// R^T g of a tile's present tokens, in place, before sums of unrotated features join it. Threads
-/// wait for each other before, and after.
+/// R^T g of a tile's present tokens, in place, before sums of unrotated features are added.
+/// Synchronizes the thread block before and after.
 template <int Threads, class T, class Map, int Rows, int Dim>
 MHLA_DEVICE void turn_back(const Block& block, const FeatureTokens<T, Map, true>& of,
                            const TokenRange& range, const FloatTile<Rows, Dim>& gradient) {
@@ -73,7 +72,7 @@ MHLA_DEVICE void turn_back(const Block& block, const FeatureTokens<T, Map, true>
       });
 }
 
-/// Adds sums of products, times factor(row), each thread what it has.
+/// Each thread adds its sums of products, times factor(row).
 template <int Rows, int Dim, class Sum, class Factor>
 MHLA_DEVICE void add_sums(const Block& block, const FloatTile<Rows, Dim>& gradient, Sum& sum,
                           const Factor& factor) {
@@ -85,13 +84,13 @@ MHLA_DEVICE void add_sums(const Block& block, const FloatTile<Rows, Dim>& gradie
   });
 }
 
-/// Whether a feature may be an infinity or NaN in T once rotated, which adds up two.
+/// Whether a rotated feature, a sum of two, may be infinite or NaN in T.
 template <class T>
 MHLA_DEVICE bool is_large(float feature) {
   constexpr float limit = std::is_same_v<T, BFloat16> ? 1e38f : 3e4f;
   return !(feature <= limit && feature >= -limit);
 }
-/// What the threads of each warp have found, to `flags`; the warp meets.
+/// Writes what each warp's threads found to `flags`. The warp meets.
 MHLA_DEVICE void write_flags(const Block& block, float found, Shared flags) {
   for (int mask = 1; mask < 32; mask *= 2) found += machine::exchange(found, mask);
   if (block.lane() == 0)
@@ -114,7 +113,7 @@ MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T
   if (wants_flags) write_flags(block, found, flags);
 }
 
-/// sum += W V, with `hides` pair by pair where V has infinities.
+/// sum += W V, pair by pair with `hides` if V has infinities.
 template <class T, int Warps, int Rows, int N, int WarpsM, int WarpsN, class Counts>
 MHLA_DEVICE void add_seen_pairs(const Block& block, Accumulators<Rows, N, WarpsM, WarpsN>& sum,
                                 const Tile<Rows, Rows>& weights, const Tile<Rows, N>& values,
@@ -126,19 +125,19 @@ MHLA_DEVICE void add_seen_pairs(const Block& block, Accumulators<Rows, N, WarpsM
   }
 }
 
-/// What the kernels of the backward pass have in common.
+/// Common to the kernels of the backward pass.
 template <class T, class Map, bool Rotates>
 struct PairGradientOperands {
   PairOperands<T, Map, Rotates> of;
   Tokens<const T> dy;
-  float* weights;      // r, [batch, heads, query entries]; neither where nothing is divided
+  float* weights;      // r, [batch, heads, query entries]; both null without a normalizer
   float* sum_weights;  // c
   float gradient_scale;
 
   MHLA_DEVICE Index row(Index item, Index head, Index entry) const {
     return (item * of.heads() + head) * of.query_entries() + entry;
   }
-  /// r and c of a tile of queries to shared memory, 0 where there is none.
+  /// Copies r and c of a tile of queries to shared memory; 0 if there is none.
   template <int Rows>
   MHLA_DEVICE void read_weights(const Block& block, const TokenRange& xs, Shared r,
                                 Shared c) const {

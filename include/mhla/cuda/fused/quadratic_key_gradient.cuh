@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The keys' side of quadratic_gradient.cuh: dk and dv, with r and c of the queries.
+// The key side of quadratic_gradient.cuh: dk and dv, with r and c of the queries.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// dk and dv: a block of threads for a tile of keys of a kv head, which goes through the queries
-/// that see them, of all heads that share it.
+/// dk and dv: a thread block per tile of keys of a kv head, which loops over the queries that see
+/// them, of all heads that share it.
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 struct KeyPairsGradient {
   using Shapes = PairShapes<KeyDim, ValueDim, Rotates, Divides, sees>;
@@ -37,11 +37,11 @@ struct KeyPairsGradient {
   static constexpr int ring_at = plain_at + Shapes::plain_bytes;
   static constexpr int stage_bytes = FeatureTile::bytes + ValueTile::bytes;
   using Gradient = FloatTile<rows, KeyDim>;  // where the ring was
-  static constexpr int stages = ring_at + 2 * stage_bytes <= machine::most_shared_bytes ? 2 : 1;
+  static constexpr int stages = ring_at + 2 * stage_bytes <= machine::max_shared_bytes ? 2 : 1;
   static constexpr int ring_bytes = std::max(stages * stage_bytes, Gradient::bytes);
   static constexpr int shared_bytes = ring_at + ring_bytes;
-  static constexpr int blocks_of_processor = 1;
-  static_assert(shared_bytes <= machine::most_shared_bytes);
+  static constexpr int min_blocks_per_sm = 1;
+  static_assert(shared_bytes <= machine::max_shared_bytes);
   using Pairs = PairsOfThread<sees, rows, true>;
 
   PairGradientOperands<T, Map, Rotates> operands;
@@ -59,7 +59,7 @@ struct KeyPairsGradient {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
-    // The first kernel of a call, unless the queries' was to make weights; then tokens are there.
+    // The first kernel of a call, unless the query kernel made weights; then tokens are valid.
     if constexpr (!Divides) machine::wait_for_earlier_kernels();
     const PairOperands<T, Map, Rotates>& of = operands.of;
     const BlockTable& table = of.k.x.table;
@@ -90,7 +90,7 @@ struct KeyPairsGradient {
     if constexpr (Divides) machine::wait_for_earlier_kernels();
     MixingOfHead mixing{};
     typename Shapes::FeatureSum feature_sum;
-    typename Shapes::FeatureSum plain_sum;  // of unrotated queries, where features are twofold
+    typename Shapes::FeatureSum plain_sum;  // of unrotated queries, if features are twofold
     typename Shapes::ValueSum value_sum;
     for_each_tile<stages>(
         block, tiles_of_head * static_cast<int>(of.sharing.heads),
@@ -202,7 +202,7 @@ struct KeyPairsGradient {
   }
 };
 
-/// Launched for `items` items of the batch; PairBytes says what they move.
+/// Launches them for `items` items of the batch; PairBytes counts what they move.
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 void key_pairs_gradient(
     const CudaDevice& device, Index items,

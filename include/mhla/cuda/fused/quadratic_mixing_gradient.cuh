@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The mixing matrix' side of quadratic_gradient.cuh: dmix, with r and c of the queries.
+// The mixing matrix's side of quadratic_gradient.cuh: dmix, with r and c of the queries.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Parts of dmix: a block of threads for as many whole blocks of either side as a tile has room
-/// for, of one unit and matrix, over all its heads and, where the batch is packed, sequences.
+/// Parts of dmix: a thread block for as many whole blocks of either side as fit a tile, of one unit
+/// and matrix, over all its heads and, if packed, sequences.
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 struct MixingPairsGradient {
   using Shapes = PairShapes<KeyDim, ValueDim, Rotates, Divides, sees>;
@@ -37,12 +37,12 @@ struct MixingPairsGradient {
   static constexpr int plain_keys_at = plain_queries_at + Shapes::plain_bytes;
   static constexpr int shared_bytes =
       std::max(plain_keys_at + Shapes::plain_bytes, Shapes::tiles_at + 2 * Products::bytes);
-  static constexpr int blocks_of_processor = 1;
-  static_assert(shared_bytes <= machine::most_shared_bytes);
+  static constexpr int min_blocks_per_sm = 1;
+  static_assert(shared_bytes <= machine::max_shared_bytes);
   using Pairs = PairsOfThread<sees, rows, false>;
 
   PairGradientOperands<T, Map, Rotates> operands;
-  float* parts;  // [units, matrices, mix rows, mix columns]; of pairs nobody sees, left alone
+  float* parts;  // [units, matrices, mix rows, mix columns]; of unseen pairs, unchanged
 
   /// Whole blocks of a tile, and tiles of a longer block.
   MHLA_HOST_DEVICE static Index blocks_of_tile(const BlockTable& table) {
@@ -89,7 +89,7 @@ struct MixingPairsGradient {
       add_heads(block, item, kv_head, matrix, first_row, end_row, first_column, end_column, sum);
     }
 
-    // Sums over the pairs of two blocks, in one order: along each row, then of the rows.
+    // Sums over the pairs of two blocks, in a fixed order: along each row, then over rows.
     block.sync();  // tiles have been read
     const Products products{Shared{Shapes::tiles_at}};
     const Products of_rows{static_cast<Shared>(Shapes::tiles_at + Products::bytes)};
@@ -156,7 +156,7 @@ struct MixingPairsGradient {
     const ValueTile value_tile{Shared{values_at}};
     const RowBlocks<rows> query_blocks = Shapes::query_blocks();
     const RowBlocks<rows> key_blocks = Shapes::key_blocks();
-    block.sync();  // the tiles before have been read
+    block.sync();  // the previous tiles have been read
     copy_tokens<threads>(block, of.q.x, xs, query_tile);
     copy_tokens<threads>(block, of.k.x, ys, key_tile);
     copy_tokens<threads>(block, operands.dy, xs, dy_tile);
@@ -214,7 +214,7 @@ struct MixingPairsGradient {
   }
 };
 
-/// Launched for `items` items of the batch; PairBytes says what they move.
+/// Launches them for `items` items of the batch; PairBytes counts what they move.
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 void mixing_pairs_gradient(
     const CudaDevice& device, Index items,

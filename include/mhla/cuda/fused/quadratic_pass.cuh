@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A call as pairs of tokens: the forward and the backward pass of the whole batch.
+// A call over pairs of tokens: forward and backward pass of the whole batch.
 #pragma once
 
 #include <mhla/core/config.hpp>

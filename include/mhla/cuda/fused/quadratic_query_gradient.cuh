@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The queries' side of quadratic_gradient.cuh: dq, and r and c, which the other kernels read.
+// The query side of quadratic_gradient.cuh: dq, and r and c, which the other kernels read.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// dq, and r and c of every query: a block of threads for a tile of queries of one head. The first
-/// pass over the keys sums up den and s(m P o dP).
+/// dq, and r and c of every query: a thread block per tile of queries of one head. The first pass
+/// over the keys sums den and s(m P o dP).
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 struct QueryPairsGradient {
   using Shapes = PairShapes<KeyDim, ValueDim, Rotates, Divides, sees>;
@@ -39,17 +39,17 @@ struct QueryPairsGradient {
   static constexpr int ring_at = scores_at + ScoreTile::bytes;
   static constexpr int stage_bytes = FeatureTile::bytes + ValueTile::bytes;
   using Gradient = FloatTile<rows, KeyDim>;  // where the ring was
-  static constexpr int stages = ring_at + 2 * stage_bytes <= machine::most_shared_bytes ? 2 : 1;
+  static constexpr int stages = ring_at + 2 * stage_bytes <= machine::max_shared_bytes ? 2 : 1;
   static constexpr int ring_bytes = std::max(stages * stage_bytes, Gradient::bytes);
   static constexpr int shared_bytes = ring_at + ring_bytes;
-  static constexpr int blocks_of_processor = 1;
-  static_assert(shared_bytes <= machine::most_shared_bytes);
+  static constexpr int min_blocks_per_sm = 1;
+  static_assert(shared_bytes <= machine::max_shared_bytes);
   using Pairs = PairsOfThread<sees, rows, false>;
 
   PairGradientOperands<T, Map, Rotates> operands;
   float epsilon;
   Tokens<T> dq;
-  bool wants_query;  // otherwise r and c alone
+  bool wants_query;  // otherwise only r and c
   Update update;
 
   MHLA_DEVICE static FeatureTile key_tile(int tile) {
@@ -146,7 +146,7 @@ struct QueryPairsGradient {
         const float of_row = counts ? 1 / den : 0.0f;
         const float of_sum = counts ? -row_sum<rows>(Shapes::sums(1), x) * of_row * of_row : 0.0f;
         const auto at = static_cast<Shared>(x * 4);
-        // Over this row's own sums, which nobody else reads.
+        // Overwrites this row's own sums, which no other thread reads.
         machine::write<float>(Shapes::sums(0) + at, of_row);
         machine::write<float>(Shapes::sums(1) + at, of_sum);
         if (xs.begin + x < xs.end) {
@@ -165,7 +165,7 @@ struct QueryPairsGradient {
     }
 
     typename Shapes::FeatureSum sum;
-    typename Shapes::FeatureSum key_sum;  // s(m K), where features are twofold
+    typename Shapes::FeatureSum key_sum;  // s(m K), if features are twofold
     for_each_tile<stages>(
         block, tiles, begin_copy, [&](int tile) { landed(tile, false); },
         [&](int tile) {
@@ -218,11 +218,11 @@ struct QueryPairsGradient {
 
  private:
   /// sum += m K with unrotated keys. c multiplies it only at the end: m is the same for all keys of
-  /// a block, so that its rounding would not average out, and it comes in two parts.
+  /// a block, so that its rounding would not average out; hence it is split into two parts.
   MHLA_DEVICE static void add_key_sums(const Block& block, const Pairs& pairs,
                                        const FeatureTile& plain_keys,
                                        typename Shapes::FeatureSum& sum, bool hides, int ahead) {
-    const ScoreTile part{Shared{plain_at}};  // unrotated queries are not needed any more
+    const ScoreTile part{Shared{plain_at}};  // unrotated queries are no longer needed
     MHLA_DEVICE_UNROLL
     for (int n = 0; n < 2; ++n) {
       Pairs::for_each([&](int half, int at) {
@@ -243,7 +243,7 @@ struct QueryPairsGradient {
   }
 };
 
-/// Launched for `items` items of the batch; PairBytes says what they move.
+/// Launches them for `items` items of the batch; PairBytes counts what they move.
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
 void query_pairs_gradient(
     const CudaDevice& device, Index items,

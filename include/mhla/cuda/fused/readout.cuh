@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Readout of all blocks (arXiv 2601.07832, eq. 5), a block of threads for each head's tokens of a
-// block and for a slice of value columns:
+// Readout of all blocks (arXiv 2601.07832, eq. 5), a thread block per block, head and slice of
+// value columns:
 //
-//   num_t = phi^r(x_t) S     den_t = phi(x_t) z + epsilon     o_t = num_t / den_t, 0 where den_t is
-//   0
+//   num_t = phi^r(x_t) S     den_t = phi(x_t) z + epsilon
+//   o_t = num_t / den_t, 0 where den_t is 0
 //
 // Forward: x = q, S = S~_i, z = z~_i. Backward, without denominators: x = k, S = dS_b gives dv.
 // Causal blocks add their own tokens: forward m_ii phi^r(q_t)^T phi^r(k_j) v_j for j <= t, and to
-// den_t the scores themselves, unless something rotates; backward to dv_j, over the heads that
+// den_t the scores themselves, unless there is a rotation; backward to dv_j, over the heads that
 // share it, m_ii r_t phi^r(q_t)^T phi^r(k_j) dy_t for t >= j.
 #pragma once
 
@@ -28,9 +28,9 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Where a readout has, in shared memory, what it needs beside the tiles of features and summaries:
-/// z; the denominators of a tile; and for own tokens their shares of the denominators, whether a
-/// warp has found an infinity, weights, scores, and tiles of the other side's features and values.
+/// Shared memory of a readout besides the tiles of features and summaries: z; the denominators of a
+/// tile; and for own tokens their parts of the denominators, whether a warp found an infinity,
+/// weights, scores, and tiles of the other side's features and values.
 struct ReadOutPlaces {
   Shared key_sum;
   Shared denominators;
@@ -42,8 +42,8 @@ struct ReadOutPlaces {
   Shared values;
 };
 
-/// What tiles of tokens are read out with, wherever their summaries are: features and denominators,
-/// own tokens, and results of a slice of value columns.
+/// Readout of tiles of tokens, wherever their summaries are: features and denominators, own tokens,
+/// and results of a slice of value columns.
 template <class T, class Map, bool Rotates, int KeyDim, int Slice, bool Divides, class Own>
 struct TileReadOut {
   static constexpr bool adds_own = !std::is_same_v<Own, NoOwnTokens>;
@@ -59,7 +59,7 @@ struct TileReadOut {
   using FeatureTile = Tile<rows, KeyDim>;
   using ScoreTile = Tile<rows, rows>;
   using ValueTile = Tile<rows, Slice>;
-  // What is read out is put together where the features were.
+  // Results are assembled in the features' place.
   static_assert(ValueTile::bytes <= FeatureTile::bytes);
   using Sum = Accumulators<rows, Slice, rows / 16, warps / (rows / 16)>;
 
@@ -68,7 +68,8 @@ struct TileReadOut {
   float epsilon;
   ReadOutPlaces at;
 
-  /// phi^r(x) in place, and den = phi(x) z + epsilon. Threads wait for each other before and after.
+  /// phi^r(x) in place, and den = phi(x) z + epsilon. Synchronizes the thread block before and
+  /// after.
   MHLA_DEVICE void make_query_features(const Block& block, const TokenRange& range,
                                        const FeatureTile& tile) const {
     float product = 0;
@@ -93,7 +94,7 @@ struct TileReadOut {
         machine::write<float>(place(at.own_sums, i), 0.0f);
   }
 
-  /// Adds the own block's pairs to `sum` and, where something divides, to the denominators. The
+  /// Adds the own block's pairs to `sum` and, with a normalizer, to the denominators. The
   /// `features` are those of the range's first tokens, in block b of the unit and kv head.
   MHLA_DEVICE void add_own(const Block& block, const FeatureTile& features, const TokenRange& range,
                            Index unit, Index kv_head, Index b, int column, Sum& sum) const {
@@ -176,7 +177,7 @@ struct ReadOutBlocks {
   using ValueTile = typename Tiles::ValueTile;
   using SummaryTile = Tile<KeyDim, slice>;
   static constexpr int threads = Tiles::threads;
-  static constexpr int blocks_of_processor = 1;
+  static constexpr int min_blocks_per_sm = 1;
   static constexpr int rows = Tiles::rows;
   static constexpr int stages = shape.stages();
   static constexpr int denominators_at = shape.denominators_at();
@@ -188,7 +189,7 @@ struct ReadOutBlocks {
   static constexpr int summary_at = shape.summary_at();
   static_assert(summary_at % 16 == 0 && Tiles::sums_of_row == shape.sums_of_row());
   static constexpr int shared_bytes = shape.bytes_with(slice);
-  static_assert(shared_bytes <= machine::most_shared_bytes);
+  static_assert(shared_bytes <= machine::max_shared_bytes);
 
   FeatureTokens<T, Map, Rotates> x;
   Tokens<T> o;
@@ -203,7 +204,7 @@ struct ReadOutBlocks {
     return {static_cast<Shared>(features_at + slot * FeatureTile::bytes)};
   }
   MHLA_DEVICE static ReadOutPlaces places() {
-    // Own tokens take the summary's place.
+    // Own tokens overwrite the summary.
     return {Shared{0},
             Shared{denominators_at},
             Shared{own_sums_at},
@@ -218,7 +219,7 @@ struct ReadOutBlocks {
     read_out(block, [] { machine::wait_for_earlier_kernels(); });
   }
 
-  /// Of a unit's n-th block of threads, of `of_unit()`.
+  /// For a unit's n-th thread block of `of_unit()`.
   MHLA_DEVICE Index number_of(Index unit, Index n) const {
     const Index kv_head = unit % sharing.kv_heads;
     const Index item = unit / sharing.kv_heads;
@@ -228,8 +229,8 @@ struct ReadOutBlocks {
   }
   MHLA_HOST_DEVICE Index of_unit() const { return sharing.heads * slices * x.x.table.blocks; }
 
-  /// What block.number says. `wait` comes before summaries and key sums are read, or anything is
-  /// written; those of unit n lie where those of unit n + shift would.
+  /// For block.number. Calls `wait` before summaries and key sums are read, or anything is written;
+  /// those of unit n are where those of unit n + shift would be.
   template <class Wait>
   MHLA_DEVICE void read_out(const Block& block, const Wait& wait, Index shift = 0) const {
     const BlockTable& table = x.x.table;
@@ -265,7 +266,7 @@ struct ReadOutBlocks {
       }
     };
 
-    copy_tile(0);  // never the first kernel of a call: the tokens are there
+    copy_tile(0);  // never the first kernel of a call: the tokens are valid
     wait();
     if constexpr (Divides)
       for (int c = block.thread; c < KeyDim; c += threads)
@@ -277,7 +278,7 @@ struct ReadOutBlocks {
 
     for (int tile = 0; tile < tiles; ++tile) {
       if constexpr (adds_own) {
-        block.sync();  // the tile before has been read
+        block.sync();  // the previous tile has been read
         copy_summary();
         if (tile > 0) copy_tile(tile);
         machine::commit_copies();
@@ -285,7 +286,7 @@ struct ReadOutBlocks {
         block.sync();
       } else {
         machine::wait_for_copies<stages - 2>();
-        block.sync();  // this tile has landed, and the one before has been read
+        block.sync();  // this tile has landed, and the previous one has been read
         begin_copy(tile + stages - 1);
       }
       const TokenRange range = range_of(tile);
@@ -327,7 +328,7 @@ struct ReadOutBlocks {
   }
 };
 
-/// Launched for `items` items of the batch.
+/// Launches it for `items` items of the batch.
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Divides,
           class Own>
 void read_out(const CudaDevice& device, Index items,

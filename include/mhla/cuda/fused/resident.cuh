@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Attention whose block summaries never leave shared memory (arXiv 2601.07832, eqs. 3 to 5). A
-// block of threads has the summaries of all blocks of one sequence and kv head, for one mixing
-// matrix and a slice of value columns:
+// thread block has the summaries of all blocks of one sequence and kv head, for one mixing matrix
+// and a slice of value columns:
 //
 //   key blocks:    S_b = sum_s phi^r(k_s) v_s^T, in 16 bits     z_b = sum_s phi(k_s), in float
 //   mixing:        S~_i = sum_b m_ib S_b     z~_i = sum_b m_ib z_b     causal: over b <= i - lag
 //   query blocks:  y_t = phi^r(q_t) S~_i / (phi(q_t) z~_i + epsilon), 0 where that is 0
 //
-// one after the other, S~ in the place of S. So q, k and v are read once by each slice, and y is
-// written once. Causal blocks add their own tokens as in readout.cuh.
+// in sequence, S~ overwriting S. So q, k and v are read once per slice, and y is written once.
+// Causal blocks add their own tokens as in readout.cuh.
 #pragma once
 
 #include <algorithm>
@@ -42,17 +42,17 @@ struct AttendResident {
   using ValueTile = typename Tiles::ValueTile;
   using SummaryTile = DenseTile<KeyDim, Slice>;
   using SummarySum = Accumulators<KeyDim, Slice, 4, 2>;
-  using MatrixTile = Tile<most_resident_blocks, most_resident_blocks>;
+  using MatrixTile = Tile<max_resident_blocks, max_resident_blocks>;
   using KeySum = float[std::size_t{Quads<KeyDim>::of_lane}][4];
   static constexpr int threads = Tiles::threads;
   static constexpr int warps = Tiles::warps;
-  static constexpr int blocks_of_processor = 1;
+  static constexpr int min_blocks_per_sm = 1;
   static constexpr int rows = Tiles::rows;
   static constexpr int slices = ValueDim / Slice;
   static constexpr ResidentShape shape{KeyDim, Slice, Divides, Tiles::adds_own};
   static constexpr int stages = shape.stages;
   static constexpr int read_out_stages = shape.read_out_stages();
-  static constexpr int inner_parts = most_resident_blocks / 16;  // of a column of all blocks
+  static constexpr int inner_parts = max_resident_blocks / 16;  // of a column of all blocks
   static_assert(ValueDim % Slice == 0 && warps == shape.warps);
   static constexpr int denominators_at = shape.denominators_at();
   static constexpr int own_sums_at = shape.own_sums_at();
@@ -79,11 +79,11 @@ struct AttendResident {
   Sight sight;
   Sequence queries;
   Sequence keys;
-  float scale;  // a power of two that summaries take before they are rounded
+  float scale;  // a power of two that scales summaries before rounding
   float epsilon;
   Own own;
 
-  /// Of a block of threads.
+  /// Per thread block.
   int shared_bytes() const {
     return shape.bytes(static_cast<int>(std::max(queries.blocks, keys.blocks)));
   }
@@ -108,12 +108,12 @@ struct AttendResident {
   }
 
  private:
-  /// What a block of threads has.
+  /// A thread block's work.
   struct Part {
     Index item;
     Index kv_head;
     Index head;  // the first query head that its matrix mixes for
-    int column;  // the first of the values'
+    int column;  // the first of the value columns
   };
   struct alignas(16) FourFloats {
     float value[4];
@@ -171,7 +171,7 @@ struct AttendResident {
         });
   }
 
-  /// Puts a block's sums in their place, and begins those of the next.
+  /// Stores a block's sums, and starts those of the next.
   MHLA_DEVICE void keep(const Block& block, int b, SummarySum& sum, KeySum& of_lane) const {
     const SummaryTile to = summary(b);
     sum.for_each_pair(block, [&](int row, int col, float first, float second) {
@@ -188,8 +188,7 @@ struct AttendResident {
     }
   }
 
-  /// m = high + low, both rounded to T: in whole parts of 16 x 16, with zeros where nothing is
-  /// seen.
+  /// m = high + low, both rounded to T: in full parts of 16 x 16, with zeros for unseen blocks.
   MHLA_DEVICE void split_matrix(const Block& block, const Part& part) const {
     const int columns = static_cast<int>(keys.blocks + 15) / 16 * 8;  // pairs
     const int elements = static_cast<int>(queries.blocks + 15) / 16 * 16 * columns;
@@ -220,8 +219,8 @@ struct AttendResident {
     }
   }
 
-  /// S~_i of every query block. A warp has 16 columns at a time, of all blocks: no other reads or
-  /// writes them.
+  /// S~_i of every query block. A warp processes 16 columns of all blocks at a time, which no other
+  /// warp reads or writes.
   MHLA_DEVICE void mix_summaries(const Block& block) const {
     const int lane = block.lane();
     const int last = static_cast<int>(keys.blocks) - 1;
@@ -230,7 +229,7 @@ struct AttendResident {
       MHLA_DEVICE_UNROLL
       for (int p = 0; p < inner_parts; ++p) {
         if (p * 16 > last) continue;
-        // Rows behind the last are the last, of which nothing is taken.
+        // Rows past the last repeat it and are not used.
         const int b = p * 16 + lane % 16 < last ? p * 16 + lane % 16 : last;
         machine::load_matrices_transposed(inner[p],
                                           summary(b).begin + of_chunk(column + lane / 16));
@@ -327,13 +326,13 @@ struct AttendResident {
         });
   }
   MHLA_DEVICE static ReadOutPlaces places(int i) {
-    constexpr Shared none = 0;  // a forward pass has no weights of pairs
+    constexpr Shared none = 0;  // a forward pass has no pair weights
     return {mixed_key_sum(i),  Shared{denominators_at}, Shared{own_sums_at}, Shared{flags_at}, none,
             Shared{scores_at}, feature_tile(1).begin,   value_tile(1).begin};
   }
 };
 
-/// Launched for `items` items of the batch and one sequence of each.
+/// Launches it for `items` items of the batch and one sequence of each.
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Slice, bool Divides,
           class Own>
 void attend_resident(

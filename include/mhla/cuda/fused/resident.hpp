@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Shapes of the kernel that keeps all block summaries of a head in shared memory: what lies where,
-// and how value columns are cut into slices so that it fits. Mixing never couples columns: slices
-// have nothing in common but the queries and keys that each reads. Needs no CUDA header, so that a
-// cost model can ask.
+// Shapes of the kernel that keeps all block summaries of a head in shared memory: its layout, and
+// how value columns are cut into slices that fit. Mixing does not couple columns: slices share only
+// the queries and keys that each reads. Needs no CUDA header, so that a cost model can use it.
 #pragma once
 
 #include <algorithm>
@@ -15,25 +14,25 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Blocks that it mixes at the most: a warp holds a column of all of them in registers.
-inline constexpr Index most_resident_blocks = 64;
+/// Maximum token blocks: a warp holds a column of all of them in registers.
+inline constexpr Index max_resident_blocks = 64;
 
-/// Head dimensions that it is written for, of those of fused kernels: summaries of longer heads are
-/// cut into so many slices that queries and keys would be read too often.
+/// Head dimensions that it supports, among those of fused kernels: summaries of larger heads would
+/// need so many slices that queries and keys are read too often.
 constexpr bool has_resident_kernels(Index key_dim, Index value_dim) {
   return has_fused_kernels(key_dim, value_dim) && key_dim <= 128 && value_dim <= 128;
 }
 
-/// Widths of slices that it is compiled for, the widest first.
+/// Widths of slices that it is compiled for, widest first.
 inline constexpr int resident_slices = 3;
 constexpr int resident_slice(int value_dim, int n) {
   constexpr int most[std::size_t{resident_slices}] = {96, 48, 24};
   return value_slice(value_dim, most[n]);
 }
 
-/// Its shared memory: what the readout needs of a tile, in whose place the warps' key sums are
-/// before; a ring of tiles, in whose place the mixing matrix is in between; scores of own tokens;
-/// then a record for every block: S, later S~, and z and z~.
+/// Its shared memory: the readout's data of a tile, where the warps' key sums are before; a ring of
+/// tiles, where the mixing matrix is in between; scores of own tokens; then a record for every
+/// block: S, later S~, and z and z~.
 struct ResidentShape {
   int key_dim;
   int slice;
@@ -44,7 +43,7 @@ struct ResidentShape {
   static constexpr int stages = 2;
 
   constexpr int rows() const { return tile_rows(key_dim); }
-  /// With own tokens, theirs take the ring's second slot.
+  /// Tiles of own tokens take the ring's second slot.
   constexpr int read_out_stages() const { return adds_own ? 1 : stages; }
 
   static constexpr int denominators_at() { return 0; }
@@ -60,9 +59,9 @@ struct ResidentShape {
   constexpr int stage_bytes() const {
     return tile_bytes(rows(), key_dim) + tile_bytes(rows(), slice);
   }
-  /// Of one of the matrix' two parts, high and low.
+  /// Of one of the matrix's two parts, high and low.
   static constexpr int matrix_bytes() {
-    constexpr int side = static_cast<int>(most_resident_blocks);
+    constexpr int side = static_cast<int>(max_resident_blocks);
     return tile_bytes(side, side);
   }
   constexpr int scores_at() const {
@@ -71,19 +70,19 @@ struct ResidentShape {
   constexpr int records_at() const {
     return scores_at() + (adds_own ? tile_bytes(rows(), rows()) : 0);
   }
-  /// Behind the elements of S there is a gap, so that records of blocks are an odd number of
-  /// 16-byte chunks apart: eight blocks of a matrix load begin in eight different groups of banks.
+  /// Records of blocks are padded to an odd number of 16-byte chunks, so that eight blocks of a
+  /// matrix load start in eight different groups of banks.
   constexpr int key_sum_at() const { return key_dim * slice * 2 + 16; }
   constexpr int mixed_key_sum_at() const { return key_sum_at() + (divides ? key_dim * 4 : 0); }
   constexpr int record_bytes() const { return mixed_key_sum_at() + (divides ? key_dim * 4 : 0); }
   constexpr int bytes(int blocks) const { return records_at() + blocks * record_bytes(); }
 };
 
-/// Value columns that a block of threads takes: the widest slice for which the summaries of so many
-/// blocks fit into `shared_bytes`; 0 where none does.
+/// Value columns that a thread block takes: the widest slice for which the summaries of all blocks
+/// fit into `shared_bytes`; 0 if none does.
 inline Index resident_slice_of(Index key_dim, Index value_dim, Index blocks, bool divides,
                                bool adds_own, Index shared_bytes) {
-  if (!has_resident_kernels(key_dim, value_dim) || blocks > most_resident_blocks) return 0;
+  if (!has_resident_kernels(key_dim, value_dim) || blocks > max_resident_blocks) return 0;
   for (int n = 0; n < resident_slices; ++n) {
     const ResidentShape shape{static_cast<int>(key_dim),
                               resident_slice(static_cast<int>(value_dim), n), divides, adds_own};

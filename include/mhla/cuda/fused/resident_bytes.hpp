@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the kernel that keeps all summaries in shared memory asks of memory, to the byte, for calls
-// whose tokens are all present. Needs no CUDA header, so that a cost model can ask.
+// Bytes that the kernel with all summaries in shared memory requests, exact for calls without
+// absent tokens. Needs no CUDA header, so that a cost model can use it.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// A call whose values are cut into `slices`; phase by phase.
+/// A call whose values are cut into `slices`, by phase.
 struct ResidentBytes {
   TokenStage stage;
   TileTokens queries;
@@ -26,7 +26,7 @@ struct ResidentBytes {
   OwnPairs own;
   Index slices;
   Index parts;  // of a sequence: units, matrices and slices
-  Index pairs;  // of a query block and a key block that mixing joins, of all sequences
+  Index pairs;  // pairs of a query block and a key block that mixing joins, of all sequences
   bool divides;
 
   template <AttentionVariant V>
@@ -46,7 +46,7 @@ struct ResidentBytes {
     });
   }
 
-  /// Keys and values; every matrix has summaries of its own to mix.
+  /// Keys and values; every matrix mixes its own summaries.
   MovedBytes summarize() const {
     return {stage.kv_heads * stage.matrices * summarized_bytes(stage, keys, slices), 0};
   }

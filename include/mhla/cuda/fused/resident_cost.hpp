@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What the kernel moves and computes that keeps all summaries in shared memory, phase by phase:
+// Bytes and FLOPs of the kernel that keeps all summaries in shared memory, by phase:
 //
 //   summaries of key blocks -> mixing -> readout of query blocks
 //
-// A block of threads takes a whole processor: phases count one after the other, as kernels do, of
-// which the first is launched, and so do the moving of bytes and the products of a phase. Where the
-// blocks of threads are few, or the last round of them does not fill the chip, processors are idle.
-// Every slice of values reads queries and keys again, mostly out of L2.
+// A thread block occupies a whole SM: phases are counted in sequence, like kernels of which only
+// the first is launched, and so are a phase's memory traffic and products. If thread blocks are
+// few, or the last wave does not fill the chip, SMs are idle. Every slice of values rereads queries
+// and keys, mostly from L2.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@ struct ResidentCost {
         bytes(variant, problem, extents, slice) {}
 
   double slices() const { return static_cast<double>(bytes.slices); }
-  /// One for each sequence that has blocks.
+  /// One launch per sequence that has blocks.
   double launches() const {
     double count = 0;
     for_each_sequence_side(attention, extents, [&](const Sequence& queries, const Sequence&) {
@@ -50,7 +50,7 @@ struct ResidentCost {
     });
     return count;
   }
-  /// A launch's blocks of threads run in whole rounds of as many as there are processors.
+  /// A launch's thread blocks run in full waves, one per SM.
   double busy(const NominalGpu& gpu) const {
     const auto parts = static_cast<double>(bytes.parts);
     return parts / filled(parts, gpu.processors);
@@ -122,7 +122,7 @@ struct ResidentCost {
   }
 };
 
-/// The forward pass of a call with its summaries in shared memory, where they fit.
+/// The forward pass of a call with its summaries in shared memory, if they fit.
 template <AttentionVariant V>
 PathCost resident_cost(const V& attention, const Problem& problem, const CallSize& size,
                        const NominalGpu& gpu) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A forward call whose summaries stay in shared memory: of the whole batch at once, one launch for
-// each sequence.
+// A forward call whose summaries stay in shared memory: the whole batch, one launch per sequence.
 #pragma once
 
 #include <algorithm>
@@ -25,14 +24,14 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Everything such a call has in its workspace.
+/// Such a call's workspace.
 template <class V>
 struct ResidentPlan : TablePlan<V> {
   ResidentPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool)
       : TablePlan<V>(arena, attention, problem, items) {}
 };
 
-/// The same with a kernel for slices of so many value columns.
+/// Launches the kernel for slices of `Slice` value columns.
 template <int Slice, class Dims, class V, class T>
 void attend_resident_slices(const FusedOperands<V, T, ResidentPlan<V>>& call,
                             const TensorView<T, 4>& y) {
@@ -50,8 +49,8 @@ void attend_resident_slices(const FusedOperands<V, T, ResidentPlan<V>>& call,
   });
 }
 
-/// Calls f(std::integral_constant<int, slice>()) where kernels are compiled for slices of so many
-/// of the value columns; false where none are.
+/// Calls f(std::integral_constant<int, slice>()) if kernels are compiled for slices of that many
+/// value columns; else returns false.
 template <int ValueDim, class F>
 bool visit_resident_slice(Index slice, const F& f) {
   const auto visit = [&]<int... n>(std::integer_sequence<int, n...>) {
@@ -62,7 +61,7 @@ bool visit_resident_slice(Index slice, const F& f) {
   return visit(std::make_integer_sequence<int, resident_slices>());
 }
 
-/// y of every query. Calls whose summaries do not fit never come here.
+/// y of every query. Only for calls whose summaries fit.
 template <class Dims, class V, class T>
 void attend_with_resident_summaries(const CudaDevice& device, const V& attention,
                                     const Problem& problem, const OperandViews<T>& operands,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What the fused kernels move and compute that go by way of block summaries, kernel by kernel.
+// Bytes and FLOPs of the fused kernels over block summaries, by kernel.
 //
 //   forward:   summarize -> mix -> read out
 //   backward:  summarize -> mix -> dq, then dS~ -> dS and dm -> dv, dk
 //
 // Summaries are kept in planes of 16 bits: one for the forward pass, two for the backward pass.
-// Bytes are those that the kernels' own counts say, with every gradient wanted and overwritten.
+// Bytes are the kernels' own counts, with every gradient wanted and overwritten.
 #pragma once
 
 #include <algorithm>
@@ -28,11 +28,11 @@ namespace cuda::fused {
 inline constexpr double storage_bytes = 2;
 inline constexpr double float_bytes = 4;
 
-/// What a processor's L1 surely keeps beside shared memory.
+/// L1 of an SM that is certain to remain beside shared memory.
 inline constexpr double near_cache_bytes = 20e3;
 
-/// What rows of feature tiles take from the tables: places, and cosines and sines of tokens, unless
-/// these stay in L1, as those of grids of several axes do.
+/// Table bytes per row of feature tiles: places, and cosines and sines of tokens, unless these stay
+/// in L1, as those of multi-axis grids do.
 constexpr double table_bytes(const CallSize& size, double entries, double tokens) {
   const bool near = size.angle_bytes <= near_cache_bytes;
   return static_cast<double>(sizeof(Place)) * entries +
@@ -92,7 +92,7 @@ struct SummariesCost {
   double key_sum_bytes() const { return size.normalizes ? float_bytes * size.key_dim : 0; }
   double features_of(const Tokens& of) const { return storage_bytes * of.tokens * size.key_dim; }
   double values_of(const Tokens& of) const { return storage_bytes * of.tokens * size.value_dim; }
-  /// 1 / den and its gradient, which queries leave for the kernels behind.
+  /// 1 / den and its gradient, which queries leave for later kernels.
   double denominator_bytes() const {
     return size.normalizes ? 2 * float_bytes * size.queries() : 0;
   }
@@ -104,7 +104,7 @@ struct SummariesCost {
     KernelCost cost{name};
     cost.tensor_bytes = features_of(x) + values_of(x) + (weighted ? denominator_bytes() : 0);
     cost.summary_bytes = x.summaries * (summary_bytes() + key_sum_bytes());
-    // Every slice of values takes the features again.
+    // Every slice of values recomputes the features.
     cost.repeated_bytes =
         (slices - 1) * features_of(x) + slices * table_bytes(size, x.entries, x.tokens);
     cost.flops = 2 * x.rows * filled(size.key_dim, 16) * size.value_dim;
@@ -113,8 +113,8 @@ struct SummariesCost {
     return cost;
   }
 
-  /// Calls f(shape, times) for what mixes what: every sequence, as often as there are parts of the
-  /// batch with so many items.
+  /// Calls f(shape, times) for the mixing of each sequence, `times` being the parts of the batch of
+  /// that size.
   template <class F>
   void for_each_mixing_shape(const F& f) const {
     const Index batch = problem.shape.batch;
@@ -130,7 +130,7 @@ struct SummariesCost {
                            });
   }
 
-  /// S~ = M S, or dS = M^T dS~: between `from` and `to` summaries. One launch for each sequence.
+  /// S~ = M S, or dS = M^T dS~: between `from` and `to` summaries. One launch per sequence.
   KernelCost mix(const char* name, bool adjoint, double from, double to) const {
     KernelCost cost{name};
     MovedBytes bytes;
@@ -173,7 +173,7 @@ struct SummariesCost {
     cost.count(bytes);
     return cost;
   }
-  /// The sums of its parts: of columns, then of units.
+  /// Sums of its parts: over columns, then over units.
   KernelCost sum_mixing_gradient() const {
     KernelCost cost{"sums of dm"};
     cost.launches = 1;
@@ -187,9 +187,9 @@ struct SummariesCost {
     return cost;
   }
 
-  /// Reads summaries with tiles of tokens, as the readout and all gradients of tokens do: o =
-  /// phi(x) S, or g = X S^T; `sum_bytes` of the key sum that goes with it. Every summary is read
-  /// `times`, and so is every feature in `slices`.
+  /// Products of tiles of tokens with summaries, as in the readout and all token gradients: o =
+  /// phi(x) S, or g = X S^T; `sum_bytes` are the key sum's. Every summary is read `times` times,
+  /// every feature `slices` times.
   KernelCost read(const char* name, const Tokens& x, double times, double slices,
                   double sum_bytes) const {
     KernelCost cost{name};
@@ -200,7 +200,7 @@ struct SummariesCost {
     cost.flops = 2 * planes * x.rows * size.key_dim * size.value_dim;
     return cost;
   }
-  /// Heads that read one mixed summary, or one of a key block.
+  /// Heads that read one mixed summary, or one key block's.
   double readers(const Tokens& x) const {
     return static_cast<double>(x.stage.heads) / static_cast<double>(x.stage.matrices);
   }
@@ -212,9 +212,8 @@ struct SummariesCost {
   OwnPairs own_queries() const {
     return {masks_own_block<V> ? problem.shape.group_size() : 0, true, size.normalizes};
   }
-  /// A causal block's pairs of its own tokens: those of the other side are read by every tile that
-  /// sees them, their features by every slice of values; `inner` is the sum of the products'
-  /// extents beside the tokens.
+  /// A causal block's pairs of own tokens: the other side is read by every tile that sees it,
+  /// features by every slice of values; `inner` is the sum of the products' other extents.
   void add_own_pairs(KernelCost& cost, const Tokens& x, const Tokens& other, const OwnPairs& own,
                      double slices, double inner) const {
     if (!own.any()) return;
@@ -229,9 +228,9 @@ struct SummariesCost {
     cost.flops += 2 * size.heads * size.own_tile_pairs * rows * rows * inner;
   }
 
-  /// o = phi(x) S, and own tokens, of a slice of value columns. A block of threads goes through all
-  /// tiles of a block with the summary at hand; but where own tokens take its place in shared
-  /// memory in between, it is read for every tile.
+  /// o = phi(x) S, and own tokens, of a slice of value columns. A thread block processes all tiles
+  /// of a block with the summary in shared memory; if own tokens overwrite it in between, it is
+  /// read again for every tile.
   KernelCost read_out(const char* name, const Tokens& x, const Tokens& other, const OwnPairs& own,
                       bool divides) const {
     const auto slices = static_cast<double>(x.stage.read_out_slices(own));
@@ -241,7 +240,7 @@ struct SummariesCost {
     cost.count(read_out_bytes(x.stage, x.tiles, divides, own, Update::overwrite));
     return cost;
   }
-  /// dx, a block of threads for each tile; of queries, the denominators with their gradients too.
+  /// dx, a thread block per tile; for queries also the denominators and their gradients.
   KernelCost gradient(const char* name, const Tokens& x, const Tokens& other, const OwnPairs& own,
                       Side side) const {
     const bool of_queries = side == Side::queries;
@@ -284,7 +283,7 @@ struct SummariesCost {
   }
 };
 
-/// The kernels of a call by way of summaries, of tensors of T.
+/// The kernels of a call through summaries, on tensors of T.
 template <class T, AttentionVariant V>
 PathCost summaries_cost(const V& attention, const Problem& problem, const CallSize& size,
                         Direction direction, const NominalGpu& gpu) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A call through block summaries, part by part of the batch.
+// A call through block summaries, in parts of the batch.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ auto summary_call(const CudaDevice& device, const V& attention, const SummaryPla
         items(operands.v, first, count), operands.mix}}};
 }
 
-/// y of every query. Summaries are left in `state` where it has memory.
+/// y of every query. Summaries are left in `state` if it has memory.
 template <class Dims, class V, class T>
 void attend_by_summaries(const CudaDevice& device, const V& attention, const Problem& problem,
                          const OperandViews<T>& operands, const TensorView<T, 4>& y,
@@ -49,7 +49,7 @@ void attend_by_summaries(const CudaDevice& device, const V& attention, const Pro
   }
 }
 
-/// The gradients that are wanted. Summaries are taken from `state` where it has memory.
+/// The wanted gradients. Summaries are taken from `state` if it has memory.
 template <class Dims, class V, class T>
 void attend_by_summaries_gradient(const CudaDevice& device, const V& attention,
                                   const Problem& problem, const OperandViews<T>& operands,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What every fused path has in its workspace: the tables that kernels read beside the tensors.
-// Needs no CUDA header.
+// The part of the workspace common to all fused paths: the tables that kernels read besides the
+// tensors. Needs no CUDA header.
 #pragma once
 
 #include <mhla/core/config.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Tiles: matrices of 16-bit elements in a block's shared memory, and how rows of tensors and of
-// summaries get there.
+// Tiles: matrices of 16-bit elements in a thread block's shared memory, and copies of rows of
+// tensors and summaries to them.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -21,8 +21,8 @@ using machine::Shared;
 /// Elements of a chunk, the 16 bytes that copies and matrix loads move.
 inline constexpr int chunk_size = 8;
 
-/// Whether a warp's accesses to shared memory meet no bank twice. Each is of `Size` bytes, a
-/// multiple of 4, and begins at at(lane); as many lanes as 128 bytes hold are served at once.
+/// Whether a warp's accesses to shared memory are free of bank conflicts. Each has `Size` bytes, a
+/// multiple of 4, at at(lane); 128 bytes are served at once.
 template <int Size, class At>
 constexpr bool has_no_bank_conflicts(const At& at) {
   constexpr int together = 128 / Size;
@@ -34,7 +34,7 @@ constexpr bool has_no_bank_conflicts(const At& at) {
 }
 
 /// A matrix of 16-bit elements. Its rows are an odd number of chunks apart, so that eight rows of a
-/// matrix load begin in eight different groups of banks.
+/// matrix load start in eight different groups of banks.
 template <int Rows, int Cols>
 struct Tile {
   static_assert(Cols % chunk_size == 0);
@@ -54,7 +54,8 @@ struct Tile {
   MHLA_DEVICE Shared at(int row, int col) const {
     return begin + static_cast<Shared>(row * stride + col * 2);
   }
-  /// Where a matrix load begins: places outside, whose products nobody reads, are the last inside.
+  /// Start of a matrix load; places outside, whose products are not used, are clamped to the last
+  /// inside.
   MHLA_DEVICE Shared chunk(int row, int c) const {
     const int r = row < Rows ? row : Rows - 1;
     const int inside = c < chunks ? c : chunks - 1;
@@ -62,8 +63,8 @@ struct Tile {
   }
 };
 
-/// The same without gaps: the chunks of a column of chunks follow each other, row after row, so
-/// that eight rows of a matrix load, and pairs of accumulators, are neighbours.
+/// The same without padding: the chunks of a column of chunks are contiguous, row by row, so that
+/// eight rows of a matrix load, and pairs of accumulators, are adjacent.
 template <int Rows, int Cols>
 struct DenseTile {
   static_assert(Cols % chunk_size == 0);
@@ -78,7 +79,7 @@ struct DenseTile {
   MHLA_DEVICE Shared at(int row, int col) const {
     return chunk(row, col / chunk_size) + static_cast<Shared>(col % chunk_size * 2);
   }
-  /// As of a Tile.
+  /// As in Tile.
   MHLA_DEVICE Shared chunk(int row, int c) const {
     const int r = row < Rows ? row : Rows - 1;
     const int inside = c < chunks ? c : chunks - 1;
@@ -86,17 +87,17 @@ struct DenseTile {
   }
 };
 
-/// A row of a tensor: elements `step` apart; nothing where its token is absent.
+/// A row of a tensor: elements `step` apart; empty if its token is absent.
 template <class T>
 struct TensorRow {
-  T* data;  // neither read nor written where the row is absent
+  T* data;  // neither read nor written if the row is absent
   Index step;
   bool present;
 };
 
-/// Copies rows into a tile, in the background; absent ones become zero. row(r) is the TensorRow of
-/// row r in [0, rows). With `aligned` all begin at multiples of 16 bytes and their elements follow
-/// each other; otherwise they come through registers, and are there at once.
+/// Copies rows into a tile asynchronously; absent ones become zero. row(r) is the TensorRow of row
+/// r in [0, rows). With `aligned`, all start at multiples of 16 bytes and are contiguous; otherwise
+/// they are copied through registers, synchronously.
 template <int Threads, class T, int Rows, int Cols, class Row>
 MHLA_DEVICE void copy_rows(const Block& block, const Tile<Rows, Cols>& tile, bool aligned,
                            const Row& row) {
@@ -117,8 +118,8 @@ MHLA_DEVICE void copy_rows(const Block& block, const Tile<Rows, Cols>& tile, boo
   }
 }
 
-/// The other way round: rows of a tile to the rows of a tensor that are present. `update` adds to
-/// what is there, rounded once more.
+/// The inverse: rows of a tile to the present rows of a tensor. `update` adds to their values, with
+/// another rounding.
 template <int Threads, class T, int Rows, int Cols, class Row>
 MHLA_DEVICE void store_rows(const Block& block, const Tile<Rows, Cols>& tile, bool aligned,
                             Update update, const Row& row) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tiles on their way from memory through a ring of slots in a block's shared memory.
+// A pipeline of tiles from memory through a ring of slots in a thread block's shared memory.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -10,8 +10,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Goes through tiles that come from memory into a ring of `Stages` slots: begin_copy(tile), then,
-/// once it is there, landed(tile), after which threads wait for each other, and use(tile).
+/// Pipelines tiles from memory through a ring of `Stages` slots: begin_copy(tile), then, once it
+/// has arrived, landed(tile), a sync of the thread block, and use(tile).
 template <int Stages, class BeginCopy, class Landed, class Use>
 MHLA_DEVICE void for_each_tile(const Block& block, int tiles, const BeginCopy& begin_copy,
                                const Landed& landed, const Use& use) {
@@ -29,7 +29,7 @@ MHLA_DEVICE void for_each_tile(const Block& block, int tiles, const BeginCopy& b
       block.sync();
     } else {
       machine::wait_for_copies<Stages - 2>();
-      block.sync();  // this tile has landed, and the one before has been read
+      block.sync();  // this tile has landed, and the previous one has been read
       begin(tile + Stages - 1);
     }
     landed(tile);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Shapes of tiles in a block's shared memory, and how kernels over tokens of blocks cut values into
-// slices so that their tiles fit. Needs no CUDA header, so that a cost model can ask what the
-// kernels are compiled with.
+// Shapes of tiles in a thread block's shared memory, and how kernels over tokens cut values into
+// slices so that their tiles fit. Needs no CUDA header, so that a cost model can use it.
 #pragma once
 
 #include <algorithm>
@@ -12,17 +11,18 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::machine {
 
-/// What a block of threads may have on every chip since sm_80; sm_86, sm_89 and sm_120 set it.
-inline constexpr int most_shared_bytes = 99 * 1024;
+/// The most shared memory of a thread block on every chip since sm_80; sm_86, sm_89 and sm_120 set
+/// the limit.
+inline constexpr int max_shared_bytes = 99 * 1024;
 
-/// What a kernel's blocks of threads have: the body's `shared_bytes`, for all calls the same and
-/// there on every chip; or as many as its shared_bytes() says of a call.
+/// Shared memory of a kernel's thread blocks: the body's `shared_bytes`, the same for all calls and
+/// available on every chip; or its shared_bytes(), which depends on the call.
 template <class Body>
 int shared_bytes_of(const Body& body) {
   if constexpr (requires { body.shared_bytes(); }) {
     return body.shared_bytes();
   } else {
-    static_assert(Body::shared_bytes <= most_shared_bytes);
+    static_assert(Body::shared_bytes <= max_shared_bytes);
     return Body::shared_bytes;
   }
 }
@@ -41,8 +41,7 @@ constexpr int tile_bytes(int rows, int cols) { return rows * tile_stride(cols); 
 constexpr int float_tile_stride(int cols) { return (cols + (40 - cols % 32) % 32) * 4; }
 constexpr int float_tile_bytes(int rows, int cols) { return rows * float_tile_stride(cols); }
 
-/// Columns of values that a block of threads takes: all of them, or the largest part of `most` or
-/// less that they can be cut into.
+/// Value columns per thread block: all, or the largest even part of at most `most`.
 constexpr int value_slice(int value_dim, int most) {
   int slices = 1;
   while (value_dim / slices > most || value_dim % slices != 0 || value_dim / slices % 8 != 0)
@@ -53,8 +52,8 @@ constexpr int value_slice(int value_dim, int most) {
 /// Of SummarizeBlocks.
 constexpr int summary_slice(int value_dim) { return value_slice(value_dim, 128); }
 
-/// Shared memory of ReadOutBlocks: z, the denominators, and what only own tokens need; tiles of
-/// features; then the summary's tiles, in whose place those of own tokens come later.
+/// Shared memory of ReadOutBlocks: z, the denominators, and what own tokens need; tiles of
+/// features; then the summary's tiles, later overwritten by those of own tokens.
 struct ReadOutShape {
   int key_dim;
   int value_dim;
@@ -85,7 +84,7 @@ struct ReadOutShape {
   constexpr int slice() const {
     for (const int most : {128, 64}) {
       const int slice = value_slice(value_dim, std::min(key_dim, most));
-      if (bytes_with(slice) <= machine::most_shared_bytes) return slice;
+      if (bytes_with(slice) <= machine::max_shared_bytes) return slice;
     }
     return value_slice(value_dim, 32);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What kernels that go through tokens of blocks, tile by tile, ask of memory: counted as they do
-// it, for tokens that are all present or whose masks the host can read. Needs no CUDA header, so
-// that a cost model can ask.
+// Bytes that kernels over tiles of tokens of blocks request: counted as the kernels do it, for
+// tokens that are all present or whose masks the host can read. Needs no CUDA header, so that a
+// cost model can use it.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -21,7 +21,7 @@ namespace cuda::fused {
 struct TileTokens {
   struct Count {
     Index entries = 0;  // of the block table
-    Index masked = 0;   // mask elements looked at
+    Index masked = 0;   // mask elements read
     Index present = 0;
 
     Count operator*(Index n) const { return {entries * n, masked * n, present * n}; }
@@ -33,9 +33,9 @@ struct TileTokens {
   Index blocks = 0;          // of all items
   Index tiles_of_block = 0;  // of the longest block, and so of all
   Count all;
-  Count numbered;  // a tile's tokens as often as its number in its block says, from 1
+  Count numbered;  // each tile's tokens times its number in its block, from 1
 
-  /// Those of `items` items without a mask, in tiles of `rows`.
+  /// For `items` items without a mask, in tiles of `rows`.
   template <AttentionVariant V>
   TileTokens(const V& attention, const Grid& grid, Index items, Index rows)
       : tiles_of_block(ceil_div(block_tokens_of(grid), rows)) {
@@ -48,7 +48,7 @@ struct TileTokens {
     all.entries = blocks * block_tokens_of(grid);
     numbered.entries = blocks * numbered_tokens(block_tokens_of(grid), rows);
   }
-  /// Those of a table whose places the host can read.
+  /// For a table whose places the host can read.
   TileTokens(const BlockTable& table, Index items, Index rows)
       : blocks(items * table.blocks), tiles_of_block(ceil_div(table.block_tokens, rows)) {
     for (Index item = 0; item < items; ++item)
@@ -70,13 +70,13 @@ struct TileTokens {
   Index pairs() const { return tiles() * (tiles_of_block + 1) / 2; }
 
  private:
-  /// The tokens of a block, each as often as the number of its tile says.
+  /// The tokens of a block, each times the number of its tile.
   static Index numbered_tokens(Index tokens, Index rows) {
     const Index full = tokens / rows;
     return rows * full * (full + 1) / 2 + tokens % rows * (full + 1);
   }
-  /// `times` blocks for each of the grid's, which have so many tokens along the axes before `axis`:
-  /// along each, all but the last are equally long.
+  /// `times` blocks for each of the grid's, which have `tokens` tokens along the axes before
+  /// `axis`; along each axis all but the last block are equally long.
   void add_blocks(const Grid& grid, int axis, Index tokens, Index times, Index rows) {
     if (axis == 3) {
       all.present += times * tokens;
@@ -90,12 +90,11 @@ struct TileTokens {
   }
 };
 
-/// Looking a tile's tokens up, `times` times each.
+/// Looking up a tile's tokens, `times` times each.
 inline Index place_bytes(const TileTokens::Count& tokens, Index times) {
   return times * (tokens.entries * Index{sizeof(Place)} + tokens.masked);
 }
-/// Copying `cols` columns of 16-bit elements of tokens into tiles: places are looked up for every
-/// eight.
+/// Copying `cols` columns of 16-bit elements of tokens into tiles: one lookup per eight columns.
 inline Index copied_bytes(const TileTokens::Count& tokens, Index cols) {
   return place_bytes(tokens, cols / 8) + tokens.present * cols * 2;
 }
@@ -103,7 +102,7 @@ inline MovedBytes stored_bytes(const TileTokens::Count& tokens, Index cols, Upda
   const Index elements = tokens.present * cols * 2;
   return {place_bytes(tokens, cols / 8) + (update == Update::accumulate ? elements : 0), elements};
 }
-/// Going over rows of features, some lanes to a row: cosines and sines where they are turned.
+/// Processing rows of features, some lanes per row: cosines and sines if they are rotated.
 inline Index feature_bytes(const TileTokens::Count& tokens, Index key_dim, bool rotates) {
   return place_bytes(tokens, lanes_of_row(key_dim)) + (rotates ? tokens.present * key_dim * 4 : 0);
 }
@@ -113,16 +112,16 @@ inline Index own_mixing_bytes(Index times) {
   return times * threads * Index{sizeof(Index) + sizeof(float)};
 }
 
-/// Tokens of a causal block that its tokens pair with: none where no heads have any.
+/// Tokens of a causal block that its tokens pair with; none if `heads` is 0.
 struct OwnPairs {
-  Index heads = 0;        // of theirs, that a head pairs with
-  bool later = false;     // they are queries from a key on, not keys up to a query
+  Index heads = 0;        // of the other side, that a head pairs with
+  bool later = false;     // queries from a key on, instead of keys up to a query
   bool weighted = false;  // each has a weight
 
   bool any() const { return heads > 0; }
 };
 
-/// What kernels over tokens of blocks are compiled with, and which heads they go through.
+/// Compile-time parameters of kernels over tokens of blocks, and the heads that they visit.
 struct TokenStage {
   Index key_dim;
   Index value_dim;
@@ -142,7 +141,7 @@ struct TokenStage {
   }
 };
 
-/// Keys of one head, in so many slices of values: their tiles, and their features.
+/// Keys of one head, in `slices` slices of values: tiles and features.
 inline Index summarized_bytes(const TokenStage& stage, const TileTokens& tokens, Index slices) {
   const TileTokens::Count& all = tokens.all;
   return slices *
@@ -150,7 +149,7 @@ inline Index summarized_bytes(const TokenStage& stage, const TileTokens& tokens,
          copied_bytes(all, stage.value_dim);
 }
 
-/// What summarize moves; `sums`: key sums too.
+/// Bytes of summarize; `sums`: also key sums.
 inline MovedBytes summarize_bytes(const TokenStage& stage, const TileTokens& tokens, bool sums,
                                   bool weighted, bool sums_weighted) {
   const Index slices = stage.summary_slices();
@@ -161,8 +160,8 @@ inline MovedBytes summarize_bytes(const TokenStage& stage, const TileTokens& tok
               (stage.summary_bytes() + (sums ? stage.key_dim * 4 : 0))};
 }
 
-/// Queries of one head that are read out in so many slices of values, and y: all but summaries and
-/// key sums. Own tokens are in the same blocks.
+/// Queries of one head, read out in `slices` slices of values, and y: all but summaries and key
+/// sums. Own tokens are in the same blocks.
 inline MovedBytes read_out_token_bytes(const TokenStage& stage, const TileTokens& tokens,
                                        const OwnPairs& own, Update update, Index slices) {
   const auto features = [&](const TileTokens::Count& of) {
@@ -179,18 +178,18 @@ inline MovedBytes read_out_token_bytes(const TokenStage& stage, const TileTokens
   return bytes;
 }
 
-/// What read_out moves.
+/// Bytes of read_out.
 inline MovedBytes read_out_bytes(const TokenStage& stage, const TileTokens& tokens, bool divides,
                                  const OwnPairs& own, Update update) {
   const Index slices = stage.read_out_slices(own);
   MovedBytes bytes = read_out_token_bytes(stage, tokens, own, update, slices);
-  // Own tokens take the summary's place in shared memory, tile by tile.
+  // Own tokens overwrite the summary in shared memory, for every tile.
   bytes.read += (own.any() ? tokens.tiles() : tokens.blocks) * stage.summary_bytes();
   if (divides) bytes.read += tokens.blocks * slices * stage.key_dim * 4;
   return stage.all_heads() * bytes;
 }
 
-/// What feature_gradient moves. Own tokens are in the same blocks.
+/// Bytes of feature_gradient. Own tokens are in the same blocks.
 inline MovedBytes feature_gradient_bytes(const TokenStage& stage, const TileTokens& tokens,
                                          Side side, bool normalizes, const OwnPairs& own,
                                          bool wanted, Update update) {
@@ -215,7 +214,7 @@ inline MovedBytes feature_gradient_bytes(const TokenStage& stage, const TileToke
     visit(pairs);
     if (of_queries) {
       bytes.read += own_mixing_bytes(tokens.tiles());
-      // Once more, but for the tile that was the last.
+      // Again, except for the last tile.
       if (divides && wanted) visit(tokens.of_pairs(false) - all);
       if (wanted) bytes.read += copied_bytes(all, key_dim);
     } else {

@@ -20,7 +20,7 @@ namespace cuda::fused {
 template <int Rows>
 using Scores = Accumulators<Rows, Rows, Rows / 16, 8 / (Rows / 16)>;
 
-/// P = weight(x, y, score) rounded, into a tile. Where it says nothing of a pair, weight returns 0.
+/// P = weight(x, y, score) rounded, into a tile. weight returns 0 for a pair that does not count.
 template <class T, int Rows, class Weight>
 MHLA_DEVICE void write_scores(const Block& block, Scores<Rows>& scores,
                               const Tile<Rows, Rows>& tile, const Weight& weight) {
@@ -31,7 +31,7 @@ MHLA_DEVICE void write_scores(const Block& block, Scores<Rows>& scores,
   });
 }
 
-/// sums[part][x] += the scores of row x, over the columns that a part of the warps has. Warps meet.
+/// sums[part][x] += the scores of row x, over the columns of a part of the warps. Warps meet.
 template <int Rows>
 MHLA_DEVICE void add_row_sums(const Block& block, const Scores<Rows>& scores, Shared sums) {
   using S = Scores<Rows>;
@@ -53,8 +53,8 @@ MHLA_DEVICE void add_row_sums(const Block& block, const Scores<Rows>& scores, Sh
   }
 }
 
-/// Whether a tile holds an infinity or a NaN, said by every warp for its share in `flags`, one int
-/// per warp; read them after the next sync.
+/// Whether a tile has an infinity or NaN: every warp writes one int to `flags` for its share; read
+/// them after the next sync.
 template <int Threads, int Rows, int Cols>
 MHLA_DEVICE void look_for_infinities(const Block& block, const Tile<Rows, Cols>& tile,
                                      std::uint32_t exponent, Shared flags) {
@@ -75,19 +75,19 @@ MHLA_DEVICE bool found_infinities(Shared flags) {
     found += machine::read<float>(flags + static_cast<Shared>(warp * 4));
   return found != 0;
 }
-/// The bits that are all set in an infinity and in a NaN.
+/// The bits that are all set in infinities and NaNs.
 template <class T>
 inline constexpr std::uint32_t exponent_bits = std::is_same_v<T, BFloat16> ? 0x7f80u : 0x7c00u;
 
-/// sum += P V where every pair counts.
+/// sum += P V, if every pair counts.
 template <class T, int Rows, int N, int WarpsM, int WarpsN>
 MHLA_DEVICE void add_pairs(const Block& block, Accumulators<Rows, N, WarpsM, WarpsN>& sum,
                            const Tile<Rows, Rows>& scores, const Tile<Rows, N>& values) {
   multiply_add<T, Rows, Stored::straight, Stored::straight>(block, sum, scores, values);
 }
 
-/// The same where counts(x, y) says which, element by element: 0 * infinity would let a token see a
-/// later one's.
+/// The same for pairs with counts(x, y), element by element: 0 * infinity would let a token see a
+/// later one.
 template <class T, int Rows, int N, int WarpsM, int WarpsN, class Counts>
 MHLA_DEVICE void add_counted_pairs(const Block& block, Accumulators<Rows, N, WarpsM, WarpsN>& sum,
                                    const Tile<Rows, Rows>& scores, const Tile<Rows, N>& values,

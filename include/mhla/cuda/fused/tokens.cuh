@@ -14,8 +14,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// A block's number taken apart, the fastest index first. Both are less than 2^31: twice as wide,
-/// they would be divided several times slower.
+/// Decomposes a block's number, fastest index first. Both numbers are below 2^31: 64-bit division
+/// would be several times slower.
 struct BlockIndices {
   std::uint32_t rest;
 
@@ -29,8 +29,8 @@ struct BlockIndices {
   }
 };
 
-/// Entries [begin, end) of the block table, which lists block after block, as one head of one batch
-/// item has them.
+/// Entries [begin, end) of the block table, which lists the blocks of one head and batch item in
+/// sequence.
 struct TokenRange {
   Index item;
   Index head;
@@ -56,12 +56,12 @@ MHLA_DEVICE Place place_of(const BlockTable& table, const TokenRange& range, int
   return found;
 }
 
-/// A tensor [batch, heads, tokens, dim], with the table that says which tokens are whose.
+/// A tensor [batch, heads, tokens, dim], with the block table of its tokens.
 template <class T>
 struct Tokens {
   TensorView<T, 4> tensor;
   BlockTable table;
-  bool aligned;  // every row begins at a multiple of 16 bytes and has its elements side by side
+  bool aligned;  // every row is contiguous and starts at a multiple of 16 bytes
 
   MHLA_DEVICE TensorRow<T> row(const TokenRange& range, int r) const {
     const Place place = place_of(table, range, r);
@@ -78,7 +78,7 @@ Tokens<T> tokens(const TensorView<T, 4>& tensor, const BlockTable& table) {
   return {tensor, table, aligned};
 }
 
-/// Copies the first tokens of a range into a tile, in the background; rows without one are zero.
+/// Asynchronously copies the first tokens of a range into a tile; rows without one are zero.
 template <int Threads, class T, int Rows, int Cols>
 MHLA_DEVICE void copy_tokens(const Block& block, const Tokens<const T>& from,
                              const TokenRange& range, const Tile<Rows, Cols>& tile,

@@ -234,7 +234,7 @@ void BlockOfThreads::live() {
 
 void BlockOfThreads::switch_to(Fiber& from, Thread* to) {
   current_ = to;
-  patience_ = most_accesses;
+  patience_ = max_accesses;
   Fiber::switch_between(from, to == nullptr ? own_ : to->fiber);
 }
 
@@ -370,7 +370,7 @@ std::uint32_t BlockOfThreads::next_time(const Warp& met) {
 void BlockOfThreads::require_progress(const Site& site) {
   if (--patience_ == 0)
     stop("thread " + std::to_string(current_->number) + " has accessed memory " +
-         std::to_string(most_accesses) + " times without meeting anyone, at " + name_of(site));
+         std::to_string(max_accesses) + " times without meeting anyone, at " + name_of(site));
 }
 
 void BlockOfThreads::require_no_wait(GlobalAccess how, const void* address, std::size_t bytes,

@@ -147,7 +147,7 @@ class BlockOfThreads {
     unsigned step = 1;
   };
   static constexpr std::uint32_t all_lanes = 0xffffffffu;
-  static constexpr int most_accesses = 1 << 20;
+  static constexpr int max_accesses = 1 << 20;
   static constexpr std::uint64_t turn_length = 200;  // meetings, at the mean
 
   static BlockOfThreads*& running();

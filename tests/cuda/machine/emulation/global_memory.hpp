@@ -54,7 +54,7 @@ class GlobalMemory {
     bytes_read = bytes_written = bytes_read_early = 0;
     time_of_launch_before_ = std::exchange(time_of_launch_, time);
     products_ = std::move(products);
-    if (pages_.size() > most_pages) forget_pages();
+    if (pages_.size() > max_pages) forget_pages();
   }
   /// Whether any of what lies there is being written by then.
   bool is_being_written(const void* address, std::size_t bytes) {
@@ -104,7 +104,7 @@ class GlobalMemory {
 
  private:
   static constexpr std::size_t places_of_page = 2048;
-  static constexpr std::size_t most_pages = 2048;
+  static constexpr std::size_t max_pages = 2048;
   struct Shadow : Place {
     Trace read_by_another;  // block of the launch
   };

@@ -27,7 +27,7 @@ class Launch {
  public:
   Launch(const CudaDevice& device, Index blocks, const Kernel& kernel, bool in_turns)
       : kernel_(kernel), context_(*device.cublas()), blocks_(blocks) {
-    if (blocks > most_blocks)
+    if (blocks > max_blocks)
       throw ShapeError("mhla: " + std::to_string(blocks) +
                        " blocks of threads are more than a CUDA launch can count");
     if (kernel.shared_bytes > runtime().shared_bytes)

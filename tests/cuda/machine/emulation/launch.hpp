@@ -7,7 +7,7 @@
 
 namespace stand_in {
 
-inline constexpr mhla::Index most_blocks = 0x7fffffff;  // of a launch
+inline constexpr mhla::Index max_blocks = 0x7fffffff;  // of a launch
 
 /// A kernel's body, of whatever type.
 struct Kernel {

@@ -66,7 +66,7 @@ namespace cuda::machine {
 
 // Every name means what it means there.
 
-using stand_in::most_blocks;
+using stand_in::max_blocks;
 
 using Shared = std::uint32_t;
 
@@ -221,7 +221,7 @@ stand_in::Kernel kernel_of(const Body& body) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
   static_assert(std::is_trivially_copyable_v<Body>, "a kernel's arguments are copied as bytes");
   static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
-  static_assert(Body::blocks_of_processor > 0);
+  static_assert(Body::min_blocks_per_sm > 0);
   return {&body, Body::threads, shared_bytes_of(body),
           [](const void* of, Index number, Index blocks, int thread) {
             (*static_cast<const Body*>(of))(Block{number, blocks, thread});

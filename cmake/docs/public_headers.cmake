@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: MIT
+# The headers that users' programs include or whose names they use, below include/mhla: what the API
+# reference documents. All others are internal.
+set(MHLA_PUBLIC_HEADERS
+  attention.hpp cuda.hpp decoding.hpp fork_join.hpp mhla.hpp mixing_matrix.hpp packed.hpp version.hpp
+  core/config.hpp core/error.hpp core/executor.hpp core/forward_state.hpp core/gradient_views.hpp
+  core/index.hpp core/scalar.hpp core/shape.hpp core/tensor_view.hpp core/token_masks.hpp
+  core/workspace.hpp
+  policy/batch_layout.hpp policy/block_geometry.hpp policy/causality.hpp policy/decoding_checks.hpp
+  policy/feature_map.hpp policy/normalizer.hpp policy/rotation.hpp policy/variant.hpp
+  cpu/pipeline.hpp cpu/instantiate_kernels.hpp
+  eigen/cuda_executor.hpp eigen/fork_join_device.hpp eigen/forward_op.hpp eigen/gradient_op.hpp eigen/matrix_views.hpp
+  eigen/mixing_matrix.hpp eigen/operand.hpp eigen/storage.hpp eigen/tensor_views.hpp
+  eigen/thread_pool_executor.hpp
+  cuda/decoding.hpp cuda/device.hpp cuda/explain.hpp cuda/forward_state.hpp cuda/head_dims.hpp
+  cuda/instantiate.cuh cuda/instantiate_decoder.cuh cuda/pipeline.hpp
+  reference/linear_attention.hpp reference/mhla.hpp reference/softmax_attention.hpp
+  reference/token_matrix.hpp
+  testing/comparison.hpp testing/elements.hpp testing/gradient_check.hpp testing/host_tensor.hpp
+  testing/random_tensor.hpp testing/tolerance.hpp
+  diagnostics/attention_matrix.hpp diagnostics/bounds.hpp diagnostics/cost.hpp diagnostics/entropy.hpp
+  diagnostics/rank.hpp)
