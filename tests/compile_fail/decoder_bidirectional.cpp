@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What sees later tokens cannot go token by token.
-// EXPECT: mhla: a Decoder goes token by token: its attention must be Causal
+// EXPECT: mhla: a Decoder generates token by token: its attention must be Causal
 #include <mhla/attention.hpp>
 #include <mhla/decoding.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // HalfSplitRotary has one position for each token.
-// EXPECT: mhla: HalfSplitRotary knows one axis: use AxialRotary with Blocks2D or Blocks3D
+// EXPECT: mhla: HalfSplitRotary has one axis: use AxialRotary with Blocks2D or Blocks3D
 #include <mhla/policy/variant.hpp>
 
 void use() {

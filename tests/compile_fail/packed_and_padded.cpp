@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // One layout for a batch.
-// EXPECT: mhla: a batch is packed or padded, once
+// EXPECT: mhla: a batch is either packed or padded, and only once
 #include <mhla/attention.hpp>
 #include <mhla/packed.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// That the machine which stands in for a GPU's blocks of threads can be trusted: it does what
+// That the machine which stands in for a GPU's thread blocks can be trusted: it does what
 // machine.cuh says, and whatever a kernel must not do makes it fail, in each case shown by a body
 // that does it and by one that just does not.
 #include <algorithm>
@@ -63,7 +63,7 @@ void check_fault(const F& f, const Words&... words) {
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     const std::string message = fault<Threads, SharedBytes>(f, seed);
     CAPTURE(seed, message);
-    CHECK(says(message, "block of threads 0:", words...));
+    CHECK(says(message, "thread block 0:", words...));
   }
 }
 template <int Threads = 64, int SharedBytes = 4096, class F>
@@ -120,7 +120,7 @@ TEST_CASE("Every thread of every block runs once, in an order that depends on th
   run(1, 2, [](const Block&) {});
   CHECK(machine::context().launches == launches + 1);
   CHECK(says(error_message<ShapeError>([] { run(1, kernel::max_blocks + 1, [](const Block&) {}); }),
-             "2147483648 blocks of threads"));
+             "2147483648 thread blocks"));
 }
 
 TEST_CASE("Warps starve each other, lanes of a warp go on in any order") {
@@ -277,7 +277,7 @@ TEST_CASE("An access that no barrier parts from another thread's is a race") {
         if (block.thread == 40) kernel::read<Chunk>(at(0));
       },
       "a race at byte 14");
-  // Another block of threads has another memory.
+  // Another thread block has another memory.
   CHECK(fault([](const Block& block) { kernel::write(at(block.thread * 4), 1); }, 1, 9) == none);
 }
 
@@ -821,12 +821,12 @@ TEST_CASE("Blocks of a launch, and threads without a barrier, keep apart in glob
                if (block.thread == 0) kernel::store_to(data, 1.0f);
              }),
              "a race in global memory: a store by thread 0 after a store by thread 0",
-             "of another block of threads"));
+             "of another thread block"));
   CHECK(says(blocks_fault([data](const Block& block) {
                if (block.thread == 0 && block.number == 0) kernel::store_to(data, 1.0f);
                if (block.thread == 0 && block.number != 0) kernel::load_from(data);
              }),
-             "a race in global memory", "load", "store", "of another block of threads"));
+             "a race in global memory", "load", "store", "of another thread block"));
   // Also where the last of many readers is the one who writes.
   for (std::uint64_t seed = 1; seed <= seeds; ++seed)
     CHECK(says(fault(
@@ -836,7 +836,7 @@ TEST_CASE("Blocks of a launch, and threads without a barrier, keep apart in glob
                      if (block.number == 2) kernel::store_to(data, 1.0f);
                    },
                    seed, 4),
-               "of another block of threads"));
+               "of another thread block"));
   CHECK(blocks_fault([data](const Block& block) {
           if (block.thread != 0) return;
           kernel::store_to(data + block.number, 1.0f);
@@ -919,7 +919,7 @@ struct Counted {
   int* row(Index n) { return data.data() + n * 64; }
 };
 
-/// Goes through tickets [0, tickets), each of them by a block of threads.
+/// Goes through tickets [0, tickets), each of them by a thread block.
 template <class F>
 void for_each_ticket(const Block& block, Counted& memory, int tickets, const F& f) {
   for (;;) {
@@ -1025,7 +1025,7 @@ TEST_CASE("Blocks in flight: what is announced behind a barrier is known behind 
                           Flaw::no_barrier, Flaw::too_soon}) {
     const std::string message = told(flaw);
     CAPTURE(static_cast<int>(flaw), message);
-    CHECK(says(message, "a race in global memory: a ", "of another block of threads",
+    CHECK(says(message, "a race in global memory: a ", "of another thread block",
                "block_machine.cpp:"));
   }
 }
@@ -1069,7 +1069,7 @@ TEST_CASE("Blocks in flight: waiting for what none that has begun announces is n
     }
     block.sync();
   });
-  CHECK(says(message, "all blocks of threads that have begun wait for others", "block of threads ",
+  CHECK(says(message, "all thread blocks that have begun wait for others", "thread block ",
              " waits for a count of 1000, which is at ", "block_machine.cpp:"));
   Counted others;
   CHECK(says(error_message<stand_in::KernelFault>([&] {

@@ -350,7 +350,7 @@ TEMPLATE_TEST_CASE("Every unit is mixed by the matrix of its head", "", ALL_TYPE
     for (const Index lag : {0, 1})
       for (const auto& [batch, kv_heads, matrices] :
            {std::array<Index, 3>{2, 3, 1}, {2, 2, 3}, {1, 1, 2}}) {
-        // So few blocks of threads that each goes through several tiles, units and matrices.
+        // So few thread blocks that each goes through several tiles, units and matrices.
         for (const Index max_blocks : {1, 2, 5}) {
           Call<TestType>{per_head(shape_of(5, 6, 264), batch, kv_heads, matrices), direction, 1, 1,
                          max_blocks}
@@ -430,7 +430,7 @@ TEMPLATE_TEST_CASE("What is not finite reaches those that see it, and nobody els
         }
 }
 
-TEMPLATE_TEST_CASE("Bits depend neither on scheduling nor on the number of blocks of threads", "",
+TEMPLATE_TEST_CASE("Bits depend neither on scheduling nor on the number of thread blocks", "",
                    ALL_TYPES) {
   for (const auto& shape : {per_head(shape_of(20, 20, 520), 2, 2, 1),
                             causal(per_head(shape_of(40, 40, 264), 1, 2, 1), 1),

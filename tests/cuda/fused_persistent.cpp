@@ -123,7 +123,7 @@ TEST_CASE("persistent: more heads than tickets can be numbered") {
   CHECK(says(error_message<ShapeError>([&] {
                UnitSchedule(most / 10 + 1, {{3, 2, 5}}, 264);
              }),
-             "107374183 heads of the batch are more than a launch counts"));
+             "107374183 heads of the batch are more than one launch can have"));
 }
 
 TEST_CASE("persistent: blocks of one, two and three axes", "[cuda]") {

@@ -32,7 +32,7 @@ using fused_call::operands_of;
 using fused_call::Video;
 using mhla::testing::HostTensor;
 
-/// The machine has so much shared memory for a block of threads as long as this lives.
+/// The machine has so much shared memory for a thread block as long as this lives.
 class SharedBytes {
  public:
   explicit SharedBytes(int bytes) { stand_in::runtime().shared_bytes = bytes; }

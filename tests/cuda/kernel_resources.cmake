@@ -2,7 +2,7 @@
 # cmake -DNVCC=nvcc -P tests/cuda/kernel_resources.cmake: compiles fused_kernels.cu, warnings being
 # errors, and compares the registers and spilled bytes that ptxas reports with kernel_resources.txt.
 # Fails, with a table, where a kernel takes more, is new or gone, where one spills on sm_90 without a
-# reason beside it, where the blocks of threads that a processor is to run do not find registers, and
+# reason beside it, where the thread blocks that a processor is to run do not find registers, and
 # where one does not wait for the kernels before it, which from sm_90 on may not have ended.
 # The ceilings hold for one release of nvcc; with another one the last check is made alone. Variables:
 #   NVCC     the compiler
@@ -212,7 +212,7 @@ foreach(kernel IN LISTS kernels)
     list(GET found_parts 1 spilled)
     set(most "${most_${kernel}_${architecture}}")
     if(registers GREATER most)
-      fault("${kernel}" sm_${architecture} "${most}" "${found}" "too many for its blocks of threads")
+      fault("${kernel}" sm_${architecture} "${most}" "${found}" "too many for its thread blocks")
     endif()
     if(NOT compares)
       continue()

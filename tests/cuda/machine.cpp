@@ -225,5 +225,5 @@ TEST_CASE("cublas: matrices larger than it can count are refused", "[cuda]") {
         std::numeric_limits<int>::max());
   CHECK(says(error_message<mhla::ShapeError>(
                  [] { mhla::cuda::gemm::narrow(Index{std::numeric_limits<int>::max()} + 1); }),
-             "2147483648", "more than cuBLAS can count"));
+             "2147483648", "more than cuBLAS can index"));
 }

@@ -304,7 +304,7 @@ TEST_CASE("cuda path: what the persistent path refuses besides, and why", "[cuda
   other = shape;
   other.batch = Index{1} << 23;
   CHECK(said(line(1, 1), other, Direction::forward) ==
-        "more heads of the batch than one launch counts");
+        "more heads of the batch than one launch can have");
   const std::vector<std::int32_t> offsets = {0, 60, 128};
   CHECK(said(mhla::packed(mhla::Attention<Relu, Blocks1D>{.blocks = {.block = 4}}, offsets),
              {1, 4, 2, 128, 128, 64, 64, 1, 17, 17}, Direction::forward) == "packed sequences");
@@ -425,7 +425,7 @@ TEST_CASE("cuda path: few heads leave a chip idle", "[cuda]") {
     return choice_of<BFloat16>(attention, Shape{batch, 4, 4, 1024, 1024, 72, 72, 1, 16, 16},
                                Direction::forward);
   };
-  CHECK(choice_with(33).path == CudaPath::resident);  // 132 blocks of threads
+  CHECK(choice_with(33).path == CudaPath::resident);  // 132 thread blocks
   CHECK(kernel(choice_with(33).resident, "readout").busy == 1);
   CHECK(kernel(choice_with(1).resident, "readout").busy == 4.0 / 132);
   CHECK(kernel(choice_with(34).resident, "readout").busy == 136.0 / 264);
@@ -474,7 +474,7 @@ TEST_CASE("cuda path: bytes and operations of Wan in one launch, by hand", "[cud
     const KernelCost& all = cost.kernel[1];
     CHECK(all.launches == 1);
     // A head has 105 summaries, 16 stretches and 4 slices of key sums to mix, and 105 blocks to
-    // read out: two heads give 264 blocks of threads work, four times as many have summaries at
+    // read out: two heads give 264 thread blocks work, four times as many have summaries at
     // once.
     CHECK(cost.summaries_in_cache);
     mhla::cuda::NominalGpu gpu;
@@ -547,7 +547,7 @@ TEST_CASE("cuda path: bytes and operations of Wan by way of summaries, by hand",
     const KernelCost& mixing = kernel(cost, "mixing");
     CHECK(mixing.tensor_bytes == 0);
     CHECK(mixing.summary_bytes == 2 * summaries);
-    CHECK(mixing.repeated_bytes == 4.0 * 264 * 105 * 105);        // blocks of threads that stay
+    CHECK(mixing.repeated_bytes == 4.0 * 264 * 105 * 105);        // thread blocks that stay
     CHECK(mixing.flops == 2 * 2.0 * 12 * 112 * 112 * 128 * 128);  // both planes of M
     const KernelCost& first = kernel(cost, "tables");
     CHECK(first.bytes() == 2 * 31500.0 * 16 + 8 * 105 * 105);
@@ -609,7 +609,7 @@ TEST_CASE("cuda path: bytes and operations of a causal model, by hand", "[cuda]"
   CHECK(summaries.repeated_bytes == 2 * 150 * 128 * 2 + 2 * (2 * 2 * 100) * place);
   const KernelCost& mixing = kernel(forward.summaries, "mixing");
   // Of each matrix one element counts: the second block sees the first, and the second's summary is
-  // not read. 264 blocks of threads take it, 4 warps side by side.
+  // not read. 264 thread blocks take it, 4 warps side by side.
   CHECK(mixing.bytes() == 4 * 3 * summary + 264 * 4 * 4);
   CHECK(mixing.flops == 2 * 2 * 4 * (16 * 16) * 128 * 256);
   const KernelCost& readout = kernel(forward.summaries, "readout");
@@ -792,7 +792,7 @@ TEST_CASE("cuda path: a path that cannot run a call is refused, with the reason"
   const Attention attention{.blocks = {.block = 4}};
   const auto x = call::operands<float>(attention, {2, 2, 1, 9, 9, 32, 32});
   for (const CudaPath path : mhla::cuda::fused_paths) {
-    const std::string asks = std::string("mhla: the CudaDevice asks for CudaPath::") +
+    const std::string asks = std::string("mhla: the CudaDevice was given CudaPath::") +
                              name_of(path) + ", which cannot run this call: float tensors";
     const auto refuses = [&](const auto& run) {
       CHECK(says(error_message<ShapeError>(run), asks));
@@ -818,7 +818,7 @@ TEST_CASE("cuda path: a path that cannot run a call is refused, with the reason"
                mhla::backward_workspace_size<BFloat16>(attention, shape,
                                                        device(CudaPath::resident));
              }),
-             "the CudaDevice asks for CudaPath::resident, which cannot run this call: it has no "
+             "the CudaDevice was given CudaPath::resident, which cannot run this call: it has no "
              "backward pass; CudaPath::automatic takes a path that can"));
   call::forward(attention, x, device(CudaPath::cublas));
   CHECK(machine.products > 0);

@@ -116,7 +116,7 @@ namespace gemm {
 
 inline int narrow(Index size) {
   if (size > std::numeric_limits<int>::max())
-    throw ShapeError("mhla: a matrix of ", size, " rows or columns is more than cuBLAS can count");
+    throw ShapeError("mhla: a matrix of ", size, " rows or columns is more than cuBLAS can index");
   return static_cast<int>(size);
 }
 

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(threads_of_block) run_body(const Body body, In
 /// Calls body(i) for every i in [0, count), in any order, on the device's stream.
 template <class Body>
 void launch(const CudaDevice& device, Index count, const Body& body) {
-  static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
+  static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments are limited to 4 KB");
   if (count == 0) return;
   constexpr Index max_blocks = Index{1} << 20;
   const Index wanted = ceil_div(count, Index{threads_of_block});

@@ -267,7 +267,7 @@ inline void check_launch(cudaError_t status) {
 /// The kernel of a body, set up for its shared memory.
 template <class Body>
 const void* kernel_of(int shared_bytes) {
-  static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
+  static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments are limited to 4 KB");
   static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
   const auto kernel = reinterpret_cast<const void*>(&run_blocks<Body>);
   check_launch(
@@ -303,7 +303,7 @@ template <class Body>
 void run(const CudaDevice& device, Index blocks, const Body& body) {
   if (blocks == 0) return;
   if (blocks > max_blocks)
-    throw ShapeError("mhla: ", blocks, " blocks of threads are more than a CUDA launch can count");
+    throw ShapeError("mhla: ", blocks, " thread blocks are more than a CUDA launch can have");
   const int shared_bytes = shared_bytes_of(body);
   launch_kernel(device, kernel_of<Body>(shared_bytes), blocks, shared_bytes, body);
 }

@@ -191,7 +191,7 @@ inline std::string to_string(Refusal refusal, const Shape& shape) {
     case Refusal::persistent_blocks:
       return "more than 128 blocks, or not as many of queries as of keys";
     case Refusal::persistent_heads:
-      return "more heads of the batch than one launch counts";
+      return "more heads of the batch than one launch can have";
     case Refusal::head_dims:
       break;
   }
@@ -208,7 +208,7 @@ inline std::string to_string(Refusal refusal, const Shape& shape) {
 /// Throws if the device requests a path that cannot run the call.
 inline void require_path(CudaPath asked, Refusal refusal, const Shape& shape) {
   if (refusal != Refusal::none && asked != CudaPath::automatic && asked != CudaPath::cublas)
-    throw ShapeError("mhla: the CudaDevice asks for CudaPath::", name_of(asked),
+    throw ShapeError("mhla: the CudaDevice was given CudaPath::", name_of(asked),
                      ", which cannot run this call: ", to_string(refusal, shape),
                      "; CudaPath::automatic takes a path that can");
 }

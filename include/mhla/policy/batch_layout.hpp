@@ -35,7 +35,7 @@ inline constexpr bool is_batch_layout = false;
 /// Whether they fit is checked in every call. Made by mhla::packed.
 template <AttentionVariant A, class Offset>
 struct Packed : A {
-  static_assert(!is_batch_layout<A>, "mhla: a batch is packed or padded, once");
+  static_assert(!is_batch_layout<A>, "mhla: a batch is either packed or padded, and only once");
   static_assert(A::GeometryType::rank == 1,
                 "mhla: packed sequences are cut into Blocks1D: a grid has one extent for all");
   static_assert(std::same_as<Offset, std::int32_t> || std::same_as<Offset, std::int64_t>,
@@ -76,7 +76,7 @@ struct Packed : A {
 /// the other tokens' results. Made by mhla::padded.
 template <AttentionVariant A>
 struct Padded : A {
-  static_assert(!is_batch_layout<A>, "mhla: a batch is packed or padded, once");
+  static_assert(!is_batch_layout<A>, "mhla: a batch is either packed or padded, and only once");
   static_assert(!mixes_products<A>,
                 "mhla: MixedProduct ties a token to the same offset of other blocks, which a mask "
                 "may take away: use MixedKeySum or Unnormalized for a padded batch");

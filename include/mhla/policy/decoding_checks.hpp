@@ -37,7 +37,7 @@ struct DecoderShape {
 template <AttentionVariant V>
 struct RequireStreaming {
   static_assert(masks_own_block<V>,
-                "mhla: a Decoder goes token by token: its attention must be Causal");
+                "mhla: a Decoder generates token by token: its attention must be Causal");
   static_assert(V::GeometryType::rank == 1);
   static_assert(!is_batch_layout<V>,
                 "mhla: the sequences of a Decoder have lengths of their own: give it the attention "

@@ -84,7 +84,7 @@ struct Attention {
                 "mhla: MixedProduct divides by products of later blocks' queries and so cannot be "
                 "causal: use MixedKeySum or Unnormalized with Causal and BlockCausal");
   static_assert(!std::is_same_v<RotationT, HalfSplitRotary> || GeometryT::rank == 1,
-                "mhla: HalfSplitRotary knows one axis: use AxialRotary with Blocks2D or Blocks3D");
+                "mhla: HalfSplitRotary has one axis: use AxialRotary with Blocks2D or Blocks3D");
 
   FeatureMapT feature_map = {};  ///< phi, of queries and keys
   GeometryT blocks = {};         ///< of the queries, and of the keys unless key_blocks is set

@@ -135,10 +135,9 @@ class MhlaHead {
 // The checked problem of a call; throws ShapeError if variant, operands and masks do not fit.
 template <AttentionVariant V>
 Problem checked_mhla(const V& attention, const Shape& shape, const TokenMasks& masks) {
-  static_assert(
-      !is_batch_layout<V>,
-      "mhla: the oracle knows nothing of packed and padded batches: call it once for each "
-      "packed sequence, and give it the masks of a padded batch");
+  static_assert(!is_batch_layout<V>,
+                "mhla: the oracle does not support packed or padded batches: call it once for each "
+                "packed sequence, and give it the masks of a padded batch");
   const Problem problem = checked_problem(attention, shape);
   masks.require_fit(shape);
   if constexpr (std::is_same_v<typename V::NormalizerType, MixedProduct>) {

@@ -32,7 +32,7 @@ namespace reference {
 template <Causality CausalityT = Bidirectional>
 struct SoftmaxAttention {
   static_assert(!std::is_same_v<CausalityT, BlockCausal>,
-                "mhla: softmax attention knows no blocks: use Bidirectional or Causal");
+                "mhla: softmax attention has no blocks: use Bidirectional or Causal");
   std::optional<double> scale = {};  ///< s; empty: key_dim^(-1/2)
 
   /// Whether query t sees key j of the same sequence.

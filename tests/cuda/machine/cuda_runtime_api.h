@@ -52,7 +52,7 @@ struct Runtime {
   cudaError_t refuse_pointers_with = cudaSuccess;
   cudaError_t refuse_device_with = cudaSuccess;
   int device = 0, major = 9, minor = 0;
-  int shared_bytes = 227 * 1024;  // that a block of threads may have
+  int shared_bytes = 227 * 1024;  // that a thread block may have
   cudaError_t last_error = cudaSuccess;
   long questions = 0;  // about pointers
 

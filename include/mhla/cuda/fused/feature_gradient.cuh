@@ -52,8 +52,8 @@ struct FeatureGradient {
   static constexpr bool of_queries = side == Side::queries;
   static constexpr bool divides = of_queries && Normalizes;
   static_assert(!(adds_own && Normalizes && Rotates),
-                "mhla: the denominators of rotated causal attention need features that are not "
-                "turned: cuBLAS runs it");
+                "mhla: the denominators of rotated causal attention need unrotated features: "
+                "cuBLAS runs it");
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
   static constexpr int min_blocks_per_sm = adds_own ? 1 : 2;

@@ -52,7 +52,8 @@ struct UnitSchedule {
   /// Enough units per step for `blocks` thread blocks.
   UnitSchedule(Index all_units, const UnitParts& of_stages, Index blocks) {
     if (!counts(all_units, of_stages))
-      throw ShapeError("mhla: ", all_units, " heads of the batch are more than a launch counts");
+      throw ShapeError("mhla: ", all_units,
+                       " heads of the batch are more than one launch can have");
     units = static_cast<int>(all_units);
     for (int stage = 0; stage < unit_stages; ++stage)
       parts[stage] = static_cast<int>(of_stages.count[stage]);

@@ -33,7 +33,7 @@ inline const char* name_of(GlobalAccess access) {
   return "";
 }
 
-/// The block of threads that accesses: when it began and, where others are in flight, its number,
+/// The thread block that accesses: when it began and, where others are in flight, its number,
 /// what it knows of them, and whose turn it was when.
 struct Viewer {
   std::uint32_t begin = 0;
@@ -98,7 +98,7 @@ class GlobalMemory {
     if (&with == &conflict.place->written) way = GlobalAccess::store;
     return std::string("a race in global memory: a ") + name_of(how) + " by " + who.name() +
            " after a " + name_of(way) + " by " + with.who().name() +
-           (is_of_another_block(with, viewer) ? " of another block of threads"
+           (is_of_another_block(with, viewer) ? " of another thread block"
                                               : " without a barrier between them");
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What blocks of threads that are in flight together know of each other: of each block, up to when
+// What thread blocks that are in flight together know of each other: of each block, up to when
 // all that it did comes before. Counters carry it from those who announce to those who wait.
 #pragma once
 

@@ -11,7 +11,7 @@
 
 #include "../cublas_v2.h"
 #include "../cuda_runtime_api.h"
-#include "block_of_threads.hpp"
+#include "thread_block.hpp"
 
 namespace stand_in {
 
@@ -29,7 +29,7 @@ class Launch {
       : kernel_(kernel), context_(*device.cublas()), blocks_(blocks) {
     if (blocks > max_blocks)
       throw ShapeError("mhla: " + std::to_string(blocks) +
-                       " blocks of threads are more than a CUDA launch can count");
+                       " thread blocks are more than a CUDA launch can have");
     if (kernel.shared_bytes > runtime().shared_bytes)
       throw CudaError("mhla: a kernel could not be launched: invalid argument");
     ++context_.launches;
@@ -47,7 +47,7 @@ class Launch {
   }
   bool any_left() const { return begun_ < blocks_; }
   /// The next block begins, in an order that no kernel may count on.
-  void begin(BlockOfThreads& threads) {
+  void begin(ThreadBlock& threads) {
     arguments_.push_back({kernel_, next_, blocks_});
     const auto run_thread = [](const void* argument, int thread) {
       const auto& of = *static_cast<const Argument*>(argument);
@@ -60,7 +60,7 @@ class Launch {
   }
   /// All have ended.
   void end() {
-    const GlobalMemory& memory = BlockOfThreads::global_memory();
+    const GlobalMemory& memory = ThreadBlock::global_memory();
     context_.last_kernel_bytes_read = memory.bytes_read;
     context_.last_kernel_bytes_written = memory.bytes_written;
     context_.last_kernel_bytes_read_early = memory.bytes_read_early;
@@ -88,7 +88,7 @@ class Launch {
 void run(const CudaDevice& device, Index blocks, const Kernel& kernel) {
   if (blocks == 0) return;
   Launch launch(device, blocks, kernel, false);
-  BlockOfThreads& threads = blocks_of_chip()[0];
+  ThreadBlock& threads = blocks_of_chip()[0];
   while (launch.any_left()) {
     launch.begin(threads);
     if (!threads.go_on()) {
@@ -109,13 +109,13 @@ void run_together(const CudaDevice& device, Index most, const Kernel& kernel) {
   const Index blocks = std::min(most, static_cast<Index>(up_to(7)));
   const std::size_t together = up_to(static_cast<std::size_t>(blocks));
   Launch launch(device, blocks, kernel, true);
-  std::vector<BlockOfThreads*> in_flight;
-  const auto begin = [&](BlockOfThreads& threads) {
+  std::vector<ThreadBlock*> in_flight;
+  const auto begin = [&](ThreadBlock& threads) {
     launch.begin(threads);
     in_flight.push_back(&threads);
   };
   const auto fail = [&](const std::string& fault) {
-    for (BlockOfThreads* const threads : in_flight) threads->give_up();
+    for (ThreadBlock* const threads : in_flight) threads->give_up();
     throw KernelFault(fault);
   };
   for (std::size_t n = 0; n < together; ++n) begin(blocks_of_chip()[n]);
@@ -124,13 +124,13 @@ void run_together(const CudaDevice& device, Index most, const Kernel& kernel) {
     const auto ready = std::partition(in_flight.begin(), in_flight.end(),
                                       [](const auto* threads) { return !threads->waits(); });
     if (ready == in_flight.begin()) {
-      std::string fault = "all blocks of threads that have begun wait for others";
-      for (const BlockOfThreads* const threads : in_flight) fault += "\n  " + threads->awaited();
+      std::string fault = "all thread blocks that have begun wait for others";
+      for (const ThreadBlock* const threads : in_flight) fault += "\n  " + threads->awaited();
       fail(fault);
     }
     const auto chosen =
         in_flight.begin() + launch.random_below(static_cast<Index>(ready - in_flight.begin()));
-    BlockOfThreads& threads = **chosen;
+    ThreadBlock& threads = **chosen;
     try {
       if (!threads.go_on()) continue;
     } catch (const KernelFault& fault) {

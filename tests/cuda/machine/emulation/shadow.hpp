@@ -9,7 +9,7 @@
 
 namespace stand_in {
 
-/// Time counts barriers, of blocks of threads and of their warps. The last one of a block has made
+/// Time counts barriers, of thread blocks and of their warps. The last one of a block has made
 /// what happened before `of_block` known to its threads, the last one of a warp what happened
 /// before `of_warp` to the warp's.
 struct Clock {

@@ -18,7 +18,7 @@ namespace cuda {
 
 template <class Body>
 void launch(const CudaDevice& device, Index count, const Body& body) {
-  static_assert(sizeof(Body) <= 4000, "a kernel's arguments take 4 KB at the most");
+  static_assert(sizeof(Body) <= 4000, "a kernel's arguments are limited to 4 KB");
   static_assert(std::is_trivially_copyable_v<Body>, "a kernel's arguments are copied as bytes");
   cublasContext& machine = *device.cublas();
   if (machine.launches == machine.refused_launch)

@@ -53,8 +53,8 @@
 
 #include "cublas_v2.h"
 #include "cuda_runtime_api.h"
-#include "emulation/block_of_threads.hpp"
 #include "emulation/launch.hpp"
+#include "emulation/thread_block.hpp"
 
 #define MHLA_DEVICE inline
 #define MHLA_DEVICE_UNROLL
@@ -72,7 +72,7 @@ using Shared = std::uint32_t;
 
 using stand_in::Meeting;
 using stand_in::Site;
-inline stand_in::BlockOfThreads& threads_of_block() { return stand_in::BlockOfThreads::current(); }
+inline stand_in::ThreadBlock& threads_of_block() { return stand_in::ThreadBlock::current(); }
 
 struct Block {
   Index number;
@@ -218,7 +218,7 @@ float second_of(std::uint32_t pair) {
 /// A body whatever its type: what does not depend on that is compiled once.
 template <class Body>
 stand_in::Kernel kernel_of(const Body& body) {
-  static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments take 4 KB at the most");
+  static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments are limited to 4 KB");
   static_assert(std::is_trivially_copyable_v<Body>, "a kernel's arguments are copied as bytes");
   static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
   static_assert(Body::min_blocks_per_sm > 0);
@@ -228,7 +228,7 @@ stand_in::Kernel kernel_of(const Body& body) {
           }};
 }
 
-/// Runs a body on so many blocks of threads, one after the other.
+/// Runs a body on so many thread blocks, one after the other.
 template <class Body>
 void run(const CudaDevice& device, Index blocks, const Body& body) {
   stand_in::run(device, blocks, kernel_of(body));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "block_of_threads.hpp"
+#include "thread_block.hpp"
 
 #include <bit>
 #include <cstring>
@@ -7,9 +7,9 @@
 
 namespace stand_in {
 
-void BlockOfThreads::begin(std::ptrdiff_t number, int threads, std::size_t shared_bytes,
-                           std::uint64_t seed, void (*body)(const void* argument, int thread),
-                           const void* argument) {
+void ThreadBlock::begin(std::ptrdiff_t number, int threads, std::size_t shared_bytes,
+                        std::uint64_t seed, void (*body)(const void* argument, int thread),
+                        const void* argument) {
   running() = this;
   number_ = number;
   body_ = body;
@@ -18,7 +18,7 @@ void BlockOfThreads::begin(std::ptrdiff_t number, int threads, std::size_t share
   resume_ = next_thread();
 }
 
-bool BlockOfThreads::go_on() {
+bool ThreadBlock::go_on() {
   running() = this;
   if (resume_ != nullptr) switch_to(own_, std::exchange(resume_, nullptr));
   if (resume_ != nullptr) return false;
@@ -26,28 +26,28 @@ bool BlockOfThreads::go_on() {
     abandon("threads wait for others that have ended. " + whereabouts());
   if (is_abandoned_) unwind();
   if (faults_.empty()) return true;
-  std::string text = "block of threads " + std::to_string(number_) + ":";
+  std::string text = "thread block " + std::to_string(number_) + ":";
   for (const std::string& fault : faults_) text += "\n  " + fault;
   if (more_faults_ > 0) text += "\n  and " + std::to_string(more_faults_) + " more";
   throw KernelFault(text);
 }
 
-void BlockOfThreads::give_up() {
+void ThreadBlock::give_up() {
   running() = this;
   is_abandoned_ = true;
   unwind();
 }
 
-unsigned char* BlockOfThreads::shared(Access how, std::uint32_t at, std::size_t bytes,
-                                      const Site& site) {
+unsigned char* ThreadBlock::shared(Access how, std::uint32_t at, std::size_t bytes,
+                                   const Site& site) {
   require_progress(site);
   require_shared(how, at, bytes, site);
   touch(how, at, bytes, Who::thread(current_->number), site);
   return memory_.at(at);
 }
 
-void BlockOfThreads::global(GlobalAccess how, const void* address, std::size_t bytes,
-                            const Site& site) {
+void ThreadBlock::global(GlobalAccess how, const void* address, std::size_t bytes,
+                         const Site& site) {
   require_progress(site);
   require_aligned(how, address, bytes, site);
   const Who who = Who::thread(current_->number);
@@ -59,12 +59,12 @@ void BlockOfThreads::global(GlobalAccess how, const void* address, std::size_t b
   if (conflict.with != nullptr) note(chip_.global.words(conflict, how, who, viewer()), site);
 }
 
-std::uint32_t BlockOfThreads::take_number(std::uint32_t* counter, const Site& site) {
+std::uint32_t ThreadBlock::take_number(std::uint32_t* counter, const Site& site) {
   require_counter(counter, site);
   return (*counter)++;
 }
 
-void BlockOfThreads::announce(std::uint32_t* counter, const Site& site) {
+void ThreadBlock::announce(std::uint32_t* counter, const Site& site) {
   require_counter(counter, site);
   ++*counter;
   Knowledge& told = chip_.counters.told_by(counter);
@@ -72,8 +72,8 @@ void BlockOfThreads::announce(std::uint32_t* counter, const Site& site) {
   told.learn(static_cast<std::size_t>(number_), time_of_barrier_);
 }
 
-void BlockOfThreads::wait_for_count(const std::uint32_t* counter, std::uint32_t count,
-                                    const Site& site) {
+void ThreadBlock::wait_for_count(const std::uint32_t* counter, std::uint32_t count,
+                                 const Site& site) {
   require_counter(counter, site);
   awaited_ = counter;
   awaited_count_ = count;
@@ -85,14 +85,14 @@ void BlockOfThreads::wait_for_count(const std::uint32_t* counter, std::uint32_t 
   learns_.learn(chip_.counters.told_by(counter));
 }
 
-std::string BlockOfThreads::awaited() const {
-  return "block of threads " + std::to_string(number_) + " waits for a count of " +
+std::string ThreadBlock::awaited() const {
+  return "thread block " + std::to_string(number_) + " waits for a count of " +
          std::to_string(awaited_count_) + ", which is at " + std::to_string(*awaited_) + ", at " +
          name_of(awaited_at_);
 }
 
-void BlockOfThreads::begin_copy(std::uint32_t to, const void* from, bool is_present,
-                                const Site& site) {
+void ThreadBlock::begin_copy(std::uint32_t to, const void* from, bool is_present,
+                             const Site& site) {
   require_aligned(GlobalAccess::copy, from, 16, site);
   shared(Access::copy, to, 16, site);
   if (is_present) global(GlobalAccess::copy, from, 16, site);
@@ -110,7 +110,7 @@ void BlockOfThreads::begin_copy(std::uint32_t to, const void* from, bool is_pres
   }
 }
 
-void BlockOfThreads::wait_for_copies(std::size_t pending) {
+void ThreadBlock::wait_for_copies(std::size_t pending) {
   const Who who = Who::thread(current_->number);
   current_->copies.wait(pending, [&](Copy& copy) {
     if (!copy.has_landed) land(copy);
@@ -118,7 +118,7 @@ void BlockOfThreads::wait_for_copies(std::size_t pending) {
   });
 }
 
-void BlockOfThreads::meet(Meeting meeting, const Site& site) {
+void ThreadBlock::meet(Meeting meeting, const Site& site) {
   Thread& me = *current_;
   Warp& warp = *me.warp;
   if (warp.arrived == 0) {
@@ -137,24 +137,24 @@ void BlockOfThreads::meet(Meeting meeting, const Site& site) {
   if (is_abandoned_) throw Abandoned{};
 }
 
-BlockOfThreads*& BlockOfThreads::running() {
-  static BlockOfThreads* block = nullptr;
+ThreadBlock*& ThreadBlock::running() {
+  static ThreadBlock* block = nullptr;
   return block;
 }
 
-void BlockOfThreads::give_way(Thread* next) {
+void ThreadBlock::give_way(Thread* next) {
   Thread& me = *current_;
   resume_ = next;
   switch_to(me.fiber, nullptr);
   if (is_abandoned_) throw Abandoned{};
 }
 
-Viewer BlockOfThreads::viewer() const {
+Viewer ThreadBlock::viewer() const {
   if (!chip_.takes_turns) return {begin_, 0, nullptr, nullptr};
   return {begin_, static_cast<std::size_t>(number_), &knows_, &chip_.turns};
 }
 
-void BlockOfThreads::require_counter(const std::uint32_t* counter, const Site& site) {
+void ThreadBlock::require_counter(const std::uint32_t* counter, const Site& site) {
   require_progress(site);
   require_aligned(GlobalAccess::store, counter, sizeof(*counter), site);
   if (!current_->has_waited_for_kernels)
@@ -162,7 +162,7 @@ void BlockOfThreads::require_counter(const std::uint32_t* counter, const Site& s
          " uses a counter and has not waited for earlier kernels, at " + name_of(site));
 }
 
-void BlockOfThreads::begin(int threads, std::size_t shared_bytes, std::uint64_t seed) {
+void ThreadBlock::begin(int threads, std::size_t shared_bytes, std::uint64_t seed) {
   while (static_cast<int>(threads_.size()) < threads) add_thread();
   if (!chip_.takes_turns) chip_.forget_if_late();
   if (std::exchange(times_forgotten_, chip_.times_forgotten) != chip_.times_forgotten)
@@ -195,7 +195,7 @@ void BlockOfThreads::begin(int threads, std::size_t shared_bytes, std::uint64_t 
   choose_warp();
 }
 
-void BlockOfThreads::add_thread() {
+void ThreadBlock::add_thread() {
   const int number = static_cast<int>(threads_.size());
   if (number % warp_size == 0) warps_.emplace_back().number = number / warp_size;
   Thread& thread = threads_.emplace_back();
@@ -205,8 +205,8 @@ void BlockOfThreads::add_thread() {
   thread.fiber.begin_with(&live);
 }
 
-void BlockOfThreads::live() {
-  BlockOfThreads& block = current();
+void ThreadBlock::live() {
+  ThreadBlock& block = current();
   Thread& me = *block.current_;
   for (;;) {
     try {
@@ -232,13 +232,13 @@ void BlockOfThreads::live() {
   }
 }
 
-void BlockOfThreads::switch_to(Fiber& from, Thread* to) {
+void ThreadBlock::switch_to(Fiber& from, Thread* to) {
   current_ = to;
   patience_ = max_accesses;
   Fiber::switch_between(from, to == nullptr ? own_ : to->fiber);
 }
 
-void BlockOfThreads::unwind() {
+void ThreadBlock::unwind() {
   for (int t = 0; t < count_; ++t) {
     Thread& thread = threads_[static_cast<std::size_t>(t)];
     if (!thread.has_ended) switch_to(own_, &thread);
@@ -247,7 +247,7 @@ void BlockOfThreads::unwind() {
   chip_.forget();
 }
 
-BlockOfThreads::Thread* BlockOfThreads::next_thread() {
+ThreadBlock::Thread* ThreadBlock::next_thread() {
   while (!is_abandoned_ && runnable_ != 0) {
     Warp& warp = *warp_;
     while (warp.next < warp_size) {
@@ -265,7 +265,7 @@ BlockOfThreads::Thread* BlockOfThreads::next_thread() {
   return nullptr;
 }
 
-void BlockOfThreads::release(Warp& warp) {
+void ThreadBlock::release(Warp& warp) {
   warp.arrived = 0;
   warp.next = 0;
   const unsigned order = random(16 * warp_size);
@@ -274,7 +274,7 @@ void BlockOfThreads::release(Warp& warp) {
   runnable_ |= 1u << warp.number;
 }
 
-void BlockOfThreads::choose_warp() {
+void ThreadBlock::choose_warp() {
   std::uint32_t left = runnable_;
   for (unsigned skip = random(static_cast<unsigned>(std::popcount(left))); skip > 0; --skip)
     left &= left - 1;
@@ -283,7 +283,7 @@ void BlockOfThreads::choose_warp() {
   stretch_ = lengths[random(lengths.size())];
 }
 
-void BlockOfThreads::complete(Warp& met) {
+void ThreadBlock::complete(Warp& met) {
   if (!drifting_.empty() && random(4) == 0) land_some();
   switch (met.meeting) {
     case Meeting::sync:
@@ -324,7 +324,7 @@ void BlockOfThreads::complete(Warp& met) {
   if (--stretch_ <= 0) choose_warp();
 }
 
-void BlockOfThreads::load_matrices(Warp& met) {
+void ThreadBlock::load_matrices(Warp& met) {
   MatrixRows rows;
   for (std::size_t l = 0; l < warp_size; ++l) {
     const std::uint32_t at = met.parts[l].row;
@@ -335,13 +335,13 @@ void BlockOfThreads::load_matrices(Warp& met) {
   hand_out_matrices(met.parts, rows, met.meeting == Meeting::load_matrices_transposed);
 }
 
-void BlockOfThreads::touch(Access how, std::uint32_t at, std::size_t bytes, Who who,
-                           const Site& site) {
+void ThreadBlock::touch(Access how, std::uint32_t at, std::size_t bytes, Who who,
+                        const Site& site) {
   const Conflict conflict = memory_.access(how, at, bytes, who, clock());
   if (conflict.with != nullptr) note(memory_.words(conflict, how, who), site);
 }
 
-void BlockOfThreads::land(Copy& copy) {
+void ThreadBlock::land(Copy& copy) {
   if (copy.from != nullptr)
     std::memcpy(memory_.at(copy.to), copy.from, 16);
   else
@@ -349,7 +349,7 @@ void BlockOfThreads::land(Copy& copy) {
   copy.has_landed = true;
 }
 
-void BlockOfThreads::land_some() {
+void ThreadBlock::land_some() {
   const auto any = [&] { return random(static_cast<unsigned>(drifting_.size())); };
   for (unsigned count = 1 + any(); count > 0; --count) {
     auto& chosen = drifting_[any()];
@@ -360,21 +360,21 @@ void BlockOfThreads::land_some() {
   }
 }
 
-std::uint32_t BlockOfThreads::next_time(const Warp& met) {
+std::uint32_t ThreadBlock::next_time(const Warp& met) {
   if (chip_.time == Trace::last_time)
-    stop("a block of threads has more barriers than are counted, at " + name_of(met.site));
+    stop("a thread block has more barriers than are counted, at " + name_of(met.site));
   now_ = chip_.tick(static_cast<std::size_t>(number_));
   return now_;
 }
 
-void BlockOfThreads::require_progress(const Site& site) {
+void ThreadBlock::require_progress(const Site& site) {
   if (--patience_ == 0)
     stop("thread " + std::to_string(current_->number) + " has accessed memory " +
          std::to_string(max_accesses) + " times without meeting anyone, at " + name_of(site));
 }
 
-void BlockOfThreads::require_no_wait(GlobalAccess how, const void* address, std::size_t bytes,
-                                     Who who, const Site& site) {
+void ThreadBlock::require_no_wait(GlobalAccess how, const void* address, std::size_t bytes, Who who,
+                                  const Site& site) {
   const char* why = nullptr;
   if (how == GlobalAccess::store)
     why = "they may be reading there";
@@ -389,8 +389,8 @@ void BlockOfThreads::require_no_wait(GlobalAccess how, const void* address, std:
          site);
 }
 
-void BlockOfThreads::require_shared(Access how, std::uint32_t at, std::size_t bytes,
-                                    const Site& site) {
+void ThreadBlock::require_shared(Access how, std::uint32_t at, std::size_t bytes,
+                                 const Site& site) {
   if (at > memory_.bytes() || bytes > memory_.bytes() - at)
     stop(words(how, bytes) + " at byte " + std::to_string(at) + " of shared memory, which has " +
          std::to_string(memory_.bytes()) + ", at " + name_of(site));
@@ -399,19 +399,19 @@ void BlockOfThreads::require_shared(Access how, std::uint32_t at, std::size_t by
          " of shared memory, which is not a multiple of that, at " + name_of(site));
 }
 
-void BlockOfThreads::require_aligned(GlobalAccess how, const void* address, std::size_t bytes,
-                                     const Site& site) {
+void ThreadBlock::require_aligned(GlobalAccess how, const void* address, std::size_t bytes,
+                                  const Site& site) {
   if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0)
     stop(words(how, bytes) + " at an address that is not a multiple of that, at " + name_of(site));
 }
 
 template <class How>
-std::string BlockOfThreads::words(How how, std::size_t bytes) const {
+std::string ThreadBlock::words(How how, std::size_t bytes) const {
   return "thread " + std::to_string(current_->number) + ": a " + name_of(how) + " of " +
          std::to_string(bytes) + " bytes";
 }
 
-void BlockOfThreads::require_one_mask(const Warp& met) {
+void ThreadBlock::require_one_mask(const Warp& met) {
   for (const Part& part : met.parts)
     if (part.mask != met.parts[0].mask || part.mask < 0 || part.mask >= warp_size)
       stop("warp " + std::to_string(met.number) + " exchanges by masks " +
@@ -419,24 +419,24 @@ void BlockOfThreads::require_one_mask(const Warp& met) {
            name_of(met.site));
 }
 
-void BlockOfThreads::note(const std::string& fault) {
+void ThreadBlock::note(const std::string& fault) {
   if (faults_.size() < 8)
     faults_.push_back(fault);
   else
     ++more_faults_;
 }
 
-void BlockOfThreads::abandon(const std::string& fault) {
+void ThreadBlock::abandon(const std::string& fault) {
   note(fault);
   is_abandoned_ = true;
 }
 
-void BlockOfThreads::stop(const std::string& fault) {
+void ThreadBlock::stop(const std::string& fault) {
   abandon(fault);
   throw Abandoned{};
 }
 
-std::string BlockOfThreads::whereabouts() const {
+std::string ThreadBlock::whereabouts() const {
   std::string text, last;
   int begin = 0;
   for (int t = 0; t <= count_; ++t) {
@@ -452,14 +452,14 @@ std::string BlockOfThreads::whereabouts() const {
   return text;
 }
 
-std::string BlockOfThreads::whereabouts(const Thread& thread) {
+std::string ThreadBlock::whereabouts(const Thread& thread) {
   const Warp& warp = *thread.warp;
   if (thread.has_ended) return "have ended";
   if ((warp.arrived >> thread.lane() & 1u) == 0) return "can go on";
   return std::string("wait in ") + name_of(warp.meeting) + " at " + name_of(warp.site);
 }
 
-unsigned BlockOfThreads::random(std::uint64_t count) {
+unsigned ThreadBlock::random(std::uint64_t count) {
   random_ ^= random_ << 13;
   random_ ^= random_ >> 7;
   random_ ^= random_ << 17;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Runs a block of threads. Every thread is a fiber, which runs until it meets others: its warp or,
+// Runs a thread block. Every thread is a fiber, which runs until it meets others: its warp or,
 // at a barrier, the whole block. Who goes on then is left to chance. Where several blocks are in
 // flight, a block now and then gives way to the others, and always where it waits for them.
 #pragma once
@@ -30,7 +30,7 @@ class KernelFault : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What all blocks of threads have in common.
+/// What all thread blocks have in common.
 struct Chip {
   GlobalMemory global;
   std::uint32_t time = 0;
@@ -72,14 +72,14 @@ struct Chip {
   }
 };
 
-class BlockOfThreads {
+class ThreadBlock {
  public:
-  BlockOfThreads() = default;
-  BlockOfThreads(const BlockOfThreads&) = delete;
-  BlockOfThreads& operator=(const BlockOfThreads&) = delete;
+  ThreadBlock() = default;
+  ThreadBlock(const ThreadBlock&) = delete;
+  ThreadBlock& operator=(const ThreadBlock&) = delete;
 
   /// The block whose threads run, or have run last.
-  static BlockOfThreads& current() { return *running(); }
+  static ThreadBlock& current() { return *running(); }
   static const GlobalMemory& global_memory() { return Chip::chip().global; }
 
   /// Block `number` is to run: body(argument, thread) by so many threads.
@@ -150,7 +150,7 @@ class BlockOfThreads {
   static constexpr int max_accesses = 1 << 20;
   static constexpr std::uint64_t turn_length = 200;  // meetings, at the mean
 
-  static BlockOfThreads*& running();
+  static ThreadBlock*& running();
   // Lets other blocks run; `next` is the thread that goes on afterwards.
   void give_way(Thread* next);
   Viewer viewer() const;
@@ -248,8 +248,8 @@ class BlockOfThreads {
 };
 
 /// Those that can be in flight.
-inline std::array<BlockOfThreads, 7>& blocks_of_chip() {
-  static std::array<BlockOfThreads, 7> blocks;
+inline std::array<ThreadBlock, 7>& blocks_of_chip() {
+  static std::array<ThreadBlock, 7> blocks;
   return blocks;
 }
 
