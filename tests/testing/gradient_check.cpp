@@ -47,20 +47,20 @@ TEST_CASE("gradient_check: a right gradient passes", "[testing]") {
   Function f;
   const GradientCheck check = f.check();
   INFO(check);
-  CHECK(check.error <= tolerance::gradient_check);
+  CHECK(check.error <= ::tolerance::gradient_check);
   CHECK(std::abs(check.claimed - check.measured) < 1e-9);
   CHECK(says(check.report(), "relative error", "direction seed"));
-  CHECK(check_gradient(f, 4, 3, differentiate(f.y, f.dy)).error <= tolerance::gradient_check);
+  CHECK(check_gradient(f, 4, 3, differentiate(f.y, f.dy)).error <= ::tolerance::gradient_check);
 }
 
 TEST_CASE("gradient_check: one element wrong by 1e-8 of itself fails", "[testing]") {
   for (int i = 0; i < 4; ++i) {
     Function f;
     f.dx(i) *= 1 + 1e-8;
-    CHECK(f.check().error > tolerance::gradient_check);
+    CHECK(f.check().error > ::tolerance::gradient_check);
     Function g;
     g.dy(i, i % 3) *= 1 - 1e-8;
-    CHECK(g.check().error > tolerance::gradient_check);
+    CHECK(g.check().error > ::tolerance::gradient_check);
   }
   Function swapped;
   std::swap(swapped.dy(0, 1), swapped.dy(1, 0));
@@ -70,7 +70,7 @@ TEST_CASE("gradient_check: one element wrong by 1e-8 of itself fails", "[testing
 TEST_CASE("gradient_check: NaN in the gradient or the function fails", "[testing]") {
   Function f;
   f.dx(2) = std::numeric_limits<double>::quiet_NaN();
-  CHECK_FALSE(f.check().error <= tolerance::gradient_check);
+  CHECK_FALSE(f.check().error <= ::tolerance::gradient_check);
   Function g;
   const auto loss = [&] { return g.x(0) > 100 ? 0.0 : std::sqrt(-1 - g.x(0) * g.x(0)); };
   CHECK_FALSE(check_gradient(loss, 3, 2, differentiate(g.x, g.dx)).error <= 1e300);
@@ -116,5 +116,5 @@ TEST_CASE("gradient_check: reads and displaces strided views", "[testing]") {
     return sum;
   };
   CHECK(check_gradient(cubes, 1, 3, differentiate(column, gradient.view())).error <=
-        tolerance::gradient_check);
+        ::tolerance::gradient_check);
 }
