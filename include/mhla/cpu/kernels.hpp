@@ -256,15 +256,16 @@ enum class Terms { all, past, future };
 #endif
 
 #if defined(__x86_64__)
-/// Length in bytes of the vectors of the best instruction set that this machine has kernels for.
-MHLA_OUT_OF_LINE inline int vector_bytes() {
+/// Instruction sets that there are kernels for besides scalar ones; a machine runs the last it has.
+enum class InstructionSet { portable, avx2, avx512 };
+MHLA_OUT_OF_LINE inline InstructionSet instruction_set() {
   if (MHLA_MAX_VECTOR_BYTES >= 64 && __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    return 64;
+    return InstructionSet::avx512;
   if (MHLA_MAX_VECTOR_BYTES >= 32 && __builtin_cpu_supports("avx2") &&
       __builtin_cpu_supports("fma"))
-    return 32;
-  return 16;
+    return InstructionSet::avx2;
+  return InstructionSet::portable;
 }
 #endif
 
@@ -273,9 +274,9 @@ template <class T, class F>
 void with_kernels(F&& f) {
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
 #if defined(__x86_64__)
-    const int bytes = vector_bytes();
-    if (bytes == 64) return f(avx512::Kernels<T>{});
-    if (bytes == 32) return f(avx2::Kernels<T>{});
+    const InstructionSet set = instruction_set();
+    if (set == InstructionSet::avx512) return f(avx512::Kernels<T>{});
+    if (set == InstructionSet::avx2) return f(avx2::Kernels<T>{});
 #endif
     return f(portable::Kernels<T>{});
   } else {
