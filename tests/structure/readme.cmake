@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 # README.md is short, begins with the two commands, and the pages show the examples word for word, so
-# that what they show compiles. Links lead somewhere.   cmake -DSOURCE_DIR=. -P tests/structure/readme.cmake
+# that what they show compiles. Links lead somewhere, a list is complete.
+#   cmake -DSOURCE_DIR=. -P tests/structure/readme.cmake
 cmake_minimum_required(VERSION 3.22...3.31)
 set(most_words 1300)
 
@@ -47,6 +48,26 @@ require_shown(README.md minimal.cpp "#define EIGEN_USE_THREADS" "")
 require_shown(README.md packed_qkv.cpp "// qkv [tokens" "\n}\n")
 require_shown(include/mhla/README.md own_feature_map.cpp "// phi(x)" "mhla::Blocks1D>;\n")
 require_shown(examples/README.md own_kernel_test.cpp "TEST_CASE" "")
+
+# The head dimensions of fused kernels.
+file(READ "${SOURCE_DIR}/include/mhla/cuda/head_dims.hpp" header)
+string(REGEX MATCHALL "f\\([0-9]+, [0-9]+\\)" pairs "${header}")
+set(dims "")
+foreach(pair IN LISTS pairs)
+  string(REGEX MATCH "([0-9]+), ([0-9]+)" pair "${pair}")
+  if(CMAKE_MATCH_1 EQUAL CMAKE_MATCH_2)
+    list(APPEND dims ${CMAKE_MATCH_1})
+  else()
+    list(APPEND dims ${CMAKE_MATCH_1}/${CMAKE_MATCH_2})
+  endif()
+endforeach()
+list(POP_BACK dims last)
+list(JOIN dims ", " dims)
+file(READ "${SOURCE_DIR}/include/mhla/cuda/README.md" text)
+string(FIND "${text}" ": ${dims} and ${last}, with" position)
+if(position EQUAL -1)
+  message(FATAL_ERROR "include/mhla/cuda/README.md does not list the head dimensions of head_dims.hpp: ${dims} and ${last}.")
+endif()
 
 # Relative links of every page.
 file(GLOB_RECURSE pages RELATIVE "${SOURCE_DIR}" "${SOURCE_DIR}/include/*.md" "${SOURCE_DIR}/examples/*.md"

@@ -4,49 +4,12 @@
 // size a workspace as the kernels do.
 #pragma once
 
+#include <iterator>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <string>
 
 MHLA_NAMESPACE_BEGIN
-
-namespace cuda {
-
-/// Head dimensions that fused kernels are written for.
-constexpr bool has_fused_kernels(Index key_dim, Index value_dim) {
-  if (key_dim == 128 && value_dim == 256) return true;
-  return key_dim == value_dim && (key_dim == 32 || key_dim == 64 || key_dim == 72 ||
-                                  key_dim == 96 || key_dim == 128 || key_dim == 256);
-}
-
-/// Tokens of a tile: fewer if rows are long.
-constexpr int tile_rows(Index key_dim) { return key_dim > 128 ? 32 : 64; }
-/// Threads that share a row of `dim` elements while its features are computed: more for long rows,
-/// whose sums would take too many registers with fewer.
-constexpr int lanes_of_row(Index dim) { return dim < 128 ? 8 : 16; }
-
-}  // namespace cuda
-
-/// \addtogroup cuda
-/// \{
-
-/// Head dimensions to compile fused kernels for, in MHLA_INSTANTIATE_CUDA: 32, 64, 72, 96, 128 or
-/// 256 for both, or 128 and 256.
-template <int KeyDim, int ValueDim>
-struct HeadDims {
-  static_assert(cuda::has_fused_kernels(KeyDim, ValueDim),
-                "mhla: fused CUDA kernels exist for HeadDims<d, d> with d = 32, 64, 72, 96, 128 or "
-                "256, and for HeadDims<128, 256>; leave others out, they run on cuBLAS");
-  static constexpr Index key_dim = KeyDim;      ///< of q and k
-  static constexpr Index value_dim = ValueDim;  ///< of v
-
-  /// Whether a call has these dimensions.
-  static constexpr bool fit(Index key_dim_of_call, Index value_dim_of_call) {
-    return key_dim_of_call == KeyDim && value_dim_of_call == ValueDim;
-  }
-};
-
-/// \}
 
 namespace cuda {
 
@@ -67,6 +30,58 @@ struct HeadDimsList {
     return false;
   }
 };
+
+// Head dimensions that fused kernels are written for: of keys, of values.
+#define MHLA_FUSED_HEAD_DIMS(f) \
+  f(32, 32) f(64, 64) f(72, 72) f(96, 96) f(128, 128) f(256, 256) f(128, 256)
+
+#define MHLA_PAIR(key_dim, value_dim) {key_dim, value_dim},
+inline constexpr HeadDimsPair fused_head_dims[] = {MHLA_FUSED_HEAD_DIMS(MHLA_PAIR)};
+#undef MHLA_PAIR
+
+constexpr bool has_fused_kernels(Index key_dim, Index value_dim) {
+  return HeadDimsList{fused_head_dims, std::size(fused_head_dims)}.has(key_dim, value_dim);
+}
+
+// How messages list them.
+#define MHLA_SAID(key_dim, value_dim) #key_dim "/" #value_dim ", "
+#define MHLA_FUSED_HEAD_DIMS_SAID MHLA_FUSED_HEAD_DIMS(MHLA_SAID) "and no others"
+inline constexpr const char* fused_head_dims_said = MHLA_FUSED_HEAD_DIMS_SAID;
+
+/// Tokens of a tile: fewer if rows are long.
+constexpr int tile_rows(Index key_dim) { return key_dim > 128 ? 32 : 64; }
+/// Threads that share a row of `dim` elements while its features are computed: more for long rows,
+/// whose sums would take too many registers with fewer.
+constexpr int lanes_of_row(Index dim) { return dim < 128 ? 8 : 16; }
+
+}  // namespace cuda
+
+/// \addtogroup cuda
+/// \{
+
+/// Head dimensions to compile fused kernels for, in MHLA_INSTANTIATE_CUDA: those that
+/// cuda/README.md lists.
+template <int KeyDim, int ValueDim>
+struct HeadDims {
+  static_assert(cuda::has_fused_kernels(KeyDim, ValueDim),
+                "mhla: fused CUDA kernels exist for head dimensions " MHLA_FUSED_HEAD_DIMS_SAID
+                ": leave those out, they run on cuBLAS");
+  static constexpr Index key_dim = KeyDim;      ///< of q and k
+  static constexpr Index value_dim = ValueDim;  ///< of v
+
+  /// Whether a call has these dimensions.
+  static constexpr bool fit(Index key_dim_of_call, Index value_dim_of_call) {
+    return key_dim_of_call == KeyDim && value_dim_of_call == ValueDim;
+  }
+};
+
+/// \}
+
+#undef MHLA_FUSED_HEAD_DIMS_SAID
+#undef MHLA_SAID
+#undef MHLA_FUSED_HEAD_DIMS
+
+namespace cuda {
 
 template <class Dims>
 inline constexpr bool is_head_dims = false;

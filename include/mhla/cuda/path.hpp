@@ -198,9 +198,7 @@ inline std::string to_string(Refusal refusal, const Shape& shape) {
   const std::string dims = to_string(HeadDimsPair{shape.key_dim, shape.value_dim});
   const std::string none = "no kernels for head dimensions " + dims;
   if (!has_fused_kernels(shape.key_dim, shape.value_dim))
-    return none +
-           ": they exist for 32, 64, 72, 96, 128 and 256, the same for keys and values, and "
-           "for 128/256";
+    return none + ": they exist for " + fused_head_dims_said;
   return none + ": add mhla::HeadDims<" + std::to_string(shape.key_dim) + ", " +
          std::to_string(shape.value_dim) + "> to MHLA_INSTANTIATE_CUDA";
 }
