@@ -86,7 +86,9 @@ struct FeatureGradient {
   static constexpr int narrow = value_slice(ValueDim, 32);
   static constexpr int slice = bytes_with<wide>() <= machine::max_shared_bytes ? wide : narrow;
   static constexpr int slices = ValueDim / slice;
-  static_assert(slices == 1 || slice % 16 == 0);
+  static_assert(slices == 1 || slice % 16 == 0,
+                "mhla: this kernel takes the columns of values all at once or in slices of whole "
+                "sixteens, into which they cannot be cut here");
   static constexpr int shared_bytes = bytes_with<slice>();
   static_assert(shared_bytes <= machine::max_shared_bytes);
   using SummaryTile = Tile<KeyDim, slice>;
