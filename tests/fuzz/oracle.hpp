@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What attention is, in plain loops over pairs of tokens, and how far a correct result may be from
-// it. Written from the formulas alone (README, "The mathematics in ten lines"; arXiv 2601.07832,
-// eq. 3 to 5): no header of the library is included, so no mistake can be in both.
+// it. Written from the formulas alone (include/mhla/README.md, "The mathematics"; arXiv
+// 2601.07832, eq. 3 to 5): no header of the library is included, so no mistake can be in both.
 #pragma once
 
 #include <array>

@@ -22,7 +22,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = {path.relative_to(ROOT / "include").as_posix(): path.read_text()
-           for path in sorted((ROOT / "include/mhla").rglob("*")) if path.is_file()}
+           for path in sorted((ROOT / "include/mhla").rglob("*"))
+           if path.is_file() and path.suffix != ".md"}
 
 
 class Fault:

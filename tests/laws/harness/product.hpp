@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The product of policies: 9 feature maps x 7 pairs of geometry and rotation x 3 normalizers = 189
-// bidirectional variants, and 9 feature maps x 3 rotations x 2 normalizers = 54 of each of the two
-// causal modes. Builds without MHLA_FULL_PRODUCT, and the CUDA backend with it, take the golden
-// cases' variants and the subset listed here, in which every two policies that can meet do meet
+// The product of policies: with each feature map 7 pairs of geometry and rotation x 3 normalizers =
+// 21 bidirectional variants, and 3 rotations x 2 normalizers = 6 of each of the two causal modes.
+// Builds without MHLA_FULL_PRODUCT, and the CUDA backend with it, take the golden cases' variants
+// and the subset listed here, in which every two policies that can meet do meet
 // (tests/laws/product.cpp shows it); the CUDA backend without it, of these the maps of each kind.
 #pragma once
 
@@ -99,23 +99,17 @@ constexpr bool in_scalar(const Policies& policies) {
 using Variants = std::vector<const Variant*>;
 
 // One for each feature map, in variants/<map>.cpp.
-void add_identity(Variants& variants);
-void add_relu(Variants& variants);
-void add_squared_relu(Variants& variants);
-void add_elu_plus_one(Variants& variants);
-void add_exp(Variants& variants);
-void add_softmax(Variants& variants);
-void add_hedgehog(Variants& variants);
-void add_dpfp(Variants& variants);
-void add_favor(Variants& variants);
+#define LAWS_DECLARE(value, type, name) void add_##value(Variants& variants);
+LAWS_FEATURE_MAPS(LAWS_DECLARE)
+#undef LAWS_DECLARE
 
 /// The variants of this build.
 inline const Variants& product() {
   static const Variants variants = [] {
     Variants all;
-    for (const auto add : {add_identity, add_relu, add_squared_relu, add_elu_plus_one, add_exp,
-                           add_softmax, add_hedgehog, add_dpfp, add_favor})
-      add(all);
+#define LAWS_ADD(value, type, name) add_##value(all);
+    LAWS_FEATURE_MAPS(LAWS_ADD)
+#undef LAWS_ADD
     return all;
   }();
   return variants;

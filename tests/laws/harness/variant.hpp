@@ -3,6 +3,7 @@
 // compiled, once for all of them.
 #pragma once
 
+#include <iterator>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <ostream>
@@ -17,7 +18,27 @@ using mhla::Span;
 using mhla::TensorView;
 using mhla::Update;
 
-enum class Map { identity, relu, squared_relu, elu_plus_one, exp, softmax, hedgehog, dpfp, favor };
+/// Every feature map of the library: its value here, its type, its name in a report. Its variants
+/// are compiled in variants/<value>.cpp.
+#define LAWS_FEATURE_MAPS(ENTRY)                        \
+  ENTRY(identity, mhla::Identity, "Identity")           \
+  ENTRY(relu, mhla::Relu, "Relu")                       \
+  ENTRY(squared_relu, mhla::SquaredRelu, "SquaredRelu") \
+  ENTRY(elu_plus_one, mhla::EluPlusOne, "EluPlusOne")   \
+  ENTRY(exp, mhla::Exp, "Exp")                          \
+  ENTRY(softmax, mhla::Softmax, "Softmax")              \
+  ENTRY(hedgehog, mhla::Hedgehog, "Hedgehog")           \
+  ENTRY(dpfp, mhla::Dpfp, "Dpfp")                       \
+  ENTRY(favor, mhla::Favor<double>, "Favor")
+
+#define LAWS_VALUE(value, type, name) value,
+enum class Map { LAWS_FEATURE_MAPS(LAWS_VALUE) };
+#undef LAWS_VALUE
+#define LAWS_NAME(value, type, name) name,
+inline constexpr const char* map_names[] = {LAWS_FEATURE_MAPS(LAWS_NAME)};
+#undef LAWS_NAME
+inline constexpr int num_maps = static_cast<int>(std::size(map_names));
+
 enum class Rotation { none, half_split, axial };
 enum class Normalizer { mixed_key_sum, mixed_product, unnormalized };
 enum class Causality { bidirectional, causal, block_causal };
@@ -40,12 +61,10 @@ struct Policies {
 
 /// "Relu Blocks1D Causal AxialRotary MixedKeySum"; bidirectional goes without saying
 inline std::string name_of(const Policies& policies) {
-  constexpr const char* maps[] = {"Identity", "Relu",     "SquaredRelu", "EluPlusOne", "Exp",
-                                  "Softmax",  "Hedgehog", "Dpfp",        "Favor"};
   constexpr const char* rotations[] = {"NoRotation", "HalfSplitRotary", "AxialRotary"};
   constexpr const char* normalizers[] = {"MixedKeySum", "MixedProduct", "Unnormalized"};
   constexpr const char* causalities[] = {"", "Causal ", "BlockCausal "};
-  return std::string(maps[static_cast<int>(policies.map)]) + " Blocks" +
+  return std::string(map_names[static_cast<int>(policies.map)]) + " Blocks" +
          std::to_string(policies.rank) + "D " + causalities[static_cast<int>(policies.causality)] +
          rotations[static_cast<int>(policies.rotation)] + " " +
          normalizers[static_cast<int>(policies.normalizer)];

@@ -15,42 +15,13 @@ namespace laws {
 
 template <class Policy>
 constexpr Map map_of();
-template <>
-constexpr Map map_of<mhla::Identity>() {
-  return Map::identity;
-}
-template <>
-constexpr Map map_of<mhla::Relu>() {
-  return Map::relu;
-}
-template <>
-constexpr Map map_of<mhla::SquaredRelu>() {
-  return Map::squared_relu;
-}
-template <>
-constexpr Map map_of<mhla::EluPlusOne>() {
-  return Map::elu_plus_one;
-}
-template <>
-constexpr Map map_of<mhla::Exp>() {
-  return Map::exp;
-}
-template <>
-constexpr Map map_of<mhla::Softmax>() {
-  return Map::softmax;
-}
-template <>
-constexpr Map map_of<mhla::Hedgehog>() {
-  return Map::hedgehog;
-}
-template <>
-constexpr Map map_of<mhla::Dpfp>() {
-  return Map::dpfp;
-}
-template <>
-constexpr Map map_of<mhla::Favor<double>>() {
-  return Map::favor;
-}
+#define LAWS_MAP_OF(value, type, name) \
+  template <>                          \
+  constexpr Map map_of<type>() {       \
+    return Map::value;                 \
+  }
+LAWS_FEATURE_MAPS(LAWS_MAP_OF)
+#undef LAWS_MAP_OF
 
 template <class V>
 constexpr Policies policies_of() {
