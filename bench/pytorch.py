@@ -57,8 +57,6 @@ def has_torch(venv):
 
 def torch_environment(threads):
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
-    # Symbols are looked up when they are used: those of the stand-ins below never are.
-    environment["TORCH_USE_RTLD_GLOBAL"] = "1"
     environment["CUDA_VISIBLE_DEVICES"] = ""
     environment["TORCH_LOGS"] = "-all"
     return environment
@@ -126,6 +124,9 @@ def stand_in_for_missing_libraries(venv):
         for missing in sorted(set(re.findall(r"^\s*(\S+) => not found", listed, re.MULTILINE))):
             subprocess.run([compiler, "-shared", "-o", os.path.join(folder, missing),
                             f"-Wl,-soname,{missing}", "-x", "c++", os.devnull], check=True)
+    # Symbols are looked up when they are used: those of the stand-ins never are.
+    with open(os.path.join(found.stdout.strip(), "torch_without_cuda_libraries.pth"), "w") as file:
+        file.write('import os; os.environ.setdefault("TORCH_USE_RTLD_GLOBAL", "1")\n')
 
 
 class Peer:

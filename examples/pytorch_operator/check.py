@@ -38,18 +38,16 @@ def parse_arguments():
 
 
 def environment_of(python):
-    """Environment variables under which PyTorch can be imported, or None; and why it cannot. A PyTorch
-    whose CUDA libraries install_torch has left out needs the second of the two."""
-    missing = f"there is no {python}"
-    if shutil.which(python):
-        for more in ({}, {"TORCH_USE_RTLD_GLOBAL": "1"}):
-            environment = dict(os.environ, TORCH_LOGS="-all", **more)
-            tried = subprocess.run([python, "-c", f"import {NEEDED}"], env=environment,
-                                   capture_output=True, text=True)
-            if tried.returncode == 0:
-                return environment, ""
-            missing = (tried.stderr.strip().splitlines() or ["it crashes"])[-1]
-    return None, missing
+    """The environment variables to run with where Python can import PyTorch, or None; and why it
+    cannot."""
+    if not shutil.which(python):
+        return None, f"there is no {python}"
+    environment = dict(os.environ, TORCH_LOGS="-all")
+    tried = subprocess.run([python, "-c", f"import {NEEDED}"], env=environment, capture_output=True,
+                           text=True)
+    if tried.returncode == 0:
+        return environment, ""
+    return None, (tried.stderr.strip().splitlines() or ["it crashes"])[-1]
 
 
 def confirm(arguments, install):
