@@ -203,7 +203,8 @@ def check_errors():
     raises(ValueError, "mhla: v: axis tokens is 29 but must be 30", call, q, k, v[:, :, :29], mix, block=4)
     raises(ValueError, "must be a multiple of the heads", call, q, k[:, :3], v[:, :3], mix, block=4)
     raises(ValueError, "block holds 0", call, q, k, v, mix, block=0)
-    raises(ValueError, "block has 1 extents for 2 axes", call, q, k, v, mix, block=4, grid=(5, 6))
+    raises(ValueError, "block has 1 extents, but must have 2", call, q, k, v, mix, block=4, grid=(5, 6))
+    raises(ValueError, "block has 2 extents, but must have 1", call, q, k, v, mix, block=(2, 2))
     raises(ValueError, "causal attention takes no grid", call, q, k, v, mix, block=(2, 2), grid=(5, 6),
            causal=True)
     raises(ValueError, "q has 3 axes", call, q[0], k, v, mix, block=4)

@@ -125,11 +125,13 @@ void copy_axes(at::IntArrayRef from, mhla::Index (&to)[3]) {
 }
 
 void require_axes(at::IntArrayRef block, std::size_t axes) {
-  TORCH_CHECK_VALUE(axes >= 1 && axes <= 3 && block.size() == axes, "mhla: block has ",
-                    block.size(), " extents for ", axes,
-                    " axes of tokens; it has one for each of them, of which there are 1 to 3");
+  TORCH_CHECK_VALUE(axes >= 1 && axes <= 3, "mhla: grid has ", axes,
+                    " extents, but must have 1 to 3");
+  TORCH_CHECK_VALUE(block.size() == axes, "mhla: block has ", block.size(),
+                    " extents, but must have ", axes,
+                    ", one for each axis of grid; without grid the tokens are a sequence");
   for (const std::int64_t extent : block)
-    TORCH_CHECK_VALUE(extent > 0, "mhla: block holds ", extent, ", but a block has a token");
+    TORCH_CHECK_VALUE(extent > 0, "mhla: block holds ", extent, ", but must hold at least 1 token");
 }
 
 /// Calls f with the variant that the options ask for.

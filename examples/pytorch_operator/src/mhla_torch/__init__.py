@@ -25,6 +25,12 @@ def attention(q, k, v, mix, *, block, grid=None, causal=False, normalize=True, s
     return _operators.attention(q, k, v, mix, _extents(block), _extents(grid), causal, normalize, scale)
 
 
+def initial_mix(*, block, grid, causal=False):
+    """[blocks, blocks] to begin training from: larger for near blocks than for far ones; causal: the
+    mean of a block and those before it. grid: the tokens, a number for sequences."""
+    return _operators.initial_mix(_extents(block), _extents(grid), causal)
+
+
 class MultiHeadLinearAttention(torch.nn.Module):
     """[batch, tokens, dim] -> [batch, tokens, dim], with projections and a learned mix.
 
@@ -36,8 +42,7 @@ class MultiHeadLinearAttention(torch.nn.Module):
         self.options = dict(block=block, grid=None if isinstance(grid, int) else grid, causal=causal,
                             normalize=normalize)
         self.qkv = torch.nn.Linear(dim, sum(self.heads) * (dim // heads))
-        self.mix = torch.nn.Parameter(
-            _operators.initial_mix(_extents(block), _extents(grid), causal))
+        self.mix = torch.nn.Parameter(initial_mix(block=block, grid=grid, causal=causal))
         self.out = torch.nn.Linear(heads * (dim // heads), dim)
 
     def forward(self, x):
