@@ -5,7 +5,8 @@
 # It must fail to compile, with each sentence in the compiler's output; and, to show that nothing but
 # the mistake is wrong, it must compile with MHLA_CONTROL defined, which is tried if CONTROL is on.
 # Where the mistake is in the flags, a line `// FLAGS: -std=c++17` has them; `// LINES: 20` says how
-# long the output may be. COMPILE is the compiler's call.
+# long the output may be, and `// FIRST: sentence` what the first error is. COMPILE is the compiler's
+# call.
 cmake_minimum_required(VERSION 3.22...3.31)
 
 file(STRINGS "${CASE}" sentences REGEX "^// EXPECT: ")
@@ -36,6 +37,13 @@ foreach(sentence IN LISTS sentences)
     message(FATAL_ERROR "The compiler does not say\n  ${sentence}\nbut\n${output}")
   endif()
 endforeach()
+file(STRINGS "${CASE}" first REGEX "^// FIRST: ")
+list(TRANSFORM first REPLACE "^// FIRST: " "")
+string(REGEX MATCH "error:[^\n]*" error "${output}")
+string(FIND "${error}" "${first}" position)
+if(position EQUAL -1)
+  message(FATAL_ERROR "The first error is not\n  ${first}\nin\n${output}")
+endif()
 if(most_lines MATCHES "([0-9]+)")
   set(most ${CMAKE_MATCH_1})
   string(REGEX MATCHALL "\n" lines "${output}")

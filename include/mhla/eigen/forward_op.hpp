@@ -146,9 +146,9 @@ ForwardOp<Attention, Query, Key, Value, Mix> forward_expression(const Attention&
   return {attention, q, k, v, mix};
 }
 
-// The error for everything else.
+// The error for everything else; `auto` puts it before what the compiler says of the result.
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix>
-void forward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&) {
+auto forward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&) {
   static_assert(sizeof(Query) == 0,
                 "mhla: attention(q, k, v, mix) takes tensors: Eigen::Tensor, Eigen::TensorMap, "
                 "expressions of them, mhla::TensorView; of an Eigen::Matrix [tokens, heads * dim] "

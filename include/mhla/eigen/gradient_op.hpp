@@ -111,10 +111,10 @@ BackwardOp<Attention, Query, Key, Value, Mix, GradOutput> backward_expression(
   return {attention, q, k, v, mix, dy};
 }
 
-// The error for everything else.
+// The error for everything else; `auto` puts it before what the compiler says of the result.
 template <AttentionVariant Attention, class Query, class Key, class Value, class Mix,
           class GradOutput>
-void backward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&,
+auto backward_expression(const Attention&, const Query&, const Key&, const Value&, const Mix&,
                          const GradOutput&) {
   static_assert(sizeof(Query) == 0,
                 "mhla: attention.backward(q, k, v, mix, dy) takes tensors: Eigen::Tensor, "

@@ -135,6 +135,7 @@ inline void require_grid(const Grid& grid, int rank, Index tokens, const char* m
     const char* const which = rank == 1 ? "" : at[axis - 3 + rank];
     if (grid.block[axis] <= 0)
       throw ShapeError("mhla: ", member, ".block", which, " is ", grid.block[axis],
+                       grid.block[axis] == 0 ? " (unset)" : "",
                        "; every block extent must be at least 1");
     throw ShapeError("mhla: ", member, ".grid", which, " is ", grid.extent[axis],
                      "; a grid extent cannot be negative");
