@@ -274,14 +274,8 @@ Index forward_state_size(const V& attention, const Shape& shape) {
   return cpu::call_summary_size<float, V>(checked_problem(attention, shape));
 }
 
-/// y = attention(q, k, v, mix) (arXiv 2601.07832, eq. 3 to 5; equations: mhla::Attention).
-/// \code
-/// mhla::forward_into(attention, executor, q_view, k_view, v_view, mix_view, y_view, workspace,
-///                    &state);
-/// mhla::backward_into(attention, executor, q_view, k_view, v_view, mix_view, dy_view,
-///                     {dq_view, dk_view, dv_view, mhla::skip}, mhla::Update::overwrite, workspace,
-///                     &state);
-/// \endcode
+/// y = attention(q, k, v, mix) as mhla::Attention defines it (arXiv 2601.07832, equations 3 to 5).
+///
 /// q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key tokens, key_dim],
 /// v [batch, kv_heads, key tokens, value_dim], mix [1 or heads, query blocks, key blocks] or [query
 /// blocks, key blocks] in the accumulator type, y [batch, heads, query tokens, value_dim]; any
@@ -289,6 +283,14 @@ Index forward_state_size(const V& attention, const Shape& shape) {
 /// backward_into. Allocates nothing, unless `save` has to grow; the same bits for any executor.
 /// \throws ShapeError if views, variant or memory do not fit, WorkspaceError if `workspace`
 /// is smaller than forward_workspace_size or shares memory with a tensor; y is untouched then.
+///
+/// \code
+/// mhla::forward_into(attention, executor, q_view, k_view, v_view, mix_view, y_view, workspace,
+///                    &state);
+/// mhla::backward_into(attention, executor, q_view, k_view, v_view, mix_view, dy_view,
+///                     {dq_view, dk_view, dv_view, mhla::skip}, mhla::Update::overwrite, workspace,
+///                     &state);
+/// \endcode
 template <AttentionVariant V, Executor E, StorageScalar T>
 void forward_into(const V& attention, const E& executor,
                   const std::type_identity_t<TensorView<const T, 4>>& q,

@@ -24,7 +24,7 @@ MHLA_NAMESPACE_BEGIN
 namespace testing {
 
 /// \defgroup testing Testing
-/// Tools to test your code against ours: a gradient check, comparisons, reproducible random
+/// Tools to test your code against the library: a gradient check, comparisons, reproducible random
 /// tensors, and a tensor that does not need Eigen.
 /// \code
 /// auto a = mhla::testing::random_tensor<double>(mhla::testing::Normal{}, 1, 2, 3);
