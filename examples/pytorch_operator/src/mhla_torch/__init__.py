@@ -38,12 +38,14 @@ class MultiHeadLinearAttention(torch.nn.Module):
 
     def __init__(self, dim, heads, *, block, grid, kv_heads=None, causal=False, normalize=True):
         super().__init__()
+        if dim % heads:
+            raise ValueError(f"dim is {dim}, which does not make {heads} heads of equal size")
         self.heads = [heads, kv_heads or heads, kv_heads or heads]
         self.options = dict(block=block, grid=None if isinstance(grid, int) else grid, causal=causal,
                             normalize=normalize)
         self.qkv = torch.nn.Linear(dim, sum(self.heads) * (dim // heads))
         self.mix = torch.nn.Parameter(initial_mix(block=block, grid=grid, causal=causal))
-        self.out = torch.nn.Linear(heads * (dim // heads), dim)
+        self.out = torch.nn.Linear(dim, dim)
 
     def forward(self, x):
         packed = self.qkv(x).unflatten(-1, (sum(self.heads), -1)).transpose(1, 2)
