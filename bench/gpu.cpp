@@ -3,12 +3,13 @@
 //   bench_gpu [--out FILE] [--seconds 0.3] [--shapes PART] [--scalars float,bfloat16]
 //             [--paths cublas,summaries,quadratic,resident,persistent] [--no-errors]
 // First the ceilings: copies, matrix products, launches. Then forward and backward pass of every
-// shape (of those whose name holds PART; small ones first) on every path that can run it, also with
-// summaries that the forward pass saves for the backward pass where it has them; from a CUDA graph
-// with warm and with cold L2 cache, and call by call. Each result is a line of JSON that also says
-// which path the library would choose, and what its model expects of this one; MHLA_COMMIT and
-// MHLA_DRIVER in the environment go into it. Times are of CUDA's events, of `seconds` each. Exits
-// with 77 where there is no GPU.
+// shape (of those whose name holds PART; what matters most first) on every path that can run it
+// (but quadratic up to 8192 tokens), in bfloat16 before float, also with summaries that the forward
+// pass saves for the backward pass where it has them; from a CUDA graph with warm and with cold L2
+// cache, and call by call. Each result is a line of JSON that also says which path the library
+// would choose, what its model expects of this one, and the chip's clocks and power meanwhile;
+// MHLA_COMMIT and MHLA_DRIVER in the environment go into it. Times are of CUDA's events, of
+// `seconds` each. Exits with 77 where there is no GPU.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -73,12 +74,17 @@ class DeviceArray {
 /// The stream, the handle, and what empties the L2 cache.
 struct Machine {
   gpu::Lane lane;
-  DeviceArray flush{std::size_t{128} << 20};
+  DeviceArray flush{std::size_t{256} << 20};
   double copy_bandwidth = 0;  // bytes a second, read and written
 
+  Machine() {
+    gpu::check(cudaMemset(flush.as<void>(), 0, flush.bytes()), "cudaMemset");
+    gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
   CudaDevice device(CudaPath path = CudaPath::automatic) const { return lane.device(path); }
+  /// Reads: lines that were written would have to be written back while work is timed.
   void empty_cache() const {
-    gpu::check(cudaMemsetAsync(flush.as<void>(), 0, flush.bytes(), lane.stream), "cudaMemsetAsync");
+    read_all(device(), flush.as<float>(), static_cast<mhla::Index>(flush.bytes() / sizeof(float)));
   }
 };
 
@@ -100,6 +106,25 @@ JsonLine machine_fields() {
       .add("driver_cuda", driver)
       .add("cuda", runtime)
       .add("commit", environment("MHLA_COMMIT"));
+}
+
+/// Clocks in MHz, power in watts, temperature, as nvidia-smi says; empty without it.
+JsonLine chip_fields() {
+  std::FILE* const pipe = popen(
+      "nvidia-smi --query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu "
+      "--format=csv,noheader,nounits 2>/dev/null",
+      "r");
+  double sm = 0, memory = 0, power = 0, temperature = 0;
+  const int found =
+      pipe == nullptr ? 0
+                      : std::fscanf(pipe, "%lf, %lf, %lf, %lf", &sm, &memory, &power, &temperature);
+  if (pipe != nullptr) pclose(pipe);
+  if (found != 4) return {};
+  return JsonLine{}
+      .add("sm_mhz", sm)
+      .add("memory_mhz", memory)
+      .add("watts", power)
+      .add("celsius", temperature);
 }
 
 JsonLine time_fields(const Quantiles& time) {
@@ -335,8 +360,9 @@ void measure_pass(const Machine& machine, const Options& options, const JsonLine
     kept.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
     machine.lane.stream.wait();
   }
-  write("calls, warm L2", time_on(machine.lane.stream, options.seconds, nothing, run),
-        JsonLine{}.add("host_us", quantiles(kept).median));
+  const Quantiles calls = time_on(machine.lane.stream, options.seconds, nothing, run);
+  write("calls, warm L2", calls,
+        JsonLine{}.add("host_us", quantiles(kept).median).append(chip_fields()));
 }
 
 /// Root mean square of the errors over that of the values.
@@ -392,6 +418,7 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
     for (const CudaPath path : {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic,
                                 CudaPath::resident, CudaPath::persistent}) {
       if (options.paths.find(name_of(path)) == std::string::npos) continue;
+      if (path == CudaPath::quadratic && shape.tokens() > 8192) continue;
       const mhla::cuda::Refusal refusal = chosen.forward.cost.choice.refusal_of(path);
       if (refusal != mhla::cuda::Refusal::none) {
         lines.write(JsonLine(head)
@@ -486,18 +513,15 @@ int run(const Options& options) {
   measure_copy(machine, options, lines);
   measure_products(machine, options, lines);
   measure_launches(machine, options, lines);
-  std::vector<GpuShape> shapes = gpu_shapes();
-  std::stable_sort(shapes.begin(), shapes.end(), [](const GpuShape& a, const GpuShape& b) {
-    return a.forward_elements() < b.forward_elements();
-  });
-  for (const GpuShape& shape : shapes) {
-    if (shape.name.find(options.shapes) == std::string::npos) continue;
-    if (options.scalars.find("bfloat16") != std::string::npos)
-      measure_shape<BFloat16>(machine, options, shape, lines);
-    if (options.scalars.find("float,") == 0 || options.scalars == "float" ||
-        options.scalars.find(",float") != std::string::npos)
-      measure_shape<float>(machine, options, shape, lines);
-  }
+  const auto measure_all = [&](auto measure) {
+    for (const GpuShape& shape : gpu_shapes())
+      if (shape.name.find(options.shapes) != std::string::npos) measure(shape);
+  };
+  if (options.scalars.find("bfloat16") != std::string::npos)
+    measure_all([&](const GpuShape& s) { measure_shape<BFloat16>(machine, options, s, lines); });
+  if (options.scalars.find("float,") == 0 || options.scalars == "float" ||
+      options.scalars.find(",float") != std::string::npos)
+    measure_all([&](const GpuShape& s) { measure_shape<float>(machine, options, s, lines); });
   return 0;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The benchmark's own kernels: one that fills tensors, and one that does nothing.
+// The benchmark's own kernels: one that fills tensors, one that reads an array, one that does
+// nothing.
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/launch.cuh>
 
@@ -32,6 +33,16 @@ struct FillNormal {
   }
 };
 
+/// What is read is not needed; that the compiler cannot know.
+struct ReadAll {
+  const float* data;
+  float* never;
+
+  MHLA_HOST_DEVICE void operator()(mhla::Index i) const {
+    if (data[i] != 0) *never = data[i];
+  }
+};
+
 struct Nothing {
   MHLA_HOST_DEVICE void operator()(mhla::Index) const {}
 };
@@ -44,6 +55,10 @@ void fill_normal(const mhla::CudaDevice& device, T* data, mhla::Index count, std
 }
 template void fill_normal(const mhla::CudaDevice&, float*, mhla::Index, std::uint64_t);
 template void fill_normal(const mhla::CudaDevice&, mhla::BFloat16*, mhla::Index, std::uint64_t);
+
+void read_all(const mhla::CudaDevice& device, float* zeros, mhla::Index count) {
+  mhla::cuda::launch(device, count, ReadAll{zeros, zeros});
+}
 
 void launch_nothing(const mhla::CudaDevice& device) { mhla::cuda::launch(device, 1, Nothing{}); }
 

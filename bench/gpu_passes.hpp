@@ -51,6 +51,8 @@ void fill_normal(const mhla::CudaDevice& device, T* data, mhla::Index count, std
 
 /// A kernel that does nothing.
 void launch_nothing(const mhla::CudaDevice& device);
+/// Reads an array of zeros.
+void read_all(const mhla::CudaDevice& device, float* zeros, mhla::Index count);
 
 /// One head of one item in double.
 struct HeadTensors {

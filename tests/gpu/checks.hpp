@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <mhla/core/error.hpp>
@@ -64,7 +65,8 @@ void for_each_path(const V& attention, const Shape& shape, const Paths& paths, c
   const auto cost = mhla::cuda::call_cost<T>(attention, shape, mhla::CudaDevice(nullptr, nullptr),
                                              mhla::cuda::Direction::forward);
   for (const mhla::CudaPath path : paths)
-    if (cost.choice.can(path)) f(path);
+    if (cost.choice.can(path) && (only_path.empty() || only_path == mhla::cuda::name_of(path)))
+      f(path);
 }
 inline std::string on(mhla::CudaPath path, const std::string& name) {
   return name + ", path " + mhla::cuda::name_of(path);
@@ -98,17 +100,48 @@ Results<T> fresh_results(Call<T, V>& call, const Lane& lane,
   return call.results();
 }
 
+/// Runs a case, named before it runs. What it throws is its failure, and the next case runs, unless
+/// the GPU can do no more.
+template <class Case>
+void attempt(Report& report, const std::string& title, const Case& run) {
+  report.begin(title);
+  try {
+    run();
+  } catch (const std::exception& error) {
+    report.expect(false, title, error.what());
+    cudaGetLastError();
+    check(cudaDeviceSynchronize(), "after an error that stays, nothing runs in this process");
+  }
+}
+
+/// Calls f(name, attention, shape) for every case of scalar T.
+template <class T, class F>
+void attempt_each_case(Report& report, const char* group, const F& f) {
+  if (!only_path.empty()) return;
+  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    attempt(report, title<T>(group, name), [&] { f(name, attention, shape); });
+  });
+}
+/// Calls f(name, attention, shape, path) for every case that has fused kernels, on every path.
+template <class T, class Paths, class F>
+void attempt_each_fused_case(Report& report, const char* group, const Paths& paths, const F& f) {
+  for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    for_each_path<T>(attention, shape, paths, [&](mhla::CudaPath path) {
+      const std::string where = on(path, name);
+      attempt(report, title<T>(group, where), [&] { f(where, attention, shape, path); });
+    });
+  });
+}
+
 /// Calls f(name, attention, shape, path) for every case of scalar T: those of variants.hpp as they
 /// come, and those that fused kernels run on every path.
 template <class T, class F>
-void for_each_case_and_path(const F& f) {
-  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    f(name, attention, shape, mhla::CudaPath::automatic);
-  });
-  for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    for_each_path<T>(attention, shape, every_path,
-                     [&](mhla::CudaPath path) { f(on(path, name), attention, shape, path); });
-  });
+void attempt_each_case_and_path(Report& report, const char* group, const F& f) {
+  attempt_each_case<T>(report, group,
+                       [&](const std::string& name, const auto& attention, const Shape& shape) {
+                         f(name, attention, shape, mhla::CudaPath::automatic);
+                       });
+  attempt_each_fused_case<T>(report, group, every_path, f);
 }
 
 /// A Call, of a variant that is deduced.
@@ -151,22 +184,22 @@ void expect_parity(Report& report, const Lane& lane, const char* group, const st
 template <class T>
 void check_parity(Report& report) {
   const Lane lane;
-  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    expect_parity<T>(report, lane, "parity", name, attention, shape, mhla::CudaPath::automatic,
-                     bounds<T>);
-  });
+  attempt_each_case<T>(report, "parity",
+                       [&](const std::string& name, const auto& attention, const Shape& shape) {
+                         expect_parity<T>(report, lane, "parity", name, attention, shape,
+                                          mhla::CudaPath::automatic, bounds<T>);
+                       });
 }
 
 /// Likewise on every path that runs the call.
 template <class T>
 void check_paths(Report& report) {
   const Lane lane;
-  for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    for_each_path<T>(attention, shape, every_path, [&](mhla::CudaPath path) {
-      expect_parity<T>(report, lane, "paths", on(path, name), attention, shape, path,
-                       path_bounds<T>);
-    });
-  });
+  attempt_each_fused_case<T>(
+      report, "paths", every_path,
+      [&](const std::string& name, const auto& attention, const Shape& shape, mhla::CudaPath path) {
+        expect_parity<T>(report, lane, "paths", name, attention, shape, path, path_bounds<T>);
+      });
 }
 
 /// Paths among themselves, on calls that are too large for the CPU.
@@ -183,10 +216,12 @@ void check_large_paths(Report& report) {
                         call.damage());
           return results;
         };
-        const Results<T> by_cublas = results_on(mhla::CudaPath::cublas);
         for_each_path<T>(attention, shape, mhla::cuda::fused_paths, [&](mhla::CudaPath path) {
-          expect_near(report, title<T>("large paths", on(path, name)) + " against cublas",
-                      results_on(path), by_cublas, path_bounds<T> * 2);
+          const std::string what = title<T>("large paths", on(path, name)) + " against cublas";
+          attempt(report, what, [&] {
+            expect_near(report, what, results_on(path), results_on(mhla::CudaPath::cublas),
+                        path_bounds<T> * 2);
+          });
         });
       });
 }
@@ -198,7 +233,7 @@ void check_states(Report& report) {
   const Lane lane;
   const auto check = [&](const std::string& name, const auto& attention, const Shape& shape,
                          mhla::CudaPath path) {
-    const std::string what = title<T>("states", on(path, name));
+    const std::string what = title<T>("states", name);
     auto call = make_call<T>(attention, shape, 800);
     const Results<T> recomputed = fresh_results(call, lane, path);
     auto saving = make_call<T>(attention, shape, 800);
@@ -211,13 +246,12 @@ void check_states(Report& report) {
       expect_near(report, what, saved, recomputed, bounds<T>);
     }
   };
-  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    check(name, attention, shape, mhla::CudaPath::cublas);
-  });
-  for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    for (const mhla::CudaPath path : {mhla::CudaPath::cublas, mhla::CudaPath::summaries})
-      check(name, attention, shape, path);
-  });
+  attempt_each_case<T>(
+      report, "states", [&](const std::string& name, const auto& attention, const Shape& shape) {
+        check(on(mhla::CudaPath::cublas, name), attention, shape, mhla::CudaPath::cublas);
+      });
+  attempt_each_fused_case<T>(report, "states",
+                             std::array{mhla::CudaPath::cublas, mhla::CudaPath::summaries}, check);
 }
 
 /// Forward and backward of a larger call on another stream, again and again, so that what is
@@ -250,7 +284,8 @@ template <class T>
 void check_determinism(Report& report) {
   const Lane lane;
   OtherWork<T> other;
-  for_each_case_and_path<T>(
+  attempt_each_case_and_path<T>(
+      report, "determinism",
       [&](const std::string& name, const auto& attention, const Shape& shape, mhla::CudaPath path) {
         auto call = make_call<T>(attention, shape, 200);
         other.wait();
@@ -275,7 +310,8 @@ void check_graphs(Report& report) {
     report.skip(title<T>("graphs", "all"), "streams cannot be recorded here");
     return;
   }
-  for_each_case_and_path<T>(
+  attempt_each_case_and_path<T>(
+      report, "graphs",
       [&](const std::string& name, const auto& attention, const Shape& shape, mhla::CudaPath path) {
         const std::string what = title<T>("graphs", name);
         auto call = make_call<T>(attention, shape, 300);
@@ -513,41 +549,42 @@ void check_pointers(Report& report) {
 template <class T>
 void check_small(Report& report) {
   const Lane lane;
-  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    const Inputs<T> inputs(shape, 500);
-    Call<T, std::decay_t<decltype(attention)>> call(attention, inputs);
-    expect_near(report, title<T>("small", name), fresh_results(call, lane),
-                on_cpu(attention, inputs), bounds<T>);
-  });
+  attempt_each_case<T>(report, "small",
+                       [&](const std::string& name, const auto& attention, const Shape& shape) {
+                         const Inputs<T> inputs(shape, 500);
+                         Call<T, std::decay_t<decltype(attention)>> call(attention, inputs);
+                         expect_near(report, title<T>("small", name), fresh_results(call, lane),
+                                     on_cpu(attention, inputs), bounds<T>);
+                       });
 }
 /// And each fused path.
 template <class T>
 void check_small_paths(Report& report) {
   const Lane lane;
-  for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    const Inputs<T> inputs(shape, 500);
-    const Results<double> expected = on_cpu(attention, inputs);
-    for_each_path<T>(attention, shape, mhla::cuda::fused_paths, [&](mhla::CudaPath path) {
-      Call<T, std::decay_t<decltype(attention)>> call(attention, inputs);
-      expect_near(report, title<T>("small paths", on(path, name)), fresh_results(call, lane, path),
-                  expected, path_bounds<T>);
-    });
-  });
+  attempt_each_fused_case<T>(
+      report, "small paths", mhla::cuda::fused_paths,
+      [&](const std::string& name, const auto& attention, const Shape& shape, mhla::CudaPath path) {
+        const Inputs<T> inputs(shape, 500);
+        Call<T, std::decay_t<decltype(attention)>> call(attention, inputs);
+        expect_near(report, title<T>("small paths", name), fresh_results(call, lane, path),
+                    on_cpu(attention, inputs), path_bounds<T>);
+      });
 }
 
 /// Enters the checks of one scalar.
 template <class T>
 bool enter_groups() {
-  groups().insert(groups().end(), {{"parity", check_parity<T>},
-                                   {"paths", check_paths<T>},
-                                   {"large_paths", check_large_paths<T>},
-                                   {"states", check_states<T>},
-                                   {"determinism", check_determinism<T>},
-                                   {"graphs", check_graphs<T>},
-                                   {"etiquette", check_etiquette<T>},
-                                   {"pointers", check_pointers<T>},
-                                   {"small", check_small<T>},
-                                   {"small_paths", check_small_paths<T>}});
+  const char* const scalar = scalar_name<T>;
+  groups().insert(groups().end(), {{"parity", scalar, check_parity<T>},
+                                   {"paths", scalar, check_paths<T>},
+                                   {"large_paths", scalar, check_large_paths<T>},
+                                   {"states", scalar, check_states<T>},
+                                   {"determinism", scalar, check_determinism<T>},
+                                   {"graphs", scalar, check_graphs<T>},
+                                   {"etiquette", scalar, check_etiquette<T>},
+                                   {"pointers", scalar, check_pointers<T>},
+                                   {"small", scalar, check_small<T>},
+                                   {"small_paths", scalar, check_small_paths<T>}});
   return true;
 }
 

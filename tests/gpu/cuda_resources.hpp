@@ -34,6 +34,12 @@ inline std::string why_no_gpu() {
   return devices == 0 ? "CUDA finds no device" : "";
 }
 
+inline std::string device_name() {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  return properties.name;
+}
+
 /// A stream that does not wait for the default one.
 class Stream {
  public:

@@ -3,6 +3,7 @@
 // where a program has it, enters its own.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "report.hpp"
@@ -11,8 +12,12 @@ namespace gpu {
 
 struct Group {
   const char* name;
+  const char* scalar;
   void (*check)(Report&);
 };
+
+/// The path that the command line leaves of those that a group goes through; empty: all.
+inline std::string only_path;
 
 /// Of all scalars of the program.
 inline std::vector<Group>& groups() {

@@ -35,8 +35,12 @@ class GuardedBuffer {
 
   /// Not-a-number in every floating-point type, -1 in every integer.
   void poison() const { set(data(), 0xff, bytes_); }
+  /// A copy from pageable memory may return before it has arrived, and streams like ours do not
+  /// wait for the default one.
   void upload(const void* from) const {
-    if (bytes_ > 0) check(cudaMemcpy(data(), from, bytes_, cudaMemcpyHostToDevice), "cudaMemcpy");
+    if (bytes_ == 0) return;
+    check(cudaMemcpy(data(), from, bytes_, cudaMemcpyHostToDevice), "cudaMemcpy");
+    check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   }
   void download(void* to) const {
     if (bytes_ > 0) check(cudaMemcpy(to, data(), bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy");

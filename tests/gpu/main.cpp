@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The tests that need a GPU: mhla_gpu_tests [--leave-memory] GROUP..., of the groups below. Exits
-// with 77 where there is no GPU.
+// The tests that need a GPU: mhla_gpu_tests [options] GROUP..., of the groups below. Exits with 77
+// where there is no GPU.
 #include <cstdio>
-#include <cstring>
 #include <exception>
+#include <string>
+#include <vector>
 
 #include "call.hpp"
 #include "cuda_resources.hpp"
@@ -11,40 +12,72 @@
 
 namespace {
 
-constexpr const char* leave_memory = "--leave-memory";
+constexpr const char* usage =
+    "usage: mhla_gpu_tests [options] GROUP...\n"
+    "Groups: parity paths large_paths states determinism graphs etiquette pointers\n"
+    "small small_paths\n"
+    "  --scalar S      double, float, BFloat16 or Half alone\n"
+    "  --path P        of the cases that fused kernels run, those on path P alone\n"
+    "  --leave-memory  memory that a call writes is not poisoned before\n"
+    "  --probe         only says whether there is a GPU, and which\n";
 
-bool is_group(const char* name) {
+struct Options {
+  std::vector<std::string> names;
+  std::string scalar;
+  bool probe = false;
+  bool understood = true;
+};
+
+bool is_group(const std::string& name) {
   for (const gpu::Group& group : gpu::groups())
-    if (std::strcmp(group.name, name) == 0) return true;
+    if (name == group.name) return true;
   return false;
 }
 
-int usage() {
-  std::fprintf(stderr,
-               "usage: mhla_gpu_tests [--leave-memory] GROUP...\n"
-               "Groups: parity paths large_paths states determinism graphs etiquette pointers\n"
-               "small small_paths\n"
-               "--leave-memory: memory that a call writes is not poisoned before\n");
-  return 2;
+Options parsed(const std::vector<std::string>& arguments) {
+  Options options;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    const bool has_value = i + 1 < arguments.size();
+    if (argument == "--leave-memory")
+      gpu::poisons = false;
+    else if (argument == "--probe")
+      options.probe = true;
+    else if (argument == "--scalar" && has_value)
+      options.scalar = arguments[++i];
+    else if (argument == "--path" && has_value)
+      gpu::only_path = arguments[++i];
+    else if (is_group(argument))
+      options.names.push_back(argument);
+    else
+      options.understood = false;
+  }
+  options.understood = options.understood && (options.probe || !options.names.empty());
+  return options;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
+  const Options options = parsed({argv + 1, argv + argc});
+  if (!options.understood) {
+    std::fputs(usage, stderr);
+    return 2;
+  }
   const std::string missing = gpu::why_no_gpu();
-  if (argc < 2) return usage();
-  for (int i = 1; i < argc; ++i)
-    if (std::strcmp(argv[i], leave_memory) != 0 && !is_group(argv[i])) return usage();
   if (!missing.empty()) {
     std::printf("Skipped: no GPU: %s\n", missing.c_str());
     return gpu::exit_without_gpu;
   }
-  gpu::Report report;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], leave_memory) == 0) gpu::poisons = false;
-    for (const gpu::Group& group : gpu::groups())
-      if (std::strcmp(group.name, argv[i]) == 0) group.check(report);
+  if (options.probe) {
+    std::printf("%s\n", gpu::device_name().c_str());
+    return 0;
   }
+  gpu::Report report;
+  for (const std::string& name : options.names)
+    for (const gpu::Group& group : gpu::groups())
+      if (name == group.name && (options.scalar.empty() || options.scalar == group.scalar))
+        group.check(report);
   return report.finish();
 } catch (const std::exception& error) {
   std::printf("FAIL  %s\n", error.what());

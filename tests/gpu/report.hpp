@@ -10,6 +10,8 @@ namespace gpu {
 
 class Report {
  public:
+  /// Names a case before it runs: what a hang, or a crash, was in.
+  void begin(const std::string& what) const { print("CASE", what, ""); }
   /// `detail` is what was found; it is printed either way.
   void expect(bool holds, const std::string& what, const std::string& detail = "") {
     ++(holds ? passed_ : failed_);

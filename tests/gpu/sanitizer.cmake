@@ -2,7 +2,7 @@
 # Runs the tests that a slow tool can watch under a tool of compute-sanitizer:
 #   cmake -DTOOL=memcheck -DPROGRAM=mhla_gpu_tests -P sanitizer.cmake
 # Says "Skipped: ..." where there is no GPU or the tool does not work on it.
-execute_process(COMMAND "${PROGRAM}" etiquette RESULT_VARIABLE status OUTPUT_VARIABLE output
+execute_process(COMMAND "${PROGRAM}" --probe RESULT_VARIABLE status OUTPUT_VARIABLE output
   ERROR_VARIABLE output)
 if(status EQUAL 77)
   message(STATUS "${output}")
@@ -28,8 +28,8 @@ elseif(TOOL STREQUAL "initcheck")
   set(arguments --leave-memory small small_paths)
 endif()
 execute_process(COMMAND "${sanitizer}" ${options} "${PROGRAM}" ${arguments}
-  RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
-message(STATUS "${output}")
+  RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output
+  ECHO_OUTPUT_VARIABLE ECHO_ERROR_VARIABLE) # as it comes: a timeout keeps what there was
 if(status EQUAL 0)
   return()
 elseif(output MATCHES "(Device not supported|Unable to find injection library)")

@@ -71,8 +71,9 @@ inline Index shared_bytes_of_device(Index otherwise) {
 
 /// Throws CudaError unless CUDA knows the memory at an address.
 inline void require_device_memory(const void* address, const char* name) {
-  cudaPointerAttributes attributes{};
-  const cudaError_t status = cudaPointerGetAttributes(&attributes, address);
+  cudaPointerAttributes attributes{};  // of no address: unregistered
+  const cudaError_t status =
+      address == nullptr ? cudaSuccess : cudaPointerGetAttributes(&attributes, address);
   if (status != cudaSuccess)
     throw_cuda_error(status, std::string(name) + ": cudaPointerGetAttributes failed");
   if (attributes.type == cudaMemoryTypeUnregistered)

@@ -39,6 +39,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/cuda/device.hpp>
+#include <mhla/cuda/device_memory.cuh>
 #include <mhla/cuda/fused/tile_shape.hpp>
 #include <string>
 #include <type_traits>
@@ -260,18 +261,22 @@ __global__ void __launch_bounds__(Body::threads, Body::min_blocks_per_sm)
 
 /// Throws if a kernel cannot be launched.
 inline void check_launch(cudaError_t status) {
-  if (status != cudaSuccess)
-    throw CudaError("mhla: a kernel could not be launched: ", cudaGetErrorString(status));
+  check_cuda(status, "a kernel could not be launched");
 }
 
-/// The kernel of a body, set up for its shared memory.
+/// The kernel of a body, set up for its shared memory: always for as much as the device has, so
+/// that threads with calls of other sizes do not lower it for each other.
 template <class Body>
 const void* kernel_of(int shared_bytes) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments are limited to 4 KB");
   static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
   const auto kernel = reinterpret_cast<const void*>(&run_blocks<Body>);
-  check_launch(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  const Index most = shared_bytes_of_device(shared_bytes);
+  if (shared_bytes > most)
+    throw CudaError("mhla: a kernel needs ", shared_bytes, " bytes of shared memory, of which the ",
+                    "device has ", most, " for a thread block");
+  check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(most)));
   return kernel;
 }
 

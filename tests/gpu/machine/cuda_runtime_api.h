@@ -20,6 +20,15 @@ inline cudaError_t cudaGetDeviceCount(int* devices) {
   return cudaSuccess;
 }
 
+struct cudaDeviceProp {
+  char name[256];
+};
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  std::strcpy(properties->name, "none: host memory");
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
 inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   stand_in::Runtime& runtime = stand_in::runtime();
   runtime.allocates = true;
