@@ -2,6 +2,8 @@
 // What a GPU reaches, and what the library reaches on it:
 //   bench_gpu [--out FILE] [--seconds 0.3] [--shapes PART] [--scalars float,bfloat16]
 //             [--paths cublas,summaries,quadratic,resident,persistent] [--no-errors]
+//             [--no-ceilings]
+//   bench_gpu --list    the shapes, as JSON
 // First the ceilings: copies, matrix products, launches. Then forward and backward pass of every
 // shape (of those whose name holds PART; what matters most first) on every path that can run it
 // (but quadratic up to 8192 tokens), in bfloat16 before float, also with summaries that the forward
@@ -46,6 +48,8 @@ struct Options {
   std::string paths = "cublas,summaries,quadratic,resident,persistent";
   double seconds = 0.3;
   bool errors = true;
+  bool ceilings = true;
+  bool list = false;
 };
 
 template <class T>
@@ -227,6 +231,13 @@ void measure_launches(const Machine& machine, const Options& options, Lines& lin
 
 // --------------------------------------------------------------------------------------- passes
 
+void initialize_mix(const GpuShape& shape, HostTensor<float, 3>& mix) {
+  const mhla::InitialMixing options{.transform = shape.causal() ? mhla::Transform::causal
+                                                                : mhla::Transform::linear};
+  with_gpu_variant(shape,
+                   [&](const auto& variant) { mhla::initialize(mix.view(), variant, options); });
+}
+
 /// The tensors of a shape on the device, random but for mix, which is the library's initial one.
 template <class T>
 class Operands {
@@ -248,10 +259,7 @@ class Operands {
     fill_normal(device, k_.as<T>(), elements(shape.key_dim), 2);
     fill_normal(device, v_.as<T>(), elements(shape.value_dim), 3);
     fill_normal(device, dy_.as<T>(), elements(shape.value_dim), 4);
-    const mhla::InitialMixing options{.transform = shape.causal() ? mhla::Transform::causal
-                                                                  : mhla::Transform::linear};
-    with_gpu_variant(shape,
-                     [&](const auto& variant) { mhla::initialize(mix.view(), variant, options); });
+    initialize_mix(shape, mix);
     gpu::check(
         cudaMemcpy(mix_.as<void>(), mix.elements().data(), mix_.bytes(), cudaMemcpyHostToDevice),
         "cudaMemcpy");
@@ -435,16 +443,18 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
         const DeviceArray memory(bytes);
         const mhla::WorkspaceView workspace{memory.as<std::byte>(),
                                             static_cast<mhla::Index>(bytes)};
+        // Checked before it is timed, in memory that holds not-a-number.
+        operands.poison(machine.lane.stream);
+        passes.forward.run(machine.device(path), workspace);
+        if (passes.backward) passes.backward->run(machine.device(path), workspace);
+        machine.lane.stream.wait();
         Errors errors;
         if (options.errors) {
-          // Checked before it is timed, in memory that holds not-a-number.
-          operands.poison(machine.lane.stream);
-          passes.forward.run(machine.device(path), workspace);
-          if (passes.backward) passes.backward->run(machine.device(path), workspace);
-          machine.lane.stream.wait();
           errors = errors_of(operands, exact, first_dmix);
           if (passes.backward && first_dmix.size() == 0) first_dmix = operands.dmix();
         }
+        const auto y = operands.last_y().elements();
+        errors.forward.add("y_last", std::vector<double>(y.end() - 8, y.end()));
         measure_pass(machine, options, head, forward, passes.forward,
                      model_fields(chosen.forward, passes.forward), workspace, errors.forward,
                      lines);
@@ -480,8 +490,10 @@ Options parsed(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    if (name == "--no-errors") {
-      options.errors = false;
+    if (name == "--no-errors" || name == "--no-ceilings" || name == "--list") {
+      (name == "--list"        ? options.list
+       : name == "--no-errors" ? options.errors
+                               : options.ceilings) = name == "--list";
       continue;
     }
     if (i + 1 == argc) throw std::invalid_argument(name + ": unknown, or lacks its value");
@@ -502,7 +514,40 @@ Options parsed(int argc, char** argv) {
   return options;
 }
 
+/// For the peers: what a shape is, and its mixing matrix.
+void list_shapes() {
+  const char* separator = "[";
+  for (const GpuShape& shape : gpu_shapes()) {
+    HostTensor<float, 3> mix(1, shape.blocks(), shape.blocks());
+    initialize_mix(shape, mix);
+    const auto axes = [](const std::ptrdiff_t(&extents)[3]) {
+      return std::vector<double>(extents, extents + 3);
+    };
+    std::printf("%s%s", separator,
+                JsonLine{}
+                    .add("name", shape.name)
+                    .add("model", shape.causal()                   ? "language"
+                                  : shape.model == GpuModel::video ? "video"
+                                                                   : "key_sum")
+                    .add("batch", static_cast<double>(shape.batch))
+                    .add("heads", static_cast<double>(shape.heads))
+                    .add("key_dim", static_cast<double>(shape.key_dim))
+                    .add("value_dim", static_cast<double>(shape.value_dim))
+                    .add("grid", axes(shape.grid))
+                    .add("block", axes(shape.block))
+                    .add("mix", std::vector<double>(mix.elements().begin(), mix.elements().end()))
+                    .str()
+                    .c_str());
+    separator = ",\n";
+  }
+  std::puts("]");
+}
+
 int run(const Options& options) {
+  if (options.list) {
+    list_shapes();
+    return 0;
+  }
   const std::string missing = gpu::why_no_gpu();
   if (!missing.empty()) {
     std::printf("Skipped: no GPU: %s\n", missing.c_str());
@@ -510,9 +555,11 @@ int run(const Options& options) {
   }
   Lines lines(options.out, machine_fields());
   Machine machine;
-  measure_copy(machine, options, lines);
-  measure_products(machine, options, lines);
-  measure_launches(machine, options, lines);
+  if (options.ceilings) {
+    measure_copy(machine, options, lines);
+    measure_products(machine, options, lines);
+    measure_launches(machine, options, lines);
+  }
   const auto measure_all = [&](auto measure) {
     for (const GpuShape& shape : gpu_shapes())
       if (shape.name.find(options.shapes) != std::string::npos) measure(shape);

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace bench {
 
@@ -26,6 +27,12 @@ class JsonLine {
     out.precision(9);
     out << value;
     return raw(key, out.str());
+  }
+  JsonLine& add(const char* key, const std::vector<double>& values) {
+    std::ostringstream out;
+    out.precision(9);
+    for (const double value : values) out << (out.tellp() > 0 ? ", " : "") << value;
+    return raw(key, "[" + out.str() + "]");
   }
   JsonLine& append(const JsonLine& other) {
     if (!other.fields_.empty()) fields_ += (fields_.empty() ? "" : ", ") + other.fields_;
