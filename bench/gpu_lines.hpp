@@ -31,8 +31,13 @@ class JsonLine {
   JsonLine& add(const char* key, const std::vector<double>& values) {
     std::ostringstream out;
     out.precision(9);
-    for (const double value : values) out << (out.tellp() > 0 ? ", " : "") << value;
-    return raw(key, "[" + out.str() + "]");
+    const char* separator = "[";
+    for (const double value : values) {
+      out << separator << value;
+      separator = ", ";
+    }
+    out << (values.empty() ? "[]" : "]");
+    return raw(key, out.str());
   }
   JsonLine& append(const JsonLine& other) {
     if (!other.fields_.empty()) fields_ += (fields_.empty() ? "" : ", ") + other.fields_;
