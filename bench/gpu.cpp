@@ -514,10 +514,21 @@ Options parsed(int argc, char** argv) {
   return options;
 }
 
+/// Those that matter most first: time on a GPU may end.
+std::vector<GpuShape> ordered_shapes() {
+  std::vector<GpuShape> shapes = gpu_shapes();
+  auto rest = shapes.begin();
+  for (const char* name :
+       {"Wan_B1", "DiT-XL/2_512_B64", "DiT-XL/2_256_B64", "NLP_128x128_N2048_B8"})
+    rest = std::stable_partition(rest, shapes.end(),
+                                 [&](const GpuShape& shape) { return shape.name == name; });
+  return shapes;
+}
+
 /// For the peers: what a shape is, and its mixing matrix.
 void list_shapes() {
   const char* separator = "[";
-  for (const GpuShape& shape : gpu_shapes()) {
+  for (const GpuShape& shape : ordered_shapes()) {
     HostTensor<float, 3> mix(1, shape.blocks(), shape.blocks());
     initialize_mix(shape, mix);
     const auto axes = [](const std::ptrdiff_t(&extents)[3]) {
@@ -561,7 +572,7 @@ int run(const Options& options) {
     measure_launches(machine, options, lines);
   }
   const auto measure_all = [&](auto measure) {
-    for (const GpuShape& shape : gpu_shapes())
+    for (const GpuShape& shape : ordered_shapes())
       if (shape.name.find(options.shapes) != std::string::npos) measure(shape);
   };
   if (options.scalars.find("bfloat16") != std::string::npos)

@@ -77,7 +77,6 @@ struct GpuShape {
   }
 };
 
-/// What matters most first: time on a GPU may end.
 inline std::vector<GpuShape> gpu_shapes() {
   const auto video = [](std::ptrdiff_t batch) {
     return GpuShape{"Wan_B" + std::to_string(batch),
@@ -113,12 +112,12 @@ inline std::vector<GpuShape> gpu_shapes() {
                     {1, 1, 64}};
   };
   return {video(1),
-          images("DiT-XL/2_512", 64, 16, 72, 32, 8),
-          images("DiT-XL/2_256", 64, 16, 72, 16, 4),
-          text(8, 8, 128, 128, 2048),
-          images("DeiT-S", 256, 6, 64, 16, 4),
           video(2),
+          images("DiT-XL/2_256", 64, 16, 72, 16, 4),
           images("DiT-XL/2_256", 256, 16, 72, 16, 4),
+          images("DiT-XL/2_512", 64, 16, 72, 32, 8),
+          images("DeiT-S", 256, 6, 64, 16, 4),
+          text(8, 8, 128, 128, 2048),
           text(4, 8, 128, 128, 8192),
           text(1, 8, 128, 128, 32768),
           text(8, 4, 128, 256, 2048),
