@@ -62,6 +62,15 @@ def torch_environment(threads):
     return environment
 
 
+def ask():
+    try:
+        answer = input("Go on? [y/N] ")
+    except EOFError:  # nobody there
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
+        sys.exit("Nothing was done; --yes does without asking.")
+
+
 def confirm(arguments, count):
     install = not has_torch(arguments.venv)
     minutes = count * len(arguments.threads) * len(arguments.modes) * MINUTES_PER_RUN
@@ -71,12 +80,7 @@ def confirm(arguments, count):
     print(f"Then measures {count} shapes with {arguments.threads} threads: about {minutes:.0f} "
           "minutes, most of them torch.compile's; up to 8 GB of memory at the largest shapes.")
     if not arguments.yes:
-        try:
-            answer = input("Go on? [y/N] ")
-        except EOFError:  # nobody there
-            answer = ""
-        if answer.strip().lower() not in ("y", "yes"):
-            sys.exit("Nothing was done; --yes does without asking.")
+        ask()
     return install
 
 

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "bench"))
-from pytorch import TORCH, install_torch, python_of  # noqa: E402
+from pytorch import TORCH, ask, install_torch, python_of  # noqa: E402
 
 SKIPPED = 77
 NEEDED = "torch, numpy, setuptools"
@@ -57,12 +57,7 @@ def confirm(arguments, install):
     print(f"Compiles the operator, about a minute, installs it into {arguments.venv} as mhla_torch, and "
           "runs the checks, another minute.")
     if not arguments.yes:
-        try:
-            answer = input("Go on? [y/N] ")
-        except EOFError:  # nobody there
-            answer = ""
-        if answer.strip().lower() not in ("y", "yes"):
-            sys.exit("Nothing was done; --yes does without asking.")
+        ask()
 
 
 def install_into_venv(arguments):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 warnings.filterwarnings("ignore")
 import torch  # noqa: E402
+from torch import library  # noqa: E402
 
 import mhla_torch  # noqa: E402
 from dump_case import dump_case  # noqa: E402
@@ -108,10 +109,10 @@ def check_gradcheck():
 def check_opcheck():
     options = ([4], [], True, True, 1.0)
     q, k, v, mix, dy = operands(30, dict(block=4), kv_heads=2)
-    torch.library.opcheck(torch.ops.mhla_torch.attention.default, (q, k, v, mix, *options))
+    library.opcheck(torch.ops.mhla_torch.attention.default, (q, k, v, mix, *options))
     detached = (x.detach() for x in (dy, q, k, v, mix))
-    torch.library.opcheck(torch.ops.mhla_torch.attention_backward.default,
-                          (*detached, *options, [True, False, True, True]))
+    library.opcheck(torch.ops.mhla_torch.attention_backward.default,
+                    (*detached, *options, [True, False, True, True]))
 
 
 def check_compile():

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch import library
 
 torch.ops.load_library(next(Path(__file__).parent.glob("_C*")))
 _operators = torch.ops.mhla_torch
@@ -66,13 +67,13 @@ def _extents(extents):
 # What follows tells PyTorch of the operators' shapes, for torch.compile, and of their derivatives.
 
 
-@torch.library.register_fake("mhla_torch::attention")
+@library.register_fake("mhla_torch::attention")
 def _(q, k, v, mix, *options):
     batch, heads, tokens, _ = q.shape
     return q.new_empty(batch, tokens, heads, v.shape[3]).transpose(1, 2)
 
 
-@torch.library.register_fake("mhla_torch::attention_backward")
+@library.register_fake("mhla_torch::attention_backward")
 def _(dy, q, k, v, mix, *options):
     return [torch.empty_like(x) for x, wanted in zip((q, k, v, mix), options[-1]) if wanted]
 
@@ -93,5 +94,5 @@ def _refuse(ctx, *gradients):
                        "call backward without create_graph=True")
 
 
-torch.library.register_autograd("mhla_torch::attention", _backward, setup_context=_save)
-torch.library.register_autograd("mhla_torch::attention_backward", _refuse)
+library.register_autograd("mhla_torch::attention", _backward, setup_context=_save)
+library.register_autograd("mhla_torch::attention_backward", _refuse)
