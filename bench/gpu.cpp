@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What a GPU reaches, and what the library reaches on it:
 //   bench_gpu [--out FILE] [--seconds 0.3] [--shapes PART] [--scalars float,bfloat16]
-//             [--paths cublas,summaries,quadratic,resident,persistent] [--no-errors]
+//             [--paths cublas,summaries,quadratic,resident] [--no-errors]
 //             [--no-ceilings]
 //   bench_gpu --list    the shapes, as JSON
 // First the ceilings: copies, matrix products, launches. Then forward and backward pass of every
@@ -45,7 +45,7 @@ struct Options {
   std::string out;
   std::string shapes;
   std::string scalars = "float,bfloat16";
-  std::string paths = "cublas,summaries,quadratic,resident,persistent";
+  std::string paths = "cublas,summaries,quadratic,resident";
   double seconds = 0.3;
   bool errors = true;
   bool ceilings = true;
@@ -423,15 +423,13 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
       compute_reference(shape, exact, true);
     }
     HostTensor<float, 3> first_dmix;
-    for (const CudaPath path : {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic,
-                                CudaPath::resident, CudaPath::persistent}) {
+    for (const CudaPath path :
+         {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic, CudaPath::resident}) {
       if (options.paths.find(name_of(path)) == std::string::npos) continue;
       if (path == CudaPath::quadratic && shape.tokens() > 8192) continue;
-      const mhla::cuda::Refusal refusal = chosen.forward.cost.choice.refusal_of(path);
-      if (refusal != mhla::cuda::Refusal::none) {
-        lines.write(JsonLine(head)
-                        .add("path", name_of(path))
-                        .add("refused", mhla::cuda::to_string(refusal, shape.call())));
+      const mhla::cuda::Refusal refusal = chosen.forward.cost.choice.option(path).refusal;
+      if (!refusal.none()) {
+        lines.write(JsonLine(head).add("path", name_of(path)).add("refused", refusal.text()));
         continue;
       }
       const auto measure = [&](const GpuTensors<T>& tensors, const Work& forward,
@@ -468,7 +466,7 @@ void measure_shape(const Machine& machine, const Options& options, const GpuShap
       try {
         measure(operands.tensors(), {"forward", forward_bytes, shape.forward_flops()},
                 {"backward", backward_bytes, shape.backward_flops()});
-        if (!mhla::cuda::keeps_states(path)) continue;
+        if (!mhla::cuda::keeps_state(path)) continue;
         const mhla::Index size = gpu_state_size(shape, machine.device());
         const DeviceArray state(static_cast<std::size_t>(size) * sizeof(float));
         GpuTensors<T> tensors = operands.tensors();

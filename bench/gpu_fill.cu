@@ -2,7 +2,7 @@
 // The benchmark's own kernels: one that fills tensors, one that reads an array, one that does
 // nothing.
 #include <mhla/core/index.hpp>
-#include <mhla/cuda/launch.cuh>
+#include <mhla/cuda/chip/launch.cuh>
 
 #include "gpu_passes.hpp"
 

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <mhla/cuda/fused/product.cuh>
+#include <mhla/cuda/chip/product.cuh>
 #include <mhla/testing/random_tensor.hpp>
 #include <set>
 #include <stdexcept>
@@ -893,218 +893,6 @@ std::string fault_behind_a_kernel(std::array<Chunk, 64>& data, const Bodies&... 
   return message;
 }
 
-template <int Threads = 64, int SharedBytes = 4096, class F>
-void run_together(std::uint64_t seed, Index blocks, const F& f) {
-  machine::context().seed = seed;
-  kernel::run_together(machine::device(), blocks, Body<Threads, SharedBytes, F>{{f}});
-}
-
-/// What the machine says of a body whose blocks are in flight together, with some seed; "" where it
-/// finds no fault with any.
-template <class F>
-std::string fault_together(Index blocks, const F& f) {
-  std::string told;
-  for (std::uint64_t seed = 1; seed <= 2 * seeds; ++seed) {
-    const std::string message =
-        error_message<stand_in::KernelFault>([&] { run_together(seed, blocks, f); });
-    if (message != none) told = message;
-  }
-  return told;
-}
-
-// In memory that starts from zero: a counter for tickets, then those by which blocks wait.
-struct Counted {
-  std::array<kernel::Counter, 4> counters{};
-  alignas(16) std::array<int, 64 * 64> data{};
-  int* row(Index n) { return data.data() + n * 64; }
-};
-
-/// Goes through tickets [0, tickets), each of them by a thread block.
-template <class F>
-void for_each_ticket(const Block& block, Counted& memory, int tickets, const F& f) {
-  for (;;) {
-    if (block.thread == 0) kernel::write(at(0), kernel::take_number(memory.counters.data()));
-    block.sync();
-    const auto ticket = static_cast<int>(kernel::read<std::uint32_t>(at(0)));
-    block.sync();
-    if (ticket >= tickets) return;
-    f(ticket);
-    block.sync();
-  }
-}
-
-TEST_CASE("Blocks in flight: a few at a time, in turns, the others once one has ended") {
-  std::set<Index> counts;
-  bool met_another = false;
-  std::set<Index> max_at_once;
-  for (std::uint64_t seed = 1; seed <= 4 * seeds; ++seed) {
-    std::set<Index> begun, ended;
-    std::size_t at_once = 0;
-    Index last = -1;
-    const auto body = [&](const Block& block) {
-      counts.insert(block.blocks);
-      for (int i = 0; i < 300; ++i) {
-        begun.insert(block.number);
-        at_once = std::max(at_once, begun.size() - ended.size());
-        met_another = met_another ||
-                      (last != block.number && begun.count(last) > 0 && ended.count(last) == 0);
-        last = block.number;
-        block.sync();
-      }
-      ended.insert(block.number);
-    };
-    run_together<32, 64>(seed, 100, body);
-    CHECK(begun.size() == ended.size());
-    CHECK(counts.count(static_cast<Index>(begun.size())) == 1);
-    max_at_once.insert(static_cast<Index>(at_once));
-  }
-  CHECK(counts.size() == 7);
-  CHECK(met_another);
-  CHECK(max_at_once.count(1) == 1);
-  CHECK(max_at_once.size() > 4);
-  const long launches = machine::context().launches;
-  const auto nothing = [](const Block&) {};
-  run_together(1, 0, nothing);
-  CHECK(machine::context().launches == launches);
-  run_together(1, 1, nothing);
-  CHECK(machine::context().launches == launches + 1);
-}
-
-TEST_CASE("Blocks in flight: what is announced behind a barrier is known behind the next") {
-  // The first 20 tickets write rows, the next 20 read them once all are written, the last write
-  // them again once all have read.
-  enum class Flaw { no, no_wait, too_few, wait_too_late, announced_early, no_barrier, too_soon };
-  const auto body = [](Counted& memory, Flaw flaw) {
-    return [&memory, flaw](const Block& block) {
-      const auto wait = [&](int counter, std::uint32_t count) {
-        if (block.thread == 0)
-          kernel::wait_for_count(&memory.counters[static_cast<std::size_t>(counter)], count);
-        if (flaw != Flaw::no_barrier) block.sync();
-      };
-      const auto announce = [&](int counter) {
-        if (block.thread == 0)
-          kernel::announce(&memory.counters[static_cast<std::size_t>(counter)]);
-      };
-      for_each_ticket(block, memory, 60, [&](int ticket) {
-        const int row = ticket % 20;
-        if (ticket < 20) {
-          if (flaw == Flaw::announced_early) announce(1);
-          kernel::store_to(memory.row(row) + block.thread, row + 1);
-          block.sync();
-          if (flaw != Flaw::announced_early) announce(1);
-        } else if (ticket < 40) {
-          if (flaw != Flaw::no_wait && flaw != Flaw::wait_too_late)
-            wait(1, flaw == Flaw::too_few ? 19 : 20);
-          const int other = (row * 7 + 3) % 20;
-          const int found = kernel::load_from(memory.row(other) + 63 - block.thread);
-          if (flaw == Flaw::wait_too_late) wait(1, 20);
-          if (flaw == Flaw::no && found != other + 1) throw std::runtime_error("stale");
-          block.sync();
-          announce(2);
-        } else {
-          if (flaw != Flaw::too_soon) wait(2, 20);
-          kernel::store_to(memory.row(row) + block.thread, 100);
-        }
-      });
-    };
-  };
-  const auto told = [&](Flaw flaw) {
-    std::string message;
-    for (std::uint64_t seed = 1; seed <= 2 * seeds; ++seed) {
-      Counted memory;
-      machine::context().seed = seed;
-      const auto f = body(memory, flaw);
-      const std::string of_run = error_message<stand_in::KernelFault>(
-          [&] { kernel::run_together(machine::device(), 7, Body<64, 4096, decltype(f)>{{f}}); });
-      if (of_run != none) message = of_run;
-    }
-    return message;
-  };
-  CHECK(told(Flaw::no).empty());
-  for (const Flaw flaw : {Flaw::no_wait, Flaw::too_few, Flaw::wait_too_late, Flaw::announced_early,
-                          Flaw::no_barrier, Flaw::too_soon}) {
-    const std::string message = told(flaw);
-    CAPTURE(static_cast<int>(flaw), message);
-    CHECK(says(message, "a race in global memory: a ", "of another thread block",
-               "block_machine.cpp:"));
-  }
-}
-
-TEST_CASE("Blocks in flight: knowledge is passed on") {
-  // Ticket 2 hears of ticket 1 alone, which has heard of ticket 0.
-  const auto body = [](Counted& memory, bool passes_on) {
-    return [&memory, passes_on](const Block& block) {
-      for_each_ticket(block, memory, 3, [&](int ticket) {
-        if (ticket == 2 || (ticket == 1 && passes_on)) {
-          if (block.thread == 0)
-            kernel::wait_for_count(&memory.counters[static_cast<std::size_t>(ticket)], 1);
-          block.sync();
-        }
-        if (ticket == 0) kernel::store_to(memory.row(0) + block.thread, 5);
-        if (ticket == 2) kernel::load_from(memory.row(0) + block.thread);
-        block.sync();
-        if (block.thread == 0 && ticket < 2)
-          kernel::announce(&memory.counters[static_cast<std::size_t>(ticket + 1)]);
-      });
-    };
-  };
-  for (const bool passes_on : {true, false}) {
-    Index faults = 0;
-    for (std::uint64_t seed = 1; seed <= 2 * seeds; ++seed) {
-      Counted memory;
-      faults += error_message<stand_in::KernelFault>(
-                    [&] { run_together(seed, 7, body(memory, passes_on)); }) != none;
-    }
-    CHECK((faults == 0) == passes_on);
-  }
-}
-
-TEST_CASE("Blocks in flight: waiting for what none that has begun announces is no hang") {
-  // By number of the block: those that have not begun may wait for room.
-  Counted memory;
-  const std::string message = fault_together(7, [&memory](const Block& block) {
-    if (block.thread == 0) {
-      kernel::announce(&memory.counters[0]);
-      kernel::wait_for_count(&memory.counters[0], static_cast<std::uint32_t>(1000));
-    }
-    block.sync();
-  });
-  CHECK(says(message, "all thread blocks that have begun wait for others", "thread block ",
-             " waits for a count of 1000, which is at ", "block_machine.cpp:"));
-  Counted others;
-  CHECK(says(error_message<stand_in::KernelFault>([&] {
-               run(1, 3, [&others](const Block& block) {
-                 if (block.thread == 0) kernel::wait_for_count(&others.counters[0], 1);
-                 block.sync();
-               });
-             }),
-             " waits for a count of 1, which is at 0"));
-  // The machine goes on.
-  CHECK(fault_together(7, [](const Block& block) { block.sync(); }).empty());
-  check_no_fault([](const Block& block) { block.sync(); });
-}
-
-TEST_CASE("Counters are numbers of four bytes, and no kernel's before it has waited") {
-  Counted memory;
-  const auto counter = [&memory](int bytes) {
-    return reinterpret_cast<kernel::Counter*>(reinterpret_cast<char*>(memory.counters.data()) +
-                                              bytes);
-  };
-  check_fault(
-      [&](const Block& block) {
-        if (block.thread == 0) kernel::announce(counter(2));
-      },
-      "a store of 4 bytes at an address that is not a multiple of that");
-  auto early = [&](const Block& block) {
-    if (block.thread == 0) kernel::take_number(counter(0));
-    kernel::wait_for_earlier_kernels();
-  };
-  CHECK(says(error_message<stand_in::KernelFault>([&] {
-               kernel::run(machine::device(), 1, OwnBody<64, 64, decltype(early)>{early});
-             }),
-             "thread 0 uses a counter and has not waited for earlier kernels"));
-}
-
 TEST_CASE("A kernel waits for those before it, and touches nothing before that they may be at") {
   std::array<Chunk, 64> data{};
   std::array<Chunk, 64> tokens{};
@@ -1289,8 +1077,8 @@ std::vector<T> random_elements(std::uint64_t seed, int count) {
   return elements;
 }
 template <class T>
-TensorRow<T> row_of(T* data, int row, int cols) {
-  return {data + row * cols, 1, true};
+TensorRow<T> row_of(T* data, int row, int cols, int col) {
+  return {data + row * cols + col, true};
 }
 
 /// c = 1 + a b through tiles, small integers that no order of the sums can round.
@@ -1309,10 +1097,10 @@ void check_product() {
       M + N + K, 1, [from_a = a.data(), from_b = b.data(), to = c.data()](const Block& block) {
         const TileA tile_a{0};
         const TileB tile_b{TileA::bytes};
-        const auto row_a = [from_a](int r) { return row_of(from_a, r, TileA::cols); };
-        const auto row_b = [from_b](int r) { return row_of(from_b, r, TileB::cols); };
-        copy_rows<threads, T>(block, tile_a, true, row_a);
-        copy_rows<threads, T>(block, tile_b, false, row_b);
+        const auto row_a = [from_a](int r, int col) { return row_of(from_a, r, TileA::cols, col); };
+        const auto row_b = [from_b](int r, int col) { return row_of(from_b, r, TileB::cols, col); };
+        copy_rows<threads, T>(block, tile_a, row_a);
+        copy_elements<threads, T>(block, tile_b, row_b);
         kernel::commit_copies();
         Accumulators<M, N, WarpsM, WarpsN> sum;
         sum.for_each_pair(block, [](int, int, float& first, float& second) { first = second = 1; });
@@ -1403,18 +1191,27 @@ TEMPLATE_TEST_CASE("Rows come into tiles and go back, aligned and not", "", BFlo
     to = before;
     run<threads, Tile<rows, cols>::bytes>(4, 1, [&](const Block& block) {
       const Tile<rows, cols> tile{0};
-      copy_rows<threads, T>(block, tile, way == 0, [&](int r) {
-        return TensorRow<const T>{present(r) ? from.data() + index(r, 0) : nullptr, step,
-                                  present(r)};
-      });
+      const auto from_row = [&](int r, int c) {
+        return TensorRow<const T>{present(r) ? from.data() + index(r, c) : nullptr, present(r)};
+      };
+      if (way == 0) {
+        copy_rows<threads, T>(block, tile, from_row);
+      } else {
+        copy_elements<threads, T>(block, tile, from_row);
+      }
       kernel::commit_copies();
       kernel::wait_for_copies<0>();
       block.sync();
       for (int c = block.thread; c < cols; c += threads)
         require(kernel::read<T>(tile.at(1, c)).bits == 0, "a row that is absent is zero");
-      store_rows<threads, T>(block, tile, way == 0, update, [&](int r) {
-        return TensorRow<T>{present(r) ? to.data() + index(r, 0) : nullptr, step, present(r)};
-      });
+      const auto to_row = [&](int r, int c) {
+        return TensorRow<T>{present(r) ? to.data() + index(r, c) : nullptr, present(r)};
+      };
+      if (way == 0 && update == Update::overwrite) {
+        store_rows<threads, T>(block, tile, to_row);
+      } else {
+        store_elements<threads, T>(block, tile, update, to_row);
+      }
     });
     auto expected = before;
     for (int r = 0; r < rows; ++r)

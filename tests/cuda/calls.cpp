@@ -2,6 +2,8 @@
 // What the laws do not see of the CUDA backend's calls: same bits in whatever order a kernel's
 // threads run, whatever else is asked for, and about the same results where the batch is cut into
 // parts.
+#include <algorithm>
+#include <cstdint>
 #include <mhla/packed.hpp>
 #include <string>
 #include <vector>
@@ -101,6 +103,73 @@ TEST_CASE("cuda: no bit depends on the order of a kernel's threads", "[cuda]") {
       call::check_same_bits(again, gradients);
     }
   });
+}
+
+namespace {
+
+/// A copy that begins between multiples of 16 bytes, where no kernel may use vectors.
+template <class T>
+struct Crooked {
+  std::vector<T> memory;
+  mhla::TensorView<T, 4> view;
+
+  explicit Crooked(const mhla::TensorView<const T, 4>& from)
+      : memory(static_cast<std::size_t>(from.size()) + 1),
+        view(mhla::make_view(memory.data(), from.extent[0], from.extent[1], from.extent[2],
+                             from.extent[3])) {
+    if (reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0) ++view.data;
+    mhla::testing::for_each_element([](T& to, const T& e) { to = e; }, view, from);
+  }
+};
+
+template <class T, class V>
+void check_crooked(const char* name, const V& attention, const Shape& shape) {
+  CAPTURE(name, sizeof(T));
+  const mhla::CudaDevice device(nullptr, &machine::context(), {}, mhla::FloatProducts::exact,
+                                mhla::CudaPath::cublas);
+  const auto x = operands<T>(attention, shape);
+  REQUIRE(reinterpret_cast<std::uintptr_t>(x.q.view().data) % 16 == 0);
+  const Workspace workspace(
+      std::max(mhla::forward_workspace_size<T>(attention, x.shape(), device),
+               mhla::backward_workspace_size<T>(attention, x.shape(), device)));
+  const auto run = [&](const auto& q, const auto& k, const auto& v, const auto& dy, const auto& y,
+                       const auto& dq, const auto& dk, const auto& dv) {
+    auto mix = x.mix;
+    forward_into(attention, device, q, k, v, x.mix.view(), y, workspace);
+    for (const Update update : {Update::overwrite, Update::accumulate})
+      backward_into(attention, device, q, k, v, x.mix.view(), dy, {dq, dk, dv, mix.view()}, update,
+                    workspace);
+    return mix;
+  };
+  Gradients<T> gradients(x);
+  auto y = x.dy;
+  const auto mix = run(x.q.view(), x.k.view(), x.v.view(), x.dy.view(), y.view(),
+                       gradients.query.view(), gradients.key.view(), gradients.value.view());
+  const Crooked<T> q(x.q.view()), k(x.k.view()), v(x.v.view()), dy(x.dy.view()), of_y(x.dy.view()),
+      dq(x.q.view()), dk(x.k.view()), dv(x.v.view());
+  const auto of_mix = run(q.view, k.view, v.view, dy.view, of_y.view, dq.view, dk.view, dv.view);
+  CHECK(bitwise_equal(of_y.view, y.view()));
+  CHECK(bitwise_equal(dq.view, gradients.query.view()));
+  CHECK(bitwise_equal(dk.view, gradients.key.view()));
+  CHECK(bitwise_equal(dv.view, gradients.value.view()));
+  CHECK(bitwise_equal(of_mix.view(), mix.view()));
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("cuda: vectors and single elements give the same bits", "[cuda]", float, double,
+                   mhla::BFloat16, mhla::Half) {
+  using T = TestType;
+  const Shape shape{2, 4, 2, 24, 24, 16, 8, 4};
+  check_crooked<T>("causal", causal, shape);
+  check_crooked<T>("products", with_products, shape);
+  const Attention<Relu, Blocks2D, Bidirectional, MixedKeySum, mhla::AxialRotary> rotated{
+      .blocks = {.grid = {4, 6}, .block = {3, 4}}};
+  check_crooked<T>("neighbours", rotated, shape);
+  const Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary> halves{
+      .blocks = {.block = 5}};
+  check_crooked<T>("halves", halves, shape);
+  check_crooked<T>("halves that are no vectors", halves, {2, 4, 2, 24, 24, 20, 6, 4});
 }
 
 TEST_CASE("cuda: the workspace is exact and its contents do not matter", "[cuda]") {

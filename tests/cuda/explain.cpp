@@ -112,23 +112,23 @@ TEST_CASE("cuda explain: the text", "[cuda]") {
   CHECK(says(
       text,
       "forward: path cublas, the one that can run it; products in float, never TF32\n"
-      "  not summaries, not quadratic, not resident, not persistent: float tensors\n"
-      "  by a model of an H200, which measurements are to replace: cublas ",
+      "  not summaries, not quadratic, not resident: float tensors\n"
+      "  by a model of an H200, which measurements are to replace, in us:\n    cublas ",
+      ", bound by launches: bytes 0, products 0, instructions 0, launches ",
       "\nbackward: path cublas", "\n  batch in 1 part of 1\n",
       "workspace " + number(mhla::forward_workspace_size<float>(attention, shape, device)) +
           " bytes, of which " + number(mhla::cuda::cublas_workspace_bytes) + " are for cuBLAS",
       "products " + number(mhla::diagnostics::forward_cost(attention, shape).flops()) + " FLOP\n",
       "tensors " + number(4 * (3 * 2 * 64 * 8 + 16)) + " bytes read, " + number(4 * 2 * 64 * 8) +
-          " bytes written; kernels move " + number(forward.bytes_moved) + " bytes\n"));
+          " bytes written; kernels move about " + number(forward.bytes_moved) + " bytes\n"));
   CHECK(!says(text, ", summaries "));
   CHECK(forward.bytes_moved > forward.bytes_read + forward.bytes_written);
   const CudaDevice fast(nullptr, nullptr, {}, mhla::FloatProducts::tf32);
   CHECK(says(mhla::explain<mhla::BFloat16>(attention, shape, fast), "products in TF32",
-             "not summaries, not quadratic, not resident, not persistent: no kernels for head "
-             "dimensions 8/8: they "
+             "not summaries, not quadratic, not resident: no kernels for head dimensions 8/8: they "
              "exist for "));
   CHECK(says(mhla::explain<double>(attention, shape, fast), "products in double",
-             "not persistent: double tensors\n"));
+             "not resident: double tensors\n"));
   Shape wider = shape;
   wider.key_dim = 128;
   wider.value_dim = 256;

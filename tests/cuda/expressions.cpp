@@ -247,6 +247,12 @@ TEST_CASE("cuda expressions: tensors of 16 bits give the bits of the core", "[cu
     y.device(device) = t.attention(q, k, v, t.mix);
     CHECK(same_bits(y, expected));
     CHECK(!same_bits(y, dy));
+    const mhla::CudaPlan plan = mhla::plan<Scalar>(t.attention, t.shape(), bare);
+    CHECK(plan.forward_workspace_size() ==
+          mhla::forward_workspace_size<Scalar>(t.attention, t.shape(), bare));
+    Tensor4 planned = dy;
+    planned.device(device.with(plan)) = t.attention(q, k, v, t.mix);
+    CHECK(same_bits(planned, expected));
 
     Tensor4 dq = q, dk = k, dv = v, expected_dq = q, expected_dk = k, expected_dv = v;
     auto dmix = t.mix;

@@ -6,14 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <mhla/cuda/block_table.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/feature_gradient.cuh>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/plan.hpp>
-#include <mhla/cuda/rotation_table.cuh>
+#include <mhla/cuda/tables.cuh>
 #include <mhla/policy/checks.hpp>
 #include <mhla/testing/host_tensor.hpp>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -118,13 +118,18 @@ class Backward {
   using OwnKeys = std::conditional_t<own, fused::OwnTokens<T, Map, rotates>, fused::NoOwnTokens>;
   using OwnQueries =
       std::conditional_t<own, fused::OwnQueries<T, Map, rotates>, fused::NoOwnTokens>;
-  using Summarize = fused::SummarizeBlocks<T, Map, rotates, KeyDim, ValueDim, parts, normalizes>;
-  using QueryGradient = fused::FeatureGradient<T, Map, rotates, KeyDim, ValueDim, parts,
-                                               fused::Side::queries, normalizes, OwnKeys>;
-  using KeyGradient = fused::FeatureGradient<T, Map, rotates, KeyDim, ValueDim, parts,
-                                             fused::Side::keys, normalizes, OwnQueries>;
-  using ValueGradient =
-      fused::ReadOutBlocks<T, Map, rotates, KeyDim, ValueDim, parts, false, OwnQueries>;
+  using Traits = fused::KernelTraits<T, Map, rotates, KeyDim, ValueDim>;
+  using Summarize =
+      fused::SummarizeBlocks<Traits, parts,
+                             normalizes ? fused::KeySums::plain : fused::KeySums::none>;
+  using SummarizeGradient =
+      fused::SummarizeBlocks<Traits, parts,
+                             normalizes ? fused::KeySums::weighted : fused::KeySums::none>;
+  using QueryGradient =
+      fused::FeatureGradient<Traits, parts, fused::Side::queries, normalizes, OwnKeys>;
+  using KeyGradient =
+      fused::FeatureGradient<Traits, parts, fused::Side::keys, normalizes, OwnQueries>;
+  using ValueGradient = fused::ReadOutBlocks<Traits, parts, false, OwnQueries>;
 
   Backward(const V& attention, const mhla::Problem& problem, const TensorView<const float, 3>& mix,
            const Request<T>& request)
@@ -133,9 +138,9 @@ class Backward {
         workspace_(measured(attention, problem)),
         arena_(workspace_),
         e_(arena_, attention, problem, problem.shape.batch),
-        rotation_(cuda::rotation_table<float>(arena_, attention.rotation, V::GeometryType::rank,
-                                              problem.feature_dim, problem.query_grid,
-                                              problem.key_grid)),
+        rotation_(cuda::rotation_table<float>(
+            arena_, attention.rotation, V::GeometryType::rank, problem.feature_dim,
+            problem.query_grid, problem.key_grid, cuda::strip_width(problem.feature_dim))),
         summaries_(e_.key_summaries(), KeyDim, ValueDim, request.summary_scale),
         mixed_(e_.mixed_summaries(), KeyDim, ValueDim, request.summary_scale),
         grad_mixed_(e_.mixed_summaries(), KeyDim, ValueDim, grad_scale()),
@@ -143,9 +148,8 @@ class Backward {
         weights_(poisoned<float>(e_.queries.count())),
         sum_weights_(poisoned<float>(e_.queries.count())),
         own_products_(poisoned<float>(e_.queries.count())) {
-    cuda::fill(device_, attention, e_.queries.table);
-    cuda::fill(device_, attention, e_.keys.table);
-    cuda::fill(device_, attention.rotation, rotation_);
+    cuda::fill_tables(device_, attention, e_.queries.table, e_.keys.table, rotation_,
+                      cuda::PackMixing<float>{});
     for (Index h = 0; h < e_.mix_heads; ++h)
       for (Index i = 0; i < e_.mix_rows; ++i)
         for (Index b = 0; b < e_.mix_columns; ++b) mixing_.push_back(mix(h, i, b));
@@ -183,7 +187,7 @@ class Backward {
     if constexpr (own) body.own = {key_features(), values(), mixing(), request_.weight_scale};
     return body;
   }
-  Summarize summarize_gradient() {
+  SummarizeGradient summarize_gradient() {
     return {query_features(),    output_gradients(),
             query_sharing(),     normalizes ? weights_.data() : nullptr,
             sum_weights_.data(), normalizes ? request_.weight_scale : 1.0f,
@@ -223,15 +227,39 @@ class Backward {
         for (Index c = 0; c < e_.feature_dim; ++c)
           sums[m] += grad_mixed_.key_sum(mixed, c) * summaries_.key_sum(summary, c);
     });
-    if constexpr (own)
+    if constexpr (own) {
+      const cuda::RowFinder rows(e_.queries);
       for (Index r = 0; r < e_.queries.count(); ++r) {
-        const Index head = e_.queries[r].head;
+        const Index head = rows[static_cast<std::uint32_t>(r)].head;
         const Index i =
             e_.queries.table.mix_rows[r / e_.queries.of_block() % e_.queries.table.blocks];
         sums[mixing_at(head, i, i)] +=
             static_cast<double>(own_products_[static_cast<std::size_t>(r)]);
       }
+    }
     return sums;
+  }
+  /// Watches summaries and key sums.
+  BlockSums<T>& of_keys() { return summaries_; }
+  BlockSums<T>& of_queries() { return grad_mixed_; }
+  static void poison(BlockSums<T>& of) {
+    const auto planes = poisoned<T>(static_cast<Index>(of.planes.size()));
+    const auto sums = poisoned<float>(static_cast<Index>(of.sums.size()));
+    std::copy(planes.begin(), planes.end(), of.planes.begin());  // where kernels know them
+    std::copy(sums.begin(), sums.end(), of.sums.begin());
+  }
+
+  template <class Watch>
+  void watch(Watch& watch) const {
+    const auto add = [&](const std::string& name, const BlockSums<T>& of) {
+      watch(name, of.planes.data(), static_cast<Index>(of.planes.size()));
+      watch(name + " sums", of.sums.data(), static_cast<Index>(of.sums.size()));
+    };
+    add("S", summaries_);
+    add("S~", mixed_);
+    add("dS~", grad_mixed_);
+    add("dS", grad_summaries_);
+    if constexpr (rotates) watch.broadcast("rows of angles", rotation_.halves);
   }
   const cuda::Extents<V>& extents() const { return e_; }
   const mhla::CudaDevice& device() const { return device_; }
@@ -279,7 +307,8 @@ class Backward {
     mhla::Arena arena;
     const cuda::Extents<V> e(arena, attention, problem, problem.shape.batch);
     cuda::rotation_table<float>(arena, attention.rotation, V::GeometryType::rank,
-                                problem.feature_dim, problem.query_grid, problem.key_grid);
+                                problem.feature_dim, problem.query_grid, problem.key_grid,
+                                cuda::strip_width(problem.feature_dim));
     return arena.used();
   }
   const BlockSums<T>& mixed() const { return mixed_; }

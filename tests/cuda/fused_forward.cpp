@@ -3,8 +3,8 @@
 // for a GPU, against the oracle in double, which rounds nothing but the inputs.
 #include <cmath>
 #include <limits>
-#include <mhla/cuda/fused/summaries_pass.cuh>
 #include <mhla/cuda/head_dims.hpp>
+#include <mhla/cuda/paths/summaries.cuh>
 #include <mhla/packed.hpp>
 #include <string>
 #include <utility>
@@ -33,8 +33,9 @@ HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const TensorV
   const Index items = cuda::fused::summary_items_at_once<V, T>(attention, problem, false);
   const Workspace workspace(
       cuda::plan_size<cuda::fused::SummaryPlan<V, T>>(attention, problem, items, false));
-  cuda::fused::attend_by_summaries<HeadDims<KeyDim, ValueDim>, V, T>(
-      machine::device(), attention, problem, {q, k, v, x.mix.view()}, y.view(), workspace);
+  const CudaDevice device = machine::device();
+  cuda::SummariesPath::forward<HeadDims<KeyDim, ValueDim>, V, T>(
+      {device, attention, problem, {q, k, v, x.mix.view()}, y.view(), workspace});
   if constexpr (requires { attention.masks; })
     cuda::clear_masked(machine::device(), attention.masks.query, y.view());
   return y;
@@ -89,9 +90,9 @@ TEST_CASE("fused: the readout has its first queries before summaries are mixed",
     return static_cast<double>(machine::context().last_kernel_bytes_read_early) /
            static_cast<double>(of_queries);
   };
-  // Each chunk of 16 bytes comes with the place of its row, of as many.
+  // Each chunk of 16 bytes comes with the number of its row's token, of 4.
   const double once = early(Line<>{.blocks = {.block = 64}}, 192);
-  CHECK(once == 2);
+  CHECK(once == 1.25);
   CHECK(early(Line<Causal, Unnormalized>{.blocks = {.block = 64}}, 192) == once);
   // Of three tiles the first one.
   CHECK(early(Line<>{.blocks = {.block = 192}}, 192) == Approx(once / 3));

@@ -4,9 +4,9 @@
 // have a mean that is not 0: then large terms of a normalized gradient cancel.
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/cuda/fused/token_bytes.hpp>
 #include <mhla/packed.hpp>
 #include <type_traits>
 #include <utility>
@@ -14,6 +14,7 @@
 
 #include "tests/cpu/call.hpp"
 #include "tests/cuda/fused_backward.hpp"
+#include "tests/cuda/traffic.hpp"
 
 namespace {
 
@@ -330,6 +331,49 @@ TEST_CASE("fused gradients: no token meets one that does not pair with it", "[cu
     }
 }
 
+TEST_CASE("fused gradients: a thread block that summarizes several blocks gives the same bits",
+          "[cuda]") {
+  // 6 blocks of queries of two heads: 4 and 2 of them, or all; the last one is short.
+  const auto check_several = [](const auto& attention) {
+    const auto x = operands_of<BFloat16>(attention, {2, 2, 1, 110, 110, 64, 64});
+    call::Gradients<BFloat16> gradients(x);
+    using V = std::remove_cvref_t<decltype(attention)>;
+    Backward<V, BFloat16, 64, 64> backward(attention, checked_problem(attention, x.shape()),
+                                           x.mix.view(), request_of(x, gradients));
+    const auto several = [&](const auto& made, const auto& sums_of) {
+      auto body = made();
+      const Index items = backward.extents().keys.batch;
+      cuda::fused::summarize(backward.device(), items, body);
+      const auto planes = sums_of().planes;
+      const auto sums = sums_of().sums;
+      for (const int at_once : {2, 4, 6}) {
+        CAPTURE(at_once);
+        body.blocks_at_once = at_once;
+        backward.poison(sums_of());
+        cuda::fused::summarize(backward.device(), items, body);
+        CHECK(std::memcmp(sums_of().planes.data(), planes.data(),
+                          planes.size() * sizeof(BFloat16)) == 0);
+        CHECK(std::memcmp(sums_of().sums.data(), sums.data(), sums.size() * 4) == 0);
+      }
+    };
+    several([&] { return backward.summarize(); }, [&]() -> auto& { return backward.of_keys(); });
+    backward.mix();
+    cuda::fused::feature_gradient(backward.device(), 2, backward.query_gradient());
+    several([&] { return backward.summarize_gradient(); },
+            [&]() -> auto& { return backward.of_queries(); });
+  };
+  check_several(Line<>{.blocks = {.block = 20}});
+  check_several(Line<Bidirectional, MixedKeySum, HalfSplitRotary>{.blocks = {.block = 20}});
+
+  using cuda::fused::summaries_at_once;
+  CHECK(summaries_at_once(1, 100000) == 4);
+  CHECK(summaries_at_once(2, 100000) == 2);
+  CHECK(summaries_at_once(3, 100000) == 1);
+  CHECK(summaries_at_once(1, 4 * 8 * 132) == 4);
+  CHECK(summaries_at_once(1, 4 * 8 * 132 - 1) == 2);
+  CHECK(summaries_at_once(1, 2 * 8 * 132 - 1) == 1);
+}
+
 TEST_CASE("fused gradients: queries without a weight have none", "[cuda]") {
   const Line<Bidirectional, MixedKeySum, NoRotation, Relu> attention{
       .feature_map = {.epsilon = 0}, .blocks = {.block = 20}, .normalizer = {.epsilon = 0}};
@@ -342,46 +386,12 @@ TEST_CASE("fused gradients: queries without a weight have none", "[cuda]") {
 
 namespace {
 
-// What the kernels of a stage move by the cost model's count.
-template <int KeyDim, int ValueDim, int Parts, bool Rotates>
-cuda::fused::TokenStage stage_of(const cuda::fused::Sharing& sharing) {
-  return {KeyDim, ValueDim, Parts, Rotates, sharing.kv_heads, sharing.heads, sharing.matrices};
-}
-template <class Own>
-cuda::fused::OwnPairs own_pairs(const Own& own) {
-  if constexpr (requires { own.weights; }) return {own.heads(), own.later, own.weights != nullptr};
-  if constexpr (requires { own.heads(); }) return {own.heads(), own.later, false};
-  return {};
-}
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
-cuda::fused::MovedBytes bytes_of(
-    const cuda::fused::SummarizeBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Sums>& body,
-    const cuda::fused::TileTokens& tokens) {
-  return cuda::fused::summarize_bytes(stage_of<KeyDim, ValueDim, Parts, Rotates>(body.sharing),
-                                      tokens, Sums, body.weights != nullptr,
-                                      Sums && body.sum_weights != nullptr);
-}
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Divides,
-          class Own>
-cuda::fused::MovedBytes bytes_of(
-    const cuda::fused::ReadOutBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Divides, Own>& body,
-    const cuda::fused::TileTokens& tokens) {
-  return cuda::fused::read_out_bytes(stage_of<KeyDim, ValueDim, Parts, Rotates>(body.sharing),
-                                     tokens, Divides, own_pairs(body.own), body.update);
-}
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts,
-          cuda::fused::Side side, bool Normalizes, class Own>
-cuda::fused::MovedBytes bytes_of(
-    const cuda::fused::FeatureGradient<T, Map, Rotates, KeyDim, ValueDim, Parts, side, Normalizes,
-                                       Own>& body,
-    const cuda::fused::TileTokens& tokens) {
-  return cuda::fused::feature_gradient_bytes(
-      stage_of<KeyDim, ValueDim, Parts, Rotates>(body.sharing), tokens, side, Normalizes,
-      own_pairs(body.own), body.wanted, body.update);
-}
+// Of what kernels read: tables, masks and matrices.
+constexpr double table_share = 0.85;
 
+/// What each kernel reads and writes of the tensors and summaries.
 template <int KeyDim, int ValueDim, class V>
-void check_bytes(const char* name, const V& attention, Shape shape, Update update) {
+void check_traffic(const char* name, const V& attention, Shape shape, Update update) {
   CAPTURE(name);
   shape.key_dim = KeyDim;
   shape.value_dim = ValueDim;
@@ -390,55 +400,99 @@ void check_bytes(const char* name, const V& attention, Shape shape, Update updat
   auto request = request_of(x, gradients);
   request.update = update;
   using B = Backward<V, BFloat16, KeyDim, ValueDim>;
-  const auto check_stage = [&](B& backward, const cuda::PanelRows& rows, const auto& body,
-                               const auto& launch) {
-    const int tile = std::decay_t<decltype(body)>::rows;
-    launch(backward.device(), rows.batch, body);
-    const cuda::fused::MovedBytes moved =
-        bytes_of(body, cuda::fused::TileTokens(rows.table, rows.batch, tile));
-    CHECK(moved.read == static_cast<Index>(machine::context().last_kernel_bytes_read));
-    CHECK(moved.written == static_cast<Index>(machine::context().last_kernel_bytes_written));
-    if (rows.table.mask.data == nullptr) {
-      const auto of_grid =
-          bytes_of(body, cuda::fused::TileTokens(attention, rows.table.grid, rows.batch, tile));
-      CHECK(of_grid == moved);
-    }
-  };
+  constexpr bool own = B::own, normalizes = B::normalizes;
+  const Index accumulated = update == Update::accumulate ? 1 : 0;
+  const Index summary_slices = ValueDim / cuda::fused::summary_slice(ValueDim);
+  const Index value_slices =
+      cuda::fused::ReadOutShape{KeyDim, ValueDim, B::parts, own, own}.slices();
   for (const bool wanted : {true, false}) {
     if (!wanted) request.dq.data = nullptr;
     B backward(attention, checked_problem(attention, x.shape()), x.mix.view(), request);
-    const cuda::PanelRows& queries = backward.extents().queries;
-    const cuda::PanelRows& keys = backward.extents().keys;
-    const auto summarize = [](const auto&... a) { cuda::fused::summarize(a...); };
-    const auto gradient = [](const auto&... a) { cuda::fused::feature_gradient(a...); };
-    check_stage(backward, keys, backward.summarize(), summarize);
+    const auto& e = backward.extents();
+    const traffic::Tokens queries{e.queries.table, e.queries.batch, B::Summarize::rows};
+    const traffic::Tokens keys{e.keys.table, e.keys.batch, B::Summarize::rows};
+    const Index q_tokens = shape.heads * queries.all(), k_tokens = shape.kv_heads * keys.all();
+    const Index summary = B::parts * KeyDim * ValueDim;
+    traffic::Watch watch;
+    watch("q", x.q);
+    watch("k", x.k);
+    watch("v", x.v);
+    watch("dy", x.dy);
+    watch("dq", gradients.query);
+    watch("dk", gradients.key);
+    watch("dv", gradients.value);
+    backward.watch(watch);
+    // Sums of summaries are read, or written, `times` times.
+    const auto check_sums = [&](const std::string& of, Index read, Index written, Index count) {
+      watch.check(of, read * count * summary, written * count * summary);
+      const Index sums = normalizes ? count * KeyDim : 0;
+      watch.check(of + " sums", read * sums, written * sums);
+    };
+    const Index pairs = shape.heads * keys.of_pairs(false);
+    const Index q_pairs = shape.heads * queries.of_pairs(true);
+
+    cuda::fused::summarize(backward.device(), e.keys.batch, backward.summarize());
+    watch.check("k", summary_slices * k_tokens * KeyDim, 0);
+    watch.check("v", k_tokens * ValueDim, 0);
+    check_sums("S", 0, 1, e.key_summaries());
+    watch.check_rest(table_share);
+
     backward.mix();
-    check_stage(backward, queries, backward.query_gradient(), gradient);
-    check_stage(backward, queries, backward.summarize_gradient(), summarize);
+    cuda::fused::feature_gradient(backward.device(), e.queries.batch, backward.query_gradient());
+    watch.check("q", (own && wanted ? 2 : 1) * q_tokens * KeyDim, 0);
+    watch.check("dy", q_tokens * ValueDim, 0);
+    watch.check("dq", wanted ? accumulated * q_tokens * KeyDim : 0, wanted ? q_tokens * KeyDim : 0);
+    // Every tile of a block reads its summary and, if causal, the tiles up to it: with a normalizer
+    // first for the denominators, then again, but for the last.
+    const Index again = normalizes && wanted ? pairs - shape.heads * keys.all() : 0;
+    watch.check("k", own ? (pairs + again) * KeyDim : 0, 0);
+    watch.check("v", own ? (pairs + again) * ValueDim : 0, 0);
+    check_sums("S~", queries.tiles_of_block(), 0, shape.heads * queries.blocks());
+    watch.check_rest(table_share);
+
+    cuda::fused::summarize(backward.device(), e.queries.batch, backward.summarize_gradient());
+    watch.check("q", summary_slices * q_tokens * KeyDim, 0);
+    watch.check("dy", q_tokens * ValueDim, 0);
+    check_sums("dS~", 0, 1, e.mixed_summaries());
+    watch.check_rest(table_share);
+
     backward.mix_gradient();
-    check_stage(backward, keys, backward.value_gradient(),
-                [](const auto&... a) { cuda::fused::read_out(a...); });
-    check_stage(backward, keys, backward.key_gradient(), gradient);
+    cuda::fused::read_out(backward.device(), e.keys.batch, backward.value_gradient());
+    watch.check("k", value_slices * k_tokens * KeyDim, 0);
+    watch.check("q", own ? value_slices * q_pairs * KeyDim : 0, 0);
+    watch.check("dy", own ? q_pairs * ValueDim : 0, 0);
+    watch.check("dv", accumulated * k_tokens * ValueDim, k_tokens * ValueDim);
+    watch.check("dS", (own ? keys.tiles_of_block() : 1) * e.key_summaries() * summary, 0);
+    watch.check_rest(table_share);
+
+    cuda::fused::feature_gradient(backward.device(), e.keys.batch, backward.key_gradient());
+    watch.check("k", k_tokens * KeyDim, 0);
+    watch.check("v", k_tokens * ValueDim, 0);
+    watch.check("q", own ? q_pairs * KeyDim : 0, 0);
+    watch.check("dy", own ? q_pairs * ValueDim : 0, 0);
+    watch.check("dk", accumulated * k_tokens * KeyDim, k_tokens * KeyDim);
+    check_sums("dS", keys.tiles_of_block(), 0, e.key_summaries());
+    watch.check_rest(table_share);
   }
 }
 
 }  // namespace
 
-TEST_CASE("fused gradients: bytes are those that are counted", "[cuda]") {
-  check_bytes<64, 64>("line", Line<>{.blocks = {.block = 20}}, {2, 2, 1, 50, 50},
-                      Update::overwrite);
-  check_bytes<128, 256>(
+TEST_CASE("fused gradients: what kernels read and write", "[cuda]") {
+  check_traffic<64, 64>("line", Line<>{.blocks = {.block = 20}}, {2, 2, 1, 50, 50},
+                        Update::overwrite);
+  check_traffic<128, 256>(
       "slices", Line<Causal, Unnormalized, HalfSplitRotary>{.blocks = {.block = 80}, .scale = 0.1},
       {1, 2, 1, 100, 100, 0, 0, 2}, Update::overwrite);
-  check_bytes<64, 64>("long blocks", Line<Causal>{.blocks = {.block = 150}}, {1, 2, 1, 200, 200},
-                      Update::accumulate);
-  check_bytes<72, 72>("video",
-                      Video<MixedKeySum, AxialRotary>{
-                          .blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}}, .scale = 0.5},
-                      {1, 2, 2, 90, 90}, Update::accumulate);
+  check_traffic<64, 64>("long blocks", Line<Causal>{.blocks = {.block = 150}}, {1, 2, 1, 200, 200},
+                        Update::accumulate);
+  check_traffic<72, 72>("video",
+                        Video<MixedKeySum, AxialRotary>{
+                            .blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}}, .scale = 0.5},
+                        {1, 2, 2, 90, 90}, Update::accumulate);
   HostTensor<std::uint8_t, 2> mask(2, 50);
   for (Index n = 0; n < 2; ++n)
     for (Index t = 0; t < 50; ++t) mask(n, t) = (t + n) % 4 == 0 || t > 40 ? 0 : 1;
-  check_bytes<64, 64>("padded", padded(Line<Causal>{.blocks = {.block = 20}}, mask.view()),
-                      {2, 2, 1, 50, 50}, Update::overwrite);
+  check_traffic<64, 64>("padded", padded(Line<Causal>{.blocks = {.block = 20}}, mask.view()),
+                        {2, 2, 1, 50, 50}, Update::overwrite);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The mixing of 16-bit summaries and its adjoints against plain sums in double. Everything that no
-// kernel may read is NaN, what none may write must stay as it was, and every launch must move just
-// the bytes that the cost model is told.
+// The mixing of 16-bit summaries and of key sums, and its adjoints, against plain sums in double.
+// Everything that no kernel may read is NaN, what none may write must stay as it was, and summaries
+// and key sums are read and written as often as the products need them.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -9,12 +9,14 @@
 #include <limits>
 #include <mhla/cuda/block_mixing.cuh>
 #include <mhla/cuda/fused/block_mixing.cuh>
+#include <mhla/cuda/fused/key_sum_mixing.cuh>
 #include <mhla/cuda/fused/mixing_gradient.cuh>
 #include <mhla/testing/random_tensor.hpp>
 #include <type_traits>
 #include <vector>
 
 #include "tests/cuda/machine.hpp"
+#include "tests/cuda/traffic.hpp"
 #include "tests/support/catch.hpp"
 
 namespace {
@@ -26,7 +28,6 @@ using mhla::Into;
 using mhla::Sight;
 namespace fused = mhla::cuda::fused;
 using fused::MixingShape;
-using fused::MovedBytes;
 using fused::SummaryRows;
 
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
@@ -79,6 +80,7 @@ struct Summaries {
     return *this;
   }
 
+  Index size() const { return units * blocks * matrices * width * rows.planes; }
   T& at(int plane, Index unit, Index block, Index matrix, Index c) const {
     return rows.data[plane * rows.plane_stride + unit * rows.unit_stride + block * rows.row_stride +
                      matrix * rows.matrix_stride + c];
@@ -153,9 +155,16 @@ struct Matrices {
   fused::MixingMatrices view() const { return {memory.data(), head_stride, row_stride}; }
 };
 
-MovedBytes moved() {
-  return {static_cast<Index>(machine::context().last_kernel_bytes_read),
-          static_cast<Index>(machine::context().last_kernel_bytes_written)};
+/// Rows of the other side that some of the rows [first, end) see.
+template <class Sees>
+Index rows_seen(Index first, Index end, Index inner, const Sees& sees) {
+  Index count = 0;
+  for (Index at = 0; at < inner; ++at) {
+    bool seen = false;
+    for (Index row = first; row < end; ++row) seen = seen || sees(row, at);
+    count += seen;
+  }
+  return count;
 }
 
 struct Errors {
@@ -205,6 +214,10 @@ struct Call {
                 const Summaries<T>& result) const {
     const auto device = machine::device_within_a_call();
     const long launches = machine::context().launches;
+    traffic::Watch watch;
+    const bool in_place = source.memory.data() == result.memory.data();
+    watch("source", source.memory.data(), static_cast<Index>(source.memory.size()));
+    if (!in_place) watch("result", result.memory.data(), static_cast<Index>(result.memory.size()));
     if (forward()) {
       fused::mix<T>(device, shape, mixing.view(), source.rows, result.rows, max_blocks);
     } else {
@@ -212,7 +225,17 @@ struct Call {
                                      max_blocks);
     }
     const fused::MixingWork work(shape, !forward(), max_blocks);
-    CHECK(moved() == work.bytes(planes, result_planes));
+    // A result reads what its rows see once for each tile of its rows.
+    Index read = 0;
+    for (Index first = 0; first < result.blocks; first += work.side)
+      read += rows_seen(first, std::min(first + work.side, result.blocks), source.blocks,
+                        [&](Index row, Index at) {
+                          return forward() ? mixing.sees(row, at) : mixing.sees(at, row);
+                        });
+    const Index matrices = shape.matrices;
+    watch.check("source", shape.units * matrices * read * shape.width * planes,
+                in_place ? result.size() : 0);
+    if (!in_place) watch.check("result", 0, result.size());
     CHECK(machine::context().launches == launches + 1);
     // A matrix that is kept is read while the kernel before may still be under way.
     const auto early = machine::context().last_kernel_bytes_read_early;
@@ -460,7 +483,6 @@ TEMPLATE_TEST_CASE("Where no query head reads a kv head, gradients are zero", ""
     if (result.value(unit, row, matrix, c) != 0) FAIL("not zero");
   });
   CHECK(result.gaps_are_untouched());
-  CHECK(fused::MixingWork(shape, false).bytes(1, 1) == MovedBytes{});
 }
 
 namespace {
@@ -480,8 +502,23 @@ struct GradientCall {
     const SummaryRows<const T> a = grad_mixed.rows;
     const SummaryRows<const T> b = summaries.rows;
     const long launches = machine::context().launches;
+    traffic::Watch watch;
+    watch("dS~", grad_mixed.memory.data(), static_cast<Index>(grad_mixed.memory.size()));
+    watch("S", summaries.memory.data(), static_cast<Index>(summaries.memory.size()));
     fused::mix_matrix_gradient<T>(device, shape, a, b, partial_sums.data(), view(parts), into);
-    CHECK(moved() == fused::mix_matrix_gradient_bytes(shape, planes));
+    // Tiles that see each other.
+    const Index side = fused::MixingGradientWork(shape).side;
+    Index of_queries = 0, of_keys = 0;
+    for (Index i = 0; i < shape.query_blocks; i += side)
+      for (Index at = 0; at < shape.key_blocks; at += side) {
+        const Index queries = std::min(side, shape.query_blocks - i);
+        if (!mhla::sees_whole_block(shape.sight, i + queries - 1, at)) continue;
+        of_queries += queries;
+        of_keys += std::min(side, shape.key_blocks - at);
+      }
+    const Index row = shape.units * shape.matrices * shape.width * planes;
+    watch.check("dS~", of_queries * row, 0);
+    watch.check("S", of_keys * row, 0);
     CHECK(machine::context().launches == launches + 2);
     return parts;
   }
@@ -580,4 +617,207 @@ TEST_CASE("Parts of a matrix's gradient are added up as those of other backends 
             sum += grad_mixed.value(unit, i, h % 2, c) * summaries.value(unit, b, 0, c);
         CHECK(static_cast<double>(view(h, i, b)) == Approx(sum).margin(1e-4));
       }
+}
+
+namespace {
+
+/// Key sums with gaps of NaN between rows, matrices and units.
+struct KeySums {
+  Index units, blocks, matrices, width;
+  fused::KeySumRows<float> rows;
+  std::vector<float> memory;
+
+  KeySums(Index u, Index b, Index m, Index w) : units(u), blocks(b), matrices(m), width(w) {
+    rows.matrix_stride = width + 4;
+    rows.row_stride = matrices * rows.matrix_stride + 8;
+    rows.unit_stride = blocks * rows.row_stride + 4;
+    memory.assign(static_cast<std::size_t>(units * rows.unit_stride + 8), nan_value);
+    const auto past = reinterpret_cast<std::uintptr_t>(memory.data()) % 16 / sizeof(float);
+    rows.data = memory.data() + (4 - past) % 4;
+  }
+  KeySums(const KeySums&) = delete;
+  KeySums& operator=(const KeySums&) = delete;
+
+  float& at(Index unit, Index block, Index matrix, Index c) const {
+    return rows
+        .data[unit * rows.unit_stride + block * rows.row_stride + matrix * rows.matrix_stride + c];
+  }
+  template <class F>
+  void for_each(const F& f) const {
+    for (Index unit = 0; unit < units; ++unit)
+      for (Index block = 0; block < blocks; ++block)
+        for (Index matrix = 0; matrix < matrices; ++matrix)
+          for (Index c = 0; c < width; ++c) f(unit, block, matrix, c);
+  }
+  void fill(std::uint64_t seed) const {
+    std::uint64_t counter = 0;
+    for_each([&](Index unit, Index block, Index matrix, Index c) {
+      at(unit, block, matrix, c) =
+          static_cast<float>(mhla::testing::Normal{}(seed, counter++) + 0.5);
+    });
+  }
+  void check_gaps() const {
+    std::vector<float> copy = memory;
+    for_each([&](Index unit, Index block, Index matrix, Index c) {
+      copy[static_cast<std::size_t>(&at(unit, block, matrix, c) - memory.data())] = nan_value;
+    });
+    const std::vector<float> untouched(memory.size(), nan_value);
+    CHECK(std::memcmp(copy.data(), untouched.data(), copy.size() * sizeof(float)) == 0);
+  }
+};
+
+/// z~, dz and dm of one shape, whose width is that of a key sum.
+struct KeySumCall {
+  MixingShape shape;
+  std::uint64_t seed = 1;
+
+  KeySums of_keys() const { return {shape.units, shape.key_blocks, 1, shape.width}; }
+  KeySums of_queries() const {
+    return {shape.units, shape.query_blocks, shape.matrices, shape.width};
+  }
+  /// Element c of a row of m z, or of m^T dz~, and the sum of |m z|.
+  std::array<double, 2> expected(const Matrices& mixing, const KeySums& source, bool adjoint,
+                                 Index unit, Index row, Index matrix, Index c) const {
+    std::array<double, 2> sum{};
+    const auto add = [&](Index g, Index i, Index b, float x) {
+      if (!mixing.sees(i, b)) return;
+      const double term = mixing.value(unit, g, i, b) * static_cast<double>(x);
+      sum[0] += term;
+      sum[1] += std::abs(term);
+    };
+    if (!adjoint) {
+      for (Index b = 0; b < shape.key_blocks; ++b) add(matrix, row, b, source.at(unit, b, 0, c));
+    } else {
+      for (Index g = 0; g < shape.matrices; ++g)
+        for (Index i = 0; i < shape.query_blocks; ++i) add(g, i, row, source.at(unit, i, g, c));
+    }
+    return sum;
+  }
+  void check_product(const Matrices& mixing, const KeySums& source, const KeySums& result,
+                     bool adjoint) const {
+    const auto device = machine::device_within_a_call();
+    const auto run = adjoint ? fused::mix_key_sum_gradient : fused::mix_key_sums;
+    traffic::Watch watch;
+    watch("source", source.memory.data(), static_cast<Index>(source.memory.size()));
+    watch("result", result.memory.data(), static_cast<Index>(result.memory.size()));
+    run(device, shape, mixing.view(), source.rows, result.rows);
+    // Threads of eight rows each read what the rows of their tile see.
+    const Index side = fused::KeySumMixingWork(shape, adjoint).rows;
+    Index read = 0;
+    for (Index first = 0; first < result.blocks; first += side) {
+      const Index end = std::min(first + side, result.blocks);
+      read += mhla::ceil_div(end - first, Index{8}) *
+              rows_seen(first, end, source.blocks, [&](Index row, Index at) {
+                return adjoint ? mixing.sees(at, row) : mixing.sees(row, at);
+              });
+    }
+    watch.check("source", shape.units * shape.matrices * read * shape.width, 0);
+    watch.check("result", 0, shape.units * result.blocks * result.matrices * shape.width);
+    Errors errors;
+    result.for_each([&](Index unit, Index row, Index matrix, Index c) {
+      const auto [value, magnitude] = expected(mixing, source, adjoint, unit, row, matrix, c);
+      errors.add(static_cast<double>(result.at(unit, row, matrix, c)), value, 0x1p-20 * magnitude);
+    });
+    CHECK(errors.worst <= 1);
+    result.check_gaps();
+  }
+  void check_gradient(const KeySums& grad_mixed, const KeySums& key_sums) const {
+    const Index row_stride = shape.key_blocks + 2;
+    const Index matrix_stride = (shape.query_blocks + 1) * row_stride;
+    std::vector<float> parts(static_cast<std::size_t>(shape.units * shape.matrices * matrix_stride),
+                             0.25f);
+    const auto device = machine::device_within_a_call();
+    traffic::Watch watch;
+    watch("dz~", grad_mixed.memory.data(), static_cast<Index>(grad_mixed.memory.size()));
+    watch("z", key_sums.memory.data(), static_cast<Index>(key_sums.memory.size()));
+    watch("dm", parts.data(), static_cast<Index>(parts.size()));
+    fused::add_key_sum_products(
+        device, shape, grad_mixed.rows, key_sums.rows,
+        {parts.data(), shape.matrices * matrix_stride, matrix_stride, row_stride});
+    Index pairs = 0;
+    for (Index i = 0; i < shape.query_blocks; ++i)
+      for (Index b = 0; b < shape.key_blocks; ++b)
+        pairs += mhla::sees_whole_block(shape.sight, i, b);
+    pairs *= shape.units * shape.matrices;
+    watch.check("dz~", pairs * shape.width, 0);
+    watch.check("z", pairs * shape.width, 0);
+    watch.check("dm", pairs, pairs);
+    Errors errors;
+    for (std::size_t at = 0; at < parts.size(); ++at) {
+      const auto part = static_cast<Index>(at) / matrix_stride;
+      const Index i = static_cast<Index>(at) % matrix_stride / row_stride;
+      const Index b = static_cast<Index>(at) % row_stride;
+      double sum = 0.25, magnitude = 0.25;
+      if (i < shape.query_blocks && b < shape.key_blocks &&
+          mhla::sees_whole_block(shape.sight, i, b))
+        for (Index c = 0; c < shape.width; ++c) {
+          const Index unit = part / shape.matrices;
+          const double term =
+              static_cast<double>(grad_mixed.at(unit, i, part % shape.matrices, c)) *
+              static_cast<double>(key_sums.at(unit, b, 0, c));
+          sum += term;
+          magnitude += std::abs(term);
+        }
+      errors.add(static_cast<double>(parts[at]), sum, 0x1p-20 * magnitude);
+    }
+    CHECK(errors.worst <= 1);
+  }
+  void check() const {
+    CAPTURE(shape.units, shape.kv_heads, shape.mix_heads, shape.matrices, shape.query_blocks,
+            shape.key_blocks, shape.width, static_cast<int>(shape.sight), seed);
+    const Matrices mixing(shape, seed);
+    const KeySums key_sums = of_keys();
+    const KeySums grad_mixed = of_queries();
+    key_sums.fill(seed + 1);
+    grad_mixed.fill(seed + 2);
+    check_product(mixing, key_sums, of_queries(), false);
+    check_product(mixing, grad_mixed, of_keys(), true);
+    check_gradient(grad_mixed, key_sums);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("Key sums are mixed, and their gradients are, as summaries are") {
+  for (const Index width : {32, 64, 72, 96, 128, 256})
+    for (const auto& [queries, keys] :
+         {std::array<Index, 2>{1, 1}, {5, 6}, {33, 16}, {40, 150}, {150, 40}})
+      KeySumCall{shape_of(queries, keys, width)}.check();
+  for (const Index lag : {0, 1})
+    for (const Index blocks : {1, 8, 17, 33, 140})
+      KeySumCall{causal(shape_of(blocks, blocks, blocks % 2 == 0 ? 64 : 136), lag)}.check();
+  for (const auto& [batch, kv_heads, matrices] :
+       {std::array<Index, 3>{2, 3, 1}, {2, 2, 3}, {1, 1, 2}}) {
+    KeySumCall{per_head(shape_of(9, 6, 72), batch, kv_heads, matrices)}.check();
+    KeySumCall{causal(per_head(shape_of(34, 34, 32), batch, kv_heads, matrices), 1)}.check();
+  }
+  auto shared = shape_of(6, 5, 64);
+  shared.units = shared.kv_heads = 7;
+  KeySumCall{shared}.check();
+  // A kv head that no query head reads: gradients of zero.
+  auto unread = shape_of(5, 6, 72);
+  unread.matrices = 0;
+  KeySumCall{unread}.check();
+}
+
+TEST_CASE("Infinities of later blocks' key sums do not reach earlier ones") {
+  for (const Index lag : {0, 1}) {
+    const auto shape = causal(shape_of(20, 20, 72), lag);
+    const KeySumCall call{shape};
+    const Matrices mixing(shape, 1);
+    const KeySums key_sums = call.of_keys();
+    key_sums.fill(3);
+    for (const Index block : {9, 12}) key_sums.at(0, block, 0, 5) = nan_value;
+    const KeySums mixed = call.of_queries();
+    fused::mix_key_sums(machine::device_within_a_call(), shape, mixing.view(), key_sums.rows,
+                        mixed.rows);
+    const KeySums gradient = call.of_keys();
+    fused::mix_key_sum_gradient(machine::device_within_a_call(), shape, mixing.view(),
+                                key_sums.rows, gradient.rows);
+    for (Index block = 0; block < 20; ++block) {
+      CHECK(std::isnan(mixed.at(0, block, 0, 5)) == mixing.sees(block, 9));
+      CHECK(std::isnan(gradient.at(0, block, 0, 5)) == mixing.sees(12, block));
+      CHECK_FALSE(std::isnan(mixed.at(0, block, 0, 6)));
+    }
+  }
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Calls on a CudaDevice that runs them on one path or another: all agree, with the oracle and with
 // each other; nothing outside the workspace is touched, and nothing in it matters; parts of the
-// batch, omitted gradients and accumulation are as on cuBLAS. Kernels ask of memory what the cost
-// model says, to the byte.
+// batch, omitted gradients and accumulation are as on cuBLAS. Tensors are read as often as it
+// takes.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +15,7 @@
 
 #include "tests/cpu/call.hpp"
 #include "tests/cuda/call_memory.hpp"
+#include "tests/cuda/traffic.hpp"
 #include "tests/support/error_message.hpp"
 
 namespace {
@@ -56,20 +58,12 @@ const Normalized normalized{.blocks = {.block = 20}};
 const Image image{.blocks = {.grid = {7, 9}, .block = {4, 3}}};
 const Image small_image{.blocks = {.grid = {5, 4}, .block = {4, 3}}};
 
+constexpr CudaPath fused_paths[] = {CudaPath::summaries, CudaPath::quadratic, CudaPath::resident};
 constexpr CudaPath paths[] = {CudaPath::cublas, CudaPath::summaries, CudaPath::quadratic,
-                              CudaPath::resident, CudaPath::persistent};
+                              CudaPath::resident};
 
 CudaDevice device_on(CudaPath path) {
   return {nullptr, &machine::context(), {}, FloatProducts::exact, path};
-}
-
-/// Calls f(path) for every path but the persistent one, and for that where the call's query heads
-/// have no matrices of their own.
-template <class Paths, class F>
-void for_each_path(const Paths& of, const Shape& shape, const F& f) {
-  const bool shares = shape.mix_heads == 1 || shape.mix_heads == shape.kv_heads;
-  for (const CudaPath path : of)
-    if (path != CudaPath::persistent || shares) f(path);
 }
 
 // Relative RMS errors, of y and of dq, dk, dv and dmix.
@@ -118,23 +112,23 @@ TEST_CASE("paths: all agree with the oracle", "[cuda]") {
     const auto wide = call::converted<double>(x);
     const auto y = call::oracle_forward(attention, wide);
     const auto gradients = call::oracle_backward(attention, wide);
-    for_each_path(paths, x.shape(), [&](CudaPath path) {
+    for (const CudaPath path : paths) {
       CAPTURE(name, cuda::name_of(path));
       const CudaDevice device = device_on(path);
       check_close("y", call::forward(attention, x, device), y, bounds<T>.y);
-      if (!cuda::has_backward(path)) return;
+      if (!cuda::has_backward(path)) continue;
       const auto found = call::backward(attention, x, device);
       check_close("dq", found.query, gradients.query, bounds<T>.query);
       check_close("dk", found.key, gradients.key, bounds<T>.key);
       check_close("dv", found.value, gradients.value, bounds<T>.value);
       check_close("dmix", found.mix, gradients.mix, bounds<T>.mix);
-    });
+    }
   });
 }
 
 TEST_CASE("paths: the workspace is exact and its contents do not matter", "[cuda]") {
   for_each_call([]<class V, class T>(const char* name, const V& attention, const Operands<T>& x) {
-    for_each_path(cuda::fused_paths, x.shape(), [&](CudaPath path) {
+    for (const CudaPath path : fused_paths) {
       CAPTURE(name, cuda::name_of(path));
       const CudaDevice device = device_on(path);
       auto y = x.dy;
@@ -144,7 +138,7 @@ TEST_CASE("paths: the workspace is exact and its contents do not matter", "[cuda
                     forward_into(attention, device, x.q, x.k, x.v, x.mix, y.view(), workspace);
                   });
       CHECK(call::bitwise_equal(y.view(), call::forward(attention, x, device).view()));
-      if (!cuda::has_backward(path)) return;
+      if (!cuda::has_backward(path)) continue;
       call::Gradients<T> gradients(x);
       fill_with_nan(gradients.query);
       fill_with_nan(gradients.key);
@@ -157,7 +151,7 @@ TEST_CASE("paths: the workspace is exact and its contents do not matter", "[cuda
       machine::context().seed += 1000;
       auto again = call::backward(attention, x, device);
       call::check_same_bits(gradients, again);
-    });
+    }
   });
 }
 
@@ -227,63 +221,60 @@ TEST_CASE("paths: gradients left out, and added to", "[cuda]") {
 
 namespace {
 
-/// What the kernels of a whole call ask of memory, as the machine counts it, is what the cost model
-/// says. The machine counts what machine::run() runs; neither it nor the model's total counts what
-/// runs beside: the bodies of launch(), which fill tables and add up parts of dm, and cuBLAS'
-/// products of key sums.
+/// How often a whole call through summaries reads and writes each tensor.
 template <class T, class V>
-void check_moved(const char* name, const V& attention, const Shape& shape, CudaPath path) {
-  CAPTURE(name, cuda::name_of(path));
-  const CudaDevice device = device_on(path);
+void check_traffic(const char* name, const V& attention, const Shape& shape) {
+  CAPTURE(name);
+  const CudaDevice device = device_on(CudaPath::summaries);
   const auto x = operands_of<T>(attention, shape);
-  const auto check = [&](cuda::Direction direction, const auto& run) {
-    CAPTURE(direction == cuda::Direction::forward);
-    const cublasContext& context = machine::context();
-    const auto read = context.kernel_bytes_read;
-    const auto written = context.kernel_bytes_written;
-    run();
-    const auto cost = cuda::call_cost<T>(attention, x.shape(), device, direction);
-    REQUIRE(cost.choice.path == path);
-    const cuda::fused::MovedBytes moved = cost.choice.cost().moved();
-    CHECK(moved.read == static_cast<Index>(context.kernel_bytes_read - read));
-    CHECK(moved.written == static_cast<Index>(context.kernel_bytes_written - written));
-    CHECK(cost.bytes_moved == moved.total());
-    CHECK(cost.bytes_beside > 0);
-  };
-  check(cuda::Direction::forward, [&] { call::forward(attention, x, device); });
-  if (cuda::has_backward(path))
-    check(cuda::Direction::backward, [&] { call::backward(attention, x, device); });
-}
-template <class T, class V>
-void check_moved(const char* name, const V& attention, const Shape& shape) {
-  for_each_path(cuda::fused_paths, shape,
-                [&](CudaPath path) { check_moved<T>(name, attention, shape, path); });
+  call::Gradients<T> gradients(x);
+  auto y = x.dy;
+  const Workspace workspace(std::max(forward_workspace_size<T>(attention, x.shape(), device),
+                                     backward_workspace_size<T>(attention, x.shape(), device)));
+  traffic::Watch watch;
+  watch("q", x.q);
+  watch("k", x.k);
+  watch("v", x.v);
+  watch("dy", x.dy);
+  watch("y", y);
+  watch("dq", gradients.query);
+  watch("dk", gradients.key);
+  watch("dv", gradients.value);
+  const Index q = x.q.view().size(), k = x.k.view().size(), v = x.v.view().size();
+  const Index of_y = x.dy.view().size();
+  // All values of these head dimensions are in one slice.
+  REQUIRE(cuda::fused::summary_slice(static_cast<int>(shape.value_dim)) == shape.value_dim);
+  forward_into(attention, device, x.q, x.k, x.v, x.mix, y.view(), workspace);
+  watch.check("q", q, 0);  // readout
+  watch.check("k", k, 0);  // summaries
+  watch.check("v", v, 0);
+  watch.check("y", 0, of_y);
+  watch.check_rest(0.99);
+  backward_into(attention, device, x.q.view(), x.k, x.v, x.mix, x.dy, gradients.views(),
+                Update::overwrite, workspace);
+  watch.check("q", 2 * q, 0);  // dq, dS~
+  watch.check("k", 3 * k, 0);  // summaries, dv, dk
+  watch.check("v", 2 * v, 0);  // summaries, dk
+  watch.check("dy", 2 * of_y, 0);
+  watch.check("dq", 0, q);
+  watch.check("dk", 0, k);
+  watch.check("dv", 0, v);
+  watch.check_rest(0.99);
 }
 
 }  // namespace
 
-TEST_CASE("paths: bytes are those of the cost model", "[cuda]") {
-  check_moved<Half>("a matrix per head", language, {1, 4, 2, 27, 27, 64, 64, 4});
-#ifdef MHLA_FULL_PRODUCT
-  check_moved<Half>("slices of values", Language{.blocks = {.block = 80}, .scale = 0.1},
-                    {1, 1, 1, 100, 100, 128, 128});
-  check_moved<BFloat16>("long blocks", Normalized{.blocks = {.block = 150}},
-                        {1, 1, 1, 170, 170, 64, 64});
-#endif
-  check_moved<BFloat16>("normalized", normalized, {1, 2, 1, 50, 50, 64, 64});
-  for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic})
-    check_moved<BFloat16>("more blocks than stay on a chip", Normalized{.blocks = {.block = 2}},
-                          {1, 1, 1, 290, 290, 64, 64}, path);
-  check_moved<BFloat16>("image", image, {1, 2, 1, 63, 63, 72, 72, 2});
+TEST_CASE("paths: what a call through summaries reads and writes", "[cuda]") {
+  check_traffic<BFloat16>("image", image, {1, 2, 1, 63, 63, 72, 72, 2});
   Image cross = image;
   cross.key_blocks = {.grid = {5, 11}, .block = {2, 5}};
-  check_moved<BFloat16>("cross", cross, {1, 2, 1, 63, 55, 72, 72, 2});
+  check_traffic<BFloat16>("cross", cross, {1, 2, 1, 63, 55, 72, 72, 2});
   const Video video{.blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}}, .scale = 0.5};
-  check_moved<BFloat16>("video", video, {1, 1, 1, 90, 90, 64, 64});
+  check_traffic<BFloat16>("video", video, {1, 1, 1, 90, 90, 64, 64});
 
   // The mixing kernels share their work out part by part.
   const Affordable one_item(0);
-  check_moved<BFloat16>("parts", small_image, {3, 1, 1, 20, 20, 72, 72});
+  check_traffic<BFloat16>("parts", small_image, {3, 1, 1, 20, 20, 72, 72});
 }
 
 namespace {
@@ -404,8 +395,8 @@ TEST_CASE("paths: with a forward state both passes take one path that has summar
   const CudaDevice automatic = device_on(CudaPath::automatic);
   const auto path_of = [&](const Shape& shape, cuda::Direction direction, StateUse state,
                            const CudaDevice& device) {
-    return cuda::path_of<BFloat16>(normalized, checked_problem(normalized, shape), device,
-                                   direction, state);
+    const CudaPlan of_call = mhla::plan<BFloat16>(normalized, shape, device, state);
+    return direction == cuda::Direction::forward ? of_call.forward_path() : of_call.backward_path();
   };
   for (const Index tokens : {20, 50, 400, 2000}) {
     const Index blocks = (tokens + 19) / 20;
@@ -425,8 +416,7 @@ TEST_CASE("paths: with a forward state both passes take one path that has summar
 
 TEST_CASE("paths: what fused kernels cannot run runs on cuBLAS", "[cuda]") {
   const auto path_of = [&](const Shape& shape, const CudaDevice& device) {
-    return cuda::path_of<BFloat16>(normalized, checked_problem(normalized, shape), device,
-                                   cuda::Direction::forward, StateUse::none);
+    return mhla::plan<BFloat16>(normalized, shape, device).forward_path();
   };
   const CudaDevice automatic = device_on(CudaPath::automatic);
   Shape shape{1, 2, 1, 50, 50, 64, 64, 1, 3, 3};

@@ -7,8 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/cuda/fused/quadratic_bytes.hpp>
-#include <mhla/cuda/fused/quadratic_pass.cuh>
+#include <mhla/cuda/paths/quadratic.cuh>
 #include <mhla/policy/batch_layout.hpp>
 #include <string>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "tests/cpu/call.hpp"
 #include "tests/cuda/fused_call.hpp"
 #include "tests/cuda/machine.hpp"
+#include "tests/cuda/traffic.hpp"
 
 namespace {
 
@@ -59,20 +59,101 @@ Workspace workspace_of(const V& attention, const Problem& problem, bool backward
       cuda::plan_size<cuda::fused::PairPlan<V>>(attention, problem, problem.shape.batch, backward));
 }
 
-using cuda::fused::MovedBytes;
+// Of what kernels read: tables, masks and matrices.
+constexpr double table_share = 0.95;
 
-/// Runs a pass and checks what its kernels have moved. Masks lie in the device's memory: which
-/// tokens they take out is not known when bytes are counted.
-template <class V, class Pass>
-void run_counted(const V&, const MovedBytes& expected, const Pass& pass) {
-  const cublasContext& context = machine::context();
-  const auto read = context.kernel_bytes_read;
-  const auto written = context.kernel_bytes_written;
-  pass();
-  if constexpr (!requires(const V& v) { v.masks; }) {
-    CHECK(static_cast<Index>(context.kernel_bytes_read - read) == expected.read);
-    CHECK(static_cast<Index>(context.kernel_bytes_written - written) == expected.written);
+/// Tokens that tiles read, in items of the batch and heads that are all alike but for masks. Absent
+/// entries see, and are seen, like tokens.
+template <class V>
+struct PairTraffic {
+  const cuda::Extents<V>& e;
+  cuda::fused::PairTiles tiles;
+  Index rows;  // of a tile of dm
+
+  const cuda::BlockTable& table(bool of_queries) const {
+    return of_queries ? e.queries.table : e.keys.table;
   }
+  Index entries(bool of_queries) const {
+    return table(of_queries).blocks * table(of_queries).block_tokens;
+  }
+  Index tokens(bool of_queries) const {
+    return traffic::Tokens{table(of_queries), e.queries.batch, rows}.all();
+  }
+  bool present(bool of_queries, Index item, Index entry) const {
+    return table(of_queries).place(item, entry).token >= 0;
+  }
+  Index sequence_begin(bool of_queries, Index entry) const {
+    const Index block = entry / table(of_queries).block_tokens;
+    return cuda::is_packed<V> ? block - table(of_queries).mix_rows[block] : 0;
+  }
+  bool sees(Index query, Index key) const {
+    if (cuda::is_packed<V> && sequence_begin(true, query) != sequence_begin(false, key))
+      return false;
+    if (sight_of<V> == Sight::past_tokens) return key <= query;
+    return sight_of<V> == Sight::all ||
+           key / e.keys.table.block_tokens <= query / e.queries.table.block_tokens;
+  }
+  /// Keys that tiles of queries read, or queries that tiles of keys do: all that an entry sees.
+  Index read_by(bool queries_read) const {
+    Index count = 0;
+    const Index own_rows = queries_read ? tiles.own : tiles.own_of_two();
+    for (Index first = 0; first < entries(queries_read); first += own_rows)
+      for (Index other = 0; other < entries(!queries_read); ++other) {
+        bool reads = false;
+        for (Index own = first; own < std::min(first + own_rows, entries(queries_read)); ++own)
+          reads = reads || (queries_read ? sees(own, other) : sees(other, own));
+        for (Index item = 0; reads && item < e.queries.batch; ++item)
+          count += present(!queries_read, item, other);
+      }
+    return count;
+  }
+  /// Calls f(first, end) for the tiles of some blocks.
+  template <class F>
+  void for_each_tile(bool of_queries, Index block, Index end_block, const F& f) const {
+    const Index tokens = table(of_queries).block_tokens;
+    for (Index first = block * tokens; first < end_block * tokens; first += rows)
+      f(first, std::min(first + rows, end_block * tokens));
+  }
+  /// Queries and keys that parts of dm read: every pair of tiles of the part's blocks that may see
+  /// each other. A part has as many blocks as fit into a tile.
+  std::pair<Index, Index> read_by_mixing() const {
+    std::pair<Index, Index> count{0, 0};
+    const auto blocks_of_part = [&](bool of_queries) {
+      return std::max(Index{1}, rows / table(of_queries).block_tokens);
+    };
+    const auto add = [&](bool of_queries, Index first, Index end, Index& to) {
+      for (Index item = 0; item < e.queries.batch; ++item)
+        for (Index entry = first; entry < end; ++entry) to += present(of_queries, item, entry);
+    };
+    const auto meet = [&](Index row, Index end_row, Index column, Index end_column) {
+      for_each_tile(true, row, end_row, [&](Index query, Index end_query) {
+        for_each_tile(false, column, end_column, [&](Index key, Index end_key) {
+          if (sight_of<V> == Sight::past_tokens && key > query) return;
+          add(true, query, end_query, count.first);
+          add(false, key, end_key, count.second);
+        });
+      });
+    };
+    cuda::fused::for_each_sequence_side(
+        *attention, e, [&](const cuda::Sequence& queries, const cuda::Sequence& keys) {
+          const Index row_end = queries.first_block + queries.blocks;
+          const Index column_end = keys.first_block + keys.blocks;
+          for (Index row = queries.first_block; row < row_end; row += blocks_of_part(true))
+            for (Index col = keys.first_block; col < column_end; col += blocks_of_part(false))
+              if (sight_of<V> == Sight::all || col <= row)
+                meet(row, std::min(row + blocks_of_part(true), row_end), col,
+                     std::min(col + blocks_of_part(false), column_end));
+        });
+    return count;
+  }
+  const V* attention;
+};
+
+template <class V>
+PairTraffic<V> pair_traffic(const V& attention, const cuda::Extents<V>& e, const Shape& shape) {
+  constexpr bool twofold = rotates<V> && normalizes<V>;
+  return {e, cuda::fused::pair_tiles(shape.key_dim, shape.value_dim, twofold),
+          cuda::fused::pair_rows(shape.key_dim, shape.value_dim), &attention};
 }
 
 template <class T, int KeyDim, int ValueDim, class V>
@@ -81,11 +162,23 @@ HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const Views<T
   poison(y);
   const Problem problem = checked_problem(attention, x.shape());
   const Workspace workspace = workspace_of(attention, problem, false);
-  run_counted(attention, cuda::fused::PairBytes(attention, problem).attend(), [&] {
-    cuda::fused::attend_by_pairs<Dims<KeyDim, ValueDim>, V, T>(
-        machine::device(), attention, problem, {views.q, views.k, views.v, x.mix.view()}, y.view(),
-        workspace);
-  });
+  traffic::Watch watch;
+  watch("q", views.q);
+  watch("k", views.k);
+  watch("v", views.v);
+  watch("y", y);
+  const CudaDevice device = machine::device();
+  cuda::QuadraticPath::forward<Dims<KeyDim, ValueDim>, V, T>(
+      {device, attention, problem, {views.q, views.k, views.v, x.mix.view()}, y.view(), workspace});
+  Arena arena(workspace);
+  const cuda::Extents<V> extents(arena, attention, problem, problem.shape.batch);
+  const auto moved = pair_traffic(attention, extents, problem.shape);
+  const Index heads = problem.shape.heads;
+  watch.check("q", heads * moved.tokens(true) * KeyDim, 0);
+  watch.check("k", heads * moved.read_by(true) * KeyDim, 0);
+  watch.check("v", heads * moved.read_by(true) * ValueDim, 0);
+  watch.check("y", 0, heads * moved.tokens(true) * ValueDim);
+  watch.check_rest(table_share);
   if constexpr (requires { attention.masks; })
     cuda::clear_masked(machine::device(), attention.masks.query, y.view());
   return y;
@@ -95,19 +188,62 @@ void backward_to(const V& attention, const Operands<T>& x, const Views<T>& views
                  const GradientViews<T>& gradients, Update update) {
   const Problem problem = checked_problem(attention, x.shape());
   const Workspace workspace = workspace_of(attention, problem, true);
-  const cuda::fused::PairBytes bytes(attention, problem);
-  MovedBytes expected = bytes.query_gradient(gradients.query.wanted, update);
-  const auto add = [&](const MovedBytes& of) {
-    expected.read += of.read;
-    expected.written += of.written;
+  traffic::Watch watch;
+  watch("q", views.q);
+  watch("k", views.k);
+  watch("v", views.v);
+  watch("dy", views.dy);
+  const auto watch_wanted = [&](const std::string& name, const auto& gradient) {
+    if (gradient.wanted) watch(name, gradient.view);
   };
-  add(bytes.key_gradient(gradients.key.wanted, gradients.value.wanted, update));
-  if (gradients.mix.wanted) add(bytes.mixing_gradient());
-  run_counted(attention, expected, [&] {
-    cuda::fused::attend_by_pairs_gradient<Dims<KeyDim, ValueDim>, V, T>(
-        machine::device(), attention, problem, {views.q, views.k, views.v, x.mix.view()}, views.dy,
-        gradients, update, workspace);
-  });
+  watch_wanted("dq", gradients.query);
+  watch_wanted("dk", gradients.key);
+  watch_wanted("dv", gradients.value);
+  const CudaDevice device = machine::device();
+  cuda::QuadraticPath::backward<Dims<KeyDim, ValueDim>, V, T>(
+      {device,
+       attention,
+       problem,
+       {views.q, views.k, views.v, x.mix.view()},
+       views.dy,
+       gradients,
+       update,
+       workspace});
+  Arena arena(workspace);
+  const cuda::Extents<V> extents(arena, attention, problem, problem.shape.batch);
+  const auto moved = pair_traffic(attention, extents, problem.shape);
+  const Index heads = problem.shape.heads, kv_heads = problem.shape.kv_heads;
+  const Index queries = heads * moved.tokens(true), keys = kv_heads * moved.tokens(false);
+  const bool dq = gradients.query.wanted, dk = gradients.key.wanted, dv = gradients.value.wanted;
+  // Tiles of queries: q with the denominators and with dq, and all keys once for each.
+  const Index passes = (normalizes<V> ? 1 : 0) + (dq ? 1 : 0);
+  Index q_read = passes * queries, dy_read = passes > 0 ? queries : 0;
+  Index k_read = passes * heads * moved.read_by(true), v_read = k_read;
+  // Tiles of keys.
+  if (dk || dv) {
+    const Index seeing = heads * moved.read_by(false);
+    q_read += seeing;
+    dy_read += seeing;
+    k_read += (dk ? 2 : 1) * keys;
+    v_read += keys;
+  }
+  // Parts of dm, for every head.
+  if (gradients.mix.wanted) {
+    const auto [of_queries, of_keys] = moved.read_by_mixing();
+    q_read += heads * of_queries;
+    dy_read += heads * of_queries;
+    k_read += heads * of_keys;
+    v_read += heads * of_keys;
+  }
+  watch.check("q", q_read * KeyDim, 0);
+  watch.check("dy", dy_read * ValueDim, 0);
+  watch.check("k", k_read * KeyDim, 0);
+  watch.check("v", v_read * ValueDim, 0);
+  const Index added = update == Update::accumulate ? 1 : 0;
+  if (dq) watch.check("dq", added * queries * KeyDim, queries * KeyDim);
+  if (dk) watch.check("dk", added * keys * KeyDim, keys * KeyDim);
+  if (dv) watch.check("dv", added * keys * ValueDim, keys * ValueDim);
+  watch.check_rest(q_read > 0 ? table_share : 1);  // 1 where no gradient is wanted: tables alone
   if constexpr (requires { attention.masks; }) {
     cuda::clear_masked(machine::device(), attention.masks.query, gradients.query.view);
     cuda::clear_masked(machine::device(), attention.masks.key, gradients.key.view);
@@ -201,6 +337,8 @@ TEST_CASE("pairs: blocks of one, two and three axes", "[cuda]") {
                           {1, 1, 1, 1, 1});
   check<BFloat16, 32, 32>("more tiles than a ring has", Line<>{.blocks = {.block = 100}},
                           {1, 1, 1, 230, 230});
+  check<BFloat16, 64, 64>("eight keys of a block", Line<>{.blocks = {.block = 8}},
+                          {1, 2, 1, 150, 150, 0, 0, 2});
   // More blocks than shared memory has room for their weights.
   check<BFloat16, 64, 64>("short blocks", Line<>{.blocks = {.block = 3}}, {1, 1, 1, 80, 80});
   check<BFloat16, 72, 72>("image", Image{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
@@ -230,7 +368,13 @@ TEST_CASE("pairs: head dimensions, feature maps and rotations", "[cuda]") {
 TEST_CASE("pairs: denominators beside a rotation", "[cuda]") {
   check<BFloat16, 64, 64>("video", TurnedVideo{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}},
                           {1, 2, 1, 105, 105});
+  check<Half, 256, 256>(
+      "long rows", TurnedVideo{.blocks = {.grid = {3, 4, 4}, .block = {2, 3, 4}}, .scale = 0.5},
+      {1, 1, 1, 48, 48});
 #ifdef MHLA_FULL_PRODUCT
+  check<Half, 128, 256>(
+      "long values", TurnedVideo{.blocks = {.grid = {3, 4, 4}, .block = {2, 3, 4}}, .scale = 0.5},
+      {1, 1, 1, 48, 48});
   check<Half, 128, 128>(
       "video", TurnedVideo{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}, .scale = 0.5},
       {1, 1, 1, 105, 105});
@@ -242,6 +386,8 @@ TEST_CASE("pairs: denominators beside a rotation", "[cuda]") {
 TEST_CASE("pairs: causal blocks", "[cuda]") {
   const Line<Causal> causal{.blocks = {.block = 20}};
   check<BFloat16, 64, 64>("short blocks", Line<Causal>{.blocks = {.block = 4}}, {1, 1, 1, 70, 70});
+  check<BFloat16, 64, 64>("eight keys of a block", Line<Causal>{.blocks = {.block = 16}},
+                          {1, 1, 1, 150, 150});
   check<BFloat16, 64, 64>("long blocks", Line<Causal>{.blocks = {.block = 100}},
                           {1, 1, 1, 140, 140});
   check<Half, 64, 64>("Half", causal, {1, 1, 1, 90, 90});

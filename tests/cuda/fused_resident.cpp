@@ -6,9 +6,8 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <mhla/cuda/fused/resident_bytes.hpp>
-#include <mhla/cuda/fused/resident_pass.cuh>
 #include <mhla/cuda/head_dims.hpp>
+#include <mhla/cuda/paths/resident.cuh>
 #include <mhla/packed.hpp>
 #include <utility>
 #include <vector>
@@ -16,13 +15,13 @@
 #include "tests/cpu/call.hpp"
 #include "tests/cuda/fused_call.hpp"
 #include "tests/cuda/machine.hpp"
+#include "tests/cuda/traffic.hpp"
 
 namespace {
 
 using namespace mhla;
 using call::Operands;
-using cuda::fused::ResidentBytes;
-using cuda::fused::ResidentPlan;
+using cuda::ResidentPlan;
 using fused_call::bound_of_y;
 using fused_call::expected_forward;
 using fused_call::Image;
@@ -53,8 +52,7 @@ Index slice_of(const Problem& problem) {
                                         stand_in::runtime().shared_bytes);
 }
 
-/// y, wherever it is written poisoned before; checks what the kernel has moved, but of masked
-/// tokens, which nobody counts.
+/// y, wherever it is written poisoned before; checks what the kernel reads and writes of tensors.
 template <class T, int Dim, class V>
 HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const TensorView<const T, 4>& q,
                          const TensorView<const T, 4>& k, const TensorView<const T, 4>& v) {
@@ -64,23 +62,31 @@ HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const TensorV
   const Index items = problem.shape.batch;
   const Workspace workspace = fused_call::poisoned_workspace(
       cuda::plan_size<ResidentPlan<V>>(attention, problem, items, false));
-  const cublasContext& context = machine::context();
-  const auto read = context.kernel_bytes_read;
-  const auto written = context.kernel_bytes_written;
-  cuda::fused::attend_with_resident_summaries<HeadDims<Dim, Dim>, V, T>(
-      machine::device(), attention, problem, {q, k, v, x.mix.view()}, y.view(), workspace);
-  if constexpr (requires { attention.masks; }) {
+  traffic::Watch watch;
+  watch("q", q);
+  watch("k", k);
+  watch("v", v);
+  watch("y", y);
+  Arena layout(workspace);
+  const ResidentPlan<V> plan(layout, attention, problem, items, false);
+  if constexpr (mhla::rotates<V>) watch.broadcast("rows of angles", plan.rotation.halves);
+  const CudaDevice device = machine::device();
+  cuda::ResidentPath::forward<HeadDims<Dim, Dim>, V, T>(
+      {device, attention, problem, {q, k, v, x.mix.view()}, y.view(), workspace});
+  Arena arena(workspace);
+  const cuda::Extents<V> e(arena, attention, problem, items);
+  const traffic::Tokens queries{e.queries.table, items, cuda::tile_rows(Dim)};
+  const traffic::Tokens keys{e.keys.table, items, cuda::tile_rows(Dim)};
+  const Index slices = Dim / slice_of<V>(problem);
+  const Index heads = problem.shape.heads, summaries = problem.shape.kv_heads * e.matrices;
+  const Index own = mhla::masks_own_block<V> ? heads * keys.of_pairs(false) : 0;
+  watch.check("q", slices * heads * queries.all() * Dim, 0);
+  watch.check("k", slices * (summaries * keys.all() + own) * Dim, 0);
+  watch.check("v", (summaries * keys.all() + own) * Dim, 0);
+  watch.check("y", 0, heads * queries.all() * Dim);
+  watch.check_rest(0.95);
+  if constexpr (requires { attention.masks; })
     cuda::clear_masked(machine::device(), attention.masks.query, y.view());
-  } else {
-    Arena arena;
-    const cuda::Extents<V> extents(arena, attention, problem, items);
-    const ResidentBytes bytes(attention, problem, extents, slice_of<V>(problem));
-    cuda::fused::MovedBytes moved = bytes.summarize();
-    moved += bytes.mix();
-    moved += bytes.read_out();
-    CHECK(static_cast<Index>(context.kernel_bytes_read - read) == moved.read);
-    CHECK(static_cast<Index>(context.kernel_bytes_written - written) == moved.written);
-  }
   return y;
 }
 template <class T, int Dim, class V>

@@ -8,7 +8,7 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/cpu/pipeline.hpp>
-#include <mhla/cuda/path.hpp>
+#include <mhla/cuda/choose_path.hpp>
 #include <mhla/cuda/pipeline.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/testing/comparison.hpp>

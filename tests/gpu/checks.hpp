@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <mhla/core/error.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/cuda/choose_path.hpp>
 #include <mhla/cuda/explain.hpp>
-#include <mhla/cuda/path.hpp>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -57,8 +57,9 @@ std::string title(const char* group, const std::string& name) {
 }
 
 constexpr mhla::CudaPath every_path[] = {mhla::CudaPath::cublas, mhla::CudaPath::summaries,
-                                         mhla::CudaPath::quadratic, mhla::CudaPath::resident,
-                                         mhla::CudaPath::persistent};
+                                         mhla::CudaPath::quadratic, mhla::CudaPath::resident};
+constexpr mhla::CudaPath fused_paths[] = {mhla::CudaPath::summaries, mhla::CudaPath::quadratic,
+                                          mhla::CudaPath::resident};
 /// Calls f(path) for those of `paths` that can run a forward pass.
 template <class T, class V, class Paths, class F>
 void for_each_path(const V& attention, const Shape& shape, const Paths& paths, const F& f) {
@@ -216,7 +217,7 @@ void check_large_paths(Report& report) {
                         call.damage());
           return results;
         };
-        for_each_path<T>(attention, shape, mhla::cuda::fused_paths, [&](mhla::CudaPath path) {
+        for_each_path<T>(attention, shape, fused_paths, [&](mhla::CudaPath path) {
           const std::string what = title<T>("large paths", on(path, name)) + " against cublas";
           attempt(report, what, [&] {
             expect_near(report, what, results_on(path), results_on(mhla::CudaPath::cublas),
@@ -562,7 +563,7 @@ template <class T>
 void check_small_paths(Report& report) {
   const Lane lane;
   attempt_each_fused_case<T>(
-      report, "small paths", mhla::cuda::fused_paths,
+      report, "small paths", fused_paths,
       [&](const std::string& name, const auto& attention, const Shape& shape, mhla::CudaPath path) {
         const Inputs<T> inputs(shape, 500);
         Call<T, std::decay_t<decltype(attention)>> call(attention, inputs);

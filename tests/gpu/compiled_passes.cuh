@@ -7,17 +7,20 @@
 // writes.
 #pragma once
 
-#include <mhla/cuda/fused/passes.cuh>
+#include <mhla/cuda/pipeline.cuh>
 #include <type_traits>
 
-#define MHLA_GPU_PASSES(where, Variant, Scalar, ...)                                              \
-  where template std::type_identity_t<void(                                                       \
-      mhla::CudaPath, const mhla::CudaDevice&, const Variant&, const mhla::Problem&,              \
-      const mhla::OperandViews<Scalar>&, const mhla::TensorView<Scalar, 4>&, mhla::WorkspaceView, \
-      mhla::Span<float>)>                                                                         \
-      mhla::cuda::fused::run_forward<Variant, Scalar, __VA_ARGS__>;                               \
-  where template std::type_identity_t<void(                                                       \
-      mhla::CudaPath, const mhla::CudaDevice&, const Variant&, const mhla::Problem&,              \
-      const mhla::OperandViews<Scalar>&, const mhla::TensorView<const Scalar, 4>&,                \
-      const mhla::GradientViews<Scalar>&, mhla::Update, mhla::WorkspaceView, mhla::Span<float>)>  \
-      mhla::cuda::fused::run_backward<Variant, Scalar, __VA_ARGS__>
+#define MHLA_GPU_PASS(where, Call, Variant, Scalar, ...)                              \
+  where template std::type_identity_t<void(const mhla::cuda::Call<Variant, Scalar>&)> \
+      mhla::cuda::__VA_ARGS__
+#define MHLA_GPU_PASSES(where, Variant, Scalar, ...)                    \
+  MHLA_GPU_PASS(where, ForwardCall, Variant, Scalar,                    \
+                SummariesPath::forward<__VA_ARGS__, Variant, Scalar>);  \
+  MHLA_GPU_PASS(where, ForwardCall, Variant, Scalar,                    \
+                QuadraticPath::forward<__VA_ARGS__, Variant, Scalar>);  \
+  MHLA_GPU_PASS(where, ForwardCall, Variant, Scalar,                    \
+                ResidentPath::forward<__VA_ARGS__, Variant, Scalar>);   \
+  MHLA_GPU_PASS(where, BackwardCall, Variant, Scalar,                   \
+                SummariesPath::backward<__VA_ARGS__, Variant, Scalar>); \
+  MHLA_GPU_PASS(where, BackwardCall, Variant, Scalar,                   \
+                QuadraticPath::backward<__VA_ARGS__, Variant, Scalar>)

@@ -4,9 +4,9 @@
 
 # Who may say what: a header of include/mhla, and words.
 set(allowed
-  "cuda/machine.cuh : asm __CUDA_ARCH__ __global__ __device__ __shared__ __syncthreads __syncwarp __shfl __launch_bounds__ blockIdx blockDim gridDim threadIdx cuda_runtime"
-  "cuda/launch.cuh  : __global__ __launch_bounds__ blockIdx blockDim gridDim threadIdx <<< cuda_runtime"
-  "cuda/device_memory.cuh : cuda_runtime"
+  "cuda/chip/machine.cuh : asm __CUDA_ARCH__ __global__ __device__ __shared__ __syncthreads __syncwarp __shfl __launch_bounds__ blockIdx blockDim gridDim threadIdx cuda_runtime"
+  "cuda/chip/launch.cuh  : __global__ __launch_bounds__ blockIdx blockDim gridDim threadIdx <<< cuda_runtime"
+  "cuda/chip/device_memory.cuh : cuda_runtime"
   "core/config.hpp  : __host__ __device__")
 set(words asm __CUDA_ARCH__ __global__ __device__ __host__ __shared__ __constant__ __syncthreads
   __syncwarp __shfl __launch_bounds__ blockIdx blockDim gridDim threadIdx <<< cuda_runtime)

@@ -21,6 +21,12 @@ set(rooms
   "mhla.hpp          : version.hpp core policy cpu eigen mixing_matrix.hpp attention.hpp decoding.hpp packed.hpp"
   "cuda.hpp          : version.hpp core policy cuda eigen attention.hpp decoding.hpp packed.hpp")
 
+# Floors within a room: what headers of a folder may include besides themselves and other rooms,
+# folders or headers. Kernels know nothing of the paths that run them, nor of what these cost.
+set(floors
+  "cuda/chip  : cuda/device.hpp"
+  "cuda/fused : cuda/chip cuda/batch_part.hpp cuda/block_table.hpp cuda/device.hpp cuda/head_dims.hpp cuda/limits.hpp cuda/plan.hpp cuda/rotation_table.hpp")
+
 # Which headers may include Eigen, and what of it.
 set(eigen_users
   "eigen/.*       : (unsupported/)?Eigen/.*"
@@ -34,6 +40,13 @@ foreach(rule IN LISTS rooms)
   string(REGEX MATCH "^([^ ]+) *: *(.*)$" ignored "${rule}")
   set(room "${CMAKE_MATCH_1}")
   string(REPLACE " " ";" "below_${room}" "${CMAKE_MATCH_2}")
+endforeach()
+
+foreach(rule IN LISTS floors)
+  string(REGEX MATCH "^([^ ]+) *: *(.*)$" ignored "${rule}")
+  set(floor "${CMAKE_MATCH_1}")
+  list(APPEND floor_names "${floor}")
+  string(REPLACE " " ";" "below_${floor}" "${CMAKE_MATCH_2}")
 endforeach()
 
 # Edges: targets_<header> is the list of our own headers that it includes.
@@ -61,6 +74,12 @@ foreach(header IN LISTS headers)
         list(APPEND faults "${header} includes mhla/${target}, which does not exist")
       elseif(NOT target_room STREQUAL room AND NOT target_room IN_LIST "below_${room}")
         list(APPEND faults "${header} includes mhla/${target}: upward, ${room} may not use ${target_room}")
+      endif()
+      get_filename_component(floor "${header}" DIRECTORY)
+      get_filename_component(target_floor "${target}" DIRECTORY)
+      if(floor IN_LIST floor_names AND target_room STREQUAL room AND NOT target_floor STREQUAL floor
+         AND NOT target IN_LIST "below_${floor}" AND NOT target_floor IN_LIST "below_${floor}")
+        list(APPEND faults "${header} includes mhla/${target}: upward, ${floor} is below it")
       endif()
     elseif(target MATCHES "^(unsupported/)?Eigen/")
       set(allowed FALSE)

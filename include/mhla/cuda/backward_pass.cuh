@@ -49,10 +49,8 @@ void read_out_blocks_gradient(const Operands<V, T>& operands, const TensorView<c
   const CudaDevice& device = operands.device;
   const Plan<V, A>& plan = operands.plan;
   const Extents<V>& e = plan.extents;
-  gather(device, e.queries, dy, plan.outputs.data);
-  if constexpr (normalizes<V>)
-    launch(device, e.queries.count() * e.value_dim,
-           DivideRows<A>{e.queries, plan.denominators.data, e.value_dim, plan.outputs.data});
+  gather(device, e.queries, dy, plan.outputs.data,
+         normalizes<V> ? plan.denominators.data : nullptr);
   const Panels<A> rotated = query_panels(e, plan.rotated_queries, e.feature_dim);
   const Panels<A> u = query_panels(e, plan.outputs, e.value_dim);
   read_out_summary_gradient(device, rotated, u, mixed_summary_panels(e, plan.grad_mixed_summaries));
@@ -71,13 +69,52 @@ void read_out_blocks_gradient(const Operands<V, T>& operands, const TensorView<c
                                                      plan.own_products.data});
   }
   if constexpr (normalizes<V>)
-    launch(
-        device, e.queries.count(),
-        DenominatorGradient<A>{e.queries, plan.rotated_queries.data, plan.grad_queries.data,
-                               e.feature_dim, plan.denominators.data, plan.grad_denominators.data});
+    launch(device, e.queries.count(),
+           DenominatorGradient<A>{RowFinder(e.queries), plan.rotated_queries.data,
+                                  plan.grad_queries.data, e.feature_dim, plan.denominators.data,
+                                  plan.grad_denominators.data});
 }
 
-/// The denominators' part of dQ, and dz~_i or, under MixedProduct, dz_b.
+/// Whether own blocks add to the gradients of features: to those that are otherwise finished.
+template <class V>
+inline constexpr bool adds_own_key_sums = masks_own_block<V>&& mixes_key_sums<V>;
+
+/// dQ, before it is rotated back and the denominators add to it.
+template <class V, class T>
+FeatureGradientRows<Accumulator<T>> queries_gradient(const Operands<V, T>& operands) {
+  const auto& plan = operands.plan;
+  const Extents<V>& e = plan.extents;
+  FeatureGradientRows<Accumulator<T>> of{
+      e.queries, plan.grad_queries.data, e.feature_dim, plan.rotation, {}};
+  if constexpr (mixes_key_sums<V>)
+    of.added = {Divisor(e.readers()), plan.grad_denominators.data, plan.mixed_key_sums.data};
+  if constexpr (mixes_products<V>)
+    of.added = {Divisor(e.queries.of_block()), plan.grad_products.data, plan.key_sums.data};
+  return of;
+}
+/// dK likewise.
+template <class V, class T>
+FeatureGradientRows<Accumulator<T>> keys_gradient(const Operands<V, T>& operands) {
+  const auto& plan = operands.plan;
+  const Extents<V>& e = plan.extents;
+  return {e.keys,
+          plan.grad_keys.data,
+          e.feature_dim,
+          plan.rotation,
+          {Divisor(e.keys.of_block()), nullptr, normalizes<V> ? plan.grad_key_sums.data : nullptr}};
+}
+/// The rest of a gradient's way to q or k.
+template <class V, class T>
+void unpack_gradient(const Operands<V, T>& operands, FeatureGradientRows<Accumulator<T>> of,
+                     Accumulator<T> scale, const TensorView<const T, 4>& x,
+                     const TensorView<T, 4>& gradient, Update update) {
+  if constexpr (adds_own_key_sums<V>) of.added = {};  // finished
+  unpack_feature_gradient<rotates<V> && !adds_own_key_sums<V>>(
+      operands.device, operands.variant.feature_map, scale, of, x, gradient, update,
+      RowBuffers<Accumulator<T>>{operands.plan.row_input, operands.plan.grad_row});
+}
+
+/// dz~_i or, under MixedProduct, dz_b; and dQ, where own blocks add to it.
 template <class V, class T>
 void denominators_gradient(const Operands<V, T>& operands) {
   using A = Accumulator<T>;
@@ -87,14 +124,14 @@ void denominators_gradient(const Operands<V, T>& operands) {
   if constexpr (mixes_key_sums<V>) {
     weighted_row_sums(device, query_panels(e, plan.queries, e.feature_dim),
                       plan.grad_denominators.data, plan.grad_mixed_key_sums.data);
-    add_weighted_row(device, query_panels(e, plan.grad_queries, e.feature_dim),
-                     plan.grad_denominators.data, plan.mixed_key_sums.data);
-    if constexpr (masks_own_block<V>)
+    if constexpr (adds_own_key_sums<V>) {
+      queries_gradient(operands).template finish<rotates<V>>(device);
       launch(device, e.queries.count(),
              AddOwnKeySumQueryGradient<A>{own_weights(plan), plan.queries.data,
                                           plan.running_key_sums.data, plan.grad_denominators.data,
                                           e.feature_dim, plan.grad_queries.data,
                                           plan.own_products.data});
+    }
   } else if constexpr (mixes_products<V>) {
     for_each_mixing(operands.variant, e, [&](const Mixing<V>& m) {
       for (Index g = m.first_head(); g < m.end_head(); ++g)
@@ -102,26 +139,10 @@ void denominators_gradient(const Operands<V, T>& operands) {
                                m.queries_of(plan.grad_denominators, g),
                                m.queries_of(plan.grad_products, g));
     });
-    const auto of_block = [&](Span<A> rows) {
-      return panels(rows.data, e.key_summaries(), e.queries.of_block(), e.feature_dim);
-    };
-    weighted_row_sums(device, of_block(plan.queries), plan.grad_products.data,
-                      plan.grad_key_sums.data);
-    add_weighted_row(device, of_block(plan.grad_queries), plan.grad_products.data,
-                     plan.key_sums.data);
+    weighted_row_sums(
+        device, panels(plan.queries.data, e.key_summaries(), e.queries.of_block(), e.feature_dim),
+        plan.grad_products.data, plan.grad_key_sums.data);
   }
-}
-
-/// dq
-template <class V, class T>
-void unpack_queries_gradient(const Operands<V, T>& operands, const TensorView<T, 4>& dq,
-                             Update update) {
-  using A = Accumulator<T>;
-  const Plan<V, A>& plan = operands.plan;
-  unpack_feature_gradient(operands.device, operands.variant.feature_map, operands.scale(),
-                          plan.extents.queries, operands.q, plan.grad_queries.data,
-                          plan.extents.feature_dim, dq, update,
-                          RowBuffers<A>{plan.row_input, plan.grad_row});
 }
 
 /// Adds to the units' parts of dmix.
@@ -192,33 +213,24 @@ void summarize_blocks_gradient(const Operands<V, T>& operands,
   const Panels<A> grad_keys = key_panels(e, plan.grad_keys, e.feature_dim);
   summarize_key_gradient(device, key_panels(e, plan.values, e.value_dim), grad_summaries, grad_keys,
                          into);
-  if constexpr (rotates<V>)
-    turn(device, e.keys, plan.rotation, e.feature_dim, plan.grad_keys.data, plan.grad_keys.data,
-         Turn::back);
-  if constexpr (normalizes<V>) {
-    add_weighted_row<A>(device, grad_keys, nullptr, plan.grad_key_sums.data);
-    if constexpr (masks_own_block<V>)
-      launch(device, grad_keys.count * grad_keys.cols,
-             AddOwnKeySumKeyGradient<A>{own_weights(plan), plan.queries.data,
-                                        plan.grad_denominators.data, grad_keys});
+  const auto rows = keys_gradient(operands);
+  if constexpr (adds_own_key_sums<V>) {
+    rows.template finish<rotates<V>>(device);
+    launch(device, grad_keys.count * grad_keys.cols,
+           AddOwnKeySumKeyGradient<A>{own_weights(plan), plan.queries.data,
+                                      plan.grad_denominators.data, grad_keys});
   }
-  unpack_feature_gradient(device, operands.variant.feature_map, A(1), e.keys, operands.k,
-                          plan.grad_keys.data, e.feature_dim, request.gradients.key.view,
-                          request.update, RowBuffers<A>{plan.row_input, plan.grad_row});
+  unpack_gradient(operands, rows, A(1), operands.k, request.gradients.key.view, request.update);
 }
 
 /// All wanted gradients except dmix, to whose parts it adds.
 template <class V, class T>
 void backward_pass(const Operands<V, T>& operands, const BackwardRequest<V, T>& request) {
-  using A = Accumulator<T>;
-  const Plan<V, A>& plan = operands.plan;
   read_out_blocks_gradient(operands, request.dy);
-  if constexpr (rotates<V>)
-    turn(operands.device, plan.extents.queries, plan.rotation, plan.extents.feature_dim,
-         plan.grad_queries.data, plan.grad_queries.data, Turn::back);
   denominators_gradient(operands);
   if (request.query())
-    unpack_queries_gradient(operands, request.gradients.query.view, request.update);
+    unpack_gradient(operands, queries_gradient(operands), operands.scale(), operands.q,
+                    request.gradients.query.view, request.update);
   if (request.mixing()) mixing_gradient(operands);
   if (!request.keys()) return;
   mix_blocks_gradient(operands);

@@ -17,21 +17,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// The leading corner of mix, packed: [heads, query blocks, key blocks], whatever its strides.
-template <class A>
-struct PackMixing {
-  TensorView<const A, 3> mix;
-  Index query_blocks;
-  Index key_blocks;
-  A* packed;
-
-  MHLA_HOST_DEVICE void operator()(Index at) const {
-    const Index b = at % key_blocks;
-    const Index i = at / key_blocks % query_blocks;
-    packed[at] = mix(at / key_blocks / query_blocks, i, b);
-  }
-};
-
 /// S~ = m S
 template <class A>
 void mix(const CudaDevice& device, Sight sight, const Panels<const A>& mixing,

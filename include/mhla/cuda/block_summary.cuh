@@ -8,8 +8,8 @@
 
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/gemm.cuh>
-#include <mhla/cuda/launch.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -83,27 +83,6 @@ void summarize_value_gradient(const CudaDevice& device, const Panels<A>& rotated
                               const Panels<A>& grad_summaries, const Panels<A>& grad_values,
                               Into into) {
   multiply(device, grad_values, rotated, grad_summaries, into);
-}
-
-/// rows += sum of their panel, weighted: dK += dz_b, or dQ += c z~.
-template <class A>
-struct AddWeightedRow {
-  Panels<A> rows;
-  const A* weights;  // [panels, rows]; null: all 1
-  const A* sums;     // [panels, cols]
-
-  MHLA_HOST_DEVICE void operator()(Index i) const {
-    const Index c = i % rows.cols;
-    const Index r = i / rows.cols % rows.rows;
-    const Index n = i / rows.cols / rows.rows;
-    const A weight = weights != nullptr ? weights[n * rows.rows + r] : A(1);
-    rows.row(n, r)[c] += weight * sums[n * rows.cols + c];
-  }
-};
-template <class A>
-void add_weighted_row(const CudaDevice& device, const Panels<A>& rows, const A* weights,
-                      const A* sums) {
-  launch(device, rows.count * rows.rows * rows.cols, AddWeightedRow<A>{rows, weights, sums});
 }
 
 }  // namespace cuda

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT
 // A geometry lowered to tables in device memory: the tokens of each block. Blocks are padded to one
 // length, so that every product is a batch of equal ones; entries after a block's last token are
-// absent. Packed and padded batches differ only in their tables. Needs no CUDA header:
-// block_table.cuh fills the tables.
+// absent. Packed and padded batches differ only in their tables. Needs no CUDA header: tables.cuh
+// fills the tables.
 #pragma once
 
 #include <cstdint>
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cuda/chip/divisor.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/problem.hpp>
 
@@ -25,11 +27,12 @@ struct Sequence {
   Index blocks;
 };
 
-/// A token's entry. Absent entries have token -1.
-struct Place {
-  Index token;     // in the tensors' token axis
-  Index position;  // in raster order of its sequence's grid
+/// A token's entry. Absent entries have token -1 and coordinates 0.
+struct alignas(16) Place {
+  std::int32_t token;          // in the tensors' token axis
+  std::int32_t coordinate[3];  // in its sequence's grid
 };
+inline constexpr Place absent{-1, {0, 0, 0}};
 
 /// The blocks of a batch item; all items have the same.
 struct BlockTable {
@@ -43,7 +46,7 @@ struct BlockTable {
 
   MHLA_HOST_DEVICE Place place(Index item, Index entry) const {
     const Place found = places[entry];
-    if (found.token >= 0 && mask.data != nullptr && mask(item, found.token) == 0) return {-1, 0};
+    if (found.token >= 0 && mask.data != nullptr && mask(item, found.token) == 0) return absent;
     return found;
   }
 };
@@ -86,6 +89,13 @@ BlockTable block_table(Arena& arena, const V& attention, const Grid& grid,
   table.mask = mask;
   for_each_sequence(attention, grid, [&](const Sequence& s) { table.blocks += s.blocks; });
   table.block_tokens = block_tokens_of(grid);
+  if (checked_mul(table.blocks, table.block_tokens) > 0x7fffffff)
+    throw ShapeError(
+        "mhla: on CUDA the blocks of a batch item, padded to one length, have at most ",
+        "2147483647 tokens");
+  if (mask.data != nullptr && (mask.stride[1] > 0x7fffffff || mask.stride[1] < -0x7fffffff))
+    throw ShapeError("mhla: on CUDA the tokens of a mask are at most 2147483647 bytes apart, not ",
+                     mask.stride[1]);
   table.places = arena.take<Place>(checked_mul(table.blocks, table.block_tokens));
   table.mix_rows = arena.take<Index>(table.blocks);
   return table;
@@ -98,27 +108,59 @@ struct PanelRows {
   Index kv_heads;
   Index group_size;  // heads of a kv head
 
-  struct Row {
-    Index item;
-    Index head;
-    Place place;
-
-    MHLA_HOST_DEVICE bool present() const { return place.token >= 0; }
-  };
-
   MHLA_HOST_DEVICE Index units() const { return batch * kv_heads; }
   MHLA_HOST_DEVICE Index of_block() const { return group_size * table.block_tokens; }
   MHLA_HOST_DEVICE Index of_unit() const { return table.blocks * of_block(); }
   MHLA_HOST_DEVICE Index count() const { return units() * of_unit(); }
+};
 
-  MHLA_HOST_DEVICE Row operator[](Index row) const {
-    const Index entry = row % table.block_tokens;
-    const Index g = row / table.block_tokens % group_size;
-    const Index block = row / of_block() % table.blocks;
-    const Index unit = row / of_unit();
-    const Index item = unit / kv_heads;
-    return {item, unit % kv_heads * group_size + g,
-            table.place(item, block * table.block_tokens + entry)};
+/// The same for kernels, which divide by products. There are less than 2^31 rows.
+struct RowFinder {
+  Divisor block_tokens;
+  Divisor group_size;
+  Divisor blocks;
+  Divisor kv_heads;
+  BlockTable table;
+
+  explicit RowFinder(const PanelRows& rows)
+      : block_tokens(rows.table.block_tokens),
+        group_size(rows.group_size),
+        blocks(rows.table.blocks),
+        kv_heads(rows.kv_heads),
+        table(rows.table) {}
+
+  struct Indices {
+    std::uint32_t entry;  // in its block
+    std::uint32_t g;      // head of the kv head
+    std::uint32_t block;
+    std::uint32_t unit;
+  };
+  MHLA_HOST_DEVICE Indices indices(std::uint32_t row) const {
+    const std::uint32_t entry = block_tokens.divide(row);
+    const std::uint32_t g = group_size.divide(row);
+    const std::uint32_t block = blocks.divide(row);
+    return {entry, g, block, row};
+  }
+
+  struct Row {
+    std::uint32_t item;
+    std::uint32_t head;
+    Place place;
+
+    MHLA_HOST_DEVICE bool present() const { return place.token >= 0; }
+    /// Its first element, or null.
+    template <class T>
+    MHLA_HOST_DEVICE T* in(const TensorView<T, 4>& tensor) const {
+      return present() ? tensor.data + item * tensor.stride[0] + head * tensor.stride[1] +
+                             place.token * tensor.stride[2]
+                       : nullptr;
+    }
+  };
+  MHLA_HOST_DEVICE Row operator[](std::uint32_t row) const {
+    const Indices at = indices(row);
+    std::uint32_t item = at.unit;
+    const std::uint32_t head = kv_heads.divide(item) * group_size.divisor() + at.g;
+    return {item, head, table.place(item, at.block * block_tokens.divisor() + at.entry)};
   }
 };
 

@@ -107,7 +107,6 @@ struct DecodeStep {
 template <class A>
 struct TurnDecoded {
   DecodeStep<A> step;
-  Grid grid;
   RotationTable<A> rotation;
   Index rows_of_item;
   const A* features;  // [rows, D]
@@ -121,8 +120,9 @@ struct TurnDecoded {
     const Index t = r % step.tokens();
     A* const to = rotated != nullptr ? rotated + r * step.e.feature_dim
                                      : step.key(r / step.tokens(), tile.open(), tile.first + t);
-    rotation.turn(grid, tile.block * step.e.block_tokens + tile.first + t, i % pairs,
-                  features + r * step.e.feature_dim, to, Turn::forward);
+    const Index position = tile.block * step.e.block_tokens + tile.first + t;
+    const std::int32_t coordinate[3] = {0, 0, static_cast<std::int32_t>(position)};
+    rotation.turn(coordinate, i % pairs, features + r * step.e.feature_dim, to, Turn::forward);
   }
 };
 
@@ -202,7 +202,7 @@ struct DecodeScores {
   A epsilon;
   A* scores;  // [query rows, 2 n + 1]
 
-  MHLA_HOST_DEVICE void operator()(Index i) const {
+  MHLA_DEVICE void operator()(Index i) const {
     const DecodeExtents& e = step.e;
     const Index n = e.block_tokens;
     const Index j = i % (2 * n + 1);

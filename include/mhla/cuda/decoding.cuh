@@ -7,12 +7,10 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/block_mixing.cuh>
-#include <mhla/cuda/block_table.cuh>
+#include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/decode_step.cuh>
 #include <mhla/cuda/decoding.hpp>
-#include <mhla/cuda/device_memory.cuh>
-#include <mhla/cuda/rotation_table.cuh>
+#include <mhla/cuda/tables.cuh>
 #include <mhla/cuda/token_block.cuh>
 #include <type_traits>
 
@@ -29,10 +27,8 @@ void run_decoder_setup(const CudaDevice& device, const DecoderParts<V, Accumulat
   require_device_memory(scratch.mixing, "memory");
   require_device_memory(mix, "mix");
   require_borrowed_memory(decoder.attention);
-  fill(device, decoder.attention, scratch.tile);
-  fill(device, decoder.attention.rotation, scratch.rotation);
-  launch(device, scratch.mixing.size,
-         PackMixing<A>{mix, decoder.extents.blocks, decoder.extents.blocks, scratch.mixing.data});
+  fill_tables(device, decoder.attention, scratch.tile, scratch.tile, scratch.rotation,
+              PackMixing<A>{mix, decoder.extents.blocks, decoder.extents.blocks, scratch.mixing});
   run_decoder_reset<V, T>(device, decoder, 0, decoder.extents.batch);
 }
 
@@ -77,18 +73,18 @@ void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator
   // Positions come from device memory, not from a table, so features are rotated separately.
   const RotationTable<A> not_yet;
   const RowBuffers<A> buffers{scratch.row_input, {}};
-  pack_features(device, attention.feature_map, A(1), step.keys, not_yet, k, e.feature_dim,
-                scratch.key_features.data, scratch.key_features.data, buffers);
-  pack_features(device, attention.feature_map, static_cast<A>(attention.scale), step.queries,
-                not_yet, q, e.feature_dim, scratch.queries.data, scratch.queries.data, buffers);
+  pack_features<false>(device, attention.feature_map, A(1), step.keys, not_yet, k, e.feature_dim,
+                       scratch.key_features.data, scratch.key_features.data, buffers);
+  pack_features<false>(device, attention.feature_map, static_cast<A>(attention.scale), step.queries,
+                       not_yet, q, e.feature_dim, scratch.queries.data, scratch.queries.data,
+                       buffers);
   if constexpr (rotates<V>) {
     const Index pairs = e.feature_dim / 2;
-    const Grid& grid = decoder.problem.query_grid;
     launch(device, key_rows * pairs,
-           TurnDecoded<A>{step, grid, scratch.rotation, e.kv_heads * tokens,
-                          scratch.key_features.data, nullptr});
+           TurnDecoded<A>{step, scratch.rotation, e.kv_heads * tokens, scratch.key_features.data,
+                          nullptr});
     launch(device, query_rows * pairs,
-           TurnDecoded<A>{step, grid, scratch.rotation, e.kv_heads * e.group_size * tokens,
+           TurnDecoded<A>{step, scratch.rotation, e.kv_heads * e.group_size * tokens,
                           scratch.queries.data, scratch.rotated.data});
   } else {
     launch(device, key_rows * e.feature_dim, KeepKeys<A>{step, scratch.key_features.data});

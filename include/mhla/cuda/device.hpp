@@ -27,12 +27,11 @@ enum class CudaPath {
   cublas,     ///< cuBLAS products with element-wise kernels around them: runs every call
   summaries,  ///< fused kernels over block summaries: linear in the tokens
   quadratic,  ///< fused kernels over pairs of tokens, without summaries: for short sequences
-  resident,   ///< a fused kernel whose block summaries stay in shared memory: few blocks, forward
+  resident    ///< a fused kernel whose block summaries stay in shared memory: few blocks, forward
               ///< only
-  /// One launch for all that `summaries` does, whose block summaries stay in L2: up to 128 blocks,
-  /// forward only. Not yet chosen by `automatic`.
-  persistent
 };
+
+class CudaPlan;
 
 /// A stream, a cuBLAS handle and a workspace, all the caller's: borrowed, cheap to copy, nothing is
 /// owned. One call uses a handle and a workspace at a time.
@@ -66,6 +65,16 @@ class CudaDevice {
   FloatProducts products() const { return products_; }
   /// What runs calls. A call that the requested path cannot run throws a ShapeError that says why.
   CudaPath path() const { return path_; }
+  /// The same device, whose calls take their paths from `plan`, of <mhla/cuda/pipeline.hpp>, which
+  /// outlives them. A call that it is not for throws ShapeError.
+  CudaDevice with(const CudaPlan& plan) const {
+    CudaDevice device = *this;
+    device.plan_ = &plan;
+    return device;
+  }
+  CudaDevice with(CudaPlan&&) const = delete;
+  /// Null if there is none.
+  const CudaPlan* plan() const { return plan_; }
 
  private:
   CUstream_st* stream_;
@@ -73,6 +82,7 @@ class CudaDevice {
   WorkspaceView workspace_;
   FloatProducts products_;
   CudaPath path_;
+  const CudaPlan* plan_ = nullptr;
 };
 
 /// \}

@@ -7,9 +7,11 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
+#include <mhla/cuda/call.hpp>
+#include <mhla/cuda/choose_path.hpp>
 #include <mhla/cuda/device.hpp>
-#include <mhla/cuda/path.hpp>
 #include <mhla/cuda/pipeline.hpp>
+#include <mhla/cuda/roofline.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
@@ -26,11 +28,7 @@ struct CallCost {
   Index parts = 0;          ///< of the batch, run one after another
   Index items_at_once = 0;  ///< batch items in each part but the last
   Index flops = 0;          ///< of the products: blocks padded to the longest, tiles padded
-  /// What all kernels request of memory, cached or not. Fused paths: exact if no token is masked,
-  /// but without what runs beside them: element-wise kernels, which fill tables and sum parts of
-  /// dm, and cuBLAS's products of key sums.
-  Index bytes_moved = 0;
-  Index bytes_beside = 0;   ///< estimate of the latter
+  Index bytes_moved = 0;    ///< by the model, of all kernels
   Index bytes_read = 0;     ///< of q, k, v, mix and dy, each once
   Index bytes_written = 0;  ///< of y, or of dq, dk, dv and dmix
 };
@@ -49,15 +47,14 @@ CallCost call_cost(const V& attention, const Shape& shape, const CudaDevice& dev
   using A = Accumulator<T>;
   const Problem problem = checked_problem(attention, shape);
   CallCost cost;
-  cost.choice = choose_path<T>(attention, problem, direction, device.path(), StateUse::none,
-                               head_dims_of<V, T>(), device.products(), gpu_at_hand<V, T>());
-  const CallMemory memory = memory_of<T>(cost.choice.path, attention, problem, direction);
+  const auto call = call_of<T>(attention, problem, device, direction, StateUse::none);
+  cost.choice = choose_path(call, device, gpu_at_hand<V, T>());
+  const CallMemory memory = memory_of(cost.choice.path, call);
   cost.items_at_once = memory.items_at_once;
   cost.parts = cost.items_at_once == 0 ? 0 : ceil_div(shape.batch, cost.items_at_once);
   cost.workspace_bytes = memory.workspace_bytes;
   cost.flops = whole(cost.choice.cost().flops());
   cost.bytes_moved = whole(cost.choice.cost().bytes());
-  cost.bytes_beside = whole(cost.choice.cost().bytes_beside());
 
   const auto elements = [](Index a, Index b, Index c, Index d) {
     return checked_mul(checked_mul(a, b), checked_mul(c, d));
@@ -81,54 +78,53 @@ CallCost call_cost(const V& attention, const Shape& shape, const CudaDevice& dev
   return cost;
 }
 
-/// Which path, why, and what the others would take.
-inline std::string to_string(const PathChoice& choice, const Shape& shape,
-                             const char* cublas_products) {
-  const NominalGpu gpu;
-  const auto microseconds = [&](CudaPath path) {
-    return std::string(name_of(path)) + " " +
-           std::to_string(whole(1e6 * choice.cost_of(path).seconds(gpu))) + " us";
-  };
+/// Which path, why, and what each would take.
+inline std::string to_string(const PathChoice& choice, const char* cublas_products) {
+  const NominalGpu& gpu = h200;
+  const auto microseconds = [](double seconds) { return std::to_string(whole(1e6 * seconds)); };
   std::string text =
-      std::string("path ") + name_of(choice.path) + ", " + choice.reason() + "; products in " +
+      std::string("path ") + name_of(choice.path) + ", " + choice.reason + "; products in " +
       (choice.path == CudaPath::cublas ? cublas_products : "16 bits, added up in float");
   // Consecutive paths that are refused for the same reason share a line.
   std::string refused;
-  Refusal reason = Refusal::none;
+  Refusal reason;
   const auto end_line = [&] {
-    if (!refused.empty()) text += "\n  " + refused + ": " + to_string(reason, shape);
+    if (!refused.empty()) text += "\n  " + refused + ": " + reason.text();
     refused.clear();
   };
-  for (const CudaPath path : fused_paths) {
-    if (choice.can(path)) continue;
-    if (choice.refusal_of(path) != reason) end_line();
-    reason = choice.refusal_of(path);
-    refused += std::string(refused.empty() ? "not " : ", not ") + name_of(path);
+  for (const PathChoice::Option& option : choice.options) {
+    if (option.refusal.none()) continue;
+    if (!(option.refusal == reason)) end_line();
+    reason = option.refusal;
+    refused += std::string(refused.empty() ? "not " : ", not ") + name_of(option.path);
   }
   end_line();
-  text += "\n  by a model of an H200, which measurements are to replace: " +
-          microseconds(CudaPath::cublas);
-  for (const CudaPath path : fused_paths)
-    if (choice.can(path)) text += ", " + microseconds(path);
+  text += std::string("\n  by a model of an ") + gpu.name +
+          ", which measurements are to replace, in us:";
+  for (const PathChoice::Option& option : choice.options) {
+    if (!option.refusal.none()) continue;
+    const Times times = option.cost.times(gpu);
+    text += std::string("\n    ") + name_of(option.path) + " " +
+            microseconds(option.cost.seconds(gpu)) + ", bound by " + option.cost.bound(gpu) +
+            ": bytes " + microseconds(times.bytes) + ", products " + microseconds(times.products) +
+            ", instructions " + microseconds(times.instructions) + ", launches " +
+            microseconds(times.launches);
+  }
   return text;
 }
 
-inline std::string to_string(const CallCost& cost, const Shape& shape, const char* direction,
+inline std::string to_string(const CallCost& cost, const char* direction,
                              const char* cublas_products) {
   const auto number = [](Index n) { return std::to_string(n); };
-  std::string text = std::string(direction) + ": " +
-                     to_string(cost.choice, shape, cublas_products) + "\n  workspace " +
-                     number(cost.workspace_bytes) + " bytes";
+  std::string text = std::string(direction) + ": " + to_string(cost.choice, cublas_products) +
+                     "\n  workspace " + number(cost.workspace_bytes) + " bytes";
   if (cost.choice.path == CudaPath::cublas)
     text += ", of which " + number(cublas_workspace_bytes) + " are for cuBLAS";
   return text + "\n  batch in " + number(cost.parts) +
          (cost.parts == 1 ? " part of " : " parts of up to ") + number(cost.items_at_once) +
          "\n  products " + number(cost.flops) + " FLOP\n  tensors " + number(cost.bytes_read) +
-         " bytes read, " + number(cost.bytes_written) + " bytes written; kernels move " +
-         number(cost.bytes_moved) + " bytes" +
-         (cost.choice.path == CudaPath::cublas
-              ? "\n"
-              : ", tables and sums about " + number(cost.bytes_beside) + "\n");
+         " bytes read, " + number(cost.bytes_written) + " bytes written; kernels move about " +
+         number(cost.bytes_moved) + " bytes\n";
 }
 
 }  // namespace cuda
@@ -151,8 +147,7 @@ std::string explain(const V& attention, const Shape& shape, const CudaDevice& de
                                    ? "TF32, as the device asks for"
                                    : "float, never TF32";
   const auto part = [&](cuda::Direction direction, const char* name) {
-    return cuda::to_string(cuda::call_cost<T>(attention, shape, device, direction), shape, name,
-                           products);
+    return cuda::to_string(cuda::call_cost<T>(attention, shape, device, direction), name, products);
   };
   const std::string forward = part(cuda::Direction::forward, "forward");
   if (!cuda::has_backward(device.path()))

@@ -11,12 +11,11 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/block_mixing.cuh>
 #include <mhla/cuda/block_summary.cuh>
-#include <mhla/cuda/block_table.cuh>
 #include <mhla/cuda/intra_block.cuh>
 #include <mhla/cuda/mixed_product.cuh>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/readout.cuh>
-#include <mhla/cuda/rotation_table.cuh>
+#include <mhla/cuda/tables.cuh>
 #include <mhla/cuda/token_block.cuh>
 
 MHLA_NAMESPACE_BEGIN
@@ -155,15 +154,10 @@ void for_each_mixing(const V& variant, const Extents<V>& e, F&& f) {
 /// The tables of a call.
 template <class V, class T, class PlanType>
 void fill_tables(const Operands<V, T, PlanType>& operands) {
-  using A = Accumulator<T>;
-  const CudaDevice& device = operands.device;
   const PlanType& plan = operands.plan;
   const Extents<V>& e = plan.extents;
-  fill(device, operands.variant, e.queries.table);
-  fill(device, operands.variant, e.keys.table);
-  fill(device, operands.variant.rotation, plan.rotation);
-  launch(device, plan.mixing.size,
-         PackMixing<A>{operands.mix, e.mix_rows, e.mix_columns, plan.mixing.data});
+  fill_tables(operands.device, operands.variant, e.queries.table, e.keys.table, plan.rotation,
+              PackMixing<Accumulator<T>>{operands.mix, e.mix_rows, e.mix_columns, plan.mixing});
 }
 
 /// K, K^r and V of every key block.
@@ -173,9 +167,9 @@ void pack_keys(const Operands<V, T>& operands) {
   const CudaDevice& device = operands.device;
   const Plan<V, A>& plan = operands.plan;
   const Extents<V>& e = plan.extents;
-  pack_features(device, operands.variant.feature_map, A(1), e.keys, plan.rotation, operands.k,
-                e.feature_dim, plan.keys.data, plan.rotated_keys.data,
-                RowBuffers<A>{plan.row_input, plan.grad_row});
+  pack_features<rotates<V>>(device, operands.variant.feature_map, A(1), e.keys, plan.rotation,
+                            operands.k, e.feature_dim, plan.keys.data, plan.rotated_keys.data,
+                            RowBuffers<A>{plan.row_input, plan.grad_row});
   gather(device, e.keys, operands.v, plan.values.data);
 }
 
@@ -211,7 +205,7 @@ void mix_blocks(const Operands<V, T>& operands) {
 template <class V, class A>
 OwnWeights<A> own_weights(const Plan<V, A>& plan) {
   const Extents<V>& e = plan.extents;
-  return {e.queries, plan.mixing.data, e.mix_heads, e.mix_columns};
+  return {e.queries, RowFinder(e.queries), plan.mixing.data, e.mix_heads, e.mix_columns};
 }
 
 /// Q, Q^r, and the denominators of every query; under MixedProduct also R.
@@ -222,13 +216,16 @@ void pack_queries(const Operands<V, T>& operands) {
   const Plan<V, A>& plan = operands.plan;
   const Extents<V>& e = plan.extents;
   const Index rows = e.queries.count();
-  pack_features(device, operands.variant.feature_map, operands.scale(), e.queries, plan.rotation,
-                operands.q, e.feature_dim, plan.queries.data, plan.rotated_queries.data,
-                RowBuffers<A>{plan.row_input, plan.grad_row});
+  pack_features<rotates<V>>(device, operands.variant.feature_map, operands.scale(), e.queries,
+                            plan.rotation, operands.q, e.feature_dim, plan.queries.data,
+                            plan.rotated_queries.data,
+                            RowBuffers<A>{plan.row_input, plan.grad_row});
   if constexpr (mixes_key_sums<V>) {
     launch(device, rows,
-           MixedKeySumDenominators<A>{query_panels(e, plan.queries, e.feature_dim),
-                                      plan.mixed_key_sums.data, operands.epsilon(),
+           MixedKeySumDenominators<A>{plan.queries.data,
+                                      e.feature_dim,
+                                      {Divisor(e.readers()), nullptr, plan.mixed_key_sums.data},
+                                      operands.epsilon(),
                                       plan.denominators.data});
     if constexpr (masks_own_block<V>) {
       launch(
@@ -240,9 +237,11 @@ void pack_queries(const Operands<V, T>& operands) {
     }
   } else if constexpr (mixes_products<V>) {
     launch(device, rows,
-           MixedKeySumDenominators<A>{
-               panels(plan.queries.data, e.key_summaries(), e.queries.of_block(), e.feature_dim),
-               plan.key_sums.data, A(0), plan.products.data});
+           MixedKeySumDenominators<A>{plan.queries.data,
+                                      e.feature_dim,
+                                      {Divisor(e.queries.of_block()), nullptr, plan.key_sums.data},
+                                      A(0),
+                                      plan.products.data});
     for_each_mixing(operands.variant, e, [&](const Mixing<V>& m) {
       for (Index g = m.first_head(); g < m.end_head(); ++g)
         mixed_product_denominators(device, m.matrix_of(plan.mixing), m.queries_of(plan.products, g),
@@ -267,10 +266,8 @@ void read_out_blocks(const Operands<V, T>& operands, const TensorView<T, 4>& y) 
                        key_panels(e, plan.rotated_keys, e.feature_dim),
                        key_panels(e, plan.values, e.value_dim), plan.scores.data,
                        plan.outputs.data);
-  if constexpr (normalizes<V>)
-    launch(device, e.queries.count() * e.value_dim,
-           DivideRows<A>{e.queries, plan.denominators.data, e.value_dim, plan.outputs.data});
-  scatter<T, A>(device, e.queries, plan.outputs.data, y, Update::overwrite);
+  scatter<T, A>(device, e.queries, plan.outputs.data, y, Update::overwrite,
+                normalizes<V> ? plan.denominators.data : nullptr);
 }
 
 }  // namespace cuda

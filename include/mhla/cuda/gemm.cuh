@@ -10,8 +10,9 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/cuda/chip/divisor.hpp>
+#include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/device.hpp>
-#include <mhla/cuda/launch.cuh>
 #include <string>
 #include <type_traits>
 
@@ -97,19 +98,28 @@ class BorrowedCublas : CublasSettings {
 template <class A>
 struct ClearPanels {
   Panels<A> panels;
+  Divisor rows;
 
-  MHLA_HOST_DEVICE void operator()(Index i) const {
-    const Index row = i / panels.cols;
-    panels.row(row / panels.rows, row % panels.rows)[i % panels.cols] = A(0);
+  MHLA_HOST_DEVICE void operator()(std::uint32_t number, const RowShare& share) const {
+    const std::uint32_t r = rows.divide(number);
+    for (Index col = share.first; col < panels.cols; col += share.step)
+      panels.row(number, r)[col] = A(0);
   }
 };
 template <class A>
 void clear(const CudaDevice& device, const Panels<A>& panels) {
-  launch(device, panels.count * panels.rows * panels.cols, ClearPanels<A>{panels});
+  launch_rows(device, panels.count * panels.rows, panels.cols,
+              ClearPanels<A>{panels, Divisor(panels.rows)});
 }
 template <class A>
+struct ClearArray {
+  A* data;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const { data[i] = A(0); }
+};
+template <class A>
 void clear(const CudaDevice& device, const Span<A>& array) {
-  clear(device, panels(array.data, 1, 1, array.size));
+  launch(device, array.size, ClearArray<A>{array.data});
 }
 
 namespace gemm {
@@ -204,18 +214,19 @@ struct MultiplyCorners {
   Panels<const A> b;
   LowerTriangle triangle;
   Into into;
+  Divisor rows{c.rows};
 
-  MHLA_HOST_DEVICE void operator()(Index i) const {
-    const Index col = i % c.cols;
-    const Index r = i / c.cols % c.rows;
-    const Index n = i / c.cols / c.rows;
-    A& to = c.row(n, r)[col];
-    A sum = into == Into::add ? to : A(0);
+  MHLA_HOST_DEVICE void operator()(std::uint32_t n, const RowShare& share) const {
+    const Index r = rows.divide(n);
     const A* const factors = a.row(n, r);
-    for (Index k = triangle.columns_of(r / corner_rows * corner_rows); k < triangle.columns_of(r);
-         ++k)
-      sum += factors[k] * b.row(n, k)[col];
-    to = sum;
+    const Index begin = triangle.columns_of(r / corner_rows * corner_rows);
+    const Index end = triangle.columns_of(r);
+    for (Index col = share.first; col < c.cols; col += share.step) {
+      A& to = c.row(n, r)[col];
+      A sum = into == Into::add ? to : A(0);
+      for (Index k = begin; k < end; ++k) sum += factors[k] * b.row(n, k)[col];
+      to = sum;
+    }
   }
 };
 
@@ -225,7 +236,7 @@ void multiply_lower(const CudaDevice& device, const Panels<A>& c,
                     const std::type_identity_t<Panels<const A>>& a,
                     const std::type_identity_t<Panels<const A>>& b, const LowerTriangle& triangle,
                     Into into = Into::overwrite) {
-  launch(device, c.count * c.rows * c.cols, MultiplyCorners<A>{c, a, b, triangle, into});
+  launch_rows(device, c.count * c.rows, c.cols, MultiplyCorners<A>{c, a, b, triangle, into});
   for (Index r = 0; r < c.rows; r += corner_rows) {
     const Index rows = c.rows - r < corner_rows ? c.rows - r : corner_rows;
     const Index columns = triangle.columns_of(r);
@@ -242,20 +253,21 @@ struct MultiplyCornersTransposed {
   Panels<const A> b;
   LowerTriangle triangle;
   Into into;
+  Divisor rows{c.rows};
 
-  MHLA_HOST_DEVICE void operator()(Index i) const {
-    const Index col = i % c.cols;
-    const Index k = i / c.cols % c.rows;
-    const Index n = i / c.cols / c.rows;
-    A& to = c.row(n, k)[col];
-    A sum = into == Into::add ? to : A(0);
+  MHLA_HOST_DEVICE void operator()(std::uint32_t n, const RowShare& share) const {
+    const Index k = rows.divide(n);
     // The rows of the one group whose corner contains the column; later groups have it in full.
     const Index first = triangle.first_row_of(k);
     const Index group = first / corner_rows * corner_rows;
-    const Index end = group + corner_rows < a.rows ? group + corner_rows : a.rows;
-    if (k >= triangle.columns_of(group))
+    Index end = group + corner_rows < a.rows ? group + corner_rows : a.rows;
+    if (k < triangle.columns_of(group)) end = first;
+    for (Index col = share.first; col < c.cols; col += share.step) {
+      A& to = c.row(n, k)[col];
+      A sum = into == Into::add ? to : A(0);
       for (Index r = first; r < end; ++r) sum += a.row(n, r)[k] * b.row(n, r)[col];
-    to = sum;
+      to = sum;
+    }
   }
 };
 
@@ -265,7 +277,8 @@ void multiply_lower_transposed(const CudaDevice& device, const Panels<A>& c,
                                const std::type_identity_t<Panels<const A>>& a,
                                const std::type_identity_t<Panels<const A>>& b,
                                const LowerTriangle& triangle, Into into = Into::overwrite) {
-  launch(device, c.count * c.rows * c.cols, MultiplyCornersTransposed<A>{c, a, b, triangle, into});
+  launch_rows(device, c.count * c.rows, c.cols,
+              MultiplyCornersTransposed<A>{c, a, b, triangle, into});
   for (Index r = 0; r < a.rows; r += corner_rows) {
     const Index rows = a.rows - r < corner_rows ? a.rows - r : corner_rows;
     const Index columns = triangle.columns_of(r);

@@ -29,19 +29,11 @@
   template std::type_identity_t<mhla::cuda::HeadDimsList()>                                       \
       mhla::cuda::compiled_head_dims<Variant, Scalar>;                                            \
   template std::type_identity_t<mhla::Index()> mhla::cuda::shared_bytes_at_hand<Variant, Scalar>; \
-  template std::type_identity_t<mhla::cuda::CallMemory(                                           \
-      mhla::CudaPath, const Variant&, const mhla::Problem&, mhla::cuda::Direction)>               \
-      mhla::cuda::fused_memory<Variant, Scalar>;                                                  \
-  template std::type_identity_t<void(mhla::CudaPath, const mhla::CudaDevice&, const Variant&,     \
-                                     const mhla::Problem&, const mhla::OperandViews<Scalar>&,     \
-                                     const mhla::TensorView<Scalar, 4>&, mhla::WorkspaceView,     \
-                                     mhla::Span<mhla::Accumulator<Scalar>>)>                      \
+  template std::type_identity_t<void(mhla::CudaPath,                                              \
+                                     const mhla::cuda::ForwardCall<Variant, Scalar>&)>            \
       mhla::cuda::run_forward<Variant, Scalar>;                                                   \
-  template std::type_identity_t<void(mhla::CudaPath, const mhla::CudaDevice&, const Variant&,     \
-                                     const mhla::Problem&, const mhla::OperandViews<Scalar>&,     \
-                                     const mhla::TensorView<const Scalar, 4>&,                    \
-                                     const mhla::GradientViews<Scalar>&, mhla::Update,            \
-                                     mhla::WorkspaceView, mhla::Span<mhla::Accumulator<Scalar>>)> \
+  template std::type_identity_t<void(mhla::CudaPath,                                              \
+                                     const mhla::cuda::BackwardCall<Variant, Scalar>&)>           \
       mhla::cuda::run_backward<Variant, Scalar>
 
 /// \}

@@ -17,8 +17,8 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/block_summary.cuh>
+#include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/gemm.cuh>
-#include <mhla/cuda/launch.cuh>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/readout.cuh>
 #include <mhla/cuda/token_block.cuh>
@@ -30,25 +30,33 @@ namespace cuda {
 /// The diagonal of the mixing matrices, for rows of panels.
 template <class A>
 struct OwnWeights {
-  PanelRows rows;   // of the queries
+  PanelRows rows;  // of the queries
+  RowFinder finder;
   const A* mixing;  // [1 | heads, blocks, blocks]
   Index mix_heads;
   Index mix_blocks;
 
-  /// m_ii of query head g of a unit's block.
-  MHLA_HOST_DEVICE A operator()(Index unit, Index block, Index g) const {
-    const Index head = mix_heads == 1 ? 0 : unit % rows.kv_heads * rows.group_size + g;
+  /// m_ii of query head g in a block, the n-th of all units.
+  MHLA_HOST_DEVICE A operator()(std::uint32_t n, Index g) const {
+    std::uint32_t unit = n;
+    const std::uint32_t block = finder.blocks.divide(unit);
+    return (*this)(unit, block, g);
+  }
+  MHLA_HOST_DEVICE A operator()(std::uint32_t unit, Index block, Index g) const {
+    const Index head = mix_heads == 1 ? 0 : finder.kv_heads.divide(unit) * rows.group_size + g;
     const Index i = rows.table.mix_rows[block];
     return mixing[(head * mix_blocks + i) * mix_blocks + i];
   }
-  /// m_ii of the block of row r.
-  MHLA_HOST_DEVICE A operator[](Index r) const {
-    return (*this)(r / rows.of_unit(), r / rows.of_block() % rows.table.blocks,
-                   r / rows.table.block_tokens % rows.group_size);
-  }
-  /// Row of the same token among the keys.
-  MHLA_HOST_DEVICE Index key_row(Index r) const {
-    return r / rows.of_block() * rows.table.block_tokens + r % rows.table.block_tokens;
+
+  /// A row's m_ii, and the row of the same token among the keys.
+  struct Row {
+    A weight;
+    Index key;
+  };
+  MHLA_HOST_DEVICE Row operator[](Index r) const {
+    const auto at = finder.indices(static_cast<std::uint32_t>(r));
+    const Index block = at.unit * rows.table.blocks + at.block;
+    return {(*this)(at.unit, at.block, at.g), block * rows.table.block_tokens + at.entry};
   }
 };
 
@@ -78,9 +86,10 @@ struct AddOwnDenominators {
   Index feature_dim;
   A* denominators;
 
-  MHLA_HOST_DEVICE void operator()(Index r) const {
-    denominators[r] += weights[r] * inner_product(feature_dim, features + r * feature_dim,
-                                                  sums + weights.key_row(r) * feature_dim);
+  MHLA_DEVICE void operator()(Index r) const {
+    const auto row = weights[r];
+    denominators[r] += row.weight * inner_product(feature_dim, features + r * feature_dim,
+                                                  sums + row.key * feature_dim);
   }
 };
 
@@ -102,19 +111,27 @@ struct ScaleScores {
   OwnWeights<A> weights;
   Panels<A> scores;
   Index g;
+  Divisor rows;
+  RowUnits<A, false> units;
 
-  MHLA_HOST_DEVICE void operator()(Index i) const {
-    const Index col = i % scores.cols;
-    const Index r = i / scores.cols % scores.rows;
-    const Index n = i / scores.cols / scores.rows;
-    const Index blocks = weights.rows.table.blocks;
-    scores.row(n, r)[col] *= weights(n / blocks, n % blocks, g);
+  MHLA_DEVICE void operator()(std::uint32_t n, const RowShare& share) const {
+    const std::uint32_t r = rows.divide(n);
+    A* const row = scores.row(n, r);
+    const A weight = weights(n, g);
+    units.for_each(share, [&](const auto unit) {
+      A value[unit.count];
+      unit.load(row, 1, value);
+      for (A& x : value) x *= weight;
+      unit.store(row, 1, value);
+    });
   }
 };
 template <class A>
 void scale_scores(const CudaDevice& device, const OwnWeights<A>& weights, const Panels<A>& scores,
                   Index g) {
-  launch(device, scores.count * scores.rows * scores.cols, ScaleScores<A>{weights, scores, g});
+  const RowUnits<A, false> units(scores.cols, is_aligned(scores.data));
+  launch_rows(device, scores.count * scores.rows, units.count,
+              ScaleScores<A>{weights, scores, g, Divisor(scores.rows), units});
 }
 
 /// num += m_ii tril(Q^r K^r^T) V of every query; `scores` is scratch.
@@ -146,7 +163,7 @@ struct LowerRowProducts {
   LowerTriangle triangle;
   Panels<A> products;  // one column
 
-  MHLA_HOST_DEVICE void operator()(Index i) const {
+  MHLA_DEVICE void operator()(Index i) const {
     const Index r = i % p.rows;
     const Index n = i / p.rows;
     *products.row(n, r) = inner_product(triangle.columns_of(r), p.row(n, r), t.row(n, r));
@@ -204,9 +221,10 @@ struct AddOwnKeySumQueryGradient {
   A* grad_queries;
   A* products;
 
-  MHLA_HOST_DEVICE void operator()(Index r) const {
-    const A* const p = sums + weights.key_row(r) * feature_dim;
-    const A factor = weights[r] * grad_denominators[r];
+  MHLA_DEVICE void operator()(Index r) const {
+    const auto row = weights[r];
+    const A* const p = sums + row.key * feature_dim;
+    const A factor = row.weight * grad_denominators[r];
     products[r] += grad_denominators[r] * inner_product(feature_dim, features + r * feature_dim, p);
     for (Index c = 0; c < feature_dim; ++c) grad_queries[r * feature_dim + c] += factor * p[c];
   }
@@ -224,12 +242,11 @@ struct AddOwnKeySumKeyGradient {
     const PanelRows& rows = weights.rows;
     const Index n = i / grad_keys.cols;
     const Index c = i % grad_keys.cols;
-    const Index blocks = rows.table.blocks;
     A sum = A(0);
     for (Index t = rows.table.block_tokens - 1; t >= 0; --t) {
       for (Index g = 0; g < rows.group_size; ++g) {
         const Index r = n * rows.of_block() + g * rows.table.block_tokens + t;
-        sum += weights(n / blocks, n % blocks, g) * grad_denominators[r] *
+        sum += weights(static_cast<std::uint32_t>(n), g) * grad_denominators[r] *
                features[r * grad_keys.cols + c];
       }
       grad_keys.row(n, t)[c] += sum;

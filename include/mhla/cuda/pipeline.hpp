@@ -10,10 +10,11 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cuda/call.hpp>
+#include <mhla/cuda/choose_path.hpp>
+#include <mhla/cuda/cuda_plan.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/forward_state.hpp>
-#include <mhla/cuda/fused/passes.hpp>
-#include <mhla/cuda/path.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
@@ -26,35 +27,29 @@ MHLA_NAMESPACE_BEGIN
 namespace cuda {
 
 /// Runs a checked call on a path that can; defined in pipeline.cuh. An undefined reference to it
-/// means that no .cu of the program has MHLA_INSTANTIATE_CUDA(V, T). Summaries are left in, or
-/// taken from, `state` if it has memory.
+/// means that no .cu of the program has MHLA_INSTANTIATE_CUDA(V, T).
 template <class V, class T>
-void run_forward(CudaPath path, const CudaDevice& device, const V& attention,
-                 const Problem& problem, const OperandViews<T>& operands, const TensorView<T, 4>& y,
-                 WorkspaceView workspace, Span<Accumulator<T>> state);
+void run_forward(CudaPath path, const ForwardCall<V, T>& call);
 template <class V, class T>
-void run_backward(CudaPath path, const CudaDevice& device, const V& attention,
-                  const Problem& problem, const OperandViews<T>& operands,
-                  const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                  Update update, WorkspaceView workspace, Span<Accumulator<T>> state);
+void run_backward(CudaPath path, const BackwardCall<V, T>& call);
 
-/// The memory of a fused pass; defined in pipeline.cuh, and used only if fused kernels can run a
-/// call.
+/// What the path of a call is chosen by, with the head dimensions that the program compiles.
+template <class T, class V>
+Call<V, T> call_of(const V& attention, const Problem& problem, const CudaDevice& device,
+                   Direction direction, StateUse state) {
+  return {attention, problem, direction, state, head_dims_of<V, T>(), device.products()};
+}
 template <class V, class T>
-CallMemory fused_memory(CudaPath path, const V& attention, const Problem& problem,
-                        Direction direction);
-
-/// The memory that a call takes on a path.
-template <class T, AttentionVariant V>
-CallMemory memory_of(CudaPath path, const V& attention, const Problem& problem,
-                     Direction direction) {
-  using A = Accumulator<T>;
-  if (problem.shape.empty()) return {0, problem.shape.batch};
-  if constexpr (has_fused_passes<V, T>)
-    if (path != CudaPath::cublas) return fused_memory<V, T>(path, attention, problem, direction);
-  const bool backward = direction == Direction::backward;
-  const Index at_once = items_at_once<V, A>(attention, problem, backward);
-  return {plan_bytes<V, A>(attention, problem, at_once, backward), at_once};
+CudaPath path_of(const Call<V, T>& call, const CudaDevice& device) {
+  return path_of(call, device, gpu_at_hand<V, T>());
+}
+/// Bytes of workspace of one direction.
+template <class T, class V>
+Index workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
+                     Direction direction, StateUse state) {
+  const Problem problem = checked_problem(attention, shape);
+  const Call<V, T> call = call_of<T>(attention, problem, device, direction, state);
+  return memory_of(path_of(call, device), call).workspace_bytes;
 }
 
 /// Elements of the summaries of a call: what a forward state keeps.
@@ -86,10 +81,7 @@ SummaryFormat summary_format(CudaPath path) {
 template <StorageScalar T, AttentionVariant V>
 Index forward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
                              StateUse state = StateUse::none) {
-  constexpr auto forward = cuda::Direction::forward;
-  const Problem problem = checked_problem(attention, shape);
-  const CudaPath path = cuda::path_of<T>(attention, problem, device, forward, state);
-  return cuda::memory_of<T>(path, attention, problem, forward).workspace_bytes;
+  return cuda::workspace_size<T>(attention, shape, device, cuda::Direction::forward, state);
 }
 
 /// Bytes of device memory that backward_into takes as workspace, whichever gradients are wanted:
@@ -97,10 +89,29 @@ Index forward_workspace_size(const V& attention, const Shape& shape, const CudaD
 template <StorageScalar T, AttentionVariant V>
 Index backward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
                               StateUse state = StateUse::none) {
-  constexpr auto backward = cuda::Direction::backward;
+  return cuda::workspace_size<T>(attention, shape, device, cuda::Direction::backward, state);
+}
+
+/// Chooses what runs the calls of a shape, once; pass StateUse::given for calls with a
+/// CudaForwardState. Allocates nothing and launches nothing.
+/// \code
+/// const mhla::CudaPlan plan = mhla::plan<float>(attention, call, cuda);
+/// y.device(cuda.with(plan)) = attention(q, k, v, mix);
+/// \endcode
+/// \throws ShapeError if attention and shape do not fit, or the device requests a path that cannot
+/// run the call.
+template <StorageScalar T, AttentionVariant V>
+CudaPlan plan(const V& attention, const Shape& shape, const CudaDevice& device,
+              StateUse state = StateUse::none) {
   const Problem problem = checked_problem(attention, shape);
-  const CudaPath path = cuda::path_of<T>(attention, problem, device, backward, state);
-  return cuda::memory_of<T>(path, attention, problem, backward).workspace_bytes;
+  CudaPlan plan(cuda::call_of<T>(attention, problem, device, cuda::Direction::forward, state));
+  for (const auto direction : {cuda::Direction::forward, cuda::Direction::backward}) {
+    if (direction == cuda::Direction::backward && !cuda::has_backward(device.path())) continue;
+    const auto call = cuda::call_of<T>(attention, problem, device, direction, state);
+    const CudaPath path = cuda::path_of(call, device);
+    plan.set(direction, path, cuda::memory_of(path, call));
+  }
+  return plan;
 }
 
 /// Elements of the accumulator type that a CudaForwardState needs for a shape.
@@ -128,18 +139,16 @@ void forward_into(const V& attention, const CudaDevice& device,
   const OperandViews<T> operands{q, k, v, mix};
   const Problem problem = checked_forward(attention, operands, y, workspace,
                                           save == nullptr ? WorkspaceView{} : save->memory());
-  constexpr auto forward = cuda::Direction::forward;
-  const CudaPath path = cuda::path_of<T>(attention, problem, device, forward,
-                                         save == nullptr ? StateUse::none : StateUse::given);
-  require_workspace(workspace,
-                    cuda::memory_of<T>(path, attention, problem, forward).workspace_bytes,
-                    "mhla::forward_into");
+  const auto call = cuda::call_of<T>(attention, problem, device, cuda::Direction::forward,
+                                     save == nullptr ? StateUse::none : StateUse::given);
+  const CudaPath path = cuda::path_of(call, device);
+  require_workspace(workspace, cuda::memory_of(path, call).workspace_bytes, "mhla::forward_into");
   Span<Accumulator<T>> state;
   if (save != nullptr)
     state = save->prepare(problem.shape, fingerprint_of<T>(attention, problem, Borrowed::address),
                           cuda::call_summary_size<V, Accumulator<T>>(attention, problem),
                           cuda::summary_format<T>(path));
-  cuda::run_forward(path, device, attention, problem, operands, y, workspace, state);
+  cuda::run_forward<V, T>(path, {device, attention, problem, operands, y, workspace, state});
   if (save != nullptr) save->mark_filled();
 }
 
@@ -162,19 +171,17 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
   const OperandViews<T> operands{q, k, v, mix};
   const Problem problem = checked_backward(attention, operands, dy, gradients, workspace,
                                            saved == nullptr ? WorkspaceView{} : saved->memory());
-  constexpr auto backward = cuda::Direction::backward;
-  const CudaPath path = cuda::path_of<T>(attention, problem, device, backward,
-                                         saved == nullptr ? StateUse::none : StateUse::given);
-  require_workspace(workspace,
-                    cuda::memory_of<T>(path, attention, problem, backward).workspace_bytes,
-                    "mhla::backward_into");
+  const auto call = cuda::call_of<T>(attention, problem, device, cuda::Direction::backward,
+                                     saved == nullptr ? StateUse::none : StateUse::given);
+  const CudaPath path = cuda::path_of(call, device);
+  require_workspace(workspace, cuda::memory_of(path, call).workspace_bytes, "mhla::backward_into");
   Span<Accumulator<T>> state;
   if (saved != nullptr)
     state =
         saved->summaries(problem.shape, fingerprint_of<T>(attention, problem, Borrowed::address),
                          cuda::summary_format<T>(path));
-  cuda::run_backward(path, device, attention, problem, operands, dy, gradients, update, workspace,
-                     state);
+  cuda::run_backward<V, T>(
+      path, {device, attention, problem, operands, dy, gradients, update, workspace, state});
 }
 
 /// \}

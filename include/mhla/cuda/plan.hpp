@@ -56,8 +56,11 @@ struct Extents {
     }
     queries = {block_table(arena, attention, problem.query_grid, query_mask), items,
                problem.shape.kv_heads, problem.shape.group_size()};
-    keys = {block_table(arena, attention, problem.key_grid, key_mask), items,
-            problem.shape.kv_heads, 1};
+    keys = queries;
+    keys.group_size = 1;
+    if (problem.query_grid != problem.key_grid)
+      keys.table = block_table(arena, attention, problem.key_grid, key_mask);
+    keys.table.mask = key_mask;
   }
 
   Index units() const { return keys.units(); }
@@ -170,6 +173,17 @@ struct Plan {
     grad_row = take(is_rowwise<V>, std::max(query_rows, key_rows), e.key_dim);
     grad_mixing = take(true, checked_mul(e.units(), e.matrices), e.mixing_size());
     grad_own_mixing = take(masks_own_block<V>, checked_mul(e.units(), e.matrices), e.mix_rows);
+  }
+
+  /// Places the summaries of items [first, ...) in a state, if it has memory: those of the whole
+  /// batch, followed by its key sums.
+  void keep_summaries(Index batch, Index first, Span<A> state) {
+    if (state.data == nullptr) return;
+    const Index of_item = extents.keys.kv_heads * extents.keys.table.blocks;
+    const Index size = extents.summary_size();
+    summaries.data = state.data + first * of_item * size;
+    if constexpr (normalizes<V>)
+      key_sums.data = state.data + batch * of_item * size + first * of_item * extents.feature_dim;
   }
 };
 

@@ -11,19 +11,13 @@
 
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/token_block.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
-
-template <class A>
-MHLA_HOST_DEVICE A inner_product(Index count, const A* a, const A* b) {
-  A sum = A(0);
-  for (Index c = 0; c < count; ++c) sum += a[c] * b[c];
-  return sum;
-}
 
 /// num = Q^r S~                                                                // [rows, value_dim]
 template <class A>
@@ -32,53 +26,36 @@ void read_out(const CudaDevice& device, const Panels<A>& rotated, const Panels<A
   multiply(device, numerators, rotated, mixed_summaries);
 }
 
-/// den = Q z~ + epsilon                                                                    //
-/// [rows]
+/// den = Q z~ + epsilon, row by row; z~ is the sum of WeightedRow.
 template <class A>
 struct MixedKeySumDenominators {
-  Panels<const A> features;
-  const A* key_sums;  // [panels, feature_dim]
+  const A* features;  // [rows, feature_dim]
+  Index feature_dim;
+  WeightedRow<A> key_sums;
   A epsilon;
   A* denominators;
 
-  MHLA_HOST_DEVICE void operator()(Index r) const {
-    const Index n = r / features.rows;
-    denominators[r] = inner_product(features.cols, features.row(n, r % features.rows),
-                                    key_sums + n * features.cols) +
+  MHLA_DEVICE void operator()(Index r) const {
+    denominators[r] = inner_product(feature_dim, features + r * feature_dim,
+                                    key_sums.of(static_cast<std::uint32_t>(r), feature_dim)) +
                       epsilon;
   }
 };
 
-/// rows /= den, 0 where den is 0 or the token absent: y from num, and U from dy.
-template <class A>
-struct DivideRows {
-  PanelRows rows;
-  const A* denominators;
-  Index dim;
-  A* panel;
-
-  MHLA_HOST_DEVICE void operator()(Index i) const {
-    const Index r = i / dim;
-    const A den = denominators[r];
-    panel[i] = den == A(0) || !rows[r].present() ? A(0) : panel[i] / den;
-  }
-};
-
-/// c_t = -<Q^r_t, dQ^r_t> / den_t, 0 where den_t is 0 or the token absent.                 //
-/// [rows]
+/// c_t = -<Q^r_t, dQ^r_t> / den_t, row by row; 0 where den_t is 0 or the token absent.
 template <class A>
 struct DenominatorGradient {
-  PanelRows rows;
+  RowFinder rows;
   const A* rotated;
   const A* grad_rotated;
   Index feature_dim;
   const A* denominators;
   A* gradient;
 
-  MHLA_HOST_DEVICE void operator()(Index r) const {
+  MHLA_DEVICE void operator()(Index r) const {
     const A den = denominators[r];
     const Index at = r * feature_dim;
-    gradient[r] = den == A(0) || !rows[r].present()
+    gradient[r] = den == A(0) || !rows[static_cast<std::uint32_t>(r)].present()
                       ? A(0)
                       : -inner_product(feature_dim, rotated + at, grad_rotated + at) / den;
   }

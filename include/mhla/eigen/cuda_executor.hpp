@@ -14,6 +14,7 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cuda/cuda_plan.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/explain.hpp>
 #include <mhla/cuda/forward_state.hpp>
@@ -44,6 +45,11 @@ template <eigen::SixteenBitScalar T, AttentionVariant V>
 Index backward_workspace_size(const V& attention, const Shape& shape, const CudaDevice& device,
                               StateUse state = StateUse::none) {
   return backward_workspace_size<eigen::Storage<T>>(attention, shape, device, state);
+}
+template <eigen::SixteenBitScalar T, AttentionVariant V>
+CudaPlan plan(const V& attention, const Shape& shape, const CudaDevice& device,
+              StateUse state = StateUse::none) {
+  return plan<eigen::Storage<T>>(attention, shape, device, state);
 }
 template <eigen::SixteenBitScalar T, AttentionVariant V>
 std::string explain(const V& attention, const Shape& shape, const CudaDevice& device) {

@@ -34,6 +34,9 @@ struct Grid {
   /// All blocks.
   MHLA_HOST_DEVICE constexpr Index num_blocks() const { return layout(0) * layout(1) * layout(2); }
 
+  /// Whether all extents are equal.
+  friend constexpr bool operator==(const Grid&, const Grid&) = default;
+
   /// Whether an axis ends in a shorter block.
   MHLA_HOST_DEVICE constexpr bool ragged() const {
     return extent[0] % block[0] != 0 || extent[1] % block[1] != 0 || extent[2] % block[2] != 0;

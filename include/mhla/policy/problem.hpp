@@ -73,12 +73,10 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
 
   constexpr bool equal_sides = mixes_products<A> || sees_past_only<A>;
   if constexpr (equal_sides) {
-    for (int axis = 0; axis < 3; ++axis)
-      if (problem.query_grid.extent[axis] != problem.key_grid.extent[axis] ||
-          problem.query_grid.block[axis] != problem.key_grid.block[axis])
-        throw ShapeError(
-            "mhla: key_blocks: MixedProduct, Causal and BlockCausal need the same "
-            "tokens and blocks on the query and the key side");
+    if (query_grid != key_grid)
+      throw ShapeError(
+          "mhla: key_blocks: MixedProduct, Causal and BlockCausal need the same "
+          "tokens and blocks on the query and the key side");
   }
   if constexpr (mixes_products<A>) {
     if (problem.query_grid.ragged())

@@ -66,7 +66,8 @@ struct cublasContext {
   // What the tests ask afterwards.
   long launches = 0;
   long products = 0;
-  // Of global memory, by kernels that machine::run() runs: by all, by the last one.
+  // Of global memory, by kernels that machine::run() runs.
+  std::vector<stand_in::Watched> watched = {};
   std::uint64_t kernel_bytes_read = 0;
   std::uint64_t kernel_bytes_written = 0;
   std::uint64_t last_kernel_bytes_read = 0;
@@ -136,9 +137,11 @@ inline cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasGemmStridedBatchedEx(
-    cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
-    const void* alpha, const void* a, cudaDataType_t type_a, int lda, long long stride_a,
-    const void* b, cudaDataType_t type_b, int ldb, long long stride_b, const void* beta, void* c,
-    cudaDataType_t type_c, int ldc, long long stride_c, int batch, cublasComputeType_t compute,
-    cublasGemmAlgo_t);
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t op_a,
+                                          cublasOperation_t op_b, int m, int n, int k,
+                                          const void* alpha, const void* a, cudaDataType_t type_a,
+                                          int lda, long long stride_a, const void* b,
+                                          cudaDataType_t type_b, int ldb, long long stride_b,
+                                          const void* beta, void* c, cudaDataType_t type_c, int ldc,
+                                          long long stride_c, int batch,
+                                          cublasComputeType_t compute, cublasGemmAlgo_t);

@@ -15,11 +15,10 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/cuda/block_mixing.cuh>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/product.cuh>
+#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_mixing.hpp>
-#include <mhla/cuda/fused/product.cuh>
-#include <mhla/cuda/fused/tile.cuh>
-#include <mhla/cuda/machine.cuh>
 #include <string>
 #include <type_traits>
 
@@ -187,14 +186,14 @@ struct MixBlocks {
   }
   MHLA_DEVICE static int in_tile(int at) { return at < 0 ? 0 : at < Side ? at : Side; }
 
-  MHLA_DEVICE void copy_source(const Block& block, const Item& item, Index place, int n,
-                               int stage) const {
+  MHLA_DEVICE void copy_source(const Block& block, const Item& item, int n, int stage) const {
     const Term of = term(item, n);
     const int begin = in_tile(work.inner_begin(item.first_row) - of.first);
     const int end = in_tile(work.inner_end(end_row(item)) - of.first);
     // Summaries are the same for all matrices, gradients of mixed ones are not.
-    const T* from = source.data + place * source.unit_stride + of.matrix * source.matrix_stride +
-                    of.first * source.row_stride + item.first_col;
+    const T* from = source.data + item.unit * source.unit_stride +
+                    of.matrix * source.matrix_stride + of.first * source.row_stride +
+                    item.first_col;
     // Products read full parts of 16 rows.
     for (int plane = 0; plane < Planes; ++plane, from += source.plane_stride)
       copy_part<threads>(block, panel(stage, plane), from, source.row_stride, begin, end,
@@ -317,15 +316,14 @@ struct MixBlocks {
 
   /// Rounds a warp's part of a result, plane by plane, and writes its rows in full chunks, through
   /// the source's tile, which other warps no longer read.
-  MHLA_DEVICE void write(const Block& block, const Item& item, Index place, int stage,
-                         Sum& sum) const {
+  MHLA_DEVICE void write(const Block& block, const Item& item, int stage, Sum& sum) const {
     const Panel tile = panel(stage, 0);
     const int first_row = Sum::row_part(block, 0) * 16;
     const int first_chunk = Sum::col_part(block, 0);
     const Shared of_lane =
         tile.at(first_row + block.lane() / 4, first_chunk * chunk_size + block.lane() % 4 * 2);
     for (int plane = 0; plane < result.planes; ++plane) {
-      T* to = result.data + plane * result.plane_stride + place * result.unit_stride +
+      T* to = result.data + plane * result.plane_stride + item.unit * result.unit_stride +
               item.group % work.outputs * result.matrix_stride +
               item.first_row * result.row_stride + item.first_col;
       MHLA_DEVICE_UNROLL
@@ -357,28 +355,14 @@ struct MixBlocks {
     const auto stretch = [&](Index part) {
       return static_cast<int>(even_split(work.items, block.blocks, part));
     };
-    mix(block, stretch(block.number), stretch(block.number + 1),
-        [] { machine::wait_for_earlier_kernels(); });
-  }
-
-  /// The first of a unit's panels, if there is one matrix and it is kept.
-  MHLA_DEVICE int first_item(int unit) const {
-    return (unit % work.kv_heads * work.units_of_group + unit / work.kv_heads) * work.panels;
-  }
-
-  /// Items [number, end), at least one. Calls `wait` before summaries are read or written; those of
-  /// unit n are where those of unit n + shift would be.
-  template <class Wait>
-  MHLA_DEVICE void mix(const Block& block, int number, int end, const Wait& wait,
-                       Index shift = 0) const {
-    const auto copy = [&](const Item& of, int n, int to) {
-      copy_source(block, of, of.unit + shift, n, to);
-    };
+    int number = stretch(block.number);
+    const int end = stretch(block.number + 1);
+    const auto copy = [&](const Item& of, int n, int to) { copy_source(block, of, n, to); };
     int held = -1;  // the group whose matrix is kept
     Coefficients kept[std::size_t{inner_parts}] = {};
     int stage = 0;
     const auto begin = [&] {
-      wait();
+      machine::wait_for_earlier_kernels();
       copy(item(number), 0, stage);
       machine::commit_copies();
     };
@@ -414,7 +398,7 @@ struct MixBlocks {
       block.sync();
       // Computed again, to save registers.
       const Item done = item(number);
-      write(block, done, done.unit + shift, 1 - stage, sum);
+      write(block, done, 1 - stage, sum);
     }
   }
 };

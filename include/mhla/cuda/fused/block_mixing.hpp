@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Shapes of the mixing of 16-bit summaries: how its kernels cut the work into tiles, how much
-// scratch memory they need, and how many bytes they move. Needs no CUDA header, so that a plan and
-// a cost model can use it.
+// scratch memory they need, and what they compute. Needs no CUDA header, so that a plan and a cost
+// model can use it.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/cuda/fused/moved_bytes.hpp>
 #include <mhla/policy/causality.hpp>
 #include <string>
 
@@ -33,6 +32,10 @@ struct MixingShape {
 
 /// Resident thread blocks, which stay until all is mixed: two per SM of an H200's 132.
 inline constexpr Index resident_thread_blocks = 264;
+
+/// Instructions that warps issue for the FLOPs of summaries' products: three for each mma, with its
+/// loads of matrices.
+constexpr double mixing_instructions(double flops) { return 3 * flops / (2 * 2048); }
 
 /// S~ = m S or, as its adjoint, dS = m^T dS~: results of `rows` rows, sums over `inner` rows of a
 /// source. A thread block processes a stretch of items, each a tile of one result. Items of a
@@ -102,34 +105,6 @@ struct MixingWork {
     return row < rows && at >= inner_begin(row) && at < inner_end(row + 1);
   }
 
-  /// Elements of the matrix that the rows see.
-  Index coefficients() const {
-    Index count = 0;
-    for (int row = 0; row < rows; ++row)
-      count += std::max(0, inner_end(row + 1) - inner_begin(row));
-    return count;
-  }
-  MovedBytes bytes(int source_planes, int result_planes) const {
-    Index times = Index{groups} * units_of_group * panels * summed;
-    if (keeps) {
-      // Once per thread block, and again if another group begins in its stretch.
-      times = blocks;
-      for (Index group = 1; blocks > 0 && group < groups; ++group)
-        times += begins_stretch(group * (items / groups)) ? 0 : 1;
-    }
-    return bytes(source_planes, result_planes, times);
-  }
-  /// With a matrix read that many times.
-  MovedBytes bytes(int source_planes, int result_planes, Index times) const {
-    Index source_rows = 0;
-    for (int first = 0; first < rows; first += side)
-      source_rows += std::max(0, inner_end(std::min(rows, first + side)) - inner_begin(first));
-    const Index results = Index{groups} * units_of_group;
-    return {times * coefficients() * columns_of_warps() * 4 +
-                results * summed * source_rows * width * source_planes * 2,
-            results * rows * width * result_planes * 2};
-  }
-
   /// Multiply-adds of all products: warps process parts of 16 rows and 16 inner rows that see each
   /// other; `planes` of the source with the matrix's high part, the first with the low one.
   double multiply_adds(int planes) const {
@@ -144,13 +119,6 @@ struct MixingWork {
   }
 
  private:
-  /// Whether a thread block's stretch begins with this item.
-  bool begins_stretch(Index item) const {
-    const Index length = items / blocks;
-    const Index longer = items % blocks;  // number of stretches that are longer by one
-    const Index of_longer = longer * (length + 1);
-    return item < of_longer ? item % (length + 1) == 0 : (item - of_longer) % length == 0;
-  }
   // Neither tiles nor blocks in memory exceed 31 bits.
   static int narrow(Index count) {
     if (count > std::numeric_limits<int>::max())
@@ -205,19 +173,13 @@ struct MixingGradientWork {
     return checked_mul(checked_mul(checked_mul(units, matrices), splits),
                        checked_mul(query_blocks, key_blocks));
   }
-  /// Calls f(queries, keys) with the sizes of the tiles that see each other.
-  template <class F>
-  void for_each_tile(const F& f) const {
-    for (Index i = 0; i < query_blocks; i += side)
-      for (Index b = 0; b < key_blocks; b += side) {
-        const Index queries = std::min(side, query_blocks - i);
-        if (sees(i + queries, b)) f(queries, std::min(side, key_blocks - b));
-      }
-  }
-  /// Multiply-adds of all products: the low planes are not multiplied with each other.
+  /// Multiply-adds of all products, of tiles that see each other: the low planes are not multiplied
+  /// with each other.
   double multiply_adds(int planes) const {
     double tiles = 0;
-    for_each_tile([&](Index, Index) { ++tiles; });
+    for (Index i = 0; i < query_blocks; i += side)
+      for (Index b = 0; b < key_blocks; b += side)
+        if (sees(std::min(i + side, query_blocks), b)) ++tiles;
     return (2.0 * planes - 1) * tiles * static_cast<double>(units * matrices * side * side) *
            static_cast<double>(steps * step_cols);
   }
@@ -230,32 +192,6 @@ struct MixingGradientWork {
 /// Floats of workspace that the partial sums of mix_matrix_gradient take.
 inline Index mix_matrix_gradient_partial_sums(const MixingShape& shape) {
   return MixingGradientWork(shape).partial_sums();
-}
-
-/// What the products of mix_matrix_gradient move.
-inline MovedBytes mix_matrix_gradient_bytes(const MixingShape& shape, int planes) {
-  const MixingGradientWork work(shape);
-  Index rows = 0;
-  Index sums = 0;
-  work.for_each_tile([&](Index queries, Index keys) {
-    rows += queries + keys;
-    sums += queries * keys;
-  });
-  const Index parts = work.units * work.matrices;
-  return {parts * rows * work.width * planes * 2, parts * sums * work.splits * 4};
-}
-
-/// What summing its partial sums moves; `adds`: to existing values.
-inline MovedBytes mix_matrix_gradient_sum_bytes(const MixingShape& shape, bool adds) {
-  const MixingGradientWork work(shape);
-  Index pairs = 0;
-  for (Index i = 0; i < work.query_blocks; ++i) {
-    Index seen = work.sight == Sight::all ? work.key_blocks : i + 1 - lag_of(work.sight);
-    seen = std::clamp(seen, Index{0}, work.key_blocks);
-    pairs += seen;
-  }
-  pairs *= work.units * work.matrices;
-  return {pairs * (work.splits + (adds ? 1 : 0)) * 4, pairs * 4};
 }
 
 }  // namespace cuda::fused

@@ -11,12 +11,15 @@
 #include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/product.cuh>
+#include <mhla/cuda/chip/shared_layout.hpp>
+#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/product.cuh>
-#include <mhla/cuda/fused/tile.cuh>
+#include <mhla/cuda/fused/kernel_traits.hpp>
+#include <mhla/cuda/fused/readout_shape.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/head_dims.hpp>
-#include <mhla/cuda/machine.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -56,27 +59,29 @@ struct Sharing {
   MHLA_DEVICE Index heads_of_matrix() const { return heads / matrices; }
 };
 
-/// Sums each column's features over its threads, in a fixed order: over a warp's four rows, then
-/// over warps, by way of `scratch`, [warps, KeyDim] in float. Calls store(col, sum) for every
-/// column. Synchronizes the thread block.
+/// Each lane's sums of its strips' elements.
+template <int Dim>
+using StripSums = float[std::size_t{Strips<Dim>::of_lane}][std::size_t{Strips<Dim>::size}];
+
+/// Sums each column's features over its threads, in a fixed order: over a warp's rows, then over
+/// warps, by way of `scratch`, [warps, KeyDim] in float. Calls store(col, sum) for every column.
+/// Synchronizes the thread block.
 template <int Threads, int KeyDim, class Store>
-MHLA_DEVICE void add_up_key_sums(const Block& block,
-                                 const float (&key_sum)[std::size_t{Quads<KeyDim>::of_lane}][4],
+MHLA_DEVICE void add_up_key_sums(const Block& block, const StripSums<KeyDim>& of_lane,
                                  Shared scratch, const Store& store) {
+  using S = Strips<KeyDim>;
   const auto of_warp = [&](int warp, int col) {
     return scratch + static_cast<Shared>((warp * KeyDim + col) * 4);
   };
   MHLA_DEVICE_UNROLL
-  for (int i = 0; i < Quads<KeyDim>::of_lane; ++i) {
-    const int n = i * Quads<KeyDim>::lanes + block.lane() % Quads<KeyDim>::lanes;
+  for (int i = 0; i < S::of_lane; ++i) {
+    const int n = i * S::lanes + block.lane() % S::lanes;
     MHLA_DEVICE_UNROLL
-    for (int e = 0; e < 4; ++e) {
-      float sum = key_sum[i][e];
-      for (int mask = Quads<KeyDim>::lanes; mask < 32; mask *= 2)
-        sum += machine::exchange(sum, mask);
-      const int col = Quads<KeyDim>::column(n) + e % 2 + e / 2 * (KeyDim / 2);
-      if (block.lane() < Quads<KeyDim>::lanes && n < Quads<KeyDim>::count)
-        machine::write<float>(of_warp(block.warp(), col), sum);
+    for (int e = 0; e < S::size; ++e) {
+      float sum = of_lane[i][e];
+      for (int mask = S::lanes; mask < 32; mask *= 2) sum += machine::exchange(sum, mask);
+      if (block.lane() < S::lanes && n < S::count)
+        machine::write<float>(of_warp(block.warp(), S::column(n, e)), sum);
     }
   }
   block.sync();
@@ -87,138 +92,285 @@ MHLA_DEVICE void add_up_key_sums(const Block& block,
   }
 }
 
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
+/// The key sums of a kernel: none; sums of features, of a forward pass; or weighted ones of
+/// queries.
+enum class KeySums { none, plain, weighted };
+
+/// Key sums of a thread block's tiles. Where they are of features as rounded, they come out of the
+/// summary's own product; else lanes add those of their strips, in registers or shared memory.
+template <class Traits, class Sum, KeySums Sums, bool InMemory>
+class KeySumsOfTiles {
+  using S = Strips<Traits::key_dim>;
+  static constexpr int key_dim = Traits::key_dim;
+  static constexpr int threads = Sum::warps * 32;
+  static constexpr bool of_product = Sums == KeySums::plain && !Traits::rotates;
+  static constexpr bool of_lanes = Sums != KeySums::none && !of_product;
+  static constexpr bool in_memory = of_lanes && InMemory;
+  static constexpr int lane_bytes = in_memory ? S::of_lane * S::size * threads * 4 : 0;
+  using Four = Vector<float, 4>;
+
+ public:
+  /// Of shared memory, from `begin` on.
+  static constexpr int bytes = lane_bytes + (of_lanes ? Sum::warps * key_dim * 4 : 0);
+
+  MHLA_DEVICE KeySumsOfTiles(const Block& block, Shared at) : begin(at) { clear(block); }
+
+  /// Adds a strip of weighted features, the lane's i-th, times c / w.
+  MHLA_DEVICE void add_strip(const Block& block, int i, const typename S::Elements& features,
+                             float factor) {
+    MHLA_DEVICE_UNROLL
+    for (int e = 0; e < S::size; e += 4) {
+      if constexpr (in_memory) {
+        const Shared at = four(block, i, e);
+        auto sum = machine::read<Four>(at);
+        for (int x = 0; x < 4; ++x) sum.element[x] += factor * features[e + x];
+        machine::write(at, sum);
+      } else if constexpr (of_lanes) {
+        for (int x = e; x < e + 4; ++x) sums[i][x] += factor * features[x];
+      }
+    }
+  }
+  /// sum += K^T V, and the key sums, if they are of the product.
+  template <int Rows, class KeyTile, class ValueTile>
+  MHLA_DEVICE void multiply_add(const Block& block, Sum& sum, const KeyTile& keys,
+                                const ValueTile& values) {
+    using T = typename Traits::T;
+    if constexpr (of_product) {
+      fused::multiply_add<T, Rows, Stored::transposed, Stored::straight>(block, sum, keys, values,
+                                                                         sums);
+    } else {
+      fused::multiply_add<T, Rows, Stored::transposed, Stored::straight>(block, sum, keys, values);
+    }
+  }
+  /// Calls store(col, sum) for every column, and begins again. Synchronizes the thread block where
+  /// lanes' sums are added up.
+  template <class Store>
+  MHLA_DEVICE void finish(const Block& block, const Store& store) {
+    if constexpr (of_product) {
+      sums.for_each(block, store);
+    } else if constexpr (in_memory) {
+      StripSums<key_dim> of_lane;
+      for_each_four(block, [&](Shared at, int i, int e) {
+        const auto sum = machine::read<Four>(at);
+        for (int x = 0; x < 4; ++x) of_lane[i][e + x] = sum.element[x];
+      });
+      add_up_key_sums<threads, key_dim>(block, of_lane, begin + Shared{lane_bytes}, store);
+    } else if constexpr (of_lanes) {
+      add_up_key_sums<threads, key_dim>(block, sums, begin, store);
+    }
+    clear(block);
+  }
+
+ private:
+  MHLA_DEVICE Shared four(const Block& block, int i, int e) const {
+    return begin + static_cast<Shared>(((i * S::size + e) / 4 * threads + block.thread) * 16);
+  }
+  template <class F>
+  MHLA_DEVICE void for_each_four(const Block& block, const F& f) const {
+    MHLA_DEVICE_UNROLL
+    for (int i = 0; i < S::of_lane; ++i) {
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < S::size; e += 4) f(four(block, i, e), i, e);
+    }
+  }
+  MHLA_DEVICE void clear(const Block& block) {
+    if constexpr (of_product) {
+      sums.clear();
+    } else if constexpr (in_memory) {
+      for_each_four(block, [](Shared at, int, int) { machine::write(at, Four{}); });
+    } else if constexpr (of_lanes) {
+      for (auto& strip : sums)
+        for (float& element : strip) element = 0;
+    }
+  }
+
+  struct Nothing {};
+  Shared begin;
+  std::conditional_t<of_product, RowSums<typename Traits::T, Sum>,
+                     std::conditional_t<of_lanes && !in_memory, StripSums<key_dim>, Nothing>>
+      sums;
+};
+
+/// The tiles of consecutive blocks, in each of them those of a few heads.
+struct TileCursor {
+  TokenRange range;  // from the tile's first token to the end of its block
+  int head = 0;      // among those heads
+  int heads;
+  int block_tokens;
+
+  MHLA_DEVICE TileCursor(const BlockTable& table, Index item, Index first_head, Index heads_of,
+                         Index first_block)
+      : range(TokenRange::of_block(table, item, first_head, first_block)),
+        heads(static_cast<int>(heads_of)),
+        block_tokens(static_cast<int>(table.block_tokens)) {}
+
+  /// Goes on to the next tile. Whether that is in another block.
+  template <int Rows>
+  MHLA_DEVICE bool next() {
+    range.begin += Rows;
+    if (range.begin < range.end) return false;
+    if (++head < heads) {
+      ++range.head;
+      range.begin = range.end - block_tokens;
+      return false;
+    }
+    range.head -= heads - 1;
+    head = 0;
+    range.begin = range.end;
+    range.end += block_tokens;
+    return true;
+  }
+};
+
+template <class Traits, int Parts, KeySums Sums>
 struct SummarizeBlocks {
+  using T = typename Traits::T;
+  static constexpr int key_dim = Traits::key_dim;
+  static constexpr int value_dim = Traits::value_dim;
   static constexpr int threads = 256;
-  static constexpr int min_blocks_per_sm = KeyDim > 128 ? 1 : 2;
-  static constexpr int rows = tile_rows(KeyDim);
-  static constexpr int slice = summary_slice(ValueDim);
-  static constexpr int slices = ValueDim / slice;
+  static constexpr int min_blocks_per_sm = key_dim > 128 ? 1 : 2;
+  static constexpr int rows = tile_rows(key_dim);
+  static constexpr int slice = summary_slice(value_dim);
+  static constexpr int slices = value_dim / slice;
   static constexpr int stages = 2;
-  using KeyTile = Tile<rows, KeyDim>;
+  using KeyTile = Tile<rows, key_dim>;
   using ValueTile = Tile<rows, slice>;
-  static constexpr int stage_bytes = KeyTile::bytes + ValueTile::bytes;
-  static constexpr int warps = threads / 32;
-  static constexpr int shared_bytes = std::max(stages * stage_bytes, warps* KeyDim * 4);
+  using Sum = Accumulators<key_dim, slice, 4, 2>;
+  // Two thread blocks share an SM's registers.
+  static constexpr bool lacks_registers = min_blocks_per_sm == 2 && Sum::registers >= 48;
+  using KeySum = KeySumsOfTiles<Traits, Sum, Sums, lacks_registers>;
+
+  struct Memory {
+    Ring<KeyTile, stages> keys;
+    Ring<ValueTile, stages> values;
+    std::uint32_t key_sums;
+    int bytes;
+  };
+  MHLA_HOST_DEVICE static constexpr Memory memory() {
+    SharedLayout layout;
+    return {layout.take_ring<KeyTile, stages>(), layout.take_ring<ValueTile, stages>(),
+            layout.take_bytes(KeySum::bytes), layout.bytes()};
+  }
+  static constexpr int shared_bytes = memory().bytes;
   static_assert(shared_bytes <= machine::max_shared_bytes);
 
-  FeatureTokens<T, Map, Rotates> x;
+  FeatureTokens<T, typename Traits::Map, Traits::rotates> x;
   Tokens<const T> v;
   Sharing sharing;
-  const float* weights;      // w, [units, blocks, heads, block tokens]; null: all 1
-  const float* sum_weights;  // c
-  float weight_scale;        // a power of two that scales w before phi is rounded with it
+  const float* weights;      // w, [units, blocks, heads, block tokens], if sums are weighted
+  const float* sum_weights;  // c / w
+  float weight_scale;        // a power of two that scales w before phi is rounded with it, or 1
   Summaries<T> summaries;
-  float* sums;  // [units, blocks, matrices, KeyDim]
+  float* sums;             // [units, blocks, matrices, key_dim]
+  int blocks_at_once = 1;  // of tokens, for a thread block, whose loads so overlap with stores
 
-  /// The tile of a ring's slot.
-  MHLA_DEVICE static KeyTile key_tile(int slot) {
-    return {static_cast<Shared>(slot * stage_bytes)};
-  }
-  MHLA_DEVICE static ValueTile value_tile(int slot) {
-    return {static_cast<Shared>(slot * stage_bytes + KeyTile::bytes)};
+  /// Thread blocks for `items` items of the batch.
+  Index blocks(Index items) const {
+    return items * sharing.kv_heads * sharing.matrices * slices *
+           ceil_div(x.x.table.blocks, Index{blocks_at_once});
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
-    summarize(block, [] { machine::wait_for_earlier_kernels(); });
-  }
-
-  /// For a unit's n-th thread block of `of_unit()`.
-  MHLA_DEVICE Index number_of(Index unit, Index n) const {
-    return unit % sharing.kv_heads + (unit / sharing.kv_heads * of_unit() + n) * sharing.kv_heads;
-  }
-  MHLA_HOST_DEVICE Index of_unit() const { return sharing.matrices * slices * x.x.table.blocks; }
-
-  /// For block.number. Calls `wait` before anything is read or written; the summaries of unit n go
-  /// where those of unit n + shift would.
-  template <class Wait>
-  MHLA_DEVICE void summarize(const Block& block, const Wait& wait, Index shift = 0) const {
     const BlockTable& table = x.x.table;
     BlockIndices indices(block);
     const int kv_head = indices.next(sharing.kv_heads);
     const int matrix = indices.next(sharing.matrices);
     const int column = indices.next(slices) * slice;
-    const int b = indices.next(table.blocks);
-    const int item = static_cast<int>(indices.rest);
+    Index b = Index{indices.next(ceil_div(table.blocks, Index{blocks_at_once}))} * blocks_at_once;
+    const Index item = indices.rest;
     const Index unit = item * sharing.kv_heads + kv_head;
+    const int heads = static_cast<int>(sharing.heads_of_matrix());
+    const Index first_head = Index{matrix} * heads;  // among those of the kv head
+    const Index left = table.blocks - b < blocks_at_once ? table.blocks - b : blocks_at_once;
+    int tiles = static_cast<int>(ceil_div(table.block_tokens, Index{rows}) * heads * left);
+    TileCursor tile(table, item, kv_head * sharing.heads + first_head, heads, b);
+    TileCursor ahead = tile;
 
-    // Tiles of the block, head by head.
-    const int tiles_of_head = static_cast<int>(ceil_div(table.block_tokens, Index{rows}));
-    const int tiles = tiles_of_head * static_cast<int>(sharing.heads_of_matrix());
-    const auto head_of = [&](int tile) {  // among those of the kv head
-      return matrix * sharing.heads_of_matrix() + tile / tiles_of_head;
-    };
-    const auto range_of = [&](int tile) {
-      const TokenRange all =
-          TokenRange::of_block(table, item, kv_head * sharing.heads + head_of(tile), b);
-      return all.from(all.begin + tile % tiles_of_head * rows);
-    };
-    const auto begin_copy = [&](int tile) {
-      if (tile < tiles) {
-        copy_tokens<threads>(block, x.x, range_of(tile), key_tile(tile % stages));
-        copy_tokens<threads>(block, v, range_of(tile), value_tile(tile % stages), column);
-      }
-      machine::commit_copies();
-    };
-
-    wait();  // this may be the first kernel of a call
-    Accumulators<KeyDim, slice, 4, 2> sum;
-    float key_sum[std::size_t{Quads<KeyDim>::of_lane}][4] = {};
-    for (int tile = 0; tile < stages - 1; ++tile) begin_copy(tile);
-    for (int tile = 0; tile < tiles; ++tile) {
-      machine::wait_for_copies<stages - 2>();
+    machine::wait_for_earlier_kernels();  // this may be the first kernel of a call
+    Sum sum;
+    KeySum key_sum(block, memory().key_sums);
+    begin_copy(block, tile.range, column, 0);
+    for (int slot = 0; tiles > 0; --tiles, slot ^= 1) {
+      machine::wait_for_copies<0>();
       block.sync();  // this tile has landed, and the previous one has been read
-      begin_copy(tile + stages - 1);
-      const TokenRange range = range_of(tile);
-      const Index of_unit = (unit * table.blocks + b) * sharing.heads + head_of(tile);
-      const Index first = of_unit * table.block_tokens + tile % tiles_of_head * rows;
-      const auto at = [&](const float* from, int row) {
-        return from == nullptr ? 1.0f : machine::load_from(from + first + row);
-      };
-      float sum_weight = 0;  // of features that are already weighted
-      make_features<threads>(
-          block, x, range, key_tile(tile % stages),
-          [&](int row) {
-            const float weight = weight_scale * at(weights, row);
-            if constexpr (Sums) {
-              const float of_sum = at(sum_weights, row);
-              sum_weight = weight == 0 ? 0.0f : of_sum / weight;
-            }
-            return weight;
-          },
-          [&](int, int, int i, const float(&quad)[4]) {
-            if constexpr (Sums)
-              for (int e = 0; e < 4; ++e) key_sum[i][e] += sum_weight * quad[e];
-          },
-          [](int) {});
+      ahead.template next<rows>();
+      if (tiles > 1) begin_copy(block, ahead.range, column, slot ^ 1);
+      const Index queries = (unit * table.blocks + b) * sharing.heads + first_head + tile.head;
+      add_features(block, tile.range, (queries - b) * table.block_tokens + tile.range.begin,
+                   memory().keys[slot], key_sum);
       block.sync();
-      multiply_add<T, rows, Stored::transposed, Stored::straight>(
-          block, sum, key_tile(tile % stages), value_tile(tile % stages));
-    }
-    machine::wait_for_copies<0>();
-
-    const Index summary = ((unit + shift) * table.blocks + b) * sharing.matrices + matrix;
-    const Index first = summary * KeyDim * ValueDim + column;
-    const Summaries<T> unweighed{summaries.data, summaries.plane, summaries.scale / weight_scale};
-    sum.for_each_pair(block, [&](int row, int col, float one, float next) {
-      store_summary_pair<T, Parts>(unweighed, first + row * ValueDim + col, one, next);
-    });
-    if constexpr (Sums) {
-      if (column == 0) {
-        block.sync();  // the ring has been read
-        add_up_key_sums<threads, KeyDim>(block, key_sum, Shared{0}, [&](int col, float of_column) {
-          machine::store_to(sums + summary * KeyDim + col, of_column);
-        });
+      key_sum.template multiply_add<rows>(block, sum, memory().keys[slot], memory().values[slot]);
+      if (tile.template next<rows>()) {
+        store(block, (unit * table.blocks + b) * sharing.matrices + matrix, column, sum, key_sum);
+        ++b;
       }
     }
   }
+
+ private:
+  MHLA_DEVICE void begin_copy(const Block& block, const TokenRange& range, int column,
+                              int slot) const {
+    copy_tokens<threads>(block, x.x, range, memory().keys[slot]);
+    copy_tokens<threads>(block, v, range, memory().values[slot], column);
+    machine::commit_copies();
+  }
+  /// A tile's features, whose weights begin with the `first`, and their sums.
+  MHLA_DEVICE void add_features(const Block& block, const TokenRange& range, Index first,
+                                const KeyTile& keys, KeySum& key_sum) const {
+    const float weigh = weight_scale * x.scale;
+    const float unweigh = 1 / weight_scale;
+    float sum_weight = 1;  // of features that are already weighted
+    make_features<threads>(
+        block, x, range, keys,
+        [&](int row) {
+          if constexpr (Sums == KeySums::weighted) {
+            sum_weight = machine::load_from(sum_weights + first + row) * unweigh;
+            return machine::load_from(weights + first + row) * weigh;
+          } else if constexpr (Sums == KeySums::plain) {
+            return 1.0f;  // keys have no scale
+          } else {
+            return x.scale;
+          }
+        },
+        [&](int, int i, const typename Strips<key_dim>::Elements& features) {
+          key_sum.add_strip(block, i, features, sum_weight);
+        },
+        [](int) {});
+  }
+  /// Stores a block's sums, and starts those of the next.
+  MHLA_DEVICE void store(const Block& block, Index summary, int column, Sum& sum,
+                         KeySum& key_sum) const {
+    const Summaries<T> unweighed{summaries.data, summaries.plane, summaries.scale / weight_scale};
+    const Index first = summary * (key_dim * value_dim) + column;
+    sum.for_each_pair(block, [&](int row, int col, float one, float next) {
+      store_summary_pair<T, Parts>(unweighed, first + (row * value_dim + col), one, next);
+    });
+    sum.clear();
+    if (column != 0) return;  // and their key sums stay, which nobody reads
+    key_sum.finish(block, [&](int col, float of_column) {
+      machine::store_to(sums + summary * key_dim + col, of_column);
+    });
+  }
 };
 
-/// Launches the summaries of `units` units.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, bool Sums>
-void summarize(const CudaDevice& device, Index items,
-               const SummarizeBlocks<T, Map, Rotates, KeyDim, ValueDim, Parts, Sums>& body) {
-  machine::run(device, items * body.sharing.kv_heads * body.of_unit(), body);
+/// Blocks of tokens, of so many tiles each, that a thread block takes one after the other: several
+/// short ones, whose loads then overlap with stores, while eight thread blocks are left for each
+/// of an H100's SMs.
+constexpr int summaries_at_once(Index tiles, Index thread_blocks) {
+  int blocks = 1;
+  while (2 * blocks * tiles <= 4 && thread_blocks / (2 * blocks) >= 8 * 132) blocks *= 2;
+  return blocks;
+}
+
+/// Launches the summaries of `items` items of the batch.
+template <class Traits, int Parts, KeySums Sums>
+void summarize(const CudaDevice& device, Index items, SummarizeBlocks<Traits, Parts, Sums> body) {
+  const Index blocks = body.blocks(items);
+  if (blocks == 0) return;
+  const Index tiles = ceil_div(body.x.x.table.block_tokens, Index{body.rows}) *
+                      (body.sharing.heads / body.sharing.matrices);
+  if (body.blocks_at_once == 1) body.blocks_at_once = summaries_at_once(tiles, blocks);
+  machine::run(device, body.blocks(items), body);
 }
 
 }  // namespace cuda::fused

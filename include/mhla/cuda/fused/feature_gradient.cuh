@@ -23,16 +23,16 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/product.cuh>
+#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/float_tile.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
-#include <mhla/cuda/fused/product.cuh>
-#include <mhla/cuda/fused/tile.cuh>
-#include <mhla/cuda/fused/tile_shape.hpp>
+#include <mhla/cuda/fused/readout_shape.hpp>
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/cuda/machine.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -41,13 +41,17 @@ namespace cuda::fused {
 /// What the query side keeps for others; the key side keeps nothing.
 struct QueryNumbers {
   float* weights;       // r, [units, blocks, heads, block tokens]; absent without a normalizer
-  float* sum_weights;   // c, likewise
+  float* sum_weights;   // c / r, likewise; 0 where r is
   float* own_products;  // causal blocks: each query's part of dm_ii, likewise
 };
 
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, Side side,
-          bool Normalizes, class Own = NoOwnTokens>
+template <class Traits, int Parts, Side side, bool Normalizes, class Own = NoOwnTokens>
 struct FeatureGradient {
+  using T = typename Traits::T;
+  static constexpr int KeyDim = Traits::key_dim;
+  static constexpr int ValueDim = Traits::value_dim;
+  static constexpr bool Rotates = Traits::rotates;
+  using S = Strips<KeyDim>;
   static constexpr bool adds_own = !std::is_same_v<Own, NoOwnTokens>;
   static constexpr bool of_queries = side == Side::queries;
   static constexpr bool divides = of_queries && Normalizes;
@@ -95,7 +99,7 @@ struct FeatureGradient {
   using OwnValueTile = Tile<rows, slice>;
   using Gradient = Accumulators<rows, KeyDim, rows / 16, 8 / (rows / 16)>;
 
-  FeatureTokens<T, Map, Rotates> x;
+  FeatureTokens<T, typename Traits::Map, Rotates> x;
   Tokens<const T> values;  // X
   Tokens<T> dx;
   bool wanted;  // dx; r and c are always written
@@ -147,9 +151,7 @@ struct FeatureGradient {
         block.sync();
         start_sums(block, range);
       } else if constexpr (adds_own) {
-        make_features<threads>(
-            block, x, range, x_tile(), [](int) { return 1.0f; },
-            [](int, int, int, const float(&)[4]) {}, [](int) {});
+        make_features<threads>(block, x, range, x_tile());
       }
       if constexpr (adds_own) {
         clear_own_sums(block);
@@ -206,8 +208,8 @@ struct FeatureGradient {
       if (step < steps) {
         const T* const from = summaries.data + step % Parts * summaries.plane +
                               summary * KeyDim * ValueDim + step / Parts * slice;
-        copy_rows<threads, T>(block, summary_tile(step % stages), true, [&](int r) {
-          return TensorRow<const T>{from + r * ValueDim, 1, true};
+        copy_rows<threads, T>(block, summary_tile(step % stages), [&](int r, int c) {
+          return TensorRow<const T>{from + (r * ValueDim + c), true};
         });
       }
       machine::commit_copies();
@@ -223,11 +225,8 @@ struct FeatureGradient {
     machine::wait_for_copies<0>();
     scale_gradient(block, gradient, 1 / summaries.scale);
   }
-  MHLA_DEVICE static void scale_gradient(const Block& block, Gradient& gradient, float scale) {
-    gradient.for_each_pair(block, [&](int, int, float& first, float& second) {
-      first *= scale;
-      second *= scale;
-    });
+  MHLA_DEVICE static void scale_gradient(const Block&, Gradient& gradient, float scale) {
+    gradient.scale(scale);
   }
   MHLA_DEVICE static void write_gradient(const Block& block, Gradient& gradient) {
     gradient_tile().write(block, gradient, 1.0f);
@@ -236,36 +235,40 @@ struct FeatureGradient {
   /// Calls f(row, place) for each of the tile's rows, by the lanes that share it.
   template <class F>
   MHLA_DEVICE void for_each_row(const Block& block, const TokenRange& range, const F& f) const {
-    Quads<KeyDim>::template for_each_row<threads, rows>(block, x.x.table, range, f);
+    for_each_token<threads, rows, KeyDim, Rotates>(block, x.x.table, range, f);
   }
-  MHLA_DEVICE static float key_sum(int n, int e) {
-    return machine::read<float>(
-        static_cast<Shared>((Quads<KeyDim>::column(n) + e % 2 + e / 2 * (KeyDim / 2)) * 4));
+  /// z, of the lane's strips.
+  using KeySums = typename S::Elements[std::size_t{S::of_lane}];
+  MHLA_DEVICE static void read_key_sums(const Block& block, KeySums& z) {
+    if constexpr (Normalizes)
+      S::for_each(block, [&](int n, int i) { read_strip<KeyDim>(Shared{0}, n, z[i]); });
   }
   /// phi(q) z + epsilon and phi^r(q) u, features in float; rounded ones replace q if pairs need
   /// them.
   MHLA_DEVICE void start_sums(const Block& block, const TokenRange& range) const {
+    KeySums z;
+    read_key_sums(block, z);
+    const LaneAngles<KeyDim, Rotates> angles(block, x.rotation);
     for_each_row(block, range, [&](int row, const Place& place) {
       float den = 0, along = 0;
-      [[maybe_unused]] const Angles angles(x.rotation, x.x.table.grid, place.position);
-      Quads<KeyDim>::for_each(block, [&](int n, int) {
-        float quad[4] = {0, 0, 0, 0};
+      S::for_each(block, [&](int n, int i) {
+        typename S::Elements features = {};
         if (place.token >= 0) {
-          read_quad<T>(x_tile(), row, n, quad);
-          for (int e = 0; e < 4; ++e) {
-            quad[e] = x.scale * x.map.value(quad[e]);
-            den += quad[e] * key_sum(n, e);
+          read_strip<T>(x_tile(), row, n, features);
+          for (int e = 0; e < S::size; ++e) {
+            features[e] = x.scale * x.map.value(features[e]);
+            den += features[e] * z[i][e];
           }
-          if constexpr (Rotates) turn_quad<KeyDim>(angles, n, Turn::forward, quad);
-          float u[4];
-          gradient_tile().read_quad(row, n, u);
-          for (int e = 0; e < 4; ++e) along += quad[e] * u[e];
+          angles.turn(i, place, Turn::forward, features);
+          typename S::Elements u;
+          gradient_tile().read_strip(row, n, u);
+          for (int e = 0; e < S::size; ++e) along += features[e] * u[e];
         }
-        if constexpr (adds_own) write_quad<T>(x_tile(), row, n, quad);
+        if constexpr (adds_own) write_strip<T>(x_tile(), row, n, features);
       });
-      den = Quads<KeyDim>::sum_of_row(den);
-      along = Quads<KeyDim>::sum_of_row(along);
-      if (Quads<KeyDim>::leads(block)) {
+      den = S::sum_of_row(den);
+      along = S::sum_of_row(along);
+      if (S::leads(block)) {
         machine::write<float>(number(denominator, row), den + epsilon);
         machine::write<float>(number(product, row), along);
       }
@@ -279,9 +282,10 @@ struct FeatureGradient {
     const Index first = ((unit * table.blocks + b) * sharing.heads + range.head % sharing.heads) *
                             table.block_tokens +
                         range.begin - b * table.block_tokens;
+    const RangeTokens token_of(table, range);
     for (int row = block.thread; row < rows; row += threads) {
-      const bool inside = range.begin + row < range.end;
-      const bool present = place_of(table, range, row).token >= 0;
+      const bool inside = row < token_of.left;
+      const bool present = token_of(row) != absent.token;
       float scores = 0, products = 0;
       if constexpr (adds_own)
         for (int part = 0; part < sums_of_row; ++part) {
@@ -296,7 +300,7 @@ struct FeatureGradient {
         c = !present || den == 0 ? 0.0f : -along * r * r;
         if (inside) {
           machine::store_to(numbers.weights + first + row, r);
-          machine::store_to(numbers.sum_weights + first + row, c);
+          machine::store_to(numbers.sum_weights + first + row, -along * r);
         }
         machine::write<float>(number(weight, row), r);
         machine::write<float>(number(sum_weight, row), c);
@@ -325,9 +329,7 @@ struct FeatureGradient {
       multiply_add<T, slice, Stored::straight, Stored::transposed>(block, products, value_tile(s),
                                                                    own_values());
     }
-    make_features<threads>(
-        block, own.y, y, own_features(), [](int) { return 1.0f; },
-        [](int, int, int, const float(&)[4]) {}, [](int) {});
+    make_features<threads>(block, own.y, y, own_features());
     block.sync();
     look_for_infinities<threads>(block, own_features(), exponent_bits<T>,
                                  static_cast<Shared>(flags_at));
@@ -447,9 +449,8 @@ struct FeatureGradient {
           block, range, y, products,
           [&](int, int j, float d) {
             if constexpr (Normalizes)
-              return mixing * scale *
-                     (machine::read<float>(own_number(0, j)) * d +
-                      machine::read<float>(own_number(1, j)));
+              return mixing * scale * machine::read<float>(own_number(0, j)) *
+                     (d + machine::read<float>(own_number(1, j)));
             return mixing * scale * d;
           },
           gradient);
@@ -459,33 +460,33 @@ struct FeatureGradient {
 
   /// x = s phi'(x) o (R^T(g) + c z), in place.
   MHLA_DEVICE void go_back_through_features(const Block& block, const TokenRange& range) const {
+    KeySums z;
+    read_key_sums(block, z);
+    const LaneAngles<KeyDim, Rotates> angles(block, x.rotation);
     for_each_row(block, range, [&](int row, const Place& place) {
       if (place.token < 0) return;
       const float r = divides && !adds_own ? machine::read<float>(number(weight, row)) : 1.0f;
       const float c = divides ? machine::read<float>(number(sum_weight, row)) : 1.0f;
-      [[maybe_unused]] const Angles angles(x.rotation, x.x.table.grid, place.position);
-      Quads<KeyDim>::for_each(block, [&](int n, int) {
-        float quad[4], g[4];
-        read_quad<T>(x_tile(), row, n, quad);
-        gradient_tile().read_quad(row, n, g);
+      S::for_each(block, [&](int n, int i) {
+        typename S::Elements g, features;
+        gradient_tile().read_strip(row, n, g);
         for (float& element : g) element *= r;
-        if constexpr (Rotates) turn_quad<KeyDim>(angles, n, Turn::back, g);
-        for (int e = 0; e < 4; ++e) {
-          if constexpr (Normalizes) g[e] += c * key_sum(n, e);
-          quad[e] = x.scale * x.map.derivative(quad[e]) * g[e];
+        angles.turn(i, place, Turn::back, g);
+        read_strip<T>(x_tile(), row, n, features);
+        for (int e = 0; e < S::size; ++e) {
+          if constexpr (Normalizes) g[e] += c * z[i][e];
+          features[e] = x.scale * x.map.derivative(features[e]) * g[e];
         }
-        write_quad<T>(x_tile(), row, n, quad);
+        write_strip<T>(x_tile(), row, n, features);
       });
     });
   }
 };
 
 /// Launches it for `items` items of the batch.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Parts, Side side,
-          bool Normalizes, class Own>
-void feature_gradient(
-    const CudaDevice& device, Index items,
-    const FeatureGradient<T, Map, Rotates, KeyDim, ValueDim, Parts, side, Normalizes, Own>& body) {
+template <class Traits, int Parts, Side side, bool Normalizes, class Own>
+void feature_gradient(const CudaDevice& device, Index items,
+                      const FeatureGradient<Traits, Parts, side, Normalizes, Own>& body) {
   machine::run(device, body.blocks(items), body);
 }
 

@@ -4,10 +4,10 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
-#include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/tile.cuh>
-#include <mhla/cuda/fused/tile_shape.hpp>
-#include <mhla/cuda/machine.cuh>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/tile.cuh>
+#include <mhla/cuda/chip/tile_shape.hpp>
+#include <mhla/cuda/fused/strips.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -16,6 +16,7 @@ namespace cuda::fused {
 /// A matrix of floats in shared memory, read and written in pairs: rows are 8 banks apart.
 template <int Rows, int Cols>
 struct FloatTile {
+  static constexpr int rows = Rows;
   static constexpr int stride = float_tile_stride(Cols);  // bytes
   static constexpr int bytes = float_tile_bytes(Rows, Cols);
 
@@ -42,15 +43,14 @@ struct FloatTile {
       write_pair(row, col, scale * first, scale * second);
     });
   }
-  /// Reads quad `n` of a row.
-  MHLA_DEVICE void read_quad(int row, int n, float (&quad)[4]) const {
-    static_assert(Quads<Cols>::template meet_no_bank_twice<4, stride>);
-    const auto first = machine::read<Pair>(at(row, Quads<Cols>::column(n)));
-    const auto second = machine::read<Pair>(at(row, Quads<Cols>::column(n) + Cols / 2));
-    quad[0] = first.first;
-    quad[1] = first.second;
-    quad[2] = second.first;
-    quad[3] = second.second;
+  /// Strip n of a row.
+  MHLA_DEVICE void read_strip(int row, int n, typename Strips<Cols>::Elements& out) const {
+    fused::read_strip<Cols>(at(row, 0), n, out);
+  }
+  MHLA_DEVICE void write_strip(int row, int n,
+                               const typename Strips<Cols>::Elements& elements) const {
+    for (int e = 0; e < Strips<Cols>::size; e += 2)
+      write_pair(row, Strips<Cols>::column(n, e), elements[e], elements[e + 1]);
   }
 };
 

@@ -9,13 +9,12 @@
 
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/cuda/block_mixing.cuh>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/product.cuh>
+#include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_mixing.cuh>
 #include <mhla/cuda/fused/block_mixing.hpp>
-#include <mhla/cuda/fused/product.cuh>
-#include <mhla/cuda/fused/tile.cuh>
-#include <mhla/cuda/launch.cuh>
-#include <mhla/cuda/machine.cuh>
+#include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -119,23 +118,38 @@ struct MultiplyMixedSummaries {
 
 /// Sums the partial sums, split by split; what no query sees is unchanged.
 struct AddPartialSums {
+  static constexpr int threads = 256;
+  static constexpr int shared_bytes = 0;
+  static constexpr int min_blocks_per_sm = 2;
+
   MixingGradientWork work;
   const float* partial_sums;
   MixingGradients to;
   Into into;
 
-  MHLA_HOST_DEVICE void operator()(Index at) const {
-    const Index b = at % work.key_blocks;
-    const Index i = at / work.key_blocks % work.query_blocks;
-    const Index part = at / work.key_blocks / work.query_blocks;
-    if (!sees_whole_block(work.sight, i, b)) return;
-    const Index size = work.query_blocks * work.key_blocks;
-    const float* const from = partial_sums + part * work.splits * size + at % size;
+  /// Of each unit and matrix.
+  Index thread_blocks() const { return ceil_div(work.query_blocks * work.key_blocks, threads); }
+
+  MHLA_DEVICE void operator()(const Block& block) const {
+    machine::wait_for_earlier_kernels();
+    const auto columns = static_cast<int>(work.key_blocks);
+    const int of_matrix = static_cast<int>(work.query_blocks) * columns;
+    BlockIndices index(block);
+    const int at = index.next((of_matrix + threads - 1) / threads) * threads + block.thread;
+    const int matrix = index.next(work.matrices);
+    const Index unit = index.rest;
+    const int i = at / columns;
+    const int b = at % columns;
+    if (at >= of_matrix || !sees_whole_block(work.sight, i, b)) return;
+    const float* from =
+        partial_sums + (unit * work.matrices + matrix) * work.splits * of_matrix + at;
     float sum = 0;
-    for (Index split = 0; split < work.splits; ++split) sum += from[split * size];
-    float& element = to.data[part / work.matrices * to.unit_stride +
-                             part % work.matrices * to.matrix_stride + i * to.row_stride + b];
-    element = into == Into::add ? element + to.scale * sum : to.scale * sum;
+    for (Index split = 0; split < work.splits; ++split, from += of_matrix)
+      sum += machine::load_from(from);
+    float* const element =
+        to.data + unit * to.unit_stride + matrix * to.matrix_stride + i * to.row_stride + b;
+    const float before = into == Into::add ? machine::load_from(element) : 0;
+    machine::store_to(element, before + to.scale * sum);
   }
 };
 
@@ -160,8 +174,8 @@ void mix_matrix_gradient(const CudaDevice& device, const MixingShape& shape,
     else
       run(MultiplyMixedSummaries<T, 2, 64>{work, grad_mixed, summaries, partial_sums});
   }
-  launch(device, work.units * work.matrices * work.query_blocks * work.key_blocks,
-         AddPartialSums{work, partial_sums, grad_mixing, into});
+  const AddPartialSums body{work, partial_sums, grad_mixing, into};
+  machine::run(device, work.units * work.matrices * body.thread_blocks(), body);
 }
 
 }  // namespace cuda::fused

@@ -5,9 +5,9 @@
 
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/cuda/machine.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -57,7 +57,7 @@ struct OwnQueries {
   float weight_scale = 1;
   Index heads_of_key;
   const float* weights;      // r, [units, blocks, heads, block tokens]; null: all 1
-  const float* sum_weights;  // c, likewise; null: all 0
+  const float* sum_weights;  // c / r, likewise; null: all 0
 
   MHLA_HOST_DEVICE Index heads() const { return heads_of_key; }
   MHLA_DEVICE Index head(Index kv_head, Index h) const { return kv_head * heads_of_key + h; }

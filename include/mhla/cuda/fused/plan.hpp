@@ -73,7 +73,6 @@ bool mix_in_place(const V& variant, const Extents<V>& e) {
 /// Such a call's workspace; `T` is the storage type.
 template <class V, class T>
 struct SummaryPlan : TablePlan<V> {
-  WorkspaceView cublas;
   int parts;                   // planes of every summary
   bool in_state = false;       // summaries and key sums lie in a forward state
   SummaryPlanes<T> summaries;  // [parts, units, key blocks, feature_dim, value_dim]
@@ -85,7 +84,7 @@ struct SummaryPlan : TablePlan<V> {
 
   // Backward pass only.
   Span<float> weights;       // [query rows]: 1 / den
-  Span<float> sum_weights;   // [query rows]: c
+  Span<float> sum_weights;   // [query rows]: c / r
   Span<float> own_products;  // [query rows]: each query's part of dm_ii
   SummaryPlanes<T> grad_mixed_summaries;
   Span<float> grad_mixed_key_sums;
@@ -106,7 +105,6 @@ struct SummaryPlan : TablePlan<V> {
     const auto take = [&](bool needed, Index rows, Index dim) {
       return arena.take<float>(needed ? checked_mul(rows, dim) : 0);
     };
-    cublas = take_cublas_workspace(arena);
     summaries = take_summaries(e.key_summaries());
     key_sums = take(normalizes<V>, e.key_summaries(), e.feature_dim);
     mixed_summaries =

@@ -17,10 +17,33 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Tokens of a tile: fewer if rows are long. Twofold calls have rotated features, for scores, and
-/// unrotated ones, for denominators.
-constexpr int pair_rows(Index key_dim, Index value_dim, bool is_twofold) {
-  return key_dim > 128 || value_dim > 128 || (is_twofold && key_dim > 96) ? 32 : 64;
+/// Tokens of a thread block's own tile, and of the tiles of the other side that it loops over:
+/// fewer if rows are long, so that two thread blocks share an SM. Twofold calls have rotated
+/// features, for scores, and unrotated ones, for denominators.
+struct PairTiles {
+  int own;  // 16 for each warp
+  int others;
+  int slices;  // warps that share 16 tokens, and sum parts of the result's columns
+  int blocks_of_sm;
+  /// Where half of a thread block's warps sum dv, and the others dk.
+  constexpr int own_of_two() const { return own / 2; }
+};
+constexpr PairTiles pair_tiles(Index key_dim, Index value_dim, bool is_twofold) {
+  const Index dim = key_dim < value_dim ? value_dim : key_dim;
+  if (dim > 128) return is_twofold ? PairTiles{32, 16, 2, 2} : PairTiles{64, 16, 1, 2};
+  if (dim > 96 || (is_twofold && dim > 72)) return {64, 32, 1, 2};
+  return {128, 64, 1, 2};
+}
+/// Tokens of either side of a tile of dmix.
+constexpr int pair_rows(Index key_dim, Index value_dim) {
+  return key_dim > 128 || value_dim > 128 ? 32 : 64;
+}
+
+/// Instructions that each of eight warps issues for a pair of tiles, with products of which the
+/// sum of the other extents is `inner`: 450 for 64 x 64 tokens and 72 + 72, as
+/// tests/cuda/instruction_budget.py counts.
+constexpr double pair_instructions(double rows, double columns, double inner) {
+  return 450.0 / (64 * 64 * 144) * rows * columns * inner;
 }
 
 /// Elements of a mixing matrix that a thread block keeps in its shared memory; larger ones are read

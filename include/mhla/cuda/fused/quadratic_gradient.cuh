@@ -16,14 +16,13 @@
 
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/tile.cuh>
+#include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/float_tile.cuh>
-#include <mhla/cuda/fused/product.cuh>
-#include <mhla/cuda/fused/quadratic.cuh>
-#include <mhla/cuda/fused/tile.cuh>
-#include <mhla/cuda/fused/token_pairs.cuh>
+#include <mhla/cuda/fused/quadratic_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/cuda/machine.cuh>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -36,18 +35,17 @@ template <int Threads, bool turns_back, class T, class Map, bool Rotates, int Ro
 MHLA_DEVICE void unmake_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
                                  const TokenRange& range, const Tile<Rows, Dim>& tile,
                                  const FloatTile<Rows, Dim>& gradient) {
-  Quads<Dim>::template for_each_row<Threads, Rows>(
+  const LaneAngles<Dim, Rotates && turns_back> angles(block, of.rotation);
+  for_each_token<Threads, Rows, Dim, Rotates && turns_back>(
       block, of.x.table, range, [&](int row, const Place& place) {
         if (place.token < 0) return;
-        [[maybe_unused]] const Angles angles(of.rotation, of.x.table.grid, place.position);
-        Quads<Dim>::for_each(block, [&](int n, int) {
-          float quad[4];
-          gradient.read_quad(row, n, quad);
-          if constexpr (turns_back) turn_quad<Dim>(angles, n, Turn::back, quad);
-          float x[4];
-          read_quad<T>(tile, row, n, x);
-          for (int e = 0; e < 4; ++e) quad[e] *= of.scale * of.map.derivative(x[e]);
-          write_quad<T>(tile, row, n, quad);
+        Strips<Dim>::for_each(block, [&](int n, [[maybe_unused]] int i) {
+          typename Strips<Dim>::Elements g, x;
+          gradient.read_strip(row, n, g);
+          angles.turn(i, place, Turn::back, g);
+          read_strip<T>(tile, row, n, x);
+          for (int e = 0; e < Strips<Dim>::size; ++e) g[e] *= of.scale * of.map.derivative(x[e]);
+          write_strip<T>(tile, row, n, g);
         });
       });
 }
@@ -57,33 +55,68 @@ MHLA_DEVICE void unmake_features(const Block& block, const FeatureTokens<T, Map,
 template <int Threads, class T, class Map, int Rows, int Dim>
 MHLA_DEVICE void turn_back(const Block& block, const FeatureTokens<T, Map, true>& of,
                            const TokenRange& range, const FloatTile<Rows, Dim>& gradient) {
-  Quads<Dim>::template for_each_row<Threads, Rows>(
+  const LaneAngles<Dim, true> angles(block, of.rotation);
+  for_each_token<Threads, Rows, Dim, true>(
       block, of.x.table, range, [&](int row, const Place& place) {
         if (place.token < 0) return;
-        const Angles angles(of.rotation, of.x.table.grid, place.position);
-        Quads<Dim>::for_each(block, [&](int n, int) {
-          const int col = Quads<Dim>::column(n);
-          float quad[4];
-          gradient.read_quad(row, n, quad);
-          turn_quad<Dim>(angles, n, Turn::back, quad);
-          gradient.write_pair(row, col, quad[0], quad[1]);
-          gradient.write_pair(row, col + Dim / 2, quad[2], quad[3]);
+        Strips<Dim>::for_each(block, [&](int n, [[maybe_unused]] int i) {
+          typename Strips<Dim>::Elements g;
+          gradient.read_strip(row, n, g);
+          angles.turn(i, place, Turn::back, g);
+          gradient.write_strip(row, n, g);
         });
       });
 }
 
-/// Each thread adds its sums of products, times factor(row).
-template <int Rows, int Dim, class Sum, class Factor>
-MHLA_DEVICE void add_sums(const Block& block, const FloatTile<Rows, Dim>& gradient, Sum& sum,
-                          const Factor& factor) {
+/// The tokens' gradients from those of their features, which warps have in registers for 16 rows
+/// from `first_row` on, or none if that is negative, and N columns: a part of the rows at a time,
+/// in `gradient`. `x` has the tokens and gets the result. add_plain(row of the part), unless null,
+/// adds what is not to be turned back. Synchronizes the thread block before, and to read x after.
+template <int Threads, int N, class T, class Map, bool Rotates, int Rows, int Dim, int PartRows,
+          int Cols, class AddPlain>
+MHLA_DEVICE void unmake_sums(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
+                             const TokenRange& range, const Tile<Rows, Dim>& x,
+                             const FloatTile<PartRows, Dim>& gradient, int first_row,
+                             int first_column, WarpRows<Cols>& sum, float scale,
+                             const AddPlain& add_plain) {
+  constexpr bool has_plain = !std::is_null_pointer_v<AddPlain>;
+  for (int begin = 0; begin < Rows; begin += PartRows) {
+    const int part_row = first_row - begin;
+    const bool is_here = part_row >= 0 && part_row < PartRows;
+    const TokenRange part = range.from(range.begin + begin);
+    block.sync();  // the previous part has been read
+    if (is_here)
+      sum.template for_each_pair<N>(block, [&](int half, int col, float first, float second) {
+        gradient.write_pair(part_row + WarpRows<Cols>::row(block, half), first_column + col,
+                            scale * first, scale * second);
+      });
+    block.sync();
+    if constexpr (has_plain) {
+      turn_back<Threads>(block, of, part, gradient);
+      block.sync();
+      if (is_here) add_plain(part_row);
+      block.sync();
+    }
+    unmake_features<Threads, Rotates && !has_plain>(
+        block, of, part,
+        Tile<PartRows, Dim>{x.begin + static_cast<Shared>(begin * Tile<Rows, Dim>::stride)},
+        gradient);
+  }
+  block.sync();
+}
+/// Adds a warp's sums, times factor(half), to 16 rows and N columns of a tile.
+template <int N, int Rows, int Dim, int Cols, class Factor>
+MHLA_DEVICE void add_sums(const Block& block, const FloatTile<Rows, Dim>& gradient, int first_row,
+                          int first_column, WarpRows<Cols>& sum, const Factor& factor) {
   using Pair = typename FloatTile<Rows, Dim>::Pair;
-  sum.for_each_pair(block, [&](int row, int col, float first, float second) {
+  sum.template for_each_pair<N>(block, [&](int half, int col, float first, float second) {
+    const int row = first_row + WarpRows<Cols>::row(block, half);
+    col += first_column;
     const auto before = machine::read<Pair>(gradient.at(row, col));
-    const float times = factor(row);
+    const float times = factor(half);
     gradient.write_pair(row, col, before.first + times * first, before.second + times * second);
   });
 }
-
 /// Whether a rotated feature, a sum of two, may be infinite or NaN in T.
 template <class T>
 MHLA_DEVICE bool is_large(float feature) {
@@ -104,8 +137,8 @@ MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T
                                        bool wants_flags, Shared flags) {
   float found = 0;
   make_features<Threads>(
-      block, of, range, tile, [](int) { return 1.0f; },
-      [&](int, int, int, const float(&plain)[4]) {
+      block, of, range, tile, [&](int) { return of.scale; },
+      [&](int, int, const typename Strips<Dim>::Elements& plain) {
         for (const float feature : plain)
           if (is_large<T>(feature)) found = 1;
       },
@@ -113,23 +146,11 @@ MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T
   if (wants_flags) write_flags(block, found, flags);
 }
 
-/// sum += W V, pair by pair with `hides` if V has infinities.
-template <class T, int Warps, int Rows, int N, int WarpsM, int WarpsN, class Counts>
-MHLA_DEVICE void add_seen_pairs(const Block& block, Accumulators<Rows, N, WarpsM, WarpsN>& sum,
-                                const Tile<Rows, Rows>& weights, const Tile<Rows, N>& values,
-                                bool hides, Shared flags, const Counts& counts) {
-  if (hides && found_infinities<Warps>(flags)) {
-    add_counted_pairs<T>(block, sum, weights, values, counts);
-  } else {
-    add_pairs<T>(block, sum, weights, values);
-  }
-}
-
 /// Common to the kernels of the backward pass.
-template <class T, class Map, bool Rotates>
+template <class Traits>
 struct PairGradientOperands {
-  PairOperands<T, Map, Rotates> of;
-  Tokens<const T> dy;
+  typename Traits::Operands of;
+  Tokens<const typename Traits::Scalar> dy;
   float* weights;      // r, [batch, heads, query entries]; both null without a normalizer
   float* sum_weights;  // c
   float gradient_scale;
@@ -137,17 +158,11 @@ struct PairGradientOperands {
   MHLA_DEVICE Index row(Index item, Index head, Index entry) const {
     return (item * of.heads() + head) * of.query_entries() + entry;
   }
-  /// Copies r and c of a tile of queries to shared memory; 0 if there is none.
-  template <int Rows>
-  MHLA_DEVICE void read_weights(const Block& block, const TokenRange& xs, Shared r,
-                                Shared c) const {
-    const int x = block.thread;
-    if (x >= Rows) return;
-    const bool inside = xs.begin + x < xs.end;
+  /// r and c of a tile's query, 0 if there is none.
+  MHLA_DEVICE QueryWeights weights_of(const TokenRange& xs, int x) const {
+    if (xs.begin + x >= xs.end) return {0, 0};
     const Index at = row(xs.item, xs.head, xs.begin + x);
-    const auto to = static_cast<Shared>(x * 4);
-    machine::write<float>(r + to, inside ? machine::load_from(weights + at) : 0.0f);
-    machine::write<float>(c + to, inside ? machine::load_from(sum_weights + at) : 0.0f);
+    return {machine::load_from(weights + at), machine::load_from(sum_weights + at)};
   }
 };
 

@@ -2,18 +2,17 @@
 // The query side of quadratic_gradient.cuh: dq, and r and c, which the other kernels read.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/cuda/fused/float_tile.cuh>
-#include <mhla/cuda/fused/product.cuh>
-#include <mhla/cuda/fused/quadratic.cuh>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/tile.cuh>
+#include <mhla/cuda/chip/tile_ring.cuh>
+#include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
-#include <mhla/cuda/fused/tile.cuh>
+#include <mhla/cuda/fused/quadratic_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/cuda/machine.cuh>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -21,235 +20,232 @@ namespace cuda::fused {
 
 /// dq, and r and c of every query: a thread block per tile of queries of one head. The first pass
 /// over the keys sums den and s(m P o dP).
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
+template <class Traits>
 struct QueryPairsGradient {
-  using Shapes = PairShapes<KeyDim, ValueDim, Rotates, Divides, sees>;
-  static constexpr bool is_twofold = Shapes::is_twofold;
-  using FeatureTile = typename Shapes::FeatureTile;
-  using ValueTile = typename Shapes::ValueTile;
-  using ScoreTile = typename Shapes::ScoreTile;
-  static constexpr int threads = Shapes::threads;
-  static constexpr int rows = Shapes::rows;
-  static constexpr int features_at = Shapes::tiles_at;
-  static constexpr int plain_at = features_at + FeatureTile::bytes;
-  static constexpr int plain_keys_at = plain_at + Shapes::plain_bytes;
-  static constexpr int dy_at = plain_keys_at + Shapes::plain_bytes;
-  static constexpr int scores_at = dy_at + ValueTile::bytes;
-  static_assert(!is_twofold || ScoreTile::bytes <= 2 * FeatureTile::bytes);
-  static constexpr int ring_at = scores_at + ScoreTile::bytes;
-  static constexpr int stage_bytes = FeatureTile::bytes + ValueTile::bytes;
-  using Gradient = FloatTile<rows, KeyDim>;  // where the ring was
-  static constexpr int stages = ring_at + 2 * stage_bytes <= machine::max_shared_bytes ? 2 : 1;
-  static constexpr int ring_bytes = std::max(stages * stage_bytes, Gradient::bytes);
-  static constexpr int shared_bytes = ring_at + ring_bytes;
-  static constexpr int min_blocks_per_sm = 1;
-  static_assert(shared_bytes <= machine::max_shared_bytes);
-  using Pairs = PairsOfThread<sees, rows, false>;
+  using T = typename Traits::Scalar;
+  static constexpr int KeyDim = Traits::key_dim;
+  static constexpr int ValueDim = Traits::value_dim;
+  static constexpr Sight sees = Traits::sees;
+  static constexpr bool is_twofold = Traits::is_twofold;
+  static constexpr int rows = Traits::tiles.own;
+  static constexpr int columns = Traits::tiles.others;
+  static constexpr int strip = columns < 32 ? columns : 32;
+  static constexpr int row_warps = rows / 16;
+  static constexpr int warps = row_warps * Traits::tiles.slices;
+  static constexpr int threads = 32 * warps;
+  using Memory = PairMemory<Traits, rows, warps, true, true>;
+  using QueryTile = typename Memory::Own;
+  using OutTile = typename Memory::OwnValues;
+  using KeyTile = typename Memory::Others;
+  using ValueTile = typename Memory::OtherValues;
+  using Pairs = WarpPairs<sees, false, rows, columns>;
+  using Queries = RowsInTile<KeyDim, QueryTile>;
+  using Outs = RowsInTile<ValueDim, OutTile>;
+  using Sum = WarpRows<KeyDim / Traits::tiles.slices>;
+  using PlainSum = std::conditional_t<is_twofold, Sum, WarpRows<8>>;
 
-  PairGradientOperands<T, Map, Rotates> operands;
+  static constexpr int shared_bytes = Memory::at.bytes;
+  static constexpr int stages = Memory::at.stages;
+  static constexpr int min_blocks_per_sm =
+      threads == 256 && is_twofold ? 1 : Traits::tiles.blocks_of_sm;
+  PairGradientOperands<Traits> operands;
   float epsilon;
   Tokens<T> dq;
   bool wants_query;  // otherwise only r and c
   Update update;
 
-  MHLA_DEVICE static FeatureTile key_tile(int tile) {
-    return {static_cast<Shared>(ring_at + tile % stages * stage_bytes)};
-  }
-  MHLA_DEVICE static ValueTile value_tile(int tile) {
-    return {static_cast<Shared>(ring_at + tile % stages * stage_bytes + FeatureTile::bytes)};
-  }
-
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();  // this is the first kernel of a call
-    const PairOperands<T, Map, Rotates>& of = operands.of;
+    const auto& of = operands.of;
     const BlockTable& table = of.q.x.table;
-    const TokenRange xs = of.template query_tile<rows>(block.number);
-    const Index kv_head = xs.head / of.sharing.heads;
-    const EntryRange seen = keys_seen<sees>(table, of.k.x.table, of.packed, xs.begin, xs.end);
-    const int tiles = seen.tiles<rows>();
-    const auto ys_of = [&](int tile) {
-      return TokenRange{xs.item, kv_head, seen.begin + Index{tile} * rows, seen.end};
-    };
-    const auto hides = [&](int tile) {
-      return hides_some<sees, rows>(of.packed, table, xs.begin, ys_of(tile).begin);
-    };
-
-    const FeatureTile features{Shared{features_at}};
-    const FeatureTile plain_features{Shared{plain_at}};
-    const FeatureTile plain_keys{Shared{plain_keys_at}};
-    const ValueTile dy{Shared{dy_at}};
-    const ScoreTile weights_tile{Shared{scores_at}};
-    const RowBlocks<rows> query_blocks = Shapes::query_blocks();
-    const RowBlocks<rows> key_blocks = Shapes::key_blocks();
-
-    if constexpr (Divides) copy_tokens<threads>(block, of.q.x, xs, features);
-    copy_tokens<threads>(block, operands.dy, xs, dy);
-    query_blocks.look_up(block, table, xs, absent_query);
-    const MixingOfHead mixing =
-        mixing_of_head<threads>(block, of.mixing, xs.head, Shared{Shapes::mixing_at});
-    const auto begin_copy = [&](int tile) {
-      copy_tokens<threads>(block, of.k.x, ys_of(tile), key_tile(tile));
-      copy_tokens<threads>(block, of.v, ys_of(tile), value_tile(tile));
-    };
-    const auto landed = [&](int tile, bool is_first) {
-      if constexpr (is_twofold) {
-        if (is_first) make_plain_features<threads>(block, of.q, xs, features, plain_features);
-        make_plain_features<threads>(block, of.k, ys_of(tile), key_tile(tile), plain_keys);
-      }
-      if (is_first) make_flagged_features<threads>(block, of.q, xs, features, false, Shared{0});
-      make_flagged_features<threads>(block, of.k, ys_of(tile), key_tile(tile), hides(tile),
-                                     Shapes::flags(0));
-      key_blocks.look_up(block, of.k.x.table, ys_of(tile), absent_key);
-    };
-    const auto look_up = [&](Pairs& pairs, int tile) {
-      pairs.look_up(block, mixing, query_blocks, key_blocks,
-                    entries_ahead<rows>(xs.begin, ys_of(tile).begin));
-    };
-
+    const TokenRange xs = of.template query_tile<rows>(block);
+    const auto seen = keys_seen<sees, columns>(table, of.k.x.table, of.packed, xs.begin, xs.end);
+    const QueryTile query_tile{Memory::at.own.begin};
+    const OutTile dy_tile{Memory::at.own_values.begin};
+    if constexpr (Traits::divides) copy_tokens<threads>(block, of.q.x, xs, query_tile);
+    copy_tokens<threads>(block, operands.dy, xs, dy_tile);
+    RowBlocks<rows>{Memory::at.own_blocks.begin}.look_up(block, table, of.packed, xs);
+    Pairs pairs{{Memory::at.own_blocks.begin},
+                {Memory::at.other_blocks.begin},
+                Memory::at.mixing.begin,
+                of.packed || sees != Sight::all,
+                of.k.x.table.block_tokens % 8 == 0,
+                Pairs::first_row_of(block, row_warps),
+                0,
+                mixing_of_head<threads>(block, of.mixing, xs.head, 1, Memory::at.mixing.begin)};
     float r[2] = {1, 1};
     float c[2] = {0, 0};
-    if constexpr (Divides) {
+    if constexpr (Traits::divides) {
       float denominator[2] = {0, 0};
       float product[2] = {0, 0};
-      for_each_tile<stages>(
-          block, tiles, begin_copy, [&](int tile) { landed(tile, tile == 0); },
-          [&](int tile) {
-            Scores<rows> p, dp;
-            multiply_add<T, KeyDim, Stored::straight, Stored::transposed>(block, p, features,
-                                                                          key_tile(tile));
-            multiply_add<T, ValueDim, Stored::straight, Stored::transposed>(block, dp, dy,
-                                                                            value_tile(tile));
-            Pairs pairs;
-            look_up(pairs, tile);
-            Pairs::for_each([&](int half, int n) {
-              for (int e = n; e < n + 2; ++e) {
-                if (!pairs.counts(half, e)) continue;
-                const float score = pairs.weight[half][e] * Pairs::of(p, half, e);
-                if constexpr (!is_twofold) denominator[half] += score;
-                product[half] += score * Pairs::of(dp, half, e);
-              }
-            });
-            if constexpr (is_twofold) {
-              p.clear();
-              multiply_add<T, KeyDim, Stored::straight, Stored::transposed>(
-                  block, p, plain_features, plain_keys);
-              pairs.add_row_sums(p, denominator);
-            }
-          });
-      write_row_sums<rows>(block, denominator, Shapes::sums(0));
-      write_row_sums<rows>(block, product, Shapes::sums(1));
-      block.sync();
-      if (block.thread < rows) {
-        const int x = block.thread;
-        const float den = row_sum<rows>(Shapes::sums(0), x) + epsilon;
-        const bool counts = query_blocks[x].sequence != absent_query && den != 0;
-        const float of_row = counts ? 1 / den : 0.0f;
-        const float of_sum = counts ? -row_sum<rows>(Shapes::sums(1), x) * of_row * of_row : 0.0f;
-        const auto at = static_cast<Shared>(x * 4);
-        // Overwrites this row's own sums, which no other thread reads.
-        machine::write<float>(Shapes::sums(0) + at, of_row);
-        machine::write<float>(Shapes::sums(1) + at, of_sum);
-        if (xs.begin + x < xs.end) {
-          const Index to = operands.row(xs.item, xs.head, xs.begin + x);
-          machine::store_to(operands.weights + to, of_row);
-          machine::store_to(operands.sum_weights + to, of_sum);
-        }
+      for_each_key_tile(block, xs, seen, true, pairs, [&](int tile, bool) {
+        add_denominators(block, pairs, Memory::others(tile), Memory::other_values(tile),
+                         denominator, product);
+      });
+      for (int half = 0; half < 2; ++half) {
+        const float den = sum_of_warp_row(denominator[half]) + epsilon;
+        r[half] = den == 0 ? 0.0f : 1 / den;
+        c[half] = -sum_of_warp_row(product[half]) * r[half] * r[half];
+        store_weights(block, xs, pairs.row(block, half), den == 0, r[half], c[half]);
       }
       if (!wants_query) return;
-      block.sync();
-      for (int half = 0; half < 2; ++half) {
-        const auto at = static_cast<Shared>(Pairs::row_of(block, half) * 4);
-        r[half] = machine::read<float>(Shapes::sums(0) + at);
-        c[half] = machine::read<float>(Shapes::sums(1) + at);
-      }
     }
 
-    typename Shapes::FeatureSum sum;
-    typename Shapes::FeatureSum key_sum;  // s(m K), if features are twofold
-    for_each_tile<stages>(
-        block, tiles, begin_copy, [&](int tile) { landed(tile, false); },
-        [&](int tile) {
-          Scores<rows> dp;
-          multiply_add<T, ValueDim, Stored::straight, Stored::transposed>(block, dp, dy,
-                                                                          value_tile(tile));
-          Pairs pairs;
-          look_up(pairs, tile);
-          Pairs::for_each([&](int half, int n) {
-            float w[2];
-            for (int e = 0; e < 2; ++e)
-              w[e] = pairs.counts(half, n + e)
-                         ? pairs.weight[half][n + e] * (r[half] * Pairs::of(dp, half, n + e) +
-                                                        (is_twofold ? 0.0f : c[half]))
-                         : 0.0f;
-            machine::write(weights_tile.at(Pairs::row_of(block, half), Pairs::col_of(block, n)),
-                           machine::rounded_pair<T>(operands.gradient_scale * w[0],
-                                                    operands.gradient_scale * w[1]));
-          });
-          block.sync();
-          const int ahead = entries_ahead<rows>(xs.begin, ys_of(tile).begin);
-          add_seen_pairs<T, Shapes::warps>(block, sum, weights_tile, key_tile(tile), hides(tile),
-                                           Shapes::flags(0), [&](int x, int y) {
-                                             return sees_pair<sees>(query_blocks[x], key_blocks[y],
-                                                                    x, y, ahead);
-                                           });
-          if constexpr (is_twofold)
-            add_key_sums(block, pairs, plain_keys, key_sum, hides(tile), ahead);
-        });
+    for (int half = 0; half < 2; ++half) {
+      r[half] *= operands.gradient_scale;
+      c[half] *= operands.gradient_scale;
+    }
+    Sum sum;
+    PlainSum key_sum;  // s(m K), if features are twofold
+    for_each_key_tile(block, xs, seen, false, pairs, [&](int tile, bool spoilt) {
+      add_tile(block, pairs, Memory::others(tile), Memory::other_values(tile), spoilt, r, c, sum,
+               key_sum);
+    });
 
     block.sync();  // tiles have been read
-    copy_tokens<threads>(block, of.q.x, xs, features);
+    copy_tokens<threads>(block, of.q.x, xs, query_tile);
     machine::commit_copies();
-    const Gradient gradient{Shared{ring_at}};
-    gradient.write(block, sum, 1 / operands.gradient_scale);
     machine::wait_for_copies<0>();
-    block.sync();
+    const typename Memory::Gradient gradient{Memory::at.gradient.begin};
+    const float unscale = 1 / operands.gradient_scale;
     if constexpr (is_twofold) {
-      turn_back<threads>(block, of.q, xs, gradient);
-      block.sync();
-      add_sums(block, gradient, key_sum, [](int row) {
-        return machine::read<float>(Shapes::sums(1) + static_cast<Shared>(row * 4));
-      });
-      block.sync();
+      unmake_sums<threads, Sum::cols>(block, of.q, xs, query_tile, gradient, pairs.first_row,
+                                      first_column_of(block), sum, unscale, [&](int first_row) {
+                                        add_sums<Sum::cols>(
+                                            block, gradient, first_row, first_column_of(block),
+                                            key_sum, [&](int half) { return unscale * c[half]; });
+                                      });
+    } else {
+      unmake_sums<threads, Sum::cols>(block, of.q, xs, query_tile, gradient, pairs.first_row,
+                                      first_column_of(block), sum, unscale, nullptr);
     }
-    unmake_features<threads, Rotates && !is_twofold>(block, of.q, xs, features, gradient);
-    block.sync();
-    store_tokens<threads>(block, features, dq, xs, update);
+    store_tokens<threads>(block, query_tile, dq, xs, update);
   }
 
  private:
-  /// sum += m K with unrotated keys. c multiplies it only at the end: m is the same for all keys of
-  /// a block, so that its rounding would not average out; hence it is split into two parts.
-  MHLA_DEVICE static void add_key_sums(const Block& block, const Pairs& pairs,
-                                       const FeatureTile& plain_keys,
-                                       typename Shapes::FeatureSum& sum, bool hides, int ahead) {
-    const ScoreTile part{Shared{plain_at}};  // unrotated queries are no longer needed
+  MHLA_DEVICE static int first_column_of(const Block& block) {
+    return block.warp() / row_warps * Sum::cols;
+  }
+
+  /// use(tile, spoilt) for each tile of keys, with their features; `spoilt` if these have
+  /// infinities that some queries do not see.
+  template <class Use>
+  MHLA_DEVICE void for_each_key_tile(const Block& block, const TokenRange& xs,
+                                     const EntryRange<columns>& seen, bool begins, Pairs& pairs,
+                                     const Use& use) const {
+    const auto& of = operands.of;
+    const auto ys_of = [&, kv_head = static_cast<int>(xs.head / of.sharing.heads)](int tile) {
+      return seen.tile(xs.item, kv_head, tile);
+    };
+    const auto hides = [&](int tile) {
+      return hides_some<sees>(of.packed, of.q.x.table, xs.begin, ys_of(tile).begin, columns);
+    };
+    for_each_tile<stages>(
+        block, seen.tiles(),
+        [&](int tile) {
+          copy_tokens<threads>(block, of.k.x, ys_of(tile), Memory::others(tile));
+          copy_tokens<threads>(block, of.v, ys_of(tile), Memory::other_values(tile));
+        },
+        [&](int tile) {
+          const QueryTile queries{Memory::at.own.begin};
+          const bool is_first = begins && tile == 0;
+          if constexpr (is_twofold) {
+            if (is_first)
+              make_plain_features<threads>(block, of.q, xs, queries,
+                                           QueryTile{Memory::at.own_plain.begin});
+            make_plain_features<threads>(block, of.k, ys_of(tile), Memory::others(tile),
+                                         KeyTile{Memory::at.others_plain.begin});
+          }
+          if (is_first) make_flagged_features<threads>(block, of.q, xs, queries, false, Shared{0});
+          make_flagged_features<threads>(block, of.k, ys_of(tile), Memory::others(tile),
+                                         hides(tile), Memory::at.feature_flags.begin);
+          RowBlocks<columns>{Memory::at.other_blocks.begin}.look_up(block, of.k.x.table, of.packed,
+                                                                    ys_of(tile));
+        },
+        [&](int tile) {
+          pairs.ahead = static_cast<int>(xs.begin - ys_of(tile).begin);
+          use(tile, hides(tile) && found_infinities<warps>(Memory::at.feature_flags.begin));
+        });
+  }
+
+  /// Of the pairs of a warp's queries and a tile of keys: s(m P) and s(m P o dP).
+  MHLA_DEVICE void add_denominators(const Block& block, const Pairs& pairs, const KeyTile& keys,
+                                    const ValueTile& values, float (&denominator)[2],
+                                    float (&product)[2]) const {
+    const Queries queries(block, QueryTile{Memory::at.own.begin}, pairs.first_row);
+    [[maybe_unused]] const Queries plain_queries(block, QueryTile{Memory::at.own_plain.begin},
+                                                 pairs.first_row);
+    const Outs dy(block, OutTile{Memory::at.own_values.begin}, pairs.first_row);
     MHLA_DEVICE_UNROLL
-    for (int n = 0; n < 2; ++n) {
-      Pairs::for_each([&](int half, int at) {
-        const float w[2] = {pairs.weight[half][at], pairs.weight[half][at + 1]};
-        std::uint32_t rounded = machine::rounded_pair<T>(w[0], w[1]);
-        if (n == 1)
-          rounded = machine::rounded_pair<T>(w[0] - machine::first_of<T>(rounded),
-                                             w[1] - machine::second_of<T>(rounded));
-        machine::write(part.at(Pairs::row_of(block, half), Pairs::col_of(block, at)), rounded);
+    for (int first = 0; first < columns; first += strip) {
+      const Counted counted = pairs.counted(first, strip);
+      if (counted == Counted::none) continue;
+      auto p = product_with_rows<T, KeyDim, strip>(block, queries, keys, first);
+      const auto dp = product_with_rows<T, ValueDim, strip>(block, dy, values, first);
+      pairs.weigh(block, p, first, counted, [&](int part, int e, float weight, float score) {
+        score *= weight;
+        if constexpr (!is_twofold) denominator[e / 2] += score;
+        product[e / 2] += score * dp.value[part][e];
+        return score;
       });
-      block.sync();
-      add_seen_pairs<T, Shapes::warps>(
-          block, sum, part, plain_keys, hides, Shapes::flags(0), [&](int x, int y) {
-            return sees_pair<sees>(Shapes::query_blocks()[x], Shapes::key_blocks()[y], x, y, ahead);
-          });
-      block.sync();
+      if constexpr (is_twofold) {
+        auto plain = product_with_rows<T, KeyDim, strip>(
+            block, plain_queries, KeyTile{Memory::at.others_plain.begin}, first);
+        pairs.weigh(block, plain, first, counted, [&](int, int e, float weight, float score) {
+          denominator[e / 2] += weight * score;
+          return 0.0f;
+        });
+      }
+    }
+  }
+
+  MHLA_DEVICE void store_weights(const Block& block, const TokenRange& xs, int row, bool is_zero,
+                                 float r, float c) const {
+    if (block.lane() % 4 != 0 || block.warp() >= row_warps || xs.begin + row >= xs.end) return;
+    is_zero = is_zero || RangeTokens(operands.of.q.x.table, xs)(row) == absent.token;
+    const Index to = operands.row(xs.item, xs.head, xs.begin + row);
+    machine::store_to(operands.weights + to, is_zero ? 0.0f : r);
+    machine::store_to(operands.sum_weights + to, is_zero ? 0.0f : c);
+  }
+
+  /// sum += W K of the pairs of a warp's queries and a tile of keys, and key_sum += m K.
+  MHLA_DEVICE void add_tile(const Block& block, const Pairs& pairs, const KeyTile& keys,
+                            const ValueTile& values, bool spoilt, const float (&r)[2],
+                            const float (&c)[2], Sum& sum,
+                            [[maybe_unused]] PlainSum& key_sum) const {
+    const Outs dy(block, OutTile{Memory::at.own_values.begin}, pairs.first_row);
+    MHLA_DEVICE_UNROLL
+    for (int first = 0; first < columns; first += strip) {
+      const Counted counted = pairs.counted(first, strip);
+      if (counted == Counted::none) continue;
+      const bool meets_infinities = spoilt && counted == Counted::some;
+      auto w = product_with_rows<T, ValueDim, strip>(block, dy, values, first);
+      pairs.weigh(block, w, first, counted, [&](int, int e, float weight, float product) {
+        return weight * (is_twofold ? r[e / 2] * product : r[e / 2] * product + c[e / 2]);
+      });
+      add_strip<T, Sum::cols>(block, pairs, sum, rounded<T>(w),
+                              from_column(keys, first_column_of(block)), first, meets_infinities);
+      if constexpr (is_twofold) {
+        // c multiplies m K only at the end: m is the same for all keys of a block, so that its
+        // rounding would not average out; hence it is split into two parts.
+        const KeyTile plain_keys =
+            from_column(KeyTile{Memory::at.others_plain.begin}, first_column_of(block));
+        pairs.weigh(block, w, first, counted, [](int, int, float weight, float) { return weight; });
+        const RowsInRegisters<strip> large = rounded<T>(w);
+        add_strip<T, Sum::cols>(block, pairs, key_sum, large, plain_keys, first, meets_infinities);
+        add_strip<T, Sum::cols>(block, pairs, key_sum, rest_of<T>(w, large), plain_keys, first,
+                                meets_infinities);
+      }
     }
   }
 };
 
 /// Launches them for `items` items of the batch; PairBytes counts what they move.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, Sight sees, bool Divides>
-void query_pairs_gradient(
-    const CudaDevice& device, Index items,
-    const QueryPairsGradient<T, Map, Rotates, KeyDim, ValueDim, sees, Divides>& body) {
+template <class Traits>
+void query_pairs_gradient(const CudaDevice& device, Index items,
+                          const QueryPairsGradient<Traits>& body) {
   const auto& of = body.operands.of;
-  if (Divides || body.wants_query)
+  if (Traits::divides || body.wants_query)
     machine::run(device, items * ceil_div(of.query_entries(), Index{body.rows}) * of.heads(), body);
 }
 

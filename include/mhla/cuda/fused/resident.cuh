@@ -17,43 +17,46 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/block_table.hpp>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/product.cuh>
+#include <mhla/cuda/chip/tile.cuh>
+#include <mhla/cuda/chip/tile_ring.cuh>
 #include <mhla/cuda/fused/block_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
-#include <mhla/cuda/fused/product.cuh>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/fused/resident.hpp>
-#include <mhla/cuda/fused/tile.cuh>
-#include <mhla/cuda/fused/tile_ring.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/cuda/machine.cuh>
 #include <mhla/policy/causality.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Slice, bool Divides,
-          class Own = NoOwnTokens>
+template <class Traits, int Slice, bool Divides, class Own = NoOwnTokens>
 struct AttendResident {
-  using Tiles = TileReadOut<T, Map, Rotates, KeyDim, Slice, Divides, Own>;
+  using T = typename Traits::T;
+  static constexpr int KeyDim = Traits::key_dim;
+  using Features = FeatureTokens<T, typename Traits::Map, Traits::rotates>;
+  using Tiles = TileReadOut<Traits, Slice, Divides, Own>;
   using FeatureTile = typename Tiles::FeatureTile;
   using ValueTile = typename Tiles::ValueTile;
   using SummaryTile = DenseTile<KeyDim, Slice>;
   using SummarySum = Accumulators<KeyDim, Slice, 4, 2>;
   using MatrixTile = Tile<max_resident_blocks, max_resident_blocks>;
-  using KeySum = float[std::size_t{Quads<KeyDim>::of_lane}][4];
+  using KeySum =
+      KeySumsOfTiles<Traits, SummarySum, Divides ? KeySums::plain : KeySums::none, false>;
   static constexpr int threads = Tiles::threads;
   static constexpr int warps = Tiles::warps;
   static constexpr int min_blocks_per_sm = 1;
   static constexpr int rows = Tiles::rows;
-  static constexpr int slices = ValueDim / Slice;
+  static constexpr int slices = Traits::value_dim / Slice;
   static constexpr ResidentShape shape{KeyDim, Slice, Divides, Tiles::adds_own};
   static constexpr int stages = shape.stages;
   static constexpr int read_out_stages = shape.read_out_stages();
   static constexpr int inner_parts = max_resident_blocks / 16;  // of a column of all blocks
-  static_assert(ValueDim % Slice == 0 && warps == shape.warps);
+  static_assert(Traits::value_dim % Slice == 0 && warps == shape.warps);
   static constexpr int denominators_at = shape.denominators_at();
   static constexpr int own_sums_at = shape.own_sums_at();
   static constexpr int flags_at = shape.flags_at();
@@ -70,8 +73,8 @@ struct AttendResident {
   static_assert(has_no_bank_conflicts<16>([](int lane) { return lane % 8 * record_bytes; }),
                 "eight blocks of a matrix load would share banks");
 
-  FeatureTokens<T, Map, Rotates> q;
-  FeatureTokens<T, Map, Rotates> k;
+  Features q;
+  Features k;
   Tokens<const T> v;
   Tokens<T> o;
   Sharing sharing;
@@ -148,7 +151,7 @@ struct AttendResident {
       return all.from(all.begin + tile % of_block * rows);
     };
     SummarySum sum;
-    KeySum of_lane = {};
+    KeySum key_sums(block, Shared{warp_sums_at});
     for_each_tile<stages>(
         block, static_cast<int>(keys.blocks) * of_block,
         [&](int tile) {
@@ -158,34 +161,28 @@ struct AttendResident {
         [&](int tile) {
           make_features<threads>(
               block, k, range_of(tile), feature_tile(tile % stages), [](int) { return 1.0f; },
-              [&](int, int, int i, const float(&quad)[4]) {
-                if constexpr (Divides)
-                  for (int e = 0; e < 4; ++e) of_lane[i][e] += quad[e];
+              [&](int, int i, const typename Strips<KeyDim>::Elements& features) {
+                key_sums.add_strip(block, i, features, 1.0f);
               },
               [](int) {});
         },
         [&](int tile) {
-          multiply_add<T, rows, Stored::transposed, Stored::straight>(
-              block, sum, feature_tile(tile % stages), value_tile(tile % stages));
-          if (tile % of_block == of_block - 1) keep(block, tile / of_block, sum, of_lane);
+          key_sums.template multiply_add<rows>(block, sum, feature_tile(tile % stages),
+                                               value_tile(tile % stages));
+          if (tile % of_block == of_block - 1) keep(block, tile / of_block, sum, key_sums);
         });
   }
 
   /// Stores a block's sums, and starts those of the next.
-  MHLA_DEVICE void keep(const Block& block, int b, SummarySum& sum, KeySum& of_lane) const {
+  MHLA_DEVICE void keep(const Block& block, int b, SummarySum& sum, KeySum& key_sums) const {
     const SummaryTile to = summary(b);
     sum.for_each_pair(block, [&](int row, int col, float first, float second) {
       machine::write(to.at(row, col), machine::rounded_pair<T>(scale * first, scale * second));
     });
     sum.clear();
-    if constexpr (Divides) {
-      add_up_key_sums<threads, KeyDim>(
-          block, of_lane, Shared{warp_sums_at}, [&](int col, float of_column) {
-            machine::write<float>(key_sum(b) + static_cast<Shared>(col * 4), of_column);
-          });
-      for (auto& quad : of_lane)
-        for (float& element : quad) element = 0;
-    }
+    key_sums.finish(block, [&](int col, float of_column) {
+      machine::write<float>(key_sum(b) + static_cast<Shared>(col * 4), of_column);
+    });
   }
 
   /// m = high + low, both rounded to T: in full parts of 16 x 16, with zeros for unseen blocks.
@@ -292,8 +289,9 @@ struct AttendResident {
                                queries.first_block + block_of(tile));
       return all.from(all.begin + tile % of_block * rows);
     };
+    const float of_features = Tiles::epsilon_for(epsilon, q.scale);
     const auto readout_of = [&](int tile) {
-      return Tiles{q, own, epsilon, places(block_of(tile))};
+      return Tiles{q, own, of_features, places(block_of(tile))};
     };
     for_each_tile<slots>(
         block, static_cast<int>(sharing.heads_of_matrix()) * blocks * of_block,
@@ -310,34 +308,37 @@ struct AttendResident {
           typename Tiles::Sum sum;
           multiply_add<T, KeyDim, Stored::straight, Stored::straight>(block, sum, features,
                                                                       summary(block_of(tile)));
-          const float unscale = 1 / scale;
-          sum.for_each_pair(block, [&](int, int, float& first, float& second) {
-            first *= unscale;
-            second *= unscale;
-          });
-          if constexpr (Tiles::adds_own)
+          float unscale = 1 / scale;
+          if constexpr (Tiles::adds_own) {
+            sum.scale(unscale);
+            unscale = 1;
             readout.add_own(block, features, range, part.item * sharing.kv_heads + part.kv_head,
                             part.kv_head, queries.first_block + block_of(tile), part.column, sum);
+          }
           block.sync();  // features have been read, denominators written
           const ValueTile out{features.begin};
-          readout.write(block, sum, out);
+          readout.write(block, sum, unscale, out);
           block.sync();
           store_tokens<threads>(block, out, o, range, Update::overwrite, part.column);
         });
   }
-  MHLA_DEVICE static ReadOutPlaces places(int i) {
-    constexpr Shared none = 0;  // a forward pass has no pair weights
-    return {mixed_key_sum(i),  Shared{denominators_at}, Shared{own_sums_at}, Shared{flags_at}, none,
-            Shared{scores_at}, feature_tile(1).begin,   value_tile(1).begin};
+  MHLA_DEVICE static ReadOutMemory places(int i) {
+    ReadOutMemory at{};
+    at.key_sum = mixed_key_sum(i);
+    at.denominators = denominators_at;
+    at.own_sums = own_sums_at;
+    at.flags = flags_at;
+    at.scores = scores_at;
+    at.others = feature_tile(1).begin;
+    at.values = value_tile(1).begin;
+    return at;
   }
 };
 
 /// Launches it for `items` items of the batch and one sequence of each.
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Slice, bool Divides,
-          class Own>
-void attend_resident(
-    const CudaDevice& device, Index items,
-    const AttendResident<T, Map, Rotates, KeyDim, ValueDim, Slice, Divides, Own>& body) {
+template <class Traits, int Slice, bool Divides, class Own>
+void attend_resident(const CudaDevice& device, Index items,
+                     const AttendResident<Traits, Slice, Divides, Own>& body) {
   if (body.queries.blocks == 0) return;
   machine::run(device, items * body.sharing.kv_heads * body.sharing.matrices * body.slices, body);
 }

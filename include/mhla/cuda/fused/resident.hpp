@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/cuda/fused/tile_shape.hpp>
+#include <mhla/cuda/fused/readout_shape.hpp>
 #include <mhla/cuda/head_dims.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -6,6 +6,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/problem.hpp>
@@ -24,7 +25,8 @@ struct TablePlan {
   TablePlan(Arena& arena, const V& attention, const Problem& problem, Index items)
       : extents(arena, attention, problem, items),
         rotation(rotation_table<float>(arena, attention.rotation, V::GeometryType::rank,
-                                       problem.feature_dim, problem.query_grid, problem.key_grid)),
+                                       problem.feature_dim, problem.query_grid, problem.key_grid,
+                                       strip_width(problem.feature_dim))),
         mixing(arena.take<float>(checked_mul(extents.mix_heads, extents.mixing_size()))) {}
 };
 

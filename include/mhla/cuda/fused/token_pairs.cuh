@@ -8,9 +8,9 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
-#include <mhla/cuda/fused/product.cuh>
-#include <mhla/cuda/fused/tile.cuh>
-#include <mhla/cuda/machine.cuh>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/product.cuh>
+#include <mhla/cuda/chip/tile.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -59,7 +59,9 @@ template <int Threads, int Rows, int Cols>
 MHLA_DEVICE void look_for_infinities(const Block& block, const Tile<Rows, Cols>& tile,
                                      std::uint32_t exponent, Shared flags) {
   float found = 0;
-  for (int i = block.thread; i < Rows * tile.chunks; i += Threads) {
+  // Rarely called in a loop over tiles: places of chunks are to take no registers in between.
+  MHLA_DEVICE_ROLLED
+  for (int i = machine::known_anew(block).thread; i < Rows * tile.chunks; i += Threads) {
     const auto chunk = machine::read<Chunk>(tile.chunk(i / tile.chunks, i % tile.chunks));
     for (const std::uint32_t word : chunk.word)
       if ((word & exponent) == exponent || (word >> 16 & exponent) == exponent) found = 1;

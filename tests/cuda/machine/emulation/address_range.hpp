@@ -22,6 +22,13 @@ struct AddressRange {
   }
 };
 
+/// An operand, with the bytes that kernels have read and written of it.
+struct Watched {
+  AddressRange range;
+  std::uint64_t read = 0;
+  std::uint64_t written = 0;
+};
+
 inline bool any_holds(const std::vector<AddressRange>& ranges, const void* address) {
   for (const AddressRange& range : ranges)
     if (range.holds(address)) return true;

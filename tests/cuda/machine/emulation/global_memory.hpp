@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "address_range.hpp"
-#include "knowledge.hpp"
 #include "shadow.hpp"
 
 namespace stand_in {
@@ -33,15 +32,6 @@ inline const char* name_of(GlobalAccess access) {
   return "";
 }
 
-/// The thread block that accesses: when it began and, where others are in flight, its number,
-/// what it knows of them, and whose turn it was when.
-struct Viewer {
-  std::uint32_t begin = 0;
-  std::size_t number = 0;
-  const Knowledge* knows = nullptr;
-  const Turns* turns = nullptr;
-};
-
 class GlobalMemory {
  public:
   std::uint64_t bytes_read = 0;
@@ -50,7 +40,9 @@ class GlobalMemory {
 
   /// A launch begins, whose blocks may run in any order and at the same time and, until they wait,
   /// with the launch before and with the products that have written `products`.
-  void begin(std::uint32_t time, std::vector<AddressRange> products) {
+  void begin(std::uint32_t time, std::vector<AddressRange> products,
+             std::vector<Watched>* watched) {
+    watched_ = watched;
     bytes_read = bytes_written = bytes_read_early = 0;
     time_of_launch_before_ = std::exchange(time_of_launch_, time);
     products_ = std::move(products);
@@ -70,21 +62,24 @@ class GlobalMemory {
     time_of_launch_ = time_of_launch_before_ = 1;
   }
 
-  /// Notes an access.
+  /// Notes an access by a thread block that began at time `begin`.
   Conflict access(GlobalAccess how, const void* address, std::size_t bytes, Who who,
-                  const Clock& clock, const Viewer& viewer) {
+                  const Clock& clock, std::uint32_t begin) {
     const auto first = reinterpret_cast<std::uintptr_t>(address) / 2;
     (how == GlobalAccess::store ? bytes_written : bytes_read) += bytes;
+    for (Watched& operand : *watched_)
+      if (operand.range.holds(address))
+        (how == GlobalAccess::store ? operand.written : operand.read) += bytes;
     // Aligned to its size, an element lies in one page.
     Shadow* place = &page(first / places_of_page)[first % places_of_page];
     const Trace* with = nullptr;
     for (Shadow* const end = place + (bytes + 1) / 2; place != end && with == nullptr; ++place) {
-      if (is_of_another_block(place->read, viewer)) place->read_by_another = place->read;
-      if (is_of_another_block(place->written, viewer))
+      if (is_of_another_block(place->read, begin)) place->read_by_another = place->read;
+      if (is_of_another_block(place->written, begin))
         with = &place->written;
       else if (how != GlobalAccess::store)
         with = place->note_read(who, how == GlobalAccess::copy, clock);
-      else if (is_of_another_block(place->read_by_another, viewer))
+      else if (is_of_another_block(place->read_by_another, begin))
         with = &place->read_by_another;
       else
         with = place->note_write(who, false, clock, clock.now);
@@ -92,14 +87,14 @@ class GlobalMemory {
     return {place - 1, with};
   }
   std::string words(const Conflict& conflict, GlobalAccess how, Who who,
-                    const Viewer& viewer) const {
+                    std::uint32_t begin) const {
     const Trace& with = *conflict.with;
     GlobalAccess way = with.other_way() ? GlobalAccess::copy : GlobalAccess::load;
     if (&with == &conflict.place->written) way = GlobalAccess::store;
     return std::string("a race in global memory: a ") + name_of(how) + " by " + who.name() +
            " after a " + name_of(way) + " by " + with.who().name() +
-           (is_of_another_block(with, viewer) ? " of another thread block"
-                                              : " without a barrier between them");
+           (is_of_another_block(with, begin) ? " of another thread block"
+                                             : " without a barrier between them");
   }
 
  private:
@@ -114,12 +109,9 @@ class GlobalMemory {
     pages_.clear();
     last_ = nullptr;
   }
-  // In this launch, and not known to come before.
-  bool is_of_another_block(const Trace& trace, const Viewer& viewer) const {
-    if (trace.time() < time_of_launch_) return false;
-    if (viewer.turns == nullptr) return trace.time() < viewer.begin;
-    const std::size_t block = viewer.turns->block_at(trace.time());
-    return block != viewer.number && trace.time() >= viewer.knows->until(block);
+  // In this launch, and before the block that began at that time.
+  bool is_of_another_block(const Trace& trace, std::uint32_t begin) const {
+    return trace.time() >= time_of_launch_ && trace.time() < begin;
   }
   Page& page(std::uintptr_t number) {
     if (last_ == nullptr || number != number_of_last_) {
@@ -136,6 +128,7 @@ class GlobalMemory {
   std::uint32_t time_of_launch_ = 1;
   std::uint32_t time_of_launch_before_ = 1;
   std::vector<AddressRange> products_;
+  std::vector<Watched>* watched_ = nullptr;
 };
 
 }  // namespace stand_in

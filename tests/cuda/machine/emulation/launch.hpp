@@ -17,8 +17,7 @@ struct Kernel {
   void (*run)(const void* body, mhla::Index number, mhla::Index blocks, int thread);
 };
 
-/// What machine::run() and machine::run_together() do.
+/// What machine::run() does.
 void run(const mhla::CudaDevice& device, mhla::Index blocks, const Kernel& kernel);
-void run_together(const mhla::CudaDevice& device, mhla::Index most, const Kernel& kernel);
 
 }  // namespace stand_in

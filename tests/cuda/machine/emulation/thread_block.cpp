@@ -7,35 +7,26 @@
 
 namespace stand_in {
 
-void ThreadBlock::begin(std::ptrdiff_t number, int threads, std::size_t shared_bytes,
-                        std::uint64_t seed, void (*body)(const void* argument, int thread),
-                        const void* argument) {
-  running() = this;
-  number_ = number;
+ThreadBlock& ThreadBlock::current() {
+  static ThreadBlock block;
+  return block;
+}
+
+void ThreadBlock::run(std::ptrdiff_t number, int threads, std::size_t shared_bytes,
+                      std::uint64_t seed, void (*body)(const void* argument, int thread),
+                      const void* argument) {
   body_ = body;
   argument_ = argument;
   begin(threads, shared_bytes, seed);
-  resume_ = next_thread();
-}
-
-bool ThreadBlock::go_on() {
-  running() = this;
-  if (resume_ != nullptr) switch_to(own_, std::exchange(resume_, nullptr));
-  if (resume_ != nullptr) return false;
+  switch_to(own_, next_thread());
   if (!is_abandoned_ && ended_ < count_)
     abandon("threads wait for others that have ended. " + whereabouts());
   if (is_abandoned_) unwind();
-  if (faults_.empty()) return true;
-  std::string text = "thread block " + std::to_string(number_) + ":";
+  if (faults_.empty()) return;
+  std::string text = "thread block " + std::to_string(number) + ":";
   for (const std::string& fault : faults_) text += "\n  " + fault;
   if (more_faults_ > 0) text += "\n  and " + std::to_string(more_faults_) + " more";
   throw KernelFault(text);
-}
-
-void ThreadBlock::give_up() {
-  running() = this;
-  is_abandoned_ = true;
-  unwind();
 }
 
 unsigned char* ThreadBlock::shared(Access how, std::uint32_t at, std::size_t bytes,
@@ -53,42 +44,10 @@ void ThreadBlock::global(GlobalAccess how, const void* address, std::size_t byte
   const Who who = Who::thread(current_->number);
   if (!current_->has_waited_for_kernels) {
     require_no_wait(how, address, bytes, who, site);
-    chip_.global.bytes_read_early += bytes;
+    global_.bytes_read_early += bytes;
   }
-  const Conflict conflict = chip_.global.access(how, address, bytes, who, clock(), viewer());
-  if (conflict.with != nullptr) note(chip_.global.words(conflict, how, who, viewer()), site);
-}
-
-std::uint32_t ThreadBlock::take_number(std::uint32_t* counter, const Site& site) {
-  require_counter(counter, site);
-  return (*counter)++;
-}
-
-void ThreadBlock::announce(std::uint32_t* counter, const Site& site) {
-  require_counter(counter, site);
-  ++*counter;
-  Knowledge& told = chip_.counters.told_by(counter);
-  told.learn(knows_);
-  told.learn(static_cast<std::size_t>(number_), time_of_barrier_);
-}
-
-void ThreadBlock::wait_for_count(const std::uint32_t* counter, std::uint32_t count,
-                                 const Site& site) {
-  require_counter(counter, site);
-  awaited_ = counter;
-  awaited_count_ = count;
-  while (waits()) {
-    awaited_at_ = site;
-    give_way(current_);
-  }
-  awaited_ = nullptr;
-  learns_.learn(chip_.counters.told_by(counter));
-}
-
-std::string ThreadBlock::awaited() const {
-  return "thread block " + std::to_string(number_) + " waits for a count of " +
-         std::to_string(awaited_count_) + ", which is at " + std::to_string(*awaited_) + ", at " +
-         name_of(awaited_at_);
+  const Conflict conflict = global_.access(how, address, bytes, who, clock(), begin_);
+  if (conflict.with != nullptr) note(global_.words(conflict, how, who, begin_), site);
 }
 
 void ThreadBlock::begin_copy(std::uint32_t to, const void* from, bool is_present,
@@ -132,48 +91,16 @@ void ThreadBlock::meet(Meeting meeting, const Site& site) {
   warp.arrived |= 1u << me.lane();
   if (warp.arrived == all_lanes) complete(warp);
   Thread* const next = next_thread();
-  if (chip_.takes_turns && next != nullptr && random(turn_length) == 0) return give_way(next);
   if (next != &me) switch_to(me.fiber, next);
   if (is_abandoned_) throw Abandoned{};
 }
 
-ThreadBlock*& ThreadBlock::running() {
-  static ThreadBlock* block = nullptr;
-  return block;
-}
-
-void ThreadBlock::give_way(Thread* next) {
-  Thread& me = *current_;
-  resume_ = next;
-  switch_to(me.fiber, nullptr);
-  if (is_abandoned_) throw Abandoned{};
-}
-
-Viewer ThreadBlock::viewer() const {
-  if (!chip_.takes_turns) return {begin_, 0, nullptr, nullptr};
-  return {begin_, static_cast<std::size_t>(number_), &knows_, &chip_.turns};
-}
-
-void ThreadBlock::require_counter(const std::uint32_t* counter, const Site& site) {
-  require_progress(site);
-  require_aligned(GlobalAccess::store, counter, sizeof(*counter), site);
-  if (!current_->has_waited_for_kernels)
-    stop("thread " + std::to_string(current_->number) +
-         " uses a counter and has not waited for earlier kernels, at " + name_of(site));
-}
-
 void ThreadBlock::begin(int threads, std::size_t shared_bytes, std::uint64_t seed) {
   while (static_cast<int>(threads_.size()) < threads) add_thread();
-  if (!chip_.takes_turns) chip_.forget_if_late();
-  if (std::exchange(times_forgotten_, chip_.times_forgotten) != chip_.times_forgotten)
-    memory_.forget();
+  if (time_ > Trace::last_time / 2) forget();
   memory_.begin(shared_bytes);
   random_ = (seed * 0x9e3779b97f4a7c15u) | 1;
-  begin_ = now_ = time_of_barrier_ = chip_.tick(static_cast<std::size_t>(number_));
-  knows_.forget(chip_.counters.blocks());
-  learns_.forget(chip_.counters.blocks());
-  awaited_ = nullptr;
-  resume_ = nullptr;
+  begin_ = now_ = time_of_barrier_ = ++time_;
   drifting_.clear();
   count_ = threads;
   ended_ = 0;
@@ -243,8 +170,13 @@ void ThreadBlock::unwind() {
     Thread& thread = threads_[static_cast<std::size_t>(t)];
     if (!thread.has_ended) switch_to(own_, &thread);
   }
-  resume_ = nullptr;
-  chip_.forget();
+  forget();
+}
+
+void ThreadBlock::forget() {
+  global_.forget();
+  memory_.forget();
+  time_ = 0;
 }
 
 ThreadBlock::Thread* ThreadBlock::next_thread() {
@@ -290,7 +222,6 @@ void ThreadBlock::complete(Warp& met) {
       if (++at_barrier_ < warps()) return;  // the warp stays where it is
       at_barrier_ = 0;
       time_of_barrier_ = next_time(met);
-      knows_.learn(learns_);
       for (int w = 0; w < warps(); ++w) {
         warp(w).time_of_barrier = now_;
         release(warp(w));
@@ -361,9 +292,9 @@ void ThreadBlock::land_some() {
 }
 
 std::uint32_t ThreadBlock::next_time(const Warp& met) {
-  if (chip_.time == Trace::last_time)
+  if (time_ == Trace::last_time)
     stop("a thread block has more barriers than are counted, at " + name_of(met.site));
-  now_ = chip_.tick(static_cast<std::size_t>(number_));
+  now_ = ++time_;
   return now_;
 }
 
@@ -378,10 +309,9 @@ void ThreadBlock::require_no_wait(GlobalAccess how, const void* address, std::si
   const char* why = nullptr;
   if (how == GlobalAccess::store)
     why = "they may be reading there";
-  else if (chip_.under_way == UnderWay::anything)
+  else if (under_way_ == UnderWay::anything)
     why = "nothing is known of those before a call";
-  else if (chip_.under_way == UnderWay::last_kernel &&
-           chip_.global.is_being_written(address, bytes))
+  else if (under_way_ == UnderWay::last_kernel && global_.is_being_written(address, bytes))
     why = "the last one has written there";
   if (why != nullptr)
     note(std::string("a ") + name_of(how) + " by " + who.name() +

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Runs a thread block. Every thread is a fiber, which runs until it meets others: its warp or,
-// at a barrier, the whole block. Who goes on then is left to chance. Where several blocks are in
-// flight, a block now and then gives way to the others, and always where it waits for them.
+// at a barrier, the whole block. Who goes on then is left to chance.
 #pragma once
 
 #include <array>
@@ -17,7 +16,6 @@
 #include "copies.hpp"
 #include "fiber.hpp"
 #include "global_memory.hpp"
-#include "knowledge.hpp"
 #include "shared_memory.hpp"
 #include "site.hpp"
 #include "warp.hpp"
@@ -30,67 +28,25 @@ class KernelFault : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What all thread blocks have in common.
-struct Chip {
-  GlobalMemory global;
-  std::uint32_t time = 0;
-  std::uint32_t times_forgotten = 0;  // how often it began anew
-  UnderWay under_way = UnderWay::last_kernel;
-  bool takes_turns = false;  // blocks of the launch are in flight together
-  Turns turns;
-  Counters counters;
-
-  static Chip& chip() {
-    static Chip chip;
-    return chip;
-  }
-
-  /// The blocks that run from now on are those of another launch: one after the other or, where
-  /// they take turns, so many of them.
-  void begin_launch(UnderWay of_launch, std::vector<AddressRange> products,
-                    std::size_t blocks_in_turns = 0) {
-    takes_turns = blocks_in_turns > 0;
-    if (takes_turns) forget_if_late();
-    under_way = of_launch;
-    global.begin(time + 1, std::move(products));
-    turns.begin_launch(time + 1);
-    counters.begin_launch(blocks_in_turns);
-  }
-  std::uint32_t tick(std::size_t block) {
-    ++time;
-    if (takes_turns) turns.note(time, block);
-    return time;
-  }
-  /// Who accessed what, and when.
-  void forget() {
-    global.forget();
-    time = 0;
-    ++times_forgotten;
-  }
-  void forget_if_late() {
-    if (time > Trace::last_time / 2) forget();
-  }
-};
-
 class ThreadBlock {
  public:
   ThreadBlock() = default;
   ThreadBlock(const ThreadBlock&) = delete;
   ThreadBlock& operator=(const ThreadBlock&) = delete;
 
-  /// The block whose threads run, or have run last.
-  static ThreadBlock& current() { return *running(); }
-  static const GlobalMemory& global_memory() { return Chip::chip().global; }
+  /// The one that runs all blocks, one after the other.
+  static ThreadBlock& current();
+  const GlobalMemory& global_memory() const { return global_; }
 
-  /// Block `number` is to run: body(argument, thread) by so many threads.
-  void begin(std::ptrdiff_t number, int threads, std::size_t shared_bytes, std::uint64_t seed,
-             void (*body)(const void* argument, int thread), const void* argument);
-  /// Runs it until it gives way or, where it returns true, has ended. Throws KernelFault.
-  bool go_on();
-  /// Whether it would only wait on.
-  bool waits() const { return awaited_ != nullptr && *awaited_ < awaited_count_; }
-  /// Lets its threads leave their bodies, wherever they are: another block is at fault.
-  void give_up();
+  /// The blocks that run from now on are those of another launch.
+  void begin_launch(UnderWay of_launch, std::vector<AddressRange> products,
+                    std::vector<Watched>* watched) {
+    under_way_ = of_launch;
+    global_.begin(time_ + 1, std::move(products), watched);
+  }
+  /// Runs block `number`: body(argument, thread) by so many threads. Throws KernelFault.
+  void run(std::ptrdiff_t number, int threads, std::size_t shared_bytes, std::uint64_t seed,
+           void (*body)(const void* argument, int thread), const void* argument);
 
   // What threads call.
 
@@ -100,14 +56,6 @@ class ThreadBlock {
   void global(GlobalAccess how, const void* address, std::size_t bytes, const Site& site);
 
   void wait_for_earlier_kernels() { current_->has_waited_for_kernels = true; }
-
-  std::uint32_t take_number(std::uint32_t* counter, const Site& site);
-  /// What all threads did up to the last barrier is done for who finds it counted.
-  void announce(std::uint32_t* counter, const Site& site);
-  /// Threads know it after the next barrier.
-  void wait_for_count(const std::uint32_t* counter, std::uint32_t count, const Site& site);
-  /// What it waits for, in words.
-  std::string awaited() const;
 
   void begin_copy(std::uint32_t to, const void* from, bool is_present, const Site& site);
   void commit_copies() { current_->copies.commit(); }
@@ -148,18 +96,13 @@ class ThreadBlock {
   };
   static constexpr std::uint32_t all_lanes = 0xffffffffu;
   static constexpr int max_accesses = 1 << 20;
-  static constexpr std::uint64_t turn_length = 200;  // meetings, at the mean
-
-  static ThreadBlock*& running();
-  // Lets other blocks run; `next` is the thread that goes on afterwards.
-  void give_way(Thread* next);
-  Viewer viewer() const;
-  void require_counter(const std::uint32_t* counter, const Site& site);
 
   int warps() const { return count_ / warp_size; }
   Warp& warp(int number) { return warps_[static_cast<std::size_t>(number)]; }
 
   void begin(int threads, std::size_t shared_bytes, std::uint64_t seed);
+  // Who accessed what, and when.
+  void forget();
   void add_thread();
   // A thread's fiber runs one block's thread after the other.
   static void live();
@@ -216,41 +159,29 @@ class ThreadBlock {
   Fiber own_;  // the program's
   std::deque<Thread> threads_;
   std::deque<Warp> warps_;
-  Chip& chip_ = Chip::chip();
+  GlobalMemory global_;
+  UnderWay under_way_ = UnderWay::last_kernel;
   SharedMemory memory_;
   std::vector<std::pair<Copies*, std::uint64_t>> drifting_;  // copies that may land at any moment
 
   void (*body_)(const void*, int) = nullptr;
   const void* argument_ = nullptr;
-  std::ptrdiff_t number_ = 0;
   int count_ = 0;  // threads of the block
   int ended_ = 0;
   int at_barrier_ = 0;          // warps
   std::uint32_t runnable_ = 0;  // a bit for each warp that can go on
   Thread* current_ = nullptr;   // who runs
-  Thread* resume_ = nullptr;    // who goes on once others have had their turn
   Warp* warp_ = nullptr;        // whose turn it is,
   int stretch_ = 0;             // for so many meetings
   int patience_ = 0;            // accesses until the thread must have met somebody
+  std::uint32_t time_ = 0;      // of all blocks
   std::uint32_t now_ = 0;       // since the block's last barrier, or that of one of its warps
   std::uint32_t begin_ = 0;     // of the block
-  std::uint32_t times_forgotten_ = 0;
   std::uint32_t time_of_barrier_ = 0;
-  Knowledge knows_;   // of the other blocks
-  Knowledge learns_;  // what it will know after the next barrier
-  const std::uint32_t* awaited_ = nullptr;
-  std::uint32_t awaited_count_ = 0;
-  Site awaited_at_;
   std::uint64_t random_ = 1;
   bool is_abandoned_ = false;
   std::vector<std::string> faults_;
   std::size_t more_faults_ = 0;
 };
-
-/// Those that can be in flight.
-inline std::array<ThreadBlock, 7>& blocks_of_chip() {
-  static std::array<ThreadBlock, 7> blocks;
-  return blocks;
-}
 
 }  // namespace stand_in

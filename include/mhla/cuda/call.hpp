@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+// A call, as it is handed from floor to floor: before its operands are known, what a path is chosen
+// by; then a forward or a backward pass. Needs no CUDA header.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/device.hpp>
+#include <mhla/cuda/forward_state.hpp>
+#include <mhla/cuda/head_dims.hpp>
+#include <mhla/policy/checks.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/traits.hpp>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+enum class Direction { forward, backward };
+
+/// What a path is chosen by.
+template <class V, class T>
+struct Call {
+  const V& attention;
+  const Problem& problem;
+  Direction direction;
+  StateUse state = StateUse::none;
+  HeadDimsList compiled = {};
+  FloatProducts products = FloatProducts::exact;
+
+  bool backward() const { return direction == Direction::backward; }
+};
+
+/// The memory that a call takes.
+struct CallMemory {
+  Index workspace_bytes = 0;
+  Index items_at_once = 0;  ///< of the batch, in each part but the last
+};
+
+/// A checked forward pass. Summaries are left in `state` if it has memory.
+template <class V, class T>
+struct ForwardCall {
+  const CudaDevice& device;
+  const V& attention;
+  const Problem& problem;
+  OperandViews<T> operands;
+  TensorView<T, 4> y;
+  WorkspaceView workspace;
+  Span<Accumulator<T>> state = {};
+};
+
+/// A checked backward pass. Summaries are taken from `state` if it has memory.
+template <class V, class T>
+struct BackwardCall {
+  const CudaDevice& device;
+  const V& attention;
+  const Problem& problem;
+  OperandViews<T> operands;
+  TensorView<const T, 4> dy;
+  GradientViews<T> gradients;
+  Update update;
+  WorkspaceView workspace;
+  Span<Accumulator<T>> state = {};
+};
+
+/// Why a path cannot run a call, empty if it can: words are put together only where they are read.
+struct Refusal {
+  std::string_view sentence = {};
+  HeadDimsPair missing = {-1, -1};  ///< or head dimensions without kernels
+
+  bool none() const { return sentence.empty() && missing.key_dim < 0; }
+  bool operator==(const Refusal& other) const {
+    return sentence == other.sentence && missing.key_dim == other.missing.key_dim &&
+           missing.value_dim == other.missing.value_dim;
+  }
+  std::string text() const {
+    if (missing.key_dim < 0) return std::string(sentence);
+    const std::string without = "no kernels for head dimensions " + to_string(missing);
+    if (!has_fused_kernels(missing.key_dim, missing.value_dim))
+      return without + ": they exist for " + fused_head_dims_said;
+    return without + ": add mhla::HeadDims<" + std::to_string(missing.key_dim) + ", " +
+           std::to_string(missing.value_dim) + "> to MHLA_INSTANTIATE_CUDA";
+  }
+};
+
+/// Why fused paths cannot run calls of these types.
+template <class V, class T>
+constexpr std::string_view refusal_of_types() {
+  if (std::is_same_v<T, double>) return "double tensors";
+  if (std::is_same_v<T, float>) return "float tensors";
+  if (is_rowwise<V>) return "the feature map sees whole rows";
+  if (mixes_products<V>) return "MixedProduct";
+  if (masks_own_block<V> && mixes_key_sums<V> && rotates<V>)
+    return "Causal with MixedKeySum and a rotation";
+  return {};
+}
+/// Whether fused kernels can be compiled at all.
+template <class V, class T>
+inline constexpr bool has_fused_passes = refusal_of_types<V, T>().empty();
+
+/// Why no fused path can run a call.
+template <class V, class T>
+Refusal fused_refusal(const Call<V, T>& call) {
+  const Shape& shape = call.problem.shape;
+  if (!has_fused_passes<V, T>) return {refusal_of_types<V, T>()};
+  if (shape.batch == 0 || shape.heads == 0 || shape.query_tokens == 0 || shape.key_tokens == 0)
+    return {"a tensor is empty"};
+  if (!call.compiled.has(shape.key_dim, shape.value_dim))
+    return {{}, {shape.key_dim, shape.value_dim}};
+  return {};
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+// Lays out a thread block's shared memory: a kernel takes its tiles one after the other.
+//
+//   struct Memory {
+//     Tile<64, 128> keys;
+//     SharedArray<float> sums;
+//     int bytes;
+//   };
+//   MHLA_HOST_DEVICE static constexpr Memory memory() {
+//     SharedLayout layout;
+//     return {layout.take<Tile<64, 128>>(), layout.take_array<float>(64), layout.bytes()};
+//   }
+#pragma once
+
+#include <cstdint>
+#include <mhla/core/config.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// Some elements in shared memory.
+template <class U>
+struct SharedArray {
+  std::uint32_t begin;  // in bytes from the start of the thread block's shared memory
+
+  MHLA_HOST_DEVICE constexpr std::uint32_t at(int i) const {
+    return begin + static_cast<std::uint32_t>(i) * std::uint32_t{sizeof(U)};
+  }
+};
+
+/// Tiles in sequence, used in turn.
+template <class TileType, int Slots>
+struct Ring {
+  static constexpr int bytes = Slots * TileType::bytes;
+  std::uint32_t begin;
+
+  MHLA_HOST_DEVICE constexpr TileType operator[](int slot) const {
+    return {begin + static_cast<std::uint32_t>(slot * TileType::bytes)};
+  }
+};
+
+class SharedLayout {
+ public:
+  /// Memory of a tile, a struct with `bytes` and the member `begin` alone.
+  template <class TileType>
+  MHLA_HOST_DEVICE constexpr TileType take() {
+    return {place(TileType::bytes)};
+  }
+  template <class TileType, int Slots>
+  MHLA_HOST_DEVICE constexpr Ring<TileType, Slots> take_ring() {
+    return take<Ring<TileType, Slots>>();
+  }
+  template <class U>
+  MHLA_HOST_DEVICE constexpr SharedArray<U> take_array(int count) {
+    return {place(count * static_cast<int>(sizeof(U)))};
+  }
+  /// A layout that goes on from `mark`: what it takes overlaps what was taken since `bytes()` was
+  /// that.
+  MHLA_HOST_DEVICE constexpr SharedLayout from(int mark) const {
+    SharedLayout other;
+    other.size = mark;
+    return other;
+  }
+  MHLA_HOST_DEVICE constexpr std::uint32_t take_bytes(int count) { return place(count); }
+  /// Bytes taken so far, a multiple of 16.
+  MHLA_HOST_DEVICE constexpr int bytes() const { return size; }
+
+ private:
+  MHLA_HOST_DEVICE constexpr std::uint32_t place(int count) {
+    const auto begin = static_cast<std::uint32_t>(size);
+    size += (count + 15) / 16 * 16;
+    return begin;
+  }
+
+  int size = 0;
+};
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

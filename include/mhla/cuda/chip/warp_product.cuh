@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT
+// Products of 16 rows by one warp, whose first factor comes from registers: the sums of one product
+// lie as the first factor of the next one needs them, so that two products in a row meet neither in
+// shared memory nor at a barrier.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mhla/core/config.hpp>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/tile.cuh>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// 16 rows of floats, of Cols columns, in a warp's registers. A thread has two rows: `half` 0
+/// and 1.
+template <int Cols>
+struct WarpRows {
+  static_assert(Cols % 8 == 0);
+  static constexpr int cols = Cols;
+  static constexpr int parts = Cols / 8;
+
+  float value[std::size_t{parts}][4] = {};
+
+  MHLA_DEVICE static int row(const Block& block, int half) { return block.lane() / 4 + half * 8; }
+  /// Of the first of this thread's two elements in a part.
+  MHLA_DEVICE static int column(const Block& block, int part) {
+    return part * 8 + block.lane() % 4 * 2;
+  }
+  /// Calls f(half, col, first, second) for this thread's elements of the first N columns: those of
+  /// columns col and col + 1.
+  template <int N = Cols, class F>
+  MHLA_DEVICE void for_each_pair(const Block& block, const F& f) {
+    MHLA_DEVICE_UNROLL
+    for (int part = 0; part < N / 8; ++part) {
+      MHLA_DEVICE_UNROLL
+      for (int half = 0; half < 2; ++half)
+        f(half, column(block, part), value[part][2 * half], value[part][2 * half + 1]);
+    }
+  }
+};
+
+/// A row's sum over the four lanes that share it. The warp meets.
+MHLA_DEVICE float sum_of_warp_row(float value) {
+  value += machine::exchange(value, 1);
+  return value + machine::exchange(value, 2);
+}
+
+/// 16 rows of a tile of K columns, a first factor, read from shared memory for every product.
+template <int K, class TileA>
+struct RowsInTile {
+  static_assert(K % 8 == 0 && TileA::cols >= K);
+  Shared begin;  // of what this lane reads
+  Shared last;   // likewise, of the last eight columns, if they have no others beside them
+
+  MHLA_DEVICE RowsInTile(const Block& block, const TileA& tile, int row)
+      : begin(tile.at(row + block.lane() % 16, block.lane() / 16 * 8)),
+        last(tile.at(row + block.lane() % 16, K - 8)) {}
+
+  MHLA_DEVICE void load(const RowsInTile& rows) { *this = rows; }
+  MHLA_DEVICE void read(int k, std::uint32_t (&a)[4]) const {
+    machine::load_matrices(a, k + 16 <= K ? begin + static_cast<Shared>(k * 2) : last);
+  }
+};
+
+/// 16 rows of K columns in registers, a first factor.
+template <int K>
+struct RowsInRegisters {
+  static_assert(K % 16 == 0);
+  std::uint32_t part[std::size_t{K / 16}][4];
+};
+
+/// The product of a and the transpose of rows [row, row + Cols) of b, of inner extent K. The warp
+/// meets.
+template <class T, int K, int Cols, class A, class TileB>
+MHLA_DEVICE WarpRows<Cols> product_with_rows(const Block& block, const A& a, const TileB& b,
+                                             int row) {
+  static_assert(K % 8 == 0 && Cols % 16 == 0 && TileB::cols >= K);
+  constexpr int parts = WarpRows<Cols>::parts;
+  constexpr int together = parts < 4 ? parts : 4;  // in a load of eight columns
+  const int lane = block.lane();
+  const Shared begin = b.at(row + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
+  [[maybe_unused]] const Shared last = b.at(row + lane % (together * 8), K - 8);
+  WarpRows<Cols> sum;
+  MHLA_DEVICE_UNROLL
+  for (int k = 0; k < K; k += 16) {
+    std::uint32_t of_a[4];
+    a.read(k, of_a);
+    const bool is_whole = k + 16 <= K;
+    MHLA_DEVICE_UNROLL
+    for (int part = 0; part < parts; part += is_whole ? 2 : together) {
+      std::uint32_t of_b[4];
+      const auto rows = static_cast<Shared>(part * 8 * TileB::stride);
+      machine::load_matrices(of_b,
+                             is_whole ? begin + rows + static_cast<Shared>(k * 2) : last + rows);
+      MHLA_DEVICE_UNROLL
+      for (int next = 0; next < (is_whole ? 2 : together); ++next) {
+        if (is_whole) {
+          machine::multiply_add<T>(sum.value[part + next], of_a, of_b[2 * next],
+                                   of_b[2 * next + 1]);
+        } else {
+          machine::multiply_add<T>(sum.value[part + next], of_a[0], of_a[1], of_b[next]);
+        }
+      }
+    }
+  }
+  return sum;
+}
+
+/// Sums rounded to T, as a first factor.
+template <class T, int Cols>
+MHLA_DEVICE RowsInRegisters<Cols> rounded(const WarpRows<Cols>& sum) {
+  static_assert(Cols % 16 == 0);
+  RowsInRegisters<Cols> a;
+  MHLA_DEVICE_UNROLL
+  for (int part = 0; part < WarpRows<Cols>::parts; ++part) {
+    MHLA_DEVICE_UNROLL
+    for (int half = 0; half < 2; ++half)
+      a.part[part / 2][part % 2 * 2 + half] =
+          machine::rounded_pair<T>(sum.value[part][2 * half], sum.value[part][2 * half + 1]);
+  }
+  return a;
+}
+
+/// What rounding took away, rounded to T.
+template <class T, int Cols>
+MHLA_DEVICE RowsInRegisters<Cols> rest_of(WarpRows<Cols> sum, const RowsInRegisters<Cols>& a) {
+  MHLA_DEVICE_UNROLL
+  for (int part = 0; part < WarpRows<Cols>::parts; ++part) {
+    MHLA_DEVICE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t pair = a.part[part / 2][part % 2 * 2 + half];
+      sum.value[part][2 * half] -= machine::first_of<T>(pair);
+      sum.value[part][2 * half + 1] -= machine::second_of<T>(pair);
+    }
+  }
+  return rounded<T>(sum);
+}
+
+/// sum += a and rows [row, row + K) of b multiplied, N columns. The warp meets.
+template <class T, int N, int K, int Cols, class TileB>
+MHLA_DEVICE void multiply_add_rows(const Block& block, WarpRows<Cols>& sum,
+                                   const RowsInRegisters<K>& a, const TileB& b, int row) {
+  static_assert(K % 16 == 0 && N % 8 == 0 && TileB::cols >= N && Cols >= N);
+  constexpr int parts = N / 8;
+  constexpr int together = K < 32 ? K : 32;  // rows in a load of eight columns
+  const int lane = block.lane();
+  const Shared begin = b.at(row + lane % 16, lane / 16 * 8);
+  MHLA_DEVICE_UNROLL
+  for (int k = 0; k < K; k += 16) {
+    MHLA_DEVICE_UNROLL
+    for (int part = 0; part + 1 < parts; part += 2) {
+      std::uint32_t of_b[4];
+      machine::load_matrices_transposed(of_b,
+                                        begin + static_cast<Shared>(k * TileB::stride + part * 16));
+      machine::multiply_add<T>(sum.value[part], a.part[k / 16], of_b[0], of_b[1]);
+      machine::multiply_add<T>(sum.value[part + 1], a.part[k / 16], of_b[2], of_b[3]);
+    }
+  }
+  if constexpr (parts % 2 == 1) {
+    MHLA_DEVICE_UNROLL
+    for (int k = 0; k < K; k += together) {
+      std::uint32_t of_b[4];
+      machine::load_matrices_transposed(of_b, b.at(row + k + lane % together, N - 8));
+      MHLA_DEVICE_UNROLL
+      for (int step = 0; step < together / 16; ++step)
+        machine::multiply_add<T>(sum.value[parts - 1], a.part[k / 16 + step], of_b[2 * step],
+                                 of_b[2 * step + 1]);
+    }
+  }
+}
+
+/// The same for rows r of b with counts(half, r), element by element: 0 * infinity would let them
+/// reach rows that they do not count for. The warp meets.
+template <class T, int N, int K, int Cols, class TileB, class Counts>
+MHLA_DEVICE void multiply_add_counted_rows(const Block& block, WarpRows<Cols>& sum,
+                                           const RowsInRegisters<K>& a, const TileB& b, int row,
+                                           const Counts& counts) {
+  MHLA_DEVICE_ROLLED
+  for (int part = 0; part < K / 8; ++part) {
+    std::uint32_t own[2] = {0, 0};  // registers have no addresses
+    MHLA_DEVICE_UNROLL
+    for (int p = 0; p < K / 8; ++p)
+      if (p == part) {
+        own[0] = a.part[p / 2][p % 2 * 2];
+        own[1] = a.part[p / 2][p % 2 * 2 + 1];
+      }
+    MHLA_DEVICE_ROLLED
+    for (int mask = 0; mask < 4; ++mask) {
+      const int r = row + part * 8 + (block.lane() % 4 ^ mask) * 2;
+      MHLA_DEVICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float factor[2] = {machine::exchange(machine::first_of<T>(own[half]), mask),
+                                 machine::exchange(machine::second_of<T>(own[half]), mask)};
+        MHLA_DEVICE_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          if (!counts(half, r + e)) continue;
+          MHLA_DEVICE_UNROLL
+          for (int n = 0; n < N / 8; ++n) {
+            const auto pair =
+                machine::read<std::uint32_t>(b.at(r + e, WarpRows<Cols>::column(block, n)));
+            sum.value[n][2 * half] += factor[e] * machine::first_of<T>(pair);
+            sum.value[n][2 * half + 1] += factor[e] * machine::second_of<T>(pair);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

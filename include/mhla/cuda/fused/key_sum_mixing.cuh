@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT
+// The mixing of key sums (arXiv 2601.07832, eq. 4) and its adjoints, in float. block_mixing.cuh and
+// mixing_gradient.cuh do the same for summaries.
+//
+//   z~_(i,g) = sum_b m^g_ib z_b                  causal: over b <= i - lag only
+//   dz_b     = sum_(i,g) m^g_ib dz~_(i,g)        dm^g_ib += <dz~_(i,g), z_b>
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/tile.cuh>
+#include <mhla/cuda/fused/block_mixing.cuh>
+#include <mhla/cuda/fused/key_sum_mixing.hpp>
+#include <mhla/cuda/fused/mixing_gradient.cuh>
+#include <mhla/cuda/fused/tokens.cuh>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// A key sum for every block, or for every block and matrix: element c of unit n, block r and
+/// matrix g lies at data[n * unit_stride + r * row_stride + g * matrix_stride + c]. Rows are
+/// aligned to 16 bytes.
+template <class A>
+struct KeySumRows {
+  A* data = nullptr;
+  Index unit_stride = 0;
+  Index row_stride = 0;
+  Index matrix_stride = 0;
+
+  // NOLINTNEXTLINE: adds const only
+  template <class U, class = std::enable_if_t<std::is_same_v<U, const A> && !std::is_const_v<A>>>
+  operator KeySumRows<U>() const {
+    return {data, unit_stride, row_stride, matrix_stride};
+  }
+};
+
+struct alignas(16) FourFloats {
+  float value[4];
+};
+
+/// A tile of a product of a matrix, or its transpose, with rows of key sums.
+struct MixKeySums {
+  static constexpr int threads = KeySumMixingWork::threads;
+  static constexpr int staged_weights = KeySumMixingWork::staged_weights;
+  static constexpr int shared_bytes = 4 * staged_weights;
+  static constexpr int min_blocks_per_sm = 4;
+  static constexpr int rows_of_thread = KeySumMixingWork::rows_of_thread;
+  static constexpr int step = 8;  // inner rows loaded at once
+
+  KeySumMixingWork work;
+  MixingMatrices matrices;
+  KeySumRows<const float> source;
+  KeySumRows<float> result;
+
+  MHLA_DEVICE void operator()(const Block& block) const {
+    machine::wait_for_earlier_kernels();
+    const MixingWork& mixing = work.mixing;
+    BlockIndices index(block);
+    const int first_column = index.next(work.column_tiles) * work.columns;
+    const int first_row = index.next(work.row_tiles) * work.rows;
+    const int output = index.next(mixing.outputs);
+    const auto unit = static_cast<int>(index.rest);
+
+    const int group = block.thread / work.columns;  // of rows
+    const int row = first_row + group * rows_of_thread;
+    const int column = first_column + block.thread % work.columns;
+    const int end_row = first_row + work.rows < mixing.rows ? first_row + work.rows : mixing.rows;
+    const bool idle = row >= end_row || column >= mixing.width;
+    const int begin = mixing.inner_begin(first_row);
+    const int end = mixing.inner_end(end_row);
+    const int staged = staged_weights / work.rows;
+    float sum[std::size_t{rows_of_thread}] = {};
+    for (int matrix = 0; matrix < mixing.summed; ++matrix) {
+      const int head = unit % mixing.kv_heads * mixing.matrices + output + matrix;
+      const float* const from =
+          source.data + unit * source.unit_stride + matrix * source.matrix_stride + column;
+      for (int first = begin; first < end; first += staged) {
+        block.sync();
+        stage(block, matrices.data + head * matrices.head_stride, first_row, first);
+        block.sync();
+        if (!idle) add(from, row, group, first, end < first + staged ? end : first + staged, sum);
+      }
+    }
+    if (idle) return;
+    float* const to = result.data + unit * result.unit_stride + output * result.matrix_stride +
+                      row * result.row_stride + column;
+    MHLA_DEVICE_UNROLL
+    for (int r = 0; r < rows_of_thread; ++r)
+      if (row + r < mixing.rows) machine::store_to(to + r * result.row_stride, sum[r]);
+  }
+
+  /// Weights of inner rows [first, first + staged_weights / rows), one after the other; 0 where
+  /// unseen.
+  MHLA_DEVICE void stage(const Block& block, const float* matrix, int first_row, int first) const {
+    for (int n = block.thread; n < staged_weights; n += threads) {
+      // Threads follow memory order.
+      const int inner = staged_weights / work.rows;
+      const int r = work.mixing.adjoint ? n % work.rows : n / inner;
+      const int k = work.mixing.adjoint ? n / work.rows : n % inner;
+      const int row = first_row + r;
+      const int at = first + k;
+      const Index offset =
+          work.mixing.adjoint ? at * matrices.row_stride + row : row * matrices.row_stride + at;
+      machine::write(static_cast<Shared>((k * work.rows + r) * 4),
+                     work.mixing.sees(row, at) ? machine::load_from(matrix + offset) : 0.0f);
+    }
+  }
+
+  /// Adds inner rows [first, end). What a row does not see may be NaN, so it is not even multiplied
+  /// by 0.
+  MHLA_DEVICE void add(const float* from, int row, int group, int first, int end,
+                       float (&sum)[std::size_t{rows_of_thread}]) const {
+    for (int k = 0; first + k < end; k += step) {
+      float value[std::size_t{step}];
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < step; ++e) {
+        const int at = first + k + e;
+        value[e] = at < end ? machine::load_from(from + at * source.row_stride) : 0.0f;
+      }
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < step; ++e) {
+        const auto weights =
+            static_cast<Shared>(((k + e) * work.rows + group * rows_of_thread) * 4);
+        MHLA_DEVICE_UNROLL
+        for (int r = 0; r < rows_of_thread; r += 4) {
+          const auto four = machine::read<FourFloats>(weights + static_cast<Shared>(r * 4));
+          MHLA_DEVICE_UNROLL
+          for (int x = 0; x < 4; ++x)
+            if (!work.mixing.past_only || work.mixing.sees(row + r + x, first + k + e))
+              sum[r + x] += four.value[x] * value[e];
+        }
+      }
+    }
+  }
+};
+
+/// dm += dz~ z^T: a thread one element.
+struct AddKeySumProducts {
+  static constexpr int side = 16;
+  static constexpr int threads = side * side;
+  static constexpr int shared_bytes = 0;
+  static constexpr int min_blocks_per_sm = 2;
+
+  MixingShape shape;
+  KeySumRows<const float> grad_mixed;
+  KeySumRows<const float> key_sums;
+  MixingGradients to;
+
+  Index blocks() const {
+    return checked_mul(
+        checked_mul(shape.units, shape.matrices),
+        checked_mul(ceil_div(shape.query_blocks, side), ceil_div(shape.key_blocks, side)));
+  }
+
+  MHLA_DEVICE void operator()(const Block& block) const {
+    machine::wait_for_earlier_kernels();
+    BlockIndices index(block);
+    const int b = index.next(ceil_div(shape.key_blocks, side)) * side + block.thread % side;
+    const int i = index.next(ceil_div(shape.query_blocks, side)) * side + block.thread / side;
+    const int matrix = index.next(shape.matrices);
+    const Index unit = index.rest;
+    if (i >= shape.query_blocks || b >= shape.key_blocks || !sees_whole_block(shape.sight, i, b))
+      return;
+    const float* const of_query = grad_mixed.data + unit * grad_mixed.unit_stride +
+                                  matrix * grad_mixed.matrix_stride + i * grad_mixed.row_stride;
+    const float* const of_key =
+        key_sums.data + unit * key_sums.unit_stride + b * key_sums.row_stride;
+    FourFloats sum{};
+    for (Index c = 0; c < shape.width; c += 4) {
+      const auto x = machine::load_from(reinterpret_cast<const FourFloats*>(of_query + c));
+      const auto z = machine::load_from(reinterpret_cast<const FourFloats*>(of_key + c));
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < 4; ++e) sum.value[e] += x.value[e] * z.value[e];
+    }
+    float* const element =
+        to.data + unit * to.unit_stride + matrix * to.matrix_stride + i * to.row_stride + b;
+    machine::store_to(element, machine::load_from(element) +
+                                   ((sum.value[0] + sum.value[1]) + (sum.value[2] + sum.value[3])));
+  }
+};
+
+inline void run_key_sum_mixing(const CudaDevice& device, const MixingShape& shape, bool adjoint,
+                               const MixingMatrices& mixing, const KeySumRows<const float>& source,
+                               const KeySumRows<float>& result) {
+  const KeySumMixingWork work(shape, adjoint);
+  machine::run(device, work.blocks(), MixKeySums{work, mixing, source, result});
+}
+
+/// z~ = m z; the width of `shape` is that of a key sum, a multiple of 4.
+inline void mix_key_sums(const CudaDevice& device, const MixingShape& shape,
+                         const MixingMatrices& mixing, const KeySumRows<const float>& key_sums,
+                         const KeySumRows<float>& mixed) {
+  run_key_sum_mixing(device, shape, false, mixing, key_sums, mixed);
+}
+
+/// dz = m^T dz~
+inline void mix_key_sum_gradient(const CudaDevice& device, const MixingShape& shape,
+                                 const MixingMatrices& mixing,
+                                 const KeySumRows<const float>& grad_mixed,
+                                 const KeySumRows<float>& grad_key_sums) {
+  run_key_sum_mixing(device, shape, true, mixing, grad_mixed, grad_key_sums);
+}
+
+/// dm += dz~ z^T
+inline void add_key_sum_products(const CudaDevice& device, const MixingShape& shape,
+                                 const KeySumRows<const float>& grad_mixed,
+                                 const KeySumRows<const float>& key_sums,
+                                 const MixingGradients& grad_mixing) {
+  const AddKeySumProducts body{shape, grad_mixed, key_sums, grad_mixing};
+  machine::run(device, body.blocks(), body);
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

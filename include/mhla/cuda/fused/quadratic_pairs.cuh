@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: MIT
+// What the kernels over pairs of tokens share: their operands, which pairs count, and the weights
+// of those. A warp has 16 rows of a thread block's own tile, and visits the columns, tokens of the
+// other side, in strips: rows are queries and columns keys, or vice versa.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/shared_layout.hpp>
+#include <mhla/cuda/chip/tile.cuh>
+#include <mhla/cuda/chip/warp_product.cuh>
+#include <mhla/cuda/fused/block_summary.cuh>
+#include <mhla/cuda/fused/features.cuh>
+#include <mhla/cuda/fused/float_tile.cuh>
+#include <mhla/cuda/fused/own_tokens.cuh>
+#include <mhla/cuda/fused/quadratic.hpp>
+#include <mhla/cuda/fused/token_pairs.cuh>
+#include <mhla/cuda/fused/tokens.cuh>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda::fused {
+
+/// Operands of every pair kernel. Scores are `q.scale` phi(q).phi(k).
+template <class T, class Map, bool Rotates>
+struct PairOperands {
+  FeatureTokens<T, Map, Rotates> q;
+  FeatureTokens<T, Map, Rotates> k;
+  Tokens<const T> v;
+  MixingWeights mixing;
+  Sharing sharing;
+  bool packed;  // the table has blocks of several sequences, which do not see each other
+
+  MHLA_HOST_DEVICE Index heads() const { return sharing.kv_heads * sharing.heads; }
+  MHLA_HOST_DEVICE Index query_entries() const { return q.x.table.blocks * q.x.table.block_tokens; }
+  MHLA_HOST_DEVICE Index key_entries() const { return k.x.table.blocks * k.x.table.block_tokens; }
+
+  /// A thread block's tile of queries of one head, or of keys of one kv head.
+  template <int Rows>
+  MHLA_DEVICE TokenRange query_tile(const Block& block) const {
+    return tile<Rows>(block, heads(), query_entries());
+  }
+  template <int Rows>
+  MHLA_DEVICE TokenRange key_tile(const Block& block) const {
+    return tile<Rows>(block, sharing.kv_heads, key_entries());
+  }
+
+ private:
+  template <int Rows>
+  MHLA_DEVICE static TokenRange tile(const Block& block, Index heads, Index entries) {
+    BlockIndices at(block);
+    const int head = at.next(heads);
+    const Index begin = at.next(ceil_div(entries, Index{Rows})) * Index{Rows};
+    return {Index{at.rest}, head, begin, begin + Rows < entries ? begin + Rows : entries};
+  }
+};
+
+/// What kernels over pairs are compiled for.
+template <class T, class MapType, bool Rotates, int KeyDim, int ValueDim, Sight Sees, bool Divides>
+struct PairTraits {
+  using Scalar = T;
+  using Map = MapType;
+  static constexpr bool rotates = Rotates;
+  static constexpr int key_dim = KeyDim;
+  static constexpr int value_dim = ValueDim;
+  static constexpr Sight sees = Sees;
+  static constexpr bool divides = Divides;
+  /// A rotation applies to the numerators' features, not to the denominators'.
+  static constexpr bool is_twofold = Rotates && Divides;
+  static_assert(!is_twofold || Sees != Sight::past_tokens,
+                "mhla: Causal with MixedKeySum and a rotation has no fused kernels");
+  using Operands = PairOperands<T, MapType, Rotates>;
+  static constexpr PairTiles tiles = pair_tiles(KeyDim, ValueDim, is_twofold);
+};
+
+/// Entries [begin, end) of a table, and tiles of Rows of them.
+template <int Rows>
+struct EntryRange {
+  int begin;
+  int end;
+
+  MHLA_DEVICE int tiles() const { return begin < end ? (end - begin + Rows - 1) / Rows : 0; }
+  MHLA_DEVICE TokenRange tile(Index item, int head, int number) const {
+    return {item, head, begin + number * Rows, end};
+  }
+};
+
+/// The first block after the sequence of `b`.
+MHLA_DEVICE Index end_of_sequence(const BlockTable& table, Index b) {
+  Index end = b + 1;
+  while (end < table.blocks && machine::load_from(table.mix_rows.data + end) != 0) ++end;
+  return end;
+}
+MHLA_DEVICE Index begin_of_sequence(const BlockTable& table, Index b) {
+  return b - machine::load_from(table.mix_rows.data + b);
+}
+
+/// The keys that some of the queries [begin, end) see.
+template <Sight sees, int Rows>
+MHLA_DEVICE EntryRange<Rows> keys_seen(const BlockTable& queries, const BlockTable& keys,
+                                       bool packed, Index begin, Index end) {
+  Index first_seen = 0;
+  Index end_seen = keys.blocks * keys.block_tokens;
+  const Index last = (end - 1) / queries.block_tokens;
+  if (packed) {
+    first_seen = begin_of_sequence(queries, begin / queries.block_tokens) * keys.block_tokens;
+    if constexpr (sees == Sight::all) end_seen = end_of_sequence(queries, last) * keys.block_tokens;
+  }
+  // Both sides share a table.
+  if constexpr (sees == Sight::past_blocks) end_seen = (last + 1) * keys.block_tokens;
+  if constexpr (sees == Sight::past_tokens) end_seen = end;
+  return {static_cast<int>(first_seen), static_cast<int>(end_seen)};
+}
+/// The queries that see some of the keys [begin, end).
+template <Sight sees, int Rows>
+MHLA_DEVICE EntryRange<Rows> queries_that_see(const BlockTable& queries, const BlockTable& keys,
+                                              bool packed, Index begin, Index end) {
+  Index first_seen = 0;
+  Index end_seen = queries.blocks * queries.block_tokens;
+  const Index first = begin / keys.block_tokens;
+  if (packed) {
+    end_seen = end_of_sequence(keys, (end - 1) / keys.block_tokens) * queries.block_tokens;
+    if constexpr (sees == Sight::all)
+      first_seen = begin_of_sequence(keys, first) * queries.block_tokens;
+  }
+  if constexpr (sees == Sight::past_blocks) first_seen = first * queries.block_tokens;
+  if constexpr (sees == Sight::past_tokens) first_seen = begin;
+  return {static_cast<int>(first_seen), static_cast<int>(end_seen)};
+}
+/// Whether queries from one entry on may not see all of a tile of keys from another on.
+template <Sight sees>
+MHLA_DEVICE bool hides_some(bool packed, const BlockTable& table, Index query_begin,
+                            Index key_begin, int keys) {
+  bool hides = packed;
+  if constexpr (sees == Sight::past_tokens) hides = hides || key_begin + keys > query_begin + 1;
+  if constexpr (sees == Sight::past_blocks)
+    hides = hides || (key_begin + keys - 1) / table.block_tokens > query_begin / table.block_tokens;
+  return hides;
+}
+
+/// The block of a tile's row.
+struct alignas(8) RowBlock {
+  std::int32_t mix_index;  // row or column of mix
+  std::int32_t sequence;   // the first block of its sequence
+};
+
+/// Those of all rows of a tile, in shared memory. Rows without a token, whose features and values
+/// are zero, have the block of their place in the table; those past its end, the last one.
+template <int Rows>
+struct RowBlocks {
+  static constexpr int bytes = Rows * 8;
+  Shared begin;
+
+  MHLA_DEVICE RowBlock operator[](int r) const {
+    return machine::read<RowBlock>(begin + static_cast<Shared>(r * 8));
+  }
+  MHLA_DEVICE void look_up(const Block& block, const BlockTable& table, bool packed,
+                           const TokenRange& range) const {
+    const int r = block.thread;
+    if (r >= Rows) return;
+    const Index entry = range.begin + r < range.end ? range.begin + r : range.end - 1;
+    const auto b = static_cast<std::int32_t>(static_cast<std::uint32_t>(entry) /
+                                             static_cast<std::uint32_t>(table.block_tokens));
+    RowBlock of{b, 0};
+    if (packed) {
+      of.mix_index = static_cast<std::int32_t>(machine::load_from(table.mix_rows.data + b));
+      of.sequence = b - of.mix_index;
+    }
+    machine::write(begin + static_cast<Shared>(r * 8), of);
+  }
+};
+
+/// Whether a row of a tile of queries, which is `ahead` of a tile of keys, sees one of that.
+template <Sight sees>
+MHLA_DEVICE bool sees_pair(const RowBlock& query, const RowBlock& key, int query_row, int key_row,
+                           int ahead) {
+  bool seen = query.sequence == key.sequence;
+  if constexpr (sees == Sight::past_tokens) seen = seen && key_row <= query_row + ahead;
+  if constexpr (sees == Sight::past_blocks) seen = seen && key.mix_index <= query.mix_index;
+  return seen;
+}
+
+/// The matrix of one head, times a power of two: in shared memory if it is small, else in global
+/// memory.
+struct MixingOfHead {
+  const float* matrix;
+  Index columns;
+  float scale;
+  bool is_kept;
+};
+/// Synchronizes the thread block before and after.
+template <int Threads>
+MHLA_DEVICE MixingOfHead mixing_of_head(const Block& block, const MixingWeights& mixing, Index head,
+                                        float scale, Shared kept) {
+  const Index size = mixing.rows * mixing.columns;
+  const float* const matrix = mixing.data + (mixing.heads == 1 ? 0 : head) * size;
+  const bool is_kept = keeps_mixing(mixing.rows, mixing.columns);
+  if (is_kept)
+    for (int i = block.thread; i < static_cast<int>(size); i += Threads)
+      machine::write<float>(kept + static_cast<Shared>(i * 4),
+                            scale * machine::load_from(matrix + i));
+  return {matrix, mixing.columns, scale, is_kept};
+}
+
+/// r and c of a query, as the gradients' kernels pass them on.
+struct alignas(8) QueryWeights {
+  float r;
+  float c;
+};
+
+/// Shared memory of a thread block that has Rows tokens of its own, and loops over tiles of the
+/// other side's: "values" are v, y or dy.
+template <class Traits, int Rows, int Warps, bool has_own_values, bool has_own_plain>
+struct PairMemory {
+  static constexpr int columns = Traits::tiles.others;
+  using Own = Tile<Rows, Traits::key_dim>;
+  using OwnValues = Tile<Rows, Traits::value_dim>;
+  using Others = Tile<columns, Traits::key_dim>;
+  using OtherValues = Tile<columns, Traits::value_dim>;
+  /// A part of the rows: fewer if they are long.
+  static constexpr int part_rows = Rows <= 32 || Traits::key_dim > 128 ? 32 : 64;
+  using Gradient = FloatTile < part_rows<Rows ? part_rows : Rows, Traits::key_dim>;
+  static_assert(Rows % Gradient::rows == 0);
+  static constexpr int stage_bytes = Others::bytes + OtherValues::bytes;
+
+  struct Layout {
+    RowBlocks<Rows> own_blocks;
+    RowBlocks<columns> other_blocks;
+    SharedArray<float> feature_flags;  // whether a warp found infinities among the others'
+    SharedArray<float> value_flags;
+    SharedArray<float> mixing;
+    SharedArray<QueryWeights> weights;  // of the others, three kinds
+    Own own;
+    OwnValues out;      // where all tiles were
+    Gradient gradient;  // where all but `own` were
+    OwnValues own_values;
+    Own own_plain;  // unrotated features
+    Others others_plain;
+    Others others;  // of the ring's first stage
+    OtherValues other_values;
+    int stages;
+    int bytes;
+  };
+  static constexpr Layout make() {
+    SharedLayout layout;
+    Layout m{};
+    m.own_blocks = layout.take<RowBlocks<Rows>>();
+    m.other_blocks = layout.take<RowBlocks<columns>>();
+    m.feature_flags = layout.take_array<float>(Warps);
+    m.value_flags = layout.take_array<float>(Warps);
+    m.mixing = layout.take_array<float>(max_kept_weights);
+    m.weights = layout.take_array<QueryWeights>(3 * columns);
+    m.out.begin = static_cast<Shared>(layout.bytes());
+    m.own = layout.take<Own>();
+    m.gradient.begin = static_cast<Shared>(layout.bytes());
+    if (has_own_values) m.own_values = layout.take<OwnValues>();
+    if (Traits::is_twofold && has_own_plain) m.own_plain = layout.take<Own>();
+    if (Traits::is_twofold) m.others_plain = layout.take<Others>();
+    m.others = layout.take<Others>();
+    m.other_values = layout.take<OtherValues>();
+    m.stages = layout.bytes() + stage_bytes <= machine::max_shared_bytes ? 2 : 1;
+    for (const int end : {layout.bytes() + (m.stages - 1) * stage_bytes,
+                          static_cast<int>(m.out.begin) + OwnValues::bytes,
+                          static_cast<int>(m.gradient.begin) + Gradient::bytes})
+      m.bytes = end > m.bytes ? end : m.bytes;
+    return m;
+  }
+  static constexpr Layout at = make();
+  static_assert(at.bytes <= machine::max_shared_bytes);
+
+  MHLA_DEVICE static Others others(int tile) {
+    return {at.others.begin + static_cast<Shared>(tile % at.stages * stage_bytes)};
+  }
+  MHLA_DEVICE static OtherValues other_values(int tile) {
+    return {at.other_values.begin + static_cast<Shared>(tile % at.stages * stage_bytes)};
+  }
+};
+
+/// How many of a strip's pairs count.
+enum class Counted { none, some, all };
+
+/// A warp's rows, and the columns of a tile: which pairs count, and their weights. Rows are queries
+/// or, with `Transposed`, keys.
+template <Sight sees, bool Transposed, int Rows, int Columns>
+struct WarpPairs {
+  RowBlocks<Rows> rows;
+  RowBlocks<Columns> columns;
+  Shared kept;      // the mixing matrix, if it is
+  bool is_bounded;  // not every query sees every key
+  bool has_eights;  // every eight columns from a multiple of eight on are of one block
+  int first_row;    // of the warp
+  int ahead = 0;    // by how many entries the rows are ahead of the columns
+  MixingOfHead mixing;
+
+  MHLA_DEVICE static int first_row_of(const Block& block, int row_warps) {
+    return block.warp() % row_warps * 16;
+  }
+  MHLA_DEVICE int row(const Block& block, int half) const {
+    return first_row + block.lane() / 4 + half * 8;
+  }
+  MHLA_DEVICE bool counts(const RowBlock& of_row, const RowBlock& of_column, int row,
+                          int column) const {
+    return Transposed ? sees_pair<sees>(of_column, of_row, column, row, -ahead)
+                      : sees_pair<sees>(of_row, of_column, row, column, ahead);
+  }
+  MHLA_DEVICE bool counts(int row, int column) const {
+    return counts(rows[row], columns[column], row, column);
+  }
+  /// Blocks ascend along both sides, so that corners decide.
+  MHLA_DEVICE Counted counted(int first, int count) const {
+    if (!is_bounded) return Counted::all;
+    const int last_row = first_row + 15;
+    const int last = first + count - 1;
+    if (counts(first_row, last) && counts(last_row, first)) return Counted::all;
+    const RowBlock row[2] = {rows[first_row], rows[last_row]};
+    const RowBlock column[2] = {columns[first], columns[last]};
+    bool none = row[1].sequence < column[0].sequence || column[1].sequence < row[0].sequence;
+    if constexpr (sees == Sight::past_tokens)
+      none = none || (Transposed ? first_row > last - ahead : first > last_row + ahead);
+    if constexpr (sees == Sight::past_blocks) {
+      const RowBlock& query = Transposed ? column[1] : row[1];
+      const RowBlock& key = Transposed ? row[0] : column[0];
+      none = none || key.sequence + key.mix_index > query.sequence + query.mix_index;
+    }
+    return none ? Counted::none : Counted::some;
+  }
+
+  /// Replaces the scores of columns [first, first + Strip) by f(part, e, weight, score), that of
+  /// value[part][e], or 0 where a pair does not count.
+  template <int Strip, class F>
+  MHLA_DEVICE void weigh(const Block& block, WarpRows<Strip>& scores, int first, Counted counted,
+                         const F& f) const {
+    if (counted == Counted::all && has_eights && mixing.is_kept) {
+      weigh_eights(block, scores, first, f);
+    } else if (mixing.is_kept) {
+      weigh_each<true>(block, scores, first, counted, f);
+    } else {
+      weigh_each<false>(block, scores, first, counted, f);
+    }
+  }
+
+ private:
+  /// Where a row's weights are kept, from which those of columns' blocks are steps().
+  MHLA_DEVICE Shared kept_row(const RowBlock& of_row) const {
+    const int step = Transposed ? 1 : static_cast<int>(mixing.columns);
+    return kept + static_cast<Shared>(of_row.mix_index * step * 4);
+  }
+  MHLA_DEVICE int kept_step() const {
+    return (Transposed ? static_cast<int>(mixing.columns) : 1) * 4;
+  }
+  template <int Strip, class F>
+  MHLA_DEVICE void weigh_eights(const Block& block, WarpRows<Strip>& scores, int first,
+                                const F& f) const {
+    const Shared row_at[2] = {kept_row(rows[row(block, 0)]), kept_row(rows[row(block, 1)])};
+    const int step = kept_step();
+    MHLA_DEVICE_UNROLL
+    for (int part = 0; part < Strip / 8; ++part) {
+      const auto at = static_cast<Shared>(columns[first + part * 8].mix_index * step);
+      const float weight[2] = {machine::read<float>(row_at[0] + at),
+                               machine::read<float>(row_at[1] + at)};
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < 4; ++e)
+        scores.value[part][e] = f(part, e, weight[e / 2], scores.value[part][e]);
+    }
+  }
+  template <bool is_kept, int Strip, class F>
+  MHLA_DEVICE void weigh_each(const Block& block, WarpRows<Strip>& scores, int first,
+                              Counted counted, const F& f) const {
+    const RowBlock of_row[2] = {rows[row(block, 0)], rows[row(block, 1)]};
+    const Shared row_at[2] = {kept_row(of_row[0]), kept_row(of_row[1])};
+    const int step = kept_step();
+    MHLA_DEVICE_UNROLL
+    for (int part = 0; part < Strip / 8; ++part) {
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const int half = e / 2;
+        const int column = first + WarpRows<Strip>::column(block, part) + e % 2;
+        const RowBlock of_column = columns[column];
+        float weight = 0;
+        if constexpr (is_kept) {
+          weight =
+              machine::read<float>(row_at[half] + static_cast<Shared>(of_column.mix_index * step));
+        } else {
+          const RowBlock& query = Transposed ? of_column : of_row[half];
+          const RowBlock& key = Transposed ? of_row[half] : of_column;
+          weight =
+              mixing.scale *
+              machine::load_from(mixing.matrix + query.mix_index * mixing.columns + key.mix_index);
+        }
+        const bool is_counted =
+            counted == Counted::all || counts(of_row[half], of_column, row(block, half), column);
+        float& score = scores.value[part][e];
+        score = is_counted ? f(part, e, weight, score) : 0.0f;
+      }
+    }
+  }
+};
+
+/// sum += P C for a strip of P, rounded, and its rows of C, N columns; pair by pair if `spoilt`,
+/// where C has infinities and not every pair counts.
+template <class T, int N, int Strip, int Cols, class Pairs, class TileC>
+MHLA_DEVICE void add_strip(const Block& block, const Pairs& pairs, WarpRows<Cols>& sum,
+                           const RowsInRegisters<Strip>& p, const TileC& c, int first,
+                           bool spoilt) {
+  if (spoilt) {
+    multiply_add_counted_rows<T, N>(block, sum, p, c, first, [&](int half, int column) {
+      return pairs.counts(pairs.row(block, half), column);
+    });
+  } else {
+    multiply_add_rows<T, N>(block, sum, p, c, first);
+  }
+}
+
+/// A tile's columns from `first` on.
+template <int Rows, int Cols>
+MHLA_DEVICE Tile<Rows, Cols> from_column(const Tile<Rows, Cols>& tile, int first) {
+  return {tile.at(0, first)};
+}
+
+/// Writes unrotated features of a tile of tokens to a second tile, before the tile's own are
+/// computed. Rows without a token are zero there, and stay so.
+template <int Threads, class T, class Map, bool Rotates, int Rows, int Dim>
+MHLA_DEVICE void make_plain_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
+                                     const TokenRange& range, const Tile<Rows, Dim>& tile,
+                                     const Tile<Rows, Dim>& plain) {
+  for_each_token<Threads, Rows, Dim, false>(
+      block, of.x.table, range, [&](int row, const Place& place) {
+        Strips<Dim>::for_each(block, [&](int n, int) {
+          typename Strips<Dim>::Elements features;
+          read_strip<T>(tile, row, n, features);
+          for (float& x : features)
+            x = place.token != absent.token ? of.scale * of.map.value(x) : 0.0f;
+          write_strip<T>(plain, row, n, features);
+        });
+      });
+}
+
+}  // namespace cuda::fused
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: MIT
+// The path over pairs of tokens, without summaries: W_ts = m_{b(t) b(s)} <phi(q_t), phi(k_s)>,
+// y = W V / den.
+//
+//   forward:   a tile of queries sees every tile of keys that it may see
+//   backward:  denominators, their gradients and dq, by tiles of queries; dk and dv, by tiles of
+//              keys; the units' parts of dm, by parts of the mixing matrix; the sum of those
+//
+// quadratic.cuh runs it; this needs no CUDA header.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cuda/call.hpp>
+#include <mhla/cuda/fused/quadratic.hpp>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/roofline.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// Costs of the kernels of a call.
+template <class V, class T>
+struct PairsCost {
+  const Call<V, T>& call;
+  CallSize size;
+
+  static constexpr double element = 2;  // bytes
+
+  fused::PairTiles tiles() const {
+    const Shape& shape = call.problem.shape;
+    return fused::pair_tiles(shape.key_dim, shape.value_dim, rotates<V> && normalizes<V>);
+  }
+  /// Tiles of a head's queries and keys that see each other, sequence by sequence.
+  double tile_pairs(Index own, Index others) const {
+    const Index query_block = block_tokens_of(call.problem.query_grid);
+    const Index key_block = block_tokens_of(call.problem.key_grid);
+    Index pairs = 0;
+    for_each_sequence(call.attention, call.problem.query_grid, [&](const Sequence& sequence) {
+      const Index entries = sequence.blocks * query_block;
+      const Index key_blocks = is_packed<V> ? sequence.blocks : call.problem.key_blocks;
+      if (!sees_past_only<V>) {
+        pairs += ceil_div(entries, own) * ceil_div(key_blocks * key_block, others);
+        return;
+      }
+      for (Index first = 0; first < entries; first += own) {
+        const Index end = std::min(first + own, entries);
+        pairs +=
+            ceil_div(masks_own_block<V> ? end : ceil_div(end, query_block) * query_block, others);
+      }
+    });
+    return static_cast<double>(pairs);
+  }
+
+  /// A pass over all pairs of tiles: every token once from memory, the others of each tile from L2,
+  /// `passes` times; `inner` is the sum of the products' other extents.
+  KernelCost pass(const char* name, Index own, Index others, int passes, double inner) const {
+    const double pairs = size.heads * tile_pairs(own, others);
+    const auto rows = static_cast<double>(own), columns = static_cast<double>(others);
+    const double row = element * (size.key_dim + size.value_dim);
+    KernelCost cost{name};
+    cost.tensor_bytes = (size.queries() + size.keys()) * row;
+    cost.cached_bytes = passes * pairs * columns * (row + 16);
+    cost.flops = 2 * pairs * rows * columns * inner;
+    cost.instructions = 8 * pairs * fused::pair_instructions(rows, columns, inner);
+    return cost;
+  }
+  void add_forward(PathCost& path) const {
+    path.add(pass("y", tiles().own, tiles().others, 1, size.key_dim + size.value_dim));
+  }
+  void add_backward(PathCost& path) const {
+    const double d = size.key_dim, e = size.value_dim;
+    const double numbers = size.normalizes ? 8 * size.queries() : 0;  // of queries, for the others
+    // dy v^T and its product with k; before that, with a normalizer, q k^T and dy v^T.
+    const int passes = size.normalizes ? 2 : 1;
+    KernelCost query = pass("dq", tiles().own, tiles().others, passes, passes * (d + e));
+    query.tensor_bytes += element * size.queries() * d + numbers;
+    path.add(query);
+    // q k^T, dy v^T, and their products with dy and q.
+    KernelCost key = pass("dk, dv", tiles().own_of_two(), tiles().others, 1, 2 * (d + e));
+    key.tensor_bytes += element * size.keys() * (d + e) + numbers;
+    path.add(key);
+    // q k^T and dy v^T once more, and the sum of the units' parts.
+    const Index side = fused::pair_rows(call.problem.shape.key_dim, call.problem.shape.value_dim);
+    KernelCost mix = pass("dm", side, side, 2, d + e);
+    mix.tensor_bytes += numbers + 8 * size.units * size.matrices * size.mix_rows * size.mix_columns;
+    ++mix.launches;
+    path.add(mix);
+  }
+};
+
+/// Fused kernels over pairs of tokens.
+struct QuadraticPath {
+  static constexpr CudaPath id = CudaPath::quadratic;
+  static constexpr const char* name = "quadratic";
+  static constexpr bool has_backward = true;
+  static constexpr bool keeps_state = false;
+  static constexpr bool is_fused = true;
+
+  template <class V, class T>
+  static Refusal refusal(const Call<V, T>&, const NominalGpu&) {
+    return {};
+  }
+  template <class V, class T>
+  static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
+    const PairsCost<V, T> cost{call, call_size(call.attention, call.problem)};
+    PathCost path;
+    path.flops_per_second = gpu.sixteen_bit_flops;
+    path.add(tables_cost(cost.size));
+    if (call.backward()) {
+      cost.add_backward(path);
+    } else {
+      cost.add_forward(path);
+    }
+    return path;
+  }
+  /// What is kept per query is small: the whole batch at once.
+  template <class V, class T>
+  static CallMemory workspace(const Call<V, T>& call) {
+    const Index items = call.problem.shape.batch;
+    return {plan_size<fused::PairPlan<V>>(call.attention, call.problem, items, call.backward()),
+            items};
+  }
+  template <class Dims, class V, class T>
+  static void forward(const ForwardCall<V, T>& call);
+  template <class Dims, class V, class T>
+  static void backward(const BackwardCall<V, T>& call);
+};
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

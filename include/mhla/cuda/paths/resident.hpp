@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+// The path whose block summaries stay in shared memory: one kernel makes, mixes and reads them out.
+// Every slice of values reads queries and keys again, mostly from L2. resident.cuh runs it; this
+// needs no CUDA header.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/call.hpp>
+#include <mhla/cuda/fused/block_mixing.hpp>
+#include <mhla/cuda/fused/resident.hpp>
+#include <mhla/cuda/fused/table_plan.hpp>
+#include <mhla/cuda/paths/summaries.hpp>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/roofline.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// Such a call's workspace.
+template <class V>
+struct ResidentPlan : fused::TablePlan<V> {
+  ResidentPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool)
+      : fused::TablePlan<V>(arena, attention, problem, items) {}
+};
+
+/// One fused kernel, for few blocks; forward only.
+struct ResidentPath {
+  static constexpr CudaPath id = CudaPath::resident;
+  static constexpr const char* name = "resident";
+  static constexpr bool has_backward = false;
+  static constexpr bool keeps_state = false;
+  static constexpr bool is_fused = true;
+
+  template <class V>
+  static Index slice(const Problem& problem, Index shared_bytes) {
+    return fused::resident_slice_of(problem.shape.key_dim, problem.shape.value_dim,
+                                    std::max(problem.query_blocks, problem.key_blocks),
+                                    normalizes<V>, masks_own_block<V>, shared_bytes);
+  }
+  template <class V, class T>
+  static Refusal refusal(const Call<V, T>& call, const NominalGpu& gpu) {
+    const Shape& shape = call.problem.shape;
+    if (!fused::has_resident_kernels(shape.key_dim, shape.value_dim))
+      return {"head dimensions over 128"};
+    static_assert(fused::max_resident_blocks == 64);
+    if (std::max(call.problem.query_blocks, call.problem.key_blocks) > fused::max_resident_blocks)
+      return {"more than 64 blocks"};
+    if (slice<V>(call.problem, gpu.shared_bytes) == 0)
+      return {"the block summaries do not fit into the chip's shared memory"};
+    return {};
+  }
+  template <class V, class T>
+  static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
+    const CallSize size = call_size(call.attention, call.problem);
+    Arena arena;
+    const Extents<V> extents(arena, call.attention, call.problem, call.problem.shape.batch);
+    const auto slices =
+        size.value_dim / static_cast<double>(slice<V>(call.problem, gpu.shared_bytes));
+    const TokenCost of{size, fused::forward_parts};
+    KernelCost cost = of.product("summaries, mixing and readout", of.queries(), {.slices = slices});
+    of.add_own_pairs(cost, of.keys(), slices, slices * size.key_dim + size.value_dim);
+    // Every matrix mixes summaries of its own.
+    const KernelCost keys = of.product("", of.keys(), {.slices = slices * size.matrices});
+    cost.tensor_bytes += keys.tensor_bytes;
+    cost.cached_bytes += keys.cached_bytes;
+    cost.flops += size.matrices * keys.flops;
+    cost.instructions += keys.instructions;
+    cost.summary_bytes = 0;
+    double mixing = 0;
+    cost.launches = 0;
+    fused::for_each_sequence_side(
+        call.attention, extents, [&](const Sequence& of_queries, const Sequence& of_keys) {
+          if (of_queries.blocks == 0) return;
+          ++cost.launches;
+          const auto shape = fused::mixing_shape(extents, of_queries, of_keys);
+          mixing += 2 * fused::MixingWork(shape, false).multiply_adds(fused::forward_parts);
+        });
+    cost.flops += mixing;
+    cost.instructions += fused::mixing_instructions(mixing);
+    // Thread blocks run in full waves, one per SM.
+    const double blocks = size.units * size.matrices * slices;
+    cost.busy = blocks / filled(blocks, gpu.sms);
+    cost.alone = true;
+    PathCost path;
+    path.flops_per_second = gpu.sixteen_bit_flops;
+    path.add(tables_cost(size));
+    path.add(cost);
+    return path;
+  }
+  template <class V, class T>
+  static CallMemory workspace(const Call<V, T>& call) {
+    const Index items = call.problem.shape.batch;
+    return {plan_size<ResidentPlan<V>>(call.attention, call.problem, items, false), items};
+  }
+  template <class Dims, class V, class T>
+  static void forward(const ForwardCall<V, T>& call);
+};
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

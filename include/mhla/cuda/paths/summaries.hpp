@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT
+// The path over block summaries, linear in the tokens:
+//
+//   forward:   summarize -> mix -> read out
+//   backward:  summarize -> mix -> dq, then dS~ -> dS and dm -> dv, dk
+//
+// Summaries are kept in planes of 16 bits: one for the forward pass, two for the backward pass.
+// summaries.cuh runs it; this needs no CUDA header.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/call.hpp>
+#include <mhla/cuda/fused/block_mixing.hpp>
+#include <mhla/cuda/fused/plan.hpp>
+#include <mhla/cuda/fused/quadratic.hpp>
+#include <mhla/cuda/fused/readout_shape.hpp>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/roofline.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// Costs of kernels over tokens of blocks, of 16 bits; every kernel has eight warps.
+struct TokenCost {
+  /// Tokens of all heads of queries, or of all units of keys.
+  struct Side {
+    double heads;
+    double tokens;
+    double blocks;        // of all heads
+    double block_tokens;  // of the longest
+    double summaries;     // mixed ones, or those of key blocks
+  };
+  const CallSize& size;
+  int planes;
+
+  static constexpr double element = 2;  // bytes
+  static constexpr double warps = 8;
+
+  Side queries() const {
+    return {size.heads, size.queries(), size.heads * size.query_blocks, size.query_block_tokens,
+            size.mixed_summaries()};
+  }
+  Side keys() const {
+    return {size.units, size.keys(), size.units * size.key_blocks, size.key_block_tokens,
+            size.key_summaries()};
+  }
+  Index rows() const { return tile_rows(static_cast<Index>(size.key_dim)); }
+  double tiles(const Side& x) const { return x.blocks * tiles_of(x.block_tokens, rows()); }
+  double key_sum_bytes() const { return size.normalizes ? 4 * size.key_dim : 0; }
+  double summary_bytes() const { return planes * element * size.summary() + key_sum_bytes(); }
+
+  /// A kernel over tiles of tokens.
+  struct Product {
+    double slices = 1;  // of values, each of which makes the features again
+    int planes = 1;     // of a summary that a tile is multiplied with
+    double reads = 0;   // of summaries, where one is read more than once
+    int gradients = 0;  // of the features, written
+  };
+  KernelCost product(const char* name, const Side& x, const Product& by) const {
+    const double d = size.key_dim, e = size.value_dim;
+    KernelCost cost{name};
+    cost.tensor_bytes = element * x.tokens * ((1 + by.gradients) * d + e);
+    cost.summary_bytes = x.summaries * summary_bytes();
+    cost.cached_bytes = element * (by.slices - 1) * x.tokens * d +
+                        16 * by.slices * x.blocks * x.block_tokens +
+                        std::max(0.0, by.reads - x.summaries) * summary_bytes();
+    const double padded = tiles(x) * static_cast<double>(rows());
+    cost.flops = 2 * by.planes * padded * d * e;
+    cost.instructions =
+        warps * tiles(x) *
+        fused::tile_instructions(static_cast<double>(rows()), (by.slices + by.gradients) * d + e,
+                                 by.planes * d * e);
+    return cost;
+  }
+  /// Pairs of tiles of causal blocks: the other side is read by every tile that sees it, features
+  /// by every slice of values; `inner` is the sum of the products' other extents.
+  void add_own_pairs(KernelCost& cost, const Side& other, double slices, double inner) const {
+    if (!size.masks_own_block()) return;
+    const double of_block = tiles_of(size.query_block_tokens, rows());
+    const double pairs = size.heads * size.query_blocks * of_block * (of_block + 1) / 2;
+    const auto side = static_cast<double>(rows());
+    const double once = element * other.tokens * (size.key_dim + size.value_dim);
+    const double all = element * pairs * side * (slices * size.key_dim + size.value_dim);
+    cost.tensor_bytes += once;
+    cost.cached_bytes += std::max(0.0, all - once);
+    cost.flops += 2 * pairs * side * side * inner;
+    cost.instructions += warps * pairs * fused::pair_instructions(side, side, inner);
+  }
+};
+
+/// Costs of the kernels of a call.
+template <class V>
+struct SummariesCost : TokenCost {
+  const V& attention;
+  const Extents<V>& extents;
+  double parts;  // of the batch
+
+  /// Kernels that mix summaries, or multiply them: one launch per sequence and part.
+  template <class Work>
+  KernelCost mixing(const char* name, const Work& work_of) const {
+    KernelCost cost{name};
+    cost.launches = 0;
+    fused::for_each_sequence_side(
+        attention, extents, [&](const Sequence& of_queries, const Sequence& of_keys) {
+          if (of_queries.blocks == 0) return;
+          const fused::MixingShape shape = fused::mixing_shape(extents, of_queries, of_keys);
+          cost.flops += 2 * work_of(shape);
+          cost.launches += parts;
+        });
+    cost.summary_bytes =
+        (size.key_summaries() * size.matrices + size.mixed_summaries()) * summary_bytes();
+    cost.cached_bytes = 4 * size.units * size.matrices * size.block_pairs;
+    cost.instructions = fused::mixing_instructions(cost.flops);
+    if (size.normalizes) cost.launches *= 2;  // key sums have a kernel of their own
+    return cost;
+  }
+  KernelCost mix(const char* name, bool adjoint) const {
+    return mixing(name, [&](const fused::MixingShape& shape) {
+      return fused::MixingWork(shape, adjoint).multiply_adds(planes);
+    });
+  }
+  KernelCost mixing_gradient() const {
+    KernelCost cost = mixing("dm", [&](const fused::MixingShape& shape) {
+      return fused::MixingGradientWork(shape).multiply_adds(planes);
+    });
+    cost.launches *= 2;  // sums over columns
+    ++cost.launches;     // and over units
+    return cost;
+  }
+  KernelCost per_part(KernelCost cost) const {
+    cost.launches = parts;
+    return cost;
+  }
+
+  KernelCost summarize(const char* name, const Side& x) const {
+    const auto slices = size.value_dim / fused::summary_slice(static_cast<int>(size.value_dim));
+    return per_part(product(name, x, {.slices = slices}));
+  }
+  KernelCost read_out(const char* name, const Side& x, const Side& other, bool later) const {
+    const fused::ReadOutShape shape{static_cast<int>(size.key_dim),
+                                    static_cast<int>(size.value_dim), planes,
+                                    size.masks_own_block(), size.masks_own_block() && later};
+    const double slices = shape.slices();
+    const double reads = size.masks_own_block() ? tiles(x) : x.blocks;
+    KernelCost cost = product(name, x, {.slices = slices, .planes = planes, .reads = reads});
+    add_own_pairs(cost, other, slices, slices * size.key_dim + size.value_dim);
+    return per_part(cost);
+  }
+  /// dx, a thread block per tile; queries also multiply q k^T, for dm_ii and the denominators.
+  KernelCost gradient(const char* name, const Side& x, const Side& other, double inner) const {
+    KernelCost cost = product(name, x, {.planes = planes, .reads = tiles(x), .gradients = 1});
+    add_own_pairs(cost, other, 1, inner);
+    return per_part(cost);
+  }
+
+  PathCost path(Direction direction, const NominalGpu& gpu) const {
+    PathCost path;
+    path.flops_per_second = gpu.sixteen_bit_flops;
+    path.summaries_in_cache =
+        std::max(size.key_summaries(), size.mixed_summaries()) * summary_bytes() <= gpu.cache_bytes;
+    path.add(tables_cost(size));
+    path.add(summarize("summaries", keys()));
+    path.add(mix("mixing", false));
+    if (direction == Direction::forward) {
+      path.add(read_out("readout", queries(), keys(), false));
+      return path;
+    }
+    path.add(gradient("dq", queries(), keys(), 2 * size.key_dim + size.value_dim));
+    path.add(summarize("dS~", queries()));
+    path.add(mixing_gradient());
+    path.add(mix("dS", true));
+    path.add(read_out("dv", keys(), queries(), true));
+    path.add(gradient("dk", keys(), queries(), size.key_dim + size.value_dim));
+    return path;
+  }
+};
+
+/// Fused kernels over block summaries.
+struct SummariesPath {
+  static constexpr CudaPath id = CudaPath::summaries;
+  static constexpr const char* name = "summaries";
+  static constexpr bool has_backward = true;
+  static constexpr bool keeps_state = true;
+  static constexpr bool is_fused = true;
+
+  template <class V, class T>
+  static Refusal refusal(const Call<V, T>&, const NominalGpu&) {
+    return {};
+  }
+  template <class V, class T>
+  static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
+    const CallSize size = call_size(call.attention, call.problem);
+    const int planes = call.backward() ? fused::backward_parts : fused::forward_parts;
+    Arena arena;
+    const Extents<V> extents(arena, call.attention, call.problem, call.problem.shape.batch);
+    const Index at_once =
+        fused::summary_items_at_once<V, T>(call.attention, call.problem, call.backward());
+    const auto parts = static_cast<double>(ceil_div(call.problem.shape.batch, at_once));
+    return SummariesCost<V>{{size, planes}, call.attention, extents, parts}.path(call.direction,
+                                                                                 gpu);
+  }
+  /// In parts of the batch: summaries of all of it may be large.
+  template <class V, class T>
+  static CallMemory workspace(const Call<V, T>& call) {
+    const Index items =
+        fused::summary_items_at_once<V, T>(call.attention, call.problem, call.backward());
+    return {
+        plan_size<fused::SummaryPlan<V, T>>(call.attention, call.problem, items, call.backward()),
+        items};
+  }
+  /// y of every query; masked ones are left to the caller.
+  template <class Dims, class V, class T>
+  static void forward(const ForwardCall<V, T>& call);
+  /// The wanted gradients; likewise.
+  template <class Dims, class V, class T>
+  static void backward(const BackwardCall<V, T>& call);
+};
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

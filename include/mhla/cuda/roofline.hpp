@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT
+// The cost model of paths: a kernel takes as long as the slowest of moving its bytes, computing its
+// products and issuing its instructions, and a launch. Good enough to choose between paths that are
+// far apart; measurements are to replace it. Needs no CUDA header.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/block_table.hpp>
+#include <mhla/cuda/head_dims.hpp>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/policy/problem.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// The share of its SMs' issue slots that a kernel of ours can fill, where nothing else binds:
+/// barriers between tiles, dependent products and bank conflicts leave the others empty. With one
+/// thread block of eight warps per SM, a scheduler has two warps to choose from, not four.
+inline constexpr double issue_share = 0.7;
+inline constexpr double issue_share_alone = 0.5;
+
+/// A GPU in round numbers: what copies and large matrix products are known to reach on it, not data
+/// sheet values. None was measured by this library.
+struct NominalGpu {
+  const char* name = "H200";
+  double memory_bandwidth = 4.3e12;   ///< bytes a second, of copies
+  double cache_bandwidth = 5.5e12;    ///< of L2
+  double cache_bytes = 30e6;          ///< certain to stay in L2, whose halves may both hold a line
+  double sixteen_bit_flops = 420e12;  ///< of mma.sync
+  double tf32_flops = 395e12;
+  double float_flops = 55e12;  ///< outside the tensor cores
+  double double_flops = 60e12;
+  double launch_seconds = 2.5e-6;
+  double clock = 1.755e9;  ///< hertz
+  Index sms = 132;
+  Index shared_bytes = 227 * 1024;  ///< maximum of a thread block, within an SM's
+
+  /// Instructions of warps a second: four schedulers of an SM issue one each a cycle.
+  constexpr double issue_rate() const { return 4 * static_cast<double>(sms) * clock; }
+};
+inline constexpr NominalGpu h200;
+inline constexpr NominalGpu h100{"H100", 2.9e12};
+
+/// Seconds by what takes them. Moving, computing and issuing overlap.
+struct Times {
+  double bytes = 0;
+  double products = 0;
+  double instructions = 0;
+  double launches = 0;
+
+  constexpr double all() const { return std::max({bytes, products, instructions}) + launches; }
+  constexpr Times& operator+=(const Times& other) {
+    bytes += other.bytes;
+    products += other.products;
+    instructions += other.instructions;
+    launches += other.launches;
+    return *this;
+  }
+};
+
+/// What a kernel moves, computes and issues. In double, which does not overflow.
+struct KernelCost {
+  const char* name = "";
+  double tensor_bytes = 0;   ///< of q, k, v, y and their gradients, or of panels of them
+  double summary_bytes = 0;  ///< of summaries and key sums, between kernels
+  double cached_bytes = 0;   ///< of tables, and of what was read before: from L2
+  double flops = 0;          ///< of the products, tiles padded
+  double instructions = 0;   ///< of warps
+  double launches = 1;
+  double busy = 1;     ///< share of the SMs that have a thread block
+  bool alone = false;  ///< one thread block per SM
+
+  constexpr double bytes() const { return tensor_bytes + summary_bytes + cached_bytes; }
+
+  /// `in_cache`: summaries stay in L2 between kernels.
+  constexpr Times times(const NominalGpu& gpu, double flops_per_second, bool in_cache) const {
+    const double memory = tensor_bytes + (in_cache ? 0 : summary_bytes);
+    return {std::max(memory / gpu.memory_bandwidth, bytes() / gpu.cache_bandwidth) / busy,
+            flops / flops_per_second / busy,
+            instructions / gpu.issue_rate() / (alone ? issue_share_alone : issue_share) / busy,
+            launches * gpu.launch_seconds};
+  }
+};
+
+/// The kernels of a path, one after another.
+struct PathCost {
+  static constexpr int max_kernels = 32;
+  KernelCost kernel[std::size_t{max_kernels}];
+  int count = 0;
+  double flops_per_second = 1;
+  bool summaries_in_cache = false;
+
+  constexpr void add(const KernelCost& cost) { kernel[count++] = cost; }
+
+  template <class F>
+  constexpr double sum(const F& of_kernel) const {
+    double total = 0;
+    for (int i = 0; i < count; ++i) total += of_kernel(kernel[i]);
+    return total;
+  }
+  constexpr double bytes() const {
+    return sum([](const KernelCost& cost) { return cost.bytes(); });
+  }
+  constexpr double flops() const {
+    return sum([](const KernelCost& cost) { return cost.flops; });
+  }
+  constexpr double launches() const {
+    return sum([](const KernelCost& cost) { return cost.launches; });
+  }
+  constexpr Times times(const KernelCost& of, const NominalGpu& gpu) const {
+    return of.times(gpu, flops_per_second, summaries_in_cache);
+  }
+  constexpr double seconds(const NominalGpu& gpu) const {
+    return sum([&](const KernelCost& cost) { return times(cost, gpu).all(); });
+  }
+  /// Sums of all kernels' times, whichever binds each of them.
+  constexpr Times times(const NominalGpu& gpu) const {
+    Times total;
+    for (int i = 0; i < count; ++i) total += times(kernel[i], gpu);
+    return total;
+  }
+  /// What binds for most of the time.
+  constexpr const char* bound(const NominalGpu& gpu) const {
+    Times of;
+    for (int i = 0; i < count; ++i) {
+      const Times kernel_times = times(kernel[i], gpu);
+      const double most_of_kernel = kernel_times.all() - kernel_times.launches;
+      (most_of_kernel == kernel_times.bytes      ? of.bytes
+       : most_of_kernel == kernel_times.products ? of.products
+                                                 : of.instructions) += most_of_kernel;
+      of.launches += kernel_times.launches;
+    }
+    const double longest = std::max({of.bytes, of.products, of.instructions, of.launches});
+    return longest == of.bytes          ? "bytes"
+           : longest == of.products     ? "products"
+           : longest == of.instructions ? "instructions"
+                                        : "launches";
+  }
+};
+
+/// ceil(count / tile), for sizes as double.
+constexpr double tiles_of(double count, Index tile) {
+  const auto whole = static_cast<double>(static_cast<Index>(count) / tile);
+  return whole + (whole * static_cast<double>(tile) < count ? 1 : 0);
+}
+/// `count`, rounded up to tiles.
+constexpr double filled(double count, Index tile) {
+  return tiles_of(count, tile) * static_cast<double>(tile);
+}
+
+/// The sizes that costs depend on. Masked tokens count, since only the device can read the masks.
+struct CallSize {
+  double units;        // items times kv heads
+  double heads;        // of the whole batch: units times group_size
+  double group_size;   // query heads of a kv head
+  double matrices;     // mixing matrices of a kv head
+  double mix_heads;    // of the mixing matrix, as mix_rows and mix_columns
+  double sequences;    // of an item
+  double key_dim;      // of q and k
+  double feature_dim;  // of phi(q) and phi(k)
+  double value_dim;
+  double query_tokens;  // of a head
+  double key_tokens;
+  double query_blocks;  // of a head, of all sequences
+  double key_blocks;
+  double query_block_tokens;  // of the longest block
+  double key_block_tokens;
+  double mix_rows;  // of the longest sequence
+  double mix_columns;
+  double table_entries;  // of the tables of blocks, which queries and keys may share
+  double block_pairs;    // of a query block and a key block that mixing joins, of a head
+  Sight sight;
+  bool normalizes;
+  bool rotates;
+  bool is_rowwise;
+
+  constexpr bool masks_own_block() const { return sight == Sight::past_tokens; }
+  constexpr double queries() const { return heads * query_tokens; }
+  constexpr double keys() const { return units * key_tokens; }
+  constexpr double summary() const { return feature_dim * value_dim; }
+  /// Entries of the block table, of all heads.
+  constexpr double query_entries() const { return heads * query_blocks * query_block_tokens; }
+  constexpr double key_entries() const { return units * key_blocks * key_block_tokens; }
+  /// Summaries of key blocks, and mixed ones of query blocks.
+  constexpr double key_summaries() const { return units * key_blocks; }
+  constexpr double mixed_summaries() const { return units * query_blocks * matrices; }
+};
+
+/// What every path starts with: tables of blocks and angles, and the packed mixing matrix.
+constexpr KernelCost tables_cost(const CallSize& size) {
+  KernelCost cost{"tables"};
+  cost.cached_bytes =
+      16 * size.table_entries + 8 * size.mix_heads * size.mix_rows * size.mix_columns;
+  return cost;
+}
+
+template <class V>
+CallSize call_size(const V& attention, const Problem& problem) {
+  const auto number = [](Index n) { return static_cast<double>(n); };
+  Arena arena;
+  const Extents<V> e(arena, attention, problem, problem.shape.batch);
+  CallSize size{};
+  size.units = number(e.units());
+  size.group_size = number(e.queries.group_size);
+  size.heads = size.units * size.group_size;
+  size.matrices = number(e.matrices);
+  size.mix_heads = number(e.mix_heads);
+  size.key_dim = number(e.key_dim);
+  size.feature_dim = number(e.feature_dim);
+  size.value_dim = number(e.value_dim);
+  size.query_tokens = number(problem.shape.query_tokens);
+  size.key_tokens = number(problem.shape.key_tokens);
+  size.query_blocks = number(e.queries.table.blocks);
+  size.key_blocks = number(e.keys.table.blocks);
+  size.query_block_tokens = number(e.queries.table.block_tokens);
+  size.key_block_tokens = number(e.keys.table.block_tokens);
+  size.table_entries = size.query_blocks * size.query_block_tokens;
+  if (problem.query_grid != problem.key_grid)
+    size.table_entries += size.key_blocks * size.key_block_tokens;
+  size.mix_rows = number(e.mix_rows);
+  size.mix_columns = number(e.mix_columns);
+  size.sight = sight_of<V>;
+  size.normalizes = normalizes<V>;
+  size.rotates = rotates<V>;
+  size.is_rowwise = is_rowwise<V>;
+  for_each_sequence(attention, problem.query_grid, [&](const Sequence& s) {
+    const double n = number(s.blocks);
+    ++size.sequences;
+    size.block_pairs += !sees_past_only<V>
+                            ? n * number(is_packed<V> ? s.blocks : e.keys.table.blocks)
+                        : masks_own_block<V> ? n * (n - 1) / 2
+                                             : n * (n + 1) / 2;
+  });
+  return size;
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

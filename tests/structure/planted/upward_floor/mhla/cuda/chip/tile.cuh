@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: MIT
+// A planted fault: see tests/structure/CMakeLists.txt.
+#pragma once
+#include <mhla/cuda/fused/tokens.cuh>
