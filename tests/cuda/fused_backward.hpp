@@ -169,8 +169,14 @@ class Backward {
 
   // The kernels.
   Summarize summarize() {
-    return {key_features(), values(), {e_.keys.kv_heads, 1, 1}, nullptr,
-            nullptr,        1.0f,     summaries_.view(),        summaries_.sums.data()};
+    return {key_features(),
+            values(),
+            {static_cast<int>(e_.keys.kv_heads), 1, 1},
+            nullptr,
+            nullptr,
+            1.0f,
+            summaries_.view(),
+            summaries_.sums.data()};
   }
   QueryGradient query_gradient() {
     QueryGradient body{query_features(),
@@ -197,7 +203,7 @@ class Backward {
     return {key_features(),
             fused::tokens(request_.dv, e_.keys.table),
             request_.update,
-            {e_.keys.kv_heads, 1, 1},
+            {static_cast<int>(e_.keys.kv_heads), 1, 1},
             grad_summaries().view(),
             nullptr,
             0.0f,
@@ -209,7 +215,7 @@ class Backward {
             fused::tokens(request_.dk, e_.keys.table),
             true,
             request_.update,
-            {e_.keys.kv_heads, 1, 1},
+            {static_cast<int>(e_.keys.kv_heads), 1, 1},
             grad_summaries().view(),
             grad_summaries_.sums.data(),
             0.0f,
@@ -335,10 +341,12 @@ class Backward {
     return fused::tokens(request_.dy, e_.queries.table);
   }
   fused::Sharing query_sharing() const {
-    return {e_.queries.kv_heads, e_.queries.group_size, e_.matrices};
+    return {static_cast<int>(e_.queries.kv_heads), static_cast<int>(e_.queries.group_size),
+            static_cast<int>(e_.matrices)};
   }
   fused::MixingWeights mixing() const {
-    return {mixing_.data(), e_.mix_heads, e_.mix_rows, e_.mix_columns};
+    return {mixing_.data(), static_cast<int>(e_.mix_heads), static_cast<int>(e_.mix_rows),
+            static_cast<int>(e_.mix_columns)};
   }
   OwnQueries own_queries() const {
     if constexpr (own) {

@@ -7,6 +7,7 @@
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -40,13 +41,18 @@ MHLA_HOST_DEVICE constexpr Index saturated_mul(Index a, Index b) {
   return a > 0 && b > most / a ? most : a * b;
 }
 
-// ceil(a / b) for a >= 0, b > 0.
-MHLA_HOST_DEVICE constexpr Index ceil_div(Index a, Index b) { return a / b + (a % b != 0); }
+// ceil(a / b) for a >= 0, b > 0; of two ints in 32 bits, which a GPU divides several times as fast.
+template <class A, class B>
+MHLA_HOST_DEVICE constexpr auto ceil_div(A a, B b) {
+  return a / b + (a % b != 0);
+}
 
 // Start of part `part` when `count` items are split evenly, in order, into `parts`; the first
 // count % parts parts get one more. even_split(count, parts, parts) == count.
-MHLA_HOST_DEVICE constexpr Index even_split(Index count, Index parts, Index part) {
-  const Index rest = count % parts;
+template <class A>
+MHLA_HOST_DEVICE constexpr A even_split(A count, std::type_identity_t<A> parts,
+                                        std::type_identity_t<A> part) {
+  const A rest = count % parts;
   return part * (count / parts) + (part < rest ? part : rest);
 }
 /// \endcond

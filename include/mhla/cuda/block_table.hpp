@@ -44,6 +44,17 @@ struct BlockTable {
   /// Tokens that take part, [batch, tokens]; without data, all.
   TensorView<const std::uint8_t, 2> mask;
 
+  /// The block of an entry, and its first entry. Entries are below 2^31: chips divide no 64 bits.
+  MHLA_HOST_DEVICE int block_of(int entry) const {
+    return static_cast<int>(static_cast<std::uint32_t>(entry) /
+                            static_cast<std::uint32_t>(block_tokens));
+  }
+  MHLA_HOST_DEVICE int begin_of(int block) const { return block * static_cast<int>(block_tokens); }
+  MHLA_HOST_DEVICE int tiles_of_block(int tile_tokens) const {
+    return ceil_div(static_cast<int>(block_tokens), tile_tokens);
+  }
+  MHLA_HOST_DEVICE int entries() const { return begin_of(static_cast<int>(blocks)); }
+
   MHLA_HOST_DEVICE Place place(Index item, Index entry) const {
     const Place found = places[entry];
     if (found.token >= 0 && mask.data != nullptr && mask(item, found.token) == 0) return absent;

@@ -129,10 +129,13 @@ MHLA_DEVICE void wait_for_earlier_kernels() {
 #endif
 }
 
-/// The same thread, opaque to the compiler: what depends on it is recomputed after this, instead of
-/// being kept in registers across a loop.
+/// The same thread and block, opaque to the compiler: what depends on them is recomputed after
+/// this, instead of being kept in registers across a loop.
 MHLA_DEVICE Block known_anew(Block block) {
   asm volatile("" : "+r"(block.thread));
+  std::uint32_t number;  // read here, as it depends on the thread
+  asm("mov.u32 %0, %%ctaid.x;  // %1" : "=r"(number) : "r"(block.thread));
+  block.number = number;
   return block;
 }
 

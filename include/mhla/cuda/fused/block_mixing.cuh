@@ -261,26 +261,31 @@ struct MixBlocks {
     block.sync_warp();
   }
 
-  /// sum += m source, of one tile of inner rows.
-  MHLA_DEVICE void multiply(const Block& block, const Item& item, int n, int stage,
-                            const Coefficients (&kept)[std::size_t{inner_parts}], Sum& sum) const {
+  /// sum += m source, of one tile of inner rows: for_each_part(f) calls f(part, coefficients) of
+  /// the matrix. If `guards`, non-finite elements do not spread to rows that do not see them.
+  template <bool guards, class F>
+  MHLA_DEVICE void multiply(const Block& block, const Item& item, int n, int stage, Sum& sum,
+                            const F& for_each_part) const {
     const Term of = term(item, n);
     const int row = item.first_row + Sum::row_part(block, 0) * 16;
     if (row >= work.rows) return;
     const int last = row + 15 < work.rows ? row + 15 : work.rows - 1;
     const Shared factors =
         panel(stage, 0).chunk(block.lane() % 16, Sum::col_part(block, 0) + block.lane() / 16);
-    const auto multiply_part = [&](int part, const Coefficients& coefficients) {
-      const int begin = of.first + part * 16;
+    // What any of the warp's rows sees, and what all of them see.
+    const int any_begin = work.inner_begin(row) - of.first;
+    const int any_end = work.inner_end(last + 1) - of.first;
+    const int all_begin = work.inner_begin(last) - of.first;
+    const int all_end = work.inner_end(row + 1) - of.first;
+    for_each_part([&](int part, const Coefficients& coefficients) {
+      const int begin = part * 16;
       const int end = begin + 16;
-      // What any of the warp's rows sees, and where rows differ in what they see.
-      if (begin >= work.inner_end(last + 1) || end <= work.inner_begin(row)) return;
-      const bool guarded =
-          work.past_only && (end > work.inner_end(row + 1) || begin < work.inner_begin(last));
+      if (begin >= any_end || end <= any_begin) return;
+      const bool guarded = guards && work.past_only && (end > all_end || begin < all_begin);
       std::uint32_t sees[4] = {};
       if (guarded)
         ones_where_seen<T>(
-            block, row, begin, [&](int r, int at) { return work.sees(r, at); }, sees);
+            block, row, of.first + begin, [&](int r, int at) { return work.sees(r, at); }, sees);
       MHLA_DEVICE_UNROLL
       for (int j = 0; j < Sum::col_parts; j += 2) {
         MHLA_DEVICE_UNROLL
@@ -300,18 +305,29 @@ struct MixBlocks {
           }
         }
       }
-    };
-    if constexpr (Keeps) {
-      MHLA_DEVICE_UNROLL
-      for (int part = 0; part < inner_parts; ++part) multiply_part(part, kept[part]);
-    } else {
+    });
+  }
+  /// The same with coefficients from memory, part by part.
+  MHLA_DEVICE void multiply_guarded(const Block& block, const Item& item, int n, int stage,
+                                    Sum& sum) const {
+    const Term of = term(item, n);
+    multiply<true>(block, item, n, stage, sum, [&](const auto& multiply_part) {
       Loaded next = load_part(block, item, of, 0);
+      MHLA_DEVICE_ROLLED
       for (int part = 0; part < inner_parts; ++part) {
         const Loaded loaded = next;
         if (part + 1 < inner_parts) next = load_part(block, item, of, part + 1);
         multiply_part(part, coefficients_of(block, loaded));
       }
-    }
+    });
+  }
+  /// Whether a warp's sums have an infinity or NaN. The warp meets.
+  MHLA_DEVICE static bool has_not_finite(const Sum& sum) {
+    float found = 0;
+    for (const auto& part : sum.value[0])
+      for (const float element : part) found += element - element;
+    for (int mask = 1; mask < 32; mask *= 2) found += machine::exchange(found, mask);
+    return found != 0;
   }
 
   /// Rounds a warp's part of a result, plane by plane, and writes its rows in full chunks, through
@@ -353,12 +369,14 @@ struct MixBlocks {
 
   MHLA_DEVICE void operator()(const Block& block) const {
     const auto stretch = [&](Index part) {
-      return static_cast<int>(even_split(work.items, block.blocks, part));
+      return even_split(work.items, static_cast<int>(block.blocks), static_cast<int>(part));
     };
     int number = stretch(block.number);
-    const int end = stretch(block.number + 1);
-    const auto copy = [&](const Item& of, int n, int to) { copy_source(block, of, n, to); };
-    int held = -1;  // the group whose matrix is kept
+    bool has_next = number < stretch(block.number + 1);
+    const auto copy = [&](const Item& of, int n, int to) {
+      copy_source(machine::known_anew(block), of, n, to);
+    };
+    bool is_kept = false;  // the matrix of the last item's group
     Coefficients kept[std::size_t{inner_parts}] = {};
     int stage = 0;
     const auto begin = [&] {
@@ -367,18 +385,18 @@ struct MixBlocks {
       machine::commit_copies();
     };
     if (!Keeps || mixing.is_new) begin();
-    for (; number < end; ++number) {
+    for (; has_next; ++number) {
       const Item current = item(number);
       if constexpr (Keeps) {
-        if (held != current.group) {
-          const bool is_first = held < 0;
+        if (!is_kept || current.group != item(number - 1).group) {
+          const Block anew = machine::known_anew(block);
           MHLA_DEVICE_UNROLL
           for (int part = 0; part < inner_parts; ++part)
-            kept[part] = coefficients_of(block, load_part(block, current, term(current, 0), part));
+            kept[part] = coefficients_of(anew, load_part(anew, current, term(current, 0), part));
           // The matrix is a table, already filled: the previous kernel only makes summaries.
-          if (is_first && !mixing.is_new) begin();
+          if (number == stretch(anew.number) && !mixing.is_new) begin();
+          is_kept = true;
         }
-        held = current.group;
       }
       Sum sum;
       const int terms = Keeps ? 1 : tiles(item(number)) * work.summed;
@@ -388,17 +406,34 @@ struct MixBlocks {
         block.sync();
         if (n + 1 < terms) {
           copy(item(number), n + 1, 1 - stage);
-        } else if (number + 1 < end) {
-          copy(item(number + 1), 0, 1 - stage);
+        } else {
+          has_next = number + 1 < stretch(machine::known_anew(block).number + 1);
+          if (has_next) copy(item(number + 1), 0, 1 - stage);
         }
         machine::commit_copies();
-        multiply(block, current, n, stage, kept, sum);
+        if constexpr (Keeps) {
+          multiply<false>(machine::known_anew(block), current, n, stage, sum,
+                          [&](const auto& multiply_part) {
+                            MHLA_DEVICE_UNROLL
+                            for (int part = 0; part < inner_parts; ++part)
+                              multiply_part(part, kept[part]);
+                          });
+          if (work.past_only && has_not_finite(sum)) {
+            sum.clear();
+            multiply_guarded(machine::known_anew(block), item(number), n, stage, sum);
+            // No registers keep the matrix meanwhile.
+            for (Coefficients& of_part : kept) of_part = {};
+            is_kept = false;
+          }
+        } else {
+          multiply_guarded(block, current, n, stage, sum);
+        }
         stage = 1 - stage;
       }
       block.sync();
       // Computed again, to save registers.
       const Item done = item(number);
-      write(block, done, 1 - stage, sum);
+      write(machine::known_anew(block), done, 1 - stage, sum);
     }
   }
 };

@@ -52,11 +52,12 @@ MHLA_DEVICE void store_summary_pair(const Summaries<T>& summaries, Index at, flo
 
 /// Which query heads share a summary: `matrices` of them, or groups, per kv head.
 struct Sharing {
-  Index kv_heads;
-  Index heads;     // of the tokens, per kv head
-  Index matrices;  // summaries per kv head and block
+  int kv_heads;
+  int heads;     // of the tokens, per kv head
+  int matrices;  // summaries per kv head and block
 
-  MHLA_DEVICE Index heads_of_matrix() const { return heads / matrices; }
+  MHLA_HOST_DEVICE int all_heads() const { return kv_heads * heads; }
+  MHLA_HOST_DEVICE int heads_of_matrix() const { return heads / matrices; }
 };
 
 /// Each lane's sums of its strips' elements.
@@ -279,10 +280,11 @@ struct SummarizeBlocks {
     Index b = Index{indices.next(ceil_div(table.blocks, Index{blocks_at_once}))} * blocks_at_once;
     const Index item = indices.rest;
     const Index unit = item * sharing.kv_heads + kv_head;
-    const int heads = static_cast<int>(sharing.heads_of_matrix());
-    const Index first_head = Index{matrix} * heads;  // among those of the kv head
-    const Index left = table.blocks - b < blocks_at_once ? table.blocks - b : blocks_at_once;
-    int tiles = static_cast<int>(ceil_div(table.block_tokens, Index{rows}) * heads * left);
+    const int heads = sharing.heads_of_matrix();
+    const int first_head = matrix * heads;  // among those of the kv head
+    const auto left = static_cast<int>(table.blocks - b);
+    int tiles =
+        table.tiles_of_block(rows) * heads * (left < blocks_at_once ? left : blocks_at_once);
     TileCursor tile(table, item, kv_head * sharing.heads + first_head, heads, b);
     TileCursor ahead = tile;
 
@@ -367,8 +369,7 @@ template <class Traits, int Parts, KeySums Sums>
 void summarize(const CudaDevice& device, Index items, SummarizeBlocks<Traits, Parts, Sums> body) {
   const Index blocks = body.blocks(items);
   if (blocks == 0) return;
-  const Index tiles = ceil_div(body.x.x.table.block_tokens, Index{body.rows}) *
-                      (body.sharing.heads / body.sharing.matrices);
+  const int tiles = body.x.x.table.tiles_of_block(body.rows) * body.sharing.heads_of_matrix();
   if (body.blocks_at_once == 1) body.blocks_at_once = summaries_at_once(tiles, blocks);
   machine::run(device, body.blocks(items), body);
 }

@@ -114,20 +114,18 @@ struct FeatureGradient {
   /// Thread blocks for `items` items of the batch.
   Index blocks(Index items) const {
     const BlockTable& table = x.x.table;
-    return items * table.blocks * ceil_div(table.block_tokens, Index{rows}) * sharing.kv_heads *
-           sharing.heads;
+    return items * table.blocks * table.tiles_of_block(rows) * sharing.all_heads();
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
     const BlockTable& table = x.x.table;
-    const Index all_heads = sharing.kv_heads * sharing.heads;
-    const Index head = block.number % all_heads;
-    const Index tiles = ceil_div(table.block_tokens, Index{rows});
-    const Index tile = block.number / all_heads % tiles;
-    const Index b = block.number / all_heads / tiles % table.blocks;
-    const Index item = block.number / all_heads / tiles / table.blocks;
-    const Index kv_head = head / sharing.heads;
-    const Index matrix = head % sharing.heads / sharing.heads_of_matrix();
+    BlockIndices indices(block);
+    const int head = indices.next(sharing.all_heads());
+    const int tile = indices.next(table.tiles_of_block(rows));
+    const int b = indices.next(table.blocks);
+    const Index item = indices.rest;
+    const int kv_head = head / sharing.heads;
+    const int matrix = head % sharing.heads / sharing.heads_of_matrix();
     const Index unit = item * sharing.kv_heads + kv_head;
     const Index summary = (unit * table.blocks + b) * sharing.matrices + matrix;
     const TokenRange all = TokenRange::of_block(table, item, head, b);

@@ -16,13 +16,13 @@ namespace cuda::fused {
 /// The mixing matrix, [heads, rows, columns] in float.
 struct MixingWeights {
   const float* data;
-  Index heads;  // 1, or one per query head
-  Index rows;
-  Index columns;
+  int heads;  // 1, or one per query head
+  int rows;
+  int columns;
 
   MHLA_DEVICE float at(Index head, Index row, Index column) const {
-    const Index h = heads == 1 ? 0 : head;
-    return machine::load_from(data + (h * rows + row) * columns + column);
+    const Index first = heads == 1 ? 0 : head * rows;
+    return machine::load_from(data + (first + row) * columns + column);
   }
 };
 

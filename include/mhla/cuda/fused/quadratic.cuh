@@ -63,7 +63,7 @@ struct AttendPairs {
     const BlockTable& table = of.q.x.table;
     const TokenRange xs = of.template query_tile<rows>(block);
     const auto seen = keys_seen<sees, columns>(table, of.k.x.table, of.packed, xs.begin, xs.end);
-    const auto ys_of = [&, kv_head = static_cast<int>(xs.head / of.sharing.heads)](int tile) {
+    const auto ys_of = [&, kv_head = xs.head / of.sharing.heads](int tile) {
       return seen.tile(xs.item, kv_head, tile);
     };
     const auto hides = [&](int tile) {
@@ -72,22 +72,23 @@ struct AttendPairs {
 
     copy_tokens<threads>(block, of.q.x, xs, QueryTile{Memory::at.own.begin});
     RowBlocks<rows>{Memory::at.own_blocks.begin}.look_up(block, table, of.packed, xs);
-    Pairs pairs{
-        {Memory::at.own_blocks.begin},
-        {Memory::at.other_blocks.begin},
-        Memory::at.mixing.begin,
-        of.packed || sees != Sight::all,
-        of.k.x.table.block_tokens % 8 == 0,
-        Pairs::first_row_of(block, row_warps),
-        0,
-        mixing_of_head<threads>(block, of.mixing, xs.head, score_scale, Memory::at.mixing.begin)};
+    Pairs pairs{{Memory::at.own_blocks.begin},
+                {Memory::at.other_blocks.begin},
+                Memory::at.mixing.begin,
+                of.packed || sees != Sight::all,
+                of.k.x.table.block_tokens % 8 == 0,
+                Pairs::first_row_of(block, row_warps),
+                0,
+                {of.mixing, xs.head, score_scale}};
+    pairs.mixing.template keep<threads>(block, pairs.kept);
     Sum sum;
     float denominator[2] = {0, 0};
     for_each_tile<stages>(
         block, seen.tiles(),
         [&](int tile) {
-          copy_tokens<threads>(block, of.k.x, ys_of(tile), Memory::others(tile));
-          copy_tokens<threads>(block, of.v, ys_of(tile), Memory::other_values(tile));
+          const Block anew = machine::known_anew(block);
+          copy_tokens<threads>(anew, of.k.x, ys_of(tile), Memory::others(tile));
+          copy_tokens<threads>(anew, of.v, ys_of(tile), Memory::other_values(tile));
         },
         [&](int tile) {
           make_tile_features(block, xs, ys_of(tile), Memory::others(tile), tile == 0);
@@ -184,7 +185,8 @@ struct AttendPairs {
 template <class Traits>
 void attend_pairs(const CudaDevice& device, Index items, const AttendPairs<Traits>& body) {
   machine::run(device,
-               items * ceil_div(body.of.query_entries(), Index{body.rows}) * body.of.heads(), body);
+               items * ceil_div(body.of.query_entries(), body.rows) * body.of.sharing.all_heads(),
+               body);
 }
 
 }  // namespace cuda::fused

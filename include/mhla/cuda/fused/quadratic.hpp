@@ -31,7 +31,7 @@ struct PairTiles {
 constexpr PairTiles pair_tiles(Index key_dim, Index value_dim, bool is_twofold) {
   const Index dim = key_dim < value_dim ? value_dim : key_dim;
   if (dim > 128) return is_twofold ? PairTiles{32, 16, 2, 2} : PairTiles{64, 16, 1, 2};
-  if (dim > 96 || (is_twofold && dim > 72)) return {64, 32, 1, 2};
+  if (dim > 96 || is_twofold) return {64, 32, 1, 2};
   return {128, 64, 1, 2};
 }
 /// Tokens of either side of a tile of dmix.
@@ -49,8 +49,8 @@ constexpr double pair_instructions(double rows, double columns, double inner) {
 /// Elements of a mixing matrix that a thread block keeps in its shared memory; larger ones are read
 /// pair by pair.
 inline constexpr int max_kept_weights = 512;
-MHLA_HOST_DEVICE constexpr bool keeps_mixing(Index rows, Index columns) {
-  return rows * columns <= max_kept_weights;
+MHLA_HOST_DEVICE constexpr bool keeps_mixing(int rows, int columns) {
+  return Index{rows} * columns <= max_kept_weights;
 }
 
 /// Half ends at 65504 and scores are sums over key_dim: they are scaled by a power of two near 1 /

@@ -156,7 +156,7 @@ struct PairGradientOperands {
   float gradient_scale;
 
   MHLA_DEVICE Index row(Index item, Index head, Index entry) const {
-    return (item * of.heads() + head) * of.query_entries() + entry;
+    return (item * of.sharing.all_heads() + head) * of.query_entries() + entry;
   }
   /// r and c of a tile's query, 0 if there is none.
   MHLA_DEVICE QueryWeights weights_of(const TokenRange& xs, int x) const {

@@ -49,8 +49,7 @@ struct KeyPairsGradient {
 
   static constexpr int shared_bytes = Memory::at.bytes;
   static constexpr int stages = Memory::at.stages;
-  static constexpr int min_blocks_per_sm =
-      threads == 256 && is_twofold ? 1 : Traits::tiles.blocks_of_sm;
+  static constexpr int min_blocks_per_sm = Traits::tiles.blocks_of_sm;
 
   PairGradientOperands<Traits> operands;
   Tokens<T> dk;
@@ -81,7 +80,7 @@ struct KeyPairsGradient {
     const auto seeing =
         queries_that_see<sees, columns>(of.q.x.table, table, of.packed, ys.begin, ys.end);
     const int tiles_of_head = seeing.tiles();
-    const auto xs_of = [&, first_head = static_cast<int>(ys.head * of.sharing.heads)](int tile) {
+    const auto xs_of = [&, first_head = ys.head * of.sharing.heads](int tile) {
       return seeing.tile(ys.item, first_head + tile / tiles_of_head, tile % tiles_of_head);
     };
     const auto hides = [&](int tile) {
@@ -99,11 +98,11 @@ struct KeyPairsGradient {
                 of.q.x.table.block_tokens % 8 == 0,
                 Pairs::first_row_of(block, row_warps),
                 0,
-                {}};
+                {of.mixing, 0, 1}};
     Sum sum;
     PlainSum plain_sum;  // of unrotated queries, if features are twofold
     for_each_tile<stages>(
-        block, tiles_of_head * static_cast<int>(of.sharing.heads),
+        block, tiles_of_head * of.sharing.heads,
         [&](int tile) {
           copy_tokens<threads>(block, of.q.x, xs_of(tile), Memory::others(tile));
           copy_tokens<threads>(block, operands.dy, xs_of(tile), Memory::other_values(tile));
@@ -123,9 +122,10 @@ struct KeyPairsGradient {
                                          Memory::at.value_flags.begin);
           RowBlocks<columns>{Memory::at.other_blocks.begin}.look_up(block, of.q.x.table, of.packed,
                                                                     xs);
-          if (tile % tiles_of_head == 0)
-            pairs.mixing =
-                mixing_of_head<threads>(block, of.mixing, xs.head, 1, Memory::at.mixing.begin);
+          if (tile % tiles_of_head == 0) {
+            pairs.mixing.head = xs.head;
+            pairs.mixing.template keep<threads>(block, pairs.kept);
+          }
           write_weights(block, xs);
         },
         [&](int tile) {
@@ -260,8 +260,7 @@ void key_pairs_gradient(const CudaDevice& device, Index items,
                         const KeyPairsGradient<Traits>& body) {
   const auto& of = body.operands.of;
   if (body.wants_key || body.wants_value)
-    machine::run(device, items * ceil_div(of.key_entries(), Index{body.rows}) * of.sharing.kv_heads,
-                 body);
+    machine::run(device, items * ceil_div(of.key_entries(), body.rows) * of.sharing.kv_heads, body);
 }
 
 }  // namespace cuda::fused

@@ -76,57 +76,94 @@ struct MixingPairsGradient {
   MHLA_HOST_DEVICE static int blocks_of_tile(const BlockTable& table) {
     return table.block_tokens < rows ? rows / static_cast<int>(table.block_tokens) : 1;
   }
-  MHLA_HOST_DEVICE Index row_groups() const {
-    return ceil_div(operands.of.mixing.rows, Index{blocks_of_tile(operands.of.q.x.table)});
+  MHLA_HOST_DEVICE int row_groups() const {
+    return ceil_div(operands.of.mixing.rows, blocks_of_tile(operands.of.q.x.table));
   }
-  MHLA_HOST_DEVICE Index column_groups() const {
-    return ceil_div(operands.of.mixing.columns, Index{blocks_of_tile(operands.of.k.x.table)});
+  MHLA_HOST_DEVICE int column_groups() const {
+    return ceil_div(operands.of.mixing.columns, blocks_of_tile(operands.of.k.x.table));
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();  // this may be the first kernel of a call
+    const BlockTable& queries = operands.of.q.x.table;
+    if (!part_of(block).is_seen()) return;
+    Sum sum;  // of this thread's pairs, over all tiles
+    const auto blocks = static_cast<int>(queries.blocks);
+    for (int begin = 0; begin < blocks;) {
+      const int end = operands.of.packed ? end_of_sequence(queries, begin) : blocks;
+      add_sequence(machine::known_anew(block), begin, end, sum);
+      begin = end;
+    }
+    store(machine::known_anew(block), sum);
+  }
+
+ private:
+  /// A part of dmix, of one unit and matrix.
+  struct Part {
+    int item;
+    int kv_head;
+    int matrix;
+    int first_row, end_row;
+    int first_column, end_column;
+
+    MHLA_DEVICE bool is_seen() const { return sees == Sight::all || first_column < end_row; }
+  };
+  MHLA_DEVICE Part part_of(const Block& block) const {
     const auto& of = operands.of;
-    const Sharing& sharing = of.sharing;
+    const int row_blocks = blocks_of_tile(of.q.x.table);
+    const int column_blocks = blocks_of_tile(of.k.x.table);
+    BlockIndices at(block);
+    Part part;
+    part.kv_head = at.next(of.sharing.kv_heads);
+    part.matrix = at.next(of.sharing.matrices);
+    part.first_column = at.next(column_groups()) * column_blocks;
+    part.first_row = at.next(row_groups()) * row_blocks;
+    part.item = static_cast<int>(at.rest);
+    part.end_row = least(part.first_row + row_blocks, of.mixing.rows);
+    part.end_column = least(part.first_column + column_blocks, of.mixing.columns);
+    return part;
+  }
+  MHLA_DEVICE static int least(int a, int b) { return a < b ? a : b; }
+  MHLA_DEVICE static int least(int a, Index b) { return a < b ? a : static_cast<int>(b); }
+  MHLA_DEVICE static int first_column_of(const Block& block) {
+    return block.warp() / row_warps * strip;
+  }
+
+  /// Adds the pairs of the part's blocks in the sequence of query blocks [begin, end), of every
+  /// head of the matrix.
+  MHLA_DEVICE void add_sequence(const Block& block, int begin, int end, Sum& sum) const {
+    const auto& of = operands.of;
     const BlockTable& queries = of.q.x.table;
     const BlockTable& keys = of.k.x.table;
-    BlockIndices at_block(block);
-    const int kv_head = at_block.next(sharing.kv_heads);
-    const int matrix = at_block.next(sharing.matrices);
-    const int first_column = at_block.next(column_groups()) * blocks_of_tile(keys);
-    const int first_row = at_block.next(row_groups()) * blocks_of_tile(queries);
-    const auto item = static_cast<int>(at_block.rest);
-    const int end_row = least(first_row + blocks_of_tile(queries), of.mixing.rows);
-    const int end_column = least(first_column + blocks_of_tile(keys), of.mixing.columns);
-    if (sees != Sight::all && first_column >= end_row) return;
+    const Part part = part_of(block);
+    const int row_end = queries.begin_of(least(begin + part.end_row, end));
+    const int column_end =
+        keys.begin_of(of.packed ? least(begin + part.end_column, end) : part.end_column);
+    const int heads = of.sharing.heads_of_matrix();
+    const int first_head = part.kv_head * of.sharing.heads + part.matrix * heads;
+    for (int head = first_head; head < first_head + heads; ++head)
+      for (int x = queries.begin_of(begin + part.first_row); x < row_end; x += rows)
+        for (int y = keys.begin_of(begin + part.first_column); y < column_end; y += rows) {
+          if (sees == Sight::past_tokens && y >= least(x + rows, row_end)) break;
+          add_tile(machine::known_anew(block), {part.item, head, x, least(x + rows, row_end)},
+                   {part.item, part.kv_head, y, least(y + rows, column_end)}, sum);
+        }
+  }
 
-    Sum sum;  // of this thread's pairs, over all tiles
-    const int end_block = of.packed ? static_cast<int>(queries.blocks) : first_row + 1;
-    for (int b = of.packed ? 0 : first_row; b < end_block; ++b) {
-      int begin = 0;  // of b's sequence
-      Index end = 0x7fffffff;
-      if (of.packed) {
-        if (machine::load_from(queries.mix_rows.data + b) != first_row) continue;
-        begin = b - first_row;
-        end = end_of_sequence(queries, begin);
-        if (begin + first_column >= end) continue;
-      }
-      add_heads(block, item, kv_head, matrix, {b, least(begin + end_row, end)},
-                {begin + first_column, least(begin + end_column, end)}, sum);
-    }
-
-    // Sums over the pairs of two blocks, in a fixed order: along each row, then over rows.
-    block.sync();  // tiles have been read
+  /// Sums over the pairs of two blocks, in a fixed order: along each row, then over rows.
+  MHLA_DEVICE void store(const Block& block, Sum& sum) const {
+    const Part part = part_of(block);
     const Products products{memory.products.begin};
     const Products of_rows{memory.of_rows.begin};
+    block.sync();  // tiles have been read
     sum.for_each_pair(block, [&](int half, int col, float first, float second) {
       products.write_pair(Pairs::first_row_of(block, row_warps) + Sum::row(block, half),
                           first_column_of(block) + col, first, second);
     });
     block.sync();
-    const int row_length = least(rows, queries.block_tokens);
-    const int column_length = least(rows, keys.block_tokens);
-    const int block_rows = end_row - first_row;
-    const int block_columns = end_column - first_column;
+    const int row_length = least(rows, operands.of.q.x.table.block_tokens);
+    const int column_length = least(rows, operands.of.k.x.table.block_tokens);
+    const int block_columns = part.end_column - part.first_column;
     for (int at = block.thread; at < rows * block_columns; at += threads) {
       const int row = at / block_columns;
       const int column = at % block_columns;
@@ -136,49 +173,21 @@ struct MixingPairsGradient {
       machine::write<float>(of_rows.at(row, column), of_row);
     }
     block.sync();
-    const Index unit = Index{item} * sharing.kv_heads + kv_head;
-    const Index first = (unit * sharing.matrices + matrix) * of.mixing.rows;
+    const MixingWeights& mixing = operands.of.mixing;
+    const Index unit = Index{part.item} * operands.of.sharing.kv_heads + part.kv_head;
+    const Index first =
+        (unit * operands.of.sharing.matrices + part.matrix) * mixing.rows + part.first_row;
+    const int block_rows = part.end_row - part.first_row;
     for (int at = block.thread; at < block_rows * block_columns; at += threads) {
       const int row = at / block_columns;
-      const int column = at % block_columns;
-      if (sees != Sight::all && first_column + column > first_row + row) continue;
+      const int column = part.first_column + at % block_columns;
+      if (sees != Sight::all && column > part.first_row + row) continue;
       float of_blocks = 0;
       for (int n = 0; n < row_length; ++n)
-        of_blocks += machine::read<float>(of_rows.at(row * row_length + n, column));
-      machine::store_to(
-          parts + (first + first_row + row) * of.mixing.columns + first_column + column, of_blocks);
+        of_blocks +=
+            machine::read<float>(of_rows.at(row * row_length + n, column - part.first_column));
+      machine::store_to(parts + (first + row) * mixing.columns + column, of_blocks);
     }
-  }
-
- private:
-  MHLA_DEVICE static int least(int a, Index b) { return a < b ? a : static_cast<int>(b); }
-
-  struct BlockRange {
-    int begin;
-    int end;
-  };
-  /// Adds the pairs of query blocks and key blocks, of every head of a matrix.
-  MHLA_DEVICE void add_heads(const Block& block, int item, int kv_head, int matrix,
-                             const BlockRange& query_blocks, const BlockRange& key_blocks,
-                             Sum& sum) const {
-    const auto& of = operands.of;
-    const auto heads = static_cast<int>(of.sharing.heads_of_matrix());
-    const int first_head = kv_head * static_cast<int>(of.sharing.heads) + matrix * heads;
-    const auto row_tokens = static_cast<int>(of.q.x.table.block_tokens);
-    const auto column_tokens = static_cast<int>(of.k.x.table.block_tokens);
-    const int row_end = query_blocks.end * row_tokens;
-    const int column_end = key_blocks.end * column_tokens;
-    for (int h = first_head; h < first_head + heads; ++h)
-      for (int x = query_blocks.begin * row_tokens; x < row_end; x += rows)
-        for (int y = key_blocks.begin * column_tokens; y < column_end; y += rows) {
-          if (sees == Sight::past_tokens && y >= least(x + rows, row_end)) break;
-          add_tile(block, {item, h, x, least(x + rows, row_end)},
-                   {item, kv_head, y, least(y + rows, column_end)}, sum);
-        }
-  }
-
-  MHLA_DEVICE static int first_column_of(const Block& block) {
-    return block.warp() / row_warps * strip;
   }
 
   MHLA_DEVICE void add_tile(const Block& block, const TokenRange& xs, const TokenRange& ys,
@@ -210,7 +219,7 @@ struct MixingPairsGradient {
                       false,
                       Pairs::first_row_of(block, row_warps),
                       static_cast<int>(xs.begin - ys.begin),
-                      {}};
+                      {of.mixing, xs.head, 1}};
     const int first = first_column_of(block);
     const auto score = [&](const auto& x, const auto& y) {
       using A = std::remove_cvref_t<decltype(x)>;

@@ -34,26 +34,26 @@ struct PairOperands {
   Sharing sharing;
   bool packed;  // the table has blocks of several sequences, which do not see each other
 
-  MHLA_HOST_DEVICE Index heads() const { return sharing.kv_heads * sharing.heads; }
-  MHLA_HOST_DEVICE Index query_entries() const { return q.x.table.blocks * q.x.table.block_tokens; }
-  MHLA_HOST_DEVICE Index key_entries() const { return k.x.table.blocks * k.x.table.block_tokens; }
+  MHLA_HOST_DEVICE int query_entries() const { return q.x.table.entries(); }
+  MHLA_HOST_DEVICE int key_entries() const { return k.x.table.entries(); }
 
   /// A thread block's tile of queries of one head, or of keys of one kv head.
   template <int Rows>
   MHLA_DEVICE TokenRange query_tile(const Block& block) const {
-    return tile<Rows>(block, heads(), query_entries());
+    return tile<Rows>(block, sharing.all_heads(), q.x.table);
   }
   template <int Rows>
   MHLA_DEVICE TokenRange key_tile(const Block& block) const {
-    return tile<Rows>(block, sharing.kv_heads, key_entries());
+    return tile<Rows>(block, sharing.kv_heads, k.x.table);
   }
 
  private:
   template <int Rows>
-  MHLA_DEVICE static TokenRange tile(const Block& block, Index heads, Index entries) {
+  MHLA_DEVICE static TokenRange tile(const Block& block, int heads, const BlockTable& table) {
+    const int entries = table.entries();
     BlockIndices at(block);
     const int head = at.next(heads);
-    const Index begin = at.next(ceil_div(entries, Index{Rows})) * Index{Rows};
+    const int begin = at.next(ceil_div(entries, Rows)) * Rows;
     return {Index{at.rest}, head, begin, begin + Rows < entries ? begin + Rows : entries};
   }
 };
@@ -88,56 +88,54 @@ struct EntryRange {
   }
 };
 
-/// The first block after the sequence of `b`.
-MHLA_DEVICE Index end_of_sequence(const BlockTable& table, Index b) {
-  Index end = b + 1;
+/// The first block of the sequence of `b`, and the first after it.
+MHLA_DEVICE int begin_of_sequence(const BlockTable& table, int b) {
+  return b - static_cast<int>(machine::load_from(table.mix_rows.data + b));
+}
+MHLA_DEVICE int end_of_sequence(const BlockTable& table, int b) {
+  int end = b + 1;
   while (end < table.blocks && machine::load_from(table.mix_rows.data + end) != 0) ++end;
   return end;
-}
-MHLA_DEVICE Index begin_of_sequence(const BlockTable& table, Index b) {
-  return b - machine::load_from(table.mix_rows.data + b);
 }
 
 /// The keys that some of the queries [begin, end) see.
 template <Sight sees, int Rows>
 MHLA_DEVICE EntryRange<Rows> keys_seen(const BlockTable& queries, const BlockTable& keys,
-                                       bool packed, Index begin, Index end) {
-  Index first_seen = 0;
-  Index end_seen = keys.blocks * keys.block_tokens;
-  const Index last = (end - 1) / queries.block_tokens;
+                                       bool packed, int begin, int end) {
+  EntryRange<Rows> seen{0, keys.entries()};
+  const int last = queries.block_of(end - 1);
   if (packed) {
-    first_seen = begin_of_sequence(queries, begin / queries.block_tokens) * keys.block_tokens;
-    if constexpr (sees == Sight::all) end_seen = end_of_sequence(queries, last) * keys.block_tokens;
+    seen.begin = keys.begin_of(begin_of_sequence(queries, queries.block_of(begin)));
+    if constexpr (sees == Sight::all) seen.end = keys.begin_of(end_of_sequence(queries, last));
   }
   // Both sides share a table.
-  if constexpr (sees == Sight::past_blocks) end_seen = (last + 1) * keys.block_tokens;
-  if constexpr (sees == Sight::past_tokens) end_seen = end;
-  return {static_cast<int>(first_seen), static_cast<int>(end_seen)};
+  if constexpr (sees == Sight::past_blocks) seen.end = keys.begin_of(last + 1);
+  if constexpr (sees == Sight::past_tokens) seen.end = end;
+  return seen;
 }
 /// The queries that see some of the keys [begin, end).
 template <Sight sees, int Rows>
 MHLA_DEVICE EntryRange<Rows> queries_that_see(const BlockTable& queries, const BlockTable& keys,
-                                              bool packed, Index begin, Index end) {
-  Index first_seen = 0;
-  Index end_seen = queries.blocks * queries.block_tokens;
-  const Index first = begin / keys.block_tokens;
+                                              bool packed, int begin, int end) {
+  EntryRange<Rows> seeing{0, queries.entries()};
+  const int first = keys.block_of(begin);
   if (packed) {
-    end_seen = end_of_sequence(keys, (end - 1) / keys.block_tokens) * queries.block_tokens;
+    seeing.end = queries.begin_of(end_of_sequence(keys, keys.block_of(end - 1)));
     if constexpr (sees == Sight::all)
-      first_seen = begin_of_sequence(keys, first) * queries.block_tokens;
+      seeing.begin = queries.begin_of(begin_of_sequence(keys, first));
   }
-  if constexpr (sees == Sight::past_blocks) first_seen = first * queries.block_tokens;
-  if constexpr (sees == Sight::past_tokens) first_seen = begin;
-  return {static_cast<int>(first_seen), static_cast<int>(end_seen)};
+  if constexpr (sees == Sight::past_blocks) seeing.begin = queries.begin_of(first);
+  if constexpr (sees == Sight::past_tokens) seeing.begin = begin;
+  return seeing;
 }
 /// Whether queries from one entry on may not see all of a tile of keys from another on.
 template <Sight sees>
-MHLA_DEVICE bool hides_some(bool packed, const BlockTable& table, Index query_begin,
-                            Index key_begin, int keys) {
+MHLA_DEVICE bool hides_some(bool packed, const BlockTable& table, int query_begin, int key_begin,
+                            int keys) {
   bool hides = packed;
   if constexpr (sees == Sight::past_tokens) hides = hides || key_begin + keys > query_begin + 1;
   if constexpr (sees == Sight::past_blocks)
-    hides = hides || (key_begin + keys - 1) / table.block_tokens > query_begin / table.block_tokens;
+    hides = hides || table.block_of(key_begin + keys - 1) > table.block_of(query_begin);
   return hides;
 }
 
@@ -161,9 +159,7 @@ struct RowBlocks {
                            const TokenRange& range) const {
     const int r = block.thread;
     if (r >= Rows) return;
-    const Index entry = range.begin + r < range.end ? range.begin + r : range.end - 1;
-    const auto b = static_cast<std::int32_t>(static_cast<std::uint32_t>(entry) /
-                                             static_cast<std::uint32_t>(table.block_tokens));
+    const int b = table.block_of(range.begin + r < range.end ? range.begin + r : range.end - 1);
     RowBlock of{b, 0};
     if (packed) {
       of.mix_index = static_cast<std::int32_t>(machine::load_from(table.mix_rows.data + b));
@@ -184,26 +180,29 @@ MHLA_DEVICE bool sees_pair(const RowBlock& query, const RowBlock& key, int query
 }
 
 /// The matrix of one head, times a power of two: in shared memory if it is small, else in global
-/// memory.
+/// memory. Its address and extents are read from the kernel's operands again, not kept in
+/// registers.
 struct MixingOfHead {
-  const float* matrix;
-  Index columns;
+  const MixingWeights& of;
+  int head;
   float scale;
-  bool is_kept;
-};
-/// Synchronizes the thread block before and after.
-template <int Threads>
-MHLA_DEVICE MixingOfHead mixing_of_head(const Block& block, const MixingWeights& mixing, Index head,
-                                        float scale, Shared kept) {
-  const Index size = mixing.rows * mixing.columns;
-  const float* const matrix = mixing.data + (mixing.heads == 1 ? 0 : head) * size;
-  const bool is_kept = keeps_mixing(mixing.rows, mixing.columns);
-  if (is_kept)
-    for (int i = block.thread; i < static_cast<int>(size); i += Threads)
+
+  MHLA_DEVICE bool is_kept() const { return keeps_mixing(of.rows, of.columns); }
+  /// From global memory.
+  MHLA_DEVICE float at(const RowBlock& query, const RowBlock& key) const {
+    return scale * of.at(head, query.mix_index, key.mix_index);
+  }
+  /// Copies it to shared memory, if it is to be there.
+  template <int Threads>
+  MHLA_DEVICE void keep(const Block& block, Shared kept) const {
+    if (!is_kept()) return;
+    const auto size = of.rows * of.columns;
+    const float* const matrix = of.data + (of.heads == 1 ? 0 : head) * size;
+    for (int i = block.thread; i < size; i += Threads)
       machine::write<float>(kept + static_cast<Shared>(i * 4),
                             scale * machine::load_from(matrix + i));
-  return {matrix, mixing.columns, scale, is_kept};
-}
+  }
+};
 
 /// r and c of a query, as the gradients' kernels pass them on.
 struct alignas(8) QueryWeights {
@@ -333,9 +332,9 @@ struct WarpPairs {
   template <int Strip, class F>
   MHLA_DEVICE void weigh(const Block& block, WarpRows<Strip>& scores, int first, Counted counted,
                          const F& f) const {
-    if (counted == Counted::all && has_eights && mixing.is_kept) {
+    if (counted == Counted::all && has_eights && mixing.is_kept()) {
       weigh_eights(block, scores, first, f);
-    } else if (mixing.is_kept) {
+    } else if (mixing.is_kept()) {
       weigh_each<true>(block, scores, first, counted, f);
     } else {
       weigh_each<false>(block, scores, first, counted, f);
@@ -345,12 +344,10 @@ struct WarpPairs {
  private:
   /// Where a row's weights are kept, from which those of columns' blocks are steps().
   MHLA_DEVICE Shared kept_row(const RowBlock& of_row) const {
-    const int step = Transposed ? 1 : static_cast<int>(mixing.columns);
+    const int step = Transposed ? 1 : mixing.of.columns;
     return kept + static_cast<Shared>(of_row.mix_index * step * 4);
   }
-  MHLA_DEVICE int kept_step() const {
-    return (Transposed ? static_cast<int>(mixing.columns) : 1) * 4;
-  }
+  MHLA_DEVICE int kept_step() const { return (Transposed ? mixing.of.columns : 1) * 4; }
   template <int Strip, class F>
   MHLA_DEVICE void weigh_eights(const Block& block, WarpRows<Strip>& scores, int first,
                                 const F& f) const {
@@ -384,11 +381,8 @@ struct WarpPairs {
           weight =
               machine::read<float>(row_at[half] + static_cast<Shared>(of_column.mix_index * step));
         } else {
-          const RowBlock& query = Transposed ? of_column : of_row[half];
-          const RowBlock& key = Transposed ? of_row[half] : of_column;
           weight =
-              mixing.scale *
-              machine::load_from(mixing.matrix + query.mix_index * mixing.columns + key.mix_index);
+              Transposed ? mixing.at(of_column, of_row[half]) : mixing.at(of_row[half], of_column);
         }
         const bool is_counted =
             counted == Counted::all || counts(of_row[half], of_column, row(block, half), column);

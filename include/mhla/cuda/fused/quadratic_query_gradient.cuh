@@ -46,8 +46,7 @@ struct QueryPairsGradient {
 
   static constexpr int shared_bytes = Memory::at.bytes;
   static constexpr int stages = Memory::at.stages;
-  static constexpr int min_blocks_per_sm =
-      threads == 256 && is_twofold ? 1 : Traits::tiles.blocks_of_sm;
+  static constexpr int min_blocks_per_sm = Traits::tiles.blocks_of_sm;
   PairGradientOperands<Traits> operands;
   float epsilon;
   Tokens<T> dq;
@@ -72,7 +71,8 @@ struct QueryPairsGradient {
                 of.k.x.table.block_tokens % 8 == 0,
                 Pairs::first_row_of(block, row_warps),
                 0,
-                mixing_of_head<threads>(block, of.mixing, xs.head, 1, Memory::at.mixing.begin)};
+                {of.mixing, xs.head, 1}};
+    pairs.mixing.template keep<threads>(block, pairs.kept);
     float r[2] = {1, 1};
     float c[2] = {0, 0};
     if constexpr (Traits::divides) {
@@ -134,7 +134,7 @@ struct QueryPairsGradient {
                                      const EntryRange<columns>& seen, bool begins, Pairs& pairs,
                                      const Use& use) const {
     const auto& of = operands.of;
-    const auto ys_of = [&, kv_head = static_cast<int>(xs.head / of.sharing.heads)](int tile) {
+    const auto ys_of = [&, kv_head = xs.head / of.sharing.heads](int tile) {
       return seen.tile(xs.item, kv_head, tile);
     };
     const auto hides = [&](int tile) {
@@ -246,7 +246,8 @@ void query_pairs_gradient(const CudaDevice& device, Index items,
                           const QueryPairsGradient<Traits>& body) {
   const auto& of = body.operands.of;
   if (Traits::divides || body.wants_query)
-    machine::run(device, items * ceil_div(of.query_entries(), Index{body.rows}) * of.heads(), body);
+    machine::run(device, items * ceil_div(of.query_entries(), body.rows) * of.sharing.all_heads(),
+                 body);
 }
 
 }  // namespace cuda::fused

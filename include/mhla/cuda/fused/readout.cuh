@@ -219,11 +219,11 @@ struct ReadOutBlocks {
   MHLA_DEVICE void operator()(const Block& block) const {
     const BlockTable& table = x.x.table;
     BlockIndices indices(block);
-    const int head = indices.next(sharing.kv_heads * sharing.heads);
+    const int head = indices.next(sharing.all_heads());
     const int column = indices.next(slices) * slice;
     const int b = indices.next(table.blocks);
     const Index item = indices.rest;
-    const Index kv_head = head / static_cast<int>(sharing.heads);
+    const Index kv_head = head / sharing.heads;
     const Index unit = item * sharing.kv_heads + kv_head;
     const Index summary = (unit * table.blocks + b) * sharing.matrices + matrix_of(head);
     TokenRange tile = TokenRange::of_block(table, item, head, b);
@@ -266,7 +266,7 @@ struct ReadOutBlocks {
 
  private:
   MHLA_DEVICE int matrix_of(int head) const {
-    return head % static_cast<int>(sharing.heads) / static_cast<int>(sharing.heads_of_matrix());
+    return head % sharing.heads / sharing.heads_of_matrix();
   }
   MHLA_DEVICE void copy_summary(const Block& block, Index summary, int column) const {
     MHLA_DEVICE_UNROLL

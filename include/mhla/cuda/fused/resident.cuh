@@ -138,13 +138,10 @@ struct AttendResident {
   MHLA_DEVICE bool sees(int i, int b) const {
     return i < queries.blocks && b < keys.blocks && sees_whole_block(sight, i, b);
   }
-  MHLA_DEVICE static int tiles_of_block(const BlockTable& table) {
-    return static_cast<int>(ceil_div(table.block_tokens, Index{rows}));
-  }
 
   /// S_b and z_b of every key block.
   MHLA_DEVICE void summarize(const Block& block, const Part& part) const {
-    const int of_block = tiles_of_block(k.x.table);
+    const int of_block = k.x.table.tiles_of_block(rows);
     const auto range_of = [&](int tile) {
       const TokenRange all = TokenRange::of_block(k.x.table, part.item, part.kv_head,
                                                   keys.first_block + tile / of_block);
@@ -280,7 +277,7 @@ struct AttendResident {
   MHLA_DEVICE void read_out(const Block& block, const Part& part) const {
     constexpr int slots = read_out_stages;
     const BlockTable& table = q.x.table;
-    const int of_block = tiles_of_block(table);
+    const int of_block = table.tiles_of_block(rows);
     const auto blocks = static_cast<int>(queries.blocks);
     const auto block_of = [&](int tile) { return tile / of_block % blocks; };
     const auto range_of = [&](int tile) {
@@ -294,7 +291,7 @@ struct AttendResident {
       return Tiles{q, own, of_features, places(block_of(tile))};
     };
     for_each_tile<slots>(
-        block, static_cast<int>(sharing.heads_of_matrix()) * blocks * of_block,
+        block, sharing.heads_of_matrix() * blocks * of_block,
         [&](int tile) {
           copy_tokens<threads>(block, q.x, range_of(tile), feature_tile(tile % slots));
         },

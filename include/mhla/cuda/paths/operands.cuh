@@ -57,11 +57,13 @@ struct FusedOperands : Operands<V, T, PlanType> {
   Tokens<const T> values() const { return tokens(this->v, this->plan.extents.keys.table); }
   Sharing of_query_heads() const {
     const Extents<V>& e = this->plan.extents;
-    return {e.queries.kv_heads, e.queries.group_size, e.matrices};
+    return {static_cast<int>(e.queries.kv_heads), static_cast<int>(e.queries.group_size),
+            static_cast<int>(e.matrices)};
   }
   MixingWeights mixing() const {
     const Extents<V>& e = this->plan.extents;
-    return {this->plan.mixing.data, e.mix_heads, e.mix_rows, e.mix_columns};
+    return {this->plan.mixing.data, static_cast<int>(e.mix_heads), static_cast<int>(e.mix_rows),
+            static_cast<int>(e.mix_columns)};
   }
   /// A causal query's own keys, whose weights are scaled by a power of two; empty in other calls.
   auto own_keys(float weight_scale) const {

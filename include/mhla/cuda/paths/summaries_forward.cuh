@@ -35,7 +35,9 @@ struct SummaryCall : FusedOperands<V, T, SummaryPlan<V, T>> {
   Summaries<const T> read_summaries(const SummaryPlanes<T>& of, float scale) const {
     return {of.data, of.size, scale};
   }
-  Sharing of_key_heads() const { return {this->plan.extents.keys.kv_heads, 1, 1}; }
+  Sharing of_key_heads() const {
+    return {static_cast<int>(this->plan.extents.keys.kv_heads), 1, 1};
+  }
   MixingMatrices matrices() const {
     const Extents<V>& e = this->plan.extents;
     // With summaries from a state, the backward pass begins with mixing.
