@@ -84,6 +84,27 @@ TEST_CASE("launch: an error is reported to whom it belongs", "[cuda]") {
              "MHLA_INSTANTIATE_CUDA has to be compiled for compute capability 9.0"));
 }
 
+TEST_CASE("launch: kernels get all shared memory that there is, or an error", "[cuda]") {
+  const Restored restored;
+  const char kernel = 0, other = 0;
+  const auto set_for = [](const char& of, cudaFuncAttribute attribute) {
+    return stand_in::runtime().attributes.at({&of, attribute});
+  };
+  // Whatever each asks for, so that the SMs need not change between them.
+  mhla::cuda::give_shared_memory(&kernel, 100000);
+  mhla::cuda::give_shared_memory(&other, 0);
+  mhla::cuda::give_shared_memory(&kernel, 10);
+  for (const char* const of : {&kernel, &other}) {
+    CHECK(set_for(*of, cudaFuncAttributeMaxDynamicSharedMemorySize) == 227 * 1024);
+    CHECK(set_for(*of, cudaFuncAttributePreferredSharedMemoryCarveout) ==
+          cudaSharedmemCarveoutMaxShared);
+  }
+  stand_in::runtime().shared_bytes = 99 * 1024;
+  CHECK(error_message<CudaError>([&] { mhla::cuda::give_shared_memory(&kernel, 110000); }) ==
+        "mhla: a kernel needs 110000 bytes of shared memory, of which the device has 101376 for a "
+        "thread block");
+}
+
 TEST_CASE("launch_rows: meets every unit of every row once, on the device's stream", "[cuda]") {
   const Restored restored;
   char memory = 0;

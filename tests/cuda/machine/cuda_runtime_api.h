@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "cublas_v2.h"
@@ -33,6 +35,11 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor = 76,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
+enum cudaFuncAttribute {
+  cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+  cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+enum cudaSharedCarveout { cudaSharedmemCarveoutMaxShared = 100 };
 struct cudaPointerAttributes {
   cudaMemoryType type;
   int device;
@@ -53,6 +60,8 @@ struct Runtime {
   cudaError_t refuse_device_with = cudaSuccess;
   int device = 0, major = 9, minor = 0;
   int shared_bytes = 227 * 1024;  // that a thread block may have
+  /// Of kernels.
+  std::map<std::pair<const void*, cudaFuncAttribute>, int> attributes;
   cudaError_t last_error = cudaSuccess;
   long questions = 0;  // about pointers
 
@@ -137,5 +146,13 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
       *value = runtime.shared_bytes;
       break;
   }
+  return cudaSuccess;
+}
+inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute,
+                                        int value) {
+  stand_in::Runtime& runtime = stand_in::runtime();
+  if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value > runtime.shared_bytes)
+    return runtime.leave(cudaErrorInvalidValue);
+  runtime.attributes[{kernel, attribute}] = value;
   return cudaSuccess;
 }

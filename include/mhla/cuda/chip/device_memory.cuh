@@ -56,6 +56,11 @@ inline void check_cuda(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw_cuda_error(status, what);
 }
 
+/// Throws if a kernel cannot be launched.
+inline void check_launch(cudaError_t status) {
+  check_cuda(status, "a kernel could not be launched");
+}
+
 /// Bytes of shared memory that a thread block may use on the current device; `otherwise` if there
 /// is no device.
 inline Index shared_bytes_of_device(Index otherwise) {
@@ -67,6 +72,21 @@ inline Index shared_bytes_of_device(Index otherwise) {
   if (status == cudaSuccess) return bytes;
   take_back(status);
   return otherwise;
+}
+
+/// Sets a kernel up for shared memory: always for as much as the device has, so that threads with
+/// calls of other sizes do not lower it for each other. Of an SM's memory all of them prefer the
+/// share with the least L1, which the planned thread blocks need: an SM changes its share only
+/// while it runs nothing, so that no kernel could start early.
+inline void give_shared_memory(const void* kernel, int bytes) {
+  const Index most = shared_bytes_of_device(bytes);
+  if (bytes > most)
+    throw CudaError("mhla: a kernel needs ", bytes, " bytes of shared memory, of which the device ",
+                    "has ", most, " for a thread block");
+  check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(most)));
+  check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared));
 }
 
 /// Throws CudaError unless CUDA knows the memory at an address.

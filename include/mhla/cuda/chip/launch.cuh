@@ -37,9 +37,8 @@ void launch(const CudaDevice& device, Index count, const Body& body) {
   const auto blocks = static_cast<unsigned>(wanted < max_blocks ? wanted : max_blocks);
   // Not <<<>>>, whose errors only cudaGetLastError() reports, with those of the caller's calls.
   void* arguments[] = {const_cast<Body*>(&body), &count};
-  check_cuda(cudaLaunchKernel(run_body<Body>, dim3(blocks), dim3(threads_of_block), arguments, 0,
-                              device.stream()),
-             "a kernel could not be launched");
+  check_launch(cudaLaunchKernel(run_body<Body>, dim3(blocks), dim3(threads_of_block), arguments, 0,
+                                device.stream()));
 }
 
 /// A thread's share of a row: units first, first + step, ...
@@ -81,9 +80,8 @@ void launch_rows(const CudaDevice& device, Index rows, Index units, const Body& 
     ++threads.shift;
   const auto blocks = static_cast<unsigned>(ceil_div(rows, Index{threads_of_block} / lanes));
   void* arguments[] = {const_cast<Body*>(&body), &threads};
-  check_cuda(cudaLaunchKernel(run_rows<Body>, dim3(blocks), dim3(threads_of_block), arguments, 0,
-                              device.stream()),
-             "a kernel could not be launched");
+  check_launch(cudaLaunchKernel(run_rows<Body>, dim3(blocks), dim3(threads_of_block), arguments, 0,
+                                device.stream()));
 }
 
 /// Copies 16 bytes that are aligned to that in memory, as one access.

@@ -246,30 +246,18 @@ __global__ void __launch_bounds__(Body::threads, Body::min_blocks_per_sm)
              static_cast<int>(threadIdx.x)});
 }
 
-/// Throws if a kernel cannot be launched.
-inline void check_launch(cudaError_t status) {
-  check_cuda(status, "a kernel could not be launched");
-}
-
-/// The kernel of a body, set up for its shared memory: always for as much as the device has, so
-/// that threads with calls of other sizes do not lower it for each other.
+/// Runs a body on that many thread blocks, on the device's stream; it may start before earlier
+/// kernels have ended, as described above. Stream capture preserves that.
 template <class Body>
-const void* kernel_of(int shared_bytes) {
+void run(const CudaDevice& device, Index blocks, const Body& body) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments are limited to 4 KB");
   static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
+  if (blocks == 0) return;
+  if (blocks > max_blocks)
+    throw ShapeError("mhla: ", blocks, " thread blocks are more than a CUDA launch can have");
   const auto kernel = reinterpret_cast<const void*>(&run_blocks<Body>);
-  const Index most = shared_bytes_of_device(shared_bytes);
-  if (shared_bytes > most)
-    throw CudaError("mhla: a kernel needs ", shared_bytes, " bytes of shared memory, of which the ",
-                    "device has ", most, " for a thread block");
-  check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(most)));
-  return kernel;
-}
-
-template <class Body>
-void launch_kernel(const CudaDevice& device, const void* kernel, Index blocks, int shared_bytes,
-                   const Body& body) {
+  const int shared_bytes = shared_bytes_of(body);
+  give_shared_memory(kernel, shared_bytes);
   // Only code that waits may start early; code compiled for sm_80 does not wait, even on newer
   // chips.
   cudaFuncAttributes code{};
@@ -287,17 +275,6 @@ void launch_kernel(const CudaDevice& device, const void* kernel, Index blocks, i
   Body argument = body;
   void* arguments[] = {&argument};
   check_launch(cudaLaunchKernelExC(&launch, kernel, arguments));
-}
-
-/// Runs a body on that many thread blocks, on the device's stream; it may start before earlier
-/// kernels have ended, as described above. Stream capture preserves that.
-template <class Body>
-void run(const CudaDevice& device, Index blocks, const Body& body) {
-  if (blocks == 0) return;
-  if (blocks > max_blocks)
-    throw ShapeError("mhla: ", blocks, " thread blocks are more than a CUDA launch can have");
-  const int shared_bytes = shared_bytes_of(body);
-  launch_kernel(device, kernel_of<Body>(shared_bytes), blocks, shared_bytes, body);
 }
 
 }  // namespace cuda::machine
