@@ -10,6 +10,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/cuda/choose_path.hpp>
+#include <mhla/cuda/decoding.hpp>
 #include <mhla/cuda/explain.hpp>
 #include <string>
 #include <type_traits>
@@ -60,17 +61,24 @@ constexpr mhla::CudaPath every_path[] = {mhla::CudaPath::cublas, mhla::CudaPath:
                                          mhla::CudaPath::quadratic, mhla::CudaPath::resident};
 constexpr mhla::CudaPath fused_paths[] = {mhla::CudaPath::summaries, mhla::CudaPath::quadratic,
                                           mhla::CudaPath::resident};
-/// Calls f(path) for those of `paths` that can run a forward pass.
-template <class T, class V, class Paths, class F>
-void for_each_path(const V& attention, const Shape& shape, const Paths& paths, const F& f) {
-  const auto cost = mhla::cuda::call_cost<T>(attention, shape, mhla::CudaDevice(nullptr, nullptr),
-                                             mhla::cuda::Direction::forward);
-  for (const mhla::CudaPath path : paths)
-    if (cost.choice.can(path) && (only_path.empty() || only_path == mhla::cuda::name_of(path)))
-      f(path);
-}
 inline std::string on(mhla::CudaPath path, const std::string& name) {
   return name + ", path " + mhla::cuda::name_of(path);
+}
+/// Calls f(path) for those of `paths` that can run a forward pass; says why others cannot.
+template <class T, class V, class Paths, class F>
+void for_each_path(Report& report, const std::string& title, const V& attention, const Shape& shape,
+                   const Paths& paths, const F& f) {
+  const auto cost = mhla::cuda::call_cost<T>(attention, shape, mhla::CudaDevice(nullptr, nullptr),
+                                             mhla::cuda::Direction::forward);
+  for (const mhla::CudaPath path : paths) {
+    if (!only_path.empty() && only_path != mhla::cuda::name_of(path)) continue;
+    const mhla::cuda::Refusal& refusal = cost.choice.option(path).refusal;
+    if (refusal.none()) {
+      f(path);
+    } else {
+      report.skip(on(path, title), refusal.text());
+    }
+  }
 }
 
 /// Expects results to be near others, those in double for example.
@@ -126,12 +134,19 @@ void attempt_each_case(Report& report, const char* group, const F& f) {
 /// Calls f(name, attention, shape, path) for every case that has fused kernels, on every path.
 template <class T, class Paths, class F>
 void attempt_each_fused_case(Report& report, const char* group, const Paths& paths, const F& f) {
-  for_each_fused_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
-    for_each_path<T>(attention, shape, paths, [&](mhla::CudaPath path) {
-      const std::string where = on(path, name);
-      attempt(report, title<T>(group, where), [&] { f(where, attention, shape, path); });
-    });
-  });
+  const auto on_each_of = [&](const auto& some) {
+    return [&](const std::string& name, const auto& attention, const Shape& shape) {
+      for_each_path<T>(
+          report, title<T>(group, name), attention, shape, some, [&](mhla::CudaPath path) {
+            const std::string where = on(path, name);
+            attempt(report, title<T>(group, where), [&] { f(where, attention, shape, path); });
+          });
+    };
+  };
+  for_each_fused_case<T>(on_each_of(paths));
+  constexpr std::array resident{mhla::CudaPath::resident};
+  if (std::count(std::begin(paths), std::end(paths), resident[0]) > 0)
+    for_each_sliced_case<T>(on_each_of(resident));
 }
 
 /// Calls f(name, attention, shape, path) for every case of scalar T: those of variants.hpp as they
@@ -217,8 +232,9 @@ void check_large_paths(Report& report) {
                         call.damage());
           return results;
         };
-        for_each_path<T>(attention, shape, fused_paths, [&](mhla::CudaPath path) {
-          const std::string what = title<T>("large paths", on(path, name)) + " against cublas";
+        const std::string large = title<T>("large paths", name);
+        for_each_path<T>(report, large, attention, shape, fused_paths, [&](mhla::CudaPath path) {
+          const std::string what = on(path, large) + " against cublas";
           attempt(report, what, [&] {
             expect_near(report, what, results_on(path), results_on(mhla::CudaPath::cublas),
                         path_bounds<T> * 2);
@@ -392,6 +408,12 @@ void check_etiquette(Report& report) {
                     bitwise_equal(some.dmix.view(), before.dmix.view()),
                 what("gradients left out are not written"));
 
+  // Without value columns nothing is summed, and gradients are zeros.
+  const Inputs<T> empty(with_blocks(attention, tokens(2, 4, 2, 35, 8, 0, 1)), 450);
+  Call<T, Image> empty_call(attention, empty);
+  expect_near(report, what("no value columns"), fresh_results(empty_call, lane),
+              on_cpu(attention, empty), {});
+
   // Too little memory is an error, before anything runs.
   const Index enough = mhla::forward_workspace_size<T>(attention, shape, lane.device());
   const GuardedBuffer memory(enough);
@@ -546,6 +568,100 @@ void check_pointers(Report& report) {
   cudaFree(managed);
 }
 
+/// Tokens [first, first + count) of sequences [sequence, sequence + sequences).
+template <class T>
+TensorView<T, 4> piece(TensorView<T, 4> of, Index sequence, Index sequences, Index first,
+                       Index count) {
+  of.data += sequence * of.stride[0] + first * of.stride[2];
+  of.extent[0] = sequences;
+  of.extent[2] = count;
+  return of;
+}
+
+/// What the CPU's forward pass computes: decoded in steps of many tokens, after a snapshot was
+/// restored, in replays of a recorded step, and again from the start.
+template <class T, class V>
+void expect_decoded(Report& report, const Lane& lane, const std::string& what, const V& attention,
+                    const Shape& shape) {
+  using Decoder = mhla::CudaDecoder<V, T>;
+  const Inputs<T> inputs(shape, 1000);
+  const DeviceTensor<T, 4> q(inputs.q), k(inputs.k), v(inputs.v), y(inputs.dy);
+  const DeviceTensor<Accumulator<T>, 3> mix(inputs.mix);
+  const mhla::CudaDevice device = lane.device();
+  const mhla::DecoderShape sizes{.batch = shape.batch,
+                                 .heads = shape.heads,
+                                 .kv_heads = shape.kv_heads,
+                                 .key_dim = shape.key_dim,
+                                 .value_dim = shape.value_dim};
+  const GuardedBuffer memory(Decoder::memory_size(attention, mix.view(), sizes));
+  if (poisons) memory.poison();
+  Decoder decoder(attention, device, mix.view(), sizes, memory.workspace());
+  const Index tokens = shape.query_tokens, half = tokens / 2;
+  const auto step = [&](Index from, Index to, Index count) {
+    const auto of = [&](const auto& x) { return piece(x.view(), 0, shape.batch, from, count); };
+    decoder.step(device, of(q), of(k), of(v), piece(y.view(), 0, shape.batch, to, count));
+  };
+  step(0, 0, half);
+  const GuardedBuffer saved(decoder.snapshot_size());
+  const auto snapshot = decoder.save(device, saved.workspace());
+  step(0, half, tokens - half);  // tokens that do not follow
+  decoder.load(device, snapshot);
+
+  // Operands of a recorded step stay where they are.
+  std::vector<HostTensor<T, 4>> replayed;
+  if (can_capture(lane.stream)) {
+    const auto one = [](const HostTensor<T, 4>& x) {
+      return HostTensor<T, 4>(x.extent(0), x.extent(1), 1, x.extent(3));
+    };
+    const DeviceTensor<T, 4> q1(one(inputs.q)), k1(one(inputs.k)), v1(one(inputs.v)),
+        y1(one(inputs.dy));
+    const Graph graph(lane.stream, [&] {
+      decoder.record_step(device, q1.view(), k1.view(), v1.view(), y1.view());
+    });
+    for (Index t = half; t < half + 20 && t < tokens; ++t) {
+      const auto upload = [&](const DeviceTensor<T, 4>& to, const HostTensor<T, 4>& from) {
+        to.upload(mhla::testing::converted<T>(piece(from.view(), 0, shape.batch, t, 1)));
+      };
+      upload(q1, inputs.q), upload(k1, inputs.k), upload(v1, inputs.v);
+      decoder.count_replay();
+      graph.launch(lane.stream);
+      lane.stream.wait();
+      replayed.push_back(y1.download());
+    }
+  } else {
+    report.skip(what + ": replays", "streams cannot be recorded here");
+  }
+  const Index next = half + static_cast<Index>(replayed.size());
+  const Index last = shape.batch - 1;
+  decoder.reset(device, last);
+  const auto of_last = [&](const auto& x) { return piece(x.view(), last, 1, 0, next); };
+  decoder.prefill(device, last, of_last(q), of_last(k), of_last(v), of_last(y));
+  step(next, next, tokens - next);
+  lane.stream.wait();
+
+  HostTensor<T, 4> decoded = y.download();
+  for (std::size_t i = 0; i < replayed.size(); ++i)
+    mhla::testing::for_each_element(
+        [](T& to, const T& from) { to = from; },
+        piece(decoded.view(), 0, shape.batch, half + static_cast<Index>(i), 1), replayed[i].view());
+  const auto comparison =
+      mhla::testing::compare(decoded.view(), on_cpu(attention, inputs).y.view());
+  report.expect(comparison.rms_ratio <= bounds<T>.y, what + ": y", comparison.report());
+  report.expect(memory.intact() && saved.intact() && y.buffer().intact(),
+                what + ": nothing else is written");
+}
+
+template <class T>
+void check_decoding(Report& report) {
+  const Lane lane;
+  for_each_case<T>([&](const std::string& name, const auto& attention, const Shape& shape) {
+    if constexpr (is_decoded<std::decay_t<decltype(attention)>>) {
+      const std::string what = title<T>("decoding", name);
+      attempt(report, what, [&] { expect_decoded<T>(report, lane, what, attention, shape); });
+    }
+  });
+}
+
 /// Each variant once: what a slow tool can watch.
 template <class T>
 void check_small(Report& report) {
@@ -584,6 +700,7 @@ bool enter_groups() {
                                    {"graphs", scalar, check_graphs<T>},
                                    {"etiquette", scalar, check_etiquette<T>},
                                    {"pointers", scalar, check_pointers<T>},
+                                   {"decoding", scalar, check_decoding<T>},
                                    {"small", scalar, check_small<T>},
                                    {"small_paths", scalar, check_small_paths<T>}});
   return true;

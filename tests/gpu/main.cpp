@@ -15,7 +15,7 @@ namespace {
 constexpr const char* usage =
     "usage: mhla_gpu_tests [options] GROUP...\n"
     "Groups: parity paths large_paths states determinism graphs etiquette pointers\n"
-    "small small_paths\n"
+    "decoding small small_paths\n"
     "  --scalar S      double, float, BFloat16 or Half alone\n"
     "  --path P        of the cases that fused kernels run, those on path P alone\n"
     "  --leave-memory  memory that a call writes is not poisoned before\n"

@@ -44,6 +44,10 @@ using ReluImage = bench::GpuImage;
   X(Video)                             \
   X(Sequence) X(Cross) X(CausalHedgehog) X(PastBlocks) X(PackedCausal) X(PaddedImage)
 
+/// Whether a variant has a decoder's kernels.
+template <class V>
+inline constexpr bool is_decoded = std::is_same_v<V, Language> || std::is_same_v<V, CausalKeySum>;
+
 /// How many blocks a side of a call has in the longest of its sequences.
 template <class V>
 Index blocks_of(const V& attention, const typename V::GeometryType& blocks, Index tokens) {
@@ -159,6 +163,39 @@ void for_each_fused_case(const F& f) {
     call("causal, normalized, 64/64", CausalSum{.blocks = {20}}, tokens(2, 2, 1, 67, 64, 64, 1));
     call("causal, normalized, 64/64, blocks of several tiles", CausalSum{.blocks = {150}},
          tokens(1, 2, 1, 200, 64, 64, 1));
+    call("causal, normalized, 64/64, more blocks than mixing holds at once",
+         CausalSum{.blocks = {1}}, tokens(1, 2, 1, 130, 64, 64, 1));
+  }
+}
+
+/// Likewise, for the resident path alone, which takes fewer values at once where it has more
+/// blocks: every width of 227 KB of shared memory but the largest.
+template <class T, class F>
+void for_each_sliced_case(const F& f) {
+  [[maybe_unused]] const auto call = [&](const std::string& name, const auto& attention,
+                                         const Shape& shape) {
+    f(name, attention, with_blocks(attention, shape));
+  };
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const auto image = [](Index rows) { return ReluImage{.blocks = {{2, 5, 9}, {1, rows, 2}}}; };
+    call("image 72/72, 30 blocks", image(2), tokens(1, 2, 1, 90, 72, 72, 1));
+    call("image 64/64, 30 blocks", image(2), tokens(1, 2, 1, 90, 64, 64, 2));
+    call("image 64/64, 50 blocks", image(1), tokens(1, 2, 1, 90, 64, 64, 1));
+    call("video 128/128, 12 blocks", Video{.blocks = {{3, 4, 5}, {2, 2, 2}}},
+         tokens(1, 2, 2, 60, 128, 128, 1));
+    call("video 128/128, 24 blocks", Video{.blocks = {{3, 4, 5}, {1, 1, 3}}},
+         tokens(1, 2, 2, 60, 128, 128, 1));
+    call("language 128/128, 16 blocks",
+         Language{.feature_map = {.epsilon = 0}, .blocks = {5}, .scale = 0.1},
+         tokens(1, 2, 1, 79, 128, 128, 1));
+  }
+  if constexpr (std::is_same_v<T, Half>) {
+    call("image 72/72, 21 blocks", Image{.blocks = {{7, 9}, {1, 3}}},
+         tokens(1, 2, 1, 63, 72, 72, 2));
+    call("causal, normalized, 64/64, 23 blocks", CausalSum{.blocks = {3}},
+         tokens(1, 2, 1, 67, 64, 64, 1));
+    call("causal, normalized, 64/64, 45 blocks", CausalSum{.blocks = {2}},
+         tokens(1, 2, 1, 89, 64, 64, 1));
   }
 }
 
