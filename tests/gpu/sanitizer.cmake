@@ -17,7 +17,7 @@ if(NOT sanitizer)
 endif()
 
 set(options --tool ${TOOL} --error-exitcode 99)
-set(arguments small small_paths)
+set(arguments small small_paths decoding)
 if(TOOL STREQUAL "memcheck")
   list(APPEND options --padding 64)
 elseif(TOOL MATCHES "^(race|sync)check$")
@@ -25,7 +25,7 @@ elseif(TOOL MATCHES "^(race|sync)check$")
   set(arguments small_paths)
 elseif(TOOL STREQUAL "initcheck")
   # What is poisoned counts as written.
-  set(arguments --leave-memory small small_paths)
+  list(APPEND arguments --leave-memory)
 endif()
 execute_process(COMMAND "${sanitizer}" ${options} "${PROGRAM}" ${arguments}
   RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output
