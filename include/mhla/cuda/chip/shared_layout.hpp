@@ -62,6 +62,10 @@ class SharedLayout {
     other.size = mark;
     return other;
   }
+  /// Goes on after what another layout has taken, too.
+  MHLA_HOST_DEVICE constexpr void go_past(const SharedLayout& other) {
+    if (other.size > size) size = other.size;
+  }
   MHLA_HOST_DEVICE constexpr std::uint32_t take_bytes(int count) { return place(count); }
   /// Bytes taken so far, a multiple of 16.
   MHLA_HOST_DEVICE constexpr int bytes() const { return size; }

@@ -274,7 +274,7 @@ struct FeatureGradient {
   }
 
   /// r and c of the tile's queries, and their part of dm_ii, from all sums. `mixing` is m_ii.
-  MHLA_DEVICE void finish_sums(const Block& block, const TokenRange& range, Index unit, Index b,
+  MHLA_DEVICE void finish_sums(const Block& block, const TokenRange& range, Index unit, int b,
                                float mixing) const {
     const BlockTable& table = x.x.table;
     const Index first = ((unit * table.blocks + b) * sharing.heads + range.head % sharing.heads) *
@@ -350,8 +350,8 @@ struct FeatureGradient {
   }
 
   /// The queries' sums over pairs, r and c; then the pairs' part of the gradient.
-  MHLA_DEVICE void pair_queries(const Block& block, const TokenRange& range, Index kv_head,
-                                Index unit, Index b, Gradient& gradient) const {
+  MHLA_DEVICE void pair_queries(const Block& block, const TokenRange& range, int kv_head,
+                                Index unit, int b, Gradient& gradient) const {
     const BlockTable& table = x.x.table;
     const float mixing = own_mixing(own, table, range, range, b);
     const float scale = own.weight_scale;
@@ -427,8 +427,8 @@ struct FeatureGradient {
   }
 
   /// The part of the keys' gradient from pairs with later queries.
-  MHLA_DEVICE void pair_keys(const Block& block, const TokenRange& range, Index kv_head, Index unit,
-                             Index b, Gradient& gradient) const {
+  MHLA_DEVICE void pair_keys(const Block& block, const TokenRange& range, int kv_head, Index unit,
+                             int b, Gradient& gradient) const {
     const BlockTable& table = x.x.table;
     const float scale = own.weight_scale;
     scale_gradient(block, gradient, scale);

@@ -41,8 +41,8 @@ struct OwnTokens {
   float weight_scale = 1;
 
   /// Heads of y that a head of x pairs with, and which they are.
-  MHLA_HOST_DEVICE static Index heads() { return 1; }
-  MHLA_DEVICE static Index head(Index kv_head, Index) { return kv_head; }
+  MHLA_HOST_DEVICE static int heads() { return 1; }
+  MHLA_DEVICE static int head(int kv_head, int) { return kv_head; }
 };
 
 /// For keys x: the queries from x on, of all heads that share the key, with the weights of their
@@ -59,8 +59,8 @@ struct OwnQueries {
   const float* weights;      // r, [units, blocks, heads, block tokens]; null: all 1
   const float* sum_weights;  // c / r, likewise; null: all 0
 
-  MHLA_HOST_DEVICE Index heads() const { return heads_of_key; }
-  MHLA_DEVICE Index head(Index kv_head, Index h) const { return kv_head * heads_of_key + h; }
+  MHLA_HOST_DEVICE int heads() const { return static_cast<int>(heads_of_key); }
+  MHLA_DEVICE int head(int kv_head, int h) const { return kv_head * heads() + h; }
 };
 
 /// The weight of the pair of x's t-th token and y's j-th.
@@ -72,8 +72,8 @@ MHLA_DEVICE bool counts(const TokenRange& x, int t, const TokenRange& y, int j) 
 /// Calls f(y) for the tiles of block b that pair with a tile of x, in order of heads and tokens.
 template <int Rows, class Own, class F>
 MHLA_DEVICE void for_each_own_tile(const Own& own, const BlockTable& table, const TokenRange& x,
-                                   Index kv_head, Index b, const F& f) {
-  for (Index h = 0; h < own.heads(); ++h) {
+                                   int kv_head, int b, const F& f) {
+  for (int h = 0; h < own.heads(); ++h) {
     TokenRange y = TokenRange::of_block(table, x.item, own.head(kv_head, h), b);
     if constexpr (Own::later) y.begin = x.begin;
     for (; y.begin < y.end && (Own::later || y.begin <= x.begin); y.begin += Rows) f(y);
@@ -83,7 +83,7 @@ MHLA_DEVICE void for_each_own_tile(const Own& own, const BlockTable& table, cons
 /// m_ii of a pair's query.
 template <class Own>
 MHLA_DEVICE float own_mixing(const Own& own, const BlockTable& table, const TokenRange& x,
-                             const TokenRange& y, Index b) {
+                             const TokenRange& y, int b) {
   const Index i = machine::load_from(table.mix_rows.data + b);
   return own.mixing.at(Own::later ? y.head : x.head, i, i);
 }

@@ -96,15 +96,41 @@ struct TileReadOut {
         machine::write<float>(place(at.own_sums, i), 0.0f);
   }
 
-  /// Adds the own block's pairs to `sum` and, with a normalizer, to the denominators. The
-  /// `features` are those of the range's first tokens, in block b of the unit and kv head.
-  MHLA_DEVICE void add_own(const Block& block, const FeatureTile& features, const TokenRange& range,
-                           Index unit, Index kv_head, Index b, int column, Sum& sum) const {
+  /// Stores a slice of the results of the range's first tokens from `sum`, their features' product
+  /// with the summary, which is scaled. Assembles them in the features' place.
+  MHLA_DEVICE void finish(const Block& block, Sum& sum, float scale, const FeatureTile& features,
+                          const TokenRange& range, const Sharing& sharing, const Tokens<T>& o,
+                          Update update, int column) const {
+    float unscale = 1 / scale;
+    if constexpr (adds_own) {
+      // A gradient's pairs are added at their own scale.
+      float pair_scale = 1;
+      if constexpr (weighs_own) pair_scale = own.weight_scale;
+      sum.scale(unscale * pair_scale);
+      add_own(block, features, range, sharing, column, sum);
+      unscale = 1 / pair_scale;
+    }
+    block.sync();  // features have been read, denominators written
+    const ValueTile out{features.begin};
+    write(block, sum, unscale, out);
+    block.sync();
+    store_tokens<threads>(block, out, o, range, update, column);
+  }
+
+ private:
+  /// Adds the own block's pairs to `sum` and, with a normalizer, to the denominators.
+  MHLA_DEVICE void add_own(const Block& before, const FeatureTile& features,
+                           const TokenRange& range, const Sharing& sharing, int column,
+                           Sum& sum) const {
     const BlockTable& table = x.x.table;
+    const int kv_head = range.head / sharing.heads;
+    const int unit = range.item * sharing.kv_heads + kv_head;
+    const int b = table.block_of(range.begin);
     const FeatureTile others{at.others};
     const ValueTile values{at.values};
     const ScoreTile scores_tile{at.scores};
     for_each_own_tile<rows>(own, table, range, kv_head, b, [&](const TokenRange& ys) {
+      const Block block = machine::known_anew(before);
       const float weight = own_mixing(own, table, range, ys, b);
       block.sync();  // what was in the tiles has been read
       copy_tokens<threads>(block, own.y.x, ys, others);
@@ -158,7 +184,6 @@ struct TileReadOut {
     });
   }
 
- private:
   MHLA_DEVICE static Shared place(Shared of, int n) { return of + static_cast<Shared>(n * 4); }
   MHLA_DEVICE static float number(Shared of, int n) { return machine::read<float>(place(of, n)); }
   MHLA_DEVICE float denominator(int row) const {
@@ -192,11 +217,11 @@ struct ReadOutBlocks {
   using ValueTile = typename Tiles::ValueTile;
   using SummaryTile = Tile<key_dim, slice>;
   static constexpr int threads = Tiles::threads;
-  static constexpr int min_blocks_per_sm = adds_own || key_dim > 128 ? 1 : 2;
+  static constexpr int min_blocks_per_sm = key_dim > 128 ? 1 : 2;
   static constexpr int rows = Tiles::rows;
   static constexpr int stages = shape.stages();
-  MHLA_DEVICE static FeatureTile features(int slot) {
-    return Ring<FeatureTile, stages>{memory().features}[slot];
+  MHLA_DEVICE static FeatureTile features(int tile) {
+    return Ring<FeatureTile, stages>{memory().features}[tile % stages];
   }
   MHLA_DEVICE static SummaryTile summary_tile(int part) {
     return Ring<SummaryTile, Parts>{memory().summary}[part];
@@ -220,35 +245,27 @@ struct ReadOutBlocks {
     const BlockTable& table = x.x.table;
     BlockIndices indices(block);
     const int head = indices.next(sharing.all_heads());
-    const int column = indices.next(slices) * slice;
+    indices.next(slices);
     const int b = indices.next(table.blocks);
-    const Index item = indices.rest;
-    const Index kv_head = head / sharing.heads;
-    const Index unit = item * sharing.kv_heads + kv_head;
-    const Index summary = (unit * table.blocks + b) * sharing.matrices + matrix_of(head);
-    TokenRange tile = TokenRange::of_block(table, item, head, b);
-    TokenRange ahead = tile;
-    const auto begin_copy = [&](int slot) {
-      if (ahead.begin < ahead.end) copy_tokens<threads>(block, x.x, ahead, features(slot));
-      ahead.begin += rows;
-    };
+    TokenRange tile = TokenRange::of_block(table, Index{indices.rest}, head, b);
 
-    begin_copy(0);  // never the first kernel of a call: the tokens are valid
+    // Never the first kernel of a call: the tokens are valid.
+    copy_tokens<threads>(block, x.x, tile, features(0));
     machine::wait_for_earlier_kernels();
     if constexpr (Divides)
       for (int c = block.thread; c < key_dim; c += threads)
         machine::write(memory().key_sum + static_cast<Shared>(c * 4),
-                       machine::load_from(key_sums + summary * key_dim + c));
-    copy_summary(block, summary, column);
+                       machine::load_from(key_sums + summary_of(tile) * key_dim + c));
+    copy_summary(block, tile);
     machine::commit_copies();
     const Tiles tiles{x, own, Tiles::epsilon_for(epsilon, x.scale), memory()};
 
-    for (int slot = 0; tile.begin < tile.end; tile.begin += rows, slot ^= stages - 1) {
+    for (int n = 0; tile.begin < tile.end; tile.begin += rows, ++n) {
       if constexpr (stages == 1) {
-        if (tile.begin > tile.end - table.block_tokens) {
+        if (n > 0) {
           block.sync();  // the previous tile has been read
-          if constexpr (adds_own) copy_summary(block, summary, column);
-          begin_copy(0);
+          if constexpr (adds_own) copy_summary(block, tile);
+          copy_tokens<threads>(block, x.x, tile, features(0));
           machine::commit_copies();
         }
         machine::wait_for_copies<0>();
@@ -256,23 +273,33 @@ struct ReadOutBlocks {
       } else {
         machine::wait_for_copies<0>();
         block.sync();  // this tile has landed, and the previous one has been read
-        begin_copy(slot ^ 1);
+        if (tile.begin + rows < tile.end)
+          copy_tokens<threads>(block, x.x, tile.from(tile.begin + rows), features(n + 1));
         machine::commit_copies();
       }
-      read_out(block, tiles, tile, features(slot), unit, kv_head, b, column);
+      read_out(block, tiles, tile, features(n));
     }
     machine::wait_for_copies<0>();
   }
 
  private:
-  MHLA_DEVICE int matrix_of(int head) const {
-    return head % sharing.heads / sharing.heads_of_matrix();
+  /// The first of the thread block's value columns.
+  MHLA_DEVICE int column_of(const Block& block) const {
+    BlockIndices indices(machine::known_anew(block));
+    indices.next(sharing.all_heads());
+    return slices == 1 ? 0 : indices.next(slices) * slice;
   }
-  MHLA_DEVICE void copy_summary(const Block& block, Index summary, int column) const {
+  MHLA_DEVICE Index summary_of(const TokenRange& range) const {
+    const BlockTable& table = x.x.table;
+    const Index unit = range.item * sharing.kv_heads + range.head / sharing.heads;
+    return (unit * table.blocks + table.block_of(range.begin)) * sharing.matrices +
+           range.head % sharing.heads / sharing.heads_of_matrix();
+  }
+  MHLA_DEVICE void copy_summary(const Block& block, const TokenRange& range) const {
     MHLA_DEVICE_UNROLL
     for (int part = 0; part < Parts; ++part) {
-      const T* const from =
-          summaries.data + part * summaries.plane + summary * (key_dim * value_dim) + column;
+      const T* const from = summaries.data + part * summaries.plane +
+                            summary_of(range) * (key_dim * value_dim) + column_of(block);
       copy_rows<threads, T>(block, summary_tile(part), [&](int r, int c) {
         return TensorRow<const T>{from + (r * value_dim + c), true};
       });
@@ -280,8 +307,7 @@ struct ReadOutBlocks {
   }
   /// A tile that has landed, with the summary.
   MHLA_DEVICE void read_out(const Block& block, const Tiles& tiles, const TokenRange& tile,
-                            const FeatureTile& of_tile, Index unit, Index kv_head, Index b,
-                            int column) const {
+                            const FeatureTile& of_tile) const {
     tiles.make_query_features(block, tile, of_tile);
     block.sync();
     typename Tiles::Sum sum;
@@ -289,20 +315,7 @@ struct ReadOutBlocks {
     for (int part = 0; part < Parts; ++part)
       multiply_add<T, key_dim, Stored::straight, Stored::straight>(block, sum, of_tile,
                                                                    summary_tile(part));
-    float unscale = 1 / summaries.scale;
-    if constexpr (adds_own) {
-      // A gradient's pairs are added at their own scale.
-      float pair_scale = 1;
-      if constexpr (weighs_own) pair_scale = own.weight_scale;
-      sum.scale(unscale * pair_scale);
-      tiles.add_own(block, of_tile, tile, unit, kv_head, b, column, sum);
-      unscale = 1 / pair_scale;
-    }
-    block.sync();  // features have been read, denominators written
-    const ValueTile out{of_tile.begin};
-    tiles.write(block, sum, unscale, out);
-    block.sync();
-    store_tokens<threads>(block, out, o, tile, update, column);
+    tiles.finish(block, sum, summaries.scale, of_tile, tile, sharing, o, update, column_of(block));
   }
 };
 

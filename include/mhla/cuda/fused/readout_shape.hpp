@@ -41,6 +41,15 @@ struct ReadOutMemory {
   std::uint32_t others;  // the other side's features
   std::uint32_t values;  // and values
   int bytes;
+
+  /// What every readout has of a tile's rows.
+  MHLA_HOST_DEVICE constexpr void take_rows(SharedLayout& layout, int rows, bool adds_own) {
+    const int own_rows = adds_own ? rows : 0;
+    denominators = layout.take_bytes(rows * 4);
+    own_sums = layout.take_bytes(own_rows * (8 / (rows / 16)) * 4);
+    flags = layout.take_bytes(adds_own ? 8 * 4 : 0);
+    scores = layout.take_bytes(tile_bytes(own_rows, rows));
+  }
 };
 
 /// Of ReadOutBlocks.
@@ -58,22 +67,19 @@ struct ReadOutShape {
     return adds_own || memory(slice(), 2).bytes > machine::max_shared_bytes ? 1 : 2;
   }
   MHLA_HOST_DEVICE constexpr ReadOutMemory memory(int slice, int stages) const {
-    const int own_rows = adds_own ? rows() : 0;
     const int feature_bytes = tile_bytes(rows(), key_dim);
     SharedLayout layout;
     ReadOutMemory at{};
     at.key_sum = layout.take_bytes(key_dim * 4);
-    at.denominators = layout.take_bytes(rows() * 4);
-    at.own_sums = layout.take_bytes(own_rows * (8 / (rows() / 16)) * 4);
-    at.flags = layout.take_bytes(adds_own ? 32 * 4 : 0);
+    at.take_rows(layout, rows(), adds_own);
     at.own_weights = layout.take_bytes(weighs_own ? rows() * 4 : 0);
     at.features = layout.take_bytes(stages * feature_bytes);
-    at.scores = layout.take_bytes(tile_bytes(own_rows, rows()));
     SharedLayout own = layout;
     at.summary = layout.take_bytes(parts * tile_bytes(key_dim, slice));
     at.others = own.take_bytes(adds_own ? feature_bytes : 0);
-    at.values = own.take_bytes(tile_bytes(own_rows, slice));
-    at.bytes = layout.bytes() > own.bytes() ? layout.bytes() : own.bytes();
+    at.values = own.take_bytes(adds_own ? tile_bytes(rows(), slice) : 0);
+    layout.go_past(own);
+    at.bytes = layout.bytes();
     return at;
   }
   MHLA_HOST_DEVICE constexpr int slice() const {

@@ -27,6 +27,7 @@
 #include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/fused/resident.hpp>
+#include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/policy/causality.hpp>
 
@@ -37,44 +38,37 @@ namespace cuda::fused {
 template <class Traits, int Slice, bool Divides, class Own = NoOwnTokens>
 struct AttendResident {
   using T = typename Traits::T;
-  static constexpr int KeyDim = Traits::key_dim;
-  using Features = FeatureTokens<T, typename Traits::Map, Traits::rotates>;
+  static constexpr int key_dim = Traits::key_dim;
   using Tiles = TileReadOut<Traits, Slice, Divides, Own>;
   using FeatureTile = typename Tiles::FeatureTile;
   using ValueTile = typename Tiles::ValueTile;
-  using SummaryTile = DenseTile<KeyDim, Slice>;
-  using SummarySum = Accumulators<KeyDim, Slice, 4, 2>;
+  using SummaryTile = DenseTile<key_dim, Slice>;
+  using SummarySum = Accumulators<key_dim, Slice, 4, 2>;
   using MatrixTile = Tile<max_resident_blocks, max_resident_blocks>;
   using KeySum =
       KeySumsOfTiles<Traits, SummarySum, Divides ? KeySums::plain : KeySums::none, false>;
+  using Four = Vector<float, 4>;
   static constexpr int threads = Tiles::threads;
   static constexpr int warps = Tiles::warps;
-  static constexpr int min_blocks_per_sm = 1;
+  static constexpr int min_blocks_per_sm = 2;
   static constexpr int rows = Tiles::rows;
   static constexpr int slices = Traits::value_dim / Slice;
-  static constexpr ResidentShape shape{KeyDim, Slice, Divides, Tiles::adds_own};
+  static constexpr ResidentShape shape{key_dim, Slice, Divides, Tiles::adds_own};
   static constexpr int stages = shape.stages;
-  static constexpr int read_out_stages = shape.read_out_stages();
+  /// Tiles of own tokens take the rings' second slots.
+  static constexpr int read_out_stages = Tiles::adds_own ? 1 : stages;
   static constexpr int inner_parts = max_resident_blocks / 16;  // of a column of all blocks
+  MHLA_HOST_DEVICE static constexpr ResidentMemory memory() { return shape.memory(); }
   static_assert(Traits::value_dim % Slice == 0 && warps == shape.warps);
-  static constexpr int denominators_at = shape.denominators_at();
-  static constexpr int own_sums_at = shape.own_sums_at();
-  static constexpr int flags_at = shape.flags_at();
-  static constexpr int warp_sums_at = shape.warp_sums_at();
-  static constexpr int ring_at = shape.ring_at();
-  static constexpr int stage_bytes = shape.stage_bytes();
-  static constexpr int scores_at = shape.scores_at();
-  static constexpr int records_at = shape.records_at();
-  static constexpr int record_bytes = shape.record_bytes();
-  static constexpr int key_sum_at = shape.key_sum_at();
-  static constexpr int mixed_key_sum_at = shape.mixed_key_sum_at();
-  static_assert(ring_at % 16 == 0 && records_at % 16 == 0 && key_sum_at >= SummaryTile::bytes);
-  static_assert(2 * MatrixTile::bytes <= scores_at - ring_at);
-  static_assert(has_no_bank_conflicts<16>([](int lane) { return lane % 8 * record_bytes; }),
+  static_assert(KeySum::bytes <= shape.warp_sum_bytes());
+  static_assert(memory().key_sum >= SummaryTile::bytes);
+  static_assert(has_no_bank_conflicts<16>([](int lane) {
+                  return lane % 8 * memory().record_bytes;
+                }),
                 "eight blocks of a matrix load would share banks");
 
-  Features q;
-  Features k;
+  FeatureTokens<T, typename Traits::Map, Traits::rotates> q;
+  FeatureTokens<T, typename Traits::Map, Traits::rotates> k;
   Tokens<const T> v;
   Tokens<T> o;
   Sharing sharing;
@@ -93,88 +87,86 @@ struct AttendResident {
 
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();  // this is the first kernel of a call
-    BlockIndices indices(block);
-    Part part;
-    part.column = indices.next(slices) * Slice;
-    const int matrix = indices.next(sharing.matrices);
-    part.kv_head = indices.next(sharing.kv_heads);
-    part.item = static_cast<int>(indices.rest);
-    part.head = part.kv_head * sharing.heads + matrix * sharing.heads_of_matrix();
-
-    summarize(block, part);
+    summarize(block);
     block.sync();  // the ring has been read, and key sums are complete
-    split_matrix(block, part);
-    if constexpr (Divides) mix_key_sums(block, part);
+    split_matrix(block);
+    if constexpr (Divides) mix_key_sums(block);
     block.sync();
     mix_summaries(block);
-    read_out(block, part);
+    read_out(block);
   }
 
  private:
   /// A thread block's work.
   struct Part {
-    Index item;
-    Index kv_head;
-    Index head;  // the first query head that its matrix mixes for
     int column;  // the first of the value columns
+    int kv_head;
+    int head;  // the first query head that its matrix mixes for
+    int item;
   };
-  struct alignas(16) FourFloats {
-    float value[4];
-  };
+  MHLA_DEVICE Part part_of(const Block& block) const {
+    BlockIndices indices(machine::known_anew(block));
+    Part part;
+    part.column = indices.next(slices) * Slice;
+    const int matrix = indices.next(sharing.matrices);
+    part.kv_head = indices.next(sharing.kv_heads);
+    part.head = part.kv_head * sharing.heads + matrix * sharing.heads_of_matrix();
+    part.item = static_cast<int>(indices.rest);
+    return part;
+  }
 
-  MHLA_DEVICE static Shared place(int at) { return static_cast<Shared>(at); }
-  MHLA_DEVICE static FeatureTile feature_tile(int slot) {
-    return {place(ring_at + slot * stage_bytes)};
+  MHLA_DEVICE static FeatureTile features(int tile) {
+    return Ring<FeatureTile, stages>{memory().tile.features}[tile % stages];
   }
-  MHLA_DEVICE static ValueTile value_tile(int slot) {
-    return {place(ring_at + slot * stage_bytes + FeatureTile::bytes)};
+  MHLA_DEVICE static ValueTile values(int tile) {
+    return Ring<ValueTile, stages>{memory().values}[tile % stages];
   }
-  MHLA_DEVICE static MatrixTile high() { return {Shared{ring_at}}; }
-  MHLA_DEVICE static MatrixTile low() { return {Shared{ring_at + MatrixTile::bytes}}; }
-  MHLA_DEVICE static Shared record(int b) { return place(records_at + b * record_bytes); }
+  MHLA_DEVICE static MatrixTile high() { return {memory().tile.features}; }
+  MHLA_DEVICE static MatrixTile low() { return {high().begin + Shared{MatrixTile::bytes}}; }
+  MHLA_DEVICE static Shared record(int b, int at = 0) {
+    return memory().records + static_cast<Shared>(b * memory().record_bytes + at);
+  }
   MHLA_DEVICE static SummaryTile summary(int b) { return {record(b)}; }
-  MHLA_DEVICE static Shared key_sum(int b) { return record(b) + Shared{key_sum_at}; }
-  MHLA_DEVICE static Shared mixed_key_sum(int i) { return record(i) + Shared{mixed_key_sum_at}; }
+  MHLA_DEVICE static Shared key_sum(int b) { return record(b, memory().key_sum); }
+  MHLA_DEVICE static Shared mixed_key_sum(int i) { return record(i, memory().mixed_key_sum); }
   MHLA_DEVICE bool sees(int i, int b) const {
     return i < queries.blocks && b < keys.blocks && sees_whole_block(sight, i, b);
   }
 
   /// S_b and z_b of every key block.
-  MHLA_DEVICE void summarize(const Block& block, const Part& part) const {
-    const int of_block = k.x.table.tiles_of_block(rows);
-    const auto range_of = [&](int tile) {
-      const TokenRange all = TokenRange::of_block(k.x.table, part.item, part.kv_head,
-                                                  keys.first_block + tile / of_block);
-      return all.from(all.begin + tile % of_block * rows);
-    };
+  MHLA_DEVICE void summarize(const Block& block) const {
+    const Part part = part_of(block);
+    TileCursor tile(k.x.table, part.item, part.kv_head, 1, keys.first_block);
+    TileCursor ahead = tile;
+    int b = 0;
     SummarySum sum;
-    KeySum key_sums(block, Shared{warp_sums_at});
+    KeySum key_sums(block, memory().warp_sums);
     for_each_tile<stages>(
-        block, static_cast<int>(keys.blocks) * of_block,
-        [&](int tile) {
-          copy_tokens<threads>(block, k.x, range_of(tile), feature_tile(tile % stages));
-          copy_tokens<threads>(block, v, range_of(tile), value_tile(tile % stages), part.column);
+        block, static_cast<int>(keys.blocks) * k.x.table.tiles_of_block(rows),
+        [&](int n) {
+          copy_tokens<threads>(block, k.x, ahead.range, features(n));
+          copy_tokens<threads>(block, v, ahead.range, values(n), part.column);
+          ahead.template next<rows>();
         },
-        [&](int tile) {
+        [&](int n) {
           make_features<threads>(
-              block, k, range_of(tile), feature_tile(tile % stages), [](int) { return 1.0f; },
-              [&](int, int i, const typename Strips<KeyDim>::Elements& features) {
-                key_sums.add_strip(block, i, features, 1.0f);
+              block, k, tile.range, features(n), [](int) { return 1.0f; },
+              [&](int, int i, const typename Strips<key_dim>::Elements& of_strip) {
+                key_sums.add_strip(block, i, of_strip, 1.0f);
               },
               [](int) {});
         },
-        [&](int tile) {
-          key_sums.template multiply_add<rows>(block, sum, feature_tile(tile % stages),
-                                               value_tile(tile % stages));
-          if (tile % of_block == of_block - 1) keep(block, tile / of_block, sum, key_sums);
+        [&](int n) {
+          key_sums.template multiply_add<rows>(block, sum, features(n), values(n));
+          if (tile.template next<rows>()) keep(block, b++, sum, key_sums);
         });
   }
 
   /// Stores a block's sums, and starts those of the next.
   MHLA_DEVICE void keep(const Block& block, int b, SummarySum& sum, KeySum& key_sums) const {
-    const SummaryTile to = summary(b);
     sum.for_each_pair(block, [&](int row, int col, float first, float second) {
-      machine::write(to.at(row, col), machine::rounded_pair<T>(scale * first, scale * second));
+      machine::write(summary(b).at(row, col),
+                     machine::rounded_pair<T>(scale * first, scale * second));
     });
     sum.clear();
     key_sums.finish(block, [&](int col, float of_column) {
@@ -183,31 +175,33 @@ struct AttendResident {
   }
 
   /// m = high + low, both rounded to T: in full parts of 16 x 16, with zeros for unseen blocks.
-  MHLA_DEVICE void split_matrix(const Block& block, const Part& part) const {
+  MHLA_DEVICE void split_matrix(const Block& block) const {
+    const int head = part_of(block).head;
     const int columns = static_cast<int>(keys.blocks + 15) / 16 * 8;  // pairs
     const int elements = static_cast<int>(queries.blocks + 15) / 16 * 16 * columns;
     for (int n = block.thread; n < elements; n += threads) {
       const int i = n / columns;
       const int b = n % columns * 2;
-      float first = sees(i, b) ? mixing.at(part.head, i, b) : 0.0f;
-      float second = sees(i, b + 1) ? mixing.at(part.head, i, b + 1) : 0.0f;
+      float first = sees(i, b) ? mixing.at(head, i, b) : 0.0f;
+      float second = sees(i, b + 1) ? mixing.at(head, i, b + 1) : 0.0f;
       machine::write(high().at(i, b), split_off<T>(first, second));
       machine::write(low().at(i, b), machine::rounded_pair<T>(first, second));
     }
   }
 
   /// z~_i of every query block.
-  MHLA_DEVICE void mix_key_sums(const Block& block, const Part& part) const {
-    constexpr int columns = KeyDim / 4;
+  MHLA_DEVICE void mix_key_sums(const Block& block) const {
+    const int head = part_of(block).head;
+    constexpr int columns = key_dim / 4;
     for (int n = block.thread; n < static_cast<int>(queries.blocks) * columns; n += threads) {
       const int i = n / columns;
       const auto of_column = static_cast<Shared>(n % columns * 16);
-      FourFloats sum{};
+      Four sum{};
       for (int b = 0; b < keys.blocks; ++b) {
         if (!sees(i, b)) continue;
-        const float weight = mixing.at(part.head, i, b);
-        const auto of_block = machine::read<FourFloats>(key_sum(b) + of_column);
-        for (int e = 0; e < 4; ++e) sum.value[e] += weight * of_block.value[e];
+        const float weight = mixing.at(head, i, b);
+        const auto of_block = machine::read<Four>(key_sum(b) + of_column);
+        for (int e = 0; e < 4; ++e) sum.element[e] += weight * of_block.element[e];
       }
       machine::write(mixed_key_sum(i) + of_column, sum);
     }
@@ -274,61 +268,34 @@ struct AttendResident {
   }
 
   /// y of every query of the heads that the matrix mixes for.
-  MHLA_DEVICE void read_out(const Block& block, const Part& part) const {
+  MHLA_DEVICE void read_out(const Block& block) const {
     constexpr int slots = read_out_stages;
-    const BlockTable& table = q.x.table;
-    const int of_block = table.tiles_of_block(rows);
-    const auto blocks = static_cast<int>(queries.blocks);
-    const auto block_of = [&](int tile) { return tile / of_block % blocks; };
-    const auto range_of = [&](int tile) {
-      const TokenRange all =
-          TokenRange::of_block(table, part.item, part.head + tile / of_block / blocks,
-                               queries.first_block + block_of(tile));
-      return all.from(all.begin + tile % of_block * rows);
-    };
+    const Part part = part_of(block);
+    TileCursor tile(q.x.table, part.item, part.head, sharing.heads_of_matrix(),
+                    queries.first_block);
+    TileCursor ahead = tile;
+    int i = 0;
     const float of_features = Tiles::epsilon_for(epsilon, q.scale);
-    const auto readout_of = [&](int tile) {
-      return Tiles{q, own, of_features, places(block_of(tile))};
+    const auto readout = [&] {
+      ReadOutMemory at = memory().tile;
+      at.key_sum = mixed_key_sum(i);
+      return Tiles{q, own, of_features, at};
     };
     for_each_tile<slots>(
-        block, sharing.heads_of_matrix() * blocks * of_block,
-        [&](int tile) {
-          copy_tokens<threads>(block, q.x, range_of(tile), feature_tile(tile % slots));
+        block, static_cast<int>(queries.blocks) * tile.heads * q.x.table.tiles_of_block(rows),
+        [&](int n) {
+          copy_tokens<threads>(block, q.x, ahead.range, features(n % slots));
+          ahead.template next<rows>();
         },
-        [&](int tile) {
-          readout_of(tile).make_query_features(block, range_of(tile), feature_tile(tile % slots));
-        },
-        [&](int tile) {
-          const FeatureTile features = feature_tile(tile % slots);
-          const TokenRange range = range_of(tile);
-          const Tiles readout = readout_of(tile);
+        [&](int n) { readout().make_query_features(block, tile.range, features(n % slots)); },
+        [&](int n) {
           typename Tiles::Sum sum;
-          multiply_add<T, KeyDim, Stored::straight, Stored::straight>(block, sum, features,
-                                                                      summary(block_of(tile)));
-          float unscale = 1 / scale;
-          if constexpr (Tiles::adds_own) {
-            sum.scale(unscale);
-            unscale = 1;
-            readout.add_own(block, features, range, part.item * sharing.kv_heads + part.kv_head,
-                            part.kv_head, queries.first_block + block_of(tile), part.column, sum);
-          }
-          block.sync();  // features have been read, denominators written
-          const ValueTile out{features.begin};
-          readout.write(block, sum, unscale, out);
-          block.sync();
-          store_tokens<threads>(block, out, o, range, Update::overwrite, part.column);
+          multiply_add<T, key_dim, Stored::straight, Stored::straight>(
+              block, sum, features(n % slots), summary(i));
+          readout().finish(block, sum, scale, features(n % slots), tile.range, sharing, o,
+                           Update::overwrite, part.column);
+          if (tile.template next<rows>()) ++i;
         });
-  }
-  MHLA_DEVICE static ReadOutMemory places(int i) {
-    ReadOutMemory at{};
-    at.key_sum = mixed_key_sum(i);
-    at.denominators = denominators_at;
-    at.own_sums = own_sums_at;
-    at.flags = flags_at;
-    at.scores = scores_at;
-    at.others = feature_tile(1).begin;
-    at.values = value_tile(1).begin;
-    return at;
   }
 };
 

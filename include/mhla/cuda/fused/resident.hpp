@@ -4,9 +4,11 @@
 // the queries and keys that each reads. Needs no CUDA header, so that a cost model can use it.
 #pragma once
 
-#include <algorithm>
+#include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/cuda/chip/shared_layout.hpp>
+#include <mhla/cuda/chip/tile_shape.hpp>
 #include <mhla/cuda/fused/readout_shape.hpp>
 #include <mhla/cuda/head_dims.hpp>
 
@@ -30,9 +32,19 @@ constexpr int resident_slice(int value_dim, int n) {
   return value_slice(value_dim, most[n]);
 }
 
-/// Its shared memory: the readout's data of a tile, where the warps' key sums are before; a ring of
-/// tiles, where the mixing matrix is in between; scores of own tokens; then a record for every
-/// block: S, later S~, and z and z~.
+/// Its shared memory: the readout's data of a tile, where the warps' key sums are before; rings of
+/// tiles, whose second slots are for own tokens, and where the mixing matrix is in between; then a
+/// record for every block: S, later S~, and z and z~.
+struct ResidentMemory {
+  ReadOutMemory tile;
+  std::uint32_t warp_sums;
+  std::uint32_t values;  // a ring of tiles
+  std::uint32_t records;
+  int key_sum;  // in a record
+  int mixed_key_sum;
+  int record_bytes;
+};
+
 struct ResidentShape {
   int key_dim;
   int slice;
@@ -42,40 +54,37 @@ struct ResidentShape {
   static constexpr int warps = 8;
   static constexpr int stages = 2;
 
-  constexpr int rows() const { return tile_rows(key_dim); }
-  /// Tiles of own tokens take the ring's second slot.
-  constexpr int read_out_stages() const { return adds_own ? 1 : stages; }
-
-  static constexpr int denominators_at() { return 0; }
-  constexpr int own_sums_at() const { return rows() * 4; }
-  constexpr int flags_at() const {
-    return own_sums_at() + (adds_own ? rows() * (warps / (rows() / 16)) * 4 : 0);
+  MHLA_HOST_DEVICE constexpr int key_sum_bytes() const { return divides ? key_dim * 4 : 0; }
+  MHLA_HOST_DEVICE constexpr int warp_sum_bytes() const { return warps * key_sum_bytes(); }
+  MHLA_HOST_DEVICE constexpr ResidentMemory memory() const {
+    constexpr auto side = static_cast<int>(max_resident_blocks);
+    const int rows = tile_rows(key_dim);
+    const int feature_bytes = tile_bytes(rows, key_dim);
+    const int value_bytes = tile_bytes(rows, slice);
+    ResidentMemory at{};
+    SharedLayout layout;
+    SharedLayout other;
+    at.tile.take_rows(layout, rows, adds_own);
+    at.warp_sums = other.take_bytes(warp_sum_bytes());
+    layout.go_past(other);
+    other = layout;
+    at.tile.features = layout.take_bytes(stages * feature_bytes);
+    at.values = layout.take_bytes(stages * value_bytes);
+    at.tile.others = at.tile.features + static_cast<std::uint32_t>(feature_bytes);
+    at.tile.values = at.values + static_cast<std::uint32_t>(value_bytes);
+    other.take_bytes(2 * tile_bytes(side, side));  // the matrix, high and low
+    layout.go_past(other);
+    at.records = layout.take_bytes(0);
+    // Padded to an odd number of 16-byte chunks, so that eight blocks of a matrix load start in
+    // eight different groups of banks.
+    at.key_sum = key_dim * slice * 2 + 16;
+    at.mixed_key_sum = at.key_sum + key_sum_bytes();
+    at.record_bytes = at.mixed_key_sum + key_sum_bytes();
+    return at;
   }
-  static constexpr int warp_sums_at() { return 0; }
-  constexpr int ring_at() const {
-    const int of_tile = flags_at() + (adds_own ? warps * 4 : 0);
-    return std::max(of_tile, divides ? warps * key_dim * 4 : 0);
+  constexpr int bytes(int blocks) const {
+    return static_cast<int>(memory().records) + blocks * memory().record_bytes;
   }
-  constexpr int stage_bytes() const {
-    return tile_bytes(rows(), key_dim) + tile_bytes(rows(), slice);
-  }
-  /// Of one of the matrix's two parts, high and low.
-  static constexpr int matrix_bytes() {
-    constexpr int side = static_cast<int>(max_resident_blocks);
-    return tile_bytes(side, side);
-  }
-  constexpr int scores_at() const {
-    return ring_at() + std::max(stages * stage_bytes(), 2 * matrix_bytes());
-  }
-  constexpr int records_at() const {
-    return scores_at() + (adds_own ? tile_bytes(rows(), rows()) : 0);
-  }
-  /// Records of blocks are padded to an odd number of 16-byte chunks, so that eight blocks of a
-  /// matrix load start in eight different groups of banks.
-  constexpr int key_sum_at() const { return key_dim * slice * 2 + 16; }
-  constexpr int mixed_key_sum_at() const { return key_sum_at() + (divides ? key_dim * 4 : 0); }
-  constexpr int record_bytes() const { return mixed_key_sum_at() + (divides ? key_dim * 4 : 0); }
-  constexpr int bytes(int blocks) const { return records_at() + blocks * record_bytes(); }
 };
 
 /// Value columns that a thread block takes: the widest slice for which the summaries of all blocks
