@@ -52,6 +52,15 @@ struct Accumulators {
       for (auto& part : row)
         for (float& element : part) element *= factor;
   }
+  /// Multiplies element by element.
+  MHLA_DEVICE void multiply(const Accumulators& by) {
+    MHLA_DEVICE_UNROLL
+    for (int i = 0; i < row_parts; ++i) {
+      MHLA_DEVICE_UNROLL
+      for (int j = 0; j < col_parts; ++j)
+        for (int e = 0; e < 4; ++e) value[i][j][e] *= by.value[i][j][e];
+    }
+  }
   /// Calls f(row, each) for this thread's rows; each(g) calls g(element) for its elements of one.
   template <class F>
   MHLA_DEVICE void for_each_row(const Block& block, const F& f) {

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Lays out a thread block's shared memory: a kernel takes its tiles one after the other.
 //
-//   struct Memory {
-//     Tile<64, 128> keys;
-//     SharedArray<float> sums;
-//     int bytes;
+//   struct Memory {  // its members lay themselves out, in order
+//     MHLA_HOST_DEVICE constexpr Memory() {}
+//     SharedLayout layout{};
+//     Tile<64, 128> keys = layout.take<Tile<64, 128>>();
+//     SharedArray<float> sums = layout.take_array<float>(64);
 //   };
-//   MHLA_HOST_DEVICE static constexpr Memory memory() {
-//     SharedLayout layout;
-//     return {layout.take<Tile<64, 128>>(), layout.take_array<float>(64), layout.bytes()};
-//   }
 #pragma once
 
 #include <cstdint>
@@ -42,10 +39,10 @@ struct Ring {
 
 class SharedLayout {
  public:
-  /// Memory of a tile, a struct with `bytes` and the member `begin` alone.
+  /// Memory of a tile, a struct with `bytes` and the member `begin` alone; none if it is not used.
   template <class TileType>
-  MHLA_HOST_DEVICE constexpr TileType take() {
-    return {place(TileType::bytes)};
+  MHLA_HOST_DEVICE constexpr TileType take(bool is_used = true) {
+    return {place(is_used ? TileType::bytes : 0)};
   }
   template <class TileType, int Slots>
   MHLA_HOST_DEVICE constexpr Ring<TileType, Slots> take_ring() {
@@ -63,8 +60,9 @@ class SharedLayout {
     return other;
   }
   /// Goes on after what another layout has taken, too.
-  MHLA_HOST_DEVICE constexpr void go_past(const SharedLayout& other) {
+  MHLA_HOST_DEVICE constexpr SharedLayout& go_past(const SharedLayout& other) {
     if (other.size > size) size = other.size;
+    return *this;
   }
   MHLA_HOST_DEVICE constexpr std::uint32_t take_bytes(int count) { return place(count); }
   /// Bytes taken so far, a multiple of 16.

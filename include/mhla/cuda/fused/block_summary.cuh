@@ -58,6 +58,12 @@ struct Sharing {
 
   MHLA_HOST_DEVICE int all_heads() const { return kv_heads * heads; }
   MHLA_HOST_DEVICE int heads_of_matrix() const { return heads / matrices; }
+  /// That of a range of one block's tokens, in [units, blocks, matrices].
+  MHLA_DEVICE Index summary_of(const BlockTable& table, const TokenRange& range) const {
+    const Index unit = range.item * kv_heads + range.head / heads;
+    return (unit * table.blocks + table.block_of(range.begin)) * matrices +
+           range.head % heads / heads_of_matrix();
+  }
 };
 
 /// Each lane's sums of its strips' elements.

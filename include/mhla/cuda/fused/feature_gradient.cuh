@@ -19,12 +19,12 @@
 // parts, which nearly cancel if values have a common mean, are added.
 #pragma once
 
-#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
+#include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
@@ -45,68 +45,79 @@ struct QueryNumbers {
   float* own_products;  // causal blocks: each query's part of dm_ii, likewise
 };
 
+/// Its shared memory, with a summary's columns, and those of own values, in slices.
+template <int KeyDim, int ValueDim, int Slice, bool adds_own>
+struct FeatureGradientMemory {
+  static constexpr int rows = tile_rows(KeyDim);
+  using FeatureTile = Tile<rows, KeyDim>;
+  using ValueTile = Tile<rows, ValueDim>;
+  using ScoreTile = Tile<rows, rows>;
+  using SummaryTiles = Ring<Tile<KeyDim, Slice>, 2>;
+  using OwnValueTile = Tile<rows, Slice>;
+  using GradientTile = FloatTile<rows, KeyDim>;
+
+  MHLA_HOST_DEVICE constexpr FeatureGradientMemory() {}
+  SharedLayout layout{};
+  SharedArray<float> key_sum = layout.take_array<float>(KeyDim);    // z
+  SharedArray<float> numbers = layout.take_array<float>(4 * rows);  // of the tile's rows
+  /// Parts of rows' sums over own tokens, or those tokens' r and c / r.
+  SharedArray<float> own_numbers =
+      layout.take_array<float>(adds_own ? 2 * 8 / (rows / 16) * rows : 0);
+  SharedArray<float> flags = layout.take_array<float>(adds_own ? 8 : 0);
+  FeatureTile x = layout.take<FeatureTile>();
+  ValueTile values = layout.take<ValueTile>();  // X
+  ScoreTile scores = layout.take<ScoreTile>(adds_own);
+  // In one place, in turn.
+  SharedLayout own = layout;
+  SharedLayout last = layout;
+  SummaryTiles summary = layout.take<SummaryTiles>();
+  FeatureTile own_features = own.take<FeatureTile>(adds_own);
+  OwnValueTile own_values = own.take<OwnValueTile>(adds_own);
+  GradientTile gradient = last.take<GradientTile>();
+  int bytes = layout.go_past(own).go_past(last).bytes();
+};
+
 template <class Traits, int Parts, Side side, bool Normalizes, class Own = NoOwnTokens>
 struct FeatureGradient {
   using T = typename Traits::T;
-  static constexpr int KeyDim = Traits::key_dim;
-  static constexpr int ValueDim = Traits::value_dim;
-  static constexpr bool Rotates = Traits::rotates;
-  using S = Strips<KeyDim>;
-  static constexpr bool adds_own = !std::is_same_v<Own, NoOwnTokens>;
+  static constexpr int key_dim = Traits::key_dim;
+  static constexpr int value_dim = Traits::value_dim;
+  using S = Strips<key_dim>;
+  static constexpr bool adds_own = Own::is_some;
   static constexpr bool of_queries = side == Side::queries;
   static constexpr bool divides = of_queries && Normalizes;
-  static_assert(!(adds_own && Normalizes && Rotates),
+  static_assert(!(adds_own && Normalizes && Traits::rotates),
                 "mhla: the denominators of rotated causal attention need unrotated features: "
                 "cuBLAS runs it");
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
-  static constexpr int min_blocks_per_sm = adds_own ? 1 : 2;
-  static constexpr int rows = tile_rows(KeyDim);
-  static constexpr int stages = 2;
-  using FeatureTile = Tile<rows, KeyDim>;
-  using ValueTile = Tile<rows, ValueDim>;
-  using ScoreTile = Tile<rows, rows>;
-  using GradientTile = FloatTile<rows, KeyDim>;
-
-  // Shared memory: z; per-row numbers; x and X of a tile. Then, sharing one place in turn: the
-  // summary's columns, a slice at a time; features and values of own tokens; the gradient in float.
-  static constexpr int sums_of_row = 8 / (rows / 16);
-  static constexpr int numbers_at = KeyDim * 4;
-  static constexpr int own_numbers_at = numbers_at + 4 * rows * 4;
-  static constexpr int flags_at = own_numbers_at + (adds_own ? 2 * sums_of_row * rows * 4 : 0);
-  static constexpr int x_at = flags_at + (adds_own ? 32 * 4 : 0);
-  static constexpr int values_at = x_at + FeatureTile::bytes;
-  static constexpr int scores_at = values_at + ValueTile::bytes;
-  static constexpr int area_at = scores_at + (adds_own ? ScoreTile::bytes : 0);
-  static_assert(area_at % 16 == 0);
+  static constexpr int min_blocks_per_sm = 2;
+  static constexpr int rows = tile_rows(key_dim);
+  static constexpr int sums_of_row = warps / (rows / 16);
+  using FeatureTile = Tile<rows, key_dim>;
+  using Gradient = Accumulators<rows, key_dim, rows / 16, sums_of_row>;
 
   template <int Slice>
-  static constexpr int bytes_with() {
-    const int summary = stages * Tile<KeyDim, Slice>::bytes;
-    const int own = adds_own ? FeatureTile::bytes + Tile<rows, Slice>::bytes : 0;
-    return area_at + std::max({summary, own, GradientTile::bytes});
-  }
-  static constexpr int wide = value_slice(ValueDim, KeyDim < 96 ? 96 : 64);
-  static constexpr int narrow = value_slice(ValueDim, 32);
-  static constexpr int slice = bytes_with<wide>() <= machine::max_shared_bytes ? wide : narrow;
-  static constexpr int slices = ValueDim / slice;
+  using MemoryOf = FeatureGradientMemory<key_dim, value_dim, Slice, adds_own>;
+  static constexpr int wide = value_slice(value_dim, key_dim < 96 ? 96 : 64);
+  static constexpr int slice =
+      MemoryOf<wide>().bytes <= machine::max_shared_bytes ? wide : value_slice(value_dim, 32);
+  static constexpr int slices = value_dim / slice;
   static_assert(slices == 1 || slice % 16 == 0,
                 "mhla: this kernel takes the columns of values all at once or in slices of whole "
                 "sixteens, into which they cannot be cut here");
-  static constexpr int shared_bytes = bytes_with<slice>();
+  MHLA_HOST_DEVICE static constexpr MemoryOf<slice> memory() { return {}; }
+  static constexpr int shared_bytes = memory().bytes;
   static_assert(shared_bytes <= machine::max_shared_bytes);
-  using SummaryTile = Tile<KeyDim, slice>;
-  using OwnValueTile = Tile<rows, slice>;
-  using Gradient = Accumulators<rows, KeyDim, rows / 16, 8 / (rows / 16)>;
 
-  FeatureTokens<T, typename Traits::Map, Rotates> x;
+  FeatureTokens<T, typename Traits::Map, Traits::rotates> x;
   Tokens<const T> values;  // X
   Tokens<T> dx;
   bool wanted;  // dx; r and c are always written
   Update update;
   Sharing sharing;
   Summaries<const T> summaries;
-  const float* key_sums;  // z, [units, blocks, matrices, KeyDim]
+  const float* key_sums;  // z, [units, blocks, matrices, key_dim]
   float epsilon;
   QueryNumbers numbers;
   Own own;
@@ -118,85 +129,77 @@ struct FeatureGradient {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
-    const BlockTable& table = x.x.table;
-    BlockIndices indices(block);
-    const int head = indices.next(sharing.all_heads());
-    const int tile = indices.next(table.tiles_of_block(rows));
-    const int b = indices.next(table.blocks);
-    const Index item = indices.rest;
-    const int kv_head = head / sharing.heads;
-    const int matrix = head % sharing.heads / sharing.heads_of_matrix();
-    const Index unit = item * sharing.kv_heads + kv_head;
-    const Index summary = (unit * table.blocks + b) * sharing.matrices + matrix;
-    const TokenRange all = TokenRange::of_block(table, item, head, b);
-    const TokenRange range = all.from(all.begin + tile * rows);
-
+    const TokenRange range = range_of(block);
     // Never the first kernel of a call: the tokens are valid.
-    copy_tokens<threads>(block, x.x, range, x_tile());
-    copy_tokens<threads>(block, values, range, value_tile());
+    copy_tokens<threads>(block, x.x, range, memory().x);
+    copy_tokens<threads>(block, values, range, memory().values);
     machine::wait_for_earlier_kernels();
+    const Index summary = sharing.summary_of(x.x.table, range);
     if constexpr (Normalizes)
-      for (int c = block.thread; c < KeyDim; c += threads)
-        machine::write(static_cast<Shared>(c * 4),
-                       machine::load_from(key_sums + summary * KeyDim + c));
+      for (int c = block.thread; c < key_dim; c += threads)
+        machine::write(memory().key_sum.at(c),
+                       machine::load_from(key_sums + summary * key_dim + c));
     Gradient gradient;
     multiply_summary(block, summary, gradient);
 
     if constexpr (of_queries) {
       if constexpr (divides) {
         block.sync();  // the summary has been read
-        write_gradient(block, gradient);
+        memory().gradient.write(block, gradient);
         block.sync();
         start_sums(block, range);
       } else if constexpr (adds_own) {
-        make_features<threads>(block, x, range, x_tile());
+        make_features<threads>(block, x, range, memory().x);
       }
       if constexpr (adds_own) {
-        clear_own_sums(block);
-        pair_queries(block, range, kv_head, unit, b, gradient);
+        for (int i = block.thread; i < 2 * sums_of_row * rows; i += threads)
+          machine::write<float>(memory().own_numbers.at(i), 0.0f);
+        pair_queries(block, range, gradient);
       } else if constexpr (divides) {
         block.sync();
-        finish_sums(block, range, unit, b, 0);
+        finish_sums(block, range, 0);
       }
     } else if constexpr (adds_own) {
-      pair_keys(block, range, kv_head, unit, b, gradient);
+      pair_keys(block, range, gradient);
     }
     if (!wanted) return;
     block.sync();  // tiles have been read, numbers written
-    if constexpr (adds_own || !divides) write_gradient(block, gradient);
+    if constexpr (adds_own || !divides) memory().gradient.write(block, gradient);
     if constexpr (adds_own && of_queries) {
-      copy_tokens<threads>(block, x.x, range, x_tile());
+      copy_tokens<threads>(block, x.x, range, memory().x);
       machine::commit_copies();
       machine::wait_for_copies<0>();
     }
     if constexpr (adds_own || !divides) block.sync();
     go_back_through_features(block, range);
     block.sync();
-    store_tokens<threads>(block, x_tile(), dx, range, update);
+    store_tokens<threads>(block, memory().x, dx, range, update);
   }
 
  private:
-  MHLA_DEVICE static FeatureTile x_tile() { return {static_cast<Shared>(x_at)}; }
-  MHLA_DEVICE static ValueTile value_tile(int slot_of_columns = 0) {
-    return {static_cast<Shared>(values_at + slot_of_columns * slice * 2)};
+  /// A thread block's tile.
+  MHLA_DEVICE TokenRange range_of(const Block& block) const {
+    const BlockTable& table = x.x.table;
+    BlockIndices indices(block);
+    const int head = indices.next(sharing.all_heads());
+    const int tile = indices.next(table.tiles_of_block(rows));
+    const int b = indices.next(table.blocks);
+    const TokenRange all = TokenRange::of_block(table, Index{indices.rest}, head, b);
+    return all.from(all.begin + tile * rows);
   }
-  MHLA_DEVICE static SummaryTile summary_tile(int slot) {
-    return {static_cast<Shared>(area_at + slot * SummaryTile::bytes)};
-  }
-  MHLA_DEVICE static GradientTile gradient_tile() { return {static_cast<Shared>(area_at)}; }
-  MHLA_DEVICE static FeatureTile own_features() { return {static_cast<Shared>(area_at)}; }
-  MHLA_DEVICE static OwnValueTile own_values() {
-    return {static_cast<Shared>(area_at + FeatureTile::bytes)};
-  }
-  MHLA_DEVICE static ScoreTile score_tile() { return {static_cast<Shared>(scores_at)}; }
+  MHLA_DEVICE int kv_head_of(const TokenRange& range) const { return range.head / sharing.heads; }
 
   // Numbers of the tile's rows.
   enum Number { denominator, product, weight, sum_weight };
   MHLA_DEVICE static Shared number(Number which, int row) {
-    return static_cast<Shared>(numbers_at + (which * rows + row) * 4);
+    return memory().numbers.at(which * rows + row);
   }
   MHLA_DEVICE static Shared own_number(int part, int row) {
-    return static_cast<Shared>(own_numbers_at + (part * rows + row) * 4);
+    return memory().own_numbers.at(part * rows + row);
+  }
+  /// A slice of X.
+  MHLA_DEVICE static Tile<rows, value_dim> value_slice_of(int n) {
+    return {memory().values.at(0, n * slice)};
   }
 
   /// gradient = X S^T
@@ -205,9 +208,9 @@ struct FeatureGradient {
     const auto begin_copy = [&](int step) {
       if (step < steps) {
         const T* const from = summaries.data + step % Parts * summaries.plane +
-                              summary * KeyDim * ValueDim + step / Parts * slice;
-        copy_rows<threads, T>(block, summary_tile(step % stages), [&](int r, int c) {
-          return TensorRow<const T>{from + (r * ValueDim + c), true};
+                              summary * key_dim * value_dim + step / Parts * slice;
+        copy_rows<threads, T>(block, memory().summary[step % 2], [&](int r, int c) {
+          return TensorRow<const T>{from + (r * value_dim + c), true};
         });
       }
       machine::commit_copies();
@@ -218,68 +221,56 @@ struct FeatureGradient {
       block.sync();  // this slice has landed, and the previous one has been read
       begin_copy(step + 1);
       multiply_add<T, slice, Stored::straight, Stored::transposed>(
-          block, gradient, value_tile(step / Parts), summary_tile(step % stages));
+          block, gradient, value_slice_of(step / Parts), memory().summary[step % 2]);
     }
     machine::wait_for_copies<0>();
-    scale_gradient(block, gradient, 1 / summaries.scale);
-  }
-  MHLA_DEVICE static void scale_gradient(const Block&, Gradient& gradient, float scale) {
-    gradient.scale(scale);
-  }
-  MHLA_DEVICE static void write_gradient(const Block& block, Gradient& gradient) {
-    gradient_tile().write(block, gradient, 1.0f);
+    gradient.scale(1 / summaries.scale);
   }
 
-  /// Calls f(row, place) for each of the tile's rows, by the lanes that share it.
-  template <class F>
-  MHLA_DEVICE void for_each_row(const Block& block, const TokenRange& range, const F& f) const {
-    for_each_token<threads, rows, KeyDim, Rotates>(block, x.x.table, range, f);
-  }
   /// z, of the lane's strips.
   using KeySums = typename S::Elements[std::size_t{S::of_lane}];
   MHLA_DEVICE static void read_key_sums(const Block& block, KeySums& z) {
     if constexpr (Normalizes)
-      S::for_each(block, [&](int n, int i) { read_strip<KeyDim>(Shared{0}, n, z[i]); });
+      S::for_each(block,
+                  [&](int n, int i) { read_strip<key_dim>(memory().key_sum.begin, n, z[i]); });
   }
   /// phi(q) z + epsilon and phi^r(q) u, features in float; rounded ones replace q if pairs need
   /// them.
   MHLA_DEVICE void start_sums(const Block& block, const TokenRange& range) const {
     KeySums z;
     read_key_sums(block, z);
-    const LaneAngles<KeyDim, Rotates> angles(block, x.rotation);
-    for_each_row(block, range, [&](int row, const Place& place) {
-      float den = 0, along = 0;
-      S::for_each(block, [&](int n, int i) {
-        typename S::Elements features = {};
-        if (place.token >= 0) {
-          read_strip<T>(x_tile(), row, n, features);
-          for (int e = 0; e < S::size; ++e) {
-            features[e] = x.scale * x.map.value(features[e]);
-            den += features[e] * z[i][e];
+    const LaneAngles<key_dim, Traits::rotates> angles(block, x.rotation);
+    for_each_token<threads, rows, key_dim, Traits::rotates>(
+        block, x.x.table, range, [&](int row, const Place& place) {
+          float den = 0, along = 0;
+          S::for_each(block, [&](int n, int i) {
+            typename S::Elements features = {};
+            if (place.token >= 0) {
+              read_strip<T>(memory().x, row, n, features);
+              for (int e = 0; e < S::size; ++e) {
+                features[e] = x.scale * x.map.value(features[e]);
+                den += features[e] * z[i][e];
+              }
+              angles.turn(i, place, Turn::forward, features);
+              typename S::Elements u;
+              memory().gradient.read_strip(row, n, u);
+              for (int e = 0; e < S::size; ++e) along += features[e] * u[e];
+            }
+            if constexpr (adds_own) write_strip<T>(memory().x, row, n, features);
+          });
+          den = S::sum_of_row(den);
+          along = S::sum_of_row(along);
+          if (S::leads(block)) {
+            machine::write<float>(number(denominator, row), den + epsilon);
+            machine::write<float>(number(product, row), along);
           }
-          angles.turn(i, place, Turn::forward, features);
-          typename S::Elements u;
-          gradient_tile().read_strip(row, n, u);
-          for (int e = 0; e < S::size; ++e) along += features[e] * u[e];
-        }
-        if constexpr (adds_own) write_strip<T>(x_tile(), row, n, features);
-      });
-      den = S::sum_of_row(den);
-      along = S::sum_of_row(along);
-      if (S::leads(block)) {
-        machine::write<float>(number(denominator, row), den + epsilon);
-        machine::write<float>(number(product, row), along);
-      }
-    });
+        });
   }
 
   /// r and c of the tile's queries, and their part of dm_ii, from all sums. `mixing` is m_ii.
-  MHLA_DEVICE void finish_sums(const Block& block, const TokenRange& range, Index unit, int b,
-                               float mixing) const {
+  MHLA_DEVICE void finish_sums(const Block& block, const TokenRange& range, float mixing) const {
     const BlockTable& table = x.x.table;
-    const Index first = ((unit * table.blocks + b) * sharing.heads + range.head % sharing.heads) *
-                            table.block_tokens +
-                        range.begin - b * table.block_tokens;
+    const Index first = first_number(table, sharing.kv_heads, sharing.heads, range);
     const RangeTokens token_of(table, range);
     for (int row = block.thread; row < rows; row += threads) {
       const bool inside = row < token_of.left;
@@ -309,28 +300,24 @@ struct FeatureGradient {
                             present ? r * products + c * scores : 0.0f);
     }
   }
-  MHLA_DEVICE static void clear_own_sums(const Block& block) {
-    for (int i = block.thread; i < rows * 2 * sums_of_row; i += threads)
-      machine::write<float>(own_number(0, i), 0.0f);
-  }
 
   /// The features of the own tokens y, in shared memory, and D of their pairs with the tile's.
   MHLA_DEVICE void make_own_products(const Block& block, const TokenRange& y,
                                      Scores<rows>& products) const {
+    const FeatureTile& features = memory().own_features;
     for (int s = 0; s < slices; ++s) {
       block.sync();  // what was in the tiles has been read
-      if (s == 0) copy_tokens<threads>(block, own.y.x, y, own_features());
-      copy_tokens<threads>(block, own.values, y, own_values(), s * slice);
+      if (s == 0) copy_tokens<threads>(block, own.y.x, y, features);
+      copy_tokens<threads>(block, own.values, y, memory().own_values, s * slice);
       machine::commit_copies();
       machine::wait_for_copies<0>();
       block.sync();
-      multiply_add<T, slice, Stored::straight, Stored::transposed>(block, products, value_tile(s),
-                                                                   own_values());
+      multiply_add<T, slice, Stored::straight, Stored::transposed>(
+          block, products, value_slice_of(s), memory().own_values);
     }
-    make_features<threads>(block, own.y, y, own_features());
+    make_features<threads>(block, own.y, y, features);
     block.sync();
-    look_for_infinities<threads>(block, own_features(), exponent_bits<T>,
-                                 static_cast<Shared>(flags_at));
+    look_for_infinities<threads>(block, features, exponent_bits<T>, memory().flags.begin);
   }
   /// gradient += W phi^r(y) for the pairs' weights W, rounded here.
   template <class Weight>
@@ -338,23 +325,24 @@ struct FeatureGradient {
                                     const TokenRange& y, Scores<rows>& products,
                                     const Weight& weight_of, Gradient& gradient) const {
     const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, y, j); };
-    write_scores<T>(block, products, score_tile(), [&](int t, int j, float d) {
+    write_scores<T>(block, products, memory().scores, [&](int t, int j, float d) {
       return pair_counts(t, j) ? weight_of(t, j, d) : 0.0f;
     });
     block.sync();
-    if (found_infinities<warps>(static_cast<Shared>(flags_at))) {
-      add_counted_pairs<T>(block, gradient, score_tile(), own_features(), pair_counts);
+    if (found_infinities<warps>(memory().flags.begin)) {
+      add_counted_pairs<T>(block, gradient, memory().scores, memory().own_features, pair_counts);
     } else {
-      add_pairs<T>(block, gradient, score_tile(), own_features());
+      add_pairs<T>(block, gradient, memory().scores, memory().own_features);
     }
   }
 
   /// The queries' sums over pairs, r and c; then the pairs' part of the gradient.
-  MHLA_DEVICE void pair_queries(const Block& block, const TokenRange& range, int kv_head,
-                                Index unit, int b, Gradient& gradient) const {
+  MHLA_DEVICE void pair_queries(const Block& block, const TokenRange& range,
+                                Gradient& gradient) const {
     const BlockTable& table = x.x.table;
-    const float mixing = own_mixing(own, table, range, range, b);
+    const float mixing = own_mixing(own, table, range, range);
     const float scale = own.weight_scale;
+    const int kv_head = kv_head_of(range);
     Scores<rows> products;
     const auto add_pairs_of = [&](const TokenRange& y) {
       add_own_features(
@@ -368,22 +356,23 @@ struct FeatureGradient {
           },
           gradient);
     };
-    if constexpr (!divides) scale_gradient(block, gradient, scale);
-    for_each_own_tile<rows>(own, table, range, kv_head, b, [&](const TokenRange& y) {
+    if constexpr (!divides) gradient.scale(scale);
+    for_each_own_tile<rows>(own, table, range, kv_head, [&](const TokenRange& y) {
       products.clear();
       make_own_products(block, y, products);
       Scores<rows> scores;
-      multiply_add<T, KeyDim, Stored::straight, Stored::transposed>(block, scores, x_tile(),
-                                                                    own_features());
+      multiply_add<T, key_dim, Stored::straight, Stored::transposed>(block, scores, memory().x,
+                                                                     memory().own_features);
       keep_counted(block, scores, range, y);
       add_row_sums<rows>(block, scores, own_number(0, 0));
-      multiply_elements(block, scores, products, range, y);
+      scores.multiply(products);
+      keep_counted(block, scores, range, y);  // 0 times a possibly infinite number
       add_row_sums<rows>(block, scores, own_number(sums_of_row, 0));
       if constexpr (!divides)
         if (wanted) add_pairs_of(y);
     });
     block.sync();
-    finish_sums(block, range, unit, b, mixing);
+    finish_sums(block, range, mixing);
     if constexpr (divides) {
       if (!wanted) return;
       block.sync();
@@ -393,9 +382,9 @@ struct FeatureGradient {
         second *= r;
       });
       // From the last tile, whose products are available, to the first.
-      TokenRange y = TokenRange::of_block(table, range.item, kv_head, b);
-      const Index begin = y.begin;
-      for (y.begin = range.begin; y.begin >= begin; y.begin -= rows) {
+      TokenRange y{range.item, kv_head, range.begin, range.end};
+      const int begin = table.begin_of(table.block_of(range.begin));
+      for (; y.begin >= begin; y.begin -= rows) {
         if (y.begin != range.begin) {
           products.clear();
           make_own_products(block, y, products);
@@ -403,7 +392,7 @@ struct FeatureGradient {
         add_pairs_of(y);
       }
     }
-    scale_gradient(block, gradient, 1 / scale);
+    gradient.scale(1 / scale);
   }
   MHLA_DEVICE static void keep_counted(const Block& block, Scores<rows>& scores,
                                        const TokenRange& range, const TokenRange& y) {
@@ -412,35 +401,21 @@ struct FeatureGradient {
       if (!counts<Own>(range, t, y, j + 1)) second = 0;
     });
   }
-  MHLA_DEVICE static void multiply_elements(const Block& block, Scores<rows>& scores,
-                                            Scores<rows>& products, const TokenRange& range,
-                                            const TokenRange& y) {
-    MHLA_DEVICE_UNROLL
-    for (int i = 0; i < Scores<rows>::row_parts; ++i) {
-      MHLA_DEVICE_UNROLL
-      for (int j = 0; j < Scores<rows>::col_parts; ++j) {
-        MHLA_DEVICE_UNROLL
-        for (int e = 0; e < 4; ++e) scores.value[i][j][e] *= products.value[i][j][e];
-      }
-    }
-    keep_counted(block, scores, range, y);  // 0 times a possibly infinite number
-  }
 
   /// The part of the keys' gradient from pairs with later queries.
-  MHLA_DEVICE void pair_keys(const Block& block, const TokenRange& range, int kv_head, Index unit,
-                             int b, Gradient& gradient) const {
+  MHLA_DEVICE void pair_keys(const Block& block, const TokenRange& range,
+                             Gradient& gradient) const {
     const BlockTable& table = x.x.table;
     const float scale = own.weight_scale;
-    scale_gradient(block, gradient, scale);
-    for_each_own_tile<rows>(own, table, range, kv_head, b, [&](const TokenRange& y) {
-      const float mixing = own_mixing(own, table, range, y, b);
+    gradient.scale(scale);
+    for_each_own_tile<rows>(own, table, range, kv_head_of(range), [&](const TokenRange& y) {
+      const float mixing = own_mixing(own, table, range, y);
       Scores<rows> products;
       block.sync();  // the previous tile's numbers have been read
       if constexpr (Normalizes) {
-        copy_numbers<threads, rows>(block, own.weights, table, unit, b, own.heads(), y, 1.0f,
-                                    own_number(0, 0));
-        copy_numbers<threads, rows>(block, own.sum_weights, table, unit, b, own.heads(), y, 0.0f,
-                                    own_number(1, 0));
+        const Index first = first_number(table, sharing.kv_heads, own.heads(), y);
+        copy_numbers<threads, rows>(block, own.weights, first, y, 1.0f, own_number(0, 0));
+        copy_numbers<threads, rows>(block, own.sum_weights, first, y, 0.0f, own_number(1, 0));
       }
       make_own_products(block, y, products);
       add_own_features(
@@ -453,31 +428,32 @@ struct FeatureGradient {
           },
           gradient);
     });
-    scale_gradient(block, gradient, 1 / scale);
+    gradient.scale(1 / scale);
   }
 
   /// x = s phi'(x) o (R^T(g) + c z), in place.
   MHLA_DEVICE void go_back_through_features(const Block& block, const TokenRange& range) const {
     KeySums z;
     read_key_sums(block, z);
-    const LaneAngles<KeyDim, Rotates> angles(block, x.rotation);
-    for_each_row(block, range, [&](int row, const Place& place) {
-      if (place.token < 0) return;
-      const float r = divides && !adds_own ? machine::read<float>(number(weight, row)) : 1.0f;
-      const float c = divides ? machine::read<float>(number(sum_weight, row)) : 1.0f;
-      S::for_each(block, [&](int n, int i) {
-        typename S::Elements g, features;
-        gradient_tile().read_strip(row, n, g);
-        for (float& element : g) element *= r;
-        angles.turn(i, place, Turn::back, g);
-        read_strip<T>(x_tile(), row, n, features);
-        for (int e = 0; e < S::size; ++e) {
-          if constexpr (Normalizes) g[e] += c * z[i][e];
-          features[e] = x.scale * x.map.derivative(features[e]) * g[e];
-        }
-        write_strip<T>(x_tile(), row, n, features);
-      });
-    });
+    const LaneAngles<key_dim, Traits::rotates> angles(block, x.rotation);
+    for_each_token<threads, rows, key_dim, Traits::rotates>(
+        block, x.x.table, range, [&](int row, const Place& place) {
+          if (place.token < 0) return;
+          const float r = divides && !adds_own ? machine::read<float>(number(weight, row)) : 1.0f;
+          const float c = divides ? machine::read<float>(number(sum_weight, row)) : 1.0f;
+          S::for_each(block, [&](int n, int i) {
+            typename S::Elements g, features;
+            memory().gradient.read_strip(row, n, g);
+            for (float& element : g) element *= r;
+            angles.turn(i, place, Turn::back, g);
+            read_strip<T>(memory().x, row, n, features);
+            for (int e = 0; e < S::size; ++e) {
+              if constexpr (Normalizes) g[e] += c * z[i][e];
+              features[e] = x.scale * x.map.derivative(features[e]) * g[e];
+            }
+            write_strip<T>(memory().x, row, n, features);
+          });
+        });
   }
 };
 

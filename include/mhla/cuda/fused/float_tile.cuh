@@ -36,11 +36,11 @@ struct FloatTile {
   MHLA_DEVICE void write_pair(int row, int col, float first, float second) const {
     machine::write(at(row, col), Pair{first, second});
   }
-  /// Writes sums of products, times `scale`.
+  /// Writes sums of products.
   template <class Sum>
-  MHLA_DEVICE void write(const Block& block, Sum& sum, float scale) const {
+  MHLA_DEVICE void write(const Block& block, Sum& sum) const {
     sum.for_each_pair(block, [&](int row, int col, float first, float second) {
-      write_pair(row, col, scale * first, scale * second);
+      write_pair(row, col, first, second);
     });
   }
   /// Strip n of a row.

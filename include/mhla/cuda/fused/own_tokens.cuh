@@ -27,11 +27,15 @@ struct MixingWeights {
 };
 
 /// No own tokens.
-struct NoOwnTokens {};
+struct NoOwnTokens {
+  static constexpr bool is_some = false;
+  static constexpr bool later = false;
+};
 
 /// For queries x: the keys up to x.
 template <class T, class Map, bool Rotates>
 struct OwnTokens {
+  static constexpr bool is_some = true;
   static constexpr bool later = false;
 
   FeatureTokens<T, Map, Rotates> y;
@@ -49,6 +53,7 @@ struct OwnTokens {
 /// pairs, computed by then.
 template <class T, class Map, bool Rotates>
 struct OwnQueries {
+  static constexpr bool is_some = true;
   static constexpr bool later = true;
 
   FeatureTokens<T, Map, Rotates> y;
@@ -69,13 +74,13 @@ MHLA_DEVICE bool counts(const TokenRange& x, int t, const TokenRange& y, int j) 
   return Own::later ? y.begin + j >= x.begin + t : y.begin + j <= x.begin + t;
 }
 
-/// Calls f(y) for the tiles of block b that pair with a tile of x, in order of heads and tokens.
+/// Calls f(y) for the tiles of x's block that pair with a tile of x, in order of heads and tokens.
 template <int Rows, class Own, class F>
 MHLA_DEVICE void for_each_own_tile(const Own& own, const BlockTable& table, const TokenRange& x,
-                                   int kv_head, int b, const F& f) {
+                                   int kv_head, const F& f) {
   for (int h = 0; h < own.heads(); ++h) {
-    TokenRange y = TokenRange::of_block(table, x.item, own.head(kv_head, h), b);
-    if constexpr (Own::later) y.begin = x.begin;
+    TokenRange y{x.item, own.head(kv_head, h), x.begin, x.end};
+    if constexpr (!Own::later) y.begin = table.begin_of(table.block_of(x.begin));
     for (; y.begin < y.end && (Own::later || y.begin <= x.begin); y.begin += Rows) f(y);
   }
 }
@@ -83,20 +88,24 @@ MHLA_DEVICE void for_each_own_tile(const Own& own, const BlockTable& table, cons
 /// m_ii of a pair's query.
 template <class Own>
 MHLA_DEVICE float own_mixing(const Own& own, const BlockTable& table, const TokenRange& x,
-                             const TokenRange& y, int b) {
-  const Index i = machine::load_from(table.mix_rows.data + b);
+                             const TokenRange& y) {
+  const Index i = machine::load_from(table.mix_rows.data + table.block_of(x.begin));
   return own.mixing.at(Own::later ? y.head : x.head, i, i);
 }
 
-/// Copies the numbers of a tile's queries, one each, [units, blocks, heads, block tokens], to
-/// shared memory; 0 past the block's end.
+/// Where the numbers of a range's first query are in [units, blocks, heads, block tokens].
+MHLA_DEVICE Index first_number(const BlockTable& table, int kv_heads, int heads,
+                               const TokenRange& range) {
+  const Index unit = range.item * kv_heads + range.head / heads;
+  const int b = table.block_of(range.begin);
+  return ((unit * table.blocks + b) * heads + range.head % heads) * table.block_tokens +
+         (range.begin - table.begin_of(b));
+}
+/// Copies the numbers of a tile's queries, from the `first` on, to shared memory; 0 past the
+/// block's end.
 template <int Threads, int Rows>
-MHLA_DEVICE void copy_numbers(const Block& block, const float* from, const BlockTable& table,
-                              Index unit, Index b, Index heads, const TokenRange& range,
-                              float where_none, Shared to) {
-  const Index first =
-      ((unit * table.blocks + b) * heads + range.head % heads) * table.block_tokens + range.begin -
-      b * table.block_tokens;
+MHLA_DEVICE void copy_numbers(const Block& block, const float* from, Index first,
+                              const TokenRange& range, float where_none, Shared to) {
   for (int r = block.thread; r < Rows; r += Threads) {
     float number = where_none;
     if (from != nullptr)

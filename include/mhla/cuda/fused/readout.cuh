@@ -35,11 +35,8 @@ template <class Traits, int Slice, bool Divides, class Own>
 struct TileReadOut {
   using T = typename Traits::T;
   static constexpr int key_dim = Traits::key_dim;
-  static constexpr bool adds_own = !std::is_same_v<Own, NoOwnTokens>;
-  static constexpr bool weighs_own = [] {
-    if constexpr (adds_own) return Own::later;
-    return false;
-  }();
+  static constexpr bool adds_own = Own::is_some;
+  static constexpr bool weighs_own = Own::later;
   static_assert(!(weighs_own && Divides), "mhla: only the forward pass divides");
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
@@ -123,45 +120,44 @@ struct TileReadOut {
                            const TokenRange& range, const Sharing& sharing, int column,
                            Sum& sum) const {
     const BlockTable& table = x.x.table;
-    const int kv_head = range.head / sharing.heads;
-    const int unit = range.item * sharing.kv_heads + kv_head;
-    const int b = table.block_of(range.begin);
     const FeatureTile others{at.others};
     const ValueTile values{at.values};
     const ScoreTile scores_tile{at.scores};
-    for_each_own_tile<rows>(own, table, range, kv_head, b, [&](const TokenRange& ys) {
-      const Block block = machine::known_anew(before);
-      const float weight = own_mixing(own, table, range, ys, b);
-      block.sync();  // what was in the tiles has been read
-      copy_tokens<threads>(block, own.y.x, ys, others);
-      copy_tokens<threads>(block, own.values, ys, values, column);
-      machine::commit_copies();
-      if constexpr (weighs_own)
-        copy_numbers<threads, rows>(block, own.weights, table, unit, b, own.heads(), ys, 1.0f,
-                                    at.own_weights);
-      machine::wait_for_copies<0>();
-      block.sync();
-      make_features<threads>(block, own.y, ys, others);
-      look_for_infinities<threads>(block, values, exponent_bits<T>, at.flags);
-      block.sync();
-      Scores<rows> scores;
-      multiply_add<T, key_dim, Stored::straight, Stored::transposed>(block, scores, features,
-                                                                     others);
-      const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, ys, j); };
-      write_scores<T>(block, scores, scores_tile, [&](int t, int j, float score) {
-        if (!pair_counts(t, j)) return 0.0f;
-        if constexpr (weighs_own)
-          return weight * own.weight_scale * number(at.own_weights, j) * score;
-        return weight * score;
-      });
-      if constexpr (Divides) add_row_sums<rows>(block, scores, at.own_sums);
-      block.sync();
-      if (found_infinities<warps>(at.flags)) {
-        add_counted_pairs<T>(block, sum, scores_tile, values, pair_counts);
-      } else {
-        add_pairs<T>(block, sum, scores_tile, values);
-      }
-    });
+    for_each_own_tile<rows>(
+        own, table, range, range.head / sharing.heads, [&](const TokenRange& ys) {
+          const Block block = machine::known_anew(before);
+          const float weight = own_mixing(own, table, range, ys);
+          block.sync();  // what was in the tiles has been read
+          copy_tokens<threads>(block, own.y.x, ys, others);
+          copy_tokens<threads>(block, own.values, ys, values, column);
+          machine::commit_copies();
+          if constexpr (weighs_own)
+            copy_numbers<threads, rows>(block, own.weights,
+                                        first_number(table, sharing.kv_heads, own.heads(), ys), ys,
+                                        1.0f, at.own_weights);
+          machine::wait_for_copies<0>();
+          block.sync();
+          make_features<threads>(block, own.y, ys, others);
+          look_for_infinities<threads>(block, values, exponent_bits<T>, at.flags);
+          block.sync();
+          Scores<rows> scores;
+          multiply_add<T, key_dim, Stored::straight, Stored::transposed>(block, scores, features,
+                                                                         others);
+          const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, ys, j); };
+          write_scores<T>(block, scores, scores_tile, [&](int t, int j, float score) {
+            if (!pair_counts(t, j)) return 0.0f;
+            if constexpr (weighs_own)
+              return weight * own.weight_scale * number(at.own_weights, j) * score;
+            return weight * score;
+          });
+          if constexpr (Divides) add_row_sums<rows>(block, scores, at.own_sums);
+          block.sync();
+          if (found_infinities<warps>(at.flags)) {
+            add_counted_pairs<T>(block, sum, scores_tile, values, pair_counts);
+          } else {
+            add_pairs<T>(block, sum, scores_tile, values);
+          }
+        });
   }
 
   /// scale num / den, rounded, into a tile.
@@ -199,12 +195,8 @@ struct ReadOutBlocks {
   using T = typename Traits::T;
   static constexpr int key_dim = Traits::key_dim;
   static constexpr int value_dim = Traits::value_dim;
-  static constexpr bool adds_own = !std::is_same_v<Own, NoOwnTokens>;
-  static constexpr bool weighs_own = [] {
-    if constexpr (adds_own) return Own::later;
-    return false;
-  }();
-  static constexpr ReadOutShape shape{key_dim, value_dim, Parts, adds_own, weighs_own};
+  static constexpr bool adds_own = Own::is_some;
+  static constexpr ReadOutShape shape{key_dim, value_dim, Parts, adds_own, Own::later};
   static constexpr int slice = shape.slice();
   static constexpr int slices = shape.slices();
   MHLA_HOST_DEVICE static constexpr ReadOutMemory memory() {
@@ -254,8 +246,9 @@ struct ReadOutBlocks {
     machine::wait_for_earlier_kernels();
     if constexpr (Divides)
       for (int c = block.thread; c < key_dim; c += threads)
-        machine::write(memory().key_sum + static_cast<Shared>(c * 4),
-                       machine::load_from(key_sums + summary_of(tile) * key_dim + c));
+        machine::write(
+            memory().key_sum + static_cast<Shared>(c * 4),
+            machine::load_from(key_sums + sharing.summary_of(table, tile) * key_dim + c));
     copy_summary(block, tile);
     machine::commit_copies();
     const Tiles tiles{x, own, Tiles::epsilon_for(epsilon, x.scale), memory()};
@@ -289,17 +282,12 @@ struct ReadOutBlocks {
     indices.next(sharing.all_heads());
     return slices == 1 ? 0 : indices.next(slices) * slice;
   }
-  MHLA_DEVICE Index summary_of(const TokenRange& range) const {
-    const BlockTable& table = x.x.table;
-    const Index unit = range.item * sharing.kv_heads + range.head / sharing.heads;
-    return (unit * table.blocks + table.block_of(range.begin)) * sharing.matrices +
-           range.head % sharing.heads / sharing.heads_of_matrix();
-  }
   MHLA_DEVICE void copy_summary(const Block& block, const TokenRange& range) const {
     MHLA_DEVICE_UNROLL
     for (int part = 0; part < Parts; ++part) {
       const T* const from = summaries.data + part * summaries.plane +
-                            summary_of(range) * (key_dim * value_dim) + column_of(block);
+                            sharing.summary_of(x.x.table, range) * (key_dim * value_dim) +
+                            column_of(block);
       copy_rows<threads, T>(block, summary_tile(part), [&](int r, int c) {
         return TensorRow<const T>{from + (r * value_dim + c), true};
       });
