@@ -11,6 +11,8 @@ unmasked tensors can take. A way is out of the question where it
   - goes through a loop within the loop: what happens rarely is not unrolled;
   - calls a function: slow ways of divisions;
   - has an instruction that the kernel's line leaves out.
+Where the unit is EXIT it is the whole kernel: loops are gone through once, if there is no way
+around them.
 nvdisasm is part of the CUDA Toolkit, and of the package nvidia-cuda-nvdisasm of PyPI.
 """
 
@@ -80,8 +82,9 @@ def loops_of(blocks):
     return loops
 
 
-def longest_way(blocks, loop, first, inner, leaves_out):
-    """Instructions on the longest way from the loop's first block back to it; None without one."""
+def longest_way(blocks, loop, first, inner, leaves_out, ends=None):
+    """Instructions on the longest way from the loop's first block back to it, or to one of the ends;
+    None without one."""
     closed = set().union(*inner) if inner else set()
 
     def is_open(n):
@@ -108,7 +111,7 @@ def longest_way(blocks, loop, first, inner, leaves_out):
 
     visit(first)
     for n in order:  # from the ends
-        ways = [[]] if first in blocks[n].targets else []
+        ways = [[]] if (n in ends if ends else first in blocks[n].targets) else []
         ways += [best[t] for t in blocks[n].targets if best.get(t) is not None and t != first]
         way = max(ways, key=len, default=None)
         best[n] = None if way is None else blocks[n].instructions + way
@@ -117,6 +120,14 @@ def longest_way(blocks, loop, first, inner, leaves_out):
 
 def count(name, blocks, unit, of_unit, leaves_out):
     """Warp instructions per unit in the innermost loop that has most of them."""
+    if unit == "EXIT":
+        ends = {n for n, b in enumerate(blocks) if any(re.search(r"\bEXIT\b", i) for i in b.instructions)}
+        ways_around = []
+        for loop in loops_of(blocks).values():
+            if longest_way(blocks, range(len(blocks)), 0, ways_around + [loop], leaves_out, ends):
+                ways_around.append(loop)
+        way = longest_way(blocks, range(len(blocks)), 0, ways_around, leaves_out, ends)
+        return len([i for i in way if not i.startswith("NOP")])
     unit = re.compile(r"\b" + unit + r"\b")
     loops = loops_of(blocks)
     counts = {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Kernels whose hot loops instruction_budget.py counts, each under the name that stands in
 // instruction_budget.txt.
+#include <mhla/cuda/fused/block_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
+#include <mhla/cuda/fused/feature_gradient.cuh>
 #include <mhla/cuda/fused/quadratic.cuh>
 #include <mhla/cuda/fused/quadratic_key_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_mixing_gradient.cuh>
@@ -56,6 +58,15 @@ KERNEL(summarize_dy_64,
 KERNEL(read_out_dv_128,
        ReadOutBlocks<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 2, !divides>);
 KERNEL(read_out_dv_64, ReadOutBlocks<KernelTraits<BFloat16, Relu, !rotated, 64, 64>, 2, !divides>);
+KERNEL(query_gradient_128,
+       FeatureGradient<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 2, Side::queries, divides>);
+KERNEL(query_gradient_64,
+       FeatureGradient<KernelTraits<BFloat16, Relu, !rotated, 64, 64>, 2, Side::queries, divides>);
+KERNEL(key_gradient_128,
+       FeatureGradient<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 2, Side::keys, divides>);
+KERNEL(key_gradient_64,
+       FeatureGradient<KernelTraits<BFloat16, Relu, !rotated, 64, 64>, 2, Side::keys, divides>);
+KERNEL(mix_128, MixBlocks<BFloat16, 1, 128, true>);
 KERNEL(resident_72, AttendResident<KernelTraits<BFloat16, Relu, !rotated, 72, 72>, 72, divides>);
 
 // Copies alone.
