@@ -9,10 +9,12 @@
 
 #include "attention_case.hpp"
 #include "executor.hpp"
-#include "npy.hpp"
+#include "../checkpoints/npy.hpp"
 #include "variant.hpp"
 
 namespace replay {
+
+using checkpoints::Array;
 
 struct AttentionInputs {
   Array q, k, v, mix, dout;

@@ -17,9 +17,11 @@
 #include <string>
 #include <vector>
 
-#include "npy.hpp"
+#include "../checkpoints/npy.hpp"
 
 namespace replay {
+
+using checkpoints::UnreadableFile;
 
 /// A case that asks for something this program or the library does not do; what() says what.
 class UnsupportedCase : public std::runtime_error {

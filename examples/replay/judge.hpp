@@ -22,9 +22,14 @@
 #include "command_line.hpp"
 #include "executor.hpp"
 #include "mix_init_case.hpp"
-#include "npy.hpp"
+#include "../checkpoints/npy.hpp"
 
 namespace replay {
+
+using checkpoints::read_npy;
+using checkpoints::shape_text;
+using checkpoints::UnwritableFile;
+using checkpoints::write_npy;
 
 enum class Verdict { ok, fails, unsupported, unreadable };
 

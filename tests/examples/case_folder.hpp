@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "examples/replay/npy.hpp"
+#include "examples/checkpoints/npy.hpp"
 #include "tests/examples/run_program.hpp"
 
 namespace test {
@@ -41,9 +41,9 @@ inline double number_of(const fs::path& folder, const std::string& key) {
 
 /// Adds to one element of an array.
 inline void add_to_element(const fs::path& file, std::size_t element, double what) {
-  replay::Array array = replay::read_npy(file);
+  checkpoints::Array array = checkpoints::read_npy(file);
   array.values.at(element) += what;
-  replay::write_npy(file, array);
+  checkpoints::write_npy(file, array);
 }
 
 /// Runs mhla_replay.

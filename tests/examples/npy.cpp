@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The .npy files that mhla_replay takes, and those it refuses by name.
-#include "examples/replay/npy.hpp"
+#include "examples/checkpoints/npy.hpp"
 
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 namespace {
 
 namespace fs = std::filesystem;
-using replay::Array;
+using checkpoints::Array;
 using replay::Index;
 
 class File {
@@ -54,8 +54,8 @@ std::string npy(int major, const std::string& dictionary, const std::string& ele
 std::string refusal(const File& file, const std::string& bytes) {
   file.write(bytes);
   try {
-    replay::read_npy(file.path);
-  } catch (const replay::UnreadableFile& problem) {
+    checkpoints::read_npy(file.path);
+  } catch (const checkpoints::UnreadableFile& problem) {
     return problem.what();
   }
   return "";
@@ -70,12 +70,12 @@ TEST_CASE("npy: what is written is read back, in the format that NumPy writes", 
   const File file;
   for (const Array& array : {Array{{2, 3}, six}, Array{{6}, six}, Array{{}, {7}},
                              Array{{1, 0, 4}, {}}, Array{{1, 2, 3, 1, 1, 1}, six}}) {
-    replay::write_npy(file.path, array);
-    const Array read = replay::read_npy(file.path);
+    checkpoints::write_npy(file.path, array);
+    const Array read = checkpoints::read_npy(file.path);
     CHECK(read.shape == array.shape);
     CHECK(read.values == array.values);
   }
-  replay::write_npy(file.path, {{2, 3}, six});
+  checkpoints::write_npy(file.path, {{2, 3}, six});
   const std::string head = "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 3), }";
   CHECK(file.bytes() == npy(1, head + std::string(117 - head.size(), ' ') + '\n', six_bytes));
 }
@@ -84,7 +84,7 @@ TEST_CASE("npy: float32, format 2.0, and any spelling of the dictionary", "[npy]
   const File file;
   file.write(npy(2, "{\"shape\":(3,),'fortran_order':False,'descr':'<f4'}",
                  memory_of(std::vector<float>{1.5f, -0.0f, 3e38f})));
-  const Array array = replay::read_npy(file.path);
+  const Array array = checkpoints::read_npy(file.path);
   CHECK(array.shape == std::vector<Index>{3});
   CHECK(array.values == std::vector<double>{1.5, -0.0, 3e38f});
 }
@@ -137,8 +137,8 @@ TEST_CASE("npy: what cannot be read is refused, and the message names the file",
     CHECK(message.find(reason) != std::string::npos);
   }
   fs::remove(file.path);
-  CHECK_THROWS_AS(replay::read_npy(file.path), replay::UnreadableFile);
-  CHECK_THROWS_AS(replay::read_npy(fs::temp_directory_path()), replay::UnreadableFile);
+  CHECK_THROWS_AS(checkpoints::read_npy(file.path), checkpoints::UnreadableFile);
+  CHECK_THROWS_AS(checkpoints::read_npy(fs::temp_directory_path()), checkpoints::UnreadableFile);
 }
 
 TEST_CASE("npy: no damaged byte does worse than a refusal or other numbers", "[npy]") {
@@ -155,7 +155,7 @@ TEST_CASE("npy: no damaged byte does worse than a refusal or other numbers", "[n
       if (!refusal(file, bad).empty()) {
         ++refused;
       } else {
-        CHECK(replay::read_npy(file.path).values.size() == 6);
+        CHECK(checkpoints::read_npy(file.path).values.size() == 6);
       }
     }
   CHECK(refused > 250);  // most of the header
@@ -163,5 +163,5 @@ TEST_CASE("npy: no damaged byte does worse than a refusal or other numbers", "[n
 
 TEST_CASE("npy: a file that cannot be written is named", "[npy]") {
   const fs::path nowhere = fs::temp_directory_path() / "no such folder" / "x.npy";
-  CHECK_THROWS_AS(replay::write_npy(nowhere, {{6}, six}), replay::UnwritableFile);
+  CHECK_THROWS_AS(checkpoints::write_npy(nowhere, {{6}, six}), checkpoints::UnwritableFile);
 }

@@ -21,10 +21,10 @@ using Tensor = mhla::testing::HostTensor<double, Rank>;
 template <int Rank>
 std::string write_array(const fs::path& folder, const std::string& name,
                         const Tensor<Rank>& tensor) {
-  replay::Array array;
+  checkpoints::Array array;
   for (int axis = 0; axis < Rank; ++axis) array.shape.push_back(tensor.extent(axis));
   array.values = tensor.elements();
-  replay::write_npy(folder / (name + ".npy"), array);
+  checkpoints::write_npy(folder / (name + ".npy"), array);
   double largest = 0;
   for (const double value : array.values) largest = std::max(largest, std::abs(value));
   return "tol_scale." + name + " " + std::to_string(largest) + "\n";

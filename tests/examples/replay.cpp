@@ -124,14 +124,14 @@ TEST_CASE("replay: --decode compares and writes out alone", "[replay]") {
       if (!is_causal(name)) continue;
       INFO(scalar << " " << name);
       const fs::path folder = copy_golden(temporary, name, scalar + name);
-      const replay::Array want = replay::read_npy(folder / "out.npy");
+      const checkpoints::Array want = checkpoints::read_npy(folder / "out.npy");
       for (const char* array : {"dout", "dq", "dk", "dv", "dmix"})  // which it does not need
         fs::remove(folder / (std::string(array) + ".npy"));
       const std::string options =
           "--decode --scalar " + scalar + " --write '" + (temporary / "results").string() + "'";
       check_one(options, folder, 0, "ok");
       const fs::path written = temporary / "results" / folder.filename().string();
-      const replay::Array got = replay::read_npy(written / "out.npy");
+      const checkpoints::Array got = checkpoints::read_npy(written / "out.npy");
       CHECK(got.shape == want.shape);
       REQUIRE(got.values.size() == want.values.size());
       double worst = 0;
@@ -358,7 +358,7 @@ TEST_CASE("replay: initial matrices between two layouts", "[replay]") {
   const double sum = 3 - (1.0 / 6 + 1.0 / 2 + 7.0 / 6) / max;
   const double near = (1 - 1.0 / 6 / max) / sum;
   const double middle = (1 - 1.0 / 2 / max) / sum;
-  replay::write_npy(folder / "mix.npy", {{2, 3}, {near, middle, 0, 0, middle, near}});
+  checkpoints::write_npy(folder / "mix.npy", {{2, 3}, {near, middle, 0, 0, middle, near}});
   write_text(folder / "case.txt",
              "name rectangular\nkind mix_init\nlayout 2\nkey_layout 3\ntransform linear\n"
              "max_mode global\nnorm_axis row\nexp_sigma 3.0\nlocal_threshold 1.5\n");
@@ -418,11 +418,11 @@ TEST_CASE("replay: what is not supported is named, never skipped or guessed", "[
   }
   // The library refuses a mix with too few rows and other blocks on the key side.
   const fs::path short_mix = copy_golden(temporary, "p12_causal_none_relu_init", "short_mix");
-  replay::write_npy(short_mix / "mix.npy", {{1, 2, 2}, {1, 0, 1, 1}});
-  replay::write_npy(short_mix / "dmix.npy", {{1, 2, 2}, {0, 0, 0, 0}});
+  checkpoints::write_npy(short_mix / "mix.npy", {{1, 2, 2}, {1, 0, 1, 1}});
+  checkpoints::write_npy(short_mix / "dmix.npy", {{1, 2, 2}, {0, 0, 0, 0}});
   check_one("", short_mix, 2, "unsupported", "mhla: mix: axis query blocks is 2");
   check_one("--decode", short_mix, 2, "unsupported", "mix has rows for 32");
-  replay::write_npy(short_mix / "mix.npy", {{1, 4, 5}, std::vector<double>(20, 1.0)});
+  checkpoints::write_npy(short_mix / "mix.npy", {{1, 4, 5}, std::vector<double>(20, 1.0)});
   check_one("--decode", short_mix, 2, "unsupported", "mhla: mix: axis key blocks is 5");
   const fs::path key_blocks = copy_golden(temporary, "p12_causal_none_relu_init", "key_blocks");
   set_key(key_blocks, "key_tokens", "64\nkey_grid 64\nkey_block 8");
@@ -445,10 +445,10 @@ TEST_CASE("replay: what cannot be read is named with its file", "[replay]") {
     INFO(array);
     const fs::path folder = copy_golden(temporary, golden, array);
     const fs::path file = folder / (array + ".npy");
-    const replay::Array whole = replay::read_npy(file);
+    const checkpoints::Array whole = checkpoints::read_npy(file);
     fs::resize_file(file, fs::file_size(file) - 1);
     check_one("", folder, 3, "unreadable", file.string() + ": holds ");
-    replay::write_npy(file, {{static_cast<replay::Index>(whole.values.size())}, whole.values});
+    checkpoints::write_npy(file, {{static_cast<replay::Index>(whole.values.size())}, whole.values});
     check_one("", folder, 3, "unreadable", file.string() + ": has shape (");
     fs::remove(file);
     check_one("", folder, 3, "unreadable", file.string() + ": cannot be read");
@@ -549,13 +549,13 @@ TEST_CASE("replay: --write leaves the results, also of a case that fails", "[rep
   const TemporaryFolder temporary;
   const fs::path failing = copy_golden(temporary, "p17_paper_perheadmix", "failing");
   const std::vector<std::string> results{"out", "dq", "dk", "dv", "dmix"};
-  std::map<std::string, replay::Array> expected;
+  std::map<std::string, checkpoints::Array> expected;
   for (const std::string& array : results) {
-    expected[array] = replay::read_npy(failing / (array + ".npy"));
+    expected[array] = checkpoints::read_npy(failing / (array + ".npy"));
     add_to_element(failing / (array + ".npy"), 0, 10);
   }
   const fs::path initial = copy_golden(temporary, "mixinit_code_cos_4x4", "initial");
-  expected["mix"] = replay::read_npy(initial / "mix.npy");
+  expected["mix"] = checkpoints::read_npy(initial / "mix.npy");
   add_to_element(initial / "mix.npy", 0, 1);
   const fs::path unknown = copy_golden(temporary, "p14_causal_paper_elu", "unknown");
   set_key(unknown, "feature_map", "taylor");
@@ -568,8 +568,8 @@ TEST_CASE("replay: --write leaves the results, also of a case that fails", "[rep
     CHECK(run.status == 1);
     for (const auto& [array, want] : expected) {
       INFO(scalar << " " << array);
-      const replay::Array got =
-          replay::read_npy(to / (array == "mix" ? "initial" : "failing") / (array + ".npy"));
+      const checkpoints::Array got =
+          checkpoints::read_npy(to / (array == "mix" ? "initial" : "failing") / (array + ".npy"));
       CHECK(got.shape == want.shape);
       REQUIRE(got.values.size() == want.values.size());
       double worst = 0;
@@ -687,9 +687,9 @@ TEST_CASE("replay: extents beyond reason are refused at once", "[replay]") {
   const auto reshape = [&](const fs::path& folder, const std::vector<replay::Index>& query,
                            const std::vector<replay::Index>& key) {
     for (const char* array : {"q", "dout", "out", "dq"})
-      replay::write_npy(folder / (std::string(array) + ".npy"), {query, {}});
+      checkpoints::write_npy(folder / (std::string(array) + ".npy"), {query, {}});
     for (const char* array : {"k", "v", "dk", "dv"})
-      replay::write_npy(folder / (std::string(array) + ".npy"), {key, {}});
+      checkpoints::write_npy(folder / (std::string(array) + ".npy"), {key, {}});
   };
   // A batch without heads, and tokens and heads of no dimension.
   constexpr replay::Index huge = replay::Index{1} << 62;
@@ -729,7 +729,7 @@ TEST_CASE("replay: extents beyond reason are refused at once", "[replay]") {
   for (const char* key : {"layout", "blocks"}) set_key(folder, key, "");
   set_key(folder, "mix_heads", "1");
   for (const char* array : {"mix", "dmix"})
-    replay::write_npy(folder / (std::string(array) + ".npy"),
+    checkpoints::write_npy(folder / (std::string(array) + ".npy"),
                       {{1, 1000, 1000}, std::vector<double>(1'000'000)});
   check_one("", folder, 0, "ok");
   check_one("--decode", folder, 0, "ok");

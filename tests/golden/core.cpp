@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "examples/replay/attention_case.hpp"
-#include "examples/replay/npy.hpp"
+#include "examples/checkpoints/npy.hpp"
 #include "tests/laws/harness/product.hpp"
 #include "tests/laws/harness/run.hpp"
 
@@ -97,7 +97,7 @@ Grid grid_of(const replay::TokenGrid& side) {
 
 template <int Rank>
 HostTensor<double, Rank> read(const std::string& name, const std::string& array) {
-  const replay::Array file = replay::read_npy(golden / name / (array + ".npy"));
+  const checkpoints::Array file = checkpoints::read_npy(golden / name / (array + ".npy"));
   REQUIRE(file.shape.size() == Rank);
   TensorView<double, Rank> extents;
   std::copy(file.shape.begin(), file.shape.end(), extents.extent);

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "examples/replay/attention_case.hpp"
-#include "examples/replay/npy.hpp"
+#include "examples/checkpoints/npy.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/tolerances.hpp"
 
@@ -24,7 +24,7 @@ const std::filesystem::path golden = MHLA_GOLDEN_DIR;
 
 template <class T, int Rank>
 Eigen::Tensor<T, Rank, Eigen::RowMajor> read(const std::string& name, const std::string& array) {
-  const replay::Array file = replay::read_npy(golden / name / (array + ".npy"));
+  const checkpoints::Array file = checkpoints::read_npy(golden / name / (array + ".npy"));
   REQUIRE(file.shape.size() == Rank);
   Eigen::DSizes<Eigen::Index, Rank> extents;
   std::copy(file.shape.begin(), file.shape.end(), extents.begin());

@@ -11,7 +11,7 @@
 
 #include "examples/replay/case_file.hpp"
 #include "examples/replay/mix_init_case.hpp"
-#include "examples/replay/npy.hpp"
+#include "examples/checkpoints/npy.hpp"
 #include "tests/support/catch.hpp"
 
 namespace {
@@ -36,7 +36,7 @@ mhla::Grid grid_of(const std::vector<mhla::Index>& layout) {
 }
 
 template <class T>
-double worst_error(const replay::MixInitCase& c, const replay::Array& expected) {
+double worst_error(const replay::MixInitCase& c, const checkpoints::Array& expected) {
   REQUIRE(expected.shape.size() == 2);
   std::vector<T> mix(expected.values.size());
   mhla::initialize(mhla::make_view(mix.data(), expected.shape[0], expected.shape[1]),
@@ -57,7 +57,7 @@ TEST_CASE("initial mixing: the golden cases", "[mixing_matrix][golden]") {
   for (const std::string& name : names) {
     INFO(name);
     const replay::MixInitCase c = replay::read_mix_init_case(replay::CaseFile(golden / name));
-    const replay::Array expected = replay::read_npy(golden / name / "mix.npy");
+    const checkpoints::Array expected = checkpoints::read_npy(golden / name / "mix.npy");
     CHECK(worst_error<double>(c, expected) <= 1e-12);
     CHECK(worst_error<long double>(c, expected) <= 1e-12);
     CHECK(worst_error<float>(c, expected) <= 0x1p-24);  // rounded once, and no entry above 1

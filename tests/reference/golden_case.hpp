@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "examples/replay/attention_case.hpp"
-#include "examples/replay/npy.hpp"
+#include "examples/checkpoints/npy.hpp"
 #include "examples/replay/variant.hpp"
 #include "tests/reference/oracle_call.hpp"
 
@@ -27,7 +27,7 @@ inline std::filesystem::path folder(const std::string& name) {
 
 template <int Rank>
 HostTensor<double, Rank> read(const std::string& name, const std::string& array) {
-  const replay::Array file = replay::read_npy(folder(name) / (array + ".npy"));
+  const checkpoints::Array file = checkpoints::read_npy(folder(name) / (array + ".npy"));
   mhla::TensorView<double, Rank> view;
   REQUIRE(file.shape.size() == Rank);
   std::copy(file.shape.begin(), file.shape.end(), view.extent);
@@ -106,7 +106,7 @@ void check(const std::string& name) {
 
   // The block map of the file, for the tokens of the query side.
   const auto grid = attention.blocks.grid_of(c.tokens);
-  const replay::Array blocks = replay::read_npy(folder(name) / "block_index.npy");
+  const checkpoints::Array blocks = checkpoints::read_npy(folder(name) / "block_index.npy");
   REQUIRE(static_cast<Index>(blocks.values.size()) == c.tokens);
   for (Index t = 0; t < c.tokens; ++t)
     REQUIRE(static_cast<Index>(blocks.values[static_cast<std::size_t>(t)]) == grid.block_of(t));

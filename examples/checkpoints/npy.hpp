@@ -11,28 +11,15 @@
 #include <fstream>
 #include <limits>
 #include <mhla/core/index.hpp>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace replay {
+#include "file_errors.hpp"
+
+namespace checkpoints {
 
 using mhla::Index;
-
-/// A file that does not hold what it should; what() begins with its name.
-class UnreadableFile : public std::runtime_error {
- public:
-  UnreadableFile(const std::filesystem::path& file, const std::string& problem)
-      : std::runtime_error(file.string() + ": " + problem) {}
-};
-
-/// A file that could not be written; what() begins with its name.
-class UnwritableFile : public std::runtime_error {
- public:
-  UnwritableFile(const std::filesystem::path& file, const std::string& problem)
-      : std::runtime_error(file.string() + ": " + problem) {}
-};
 
 /// An array in row-major order.
 struct Array {
@@ -264,4 +251,4 @@ inline void write_npy(const std::filesystem::path& file, const Array& array) {
   if (!stream) throw UnwritableFile(file, "cannot be written");
 }
 
-}  // namespace replay
+}  // namespace checkpoints

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: MIT
+// Reads and writes safetensors (huggingface.co/docs/safetensors): 8 bytes header length n, n bytes
+// of JSON {name: {dtype, shape, data_offsets}}, then the elements, little-endian and row-major. A
+// file is mapped, not read; whatever it says is checked before any element is touched.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mhla/core/scalar.hpp>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mapped_file.hpp"
+
+namespace checkpoints {
+
+static_assert(std::endian::native == std::endian::little,
+              "elements are read as they lie in memory");
+
+using mhla::Index;
+
+enum class ElementType { f64, f32, f16, bf16, i64, i32, u8 };
+
+struct ElementKind {
+  const char* name;
+  ElementType type;
+  std::size_t size;  // bytes
+};
+/// Those that can be read; a file may hold others.
+inline constexpr ElementKind element_kinds[] = {
+    {"F64", ElementType::f64, 8},   {"F32", ElementType::f32, 4}, {"F16", ElementType::f16, 2},
+    {"BF16", ElementType::bf16, 2}, {"I64", ElementType::i64, 8}, {"I32", ElementType::i32, 4},
+    {"U8", ElementType::u8, 1}};
+
+/// "[2, 64, 32]"
+inline std::string text_of(const std::vector<Index>& shape) {
+  std::string text;
+  for (const Index extent : shape) text += (text.empty() ? "" : ", ") + std::to_string(extent);
+  return "[" + text + "]";
+}
+
+/// A tensor of a file.
+struct StoredTensor {
+  const ElementKind* kind;
+  std::vector<Index> shape;
+  std::span<const std::byte> bytes;  ///< at any alignment
+
+  Index size() const { return static_cast<Index>(bytes.size() / kind->size); }
+
+  /// Its elements as To, rounded where To is narrower.
+  template <class To>
+  void copy_to(To* to) const {
+    switch (kind->type) {
+      case ElementType::f64: return convert<double>(to);
+      case ElementType::f32: return convert<float>(to);
+      case ElementType::f16: return convert<mhla::Half>(to);
+      case ElementType::bf16: return convert<mhla::BFloat16>(to);
+      case ElementType::i64: return convert<std::int64_t>(to);
+      case ElementType::i32: return convert<std::int32_t>(to);
+      case ElementType::u8: return convert<std::uint8_t>(to);
+    }
+  }
+  template <class To>
+  std::vector<To> elements() const {
+    std::vector<To> all(static_cast<std::size_t>(size()));
+    copy_to(all.data());
+    return all;
+  }
+
+ private:
+  template <class From, class To>
+  void convert(To* to) const {
+    for (std::size_t at = 0; at < bytes.size(); at += sizeof(From)) {
+      From element;
+      std::memcpy(&element, bytes.data() + at, sizeof(From));
+      if constexpr (std::is_arithmetic_v<From>) {
+        *to++ = static_cast<To>(element);
+      } else {
+        *to++ = static_cast<To>(mhla::load(element));
+      }
+    }
+  }
+};
+
+/// A safetensors file, open as long as the object lives.
+class Safetensors {
+ public:
+  /// \throws UnreadableFile where the file does not follow the format: elements that overlap, leave
+  /// holes or lie beyond the end, shapes that do not fit them, names that repeat.
+  explicit Safetensors(const std::filesystem::path& path) : path_(path), file_(path) {
+    const std::span<const std::byte> all = file_.bytes();
+    std::uint64_t header_bytes = 0;
+    if (all.size() < sizeof(header_bytes)) fail("is shorter than the length of a header");
+    std::memcpy(&header_bytes, all.data(), sizeof(header_bytes));
+    if (header_bytes > longest_header || header_bytes > all.size() - sizeof(header_bytes))
+      fail("says that its header has " + std::to_string(header_bytes) + " bytes");
+    const auto header = all.subspan(sizeof(header_bytes), static_cast<std::size_t>(header_bytes));
+    data_ = all.subspan(sizeof(header_bytes) + header.size());
+    read_header(header);
+    check_layout();
+  }
+
+  const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::filesystem::path& path() const { return path_; }
+
+  bool has(const std::string& name) const { return tensors_.count(name) != 0; }
+  /// \throws UnreadableFile if there is none of that name.
+  const StoredTensor& tensor(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) fail("has no tensor " + name);
+    return found->second;
+  }
+  /// The same, of that shape.
+  const StoredTensor& tensor(const std::string& name, const std::vector<Index>& shape) const {
+    const StoredTensor& found = tensor(name);
+    if (found.shape != shape)
+      fail(name + " has the shape " + text_of(found.shape) + ", not " + text_of(shape));
+    return found;
+  }
+
+ private:
+  using Json = nlohmann::json;
+  static constexpr std::uint64_t longest_header = 100'000'000;  // as the format's own reader
+
+  [[noreturn]] void fail(const std::string& problem) const { throw UnreadableFile(path_, problem); }
+
+  void read_header(std::span<const std::byte> header) {
+    const auto* const text = reinterpret_cast<const char*>(header.data());
+    if (header.empty() || text[0] != '{') fail("has a header that does not begin with {");
+    std::vector<std::set<std::string>> keys;  // of each object that is open
+    std::string twice;
+    const auto notice = [&](int depth, Json::parse_event_t event, Json& value) {
+      if (event == Json::parse_event_t::object_start) keys.emplace_back();
+      if (event == Json::parse_event_t::object_end) keys.pop_back();
+      if (event == Json::parse_event_t::key &&
+          !keys.back().insert(value.get_ref<const std::string&>()).second)
+        twice = value.get_ref<const std::string&>();
+      return depth <= deepest;
+    };
+    const Json root = Json::parse(text, text + header.size(), notice, false);
+    if (!root.is_object()) fail("has a header that is not a JSON object");
+    if (!twice.empty()) fail("names " + twice + " twice");
+    for (const auto& [name, entry] : root.items()) {
+      if (name == "__metadata__") {
+        read_metadata(entry);
+      } else {
+        tensors_.emplace(name, tensor_of(name, entry));
+      }
+    }
+  }
+  static constexpr int deepest = 4;
+
+  void read_metadata(const Json& entry) {
+    if (!entry.is_object()) fail("__metadata__ is not an object");
+    for (const auto& [key, value] : entry.items()) {
+      if (!value.is_string()) fail("__metadata__ " + key + " is not a string");
+      metadata_.emplace(key, value.get<std::string>());
+    }
+  }
+
+  StoredTensor tensor_of(const std::string& name, const Json& entry) const {
+    if (!entry.is_object() || entry.size() != 3 || !entry.contains("dtype") ||
+        !entry.contains("shape") || !entry.contains("data_offsets"))
+      fail(name + " does not have dtype, shape and data_offsets");
+    const Json& dtype = entry["dtype"];
+    const auto kind = std::find_if(
+        std::begin(element_kinds), std::end(element_kinds),
+        [&](const ElementKind& k) { return dtype.is_string() && dtype.get<std::string>() == k.name; });
+    if (kind == std::end(element_kinds)) fail(name + " has the dtype " + dtype.dump());
+    const std::vector<std::uint64_t> shape = numbers(name + ".shape", entry["shape"]);
+    const std::vector<std::uint64_t> offsets = numbers(name + ".data_offsets", entry["data_offsets"]);
+    if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > data_.size())
+      fail(name + ".data_offsets are not within the " + std::to_string(data_.size()) +
+           " bytes of data");
+    const std::uint64_t bytes = offsets[1] - offsets[0];
+    StoredTensor tensor{&*kind, {}, data_.subspan(offsets[0], bytes)};
+    // No extent, nor product of some, exceeds the bytes, unless another is 0.
+    bool is_empty = false;
+    for (const std::uint64_t extent : shape) is_empty = is_empty || extent == 0;
+    std::uint64_t elements = is_empty ? 0 : 1;
+    for (const std::uint64_t extent : shape) {
+      if (extent > most_elements || (!is_empty && extent > most_elements / elements))
+        fail(name + ".shape has too many elements");
+      if (!is_empty) elements *= extent;
+      tensor.shape.push_back(static_cast<Index>(extent));
+    }
+    if (elements > bytes || elements * kind->size != bytes)
+      fail(name + " of shape " + text_of(tensor.shape) + " does not have " + std::to_string(bytes) +
+           " bytes");
+    return tensor;
+  }
+  static constexpr std::uint64_t most_elements = std::uint64_t{1} << 48;
+
+  std::vector<std::uint64_t> numbers(const std::string& what, const Json& list) const {
+    if (!list.is_array()) fail(what + " is not a list");
+    std::vector<std::uint64_t> all;
+    for (const Json& number : list) {
+      if (!number.is_number_unsigned()) fail(what + " has an element that is no natural number");
+      all.push_back(number.get<std::uint64_t>());
+    }
+    return all;
+  }
+
+  /// The format has neither overlaps nor holes.
+  void check_layout() const {
+    std::vector<std::pair<const std::byte*, const std::byte*>> spans;
+    for (const auto& [name, tensor] : tensors_)
+      spans.emplace_back(tensor.bytes.data(), tensor.bytes.data() + tensor.bytes.size());
+    std::sort(spans.begin(), spans.end());
+    const std::byte* end = data_.data();
+    for (const auto& [begin, after] : spans) {
+      if (begin != end) fail("has tensors that overlap, or bytes that belong to none");
+      end = after;
+    }
+    if (end != data_.data() + data_.size()) fail("has bytes after its last tensor");
+  }
+
+  std::filesystem::path path_;
+  MappedFile file_;
+  std::span<const std::byte> data_;
+  std::map<std::string, StoredTensor> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+/// A tensor to be written.
+template <class T>
+struct NamedTensor {
+  std::string name;
+  std::vector<Index> shape;
+  const T* data;
+};
+
+/// Writes F32 or F64 tensors, in the order given.
+/// \throws UnwritableFile if the file cannot be written.
+template <class T>
+void write_safetensors(const std::filesystem::path& path, const std::vector<NamedTensor<T>>& tensors,
+                       const std::map<std::string, std::string>& metadata = {}) {
+  static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>);
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::uint64_t end = 0;
+  std::vector<std::uint64_t> sizes;
+  for (const NamedTensor<T>& tensor : tensors) {
+    std::uint64_t elements = 1;
+    for (const Index extent : tensor.shape) elements *= static_cast<std::uint64_t>(extent);
+    sizes.push_back(elements * sizeof(T));
+    header[tensor.name] = {{"dtype", sizeof(T) == 4 ? "F32" : "F64"},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {end, end + sizes.back()}}};
+    end += sizes.back();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // elements are aligned
+  const std::uint64_t length = text.size();
+  std::ofstream out(path, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&length), sizeof(length));
+  out.write(text.data(), static_cast<std::streamsize>(text.size()));
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    out.write(reinterpret_cast<const char*>(tensors[i].data), static_cast<std::streamsize>(sizes[i]));
+  out.close();
+  if (!out) throw UnwritableFile(path, "cannot be written");
+}
+
+}  // namespace checkpoints

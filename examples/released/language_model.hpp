@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: MIT
+// The released language model: a causal stack of gated MHLA and SwiGLU layers.
+//
+//   x += (RMS(MHLA(q, k, v)) o silu(g)) Wo^T    x += swiglu(RMS(x))    logits = RMS(x) Whead^T
+//
+// with q, k, v and g linear in RMS(x); q, k and v pass short causal convolutions where the
+// configuration has them. Tokens come all at once, to be differentiated, or a few at a time.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <mhla/decoding.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/causality.hpp>
+#include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/normalizer.hpp>
+#include <mhla/policy/rotation.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../layers/activations.hpp"
+#include "../layers/convolution.hpp"
+#include "../layers/embedding.hpp"
+#include "../layers/linear.hpp"
+#include "../layers/mhla_attention.hpp"
+#include "../layers/mlp.hpp"
+#include "../layers/norms.hpp"
+#include "checkpoint.hpp"
+#include "config.hpp"
+#include "record.hpp"
+#include "run_context.hpp"
+
+namespace released {
+
+/// The sizes that its layers share.
+struct LanguageModelShape {
+  Index width, heads, kv_heads, key_dim, value_dim, hidden, block, mix_blocks;
+  Index taps;  // of the short convolutions; 0: there are none
+  double theta, epsilon;
+
+  Index key_width() const { return kv_heads * key_dim; }
+  Index value_width() const { return kv_heads * value_dim; }
+  Index out_width() const { return heads * value_dim; }
+};
+
+/// A linear map and, where there is one, its short convolution: silu(conv(x W^T)).
+template <class T>
+class ConvolvedLinear {
+ public:
+  ConvolvedLinear(layers::ParameterList& list, const std::string& name, const std::string& kind,
+                  Index in, Index out, Index taps)
+      : kind_(kind), linear_(list, name + "." + kind + "_proj", in, out) {
+    if (taps > 0)
+      convolution_.emplace(layers::DepthwiseConvolution::causal(
+          list, name + "." + kind + "_conv1d", out, taps));
+    history_rows_ = std::max<Index>(taps - 1, 0);
+  }
+
+  void forward(const Values<T>& values, const Matrix<T>& x, Index batch, const std::string& name,
+               const Record& record) {
+    linear_.forward(values, x, projected_);
+    record(name + "." + kind_ + "_proj", {batch, x.rows() / batch, projected_.cols()}, projected_);
+    if (!convolution_) return;
+    convolution_->forward(values, sequence(x.rows() / batch), projected_, convolved_);
+    layers::activate<layers::Silu>(convolved_, activated_);
+    record(name + "." + kind_ + "_conv1d", {batch, x.rows() / batch, activated_.cols()}, activated_);
+  }
+  /// For the next tokens of one sequence: `history` keeps what the convolution still needs.
+  void forward(const Values<T>& values, const Matrix<T>& x, Matrix<T>& history) {
+    linear_.forward(values, x, projected_);
+    if (!convolution_) return;
+    Matrix<T> all(history.rows() + projected_.rows(), projected_.cols());
+    all << history, projected_;
+    convolution_->forward(values, sequence(all.rows()), all, convolved_);
+    layers::activate<layers::Silu>(Matrix<T>(convolved_.bottomRows(x.rows())), activated_);
+    history = all.bottomRows(std::min(all.rows(), history_rows_));
+  }
+  const Matrix<T>& result() const { return convolution_ ? activated_ : projected_; }
+
+  /// dx += what the gradient `d` of the result makes of it.
+  void add_backward(const Values<T>& values, const Matrix<T>& x, Index batch, Matrix<T> d,
+                    Matrix<T>& dx, Values<T>& gradient) const {
+    Matrix<T> part;
+    if (convolution_) {
+      layers::activate_backward<layers::Silu>(convolved_, d, part);
+      convolution_->backward(values, sequence(x.rows() / batch), projected_, part, d, gradient);
+    }
+    linear_.backward(values, x, d, part, gradient);
+    dx += part;
+  }
+
+ private:
+  static layers::Grid sequence(Index tokens) { return {{1, 1, tokens}}; }
+
+  std::string kind_;
+  layers::Linear linear_;
+  std::optional<layers::DepthwiseConvolution> convolution_;
+  Index history_rows_ = 0;
+  Matrix<T> projected_, convolved_, activated_;
+};
+
+template <class T>
+class LanguageModelLayer {
+ public:
+  using Variant = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
+                                  mhla::HalfSplitRotary>;
+  /// What a sequence that grows leaves for its next tokens.
+  struct Past {
+    mhla::Decoder<Variant, T> decoder;
+    Matrix<T> q, k, v;  // for the convolutions
+  };
+
+  LanguageModelLayer(layers::ParameterList& list, const std::string& name,
+                     const LanguageModelShape& shape, const RunContext& run)
+      : shape_(shape),
+        attn_norm_(list, name + ".attn_norm", shape.width, shape.epsilon),
+        q_(list, name + ".attn", "q", shape.width, shape.heads * shape.key_dim, shape.taps),
+        k_(list, name + ".attn", "k", shape.width, shape.key_width(), shape.taps),
+        v_(list, name + ".attn", "v", shape.width, shape.value_width(), shape.taps),
+        g_(list, name + ".attn", "g", shape.width, shape.out_width(), 0),
+        mixing_(list.add(name + ".attn.mixing_matrix",
+                         {shape.mix_blocks, shape.mix_blocks, 1, 1, 1, 1}, 0, 0)),
+        head_norm_(list, name + ".attn.g_norm_swish_gate", shape.value_dim, shape.epsilon),
+        o_(list, name + ".attn.o_proj", shape.out_width(), shape.width),
+        mlp_norm_(list, name + ".mlp_norm", shape.width, shape.epsilon),
+        mlp_(list, name + ".mlp", shape.width, shape.hidden),
+        variant_{.feature_map = {.epsilon = 0},
+                 .blocks = {.block = shape.block},
+                 .rotation = {.theta = shape.theta},
+                 .scale = 1 / std::sqrt(static_cast<double>(shape.key_dim))},
+        attention_(variant_, run.team, run.storage) {}
+
+  void forward(const Values<T>& values, Index batch, Matrix<T>& x, const std::string& name,
+               const Record& record) {
+    const Index tokens = x.rows() / batch;
+    input_ = x;
+    attn_norm_.forward(values, x, normed_);
+    record(name + ".attn_norm", {batch, tokens, shape_.width}, normed_);
+    q_.forward(values, normed_, batch, name, record);
+    k_.forward(values, normed_, batch, name, record);
+    v_.forward(values, normed_, batch, name, record);
+    g_.forward(values, normed_, batch, name, record);
+    mix_ = cut_mixing(values, mhla::ceil_div(tokens, shape_.block));
+    attention_.forward(heads(batch), q_.result(), k_.result(), v_.result(), mix_, attended_);
+    record(name + ".attention", {batch, tokens, shape_.heads, shape_.value_dim}, attended_);
+    after_attention(values, x);
+    record(name + ".gated", {batch, tokens, shape_.heads, shape_.value_dim}, gated_);
+    record(name + ".attn_out", {batch, tokens, shape_.width}, attn_out_);
+    record(name + ".out", {batch, tokens, shape_.width}, x);
+  }
+
+  /// Nothing has come yet. Results do not depend on how many tokens come at a time.
+  Past no_past(const Values<T>& values) {
+    mix_ = cut_mixing(values, shape_.mix_blocks);
+    return {mhla::Decoder<Variant, T>(variant_, mhla::mix_view(mix_),
+                                      {.batch = 1,
+                                       .heads = shape_.heads,
+                                       .kv_heads = shape_.kv_heads,
+                                       .key_dim = shape_.key_dim,
+                                       .value_dim = shape_.value_dim}),
+            Matrix<T>(0, shape_.heads * shape_.key_dim), Matrix<T>(0, shape_.key_width()),
+            Matrix<T>(0, shape_.value_width())};
+  }
+  void forward(const Values<T>& values, Past& past, Matrix<T>& x) {
+    const Record unrecorded;
+    attn_norm_.forward(values, x, normed_);
+    q_.forward(values, normed_, past.q);
+    k_.forward(values, normed_, past.k);
+    v_.forward(values, normed_, past.v);
+    g_.forward(values, normed_, 1, "", unrecorded);
+    attended_.resize(x.rows(), shape_.out_width());
+    past.decoder.step(mhla::heads_view(q_.result(), shape_.heads),
+                      mhla::heads_view(k_.result(), shape_.kv_heads),
+                      mhla::heads_view(v_.result(), shape_.kv_heads),
+                      mhla::heads_view(attended_, shape_.heads));
+    after_attention(values, x);
+  }
+
+  /// dx is the gradient of the layer's result on entry, of its input afterwards.
+  void backward(const Values<T>& values, Index batch, Matrix<T>& dx, Values<T>& gradient) const {
+    Matrix<T> d_normed, d_part, d_gated, d_gate, d_attended;
+    mlp_.backward(values, mlp_activations_, dx, d_normed, gradient);
+    mlp_norm_.backward(values, middle_, d_normed, d_part, gradient);
+    dx += d_part;
+
+    o_.backward(values, gated_, dx, d_gated, gradient);
+    layers::gate_backward(g_.result(), head_normed_, d_gated, d_gate, d_part);
+    head_norm_.backward(values, attended_, d_part, d_attended, gradient);
+    const Matrix<T>&q = q_.result(), &k = k_.result(), &v = v_.result();
+    Matrix<T> dq(q.rows(), q.cols()), dk(k.rows(), k.cols()), dv(v.rows(), v.cols());
+    Matrix<T> d_mix(mix_.rows(), mix_.cols());
+    attention_.backward(heads(batch), q, k, v, mix_, d_attended, dq, dk, dv, d_mix);
+    // By the matrix as it was cut: an entry that was clamped has the gradient of its bound.
+    auto d_mixing = mixing_.in(gradient);
+    d_mixing.setZero();
+    d_mixing.topLeftCorner(mix_.rows(), mix_.cols()) =
+        d_mix.template triangularView<Eigen::Lower>();
+    d_normed.setZero(normed_.rows(), normed_.cols());
+    q_.add_backward(values, normed_, batch, dq, d_normed, gradient);
+    k_.add_backward(values, normed_, batch, dk, d_normed, gradient);
+    v_.add_backward(values, normed_, batch, dv, d_normed, gradient);
+    g_.add_backward(values, normed_, batch, d_gate, d_normed, gradient);
+    attn_norm_.backward(values, input_, d_normed, d_part, gradient);
+    dx += d_part;
+  }
+
+ private:
+  /// As the released code cuts it in every forward pass: lower triangle of clamp(m, 1e-5, 1).
+  Matrix<T> cut_mixing(const Values<T>& values, Index blocks) const {
+    if (blocks > shape_.mix_blocks)
+      throw mhla::ShapeError("the mixing matrix reaches ", shape_.mix_blocks * shape_.block,
+                             " tokens");
+    Matrix<T> mix = mixing_.in(values).topLeftCorner(blocks, blocks);
+    mix = mix.cwiseMax(T(1e-5)).cwiseMin(T(1));
+    mix.template triangularView<Eigen::StrictlyUpper>().setZero();
+    return mix;
+  }
+  layers::Heads heads(Index batch) const { return {shape_.heads, shape_.kv_heads, batch}; }
+
+  void after_attention(const Values<T>& values, Matrix<T>& x) {
+    head_norm_.forward(values, attended_, head_normed_);
+    layers::gate(g_.result(), head_normed_, gated_);
+    o_.forward(values, gated_, attn_out_);
+    x += attn_out_;
+    middle_ = x;
+    Matrix<T> normed, added;
+    mlp_norm_.forward(values, x, normed);
+    mlp_.forward(values, normed, added, mlp_activations_);
+    x += added;
+  }
+
+  LanguageModelShape shape_;
+  layers::RmsNorm attn_norm_;
+  ConvolvedLinear<T> q_, k_, v_, g_;
+  layers::Parameter mixing_;
+  layers::RmsNorm head_norm_;
+  layers::Linear o_;
+  layers::RmsNorm mlp_norm_;
+  layers::GatedMlp mlp_;
+  Variant variant_;
+  layers::MhlaAttention<Variant> attention_;
+
+  Matrix<T> input_, normed_, mix_, attended_, head_normed_, gated_, attn_out_, middle_;
+  layers::GatedMlpActivations<T> mlp_activations_;
+};
+
+template <class T>
+class LanguageModel {
+ public:
+  static constexpr const char* output = "logits";
+  using Layer = LanguageModelLayer<T>;
+  using Past = std::vector<typename Layer::Past>;
+
+  LanguageModel(const Config& config, const Checkpoint& file, const RunContext& run)
+      : shape_(shape_of(config, file)),
+        vocabulary_(config.size("vocab_size")),
+        embedding_(list_, "model.embeddings.weight", vocabulary_, shape_.width),
+        norm_(list_, "model.norm", shape_.width, shape_.epsilon) {
+    for (Index l = 0; l < config.size("num_hidden_layers"); ++l)
+      layers_.emplace_back(list_, "model.layers." + std::to_string(l), shape_, run);
+    if (!config.get<bool>("tie_word_embeddings", true))
+      head_.emplace(list_, "lm_head", shape_.width, vocabulary_);
+  }
+
+  const layers::ParameterList& parameters() const { return list_; }
+  Index vocabulary() const { return vocabulary_; }
+
+  /// The logits [batch, tokens, vocabulary] of `input_ids` [batch, tokens].
+  Matrix<T> forward(const Values<T>& values, const Safetensors& inputs, const Record& record) {
+    const auto& ids = inputs.tensor("input_ids");
+    if (ids.shape.size() != 2)
+      throw UnreadableFile(inputs.path(), "input_ids has the shape " + text_of(ids.shape));
+    return forward(values, ids.template elements<Index>(), ids.shape[0], record);
+  }
+  Matrix<T> forward(const Values<T>& values, const std::vector<Index>& ids, Index batch,
+                    const Record& record) {
+    embed(values, ids, last_);
+    batch_ = batch;
+    for (std::size_t l = 0; l < layers_.size(); ++l)
+      layers_[l].forward(values, batch, last_, "layers." + std::to_string(l), record);
+    const Matrix<T> logits = head(values);
+    record(output, {batch, last_.rows() / batch, vocabulary_}, logits);
+    return logits;
+  }
+
+  Past no_past(const Values<T>& values) {
+    Past past;
+    for (Layer& layer : layers_) past.push_back(layer.no_past(values));
+    return past;
+  }
+  /// The logits after each of the next tokens of one sequence.
+  Matrix<T> forward(const Values<T>& values, const std::vector<Index>& ids, Past& past) {
+    embed(values, ids, last_);
+    for (std::size_t l = 0; l < layers_.size(); ++l) layers_[l].forward(values, past[l], last_);
+    return head(values);
+  }
+
+  void backward(const Values<T>& values, const Matrix<T>& d_logits, Values<T>& gradient,
+                const Record& record) {
+    Matrix<T> d_normed, dx;
+    auto table = embedding_.table().in(gradient);
+    if (head_) {
+      head_->backward(values, normed_, d_logits, d_normed, gradient);
+      table.setZero();
+    } else {
+      table.noalias() = d_logits.transpose() * normed_;
+      d_normed.noalias() = d_logits * embedding_.table().in(values);
+    }
+    norm_.backward(values, last_, d_normed, dx, gradient);
+    for (std::size_t l = layers_.size(); l-- > 0;)
+      layers_[l].backward(values, batch_, dx, gradient);
+    embedding_.add_backward(ids_, dx, gradient);
+    record("grad.embeddings", {batch_, dx.rows() / batch_, shape_.width}, dx);
+  }
+
+ private:
+  static LanguageModelShape shape_of(const Config& config, const Checkpoint& file) {
+    config.require<std::string>("feature_map", "relu");
+    config.require("use_output_gate", true);
+    if (config.has("hidden_act") && config.get<std::string>("hidden_act") != "silu")
+      config.require<std::string>("hidden_act", "swish");
+    LanguageModelShape shape{};
+    shape.width = config.size("hidden_size");
+    shape.heads = config.size("num_heads");
+    shape.kv_heads = config.get<Index>("num_kv_heads", shape.heads);
+    if (shape.kv_heads < 1 || shape.heads % shape.kv_heads != 0)
+      config.fail("num_kv_heads does not divide num_heads");
+    const auto dim = [&](const char* name, const char* expansion, double otherwise) {
+      return config.get<Index>(
+          name, static_cast<Index>(static_cast<double>(shape.width) *
+                                   config.get<double>(expansion, otherwise)) /
+                    shape.heads);
+    };
+    shape.key_dim = dim("head_k_dim", "expand_k", 0.5);
+    shape.value_dim = dim("head_v_dim", "expand_v", 1.0);
+    shape.hidden = config.size("intermediate_size");
+    shape.block = config.get<Index>("chunk_size", 64);
+    shape.taps = config.get<bool>("use_short_conv", false) ? config.get<Index>("conv_size", 4) : 0;
+    shape.theta = config.get<double>("rope_theta", 10000.0);
+    shape.epsilon = config.get<double>("norm_eps", 1e-6);
+    shape.mix_blocks = file.shape("model.layers.0.attn.mixing_matrix", 6)[0];
+    if (shape.key_dim < 2 || shape.value_dim < 1 || shape.block < 1 || shape.mix_blocks < 1)
+      config.fail("the heads, the blocks or the mixing matrix are empty");
+    return shape;
+  }
+  void embed(const Values<T>& values, const std::vector<Index>& ids, Matrix<T>& x) {
+    for (const Index id : ids)
+      if (id < 0 || id >= vocabulary_)
+        throw mhla::ShapeError("token ", id, " is not one of ", vocabulary_);
+    ids_ = ids;
+    embedding_.forward(values, ids, x);
+  }
+  Matrix<T> head(const Values<T>& values) {
+    Matrix<T> logits;
+    norm_.forward(values, last_, normed_);
+    if (head_)
+      head_->forward(values, normed_, logits);
+    else
+      logits.noalias() = normed_ * embedding_.table().in(values).transpose();
+    return logits;
+  }
+
+  LanguageModelShape shape_;
+  Index vocabulary_;
+  layers::ParameterList list_;
+  layers::Embedding embedding_;
+  std::vector<Layer> layers_;
+  layers::RmsNorm norm_;
+  std::optional<layers::Linear> head_;
+
+  Index batch_ = 1;
+  std::vector<Index> ids_;
+  Matrix<T> last_, normed_;
+};
+
+}  // namespace released

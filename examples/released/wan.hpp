@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT
+// The self-attention of the released video models (MHLA_Video_Uni):
+//
+//   q, k, v, g linear in x   r = RMS(MHLA(RMS(q), RMS(k), v))   y = (r o silu(g) + lepe(v)) Wo^T + b
+//
+// over boxes of the video, rotated along its three axes; RMS norms of q and k, gate and lepe where
+// the configuration has them.
+#pragma once
+
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/causality.hpp>
+#include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/normalizer.hpp>
+#include <mhla/policy/rotation.hpp>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "../layers/activations.hpp"
+#include "../layers/convolution.hpp"
+#include "../layers/linear.hpp"
+#include "../layers/mhla_attention.hpp"
+#include "../layers/norms.hpp"
+#include "checkpoint.hpp"
+#include "config.hpp"
+#include "record.hpp"
+#include "run_context.hpp"
+
+namespace released {
+
+template <class T>
+class Wan {
+ public:
+  static constexpr const char* output = "output";
+
+  Wan(const Config& config, const Checkpoint& file, const RunContext& run)
+      : width_(config.size("dim")),
+        heads_(config.size("num_heads")),
+        grid_{{config.sizes("grid", 3)[0], config.sizes("grid", 3)[1], config.sizes("grid", 3)[2]}},
+        attention_(attention_of(config, run)),
+        q_(list_, "q", width_, width_, layers::Bias::one),
+        k_(list_, "k", width_, width_, layers::Bias::one),
+        v_(list_, "v", width_, width_, layers::Bias::one),
+        o_(list_, "o", width_, width_, layers::Bias::one),
+        mix_(list_.add("block_attn.conv.weight", {blocks_, blocks_, 1, 1}, 0, 0)),
+        norm_(list_, "g_norm", width_ / heads_, config.get<double>("norm_eps", 1e-6)) {
+    if (width_ % heads_ != 0) config.fail("num_heads does not divide dim");
+    if (config.get<bool>("qk_norm", true)) {
+      const double epsilon = config.get<double>("norm_eps", 1e-6);
+      norm_q_.emplace(list_, "norm_q", width_, epsilon);
+      norm_k_.emplace(list_, "norm_k", width_, epsilon);
+    }
+    if (config.get<bool>("is_gated", false))
+      g_.emplace(list_, "g", width_, width_, layers::Bias::one);
+    if (config.get<bool>("is_lepe", false)) {
+      const std::vector<Index>& shape = file.shape("lepe.weight", 5);
+      lepe_.emplace(list_, "lepe", width_, std::vector<Index>(shape.begin() + 2, shape.end()),
+                    layers::Bias::one);
+    }
+  }
+
+  const layers::ParameterList& parameters() const { return list_; }
+  Index tokens() const { return grid_.tokens(); }
+  Index width() const { return width_; }
+
+  /// Of x [batch, tokens, width].
+  Matrix<T> forward(const Values<T>& values, const Safetensors& inputs, const Record& record) {
+    const auto& x = inputs.tensor("x");
+    const Index batch = x.shape.empty() ? 0 : x.shape[0];
+    return forward(values, matrix_of<T>(inputs.tensor("x", {batch, grid_.tokens(), width_})),
+                   record);
+  }
+  Matrix<T> forward(const Values<T>& values, const Matrix<T>& x, const Record& record) {
+    const Index batch = x.rows() / grid_.tokens();
+    const std::vector<Index> shape = {batch, grid_.tokens(), width_};
+    const std::vector<Index> by_head = {batch, grid_.tokens(), heads_, width_ / heads_};
+    x_ = x;
+    q_.forward(values, x, projected_q_);
+    k_.forward(values, x, projected_k_);
+    v_.forward(values, x, projected_v_);
+    record("q", shape, projected_q_);
+    record("k", shape, projected_k_);
+    record("v", shape, projected_v_);
+    normed_q_ = projected_q_;
+    normed_k_ = projected_k_;
+    if (norm_q_) {
+      norm_q_->forward(values, projected_q_, normed_q_);
+      norm_k_->forward(values, projected_k_, normed_k_);
+      record("norm_q", shape, normed_q_);
+      record("norm_k", shape, normed_k_);
+    }
+    std::visit(
+        [&](const auto& attention) {
+          attention.forward(heads(batch), normed_q_, normed_k_, projected_v_, mix_.in(values),
+                            attended_);
+        },
+        attention_);
+    record("attention", by_head, attended_);
+    norm_.forward(values, attended_, normed_);
+    record("g_norm", by_head, normed_);
+    last_ = normed_;
+    if (g_) {
+      g_->forward(values, x, projected_g_);
+      record("g", shape, projected_g_);
+      layers::gate(projected_g_, normed_, last_);
+    }
+    if (lepe_) {
+      Matrix<T> lepe;
+      lepe_->forward(values, grid_, projected_v_, lepe);
+      record("lepe", {batch, width_, grid_.extent[0], grid_.extent[1], grid_.extent[2]},
+             channels_first(lepe, batch));
+      last_ += lepe;
+    }
+    record("o_in", shape, last_);
+    Matrix<T> y;
+    o_.forward(values, last_, y);
+    record(output, shape, y);
+    return y;
+  }
+
+  void backward(const Values<T>& values, const Matrix<T>& dy, Values<T>& gradient,
+                const Record& record) {
+    const Index batch = dy.rows() / grid_.tokens();
+    Matrix<T> d_last, d_attended, dx, d_part;
+    Matrix<T> dq(x_.rows(), width_), dk(x_.rows(), width_), dv(x_.rows(), width_);
+    o_.backward(values, last_, dy, d_last, gradient);
+    Matrix<T> d_normed = d_last;
+    Matrix<T> d_gate;
+    if (g_) layers::gate_backward(projected_g_, normed_, d_last, d_gate, d_normed);
+    norm_.backward(values, attended_, d_normed, d_attended, gradient);
+    std::visit(
+        [&](const auto& attention) {
+          attention.backward(heads(batch), normed_q_, normed_k_, projected_v_, mix_.in(values),
+                             d_attended, dq, dk, dv, mix_.in(gradient));
+        },
+        attention_);
+    if (norm_q_) {
+      norm_q_->backward(values, projected_q_, Matrix<T>(dq), dq, gradient);
+      norm_k_->backward(values, projected_k_, Matrix<T>(dk), dk, gradient);
+    }
+    if (lepe_) {
+      lepe_->backward(values, grid_, projected_v_, d_last, d_part, gradient);
+      dv += d_part;
+    }
+    q_.backward(values, x_, dq, dx, gradient);
+    k_.backward(values, x_, dk, d_part, gradient);
+    dx += d_part;
+    v_.backward(values, x_, dv, d_part, gradient);
+    dx += d_part;
+    if (g_) {
+      g_->backward(values, x_, d_gate, d_part, gradient);
+      dx += d_part;
+    }
+    record("grad.x", {batch, grid_.tokens(), width_}, dx);
+  }
+
+ private:
+  template <class Normalizer>
+  using Attention =
+      layers::MhlaAttention<mhla::Attention<mhla::Relu, mhla::Blocks3D, mhla::Bidirectional,
+                                            Normalizer, mhla::AxialRotary>>;
+  using AnyAttention = std::variant<Attention<mhla::Unnormalized>, Attention<mhla::MixedProduct>>;
+
+  AnyAttention attention_of(const Config& config, const RunContext& run) {
+    const auto layout = config.sizes("block_layout", 3);  // how many blocks an axis has
+    mhla::Blocks3D blocks;
+    blocks_ = 1;
+    for (std::size_t axis = 0; axis < 3; ++axis) {
+      if (grid_.extent[axis] % layout[axis] != 0) config.fail("block_layout does not divide grid");
+      blocks.grid[axis] = grid_.extent[axis];
+      blocks.block[axis] = grid_.extent[axis] / layout[axis];
+      blocks_ *= layout[axis];
+    }
+    const mhla::Relu feature_map{.epsilon = config.get<double>("feature_eps", 1e-6)};
+    const mhla::AxialRotary rotation{.theta = config.get<double>("rope_theta", 10000.0)};
+    if (!config.get<bool>("normalize_out", false))
+      return Attention<mhla::Unnormalized>(
+          {.feature_map = feature_map, .blocks = blocks, .rotation = rotation}, run.team,
+          run.storage);
+    return Attention<mhla::MixedProduct>(
+        {.feature_map = feature_map,
+         .blocks = blocks,
+         .normalizer = {.epsilon = config.get<double>("normalizer_eps", 1e-6)},
+         .rotation = rotation},
+        run.team, run.storage);
+  }
+  layers::Heads heads(Index batch) const { return {heads_, heads_, batch}; }
+
+  Index width_;
+  Index heads_;
+  layers::Grid grid_;
+  Index blocks_ = 0;
+  AnyAttention attention_;
+  layers::ParameterList list_;
+  layers::Linear q_, k_, v_, o_;
+  std::optional<layers::RmsNorm> norm_q_, norm_k_;
+  layers::Parameter mix_;
+  layers::RmsNorm norm_;
+  std::optional<layers::Linear> g_;
+  std::optional<layers::DepthwiseConvolution> lepe_;
+
+  Matrix<T> x_, projected_q_, projected_k_, projected_v_, projected_g_;
+  Matrix<T> normed_q_, normed_k_, attended_, normed_, last_;
+};
+
+}  // namespace released
