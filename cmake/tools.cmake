@@ -19,3 +19,12 @@ function(mhla_find_benchmark problem)
 (Debian and Ubuntu: libbenchmark-dev) or configure with -DMHLA_BUILD_BENCH=OFF." PARENT_SCOPE)
   endif()
 endfunction()
+
+function(mhla_find_json problem)
+  set(${problem} "" PARENT_SCOPE)
+  find_package(nlohmann_json CONFIG QUIET)
+  if(NOT nlohmann_json_FOUND OR nlohmann_json_VERSION VERSION_LESS 3.7)
+    set(${problem} "mhla_run_released is not built: it needs nlohmann_json 3.7 or newer (Debian and \
+Ubuntu: nlohmann-json3-dev), which was not found." PARENT_SCOPE)
+  endif()
+endfunction()

@@ -11,10 +11,12 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
+#include <string>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,13 +62,20 @@ struct StoredTensor {
   template <class To>
   void copy_to(To* to) const {
     switch (kind->type) {
-      case ElementType::f64: return convert<double>(to);
-      case ElementType::f32: return convert<float>(to);
-      case ElementType::f16: return convert<mhla::Half>(to);
-      case ElementType::bf16: return convert<mhla::BFloat16>(to);
-      case ElementType::i64: return convert<std::int64_t>(to);
-      case ElementType::i32: return convert<std::int32_t>(to);
-      case ElementType::u8: return convert<std::uint8_t>(to);
+      case ElementType::f64:
+        return convert<double>(to);
+      case ElementType::f32:
+        return convert<float>(to);
+      case ElementType::f16:
+        return convert<mhla::Half>(to);
+      case ElementType::bf16:
+        return convert<mhla::BFloat16>(to);
+      case ElementType::i64:
+        return convert<std::int64_t>(to);
+      case ElementType::i32:
+        return convert<std::int32_t>(to);
+      case ElementType::u8:
+        return convert<std::uint8_t>(to);
     }
   }
   template <class To>
@@ -173,12 +182,14 @@ class Safetensors {
         !entry.contains("shape") || !entry.contains("data_offsets"))
       fail(name + " does not have dtype, shape and data_offsets");
     const Json& dtype = entry["dtype"];
-    const auto kind = std::find_if(
-        std::begin(element_kinds), std::end(element_kinds),
-        [&](const ElementKind& k) { return dtype.is_string() && dtype.get<std::string>() == k.name; });
+    const auto kind =
+        std::find_if(std::begin(element_kinds), std::end(element_kinds), [&](const ElementKind& k) {
+          return dtype.is_string() && dtype.get<std::string>() == k.name;
+        });
     if (kind == std::end(element_kinds)) fail(name + " has the dtype " + dtype.dump());
     const std::vector<std::uint64_t> shape = numbers(name + ".shape", entry["shape"]);
-    const std::vector<std::uint64_t> offsets = numbers(name + ".data_offsets", entry["data_offsets"]);
+    const std::vector<std::uint64_t> offsets =
+        numbers(name + ".data_offsets", entry["data_offsets"]);
     if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > data_.size())
       fail(name + ".data_offsets are not within the " + std::to_string(data_.size()) +
            " bytes of data");
@@ -243,7 +254,8 @@ struct NamedTensor {
 /// Writes F32 or F64 tensors, in the order given.
 /// \throws UnwritableFile if the file cannot be written.
 template <class T>
-void write_safetensors(const std::filesystem::path& path, const std::vector<NamedTensor<T>>& tensors,
+void write_safetensors(const std::filesystem::path& path,
+                       const std::vector<NamedTensor<T>>& tensors,
                        const std::map<std::string, std::string>& metadata = {}) {
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>);
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
@@ -266,7 +278,8 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Name
   out.write(reinterpret_cast<const char*>(&length), sizeof(length));
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    out.write(reinterpret_cast<const char*>(tensors[i].data), static_cast<std::streamsize>(sizes[i]));
+    out.write(reinterpret_cast<const char*>(tensors[i].data),
+              static_cast<std::streamsize>(sizes[i]));
   out.close();
   if (!out) throw UnwritableFile(path, "cannot be written");
 }

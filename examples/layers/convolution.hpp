@@ -144,9 +144,10 @@ void join_patches(const Matrix<T>& windows, const ImageShape& shape, Index patch
 /// patch].
 class PatchEmbedding {
  public:
-  PatchEmbedding(ParameterList& list, const std::string& name, const ImageShape& shape,
-                 Index patch, Index width)
-      : shape_(shape), patch_(patch),
+  PatchEmbedding(ParameterList& list, const std::string& name, const ImageShape& shape, Index patch,
+                 Index width)
+      : shape_(shape),
+        patch_(patch),
         project_(list, name, {width, shape.channels, patch, patch}, Bias::one) {}
 
   /// `windows` is kept for the backward pass.

@@ -27,8 +27,8 @@ class Linear {
       : has_bias_(bias == Bias::one) {
     Index in = 1;
     for (std::size_t axis = 1; axis < shape.size(); ++axis) in *= shape[axis];
-    weight_ = list.add(name + ".weight", std::move(shape), 0,
-                       gain / std::sqrt(static_cast<double>(in)));
+    weight_ =
+        list.add(name + ".weight", std::move(shape), 0, gain / std::sqrt(static_cast<double>(in)));
     if (has_bias_) bias_ = list.add(name + ".bias", {weight_.rows()}, 0, 0);
   }
 

@@ -49,12 +49,13 @@ class MhlaAttention {
             class GradMix>
   void backward(const Heads& heads, const Q& q, const K& k, const V& v, const Mix& mix,
                 const Matrix<T>& dy, GradQ&& dq, GradK&& dk, GradV&& dv, GradMix&& dmix) const {
-    mhla::backward_into(
-        variant_, team_, mhla::heads_view(q, heads.query, heads.batch),
-        mhla::heads_view(k, heads.kv, heads.batch), mhla::heads_view(v, heads.kv, heads.batch),
-        mhla::mix_view(mix), mhla::heads_view(dy, heads.query, heads.batch),
-        {mhla::heads_view(dq, heads.query, heads.batch), mhla::heads_view(dk, heads.kv, heads.batch),
-         mhla::heads_view(dv, heads.kv, heads.batch), mhla::mix_view(dmix)});
+    mhla::backward_into(variant_, team_, mhla::heads_view(q, heads.query, heads.batch),
+                        mhla::heads_view(k, heads.kv, heads.batch),
+                        mhla::heads_view(v, heads.kv, heads.batch), mhla::mix_view(mix),
+                        mhla::heads_view(dy, heads.query, heads.batch),
+                        {mhla::heads_view(dq, heads.query, heads.batch),
+                         mhla::heads_view(dk, heads.kv, heads.batch),
+                         mhla::heads_view(dv, heads.kv, heads.batch), mhla::mix_view(dmix)});
   }
 
  private:
@@ -81,8 +82,7 @@ class MhlaAttention {
                        view(k16, k.rows(), k.cols(), heads.kv, heads.batch),
                        view(v16, v.rows(), v.cols(), heads.kv, heads.batch), mhla::mix_view(mix),
                        view(y16, y.rows(), y.cols(), heads.query, heads.batch));
-    for (Index i = 0; i < y.size(); ++i)
-      y.data()[i] = mhla::load(y16[static_cast<std::size_t>(i)]);
+    for (Index i = 0; i < y.size(); ++i) y.data()[i] = mhla::load(y16[static_cast<std::size_t>(i)]);
   }
 
   Variant variant_;

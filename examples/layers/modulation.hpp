@@ -42,8 +42,8 @@ void add_gated(const Matrix<T>& x, const Gate& gate, Matrix<T>& sum) {
     rows_of(sum, b, gate.rows()) += rows_of(x, b, gate.rows()).rowwise() * gate.row(b).array();
 }
 template <class T, class Gate, class GradGate>
-void add_gated_backward(const Matrix<T>& x, const Gate& gate, const Matrix<T>& d_sum,
-                        Matrix<T>& dx, GradGate&& d_gate) {
+void add_gated_backward(const Matrix<T>& x, const Gate& gate, const Matrix<T>& d_sum, Matrix<T>& dx,
+                        GradGate&& d_gate) {
   dx.resize(x.rows(), x.cols());
   for (Index b = 0; b < gate.rows(); ++b) {
     const auto d = rows_of(d_sum, b, gate.rows());

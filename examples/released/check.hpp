@@ -33,7 +33,7 @@ struct Bounds {
   template <class T>
   static constexpr Bounds of() {
     // In double: files keep intermediate values in float, all else in double.
-    return std::is_same_v<T, double> ? Bounds{1e-11, 2e-7, 1e-10} : Bounds{1e-5, 1e-5, 5e-5};
+    return std::is_same_v<T, double> ? Bounds{1e-11, 2e-7, 1e-11} : Bounds{1e-5, 1e-5, 5e-5};
   }
 };
 
@@ -123,7 +123,8 @@ void check(const std::filesystem::path& folder, const std::set<std::string>& inp
     if (found.count(name) == 0)
       comparison.not_computed(name);
     else
-      comparison.compare(name, found[name], tensor, is_output ? bounds.output : bounds.intermediate);
+      comparison.compare(name, found[name], tensor,
+                         is_output ? bounds.output : bounds.intermediate);
   }
 
   const auto& loss_weight = gradients.tensor(std::string("loss_weight.") + Model<T>::output);

@@ -55,7 +55,8 @@ class Deit {
   Matrix<T> forward(const Values<T>& values, const Safetensors& inputs, const Record& record) {
     const auto& image = inputs.tensor("image");
     if (image.shape.size() != 4 ||
-        image.shape != std::vector<Index>{image.shape[0], image_.channels, image_.height, image_.width})
+        image.shape !=
+            std::vector<Index>{image.shape[0], image_.channels, image_.height, image_.width})
       throw UnreadableFile(inputs.path(), "image has the shape " + text_of(image.shape));
     return forward(values, matrix_of<T>(image, image.shape[0]), record);
   }

@@ -22,8 +22,8 @@
 
 namespace released {
 
-/// x += g1 attn(LN(x)(1 + a1) + h1); x += g2 mlp(LN(x)(1 + a2) + h2) with [h1, a1, g1, h2, a2, g2] =
-/// silu(c) W^T + b.
+/// x += g1 attn(LN(x)(1 + a1) + h1); x += g2 mlp(LN(x)(1 + a2) + h2) with [h1, a1, g1, h2, a2, g2]
+/// = silu(c) W^T + b.
 template <class T>
 class DitBlock {
  public:
@@ -168,8 +168,7 @@ class Dit {
     embed_.forward(values, latents, x, patches_);
     record("patch_embed", {batch, windows_.tokens(), width_}, x);
     position_.add_forward(values, x);
-    if (record.wants())
-      record("tokens", {batch, windows_.tokens(), width_}, windows_.by_window(x));
+    if (record.wants()) record("tokens", {batch, windows_.tokens(), width_}, windows_.by_window(x));
 
     Matrix<T> label_embedding;
     time_.forward(values, waves(timesteps), condition_, time_activations_);
@@ -253,8 +252,9 @@ class Dit {
     Matrix<T> waves(static_cast<Index>(timesteps.size()), 2 * frequencies_);
     for (Index b = 0; b < waves.rows(); ++b)
       for (Index j = 0; j < frequencies_; ++j) {
-        const double angle = timesteps[static_cast<std::size_t>(b)] *
-                             std::pow(10000.0, -static_cast<double>(j) / static_cast<double>(frequencies_));
+        const double angle =
+            timesteps[static_cast<std::size_t>(b)] *
+            std::pow(10000.0, -static_cast<double>(j) / static_cast<double>(frequencies_));
         waves(b, j) = static_cast<T>(std::cos(angle));
         waves(b, frequencies_ + j) = static_cast<T>(std::sin(angle));
       }

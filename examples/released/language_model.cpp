@@ -67,8 +67,7 @@ void run_model(const Arguments& arguments, const RunContext& run) {
   Matrix<float> logits = loaded.model.forward(loaded.values, ids, past);
   write(arguments, {1, logits.rows(), logits.cols()}, logits);
   for (Index t = 0; t < arguments.tokens; ++t) {
-    const double unit =
-        mhla::testing::Uniform{}(arguments.seed, static_cast<std::uint64_t>(t));
+    const double unit = mhla::testing::Uniform{}(arguments.seed, static_cast<std::uint64_t>(t));
     ids.push_back(draw(logits.row(logits.rows() - 1), arguments.temperature, unit));
     if (t + 1 < arguments.tokens) logits = loaded.model.forward(loaded.values, {ids.back()}, past);
   }

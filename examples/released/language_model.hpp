@@ -52,8 +52,8 @@ class ConvolvedLinear {
                   Index in, Index out, Index taps)
       : kind_(kind), linear_(list, name + "." + kind + "_proj", in, out) {
     if (taps > 0)
-      convolution_.emplace(layers::DepthwiseConvolution::causal(
-          list, name + "." + kind + "_conv1d", out, taps));
+      convolution_.emplace(
+          layers::DepthwiseConvolution::causal(list, name + "." + kind + "_conv1d", out, taps));
     history_rows_ = std::max<Index>(taps - 1, 0);
   }
 
@@ -64,7 +64,8 @@ class ConvolvedLinear {
     if (!convolution_) return;
     convolution_->forward(values, sequence(x.rows() / batch), projected_, convolved_);
     layers::activate<layers::Silu>(convolved_, activated_);
-    record(name + "." + kind_ + "_conv1d", {batch, x.rows() / batch, activated_.cols()}, activated_);
+    record(name + "." + kind_ + "_conv1d", {batch, x.rows() / batch, activated_.cols()},
+           activated_);
   }
   /// For the next tokens of one sequence: `history` keeps what the convolution still needs.
   void forward(const Values<T>& values, const Matrix<T>& x, Matrix<T>& history) {
@@ -170,10 +171,9 @@ class LanguageModelLayer {
     v_.forward(values, normed_, past.v);
     g_.forward(values, normed_, 1, "", unrecorded);
     attended_.resize(x.rows(), shape_.out_width());
-    past.decoder.step(mhla::heads_view(q_.result(), shape_.heads),
-                      mhla::heads_view(k_.result(), shape_.kv_heads),
-                      mhla::heads_view(v_.result(), shape_.kv_heads),
-                      mhla::heads_view(attended_, shape_.heads));
+    past.decoder.step(
+        mhla::heads_view(q_.result(), shape_.heads), mhla::heads_view(k_.result(), shape_.kv_heads),
+        mhla::heads_view(v_.result(), shape_.kv_heads), mhla::heads_view(attended_, shape_.heads));
     after_attention(values, x);
   }
 
@@ -327,10 +327,9 @@ class LanguageModel {
     if (shape.kv_heads < 1 || shape.heads % shape.kv_heads != 0)
       config.fail("num_kv_heads does not divide num_heads");
     const auto dim = [&](const char* name, const char* expansion, double otherwise) {
-      return config.get<Index>(
-          name, static_cast<Index>(static_cast<double>(shape.width) *
-                                   config.get<double>(expansion, otherwise)) /
-                    shape.heads);
+      return config.get<Index>(name, static_cast<Index>(static_cast<double>(shape.width) *
+                                                        config.get<double>(expansion, otherwise)) /
+                                         shape.heads);
     };
     shape.key_dim = dim("head_k_dim", "expand_k", 0.5);
     shape.value_dim = dim("head_v_dim", "expand_v", 1.0);

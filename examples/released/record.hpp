@@ -62,9 +62,9 @@ Matrix<T> matrix_of(const checkpoints::StoredTensor& tensor) {
 /// Images cut into windows: the released vision models keep their tokens window by window, these
 /// programs row by row, as the library takes them.
 struct Windows {
-  Index rows = 0;     // tokens of the grid
+  Index rows = 0;  // tokens of the grid
   Index columns = 0;
-  Index side = 0;     // tokens of a window's side
+  Index side = 0;  // tokens of a window's side
 
   Index tokens() const { return rows * columns; }
   Index window_tokens() const { return side * side; }
@@ -97,7 +97,8 @@ struct Windows {
   }
 };
 
-/// Tokens of images as channels of images: [batch * tokens, channels] to [batch, channels * tokens].
+/// Tokens of images as channels of images: [batch * tokens, channels] to [batch, channels *
+/// tokens].
 template <class T>
 Matrix<T> channels_first(const Matrix<T>& tokens, Index batch) {
   const Index count = tokens.rows() / batch;

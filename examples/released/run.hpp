@@ -94,8 +94,8 @@ inline void print_summary(const Matrix<float>& result) {
 inline void write(const Arguments& arguments, const std::vector<Index>& shape,
                   const Matrix<float>& result) {
   if (arguments.output.empty()) return;
-  checkpoints::write_npy(arguments.output,
-                         {shape, std::vector<double>(result.data(), result.data() + result.size())});
+  checkpoints::write_npy(
+      arguments.output, {shape, std::vector<double>(result.data(), result.data() + result.size())});
   std::printf("%s %s\n", arguments.output.c_str(), checkpoints::shape_text(shape).c_str());
 }
 

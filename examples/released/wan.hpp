@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The self-attention of the released video models (MHLA_Video_Uni):
 //
-//   q, k, v, g linear in x   r = RMS(MHLA(RMS(q), RMS(k), v))   y = (r o silu(g) + lepe(v)) Wo^T + b
+//   q, k, v, g linear in x   r = RMS(MHLA(RMS(q), RMS(k), v))   y = (r o silu(g) + lepe(v)) Wo^T +
+//   b
 //
 // over boxes of the video, rotated along its three axes; RMS norms of q and k, gate and lepe where
 // the configuration has them.

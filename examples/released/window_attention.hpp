@@ -53,13 +53,11 @@ class WindowAttention {
         mix_(list.add(name + ".piece_attn.conv.weight", {windows.count(), windows.count(), 1, 1}, 0,
                       0)),
         to_out_(list, name + ".to_out.0", channels, channels, layers::Bias::one),
-        attention_(
-            Variant{
-                .feature_map = {.epsilon = config.get<double>("feature_eps", 1e-6)},
-                .blocks = {.grid = {windows.rows, windows.columns},
-                           .block = {windows.side, windows.side}},
-                .normalizer = {.epsilon = config.get<double>("normalizer_eps", 1e-6)}},
-            run.team, run.storage) {
+        attention_(Variant{.feature_map = {.epsilon = config.get<double>("feature_eps", 1e-6)},
+                           .blocks = {.grid = {windows.rows, windows.columns},
+                                      .block = {windows.side, windows.side}},
+                           .normalizer = {.epsilon = config.get<double>("normalizer_eps", 1e-6)}},
+                   run.team, run.storage) {
     if (channels % heads_ != 0) config.fail("num_heads does not divide the channels");
     config.require<std::string>("transform", "linear");
     if (config.get<bool>("qk_norm", false)) {
@@ -90,7 +88,8 @@ class WindowAttention {
     const Index count = windows_.count();
     const Index tokens = windows_.window_tokens();
     if (record.wants()) {
-      record(recorded_as + ".qkv", {batch, count, tokens, 3 * channels_}, windows_.by_window(a.qkv));
+      record(recorded_as + ".qkv", {batch, count, tokens, 3 * channels_},
+             windows_.by_window(a.qkv));
       record(recorded_as + ".lepe", {batch, channels_, windows_.rows, windows_.columns},
              channels_first(lepe, batch));
       record(recorded_as + ".attention", {batch, count, tokens, channels_},

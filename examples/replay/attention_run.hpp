@@ -7,9 +7,9 @@
 #include <mhla/core/tensor_view.hpp>
 #include <vector>
 
+#include "../checkpoints/npy.hpp"
 #include "attention_case.hpp"
 #include "executor.hpp"
-#include "../checkpoints/npy.hpp"
 #include "variant.hpp"
 
 namespace replay {

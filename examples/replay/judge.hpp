@@ -16,13 +16,13 @@
 #include <string>
 #include <vector>
 
+#include "../checkpoints/npy.hpp"
 #include "attention_case.hpp"
 #include "attention_run.hpp"
 #include "case_file.hpp"
 #include "command_line.hpp"
 #include "executor.hpp"
 #include "mix_init_case.hpp"
-#include "../checkpoints/npy.hpp"
 
 namespace replay {
 

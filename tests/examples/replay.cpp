@@ -730,7 +730,7 @@ TEST_CASE("replay: extents beyond reason are refused at once", "[replay]") {
   set_key(folder, "mix_heads", "1");
   for (const char* array : {"mix", "dmix"})
     checkpoints::write_npy(folder / (std::string(array) + ".npy"),
-                      {{1, 1000, 1000}, std::vector<double>(1'000'000)});
+                           {{1, 1000, 1000}, std::vector<double>(1'000'000)});
   check_one("", folder, 0, "ok");
   check_one("--decode", folder, 0, "ok");
 }

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "examples/replay/attention_case.hpp"
 #include "examples/checkpoints/npy.hpp"
+#include "examples/replay/attention_case.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/tolerances.hpp"
 

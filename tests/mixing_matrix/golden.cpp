@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "examples/checkpoints/npy.hpp"
 #include "examples/replay/case_file.hpp"
 #include "examples/replay/mix_init_case.hpp"
-#include "examples/checkpoints/npy.hpp"
 #include "tests/support/catch.hpp"
 
 namespace {

@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "examples/replay/attention_case.hpp"
 #include "examples/checkpoints/npy.hpp"
+#include "examples/replay/attention_case.hpp"
 #include "examples/replay/variant.hpp"
 #include "tests/reference/oracle_call.hpp"
 
