@@ -9,6 +9,7 @@
 // max |b|, b the file's.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -16,6 +17,8 @@
 #include <set>
 #include <string>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "checkpoint.hpp"
 #include "config.hpp"
@@ -100,6 +103,25 @@ inline void compare_gradients(const Safetensors& file,
   }
 }
 
+/// The logits of a language model that gets its tokens in portions of growing length.
+template <class Model, class T>
+RecordedTensor decoded(Model& model, const Values<T>& values, const Safetensors& inputs) {
+  const auto& stored = inputs.tensor("input_ids");
+  const std::vector<Index> ids = stored.elements<Index>();
+  RecordedTensor logits{{stored.shape[0], stored.shape[1], model.vocabulary()}, {}};
+  for (Index b = 0; b < stored.shape[0]; ++b) {
+    auto past = model.no_past(values);
+    Index portion = 1;
+    for (Index first = 0; first < stored.shape[1]; first += portion++) {
+      const auto begin = ids.begin() + b * stored.shape[1] + first;
+      const Index count = std::min(portion, stored.shape[1] - first);
+      const Matrix<T> next = model.forward(values, std::vector<Index>(begin, begin + count), past);
+      logits.values.insert(logits.values.end(), next.data(), next.data() + next.size());
+    }
+  }
+  return logits;
+}
+
 /// Model<T> on a folder. `inputs` are the names of what the forward pass is given.
 template <template <class> class Model, class T>
 void check(const std::filesystem::path& folder, const std::set<std::string>& inputs,
@@ -133,6 +155,9 @@ void check(const std::filesystem::path& folder, const std::set<std::string>& inp
   record_gradients(model.parameters(), gradient, record);
   compare_gradients(gradients, found, bounds.gradient, comparison);
 
+  if constexpr (requires { model.no_past(values); })
+    comparison.compare("logits, a few tokens at a time", decoded(model, values, forward),
+                       forward.tensor("logits"), bounds.output);
   if constexpr (requires { &Model<T>::run_block; }) {
     if (const auto path = folder / "gradients_block.safetensors"; std::filesystem::exists(path)) {
       const Safetensors block(path);

@@ -21,7 +21,7 @@ constexpr char usage[] =
     "mhla_run_released MODEL CHECKPOINT INPUT... [--option value]...\n"
     "\n"
     "  deit CHECKPOINT IMAGE.npy                  five likeliest classes of each image\n"
-    "  dit CHECKPOINT LATENT.npy --timestep T --label L\n"
+    "  dit CHECKPOINT LATENT.npy --timestep T[,T...] --label L[,L...]\n"
     "  wan CHECKPOINT X.npy                       one self-attention layer\n"
     "  lm CHECKPOINT ID...                        goes on from a prompt of token ids\n"
     "\n"
@@ -73,9 +73,9 @@ Arguments parse(int argc, char** argv, int& threads) {
     } else if (word == "--vocabulary") {
       arguments.vocabulary = value;
     } else if (word == "--timestep") {
-      arguments.timesteps = {number<double>(value, "a time step")};
+      arguments.timesteps = numbers<double>(value, "a time step");
     } else if (word == "--label") {
-      arguments.labels = {number<Index>(value, "a label")};
+      arguments.labels = numbers<Index>(value, "a label");
     } else if (word == "--tokens") {
       arguments.tokens = number<Index>(value, "a number of tokens");
     } else if (word == "--temperature") {

@@ -2,6 +2,7 @@
 // What running any of the models takes: its parameters, tensors from files, results to files.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -29,6 +30,18 @@ N number(const std::string& word, const std::string& what) {
   if (error != std::errc{} || end != word.data() + word.size())
     throw UsageError(word + " is not " + what);
   return value;
+}
+
+/// Separated by commas.
+template <class N>
+std::vector<N> numbers(const std::string& words, const std::string& what) {
+  std::vector<N> all;
+  for (std::size_t begin = 0; begin <= words.size();) {
+    const std::size_t end = std::min(words.find(',', begin), words.size());
+    all.push_back(number<N>(words.substr(begin, end - begin), what));
+    begin = end + 1;
+  }
+  return all;
 }
 
 /// A model in float with the parameters of a checkpoint.
