@@ -4,6 +4,7 @@
 // variants_*.cpp, which include variant_run.hpp.
 #pragma once
 
+#include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <vector>
 
@@ -15,6 +16,7 @@
 namespace replay {
 
 using checkpoints::Array;
+using mhla::Index;
 
 struct AttentionInputs {
   Array q, k, v, mix, dout;

@@ -22,6 +22,7 @@
 namespace replay {
 
 using checkpoints::UnreadableFile;
+using mhla::Index;
 
 /// A case that asks for something this program or the library does not do; what() says what.
 class UnsupportedCase : public std::runtime_error {

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoints::Array;
-using replay::Index;
+using checkpoints::Index;
 
 class File {
  public:
