@@ -57,6 +57,18 @@ MHLA_HOST_DEVICE constexpr Index feature_dim(const Map& map, Index key_dim) {
   }
 }
 
+/// max(x, 0). NaN stays NaN.
+template <class T>
+MHLA_HOST_DEVICE T positive_part(T x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if constexpr (std::is_same_v<T, float>) {  // one instruction, which compilers do not find
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(x) : "f"(x));
+    return x;
+  }
+#endif
+  return x < T(0) ? T(0) : x;
+}
+
 /// phi(x) = x. Signed: under a normalizer the denominator may vanish.
 struct Identity {
   /// phi(x)
@@ -78,7 +90,7 @@ struct Relu {
   /// phi(x)
   template <class T>
   MHLA_HOST_DEVICE T value(T x) const {
-    return (x < T(0) ? T(0) : x) + T(epsilon);
+    return positive_part(x) + T(epsilon);
   }
   /// phi'(x)
   template <class T>
@@ -94,7 +106,7 @@ struct SquaredRelu {
   /// phi(x)
   template <class T>
   MHLA_HOST_DEVICE T value(T x) const {
-    const T positive = x < T(0) ? T(0) : x;
+    const T positive = positive_part(x);
     return positive * positive + T(epsilon);
   }
   /// phi'(x)
