@@ -18,6 +18,7 @@ using namespace mhla::cuda::fused;
 
 inline constexpr bool rotated = true;
 inline constexpr bool divides = true;
+inline constexpr bool adds = true;
 
 #define KERNEL(name, ...)       \
   struct name : __VA_ARGS__ {}; \
@@ -43,13 +44,13 @@ KERNEL(mixing_pairs_72, MixingPairsGradient<Pairs72>);
 
 ROWS(gather_float, mhla::cuda::Gather<float, float>);
 ROWS(gather_bfloat16, mhla::cuda::Gather<BFloat16, float>);
-ROWS(scatter_float, mhla::cuda::Scatter<float, float>);
-ROWS(scatter_bfloat16, mhla::cuda::Scatter<BFloat16, float>);
+ROWS(scatter_float, mhla::cuda::Scatter<float, float, adds>);
+ROWS(scatter_bfloat16, mhla::cuda::Scatter<BFloat16, float, adds>);
 ROWS(map_float, mhla::cuda::MapFeatures<Relu, float, float, !rotated>);
 ROWS(map_bfloat16, mhla::cuda::MapFeatures<Relu, BFloat16, float, !rotated>);
 ROWS(map_float_rotated, mhla::cuda::MapFeatures<Relu, float, float, rotated>);
-ROWS(unmap_float, mhla::cuda::UnmapFeatures<Relu, float, float, !rotated>);
-ROWS(unmap_float_rotated, mhla::cuda::UnmapFeatures<Relu, float, float, rotated>);
+ROWS(unmap_float, mhla::cuda::UnmapFeatures<Relu, float, float, !rotated, adds>);
+ROWS(unmap_float_rotated, mhla::cuda::UnmapFeatures<Relu, float, float, rotated, adds>);
 ROWS(clear_masked_float, mhla::cuda::ClearMasked<float>);
 KERNEL(summarize_dy_128,
        SummarizeBlocks<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 2, KeySums::weighted>);

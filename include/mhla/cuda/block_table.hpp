@@ -159,12 +159,10 @@ struct RowFinder {
     Place place;
 
     MHLA_HOST_DEVICE bool present() const { return place.token >= 0; }
-    /// Its first element, or null.
+    /// Where its first element is, if it is present.
     template <class T>
-    MHLA_HOST_DEVICE T* in(const TensorView<T, 4>& tensor) const {
-      return present() ? tensor.data + item * tensor.stride[0] + head * tensor.stride[1] +
-                             place.token * tensor.stride[2]
-                       : nullptr;
+    MHLA_HOST_DEVICE Index offset_in(const TensorView<T, 4>& tensor) const {
+      return item * tensor.stride[0] + head * tensor.stride[1] + place.token * tensor.stride[2];
     }
   };
   MHLA_HOST_DEVICE Row operator[](std::uint32_t row) const {

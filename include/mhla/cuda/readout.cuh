@@ -37,7 +37,7 @@ struct MixedKeySumDenominators {
 
   MHLA_DEVICE void operator()(Index r) const {
     denominators[r] = inner_product(feature_dim, features + r * feature_dim,
-                                    key_sums.of(static_cast<std::uint32_t>(r), feature_dim)) +
+                                    key_sums.of(static_cast<std::uint32_t>(r), feature_dim).sums) +
                       epsilon;
   }
 };

@@ -96,34 +96,6 @@ struct RotationTable {
   }
 };
 
-/// What kernels of launch_rows() read of it: the angles of a token are the sum of its axes' rows.
-template <class A>
-struct RotationRows {
-  const Angle<A>* angles = nullptr;
-  std::uint32_t pairs = 0;
-  std::int32_t first_row[3] = {};
-  int first_axis = 0;
-
-  RotationRows() = default;
-  explicit RotationRows(const RotationTable<A>& table)
-      : angles(table.angles.data), pairs(static_cast<std::uint32_t>(table.pairs)) {
-    for (int a = 0; a < 3; ++a)
-      if (table.first_row[a][a] > 0)
-        first_row[a] = static_cast<std::int32_t>(table.first_row[a][a]);
-    while (first_axis < 2 && table.axis[first_axis].positions == 0) ++first_axis;
-  }
-
-  struct Row {
-    const Angle<A>* axis[3];
-  };
-  MHLA_HOST_DEVICE Row row(const Place& place) const {
-    const auto of_axis = [&](int a) {
-      return angles + static_cast<Index>(first_row[a] + place.coordinate[a]) * pairs;
-    };
-    return {{of_axis(0), of_axis(1), of_axis(2)}};
-  }
-};
-
 /// Takes the memory of a table for every position of both grids from the arena.
 template <class A, class Rotation>
 RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank, Index feature_dim,

@@ -14,6 +14,7 @@
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/gemm.cuh>
+#include <mhla/cuda/rotation_rows.cuh>
 #include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/feature_map.hpp>
 
@@ -21,7 +22,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// 1 / den of a row, as two factors of which neither overflows; without denominators 1.
+/// 1 / den of a row, as two factors of which neither overflows; without denominators 1. Values are
+/// multiplied by both in any case: a predicate would cost as much.
 template <class A>
 struct Inverse {
   A first = A(1);
@@ -53,14 +55,15 @@ struct Gather {
   RowUnits<T, false> units;
 
   MHLA_DEVICE void operator()(std::uint32_t r, const RowShare& share) const {
-    A* const to = panel + r * tensor.extent[3];
+    A* const to = units.row(panel, r);
     const Inverse<A> inverse(denominators, r);
-    const T* const from = inverse.exists ? rows[r].in(tensor) : nullptr;
-    if (from == nullptr) return units.template clear<A>(share, to, 1);
+    const auto row = rows[r];
+    if (!row.present() || !inverse.exists) return units.template clear<A>(share, to, 1);
+    const T* const from = row_after(tensor.data, row.offset_in(tensor));
     units.for_each(share, [&](const auto unit) {
       A value[unit.count];
       unit.load(from, tensor.stride[3], value);
-      if (denominators != nullptr) inverse.multiply(value);
+      inverse.multiply(value);
       unit.store(to, 1, value);
     });
   }
@@ -73,30 +76,36 @@ void gather(const CudaDevice& device, const PanelRows& rows, const TensorView<co
               Gather<T, A>{RowFinder(rows), tensor, denominators, panel, units});
 }
 
+/// Calls f(std::bool_constant<adds>): kernels know at compile time what they do with their result.
+template <class F>
+void with_update(Update update, const F& f) {
+  update == Update::accumulate ? f(std::true_type()) : f(std::false_type());
+}
+
 /// tensor (+)= panel / den, likewise.
-template <class T, class A>
+template <class T, class A, bool Adds>
 struct Scatter {
   RowFinder rows;
   const A* panel;
   const A* denominators;
   TensorView<T, 4> tensor;
-  Update update;
   RowUnits<T, false> units;
 
   MHLA_DEVICE void operator()(std::uint32_t r, const RowShare& share) const {
-    const A* const from = panel + r * tensor.extent[3];
-    T* const to = rows[r].in(tensor);
-    if (to == nullptr) return;
+    const A* const from = units.row(panel, r);
+    const auto row = rows[r];
+    if (!row.present()) return;
+    T* const to = row_after(tensor.data, row.offset_in(tensor));
     const Inverse<A> inverse(denominators, r);
     if (!inverse.exists) {
-      if (update == Update::overwrite) units.template clear<A>(share, to, tensor.stride[3]);
+      if constexpr (!Adds) units.template clear<A>(share, to, tensor.stride[3]);
       return;
     }
     units.for_each(share, [&](const auto unit) {
       A value[unit.count];
       unit.load(from, 1, value);
-      if (denominators != nullptr) inverse.multiply(value);
-      update_unit(unit, to, tensor.stride[3], value, update);
+      inverse.multiply(value);
+      update_unit<Adds>(unit, to, tensor.stride[3], value);
     });
   }
 };
@@ -104,8 +113,10 @@ template <class T, class A>
 void scatter(const CudaDevice& device, const PanelRows& rows, const A* panel,
              const TensorView<T, 4>& tensor, Update update, const A* denominators = nullptr) {
   const RowUnits<T, false> units(tensor.extent[3], has_aligned_rows(tensor) && is_aligned(panel));
-  launch_rows(device, rows.count(), units.count,
-              Scatter<T, A>{RowFinder(rows), panel, denominators, tensor, update, units});
+  with_update(update, [&](auto adds) {
+    launch_rows(device, rows.count(), units.count,
+                Scatter<T, A, adds.value>{RowFinder(rows), panel, denominators, tensor, units});
+  });
 }
 
 /// Zeros the tokens that a mask removes, which are in no panel; without a mask, all.
@@ -151,42 +162,6 @@ void clear_masked(const CudaDevice& device, const TensorView<const std::uint8_t,
   if (mask.data != nullptr) clear_rows(device, mask, tensor);
 }
 
-/// Rotates the pairs of a unit: out = R value, or R^T value.
-template <class A, class Unit>
-MHLA_DEVICE void turn_unit(const RotationRows<A>& rotation,
-                           const typename RotationRows<A>::Row& of_token, const Unit& unit,
-                           Turn turn, A (&value)[Unit::count]) {
-  // Cosine and sine of each pair.
-  A angles[Unit::count];
-  const auto load = [&](int axis, A(&to)[Unit::count]) {
-    const auto* const from = reinterpret_cast<const A*>(of_token.axis[axis] + unit.pair);
-    if constexpr (Unit::count == 2) {
-      to[0] = from[0];
-      to[1] = from[1];
-    } else {
-      load_vectors<int{Unit::count}>(from, to);
-    }
-  };
-  load(2, angles);
-  MHLA_DEVICE_UNROLL
-  for (int axis = 1; axis >= 0; --axis)
-    if (axis >= rotation.first_axis) {
-      A more[Unit::count];
-      load(axis, more);
-      for (std::size_t i = 0; i < Unit::count; ++i) angles[i] += more[i];
-    }
-  MHLA_DEVICE_UNROLL
-  for (int p = 0; p < int{Unit::count / 2}; ++p) {
-    const A cosine = angles[2 * p];
-    const A sine = turn == Turn::forward ? angles[2 * p + 1] : -angles[2 * p + 1];
-    A& x = value[Unit::first_of(p)];
-    A& y = value[Unit::second_of(p)];
-    const A turned = x * cosine - y * sine;
-    y = y * cosine + x * sine;
-    x = turned;
-  }
-}
-
 /// features = scale phi(tensor), element by element, and rotated = R features  // [rows, dim]
 template <class Map, class T, class A, bool Rotates>
 struct MapFeatures {
@@ -201,22 +176,22 @@ struct MapFeatures {
 
   MHLA_DEVICE void operator()(std::uint32_t r, const RowShare& share) const {
     const auto row = rows[r];
-    const T* const from = row.in(tensor);
-    const Index at = r * tensor.extent[3];
-    if (from == nullptr) {
-      units.template clear<A>(share, features + at, 1);
-      if constexpr (Rotates) units.template clear<A>(share, rotated + at, 1);
+    A* const to = units.row(features, r);
+    A* const rotated_to = Rotates ? units.row(rotated, r) : nullptr;
+    if (!row.present()) {
+      units.template clear<A>(share, to, 1);
+      if constexpr (Rotates) units.template clear<A>(share, rotated_to, 1);
       return;
     }
-    const auto angles = rotation.row(row.place);
-    units.for_each(share, [&](const auto unit) {
+    const T* const from = row_after(tensor.data, row.offset_in(tensor));
+    rotation.for_each(units, share, row.place, [&](const auto unit, const auto& turn) {
       A value[unit.count];
       unit.load(from, tensor.stride[3], value);
       for (A& x : value) x = scale * map.value(x);
-      unit.store(features + at, 1, value);
+      unit.store(to, 1, value);
       if constexpr (Rotates) {
-        turn_unit(rotation, angles, unit, Turn::forward, value);
-        unit.store(rotated + at, 1, value);
+        turn(Turn::forward, value);
+        unit.store(rotated_to, 1, value);
       }
     });
   }
@@ -241,35 +216,65 @@ struct MapRows {
   }
 };
 
-/// out = R in, or R^T in; `out` may be `in`.
+/// A row for each panel of rows, to be added to them by weights.
 template <class A>
+struct WeightedRow {
+  Divisor rows_of_panel;
+  const A* weights = nullptr;  // [panels, rows]; null: all 1
+  const A* sums = nullptr;     // [panels, dim]; null: nothing is added
+
+  struct Row {
+    const A* sums;
+    A weight;
+  };
+  /// That of row r.
+  MHLA_DEVICE Row of(std::uint32_t r, Index dim) const {
+    const Index panel = rows_of_panel.quotient(r);
+    return {sums == nullptr ? nullptr : row_after(sums, panel * dim),
+            weights == nullptr ? A(1) : weights[r]};
+  }
+  template <class Unit>
+  MHLA_DEVICE void add(const Row& row, const Unit& unit, A (&value)[Unit::count]) const {
+    if (sums == nullptr) return;
+    A sum[Unit::count];
+    unit.load(row.sums, 1, sum);
+    MHLA_DEVICE_UNROLL
+    for (std::size_t i = 0; i < Unit::count; ++i) value[i] += row.weight * sum[i];
+  }
+};
+
+/// out = R in, or R^T in, + a weighted row: dK += dz_b, or dQ += c z~; `out` may be `in`.
+template <class A, bool Rotates>
 struct TurnRows {
   RowFinder rows;
   RotationRows<A> rotation;
-  Index feature_dim;
+  Turn direction;
+  WeightedRow<A> added;
   const A* in;
   A* out;
-  Turn turn;
-  RowUnits<A, true> units;
+  RowUnits<A, Rotates> units;
 
   MHLA_DEVICE void operator()(std::uint32_t r, const RowShare& share) const {
-    const auto angles = rotation.row(rows[r].place);
-    const Index at = r * feature_dim;
-    units.for_each(share, [&](const auto unit) {
+    const A* const from = units.row(in, r);
+    A* const to = units.row(out, r);
+    const auto sum = added.of(r, units.dim);
+    rotation.for_each(units, share, rows[r].place, [&](const auto unit, const auto& turn) {
       A value[unit.count];
-      unit.load(in + at, 1, value);
-      turn_unit(rotation, angles, unit, turn, value);
-      unit.store(out + at, 1, value);
+      unit.load(from, 1, value);
+      turn(direction, value);
+      added.add(sum, unit, value);
+      unit.store(to, 1, value);
     });
   }
 };
-template <class A>
+template <bool Rotates, class A>
 void turn(const CudaDevice& device, const PanelRows& rows, const RotationTable<A>& rotation,
-          Index feature_dim, const A* in, A* out, Turn turn) {
-  const RowUnits<A, true> units(feature_dim, is_aligned(in) && is_aligned(out), rotation.layout);
-  launch_rows(
-      device, rows.count(), units.count,
-      TurnRows<A>{RowFinder(rows), RotationRows<A>(rotation), feature_dim, in, out, turn, units});
+          Turn direction, const WeightedRow<A>& added, Index feature_dim, const A* in, A* out) {
+  const RowUnits<A, Rotates> units(
+      feature_dim, is_aligned(in) && is_aligned(out) && is_aligned(added.sums), rotation.layout);
+  launch_rows(device, rows.count(), units.count,
+              TurnRows<A, Rotates>{RowFinder(rows), RotationRows<A>(rotation, units.pairs()),
+                                   direction, added, in, out, units});
 }
 
 /// Buffers of a row-wise map: its input, and the gradient in it.
@@ -290,66 +295,20 @@ void pack_features(const CudaDevice& device, const Map& map, A scale, const Pane
            MapRows<Map, A>{map, scale, RowFinder(rows), buffers.input.data, tensor.extent[3],
                            features, feature_dim});
     if constexpr (Rotates)
-      turn(device, rows, rotation, feature_dim, features, rotated, Turn::forward);
+      turn<true, A>(device, rows, rotation, Turn::forward, {}, feature_dim, features, rotated);
   } else {
     const RowUnits<T, Rotates> units(
         feature_dim, has_aligned_rows(tensor) && is_aligned(features) && is_aligned(rotated),
         rotation.layout);
-    launch_rows(
-        device, rows.count(), units.count,
-        MapFeatures<Map, T, A, Rotates>{map, scale, RowFinder(rows), RotationRows<A>(rotation),
-                                        tensor, features, rotated, units});
+    launch_rows(device, rows.count(), units.count,
+                MapFeatures<Map, T, A, Rotates>{map, scale, RowFinder(rows),
+                                                RotationRows<A>(rotation, units.pairs()), tensor,
+                                                features, rotated, units});
   }
-}
-
-/// A row for each panel of rows, to be added to them by weights.
-template <class A>
-struct WeightedRow {
-  Divisor rows_of_panel;
-  const A* weights = nullptr;  // [panels, rows]; null: all 1
-  const A* sums = nullptr;     // [panels, dim]; null: nothing is added
-
-  /// That of row r.
-  MHLA_HOST_DEVICE const A* of(std::uint32_t r, Index dim) const {
-    return sums == nullptr ? nullptr : sums + rows_of_panel.quotient(r) * dim;
-  }
-  MHLA_HOST_DEVICE A weight(std::uint32_t r) const {
-    return weights == nullptr ? A(1) : weights[r];
-  }
-};
-
-/// rows += sum of their panel, weighted: dK += dz_b, or dQ += c z~.
-template <class A>
-struct AddWeightedRow {
-  WeightedRow<A> added;
-  A* panel;
-  Index dim;
-  RowUnits<A, false> units;
-
-  MHLA_DEVICE void operator()(std::uint32_t r, const RowShare& share) const {
-    A* const row = panel + r * dim;
-    const A* const sums = added.of(r, dim);
-    const A weight = added.weight(r);
-    units.for_each(share, [&](const auto unit) {
-      A value[unit.count];
-      A sum[unit.count];
-      unit.load(row, 1, value);
-      unit.load(sums, 1, sum);
-      for (std::size_t i = 0; i < unit.count; ++i) value[i] += weight * sum[i];
-      unit.store(row, 1, value);
-    });
-  }
-};
-template <class A>
-void add_weighted_row(const CudaDevice& device, Index rows, Index dim, A* panel,
-                      const WeightedRow<A>& added) {
-  if (added.sums == nullptr) return;
-  const RowUnits<A, false> units(dim, is_aligned(panel) && is_aligned(added.sums));
-  launch_rows(device, rows, units.count, AddWeightedRow<A>{added, panel, dim, units});
 }
 
 /// tensor (+)= scale phi'(x) (R^T gradient + weighted row), element by element
-template <class Map, class T, class A, bool Rotates>
+template <class Map, class T, class A, bool Rotates, bool Adds>
 struct UnmapFeatures {
   Map map;
   A scale;
@@ -359,30 +318,24 @@ struct UnmapFeatures {
   TensorView<const T, 4> x;
   const A* gradient;  // [rows, dim]
   TensorView<T, 4> tensor;
-  Update update;
   RowUnits<T, Rotates> units;
 
   MHLA_DEVICE void operator()(std::uint32_t r, const RowShare& share) const {
     const auto row = rows[r];
-    T* const to = row.in(tensor);
-    if (to == nullptr) return;
-    const T* const from = row.in(x);
-    const auto angles = rotation.row(row.place);
-    const A* const features = gradient + r * tensor.extent[3];
-    const A* const sums = added.of(r, tensor.extent[3]);
-    const A weight = added.weight(r);
-    units.for_each(share, [&](const auto unit) {
+    if (!row.present()) return;
+    T* const to = row_after(tensor.data, row.offset_in(tensor));
+    const T* const from = row_after(x.data, row.offset_in(x));
+    const A* const features = units.row(gradient, r);
+    const auto sum = added.of(r, units.dim);
+    rotation.for_each(units, share, row.place, [&](const auto unit, const auto& turn) {
       A value[unit.count];
-      A other[unit.count];
+      A input[unit.count];
       unit.load(features, 1, value);
-      if constexpr (Rotates) turn_unit(rotation, angles, unit, Turn::back, value);
-      if (sums != nullptr) {
-        unit.load(sums, 1, other);
-        for (std::size_t i = 0; i < unit.count; ++i) value[i] += weight * other[i];
-      }
-      unit.load(from, x.stride[3], other);
-      for (std::size_t i = 0; i < unit.count; ++i) value[i] *= scale * map.derivative(other[i]);
-      update_unit(unit, to, tensor.stride[3], value, update);
+      turn(Turn::back, value);
+      added.add(sum, unit, value);
+      unit.load(from, x.stride[3], input);
+      for (std::size_t i = 0; i < unit.count; ++i) value[i] *= scale * map.derivative(input[i]);
+      update_unit<Adds>(unit, to, tensor.stride[3], value);
     });
   }
 };
@@ -421,9 +374,8 @@ struct FeatureGradientRows {
   /// Does that, in place.
   template <bool Rotates>
   void finish(const CudaDevice& device) const {
-    if constexpr (Rotates)
-      turn(device, rows, rotation, feature_dim, gradient, gradient, Turn::back);
-    add_weighted_row(device, rows.count(), feature_dim, gradient, added);
+    if (Rotates || added.sums != nullptr)
+      turn<Rotates>(device, rows, rotation, Turn::back, added, feature_dim, gradient, gradient);
   }
 };
 
@@ -446,10 +398,12 @@ void unpack_feature_gradient(const CudaDevice& device, const Map& map, A scale,
                                      has_aligned_rows(x) && has_aligned_rows(tensor) &&
                                          is_aligned(of.gradient) && is_aligned(of.added.sums),
                                      of.rotation.layout);
-    launch_rows(
-        device, rows.count(), units.count,
-        UnmapFeatures<Map, T, A, Rotates>{map, scale, RowFinder(rows), RotationRows<A>(of.rotation),
-                                          of.added, x, of.gradient, tensor, update, units});
+    with_update(update, [&](auto adds) {
+      launch_rows(device, rows.count(), units.count,
+                  UnmapFeatures<Map, T, A, Rotates, adds.value>{
+                      map, scale, RowFinder(rows), RotationRows<A>(of.rotation, units.pairs()),
+                      of.added, x, of.gradient, tensor, units});
+    });
   }
 }
 

@@ -147,6 +147,12 @@ MHLA_DEVICE Index wide_product(int a, int b) {
   return product;
 }
 
+/// The same number, opaque to the compiler: found once, not from its parts wherever it is used.
+MHLA_DEVICE Index found(Index number) {
+  asm("" : "+l"(number));
+  return number;
+}
+
 /// Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8,
 /// 16 bytes aligned to 16. Register m then holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4
 /// of matrix m. The warp meets.

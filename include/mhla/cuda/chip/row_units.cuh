@@ -23,6 +23,18 @@ namespace cuda {
 template <class T>
 inline constexpr int vector_size = 16 / int{sizeof(T)};
 
+/// An address in bytes after another.
+template <class U>
+MHLA_DEVICE U* after(U* address, Index bytes) {
+  using Byte = std::conditional_t<std::is_const_v<U>, const char, char>;
+  return reinterpret_cast<U*>(reinterpret_cast<Byte*>(address) + bytes);
+}
+/// The row that begins so many elements after another: found once for all its vectors.
+template <class U>
+MHLA_DEVICE U* row_after(U* row, Index elements) {
+  return after(row, machine::found(elements * Index{sizeof(U)}));
+}
+
 /// Loads Count elements by vectors.
 template <int Count, class T, class A>
 MHLA_DEVICE void load_vectors(const T* from, A* to) {
@@ -59,9 +71,15 @@ MHLA_DEVICE void store_vectors(T* to, const A* from) {
 template <int Runs, int Size>
 struct RowUnit {
   static constexpr std::size_t count = std::size_t{Runs} * std::size_t{Size};
-  std::uint32_t first[std::size_t{Runs}];
+  Index first;
+  int gap;             // from run to run
   std::uint32_t pair;  // the first of a rotation's
 
+  /// The first element of a run.
+  template <class T>
+  MHLA_DEVICE T* of_run(T* row, int run) const {
+    return run == 0 ? row + first : after(row + first, machine::wide_product(gap, sizeof(T)));
+  }
   /// Where the elements of its p-th pair are.
   MHLA_HOST_DEVICE static constexpr int first_of(int p) { return Runs == 2 ? p : 2 * p; }
   MHLA_HOST_DEVICE static constexpr int second_of(int p) {
@@ -74,9 +92,9 @@ struct RowUnit {
     MHLA_DEVICE_UNROLL
     for (int run = 0; run < Runs; ++run)
       if constexpr (Size == 1) {
-        value[run] = static_cast<A>(mhla::load(row[first[run] * step]));
+        value[run] = static_cast<A>(mhla::load(row[(first + run * gap) * step]));
       } else {
-        load_vectors<Size>(row + first[run], value + run * Size);
+        load_vectors<Size>(of_run(row, run), value + run * Size);
       }
   }
   template <class T, class A>
@@ -84,9 +102,9 @@ struct RowUnit {
     MHLA_DEVICE_UNROLL
     for (int run = 0; run < Runs; ++run)
       if constexpr (Size == 1) {
-        mhla::store(row[first[run] * step], value[run]);
+        mhla::store(row[(first + run * gap) * step], value[run]);
       } else {
-        store_vectors<Size>(row + first[run], value + run * Size);
+        store_vectors<Size>(of_run(row, run), value + run * Size);
       }
   }
 };
@@ -94,18 +112,31 @@ struct RowUnit {
 /// How rows are cut into units; with a rotation's pairs if `Pairs`.
 template <class T, bool Pairs>
 struct RowUnits {
-  std::uint32_t count;  // of a row
+  static constexpr bool has_pairs = Pairs;
+  int dim;              // elements of a row
+  std::uint32_t count;  // units of a row
   bool vectors;
   std::uint32_t step;  // from pair to pair
-  std::uint32_t gap;   // between the elements of a pair
+  int gap;             // between the elements of a pair
 
-  RowUnits(Index dim, bool aligned, const RotationPairs& layout = {})
-      : step(static_cast<std::uint32_t>(layout.step)), gap(static_cast<std::uint32_t>(layout.gap)) {
-    const Index run = Pairs && layout.gap != 1 ? dim / 2 : dim;
+  RowUnits(Index of_row, bool aligned, const RotationPairs& layout = {})
+      : dim(static_cast<int>(of_row)),
+        step(static_cast<std::uint32_t>(layout.step)),
+        gap(static_cast<int>(layout.gap)) {
+    const Index run = Pairs && layout.gap != 1 ? of_row / 2 : of_row;
     vectors = aligned && run % vector_size<T> == 0;
-    count = static_cast<std::uint32_t>(vectors ? run / vector_size<T> : Pairs ? dim / 2 : dim);
+    count = static_cast<std::uint32_t>(vectors ? run / vector_size<T>
+                                       : Pairs ? of_row / 2
+                                               : of_row);
   }
 
+  /// Pairs of a unit.
+  Index pairs() const { return !vectors ? 1 : gap == 1 ? vector_size<T> / 2 : vector_size<T>; }
+  /// Row r of a panel of contiguous rows.
+  template <class A>
+  MHLA_DEVICE A* row(A* panel, std::uint32_t r) const {
+    return row_after(panel, Index{r} * dim);
+  }
   /// Zeros those of a share; A is what the row's elements are computed in.
   template <class A, class U>
   MHLA_DEVICE void clear(const RowShare& share, U* row, Index row_step) const {
@@ -118,34 +149,28 @@ struct RowUnits {
   template <class F>
   MHLA_DEVICE void for_each(const RowShare& share, const F& f) const {
     constexpr int size = vector_size<T>;
-    constexpr std::uint32_t of_vector = size;
     const auto visit = [&](const auto& unit_of) {
       for (std::uint32_t n = share.first; n < count; n += share.step) f(unit_of(n));
     };
     if constexpr (!Pairs) {
       if (vectors)
-        visit([&](std::uint32_t n) { return RowUnit<1, size>{{n * of_vector}, 0}; });
+        visit([&](std::uint32_t n) { return RowUnit<1, size>{Index{n} * size, 0, 0}; });
       else
-        visit([](std::uint32_t n) { return RowUnit<1, 1>{{n}, 0}; });
+        visit([](std::uint32_t n) { return RowUnit<1, 1>{n, 0, 0}; });
     } else if (!vectors) {
-      visit([&](std::uint32_t n) { return RowUnit<2, 1>{{n * step, n * step + gap}, n}; });
+      visit([&](std::uint32_t n) { return RowUnit<2, 1>{Index{n} * step, gap, n}; });
     } else if (gap == 1) {
-      visit([&](std::uint32_t n) {
-        return RowUnit<1, size>{{n * of_vector}, n * (of_vector / 2)};
-      });
+      visit([&](std::uint32_t n) { return RowUnit<1, size>{Index{n} * size, 0, n * (size / 2)}; });
     } else {
-      visit([&](std::uint32_t n) {
-        return RowUnit<2, size>{{n * of_vector, gap + n * of_vector}, n * of_vector};
-      });
+      visit([&](std::uint32_t n) { return RowUnit<2, size>{Index{n} * size, gap, n * size}; });
     }
   }
 };
 
 /// row (+)= value
-template <class Unit, class T, class A>
-MHLA_DEVICE void update_unit(const Unit& unit, T* row, Index step, A (&value)[Unit::count],
-                             Update update) {
-  if (update == Update::accumulate) {
+template <bool Adds, class Unit, class T, class A>
+MHLA_DEVICE void update_unit(const Unit& unit, T* row, Index step, A (&value)[Unit::count]) {
+  if constexpr (Adds) {
     A before[Unit::count];
     unit.load(row, step, before);
     MHLA_DEVICE_UNROLL

@@ -134,6 +134,7 @@ inline void wait_for_earlier_kernels() { threads_of_block().wait_for_earlier_ker
 
 inline Block known_anew(const Block& block) { return block; }
 inline Index wide_product(int a, int b) { return Index{a} * b; }
+inline Index found(Index number) { return number; }
 
 inline void load_matrices(std::uint32_t (&registers)[4], Shared row, Site site = Site::current()) {
   stand_in::Part& part = threads_of_block().part();
