@@ -96,55 +96,71 @@ struct TensorRow {
   bool present;
 };
 
-/// A thread's share of the chunks of a tile: those of one column of chunks, rows Step apart.
-template <int Rows, int Step>
-struct ChunkShare {
-  static constexpr int rows = (Rows + Step - 1) / Step;
-  int chunk;
-  int first;
-
-  MHLA_DEVICE static constexpr int after(int n) { return n * Step; }
-  /// Calls f(n, row) for each.
-  template <class F>
-  MHLA_DEVICE void for_each(const F& f) const {
-    MHLA_DEVICE_UNROLL
-    for (int n = 0; n < rows; ++n)
-      if ((n + 1) * Step <= Rows || first + n * Step < Rows) f(n, first + n * Step);
-  }
-};
 /// The largest one.
 MHLA_HOST_DEVICE constexpr int power_of_two_in(int number) {
   int power = 1;
   while (2 * power <= number) power *= 2;
   return power;
 }
-/// Divides a Rows x Chunks tile between threads, as f(share): first a number of columns of chunks
-/// that is a power of two, whose rows a thread finds without a division, then the others.
-template <int Threads, int Rows, int Chunks, class F>
-MHLA_DEVICE void share_chunks(const Block& block, const F& f, int first_chunk = 0) {
-  constexpr int wide = power_of_two_in(Chunks);
-  static_assert(Threads % wide == 0);
-  f(ChunkShare<Rows, Threads / wide>{first_chunk + block.thread % wide, block.thread / wide});
-  if constexpr (Chunks > wide)
-    share_chunks<Threads, Rows, Chunks - wide>(block, f, first_chunk + wide);
-}
+/// How the chunks of a tile are divided between threads. A few lanes share a row: eight, for 128
+/// adjacent bytes, or as many as divide its chunks. A lane locates a row once for all its chunks.
+template <int Threads, int Rows, int Cols>
+struct ChunkShares {
+  static constexpr int chunks = Cols / chunk_size;
+  static constexpr int lanes = chunks % 8 == 0   ? 8
+                               : chunks % 4 == 0 ? 4
+                               : chunks % 3 == 0 ? 3
+                               : chunks % 2 == 0 ? 2
+                                                 : 1;
+  /// Rows at once; where three lanes share one, threads are left over.
+  static constexpr int step = lanes == 3 ? power_of_two_in(Threads / 3) : Threads / lanes;
+  static constexpr int rows = (Rows + step - 1) / step;  // of a thread
+  static_assert(Threads % lanes == 0 || lanes == 3);
+
+  /// The row of the k-th lanes: the k-th, but where lanes that are served at once, of several rows,
+  /// would then write to the same banks.
+  MHLA_HOST_DEVICE static constexpr int row(int k) {
+    constexpr int together = 8 / lanes;
+    constexpr int stride = tile_stride(Cols) / 16;
+    return lanes == 8   ? k
+           : lanes == 3 ? 3 * stride * k % step
+                        : k / 8 * 8 + k % together * lanes + k % 8 / together;
+  }
+  static_assert(has_no_bank_conflicts<16>([](int lane) {
+                  return row(lane / lanes) * tile_stride(Cols) + lane % lanes * 16;
+                }),
+                "lanes would share banks");
+
+  /// Calls f(n, row, chunk) for the thread's rows and the first of its chunks, which are `lanes`
+  /// apart.
+  template <class F>
+  MHLA_DEVICE static void for_each(const Block& block, const F& f) {
+    constexpr bool in_warp = 32 % lanes == 0;
+    const int k =
+        in_warp ? block.warp() * (32 / lanes) + block.lane() / lanes : block.thread / lanes;
+    const int chunk = (in_warp ? block.lane() : block.thread) % lanes;
+    if (step * lanes < Threads && k >= step) return;
+    MHLA_DEVICE_UNROLL
+    for (int n = 0; n < rows; ++n)
+      if ((n + 1) * step <= Rows || n * step + row(k) < Rows) f(n, n * step + row(k), chunk);
+  }
+};
 
 /// Starts asynchronous copies of rows into a tile; absent ones become zero. row(r, c) is the
 /// TensorRow of row r in [0, rows) from column c on; all start at multiples of 16 bytes and are
-/// contiguous. Rows are
-/// located first, so that the loads which that takes do not wait for one another.
+/// contiguous. Rows are located first, so that the loads which that takes do not wait for one
+/// another.
 template <int Threads, class T, int Rows, int Cols, class Row>
 MHLA_DEVICE void copy_rows(const Block& block, const Tile<Rows, Cols>& tile, const Row& row) {
-  using TileType = Tile<Rows, Cols>;
-  share_chunks<Threads, Rows, TileType::chunks>(block, [&](const auto& share) {
-    constexpr int rows = std::remove_cvref_t<decltype(share)>::rows;
-    TensorRow<const T> from[std::size_t{rows}];
-    share.for_each([&](int n, int r) { from[n] = row(r, share.chunk * chunk_size); });
-    const Shared to = tile.begin + TileType::chunk_offset(share.first, share.chunk);
-    share.for_each([&](int n, int) {
-      machine::copy_chunk(to + TileType::chunk_offset(share.after(n), 0), from[n].data,
+  using Shares = ChunkShares<Threads, Rows, Cols>;
+  TensorRow<const T> from[std::size_t{Shares::rows}];
+  Shares::for_each(block, [&](int n, int r, int c) { from[n] = row(r, c * chunk_size); });
+  Shares::for_each(block, [&](int n, int r, int first) {
+    const Shared to = tile.begin + tile.chunk_offset(r, first);
+    MHLA_DEVICE_UNROLL
+    for (int c = 0; c < Shares::chunks; c += Shares::lanes)
+      machine::copy_chunk(to + tile.chunk_offset(0, c), from[n].data + c * chunk_size,
                           from[n].present);
-    });
   });
 }
 /// The same, row by row: for rows that take long to locate.
@@ -173,17 +189,15 @@ MHLA_DEVICE void copy_elements(const Block& block, const Tile<Rows, Cols>& tile,
 /// The inverse of copy_rows: rows of a tile to the present rows of a tensor.
 template <int Threads, class T, int Rows, int Cols, class Row>
 MHLA_DEVICE void store_rows(const Block& block, const Tile<Rows, Cols>& tile, const Row& row) {
-  using TileType = Tile<Rows, Cols>;
-  share_chunks<Threads, Rows, TileType::chunks>(block, [&](const auto& share) {
-    constexpr int rows = std::remove_cvref_t<decltype(share)>::rows;
-    TensorRow<T> to[std::size_t{rows}];
-    share.for_each([&](int n, int r) { to[n] = row(r, share.chunk * chunk_size); });
-    const Shared from = tile.begin + TileType::chunk_offset(share.first, share.chunk);
-    share.for_each([&](int n, int) {
-      if (to[n].present)
-        machine::store_to(reinterpret_cast<Chunk*>(to[n].data),
-                          machine::read<Chunk>(from + TileType::chunk_offset(share.after(n), 0)));
-    });
+  using Shares = ChunkShares<Threads, Rows, Cols>;
+  TensorRow<T> to[std::size_t{Shares::rows}];
+  Shares::for_each(block, [&](int n, int r, int c) { to[n] = row(r, c * chunk_size); });
+  Shares::for_each(block, [&](int n, int r, int first) {
+    if (!to[n].present) return;
+    MHLA_DEVICE_UNROLL
+    for (int c = 0; c < Shares::chunks; c += Shares::lanes)
+      machine::store_to(reinterpret_cast<Chunk*>(to[n].data + c * chunk_size),
+                        machine::read<Chunk>(tile.begin + tile.chunk_offset(r, first + c)));
   });
 }
 /// The inverse of copy_elements. `update` adds to the tensor's values, with another rounding.
