@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <mhla/core/error.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/cuda/choose_path.hpp>
@@ -167,6 +168,42 @@ Call<T, V> make_call(const V& attention, const Shape& shape, std::uint64_t seed,
   return {attention, Inputs<T>(shape, seed), layout};
 }
 
+/// Tokens [first, first + count) of sequences [sequence, sequence + sequences).
+template <class T>
+TensorView<T, 4> piece(TensorView<T, 4> of, Index sequence, Index sequences, Index first,
+                       Index count) {
+  of.data += sequence * of.stride[0] + first * of.stride[2];
+  of.extent[0] = sequences;
+  of.extent[2] = count;
+  return of;
+}
+
+/// y and dq of a causal call's first tokens once more, before infinities and not-a-numbers: y to
+/// the bit.
+template <class T, class V>
+void expect_causality(Report& report, const Lane& lane, const std::string& title,
+                      const V& attention, Inputs<T> inputs, const Results<T>& results,
+                      mhla::CudaPath path, const Bounds& tolerated) {
+  const Index tokens = inputs.q.extent(2), cut = tokens * 3 / 4;
+  const auto spoil = [&](Index first, Index count, float value) {
+    for (HostTensor<T, 4>* x : {&inputs.q, &inputs.k, &inputs.v})
+      mhla::testing::for_each_element([&](T& element) { mhla::store(element, value); },
+                                      piece(x->view(), 0, x->extent(0), first, count));
+  };
+  spoil(cut, 1, std::numeric_limits<float>::infinity());
+  spoil(cut + 1, tokens - cut - 1, std::numeric_limits<float>::quiet_NaN());
+  Call<T, V> call(attention, inputs);
+  const Results<T> spoilt = fresh_results(call, lane, path);
+  const auto first = [&](const HostTensor<T, 4>& x) {
+    return piece(x.view(), 0, x.extent(0), 0, cut);
+  };
+  report.expect(mhla::testing::bitwise_equal(first(spoilt.y), first(results.y)),
+                title + ": y of earlier tokens");
+  const auto comparison = mhla::testing::compare(first(spoilt.dq), first(results.dq));
+  report.expect(comparison.rms_ratio <= tolerated.dq, title + ": dq of earlier tokens",
+                comparison.report());
+}
+
 /// The CPU backend's results, whatever memory held before, in both layouts.
 template <class T, class V>
 void expect_parity(Report& report, const Lane& lane, const char* group, const std::string& name,
@@ -194,6 +231,9 @@ void expect_parity(Report& report, const Lane& lane, const char* group, const st
     add(twice.dq, expected.dq), add(twice.dk, expected.dk), add(twice.dv, expected.dv);
     add(twice.dmix, expected.dmix);
     expect_near(report, what + ", accumulated", call.results(), twice, tolerated * 2);
+    if constexpr (mhla::masks_own_block<V>)
+      if (layout == Layout::heads_first)
+        expect_causality(report, lane, what, attention, inputs, results, path, tolerated);
   }
 }
 
@@ -566,16 +606,6 @@ void check_pointers(Report& report) {
   lane.stream.wait();
   report.expect(call.results() == results, what("q in managed memory"));
   cudaFree(managed);
-}
-
-/// Tokens [first, first + count) of sequences [sequence, sequence + sequences).
-template <class T>
-TensorView<T, 4> piece(TensorView<T, 4> of, Index sequence, Index sequences, Index first,
-                       Index count) {
-  of.data += sequence * of.stride[0] + first * of.stride[2];
-  of.extent[0] = sequences;
-  of.extent[2] = count;
-  return of;
 }
 
 /// What the CPU's forward pass computes: decoded in steps of many tokens, after a snapshot was
