@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <mhla/cuda/block_mixing.cuh>
 #include <mhla/cuda/fused/block_mixing.cuh>
 #include <mhla/cuda/fused/key_sum_mixing.cuh>
 #include <mhla/cuda/fused/mixing_gradient.cuh>
+#include <mhla/cuda/paths/operands.cuh>
 #include <mhla/testing/random_tensor.hpp>
 #include <type_traits>
 #include <vector>
@@ -621,7 +621,7 @@ namespace {
 /// Key sums with gaps of NaN between rows, matrices and units.
 struct KeySums {
   Index units, blocks, matrices, width;
-  fused::KeySumRows<float> rows;
+  fused::SummaryRows<float> rows;
   std::vector<float> memory;
 
   KeySums(Index u, Index b, Index m, Index w) : units(u), blocks(b), matrices(m), width(w) {

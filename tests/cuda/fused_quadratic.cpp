@@ -134,7 +134,7 @@ struct PairTraffic {
         });
       });
     };
-    cuda::fused::for_each_sequence_side(
+    cuda::for_each_sequence_side(
         *attention, e, [&](const cuda::Sequence& queries, const cuda::Sequence& keys) {
           const Index row_end = queries.first_block + queries.blocks;
           const Index column_end = keys.first_block + keys.blocks;

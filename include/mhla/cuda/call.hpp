@@ -12,6 +12,7 @@
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/head_dims.hpp>
+#include <mhla/cuda/plan.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
@@ -35,7 +36,7 @@ struct Call {
   HeadDimsList compiled = {};
   FloatProducts products = FloatProducts::exact;
 
-  bool backward() const { return direction == Direction::backward; }
+  bool is_backward() const { return direction == Direction::backward; }
 };
 
 /// The memory that a call takes.
@@ -44,9 +45,21 @@ struct CallMemory {
   Index items_at_once = 0;  ///< of the batch, in each part but the last
 };
 
+/// The memory of a call with `items` items of the batch at once.
+template <class PlanType, class V, class T>
+CallMemory memory_of_items(const Call<V, T>& call, Index items) {
+  return {plan_size<PlanType>(call.attention, call.problem, items, call.is_backward()), items};
+}
+template <class PlanType, class V, class T>
+CallMemory memory_in_parts(const Call<V, T>& call) {
+  return memory_of_items<PlanType>(
+      call, items_at_once<PlanType>(call.attention, call.problem, call.is_backward()));
+}
+
 /// A checked forward pass. Summaries are left in `state` if it has memory.
 template <class V, class T>
 struct ForwardCall {
+  static constexpr bool is_backward = false;
   const CudaDevice& device;
   const V& attention;
   const Problem& problem;
@@ -59,6 +72,7 @@ struct ForwardCall {
 /// A checked backward pass. Summaries are taken from `state` if it has memory.
 template <class V, class T>
 struct BackwardCall {
+  static constexpr bool is_backward = true;
   const CudaDevice& device;
   const V& attention;
   const Problem& problem;

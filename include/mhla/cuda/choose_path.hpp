@@ -64,8 +64,9 @@ Refusal refusal_of(const Call<V, T>& call, const NominalGpu& gpu) {
     if (const Refusal of_all = fused_refusal(call); !of_all.none()) return of_all;
   if (call.state == StateUse::given && !Path::keeps_state)
     return {"it has no summaries for a forward state"};
-  if (call.backward() && !Path::has_backward) return {"it has no backward pass"};
-  return Path::refusal(call, gpu);
+  if (call.is_backward() && !Path::has_backward) return {"it has no backward pass"};
+  if constexpr (requires { Path::refusal(call, gpu); }) return Path::refusal(call, gpu);
+  return {};
 }
 
 /// What runs a call, why, and what each path would take.
@@ -111,7 +112,7 @@ PathChoice fastest_path(const Call<V, T>& call, const NominalGpu& gpu) {
   PathChoice other_direction;
   if (call.state == StateUse::given) {
     Call<V, T> other = call;
-    other.direction = call.backward() ? Direction::forward : Direction::backward;
+    other.direction = call.is_backward() ? Direction::forward : Direction::backward;
     other_direction = path_options(other, gpu);
   }
   const auto seconds = [&](CudaPath path) {

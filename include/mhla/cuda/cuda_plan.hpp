@@ -44,7 +44,7 @@ class CudaPlan {
   // The path of a call; throws ShapeError if it is another one than planned.
   template <class V, class T>
   CudaPath path(const cuda::Call<V, T>& call) const {
-    const CudaPath path = path_[call.backward()];
+    const CudaPath path = path_[call.is_backward()];
     if (variant_ != &fingerprint::identity<V, T> || !(shape_ == call.problem.shape) ||
         query_blocks_ != call.problem.query_blocks || key_blocks_ != call.problem.key_blocks ||
         state_ != call.state || path == CudaPath::automatic)

@@ -20,8 +20,8 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/block_table.hpp>
+#include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/decode_state.hpp>
-#include <mhla/cuda/readout.cuh>
 #include <mhla/cuda/rotation_table.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -39,11 +39,6 @@ struct Panels {
   MHLA_HOST_DEVICE Panels column_range(Index first, Index number) const {
     return {data + first, count, rows, number, stride, panel_stride};
   }
-  // NOLINTNEXTLINE: adds const only
-  template <class U, class = std::enable_if_t<std::is_same_v<U, const A> && !std::is_const_v<A>>>
-  MHLA_HOST_DEVICE operator Panels<U>() const {
-    return {data, count, rows, cols, stride, panel_stride};
-  }
 };
 
 /// Contiguous.
@@ -132,8 +127,8 @@ inline int narrow(Index size) {
 
 // c (+)= op(a) op(b); `inner` is what both share. cuBLAS computes c^T = op(b)^T op(a)^T.
 template <class A>
-void multiply(const CudaDevice& device, const Panels<A>& c, const Panels<const A>& a,
-              cublasOperation_t op_a, const Panels<const A>& b, cublasOperation_t op_b, Index inner,
+void multiply(const CudaDevice& device, const Panels<A>& c, const Panels<A>& a,
+              cublasOperation_t op_a, const Panels<A>& b, cublasOperation_t op_b, Index inner,
               Into into) {
   if (c.count == 0 || c.rows == 0 || c.cols == 0) return;
   if (inner == 0) {
@@ -161,27 +156,22 @@ void multiply(const CudaDevice& device, const Panels<A>& c, const Panels<const A
 
 /// c (+)= a b
 template <class A>
-void multiply(const CudaDevice& device, const Panels<A>& c,
-              const std::type_identity_t<Panels<const A>>& a,
-              const std::type_identity_t<Panels<const A>>& b, Into into = Into::overwrite) {
+void multiply(const CudaDevice& device, const Panels<A>& c, const Panels<A>& a, const Panels<A>& b,
+              Into into = Into::overwrite) {
   gemm::multiply<A>(device, c, a, CUBLAS_OP_N, b, CUBLAS_OP_N, a.cols, into);
 }
 
 /// c (+)= a^T b
 template <class A>
-void multiply_left_transposed(const CudaDevice& device, const Panels<A>& c,
-                              const std::type_identity_t<Panels<const A>>& a,
-                              const std::type_identity_t<Panels<const A>>& b,
-                              Into into = Into::overwrite) {
+void multiply_left_transposed(const CudaDevice& device, const Panels<A>& c, const Panels<A>& a,
+                              const Panels<A>& b, Into into = Into::overwrite) {
   gemm::multiply<A>(device, c, a, CUBLAS_OP_T, b, CUBLAS_OP_N, a.rows, into);
 }
 
 /// c (+)= a b^T
 template <class A>
-void multiply_right_transposed(const CudaDevice& device, const Panels<A>& c,
-                               const std::type_identity_t<Panels<const A>>& a,
-                               const std::type_identity_t<Panels<const A>>& b,
-                               Into into = Into::overwrite) {
+void multiply_right_transposed(const CudaDevice& device, const Panels<A>& c, const Panels<A>& a,
+                               const Panels<A>& b, Into into = Into::overwrite) {
   gemm::multiply<A>(device, c, a, CUBLAS_OP_N, b, CUBLAS_OP_T, a.cols, into);
 }
 
@@ -206,25 +196,35 @@ struct LowerTriangle {
 /// Rows whose own corner of a triangle is computed element by element; the rest is a product.
 inline constexpr Index corner_rows = 16;
 
-/// c_r (+)= sum of a_rb b_b over the entries of row r in its group's corner.
-template <class A>
+/// Row x of c (+)= tril(a) b, or of tril(a)^T b, over the entries in the corner of x's group.
+template <class A, bool transposed>
 struct MultiplyCorners {
   Panels<A> c;
-  Panels<const A> a;
-  Panels<const A> b;
+  Panels<A> a;
+  Panels<A> b;
   LowerTriangle triangle;
   Into into;
   Divisor rows{c.rows};
 
   MHLA_HOST_DEVICE void operator()(std::uint32_t n, const RowShare& share) const {
-    const Index r = rows.divide(n);
-    const A* const factors = a.row(n, r);
-    const Index begin = triangle.columns_of(r / corner_rows * corner_rows);
-    const Index end = triangle.columns_of(r);
+    const Index x = rows.divide(n);
+    Index begin = 0;
+    Index end = 0;
+    if constexpr (transposed) {
+      // The rows of the one group whose corner contains column x; later groups have it in full.
+      begin = triangle.first_row_of(x);
+      const Index group = begin / corner_rows * corner_rows;
+      const Index next = group + corner_rows < a.rows ? group + corner_rows : a.rows;
+      end = x < triangle.columns_of(group) ? begin : next;
+    } else {
+      begin = triangle.columns_of(x / corner_rows * corner_rows);
+      end = triangle.columns_of(x);
+    }
     for (Index col = share.first; col < c.cols; col += share.step) {
-      A& to = c.row(n, r)[col];
+      A& to = c.row(n, x)[col];
       A sum = into == Into::add ? to : A(0);
-      for (Index k = begin; k < end; ++k) sum += factors[k] * b.row(n, k)[col];
+      for (Index k = begin; k < end; ++k)
+        sum += (transposed ? a.row(n, k)[x] : a.row(n, x)[k]) * b.row(n, k)[col];
       to = sum;
     }
   }
@@ -232,11 +232,10 @@ struct MultiplyCorners {
 
 /// c (+)= tril(a) b
 template <class A>
-void multiply_lower(const CudaDevice& device, const Panels<A>& c,
-                    const std::type_identity_t<Panels<const A>>& a,
-                    const std::type_identity_t<Panels<const A>>& b, const LowerTriangle& triangle,
+void multiply_lower(const CudaDevice& device, const Panels<A>& c, const Panels<A>& a,
+                    const Panels<A>& b, const LowerTriangle& triangle,
                     Into into = Into::overwrite) {
-  launch_rows(device, c.count * c.rows, c.cols, MultiplyCorners<A>{c, a, b, triangle, into});
+  launch_rows(device, c.count * c.rows, c.cols, MultiplyCorners<A, false>{c, a, b, triangle, into});
   for (Index r = 0; r < c.rows; r += corner_rows) {
     const Index rows = c.rows - r < corner_rows ? c.rows - r : corner_rows;
     const Index columns = triangle.columns_of(r);
@@ -245,40 +244,12 @@ void multiply_lower(const CudaDevice& device, const Panels<A>& c,
   }
 }
 
-/// c_b (+)= sum of a_rb b_r over the entries of column b in its group's corner.
-template <class A>
-struct MultiplyCornersTransposed {
-  Panels<A> c;
-  Panels<const A> a;
-  Panels<const A> b;
-  LowerTriangle triangle;
-  Into into;
-  Divisor rows{c.rows};
-
-  MHLA_HOST_DEVICE void operator()(std::uint32_t n, const RowShare& share) const {
-    const Index k = rows.divide(n);
-    // The rows of the one group whose corner contains the column; later groups have it in full.
-    const Index first = triangle.first_row_of(k);
-    const Index group = first / corner_rows * corner_rows;
-    Index end = group + corner_rows < a.rows ? group + corner_rows : a.rows;
-    if (k < triangle.columns_of(group)) end = first;
-    for (Index col = share.first; col < c.cols; col += share.step) {
-      A& to = c.row(n, k)[col];
-      A sum = into == Into::add ? to : A(0);
-      for (Index r = first; r < end; ++r) sum += a.row(n, r)[k] * b.row(n, r)[col];
-      to = sum;
-    }
-  }
-};
-
 /// c (+)= tril(a)^T b
 template <class A>
-void multiply_lower_transposed(const CudaDevice& device, const Panels<A>& c,
-                               const std::type_identity_t<Panels<const A>>& a,
-                               const std::type_identity_t<Panels<const A>>& b,
-                               const LowerTriangle& triangle, Into into = Into::overwrite) {
-  launch_rows(device, c.count * c.rows, c.cols,
-              MultiplyCornersTransposed<A>{c, a, b, triangle, into});
+void multiply_lower_transposed(const CudaDevice& device, const Panels<A>& c, const Panels<A>& a,
+                               const Panels<A>& b, const LowerTriangle& triangle,
+                               Into into = Into::overwrite) {
+  launch_rows(device, c.count * c.rows, c.cols, MultiplyCorners<A, true>{c, a, b, triangle, into});
   for (Index r = 0; r < a.rows; r += corner_rows) {
     const Index rows = a.rows - r < corner_rows ? a.rows - r : corner_rows;
     const Index columns = triangle.columns_of(r);

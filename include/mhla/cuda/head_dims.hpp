@@ -69,8 +69,8 @@ struct HeadDims {
   static_assert(cuda::has_fused_kernels(KeyDim, ValueDim),
                 "mhla: fused CUDA kernels exist for head dimensions " MHLA_FUSED_HEAD_DIMS_SAID
                 ": leave those out, they run on cuBLAS");
-  static constexpr Index key_dim = KeyDim;      ///< of q and k
-  static constexpr Index value_dim = ValueDim;  ///< of v
+  static constexpr int key_dim = KeyDim;      ///< of q and k
+  static constexpr int value_dim = ValueDim;  ///< of v
 
   /// Whether a call has these dimensions.
   static constexpr bool fit(Index key_dim_of_call, Index value_dim_of_call) {

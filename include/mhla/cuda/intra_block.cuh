@@ -14,14 +14,16 @@
 // No entry above the diagonal is ever multiplied, so that a NaN does not reach earlier tokens.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/cuda/block_summary.cuh>
 #include <mhla/cuda/chip/launch.cuh>
+#include <mhla/cuda/chip/row_units.cuh>
+#include <mhla/cuda/denominators.cuh>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/plan.hpp>
-#include <mhla/cuda/readout.cuh>
-#include <mhla/cuda/token_block.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -63,7 +65,7 @@ struct OwnWeights {
 /// p_t of every token of a block.                                     // [key rows, feature_dim]
 template <class A>
 struct RunningKeySums {
-  Panels<const A> keys;
+  Panels<A> keys;
   A* sums;
 
   MHLA_HOST_DEVICE void operator()(Index i) const {
@@ -92,18 +94,6 @@ struct AddOwnDenominators {
                                                   sums + row.key * feature_dim);
   }
 };
-
-/// The slab of query head g that begins at token `first`, of every block of every unit.
-template <class A>
-Panels<A> query_slab(const PanelRows& rows, A* panel, Index dim, Index g, Index first,
-                     Index tokens) {
-  return {panel + (g * rows.table.block_tokens + first) * dim,
-          rows.units() * rows.table.blocks,
-          tokens,
-          dim,
-          dim,
-          rows.of_block() * dim};
-}
 
 /// scores *= m_ii
 template <class A>
@@ -134,32 +124,11 @@ void scale_scores(const CudaDevice& device, const OwnWeights<A>& weights, const 
               ScaleScores<A>{weights, scores, g, Divisor(scores.rows), units});
 }
 
-/// num += m_ii tril(Q^r K^r^T) V of every query; `scores` is scratch.
-template <class A>
-void read_out_own_block(const CudaDevice& device, const OwnWeights<A>& weights, A* rotated_queries,
-                        const Panels<A>& rotated_keys, const Panels<A>& values, A* scores,
-                        A* numerators) {
-  const PanelRows& rows = weights.rows;
-  const Index block_tokens = rows.table.block_tokens;
-  for (Index g = 0; g < rows.group_size; ++g)
-    for (Index first = 0; first < block_tokens; first += slab_tokens) {
-      const Index end = first + slab_tokens < block_tokens ? first + slab_tokens : block_tokens;
-      const Index tokens = end - first;
-      const Panels<A> p = panels(scores, rotated_keys.count, tokens, end);
-      multiply_right_transposed(
-          device, p, query_slab(rows, rotated_queries, rotated_keys.cols, g, first, tokens),
-          rotated_keys.row_range(0, end));
-      scale_scores(device, weights, p, g);
-      multiply_lower(device, query_slab(rows, numerators, values.cols, g, first, tokens), p,
-                     values.row_range(0, end), LowerTriangle{first, 0}, Into::add);
-    }
-}
-
 /// products_t = sum_{j <= t} P_tj T_tj: row t's part of dm_ii.
 template <class A>
 struct LowerRowProducts {
-  Panels<const A> p;
-  Panels<const A> t;
+  Panels<A> p;
+  Panels<A> t;
   LowerTriangle triangle;
   Panels<A> products;  // one column
 
@@ -179,36 +148,80 @@ struct OwnBlockGradients {
   A* products;  // each query's part of dm_ii
 };
 
-/// `scores` and `grad_scores` are scratch.
+/// The own blocks of all units.
 template <class A>
-void read_out_own_block_gradient(const CudaDevice& device, const OwnWeights<A>& weights,
-                                 A* rotated_queries, A* grad_numerators,
-                                 const Panels<A>& rotated_keys, const Panels<A>& values, A* scores,
-                                 A* grad_scores, const OwnBlockGradients<A>& grad) {
-  const PanelRows& rows = weights.rows;
-  const Index block_tokens = rows.table.block_tokens;
-  for (Index g = 0; g < rows.group_size; ++g)
-    for (Index first = 0; first < block_tokens; first += slab_tokens) {
-      const Index end = first + slab_tokens < block_tokens ? first + slab_tokens : block_tokens;
-      const Index tokens = end - first;
-      const LowerTriangle triangle{first, 0};
-      const Panels<A> p = panels(scores, rotated_keys.count, tokens, end);
-      const Panels<A> t = panels(grad_scores, rotated_keys.count, tokens, end);
-      const Panels<A> q = query_slab(rows, rotated_queries, rotated_keys.cols, g, first, tokens);
-      const Panels<A> u = query_slab(rows, grad_numerators, values.cols, g, first, tokens);
-      multiply_right_transposed(device, p, q, rotated_keys.row_range(0, end));
-      multiply_right_transposed(device, t, u, values.row_range(0, end));
+struct OwnBlocks {
+  const CudaDevice& device;
+  OwnWeights<A> weights;
+  A* rotated_queries;
+  Panels<A> rotated_keys;
+  Panels<A> values;
+  A* scores;  // scratch
+
+  /// num += m_ii tril(Q^r K^r^T) V of every query.
+  void read_out(A* numerators) const {
+    for_each_slab([&](const Slab& slab) {
+      const Panels<A> p = slab.scores(scores);
+      multiply_right_transposed(device, p, slab.of(rotated_queries, rotated_keys.cols),
+                                slab.seen(rotated_keys));
+      scale_scores(device, weights, p, slab.g);
+      multiply_lower(device, slab.of(numerators, values.cols), p, slab.seen(values),
+                     slab.triangle(), Into::add);
+    });
+  }
+  /// Its adjoint; `grad_scores` is scratch.
+  void read_out_gradient(A* grad_numerators, A* grad_scores,
+                         const OwnBlockGradients<A>& grad) const {
+    for_each_slab([&](const Slab& slab) {
+      const LowerTriangle triangle = slab.triangle();
+      const Panels<A> p = slab.scores(scores);
+      const Panels<A> t = slab.scores(grad_scores);
+      const Panels<A> q = slab.of(rotated_queries, rotated_keys.cols);
+      const Panels<A> u = slab.of(grad_numerators, values.cols);
+      multiply_right_transposed(device, p, q, slab.seen(rotated_keys));
+      multiply_right_transposed(device, t, u, slab.seen(values));
       launch(device, p.count * p.rows,
-             LowerRowProducts<A>{p, t, triangle,
-                                 query_slab(rows, grad.products, 1, g, first, tokens)});
-      scale_scores(device, weights, p, g);
-      scale_scores(device, weights, t, g);
-      multiply_lower(device, query_slab(rows, grad.queries, rotated_keys.cols, g, first, tokens), t,
-                     rotated_keys.row_range(0, end), triangle, Into::add);
-      multiply_lower_transposed(device, grad.keys.row_range(0, end), t, q, triangle, Into::add);
-      multiply_lower_transposed(device, grad.values.row_range(0, end), p, u, triangle, Into::add);
+             LowerRowProducts<A>{p, t, triangle, slab.of(grad.products, 1)});
+      scale_scores(device, weights, p, slab.g);
+      scale_scores(device, weights, t, slab.g);
+      multiply_lower(device, slab.of(grad.queries, rotated_keys.cols), t, slab.seen(rotated_keys),
+                     triangle, Into::add);
+      multiply_lower_transposed(device, slab.seen(grad.keys), t, q, triangle, Into::add);
+      multiply_lower_transposed(device, slab.seen(grad.values), p, u, triangle, Into::add);
+    });
+  }
+
+ private:
+  /// Tokens [first, end) of query head g of every block of every unit, which see keys below `end`.
+  struct Slab {
+    const PanelRows& rows;
+    Index g;
+    Index first;
+    Index end;
+
+    Panels<A> of(A* panel, Index dim) const {
+      return {panel + (g * rows.table.block_tokens + first) * dim,
+              rows.units() * rows.table.blocks,
+              end - first,
+              dim,
+              dim,
+              rows.of_block() * dim};
     }
-}
+    Panels<A> seen(const Panels<A>& keys) const { return keys.row_range(0, end); }
+    Panels<A> scores(A* scratch) const {
+      return panels(scratch, rows.units() * rows.table.blocks, end - first, end);
+    }
+    LowerTriangle triangle() const { return {first, 0}; }
+  };
+  template <class F>
+  void for_each_slab(const F& f) const {
+    const PanelRows& rows = weights.rows;
+    const Index tokens = rows.table.block_tokens;
+    for (Index g = 0; g < rows.group_size; ++g)
+      for (Index first = 0; first < tokens; first += slab_tokens)
+        f(Slab{rows, g, first, std::min(first + slab_tokens, tokens)});
+  }
+};
 
 /// dQ_t += m_ii c_t p_t, and c_t <Q_t, p_t> to row t's part of dm_ii.
 template <class A>
@@ -251,32 +264,6 @@ struct AddOwnKeySumKeyGradient {
       }
       grad_keys.row(n, t)[c] += sum;
     }
-  }
-};
-
-/// Sums the queries' parts of dm_ii, of all blocks of a unit with this row of mix: one per
-/// sequence.
-template <class A>
-struct AddOwnMixingGradient {
-  PanelRows rows;
-  const A* products;
-  Index matrices;
-  Index mix_blocks;
-  A* parts;  // [units, matrices, blocks of mix]
-
-  MHLA_HOST_DEVICE void operator()(Index at) const {
-    const Index i = at % mix_blocks;
-    const Index matrix = at / mix_blocks % matrices;
-    const Index part = at / mix_blocks / matrices;
-    const Index tokens = rows.table.block_tokens;
-    const Index heads = rows.group_size / matrices;
-    A sum = A(0);
-    for (Index b = 0; b < rows.table.blocks; ++b) {
-      if (rows.table.mix_rows[b] != i) continue;
-      const Index first = part * rows.of_unit() + b * rows.of_block() + matrix * heads * tokens;
-      for (Index r = 0; r < heads * tokens; ++r) sum += products[first + r];
-    }
-    parts[at] += sum;
   }
 };
 

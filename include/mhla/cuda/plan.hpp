@@ -10,7 +10,6 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cuda/batch_part.hpp>
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/limits.hpp>
 #include <mhla/cuda/rotation_table.hpp>
@@ -75,6 +74,16 @@ struct Extents {
   Index mixing_size() const { return checked_mul(mix_rows, mix_columns); }
 };
 
+/// Calls f(queries, keys) for the sequences of a batch item on both sides.
+template <class V, class F>
+void for_each_sequence_side(const V& variant, const Extents<V>& e, F&& f) {
+  for_each_sequence(variant, e.queries.table.grid, [&](const Sequence& queries) {
+    Sequence keys = queries;
+    if constexpr (!is_packed<V>) keys.blocks = e.keys.table.blocks;
+    f(queries, keys);
+  });
+}
+
 /// cuBLAS's part of a workspace, at a multiple of 256 as it requires.
 inline WorkspaceView take_cublas_workspace(Arena& arena) {
   constexpr Index alignment = 256;
@@ -84,13 +93,26 @@ inline WorkspaceView take_cublas_workspace(Arena& arena) {
   return {room.data + (past == 0 ? 0 : alignment - past), cublas_workspace_bytes};
 }
 
-/// A call's workspace; `A` is the accumulator.
+/// The tables that every path's kernels read besides the tensors; `A` is the accumulator.
 template <class V, class A>
-struct Plan {
+struct TablePlan {
   Extents<V> extents;
   RotationTable<A> rotation;
+  Span<A> mixing;  // [mix heads, mix rows, mix columns], packed
+
+  /// `strip` as in RotationTable.
+  TablePlan(Arena& arena, const V& attention, const Problem& problem, Index items, Index strip)
+      : extents(arena, attention, problem, items),
+        rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
+                                   problem.feature_dim, problem.query_grid, problem.key_grid,
+                                   strip)),
+        mixing(arena.take<A>(checked_mul(extents.mix_heads, extents.mixing_size()))) {}
+};
+
+/// The workspace of a call on cuBLAS.
+template <class V, class A>
+struct Plan : TablePlan<V, A> {
   WorkspaceView cublas;
-  Span<A> mixing;  // [mix heads, mix rows, mix columns]
 
   // Panels of the queries, [query rows, dim]: phi(q), the same rotated, numerators and y, or U.
   Span<A> queries;
@@ -128,18 +150,13 @@ struct Plan {
   Span<A> grad_own_mixing;  // [units, matrices, mix rows]: the diagonal's, if it is separate
 
   Plan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
-      : extents(arena, attention, problem, items),
-        rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
-                                   problem.feature_dim, problem.query_grid, problem.key_grid)) {
-    const Extents<V>& e = extents;
+      : TablePlan<V, A>(arena, attention, problem, items, 0), cublas(take_cublas_workspace(arena)) {
+    const Extents<V>& e = this->extents;
     const Index query_rows = e.queries.count();
     const Index key_rows = e.keys.count();
     const auto take = [&](bool needed, Index rows, Index dim) {
       return arena.take<A>(needed ? checked_mul(rows, dim) : 0);
     };
-    cublas = take_cublas_workspace(arena);
-    mixing = take(true, e.mix_heads, e.mixing_size());
-
     queries = take(true, query_rows, e.feature_dim);
     rotated_queries = rotates<V> ? take(true, query_rows, e.feature_dim) : queries;
     outputs = take(true, query_rows, e.value_dim);
@@ -179,11 +196,12 @@ struct Plan {
   /// batch, followed by its key sums.
   void keep_summaries(Index batch, Index first, Span<A> state) {
     if (state.data == nullptr) return;
-    const Index of_item = extents.keys.kv_heads * extents.keys.table.blocks;
-    const Index size = extents.summary_size();
-    summaries.data = state.data + first * of_item * size;
+    const Extents<V>& e = this->extents;
+    const Index of_item = e.keys.kv_heads * e.keys.table.blocks;
+    summaries.data = state.data + first * of_item * e.summary_size();
     if constexpr (normalizes<V>)
-      key_sums.data = state.data + batch * of_item * size + first * of_item * extents.feature_dim;
+      key_sums.data =
+          state.data + batch * of_item * e.summary_size() + first * of_item * e.feature_dim;
   }
 };
 
@@ -194,17 +212,17 @@ Index plan_size(const V& attention, const Problem& problem, Index items, bool ba
   PlanType(arena, attention, problem, items, backward);
   return arena.used();
 }
-template <class V, class A>
-Index plan_bytes(const V& attention, const Problem& problem, Index items, bool backward) {
-  return plan_size<Plan<V, A>>(attention, problem, items, backward);
-}
 
-/// Items of the batch processed at once.
-template <class V, class A>
+/// Items of the batch processed at once, so that panels and summaries take bounded memory.
+template <class PlanType, class V>
 Index items_at_once(const V& attention, const Problem& problem, bool backward) {
-  return items_in_part(problem.shape.batch, [&](Index items) {
-    return plan_bytes<V, A>(attention, problem, items, backward);
-  });
+  const Index batch = problem.shape.batch;
+  if (batch <= 1) return batch;
+  const Index one = plan_size<PlanType>(attention, problem, 1, backward);
+  const Index more = plan_size<PlanType>(attention, problem, 2, backward) - one;
+  const Index room =
+      one < affordable_bytes ? (affordable_bytes - one) / std::max(Index{1}, more) : 0;
+  return std::min(batch, 1 + room);
 }
 
 }  // namespace cuda

@@ -16,7 +16,6 @@
 #include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/kernel_traits.hpp>
 #include <mhla/cuda/fused/readout_shape.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/head_dims.hpp>

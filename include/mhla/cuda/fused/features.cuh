@@ -17,6 +17,16 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
+/// What every fused kernel is compiled for.
+template <class Scalar, class FeatureMap, bool Rotates, int KeyDim, int ValueDim>
+struct KernelTraits {
+  using T = Scalar;
+  using Map = FeatureMap;
+  static constexpr bool rotates = Rotates;
+  static constexpr int key_dim = KeyDim;
+  static constexpr int value_dim = ValueDim;
+};
+
 /// q or k, and what computes its features: s phi(x), rotated if there is a rotation.
 template <class T, class Map, bool Rotates>
 struct FeatureTokens {

@@ -4,41 +4,49 @@
 //
 //   z~_(i,g) = sum_b m^g_ib z_b                  causal: over b <= i - lag only
 //   dz_b     = sum_(i,g) m^g_ib dz~_(i,g)        dm^g_ib += <dz~_(i,g), z_b>
+//
+// Key sums are SummaryRows of one plane, aligned to 16 bytes.
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_mixing.cuh>
-#include <mhla/cuda/fused/key_sum_mixing.hpp>
 #include <mhla/cuda/fused/mixing_gradient.cuh>
+#include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// A key sum for every block, or for every block and matrix: element c of unit n, block r and
-/// matrix g lies at data[n * unit_stride + r * row_stride + g * matrix_stride + c]. Rows are
-/// aligned to 16 bytes.
-template <class A>
-struct KeySumRows {
-  A* data = nullptr;
-  Index unit_stride = 0;
-  Index row_stride = 0;
-  Index matrix_stride = 0;
+/// z~ = m z or, as its adjoint, dz = m^T dz~. A thread block computes a tile of one result: a
+/// thread one column of eight rows, as many threads side by side as there are columns.
+struct KeySumMixingWork {
+  static constexpr int threads = 128;
+  static constexpr int rows_of_thread = 8;
+  static constexpr int staged_weights = 1024;
 
-  // NOLINTNEXTLINE: adds const only
-  template <class U, class = std::enable_if_t<std::is_same_v<U, const A> && !std::is_const_v<A>>>
-  operator KeySumRows<U>() const {
-    return {data, unit_stride, row_stride, matrix_stride};
+  MixingWork mixing;  // `width` is that of a key sum
+  Index units;
+  int columns;  // of a tile, whole warps
+  int rows;
+  int column_tiles;
+  int row_tiles;
+
+  KeySumMixingWork(const MixingShape& shape, bool adjoint)
+      : mixing(shape, adjoint),
+        units(shape.units),
+        columns(std::clamp((mixing.width + 31) / 32 * 32, 32, threads)),
+        rows(threads / columns * rows_of_thread),
+        column_tiles((mixing.width + columns - 1) / columns),
+        row_tiles((mixing.rows + rows - 1) / rows) {}
+
+  Index blocks() const {
+    return checked_mul(checked_mul(units, mixing.outputs), Index{row_tiles} * column_tiles);
   }
-};
-
-struct alignas(16) FourFloats {
-  float value[4];
 };
 
 /// A tile of a product of a matrix, or its transpose, with rows of key sums.
@@ -52,8 +60,8 @@ struct MixKeySums {
 
   KeySumMixingWork work;
   MixingMatrices matrices;
-  KeySumRows<const float> source;
-  KeySumRows<float> result;
+  SummaryRows<const float> source;
+  SummaryRows<float> result;
 
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();
@@ -126,11 +134,11 @@ struct MixKeySums {
             static_cast<Shared>(((k + e) * work.rows + group * rows_of_thread) * 4);
         MHLA_DEVICE_UNROLL
         for (int r = 0; r < rows_of_thread; r += 4) {
-          const auto four = machine::read<FourFloats>(weights + static_cast<Shared>(r * 4));
+          const auto four = machine::read<Vector<float, 4>>(weights + static_cast<Shared>(r * 4));
           MHLA_DEVICE_UNROLL
           for (int x = 0; x < 4; ++x)
             if (!work.mixing.past_only || work.mixing.sees(row + r + x, first + k + e))
-              sum[r + x] += four.value[x] * value[e];
+              sum[r + x] += four.element[x] * value[e];
         }
       }
     }
@@ -145,8 +153,8 @@ struct AddKeySumProducts {
   static constexpr int min_blocks_per_sm = 2;
 
   MixingShape shape;
-  KeySumRows<const float> grad_mixed;
-  KeySumRows<const float> key_sums;
+  SummaryRows<const float> grad_mixed;
+  SummaryRows<const float> key_sums;
   MixingGradients to;
 
   Index blocks() const {
@@ -168,46 +176,46 @@ struct AddKeySumProducts {
                                   matrix * grad_mixed.matrix_stride + i * grad_mixed.row_stride;
     const float* const of_key =
         key_sums.data + unit * key_sums.unit_stride + b * key_sums.row_stride;
-    FourFloats sum{};
+    Vector<float, 4> sum{};
     for (Index c = 0; c < shape.width; c += 4) {
-      const auto x = machine::load_from(reinterpret_cast<const FourFloats*>(of_query + c));
-      const auto z = machine::load_from(reinterpret_cast<const FourFloats*>(of_key + c));
+      const auto x = machine::load_from(reinterpret_cast<const Vector<float, 4>*>(of_query + c));
+      const auto z = machine::load_from(reinterpret_cast<const Vector<float, 4>*>(of_key + c));
       MHLA_DEVICE_UNROLL
-      for (int e = 0; e < 4; ++e) sum.value[e] += x.value[e] * z.value[e];
+      for (int e = 0; e < 4; ++e) sum.element[e] += x.element[e] * z.element[e];
     }
     float* const element =
         to.data + unit * to.unit_stride + matrix * to.matrix_stride + i * to.row_stride + b;
-    machine::store_to(element, machine::load_from(element) +
-                                   ((sum.value[0] + sum.value[1]) + (sum.value[2] + sum.value[3])));
+    machine::store_to(element, machine::load_from(element) + ((sum.element[0] + sum.element[1]) +
+                                                              (sum.element[2] + sum.element[3])));
   }
 };
 
 inline void run_key_sum_mixing(const CudaDevice& device, const MixingShape& shape, bool adjoint,
-                               const MixingMatrices& mixing, const KeySumRows<const float>& source,
-                               const KeySumRows<float>& result) {
+                               const MixingMatrices& mixing, const SummaryRows<const float>& source,
+                               const SummaryRows<float>& result) {
   const KeySumMixingWork work(shape, adjoint);
   machine::run(device, work.blocks(), MixKeySums{work, mixing, source, result});
 }
 
 /// z~ = m z; the width of `shape` is that of a key sum, a multiple of 4.
 inline void mix_key_sums(const CudaDevice& device, const MixingShape& shape,
-                         const MixingMatrices& mixing, const KeySumRows<const float>& key_sums,
-                         const KeySumRows<float>& mixed) {
+                         const MixingMatrices& mixing, const SummaryRows<const float>& key_sums,
+                         const SummaryRows<float>& mixed) {
   run_key_sum_mixing(device, shape, false, mixing, key_sums, mixed);
 }
 
 /// dz = m^T dz~
 inline void mix_key_sum_gradient(const CudaDevice& device, const MixingShape& shape,
                                  const MixingMatrices& mixing,
-                                 const KeySumRows<const float>& grad_mixed,
-                                 const KeySumRows<float>& grad_key_sums) {
+                                 const SummaryRows<const float>& grad_mixed,
+                                 const SummaryRows<float>& grad_key_sums) {
   run_key_sum_mixing(device, shape, true, mixing, grad_mixed, grad_key_sums);
 }
 
 /// dm += dz~ z^T
 inline void add_key_sum_products(const CudaDevice& device, const MixingShape& shape,
-                                 const KeySumRows<const float>& grad_mixed,
-                                 const KeySumRows<const float>& key_sums,
+                                 const SummaryRows<const float>& grad_mixed,
+                                 const SummaryRows<const float>& key_sums,
                                  const MixingGradients& grad_mixing) {
   const AddKeySumProducts body{shape, grad_mixed, key_sums, grad_mixing};
   machine::run(device, body.blocks(), body);

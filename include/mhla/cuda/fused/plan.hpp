@@ -8,11 +8,9 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cuda/batch_part.hpp>
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/fused/block_mixing.hpp>
-#include <mhla/cuda/fused/table_plan.hpp>
-#include <mhla/cuda/limits.hpp>
+#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
@@ -43,16 +41,6 @@ float summary_scale(Index tokens) {
   return scale;
 }
 
-/// Calls f(queries, keys) for the sequences of a batch item on both sides.
-template <class V, class F>
-void for_each_sequence_side(const V& variant, const Extents<V>& e, F&& f) {
-  cuda::for_each_sequence(variant, e.queries.table.grid, [&](const Sequence& queries) {
-    Sequence keys = queries;
-    if constexpr (!is_packed<V>) keys.blocks = e.keys.table.blocks;
-    f(queries, keys);
-  });
-}
-
 /// The mixing of a sequence.
 template <class V>
 MixingShape mixing_shape(const Extents<V>& e, const Sequence& queries, const Sequence& keys) {
@@ -72,7 +60,7 @@ bool mix_in_place(const V& variant, const Extents<V>& e) {
 
 /// Such a call's workspace; `T` is the storage type.
 template <class V, class T>
-struct SummaryPlan : TablePlan<V> {
+struct SummaryPlan : TablePlan<V, float> {
   int parts;                   // planes of every summary
   bool in_state = false;       // summaries and key sums lie in a forward state
   SummaryPlanes<T> summaries;  // [parts, units, key blocks, feature_dim, value_dim]
@@ -95,7 +83,7 @@ struct SummaryPlan : TablePlan<V> {
   Span<float> grad_own_mixing;  // [units, matrices, mix rows]: the diagonal's, if it is separate
 
   SummaryPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
-      : TablePlan<V>(arena, attention, problem, items),
+      : TablePlan<V, float>(arena, attention, problem, items, strip_width(problem.feature_dim)),
         parts(backward ? backward_parts : forward_parts) {
     const Extents<V>& e = this->extents;
     const auto take_summaries = [&](Index count) {
@@ -151,14 +139,6 @@ struct SummaryPlan : TablePlan<V> {
   }
   float weight_scale() const { return normalizes<V> ? 1 / scale() : 1.0f; }
 };
-
-/// Items of the batch processed at once.
-template <class V, class T>
-Index summary_items_at_once(const V& attention, const Problem& problem, bool backward) {
-  return items_in_part(problem.shape.batch, [&](Index items) {
-    return plan_size<SummaryPlan<V, T>>(attention, problem, items, backward);
-  });
-}
 
 }  // namespace cuda::fused
 

@@ -30,7 +30,7 @@ namespace cuda::fused {
 
 template <class Traits>
 struct AttendPairs {
-  using T = typename Traits::Scalar;
+  using T = typename Traits::T;
   static constexpr int KeyDim = Traits::key_dim;
   static constexpr int ValueDim = Traits::value_dim;
   static constexpr Sight sees = Traits::sees;
@@ -57,6 +57,11 @@ struct AttendPairs {
   Update update;
   float epsilon;
   float score_scale;  // of scores while they have 16 bits, a power of two
+
+  /// Thread blocks for `items` items of the batch.
+  Index blocks(Index items) const {
+    return items * ceil_div(of.query_entries(), rows) * of.sharing.all_heads();
+  }
 
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();  // this is the first kernel of a call
@@ -180,14 +185,6 @@ struct AttendPairs {
     store_tokens<threads>(block, out, o, xs, update);
   }
 };
-
-/// Launches it for `items` items of the batch; PairBytes::attend is what it moves.
-template <class Traits>
-void attend_pairs(const CudaDevice& device, Index items, const AttendPairs<Traits>& body) {
-  machine::run(device,
-               items * ceil_div(body.of.query_entries(), body.rows) * body.of.sharing.all_heads(),
-               body);
-}
 
 }  // namespace cuda::fused
 

@@ -7,7 +7,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cuda/fused/table_plan.hpp>
+#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/causality.hpp>
 #include <mhla/policy/problem.hpp>
@@ -77,14 +77,14 @@ constexpr float gradient_scale(Index key_dim, Index keys, bool divides, Sight se
 
 /// The workspace of a call over pairs.
 template <class V>
-struct PairPlan : TablePlan<V> {
+struct PairPlan : TablePlan<V, float> {
   // Backward pass only, [batch, heads, query entries]: 1 / den, and the gradient of den.
   Span<float> weights;
   Span<float> sum_weights;
   Span<float> grad_mixing;  // [units, matrices, mix rows, mix columns]
 
   PairPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
-      : TablePlan<V>(arena, attention, problem, items) {
+      : TablePlan<V, float>(arena, attention, problem, items, strip_width(problem.feature_dim)) {
     if (!backward) return;
     const Extents<V>& e = this->extents;
     weights = arena.take<float>(normalizes<V> ? e.queries.count() : 0);

@@ -150,7 +150,7 @@ MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T
 template <class Traits>
 struct PairGradientOperands {
   typename Traits::Operands of;
-  Tokens<const typename Traits::Scalar> dy;
+  Tokens<const typename Traits::T> dy;
   float* weights;      // r, [batch, heads, query entries]; both null without a normalizer
   float* sum_weights;  // c
   float gradient_scale;

@@ -26,7 +26,7 @@ namespace cuda::fused {
 ///   dv = (m r (K Q^T))^T dY      dk^r = (m (r (V dY^T) + c))^T Q
 template <class Traits>
 struct KeyPairsGradient {
-  using T = typename Traits::Scalar;
+  using T = typename Traits::T;
   static constexpr int KeyDim = Traits::key_dim;
   static constexpr int ValueDim = Traits::value_dim;
   static constexpr Sight sees = Traits::sees;
@@ -69,6 +69,11 @@ struct KeyPairsGradient {
   template <int Dim>
   MHLA_DEVICE static int first_column_of(const Block& block) {
     return block.warp() / row_warps % slices * (Dim / slices);
+  }
+
+  /// Thread blocks for `items` items of the batch.
+  Index blocks(Index items) const {
+    return items * ceil_div(operands.of.key_entries(), rows) * operands.of.sharing.kv_heads;
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
@@ -253,15 +258,6 @@ struct KeyPairsGradient {
     store_tokens<threads>(block, keys, dk, ys, update);
   }
 };
-
-/// Launches them for `items` items of the batch; PairBytes counts what they move.
-template <class Traits>
-void key_pairs_gradient(const CudaDevice& device, Index items,
-                        const KeyPairsGradient<Traits>& body) {
-  const auto& of = body.operands.of;
-  if (body.wants_key || body.wants_value)
-    machine::run(device, items * ceil_div(of.key_entries(), body.rows) * of.sharing.kv_heads, body);
-}
 
 }  // namespace cuda::fused
 

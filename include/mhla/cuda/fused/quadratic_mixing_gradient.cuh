@@ -23,7 +23,7 @@ namespace cuda::fused {
 /// and matrix, over all its heads and, if packed, sequences.
 template <class Traits>
 struct MixingPairsGradient {
-  using T = typename Traits::Scalar;
+  using T = typename Traits::T;
   static constexpr int KeyDim = Traits::key_dim;
   static constexpr int ValueDim = Traits::value_dim;
   static constexpr Sight sees = Traits::sees;
@@ -81,6 +81,12 @@ struct MixingPairsGradient {
   }
   MHLA_HOST_DEVICE int column_groups() const {
     return ceil_div(operands.of.mixing.columns, blocks_of_tile(operands.of.k.x.table));
+  }
+
+  /// Thread blocks for `items` items of the batch.
+  Index blocks(Index items) const {
+    const Sharing& sharing = operands.of.sharing;
+    return items * row_groups() * column_groups() * sharing.matrices * sharing.kv_heads;
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
@@ -273,17 +279,6 @@ struct MixingPairsGradient {
     }
   }
 };
-
-/// Launches them for `items` items of the batch; PairBytes counts what they move.
-template <class Traits>
-void mixing_pairs_gradient(const CudaDevice& device, Index items,
-                           const MixingPairsGradient<Traits>& body) {
-  const Sharing& sharing = body.operands.of.sharing;
-  if (body.operands.of.mixing.rows == 0 || body.operands.of.mixing.columns == 0) return;
-  machine::run(
-      device,
-      items * body.row_groups() * body.column_groups() * sharing.matrices * sharing.kv_heads, body);
-}
 
 }  // namespace cuda::fused
 

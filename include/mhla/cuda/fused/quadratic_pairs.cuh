@@ -59,20 +59,16 @@ struct PairOperands {
 };
 
 /// What kernels over pairs are compiled for.
-template <class T, class MapType, bool Rotates, int KeyDim, int ValueDim, Sight Sees, bool Divides>
-struct PairTraits {
-  using Scalar = T;
-  using Map = MapType;
-  static constexpr bool rotates = Rotates;
-  static constexpr int key_dim = KeyDim;
-  static constexpr int value_dim = ValueDim;
+template <class Scalar, class FeatureMap, bool Rotates, int KeyDim, int ValueDim, Sight Sees,
+          bool Divides>
+struct PairTraits : KernelTraits<Scalar, FeatureMap, Rotates, KeyDim, ValueDim> {
   static constexpr Sight sees = Sees;
   static constexpr bool divides = Divides;
   /// A rotation applies to the numerators' features, not to the denominators'.
   static constexpr bool is_twofold = Rotates && Divides;
   static_assert(!is_twofold || Sees != Sight::past_tokens,
                 "mhla: Causal with MixedKeySum and a rotation has no fused kernels");
-  using Operands = PairOperands<T, MapType, Rotates>;
+  using Operands = PairOperands<Scalar, FeatureMap, Rotates>;
   static constexpr PairTiles tiles = pair_tiles(KeyDim, ValueDim, is_twofold);
 };
 

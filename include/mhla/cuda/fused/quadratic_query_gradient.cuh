@@ -22,7 +22,7 @@ namespace cuda::fused {
 /// over the keys sums den and s(m P o dP).
 template <class Traits>
 struct QueryPairsGradient {
-  using T = typename Traits::Scalar;
+  using T = typename Traits::T;
   static constexpr int KeyDim = Traits::key_dim;
   static constexpr int ValueDim = Traits::value_dim;
   static constexpr Sight sees = Traits::sees;
@@ -52,6 +52,11 @@ struct QueryPairsGradient {
   Tokens<T> dq;
   bool wants_query;  // otherwise only r and c
   Update update;
+
+  /// Thread blocks for `items` items of the batch.
+  Index blocks(Index items) const {
+    return items * ceil_div(operands.of.query_entries(), rows) * operands.of.sharing.all_heads();
+  }
 
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();  // this is the first kernel of a call
@@ -239,16 +244,6 @@ struct QueryPairsGradient {
     }
   }
 };
-
-/// Launches them for `items` items of the batch; PairBytes counts what they move.
-template <class Traits>
-void query_pairs_gradient(const CudaDevice& device, Index items,
-                          const QueryPairsGradient<Traits>& body) {
-  const auto& of = body.operands.of;
-  if (Traits::divides || body.wants_query)
-    machine::run(device, items * ceil_div(of.query_entries(), body.rows) * of.sharing.all_heads(),
-                 body);
-}
 
 }  // namespace cuda::fused
 

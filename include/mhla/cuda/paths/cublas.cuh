@@ -1,60 +1,418 @@
 // SPDX-License-Identifier: MIT
-// Runs calls on cuBLAS, in parts of the batch, so that panels take bounded memory.
+// Runs calls on cuBLAS, in parts of the batch, all units of a part at once:
+//
+//   key blocks:    pack K = phi(k), K^r, V = v -> summaries S_b, key sums z_b
+//   mixing:        S~_i, z~_i
+//   query blocks:  pack Q = s phi(q), Q^r -> numerators, denominators -> y
+//
+// ^r: rotated. The backward pass makes the same but y, then the adjoints in reverse order:
+//
+//   query blocks:  U = dy / den -> dS~_i, dQ^r, c -> dz~_i, dq
+//                  (Causal: and what the own block's queries send back to dK^r, dV and dm_ii)
+//   mixing:        dm_ib += <dS~_i, S_b> + <dz~_i, z_b>; dS_b = sum_i m_ib dS~_i, dz_b likewise
+//   key blocks:    dk, dv
 #pragma once
 
 #include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cuda/backward_pass.cuh>
 #include <mhla/cuda/call.hpp>
-#include <mhla/cuda/forward_pass.cuh>
+#include <mhla/cuda/chip/launch.cuh>
+#include <mhla/cuda/denominators.cuh>
 #include <mhla/cuda/gemm.cuh>
+#include <mhla/cuda/intra_block.cuh>
 #include <mhla/cuda/paths/cublas.hpp>
 #include <mhla/cuda/paths/operands.cuh>
 #include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/token_block.cuh>
+#include <mhla/policy/causality.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
+/// The units that one matrix of mix mixes for, and one of their sequences. Its panels are matrices
+/// of a unit.
+template <class V>
+struct Mixing {
+  const Extents<V>& e;
+  Index head;  // of mix
+  Index matrix;
+  Index first_unit;
+  Index units;
+  Index unit_step;
+  Sequence queries;
+  Sequence keys;
+
+  template <class A>
+  Panels<A> matrix_of(Span<A> mixing) const {
+    A* const data = mixing.data + head * e.mixing_size();
+    return {data, units, queries.blocks, keys.blocks, e.mix_columns, 0};
+  }
+  /// Something of every key block, one block per row.
+  template <class A>
+  Panels<A> key_blocks(Span<A> of_blocks, Index size) const {
+    const Index blocks = e.keys.table.blocks;
+    A* const data = of_blocks.data + (first_unit * blocks + keys.first_block) * size;
+    return {data, units, keys.blocks, size, size, unit_step * blocks * size};
+  }
+  /// Something of every query block and matrix, one block per row.
+  template <class A>
+  Panels<A> query_blocks(Span<A> of_blocks, Index size) const {
+    const Index row = e.matrices * size;
+    const Index blocks = e.queries.table.blocks;
+    A* const data =
+        of_blocks.data + (first_unit * blocks + queries.first_block) * row + matrix * size;
+    return {data, units, queries.blocks, size, row, unit_step * blocks * row};
+  }
+  /// A number of every query of query head g, one block per row.
+  template <class A>
+  Panels<A> queries_of(Span<A> rows, Index g) const {
+    const PanelRows& of = e.queries;
+    const Index tokens = of.table.block_tokens;
+    A* const data = rows.data + first_unit * of.of_unit() + g * tokens;
+    return {data, units, of.table.blocks, tokens, of.of_block(), unit_step * of.of_unit()};
+  }
+  /// The units' parts of dmix.
+  template <class A>
+  Panels<A> gradient(Span<A> parts) const {
+    const Index size = e.mixing_size();
+    A* const data = parts.data + (first_unit * e.matrices + matrix) * size;
+    return {data, units, queries.blocks, keys.blocks, e.mix_columns, unit_step * e.matrices * size};
+  }
+  /// Calls f(g) for the query heads of a kv head that the matrix mixes for.
+  template <class F>
+  void for_each_head(const F& f) const {
+    const Index end = e.matrices == 1 ? e.queries.group_size : matrix + 1;
+    for (Index g = e.matrices == 1 ? 0 : matrix; g < end; ++g) f(g);
+  }
+};
+
+/// The stages of a part of the batch.
+template <class V, class T>
+struct CublasPass {
+  using A = Accumulator<T>;
+  const Operands<V, T, Plan<V, A>>& of;
+  const CudaDevice& device = of.device;
+  const Plan<V, A>& plan = of.plan;
+  const Extents<V>& e = plan.extents;
+
+  /// Whether own blocks add to the gradients of features: to those that are otherwise finished.
+  static constexpr bool adds_own_key_sums = masks_own_block<V> && mixes_key_sums<V>;
+
+  void forward(const TensorView<T, 4>& y) const {
+    pack_keys();
+    summarize_blocks();
+    mix_blocks();
+    pack_queries();
+    read_out_blocks(y);
+  }
+  /// All wanted gradients except dmix, to whose parts it adds.
+  void backward(bool has_summaries, const TensorView<const T, 4>& dy,
+                const GradientViews<T>& gradients, Update update) const {
+    pack_keys();
+    if (!has_summaries) summarize_blocks();
+    mix_blocks();
+    pack_queries();
+    read_out_blocks_gradient(dy);
+    denominators_gradient();
+    if (gradients.query.wanted)
+      unpack_gradient(queries_gradient(), of.scale(), of.q, gradients.query.view, update);
+    if (gradients.mix.wanted) mixing_gradient();
+    if (!gradients.key.wanted && !gradients.value.wanted) return;
+    mix_blocks_gradient();
+    summarize_blocks_gradient(gradients, update);
+  }
+
+ private:
+  /// Rows of all key blocks, one block per panel.
+  Panels<A> keys(Span<A> rows, Index dim) const {
+    return panels(rows.data, e.key_summaries(), e.keys.table.block_tokens, dim);
+  }
+  /// Rows of all query blocks, those that read one mixed summary per panel.
+  Panels<A> queries(Span<A> rows, Index dim) const {
+    return panels(rows.data, e.mixed_summaries(), e.readers(), dim);
+  }
+  /// Summaries of key blocks, and mixed ones of query blocks, one per panel.
+  Panels<A> key_summaries(Span<A> summaries) const {
+    return panels(summaries.data, e.key_summaries(), e.feature_dim, e.value_dim);
+  }
+  Panels<A> mixed_summaries(Span<A> summaries) const {
+    return panels(summaries.data, e.mixed_summaries(), e.feature_dim, e.value_dim);
+  }
+  RowBuffers<A> row_buffers() const { return {plan.row_input, plan.grad_row}; }
+  OwnWeights<A> own_weights() const {
+    return {e.queries, RowFinder(e.queries), plan.mixing.data, e.mix_heads, e.mix_columns};
+  }
+  OwnBlocks<A> own_blocks() const {
+    return {device,
+            own_weights(),
+            plan.rotated_queries.data,
+            keys(plan.rotated_keys, e.feature_dim),
+            keys(plan.values, e.value_dim),
+            plan.scores.data};
+  }
+
+  /// Calls f(mixing) for every matrix of mix and every sequence.
+  template <class F>
+  void for_each_mixing(const F& f) const {
+    const bool shared = e.mix_heads == 1;
+    const Index group_size = e.queries.group_size;
+    if (group_size == 0) return;
+    for (Index head = 0; head < e.mix_heads; ++head)
+      for_each_sequence_side(
+          of.variant, e, [&](const Sequence& of_queries, const Sequence& of_keys) {
+            f(Mixing<V>{e, head, shared ? 0 : head % group_size, shared ? 0 : head / group_size,
+                        shared ? e.units() : e.queries.batch, shared ? 1 : e.queries.kv_heads,
+                        of_queries, of_keys});
+          });
+  }
+
+  /// K, K^r and V of every key block.
+  void pack_keys() const {
+    pack_features<rotates<V>>(device, of.variant.feature_map, A(1), e.keys, plan.rotation, of.k,
+                              e.feature_dim, plan.keys.data, plan.rotated_keys.data, row_buffers());
+    gather(device, e.keys, of.v, plan.values.data);
+  }
+
+  /// S_b = K^r^T V and z_b = sum_j K_j of every key block (arXiv 2601.07832, eq. 3).
+  void summarize_blocks() const {
+    multiply_left_transposed(device, key_summaries(plan.summaries),
+                             keys(plan.rotated_keys, e.feature_dim),
+                             keys(plan.values, e.value_dim));
+    if constexpr (normalizes<V>)
+      weighted_row_sums<A>(device, keys(plan.keys, e.feature_dim), nullptr, plan.key_sums.data);
+  }
+
+  /// S~_i = sum_b m_ib S_b and z~_i of every query block (eq. 4); causal: over b <= i - lag only.
+  void mix_blocks() const {
+    for_each_mixing([&](const Mixing<V>& m) {
+      const auto mix_rows = [&](Span<A> from, Span<A> to, Index size) {
+        if (sees_past_only<V>) {
+          multiply_lower(device, m.query_blocks(to, size), m.matrix_of(plan.mixing),
+                         m.key_blocks(from, size), LowerTriangle{0, lag_of(sight_of<V>)});
+        } else {
+          multiply(device, m.query_blocks(to, size), m.matrix_of(plan.mixing),
+                   m.key_blocks(from, size));
+        }
+      };
+      mix_rows(plan.summaries, plan.mixed_summaries, e.summary_size());
+      if constexpr (mixes_key_sums<V>) mix_rows(plan.key_sums, plan.mixed_key_sums, e.feature_dim);
+    });
+  }
+
+  /// Q, Q^r, and the denominators of every query; under MixedProduct also R.
+  void pack_queries() const {
+    const Index rows = e.queries.count();
+    pack_features<rotates<V>>(device, of.variant.feature_map, of.scale(), e.queries, plan.rotation,
+                              of.q, e.feature_dim, plan.queries.data, plan.rotated_queries.data,
+                              row_buffers());
+    if constexpr (mixes_key_sums<V>) {
+      launch(device, rows,
+             MixedKeySumDenominators<A>{plan.queries.data,
+                                        e.feature_dim,
+                                        {Divisor(e.readers()), nullptr, plan.mixed_key_sums.data},
+                                        of.epsilon(),
+                                        plan.denominators.data});
+      if constexpr (masks_own_block<V>) {
+        launch(device, e.key_summaries() * e.feature_dim,
+               RunningKeySums<A>{keys(plan.keys, e.feature_dim), plan.running_key_sums.data});
+        launch(device, rows,
+               AddOwnDenominators<A>{own_weights(), plan.queries.data, plan.running_key_sums.data,
+                                     e.feature_dim, plan.denominators.data});
+      }
+    } else if constexpr (mixes_products<V>) {
+      launch(
+          device, rows,
+          MixedKeySumDenominators<A>{plan.queries.data,
+                                     e.feature_dim,
+                                     {Divisor(e.queries.of_block()), nullptr, plan.key_sums.data},
+                                     A(0),
+                                     plan.products.data});
+      for_each_mixing([&](const Mixing<V>& m) {
+        m.for_each_head([&](Index g) {  // den = m R
+          multiply(device, m.queries_of(plan.denominators, g), m.matrix_of(plan.mixing),
+                   m.queries_of(plan.products, g));
+        });
+      });
+      launch(device, rows, AddEpsilon<A>{of.epsilon(), plan.denominators.data});
+    }
+  }
+
+  /// y = num / den, num = Q^r S~, of every query (eq. 5).
+  void read_out_blocks(const TensorView<T, 4>& y) const {
+    multiply(device, queries(plan.outputs, e.value_dim),
+             queries(plan.rotated_queries, e.feature_dim), mixed_summaries(plan.mixed_summaries));
+    if constexpr (masks_own_block<V>) own_blocks().read_out(plan.outputs.data);
+    scatter<T, A>(device, e.queries, plan.outputs.data, y, Update::overwrite,
+                  normalizes<V> ? plan.denominators.data : nullptr);
+  }
+
+  /// U, dS~_i = Q^r^T U, dQ^r = U S~^T and c; under Causal the own block's part of dK^r, dV and
+  /// dm_ii.
+  void read_out_blocks_gradient(const TensorView<const T, 4>& dy) const {
+    gather(device, e.queries, dy, plan.outputs.data,
+           normalizes<V> ? plan.denominators.data : nullptr);
+    const Panels<A> u = queries(plan.outputs, e.value_dim);
+    multiply_left_transposed(device, mixed_summaries(plan.grad_mixed_summaries),
+                             queries(plan.rotated_queries, e.feature_dim), u);
+    multiply_right_transposed(device, queries(plan.grad_queries, e.feature_dim), u,
+                              mixed_summaries(plan.mixed_summaries));
+    if constexpr (masks_own_block<V>) {
+      const OwnBlockGradients<A> grad{plan.grad_queries.data, keys(plan.grad_keys, e.feature_dim),
+                                      keys(plan.grad_values, e.value_dim), plan.own_products.data};
+      clear(device, grad.keys);
+      clear(device, grad.values);
+      own_blocks().read_out_gradient(plan.outputs.data, plan.grad_scores.data, grad);
+    }
+    if constexpr (normalizes<V>)
+      launch(device, e.queries.count(),
+             DenominatorGradient<A>{RowFinder(e.queries), plan.rotated_queries.data,
+                                    plan.grad_queries.data, e.feature_dim, plan.denominators.data,
+                                    plan.grad_denominators.data});
+  }
+
+  /// dQ, before it is rotated back and the denominators add to it.
+  FeatureGradientRows<A> queries_gradient() const {
+    FeatureGradientRows<A> rows{
+        e.queries, plan.grad_queries.data, e.feature_dim, plan.rotation, {}};
+    if constexpr (mixes_key_sums<V>)
+      rows.added = {Divisor(e.readers()), plan.grad_denominators.data, plan.mixed_key_sums.data};
+    if constexpr (mixes_products<V>)
+      rows.added = {Divisor(e.queries.of_block()), plan.grad_products.data, plan.key_sums.data};
+    return rows;
+  }
+  /// dK likewise.
+  FeatureGradientRows<A> keys_gradient() const {
+    const A* const sums = normalizes<V> ? plan.grad_key_sums.data : nullptr;
+    return {e.keys,
+            plan.grad_keys.data,
+            e.feature_dim,
+            plan.rotation,
+            {Divisor(e.keys.of_block()), nullptr, sums}};
+  }
+  /// The rest of a gradient's way to q or k.
+  void unpack_gradient(FeatureGradientRows<A> rows, A scale, const TensorView<const T, 4>& x,
+                       const TensorView<T, 4>& gradient, Update update) const {
+    if constexpr (adds_own_key_sums) rows.added = {};  // finished
+    unpack_feature_gradient<rotates<V> && !adds_own_key_sums>(
+        device, of.variant.feature_map, scale, rows, x, gradient, update, row_buffers());
+  }
+
+  /// dz~_i or, under MixedProduct, dz_b; and dQ, where own blocks add to it.
+  void denominators_gradient() const {
+    if constexpr (mixes_key_sums<V>) {
+      weighted_row_sums(device, queries(plan.queries, e.feature_dim), plan.grad_denominators.data,
+                        plan.grad_mixed_key_sums.data);
+      if constexpr (adds_own_key_sums) {
+        queries_gradient().template finish<rotates<V>>(device);
+        launch(device, e.queries.count(),
+               AddOwnKeySumQueryGradient<A>{own_weights(), plan.queries.data,
+                                            plan.running_key_sums.data, plan.grad_denominators.data,
+                                            e.feature_dim, plan.grad_queries.data,
+                                            plan.own_products.data});
+      }
+    } else if constexpr (mixes_products<V>) {
+      for_each_mixing([&](const Mixing<V>& m) {
+        m.for_each_head([&](Index g) {  // dR = m^T C
+          multiply_left_transposed(device, m.queries_of(plan.grad_products, g),
+                                   m.matrix_of(plan.mixing),
+                                   m.queries_of(plan.grad_denominators, g));
+        });
+      });
+      weighted_row_sums(
+          device, panels(plan.queries.data, e.key_summaries(), e.queries.of_block(), e.feature_dim),
+          plan.grad_products.data, plan.grad_key_sums.data);
+    }
+  }
+
+  /// Adds to the units' parts of dmix; what no query sees is skipped when those are summed.
+  void mixing_gradient() const {
+    for_each_mixing([&](const Mixing<V>& m) {
+      const Panels<A> to = m.gradient(plan.grad_mixing);
+      const auto add = [&](Span<A> grad_mixed, Span<A> from, Index size) {
+        multiply_right_transposed(device, to, m.query_blocks(grad_mixed, size),
+                                  m.key_blocks(from, size), Into::add);
+      };
+      add(plan.grad_mixed_summaries, plan.summaries, e.summary_size());
+      if constexpr (mixes_key_sums<V>) add(plan.grad_mixed_key_sums, plan.key_sums, e.feature_dim);
+      if constexpr (mixes_products<V>)
+        m.for_each_head([&](Index g) {  // C R^T
+          multiply_right_transposed(device, to, m.queries_of(plan.grad_denominators, g),
+                                    m.queries_of(plan.products, g), Into::add);
+        });
+    });
+    add_own_mixing_gradient(of);
+  }
+
+  /// dS_b = sum_i m_ib dS~_i and dz_b of every key block.
+  void mix_blocks_gradient() const {
+    if (e.matrices == 0) {  // no query head reads a kv head
+      clear(device, plan.grad_summaries);
+      clear(device, plan.grad_key_sums);
+    }
+    for_each_mixing([&](const Mixing<V>& m) {
+      const auto mix_rows = [&](Span<A> from, Span<A> to, Index size) {
+        const Into into = m.matrix == 0 ? Into::overwrite : Into::add;
+        if (sees_past_only<V>) {
+          multiply_lower_transposed(device, m.key_blocks(to, size), m.matrix_of(plan.mixing),
+                                    m.query_blocks(from, size),
+                                    LowerTriangle{0, lag_of(sight_of<V>)}, into);
+        } else {
+          multiply_left_transposed(device, m.key_blocks(to, size), m.matrix_of(plan.mixing),
+                                   m.query_blocks(from, size), into);
+        }
+      };
+      mix_rows(plan.grad_mixed_summaries, plan.grad_summaries, e.summary_size());
+      if constexpr (mixes_key_sums<V>)
+        mix_rows(plan.grad_mixed_key_sums, plan.grad_key_sums, e.feature_dim);
+    });
+  }
+
+  /// dv from dV = K^r dS_b, and dk from dK^r = V dS_b^T and dz_b.
+  void summarize_blocks_gradient(const GradientViews<T>& gradients, Update update) const {
+    const Panels<A> grad_summaries = key_summaries(plan.grad_summaries);
+    // The own blocks' contributions are already there.
+    const Into into = masks_own_block<V> ? Into::add : Into::overwrite;
+    if (gradients.value.wanted) {
+      multiply(device, keys(plan.grad_values, e.value_dim), keys(plan.rotated_keys, e.feature_dim),
+               grad_summaries, into);
+      scatter<T, A>(device, e.keys, plan.grad_values.data, gradients.value.view, update);
+    }
+    if (!gradients.key.wanted) return;
+    const Panels<A> grad_keys = keys(plan.grad_keys, e.feature_dim);
+    multiply_right_transposed(device, grad_keys, keys(plan.values, e.value_dim), grad_summaries,
+                              into);
+    const auto rows = keys_gradient();
+    if constexpr (adds_own_key_sums) {
+      rows.template finish<rotates<V>>(device);
+      launch(device, grad_keys.count * grad_keys.cols,
+             AddOwnKeySumKeyGradient<A>{own_weights(), plan.queries.data,
+                                        plan.grad_denominators.data, grad_keys});
+    }
+    unpack_gradient(rows, A(1), of.k, gradients.key.view, update);
+  }
+};
+
 template <class V, class T>
 void CublasPath::forward(const ForwardCall<V, T>& call) {
-  using A = Accumulator<T>;
-  const Index at_once = items_at_once<V, A>(call.attention, call.problem, false);
-  Arena arena(call.workspace);
-  const Plan<V, A> whole(arena, call.attention, call.problem, at_once, false);
-  const BorrowedCublas cublas(call.device, whole.cublas);
-  for_each_part<V, T>(call, whole, at_once,
-                      [&](const Operands<V, T>& part, Index first, Index count) {
-                        pack_keys(part);
-                        summarize_blocks(part);
-                        mix_blocks(part);
-                        pack_queries(part);
-                        read_out_blocks(part, items(call.y, first, count));
-                      });
+  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
+  const BorrowedCublas cublas(call.device, largest.cublas);
+  for_each_part(call, largest, [&](const auto& part, const auto& cut) {
+    CublasPass<V, T>{part}.forward(cut(call.y));
+  });
 }
 
 template <class V, class T>
 void CublasPath::backward(const BackwardCall<V, T>& call) {
-  using A = Accumulator<T>;
-  const Index at_once = items_at_once<V, A>(call.attention, call.problem, true);
-  Arena arena(call.workspace);
-  const Plan<V, A> whole(arena, call.attention, call.problem, at_once, true);
-  const BorrowedCublas cublas(call.device, whole.cublas);
-  clear(call.device, whole.grad_mixing);
-  clear(call.device, whole.grad_own_mixing);
-  for_each_part<V, T>(
-      call, whole, at_once, [&](const Operands<V, T>& part, Index first, Index count) {
-        pack_keys(part);
-        if (call.state.data == nullptr) summarize_blocks(part);
-        mix_blocks(part);
-        pack_queries(part);
-        backward_pass(part, part_of(BackwardRequest<V, T>{call.dy, call.gradients, call.update},
-                                    first, count));
+  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
+  const BorrowedCublas cublas(call.device, largest.cublas);
+  run_backward_in_parts(
+      call, largest, [&](const auto& part, const auto& dy, const auto& gradients) {
+        CublasPass<V, T>{part}.backward(call.state.data != nullptr, dy, gradients, call.update);
       });
-  if (call.gradients.mix.wanted)
-    write_mixing_gradient(call.device, whole, sight_of<V>, call.gradients.mix.view, call.update);
 }
 
 }  // namespace cuda

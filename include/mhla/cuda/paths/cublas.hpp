@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The cuBLAS path, which runs every call: tensors go through panels in the accumulator type, blocks
-// padded to the longest, with element-wise kernels around cuBLAS's products (forward_pass.cuh,
-// backward_pass.cuh). cublas.cuh runs it; this needs no CUDA header.
+// padded to the longest, with element-wise kernels around the products. cublas.cuh runs it; this
+// needs no CUDA header.
 #pragma once
 
 #include <algorithm>
@@ -148,10 +148,6 @@ struct CublasPath {
   static constexpr bool is_fused = false;
 
   template <class V, class T>
-  static Refusal refusal(const Call<V, T>&, const NominalGpu&) {
-    return {};
-  }
-  template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
     using A = Accumulator<T>;
     const CallSize size = call_size(call.attention, call.problem);
@@ -162,22 +158,21 @@ struct CublasPath {
                                                                    : gpu.float_flops;
     path.add(tables_cost(size));
     cost.add_forward_stages(path);
-    if (call.backward()) {
+    if (call.is_backward()) {
       cost.add_backward_stages(path);
     } else {
       cost.add_readout(path);
     }
     // Parts of the batch repeat the launches.
-    const Index at_once = items_at_once<V, A>(call.attention, call.problem, call.backward());
+    const Index at_once =
+        items_at_once<Plan<V, A>>(call.attention, call.problem, call.is_backward());
     const Index parts = at_once == 0 ? 0 : ceil_div(call.problem.shape.batch, at_once);
     for (int i = 1; i < path.count; ++i) path.kernel[i].launches *= static_cast<double>(parts);
     return path;
   }
   template <class V, class T>
   static CallMemory workspace(const Call<V, T>& call) {
-    using A = Accumulator<T>;
-    const Index items = items_at_once<V, A>(call.attention, call.problem, call.backward());
-    return {plan_bytes<V, A>(call.attention, call.problem, items, call.backward()), items};
+    return memory_in_parts<Plan<V, Accumulator<T>>>(call);
   }
   /// y of every query.
   template <class V, class T>

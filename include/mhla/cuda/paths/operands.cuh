@@ -1,81 +1,240 @@
 // SPDX-License-Identifier: MIT
-// A call's operands as the paths take them: parts of the batch, and what fused kernels read.
+// What the paths share: a call's operands in parts of the batch, as kernels read them, and dmix
+// from its parts.
 #pragma once
 
 #include <algorithm>
 #include <mhla/core/config.hpp>
-#include <mhla/cuda/batch_part.hpp>
-#include <mhla/cuda/forward_pass.cuh>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cuda/call.hpp>
+#include <mhla/cuda/chip/launch.cuh>
+#include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
+#include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/tables.cuh>
+#include <mhla/policy/causality.hpp>
+#include <mhla/policy/checks.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Calls f(operands, first, count) for the parts of the batch of a forward or backward call;
-/// `whole` is the plan of the largest.
-template <class V, class T, class PlanType, class Call, class F>
-void for_each_part(const Call& call, const PlanType& whole, Index at_once, const F& f) {
-  const OperandViews<T>& of = call.operands;
-  const Index batch = call.problem.shape.batch;
-  for (Index first = 0; first < batch; first += at_once) {
-    const Index count = std::min(at_once, batch - first);
-    PlanType plan = plan_of_items(whole, first, count);
-    plan.keep_summaries(batch, first, call.state);
-    const Operands<V, T, PlanType> part{call.device,
-                                        call.attention,
-                                        plan,
-                                        items(of.q, first, count),
-                                        items(of.k, first, count),
-                                        items(of.v, first, count),
-                                        of.mix};
-    if (first == 0) fill_tables(part);
-    f(part, first, count);
-  }
-}
-
-namespace fused {
-
-/// The operands of a part of the batch, and its plan.
+/// The operands of a part of the batch, its plan, and what fused kernels take of them.
 template <class V, class T, class PlanType>
-struct FusedOperands : Operands<V, T, PlanType> {
+struct Operands {
+  using A = Accumulator<T>;
   using Map = typename V::FeatureMapType;
-  using Features = FeatureTokens<T, Map, rotates<V>>;
+  using Features = fused::FeatureTokens<T, Map, rotates<V>>;
 
+  const CudaDevice& device;
+  const V& variant;
+  const PlanType& plan;
+  TensorView<const T, 4> q;
+  TensorView<const T, 4> k;
+  TensorView<const T, 4> v;
+  TensorView<const A, 3> mix;
+  const Extents<V>& e = plan.extents;
+
+  A scale() const { return static_cast<A>(variant.scale); }
+  A epsilon() const {
+    if constexpr (normalizes<V>) return static_cast<A>(variant.normalizer.epsilon);
+    return A(0);
+  }
   Features query_features() const {
-    return {tokens(this->q, this->plan.extents.queries.table), this->variant.feature_map,
-            this->scale(), this->plan.rotation};
+    return {fused::tokens(q, e.queries.table), variant.feature_map, scale(), plan.rotation};
   }
   Features key_features() const {
-    return {tokens(this->k, this->plan.extents.keys.table), this->variant.feature_map, 1.0f,
-            this->plan.rotation};
+    return {fused::tokens(k, e.keys.table), variant.feature_map, 1.0f, plan.rotation};
   }
-  Tokens<const T> values() const { return tokens(this->v, this->plan.extents.keys.table); }
-  Sharing of_query_heads() const {
-    const Extents<V>& e = this->plan.extents;
+  fused::Tokens<const T> values() const { return fused::tokens(v, e.keys.table); }
+  fused::Sharing of_query_heads() const {
     return {static_cast<int>(e.queries.kv_heads), static_cast<int>(e.queries.group_size),
             static_cast<int>(e.matrices)};
   }
-  MixingWeights mixing() const {
-    const Extents<V>& e = this->plan.extents;
-    return {this->plan.mixing.data, static_cast<int>(e.mix_heads), static_cast<int>(e.mix_rows),
+  fused::MixingWeights mixing() const {
+    return {plan.mixing.data, static_cast<int>(e.mix_heads), static_cast<int>(e.mix_rows),
             static_cast<int>(e.mix_columns)};
   }
   /// A causal query's own keys, whose weights are scaled by a power of two; empty in other calls.
   auto own_keys(float weight_scale) const {
     if constexpr (masks_own_block<V>) {
-      return OwnTokens<T, Map, rotates<V>>{key_features(), values(), mixing(), weight_scale};
+      return fused::OwnTokens<T, Map, rotates<V>>{key_features(), values(), mixing(), weight_scale};
     } else {
-      return NoOwnTokens{};
+      return fused::NoOwnTokens{};
     }
+  }
+  void fill_tables() const {
+    cuda::fill_tables(device, variant, e.queries.table, e.keys.table, plan.rotation,
+                      PackMixing<A>{mix, e.mix_rows, e.mix_columns, plan.mixing});
   }
 };
 
-}  // namespace fused
+/// Of a call that takes the whole batch at once: its plan, its operands, and a launch of a kernel.
+template <class PlanType, class PassCall>
+PlanType plan_of_batch(const PassCall& call) {
+  Arena arena(call.workspace);
+  return PlanType(arena, call.attention, call.problem, call.problem.shape.batch, call.is_backward);
+}
+template <template <class, class> class PassCall, class V, class T, class PlanType>
+Operands<V, T, PlanType> whole_batch(const PassCall<V, T>& call, const PlanType& plan) {
+  const OperandViews<T>& of = call.operands;
+  return {call.device, call.attention, plan, of.q, of.k, of.v, of.mix};
+}
+
+template <class PassCall, class Body>
+void run_over_items(const PassCall& call, const Body& body) {
+  machine::run(call.device, body.blocks(call.problem.shape.batch), body);
+}
+
+/// The plan of the largest part of a call's batch, in the call's workspace.
+template <class PlanType, class PassCall>
+PlanType plan_of_parts(const PassCall& call) {
+  Arena arena(call.workspace);
+  const Index items = items_at_once<PlanType>(call.attention, call.problem, call.is_backward);
+  return PlanType(arena, call.attention, call.problem, items, call.is_backward);
+}
+
+/// Calls f(operands, cut) for the parts of the batch of a call, of which `largest` is the plan:
+/// cut(tensor) are the part's items of a tensor.
+template <template <class, class> class PassCall, class V, class T, class PlanType, class F>
+void for_each_part(const PassCall<V, T>& call, const PlanType& largest, const F& f) {
+  const Index batch = call.problem.shape.batch;
+  const Index at_once = largest.extents.queries.batch;
+  for (Index first = 0; first < batch; first += at_once) {
+    const auto cut = [first, count = std::min(at_once, batch - first)](auto tensor) {
+      if (tensor.data != nullptr) tensor.data += first * tensor.stride[0];
+      tensor.extent[0] = count;
+      return tensor;
+    };
+    PlanType plan = largest;
+    PanelRows& queries = plan.extents.queries;
+    PanelRows& keys = plan.extents.keys;
+    queries.batch = keys.batch = std::min(at_once, batch - first);
+    queries.table.mask = cut(queries.table.mask);
+    keys.table.mask = cut(keys.table.mask);
+    plan.keep_summaries(batch, first, call.state);
+    const OperandViews<T>& of = call.operands;
+    const Operands<V, T, PlanType> part{call.device, call.attention, plan,  cut(of.q),
+                                        cut(of.k),   cut(of.v),      of.mix};
+    if (first == 0) part.fill_tables();
+    f(part, cut);
+  }
+}
+
+/// The gradients of a part of the batch.
+template <class T, class Cut>
+GradientViews<T> part_of(GradientViews<T> gradients, const Cut& cut) {
+  gradients.query.view = cut(gradients.query.view);
+  gradients.key.view = cut(gradients.key.view);
+  gradients.value.view = cut(gradients.value.view);
+  return gradients;
+}
+
+/// Sums the queries' parts of dm_ii, of all blocks of a unit with this row of mix: one per
+/// sequence.
+template <class A>
+struct AddOwnMixingGradient {
+  PanelRows rows;
+  const A* products;
+  Index matrices;
+  Index mix_blocks;
+  A* parts;  // [units, matrices, blocks of mix]
+
+  MHLA_HOST_DEVICE void operator()(Index at) const {
+    const Index i = at % mix_blocks;
+    const Index matrix = at / mix_blocks % matrices;
+    const Index part = at / mix_blocks / matrices;
+    const Index tokens = rows.table.block_tokens;
+    const Index heads = rows.group_size / matrices;
+    A sum = A(0);
+    for (Index b = 0; b < rows.table.blocks; ++b) {
+      if (rows.table.mix_rows[b] != i) continue;
+      const Index first = part * rows.of_unit() + b * rows.of_block() + matrix * heads * tokens;
+      for (Index r = 0; r < heads * tokens; ++r) sum += products[first + r];
+    }
+    parts[at] += sum;
+  }
+};
+/// The same of a call that masks own blocks; nothing in other calls.
+template <class V, class T, class PlanType>
+void add_own_mixing_gradient(const Operands<V, T, PlanType>& part) {
+  const Extents<V>& e = part.e;
+  if constexpr (masks_own_block<V>)
+    launch(part.device, e.units() * e.matrices * e.mix_rows,
+           AddOwnMixingGradient<Accumulator<T>>{e.queries, part.plan.own_products.data, e.matrices,
+                                                e.mix_rows, part.plan.grad_own_mixing.data});
+}
+
+/// dmix from its parts, [parts, matrices of a kv head, query blocks, key blocks], summed in order,
+/// plus the diagonal's other part, of causal blocks' own tokens.
+template <class A>
+struct WriteMixingGradient {
+  const A* parts;
+  const A* own_parts;  // [parts, matrices, blocks]: the diagonal's, if own blocks are separate
+  Index count;         // parts
+  Index kv_heads;      // part p belongs to kv head p % kv_heads
+  Index matrices;      // of a part
+  Index query_blocks;
+  Index key_blocks;
+  Sight sight;
+  TensorView<A, 3> destination;
+  Update update;
+
+  MHLA_HOST_DEVICE void operator()(Index at) const {
+    const Index b = at % destination.extent[2];
+    const Index i = at / destination.extent[2] % destination.extent[1];
+    const Index h = at / destination.extent[2] / destination.extent[1];
+    A& to = destination(h, i, b);
+    const bool own = own_parts != nullptr && i == b;
+    if (i >= query_blocks || b >= key_blocks || !(own || sees_whole_block(sight, i, b))) {
+      if (update == Update::overwrite) to = A(0);
+      return;
+    }
+    const bool shared = destination.extent[0] == 1;
+    double sum = 0;
+    for (Index p = shared ? 0 : h / matrices; p < count; p += shared ? 1 : kv_heads) {
+      const Index row = (p * matrices + (shared ? 0 : h % matrices)) * query_blocks + i;
+      sum += static_cast<double>(own ? own_parts[row] : parts[row * key_blocks + b]);
+    }
+    to = update == Update::overwrite ? static_cast<A>(sum) : to + static_cast<A>(sum);
+  }
+};
+/// dmix, if it is wanted, from the parts of all units of all items; `own_parts`, if not null, are
+/// those of the diagonal.
+template <class V, class T>
+void write_mixing_gradient(const BackwardCall<V, T>& call, const Extents<V>& e,
+                           Span<Accumulator<T>> parts, const Accumulator<T>* own_parts,
+                           Sight sight) {
+  using A = Accumulator<T>;
+  const GradientView<A, 3>& to = call.gradients.mix;
+  if (to.wanted)
+    launch(call.device, to.view.size(),
+           WriteMixingGradient<A>{parts.data, own_parts, e.matrices == 0 ? 0 : e.units(),
+                                  e.keys.kv_heads, e.matrices, e.mix_rows, e.mix_columns, sight,
+                                  to.view, call.update});
+}
+
+/// Runs backward_part(operands, dy, gradients) for the parts of a call's batch, which adds to the
+/// units' parts of dmix; then sums those.
+template <class V, class T, class PlanType, class F>
+void run_backward_in_parts(const BackwardCall<V, T>& call, const PlanType& largest,
+                           const F& backward_part) {
+  clear(call.device, largest.grad_mixing);
+  clear(call.device, largest.grad_own_mixing);
+  for_each_part(call, largest, [&](const auto& part, const auto& cut) {
+    backward_part(part, cut(call.dy), part_of(call.gradients, cut));
+  });
+  write_mixing_gradient(call, largest.extents, largest.grad_mixing,
+                        masks_own_block<V> ? largest.grad_own_mixing.data : nullptr, sight_of<V>);
+}
 
 }  // namespace cuda
 

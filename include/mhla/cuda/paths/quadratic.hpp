@@ -100,16 +100,12 @@ struct QuadraticPath {
   static constexpr bool is_fused = true;
 
   template <class V, class T>
-  static Refusal refusal(const Call<V, T>&, const NominalGpu&) {
-    return {};
-  }
-  template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
     const PairsCost<V, T> cost{call, call_size(call.attention, call.problem)};
     PathCost path;
     path.flops_per_second = gpu.sixteen_bit_flops;
     path.add(tables_cost(cost.size));
-    if (call.backward()) {
+    if (call.is_backward()) {
       cost.add_backward(path);
     } else {
       cost.add_forward(path);
@@ -119,9 +115,7 @@ struct QuadraticPath {
   /// What is kept per query is small: the whole batch at once.
   template <class V, class T>
   static CallMemory workspace(const Call<V, T>& call) {
-    const Index items = call.problem.shape.batch;
-    return {plan_size<fused::PairPlan<V>>(call.attention, call.problem, items, call.backward()),
-            items};
+    return memory_of_items<fused::PairPlan<V>>(call, call.problem.shape.batch);
   }
   template <class Dims, class V, class T>
   static void forward(const ForwardCall<V, T>& call);

@@ -11,7 +11,7 @@
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/resident.hpp>
-#include <mhla/cuda/fused/table_plan.hpp>
+#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/paths/summaries.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/roofline.hpp>
@@ -22,9 +22,9 @@ namespace cuda {
 
 /// Such a call's workspace.
 template <class V>
-struct ResidentPlan : fused::TablePlan<V> {
-  ResidentPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool)
-      : fused::TablePlan<V>(arena, attention, problem, items) {}
+struct ResidentPlan : TablePlan<V, float> {
+  ResidentPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool = false)
+      : TablePlan<V, float>(arena, attention, problem, items, strip_width(problem.feature_dim)) {}
 };
 
 /// One fused kernel, for few blocks; forward only.
@@ -72,7 +72,7 @@ struct ResidentPath {
     cost.summary_bytes = 0;
     double mixing = 0;
     cost.launches = 0;
-    fused::for_each_sequence_side(
+    for_each_sequence_side(
         call.attention, extents, [&](const Sequence& of_queries, const Sequence& of_keys) {
           if (of_queries.blocks == 0) return;
           ++cost.launches;
@@ -93,8 +93,7 @@ struct ResidentPath {
   }
   template <class V, class T>
   static CallMemory workspace(const Call<V, T>& call) {
-    const Index items = call.problem.shape.batch;
-    return {plan_size<ResidentPlan<V>>(call.attention, call.problem, items, false), items};
+    return memory_of_items<ResidentPlan<V>>(call, call.problem.shape.batch);
   }
   template <class Dims, class V, class T>
   static void forward(const ForwardCall<V, T>& call);

@@ -1,55 +1,281 @@
 // SPDX-License-Identifier: MIT
-// Runs calls through block summaries, in parts of the batch.
+// Runs calls through 16-bit summaries, in parts of the batch: the stages of cublas.cuh, each a
+// kernel that reads tokens in place. Summaries have one plane in the forward pass and two in the
+// backward pass, which recomputes them unless a forward state has them.
+//
+//   forward                                        backward
+//   key blocks:    S_b, z_b from k and v           the same
+//   mixing:        S~_i, z~_i                      the same
+//   query blocks:  y from q, and k and v of        1 / den, c and dq; then dS~_i, dz~_i with them
+//                  causal blocks
+//   mixing:                                        dm_ib += <dS~_i, S_b> + <dz~_i, z_b>;
+//                                                  dS_b = sum_i m_ib dS~_i, dz_b likewise
+//   key blocks:                                    dv, dk
 #pragma once
 
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
-#include <mhla/cuda/batch_part.hpp>
 #include <mhla/cuda/call.hpp>
+#include <mhla/cuda/fused/block_mixing.cuh>
+#include <mhla/cuda/fused/block_summary.cuh>
+#include <mhla/cuda/fused/feature_gradient.cuh>
+#include <mhla/cuda/fused/features.cuh>
+#include <mhla/cuda/fused/key_sum_mixing.cuh>
+#include <mhla/cuda/fused/mixing_gradient.cuh>
+#include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/plan.hpp>
+#include <mhla/cuda/fused/readout.cuh>
+#include <mhla/cuda/fused/tokens.cuh>
+#include <mhla/cuda/paths/operands.cuh>
 #include <mhla/cuda/paths/summaries.hpp>
-#include <mhla/cuda/paths/summaries_backward.cuh>
-#include <mhla/cuda/paths/summaries_forward.cuh>
-#include <mhla/policy/checks.hpp>
-#include <mhla/policy/problem.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// A part of a call, with the head dimensions that its kernels are compiled for.
+namespace fused {
+
+/// Summaries, or key sums, of one sequence.
+template <class V>
+struct SequenceSummaries {
+  const Extents<V>& e;
+  Sequence queries;
+  Sequence keys;
+  int parts;
+
+  MixingShape shape() const { return mixing_shape(e, queries, keys); }
+  MixingShape key_sum_shape() const {
+    MixingShape of = shape();
+    of.width = e.feature_dim;
+    return of;
+  }
+  template <class T>
+  SummaryRows<T> of_keys(const SummaryPlanes<T>& summaries) const {
+    return key_rows(summaries.data, parts, summaries.size, e.summary_size());
+  }
+  template <class T>
+  SummaryRows<T> of_queries(const SummaryPlanes<T>& summaries) const {
+    return query_rows(summaries.data, parts, summaries.size, e.summary_size());
+  }
+  SummaryRows<float> of_keys(Span<float> key_sums) const {
+    return key_rows(key_sums.data, 1, 0, e.feature_dim);
+  }
+  SummaryRows<float> of_queries(Span<float> key_sums) const {
+    return query_rows(key_sums.data, 1, 0, e.feature_dim);
+  }
+
+ private:
+  template <class T>
+  SummaryRows<T> key_rows(T* data, int planes, Index plane, Index size) const {
+    return {data + keys.first_block * size, planes, plane, e.keys.table.blocks * size, size, 0};
+  }
+  template <class T>
+  SummaryRows<T> query_rows(T* data, int planes, Index plane, Index size) const {
+    const Index row = e.matrices * size;
+    return {data + queries.first_block * row, planes, plane,
+            e.queries.table.blocks * row,     row,    size};
+  }
+};
+
+/// The stages of a part of the batch, by kernels that are compiled for its head dimensions.
 template <class Dims, class V, class T>
-auto of_dims(const Operands<V, T, fused::SummaryPlan<V, T>>& part) {
-  return fused::SummaryCall<V, T, static_cast<int>(Dims::key_dim),
-                            static_cast<int>(Dims::value_dim)>{{part}};
-}
+struct SummaryPass {
+  using Traits =
+      KernelTraits<T, typename V::FeatureMapType, rotates<V>, Dims::key_dim, Dims::value_dim>;
+  const Operands<V, T, SummaryPlan<V, T>>& of;
+  const CudaDevice& device = of.device;
+  const SummaryPlan<V, T>& plan = of.plan;
+  const Extents<V>& e = plan.extents;
+
+  void forward(const TensorView<T, 4>& y) const {
+    // A state is for the backward pass; mixing reads the same as without one.
+    if (plan.in_state) {
+      summarize_blocks<backward_parts>();
+    } else {
+      summarize_blocks<forward_parts>();
+    }
+    mix_blocks();
+    read_out_blocks(y);
+  }
+  /// All wanted gradients except dmix, to whose parts it adds.
+  void backward(const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                Update update) const {
+    const bool wants_keys = gradients.key.wanted || gradients.value.wanted;
+    if (!plan.in_state) summarize_blocks<backward_parts>();
+    mix_blocks();
+    query_gradient(dy, gradients.query, update);
+    if (!gradients.mix.wanted && !wants_keys) return;
+    mixed_summary_gradient(dy);
+    if (gradients.mix.wanted) mixing_gradient();
+    if (!wants_keys) return;
+    mix_blocks_gradient();
+    if (gradients.value.wanted) value_gradient(dy, gradients.value.view, update);
+    if (gradients.key.wanted) key_gradient(dy, gradients.key.view, update);
+  }
+
+ private:
+  static Summaries<T> scaled(const SummaryPlanes<T>& of, float scale) {
+    return {of.data, of.size, scale};
+  }
+  static Summaries<const T> read_only(const SummaryPlanes<T>& of, float scale) {
+    return {of.data, of.size, scale};
+  }
+  Sharing of_key_heads() const { return {static_cast<int>(e.keys.kv_heads), 1, 1}; }
+  MixingMatrices matrices() const {
+    // With summaries from a state, the backward pass begins with mixing.
+    const bool is_new = plan.in_state && plan.parts == backward_parts;
+    return {plan.mixing.data, e.mixing_size(), e.mix_columns, is_new};
+  }
+  /// Calls f(summaries) for every sequence of a batch item.
+  template <class F>
+  void for_each_sequence(const F& f) const {
+    for_each_sequence_side(of.variant, e, [&](const Sequence& queries, const Sequence& keys) {
+      f(SequenceSummaries<V>{e, queries, keys, plan.parts});
+    });
+  }
+
+  /// S_b and z_b of every key block, in `Parts` planes.
+  template <int Parts>
+  void summarize_blocks() const {
+    constexpr KeySums sums = normalizes<V> ? KeySums::plain : KeySums::none;
+    summarize(device, e.keys.batch,
+              SummarizeBlocks<Traits, Parts, sums>{
+                  of.key_features(), of.values(), of_key_heads(), nullptr, nullptr, 1.0f,
+                  scaled(plan.summaries, plan.scale()), plan.key_sums.data});
+  }
+
+  /// z~_i and S~_i of every query block.
+  void mix_blocks() const {
+    for_each_sequence([&](const SequenceSummaries<V>& s) {
+      if constexpr (normalizes<V>)
+        mix_key_sums(device, s.key_sum_shape(), matrices(), s.of_keys(plan.key_sums),
+                     s.of_queries(plan.mixed_key_sums));
+      mix(device, s.shape(), matrices(), s.of_keys(plan.summaries),
+          s.of_queries(plan.mixed_summaries));
+    });
+  }
+
+  /// y of every query.
+  void read_out_blocks(const TensorView<T, 4>& y) const {
+    const auto own = of.own_keys(plan.weight_scale());
+    using Own = std::remove_const_t<decltype(own)>;
+    read_out(device, e.queries.batch,
+             ReadOutBlocks<Traits, forward_parts, normalizes<V>, Own>{
+                 of.query_features(), tokens(y, e.queries.table), Update::overwrite,
+                 of.of_query_heads(), read_only(plan.mixed_summaries, plan.scale()),
+                 plan.mixed_key_sums.data, of.epsilon(), own});
+  }
+
+  /// What queries keep for the other gradients; weights are 1 without a normalizer.
+  QueryNumbers query_numbers() const {
+    if constexpr (!normalizes<V>) return {nullptr, nullptr, plan.own_products.data};
+    return {plan.weights.data, plan.sum_weights.data, plan.own_products.data};
+  }
+
+  /// dq, and what the other gradients need of every query: 1 / den, c, its part of dm_ii.
+  void query_gradient(const TensorView<const T, 4>& dy, const GradientView<T, 4>& dq,
+                      Update update) const {
+    const auto own = of.own_keys(plan.weight_scale());
+    using Own = std::remove_const_t<decltype(own)>;
+    feature_gradient(
+        device, e.queries.batch,
+        FeatureGradient<Traits, backward_parts, Side::queries, normalizes<V>, Own>{
+            of.query_features(), tokens(dy, e.queries.table), tokens(dq.view, e.queries.table),
+            dq.wanted, update, of.of_query_heads(), read_only(plan.mixed_summaries, plan.scale()),
+            plan.mixed_key_sums.data, of.epsilon(), query_numbers(), own});
+  }
+
+  /// dS~_i and dz~_i of every query block.
+  void mixed_summary_gradient(const TensorView<const T, 4>& dy) const {
+    constexpr KeySums sums = normalizes<V> ? KeySums::weighted : KeySums::none;
+    summarize(device, e.queries.batch,
+              SummarizeBlocks<Traits, backward_parts, sums>{
+                  of.query_features(), tokens(dy, e.queries.table), of.of_query_heads(),
+                  query_numbers().weights, query_numbers().sum_weights, plan.weight_scale(),
+                  scaled(plan.grad_mixed_summaries, plan.gradient_scale()),
+                  plan.grad_mixed_key_sums.data});
+  }
+
+  /// Adds to the units' parts of dmix.
+  void mixing_gradient() const {
+    const MixingGradients to{plan.grad_mixing.data, e.matrices * e.mixing_size(), e.mixing_size(),
+                             e.mix_columns, 1 / (plan.scale() * plan.gradient_scale())};
+    for_each_sequence([&](const SequenceSummaries<V>& s) {
+      mix_matrix_gradient<T>(device, s.shape(), s.of_queries(plan.grad_mixed_summaries),
+                             s.of_keys(plan.summaries), plan.partial_sums.data, to, Into::add);
+      if constexpr (normalizes<V>)
+        add_key_sum_products(device, s.key_sum_shape(), s.of_queries(plan.grad_mixed_key_sums),
+                             s.of_keys(plan.key_sums), to);
+    });
+    add_own_mixing_gradient(of);
+  }
+
+  /// dz_b and dS_b of every key block, as in mix_blocks().
+  void mix_blocks_gradient() const {
+    for_each_sequence([&](const SequenceSummaries<V>& s) {
+      if constexpr (normalizes<V>)
+        mix_key_sum_gradient(device, s.key_sum_shape(), matrices(),
+                             s.of_queries(plan.grad_mixed_key_sums), s.of_keys(plan.grad_key_sums));
+      mix_summary_gradient<T>(device, s.shape(), matrices(),
+                              s.of_queries(plan.grad_mixed_summaries),
+                              s.of_keys(plan.grad_summaries));
+    });
+  }
+
+  /// A causal key's own queries, of all heads that share it; nothing in other calls.
+  auto own_queries(const TensorView<const T, 4>& dy) const {
+    if constexpr (masks_own_block<V>) {
+      return OwnQueries<T, typename V::FeatureMapType, rotates<V>>{
+          of.query_features(),        tokens(dy, e.queries.table), of.mixing(),
+          plan.weight_scale(),        e.queries.group_size,        query_numbers().weights,
+          query_numbers().sum_weights};
+    } else {
+      return NoOwnTokens{};
+    }
+  }
+
+  void value_gradient(const TensorView<const T, 4>& dy, const TensorView<T, 4>& dv,
+                      Update update) const {
+    const auto own = own_queries(dy);
+    using Own = std::remove_const_t<decltype(own)>;
+    read_out(device, e.keys.batch,
+             ReadOutBlocks<Traits, backward_parts, false, Own>{
+                 of.key_features(), tokens(dv, e.keys.table), update, of_key_heads(),
+                 read_only(plan.grad_summaries, plan.gradient_scale()), nullptr, 0.0f, own});
+  }
+
+  void key_gradient(const TensorView<const T, 4>& dy, const TensorView<T, 4>& dk,
+                    Update update) const {
+    const auto own = own_queries(dy);
+    using Own = std::remove_const_t<decltype(own)>;
+    feature_gradient(device, e.keys.batch,
+                     FeatureGradient<Traits, backward_parts, Side::keys, normalizes<V>, Own>{
+                         of.key_features(), of.values(), tokens(dk, e.keys.table), true, update,
+                         of_key_heads(), read_only(plan.grad_summaries, plan.gradient_scale()),
+                         plan.grad_key_sums.data, 0.0f, QueryNumbers{}, own});
+  }
+};
+
+}  // namespace fused
 
 template <class Dims, class V, class T>
 void SummariesPath::forward(const ForwardCall<V, T>& call) {
-  const Index at_once = fused::summary_items_at_once<V, T>(call.attention, call.problem, false);
-  Arena arena(call.workspace);
-  const fused::SummaryPlan<V, T> whole(arena, call.attention, call.problem, at_once, false);
-  for_each_part<V, T>(call, whole, at_once, [&](const auto& part, Index first, Index count) {
-    forward_pass(of_dims<Dims>(part), items(call.y, first, count));
+  const auto largest = plan_of_parts<fused::SummaryPlan<V, T>>(call);
+  for_each_part(call, largest, [&](const auto& part, const auto& cut) {
+    fused::SummaryPass<Dims, V, T>{part}.forward(cut(call.y));
   });
 }
 
 template <class Dims, class V, class T>
 void SummariesPath::backward(const BackwardCall<V, T>& call) {
-  const Index at_once = fused::summary_items_at_once<V, T>(call.attention, call.problem, true);
-  Arena arena(call.workspace);
-  const fused::SummaryPlan<V, T> whole(arena, call.attention, call.problem, at_once, true);
-  clear(call.device, whole.grad_mixing);
-  clear(call.device, whole.grad_own_mixing);
-  for_each_part<V, T>(call, whole, at_once, [&](const auto& part, Index first, Index count) {
-    backward_pass(
-        of_dims<Dims>(part),
-        part_of(BackwardRequest<V, T>{call.dy, call.gradients, call.update}, first, count));
-  });
-  if (call.gradients.mix.wanted)
-    write_mixing_gradient(call.device, whole, sight_of<V>, call.gradients.mix.view, call.update);
+  const auto largest = plan_of_parts<fused::SummaryPlan<V, T>>(call);
+  run_backward_in_parts(call, largest,
+                        [&](const auto& part, const auto& dy, const auto& gradients) {
+                          fused::SummaryPass<Dims, V, T>{part}.backward(dy, gradients, call.update);
+                        });
 }
 
 }  // namespace cuda

@@ -104,7 +104,7 @@ struct SummariesCost : TokenCost {
   KernelCost mixing(const char* name, const Work& work_of) const {
     KernelCost cost{name};
     cost.launches = 0;
-    fused::for_each_sequence_side(
+    for_each_sequence_side(
         attention, extents, [&](const Sequence& of_queries, const Sequence& of_keys) {
           if (of_queries.blocks == 0) return;
           const fused::MixingShape shape = fused::mixing_shape(extents, of_queries, of_keys);
@@ -188,17 +188,13 @@ struct SummariesPath {
   static constexpr bool is_fused = true;
 
   template <class V, class T>
-  static Refusal refusal(const Call<V, T>&, const NominalGpu&) {
-    return {};
-  }
-  template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
     const CallSize size = call_size(call.attention, call.problem);
-    const int planes = call.backward() ? fused::backward_parts : fused::forward_parts;
+    const int planes = call.is_backward() ? fused::backward_parts : fused::forward_parts;
     Arena arena;
     const Extents<V> extents(arena, call.attention, call.problem, call.problem.shape.batch);
     const Index at_once =
-        fused::summary_items_at_once<V, T>(call.attention, call.problem, call.backward());
+        items_at_once<fused::SummaryPlan<V, T>>(call.attention, call.problem, call.is_backward());
     const auto parts = static_cast<double>(ceil_div(call.problem.shape.batch, at_once));
     return SummariesCost<V>{{size, planes}, call.attention, extents, parts}.path(call.direction,
                                                                                  gpu);
@@ -206,11 +202,7 @@ struct SummariesPath {
   /// In parts of the batch: summaries of all of it may be large.
   template <class V, class T>
   static CallMemory workspace(const Call<V, T>& call) {
-    const Index items =
-        fused::summary_items_at_once<V, T>(call.attention, call.problem, call.backward());
-    return {
-        plan_size<fused::SummaryPlan<V, T>>(call.attention, call.problem, items, call.backward()),
-        items};
+    return memory_in_parts<fused::SummaryPlan<V, T>>(call);
   }
   /// y of every query; masked ones are left to the caller.
   template <class Dims, class V, class T>
