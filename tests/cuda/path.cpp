@@ -678,13 +678,13 @@ TEST_CASE("cuda path: calls go to the passes that were compiled for them", "[cud
     return CudaDevice(nullptr, &machine, {}, mhla::FloatProducts::exact, path);
   };
   const Attention attention{.blocks = {.block = 4}};
-  const HeadDimsList compiled = mhla::cuda::compiled_head_dims<Attention, BFloat16>();
+  const HeadDimsList compiled = mhla::cuda::CompiledKernels<Attention, BFloat16>::head_dims();
   REQUIRE(compiled.size == 2);
   CHECK(compiled.has(32, 32));
   CHECK(compiled.has(128, 256));
   CHECK(!compiled.has(128, 128));
-  CHECK(mhla::cuda::compiled_head_dims<Attention, Half>().size == 0);
-  CHECK(mhla::cuda::compiled_head_dims<Padded, Half>().size == 1);
+  CHECK(mhla::cuda::CompiledKernels<Attention, Half>::head_dims().size == 0);
+  CHECK(mhla::cuda::CompiledKernels<Padded, Half>::head_dims().size == 1);
 
   path_test::asked.clear();
   const auto run = [&](const Shape& dims, CudaPath path) {

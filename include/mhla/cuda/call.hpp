@@ -84,6 +84,20 @@ struct BackwardCall {
   Span<Accumulator<T>> state = {};
 };
 
+/// What MHLA_INSTANTIATE_CUDA(V, T, ...) compiles; defined in pipeline.cuh. An undefined reference
+/// to a member means that no .cu of the program has MHLA_INSTANTIATE_CUDA(V, T).
+template <class V, class T>
+struct CompiledKernels {
+  /// The head dimensions that it lists.
+  static HeadDimsList head_dims();
+  /// Bytes of shared memory that a thread block may use on the current device, or nominally if
+  /// there is none.
+  static Index shared_bytes();
+  /// Runs a checked call on a path that can.
+  static void forward(CudaPath path, const ForwardCall<V, T>& call);
+  static void backward(CudaPath path, const BackwardCall<V, T>& call);
+};
+
 /// Why a path cannot run a call, empty if it can: words are put together only where they are read.
 struct Refusal {
   std::string_view sentence = {};

@@ -178,7 +178,7 @@ CallMemory memory_of(CudaPath path, const Call<V, T>& call) {
 template <class V, class T>
 HeadDimsList head_dims_of() {
   if constexpr (has_fused_passes<V, T>) {
-    return compiled_head_dims<V, T>();
+    return CompiledKernels<V, T>::head_dims();
   } else {
     return {};
   }
@@ -187,7 +187,7 @@ HeadDimsList head_dims_of() {
 template <class V, class T>
 NominalGpu gpu_at_hand() {
   NominalGpu gpu;
-  if constexpr (has_fused_passes<V, T>) gpu.shared_bytes = shared_bytes_at_hand<V, T>();
+  if constexpr (has_fused_passes<V, T>) gpu.shared_bytes = CompiledKernels<V, T>::shared_bytes();
   return gpu;
 }
 

@@ -324,13 +324,6 @@ struct AdvancePositions {
   }
 };
 
-/// Resets the sequences.
-struct ForgetPositions {
-  Index* positions;
-
-  MHLA_HOST_DEVICE void operator()(Index s) const { positions[s] = 0; }
-};
-
 /// to = from
 template <class T>
 struct CopyElements {

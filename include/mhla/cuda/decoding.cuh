@@ -2,7 +2,6 @@
 // Runs a decoder's checked calls: the kernels that a step launches, the same for every block.
 #pragma once
 
-#include <cstddef>
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/scalar.hpp>
@@ -10,18 +9,17 @@
 #include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/decode_step.cuh>
 #include <mhla/cuda/decoding.hpp>
+#include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/tables.cuh>
 #include <mhla/cuda/token_block.cuh>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
 template <class V, class T>
-void run_decoder_setup(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
-                       const TensorView<const Accumulator<T>, 3>& mix) {
-  using A = Accumulator<T>;
+void DecoderKernels<V, T>::set_up(const CudaDevice& device, const Parts& decoder,
+                                  const TensorView<const A, 3>& mix) {
   const auto& scratch = decoder.scratch;
   require_device_memory(decoder.memory.positions, "memory");
   require_device_memory(scratch.mixing, "memory");
@@ -29,24 +27,21 @@ void run_decoder_setup(const CudaDevice& device, const DecoderParts<V, Accumulat
   require_borrowed_memory(decoder.attention);
   fill_tables(device, decoder.attention, scratch.tile, scratch.tile, scratch.rotation,
               PackMixing<A>{mix, decoder.extents.blocks, decoder.extents.blocks, scratch.mixing});
-  run_decoder_reset<V, T>(device, decoder, 0, decoder.extents.batch);
+  reset(device, decoder, 0, decoder.extents.batch);
 }
 
 template <class V, class T>
-void require_step_memory(const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
-                         const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
-  require_device_memory(q, "q");
-  require_device_memory(k, "k");
-  require_device_memory(v, "v");
-  require_device_memory(y, "y");
+void DecoderKernels<V, T>::require_memory(const DecodeTensors<T>& tensors) {
+  require_device_memory(tensors.q, "q");
+  require_device_memory(tensors.k, "k");
+  require_device_memory(tensors.v, "v");
+  require_device_memory(tensors.y, "y");
 }
 
 template <class V, class T>
-void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
-                     Index first_sequence, const TensorView<const T, 4>& q,
-                     const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
-                     const TensorView<T, 4>& y) {
-  using A = Accumulator<T>;
+void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decoder,
+                                    Index first_sequence, const DecodeTensors<T>& tensors) {
+  const auto& [q, k, v, y] = tensors;
   const DecodeExtents& e = decoder.extents;
   const auto& memory = decoder.memory;
   const auto& scratch = decoder.scratch;
@@ -111,27 +106,25 @@ void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator
 }
 
 template <class V, class T>
-void run_decoder_reset(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
-                       Index first, Index count) {
-  launch(device, count, ForgetPositions{decoder.memory.positions.data + first});
+void DecoderKernels<V, T>::reset(const CudaDevice& device, const Parts& decoder, Index first,
+                                 Index count) {
+  clear(device, Span<Index>{decoder.memory.positions.data + first, count});
 }
 
 template <class V, class T>
-void run_decoder_copy(const CudaDevice& device, const DecodeMemory<V, Accumulator<T>>& from,
-                      const DecodeMemory<V, Accumulator<T>>& to) {
-  using A = Accumulator<T>;
+void DecoderKernels<V, T>::copy(const CudaDevice& device, const Memory& from, const Memory& to) {
   require_device_memory(from.positions, "memory");
   require_device_memory(to.positions, "memory");
-  const auto copy = [&](const auto& source, const auto& target) {
-    using Element = std::remove_reference_t<decltype(*target.data)>;
-    launch(device, source.size, CopyElements<Element>{source.data, target.data});
+  const auto copy_array = [&]<class U>(const Span<U>& source, const Span<U>& target) {
+    launch(device, source.size, CopyElements<U>{source.data, target.data});
   };
-  copy(from.positions, to.positions);
-  const Span<A> arrays[] = {from.summaries, from.key_sums, from.keys,
-                            from.values,    from.mixed,    from.mixed_sums};
-  const Span<A> targets[] = {to.summaries, to.key_sums, to.keys,
-                             to.values,    to.mixed,    to.mixed_sums};
-  for (std::size_t i = 0; i < 6; ++i) copy(arrays[i], targets[i]);
+  copy_array(from.positions, to.positions);
+  copy_array(from.summaries, to.summaries);
+  copy_array(from.key_sums, to.key_sums);
+  copy_array(from.keys, to.keys);
+  copy_array(from.values, to.values);
+  copy_array(from.mixed, to.mixed);
+  copy_array(from.mixed_sums, to.mixed_sums);
 }
 
 }  // namespace cuda

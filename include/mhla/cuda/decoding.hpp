@@ -27,31 +27,46 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-// Run checked calls; defined in decoding.cuh. An undefined reference to one of them means that no
-// .cu of the program holds MHLA_INSTANTIATE_CUDA_DECODER(V, T).
+/// The next tokens of some sequences.
+template <class T>
+struct DecodeTensors {
+  TensorView<const T, 4> q;
+  TensorView<const T, 4> k;
+  TensorView<const T, 4> v;
+  TensorView<T, 4> y;
 
-/// Fills tables, copies mix and resets all sequences.
+  /// `count` of them from `first` on.
+  DecodeTensors part(Index first, Index count) const {
+    const auto cut = [&](auto view) {
+      if (view.data != nullptr) view.data += first * view.stride[2];
+      view.extent[2] = count;
+      return view;
+    };
+    return {cut(q), cut(k), cut(v), cut(y)};
+  }
+};
+
+/// What runs checked calls; defined in decoding.cuh. An undefined reference to a member means that
+/// no .cu of the program holds MHLA_INSTANTIATE_CUDA_DECODER(V, T).
 template <class V, class T>
-void run_decoder_setup(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
-                       const TensorView<const Accumulator<T>, 3>& mix);
-/// Throws CudaError unless CUDA knows the tensors' memory.
-template <class V, class T>
-void require_step_memory(const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
-                         const TensorView<const T, 4>& v, const TensorView<T, 4>& y);
-/// The next tokens of sequences [first_sequence, ...), which lie in one block of each.
-template <class V, class T>
-void run_decode_tile(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
-                     Index first_sequence, const TensorView<const T, 4>& q,
-                     const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
-                     const TensorView<T, 4>& y);
-/// Resets sequences [first, first + count).
-template <class V, class T>
-void run_decoder_reset(const CudaDevice& device, const DecoderParts<V, Accumulator<T>>& decoder,
-                       Index first, Index count);
-/// Copies what a snapshot keeps, from `from` to `to`, which have the same layout.
-template <class V, class T>
-void run_decoder_copy(const CudaDevice& device, const DecodeMemory<V, Accumulator<T>>& from,
-                      const DecodeMemory<V, Accumulator<T>>& to);
+struct DecoderKernels {
+  using A = Accumulator<T>;
+  using Parts = DecoderParts<V, A>;
+  using Memory = DecodeMemory<V, A>;
+
+  /// Fills tables, copies mix and resets all sequences.
+  static void set_up(const CudaDevice& device, const Parts& decoder,
+                     const TensorView<const A, 3>& mix);
+  /// Throws CudaError unless CUDA knows the tensors' memory.
+  static void require_memory(const DecodeTensors<T>& tensors);
+  /// The next tokens of sequences [first_sequence, ...), which lie in one block of each.
+  static void run_tile(const CudaDevice& device, const Parts& decoder, Index first_sequence,
+                       const DecodeTensors<T>& tensors);
+  /// Resets sequences [first, first + count).
+  static void reset(const CudaDevice& device, const Parts& decoder, Index first, Index count);
+  /// Copies what a snapshot keeps, from `from` to `to`, which have the same layout.
+  static void copy(const CudaDevice& device, const Memory& from, const Memory& to);
+};
 
 inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char* function,
                                    const char* size) {
@@ -92,12 +107,15 @@ inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char
 template <AttentionVariant V, StorageScalar T>
 class CudaDecoder : RequireStreaming<V> {
   using A = Accumulator<T>;
+  using Kernels = cuda::DecoderKernels<V, T>;
+  using Parts = typename Kernels::Parts;
+  using Memory = typename Kernels::Memory;
+  using Tensors = cuda::DecodeTensors<T>;
 
  public:
   /// Bytes of device memory that a decoder takes: exact.
   /// \throws ShapeError if variant, mix and shape do not fit.
-  static Index memory_size(const V& variant,
-                           const std::type_identity_t<TensorView<const A, 3>>& mix,
+  static Index memory_size(const V& variant, const TensorView<const A, 3>& mix,
                            const DecoderShape& shape) {
     checked_decoder_batch(shape);
     return cuda::decoder_bytes<V, A>(variant, checked_decoder(variant, mix, shape));
@@ -108,14 +126,13 @@ class CudaDecoder : RequireStreaming<V> {
   /// \throws ShapeError if variant, mix and shape do not fit, WorkspaceError if `memory` is
   /// smaller than memory_size(), not aligned to workspace_alignment or holds mix, CudaError if
   /// CUDA does not know `memory` or mix, or a kernel cannot be launched.
-  CudaDecoder(const V& variant, const CudaDevice& device,
-              const std::type_identity_t<TensorView<const A, 3>>& mix, const DecoderShape& shape,
-              WorkspaceView memory)
+  CudaDecoder(const V& variant, const CudaDevice& device, const TensorView<const A, 3>& mix,
+              const DecoderShape& shape, WorkspaceView memory)
       : shape_(shape),
         positions_(static_cast<std::size_t>(checked_decoder_batch(shape))),
         memory_(memory),
         parts_(parts(variant, mix, shape, memory)) {
-    cuda::run_decoder_setup<V, T>(device, parts_, mix);
+    Kernels::set_up(device, parts_, mix);
   }
   CudaDecoder(const CudaDecoder&) = delete;
   CudaDecoder& operator=(const CudaDecoder&) = delete;
@@ -140,12 +157,12 @@ class CudaDecoder : RequireStreaming<V> {
   /// Forgets the tokens of one sequence.
   void reset(const CudaDevice& device, Index sequence) {
     Index& position = positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))];
-    cuda::run_decoder_reset<V, T>(device, parts_, sequence, 1);
+    Kernels::reset(device, parts_, sequence, 1);
     position = 0;
   }
   /// Forgets the tokens of all sequences.
   void reset(const CudaDevice& device) {
-    cuda::run_decoder_reset<V, T>(device, parts_, 0, shape_.batch);
+    Kernels::reset(device, parts_, 0, shape_.batch);
     std::fill(positions_.begin(), positions_.end(), Index{0});
   }
 
@@ -156,34 +173,30 @@ class CudaDecoder : RequireStreaming<V> {
   /// memory of one; nothing has changed then. CudaError if a kernel cannot be launched: the
   /// sequences are lost then, and using them throws StateError until they are reset or loaded from
   /// a snapshot.
-  void step(const CudaDevice& device, const std::type_identity_t<TensorView<const T, 4>>& q,
-            const std::type_identity_t<TensorView<const T, 4>>& k,
-            const std::type_identity_t<TensorView<const T, 4>>& v,
-            const std::type_identity_t<TensorView<T, 4>>& y) {
-    advance(device, 0, shape_.batch, q, k, v, y);
+  void step(const CudaDevice& device, const TensorView<const T, 4>& q,
+            const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+            const TensorView<T, 4>& y) {
+    advance(device, 0, shape_.batch, {q, k, v, y});
   }
 
   /// The next tokens of one sequence: as step(), with a batch axis of 1.
-  void prefill(const CudaDevice& device, Index sequence,
-               const std::type_identity_t<TensorView<const T, 4>>& q,
-               const std::type_identity_t<TensorView<const T, 4>>& k,
-               const std::type_identity_t<TensorView<const T, 4>>& v,
-               const std::type_identity_t<TensorView<T, 4>>& y) {
-    advance(device, checked_sequence(shape_, sequence), 1, q, k, v, y);
+  void prefill(const CudaDevice& device, Index sequence, const TensorView<const T, 4>& q,
+               const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+               const TensorView<T, 4>& y) {
+    advance(device, checked_sequence(shape_, sequence), 1, {q, k, v, y});
   }
 
   /// Launches a step of one token of every sequence that the host does not count, for a graph.
   /// \throws ShapeError if the tensors do not fit, CudaError if CUDA does not know their
   /// memory or a kernel cannot be launched.
-  void record_step(const CudaDevice& device, const std::type_identity_t<TensorView<const T, 4>>& q,
-                   const std::type_identity_t<TensorView<const T, 4>>& k,
-                   const std::type_identity_t<TensorView<const T, 4>>& v,
-                   const std::type_identity_t<TensorView<T, 4>>& y) const {
+  void record_step(const CudaDevice& device, const TensorView<const T, 4>& q,
+                   const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+                   const TensorView<T, 4>& y) const {
     const Index tokens = checked_decoder_tokens(shape_, shape_.batch, q, k, v, y);
     require_extent("q", "tokens", tokens, 1, "a recorded step is one token of every sequence");
     require_decoder_tensors(parts_.attention, q, k, v, y, memory_);
-    cuda::require_step_memory<V, T>(q, k, v, y);
-    cuda::run_decode_tile<V, T>(device, parts_, 0, q, k, v, y);
+    Kernels::require_memory({q, k, v, y});
+    Kernels::run_tile(device, parts_, 0, {q, k, v, y});
   }
   /// Counts a replay of a recorded step, which the caller launches next.
   /// \throws StateError if a sequence would exceed capacity(); nothing is counted then.
@@ -216,7 +229,7 @@ class CudaDecoder : RequireStreaming<V> {
     snapshot.extents_ = parts_.extents;
     snapshot.positions_ = positions_;
     snapshot.memory_ = memory;
-    cuda::run_decoder_copy<V, T>(device, parts_.memory, memory_in(memory));
+    Kernels::copy(device, parts_.memory, memory_in(memory));
     return snapshot;
   }
   /// Restores a state that save() made, of this decoder or one of the same sizes. That its variant
@@ -226,14 +239,12 @@ class CudaDecoder : RequireStreaming<V> {
     if (!(snapshot.extents_ == parts_.extents))
       throw StateError("mhla: load: the snapshot was saved by a decoder of another size");
     std::vector<Index> positions = snapshot.positions_;
-    cuda::run_decoder_copy<V, T>(device, memory_in(snapshot.memory_), parts_.memory);
+    Kernels::copy(device, memory_in(snapshot.memory_), parts_.memory);
     positions_ = std::move(positions);
   }
 
  private:
   static constexpr Index lost = -1;  // in place of a position
-  using Parts = cuda::DecoderParts<V, A>;
-  using Memory = cuda::DecodeMemory<V, A>;
 
   static Parts parts(const V& variant, const TensorView<const A, 3>& mix, const DecoderShape& shape,
                      WorkspaceView memory) {
@@ -251,42 +262,31 @@ class CudaDecoder : RequireStreaming<V> {
     return Memory(arena, parts_.extents);
   }
 
-  void advance(const CudaDevice& device, Index first_sequence, Index sequences,
-               const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
-               const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
+  void advance(const CudaDevice& device, Index first, Index sequences, const Tensors& tensors) {
+    const auto& [q, k, v, y] = tensors;
     const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
-    const Index end = first_sequence + sequences;
-    for (Index s = first_sequence; s < end; ++s) require_room(s, position(s), tokens, capacity());
+    const Span<Index> positions{positions_.data() + first, sequences};
+    for (Index s = first; s < first + sequences; ++s)
+      require_room(s, position(s), tokens, capacity());
     require_decoder_tensors(parts_.attention, q, k, v, y, memory_);
-    cuda::require_step_memory<V, T>(q, k, v, y);
-    if (y.size() == 0) {
-      for (Index s = first_sequence; s < end; ++s)
-        positions_[static_cast<std::size_t>(s)] += tokens;
-      return;
-    }
+    Kernels::require_memory(tensors);
+    const Index block_tokens = parts_.extents.block_tokens;
     for (Index done = 0; done < tokens;) {
       // A tile ends where any sequence reaches the end of its block.
-      Index count = std::min(tokens - done, parts_.extents.tile());
-      for (Index s = first_sequence; s < end; ++s)
-        count = std::min(count,
-                         parts_.extents.block_tokens - position(s) % parts_.extents.block_tokens);
-      try {
-        cuda::run_decode_tile<V, T>(device, parts_, first_sequence, part(q, done, count),
-                                    part(k, done, count), part(v, done, count),
-                                    part(y, done, count));
-      } catch (...) {
-        for (Index s = first_sequence; s < end; ++s) positions_[static_cast<std::size_t>(s)] = lost;
-        throw;
+      Index count = y.size() == 0 ? tokens : std::min(tokens - done, parts_.extents.tile());
+      if (y.size() > 0) {
+        for (const Index position : positions)
+          count = std::min(count, block_tokens - position % block_tokens);
+        try {
+          Kernels::run_tile(device, parts_, first, tensors.part(done, count));
+        } catch (...) {
+          for (Index& position : positions) position = lost;
+          throw;
+        }
       }
-      for (Index s = first_sequence; s < end; ++s) positions_[static_cast<std::size_t>(s)] += count;
+      for (Index& position : positions) position += count;
       done += count;
     }
-  }
-  template <class U>
-  static TensorView<U, 4> part(TensorView<U, 4> view, Index first, Index count) {
-    if (view.data != nullptr) view.data += first * view.stride[2];
-    view.extent[2] = count;
-    return view;
   }
 
   DecoderShape shape_;

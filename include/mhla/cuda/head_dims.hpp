@@ -113,17 +113,6 @@ struct HeadDimsOf {
                                                               {0, 0}};
 };
 
-/// What MHLA_INSTANTIATE_CUDA(V, T, ...) lists; defined in pipeline.cuh. Used only for variants and
-/// scalars that fused kernels can run. An undefined reference to it means that no .cu of the
-/// program has MHLA_INSTANTIATE_CUDA(V, T).
-template <class V, class T>
-HeadDimsList compiled_head_dims();
-
-/// Bytes of shared memory that a thread block may use on the current device, or nominally if there
-/// is none; also defined in pipeline.cuh.
-template <class V, class T>
-Index shared_bytes_at_hand();
-
 /// "128/256"
 inline std::string to_string(const HeadDimsPair& dims) {
   return std::to_string(dims.key_dim) + "/" + std::to_string(dims.value_dim);

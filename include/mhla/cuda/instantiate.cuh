@@ -4,11 +4,9 @@
 
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/pipeline.cuh>
-#include <type_traits>
 
-// Function types are written before the function's name: after the name of a function of mhla, the
-// caller's `Attention` would be looked up inside mhla. For the same reason the list of head
-// dimensions gets a name in the caller's namespace, a new one each time.
+// The list of head dimensions gets a name in the caller's namespace, a new one each time: inside
+// mhla the caller's names would be looked up there.
 
 /// \addtogroup cuda
 /// \{
@@ -24,17 +22,9 @@
 /// mhla::HeadDims<key_dim, value_dim>: 16-bit tensors with these run on fused kernels where the
 /// cost model finds them faster; all others run on cuBLAS. A program instantiates a variant and
 /// scalar once, in the global namespace, before anything calls the variant.
-#define MHLA_INSTANTIATE_CUDA(Variant, Scalar, ...)                                               \
-  __VA_OPT__(MHLA_NAME_HEAD_DIMS(__COUNTER__, Variant, Scalar, __VA_ARGS__))                      \
-  template std::type_identity_t<mhla::cuda::HeadDimsList()>                                       \
-      mhla::cuda::compiled_head_dims<Variant, Scalar>;                                            \
-  template std::type_identity_t<mhla::Index()> mhla::cuda::shared_bytes_at_hand<Variant, Scalar>; \
-  template std::type_identity_t<void(mhla::CudaPath,                                              \
-                                     const mhla::cuda::ForwardCall<Variant, Scalar>&)>            \
-      mhla::cuda::run_forward<Variant, Scalar>;                                                   \
-  template std::type_identity_t<void(mhla::CudaPath,                                              \
-                                     const mhla::cuda::BackwardCall<Variant, Scalar>&)>           \
-      mhla::cuda::run_backward<Variant, Scalar>
+#define MHLA_INSTANTIATE_CUDA(Variant, Scalar, ...)                          \
+  __VA_OPT__(MHLA_NAME_HEAD_DIMS(__COUNTER__, Variant, Scalar, __VA_ARGS__)) \
+  template struct mhla::cuda::CompiledKernels<Variant, Scalar>
 
 /// \}
 

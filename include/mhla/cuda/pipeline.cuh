@@ -29,7 +29,7 @@ struct FusedHeadDims {
 };
 
 template <class V, class T>
-HeadDimsList compiled_head_dims() {
+HeadDimsList CompiledKernels<V, T>::head_dims() {
   using List = typename FusedHeadDims<V, T>::List;
   static_assert(List::size == 0 || has_fused_passes<V, T>,
                 "mhla: fused CUDA kernels are for mhla::BFloat16 and mhla::Half, element-wise "
@@ -39,7 +39,7 @@ HeadDimsList compiled_head_dims() {
 }
 
 template <class V, class T>
-Index shared_bytes_at_hand() {
+Index CompiledKernels<V, T>::shared_bytes() {
   return shared_bytes_of_device(NominalGpu().shared_bytes);
 }
 
@@ -59,7 +59,7 @@ void run_on_path(CudaPath path, const Shape& shape, const F& f) {
 }
 
 template <class V, class T>
-void run_forward(CudaPath path, const ForwardCall<V, T>& call) {
+void CompiledKernels<V, T>::forward(CudaPath path, const ForwardCall<V, T>& call) {
   require_memory_of_call(call.attention, call.operands, {call.workspace.data, call.workspace.size},
                          call.state);
   require_device_memory(call.y, "y");
@@ -76,7 +76,7 @@ void run_forward(CudaPath path, const ForwardCall<V, T>& call) {
 }
 
 template <class V, class T>
-void run_backward(CudaPath path, const BackwardCall<V, T>& call) {
+void CompiledKernels<V, T>::backward(CudaPath path, const BackwardCall<V, T>& call) {
   const GradientViews<T>& gradients = call.gradients;
   require_memory_of_call(call.attention, call.operands, {call.workspace.data, call.workspace.size},
                          call.state);

@@ -26,13 +26,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Runs a checked call on a path that can; defined in pipeline.cuh. An undefined reference to it
-/// means that no .cu of the program has MHLA_INSTANTIATE_CUDA(V, T).
-template <class V, class T>
-void run_forward(CudaPath path, const ForwardCall<V, T>& call);
-template <class V, class T>
-void run_backward(CudaPath path, const BackwardCall<V, T>& call);
-
 /// What the path of a call is chosen by, with the head dimensions that the program compiles.
 template <class T, class V>
 Call<V, T> call_of(const V& attention, const Problem& problem, const CudaDevice& device,
@@ -148,7 +141,8 @@ void forward_into(const V& attention, const CudaDevice& device,
     state = save->prepare(problem.shape, fingerprint_of<T>(attention, problem, Borrowed::address),
                           cuda::call_summary_size<V, Accumulator<T>>(attention, problem),
                           cuda::summary_format<T>(path));
-  cuda::run_forward<V, T>(path, {device, attention, problem, operands, y, workspace, state});
+  cuda::CompiledKernels<V, T>::forward(path,
+                                       {device, attention, problem, operands, y, workspace, state});
   if (save != nullptr) save->mark_filled();
 }
 
@@ -180,7 +174,7 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
     state =
         saved->summaries(problem.shape, fingerprint_of<T>(attention, problem, Borrowed::address),
                          cuda::summary_format<T>(path));
-  cuda::run_backward<V, T>(
+  cuda::CompiledKernels<V, T>::backward(
       path, {device, attention, problem, operands, dy, gradients, update, workspace, state});
 }
 
