@@ -30,9 +30,9 @@ HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const TensorV
   HostTensor<T, 4> y = x.dy;
   poison(y);
   const Problem problem = checked_problem(attention, x.shape());
-  const Index items = cuda::fused::summary_items_at_once<V, T>(attention, problem, false);
-  const Workspace workspace(
-      cuda::plan_size<cuda::fused::SummaryPlan<V, T>>(attention, problem, items, false));
+  using Plan = cuda::fused::SummaryPlan<V, T>;
+  const Workspace workspace(cuda::plan_size<Plan>(
+      attention, problem, cuda::items_at_once<Plan>(attention, problem, false), false));
   const CudaDevice device = machine::device();
   cuda::SummariesPath::forward<HeadDims<KeyDim, ValueDim>, V, T>(
       {device, attention, problem, {q, k, v, x.mix.view()}, y.view(), workspace});

@@ -461,7 +461,7 @@ TEST_CASE("cuda path: what Wan takes by way of summaries, by hand", "[cuda]") {
 // What instruction_budget.py counts in the kernels' hot loops, for each of eight warps: summaries
 // and readout take 703 and 715 at 128 dimensions, rotated, 220 and 340 at 64; pairs 449.
 TEST_CASE("cuda path: instructions of a tile are those that kernels issue", "[cuda]") {
-  using namespace mhla::cuda::fused;
+  using namespace mhla::cuda;
   CHECK(tile_instructions(64, 128 + 128, 128 * 128) == Approx(710).epsilon(1e-3));
   CHECK(tile_instructions(64, 64 + 64, 64 * 64) == Approx(280).epsilon(1e-3));
   CHECK(pair_instructions(64, 64, 72 + 72) == Approx(450));
@@ -533,7 +533,7 @@ void check_tile_pairs(Index tokens, Index block) {
     for (Index col = 0; col < entries; col += 64)
       pairs += sees(std::min(row + 128, entries) - 1, col);
   const mhla::cuda::Call<V, Half> call{attention, problem, Direction::forward};
-  CHECK(mhla::cuda::PairsCost<V, Half>{call, {}}.tile_pairs(128, 64) == pairs);
+  CHECK(mhla::cuda::PairsCost<V, Half>{call}.tile_pairs(128, 64) == pairs);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/problem.hpp>
+#include <mhla/policy/traits.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -153,91 +154,86 @@ constexpr double filled(double count, Index tile) {
   return tiles_of(count, tile) * static_cast<double>(tile);
 }
 
+/// Instructions that each of eight warps issues for a tile of tokens: to copy `columns` of it and
+/// make its features, and for a product of so many multiply-adds a row. All are fitted to what
+/// tests/cuda/instruction_budget.py counts.
+constexpr double tile_instructions(double rows, double columns, double multiply_adds) {
+  constexpr double of_column = 1.6 / 64, of_mma = 4.7;
+  return of_column * rows * columns + of_mma * rows * multiply_adds / (8 * 2048);
+}
+/// For a pair of tiles, with products of which the sum of the other extents is `inner`: 450 for 64
+/// x 64 tokens and 72 + 72.
+constexpr double pair_instructions(double rows, double columns, double inner) {
+  return 450.0 / (64 * 64 * 144) * rows * columns * inner;
+}
+/// For the FLOPs of summaries' products, by all warps: three for each mma, with its loads of
+/// matrices.
+constexpr double mixing_instructions(double flops) { return 3 * flops / (2 * 2048); }
+
 /// The sizes that costs depend on. Masked tokens count, since only the device can read the masks.
-struct CallSize {
-  double units;        // items times kv heads
-  double heads;        // of the whole batch: units times group_size
-  double group_size;   // query heads of a kv head
-  double matrices;     // mixing matrices of a kv head
-  double mix_heads;    // of the mixing matrix, as mix_rows and mix_columns
-  double sequences;    // of an item
-  double key_dim;      // of q and k
-  double feature_dim;  // of phi(q) and phi(k)
-  double value_dim;
-  double query_tokens;  // of a head
-  double key_tokens;
-  double query_blocks;  // of a head, of all sequences
-  double key_blocks;
-  double query_block_tokens;  // of the longest block
-  double key_block_tokens;
-  double mix_rows;  // of the longest sequence
-  double mix_columns;
-  double table_entries;  // of the tables of blocks, which queries and keys may share
-  double block_pairs;    // of a query block and a key block that mixing joins, of a head
-  Sight sight;
-  bool normalizes;
-  bool rotates;
-  bool is_rowwise;
-
-  constexpr bool masks_own_block() const { return sight == Sight::past_tokens; }
-  constexpr double queries() const { return heads * query_tokens; }
-  constexpr double keys() const { return units * key_tokens; }
-  constexpr double summary() const { return feature_dim * value_dim; }
-  /// Entries of the block table, of all heads.
-  constexpr double query_entries() const { return heads * query_blocks * query_block_tokens; }
-  constexpr double key_entries() const { return units * key_blocks * key_block_tokens; }
-  /// Summaries of key blocks, and mixed ones of query blocks.
-  constexpr double key_summaries() const { return units * key_blocks; }
-  constexpr double mixed_summaries() const { return units * query_blocks * matrices; }
-};
-
-/// What every path starts with: tables of blocks and angles, and the packed mixing matrix.
-constexpr KernelCost tables_cost(const CallSize& size) {
-  KernelCost cost{"tables"};
-  cost.cached_bytes =
-      16 * size.table_entries + 8 * size.mix_heads * size.mix_rows * size.mix_columns;
-  return cost;
-}
-
 template <class V>
-CallSize call_size(const V& attention, const Problem& problem) {
-  const auto number = [](Index n) { return static_cast<double>(n); };
-  Arena arena;
-  const Extents<V> e(arena, attention, problem, problem.shape.batch);
-  CallSize size{};
-  size.units = number(e.units());
-  size.group_size = number(e.queries.group_size);
-  size.heads = size.units * size.group_size;
-  size.matrices = number(e.matrices);
-  size.mix_heads = number(e.mix_heads);
-  size.key_dim = number(e.key_dim);
-  size.feature_dim = number(e.feature_dim);
-  size.value_dim = number(e.value_dim);
-  size.query_tokens = number(problem.shape.query_tokens);
-  size.key_tokens = number(problem.shape.key_tokens);
-  size.query_blocks = number(e.queries.table.blocks);
-  size.key_blocks = number(e.keys.table.blocks);
-  size.query_block_tokens = number(e.queries.table.block_tokens);
-  size.key_block_tokens = number(e.keys.table.block_tokens);
-  size.table_entries = size.query_blocks * size.query_block_tokens;
-  if (problem.query_grid != problem.key_grid)
-    size.table_entries += size.key_blocks * size.key_block_tokens;
-  size.mix_rows = number(e.mix_rows);
-  size.mix_columns = number(e.mix_columns);
-  size.sight = sight_of<V>;
-  size.normalizes = normalizes<V>;
-  size.rotates = rotates<V>;
-  size.is_rowwise = is_rowwise<V>;
-  for_each_sequence(attention, problem.query_grid, [&](const Sequence& s) {
-    const double n = number(s.blocks);
-    ++size.sequences;
-    size.block_pairs += !sees_past_only<V>
-                            ? n * number(is_packed<V> ? s.blocks : e.keys.table.blocks)
-                        : masks_own_block<V> ? n * (n - 1) / 2
-                                             : n * (n + 1) / 2;
-  });
-  return size;
-}
+struct CallSize {
+  static double number(Index n) { return static_cast<double>(n); }
+  static Extents<V> extents(const V& attention, const Problem& problem) {
+    Arena arena;
+    return Extents<V>(arena, attention, problem, problem.shape.batch);
+  }
+
+  const V& attention;
+  const Problem& problem;
+  Extents<V> e = extents(attention, problem);
+  double units = number(e.units());                  // items times kv heads
+  double group_size = number(e.queries.group_size);  // query heads of a kv head
+  double heads = units * group_size;                 // of the whole batch
+  double matrices = number(e.matrices);              // mixing matrices of a kv head
+  double key_dim = number(e.key_dim);                // of q and k
+  double feature_dim = number(e.feature_dim);        // of phi(q) and phi(k)
+  double value_dim = number(e.value_dim);
+  double query_blocks = number(e.queries.table.blocks);  // of a head, of all sequences
+  double key_blocks = number(e.keys.table.blocks);
+  double query_block_tokens = number(e.queries.table.block_tokens);  // of the longest block
+  double key_block_tokens = number(e.keys.table.block_tokens);
+  double mix_heads = number(e.mix_heads);  // of the mixing matrix
+  double mix_rows = number(e.mix_rows);    // of the longest sequence
+  double mix_columns = number(e.mix_columns);
+
+  // Tokens of all heads; entries of the block table of all heads; summaries of key blocks, and
+  // mixed ones of query blocks.
+  double queries = heads * number(problem.shape.query_tokens);
+  double keys = units * number(problem.shape.key_tokens);
+  double query_entries = heads * query_blocks * query_block_tokens;
+  double key_entries = units * key_blocks * key_block_tokens;
+  double key_summaries = units * key_blocks;
+  double mixed_summaries = units * query_blocks * matrices;
+  double summary = feature_dim * value_dim;
+
+  /// What every path starts with: tables of blocks, which queries and keys may share, and angles,
+  /// and the packed mixing matrix.
+  KernelCost tables() const {
+    double entries = query_blocks * query_block_tokens;
+    if (problem.query_grid != problem.key_grid) entries += key_blocks * key_block_tokens;
+    KernelCost cost{"tables"};
+    cost.cached_bytes = 16 * entries + 8 * mix_heads * mix_rows * mix_columns;
+    return cost;
+  }
+  /// The sequences of an item.
+  double sequences() const {
+    double count = 0;
+    for_each_sequence(attention, problem.query_grid, [&](const Sequence&) { ++count; });
+    return count;
+  }
+  /// Pairs of a query block and a key block that mixing joins, of a head.
+  double block_pairs() const {
+    double pairs = 0;
+    for_each_sequence_side(attention, e, [&](const Sequence& of_queries, const Sequence& of_keys) {
+      const double n = number(of_queries.blocks);
+      pairs += !sees_past_only<V>   ? n * number(of_keys.blocks)
+               : masks_own_block<V> ? n * (n - 1) / 2
+                                    : n * (n + 1) / 2;
+    });
+    return pairs;
+  }
+};
 
 }  // namespace cuda
 

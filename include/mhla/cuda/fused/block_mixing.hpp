@@ -33,10 +33,6 @@ struct MixingShape {
 /// Resident thread blocks, which stay until all is mixed: two per SM of an H200's 132.
 inline constexpr Index resident_thread_blocks = 264;
 
-/// Instructions that warps issue for the FLOPs of summaries' products: three for each mma, with its
-/// loads of matrices.
-constexpr double mixing_instructions(double flops) { return 3 * flops / (2 * 2048); }
-
 /// S~ = m S or, as its adjoint, dS = m^T dS~: results of `rows` rows, sums over `inner` rows of a
 /// source. A thread block processes a stretch of items, each a tile of one result. Items of a
 /// group, which share matrices, are adjacent.

@@ -39,13 +39,6 @@ constexpr int pair_rows(Index key_dim, Index value_dim) {
   return key_dim > 128 || value_dim > 128 ? 32 : 64;
 }
 
-/// Instructions that each of eight warps issues for a pair of tiles, with products of which the
-/// sum of the other extents is `inner`: 450 for 64 x 64 tokens and 72 + 72, as
-/// tests/cuda/instruction_budget.py counts.
-constexpr double pair_instructions(double rows, double columns, double inner) {
-  return 450.0 / (64 * 64 * 144) * rows * columns * inner;
-}
-
 /// Elements of a mixing matrix that a thread block keeps in its shared memory; larger ones are read
 /// pair by pair.
 inline constexpr int max_kept_weights = 512;

@@ -16,14 +16,6 @@ namespace cuda::fused {
 /// Whose tokens a kernel goes through.
 enum class Side { queries, keys };
 
-/// Instructions that each of eight warps issues for a tile of tokens: to copy `columns` of it and
-/// make its features, and for a product of so many multiply-adds a row: fitted to what
-/// tests/cuda/instruction_budget.py counts.
-constexpr double tile_instructions(double rows, double columns, double multiply_adds) {
-  constexpr double of_column = 1.6 / 64, of_mma = 4.7;
-  return of_column * rows * columns + of_mma * rows * multiply_adds / (8 * 2048);
-}
-
 /// Of SummarizeBlocks.
 MHLA_HOST_DEVICE constexpr int summary_slice(int value_dim) { return value_slice(value_dim, 128); }
 

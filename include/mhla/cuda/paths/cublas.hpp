@@ -21,121 +21,116 @@ namespace cuda {
 /// is rotated too.
 inline constexpr double element_instructions = 15;
 
-/// Costs of the stages of a call; `storage` and `accumulator` are sizes of an element.
+/// Costs of the stages of a call.
+template <class V, class T>
 struct CublasCost {
-  const CallSize& size;
-  double storage;
-  double accumulator;
+  static constexpr double storage = sizeof(T);
+  static constexpr double accumulator = sizeof(Accumulator<T>);
+  CallSize<V> size;
 
   // Rows of panels, of queries and of keys.
-  constexpr double query_rows() const { return size.query_entries(); }
-  constexpr double key_rows() const { return size.key_entries(); }
+  double query_rows = size.query_entries;
+  double key_rows = size.key_entries;
   // FLOPs of the products: with summaries of all keys and of all queries, and of mixing.
-  constexpr double of_keys() const { return 2 * key_rows() * size.summary(); }
-  constexpr double of_queries() const { return 2 * query_rows() * size.summary(); }
-  constexpr double of_mixing() const {
-    return 2 * size.units * size.matrices * size.block_pairs * size.summary();
-  }
+  double of_keys = 2 * key_rows * size.summary;
+  double of_queries = 2 * query_rows * size.summary;
+  double of_mixing = 2 * size.units * size.matrices * size.block_pairs() * size.summary;
   /// Of a causal block's scores, or another product over pairs of its tokens and `dim`.
-  constexpr double of_own_blocks(double dim) const {
-    return size.masks_own_block() ? 2 * query_rows() * size.query_block_tokens * dim : 0;
+  double of_own_blocks(double dim) const {
+    return masks_own_block<V> ? 2 * query_rows * size.query_block_tokens * dim : 0;
   }
 
   /// phi of tokens, rotated, to panels; or gradients in panels, back.
-  constexpr KernelCost pack(const char* name, double tokens, double rows, double tensors) const {
+  KernelCost pack(const char* name, double tokens, double rows, double tensors) const {
     KernelCost cost{name};
     cost.tensor_bytes =
         tensors * storage * tokens * size.key_dim + accumulator * rows * size.feature_dim;
-    if (size.rotates) cost.tensor_bytes += accumulator * rows * size.feature_dim;
-    if (size.is_rowwise) {
+    if (rotates<V>) cost.tensor_bytes += accumulator * rows * size.feature_dim;
+    if (is_rowwise<V>) {
       cost.tensor_bytes += 2 * accumulator * rows * size.key_dim;
       ++cost.launches;
     }
     cost.instructions = cost.launches * issued(rows * size.feature_dim);
     return cost;
   }
-  constexpr KernelCost gather(const char* name, double tokens, double rows) const {
+  KernelCost gather(const char* name, double tokens, double rows) const {
     KernelCost cost{name, (storage * tokens + accumulator * rows) * size.value_dim};
     cost.instructions = issued(rows * size.value_dim);
     return cost;
   }
   /// By the warps of an element-wise kernel.
-  static constexpr double issued(double elements) { return element_instructions * elements / 32; }
+  static double issued(double elements) { return element_instructions * elements / 32; }
   /// A product of panels of tokens with summaries.
-  constexpr KernelCost product(const char* name, double rows, double summaries,
-                               double flops) const {
+  KernelCost product(const char* name, double rows, double summaries, double flops) const {
     return {name, accumulator * rows * (size.feature_dim + size.value_dim),
-            accumulator * summaries * size.summary(), 0, flops};
+            accumulator * summaries * size.summary, 0, flops};
   }
   /// A pass over features with a number or a key sum for each row or block.
-  constexpr KernelCost sums(const char* name, double rows, double passes) const {
+  KernelCost sums(const char* name, double rows, double passes) const {
     KernelCost cost{name, passes * accumulator * rows * size.feature_dim};
     cost.launches = passes;
     return cost;
   }
   /// One call for every sequence and matrix; if causal, a corner and a call for every 16 rows, each
   /// of which reads what the rows before it read.
-  constexpr KernelCost mixing(const char* name, double flops) const {
-    const double from = size.key_summaries() * size.matrices;
-    const double groups = size.sight == Sight::all ? 1 : tiles_of(size.mix_rows, 16);
+  KernelCost mixing(const char* name, double flops) const {
+    const double from = size.key_summaries * size.matrices;
+    const double groups = sees_past_only<V> ? tiles_of(size.mix_rows, 16) : 1;
     KernelCost cost{name};
-    cost.summary_bytes = accumulator * (from + size.mixed_summaries()) * size.summary();
-    cost.cached_bytes = accumulator * from * size.summary() * (groups - 1) / 2;
+    cost.summary_bytes = accumulator * (from + size.mixed_summaries) * size.summary;
+    cost.cached_bytes = accumulator * from * size.summary * (groups - 1) / 2;
     cost.flops = flops;
-    cost.launches = size.sequences * size.mix_heads * (size.sight == Sight::all ? 1 : 1 + groups);
+    cost.launches = size.sequences() * size.mix_heads * (sees_past_only<V> ? 1 + groups : 1);
     return cost;
   }
   /// Scores of a causal block, `arrays` of them, in slabs; `passes` of operands over `flops`.
-  constexpr KernelCost own_blocks(const char* name, double arrays, double passes,
-                                  double flops) const {
+  KernelCost own_blocks(const char* name, double arrays, double passes, double flops) const {
     const double slabs = size.group_size * tiles_of(size.query_block_tokens, slab_tokens);
-    const double scores = query_rows() * size.query_block_tokens;
+    const double scores = query_rows * size.query_block_tokens;
     const double triangular = 1 + tiles_of(std::min(size.query_block_tokens, 64.0), 16);
     KernelCost cost{name};
-    cost.tensor_bytes = accumulator * passes * query_rows() * (size.feature_dim + size.value_dim);
+    cost.tensor_bytes = accumulator * passes * query_rows * (size.feature_dim + size.value_dim);
     cost.cached_bytes = 4 * accumulator * arrays * scores;
     cost.flops = flops;
     cost.launches = slabs * arrays * (2 + triangular);
     return cost;
   }
 
-  constexpr void add_forward_stages(PathCost& path) const {
-    path.add(pack("phi(k)", size.keys(), key_rows(), 1));
-    path.add(gather("v", size.keys(), key_rows()));
-    path.add(product("summaries", key_rows(), size.key_summaries(), of_keys()));
-    if (size.normalizes) path.add(sums("key sums", key_rows(), 1));
-    path.add(mixing("mixing", of_mixing()));
-    path.add(pack("phi(q)", size.queries(), query_rows(), 1));
-    if (size.normalizes)
-      path.add(sums("denominators", query_rows(), size.masks_own_block() ? 3 : 1));
+  void add_forward_stages(PathCost& path) const {
+    path.add(pack("phi(k)", size.keys, key_rows, 1));
+    path.add(gather("v", size.keys, key_rows));
+    path.add(product("summaries", key_rows, size.key_summaries, of_keys));
+    if (normalizes<V>) path.add(sums("key sums", key_rows, 1));
+    path.add(mixing("mixing", of_mixing));
+    path.add(pack("phi(q)", size.queries, query_rows, 1));
+    if (normalizes<V>) path.add(sums("denominators", query_rows, masks_own_block<V> ? 3 : 1));
   }
-  constexpr void add_readout(PathCost& path) const {
-    path.add(product("readout", query_rows(), size.mixed_summaries(), of_queries()));
-    if (size.masks_own_block())
+  void add_readout(PathCost& path) const {
+    path.add(product("readout", query_rows, size.mixed_summaries, of_queries));
+    if (masks_own_block<V>)
       path.add(own_blocks("own blocks", 1, 2, of_own_blocks(size.feature_dim + size.value_dim)));
-    path.add(gather("y", size.queries(), query_rows()));
+    path.add(gather("y", size.queries, query_rows));
   }
-  constexpr void add_backward_stages(PathCost& path) const {
+  void add_backward_stages(PathCost& path) const {
     const double d = size.feature_dim;
     const double e = size.value_dim;
-    path.add(gather("dy", size.queries(), query_rows()));
-    path.add(product("dS~", query_rows(), size.mixed_summaries(), of_queries()));
-    path.add(product("dQ", query_rows(), size.mixed_summaries(), of_queries()));
-    if (size.masks_own_block())
-      path.add(own_blocks("own blocks", 2, 6, of_own_blocks(3 * d + 2 * e)));
-    if (size.normalizes)
-      path.add(sums("gradients of denominators", query_rows(), size.masks_own_block() ? 6 : 4));
-    path.add(pack("dq", size.queries(), query_rows(), 2));
-    KernelCost dm = mixing("dm", of_mixing());
+    path.add(gather("dy", size.queries, query_rows));
+    path.add(product("dS~", query_rows, size.mixed_summaries, of_queries));
+    path.add(product("dQ", query_rows, size.mixed_summaries, of_queries));
+    if (masks_own_block<V>) path.add(own_blocks("own blocks", 2, 6, of_own_blocks(3 * d + 2 * e)));
+    if (normalizes<V>)
+      path.add(sums("gradients of denominators", query_rows, masks_own_block<V> ? 6 : 4));
+    path.add(pack("dq", size.queries, query_rows, 2));
+    KernelCost dm = mixing("dm", of_mixing);
     dm.cached_bytes = 0;  // a full product, not a triangle
-    dm.launches = size.sequences * size.mix_heads;
+    dm.launches = size.sequences() * size.mix_heads;
     path.add(dm);
-    path.add(mixing("dS", of_mixing()));
-    path.add(product("dV", key_rows(), size.key_summaries(), of_keys()));
-    path.add(gather("dv", size.keys(), key_rows()));
-    path.add(product("dK", key_rows(), size.key_summaries(), of_keys()));
-    if (size.normalizes) path.add(sums("dz", key_rows(), size.masks_own_block() ? 2 : 1));
-    path.add(pack("dk", size.keys(), key_rows(), 2));
+    path.add(mixing("dS", of_mixing));
+    path.add(product("dV", key_rows, size.key_summaries, of_keys));
+    path.add(gather("dv", size.keys, key_rows));
+    path.add(product("dK", key_rows, size.key_summaries, of_keys));
+    if (normalizes<V>) path.add(sums("dz", key_rows, masks_own_block<V> ? 2 : 1));
+    path.add(pack("dk", size.keys, key_rows, 2));
   }
 };
 
@@ -150,13 +145,12 @@ struct CublasPath {
   template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
     using A = Accumulator<T>;
-    const CallSize size = call_size(call.attention, call.problem);
-    const CublasCost cost{size, sizeof(T), sizeof(A)};
+    const CublasCost<V, T> cost{{call.attention, call.problem}};
     PathCost path;
     path.flops_per_second = std::is_same_v<A, double>              ? gpu.double_flops
                             : call.products == FloatProducts::tf32 ? gpu.tf32_flops
                                                                    : gpu.float_flops;
-    path.add(tables_cost(size));
+    path.add(cost.size.tables());
     cost.add_forward_stages(path);
     if (call.is_backward()) {
       cost.add_backward_stages(path);

@@ -25,7 +25,7 @@ namespace cuda {
 template <class V, class T>
 struct PairsCost {
   const Call<V, T>& call;
-  CallSize size;
+  CallSize<V> size{call.attention, call.problem};
 
   static constexpr double element = 2;  // bytes
 
@@ -61,10 +61,10 @@ struct PairsCost {
     const auto rows = static_cast<double>(own), columns = static_cast<double>(others);
     const double row = element * (size.key_dim + size.value_dim);
     KernelCost cost{name};
-    cost.tensor_bytes = (size.queries() + size.keys()) * row;
+    cost.tensor_bytes = (size.queries + size.keys) * row;
     cost.cached_bytes = passes * pairs * columns * (row + 16);
     cost.flops = 2 * pairs * rows * columns * inner;
-    cost.instructions = 8 * pairs * fused::pair_instructions(rows, columns, inner);
+    cost.instructions = 8 * pairs * pair_instructions(rows, columns, inner);
     return cost;
   }
   void add_forward(PathCost& path) const {
@@ -72,15 +72,15 @@ struct PairsCost {
   }
   void add_backward(PathCost& path) const {
     const double d = size.key_dim, e = size.value_dim;
-    const double numbers = size.normalizes ? 8 * size.queries() : 0;  // of queries, for the others
+    const double numbers = normalizes<V> ? 8 * size.queries : 0;  // of queries, for the others
     // dy v^T and its product with k; before that, with a normalizer, q k^T and dy v^T.
-    const int passes = size.normalizes ? 2 : 1;
+    const int passes = normalizes<V> ? 2 : 1;
     KernelCost query = pass("dq", tiles().own, tiles().others, passes, passes * (d + e));
-    query.tensor_bytes += element * size.queries() * d + numbers;
+    query.tensor_bytes += element * size.queries * d + numbers;
     path.add(query);
     // q k^T, dy v^T, and their products with dy and q.
     KernelCost key = pass("dk, dv", tiles().own_of_two(), tiles().others, 1, 2 * (d + e));
-    key.tensor_bytes += element * size.keys() * (d + e) + numbers;
+    key.tensor_bytes += element * size.keys * (d + e) + numbers;
     path.add(key);
     // q k^T and dy v^T once more, and the sum of the units' parts.
     const Index side = fused::pair_rows(call.problem.shape.key_dim, call.problem.shape.value_dim);
@@ -101,10 +101,10 @@ struct QuadraticPath {
 
   template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
-    const PairsCost<V, T> cost{call, call_size(call.attention, call.problem)};
+    const PairsCost<V, T> cost{call};
     PathCost path;
     path.flops_per_second = gpu.sixteen_bit_flops;
-    path.add(tables_cost(cost.size));
+    path.add(cost.size.tables());
     if (call.is_backward()) {
       cost.add_backward(path);
     } else {

@@ -55,12 +55,10 @@ struct ResidentPath {
   }
   template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
-    const CallSize size = call_size(call.attention, call.problem);
-    Arena arena;
-    const Extents<V> extents(arena, call.attention, call.problem, call.problem.shape.batch);
+    const TokenCost<V> of{{call.attention, call.problem}, fused::forward_parts};
+    const CallSize<V>& size = of.size;
     const auto slices =
         size.value_dim / static_cast<double>(slice<V>(call.problem, gpu.shared_bytes));
-    const TokenCost of{size, fused::forward_parts};
     KernelCost cost = of.product("summaries, mixing and readout", of.queries(), {.slices = slices});
     of.add_own_pairs(cost, of.keys(), slices, slices * size.key_dim + size.value_dim);
     // Every matrix mixes summaries of its own.
@@ -73,21 +71,21 @@ struct ResidentPath {
     double mixing = 0;
     cost.launches = 0;
     for_each_sequence_side(
-        call.attention, extents, [&](const Sequence& of_queries, const Sequence& of_keys) {
+        call.attention, size.e, [&](const Sequence& of_queries, const Sequence& of_keys) {
           if (of_queries.blocks == 0) return;
           ++cost.launches;
-          const auto shape = fused::mixing_shape(extents, of_queries, of_keys);
+          const auto shape = fused::mixing_shape(size.e, of_queries, of_keys);
           mixing += 2 * fused::MixingWork(shape, false).multiply_adds(fused::forward_parts);
         });
     cost.flops += mixing;
-    cost.instructions += fused::mixing_instructions(mixing);
+    cost.instructions += mixing_instructions(mixing);
     // Thread blocks run in full waves, one per SM.
     const double blocks = size.units * size.matrices * slices;
     cost.busy = blocks / filled(blocks, gpu.sms);
     cost.alone = true;
     PathCost path;
     path.flops_per_second = gpu.sixteen_bit_flops;
-    path.add(tables_cost(size));
+    path.add(size.tables());
     path.add(cost);
     return path;
   }

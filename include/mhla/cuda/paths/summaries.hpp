@@ -25,6 +25,7 @@ MHLA_NAMESPACE_BEGIN
 namespace cuda {
 
 /// Costs of kernels over tokens of blocks, of 16 bits; every kernel has eight warps.
+template <class V>
 struct TokenCost {
   /// Tokens of all heads of queries, or of all units of keys.
   struct Side {
@@ -34,24 +35,25 @@ struct TokenCost {
     double block_tokens;  // of the longest
     double summaries;     // mixed ones, or those of key blocks
   };
-  const CallSize& size;
+  CallSize<V> size;
   int planes;
+  double parts = 1;  // of the batch
 
   static constexpr double element = 2;  // bytes
   static constexpr double warps = 8;
 
   Side queries() const {
-    return {size.heads, size.queries(), size.heads * size.query_blocks, size.query_block_tokens,
-            size.mixed_summaries()};
+    return {size.heads, size.queries, size.heads * size.query_blocks, size.query_block_tokens,
+            size.mixed_summaries};
   }
   Side keys() const {
-    return {size.units, size.keys(), size.units * size.key_blocks, size.key_block_tokens,
-            size.key_summaries()};
+    return {size.units, size.keys, size.units * size.key_blocks, size.key_block_tokens,
+            size.key_summaries};
   }
   Index rows() const { return tile_rows(static_cast<Index>(size.key_dim)); }
   double tiles(const Side& x) const { return x.blocks * tiles_of(x.block_tokens, rows()); }
-  double key_sum_bytes() const { return size.normalizes ? 4 * size.key_dim : 0; }
-  double summary_bytes() const { return planes * element * size.summary() + key_sum_bytes(); }
+  double key_sum_bytes() const { return normalizes<V> ? 4 * size.key_dim : 0; }
+  double summary_bytes() const { return planes * element * size.summary + key_sum_bytes(); }
 
   /// A kernel over tiles of tokens.
   struct Product {
@@ -70,16 +72,15 @@ struct TokenCost {
                         std::max(0.0, by.reads - x.summaries) * summary_bytes();
     const double padded = tiles(x) * static_cast<double>(rows());
     cost.flops = 2 * by.planes * padded * d * e;
-    cost.instructions =
-        warps * tiles(x) *
-        fused::tile_instructions(static_cast<double>(rows()), (by.slices + by.gradients) * d + e,
-                                 by.planes * d * e);
+    cost.instructions = warps * tiles(x) *
+                        tile_instructions(static_cast<double>(rows()),
+                                          (by.slices + by.gradients) * d + e, by.planes * d * e);
     return cost;
   }
   /// Pairs of tiles of causal blocks: the other side is read by every tile that sees it, features
   /// by every slice of values; `inner` is the sum of the products' other extents.
   void add_own_pairs(KernelCost& cost, const Side& other, double slices, double inner) const {
-    if (!size.masks_own_block()) return;
+    if (!masks_own_block<V>) return;
     const double of_block = tiles_of(size.query_block_tokens, rows());
     const double pairs = size.heads * size.query_blocks * of_block * (of_block + 1) / 2;
     const auto side = static_cast<double>(rows());
@@ -88,16 +89,8 @@ struct TokenCost {
     cost.tensor_bytes += once;
     cost.cached_bytes += std::max(0.0, all - once);
     cost.flops += 2 * pairs * side * side * inner;
-    cost.instructions += warps * pairs * fused::pair_instructions(side, side, inner);
+    cost.instructions += warps * pairs * pair_instructions(side, side, inner);
   }
-};
-
-/// Costs of the kernels of a call.
-template <class V>
-struct SummariesCost : TokenCost {
-  const V& attention;
-  const Extents<V>& extents;
-  double parts;  // of the batch
 
   /// Kernels that mix summaries, or multiply them: one launch per sequence and part.
   template <class Work>
@@ -105,17 +98,17 @@ struct SummariesCost : TokenCost {
     KernelCost cost{name};
     cost.launches = 0;
     for_each_sequence_side(
-        attention, extents, [&](const Sequence& of_queries, const Sequence& of_keys) {
+        size.attention, size.e, [&](const Sequence& of_queries, const Sequence& of_keys) {
           if (of_queries.blocks == 0) return;
-          const fused::MixingShape shape = fused::mixing_shape(extents, of_queries, of_keys);
+          const fused::MixingShape shape = fused::mixing_shape(size.e, of_queries, of_keys);
           cost.flops += 2 * work_of(shape);
           cost.launches += parts;
         });
     cost.summary_bytes =
-        (size.key_summaries() * size.matrices + size.mixed_summaries()) * summary_bytes();
-    cost.cached_bytes = 4 * size.units * size.matrices * size.block_pairs;
-    cost.instructions = fused::mixing_instructions(cost.flops);
-    if (size.normalizes) cost.launches *= 2;  // key sums have a kernel of their own
+        (size.key_summaries * size.matrices + size.mixed_summaries) * summary_bytes();
+    cost.cached_bytes = 4 * size.units * size.matrices * size.block_pairs();
+    cost.instructions = mixing_instructions(cost.flops);
+    if (normalizes<V>) cost.launches *= 2;  // key sums have a kernel of their own
     return cost;
   }
   KernelCost mix(const char* name, bool adjoint) const {
@@ -142,10 +135,10 @@ struct SummariesCost : TokenCost {
   }
   KernelCost read_out(const char* name, const Side& x, const Side& other, bool later) const {
     const fused::ReadOutShape shape{static_cast<int>(size.key_dim),
-                                    static_cast<int>(size.value_dim), planes,
-                                    size.masks_own_block(), size.masks_own_block() && later};
+                                    static_cast<int>(size.value_dim), planes, masks_own_block<V>,
+                                    masks_own_block<V> && later};
     const double slices = shape.slices();
-    const double reads = size.masks_own_block() ? tiles(x) : x.blocks;
+    const double reads = masks_own_block<V> ? tiles(x) : x.blocks;
     KernelCost cost = product(name, x, {.slices = slices, .planes = planes, .reads = reads});
     add_own_pairs(cost, other, slices, slices * size.key_dim + size.value_dim);
     return per_part(cost);
@@ -161,8 +154,8 @@ struct SummariesCost : TokenCost {
     PathCost path;
     path.flops_per_second = gpu.sixteen_bit_flops;
     path.summaries_in_cache =
-        std::max(size.key_summaries(), size.mixed_summaries()) * summary_bytes() <= gpu.cache_bytes;
-    path.add(tables_cost(size));
+        std::max(size.key_summaries, size.mixed_summaries) * summary_bytes() <= gpu.cache_bytes;
+    path.add(size.tables());
     path.add(summarize("summaries", keys()));
     path.add(mix("mixing", false));
     if (direction == Direction::forward) {
@@ -189,15 +182,11 @@ struct SummariesPath {
 
   template <class V, class T>
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
-    const CallSize size = call_size(call.attention, call.problem);
-    const int planes = call.is_backward() ? fused::backward_parts : fused::forward_parts;
-    Arena arena;
-    const Extents<V> extents(arena, call.attention, call.problem, call.problem.shape.batch);
     const Index at_once =
         items_at_once<fused::SummaryPlan<V, T>>(call.attention, call.problem, call.is_backward());
+    const int planes = call.is_backward() ? fused::backward_parts : fused::forward_parts;
     const auto parts = static_cast<double>(ceil_div(call.problem.shape.batch, at_once));
-    return SummariesCost<V>{{size, planes}, call.attention, extents, parts}.path(call.direction,
-                                                                                 gpu);
+    return TokenCost<V>{{call.attention, call.problem}, planes, parts}.path(call.direction, gpu);
   }
   /// In parts of the batch: summaries of all of it may be large.
   template <class V, class T>
