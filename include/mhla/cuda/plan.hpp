@@ -93,124 +93,106 @@ inline WorkspaceView take_cublas_workspace(Arena& arena) {
   return {room.data + (past == 0 ? 0 : alignment - past), cublas_workspace_bytes};
 }
 
-/// The tables that every path's kernels read besides the tensors; `A` is the accumulator.
+/// The tables that every path's kernels read besides the tensors; `A` is the accumulator. Plans
+/// take their memory array by array, where these are declared.
 template <class V, class A>
 struct TablePlan {
+  Arena arena;
   Extents<V> extents;
   RotationTable<A> rotation;
   Span<A> mixing;  // [mix heads, mix rows, mix columns], packed
 
   /// `strip` as in RotationTable.
-  TablePlan(Arena& arena, const V& attention, const Problem& problem, Index items, Index strip)
-      : extents(arena, attention, problem, items),
+  TablePlan(const Arena& memory, const V& attention, const Problem& problem, Index items,
+            Index strip)
+      : arena(memory),
+        extents(arena, attention, problem, items),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
                                    problem.feature_dim, problem.query_grid, problem.key_grid,
                                    strip)),
-        mixing(arena.take<A>(checked_mul(extents.mix_heads, extents.mixing_size()))) {}
+        mixing(take(extents.mix_heads, extents.mixing_size())) {}
+
+  /// An array [rows, dim], or none.
+  Span<A> take(Index rows, Index dim, bool needed = true) {
+    return arena.take<A>(needed ? checked_mul(rows, dim) : 0);
+  }
 };
 
 /// The workspace of a call on cuBLAS.
 template <class V, class A>
 struct Plan : TablePlan<V, A> {
-  WorkspaceView cublas;
+  using Base = TablePlan<V, A>;
+  using Base::extents;
+  using Base::take;
 
-  // Panels of the queries, [query rows, dim]: phi(q), the same rotated, numerators and y, or U.
-  Span<A> queries;
-  Span<A> rotated_queries;
-  Span<A> outputs;
-  Span<A> denominators;  // [query rows]
-  // Panels of the keys, [key rows, dim].
-  Span<A> keys;
-  Span<A> rotated_keys;
-  Span<A> values;
-  Span<A> running_key_sums;
+  bool backward;
+  WorkspaceView cublas = take_cublas_workspace(this->arena);
+  Index query_rows = extents.queries.count();
+  Index key_rows = extents.keys.count();
+  Index feature_dim = extents.feature_dim;
+  Index value_dim = extents.value_dim;
+  Index block_tokens = extents.keys.table.block_tokens;
+  Index score_size = checked_mul(std::min(slab_tokens, block_tokens), block_tokens);
+  Index parts = checked_mul(extents.units(), extents.matrices);  // of dmix
+  Index map_rows = is_rowwise<V> ? std::max(query_rows, key_rows) : 0;
+
+  // Panels of the queries: phi(q), the same rotated, numerators and y, or U.
+  Span<A> queries = take(query_rows, feature_dim);
+  Span<A> rotated_queries = rotates<V> ? take(query_rows, feature_dim) : queries;
+  Span<A> outputs = take(query_rows, value_dim);
+  Span<A> denominators = take(query_rows, 1, normalizes<V>);
+  // Panels of the keys.
+  Span<A> keys = take(key_rows, feature_dim);
+  Span<A> rotated_keys = rotates<V> ? take(key_rows, feature_dim) : keys;
+  Span<A> values = take(key_rows, value_dim);
+  Span<A> running_key_sums = take(key_rows, feature_dim, masks_own_block<V>&& normalizes<V>);
   // Summaries of key blocks, and mixed ones of query blocks.
-  Span<A> summaries;        // [units, key blocks, feature_dim, value_dim]
-  Span<A> key_sums;         // [units, key blocks, feature_dim]
-  Span<A> mixed_summaries;  // [units, query blocks, matrices, feature_dim, value_dim]
-  Span<A> mixed_key_sums;   // [units, query blocks, matrices, feature_dim]
-  Span<A> products;         // [query rows]: R
-  Span<A> scores;           // [units, blocks, slab tokens, block tokens]
-  Span<A> row_input;        // [rows, key_dim]: a row-wise map's input
+  Span<A> summaries = take(extents.key_summaries(), extents.summary_size());
+  Span<A> key_sums = take(extents.key_summaries(), feature_dim, normalizes<V>);
+  Span<A> mixed_summaries = take(extents.mixed_summaries(), extents.summary_size());
+  Span<A> mixed_key_sums = take(extents.mixed_summaries(), feature_dim, mixes_key_sums<V>);
+  Span<A> products = take(query_rows, 1, mixes_products<V>);  // R
+  Span<A> scores = take(extents.key_summaries(), score_size, masks_own_block<V>);
+  Span<A> row_input = take(map_rows, extents.key_dim);  // of a row-wise map
 
   // Backward pass only.
-  Span<A> grad_queries;       // [query rows, feature_dim]
-  Span<A> grad_keys;          // [key rows, feature_dim]
-  Span<A> grad_values;        // [key rows, value_dim]
-  Span<A> grad_denominators;  // [query rows]: c
-  Span<A> grad_products;      // [query rows]: dR
-  Span<A> own_products;       // [query rows]: each query's part of dm_ii
-  Span<A> grad_mixed_summaries;
-  Span<A> grad_mixed_key_sums;
-  Span<A> grad_summaries;
-  Span<A> grad_key_sums;
-  Span<A> grad_scores;
-  Span<A> grad_row;         // [rows, key_dim]
-  Span<A> grad_mixing;      // [units, matrices, mix rows, mix columns]
-  Span<A> grad_own_mixing;  // [units, matrices, mix rows]: the diagonal's, if it is separate
+  Span<A> grad_queries = take(query_rows, feature_dim, backward);
+  Span<A> grad_keys = take(key_rows, feature_dim, backward);
+  Span<A> grad_values = take(key_rows, value_dim, backward);
+  Span<A> grad_denominators = take(query_rows, 1, backward&& normalizes<V>);  // c
+  Span<A> grad_products = take(query_rows, 1, backward&& mixes_products<V>);  // dR
+  Span<A> own_products = take(query_rows, 1, backward&& masks_own_block<V>);  // parts of dm_ii
+  Span<A> grad_mixed_summaries = take(extents.mixed_summaries(), extents.summary_size(), backward);
+  Span<A> grad_mixed_key_sums =
+      take(extents.mixed_summaries(), feature_dim, backward&& mixes_key_sums<V>);
+  Span<A> grad_summaries = take(extents.key_summaries(), extents.summary_size(), backward);
+  Span<A> grad_key_sums = take(extents.key_summaries(), feature_dim, backward&& normalizes<V>);
+  Span<A> grad_scores = take(extents.key_summaries(), score_size, backward&& masks_own_block<V>);
+  Span<A> grad_row = take(map_rows, extents.key_dim, backward);
+  Span<A> grad_mixing = take(parts, extents.mixing_size(), backward);
+  // The diagonal's, if it is separate.
+  Span<A> grad_own_mixing = take(parts, extents.mix_rows, backward&& masks_own_block<V>);
 
-  Plan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
-      : TablePlan<V, A>(arena, attention, problem, items, 0), cublas(take_cublas_workspace(arena)) {
-    const Extents<V>& e = this->extents;
-    const Index query_rows = e.queries.count();
-    const Index key_rows = e.keys.count();
-    const auto take = [&](bool needed, Index rows, Index dim) {
-      return arena.take<A>(needed ? checked_mul(rows, dim) : 0);
-    };
-    queries = take(true, query_rows, e.feature_dim);
-    rotated_queries = rotates<V> ? take(true, query_rows, e.feature_dim) : queries;
-    outputs = take(true, query_rows, e.value_dim);
-    denominators = take(normalizes<V>, query_rows, 1);
-    keys = take(true, key_rows, e.feature_dim);
-    rotated_keys = rotates<V> ? take(true, key_rows, e.feature_dim) : keys;
-    values = take(true, key_rows, e.value_dim);
-    running_key_sums = take(masks_own_block<V> && normalizes<V>, key_rows, e.feature_dim);
-    summaries = take(true, e.key_summaries(), e.summary_size());
-    key_sums = take(normalizes<V>, e.key_summaries(), e.feature_dim);
-    mixed_summaries = take(true, e.mixed_summaries(), e.summary_size());
-    mixed_key_sums = take(mixes_key_sums<V>, e.mixed_summaries(), e.feature_dim);
-    products = take(mixes_products<V>, query_rows, 1);
-    const Index block_tokens = e.keys.table.block_tokens;
-    const Index score_size = checked_mul(std::min(slab_tokens, block_tokens), block_tokens);
-    scores = take(masks_own_block<V>, e.key_summaries(), score_size);
-    row_input = take(is_rowwise<V>, std::max(query_rows, key_rows), e.key_dim);
-    if (!backward) return;
-
-    grad_queries = take(true, query_rows, e.feature_dim);
-    grad_keys = take(true, key_rows, e.feature_dim);
-    grad_values = take(true, key_rows, e.value_dim);
-    grad_denominators = take(normalizes<V>, query_rows, 1);
-    grad_products = take(mixes_products<V>, query_rows, 1);
-    own_products = take(masks_own_block<V>, query_rows, 1);
-    grad_mixed_summaries = take(true, e.mixed_summaries(), e.summary_size());
-    grad_mixed_key_sums = take(mixes_key_sums<V>, e.mixed_summaries(), e.feature_dim);
-    grad_summaries = take(true, e.key_summaries(), e.summary_size());
-    grad_key_sums = take(normalizes<V>, e.key_summaries(), e.feature_dim);
-    grad_scores = take(masks_own_block<V>, e.key_summaries(), score_size);
-    grad_row = take(is_rowwise<V>, std::max(query_rows, key_rows), e.key_dim);
-    grad_mixing = take(true, checked_mul(e.units(), e.matrices), e.mixing_size());
-    grad_own_mixing = take(masks_own_block<V>, checked_mul(e.units(), e.matrices), e.mix_rows);
-  }
+  Plan(const Arena& memory, const V& attention, const Problem& problem, Index items,
+       bool is_backward)
+      : Base(memory, attention, problem, items, 0), backward(is_backward) {}
 
   /// Places the summaries of items [first, ...) in a state, if it has memory: those of the whole
   /// batch, followed by its key sums.
   void keep_summaries(Index batch, Index first, Span<A> state) {
     if (state.data == nullptr) return;
-    const Extents<V>& e = this->extents;
-    const Index of_item = e.keys.kv_heads * e.keys.table.blocks;
-    summaries.data = state.data + first * of_item * e.summary_size();
+    const Index of_item = extents.keys.kv_heads * extents.keys.table.blocks;
+    const Index size = extents.summary_size();
+    summaries.data = state.data + first * of_item * size;
     if constexpr (normalizes<V>)
-      key_sums.data =
-          state.data + batch * of_item * e.summary_size() + first * of_item * e.feature_dim;
+      key_sums.data = state.data + batch * of_item * size + first * of_item * feature_dim;
   }
 };
 
 /// Bytes of a plan for `items` items of the batch.
 template <class PlanType, class V>
 Index plan_size(const V& attention, const Problem& problem, Index items, bool backward) {
-  Arena arena;
-  PlanType(arena, attention, problem, items, backward);
-  return arena.used();
+  return PlanType(Arena(), attention, problem, items, backward).arena.used();
 }
 
 /// Items of the batch processed at once, so that panels and summaries take bounded memory.

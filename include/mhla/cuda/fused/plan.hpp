@@ -58,63 +58,64 @@ bool mix_in_place(const V& variant, const Extents<V>& e) {
   return all;
 }
 
+/// Floats that partial sums of dm's products take.
+template <class V>
+Index partial_sums_of(const V& variant, const Extents<V>& e) {
+  Index most = 0;
+  for_each_sequence_side(variant, e, [&](const Sequence& queries, const Sequence& keys) {
+    most = std::max(most, mix_matrix_gradient_partial_sums(mixing_shape(e, queries, keys)));
+  });
+  return most;
+}
+
 /// Such a call's workspace; `T` is the storage type.
 template <class V, class T>
 struct SummaryPlan : TablePlan<V, float> {
-  int parts;                   // planes of every summary
-  bool in_state = false;       // summaries and key sums lie in a forward state
-  SummaryPlanes<T> summaries;  // [parts, units, key blocks, feature_dim, value_dim]
-  Span<float> key_sums;        // [units, key blocks, feature_dim]
-  /// [parts, units, query blocks, matrices, feature_dim, value_dim]; the forward pass, which does
-  /// not need summaries once they are mixed, overwrites them if the kernel can.
-  SummaryPlanes<T> mixed_summaries;
-  Span<float> mixed_key_sums;  // [units, query blocks, matrices, feature_dim]
+  using Base = TablePlan<V, float>;
+  using Base::extents;
+  using Base::take;
 
-  // Backward pass only.
-  Span<float> weights;       // [query rows]: 1 / den
-  Span<float> sum_weights;   // [query rows]: c / r
-  Span<float> own_products;  // [query rows]: each query's part of dm_ii
-  SummaryPlanes<T> grad_mixed_summaries;
-  Span<float> grad_mixed_key_sums;
-  SummaryPlanes<T> grad_summaries;
-  Span<float> grad_key_sums;
-  Span<float> partial_sums;     // of dm's products
-  Span<float> grad_mixing;      // [units, matrices, mix rows, mix columns]
-  Span<float> grad_own_mixing;  // [units, matrices, mix rows]: the diagonal's, if it is separate
+  const V& variant;
+  bool backward;
+  int parts = backward ? backward_parts : forward_parts;  // planes of every summary
+  bool in_state = false;  // summaries and key sums lie in a forward state
+  Index feature_dim = extents.feature_dim;
+  Index query_rows = extents.queries.count();
+  Index grad_parts = checked_mul(extents.units(), extents.matrices);  // of dmix
 
-  SummaryPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
-      : TablePlan<V, float>(arena, attention, problem, items, strip_width(problem.feature_dim)),
-        parts(backward ? backward_parts : forward_parts) {
-    const Extents<V>& e = this->extents;
-    const auto take_summaries = [&](Index count) {
-      const Index size = checked_mul(count, e.summary_size());
-      return SummaryPlanes<T>{arena.take<T>(checked_mul(parts, size)).data, size};
-    };
-    const auto take = [&](bool needed, Index rows, Index dim) {
-      return arena.take<float>(needed ? checked_mul(rows, dim) : 0);
-    };
-    summaries = take_summaries(e.key_summaries());
-    key_sums = take(normalizes<V>, e.key_summaries(), e.feature_dim);
-    mixed_summaries =
-        !backward && mix_in_place(attention, e) ? summaries : take_summaries(e.mixed_summaries());
-    mixed_key_sums = take(normalizes<V>, e.mixed_summaries(), e.feature_dim);
-    if (!backward) return;
+  SummaryPlanes<T> summaries = take_summaries(extents.key_summaries());
+  Span<float> key_sums = take(extents.key_summaries(), feature_dim, normalizes<V>);
+  /// The forward pass, which does not need summaries once they are mixed, overwrites them if the
+  /// kernel can.
+  SummaryPlanes<T> mixed_summaries = !backward && mix_in_place(variant, extents)
+                                         ? summaries
+                                         : take_summaries(extents.mixed_summaries());
+  Span<float> mixed_key_sums = take(extents.mixed_summaries(), feature_dim, normalizes<V>);
 
-    weights = take(normalizes<V>, e.queries.count(), 1);
-    sum_weights = take(normalizes<V>, e.queries.count(), 1);
-    own_products = take(masks_own_block<V>, e.queries.count(), 1);
-    grad_mixed_summaries = take_summaries(e.mixed_summaries());
-    grad_mixed_key_sums = take(normalizes<V>, e.mixed_summaries(), e.feature_dim);
-    grad_summaries = take_summaries(e.key_summaries());
-    grad_key_sums = take(normalizes<V>, e.key_summaries(), e.feature_dim);
-    Index max_partial_sums = 0;
-    for_each_sequence_side(attention, e, [&](const Sequence& of_queries, const Sequence& of_keys) {
-      max_partial_sums = std::max(
-          max_partial_sums, mix_matrix_gradient_partial_sums(mixing_shape(e, of_queries, of_keys)));
-    });
-    partial_sums = take(true, max_partial_sums, 1);
-    grad_mixing = take(true, checked_mul(e.units(), e.matrices), e.mixing_size());
-    grad_own_mixing = take(masks_own_block<V>, checked_mul(e.units(), e.matrices), e.mix_rows);
+  // Backward pass only. Of every query: 1 / den, c / r, its part of dm_ii.
+  Span<float> weights = take(query_rows, 1, backward&& normalizes<V>);
+  Span<float> sum_weights = take(query_rows, 1, backward&& normalizes<V>);
+  Span<float> own_products = take(query_rows, 1, backward&& masks_own_block<V>);
+  SummaryPlanes<T> grad_mixed_summaries = take_summaries(backward ? extents.mixed_summaries() : 0);
+  Span<float> grad_mixed_key_sums =
+      take(extents.mixed_summaries(), feature_dim, backward&& normalizes<V>);
+  SummaryPlanes<T> grad_summaries = take_summaries(backward ? extents.key_summaries() : 0);
+  Span<float> grad_key_sums = take(extents.key_summaries(), feature_dim, backward&& normalizes<V>);
+  Span<float> partial_sums = take(backward ? partial_sums_of(variant, extents) : 0, 1);
+  Span<float> grad_mixing = take(grad_parts, extents.mixing_size(), backward);
+  // The diagonal's, if it is separate.
+  Span<float> grad_own_mixing = take(grad_parts, extents.mix_rows, backward&& masks_own_block<V>);
+
+  SummaryPlan(const Arena& memory, const V& attention, const Problem& problem, Index items,
+              bool is_backward)
+      : Base(memory, attention, problem, items, strip_width(problem.feature_dim)),
+        variant(attention),
+        backward(is_backward) {}
+
+  /// [parts, count, feature_dim, value_dim]
+  SummaryPlanes<T> take_summaries(Index count) {
+    const Index size = checked_mul(count, extents.summary_size());
+    return {this->arena.template take<T>(checked_mul(parts, size)).data, size};
   }
 
   /// Places the summaries of items [first, ...) in a state, if it has memory: the planes of the
@@ -122,20 +123,19 @@ struct SummaryPlan : TablePlan<V, float> {
   void keep_summaries(Index batch, Index first, Span<float> state) {
     if (state.data == nullptr) return;
     static_assert(backward_parts * sizeof(T) == sizeof(float), "planes take the memory of floats");
-    const Extents<V>& e = this->extents;
-    const Index of_item = e.keys.kv_heads * e.keys.table.blocks;
-    const Index plane = batch * of_item * e.summary_size();
+    const Index of_item = extents.keys.kv_heads * extents.keys.table.blocks;
+    const Index size = extents.summary_size();
+    const Index plane = batch * of_item * size;
     in_state = true;
-    summaries = {reinterpret_cast<T*>(state.data) + first * of_item * e.summary_size(), plane};
-    if constexpr (normalizes<V>)
-      key_sums.data = state.data + plane + first * of_item * e.feature_dim;
+    summaries = {reinterpret_cast<T*>(state.data) + first * of_item * size, plane};
+    if constexpr (normalizes<V>) key_sums.data = state.data + plane + first * of_item * feature_dim;
   }
 
   /// Powers of two that scale half's summaries, of key blocks and of their gradients; and 1 / den,
   /// if features are rounded with it.
-  float scale() const { return summary_scale<T>(this->extents.keys.table.block_tokens); }
+  float scale() const { return summary_scale<T>(extents.keys.table.block_tokens); }
   float gradient_scale() const {
-    return normalizes<V> ? 1.0f : summary_scale<T>(this->extents.readers());
+    return normalizes<V> ? 1.0f : summary_scale<T>(extents.readers());
   }
   float weight_scale() const { return normalizes<V> ? 1 / scale() : 1.0f; }
 };

@@ -71,20 +71,21 @@ constexpr float gradient_scale(Index key_dim, Index keys, bool divides, Sight se
 /// The workspace of a call over pairs.
 template <class V>
 struct PairPlan : TablePlan<V, float> {
-  // Backward pass only, [batch, heads, query entries]: 1 / den, and the gradient of den.
-  Span<float> weights;
-  Span<float> sum_weights;
-  Span<float> grad_mixing;  // [units, matrices, mix rows, mix columns]
+  using Base = TablePlan<V, float>;
+  using Base::extents;
+  using Base::take;
 
-  PairPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool backward)
-      : TablePlan<V, float>(arena, attention, problem, items, strip_width(problem.feature_dim)) {
-    if (!backward) return;
-    const Extents<V>& e = this->extents;
-    weights = arena.take<float>(normalizes<V> ? e.queries.count() : 0);
-    sum_weights = arena.take<float>(normalizes<V> ? e.queries.count() : 0);
-    grad_mixing =
-        arena.take<float>(checked_mul(checked_mul(e.units(), e.matrices), e.mixing_size()));
-  }
+  bool backward;
+  // Backward pass only: 1 / den of every query, and the gradient of den; the units' parts of dmix.
+  Span<float> weights = take(extents.queries.count(), 1, backward&& normalizes<V>);
+  Span<float> sum_weights = take(extents.queries.count(), 1, backward&& normalizes<V>);
+  Span<float> grad_mixing =
+      take(checked_mul(extents.units(), extents.matrices), extents.mixing_size(), backward);
+
+  PairPlan(const Arena& memory, const V& attention, const Problem& problem, Index items,
+           bool is_backward)
+      : Base(memory, attention, problem, items, strip_width(problem.feature_dim)),
+        backward(is_backward) {}
 };
 
 }  // namespace cuda::fused

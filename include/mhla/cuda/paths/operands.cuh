@@ -80,8 +80,8 @@ struct Operands {
 /// Of a call that takes the whole batch at once: its plan, its operands, and a launch of a kernel.
 template <class PlanType, class PassCall>
 PlanType plan_of_batch(const PassCall& call) {
-  Arena arena(call.workspace);
-  return PlanType(arena, call.attention, call.problem, call.problem.shape.batch, call.is_backward);
+  return PlanType(Arena(call.workspace), call.attention, call.problem, call.problem.shape.batch,
+                  call.is_backward);
 }
 template <template <class, class> class PassCall, class V, class T, class PlanType>
 Operands<V, T, PlanType> whole_batch(const PassCall<V, T>& call, const PlanType& plan) {
@@ -97,9 +97,8 @@ void run_over_items(const PassCall& call, const Body& body) {
 /// The plan of the largest part of a call's batch, in the call's workspace.
 template <class PlanType, class PassCall>
 PlanType plan_of_parts(const PassCall& call) {
-  Arena arena(call.workspace);
   const Index items = items_at_once<PlanType>(call.attention, call.problem, call.is_backward);
-  return PlanType(arena, call.attention, call.problem, items, call.is_backward);
+  return PlanType(Arena(call.workspace), call.attention, call.problem, items, call.is_backward);
 }
 
 /// Calls f(operands, cut) for the parts of the batch of a call, of which `largest` is the plan:

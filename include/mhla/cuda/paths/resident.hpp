@@ -23,8 +23,8 @@ namespace cuda {
 /// Such a call's workspace.
 template <class V>
 struct ResidentPlan : TablePlan<V, float> {
-  ResidentPlan(Arena& arena, const V& attention, const Problem& problem, Index items, bool = false)
-      : TablePlan<V, float>(arena, attention, problem, items, strip_width(problem.feature_dim)) {}
+  ResidentPlan(const Arena& memory, const V& attention, const Problem& problem, Index items, bool)
+      : TablePlan<V, float>(memory, attention, problem, items, strip_width(problem.feature_dim)) {}
 };
 
 /// One fused kernel, for few blocks; forward only.
