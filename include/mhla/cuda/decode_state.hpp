@@ -31,9 +31,10 @@ struct DecodeExtents {
   Index block_tokens = 0;  // n
   Index feature_dim = 0;   // D
   Index value_dim = 0;     // e
+  bool normalizes = false;
 
   DecodeExtents() = default;
-  explicit DecodeExtents(const Problem& problem)
+  DecodeExtents(const Problem& problem, bool has_denominators)
       : batch(problem.shape.batch),
         kv_heads(problem.shape.kv_heads),
         group_size(problem.shape.group_size()),
@@ -42,7 +43,8 @@ struct DecodeExtents {
         blocks(problem.query_blocks),
         block_tokens(problem.query_grid.block[2]),
         feature_dim(problem.feature_dim),
-        value_dim(problem.shape.value_dim) {}
+        value_dim(problem.shape.value_dim),
+        normalizes(has_denominators) {}
 
   Index units() const { return checked_mul(batch, kv_heads); }
   Index heads() const { return kv_heads * group_size; }
@@ -55,7 +57,7 @@ struct DecodeExtents {
 /// What a snapshot keeps. Where there are two copies, even and odd blocks alternate. A sequence's
 /// position is also in device memory: the kernels of a step derive their block and row from it, so
 /// that a graph with a step can be replayed.
-template <class V, class A>
+template <class A>
 struct DecodeMemory {
   Span<Index> positions;  // [batch]: tokens that a sequence has seen
   Span<A> summaries;      // [units, blocks, D, e]: S_b of closed blocks
@@ -65,20 +67,18 @@ struct DecodeMemory {
   Span<A> mixed;          // [units, 2, matrices, D, e]: P_i
   Span<A> mixed_sums;     // [units, 2, matrices, D]: z~_i
 
-  DecodeMemory(Arena& arena, const DecodeExtents& e) {
-    const Index units = e.units();
-    const Index summary = checked_mul(e.feature_dim, e.value_dim);
-    const Index sum = normalizes<V> ? e.feature_dim : 0;
-    const auto take = [&](Index a, Index b, Index c) {
-      return arena.take<A>(checked_mul(a, checked_mul(b, c)));
+  DecodeMemory(Arena& arena, const DecodeExtents& e) : positions(arena.take<Index>(e.batch)) {
+    const auto take = [&](Index rows, Index dim) {
+      return arena.take<A>(checked_mul(e.units(), checked_mul(rows, dim)));
     };
-    positions = arena.take<Index>(e.batch);
-    summaries = take(units, e.blocks, summary);
-    key_sums = take(units, e.blocks, sum);
-    keys = take(units, 2 * e.block_tokens, e.feature_dim);
-    values = take(units, 2 * e.block_tokens, e.value_dim);
-    mixed = take(units, 2 * e.matrices, summary);
-    mixed_sums = take(units, 2 * e.matrices, sum);
+    const Index summary = checked_mul(e.feature_dim, e.value_dim);
+    const Index sum = e.normalizes ? e.feature_dim : 0;
+    summaries = take(e.blocks, summary);
+    key_sums = take(e.blocks, sum);
+    keys = take(2 * e.block_tokens, e.feature_dim);
+    values = take(2 * e.block_tokens, e.value_dim);
+    mixed = take(2 * e.matrices, summary);
+    mixed_sums = take(2 * e.matrices, sum);
   }
 
   static Index bytes(const DecodeExtents& e) {
@@ -101,8 +101,7 @@ struct DecodeScratch {
   Span<A> scores;         // [query rows of a tile, 2 n + 1]: of both blocks' keys, and den
   Span<A> row_input;      // [query or key rows of a tile, key_dim]: a row-wise map's input
 
-  DecodeScratch(Arena& arena, const V& attention, const Problem& problem) {
-    const DecodeExtents e(problem);
+  DecodeScratch(Arena& arena, const V& attention, const Problem& problem, const DecodeExtents& e) {
     const auto take = [&](Index rows, Index dim) { return arena.take<A>(checked_mul(rows, dim)); };
     mixing = take(e.mix_heads, checked_mul(e.blocks, e.blocks));
     rotation = rotation_table<A>(arena, attention.rotation, 1, e.feature_dim, problem.query_grid,
@@ -125,15 +124,15 @@ struct DecoderParts {
   V attention;
   Problem problem;  // of the longest sequences
   DecodeExtents extents;
-  DecodeMemory<V, A> memory;
+  DecodeMemory<A> memory;
   DecodeScratch<V, A> scratch;
 
   DecoderParts(Arena& arena, const V& variant, const Problem& longest)
       : attention(variant),
         problem(longest),
-        extents(longest),
+        extents(longest, normalizes<V>),
         memory(arena, extents),
-        scratch(arena, variant, longest) {}
+        scratch(arena, variant, longest, extents) {}
 };
 
 /// Bytes of a decoder.

@@ -44,21 +44,15 @@ struct DecodeTile {
 template <class A>
 struct DecodeStep {
   DecodeExtents e;
-  const Index* positions;
+  DecodeMemory<A> memory;
   Index first_sequence;
   PanelRows queries;  // [sequences, kv_heads, group_size, tokens]
   PanelRows keys;     // [sequences, kv_heads, tokens]
-  A* summaries;
-  A* key_sums;
-  A* open_keys;
-  A* open_values;
-  A* mixed;
-  A* mixed_sums;
   const A* mixing;
 
   MHLA_HOST_DEVICE Index tokens() const { return keys.table.block_tokens; }
   MHLA_HOST_DEVICE DecodeTile tile(Index item) const {
-    const Index at = positions[first_sequence + item];
+    const Index at = memory.positions[first_sequence + item];
     const Index block = at / e.block_tokens;
     const Index first = at % e.block_tokens;
     return {block, first, tokens(), block < e.blocks && first + tokens() <= e.block_tokens};
@@ -66,22 +60,24 @@ struct DecodeStep {
   // Unit u counts the kv heads of this tile's sequences; its memory is indexed over all sequences.
   MHLA_HOST_DEVICE Index memory_of(Index u) const { return first_sequence * e.kv_heads + u; }
   MHLA_HOST_DEVICE A* summary(Index u, Index block) const {
-    return summaries + (memory_of(u) * e.blocks + block) * e.summary_size();
+    return memory.summaries.data + (memory_of(u) * e.blocks + block) * e.summary_size();
   }
   MHLA_HOST_DEVICE A* key_sum(Index u, Index block) const {
-    return key_sums + (memory_of(u) * e.blocks + block) * e.feature_dim;
+    return memory.key_sums.data + (memory_of(u) * e.blocks + block) * e.feature_dim;
   }
   MHLA_HOST_DEVICE A* key(Index u, Index parity, Index t) const {
-    return open_keys + ((memory_of(u) * 2 + parity) * e.block_tokens + t) * e.feature_dim;
+    return memory.keys.data + ((memory_of(u) * 2 + parity) * e.block_tokens + t) * e.feature_dim;
   }
   MHLA_HOST_DEVICE A* value(Index u, Index parity, Index t) const {
-    return open_values + ((memory_of(u) * 2 + parity) * e.block_tokens + t) * e.value_dim;
+    return memory.values.data + ((memory_of(u) * 2 + parity) * e.block_tokens + t) * e.value_dim;
   }
   MHLA_HOST_DEVICE A* mixed_summary(Index u, Index parity, Index matrix) const {
-    return mixed + ((memory_of(u) * 2 + parity) * e.matrices + matrix) * e.summary_size();
+    return memory.mixed.data +
+           ((memory_of(u) * 2 + parity) * e.matrices + matrix) * e.summary_size();
   }
   MHLA_HOST_DEVICE A* mixed_sum(Index u, Index parity, Index matrix) const {
-    return mixed_sums + ((memory_of(u) * 2 + parity) * e.matrices + matrix) * e.feature_dim;
+    return memory.mixed_sums.data +
+           ((memory_of(u) * 2 + parity) * e.matrices + matrix) * e.feature_dim;
   }
   /// Row `block` of the matrix of query head g of a unit.
   MHLA_HOST_DEVICE const A* mixing_row(Index u, Index g, Index block) const {

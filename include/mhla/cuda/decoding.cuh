@@ -43,7 +43,6 @@ void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decod
                                     Index first_sequence, const DecodeTensors<T>& tensors) {
   const auto& [q, k, v, y] = tensors;
   const DecodeExtents& e = decoder.extents;
-  const auto& memory = decoder.memory;
   const auto& scratch = decoder.scratch;
   const auto& attention = decoder.attention;
   const Index sequences = q.extent[0];
@@ -51,16 +50,10 @@ void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decod
   BlockTable table = scratch.tile;
   table.block_tokens = tokens;
   const DecodeStep<A> step{e,
-                           memory.positions.data,
+                           decoder.memory,
                            first_sequence,
                            {table, sequences, e.kv_heads, e.group_size},
                            {table, sequences, e.kv_heads, 1},
-                           memory.summaries.data,
-                           memory.key_sums.data,
-                           memory.keys.data,
-                           memory.values.data,
-                           memory.mixed.data,
-                           memory.mixed_sums.data,
                            scratch.mixing.data};
   const Index query_rows = step.queries.count();
   const Index key_rows = step.keys.count();
@@ -102,7 +95,8 @@ void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decod
   const Index max_rows = share < e.feature_dim ? share : e.feature_dim;
   launch(device, units * max_rows * e.value_dim, PrepareNextBlock<A>{step, max_rows});
   launch(device, sequences,
-         AdvancePositions{memory.positions.data, first_sequence, tokens, e.block_tokens, e.blocks});
+         AdvancePositions{decoder.memory.positions.data, first_sequence, tokens, e.block_tokens,
+                          e.blocks});
 }
 
 template <class V, class T>

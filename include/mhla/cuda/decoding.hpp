@@ -52,7 +52,7 @@ template <class V, class T>
 struct DecoderKernels {
   using A = Accumulator<T>;
   using Parts = DecoderParts<V, A>;
-  using Memory = DecodeMemory<V, A>;
+  using Memory = DecodeMemory<A>;
 
   /// Fills tables, copies mix and resets all sequences.
   static void set_up(const CudaDevice& device, const Parts& decoder,
