@@ -15,7 +15,6 @@
 #include <mhla/cuda/paths/resident.hpp>
 #include <mhla/cuda/paths/summaries.hpp>
 #include <mhla/cuda/roofline.hpp>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 

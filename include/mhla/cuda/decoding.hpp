@@ -18,8 +18,6 @@
 #include <mhla/policy/decoding_checks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
-#include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 

@@ -12,7 +12,6 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <string>
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN

@@ -13,7 +13,6 @@
 #include <mhla/cuda/chip/divisor.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/device.hpp>
-#include <string>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN

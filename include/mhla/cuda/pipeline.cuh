@@ -5,7 +5,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/choose_path.hpp>

@@ -40,7 +40,6 @@
 #include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/chip/tile_shape.hpp>
 #include <mhla/cuda/device.hpp>
-#include <string>
 #include <type_traits>
 
 /// Functions that run only on the device.

@@ -5,7 +5,6 @@
 
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/tile_shape.hpp>

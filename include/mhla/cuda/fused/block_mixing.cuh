@@ -19,7 +19,6 @@
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_mixing.hpp>
-#include <string>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN

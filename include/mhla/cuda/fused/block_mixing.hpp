@@ -10,7 +10,6 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/causality.hpp>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 

@@ -8,7 +8,6 @@
 // dz~_i, over all query heads that read the mixed summary.
 #pragma once
 
-#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/machine.cuh>

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/strips.cuh>

@@ -13,7 +13,6 @@
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/variant.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN

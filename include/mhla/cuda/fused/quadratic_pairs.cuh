@@ -4,7 +4,6 @@
 // other side, in strips: rows are queries and columns keys, or vice versa.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
@@ -17,7 +16,6 @@
 #include <mhla/cuda/fused/float_tile.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
-#include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN

@@ -6,10 +6,8 @@
 
 #include <cstdint>
 #include <mhla/core/config.hpp>
-#include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/head_dims.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -14,7 +14,6 @@
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/fused/quadratic.hpp>
-#include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/roofline.hpp>
 
 MHLA_NAMESPACE_BEGIN

@@ -11,11 +11,9 @@
 #include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/plan.hpp>
-#include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/readout_shape.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/roofline.hpp>
