@@ -11,6 +11,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/block_table.hpp>
+#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/limits.hpp>
 #include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/problem.hpp>
@@ -95,37 +96,45 @@ inline WorkspaceView take_cublas_workspace(Arena& arena) {
 
 /// The tables that every path's kernels read besides the tensors; `A` is the accumulator. Plans
 /// take their memory array by array, where these are declared.
-template <class V, class A>
+template <class V, class A, bool is_fused>
 struct TablePlan {
+  const V& variant;
+  bool backward;
   Arena arena;
   Extents<V> extents;
   RotationTable<A> rotation;
   Span<A> mixing;  // [mix heads, mix rows, mix columns], packed
 
-  /// `strip` as in RotationTable.
   TablePlan(const Arena& memory, const V& attention, const Problem& problem, Index items,
-            Index strip)
-      : arena(memory),
+            bool is_backward)
+      : variant(attention),
+        backward(is_backward),
+        arena(memory),
         extents(arena, attention, problem, items),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
                                    problem.feature_dim, problem.query_grid, problem.key_grid,
-                                   strip)),
+                                   is_fused ? strip_width(problem.feature_dim) : 0)),
         mixing(take(extents.mix_heads, extents.mixing_size())) {}
 
   /// An array [rows, dim], or none.
   Span<A> take(Index rows, Index dim, bool needed = true) {
     return arena.take<A>(needed ? checked_mul(rows, dim) : 0);
   }
+  /// The same of the backward pass.
+  Span<A> take_back(Index rows, Index dim, bool needed = true) {
+    return take(rows, dim, needed && backward);
+  }
 };
 
 /// The workspace of a call on cuBLAS.
 template <class V, class A>
-struct Plan : TablePlan<V, A> {
-  using Base = TablePlan<V, A>;
+struct Plan : TablePlan<V, A, false> {
+  using Base = TablePlan<V, A, false>;
+  using Base::Base;
   using Base::extents;
   using Base::take;
+  using Base::take_back;
 
-  bool backward;
   WorkspaceView cublas = take_cublas_workspace(this->arena);
   Index query_rows = extents.queries.count();
   Index key_rows = extents.keys.count();
@@ -145,7 +154,7 @@ struct Plan : TablePlan<V, A> {
   Span<A> keys = take(key_rows, feature_dim);
   Span<A> rotated_keys = rotates<V> ? take(key_rows, feature_dim) : keys;
   Span<A> values = take(key_rows, value_dim);
-  Span<A> running_key_sums = take(key_rows, feature_dim, masks_own_block<V>&& normalizes<V>);
+  Span<A> running_key_sums = take(key_rows, masks_own_block<V> ? feature_dim : 0, normalizes<V>);
   // Summaries of key blocks, and mixed ones of query blocks.
   Span<A> summaries = take(extents.key_summaries(), extents.summary_size());
   Span<A> key_sums = take(extents.key_summaries(), feature_dim, normalizes<V>);
@@ -156,26 +165,22 @@ struct Plan : TablePlan<V, A> {
   Span<A> row_input = take(map_rows, extents.key_dim);  // of a row-wise map
 
   // Backward pass only.
-  Span<A> grad_queries = take(query_rows, feature_dim, backward);
-  Span<A> grad_keys = take(key_rows, feature_dim, backward);
-  Span<A> grad_values = take(key_rows, value_dim, backward);
-  Span<A> grad_denominators = take(query_rows, 1, backward&& normalizes<V>);  // c
-  Span<A> grad_products = take(query_rows, 1, backward&& mixes_products<V>);  // dR
-  Span<A> own_products = take(query_rows, 1, backward&& masks_own_block<V>);  // parts of dm_ii
-  Span<A> grad_mixed_summaries = take(extents.mixed_summaries(), extents.summary_size(), backward);
+  Span<A> grad_queries = take_back(query_rows, feature_dim);
+  Span<A> grad_keys = take_back(key_rows, feature_dim);
+  Span<A> grad_values = take_back(key_rows, value_dim);
+  Span<A> grad_denominators = take_back(query_rows, 1, normalizes<V>);  // c
+  Span<A> grad_products = take_back(query_rows, 1, mixes_products<V>);  // dR
+  Span<A> own_products = take_back(query_rows, 1, masks_own_block<V>);  // parts of dm_ii
+  Span<A> grad_mixed_summaries = take_back(extents.mixed_summaries(), extents.summary_size());
   Span<A> grad_mixed_key_sums =
-      take(extents.mixed_summaries(), feature_dim, backward&& mixes_key_sums<V>);
-  Span<A> grad_summaries = take(extents.key_summaries(), extents.summary_size(), backward);
-  Span<A> grad_key_sums = take(extents.key_summaries(), feature_dim, backward&& normalizes<V>);
-  Span<A> grad_scores = take(extents.key_summaries(), score_size, backward&& masks_own_block<V>);
-  Span<A> grad_row = take(map_rows, extents.key_dim, backward);
-  Span<A> grad_mixing = take(parts, extents.mixing_size(), backward);
+      take_back(extents.mixed_summaries(), feature_dim, mixes_key_sums<V>);
+  Span<A> grad_summaries = take_back(extents.key_summaries(), extents.summary_size());
+  Span<A> grad_key_sums = take_back(extents.key_summaries(), feature_dim, normalizes<V>);
+  Span<A> grad_scores = take_back(extents.key_summaries(), score_size, masks_own_block<V>);
+  Span<A> grad_row = take_back(map_rows, extents.key_dim);
+  Span<A> grad_mixing = take_back(parts, extents.mixing_size());
   // The diagonal's, if it is separate.
-  Span<A> grad_own_mixing = take(parts, extents.mix_rows, backward&& masks_own_block<V>);
-
-  Plan(const Arena& memory, const V& attention, const Problem& problem, Index items,
-       bool is_backward)
-      : Base(memory, attention, problem, items, 0), backward(is_backward) {}
+  Span<A> grad_own_mixing = take_back(parts, extents.mix_rows, masks_own_block<V>);
 
   /// Places the summaries of items [first, ...) in a state, if it has memory: those of the whole
   /// batch, followed by its key sums.

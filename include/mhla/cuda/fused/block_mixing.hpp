@@ -15,6 +15,23 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
+/// Planes of 16-bit elements that a summary has: its rounded value, and in the backward pass, where
+/// large terms cancel, its rounding error.
+inline constexpr int forward_parts = 1;
+inline constexpr int backward_parts = 2;
+
+/// 16-bit summaries in memory, [units, blocks, matrices, feature_dim, value_dim], times a power of
+/// two, in planes.
+template <class T>
+struct Summaries {
+  T* data = nullptr;
+  Index plane = 0;  // elements of one
+  float scale = 1;
+
+  // NOLINTNEXTLINE: adds const only
+  operator Summaries<const T>() const { return {data, plane, scale}; }
+};
+
 /// The extents of a mixing. Units are pairs of an item of the batch and a kv head, heads fastest.
 struct MixingShape {
   Index units = 0;

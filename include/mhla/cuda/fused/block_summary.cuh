@@ -14,6 +14,7 @@
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/chip/tile.cuh>
+#include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/readout_shape.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
@@ -22,15 +23,6 @@
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
-
-/// 16-bit summaries in memory, [units, blocks, matrices, KeyDim, ValueDim], times a power of two;
-/// in `Parts` planes, whose sum is the number: its rounded value and, with two, the rounding error.
-template <class T>
-struct Summaries {
-  T* data;
-  Index plane;  // elements of one
-  float scale;
-};
 
 /// Stores two neighbouring elements.
 template <class T, int Parts>

@@ -10,7 +10,6 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/fused/block_mixing.hpp>
-#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/problem.hpp>
 #include <type_traits>
@@ -18,18 +17,6 @@
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
-
-/// Planes of 16-bit elements that a summary has: its rounded value, and in the backward pass, where
-/// large terms cancel, its rounding error.
-inline constexpr int forward_parts = 1;
-inline constexpr int backward_parts = 2;
-
-/// Summaries in planes, `size` elements apart.
-template <class T>
-struct SummaryPlanes {
-  T* data = nullptr;
-  Index size = 0;
-};
 
 /// Scale of summaries of this many tokens: half's range ends at 65504.
 template <class T>
@@ -69,52 +56,49 @@ Index partial_sums_of(const V& variant, const Extents<V>& e) {
 
 /// Such a call's workspace; `T` is the storage type.
 template <class V, class T>
-struct SummaryPlan : TablePlan<V, float> {
-  using Base = TablePlan<V, float>;
+struct SummaryPlan : TablePlan<V, float, true> {
+  using Base = TablePlan<V, float, true>;
+  using Base::backward;
+  using Base::Base;
   using Base::extents;
   using Base::take;
+  using Base::take_back;
 
-  const V& variant;
-  bool backward;
   int parts = backward ? backward_parts : forward_parts;  // planes of every summary
   bool in_state = false;  // summaries and key sums lie in a forward state
   Index feature_dim = extents.feature_dim;
   Index query_rows = extents.queries.count();
   Index grad_parts = checked_mul(extents.units(), extents.matrices);  // of dmix
 
-  SummaryPlanes<T> summaries = take_summaries(extents.key_summaries());
+  Summaries<T> summaries = take_summaries(extents.key_summaries(), scale());
   Span<float> key_sums = take(extents.key_summaries(), feature_dim, normalizes<V>);
   /// The forward pass, which does not need summaries once they are mixed, overwrites them if the
   /// kernel can.
-  SummaryPlanes<T> mixed_summaries = !backward && mix_in_place(variant, extents)
-                                         ? summaries
-                                         : take_summaries(extents.mixed_summaries());
+  Summaries<T> mixed_summaries = !backward && mix_in_place(this->variant, extents)
+                                     ? summaries
+                                     : take_summaries(extents.mixed_summaries(), scale());
   Span<float> mixed_key_sums = take(extents.mixed_summaries(), feature_dim, normalizes<V>);
 
   // Backward pass only. Of every query: 1 / den, c / r, its part of dm_ii.
-  Span<float> weights = take(query_rows, 1, backward&& normalizes<V>);
-  Span<float> sum_weights = take(query_rows, 1, backward&& normalizes<V>);
-  Span<float> own_products = take(query_rows, 1, backward&& masks_own_block<V>);
-  SummaryPlanes<T> grad_mixed_summaries = take_summaries(backward ? extents.mixed_summaries() : 0);
+  Span<float> weights = take_back(query_rows, 1, normalizes<V>);
+  Span<float> sum_weights = take_back(query_rows, 1, normalizes<V>);
+  Span<float> own_products = take_back(query_rows, 1, masks_own_block<V>);
+  Summaries<T> grad_mixed_summaries =
+      take_summaries(backward ? extents.mixed_summaries() : 0, gradient_scale());
   Span<float> grad_mixed_key_sums =
-      take(extents.mixed_summaries(), feature_dim, backward&& normalizes<V>);
-  SummaryPlanes<T> grad_summaries = take_summaries(backward ? extents.key_summaries() : 0);
-  Span<float> grad_key_sums = take(extents.key_summaries(), feature_dim, backward&& normalizes<V>);
-  Span<float> partial_sums = take(backward ? partial_sums_of(variant, extents) : 0, 1);
-  Span<float> grad_mixing = take(grad_parts, extents.mixing_size(), backward);
+      take_back(extents.mixed_summaries(), feature_dim, normalizes<V>);
+  Summaries<T> grad_summaries =
+      take_summaries(backward ? extents.key_summaries() : 0, gradient_scale());
+  Span<float> grad_key_sums = take_back(extents.key_summaries(), feature_dim, normalizes<V>);
+  Span<float> partial_sums = take(backward ? partial_sums_of(this->variant, extents) : 0, 1);
+  Span<float> grad_mixing = take_back(grad_parts, extents.mixing_size());
   // The diagonal's, if it is separate.
-  Span<float> grad_own_mixing = take(grad_parts, extents.mix_rows, backward&& masks_own_block<V>);
-
-  SummaryPlan(const Arena& memory, const V& attention, const Problem& problem, Index items,
-              bool is_backward)
-      : Base(memory, attention, problem, items, strip_width(problem.feature_dim)),
-        variant(attention),
-        backward(is_backward) {}
+  Span<float> grad_own_mixing = take_back(grad_parts, extents.mix_rows, masks_own_block<V>);
 
   /// [parts, count, feature_dim, value_dim]
-  SummaryPlanes<T> take_summaries(Index count) {
+  Summaries<T> take_summaries(Index count, float scale_of) {
     const Index size = checked_mul(count, extents.summary_size());
-    return {this->arena.template take<T>(checked_mul(parts, size)).data, size};
+    return {this->arena.template take<T>(checked_mul(parts, size)).data, size, scale_of};
   }
 
   /// Places the summaries of items [first, ...) in a state, if it has memory: the planes of the
@@ -126,7 +110,7 @@ struct SummaryPlan : TablePlan<V, float> {
     const Index size = extents.summary_size();
     const Index plane = batch * of_item * size;
     in_state = true;
-    summaries = {reinterpret_cast<T*>(state.data) + first * of_item * size, plane};
+    summaries = {reinterpret_cast<T*>(state.data) + first * of_item * size, plane, scale()};
     if constexpr (normalizes<V>) key_sums.data = state.data + plane + first * of_item * feature_dim;
   }
 

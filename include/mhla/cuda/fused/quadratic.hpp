@@ -7,10 +7,8 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/causality.hpp>
-#include <mhla/policy/problem.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -70,22 +68,17 @@ constexpr float gradient_scale(Index key_dim, Index keys, bool divides, Sight se
 
 /// The workspace of a call over pairs.
 template <class V>
-struct PairPlan : TablePlan<V, float> {
-  using Base = TablePlan<V, float>;
+struct PairPlan : TablePlan<V, float, true> {
+  using Base = TablePlan<V, float, true>;
+  using Base::Base;
   using Base::extents;
-  using Base::take;
+  using Base::take_back;
 
-  bool backward;
-  // Backward pass only: 1 / den of every query, and the gradient of den; the units' parts of dmix.
-  Span<float> weights = take(extents.queries.count(), 1, backward&& normalizes<V>);
-  Span<float> sum_weights = take(extents.queries.count(), 1, backward&& normalizes<V>);
+  // 1 / den of every query, and the gradient of den; the units' parts of dmix.
+  Span<float> weights = take_back(extents.queries.count(), 1, normalizes<V>);
+  Span<float> sum_weights = take_back(extents.queries.count(), 1, normalizes<V>);
   Span<float> grad_mixing =
-      take(checked_mul(extents.units(), extents.matrices), extents.mixing_size(), backward);
-
-  PairPlan(const Arena& memory, const V& attention, const Problem& problem, Index items,
-           bool is_backward)
-      : Base(memory, attention, problem, items, strip_width(problem.feature_dim)),
-        backward(is_backward) {}
+      take_back(checked_mul(extents.units(), extents.matrices), extents.mixing_size());
 };
 
 }  // namespace cuda::fused

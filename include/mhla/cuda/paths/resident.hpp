@@ -7,11 +7,9 @@
 #include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/resident.hpp>
-#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/paths/summaries.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/roofline.hpp>
@@ -20,12 +18,9 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Such a call's workspace.
+/// Such a call's workspace: tables alone.
 template <class V>
-struct ResidentPlan : TablePlan<V, float> {
-  ResidentPlan(const Arena& memory, const V& attention, const Problem& problem, Index items, bool)
-      : TablePlan<V, float>(memory, attention, problem, items, strip_width(problem.feature_dim)) {}
-};
+using ResidentPlan = TablePlan<V, float, true>;
 
 /// One fused kernel, for few blocks; forward only.
 struct ResidentPath {

@@ -53,12 +53,12 @@ struct SequenceSummaries {
     return of;
   }
   template <class T>
-  SummaryRows<T> of_keys(const SummaryPlanes<T>& summaries) const {
-    return key_rows(summaries.data, parts, summaries.size, e.summary_size());
+  SummaryRows<T> of_keys(const Summaries<T>& summaries) const {
+    return key_rows(summaries.data, parts, summaries.plane, e.summary_size());
   }
   template <class T>
-  SummaryRows<T> of_queries(const SummaryPlanes<T>& summaries) const {
-    return query_rows(summaries.data, parts, summaries.size, e.summary_size());
+  SummaryRows<T> of_queries(const Summaries<T>& summaries) const {
+    return query_rows(summaries.data, parts, summaries.plane, e.summary_size());
   }
   SummaryRows<float> of_keys(Span<float> key_sums) const {
     return key_rows(key_sums.data, 1, 0, e.feature_dim);
@@ -117,12 +117,6 @@ struct SummaryPass {
   }
 
  private:
-  static Summaries<T> scaled(const SummaryPlanes<T>& of, float scale) {
-    return {of.data, of.size, scale};
-  }
-  static Summaries<const T> read_only(const SummaryPlanes<T>& of, float scale) {
-    return {of.data, of.size, scale};
-  }
   Sharing of_key_heads() const { return {static_cast<int>(e.keys.kv_heads), 1, 1}; }
   MixingMatrices matrices() const {
     // With summaries from a state, the backward pass begins with mixing.
@@ -142,9 +136,9 @@ struct SummaryPass {
   void summarize_blocks() const {
     constexpr KeySums sums = normalizes<V> ? KeySums::plain : KeySums::none;
     summarize(device, e.keys.batch,
-              SummarizeBlocks<Traits, Parts, sums>{
-                  of.key_features(), of.values(), of_key_heads(), nullptr, nullptr, 1.0f,
-                  scaled(plan.summaries, plan.scale()), plan.key_sums.data});
+              SummarizeBlocks<Traits, Parts, sums>{of.key_features(), of.values(), of_key_heads(),
+                                                   nullptr, nullptr, 1.0f, plan.summaries,
+                                                   plan.key_sums.data});
   }
 
   /// z~_i and S~_i of every query block.
@@ -162,11 +156,11 @@ struct SummaryPass {
   void read_out_blocks(const TensorView<T, 4>& y) const {
     const auto own = of.own_keys(plan.weight_scale());
     using Own = std::remove_const_t<decltype(own)>;
-    read_out(device, e.queries.batch,
-             ReadOutBlocks<Traits, forward_parts, normalizes<V>, Own>{
-                 of.query_features(), tokens(y, e.queries.table), Update::overwrite,
-                 of.of_query_heads(), read_only(plan.mixed_summaries, plan.scale()),
-                 plan.mixed_key_sums.data, of.epsilon(), own});
+    read_out(
+        device, e.queries.batch,
+        ReadOutBlocks<Traits, forward_parts, normalizes<V>, Own>{
+            of.query_features(), tokens(y, e.queries.table), Update::overwrite, of.of_query_heads(),
+            plan.mixed_summaries, plan.mixed_key_sums.data, of.epsilon(), own});
   }
 
   /// What queries keep for the other gradients; weights are 1 without a normalizer.
@@ -184,8 +178,8 @@ struct SummaryPass {
         device, e.queries.batch,
         FeatureGradient<Traits, backward_parts, Side::queries, normalizes<V>, Own>{
             of.query_features(), tokens(dy, e.queries.table), tokens(dq.view, e.queries.table),
-            dq.wanted, update, of.of_query_heads(), read_only(plan.mixed_summaries, plan.scale()),
-            plan.mixed_key_sums.data, of.epsilon(), query_numbers(), own});
+            dq.wanted, update, of.of_query_heads(), plan.mixed_summaries, plan.mixed_key_sums.data,
+            of.epsilon(), query_numbers(), own});
   }
 
   /// dS~_i and dz~_i of every query block.
@@ -195,14 +189,14 @@ struct SummaryPass {
               SummarizeBlocks<Traits, backward_parts, sums>{
                   of.query_features(), tokens(dy, e.queries.table), of.of_query_heads(),
                   query_numbers().weights, query_numbers().sum_weights, plan.weight_scale(),
-                  scaled(plan.grad_mixed_summaries, plan.gradient_scale()),
-                  plan.grad_mixed_key_sums.data});
+                  plan.grad_mixed_summaries, plan.grad_mixed_key_sums.data});
   }
 
   /// Adds to the units' parts of dmix.
   void mixing_gradient() const {
     const MixingGradients to{plan.grad_mixing.data, e.matrices * e.mixing_size(), e.mixing_size(),
-                             e.mix_columns, 1 / (plan.scale() * plan.gradient_scale())};
+                             e.mix_columns,
+                             1 / (plan.summaries.scale * plan.grad_mixed_summaries.scale)};
     for_each_sequence([&](const SequenceSummaries<V>& s) {
       mix_matrix_gradient<T>(device, s.shape(), s.of_queries(plan.grad_mixed_summaries),
                              s.of_keys(plan.summaries), plan.partial_sums.data, to, Into::add);
@@ -244,18 +238,18 @@ struct SummaryPass {
     read_out(device, e.keys.batch,
              ReadOutBlocks<Traits, backward_parts, false, Own>{
                  of.key_features(), tokens(dv, e.keys.table), update, of_key_heads(),
-                 read_only(plan.grad_summaries, plan.gradient_scale()), nullptr, 0.0f, own});
+                 plan.grad_summaries, nullptr, 0.0f, own});
   }
 
   void key_gradient(const TensorView<const T, 4>& dy, const TensorView<T, 4>& dk,
                     Update update) const {
     const auto own = own_queries(dy);
     using Own = std::remove_const_t<decltype(own)>;
-    feature_gradient(device, e.keys.batch,
-                     FeatureGradient<Traits, backward_parts, Side::keys, normalizes<V>, Own>{
-                         of.key_features(), of.values(), tokens(dk, e.keys.table), true, update,
-                         of_key_heads(), read_only(plan.grad_summaries, plan.gradient_scale()),
-                         plan.grad_key_sums.data, 0.0f, QueryNumbers{}, own});
+    feature_gradient(
+        device, e.keys.batch,
+        FeatureGradient<Traits, backward_parts, Side::keys, normalizes<V>, Own>{
+            of.key_features(), of.values(), tokens(dk, e.keys.table), true, update, of_key_heads(),
+            plan.grad_summaries, plan.grad_key_sums.data, 0.0f, QueryNumbers{}, own});
   }
 };
 
