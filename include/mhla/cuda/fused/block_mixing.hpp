@@ -10,6 +10,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/causality.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -29,7 +30,10 @@ struct Summaries {
   float scale = 1;
 
   // NOLINTNEXTLINE: adds const only
-  operator Summaries<const T>() const { return {data, plane, scale}; }
+  template <class U, class = std::enable_if_t<std::is_same_v<U, const T> && !std::is_const_v<T>>>
+  operator Summaries<U>() const {
+    return {data, plane, scale};
+  }
 };
 
 /// The extents of a mixing. Units are pairs of an item of the batch and a kv head, heads fastest.
