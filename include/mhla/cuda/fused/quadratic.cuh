@@ -16,12 +16,10 @@
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/chip/tile_ring.cuh>
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/quadratic_pairs.cuh>
-#include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN
@@ -31,6 +29,7 @@ namespace cuda::fused {
 template <class Traits>
 struct AttendPairs {
   using T = typename Traits::T;
+  using Operands = typename Traits::Operands;
   static constexpr int KeyDim = Traits::key_dim;
   static constexpr int ValueDim = Traits::value_dim;
   static constexpr Sight sees = Traits::sees;
@@ -50,9 +49,9 @@ struct AttendPairs {
   using Sum = WarpRows<ValueDim / Traits::tiles.slices>;
 
   static constexpr int shared_bytes = Memory::at.bytes;
-  static constexpr int stages = Memory::at.stages;
   static constexpr int min_blocks_per_sm = Traits::tiles.blocks_of_sm;
-  typename Traits::Operands of;
+
+  Operands of;
   Tokens<T> o;
   Update update;
   float epsilon;
@@ -65,70 +64,23 @@ struct AttendPairs {
 
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();  // this is the first kernel of a call
-    const BlockTable& table = of.q.x.table;
     const TokenRange xs = of.template query_tile<rows>(block);
-    const auto seen = keys_seen<sees, columns>(table, of.k.x.table, of.packed, xs.begin, xs.end);
-    const auto ys_of = [&, kv_head = xs.head / of.sharing.heads](int tile) {
-      return seen.tile(xs.item, kv_head, tile);
-    };
-    const auto hides = [&](int tile) {
-      return hides_some<sees>(of.packed, table, xs.begin, ys_of(tile).begin, columns);
-    };
-
     copy_tokens<threads>(block, of.q.x, xs, QueryTile{Memory::at.own.begin});
-    RowBlocks<rows>{Memory::at.own_blocks.begin}.look_up(block, table, of.packed, xs);
-    Pairs pairs{{Memory::at.own_blocks.begin},
-                {Memory::at.other_blocks.begin},
-                Memory::at.mixing.begin,
-                of.packed || sees != Sight::all,
-                of.k.x.table.block_tokens % 8 == 0,
-                Pairs::first_row_of(block, row_warps),
-                0,
-                {of.mixing, xs.head, score_scale}};
+    RowBlocks<rows>{Memory::at.own_blocks.begin}.look_up(block, of.q.x.table, of.packed, xs);
+    auto pairs = Memory::template pairs<Pairs>(block, of, of.k.x.table, xs.head, score_scale);
     pairs.mixing.template keep<threads>(block, pairs.kept);
     Sum sum;
     float denominator[2] = {0, 0};
-    for_each_tile<stages>(
-        block, seen.tiles(),
-        [&](int tile) {
-          const Block anew = machine::known_anew(block);
-          copy_tokens<threads>(anew, of.k.x, ys_of(tile), Memory::others(tile));
-          copy_tokens<threads>(anew, of.v, ys_of(tile), Memory::other_values(tile));
-        },
-        [&](int tile) {
-          make_tile_features(block, xs, ys_of(tile), Memory::others(tile), tile == 0);
-          RowBlocks<columns>{Memory::at.other_blocks.begin}.look_up(block, of.k.x.table, of.packed,
-                                                                    ys_of(tile));
-          if (hides(tile))
-            look_for_infinities<threads>(block, Memory::other_values(tile), exponent_bits<T>,
-                                         Memory::at.value_flags.begin);
-        },
-        [&](int tile) {
-          pairs.ahead = static_cast<int>(xs.begin - ys_of(tile).begin);
-          const bool spoilt = hides(tile) && found_infinities<warps>(Memory::at.value_flags.begin);
-          add_tile(block, pairs, Memory::others(tile), Memory::other_values(tile), spoilt, sum,
-                   denominator);
-        });
+    for_each_key_tile<AttendPairs, false>(block, of, xs, true, pairs, [&](int tile, bool spoilt) {
+      add_tile(block, pairs, Memory::others(tile), Memory::other_values(tile), spoilt, sum,
+               denominator);
+    });
     store_rows(block, xs, pairs.first_row, sum, denominator);
   }
 
  private:
   MHLA_DEVICE static int first_column_of(const Block& block) {
     return block.warp() / row_warps * Sum::cols;
-  }
-
-  MHLA_DEVICE void make_tile_features(const Block& block, const TokenRange& xs,
-                                      const TokenRange& ys, const KeyTile& keys,
-                                      bool is_first) const {
-    const QueryTile queries{Memory::at.own.begin};
-    if constexpr (is_twofold) {
-      if (is_first)
-        make_plain_features<threads>(block, of.q, xs, queries,
-                                     QueryTile{Memory::at.own_plain.begin});
-      make_plain_features<threads>(block, of.k, ys, keys, KeyTile{Memory::at.others_plain.begin});
-    }
-    if (is_first) make_features<threads>(block, of.q, xs, queries);
-    make_features<threads>(block, of.k, ys, keys);
   }
 
   /// The pairs of a warp's queries and a tile of keys.

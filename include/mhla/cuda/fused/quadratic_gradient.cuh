@@ -117,34 +117,6 @@ MHLA_DEVICE void add_sums(const Block& block, const FloatTile<Rows, Dim>& gradie
     gradient.write_pair(row, col, before.first + times * first, before.second + times * second);
   });
 }
-/// Whether a rotated feature, a sum of two, may be infinite or NaN in T.
-template <class T>
-MHLA_DEVICE bool is_large(float feature) {
-  constexpr float limit = std::is_same_v<T, BFloat16> ? 1e38f : 3e4f;
-  return !(feature <= limit && feature >= -limit);
-}
-/// Writes what each warp's threads found to `flags`. The warp meets.
-MHLA_DEVICE void write_flags(const Block& block, float found, Shared flags) {
-  for (int mask = 1; mask < 32; mask *= 2) found += machine::exchange(found, mask);
-  if (block.lane() == 0)
-    machine::write<float>(flags + static_cast<Shared>(block.warp() * 4), found);
-}
-
-/// make_features, and flags for infinities among them.
-template <int Threads, class T, class Map, bool Rotates, int Rows, int Dim>
-MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
-                                       const TokenRange& range, const Tile<Rows, Dim>& tile,
-                                       bool wants_flags, Shared flags) {
-  float found = 0;
-  make_features<Threads>(
-      block, of, range, tile, [&](int) { return of.scale; },
-      [&](int, int, const typename Strips<Dim>::Elements& plain) {
-        for (const float feature : plain)
-          if (is_large<T>(feature)) found = 1;
-      },
-      [](int) {});
-  if (wants_flags) write_flags(block, found, flags);
-}
 
 /// Common to the kernels of the backward pass.
 template <class Traits>

@@ -96,14 +96,7 @@ struct KeyPairsGradient {
     copy_tokens<threads>(block, of.v, ys, ValueTile{Memory::at.own_values.begin});
     RowBlocks<rows>{Memory::at.own_blocks.begin}.look_up(block, table, of.packed, ys);
     if constexpr (Traits::divides) machine::wait_for_earlier_kernels();
-    Pairs pairs{{Memory::at.own_blocks.begin},
-                {Memory::at.other_blocks.begin},
-                Memory::at.mixing.begin,
-                of.packed || sees != Sight::all,
-                of.q.x.table.block_tokens % 8 == 0,
-                Pairs::first_row_of(block, row_warps),
-                0,
-                {of.mixing, 0, 1}};
+    auto pairs = Memory::template pairs<Pairs>(block, of, of.q.x.table, 0, 1);
     Sum sum;
     PlainSum plain_sum;  // of unrotated queries, if features are twofold
     for_each_tile<stages>(

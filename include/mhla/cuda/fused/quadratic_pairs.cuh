@@ -10,12 +10,14 @@
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/chip/tile.cuh>
+#include <mhla/cuda/chip/tile_ring.cuh>
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/float_tile.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
+#include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN
@@ -264,6 +266,19 @@ struct PairMemory {
   static constexpr Layout at = make();
   static_assert(at.bytes <= machine::max_shared_bytes);
 
+  /// `columns_table` is the others'.
+  template <class Pairs>
+  MHLA_DEVICE static Pairs pairs(const Block& block, const typename Traits::Operands& of,
+                                 const BlockTable& columns_table, int head, float scale) {
+    return {{at.own_blocks.begin},
+            {at.other_blocks.begin},
+            at.mixing.begin,
+            of.packed || Traits::sees != Sight::all,
+            columns_table.block_tokens % 8 == 0,
+            Pairs::first_row_of(block, Rows / 16),
+            0,
+            {of.mixing, head, scale}};
+  }
   MHLA_DEVICE static Others others(int tile) {
     return {at.others.begin + static_cast<Shared>(tile % at.stages * stage_bytes)};
   }
@@ -423,6 +438,88 @@ MHLA_DEVICE void make_plain_features(const Block& block, const FeatureTokens<T, 
             x = place.token != absent.token ? of.scale * of.map.value(x) : 0.0f;
           write_strip<T>(plain, row, n, features);
         });
+      });
+}
+
+/// Whether a rotated feature, a sum of two, may be infinite or NaN in T.
+template <class T>
+MHLA_DEVICE bool is_large(float feature) {
+  constexpr float limit = std::is_same_v<T, BFloat16> ? 1e38f : 3e4f;
+  return !(feature <= limit && feature >= -limit);
+}
+/// Writes what each warp's threads found to `flags`. The warp meets.
+MHLA_DEVICE void write_flags(const Block& block, float found, Shared flags) {
+  for (int mask = 1; mask < 32; mask *= 2) found += machine::exchange(found, mask);
+  if (block.lane() == 0)
+    machine::write<float>(flags + static_cast<Shared>(block.warp() * 4), found);
+}
+
+/// make_features, and flags for infinities among them.
+template <int Threads, class T, class Map, bool Rotates, int Rows, int Dim>
+MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
+                                       const TokenRange& range, const Tile<Rows, Dim>& tile,
+                                       bool wants_flags, Shared flags) {
+  float found = 0;
+  make_features<Threads>(
+      block, of, range, tile, [&](int) { return of.scale; },
+      [&](int, int, const typename Strips<Dim>::Elements& plain) {
+        for (const float feature : plain)
+          if (is_large<T>(feature)) found = 1;
+      },
+      [](int) {});
+  if (wants_flags) write_flags(block, found, flags);
+}
+
+/// Calls use(tile, spoilt) for each of the tiles of keys that a thread block's queries see, once
+/// their features, and if it `begins` the queries', are made. `spoilt`: the tile's values or, with
+/// `reads_features`, features have infinities that some queries do not see.
+template <class Kernel, bool reads_features, class Pairs, class Use>
+MHLA_DEVICE void for_each_key_tile(const Block& block, const typename Kernel::Operands& of,
+                                   const TokenRange& xs, bool begins, Pairs& pairs,
+                                   const Use& use) {
+  using Memory = typename Kernel::Memory;
+  using T = typename Kernel::T;
+  constexpr int threads = Kernel::threads;
+  constexpr int columns = Memory::columns;
+  const BlockTable& table = of.q.x.table;
+  const auto seen =
+      keys_seen<Kernel::sees, columns>(table, of.k.x.table, of.packed, xs.begin, xs.end);
+  const auto ys_of = [&, kv_head = xs.head / of.sharing.heads](int tile) {
+    return seen.tile(xs.item, kv_head, tile);
+  };
+  const auto hides = [&](int tile) {
+    return hides_some<Kernel::sees>(of.packed, table, xs.begin, ys_of(tile).begin, columns);
+  };
+  constexpr Shared flags =
+      reads_features ? Memory::at.feature_flags.begin : Memory::at.value_flags.begin;
+  for_each_tile<Memory::at.stages>(
+      block, seen.tiles(),
+      [&](int tile) {
+        const Block anew = reads_features ? block : machine::known_anew(block);
+        copy_tokens<threads>(anew, of.k.x, ys_of(tile), Memory::others(tile));
+        copy_tokens<threads>(anew, of.v, ys_of(tile), Memory::other_values(tile));
+      },
+      [&](int tile) {
+        const typename Memory::Own queries{Memory::at.own.begin};
+        const bool is_first = begins && tile == 0;
+        if constexpr (Kernel::is_twofold) {
+          if (is_first)
+            make_plain_features<threads>(block, of.q, xs, queries,
+                                         typename Memory::Own{Memory::at.own_plain.begin});
+          make_plain_features<threads>(block, of.k, ys_of(tile), Memory::others(tile),
+                                       typename Memory::Others{Memory::at.others_plain.begin});
+        }
+        if (is_first) make_flagged_features<threads>(block, of.q, xs, queries, false, Shared{0});
+        make_flagged_features<threads>(block, of.k, ys_of(tile), Memory::others(tile),
+                                       reads_features && hides(tile), flags);
+        RowBlocks<columns>{Memory::at.other_blocks.begin}.look_up(block, of.k.x.table, of.packed,
+                                                                  ys_of(tile));
+        if (!reads_features && hides(tile))
+          look_for_infinities<threads>(block, Memory::other_values(tile), exponent_bits<T>, flags);
+      },
+      [&](int tile) {
+        pairs.ahead = static_cast<int>(xs.begin - ys_of(tile).begin);
+        use(tile, hides(tile) && found_infinities<Kernel::warps>(flags));
       });
 }
 

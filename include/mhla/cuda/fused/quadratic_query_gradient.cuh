@@ -7,7 +7,6 @@
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/chip/tile_ring.cuh>
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_pairs.cuh>
@@ -23,6 +22,7 @@ namespace cuda::fused {
 template <class Traits>
 struct QueryPairsGradient {
   using T = typename Traits::T;
+  using Operands = typename Traits::Operands;
   static constexpr int KeyDim = Traits::key_dim;
   static constexpr int ValueDim = Traits::value_dim;
   static constexpr Sight sees = Traits::sees;
@@ -45,7 +45,6 @@ struct QueryPairsGradient {
   using PlainSum = std::conditional_t<is_twofold, Sum, WarpRows<8>>;
 
   static constexpr int shared_bytes = Memory::at.bytes;
-  static constexpr int stages = Memory::at.stages;
   static constexpr int min_blocks_per_sm = Traits::tiles.blocks_of_sm;
   PairGradientOperands<Traits> operands;
   float epsilon;
@@ -61,29 +60,20 @@ struct QueryPairsGradient {
   MHLA_DEVICE void operator()(const Block& block) const {
     machine::wait_for_earlier_kernels();  // this is the first kernel of a call
     const auto& of = operands.of;
-    const BlockTable& table = of.q.x.table;
     const TokenRange xs = of.template query_tile<rows>(block);
-    const auto seen = keys_seen<sees, columns>(table, of.k.x.table, of.packed, xs.begin, xs.end);
     const QueryTile query_tile{Memory::at.own.begin};
     const OutTile dy_tile{Memory::at.own_values.begin};
     if constexpr (Traits::divides) copy_tokens<threads>(block, of.q.x, xs, query_tile);
     copy_tokens<threads>(block, operands.dy, xs, dy_tile);
-    RowBlocks<rows>{Memory::at.own_blocks.begin}.look_up(block, table, of.packed, xs);
-    Pairs pairs{{Memory::at.own_blocks.begin},
-                {Memory::at.other_blocks.begin},
-                Memory::at.mixing.begin,
-                of.packed || sees != Sight::all,
-                of.k.x.table.block_tokens % 8 == 0,
-                Pairs::first_row_of(block, row_warps),
-                0,
-                {of.mixing, xs.head, 1}};
+    RowBlocks<rows>{Memory::at.own_blocks.begin}.look_up(block, of.q.x.table, of.packed, xs);
+    auto pairs = Memory::template pairs<Pairs>(block, of, of.k.x.table, xs.head, 1);
     pairs.mixing.template keep<threads>(block, pairs.kept);
     float r[2] = {1, 1};
     float c[2] = {0, 0};
     if constexpr (Traits::divides) {
       float denominator[2] = {0, 0};
       float product[2] = {0, 0};
-      for_each_key_tile(block, xs, seen, true, pairs, [&](int tile, bool) {
+      for_each_key_tile<QueryPairsGradient, true>(block, of, xs, true, pairs, [&](int tile, bool) {
         add_denominators(block, pairs, Memory::others(tile), Memory::other_values(tile),
                          denominator, product);
       });
@@ -102,10 +92,11 @@ struct QueryPairsGradient {
     }
     Sum sum;
     PlainSum key_sum;  // s(m K), if features are twofold
-    for_each_key_tile(block, xs, seen, false, pairs, [&](int tile, bool spoilt) {
-      add_tile(block, pairs, Memory::others(tile), Memory::other_values(tile), spoilt, r, c, sum,
-               key_sum);
-    });
+    for_each_key_tile<QueryPairsGradient, true>(
+        block, of, xs, false, pairs, [&](int tile, bool spoilt) {
+          add_tile(block, pairs, Memory::others(tile), Memory::other_values(tile), spoilt, r, c,
+                   sum, key_sum);
+        });
 
     block.sync();  // tiles have been read
     copy_tokens<threads>(block, of.q.x, xs, query_tile);
@@ -130,47 +121,6 @@ struct QueryPairsGradient {
  private:
   MHLA_DEVICE static int first_column_of(const Block& block) {
     return block.warp() / row_warps * Sum::cols;
-  }
-
-  /// use(tile, spoilt) for each tile of keys, with their features; `spoilt` if these have
-  /// infinities that some queries do not see.
-  template <class Use>
-  MHLA_DEVICE void for_each_key_tile(const Block& block, const TokenRange& xs,
-                                     const EntryRange<columns>& seen, bool begins, Pairs& pairs,
-                                     const Use& use) const {
-    const auto& of = operands.of;
-    const auto ys_of = [&, kv_head = xs.head / of.sharing.heads](int tile) {
-      return seen.tile(xs.item, kv_head, tile);
-    };
-    const auto hides = [&](int tile) {
-      return hides_some<sees>(of.packed, of.q.x.table, xs.begin, ys_of(tile).begin, columns);
-    };
-    for_each_tile<stages>(
-        block, seen.tiles(),
-        [&](int tile) {
-          copy_tokens<threads>(block, of.k.x, ys_of(tile), Memory::others(tile));
-          copy_tokens<threads>(block, of.v, ys_of(tile), Memory::other_values(tile));
-        },
-        [&](int tile) {
-          const QueryTile queries{Memory::at.own.begin};
-          const bool is_first = begins && tile == 0;
-          if constexpr (is_twofold) {
-            if (is_first)
-              make_plain_features<threads>(block, of.q, xs, queries,
-                                           QueryTile{Memory::at.own_plain.begin});
-            make_plain_features<threads>(block, of.k, ys_of(tile), Memory::others(tile),
-                                         KeyTile{Memory::at.others_plain.begin});
-          }
-          if (is_first) make_flagged_features<threads>(block, of.q, xs, queries, false, Shared{0});
-          make_flagged_features<threads>(block, of.k, ys_of(tile), Memory::others(tile),
-                                         hides(tile), Memory::at.feature_flags.begin);
-          RowBlocks<columns>{Memory::at.other_blocks.begin}.look_up(block, of.k.x.table, of.packed,
-                                                                    ys_of(tile));
-        },
-        [&](int tile) {
-          pairs.ahead = static_cast<int>(xs.begin - ys_of(tile).begin);
-          use(tile, hides(tile) && found_infinities<warps>(Memory::at.feature_flags.begin));
-        });
   }
 
   /// Of the pairs of a warp's queries and a tile of keys: s(m P) and s(m P o dP).
