@@ -6,11 +6,17 @@
 
 #include <string>
 
-#include "dense_layers.hpp"
-#include "parameters.hpp"
+#include "../layers/activations.hpp"
+#include "../layers/linear.hpp"
+#include "../layers/norms.hpp"
 #include "token_mixing.hpp"
 
 namespace char_lm {
+
+using layers::gate;
+using layers::gate_backward;
+using layers::Linear;
+using layers::RmsNorm;
 
 template <class T>
 struct AttentionActivations {
@@ -37,7 +43,7 @@ class AttentionLayer {
         project_(list, name + ".project", shape.width, 4 * shape.width),
         mixing_(list, name + ".mix", shape),
         mixed_norm_(list, name + ".mixed_norm", shape.head_dim()),
-        out_(list, name + ".out", shape.width, shape.width, out_gain) {}
+        out_(list, name + ".out", shape.width, shape.width, layers::Bias::none, out_gain) {}
 
   const Mixing& mixing() const { return mixing_; }
 

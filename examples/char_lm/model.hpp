@@ -10,13 +10,19 @@
 #include <string>
 #include <vector>
 
+#include "../layers/cross_entropy.hpp"
+#include "../layers/embedding.hpp"
+#include "../layers/linear.hpp"
+#include "../layers/norms.hpp"
 #include "attention_layer.hpp"
-#include "dense_layers.hpp"
-#include "gated_mlp.hpp"
-#include "parameters.hpp"
+#include "mlp_layer.hpp"
 #include "token_mixing.hpp"
 
 namespace char_lm {
+
+using layers::cross_entropy;
+using layers::Embedding;
+using layers::Prediction;
 
 /// What a forward pass leaves for the backward pass.
 template <class T>
@@ -35,15 +41,15 @@ class Model {
 
   explicit Model(const ModelShape& shape)
       : shape_(shape),
-        embedding_(list_.add("embedding", shape.vocabulary, shape.width, 0, 1)),
+        embedding_(list_, "embedding", shape.vocabulary, shape.width),
         attention_(make<Layer>([&](const std::string& name, double out_gain) {
           return Layer(list_, name + ".attention", shape, out_gain);
         })),
-        mlp_(make<GatedMlp>([&](const std::string& name, double out_gain) {
-          return GatedMlp(list_, name + ".mlp", shape.width, hidden(shape.width), out_gain);
+        mlp_(make<MlpLayer>([&](const std::string& name, double out_gain) {
+          return MlpLayer(list_, name + ".mlp", shape.width, hidden(shape.width), out_gain);
         })),
         norm_(list_, "norm", shape.width),
-        head_(list_, "head", shape.width, shape.vocabulary, 0.1) {}
+        head_(list_, "head", shape.width, shape.vocabulary, layers::Bias::none, 0.1) {}
 
   const ModelShape& shape() const { return shape_; }
   const ParameterList& parameters() const { return list_; }
@@ -86,10 +92,8 @@ class Model {
       mlp_[layer].backward(values, a.mlp[layer], dx, gradient);
       attention_[layer].backward(values, sequences, a.attention[layer], dx, gradient);
     }
-    auto table = embedding_.in(gradient);
-    table.setZero();
-    for (std::size_t t = 0; t < tokens.size(); ++t)
-      table.row(tokens[t]) += dx.row(static_cast<Index>(t));
+    embedding_.table().in(gradient).setZero();
+    embedding_.add_backward(tokens, dx, gradient);
   }
 
  private:
@@ -111,11 +115,8 @@ class Model {
                const Attend& attend) const {
     a.attention.resize(attention_.size());
     a.mlp.resize(mlp_.size());
-    const auto table = embedding_.in(values);
     Matrix<T>& x = a.last;
-    x.resize(static_cast<Index>(tokens.size()), shape_.width);
-    for (std::size_t t = 0; t < tokens.size(); ++t)
-      x.row(static_cast<Index>(t)) = table.row(tokens[t]);
+    embedding_.forward(values, tokens, x);
     for (std::size_t layer = 0; layer < attention_.size(); ++layer) {
       attend(layer, x);
       mlp_[layer].forward(values, x, a.mlp[layer]);
@@ -126,40 +127,11 @@ class Model {
 
   ModelShape shape_;
   ParameterList list_;
-  Parameter embedding_;
+  Embedding embedding_;
   std::vector<Layer> attention_;
-  std::vector<GatedMlp> mlp_;
+  std::vector<MlpLayer> mlp_;
   RmsNorm norm_;
   Linear head_;
 };
-
-/// A prediction that counts: after token `row`, `target` followed.
-struct Prediction {
-  Index row;
-  int target;
-};
-
-/// The sum of -log p(target), in nats. With d_logits: its gradient times `weight`.
-template <class T>
-double cross_entropy(const Matrix<T>& logits, const std::vector<Prediction>& predictions,
-                     T weight = T(0), Matrix<T>* d_logits = nullptr) {
-  Matrix<T> log_p(logits.rows(), logits.cols());
-  for (Index row = 0; row < logits.rows(); ++row) {
-    const T largest = logits.row(row).maxCoeff();
-    const T log_sum = std::log((logits.row(row).array() - largest).exp().sum()) + largest;
-    log_p.row(row) = logits.row(row).array() - log_sum;
-  }
-  double loss = 0;
-  Values<T> count = Values<T>::Zero(logits.rows());
-  for (const auto& [row, target] : predictions) {
-    loss -= static_cast<double>(log_p(row, target));
-    count(row) += T(1);
-  }
-  if (d_logits != nullptr) {
-    *d_logits = (log_p.array().exp().colwise() * count) * weight;
-    for (const auto& [row, target] : predictions) (*d_logits)(row, target) -= weight;
-  }
-  return loss;
-}
 
 }  // namespace char_lm

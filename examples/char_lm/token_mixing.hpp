@@ -10,11 +10,17 @@
 #include <mhla/testing/elements.hpp>
 #include <string>
 
+#include "../layers/parameters.hpp"
+#include "../layers/softmax_attention.hpp"
 #include "options.hpp"
-#include "parameters.hpp"
-#include "softmax_attention.hpp"
 
 namespace char_lm {
+
+using layers::Matrix;
+using layers::Parameter;
+using layers::ParameterList;
+using layers::SoftmaxAttention;
+using layers::Values;
 
 /// The sizes of a model.
 struct ModelShape {
@@ -47,7 +53,7 @@ class TokenMixing {
             .rotation = rotation(),
             .scale = 1 / std::sqrt(static_cast<double>(shape.head_dim()))},
         softmax_(rotation()),
-        mix_(list.add(name, shape.heads, blocks() * blocks(), 0, 0)) {}
+        mix_(list.add(name, {shape.heads, blocks() * blocks()}, 0, 0)) {}
 
   bool has_decoder() const { return has_mix(); }
   Decoder decoder(const Values<T>& values) const {

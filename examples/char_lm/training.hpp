@@ -11,11 +11,15 @@
 #include <numeric>
 #include <vector>
 
-#include "adam.hpp"
+#include "../layers/adamw.hpp"
 #include "model.hpp"
 #include "options.hpp"
 
 namespace char_lm {
+
+using layers::AdamW;
+using layers::clip;
+using layers::scheduled_rate;
 
 /// Characters, in sequences of equal length, and what followed them.
 struct Batch {
@@ -141,7 +145,7 @@ class Trainer {
   const std::vector<int>& text_;
   mhla::ThreadPoolExecutor threads_;
   Values<T> values_;
-  Adam<T> adam_;
+  AdamW<T> adam_;
   std::vector<Share> shares_;
   std::size_t shares_in_use_ = 0;
   std::uint64_t drawn_ = 0;

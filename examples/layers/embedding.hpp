@@ -16,16 +16,16 @@ class Embedding {
 
   const Parameter& table() const { return table_; }
 
-  template <class T>
-  void forward(const Values<T>& values, const std::vector<Index>& symbols, Matrix<T>& x) const {
+  template <class T, class Symbol>
+  void forward(const Values<T>& values, const std::vector<Symbol>& symbols, Matrix<T>& x) const {
     const auto table = table_.in(values);
     x.resize(static_cast<Index>(symbols.size()), table.cols());
     for (std::size_t t = 0; t < symbols.size(); ++t)
       x.row(static_cast<Index>(t)) = table.row(symbols[t]);
   }
   /// Adds to the table's gradient, which a head that shares it has written before.
-  template <class T>
-  void add_backward(const std::vector<Index>& symbols, const Matrix<T>& dx,
+  template <class T, class Symbol>
+  void add_backward(const std::vector<Symbol>& symbols, const Matrix<T>& dx,
                     Values<T>& gradient) const {
     auto table = table_.in(gradient);
     for (std::size_t t = 0; t < symbols.size(); ++t)

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "examples/char_lm/adam.hpp"
 #include "examples/char_lm/corpus.hpp"
 #include "examples/char_lm/generation.hpp"
 #include "examples/char_lm/model.hpp"
@@ -286,7 +285,7 @@ TEST_CASE("char_lm: a step follows the gradient of all its windows", "[char_lm]"
       cross_entropy(activations.logits, batch.predictions, 1.0 / (11 * 14), &d_logits);
   trainer.model().backward(values, batch.tokens, batch.sequences, activations, d_logits, gradient);
   clip(gradient, 1.0);
-  Adam<double>(values.size()).update(values, gradient, scheduled_rate(options.rate, 0, 10));
+  AdamW<double>(values.size()).update(values, gradient, scheduled_rate(options.rate, 0, 10));
   trainer.model().project(values);
   CHECK(std::abs(loss - summed / (11 * 14)) <= tolerance::forward_rms<double> * loss);
   CHECK(relative(trainer.values().matrix(), values.matrix()) <= tolerance::gradient_rms<double>);
@@ -353,7 +352,10 @@ TEST_CASE("char_lm: Adam, its rate, and clipping", "[char_lm]") {
   Values<double> values(3), gradient(3);
   values << 1, 2, 3;
   gradient << 0.3, -4, 0;
-  Adam<double> adam(3);
+  Values<double> decaying = values;
+  AdamW<double>(3, 0.5).update(decaying, Values<double>::Zero(3), 0.1);
+  CHECK((decaying - values * 0.95).abs().maxCoeff() <= 1e-15);
+  AdamW<double> adam(3);
   adam.update(values, gradient, 0.1);  // the first update is the rate along each sign
   CHECK(std::abs(values(0) - 0.9) <= 1e-8);
   CHECK(std::abs(values(1) - 2.1) <= 1e-8);

@@ -327,13 +327,14 @@ TEST_CASE("an embedding adds up what comes back for a symbol that occurs twice")
   const Embedding embedding(list, "e", 4, 3);
   const Values<double> values = random_values(list);
   Matrix<double> x;
-  embedding.forward(values, {2, 0, 2}, x);
+  const std::vector<int> symbols = {2, 0, 2};
+  embedding.forward(values, symbols, x);
   REQUIRE(x.row(0) == x.row(2));
   REQUIRE(x(1, 2) == values(2));
   Values<double> gradient = Values<double>::Constant(12, 10.0);
   Matrix<double> dx(3, 3);
   dx << 1, 2, 3, 4, 5, 6, 7, 8, 9;
-  embedding.add_backward({2, 0, 2}, dx, gradient);
+  embedding.add_backward(symbols, dx, gradient);
   REQUIRE(gradient(2 * 3 + 1) == 20);
   REQUIRE(gradient(0) == 14);
   REQUIRE(gradient(1 * 3) == 10);

@@ -2,7 +2,6 @@
 // Files of checkpoints: what is written is read again, and damaged or hostile ones are refused with
 // a sentence before an element is touched.
 #include "examples/checkpoints/safetensors.hpp"
-#include "tests/support/catch.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -12,6 +11,8 @@
 #include <mhla/testing/random_tensor.hpp>
 #include <string>
 #include <vector>
+
+#include "tests/support/catch.hpp"
 
 namespace {
 

@@ -10,7 +10,7 @@
 
 #include "parameters.hpp"
 
-namespace char_lm {
+namespace layers {
 
 template <class T>
 class SoftmaxAttention {
@@ -93,4 +93,4 @@ class SoftmaxAttention {
   mhla::HalfSplitRotary rotation_;
 };
 
-}  // namespace char_lm
+}  // namespace layers

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The update of the parameters: Adam (arXiv 1412.6980), a schedule of its rate, and clipping.
+// The update of the parameters: Adam (arXiv 1412.6980) with weights that decay apart from the
+// gradient (arXiv 1711.05101), a schedule of its rate, and clipping.
 #pragma once
 
 #include <algorithm>
@@ -8,16 +9,18 @@
 
 #include "parameters.hpp"
 
-namespace char_lm {
+namespace layers {
 
 template <class T>
-class Adam {
+class AdamW {
  public:
   static constexpr double beta1 = 0.9;
   static constexpr double beta2 = 0.98;
   static constexpr double epsilon = 1e-8;
 
-  explicit Adam(Index size) : mean_(Values<T>::Zero(size)), square_(Values<T>::Zero(size)) {}
+  /// `decay` is what an update with rate 1 takes from every value.
+  explicit AdamW(Index size, double decay = 0)
+      : mean_(Values<T>::Zero(size)), square_(Values<T>::Zero(size)), decay_(decay) {}
 
   void update(Values<T>& values, const Values<T>& gradient, double rate) {
     ++steps_;
@@ -25,6 +28,7 @@ class Adam {
     square_ = T(beta2) * square_ + T(1 - beta2) * gradient.square();
     const T mean_share = static_cast<T>(1 - std::pow(beta1, steps_));  // that is not yet 0
     const T square_share = static_cast<T>(1 - std::pow(beta2, steps_));
+    if (decay_ != 0) values *= static_cast<T>(1 - rate * decay_);
     values -= static_cast<T>(rate) * (mean_ / mean_share) /
               ((square_ / square_share).sqrt() + T(epsilon));
   }
@@ -32,6 +36,7 @@ class Adam {
  private:
   Values<T> mean_;
   Values<T> square_;
+  double decay_;
   int steps_ = 0;
 };
 
@@ -53,4 +58,4 @@ double clip(Values<T>& gradient, double longest) {
   return length;
 }
 
-}  // namespace char_lm
+}  // namespace layers
