@@ -17,7 +17,6 @@
 #include <set>
 #include <span>
 #include <string>
-#include <string>
 #include <utility>
 #include <vector>
 
