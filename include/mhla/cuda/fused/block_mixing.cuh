@@ -356,6 +356,8 @@ struct MixBlocks {
           item.first_col + c * chunk_size < work.width ? work.rows - item.first_row - row : 0;
       Shared from = tile.chunk(row, c);
       T* of_row = to + row * result.row_stride + c * chunk_size;
+      // Unrolled, chunks in flight would take the registers that keep the matrix.
+      MHLA_DEVICE_ROLLED
       for (int r = 0; r < 16; r += 32 / Sum::col_parts) {
         if (r < left)
           machine::store_to(reinterpret_cast<Chunk*>(of_row), machine::read<Chunk>(from));
