@@ -1187,12 +1187,13 @@ TEMPLATE_TEST_CASE("Rows come into tiles and go back, aligned and not", "", BFlo
   const auto before = to;
   const auto index = [=](int r, int c) { return (way == 1) + (r * cols + c) * step; };
   const auto present = [](int r) { return r % 3 != 1; };
+  const auto beyond = static_cast<Index>(from.size());  // of a row that is absent
   for (const Update update : {Update::overwrite, Update::accumulate}) {
     to = before;
     run<threads, Tile<rows, cols>::bytes>(4, 1, [&](const Block& block) {
       const Tile<rows, cols> tile{0};
       const auto from_row = [&](int r, int c) {
-        return TensorRow<const T>{present(r) ? from.data() + index(r, c) : nullptr, present(r)};
+        return TensorRow<const T>{from.data() + (present(r) ? index(r, c) : beyond), present(r)};
       };
       if (way == 0) {
         copy_rows<threads, T>(block, tile, from_row);
@@ -1205,7 +1206,7 @@ TEMPLATE_TEST_CASE("Rows come into tiles and go back, aligned and not", "", BFlo
       for (int c = block.thread; c < cols; c += threads)
         require(kernel::read<T>(tile.at(1, c)).bits == 0, "a row that is absent is zero");
       const auto to_row = [&](int r, int c) {
-        return TensorRow<T>{present(r) ? to.data() + index(r, c) : nullptr, present(r)};
+        return TensorRow<T>{to.data() + (present(r) ? index(r, c) : beyond), present(r)};
       };
       if (way == 0 && update == Update::overwrite) {
         store_rows<threads, T>(block, tile, to_row);

@@ -91,7 +91,7 @@ struct DenseTile {
 /// A row of a tensor, from some column on; empty if its token is absent.
 template <class T>
 struct TensorRow {
-  T* data;  // neither read nor written if the row is absent
+  T* data;  // not null; neither read nor written if the row is absent
   bool present;
 };
 
