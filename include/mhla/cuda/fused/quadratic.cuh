@@ -36,7 +36,8 @@ struct AttendPairs {
   static constexpr bool is_twofold = Traits::is_twofold;
   static constexpr int rows = Traits::tiles.own;
   static constexpr int columns = Traits::tiles.others;
-  static constexpr int strip = columns < 32 ? columns : 32;
+  // Columns of scores at once: the longer the sums, the fewer registers are left for scores.
+  static constexpr int strip = columns < 32 || Traits::value_dim > 64 ? 16 : 32;
   static constexpr int row_warps = rows / 16;
   static constexpr int warps = row_warps * Traits::tiles.slices;
   static constexpr int threads = 32 * warps;
