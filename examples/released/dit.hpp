@@ -97,8 +97,7 @@ class DitBlock {
   void record_tokens(const std::string& name, const Matrix<T>& x, const Record& record) const {
     if (!record.wants()) return;
     const Index batch = x.rows() / windows_.tokens();
-    if (name == ".attn_out" || name == ".attn_in" || name == ".mlp_out" || name == ".out")
-      record(name_ + name, {batch, windows_.tokens(), width_}, windows_.by_window(x));
+    record(name_ + name, {batch, windows_.tokens(), width_}, windows_.by_window(x));
   }
 
   std::string name_;

@@ -43,8 +43,7 @@ class WindowAttention {
   WindowAttention(layers::ParameterList& list, const std::string& name, const Config& config,
                   const Checkpoint& file, Index channels, const Windows& windows,
                   const RunContext& run)
-      : name_(name),
-        channels_(channels),
+      : channels_(channels),
         heads_(config.size("num_heads")),
         windows_(windows),
         norm_(list, name + ".norm", channels, config.get<double>("attn_norm_eps", 1e-5)),
@@ -131,7 +130,6 @@ class WindowAttention {
   }
   layers::Heads heads(Index batch) const { return {heads_, heads_, batch}; }
 
-  std::string name_;
   Index channels_;
   Index heads_;
   Windows windows_;

@@ -159,43 +159,36 @@ TEST_CASE("gradients of a gate") {
   REQUIRE(check.error <= 1e-10);
 }
 
+namespace {
+
+/// Layers whose backward pass takes what the forward pass kept.
+template <class Kept, class Layer>
+void require_gradients_of_kept(const ParameterList& list, const Layer& layer,
+                               const Matrix<double>& x) {
+  Kept kept;
+  require_gradients(
+      list, x,
+      [&](const Values<double>& values, const Matrix<double>& in) {
+        Matrix<double> y;
+        layer.forward(values, in, y, kept);
+        return y;
+      },
+      [&](const Values<double>& values, const Matrix<double>&, const Matrix<double>& dy,
+          Values<double>& gradient) {
+        Matrix<double> dx;
+        layer.backward(values, kept, dy, dx, gradient);
+        return dx;
+      });
+}
+
+}  // namespace
+
 TEST_CASE("gradients of MLPs") {
-  {
-    ParameterList list;
-    const Mlp<Gelu> mlp(list, {"a", "b"}, 5, 9, 4);
-    MlpActivations<double> kept;
-    require_gradients(
-        list, random_matrix(6, 5, 1),
-        [&](const Values<double>& values, const Matrix<double>& x) {
-          Matrix<double> y;
-          mlp.forward(values, x, y, kept);
-          return y;
-        },
-        [&](const Values<double>& values, const Matrix<double>&, const Matrix<double>& dy,
-            Values<double>& gradient) {
-          Matrix<double> dx;
-          mlp.backward(values, kept, dy, dx, gradient);
-          return dx;
-        });
-  }
-  {
-    ParameterList list;
-    const GatedMlp mlp(list, "m", 5, 8);
-    GatedMlpActivations<double> kept;
-    require_gradients(
-        list, random_matrix(6, 5, 1),
-        [&](const Values<double>& values, const Matrix<double>& x) {
-          Matrix<double> y;
-          mlp.forward(values, x, y, kept);
-          return y;
-        },
-        [&](const Values<double>& values, const Matrix<double>&, const Matrix<double>& dy,
-            Values<double>& gradient) {
-          Matrix<double> dx;
-          mlp.backward(values, kept, dy, dx, gradient);
-          return dx;
-        });
-  }
+  ParameterList list, gated;
+  require_gradients_of_kept<MlpActivations<double>>(list, Mlp<Gelu>(list, {"a", "b"}, 5, 9, 4),
+                                                    random_matrix(6, 5, 1));
+  require_gradients_of_kept<GatedMlpActivations<double>>(gated, GatedMlp(gated, "m", 5, 8),
+                                                         random_matrix(6, 5, 1));
 }
 
 namespace {
