@@ -7,12 +7,14 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "../drawing/csv.hpp"
+#include "../drawing/loss_curve.hpp"
 #include "corpus.hpp"
-#include "curves.hpp"
 #include "generation.hpp"
 #include "options.hpp"
 #include "progress.hpp"
@@ -98,7 +100,9 @@ void compare(const Options& options, ModelShape shape, const std::vector<int>& t
     double seconds;
   };
   std::vector<Result> results;
-  std::vector<Curve> curves;
+  drawing::LineChart chart{.title = "Training loss of the same model with four kinds of attention",
+                           .x = {.label = "step"},
+                           .y = {.label = "nats per character; at the right: validation loss"}};
   const std::vector<Mixing> mixings{Mixing::none, Mixing::linear, Mixing::softmax, Mixing::mhla};
   for (const Mixing mixing : mixings) {
     shape.mixing = mixing;
@@ -108,7 +112,8 @@ void compare(const Options& options, ModelShape shape, const std::vector<int>& t
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
     results.push_back(
         {trainer.loss_on(validation), trainer.model().parameters().size(), took.count()});
-    curves.push_back({name_of(mixing), losses, results.back().nats});
+    chart.series.push_back(drawing::loss_curve(
+        name_of(mixing) + (" " + drawing::fixed_point(results.back().nats, 2)), losses));
   }
   std::printf("\nOn the validation text, per character:\n\n  %-10s %6s %6s %11s %9s\n", "attention",
               "nats", "bits", "parameters", "seconds");
@@ -117,9 +122,12 @@ void compare(const Options& options, ModelShape shape, const std::vector<int>& t
                 results[i].nats / std::log(2.0), results[i].parameters, results[i].seconds);
   std::printf("  %-10s %6.3f\n\n", "(bigrams)",
               bigram_conditional_entropy(validation, shape.vocabulary));
-  if (options.svg.empty()) return;
-  if (!write_curves(options.svg, curves)) throw UsageError("cannot write " + options.svg);
-  std::printf("The losses of every step are drawn in %s.\n", options.svg.c_str());
+  try {
+    if (!options.svg.empty()) drawing::write_svg(options.svg, chart);
+    if (!options.csv.empty()) drawing::write_csv(options.csv, chart);
+  } catch (const std::runtime_error& problem) {
+    throw UsageError(problem.what());
+  }
 }
 
 Status run(const Options& options) {

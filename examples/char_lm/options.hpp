@@ -26,7 +26,8 @@ any, the project's own sources are the text, and every tenth file is kept.
                      what mixes the tokens: MHLA, linear attention (MHLA of one block, all ones),
                      softmax attention, or nothing: a model of the current character alone (mhla)
   --compare          trains all four one after the other, and prints one table
-  --svg FILE         with --compare: draws the losses of every step
+  --svg FILE         with --compare: draws the losses, averaged over some steps each
+  --csv FILE         with --compare: writes the numbers of that picture
   --steps N          updates of the parameters (360)
   --batch N          windows of text in each (8)
   --context N        characters of a window (256)
@@ -87,6 +88,7 @@ struct Options {
   double temperature = 0.7;
   bool compare = false;
   std::string svg{};
+  std::string csv{};
   bool list = false;
   bool help = false;
   std::vector<std::string> files{};
@@ -121,6 +123,8 @@ inline Options parse_options(const std::vector<std::string>& arguments) {
       options.compare = true;
     } else if (argument == "--svg") {
       options.svg = value();
+    } else if (argument == "--csv") {
+      options.csv = value();
     } else if (argument == "--steps") {
       options.steps = number(Index{1}, Index{1} << 30);
     } else if (argument == "--batch") {
@@ -160,7 +164,8 @@ inline Options parse_options(const std::vector<std::string>& arguments) {
       options.files.push_back(argument);
     }
   }
-  if (!options.svg.empty() && !options.compare) throw UsageError("--svg goes with --compare");
+  if (!(options.svg + options.csv).empty() && !options.compare)
+    throw UsageError("--svg and --csv go with --compare");
   if (options.width % (2 * options.heads) != 0)
     throw UsageError(
         "--width must be a multiple of twice the heads: the features of a head are "

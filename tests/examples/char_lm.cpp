@@ -436,7 +436,7 @@ TEST_CASE("char_lm: a command line that cannot be followed, a text that cannot b
           "[char_lm]") {
   for (const char* arguments :
        {"--attention magic", "--steps 0", "--steps 3x", "--width 20 --heads 4", "--rate nan",
-        "--steps", "--fast", "a b c", "--svg losses.svg", "--generate 256",
+        "--steps", "--fast", "a b c", "--svg losses.svg", "--csv losses.csv", "--generate 256",
         "--context 8 --prompt 123456789"}) {
     const Run run = char_lm_run(arguments);
     INFO(arguments << ": " << run.output);
@@ -490,8 +490,8 @@ TEST_CASE("char_lm: --compare trains each kind alike, for one table and one pict
   const std::string small =
       " --steps 40 --batch 2 --context 48 --block 16 --width 16 --heads 2 --rate 0.02 "
       "'" MHLA_SOURCE_DIR "/README.md'";
-  const Run all =
-      char_lm_run("--compare --svg '" + (temporary / "losses.svg").string() + "'" + small);
+  const Run all = char_lm_run("--compare --svg '" + (temporary / "losses.svg").string() +
+                              "' --csv '" + (temporary / "losses.csv").string() + "'" + small);
   INFO(all.output);
   CHECK(all.status == 0);
   const std::string table = all.output.substr(all.output.find("On the validation text"));
@@ -504,6 +504,7 @@ TEST_CASE("char_lm: --compare trains each kind alike, for one table and one pict
           figure_after(alone.output, "loss of --attention " + name));
     const double shown = figure_after(picture, ">" + name + " ");
     CHECK(std::abs(shown - figure_after(table, "\n  " + name + " ")) < 0.006);
+    CHECK(text_of(temporary / "losses.csv").find("\n" + name + " ") != std::string::npos);
   }
   CHECK(char_lm_run("--compare --svg /nowhere/losses.svg" + small).status == 2);
 }
