@@ -10,19 +10,16 @@
 #include <fstream>
 #include <iterator>
 #include <mhla/core/index.hpp>
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "../training/command_line.hpp"
 
 namespace char_lm {
 
 using mhla::Index;
 
-/// A text that cannot be used.
-class TextError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+using training::InputError;
 
 /// The bytes of a training text, numbered from 1; 0 stands for every other byte.
 class Vocabulary {
@@ -85,7 +82,7 @@ inline std::string read_text(const std::filesystem::path& file, const std::strin
   std::string text;
   if (std::error_code error; stream && std::filesystem::is_regular_file(file, error))
     text.assign(std::istreambuf_iterator<char>(stream), {});
-  if (text.empty()) throw TextError(name + " cannot be read, or is empty");
+  if (text.empty()) throw InputError(name + " cannot be read, or is empty");
   return text;
 }
 
@@ -108,7 +105,7 @@ struct ProjectFiles {
       }
     }
     if (names.size() < 10)
-      throw TextError("the project's sources are not where they were compiled; name a text file");
+      throw InputError("the project's sources are not where they were compiled; name a text file");
     std::sort(names.begin(), names.end());
     for (std::size_t i = 0; i < names.size(); ++i)
       (i % 10 == 9 ? validation : training).push_back(names[i]);
@@ -147,11 +144,11 @@ class Corpus {
     }
     const auto least = static_cast<std::size_t>(context) + 1;
     if (corpus.training_text.size() < least || corpus.validation_text.size() < least)
-      throw TextError((files.empty() ? std::string("the project's text") : files.back()) +
-                      " is too short: to train on and to validate on, " + std::to_string(least) +
-                      " characters are needed, one more than the context, and there are " +
-                      std::to_string(corpus.training_text.size()) + " and " +
-                      std::to_string(corpus.validation_text.size()));
+      throw InputError((files.empty() ? std::string("the project's text") : files.back()) +
+                       " is too short: to train on and to validate on, " + std::to_string(least) +
+                       " characters are needed, one more than the context, and there are " +
+                       std::to_string(corpus.training_text.size()) + " and " +
+                       std::to_string(corpus.validation_text.size()));
     corpus.validation_is_cut = corpus.validation_text.size() > longest_validation;
     if (corpus.validation_is_cut) corpus.validation_text.resize(longest_validation);
     return corpus;

@@ -20,9 +20,7 @@ class Stream {
  public:
   Stream(const Model<T, FeatureMap>& model, const Values<T>& values)
       : model_(model), values_(values) {
-    for (std::size_t i = 0; i < static_cast<std::size_t>(model.shape().layers); ++i)
-      if (const auto& mixing = model.attention(i).mixing(); mixing.has_decoder())
-        decoders_.push_back(mixing.decoder(values));
+    if (model.transformer().has_decoders()) decoders_ = model.transformer().decoders(values);
   }
 
   bool has_decoders() const { return !decoders_.empty(); }
@@ -46,7 +44,7 @@ class Stream {
  private:
   const Model<T, FeatureMap>& model_;
   const Values<T>& values_;
-  std::vector<typename Model<T, FeatureMap>::Layer::Decoder> decoders_;
+  std::vector<typename Model<T, FeatureMap>::Decoder> decoders_;
   Activations<T> activations_;
   std::vector<int> tokens_;
   Matrix<T> logits_;

@@ -1,84 +1,89 @@
 // SPDX-License-Identifier: MIT
-// The model: embedded characters through layers of attention and MLP to the logits of the
-// characters that follow, forward, backward, and a few tokens at a time.
+// The model: embedded characters through a transformer to the logits of the characters that follow,
+// forward, backward, and a few tokens at a time.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <string>
+#include <utility>
 #include <vector>
 
-#include "../layers/cross_entropy.hpp"
 #include "../layers/embedding.hpp"
 #include "../layers/linear.hpp"
-#include "../layers/norms.hpp"
-#include "attention_layer.hpp"
-#include "mlp_layer.hpp"
-#include "token_mixing.hpp"
+#include "../training/transformer.hpp"
 
 namespace char_lm {
 
-using layers::cross_entropy;
-using layers::Embedding;
-using layers::Prediction;
+using layers::Index;
+using layers::Matrix;
+using layers::ParameterList;
+using layers::Values;
+using training::Mixing;
+
+/// The sizes of a model.
+struct ModelShape {
+  Mixing mixing = Mixing::mhla;
+  Index vocabulary = 0;
+  Index context = 0;  ///< tokens of a sequence, at most
+  Index block = 0;    ///< tokens of an MHLA block
+  Index layers = 0;
+  Index width = 0;
+  Index heads = 0;
+  Index softmax_layers = 0;  ///< the last ones: a hybrid stack
+};
 
 /// What a forward pass leaves for the backward pass.
 template <class T>
 struct Activations {
-  std::vector<AttentionActivations<T>> attention;
-  std::vector<MlpActivations<T>> mlp;
-  Matrix<T> last;
-  Matrix<T> normed;
+  training::TransformerActivations<T> transformer;
   Matrix<T> logits;  ///< [tokens of all sequences, vocabulary]
 };
 
 template <class T, class FeatureMap = mhla::EluPlusOne>
 class Model {
  public:
-  using Layer = AttentionLayer<T, FeatureMap>;
+  /// Without a normalizer, because an RMSNorm follows (as in the released language model).
+  using Attention = mhla::Attention<FeatureMap, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
+                                    mhla::HalfSplitRotary>;
+  using Transformer = training::Transformer<T, Attention>;
+  using Decoder = typename Transformer::Decoder;
 
   explicit Model(const ModelShape& shape)
       : shape_(shape),
         embedding_(list_, "embedding", shape.vocabulary, shape.width),
-        attention_(make<Layer>([&](const std::string& name, double out_gain) {
-          return Layer(list_, name + ".attention", shape, out_gain);
-        })),
-        mlp_(make<MlpLayer>([&](const std::string& name, double out_gain) {
-          return MlpLayer(list_, name + ".mlp", shape.width, hidden(shape.width), out_gain);
-        })),
-        norm_(list_, "norm", shape.width),
+        transformer_(list_, {.mixing = shape.mixing,
+                             .attention = attention(shape),
+                             .tokens = shape.context,
+                             .layers = shape.layers,
+                             .width = shape.width,
+                             .heads = shape.heads,
+                             .softmax_layers = shape.softmax_layers}),
         head_(list_, "head", shape.width, shape.vocabulary, layers::Bias::none, 0.1) {}
 
   const ModelShape& shape() const { return shape_; }
   const ParameterList& parameters() const { return list_; }
-  const Layer& attention(std::size_t layer) const { return attention_[layer]; }
+  const Transformer& transformer() const { return transformer_; }
 
   Values<T> initial_values(std::uint64_t seed) const {
     Values<T> values = list_.initial_values<T>(seed);
-    for (const Layer& layer : attention_) layer.mixing().initialize(values);
+    transformer_.initialize(values);
     return values;
   }
   /// Keeps the mixing matrices where they may be, after an update.
-  void project(Values<T>& values) const {
-    for (const Layer& layer : attention_) layer.mixing().project(values);
-  }
+  void project(Values<T>& values) const { transformer_.project(values); }
 
   /// The logits after each token, in a.logits, of sequences of equal length one after another.
   void forward(const Values<T>& values, const std::vector<int>& tokens, Index sequences,
                Activations<T>& a) const {
-    forward(values, tokens, a, [&](std::size_t layer, Matrix<T>& x) {
-      attention_[layer].forward(values, sequences, x, a.attention[layer]);
-    });
+    transformer_.forward(values, sequences, embedded(values, tokens), a.transformer);
+    head_.forward(values, a.transformer.normed, a.logits);
   }
 
   /// The same for the next tokens of one sequence, with a decoder for each layer.
   void forward(const Values<T>& values, const std::vector<int>& tokens,
-               std::vector<typename Layer::Decoder>& decoders, Activations<T>& a) const {
-    forward(values, tokens, a, [&](std::size_t layer, Matrix<T>& x) {
-      attention_[layer].forward(values, decoders[layer], x, a.attention[layer]);
-    });
+               std::vector<Decoder>& decoders, Activations<T>& a) const {
+    transformer_.forward(values, decoders, embedded(values, tokens), a.transformer);
+    head_.forward(values, a.transformer.normed, a.logits);
   }
 
   /// Overwrites `gradient` with that of all parameters, d_logits being the logits'.
@@ -86,52 +91,32 @@ class Model {
                 const Activations<T>& a, const Matrix<T>& d_logits, Values<T>& gradient) const {
     gradient.resize(list_.size());
     Matrix<T> d_normed, dx;
-    head_.backward(values, a.normed, d_logits, d_normed, gradient);
-    norm_.backward(values, a.last, d_normed, dx, gradient);
-    for (std::size_t layer = attention_.size(); layer-- > 0;) {
-      mlp_[layer].backward(values, a.mlp[layer], dx, gradient);
-      attention_[layer].backward(values, sequences, a.attention[layer], dx, gradient);
-    }
+    head_.backward(values, a.transformer.normed, d_logits, d_normed, gradient);
+    transformer_.backward(values, sequences, a.transformer, d_normed, dx, gradient);
     embedding_.table().in(gradient).setZero();
     embedding_.add_backward(tokens, dx, gradient);
   }
 
  private:
-  // As many parameters as an MLP of 4 width without a gate; a multiple of 16.
-  static Index hidden(Index width) { return mhla::ceil_div(8 * width / 3, Index{16}) * 16; }
-
-  // Each layer adds to the same sum, the more of them the less at first.
-  template <class L, class Make>
-  std::vector<L> make(const Make& make_layer) const {
-    std::vector<L> layers;
-    for (Index i = 0; i < shape_.layers; ++i)
-      layers.push_back(make_layer("layer " + std::to_string(i),
-                                  1 / std::sqrt(2.0 * static_cast<double>(shape_.layers))));
-    return layers;
+  // High frequencies only, of periods up to some fifty characters: they tell neighbours apart. What
+  // lies farther off is told apart by the mixing matrix, block by block.
+  static Attention attention(const ModelShape& shape) {
+    return {.blocks = {.block = shape.block},
+            .rotation = {.theta = 10},
+            .scale = 1 / std::sqrt(static_cast<double>(shape.width / shape.heads))};
   }
 
-  template <class Attend>
-  void forward(const Values<T>& values, const std::vector<int>& tokens, Activations<T>& a,
-               const Attend& attend) const {
-    a.attention.resize(attention_.size());
-    a.mlp.resize(mlp_.size());
-    Matrix<T>& x = a.last;
+  Matrix<T> embedded(const Values<T>& values, const std::vector<int>& tokens) const {
+    Matrix<T> x;
     embedding_.forward(values, tokens, x);
-    for (std::size_t layer = 0; layer < attention_.size(); ++layer) {
-      attend(layer, x);
-      mlp_[layer].forward(values, x, a.mlp[layer]);
-    }
-    norm_.forward(values, x, a.normed);
-    head_.forward(values, a.normed, a.logits);
+    return x;
   }
 
   ModelShape shape_;
   ParameterList list_;
-  Embedding embedding_;
-  std::vector<Layer> attention_;
-  std::vector<MlpLayer> mlp_;
-  RmsNorm norm_;
-  Linear head_;
+  layers::Embedding embedding_;
+  Transformer transformer_;
+  layers::Linear head_;
 };
 
 }  // namespace char_lm

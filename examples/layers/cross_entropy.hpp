@@ -38,4 +38,16 @@ double cross_entropy(const Matrix<T>& logits, const std::vector<Prediction>& pre
   return loss;
 }
 
+/// How many targets have the largest logit of their row.
+template <class T>
+Index right_predictions(const Matrix<T>& logits, const std::vector<Prediction>& predictions) {
+  Index right = 0;
+  for (const auto& [row, target] : predictions) {
+    Index likeliest = 0;
+    logits.row(row).maxCoeff(&likeliest);
+    right += likeliest == target ? 1 : 0;
+  }
+  return right;
+}
+
 }  // namespace layers

@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: MIT
-// Causal softmax attention with rotary positions (arXiv 1706.03762, 2104.09864), forward and
-// backward, in the plainest way: a tokens x tokens matrix for each head. For comparison only.
+// Softmax attention with rotary positions (arXiv 1706.03762, 2104.09864), forward and backward, in
+// the plainest way: a tokens x tokens matrix for each head. For comparison only.
 #pragma once
 
 #include <Eigen/Core>
 #include <cmath>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/causality.hpp>
 #include <mhla/policy/rotation.hpp>
+#include <type_traits>
 
 #include "parameters.hpp"
 
 namespace layers {
 
-template <class T>
+/// In the place of MHLA's `Variant`: with its causality, its grid and its rotation.
+template <class T, class Variant>
 class SoftmaxAttention {
   using View = mhla::TensorView<T, 4>;
   using ConstView = mhla::TensorView<const T, 4>;
 
  public:
-  explicit SoftmaxAttention(const mhla::HalfSplitRotary& rotation) : rotation_(rotation) {}
+  explicit SoftmaxAttention(const Variant& variant) : variant_(variant) {}
 
   void forward(const ConstView& q, const ConstView& k, const ConstView& v, const View& y) const {
     for_each_head(q, [&](Index b, Index h) {
@@ -47,33 +50,46 @@ class SoftmaxAttention {
  private:
   static T scale(const Matrix<T>& keys) { return T(1) / std::sqrt(static_cast<T>(keys.cols())); }
 
-  /// p [tokens, tokens], 0 above the diagonal.
+  /// p [tokens, tokens], 0 where a key is not seen.
   static Matrix<T> weights(const Matrix<T>& queries, const Matrix<T>& keys) {
+    constexpr bool causal = std::is_same_v<typename Variant::CausalityType, mhla::Causal>;
     Matrix<T> p = scale(keys) * queries * keys.transpose();
     for (Index t = 0; t < p.rows(); ++t) {
-      auto seen = p.row(t).head(t + 1).array();
+      auto seen = p.row(t).head(causal ? t + 1 : p.cols()).array();
       seen = (seen - seen.maxCoeff()).exp().eval();
       seen /= seen.sum();
-      p.row(t).tail(p.cols() - t - 1).setZero();
+      p.row(t).tail(p.cols() - seen.size()).setZero();
     }
     return p;
   }
 
-  /// Turns the pairs (c, c + dim / 2) of each token by its angles; direction -1 turns back.
+  /// Turns the pairs of each token by the angles of its place; direction -1 turns back.
   Matrix<T> rotated(Matrix<T> x, int direction) const {
-    const Index pairs = x.cols() / 2;
-    for (Index c = 0; c < pairs; ++c) {
-      const double frequency = direction * rotation_.frequency(c, pairs);
-      for (Index t = 0; t < x.rows(); ++t) {
-        const T cosine = static_cast<T>(std::cos(frequency * static_cast<double>(t)));
-        const T sine = static_cast<T>(std::sin(frequency * static_cast<double>(t)));
-        const T first = x(t, c);
-        const T second = x(t, c + pairs);
-        x(t, c) = cosine * first - sine * second;
-        x(t, c + pairs) = sine * first + cosine * second;
+    if constexpr (!std::is_same_v<Rotation, mhla::NoRotation>) {
+      const mhla::Grid grid = variant_.blocks.grid_of(x.rows());
+      const auto [step, gap] = variant_.rotation.pairs(x.cols());
+      Index first = 0;
+      for (int axis = 0; axis < rank; ++axis) {
+        const Index count = variant_.rotation.axis_pairs(axis, rank, x.cols() / 2);
+        for (Index j = 0; j < count; ++j, first += step)
+          turn(x, first, first + gap, direction * variant_.rotation.frequency(j, count),
+               [&](Index t) { return grid.coordinate(t, 3 - rank + axis); });
       }
     }
     return x;
+  }
+  template <class Position>
+  static void turn(Matrix<T>& x, Index column, Index other, double frequency,
+                   const Position& position) {
+    for (Index t = 0; t < x.rows(); ++t) {
+      const double angle = frequency * static_cast<double>(position(t));
+      const T cosine = static_cast<T>(std::cos(angle));
+      const T sine = static_cast<T>(std::sin(angle));
+      const T first = x(t, column);
+      const T second = x(t, other);
+      x(t, column) = cosine * first - sine * second;
+      x(t, other) = sine * first + cosine * second;
+    }
   }
 
   template <class F>
@@ -90,7 +106,10 @@ class SoftmaxAttention {
     return {&x(b, h, 0, 0), x.extent[2], x.extent[3], Strided(x.stride[2])};
   }
 
-  mhla::HalfSplitRotary rotation_;
+  static constexpr int rank = Variant::GeometryType::rank;
+  using Rotation = typename Variant::RotationType;
+
+  Variant variant_;
 };
 
 }  // namespace layers

@@ -16,7 +16,7 @@
 #include "examples/char_lm/generation.hpp"
 #include "examples/char_lm/model.hpp"
 #include "examples/char_lm/options.hpp"
-#include "examples/char_lm/training.hpp"
+#include "examples/char_lm/windows.hpp"
 #include "tests/examples/run_program.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/tolerances.hpp"
@@ -30,9 +30,18 @@ using mhla::testing::random_index;
 // Exp is smooth, where the program's EluPlusOne has a second derivative that jumps: a central
 // difference of fourth order cannot judge that.
 using SmoothModel = Model<double, mhla::Exp>;
-using SmoothTrainer = Trainer<double, mhla::Exp>;
+using SmoothWindows = Windows<double, mhla::Exp>;
 
-constexpr Mixing all_mixings[] = {Mixing::mhla, Mixing::linear, Mixing::softmax, Mixing::none};
+using layers::AdamW;
+using layers::clip;
+using layers::Parameter;
+using layers::scheduled_rate;
+using training::all_mixings;
+using training::InputError;
+using training::name_of;
+using training::Schedule;
+using training::Threads;
+using training::Trainer;
 
 /// Blocks of 4 in a context of 14: the last one is shorter.
 ModelShape small_shape(Mixing mixing) {
@@ -97,7 +106,7 @@ TEST_CASE("char_lm: the gradient of every parameter is the loss' derivative", "[
     const SmoothModel model(small_shape(mixing));
     const Values<double> origin = some_values(model);
     const std::vector<int> text = some_text(40, model.shape().vocabulary);
-    const Batch batch = batch_of(model.shape(), text, {0, 11, 25}, 0, 3, model.shape().context);
+    const Batch batch = batch_of(model.shape(), text, {0, 11, 25}, model.shape().context);
     const double weight = 1.0 / static_cast<double>(batch.predictions.size());
 
     Activations<double> activations;
@@ -146,8 +155,7 @@ TEST_CASE("char_lm: a symbol evaluated once counts as often as it occurs", "[cha
   double loss[2];
   Values<double> gradient[2];
   for (const int i : {0, 1}) {
-    const Batch batch =
-        batch_of(i == 0 ? model.shape() : with_each_token, text, starts, 0, 2, Index{14});
+    const Batch batch = batch_of(i == 0 ? model.shape() : with_each_token, text, starts, Index{14});
     CHECK(batch.predictions.size() == 28);
     CHECK(batch.tokens.size() == (i == 0 ? 5 : 28));
     Activations<double> activations;
@@ -199,61 +207,18 @@ TEST_CASE("char_lm: a stream computes what the forward pass computes", "[char_lm
   }
 }
 
-TEST_CASE("char_lm: the softmax attention it is compared with is right", "[char_lm]") {
-  using mhla::testing::HostTensor;
-  const mhla::HalfSplitRotary rotation{.theta = 50};
-  const Index tokens = 9;
-  const auto random = [&](std::uint64_t seed, Index dim) {
-    return mhla::testing::random_tensor<double>(mhla::testing::Normal{}, seed, 2, 3, tokens, dim);
-  };
-  HostTensor<double, 4> q = random(1, 6), k = random(2, 6), dq = q, dk = k;
-  HostTensor<double, 4> v = random(3, 4), dy = random(4, 4), y = v, dv = v;
-  const SoftmaxAttention<double> attention(rotation);
-  attention.forward(q.view(), k.view(), v.view(), y.view());
-  attention.backward(q.view(), k.view(), v.view(), dy.view(), dq.view(), dk.view(), dv.view());
-
-  const auto turn = [&](HostTensor<double, 4>& x, int direction) {
-    const auto view = x.view();
-    for (Index b = 0; b < 2; ++b)
-      for (Index h = 0; h < 3; ++h)
-        for (Index t = 0; t < tokens; ++t)
-          mhla::reference::rotate(rotation, {{1, 1, tokens}, {1, 1, 1}}, 1, t, direction,
-                                  mhla::Span<double>{&view(b, h, t, 0), 6});
-  };
-  const mhla::reference::SoftmaxAttention<mhla::Causal> oracle;
-  HostTensor<double, 4> exact_y = v, exact_dq = q, exact_dk = k, exact_dv = v;
-  turn(q, +1);
-  turn(k, +1);
-  mhla::reference::softmax_attention_forward(oracle, q.view(), k.view(), v.view(), exact_y.view());
-  mhla::reference::softmax_attention_backward(
-      oracle, q.view(), k.view(), v.view(), dy.view(),
-      {exact_dq.view(), exact_dk.view(), exact_dv.view(), mhla::skip});
-  turn(exact_dq, -1);
-  turn(exact_dk, -1);
-  const auto error = [](const auto& actual, const auto& exact) {
-    return mhla::testing::compare(actual.view(), exact.view()).rms_ratio;
-  };
-  CHECK(error(y, exact_y) <= tolerance::forward_rms<double>);
-  CHECK(error(dq, exact_dq) <= tolerance::gradient_rms<double>);
-  CHECK(error(dk, exact_dk) <= tolerance::gradient_rms<double>);
-  CHECK(error(dv, exact_dv) <= tolerance::gradient_rms<double>);
-}
-
 TEST_CASE("char_lm: training has the same bits for any number of threads", "[char_lm]") {
   const std::vector<int> text = some_text(200, 5);
-  Options options;
-  options.steps = 4;
-  options.batch = 11;  // not a multiple of the shares
+  const SmoothWindows windows(small_shape(Mixing::mhla), text, text, 1);
   Values<double> values[3];
   double loss[3];
   for (const int i : {0, 1, 2}) {
-    const int threads = i + 1;
-    Eigen::ThreadPool thread_pool(threads);
-    const Eigen::ThreadPoolDevice pool(&thread_pool, threads);
-    SmoothTrainer trainer(small_shape(Mixing::mhla), options, text, pool);
-    for (Index step = 0; step < options.steps; ++step) trainer.step();
+    const Threads threads(i + 1);
+    // 11: not a multiple of the shares
+    Trainer trainer(windows, {.steps = 4, .batch = 11}, threads.device());
+    for (Index step = 0; step < 4; ++step) trainer.step();
     values[i] = trainer.values();
-    loss[i] = trainer.loss_on(text);
+    loss[i] = trainer.validate().loss;
     CHECK(values[i].isFinite().all());
   }
   CHECK((values[0] == values[1]).all());
@@ -263,46 +228,41 @@ TEST_CASE("char_lm: training has the same bits for any number of threads", "[cha
 
 TEST_CASE("char_lm: a step follows the gradient of all its windows", "[char_lm]") {
   const std::vector<int> text = some_text(200, 5);
-  const ModelShape shape = small_shape(Mixing::mhla);
-  Options options;
-  options.steps = 10;
-  options.batch = 11;
-  Eigen::ThreadPool thread_pool(2);
-  const Eigen::ThreadPoolDevice pool(&thread_pool, 2);
-  SmoothTrainer trainer(shape, options, text, pool);
+  const Schedule schedule{.steps = 10, .batch = 11, .seed = 6};
+  const SmoothWindows windows(small_shape(Mixing::mhla), text, text, schedule.seed);
+  const SmoothModel& model = windows.model();
+  const Threads threads(2);
+  Trainer trainer(windows, schedule, threads.device());
   Values<double> values = trainer.values();
   const double loss = trainer.step();
 
   std::vector<Index> starts;
   for (std::uint64_t i = 0; i < 11; ++i)
-    starts.push_back(random_index(mhla::testing::random_bits(options.seed, 0), i, 200 - 14));
-  const Batch batch = batch_of(shape, text, starts, 0, 11, 14);
+    starts.push_back(random_index(mhla::testing::random_bits(schedule.seed, 0), i, 200 - 14));
+  const Batch batch = batch_of(model.shape(), text, starts, 14);
   Activations<double> activations;
   Matrix<double> d_logits;
   Values<double> gradient;
-  trainer.model().forward(values, batch.tokens, batch.sequences, activations);
+  model.forward(values, batch.tokens, batch.sequences, activations);
   const double summed =
       cross_entropy(activations.logits, batch.predictions, 1.0 / (11 * 14), &d_logits);
-  trainer.model().backward(values, batch.tokens, batch.sequences, activations, d_logits, gradient);
+  model.backward(values, batch.tokens, batch.sequences, activations, d_logits, gradient);
   clip(gradient, 1.0);
-  AdamW<double>(values.size()).update(values, gradient, scheduled_rate(options.rate, 0, 10));
-  trainer.model().project(values);
+  AdamW<double>(values.size()).update(values, gradient, scheduled_rate(schedule.rate, 0, 10));
+  model.project(values);
   CHECK(std::abs(loss - summed / (11 * 14)) <= tolerance::forward_rms<double> * loss);
   CHECK(relative(trainer.values().matrix(), values.matrix()) <= tolerance::gradient_rms<double>);
 }
 
 TEST_CASE("char_lm: after every update the mixing matrices are where they may be", "[char_lm]") {
   const std::vector<int> text = some_text(100, 5);
-  Options options;
-  options.steps = 6;
-  options.rate = 0.5;
-  Eigen::ThreadPool thread_pool(1);
-  const Eigen::ThreadPoolDevice pool(&thread_pool, 1);
-  SmoothTrainer trainer(small_shape(Mixing::mhla), options, text, pool);
+  const SmoothWindows windows(small_shape(Mixing::mhla), text, text, 1);
+  const Threads threads(1);
+  Trainer trainer(windows, {.steps = 6, .rate = 0.5}, threads.device());
   const Values<double> initial = trainer.values();
   int matrices = 0;
-  for (Index step = 0; step < options.steps; ++step) trainer.step();
-  for (const Parameter& parameter : trainer.model().parameters().all()) {
+  for (Index step = 0; step < 6; ++step) trainer.step();
+  for (const Parameter& parameter : windows.parameters().all()) {
     if (!is_mix(parameter)) continue;
     ++matrices;
     const Matrix<double> mix = parameter.in(trainer.values());
@@ -317,35 +277,29 @@ TEST_CASE("char_lm: after every update the mixing matrices are where they may be
   CHECK(matrices == 2);
 }
 
-TEST_CASE("char_lm: the loss on a text predicts every character but the first once", "[char_lm]") {
-  Options options;
-  Eigen::ThreadPool thread_pool(1);
-  const Eigen::ThreadPoolDevice pool(&thread_pool, 1);
+TEST_CASE("char_lm: every character of a text but the first is predicted once", "[char_lm]") {
+  const Threads threads(1);
   const std::vector<int> text = some_text(500, 5);
-  for (const Mixing mixing : {Mixing::mhla, Mixing::none}) {
-    SmoothTrainer trainer(small_shape(mixing), options, text, pool);
-    const Values<double>& values = trainer.values();
-    for (const std::size_t length :
-         {std::size_t{2}, std::size_t{15}, std::size_t{16}, std::size_t{500}}) {
-      const std::vector<int> part(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(length));
+  for (const Mixing mixing : {Mixing::mhla, Mixing::none})
+    for (const std::ptrdiff_t length : {2, 15, 16, 500}) {
+      const std::vector<int> part(text.begin(), text.begin() + length);
+      const SmoothWindows windows(small_shape(mixing), text, part, 1);
+      Trainer trainer(windows, {}, threads.device());
       double nats = 0;
-      for (std::size_t begin = 0; begin + 1 < length; begin += 14) {
-        const std::size_t end = std::min(begin + 14, length - 1);
+      for (std::ptrdiff_t begin = 0; begin + 1 < length; begin += 14) {
+        const std::ptrdiff_t end = std::min(begin + 14, length - 1);
         Activations<double> activations;
-        trainer.model().forward(values,
-                                {part.begin() + static_cast<std::ptrdiff_t>(begin),
-                                 part.begin() + static_cast<std::ptrdiff_t>(end)},
-                                1, activations);
-        for (std::size_t t = begin; t < end; ++t) {
-          const auto row = activations.logits.row(static_cast<Index>(t - begin)).array();
-          nats += std::log(row.exp().sum()) - row(part[t + 1]);
+        windows.model().forward(trainer.values(), {part.begin() + begin, part.begin() + end}, 1,
+                                activations);
+        for (std::ptrdiff_t t = begin; t < end; ++t) {
+          const auto row = activations.logits.row(t - begin).array();
+          nats += std::log(row.exp().sum()) - row(part[static_cast<std::size_t>(t) + 1]);
         }
       }
-      const double expected = nats / static_cast<double>(length - 1);
-      CHECK(std::abs(trainer.loss_on(part) - expected) <=
-            tolerance::forward_rms<double> * expected);
+      const training::Score score = trainer.validate();
+      CHECK(score.predictions == length - 1);
+      CHECK(std::abs(score.loss - nats) <= tolerance::forward_rms<double> * nats);
     }
-  }
 }
 
 TEST_CASE("char_lm: Adam, its rate, and clipping", "[char_lm]") {
@@ -417,8 +371,8 @@ TEST_CASE("char_lm: where the text comes from", "[char_lm]") {
   CHECK(both.training_text == text + "12345");
   CHECK(both.validation_text == "abcdefghi");
   CHECK(both.description.find(temporary.operator/("").string()) == std::string::npos);
-  CHECK_THROWS_AS(Corpus::read("", {one, two}, 9), TextError);
-  CHECK_THROWS_AS(Corpus::read(temporary / "", {}, 8), TextError);
+  CHECK_THROWS_AS(Corpus::read("", {one, two}, 9), InputError);
+  CHECK_THROWS_AS(Corpus::read(temporary / "", {}, 8), InputError);
 
   const ProjectFiles own(MHLA_SOURCE_DIR);
   CHECK(own.training.size() / own.validation.size() == 9);
@@ -437,7 +391,7 @@ TEST_CASE("char_lm: a command line that cannot be followed, a text that cannot b
   for (const char* arguments :
        {"--attention magic", "--steps 0", "--steps 3x", "--width 20 --heads 4", "--rate nan",
         "--steps", "--fast", "a b c", "--svg losses.svg", "--csv losses.csv", "--generate 256",
-        "--context 8 --prompt 123456789"}) {
+        "--softmax-layers 3", "--context 8 --prompt 123456789"}) {
     const Run run = char_lm_run(arguments);
     INFO(arguments << ": " << run.output);
     CHECK(run.status == 2);
@@ -494,7 +448,7 @@ TEST_CASE("char_lm: --compare trains each kind alike, for one table and one pict
                               "' --csv '" + (temporary / "losses.csv").string() + "'" + small);
   INFO(all.output);
   CHECK(all.status == 0);
-  const std::string table = all.output.substr(all.output.find("On the validation text"));
+  const std::string table = all.output.substr(all.output.find("\n  attention "));
   const std::string picture = text_of(temporary / "losses.svg");
   for (const Mixing mixing : all_mixings) {
     const std::string name = name_of(mixing);
@@ -504,9 +458,9 @@ TEST_CASE("char_lm: --compare trains each kind alike, for one table and one pict
           figure_after(alone.output, "loss of --attention " + name));
     const double shown = figure_after(picture, ">" + name + " ");
     CHECK(std::abs(shown - figure_after(table, "\n  " + name + " ")) < 0.006);
-    CHECK(text_of(temporary / "losses.csv").find("\n" + name + " ") != std::string::npos);
+    CHECK(text_of(temporary / "losses.csv").find("\n" + name + ",40,") != std::string::npos);
   }
-  CHECK(char_lm_run("--compare --svg /nowhere/losses.svg" + small).status == 2);
+  CHECK(char_lm_run("--compare --svg /nowhere/losses.svg" + small).status == 1);
 }
 
 #ifndef MHLA_SMALL_PRODUCT  // seconds of training: nothing for Debug and sanitizers
@@ -514,7 +468,7 @@ TEST_CASE("char_lm: trained on the project's sources, it learns more than pairs"
   const Run run = char_lm_run("--steps 200 --batch 4 --context 128 --block 16 --width 64");
   INFO(run.output);
   CHECK(run.status == 0);
-  CHECK(figure_after(run.output, "loss of --attention mhla") <
+  CHECK(figure_after(run.output, "loss of --attention MHLA") <
         figure_after(run.output, "H(next | current) of that very text") - 0.1);
   CHECK(says(run, "The validation loss is below the bigram conditional entropy"));
   CHECK(says(run, "The validation loss is below that of the same model without attention"));

@@ -3,75 +3,74 @@
 // softmax attention, and nothing at all. q, k, v and y are views [sequences, heads, tokens, dim].
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <mhla/decoding.hpp>
 #include <mhla/mhla.hpp>
 #include <mhla/testing/elements.hpp>
 #include <string>
+#include <type_traits>
 
 #include "../layers/parameters.hpp"
 #include "../layers/softmax_attention.hpp"
-#include "options.hpp"
+#include "mixing.hpp"
 
-namespace char_lm {
+namespace training {
 
+using layers::Index;
 using layers::Matrix;
 using layers::Parameter;
 using layers::ParameterList;
-using layers::SoftmaxAttention;
 using layers::Values;
 
-/// The sizes of a model.
-struct ModelShape {
-  Mixing mixing = Mixing::mhla;
-  Index vocabulary = 0;
-  Index context = 0;  ///< tokens of a sequence, at most
-  Index block = 0;    ///< tokens of an MHLA block
-  Index layers = 0;
-  Index width = 0;
-  Index heads = 0;
+/// One block of all tokens: MHLA with it, and with its one weight 1, is linear attention.
+inline mhla::Blocks1D one_block(const mhla::Blocks1D& /*blocks*/, Index tokens) {
+  return {.block = tokens};
+}
+template <class Geometry>
+Geometry one_block(Geometry blocks, Index /*tokens*/) {
+  for (int axis = 0; axis < Geometry::rank; ++axis) blocks.block[axis] = blocks.grid[axis];
+  return blocks;
+}
 
-  Index head_dim() const { return width / heads; }
-};
-
-template <class T, class FeatureMap>
+template <class T, class Attention>
 class TokenMixing {
  public:
   using View = mhla::TensorView<T, 4>;
   using ConstView = mhla::TensorView<const T, 4>;
-  /// Without a normalizer, because an RMSNorm follows (as in the released language model).
-  using Attention = mhla::Attention<FeatureMap, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
-                                    mhla::HalfSplitRotary>;
   using Decoder = mhla::Decoder<Attention, T>;
   using Saved = mhla::ForwardState<T>;
 
-  TokenMixing(ParameterList& list, const std::string& name, const ModelShape& shape)
-      : shape_(shape),
-        attention_{
-            .blocks = {.block = shape.mixing == Mixing::linear ? shape.context : shape.block},
-            .rotation = rotation(),
-            .scale = 1 / std::sqrt(static_cast<double>(shape.head_dim()))},
-        softmax_(rotation()),
-        mix_(list.add(name, {shape.heads, blocks() * blocks()}, 0, 0)) {}
+  TokenMixing(ParameterList& list, const std::string& name, Mixing mixing,
+              const Attention& attention, Index tokens, Index heads, Index head_dim)
+      : mixing_(mixing),
+        heads_(heads),
+        head_dim_(head_dim),
+        attention_(attention),
+        softmax_(attention) {
+    if (mixing == Mixing::linear) attention_.blocks = one_block(attention.blocks, tokens);
+    if (has_mix()) blocks_ = attention_.blocks.grid_of(tokens).num_blocks();
+    mix_ = list.add(name, {heads, blocks_ * blocks_}, 0, 0);
+  }
 
   bool has_decoder() const { return has_mix(); }
   Decoder decoder(const Values<T>& values) const {
     return Decoder(attention_, mix_view(values),
                    {.batch = 1,
-                    .heads = shape_.heads,
-                    .kv_heads = shape_.heads,
-                    .key_dim = shape_.head_dim(),
-                    .value_dim = shape_.head_dim()});
+                    .heads = heads_,
+                    .kv_heads = heads_,
+                    .key_dim = head_dim_,
+                    .value_dim = head_dim_});
   }
 
-  /// The mean over the past: linear attention, where the context is one block.
   void initialize(Values<T>& values) const {
     if (has_mix()) mhla::initialize(mix_map(values), attention_);
   }
   /// Back to where a mixing matrix may be, after an update.
   void project(Values<T>& values) const {
-    if (has_mix()) mhla::project(mix_map(values), mhla::causal_projection);
+    if (!has_mix()) return;
+    if constexpr (std::is_same_v<typename Attention::CausalityType, mhla::Causal>)
+      mhla::project(mix_map(values), mhla::causal_projection);
+    else
+      mhla::project(mix_map(values));
   }
 
   void forward(const Values<T>& values, const ConstView& q, const ConstView& k, const ConstView& v,
@@ -79,7 +78,7 @@ class TokenMixing {
     auto y_map = tensor(y, q.extent[0]);
     if (has_mix())
       mhla::tokens_first(y_map).device(device_) = attention_(q, k, v, mix_view(values)).save(saved);
-    else if (shape_.mixing == Mixing::softmax)
+    else if (mixing_ == Mixing::softmax)
       softmax_.forward(q, k, v, mhla::tokens_first(mhla::eigen::target_view(y_map)));
     else
       copy(v, mhla::tokens_first(mhla::eigen::target_view(y_map)));
@@ -88,15 +87,15 @@ class TokenMixing {
   void backward(const Values<T>& values, const ConstView& q, const ConstView& k, const ConstView& v,
                 const ConstView& dy, const Saved& saved, const View& dq, const View& dk,
                 const View& dv, Values<T>& gradient) const {
-    if (shape_.mixing == Mixing::mhla) {
+    if (mixing_ == Mixing::mhla) {
       auto dmix = mix_map(gradient);
       mhla::gradients(dq, dk, dv, dmix) =
           attention_.backward(q, k, v, mix_view(values), dy).saved(saved);
-    } else if (shape_.mixing == Mixing::linear) {  // its one entry stays 1
+    } else if (mixing_ == Mixing::linear) {  // its one entry stays 1
       mix_map(gradient).setZero();
       mhla::gradients(dq, dk, dv, mhla::skip) =
           attention_.backward(q, k, v, mix_view(values), dy).saved(saved);
-    } else if (shape_.mixing == Mixing::softmax) {
+    } else if (mixing_ == Mixing::softmax) {
       softmax_.backward(q, k, v, dy, dq, dk, dv);
     } else {
       fill_zero(dq);
@@ -106,28 +105,21 @@ class TokenMixing {
   }
 
  private:
-  // High frequencies only, of periods up to some fifty characters: they tell neighbours apart. What
-  // lies farther off is told apart by the mixing matrix, block by block.
-  static mhla::HalfSplitRotary rotation() { return {.theta = 10}; }
-
-  bool has_mix() const { return shape_.mixing == Mixing::mhla || shape_.mixing == Mixing::linear; }
-  Index blocks() const {
-    return has_mix() ? mhla::ceil_div(shape_.context, attention_.blocks.block) : 0;
-  }
+  bool has_mix() const { return mixing_ == Mixing::mhla || mixing_ == Mixing::linear; }
 
   // mix [heads, blocks, blocks] among the parameters.
   auto mix_map(Values<T>& values) const {
     return Eigen::TensorMap<Eigen::Tensor<T, 3, Eigen::RowMajor>>(values.data() + mix_.begin,
-                                                                  shape_.heads, blocks(), blocks());
+                                                                  heads_, blocks_, blocks_);
   }
   mhla::TensorView<const T, 3> mix_view(const Values<T>& values) const {
-    return mhla::make_view(values.data() + mix_.begin, shape_.heads, blocks(), blocks());
+    return mhla::make_view(values.data() + mix_.begin, heads_, blocks_, blocks_);
   }
 
   // [tokens of all sequences, width] as [sequences, tokens, heads, dim].
   auto tensor(Matrix<T>& y, Index sequences) const {
     return Eigen::TensorMap<Eigen::Tensor<T, 4, Eigen::RowMajor>>(
-        y.data(), sequences, y.rows() / sequences, shape_.heads, shape_.head_dim());
+        y.data(), sequences, y.rows() / sequences, heads_, head_dim_);
   }
 
   static void copy(const ConstView& from, const View& to) {
@@ -137,11 +129,14 @@ class TokenMixing {
     mhla::testing::for_each_element([](T& element) { element = T(0); }, view);
   }
 
-  ModelShape shape_;
+  Mixing mixing_;
+  Index heads_;
+  Index head_dim_;
+  Index blocks_ = 0;
   Attention attention_;
-  SoftmaxAttention<T> softmax_;
+  layers::SoftmaxAttention<T, Attention> softmax_;
   Parameter mix_;
   Eigen::DefaultDevice device_{};
 };
 
-}  // namespace char_lm
+}  // namespace training

@@ -9,9 +9,11 @@
 #include <string>
 #include <utility>
 
-#include "options.hpp"
+#include "../layers/parameters.hpp"
 
-namespace char_lm {
+namespace training {
+
+using layers::Index;
 
 class Progress {
   using Clock = std::chrono::steady_clock;
@@ -72,4 +74,4 @@ class Progress {
   double loss_ = 0;
 };
 
-}  // namespace char_lm
+}  // namespace training

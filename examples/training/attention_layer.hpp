@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The attention layer: x + (silu(g) * RMSNorm(y)) W, where y = attention(q, k, v) and q, k, v and g
-// are linear in RMSNorm(x). It comes in three parts, so that a decoder can take the place of the
-// attention over a whole sequence.
+// The attention layer: x + (silu(g) o RMSNorm(y)) W, where y = attention(q, k, v) and q, k, v and g
+// are linear in RMSNorm(x); the gate silu(g) may be missing. It comes in three parts, so that a
+// decoder can take the place of the attention over a whole sequence.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 #include "../layers/norms.hpp"
 #include "token_mixing.hpp"
 
-namespace char_lm {
+namespace training {
 
 using layers::gate;
 using layers::gate_backward;
@@ -22,30 +22,52 @@ template <class T>
 struct AttentionActivations {
   Matrix<T> input;
   Matrix<T> normed;
-  Matrix<T> projected;  // [tokens, 4 width]: q, k, v, g
+  Matrix<T> projected;  // [tokens, 4 width]: q, k, v, g; [tokens, 3 width] without a gate
   Matrix<T> mixed;      // y
   Matrix<T> mixed_normed;
   Matrix<T> gated;
   mhla::ForwardState<T> summaries;
 };
 
-template <class T, class FeatureMap>
+/// What a transformer is made of. `attention` says how MHLA cuts `tokens` into blocks; the other
+/// kinds of mixing take its causality, feature map and rotation.
+template <class Attention>
+struct TransformerShape {
+  Mixing mixing = Mixing::mhla;
+  Attention attention{};
+  Index tokens = 0;  ///< of a sequence, at most
+  Index layers = 0;
+  Index width = 0;
+  Index heads = 0;
+  bool gate = true;
+  bool positional_convolution = false;  ///< before each attention layer (CPE, arXiv 2102.10882)
+  Index softmax_layers = 0;             ///< the last ones: a hybrid stack
+
+  Index head_dim() const { return width / heads; }
+  Mixing mixing_of(Index layer) const {
+    return layer + softmax_layers >= layers ? Mixing::softmax : mixing;
+  }
+};
+
+template <class T, class Attention>
 class AttentionLayer {
  public:
-  using Mixing = TokenMixing<T, FeatureMap>;
-  using Decoder = typename Mixing::Decoder;
+  using TokenMixing = training::TokenMixing<T, Attention>;
+  using Decoder = typename TokenMixing::Decoder;
 
-  AttentionLayer(ParameterList& list, const std::string& name, const ModelShape& shape,
-                 double out_gain)
+  AttentionLayer(ParameterList& list, const std::string& name, Mixing mixing,
+                 const TransformerShape<Attention>& shape, double out_gain)
       : width_(shape.width),
         heads_(shape.heads),
+        has_gate_(shape.gate),
         norm_(list, name + ".norm", shape.width),
-        project_(list, name + ".project", shape.width, 4 * shape.width),
-        mixing_(list, name + ".mix", shape),
+        project_(list, name + ".project", shape.width, (has_gate_ ? 4 : 3) * shape.width),
+        mixing_(list, name + ".mix", mixing, shape.attention, shape.tokens, shape.heads,
+                shape.head_dim()),
         mixed_norm_(list, name + ".mixed_norm", shape.head_dim()),
         out_(list, name + ".out", shape.width, shape.width, layers::Bias::none, out_gain) {}
 
-  const Mixing& mixing() const { return mixing_; }
+  const TokenMixing& mixing() const { return mixing_; }
 
   /// Adds the layer's result to x, of `sequences` sequences of equal length.
   void forward(const Values<T>& values, Index sequences, Matrix<T>& x,
@@ -68,10 +90,14 @@ class AttentionLayer {
   void backward(const Values<T>& values, Index sequences, const AttentionActivations<T>& a,
                 Matrix<T>& dx, Values<T>& gradient) const {
     Matrix<T> d_gated, d_mixed_normed(dx.rows(), width_), d_mixed, d_normed, d_input;
-    Matrix<T> d_projected(dx.rows(), 4 * width_);
-    out_.backward(values, a.gated, dx, d_gated, gradient);
-    gate_backward(a.projected.rightCols(width_), a.mixed_normed, d_gated,
-                  d_projected.rightCols(width_), d_mixed_normed);
+    Matrix<T> d_projected(dx.rows(), a.projected.cols());
+    if (has_gate_) {
+      out_.backward(values, a.gated, dx, d_gated, gradient);
+      gate_backward(a.projected.rightCols(width_), a.mixed_normed, d_gated,
+                    d_projected.rightCols(width_), d_mixed_normed);
+    } else {
+      out_.backward(values, a.mixed_normed, dx, d_mixed_normed, gradient);
+    }
     mixed_norm_.backward(values, a.mixed, d_mixed_normed, d_mixed, gradient);
     const Matrix<T>& dy = d_mixed;
     mixing_.backward(values, query(a, sequences), key(a, sequences), value(a, sequences),
@@ -93,8 +119,8 @@ class AttentionLayer {
   }
   void after_mixing(const Values<T>& values, Matrix<T>& x, AttentionActivations<T>& a) const {
     mixed_norm_.forward(values, a.mixed, a.mixed_normed);
-    gate(a.projected.rightCols(width_), a.mixed_normed, a.gated);
-    out_.add_forward(values, a.gated, x);
+    if (has_gate_) gate(a.projected.rightCols(width_), a.mixed_normed, a.gated);
+    out_.add_forward(values, has_gate_ ? a.gated : a.mixed_normed, x);
   }
 
   /// Columns [first, first + width) of `rows` as [sequences, heads, tokens, dim]: where they lie.
@@ -114,11 +140,12 @@ class AttentionLayer {
 
   Index width_;
   Index heads_;
+  bool has_gate_;
   RmsNorm norm_;
   Linear project_;
-  Mixing mixing_;
+  TokenMixing mixing_;
   RmsNorm mixed_norm_;
   Linear out_;
 };
 
-}  // namespace char_lm
+}  // namespace training

@@ -7,7 +7,7 @@
 #include "../layers/mlp.hpp"
 #include "../layers/norms.hpp"
 
-namespace char_lm {
+namespace training {
 
 using layers::Index;
 using layers::Matrix;
@@ -51,4 +51,4 @@ class MlpLayer {
   layers::GatedMlp mlp_;
 };
 
-}  // namespace char_lm
+}  // namespace training

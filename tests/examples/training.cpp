@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: MIT
+// What the training programs share: the gradient of every form of the transformer, the softmax
+// attention that MHLA is compared with, and the command line.
+#include <cmath>
+#include <mhla/reference/softmax_attention.hpp>
+#include <mhla/reference/token_features.hpp>
+#include <mhla/testing/comparison.hpp>
+#include <mhla/testing/gradient_check.hpp>
+#include <string>
+#include <vector>
+
+#include "examples/training/command_line.hpp"
+#include "examples/training/transformer.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/tolerances.hpp"
+
+namespace {
+
+using namespace training;
+using mhla::testing::HostTensor;
+
+// Exp is smooth: a central difference of fourth order can judge it.
+using Sequence = mhla::Attention<mhla::Exp, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
+                                 mhla::HalfSplitRotary>;
+using Image = mhla::Attention<mhla::Exp, mhla::Blocks2D>;
+using Video = mhla::Attention<mhla::Exp, mhla::Blocks3D, mhla::Bidirectional, mhla::MixedKeySum,
+                              mhla::AxialRotary>;
+
+Sequence sequence() { return {.blocks = {.block = 4}, .rotation = {.theta = 50}}; }
+Image image() { return {.blocks = {.grid = {3, 4}, .block = {2, 2}}}; }
+Video video() {
+  return {.blocks = {.grid = {2, 2, 3}, .block = {1, 2, 2}}, .rotation = {.theta = 50}};
+}
+
+Matrix<double> random_matrix(Index rows, Index columns, std::uint64_t seed) {
+  Matrix<double> matrix(rows, columns);
+  mhla::testing::fill_random(mhla::testing::Normal{}, seed,
+                             mhla::make_view(matrix.data(), matrix.size()));
+  return matrix;
+}
+
+/// In x and in all parameters at once; a linear model's mix stays as it is.
+template <class Attention>
+void require_gradient(const TransformerShape<Attention>& shape) {
+  ParameterList list;
+  const Transformer<double, Attention> transformer(list, shape);
+  Values<double> origin = list.initial_values<double>(3);
+  transformer.initialize(origin);
+  origin += 0.1 * random_matrix(list.size(), 1, 4).col(0).array();
+  transformer.project(origin);
+  // No token of it is near 0 after attention, where a norm is too curved for differences.
+  Matrix<double> x = random_matrix(2 * shape.tokens, shape.width, 15);
+  const Matrix<double> weight = random_matrix(x.rows(), x.cols(), 6);
+
+  TransformerActivations<double> a;
+  Matrix<double> dx;
+  // What is not written shows as NaN.
+  Values<double> gradient = Values<double>::Constant(list.size(), std::nan(""));
+  transformer.forward(origin, 2, x, a);
+  transformer.backward(origin, 2, a, weight, dx, gradient);
+  REQUIRE(gradient.isFinite().all());
+
+  Values<double> displacement = Values<double>::Zero(list.size());
+  Values<double> scale = Values<double>::Constant(list.size(), 0.02);
+  for (const Parameter& parameter : list.all())
+    if (shape.mixing == Mixing::linear && parameter.name.ends_with(".mix"))
+      scale.segment(parameter.begin, parameter.size()) = 0;
+  const Values<double> slope = scale * gradient;
+  const auto loss = [&] {
+    TransformerActivations<double> displaced;
+    transformer.forward(origin + scale * displacement, 2, x, displaced);
+    return (displaced.normed.array() * weight.array()).sum();
+  };
+  const auto view = [](auto& all) { return mhla::make_view(all.data(), all.size()); };
+  const auto check = mhla::testing::check_gradient(
+      loss, 7, 4, mhla::testing::Differentiated<double, 1>{view(x), view(dx)},
+      mhla::testing::differentiate(view(displacement), view(slope)));
+  INFO(name_of(shape.mixing) << ", gate " << shape.gate << ", convolution "
+                             << shape.positional_convolution << ": " << check);
+  REQUIRE(check.error <= 1e-9);
+}
+
+template <class Attention>
+void require_gradients(const Attention& attention, Index tokens) {
+  for (const Mixing mixing : all_mixings)
+    for (const bool gate : {false, true})
+      require_gradient<Attention>({.mixing = mixing,
+                                   .attention = attention,
+                                   .tokens = tokens,
+                                   .layers = 2,
+                                   .width = 8,
+                                   .heads = 2,
+                                   .gate = gate,
+                                   .positional_convolution = !gate,
+                                   .softmax_layers = mixing == Mixing::mhla && gate ? 1 : 0});
+}
+
+/// Against the oracle, which knows of no rotation.
+template <class Attention>
+void require_softmax(const Attention& attention, Index tokens) {
+  const auto random = [&](std::uint64_t seed, Index dim) {
+    return mhla::testing::random_tensor<double>(mhla::testing::Normal{}, seed, 2, 3, tokens, dim);
+  };
+  HostTensor<double, 4> q = random(1, 6), k = random(2, 6), dq = q, dk = k;
+  HostTensor<double, 4> v = random(3, 4), dy = random(4, 4), y = v, dv = v;
+  const layers::SoftmaxAttention<double, Attention> softmax(attention);
+  softmax.forward(q.view(), k.view(), v.view(), y.view());
+  softmax.backward(q.view(), k.view(), v.view(), dy.view(), dq.view(), dk.view(), dv.view());
+
+  const auto turn = [&](HostTensor<double, 4>& x, int direction) {
+    const auto view = x.view();
+    for (Index b = 0; b < 2; ++b)
+      for (Index h = 0; h < 3; ++h)
+        for (Index t = 0; t < tokens; ++t)
+          mhla::reference::rotate(attention.rotation, attention.blocks.grid_of(tokens),
+                                  Attention::GeometryType::rank, t, direction,
+                                  mhla::Span<double>{&view(b, h, t, 0), 6});
+  };
+  const mhla::reference::SoftmaxAttention<typename Attention::CausalityType> oracle;
+  HostTensor<double, 4> exact_y = v, exact_dq = q, exact_dk = k, exact_dv = v;
+  turn(q, +1);
+  turn(k, +1);
+  mhla::reference::softmax_attention_forward(oracle, q.view(), k.view(), v.view(), exact_y.view());
+  mhla::reference::softmax_attention_backward(
+      oracle, q.view(), k.view(), v.view(), dy.view(),
+      {exact_dq.view(), exact_dk.view(), exact_dv.view(), mhla::skip});
+  turn(exact_dq, -1);
+  turn(exact_dk, -1);
+  const auto error = [](const auto& actual, const auto& exact) {
+    return mhla::testing::compare(actual.view(), exact.view()).rms_ratio;
+  };
+  CHECK(error(y, exact_y) <= tolerance::forward_rms<double>);
+  CHECK(error(dq, exact_dq) <= tolerance::gradient_rms<double>);
+  CHECK(error(dk, exact_dk) <= tolerance::gradient_rms<double>);
+  CHECK(error(dv, exact_dv) <= tolerance::gradient_rms<double>);
+}
+
+}  // namespace
+
+TEST_CASE("training: the transformer's gradients", "[training]") {
+  require_gradients(sequence(), 10);
+  require_gradients(image(), 12);
+  require_gradients(video(), 12);
+}
+
+TEST_CASE("training: the softmax attention that MHLA is compared with is right", "[training]") {
+  require_softmax(sequence(), 9);
+  require_softmax(video(), 12);
+}
+
+TEST_CASE("training: a command line", "[training]") {
+  Index number = 3;
+  std::string file;
+  bool flag = false;
+  std::vector<std::string> others;
+  CommandLine line("usage: program\n");
+  line.number("--number", number, Index{1}, Index{9}, "how many");
+  line.text("--a-file-of-a-name", "FILE", file, "where");
+  line.flag("--flag", flag, "whether");
+  line.others(others, 1, "texts");
+  CHECK(line.usage() ==
+        "usage: program\n"
+        "  --number N         how many (3)\n"
+        "  --a-file-of-a-name FILE\n"
+        "                     where\n"
+        "  --flag             whether\n");
+  line.parse({"--number", "7", "text", "--flag", "--a-file-of-a-name", "--flag"});
+  CHECK(number == 7);
+  CHECK(file == "--flag");
+  CHECK(flag);
+  CHECK(others == std::vector<std::string>{"text"});
+  for (const std::vector<std::string>& bad :
+       std::vector<std::vector<std::string>>{{"--number", "0"},
+                                             {"--number", "10"},
+                                             {"--number", "2x"},
+                                             {"--number", ""},
+                                             {"--number"},
+                                             {"--numbers", "2"},
+                                             {"one more"}})
+    CHECK_THROWS_AS(line.parse(bad), UsageError);
+}
