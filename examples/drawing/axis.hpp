@@ -80,17 +80,17 @@ inline std::vector<Tick> linear_ticks(const Range& range, int most) {
 /// them, also twice and five times these.
 inline std::vector<Tick> logarithmic_ticks(const Range& range, int most) {
   std::vector<Tick> powers, all;
+  const int first = static_cast<int>(std::ceil(std::log10(range.low) - 1e-9));
   const int last = static_cast<int>(std::floor(std::log10(range.high) + 1e-9));
-  const int first = static_cast<int>(std::floor(std::log10(range.low)));
   const int step = std::max(1, (last - first + most - 1) / most);
-  for (int power = first; power <= last; ++power)
+  for (int power = first - 1; power <= last; ++power)
     for (const int digit : {1, 2, 5}) {
       const double value = digit * std::pow(10, power);
       if (value < range.low * (1 - 1e-9) || value > range.high * (1 + 1e-9)) continue;
       all.push_back({value, tick_label(value, std::max(0, -power))});
       if (digit == 1 && power % step == 0) powers.push_back(all.back());
     }
-  return powers.size() < 2 && last - first < 3 ? all : powers;
+  return powers.size() < 2 ? all : powers;
 }
 
 inline std::vector<Tick> ticks(const Range& range, Scale scale, int most) {

@@ -52,12 +52,12 @@ inline void write_csv(const std::string& path, const std::vector<LineChart>& cha
   write_file(path, lines);
 }
 
-/// map,row,column,value: a map is named by its caption, rows and columns are counted from 0.
+/// map,row,column,value: rows and columns are counted from 0.
 inline void write_csv(const std::string& path, const HeatMapGrid& grid) {
   std::string lines = "map,row,column,value\n";
   for (const HeatMap& map : grid.maps) {
     heat_map::check(map);
-    const std::string name = csv_field(map.caption.empty() ? "" : map.caption.front());
+    const std::string name = csv_field(map.name);
     for (std::size_t i = 0; i < map.values.size(); ++i)
       lines += name + ',' + std::to_string(i / map.columns) + ',' +
                std::to_string(i % map.columns) + ',' + csv_number(map.values[i]) + '\n';

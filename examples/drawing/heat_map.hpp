@@ -20,6 +20,7 @@ namespace drawing {
 /// A matrix of values that are not negative. NaN and infinity have no colour: the cell stays that
 /// of the page.
 struct HeatMap {
+  std::string name{};                  ///< in CSV
   std::vector<std::string> caption{};  ///< lines above it
   std::size_t rows = 0, columns = 0;
   std::vector<double> values{};  ///< row-major
@@ -42,14 +43,13 @@ struct HeatMapGrid {
 namespace heat_map {
 
 inline constexpr double side = 200;  ///< of a map
-inline constexpr double gap = 30;    ///< between maps
+inline constexpr double gap = 36;    ///< between maps
 inline constexpr double line_height = 17;
 inline constexpr double label_height = 24;  ///< of the axis' label below a map
 
 inline void check(const HeatMap& map) {
-  const std::string name = map.caption.empty() ? "" : map.caption.front();
   if (map.rows == 0 || map.columns == 0 || map.values.size() != map.rows * map.columns)
-    throw std::invalid_argument("heat map " + name + ": rows times columns values are needed");
+    throw std::invalid_argument("heat map " + map.name + ": rows times columns values are needed");
 }
 
 inline double largest(const HeatMap& map) {
@@ -59,12 +59,13 @@ inline double largest(const HeatMap& map) {
   return most;
 }
 
-/// Of a value, where `full` has the last one; -1 of what has none.
+/// Of a value, where `full` has the last one: 0 for 0 alone, so that little differs from nothing;
+/// -1 of what has no colour.
 inline int level_of(double value, double full) {
   if (!std::isfinite(value)) return -1;
-  if (full == 0) return 0;
-  const double level = std::floor(value / full * heat_levels);
-  return static_cast<int>(std::clamp(level, 0.0, heat_levels - 1.0));
+  if (full == 0 || value <= 0) return 0;
+  const double step = std::floor(value / full * (heat_levels - 1));
+  return 1 + static_cast<int>(std::clamp(step, 0.0, heat_levels - 2.0));
 }
 
 /// For each level the strokes along rows, in units of cells, as SVG's path data.
@@ -105,16 +106,16 @@ inline void draw_map(Svg& svg, const HeatMap& map, double full, double left, dou
   if (!lines.empty()) svg.path(lines, "leader");
   svg.path("M" + Svg::px(left) + ' ' + Svg::px(top) + "h200v200h-200z", "");
   for (const auto& [row, column] : map.marks)
-    svg.rectangle(left + width * static_cast<double>(column) - 2,
-                  top + height * static_cast<double>(row) - 2, width + 4, height + 4, "mark");
+    for (const char* css : {"halo", "mark"})  // seen on cells of any colour
+      svg.rectangle(left + width * static_cast<double>(column) - 2,
+                    top + height * static_cast<double>(row) - 2, width + 4, height + 4, css);
 }
 
-/// From the lowest colour, 0, up to `full`.
+/// The colours from above 0 up to `full`.
 inline void draw_bar(Svg& svg, const std::string& label, double full, double left, double top) {
-  const double step = side / heat_levels;
-  for (int level = 0; level < heat_levels; ++level)
-    svg.rectangle(left, top + side - step * (level + 1), 16, step + 0.5,
-                  "bar h" + std::to_string(level));
+  const double step = side / (heat_levels - 1);
+  for (int level = 1; level < heat_levels; ++level)
+    svg.rectangle(left, top + side - step * level, 16, step + 0.5, "bar h" + std::to_string(level));
   const Range range{0, full > 0 ? full : 1};
   for (const Tick& tick : linear_ticks(range, 5))
     svg.text(left + 24, top + side - fraction(tick.value, range, Scale::linear) * side + 4,

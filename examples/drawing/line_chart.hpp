@@ -182,9 +182,9 @@ inline void draw(Svg& svg, const LineChart& chart, const Box& outer, ColorAssign
 
 }  // namespace line_chart
 
-/// Charts of the same size in rows of `columns`, one picture. Throws std::invalid_argument if a
-/// chart has no point to draw or a series as many x as y.
-inline std::string svg_of(const std::vector<LineChart>& charts, std::size_t columns = 3) {
+/// Charts of the same size in rows of `columns`, one picture: two fill the width of a page. Throws
+/// std::invalid_argument if a chart has no point to draw or a series as many x as y.
+inline std::string svg_of(const std::vector<LineChart>& charts, std::size_t columns = 2) {
   if (charts.empty()) throw std::invalid_argument("a picture without a chart");
   columns = std::max<std::size_t>(1, std::min(columns, charts.size()));
   const std::size_t rows = (charts.size() + columns - 1) / columns;
@@ -215,7 +215,7 @@ inline void write_svg(const std::string& path, const LineChart& chart) {
   write_file(path, svg_of({chart}));
 }
 inline void write_svg(const std::string& path, const std::vector<LineChart>& charts,
-                      std::size_t columns = 3) {
+                      std::size_t columns = 2) {
   write_file(path, svg_of(charts, columns));
 }
 

@@ -20,15 +20,15 @@ struct LineColor {
   const char* light;
   const char* dark;
 };
-inline constexpr std::array<LineColor, 9> line_colors{{{"#0a66c2", "#58a6ff"},  // softmax
-                                                       {"#8a6d00", "#d8b52a"},  // linear
-                                                       {"#c8320f", "#ff7b54"},  // MHLA
-                                                       {"#6e7781", "#8b949e"},  // none
-                                                       {"#7b3fa0", "#c792ea"},  // others
-                                                       {"#00795c", "#2fc29a"},
-                                                       {"#b3276f", "#ff84b8"},
-                                                       {"#1f2a80", "#9aa8ff"},
-                                                       {"#5a3a1a", "#c9a27a"}}};
+inline constexpr std::array<LineColor, 9> line_colors{{{"#1559b0", "#58a6ff"},  // softmax
+                                                       {"#4b3a0c", "#f2cc3a"},  // linear
+                                                       {"#dd3409", "#e8703f"},  // MHLA
+                                                       {"#767d84", "#868e96"},  // none
+                                                       {"#750a96", "#b273c9"},  // others
+                                                       {"#165a40", "#22e08e"},
+                                                       {"#d43275", "#f0508c"},
+                                                       {"#2a2fd0", "#7484ff"},
+                                                       {"#894306", "#c98a2a"}}};
 inline constexpr std::array<std::string_view, 4> kinds_of_attention{"softmax", "linear", "mhla",
                                                                     "none"};
 
@@ -55,10 +55,10 @@ class ColorAssignment {
   std::vector<std::string> others_;
 };
 
-/// How many colours a heat map has.
-inline constexpr int heat_levels = 16;
+/// How many colours a heat map has: one for 0, and one for each tenth of the largest value.
+inline constexpr int heat_levels = 11;
 
-/// The CSS colour of a level, 0 being the page's own: between stops of even lightness.
+/// The CSS colour of a level, that of 0 being nearly the page's: between stops of even lightness.
 inline std::string heat_color(int level, bool dark) {
   static constexpr int stops[2][4][3] = {
       {{247, 247, 245}, {250, 200, 105}, {206, 76, 20}, {70, 12, 20}},
@@ -77,9 +77,10 @@ inline std::string heat_color(int level, bool dark) {
 
 /// What differs between light and dark pages.
 inline std::string color_rules(bool dark) {
-  std::string css =
-      dark ? ".page{fill:#0d1117}svg{color:#e6edf3}.quiet{color:#9198a1}.grid{color:#30363d}\n"
-           : ".page{fill:#ffffff}svg{color:#1f2328}.quiet{color:#59636e}.grid{color:#d8dde3}\n";
+  std::string css = dark ? ".page{fill:#0d1117}.halo{color:#0d1117}svg{color:#e6edf3}.quiet{color:#"
+                           "9198a1}.grid{color:#30363d}\n"
+                         : ".page{fill:#ffffff}.halo{color:#ffffff}svg{color:#1f2328}.quiet{color:#"
+                           "59636e}.grid{color:#d8dde3}\n";
   const auto add = [&](char kind, auto number, const std::string& color) {
     css += '.' + (kind + std::to_string(number)) + "{color:" + color + '}';
   };
@@ -95,10 +96,10 @@ inline std::string style() {
   return "<style>\n"
          "text{font:13px -apple-system,'Segoe UI',Helvetica,Arial,sans-serif}\n"
          ".title{font-size:15px;font-weight:600}.name{font-weight:600}\n"
-         "text,.point,.bar{fill:currentColor}path,.mark{fill:none;stroke:currentColor}\n"
+         "text,.point,.bar{fill:currentColor}path,.mark,.halo{fill:none;stroke:currentColor}\n"
          ".line{stroke-width:2.2;stroke-linejoin:round}"
          ".bound{stroke-width:1.6;stroke-dasharray:5 4}.leader{stroke-opacity:.55}"
-         ".mark{stroke-width:2}.cells{shape-rendering:crispEdges}\n" +
+         ".mark{stroke-width:2}.halo{stroke-width:5}.cells{shape-rendering:crispEdges}\n" +
          color_rules(false) + "@media (prefers-color-scheme:dark){\n" + color_rules(true) +
          "}\n</style>\n";
 }

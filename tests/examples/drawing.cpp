@@ -73,7 +73,8 @@ LineChart some_chart() {
 HeatMapGrid some_maps() {
   return {.title = "a < b",
           .bar_label = "weight",
-          .maps = {{.caption = {"first", "of two"},
+          .maps = {{.name = "first",
+                    .caption = {"first", "of two"},
                     .rows = 2,
                     .columns = 3,
                     .values = {0, 0, 1, 0.5, 0.5, undefined},
