@@ -17,8 +17,8 @@
 
 namespace drawing {
 
-/// A matrix of values that are not negative. NaN and infinity have no colour: the cell stays that
-/// of the page.
+/// A matrix of values that are not negative, drawn as a square. NaN and infinity have no colour:
+/// the cell stays that of the page.
 struct HeatMap {
   std::string name{};                  ///< in CSV
   std::vector<std::string> caption{};  ///< lines above it
@@ -88,7 +88,24 @@ inline std::array<std::string, heat_levels> strokes(const HeatMap& map, double f
   return data;
 }
 
-inline void draw_map(Svg& svg, const HeatMap& map, double full, double left, double top) {
+/// A frame, and lines after every `row_step` rows and `column_step` columns.
+inline void draw_lines(Svg& svg, const HeatMap& map, double left, double top) {
+  const std::string length = Svg::px(side);
+  const auto start = [](double x, double y) { return "M" + Svg::px(x) + ' ' + Svg::px(y); };
+  const auto offset = [](std::size_t cells, std::size_t of) {
+    return side * static_cast<double>(cells) / static_cast<double>(of);
+  };
+  std::string lines;
+  for (std::size_t r = map.row_step; r != 0 && r < map.rows; r += map.row_step)
+    lines += start(left, top + offset(r, map.rows)) + 'h' + length;
+  for (std::size_t c = map.column_step; c != 0 && c < map.columns; c += map.column_step)
+    lines += start(left + offset(c, map.columns), top) + 'v' + length;
+  if (!lines.empty()) svg.path(lines, "leader");
+  svg.path(start(left, top) + 'h' + length + 'v' + length + "h-" + length + 'z', "frame");
+}
+
+/// The map itself, as a square.
+inline void draw_cells(Svg& svg, const HeatMap& map, double full, double left, double top) {
   const double width = side / static_cast<double>(map.columns);
   const double height = side / static_cast<double>(map.rows);
   svg.begin_group(left, top, width, height);
@@ -96,19 +113,20 @@ inline void draw_map(Svg& svg, const HeatMap& map, double full, double left, dou
   for (std::size_t level = 0; level < data.size(); ++level)
     if (!data[level].empty()) svg.path(data[level], "cells h" + std::to_string(level));
   svg.end_group();
-  std::string lines;
-  for (std::size_t row = map.row_step; row != 0 && row < map.rows; row += map.row_step)
-    lines += "M" + Svg::px(left) + ' ' + Svg::px(top + height * static_cast<double>(row)) + 'h' +
-             Svg::px(side);
-  for (std::size_t c = map.column_step; c != 0 && c < map.columns; c += map.column_step)
-    lines += "M" + Svg::px(left + width * static_cast<double>(c)) + ' ' + Svg::px(top) + 'v' +
-             Svg::px(side);
-  if (!lines.empty()) svg.path(lines, "leader");
-  svg.path("M" + Svg::px(left) + ' ' + Svg::px(top) + "h200v200h-200z", "");
+  draw_lines(svg, map, left, top);
   for (const auto& [row, column] : map.marks)
     for (const char* css : {"halo", "mark"})  // seen on cells of any colour
       svg.rectangle(left + width * static_cast<double>(column) - 2,
                     top + height * static_cast<double>(row) - 2, width + 4, height + 4, css);
+}
+
+/// The caption above the map, and the axes' labels beside it.
+inline void draw_texts(Svg& svg, const HeatMap& map, double left, double top) {
+  double y = top - 10 - line_height * static_cast<double>(map.caption.size());
+  for (const std::string& line : map.caption)
+    svg.text(left, y += line_height, line, &line == &map.caption.front() ? "name" : "quiet");
+  svg.text(left + side / 2, top + side + 18, map.column_label, "quiet", Anchor::middle);
+  svg.vertical_text(left - 9, top + side / 2, map.row_label, "quiet");
 }
 
 /// The colours from above 0 up to `full`.
@@ -127,39 +145,33 @@ inline void draw_bar(Svg& svg, const std::string& label, double full, double lef
 
 /// Throws std::invalid_argument if there is no map, or one has not rows times columns values.
 inline std::string svg_of(const HeatMapGrid& grid) {
+  using namespace heat_map;
   if (grid.maps.empty()) throw std::invalid_argument("a picture without a heat map");
   double full = 0;
   std::size_t caption_lines = 0;
   for (const HeatMap& map : grid.maps) {
-    heat_map::check(map);
-    full = std::max(full, heat_map::largest(map));
+    check(map);
+    full = std::max(full, largest(map));
     caption_lines = std::max(caption_lines, map.caption.size());
   }
   const std::size_t columns = std::max<std::size_t>(1, std::min(grid.columns, grid.maps.size()));
   const std::size_t rows = (grid.maps.size() + columns - 1) / columns;
-  const double caption = heat_map::line_height * static_cast<double>(caption_lines) + 10;
-  const double pitch = caption + heat_map::side + heat_map::label_height + 14;
-  const double width = 30 + (heat_map::side + heat_map::gap) * static_cast<double>(columns) +
-                       std::max(70.0, text_width(grid.bar_label) + 10);
-  Svg svg(width, 40 + pitch * static_cast<double>(rows), grid.title);
-  svg.text(30, 26, grid.title, "title");
+  const double first_left = 30;
+  const double first_top = 50 + line_height * static_cast<double>(caption_lines);
+  const double right = first_left + (side + gap) * static_cast<double>(columns);  // of the maps
+  const double pitch = first_top - 40 + side + label_height + 14;
+  Svg svg(std::max(right + std::max(70.0, text_width(grid.bar_label) + 10),
+                   first_left + title_width(grid.title) + 10),
+          40 + pitch * static_cast<double>(rows), grid.title);
+  svg.text(first_left, 26, grid.title, "title");
   for (std::size_t i = 0; i < grid.maps.size(); ++i) {
     const HeatMap& map = grid.maps[i];
-    const double left = 30 + (heat_map::side + heat_map::gap) * static_cast<double>(i % columns);
-    const double top = 40 + caption + pitch * static_cast<double>(i / columns);
-    for (std::size_t line = 0; line < map.caption.size(); ++line)
-      svg.text(
-          left,
-          top - 10 - heat_map::line_height * static_cast<double>(map.caption.size() - 1 - line),
-          map.caption[line], line == 0 ? "name" : "quiet");
-    heat_map::draw_map(svg, map, grid.relative ? heat_map::largest(map) : full, left, top);
-    svg.text(left + heat_map::side / 2, top + heat_map::side + 18, map.column_label, "quiet",
-             Anchor::middle);
-    svg.vertical_text(left - 9, top + heat_map::side / 2, map.row_label, "quiet");
+    const double left = first_left + (side + gap) * static_cast<double>(i % columns);
+    const double top = first_top + pitch * static_cast<double>(i / columns);
+    draw_texts(svg, map, left, top);
+    draw_cells(svg, map, grid.relative ? largest(map) : full, left, top);
   }
-  heat_map::draw_bar(svg, grid.bar_label, grid.relative ? 1 : full,
-                     30 + (heat_map::side + heat_map::gap) * static_cast<double>(columns),
-                     40 + caption);
+  draw_bar(svg, grid.bar_label, grid.relative ? 1 : full, right, first_top);
   return svg.document();
 }
 

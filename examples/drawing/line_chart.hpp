@@ -38,7 +38,6 @@ struct LineChart {
 namespace line_chart {
 
 inline constexpr double label_gap = 17;          ///< of names at the lines' ends
-inline constexpr double bold = 1.15;             ///< how much wider than other text
 inline constexpr int most_ticks = 6;             ///< of a linear axis
 inline constexpr std::size_t most_markers = 16;  ///< longer series are lines without markers
 
@@ -93,7 +92,7 @@ inline Range range_of(const LineChart& chart, const Axis& axis,
 inline double widest_name(const LineChart& chart) {
   double widest = 0;
   for (const auto* all : {&chart.series, &chart.bounds})
-    for (const Series& series : *all) widest = std::max(widest, bold * text_width(series.name));
+    for (const Series& series : *all) widest = std::max(widest, bold_width(series.name));
   return widest;
 }
 
@@ -190,13 +189,14 @@ inline std::string svg_of(const std::vector<LineChart>& charts, std::size_t colu
   const std::size_t rows = (charts.size() + columns - 1) / columns;
   std::size_t names = 0;
   std::string description;
-  double widest = 0;
+  double widest = 0, widest_title = 0;
   for (const LineChart& chart : charts) {
     names = std::max(names, chart.series.size() + chart.bounds.size());
     widest = std::max(widest, line_chart::widest_name(chart));
+    widest_title = std::max(widest_title, title_width(chart.title));
     description += (description.empty() ? "" : "; ") + chart.title;
   }
-  const double width = (columns == 1 ? 600 : 270) + widest;
+  const double width = std::max((columns == 1 ? 600 : 270) + widest, widest_title + 16);
   const double height = std::max(columns == 1 ? 340.0 : 300.0,
                                  104 + line_chart::label_gap * static_cast<double>(names));
   Svg svg(width * static_cast<double>(columns), height * static_cast<double>(rows), description);

@@ -66,6 +66,10 @@ inline double text_width(std::string_view text) {
   return 7.2 * static_cast<double>(characters);
 }
 
+/// The same of names, which are bold, and of titles, which are larger too.
+inline double bold_width(std::string_view text) { return 1.15 * text_width(text); }
+inline double title_width(std::string_view text) { return bold_width(text) * 15 / 13; }
+
 /// Throws std::runtime_error naming the path.
 inline void write_file(const std::string& path, const std::string& content) {
   std::ofstream out(path, std::ios::binary);

@@ -64,33 +64,21 @@ struct Operands {
   }
 };
 
-/// One call of MHLA in blocks of so many tokens, with memory of its own.
-class MhlaCall {
- public:
-  MhlaCall(Operands& operands, Index block)
-      : attention_{.blocks = {.block = block}}, operands_(&operands) {
-    const Index blocks = mhla::ceil_div(operands.q.dimension(2), block);
-    mix_.resize(1, blocks, blocks);
-    mhla::initialize(mix_, attention_);
-  }
-
-  void operator()() {
-    const auto q = quickstart::view_of(operands_->q), k = quickstart::view_of(operands_->k),
-               v = quickstart::view_of(operands_->v), y = quickstart::view_of(operands_->y);
-    const auto mix = quickstart::view_of(mix_);
-    if (!workspace_)
-      workspace_ = std::make_shared<mhla::Workspace>(
-          mhla::forward_workspace_size<float>(attention_, mhla::shape_of(q, k, v, mix), executor_));
-    mhla::forward_into(attention_, executor_, q, k, v, mix, y, *workspace_);
-  }
-
- private:
-  mhla::Attention<mhla::Relu, mhla::Blocks1D> attention_;
-  mhla::SerialExecutor executor_;
-  Operands* operands_;
-  quickstart::Tensor<float, 3> mix_;
-  std::shared_ptr<mhla::Workspace> workspace_;  // shared: std::function copies
-};
+/// A forward pass of MHLA in blocks of so many tokens, with memory of its own.
+std::function<void()> mhla_call(Operands& of, Index block) {
+  const mhla::Attention<mhla::Relu, mhla::Blocks1D> attention{.blocks = {.block = block}};
+  const Index blocks = mhla::ceil_div(of.q.dimension(2), block);
+  const auto mix = std::make_shared<quickstart::Tensor<float, 3>>(1, blocks, blocks);
+  mhla::initialize(*mix, attention);
+  const mhla::SerialExecutor executor;
+  const auto q = quickstart::view_of(of.q), k = quickstart::view_of(of.k),
+             v = quickstart::view_of(of.v), y = quickstart::view_of(of.y);
+  const auto workspace = std::make_shared<mhla::Workspace>(mhla::forward_workspace_size<float>(
+      attention, mhla::shape_of(q, k, v, quickstart::view_of(*mix)), executor));
+  return [=] {
+    mhla::forward_into(attention, executor, q, k, v, quickstart::view_of(*mix), y, *workspace);
+  };
+}
 
 drawing::LineChart logarithmic_chart(const std::string& title, const std::string& x) {
   return {.title = title,
@@ -109,9 +97,9 @@ drawing::LineChart against_tokens(std::deque<Operands>& operands,
     measurements.push_back({&chart.series[0], tokens, [&of, &one_thread] {
                               quickstart::softmax_attention(one_thread, of.q, of.k, of.v, of.y);
                             }});
-    measurements.push_back({&chart.series[1], tokens, MhlaCall(of, tokens)});
+    measurements.push_back({&chart.series[1], tokens, mhla_call(of, tokens)});
     measurements.push_back(
-        {&chart.series[2], tokens, MhlaCall(of, mhla::propose_blocks(tokens).block)});
+        {&chart.series[2], tokens, mhla_call(of, mhla::propose_blocks(tokens).block)});
   }
   measure(measurements, rounds, 50);
   return chart;
@@ -130,7 +118,7 @@ drawing::LineChart against_blocks(std::deque<Operands>& operands, const std::vec
     drawing::Series& series = chart.series[static_cast<std::size_t>(at)];
     const Index most = std::min<Index>(1024, tokens / 4);
     for (Index blocks = 1; blocks <= most; blocks *= 2)
-      measurements.push_back({&series, blocks, MhlaCall(of, tokens / blocks)});
+      measurements.push_back({&series, blocks, mhla_call(of, tokens / blocks)});
     const auto same = std::find(softmax.x.begin(), softmax.x.end(), static_cast<double>(tokens));
     const double time = softmax.y[static_cast<std::size_t>(same - softmax.x.begin())];
     chart.bounds.push_back(

@@ -150,6 +150,15 @@ TEST_CASE("drawing: labels are kept apart, in order, near the ends of their line
   for (std::size_t i = 1; i < y.size(); ++i) CHECK(std::abs(y[i] - y[i - 1]) >= 16);
 }
 
+TEST_CASE("drawing: a picture is as wide as its title", "[drawing]") {
+  const std::string title(200, 'x');
+  LineChart chart = some_chart();
+  HeatMapGrid maps = some_maps();
+  chart.title = maps.title = title;
+  for (const std::string& svg : {svg_of({chart}), svg_of(maps)})
+    CHECK(attributes(svg, "<svg", "width")[0] > title_width(title));
+}
+
 TEST_CASE("drawing: documents are well-formed, whatever the texts", "[drawing]") {
   CHECK_FALSE(is_well_formed("<a><b></a>"));
   const std::string one = svg_of({some_chart()});
