@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+// train_vit: its images against their definition, files of images, the classifier's gradient, and
+// the program as its user runs it.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <mhla/testing/gradient_check.hpp>
+#include <string>
+#include <vector>
+
+#include "examples/train_vit/classifier.hpp"
+#include "examples/train_vit/image_files.hpp"
+#include "tests/examples/run_program.hpp"
+#include "tests/support/catch.hpp"
+
+namespace {
+
+using namespace test;
+using namespace train_vit;
+
+/// What stands in each cell: one of 8 kinds, 8 for the marker, -1 for nothing.
+std::vector<int> cells_of(const std::vector<float>& pixels) {
+  const std::uint16_t patterns[] = {0xf99f, 0x9669, 0xcccc, 0xff00, 0x8421,
+                                    0x1248, 0xa5a5, 0xf888, 0x6ff6};
+  std::vector<int> cells;
+  for (Index y = 0; y < 8; ++y)
+    for (Index x = 0; x < 8; ++x) {
+      std::uint16_t lit = 0;
+      for (Index p = 0; p < 16; ++p)
+        if (pixels[static_cast<std::size_t>((4 * y + p / 4) * 32 + 4 * x + p % 4)] == 2)
+          lit = static_cast<std::uint16_t>(lit | 0x8000 >> p);
+      const auto found = std::find(std::begin(patterns), std::end(patterns), lit);
+      cells.push_back(found == std::end(patterns) ? -1
+                                                  : static_cast<int>(found - std::begin(patterns)));
+    }
+  return cells;
+}
+
+/// Four grey images of 4 x 4, for a gradient.
+class FourImages : public Images {
+ public:
+  ImageShape shape() const override { return {1, 4, 4}; }
+  Index classes() const override { return 3; }
+  Index validation() const override { return 4; }
+  int image(Part /*part*/, Index number, float* pixels) const override {
+    for (Index p = 0; p < 16; ++p)
+      pixels[p] = static_cast<float>(mhla::testing::Normal{}(static_cast<std::uint64_t>(number),
+                                                             static_cast<std::uint64_t>(p)));
+    return static_cast<int>(number % 3);
+  }
+};
+
+Run train_vit_run(const std::string& arguments) {
+  return run_program("'" MHLA_TRAIN_VIT "' " + arguments);
+}
+bool says(const Run& run, const std::string& text) {
+  return run.output.find(text) != std::string::npos;
+}
+
+std::string idx(const std::vector<int>& extents, const std::string& bytes) {
+  std::string file{'\0', '\0', '\x08', static_cast<char>(extents.size())};
+  for (const int extent : extents)
+    for (int shift = 24; shift >= 0; shift -= 8)
+      file += static_cast<char>(static_cast<unsigned>(extent) >> shift & 255u);
+  return file + bytes;
+}
+
+}  // namespace
+
+TEST_CASE("train_vit: the class is the kind of the shape nearest to the marker", "[train_vit]") {
+  const DrawnShapes images(3);
+  std::vector<float> pixels(static_cast<std::size_t>(images.shape().size()));
+  std::map<int, int> seen;
+  for (Index number = 0; number < 200; ++number) {
+    const int label = images.image(Part::training, number, pixels.data());
+    const std::vector<int> cells = cells_of(pixels);
+    REQUIRE(std::count(cells.begin(), cells.end(), 8) == 1);
+    const auto marker = std::find(cells.begin(), cells.end(), 8) - cells.begin();
+    double nearest = 1e9;
+    int kind = -1;
+    for (std::ptrdiff_t cell = 0; cell < 64; ++cell) {
+      const int there = cells[static_cast<std::size_t>(cell)];
+      if (there < 0 || there == 8) continue;
+      const double distance = std::hypot(static_cast<double>(cell % 8 - marker % 8),
+                                         static_cast<double>(cell / 8 - marker / 8));
+      if (distance < nearest) nearest = distance, kind = there;
+    }
+    REQUIRE(kind == label);
+    REQUIRE(nearest >= 2);
+    ++seen[label];
+  }
+  CHECK(seen.size() == 8);
+  std::vector<float> other = pixels;
+  images.image(Part::validation, 199, other.data());
+  CHECK(other != pixels);
+}
+
+TEST_CASE("train_vit: the classifier's gradient", "[train_vit]") {
+  const FourImages images;
+  for (const bool with_all : {false, true}) {
+    ModelShape shape{.patch = 1, .block = {2, 2}, .layers = 1, .width = 8, .heads = 2};
+    shape.positional_convolution = with_all;
+    shape.gate = with_all;
+    const Classifier<double, mhla::Exp> classifier(shape, images);
+    const Values<double> origin = classifier.initial_values(1);
+    Classifier<double, mhla::Exp>::Scratch scratch;
+    Values<double> gradient =
+        Values<double>::Constant(origin.size(), std::nan(""));  // shows what is not written
+    classifier.score(origin, Part::training, 0, 4, scratch, 0.25, &gradient);
+    constexpr double scale = 0.02;  // of steps, as norms of few channels are much curved
+    Values<double> displacement = Values<double>::Zero(origin.size());
+    const Values<double> slope = scale * gradient;
+    const auto loss = [&] {
+      const Values<double> displaced = origin + scale * displacement;
+      return classifier.score(displaced, Part::training, 0, 4, scratch, 0, nullptr).loss / 4;
+    };
+    const auto view = [](auto& all) { return mhla::make_view(all.data(), all.size()); };
+    const auto check = mhla::testing::check_gradient(
+        loss, 7, 4, mhla::testing::differentiate(view(displacement), view(slope)));
+    INFO(check);
+    CHECK(check.error <= 1e-8);
+  }
+}
+
+TEST_CASE("train_vit: images of one's own", "[train_vit]") {
+  const TemporaryFolder temporary;
+  const auto path = [&](const char* name) { return (temporary / name).string(); };
+  std::string bytes, labels;
+  for (int i = 0; i < 20 * 6; ++i) bytes += static_cast<char>(i);
+  for (int i = 0; i < 20; ++i) labels += static_cast<char>(i % 3);
+  write_text(temporary / "images", idx({20, 2, 3}, bytes));
+  write_text(temporary / "labels", idx({20}, labels));
+  const ImageFiles files = ImageFiles::idx(path("images"), path("labels"), 1);
+  CHECK(files.shape().height == 2);
+  CHECK(files.shape().width == 3);
+  CHECK(files.classes() == 3);
+  REQUIRE(files.validation() == 2);
+  float pixels[6];
+  CHECK(files.image(Part::validation, 1, pixels) == 19 % 3);
+  const double mean = 119 / 2.0, deviation = std::sqrt((120.0 * 120 - 1) / 12);
+  CHECK(std::abs(static_cast<double>(pixels[0]) - (19 * 6 - mean) / deviation) < 1e-5);
+
+  std::string record(3073, '\x07');
+  for (int i = 0; i < 11; ++i) bytes = i == 0 ? record : bytes + record;
+  write_text(temporary / "cifar", bytes);
+  const ImageFiles cifar = ImageFiles::cifar({path("cifar")}, 1);
+  CHECK(cifar.shape().channels == 3);
+  CHECK(cifar.classes() == 8);
+  CHECK(cifar.validation() == 1);
+
+  const std::string whole = idx({20, 2, 3}, std::string(120, 'x'));
+  for (const std::string& broken :
+       {std::string(), whole.substr(0, 10), whole.substr(0, 100), whole + "x", idx({20, 2, 0}, ""),
+        idx({1 << 30, 1 << 30, 1 << 30}, "x"), idx({20, 6}, std::string(120, 'x'))}) {
+    write_text(temporary / "broken", broken);
+    CHECK_THROWS_AS(ImageFiles::idx(path("broken"), path("labels"), 1), InputError);
+    CHECK_THROWS_AS(ImageFiles::cifar({path("broken")}, 1), InputError);
+  }
+  write_text(temporary / "few", idx({19}, labels.substr(1)));
+  CHECK_THROWS_AS(ImageFiles::idx(path("images"), path("few"), 1), InputError);
+  CHECK_THROWS_AS(ImageFiles::idx(path("nowhere"), path("labels"), 1), InputError);
+
+  const Run run = train_vit_run(
+      "--steps 2 --patch 1 --block-rows 1 --block-columns 2 --width 8 "
+      "--heads 2 --images '" +
+      path("images") + "' --labels '" + path("labels") + "'");
+  INFO(run.output);
+  CHECK(run.status == 0);
+  CHECK(says(run, "1 x 2 x 3, 3 classes"));
+}
+
+TEST_CASE("train_vit: what cannot be done", "[train_vit]") {
+  for (const char* arguments : {"--patch 5", "--heads 5", "--images some", "--steps", "what"}) {
+    const Run run = train_vit_run(arguments);
+    INFO(run.output);
+    CHECK(run.status == 2);
+    CHECK(says(run, "train_vit: "));
+  }
+  CHECK(train_vit_run("--cifar nowhere").status == 3);
+}
+
+TEST_CASE("train_vit: a short training of every row", "[train_vit]") {
+  const Run run = train_vit_run("--steps 12 --batch 8 --width 16 --heads 2 --layers 1");
+  INFO(run.output);
+  CHECK(run.status == 0);
+  for (const char* row :
+       {"\n  none ", "\n  linear ", "\n  softmax ", "\n  MHLA ", "\n  MHLA, gate ",
+        "\n  MHLA, CPE ", "\n  softmax, CPE, gate ", "\n  MHLA, CPE, gate "})
+    CHECK(says(run, row));
+  const Run sweep = train_vit_run("--sweep --steps 2 --batch 2 --width 16 --heads 2 --layers 1");
+  CHECK(sweep.status == 0);
+  for (const char* row :
+       {"\n  MHLA, M = 1 ", "\n  MHLA, M = 4 ", "\n  MHLA, M = 16 ", "\n  MHLA, M = 64 "})
+    CHECK(says(sweep, row));
+}
