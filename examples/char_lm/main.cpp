@@ -98,8 +98,8 @@ void compare(const Options& options, ModelShape shape, const std::vector<int>& t
               bigram_conditional_entropy(validation_text, shape.vocabulary));
   if (shape.layers > 1) std::printf("hybrid: MHLA, and softmax attention in the last layer.\n");
   training::write_losses(options, results,
-                         "Training loss of the same model with several kinds of attention",
-                         "nats per character; at the right: validation loss");
+                         "The same character model, trained with several kinds of attention",
+                         "nats per character");
 }
 
 Status run(const Options& options) {

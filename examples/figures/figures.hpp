@@ -28,6 +28,9 @@ void draw_rank_and_entropy(const Request& request);
 /// Time of one forward pass against the number of tokens, and against the number of blocks.
 void draw_time(const Request& request);
 
+/// Time and workspace of both passes against the number of blocks.
+void draw_choice_of_blocks(const Request& request);
+
 /// Writes NAME.svg, and its numbers as NAME.csv.
 template <class Picture>
 void write(const Request& request, const std::string& name, const Picture& picture) {

@@ -18,12 +18,13 @@ struct Figure {
 constexpr Figure all_figures[] = {{"initial_matrices", figures::draw_initial_matrices},
                                   {"attention_maps", figures::draw_attention_maps},
                                   {"rank_and_entropy", figures::draw_rank_and_entropy},
-                                  {"time", figures::draw_time}};
+                                  {"time", figures::draw_time},
+                                  {"choice_of_blocks", figures::draw_choice_of_blocks}};
 
 constexpr const char* usage =
     R"(usage: mhla_figures [--out DIR] [--small] [NAME...]
-Draws the named pictures, or all: initial_matrices, attention_maps, rank_and_entropy, time. Each is
-written as NAME.svg, and its numbers as NAME.csv.
+Draws the named pictures, or all: initial_matrices, attention_maps, rank_and_entropy, time,
+choice_of_blocks. Each is written as NAME.svg, and its numbers as NAME.csv.
 
   --out DIR  where to, a folder that is made if it is missing (.)
   --small    few sizes, in seconds: to see that it works

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // mhla_figures: time of one forward pass on one core, one head of 64 in float.
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -12,6 +11,7 @@
 
 #include "../quickstart/softmax_attention.hpp"
 #include "figures.hpp"
+#include "measurement.hpp"
 
 namespace figures {
 
@@ -19,36 +19,6 @@ namespace {
 
 using mhla::Index;
 constexpr Index dim = 64;
-
-/// A point of a chart, and what is timed for it.
-struct Measurement {
-  drawing::Series* series;
-  Index x;
-  std::function<void()> run;
-  std::vector<double> times{};  ///< milliseconds
-};
-
-/// Times all in turns, so that a slow second of the machine harms no point more than others, and
-/// adds the medians to the series.
-void measure(std::vector<Measurement>& measurements, int rounds, double milliseconds_a_round) {
-  using Clock = std::chrono::steady_clock;
-  for (int round = 0; round < rounds; ++round)
-    for (Measurement& measurement : measurements)
-      for (double total = 0; total < milliseconds_a_round;) {
-        const Clock::time_point start = Clock::now();
-        measurement.run();
-        measurement.times.push_back(
-            std::chrono::duration<double, std::milli>(Clock::now() - start).count());
-        total += measurement.times.back();
-      }
-  for (Measurement& measurement : measurements) {
-    std::vector<double>& times = measurement.times;
-    const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-    std::nth_element(times.begin(), middle, times.end());
-    measurement.series->x.push_back(static_cast<double>(measurement.x));
-    measurement.series->y.push_back(*middle);
-  }
-}
 
 /// Operands and result [1, 1, tokens, dim].
 struct Operands {
@@ -94,12 +64,12 @@ drawing::LineChart against_tokens(std::deque<Operands>& operands,
   std::vector<Measurement> measurements;
   for (Operands& of : operands) {
     const Index tokens = of.q.dimension(2);
-    measurements.push_back({&chart.series[0], tokens, [&of, &one_thread] {
+    measurements.push_back({&chart.series[0], static_cast<double>(tokens), [&of, &one_thread] {
                               quickstart::softmax_attention(one_thread, of.q, of.k, of.v, of.y);
                             }});
-    measurements.push_back({&chart.series[1], tokens, mhla_call(of, tokens)});
-    measurements.push_back(
-        {&chart.series[2], tokens, mhla_call(of, mhla::propose_blocks(tokens).block)});
+    measurements.push_back({&chart.series[1], static_cast<double>(tokens), mhla_call(of, tokens)});
+    measurements.push_back({&chart.series[2], static_cast<double>(tokens),
+                            mhla_call(of, mhla::propose_blocks(tokens).block)});
   }
   measure(measurements, rounds, 50);
   return chart;
@@ -118,7 +88,8 @@ drawing::LineChart against_blocks(std::deque<Operands>& operands, const std::vec
     drawing::Series& series = chart.series[static_cast<std::size_t>(at)];
     const Index most = std::min<Index>(1024, tokens / 4);
     for (Index blocks = 1; blocks <= most; blocks *= 2)
-      measurements.push_back({&series, blocks, mhla_call(of, tokens / blocks)});
+      measurements.push_back(
+          {&series, static_cast<double>(blocks), mhla_call(of, tokens / blocks)});
     const auto same = std::find(softmax.x.begin(), softmax.x.end(), static_cast<double>(tokens));
     const double time = softmax.y[static_cast<std::size_t>(same - softmax.x.begin())];
     chart.bounds.push_back(

@@ -104,8 +104,7 @@ std::vector<Result> sweep(const Options& options, const Images& images,
     shape.block[1] = mhla::ceil_div(columns, parts);
     const Index blocks =
         mhla::ceil_div(rows, shape.block[0]) * mhla::ceil_div(columns, shape.block[1]);
-    results.push_back(
-        train("MHLA, M = " + std::to_string(blocks), shape, options, images, threads));
+    results.push_back(train("M = " + std::to_string(blocks), shape, options, images, threads));
   }
   return results;
 }
@@ -128,8 +127,7 @@ int run(const Options& options) {
   const std::vector<Result> results =
       options.sweep ? sweep(options, *images, threads) : compare(options, *images, threads);
   training::print_table(results);
-  training::write_losses(options, results, "Training loss of a small vision transformer",
-                         "nats per image; at the right: validation loss");
+  training::write_losses(options, results, "Vision transformer", "nats per image");
   return training::trained;
 }
 

@@ -104,22 +104,41 @@ inline void print_table(const std::vector<Result>& results) {
                 result.parameters, result.seconds);
 }
 
-/// Writes the losses of every step where the options say: as numbers, and as curves whose names
-/// end with the validation loss.
+/// Curves of the losses, whose names end with the validation loss: a chart for those of each text
+/// behind the first comma of a name.
+inline std::vector<drawing::LineChart> loss_charts(const std::vector<Result>& results,
+                                                   const std::string& title,
+                                                   const std::string& loss) {
+  std::vector<drawing::LineChart> charts;
+  for (const Result& result : results) {
+    const std::size_t comma = result.name.find(", ");
+    const std::string kind = result.name.substr(0, comma);
+    const std::string form = comma == std::string::npos ? "" : result.name.substr(comma);
+    auto chart = std::find_if(charts.begin(), charts.end(),
+                              [&](const auto& other) { return other.title == title + form; });
+    if (chart == charts.end())
+      chart = charts.insert(chart, {.title = title + form,
+                                    .x = {.label = "step"},
+                                    .y = {.label = loss + "; at the right: validation"}});
+    chart->series.push_back(drawing::loss_curve(
+        kind + " " + drawing::fixed_point(result.validation.mean_loss(), 2), result.losses));
+  }
+  return charts;
+}
+
+/// Writes the losses where the options say: of every step as numbers, and as curves.
 inline void write_losses(const Options& options, const std::vector<Result>& results,
                          const std::string& title, const std::string& loss) {
+  if (!options.svg.empty()) drawing::write_svg(options.svg, loss_charts(results, title, loss));
+  if (options.csv.empty()) return;
   drawing::LineChart numbers{.title = title, .x = {.label = "step"}, .y = {.label = loss}};
-  drawing::LineChart curves = numbers;
   for (const Result& result : results) {
     drawing::Series steps{.name = result.name, .y = result.losses};
     for (std::size_t i = 1; i <= result.losses.size(); ++i)
       steps.x.push_back(static_cast<double>(i));
     numbers.series.push_back(std::move(steps));
-    curves.series.push_back(drawing::loss_curve(
-        result.name + " " + drawing::fixed_point(result.validation.mean_loss(), 2), result.losses));
   }
-  if (!options.csv.empty()) drawing::write_csv(options.csv, numbers);
-  if (!options.svg.empty()) drawing::write_svg(options.svg, curves);
+  drawing::write_csv(options.csv, numbers);
 }
 
 /// What a program ends with.

@@ -14,7 +14,7 @@ namespace {
 using namespace test;
 
 const std::vector<std::string> names{"initial_matrices", "attention_maps", "rank_and_entropy",
-                                     "time"};
+                                     "time", "choice_of_blocks"};
 
 Run figures_run(const std::string& arguments) {
   return run_program("'" MHLA_FIGURES "' " + arguments);

@@ -190,7 +190,6 @@ TEST_CASE("train_vit: a short training of every row", "[train_vit]") {
     CHECK(says(run, row));
   const Run sweep = train_vit_run("--sweep --steps 2 --batch 2 --width 16 --heads 2 --layers 1");
   CHECK(sweep.status == 0);
-  for (const char* row :
-       {"\n  MHLA, M = 1 ", "\n  MHLA, M = 4 ", "\n  MHLA, M = 16 ", "\n  MHLA, M = 64 "})
+  for (const char* row : {"\n  M = 1 ", "\n  M = 4 ", "\n  M = 16 ", "\n  M = 64 "})
     CHECK(says(sweep, row));
 }
