@@ -397,6 +397,20 @@ TEST_CASE("cuda path: few heads leave a chip idle", "[cuda]") {
   CHECK(choice_with(1).path != CudaPath::resident);
 }
 
+TEST_CASE("cuda path: summaries of few blocks leave room for a second thread block", "[cuda]") {
+  const auto alone = [](Index batch, Index side) {
+    const mhla::Attention<Relu, Blocks2D> attention{
+        .blocks = {.grid = {32, 32}, .block = {32 / side, 32 / side}}};
+    const Index blocks = side * side;
+    const PathChoice choice = choice_of<BFloat16>(
+        attention, Shape{batch, 4, 4, 1024, 1024, 72, 72, 1, blocks, blocks}, Direction::forward);
+    return kernel(cost_of(choice, CudaPath::resident), "summaries, mixing and readout").alone;
+  };
+  CHECK_FALSE(alone(34, 2));
+  CHECK(alone(33, 2));  // a thread block for every SM
+  CHECK(alone(34, 4));  // 214 KB each
+}
+
 TEST_CASE("cuda path: what DiT-512 takes on the chip, by hand", "[cuda]") {
   // 64 x 16 heads of 72 in one slice, 32 x 32 tokens in 4 x 4 blocks of 64.
   const auto shape = bench::gpu_shapes()[4];

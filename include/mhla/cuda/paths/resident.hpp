@@ -36,6 +36,16 @@ struct ResidentPath {
                                     std::max(problem.query_blocks, problem.key_blocks),
                                     normalizes<V>, masks_own_block<V>, shared_bytes);
   }
+  /// Whether an SM's shared memory holds two thread blocks, each with what CUDA keeps for itself.
+  template <class V>
+  static bool two_fit(const Problem& problem, const NominalGpu& gpu) {
+    constexpr Index reserved = 1024;
+    const fused::ResidentShape shape{static_cast<int>(problem.shape.key_dim),
+                                     static_cast<int>(slice<V>(problem, gpu.shared_bytes)),
+                                     normalizes<V>, masks_own_block<V>};
+    const auto blocks = static_cast<int>(std::max(problem.query_blocks, problem.key_blocks));
+    return 2 * (shape.bytes(blocks) + reserved) <= gpu.shared_bytes + reserved;
+  }
   template <class V, class T>
   static Refusal refusal(const Call<V, T>& call, const NominalGpu& gpu) {
     const Shape& shape = call.problem.shape;
@@ -74,10 +84,10 @@ struct ResidentPath {
         });
     cost.flops += mixing;
     cost.instructions += mixing_instructions(mixing);
-    // Thread blocks run in full waves, one per SM.
+    // An SM that has two thread blocks takes as long for each, but stands still less.
     const double blocks = size.units * size.matrices * slices;
     cost.busy = blocks / filled(blocks, gpu.sms);
-    cost.alone = true;
+    cost.alone = blocks <= static_cast<double>(gpu.sms) || !two_fit<V>(call.problem, gpu);
     PathCost path;
     path.flops_per_second = gpu.sixteen_bit_flops;
     path.add(size.tables());
