@@ -166,6 +166,7 @@ TEMPLATE_TEST_CASE("cuda: vectors and single elements give the same bits", "[cud
   const Attention<Relu, Blocks2D, Bidirectional, MixedKeySum, mhla::AxialRotary> rotated{
       .blocks = {.grid = {4, 6}, .block = {3, 4}}};
   check_crooked<T>("neighbours", rotated, shape);
+  check_crooked<T>("pairs of both axes in a vector", rotated, {2, 4, 2, 24, 24, 24, 8, 4});
   const Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary> halves{
       .blocks = {.block = 5}};
   check_crooked<T>("halves", halves, shape);
