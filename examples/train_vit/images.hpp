@@ -6,10 +6,9 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <mhla/testing/random_tensor.hpp>
 
 #include "../layers/convolution.hpp"
-#include "../training/trainer.hpp"
+#include "../training/draws.hpp"
 
 namespace train_vit {
 
@@ -45,20 +44,19 @@ class DrawnShapes : public Images {
   Index validation() const override { return 1024; }
 
   int image(Part part, Index number, float* pixels) const override {
-    Draws draws(mhla::testing::random_bits(seed_ + (part == Part::training ? 0 : 1),
-                                           static_cast<std::uint64_t>(number)));
+    training::Draws draws(seed_, part, number);
     for (Index i = 0; i < side * side; ++i) pixels[i] = 0.3f * draws.normal();
-    const Cell marker = draws.cell();
-    Cell nearest = draws.cell();
+    const Cell marker = cell_of(draws);
+    Cell nearest = cell_of(draws);
     while (squared_distance(marker, nearest) < 4 || squared_distance(marker, nearest) > 10)
-      nearest = draws.cell();
+      nearest = cell_of(draws);
     const Index away = 2 * squared_distance(marker, nearest);
     const int kind = static_cast<int>(draws.below(kinds));
     draw(patterns[kinds], marker, pixels);
     draw(patterns[kind], nearest, pixels);
     for (Index i = 0; i < others; ++i) {
-      Cell other = draws.cell();
-      while (squared_distance(marker, other) < away) other = draws.cell();
+      Cell other = cell_of(draws);
+      while (squared_distance(marker, other) < away) other = cell_of(draws);
       draw(patterns[draws.below(kinds)], other, pixels);
     }
     return kind;
@@ -74,25 +72,10 @@ class DrawnShapes : public Images {
   static constexpr std::uint16_t patterns[kinds + 1] = {0xf99f, 0x9669, 0xcccc, 0xff00, 0x8421,
                                                         0x1248, 0xa5a5, 0xf888, 0x6ff6};
 
-  /// Random numbers one after another.
-  class Draws {
-   public:
-    explicit Draws(std::uint64_t stream) : stream_(stream) {}
-    Index below(Index bound) { return mhla::testing::random_index(stream_, next_++, bound); }
-    Cell cell() {
-      const Index x = below(cells);
-      return {x, below(cells)};
-    }
-    float normal() {
-      return static_cast<float>(mhla::testing::Normal{}(stream_ + 1, next_normal_++));
-    }
-
-   private:
-    std::uint64_t stream_;
-    std::uint64_t next_ = 0;
-    std::uint64_t next_normal_ = 0;
-  };
-
+  static Cell cell_of(training::Draws& draws) {
+    const Index x = draws.below(cells);
+    return {x, draws.below(cells)};
+  }
   static Index squared_distance(Cell a, Cell b) {
     return (a.x - b.x) * (a.x - b.x) + (a.y - b.y) * (a.y - b.y);
   }

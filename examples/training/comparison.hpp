@@ -27,6 +27,7 @@ namespace training {
 struct Options {
   Schedule schedule;
   int threads = 0;  ///< 0: as many as the machine runs at once
+  std::string drawn = "the losses of every step";
   std::string svg;
   std::string csv;
   bool help = false;
@@ -38,7 +39,7 @@ struct Options {
     line.number("--seed", schedule.seed, std::uint64_t{0}, ~std::uint64_t{0},
                 "of the first parameters and of the examples");
     line.number("--threads", threads, 0, 1024, "0: as many as the machine runs at once");
-    line.text("--svg", "FILE", svg, "draws the losses of every step");
+    line.text("--svg", "FILE", svg, "draws " + drawn);
     line.text("--csv", "FILE", csv, "writes them as numbers");
     line.flag("--help", help, "");
   }

@@ -13,6 +13,7 @@
 
 #include "../layers/adamw.hpp"
 #include "../layers/parameters.hpp"
+#include "draws.hpp"
 
 namespace training {
 
@@ -34,8 +35,6 @@ struct Score {
     return *this;
   }
 };
-
-enum class Part { training, validation };
 
 /// A model and what it learns: numbered examples of two parts. Those of training never end; there
 /// are `validation_examples()` to judge by. `score` evaluates examples [first, last) and, where

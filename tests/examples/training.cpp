@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "examples/training/command_line.hpp"
+#include "examples/training/token_prediction.hpp"
 #include "examples/training/transformer.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/tolerances.hpp"
@@ -95,6 +96,25 @@ void require_gradients(const Attention& attention, Index tokens) {
                                    .softmax_layers = mixing == Mixing::mhla && gate ? 1 : 0});
 }
 
+/// Sequences of 10 tokens of two symbols each; the two at the ends are to be predicted.
+class SomeSequences : public TokenSequences {
+ public:
+  Index tokens() const override { return 10; }
+  Index symbols() const override { return 7; }
+  Index classes() const override { return 3; }
+  Index predictions() const override { return 2; }
+  Index validation() const override { return 1; }
+  void append(Part part, Index number, TokenBatch& batch) const override {
+    Draws draws(5, part, number);
+    batch.symbols.resize(2);
+    for (const Index row : {batch.tokens(), batch.tokens() + 9})
+      batch.predictions.push_back({row, static_cast<int>(draws.below(3))});
+    for (Index t = 0; t < 10; ++t)
+      for (std::vector<int>& symbols : batch.symbols)
+        symbols.push_back(static_cast<int>(draws.below(7)));
+  }
+};
+
 /// Against the oracle, which knows of no rotation.
 template <class Attention>
 void require_softmax(const Attention& attention, Index tokens) {
@@ -141,6 +161,28 @@ TEST_CASE("training: the transformer's gradients", "[training]") {
   require_gradients(sequence(), 10);
   require_gradients(image(), 12);
   require_gradients(video(), 12);
+}
+
+TEST_CASE("training: the gradient of predicted tokens", "[training]") {
+  const SomeSequences sequences;
+  const TokenPrediction<double, Sequence> task(
+      {.attention = sequence(), .tokens = 10, .layers = 1, .width = 8, .heads = 2}, sequences);
+  const Values<double> origin = task.initial_values(3);
+  TokenPrediction<double, Sequence>::Scratch scratch;
+  Values<double> gradient = Values<double>::Constant(origin.size(), std::nan(""));
+  const Score score = task.score(origin, Part::training, 0, 2, scratch, 0.25, &gradient);
+  CHECK(score.predictions == 4);
+  Values<double> displacement = Values<double>::Zero(origin.size());
+  const Values<double> slope = 0.02 * gradient;
+  const auto loss = [&] {
+    const Values<double> displaced = origin + 0.02 * displacement;
+    return task.score(displaced, Part::training, 0, 2, scratch, 0, nullptr).loss / 4;
+  };
+  const auto view = [](auto& all) { return mhla::make_view(all.data(), all.size()); };
+  const auto check = mhla::testing::check_gradient(
+      loss, 7, 4, mhla::testing::differentiate(view(displacement), view(slope)));
+  INFO(check);
+  CHECK(check.error <= 1e-9);
 }
 
 TEST_CASE("training: the softmax attention that MHLA is compared with is right", "[training]") {
