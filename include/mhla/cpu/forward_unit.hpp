@@ -259,27 +259,35 @@ struct OwnTile {
   Panel<A> scores;        // scratch
 };
 
-/// Packs a query tile's own keys and values, and advances z~_i to p of the tile's last token.
+/// Packs a query tile's own keys, and advances z~_i to p of the tile's last token.
 template <class L, class T, class A>
-OwnTile<A> pack_own_tile(const Operands<L, T>& operands, const Unit<A>& unit, const TokenTile& tile,
+OwnTile<A> pack_own_keys(const Operands<L, T>& operands, const Unit<A>& unit, const TokenTile& tile,
                          A own_weight, Span<A> running_key_sum, const SlotScratch<A>& scratch) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
-  const TokenRows<const T> keys = key_rows(unit, operands.k);
-  const TokenRows<const T> values = key_rows(unit, operands.v);
   const OwnTile<A> own{
       panel((normalizes<L> ? scratch.own.features : scratch.own.rotated).data, tile.tokens,
             e.feature_dim),
       panel(scratch.own.rotated.data, tile.tokens, e.feature_dim),
-      readable_panel<T>(plan.tables.queries, tile, values, scratch.own.values),
+      {},
       panel(scratch.own.key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
       panel(scratch.own.scores.data, tile.tokens, tile.tokens)};
   pack_features(operands.variant.feature_map, plan.rotation, own_weight, plan.tables.queries, tile,
-                keys, own.features, own.rotated, scratch.row);
+                key_rows(unit, operands.k), own.features, own.rotated, scratch.row);
   if constexpr (normalizes<L>) {
     if (tile.offset == 0) std::fill_n(scratch.key_sum_rest.data, e.feature_dim, A(0));
     running_key_sums<A>(own.features, A(1), {running_key_sum, scratch.key_sum_rest}, own.key_sums);
   }
+  return own;
+}
+
+/// The same, and its values.
+template <class L, class T, class A>
+OwnTile<A> pack_own_tile(const Operands<L, T>& operands, const Unit<A>& unit, const TokenTile& tile,
+                         A own_weight, Span<A> running_key_sum, const SlotScratch<A>& scratch) {
+  OwnTile<A> own = pack_own_keys(operands, unit, tile, own_weight, running_key_sum, scratch);
+  own.values = readable_panel<T>(operands.plan.tables.queries, tile, key_rows(unit, operands.v),
+                                 scratch.own.values);
   return own;
 }
 

@@ -185,6 +185,7 @@ enum class Terms { all, past, future };
 #endif
 
 #include <mhla/cpu/kernels/cuts.inc>
+#include <mhla/cpu/kernels/pairs.inc>
 
 // One element at a time, of any type.
 #define MHLA_ISA scalar
@@ -216,6 +217,9 @@ enum class Terms { all, past, future };
 #define MHLA_ISA_BYTES 16
 #define MHLA_ISA_ROWS MHLA_PORTABLE_ROWS
 #define MHLA_ISA_VECTORS MHLA_PORTABLE_VECTORS
+#define MHLA_ISA_PAIR_TARGET MHLA_KERNEL
+#define MHLA_ISA_PAIR_LOOP MHLA_KERNEL_LOOP
+#define MHLA_ISA_PAIRS 0
 #include <mhla/cpu/kernels.inc>
 
 #undef MHLA_PORTABLE_LOOP
@@ -238,6 +242,10 @@ enum class Terms { all, past, future };
 #define MHLA_ISA_BYTES 64
 #define MHLA_ISA_ROWS 6
 #define MHLA_ISA_VECTORS 4
+#define MHLA_ISA_PAIR_TARGET MHLA_KERNEL_FOR("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,fma")
+#define MHLA_ISA_PAIR_LOOP \
+  MHLA_KERNEL_LOOP_FOR("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,fma")
+#define MHLA_ISA_PAIRS 1
 #include <mhla/cpu/kernels.inc>
 
 #endif
@@ -282,6 +290,30 @@ void with_kernels(F&& f) {
   } else {
     return f(scalar::Kernels<T>{});
   }
+}
+
+/// Whether this machine multiplies bfloat16 at a higher rate than float: VDPBF16PS at that of FMA,
+/// which it has on AMD's Zen 4 and later; Intel's cores run it at half of that.
+MHLA_OUT_OF_LINE inline bool has_pair_products() {
+#if defined(MHLA_PAIR_PRODUCTS_STAND_IN)
+  return true;
+#elif defined(__x86_64__)
+  return MHLA_MAX_VECTOR_BYTES >= 64 && __builtin_cpu_supports("avx512bf16") &&
+         __builtin_cpu_supports("avx512bw") && instruction_set() == InstructionSet::avx512 &&
+         __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
+}
+
+/// Calls f with the kernels for products of bfloat16.
+template <class F>
+void with_pair_kernels(F&& f) {
+#if defined(__x86_64__) && !defined(MHLA_PAIR_PRODUCTS_STAND_IN)
+  return f(avx512::PairKernels<float>{});
+#else
+  return f(portable::PairKernels<float>{});
+#endif
 }
 
 }  // namespace cpu

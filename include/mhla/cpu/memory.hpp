@@ -11,6 +11,7 @@
 #include <mhla/cpu/block_summary.hpp>
 #include <mhla/cpu/extents.hpp>
 #include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/pairs/memory.hpp>
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/token_block.hpp>
 
@@ -25,6 +26,7 @@ struct Needs {
   bool own_tiles;  // of causal queries
   bool rotation;
   bool backward;
+  bool pairs;  // Precision::fast
 
   bool normalizer() const { return mixed_key_sums || mixed_products; }
 };
@@ -81,6 +83,7 @@ struct SlotScratch {
   Span<A> transposed;         // [feature_dim, value_dim]: dS of one block
   RowBuffers<A> row;
   OwnTileScratch<A> own;
+  PairScratch pairs;
 
   SlotScratch() = default;
   SlotScratch(Arena& arena, const Extents& e, Index key_dim, Index group_rows, const Needs& needs)
@@ -95,7 +98,9 @@ struct SlotScratch {
     denominators = arena.take<A>(needs.normalizer() ? e.tile_tokens : 0);
     inverses = arena.take<A>(denominators.size);
     grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
-    mixed_summaries = arena.take<A>(checked_mul(group_rows, e.summary_stride()));
+    mixed_summaries =
+        arena.take<A>(needs.pairs ? 0 : checked_mul(group_rows, e.summary_stride()));
+    if (needs.pairs) pairs = PairScratch(arena, e, group_rows, needs.own_tiles);
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
     const Index columns = std::min(e.key_blocks, matrix_gradient_cols(e.key_blocks));
@@ -139,6 +144,8 @@ struct SummaryRows {
 template <class A>
 struct UnitMemory {
   Span<A> summaries;             // [key blocks] of SummaryRows: S, then z
+  Span<Pair> paired_summaries;   // instead of S, if Needs::pairs
+  Span<Pair> infinite_pairs;     // [pairs of key blocks]: 1 where one of them is not finite
   Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
   Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
   // What one pass over the queries leaves for the next, under MixedProduct and under Causal:
@@ -152,7 +159,13 @@ struct UnitMemory {
   UnitMemory() = default;
   UnitMemory(Arena& arena, const Extents& e, const Needs& needs) {
     const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));
-    summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
+    if (needs.pairs) {
+      summaries = arena.take<A>(needs.normalizer() ? checked_mul(e.key_blocks, e.feature_dim) : 0);
+      paired_summaries = arena.take<Pair>(paired_summaries_size(e));
+      infinite_pairs = arena.take<Pair>(pairs_of(e.key_blocks));
+    } else {
+      summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
+    }
     if (needs.backward) {
       const Index rows = checked_mul(e.matrices, e.query_blocks);
       grad_mixed_summaries = arena.take<A>(checked_mul(rows, e.summary_stride()));

@@ -15,6 +15,7 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/backward_unit.hpp>
 #include <mhla/cpu/forward_unit.hpp>
+#include <mhla/cpu/pairs/forward_unit.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/policy/checks.hpp>
@@ -47,11 +48,12 @@ struct ForwardPlan {
   Plan<L, A> plan;
 
   template <class V>
-  ForwardPlan(Arena& arena, const V& attention, const Problem& problem, const ExecutorRef& executor)
+  ForwardPlan(Arena& arena, const V& attention, const Problem& problem, const ExecutorRef& executor,
+              bool in_pairs)
       : whole(problem, max_tokens_of_tile<L>),
         parts(value_parts<L>(problem, heads(problem), executor.slots())),
         plan(arena, attention, value_columns(problem, problem.shape.value_dim / parts), executor,
-             checked_mul(heads(problem), parts), false) {}
+             checked_mul(heads(problem), parts), false, in_pairs) {}
 
   Index units() const { return heads(plan.problem) * parts; }
 
@@ -72,9 +74,16 @@ struct BackwardPlan {
   BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
                const ExecutorRef& executor)
       : partials(problem, problem.sequences),
-        plan(arena, attention, problem, executor, partials.count(), true),
+        plan(arena, attention, problem, executor, partials.count(), true, false),
         grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
 };
+
+/// Whether products with tensors of T are products of bfloat16 in pairs.
+template <class T, class V>
+bool multiplies_pairs(const V& attention) {
+  return std::is_same_v<T, BFloat16> && attention.precision == Precision::fast &&
+         has_pair_products();
+}
 
 template <class V>
 LoweredOf<V> lower(const V& attention) {
@@ -111,6 +120,20 @@ Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const Uni
           kv_head,
           memory,
           summary_rows<L>(plan.extents, keys.blocks, summaries, orientation),
+          orientation};
+}
+
+/// The same whose summaries are in pairs: it has key sums alone.
+template <class L>
+Unit<float> unit_in_pairs(const Plan<L, float>& plan, Index sequence, Index kv_head,
+                          const UnitMemory<float>& memory, Orientation orientation) {
+  const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
+  return {plan.tables.queries.sequences[sequence],
+          keys,
+          kv_head,
+          memory,
+          SummaryRows<float>(nullptr, memory.summaries.data, plan.extents, orientation, 0,
+                             keys.blocks, normalizes<L>),
           orientation};
 }
 
@@ -163,6 +186,33 @@ void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows
   }
 }
 
+/// As run_forward, with Precision::fast.
+template <class L>
+void run_forward_in_pairs(const Operands<L, BFloat16>& operands, const TensorView<BFloat16, 4>& y,
+                          const ForwardPlan<L, float>& forward, Span<float> saved,
+                          const ExecutorRef& executor) {
+  const Plan<L, float>& plan = forward.plan;
+  const Extents& e = plan.extents;
+  const Index kv_heads = plan.problem.shape.kv_heads;
+  const Index saved_size =
+      forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
+  const auto run = [&](Index index, const UnitMemory<float>& memory, const ExecutorRef& loop) {
+    const Index head = index / forward.parts;
+    const Index first_column = index % forward.parts * e.value_dim;
+    const Unit<float> unit =
+        unit_in_pairs(plan, head / kv_heads, head % kv_heads, memory, Orientation::straight);
+    Operands<L, BFloat16> part = operands;
+    part.v = value_columns(operands.v, first_column, e.value_dim);
+    pairs::KeptSummaries kept{{}, first_column};
+    if (saved.size > 0)
+      kept.whole = summary_rows<L>(forward.whole, unit.keys.blocks, saved.data + head * saved_size,
+                                   Orientation::straight);
+    pairs::summarize_unit(part, unit, kept, loop);
+    pairs::read_out_unit(part, unit, value_columns(y, first_column, e.value_dim), loop);
+  };
+  run_units(plan, forward.units(), executor, run);
+}
+
 /// All units of a forward call. Summaries are left in `saved` unless it is empty.
 template <class L, class T, class A>
 void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
@@ -171,6 +221,8 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index columns = plan.extents.value_dim;
   const Index saved_size = forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (plan.pairs) return run_forward_in_pairs(operands, y, forward, saved, executor);
   const auto run = [&](Index index, const UnitMemory<A>& memory, const ExecutorRef& loop) {
     const Index head = index / forward.parts;
     const Index first_column = index % forward.parts * columns;
@@ -251,7 +303,8 @@ Index forward_workspace_size(const V& attention, const Shape& shape, const E& ex
   const Problem problem = checked_problem(attention, shape);
   Arena arena;
   if (!shape.empty())
-    cpu::ForwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(arena, attention, problem, executor);
+    cpu::ForwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(arena, attention, problem, executor,
+                                                        cpu::multiplies_pairs<T>(attention));
   return arena.used();
 }
 
@@ -314,7 +367,8 @@ void forward_into(const V& attention, const E& executor,
     return;
   }
   Arena arena(workspace);
-  cpu::ForwardPlan<cpu::LoweredOf<V>, A> forward(arena, attention, problem, executor);
+  cpu::ForwardPlan<cpu::LoweredOf<V>, A> forward(arena, attention, problem, executor,
+                                                 cpu::multiplies_pairs<T>(attention));
   forward.plan.pack_mixing(mix);
   cpu::run_forward(
       cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), forward.plan, q, k, v}, y, forward,

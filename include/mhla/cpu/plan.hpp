@@ -14,6 +14,7 @@
 #include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/extents.hpp>
 #include <mhla/cpu/memory.hpp>
+#include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/policy/problem.hpp>
@@ -49,6 +50,9 @@ struct Plan {
   BlockTables tables;
   RotationTable<A> rotation;
   Span<A> mixing;  // [mix_heads, query blocks, key blocks]: the leading corner, packed
+  // The same in bfloat16, [mix_heads, query blocks, pairs of key blocks]; empty without pairs.
+  Span<Pair> paired_mixing;
+  bool pairs;  // Precision::fast
   Span<SlotScratch<A>> slots;
   Span<UnitMemory<A>> units;
   // Whether there are enough units for every slot to run its own. Otherwise, and for the remainder,
@@ -58,7 +62,7 @@ struct Plan {
   /// `concurrent` is the number of tasks that could run at once without sharing a unit.
   template <class V>
   Plan(Arena& arena, const V& attention, const Problem& checked, const ExecutorRef& executor,
-       Index concurrent, bool backward)
+       Index concurrent, bool backward, bool in_pairs)
       : problem(checked),
         extents(checked, max_tokens_of_tile<L>),
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>)),
@@ -69,8 +73,12 @@ struct Plan {
     mixing = arena.take<A>(
         checked_mul(shape.mix_heads, checked_mul(problem.query_blocks, problem.key_blocks)));
 
+    pairs = in_pairs;
+    if (pairs)
+      paired_mixing = arena.take<Pair>(checked_mul(
+          shape.mix_heads, checked_mul(problem.query_blocks, pairs_of(problem.key_blocks))));
     const Needs needs{mixes_key_sums<L>, mixes_products<L>, masks_own_block<L>, rotation.rotates(),
-                      backward};
+                      backward,          pairs};
     const Index num_slots = executor.slots();
     whole_units = concurrent >= num_slots;
     Index group_rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();
@@ -111,6 +119,33 @@ struct Plan {
       for (Index i = 0; i < problem.query_blocks; ++i)
         for (Index b = 0; b < problem.key_blocks; ++b)
           mixing[(h * problem.query_blocks + i) * problem.key_blocks + b] = mix(h, i, b);
+    if constexpr (std::is_same_v<A, float>) {
+      if (pairs) pack_paired_mixing();
+    }
+  }
+
+  /// As mixing_of.                                       // [query blocks, pairs of key blocks]
+  PairedRows paired_mixing_of(Index head, Index query_blocks, Index key_blocks) const {
+    const Index matrix = problem.shape.mix_heads == 1 ? 0 : head;
+    const Index stride = pairs_of(problem.key_blocks);
+    return {paired_mixing.data + matrix * problem.query_blocks * stride, query_blocks, key_blocks,
+            stride};
+  }
+
+ private:
+  // Key sums are mixed by the rounded matrix too: its error then is that of another matrix, and not
+  // one of weights that no longer add up to 1.
+  void pack_paired_mixing() {
+    const Index blocks = problem.key_blocks;
+    for (Index i = 0; i < mixing.size; ++i) {
+      BFloat16 rounded;
+      store(rounded, mixing[i]);
+      mixing[i] = load(rounded);
+      if (sees_past_only<L> && i % blocks > i / blocks % problem.query_blocks - lag_of(sight_of<L>))
+        rounded = {0};
+      Pair& pair = paired_mixing[i / blocks * pairs_of(blocks) + i % blocks / 2];
+      pair = i % blocks % 2 == 0 ? rounded.bits : pair | Pair{rounded.bits} << 16;
+    }
   }
 };
 

@@ -8,6 +8,7 @@
 #include <mhla/policy/causality.hpp>
 #include <mhla/policy/feature_map.hpp>
 #include <mhla/policy/normalizer.hpp>
+#include <mhla/policy/precision.hpp>
 #include <mhla/policy/rotation.hpp>
 #include <type_traits>
 
@@ -93,6 +94,7 @@ struct Attention {
   NormalizerT normalizer = {};   ///< den_t, with its epsilon
   RotationT rotation = {};       ///< R, with its theta
   double scale = 1;              ///< multiplies phi(q): numerator and denominator, before epsilon
+  Precision precision = Precision::exact;  ///< of products with bfloat16 tensors
 
   using FeatureMapType = FeatureMapT;  ///< 1st argument
   using GeometryType = GeometryT;      ///< 2nd argument

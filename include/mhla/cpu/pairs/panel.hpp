@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: MIT
+// Panels of bfloat16 in pairs, the factors of Precision::fast, and all products of them.
+//
+// A right factor's terms are its rows: PairPanel. A left factor's are its columns (PairedRows), or the
+// rows of a PairPanel, transposed. Which terms are paired is the same in both factors of a product:
+//   tokens and blocks   2 t and 2 t + 1
+//   features            c and c + half, half = pairs_of(features)
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/kernels.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// Pairs of rows, [pairs of terms, cols], which are read in whole vectors. Borrowed.
+struct PairPanel {
+  Pair* data = nullptr;
+  Index pairs = 0;
+  Index cols = 0;
+  Index stride = 0;
+
+  Pair* row(Index pair) const { return data + pair * stride; }
+  PairPanel range(Index begin, Index end) const { return {row(begin), end - begin, cols, stride}; }
+};
+/// A contiguous one for `terms` rows.
+inline PairPanel pair_panel(Pair* data, Index terms, Index cols) {
+  return {data, pairs_of(terms), cols, whole_columns(cols)};
+}
+
+/// Sums of a product, [rows, whole_columns(cols)].
+inline Panel<float> whole_panel(float* data, Index rows, Index cols) {
+  return panel(data, rows, whole_columns(cols));
+}
+
+/// Rows of pairs, [rows, pairs of columns]. Borrowed.
+struct PairedRows {
+  Pair* data = nullptr;
+  Index rows = 0;
+  Index cols = 0;
+  Index stride = 0;
+
+  Pair* row(Index r) const { return data + r * stride; }
+};
+inline PairedRows paired_rows(Pair* data, Index rows, Index cols) {
+  return {data, rows, cols, pairs_of(cols)};
+}
+
+/// A left factor [rows, terms]: rows as they are, or the transpose of a panel.
+struct LeftFactor {
+  const Pair* data;
+  Index rows;
+  Index pairs;
+  Index row_stride;
+  Index pair_stride;
+
+  LeftFactor(const PairedRows& a)  // NOLINT: the same matrix
+      : data(a.data), rows(a.rows), pairs(pairs_of(a.cols)), row_stride(a.stride),
+        pair_stride(1) {}
+  const Pair* row(Index r) const { return data + r * row_stride; }
+  /// Some of the rows, and pairs [begin, end).
+  LeftFactor range(Index first, Index count, Index begin, Index end) const {
+    LeftFactor part = *this;
+    part.data = row(first) + begin * pair_stride;
+    part.rows = count;
+    part.pairs = end - begin;
+    return part;
+  }
+  static LeftFactor transposed(const PairPanel& a) {
+    LeftFactor factor(PairedRows{a.data, a.cols, 2 * a.pairs, 1});
+    factor.pair_stride = a.stride;
+    return factor;
+  }
+};
+
+/// to = from [rows, cols], rounded, in pairs of rows.
+template <class Stored>
+MHLA_OUT_OF_LINE void pair_rows(const PairPanel& to, Index rows, const Rows<const Stored>& from) {
+  with_pair_kernels([&](auto kernels) {
+    kernels.template pair_rows<Stored>(rows, to.cols, from, to.data, to.stride);
+  });
+}
+
+/// to = from, rounded, in pairs of features.
+template <class Stored>
+MHLA_OUT_OF_LINE void pair_columns(const PairedRows& to, const Rows<const Stored>& from) {
+  with_pair_kernels([&](auto kernels) {
+    kernels.template pair_columns<Stored>(to.rows, to.cols, from, to.data, to.stride);
+  });
+}
+
+/// to = map(from), rounded, in pairs of rows; sum += its rows unless that is empty.
+template <class Map, class Stored>
+MHLA_OUT_OF_LINE void map_pair_rows(const Map& map, const PairPanel& to, Index rows,
+                                    const Rows<const Stored>& from, Span<float> sum) {
+  with_pair_kernels([&](auto kernels) {
+    kernels.template map_pair_rows<Map, Stored>(map, rows, to.cols, from, to.data, to.stride,
+                                                sum.size > 0 ? sum.data : nullptr);
+  });
+}
+
+/// to = scale map(from), rounded, in pairs of columns; products_r = <scale map(from_r), weights>
+/// unless that is empty.
+template <class Map, class Stored>
+MHLA_OUT_OF_LINE void map_pair_columns(const Map& map, float scale, const PairedRows& to,
+                                       const Rows<const Stored>& from, Span<const float> weights,
+                                       Span<float> products) {
+  with_pair_kernels([&](auto kernels) {
+    kernels.template map_pair_columns<Map, Stored>(map, scale, to.rows, to.cols, from, to.data,
+                                                   to.stride,
+                                                   weights.size > 0 ? weights.data : nullptr,
+                                                   products.data);
+  });
+}
+
+/// to = from^T: pairs of rows of the transpose.
+MHLA_OUT_OF_LINE inline void transpose(const PairPanel& to, const PairedRows& from) {
+  with_pair_kernels([&](auto kernels) {
+    kernels.transpose(from.rows, pairs_of(from.cols), from.data, from.stride, to.data,
+                      to.stride);
+  });
+}
+
+/// The product of a and b, without what becomes of it.
+inline PairProduct product_of(const LeftFactor& a, const PairPanel& b) {
+  return {.rows = a.rows,
+          .cols = whole_columns(b.cols),
+          .depth = b.pairs,
+          .a = a.data,
+          .a_row = a.row_stride,
+          .a_term = a.pair_stride,
+          .b = b.data,
+          .b_stride = b.stride};
+}
+
+MHLA_OUT_OF_LINE inline void multiply(PairProduct product) {
+  Prefetch nothing;
+  if (product.prefetch == nullptr) product.prefetch = &nothing;
+  with_pair_kernels([&](auto kernels) { kernels.multiply(product); });
+}
+
+/// sums (+)= a b
+inline void multiply(const Panel<float>& sums, const LeftFactor& a, const PairPanel& b, Into into,
+                     Prefetch* prefetch = nullptr) {
+  PairProduct product = product_of(a, b);
+  product.sums = sums.data;
+  product.sums_stride = sums.stride;
+  if (into == Into::add) product.add = sums.data;
+  product.prefetch = prefetch;
+  multiply(product);
+}
+
+/// Half `half` of pairs = a b, rounded, plus `add` if that has rows. The upper half is written
+/// after the lower.
+inline void multiply_into_half(const PairPanel& pairs, int half, const LeftFactor& a,
+                               const PairPanel& b, const Panel<float>& add, Prefetch* prefetch) {
+  PairProduct product = product_of(a, b);
+  product.into = half == 0 ? PairSums::lower_halves : PairSums::upper_halves;
+  product.pairs = pairs.data;
+  product.pairs_stride = pairs.stride;
+  product.stored_cols = pairs.cols;
+  if (add.rows > 0) product.add = add.data;
+  product.sums_stride = add.stride;
+  product.prefetch = prefetch;
+  multiply(product);
+}
+
+/// pairs = a b, and a times the columns `next` further on, rounded, in the lower and upper halves.
+inline void multiply_into_pairs(const PairPanel& pairs, const LeftFactor& a, const PairPanel& b,
+                                Index next, Prefetch* prefetch) {
+  PairProduct product = product_of(a, b);
+  product.into = PairSums::pairs;
+  product.next = next;
+  product.pairs = pairs.data;
+  product.pairs_stride = pairs.stride;
+  product.prefetch = prefetch;
+  multiply(product);
+}
+
+/// pairs = lower and upper, rounded. Columns are whole vectors.
+MHLA_OUT_OF_LINE inline void pair_sums(const PairPanel& pairs, const Panel<float>& lower,
+                                       const Panel<float>& upper) {
+  with_pair_kernels([&](auto kernels) {
+    kernels.pair_sums(lower.rows, lower.cols, lower.data, upper.data, lower.stride, pairs.data,
+                      pairs.stride);
+  });
+}
+
+/// The inverse, without its rounding.
+MHLA_OUT_OF_LINE inline void unpair(const Panel<float>& lower, const Panel<float>& upper,
+                                    const PairPanel& pairs) {
+  with_pair_kernels([&](auto kernels) {
+    for (Index r = 0; r < lower.rows; ++r)
+      kernels.unpair(lower.cols, pairs.row(r), lower.row(r), upper.row(r));
+  });
+}
+
+/// Rows of a tensor = a b, each times its scale unless `scales` is empty, rounded.
+inline void multiply_into_rows(const Rows<BFloat16>& rows, const LeftFactor& a, const PairPanel& b,
+                               Span<const float> scales, Prefetch* prefetch) {
+  PairProduct product = product_of(a, b);
+  product.into = PairSums::stored;
+  product.stored = rows;
+  product.stored_cols = b.cols;
+  if (scales.size > 0) product.scale = scales.data;
+  product.prefetch = prefetch;
+  multiply(product);
+}
+
+/// Half `half` of pairs = sums, rounded.
+MHLA_OUT_OF_LINE inline void round_into_half(const PairPanel& pairs, int half,
+                                             const Panel<float>& sums) {
+  PairProduct product{.rows = sums.rows,
+                      .cols = sums.cols,
+                      .into = half == 0 ? PairSums::lower_halves : PairSums::upper_halves,
+                      .sums_stride = sums.stride,
+                      .pairs = pairs.data,
+                      .pairs_stride = pairs.stride,
+                      .stored_cols = pairs.cols,
+                      .add = sums.data};
+  with_pair_kernels([&](auto kernels) { kernels.finish(product); });
+}
+
+/// Rows of a tensor = sums, each times its scale unless `scales` is empty, rounded.
+MHLA_OUT_OF_LINE inline void store_sums(const Rows<BFloat16>& rows, Index cols,
+                                        Span<const float> scales, const Panel<float>& sums) {
+  PairProduct product{.rows = sums.rows,
+                      .cols = sums.cols,
+                      .into = PairSums::stored,
+                      .sums_stride = sums.stride,
+                      .stored = rows,
+                      .stored_cols = cols,
+                      .scale = scales.size > 0 ? scales.data : nullptr,
+                      .add = sums.data};
+  with_pair_kernels([&](auto kernels) { kernels.finish(product); });
+}
+
+/// Whether no element is infinite or NaN.
+MHLA_OUT_OF_LINE inline bool all_finite(const PairPanel& pairs) {
+  bool finite = true;
+  with_pair_kernels([&](auto kernels) {
+    finite = kernels.all_finite(pairs.pairs, whole_columns(pairs.cols), pairs.data, pairs.stride);
+  });
+  return finite;
+}
+
+/// Which terms the rows of a triangular product have: row r those before `first` + r, or (future)
+/// those from there on.
+struct Triangle {
+  Index first;
+  bool future = false;
+
+  /// The pairs that rows [row, row + rows) have together.
+  Index begin(Index row) const { return future ? (first + row) / 2 : 0; }
+  Index end(Index row, Index rows, Index pairs) const {
+    return future ? pairs : pairs_of(first + row + rows - 1);
+  }
+};
+
+/// 0 in the columns, here those of tokens, that a row lacks but its strip has (for_each_strip).
+inline void clear_rest(const PairedRows& scores, Triangle triangle) {
+  for (Index row = 0; row < scores.rows; row += triangle_rows) {
+    const Index rows = scores.rows - row < triangle_rows ? scores.rows - row : triangle_rows;
+    for (Index r = row; r < row + rows; ++r) {
+      auto* const elements = reinterpret_cast<BFloat16*>(scores.row(r));
+      const Index seen = triangle.first + r;
+      const Index begin = triangle.future ? 2 * triangle.begin(row) : seen;
+      const Index end = triangle.future ? seen : 2 * triangle.end(row, rows, scores.stride);
+      for (Index t = begin; t < end; ++t) elements[t] = {0};
+    }
+  }
+}
+
+/// sums (+)= a b for a triangle, term by term: what a row lacks is not read, so that a NaN there does
+/// not spread. Slow: for factors that are not finite.
+MHLA_OUT_OF_LINE inline void multiply_triangle(const Panel<float>& sums, const LeftFactor& a,
+                                               const PairPanel& b, Index terms, Triangle triangle,
+                                               Into into) {
+  with_pair_kernels([&](auto kernels) {
+    for (Index r = 0; r < sums.rows; ++r) {
+      if (into == Into::overwrite) std::fill_n(sums.row(r), sums.cols, 0.0f);
+      const Index seen = triangle.first + r;
+      for (Index t = triangle.future ? seen : 0; t < (triangle.future ? terms : seen); ++t)
+        kernels.add_term(sums.cols, a.row(r)[t / 2 * a.pair_stride], b.row(t / 2), t % 2 != 0,
+                         sums.row(r));
+    }
+  });
+}
+
+/// The same of finite factors, by strips of triangle_rows rows: multiply(row, a, b) for each. In the
+/// pairs that the strip has together, a is 0 where a row lacks a term.
+template <class Multiply>
+void for_each_strip(const LeftFactor& a, const PairPanel& b, Triangle triangle,
+                    const Multiply& multiply) {
+  for (Index row = 0; row < a.rows; row += triangle_rows) {
+    const Index rows = a.rows - row < triangle_rows ? a.rows - row : triangle_rows;
+    const Index begin = triangle.begin(row);
+    const Index end = triangle.end(row, rows, b.pairs);
+    multiply(row, a.range(row, rows, begin, end), b.range(begin, end));
+  }
+}
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// What the products of a call with 16-bit tensors are computed from.
+#pragma once
+
+#include <mhla/core/config.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup variant
+/// \{
+
+/// The factors of matrix products on the CPU, whose sums are in the accumulator type either way.
+enum class Precision {
+  exact,  ///< in the accumulator type: the same bits on every machine
+  /// bfloat16 tensors: rounded to bfloat16, where the machine multiplies those at a higher rate
+  /// (VDPBF16PS of AMD's Zen 4 and later); elsewhere, and for other tensors, as `exact`
+  fast,
+};
+
+/// \}
+
+MHLA_NAMESPACE_END
