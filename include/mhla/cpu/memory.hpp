@@ -76,7 +76,7 @@ struct SlotScratch {
   Span<A> denominators;       // [tile tokens]
   Span<A> inverses;           // [tile tokens]: 1 / den
   Span<A> grad_denominators;  // [tile tokens]
-  Span<A> mixed_summaries;    // [group rows, feature_dim * value_dim]: S~, or dS in the adjoint
+  Span<A> mixed_summaries;    // [group rows, feature_dim * value_dim]: S~, or dS; not in pairs
   Span<A> mixed_key_sums;     // [group rows, feature_dim]: z~, or dz
   Span<A> key_sum_rest;       // [feature_dim]: of the LongSum of a block's key sum
   Span<A> triangle;           // [columns of dM, columns of dM]: if queries see only some
@@ -100,7 +100,7 @@ struct SlotScratch {
     grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
     mixed_summaries =
         arena.take<A>(needs.pairs ? 0 : checked_mul(group_rows, e.summary_stride()));
-    if (needs.pairs) pairs = PairScratch(arena, e, group_rows, needs.own_tiles);
+    if (needs.pairs) pairs = PairScratch(arena, e, group_rows, needs.own_tiles, needs.backward);
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
     const Index columns = std::min(e.key_blocks, matrix_gradient_cols(e.key_blocks));
@@ -144,8 +144,11 @@ struct SummaryRows {
 template <class A>
 struct UnitMemory {
   Span<A> summaries;             // [key blocks] of SummaryRows: S, then z
-  Span<Pair> paired_summaries;   // instead of S, if Needs::pairs
-  Span<Pair> infinite_pairs;     // [pairs of key blocks]: 1 where one of them is not finite
+  // Instead of S and of dS~, if Needs::pairs, of PairedSummaries; and whether each pair is finite:
+  Span<Pair> paired_summaries;   // [pairs of key blocks]
+  Span<Pair> paired_gradients;   // [matrices, pairs of query blocks]
+  Span<Pair> finite_summaries;   // [pairs of key blocks]
+  Span<Pair> finite_gradients;   // [matrices, pairs of query blocks]
   Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
   Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
   // What one pass over the queries leaves for the next, under MixedProduct and under Causal:
@@ -161,14 +164,21 @@ struct UnitMemory {
     const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));
     if (needs.pairs) {
       summaries = arena.take<A>(needs.normalizer() ? checked_mul(e.key_blocks, e.feature_dim) : 0);
-      paired_summaries = arena.take<Pair>(paired_summaries_size(e));
-      infinite_pairs = arena.take<Pair>(pairs_of(e.key_blocks));
+      const SummaryShape shape = paired_summary(e, needs.backward);
+      paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
+      finite_summaries = arena.take<Pair>(pairs_of(e.key_blocks));
+      if (needs.backward) {
+        paired_gradients = arena.take<Pair>(
+            checked_mul(e.matrices, PairedSummaries::size(shape, e.query_blocks)));
+        finite_gradients = arena.take<Pair>(checked_mul(e.matrices, pairs_of(e.query_blocks)));
+      }
     } else {
       summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
     }
     if (needs.backward) {
       const Index rows = checked_mul(e.matrices, e.query_blocks);
-      grad_mixed_summaries = arena.take<A>(checked_mul(rows, e.summary_stride()));
+      grad_mixed_summaries =
+          arena.take<A>(needs.pairs ? 0 : checked_mul(rows, e.summary_stride()));
       grad_mixed_key_sums =
           arena.take<A>(needs.mixed_key_sums ? checked_mul(rows, e.feature_dim) : 0);
     }

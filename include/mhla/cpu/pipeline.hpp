@@ -207,7 +207,7 @@ void run_forward_in_pairs(const Operands<L, BFloat16>& operands, const TensorVie
     if (saved.size > 0)
       kept.whole = summary_rows<L>(forward.whole, unit.keys.blocks, saved.data + head * saved_size,
                                    Orientation::straight);
-    pairs::summarize_unit(part, unit, kept, loop);
+    pairs::summarize_unit(part, unit, nullptr, kept, loop);
     pairs::read_out_unit(part, unit, value_columns(y, first_column, e.value_dim), loop);
   };
   run_units(plan, forward.units(), executor, run);

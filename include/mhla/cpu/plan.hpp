@@ -52,7 +52,8 @@ struct Plan {
   Span<A> mixing;  // [mix_heads, query blocks, key blocks]: the leading corner, packed
   // The same in bfloat16, [mix_heads, query blocks, pairs of key blocks]; empty without pairs.
   Span<Pair> paired_mixing;
-  bool pairs;  // Precision::fast
+  bool pairs;             // Precision::fast
+  bool transposes_pairs;  // the backward pass
   Span<SlotScratch<A>> slots;
   Span<UnitMemory<A>> units;
   // Whether there are enough units for every slot to run its own. Otherwise, and for the remainder,
@@ -74,6 +75,7 @@ struct Plan {
         checked_mul(shape.mix_heads, checked_mul(problem.query_blocks, problem.key_blocks)));
 
     pairs = in_pairs;
+    transposes_pairs = backward;
     if (pairs)
       paired_mixing = arena.take<Pair>(checked_mul(
           shape.mix_heads, checked_mul(problem.query_blocks, pairs_of(problem.key_blocks))));
@@ -123,6 +125,8 @@ struct Plan {
       if (pairs) pack_paired_mixing();
     }
   }
+
+  SummaryShape summary_shape() const { return paired_summary(extents, transposes_pairs); }
 
   /// As mixing_of.                                       // [query blocks, pairs of key blocks]
   PairedRows paired_mixing_of(Index head, Index query_blocks, Index key_blocks) const {

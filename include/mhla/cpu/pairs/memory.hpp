@@ -2,6 +2,7 @@
 // The memory of a call with Precision::fast beside that of memory.hpp, in the caller's workspace.
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
@@ -13,64 +14,119 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Pairs of half a summary's rows: what of S~ is paired with the other half.
-inline Index paired_half_size(const Extents& e) {
-  return checked_mul(pairs_of(e.feature_dim), e.value_dim);
-}
-/// From the summaries of two blocks, which are paired, to those of the next: room for both halves in
-/// whole vectors, an odd number of cache lines as Extents::summary_stride.
-inline Index paired_summary_stride(const Extents& e) {
-  constexpr Index line = 16;
-  return checked_mul((ceil_div(checked_mul(2, paired_half_size(e)), line) + 1) | 1, line);
-}
-/// From the mixed summary of one block to the next.
-inline Index paired_mixed_stride(const Extents& e) {
-  return whole_columns(paired_half_size(e)) + whole_columns(1);
+/// Rows and columns of a summary: S has features as rows, and its transpose, which the backward pass
+/// has, values.
+struct SummaryShape {
+  Index rows;
+  Index cols;
+
+  /// Elements of half its rows: what is paired, once mixed, with the other half.
+  Index half() const { return checked_mul(pairs_of(rows), cols); }
+};
+inline SummaryShape paired_summary(const Extents& e, bool backward) {
+  return backward ? SummaryShape{e.value_dim, e.feature_dim}
+                  : SummaryShape{e.feature_dim, e.value_dim};
 }
 
-/// Columns of S~ mixed at once, of each half.
-inline constexpr Index mixed_columns = 64;
+/// Summaries of blocks, those of 2 b and 2 b + 1 in pairs: [pairs of blocks, rows, cols].
+struct PairedSummaries {
+  Pair* data = nullptr;
+  Index blocks = 0;
+  SummaryShape shape{};
 
-/// Panels of one tile and one group of rows; one for every slot.
-struct PairScratch {
-  Span<Pair> keys;     // [pairs of tile tokens, feature_dim]: phi(k)
-  Span<Pair> values;   // [pairs of tile tokens, value_dim]: v
-  Span<Pair> queries;  // [tile tokens, halves of features]: phi(q)
-  Span<Pair> mixed;    // [group rows, halves of features, value_dim]: S~
-  Span<float> sums;    // [feature_dim, value_dim]: S of a block of several tiles, or P
-  Span<float> rows;    // [tile tokens, value_dim]: numerators
-  Span<float> triangle;  // [2, mixed_columns]: of S~
-  // Under Causal:
-  Span<Pair> key_rows;     // [tile tokens, halves of features]
-  Span<Pair> key_columns;  // [halves of features, tile tokens]
-  Span<Pair> scores;       // [tile tokens, pairs of tile tokens]
-  Span<Pair> running;      // [halves of features, value_dim]: P
+  /// From pair to pair: an odd number of cache lines, as Extents::summary_stride. There is room for
+  /// both halves in whole vectors.
+  static Index stride(const SummaryShape& shape) {
+    constexpr Index line = 16;
+    return checked_mul((ceil_div(checked_mul(2, shape.half()), line) + 1) | 1, line);
+  }
+  Index stride() const { return stride(shape); }
+  static Index size(const SummaryShape& shape, Index blocks) {
+    return checked_mul(pairs_of(blocks), stride(shape));
+  }
 
-  PairScratch() = default;
-  PairScratch(Arena& arena, const Extents& e, Index group_rows, bool own_tiles) {
-    const Index tokens = e.tile_tokens;
-    const Index token_pairs = pairs_of(tokens);
-    const Index feature_pairs = pairs_of(e.feature_dim);
-    const Index value_cols = whole_columns(e.value_dim);
-    keys = arena.take<Pair>(checked_mul(token_pairs, whole_columns(e.feature_dim)));
-    values = arena.take<Pair>(checked_mul(token_pairs, value_cols));
-    queries = arena.take<Pair>(checked_mul(tokens, feature_pairs));
-    mixed = arena.take<Pair>(checked_mul(group_rows, paired_mixed_stride(e)));
-    sums = arena.take<float>(checked_mul(2 * pairs_of(e.feature_dim), value_cols));
-    rows = arena.take<float>(checked_mul(tokens, value_cols));
-    triangle = arena.take<float>(2 * mixed_columns);
-    if (!own_tiles) return;
-    key_rows = arena.take<Pair>(queries.size);
-    key_columns = arena.take<Pair>(checked_mul(feature_pairs, whole_columns(tokens)));
-    scores = arena.take<Pair>(checked_mul(tokens, token_pairs));
-    running = arena.take<Pair>(paired_mixed_stride(e));
+  /// The pair that a block is in, as a matrix.                                   // [rows, cols]
+  PairPanel with(Index block) const {
+    return {data + block / 2 * stride(), shape.rows, shape.cols, shape.cols};
+  }
+  /// Some elements of one half of all of them: the right factor of mixing.
+  //                                                                 // [pairs of blocks, count]
+  PairPanel elements(Index first, Index count) const {
+    return {data + first, pairs_of(blocks), count, stride()};
+  }
+  /// 0 behind the last row: an odd row's partner, and the end of the last vector.
+  void clear_end(Index block) const {
+    const Index used = shape.rows * shape.cols;
+    std::fill_n(with(block).data + used, stride() - used, Pair{0});
   }
 };
 
-/// What a unit has: S of every key block, [pairs of key blocks, feature_dim, value_dim].
-inline Index paired_summaries_size(const Extents& e) {
-  return checked_mul(pairs_of(e.key_blocks), paired_summary_stride(e));
-}
+/// Mixed summaries of a group of blocks, in pairs of their own rows.      // [blocks, half, cols]
+struct MixedSummaries {
+  Pair* data = nullptr;
+  Index blocks = 0;
+  SummaryShape shape{};
+
+  static Index stride(const SummaryShape& shape) { return whole_columns(shape.half()) + 16; }
+  /// Of block `row` of the group.                                         // [pairs of rows, cols]
+  PairPanel of(Index row) const {
+    return {data + row * stride(shape), pairs_of(shape.rows), shape.cols, shape.cols};
+  }
+  /// Some elements of all of them.                                           // [blocks, count]
+  PairPanel elements(Index first, Index count) const {
+    return {data + first, blocks, count, stride(shape)};
+  }
+};
+
+/// Elements of each half that are mixed at once.
+inline constexpr Index mixed_at_once = 64;
+
+/// Panels of one tile and one group of rows; one for every slot. "Halves of features" are what
+/// PairedRows of them has.
+struct PairScratch {
+  Span<Pair> features;      // [pairs of tile tokens, feature_dim]: phi(k), or phi(q)
+  Span<Pair> values;        // [pairs of tile tokens, value_dim]: v, or U
+  Span<Pair> feature_rows;  // [tile tokens, halves of features]: phi(q), or phi(k)
+  Span<Pair> value_rows;    // [tile tokens, halves of values]: U, or v
+  Span<Pair> mixed;         // [group rows] of MixedSummaries: S~, S~^T, or dS^T
+  Span<Pair> turned;        // [halves of features, value_dim]: dS of one block
+  Span<float> summary;      // of one block: sums so far, or P; dS~^T
+  Span<float> tile;         // [tile tokens, value_dim or feature_dim]: numerators, gradients
+  Span<float> mixed_sums;   // [2, group rows, mixed_at_once]
+  // Under Causal:
+  Span<Pair> columns;     // [halves of features or values, tile tokens]: transposes
+  Span<Pair> scores;      // [tile tokens, pairs of tile tokens]
+  Span<Pair> running;     // of one block: P in pairs of its rows
+  Span<Pair> own_values;  // [pairs of tile tokens, value_dim]: v
+  Span<Pair> own_keys;    // [pairs of tile tokens, feature_dim]: m_ii phi(k)
+
+  PairScratch() = default;
+  PairScratch(Arena& arena, const Extents& e, Index group_rows, bool own_tiles, bool backward) {
+    const Index tokens = e.tile_tokens;
+    const Index feature_cols = whole_columns(e.feature_dim);
+    const Index value_cols = whole_columns(e.value_dim);
+    const Index most_cols = std::max(feature_cols, value_cols);
+    const SummaryShape shape = paired_summary(e, backward);
+    const Index summary_size =
+        checked_mul(2 * pairs_of(shape.rows), whole_columns(shape.cols));
+    features = arena.take<Pair>(checked_mul(pairs_of(tokens), feature_cols));
+    values = arena.take<Pair>(checked_mul(pairs_of(tokens), value_cols));
+    feature_rows = arena.take<Pair>(checked_mul(tokens, pairs_of(e.feature_dim)));
+    value_rows = arena.take<Pair>(backward ? checked_mul(tokens, pairs_of(e.value_dim)) : 0);
+    mixed = arena.take<Pair>(checked_mul(group_rows, MixedSummaries::stride(shape)));
+    turned = arena.take<Pair>(backward ? checked_mul(pairs_of(e.feature_dim), value_cols) : 0);
+    summary = arena.take<float>(summary_size);
+    tile = arena.take<float>(checked_mul(tokens, most_cols));
+    mixed_sums = arena.take<float>(checked_mul(2 * mixed_at_once, group_rows));
+    if (!own_tiles) return;
+    columns = arena.take<Pair>(checked_mul(pairs_of(most_cols), whole_columns(tokens)));
+    scores = arena.take<Pair>(checked_mul(tokens, pairs_of(tokens)));
+    running = arena.take<Pair>(summary_size);
+    if (!backward) return;
+    own_values = arena.take<Pair>(values.size);
+    own_keys = arena.take<Pair>(features.size);
+  }
+};
 
 }  // namespace cpu
 

@@ -76,19 +76,21 @@ struct LeftFactor {
   }
 };
 
-/// to = from [rows, cols], rounded, in pairs of rows.
+/// to = from [rows, cols], each row less `minus` unless that is null, rounded, in pairs of rows.
 template <class Stored>
-MHLA_OUT_OF_LINE void pair_rows(const PairPanel& to, Index rows, const Rows<const Stored>& from) {
+MHLA_OUT_OF_LINE void pair_rows(const PairPanel& to, Index rows, const Rows<const Stored>& from,
+                                const float* minus = nullptr) {
   with_pair_kernels([&](auto kernels) {
-    kernels.template pair_rows<Stored>(rows, to.cols, from, to.data, to.stride);
+    kernels.template pair_rows<Stored>(rows, to.cols, from, minus, to.data, to.stride);
   });
 }
 
-/// to = from, rounded, in pairs of features.
+/// The same in pairs of features.
 template <class Stored>
-MHLA_OUT_OF_LINE void pair_columns(const PairedRows& to, const Rows<const Stored>& from) {
+MHLA_OUT_OF_LINE void pair_columns(const PairedRows& to, const Rows<const Stored>& from,
+                                   const float* minus = nullptr) {
   with_pair_kernels([&](auto kernels) {
-    kernels.template pair_columns<Stored>(to.rows, to.cols, from, to.data, to.stride);
+    kernels.template pair_columns<Stored>(to.rows, to.cols, from, minus, to.data, to.stride);
   });
 }
 
@@ -121,6 +123,13 @@ MHLA_OUT_OF_LINE inline void transpose(const PairPanel& to, const PairedRows& fr
   with_pair_kernels([&](auto kernels) {
     kernels.transpose(from.rows, pairs_of(from.cols), from.data, from.stride, to.data,
                       to.stride);
+  });
+}
+
+/// to [cols, rows] = from [rows, cols]^T, both in pairs of their halves.
+MHLA_OUT_OF_LINE inline void turn(const PairPanel& to, const PairPanel& from) {
+  with_pair_kernels([&](auto kernels) {
+    kernels.turn(from.pairs, to.cols, from.cols, from.data, from.stride, to.data, to.stride);
   });
 }
 
@@ -260,7 +269,7 @@ struct Triangle {
   }
 };
 
-/// 0 in the columns, here those of tokens, that a row lacks but its strip has (for_each_strip).
+/// 0 in the columns, here those of tokens, that a row lacks but its strip has.
 inline void clear_rest(const PairedRows& scores, Triangle triangle) {
   for (Index row = 0; row < scores.rows; row += triangle_rows) {
     const Index rows = scores.rows - row < triangle_rows ? scores.rows - row : triangle_rows;
@@ -272,6 +281,17 @@ inline void clear_rest(const PairedRows& scores, Triangle triangle) {
       for (Index t = begin; t < end; ++t) elements[t] = {0};
     }
   }
+}
+
+/// Scores of a tile's tokens, [rows of a, cols of b] in pairs of columns; an odd last column's partner
+/// is 0.
+inline PairedRows multiply_scores(Span<Pair> memory, const LeftFactor& a, const PairPanel& b) {
+  const PairedRows scores = paired_rows(memory.data, a.rows, b.cols);
+  if (b.cols % 2 != 0)
+    for (Index r = 0; r < a.rows; ++r) scores.row(r)[scores.stride - 1] = 0;
+  multiply_into_rows(
+      Rows<BFloat16>{reinterpret_cast<BFloat16*>(scores.data), 2 * scores.stride}, a, b, {}, nullptr);
+  return scores;
 }
 
 /// sums (+)= a b for a triangle, term by term: what a row lacks is not read, so that a NaN there does
@@ -290,16 +310,18 @@ MHLA_OUT_OF_LINE inline void multiply_triangle(const Panel<float>& sums, const L
   });
 }
 
-/// The same of finite factors, by strips of triangle_rows rows: multiply(row, a, b) for each. In the
-/// pairs that the strip has together, a is 0 where a row lacks a term.
-template <class Multiply>
-void for_each_strip(const LeftFactor& a, const PairPanel& b, Triangle triangle,
-                    const Multiply& multiply) {
+/// sums += scores b for a triangle of a tile's tokens.
+inline void add_triangle(const Panel<float>& sums, const PairedRows& scores, const PairPanel& b,
+                         Triangle triangle) {
+  const LeftFactor a = scores;
+  if (!all_finite(b)) return multiply_triangle(sums, a, b, scores.cols, triangle, Into::add);
+  clear_rest(scores, triangle);
   for (Index row = 0; row < a.rows; row += triangle_rows) {
     const Index rows = a.rows - row < triangle_rows ? a.rows - row : triangle_rows;
     const Index begin = triangle.begin(row);
     const Index end = triangle.end(row, rows, b.pairs);
-    multiply(row, a.range(row, rows, begin, end), b.range(begin, end));
+    multiply(sums.row_range(row, rows), a.range(row, rows, begin, end), b.range(begin, end),
+             Into::add);
   }
 }
 

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+// Mixing (block_mixing.hpp) of summaries in pairs of blocks into summaries in pairs of their own rows,
+// and its adjoint in the matrix.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cpu/block_mixing.hpp>
+#include <mhla/cpu/pairs/memory.hpp>
+#include <mhla/cpu/pairs/panel.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+namespace pairs {
+
+/// What one mixing matrix contributes: `weights` [blocks of the group, blocks mixed].
+struct MixingTerms {
+  LeftFactor weights;
+  PairedSummaries summaries;
+  const Pair* finite;  // [pairs of blocks], unless every row has all of them
+};
+
+/// Which blocks a row mixes: all, or those of a triangle.
+struct MixedBlocks {
+  bool all = true;
+  Triangle triangle{0};
+};
+
+/// Whether pairs [begin, end) of every matrix's summaries are.
+template <class TermsOf>
+bool are_finite(Index matrices, const TermsOf& terms_of, Index begin, Index end) {
+  for (Index matrix = 0; matrix < matrices; ++matrix)
+    for (Index pair = begin; pair < end; ++pair)
+      if (terms_of(matrix).finite[pair] == 0) return false;
+  return true;
+}
+
+/// mixed = the sum of weights times summaries over all matrices; terms_of(matrix) are MixingTerms.
+/// `sums` has room for 2 * mixed_at_once floats of each row.
+template <class TermsOf>
+void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
+         const MixedBlocks& blocks, Span<float> sums) {
+  const Index half = mixed.shape.half();
+  const Index strip_rows = blocks.all ? mixed.blocks : triangle_rows;
+  const Index pairs = pairs_of(terms_of(0).summaries.blocks);
+  for (Index row = 0; row < mixed.blocks; row += strip_rows) {
+    const Index rows = std::min(strip_rows, mixed.blocks - row);
+    const Index begin = blocks.all ? 0 : blocks.triangle.begin(row);
+    const Index end = blocks.all ? pairs : blocks.triangle.end(row, rows, pairs);
+    const bool in_strips = blocks.all || are_finite(matrices, terms_of, begin, end);
+    for (Index at = 0; at < half; at += mixed_at_once) {
+      const Index cols = std::min(mixed_at_once, whole_columns(half - at));
+      const PairPanel to = mixed.elements(at, cols).range(row, row + rows);
+      if (matrices == 1 && in_strips) {
+        const MixingTerms one = terms_of(0);
+        const PairPanel from = one.summaries.elements(at, cols).range(begin, end);
+        Prefetch ahead(nullptr, from.pairs);
+        if (at + cols < half)
+          for (const Index next : {Index{0}, half})
+            ahead.add(from.data + next + cols, from.stride * Index{sizeof(Pair)},
+                      cols * Index{sizeof(Pair)});
+        multiply_into_pairs(to, one.weights.range(row, rows, begin, end), from, half, &ahead);
+        continue;
+      }
+      const Panel<float> lower{sums.data, rows, cols, mixed_at_once};
+      const Panel<float> upper{lower.row(rows), rows, cols, mixed_at_once};
+      for (Index matrix = 0; matrix < matrices; ++matrix) {
+        const MixingTerms terms = terms_of(matrix);
+        const Into into = matrix == 0 ? Into::overwrite : Into::add;
+        for (const Panel<float>* part : {&lower, &upper}) {
+          const PairPanel from = terms.summaries.elements(part == &lower ? at : half + at, cols);
+          if (in_strips) {
+            multiply(*part, terms.weights.range(row, rows, begin, end), from.range(begin, end), into);
+          } else {
+            multiply_triangle(*part, terms.weights.range(row, rows, 0, terms.weights.pairs), from,
+                              terms.summaries.blocks,
+                              {blocks.triangle.first + row, blocks.triangle.future}, into);
+          }
+        }
+      }
+      pair_sums(to, lower, upper);
+    }
+  }
+}
+
+/// dm_ib += <dS~_i, S_b> for b in [first, first + count), first even; only b <= i - lag unless
+/// `sees_all`.                                                  // [query blocks, key blocks]
+MHLA_OUT_OF_LINE inline void mix_matrix_gradient(const PairedSummaries& grad_mixed,
+                                                 const PairedSummaries& summaries, Index first,
+                                                 Index count, bool sees_all, Index lag,
+                                                 const Panel<float>& grad_mixing) {
+  constexpr Index piece = 1024;
+  constexpr Index step = 32;  // elements that a tile takes at once
+  const Index elements =
+      ceil_div(grad_mixed.shape.rows * grad_mixed.shape.cols, step) * step;
+  const Index stride = summaries.stride();
+  with_pair_kernels([&](auto kernels) {
+    for (Index at = 0; at < elements; at += piece) {
+      const Index length = std::min(piece, elements - at);
+      const auto tile = [&](Index i, Index b, auto size) {
+        constexpr Index blocks = 2 * decltype(size)::value;
+        if (!sees_all && b > i + blocks - 1 - lag) return;
+        float products[std::size_t{blocks * blocks}] = {};
+        kernels.template dot_tile<decltype(size)::value, decltype(size)::value>(
+            length, grad_mixed.with(i).data + at, stride, summaries.with(b).data + at, stride,
+            products, blocks);
+        for (Index r = i; r < std::min(i + blocks, grad_mixed.blocks); ++r)
+          for (Index c = b; c < std::min(b + blocks, first + count); ++c)
+            if (sees_all || c <= r - lag)
+              grad_mixing.row(r)[c] += products[(r - i) * blocks + c - b];
+      };
+      const Index whole_rows = grad_mixed.blocks / 4 * 4;
+      const Index whole_end = first + count / 4 * 4;
+      for (Index i = 0; i < grad_mixed.blocks; i += 2)
+        for (Index b = i < whole_rows ? whole_end : first; b < first + count; b += 2)
+          tile(i, b, std::integral_constant<int, 1>{});
+      for (Index i = 0; i < whole_rows; i += 4)
+        for (Index b = first; b < whole_end; b += 4) tile(i, b, std::integral_constant<int, 2>{});
+    }
+  });
+}
+
+}  // namespace pairs
+}  // namespace cpu
+
+MHLA_NAMESPACE_END
