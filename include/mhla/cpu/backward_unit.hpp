@@ -236,34 +236,44 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
   });
 }
 
-/// dS and dz of a group of key blocks, in the scratch of a slot.
+/// Mixes what queries send back to the key blocks of a group, from(matrix) into `to`.
+template <class L, class A, class From>
+void mix_group_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index first, const Panel<A>& to,
+                        const From& from) {
+  for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
+    const Into into = matrix == 0 ? Into::overwrite : Into::add;
+    const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
+    if constexpr (sees_past_only<L>) {
+      mix_past_summary_gradient<A>(mixing, first, lag_of(sight_of<L>), from(matrix), to, into);
+    } else {
+      mix_summary_gradient<A>(mixing, first, from(matrix), to, into);
+    }
+  }
+}
+
+/// dS and dz of a group of key blocks, in the scratch of a slot; dS only if it is asked for.
 template <class L, class T, class A>
 SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
                                   const BackwardRequest<L, T>& request, const Unit<A>& unit,
                                   const RowGroups& groups, Index group,
-                                  const SlotScratch<A>& scratch) {
+                                  const SlotScratch<A>& scratch, bool summaries_wanted = true) {
   const Plan<L, A>& plan = operands.plan;
   const SummaryRows<A> grad(scratch.mixed_summaries.data, scratch.mixed_key_sums.data, plan.extents,
                             unit.orientation, groups.begin(group), groups.size(group),
                             normalizes<L>);
-  if (plan.extents.matrices == 0)  // no query head reads this kv head
-    for (Index b = grad.first; b < grad.first + grad.summaries.rows; ++b)
-      clear(grad.summary(b), grad.key_sum(b));
-  for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
-    const Into into = matrix == 0 ? Into::overwrite : Into::add;
-    const SummaryRows<A> grad_mixed = mixed_gradients(plan, unit, matrix);
-    const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
-    const auto mix_columns = [&](const Panel<A>& from, const Panel<A>& to) {
-      if constexpr (sees_past_only<L>) {
-        mix_past_summary_gradient<A>(mixing, grad.first, lag_of(sight_of<L>), from, to, into);
-      } else {
-        mix_summary_gradient<A>(mixing, grad.first, from, to, into);
-      }
-    };
-    mix_columns(grad_mixed.summaries, grad.summaries);
-    if constexpr (mixes_key_sums<L>)
-      if (request.gradients.key.wanted) mix_columns(grad_mixed.key_sums, grad.key_sums);
+  if (plan.extents.matrices == 0) {  // no query head reads this kv head
+    if (summaries_wanted) clear(grad.summaries);
+    clear(grad.key_sums);
   }
+  if (summaries_wanted)
+    mix_group_gradient(plan, unit, grad.first, grad.summaries, [&](Index matrix) {
+      return mixed_gradients(plan, unit, matrix).summaries;
+    });
+  if constexpr (mixes_key_sums<L>)
+    if (request.gradients.key.wanted)
+      mix_group_gradient(plan, unit, grad.first, grad.key_sums, [&](Index matrix) {
+        return mixed_gradients(plan, unit, matrix).key_sums;
+      });
   return grad;
 }
 

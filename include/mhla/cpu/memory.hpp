@@ -149,6 +149,7 @@ struct UnitMemory {
   Span<Pair> paired_gradients;   // [matrices, pairs of query blocks]
   Span<Pair> finite_summaries;   // [pairs of key blocks]
   Span<Pair> finite_gradients;   // [matrices, pairs of query blocks]
+  Span<float> value_mean;        // [value_dim]
   Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
   Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
   // What one pass over the queries leaves for the next, under MixedProduct and under Causal:
@@ -171,6 +172,7 @@ struct UnitMemory {
         paired_gradients = arena.take<Pair>(
             checked_mul(e.matrices, PairedSummaries::size(shape, e.query_blocks)));
         finite_gradients = arena.take<Pair>(checked_mul(e.matrices, pairs_of(e.query_blocks)));
+        value_mean = arena.take<float>(needs.normalizer() ? e.value_dim : 0);
       }
     } else {
       summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));

@@ -15,7 +15,7 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/backward_unit.hpp>
 #include <mhla/cpu/forward_unit.hpp>
-#include <mhla/cpu/pairs/forward_unit.hpp>
+#include <mhla/cpu/pairs/backward_unit.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/policy/checks.hpp>
@@ -72,9 +72,9 @@ struct BackwardPlan {
 
   template <class V>
   BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
-               const ExecutorRef& executor)
+               const ExecutorRef& executor, bool in_pairs)
       : partials(problem, problem.sequences),
-        plan(arena, attention, problem, executor, partials.count(), true, false),
+        plan(arena, attention, problem, executor, partials.count(), true, in_pairs),
         grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
 };
 
@@ -83,6 +83,13 @@ template <class T, class V>
 bool multiplies_pairs(const V& attention) {
   return std::is_same_v<T, BFloat16> && attention.precision == Precision::fast &&
          has_pair_products();
+}
+
+/// The same of the backward pass. A mean of v does not cancel under MixedProduct, and the own block of
+/// Causal is not written yet.
+template <class T, class V>
+bool multiplies_pairs_backward(const V& attention) {
+  return multiplies_pairs<T>(attention) && !mixes_products<V> && !masks_own_block<V>;
 }
 
 template <class V>
@@ -256,6 +263,41 @@ void take_up_summaries(const Plan<L, A>& plan, const Unit<A>& unit, const A* sav
   });
 }
 
+/// As run_backward, with Precision::fast.
+template <class L>
+void run_backward_in_pairs(const Operands<L, BFloat16>& operands,
+                           const BackwardRequest<L, BFloat16>& request,
+                           const BackwardPlan<L, float>& backward, Span<const float> saved,
+                           const ExecutorRef& executor) {
+  const Plan<L, float>& plan = backward.plan;
+  const PartialSums& partials = backward.partials;
+  const Index kv_heads = plan.problem.shape.kv_heads;
+  const Index sequences = plan.problem.sequences;
+  const Index saved_size = saved.size == 0 ? 0 : saved.size / (sequences * kv_heads);
+  const auto run = [&](Index task, const UnitMemory<float>& memory, const ExecutorRef& loop) {
+    const Index kv_head = task % kv_heads;
+    const Index group = task / kv_heads;
+    float* grad_mixing = backward.grad_mixing.data + task * partials.size;
+    if (request.mixing()) std::fill_n(grad_mixing, partials.size, 0.0f);
+    const Index end = even_split(sequences, partials.sequence_groups, group + 1);
+    for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s) {
+      const Unit<float> unit = unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed);
+      const float* const mean = pairs::mean_of_values(operands, unit, loop);
+      if (saved.size == 0) {
+        pairs::summarize_unit(operands, unit, mean, {}, loop);
+      } else {
+        pairs::take_up_summaries(plan, unit, mean,
+                                 saved.data + (s * kv_heads + kv_head) * saved_size, loop);
+      }
+      pairs::backward_unit(operands, request, unit, mean, grad_mixing, loop);
+    }
+  };
+  run_units(plan, partials.count(), executor, run);
+  if (request.mixing())
+    write_mixing_gradient(plan.extents, partials, backward.grad_mixing, request.gradients.mix.view,
+                          request.update, executor);
+}
+
 /// All units of a backward call. Summaries are taken from `saved` unless it is empty.
 template <class L, class T, class A>
 void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
@@ -266,6 +308,8 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index sequences = plan.problem.sequences;
   const Index saved_size = saved.size == 0 ? 0 : saved.size / (sequences * kv_heads);
+  if constexpr (std::is_same_v<T, BFloat16> && !mixes_products<L> && !masks_own_block<L>)
+    if (plan.pairs) return run_backward_in_pairs(operands, request, backward, saved, executor);
   // The units of one partial sum, one after another.
   const auto run = [&](Index task, const UnitMemory<A>& memory, const ExecutorRef& loop) {
     const Index kv_head = task % kv_heads;
@@ -316,7 +360,8 @@ Index backward_workspace_size(const V& attention, const Shape& shape, const E& e
   const Problem problem = checked_problem(attention, shape);
   Arena arena;
   if (!shape.empty())
-    cpu::BackwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(arena, attention, problem, executor);
+    cpu::BackwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(
+        arena, attention, problem, executor, cpu::multiplies_pairs_backward<T>(attention));
   return arena.used();
 }
 
@@ -428,7 +473,8 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
     return;
   }
   Arena arena(workspace);
-  cpu::BackwardPlan<cpu::LoweredOf<V>, A> backward(arena, attention, problem, executor);
+  cpu::BackwardPlan<cpu::LoweredOf<V>, A> backward(arena, attention, problem, executor,
+                                                   cpu::multiplies_pairs_backward<T>(attention));
   backward.plan.pack_mixing(mix);
   cpu::run_backward(
       cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), backward.plan, q, k, v},

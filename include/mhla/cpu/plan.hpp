@@ -52,6 +52,7 @@ struct Plan {
   Span<A> mixing;  // [mix_heads, query blocks, key blocks]: the leading corner, packed
   // The same in bfloat16, [mix_heads, query blocks, pairs of key blocks]; empty without pairs.
   Span<Pair> paired_mixing;
+  Span<Pair> transposed_mixing;  // [mix_heads, key blocks, pairs of query blocks], backward alone
   bool pairs;             // Precision::fast
   bool transposes_pairs;  // the backward pass
   Span<SlotScratch<A>> slots;
@@ -76,9 +77,13 @@ struct Plan {
 
     pairs = in_pairs;
     transposes_pairs = backward;
-    if (pairs)
-      paired_mixing = arena.take<Pair>(checked_mul(
-          shape.mix_heads, checked_mul(problem.query_blocks, pairs_of(problem.key_blocks))));
+    if (pairs) {
+      const Index rows = checked_mul(shape.mix_heads, problem.query_blocks);
+      paired_mixing = arena.take<Pair>(checked_mul(rows, pairs_of(problem.key_blocks)));
+      if (backward)
+        transposed_mixing = arena.take<Pair>(checked_mul(
+            shape.mix_heads, checked_mul(problem.key_blocks, pairs_of(problem.query_blocks))));
+    }
     const Needs needs{mixes_key_sums<L>, mixes_products<L>, masks_own_block<L>, rotation.rotates(),
                       backward,          pairs};
     const Index num_slots = executor.slots();
@@ -136,20 +141,35 @@ struct Plan {
             stride};
   }
 
+  /// Its transpose.                                         // [key blocks, pairs of query blocks]
+  PairedRows transposed_mixing_of(Index head, Index query_blocks) const {
+    const Index matrix = problem.shape.mix_heads == 1 ? 0 : head;
+    const Index stride = pairs_of(problem.query_blocks);
+    return {transposed_mixing.data + matrix * problem.key_blocks * stride, problem.key_blocks,
+            query_blocks, stride};
+  }
+
  private:
   // Key sums are mixed by the rounded matrix too: its error then is that of another matrix, and not
-  // one of weights that no longer add up to 1.
+  // one of weights that no longer add up to 1. What a row does not see is 0 in pairs.
   void pack_paired_mixing() {
-    const Index blocks = problem.key_blocks;
-    for (Index i = 0; i < mixing.size; ++i) {
-      BFloat16 rounded;
-      store(rounded, mixing[i]);
-      mixing[i] = load(rounded);
-      if (sees_past_only<L> && i % blocks > i / blocks % problem.query_blocks - lag_of(sight_of<L>))
-        rounded = {0};
-      Pair& pair = paired_mixing[i / blocks * pairs_of(blocks) + i % blocks / 2];
-      pair = i % blocks % 2 == 0 ? rounded.bits : pair | Pair{rounded.bits} << 16;
-    }
+    const Index rows = problem.query_blocks;
+    const Index cols = problem.key_blocks;
+    std::fill_n(paired_mixing.data, paired_mixing.size, Pair{0});
+    std::fill_n(transposed_mixing.data, transposed_mixing.size, Pair{0});
+    for (Index h = 0; h < problem.shape.mix_heads; ++h)
+      for (Index i = 0; i < rows; ++i)
+        for (Index b = 0; b < cols; ++b) {
+          float& m = mixing[(h * rows + i) * cols + b];
+          BFloat16 rounded;
+          store(rounded, m);
+          m = load(rounded);
+          if (sees_past_only<L> && b > i - lag_of(sight_of<L>)) continue;
+          paired_mixing[(h * rows + i) * pairs_of(cols) + b / 2] |= Pair{rounded.bits} << b % 2 * 16;
+          if (transposed_mixing.size > 0)
+            transposed_mixing[(h * cols + b) * pairs_of(rows) + i / 2] |= Pair{rounded.bits}
+                                                                         << i % 2 * 16;
+        }
   }
 };
 

@@ -91,7 +91,7 @@ MHLA_OUT_OF_LINE inline void mix_matrix_gradient(const PairedSummaries& grad_mix
                                                  const PairedSummaries& summaries, Index first,
                                                  Index count, bool sees_all, Index lag,
                                                  const Panel<float>& grad_mixing) {
-  constexpr Index piece = 1024;
+  constexpr Index piece = 4096;
   constexpr Index step = 32;  // elements that a tile takes at once
   const Index elements =
       ceil_div(grad_mixed.shape.rows * grad_mixed.shape.cols, step) * step;

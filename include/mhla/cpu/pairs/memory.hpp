@@ -90,7 +90,8 @@ struct PairScratch {
   Span<Pair> value_rows;    // [tile tokens, halves of values]: U, or v
   Span<Pair> mixed;         // [group rows] of MixedSummaries: S~, S~^T, or dS^T
   Span<Pair> turned;        // [halves of features, value_dim]: dS of one block
-  Span<float> summary;      // of one block: sums so far, or P; dS~^T
+  Span<float> summary;      // of one block: sums so far, or P
+  Span<float> summary_gradient;  // of one block: dS~^T so far
   Span<float> tile;         // [tile tokens, value_dim or feature_dim]: numerators, gradients
   Span<float> mixed_sums;   // [2, group rows, mixed_at_once]
   // Under Causal:
@@ -116,6 +117,7 @@ struct PairScratch {
     mixed = arena.take<Pair>(checked_mul(group_rows, MixedSummaries::stride(shape)));
     turned = arena.take<Pair>(backward ? checked_mul(pairs_of(e.feature_dim), value_cols) : 0);
     summary = arena.take<float>(summary_size);
+    summary_gradient = arena.take<float>(backward ? summary_size : 0);
     tile = arena.take<float>(checked_mul(tokens, most_cols));
     mixed_sums = arena.take<float>(checked_mul(2 * mixed_at_once, group_rows));
     if (!own_tiles) return;

@@ -126,6 +126,12 @@ MHLA_OUT_OF_LINE inline void transpose(const PairPanel& to, const PairedRows& fr
   });
 }
 
+/// sum += `rows` rows of a tensor.
+MHLA_OUT_OF_LINE inline void add_rows(const Span<float>& sum, const Rows<const BFloat16>& from,
+                                      Index rows) {
+  with_pair_kernels([&](auto kernels) { kernels.add_rows(rows, sum.size, from, sum.data); });
+}
+
 /// to [cols, rows] = from [rows, cols]^T, both in pairs of their halves.
 MHLA_OUT_OF_LINE inline void turn(const PairPanel& to, const PairPanel& from) {
   with_pair_kernels([&](auto kernels) {
