@@ -323,6 +323,30 @@ KeyTile<A> pack_key_tile(const Operands<L, T>& operands, const Unit<A>& unit, In
   return k;
 }
 
+/// The gradients of a key tile: dK^r, dK and dV.
+template <class A>
+struct KeyGradients {
+  Panel<A> rotated;
+  Panel<A> features;  // no rows without a normalizer
+  Panel<A> values;
+};
+
+/// Adds m_bb = `own_weight` times what its own queries sent back to a tile's gradients, and that of
+/// m_bb to `grad_weight`.
+template <class L, class T, class A>
+void add_own_gradients(const BackwardRequest<L, T>& request, A own_weight,
+                       const FeaturePanels<A>& keys, const KeyGradients<A>& own,
+                       const KeyGradients<A>& sums, A* grad_weight) {
+  if (request.mixing())
+    *grad_weight += inner_product<A>(keys.rotated, own.rotated.col_range(0, keys.rotated.cols)) +
+                    inner_product<A>(keys.features, own.features);
+  if (request.gradients.key.wanted) {
+    add_scaled(sums.rotated, own_weight, own.rotated);
+    if constexpr (normalizes<L>) add_scaled(sums.features, own_weight, own.features);
+  }
+  if (request.gradients.value.wanted) add_scaled(sums.values, own_weight, own.values);
+}
+
 /// What the queries of a key tile's own block send back to it (Causal): adds m_bb times that to the
 /// tile's gradients, and that of m_bb to `grad_mixing`; then adds the tile's queries to dP and w.
 /// Tiles are visited from last to first.
@@ -376,16 +400,11 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
       accumulate_backwards<A>(
           own_key_sums, {scratch.own.grad_running.data + matrix * e.feature_dim, e.feature_dim});
 
-    const A own_weight = unit_mixing(plan, unit, matrix).row(k.block)[k.block];
-    if (request.mixing())
-      grad_mixing[(matrix * e.query_blocks + k.block) * e.key_blocks + k.block] +=
-          inner_product<A>(k.keys.rotated, own_keys) +
-          inner_product<A>(k.keys.features, own_key_sums);
-    if (request.gradients.key.wanted) {
-      add_scaled(k.grad_rotated, own_weight, own_keys);
-      if constexpr (normalizes<L>) add_scaled(k.grad_features, own_weight, own_key_sums);
-    }
-    if (request.gradients.value.wanted) add_scaled(k.grad_values, own_weight, own_values);
+    add_own_gradients(
+        request, unit_mixing(plan, unit, matrix).row(k.block)[k.block], k.keys,
+        KeyGradients<A>{own_keys, own_key_sums, own_values},
+        KeyGradients<A>{k.grad_rotated, k.grad_features, k.grad_values},
+        grad_mixing + (matrix * e.query_blocks + k.block) * e.key_blocks + k.block);
   }
 }
 

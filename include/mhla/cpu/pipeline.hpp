@@ -85,11 +85,10 @@ bool multiplies_pairs(const V& attention) {
          has_pair_products();
 }
 
-/// The same of the backward pass. A mean of v does not cancel under MixedProduct, and the own block of
-/// Causal is not written yet.
+/// The same of the backward pass: under MixedProduct a mean of v does not cancel, and would show.
 template <class T, class V>
 bool multiplies_pairs_backward(const V& attention) {
-  return multiplies_pairs<T>(attention) && !mixes_products<V> && !masks_own_block<V>;
+  return multiplies_pairs<T>(attention) && !mixes_products<V>;
 }
 
 template <class V>
@@ -308,7 +307,7 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index sequences = plan.problem.sequences;
   const Index saved_size = saved.size == 0 ? 0 : saved.size / (sequences * kv_heads);
-  if constexpr (std::is_same_v<T, BFloat16> && !mixes_products<L> && !masks_own_block<L>)
+  if constexpr (std::is_same_v<T, BFloat16> && !mixes_products<L>)
     if (plan.pairs) return run_backward_in_pairs(operands, request, backward, saved, executor);
   // The units of one partial sum, one after another.
   const auto run = [&](Index task, const UnitMemory<A>& memory, const ExecutorRef& loop) {

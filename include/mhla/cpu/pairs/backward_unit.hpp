@@ -307,7 +307,137 @@ MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>&
   return grad;
 }
 
-/// dk and dv of every key block of the unit.
+/// A tile of key block `block` at work on a slot, its factors, and what its gradients are summed in.
+struct KeyTile {
+  Index block;
+  const TokenTile& tile;
+  bool first;  // of its block
+  bool last;
+  const SlotScratch<float>& scratch;
+  FeaturePanels<float> features;  // phi(k), of Causal alone
+  PairedRows keys;                // phi(k), rotated
+  PairedRows values;              // v
+  KeyGradients<float> gradients;  // rows of whole vectors; dK under Causal, else it is dz_b for all
+};
+
+/// What the queries of a key tile's own block send back to it (Causal), as add_own_tile_gradient of
+/// backward_unit.hpp. Tiles are visited from last to first.
+template <class L>
+void add_own_tile_gradient(const Operands<L, BFloat16>& operands,
+                           const BackwardRequest<L, BFloat16>& request, const Unit<float>& unit,
+                           const KeyTile& k, float* grad_mixing) {
+  const Plan<L, float>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  const SlotScratch<float>& scratch = k.scratch;
+  const PairScratch& pairs = scratch.pairs;
+  const Index tokens = k.tile.tokens;
+  const Index half = pairs_of(e.value_dim);
+  const Panel<float> own_keys = whole_panel(pairs.own_key_gradients.data, tokens, e.feature_dim);
+  const Panel<float> own_values = whole_panel(pairs.own_value_gradients.data, tokens, e.value_dim);
+  const Panel<float> own_key_sums =
+      panel(scratch.own.grad_key_sums.data, normalizes<L> ? tokens : 0, e.feature_dim);
+  const bool keys_wanted = request.gradients.key.wanted || request.mixing();
+  for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+    const Index cols = whole_columns(e.feature_dim);
+    const Panel<float> grad_summary = {pairs.own_gradients.data + matrix * 2 * half * cols, 2 * half,
+                                       cols, cols};
+    if (k.last) {  // no later tile has contributed to dP
+      clear(own_keys);
+      clear(own_values);
+    } else {
+      const PairPanel later = pair_panel(pairs.running.data, e.value_dim, e.feature_dim);
+      const PairPanel turned = pair_panel(pairs.own_turned.data, e.feature_dim, e.value_dim);
+      pair_sums(later, grad_summary.row_range(0, half), grad_summary.row_range(half, half));
+      turn(turned, later);
+      multiply(own_keys, k.values, later, Into::overwrite);
+      multiply(own_values, k.keys, turned, Into::overwrite);
+    }
+    clear(own_key_sums);
+
+    const auto heads = plan.heads_of(matrix);
+    for (Index g = heads.first; g < heads.last; ++g) {
+      const FeaturePanels<float> q = pack_query_tile(operands, unit, g, k.tile, scratch);
+      Span<const float> denominators;
+      if constexpr (normalizes<L>)
+        denominators = tile_offsets(e, unit.memory.denominators, g, k.block, k.tile);
+      const Panel<const float> u = pack_grad_numerators(
+          operands, query_rows(plan, unit, g, request.dy), k.tile, denominators, scratch);
+      const PairPanel u_tokens = pair_tokens(u, pairs.values);
+      const PairPanel q_tokens = pair_tokens(q.rotated, pairs.features);
+      const Triangle future{0, true};
+      if (keys_wanted)
+        add_triangle(own_keys,
+                     multiply_scores(pairs.scores, k.values,
+                                     transposed(pair_features(u, pairs.value_rows), pairs.columns)),
+                     q_tokens, future);
+      if (request.gradients.value.wanted)
+        add_triangle(
+            own_values,
+            multiply_scores(pairs.scores, k.keys,
+                            transposed(pair_features(q.rotated, pairs.feature_rows), pairs.columns)),
+            u_tokens, future);
+      if (normalizes<L> && keys_wanted)
+        add_weighted_rows<float>(own_key_sums,
+                                 tile_offsets(e, unit.memory.grad_denominators, g, k.block, k.tile),
+                                 q.features);
+      if (!k.first) {  // an earlier tile needs it
+        const bool starts = k.last && g == heads.first;
+        if (starts) clear(grad_summary);
+        multiply(grad_summary.row_range(0, e.value_dim), LeftFactor::transposed(u_tokens), q_tokens,
+                 Into::add);
+      }
+    }
+    if (normalizes<L> && keys_wanted)
+      accumulate_backwards<float>(
+          own_key_sums, {scratch.own.grad_running.data + matrix * e.feature_dim, e.feature_dim});
+    add_own_gradients(request, unit_mixing(plan, unit, matrix).row(k.block)[k.block], k.features,
+                      KeyGradients<float>{own_keys, own_key_sums, own_values}, k.gradients,
+                      grad_mixing + (matrix * e.query_blocks + k.block) * e.key_blocks + k.block);
+  }
+}
+
+// Under Causal the tile's own queries meanwhile pass through the slot's panels.
+template <class L>
+KeyTile pack_key_tile(const Operands<L, BFloat16>& operands, const Unit<float>& unit, Index b,
+                      Index index, const float* mean, const SlotScratch<float>& scratch) {
+  const Plan<L, float>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  const BlockTable& table = plan.tables.keys;
+  const BlockSpan& block = table.blocks[unit.keys.first_block + b];
+  const TokenTile& tile = table.tiles[index];
+  const PairScratch& pairs = scratch.pairs;
+  const TokenRows<const BFloat16> keys = key_rows(unit, operands.k);
+  KeyTile k{b,
+            tile,
+            index == block.first_tile,
+            index + 1 == block.first_tile + block.tiles,
+            scratch,
+            {},
+            {},
+            pack_value_rows(table, tile, key_rows(unit, operands.v), mean, scratch.values,
+                            masks_own_block<L> ? pairs.key_value_rows : pairs.value_rows),
+            {}};
+  if constexpr (masks_own_block<L>) {
+    k.features = {panel((normalizes<L> ? scratch.own.features : scratch.own.rotated).data,
+                        tile.tokens, e.feature_dim),
+                  panel(scratch.own.rotated.data, tile.tokens, e.feature_dim)};
+    pack_features(operands.variant.feature_map, plan.rotation, 1.0f, table, tile, keys,
+                  k.features.features, k.features.rotated, scratch.row);
+    k.keys = pair_features(k.features.rotated, pairs.key_rows);
+    k.gradients = {
+        whole_panel(pairs.tile.data, tile.tokens, e.feature_dim),
+        panel(scratch.grad_unrotated.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
+        whole_panel(pairs.value_gradients.data, tile.tokens, e.value_dim)};
+  } else {
+    k.keys = pack_key_rows(operands, tile, keys, scratch);
+    k.gradients = {whole_panel(pairs.tile.data, tile.tokens, e.feature_dim),
+                   {},
+                   whole_panel(pairs.value_gradients.data, tile.tokens, e.value_dim)};
+  }
+  return k;
+}
+
+/// dk and dv of every key block of the unit; under Causal also the diagonal of dmix.
 template <class L>
 void summarize_unit_gradient(const Operands<L, BFloat16>& operands,
                              const BackwardRequest<L, BFloat16>& request, const Unit<float>& unit,
@@ -325,38 +455,43 @@ void summarize_unit_gradient(const Operands<L, BFloat16>& operands,
       paired_groups<L>(e, unit.keys.blocks, unit.queries.blocks, loop.slots());
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<float>& scratch = plan.slots[slot];
-    const PairScratch& pairs = scratch.pairs;
     const SummaryRows<float> key_sums =
         cpu::mix_group_gradient(operands, request, unit, groups, group, scratch, false);
-    const MixedSummaries mixed = mix_group_gradient(plan, unit, groups, group, pairs);
+    const MixedSummaries mixed = mix_group_gradient(plan, unit, groups, group, scratch.pairs);
     for (Index b = groups.begin(group); b < groups.begin(group + 1); ++b) {
       const BlockSpan& block = table.blocks[unit.keys.first_block + b];
-      const PairPanel transposed_summary = mixed.of(b - groups.begin(group));
-      const PairPanel summary = pair_panel(pairs.turned.data, e.feature_dim, e.value_dim);
-      if (request.gradients.value.wanted) turn(summary, transposed_summary);
-      for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
-        const TokenTile& tile = table.tiles[t];
+      const PairPanel grad_transposed = mixed.of(b - groups.begin(group));
+      const PairPanel grad = pair_panel(scratch.pairs.turned.data, e.feature_dim, e.value_dim);
+      if (request.gradients.value.wanted) turn(grad, grad_transposed);
+      std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, 0.0f);
+      // In reverse: under Causal, later queries send gradients back to earlier keys.
+      for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
+        const KeyTile k = pack_key_tile(operands, unit, b, t, mean, scratch);
         Prefetch results = prefetch_tile(table, unit.keys, t, {value_results, key_results});
-        Prefetch next = prefetch_tile(table, unit.keys, t + 1, {keys, values});
+        Prefetch next = prefetch_tile(table, unit.keys, t - 1, {keys, values});
+        if (request.gradients.key.wanted)
+          multiply(k.gradients.rotated, k.values, grad_transposed, Into::overwrite, &results);
         if (request.gradients.value.wanted) {
-          const PairedRows k = pack_key_rows(operands, tile, keys, scratch);
           if (values_in_one_step) {
-            multiply_into_rows(in_place(table, tile, value_results), k, summary, {}, &next);
+            multiply_into_rows(in_place(table, k.tile, value_results), k.keys, grad, {}, &next);
           } else {
-            const Panel<float> sums = whole_panel(pairs.tile.data, tile.tokens, e.value_dim);
-            multiply(sums, k, summary, Into::overwrite, &next);
-            scatter<BFloat16, float>(table, tile, sums.col_range(0, e.value_dim), {},
-                                     value_results, request.update);
+            multiply(k.gradients.values, k.keys, grad, Into::overwrite, &next);
           }
         }
+        if constexpr (masks_own_block<L>) {
+          for (Index r = 0; r < k.gradients.features.rows; ++r)
+            copy_row(k.gradients.features.row(r), key_sums.key_sum(b).data, e.feature_dim);
+          add_own_tile_gradient(operands, request, unit, k, grad_mixing);
+        }
+        if (request.gradients.value.wanted && !values_in_one_step)
+          scatter<BFloat16, float>(table, k.tile, k.gradients.values.col_range(0, e.value_dim), {},
+                                   value_results, request.update);
         if (!request.gradients.key.wanted) continue;
-        const PairedRows v =
-            pack_value_rows(table, tile, values, mean, scratch.values, pairs.value_rows);
-        const Panel<float> sums = whole_panel(pairs.tile.data, tile.tokens, e.feature_dim);
-        multiply(sums, v, transposed_summary, Into::overwrite, &results);
-        FeatureGradients<float> total{sums.col_range(0, e.feature_dim)};
-        if (normalizes<L>) total.unrotated = every_row(key_sums.key_sum(b));
-        unpack_feature_gradient(operands.variant.feature_map, plan.rotation, 1.0f, table, tile,
+        FeatureGradients<float> total{k.gradients.rotated.col_range(0, e.feature_dim)};
+        if (normalizes<L>)
+          total.unrotated = masks_own_block<L> ? k.gradients.features.placed()
+                                               : every_row(key_sums.key_sum(b));
+        unpack_feature_gradient(operands.variant.feature_map, plan.rotation, 1.0f, table, k.tile,
                                 keys, total, key_results, request.update, scratch.row);
       }
     }

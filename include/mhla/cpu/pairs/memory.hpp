@@ -93,6 +93,7 @@ struct PairScratch {
   Span<float> summary;      // of one block: sums so far, or P
   Span<float> summary_gradient;  // of one block: dS~^T so far
   Span<float> tile;         // [tile tokens, value_dim or feature_dim]: numerators, gradients
+  Span<float> value_gradients;   // [tile tokens, value_dim]: dV
   Span<float> mixed_sums;   // [2, group rows, mixed_at_once]
   // Under Causal:
   Span<Pair> columns;     // [halves of features or values, tile tokens]: transposes
@@ -100,6 +101,12 @@ struct PairScratch {
   Span<Pair> running;     // of one block: P in pairs of its rows
   Span<Pair> own_values;  // [pairs of tile tokens, value_dim]: v
   Span<Pair> own_keys;    // [pairs of tile tokens, feature_dim]: m_ii phi(k)
+  Span<Pair> key_rows;    // [tile tokens, halves of features]: phi(k) beside a query's
+  Span<Pair> key_value_rows;        // [tile tokens, halves of values]: v beside U
+  Span<Pair> own_turned;            // [halves of features, value_dim]: dP
+  Span<float> own_key_gradients;    // [tile tokens, feature_dim]: dK^r / m_ii
+  Span<float> own_value_gradients;  // [tile tokens, value_dim]: dV / m_ii
+  Span<float> own_gradients;        // [matrices, value_dim, feature_dim]: dP^T
 
   PairScratch() = default;
   PairScratch(Arena& arena, const Extents& e, Index group_rows, bool own_tiles, bool backward) {
@@ -119,6 +126,7 @@ struct PairScratch {
     summary = arena.take<float>(summary_size);
     summary_gradient = arena.take<float>(backward ? summary_size : 0);
     tile = arena.take<float>(checked_mul(tokens, most_cols));
+    value_gradients = arena.take<float>(backward ? checked_mul(tokens, value_cols) : 0);
     mixed_sums = arena.take<float>(checked_mul(2 * mixed_at_once, group_rows));
     if (!own_tiles) return;
     columns = arena.take<Pair>(checked_mul(pairs_of(most_cols), whole_columns(tokens)));
@@ -127,6 +135,12 @@ struct PairScratch {
     if (!backward) return;
     own_values = arena.take<Pair>(values.size);
     own_keys = arena.take<Pair>(features.size);
+    key_rows = arena.take<Pair>(feature_rows.size);
+    key_value_rows = arena.take<Pair>(value_rows.size);
+    own_turned = arena.take<Pair>(turned.size);
+    own_key_gradients = arena.take<float>(checked_mul(tokens, feature_cols));
+    own_value_gradients = arena.take<float>(checked_mul(tokens, value_cols));
+    own_gradients = arena.take<float>(checked_mul(e.matrices, summary_size));
   }
 };
 
