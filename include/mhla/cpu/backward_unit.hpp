@@ -238,8 +238,8 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
 
 /// Mixes what queries send back to the key blocks of a group, from(matrix) into `to`.
 template <class L, class A, class From>
-void mix_group_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index first, const Panel<A>& to,
-                        const From& from) {
+void mix_group_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index first,
+                        const Panel<A>& to, const From& from) {
   for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
     const Into into = matrix == 0 ? Into::overwrite : Into::add;
     const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
@@ -266,9 +266,8 @@ SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
     clear(grad.key_sums);
   }
   if (summaries_wanted)
-    mix_group_gradient(plan, unit, grad.first, grad.summaries, [&](Index matrix) {
-      return mixed_gradients(plan, unit, matrix).summaries;
-    });
+    mix_group_gradient(plan, unit, grad.first, grad.summaries,
+                       [&](Index matrix) { return mixed_gradients(plan, unit, matrix).summaries; });
   if constexpr (mixes_key_sums<L>)
     if (request.gradients.key.wanted)
       mix_group_gradient(plan, unit, grad.first, grad.key_sums, [&](Index matrix) {
@@ -400,11 +399,10 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
       accumulate_backwards<A>(
           own_key_sums, {scratch.own.grad_running.data + matrix * e.feature_dim, e.feature_dim});
 
-    add_own_gradients(
-        request, unit_mixing(plan, unit, matrix).row(k.block)[k.block], k.keys,
-        KeyGradients<A>{own_keys, own_key_sums, own_values},
-        KeyGradients<A>{k.grad_rotated, k.grad_features, k.grad_values},
-        grad_mixing + (matrix * e.query_blocks + k.block) * e.key_blocks + k.block);
+    add_own_gradients(request, unit_mixing(plan, unit, matrix).row(k.block)[k.block], k.keys,
+                      KeyGradients<A>{own_keys, own_key_sums, own_values},
+                      KeyGradients<A>{k.grad_rotated, k.grad_features, k.grad_values},
+                      grad_mixing + (matrix * e.query_blocks + k.block) * e.key_blocks + k.block);
   }
 }
 

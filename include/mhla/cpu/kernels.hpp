@@ -243,8 +243,7 @@ enum class Terms { all, past, future };
 #define MHLA_ISA_ROWS 6
 #define MHLA_ISA_VECTORS 4
 #define MHLA_ISA_PAIR_TARGET MHLA_KERNEL_FOR("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,fma")
-#define MHLA_ISA_PAIR_LOOP \
-  MHLA_KERNEL_LOOP_FOR("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,fma")
+#define MHLA_ISA_PAIR_LOOP MHLA_KERNEL_LOOP_FOR("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,fma")
 #define MHLA_ISA_PAIRS 1
 #include <mhla/cpu/kernels.inc>
 
@@ -306,13 +305,13 @@ MHLA_OUT_OF_LINE inline bool has_pair_products() {
 #endif
 }
 
-/// Calls f with the kernels for products of bfloat16.
-template <class F>
+/// Calls f with the kernels for products of bfloat16; T is float.
+template <class T, class F>
 void with_pair_kernels(F&& f) {
 #if defined(__x86_64__) && !defined(MHLA_PAIR_PRODUCTS_STAND_IN)
-  return f(avx512::PairKernels<float>{});
+  return f(avx512::PairKernels<T>{});
 #else
-  return f(portable::PairKernels<float>{});
+  return f(portable::PairKernels<T>{});
 #endif
 }
 

@@ -9,6 +9,7 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/cpu/strided_rows.hpp>
 #include <mhla/policy/feature_map.hpp>
@@ -55,13 +56,29 @@
       const Map&, T, const Rows<const Stored>&, const Panel<const T>&, Span<const T>,     \
       const Rows<const T>&, const Rows<Stored>&, Update);
 
+// For products of bfloat16 in pairs.
+#define MHLA_PAIR_KERNELS(prefix)                                      \
+  prefix template const PairFunctions<float>& pair_functions<float>(); \
+  MHLA_PAIR_MAP_KERNELS(prefix, Relu)                                  \
+  MHLA_PAIR_MAP_KERNELS(prefix, EluPlusOne)                            \
+  MHLA_PAIR_MAP_KERNELS(prefix, SquaredRelu)                           \
+  MHLA_PAIR_MAP_KERNELS(prefix, Exp)                                   \
+  MHLA_PAIR_MAP_KERNELS(prefix, Identity)
+#define MHLA_PAIR_MAP_KERNELS(prefix, Map)                                                     \
+  prefix template void map_pair_rows<Map, BFloat16>(const Map&, const PairPanel&, Index,       \
+                                                    const Rows<const BFloat16>&, Span<float>); \
+  prefix template void map_pair_columns<Map, BFloat16>(const Map&, float, const PairedRows&,   \
+                                                       const Rows<const BFloat16>&,            \
+                                                       Span<const float>, Span<float>);
+
 #define MHLA_EVERY_KERNEL(prefix)               \
   MHLA_KERNELS(prefix, float)                   \
   MHLA_KERNELS(prefix, double)                  \
   MHLA_STORAGE_KERNELS(prefix, float, float)    \
   MHLA_STORAGE_KERNELS(prefix, float, BFloat16) \
   MHLA_STORAGE_KERNELS(prefix, float, Half)     \
-  MHLA_STORAGE_KERNELS(prefix, double, double)
+  MHLA_STORAGE_KERNELS(prefix, double, double)  \
+  MHLA_PAIR_KERNELS(prefix)
 
 #if defined(MHLA_KERNELS_ELSEWHERE)
 MHLA_NAMESPACE_BEGIN

@@ -98,8 +98,7 @@ struct SlotScratch {
     denominators = arena.take<A>(needs.normalizer() ? e.tile_tokens : 0);
     inverses = arena.take<A>(denominators.size);
     grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
-    mixed_summaries =
-        arena.take<A>(needs.pairs ? 0 : checked_mul(group_rows, e.summary_stride()));
+    mixed_summaries = arena.take<A>(needs.pairs ? 0 : checked_mul(group_rows, e.summary_stride()));
     if (needs.pairs) pairs = PairScratch(arena, e, group_rows, needs.own_tiles, needs.backward);
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
@@ -143,7 +142,7 @@ struct SummaryRows {
 /// Memory of one unit in progress.
 template <class A>
 struct UnitMemory {
-  Span<A> summaries;             // [key blocks] of SummaryRows: S, then z
+  Span<A> summaries;  // [key blocks] of SummaryRows: S, then z
   // Instead of S and of dS~, if Needs::pairs, of PairedSummaries; and whether each pair is finite:
   Span<Pair> paired_summaries;   // [pairs of key blocks]
   Span<Pair> paired_gradients;   // [matrices, pairs of query blocks]
@@ -169,8 +168,8 @@ struct UnitMemory {
       paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
       finite_summaries = arena.take<Pair>(pairs_of(e.key_blocks));
       if (needs.backward) {
-        paired_gradients = arena.take<Pair>(
-            checked_mul(e.matrices, PairedSummaries::size(shape, e.query_blocks)));
+        paired_gradients =
+            arena.take<Pair>(checked_mul(e.matrices, PairedSummaries::size(shape, e.query_blocks)));
         finite_gradients = arena.take<Pair>(checked_mul(e.matrices, pairs_of(e.query_blocks)));
         value_mean = arena.take<float>(needs.normalizer() ? e.value_dim : 0);
       }
@@ -179,8 +178,7 @@ struct UnitMemory {
     }
     if (needs.backward) {
       const Index rows = checked_mul(e.matrices, e.query_blocks);
-      grad_mixed_summaries =
-          arena.take<A>(needs.pairs ? 0 : checked_mul(rows, e.summary_stride()));
+      grad_mixed_summaries = arena.take<A>(needs.pairs ? 0 : checked_mul(rows, e.summary_stride()));
       grad_mixed_key_sums =
           arena.take<A>(needs.mixed_key_sums ? checked_mul(rows, e.feature_dim) : 0);
     }

@@ -200,8 +200,7 @@ void run_forward_in_pairs(const Operands<L, BFloat16>& operands, const TensorVie
   const Plan<L, float>& plan = forward.plan;
   const Extents& e = plan.extents;
   const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index saved_size =
-      forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
+  const Index saved_size = forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
   const auto run = [&](Index index, const UnitMemory<float>& memory, const ExecutorRef& loop) {
     const Index head = index / forward.parts;
     const Index first_column = index % forward.parts * e.value_dim;

@@ -53,8 +53,8 @@ struct Plan {
   // The same in bfloat16, [mix_heads, query blocks, pairs of key blocks]; empty without pairs.
   Span<Pair> paired_mixing;
   Span<Pair> transposed_mixing;  // [mix_heads, key blocks, pairs of query blocks], backward alone
-  bool pairs;             // Precision::fast
-  bool transposes_pairs;  // the backward pass
+  bool pairs;                    // Precision::fast
+  bool transposes_pairs;         // the backward pass
   Span<SlotScratch<A>> slots;
   Span<UnitMemory<A>> units;
   // Whether there are enough units for every slot to run its own. Otherwise, and for the remainder,
@@ -84,8 +84,8 @@ struct Plan {
         transposed_mixing = arena.take<Pair>(checked_mul(
             shape.mix_heads, checked_mul(problem.key_blocks, pairs_of(problem.query_blocks))));
     }
-    const Needs needs{mixes_key_sums<L>, mixes_products<L>, masks_own_block<L>, rotation.rotates(),
-                      backward,          pairs};
+    const Needs needs{mixes_key_sums<L>,  mixes_products<L>, masks_own_block<L>,
+                      rotation.rotates(), backward,          pairs};
     const Index num_slots = executor.slots();
     whole_units = concurrent >= num_slots;
     Index group_rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();
@@ -165,10 +165,11 @@ struct Plan {
           store(rounded, m);
           m = load(rounded);
           if (sees_past_only<L> && b > i - lag_of(sight_of<L>)) continue;
-          paired_mixing[(h * rows + i) * pairs_of(cols) + b / 2] |= Pair{rounded.bits} << b % 2 * 16;
+          paired_mixing[(h * rows + i) * pairs_of(cols) + b / 2] |= Pair{rounded.bits}
+                                                                    << b % 2 * 16;
           if (transposed_mixing.size > 0)
             transposed_mixing[(h * cols + b) * pairs_of(rows) + i / 2] |= Pair{rounded.bits}
-                                                                         << i % 2 * 16;
+                                                                          << i % 2 * 16;
         }
   }
 };

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The backward pass of one unit with Precision::fast: the stages of backward_unit.hpp, whose products
-// have factors rounded to bfloat16 and sums in float. Summaries are transposed, [value_dim,
-// feature_dim].
+// The backward pass of one unit with Precision::fast: the stages of backward_unit.hpp, whose
+// products have factors rounded to bfloat16 and sums in float. Summaries are transposed,
+// [value_dim, feature_dim].
 //
-// With a normalizer all products are of v less a mean of v: dq, dk and dmix are differences of what v
-// and y contribute, which a common mean does not change but would lose to the rounding. With v = w + mu
+// With a normalizer all products are of v less a mean of v: dq, dk and dmix are differences of what
+// v and y contribute, which a common mean does not change but would lose to the rounding. With v =
+// w + mu
 //
 //   y_t = w's y_t + mu (1 - epsilon / den_t)
 //
@@ -24,8 +25,8 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 namespace pairs {
 
-/// mu: the mean of a unit's values, 0 where that is not finite; null without a normalizer. Any mu is
-/// right, but dq and dmix lose what it differs from the mean.              // [value_dim]
+/// mu: the mean of a unit's values, 0 where that is not finite; null without a normalizer. Any mu
+/// is right, but dq and dmix lose what it differs from the mean.              // [value_dim]
 template <class L>
 const float* mean_of_values(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
                             const ExecutorRef& loop) {
@@ -85,8 +86,7 @@ void take_up_summaries(const Plan<L, float>& plan, const Unit<float>& unit, cons
 
 /// dS~^T of one mixing matrix of the unit, all query blocks.
 template <class L>
-PairedSummaries mixed_gradients(const Plan<L, float>& plan, const Unit<float>& unit,
-                                Index matrix) {
+PairedSummaries mixed_gradients(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix) {
   const SummaryShape shape = plan.summary_shape();
   return {unit.memory.paired_gradients.data +
               matrix * PairedSummaries::size(shape, plan.extents.query_blocks),
@@ -107,13 +107,14 @@ struct SummarySteps {
 
   void add(const LeftFactor& a, const PairPanel& b, bool first, bool last,
            Prefetch* prefetch) const {
-    if (last) return multiply_into_half(result, half, a, b, first ? Panel<float>{} : sums, prefetch);
+    if (last)
+      return multiply_into_half(result, half, a, b, first ? Panel<float>{} : sums, prefetch);
     multiply(sums, a, b, first ? Into::overwrite : Into::add, prefetch);
   }
 };
 
-/// dq of one tile of query head g, and what it adds to dS~^T and dz~. `summary` is S~^T, under Causal
-/// P^T.
+/// dq of one tile of query head g, and what it adds to dS~^T and dz~. `summary` is S~^T, under
+/// Causal P^T.
 template <class L>
 void read_out_tile_gradient(const Operands<L, BFloat16>& operands,
                             const BackwardRequest<L, BFloat16>& request, const Unit<float>& unit,
@@ -167,7 +168,8 @@ void read_out_tile_gradient(const Operands<L, BFloat16>& operands,
     const auto epsilon = static_cast<float>(operands.variant.normalizer.epsilon);
     for (Index t = 0; t < tile.tokens; ++t) {
       constexpr float least = 1e-7f;  // of den, that shows in a float
-      if (denominators[t] == 0 || !(std::abs(epsilon) > least * std::abs(denominators[t]))) continue;
+      if (denominators[t] == 0 || !(std::abs(epsilon) > least * std::abs(denominators[t])))
+        continue;
       c[t] += epsilon / denominators[t] *
               inner_product<float>(u.row_range(t, 1), {mean, 1, e.value_dim, e.value_dim});
     }
@@ -209,8 +211,7 @@ void read_out_unit_gradient(const Operands<L, BFloat16>& operands,
   const Plan<L, float>& plan = operands.plan;
   const Extents& e = plan.extents;
   const BlockTable& table = plan.tables.queries;
-  const RowGroups groups =
-      paired_groups<L>(e, unit.queries.blocks, unit.keys.blocks, loop.slots());
+  const RowGroups groups = paired_groups<L>(e, unit.queries.blocks, unit.keys.blocks, loop.slots());
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<float>& scratch = plan.slots[slot];
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
@@ -274,7 +275,8 @@ void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<
         const Panel<float> key_sums = unit.summaries.key_sums.row_range(first, count);
         if constexpr (sees_past_only<L>) {
           mix_past_matrix_gradient<float>(grad, first, lag_of(sight_of<L>), key_sums,
-                                          result.col_range(first, count), plan.slots[slot].triangle);
+                                          result.col_range(first, count),
+                                          plan.slots[slot].triangle);
         } else {
           cpu::mix_matrix_gradient<float>(grad, key_sums, result.col_range(first, count));
         }
@@ -307,7 +309,8 @@ MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>&
   return grad;
 }
 
-/// A tile of key block `block` at work on a slot, its factors, and what its gradients are summed in.
+/// A tile of key block `block` at work on a slot, its factors, and what its gradients are summed
+/// in.
 struct KeyTile {
   Index block;
   const TokenTile& tile;
@@ -339,8 +342,8 @@ void add_own_tile_gradient(const Operands<L, BFloat16>& operands,
   const bool keys_wanted = request.gradients.key.wanted || request.mixing();
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     const Index cols = whole_columns(e.feature_dim);
-    const Panel<float> grad_summary = {pairs.own_gradients.data + matrix * 2 * half * cols, 2 * half,
-                                       cols, cols};
+    const Panel<float> grad_summary = {pairs.own_gradients.data + matrix * 2 * half * cols,
+                                       2 * half, cols, cols};
     if (k.last) {  // no later tile has contributed to dP
       clear(own_keys);
       clear(own_values);
@@ -371,11 +374,11 @@ void add_own_tile_gradient(const Operands<L, BFloat16>& operands,
                                      transposed(pair_features(u, pairs.value_rows), pairs.columns)),
                      q_tokens, future);
       if (request.gradients.value.wanted)
-        add_triangle(
-            own_values,
-            multiply_scores(pairs.scores, k.keys,
-                            transposed(pair_features(q.rotated, pairs.feature_rows), pairs.columns)),
-            u_tokens, future);
+        add_triangle(own_values,
+                     multiply_scores(
+                         pairs.scores, k.keys,
+                         transposed(pair_features(q.rotated, pairs.feature_rows), pairs.columns)),
+                     u_tokens, future);
       if (normalizes<L> && keys_wanted)
         add_weighted_rows<float>(own_key_sums,
                                  tile_offsets(e, unit.memory.grad_denominators, g, k.block, k.tile),
@@ -451,8 +454,7 @@ void summarize_unit_gradient(const Operands<L, BFloat16>& operands,
   const TokenRows<BFloat16> value_results = key_rows(unit, request.gradients.value.view);
   const bool values_in_one_step = !masks_own_block<L> && is_in_place<float>(value_results) &&
                                   request.update == Update::overwrite;
-  const RowGroups groups =
-      paired_groups<L>(e, unit.keys.blocks, unit.queries.blocks, loop.slots());
+  const RowGroups groups = paired_groups<L>(e, unit.keys.blocks, unit.queries.blocks, loop.slots());
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<float>& scratch = plan.slots[slot];
     const SummaryRows<float> key_sums =
@@ -489,8 +491,8 @@ void summarize_unit_gradient(const Operands<L, BFloat16>& operands,
         if (!request.gradients.key.wanted) continue;
         FeatureGradients<float> total{k.gradients.rotated.col_range(0, e.feature_dim)};
         if (normalizes<L>)
-          total.unrotated = masks_own_block<L> ? k.gradients.features.placed()
-                                               : every_row(key_sums.key_sum(b));
+          total.unrotated =
+              masks_own_block<L> ? k.gradients.features.placed() : every_row(key_sums.key_sum(b));
         unpack_feature_gradient(operands.variant.feature_map, plan.rotation, 1.0f, table, k.tile,
                                 keys, total, key_results, request.update, scratch.row);
       }

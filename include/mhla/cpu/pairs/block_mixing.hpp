@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Mixing (block_mixing.hpp) of summaries in pairs of blocks into summaries in pairs of their own rows,
-// and its adjoint in the matrix.
+// Mixing (block_mixing.hpp) of summaries in pairs of blocks into summaries in pairs of their own
+// rows, and its adjoint in the matrix.
 #pragma once
 
 #include <algorithm>
@@ -72,7 +72,8 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
         for (const Panel<float>* part : {&lower, &upper}) {
           const PairPanel from = terms.summaries.elements(part == &lower ? at : half + at, cols);
           if (in_strips) {
-            multiply(*part, terms.weights.range(row, rows, begin, end), from.range(begin, end), into);
+            multiply(*part, terms.weights.range(row, rows, begin, end), from.range(begin, end),
+                     into);
           } else {
             multiply_triangle(*part, terms.weights.range(row, rows, 0, terms.weights.pairs), from,
                               terms.summaries.blocks,
@@ -93,33 +94,28 @@ MHLA_OUT_OF_LINE inline void mix_matrix_gradient(const PairedSummaries& grad_mix
                                                  const Panel<float>& grad_mixing) {
   constexpr Index piece = 4096;
   constexpr Index step = 32;  // elements that a tile takes at once
-  const Index elements =
-      ceil_div(grad_mixed.shape.rows * grad_mixed.shape.cols, step) * step;
+  const PairFunctions<float>& kernels = pair_functions<float>();
+  const Index elements = ceil_div(grad_mixed.shape.rows * grad_mixed.shape.cols, step) * step;
   const Index stride = summaries.stride();
-  with_pair_kernels([&](auto kernels) {
-    for (Index at = 0; at < elements; at += piece) {
-      const Index length = std::min(piece, elements - at);
-      const auto tile = [&](Index i, Index b, auto size) {
-        constexpr Index blocks = 2 * decltype(size)::value;
-        if (!sees_all && b > i + blocks - 1 - lag) return;
-        float products[std::size_t{blocks * blocks}] = {};
-        kernels.template dot_tile<decltype(size)::value, decltype(size)::value>(
-            length, grad_mixed.with(i).data + at, stride, summaries.with(b).data + at, stride,
-            products, blocks);
-        for (Index r = i; r < std::min(i + blocks, grad_mixed.blocks); ++r)
-          for (Index c = b; c < std::min(b + blocks, first + count); ++c)
-            if (sees_all || c <= r - lag)
-              grad_mixing.row(r)[c] += products[(r - i) * blocks + c - b];
-      };
-      const Index whole_rows = grad_mixed.blocks / 4 * 4;
-      const Index whole_end = first + count / 4 * 4;
-      for (Index i = 0; i < grad_mixed.blocks; i += 2)
-        for (Index b = i < whole_rows ? whole_end : first; b < first + count; b += 2)
-          tile(i, b, std::integral_constant<int, 1>{});
-      for (Index i = 0; i < whole_rows; i += 4)
-        for (Index b = first; b < whole_end; b += 4) tile(i, b, std::integral_constant<int, 2>{});
-    }
-  });
+  for (Index at = 0; at < elements; at += piece) {
+    const Index length = std::min(piece, elements - at);
+    const auto tile = [&](Index i, Index b, Index blocks) {
+      if (!sees_all && b > i + blocks - 1 - lag) return;
+      float products[4 * 4] = {};
+      (blocks == 2 ? kernels.dot_one : kernels.dot_two)(length, grad_mixed.with(i).data + at,
+                                                        stride, summaries.with(b).data + at, stride,
+                                                        products, blocks);
+      for (Index r = i; r < std::min(i + blocks, grad_mixed.blocks); ++r)
+        for (Index c = b; c < std::min(b + blocks, first + count); ++c)
+          if (sees_all || c <= r - lag) grad_mixing.row(r)[c] += products[(r - i) * blocks + c - b];
+    };
+    const Index whole_rows = grad_mixed.blocks / 4 * 4;
+    const Index whole_end = first + count / 4 * 4;
+    for (Index i = 0; i < whole_rows; i += 4)
+      for (Index b = first; b < whole_end; b += 4) tile(i, b, 4);
+    for (Index i = 0; i < grad_mixed.blocks; i += 2)
+      for (Index b = i < whole_rows ? whole_end : first; b < first + count; b += 2) tile(i, b, 2);
+  }
 }
 
 }  // namespace pairs

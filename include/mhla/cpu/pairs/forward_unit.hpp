@@ -112,12 +112,12 @@ MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, In
   const Index first = groups.begin(group);
   const Index rows = groups.size(group);
   const MixedSummaries mixed{scratch.mixed.data, rows, plan.summary_shape()};
-  const PairedRows weights = plan.paired_mixing_of(
-      unit.kv_head * plan.extents.group_size + matrix, unit.queries.blocks, unit.keys.blocks);
-  const MixingTerms terms{
-      PairedRows{weights.row(first), rows, weights.cols, weights.stride},
-      summaries_of(plan, unit), unit.memory.finite_summaries.data};
-  mix(mixed, 1, [&](Index) { return terms; },
+  const PairedRows weights = plan.paired_mixing_of(unit.kv_head * plan.extents.group_size + matrix,
+                                                   unit.queries.blocks, unit.keys.blocks);
+  const MixingTerms terms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
+                          summaries_of(plan, unit), unit.memory.finite_summaries.data};
+  mix(
+      mixed, 1, [&](Index) { return terms; },
       MixedBlocks{!sees_past_only<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);
   return mixed;
 }
@@ -194,8 +194,7 @@ void read_out_unit(const Operands<L, BFloat16>& operands, const Unit<float>& uni
   const Plan<L, float>& plan = operands.plan;
   const Extents& e = plan.extents;
   const BlockTable& table = plan.tables.queries;
-  const RowGroups groups =
-      paired_groups<L>(e, unit.queries.blocks, unit.keys.blocks, loop.slots());
+  const RowGroups groups = paired_groups<L>(e, unit.queries.blocks, unit.keys.blocks, loop.slots());
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
     const SlotScratch<float>& scratch = plan.slots[slot];
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
@@ -218,8 +217,8 @@ void read_out_unit(const Operands<L, BFloat16>& operands, const Unit<float>& uni
             if (t + 1 < end)
               summary = absorb_own_tile(
                   pair_tokens(at.own.rotated, scratch.pairs.features),
-                  pair_panel(scratch.pairs.values.data, table.tiles[t].tokens, e.value_dim), summary,
-                  t == block.first_tile, scratch.pairs);
+                  pair_panel(scratch.pairs.values.data, table.tiles[t].tokens, e.value_dim),
+                  summary, t == block.first_tile, scratch.pairs);
         }
       }
     }

@@ -14,8 +14,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Rows and columns of a summary: S has features as rows, and its transpose, which the backward pass
-/// has, values.
+/// Rows and columns of a summary: S has features as rows, and its transpose, which the backward
+/// pass has, values.
 struct SummaryShape {
   Index rows;
   Index cols;
@@ -84,24 +84,24 @@ inline constexpr Index mixed_at_once = 64;
 /// Panels of one tile and one group of rows; one for every slot. "Halves of features" are what
 /// PairedRows of them has.
 struct PairScratch {
-  Span<Pair> features;      // [pairs of tile tokens, feature_dim]: phi(k), or phi(q)
-  Span<Pair> values;        // [pairs of tile tokens, value_dim]: v, or U
-  Span<Pair> feature_rows;  // [tile tokens, halves of features]: phi(q), or phi(k)
-  Span<Pair> value_rows;    // [tile tokens, halves of values]: U, or v
-  Span<Pair> mixed;         // [group rows] of MixedSummaries: S~, S~^T, or dS^T
-  Span<Pair> turned;        // [halves of features, value_dim]: dS of one block
-  Span<float> summary;      // of one block: sums so far, or P
+  Span<Pair> features;           // [pairs of tile tokens, feature_dim]: phi(k), or phi(q)
+  Span<Pair> values;             // [pairs of tile tokens, value_dim]: v, or U
+  Span<Pair> feature_rows;       // [tile tokens, halves of features]: phi(q), or phi(k)
+  Span<Pair> value_rows;         // [tile tokens, halves of values]: U, or v
+  Span<Pair> mixed;              // [group rows] of MixedSummaries: S~, S~^T, or dS^T
+  Span<Pair> turned;             // [halves of features, value_dim]: dS of one block
+  Span<float> summary;           // of one block: sums so far, or P
   Span<float> summary_gradient;  // of one block: dS~^T so far
-  Span<float> tile;         // [tile tokens, value_dim or feature_dim]: numerators, gradients
+  Span<float> tile;              // [tile tokens, value_dim or feature_dim]: numerators, gradients
   Span<float> value_gradients;   // [tile tokens, value_dim]: dV
-  Span<float> mixed_sums;   // [2, group rows, mixed_at_once]
+  Span<float> mixed_sums;        // [2, group rows, mixed_at_once]
   // Under Causal:
-  Span<Pair> columns;     // [halves of features or values, tile tokens]: transposes
-  Span<Pair> scores;      // [tile tokens, pairs of tile tokens]
-  Span<Pair> running;     // of one block: P in pairs of its rows
-  Span<Pair> own_values;  // [pairs of tile tokens, value_dim]: v
-  Span<Pair> own_keys;    // [pairs of tile tokens, feature_dim]: m_ii phi(k)
-  Span<Pair> key_rows;    // [tile tokens, halves of features]: phi(k) beside a query's
+  Span<Pair> columns;               // [halves of features or values, tile tokens]: transposes
+  Span<Pair> scores;                // [tile tokens, pairs of tile tokens]
+  Span<Pair> running;               // of one block: P in pairs of its rows
+  Span<Pair> own_values;            // [pairs of tile tokens, value_dim]: v
+  Span<Pair> own_keys;              // [pairs of tile tokens, feature_dim]: m_ii phi(k)
+  Span<Pair> key_rows;              // [tile tokens, halves of features]: phi(k) beside a query's
   Span<Pair> key_value_rows;        // [tile tokens, halves of values]: v beside U
   Span<Pair> own_turned;            // [halves of features, value_dim]: dP
   Span<float> own_key_gradients;    // [tile tokens, feature_dim]: dK^r / m_ii
@@ -115,8 +115,7 @@ struct PairScratch {
     const Index value_cols = whole_columns(e.value_dim);
     const Index most_cols = std::max(feature_cols, value_cols);
     const SummaryShape shape = paired_summary(e, backward);
-    const Index summary_size =
-        checked_mul(2 * pairs_of(shape.rows), whole_columns(shape.cols));
+    const Index summary_size = checked_mul(2 * pairs_of(shape.rows), whole_columns(shape.cols));
     features = arena.take<Pair>(checked_mul(pairs_of(tokens), feature_cols));
     values = arena.take<Pair>(checked_mul(pairs_of(tokens), value_cols));
     feature_rows = arena.take<Pair>(checked_mul(tokens, pairs_of(e.feature_dim)));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Panels of bfloat16 in pairs, the factors of Precision::fast, and all products of them.
 //
-// A right factor's terms are its rows: PairPanel. A left factor's are its columns (PairedRows), or the
-// rows of a PairPanel, transposed. Which terms are paired is the same in both factors of a product:
+// A right factor's terms are its rows: PairPanel. A left factor's are its columns (PairedRows), or
+// the rows of a PairPanel, transposed. Which terms are paired is the same in both factors of a
+// product:
 //   tokens and blocks   2 t and 2 t + 1
 //   features            c and c + half, half = pairs_of(features)
 #pragma once
@@ -58,8 +59,7 @@ struct LeftFactor {
   Index pair_stride;
 
   LeftFactor(const PairedRows& a)  // NOLINT: the same matrix
-      : data(a.data), rows(a.rows), pairs(pairs_of(a.cols)), row_stride(a.stride),
-        pair_stride(1) {}
+      : data(a.data), rows(a.rows), pairs(pairs_of(a.cols)), row_stride(a.stride), pair_stride(1) {}
   const Pair* row(Index r) const { return data + r * row_stride; }
   /// Some of the rows, and pairs [begin, end).
   LeftFactor range(Index first, Index count, Index begin, Index end) const {
@@ -76,29 +76,43 @@ struct LeftFactor {
   }
 };
 
+/// This machine's kernels.
+template <class T>
+MHLA_OUT_OF_LINE const PairFunctions<T>& pair_functions() {
+  const PairFunctions<T>* functions = nullptr;
+  with_pair_kernels<T>([&](auto kernels) { functions = &kernels.functions; });
+  return *functions;
+}
+
 /// to = from [rows, cols], each row less `minus` unless that is null, rounded, in pairs of rows.
 template <class Stored>
-MHLA_OUT_OF_LINE void pair_rows(const PairPanel& to, Index rows, const Rows<const Stored>& from,
-                                const float* minus = nullptr) {
-  with_pair_kernels([&](auto kernels) {
-    kernels.template pair_rows<Stored>(rows, to.cols, from, minus, to.data, to.stride);
-  });
+void pair_rows(const PairPanel& to, Index rows, const Rows<const Stored>& from,
+               const float* minus = nullptr) {
+  const PairFunctions<float>& kernels = pair_functions<float>();
+  if constexpr (std::is_same_v<Stored, float>) {
+    kernels.pair_rows(rows, to.cols, from, minus, to.data, to.stride);
+  } else {
+    kernels.pair_stored_rows(rows, to.cols, from, minus, to.data, to.stride);
+  }
 }
 
 /// The same in pairs of features.
 template <class Stored>
-MHLA_OUT_OF_LINE void pair_columns(const PairedRows& to, const Rows<const Stored>& from,
-                                   const float* minus = nullptr) {
-  with_pair_kernels([&](auto kernels) {
-    kernels.template pair_columns<Stored>(to.rows, to.cols, from, minus, to.data, to.stride);
-  });
+void pair_columns(const PairedRows& to, const Rows<const Stored>& from,
+                  const float* minus = nullptr) {
+  const PairFunctions<float>& kernels = pair_functions<float>();
+  if constexpr (std::is_same_v<Stored, float>) {
+    kernels.pair_columns(to.rows, to.cols, from, minus, to.data, to.stride);
+  } else {
+    kernels.pair_stored_columns(to.rows, to.cols, from, minus, to.data, to.stride);
+  }
 }
 
 /// to = map(from), rounded, in pairs of rows; sum += its rows unless that is empty.
 template <class Map, class Stored>
 MHLA_OUT_OF_LINE void map_pair_rows(const Map& map, const PairPanel& to, Index rows,
                                     const Rows<const Stored>& from, Span<float> sum) {
-  with_pair_kernels([&](auto kernels) {
+  with_pair_kernels<float>([&](auto kernels) {
     kernels.template map_pair_rows<Map, Stored>(map, rows, to.cols, from, to.data, to.stride,
                                                 sum.size > 0 ? sum.data : nullptr);
   });
@@ -110,33 +124,29 @@ template <class Map, class Stored>
 MHLA_OUT_OF_LINE void map_pair_columns(const Map& map, float scale, const PairedRows& to,
                                        const Rows<const Stored>& from, Span<const float> weights,
                                        Span<float> products) {
-  with_pair_kernels([&](auto kernels) {
-    kernels.template map_pair_columns<Map, Stored>(map, scale, to.rows, to.cols, from, to.data,
-                                                   to.stride,
-                                                   weights.size > 0 ? weights.data : nullptr,
-                                                   products.data);
+  with_pair_kernels<float>([&](auto kernels) {
+    kernels.template map_pair_columns<Map, Stored>(
+        map, scale, to.rows, to.cols, from, to.data, to.stride,
+        weights.size > 0 ? weights.data : nullptr, products.data);
   });
 }
 
 /// to = from^T: pairs of rows of the transpose.
 MHLA_OUT_OF_LINE inline void transpose(const PairPanel& to, const PairedRows& from) {
-  with_pair_kernels([&](auto kernels) {
-    kernels.transpose(from.rows, pairs_of(from.cols), from.data, from.stride, to.data,
-                      to.stride);
-  });
+  pair_functions<float>().transpose(from.rows, pairs_of(from.cols), from.data, from.stride, to.data,
+                                    to.stride);
 }
 
 /// sum += `rows` rows of a tensor.
 MHLA_OUT_OF_LINE inline void add_rows(const Span<float>& sum, const Rows<const BFloat16>& from,
                                       Index rows) {
-  with_pair_kernels([&](auto kernels) { kernels.add_rows(rows, sum.size, from, sum.data); });
+  pair_functions<float>().add_rows(rows, sum.size, from, sum.data);
 }
 
 /// to [cols, rows] = from [rows, cols]^T, both in pairs of their halves.
 MHLA_OUT_OF_LINE inline void turn(const PairPanel& to, const PairPanel& from) {
-  with_pair_kernels([&](auto kernels) {
-    kernels.turn(from.pairs, to.cols, from.cols, from.data, from.stride, to.data, to.stride);
-  });
+  pair_functions<float>().turn(from.pairs, to.cols, from.cols, from.data, from.stride, to.data,
+                               to.stride);
 }
 
 /// The product of a and b, without what becomes of it.
@@ -154,7 +164,7 @@ inline PairProduct product_of(const LeftFactor& a, const PairPanel& b) {
 MHLA_OUT_OF_LINE inline void multiply(PairProduct product) {
   Prefetch nothing;
   if (product.prefetch == nullptr) product.prefetch = &nothing;
-  with_pair_kernels([&](auto kernels) { kernels.multiply(product); });
+  pair_functions<float>().multiply(product);
 }
 
 /// sums (+)= a b
@@ -198,19 +208,15 @@ inline void multiply_into_pairs(const PairPanel& pairs, const LeftFactor& a, con
 /// pairs = lower and upper, rounded. Columns are whole vectors.
 MHLA_OUT_OF_LINE inline void pair_sums(const PairPanel& pairs, const Panel<float>& lower,
                                        const Panel<float>& upper) {
-  with_pair_kernels([&](auto kernels) {
-    kernels.pair_sums(lower.rows, lower.cols, lower.data, upper.data, lower.stride, pairs.data,
-                      pairs.stride);
-  });
+  pair_functions<float>().pair_sums(lower.rows, lower.cols, lower.data, upper.data, lower.stride,
+                                    pairs.data, pairs.stride);
 }
 
 /// The inverse, without its rounding.
 MHLA_OUT_OF_LINE inline void unpair(const Panel<float>& lower, const Panel<float>& upper,
                                     const PairPanel& pairs) {
-  with_pair_kernels([&](auto kernels) {
-    for (Index r = 0; r < lower.rows; ++r)
-      kernels.unpair(lower.cols, pairs.row(r), lower.row(r), upper.row(r));
-  });
+  for (Index r = 0; r < lower.rows; ++r)
+    pair_functions<float>().unpair(lower.cols, pairs.row(r), lower.row(r), upper.row(r));
 }
 
 /// Rows of a tensor = a b, each times its scale unless `scales` is empty, rounded.
@@ -236,7 +242,7 @@ MHLA_OUT_OF_LINE inline void round_into_half(const PairPanel& pairs, int half,
                       .pairs_stride = pairs.stride,
                       .stored_cols = pairs.cols,
                       .add = sums.data};
-  with_pair_kernels([&](auto kernels) { kernels.finish(product); });
+  pair_functions<float>().finish(product);
 }
 
 /// Rows of a tensor = sums, each times its scale unless `scales` is empty, rounded.
@@ -250,16 +256,13 @@ MHLA_OUT_OF_LINE inline void store_sums(const Rows<BFloat16>& rows, Index cols,
                       .stored_cols = cols,
                       .scale = scales.size > 0 ? scales.data : nullptr,
                       .add = sums.data};
-  with_pair_kernels([&](auto kernels) { kernels.finish(product); });
+  pair_functions<float>().finish(product);
 }
 
 /// Whether no element is infinite or NaN.
 MHLA_OUT_OF_LINE inline bool all_finite(const PairPanel& pairs) {
-  bool finite = true;
-  with_pair_kernels([&](auto kernels) {
-    finite = kernels.all_finite(pairs.pairs, whole_columns(pairs.cols), pairs.data, pairs.stride);
-  });
-  return finite;
+  return pair_functions<float>().all_finite(pairs.pairs, whole_columns(pairs.cols), pairs.data,
+                                            pairs.stride);
 }
 
 /// Which terms the rows of a triangular product have: row r those before `first` + r, or (future)
@@ -289,31 +292,29 @@ inline void clear_rest(const PairedRows& scores, Triangle triangle) {
   }
 }
 
-/// Scores of a tile's tokens, [rows of a, cols of b] in pairs of columns; an odd last column's partner
-/// is 0.
+/// Scores of a tile's tokens, [rows of a, cols of b] in pairs of columns; an odd last column's
+/// partner is 0.
 inline PairedRows multiply_scores(Span<Pair> memory, const LeftFactor& a, const PairPanel& b) {
   const PairedRows scores = paired_rows(memory.data, a.rows, b.cols);
   if (b.cols % 2 != 0)
     for (Index r = 0; r < a.rows; ++r) scores.row(r)[scores.stride - 1] = 0;
-  multiply_into_rows(
-      Rows<BFloat16>{reinterpret_cast<BFloat16*>(scores.data), 2 * scores.stride}, a, b, {}, nullptr);
+  multiply_into_rows(Rows<BFloat16>{reinterpret_cast<BFloat16*>(scores.data), 2 * scores.stride}, a,
+                     b, {}, nullptr);
   return scores;
 }
 
-/// sums (+)= a b for a triangle, term by term: what a row lacks is not read, so that a NaN there does
-/// not spread. Slow: for factors that are not finite.
+/// sums (+)= a b for a triangle, term by term: what a row lacks is not read, so that a NaN there
+/// does not spread. Slow: for factors that are not finite.
 MHLA_OUT_OF_LINE inline void multiply_triangle(const Panel<float>& sums, const LeftFactor& a,
                                                const PairPanel& b, Index terms, Triangle triangle,
                                                Into into) {
-  with_pair_kernels([&](auto kernels) {
-    for (Index r = 0; r < sums.rows; ++r) {
-      if (into == Into::overwrite) std::fill_n(sums.row(r), sums.cols, 0.0f);
-      const Index seen = triangle.first + r;
-      for (Index t = triangle.future ? seen : 0; t < (triangle.future ? terms : seen); ++t)
-        kernels.add_term(sums.cols, a.row(r)[t / 2 * a.pair_stride], b.row(t / 2), t % 2 != 0,
-                         sums.row(r));
-    }
-  });
+  const auto add_term = pair_functions<float>().add_term;
+  for (Index r = 0; r < sums.rows; ++r) {
+    if (into == Into::overwrite) std::fill_n(sums.row(r), sums.cols, 0.0f);
+    const Index seen = triangle.first + r;
+    for (Index t = triangle.future ? seen : 0; t < (triangle.future ? terms : seen); ++t)
+      add_term(sums.cols, a.row(r)[t / 2 * a.pair_stride], b.row(t / 2), t % 2 != 0, sums.row(r));
+  }
 }
 
 /// sums += scores b for a triangle of a tile's tokens.
