@@ -1,0 +1,754 @@
+// SPDX-License-Identifier: MIT
+// Products of bfloat16 in pairs, and what packs their factors, against loops: with the machine's
+// instruction where it has one, and with the stand-in of its arithmetic, which the program's panels
+// use on every machine. Factors are small integers, so that every sum is exact, and results are
+// compared with all that lies between and around them.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <mhla/core/scalar.hpp>
+#include <mhla/cpu/pairs/panel.hpp>
+#include <mhla/testing/random_tensor.hpp>
+#include <type_traits>
+#include <vector>
+
+#include "tests/support/catch.hpp"
+
+#if !defined(MHLA_PAIR_PRODUCTS_STAND_IN)
+#error "compile with MHLA_PAIR_PRODUCTS_STAND_IN: panels then have kernels on every machine"
+#endif
+
+namespace {
+
+using mhla::BFloat16;
+using mhla::Index;
+using mhla::Into;
+using mhla::cpu::Pair;
+using mhla::cpu::PairedRows;
+using mhla::cpu::PairPanel;
+using mhla::cpu::PairProduct;
+using mhla::cpu::pairs_of;
+using mhla::cpu::PairSums;
+using mhla::cpu::Panel;
+using mhla::cpu::Prefetch;
+using mhla::cpu::Rows;
+using mhla::cpu::Triangle;
+using mhla::cpu::whole_columns;
+using mhla::testing::random_bits;
+using mhla::testing::random_index;
+
+bool has_instruction() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+         mhla::cpu::instruction_set() == mhla::cpu::InstructionSet::avx512;
+#else
+  return false;
+#endif
+}
+
+// Calls f with the stand-in's kernels, and with those of the instruction where the machine has it.
+template <class F>
+void for_each_kernels(const F& f) {
+  {
+    INFO("stand-in");
+    f(mhla::cpu::portable::PairKernels<float>{});
+  }
+#if defined(__x86_64__)
+  if (!has_instruction()) return;
+  INFO("VDPBF16PS");
+  f(mhla::cpu::avx512::PairKernels<float>{});
+#endif
+}
+
+// A matrix whose rows are `gap` elements longer than it is wide; between and around them lie
+// sentinels. bfloat16 are their bits.
+template <class T>
+class Matrix {
+ public:
+  Matrix(Index height, Index width, Index gap = 3)
+      : rows(height),
+        cols(width),
+        stride(width + gap),
+        memory_(static_cast<std::size_t>(rows * stride + 2 * guard), sentinel()) {}
+  // integers from -4 to 4
+  static Matrix integers(Index height, Index width, std::uint64_t seed) {
+    Matrix matrix(height, width);
+    for (Index r = 0; r < height; ++r)
+      for (Index c = 0; c < width; ++c)
+        matrix(r, c) =
+            static_cast<T>(random_index(seed, static_cast<std::uint64_t>(r * width + c), 9) - 4);
+    return matrix;
+  }
+
+  T* data() { return memory_.data() + guard; }
+  const T* data() const { return memory_.data() + guard; }
+  T& operator()(Index r, Index c) { return data()[r * stride + c]; }
+  T operator()(Index r, Index c) const { return data()[r * stride + c]; }
+  // To the bit: a NaN is itself.
+  friend bool operator==(const Matrix& a, const Matrix& b) {
+    return a.memory_.size() == b.memory_.size() &&
+           std::memcmp(a.memory_.data(), b.memory_.data(), a.memory_.size() * sizeof(T)) == 0;
+  }
+
+  Index rows, cols, stride;
+
+ private:
+  static constexpr Index guard = 64;
+  static T sentinel() {
+    T value;
+    std::memset(&value, 0xa5, sizeof(T));
+    return value;
+  }
+  std::vector<T> memory_;
+};
+
+Pair bits(float value) {
+  BFloat16 rounded;
+  mhla::store(rounded, value);
+  return rounded.bits;
+}
+Pair pair_of(float lower, float upper) { return bits(lower) | bits(upper) << 16; }
+
+using Floats = Matrix<float>;
+using Shorts = Matrix<std::uint16_t>;
+using Pairs = Matrix<Pair>;
+
+// Two rows, or columns, side by side; an odd last one is alone.
+Pairs pairs_of_rows(const Floats& a) {
+  Pairs pairs(pairs_of(a.rows), a.cols);
+  for (Index r = 0; r < a.rows; r += 2)
+    for (Index c = 0; c < a.cols; ++c)
+      pairs(r / 2, c) = pair_of(a(r, c), r + 1 < a.rows ? a(r + 1, c) : 0.0f);
+  return pairs;
+}
+Pairs pairs_of_terms(const Floats& a) {
+  Pairs pairs(a.rows, pairs_of(a.cols));
+  for (Index r = 0; r < a.rows; ++r)
+    for (Index c = 0; c < a.cols; c += 2)
+      pairs(r, c / 2) = pair_of(a(r, c), c + 1 < a.cols ? a(r, c + 1) : 0.0f);
+  return pairs;
+}
+Floats transposed(const Floats& a) {
+  Floats result(a.cols, a.rows);
+  for (Index r = 0; r < a.rows; ++r)
+    for (Index c = 0; c < a.cols; ++c) result(c, r) = a(r, c);
+  return result;
+}
+float product(const Floats& a, const Floats& b, Index r, Index c) {
+  float sum = 0;
+  for (Index k = 0; k < a.cols; ++k) sum += a(r, k) * b(k, c);
+  return sum;
+}
+
+// Places of rows of a tensor: every other one, from the last on.
+std::vector<Index> places_of(Index rows) {
+  std::vector<Index> places;
+  for (Index r = 0; r < rows; ++r) places.push_back(2 * (rows - 1 - r));
+  return places;
+}
+BFloat16* tensor(Shorts& matrix) { return reinterpret_cast<BFloat16*>(matrix.data()); }
+
+struct Size {
+  Index rows, cols, depth;
+};
+
+// Every result of a b, of `cols` columns, with every layout of a.
+template <class K>
+void check_products(K kernels, const Size& size) {
+  const auto [rows, cols, depth] = size;
+  CAPTURE(rows, cols, depth);
+  const Index whole = whole_columns(cols);
+  const Floats a = Floats::integers(rows, depth, 1);
+  const Floats b = Floats::integers(depth, whole, 2);
+  const Floats before = Floats::integers(rows, whole, 3);
+  const Floats scales = Floats::integers(1, rows, 4);
+  const Pairs a_rows = pairs_of_terms(a);
+  const Pairs a_columns = pairs_of_rows(transposed(a));
+  const Pairs b_pairs = pairs_of_rows(b);
+  std::vector<Index> places = places_of(rows);
+  const std::vector<char> elsewhere(2000);
+
+  for (const bool by_columns : {false, true}) {
+    CAPTURE(by_columns);
+    Prefetch prefetch(nullptr, by_columns ? 7 : 0);
+    prefetch.add(elsewhere.data(), 130, 200);
+    const PairProduct factors{.rows = rows,
+                              .cols = whole,
+                              .depth = pairs_of(depth),
+                              .a = by_columns ? a_columns.data() : a_rows.data(),
+                              .a_row = by_columns ? 1 : a_rows.stride,
+                              .a_term = by_columns ? a_columns.stride : 1,
+                              .b = b_pairs.data(),
+                              .b_stride = b_pairs.stride,
+                              .prefetch = &prefetch};
+    for (const bool adds : {false, true}) {
+      CAPTURE(adds);
+      const auto value = [&](Index r, Index c) {
+        return (adds ? before(r, c) : 0.0f) + product(a, b, r, c);
+      };
+      const auto with = [&](PairSums into) {
+        PairProduct p = factors;
+        p.into = into;
+        p.sums_stride = before.stride;
+        if (adds) p.add = before.data();
+        return p;
+      };
+      // What is added to, too, may be the sums themselves.
+      Floats sums = adds ? before : Floats(rows, whole);
+      Floats expected = sums;
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < whole; ++c) expected(r, c) = value(r, c);
+      PairProduct p = with(PairSums::floats);
+      p.sums = sums.data();
+      if (adds) p.add = sums.data();
+      kernels.multiply(p);
+      CHECK(sums == expected);
+
+      // Rows that follow each other at once, and apart.
+      for (const Index gap : {0, 5}) {
+        CAPTURE(gap);
+        Pairs halves(rows, cols, gap);
+        Pairs expected_halves = halves;
+        p = with(PairSums::lower_halves);
+        p.pairs = halves.data();
+        p.pairs_stride = halves.stride;
+        p.stored_cols = cols;
+        for (Index r = 0; r < rows; ++r)
+          for (Index c = 0; c < cols; ++c) expected_halves(r, c) = bits(value(r, c));
+        kernels.multiply(p);
+        CHECK(halves == expected_halves);
+        p.into = PairSums::upper_halves;
+        for (Index r = 0; r < rows; ++r)
+          for (Index c = 0; c < cols; ++c) expected_halves(r, c) *= 0x10001u;
+        kernels.multiply(p);
+        CHECK(halves == expected_halves);
+      }
+
+      for (const bool scaled : {false, true}) {
+        CAPTURE(scaled);
+        Shorts stored(2 * rows, cols);
+        Shorts expected_stored = stored;
+        p = with(PairSums::stored);
+        p.stored = {tensor(stored), stored.stride, places.data()};
+        p.stored_cols = cols;
+        if (scaled) p.scale = scales.data();
+        for (Index r = 0; r < rows; ++r)
+          for (Index c = 0; c < cols; ++c)
+            expected_stored(places[static_cast<std::size_t>(r)], c) =
+                static_cast<std::uint16_t>(bits((scaled ? scales(0, r) : 1.0f) * value(r, c)));
+        kernels.multiply(p);
+        CHECK(stored == expected_stored);
+      }
+    }
+
+    // The first half of b's columns, and the second, side by side.
+    if (whole % 32 != 0) continue;
+    const Index half = whole / 2;
+    Pairs both(rows, half);
+    Pairs expected = both;
+    for (Index r = 0; r < rows; ++r)
+      for (Index c = 0; c < half; ++c)
+        expected(r, c) = pair_of(product(a, b, r, c), product(a, b, r, half + c));
+    PairProduct p = factors;
+    p.into = PairSums::pairs;
+    p.cols = half;
+    p.next = half;
+    p.pairs = both.data();
+    p.pairs_stride = both.stride;
+    kernels.multiply(p);
+    CHECK(both == expected);
+  }
+}
+
+// Numbers that bfloat16 has not.
+Floats random_floats(Index rows, Index cols, std::uint64_t seed) {
+  Floats matrix(rows, cols);
+  for (Index r = 0; r < rows; ++r)
+    for (Index c = 0; c < cols; ++c)
+      matrix(r, c) = static_cast<float>(
+          mhla::testing::Normal{}(seed, static_cast<std::uint64_t>(r * cols + c)));
+  return matrix;
+}
+Shorts rounded(const Floats& from) {
+  Shorts matrix(from.rows, from.cols);
+  for (Index r = 0; r < from.rows; ++r)
+    for (Index c = 0; c < from.cols; ++c)
+      matrix(r, c) = static_cast<std::uint16_t>(bits(from(r, c)));
+  return matrix;
+}
+
+// Rows of floats or of bfloat16, less a row or not, in pairs of rows and of columns.
+template <class K, class Stored, class Memory>
+void check_packing(K kernels, Index rows, Index cols, const Matrix<Memory>& tensor,
+                   const Floats& values, const Floats& mean) {
+  const std::vector<Index> places = places_of(rows);
+  const Rows<const Stored> from{reinterpret_cast<const Stored*>(tensor.data()), tensor.stride,
+                                places.data()};
+  for (const float* minus : {static_cast<const float*>(nullptr), mean.data()}) {
+    const bool less = minus != nullptr;
+    CAPTURE(less);
+    const auto value = [&](Index r, Index c) {
+      const float x = values(places[static_cast<std::size_t>(r)], c);
+      return bits(less ? x - mean(0, c) : x);
+    };
+    const Index whole = whole_columns(cols);
+    Pairs of_rows(pairs_of(rows), whole);
+    Pairs expected = of_rows;
+    for (Index r = 0; r < rows; r += 2)
+      for (Index c = 0; c < whole; ++c)
+        expected(r / 2, c) =
+            c < cols ? value(r, c) | (r + 1 < rows ? value(r + 1, c) << 16 : 0u) : 0u;
+    kernels.template pair_rows<Stored>(rows, cols, from, minus, of_rows.data(), of_rows.stride);
+    CHECK(of_rows == expected);
+
+    const Index half = pairs_of(cols);
+    Pairs of_columns(rows, half);
+    Pairs expected_columns = of_columns;
+    for (Index r = 0; r < rows; ++r)
+      for (Index c = 0; c < half; ++c)
+        expected_columns(r, c) = value(r, c) | (half + c < cols ? value(r, half + c) << 16 : 0u);
+    kernels.template pair_columns<Stored>(rows, cols, from, minus, of_columns.data(),
+                                          of_columns.stride);
+    CHECK(of_columns == expected_columns);
+  }
+}
+
+// 1 where x is 0: what is filled up is no feature.
+struct SquarePlusOne {
+  template <class T>
+  T value(T x) const {
+    return x * x + T(1);
+  }
+  template <class T>
+  T derivative(T x) const {
+    return T(2) * x;
+  }
+};
+
+template <class K>
+void check_maps(K kernels, Index rows, Index cols) {
+  const SquarePlusOne map;
+  const std::vector<Index> places = places_of(rows);
+  const Floats values = Floats::integers(2 * rows, cols, 1);
+  const Shorts tensor = rounded(values);
+  const Rows<const BFloat16> from{reinterpret_cast<const BFloat16*>(tensor.data()), tensor.stride,
+                                  places.data()};
+  const auto value = [&](Index r, Index c) {
+    return map.value(values(places[static_cast<std::size_t>(r)], c));
+  };
+  for (const bool with_sums : {false, true}) {
+    CAPTURE(with_sums);
+    Floats sum = Floats::integers(1, cols, 2);
+    Floats expected_sum = sum;
+    const Index whole = whole_columns(cols);
+    Pairs of_rows(pairs_of(rows), whole);
+    Pairs expected = of_rows;
+    for (Index r = 0; r < rows; ++r)
+      for (Index c = 0; c < whole; ++c) {
+        if (r % 2 == 0)
+          expected(r / 2, c) =
+              c < cols ? pair_of(value(r, c), r + 1 < rows ? value(r + 1, c) : 0.0f) : 0u;
+        if (c < cols && with_sums) expected_sum(0, c) += value(r, c);
+      }
+    kernels.map_pair_rows(map, rows, cols, from, of_rows.data(), of_rows.stride,
+                          with_sums ? sum.data() : nullptr);
+    CHECK(of_rows == expected);
+    CHECK(sum == expected_sum);
+
+    if (cols % 2 != 0) continue;
+    const Index half = cols / 2;
+    const Floats weights = Floats::integers(1, cols, 3);
+    Floats products(1, rows);
+    Floats expected_products = products;
+    Pairs of_columns(rows, half);
+    Pairs expected_columns = of_columns;
+    for (Index r = 0; r < rows; ++r) {
+      if (with_sums) expected_products(0, r) = 0;
+      for (Index c = 0; c < half; ++c) {
+        expected_columns(r, c) = pair_of(0.5f * value(r, c), 0.5f * value(r, half + c));
+        if (with_sums)
+          expected_products(0, r) +=
+              0.5f * (value(r, c) * weights(0, c) + value(r, half + c) * weights(0, half + c));
+      }
+    }
+    kernels.map_pair_columns(map, 0.5f, rows, cols, from, of_columns.data(), of_columns.stride,
+                             with_sums ? weights.data() : nullptr, products.data());
+    CHECK(of_columns == expected_columns);
+    CHECK(products == expected_products);
+  }
+}
+
+Pairs random_pairs(Index rows, Index cols, std::uint64_t seed) {
+  Pairs matrix(rows, cols);
+  for (Index r = 0; r < rows; ++r)
+    for (Index c = 0; c < cols; ++c)
+      matrix(r, c) = static_cast<Pair>(random_bits(seed, static_cast<std::uint64_t>(r * cols + c)));
+  return matrix;
+}
+
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+
+}  // namespace
+
+TEST_CASE("pair products: every result is that of a loop, and nothing beside it is written",
+          "[cpu]") {
+  for_each_kernels([](auto kernels) {
+    for (const Index rows : {1, 2, 4, 5, 6, 7, 8, 11, 12, 14, 27})
+      for (const Index cols : {1, 5, 16, 17, 32, 47, 64, 72, 96})
+        check_products(kernels, {rows, cols, 1 + (rows + cols) % 9});
+    for (const Index depth : {0, 1, 2, 3, 40}) check_products(kernels, {13, 50, depth});
+    check_products(kernels, {0, 32, 4});
+  });
+}
+
+TEST_CASE("pair products: complete sums become what products of nothing would", "[cpu]") {
+  for_each_kernels([](auto kernels) {
+    for (const Index cols : {1, 15, 16, 33, 72}) {
+      CAPTURE(cols);
+      constexpr Index rows = 5;
+      const Floats sums = random_floats(rows, whole_columns(cols), 1);
+      const Floats scales = random_floats(1, rows, 2);
+      PairProduct p{.rows = rows,
+                    .cols = whole_columns(cols),
+                    .sums_stride = sums.stride,
+                    .stored_cols = cols,
+                    .add = sums.data()};
+      Pairs halves(rows, cols, 0);
+      Pairs expected = halves;
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) expected(r, c) = bits(sums(r, c)) * 0x10001u;
+      p.pairs = halves.data();
+      p.pairs_stride = halves.stride;
+      p.into = PairSums::lower_halves;
+      kernels.finish(p);
+      p.into = PairSums::upper_halves;
+      kernels.finish(p);
+      CHECK(halves == expected);
+
+      Shorts stored(rows, cols);
+      Shorts expected_stored = stored;
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c)
+          expected_stored(r, c) = static_cast<std::uint16_t>(bits(scales(0, r) * sums(r, c)));
+      p.stored = {tensor(stored), stored.stride};
+      p.scale = scales.data();
+      p.into = PairSums::stored;
+      kernels.finish(p);
+      CHECK(stored == expected_stored);
+    }
+  });
+}
+
+TEST_CASE("pair products: factors are packed as a loop would, rounded to the nearest", "[cpu]") {
+  for_each_kernels([](auto kernels) {
+    using K = decltype(kernels);
+    for (const Index rows : {1, 2, 3, 8})
+      for (const Index cols : {1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 40, 49, 100}) {
+        CAPTURE(rows, cols);
+        const Floats values = random_floats(2 * rows, cols, 1);
+        const Floats mean = random_floats(1, cols, 2);
+        check_packing<K, float>(kernels, rows, cols, values, values, mean);
+        Floats exact = values;
+        const Shorts tensor = rounded(values);
+        for (Index r = 0; r < values.rows; ++r)
+          for (Index c = 0; c < cols; ++c) exact(r, c) = mhla::load(BFloat16{tensor(r, c)});
+        check_packing<K, BFloat16>(kernels, rows, cols, tensor, exact, mean);
+      }
+  });
+}
+
+TEST_CASE("pair products: mapped factors, their sums and products are those of loops", "[cpu]") {
+  for_each_kernels([](auto kernels) {
+    for (const Index rows : {1, 2, 7, 16, 17, 35})
+      for (const Index cols : {32, 33, 34, 46, 48, 64, 72, 136}) {
+        CAPTURE(rows, cols);
+        check_maps(kernels, rows, cols);
+      }
+  });
+}
+
+TEST_CASE("pair products: pairs are transposed, taken apart and put together", "[cpu]") {
+  for_each_kernels([](auto kernels) {
+    for (const Index rows : {1, 5, 15, 16, 17, 33})
+      for (const Index cols : {1, 2, 16, 17, 40}) {
+        CAPTURE(rows, cols);
+        const Pairs from = random_pairs(rows, cols, 1);
+        Pairs turned(cols, whole_columns(rows));
+        Pairs expected = turned;
+        for (Index c = 0; c < cols; ++c)
+          for (Index r = 0; r < whole_columns(rows); ++r)
+            expected(c, r) = r < rows ? from(r, c) : 0;
+        kernels.transpose(rows, cols, from.data(), from.stride, turned.data(), turned.stride);
+        CHECK(turned == expected);
+      }
+    for (const Index cols : {16, 48}) {
+      CAPTURE(cols);
+      constexpr Index rows = 3;
+      const Floats lower = random_floats(rows, cols, 1);
+      const Floats upper = random_floats(rows, cols, 2);
+      Pairs pairs(rows, cols);
+      Pairs expected = pairs;
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) expected(r, c) = pair_of(lower(r, c), upper(r, c));
+      kernels.pair_sums(rows, cols, lower.data(), upper.data(), lower.stride, pairs.data(),
+                        pairs.stride);
+      CHECK(pairs == expected);
+      Floats low(1, cols), high(1, cols);
+      Floats expected_low = low, expected_high = high;
+      for (Index c = 0; c < cols; ++c) {
+        expected_low(0, c) = mhla::load(BFloat16{static_cast<std::uint16_t>(pairs(1, c))});
+        expected_high(0, c) = mhla::load(BFloat16{static_cast<std::uint16_t>(pairs(1, c) >> 16)});
+      }
+      kernels.unpair(cols, pairs.data() + pairs.stride, low.data(), high.data());
+      CHECK(low == expected_low);
+      CHECK(high == expected_high);
+
+      // One term of a product.
+      for (const bool in_upper : {false, true}) {
+        Floats sums = Floats::integers(1, cols, 3);
+        Floats expected_sums = sums;
+        const Floats& half = in_upper ? expected_high : expected_low;
+        for (Index c = 0; c < cols; ++c) expected_sums(0, c) += -2.0f * half(0, c);
+        const Pair weight = in_upper ? pair_of(not_a_number, -2) : pair_of(-2, not_a_number);
+        kernels.add_term(cols, weight, pairs.data() + pairs.stride, in_upper, sums.data());
+        CHECK(sums == expected_sums);
+      }
+    }
+  });
+}
+
+// Elements of a matrix in pairs of its halves: (r, c) and (r + half, c).
+TEST_CASE("pair products: a matrix in pairs of its halves is turned, and multiplied row by row",
+          "[cpu]") {
+  for_each_kernels([](auto kernels) {
+    for (const Index rows : {1, 2, 7, 16, 32, 46, 64})
+      for (const Index cols : {1, 2, 9, 32, 33, 72}) {
+        CAPTURE(rows, cols);
+        const Floats values = random_floats(rows, cols, 1);
+        const auto halves = [](const Floats& matrix, Index width) {
+          const Index half = pairs_of(matrix.rows);
+          Pairs pairs(half, width);
+          for (Index r = 0; r < half; ++r)
+            for (Index c = 0; c < matrix.cols; ++c)
+              pairs(r, c) =
+                  pair_of(matrix(r, c), half + r < matrix.rows ? matrix(half + r, c) : 0.0f);
+          return pairs;
+        };
+        const Pairs from = halves(values, cols);
+        Pairs turned(pairs_of(cols), whole_columns(rows));
+        kernels.turn(from.rows, rows, cols, from.data(), from.stride, turned.data(), turned.stride);
+        CHECK(turned == halves(transposed(values), whole_columns(rows)));
+      }
+    for (const Index count : {32, 96}) {
+      const Floats a = Floats::integers(4, count, 1);
+      const Floats b = Floats::integers(4, count, 2);
+      const Pairs a_pairs = pairs_of_rows(a);
+      const Pairs b_pairs = pairs_of_rows(b);
+      Floats sums = Floats::integers(4, 4, 3);
+      Floats expected = sums;
+      for (Index r = 0; r < 4; ++r)
+        for (Index c = 0; c < 4; ++c) expected(r, c) += product(a, transposed(b), r, c);
+      kernels.template dot_tile<2, 2>(count, a_pairs.data(), a_pairs.stride, b_pairs.data(),
+                                      b_pairs.stride, sums.data(), sums.stride);
+      CHECK(sums == expected);
+    }
+  });
+}
+
+TEST_CASE("pair products: one element that is not finite is found, and none beside the panel",
+          "[cpu]") {
+  for_each_kernels([](auto kernels) {
+    constexpr Index rows = 3, cols = 32;
+    Pairs panel(rows, cols);
+    for (Index r = 0; r < rows; ++r)
+      for (Index c = 0; c < panel.stride; ++c)
+        panel(r, c) = c < cols ? 0xff7f7f7fu : 0x7f80ff80u;  // the largest; infinities
+    const auto finite = [&] { return kernels.all_finite(rows, cols, panel.data(), panel.stride); };
+    CHECK(finite());
+    Index missed = 0;
+    for (Index r = 0; r < rows; ++r)
+      for (Index c = 0; c < cols; ++c) {
+        const Pair before = panel(r, c);
+        for (const Pair pair : {0x7f800000u, 0xff80u, 0x7f81u, 0xffff0000u, 0x7fc07fc0u}) {
+          panel(r, c) = pair;
+          missed += finite();
+        }
+        panel(r, c) = before;
+      }
+    CHECK(missed == 0);
+    CHECK(finite());
+  });
+}
+
+// Row r has the terms before `first` + r, or those from there on; others are NaN, in a and in b.
+TEST_CASE("pair products: a triangle is that of a loop, and what its rows lack stays out",
+          "[cpu]") {
+  for (const bool future : {false, true})
+    for (const Index rows : {1, 2, 7, 8, 9, 16, 21})
+      for (const Index cols : {1, 16, 40})
+        for (const Index first : {0, 1}) {
+          CAPTURE(future, rows, cols, first);
+          const Triangle triangle{first, future};
+          const Index terms = rows;
+          const auto has = [&](Index r, Index t) {
+            return future ? t >= first + r : t < first + r;
+          };
+          Floats a = Floats::integers(rows, terms, 1);
+          const Floats b = Floats::integers(terms, whole_columns(cols), 2);
+          const Floats before = Floats::integers(rows, whole_columns(cols), 3);
+          Floats expected = before;
+          for (Index r = 0; r < rows; ++r)
+            for (Index t = 0; t < terms; ++t) {
+              for (Index c = 0; c < b.cols && has(r, t); ++c) expected(r, c) += a(r, t) * b(t, c);
+              if (!has(r, t)) a(r, t) = not_a_number;
+            }
+          const auto add = [&](const Floats& factor) {
+            Pairs left = pairs_of_terms(a);
+            Pairs right = pairs_of_rows(factor);
+            Floats sums = before;
+            mhla::cpu::add_triangle(Panel<float>{sums.data(), rows, sums.cols, sums.stride},
+                                    PairedRows{left.data(), rows, terms, left.stride},
+                                    PairPanel{right.data(), right.rows, cols, right.stride},
+                                    triangle);
+            return sums;
+          };
+          CHECK(add(b) == expected);
+
+          // A term that only some rows have reaches no other row.
+          Index wrong = 0;
+          for (Index t = 0; t < terms; ++t) {
+            Floats poisoned = b;
+            poisoned(t, cols - 1) = not_a_number;
+            const Floats sums = add(poisoned);
+            for (Index r = 0; r < rows; ++r)
+              for (Index c = 0; c < b.cols; ++c)
+                wrong += c == cols - 1 && has(r, t) ? !std::isnan(sums(r, c))
+                                                    : sums(r, c) != expected(r, c);
+          }
+          CHECK(wrong == 0);
+        }
+}
+
+namespace {
+
+// Random bits, of every kind of number.
+std::uint16_t random_bfloat16(std::uint64_t seed, std::uint64_t number) {
+  const std::uint64_t random = random_bits(seed, number);
+  const auto any = static_cast<std::uint16_t>(random);
+  const auto sign = static_cast<std::uint16_t>(any & 0x8000u);
+  const auto fraction = static_cast<std::uint16_t>(any & 0x7fu);
+  switch (random >> 32 & 63) {
+    case 0:
+      return sign;  // 0
+    case 1:
+      return static_cast<std::uint16_t>(sign | fraction);  // subnormal, or 0
+    case 2:
+      return static_cast<std::uint16_t>(sign | 0x7f80u);  // infinite
+    case 3:
+      return static_cast<std::uint16_t>(sign | 0x7f80u | fraction);  // mostly NaN
+    default:  // around 1, so that no product overflows or is subnormal
+      return static_cast<std::uint16_t>(sign | (96 + (random >> 40) % 64) << 7 | fraction);
+  }
+}
+
+}  // namespace
+
+// Where a product itself is subnormal or overflows, or what it is added to is subnormal, they
+// differ: the stand-in's multiplication is rounded.
+TEST_CASE("pair products: the stand-in has the instruction's bits", "[cpu]") {
+#if defined(__x86_64__)
+  if (has_instruction()) {
+    constexpr Index rows = 64, cols = 64;
+    Index wrong = 0;
+    for (std::uint64_t seed = 0; seed < 200; seed += 4) {
+      const Index depth = seed % 8 == 0 ? 1 : 3;
+      Pairs a(rows, depth), b(depth, cols);
+      Floats add(rows, cols), of_stand_in(rows, cols), of_instruction(rows, cols);
+      std::uint64_t number = 0;
+      const auto next = [&]() -> Pair {
+        const Pair low = random_bfloat16(seed, number++);
+        return low | Pair{random_bfloat16(seed, number++)} << 16;
+      };
+      for (Index r = 0; r < rows; ++r)
+        for (Index k = 0; k < depth; ++k) a(r, k) = next();
+      for (Index k = 0; k < depth; ++k)
+        for (Index c = 0; c < cols; ++c) b(k, c) = next();
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) {
+          const Pair sum = Pair{random_bfloat16(seed + 1, number)} << 16 |
+                           static_cast<Pair>(random_bits(seed + 2, number) & 0xffffu);
+          ++number;
+          std::memcpy(&add(r, c), &sum, sizeof(float));
+          // A product's sum is never subnormal.
+          if (std::fpclassify(add(r, c)) == FP_SUBNORMAL) add(r, c) = 0;
+        }
+      Prefetch nothing;
+      PairProduct p{.rows = rows,
+                    .cols = cols,
+                    .depth = depth,
+                    .a = a.data(),
+                    .a_row = a.stride,
+                    .a_term = 1,
+                    .b = b.data(),
+                    .b_stride = b.stride,
+                    .sums = of_stand_in.data(),
+                    .sums_stride = add.stride,
+                    .add = add.data(),
+                    .prefetch = &nothing};
+      mhla::cpu::portable::PairKernels<float>::multiply(p);
+      p.sums = of_instruction.data();
+      mhla::cpu::avx512::PairKernels<float>::multiply(p);
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) {
+          const float x = of_stand_in(r, c), y = of_instruction(r, c);
+          wrong += std::isnan(x) ? !std::isnan(y) : std::memcmp(&x, &y, sizeof(float)) != 0;
+        }
+    }
+    CHECK(wrong == 0);
+    return;
+  }
+#endif
+  WARN("skipped: this machine does not have VDPBF16PS");
+  SUCCEED();
+}
+
+TEST_CASE("pair products: the stand-in rounds as the instruction does", "[cpu]") {
+#if defined(__x86_64__)
+  if (has_instruction()) {
+    constexpr Index rows = 64, cols = 256;
+    Index wrong = 0;
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      Floats from(rows, cols);
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) {
+          const auto number = static_cast<std::uint64_t>(r * cols + c);
+          // Any bits, ties, and what is nearly subnormal, infinite or NaN.
+          auto value = static_cast<Pair>(random_bits(seed, number));
+          if (r % 4 == 1) value = (value & 0xffff0000u) | 0x8000u;
+          if (r % 4 == 2) value &= 0x80ffffffu;
+          if (r % 4 == 3) value |= 0x7f000000u;
+          std::memcpy(&from(r, c), &value, sizeof(float));
+        }
+      Pairs of_stand_in(rows / 2, cols), of_instruction(rows / 2, cols);
+      const Rows<const float> source{from.data(), from.stride};
+      mhla::cpu::portable::PairKernels<float>::pair_rows<float>(
+          rows, cols, source, nullptr, of_stand_in.data(), of_stand_in.stride);
+      mhla::cpu::avx512::PairKernels<float>::pair_rows<float>(
+          rows, cols, source, nullptr, of_instruction.data(), of_instruction.stride);
+      for (Index r = 0; r < rows; ++r)
+        for (Index c = 0; c < cols; ++c) {
+          const int shift = r % 2 == 0 ? 0 : 16;
+          const BFloat16 x{static_cast<std::uint16_t>(of_stand_in(r / 2, c) >> shift)};
+          const BFloat16 y{static_cast<std::uint16_t>(of_instruction(r / 2, c) >> shift)};
+          wrong += std::isnan(mhla::load(x)) ? !std::isnan(mhla::load(y)) : x.bits != y.bits;
+        }
+    }
+    CHECK(wrong == 0);
+    return;
+  }
+#endif
+  WARN("skipped: this machine does not have VDPBF16PS");
+  SUCCEED();
+}
