@@ -26,7 +26,7 @@ double rms_error(const HostTensor<T, Rank>& actual, const HostTensor<double, Ran
   return std::sqrt(error / size);
 }
 
-/// A batch of one, and the same, rounded as it is, in double.
+/// A batch of one, its values of mean 1, and the same, rounded as it is, in double.
 template <class T>
 struct ExactTwin {
   Batch one;
@@ -34,6 +34,7 @@ struct ExactTwin {
   Tensors<double> exact;
 
   explicit ExactTwin(const Shape& shape) : one{shape, 1}, rounded(one), exact(one) {
+    for (T& value : rounded.v.elements()) mhla::store(value, mhla::load(value) + 1);
     exact.q = mhla::testing::converted<double>(rounded.q);
     exact.k = mhla::testing::converted<double>(rounded.k);
     exact.v = mhla::testing::converted<double>(rounded.v);

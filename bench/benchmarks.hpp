@@ -31,7 +31,8 @@ void add_peers(const Shape& shape, const NamedExecutor& executor);
 /// thread.
 void add_speedup(const Shape& shape, const NamedExecutor& executor, WorkingSet set);
 
-/// storage.cpp: {forward,backward}/SHAPE/SCALAR/EXECUTOR of 16-bit tensors in turns with float.
+/// storage.cpp: {forward,backward,both,backward_saved,both_saved}/SHAPE/SCALAR/EXECUTOR of 16-bit
+/// tensors in turns with float; several threads without the saved ones.
 void add_storage(const Shape& shape, const NamedExecutor& executor);
 
 /// layouts.cpp: column_major_{forward,backward}/SHAPE/SCALAR/EXECUTOR, packed q, k and v stored by

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 // The library's calls on the tensors of a shape, without its templates: they are compiled in
-// library_float.cpp, library_double.cpp and library_sixteen_bits.cpp, once for all benchmarks.
+// library_float.cpp, library_double.cpp, library_bfloat16.cpp and library_half.cpp, once for all
+// benchmarks.
 #pragma once
 
 #include <functional>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/policy/precision.hpp>
 
 #include "shapes.hpp"
 #include "tensors.hpp"
@@ -25,17 +27,19 @@ struct LibraryCalls {
 
 template <class T>
 LibraryCalls library_calls(const Shape& shape, Tensors<T>& tensors,
-                           const mhla::ExecutorRef& executor);
+                           const mhla::ExecutorRef& executor,
+                           mhla::Precision precision = mhla::Precision::exact);
 
-extern template LibraryCalls library_calls(const Shape&, Tensors<float>&, const mhla::ExecutorRef&);
-extern template LibraryCalls library_calls(const Shape&, Tensors<double>&,
-                                           const mhla::ExecutorRef&);
+extern template LibraryCalls library_calls(const Shape&, Tensors<float>&, const mhla::ExecutorRef&,
+                                           mhla::Precision);
+extern template LibraryCalls library_calls(const Shape&, Tensors<double>&, const mhla::ExecutorRef&,
+                                           mhla::Precision);
 extern template LibraryCalls library_calls(const Shape&, Tensors<mhla::BFloat16>&,
-                                           const mhla::ExecutorRef&);
+                                           const mhla::ExecutorRef&, mhla::Precision);
 extern template LibraryCalls library_calls(const Shape&, Tensors<mhla::Half>&,
-                                           const mhla::ExecutorRef&);
+                                           const mhla::ExecutorRef&, mhla::Precision);
 
-/// The shapes that scalars beside float are compiled for.
+/// The shapes that every scalar is compiled for; float has all, bfloat16 video's as well.
 inline bool runs_in_every_scalar(const Shape& shape) {
   return shape.model == Model::key_sum || shape.model == Model::language;
 }

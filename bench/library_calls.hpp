@@ -13,9 +13,11 @@
 namespace bench {
 
 template <class T>
-LibraryCalls library_calls(const Shape& shape, Tensors<T>& t, const mhla::ExecutorRef& executor) {
+LibraryCalls library_calls(const Shape& shape, Tensors<T>& t, const mhla::ExecutorRef& executor,
+                           mhla::Precision precision) {
   using A = mhla::Accumulator<T>;
-  return with_variant<T>(shape, [&](const auto& attention) {
+  return with_variant<T>(shape, [&](auto attention) {
+    attention.precision = precision;
     const auto bytes = [](Index count) { return static_cast<double>(count); };
     const Index forward_bytes = mhla::forward_workspace_size<T>(attention, t.shape(), executor);
     const Index backward_bytes = mhla::backward_workspace_size<T>(attention, t.shape(), executor);

@@ -4,6 +4,7 @@
 
 namespace bench {
 
-template LibraryCalls library_calls(const Shape&, Tensors<double>&, const mhla::ExecutorRef&);
+template LibraryCalls library_calls(const Shape&, Tensors<double>&, const mhla::ExecutorRef&,
+                                    mhla::Precision);
 
 }  // namespace bench

@@ -201,7 +201,7 @@ if(peers)
   endforeach()
 endif()
 
-select(sixteen "(forward|backward)/.*/(bfloat16|half)/.*")
+select(sixteen "(forward|backward)/.*/(bfloat16|bfloat16_fast|half)/.*")
 if(sixteen)
   heading("16-bit storage in turns with float; errors against double of the rounded inputs" benchmark ms "float ms" "of float's time" "of peak" "RMS error y" dq dk dv)
   foreach(name IN LISTS sixteen)

@@ -21,7 +21,8 @@ inline auto language_attention(const Shape& shape) {
       .scale = 1 / std::sqrt(static_cast<double>(shape.key_dim))};
 }
 
-/// Calls f with the variant that a shape is run with; scalars beside float have fewer. A grid of
+/// Calls f with the variant that a shape is run with; scalars beside float have fewer, and
+/// bfloat16 those of Precision::fast's. A grid of
 /// three axes stands for images too, their first axis being 1: geometries are lowered to the same
 /// tables.
 template <class T, class F>
@@ -33,12 +34,14 @@ auto with_variant(const Shape& shape, F&& f) {
   if constexpr (std::is_same_v<T, float>) {
     if (shape.model == Model::product)
       return f(Attention<Relu, Blocks3D, Bidirectional, mhla::MixedProduct>{.blocks = blocks});
+  }
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, mhla::BFloat16>) {
     if (shape.model == Model::video)
       return f(Attention<Relu, Blocks3D, Bidirectional, mhla::Unnormalized, mhla::AxialRotary>{
           .blocks = blocks});
   }
   if (shape.model != Model::key_sum)
-    throw std::invalid_argument(shape.name + " is compiled for float only");
+    throw std::invalid_argument(shape.name + " is not compiled for this scalar");
   return f(Attention<Relu, Blocks3D>{.blocks = blocks});
 }
 
