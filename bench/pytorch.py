@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: MIT
 """The library beside PyTorch on the CPU: bench_attention and the released formulation of MHLA in
 plain PyTorch operations (torch_attention.py), eager and compiled, at the same shapes, batches and
-numbers of threads, in float.
+numbers of threads; in float, or in bfloat16 against the library's Precision::fast.
 
     cmake --preset release && cmake --build --preset release --target bench_attention
     python3 bench/pytorch.py --json bench/results/pytorch.json
+    python3 bench/pytorch.py --dtype bfloat16 --json bench/results/pytorch_bfloat16.json
 
 The two take turns: a round runs the library at a shape, then PyTorch; the medians over the rounds
 are compared. Needs a C++ compiler (torch.compile does) and no GPU. Never part of the tests."""
@@ -21,6 +22,8 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
+# What the library's results of a dtype go under.
+SCALARS = {"float32": "float", "bfloat16": "bfloat16_fast"}
 TORCH = "torch==2.15.0"
 # What one shape takes with one number of threads in one mode, the library and compiling included.
 MINUTES_PER_RUN = 0.4
@@ -38,6 +41,9 @@ def parse_arguments():
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--modes", nargs="+", default=["eager", "compiled"],
                         choices=["eager", "compiled"])
+    parser.add_argument("--dtype", default="float32", choices=list(SCALARS),
+                        help="of all tensors, the mixing matrix included (PyTorch's; the library's "
+                        "stays float)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.2,
                         help="for each measurement of a round; never fewer than three runs")
@@ -136,10 +142,10 @@ def stand_in_for_missing_libraries(venv):
 class Peer:
     """A process of torch_attention.py."""
 
-    def __init__(self, venv, threads, mode, cores):
+    def __init__(self, venv, threads, mode, dtype, cores):
         self.process = subprocess.Popen(
             [python_of(venv), os.path.join(HERE, "torch_attention.py"), "--threads", str(threads),
-             "--mode", mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+             "--mode", mode, "--dtype", dtype], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True, env=torch_environment(threads),
             preexec_fn=lambda: os.sched_setaffinity(0, cores))
         self.about = self.read()
@@ -160,18 +166,22 @@ class Peer:
         self.process.wait()
 
 
-def library_executor(bench, cores, threads):
+def benchmarks_of(bench):
+    return subprocess.run([bench, "--benchmark_list_tests"], check=True, capture_output=True,
+                          text=True).stdout
+
+
+def library_executor(names, threads):
     """The name results of that many threads go under."""
     if threads == 1:
         return "serial"
-    names = subprocess.run([bench, "--benchmark_list_tests"], check=True, capture_output=True,
-                           text=True, preexec_fn=lambda: os.sched_setaffinity(0, cores)).stdout
     return "fork_join" if "/fork_join" in names else "pool"
 
 
 def run_library(arguments, shape, executor, cores):
     """{pass: columns} of one run of bench_attention."""
-    pattern = f"^(forward|both|both_saved)/{shape['name']}/float/{executor}/manual_time$"
+    pattern = f"^(forward|both|both_saved)/{shape['name']}/{SCALARS[arguments.dtype]}/{executor}/"
+    pattern += "manual_time$"
     done = subprocess.run(
         [arguments.bench, "--benchmark_filter=" + pattern, "--benchmark_format=json",
          f"--benchmark_min_time={arguments.seconds}"], check=True, stdout=subprocess.PIPE,
@@ -208,7 +218,9 @@ def compare(arguments, shape, executor, threads, mode, cores, peer):
             flops += shape["useful_backward_flops"]
         ms = statistics.median(theirs[name])
         rows.append({"shape": shape["name"], "pass": name, "threads": threads, "mode": mode,
-                     "executor": executor, "mhla_ms": statistics.median(ours[name]),
+                     "dtype": arguments.dtype, "executor": executor,
+                     "mhla_scalar": SCALARS[arguments.dtype],
+                     "mhla_ms": statistics.median(ours[name]),
                      "mhla_of_FMA_peak": statistics.median(of_peak[name]), "torch_ms": ms,
                      "torch_useful_of_FMA_peak":
                          flops / ms / statistics.median(peaks) * 1e-6,
@@ -216,10 +228,11 @@ def compare(arguments, shape, executor, threads, mode, cores, peer):
     return rows
 
 
-def table(rows):
-    """PyTorch's best mode against the library."""
-    lines = ["| shape | pass | threads | mhla ms | of peak | eager ms | compiled ms | "
-             "PyTorch's best of peak | ratio |", "|---|---|---|---|---|---|---|---|---|"]
+def table(rows, dtype):
+    """PyTorch's best mode against the library; the peak is float's."""
+    lines = [f"| shape | pass | threads | mhla {SCALARS[dtype]} ms | of peak | eager {dtype} ms | "
+             f"compiled {dtype} ms | PyTorch's best of peak | ratio |",
+             "|---|---|---|---|---|---|---|---|---|"]
     groups = {}
     for row in rows:
         groups.setdefault((row["shape"], row["pass"], row["threads"]), {})[row["mode"]] = row
@@ -247,6 +260,9 @@ def main():
     shapes = [s for s in json.loads(subprocess.run([arguments.bench, "--shapes"], check=True,
                                                    capture_output=True, text=True).stdout)
               if re.search(arguments.shapes, s["name"])]
+    names = benchmarks_of(arguments.bench)
+    shapes = [s for s in shapes  # not all are there in bfloat16
+              if f"forward/{s['name']}/{SCALARS[arguments.dtype]}/" in names]
     if confirm(arguments, len(shapes)):
         install_torch(arguments.venv)
         if not has_torch(arguments.venv):
@@ -254,9 +270,9 @@ def main():
     rows, begin, about = [], time.time(), {}
     for threads in arguments.threads:
         cores = every_core[:threads]
-        executor = library_executor(arguments.bench, cores, threads)
+        executor = library_executor(names, threads)
         for mode in arguments.modes:
-            peer = Peer(arguments.venv, threads, mode, cores)
+            peer = Peer(arguments.venv, threads, mode, arguments.dtype, cores)
             about = peer.about
             for shape in shapes:
                 try:
@@ -264,16 +280,16 @@ def main():
                 except RuntimeError as error:  # said, and the table lacks the row
                     print(f"{shape['name']}, {threads} threads, {mode}: {error}", file=sys.stderr)
                     peer.close()
-                    peer = Peer(arguments.venv, threads, mode, cores)
+                    peer = Peer(arguments.venv, threads, mode, arguments.dtype, cores)
                     continue
                 print(f"[{time.time() - begin:5.0f} s] {shape['name']}, {threads} threads, {mode}: "
                       + ", ".join(f"{r['pass']} {r['ratio']:.2f}" for r in rows[-2:]), flush=True)
                 if arguments.json:  # as far as it is
                     with open(arguments.json, "w", encoding="utf-8") as file:
-                        json.dump({"torch": about["torch"], "rounds": arguments.rounds,
-                                   "rows": rows}, file, indent=1)
+                        json.dump({"torch": about["torch"], "dtype": arguments.dtype,
+                                   "rounds": arguments.rounds, "rows": rows}, file, indent=1)
             peer.close()
-    print(table(rows))
+    print(table(rows, arguments.dtype))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 """The released formulation of MHLA in plain PyTorch operations, and a process that times it.
 
 pytorch.py starts it with the interpreter of its virtual environment, once for every number of
-threads and mode, and talks to it in lines of JSON: {"prepare": SHAPE}, {"time": "forward" | "both",
-"seconds": S}, {"release": true}. The first line it prints says that its formulation was checked
-against the definition, token by token, in double."""
+threads, mode and dtype, and talks to it in lines of JSON: {"prepare": SHAPE}, {"time": "forward" |
+"both", "seconds": S}, {"release": true}. The first line it prints says that its formulation was
+checked against the definition, token by token, in double; what is timed has all its tensors in the
+dtype, the mixing matrix and the rotation's tables among them."""
 import argparse
 import json
 import statistics
@@ -166,15 +167,16 @@ def check():
 class Prepared:
     """Tensors of a shape as bench_attention makes them, and the two passes over them."""
 
-    def __init__(self, shape, compiled):
+    def __init__(self, shape, dtype, compiled):
         grid, block = shape["grid"], shape["block"]
         tokens = grid[0] * grid[1] * grid[2]
         blocks = tokens // (block[0] * block[1] * block[2])
         size = (shape["batch"], shape["heads"], tokens)
-        self.q, self.k = (torch.rand(*size, shape["key_dim"]) * 2 - 1 for _ in range(2))
-        self.v, self.dy = (torch.rand(*size, shape["value_dim"]) * 2 - 1 for _ in range(2))
-        self.mix = torch.rand(blocks, blocks) / blocks
-        function = attention(shape, rotation(shape, torch.float32))
+        self.q, self.k, self.v, self.dy = (
+            (torch.rand(*size, shape[dim]) * 2 - 1).to(dtype)
+            for dim in ("key_dim", "key_dim", "value_dim", "value_dim"))
+        self.mix = (torch.rand(blocks, blocks) / blocks).to(dtype)
+        function = attention(shape, rotation(shape, dtype))
         torch.compiler.reset()
         self.run = torch.compile(function, dynamic=False, fullgraph=True) if compiled else function
         self.warm = set()
@@ -196,6 +198,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--mode", choices=("eager", "compiled"), required=True)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.set_num_interop_threads(1)
@@ -208,7 +211,8 @@ def main():
         request = json.loads(line)
         answer = {}
         if "prepare" in request:
-            prepared = Prepared(request["prepare"], arguments.mode == "compiled")
+            prepared = Prepared(request["prepare"], getattr(torch, arguments.dtype),
+                                arguments.mode == "compiled")
         elif "release" in request:
             prepared = None
         else:
