@@ -18,6 +18,7 @@
 #include <iostream>
 #include <memory>
 #include <mhla/core/executor.hpp>
+#include <mhla/cpu/describe.hpp>
 #include <mhla/eigen/thread_pool_executor.hpp>
 #include <string>
 #include <thread>
@@ -147,10 +148,12 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&count, arguments.data());
   if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 1;
   benchmark::AddCustomContext("vectors", bench::vector_isa);
+  benchmark::AddCustomContext("library", mhla::cpu::describe());
   benchmark::AddCustomContext("compiler", __VERSION__);
   benchmark::AddCustomContext("threads", std::to_string(threads));
 
   bench::add_ceilings(executors.thread_counts());
+  bench::add_products(executors.serial());
   for (const Shape& shape : bench::paper_shapes()) add_shape(shape, executors);
   bench::add_layouts(executors.serial());
   bench::add_lengths(executors.serial());

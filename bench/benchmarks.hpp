@@ -12,7 +12,7 @@
 
 namespace bench {
 
-/// ceilings.cpp: ceiling/{fma/SCALAR,memory_read,memory_copy}/THREADS.
+/// ceilings.cpp: ceiling/{fma/{float,double,bfloat16},memory_read,memory_copy}/THREADS.
 void add_ceilings(const std::vector<NamedExecutor>& thread_counts);
 
 /// passes.cpp:
@@ -23,6 +23,10 @@ void add_passes(const Shape& shape, const std::string& scalar, const NamedExecut
 
 /// pieces.cpp: pieces_{forward,backward}/SHAPE/float/EXECUTOR, what the passes' time goes into.
 void add_pieces(const Shape& shape, const NamedExecutor& executor);
+
+/// products.cpp: product/{cube,summary,readout}_ROWSxCOLSxDEPTH/{float,bfloat16}/EXECUTOR, in turns
+/// with libxsmm.
+void add_products(const NamedExecutor& executor);
 
 /// peers.cpp: peers_{forward,backward}/SHAPE/float/EXECUTOR, the library and its peers in turns.
 void add_peers(const Shape& shape, const NamedExecutor& executor);

@@ -3,6 +3,8 @@
 #include <benchmark/benchmark.h>
 
 #include <memory>
+#include <mhla/core/scalar.hpp>
+#include <mhla/cpu/kernels.hpp>
 #include <string>
 #include <vector>
 
@@ -42,6 +44,9 @@ void add_peak(const std::string& scalar, const NamedExecutor& threads) {
 void add_ceilings(const std::vector<NamedExecutor>& thread_counts) {
   for (const NamedExecutor& threads : thread_counts) add_peak<float>("float", threads);
   for (const NamedExecutor& threads : thread_counts) add_peak<double>("double", threads);
+  if (mhla::cpu::has_pair_products())
+    for (const NamedExecutor& threads : thread_counts)
+      add_peak<mhla::BFloat16>("bfloat16", threads);
   const auto buffers = std::make_shared<std::unique_ptr<MemoryBandwidth>>();
   const auto bandwidth = [buffers]() -> MemoryBandwidth& {
     if (*buffers == nullptr) *buffers = std::make_unique<MemoryBandwidth>(buffer_bytes);

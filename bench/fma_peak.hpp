@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <mhla/core/executor.hpp>
+#include <mhla/core/scalar.hpp>
 
 #include "clock.hpp"
 
@@ -71,6 +72,45 @@ void fma_burst(std::ptrdiff_t rounds) {
   volatile T sink = sum[0];
   static_cast<void>(sink);
 }
+
+/// Chains of VDPBF16PS, whose latency is longer.
+inline constexpr int pair_chains = 24;
+
+/// The same of bfloat16, two multiply-adds a lane: VDPBF16PS, only for machines that have it.
+template <>
+constexpr double burst_flops<mhla::BFloat16>(std::ptrdiff_t rounds) {
+  return 4.0 * pair_chains * 16 * static_cast<double>(rounds);
+}
+#if defined(__x86_64__)
+#if defined(__clang__)
+#define MHLA_BENCH_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define MHLA_BENCH_UNROLL _Pragma("GCC unroll 24")
+#endif
+template <>
+__attribute__((target("avx512f,avx512bf16"))) inline void fma_burst<mhla::BFloat16>(
+    std::ptrdiff_t rounds) {
+  typedef float Floats __attribute__((vector_size(64)));
+  const volatile float opaque = 0x1.067506p-10f;  // two bfloat16, 0.001 each
+  const Floats factor = Floats{} + opaque;
+  Floats chain[pair_chains];
+  for (int c = 0; c < pair_chains; ++c) chain[c] = Floats{} + static_cast<float>(c);
+  for (std::ptrdiff_t round = 0; round < rounds; ++round)
+    MHLA_BENCH_UNROLL for (int c = 0; c < pair_chains; ++c) {
+      Floats one = chain[c];  // an operand of its own: g++ leaves elements of arrays in memory
+      asm("vdpbf16ps %1, %1, %0" : "+v"(one) : "v"(factor));
+      chain[c] = one;
+    }
+  Floats sum{};
+  for (int c = 0; c < pair_chains; ++c) sum += chain[c];
+  volatile float sink = sum[0];
+  static_cast<void>(sink);
+}
+#undef MHLA_BENCH_UNROLL
+#else
+template <>
+inline void fma_burst<mhla::BFloat16>(std::ptrdiff_t) {}
+#endif
 
 /// GFLOP/s of one burst of about a quarter of a millisecond on every slot of the executor.
 template <class T>
