@@ -1,0 +1,667 @@
+// SPDX-License-Identifier: MIT
+// Precision::fast: whole calls with bfloat16 tensors are as close to the oracle as their rounding
+// allows, for every kind of call, with the same bits on every executor; everything else keeps the
+// bits of Precision::exact. Values have a mean: what normalizes is rounded as what it divides.
+//
+// Compiled twice: for the machine's instruction, where it has one and otherwise Precision::fast
+// changes nothing, and with MHLA_PAIR_PRODUCTS_STAND_IN for a stand-in on every machine.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <mhla/cpu/pipeline.hpp>
+#include <mhla/packed.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cpu/call.hpp"
+#include "tests/cpu/executors.hpp"
+#include "tests/cpu/scattered_tensor.hpp"
+#include "tests/packed/cut.hpp"
+
+namespace {
+
+using call::bitwise_equal;
+using call::Gradients;
+using call::HostTensor;
+using call::Operands;
+using call::ScatteredTensor;
+using executors::ShuffledExecutor;
+using executors::ThreadExecutor;
+using mhla::Attention;
+using mhla::AxialRotary;
+using mhla::BFloat16;
+using mhla::Bidirectional;
+using mhla::BlockCausal;
+using mhla::Blocks1D;
+using mhla::Blocks2D;
+using mhla::Causal;
+using mhla::EluPlusOne;
+using mhla::HalfSplitRotary;
+using mhla::Hedgehog;
+using mhla::Index;
+using mhla::MixedKeySum;
+using mhla::MixedProduct;
+using mhla::Precision;
+using mhla::Relu;
+using mhla::SerialExecutor;
+using mhla::Shape;
+using mhla::TensorView;
+using mhla::Unnormalized;
+using mhla::Update;
+using mhla::Workspace;
+using mhla::WorkspaceView;
+
+using Plain = Attention<EluPlusOne, Blocks1D>;
+using Tokens = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;
+using Frames = Attention<Relu, Blocks1D, BlockCausal, Unnormalized>;
+using Image = Attention<EluPlusOne, Blocks2D, Bidirectional, MixedProduct, AxialRotary>;
+using Past = Attention<EluPlusOne, Blocks1D, Causal>;
+using Rowwise = Attention<Hedgehog, Blocks1D, Causal, Unnormalized>;
+
+template <class V>
+V fast(V attention) {
+  attention.precision = Precision::fast;
+  return attention;
+}
+
+// call::operands whose values have mean 1.
+template <class T, class V>
+Operands<T> operands(const V& attention, const Shape& shape, std::uint64_t seed = 1) {
+  Operands<T> x = call::operands<T>(attention, shape, seed);
+  for (T& v : x.v.elements()) mhla::store(v, static_cast<mhla::Accumulator<T>>(mhla::load(v) + 1));
+  return x;
+}
+template <class V>
+Operands<BFloat16> operands(const V& attention, const Shape& shape, std::uint64_t seed = 1) {
+  return operands<BFloat16>(attention, shape, seed);
+}
+
+// Of a result rounded to bfloat16, at most 2^-9 of each element and 0.58 of it in RMS, 1.1e-3, and
+// of as many factors: S~ and what it is made of, m, and phi(q), whose errors average out unless
+// there are few of them. Gradients are differences of two such sums. One element is off by a few of
+// these, and where terms of both signs cancel, in units of the RMS.
+struct Bounds {
+  double forward = 3e-3;
+  double largest = 5e-2;
+  double gradient = 7e-3;
+};
+constexpr Bounds few_features{6e-3, 1e-1, 1.2e-2};
+// dq of a softmax without a normalizer: what is common to all features cancels, a mean of v among
+// it.
+constexpr Bounds cancelling{3e-3, 5e-2, 1.2e-2};
+
+template <class V>
+void check_forward(const V& attention, const Operands<BFloat16>& x, const Bounds& bounds = {}) {
+  call::check_close("y", call::forward(fast(attention), x),
+                    call::oracle_forward(attention, call::converted<double>(x)), bounds.forward,
+                    bounds.largest);
+}
+template <class T>
+void check_gradients(const Gradients<BFloat16>& actual, const Gradients<T>& expected,
+                     const Bounds& bounds = {}) {
+  constexpr double any = std::numeric_limits<double>::infinity();
+  call::check_close("dq", actual.query, expected.query, bounds.gradient, any);
+  call::check_close("dk", actual.key, expected.key, bounds.gradient, any);
+  call::check_close("dv", actual.value, expected.value, bounds.gradient, any);
+  call::check_close("dmix", actual.mix, expected.mix, bounds.gradient, any);
+}
+template <class V>
+void check_backward(const V& attention, const Operands<BFloat16>& x, const Bounds& bounds = {}) {
+  check_gradients(call::backward(fast(attention), x),
+                  call::oracle_backward(attention, call::converted<double>(x)), bounds);
+}
+template <class V>
+void check(const V& attention, const Shape& shape, const Bounds& bounds = {}) {
+  CAPTURE(shape.heads, shape.kv_heads, shape.query_tokens, shape.key_tokens, shape.key_dim,
+          shape.value_dim, shape.mix_heads);
+  const Operands<BFloat16> x = operands(attention, shape);
+  check_forward(attention, x, bounds);
+  check_backward(attention, x, bounds);
+}
+template <class V>
+void check_y(const V& attention, const Shape& shape, const Bounds& bounds = {}) {
+  CAPTURE(shape.heads, shape.kv_heads, shape.query_tokens, shape.key_tokens, shape.key_dim,
+          shape.value_dim, shape.mix_heads);
+  check_forward(attention, operands(attention, shape), bounds);
+}
+
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+// Every element of token `token` of one head.
+template <class T>
+void fill_token(HostTensor<T, 4>& tensor, Index head, Index token, float value) {
+  for (Index c = 0; c < tensor.extent(3); ++c) mhla::store(tensor(0, head, token, c), value);
+}
+
+// Whether rows [begin, end) of a head are finite, and near those of `expected`: a NaN elsewhere may
+// change the order of a sum.
+bool is_near(const HostTensor<BFloat16, 4>& actual, const HostTensor<BFloat16, 4>& expected,
+             Index head, Index begin, Index end) {
+  double scale = 0;
+  for (const BFloat16 element : expected.elements())
+    scale = std::max(scale, std::abs(static_cast<double>(mhla::load(element))));
+  for (Index t = begin; t < end; ++t)
+    for (Index c = 0; c < actual.extent(3); ++c)
+      if (!(std::abs(mhla::load(actual(0, head, t, c)) - mhla::load(expected(0, head, t, c))) <=
+            0.02 * scale))
+        return false;
+  return true;
+}
+
+}  // namespace
+
+// Whole vectors, parts of one, odd dimensions, and what is packed in one step.
+TEST_CASE("precision: every head dimension", "[cpu]") {
+  const auto [key_dim, value_dim] = GENERATE(table<Index, Index>({{1, 1},
+                                                                  {1, 136},
+                                                                  {136, 1},
+                                                                  {2, 3},
+                                                                  {5, 17},
+                                                                  {15, 16},
+                                                                  {16, 15},
+                                                                  {17, 33},
+                                                                  {31, 32},
+                                                                  {32, 31},
+                                                                  {34, 40},
+                                                                  {47, 48},
+                                                                  {64, 64},
+                                                                  {72, 72},
+                                                                  {135, 64},
+                                                                  {64, 135}}));
+  CAPTURE(key_dim, value_dim);
+  const Bounds bounds = std::min(key_dim, value_dim) < 8 ? few_features : Bounds{};
+  const Index even = key_dim + key_dim % 2;
+  // With an epsilon: of one feature, y is almost the same for every query without it.
+  check(Plain{.blocks = {.block = 9}, .normalizer = {.epsilon = 5}},
+        {1, 2, 2, 61, 61, key_dim, value_dim}, bounds);
+  check(Past{.blocks = {.block = 12}, .normalizer = {.epsilon = 5}},
+        {1, 2, 2, 61, 61, key_dim, value_dim}, bounds);
+  check_y(Tokens{.blocks = {.block = 12}}, {1, 2, 2, 61, 61, even, value_dim}, bounds);
+  check(Frames{.blocks = {.block = 9}}, {1, 2, 2, 61, 61, key_dim, value_dim}, bounds);
+  check(Image{.blocks = {.grid = {6, 8}, .block = {3, 4}}}, {1, 2, 2, 48, 48, even, value_dim},
+        bounds);
+  if (key_dim < 48)
+    check(Rowwise{.blocks = {.block = 12}}, {1, 2, 2, 61, 61, key_dim, value_dim},
+          bounds.forward > cancelling.forward ? bounds : cancelling);
+}
+
+// With one block dmix, but for a large epsilon, nearly cancels; without a normalizer it is a sum of
+// terms of either sign.
+TEST_CASE("precision: from one block to many, whole ones and ragged", "[cpu]") {
+  const Index blocks = GENERATE(1, 2, 3, 7, 8, 9, 16, 17, 64, 256);
+  CAPTURE(blocks);
+  const Index block = blocks < 20 ? 5 : blocks < 100 ? 2 : 1;
+  const Index tokens = block * blocks - (block > 1 && blocks % 3 > 0 ? 1 : 0);
+  const MixedKeySum normalizer{.epsilon = static_cast<double>(5 * block)};
+  check(Plain{.blocks = {.block = block}, .normalizer = normalizer},
+        {1, 1, 1, tokens, tokens, 32, 24});
+  check(Past{.blocks = {.block = block}, .normalizer = normalizer},
+        {1, 1, 1, tokens, tokens, 32, 24});
+  check_y(Tokens{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 18, 24});
+  check(Frames{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 18, 24},
+        {4e-3, 5e-2, 7e-3});  // of few blocks m's own rounding shows
+  check_y(Image{.blocks = {.grid = {block, blocks}, .block = {block, 1}}},
+          {1, 1, 1, block * blocks, block * blocks, 16, 24});
+}
+
+TEST_CASE("precision: blocks longer than a tile", "[cpu]") {
+  const Index block = GENERATE(64, 65, 105, 209);
+  CAPTURE(block);
+  constexpr Index tokens = 210;
+  const MixedKeySum normalizer{.epsilon = 500};
+  check(Plain{.blocks = {.block = block}, .normalizer = normalizer},
+        {1, 1, 1, tokens, tokens, 34, 17});
+  check(Past{.blocks = {.block = block}, .normalizer = normalizer},
+        {1, 1, 1, tokens, tokens, 34, 17});
+  check_y(Tokens{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 16, 33});
+  check_y(Frames{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 16, 33});
+  check_y(Rowwise{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 9, 33});
+}
+
+TEST_CASE("precision: grouped heads, one matrix or one for each, keys of another grid", "[cpu]") {
+  for (const Index mix_heads : {1, 6})
+    for (const Index kv_heads : {1, 2, 6}) {
+      check(Plain{.blocks = {.block = 7}, .key_blocks = {.block = 4}, .scale = 0.375},
+            {2, 6, kv_heads, 40, 29, 33, 24, mix_heads, 9, 11});  // mix larger than the layout
+      check(Past{.blocks = {.block = 6}}, {2, 6, kv_heads, 40, 40, 33, 24, mix_heads});
+      check_y(Tokens{.blocks = {.block = 6}, .scale = 0.375},
+              {2, 6, kv_heads, 40, 40, 34, 24, mix_heads});
+      check(Frames{.blocks = {.block = 7}}, {2, 6, kv_heads, 40, 40, 33, 24, mix_heads});
+      check_y(Image{.blocks = {.grid = {4, 10}, .block = {2, 5}}, .scale = 0.375},
+              {2, 6, kv_heads, 40, 40, 34, 24, mix_heads});
+    }
+}
+
+TEST_CASE("precision: nothing along an axis", "[cpu]") {
+  const auto same = [](const auto& attention, const Shape& shape) {
+    const Operands<BFloat16> x = operands(attention, shape);
+    CHECK(bitwise_equal(call::forward(fast(attention), x).view(),
+                        call::forward(attention, x).view()));
+    Gradients<BFloat16> gradients = call::backward(fast(attention), x);
+    Gradients<BFloat16> expected = call::backward(attention, x);
+    call::check_same_bits(gradients, expected);
+  };
+  for (const Shape& shape :
+       {Shape{1, 2, 1, 9, 9, 0, 5}, Shape{1, 2, 1, 9, 9, 5, 0}, Shape{1, 2, 1, 0, 0, 5, 5},
+        Shape{0, 2, 1, 9, 9, 5, 5}, Shape{1, 0, 0, 9, 9, 5, 5}}) {
+    CAPTURE(shape.batch, shape.heads, shape.query_tokens, shape.key_dim, shape.value_dim);
+    same(Plain{.blocks = {.block = 4}}, shape);
+    same(Past{.blocks = {.block = 4}}, shape);
+  }
+}
+
+// Axes in any order, forwards and backwards, with gaps; tokens before heads.
+TEST_CASE("precision: any strides", "[cpu]") {
+  const auto check_strides = [](const auto& attention, const Shape& shape) {
+    const SerialExecutor serial;
+    const Operands<BFloat16> x = operands(attention, shape);
+    const auto variant = fast(attention);
+    const auto exact = call::converted<double>(x);
+    const auto expected_y = call::oracle_forward(attention, exact);
+    const auto expected = call::oracle_backward(attention, exact);
+    const Workspace workspace(
+        std::max(mhla::forward_workspace_size<BFloat16>(variant, x.shape(), serial),
+                 mhla::backward_workspace_size<BFloat16>(variant, x.shape(), serial)));
+    for (std::uint64_t seed = 0; seed < 60; seed += 10) {
+      CAPTURE(seed);
+      ScatteredTensor<BFloat16, 4> q(x.q, seed + 1), k(x.k, seed + 2), v(x.v, seed + 3);
+      ScatteredTensor<BFloat16, 4> dy(x.dy, seed + 4), y(x.dy, seed + 5);
+      ScatteredTensor<BFloat16, 4> dq(x.q, seed + 6), dk(x.k, seed + 7), dv(x.v, seed + 8);
+      ScatteredTensor<float, 3> mix(x.mix, seed + 9), dmix(x.mix, seed + 10);
+      forward_into(variant, serial, TensorView<const BFloat16, 4>(q), k, v, mix, y.view(),
+                   workspace);
+      const auto packed = [](const auto& tensor) {
+        return mhla::testing::converted<double>(tensor);
+      };
+      call::check_close("y", packed(y.view()), expected_y, Bounds{}.forward, Bounds{}.largest);
+      backward_into(variant, serial, TensorView<const BFloat16, 4>(q), k, v, mix, dy,
+                    {dq.view(), dk.view(), dv.view(), dmix.view()}, Update::overwrite, workspace);
+      constexpr double any = std::numeric_limits<double>::infinity();
+      call::check_close("dq", packed(dq.view()), expected.query, Bounds{}.gradient, any);
+      call::check_close("dk", packed(dk.view()), expected.key, Bounds{}.gradient, any);
+      call::check_close("dv", packed(dv.view()), expected.value, Bounds{}.gradient, any);
+      call::check_close("dmix", packed(dmix.view()), expected.mix, Bounds{}.gradient, any);
+      for (const auto* tensor : {&q, &k, &v, &dy, &y, &dq, &dk, &dv})
+        CHECK(tensor->guards_intact());
+      CHECK(dmix.guards_intact());
+    }
+
+    // Rows of contiguous elements are read in place, wherever they lie: the same bits.
+    const auto stored = [](const HostTensor<BFloat16, 4>& like) {
+      HostTensor<BFloat16, 4> tokens_first(like.extent(0), like.extent(2), like.extent(1),
+                                           like.extent(3));
+      batches::copy(mhla::tokens_first(tokens_first.view()), like.view());
+      return tokens_first;
+    };
+    auto q = stored(x.q), k = stored(x.k), v = stored(x.v), y = stored(x.dy);
+    forward_into(variant, serial, TensorView<const BFloat16, 4>(mhla::tokens_first(q.view())),
+                 mhla::tokens_first(k.view()), mhla::tokens_first(v.view()), x.mix.view(),
+                 mhla::tokens_first(y.view()), workspace);
+    CHECK(bitwise_equal(mhla::tokens_first(y.view()), call::forward(variant, x).view()));
+  };
+  check_strides(Plain{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 34, 17, 4});
+  check_strides(Past{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 34, 17, 4});
+  check_strides(Frames{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 17, 40});
+}
+
+TEST_CASE("precision: a packed batch is the loop over its sequences", "[cpu]") {
+  const auto check_packed = [](const auto& attention) {
+    const std::vector<std::int64_t> offsets = {0, 19, 19, 20, 63, 70};
+    const Operands<BFloat16> x = operands(attention, {1, 4, 2, 70, 70, 34, 17, 4, 9, 9});
+    const auto batch = mhla::packed(fast(attention), offsets);
+    const auto y = call::forward(batch, x);
+    const Gradients<BFloat16> gradients = call::backward(batch, x);
+    Gradients<double> expected(call::converted<double>(x));
+    expected.mix = HostTensor<double, 3>::like(x.mix.view());
+    for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
+      const Index length = offsets[s + 1] - offsets[s];
+      const auto alone = batches::cut(x, 0, offsets[s], length);
+      CHECK(bitwise_equal(batches::tokens_of(y.view(), 0, offsets[s], length),
+                          call::forward(fast(attention), alone).view()));
+      if (length == 0) continue;
+      const auto one = call::oracle_backward(attention, call::converted<double>(alone));
+      const auto paste = [&](auto& all, const auto& part) {
+        batches::copy(batches::tokens_of(all.view(), 0, offsets[s], length), part.view());
+      };
+      paste(expected.query, one.query);
+      paste(expected.key, one.key);
+      paste(expected.value, one.value);
+      for (std::size_t i = 0; i < expected.mix.elements().size(); ++i)
+        expected.mix.elements()[i] += one.mix.elements()[i];
+    }
+    check_gradients(gradients, expected);
+  };
+  check_packed(Plain{.blocks = {.block = 5}});
+  check_packed(Past{.blocks = {.block = 5}, .normalizer = {.epsilon = 5}});
+}
+
+// Masks with holes, and blocks that they empty: the first, the last, one of a pair, all.
+TEST_CASE("precision: what a mask takes away takes part in nothing", "[cpu]") {
+  const auto check_masks = [](const auto& attention) {
+    const std::vector<std::string> rows = {"101101110110101", "000011111111111", "111100001111010",
+                                           "111111111111000", "000000001111000", "000000000000000",
+                                           "000000000000001", "111111111111111"};
+    HostTensor<std::uint8_t, 2> mask(8, 15);
+    for (Index n = 0; n < 8; ++n)
+      for (Index t = 0; t < 15; ++t)
+        mask(n, t) = rows[static_cast<std::size_t>(n)][static_cast<std::size_t>(t)] == '1';
+    const Operands<BFloat16> clean = operands(attention, {8, 4, 2, 15, 15, 34, 17, 4});
+    Operands<BFloat16> x = clean;
+    for (Index n = 0; n < 8; ++n)
+      for (Index t = 0; t < 15; ++t)
+        for (HostTensor<BFloat16, 4>* tensor : {&x.q, &x.k, &x.v, &x.dy})
+          for (Index h = 0; h < tensor->extent(1) && mask(n, t) == 0; ++h)
+            for (Index c = 0; c < tensor->extent(3); ++c)
+              mhla::store((*tensor)(n, h, t, c), not_a_number);
+    const auto masked = mhla::padded(fast(attention), mask.view());
+    const auto exact = call::converted<double>(clean);
+    HostTensor<double, 4> y = exact.dy;
+    mhla::reference::mhla_forward(attention, exact.q, exact.k, exact.v, exact.mix, y.view(),
+                                  masked.masks);
+    call::check_close("y", call::forward(masked, x), y, Bounds{}.forward, Bounds{}.largest);
+    Gradients<double> expected(exact);
+    mhla::reference::mhla_backward(attention, exact.q.view(), exact.k, exact.v, exact.mix, exact.dy,
+                                   expected.views(), Update::overwrite, masked.masks);
+    check_gradients(call::backward(masked, x), expected);
+  };
+  check_masks(Plain{.blocks = {.block = 4}, .normalizer = {.epsilon = 5}});
+  check_masks(Past{.blocks = {.block = 4}, .normalizer = {.epsilon = 5}});
+}
+
+namespace {
+
+template <class V>
+void check_executors(const V& attention, const Shape& shape) {
+  const auto variant = fast(attention);
+  const Operands<BFloat16> x = operands(attention, shape);
+  mhla::ForwardState<float> state;
+  const auto y = call::forward(variant, x);
+  CHECK(bitwise_equal(call::forward(variant, x, SerialExecutor{}, &state).view(), y.view()));
+  Gradients<BFloat16> gradients = call::backward(variant, x);
+  Gradients<BFloat16> from_state = call::backward(variant, x, SerialExecutor{}, &state);
+  const auto expected = call::oracle_backward(attention, call::converted<double>(x));
+  check_gradients(gradients, expected);
+  check_gradients(from_state, expected);
+  const auto on = [&](const auto& executor) {
+    CHECK(bitwise_equal(call::forward(variant, x, executor).view(), y.view()));
+    mhla::ForwardState<float> other;
+    CHECK(bitwise_equal(call::forward(variant, x, executor, &other).view(), y.view()));
+    Gradients<BFloat16> again = call::backward(variant, x, executor);
+    call::check_same_bits(again, gradients);
+    again = call::backward(variant, x, executor, &other);
+    call::check_same_bits(again, from_state);
+  };
+  for (const Index slots : {2, 3, 7, 40}) {
+    CAPTURE(slots);
+    on(ShuffledExecutor{slots, static_cast<std::uint64_t>(slots)});
+  }
+  on(ThreadExecutor{3});
+}
+
+}  // namespace
+
+TEST_CASE("precision: the same bits on every executor, with and without a forward state", "[cpu]") {
+  SECTION("units for every slot, and some left over") {
+    check_executors(Plain{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 33, 24, 6});
+    check_executors(Past{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 33, 24});
+    check_executors(Frames{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 17, 24});
+  }
+  SECTION("units that slots share, in several groups of rows") {
+    check_executors(Plain{.blocks = {.block = 2}}, {1, 2, 1, 151, 151, 32, 17, 2});
+    check_executors(Past{.blocks = {.block = 2}}, {1, 1, 1, 151, 151, 34, 17});
+    check_executors(Past{.blocks = {.block = 70}, .normalizer = {.epsilon = 500}},
+                    {1, 1, 1, 200, 200, 34, 17});
+    check_executors(Frames{.blocks = {.block = 2}}, {1, 2, 1, 151, 151, 17, 5});
+  }
+  SECTION("value columns shared out") {
+    check_executors(Frames{.blocks = {.block = 5}}, {1, 1, 1, 83, 83, 16, 192});
+    check_executors(Frames{.blocks = {.block = 5}}, {1, 2, 2, 83, 83, 48, 128});
+  }
+}
+
+TEST_CASE("precision: a workspace has exactly the size asked for, and what it held is nothing",
+          "[cpu]") {
+  const auto check_workspace = [](const auto& attention, const Shape& shape, const auto& executor) {
+    const auto variant = fast(attention);
+    const Operands<BFloat16> x = operands(attention, shape);
+    const auto run = [&](Index size, int content, const auto& call) {
+      constexpr Index guard = 4096;
+      const Workspace memory(size + 2 * guard);
+      std::memset(memory.data(), content, static_cast<std::size_t>(memory.size()));
+      call(WorkspaceView{memory.data() + guard, size});
+      Index touched = 0;
+      for (Index i = 0; i < guard; ++i)
+        for (const Index at : {i, guard + size + i})
+          touched += memory.data()[at] != static_cast<std::byte>(content);
+      CHECK(touched == 0);
+    };
+    HostTensor<BFloat16, 4> y = x.dy, again = x.dy;
+    Gradients<BFloat16> gradients(x), others(x);
+    const Index forward = mhla::forward_workspace_size<BFloat16>(variant, x.shape(), executor);
+    const Index backward = mhla::backward_workspace_size<BFloat16>(variant, x.shape(), executor);
+    for (const int content : {0, 0xff}) {  // every float of which is NaN
+      run(forward, content, [&](WorkspaceView workspace) {
+        forward_into(variant, executor, x.q, x.k, x.v, x.mix, (content == 0 ? y : again).view(),
+                     workspace);
+      });
+      run(backward, content, [&](WorkspaceView workspace) {
+        backward_into(variant, executor, x.q.view(), x.k, x.v, x.mix, x.dy,
+                      (content == 0 ? gradients : others).views(), Update::overwrite, workspace);
+      });
+    }
+    CHECK(bitwise_equal(y.view(), again.view()));
+    call::check_same_bits(gradients, others);
+
+    const Workspace memory(backward);
+    again = x.dy;
+    CHECK_THROWS_AS(forward_into(variant, executor, x.q, x.k, x.v, x.mix, again.view(),
+                                 WorkspaceView{memory.data(), forward - 1}),
+                    mhla::WorkspaceError);
+    CHECK(bitwise_equal(again.view(), x.dy.view()));
+  };
+  for (const Shape& shape : {Shape{2, 4, 2, 31, 31, 5, 7}, Shape{2, 4, 2, 31, 31, 34, 17, 4},
+                             Shape{1, 1, 1, 31, 31, 1, 1}, Shape{1, 1, 1, 31, 31, 16, 160},
+                             Shape{1, 2, 1, 31, 31, 33, 65}}) {
+    CAPTURE(shape.key_dim, shape.value_dim);
+    for (const Index block : {1, 4, 31}) {
+      CAPTURE(block);
+      const auto on = [&](const auto& executor) {
+        check_workspace(Plain{.blocks = {.block = block}}, shape, executor);
+        check_workspace(Past{.blocks = {.block = block}}, shape, executor);
+        check_workspace(Frames{.blocks = {.block = block}}, shape, executor);
+      };
+      on(SerialExecutor{});
+      on(ShuffledExecutor{5});
+    }
+    check_workspace(Image{.blocks = {.grid = {1, 31}, .block = {1, 1}}},
+                    Shape{1, 2, 1, 31, 31, 4, shape.value_dim}, SerialExecutor{});
+  }
+  check_workspace(Past{.blocks = {.block = 150}}, {1, 2, 1, 150, 150, 17, 24}, SerialExecutor{});
+}
+
+TEST_CASE("precision: a query sees nothing of later tokens, whatever they hold", "[cpu]") {
+  const auto check_past = [](const auto& attention, Index seen_from, Index key_dim) {
+    constexpr Index tokens = 85;
+    const auto variant = fast(attention);
+    const Operands<BFloat16> x = operands(attention, {1, 4, 2, tokens, tokens, key_dim, 17});
+    const Operands<BFloat16> other = operands(attention, x.shape(), 7);
+    const auto y = call::forward(variant, x);
+    for (const Index token : {1, 2, 7, 8, 11, 29, 30, 31, 64, 65, 84}) {
+      CAPTURE(token);
+      const Index hidden = seen_from > 0 ? token / seen_from * seen_from : token;
+
+      // Other numbers: the same bits.
+      Operands<BFloat16> changed = x;
+      const auto change = [&](auto& to, const auto& from) {
+        batches::copy(batches::tokens_of(to.view(), 0, token, tokens - token),
+                      batches::tokens_of(from.view(), 0, token, tokens - token));
+      };
+      change(changed.q, other.q);
+      change(changed.k, other.k);
+      change(changed.v, other.v);
+      CHECK(bitwise_equal(batches::tokens_of(call::forward(variant, changed).view(), 0, 0, hidden),
+                          batches::tokens_of(y.view(), 0, 0, hidden)));
+
+      // Of kv head 1, which query heads 2 and 3 read.
+      for (const float value : {not_a_number, infinity})
+        for (const auto tensor :
+             {&Operands<BFloat16>::q, &Operands<BFloat16>::k, &Operands<BFloat16>::v}) {
+          const bool in_query = tensor == &Operands<BFloat16>::q;
+          CAPTURE(value, in_query, tensor == &Operands<BFloat16>::k);
+          Operands<BFloat16> poisoned = x;
+          fill_token(poisoned.*tensor, in_query ? 2 : 1, token, value);
+          const auto after = call::forward(variant, poisoned);
+          for (Index h = 0; h < 4; ++h) {
+            const bool reads = in_query ? h == 2 : h / 2 == 1;
+            CHECK(is_near(after, y, h, 0, reads ? hidden : tokens));
+            if (in_query) CHECK(is_near(after, y, h, token + 1, tokens));
+          }
+          if (value != value && (in_query || tensor == &Operands<BFloat16>::v))
+            CHECK(std::isnan(mhla::load(after(0, 2, token, 0))));
+        }
+    }
+    // Nor is the matrix read above its diagonal.
+    Operands<BFloat16> poisoned = x;
+    for (Index i = 0; i < x.mix.extent(1); ++i)
+      for (Index b = i + 1; b < x.mix.extent(2); ++b) poisoned.mix(0, i, b) = not_a_number;
+    CHECK(bitwise_equal(call::forward(variant, poisoned).view(), y.view()));
+  };
+  check_past(Past{.blocks = {.block = 30}}, 0, 34);
+  check_past(Past{.blocks = {.block = 3}}, 0, 5);
+  check_past(Past{.blocks = {.block = 85}}, 0, 5);
+  check_past(Tokens{.blocks = {.block = 30}}, 0, 6);
+  check_past(Rowwise{.blocks = {.block = 30}}, 0, 9);
+  check_past(Frames{.blocks = {.block = 3}}, 3, 9);
+}
+
+// Of a gradient, too: dq_t is of keys up to t, dk_j and dv_j are of queries from j on.
+TEST_CASE("precision: gradients are those of what a query sees, whatever the rest holds", "[cpu]") {
+  const auto check_past = [](const auto& attention) {
+    constexpr Index tokens = 75;
+    const auto variant = fast(attention);
+    const Operands<BFloat16> x = operands(attention, {1, 2, 1, tokens, tokens, 17, 9});
+    const auto before = call::backward(variant, x);
+    for (const Index token : {1, 2, 8, 11, 30, 31, 65}) {
+      CAPTURE(token);
+      for (const float value : {not_a_number, infinity}) {
+        Operands<BFloat16> poisoned = x;
+        fill_token(poisoned.v, 0, token, value);
+        Gradients<BFloat16> after = call::backward(variant, poisoned);
+        for (const Index h : {0, 1}) CHECK(is_near(after.query, before.query, h, 0, token));
+        poisoned = x;
+        fill_token(poisoned.k, 0, token, value);
+        after = call::backward(variant, poisoned);
+        for (const Index h : {0, 1}) CHECK(is_near(after.query, before.query, h, 0, token));
+        poisoned = x;
+        fill_token(poisoned.dy, 1, token, value);
+        after = call::backward(variant, poisoned);
+        CHECK(is_near(after.query, before.query, 0, 0, tokens));
+        CHECK(is_near(after.query, before.query, 1, 0, token));
+        CHECK(is_near(after.query, before.query, 1, token + 1, tokens));
+        CHECK(is_near(after.key, before.key, 0, token + 1, tokens));
+        CHECK(is_near(after.value, before.value, 0, token + 1, tokens));
+      }
+    }
+  };
+  check_past(Past{.blocks = {.block = 30}});
+  check_past(Past{.blocks = {.block = 3}});
+  check_past(Past{.blocks = {.block = 75}});
+  check_past(Rowwise{.blocks = {.block = 30}});
+}
+
+TEST_CASE("precision: a NaN reaches its row, its column or its head", "[cpu]") {
+  const auto check_reach = [](const auto& attention, Index key_dim, Index value_dim) {
+    CAPTURE(key_dim, value_dim);
+    const auto variant = fast(attention);
+    const Operands<BFloat16> x = operands(attention, {2, 4, 2, 20, 20, key_dim, value_dim});
+    const auto before = call::forward(variant, x);
+    const auto check_only = [&](const Operands<BFloat16>& poisoned, const auto& may_be) {
+      const auto after = call::forward(variant, poisoned);
+      Index wrong = 0;
+      for (Index n = 0; n < 2; ++n)
+        for (Index h = 0; h < 4; ++h)
+          for (Index t = 0; t < 20; ++t)
+            for (Index c = 0; c < value_dim; ++c)
+              wrong += may_be(n, h, t, c) ? !std::isnan(mhla::load(after(n, h, t, c)))
+                                          : after(n, h, t, c).bits != before(n, h, t, c).bits;
+      CHECK(wrong == 0);
+    };
+    for (const Index c : {Index{0}, key_dim / 2, key_dim - 1}) {
+      Operands<BFloat16> query = x, key = x;
+      mhla::store(query.q(1, 2, 9, c), not_a_number);
+      check_only(query,
+                 [](Index n, Index h, Index t, Index) { return n == 1 && h == 2 && t == 9; });
+      mhla::store(key.k(1, 1, 9, c), not_a_number);
+      check_only(key, [](Index n, Index h, Index, Index) { return n == 1 && h / 2 == 1; });
+    }
+    for (const Index c : {Index{0}, value_dim / 2, value_dim - 1}) {
+      Operands<BFloat16> value = x;
+      mhla::store(value.v(1, 1, 9, c), not_a_number);
+      check_only(value,
+                 [c](Index n, Index h, Index, Index e) { return n == 1 && h / 2 == 1 && e == c; });
+    }
+  };
+  const Plain attention{.blocks = {.block = 4}};
+  for (const Index dim : {1, 2, 5, 16, 17, 34, 47}) {
+    check_reach(attention, dim, 5);
+    check_reach(attention, 5, dim);
+    check_reach(attention, dim, dim);
+  }
+}
+
+TEST_CASE("precision: exact is the default, and rounds what float has once", "[cpu]") {
+  const auto check_exact = [](const auto& attention, const Shape& shape) {
+    const Operands<BFloat16> x = operands(attention, shape);
+    const Operands<float> wide = call::converted<float>(x);
+    auto exact = attention;
+    CHECK(exact.precision == Precision::exact);
+    const auto y = call::forward(exact, x);
+    CHECK(bitwise_equal(y.view(),
+                        mhla::testing::converted<BFloat16>(call::forward(exact, wide)).view()));
+    Gradients<BFloat16> gradients = call::backward(exact, x);
+    const Gradients<float> full = call::backward(exact, wide);
+    CHECK(bitwise_equal(gradients.mix.view(), full.mix.view()));
+    CHECK(bitwise_equal(gradients.query.view(),
+                        mhla::testing::converted<BFloat16>(full.query).view()));
+
+    // Where there are products of pairs, they are used, and seen.
+    const bool other = !bitwise_equal(call::forward(fast(attention), x).view(), y.view());
+    CHECK(other == mhla::cpu::has_pair_products());
+    Gradients<BFloat16> of_fast = call::backward(fast(attention), x);
+    CHECK(!bitwise_equal(of_fast.query.view(), gradients.query.view()) ==
+          mhla::cpu::has_pair_products());
+
+    // Other tensors have none.
+    CHECK(bitwise_equal(call::forward(fast(attention), wide).view(),
+                        call::forward(attention, wide).view()));
+    Gradients<float> fast_float = call::backward(fast(attention), wide);
+    Gradients<float> exact_float = call::backward(attention, wide);
+    call::check_same_bits(fast_float, exact_float);
+  };
+  check_exact(Plain{.blocks = {.block = 7}}, {1, 4, 2, 60, 60, 34, 17, 4});
+  check_exact(Past{.blocks = {.block = 7}}, {1, 4, 2, 60, 60, 34, 17});
+  const auto check_ignored = [](const auto& x) {
+    const Plain attention{.blocks = {.block = 7}};
+    CHECK(bitwise_equal(call::forward(fast(attention), x).view(),
+                        call::forward(attention, x).view()));
+  };
+  const Plain attention{.blocks = {.block = 7}};
+  check_ignored(operands<mhla::Half>(attention, {1, 4, 2, 60, 60, 34, 17}));
+  check_ignored(operands<double>(attention, {1, 4, 2, 60, 60, 34, 17}));
+}
+
+TEST_CASE("precision: the stand-in is used everywhere; else the machine decides", "[cpu]") {
+#if defined(MHLA_PAIR_PRODUCTS_STAND_IN)
+  CHECK(mhla::cpu::has_pair_products());
+  CHECK(&mhla::cpu::pair_functions<float>() == &mhla::cpu::portable::PairKernels<float>::functions);
+#else
+  if (!mhla::cpu::has_pair_products())
+    WARN("products of bfloat16 are no faster here: Precision::fast was exact in this program");
+  SUCCEED();
+#endif
+}
