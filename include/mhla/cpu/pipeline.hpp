@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
@@ -85,10 +86,21 @@ bool multiplies_pairs(const V& attention) {
          has_pair_products();
 }
 
-/// The same of the backward pass: under MixedProduct a mean of v does not cancel, and would show.
+/// The same of the backward pass. With a normalizer dq is a difference, and rounding shows in it
+/// unless what numerators and denominators have in common is taken out before: a mean of v is
+/// (pairs/backward_unit.hpp), where both have the same features; features' own mean is not, so they
+/// must begin at 0.
 template <class T, class V>
 bool multiplies_pairs_backward(const V& attention) {
-  return multiplies_pairs<T>(attention) && !mixes_products<V>;
+  using Map = typename V::FeatureMapType;
+  if (!multiplies_pairs<T>(attention) || mixes_products<V>) return false;
+  if constexpr (!normalizes<V>) return true;
+  if constexpr (rotates<V> || !ElementwiseFeatureMap<Map>) {
+    return false;
+  } else {
+    constexpr float least = 1e-3f;  // that bfloat16 rounds visibly
+    return std::abs(value_of(attention.feature_map, 0.0f)) < least;
+  }
 }
 
 template <class V>
