@@ -13,8 +13,8 @@ namespace cpu {
 /// \addtogroup core_calls
 /// \{
 
-/// The instruction set of this machine's kernels, and what Precision::fast multiplies bfloat16 with:
-/// "AVX-512; bfloat16 by VDPBF16PS", or "AVX2; bfloat16 in float".
+/// The instruction set of this machine's kernels, and what Precision::fast multiplies bfloat16
+/// with: "AVX-512; bfloat16 by VDPBF16PS", or "AVX2; bfloat16 in float".
 inline std::string describe() {
 #if defined(__x86_64__)
   const InstructionSet set = instruction_set();

@@ -50,11 +50,15 @@ struct Plan {
   BlockTables tables;
   RotationTable<A> rotation;
   Span<A> mixing;  // [mix_heads, query blocks, key blocks]: the leading corner, packed
-  // The same in bfloat16, [mix_heads, query blocks, pairs of key blocks]; empty without pairs.
+  // The same in bfloat16, empty without pairs: [parts, mix_heads, query blocks, pairs of key
+  // blocks], and for the backward pass its transpose.
   Span<Pair> paired_mixing;
-  Span<Pair> transposed_mixing;  // [mix_heads, key blocks, pairs of query blocks], backward alone
-  bool pairs;                    // Precision::fast
-  bool transposes_pairs;         // the backward pass
+  Span<Pair> transposed_mixing;
+  // 2, the rounded matrix and what it lacks, if so few blocks are mixed that errors of single
+  // elements show; otherwise they average out.
+  Index mixing_parts;
+  bool pairs;             // Precision::fast
+  bool transposes_pairs;  // the backward pass
   Span<SlotScratch<A>> slots;
   Span<UnitMemory<A>> units;
   // Whether there are enough units for every slot to run its own. Otherwise, and for the remainder,
@@ -77,12 +81,16 @@ struct Plan {
 
     pairs = in_pairs;
     transposes_pairs = backward;
+    constexpr Index few_blocks = 16;
+    mixing_parts = std::min(problem.query_blocks, problem.key_blocks) < few_blocks ? 2 : 1;
     if (pairs) {
-      const Index rows = checked_mul(shape.mix_heads, problem.query_blocks);
-      paired_mixing = arena.take<Pair>(checked_mul(rows, pairs_of(problem.key_blocks)));
+      const Index matrices = checked_mul(mixing_parts, shape.mix_heads);
+      const auto size = [&](Index rows, Index cols) {
+        return checked_mul(matrices, checked_mul(rows, pairs_of(cols)));
+      };
+      paired_mixing = arena.take<Pair>(size(problem.query_blocks, problem.key_blocks));
       if (backward)
-        transposed_mixing = arena.take<Pair>(checked_mul(
-            shape.mix_heads, checked_mul(problem.key_blocks, pairs_of(problem.query_blocks))));
+        transposed_mixing = arena.take<Pair>(size(problem.key_blocks, problem.query_blocks));
     }
     const Needs needs{mixes_key_sums<L>,  mixes_products<L>, masks_own_block<L>,
                       rotation.rotates(), backward,          pairs};
@@ -133,43 +141,51 @@ struct Plan {
 
   SummaryShape summary_shape() const { return paired_summary(extents, transposes_pairs); }
 
-  /// As mixing_of.                                       // [query blocks, pairs of key blocks]
-  PairedRows paired_mixing_of(Index head, Index query_blocks, Index key_blocks) const {
-    const Index matrix = problem.shape.mix_heads == 1 ? 0 : head;
+  /// As mixing_of, a part of it.                             // [query blocks, pairs of key blocks]
+  PairedRows paired_mixing_of(Index part, Index head, Index query_blocks, Index key_blocks) const {
     const Index stride = pairs_of(problem.key_blocks);
-    return {paired_mixing.data + matrix * problem.query_blocks * stride, query_blocks, key_blocks,
-            stride};
+    return {paired_mixing.data + matrix_of(part, head) * problem.query_blocks * stride,
+            query_blocks, key_blocks, stride};
   }
-
   /// Its transpose.                                         // [key blocks, pairs of query blocks]
-  PairedRows transposed_mixing_of(Index head, Index query_blocks) const {
-    const Index matrix = problem.shape.mix_heads == 1 ? 0 : head;
+  PairedRows transposed_mixing_of(Index part, Index head, Index query_blocks) const {
     const Index stride = pairs_of(problem.query_blocks);
-    return {transposed_mixing.data + matrix * problem.key_blocks * stride, problem.key_blocks,
-            query_blocks, stride};
+    return {transposed_mixing.data + matrix_of(part, head) * problem.key_blocks * stride,
+            problem.key_blocks, query_blocks, stride};
   }
 
  private:
-  // Key sums are mixed by the rounded matrix too: its error then is that of another matrix, and not
-  // one of weights that no longer add up to 1. What a row does not see is 0 in pairs.
+  Index matrix_of(Index part, Index head) const {
+    const Index mix_heads = problem.shape.mix_heads;
+    return part * mix_heads + (mix_heads == 1 ? 0 : head);
+  }
+
+  // Key sums are mixed by the same matrix: if it is rounded, its error then is that of another
+  // matrix, and not one of weights that no longer add up to 1. What a row does not see is 0 in
+  // pairs.
   void pack_paired_mixing() {
     const Index rows = problem.query_blocks;
     const Index cols = problem.key_blocks;
+    const Index mix_heads = problem.shape.mix_heads;
     std::fill_n(paired_mixing.data, paired_mixing.size, Pair{0});
     std::fill_n(transposed_mixing.data, transposed_mixing.size, Pair{0});
-    for (Index h = 0; h < problem.shape.mix_heads; ++h)
+    for (Index h = 0; h < mix_heads; ++h)
       for (Index i = 0; i < rows; ++i)
         for (Index b = 0; b < cols; ++b) {
           float& m = mixing[(h * rows + i) * cols + b];
-          BFloat16 rounded;
-          store(rounded, m);
-          m = load(rounded);
-          if (sees_past_only<L> && b > i - lag_of(sight_of<L>)) continue;
-          paired_mixing[(h * rows + i) * pairs_of(cols) + b / 2] |= Pair{rounded.bits}
-                                                                    << b % 2 * 16;
-          if (transposed_mixing.size > 0)
-            transposed_mixing[(h * cols + b) * pairs_of(rows) + i / 2] |= Pair{rounded.bits}
-                                                                          << i % 2 * 16;
+          float rest = m;
+          for (Index part = 0; part < mixing_parts; ++part) {
+            BFloat16 rounded;
+            store(rounded, rest);
+            rest -= load(rounded);
+            if (mixing_parts == 1) m = load(rounded);
+            if (sees_past_only<L> && b > i - lag_of(sight_of<L>)) continue;
+            const Index matrix = part * mix_heads + h;
+            const Pair bits = rounded.bits;
+            paired_mixing[(matrix * rows + i) * pairs_of(cols) + b / 2] |= bits << b % 2 * 16;
+            if (transposed_mixing.size > 0)
+              transposed_mixing[(matrix * cols + b) * pairs_of(rows) + i / 2] |= bits << i % 2 * 16;
+          }
         }
   }
 };

@@ -297,14 +297,15 @@ MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>&
   if (e.matrices == 0)  // no query head reads this kv head
     std::fill_n(grad.data, rows * MixedSummaries::stride(grad.shape), Pair{0});
   if (e.matrices == 0) return grad;
-  const auto terms_of = [&](Index matrix) {
-    const PairedRows weights =
-        plan.transposed_mixing_of(unit.kv_head * e.group_size + matrix, unit.queries.blocks);
+  const auto terms_of = [&](Index index) {
+    const Index matrix = index / plan.mixing_parts;
+    const PairedRows weights = plan.transposed_mixing_of(
+        index % plan.mixing_parts, unit.kv_head * e.group_size + matrix, unit.queries.blocks);
     return MixingTerms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
                        mixed_gradients(plan, unit, matrix),
                        finite_gradients(plan, unit, matrix).data};
   };
-  mix(grad, e.matrices, terms_of,
+  mix(grad, e.matrices * plan.mixing_parts, terms_of,
       MixedBlocks{!sees_past_only<L>, {first + lag_of(sight_of<L>), true}}, scratch.mixed_sums);
   return grad;
 }

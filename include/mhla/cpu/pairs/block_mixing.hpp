@@ -15,7 +15,8 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 namespace pairs {
 
-/// What one mixing matrix contributes: `weights` [blocks of the group, blocks mixed].
+/// What one mixing matrix, or a part of it, contributes: `weights` [blocks of the group, blocks
+/// mixed].
 struct MixingTerms {
   LeftFactor weights;
   PairedSummaries summaries;

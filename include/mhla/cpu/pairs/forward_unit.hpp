@@ -112,12 +112,14 @@ MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, In
   const Index first = groups.begin(group);
   const Index rows = groups.size(group);
   const MixedSummaries mixed{scratch.mixed.data, rows, plan.summary_shape()};
-  const PairedRows weights = plan.paired_mixing_of(unit.kv_head * plan.extents.group_size + matrix,
-                                                   unit.queries.blocks, unit.keys.blocks);
-  const MixingTerms terms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
-                          summaries_of(plan, unit), unit.memory.finite_summaries.data};
-  mix(
-      mixed, 1, [&](Index) { return terms; },
+  const auto terms_of = [&](Index part) {
+    const PairedRows weights =
+        plan.paired_mixing_of(part, unit.kv_head * plan.extents.group_size + matrix,
+                              unit.queries.blocks, unit.keys.blocks);
+    return MixingTerms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
+                       summaries_of(plan, unit), unit.memory.finite_summaries.data};
+  };
+  mix(mixed, plan.mixing_parts, terms_of,
       MixedBlocks{!sees_past_only<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);
   return mixed;
 }
