@@ -86,16 +86,18 @@ bool multiplies_pairs(const V& attention) {
          has_pair_products();
 }
 
-/// The same of the backward pass. With a normalizer dq is a difference, and rounding shows in it
-/// unless what numerators and denominators have in common is taken out before: a mean of v is
-/// (pairs/backward_unit.hpp), where both have the same features; features' own mean is not, so they
-/// must begin at 0.
+/// The same of the backward pass, in which rounding shows where differences are formed: with a
+/// normalizer, unless what numerators and denominators have in common is taken out before (a mean
+/// of v is, pairs/backward_unit.hpp, if both have the same features; a mean of the features is not,
+/// so they must begin at 0); and in the derivative of a map of rows, such as a softmax.
 template <class T, class V>
 bool multiplies_pairs_backward(const V& attention) {
-  using Map = typename V::FeatureMapType;
-  if (!multiplies_pairs<T>(attention) || mixes_products<V>) return false;
-  if constexpr (!normalizes<V>) return true;
-  if constexpr (rotates<V> || !ElementwiseFeatureMap<Map>) {
+  if (!multiplies_pairs<T>(attention)) return false;
+  if constexpr (mixes_products<V> || !ElementwiseFeatureMap<typename V::FeatureMapType>) {
+    return false;
+  } else if constexpr (!normalizes<V>) {
+    return true;
+  } else if constexpr (rotates<V>) {
     return false;
   } else {
     constexpr float least = 1e-3f;  // that bfloat16 rounds visibly
@@ -318,7 +320,8 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index sequences = plan.problem.sequences;
   const Index saved_size = saved.size == 0 ? 0 : saved.size / (sequences * kv_heads);
-  if constexpr (std::is_same_v<T, BFloat16> && !mixes_products<L>)
+  if constexpr (std::is_same_v<T, BFloat16> && !mixes_products<L> &&
+                ElementwiseFeatureMap<typename L::FeatureMapType>)
     if (plan.pairs) return run_backward_in_pairs(operands, request, backward, saved, executor);
   // The units of one partial sum, one after another.
   const auto run = [&](Index task, const UnitMemory<A>& memory, const ExecutorRef& loop) {
