@@ -275,39 +275,18 @@ void take_up_summaries(const Plan<L, A>& plan, const Unit<A>& unit, const A* sav
   });
 }
 
-/// As run_backward, with Precision::fast.
+/// One sequence and kv head of a backward call with Precision::fast.
 template <class L>
-void run_backward_in_pairs(const Operands<L, BFloat16>& operands,
-                           const BackwardRequest<L, BFloat16>& request,
-                           const BackwardPlan<L, float>& backward, Span<const float> saved,
-                           const ExecutorRef& executor) {
-  const Plan<L, float>& plan = backward.plan;
-  const PartialSums& partials = backward.partials;
-  const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index sequences = plan.problem.sequences;
-  const Index saved_size = saved.size == 0 ? 0 : saved.size / (sequences * kv_heads);
-  const auto run = [&](Index task, const UnitMemory<float>& memory, const ExecutorRef& loop) {
-    const Index kv_head = task % kv_heads;
-    const Index group = task / kv_heads;
-    float* grad_mixing = backward.grad_mixing.data + task * partials.size;
-    if (request.mixing()) std::fill_n(grad_mixing, partials.size, 0.0f);
-    const Index end = even_split(sequences, partials.sequence_groups, group + 1);
-    for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s) {
-      const Unit<float> unit = unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed);
-      const float* const mean = pairs::mean_of_values(operands, unit, loop);
-      if (saved.size == 0) {
-        pairs::summarize_unit(operands, unit, mean, {}, loop);
-      } else {
-        pairs::take_up_summaries(plan, unit, mean,
-                                 saved.data + (s * kv_heads + kv_head) * saved_size, loop);
-      }
-      pairs::backward_unit(operands, request, unit, mean, grad_mixing, loop);
-    }
-  };
-  run_units(plan, partials.count(), executor, run);
-  if (request.mixing())
-    write_mixing_gradient(plan.extents, partials, backward.grad_mixing, request.gradients.mix.view,
-                          request.update, executor);
+void backward_in_pairs(const Operands<L, BFloat16>& operands,
+                       const BackwardRequest<L, BFloat16>& request, const Unit<float>& unit,
+                       const float* saved, float* grad_mixing, const ExecutorRef& loop) {
+  const float* const mean = pairs::mean_of_values(operands, unit, loop);
+  if (saved == nullptr) {
+    pairs::summarize_unit(operands, unit, mean, {}, loop);
+  } else {
+    pairs::take_up_summaries(operands.plan, unit, mean, saved, loop);
+  }
+  pairs::backward_unit(operands, request, unit, mean, grad_mixing, loop);
 }
 
 /// All units of a backward call. Summaries are taken from `saved` unless it is empty.
@@ -320,9 +299,6 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index sequences = plan.problem.sequences;
   const Index saved_size = saved.size == 0 ? 0 : saved.size / (sequences * kv_heads);
-  if constexpr (std::is_same_v<T, BFloat16> && !mixes_products<L> &&
-                ElementwiseFeatureMap<typename L::FeatureMapType>)
-    if (plan.pairs) return run_backward_in_pairs(operands, request, backward, saved, executor);
   // The units of one partial sum, one after another.
   const auto run = [&](Index task, const UnitMemory<A>& memory, const ExecutorRef& loop) {
     const Index kv_head = task % kv_heads;
@@ -331,12 +307,23 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
     if (request.mixing()) std::fill_n(grad_mixing, partials.size, A(0));
     const Index end = even_split(sequences, partials.sequence_groups, group + 1);
     for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s) {
+      const A* const kept =
+          saved.size == 0 ? nullptr : saved.data + (s * kv_heads + kv_head) * saved_size;
+      if constexpr (std::is_same_v<T, BFloat16> && !mixes_products<L> &&
+                    ElementwiseFeatureMap<typename L::FeatureMapType>) {
+        if (plan.pairs) {
+          backward_in_pairs(operands, request,
+                            unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed), kept,
+                            grad_mixing, loop);
+          continue;
+        }
+      }
       const Unit<A> unit =
           unit_of(plan, s, kv_head, memory, memory.summaries.data, Orientation::transposed);
-      if (saved.size == 0) {
+      if (kept == nullptr) {
         summarize_unit(operands, unit, loop);
       } else {
-        take_up_summaries(plan, unit, saved.data + (s * kv_heads + kv_head) * saved_size, loop);
+        take_up_summaries(plan, unit, kept, loop);
       }
       backward_unit(operands, request, unit, grad_mixing, loop);
     }
