@@ -182,7 +182,7 @@ bool request_of(int number, Request& request) {
 
 // c = scale (c + a b) in every way, or in that of one number only.
 template <class T, class Kernels>
-void check_products(Index rows, Index cols, Index depth, int only = -1, Index b_stride = 0) {
+void check_products(Index rows, Index cols, Index depth, int only = -1) {
   INFO("[" << rows << ", " << depth << "] * [" << depth << ", " << cols << "]");
   const Matrix<T> a(rows, depth, 1);
   const Matrix<T> b(depth, cols, 2);
@@ -205,7 +205,7 @@ void check_products(Index rows, Index cols, Index depth, int only = -1, Index b_
     if (!request_of(number, ask) || (only >= 0 && number != only)) continue;
     CAPTURE(number, ask.a_transposed, ask.scaled, ask.add, ask.prefetch);
     Matrix<T> left = ask.a_transposed ? a_transposed.placed(ask.a, nan) : a.placed(ask.a, nan);
-    Matrix<T> right = b.placed(ask.b, nan, b_stride > 0 ? b_stride : cols + 3);
+    Matrix<T> right = b.placed(ask.b, nan, cols + 3);
     Matrix<T> scales = scale;
     Matrix<T> c = before.placed(ask.c, sentinel<T>);
     Matrix<T> expected = c;
@@ -280,25 +280,6 @@ TEMPLATE_TEST_CASE("kernels: products of every tile and every rest", "[cpu]", IN
   }
   check_products<T, Kernels>(5, 7, 1025);
   check_products<T, Kernels>(13, 3, 2051);
-}
-
-// Rows of b that are a page apart have few places in the cache: most tiles read a copy.
-TEMPLATE_TEST_CASE("kernels: products of rows that push each other out of the cache", "[cpu]",
-                   INSTRUCTION_SETS) {
-  if (!on_this_machine<TestType>()) return;
-  using T = typename TestType::Type;
-  using Kernels = typename TestType::Kernels;
-  constexpr auto page = static_cast<Index>(4096 / sizeof(T));
-  for (const Index stride : {page, 2 * page, page / 2}) {
-    CHECK(cpu::fall_on_few_sets<T>(128, Kernels::tile_cols, stride));
-    for (const Index rows : {1, 13, 30})
-      for (const Index cols : {Index{64}, Index{200}, page / 2})
-        check_products<T, Kernels>(rows, cols, 130, rows == 30 && cols == 200 ? -1 : requests - 1,
-                                   stride);
-  }
-  CHECK_FALSE(
-      cpu::fall_on_few_sets<T>(128, Kernels::tile_cols, static_cast<Index>(64 / sizeof(T))));
-  CHECK_FALSE(cpu::fall_on_few_sets<T>(8, Kernels::tile_cols, page));
 }
 
 TEST_CASE("kernels: every line that is wanted soon is read once, row by row", "[cpu]") {
