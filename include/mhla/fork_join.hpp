@@ -40,9 +40,9 @@ MHLA_NAMESPACE_BEGIN
 /// threads than the machine has it sleeps at once: spinning would take time from those that work.
 class ForkJoin {
  public:
-  /// A few times what it takes to wake a thread (10 us, measured by bench/executors.cpp), and
-  /// longer than the gap between the steps of a call.
-  static constexpr std::chrono::microseconds default_spin{50};
+  /// Longer than what usually lies between two calls of a layer: a thread that sleeps takes 10 to
+  /// 30 us to arrive (measured), as long as a small call takes.
+  static constexpr std::chrono::microseconds default_spin{200};
 
   /// Of the machine, at least 1.
   static int hardware_threads() {
