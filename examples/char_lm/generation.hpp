@@ -15,17 +15,15 @@ namespace char_lm {
 
 /// The model on one sequence that grows. MHLA and linear attention remember it in decoders; the
 /// others have none and read it again from its beginning.
-template <class T, class FeatureMap = mhla::EluPlusOne>
 class Stream {
  public:
-  Stream(const Model<T, FeatureMap>& model, const Values<T>& values)
-      : model_(model), values_(values) {
+  Stream(const Model& model, const Values& values) : model_(model), values_(values) {
     if (model.transformer().has_decoders()) decoders_ = model.transformer().decoders(values);
   }
 
   bool has_decoders() const { return !decoders_.empty(); }
   /// The logits after every token so far, [tokens, vocabulary].
-  const Matrix<T>& logits() const { return logits_; }
+  const Matrix& logits() const { return logits_; }
   const std::vector<int>& tokens() const { return tokens_; }
 
   void append(const std::vector<int>& tokens) {
@@ -42,12 +40,12 @@ class Stream {
   }
 
  private:
-  const Model<T, FeatureMap>& model_;
-  const Values<T>& values_;
-  std::vector<typename Model<T, FeatureMap>::Decoder> decoders_;
-  Activations<T> activations_;
+  const Model& model_;
+  const Values& values_;
+  training::Decoders decoders_;
+  Activations activations_;
   std::vector<int> tokens_;
-  Matrix<T> logits_;
+  Matrix logits_;
 };
 
 /// Draws a symbol with probability p(s)^(1 / temperature), `unit` being uniform on [0, 1); 0 is the
@@ -67,9 +65,7 @@ int draw_symbol(const Row& logits, double temperature, double unit) {
 }
 
 /// Goes on from what the stream has read.
-template <class T, class FeatureMap>
-void write(Stream<T, FeatureMap>& stream, Index characters, double temperature,
-           std::uint64_t seed) {
+inline void write(Stream& stream, Index characters, double temperature, std::uint64_t seed) {
   for (Index i = 0; i < characters; ++i) {
     const double unit = mhla::testing::Uniform{}(seed, static_cast<std::uint64_t>(i));
     const auto& logits = stream.logits();
@@ -79,10 +75,8 @@ void write(Stream<T, FeatureMap>& stream, Index characters, double temperature,
 
 /// RMS of the difference between the decoders' logits and the forward pass' over the same tokens,
 /// relative to the RMS of the latter.
-template <class T, class FeatureMap>
-double disagreement(const Stream<T, FeatureMap>& stream, const Model<T, FeatureMap>& model,
-                    const Values<T>& values) {
-  Activations<T> whole;
+inline double disagreement(const Stream& stream, const Model& model, const Values& values) {
+  Activations whole;
   model.forward(values, stream.tokens(), 1, whole);
   return static_cast<double>((stream.logits() - whole.logits).norm() / whole.logits.norm());
 }

@@ -3,12 +3,9 @@
 // this library, compared with what a model without attention can do, and set to write.
 #include <algorithm>
 #include <cctype>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "corpus.hpp"
@@ -21,7 +18,6 @@ namespace {
 using namespace char_lm;
 
 using training::disagrees;
-using training::Status;
 using training::trained;
 
 // What decoding and the forward pass may differ by in float: each is within 1e-6 of the exact
@@ -46,7 +42,7 @@ std::string printable(std::string text) {
 }
 
 /// Returns whether decoding agrees with the forward pass.
-bool report_writing(const Options& options, const Model<float>& model, const Values<float>& values,
+bool report_writing(const Options& options, const Model& model, const Values& values,
                     const Vocabulary& vocabulary, const std::string& validation_text) {
   constexpr Index usual_prompt = 48;
   const Index context = model.shape().context;
@@ -57,7 +53,7 @@ bool report_writing(const Options& options, const Model<float>& model, const Val
                                  : validation_text.substr(0, static_cast<std::size_t>(prompt_size));
   const Index characters =
       options.generate < 0 ? context - static_cast<Index>(prompt.size()) : options.generate;
-  Stream<float> stream(model, values);
+  Stream stream(model, values);
   stream.append(vocabulary.encode(prompt));
   write(stream, characters, options.temperature, options.schedule.seed);
   const std::string text = vocabulary.decode(stream.tokens());
@@ -79,10 +75,10 @@ bool report_writing(const Options& options, const Model<float>& model, const Val
 
 /// All kinds of mixing and a hybrid, trained alike: one table and, if asked for, one picture.
 void compare(const Options& options, ModelShape shape, const std::vector<int>& training_text,
-             const std::vector<int>& validation_text, const training::Threads& threads) {
+             const std::vector<int>& validation_text, const mhla::ForkJoin& threads) {
   std::vector<training::Result> results;
   const auto train = [&](const std::string& name) {
-    const Windows<float> windows(shape, training_text, validation_text, options.schedule.seed);
+    const Windows windows(Model(shape), training_text, validation_text, options.schedule.seed);
     results.push_back(training::train(name, windows, options.schedule, options.context, threads));
   };
   for (const Mixing mixing : training::all_mixings) {
@@ -102,7 +98,7 @@ void compare(const Options& options, ModelShape shape, const std::vector<int>& t
                          "nats per character");
 }
 
-Status run(const Options& options) {
+int run(const Options& options) {
   options.check();
   if (options.list) {
     const ProjectFiles files(MHLA_SOURCE_DIR);
@@ -114,7 +110,7 @@ Status run(const Options& options) {
   const Vocabulary vocabulary(corpus.training_text);
   const std::vector<int> training_text = vocabulary.encode(corpus.training_text);
   const std::vector<int> validation_text = vocabulary.encode(corpus.validation_text);
-  const training::Threads threads(options.threads);
+  const mhla::ForkJoin threads(options.thread_count());
 
   ModelShape shape{.mixing = options.mixing,
                    .vocabulary = vocabulary.size(),
@@ -136,15 +132,15 @@ Status run(const Options& options) {
       options.heads, options.context);
   if (options.compare || options.mixing == Mixing::mhla)
     std::printf(" in blocks of %td", options.block);
-  std::printf("; %d thread%s.\n\n", threads.count(), threads.count() == 1 ? "" : "s");
+  std::printf("; %td thread%s.\n\n", threads.slots(), threads.slots() == 1 ? "" : "s");
   std::fflush(stdout);
   if (options.compare) {
     compare(options, shape, training_text, validation_text, threads);
     return trained;
   }
 
-  const Windows<float> windows(shape, training_text, validation_text, options.schedule.seed);
-  training::Trainer trainer(windows, options.schedule, threads.device());
+  const Windows windows(Model(shape), training_text, validation_text, options.schedule.seed);
+  training::Trainer trainer(windows, options.schedule, threads);
   const double loss =
       training::train(name_of(options.mixing), trainer, windows, options.schedule, options.context)
           .validation.mean_loss();
@@ -154,7 +150,7 @@ Status run(const Options& options) {
   if (mixes) {
     shape.mixing = Mixing::none;
     shape.softmax_layers = 0;
-    const Windows<float> without(shape, training_text, validation_text, options.schedule.seed);
+    const Windows without(Model(shape), training_text, validation_text, options.schedule.seed);
     loss_without = training::train("none", without, options.schedule, options.context, threads)
                        .validation.mean_loss();
   }
@@ -177,9 +173,4 @@ Status run(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  Options options;
-  CommandLine line(about);
-  options.add_to(line);
-  return training::run_program("char_lm", argc, argv, line, options, [&] { return run(options); });
-}
+int main(int argc, char** argv) { return training::run_program("char_lm", about, argc, argv, run); }

@@ -9,7 +9,7 @@
 
 namespace figures {
 
-AttentionMatrix attention_matrix(AttentionKind kind, const Scene& scene, Index layout, Index dim) {
+AttentionMatrix attention_matrix(AttentionKind kind, const Scene& scene, Index dim) {
   const auto q = scene.queries(dim);
   AttentionMatrix weights(scene.tokens(), scene.tokens());
   if (kind == AttentionKind::softmax) {

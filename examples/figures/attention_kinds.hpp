@@ -27,8 +27,10 @@ inline const char* name_of(AttentionKind kind) {
 
 using AttentionMatrix = mhla::testing::HostTensor<double, 2>;
 
-/// Of q = k over the tokens of a scene, cut into `layout` x `layout` blocks for MHLA, with rows
-/// that sum to one. Linear attention is MHLA of one block; MHLA's mix is as initialized.
-AttentionMatrix attention_matrix(AttentionKind kind, const Scene& scene, Index layout, Index dim);
+constexpr Index layout = 4;  ///< MHLA's blocks are 4 x 4, as in DeiT and DiT
+
+/// Of q = k over the tokens of a scene, with rows that sum to one. Linear attention is MHLA of one
+/// block; MHLA's mix is as initialized.
+AttentionMatrix attention_matrix(AttentionKind kind, const Scene& scene, Index dim);
 
 }  // namespace figures

@@ -13,9 +13,6 @@ namespace figures {
 
 namespace {
 
-constexpr Index dim = 64;  // of a head, and 4 x 4 blocks, as in DeiT and DiT
-constexpr Index layout = 4;
-
 struct Query {
   const char* what;
   double row, column;  ///< of the image's height and width
@@ -64,8 +61,7 @@ void draw_attention_maps(const Request& request) {
       .relative = true};
   std::vector<AttentionMatrix> matrices;
   matrices.reserve(std::size(all_kinds));
-  for (const AttentionKind kind : all_kinds)
-    matrices.push_back(attention_matrix(kind, scene, layout, dim));
+  for (const AttentionKind kind : all_kinds) matrices.push_back(attention_matrix(kind, scene, 64));
   for (const Query& query : queries) {
     grid.maps.push_back(things_of(scene, query));
     for (const AttentionKind kind : all_kinds)

@@ -17,11 +17,11 @@ using mhla::Index;
 
 /// The matrix between the blocks of a grid whose blocks are single tokens: only the layout counts.
 /// `row` is the number of blocks after which the layout begins a new row, where lines are drawn.
-drawing::HeatMap map_of(const std::string& caption, const Grid& layout, Index row,
+drawing::HeatMap map_of(const std::string& caption, const Grid& grid, Index row,
                         mhla::Transform transform = mhla::Transform::automatic) {
-  const Index blocks = layout.num_blocks();
+  const Index blocks = grid.num_blocks();
   mhla::testing::HostTensor<double, 2> mix(blocks, blocks);
-  mhla::initialize(mix.view(), layout, {.transform = transform});
+  mhla::initialize(mix.view(), grid, {.transform = transform});
   drawing::HeatMap map{.name = caption,
                        .caption = {caption},
                        .rows = static_cast<std::size_t>(blocks),

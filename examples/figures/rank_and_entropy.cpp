@@ -18,8 +18,7 @@ namespace figures {
 
 namespace {
 
-constexpr Index dim = 32;    // of a head, as in SANA
-constexpr Index layout = 4;  // 4 x 4 blocks, as in DeiT and DiT
+constexpr Index sana_dim = 32;  // of a head
 
 /// The first three have the same tokens on their x axes; the last is of the most tokens.
 struct Charts {
@@ -52,7 +51,7 @@ void add_measurements(Charts& charts, AttentionKind kind, const std::vector<Inde
   drawing::Series rank{name_of(kind)}, effective_rank{name_of(kind)}, entropy{name_of(kind)};
   for (const Index side : sides) {
     const Scene scene(side);
-    const AttentionMatrix weights = attention_matrix(kind, scene, layout, dim);
+    const AttentionMatrix weights = attention_matrix(kind, scene, sana_dim);
     const mhla::diagnostics::Spectrum spectrum(weights.view());
     for (drawing::Series* series : {&rank, &effective_rank, &entropy})
       series->x.push_back(static_cast<double>(scene.tokens()));
@@ -73,9 +72,9 @@ void add_bounds(Charts& charts, const std::vector<Index>& sides) {
     const mhla::Grid grid = Scene(side).blocks(layout).grid_of(tokens);
     for (drawing::Series* series : {&linear, &mhla, &all})
       series->x.push_back(static_cast<double>(tokens));
-    linear.y.push_back(
-        static_cast<double>(mhla::diagnostics::linear_attention_rank_bound(tokens, tokens, dim)));
-    mhla.y.push_back(static_cast<double>(mhla::diagnostics::mhla_rank_bound(grid, grid, dim)));
+    linear.y.push_back(static_cast<double>(
+        mhla::diagnostics::linear_attention_rank_bound(tokens, tokens, sana_dim)));
+    mhla.y.push_back(static_cast<double>(mhla::diagnostics::mhla_rank_bound(grid, grid, sana_dim)));
     all.y.push_back(std::log(static_cast<double>(tokens)));
   }
   charts.rank.bounds = {linear, mhla};

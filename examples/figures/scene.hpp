@@ -30,9 +30,9 @@ class Scene {
     return along(row) * side_ + along(column);
   }
 
-  /// Cut into layout x layout blocks.
-  mhla::Blocks2D blocks(Index layout) const {
-    return {.grid = {side_, side_}, .block = {side_ / layout, side_ / layout}};
+  /// Cut into count x count blocks.
+  mhla::Blocks2D blocks(Index count) const {
+    return {.grid = {side_, side_}, .block = {side_ / count, side_ / count}};
   }
 
   /// Two discs, at the upper left and the lower right, and a band across the lower left.

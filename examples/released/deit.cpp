@@ -14,14 +14,14 @@ namespace released {
 
 namespace {
 
-void check_model(const std::filesystem::path& folder, const RunContext& run, Comparison& in_float,
-                 Comparison& in_double) {
+void check_deit(const std::filesystem::path& folder, const RunContext& run, Comparison& in_float,
+                Comparison& in_double) {
   check<Deit, float>(folder, {"image"}, run, in_float);
   check<Deit, double>(folder, {"image"}, run, in_double);
 }
 
 /// The five likeliest classes of every image.
-void run_model(const Arguments& arguments, const RunContext& run) {
+void run_deit(const Arguments& arguments, const RunContext& run) {
   LoadedModel<Deit> loaded(arguments, run);
   const auto image = input(arguments, 0, "an image [batch, channels, height, width]");
   const layers::ImageShape& shape = loaded.model.image();
@@ -44,6 +44,6 @@ void run_model(const Arguments& arguments, const RunContext& run) {
 
 }  // namespace
 
-const ReleasedModel deit = {"deit", "MHLA_ViT", &check_model, &run_model};
+const ReleasedModel deit = {"deit", "MHLA_ViT", &check_deit, &run_deit};
 
 }  // namespace released

@@ -8,14 +8,14 @@ namespace released {
 
 namespace {
 
-void check_model(const std::filesystem::path& folder, const RunContext& run, Comparison& in_float,
-                 Comparison& in_double) {
+void check_dit(const std::filesystem::path& folder, const RunContext& run, Comparison& in_float,
+               Comparison& in_double) {
   check<Dit, float>(folder, {"latent", "timestep", "label"}, run, in_float);
   check<Dit, double>(folder, {"latent", "timestep", "label"}, run, in_double);
 }
 
 /// What is to be taken away from latents at a time step.
-void run_model(const Arguments& arguments, const RunContext& run) {
+void run_dit(const Arguments& arguments, const RunContext& run) {
   LoadedModel<Dit> loaded(arguments, run);
   const auto latent = input(arguments, 0, "a latent image [batch, channels, height, width]");
   const layers::ImageShape& shape = loaded.model.latent();
@@ -32,6 +32,6 @@ void run_model(const Arguments& arguments, const RunContext& run) {
 
 }  // namespace
 
-const ReleasedModel dit = {"dit", "DiT_MHLA", &check_model, &run_model};
+const ReleasedModel dit = {"dit", "DiT_MHLA", &check_dit, &run_dit};
 
 }  // namespace released

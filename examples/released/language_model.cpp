@@ -13,8 +13,8 @@ namespace released {
 
 namespace {
 
-void check_model(const std::filesystem::path& folder, const RunContext& run, Comparison& in_float,
-                 Comparison& in_double) {
+void check_language_model(const std::filesystem::path& folder, const RunContext& run,
+                          Comparison& in_float, Comparison& in_double) {
   check<LanguageModel, float>(folder, {"input_ids"}, run, in_float);
   check<LanguageModel, double>(folder, {"input_ids"}, run, in_double);
 }
@@ -58,7 +58,7 @@ std::map<Index, std::string> pieces_of(const std::filesystem::path& file) {
 }
 
 /// Goes on from a prompt of ids, through decoders.
-void run_model(const Arguments& arguments, const RunContext& run) {
+void run_language_model(const Arguments& arguments, const RunContext& run) {
   LoadedModel<LanguageModel> loaded(arguments, run);
   std::vector<Index> ids;
   for (const std::string& word : arguments.inputs) ids.push_back(number<Index>(word, "a token id"));
@@ -85,6 +85,7 @@ void run_model(const Arguments& arguments, const RunContext& run) {
 
 }  // namespace
 
-const ReleasedModel language_model = {"lm", "GLAForCausalLM", &check_model, &run_model};
+const ReleasedModel language_model = {"lm", "GLAForCausalLM", &check_language_model,
+                                      &run_language_model};
 
 }  // namespace released

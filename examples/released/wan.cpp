@@ -8,14 +8,14 @@ namespace released {
 
 namespace {
 
-void check_model(const std::filesystem::path& folder, const RunContext& run, Comparison& in_float,
-                 Comparison& in_double) {
+void check_wan(const std::filesystem::path& folder, const RunContext& run, Comparison& in_float,
+               Comparison& in_double) {
   check<Wan, float>(folder, {"x"}, run, in_float);
   check<Wan, double>(folder, {"x"}, run, in_double);
 }
 
 /// The layer's result.
-void run_model(const Arguments& arguments, const RunContext& run) {
+void run_wan(const Arguments& arguments, const RunContext& run) {
   LoadedModel<Wan> loaded(arguments, run);
   const auto x = input(arguments, 0, "tokens [batch, tokens, dim]");
   require_shape(x, {-1, loaded.model.tokens(), loaded.model.width()});
@@ -27,6 +27,6 @@ void run_model(const Arguments& arguments, const RunContext& run) {
 
 }  // namespace
 
-const ReleasedModel wan = {"wan", "MHLA_Video_Uni", &check_model, &run_model};
+const ReleasedModel wan = {"wan", "MHLA_Video_Uni", &check_wan, &run_wan};
 
 }  // namespace released

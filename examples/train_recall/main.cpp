@@ -4,10 +4,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/normalizer.hpp>
+#include <mhla/policy/variant.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../drawing/csv.hpp"
+#include "../training/attention_of.hpp"
 #include "../training/comparison.hpp"
 #include "../training/mixing.hpp"
 #include "../training/token_prediction.hpp"
@@ -65,21 +70,22 @@ struct Options : training::Options {
 };
 
 training::Result train(Mixing mixing, const Recall& recall, const Options& options,
-                       const training::Schedule& schedule, const training::Threads& threads) {
-  const training::TransformerShape<Attention> shape{
+                       const training::Schedule& schedule, const mhla::ForkJoin& threads) {
+  const training::TransformerShape shape{
       .mixing = mixing,
-      .attention = {.blocks = {.block = options.block},
-                    .scale = 1 / std::sqrt(static_cast<double>(options.width / options.heads))},
+      .attention = training::any_attention(
+          Attention{.blocks = {.block = options.block},
+                    .scale = 1 / std::sqrt(static_cast<double>(options.width / options.heads))}),
       .tokens = recall.tokens(),
       .layers = options.layers,
       .width = options.width,
       .heads = options.heads};
-  const training::TokenPrediction<float, Attention> task(shape, recall);
+  const training::TokenPrediction task(shape, recall);
   return training::train(training::name_of(mixing), task, schedule, recall.tokens(), threads);
 }
 
 /// By length, a line for each kind of mixing: how much is right, in per cent.
-drawing::LineChart accuracies(const Options& options, const training::Threads& threads) {
+drawing::LineChart accuracies(const Options& options, const mhla::ForkJoin& threads) {
   drawing::LineChart chart{
       .title = options.once ? "Recall of a value written once" : "Recall of the latest value",
       .x = {.label = "tokens", .scale = drawing::Scale::logarithmic},
@@ -116,7 +122,7 @@ void print_table(const drawing::LineChart& chart) {
 int run(const Options& options) {
   if (options.width % options.heads != 0) throw UsageError("--width must be a multiple of --heads");
   if (options.shortest % 2 != 0) throw UsageError("--shortest must be even");
-  const training::Threads threads(options.threads);
+  const mhla::ForkJoin threads(options.thread_count());
   std::printf("%td layers of width %td, %td heads, blocks of %td.\n", options.layers, options.width,
               options.heads, options.block);
   const drawing::LineChart chart = accuracies(options, threads);
@@ -129,9 +135,5 @@ int run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options;
-  CommandLine line(about);
-  options.add_to(line);
-  return training::run_program("train_recall", argc, argv, line, options,
-                               [&] { return run(options); });
+  return training::run_program("train_recall", about, argc, argv, run);
 }

@@ -2,9 +2,12 @@
 // train_video [options]: masked tokens of a moving pattern, predicted with several kinds of
 // attention over frames, rows and columns, with and without convolutions for positions.
 #include <cstdio>
+#include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/variant.hpp>
 #include <string>
 #include <vector>
 
+#include "../training/attention_of.hpp"
 #include "../training/comparison.hpp"
 #include "../training/mixing.hpp"
 #include "../training/token_prediction.hpp"
@@ -54,19 +57,20 @@ struct Options : training::Options {
 };
 
 Result train(Mixing mixing, bool positional_convolution, const Options& options,
-             const training::Threads& threads) {
+             const mhla::ForkJoin& threads) {
   const MovingPattern videos(options.video, options.schedule.seed);
   const auto& [frames, height, width, masked] = options.video;
-  const training::TransformerShape<Attention> shape{
+  const training::TransformerShape shape{
       .mixing = mixing,
-      .attention = {.blocks = {.grid = {frames, height, width},
-                               .block = {options.block[0], options.block[1], options.block[2]}}},
+      .attention = training::any_attention(
+          Attention{.blocks = {.grid = {frames, height, width},
+                               .block = {options.block[0], options.block[1], options.block[2]}}}),
       .tokens = videos.tokens(),
       .layers = options.layers,
       .width = options.width,
       .heads = options.heads,
       .positional_convolution = positional_convolution};
-  const training::TokenPrediction<float, Attention> task(shape, videos);
+  const training::TokenPrediction task(shape, videos);
   const std::string name =
       std::string(training::name_of(mixing)) + (positional_convolution ? ", CPE" : "");
   return training::train(name, task, options.schedule, videos.tokens(), threads);
@@ -77,7 +81,7 @@ int run(const Options& options) {
   if (options.video.masked > options.video.tokens())
     throw UsageError("--masked exceeds the video's " + std::to_string(options.video.tokens()) +
                      " tokens");
-  const training::Threads threads(options.threads);
+  const mhla::ForkJoin threads(options.thread_count());
   std::printf("%td frames of %td x %td tokens, %td of them masked; blocks of %td x %td x %td.\n\n",
               options.video.frames, options.video.height, options.video.width, options.video.masked,
               options.block[0], options.block[1], options.block[2]);
@@ -93,9 +97,5 @@ int run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options;
-  CommandLine line(about);
-  options.add_to(line);
-  return training::run_program("train_video", argc, argv, line, options,
-                               [&] { return run(options); });
+  return training::run_program("train_video", about, argc, argv, run);
 }

@@ -68,13 +68,13 @@ std::unique_ptr<Images> images_of(const Options& options) {
 }
 
 Result train(const std::string& name, const ModelShape& shape, const Options& options,
-             const Images& images, const training::Threads& threads) {
-  const Classifier<float> classifier(shape, images);
+             const Images& images, const mhla::ForkJoin& threads) {
+  const Classifier classifier(shape, images);
   return training::train(name, classifier, options.schedule, classifier.tokens(), threads);
 }
 
 std::vector<Result> compare(const Options& options, const Images& images,
-                            const training::Threads& threads) {
+                            const mhla::ForkJoin& threads) {
   std::vector<Result> results;
   for (const bool positional_convolution : {false, true})
     for (const bool gate : {false, true})
@@ -94,7 +94,7 @@ std::vector<Result> compare(const Options& options, const Images& images,
 
 /// Square blocks of 1, 1/2, 1/4, ... of the grid.
 std::vector<Result> sweep(const Options& options, const Images& images,
-                          const training::Threads& threads) {
+                          const mhla::ForkJoin& threads) {
   std::vector<Result> results;
   const Index rows = images.shape().height / options.shape.patch;
   const Index columns = images.shape().width / options.shape.patch;
@@ -117,7 +117,7 @@ int run(const Options& options) {
                      std::to_string(image.width) + " pixels");
   if (options.shape.width % options.shape.heads != 0)
     throw UsageError("--width must be a multiple of --heads");
-  const training::Threads threads(options.threads);
+  const mhla::ForkJoin threads(options.thread_count());
   std::printf(
       "Images of %td x %td x %td, %td classes, in patches of %td x %td: %td tokens; %td layers "
       "of width %td, %td heads.\n\n",
@@ -134,9 +134,5 @@ int run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options;
-  CommandLine line(about);
-  options.add_to(line);
-  return training::run_program("train_vit", argc, argv, line, options,
-                               [&] { return run(options); });
+  return training::run_program("train_vit", about, argc, argv, run);
 }

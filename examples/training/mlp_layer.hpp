@@ -6,19 +6,14 @@
 
 #include "../layers/mlp.hpp"
 #include "../layers/norms.hpp"
+#include "scalar.hpp"
 
 namespace training {
 
-using layers::Index;
-using layers::Matrix;
-using layers::ParameterList;
-using layers::Values;
-
-template <class T>
 struct MlpActivations {
-  Matrix<T> input;
-  Matrix<T> normed;
-  layers::GatedMlpActivations<T> inner;
+  Matrix input;
+  Matrix normed;
+  layers::GatedMlpActivations<Scalar> inner;
 };
 
 class MlpLayer {
@@ -27,24 +22,9 @@ class MlpLayer {
       : norm_(list, name + ".norm", width), mlp_(list, name, width, hidden, out_gain) {}
 
   /// Adds the layer's result to x.
-  template <class T>
-  void forward(const Values<T>& values, Matrix<T>& x, MlpActivations<T>& a) const {
-    Matrix<T> added;
-    a.input = x;
-    norm_.forward(values, x, a.normed);
-    mlp_.forward(values, a.normed, added, a.inner);
-    x += added;
-  }
-
+  void forward(const Values& values, Matrix& x, MlpActivations& a) const;
   /// dx is the gradient of the sum on entry, of the layer's input afterwards.
-  template <class T>
-  void backward(const Values<T>& values, const MlpActivations<T>& a, Matrix<T>& dx,
-                Values<T>& gradient) const {
-    Matrix<T> d_normed, d_input;
-    mlp_.backward(values, a.inner, dx, d_normed, gradient);
-    norm_.backward(values, a.input, d_normed, d_input, gradient);
-    dx += d_input;
-  }
+  void backward(const Values& values, const MlpActivations& a, Matrix& dx, Values& gradient) const;
 
  private:
   layers::RmsNorm norm_;

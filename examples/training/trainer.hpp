@@ -3,22 +3,17 @@
 // Results do not depend on the number of threads.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <mhla/mhla.hpp>
+#include <memory>
+#include <mhla/fork_join.hpp>
 #include <vector>
 
 #include "../layers/adamw.hpp"
-#include "../layers/parameters.hpp"
 #include "draws.hpp"
+#include "scalar.hpp"
 
 namespace training {
-
-using layers::Index;
-using layers::Values;
 
 /// How good predictions are.
 struct Score {
@@ -36,21 +31,27 @@ struct Score {
   }
 };
 
-/// A model and what it learns: numbered examples of two parts. Those of training never end; there
-/// are `validation_examples()` to judge by. `score` evaluates examples [first, last) and, where
-/// `gradient` is not null, overwrites it with that of `weight` times the summed loss; examples of
-/// training hold equally many predictions, `predictions_per_example()`.
-template <class Task>
-concept TrainingTask = requires(const Task& task, Values<typename Task::Scalar>& values,
-                                typename Task::Scratch& scratch) {
-  { task.parameters().size() } -> std::convertible_to<Index>;
-  { task.initial_values(std::uint64_t{}) } -> std::same_as<Values<typename Task::Scalar>>;
-  task.project(values);
-  { task.predictions_per_example() } -> std::convertible_to<Index>;
-  { task.validation_examples() } -> std::convertible_to<Index>;
-  {
-    task.score(values, Part::training, Index{}, Index{}, scratch, typename Task::Scalar{}, &values)
-    } -> std::same_as<Score>;
+/// A model and what it learns: numbered examples of two parts. Those of training never end, and
+/// hold equally many predictions.
+class Task {
+ public:
+  /// What `score` keeps from call to call: its memory.
+  struct Scratch {
+    virtual ~Scratch() = default;
+  };
+
+  virtual ~Task() = default;
+  virtual const ParameterList& parameters() const = 0;
+  virtual Values initial_values(std::uint64_t seed) const = 0;
+  /// Keeps values where they may be, after an update.
+  virtual void project(Values& values) const = 0;
+  virtual Index predictions_per_example() const = 0;
+  virtual Index validation_examples() const = 0;  ///< how many there are to judge by
+  virtual std::unique_ptr<Scratch> scratch() const = 0;
+  /// Of examples [first, last). Where `gradient` is not null it becomes that of `weight` times the
+  /// summed loss.
+  virtual Score score(const Values& values, Part part, Index first, Index last, Scratch& scratch,
+                      Scalar weight, Values* gradient) const = 0;
 };
 
 struct Schedule {
@@ -60,75 +61,34 @@ struct Schedule {
   std::uint64_t seed = 1;
 };
 
-template <TrainingTask Task>
 class Trainer {
  public:
-  using T = typename Task::Scalar;
+  Trainer(const Task& task, const Schedule& schedule, const mhla::ForkJoin& threads);
 
-  Trainer(const Task& task, const Schedule& schedule, const Eigen::ThreadPoolDevice& pool)
-      : task_(task),
-        schedule_(schedule),
-        threads_(pool),
-        values_(task.initial_values(schedule.seed)),
-        adam_(values_.size()) {}
-
-  const Values<T>& values() const { return values_; }
+  const Values& values() const { return values_; }
 
   /// One update. Returns the mean loss before it.
-  double step() {
-    const Index first = step_ * schedule_.batch;
-    const double predictions =
-        static_cast<double>(schedule_.batch * task_.predictions_per_example());
-    const Score score =
-        over(Part::training, first, first + schedule_.batch, static_cast<T>(1 / predictions), true);
-    Values<T>& gradient = shares_[0].gradient;
-    for (std::size_t i = 1; i < shares_in_use_; ++i) gradient += shares_[i].gradient;
-    layers::clip(gradient, 1.0);
-    adam_.update(values_, gradient,
-                 layers::scheduled_rate(schedule_.rate, step_++, schedule_.steps));
-    task_.project(values_);
-    return score.mean_loss();
-  }
-
-  Score validate() {
-    Score score;
-    const Index examples = task_.validation_examples();
-    for (Index i = 0; i < examples; i += examples_at_once)
-      score += over(Part::validation, i, std::min(examples, i + examples_at_once), T(0), false);
-    return score;
-  }
+  double step();
+  Score validate();
 
  private:
   static constexpr Index examples_at_once = 32;
   static constexpr Index most_shares = 8;  // whatever the number of threads
 
   struct Share {
-    typename Task::Scratch scratch;
-    Values<T> gradient;
+    std::unique_ptr<Task::Scratch> scratch;
+    Values gradient;
     Score score;
   };
 
   /// The score of examples and, wanted, the gradient of weight times their loss, in the shares.
-  Score over(Part part, Index first, Index last, T weight, bool with_gradient) {
-    const Index shares = std::min(last - first, most_shares);
-    shares_in_use_ = static_cast<std::size_t>(shares);
-    shares_.resize(std::max(shares_.size(), shares_in_use_));
-    threads_.parallel_for(shares, [&](Index number, Index /*slot*/) {
-      Share& share = shares_[static_cast<std::size_t>(number)];
-      share.score = task_.score(values_, part, first + (last - first) * number / shares,
-                                first + (last - first) * (number + 1) / shares, share.scratch,
-                                weight, with_gradient ? &share.gradient : nullptr);
-    });
-    Score score;
-    for (std::size_t i = 0; i < shares_in_use_; ++i) score += shares_[i].score;
-    return score;
-  }
+  Score over(Part part, Index first, Index last, Scalar weight, bool with_gradient);
 
   const Task& task_;
   Schedule schedule_;
-  mhla::ThreadPoolExecutor threads_;
-  Values<T> values_;
-  layers::AdamW<T> adam_;
+  const mhla::ForkJoin& threads_;
+  Values values_;
+  layers::AdamW<Scalar> adam_;
   std::vector<Share> shares_;
   std::size_t shares_in_use_ = 0;
   Index step_ = 0;

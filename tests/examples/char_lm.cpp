@@ -29,8 +29,7 @@ using mhla::testing::random_index;
 
 // Exp is smooth, where the program's EluPlusOne has a second derivative that jumps: a central
 // difference of fourth order cannot judge that.
-using SmoothModel = Model<double, mhla::Exp>;
-using SmoothWindows = Windows<double, mhla::Exp>;
+Model smooth_model(const ModelShape& shape) { return Model(shape, mhla::Exp{}); }
 
 using layers::AdamW;
 using layers::clip;
@@ -40,7 +39,6 @@ using training::all_mixings;
 using training::InputError;
 using training::name_of;
 using training::Schedule;
-using training::Threads;
 using training::Trainer;
 
 /// Blocks of 4 in a context of 14: the last one is shorter.
@@ -55,9 +53,9 @@ ModelShape small_shape(Mixing mixing) {
 }
 
 /// Initial values that are nowhere special: gains are not 1, mixing rows not uniform.
-Values<double> some_values(const SmoothModel& model) {
-  Values<double> values = model.initial_values(3);
-  Values<double> noise(values.size());
+Values some_values(const Model& model) {
+  Values values = model.initial_values(3);
+  Values noise(values.size());
   mhla::testing::fill_random(mhla::testing::Uniform{-0.2f, 0.2f}, 4,
                              mhla::make_view(noise.data(), noise.size()));
   values += noise;
@@ -76,7 +74,7 @@ std::vector<int> some_text(std::size_t length, Index symbols) {
   return text;
 }
 
-double relative(const Matrix<double>& actual, const Matrix<double>& exact) {
+double relative(const Matrix& actual, const Matrix& exact) {
   return (actual - exact).norm() / exact.norm();
 }
 
@@ -103,32 +101,32 @@ double figure_after(const std::string& text, const std::string& label, int n = 1
 
 TEST_CASE("char_lm: the gradient of every parameter is the loss' derivative", "[char_lm]") {
   for (const Mixing mixing : all_mixings) {
-    const SmoothModel model(small_shape(mixing));
-    const Values<double> origin = some_values(model);
+    const Model model = smooth_model(small_shape(mixing));
+    const Values origin = some_values(model);
     const std::vector<int> text = some_text(40, model.shape().vocabulary);
     const Batch batch = batch_of(model.shape(), text, {0, 11, 25}, model.shape().context);
     const double weight = 1.0 / static_cast<double>(batch.predictions.size());
 
-    Activations<double> activations;
-    Matrix<double> d_logits;
-    Values<double> gradient;
+    Activations activations;
+    Matrix d_logits;
+    Values gradient;
     model.forward(origin, batch.tokens, batch.sequences, activations);
     cross_entropy(activations.logits, batch.predictions, weight, &d_logits);
     model.backward(origin, batch.tokens, batch.sequences, activations, d_logits, gradient);
 
     // All parameters at once: alone, a small one moves the loss too little for its difference to
     // be exact. A linear model's mix stays as it is, so that its derivative does not count.
-    Values<double> displacement = Values<double>::Zero(origin.size());
+    Values displacement = Values::Zero(origin.size());
     const double unit = 1 / std::sqrt(static_cast<double>(origin.size()));
-    Values<double> scale = Values<double>::Constant(origin.size(), unit);
+    Values scale = Values::Constant(origin.size(), unit);
     for (const Parameter& parameter : model.parameters().all()) {
       if (!is_mix(parameter) || mixing == Mixing::mhla) continue;
       CHECK((gradient.segment(parameter.begin, parameter.size()) == 0).all());
       scale.segment(parameter.begin, parameter.size()) = 0;
     }
-    const Values<double> slope = scale * gradient;
+    const Values slope = scale * gradient;
     const auto loss = [&] {
-      Activations<double> displaced;
+      Activations displaced;
       model.forward(origin + scale * displacement, batch.tokens, batch.sequences, displaced);
       return weight * cross_entropy(displaced.logits, batch.predictions);
     };
@@ -145,21 +143,21 @@ TEST_CASE("char_lm: the gradient of every parameter is the loss' derivative", "[
 }
 
 TEST_CASE("char_lm: a symbol evaluated once counts as often as it occurs", "[char_lm]") {
-  const SmoothModel model(small_shape(Mixing::none));
-  const Values<double> values = some_values(model);
+  const Model model = smooth_model(small_shape(Mixing::none));
+  const Values values = some_values(model);
   const std::vector<int> text = some_text(40, model.shape().vocabulary);
   const std::vector<Index> starts{3, 20};
   ModelShape with_each_token = model.shape();
   with_each_token.mixing = Mixing::mhla;
 
   double loss[2];
-  Values<double> gradient[2];
+  Values gradient[2];
   for (const int i : {0, 1}) {
     const Batch batch = batch_of(i == 0 ? model.shape() : with_each_token, text, starts, Index{14});
     CHECK(batch.predictions.size() == 28);
     CHECK(batch.tokens.size() == (i == 0 ? 5 : 28));
-    Activations<double> activations;
-    Matrix<double> d_logits;
+    Activations activations;
+    Matrix d_logits;
     model.forward(values, batch.tokens, batch.sequences, activations);
     loss[i] = cross_entropy(activations.logits, batch.predictions, 0.5, &d_logits);
     model.backward(values, batch.tokens, batch.sequences, activations, d_logits, gradient[i]);
@@ -171,10 +169,10 @@ TEST_CASE("char_lm: a symbol evaluated once counts as often as it occurs", "[cha
 TEST_CASE("char_lm: no character knows those after it", "[char_lm]") {
   for (const Mixing mixing : all_mixings) {
     INFO(name_of(mixing));
-    const SmoothModel model(small_shape(mixing));
-    const Values<double> values = some_values(model);
+    const Model model = smooth_model(small_shape(mixing));
+    const Values values = some_values(model);
     std::vector<int> tokens = some_text(14, model.shape().vocabulary);
-    Activations<double> before, after;
+    Activations before, after;
     model.forward(values, tokens, 1, before);
     const Index changed = 6;
     tokens[changed] = (tokens[changed] + 1) % 5;
@@ -190,12 +188,12 @@ TEST_CASE("char_lm: no character knows those after it", "[char_lm]") {
 
 TEST_CASE("char_lm: a stream computes what the forward pass computes", "[char_lm]") {
   for (const Mixing mixing : all_mixings) {
-    const SmoothModel model(small_shape(mixing));
-    const Values<double> values = some_values(model);
+    const Model model = smooth_model(small_shape(mixing));
+    const Values values = some_values(model);
     const std::vector<int> tokens = some_text(14, model.shape().vocabulary);
     for (std::ptrdiff_t prompt = 1; prompt <= 14; ++prompt) {
       INFO(name_of(mixing) << ", after a prompt of " << prompt);
-      Stream<double, mhla::Exp> stream(model, values);
+      Stream stream(model, values);
       CHECK(stream.has_decoders() == (mixing == Mixing::mhla || mixing == Mixing::linear));
       stream.append({tokens.begin(), tokens.begin() + prompt});
       for (auto token = tokens.begin() + prompt; token != tokens.end(); ++token)
@@ -209,13 +207,13 @@ TEST_CASE("char_lm: a stream computes what the forward pass computes", "[char_lm
 
 TEST_CASE("char_lm: training has the same bits for any number of threads", "[char_lm]") {
   const std::vector<int> text = some_text(200, 5);
-  const SmoothWindows windows(small_shape(Mixing::mhla), text, text, 1);
-  Values<double> values[3];
+  const Windows windows(smooth_model(small_shape(Mixing::mhla)), text, text, 1);
+  Values values[3];
   double loss[3];
   for (const int i : {0, 1, 2}) {
-    const Threads threads(i + 1);
+    const mhla::ForkJoin threads(i + 1);
     // 11: not a multiple of the shares
-    Trainer trainer(windows, {.steps = 4, .batch = 11}, threads.device());
+    Trainer trainer(windows, {.steps = 4, .batch = 11}, threads);
     for (Index step = 0; step < 4; ++step) trainer.step();
     values[i] = trainer.values();
     loss[i] = trainer.validate().loss;
@@ -229,20 +227,20 @@ TEST_CASE("char_lm: training has the same bits for any number of threads", "[cha
 TEST_CASE("char_lm: a step follows the gradient of all its windows", "[char_lm]") {
   const std::vector<int> text = some_text(200, 5);
   const Schedule schedule{.steps = 10, .batch = 11, .seed = 6};
-  const SmoothWindows windows(small_shape(Mixing::mhla), text, text, schedule.seed);
-  const SmoothModel& model = windows.model();
-  const Threads threads(2);
-  Trainer trainer(windows, schedule, threads.device());
-  Values<double> values = trainer.values();
+  const Windows windows(smooth_model(small_shape(Mixing::mhla)), text, text, schedule.seed);
+  const Model& model = windows.model();
+  const mhla::ForkJoin threads(2);
+  Trainer trainer(windows, schedule, threads);
+  Values values = trainer.values();
   const double loss = trainer.step();
 
   std::vector<Index> starts;
   for (std::uint64_t i = 0; i < 11; ++i)
     starts.push_back(random_index(mhla::testing::random_bits(schedule.seed, 0), i, 200 - 14));
   const Batch batch = batch_of(model.shape(), text, starts, 14);
-  Activations<double> activations;
-  Matrix<double> d_logits;
-  Values<double> gradient;
+  Activations activations;
+  Matrix d_logits;
+  Values gradient;
   model.forward(values, batch.tokens, batch.sequences, activations);
   const double summed =
       cross_entropy(activations.logits, batch.predictions, 1.0 / (11 * 14), &d_logits);
@@ -256,17 +254,17 @@ TEST_CASE("char_lm: a step follows the gradient of all its windows", "[char_lm]"
 
 TEST_CASE("char_lm: after every update the mixing matrices are where they may be", "[char_lm]") {
   const std::vector<int> text = some_text(100, 5);
-  const SmoothWindows windows(small_shape(Mixing::mhla), text, text, 1);
-  const Threads threads(1);
-  Trainer trainer(windows, {.steps = 6, .rate = 0.5}, threads.device());
-  const Values<double> initial = trainer.values();
+  const Windows windows(smooth_model(small_shape(Mixing::mhla)), text, text, 1);
+  const mhla::ForkJoin threads(1);
+  Trainer trainer(windows, {.steps = 6, .rate = 0.5}, threads);
+  const Values initial = trainer.values();
   int matrices = 0;
   for (Index step = 0; step < 6; ++step) trainer.step();
   for (const Parameter& parameter : windows.parameters().all()) {
     if (!is_mix(parameter)) continue;
     ++matrices;
-    const Matrix<double> mix = parameter.in(trainer.values());
-    CHECK(mix != Matrix<double>(parameter.in(initial)));
+    const Matrix mix = parameter.in(trainer.values());
+    CHECK(mix != Matrix(parameter.in(initial)));
     for (Index head = 0; head < mix.rows(); ++head)
       for (Index i = 0; i < 4; ++i)
         for (Index b = 0; b < 4; ++b) {
@@ -278,17 +276,17 @@ TEST_CASE("char_lm: after every update the mixing matrices are where they may be
 }
 
 TEST_CASE("char_lm: every character of a text but the first is predicted once", "[char_lm]") {
-  const Threads threads(1);
+  const mhla::ForkJoin threads(1);
   const std::vector<int> text = some_text(500, 5);
   for (const Mixing mixing : {Mixing::mhla, Mixing::none})
     for (const std::ptrdiff_t length : {2, 15, 16, 500}) {
       const std::vector<int> part(text.begin(), text.begin() + length);
-      const SmoothWindows windows(small_shape(mixing), text, part, 1);
-      Trainer trainer(windows, {}, threads.device());
+      const Windows windows(smooth_model(small_shape(mixing)), text, part, 1);
+      Trainer trainer(windows, {}, threads);
       double nats = 0;
       for (std::ptrdiff_t begin = 0; begin + 1 < length; begin += 14) {
         const std::ptrdiff_t end = std::min(begin + 14, length - 1);
-        Activations<double> activations;
+        Activations activations;
         windows.model().forward(trainer.values(), {part.begin() + begin, part.begin() + end}, 1,
                                 activations);
         for (std::ptrdiff_t t = begin; t < end; ++t) {
@@ -303,18 +301,18 @@ TEST_CASE("char_lm: every character of a text but the first is predicted once", 
 }
 
 TEST_CASE("char_lm: Adam, its rate, and clipping", "[char_lm]") {
-  Values<double> values(3), gradient(3);
+  Values values(3), gradient(3);
   values << 1, 2, 3;
   gradient << 0.3, -4, 0;
-  Values<double> decaying = values;
-  AdamW<double>(3, 0.5).update(decaying, Values<double>::Zero(3), 0.1);
+  Values decaying = values;
+  AdamW<double>(3, 0.5).update(decaying, Values::Zero(3), 0.1);
   CHECK((decaying - values * 0.95).abs().maxCoeff() <= 1e-15);
   AdamW<double> adam(3);
   adam.update(values, gradient, 0.1);  // the first update is the rate along each sign
   CHECK(std::abs(values(0) - 0.9) <= 1e-8);
   CHECK(std::abs(values(1) - 2.1) <= 1e-8);
   CHECK(values(2) == 3);
-  adam.update(values, Values<double>::Zero(3), 0.1);
+  adam.update(values, Values::Zero(3), 0.1);
   const double mean = 0.9 * 0.1 / (1 - 0.81);
   const double square = 0.98 * 0.02 / (1 - 0.98 * 0.98);
   CHECK(std::abs(values(0) - (0.9 - 0.1 * mean / std::sqrt(square))) <= 1e-8);
@@ -345,7 +343,7 @@ TEST_CASE("char_lm: symbols, and the entropy of pairs", "[char_lm]") {
 }
 
 TEST_CASE("char_lm: a drawn symbol follows its probability", "[char_lm]") {
-  Matrix<double> logits(1, 4);
+  Matrix logits(1, 4);
   logits << 9, std::log(0.2), std::log(0.3), std::log(0.5);  // the unknown symbol is never drawn
   const auto row = logits.row(0);
   CHECK(draw_symbol(row, 0, 0.1) == 3);

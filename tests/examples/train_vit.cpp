@@ -102,18 +102,17 @@ TEST_CASE("train_vit: the classifier's gradient", "[train_vit]") {
     ModelShape shape{.patch = 1, .block = {2, 2}, .layers = 1, .width = 8, .heads = 2};
     shape.positional_convolution = with_all;
     shape.gate = with_all;
-    const Classifier<double, mhla::Exp> classifier(shape, images);
-    const Values<double> origin = classifier.initial_values(1);
-    Classifier<double, mhla::Exp>::Scratch scratch;
-    Values<double> gradient =
-        Values<double>::Constant(origin.size(), std::nan(""));  // shows what is not written
-    classifier.score(origin, Part::training, 0, 4, scratch, 0.25, &gradient);
+    const Classifier classifier(shape, images, mhla::Exp{});
+    const Values origin = classifier.initial_values(1);
+    const auto scratch = classifier.scratch();
+    Values gradient = Values::Constant(origin.size(), std::nan(""));  // shows what is not written
+    classifier.score(origin, Part::training, 0, 4, *scratch, 0.25, &gradient);
     constexpr double scale = 0.02;  // of steps, as norms of few channels are much curved
-    Values<double> displacement = Values<double>::Zero(origin.size());
-    const Values<double> slope = scale * gradient;
+    Values displacement = Values::Zero(origin.size());
+    const Values slope = scale * gradient;
     const auto loss = [&] {
-      const Values<double> displaced = origin + scale * displacement;
-      return classifier.score(displaced, Part::training, 0, 4, scratch, 0, nullptr).loss / 4;
+      const Values displaced = origin + scale * displacement;
+      return classifier.score(displaced, Part::training, 0, 4, *scratch, 0, nullptr).loss / 4;
     };
     const auto view = [](auto& all) { return mhla::make_view(all.data(), all.size()); };
     const auto check = mhla::testing::check_gradient(

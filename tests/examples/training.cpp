@@ -2,6 +2,10 @@
 // What the training programs share: the gradient of every form of the transformer, the softmax
 // attention that MHLA is compared with, and the command line.
 #include <cmath>
+#include <memory>
+#include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/normalizer.hpp>
+#include <mhla/policy/variant.hpp>
 #include <mhla/reference/softmax_attention.hpp>
 #include <mhla/reference/token_features.hpp>
 #include <mhla/testing/comparison.hpp>
@@ -9,7 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "examples/training/attention_of.hpp"
 #include "examples/training/command_line.hpp"
+#include "examples/training/softmax_attention.hpp"
 #include "examples/training/token_prediction.hpp"
 #include "examples/training/transformer.hpp"
 #include "tests/support/catch.hpp"
@@ -33,42 +39,41 @@ Video video() {
   return {.blocks = {.grid = {2, 2, 3}, .block = {1, 2, 2}}, .rotation = {.theta = 50}};
 }
 
-Matrix<double> random_matrix(Index rows, Index columns, std::uint64_t seed) {
-  Matrix<double> matrix(rows, columns);
+Matrix random_matrix(Index rows, Index columns, std::uint64_t seed) {
+  Matrix matrix(rows, columns);
   mhla::testing::fill_random(mhla::testing::Normal{}, seed,
                              mhla::make_view(matrix.data(), matrix.size()));
   return matrix;
 }
 
 /// In x and in all parameters at once; a linear model's mix stays as it is.
-template <class Attention>
-void require_gradient(const TransformerShape<Attention>& shape) {
+void require_gradient(const TransformerShape& shape) {
   ParameterList list;
-  const Transformer<double, Attention> transformer(list, shape);
-  Values<double> origin = list.initial_values<double>(3);
+  const Transformer transformer(list, shape);
+  Values origin = list.initial_values<double>(3);
   transformer.initialize(origin);
   origin += 0.1 * random_matrix(list.size(), 1, 4).col(0).array();
   transformer.project(origin);
   // No token of it is near 0 after attention, where a norm is too curved for differences.
-  Matrix<double> x = random_matrix(2 * shape.tokens, shape.width, 15);
-  const Matrix<double> weight = random_matrix(x.rows(), x.cols(), 6);
+  Matrix x = random_matrix(2 * shape.tokens, shape.width, 15);
+  const Matrix weight = random_matrix(x.rows(), x.cols(), 6);
 
-  TransformerActivations<double> a;
-  Matrix<double> dx;
+  TransformerActivations a;
+  Matrix dx;
   // What is not written shows as NaN.
-  Values<double> gradient = Values<double>::Constant(list.size(), std::nan(""));
+  Values gradient = Values::Constant(list.size(), std::nan(""));
   transformer.forward(origin, 2, x, a);
   transformer.backward(origin, 2, a, weight, dx, gradient);
   REQUIRE(gradient.isFinite().all());
 
-  Values<double> displacement = Values<double>::Zero(list.size());
-  Values<double> scale = Values<double>::Constant(list.size(), 0.02);
+  Values displacement = Values::Zero(list.size());
+  Values scale = Values::Constant(list.size(), 0.02);
   for (const Parameter& parameter : list.all())
     if (shape.mixing == Mixing::linear && parameter.name.ends_with(".mix"))
       scale.segment(parameter.begin, parameter.size()) = 0;
-  const Values<double> slope = scale * gradient;
+  const Values slope = scale * gradient;
   const auto loss = [&] {
-    TransformerActivations<double> displaced;
+    TransformerActivations displaced;
     transformer.forward(origin + scale * displacement, 2, x, displaced);
     return (displaced.normed.array() * weight.array()).sum();
   };
@@ -81,19 +86,18 @@ void require_gradient(const TransformerShape<Attention>& shape) {
   REQUIRE(check.error <= 1e-9);
 }
 
-template <class Attention>
-void require_gradients(const Attention& attention, Index tokens) {
+void require_gradients(const std::shared_ptr<const AnyAttention>& attention, Index tokens) {
   for (const Mixing mixing : all_mixings)
     for (const bool gate : {false, true})
-      require_gradient<Attention>({.mixing = mixing,
-                                   .attention = attention,
-                                   .tokens = tokens,
-                                   .layers = 2,
-                                   .width = 8,
-                                   .heads = 2,
-                                   .gate = gate,
-                                   .positional_convolution = !gate,
-                                   .softmax_layers = mixing == Mixing::mhla && gate ? 1 : 0});
+      require_gradient({.mixing = mixing,
+                        .attention = attention,
+                        .tokens = tokens,
+                        .layers = 2,
+                        .width = 8,
+                        .heads = 2,
+                        .gate = gate,
+                        .positional_convolution = !gate,
+                        .softmax_layers = mixing == Mixing::mhla && gate ? 1 : 0});
 }
 
 /// Sequences of 10 tokens of two symbols each; the two at the ends are to be predicted.
@@ -123,9 +127,9 @@ void require_softmax(const Attention& attention, Index tokens) {
   };
   HostTensor<double, 4> q = random(1, 6), k = random(2, 6), dq = q, dk = k;
   HostTensor<double, 4> v = random(3, 4), dy = random(4, 4), y = v, dv = v;
-  const layers::SoftmaxAttention<double, Attention> softmax(attention);
-  softmax.forward(q.view(), k.view(), v.view(), y.view());
-  softmax.backward(q.view(), k.view(), v.view(), dy.view(), dq.view(), dk.view(), dv.view());
+  const AttentionOf<Attention> any(attention);
+  softmax_forward(any, q.view(), k.view(), v.view(), y.view());
+  softmax_backward(any, q.view(), k.view(), v.view(), dy.view(), dq.view(), dk.view(), dv.view());
 
   const auto turn = [&](HostTensor<double, 4>& x, int direction) {
     const auto view = x.view();
@@ -158,25 +162,26 @@ void require_softmax(const Attention& attention, Index tokens) {
 }  // namespace
 
 TEST_CASE("training: the transformer's gradients", "[training]") {
-  require_gradients(sequence(), 10);
-  require_gradients(image(), 12);
-  require_gradients(video(), 12);
+  require_gradients(any_attention(sequence()), 10);
+  require_gradients(any_attention(image()), 12);
+  require_gradients(any_attention(video()), 12);
 }
 
 TEST_CASE("training: the gradient of predicted tokens", "[training]") {
   const SomeSequences sequences;
-  const TokenPrediction<double, Sequence> task(
-      {.attention = sequence(), .tokens = 10, .layers = 1, .width = 8, .heads = 2}, sequences);
-  const Values<double> origin = task.initial_values(3);
-  TokenPrediction<double, Sequence>::Scratch scratch;
-  Values<double> gradient = Values<double>::Constant(origin.size(), std::nan(""));
-  const Score score = task.score(origin, Part::training, 0, 2, scratch, 0.25, &gradient);
+  const TokenPrediction task(
+      {.attention = any_attention(sequence()), .tokens = 10, .layers = 1, .width = 8, .heads = 2},
+      sequences);
+  const Values origin = task.initial_values(3);
+  const auto scratch = task.scratch();
+  Values gradient = Values::Constant(origin.size(), std::nan(""));
+  const Score score = task.score(origin, Part::training, 0, 2, *scratch, 0.25, &gradient);
   CHECK(score.predictions == 4);
-  Values<double> displacement = Values<double>::Zero(origin.size());
-  const Values<double> slope = 0.02 * gradient;
+  Values displacement = Values::Zero(origin.size());
+  const Values slope = 0.02 * gradient;
   const auto loss = [&] {
-    const Values<double> displaced = origin + 0.02 * displacement;
-    return task.score(displaced, Part::training, 0, 2, scratch, 0, nullptr).loss / 4;
+    const Values displaced = origin + 0.02 * displacement;
+    return task.score(displaced, Part::training, 0, 2, *scratch, 0, nullptr).loss / 4;
   };
   const auto view = [](auto& all) { return mhla::make_view(all.data(), all.size()); };
   const auto check = mhla::testing::check_gradient(
