@@ -8,7 +8,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
