@@ -44,7 +44,7 @@ void add_peak(const std::string& scalar, const NamedExecutor& threads) {
 void add_ceilings(const std::vector<NamedExecutor>& thread_counts) {
   for (const NamedExecutor& threads : thread_counts) add_peak<float>("float", threads);
   for (const NamedExecutor& threads : thread_counts) add_peak<double>("double", threads);
-  if (mhla::cpu::has_pair_products())
+  if (mhla::cpu::pair_instruction() == mhla::cpu::PairInstruction::vdpbf16ps)
     for (const NamedExecutor& threads : thread_counts)
       add_peak<mhla::BFloat16>("bfloat16", threads);
   const auto buffers = std::make_shared<std::unique_ptr<MemoryBandwidth>>();

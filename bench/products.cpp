@@ -214,7 +214,7 @@ void add_products(const NamedExecutor& executor) {
       return "product/" + e.name() + "/" + scalar + "/" + executor.name;
     };
     add(name("float"), [=](benchmark::State& state) { measure<float>(state, e, executor); });
-    if (mhla::cpu::has_pair_products())
+    if (mhla::cpu::pair_instruction() == mhla::cpu::PairInstruction::vdpbf16ps)
       add(name("bfloat16"),
           [=](benchmark::State& state) { measure<BFloat16>(state, e, executor); });
   }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Products of bfloat16 in pairs, and what packs their factors, against loops: with the machine's
-// instruction where it has one, and with the stand-in of its arithmetic, which the program's panels
-// use on every machine. Factors are small integers, so that every sum is exact, and results are
+// Products of bfloat16 in pairs, and what packs their factors, against loops: with stand-ins for
+// all instructions, one of which the program's panels use on every machine, and with those that the
+// machine has. Factors are small integers, so that every sum is exact, and results are
 // compared with all that lies between and around them.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "tests/cpu/tile_machine.hpp"
 #include "tests/support/catch.hpp"
 
 #if !defined(MHLA_PAIR_PRODUCTS_STAND_IN)
@@ -39,27 +41,78 @@ using mhla::cpu::whole_columns;
 using mhla::testing::random_bits;
 using mhla::testing::random_index;
 
-bool has_instruction() {
+namespace stand_in = mhla::cpu::portable::stand_in;
+
+template <class Instruction>
+using Portable = mhla::cpu::portable::PairKernels<float, Instruction>;
+using OfVdpbf16ps = Portable<stand_in::Vdpbf16ps>;
+using OfBfmmla = Portable<stand_in::Bfmmla>;
+using OfTdpbf16ps = mhla::cpu::portable::TiledPairKernels<float, OfVdpbf16ps, stand_in::Tdpbf16ps>;
+
+// Calls f with the kernels of an instruction if the machine has it, and says whether. The same code
+// for tile registers runs where the vectors beside them are: tile_machine.hpp stands in for them.
+template <class F>
+bool with_vdpbf16ps(const F& f) {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-         mhla::cpu::instruction_set() == mhla::cpu::InstructionSet::avx512;
-#else
-  return false;
+  namespace avx512 = mhla::cpu::avx512;
+  if (mhla::cpu::has_vdpbf16ps()) {
+    f(avx512::PairKernels<float, avx512::Vdpbf16ps>{});
+    return true;
+  }
 #endif
+  static_cast<void>(f);
+  return false;
+}
+template <class F>
+bool with_tdpbf16ps(const F& f) {
+#if defined(__x86_64__)
+  namespace avx512 = mhla::cpu::avx512;
+  using Vectors = avx512::PairKernels<float, avx512::Vdpbf16ps>;
+  const avx512::TiledPairKernels<float, Vectors, avx512::Tdpbf16ps> kernels;
+  if (mhla::cpu::has_tdpbf16ps()) {
+    f(kernels);
+    return true;
+  }
+#if defined(__linux__)
+  if (mhla::cpu::has_vdpbf16ps()) {
+    INFO("emulated");
+    tile_machine::install();
+    f(kernels);
+    CHECK(!tile_machine::configured);  // the last one was released
+    return true;
+  }
+#endif
+#endif
+  static_cast<void>(f);
+  return false;
+}
+template <class F>
+bool with_bfmmla(const F& f) {
+#if defined(__aarch64__)
+  if (mhla::cpu::has_bfmmla()) {
+    f(Portable<mhla::cpu::portable::Bfmmla>{});
+    return true;
+  }
+#endif
+  static_cast<void>(f);
+  return false;
 }
 
-// Calls f with the stand-in's kernels, and with those of the instruction where the machine has it.
+// Calls f with the kernels of every stand-in, and of the instructions that the machine has.
 template <class F>
 void for_each_kernels(const F& f) {
-  {
-    INFO("stand-in");
-    f(mhla::cpu::portable::PairKernels<float>{});
-  }
-#if defined(__x86_64__)
-  if (!has_instruction()) return;
-  INFO("VDPBF16PS");
-  f(mhla::cpu::avx512::PairKernels<float>{});
-#endif
+  const auto named = [&](const char* name) {
+    return [&f, name](auto kernels) {
+      CAPTURE(name);
+      f(kernels);
+    };
+  };
+  named("stand-in for VDPBF16PS")(OfVdpbf16ps{});
+  named("stand-in for TDPBF16PS")(OfTdpbf16ps{});
+  named("stand-in for BFMMLA")(OfBfmmla{});
+  with_vdpbf16ps(named("VDPBF16PS"));
+  with_tdpbf16ps(named("TDPBF16PS"));
+  with_bfmmla(named("BFMMLA"));
 }
 
 // A matrix whose rows are `gap` elements longer than it is wide; between and around them lie
@@ -400,6 +453,41 @@ TEST_CASE("pair products: every result is that of a loop, and nothing beside it 
         check_products(kernels, {rows, cols, 1 + (rows + cols) % 9});
     for (const Index depth : {0, 1, 2, 3, 40}) check_products(kernels, {13, 50, depth});
     check_products(kernels, {0, 32, 4});
+    // Whole tiles of 16 rows and 16 pairs, and parts of one.
+    for (const Index depth : {14, 15, 31, 33, 128, 129, 131})
+      check_products(kernels, {33, 32, depth});
+    for (const Index rows : {1, 15, 16, 17, 32, 65}) check_products(kernels, {rows, 16, 40});
+  });
+}
+
+// Executors cut mixing by its rows.
+TEST_CASE("pair products: a row has the same bits, whatever rows are with it", "[cpu]") {
+  for_each_kernels([](auto kernels) {
+    constexpr Index rows = 35, cols = 32;
+    for (const Index depth : {3, 8, 21}) {
+      CAPTURE(depth);
+      const Pairs a = pairs_of_terms(random_floats(rows, 2 * depth, 1));
+      const Pairs b = pairs_of_rows(random_floats(2 * depth, cols, 2));
+      const auto multiply = [&](Index most) {
+        Floats sums(rows, cols);
+        Prefetch nothing;
+        for (Index row = 0; row < rows; row += most)
+          kernels.multiply(PairProduct{.rows = std::min(most, rows - row),
+                                       .cols = cols,
+                                       .depth = depth,
+                                       .a = a.data() + row * a.stride,
+                                       .a_row = a.stride,
+                                       .a_term = 1,
+                                       .b = b.data(),
+                                       .b_stride = b.stride,
+                                       .sums = sums.data() + row * sums.stride,
+                                       .sums_stride = sums.stride,
+                                       .prefetch = &nothing});
+        return sums;
+      };
+      const Floats at_once = multiply(rows);
+      for (const Index most : {1, 2, 5, 8, 16, 20}) CHECK(multiply(most) == at_once);
+    }
   });
 }
 
@@ -653,28 +741,27 @@ std::uint16_t random_bfloat16(std::uint64_t seed, std::uint64_t number) {
   }
 }
 
-}  // namespace
-
 // Where a product itself is subnormal or overflows, or what it is added to is subnormal, they
 // differ: the stand-in's multiplication is rounded.
-TEST_CASE("pair products: the stand-in has the instruction's bits", "[cpu]") {
-#if defined(__x86_64__)
-  if (has_instruction()) {
+template <class StandIn>
+auto check_bits(StandIn, Index least_depth, std::uint64_t cases) {
+  return [=](auto kernels) {
     constexpr Index rows = 64, cols = 64;
     Index wrong = 0;
-    for (std::uint64_t seed = 0; seed < 200; seed += 4) {
-      const Index depth = seed % 8 == 0 ? 1 : 3;
-      Pairs a(rows, depth), b(depth, cols);
+    for (std::uint64_t seed = 0; seed < 4 * cases; seed += 4) {
+      const Index depth = least_depth + static_cast<Index>(seed / 4 % 3);
+      const bool by_columns = seed % 8 == 0;
+      Pairs a = by_columns ? Pairs(depth, rows) : Pairs(rows, depth);
+      Pairs b(depth, cols);
       Floats add(rows, cols), of_stand_in(rows, cols), of_instruction(rows, cols);
       std::uint64_t number = 0;
       const auto next = [&]() -> Pair {
         const Pair low = random_bfloat16(seed, number++);
         return low | Pair{random_bfloat16(seed, number++)} << 16;
       };
-      for (Index r = 0; r < rows; ++r)
-        for (Index k = 0; k < depth; ++k) a(r, k) = next();
-      for (Index k = 0; k < depth; ++k)
-        for (Index c = 0; c < cols; ++c) b(k, c) = next();
+      for (Pairs* factor : {&a, &b})
+        for (Index r = 0; r < factor->rows; ++r)
+          for (Index c = 0; c < factor->cols; ++c) (*factor)(r, c) = next();
       for (Index r = 0; r < rows; ++r)
         for (Index c = 0; c < cols; ++c) {
           const Pair sum = Pair{random_bfloat16(seed + 1, number)} << 16 |
@@ -689,17 +776,17 @@ TEST_CASE("pair products: the stand-in has the instruction's bits", "[cpu]") {
                     .cols = cols,
                     .depth = depth,
                     .a = a.data(),
-                    .a_row = a.stride,
-                    .a_term = 1,
+                    .a_row = by_columns ? 1 : a.stride,
+                    .a_term = by_columns ? a.stride : 1,
                     .b = b.data(),
                     .b_stride = b.stride,
                     .sums = of_stand_in.data(),
                     .sums_stride = add.stride,
                     .add = add.data(),
                     .prefetch = &nothing};
-      mhla::cpu::portable::PairKernels<float>::multiply(p);
+      StandIn::multiply(p);
       p.sums = of_instruction.data();
-      mhla::cpu::avx512::PairKernels<float>::multiply(p);
+      kernels.multiply(p);
       for (Index r = 0; r < rows; ++r)
         for (Index c = 0; c < cols; ++c) {
           const float x = of_stand_in(r, c), y = of_instruction(r, c);
@@ -707,16 +794,12 @@ TEST_CASE("pair products: the stand-in has the instruction's bits", "[cpu]") {
         }
     }
     CHECK(wrong == 0);
-    return;
-  }
-#endif
-  WARN("skipped: this machine does not have VDPBF16PS");
-  SUCCEED();
+  };
 }
 
-TEST_CASE("pair products: the stand-in rounds as the instruction does", "[cpu]") {
-#if defined(__x86_64__)
-  if (has_instruction()) {
+template <class StandIn>
+auto check_rounding(StandIn) {
+  return [](auto kernels) {
     constexpr Index rows = 64, cols = 256;
     Index wrong = 0;
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
@@ -733,10 +816,10 @@ TEST_CASE("pair products: the stand-in rounds as the instruction does", "[cpu]")
         }
       Pairs of_stand_in(rows / 2, cols), of_instruction(rows / 2, cols);
       const Rows<const float> source{from.data(), from.stride};
-      mhla::cpu::portable::PairKernels<float>::pair_rows<float>(
-          rows, cols, source, nullptr, of_stand_in.data(), of_stand_in.stride);
-      mhla::cpu::avx512::PairKernels<float>::pair_rows<float>(
-          rows, cols, source, nullptr, of_instruction.data(), of_instruction.stride);
+      StandIn::template pair_rows<float>(rows, cols, source, nullptr, of_stand_in.data(),
+                                         of_stand_in.stride);
+      kernels.template pair_rows<float>(rows, cols, source, nullptr, of_instruction.data(),
+                                        of_instruction.stride);
       for (Index r = 0; r < rows; ++r)
         for (Index c = 0; c < cols; ++c) {
           const int shift = r % 2 == 0 ? 0 : 16;
@@ -746,9 +829,128 @@ TEST_CASE("pair products: the stand-in rounds as the instruction does", "[cpu]")
         }
     }
     CHECK(wrong == 0);
-    return;
-  }
-#endif
-  WARN("skipped: this machine does not have VDPBF16PS");
+  };
+}
+
+// The machine's, which a test's name says, or a word on why there is nothing to compare with.
+void say_skipped(bool has, const char* name) {
+  if (!has) WARN("skipped: this machine does not have " << name);
   SUCCEED();
+}
+
+}  // namespace
+
+TEST_CASE("pair products: the stand-in has the bits of VDPBF16PS", "[cpu]") {
+  say_skipped(with_vdpbf16ps(check_bits(OfVdpbf16ps{}, 1, 50)), "VDPBF16PS");
+}
+TEST_CASE("pair products: the stand-in rounds as VCVTNEPS2BF16", "[cpu]") {
+  say_skipped(with_vdpbf16ps(check_rounding(OfVdpbf16ps{})), "VCVTNEPS2BF16");
+}
+TEST_CASE("pair products: the stand-in has the bits of TDPBF16PS, the machine's or emulated",
+          "[cpu]") {
+  bool has = false;
+  for (const Index depth : {8, 16, 47}) has = with_tdpbf16ps(check_bits(OfTdpbf16ps{}, depth, 6));
+  say_skipped(has, "TDPBF16PS");
+}
+TEST_CASE("pair products: the stand-in has the bits of BFMMLA and BFDOT", "[cpu]") {
+  say_skipped(with_bfmmla(check_bits(OfBfmmla{}, 1, 50)), "BFMMLA");
+}
+TEST_CASE("pair products: the stand-in rounds as BFCVTN", "[cpu]") {
+  say_skipped(with_bfmmla(check_rounding(OfBfmmla{})), "BFCVTN");
+}
+
+namespace {
+
+// Of a number between two floats the one whose last bit is 1.
+float rounded_to_odd(double exact) {
+  const auto nearest = static_cast<float>(exact);
+  Pair bits;
+  std::memcpy(&bits, &nearest, sizeof(bits));
+  if (static_cast<double>(nearest) == exact || bits % 2 == 1) return nearest;
+  const float beyond = std::numeric_limits<float>::infinity();
+  return std::nextafter(nearest, static_cast<double>(nearest) < exact ? beyond : -beyond);
+}
+
+// The terms of one element of a product, [2 pairs], and how an instruction adds them to `sum`.
+using Terms = std::vector<float>;
+float by_vdpbf16ps(const Terms& a, const Terms& b, float sum) {
+  for (std::size_t k = 0; k < a.size(); k += 2)
+    for (const std::size_t t : {k + 1, k}) sum = std::fma(a[t], b[t], sum);
+  return sum;
+}
+float by_tdpbf16ps(const Terms& a, const Terms& b, float sum) {
+  for (std::size_t begin = 0; begin < a.size(); begin += 32) {
+    float parts[2] = {};
+    for (std::size_t t = begin; t < std::min(begin + 32, a.size()); ++t)
+      parts[t % 2] = std::fma(a[t], b[t], parts[t % 2]);
+    sum += parts[0] + parts[1];
+  }
+  return sum;
+}
+float by_bfmmla(const Terms& a, const Terms& b, float sum) {
+  const auto term = [&](std::size_t t) { return static_cast<double>(a[t]) * b[t]; };
+  for (std::size_t k = 0; k < a.size(); k += 2)
+    sum = rounded_to_odd(static_cast<double>(sum) + rounded_to_odd(term(k) + term(k + 1)));
+  return sum;
+}
+
+// Of either sign and 2^-6 to 4, its last `zeros` bits 0.
+float number_near_one(std::uint64_t number, int zeros) {
+  const std::uint64_t random = random_bits(1, number);
+  const std::uint64_t bits = (random & 0x807fffffu) | (121 + (random >> 32) % 8) << 23;
+  const auto used = static_cast<Pair>(bits >> zeros << zeros);
+  float value;
+  std::memcpy(&value, &used, sizeof(value));
+  return value;
+}
+
+// Against one of them, for numbers so near to 1 that their sums are exact in double.
+template <class K>
+void check_order(K kernels, Index depth, float (*by)(const Terms&, const Terms&, float)) {
+  constexpr Index rows = 35, cols = 48;
+  Floats a(rows, 2 * depth), b(2 * depth, cols), before(rows, cols);
+  std::uint64_t number = 0;
+  for (Floats* factor : {&a, &b})
+    for (Index r = 0; r < factor->rows; ++r)
+      for (Index c = 0; c < factor->cols; ++c) (*factor)(r, c) = number_near_one(number++, 16);
+  for (Index r = 0; r < rows; ++r)
+    for (Index c = 0; c < cols; ++c) before(r, c) = number_near_one(number++, 0);
+  const Pairs left = pairs_of_terms(a), right = pairs_of_rows(b);
+  Floats sums = before;
+  Prefetch nothing;
+  kernels.multiply(PairProduct{.rows = rows,
+                               .cols = cols,
+                               .depth = depth,
+                               .a = left.data(),
+                               .a_row = left.stride,
+                               .a_term = 1,
+                               .b = right.data(),
+                               .b_stride = right.stride,
+                               .sums = sums.data(),
+                               .sums_stride = sums.stride,
+                               .add = before.data(),
+                               .prefetch = &nothing});
+  Index wrong = 0;
+  for (Index r = 0; r < rows; ++r)
+    for (Index c = 0; c < cols; ++c) {
+      Terms row, column;
+      for (Index t = 0; t < 2 * depth; ++t) {
+        row.push_back(a(r, t));
+        column.push_back(b(t, c));
+      }
+      wrong += sums(r, c) != by(row, column, before(r, c));
+    }
+  CHECK(wrong == 0);
+}
+
+}  // namespace
+
+TEST_CASE("pair products: terms are added in the documented order, and rounded so", "[cpu]") {
+  for (const Index depth : {1, 2, 5, 8, 16, 37}) {
+    CAPTURE(depth);
+    check_order(OfVdpbf16ps{}, depth, by_vdpbf16ps);
+    // A product of few terms has no tiles.
+    check_order(OfTdpbf16ps{}, depth, depth < 8 ? by_vdpbf16ps : by_tdpbf16ps);
+    check_order(OfBfmmla{}, depth, by_bfmmla);
+  }
 }

@@ -4,13 +4,15 @@
 // bits of Precision::exact. Values have a mean: what normalizes is rounded as what it divides.
 //
 // Compiled twice: for the machine's instruction, where it has one and otherwise Precision::fast
-// changes nothing, and with MHLA_PAIR_PRODUCTS_STAND_IN for a stand-in on every machine.
+// changes nothing, and with MHLA_PAIR_PRODUCTS_STAND_IN for stand-ins on every machine.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <mhla/cpu/describe.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/packed.hpp>
 #include <string>
@@ -201,7 +203,8 @@ TEST_CASE("precision: from one block to many, whole ones and ragged", "[cpu]") {
         {1, 1, 1, tokens, tokens, 32, 24});
   check(Past{.blocks = {.block = block}, .normalizer = normalizer},
         {1, 1, 1, tokens, tokens, 32, 24});
-  check(Tokens{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 18, 24});
+  check(Tokens{.blocks = {.block = block}, .normalizer = normalizer},
+        {1, 1, 1, tokens, tokens, 18, 24});
   check(Frames{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 18, 24});
   check(
       Image{.blocks = {.grid = {block, blocks}, .block = {block, 1}}, .normalizer = {.epsilon = 5}},
@@ -656,13 +659,28 @@ TEST_CASE("precision: exact is the default, and rounds what float has once", "[c
   check_ignored(operands<double>(attention, {1, 4, 2, 60, 60, 34, 17}));
 }
 
-TEST_CASE("precision: the stand-in is used everywhere; else the machine decides", "[cpu]") {
+TEST_CASE("precision: the stand-in is used everywhere, else the machine decides, and it is told",
+          "[cpu]") {
 #if defined(MHLA_PAIR_PRODUCTS_STAND_IN)
+  const char* const chosen = std::getenv("MHLA_STAND_IN");
+  const std::string told =
+      std::string("by a stand-in for ") + (chosen == nullptr ? "VDPBF16PS" : chosen);
   CHECK(mhla::cpu::has_pair_products());
-  CHECK(&mhla::cpu::pair_functions<float>() == &mhla::cpu::portable::PairKernels<float>::functions);
+  bool is_chosen = false;
+  mhla::cpu::with_pair_kernels<float>(
+      [&](auto kernels) { is_chosen = &mhla::cpu::pair_functions<float>() == &kernels.functions; });
+  CHECK(is_chosen);
 #else
+  std::string told = "in float";
+#if defined(__x86_64__)
+  if (mhla::cpu::has_vdpbf16ps() && __builtin_cpu_is("amd")) told = "by VDPBF16PS";
+  if (mhla::cpu::has_tdpbf16ps()) told = "by TDPBF16PS";
+#elif defined(__aarch64__)
+  if (mhla::cpu::has_bfmmla()) told = "by BFMMLA";
+#endif
+  CHECK(mhla::cpu::has_pair_products() == (told != "in float"));
   if (!mhla::cpu::has_pair_products())
     WARN("products of bfloat16 are no faster here: Precision::fast was exact in this program");
-  SUCCEED();
 #endif
+  CHECK_THAT(mhla::cpu::describe(), Catch::EndsWith("; bfloat16 " + told));
 }

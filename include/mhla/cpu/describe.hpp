@@ -3,7 +3,7 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
-#include <mhla/cpu/kernels.hpp>
+#include <mhla/cpu/instruction_set.hpp>
 #include <string>
 
 MHLA_NAMESPACE_BEGIN
@@ -26,11 +26,23 @@ inline std::string describe() {
 #else
   std::string text = "vectors of 16 bytes";
 #endif
+  text += "; bfloat16 ";
 #if defined(MHLA_PAIR_PRODUCTS_STAND_IN)
-  return text + "; bfloat16 by a stand-in for VDPBF16PS";
+  text += "by a stand-in for ";
 #else
-  return text + (has_pair_products() ? "; bfloat16 by VDPBF16PS" : "; bfloat16 in float");
+  text += has_pair_products() ? "by " : "in ";
 #endif
+  switch (pair_instruction()) {
+    case PairInstruction::none:
+      return text + "float";
+    case PairInstruction::vdpbf16ps:
+      return text + "VDPBF16PS";
+    case PairInstruction::tdpbf16ps:
+      return text + "TDPBF16PS";
+    case PairInstruction::bfmmla:
+      return text + "BFMMLA";
+  }
+  return text;
 }
 
 /// \}

@@ -13,6 +13,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/cpu/exponential.hpp>
+#include <mhla/cpu/instruction_set.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -211,20 +212,33 @@ enum class Terms { all, past, future };
 #define MHLA_PORTABLE_ROWS 6
 #define MHLA_PORTABLE_VECTORS 2
 #endif
+#if defined(__aarch64__) && defined(__clang__)
+#define MHLA_PORTABLE_PAIR_TARGET MHLA_KERNEL_FOR("bf16")
+#define MHLA_PORTABLE_PAIR_LOOP MHLA_KERNEL_LOOP_FOR("bf16")
+#elif defined(__aarch64__)
+// In the order that they are written in, a tile's loads need no registers beyond those there are.
+#define MHLA_PORTABLE_PAIR_TARGET \
+  __attribute__((optimize("O2", "no-tree-vectorize", "no-schedule-insns"), target("+bf16")))
+#define MHLA_PORTABLE_PAIR_LOOP MHLA_KERNEL_LOOP_FOR("+bf16")
+#else
+#define MHLA_PORTABLE_PAIR_TARGET MHLA_KERNEL
+#define MHLA_PORTABLE_PAIR_LOOP MHLA_KERNEL_LOOP
+#endif
 #define MHLA_ISA portable
 #define MHLA_ISA_TARGET MHLA_KERNEL
 #define MHLA_ISA_LOOP MHLA_PORTABLE_LOOP
 #define MHLA_ISA_BYTES 16
 #define MHLA_ISA_ROWS MHLA_PORTABLE_ROWS
 #define MHLA_ISA_VECTORS MHLA_PORTABLE_VECTORS
-#define MHLA_ISA_PAIR_TARGET MHLA_KERNEL
-#define MHLA_ISA_PAIR_LOOP MHLA_KERNEL_LOOP
-#define MHLA_ISA_PAIRS 0
+#define MHLA_ISA_PAIR_TARGET MHLA_PORTABLE_PAIR_TARGET
+#define MHLA_ISA_PAIR_LOOP MHLA_PORTABLE_PAIR_LOOP
 #include <mhla/cpu/kernels.inc>
 
 #undef MHLA_PORTABLE_LOOP
 #undef MHLA_PORTABLE_ROWS
 #undef MHLA_PORTABLE_VECTORS
+#undef MHLA_PORTABLE_PAIR_TARGET
+#undef MHLA_PORTABLE_PAIR_LOOP
 
 #if defined(__x86_64__)
 // Every CPU with AVX2 has F16C.
@@ -242,10 +256,12 @@ enum class Terms { all, past, future };
 #define MHLA_ISA_BYTES 64
 #define MHLA_ISA_ROWS 6
 #define MHLA_ISA_VECTORS 4
-#define MHLA_ISA_PAIR_TARGET MHLA_KERNEL_FOR("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,fma")
-#define MHLA_ISA_PAIR_LOOP MHLA_KERNEL_LOOP_FOR("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,fma")
-#define MHLA_ISA_PAIRS 1
+// Compilers use none of these but where they are written.
+#define MHLA_PAIR_FEATURES "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,fma,amx-tile,amx-bf16"
+#define MHLA_ISA_PAIR_TARGET MHLA_KERNEL_FOR(MHLA_PAIR_FEATURES)
+#define MHLA_ISA_PAIR_LOOP MHLA_KERNEL_LOOP_FOR(MHLA_PAIR_FEATURES)
 #include <mhla/cpu/kernels.inc>
+#undef MHLA_PAIR_FEATURES
 
 #endif
 #undef MHLA_UNROLL
@@ -255,26 +271,6 @@ enum class Terms { all, past, future };
 #undef MHLA_KERNEL_LOOP
 #undef MHLA_KERNEL_FOR
 #undef MHLA_KERNEL_LOOP_FOR
-
-// Longer vectors are not chosen. If a program defines it, it must be the same in all translation
-// units.
-#if !defined(MHLA_MAX_VECTOR_BYTES)
-#define MHLA_MAX_VECTOR_BYTES 64
-#endif
-
-#if defined(__x86_64__)
-/// Instruction sets that there are kernels for besides scalar ones; a machine runs the last it has.
-enum class InstructionSet { portable, avx2, avx512 };
-MHLA_OUT_OF_LINE inline InstructionSet instruction_set() {
-  if (MHLA_MAX_VECTOR_BYTES >= 64 && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    return InstructionSet::avx512;
-  if (MHLA_MAX_VECTOR_BYTES >= 32 && __builtin_cpu_supports("avx2") &&
-      __builtin_cpu_supports("fma"))
-    return InstructionSet::avx2;
-  return InstructionSet::portable;
-}
-#endif
 
 /// Calls f with the kernels for T of the best instruction set that this machine has.
 template <class T, class F>
@@ -291,27 +287,29 @@ void with_kernels(F&& f) {
   }
 }
 
-/// Whether this machine multiplies bfloat16 at a higher rate than float: VDPBF16PS at that of FMA,
-/// which it has on AMD's Zen 4 and later; Intel's cores run it at half of that.
-MHLA_OUT_OF_LINE inline bool has_pair_products() {
-#if defined(MHLA_PAIR_PRODUCTS_STAND_IN)
-  return true;
-#elif defined(__x86_64__)
-  return MHLA_MAX_VECTOR_BYTES >= 64 && __builtin_cpu_supports("avx512bf16") &&
-         __builtin_cpu_supports("avx512bw") && instruction_set() == InstructionSet::avx512 &&
-         __builtin_cpu_is("amd");
-#else
-  return false;
-#endif
-}
-
-/// Calls f with the kernels for products of bfloat16; T is float.
+/// Calls f with the kernels of pair_instruction(), or any if there is none; T is float.
 template <class T, class F>
 void with_pair_kernels(F&& f) {
-#if defined(__x86_64__) && !defined(MHLA_PAIR_PRODUCTS_STAND_IN)
-  return f(avx512::PairKernels<T>{});
+#if defined(MHLA_PAIR_PRODUCTS_STAND_IN)
+  using portable::PairKernels;
+  using namespace portable::stand_in;
+  switch (pair_instruction()) {
+    case PairInstruction::bfmmla:
+      return f(PairKernels<T, Bfmmla>{});
+    case PairInstruction::tdpbf16ps:
+      return f(portable::TiledPairKernels<T, PairKernels<T, Vdpbf16ps>, Tdpbf16ps>{});
+    default:
+      return f(PairKernels<T, Vdpbf16ps>{});
+  }
+#elif defined(__x86_64__)
+  using Vectors = avx512::PairKernels<T, avx512::Vdpbf16ps>;
+  if (pair_instruction() == PairInstruction::tdpbf16ps)
+    return f(avx512::TiledPairKernels<T, Vectors, avx512::Tdpbf16ps>{});
+  return f(Vectors{});
+#elif defined(__aarch64__)
+  return f(portable::PairKernels<T, portable::Bfmmla>{});
 #else
-  return f(portable::PairKernels<T>{});
+  return f(portable::PairKernels<T, portable::stand_in::Vdpbf16ps>{});
 #endif
 }
 
