@@ -46,7 +46,7 @@ inline bool has_vdpbf16ps() {
 
 /// Whether there are tile registers for TDPBF16PS, and the system lets this process use them; asks
 /// it for that, once.
-MHLA_OUT_OF_LINE inline bool has_tdpbf16ps() {
+inline bool has_tdpbf16ps() {
 #if defined(__linux__)
   static const bool has = [] {
     unsigned a, b, c, d;

@@ -303,8 +303,7 @@ void with_pair_kernels(F&& f) {
   }
 #elif defined(__x86_64__)
   using Vectors = avx512::PairKernels<T, avx512::Vdpbf16ps>;
-  if (pair_instruction() == PairInstruction::tdpbf16ps)
-    return f(avx512::TiledPairKernels<T, Vectors, avx512::Tdpbf16ps>{});
+  if (has_tdpbf16ps()) return f(avx512::TiledPairKernels<T, Vectors, avx512::Tdpbf16ps>{});
   return f(Vectors{});
 #elif defined(__aarch64__)
   return f(portable::PairKernels<T, portable::Bfmmla>{});
