@@ -3,6 +3,7 @@
 //
 //   key blocks:             pack phi(k), v -> summary S_b, key sum z_b
 //   groups of query blocks: mix S~_i, z~_i -> per tile: pack phi(q) -> read out y
+//                           (a structured mixing: all S~, z~ before)
 //
 // Under Causal a tile also reads its own block's keys, which are then added to S~_i and z~_i.
 //
@@ -15,6 +16,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/block_mixing.hpp>
 #include <mhla/cpu/block_summary.hpp>
+#include <mhla/cpu/factored_mixing.hpp>
 #include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/mixed_product.hpp>
 #include <mhla/cpu/plan.hpp>
@@ -34,6 +36,7 @@ struct Operands {
   TensorView<const T, 4> q;
   TensorView<const T, 4> k;
   TensorView<const T, 4> v;
+  TensorView<const A, 3> mix;
 
   A scale() const { return static_cast<A>(variant.scale); }
 };
@@ -45,8 +48,9 @@ struct Unit {
   SequenceSpan keys;
   Index kv_head;
   const UnitMemory<A>& memory;
-  SummaryRows<A> summaries;  // S and z of every key block
-  Orientation orientation;   // of all summaries
+  SummaryRows<A> summaries;            // S and z of every key block
+  Orientation orientation;             // of all summaries
+  Span<const MixingProduct> products;  // of a structured mixing
 };
 
 /// The rows of a unit in a tensor of queries, for its query head g, and in one of keys.
@@ -184,11 +188,20 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
   });
 }
 
-/// The corner of a query head's mixing matrix that the unit's sequence uses.
+/// Which of mix's matrices the unit's query head g uses.
+template <class L, class A>
+Index unit_matrix(const Plan<L, A>& plan, const Unit<A>& unit, Index g) {
+  return plan.problem.shape.mix_of(unit.queries.batch, unit.kv_head * plan.extents.group_size + g);
+}
+/// The corner of it that the unit's sequence uses.
 template <class L, class A>
 Panel<const A> unit_mixing(const Plan<L, A>& plan, const Unit<A>& unit, Index g) {
-  return plan.mixing_of(unit.kv_head * plan.extents.group_size + g, unit.queries.blocks,
-                        unit.keys.blocks);
+  return plan.mixing_of(unit_matrix(plan, unit, g), unit.queries.blocks, unit.keys.blocks);
+}
+/// m_ii of it (Causal).
+template <class L, class A>
+A own_weight(const Plan<L, A>& plan, const Unit<A>& unit, Index g, Index block) {
+  return plan.matrix(unit_matrix(plan, unit, g))[plan.own_entry(block)];
 }
 
 /// A query head's part of a [group_size, blocks, block tokens] array (MixedProduct).
@@ -249,6 +262,43 @@ SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matr
   return mixed;
 }
 
+/// The rows of one width that a structured mixing works on. All key blocks of a grid count, those
+/// behind a padded sequence's last token too.
+template <class L, class A>
+MixingRows<A> work_array(const Plan<L, A>& plan, const Unit<A>& unit, const Panel<A>& inputs,
+                         const Panel<A>& others) {
+  const Index key_blocks = plan.structure.layout_of(unit.keys.blocks).key_blocks();
+  return {{inputs.data, key_blocks, inputs.cols, inputs.stride}, others};
+}
+
+/// The work array of a structured mixing from row `first` of `rows` on, or that of its gradients.
+template <class L, class A>
+SummaryRows<A> mixing_rows(const Plan<L, A>& plan, const Unit<A>& unit, Span<A> memory, Index rows,
+                           Index first = 0) {
+  const Extents& e = plan.extents;
+  return SummaryRows<A>(memory.data + first * e.summary_stride(),
+                        memory.data + rows * e.summary_stride() + first * e.feature_dim, e,
+                        unit.orientation, 0, rows - first, normalizes<L>);
+}
+
+/// S~_i and z~_i of all query blocks by a structured mixing, in the memory of the unit.
+template <class L, class A>
+SummaryRows<A> mix_unit(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
+                        const ExecutorRef& loop, bool summaries_wanted) {
+  const SummaryRows<A> mixed = mixing_rows(plan, unit, unit.memory.mixed,
+                                           plan.structure.num_rows() - plan.extents.key_blocks);
+  const auto mix = [&](const Panel<A>& from, const Panel<A>& to) {
+    for_each_column_range(to.cols, loop, [&](Index first, Index count) {
+      const MixingRows<A> rows = work_array(plan, unit, from, to).col_range(first, count);
+      clear(rows.inputs.row_range(unit.keys.blocks, rows.inputs.rows - unit.keys.blocks));
+      mix_by_products(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), rows);
+    });
+  };
+  if (summaries_wanted) mix(unit.summaries.summaries, mixed.summaries);
+  if constexpr (mixes_key_sums<L>) mix(unit.summaries.key_sums, mixed.key_sums);
+  return mixed;
+}
+
 /// The keys and values of a causal query tile's own block, in the scratch of a slot.
 template <class A>
 struct OwnTile {
@@ -302,38 +352,59 @@ struct QueryTile {
   OwnTile<A> own{};  // under Causal
 };
 
-/// Calls run(at, g) for every tile of the unit's query blocks and every query head g. S~ is mixed
-/// only if it is needed.
+/// Calls run(at, g) for every tile of a query block and every query head g of one matrix.
 template <class L, class T, class A, class Run>
-void for_each_query_tile(const Operands<L, T>& operands, const Unit<A>& unit, bool summaries_wanted,
-                         const ExecutorRef& loop, const Run& run) {
+void for_each_tile_of_block(const Operands<L, T>& operands, const Unit<A>& unit, bool own_wanted,
+                            const QueryTile<A>& first, const Run& run) {
   const Plan<L, A>& plan = operands.plan;
   const BlockTable& table = plan.tables.queries;
-  const RowGroups groups = shared_row_groups<L>(plan.extents, unit.queries.blocks, unit.keys.blocks,
-                                                Into::overwrite, loop.slots());
-  loop.parallel_for(groups.count, [&](Index group, Index slot) {
-    const SlotScratch<A>& scratch = plan.slots[slot];
-    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
-      const SummaryRows<A> mixed =
-          mix_group(plan, unit, matrix, groups, group, scratch, summaries_wanted);
-      for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
-        const BlockSpan& block = table.blocks[unit.queries.first_block + i];
-        const Index end = block.first_tile + block.tiles;
-        for (Index t = block.first_tile; t < end; ++t) {
-          QueryTile<A> at{matrix, i, t, mixed, scratch};
-          if constexpr (masks_own_block<L>)
-            at.own =
-                pack_own_tile(operands, unit, table.tiles[t],
-                              unit_mixing(plan, unit, matrix).row(i)[i], mixed.key_sum(i), scratch);
-          for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g)
-            run(at, g);
-          if constexpr (masks_own_block<L>)
-            if (summaries_wanted && t + 1 < end)
-              absorb_own_tile<A>(at.own.rotated, at.own.values, unit.orientation, mixed.summary(i));
-        }
-      }
+  const auto& [matrix, i, index, mixed, scratch, own] = first;
+  const Index end = index + table.blocks[unit.queries.first_block + i].tiles;
+  for (Index t = index; t < end; ++t) {
+    QueryTile<A> at{matrix, i, t, mixed, scratch};
+    if constexpr (masks_own_block<L>)
+      at.own = pack_own_tile(operands, unit, table.tiles[t], own_weight(plan, unit, matrix, i),
+                             mixed.key_sum(i), scratch);
+    for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g) run(at, g);
+    if constexpr (masks_own_block<L>)
+      if (own_wanted && t + 1 < end)
+        absorb_own_tile<A>(at.own.rotated, at.own.values, unit.orientation, mixed.summary(i));
+  }
+}
+
+/// Calls run(at, g) for every tile of the unit's query blocks and every query head g. S~ is mixed
+/// only if it is needed. A structured mixing takes one matrix after the other, `after(matrix)` it.
+template <class L, class T, class A, class Run, class After>
+void for_each_query_tile(const Operands<L, T>& operands, const Unit<A>& unit, bool summaries_wanted,
+                         const ExecutorRef& loop, const Run& run, const After& after) {
+  const Plan<L, A>& plan = operands.plan;
+  const auto run_group = [&](const RowGroups& groups, Index group, Index matrix,
+                             const SummaryRows<A>& mixed, const SlotScratch<A>& scratch) {
+    for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
+      const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
+      for_each_tile_of_block(operands, unit, summaries_wanted,
+                             QueryTile<A>{matrix, i, block.first_tile, mixed, scratch}, run);
     }
-  });
+  };
+  if constexpr (factors_mixing<L>) {
+    const RowGroups blocks(unit.queries.blocks, 1);
+    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
+      const SummaryRows<A> mixed = mix_unit(plan, unit, matrix, loop, summaries_wanted);
+      loop.parallel_for(blocks.count, [&](Index block, Index slot) {
+        run_group(blocks, block, matrix, mixed, plan.slots[slot]);
+      });
+      after(matrix);
+    }
+  } else {
+    const RowGroups groups = shared_row_groups<L>(plan.extents, unit.queries.blocks,
+                                                  unit.keys.blocks, Into::overwrite, loop.slots());
+    loop.parallel_for(groups.count, [&](Index group, Index slot) {
+      const SlotScratch<A>& scratch = plan.slots[slot];
+      for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
+        run_group(groups, group, matrix,
+                  mix_group(plan, unit, matrix, groups, group, scratch, summaries_wanted), scratch);
+    });
+  }
 }
 
 /// The denominators of a tile of query head g; empty without a normalizer.
@@ -403,9 +474,10 @@ template <class L, class T, class A>
 void read_out_unit(const Operands<L, T>& operands, const Unit<A>& unit, const TensorView<T, 4>& y,
                    const ExecutorRef& loop) {
   if constexpr (mixes_products<L>) mixed_products_of_unit(operands, unit, loop);
-  for_each_query_tile(operands, unit, true, loop, [&](const QueryTile<A>& at, Index g) {
-    read_out_tile(operands, unit, at, g, y);
-  });
+  for_each_query_tile(
+      operands, unit, true, loop,
+      [&](const QueryTile<A>& at, Index g) { read_out_tile(operands, unit, at, g, y); },
+      [](Index) {});
 }
 
 }  // namespace cpu
