@@ -55,14 +55,6 @@ MixingRef<A> structured_mixing([[maybe_unused]] const V& attention,
   return {};
 }
 
-/// One of mix's matrices.
-template <class A>
-TensorView<A, 2> matrix_view(const TensorView<A, 3>& mix, Index matrix) {
-  return {mix.data + matrix * mix.stride[0],
-          {mix.extent[1], mix.extent[2]},
-          {mix.stride[1], mix.stride[2]}};
-}
-
 /// Everything a call knows before it runs. Constructed on a measuring arena, it only determines how
 /// much workspace the call takes.
 template <class L, class A>

@@ -403,6 +403,14 @@ template <class M>
 concept Mixing = std::same_as<M, DenseMixing> || StructuredMixing<M>;
 
 /// \cond INTERNAL
+// One of mix's matrices.
+template <class A>
+TensorView<A, 2> matrix_view(const TensorView<A, 3>& mix, Index matrix) {
+  return {mix.data + matrix * mix.stride[0],
+          {mix.extent[1], mix.extent[2]},
+          {mix.stride[1], mix.stride[2]}};
+}
+
 template <class M>
 constexpr bool mixing_fits(Sight sight) {
   if constexpr (StructuredMixing<M>) return M::causal == (sight != Sight::all);
