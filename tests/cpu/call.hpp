@@ -53,13 +53,23 @@ struct Gradients {
   GradientViews<T> views() { return {query.view(), key.view(), value.view(), mix.view()}; }
 };
 
-/// `shape` with a mixing matrix of exactly the blocks of both sides, unless it has one.
+/// `shape` with a mix of exactly the blocks of both sides, unless it has one.
 template <class V>
 Shape fitted(const V& attention, Shape shape) {
   const auto& keys = attention.key_blocks.unset() ? attention.blocks : attention.key_blocks;
-  if (shape.mix_query_blocks == 0)
-    shape.mix_query_blocks = attention.blocks.grid_of(shape.query_tokens).num_blocks();
-  if (shape.mix_key_blocks == 0) shape.mix_key_blocks = keys.grid_of(shape.key_tokens).num_blocks();
+  const mhla::Grid query_grid = attention.blocks.grid_of(shape.query_tokens);
+  const mhla::Grid key_grid = keys.grid_of(shape.key_tokens);
+  Index rows = query_grid.num_blocks();
+  Index columns = key_grid.num_blocks();
+  if constexpr (requires { attention.mixing.states; }) columns = 3 * attention.mixing.states + 1;
+  if constexpr (requires { attention.mixing.rank; }) {
+    rows = attention.mixing.rank;
+    columns = 0;
+    for (int axis = 3 - V::GeometryType::rank; axis < 3; ++axis)
+      columns += query_grid.layout(axis) * key_grid.layout(axis);
+  }
+  if (shape.mix_query_blocks == 0) shape.mix_query_blocks = rows;
+  if (shape.mix_key_blocks == 0) shape.mix_key_blocks = columns;
   return shape;
 }
 
