@@ -321,18 +321,6 @@ SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
   return grad;
 }
 
-/// dS and dz of all key blocks by a structured mixing, in the memory of the unit.
-template <class L, class A>
-SummaryRows<A> mixed_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit) {
-  const SummaryRows<A> grad =
-      mixing_rows(plan, unit, unit.memory.grad_mixed, plan.structure.num_rows());
-  if (plan.extents.matrices == 0) {  // no query head reads this kv head
-    clear(grad.summaries);
-    clear(grad.key_sums);
-  }
-  return grad;
-}
-
 /// A tile of key block `block` at work on a slot, and the panels in which its gradients are summed.
 template <class A>
 struct KeyTile {
@@ -515,7 +503,8 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
     }
   };
   if constexpr (factors_mixing<L>) {
-    const SummaryRows<A> grad = mixed_unit_gradient(plan, unit);
+    const SummaryRows<A> grad =
+        mixing_rows(plan, unit, unit.memory.grad_mixed, plan.structure.num_rows());
     loop.parallel_for(unit.keys.blocks,
                       [&](Index b, Index slot) { run_block(b, grad, plan.slots[slot]); });
   } else {

@@ -30,7 +30,7 @@ struct Factored {};
 
 /// What remains of a variant once geometry, rotation and structured mixings are tables. Units are
 /// compiled for this, so once for all geometries, rotations, structured mixings and executors.
-template <class FeatureMapT, class CausalityT, class NormalizerT, class MixingT>
+template <class FeatureMapT, class CausalityT, class NormalizerT, class MixingT = DenseMixing>
 struct Lowered {
   FeatureMapT feature_map;
   NormalizerT normalizer;
