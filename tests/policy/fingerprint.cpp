@@ -90,6 +90,16 @@ TEST_CASE("fingerprint: types count where they hold nothing", "[policy]") {
   CHECK(number(Attention<Exp, Blocks1D, Causal>{.blocks = {4}}) != number(with(Exp{})));
 }
 
+TEST_CASE("fingerprint: a structured mixing counts, with its number", "[policy]") {
+  using Recurrent = Attention<Exp, Blocks1D, Causal, MixedKeySum, NoRotation, RecurrentMixing>;
+  const auto states = [](Index count) {
+    return number(Recurrent{.blocks = {4}, .mixing = {.states = count}});
+  };
+  CHECK(states(2) == states(2));
+  CHECK(states(2) != states(3));
+  CHECK(states(1) != number(Attention<Exp, Blocks1D, Causal>{.blocks = {4}}));
+}
+
 TEST_CASE("fingerprint: what is borrowed counts by what it holds, or by where it lies",
           "[policy]") {
   float matrix[30] = {};
