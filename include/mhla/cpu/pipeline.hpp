@@ -387,8 +387,9 @@ Index forward_state_size(const V& attention, const Shape& shape) {
 /// y = attention(q, k, v, mix) as mhla::Attention defines it (arXiv 2601.07832, equations 3 to 5).
 ///
 /// q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key tokens, key_dim],
-/// v [batch, kv_heads, key tokens, value_dim], mix [1 or heads, query blocks, key blocks] or [query
-/// blocks, key blocks] in the accumulator type, y [batch, heads, query tokens, value_dim]; any
+/// v [batch, kv_heads, key tokens, value_dim], mix [1, heads or batch * heads, query blocks, key
+/// blocks] or [query blocks, key blocks], or a structured mixing's parameters (\ref mixings), in the
+/// accumulator type, y [batch, heads, query tokens, value_dim]; any
 /// strides. y shares no element with an operand. With `save`, the summaries are kept for
 /// backward_into. Allocates nothing, unless `save` has to grow; the same bits for any executor.
 /// \throws ShapeError if views, variant or memory do not fit, WorkspaceError if `workspace`
@@ -450,7 +451,7 @@ void forward_into(const V& attention, const E& executor,
 /// skipped: exact, with summaries recomputed or taken from `saved`.
 ///
 /// Shapes as in forward_into; every gradient has the shape of its operand, and dmix is summed over
-/// the batch, and over the heads where mix is shared. `update` says whether gradients are replaced
+/// the batch and the heads where mix is shared. `update` says whether gradients are replaced
 /// or added to. A gradient shares no element with an operand or another gradient. Allocates
 /// nothing; the same bits for any executor and whichever other gradients are wanted.
 /// \throws ShapeError, WorkspaceError as forward_into, StateError if `saved` is of another call;
