@@ -13,7 +13,8 @@
 /// \endcode
 /// It is applied to tensors q [batch, heads, tokens, key_dim], k [batch, kv_heads, tokens,
 /// key_dim], v [batch, kv_heads, tokens, value_dim] and a learned mix [1, heads or batch * heads,
-/// query blocks, key blocks], or a structured mixing's parameters (\ref mixings); the result is [batch, heads, tokens, value_dim]:
+/// query blocks, key blocks], or a structured mixing's parameters (\ref mixings); the result is
+/// [batch, heads, tokens, value_dim]:
 /// \code
 /// y = attention(q, k, v, mix);
 /// y.device(pool) = x + attention(q, k, v, mix) * 0.5f;       // composes as any Eigen expression

@@ -388,10 +388,10 @@ Index forward_state_size(const V& attention, const Shape& shape) {
 ///
 /// q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key tokens, key_dim],
 /// v [batch, kv_heads, key tokens, value_dim], mix [1, heads or batch * heads, query blocks, key
-/// blocks] or [query blocks, key blocks], or a structured mixing's parameters (\ref mixings), in the
-/// accumulator type, y [batch, heads, query tokens, value_dim]; any
-/// strides. y shares no element with an operand. With `save`, the summaries are kept for
-/// backward_into. Allocates nothing, unless `save` has to grow; the same bits for any executor.
+/// blocks] or [query blocks, key blocks], or a structured mixing's parameters (\ref mixings), in
+/// the accumulator type, y [batch, heads, query tokens, value_dim]; any strides. y shares no
+/// element with an operand. With `save`, the summaries are kept for backward_into. Allocates
+/// nothing, unless `save` has to grow; the same bits for any executor.
 /// \throws ShapeError if views, variant or memory do not fit, WorkspaceError if `workspace`
 /// is smaller than forward_workspace_size or shares memory with a tensor; y is untouched then.
 ///

@@ -58,7 +58,9 @@ void expand(const M& mixing, const MixingLayout& layout, const TensorView<const 
 /// a causal query does not see is 0. Allocates.
 /// \throws ShapeError if they do not fit.
 /// \code
-/// mhla::expand(attention, mhla::shape_of(q, k, v, mix), mix, dense);
+/// const mhla::Shape shape = mhla::shape_of(q_view, k_view, v_view, mix_view);
+/// mhla::TensorView<float, 3> dense;  // [mix heads, query blocks, key blocks]
+/// mhla::expand(attention, shape, mix_view, dense);
 /// \endcode
 template <AttentionVariant V, class A>
 void expand(const V& attention, const Shape& shape,
