@@ -26,7 +26,7 @@ struct SeparableMixing {
 
   static constexpr bool causal = false;  ///< maps between whole grids
 
-  /// \cond INTERNAL
+  /// Columns of mix.
   Index columns(const MixingLayout& layout) const {
     Index sum = 0;
     for (int axis = 3 - layout.rank; axis < 3; ++axis)
@@ -34,6 +34,7 @@ struct SeparableMixing {
     return sum;
   }
 
+  /// \cond INTERNAL
   void require_parameters(const MixingLayout& layout, Index rows, Index parameter_columns) const {
     if (rank < 1) throw ShapeError("mhla: mixing.rank is ", rank, " but must be at least 1");
     require_extent("mix", "rows", rows, rank,
