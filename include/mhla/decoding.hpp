@@ -28,6 +28,7 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/decode_step.hpp>
+#include <mhla/cpu/recurrent_decode_step.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/cpu/token_block.hpp>
 #include <mhla/policy/block_geometry.hpp>

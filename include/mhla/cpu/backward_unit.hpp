@@ -50,9 +50,7 @@ inline constexpr bool keeps_denominators = masks_own_block<L>&& normalizes<L>;
 template <class L, class A>
 SummaryRows<A> mixed_gradients(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix) {
   const Extents& e = plan.extents;
-  if constexpr (factors_mixing<L>)
-    return mixing_rows(plan, unit, unit.memory.grad_mixed, plan.structure.num_rows(),
-                       plan.structure.layout_of(unit.keys.blocks).key_blocks());
+  if constexpr (factors_mixing<L>) return structured_gradients(plan, unit).mixed;
   const Index row = matrix * e.query_blocks;
   return SummaryRows<A>(unit.memory.grad_mixed_summaries.data + row * e.summary_stride(),
                         unit.memory.grad_mixed_key_sums.data + row * e.feature_dim, e,
@@ -144,39 +142,6 @@ void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardReques
                             tile, queries, total, results, request.update, at.scratch.row);
 }
 
-/// The adjoint of mix_unit: adds the matrix's part to dS and dz of all key blocks, and to its
-/// coefficients' gradient in `grad_mixing` [matrices, coefficients].
-template <class L, class T, class A>
-void mix_unit_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                       const Unit<A>& unit, Index matrix, A* grad_mixing, const ExecutorRef& loop) {
-  const Plan<L, A>& plan = operands.plan;
-  const Index rows = plan.structure.num_rows();
-  const Index keys = plan.structure.layout_of(unit.keys.blocks).key_blocks();
-  const SummaryRows<A> grad = mixing_rows(plan, unit, unit.memory.grad_mixed, rows);
-  const SummaryRows<A> mixed =
-      mixing_rows(plan, unit, unit.memory.mixed, rows - plan.extents.key_blocks);
-  const auto pull_back = [&](const Panel<A>& all, const Panel<A>& inputs, const Panel<A>& others) {
-    const MixingRows<A> grads =
-        work_array(plan, unit, all, all.row_range(keys, num_rows(unit.products) - keys));
-    for_each_column_range(all.cols, loop, [&](Index first, Index count) {
-      const MixingRows<A> part = grads.col_range(first, count);
-      if (matrix == 0) clear(part.inputs);
-      // But dS~, which the readout has left, of blocks with tokens.
-      clear(part.others.row_range(unit.queries.blocks, part.others.rows - unit.queries.blocks));
-      mix_by_products_gradient(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), part);
-    });
-    if (!request.mixing()) return;
-    const MixingRows<A> values = work_array(plan, unit, inputs, others);
-    loop.parallel_for(unit.products.size, [&](Index product, Index) {
-      mixing_coefficient_gradient(unit.products[product], grads, values,
-                                  grad_mixing + matrix * plan.matrix_size);
-    });
-  };
-  pull_back(grad.summaries, unit.summaries.summaries, mixed.summaries);
-  if constexpr (mixes_key_sums<L>)
-    pull_back(grad.key_sums, unit.summaries.key_sums, mixed.key_sums);
-}
-
 /// dq if it is complete, dS~ and dz~ or C, of every query block of the unit; by a structured mixing
 /// also dS, dz and the coefficients' gradient.
 template <class L, class T, class A>
@@ -199,7 +164,7 @@ void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardReques
       [&]([[maybe_unused]] Index matrix) {
         if constexpr (factors_mixing<L>)
           if (request.mixed_summaries())
-            mix_unit_gradient(operands, request, unit, matrix, grad_mixing, loop);
+            mix_unit_gradient(plan, unit, matrix, request.mixing() ? grad_mixing : nullptr, loop);
       });
 }
 
@@ -503,8 +468,7 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
     }
   };
   if constexpr (factors_mixing<L>) {
-    const SummaryRows<A> grad =
-        mixing_rows(plan, unit, unit.memory.grad_mixed, plan.structure.num_rows());
+    const SummaryRows<A> grad = structured_gradients(plan, unit).keys;
     loop.parallel_for(unit.keys.blocks,
                       [&](Index b, Index slot) { run_block(b, grad, plan.slots[slot]); });
   } else {

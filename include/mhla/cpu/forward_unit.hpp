@@ -16,53 +16,17 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/block_mixing.hpp>
 #include <mhla/cpu/block_summary.hpp>
-#include <mhla/cpu/factored_mixing.hpp>
+#include <mhla/cpu/factored_unit.hpp>
 #include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/mixed_product.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/token_block.hpp>
+#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
-
-/// The operands of a call, and its plan.
-template <class L, class T>
-struct Operands {
-  using A = Accumulator<T>;
-  L variant;
-  const Plan<L, A>& plan;
-  TensorView<const T, 4> q;
-  TensorView<const T, 4> k;
-  TensorView<const T, 4> v;
-  TensorView<const A, 3> mix;
-
-  A scale() const { return static_cast<A>(variant.scale); }
-};
-
-/// A unit of work and its memory.
-template <class A>
-struct Unit {
-  SequenceSpan queries;
-  SequenceSpan keys;
-  Index kv_head;
-  const UnitMemory<A>& memory;
-  SummaryRows<A> summaries;            // S and z of every key block
-  Orientation orientation;             // of all summaries
-  Span<const MixingProduct> products;  // of a structured mixing
-};
-
-/// The rows of a unit in a tensor of queries, for its query head g, and in one of keys.
-template <class L, class T, class A>
-TokenRows<T> query_rows(const Plan<L, A>& plan, const Unit<A>& unit, Index g,
-                        const TensorView<T, 4>& tensor) {
-  return {tensor, unit.queries.batch, unit.kv_head * plan.extents.group_size + g};
-}
-template <class T, class A>
-TokenRows<T> key_rows(const Unit<A>& unit, const TensorView<T, 4>& tensor) {
-  return {tensor, unit.keys.batch, unit.kv_head};
-}
 
 /// The panels of a tile: phi(x), and the same rotated.
 template <class A>
@@ -91,18 +55,6 @@ FeaturePanels<A> pack_query_tile(const Operands<L, T>& operands, const Unit<A>& 
                                  const TokenTile& tile, const SlotScratch<A>& scratch) {
   return pack_tile(operands, operands.scale(), operands.plan.tables.queries, tile,
                    query_rows(operands.plan, unit, g, operands.q), scratch);
-}
-
-template <class A>
-void clear(const Panel<A>& panel) {
-  for (Index r = 0; r < panel.rows; ++r) std::fill_n(panel.row(r), panel.cols, A(0));
-}
-
-/// A block that a mask has emptied has empty sums.
-template <class A>
-void clear(const Panel<A>& summary, Span<A> key_sum) {
-  clear(summary);
-  std::fill_n(key_sum.data, key_sum.size, A(0));
 }
 
 /// The tokens of one (batch, head) of a tensor as memory, whatever their type.
@@ -188,22 +140,6 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
   });
 }
 
-/// Which of mix's matrices the unit's query head g uses.
-template <class L, class A>
-Index unit_matrix(const Plan<L, A>& plan, const Unit<A>& unit, Index g) {
-  return plan.problem.shape.mix_of(unit.queries.batch, unit.kv_head * plan.extents.group_size + g);
-}
-/// The corner of it that the unit's sequence uses.
-template <class L, class A>
-Panel<const A> unit_mixing(const Plan<L, A>& plan, const Unit<A>& unit, Index g) {
-  return plan.mixing_of(unit_matrix(plan, unit, g), unit.queries.blocks, unit.keys.blocks);
-}
-/// m_ii of it (Causal).
-template <class L, class A>
-A own_weight(const Plan<L, A>& plan, const Unit<A>& unit, Index g, Index block) {
-  return plan.matrix(unit_matrix(plan, unit, g))[plan.own_entry(block)];
-}
-
 /// A query head's part of a [group_size, blocks, block tokens] array (MixedProduct).
 template <class A>
 Panel<A> head_offsets(const Extents& e, Span<A> array, Index g) {
@@ -259,43 +195,6 @@ SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matr
   };
   if (summaries_wanted) mix_rows(unit.summaries.summaries, mixed.summaries);
   if constexpr (mixes_key_sums<L>) mix_rows(unit.summaries.key_sums, mixed.key_sums);
-  return mixed;
-}
-
-/// The rows of one width that a structured mixing works on. All key blocks of a grid count, those
-/// behind a padded sequence's last token too.
-template <class L, class A>
-MixingRows<A> work_array(const Plan<L, A>& plan, const Unit<A>& unit, const Panel<A>& inputs,
-                         const Panel<A>& others) {
-  const Index key_blocks = plan.structure.layout_of(unit.keys.blocks).key_blocks();
-  return {{inputs.data, key_blocks, inputs.cols, inputs.stride}, others};
-}
-
-/// The work array of a structured mixing from row `first` of `rows` on, or that of its gradients.
-template <class L, class A>
-SummaryRows<A> mixing_rows(const Plan<L, A>& plan, const Unit<A>& unit, Span<A> memory, Index rows,
-                           Index first = 0) {
-  const Extents& e = plan.extents;
-  return SummaryRows<A>(memory.data + first * e.summary_stride(),
-                        memory.data + rows * e.summary_stride() + first * e.feature_dim, e,
-                        unit.orientation, 0, rows - first, normalizes<L>);
-}
-
-/// S~_i and z~_i of all query blocks by a structured mixing, in the memory of the unit.
-template <class L, class A>
-SummaryRows<A> mix_unit(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
-                        const ExecutorRef& loop, bool summaries_wanted) {
-  const SummaryRows<A> mixed = mixing_rows(plan, unit, unit.memory.mixed,
-                                           plan.structure.num_rows() - plan.extents.key_blocks);
-  const auto mix = [&](const Panel<A>& from, const Panel<A>& to) {
-    for_each_column_range(to.cols, loop, [&](Index first, Index count) {
-      const MixingRows<A> rows = work_array(plan, unit, from, to).col_range(first, count);
-      clear(rows.inputs.row_range(unit.keys.blocks, rows.inputs.rows - unit.keys.blocks));
-      mix_by_products(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), rows);
-    });
-  };
-  if (summaries_wanted) mix(unit.summaries.summaries, mixed.summaries);
-  if constexpr (mixes_key_sums<L>) mix(unit.summaries.key_sums, mixed.key_sums);
   return mixed;
 }
 
