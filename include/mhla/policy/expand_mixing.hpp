@@ -2,6 +2,7 @@
 // The dense matrix that a mixing's parameters stand for.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
@@ -33,6 +34,7 @@ void expand(const M& mixing, const MixingLayout& layout, const TensorView<const 
       for (Index r = 0; r < p.rows; ++r) {
         const Index o = n / p.inner;
         A* const out = row(p.out + (o * p.rows + r) * p.inner + n % p.inner);
+        if (!p.add) std::fill_n(out, keys, A(0));
         const Index terms = p.triangular ? p.columns - (p.rows - 1 - r) : p.columns;
         for (Index c = 0; c < terms; ++c) {
           const A weight = coefficients[static_cast<std::size_t>(p.coefficient + r * p.stride + c)];
