@@ -164,7 +164,7 @@ TEST_CASE("structured mixing: a padded batch is the oracle's with its masks", "[
     HostTensor<std::uint8_t, 2> mask(shape.batch, shape.query_tokens);
     for (Index n = 0; n < shape.batch; ++n)
       for (Index t = 0; t < shape.query_tokens; ++t)  // holes, an empty block, an end of padding
-        mask(n, t) = t % 7 != 2 && (t < 9 || t >= 12) && t < shape.query_tokens - 9 * n;
+        mask(n, t) = t % 7 != 2 && (t < 9 || t >= 12) && t < shape.query_tokens - 17 * n;
     const auto padded = mhla::padded(attention, mask.view());
     const auto wide = call::converted<long double>(x);
     HostTensor<long double, 4> y = wide.dy;
