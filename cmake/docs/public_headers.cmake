@@ -7,7 +7,9 @@ set(MHLA_PUBLIC_HEADERS
   core/index.hpp core/scalar.hpp core/shape.hpp core/tensor_view.hpp core/token_masks.hpp
   core/workspace.hpp
   policy/batch_layout.hpp policy/block_geometry.hpp policy/causality.hpp policy/decoding_checks.hpp
-  policy/feature_map.hpp policy/normalizer.hpp policy/rotation.hpp policy/variant.hpp
+  policy/expand_mixing.hpp policy/feature_map.hpp policy/mixing.hpp policy/mixing_product.hpp
+  policy/normalizer.hpp policy/recurrent_mixing.hpp policy/rotation.hpp policy/separable_mixing.hpp
+  policy/variant.hpp
   cpu/pipeline.hpp cpu/instantiate_kernels.hpp
   eigen/cuda_executor.hpp eigen/fork_join_device.hpp eigen/forward_op.hpp eigen/gradient_op.hpp eigen/matrix_views.hpp
   eigen/mixing_matrix.hpp eigen/operand.hpp eigen/storage.hpp eigen/tensor_views.hpp

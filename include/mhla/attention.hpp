@@ -7,12 +7,14 @@
 ///                                   mhla::Blocks2D,       // how tokens are cut into blocks
 ///                                   mhla::Bidirectional,  // what a query sees
 ///                                   mhla::MixedKeySum,    // what its sum is divided by
-///                                   mhla::NoRotation>;    // rotary embedding after phi
+///                                   mhla::NoRotation,     // rotary embedding after phi
+///                                   mhla::DenseMixing>;   // how blocks are mixed
 /// const Attention attention{.blocks = {.grid = {32, 32}, .block = {8, 8}}};
 /// \endcode
 /// It is applied to tensors q [batch, heads, tokens, key_dim], k [batch, kv_heads, tokens,
-/// key_dim], v [batch, kv_heads, tokens, value_dim] and a learned mix [1 or heads, query blocks,
-/// key blocks]; the result is [batch, heads, tokens, value_dim]:
+/// key_dim], v [batch, kv_heads, tokens, value_dim] and a learned mix [1, heads or batch * heads,
+/// query blocks, key blocks], or a structured mixing's parameters (\ref mixings); the result is
+/// [batch, heads, tokens, value_dim]:
 /// \code
 /// y = attention(q, k, v, mix);
 /// y.device(pool) = x + attention(q, k, v, mix) * 0.5f;       // composes as any Eigen expression

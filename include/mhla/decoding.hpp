@@ -11,6 +11,8 @@
 /// \endcode
 /// A step costs the same wherever in its block a token lies: the work that a full block leaves
 /// behind is spread over the tokens of the next one. Memory is allocated by the constructor only.
+/// With RecurrentMixing a step also costs the same wherever in its sequence a token lies, and the
+/// state is that of two blocks' tokens and of `states` summaries for each of mix's heads.
 #pragma once
 
 #include <algorithm>
@@ -26,6 +28,7 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/decode_step.hpp>
+#include <mhla/cpu/recurrent_decode_step.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/cpu/token_block.hpp>
 #include <mhla/policy/block_geometry.hpp>
@@ -53,8 +56,10 @@ class Decoder : RequireStreaming<V> {
   using A = Accumulator<T>;
 
  public:
-  /// mix [1 or heads, blocks, blocks] or [blocks, blocks] limits a sequence to capacity() tokens:
-  /// blocks times attention.blocks.block.
+  /// mix [1, heads or batch * heads, blocks, blocks] or [blocks, blocks] limits a sequence to
+  /// capacity() tokens: blocks times attention.blocks.block. So does that of RecurrentMixing,
+  /// [.., blocks, columns], unless it is a single row, which leaves sequences without limit; with a
+  /// rotation DecoderShape::max_tokens is needed then.
   /// \throws ShapeError if variant, mix and shape do not fit.
   Decoder(const V& variant, const std::type_identity_t<TensorView<const A, 3>>& mix,
           const DecoderShape& shape)
@@ -62,21 +67,23 @@ class Decoder : RequireStreaming<V> {
         shape_(shape),
         positions_(static_cast<std::size_t>(checked_decoder_batch(shape))) {
     const Problem problem = checked_decoder(variant, mix, shape);
-    capacity_ = problem.shape.query_tokens;
+    capacity_ = decoder_capacity(variant, mix, shape);
+    mix_shape_ = problem.shape;
     group_size_ = problem.shape.group_size();
-    mix_heads_ = mix.extent[0];
-    extents_ = {mix.extent[1],
+    extents_ = {recurrent ? Index{0} : mix.extent[1],
                 variant.blocks.block,
                 problem.feature_dim,
                 shape.value_dim,
-                mix_heads_ == 1 ? std::min(Index{1}, group_size_) : group_size_,
+                mix.extent[0] == 1 ? std::min(Index{1}, group_size_) : group_size_,
                 normalized};
+    if constexpr (recurrent) extents_.states = variant.mixing.states;
     allocate();
-    const Index matrices = extents_.blocks == 0 ? 0 : mix_heads_;
-    for (Index h = 0; h < matrices; ++h)
-      for (Index i = 0; i < extents_.blocks; ++i)
-        for (Index b = 0; b < extents_.blocks; ++b)
-          mixing_[(h * extents_.blocks + i) * extents_.blocks + b] = b <= i ? mix(h, i, b) : A(0);
+    const Index rows = mix.extent[1];
+    const Index columns = mix.extent[2];
+    for (Index h = 0; h < mix.extent[0]; ++h)
+      for (Index i = 0; i < rows; ++i)
+        for (Index c = 0; c < columns; ++c)
+          mixing_[(h * rows + i) * columns + c] = recurrent || c <= i ? mix(h, i, c) : A(0);
     fingerprint_ = fingerprint();
     reset();
   }
@@ -87,8 +94,8 @@ class Decoder : RequireStreaming<V> {
         shape_(other.shape_),
         positions_(other.positions_),
         capacity_(other.capacity_),
+        mix_shape_(other.mix_shape_),
         group_size_(other.group_size_),
-        mix_heads_(other.mix_heads_),
         extents_(other.extents_),
         fingerprint_(other.fingerprint_) {
     allocate();
@@ -104,7 +111,7 @@ class Decoder : RequireStreaming<V> {
   /// Leaves a decoder that can only be assigned to or destroyed.
   Decoder& operator=(Decoder&&) noexcept = default;
 
-  /// Maximum tokens of a sequence: mix has no row for the next one.
+  /// Maximum tokens of a sequence: mix has no row for the next one, or no tensor could hold more.
   Index capacity() const { return capacity_; }
   /// Tokens that a sequence has seen. \throws ShapeError if there is no such sequence.
   Index position(Index sequence) const {
@@ -218,6 +225,7 @@ class Decoder : RequireStreaming<V> {
 
  private:
   static constexpr bool normalized = normalizes<V>;
+  static constexpr bool recurrent = factors_mixing<V>;
 
   // Scratch of one slot.
   struct Slot {
@@ -229,6 +237,7 @@ class Decoder : RequireStreaming<V> {
     Span<A> scores;        // [tile, block tokens]
     Span<A> numerators;    // [tile, value_dim]
     Span<A> denominators;  // [tile]
+    Span<A> summary;       // [value_dim, feature_dim], of a recurrence
     Span<Index> places;    // [tile]
     cpu::RowBuffers<A> row;
 
@@ -242,6 +251,7 @@ class Decoder : RequireStreaming<V> {
       scores = arena.take<A>(checked_mul(tile, e.block_tokens));
       numerators = arena.take<A>(checked_mul(tile, e.value_dim));
       denominators = arena.take<A>(tile);
+      summary = arena.take<A>(recurrent ? e.summary_size() : 0);
       row.input = arena.take<A>(checked_mul(tile, key_dim));
       places = arena.take<Index>(tile);
     }
@@ -258,7 +268,8 @@ class Decoder : RequireStreaming<V> {
   };
 
   void take_tables(Arena& arena) {
-    mixing_ = arena.take<A>(checked_mul(mix_heads_, checked_mul(extents_.blocks, extents_.blocks)));
+    mixing_ = arena.take<A>(checked_mul(
+        mix_shape_.mix_heads, checked_mul(mix_shape_.mix_query_blocks, mix_shape_.mix_key_blocks)));
     const Grid positions{{1, 1, capacity_}, {1, 1, extents_.block_tokens}};
     rotation_ = cpu::rotation_table<A>(arena, attention_.rotation, 1, extents_.feature_dim,
                                        positions, positions, SerialExecutor{});
@@ -311,6 +322,7 @@ class Decoder : RequireStreaming<V> {
                                 return 0.0;
                               }()};
     std::uint64_t hash = hash_of(first_hash, numbers, 2);
+    if constexpr (recurrent) hash = hash_of(hash, &extents_.states, 1);
     const Span<A> in{slots_[0].row.input.data, shape_.key_dim};
     const Span<A> out{slots_[0].queries.data, extents_.feature_dim};
     for (const A sign : {A(1), A(-1)}) {
@@ -389,8 +401,7 @@ class Decoder : RequireStreaming<V> {
           at / extents_.block_tokens, first,
           std::min({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
       undo(index).keep(extents_, unit(index), tile);
-      run_tile(unit(index), tile, slot, sequence - first_sequence, index % shape_.kv_heads, done,
-               at, views);
+      run_tile(index, tile, slot, first_sequence, done, at, views);
       at += tile.tokens;
       done += tile.tokens;
     }
@@ -401,10 +412,13 @@ class Decoder : RequireStreaming<V> {
   cpu::DecodeUndo<A>& undo(Index index) { return undos_[static_cast<std::size_t>(index)]; }
 
   // One tile of one kv head: tokens [done, done + tile.tokens) of q, k, v and y.
-  void run_tile(const cpu::DecodeUnit<A>& unit, const cpu::DecodeTile& tile, const Slot& slot,
-                Index item, Index kv_head, Index done, Index position,
-                const StepViews& step) const {
+  void run_tile(Index index, const cpu::DecodeTile& tile, const Slot& slot, Index first_sequence,
+                Index done, Index position, const StepViews& step) const {
     using cpu::panel;
+    const cpu::DecodeUnit<A>& unit = this->unit(index);
+    const Index sequence = index / shape_.kv_heads;
+    const Index item = sequence - first_sequence;
+    const Index kv_head = index % shape_.kv_heads;
     const auto& [q, k, v, y] = step;
     const cpu::DecodeExtents& e = extents_;
     // A table of one run: tokens lie in the call's tensors, positions count from the sequence's
@@ -429,12 +443,15 @@ class Decoder : RequireStreaming<V> {
     cpu::gather<T, A>(table, tokens, cpu::TokenRows<const T>(v, item, kv_head), {}, open_values);
     Span<A> key_sum;
     if constexpr (normalized) {
-      key_sum = {unit.key_sums.data + tile.block * e.feature_dim, e.feature_dim};
+      key_sum = unit.open_key_sum(e, tile.block);
       if (tile.first == 0) std::fill_n(key_sum.data, key_sum.size, A(0));
     }
 
+    const auto mix_of = [&](Index matrix) {
+      return mix_shape_.mix_of(sequence, kv_head * group_size_ + matrix);
+    };
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
-      const A* row = mixing_row(kv_head * group_size_ + matrix, tile.block);
+      const cpu::DecodeWeights<A> weights = weights_of(mix_of(matrix), tile.block);
       const cpu::Panel<A> key_sums = panel(slot.key_sums.data, tile.tokens, e.feature_dim);
       if constexpr (normalized) {
         const A* mixed_sum = unit.mixed_sums[tile.open()].data + matrix * e.feature_dim;
@@ -443,8 +460,8 @@ class Decoder : RequireStreaming<V> {
         } else {
           cpu::copy_row(slot.running.data, mixed_sum, e.feature_dim);
         }
-        cpu::add_scaled_row(slot.running.data, row[tile.block], key_sum.data, e.feature_dim);
-        cpu::running_key_sums<A>(keys, row[tile.block], {slot.running}, key_sums);
+        cpu::add_scaled_row(slot.running.data, weights.open, key_sum.data, e.feature_dim);
+        cpu::running_key_sums<A>(keys, weights.open, {slot.running}, key_sums);
       }
       const Index heads_end = e.matrices == 1 ? group_size_ : matrix + 1;
       for (Index g = e.matrices == 1 ? 0 : matrix; g < heads_end; ++g) {
@@ -456,7 +473,7 @@ class Decoder : RequireStreaming<V> {
         cpu::pack_features(attention_.feature_map, rotation_, static_cast<A>(attention_.scale),
                            table, tokens, cpu::TokenRows<const T>(q, item, head), features, rotated,
                            slot.row);
-        cpu::read_out_decode_tile<A>(e, unit, tile, matrix, row, rotated,
+        cpu::read_out_decode_tile<A>(e, unit, tile, matrix, weights, rotated,
                                      panel(slot.scores.data, tile.tokens, e.block_tokens), out);
         if constexpr (normalized) {
           const Span<A> denominators{slot.denominators.data, tile.tokens};
@@ -469,36 +486,55 @@ class Decoder : RequireStreaming<V> {
       }
     }
 
-    const auto next_row = [&](Index matrix) {
-      return tile.block + 1 < e.blocks ? mixing_row(kv_head * group_size_ + matrix, tile.block + 1)
-                                       : nullptr;
-    };
-    cpu::prepare_next_block(e, unit, tile, next_row);
-    if constexpr (normalized) {
-      cpu::weighted_row_sum<A>(key_sum, keys, {}, Into::add);
-      if (tile.first + tile.tokens == e.block_tokens)
-        cpu::mix_next_key_sums(e, unit, tile.block, next_row);
+    if constexpr (normalized) cpu::weighted_row_sum<A>(key_sum, keys, {}, Into::add);
+    const bool closes = normalized && tile.first + tile.tokens == e.block_tokens;
+    if constexpr (recurrent) {
+      const auto row = [&](Index matrix, Index block) {
+        return recurrent_row(mix_of(matrix), block);
+      };
+      cpu::advance_states(e, unit, tile, row, slot.summary.data);
+      if (closes) cpu::advance_key_sums(e, unit, tile.block, row);
+    } else {
+      const auto next_row = [&](Index matrix) {
+        return mixing_row(mix_of(matrix), tile.block + 1);
+      };
+      cpu::prepare_next_block(e, unit, tile, next_row);
+      if (closes) cpu::mix_next_key_sums(e, unit, tile.block, next_row);
     }
   }
 
-  const A* mixing_row(Index head, Index block) const {
-    return mixing_.data +
-           ((mix_heads_ == 1 ? 0 : head) * extents_.blocks + block) * extents_.blocks;
+  // Row `block` of one of mix's matrices, or null if there is none.
+  const A* mixing_row(Index matrix, Index block) const {
+    const Index rows = mix_shape_.mix_query_blocks;
+    if (recurrent && rows == 1) block = 0;
+    return block < rows ? mixing_.data + (matrix * rows + block) * mix_shape_.mix_key_blocks
+                        : nullptr;
+  }
+  cpu::RecurrentRow<A> recurrent_row(Index matrix, Index block) const {
+    return {mixing_row(matrix, block), extents_.states};
+  }
+  cpu::DecodeWeights<A> weights_of(Index matrix, Index block) const {
+    if constexpr (recurrent) {
+      const auto row = recurrent_row(matrix, block);
+      return {row.closing(), row.own()};
+    }
+    const A* const row = mixing_row(matrix, block);
+    return {block == 0 ? A(0) : row[block - 1], row[block]};
   }
 
   V attention_;
   DecoderShape shape_;
   std::vector<Index> positions_;
   Index capacity_ = 0;
+  Shape mix_shape_;  // of mix, in a call of the decoder's sizes
   Index group_size_ = 0;
-  Index mix_heads_ = 1;
   cpu::DecodeExtents extents_{};
   std::uint64_t fingerprint_ = 0;
   Workspace memory_;
   Index state_bytes_ = 0;
   std::vector<cpu::DecodeUnit<A>> units_;
   std::vector<cpu::DecodeUndo<A>> undos_;  // of each unit
-  Span<A> mixing_;                         // [mix_heads, blocks, blocks], 0 above the diagonal
+  Span<A> mixing_;  // [mix_heads, rows, columns]; dense: 0 above the diagonal
   cpu::RotationTable<A> rotation_;
   std::vector<Slot> slots_;
 };

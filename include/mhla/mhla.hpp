@@ -8,5 +8,6 @@
 #include <mhla/eigen/mixing_matrix.hpp>
 #include <mhla/mixing_matrix.hpp>
 #include <mhla/packed.hpp>
+#include <mhla/policy/expand_mixing.hpp>
 #include <mhla/policy/propose_blocks.hpp>
 #include <mhla/version.hpp>

@@ -99,10 +99,15 @@ TEST_CASE("shape: heads must be a multiple of kv heads, and mix shared or one a 
     for (const Index heads : {0, 2, 3, 7}) {
       shape.mix_heads = heads;
       CHECK(says(inconsistency(shape), "mix: axis heads is " + std::to_string(heads),
-                 "1 (shared) or 6"));
+                 "1 (shared), 6 (one matrix per head of q) or " + std::to_string(6 * shape.batch)));
     }
-    shape.mix_heads = 1;
-    CHECK_NOTHROW(mhla::require_consistent(shape));
+    for (const Index heads : {Index{1}, Index{6}, 6 * shape.batch}) {
+      shape.mix_heads = heads;
+      CHECK_NOTHROW(mhla::require_consistent(shape));
+      for (Index n = 0; n < shape.batch; ++n)
+        for (Index h = 0; h < 6; ++h)
+          CHECK(shape.mix_of(n, h) == (heads == 1 ? 0 : heads == 6 ? h : 6 * n + h));
+    }
   }
   SECTION("negative extents") {
     for (Index Shape::*extent :

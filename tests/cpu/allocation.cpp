@@ -139,6 +139,16 @@ TEST_CASE("allocation: nothing under MixedProduct", "[cpu]") {
   check_nothing_allocated<float>(attention, {1, 2, 1, 80, 80, 257, 7, 2}, SerialExecutor{});
 }
 
+TEST_CASE("allocation: nothing with structured mixings", "[cpu]") {
+  using namespace mhla;
+  const Attention<Relu, Blocks1D, Causal, MixedKeySum, NoRotation, RecurrentMixing> recurrent{
+      .blocks = {.block = 4}, .mixing = {.states = 3}};
+  check_nothing_allocated<float>(recurrent, {1, 2, 1, 600, 600, 5, 7, 2}, SerialExecutor{});
+  const Attention<Relu, Blocks2D, Bidirectional, MixedKeySum, NoRotation, SeparableMixing>
+      separable{.blocks = {.grid = {48, 48}, .block = {2, 2}}, .mixing = {.rank = 2}};
+  check_nothing_allocated<float>(separable, {1, 2, 1, 2304, 2304, 5, 7, 2}, SlotsInTurn{});
+}
+
 TEST_CASE("allocation: one that a state has to make is seen", "[cpu]") {
   const Attention<Relu, Blocks1D> attention{.blocks = {.block = 4}};
   const auto x = operands<float>(attention, {1, 1, 1, 8, 8, 5, 7});

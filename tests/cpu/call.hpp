@@ -3,7 +3,9 @@
 // on them that return what they wrote.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <mhla/core/forward_state.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/reference/mhla.hpp>
@@ -53,13 +55,23 @@ struct Gradients {
   GradientViews<T> views() { return {query.view(), key.view(), value.view(), mix.view()}; }
 };
 
-/// `shape` with a mixing matrix of exactly the blocks of both sides, unless it has one.
+/// `shape` with a mix of exactly the blocks of both sides, unless it has one.
 template <class V>
 Shape fitted(const V& attention, Shape shape) {
   const auto& keys = attention.key_blocks.unset() ? attention.blocks : attention.key_blocks;
-  if (shape.mix_query_blocks == 0)
-    shape.mix_query_blocks = attention.blocks.grid_of(shape.query_tokens).num_blocks();
-  if (shape.mix_key_blocks == 0) shape.mix_key_blocks = keys.grid_of(shape.key_tokens).num_blocks();
+  const mhla::Grid query_grid = attention.blocks.grid_of(shape.query_tokens);
+  const mhla::Grid key_grid = keys.grid_of(shape.key_tokens);
+  Index rows = query_grid.num_blocks();
+  Index columns = key_grid.num_blocks();
+  if constexpr (requires { attention.mixing.states; }) columns = 3 * attention.mixing.states + 1;
+  if constexpr (requires { attention.mixing.rank; }) {
+    rows = attention.mixing.rank;
+    columns = 0;
+    for (int axis = 3 - V::GeometryType::rank; axis < 3; ++axis)
+      columns += query_grid.layout(axis) * key_grid.layout(axis);
+  }
+  if (shape.mix_query_blocks == 0) shape.mix_query_blocks = rows;
+  if (shape.mix_key_blocks == 0) shape.mix_key_blocks = columns;
   return shape;
 }
 
@@ -83,13 +95,21 @@ Operands<T> operands(const V& attention, const Shape& partial, std::uint64_t see
           random_tensor<T>(normal, 10 * seed + 4, s.batch, s.heads, s.query_tokens, s.value_dim)};
 }
 
+/// A workspace that holds NaN: nothing may be read before it is written.
+inline Workspace poisoned_workspace(Index bytes) {
+  Workspace workspace(bytes);
+  if (bytes > 0) std::memset(workspace.data(), 0xff, static_cast<std::size_t>(bytes));
+  return workspace;
+}
+
 /// y of the backend.
 template <class T, class V, class E = backend::Device>
 HostTensor<T, 4> forward(const V& attention, const Operands<T>& x,
                          const E& executor = backend::device(),
                          [[maybe_unused]] ForwardState<Accumulator<T>>* save = nullptr) {
   HostTensor<T, 4> y = x.dy;  // what it holds must not matter
-  const Workspace workspace(mhla::forward_workspace_size<T>(attention, x.shape(), executor));
+  const Workspace workspace =
+      poisoned_workspace(mhla::forward_workspace_size<T>(attention, x.shape(), executor));
   if constexpr (backend::saves_states)
     forward_into(attention, executor, x.q, x.k, x.v, x.mix, y.view(), workspace, save);
   else
@@ -102,7 +122,8 @@ template <class T, class V, class E = backend::Device>
 void backward_to(const GradientViews<T>& gradients, Update update, const V& attention,
                  const Operands<T>& x, const E& executor = backend::device(),
                  [[maybe_unused]] const ForwardState<Accumulator<T>>* saved = nullptr) {
-  const Workspace workspace(mhla::backward_workspace_size<T>(attention, x.shape(), executor));
+  const Workspace workspace =
+      poisoned_workspace(mhla::backward_workspace_size<T>(attention, x.shape(), executor));
   if constexpr (backend::saves_states)
     backward_into(attention, executor, x.q.view(), x.k, x.v, x.mix, x.dy, gradients, update,
                   workspace, saved);

@@ -661,7 +661,7 @@ TEST_CASE("cuda decoding: a decoder that cannot be is not made", "[cuda]") {
   };
   const DecoderShape sizes{2, 4, 2, 6, 3};
   refuse(small, Mix(1, 3, 4), sizes, "mix: axis key blocks is 4 but must be 3");
-  refuse(small, Mix(2, 3, 3), sizes, "mix: axis heads is 2 but must be 1 (shared) or 4");
+  refuse(small, Mix(2, 3, 3), sizes, "mix: axis heads is 2 but must be 1 (shared), 4 (one");
   refuse(small, Mix(1, 3, 3), {2, 4, 3, 6, 3}, "must be a multiple of the heads of k and v");
   refuse(small, Mix(1, 3, 3), {2, 4, 2, 5, 3}, "rotation:", "must be even");
   refuse(small, Mix(1, 3, 3), {-1, 4, 2, 6, 3}, "q: axis batch is -1");

@@ -509,14 +509,16 @@ void check_strong_guarantee(const V& variant, const Fail& fail) {
   }
 }
 
-template <class Normalizer, class Rotation>
-using Throwing = Attention<ThrowingMap, Blocks1D, Causal, Normalizer, Rotation>;
+template <class Normalizer, class Rotation, class Mixing = mhla::DenseMixing>
+using Throwing = Attention<ThrowingMap, Blocks1D, Causal, Normalizer, Rotation, Mixing>;
 
 }  // namespace
 
 TEMPLATE_TEST_CASE("decoder: a call whose feature map throws has changed nothing", "[decoding]",
-                   (Throwing<MixedKeySum, HalfSplitRotary>), (Throwing<Unnormalized, NoRotation>)) {
-  const TestType variant{.blocks = {.block = 4}};
+                   (Throwing<MixedKeySum, HalfSplitRotary>), (Throwing<Unnormalized, NoRotation>),
+                   (Throwing<MixedKeySum, NoRotation, mhla::RecurrentMixing>)) {
+  TestType variant{.blocks = {.block = 4}};
+  if constexpr (requires { variant.mixing.states; }) variant.mixing.states = 2;
   const auto fail = [](auto& session, Index chunk, Index at) {
     values_left = 5 * at;
     bool failed = false;
@@ -576,7 +578,7 @@ TEST_CASE("decoder: a decoder that cannot be is not made", "[decoding]") {
   using Mix = HostTensor<double, 3>;
   const DecoderShape sizes{2, 4, 2, 6, 3};
   refuse(attention, Mix(1, 3, 4), sizes, "mix: axis key blocks is 4 but must be 3");
-  refuse(attention, Mix(2, 3, 3), sizes, "mix: axis heads is 2 but must be 1 (shared) or 4");
+  refuse(attention, Mix(2, 3, 3), sizes, "mix: axis heads is 2 but must be 1 (shared), 4 (one");
   refuse(attention, Mix(1, 3, 3), {2, 4, 3, 6, 3}, "must be a multiple of the heads of k and v");
   refuse(attention, Mix(1, 3, 3), {2, 4, 2, 5, 3}, "rotation:", "must be even");
   refuse(attention, Mix(1, 3, 3), {-1, 4, 2, 6, 3}, "q: axis batch is -1");

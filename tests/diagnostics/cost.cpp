@@ -57,6 +57,21 @@ TEST_CASE("cost: grouped heads, cross-attention, a shorter block, more features 
   CHECK(forward_cost(causal, ragged).intra_block == 2 * (16 + 16 + 4) * (5 + 11));
 }
 
+TEST_CASE("cost: a structured mixing is the cost of its products", "[diagnostics]") {
+  using namespace mhla;
+  const Attention<Relu, Blocks1D, Causal, MixedKeySum, NoRotation, RecurrentMixing> recurrent{
+      .blocks = {.block = 4}, .mixing = {.states = 3}};
+  // Two chunks: triangles of 16 and of 9 blocks below the diagonal, states read by 9 blocks, and
+  // written at the end of the first chunk.
+  const Index pairs = 16 * 15 / 2 + 9 * 8 / 2 + 9 * 3 + 3 * 16;
+  CHECK(forward_cost(recurrent, Shape{2, 4, 2, 99, 99, 5, 11, 1, 25, 10}).mixing ==
+        2 * 2 * 4 * pairs * 5 * 11);
+  const Attention<Relu, Blocks2D, Bidirectional, MixedKeySum, NoRotation, SeparableMixing>
+      separable{.blocks = {.grid = {6, 8}, .block = {2, 2}}, .mixing = {.rank = 2}};
+  CHECK(forward_cost(separable, Shape{1, 1, 1, 48, 48, 5, 11, 1, 2, 9 + 16}).mixing ==
+        2 * 2 * 12 * (3 + 4) * 5 * 11);
+}
+
 TEST_CASE("cost: what cannot run has none", "[diagnostics]") {
   const mhla::Attention<mhla::Relu, mhla::Blocks1D> attention{.blocks = {.block = 4}};
   CHECK_THROWS_AS(forward_cost(attention, Shape{1, 4, 3, 8, 8, 5, 5, 1, 2, 2}), mhla::ShapeError);

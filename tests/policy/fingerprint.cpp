@@ -90,6 +90,20 @@ TEST_CASE("fingerprint: types count where they hold nothing", "[policy]") {
   CHECK(number(Attention<Exp, Blocks1D, Causal>{.blocks = {4}}) != number(with(Exp{})));
 }
 
+TEST_CASE("fingerprint: a structured mixing counts, with its number", "[policy]") {
+  using Recurrent = Attention<Exp, Blocks1D, Causal, MixedKeySum, NoRotation, RecurrentMixing>;
+  const auto states = [](Index count) {
+    const Recurrent attention{.blocks = {4}, .mixing = {.states = count}};
+    Shape of_states = shape;
+    of_states.mix_key_blocks = attention.mixing.columns();
+    return fingerprint_of<float>(attention, checked_problem(attention, of_states),
+                                 Borrowed::contents);
+  };
+  CHECK(states(2) == states(2));
+  CHECK(states(2) != states(3));
+  CHECK(states(1) != number(Attention<Exp, Blocks1D, Causal>{.blocks = {4}}));
+}
+
 TEST_CASE("fingerprint: what is borrowed counts by what it holds, or by where it lies",
           "[policy]") {
   float matrix[30] = {};

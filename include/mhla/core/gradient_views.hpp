@@ -46,7 +46,7 @@ struct GradientView {
 };
 
 /// {dq, dk, dv, dmix}, each a view shaped as its operand, or mhla::skip. dmix is summed over the
-/// batch, and over the heads where mix is shared by them.
+/// batch and the heads where mix is shared by them.
 template <class T>
 struct GradientViews {
   GradientView<T, 4> query;             ///< dq

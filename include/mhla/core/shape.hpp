@@ -25,7 +25,7 @@ struct Shape {
   Index key_tokens = 0;        ///< of k and v
   Index key_dim = 0;           ///< of q and k
   Index value_dim = 0;         ///< of v and y
-  Index mix_heads = 1;         ///< 1 or heads
+  Index mix_heads = 1;         ///< 1, heads, or batch * heads: one for each head of each item
   Index mix_query_blocks = 0;  ///< rows of mix
   Index mix_key_blocks = 0;    ///< columns of mix
 
@@ -34,6 +34,12 @@ struct Shape {
 
   /// Query heads that share a kv head.
   constexpr Index group_size() const { return kv_heads == 0 ? 0 : heads / kv_heads; }
+  /// Whether each batch item has a mix of its own.
+  constexpr bool mix_per_item() const { return mix_heads != 1 && mix_heads != heads; }
+  /// Which of mix's matrices head `head` of batch item `item` uses.
+  constexpr Index mix_of(Index item, Index head) const {
+    return mix_heads == 1 ? 0 : mix_per_item() ? item * heads + head : head;
+  }
   /// Whether y has no elements: there is nothing to compute, and every gradient is zero.
   constexpr bool empty() const {
     return batch == 0 || heads == 0 || query_tokens == 0 || value_dim == 0;
@@ -154,9 +160,11 @@ inline void require_consistent(const Shape& shape) {
   if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0)
     throw ShapeError("mhla: k: axis heads is ", shape.kv_heads, " but q has ", shape.heads,
                      " heads; the heads of q must be a multiple of the heads of k and v");
-  if (shape.mix_heads != 1 && shape.mix_heads != shape.heads)
-    throw ShapeError("mhla: mix: axis heads is ", shape.mix_heads, " but must be 1 (shared) or ",
-                     shape.heads, " (one matrix per head of q)");
+  const Index heads_of_items = checked_mul(shape.batch, shape.heads);
+  if (shape.mix_heads != 1 && shape.mix_heads != shape.heads && shape.mix_heads != heads_of_items)
+    throw ShapeError("mhla: mix: axis heads is ", shape.mix_heads, " but must be 1 (shared), ",
+                     shape.heads, " (one matrix per head of q) or ", heads_of_items,
+                     " (and per batch item)");
 }
 
 /// \endcond

@@ -37,7 +37,7 @@ struct Span {
 /// count elements and may be negative, and 0 on operands (a broadcast axis).
 ///
 /// q, k: [batch, heads, tokens, key_dim]; v, y: [batch, heads, tokens, value_dim];
-/// mix: [1 | heads, query blocks, key blocks].
+/// mix: [1 | heads | batch * heads, query blocks, key blocks].
 template <class T, int Rank>
 struct TensorView {
   using Element = T;                         ///< const for an operand

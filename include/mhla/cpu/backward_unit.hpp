@@ -45,10 +45,12 @@ struct BackwardRequest {
 template <class L>
 inline constexpr bool keeps_denominators = masks_own_block<L>&& normalizes<L>;
 
-/// dS~ and dz~ of one mixing matrix of the unit, all query blocks.
+/// dS~ and dz~ of one mixing matrix of the unit, all query blocks. A structured mixing has them in
+/// one place for all matrices.
 template <class L, class A>
 SummaryRows<A> mixed_gradients(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix) {
   const Extents& e = plan.extents;
+  if constexpr (factors_mixing<L>) return structured_gradients(plan, unit).mixed;
   const Index row = matrix * e.query_blocks;
   return SummaryRows<A>(unit.memory.grad_mixed_summaries.data + row * e.summary_stride(),
                         unit.memory.grad_mixed_key_sums.data + row * e.feature_dim, e,
@@ -140,10 +142,11 @@ void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardReques
                             tile, queries, total, results, request.update, at.scratch.row);
 }
 
-/// dq if it is complete, dS~ and dz~ or C, of every query block of the unit.
+/// dq if it is complete, dS~ and dz~ or C, of every query block of the unit; by a structured mixing
+/// also dS, dz and the coefficients' gradient.
 template <class L, class T, class A>
 void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                            const Unit<A>& unit, const ExecutorRef& loop) {
+                            const Unit<A>& unit, A* grad_mixing, const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   for (Index i = 0; i < unit.queries.blocks; ++i) {
     if (plan.tables.queries.blocks[unit.queries.first_block + i].tiles > 0) continue;
@@ -152,10 +155,17 @@ void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardReques
       clear(grad.summary(i), grad.key_sum(i));
     }
   }
-  for_each_query_tile(operands, unit, request.query_features(), loop,
-                      [&](const QueryTile<A>& at, Index g) {
-                        read_out_tile_gradient(operands, request, unit, at, g);
-                      });
+  const bool mixed_wanted = request.query_features() || (factors_mixing<L> && request.mixing());
+  for_each_query_tile(
+      operands, unit, mixed_wanted, loop,
+      [&](const QueryTile<A>& at, Index g) {
+        read_out_tile_gradient(operands, request, unit, at, g);
+      },
+      [&]([[maybe_unused]] Index matrix) {
+        if constexpr (factors_mixing<L>)
+          if (request.mixed_summaries())
+            mix_unit_gradient(plan, unit, matrix, request.mixing() ? grad_mixing : nullptr, loop);
+      });
 }
 
 /// The rest of MixedProduct's adjoint: dR, then dz_b and dq, which waited for dR.
@@ -399,10 +409,10 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
       accumulate_backwards<A>(
           own_key_sums, {scratch.own.grad_running.data + matrix * e.feature_dim, e.feature_dim});
 
-    add_own_gradients(request, unit_mixing(plan, unit, matrix).row(k.block)[k.block], k.keys,
+    add_own_gradients(request, own_weight(plan, unit, matrix, k.block), k.keys,
                       KeyGradients<A>{own_keys, own_key_sums, own_values},
                       KeyGradients<A>{k.grad_rotated, k.grad_features, k.grad_values},
-                      grad_mixing + (matrix * e.query_blocks + k.block) * e.key_blocks + k.block);
+                      grad_mixing + matrix * plan.matrix_size + plan.own_entry(k.block));
   }
 }
 
@@ -420,50 +430,59 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
                                   is_in_place_of_products<A>(value_results) &&
                                   request.update == Update::overwrite;
   const BlockTable& table = plan.tables.keys;
-  const RowGroups groups =
-      shared_row_groups<L>(e, unit.keys.blocks, unit.queries.blocks,
-                           e.matrices > 1 ? Into::add : Into::overwrite, loop.slots());
-  loop.parallel_for(groups.count, [&](Index group, Index slot) {
-    const SlotScratch<A>& scratch = plan.slots[slot];
-    const SummaryRows<A> grad = mix_group_gradient(operands, request, unit, groups, group, scratch);
-    for (Index b = groups.begin(group); b < groups.begin(group + 1); ++b) {
-      const BlockSpan& block = table.blocks[unit.keys.first_block + b];
-      Span<A> grad_key_sum = grad.key_sum(b);
-      if constexpr (mixes_products<L>)
-        grad_key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
-      std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));
-      const Panel<A> grad_summary = panel(scratch.transposed.data, e.feature_dim, e.value_dim);
-      if (request.gradients.value.wanted) transpose<A>(grad_summary, grad.summary(b));
-      // In reverse: under Causal, later queries send gradients back to earlier keys.
-      for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
-        const KeyTile<A> k = pack_key_tile(operands, unit, b, t, scratch);
-        Prefetch results = prefetch_tile(table, unit.keys, t, {value_results, key_results});
-        Prefetch next = prefetch_tile(table, unit.keys, t - 1, {keys, values});
-        prefetch_summary(grad, b + 1, t - block.first_tile, block.tiles, results);
-        if (request.gradients.key.wanted)
-          summarize_key_gradient<A>(k.values, grad.summary(b), k.grad_rotated, &results);
-        if (request.gradients.value.wanted)
-          summarize_value_gradient<A>(k.keys.rotated, grad_summary,
-                                      values_in_one_step
-                                          ? in_place_of_products<A>(table, k.tile, value_results)
-                                          : k.grad_values.placed(),
-                                      &next);
-        if constexpr (masks_own_block<L>) {
-          for (Index r = 0; r < k.grad_features.rows; ++r)
-            copy_row(k.grad_features.row(r), grad_key_sum.data, e.feature_dim);
-          add_own_tile_gradient(operands, request, unit, k, grad_mixing);
-        }
-        if (request.gradients.value.wanted && !values_in_one_step)
-          scatter<T, A>(table, k.tile, k.grad_values, {}, value_results, request.update);
-        if (!request.gradients.key.wanted) continue;
-        FeatureGradients<A> total{k.grad_rotated};
-        if (normalizes<L>)
-          total.unrotated = masks_own_block<L> ? k.grad_features.placed() : every_row(grad_key_sum);
-        unpack_feature_gradient(operands.variant.feature_map, plan.rotation, A(1), table, k.tile,
-                                keys, total, key_results, request.update, scratch.row);
+  const auto run_block = [&](Index b, const SummaryRows<A>& grad, const SlotScratch<A>& scratch) {
+    const BlockSpan& block = table.blocks[unit.keys.first_block + b];
+    Span<A> grad_key_sum = grad.key_sum(b);
+    if constexpr (mixes_products<L>)
+      grad_key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
+    std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));
+    const Panel<A> grad_summary = panel(scratch.transposed.data, e.feature_dim, e.value_dim);
+    if (request.gradients.value.wanted) transpose<A>(grad_summary, grad.summary(b));
+    // In reverse: under Causal, later queries send gradients back to earlier keys.
+    for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
+      const KeyTile<A> k = pack_key_tile(operands, unit, b, t, scratch);
+      Prefetch results = prefetch_tile(table, unit.keys, t, {value_results, key_results});
+      Prefetch next = prefetch_tile(table, unit.keys, t - 1, {keys, values});
+      prefetch_summary(grad, b + 1, t - block.first_tile, block.tiles, results);
+      if (request.gradients.key.wanted)
+        summarize_key_gradient<A>(k.values, grad.summary(b), k.grad_rotated, &results);
+      if (request.gradients.value.wanted)
+        summarize_value_gradient<A>(k.keys.rotated, grad_summary,
+                                    values_in_one_step
+                                        ? in_place_of_products<A>(table, k.tile, value_results)
+                                        : k.grad_values.placed(),
+                                    &next);
+      if constexpr (masks_own_block<L>) {
+        for (Index r = 0; r < k.grad_features.rows; ++r)
+          copy_row(k.grad_features.row(r), grad_key_sum.data, e.feature_dim);
+        add_own_tile_gradient(operands, request, unit, k, grad_mixing);
       }
+      if (request.gradients.value.wanted && !values_in_one_step)
+        scatter<T, A>(table, k.tile, k.grad_values, {}, value_results, request.update);
+      if (!request.gradients.key.wanted) continue;
+      FeatureGradients<A> total{k.grad_rotated};
+      if (normalizes<L>)
+        total.unrotated = masks_own_block<L> ? k.grad_features.placed() : every_row(grad_key_sum);
+      unpack_feature_gradient(operands.variant.feature_map, plan.rotation, A(1), table, k.tile,
+                              keys, total, key_results, request.update, scratch.row);
     }
-  });
+  };
+  if constexpr (factors_mixing<L>) {
+    const SummaryRows<A> grad = structured_gradients(plan, unit).keys;
+    loop.parallel_for(unit.keys.blocks,
+                      [&](Index b, Index slot) { run_block(b, grad, plan.slots[slot]); });
+  } else {
+    const RowGroups groups =
+        shared_row_groups<L>(e, unit.keys.blocks, unit.queries.blocks,
+                             e.matrices > 1 ? Into::add : Into::overwrite, loop.slots());
+    loop.parallel_for(groups.count, [&](Index group, Index slot) {
+      const SlotScratch<A>& scratch = plan.slots[slot];
+      const SummaryRows<A> grad =
+          mix_group_gradient(operands, request, unit, groups, group, scratch);
+      for (Index b = groups.begin(group); b < groups.begin(group + 1); ++b)
+        run_block(b, grad, scratch);
+    });
+  }
 }
 
 /// All wanted gradients of one unit. `grad_mixing` is the caller's partial sum of dmix.
@@ -471,8 +490,9 @@ template <class L, class T, class A>
 void backward_unit(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
                    const Unit<A>& unit, A* grad_mixing, const ExecutorRef& loop) {
   if constexpr (mixes_products<L>) mixed_products_of_unit(operands, unit, loop);
-  read_out_unit_gradient(operands, request, unit, loop);
-  if (request.mixing()) mix_unit_matrix_gradient(operands, unit, grad_mixing, loop);
+  read_out_unit_gradient(operands, request, unit, grad_mixing, loop);
+  if (!factors_mixing<L> && request.mixing())
+    mix_unit_matrix_gradient(operands, unit, grad_mixing, loop);
   if constexpr (mixes_products<L>) {
     if (request.query() || request.gradients.key.wanted)
       mixed_products_of_unit_gradient(operands, request, unit, loop);

@@ -40,6 +40,7 @@ struct DecodeExtents {
   Index value_dim;     // e
   Index matrices;      // mixing matrices per kv head
   bool normalized;
+  Index states = 0;  // R of a recurrence, which has no `blocks`
 
   Index summary_size() const { return checked_mul(feature_dim, value_dim); }
 };
@@ -50,6 +51,8 @@ template <class A>
 struct DecodeUnit {
   Span<A> summaries;      // [blocks, value_dim, feature_dim]: S_b^T of closed blocks
   Span<A> key_sums;       // [blocks, feature_dim]: z_b of closed blocks, and of the open one so far
+  Span<A> states;         // [matrices, states, value_dim, feature_dim]: H^T, instead of summaries
+  Span<A> state_sums;     // [matrices, states, feature_dim]: of key sums, of which only one is kept
   Span<A> keys[2];        // [block tokens, feature_dim]: phi(k), rotated
   Span<A> values[2];      // [block tokens, value_dim]
   Span<A> mixed[2];       // [matrices, value_dim, feature_dim]: P_i^T
@@ -59,7 +62,10 @@ struct DecodeUnit {
   DecodeUnit(Arena& arena, const DecodeExtents& e) {
     const Index sums = e.normalized ? e.feature_dim : 0;
     summaries = arena.take<A>(checked_mul(e.blocks, e.summary_size()));
-    key_sums = arena.take<A>(checked_mul(e.blocks, sums));
+    key_sums = arena.take<A>(checked_mul(e.states > 0 ? Index{1} : e.blocks, sums));
+    const Index all_states = checked_mul(e.matrices, e.states);
+    states = arena.take<A>(checked_mul(all_states, e.summary_size()));
+    state_sums = arena.take<A>(checked_mul(all_states, sums));
     for (int parity = 0; parity < 2; ++parity) {
       keys[parity] = arena.take<A>(checked_mul(e.block_tokens, e.feature_dim));
       values[parity] = arena.take<A>(checked_mul(e.block_tokens, e.value_dim));
@@ -67,6 +73,25 @@ struct DecodeUnit {
       mixed_sums[parity] = arena.take<A>(checked_mul(e.matrices, sums));
     }
   }
+
+  /// z of the open block.
+  Span<A> open_key_sum(const DecodeExtents& e, Index block) const {
+    return {key_sums.data + (e.states > 0 ? 0 : block * e.feature_dim), e.feature_dim};
+  }
+  /// Columns [first, ...) of a state.
+  A* state(const DecodeExtents& e, Index matrix, Index r, Index first) const {
+    return states.data + ((matrix * e.states + r) * e.value_dim + first) * e.feature_dim;
+  }
+  A* state_sum(const DecodeExtents& e, Index matrix, Index r) const {
+    return state_sums.data + (matrix * e.states + r) * e.feature_dim;
+  }
+};
+
+/// What the scores of the tokens that are kept as such are multiplied by.
+template <class A>
+struct DecodeWeights {
+  A closing;  // m_i,i-1
+  A open;     // m_ii
 };
 
 /// Tokens [first, first + tokens) of block `block`, the open one.
@@ -80,8 +105,8 @@ struct DecodeTile {
 };
 
 /// Restores a unit to its state before a call, if some task of the call throws. A repeated call
-/// overwrites most of what was done. But the open block's key sum accumulates, and tokens of the
-/// next two blocks share memory with the open and the closing block.
+/// overwrites most of what was done. But the open block's key sum and a recurrence's states
+/// accumulate, and tokens of the next two blocks share memory with the open and the closing block.
 template <class A>
 class DecodeUndo {
  public:
@@ -98,12 +123,15 @@ class DecodeUndo {
     block_ = block;
     first_ = first;
     reached_[0] = reached_[1] = 0;
-    copy_row(key_sum_.data, unit.key_sums.data + block * key_sum_.size, key_sum_.size);
+    copy_row(key_sum_.data, unit.key_sums.data + key_sum_at(block), key_sum_.size);
+    copy_row(kept_.state_sums.data, unit.state_sums.data, unit.state_sums.size);
+    updates_end_ = 0;
     begun_ = true;
   }
   /// Called before the task writes a tile, for each tile in turn.
   void keep(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile) {
     const Index ahead = tile.block - block_;
+    if (e.states > 0) keep_states(e, unit, tile);
     if (ahead < 1 || ahead > 2) return;
     const Index of_first = block_ == 0 ? 0 : e.block_tokens;
     const Index end = std::min(tile.first + tile.tokens, ahead == 1 ? of_first : first_);
@@ -113,12 +141,42 @@ class DecodeUndo {
   }
   void restore(const DecodeExtents& e, const DecodeUnit<A>& unit) const {
     if (!begun_) return;
-    copy_row(unit.key_sums.data + block_ * key_sum_.size, key_sum_.data, key_sum_.size);
+    copy_row(unit.key_sums.data + key_sum_at(block_), key_sum_.data, key_sum_.size);
+    copy_row(unit.state_sums.data, kept_.state_sums.data, unit.state_sums.size);
+    restore_states(e, unit);
     for (int ahead = 1; ahead <= 2; ++ahead)
       copy_turns(e, kept_, unit, static_cast<int>((block_ + ahead) % 2), 0, reached_[ahead - 1]);
   }
 
  private:
+  Index key_sum_at(Index block) const { return kept_.states.size > 0 ? 0 : block * key_sum_.size; }
+  // Tokens count from the beginning of block_: those that update a column for the first time are
+  // [updates_begin(), updates_begin() + n), as block 0 updates none.
+  Index updates_begin(const DecodeExtents& e) const {
+    return block_ == 0 ? e.block_tokens : first_;
+  }
+  void keep_states(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile) {
+    const Index begin = (tile.block - block_) * e.block_tokens + tile.first;
+    const Index end = std::min(begin + tile.tokens, updates_begin(e) + e.block_tokens);
+    if (begin < updates_begin(e) || end <= begin) return;
+    copy_states(e, unit, kept_, tile.first, tile.first + end - begin);
+    updates_end_ = end;
+  }
+  void restore_states(const DecodeExtents& e, const DecodeUnit<A>& unit) const {
+    const Index n = e.block_tokens;
+    if (updates_end_ == 0) return;
+    copy_states(e, kept_, unit, std::min(updates_begin(e), n), std::min(updates_end_, n));
+    copy_states(e, kept_, unit, 0, std::max(Index{0}, updates_end_ - n));
+  }
+  static void copy_states(const DecodeExtents& e, const DecodeUnit<A>& from,
+                          const DecodeUnit<A>& to, Index begin, Index end) {
+    const Index first = even_split(e.value_dim, e.block_tokens, begin);
+    const Index columns = even_split(e.value_dim, e.block_tokens, end) - first;
+    for (Index matrix = 0; matrix < e.matrices; ++matrix)
+      for (Index r = 0; r < e.states; ++r)
+        copy_row(to.state(e, matrix, r, first), from.state(e, matrix, r, first),
+                 columns * e.feature_dim);
+  }
   // All that tokens [begin, end) of a block write where even and odd blocks alternate.
   static void copy_turns(const DecodeExtents& e, const DecodeUnit<A>& from, const DecodeUnit<A>& to,
                          int open, Index begin, Index end) {
@@ -142,15 +200,17 @@ class DecodeUndo {
   Index block_ = 0;
   Index first_ = 0;
   Index reached_[2] = {};  // tokens of each of the two blocks
+  Index updates_end_ = 0;  // of the states
   bool begun_ = false;
 };
 
-/// num of a tile's queries. `row` is row i of their mixing matrix, `scores` scratch
-/// [tile tokens, block tokens].                                        // [tile tokens, value_dim]
+/// num of a tile's queries; `scores` is scratch [tile tokens, block tokens]. // [tile tokens,
+/// value_dim]
 template <class A>
 void read_out_decode_tile(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile,
-                          Index matrix, const A* row, const Panel<const A>& rotated_queries,
-                          const Panel<A>& scores, const Panel<A>& numerators) {
+                          Index matrix, const DecodeWeights<A>& weights,
+                          const Panel<const A>& rotated_queries, const Panel<A>& scores,
+                          const Panel<A>& numerators) {
   // P_0 and P_1 are empty sums.
   const Panel<const A> mixed =
       panel(unit.mixed[tile.open()].data + matrix * e.summary_size(), e.value_dim, e.feature_dim);
@@ -174,14 +234,36 @@ void read_out_decode_tile(const DecodeExtents& e, const DecodeUnit<A>& unit, con
     scale_rows(part, weight);
     multiply(numerators, part, values(parity, 0, count), Into::add);
   };
-  if (tile.block >= 1) add(tile.closing(), e.block_tokens, row[tile.block - 1]);
-  add(tile.open(), tile.first, row[tile.block]);
+  if (tile.block >= 1) add(tile.closing(), e.block_tokens, weights.closing);
+  add(tile.open(), tile.first, weights.open);
   const Panel<A> own_transposed{scores.data, tile.tokens, tile.tokens, scores.stride};
   multiply_right_transposed(own_transposed, keys(tile.open(), tile.first, tile.tokens),
                             rotated_queries);
-  scale_rows(own_transposed, row[tile.block]);
+  scale_rows(own_transposed, weights.open);
   multiply_lower(numerators, own_transposed, values(tile.open(), tile.first, tile.tokens),
                  Into::add);
+}
+
+/// Columns that are a tile's share of the work for the next blocks.
+struct DecodeShare {
+  Index first;
+  Index count;
+
+  DecodeShare(const DecodeExtents& e, const DecodeTile& tile)
+      : first(even_split(e.value_dim, e.block_tokens, tile.first)),
+        count(even_split(e.value_dim, e.block_tokens, tile.first + tile.tokens) - first) {}
+};
+
+/// The share's columns of S_i-1.                                             // [count,
+/// feature_dim]
+template <class A>
+void summarize_share(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile,
+                     const DecodeShare& share, A* summary) {
+  const int closing = tile.closing();
+  multiply_left_transposed(panel(summary, share.count, e.feature_dim),
+                           Panel<const A>{unit.values[closing].data + share.first, e.block_tokens,
+                                          share.count, e.value_dim},
+                           panel(unit.keys[closing].data, e.block_tokens, e.feature_dim));
 }
 
 /// The tile's share of the work for the next blocks: of the columns of S_i-1, and of row i + 1 of
@@ -189,27 +271,18 @@ void read_out_decode_tile(const DecodeExtents& e, const DecodeUnit<A>& unit, con
 template <class A, class Row>
 void prepare_next_block(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile,
                         const Row& row) {
-  if (tile.block == 0) return;
-  const Index first = even_split(e.value_dim, e.block_tokens, tile.first);
-  const Index count = even_split(e.value_dim, e.block_tokens, tile.first + tile.tokens) - first;
-  const Index width = count * e.feature_dim;
-  if (width == 0) return;
+  const DecodeShare share(e, tile);
+  const Index width = share.count * e.feature_dim;
+  if (tile.block == 0 || width == 0) return;
 
-  const int closing = tile.closing();
-  const Index closed = tile.block - 1;
-  const Panel<A> summary{unit.summaries.data + closed * e.summary_size() + first * e.feature_dim,
-                         count, e.feature_dim, e.feature_dim};
-  multiply_left_transposed(
-      summary,
-      Panel<const A>{unit.values[closing].data + first, e.block_tokens, count, e.value_dim},
-      panel(unit.keys[closing].data, e.block_tokens, e.feature_dim));
-
-  const Panel<const A> summaries{unit.summaries.data + first * e.feature_dim, tile.block, width,
-                                 e.summary_size()};
+  A* const columns = unit.summaries.data + share.first * e.feature_dim;
+  summarize_share(e, unit, tile, share, columns + (tile.block - 1) * e.summary_size());
+  const Panel<const A> summaries{columns, tile.block, width, e.summary_size()};
   for (Index matrix = 0; matrix < e.matrices; ++matrix) {
     const A* next = row(matrix);
     if (next == nullptr) continue;
-    A* mixed = unit.mixed[closing].data + matrix * e.summary_size() + first * e.feature_dim;
+    A* mixed =
+        unit.mixed[tile.closing()].data + matrix * e.summary_size() + share.first * e.feature_dim;
     multiply<A>(panel(mixed, 1, width), panel(next, 1, tile.block), summaries);
   }
 }

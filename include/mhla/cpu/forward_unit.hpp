@@ -3,6 +3,7 @@
 //
 //   key blocks:             pack phi(k), v -> summary S_b, key sum z_b
 //   groups of query blocks: mix S~_i, z~_i -> per tile: pack phi(q) -> read out y
+//                           (a structured mixing: all S~, z~ before)
 //
 // Under Causal a tile also reads its own block's keys, which are then added to S~_i and z~_i.
 //
@@ -15,50 +16,17 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/block_mixing.hpp>
 #include <mhla/cpu/block_summary.hpp>
+#include <mhla/cpu/factored_unit.hpp>
 #include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/mixed_product.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/token_block.hpp>
+#include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
-
-/// The operands of a call, and its plan.
-template <class L, class T>
-struct Operands {
-  using A = Accumulator<T>;
-  L variant;
-  const Plan<L, A>& plan;
-  TensorView<const T, 4> q;
-  TensorView<const T, 4> k;
-  TensorView<const T, 4> v;
-
-  A scale() const { return static_cast<A>(variant.scale); }
-};
-
-/// A unit of work and its memory.
-template <class A>
-struct Unit {
-  SequenceSpan queries;
-  SequenceSpan keys;
-  Index kv_head;
-  const UnitMemory<A>& memory;
-  SummaryRows<A> summaries;  // S and z of every key block
-  Orientation orientation;   // of all summaries
-};
-
-/// The rows of a unit in a tensor of queries, for its query head g, and in one of keys.
-template <class L, class T, class A>
-TokenRows<T> query_rows(const Plan<L, A>& plan, const Unit<A>& unit, Index g,
-                        const TensorView<T, 4>& tensor) {
-  return {tensor, unit.queries.batch, unit.kv_head * plan.extents.group_size + g};
-}
-template <class T, class A>
-TokenRows<T> key_rows(const Unit<A>& unit, const TensorView<T, 4>& tensor) {
-  return {tensor, unit.keys.batch, unit.kv_head};
-}
 
 /// The panels of a tile: phi(x), and the same rotated.
 template <class A>
@@ -87,18 +55,6 @@ FeaturePanels<A> pack_query_tile(const Operands<L, T>& operands, const Unit<A>& 
                                  const TokenTile& tile, const SlotScratch<A>& scratch) {
   return pack_tile(operands, operands.scale(), operands.plan.tables.queries, tile,
                    query_rows(operands.plan, unit, g, operands.q), scratch);
-}
-
-template <class A>
-void clear(const Panel<A>& panel) {
-  for (Index r = 0; r < panel.rows; ++r) std::fill_n(panel.row(r), panel.cols, A(0));
-}
-
-/// A block that a mask has emptied has empty sums.
-template <class A>
-void clear(const Panel<A>& summary, Span<A> key_sum) {
-  clear(summary);
-  std::fill_n(key_sum.data, key_sum.size, A(0));
 }
 
 /// The tokens of one (batch, head) of a tensor as memory, whatever their type.
@@ -182,13 +138,6 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
                    i == 0 ? Into::overwrite : Into::add, &next);
     }
   });
-}
-
-/// The corner of a query head's mixing matrix that the unit's sequence uses.
-template <class L, class A>
-Panel<const A> unit_mixing(const Plan<L, A>& plan, const Unit<A>& unit, Index g) {
-  return plan.mixing_of(unit.kv_head * plan.extents.group_size + g, unit.queries.blocks,
-                        unit.keys.blocks);
 }
 
 /// A query head's part of a [group_size, blocks, block tokens] array (MixedProduct).
@@ -302,38 +251,59 @@ struct QueryTile {
   OwnTile<A> own{};  // under Causal
 };
 
-/// Calls run(at, g) for every tile of the unit's query blocks and every query head g. S~ is mixed
-/// only if it is needed.
+/// Calls run(at, g) for every tile of a query block and every query head g of one matrix.
 template <class L, class T, class A, class Run>
-void for_each_query_tile(const Operands<L, T>& operands, const Unit<A>& unit, bool summaries_wanted,
-                         const ExecutorRef& loop, const Run& run) {
+void for_each_tile_of_block(const Operands<L, T>& operands, const Unit<A>& unit, bool own_wanted,
+                            const QueryTile<A>& first, const Run& run) {
   const Plan<L, A>& plan = operands.plan;
   const BlockTable& table = plan.tables.queries;
-  const RowGroups groups = shared_row_groups<L>(plan.extents, unit.queries.blocks, unit.keys.blocks,
-                                                Into::overwrite, loop.slots());
-  loop.parallel_for(groups.count, [&](Index group, Index slot) {
-    const SlotScratch<A>& scratch = plan.slots[slot];
-    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
-      const SummaryRows<A> mixed =
-          mix_group(plan, unit, matrix, groups, group, scratch, summaries_wanted);
-      for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
-        const BlockSpan& block = table.blocks[unit.queries.first_block + i];
-        const Index end = block.first_tile + block.tiles;
-        for (Index t = block.first_tile; t < end; ++t) {
-          QueryTile<A> at{matrix, i, t, mixed, scratch};
-          if constexpr (masks_own_block<L>)
-            at.own =
-                pack_own_tile(operands, unit, table.tiles[t],
-                              unit_mixing(plan, unit, matrix).row(i)[i], mixed.key_sum(i), scratch);
-          for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g)
-            run(at, g);
-          if constexpr (masks_own_block<L>)
-            if (summaries_wanted && t + 1 < end)
-              absorb_own_tile<A>(at.own.rotated, at.own.values, unit.orientation, mixed.summary(i));
-        }
-      }
+  const auto& [matrix, i, index, mixed, scratch, own] = first;
+  const Index end = index + table.blocks[unit.queries.first_block + i].tiles;
+  for (Index t = index; t < end; ++t) {
+    QueryTile<A> at{matrix, i, t, mixed, scratch};
+    if constexpr (masks_own_block<L>)
+      at.own = pack_own_tile(operands, unit, table.tiles[t], own_weight(plan, unit, matrix, i),
+                             mixed.key_sum(i), scratch);
+    for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g) run(at, g);
+    if constexpr (masks_own_block<L>)
+      if (own_wanted && t + 1 < end)
+        absorb_own_tile<A>(at.own.rotated, at.own.values, unit.orientation, mixed.summary(i));
+  }
+}
+
+/// Calls run(at, g) for every tile of the unit's query blocks and every query head g. S~ is mixed
+/// only if it is needed. A structured mixing takes one matrix after the other, `after(matrix)` it.
+template <class L, class T, class A, class Run, class After>
+void for_each_query_tile(const Operands<L, T>& operands, const Unit<A>& unit, bool summaries_wanted,
+                         const ExecutorRef& loop, const Run& run, const After& after) {
+  const Plan<L, A>& plan = operands.plan;
+  const auto run_group = [&](const RowGroups& groups, Index group, Index matrix,
+                             const SummaryRows<A>& mixed, const SlotScratch<A>& scratch) {
+    for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
+      const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
+      for_each_tile_of_block(operands, unit, summaries_wanted,
+                             QueryTile<A>{matrix, i, block.first_tile, mixed, scratch}, run);
     }
-  });
+  };
+  if constexpr (factors_mixing<L>) {
+    const RowGroups blocks(unit.queries.blocks, 1);
+    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
+      const SummaryRows<A> mixed = mix_unit(plan, unit, matrix, loop, summaries_wanted);
+      loop.parallel_for(blocks.count, [&](Index block, Index slot) {
+        run_group(blocks, block, matrix, mixed, plan.slots[slot]);
+      });
+      after(matrix);
+    }
+  } else {
+    const RowGroups groups = shared_row_groups<L>(plan.extents, unit.queries.blocks,
+                                                  unit.keys.blocks, Into::overwrite, loop.slots());
+    loop.parallel_for(groups.count, [&](Index group, Index slot) {
+      const SlotScratch<A>& scratch = plan.slots[slot];
+      for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
+        run_group(groups, group, matrix,
+                  mix_group(plan, unit, matrix, groups, group, scratch, summaries_wanted), scratch);
+    });
+  }
 }
 
 /// The denominators of a tile of query head g; empty without a normalizer.
@@ -403,9 +373,10 @@ template <class L, class T, class A>
 void read_out_unit(const Operands<L, T>& operands, const Unit<A>& unit, const TensorView<T, 4>& y,
                    const ExecutorRef& loop) {
   if constexpr (mixes_products<L>) mixed_products_of_unit(operands, unit, loop);
-  for_each_query_tile(operands, unit, true, loop, [&](const QueryTile<A>& at, Index g) {
-    read_out_tile(operands, unit, at, g, y);
-  });
+  for_each_query_tile(
+      operands, unit, true, loop,
+      [&](const QueryTile<A>& at, Index g) { read_out_tile(operands, unit, at, g, y); },
+      [](Index) {});
 }
 
 }  // namespace cpu

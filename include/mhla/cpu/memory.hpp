@@ -14,6 +14,7 @@
 #include <mhla/cpu/pairs/memory.hpp>
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/token_block.hpp>
+#include <mhla/policy/mixing.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -27,7 +28,11 @@ struct Needs {
   bool rotation;
   bool backward;
   bool pairs;  // Precision::fast
+  // Of a structured mixing's work array, and of its list; 0 of a dense one.
+  Index mixing_rows;
+  Index mixing_products;
 
+  bool factored() const { return mixing_products > 0; }
   bool normalizer() const { return mixed_key_sums || mixed_products; }
 };
 
@@ -151,6 +156,10 @@ struct UnitMemory {
   Span<float> value_mean;        // [value_dim]
   Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
   Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
+  // Structured mixings only, whose list takes one matrix after the other; key sums likewise:
+  Span<MixingProduct> mixing_products;
+  Span<A> mixed;       // of SummaryRows, the work array from S~ on
+  Span<A> grad_mixed;  // of SummaryRows, the gradients of all of it, instead of dS~ and dz~
   // What one pass over the queries leaves for the next, under MixedProduct and under Causal:
   Span<A> denominators;       // [group_size, blocks, block tokens]; later MixedProduct's dR
   Span<A> grad_denominators;  // [group_size, blocks, block tokens]: C
@@ -176,7 +185,13 @@ struct UnitMemory {
     } else {
       summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
     }
-    if (needs.backward) {
+    if (needs.factored()) {
+      mixing_products = arena.take<MixingProduct>(needs.mixing_products);
+      const Index others = needs.mixing_rows - e.key_blocks;
+      mixed = arena.take<A>(SummaryRows<A>::size(e, others, needs.normalizer()));
+      if (needs.backward)
+        grad_mixed = arena.take<A>(SummaryRows<A>::size(e, needs.mixing_rows, needs.normalizer()));
+    } else if (needs.backward) {
       const Index rows = checked_mul(e.matrices, e.query_blocks);
       grad_mixed_summaries = arena.take<A>(needs.pairs ? 0 : checked_mul(rows, e.summary_stride()));
       grad_mixed_key_sums =

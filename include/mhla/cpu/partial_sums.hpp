@@ -11,6 +11,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/extents.hpp>
+#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -22,11 +23,16 @@ namespace cpu {
 struct PartialSums {
   Index sequence_groups;
   Index kv_heads;
-  Index size;  // elements of one: [matrices, query blocks, key blocks]
+  Index matrix_size;  // elements of one matrix's: [query blocks, key blocks], or coefficients
+  Index size;         // elements of one: [matrices, matrix_size]
 
-  PartialSums(const Problem& problem, Index sequences) : kv_heads(problem.shape.kv_heads) {
-    const Extents e(problem);
-    size = checked_mul(e.matrices, checked_mul(e.query_blocks, e.key_blocks));
+  PartialSums(const Problem& problem, Index sequences, Index elements_of_matrix)
+      : kv_heads(problem.shape.kv_heads), matrix_size(elements_of_matrix) {
+    size = checked_mul(Extents(problem).matrices, matrix_size);
+    if (problem.shape.mix_per_item()) {  // nothing is summed
+      sequence_groups = sequences;
+      return;
+    }
     // Enough of them to keep every core of a large machine busy, but in bounded memory.
     constexpr Index enough = 64;
     constexpr Index max_elements = Index{1} << 24;
@@ -47,36 +53,69 @@ void add_up_partials(A* first, Index count, Index stride, Index elements) {
       for (Index i = 0; i < elements; ++i) first[p * stride + i] += first[(p + step) * stride + i];
 }
 
+/// Of matrix h of mix's, adds up elements [first, first + count); the sum is left where it returns.
+/// Null if there are none: the sum is 0.
+template <class A>
+A* add_up_partials(const Shape& shape, const PartialSums& partials, Span<A> sums, Index h,
+                   Index first, Index count) {
+  if (sums.size == 0) return nullptr;
+  const bool shared = shape.mix_heads == 1;
+  const Index head = shared ? 0 : h % shape.heads;
+  const Index item = shared ? 0 : h / shape.heads;
+  const Index group = shape.group_size();
+  // A shared matrix is in every partial sum, a per-head matrix in those of its kv head, and one of
+  // a batch item in the item's.
+  const Index of_head = shared ? 0
+                               : (item * partials.kv_heads + head / group) * partials.size +
+                                     head % group * partials.matrix_size;
+  A* const begin = sums.data + of_head + first;
+  if (shared) {
+    add_up_partials(begin, partials.count(), partials.size, count);
+  } else if (!shape.mix_per_item()) {
+    add_up_partials(begin, partials.sequence_groups, partials.kv_heads * partials.size, count);
+  }
+  return begin;
+}
+
 /// Writes dmix from the partial sums; outside the leading corner the gradient is 0.
 template <class A>
-void write_mixing_gradient(const Extents& e, const PartialSums& partials, Span<A> sums,
+void write_mixing_gradient(const Problem& problem, const PartialSums& partials, Span<A> sums,
                            const TensorView<A, 3>& destination, Update update,
                            const ExecutorRef& executor) {
-  const Index matrices = destination.extent[0];
-  const bool shared = matrices == 1;
-  const Index matrix_size = e.query_blocks * e.key_blocks;
-  executor.parallel_for(checked_mul(matrices, e.query_blocks), [&](Index task, Index) {
-    const Index h = task / e.query_blocks;
-    const Index i = task % e.query_blocks;
-    // A shared matrix is in every partial sum, a per-head matrix in those of its kv head.
-    const Index first =
-        shared ? 0 : h / e.group_size * partials.size + h % e.group_size * matrix_size;
-    const Index count = shared ? partials.count() : partials.sequence_groups;
-    const Index stride = shared ? partials.size : partials.kv_heads * partials.size;
-    A* row = sums.data + first + i * e.key_blocks;
-    const bool empty = count == 0 || partials.size == 0;
-    if (!empty) add_up_partials(row, count, stride, e.key_blocks);
-    for (Index b = 0; b < e.key_blocks; ++b) {
+  const Index rows = problem.query_blocks;
+  const Index columns = problem.key_blocks;
+  executor.parallel_for(checked_mul(destination.extent[0], rows), [&](Index task, Index) {
+    const Index h = task / rows;
+    const Index i = task % rows;
+    const A* const row = add_up_partials(problem.shape, partials, sums, h, i * columns, columns);
+    for (Index b = 0; b < columns; ++b) {
       A& to = destination(h, i, b);
-      const A sum = empty ? A(0) : row[b];
+      const A sum = row == nullptr ? A(0) : row[b];
       to = update == Update::overwrite ? sum : to + sum;
     }
   });
   if (update == Update::accumulate) return;
   for (Index h = 0; h < destination.extent[0]; ++h)
     for (Index i = 0; i < destination.extent[1]; ++i)
-      for (Index b = i < e.query_blocks ? e.key_blocks : 0; b < destination.extent[2]; ++b)
+      for (Index b = i < rows ? columns : 0; b < destination.extent[2]; ++b)
         destination(h, i, b) = A(0);
+}
+
+/// The same of a structured mixing, whose partial sums are of coefficients.
+template <class A>
+void write_mixing_gradient(const Problem& problem, const PartialSums& partials, Span<A> sums,
+                           const MixingRef<A>& structure, const TensorView<const A, 3>& mix,
+                           const TensorView<A, 3>& destination, Update update,
+                           const ExecutorRef& executor) {
+  executor.parallel_for(destination.extent[0], [&](Index h, Index) {
+    const TensorView<A, 2> grad = matrix_view(destination, h);
+    if (update == Update::overwrite)
+      for (Index i = 0; i < grad.size(); ++i) grad.element(i) = A(0);
+    const A* const coefficients =
+        add_up_partials(problem.shape, partials, sums, h, 0, partials.matrix_size);
+    if (coefficients != nullptr)
+      structure.vjp(matrix_view(mix, h), {coefficients, partials.matrix_size}, grad);
+  });
 }
 
 }  // namespace cpu

@@ -69,12 +69,13 @@ template <class L, class A>
 struct BackwardPlan {
   PartialSums partials;
   Plan<L, A> plan;
-  Span<A> grad_mixing;  // [sequence groups, kv_heads, matrices, query blocks, key blocks]
+  Span<A> grad_mixing;  // [sequence groups, kv_heads, matrices, elements of a matrix]
 
   template <class V>
   BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
                const ExecutorRef& executor, bool in_pairs)
-      : partials(problem, problem.sequences),
+      : partials(problem, problem.sequences,
+                 Plan<L, A>::matrix_size_of(structured_mixing<A>(attention, problem), problem)),
         plan(arena, attention, problem, executor, partials.count(), true, in_pairs),
         grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
 };
@@ -82,8 +83,8 @@ struct BackwardPlan {
 /// Whether products with tensors of T are products of bfloat16 in pairs.
 template <class T, class V>
 bool multiplies_pairs(const V& attention) {
-  return std::is_same_v<T, BFloat16> && attention.precision == Precision::fast &&
-         has_pair_products();
+  return std::is_same_v<T, BFloat16> && !factors_mixing<V> &&
+         attention.precision == Precision::fast && has_pair_products();
 }
 
 /// The same of the backward pass, in which rounding shows where differences are formed: with a
@@ -135,12 +136,16 @@ template <class L, class A>
 Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const UnitMemory<A>& memory,
                 A* summaries, Orientation orientation) {
   const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
-  return {plan.tables.queries.sequences[sequence],
-          keys,
-          kv_head,
-          memory,
-          summary_rows<L>(plan.extents, keys.blocks, summaries, orientation),
-          orientation};
+  Unit<A> unit{plan.tables.queries.sequences[sequence],
+               keys,
+               kv_head,
+               memory,
+               summary_rows<L>(plan.extents, keys.blocks, summaries, orientation),
+               orientation,
+               {}};
+  if constexpr (factors_mixing<L>)
+    unit.products = plan.structure.products(keys.blocks, memory.mixing_products);
+  return unit;
 }
 
 /// The same whose summaries are in pairs: it has key sums alone.
@@ -154,7 +159,8 @@ Unit<float> unit_in_pairs(const Plan<L, float>& plan, Index sequence, Index kv_h
           memory,
           SummaryRows<float>(nullptr, memory.summaries.data, plan.extents, orientation, 0,
                              keys.blocks, normalizes<L>),
-          orientation};
+          orientation,
+          {}};
 }
 
 /// Zeros the tokens that a mask [batch, tokens] removes from y, or from an overwritten gradient: no
@@ -329,9 +335,15 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
     }
   };
   run_units(plan, partials.count(), executor, run);
-  if (request.mixing())
-    write_mixing_gradient(plan.extents, partials, backward.grad_mixing, request.gradients.mix.view,
-                          request.update, executor);
+  if (!request.mixing()) return;
+  const TensorView<A, 3>& destination = request.gradients.mix.view;
+  if constexpr (factors_mixing<L>) {
+    write_mixing_gradient(plan.problem, partials, backward.grad_mixing, plan.structure,
+                          operands.mix, destination, request.update, executor);
+  } else {
+    write_mixing_gradient(plan.problem, partials, backward.grad_mixing, destination, request.update,
+                          executor);
+  }
 }
 
 }  // namespace cpu
@@ -375,10 +387,11 @@ Index forward_state_size(const V& attention, const Shape& shape) {
 /// y = attention(q, k, v, mix) as mhla::Attention defines it (arXiv 2601.07832, equations 3 to 5).
 ///
 /// q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key tokens, key_dim],
-/// v [batch, kv_heads, key tokens, value_dim], mix [1 or heads, query blocks, key blocks] or [query
-/// blocks, key blocks] in the accumulator type, y [batch, heads, query tokens, value_dim]; any
-/// strides. y shares no element with an operand. With `save`, the summaries are kept for
-/// backward_into. Allocates nothing, unless `save` has to grow; the same bits for any executor.
+/// v [batch, kv_heads, key tokens, value_dim], mix [1, heads or batch * heads, query blocks, key
+/// blocks] or [query blocks, key blocks], or a structured mixing's parameters (\ref mixings), in
+/// the accumulator type, y [batch, heads, query tokens, value_dim]; any strides. y shares no
+/// element with an operand. With `save`, the summaries are kept for backward_into. Allocates
+/// nothing, unless `save` has to grow; the same bits for any executor.
 /// \throws ShapeError if views, variant or memory do not fit, WorkspaceError if `workspace`
 /// is smaller than forward_workspace_size or shares memory with a tensor; y is untouched then.
 ///
@@ -416,8 +429,8 @@ void forward_into(const V& attention, const E& executor,
                                                  cpu::multiplies_pairs<T>(attention));
   forward.plan.pack_mixing(mix);
   cpu::run_forward(
-      cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), forward.plan, q, k, v}, y, forward,
-      saved, executor);
+      cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), forward.plan, q, k, v, mix}, y,
+      forward, saved, executor);
   if constexpr (requires { attention.masks; }) cpu::clear_masked(attention.masks.query, y);
   if (save != nullptr) save->mark_filled();
 }
@@ -438,7 +451,7 @@ void forward_into(const V& attention, const E& executor,
 /// skipped: exact, with summaries recomputed or taken from `saved`.
 ///
 /// Shapes as in forward_into; every gradient has the shape of its operand, and dmix is summed over
-/// the batch, and over the heads where mix is shared. `update` says whether gradients are replaced
+/// the batch and the heads where mix is shared. `update` says whether gradients are replaced
 /// or added to. A gradient shares no element with an operand or another gradient. Allocates
 /// nothing; the same bits for any executor and whichever other gradients are wanted.
 /// \throws ShapeError, WorkspaceError as forward_into, StateError if `saved` is of another call;
@@ -477,7 +490,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                                                    cpu::multiplies_pairs_backward<T>(attention));
   backward.plan.pack_mixing(mix);
   cpu::run_backward(
-      cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), backward.plan, q, k, v},
+      cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), backward.plan, q, k, v, mix},
       cpu::BackwardRequest<cpu::LoweredOf<V>, T>{dy, gradients, update}, backward, kept, executor);
   if constexpr (requires { attention.masks; }) {
     if (update == Update::accumulate) return;

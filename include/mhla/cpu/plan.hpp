@@ -17,6 +17,7 @@
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/rotation_table.hpp>
+#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
 
@@ -24,9 +25,12 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// What remains of a variant once geometry and rotation are tables. Units are compiled for this, so
-/// once for all geometries, rotations and executors.
-template <class FeatureMapT, class CausalityT, class NormalizerT>
+/// Stands for all structured mixings: a list of products.
+struct Factored {};
+
+/// What remains of a variant once geometry, rotation and structured mixings are tables. Units are
+/// compiled for this, so once for all geometries, rotations, structured mixings and executors.
+template <class FeatureMapT, class CausalityT, class NormalizerT, class MixingT = DenseMixing>
 struct Lowered {
   FeatureMapT feature_map;
   NormalizerT normalizer;
@@ -35,11 +39,21 @@ struct Lowered {
   using FeatureMapType = FeatureMapT;
   using CausalityType = CausalityT;
   using NormalizerType = NormalizerT;
+  using MixingType = MixingT;
 };
 
 template <class V>
 using LoweredOf =
-    Lowered<typename V::FeatureMapType, typename V::CausalityType, typename V::NormalizerType>;
+    Lowered<typename V::FeatureMapType, typename V::CausalityType, typename V::NormalizerType,
+            std::conditional_t<factors_mixing<V>, Factored, DenseMixing>>;
+
+/// The structured mixing of a call; nothing of a dense one.
+template <class A, class V>
+MixingRef<A> structured_mixing([[maybe_unused]] const V& attention,
+                               [[maybe_unused]] const Problem& problem) {
+  if constexpr (factors_mixing<V>) return {attention.mixing, mixing_layout<V>(problem)};
+  return {};
+}
 
 /// Everything a call knows before it runs. Constructed on a measuring arena, it only determines how
 /// much workspace the call takes.
@@ -49,7 +63,11 @@ struct Plan {
   Extents extents;
   BlockTables tables;
   RotationTable<A> rotation;
-  Span<A> mixing;  // [mix_heads, query blocks, key blocks]: the leading corner, packed
+  MixingRef<A> structure;
+  Index matrix_size;  // elements of one of `mixing`
+  // [mix_heads, query blocks, key blocks]: the leading corner, packed; of a structured mixing
+  // [mix_heads, coefficients].
+  Span<A> mixing;
   // The same in bfloat16, empty without pairs: [parts, mix_heads, query blocks, pairs of key
   // blocks], and for the backward pass its transpose.
   Span<Pair> paired_mixing;
@@ -76,8 +94,9 @@ struct Plan {
                                    checked.feature_dim, checked.query_grid, checked.key_grid,
                                    executor)) {
     const Shape& shape = problem.shape;
-    mixing = arena.take<A>(
-        checked_mul(shape.mix_heads, checked_mul(problem.query_blocks, problem.key_blocks)));
+    structure = structured_mixing<A>(attention, problem);
+    matrix_size = matrix_size_of(structure, problem);
+    mixing = arena.take<A>(checked_mul(shape.mix_heads, matrix_size));
 
     pairs = in_pairs;
     transposes_pairs = backward;
@@ -92,12 +111,19 @@ struct Plan {
       if (backward)
         transposed_mixing = arena.take<Pair>(size(problem.key_blocks, problem.query_blocks));
     }
-    const Needs needs{mixes_key_sums<L>,  mixes_products<L>, masks_own_block<L>,
-                      rotation.rotates(), backward,          pairs};
+    const Needs needs{mixes_key_sums<L>,
+                      mixes_products<L>,
+                      masks_own_block<L>,
+                      rotation.rotates(),
+                      backward,
+                      pairs,
+                      structure.num_rows(),
+                      factors_mixing<L> ? structure.num_products() : 0};
     const Index num_slots = executor.slots();
     whole_units = concurrent >= num_slots;
     Index group_rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();
-    if (backward)
+    if constexpr (factors_mixing<L>) group_rows = 0;
+    if (backward && !factors_mixing<L>)
       group_rows = std::max(
           group_rows, row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
     slots = arena.take<SlotScratch<A>>(num_slots);
@@ -112,11 +138,21 @@ struct Plan {
     }
   }
 
-  /// The corner of a query head's mixing matrix that a sequence uses. // [query blocks, key blocks]
-  Panel<const A> mixing_of(Index head, Index query_blocks, Index key_blocks) const {
-    const Index matrix = problem.shape.mix_heads == 1 ? 0 : head;
-    return {mixing.data + matrix * problem.query_blocks * problem.key_blocks, query_blocks,
-            key_blocks, problem.key_blocks};
+  /// Elements of one matrix of `mixing`, or of its gradient.
+  static Index matrix_size_of(const MixingRef<A>& structure, const Problem& problem) {
+    if constexpr (factors_mixing<L>) return structure.num_coefficients();
+    return checked_mul(problem.query_blocks, problem.key_blocks);
+  }
+
+  const A* matrix(Index index) const { return mixing.data + index * matrix_size; }
+  /// The corner of a mixing matrix that a sequence uses.             // [query blocks, key blocks]
+  Panel<const A> mixing_of(Index index, Index query_blocks, Index key_blocks) const {
+    return {matrix(index), query_blocks, key_blocks, problem.key_blocks};
+  }
+  /// Where a matrix of `mixing`, or of its gradient, has m_ii.
+  Index own_entry(Index block) const {
+    if constexpr (factors_mixing<L>) return structure.own_coefficient(block);
+    return block * (problem.key_blocks + 1);
   }
 
   /// The query heads of a unit that one of its matrices mixes for: [first, last).
@@ -128,8 +164,13 @@ struct Plan {
     return extents.matrices == 1 ? Heads{0, extents.group_size} : Heads{matrix, matrix + 1};
   }
 
-  /// Copies the leading corner of `mix`, whatever its strides.
+  /// Copies the leading corner of `mix`, whatever its strides, or the coefficients that it makes.
   void pack_mixing(const TensorView<const A, 3>& mix) {
+    if constexpr (factors_mixing<L>) {
+      for (Index h = 0; h < problem.shape.mix_heads; ++h)
+        structure.coefficients(matrix_view(mix, h), {mixing.data + h * matrix_size, matrix_size});
+      return;
+    }
     for (Index h = 0; h < problem.shape.mix_heads; ++h)
       for (Index i = 0; i < problem.query_blocks; ++i)
         for (Index b = 0; b < problem.key_blocks; ++b)
@@ -142,24 +183,22 @@ struct Plan {
   SummaryShape summary_shape() const { return paired_summary(extents, transposes_pairs); }
 
   /// As mixing_of, a part of it.                             // [query blocks, pairs of key blocks]
-  PairedRows paired_mixing_of(Index part, Index head, Index query_blocks, Index key_blocks) const {
+  PairedRows paired_mixing_of(Index part, Index matrix, Index query_blocks,
+                              Index key_blocks) const {
     const Index stride = pairs_of(problem.key_blocks);
-    return {paired_mixing.data + matrix_of(part, head) * problem.query_blocks * stride,
+    return {paired_mixing.data +
+                (part * problem.shape.mix_heads + matrix) * problem.query_blocks * stride,
             query_blocks, key_blocks, stride};
   }
   /// Its transpose.                                         // [key blocks, pairs of query blocks]
-  PairedRows transposed_mixing_of(Index part, Index head, Index query_blocks) const {
+  PairedRows transposed_mixing_of(Index part, Index matrix, Index query_blocks) const {
     const Index stride = pairs_of(problem.query_blocks);
-    return {transposed_mixing.data + matrix_of(part, head) * problem.key_blocks * stride,
+    return {transposed_mixing.data +
+                (part * problem.shape.mix_heads + matrix) * problem.key_blocks * stride,
             problem.key_blocks, query_blocks, stride};
   }
 
  private:
-  Index matrix_of(Index part, Index head) const {
-    const Index mix_heads = problem.shape.mix_heads;
-    return part * mix_heads + (mix_heads == 1 ? 0 : head);
-  }
-
   // Key sums are mixed by the same matrix: if it is rounded, its error then is that of another
   // matrix, and not one of weights that no longer add up to 1. What a row does not see is 0 in
   // pairs.

@@ -9,6 +9,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/chip/divisor.hpp>
@@ -172,6 +173,14 @@ struct RowFinder {
     return {item, head, table.place(item, at.block * block_tokens.divisor() + at.entry)};
   }
 };
+
+/// Throws ShapeError if batch items have mixing matrices of their own.
+inline void require_mix_of_all_items(const Shape& shape) {
+  if (shape.mix_per_item())
+    throw ShapeError("mhla: mix: axis heads is ", shape.mix_heads,
+                     "; on CUDA it must be 1 (shared) or ", shape.heads,
+                     " (one matrix per head of q)");
+}
 
 }  // namespace cuda
 

@@ -29,6 +29,8 @@ enum class Direction { forward, backward };
 /// What a path is chosen by.
 template <class V, class T>
 struct Call {
+  static_assert(!factors_mixing<V>,
+                "mhla: structured mixing on CUDA is not implemented: use DenseMixing");
   const V& attention;
   const Problem& problem;
   Direction direction;

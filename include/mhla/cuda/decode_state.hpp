@@ -43,7 +43,9 @@ struct DecodeExtents {
         block_tokens(problem.query_grid.block[2]),
         feature_dim(problem.feature_dim),
         value_dim(problem.shape.value_dim),
-        normalizes(has_denominators) {}
+        normalizes(has_denominators) {
+    require_mix_of_all_items(problem.shape);
+  }
 
   Index units() const { return checked_mul(batch, kv_heads); }
   Index heads() const { return kv_heads * group_size; }

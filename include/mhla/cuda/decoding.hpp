@@ -104,6 +104,8 @@ inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char
 /// see. If a replay has no room, its y is NaN and the sequence is unchanged.
 template <AttentionVariant V, StorageScalar T>
 class CudaDecoder : RequireStreaming<V> {
+  static_assert(!factors_mixing<V>,
+                "mhla: structured mixing on CUDA is not implemented: use DenseMixing");
   using A = Accumulator<T>;
   using Kernels = cuda::DecoderKernels<V, T>;
   using Parts = typename Kernels::Parts;

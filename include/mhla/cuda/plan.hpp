@@ -48,6 +48,7 @@ struct Extents {
         mix_heads(problem.shape.mix_heads),
         mix_rows(problem.query_blocks),
         mix_columns(problem.key_blocks) {
+    require_mix_of_all_items(problem.shape);
     TensorView<const std::uint8_t, 2> query_mask;
     TensorView<const std::uint8_t, 2> key_mask;
     if constexpr (requires { attention.masks; }) {

@@ -19,7 +19,8 @@ namespace diagnostics {
 /// which are linear in the tokens. N tokens, M blocks of n tokens, D features, e = value_dim.
 struct ForwardCost {
   Index summaries = 0;    ///< S_b = phi(K_b)^T V_b: 2 N D e, per kv head
-  Index mixing = 0;       ///< S~_i = sum_b m_ib S_b: 2 M^2 D e; causal: only the blocks seen
+  Index mixing = 0;       ///< S~_i = sum_b m_ib S_b: 2 M^2 D e; causal: only the blocks seen;
+                          ///< structured: of its products
   Index readout = 0;      ///< phi(Q_i) S~_i: 2 N D e
   Index intra_block = 0;  ///< Causal: scores and values inside a block: 2 n^2 (D + e) per block
   Index state = 0;        ///< elements of all S_b: M D e, per kv head
@@ -47,6 +48,12 @@ ForwardCost forward_cost(const A& attention, const Shape& shape) {
   Index pairs = checked_mul(rows, problem.key_blocks);
   if constexpr (masks_own_block<A>) pairs = (pairs - rows) / 2;  // a query's own block is not mixed
   if constexpr (sight_of<A> == Sight::past_blocks) pairs = (pairs + rows) / 2;
+
+  if constexpr (factors_mixing<A>) {
+    pairs = 0;
+    attention.mixing.for_each_product(
+        mixing_layout<A>(problem), [&](const MixingProduct& product) { pairs += product.terms(); });
+  }
 
   ForwardCost cost;
   cost.state = checked_product({shape.batch, shape.kv_heads, problem.key_blocks, summary});

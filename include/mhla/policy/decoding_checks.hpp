@@ -24,12 +24,13 @@ MHLA_NAMESPACE_BEGIN
 
 /// The sizes of a decoder, except those of mix.
 struct DecoderShape {
-  Index batch = 1;      ///< sequences, each with its own length
-  Index heads = 1;      ///< of q and y
-  Index kv_heads = 1;   ///< of k and v
-  Index key_dim = 0;    ///< of q and k
-  Index value_dim = 0;  ///< of v and y
-  Index slots = 1;      ///< executor slots that may work on a step at once; unused on a device
+  Index batch = 1;       ///< sequences, each with its own length
+  Index heads = 1;       ///< of q and y
+  Index kv_heads = 1;    ///< of k and v
+  Index key_dim = 0;     ///< of q and k
+  Index value_dim = 0;   ///< of v and y
+  Index slots = 1;       ///< executor slots that may work on a step at once; unused on a device
+  Index max_tokens = 0;  ///< of a sequence that a single row of mix does not limit; 0: any number
 };
 
 /// \cond INTERNAL
@@ -42,6 +43,10 @@ struct RequireStreaming {
   static_assert(!is_batch_layout<V>,
                 "mhla: the sequences of a Decoder have lengths of their own: give it the attention "
                 "that was packed or padded");
+  static_assert(
+      !factors_mixing<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
+      "mhla: a Decoder keeps all summaries or the states of a recurrence: use DenseMixing "
+      "or RecurrentMixing");
 };
 
 inline Index checked_decoder_batch(const DecoderShape& shape) {
@@ -49,17 +54,37 @@ inline Index checked_decoder_batch(const DecoderShape& shape) {
   return shape.batch;
 }
 
-// The problem of the longest sequence that a decoder can see. Throws ShapeError if variant, mix and
-// shape do not fit.
+// The capacity of a decoder that neither mix nor a table limits: so many tokens fit no tensor.
+inline constexpr Index no_limit = max_elements;
+
+// Tokens that a sequence can have.
+template <AttentionVariant V, class M>
+Index decoder_capacity(const V& variant, const TensorView<const M, 3>& mix,
+                       const DecoderShape& shape) {
+  if (!factors_mixing<V> || mix.extent[1] != 1)
+    return checked_mul(mix.extent[1], variant.blocks.block);
+  if (shape.max_tokens < 0)
+    throw ShapeError("mhla: max_tokens: is ", shape.max_tokens, ", which is negative");
+  if (shape.max_tokens > 0) return shape.max_tokens;
+  if (rotates<V>)
+    throw ShapeError(
+        "mhla: max_tokens: is 0; a single row of mix limits no sequence, but the table of a "
+        "rotation has a row for every token: say how many a sequence can have");
+  return no_limit;
+}
+
+// The problem of the longest sequence that a decoder can see, or of one block where there is none.
+// Throws ShapeError if variant, mix and shape do not fit.
 template <AttentionVariant V, class M>
 Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
                         const DecoderShape& shape) {
   checked_grid(variant.blocks, 0, "blocks", "q");
   require_tensor("mix", mix);
-  if (mix.extent[1] != mix.extent[2])
+  if (!factors_mixing<V> && mix.extent[1] != mix.extent[2])
     throw_shape_error("mix", "key blocks", mix.extent[2], mix.extent[1],
                       "a decoder needs a column for every row of mix");
-  const Index capacity = checked_mul(mix.extent[1], variant.blocks.block);
+  Index capacity = decoder_capacity(variant, mix, shape);
+  if (capacity == no_limit) capacity = variant.blocks.block;
   const Problem problem = checked_problem(
       variant, Shape{shape.batch, shape.heads, shape.kv_heads, capacity, capacity, shape.key_dim,
                      shape.value_dim, mix.extent[0], mix.extent[1], mix.extent[2]});

@@ -109,7 +109,7 @@ inline void add_masks(Hash& hash, const TokenMasks& masks, const Shape& shape, B
 }  // namespace fingerprint
 
 /// The fingerprint of a checked call on tensors of T: types, grids, offsets, masks, feature map,
-/// normalizer, rotation and scale. Allocates nothing; valid within the process only.
+/// normalizer, rotation, mixing and scale. Allocates nothing; valid within the process only.
 template <class T, AttentionVariant V>
 std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowed borrowed) {
   using fingerprint::add;
@@ -119,6 +119,7 @@ std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowe
   add(hash, problem.key_grid);
   add(hash, attention.normalizer);
   add(hash, attention.rotation);
+  add(hash, attention.mixing);
   add(hash, attention.scale);
   fingerprint::add_feature_map(hash, attention.feature_map, borrowed);
   if constexpr (requires { attention.offsets; })

@@ -24,11 +24,16 @@ struct Problem {
   Index feature_dim = 0;  ///< D, the length of phi's output
 };
 
+/// The blocks that the mixing of a call maps from and to.
+template <class V>
+MixingLayout mixing_layout(const Problem& problem) {
+  return MixingLayout::of(V::GeometryType::rank, problem.query_grid, problem.key_grid, sight_of<V>);
+}
+
 // The rest of checked_problem, once sequences and grids are known.
 template <AttentionVariant A>
 Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
                         const Grid& query_grid, const Grid& key_grid) {
-  using Geometry = typename A::GeometryType;
   Problem problem;
   problem.shape = shape;
   problem.sequences = sequences;
@@ -37,20 +42,8 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
   problem.query_blocks = query_grid.num_blocks();
   problem.key_blocks = key_grid.num_blocks();
 
-  constexpr const char* mix_rule =
-      Geometry::rank == 1
-          ? "mix needs a row per query block and a column per key block (of a larger "
-            "matrix the leading corner is used)"
-          : "mix needs exactly a row per query block and a column per key block";
-  const bool rows_fit = Geometry::rank == 1 ? shape.mix_query_blocks >= problem.query_blocks
-                                            : shape.mix_query_blocks == problem.query_blocks;
-  const bool columns_fit = Geometry::rank == 1 ? shape.mix_key_blocks >= problem.key_blocks
-                                               : shape.mix_key_blocks == problem.key_blocks;
-  if (!rows_fit)
-    throw_shape_error("mix", "query blocks", shape.mix_query_blocks, problem.query_blocks,
-                      mix_rule);
-  if (!columns_fit)
-    throw_shape_error("mix", "key blocks", shape.mix_key_blocks, problem.key_blocks, mix_rule);
+  attention.mixing.require_parameters(mixing_layout<A>(problem), shape.mix_query_blocks,
+                                      shape.mix_key_blocks);
 
   problem.feature_dim = feature_dim(attention.feature_map, shape.key_dim);
   const auto require_features = [&](const char* argument, Index heads, Index tokens) {

@@ -5,6 +5,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/policy/causality.hpp>
 #include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/rotation.hpp>
 #include <type_traits>
@@ -29,6 +30,9 @@ inline constexpr bool masks_own_block = sight_of<V> == Sight::past_tokens;
 
 template <class V>
 inline constexpr bool rotates = !std::is_same_v<typename V::RotationType, NoRotation>;
+/// S~ comes from S by a list of products in place of one matrix.
+template <class V>
+inline constexpr bool factors_mixing = !std::is_same_v<typename V::MixingType, DenseMixing>;
 template <class V>
 inline constexpr bool is_rowwise = RowwiseFeatureMap<typename V::FeatureMapType>;
 

@@ -7,6 +7,7 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/causality.hpp>
 #include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/precision.hpp>
 #include <mhla/policy/rotation.hpp>
@@ -60,9 +61,11 @@ auto expression_of_backward(const Variant& variant, const Query& q, const Key& k
 ///
 /// An aggregate of a few numbers: cheap to copy, and safe to use from any number of threads. Shapes
 /// are on \ref rules. Combinations that make no sense do not compile: causality needs Blocks1D and
-/// excludes MixedProduct, HalfSplitRotary needs Blocks1D.
+/// excludes MixedProduct, HalfSplitRotary needs Blocks1D, RecurrentMixing causality, and
+/// SeparableMixing excludes it.
 template <class FeatureMapT, class GeometryT, class CausalityT = Bidirectional,
-          class NormalizerT = MixedKeySum, class RotationT = NoRotation>
+          class NormalizerT = MixedKeySum, class RotationT = NoRotation,
+          class MixingT = DenseMixing>
 struct Attention {
   static_assert(FeatureMap<FeatureMapT>,
                 "mhla: the 1st argument of Attention must be a feature map: trivially copyable, "
@@ -79,6 +82,9 @@ struct Attention {
   static_assert(Rotation<RotationT>,
                 "mhla: the 5th argument of Attention must be NoRotation, HalfSplitRotary, "
                 "AxialRotary, or a type with pairs, axis_pairs and frequency");
+  static_assert(Mixing<MixingT>,
+                "mhla: the 6th argument of Attention must be DenseMixing, RecurrentMixing, "
+                "SeparableMixing, or a type with the members that StructuredMixing lists");
   static_assert(CausalityT::sight == Sight::all || GeometryT::rank == 1,
                 "mhla: causal attention needs a sequence: use Blocks1D with Causal or BlockCausal");
   static_assert(CausalityT::sight == Sight::all || !NormalizerT::needs.mixed_products,
@@ -86,6 +92,11 @@ struct Attention {
                 "causal: use MixedKeySum or Unnormalized with Causal and BlockCausal");
   static_assert(!std::is_same_v<RotationT, HalfSplitRotary> || GeometryT::rank == 1,
                 "mhla: HalfSplitRotary has one axis: use AxialRotary with Blocks2D or Blocks3D");
+  static_assert(mixing_fits<MixingT>(CausalityT::sight),
+                "mhla: a causal mixing, as RecurrentMixing, needs Causal or BlockCausal, and any "
+                "other, as SeparableMixing, Bidirectional");
+  static_assert(std::is_same_v<MixingT, DenseMixing> || !NormalizerT::needs.mixed_products,
+                "mhla: MixedProduct mixes products by the matrix itself: use DenseMixing with it");
 
   FeatureMapT feature_map = {};  ///< phi, of queries and keys
   GeometryT blocks = {};         ///< of the queries, and of the keys unless key_blocks is set
@@ -93,6 +104,7 @@ struct Attention {
   CausalityT causality = {};     ///< has no numbers
   NormalizerT normalizer = {};   ///< den_t, with its epsilon
   RotationT rotation = {};       ///< R, with its theta
+  MixingT mixing = {};           ///< how S~ comes from S, with its number of states or its rank
   double scale = 1;              ///< multiplies phi(q): numerator and denominator, before epsilon
   Precision precision = Precision::exact;  ///< of products with bfloat16 tensors
 
@@ -101,6 +113,7 @@ struct Attention {
   using CausalityType = CausalityT;    ///< 3rd argument
   using NormalizerType = NormalizerT;  ///< 4th argument
   using RotationType = RotationT;      ///< 5th argument
+  using MixingType = MixingT;          ///< 6th argument
 
   /// The lazy forward expression, an mhla::ForwardOp; needs `<mhla/attention.hpp>`.
   template <class Query, class Key, class Value, class Mix>
@@ -121,8 +134,8 @@ struct Attention {
 // Any Attention<...>, and batch layouts of one.
 template <class A>
 inline constexpr bool is_attention = false;
-template <class F, class G, class C, class N, class R>
-inline constexpr bool is_attention<Attention<F, G, C, N, R>> = true;
+template <class F, class G, class C, class N, class R, class M>
+inline constexpr bool is_attention<Attention<F, G, C, N, R, M>> = true;
 /// \endcond
 
 /// Any Attention, Packed or Padded.

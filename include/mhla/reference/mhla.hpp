@@ -17,6 +17,7 @@
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
+#include <mhla/reference/mixing.hpp>
 #include <mhla/reference/token_features.hpp>
 #include <mhla/reference/token_matrix.hpp>
 #include <type_traits>
@@ -56,14 +57,14 @@ class MhlaHead {
   static constexpr bool normalized = !std::is_same_v<Normalizer, Unnormalized>;
 
   MhlaHead(const V& attention, const Problem& problem, const TokenMasks& masks, Index batch,
-           const Matrix<A>& q, const Matrix<A>& k, TensorView<const A, 2> mix)
+           const Matrix<A>& q, const Matrix<A>& k, const TensorView<const A, 2>& mix)
       : query(token_features(attention, problem.query_grid, q)),
         key(token_features(attention, problem.key_grid, k)),
         attention_(attention),
         problem_(problem),
         masks_(masks),
         batch_(batch),
-        mix_(mix),
+        mix_(mixing_matrix(attention, problem, mix)),
         tokens_of_block_(static_cast<std::size_t>(problem.query_blocks)) {
     for (Index t = 0; t < problem.shape.query_tokens; ++t) {
       auto& block = tokens_of_block_[static_cast<std::size_t>(query_block(t))];
@@ -127,7 +128,7 @@ class MhlaHead {
   const Problem& problem_;
   const TokenMasks& masks_;
   Index batch_;
-  TensorView<const A, 2> mix_;
+  Matrix<A> mix_;
   std::vector<std::vector<Index>> tokens_of_block_;  // in raster order
   std::vector<Index> offset_;                        // of a token in its block
 };
@@ -149,10 +150,10 @@ Problem checked_mhla(const V& attention, const Shape& shape, const TokenMasks& m
   return problem;
 }
 
-// The matrix of one head of mix.
+// The parameters of one of mix's matrices.
 template <class A>
-TensorView<const A, 2> mix_of_head(const TensorView<const A, 3>& mix, Index head) {
-  return {mix.data + (mix.extent[0] == 1 ? 0 : head) * mix.stride[0],
+TensorView<A, 2> matrix_of(const TensorView<A, 3>& mix, Index matrix) {
+  return {mix.data + matrix * mix.stride[0],
           {mix.extent[1], mix.extent[2]},
           {mix.stride[1], mix.stride[2]}};
 }
@@ -175,7 +176,7 @@ void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<
       const Index kv_head = h / shape.group_size();
       const Matrix<A> values = head_of(v, n, kv_head);
       const MhlaHead<V, A> head(attention, problem, masks, n, head_of(q, n, h),
-                                head_of(k, n, kv_head), mix_of_head(mix, h));
+                                head_of(k, n, kv_head), matrix_of(mix, shape.mix_of(n, h)));
       Matrix<A> num(shape.query_tokens, shape.value_dim);
       for (Index t = 0; t < shape.query_tokens; ++t) {
         for (Index j = 0; j < shape.key_tokens; ++j)
@@ -203,17 +204,19 @@ void mhla_backward(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k
   GradientSum<T, 4> grad_query(shape.batch, shape.heads, shape.query_tokens, shape.key_dim);
   GradientSum<T, 4> grad_key(shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim);
   GradientSum<T, 4> grad_value(shape.batch, shape.kv_heads, shape.key_tokens, shape.value_dim);
-  GradientSum<A, 3> grad_mix(shape.mix_heads, problem.query_blocks, problem.key_blocks);
+  GradientSum<A, 3> grad_mix(shape.mix_heads, shape.mix_query_blocks, shape.mix_key_blocks);
 
   for (Index n = 0; n < shape.batch; ++n)
     for (Index h = 0; h < shape.heads; ++h) {
       const Index kv_head = h / shape.group_size();
-      const Index mix_head = shape.mix_heads == 1 ? 0 : h;
+      const Index matrix = shape.mix_of(n, h);
+      Matrix<A> dm(problem.query_blocks, problem.key_blocks);
       const Matrix<A> queries = head_of<T>(q, n, h);
       const Matrix<A> keys = head_of(k, n, kv_head);
       const Matrix<A> values = head_of(v, n, kv_head);
       const Matrix<A> grad_out = head_of(dy, n, h);
-      const MhlaHead<V, A> head(attention, problem, masks, n, queries, keys, mix_of_head(mix, h));
+      const MhlaHead<V, A> head(attention, problem, masks, n, queries, keys,
+                                matrix_of(mix, matrix));
       TokenFeatures<A> dq = zero_features<A>(shape.query_tokens, problem.feature_dim);
       TokenFeatures<A> dk = zero_features<A>(shape.key_tokens, problem.feature_dim);
 
@@ -232,7 +235,7 @@ void mhla_backward(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k
           add_scaled<A>(weight / den, grad_out.row_of(t), grad_value.row_of(n, kv_head, j));
 
           const A dscore = head.scale() * head.mix(t, j) * dweight;
-          grad_mix(mix_head, head.query_block(t), head.key_block(j)) += score * dweight;
+          dm(head.query_block(t), head.key_block(j)) += score * dweight;
           add_scaled<A>(dscore, head.key.rotated.row_of(j), dq.rotated.row_of(t));
           add_scaled<A>(dscore, head.query.rotated.row_of(t), dk.rotated.row_of(j));
         }
@@ -244,14 +247,15 @@ void mhla_backward(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k
             if (!head.sees(t, j)) continue;
             const Index u = head.normalizing_query(t, j);
             const A dscore = head.scale() * head.mix(t, j) * dden;
-            grad_mix(mix_head, head.query_block(t), head.key_block(j)) +=
-                head.normalizing_score(t, j) * dden;
+            dm(head.query_block(t), head.key_block(j)) += head.normalizing_score(t, j) * dden;
             add_scaled<A>(dscore, head.key.plain.row_of(j), dq.plain.row_of(u));
             add_scaled<A>(dscore, head.query.plain.row_of(u), dk.plain.row_of(j));
           }
         }
       }
 
+      add_mixing_gradient(attention, problem, matrix_of(mix, matrix), dm,
+                          matrix_of(grad_mix.view(), matrix));
       for (Index t = 0; t < shape.query_tokens; ++t)
         if (masks.takes_query(n, t))
           add_input_gradient(attention, problem.query_grid, t, queries, dq,
@@ -282,7 +286,7 @@ void mhla_weights(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k,
   require_weights_fit(weights, shape, batch, head_index);
   const MhlaHead<V, A> head(attention, problem, masks, batch, head_of<T>(q, batch, head_index),
                             head_of(k, batch, head_index / shape.group_size()),
-                            mix_of_head(mix, head_index));
+                            matrix_of(mix, shape.mix_of(batch, head_index)));
   for (Index t = 0; t < shape.query_tokens; ++t) {
     const A den = form == Weights::normalized ? head.denominator(t) : A(1);
     for (Index j = 0; j < shape.key_tokens; ++j)

@@ -87,6 +87,7 @@ class GradientSum {
   A& operator()(Indices... index) {
     return sum_(index...);
   }
+  const TensorView<A, Rank>& view() const { return sum_; }
   Span<A> row_of(Index batch, Index head, Index token) requires(Rank == 4) {
     return {sum_.data + batch * sum_.stride[0] + head * sum_.stride[1] + token * sum_.stride[2],
             sum_.extent[3]};

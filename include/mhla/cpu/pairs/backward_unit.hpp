@@ -236,7 +236,7 @@ void read_out_unit_gradient(const Operands<L, BFloat16>& operands,
           QueryTile<float> at{matrix, i, t, key_sums, scratch};
           if constexpr (masks_own_block<L>)
             at.own = pack_own_tile_transposed(operands, unit, table.tiles[t],
-                                              unit_mixing(plan, unit, matrix).row(i)[i],
+                                              own_weight(plan, unit, matrix, i),
                                               key_sums.key_sum(i), mean, scratch);
           for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g)
             read_out_tile_gradient(operands, request, unit, at, g, summary, mean);
@@ -300,7 +300,7 @@ MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>&
   const auto terms_of = [&](Index index) {
     const Index matrix = index / plan.mixing_parts;
     const PairedRows weights = plan.transposed_mixing_of(
-        index % plan.mixing_parts, unit.kv_head * e.group_size + matrix, unit.queries.blocks);
+        index % plan.mixing_parts, unit_matrix(plan, unit, matrix), unit.queries.blocks);
     return MixingTerms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
                        mixed_gradients(plan, unit, matrix),
                        finite_gradients(plan, unit, matrix).data};
@@ -394,9 +394,9 @@ void add_own_tile_gradient(const Operands<L, BFloat16>& operands,
     if (normalizes<L> && keys_wanted)
       accumulate_backwards<float>(
           own_key_sums, {scratch.own.grad_running.data + matrix * e.feature_dim, e.feature_dim});
-    add_own_gradients(request, unit_mixing(plan, unit, matrix).row(k.block)[k.block], k.features,
+    add_own_gradients(request, own_weight(plan, unit, matrix, k.block), k.features,
                       KeyGradients<float>{own_keys, own_key_sums, own_values}, k.gradients,
-                      grad_mixing + (matrix * e.query_blocks + k.block) * e.key_blocks + k.block);
+                      grad_mixing + matrix * plan.matrix_size + plan.own_entry(k.block));
   }
 }
 

@@ -113,9 +113,8 @@ MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, In
   const Index rows = groups.size(group);
   const MixedSummaries mixed{scratch.mixed.data, rows, plan.summary_shape()};
   const auto terms_of = [&](Index part) {
-    const PairedRows weights =
-        plan.paired_mixing_of(part, unit.kv_head * plan.extents.group_size + matrix,
-                              unit.queries.blocks, unit.keys.blocks);
+    const PairedRows weights = plan.paired_mixing_of(part, unit_matrix(plan, unit, matrix),
+                                                     unit.queries.blocks, unit.keys.blocks);
     return MixingTerms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
                        summaries_of(plan, unit), unit.memory.finite_summaries.data};
   };
@@ -211,8 +210,7 @@ void read_out_unit(const Operands<L, BFloat16>& operands, const Unit<float>& uni
           QueryTile<float> at{matrix, i, t, key_sums, scratch};
           if constexpr (masks_own_block<L>)
             at.own = pack_own_tile(operands, unit, table.tiles[t],
-                                   unit_mixing(plan, unit, matrix).row(i)[i], key_sums.key_sum(i),
-                                   scratch);
+                                   own_weight(plan, unit, matrix, i), key_sums.key_sum(i), scratch);
           for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g)
             read_out_tile(operands, unit, at, g, summary, y);
           if constexpr (masks_own_block<L>)

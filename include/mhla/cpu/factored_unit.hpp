@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+// A structured mixing of a unit, one matrix of its query heads at a time, and its adjoint: the list
+// of factored_mixing.hpp on summaries, and on key sums.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/executor.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/factored_mixing.hpp>
+#include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/memory.hpp>
+#include <mhla/cpu/plan.hpp>
+#include <mhla/cpu/unit.hpp>
+#include <mhla/policy/traits.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// Key blocks of the unit's work array: those of a whole grid count, also behind a padded
+/// sequence's last token.
+template <class L, class A>
+Index structured_key_blocks(const Plan<L, A>& plan, const Unit<A>& unit) {
+  return plan.structure.layout_of(unit.keys.blocks).key_blocks();
+}
+
+/// The work array of one width.
+template <class L, class A>
+MixingRows<A> work_array(const Plan<L, A>& plan, const Unit<A>& unit, const Panel<A>& inputs,
+                         const Panel<A>& others) {
+  return {{inputs.data, structured_key_blocks(plan, unit), inputs.cols, inputs.stride}, others};
+}
+
+/// Rows [first, rows) of `memory` for summaries and key sums.
+template <class L, class A>
+SummaryRows<A> structured_rows(const Plan<L, A>& plan, const Unit<A>& unit, Span<A> memory,
+                               Index rows, Index first) {
+  const Extents& e = plan.extents;
+  return SummaryRows<A>(memory.data + first * e.summary_stride(),
+                        memory.data + rows * e.summary_stride() + first * e.feature_dim, e,
+                        unit.orientation, 0, rows - first, normalizes<L>);
+}
+
+/// S~ and z~ of all query blocks, and what follows them.
+template <class L, class A>
+SummaryRows<A> structured_mixtures(const Plan<L, A>& plan, const Unit<A>& unit) {
+  return structured_rows(plan, unit, unit.memory.mixed,
+                         plan.structure.num_rows() - plan.extents.key_blocks, 0);
+}
+
+/// S~ and z~ by matrix `matrix`, in the memory of the unit.
+template <class L, class A>
+SummaryRows<A> mix_unit(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
+                        const ExecutorRef& loop, bool summaries_wanted) {
+  const SummaryRows<A> mixed = structured_mixtures(plan, unit);
+  const auto mix = [&](const Panel<A>& from, const Panel<A>& to) {
+    for_each_column_range(to.cols, loop, [&](Index first, Index count) {
+      const MixingRows<A> rows = work_array(plan, unit, from, to).col_range(first, count);
+      clear(rows.inputs.row_range(unit.keys.blocks, rows.inputs.rows - unit.keys.blocks));
+      mix_by_products(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), rows);
+    });
+  };
+  if (summaries_wanted) mix(unit.summaries.summaries, mixed.summaries);
+  if constexpr (mixes_key_sums<L>) mix(unit.summaries.key_sums, mixed.key_sums);
+  return mixed;
+}
+
+/// The gradients of the work array.
+template <class A>
+struct StructuredGradients {
+  SummaryRows<A> keys;   // dS and dz
+  SummaryRows<A> mixed;  // dS~ and dz~ of one matrix, and what follows them
+};
+
+template <class L, class A>
+StructuredGradients<A> structured_gradients(const Plan<L, A>& plan, const Unit<A>& unit) {
+  const Index rows = plan.structure.num_rows();
+  const auto from = [&](Index first) {
+    return structured_rows(plan, unit, unit.memory.grad_mixed, rows, first);
+  };
+  return {from(0), from(structured_key_blocks(plan, unit))};
+}
+
+/// The adjoint of mix_unit: adds to dS and dz, which the first matrix clears, and to the
+/// coefficients' gradient in `grad_mixing` [matrices, coefficients], unless that is null.
+template <class L, class A>
+void mix_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix, A* grad_mixing,
+                       const ExecutorRef& loop) {
+  const StructuredGradients<A> grad = structured_gradients(plan, unit);
+  const SummaryRows<A> mixed = structured_mixtures(plan, unit);
+  const Index others = num_rows(unit.products) - structured_key_blocks(plan, unit);
+  const auto pull_back = [&](Panel<A> SummaryRows<A>::*width) {
+    const MixingRows<A> grads =
+        work_array(plan, unit, grad.keys.*width, (grad.mixed.*width).row_range(0, others));
+    for_each_column_range(grads.width(), loop, [&](Index first, Index count) {
+      const MixingRows<A> part = grads.col_range(first, count);
+      if (matrix == 0) clear(part.inputs);
+      // But dS~, which the readout has left, of blocks with tokens.
+      clear(part.others.row_range(unit.queries.blocks, others - unit.queries.blocks));
+      mix_by_products_gradient(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), part);
+    });
+    if (grad_mixing == nullptr) return;
+    const MixingRows<A> values = work_array(plan, unit, unit.summaries.*width, mixed.*width);
+    loop.parallel_for(unit.products.size, [&](Index product, Index) {
+      mixing_coefficient_gradient(unit.products[product], grads, values,
+                                  grad_mixing + matrix * plan.matrix_size);
+    });
+  };
+  pull_back(&SummaryRows<A>::summaries);
+  if constexpr (mixes_key_sums<L>) pull_back(&SummaryRows<A>::key_sums);
+}
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT
+// RecurrentMixing: a recurrence over blocks, as products of chunks of them.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/causality.hpp>
+#include <mhla/policy/mixing_product.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup mixings
+/// \{
+
+/// A recurrence of `states` summaries H^r, for Causal and BlockCausal: with S~_i read from states
+/// that have seen all earlier blocks, and the own block by a weight of its own,
+///
+///     H_i^r = g_ir H_(i-1)^r + b_ir S_(i-1)        H_0 = 0
+///     S~_i  = sum_r a_ir H_i^r + m_ii S_i          Causal: the own block token by token
+///
+/// so that m_ij = sum_r a_ir (prod_(k = j+2..i) g_kr) b_(j+1)r for j < i. The cost is linear in the
+/// blocks, and a decoder keeps the states in place of all summaries.
+///
+/// mix [.., blocks or 1, 3 states + 1]: row i is m_ii, then a_i1 .., b_i1 .., g_i1 ..; a single row
+/// serves all blocks, so that a sequence may have any number of them. Of more rows than blocks the
+/// leading ones are used. b and g of row 0 are not read and have gradient 0.
+struct RecurrentMixing {
+  Index states = 1;  ///< R
+
+  static constexpr bool causal = true;  ///< any number of blocks, of which each sees earlier ones
+
+  /// Columns of mix.
+  constexpr Index columns() const { return 3 * states + 1; }
+
+  /// \cond INTERNAL
+  // Blocks that are mixed by one product; only states cross from chunk to chunk.
+  static constexpr Index chunk = 16;
+
+  void require_parameters(const MixingLayout& layout, Index rows, Index parameter_columns) const {
+    if (states < 1) throw ShapeError("mhla: mixing.states is ", states, " but must be at least 1");
+    require_extent("mix", "columns", parameter_columns, checked_add(checked_mul(3, states), 1),
+                   "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
+                   "factors of every state");
+    if (rows != 1 && rows < layout.query_blocks())
+      throw_shape_error("mix", "rows", rows, layout.query_blocks(),
+                        "RecurrentMixing's mix has a row per block, of which the leading ones are "
+                        "used, or a single row for all blocks");
+  }
+
+  // Of a chunk: m_ii [chunk]; what rows i read of the chunk's S_j [chunk, chunk] and of the states
+  // at its begin [chunk, states]; what the states at its end hold of S_j [states, chunk] and of
+  // those at its begin [states, states], of which only the diagonal is not 0.
+  struct ChunkCoefficients {
+    Index own, blocks, read, write, decay, end;
+    ChunkCoefficients(Index of, Index states)
+        : own(of * ((chunk + states) * (chunk + states) + chunk)),
+          blocks(own + chunk),
+          read(blocks + chunk * chunk),
+          write(read + chunk * states),
+          decay(write + states * chunk),
+          end(decay + states * states) {}
+  };
+
+  Index num_coefficients(const MixingLayout& layout) const {
+    const Index side = checked_add(chunk, states);
+    return checked_mul(ceil_div(layout.query_blocks(), chunk),
+                       checked_add(checked_mul(side, side), chunk));
+  }
+  Index num_rows(const MixingLayout& layout) const {
+    const Index blocks = layout.query_blocks();
+    const Index between = std::max(Index{0}, ceil_div(blocks, chunk) - 1);
+    return checked_add(checked_mul(2, blocks), checked_mul(between, states));
+  }
+  Index own_coefficient(Index block) const {
+    return ChunkCoefficients(block / chunk, states).own + block % chunk;
+  }
+
+  template <class Visit>
+  void for_each_product(const MixingLayout& layout, Visit&& visit) const {
+    const Index blocks = layout.query_blocks();
+    const Index lag = lag_of(layout.sight);
+    for (Index first = 0; first < blocks; first += chunk) {
+      const ChunkCoefficients at(first / chunk, states);
+      const Index rows = std::min(chunk, blocks - first);
+      const Index next = 2 * blocks + first / chunk * states;  // states at the chunk's end
+      const Index begin = next - states;
+      visit(MixingProduct{at.blocks, chunk, blocks + first, first, rows, rows - lag, false, true});
+      if (first > 0)
+        visit(MixingProduct{at.read, states, blocks + first, begin, rows, states, true});
+      if (first + rows == blocks) return;
+      visit(MixingProduct{at.write, chunk, next, first, states, rows});
+      if (first > 0) visit(MixingProduct{at.decay, states, next, begin, states, states, true});
+    }
+  }
+
+  template <class A>
+  void coefficients(const MixingLayout& layout, const TensorView<const A, 2>& mix,
+                    const Span<A>& to) const {
+    std::fill_n(to.data, to.size, A(0));
+    for (Index i = 0; i < layout.query_blocks(); ++i)
+      to[own_coefficient(layout, i)] = mix(row_of(mix, i), 0);
+    for_each_path(layout, [&](const Path& path) {
+      A weight = seed(path, mix);
+      for (Index i = path.begin; i <= path.last; ++i) {
+        if (i > path.begin) weight *= decay(path, mix, i);
+        to[path.entry(i)] += read(path, mix, i) * weight;
+      }
+    });
+  }
+
+  template <class A>
+  void vjp(const MixingLayout& layout, const TensorView<const A, 2>& mix, const Span<const A>& grad,
+           const TensorView<A, 2>& grad_mix) const {
+    for (Index i = 0; i < layout.query_blocks(); ++i)
+      grad_mix(row_of(mix, i), 0) += grad[own_coefficient(layout, i)];
+    for_each_path(layout, [&](const Path& path) {
+      A weights[chunk + 1];
+      for (Index i = path.begin; i <= path.last; ++i)
+        weights[i - path.begin] =
+            i == path.begin ? seed(path, mix) : weights[i - path.begin - 1] * decay(path, mix, i);
+      A grad_weight = A(0);
+      for (Index i = path.last; i >= path.begin; --i) {
+        const A entry = grad[path.entry(i)];
+        if (i < path.chunk_end())
+          grad_mix(row_of(mix, i), 1 + path.state) += entry * weights[i - path.begin];
+        grad_weight += entry * read(path, mix, i);
+        if (i == path.begin) break;
+        grad_mix(row_of(mix, i), 1 + 2 * states + path.state) +=
+            grad_weight * weights[i - path.begin - 1];
+        grad_weight *= decay(path, mix, i);
+      }
+      if (path.from >= 0) grad_mix(row_of(mix, path.begin), 1 + states + path.state) += grad_weight;
+    });
+  }
+
+ private:
+  // What a state carries through a chunk: of the chunk's S_from, from the next row on, or of what
+  // the state holds at the chunk's begin (from is -1). Its weight is multiplied by g at every
+  // further row and read by a; whatever it is at the end of the chunk stays in the state.
+  struct Path {
+    ChunkCoefficients at;
+    Index chunk_begin;
+    Index state;
+    Index states;
+    Index from;
+    Index begin;  // first row that reads it
+    Index last;   // the chunk's end if there are blocks behind it
+
+    Index chunk_end() const { return chunk_begin + chunk; }
+    Index entry(Index i) const {
+      const Index row = i - chunk_begin;
+      if (i == chunk_end())
+        return from < 0 ? at.decay + state * (states + 1) : at.write + state * chunk + from;
+      return from < 0 ? at.read + row * states + state : at.blocks + row * chunk + from;
+    }
+  };
+
+  template <class Run>
+  void for_each_path(const MixingLayout& layout, const Run& run) const {
+    const Index blocks = layout.query_blocks();
+    for (Index first = 0; first < blocks; first += chunk)
+      for (Index state = 0; state < states; ++state)
+        for (Index from = first == 0 ? 0 : -1; from < chunk; ++from) {
+          const Path path{ChunkCoefficients(first / chunk, states),
+                          first,
+                          state,
+                          states,
+                          from,
+                          first + from + 1,
+                          std::min(first + chunk, blocks - 1)};
+          if (path.begin <= path.last) run(path);
+        }
+  }
+  Index own_coefficient(const MixingLayout& layout, Index block) const {
+    return layout.sight == Sight::past_tokens
+               ? own_coefficient(block)
+               : ChunkCoefficients(block / chunk, states).blocks + block % chunk * (chunk + 1);
+  }
+  template <class A>
+  static Index row_of(const TensorView<A, 2>& mix, Index block) {
+    return mix.extent[0] == 1 ? 0 : block;
+  }
+  template <class A>
+  A seed(const Path& path, const TensorView<const A, 2>& mix) const {
+    return path.from < 0 ? A(1) : mix(row_of(mix, path.begin), 1 + states + path.state);
+  }
+  template <class A>
+  A decay(const Path& path, const TensorView<const A, 2>& mix, Index i) const {
+    return mix(row_of(mix, i), 1 + 2 * states + path.state);
+  }
+  template <class A>
+  A read(const Path& path, const TensorView<const A, 2>& mix, Index i) const {
+    return i == path.chunk_end() ? A(1) : mix(row_of(mix, i), 1 + path.state);
+  }
+  /// \endcond
+};
+
+/// \}
+
+MHLA_NAMESPACE_END

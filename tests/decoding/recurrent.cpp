@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+// Decoding by a recurrence: what the forward pass gives, in a state that does not grow.
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tests/cpu/call.hpp"
+#include "tests/cpu/executors.hpp"
+#include "tests/decoding/session.hpp"
+#include "tests/support/allocation_counter.hpp"
+#include "tests/support/error_message.hpp"
+
+namespace {
+
+using call::bitwise_equal;
+using call::operands;
+using call::Operands;
+using decoding::check_decoded;
+using decoding::decoder_shape;
+using decoding::Session;
+using mhla::Attention;
+using mhla::Blocks1D;
+using mhla::Causal;
+using mhla::Decoder;
+using mhla::DecoderShape;
+using mhla::EluPlusOne;
+using mhla::HalfSplitRotary;
+using mhla::Index;
+using mhla::MixedKeySum;
+using mhla::NoRotation;
+using mhla::RecurrentMixing;
+using mhla::Shape;
+using mhla::ShapeError;
+using mhla::StateError;
+using mhla::Unnormalized;
+
+using Rotated =
+    Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>;
+using Plain = Attention<EluPlusOne, Blocks1D, Causal, Unnormalized, NoRotation, RecurrentMixing>;
+
+using Bytes = std::vector<std::byte>;
+
+template <class D>
+Bytes saved(const D& decoder) {
+  Bytes bytes(static_cast<std::size_t>(decoder.saved_size()));
+  decoder.save({bytes.data(), decoder.saved_size()});
+  return bytes;
+}
+
+// Blocks of five tokens: {batch, heads, kv_heads, tokens, tokens, key_dim, value_dim, mix_heads,
+// rows, columns of two states}.
+const std::vector<Shape> shapes = {
+    {1, 2, 2, 98, 98, 4, 4, 1, 20, 7},  // parameters for all heads; a block more than there are
+    {2, 4, 2, 33, 33, 6, 3, 4, 7, 7},   // for each head
+    {2, 4, 2, 33, 33, 4, 11, 8, 7, 7},  // and sequence; more value columns than tokens in a block
+    {1, 2, 1, 33, 33, 4, 3, 2, 7, 7}};
+
+}  // namespace
+
+TEST_CASE("recurrent decoding: equals forward and the oracle at every split point", "[decoding]") {
+  for (const Shape& shape : shapes) {
+    CAPTURE(shape.heads, shape.kv_heads, shape.mix_heads, shape.value_dim);
+    const Rotated attention{.blocks = {.block = 5}, .mixing = {.states = 2}};
+    const auto x = operands<double>(attention, shape);
+    const auto expected = call::oracle_forward(attention, call::converted<long double>(x));
+    check_decoded(forward(attention, x), mhla::testing::converted<double>(expected));
+    for (Index prefix = 0; prefix <= shape.query_tokens; prefix += prefix < 12 ? 1 : 7) {
+      CAPTURE(prefix);
+      Session<Rotated, double> session(attention, x);
+      for (Index s = 0; s < session.sequences(); ++s) session.prefill(s, prefix);
+      session.step_to_the_end();
+      check_decoded(session.y, mhla::testing::converted<double>(expected));
+    }
+  }
+}
+
+TEST_CASE("recurrent decoding: one row of parameters serves any number of blocks", "[decoding]") {
+  const Plain attention{.blocks = {.block = 5}, .mixing = {.states = 2}};
+  const auto x = operands<double>(attention, {2, 4, 2, 203, 203, 4, 3, 4, 1, 7});
+  const auto expected = forward(attention, x);
+  for (const Index count : {1, 3, 5, 8, 64, 203}) {
+    CAPTURE(count);
+    Session<Plain, double> session(attention, x);
+    session.step_to_the_end(count);
+    check_decoded(session.y, expected);
+  }
+}
+
+TEST_CASE("recurrent decoding: in float, and from 16 bits", "[decoding]") {
+  const Plain attention{.blocks = {.block = 5}, .mixing = {.states = 2}};
+  const auto check = [&](const auto& x) {
+    Session<Plain, std::remove_cvref_t<decltype(x.q.elements()[0])>> session(attention, x);
+    session.step_to_the_end();
+    check_decoded(session.y, forward(attention, x));
+  };
+  check(operands<float>(attention, shapes[1]));
+  check(operands<mhla::BFloat16>(attention, shapes[1]));
+  check(operands<mhla::Half>(attention, shapes[1]));
+}
+
+TEST_CASE("recurrent decoding: the state does not grow with the blocks", "[decoding]") {
+  const Plain attention{.blocks = {.block = 5}, .mixing = {.states = 2}};
+  const auto few = operands<double>(attention, {1, 4, 2, 5, 5, 4, 3, 4, 1, 7});
+  const auto many = operands<double>(attention, {1, 4, 2, 5, 5, 4, 3, 4, 1000, 7});
+  Decoder<Plain, double> small(attention, few.mix, decoder_shape(few));
+  Decoder<Plain, double> large(attention, many.mix, decoder_shape(many));
+  CHECK(small.saved_size() == large.saved_size());
+  CHECK(large.capacity() == 5000);
+  CHECK(small.capacity() >= Index{1} << 56);
+  // Two states for each of the four heads, two blocks of tokens and of P_i, and what lines them up.
+  const Index summary = 4 * 3;
+  const Index elements = 4 * 2 * summary + 2 * (2 * 5 * (4 + 3) + 4 * summary);
+  CHECK(small.saved_size() < elements * Index{sizeof(double)} + 2 * 8 * 64 + 256);
+}
+
+TEST_CASE("recurrent decoding: snapshots, saved states, and the same bits on any executor",
+          "[decoding]") {
+  const Rotated attention{.blocks = {.block = 4}, .mixing = {.states = 2}};
+  const auto x = operands<double>(attention, {3, 4, 2, 27, 27, 4, 5, 12});
+  Session<Rotated, double> straight(attention, x, 8);
+  straight.step_to_the_end();
+  for (Index at = 0; at <= 27; ++at) {
+    CAPTURE(at);
+    Session<Rotated, double> session(attention, x, 8);
+    if (at > 0) session.step(at, executors::ThreadExecutor{3});
+    const Bytes bytes = saved(session.decoder);
+    Session<Rotated, double> loaded(attention, x);
+    loaded.step(11);
+    loaded.decoder.load({bytes.data(), static_cast<Index>(bytes.size())});
+    loaded.y = session.y;
+    loaded.step_to_the_end(5);
+    Session<Rotated, double> copy = session;
+    session.decoder.reset();
+    session.step_to_the_end(3, executors::ShuffledExecutor{8});
+    copy.step_to_the_end(5);
+    CHECK(bitwise_equal(loaded.y.view(), copy.y.view()));
+    check_decoded(copy.y, straight.y);
+    check_decoded(session.y, straight.y);
+  }
+  // As many states in as many bytes, but other parameters.
+  auto other = x;
+  other.mix(0, 0, 1) += 1;
+  Decoder<Rotated, double> foreign(attention, other.mix, decoder_shape(other));
+  const Bytes bytes = saved(straight.decoder);
+  CHECK_THROWS_AS(foreign.load({bytes.data(), static_cast<Index>(bytes.size())}), StateError);
+}
+
+TEST_CASE("recurrent decoding: nothing is allocated once it is made", "[decoding]") {
+  const Rotated attention{.blocks = {.block = 4}, .mixing = {.states = 3}};
+  const auto x = operands<double>(attention, {2, 4, 2, 27, 27, 4, 5, 4});
+  auto y = x.dy;
+  Decoder<Rotated, double> decoder(attention, x.mix, decoder_shape(x));
+  const AllocationCounter counter;
+  decoder.step(x.q, x.k, x.v, y.view());
+  const long allocations = counter.allocations();
+  CHECK(allocations == 0);
+}
+
+TEST_CASE("recurrent decoding: says what limits a sequence", "[decoding]") {
+  using Mix = call::HostTensor<double, 3>;
+  const Rotated attention{.blocks = {.block = 4}, .mixing = {.states = 2}};
+  DecoderShape sizes{.key_dim = 4, .value_dim = 3};
+  const auto message = [&](const Mix& mix) {
+    return error_message<ShapeError>([&] { Decoder<Rotated, double>(attention, mix, sizes); });
+  };
+  CHECK(says(message(Mix(1, 1, 7)), "mhla: max_tokens: is 0; a single row of mix limits no"));
+  CHECK(says(message(Mix(1, 5, 6)), "mhla: mix: axis columns is 6 but must be 7"));
+  CHECK(says(message(Mix(2, 5, 7)), "mhla: mix: axis heads is 2 but must be 1"));
+  sizes.max_tokens = -1;
+  CHECK(says(message(Mix(1, 1, 7)), "mhla: max_tokens: is -1"));
+  sizes.max_tokens = 6;
+  Decoder<Rotated, double> six(attention, Mix(1, 1, 7), sizes);
+  CHECK(six.capacity() == 6);
+  const call::HostTensor<double, 4> q(1, 1, 7, 4), v(1, 1, 7, 3);
+  call::HostTensor<double, 4> y = v;
+  CHECK_THROWS_AS(six.step(q, q, v, y.view()), StateError);
+}
