@@ -30,6 +30,7 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
@@ -311,6 +312,9 @@ void initialize(const TensorView<T, Rank>& mix, const Grid& grid,
 template <std::floating_point T, int Rank, AttentionVariant A>
 void initialize(const TensorView<T, Rank>& mix, const A& attention,
                 const InitialMixing& options = {}) {
+  static_assert(std::same_as<typename A::MixingType, DenseMixing>,
+                "mhla: initial values of RecurrentMixing and SeparableMixing need #include "
+                "<mhla/structured_mixing.hpp>; a mixing of your own has its own");
   const Grid query_grid =
       mixing_matrix::grid_without_tokens(attention.blocks, "blocks", mix.extent[Rank - 2]);
   const bool cross = !attention.key_blocks.unset();

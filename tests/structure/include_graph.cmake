@@ -13,12 +13,14 @@ set(rooms
   "cuda              : core policy"
   "eigen             : core policy cpu cuda mixing_matrix.hpp fork_join.hpp"
   "mixing_matrix.hpp : core policy"
+  "mixing_fit        : core policy"
+  "structured_mixing.hpp : core policy mixing_fit mixing_matrix.hpp"
   "fork_join.hpp     : core"
   "diagnostics       : core policy reference eigen"
   "attention.hpp     : core policy cpu eigen"
   "decoding.hpp      : core policy cpu eigen attention.hpp"
   "packed.hpp        : core policy cpu eigen attention.hpp"
-  "mhla.hpp          : version.hpp core policy cpu eigen mixing_matrix.hpp attention.hpp decoding.hpp packed.hpp"
+  "mhla.hpp          : version.hpp core policy cpu eigen mixing_matrix.hpp structured_mixing.hpp attention.hpp decoding.hpp packed.hpp"
   "cuda.hpp          : version.hpp core policy cuda eigen attention.hpp decoding.hpp packed.hpp")
 
 # Floors within a room: what headers of a folder may include besides themselves and other rooms,

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT
+// Fits of a separable mixing to a matrix m between the blocks of two layouts:
+//
+//     m = sum_r F_r0 x F_r1 x F_r2        F_ra [query blocks, key blocks] along axis a
+//
+// by alternating least squares over the axes, one more term at a time.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/mixing_fit/box.hpp>
+#include <mhla/policy/mixing.hpp>
+#include <numeric>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace mixing_fit {
+
+class SeparableFit {
+ public:
+  /// Of m [query blocks, key blocks], row-major, with entries of factors in `weights`.
+  SeparableFit(const MixingLayout& layout, const double* m, Index terms, const Interval& weights)
+      : layout_(layout),
+        m_(m),
+        size_(layout.query_blocks() * layout.key_blocks()),
+        weights_(weights),
+        norm_(std::sqrt(dot(m, m))),
+        sum_(at(size_)) {
+    for (int axis = 0; axis < 3; ++axis)
+      factors_[axis].assign(at(terms * factor_size(axis)), axis < 3 - layout.rank ? 1 : 0);
+    for (Index r = 0; r < terms; ++r) start_unused(r);
+    double error = error_now();
+    while (terms_ < terms && error > 1e-13 * norm_) {
+      start(terms_++);
+      for (int sweep = 0; sweep < 10; ++sweep)
+        for (int axis = 3 - layout.rank; axis < 3; ++axis) improve(axis, terms_ - 1, sum_.data());
+      for (int sweep = 0; sweep < sweeps; ++sweep) {
+        for (int axis = 3 - layout.rank; axis < 3; ++axis) improve(axis, 0, m_);
+        const double before = error;
+        error = error_now();
+        if (!(error < (1 - least_gain) * before) && sweep > 0) break;
+      }
+    }
+    for (Index r = 0; r < terms_; ++r) balance(r);
+  }
+
+  /// The norm of m, and of what the terms leave of it.
+  Norms norms() { return {norm_, error_now()}; }
+
+  /// Rows of the terms' factors, as in a separable mixing's parameters.
+  std::vector<double> parameters() const {
+    std::vector<double> all;
+    const auto terms = static_cast<Index>(factors_[0].size()) / factor_size(0);
+    for (Index r = 0; r < terms; ++r)
+      for (int axis = 3 - layout_.rank; axis < 3; ++axis) {
+        const auto first = factors_[axis].begin() + r * factor_size(axis);
+        all.insert(all.end(), first, first + factor_size(axis));
+      }
+    return all;
+  }
+
+  /// Replaces every entry x of a factor by round(x).
+  template <class Round>
+  void round_to(const Round& round) {
+    for (std::vector<double>& factors : factors_)
+      std::transform(factors.begin(), factors.end(), factors.begin(), round);
+  }
+
+ private:
+  static constexpr int sweeps = 500;          // after each new term
+  static constexpr double least_gain = 1e-5;  // of a sweep, to go on
+
+  Index factor_size(int axis) const { return layout_.queries[axis] * layout_.keys[axis]; }
+  double* entries(Index r, int axis) { return factors_[axis].data() + r * factor_size(axis); }
+
+  double dot(const double* x, const double* y) const {
+    double sum = 0;
+    for (Index n = 0; n < size_; ++n) sum += x[n] * y[n];
+    return sum;
+  }
+
+  // Calls f(n, n0, n1, n2) for every entry n of m; n_a is where the factors of axis a have theirs.
+  template <class F>
+  void for_each_entry(const F& f) const {
+    const Index* const q = layout_.queries;
+    const Index* const k = layout_.keys;
+    Index n = 0;
+    for (Index i0 = 0; i0 < q[0]; ++i0)
+      for (Index i1 = 0; i1 < q[1]; ++i1)
+        for (Index i2 = 0; i2 < q[2]; ++i2)
+          for (Index j0 = 0; j0 < k[0]; ++j0)
+            for (Index j1 = 0; j1 < k[1]; ++j1)
+              for (Index j2 = 0; j2 < k[2]; ++j2)
+                f(n++, i0 * k[0] + j0, i1 * k[1] + j1, i2 * k[2] + j2);
+  }
+
+  // The norm of m - sum_, as the factors are now.
+  double error_now() {
+    std::copy_n(m_, size_, sum_.begin());
+    for (Index r = 0; r < terms_; ++r) {
+      const double* const f[] = {entries(r, 0), entries(r, 1), entries(r, 2)};
+      for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
+        sum_[at(n)] -= f[0][n0] * f[1][n1] * f[2][n2];
+      });
+    }
+    return std::sqrt(dot(sum_.data(), sum_.data()));
+  }
+
+  // A term that is 0 by its last factor alone, so that training can make use of it; no two of them
+  // alike.
+  void start_unused(Index r) {
+    for (int axis = 3 - layout_.rank; axis < 2; ++axis)
+      for (Index i = 0; i < layout_.queries[axis]; ++i)
+        for (Index j = 0; j < layout_.keys[axis]; ++j)
+          entries(r, axis)[i * layout_.keys[axis] + j] =
+              std::exp(-static_cast<double>((r + 1) * std::abs(i - j)));
+  }
+
+  // The lines of what is left through its largest entry.
+  void start(Index r) {
+    const auto excess = [&](Index n) {
+      return weights_.low < 0 ? std::abs(sum_[at(n)]) : sum_[at(n)];
+    };
+    Index best = 0;
+    for (Index n = 1; n < size_; ++n)
+      if (excess(n) > excess(best)) best = n;
+    Index through[3] = {};
+    for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
+      if (n == best) through[0] = n0, through[1] = n1, through[2] = n2;
+    });
+    for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
+      const Index place[3] = {n0, n1, n2};
+      for (int axis = 3 - layout_.rank; axis < 3; ++axis) {
+        bool on_line = true;
+        for (int other = 0; other < 3; ++other)
+          on_line = on_line && (other == axis || place[other] == through[other]);
+        if (on_line)
+          entries(r, axis)[place[axis]] = std::clamp(sum_[at(n)], weights_.low, weights_.high);
+      }
+    });
+  }
+
+  // The best factors of one axis, of the terms from `first` on, for what is to be their sum: for
+  // each of their entries n_a, unknowns F_ra[n_a] with
+  //
+  //     G_rs = product over the other axes of F_r . F_s    c_r = sum m (product of F_r's entries)
+  void improve(int axis, Index first, const double* m) {
+    const Index count = terms_ - first;
+    const Index size = factor_size(axis);
+    const int others[] = {axis == 0 ? 1 : 0, axis == 2 ? 1 : 2};
+    BoxMinimizer least(count);
+    std::vector<double> right(at(count * size));
+    for (Index r = 0; r < count; ++r) {
+      const double* const f = entries(first + r, others[0]);
+      const double* const g = entries(first + r, others[1]);
+      for (Index s = 0; s < count; ++s) {
+        double& product = least.normal[at(r * count + s)];
+        product = 1;
+        for (const int other : others)
+          product *= std::inner_product(entries(first + r, other), entries(first + r + 1, other),
+                                        entries(first + s, other), 0.0);
+      }
+      double* const of_term = &right[at(r * size)];
+      for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
+        const Index place[3] = {n0, n1, n2};
+        of_term[place[axis]] += m[n] * f[place[others[0]]] * g[place[others[1]]];
+      });
+    }
+    std::vector<double> x(at(count));
+    for (Index n = 0; n < size; ++n) {
+      for (Index r = 0; r < count; ++r) {
+        x[at(r)] = entries(first + r, axis)[n];
+        least.right[at(r)] = right[at(r * size + n)];
+      }
+      least.lower(x.data(), [&](Index) { return weights_; });
+      for (Index r = 0; r < count; ++r) entries(first + r, axis)[n] = x[at(r)];
+    }
+  }
+
+  // Makes the largest entries of a term's factors equally large.
+  void balance(Index r) {
+    double product = 1;
+    double largest[3] = {1, 1, 1};
+    for (int axis = 3 - layout_.rank; axis < 3; ++axis) {
+      largest[axis] = 0;
+      for (Index n = 0; n < factor_size(axis); ++n)
+        largest[axis] = std::max(largest[axis], std::abs(entries(r, axis)[n]));
+      product *= largest[axis];
+    }
+    if (product == 0) return;
+    const double common = std::pow(product, 1.0 / layout_.rank);
+    for (int axis = 3 - layout_.rank; axis < 3; ++axis)
+      for (Index n = 0; n < factor_size(axis); ++n) entries(r, axis)[n] *= common / largest[axis];
+  }
+
+  MixingLayout layout_;
+  const double* m_;
+  Index size_;
+  Interval weights_;
+  double norm_;
+  std::vector<double> sum_;
+  std::vector<double> factors_[3];  // [terms, factor_size(axis)]
+  Index terms_ = 0;
+};
+
+}  // namespace mixing_fit
+
+MHLA_NAMESPACE_END

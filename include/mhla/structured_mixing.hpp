@@ -1,0 +1,534 @@
+// SPDX-License-Identifier: MIT
+/// \defgroup structured_mixing Structured mixings' parameters
+/// What \ref mixing_matrix has for dense matrices, for the parameters that take mix's place under
+/// RecurrentMixing and SeparableMixing: their extents, initial values by the same formulas, the
+/// projection after an update, and fits to a dense matrix, a released checkpoint's, say.
+/// \code
+/// const Attention attention{.blocks = {.block = 64}, .mixing = {.states = 8}};
+/// const auto [rows, columns] = mhla::mix_extents(attention, tokens);
+/// mhla::initialize(mix, attention);
+/// mix = mix - dmix * 1e-2f;
+/// mhla::project(mix, attention, mhla::causal_projection);
+/// double error = mhla::fit(mix, dense, attention);  // of the dense matrix' norm
+/// \endcode
+/// What a structure holds of the initial matrices, and of a kernel that no released model has, as
+/// relative error in the Frobenius norm, with factors and weights that `project` leaves as they are
+/// (in brackets: of any sign, where that is less):
+///
+/// | separable, rank | 1 | 2 | 3 | 4 |
+/// | --- | --- | --- | --- | --- |
+/// | released, 4 x 4 | 4.4 % | 2.6 % | 0.4 % | 0.2 % |
+/// | 8 x 8 | 2.5 % | 1.3 % | 0.4 % | 0.2 % |
+/// | 7 x 3 x 5 | 2.5 % | 1.3 % | 0.5 % (0.4) | 0.4 % (0.2) |
+/// | 3 x 5 x 10 | 2.0 % | 0.7 % | 0.3 % | 0.2 % (0.1) |
+/// | the paper's, 4 x 4 | 9.5 % | 5.6 % | 1.7 % | 0.3 % |
+/// | 3 x 5 x 10 | 5.6 % | 3.3 % | 1.5 % (1.1) | 1.0 % (0.3) |
+/// | exp, 8 x 8 | 8.9 % | 2.1 % | 0.4 % | 0.2 % |
+/// | local, 3 x 5 x 10 | 35 % | 29 % (0.9) | 0.9 % (0.4) | 0.6 % (0.2) |
+/// | gaussian; local in 1-D and 2-D | exact | | | |
+///
+/// | recurrent, states | 1 | 2 | 4 | 8 |
+/// | --- | --- | --- | --- | --- |
+/// | causal, uniform, exp, local, identity | exact | | | |
+/// | linear; cos, the same `max` for all rows | 3 %, 1 % | exact | | |
+/// | gaussian, 512 blocks | 16 % (11) | 5.0 % (1.5) | 0.6 % (0.1) | 0.2 % (0.01) |
+/// | 1 / (1 + distance), 512 blocks | 18 % | 5.9 % | 0.4 % | 0.0015 % |
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/overlap.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/mixing_fit/box.hpp>
+#include <mhla/mixing_fit/recurrent.hpp>
+#include <mhla/mixing_fit/separable.hpp>
+#include <mhla/mixing_matrix.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/mixing.hpp>
+#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
+#include <type_traits>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup structured_mixing
+/// \{
+
+/// A variant with RecurrentMixing.
+template <class A>
+concept RecurrentVariant =
+    AttentionVariant<A> && std::same_as<typename A::MixingType, RecurrentMixing>;
+/// A variant with SeparableMixing.
+template <class A>
+concept SeparableVariant =
+    AttentionVariant<A> && std::same_as<typename A::MixingType, SeparableMixing>;
+
+/// The last extents of mix.
+struct MixExtents {
+  Index rows = 0;     ///< of the dense matrix: query blocks
+  Index columns = 0;  ///< and key blocks
+};
+
+/// How `fit` goes about it.
+struct FitOptions {
+  bool projected = false;  ///< only parameters that `project` leaves as they are
+  int sweeps = 20;         ///< over a recurrent mixing's blocks
+};
+
+namespace structured_mixing {
+
+using mixing_fit::RecurrentParameters;
+
+template <AttentionVariant A>
+MixingLayout layout_of(const A& attention, Index query_blocks, Index key_blocks) {
+  const Grid query_grid =
+      mixing_matrix::grid_without_tokens(attention.blocks, "blocks", query_blocks);
+  const Grid key_grid =
+      attention.key_blocks.unset()
+          ? mixing_matrix::grid_without_tokens(attention.blocks, "blocks", key_blocks)
+          : mixing_matrix::grid_without_tokens(attention.key_blocks, "key_blocks", key_blocks);
+  return MixingLayout::of(A::GeometryType::rank, query_grid, key_grid, sight_of<A>);
+}
+
+// [heads, rows, columns], to be written to.
+template <class T, int Rank>
+TensorView<T, 3> destination(const TensorView<T, Rank>& mix, const char* argument) {
+  const TensorView<T, 3> parameters = mixing_matrix::with_heads(mix, argument);
+  if (!is_injective(parameters))
+    throw ShapeError("mhla: ", argument,
+                     ": two of its elements share memory; a destination needs elements of their "
+                     "own");
+  return parameters;
+}
+
+template <class T>
+struct OperandsOfFit {
+  TensorView<T, 3> mix;
+  TensorView<const T, 3> dense;
+};
+template <class T, int Rank>
+OperandsOfFit<T> operands_of_fit(const TensorView<T, Rank>& mix,
+                                 const TensorView<const T, Rank>& dense) {
+  const OperandsOfFit<T> operands{destination(mix, "mix"),
+                                  mixing_matrix::with_heads(dense, "dense")};
+  require_extent("mix", "heads", operands.mix.extent[0], operands.dense.extent[0],
+                 "a fit has a mix for every dense matrix");
+  if (share_memory(operands.mix, operands.dense))
+    throw ShapeError(
+        "mhla: mix: shares memory with dense; a destination needs elements of its own");
+  return operands;
+}
+
+inline mixing_fit::Interval weights_of(const FitOptions& options) {
+  return options.projected ? mixing_fit::Interval{0, 1} : mixing_fit::Interval{};
+}
+
+template <class T>
+void round_to(std::vector<double>& values) {
+  for (double& value : values) value = static_cast<double>(static_cast<T>(value));
+}
+
+template <class T>
+void copy(const std::vector<double>& values, const TensorView<T, 3>& mix, Index head) {
+  for (Index i = 0; i < mix.extent[1]; ++i)
+    for (Index c = 0; c < mix.extent[2]; ++c)
+      mix(head, i, c) = static_cast<T>(values[mixing_fit::at(i * mix.extent[2] + c)]);
+}
+
+// Fits every head by `fit_one(matrix, values)`, which returns the norms; returns the relative error
+// of all of them.
+template <class T, class FitOne>
+double fit_heads(const TensorView<T, 3>& mix, const TensorView<const T, 3>& dense,
+                 const FitOne& fit_one) {
+  mixing_fit::Norms all;
+  for (Index head = 0; head < dense.extent[0]; ++head) {
+    std::vector<double> matrix;
+    for (Index i = 0; i < dense.extent[1]; ++i)
+      for (Index j = 0; j < dense.extent[2]; ++j)
+        matrix.push_back(static_cast<double>(dense(head, i, j)));
+    std::vector<double> values;
+    const mixing_fit::Norms norms = fit_one(matrix, values);
+    all.matrix = std::hypot(all.matrix, norms.matrix);
+    all.error = std::hypot(all.error, norms.error);
+    copy(values, mix, head);
+  }
+  return all.relative();
+}
+
+template <class T>
+TensorView<T, 3> columns_from(const TensorView<T, 3>& mix, Index first) {
+  return {mix.data + first * mix.stride[2],
+          {mix.extent[0], mix.extent[1], mix.extent[2] - first},
+          {mix.stride[0], mix.stride[1], mix.stride[2]}};
+}
+
+inline Grid grid_of(const Index* blocks) { return {{blocks[0], blocks[1], blocks[2]}, {1, 1, 1}}; }
+
+// What a state has of the matrix: m_ij = reads(i) (prod_(k = j+2..i) keeps(k)) writes(j), j < i.
+// Every factor is in [0, 1].
+template <class Reads, class Keeps, class Writes>
+void set_state(RecurrentParameters& p, Index r, const Reads& reads, const Keeps& keeps,
+               const Writes& writes) {
+  for (Index i = 0; i < p.rows; ++i) {
+    p.a(i)[r] = reads(i);
+    p.b(i)[r] = i == 0 ? 0 : writes(i - 1);
+    p.g(i)[r] = i == 0 ? 0 : keeps(i);
+  }
+}
+
+inline Grid sequence(Index blocks) { return {{1, 1, blocks}, {1, 1, 1}}; }
+
+// What distances are relative to, at least 1.
+inline double largest_distance(const InitialMixing& options, Index blocks, Index i) {
+  const Index farthest =
+      options.max_mode == MaxMode::row ? std::max(i, blocks - 1 - i) : blocks - 1;
+  return static_cast<double>(std::max(farthest, Index{1}));
+}
+// Before normalization.
+inline double weight(const InitialMixing& options, Index blocks, Index i, Index j) {
+  return mixing_matrix::weight(options, i, j, static_cast<double>(std::abs(i - j)),
+                               largest_distance(options, blocks, i));
+}
+
+// The weights before normalization as a recurrence, where `states` suffice; else false.
+inline bool set_weights(const InitialMixing& options, RecurrentParameters& p) {
+  const auto one = [](Index) { return 1.0; };
+  const auto max = [&](Index i) { return largest_distance(options, p.rows, i); };
+  switch (options.transform) {
+    case Transform::causal:
+      set_state(
+          p, 0, [](Index i) { return 1 / static_cast<double>(i + 1); }, one, one);
+      return true;
+    case Transform::uniform:
+      set_state(p, 0, one, one, one);
+      return true;
+    case Transform::identity:
+      return true;
+    case Transform::exp: {
+      const double decay = std::exp(-1 / options.exp_sigma);
+      const auto decays = [&](Index) { return decay; };
+      set_state(p, 0, one, decays, decays);
+      return true;
+    }
+    case Transform::linear:  // 1 - i / max + (mean of i times j) i / max
+      if (p.states < 2) return false;
+      set_state(
+          p, 0, [&](Index i) { return 1 - static_cast<double>(i) / max(i); }, one, one);
+      set_state(
+          p, 1, [&](Index i) { return static_cast<double>(i) / max(i); },
+          [](Index i) { return static_cast<double>(i - 1) / static_cast<double>(i); },
+          [](Index j) { return static_cast<double>(j) / static_cast<double>(j + 1); });
+      return true;
+    case Transform::cos: {  // cos i cos j + sin i sin j
+      if (p.states < 2 || options.max_mode == MaxMode::row) return false;
+      const auto angle = [&](Index i) { return static_cast<double>(i) / max(i) * std::atan(1.0); };
+      const auto cosine = [&](Index i) { return std::cos(angle(i)); };
+      const auto sine = [&](Index i) { return std::sin(angle(i)); };
+      set_state(p, 0, cosine, one, cosine);
+      set_state(p, 1, sine, one, sine);
+      return true;
+    }
+    case Transform::local: {  // the last blocks in turns
+      const auto past = static_cast<Index>(
+          std::min(std::floor(options.local_threshold), static_cast<double>(p.states + 1)));
+      if (past > p.states) return false;
+      for (Index r = 0; r < past; ++r) {
+        const auto keeps = [&](Index i) { return (i - 1) % past == r ? 0.0 : 1.0; };
+        set_state(p, r, one, keeps, [&](Index j) { return 1 - keeps(j + 1); });
+      }
+      return true;
+    }
+    case Transform::automatic:
+    case Transform::gaussian:
+      return false;
+  }
+  return false;
+}
+
+// The initial matrix that DenseMixing has, below its diagonal and on it.
+inline void initialize_each_block(const InitialMixing& options, RecurrentParameters& p) {
+  const Index blocks = p.rows;
+  if (!set_weights(options, p)) {
+    std::vector<double> dense(mixing_fit::at(checked_mul(blocks, blocks)));
+    initialize(make_view(dense.data(), blocks, blocks), sequence(blocks), options);
+    mixing_fit::fit_each_block({blocks, dense.data()}, p, {0, 1}, 100);
+    return;
+  }
+  const NormAxis norm = mixing_matrix::resolved_axis(options, true);
+  for (Index i = 0; i < blocks; ++i) {
+    double sum = norm == NormAxis::none ? 1 : 0;  // of row i or column i
+    for (Index n = 0; n < blocks && norm != NormAxis::none; ++n)
+      sum += norm == NormAxis::row ? weight(options, blocks, i, n) : weight(options, blocks, n, i);
+    p.own(i) = weight(options, blocks, i, i) / sum;
+    for (Index r = 0; r < p.states; ++r) {
+      if (norm == NormAxis::row) p.a(i)[r] /= sum;
+      if (norm == NormAxis::column && i + 1 < blocks) p.b(i + 1)[r] /= sum;
+    }
+  }
+}
+
+// What that matrix has far from its ends, for kernels that know no end.
+inline void initialize_all_blocks(const InitialMixing& options, RecurrentParameters& p) {
+  const bool normalized = mixing_matrix::resolved_axis(options, true) != NormAxis::none;
+  double sum = 1;  // over blocks before, behind, and the own one
+  double decay = 0;
+  double next = 0;
+  switch (options.transform) {
+    case Transform::identity:
+      break;
+    case Transform::exp:
+      decay = next = std::exp(-1 / options.exp_sigma);
+      sum = (1 + decay) / (1 - decay);
+      break;
+    case Transform::local:
+      if (options.local_threshold >= 2)
+        throw ShapeError("mhla: initialize: local_threshold is ",
+                         std::to_string(options.local_threshold),
+                         "; one row for all blocks reaches the block before, at a distance of 1");
+      next = options.local_threshold >= 1 ? 1 : 0;
+      sum = 1 + 2 * next;
+      break;
+    case Transform::uniform:
+      if (!normalized) {
+        decay = next = 1;
+        break;
+      }
+      [[fallthrough]];
+    default:
+      throw ShapeError(
+          "mhla: initialize: mix has one row for all blocks, so that no weight depends on how many "
+          "there are: use Transform::exp, local, identity, or uniform with NormAxis::none");
+  }
+  const double scale = normalized ? 1 / sum : 1;
+  p.own(0) = scale;
+  p.a(0)[0] = scale;
+  p.b(0)[0] = next;
+  p.g(0)[0] = decay;
+}
+
+}  // namespace structured_mixing
+
+/// The rows and columns that mix has for so many tokens, of queries and of keys. (RecurrentMixing
+/// also takes a single row.)
+/// \throws ShapeError if the geometry does not have these tokens.
+template <AttentionVariant A>
+MixExtents mix_extents(const A& attention, Index query_tokens, Index key_tokens) {
+  const Grid query_grid = checked_grid(attention.blocks, query_tokens, "blocks", "q");
+  const Grid key_grid = attention.key_blocks.unset()
+                            ? checked_grid(attention.blocks, key_tokens, "blocks", "k")
+                            : checked_grid(attention.key_blocks, key_tokens, "key_blocks", "k");
+  const auto layout = MixingLayout::of(A::GeometryType::rank, query_grid, key_grid, sight_of<A>);
+  if constexpr (RecurrentVariant<A>)
+    return {layout.query_blocks(), attention.mixing.columns()};
+  else if constexpr (SeparableVariant<A>)
+    return {attention.mixing.rank, attention.mixing.columns(layout)};
+  else
+    return {layout.query_blocks(), layout.key_blocks()};
+}
+/// Of self-attention.
+template <AttentionVariant A>
+MixExtents mix_extents(const A& attention, Index tokens) {
+  return mix_extents(attention, tokens, tokens);
+}
+
+/// Fills mix [heads, blocks, 3 states + 1] with the recurrence of the initial matrix that a dense
+/// mix of as many blocks has (what is above its diagonal counts where columns or rows are
+/// normalized): exactly where the table above says so, else by a fit within [0, 1]. States that the
+/// matrix does not need are written, each with a decay of its own, but not read, so that training
+/// can make use of them. A single row for all blocks holds what the matrix has far from its ends:
+/// of Transform::exp, local up to the block before, identity, or uniform with NormAxis::none.
+/// \throws ShapeError where mix does not fit, or the transform a single row.
+template <std::floating_point T, int Rank, RecurrentVariant A>
+void initialize(const TensorView<T, Rank>& mix, const A& attention,
+                const InitialMixing& options = {}) {
+  const TensorView<T, 3> parameters = structured_mixing::destination(mix, "mix");
+  const Index rows = parameters.extent[1];
+  attention.mixing.require_parameters(structured_mixing::layout_of(attention, rows, rows), rows,
+                                      parameters.extent[2]);
+  InitialMixing resolved = options;
+  if (options.transform == Transform::automatic) resolved.transform = Transform::causal;
+  const Grid grid = structured_mixing::sequence(rows);
+  mixing_matrix::require_valid(resolved, grid, grid);
+  if (resolved.transform == Transform::local && resolved.local_threshold < 0)
+    resolved = {.transform = Transform::uniform, .norm_axis = NormAxis::row};  // as a dense mix
+
+  structured_mixing::RecurrentParameters p(rows, attention.mixing.states);
+  for (Index r = 0; r < p.states; ++r)
+    structured_mixing::set_state(
+        p, r, [](Index) { return 0.0; },
+        [&](Index) { return mixing_fit::spaced_decay(r, p.states, rows); },
+        [](Index) { return 1.0; });
+  if (rows == 1)
+    structured_mixing::initialize_all_blocks(resolved, p);
+  else
+    structured_mixing::initialize_each_block(resolved, p);
+  for (Index head = 0; head < parameters.extent[0]; ++head)
+    structured_mixing::copy(p.values, parameters, head);
+}
+
+/// Fits mix [heads, blocks or 1, 3 states + 1] to a causal dense matrix [heads, blocks, blocks]
+/// (what it has above the diagonal is not read) and returns the norm of what is left of it,
+/// relative to its own, over all heads. Own weights are exact where mix has a row per block. All
+/// else is found by alternating least squares, in O(blocks^2 states) steps and with blocks^2 states
+/// / 2 doubles of memory; a single row gets exponentials fitted to the mean weight at each
+/// distance.
+/// \throws ShapeError, with nothing written, where mix, dense and the variant disagree.
+template <std::floating_point T, int Rank, RecurrentVariant A>
+double fit(const TensorView<T, Rank>& mix,
+           const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
+           const FitOptions& options = {}) {
+  const structured_mixing::OperandsOfFit<T> operands =
+      structured_mixing::operands_of_fit(mix, dense);
+  const TensorView<T, 3>& parameters = operands.mix;
+  const TensorView<const T, 3>& matrices = operands.dense;
+  const Index blocks = matrices.extent[1];
+  require_extent("dense", "key blocks", matrices.extent[2], blocks,
+                 "causal attention has one sequence of blocks: its matrix is square");
+  attention.mixing.require_parameters(structured_mixing::layout_of(attention, blocks, blocks),
+                                      parameters.extent[1], parameters.extent[2]);
+  if (parameters.extent[1] != 1)
+    require_extent("mix", "rows", parameters.extent[1], blocks,
+                   "a fit has a row per block, or one");
+  const mixing_fit::Interval weights = structured_mixing::weights_of(options);
+  return structured_mixing::fit_heads(
+      parameters, matrices, [&](const std::vector<double>& matrix, std::vector<double>& values) {
+        const mixing_fit::CausalMatrix causal{blocks, matrix.data()};
+        structured_mixing::RecurrentParameters p(parameters.extent[1], attention.mixing.states);
+        if (p.rows == 1)
+          mixing_fit::fit_constant(causal, p, weights, 3 * options.sweeps);
+        else
+          mixing_fit::fit_each_block(causal, p, weights, options.sweeps);
+        structured_mixing::round_to<T>(p.values);
+        values = p.values;
+        return mixing_fit::recurrent_error(causal, p);
+      });
+}
+
+/// Fits mix [heads, rank, columns] to a dense matrix [heads, query blocks, key blocks] and returns
+/// the norm of what is left of it, relative to its own, over all heads: alternating least squares
+/// over the axes, one term at a time, in O(query blocks * key blocks * rank) steps a sweep. Of two
+/// axes that is the least possible error. Terms that the matrix does not need are zero by their
+/// last factor alone, so that training can make use of them.
+/// \throws ShapeError, with nothing written, where mix, dense and the variant disagree.
+template <std::floating_point T, int Rank, SeparableVariant A>
+double fit(const TensorView<T, Rank>& mix,
+           const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
+           const FitOptions& options = {}) {
+  const structured_mixing::OperandsOfFit<T> operands =
+      structured_mixing::operands_of_fit(mix, dense);
+  const TensorView<T, 3>& parameters = operands.mix;
+  const TensorView<const T, 3>& matrices = operands.dense;
+  const MixingLayout layout =
+      structured_mixing::layout_of(attention, matrices.extent[1], matrices.extent[2]);
+  require_extent("dense", "query blocks", matrices.extent[1], layout.query_blocks(),
+                 "a dense matrix has a row per query block");
+  require_extent("dense", "key blocks", matrices.extent[2], layout.key_blocks(),
+                 "a dense matrix has a column per key block");
+  attention.mixing.require_parameters(layout, parameters.extent[1], parameters.extent[2]);
+  return structured_mixing::fit_heads(
+      parameters, matrices, [&](const std::vector<double>& matrix, std::vector<double>& values) {
+        mixing_fit::SeparableFit separable(layout, matrix.data(), attention.mixing.rank,
+                                           structured_mixing::weights_of(options));
+        separable.round_to([](double x) { return static_cast<double>(static_cast<T>(x)); });
+        values = separable.parameters();
+        return separable.norms();
+      });
+}
+
+/// Fills mix [heads, rank, columns] with the fit, of factors in [0, 1], to the initial matrix of a
+/// dense mix between the same blocks: see the table above. A sequence (Blocks1D) has one factor,
+/// and mix says how many blocks.
+/// \throws ShapeError where mix does not fit, or for a sequence's key_blocks.
+template <std::floating_point T, int Rank, SeparableVariant A>
+void initialize(const TensorView<T, Rank>& mix, const A& attention,
+                const InitialMixing& options = {}) {
+  const TensorView<T, 3> parameters = structured_mixing::destination(mix, "mix");
+  Index blocks = 0;
+  if constexpr (A::GeometryType::rank == 1) {
+    if (!attention.key_blocks.unset())
+      throw ShapeError(
+          "mhla: initialize: mix does not say how many blocks each of two sequences has; "
+          "initialize "
+          "a dense matrix and fit mix to it");
+    while ((blocks + 1) * (blocks + 1) <= parameters.extent[2]) ++blocks;
+  }
+  const MixingLayout layout = structured_mixing::layout_of(attention, blocks, blocks);
+  attention.mixing.require_parameters(layout, parameters.extent[1], parameters.extent[2]);
+  const Index rows = layout.query_blocks();
+  const Index columns = layout.key_blocks();
+  std::vector<T> dense(mixing_fit::at(checked_mul(rows, columns)));
+  initialize(make_view(dense.data(), rows, columns), structured_mixing::grid_of(layout.queries),
+             structured_mixing::grid_of(layout.keys), options);
+  if (parameters.extent[0] == 0) return;
+  // Fitted once, for every head.
+  const auto head = [&](Index h) {
+    return TensorView<T, 2>{parameters.data + h * parameters.stride[0],
+                            {parameters.extent[1], parameters.extent[2]},
+                            {parameters.stride[1], parameters.stride[2]}};
+  };
+  fit(head(0), make_view(static_cast<const T*>(dense.data()), rows, columns), attention,
+      {.projected = true});
+  for (Index h = 1; h < parameters.extent[0]; ++h)
+    for (Index n = 0; n < head(0).size(); ++n) head(h).element(n) = head(0).element(n);
+}
+
+/// The step after each update: clamps the weights of RecurrentMixing's mix (own, read and write) or
+/// SeparableMixing's factors to [low, high], so that with low >= 0 the dense matrix has no negative
+/// entry, and decays to [0, 1]. Of DenseMixing, as project(mix, onto). NaN stays NaN.
+/// \throws ShapeError unless low <= high, or where mix does not have the columns of its states.
+template <std::floating_point T, int Rank, AttentionVariant A>
+void project(const TensorView<T, Rank>& mix, const A& attention, const Projection& onto = {}) {
+  if constexpr (RecurrentVariant<A>) {
+    const TensorView<T, 3> parameters = mixing_matrix::with_heads(mix, "mix");
+    const Index weights = 2 * attention.mixing.states + 1;
+    require_extent("mix", "columns", parameters.extent[2], attention.mixing.columns(),
+                   "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
+                   "factors of every state");
+    TensorView<T, 3> part = parameters;
+    part.extent[2] = weights;
+    project(part, Projection{.low = onto.low, .high = onto.high});
+    part = structured_mixing::columns_from(parameters, weights);
+    project(part, Projection{});
+  } else {
+    project(mix, onto);
+  }
+}
+
+/// Copies mix [heads, blocks or 1, 3 states + 1] into the leading rows of `larger`, which has the
+/// same heads and at least as many rows; the new ones are the last one again. Row i does not depend
+/// on the size of `larger`, so that a decoder and a forward pass agree whichever is longer.
+/// \throws ShapeError, with nothing written, where mix has no rows, `larger` is smaller, shares
+/// memory with mix or itself, or either does not have the columns of its states.
+template <std::floating_point T, int Rank, RecurrentVariant A>
+void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
+            const TensorView<T, Rank>& larger, const A& attention) {
+  const TensorView<const T, 3> known = mixing_matrix::with_heads(mix, "mix");
+  const TensorView<T, 3> parameters = structured_mixing::destination(larger, "larger");
+  require_extent("larger", "heads", parameters.extent[0], known.extent[0],
+                 "an extended mix has the heads of mix");
+  for (const Index columns : {known.extent[2], parameters.extent[2]})
+    require_extent("mix", "columns", columns, attention.mixing.columns(),
+                   "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
+                   "factors of every state");
+  if (parameters.extent[1] < known.extent[1] || known.extent[1] == 0)
+    throw ShapeError("mhla: larger: axis rows is ", parameters.extent[1], " but mix has ",
+                     known.extent[1], "; extend repeats the last of at least one row");
+  if (share_memory(parameters, known))
+    throw ShapeError(
+        "mhla: larger: shares memory with mix; a destination needs elements of its own");
+  for (Index head = 0; head < known.extent[0]; ++head)
+    for (Index i = 0; i < parameters.extent[1]; ++i)
+      for (Index c = 0; c < known.extent[2]; ++c)
+        parameters(head, i, c) = known(head, std::min(i, known.extent[1] - 1), c);
+}
+
+/// \}
+
+MHLA_NAMESPACE_END
