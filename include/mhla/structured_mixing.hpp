@@ -126,10 +126,6 @@ OperandsOfFit<T> operands_of_fit(const TensorView<T, Rank>& mix,
   return operands;
 }
 
-inline mixing_fit::Interval weights_of(const FitOptions& options) {
-  return options.projected ? mixing_fit::Interval{0, 1} : mixing_fit::Interval{};
-}
-
 template <class T>
 void round_to(std::vector<double>& values) {
   for (double& value : values) value = static_cast<double>(static_cast<T>(value));
@@ -171,6 +167,8 @@ TensorView<T, 3> columns_from(const TensorView<T, 3>& mix, Index first) {
 
 inline Grid grid_of(const Index* blocks) { return {{blocks[0], blocks[1], blocks[2]}, {1, 1, 1}}; }
 
+inline double ratio(Index a, Index b) { return static_cast<double>(a) / static_cast<double>(b); }
+
 // What a state has of the matrix: m_ij = reads(i) (prod_(k = j+2..i) keeps(k)) writes(j), j < i.
 // Every factor is in [0, 1].
 template <class Reads, class Keeps, class Writes>
@@ -197,65 +195,68 @@ inline double weight(const InitialMixing& options, Index blocks, Index i, Index 
                                largest_distance(options, blocks, i));
 }
 
-// The weights before normalization as a recurrence, where `states` suffice; else false.
-inline bool set_weights(const InitialMixing& options, RecurrentParameters& p) {
+// The weights before normalization as a recurrence: returns how many states it takes, -1 where no
+// number of them, or more than there are, would.
+inline Index set_weights(const InitialMixing& options, RecurrentParameters& p) {
   const auto one = [](Index) { return 1.0; };
+  const auto mean_keeps = [](Index i) { return ratio(i - 1, i); };
+  const auto mean_writes = [](Index j) { return ratio(1, j + 1); };
   const auto max = [&](Index i) { return largest_distance(options, p.rows, i); };
   switch (options.transform) {
-    case Transform::causal:
+    case Transform::causal:  // the mean of i blocks times i / (i + 1)
       set_state(
-          p, 0, [](Index i) { return 1 / static_cast<double>(i + 1); }, one, one);
-      return true;
+          p, 0, [](Index i) { return ratio(i, i + 1); }, mean_keeps, mean_writes);
+      return 1;
     case Transform::uniform:
       set_state(p, 0, one, one, one);
-      return true;
+      return 1;
     case Transform::identity:
-      return true;
+      return 0;
     case Transform::exp: {
       const double decay = std::exp(-1 / options.exp_sigma);
       const auto decays = [&](Index) { return decay; };
       set_state(p, 0, one, decays, decays);
-      return true;
+      return 1;
     }
     case Transform::linear:  // 1 - i / max + (mean of i times j) i / max
-      if (p.states < 2) return false;
+      if (p.states < 2) return -1;
       set_state(
           p, 0, [&](Index i) { return 1 - static_cast<double>(i) / max(i); }, one, one);
       set_state(
-          p, 1, [&](Index i) { return static_cast<double>(i) / max(i); },
-          [](Index i) { return static_cast<double>(i - 1) / static_cast<double>(i); },
-          [](Index j) { return static_cast<double>(j) / static_cast<double>(j + 1); });
-      return true;
+          p, 1, [&](Index i) { return static_cast<double>(i) / max(i); }, mean_keeps,
+          [](Index j) { return ratio(j, j + 1); });
+      return 2;
     case Transform::cos: {  // cos i cos j + sin i sin j
-      if (p.states < 2 || options.max_mode == MaxMode::row) return false;
+      if (p.states < 2 || options.max_mode == MaxMode::row) return -1;
       const auto angle = [&](Index i) { return static_cast<double>(i) / max(i) * std::atan(1.0); };
       const auto cosine = [&](Index i) { return std::cos(angle(i)); };
       const auto sine = [&](Index i) { return std::sin(angle(i)); };
       set_state(p, 0, cosine, one, cosine);
       set_state(p, 1, sine, one, sine);
-      return true;
+      return 2;
     }
     case Transform::local: {  // the last blocks in turns
       const auto past = static_cast<Index>(
           std::min(std::floor(options.local_threshold), static_cast<double>(p.states + 1)));
-      if (past > p.states) return false;
+      if (past > p.states) return -1;
       for (Index r = 0; r < past; ++r) {
         const auto keeps = [&](Index i) { return (i - 1) % past == r ? 0.0 : 1.0; };
         set_state(p, r, one, keeps, [&](Index j) { return 1 - keeps(j + 1); });
       }
-      return true;
+      return past;
     }
     case Transform::automatic:
     case Transform::gaussian:
-      return false;
+      return -1;
   }
-  return false;
+  return -1;
 }
 
 // The initial matrix that DenseMixing has, below its diagonal and on it.
 inline void initialize_each_block(const InitialMixing& options, RecurrentParameters& p) {
   const Index blocks = p.rows;
-  if (!set_weights(options, p)) {
+  const Index used = set_weights(options, p);
+  if (used < 0) {
     std::vector<double> dense(mixing_fit::at(checked_mul(blocks, blocks)));
     initialize(make_view(dense.data(), blocks, blocks), sequence(blocks), options);
     mixing_fit::fit_each_block({blocks, dense.data()}, p, {0, 1}, 100);
@@ -267,7 +268,7 @@ inline void initialize_each_block(const InitialMixing& options, RecurrentParamet
     for (Index n = 0; n < blocks && norm != NormAxis::none; ++n)
       sum += norm == NormAxis::row ? weight(options, blocks, i, n) : weight(options, blocks, n, i);
     p.own(i) = weight(options, blocks, i, i) / sum;
-    for (Index r = 0; r < p.states; ++r) {
+    for (Index r = 0; r < used; ++r) {
       if (norm == NormAxis::row) p.a(i)[r] /= sum;
       if (norm == NormAxis::column && i + 1 < blocks) p.b(i + 1)[r] /= sum;
     }
@@ -396,7 +397,8 @@ double fit(const TensorView<T, Rank>& mix,
   if (parameters.extent[1] != 1)
     require_extent("mix", "rows", parameters.extent[1], blocks,
                    "a fit has a row per block, or one");
-  const mixing_fit::Interval weights = structured_mixing::weights_of(options);
+  const mixing_fit::Interval weights =
+      options.projected ? mixing_fit::Interval{0, 1} : mixing_fit::Interval{};
   return structured_mixing::fit_heads(
       parameters, matrices, [&](const std::vector<double>& matrix, std::vector<double>& values) {
         const mixing_fit::CausalMatrix causal{blocks, matrix.data()};
@@ -435,7 +437,7 @@ double fit(const TensorView<T, Rank>& mix,
   return structured_mixing::fit_heads(
       parameters, matrices, [&](const std::vector<double>& matrix, std::vector<double>& values) {
         mixing_fit::SeparableFit separable(layout, matrix.data(), attention.mixing.rank,
-                                           structured_mixing::weights_of(options));
+                                           options.projected);
         separable.round_to([](double x) { return static_cast<double>(static_cast<T>(x)); });
         values = separable.parameters();
         return separable.norms();

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/mixing_fit/box.hpp>
@@ -21,12 +22,13 @@ namespace mixing_fit {
 
 class SeparableFit {
  public:
-  /// Of m [query blocks, key blocks], row-major, with entries of factors in `weights`.
-  SeparableFit(const MixingLayout& layout, const double* m, Index terms, const Interval& weights)
+  /// Of m [query blocks, key blocks], row-major. `projected`: only factors in [0, 1], of entries
+  /// that are at most 1 as well.
+  SeparableFit(const MixingLayout& layout, const double* m, Index terms, bool projected)
       : layout_(layout),
         m_(m),
         size_(layout.query_blocks() * layout.key_blocks()),
-        weights_(weights),
+        weights_{projected ? 0 : -infinity, infinity},
         norm_(std::sqrt(dot(m, m))),
         sum_(at(size_)) {
     for (int axis = 0; axis < 3; ++axis)
@@ -45,6 +47,7 @@ class SeparableFit {
       }
     }
     for (Index r = 0; r < terms_; ++r) balance(r);
+    if (projected) round_to([](double x) { return std::min(x, 1.0); });
   }
 
   /// The norm of m, and of what the terms leave of it.
@@ -70,6 +73,7 @@ class SeparableFit {
   }
 
  private:
+  static constexpr double infinity = std::numeric_limits<double>::infinity();
   static constexpr int sweeps = 500;          // after each new term
   static constexpr double least_gain = 1e-5;  // of a sweep, to go on
 
