@@ -73,7 +73,8 @@ bool report_writing(const Options& options, const Model& model, const Values& va
   return agrees;
 }
 
-/// All kinds of mixing and a hybrid, trained alike: one table and, if asked for, one picture.
+/// All kinds of mixing and a hybrid, or MHLA by both kinds of block mixing, trained alike: one
+/// table and, if asked for, one picture.
 void compare(const Options& options, ModelShape shape, const std::vector<int>& training_text,
              const std::vector<int>& validation_text, const mhla::ForkJoin& threads) {
   std::vector<training::Result> results;
@@ -81,18 +82,26 @@ void compare(const Options& options, ModelShape shape, const std::vector<int>& t
     const Windows windows(Model(shape), training_text, validation_text, options.schedule.seed);
     results.push_back(training::train(name, windows, options.schedule, options.context, threads));
   };
-  for (const Mixing mixing : training::all_mixings) {
-    shape.mixing = mixing;
-    train(name_of(mixing));
-  }
-  if (shape.layers > 1) {
-    shape.softmax_layers = 1;
-    train("hybrid");
+  const bool all_kinds = options.block_mixing.dense;
+  if (!all_kinds) {
+    train(options.block_mixing.structured);
+    shape.states = 0;
+    train("dense");
+  } else {
+    for (const Mixing mixing : training::all_mixings) {
+      shape.mixing = mixing;
+      train(name_of(mixing));
+    }
+    if (shape.layers > 1) {
+      shape.softmax_layers = 1;
+      train("hybrid");
+    }
   }
   training::print_table(results);
   std::printf("\nLosses are nats per character of the validation text; bigrams alone: %.3f.\n",
               bigram_conditional_entropy(validation_text, shape.vocabulary));
-  if (shape.layers > 1) std::printf("hybrid: MHLA, and softmax attention in the last layer.\n");
+  if (all_kinds && shape.layers > 1)
+    std::printf("hybrid: MHLA, and softmax attention in the last layer.\n");
   training::write_losses(options, results,
                          "The same character model, trained with several kinds of attention",
                          "nats per character");
@@ -119,7 +128,8 @@ int run(const Options& options) {
                    .layers = options.layers,
                    .width = options.width,
                    .heads = options.heads,
-                   .softmax_layers = options.softmax_layers};
+                   .softmax_layers = options.softmax_layers,
+                   .states = options.block_mixing.dense ? 0 : options.block_mixing.size};
   std::printf(
       "Text: %s.\n"
       "%zu characters to train on, %s%zu to validate on, %td symbols (one for bytes that the "

@@ -5,6 +5,11 @@
 
 namespace char_lm {
 
+Model::Model(const ModelShape& shape)
+    : Model(shape, shape.states == 0 ? training::any_attention(attention<mhla::EluPlusOne>(shape))
+                                     : training::any_attention(attention<mhla::EluPlusOne>(
+                                           shape, mhla::RecurrentMixing{shape.states}))) {}
+
 Model::Model(const ModelShape& shape, std::shared_ptr<const training::AnyAttention> attention)
     : shape_(shape),
       embedding_(list_, "embedding", shape.vocabulary, shape.width),

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/variant.hpp>
 #include <utility>
@@ -36,6 +37,7 @@ struct ModelShape {
   Index width = 0;
   Index heads = 0;
   Index softmax_layers = 0;  ///< the last ones: a hybrid stack
+  Index states = 0;          ///< of MHLA's recurrent mixing; 0: dense
 };
 
 /// What a forward pass leaves for the backward pass.
@@ -46,8 +48,10 @@ struct Activations {
 
 class Model {
  public:
-  template <class FeatureMap = mhla::EluPlusOne>
-  explicit Model(const ModelShape& shape, FeatureMap /*map*/ = {})
+  explicit Model(const ModelShape& shape);
+  /// Of another feature map, with dense mixing.
+  template <class FeatureMap>
+  Model(const ModelShape& shape, FeatureMap /*map*/)
       : Model(shape, training::any_attention(attention<FeatureMap>(shape))) {}
 
   const ModelShape& shape() const { return shape_; }
@@ -72,12 +76,13 @@ class Model {
   // Without a normalizer, because an RMSNorm follows (as in the released language model). High
   // frequencies only, of periods up to some fifty characters: they tell neighbours apart. What lies
   // farther off is told apart by the mixing matrix, block by block.
-  template <class FeatureMap>
+  template <class FeatureMap, class BlockMixing = mhla::DenseMixing>
   static mhla::Attention<FeatureMap, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
-                         mhla::HalfSplitRotary>
-  attention(const ModelShape& shape) {
+                         mhla::HalfSplitRotary, BlockMixing>
+  attention(const ModelShape& shape, BlockMixing mixing = {}) {
     return {.blocks = {.block = shape.block},
             .rotation = {.theta = 10},
+            .mixing = mixing,
             .scale = 1 / std::sqrt(static_cast<double>(shape.width / shape.heads))};
   }
 

@@ -34,6 +34,7 @@ struct Options : training::Options {
   Index width = 96;
   Index heads = 4;
   Index softmax_layers = 0;
+  training::BlockMixing block_mixing{.structured = "recurrent", .sizes = "states", .size = 8};
   std::string prompt{};
   Index generate = -1;  ///< -1: up to the end of the context
   double temperature = 0.7;
@@ -52,6 +53,7 @@ struct Options : training::Options {
                 "the last layers take softmax attention");
     line.flag("--compare", compare,
               "trains all four kinds, and MHLA with one softmax layer; prints one table");
+    block_mixing.add_to(line, ": a bounded state; --compare: trains both alone");
     line.number("--context", context, Index{2}, Index{1} << 16, "characters of a window");
     line.number("--block", block, Index{1}, Index{1} << 16, "characters of an MHLA block");
     line.number("--layers", layers, Index{1}, Index{64}, "attention and MLP layers");

@@ -6,6 +6,12 @@
 
 namespace train_vit {
 
+Classifier::Classifier(const ModelShape& shape, const Images& images)
+    : Classifier(shape, images,
+                 shape.rank == 0
+                     ? attention<mhla::Relu>(shape, images, mhla::DenseMixing{})
+                     : attention<mhla::Relu>(shape, images, mhla::SeparableMixing{shape.rank})) {}
+
 Classifier::Classifier(const ModelShape& shape, const Images& images,
                        std::shared_ptr<const training::AnyAttention> attention)
     : images_(images),

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/variant.hpp>
 #include <vector>
 
@@ -37,17 +38,16 @@ struct ModelShape {
   Index heads = 3;
   bool positional_convolution = false;
   bool gate = false;
+  Index rank = 0;  ///< of MHLA's separable mixing; 0: dense
 };
 
 class Classifier : public training::Task {
  public:
-  template <class FeatureMap = mhla::Relu>
-  Classifier(const ModelShape& shape, const Images& images, FeatureMap /*map*/ = {})
-      : Classifier(shape, images,
-                   training::any_attention(mhla::Attention<FeatureMap, mhla::Blocks2D>{
-                       .blocks = {.grid = {images.shape().height / shape.patch,
-                                           images.shape().width / shape.patch},
-                                  .block = {shape.block[0], shape.block[1]}}})) {}
+  Classifier(const ModelShape& shape, const Images& images);
+  /// Of another feature map, with dense mixing.
+  template <class FeatureMap>
+  Classifier(const ModelShape& shape, const Images& images, FeatureMap /*map*/)
+      : Classifier(shape, images, attention<FeatureMap>(shape, images, mhla::DenseMixing{})) {}
 
   Index tokens() const { return tokens_; }
   const ParameterList& parameters() const override { return list_; }
@@ -70,6 +70,18 @@ class Classifier : public training::Task {
     Matrix logits;
   };
 
+  template <class FeatureMap, class BlockMixing>
+  static std::shared_ptr<const training::AnyAttention> attention(const ModelShape& shape,
+                                                                 const Images& images,
+                                                                 BlockMixing mixing) {
+    return training::any_attention(
+        mhla::Attention<FeatureMap, mhla::Blocks2D, mhla::Bidirectional, mhla::MixedKeySum,
+                        mhla::NoRotation, BlockMixing>{
+            .blocks = {.grid = {images.shape().height / shape.patch,
+                                images.shape().width / shape.patch},
+                       .block = {shape.block[0], shape.block[1]}},
+            .mixing = mixing});
+  }
   Classifier(const ModelShape& shape, const Images& images,
              std::shared_ptr<const training::AnyAttention> attention);
   void load(Part part, Index first, Index last, Scratch& s) const;

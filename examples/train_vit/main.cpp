@@ -24,13 +24,15 @@ constexpr const char* about =
     R"(usage: train_vit [options]
 Trains a small vision transformer on images that it draws itself: a marker among shapes of eight
 kinds; the class is the kind of the nearest one. Prints one table: none, linear, softmax, MHLA, and
-the last three with a convolution for positions (CPE) and with an output gate.
+the last three with a convolution for positions (CPE) and with an output gate; with --mixing
+separable, MHLA by a dense matrix and by Kronecker products.
 Exit status: 0 trained, 1 failed, 2 the command line cannot be followed, 3 images cannot be used.
 
 )";
 
 struct Options : training::Options {
   ModelShape shape;
+  training::BlockMixing block_mixing{.structured = "separable", .sizes = "rank", .size = 2};
   bool sweep = false;
   std::string idx_images;
   std::string idx_labels;
@@ -40,6 +42,7 @@ struct Options : training::Options {
 
   void add_to(CommandLine& line) {
     line.flag("--sweep", sweep, "trains MHLA alone, of 1 block to one for every token");
+    block_mixing.add_to(line, ", and then beside dense alone");
     line.number("--patch", shape.patch, Index{1}, Index{64}, "pixels of a patch's side");
     line.number("--block-rows", shape.block[0], Index{1}, Index{1} << 12,
                 "tokens of a block along a column");
@@ -77,18 +80,28 @@ std::vector<Result> compare(const Options& options, const Images& images,
                             const mhla::ForkJoin& threads) {
   std::vector<Result> results;
   for (const bool positional_convolution : {false, true})
-    for (const bool gate : {false, true})
+    for (const bool gate : {false, true}) {
+      ModelShape shape = options.shape;
+      shape.positional_convolution = positional_convolution;
+      shape.gate = gate;
+      const auto add = [&](const std::string& kind) {
+        const std::string name =
+            kind + (positional_convolution ? ", CPE" : "") + (gate ? ", gate" : "");
+        results.push_back(train(name, shape, options, images, threads));
+      };
+      if (!options.block_mixing.dense) {
+        add("dense");
+        shape.rank = options.block_mixing.size;
+        add(options.block_mixing.structured);
+        continue;
+      }
       for (const Mixing mixing : training::all_mixings) {
         // Without attention a gate has nothing to let through.
         if (mixing == Mixing::none && (gate || positional_convolution)) continue;
-        ModelShape shape = options.shape;
         shape.mixing = mixing;
-        shape.positional_convolution = positional_convolution;
-        shape.gate = gate;
-        const std::string name = std::string(training::name_of(mixing)) +
-                                 (positional_convolution ? ", CPE" : "") + (gate ? ", gate" : "");
-        results.push_back(train(name, shape, options, images, threads));
+        add(training::name_of(mixing));
       }
+    }
   return results;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // An mhla::Attention of any policies, so that what is built over it is compiled once. q, k, v and y
-// are views [sequences, heads, tokens, dim], mix [heads, blocks, blocks].
+// are views [sequences, heads, tokens, dim], mix [heads, rows, columns].
 #pragma once
 
 #include <memory>
@@ -8,6 +8,7 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/block_geometry.hpp>
+#include <mhla/structured_mixing.hpp>
 
 #include "scalar.hpp"
 
@@ -40,6 +41,8 @@ class AnyAttention {
   /// With one block of all tokens and its one weight 1 it is linear attention.
   virtual std::shared_ptr<const AnyAttention> with_one_block(Index tokens) const = 0;
 
+  /// The last extents of mix.
+  virtual mhla::MixExtents mix_extents(Index tokens) const = 0;
   virtual void initialize(const MixView& mix) const = 0;
   /// Back to where a mixing matrix may be, after an update.
   virtual void project(const MixView& mix) const = 0;

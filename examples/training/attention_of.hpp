@@ -6,9 +6,9 @@
 #include <memory>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/decoding.hpp>
-#include <mhla/mixing_matrix.hpp>
 #include <mhla/policy/causality.hpp>
 #include <mhla/policy/rotation.hpp>
+#include <mhla/structured_mixing.hpp>
 #include <type_traits>
 
 #include "any_attention.hpp"
@@ -58,9 +58,12 @@ class AttentionOf : public AnyAttention {
     }
   }
 
+  mhla::MixExtents mix_extents(Index tokens) const override {
+    return mhla::mix_extents(attention_, tokens);
+  }
   void initialize(const MixView& mix) const override { mhla::initialize(mix, attention_); }
   void project(const MixView& mix) const override {
-    mhla::project(mix, causal ? mhla::causal_projection : mhla::Projection{});
+    mhla::project(mix, attention_, causal ? mhla::causal_projection : mhla::Projection{});
   }
   void forward(const ConstView& q, const ConstView& k, const ConstView& v, const ConstMixView& mix,
                const View& y, Saved& saved) const override {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "command_line.hpp"
+#include "scalar.hpp"
 
 namespace training {
 
@@ -28,6 +29,24 @@ inline const char* name_of(Mixing mixing) {
   }
   return "";
 }
+
+/// Whether MHLA mixes blocks by a dense matrix or by a structured mixing.
+struct BlockMixing {
+  std::string structured;  ///< its name
+  std::string sizes;       ///< "states" or "rank"
+  Index size;              ///< how many
+  bool dense = true;
+
+  void add_to(CommandLine& line, const std::string& meaning) {
+    line.option("--mixing", "KIND", "of MHLA: dense, or " + structured + meaning + " (dense)",
+                [this](const std::string& name) {
+                  if (name != "dense" && name != structured)
+                    throw UsageError("mixing is dense or " + structured + ", not " + name);
+                  dense = name == "dense";
+                });
+    line.number("--" + sizes, size, Index{1}, Index{64}, "of the " + structured + " mixing");
+  }
+};
 
 /// Its kind, in either case of letters.
 inline Mixing mixing_of(std::string name) {

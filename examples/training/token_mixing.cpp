@@ -26,8 +26,8 @@ TokenMixing::TokenMixing(ParameterList& list, const std::string& name, Mixing mi
       attention_(mixing == Mixing::linear ? attention->with_one_block(tokens) : attention),
       heads_(heads),
       head_dim_(head_dim) {
-  if (has_mix()) blocks_ = attention_->grid_of(tokens).num_blocks();
-  mix_ = list.add(name, {heads, blocks_ * blocks_}, 0, 0);
+  if (has_mix()) extents_ = attention_->mix_extents(tokens);
+  mix_ = list.add(name, {heads, extents_.rows * extents_.columns}, 0, 0);
 }
 
 std::unique_ptr<AnyDecoder> TokenMixing::decoder(const Values& values) const {
@@ -69,10 +69,10 @@ void TokenMixing::backward(const Values& values, const ConstView& q, const Const
 }
 
 MixView TokenMixing::mix_in(Values& values) const {
-  return mhla::make_view(values.data() + mix_.begin, heads_, blocks_, blocks_);
+  return mhla::make_view(values.data() + mix_.begin, heads_, extents_.rows, extents_.columns);
 }
 ConstMixView TokenMixing::mix_in(const Values& values) const {
-  return mhla::make_view(values.data() + mix_.begin, heads_, blocks_, blocks_);
+  return mhla::make_view(values.data() + mix_.begin, heads_, extents_.rows, extents_.columns);
 }
 
 }  // namespace training

@@ -40,7 +40,7 @@ class TokenMixing {
   std::shared_ptr<const AnyAttention> attention_;
   Index heads_;
   Index head_dim_;
-  Index blocks_ = 0;
+  mhla::MixExtents extents_;
   Parameter mix_;
 };
 
