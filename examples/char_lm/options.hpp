@@ -34,7 +34,7 @@ struct Options : training::Options {
   Index width = 96;
   Index heads = 4;
   Index softmax_layers = 0;
-  training::BlockMixing block_mixing{.structured = "recurrent", .sizes = "states", .size = 8};
+  training::BlockMixing block_mixing{.structured = "recurrent", .sizes = "states", .size = 2};
   std::string prompt{};
   Index generate = -1;  ///< -1: up to the end of the context
   double temperature = 0.7;

@@ -52,7 +52,7 @@ struct Options : training::Options {
   Index layers = 2;
   Index width = 64;
   Index heads = 2;
-  training::BlockMixing block_mixing{.structured = "recurrent", .sizes = "states", .size = 8};
+  training::BlockMixing block_mixing{.structured = "recurrent", .sizes = "states", .size = 2};
 
   Options() {
     schedule = {.steps = 600, .batch = 16, .rate = 0.01, .seed = 1};
