@@ -459,6 +459,18 @@ TEST_CASE("char_lm: --compare trains each kind alike, for one table and one pict
     CHECK(text_of(temporary / "losses.csv").find("\n" + name + ",40,") != std::string::npos);
   }
   CHECK(char_lm_run("--compare --svg /nowhere/losses.svg" + small).status == 1);
+
+  const Run both = char_lm_run("--compare --mixing recurrent --states 1" + small);
+  INFO(both.output);
+  const std::string mixings = both.output.substr(both.output.find("\n  attention "));
+  CHECK(figure_after(mixings, "\n  dense ") == figure_after(table, "\n  MHLA "));
+  const Run recurrent = char_lm_run("--mixing recurrent --states 1" + small);
+  INFO(recurrent.output);
+  CHECK(figure_after(mixings, "\n  recurrent ") ==
+        figure_after(recurrent.output, "loss of --attention MHLA"));
+  CHECK(figure_after(mixings, "\n  recurrent ") != figure_after(mixings, "\n  dense "));
+  CHECK(says(recurrent, "48 characters agree: their logits differ by"));
+  CHECK_FALSE(says(both, "softmax"));
 }
 
 #ifndef MHLA_SMALL_PRODUCT  // seconds of training: nothing for Debug and sanitizers

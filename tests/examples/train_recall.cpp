@@ -79,7 +79,8 @@ TEST_CASE("train_recall: a query asks for the latest value under its key", "[tra
 }
 
 TEST_CASE("train_recall: what cannot be done", "[train_recall]") {
-  for (const char* arguments : {"--heads 5", "--shortest 33", "--lengths", "what"}) {
+  for (const char* arguments :
+       {"--heads 5", "--shortest 33", "--lengths", "what", "--mixing separable", "--states 0"}) {
     const Run run = train_recall_run(arguments);
     INFO(run.output);
     CHECK(run.status == 2);
@@ -101,6 +102,15 @@ TEST_CASE("train_recall: attention finds what nothing else can", "[train_recall]
   const std::string numbers = text_of(csv);
   CHECK(right(numbers, "none") < 15);  // of 16 values
   for (const char* kind : {"linear", "softmax", "MHLA"}) CHECK(right(numbers, kind) > 30);
+  const Run both = train_recall_run(
+      "--mixing recurrent --shortest 32 --lengths 1 --keys 4 --block 8 --layers 1 --width 32 "
+      "--steps 200 --csv '" +
+      csv + "'");
+  INFO(both.output);
+  const std::string mixings = text_of(csv);
+  CHECK(right(mixings, "dense") == right(numbers, "MHLA"));
+  CHECK(right(mixings, "recurrent") > 30);
+  CHECK(right(mixings, "recurrent") != right(mixings, "dense"));
   const Run once = train_recall_run("--once --shortest 8 --lengths 2 --width 8 --steps 2");
   INFO(once.output);
   CHECK(once.status == 0);

@@ -170,7 +170,8 @@ TEST_CASE("train_vit: images of one's own", "[train_vit]") {
 }
 
 TEST_CASE("train_vit: what cannot be done", "[train_vit]") {
-  for (const char* arguments : {"--patch 5", "--heads 5", "--images some", "--steps", "what"}) {
+  for (const char* arguments : {"--patch 5", "--heads 5", "--images some", "--steps", "what",
+                                "--rank 0", "--mixing recurrent"}) {
     const Run run = train_vit_run(arguments);
     INFO(run.output);
     CHECK(run.status == 2);
@@ -187,6 +188,14 @@ TEST_CASE("train_vit: a short training of every row", "[train_vit]") {
        {"\n  none ", "\n  linear ", "\n  softmax ", "\n  MHLA ", "\n  MHLA, gate ",
         "\n  MHLA, CPE ", "\n  softmax, CPE, gate ", "\n  MHLA, CPE, gate "})
     CHECK(says(run, row));
+  const Run both =
+      train_vit_run("--mixing separable --steps 2 --batch 2 --width 16 --heads 2 --layers 1");
+  INFO(both.output);
+  CHECK(both.status == 0);
+  for (const char* row : {"\n  dense ", "\n  separable ", "\n  dense, gate ", "\n  separable, CPE ",
+                          "\n  separable, CPE, gate "})
+    CHECK(says(both, row));
+  CHECK_FALSE(says(both, "softmax"));
   const Run sweep = train_vit_run("--sweep --steps 2 --batch 2 --width 16 --heads 2 --layers 1");
   CHECK(sweep.status == 0);
   for (const char* row : {"\n  M = 1 ", "\n  M = 4 ", "\n  M = 16 ", "\n  M = 64 "})

@@ -2,8 +2,10 @@
 // What the training programs share: the gradient of every form of the transformer, the softmax
 // attention that MHLA is compared with, and the command line.
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <mhla/policy/feature_map.hpp>
+#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/variant.hpp>
 #include <mhla/reference/softmax_attention.hpp>
@@ -29,12 +31,18 @@ using mhla::testing::HostTensor;
 // Exp is smooth: a central difference of fourth order can judge it.
 using Sequence = mhla::Attention<mhla::Exp, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
                                  mhla::HalfSplitRotary>;
+using Recurrent = mhla::Attention<mhla::Exp, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
+                                  mhla::NoRotation, mhla::RecurrentMixing>;
 using Image = mhla::Attention<mhla::Exp, mhla::Blocks2D>;
+using Separable = mhla::Attention<mhla::Exp, mhla::Blocks2D, mhla::Bidirectional, mhla::MixedKeySum,
+                                  mhla::NoRotation, mhla::SeparableMixing>;
 using Video = mhla::Attention<mhla::Exp, mhla::Blocks3D, mhla::Bidirectional, mhla::MixedKeySum,
                               mhla::AxialRotary>;
 
 Sequence sequence() { return {.blocks = {.block = 4}, .rotation = {.theta = 50}}; }
+Recurrent recurrent() { return {.blocks = {.block = 3}, .mixing = {.states = 2}}; }
 Image image() { return {.blocks = {.grid = {3, 4}, .block = {2, 2}}}; }
+Separable separable() { return {.blocks = image().blocks, .mixing = {.rank = 2}}; }
 Video video() {
   return {.blocks = {.grid = {2, 2, 3}, .block = {1, 2, 2}}, .rotation = {.theta = 50}};
 }
@@ -86,8 +94,10 @@ void require_gradient(const TransformerShape& shape) {
   REQUIRE(check.error <= 1e-9);
 }
 
-void require_gradients(const std::shared_ptr<const AnyAttention>& attention, Index tokens) {
-  for (const Mixing mixing : all_mixings)
+void require_gradients(const std::shared_ptr<const AnyAttention>& attention, Index tokens,
+                       const std::vector<Mixing>& mixings = {std::begin(all_mixings),
+                                                             std::end(all_mixings)}) {
+  for (const Mixing mixing : mixings)
     for (const bool gate : {false, true})
       require_gradient({.mixing = mixing,
                         .attention = attention,
@@ -165,6 +175,8 @@ TEST_CASE("training: the transformer's gradients", "[training]") {
   require_gradients(any_attention(sequence()), 10);
   require_gradients(any_attention(image()), 12);
   require_gradients(any_attention(video()), 12);
+  require_gradients(any_attention(recurrent()), 10, {Mixing::mhla});
+  require_gradients(any_attention(separable()), 12, {Mixing::mhla});
 }
 
 TEST_CASE("training: the gradient of predicted tokens", "[training]") {
