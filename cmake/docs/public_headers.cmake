@@ -2,7 +2,8 @@
 # The headers that users' programs include or whose names they use, below include/mhla: what the API
 # reference documents. All others are internal.
 set(MHLA_PUBLIC_HEADERS
-  attention.hpp cuda.hpp decoding.hpp fork_join.hpp mhla.hpp mixing_matrix.hpp packed.hpp version.hpp
+  attention.hpp cuda.hpp decoding.hpp fork_join.hpp mhla.hpp mixing_matrix.hpp packed.hpp
+  structured_mixing.hpp version.hpp
   core/config.hpp core/error.hpp core/executor.hpp core/forward_state.hpp core/gradient_views.hpp
   core/index.hpp core/scalar.hpp core/shape.hpp core/tensor_view.hpp core/token_masks.hpp
   core/workspace.hpp

@@ -4,12 +4,14 @@
 /// RecurrentMixing and SeparableMixing: their extents, initial values by the same formulas, the
 /// projection after an update, and fits to a dense matrix, a released checkpoint's, say.
 /// \code
+/// using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
+///                                   mhla::HalfSplitRotary, mhla::RecurrentMixing>;
 /// const Attention attention{.blocks = {.block = 64}, .mixing = {.states = 8}};
 /// const auto [rows, columns] = mhla::mix_extents(attention, tokens);
+/// Eigen::Tensor<float, 3, Eigen::RowMajor> mix(heads, rows, columns), dense(heads, rows, rows);
 /// mhla::initialize(mix, attention);
-/// mix = mix - dmix * 1e-2f;
-/// mhla::project(mix, attention, mhla::causal_projection);
-/// double error = mhla::fit(mix, dense, attention);  // of the dense matrix' norm
+/// mhla::project(mix, attention, mhla::causal_projection);      // after each update of mix
+/// const double error = mhla::fit(mix, dense, attention);  // relative to the dense matrices' norm
 /// \endcode
 /// What a structure holds of the initial matrices, and of a kernel that no released model has, as
 /// relative error in the Frobenius norm, with factors and weights that `project` leaves as they are

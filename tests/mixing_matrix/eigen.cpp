@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // initialize and project on Eigen's tensors: the numbers of the view, in either layout.
+#include <algorithm>
+#include <cmath>
 #include <mhla/eigen/mixing_matrix.hpp>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
@@ -80,6 +82,44 @@ TEST_CASE("projection: Eigen tensors, row-major and column-major", "[mixing_matr
       CHECK(row_major(i, b) == clamped[i][b]);
       CHECK(column_major(b, i, 0) == causal[i][b]);
     }
+}
+
+TEST_CASE("structured mixing: Eigen tensors, row-major and column-major", "[mixing_matrix]") {
+  using Recurrent = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
+                                    mhla::NoRotation, mhla::RecurrentMixing>;
+  const Recurrent recurrent{.blocks = {.block = 4}, .mixing = {.states = 1}};
+  Eigen::Tensor<float, 3, Eigen::RowMajor> dense(2, 5, 5), row_major(2, 5, 4);
+  Eigen::Tensor<float, 3> column_dense(5, 5, 2), column_major(4, 5, 2);
+  for (int head = 0; head < 2; ++head)
+    for (int i = 0; i < 5; ++i)
+      for (int j = 0; j < 5; ++j)
+        column_dense(j, i, head) = dense(head, i, j) =
+            static_cast<float>(1 + (7 * i + 3 * j + 5 * head) % 4);
+  const double error = mhla::fit(row_major, dense, recurrent);
+  CHECK(error > 0);
+  CHECK(mhla::fit(column_major, column_dense, recurrent) == error);
+  std::vector<float> expected(2 * 5 * 4);
+  const auto view = make_view(expected.data(), 2, 5, 4);
+  CHECK(mhla::fit(view, make_view(std::as_const(dense).data(), 2, 5, 5), recurrent) == error);
+  const auto require_equal = [&] {
+    for (int head = 0; head < 2; ++head)
+      for (int i = 0; i < 5; ++i)
+        for (int c = 0; c < 4; ++c) {
+          CHECK(row_major(head, i, c) == view(head, i, c));
+          CHECK(column_major(c, i, head) == view(head, i, c));
+        }
+  };
+  require_equal();
+  mhla::project(row_major, recurrent, mhla::causal_projection);
+  mhla::project(column_major, recurrent, mhla::causal_projection);
+  mhla::project(view, recurrent, mhla::causal_projection);
+  require_equal();
+  CHECK(*std::max_element(expected.begin(), expected.end()) == 1);
+  mhla::initialize(row_major, recurrent);
+  mhla::initialize(column_major, recurrent);
+  mhla::initialize(view, recurrent);
+  require_equal();
+  CHECK(std::abs(view(1, 4, 0) - 0.2F) <= 1e-7F);
 }
 
 TEST_CASE("initial mixing: tensors that cannot be written to are no destination",

@@ -11,7 +11,7 @@ set(rooms
   "testing           : core policy"
   "cpu               : core policy"
   "cuda              : core policy"
-  "eigen             : core policy cpu cuda mixing_matrix.hpp fork_join.hpp"
+  "eigen             : core policy cpu cuda mixing_matrix.hpp structured_mixing.hpp fork_join.hpp"
   "mixing_matrix.hpp : core policy"
   "mixing_fit        : core policy"
   "structured_mixing.hpp : core policy mixing_fit mixing_matrix.hpp"

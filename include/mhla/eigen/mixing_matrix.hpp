@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// initialize and project for mixing matrices that are Eigen tensors: mix [1 | heads, query blocks,
-// key blocks] or [query blocks, key blocks]; with its axes reversed in a ColMajor tensor.
+// initialize, project and fit for mixing matrices, and structured mixings' parameters, that are
+// Eigen tensors: mix [1 | heads, query blocks, key blocks] or [query blocks, key blocks]; with its
+// axes reversed in a ColMajor tensor.
 #pragma once
 
 #include <concepts>
@@ -9,6 +10,7 @@
 #include <mhla/mixing_matrix.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/variant.hpp>
+#include <mhla/structured_mixing.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -21,7 +23,7 @@ concept WritableTensor = EigenTensor<std::remove_cvref_t<X>> && requires(X& tens
   { tensor.data() } -> std::same_as<typename TensorTraits<std::remove_cvref_t<X>>::Scalar*>;
 };
 
-template <WritableTensor X>
+template <class X>
 auto view_of_mix(X& mix) {
   using Traits = TensorTraits<std::remove_cvref_t<X>>;
   return dense_view<Traits::layout, Traits::rank>(mix.data(), mix.dimensions());
@@ -56,6 +58,18 @@ void initialize(X&& mix, const Grid& query_grid, const KeyGrid& key_grid,
 template <eigen::WritableTensor X>
 void project(X&& mix, const Projection& onto = {}) {
   project(eigen::view_of_mix(mix), onto);
+}
+
+/// The same for the parameters of any mixing.
+template <eigen::WritableTensor X, AttentionVariant A>
+void project(X&& mix, const A& attention, const Projection& onto = {}) {
+  project(eigen::view_of_mix(mix), attention, onto);
+}
+
+/// Fits the parameters of a structured mixing to dense matrices: see the overloads for views.
+template <eigen::WritableTensor X, EigenTensor Dense, AttentionVariant A>
+double fit(X&& mix, const Dense& dense, const A& attention, const FitOptions& options = {}) {
+  return fit(eigen::view_of_mix(mix), eigen::view_of_mix(dense), attention, options);
 }
 
 /// \cond INTERNAL
