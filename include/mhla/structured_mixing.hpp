@@ -13,6 +13,15 @@
 /// mhla::project(mix, attention, mhla::causal_projection);      // after each update of mix
 /// const double error = mhla::fit(mix, dense, attention);  // relative to the dense matrices' norm
 /// \endcode
+/// mhla::initialize(mix, attention, InitialMixing) fills every head with what stands for the
+/// initial matrix of a dense mix between the same blocks. RecurrentMixing: exactly where the table
+/// below says so, else by a fit within [0, 1]; what the matrix has above its diagonal counts where
+/// columns or rows are normalized. A single row for all blocks holds what the matrix has far from
+/// its ends: of Transform::exp, local up to the block before, identity, or uniform with
+/// NormAxis::none; other transforms throw ShapeError. SeparableMixing: by a fit of factors in [0,
+/// 1]. States and terms that the matrix does not need add nothing to it, and no two are alike, so
+/// that training can make use of them.
+///
 /// What a structure holds of the initial matrices, and of a kernel that no released model has, as
 /// relative error in the Frobenius norm, with factors and weights that `project` leaves as they are
 /// (in brackets: of any sign, where that is less):
@@ -71,6 +80,9 @@ concept RecurrentVariant =
 template <class A>
 concept SeparableVariant =
     AttentionVariant<A> && std::same_as<typename A::MixingType, SeparableMixing>;
+/// A variant with either.
+template <class A>
+concept StructuredVariant = RecurrentVariant<A> || SeparableVariant<A>;
 
 /// The last extents of mix.
 struct MixExtents {
@@ -316,6 +328,117 @@ inline void initialize_all_blocks(const InitialMixing& options, RecurrentParamet
   p.g(0)[0] = decay;
 }
 
+template <std::floating_point T, int Rank, RecurrentVariant A>
+void fill(const TensorView<T, Rank>& mix, const A& attention, const InitialMixing& options) {
+  const TensorView<T, 3> parameters = destination(mix, "mix");
+  const Index rows = parameters.extent[1];
+  attention.mixing.require_parameters(layout_of(attention, rows, rows), rows, parameters.extent[2]);
+  InitialMixing resolved = options;
+  if (options.transform == Transform::automatic) resolved.transform = Transform::causal;
+  const Grid grid = sequence(rows);
+  mixing_matrix::require_valid(resolved, grid, grid);
+  if (resolved.transform == Transform::local && resolved.local_threshold < 0)
+    resolved = {.transform = Transform::uniform, .norm_axis = NormAxis::row};  // as a dense mix
+
+  RecurrentParameters p(rows, attention.mixing.states);
+  for (Index r = 0; r < p.states; ++r)
+    set_state(
+        p, r, [](Index) { return 0.0; },
+        [&](Index) { return mixing_fit::spaced_decay(r, p.states, rows); },
+        [](Index) { return 1.0; });
+  if (rows == 1)
+    initialize_all_blocks(resolved, p);
+  else
+    initialize_each_block(resolved, p);
+  for (Index head = 0; head < parameters.extent[0]; ++head) copy(p.values, parameters, head);
+}
+
+template <std::floating_point T, int Rank, SeparableVariant A>
+double fit_all(const TensorView<T, Rank>& mix,
+               const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
+               const FitOptions& options) {
+  const OperandsOfFit<T> operands = operands_of_fit(mix, dense);
+  const TensorView<T, 3>& parameters = operands.mix;
+  const TensorView<const T, 3>& matrices = operands.dense;
+  const MixingLayout layout = layout_of(attention, matrices.extent[1], matrices.extent[2]);
+  require_extent("dense", "query blocks", matrices.extent[1], layout.query_blocks(),
+                 "a dense matrix has a row per query block");
+  require_extent("dense", "key blocks", matrices.extent[2], layout.key_blocks(),
+                 "a dense matrix has a column per key block");
+  attention.mixing.require_parameters(layout, parameters.extent[1], parameters.extent[2]);
+  return fit_heads(
+      parameters, matrices, [&](const std::vector<double>& matrix, std::vector<double>& values) {
+        mixing_fit::SeparableFit separable(layout, matrix.data(), attention.mixing.rank,
+                                           options.projected);
+        separable.round_to([](double x) { return static_cast<double>(static_cast<T>(x)); });
+        values = separable.parameters();
+        return separable.norms();
+      });
+}
+
+template <std::floating_point T, int Rank, SeparableVariant A>
+void fill(const TensorView<T, Rank>& mix, const A& attention, const InitialMixing& options) {
+  const TensorView<T, 3> parameters = destination(mix, "mix");
+  Index blocks = 0;
+  if constexpr (A::GeometryType::rank == 1) {
+    if (!attention.key_blocks.unset())
+      throw ShapeError(
+          "mhla: initialize: mix does not say how many blocks each of two sequences has; "
+          "initialize "
+          "a dense matrix and fit mix to it");
+    while ((blocks + 1) * (blocks + 1) <= parameters.extent[2]) ++blocks;
+  }
+  const MixingLayout layout = layout_of(attention, blocks, blocks);
+  attention.mixing.require_parameters(layout, parameters.extent[1], parameters.extent[2]);
+  const Index rows = layout.query_blocks();
+  const Index columns = layout.key_blocks();
+  std::vector<T> dense(mixing_fit::at(checked_mul(rows, columns)));
+  mhla::initialize(make_view(dense.data(), rows, columns), grid_of(layout.queries),
+                   grid_of(layout.keys), options);
+  if (parameters.extent[0] == 0) return;
+  // Fitted once, for every head.
+  const auto head = [&](Index h) {
+    return TensorView<T, 2>{parameters.data + h * parameters.stride[0],
+                            {parameters.extent[1], parameters.extent[2]},
+                            {parameters.stride[1], parameters.stride[2]}};
+  };
+  fit_all(head(0), make_view(static_cast<const T*>(dense.data()), rows, columns), attention,
+          {.projected = true});
+  for (Index h = 1; h < parameters.extent[0]; ++h)
+    for (Index n = 0; n < head(0).size(); ++n) head(h).element(n) = head(0).element(n);
+}
+
+template <std::floating_point T, int Rank, RecurrentVariant A>
+double fit_all(const TensorView<T, Rank>& mix,
+               const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
+               const FitOptions& options) {
+  const OperandsOfFit<T> operands = operands_of_fit(mix, dense);
+  const TensorView<T, 3>& parameters = operands.mix;
+  const TensorView<const T, 3>& matrices = operands.dense;
+  const Index blocks = matrices.extent[1];
+  require_extent("dense", "key blocks", matrices.extent[2], blocks,
+                 "causal attention has one sequence of blocks: its matrix is square");
+  attention.mixing.require_parameters(layout_of(attention, blocks, blocks), parameters.extent[1],
+                                      parameters.extent[2]);
+  if (parameters.extent[1] != 1)
+    require_extent("mix", "rows", parameters.extent[1], blocks,
+                   "a fit has a row per block, or one");
+  const mixing_fit::Interval weights =
+      options.projected ? mixing_fit::Interval{0, 1} : mixing_fit::Interval{};
+  return fit_heads(parameters, matrices,
+                   [&](const std::vector<double>& matrix, std::vector<double>& values) {
+                     const mixing_fit::CausalMatrix causal{blocks, matrix.data()};
+                     RecurrentParameters p(parameters.extent[1], attention.mixing.states);
+                     if (p.rows == 1)
+                       mixing_fit::fit_constant(causal, p, weights, 3 * options.sweeps);
+                     else
+                       mixing_fit::fit_each_block(causal, p, weights, options.sweeps);
+                     round_to<T>(p.values);
+                     values = p.values;
+                     return mixing_fit::recurrent_error(causal, p);
+                   });
+}
+
 }  // namespace structured_mixing
 
 /// The rows and columns that mix has for so many tokens, of queries and of keys. (RecurrentMixing
@@ -341,146 +464,32 @@ MixExtents mix_extents(const A& attention, Index tokens) {
   return mix_extents(attention, tokens, tokens);
 }
 
-/// Fills mix [heads, blocks, 3 states + 1] with the recurrence of the initial matrix that a dense
-/// mix of as many blocks has (what is above its diagonal counts where columns or rows are
-/// normalized): exactly where the table above says so, else by a fit within [0, 1]. States that the
-/// matrix does not need are written, each with a decay of its own, but not read, so that training
-/// can make use of them. A single row for all blocks holds what the matrix has far from its ends:
-/// of Transform::exp, local up to the block before, identity, or uniform with NormAxis::none.
-/// \throws ShapeError where mix does not fit, or the transform a single row.
-template <std::floating_point T, int Rank, RecurrentVariant A>
+/// \cond INTERNAL
+// Documented with the group: doxygen takes it for the dense mix' overload.
+template <std::floating_point T, int Rank, StructuredVariant A>
 void initialize(const TensorView<T, Rank>& mix, const A& attention,
                 const InitialMixing& options = {}) {
-  const TensorView<T, 3> parameters = structured_mixing::destination(mix, "mix");
-  const Index rows = parameters.extent[1];
-  attention.mixing.require_parameters(structured_mixing::layout_of(attention, rows, rows), rows,
-                                      parameters.extent[2]);
-  InitialMixing resolved = options;
-  if (options.transform == Transform::automatic) resolved.transform = Transform::causal;
-  const Grid grid = structured_mixing::sequence(rows);
-  mixing_matrix::require_valid(resolved, grid, grid);
-  if (resolved.transform == Transform::local && resolved.local_threshold < 0)
-    resolved = {.transform = Transform::uniform, .norm_axis = NormAxis::row};  // as a dense mix
-
-  structured_mixing::RecurrentParameters p(rows, attention.mixing.states);
-  for (Index r = 0; r < p.states; ++r)
-    structured_mixing::set_state(
-        p, r, [](Index) { return 0.0; },
-        [&](Index) { return mixing_fit::spaced_decay(r, p.states, rows); },
-        [](Index) { return 1.0; });
-  if (rows == 1)
-    structured_mixing::initialize_all_blocks(resolved, p);
-  else
-    structured_mixing::initialize_each_block(resolved, p);
-  for (Index head = 0; head < parameters.extent[0]; ++head)
-    structured_mixing::copy(p.values, parameters, head);
+  structured_mixing::fill(mix, attention, options);
 }
+/// \endcond
 
-/// Fits mix [heads, blocks or 1, 3 states + 1] to a causal dense matrix [heads, blocks, blocks]
-/// (what it has above the diagonal is not read) and returns the norm of what is left of it,
-/// relative to its own, over all heads. Own weights are exact where mix has a row per block. All
-/// else is found by alternating least squares, in O(blocks^2 states) steps and with blocks^2 states
-/// / 2 doubles of memory; a single row gets exponentials fitted to the mean weight at each
-/// distance.
+/// Fits the parameters mix [heads, rows, columns] to dense matrices [heads, query blocks, key
+/// blocks] by alternating least squares, and returns the norm of what is left of them, relative to
+/// their own, over all heads.
+///
+/// RecurrentMixing: reads nothing above the diagonal; own weights are exact; the rest takes
+/// O(blocks^2 states) steps a sweep and blocks^2 states / 2 doubles of memory. A single row for all
+/// blocks gets the mean own weight, and exponentials fitted to the mean weight at each distance.
+///
+/// SeparableMixing: of two axes, the least error that a sum of so many products can have. Terms
+/// that the matrix does not need are zero by their last factor alone, so that training can make use
+/// of them.
 /// \throws ShapeError, with nothing written, where mix, dense and the variant disagree.
-template <std::floating_point T, int Rank, RecurrentVariant A>
+template <std::floating_point T, int Rank, StructuredVariant A>
 double fit(const TensorView<T, Rank>& mix,
            const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
            const FitOptions& options = {}) {
-  const structured_mixing::OperandsOfFit<T> operands =
-      structured_mixing::operands_of_fit(mix, dense);
-  const TensorView<T, 3>& parameters = operands.mix;
-  const TensorView<const T, 3>& matrices = operands.dense;
-  const Index blocks = matrices.extent[1];
-  require_extent("dense", "key blocks", matrices.extent[2], blocks,
-                 "causal attention has one sequence of blocks: its matrix is square");
-  attention.mixing.require_parameters(structured_mixing::layout_of(attention, blocks, blocks),
-                                      parameters.extent[1], parameters.extent[2]);
-  if (parameters.extent[1] != 1)
-    require_extent("mix", "rows", parameters.extent[1], blocks,
-                   "a fit has a row per block, or one");
-  const mixing_fit::Interval weights =
-      options.projected ? mixing_fit::Interval{0, 1} : mixing_fit::Interval{};
-  return structured_mixing::fit_heads(
-      parameters, matrices, [&](const std::vector<double>& matrix, std::vector<double>& values) {
-        const mixing_fit::CausalMatrix causal{blocks, matrix.data()};
-        structured_mixing::RecurrentParameters p(parameters.extent[1], attention.mixing.states);
-        if (p.rows == 1)
-          mixing_fit::fit_constant(causal, p, weights, 3 * options.sweeps);
-        else
-          mixing_fit::fit_each_block(causal, p, weights, options.sweeps);
-        structured_mixing::round_to<T>(p.values);
-        values = p.values;
-        return mixing_fit::recurrent_error(causal, p);
-      });
-}
-
-/// Fits mix [heads, rank, columns] to a dense matrix [heads, query blocks, key blocks] and returns
-/// the norm of what is left of it, relative to its own, over all heads: alternating least squares
-/// over the axes, one term at a time, in O(query blocks * key blocks * rank) steps a sweep. Of two
-/// axes that is the least possible error. Terms that the matrix does not need are zero by their
-/// last factor alone, so that training can make use of them.
-/// \throws ShapeError, with nothing written, where mix, dense and the variant disagree.
-template <std::floating_point T, int Rank, SeparableVariant A>
-double fit(const TensorView<T, Rank>& mix,
-           const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
-           const FitOptions& options = {}) {
-  const structured_mixing::OperandsOfFit<T> operands =
-      structured_mixing::operands_of_fit(mix, dense);
-  const TensorView<T, 3>& parameters = operands.mix;
-  const TensorView<const T, 3>& matrices = operands.dense;
-  const MixingLayout layout =
-      structured_mixing::layout_of(attention, matrices.extent[1], matrices.extent[2]);
-  require_extent("dense", "query blocks", matrices.extent[1], layout.query_blocks(),
-                 "a dense matrix has a row per query block");
-  require_extent("dense", "key blocks", matrices.extent[2], layout.key_blocks(),
-                 "a dense matrix has a column per key block");
-  attention.mixing.require_parameters(layout, parameters.extent[1], parameters.extent[2]);
-  return structured_mixing::fit_heads(
-      parameters, matrices, [&](const std::vector<double>& matrix, std::vector<double>& values) {
-        mixing_fit::SeparableFit separable(layout, matrix.data(), attention.mixing.rank,
-                                           options.projected);
-        separable.round_to([](double x) { return static_cast<double>(static_cast<T>(x)); });
-        values = separable.parameters();
-        return separable.norms();
-      });
-}
-
-/// Fills mix [heads, rank, columns] with the fit, of factors in [0, 1], to the initial matrix of a
-/// dense mix between the same blocks: see the table above. A sequence (Blocks1D) has one factor,
-/// and mix says how many blocks.
-/// \throws ShapeError where mix does not fit, or for a sequence's key_blocks.
-template <std::floating_point T, int Rank, SeparableVariant A>
-void initialize(const TensorView<T, Rank>& mix, const A& attention,
-                const InitialMixing& options = {}) {
-  const TensorView<T, 3> parameters = structured_mixing::destination(mix, "mix");
-  Index blocks = 0;
-  if constexpr (A::GeometryType::rank == 1) {
-    if (!attention.key_blocks.unset())
-      throw ShapeError(
-          "mhla: initialize: mix does not say how many blocks each of two sequences has; "
-          "initialize "
-          "a dense matrix and fit mix to it");
-    while ((blocks + 1) * (blocks + 1) <= parameters.extent[2]) ++blocks;
-  }
-  const MixingLayout layout = structured_mixing::layout_of(attention, blocks, blocks);
-  attention.mixing.require_parameters(layout, parameters.extent[1], parameters.extent[2]);
-  const Index rows = layout.query_blocks();
-  const Index columns = layout.key_blocks();
-  std::vector<T> dense(mixing_fit::at(checked_mul(rows, columns)));
-  initialize(make_view(dense.data(), rows, columns), structured_mixing::grid_of(layout.queries),
-             structured_mixing::grid_of(layout.keys), options);
-  if (parameters.extent[0] == 0) return;
-  // Fitted once, for every head.
-  const auto head = [&](Index h) {
-    return TensorView<T, 2>{parameters.data + h * parameters.stride[0],
-                            {parameters.extent[1], parameters.extent[2]},
-                            {parameters.stride[1], parameters.stride[2]}};
-  };
-  fit(head(0), make_view(static_cast<const T*>(dense.data()), rows, columns), attention,
-      {.projected = true});
-  for (Index h = 1; h < parameters.extent[0]; ++h)
-    for (Index n = 0; n < head(0).size(); ++n) head(h).element(n) = head(0).element(n);
+  return structured_mixing::fit_all(mix, dense, attention, options);
 }
 
 /// The step after each update: clamps the weights of RecurrentMixing's mix (own, read and write) or

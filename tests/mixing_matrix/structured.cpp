@@ -175,6 +175,40 @@ double rounding(Index blocks, Index states) {
 
 }  // namespace
 
+TEST_CASE("structured mixing: least squares within a box end where nothing gives way",
+          "[structured]") {
+  std::mt19937 generator(7);
+  const auto draw = [&] { return static_cast<double>(generator()) / 2147483648.0 - 1; };
+  for (int trial = 0; trial < 300; ++trial) {
+    const Index unknowns = 2 + trial % 5;
+    const Index rows = 1 + trial % 9;  // fewer than unknowns: a singular G
+    std::vector<double> factor(at(rows * unknowns));
+    for (double& entry : factor) entry = draw();
+    mhla::mixing_fit::BoxMinimizer least(unknowns);
+    for (Index r = 0; r < unknowns; ++r) {
+      least.right[at(r)] = draw();
+      for (Index s = 0; s < unknowns; ++s)
+        for (Index n = 0; n < rows; ++n)
+          least.normal[at(r * unknowns + s)] +=
+              factor[at(n * unknowns + r)] * factor[at(n * unknowns + s)];
+    }
+    std::vector<double> x(at(unknowns), trial % 3 == 0 ? 0.25 : 0);
+    least.lower(x.data(), [](Index) { return mhla::mixing_fit::Interval{0, 0.5}; });
+    for (Index r = 0; r < unknowns; ++r) {
+      double downhill = least.right[at(r)];
+      for (Index s = 0; s < unknowns; ++s)
+        downhill -= least.normal[at(r * unknowns + s)] * x[at(s)];
+      INFO("trial " << trial << ", unknown " << r << ", at " << x[at(r)] << ", downhill "
+                    << downhill);
+      CHECK(x[at(r)] >= 0);
+      CHECK(x[at(r)] <= 0.5);
+      // The part of G that holds steps back, 1e-13, times as large as a singular G makes it.
+      if (x[at(r)] > 0) CHECK(downhill >= -1e-10);
+      if (x[at(r)] < 0.5) CHECK(downhill <= 1e-10);
+    }
+  }
+}
+
 TEST_CASE("recurrent mixing: initial values are the initial matrices", "[structured]") {
   for (const Transform transform : transforms)
     for (const MaxMode max_mode : {MaxMode::global, MaxMode::row})
