@@ -423,20 +423,33 @@ double fit_all(const TensorView<T, Rank>& mix,
   if (parameters.extent[1] != 1)
     require_extent("mix", "rows", parameters.extent[1], blocks,
                    "a fit has a row per block, or one");
-  const mixing_fit::Interval weights =
-      options.projected ? mixing_fit::Interval{0, 1} : mixing_fit::Interval{};
-  return fit_heads(parameters, matrices,
-                   [&](const std::vector<double>& matrix, std::vector<double>& values) {
-                     const mixing_fit::CausalMatrix causal{blocks, matrix.data()};
-                     RecurrentParameters p(parameters.extent[1], attention.mixing.states);
-                     if (p.rows == 1)
-                       mixing_fit::fit_constant(causal, p, weights, 3 * options.sweeps);
-                     else
-                       mixing_fit::fit_each_block(causal, p, weights, options.sweeps);
-                     round_to<T>(p.values);
-                     values = p.values;
-                     return mixing_fit::recurrent_error(causal, p);
-                   });
+  return fit_heads(
+      parameters, matrices, [&](const std::vector<double>& matrix, std::vector<double>& values) {
+        // Factors that cancel each other would be of any size, and lost in float: read and write
+        // weights are at most 8 times as large as they need be for a matrix of entries up to 1.
+        double largest = 0;
+        for (Index i = 0; i < blocks; ++i)
+          for (Index j = 0; j <= i; ++j)
+            largest = std::max(largest, std::abs(matrix[mixing_fit::at(i * blocks + j)]));
+        const double scale = options.projected || !(largest > 0) ? 1 : largest;
+        const mixing_fit::Interval weights =
+            options.projected ? mixing_fit::Interval{0, 1} : mixing_fit::Interval{-8, 8};
+        std::vector<double> scaled = matrix;
+        for (double& entry : scaled) entry /= scale;
+        RecurrentParameters p(parameters.extent[1], attention.mixing.states);
+        const mixing_fit::CausalMatrix causal{blocks, matrix.data()};
+        if (p.rows == 1)
+          mixing_fit::fit_constant({blocks, scaled.data()}, p, weights, 3 * options.sweeps);
+        else
+          mixing_fit::fit_each_block({blocks, scaled.data()}, p, weights, options.sweeps);
+        for (Index i = 0; i < p.rows; ++i) {
+          p.own(i) = p.rows == 1 || options.projected ? p.own(i) * scale : causal(i, i);
+          for (Index r = 0; r < p.states; ++r) p.a(i)[r] *= scale;
+        }
+        round_to<T>(p.values);
+        values = p.values;
+        return mixing_fit::recurrent_error(causal, p);
+      });
 }
 
 }  // namespace structured_mixing

@@ -342,6 +342,10 @@ TEST_CASE("recurrent mixing: fits of causal matrices", "[structured]") {
     // The error it tells is the error there is; of squares that are summed, their rounding.
     CHECK(std::abs(error - relative_error(expanded(mix, states, blocks), lower(exact))) <=
           1e-12 + 1e-6 * error);
+    double largest = 0;  // and so nothing is lost in float
+    for (const double entry : lower(exact)) largest = std::max(largest, std::abs(entry));
+    CHECK(std::all_of(mix.begin(), mix.end(),
+                      [&](double x) { return std::abs(x) <= 8 * std::max(1.0, largest) + 1e-12; }));
     if (options.projected)
       CHECK(std::all_of(mix.begin(), mix.end(), [](double x) { return x >= 0 && x <= 1; }));
     if (rows != 1)
@@ -395,6 +399,17 @@ TEST_CASE("recurrent mixing: fits of causal matrices", "[structured]") {
     CHECK(last <= 0.3);  // a constant leaves 0.5
     CHECK(fit(m, 8, each) < last);
     CHECK(fit(m, 4, each, {.projected = true}) <= 0.35);
+  }
+  SECTION("whatever the scale") {
+    Matrix m = random_matrix(12, 9);
+    const double error = fit(m, 3, each);
+    for (const double scale : {-0x1p20, 0x1p-20}) {
+      Matrix scaled = m;
+      for (double& entry : scaled) entry *= scale;
+      const double other = fit(scaled, 3, each);
+      CHECK((scale < 0 || other == error));
+      CHECK(other <= 0.5);
+    }
   }
   SECTION("nothing to fit") {
     CHECK(fit(Matrix{0.5}, 3, each) == 0);
