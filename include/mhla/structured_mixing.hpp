@@ -38,12 +38,13 @@
 /// | local, 3 x 5 x 10 | 35 % | 29 % (0.9) | 0.9 % (0.4) | 0.6 % (0.2) |
 /// | gaussian; local in 1-D and 2-D | exact | | | |
 ///
-/// | recurrent, states | 1 | 2 | 4 | 8 |
+/// | recurrent, 64 blocks, states | 1 | 2 | 4 | 8 |
 /// | --- | --- | --- | --- | --- |
 /// | causal, uniform, exp, local, identity | exact | | | |
-/// | linear; cos, the same `max` for all rows | 3 %, 1 % | exact | | |
-/// | gaussian, 512 blocks | 16 % (11) | 5.0 % (1.5) | 0.6 % (0.1) | 0.2 % (0.01) |
-/// | 1 / (1 + distance), 512 blocks | 18 % | 5.9 % | 0.4 % | 0.0015 % |
+/// | linear; cos if `max` is one for all rows | 6.6 %; 1.8 % | exact | | |
+/// | gaussian | 15 % (11) | 4.5 % (1.5) | 0.24 % (0.09) | 0.03 % (0.01) |
+/// | 1 / (1 + distance), one row for all blocks | 14 % | 2.4 % | 0.04 % | 0.0004 % |
+/// | the same, of 512 blocks | 18 % | 5.9 % | 0.44 % | 0.0015 % |
 #pragma once
 
 #include <algorithm>

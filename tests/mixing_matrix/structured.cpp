@@ -421,6 +421,43 @@ TEST_CASE("recurrent mixing: fits of causal matrices", "[structured]") {
   }
 }
 
+TEST_CASE("recurrent mixing: initial values and fits reach the table's figures", "[structured]") {
+  // In percent, of 64 blocks; rounded to the last digit, and 1 % more for rounding that decides
+  // when a state is at a bound.
+  constexpr Index blocks = 64;
+  struct Figures {
+    Transform transform;
+    double projected[4];
+    double any[4];
+  };
+  for (const Figures& figures :
+       {Figures{Transform::linear, {6.623, 0, 0, 0}, {6.623, 0.648, 0.0165, 0.0010}},
+        Figures{Transform::cos, {1.811, 0, 0, 0}, {1.811, 0.0001, 0.0002, 0.0001}},
+        Figures{
+            Transform::gaussian, {14.768, 4.539, 0.238, 0.033}, {10.912, 1.456, 0.088, 0.0097}}})
+    for (const int power : {0, 1, 2, 3}) {
+      const Index states = Index{1} << power;
+      INFO("transform " << int(figures.transform) << ", " << states << " states");
+      const InitialMixing options{.transform = figures.transform};
+      const Matrix exact = dense({blocks}, options);
+      std::vector<double> mix(at(blocks * (3 * states + 1)));
+      mhla::initialize(view(mix, blocks), recurrent(states), options);
+      CHECK(100 * relative_error(expanded(mix, states, blocks), lower(exact)) <=
+            1.01 * figures.projected[power] + 0.0005);
+      CHECK(100 * mhla::fit(view(mix, blocks), const_view(exact, blocks), recurrent(states)) <=
+            1.01 * figures.any[power] + 0.0005);
+    }
+  const Matrix exact = kernel(blocks, inverse);
+  const double one_row[] = {13.746, 2.360, 0.0394, 0.0004};
+  for (const int power : {0, 1, 2, 3}) {
+    const Index states = Index{1} << power;
+    std::vector<double> mix(at(3 * states + 1));
+    CHECK(100 * mhla::fit(view(mix, 1), const_view(exact, blocks), recurrent(states),
+                          {.projected = true}) <=
+          1.01 * one_row[power] + 0.00005);
+  }
+}
+
 TEST_CASE("recurrent mixing: the golden causal matrices", "[structured][golden]") {
   const std::filesystem::path golden = MHLA_GOLDEN_DIR;
   std::ifstream index(golden / "index.txt");
