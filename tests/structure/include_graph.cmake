@@ -13,7 +13,7 @@ set(rooms
   "cuda              : core policy"
   "eigen             : core policy cpu cuda mixing_matrix.hpp structured_mixing.hpp fork_join.hpp"
   "mixing_matrix.hpp : core policy"
-  "mixing_fit        : core policy"
+  "mixing_fit        : core policy mixing_matrix.hpp"
   "structured_mixing.hpp : core policy mixing_fit mixing_matrix.hpp"
   "fork_join.hpp     : core"
   "diagnostics       : core policy reference eigen"
