@@ -124,29 +124,15 @@ TensorView<T, 3> destination(const TensorView<T, Rank>& mix, const char* argumen
   return parameters;
 }
 
+// Of one head, row-major.
 template <class T>
-struct OperandsOfFit {
-  TensorView<T, 3> mix;
-  TensorView<const T, 3> dense;
-};
-template <class T, int Rank>
-OperandsOfFit<T> operands_of_fit(const TensorView<T, Rank>& mix,
-                                 const TensorView<const T, Rank>& dense) {
-  const OperandsOfFit<T> operands{destination(mix, "mix"),
-                                  mixing_matrix::with_heads(dense, "dense")};
-  require_extent("mix", "heads", operands.mix.extent[0], operands.dense.extent[0],
-                 "a fit has a mix for every dense matrix");
-  if (share_memory(operands.mix, operands.dense))
-    throw ShapeError(
-        "mhla: mix: shares memory with dense; a destination needs elements of its own");
-  return operands;
+std::vector<double> values_of(const TensorView<T, 3>& matrices, Index head) {
+  std::vector<double> values;
+  for (Index i = 0; i < matrices.extent[1]; ++i)
+    for (Index j = 0; j < matrices.extent[2]; ++j)
+      values.push_back(static_cast<double>(matrices(head, i, j)));
+  return values;
 }
-
-template <class T>
-void round_to(std::vector<double>& values) {
-  for (double& value : values) value = static_cast<double>(static_cast<T>(value));
-}
-
 template <class T>
 void copy(const std::vector<double>& values, const TensorView<T, 3>& mix, Index head) {
   for (Index i = 0; i < mix.extent[1]; ++i)
@@ -154,143 +140,84 @@ void copy(const std::vector<double>& values, const TensorView<T, 3>& mix, Index 
       mix(head, i, c) = static_cast<T>(values[mixing_fit::at(i * mix.extent[2] + c)]);
 }
 
-// Fits every head by `fit_one(matrix, values)`, which returns the norms; returns the relative error
-// of all of them.
-template <class T, class FitOne>
-double fit_heads(const TensorView<T, 3>& mix, const TensorView<const T, 3>& dense,
-                 const FitOne& fit_one) {
-  mixing_fit::Norms all;
-  for (Index head = 0; head < dense.extent[0]; ++head) {
-    std::vector<double> matrix;
-    for (Index i = 0; i < dense.extent[1]; ++i)
-      for (Index j = 0; j < dense.extent[2]; ++j)
-        matrix.push_back(static_cast<double>(dense(head, i, j)));
-    std::vector<double> values;
-    const mixing_fit::Norms norms = fit_one(matrix, values);
-    all.matrix = std::hypot(all.matrix, norms.matrix);
-    all.error = std::hypot(all.error, norms.error);
-    copy(values, mix, head);
+// Parameters, rounded to T, and what they leave of the matrix.
+struct Fitted {
+  std::vector<double> parameters;
+  mixing_fit::Norms norms;
+};
+template <class T>
+double rounded(double x) {
+  return static_cast<double>(static_cast<T>(x));
+}
+
+// Factors that cancel each other could be of any size, and lost in float: read and write weights of
+// any sign are at most 8, for a matrix whose largest entry is 1.
+template <class T>
+Fitted fitted(const RecurrentMixing& mixing, const MixingLayout& layout, Index rows,
+              const std::vector<double>& matrix, const FitOptions& options) {
+  const Index blocks = layout.query_blocks();
+  const mixing_fit::CausalMatrix exact{blocks, matrix.data()};
+  double largest = 0;
+  for (Index i = 0; i < blocks; ++i)
+    for (Index j = 0; j <= i; ++j) largest = std::max(largest, std::abs(exact(i, j)));
+  const double scale = options.projected || !(largest > 0) ? 1 : largest;
+  std::vector<double> scaled = matrix;
+  for (double& entry : scaled) entry /= scale;
+  const mixing_fit::CausalMatrix m{blocks, scaled.data()};
+  const mixing_fit::Interval weights =
+      options.projected ? mixing_fit::Interval{0, 1} : mixing_fit::Interval{-8, 8};
+  RecurrentParameters p(rows, mixing.states);
+  if (rows == 1)
+    mixing_fit::fit_constant(m, p, weights, 3 * options.sweeps);
+  else
+    mixing_fit::fit_each_block(m, p, weights, options.sweeps);
+  for (Index i = 0; i < rows; ++i) {
+    p.own(i) = rows == 1 || options.projected ? p.own(i) * scale : exact(i, i);
+    for (Index r = 0; r < p.states; ++r) p.a(i)[r] *= scale;
   }
-  return all.relative();
+  std::transform(p.values.begin(), p.values.end(), p.values.begin(), rounded<T>);
+  const mixing_fit::Norms norms = mixing_fit::recurrent_error(exact, p);
+  return {p.values, norms};
 }
 
 template <class T>
-TensorView<T, 3> columns_from(const TensorView<T, 3>& mix, Index first) {
-  return {mix.data + first * mix.stride[2],
-          {mix.extent[0], mix.extent[1], mix.extent[2] - first},
-          {mix.stride[0], mix.stride[1], mix.stride[2]}};
+Fitted fitted(const SeparableMixing& mixing, const MixingLayout& layout, Index /*rows*/,
+              const std::vector<double>& matrix, const FitOptions& options) {
+  mixing_fit::SeparableFit separable(layout, matrix.data(), mixing.rank, options.projected);
+  separable.round_to(rounded<T>);
+  return {separable.parameters(), separable.norms()};
 }
 
-inline Grid grid_of(const Index* blocks) { return {{blocks[0], blocks[1], blocks[2]}, {1, 1, 1}}; }
-
-template <std::floating_point T, int Rank, RecurrentVariant A>
-void fill(const TensorView<T, Rank>& mix, const A& attention, const InitialMixing& options) {
-  const TensorView<T, 3> parameters = destination(mix, "mix");
-  const Index rows = parameters.extent[1];
-  attention.mixing.require_parameters(layout_of(attention, rows, rows), rows, parameters.extent[2]);
-  InitialMixing resolved = options;
-  if (options.transform == Transform::automatic) resolved.transform = Transform::causal;
-  RecurrentParameters p = mixing_fit::initial_recurrence(resolved, rows, attention.mixing.states);
-  for (Index head = 0; head < parameters.extent[0]; ++head) copy(p.values, parameters, head);
+// The initial parameters of a head, [rows, columns].
+template <class T, RecurrentVariant A>
+std::vector<double> initial_values(const A& attention, Index rows, Index columns,
+                                   InitialMixing options) {
+  attention.mixing.require_parameters(layout_of(attention, rows, rows), rows, columns);
+  if (options.transform == Transform::automatic) options.transform = Transform::causal;
+  return mixing_fit::initial_recurrence(options, rows, attention.mixing.states).values;
 }
 
-template <std::floating_point T, int Rank, SeparableVariant A>
-double fit_all(const TensorView<T, Rank>& mix,
-               const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
-               const FitOptions& options) {
-  const OperandsOfFit<T> operands = operands_of_fit(mix, dense);
-  const TensorView<T, 3>& parameters = operands.mix;
-  const TensorView<const T, 3>& matrices = operands.dense;
-  const MixingLayout layout = layout_of(attention, matrices.extent[1], matrices.extent[2]);
-  require_extent("dense", "query blocks", matrices.extent[1], layout.query_blocks(),
-                 "a dense matrix has a row per query block");
-  require_extent("dense", "key blocks", matrices.extent[2], layout.key_blocks(),
-                 "a dense matrix has a column per key block");
-  attention.mixing.require_parameters(layout, parameters.extent[1], parameters.extent[2]);
-  return fit_heads(
-      parameters, matrices, [&](const std::vector<double>& matrix, std::vector<double>& values) {
-        mixing_fit::SeparableFit separable(layout, matrix.data(), attention.mixing.rank,
-                                           options.projected);
-        separable.round_to([](double x) { return static_cast<double>(static_cast<T>(x)); });
-        values = separable.parameters();
-        return separable.norms();
-      });
-}
-
-template <std::floating_point T, int Rank, SeparableVariant A>
-void fill(const TensorView<T, Rank>& mix, const A& attention, const InitialMixing& options) {
-  const TensorView<T, 3> parameters = destination(mix, "mix");
-  Index blocks = 0;
+template <class T, SeparableVariant A>
+std::vector<double> initial_values(const A& attention, Index rows, Index columns,
+                                   const InitialMixing& options) {
+  Index blocks = 0;  // of a sequence
   if constexpr (A::GeometryType::rank == 1) {
     if (!attention.key_blocks.unset())
       throw ShapeError(
-          "mhla: initialize: mix does not say how many blocks each of two sequences has; "
-          "initialize "
-          "a dense matrix and fit mix to it");
-    while ((blocks + 1) * (blocks + 1) <= parameters.extent[2]) ++blocks;
+          "mhla: initialize: mix does not say how many blocks each of two sequences has; fit it to "
+          "a dense matrix");
+    while ((blocks + 1) * (blocks + 1) <= columns) ++blocks;
   }
   const MixingLayout layout = layout_of(attention, blocks, blocks);
-  attention.mixing.require_parameters(layout, parameters.extent[1], parameters.extent[2]);
-  const Index rows = layout.query_blocks();
-  const Index columns = layout.key_blocks();
-  std::vector<T> dense(mixing_fit::at(checked_mul(rows, columns)));
-  mhla::initialize(make_view(dense.data(), rows, columns), grid_of(layout.queries),
-                   grid_of(layout.keys), options);
-  if (parameters.extent[0] == 0) return;
-  // Fitted once, for every head.
-  const auto head = [&](Index h) {
-    return TensorView<T, 2>{parameters.data + h * parameters.stride[0],
-                            {parameters.extent[1], parameters.extent[2]},
-                            {parameters.stride[1], parameters.stride[2]}};
+  attention.mixing.require_parameters(layout, rows, columns);
+  const auto grid_of = [](const Index* along) {
+    return Grid{{along[0], along[1], along[2]}, {1, 1, 1}};
   };
-  fit_all(head(0), make_view(static_cast<const T*>(dense.data()), rows, columns), attention,
-          {.projected = true});
-  for (Index h = 1; h < parameters.extent[0]; ++h)
-    for (Index n = 0; n < head(0).size(); ++n) head(h).element(n) = head(0).element(n);
-}
-
-template <std::floating_point T, int Rank, RecurrentVariant A>
-double fit_all(const TensorView<T, Rank>& mix,
-               const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
-               const FitOptions& options) {
-  const OperandsOfFit<T> operands = operands_of_fit(mix, dense);
-  const TensorView<T, 3>& parameters = operands.mix;
-  const TensorView<const T, 3>& matrices = operands.dense;
-  const Index blocks = matrices.extent[1];
-  require_extent("dense", "key blocks", matrices.extent[2], blocks,
-                 "causal attention has one sequence of blocks: its matrix is square");
-  attention.mixing.require_parameters(layout_of(attention, blocks, blocks), parameters.extent[1],
-                                      parameters.extent[2]);
-  if (parameters.extent[1] != 1)
-    require_extent("mix", "rows", parameters.extent[1], blocks,
-                   "a fit has a row per block, or one");
-  return fit_heads(
-      parameters, matrices, [&](const std::vector<double>& matrix, std::vector<double>& values) {
-        // Factors that cancel each other would be of any size, and lost in float: read and write
-        // weights are at most 8 times as large as they need be for a matrix of entries up to 1.
-        double largest = 0;
-        for (Index i = 0; i < blocks; ++i)
-          for (Index j = 0; j <= i; ++j)
-            largest = std::max(largest, std::abs(matrix[mixing_fit::at(i * blocks + j)]));
-        const double scale = options.projected || !(largest > 0) ? 1 : largest;
-        const mixing_fit::Interval weights =
-            options.projected ? mixing_fit::Interval{0, 1} : mixing_fit::Interval{-8, 8};
-        std::vector<double> scaled = matrix;
-        for (double& entry : scaled) entry /= scale;
-        RecurrentParameters p(parameters.extent[1], attention.mixing.states);
-        const mixing_fit::CausalMatrix causal{blocks, matrix.data()};
-        if (p.rows == 1)
-          mixing_fit::fit_constant({blocks, scaled.data()}, p, weights, 3 * options.sweeps);
-        else
-          mixing_fit::fit_each_block({blocks, scaled.data()}, p, weights, options.sweeps);
-        for (Index i = 0; i < p.rows; ++i) {
-          p.own(i) = p.rows == 1 || options.projected ? p.own(i) * scale : causal(i, i);
-          for (Index r = 0; r < p.states; ++r) p.a(i)[r] *= scale;
-        }
-        round_to<T>(p.values);
-        values = p.values;
-        return mixing_fit::recurrent_error(causal, p);
-      });
+  std::vector<double> dense(
+      mixing_fit::at(checked_mul(layout.query_blocks(), layout.key_blocks())));
+  mhla::initialize(make_view(dense.data(), layout.query_blocks(), layout.key_blocks()),
+                   grid_of(layout.queries), grid_of(layout.keys), options);
+  return fitted<T>(attention.mixing, layout, rows, dense, {.projected = true}).parameters;
 }
 
 }  // namespace structured_mixing
@@ -323,7 +250,11 @@ MixExtents mix_extents(const A& attention, Index tokens) {
 template <std::floating_point T, int Rank, StructuredVariant A>
 void initialize(const TensorView<T, Rank>& mix, const A& attention,
                 const InitialMixing& options = {}) {
-  structured_mixing::fill(mix, attention, options);
+  const TensorView<T, 3> parameters = structured_mixing::destination(mix, "mix");
+  const std::vector<double> values = structured_mixing::initial_values<T>(
+      attention, parameters.extent[1], parameters.extent[2], options);
+  for (Index head = 0; head < parameters.extent[0]; ++head)
+    structured_mixing::copy(values, parameters, head);
 }
 /// \endcond
 
@@ -331,7 +262,7 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 /// blocks] by alternating least squares, and returns the norm of what is left of them, relative to
 /// their own, over all heads.
 ///
-/// RecurrentMixing: reads nothing above the diagonal; own weights are exact; the rest takes
+/// RecurrentMixing: reads nothing above the diagonal; own weights are exact unless projected; the rest takes
 /// O(blocks^2 states) steps a sweep and blocks^2 states / 2 doubles of memory. A single row for all
 /// blocks gets the mean own weight, and exponentials fitted to the mean weight at each distance.
 ///
@@ -343,7 +274,33 @@ template <std::floating_point T, int Rank, StructuredVariant A>
 double fit(const TensorView<T, Rank>& mix,
            const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
            const FitOptions& options = {}) {
-  return structured_mixing::fit_all(mix, dense, attention, options);
+  const TensorView<T, 3> parameters = structured_mixing::destination(mix, "mix");
+  const TensorView<const T, 3> matrices = mixing_matrix::with_heads(dense, "dense");
+  const Index rows = parameters.extent[1];
+  const MixingLayout layout =
+      structured_mixing::layout_of(attention, matrices.extent[1], matrices.extent[2]);
+  require_extent("mix", "heads", parameters.extent[0], matrices.extent[0],
+                 "a fit has a mix for every dense matrix");
+  require_extent("dense", "query blocks", matrices.extent[1], layout.query_blocks(),
+                 "a dense matrix has a row per query block");
+  require_extent("dense", "key blocks", matrices.extent[2],
+                 RecurrentVariant<A> ? layout.query_blocks() : layout.key_blocks(),
+                 "a dense matrix has a column per key block");
+  attention.mixing.require_parameters(layout, rows, parameters.extent[2]);
+  if (RecurrentVariant<A> && rows != 1)
+    require_extent("mix", "rows", rows, layout.query_blocks(), "a fit has a row per block, or one");
+  if (share_memory(parameters, matrices))
+    throw ShapeError(
+        "mhla: mix: shares memory with dense; a destination needs elements of its own");
+  mixing_fit::Norms all;
+  for (Index head = 0; head < matrices.extent[0]; ++head) {
+    const structured_mixing::Fitted fitted = structured_mixing::fitted<T>(
+        attention.mixing, layout, rows, structured_mixing::values_of(matrices, head), options);
+    all.matrix = std::hypot(all.matrix, fitted.norms.matrix);
+    all.error = std::hypot(all.error, fitted.norms.error);
+    structured_mixing::copy(fitted.parameters, parameters, head);
+  }
+  return all.relative();
 }
 
 /// The step after each update: clamps the weights of RecurrentMixing's mix (own, read and write) or
@@ -358,11 +315,13 @@ void project(const TensorView<T, Rank>& mix, const A& attention, const Projectio
     require_extent("mix", "columns", parameters.extent[2], attention.mixing.columns(),
                    "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
                    "factors of every state");
-    TensorView<T, 3> part = parameters;
-    part.extent[2] = weights;
-    project(part, Projection{.low = onto.low, .high = onto.high});
-    part = structured_mixing::columns_from(parameters, weights);
-    project(part, Projection{});
+    const auto columns = [&](Index first, Index count) {
+      return TensorView<T, 3>{parameters.data + first * parameters.stride[2],
+                              {parameters.extent[0], parameters.extent[1], count},
+                              {parameters.stride[0], parameters.stride[1], parameters.stride[2]}};
+    };
+    project(columns(0, weights), Projection{.low = onto.low, .high = onto.high});
+    project(columns(weights, attention.mixing.states), Projection{});
   } else {
     project(mix, onto);
   }
