@@ -262,9 +262,10 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 /// blocks] by alternating least squares, and returns the norm of what is left of them, relative to
 /// their own, over all heads.
 ///
-/// RecurrentMixing: reads nothing above the diagonal; own weights are exact unless projected; the rest takes
-/// O(blocks^2 states) steps a sweep and blocks^2 states / 2 doubles of memory. A single row for all
-/// blocks gets the mean own weight, and exponentials fitted to the mean weight at each distance.
+/// RecurrentMixing: reads nothing above the diagonal; own weights are exact unless projected; the
+/// rest takes O(blocks^2 states) steps a sweep and blocks^2 states / 2 doubles of memory. A single
+/// row for all blocks gets the mean own weight, and exponentials fitted to the mean weight at each
+/// distance.
 ///
 /// SeparableMixing: of two axes, the least error that a sum of so many products can have. Terms
 /// that the matrix does not need are zero by their last factor alone, so that training can make use
