@@ -10,5 +10,6 @@
 #include <mhla/packed.hpp>
 #include <mhla/policy/expand_mixing.hpp>
 #include <mhla/policy/propose_blocks.hpp>
+#include <mhla/stages.hpp>
 #include <mhla/structured_mixing.hpp>
 #include <mhla/version.hpp>

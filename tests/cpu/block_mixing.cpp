@@ -109,12 +109,14 @@ TEST_CASE("block mixing: the adjoint in the matrix adds <dS~_i, S_b>", "[cpu]") 
   mhla::cpu::mix<double>(mixing_change.panel(), summaries.panel(), mixed_change.panel());
 
   IntegerPanel grad(query_blocks, key_blocks);
-  mhla::cpu::mix_matrix_gradient<double>(grad_mixed.panel(), summaries.panel(), grad.panel());
+  mhla::cpu::mix_matrix_gradient<double>(grad_mixed.panel(), summaries.panel(), grad.panel(),
+                                         query_blocks);
   CHECK(inner_product(mixed_change, grad_mixed) == inner_product(mixing_change, grad));
 
   const IntegerPanel before(query_blocks, key_blocks, 4);
   IntegerPanel sum = before;
-  mhla::cpu::mix_matrix_gradient<double>(grad_mixed.panel(), summaries.panel(), sum.panel());
+  mhla::cpu::mix_matrix_gradient<double>(grad_mixed.panel(), summaries.panel(), sum.panel(),
+                                         query_blocks);
   for (Index i = 0; i < query_blocks; ++i)
     for (Index b = 0; b < key_blocks; ++b) CHECK(sum(i, b) == before(i, b) + grad(i, b));
 }
@@ -207,9 +209,9 @@ TEST_CASE("block mixing: the past's adjoint in the matrix leaves the rest of it 
       for (Index i = 0; i < blocks; ++i)
         for (Index b = first; b < first + count && b <= i - lag; ++b)
           for (Index c = 0; c < width; ++c) expected(i, b) += grad_mixed(i, c) * summaries(b, c);
-      mhla::cpu::mix_past_matrix_gradient<double>(grad_mixed.panel(), first, lag,
-                                                  summaries.panel().row_range(first, count),
-                                                  grad.panel().col_range(first, count), scratch);
+      mhla::cpu::mix_past_matrix_gradient<double>(
+          grad_mixed.panel(), {0, grad_mixed.panel().rows}, first, lag,
+          summaries.panel().row_range(first, count), grad.panel().col_range(first, count), scratch);
       CHECK(grad == expected);
     }
 }

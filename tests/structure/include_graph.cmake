@@ -20,7 +20,8 @@ set(rooms
   "attention.hpp     : core policy cpu eigen"
   "decoding.hpp      : core policy cpu eigen attention.hpp"
   "packed.hpp        : core policy cpu eigen attention.hpp"
-  "mhla.hpp          : version.hpp core policy cpu eigen mixing_matrix.hpp structured_mixing.hpp attention.hpp decoding.hpp packed.hpp"
+  "stages.hpp        : core policy cpu"
+  "mhla.hpp          : version.hpp core policy cpu eigen mixing_matrix.hpp structured_mixing.hpp attention.hpp decoding.hpp packed.hpp stages.hpp"
   "cuda.hpp          : version.hpp core policy cuda eigen attention.hpp decoding.hpp packed.hpp")
 
 # Floors within a room: what headers of a folder may include besides themselves and other rooms,

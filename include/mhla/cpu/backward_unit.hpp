@@ -213,6 +213,10 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
   const Index most = matrix_gradient_cols(unit.keys.blocks);
+  // A stage has some of the rows.
+  const Problem& problem = plan.problem;
+  const Index others = problem.query_grid.num_blocks() - problem.query_blocks;
+  const MatrixRows rows{problem.queries.first, unit.queries.blocks + others};
   loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) {
     const Index first = task * most;
     const Index count = std::min(most, unit.keys.blocks - first);
@@ -224,10 +228,10 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
     const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from, Index matrix) {
       const Panel<A> blocks = from.row_range(first, count);
       if constexpr (sees_past_only<L>) {
-        mix_past_matrix_gradient<A>(grad_mixed, first, lag_of(sight_of<L>), blocks,
+        mix_past_matrix_gradient<A>(grad_mixed, rows, first, lag_of(sight_of<L>), blocks,
                                     columns_of(matrix), plan.slots[slot].triangle);
       } else {
-        mix_matrix_gradient<A>(grad_mixed, blocks, columns_of(matrix));
+        mix_matrix_gradient<A>(grad_mixed, blocks, columns_of(matrix), rows.all);
       }
     };
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
@@ -250,11 +254,14 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
 template <class L, class A, class From>
 void mix_group_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index first,
                         const Panel<A>& to, const From& from) {
+  const Problem& problem = plan.problem;
+  [[maybe_unused]] const Index lag =
+      lag_of(sight_of<L>) + problem.keys.first - problem.queries.first;
   for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
     const Into into = matrix == 0 ? Into::overwrite : Into::add;
     const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
     if constexpr (sees_past_only<L>) {
-      mix_past_summary_gradient<A>(mixing, first, lag_of(sight_of<L>), from(matrix), to, into);
+      mix_past_summary_gradient<A>(mixing, first, lag, from(matrix), to, into);
     } else {
       mix_summary_gradient<A>(mixing, first, from(matrix), to, into);
     }
@@ -416,10 +423,11 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
   }
 }
 
-/// dk and dv of every key block of the unit; under Causal also the diagonal of dmix.
+/// dk and dv of key block b of the unit, from its dS and dz; under Causal also m_bb's gradient.
 template <class L, class T, class A>
-void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                             const Unit<A>& unit, A* grad_mixing, const ExecutorRef& loop) {
+void summarize_block_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+                              const Unit<A>& unit, Index b, const SummaryRows<A>& grad,
+                              A* grad_mixing, const SlotScratch<A>& scratch) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
   const TokenRows<const T> keys = key_rows(unit, operands.k);
@@ -430,42 +438,50 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
                                   is_in_place_of_products<A>(value_results) &&
                                   request.update == Update::overwrite;
   const BlockTable& table = plan.tables.keys;
-  const auto run_block = [&](Index b, const SummaryRows<A>& grad, const SlotScratch<A>& scratch) {
-    const BlockSpan& block = table.blocks[unit.keys.first_block + b];
-    Span<A> grad_key_sum = grad.key_sum(b);
-    if constexpr (mixes_products<L>)
-      grad_key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
-    std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));
-    const Panel<A> grad_summary = panel(scratch.transposed.data, e.feature_dim, e.value_dim);
-    if (request.gradients.value.wanted) transpose<A>(grad_summary, grad.summary(b));
-    // In reverse: under Causal, later queries send gradients back to earlier keys.
-    for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
-      const KeyTile<A> k = pack_key_tile(operands, unit, b, t, scratch);
-      Prefetch results = prefetch_tile(table, unit.keys, t, {value_results, key_results});
-      Prefetch next = prefetch_tile(table, unit.keys, t - 1, {keys, values});
-      prefetch_summary(grad, b + 1, t - block.first_tile, block.tiles, results);
-      if (request.gradients.key.wanted)
-        summarize_key_gradient<A>(k.values, grad.summary(b), k.grad_rotated, &results);
-      if (request.gradients.value.wanted)
-        summarize_value_gradient<A>(k.keys.rotated, grad_summary,
-                                    values_in_one_step
-                                        ? in_place_of_products<A>(table, k.tile, value_results)
-                                        : k.grad_values.placed(),
-                                    &next);
-      if constexpr (masks_own_block<L>) {
-        for (Index r = 0; r < k.grad_features.rows; ++r)
-          copy_row(k.grad_features.row(r), grad_key_sum.data, e.feature_dim);
-        add_own_tile_gradient(operands, request, unit, k, grad_mixing);
-      }
-      if (request.gradients.value.wanted && !values_in_one_step)
-        scatter<T, A>(table, k.tile, k.grad_values, {}, value_results, request.update);
-      if (!request.gradients.key.wanted) continue;
-      FeatureGradients<A> total{k.grad_rotated};
-      if (normalizes<L>)
-        total.unrotated = masks_own_block<L> ? k.grad_features.placed() : every_row(grad_key_sum);
-      unpack_feature_gradient(operands.variant.feature_map, plan.rotation, A(1), table, k.tile,
-                              keys, total, key_results, request.update, scratch.row);
+  const BlockSpan& block = table.blocks[unit.keys.first_block + b];
+  Span<A> grad_key_sum = grad.key_sum(b);
+  if constexpr (mixes_products<L>)
+    grad_key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
+  std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));
+  const Panel<A> grad_summary = panel(scratch.transposed.data, e.feature_dim, e.value_dim);
+  if (request.gradients.value.wanted) transpose<A>(grad_summary, grad.summary(b));
+  // In reverse: under Causal, later queries send gradients back to earlier keys.
+  for (Index t = block.first_tile + block.tiles - 1; t >= block.first_tile; --t) {
+    const KeyTile<A> k = pack_key_tile(operands, unit, b, t, scratch);
+    Prefetch results = prefetch_tile(table, unit.keys, t, {value_results, key_results});
+    Prefetch next = prefetch_tile(table, unit.keys, t - 1, {keys, values});
+    prefetch_summary(grad, b + 1, t - block.first_tile, block.tiles, results);
+    if (request.gradients.key.wanted)
+      summarize_key_gradient<A>(k.values, grad.summary(b), k.grad_rotated, &results);
+    if (request.gradients.value.wanted)
+      summarize_value_gradient<A>(k.keys.rotated, grad_summary,
+                                  values_in_one_step
+                                      ? in_place_of_products<A>(table, k.tile, value_results)
+                                      : k.grad_values.placed(),
+                                  &next);
+    if constexpr (masks_own_block<L>) {
+      for (Index r = 0; r < k.grad_features.rows; ++r)
+        copy_row(k.grad_features.row(r), grad_key_sum.data, e.feature_dim);
+      add_own_tile_gradient(operands, request, unit, k, grad_mixing);
     }
+    if (request.gradients.value.wanted && !values_in_one_step)
+      scatter<T, A>(table, k.tile, k.grad_values, {}, value_results, request.update);
+    if (!request.gradients.key.wanted) continue;
+    FeatureGradients<A> total{k.grad_rotated};
+    if (normalizes<L>)
+      total.unrotated = masks_own_block<L> ? k.grad_features.placed() : every_row(grad_key_sum);
+    unpack_feature_gradient(operands.variant.feature_map, plan.rotation, A(1), table, k.tile, keys,
+                            total, key_results, request.update, scratch.row);
+  }
+}
+
+/// dk and dv of every key block of the unit; under Causal also the diagonal of dmix.
+template <class L, class T, class A>
+void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+                             const Unit<A>& unit, A* grad_mixing, const ExecutorRef& loop) {
+  const Plan<L, A>& plan = operands.plan;
+  const auto run_block = [&](Index b, const SummaryRows<A>& grad, const SlotScratch<A>& scratch) {
+    summarize_block_gradient(operands, request, unit, b, grad, grad_mixing, scratch);
   };
   if constexpr (factors_mixing<L>) {
     const SummaryRows<A> grad = structured_gradients(plan, unit).keys;
@@ -473,8 +489,8 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
                       [&](Index b, Index slot) { run_block(b, grad, plan.slots[slot]); });
   } else {
     const RowGroups groups =
-        shared_row_groups<L>(e, unit.keys.blocks, unit.queries.blocks,
-                             e.matrices > 1 ? Into::add : Into::overwrite, loop.slots());
+        shared_row_groups<L>(plan.extents, unit.keys.blocks, unit.queries.blocks,
+                             plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.slots());
     loop.parallel_for(groups.count, [&](Index group, Index slot) {
       const SlotScratch<A>& scratch = plan.slots[slot];
       const SummaryRows<A> grad =

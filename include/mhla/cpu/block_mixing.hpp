@@ -41,39 +41,66 @@ void mix_summary_gradient(const Panel<const A>& mixing, Index first,
   mix_rows(grad, mixing.col_range(first, grad.rows), true, grad_mixed, into, Terms::all);
 }
 
-/// The adjoint of `mix_past` in the summaries: dS_b (+)= sum over i >= b + lag of m_ib dS~_i.
+/// The adjoint of `mix_past` in the summaries: dS_b (+)= sum over i >= b + lag of m_ib dS~_i. Of a
+/// part of the matrix, i and b count from its corner, so that lag may be less than 0, or more
+/// than 1.
 template <class A>
 void mix_past_summary_gradient(const Panel<const A>& mixing, Index first, Index lag,
                                const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into) {
-  const Index seen = mixing.rows - first - lag;  // of query blocks that see the first key block
-  mix_rows(grad, mixing.row_range(first + lag, seen).col_range(first, grad.rows), true,
-           grad_mixed.row_range(first + lag, seen), into, Terms::future);
+  // Key blocks that all query blocks see, then those that some or, the last one, none sees.
+  const Index by_all = std::clamp(-(first + lag), Index{0}, grad.rows);
+  const Index begin = first + by_all + lag;
+  const Index seen = std::max(mixing.rows - begin, Index{-1});  // by the first of the second
+  const Index by_some = std::min(seen + 1, grad.rows - by_all);
+  const Index by_none = grad.rows - by_all - by_some;
+  if (by_all > 0) mix_summary_gradient(mixing, first, grad_mixed, grad.row_range(0, by_all), into);
+  if (by_some > 0)
+    mix_rows(grad.row_range(by_all, by_some),
+             mixing.row_range(begin, seen).col_range(first + by_all, by_some), true,
+             grad_mixed.row_range(begin, seen), into, Terms::future);
+  if (into == Into::overwrite)
+    for (Index r = grad.rows - by_none; r < grad.rows; ++r)
+      std::fill_n(grad.row(r), grad.cols, A(0));
 }
 
 /// The adjoint in the mixing matrix: dm_ib += <dS~_i, S_b>, for the blocks given. Called for S and
 /// for z, it adds both terms.                                         // [query blocks, key blocks]
+/// `rows` as in multiply_right_transposed.
 template <class A>
 void mix_matrix_gradient(const Panel<const A>& grad_mixed, const Panel<const A>& summaries,
-                         const Panel<A>& grad_mixing) {
-  multiply_right_transposed(grad_mixing, grad_mixed, summaries, Into::add);
+                         const Panel<A>& grad_mixing, Index rows) {
+  multiply_right_transposed(grad_mixing, grad_mixed, summaries, Into::add, rows);
 }
 
-/// The same for all query blocks and key blocks [first, first + summaries.rows), where b <= i -
-/// lag. `scratch` has room for a product of two key blocks each.
+/// Query blocks [first, first + those of a panel) of `all`.
+struct MatrixRows {
+  Index first;
+  Index all;
+};
+
+/// The same for query blocks `rows` and key blocks [first, first + summaries.rows), where
+/// b <= i - lag. `scratch` has room for a product of two key blocks each.
 template <class A>
-void mix_past_matrix_gradient(const Panel<const A>& grad_mixed, Index first, Index lag,
-                              const Panel<const A>& summaries, const Panel<A>& grad_mixing,
-                              Span<A> scratch) {
+void mix_past_matrix_gradient(const Panel<const A>& grad_mixed, const MatrixRows& rows, Index first,
+                              Index lag, const Panel<const A>& summaries,
+                              const Panel<A>& grad_mixing, Span<A> scratch) {
   // Query blocks from `some` on see the first of the key blocks, from `all` on the last. Computing
   // products with blocks that a row does not see is cheaper than skipping them; they are not added.
-  const Index some = std::min(grad_mixed.rows, first + lag);
-  const Index all = std::min(grad_mixed.rows, first + lag + summaries.rows - 1);
-  const Panel<A> products = panel(scratch.data, all - some, summaries.rows);
-  multiply_right_transposed(products, grad_mixed.row_range(some, all - some), summaries);
-  for (Index i = some; i < all; ++i)
-    for (Index b = 0; b <= i - lag - first; ++b) grad_mixing.row(i)[b] += products.row(i - some)[b];
-  mix_matrix_gradient(grad_mixed.row_range(all, grad_mixed.rows - all), summaries,
-                      grad_mixing.row_range(all, grad_mixed.rows - all));
+  const Index some = std::min(rows.all, first + lag);
+  const Index all = std::min(rows.all, first + lag + summaries.rows - 1);
+  const auto row_of = [&](Index i) {
+    return std::clamp(i - rows.first, Index{0}, grad_mixed.rows);
+  };
+  const Index begin = row_of(some);
+  const Index end = row_of(all);
+  const Panel<A> products = panel(scratch.data, end - begin, summaries.rows);
+  multiply_right_transposed(products, grad_mixed.row_range(begin, end - begin), summaries,
+                            Into::overwrite, all - some);
+  for (Index r = begin; r < end; ++r)
+    for (Index b = 0; b <= rows.first + r - lag - first; ++b)
+      grad_mixing.row(r)[b] += products.row(r - begin)[b];
+  mix_matrix_gradient(grad_mixed.row_range(end, grad_mixed.rows - end), summaries,
+                      grad_mixing.row_range(end, grad_mixed.rows - end), rows.all - all);
 }
 
 }  // namespace cpu

@@ -117,9 +117,15 @@ class Builder {
   // the last one with a token that takes part.
   template <class Takes>
   Index add(const Grid& grid, Index first_token, const Takes& takes) {
+    return add(grid, {0, grid.num_blocks()}, first_token, takes);
+  }
+  // The same for some of its blocks, whose tokens alone are counted from `first_token` on.
+  template <class Takes>
+  Index add(const Grid& grid, const BlockRange& range, Index first_token, const Takes& takes) {
     const Index before = blocks;
     Index used = 0;
-    for (Index b = 0; b < grid.num_blocks(); ++b) {
+    const bool part = range.count < grid.num_blocks();
+    for (Index b = range.first; b < range.end(); ++b) {
       Index tokens = 0;
       for_each_run(grid, b, first_token, takes, [&](const TokenRun& run) { tokens += run.count; });
       const Index tiles_of_block = ceil_div(tokens, max_tokens_);
@@ -131,6 +137,9 @@ class Builder {
       Index tile_end = 0;  // counts tokens from the start of the block, as does position
       Index position = 0;
       for_each_run(grid, b, first_token, takes, [&](TokenRun run) {
+        if (part)
+          run.first = first_token + grid.tokens_before(range.end(), run.first - first_token) -
+                      grid.tokens_before(range.first, run.first - first_token);
         while (run.count > 0) {  // a run continues in the next tile
           if (position == tile_end) {
             tile_end = even_split(tokens, tiles_of_block, ++tile);
@@ -198,22 +207,27 @@ struct BlockTables {
   BlockTable keys;
 };
 
-/// The table of `batch` sequences, one per item, all cut into the blocks of `grid`.
+/// The table of `batch` sequences, one per item, of which there are the blocks `range` of `grid`.
+inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, const BlockRange& range,
+                                      Index batch, Index max_tokens = max_tile_tokens) {
+  return block_table::build(arena, max_tokens, [&](block_table::Builder& builder) {
+    builder.add(grid, range, 0, block_table::EveryToken{});
+    for (Index item = 0; item < batch; ++item) builder.add_sequence(item, 0, range.count);
+  });
+}
+/// The same of all blocks.
 inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, Index batch,
                                       Index max_tokens = max_tile_tokens) {
-  return block_table::build(arena, max_tokens, [&](block_table::Builder& builder) {
-    const Index blocks = grid.num_blocks();
-    builder.add(grid, 0, block_table::EveryToken{});
-    for (Index item = 0; item < batch; ++item) builder.add_sequence(item, 0, blocks);
-  });
+  return uniform_block_table(arena, grid, {0, grid.num_blocks()}, batch, max_tokens);
 }
 
 /// One sequence per batch item, all cut the same way.
 template <AttentionVariant V>
 BlockTables block_tables(Arena& arena, const V&, const Problem& problem, Index max_tokens) {
   const Index batch = problem.shape.batch;
-  const BlockTable queries = uniform_block_table(arena, problem.query_grid, batch, max_tokens);
-  return {queries, uniform_block_table(arena, problem.key_grid, batch, max_tokens)};
+  const BlockTable queries =
+      uniform_block_table(arena, problem.query_grid, problem.queries, batch, max_tokens);
+  return {queries, uniform_block_table(arena, problem.key_grid, problem.keys, batch, max_tokens)};
 }
 
 /// The sequences of one item, each with its own blocks, shared by queries and keys.

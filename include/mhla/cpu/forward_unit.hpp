@@ -188,7 +188,7 @@ SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matr
       unit_mixing(plan, unit, matrix).row_range(mixed.first, groups.size(group));
   const auto mix_rows = [&](const Panel<A>& from, const Panel<A>& to) {
     if constexpr (sees_past_only<L>) {
-      mix_past<A>(rows, mixed.first, lag_of(sight_of<L>), from, to);
+      mix_past<A>(rows, plan.problem.queries.first + mixed.first, lag_of(sight_of<L>), from, to);
     } else {
       mix<A>(rows, from, to);
     }

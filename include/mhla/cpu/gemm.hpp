@@ -100,12 +100,12 @@ MHLA_OUT_OF_LINE const DotTiles<T>& dot_tiles() {
   return *tiles;
 }
 
-/// result (+)= a b^T
+/// result (+)= a b^T. A part of the rows of a gets the same bits as all `rows`, if it says so.
 template <class T>
 MHLA_OUT_OF_LINE void multiply_right_transposed(const Panel<T>& result,
                                                 const Panel<const std::type_identity_t<T>>& a,
                                                 const Panel<const std::type_identity_t<T>>& b,
-                                                Into into = Into::overwrite) {
+                                                Into into, Index rows) {
   // Adding up the lanes of every sum is cheaper than transposing b if there are few sums per
   // element of b, or many terms per sum.
   constexpr Index few_rows = 4;
@@ -113,11 +113,18 @@ MHLA_OUT_OF_LINE void multiply_right_transposed(const Panel<T>& result,
   constexpr Index long_row = 1024;
   const Product<T> product{result.rows, result.cols, a.cols,          a.placed(),
                            false,       b.placed(),  result.placed(), into == Into::add};
-  if (a.rows <= few_rows || (a.rows < many_rows && a.cols >= long_row)) {
+  if (rows <= few_rows || (rows < many_rows && a.cols >= long_row)) {
     multiply_dots(dot_tiles<T>(), product);
   } else {
     multiply_transposed(product_tiles<T>(), product);
   }
+}
+template <class T>
+void multiply_right_transposed(const Panel<T>& result,
+                               const Panel<const std::type_identity_t<T>>& a,
+                               const Panel<const std::type_identity_t<T>>& b,
+                               Into into = Into::overwrite) {
+  multiply_right_transposed(result, a, b, into, a.rows);
 }
 
 /// result [cols, rows] = a^T

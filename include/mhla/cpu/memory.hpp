@@ -28,6 +28,7 @@ struct Needs {
   bool rotation;
   bool backward;
   bool pairs;  // Precision::fast
+  bool sums;   // S, and dS~ of a backward pass: otherwise they are the caller's
   // Of a structured mixing's work array, and of its list; 0 of a dense one.
   Index mixing_rows;
   Index mixing_products;
@@ -182,7 +183,7 @@ struct UnitMemory {
         finite_gradients = arena.take<Pair>(checked_mul(e.matrices, pairs_of(e.query_blocks)));
         value_mean = arena.take<float>(needs.normalizer() ? e.value_dim : 0);
       }
-    } else {
+    } else if (needs.sums) {
       summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
     }
     if (needs.factored()) {
@@ -191,7 +192,7 @@ struct UnitMemory {
       mixed = arena.take<A>(SummaryRows<A>::size(e, others, needs.normalizer()));
       if (needs.backward)
         grad_mixed = arena.take<A>(SummaryRows<A>::size(e, needs.mixing_rows, needs.normalizer()));
-    } else if (needs.backward) {
+    } else if (needs.backward && needs.sums) {
       const Index rows = checked_mul(e.matrices, e.query_blocks);
       grad_mixed_summaries = arena.take<A>(needs.pairs ? 0 : checked_mul(rows, e.summary_stride()));
       grad_mixed_key_sums =

@@ -26,9 +26,12 @@ struct PartialSums {
   Index matrix_size;  // elements of one matrix's: [query blocks, key blocks], or coefficients
   Index size;         // elements of one: [matrices, matrix_size]
 
-  PartialSums(const Problem& problem, Index sequences, Index elements_of_matrix)
+  /// `elements_of_all` if those are some rows of a matrix, whose sums have the same order.
+  PartialSums(const Problem& problem, Index sequences, Index elements_of_matrix,
+              Index elements_of_all)
       : kv_heads(problem.shape.kv_heads), matrix_size(elements_of_matrix) {
-    size = checked_mul(Extents(problem).matrices, matrix_size);
+    const Index matrices = Extents(problem).matrices;
+    size = checked_mul(matrices, matrix_size);
     if (problem.shape.mix_per_item()) {  // nothing is summed
       sequence_groups = sequences;
       return;
@@ -36,7 +39,8 @@ struct PartialSums {
     // Enough of them to keep every core of a large machine busy, but in bounded memory.
     constexpr Index enough = 64;
     constexpr Index max_elements = Index{1} << 24;
-    const Index affordable = std::max(Index{1}, max_elements / std::max(Index{1}, size));
+    const Index affordable = std::max(
+        Index{1}, max_elements / std::max(Index{1}, checked_mul(matrices, elements_of_all)));
     const Index wanted = std::min(enough, affordable);
     sequence_groups =
         std::min(sequences, std::max(Index{1}, wanted / std::max(Index{1}, kv_heads)));

@@ -22,6 +22,7 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
+#include <optional>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -73,11 +74,21 @@ struct BackwardPlan {
 
   template <class V>
   BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
-               const ExecutorRef& executor, bool in_pairs)
-      : partials(problem, problem.sequences,
-                 Plan<L, A>::matrix_size_of(structured_mixing<A>(attention, problem), problem)),
-        plan(arena, attention, problem, executor, partials.count(), true, in_pairs),
+               const ExecutorRef& executor, bool in_pairs, std::optional<Stage> stage = {})
+      : partials(partial_sums(attention, problem)),
+        plan(arena, attention, problem, executor, partials.count(), true, in_pairs, stage),
         grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
+
+ private:
+  template <class V>
+  static PartialSums partial_sums(const V& attention, const Problem& problem) {
+    const Index elements =
+        Plan<L, A>::matrix_size_of(structured_mixing<A>(attention, problem), problem);
+    return {problem, problem.sequences, elements,
+            factors_mixing<L>
+                ? elements
+                : checked_mul(problem.query_grid.num_blocks(), problem.key_grid.num_blocks())};
+  }
 };
 
 /// Whether products with tensors of T are products of bfloat16 in pairs.
@@ -267,17 +278,14 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
   run_units(plan, forward.units(), executor, run);
 }
 
-/// S and z of a unit from where a forward pass left them, straight.
-template <class L, class A>
-void take_up_summaries(const Plan<L, A>& plan, const Unit<A>& unit, const A* saved,
+/// S and z of a unit from where they were left, straight.
+template <class A>
+void take_up_summaries(const Unit<A>& unit, const SummaryRows<const A>& saved,
                        const ExecutorRef& loop) {
-  const Extents& e = plan.extents;
-  const A* const saved_key_sums = saved + e.key_blocks * e.summary_stride();
-  loop.parallel_for(unit.keys.blocks, [&](Index b, Index) {
-    transpose(unit.summaries.summary(b),
-              panel(saved + b * e.summary_stride(), e.feature_dim, e.value_dim));
+  loop.parallel_for(saved.summaries.rows, [&](Index b, Index) {
+    transpose(unit.summaries.summary(b), saved.summary(b));
     const Span<A> key_sum = unit.summaries.key_sum(b);
-    copy_row(key_sum.data, saved_key_sums + b * key_sum.size, key_sum.size);
+    copy_row(key_sum.data, saved.key_sum(b).data, key_sum.size);
   });
 }
 
@@ -295,16 +303,16 @@ void backward_in_pairs(const Operands<L, BFloat16>& operands,
   pairs::backward_unit(operands, request, unit, mean, grad_mixing, loop);
 }
 
-/// All units of a backward call. Summaries are taken from `saved` unless it is empty.
-template <class L, class T, class A>
-void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                  const BackwardPlan<L, A>& backward, Span<const A> saved,
-                  const ExecutorRef& executor) {
+/// Calls run_unit(sequence, kv_head, memory, partial sum of dmix, loop) for all units of a backward
+/// call, and writes dmix.
+template <class L, class T, class A, class Run>
+void run_backward_units(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+                        const BackwardPlan<L, A>& backward, const ExecutorRef& executor,
+                        const Run& run_unit) {
   const Plan<L, A>& plan = backward.plan;
   const PartialSums& partials = backward.partials;
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index sequences = plan.problem.sequences;
-  const Index saved_size = saved.size == 0 ? 0 : saved.size / (sequences * kv_heads);
   // The units of one partial sum, one after another.
   const auto run = [&](Index task, const UnitMemory<A>& memory, const ExecutorRef& loop) {
     const Index kv_head = task % kv_heads;
@@ -312,27 +320,8 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
     A* grad_mixing = backward.grad_mixing.data + task * partials.size;
     if (request.mixing()) std::fill_n(grad_mixing, partials.size, A(0));
     const Index end = even_split(sequences, partials.sequence_groups, group + 1);
-    for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s) {
-      const A* const kept =
-          saved.size == 0 ? nullptr : saved.data + (s * kv_heads + kv_head) * saved_size;
-      if constexpr (std::is_same_v<T, BFloat16> && !mixes_products<L> &&
-                    ElementwiseFeatureMap<typename L::FeatureMapType>) {
-        if (plan.pairs) {
-          backward_in_pairs(operands, request,
-                            unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed), kept,
-                            grad_mixing, loop);
-          continue;
-        }
-      }
-      const Unit<A> unit =
-          unit_of(plan, s, kv_head, memory, memory.summaries.data, Orientation::transposed);
-      if (kept == nullptr) {
-        summarize_unit(operands, unit, loop);
-      } else {
-        take_up_summaries(plan, unit, kept, loop);
-      }
-      backward_unit(operands, request, unit, grad_mixing, loop);
-    }
+    for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s)
+      run_unit(s, kv_head, memory, grad_mixing, loop);
   };
   run_units(plan, partials.count(), executor, run);
   if (!request.mixing()) return;
@@ -344,6 +333,38 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
     write_mixing_gradient(plan.problem, partials, backward.grad_mixing, destination, request.update,
                           executor);
   }
+}
+
+/// All units of a backward call. Summaries are taken from `saved` unless it is empty.
+template <class L, class T, class A>
+void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+                  const BackwardPlan<L, A>& backward, Span<const A> saved,
+                  const ExecutorRef& executor) {
+  const Plan<L, A>& plan = backward.plan;
+  const Index kv_heads = plan.problem.shape.kv_heads;
+  const Index saved_size = saved.size == 0 ? 0 : saved.size / (plan.problem.sequences * kv_heads);
+  const auto run = [&](Index s, Index kv_head, const UnitMemory<A>& memory, A* grad_mixing,
+                       const ExecutorRef& loop) {
+    const A* const kept =
+        saved.size == 0 ? nullptr : saved.data + (s * kv_heads + kv_head) * saved_size;
+    if constexpr (std::is_same_v<T, BFloat16> && !mixes_products<L> &&
+                  ElementwiseFeatureMap<typename L::FeatureMapType>) {
+      if (plan.pairs)
+        return backward_in_pairs(operands, request,
+                                 unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed),
+                                 kept, grad_mixing, loop);
+    }
+    const Unit<A> unit =
+        unit_of(plan, s, kv_head, memory, memory.summaries.data, Orientation::transposed);
+    if (kept == nullptr) {
+      summarize_unit(operands, unit, loop);
+    } else {
+      take_up_summaries(
+          unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept, Orientation::straight), loop);
+    }
+    backward_unit(operands, request, unit, grad_mixing, loop);
+  };
+  run_backward_units(operands, request, backward, executor, run);
 }
 
 }  // namespace cpu

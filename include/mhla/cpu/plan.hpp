@@ -20,8 +20,19 @@
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
+#include <optional>
 
 MHLA_NAMESPACE_BEGIN
+
+/// A stage that a whole pass consists of: what Stages::workspace_size takes.
+/// \ingroup stages
+enum class Stage {
+  summarize,           ///< S and z of key blocks
+  read_out,            ///< y of query blocks
+  read_out_gradient,   ///< dq, rows of dmix, dS~ and dz~ of query blocks
+  mix_gradient,        ///< dS and dz of key blocks
+  summarize_gradient,  ///< dk and dv of key blocks
+};
 
 namespace cpu {
 
@@ -86,7 +97,7 @@ struct Plan {
   /// `concurrent` is the number of tasks that could run at once without sharing a unit.
   template <class V>
   Plan(Arena& arena, const V& attention, const Problem& checked, const ExecutorRef& executor,
-       Index concurrent, bool backward, bool in_pairs)
+       Index concurrent, bool backward, bool in_pairs, std::optional<Stage> stage = {})
       : problem(checked),
         extents(checked, max_tokens_of_tile<L>),
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>)),
@@ -117,6 +128,7 @@ struct Plan {
                       rotation.rotates(),
                       backward,
                       pairs,
+                      !stage || stage == Stage::read_out_gradient,
                       structure.num_rows(),
                       factors_mixing<L> ? structure.num_products() : 0};
     const Index num_slots = executor.slots();
@@ -126,6 +138,7 @@ struct Plan {
     if (backward && !factors_mixing<L>)
       group_rows = std::max(
           group_rows, row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
+    if (stage == Stage::mix_gradient || stage == Stage::summarize_gradient) group_rows = 0;
     slots = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
       const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs);
@@ -152,7 +165,7 @@ struct Plan {
   /// Where a matrix of `mixing`, or of its gradient, has m_ii.
   Index own_entry(Index block) const {
     if constexpr (factors_mixing<L>) return structure.own_coefficient(block);
-    return block * (problem.key_blocks + 1);
+    return block * (problem.key_blocks + 1) + problem.queries.first - problem.keys.first;
   }
 
   /// The query heads of a unit that one of its matrices mixes for: [first, last).

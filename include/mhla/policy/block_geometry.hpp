@@ -19,6 +19,15 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup geometries
 /// \{
 
+/// Consecutive blocks of a grid.
+struct BlockRange {
+  Index first = 0;  ///< block
+  Index count = 0;  ///< blocks
+
+  /// The block behind the last.
+  MHLA_HOST_DEVICE constexpr Index end() const { return first + count; }
+};
+
 /// A grid of tokens on three axes, the last one contiguous, and the extent of a block along each.
 /// Geometries with fewer axes have leading axes of extent 1.
 struct Grid {
@@ -62,6 +71,35 @@ struct Grid {
   MHLA_HOST_DEVICE constexpr Index block_extent(Index index, int axis) const {
     const Index left = extent[axis] - block_begin(index, axis);
     return left < block[axis] ? left : block[axis];
+  }
+  /// Tokens of blocks [0, blocks) whose raster index is less than `token`.
+  MHLA_HOST_DEVICE constexpr Index tokens_before(Index blocks, Index token) const {
+    if (num_tokens() == 0) return 0;
+    const auto clamped = [](Index x, Index most) { return x < 0 ? 0 : x < most ? x : most; };
+    // Whole slabs of blocks, then whole rows of the next slab, then blocks of its next row.
+    const Index slabs = clamped(block_begin(blocks, 0), extent[0]);
+    const Index rows = clamped(block_begin(blocks, 1), extent[1]);
+    const Index columns = clamped(block_begin(blocks, 2), extent[2]);
+    const Index in_slab = block_coordinate(blocks, 0) < layout(0) ? block_extent(blocks, 0) : 0;
+    const Index in_row = block_extent(blocks, 1);
+    const Index i = coordinate(token, 0);
+    const Index j = coordinate(token, 1);
+    const Index plane = extent[1] * extent[2];
+    const auto in_plane = [&](Index j_end, Index l_end) {  // of the slab that is cut
+      const Index cut = clamped(j_end - rows, in_row);
+      const Index last = j_end >= rows && j_end < rows + in_row ? clamped(l_end, columns) : 0;
+      const Index before = j_end < rows ? l_end : 0;
+      return clamped(j_end, rows) * extent[2] + before + cut * columns + last;
+    };
+    if (i < slabs) return token;
+    const Index planes = clamped(i - slabs, in_slab);
+    const Index begun = planes < in_slab ? in_plane(j, coordinate(token, 2)) : 0;
+    return slabs * plane + planes * in_plane(extent[1], 0) + begun;
+  }
+  /// Tokens of some blocks.
+  MHLA_HOST_DEVICE constexpr Index num_tokens(const BlockRange& range) const {
+    const Index all = num_tokens();
+    return tokens_before(range.end(), all) - tokens_before(range.first, all);
   }
   /// The block a token belongs to.
   MHLA_HOST_DEVICE constexpr Index block_of(Index token) const {

@@ -20,6 +20,10 @@ struct Problem {
   Grid key_grid;
   Index query_blocks = 0;
   Index key_blocks = 0;
+  /// The blocks whose tokens are there: all, or those of a stage. The first of query_blocks and
+  /// key_blocks is theirs.
+  BlockRange queries;
+  BlockRange keys;
   Index sequences = 0;    ///< that share no keys: the batch, or the sequences packed into it
   Index feature_dim = 0;  ///< D, the length of phi's output
 };
@@ -41,6 +45,8 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
   problem.key_grid = key_grid;
   problem.query_blocks = query_grid.num_blocks();
   problem.key_blocks = key_grid.num_blocks();
+  problem.queries = {0, problem.query_blocks};
+  problem.keys = {0, problem.key_blocks};
 
   attention.mixing.require_parameters(mixing_layout<A>(problem), shape.mix_query_blocks,
                                       shape.mix_key_blocks);

@@ -274,11 +274,12 @@ void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<
         const Panel<float> grad = cpu::mixed_gradients(plan, unit, matrix).key_sums;
         const Panel<float> key_sums = unit.summaries.key_sums.row_range(first, count);
         if constexpr (sees_past_only<L>) {
-          mix_past_matrix_gradient<float>(grad, first, lag_of(sight_of<L>), key_sums,
-                                          result.col_range(first, count),
+          mix_past_matrix_gradient<float>(grad, {0, grad.rows}, first, lag_of(sight_of<L>),
+                                          key_sums, result.col_range(first, count),
                                           plan.slots[slot].triangle);
         } else {
-          cpu::mix_matrix_gradient<float>(grad, key_sums, result.col_range(first, count));
+          cpu::mix_matrix_gradient<float>(grad, key_sums, result.col_range(first, count),
+                                          grad.rows);
         }
       }
     }
