@@ -1,26 +1,35 @@
 // SPDX-License-Identifier: MIT
 /// \defgroup stages Stages
-/// What a whole pass does in turn, on given blocks of a sequence: for caches of summaries, and for
+/// What a whole pass does in turn, on blocks of a sequence: for caches of summaries, and for
 /// sequences that are shared out.
 /// \code
-/// using Video = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Bidirectional>;
-/// const mhla::Stages<Video, float> stages(Video{.blocks = {.block = 64}}, mhla::shape_of(q, k, v,
-/// mix));
+/// // A video of which 8 blocks are known, 4 are not.
+/// const mhla::Stages<mhla::Attention<mhla::Relu, mhla::Blocks2D>, float> stages(attention, call);
+/// const mhla::BlockRange known{0, 8}, next{8, 4};
+/// std::vector<float> memory(static_cast<std::size_t>(12 * stages.summary_size()));
+/// const auto sums = mhla::make_view(memory.data(), 12, stages.summary_size());
+/// const mhla::Workspace scratch(stages.workspace_size(mhla::Stage::summarize, executor, known));
+/// stages.summarize(executor, known, k_view, v_view, mhla::rows_of(sums, known), scratch);  // once
+/// // For each of its continuations:
+/// stages.summarize(executor, next, k_view, v_view, mhla::rows_of(sums, next), workspace);
+/// stages.read_out(executor, next, {q_view, k_view, v_view, mhla::rows_of(mix_view, next)}, sums,
+///                 y_view, workspace);
 /// \endcode
 /// Forward: `summarize` leaves S_b and z_b of key blocks, `read_out` makes y of query blocks from
 /// all of them and rows of mix. Backward: `read_out_gradient` makes dq, rows of dmix and dS~_i of
-/// query blocks, `mix_gradient` dS_b from those, `summarize_gradient` dk and dv. forward_into and
-/// backward_into are these, called in turn.
+/// query blocks, `mix_gradient` dS_b of key blocks from all of those, `summarize_gradient` dk and
+/// dv. (arXiv 2601.07832, equations 3 to 5, and their adjoints.)
 ///
-/// Tensors have the tokens of the given blocks alone, in the order of the sequence (its raster
-/// order); positions of a rotation are those of the whole sequence. Sums travel between stages in
-/// matrices whose row b is all that block b leaves, of the whole batch, so that some blocks are
-/// some rows: what MPI's all-gather concatenates, and its reduce-scatter adds up and shares out.
+/// Tensors have the tokens of the given blocks alone, in raster order; positions of a rotation are
+/// those of the whole sequence. What passes from stage to stage is matrices whose row b is all that
+/// block b leaves, for the whole batch, so that some blocks are some rows: an all-gather appends
+/// them, a reduce-scatter adds them up and shares them out.
 ///
-/// Bits are those of the whole pass, however blocks are shared out, if feature_dim is a multiple of
-/// 16; or if neither side has more than 104 blocks, and all heads share mix. `mix_gradient` has
-/// them if it has all query blocks (Causal, BlockCausal: all from its first key block on); sums of
-/// several calls differ in rounding. Precision::fast is taken as exact.
+/// forward_into and backward_into are these stages, called in turn: however blocks are shared out,
+/// y, dq and dmix have their bits, and so have dk and dv, unless feature_dim is no multiple of 16
+/// under Bidirectional with more than 128 query blocks, or with a matrix for each of the query
+/// heads that share a kv head. `mix_gradient` then is given all query blocks that see its keys;
+/// sums of several calls differ in rounding. Precision::fast is taken as exact.
 #pragma once
 
 #include <algorithm>
@@ -31,6 +40,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
+#include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/pipeline.hpp>
@@ -444,7 +454,8 @@ class Stages : RequireStages<V> {
   template <Stage stage, class E, class Body>
   void run(const E& executor, const BlockRange& queries, const BlockRange& keys,
            WorkspaceView workspace, const Body& body) const {
-    require_workspace(workspace, bytes<stage>(executor, queries, keys), "mhla::Stages");
+    require_workspace(workspace, bytes<stage>(executor, queries, keys), "mhla::Stages",
+                      "Stages::workspace_size says how many a stage takes");
     if (problem_.shape.empty()) return;
     Arena arena(workspace);
     auto plan = lay_out<stage>(arena, executor, part<stage>(queries, keys));

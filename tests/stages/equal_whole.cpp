@@ -240,6 +240,18 @@ void check_sequences() {
   SECTION("rows of summaries that are summed lane by lane") {
     check<float>(Sequence{.blocks = {.block = 4}}, {1, 2, 1, 331, 331, 32, 36});
   }
+  SECTION("rows that end in half a vector") {
+    check<float>(Sequence{.blocks = {.block = 2}}, {1, 2, 1, 255, 255, 8, 5});
+  }
+  SECTION("features that are no whole vectors, many blocks") {
+    check<float>(Sequence{.blocks = {.block = 2}}, {1, 2, 1, 599, 599, 6, 5, 2});
+  }
+  // With Bidirectional, and many blocks, kernels sum half vectors of rows in pairs.
+  if constexpr (Causality::sight != mhla::Sight::all) {
+    SECTION("rows that end in half a vector, many blocks") {
+      check<float>(Sequence{.blocks = {.block = 2}}, {1, 2, 1, 599, 599, 8, 5, 2});
+    }
+  }
   SECTION("bfloat16") {
     check<BFloat16>(Sequence{.blocks = {.block = 7}}, {2, 2, 1, 165, 165, 16, 12});
   }

@@ -97,12 +97,16 @@ class Arena {
   Index used_ = 0;
 };
 
-// Throws WorkspaceError unless `workspace` holds `bytes` bytes at an aligned address.
-inline void require_workspace(WorkspaceView workspace, Index bytes, const char* function) {
+// Throws WorkspaceError unless `workspace` holds `bytes` bytes at an aligned address; `rule` says
+// how many that is.
+inline void require_workspace(
+    WorkspaceView workspace, Index bytes, const char* function,
+    const char* rule =
+        "forward_workspace_size and backward_workspace_size say how many a call "
+        "takes") {
   if (workspace.size < bytes)
     throw WorkspaceError(function, ": workspace: ", bytes, " bytes are needed, ", workspace.size,
-                         " were given; forward_workspace_size and backward_workspace_size say how "
-                         "many a call takes");
+                         " were given; ", rule);
   if (bytes > 0 && reinterpret_cast<std::uintptr_t>(workspace.data) %
                            static_cast<std::uintptr_t>(workspace_alignment) !=
                        0)

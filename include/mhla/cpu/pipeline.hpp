@@ -13,6 +13,7 @@
 #include <mhla/core/overlap.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
+#include <mhla/core/stage.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/backward_unit.hpp>
 #include <mhla/cpu/forward_unit.hpp>

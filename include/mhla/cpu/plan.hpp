@@ -9,6 +9,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/block_table.hpp>
@@ -23,16 +24,6 @@
 #include <optional>
 
 MHLA_NAMESPACE_BEGIN
-
-/// A stage that a whole pass consists of: what Stages::workspace_size takes.
-/// \ingroup stages
-enum class Stage {
-  summarize,           ///< S and z of key blocks
-  read_out,            ///< y of query blocks
-  read_out_gradient,   ///< dq, rows of dmix, dS~ and dz~ of query blocks
-  mix_gradient,        ///< dS and dz of key blocks
-  summarize_gradient,  ///< dk and dv of key blocks
-};
 
 namespace cpu {
 

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+// A structured mixing has no rows of which a stage could be given some.
+// EXPECT: mhla: Stages have rows of the mixing matrix: use DenseMixing
+#include <mhla/attention.hpp>
+#include <mhla/stages.hpp>
+
+template <class Mixing>
+using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
+                                 mhla::NoRotation, Mixing>;
+
+void use() {
+  const mhla::Stages<Sequence<mhla::DenseMixing>, float> right({}, {});
+#ifndef MHLA_CONTROL
+  const mhla::Stages<Sequence<mhla::RecurrentMixing>, float> wrong({}, {});
+#endif
+}
