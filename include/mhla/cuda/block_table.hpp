@@ -178,7 +178,7 @@ struct RowFinder {
 inline void require_mix_of_all_items(const Shape& shape) {
   if (shape.mix_per_item())
     throw ShapeError("mhla: mix: axis heads is ", shape.mix_heads,
-                     "; on CUDA it must be 1 (shared) or ", shape.heads,
+                     "; on CUDA that of DenseMixing must be 1 (shared) or ", shape.heads,
                      " (one matrix per head of q)");
 }
 

@@ -13,6 +13,7 @@
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/factored_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
@@ -72,8 +73,9 @@ struct Operands {
     }
   }
   void fill_tables() const {
-    cuda::fill_tables(device, variant, e.queries.table, e.keys.table, plan.rotation,
-                      PackMixing<A>{mix, e.mix_rows, e.mix_columns, plan.mixing});
+    PackMixing<A> dense{mix, e.mix_rows, e.mix_columns, plan.mixing};
+    if constexpr (factors_mixing<V>) dense.packed = {};
+    cuda::fill_tables(device, variant, e.queries.table, e.keys.table, plan.rotation, dense);
   }
 };
 
@@ -101,6 +103,16 @@ PlanType plan_of_parts(const PassCall& call) {
   return PlanType(Arena(call.workspace), call.attention, call.problem, items, call.is_backward);
 }
 
+/// The matrices of mix, or their gradients, of a part of the batch.
+template <class PassCall, class A>
+TensorView<A, 3> part_of_mix(const PassCall& call, TensorView<A, 3> mix, Index first, Index count) {
+  const Shape& shape = call.problem.shape;
+  if (!shape.mix_per_item()) return mix;
+  mix.data += first * shape.heads * mix.stride[0];
+  mix.extent[0] = count * shape.heads;
+  return mix;
+}
+
 /// Calls f(operands, cut) for the parts of the batch of a call, of which `largest` is the plan:
 /// cut(tensor) are the part's items of a tensor.
 template <template <class, class> class PassCall, class V, class T, class PlanType, class F>
@@ -121,9 +133,18 @@ void for_each_part(const PassCall<V, T>& call, const PlanType& largest, const F&
     keys.table.mask = cut(keys.table.mask);
     plan.keep_summaries(batch, first, call.state);
     const OperandViews<T>& of = call.operands;
-    const Operands<V, T, PlanType> part{call.device, call.attention, plan,  cut(of.q),
-                                        cut(of.k),   cut(of.v),      of.mix};
+    const Operands<V, T, PlanType> part{call.device,
+                                        call.attention,
+                                        plan,
+                                        cut(of.q),
+                                        cut(of.k),
+                                        cut(of.v),
+                                        part_of_mix(call, of.mix, first, queries.batch)};
     if (first == 0) part.fill_tables();
+    if constexpr (factors_mixing<V>)
+      if (first == 0 || call.problem.shape.mix_per_item())
+        FactoredMixing<V, Accumulator<T>>{call.device, call.attention, plan}.fill_coefficients(
+            part.mix);
     f(part, cut);
   }
 }
@@ -139,13 +160,15 @@ GradientViews<T> part_of(GradientViews<T> gradients, const Cut& cut) {
 
 /// Sums the queries' parts of dm_ii, of all blocks of a unit with this row of mix: one per
 /// sequence.
-template <class A>
+template <class A, class M>
 struct AddOwnMixingGradient {
   PanelRows rows;
   const A* products;
   Index matrices;
   Index mix_blocks;
-  A* parts;  // [units, matrices, blocks of mix]
+  A* parts;  // [units, matrices, blocks of mix], or coefficients of a structured mixing
+  M mixing;
+  Index size;  // of a matrix in `parts`
 
   MHLA_HOST_DEVICE void operator()(Index at) const {
     const Index i = at % mix_blocks;
@@ -159,7 +182,11 @@ struct AddOwnMixingGradient {
       const Index first = part * rows.of_unit() + b * rows.of_block() + matrix * heads * tokens;
       for (Index r = 0; r < heads * tokens; ++r) sum += products[first + r];
     }
-    parts[at] += sum;
+    if constexpr (StructuredMixing<M>) {
+      parts[at / mix_blocks * size + mixing.own_coefficient(i)] += sum;
+    } else {
+      parts[at] += sum;
+    }
   }
 };
 /// The same of a call that masks own blocks; nothing in other calls.
@@ -168,8 +195,10 @@ void add_own_mixing_gradient(const Operands<V, T, PlanType>& part) {
   const Extents<V>& e = part.e;
   if constexpr (masks_own_block<V>)
     launch(part.device, e.units() * e.matrices * e.mix_rows,
-           AddOwnMixingGradient<Accumulator<T>>{e.queries, part.plan.own_products.data, e.matrices,
-                                                e.mix_rows, part.plan.grad_own_mixing.data});
+           AddOwnMixingGradient<Accumulator<T>, typename V::MixingType>{
+               e.queries, part.plan.own_products.data, e.matrices, e.mix_rows,
+               factors_mixing<V> ? part.plan.grad_mixing.data : part.plan.grad_own_mixing.data,
+               part.variant.mixing, e.mixing_size()});
 }
 
 /// dmix from its parts, [parts, matrices of a kv head, query blocks, key blocks], summed in order,
@@ -228,11 +257,29 @@ void run_backward_in_parts(const BackwardCall<V, T>& call, const PlanType& large
                            const F& backward_part) {
   clear(call.device, largest.grad_mixing);
   clear(call.device, largest.grad_own_mixing);
+  if constexpr (factors_mixing<V>)
+    if (call.update == Update::overwrite) clear(call.device, call.gradients.mix);
+  const bool per_item = call.problem.shape.mix_per_item();
+  const auto add_parameter_gradient = [&](const PlanType& plan, const auto& mix, const auto& grad) {
+    if constexpr (factors_mixing<V>)
+      if (call.gradients.mix.wanted)
+        FactoredMixing<V, Accumulator<T>>{call.device, call.attention, plan}.parameter_gradient(
+            mix, grad);
+  };
+  Index first = 0;
   for_each_part(call, largest, [&](const auto& part, const auto& cut) {
     backward_part(part, cut(call.dy), part_of(call.gradients, cut));
+    if (!per_item) return;
+    const Index count = part.e.queries.batch;
+    add_parameter_gradient(part.plan, part.mix,
+                           part_of_mix(call, call.gradients.mix.view, first, count));
+    clear(call.device, largest.grad_mixing);
+    first += count;
   });
-  write_mixing_gradient(call, largest.extents, largest.grad_mixing,
-                        masks_own_block<V> ? largest.grad_own_mixing.data : nullptr, sight_of<V>);
+  if (!per_item) add_parameter_gradient(largest, call.operands.mix, call.gradients.mix.view);
+  if constexpr (!factors_mixing<V>)
+    write_mixing_gradient(call, largest.extents, largest.grad_mixing,
+                          masks_own_block<V> ? largest.grad_own_mixing.data : nullptr, sight_of<V>);
 }
 
 }  // namespace cuda

@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: MIT
+// placeholder
+#include "tests/support/catch.hpp"
