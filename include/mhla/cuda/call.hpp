@@ -141,6 +141,7 @@ Refusal fused_refusal(const Call<V, T>& call) {
   if (!has_fused_passes<V, T>) return {refusal_of_types<V, T>()};
   if (shape.batch == 0 || shape.heads == 0 || shape.query_tokens == 0 || shape.key_tokens == 0)
     return {"a tensor is empty"};
+  if (shape.mix_per_item()) return {"a mixing matrix for each batch item"};
   if (!call.compiled.has(shape.key_dim, shape.value_dim))
     return {{}, {shape.key_dim, shape.value_dim}};
   return {};

@@ -43,12 +43,10 @@ struct DecodeExtents {
         block_tokens(problem.query_grid.block[2]),
         feature_dim(problem.feature_dim),
         value_dim(problem.shape.value_dim),
-        normalizes(has_denominators) {
-    require_mix_of_all_items(problem.shape);
-  }
+        normalizes(has_denominators) {}
 
   Index units() const { return checked_mul(batch, kv_heads); }
-  Index heads() const { return kv_heads * group_size; }
+  MHLA_HOST_DEVICE Index heads() const { return kv_heads * group_size; }
   Index tile() const { return std::min(block_tokens, max_decode_tile); }
   MHLA_HOST_DEVICE Index summary_size() const { return feature_dim * value_dim; }
 

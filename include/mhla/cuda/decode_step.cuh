@@ -81,7 +81,8 @@ struct DecodeStep {
   }
   /// Row `block` of the matrix of query head g of a unit.
   MHLA_HOST_DEVICE const A* mixing_row(Index u, Index g, Index block) const {
-    const Index head = e.mix_heads == 1 ? 0 : u % e.kv_heads * e.group_size + g;
+    const Index unit = e.mix_heads == e.heads() ? u % e.kv_heads : memory_of(u);
+    const Index head = e.mix_heads == 1 ? 0 : unit * e.group_size + g;
     return mixing + (head * e.blocks + block) * e.blocks;
   }
   MHLA_HOST_DEVICE Index matrix_of(Index g) const { return e.matrices == 1 ? 0 : g; }

@@ -22,6 +22,7 @@
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/token_block.cuh>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/traits.hpp>
 #include <utility>
@@ -280,9 +281,10 @@ struct FactoredMixing {
     }
   }
 
-  /// Adds to dmix what the units' parts of dC say.
-  void parameter_gradient(const TensorView<const A, 3>& mix,
-                          const TensorView<A, 3>& grad_mix) const {
+  /// dmix from the units' parts of dC.
+  void parameter_gradient(const TensorView<const A, 3>& mix, const TensorView<A, 3>& grad_mix,
+                          Update update) const {
+    if (update == Update::overwrite) clear(device, GradientView<A, 3>(grad_mix));
     const Index parts = e.units() * e.matrices;
     const Index size = e.mixing_size();
     A* const sums = plan.grad_mixing.data;

@@ -36,6 +36,7 @@ struct Extents {
   Index key_dim;
   Index matrices;   // per kv head: 1 shared, or one per query head
   Index mix_heads;  // of the mixing matrix
+  bool per_item;    // each batch item has its own
   Index mix_rows;   // of its corner that is used: query blocks of the longest sequence
   Index mix_columns;
   MixingLayout layout;     // of the longest sequence
@@ -49,10 +50,10 @@ struct Extents {
         matrices(problem.shape.mix_heads == 1 ? std::min(Index{1}, problem.shape.group_size())
                                               : problem.shape.group_size()),
         mix_heads(problem.shape.mix_heads),
+        per_item(problem.shape.mix_per_item()),
         mix_rows(problem.query_blocks),
         mix_columns(problem.key_blocks),
         layout(mixing_layout<V>(problem)) {
-    if constexpr (!factors_mixing<V>) require_mix_of_all_items(problem.shape);
     TensorView<const std::uint8_t, 2> query_mask;
     TensorView<const std::uint8_t, 2> key_mask;
     if constexpr (requires { attention.masks; }) {
@@ -90,7 +91,8 @@ struct Extents {
     return factors_mixing<V> ? coefficients : checked_mul(mix_rows, mix_columns);
   }
   Index mixings() const {
-    return factors_mixing<V> && mix_heads > 1 ? checked_mul(units(), matrices) : mix_heads;
+    const bool of_units = per_item || (factors_mixing<V> && mix_heads > 1);
+    return of_units ? checked_mul(units(), matrices) : mix_heads;
   }
   /// The blocks that a sequence is mixed between.
   MixingLayout layout_of(const Sequence& sequence) const {
@@ -191,7 +193,7 @@ struct Plan : TablePlan<V, A, false> {
   Index between = checked_mul(extents.units(), extents.between);
   Index kept = checked_mul(between, this->backward ? extents.matrices : 1);
   Span<A> own_mixing =
-      take(extents.mixings(), extents.mix_rows, factors_mixing<V>&& masks_own_block<V>);
+      take(extents.mixings(), factors_mixing<V> ? extents.mix_rows : 0, masks_own_block<V>);
   Span<A> between_summaries = take(kept, extents.summary_size());
   Span<A> between_key_sums = take(kept, feature_dim, mixes_key_sums<V>);
   Span<A> scores = take(extents.key_summaries(), score_size, masks_own_block<V>);

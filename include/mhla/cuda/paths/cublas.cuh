@@ -158,7 +158,7 @@ struct CublasPass {
     } else {
       return {e.queries,         RowFinder(e.queries),
               plan.mixing.data,  shared ? 0 : e.mixing_size(),
-              e.mix_columns + 1, Divisor(e.queries.kv_heads)};
+              e.mix_columns + 1, Divisor(e.per_item ? e.units() : e.queries.kv_heads)};
     }
   }
   OwnBlocks<A> own_blocks() const {
@@ -176,12 +176,14 @@ struct CublasPass {
     const bool shared = e.mix_heads == 1;
     const Index group_size = e.queries.group_size;
     if (group_size == 0) return;
-    for (Index head = 0; head < e.mix_heads; ++head)
+    for (Index head = 0; head < e.mixings(); ++head)
       for_each_sequence_side(
           of.variant, e, [&](const Sequence& of_queries, const Sequence& of_keys) {
             f(Mixing<V>{e, head, shared ? 0 : head % group_size, shared ? 0 : head / group_size,
-                        shared ? e.units() : e.queries.batch, shared ? 1 : e.queries.kv_heads,
-                        of_queries, of_keys});
+                        shared       ? e.units()
+                        : e.per_item ? 1
+                                     : e.queries.batch,
+                        shared ? 1 : e.queries.kv_heads, of_queries, of_keys});
           });
   }
 

@@ -42,6 +42,7 @@ struct Operands {
   TensorView<const T, 4> k;
   TensorView<const T, 4> v;
   TensorView<const A, 3> mix;
+  Index first = 0;  // item
   const Extents<V>& e = plan.extents;
 
   A scale() const { return static_cast<A>(variant.scale); }
@@ -73,8 +74,12 @@ struct Operands {
     }
   }
   void fill_tables() const {
-    PackMixing<A> dense{mix, e.mix_rows, e.mix_columns, plan.mixing};
-    if constexpr (factors_mixing<V>) dense.packed = {};
+    PackMixing<A> dense{mix, e.mix_rows, e.mix_columns, {}};
+    if constexpr (factors_mixing<V>) {
+      FactoredMixing<V, A>{device, variant, plan}.fill_coefficients(mix);
+    } else {
+      dense.packed = {plan.mixing.data, e.mixings() * e.mixing_size()};
+    }
     cuda::fill_tables(device, variant, e.queries.table, e.keys.table, plan.rotation, dense);
   }
 };
@@ -139,22 +144,21 @@ void for_each_part(const PassCall<V, T>& call, const PlanType& largest, const F&
                                         cut(of.q),
                                         cut(of.k),
                                         cut(of.v),
-                                        part_of_mix(call, of.mix, first, queries.batch)};
-    if (first == 0) part.fill_tables();
-    if constexpr (factors_mixing<V>)
-      if (first == 0 || call.problem.shape.mix_per_item())
-        FactoredMixing<V, Accumulator<T>>{call.device, call.attention, plan}.fill_coefficients(
-            part.mix);
+                                        part_of_mix(call, of.mix, first, queries.batch),
+                                        first};
+    if (first == 0 || call.problem.shape.mix_per_item()) part.fill_tables();
     f(part, cut);
   }
 }
 
-/// The gradients of a part of the batch.
-template <class T, class Cut>
-GradientViews<T> part_of(GradientViews<T> gradients, const Cut& cut) {
+/// The gradients of a part of the batch, which begins with item `first`.
+template <class V, class T, class Cut>
+GradientViews<T> part_of(const BackwardCall<V, T>& call, Index first, const Cut& cut) {
+  GradientViews<T> gradients = call.gradients;
   gradients.query.view = cut(gradients.query.view);
   gradients.key.view = cut(gradients.key.view);
   gradients.value.view = cut(gradients.value.view);
+  gradients.mix.view = part_of_mix(call, gradients.mix.view, first, gradients.query.view.extent[0]);
   return gradients;
 }
 
@@ -207,9 +211,7 @@ template <class A>
 struct WriteMixingGradient {
   const A* parts;
   const A* own_parts;  // [parts, matrices, blocks]: the diagonal's, if own blocks are separate
-  Index count;         // parts
-  Index kv_heads;      // part p belongs to kv head p % kv_heads
-  Index matrices;      // of a part
+  Index count;  // matrices of all parts: of one of mix's all that are multiples of mix's apart
   Index query_blocks;
   Index key_blocks;
   Sight sight;
@@ -226,60 +228,56 @@ struct WriteMixingGradient {
       if (update == Update::overwrite) to = A(0);
       return;
     }
-    const bool shared = destination.extent[0] == 1;
     double sum = 0;
-    for (Index p = shared ? 0 : h / matrices; p < count; p += shared ? 1 : kv_heads) {
-      const Index row = (p * matrices + (shared ? 0 : h % matrices)) * query_blocks + i;
+    for (Index p = h; p < count; p += destination.extent[0]) {
+      const Index row = p * query_blocks + i;
       sum += static_cast<double>(own ? own_parts[row] : parts[row * key_blocks + b]);
     }
     to = update == Update::overwrite ? static_cast<A>(sum) : to + static_cast<A>(sum);
   }
 };
-/// dmix, if it is wanted, from the parts of all units of all items; `own_parts`, if not null, are
-/// those of the diagonal.
+/// dmix, if it is wanted, from the parts of all units; `own_parts`, if not null, are those of the
+/// diagonal.
 template <class V, class T>
 void write_mixing_gradient(const BackwardCall<V, T>& call, const Extents<V>& e,
-                           Span<Accumulator<T>> parts, const Accumulator<T>* own_parts,
-                           Sight sight) {
-  using A = Accumulator<T>;
-  const GradientView<A, 3>& to = call.gradients.mix;
+                           Span<Accumulator<T>> parts, const Accumulator<T>* own_parts, Sight sight,
+                           const GradientView<Accumulator<T>, 3>& to) {
   if (to.wanted)
     launch(call.device, to.view.size(),
-           WriteMixingGradient<A>{parts.data, own_parts, e.matrices == 0 ? 0 : e.units(),
-                                  e.keys.kv_heads, e.matrices, e.mix_rows, e.mix_columns, sight,
-                                  to.view, call.update});
+           WriteMixingGradient<Accumulator<T>>{parts.data, own_parts, e.units() * e.matrices,
+                                               e.mix_rows, e.mix_columns, sight, to.view,
+                                               call.update});
 }
 
 /// Runs backward_part(operands, dy, gradients) for the parts of a call's batch, which adds to the
-/// units' parts of dmix; then sums those.
+/// units' parts of dmix; then sums those: of all items, or of each part of the batch whose items
+/// have matrices of their own.
 template <class V, class T, class PlanType, class F>
 void run_backward_in_parts(const BackwardCall<V, T>& call, const PlanType& largest,
                            const F& backward_part) {
-  clear(call.device, largest.grad_mixing);
-  clear(call.device, largest.grad_own_mixing);
-  if constexpr (factors_mixing<V>)
-    if (call.update == Update::overwrite) clear(call.device, call.gradients.mix);
   const bool per_item = call.problem.shape.mix_per_item();
-  const auto add_parameter_gradient = [&](const PlanType& plan, const auto& mix, const auto& grad) {
-    if constexpr (factors_mixing<V>)
-      if (call.gradients.mix.wanted)
-        FactoredMixing<V, Accumulator<T>>{call.device, call.attention, plan}.parameter_gradient(
-            mix, grad);
-  };
-  Index first = 0;
-  for_each_part(call, largest, [&](const auto& part, const auto& cut) {
-    backward_part(part, cut(call.dy), part_of(call.gradients, cut));
-    if (!per_item) return;
-    const Index count = part.e.queries.batch;
-    add_parameter_gradient(part.plan, part.mix,
-                           part_of_mix(call, call.gradients.mix.view, first, count));
+  const auto clear_parts = [&] {
     clear(call.device, largest.grad_mixing);
-    first += count;
+    clear(call.device, largest.grad_own_mixing);
+  };
+  const auto write = [&](const PlanType& plan, const auto& mix, const auto& to) {
+    if constexpr (factors_mixing<V>) {
+      if (to.wanted)
+        FactoredMixing<V, Accumulator<T>>{call.device, call.attention, plan}.parameter_gradient(
+            mix, to.view, call.update);
+    } else {
+      const auto* const own = masks_own_block<V> ? plan.grad_own_mixing.data : nullptr;
+      write_mixing_gradient(call, plan.extents, plan.grad_mixing, own, sight_of<V>, to);
+    }
+  };
+  clear_parts();
+  for_each_part(call, largest, [&](const auto& part, const auto& cut) {
+    const GradientViews<T> gradients = part_of(call, part.first, cut);
+    if (per_item && part.first > 0) clear_parts();
+    backward_part(part, cut(call.dy), gradients);
+    if (per_item) write(part.plan, part.mix, gradients.mix);
   });
-  if (!per_item) add_parameter_gradient(largest, call.operands.mix, call.gradients.mix.view);
-  if constexpr (!factors_mixing<V>)
-    write_mixing_gradient(call, largest.extents, largest.grad_mixing,
-                          masks_own_block<V> ? largest.grad_own_mixing.data : nullptr, sight_of<V>);
+  if (!per_item) write(largest, call.operands.mix, call.gradients.mix);
 }
 
 }  // namespace cuda
