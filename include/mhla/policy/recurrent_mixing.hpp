@@ -235,6 +235,26 @@ struct RecurrentMixing {
   /// \endcond
 };
 
+/// \cond INTERNAL
+// A row of its parameters, as a decoder reads it.
+template <class A>
+struct RecurrentRow {
+  const A* row;
+  Index states;
+
+  MHLA_HOST_DEVICE A own() const { return row[0]; }
+  MHLA_HOST_DEVICE A read(Index r) const { return row[1 + r]; }
+  MHLA_HOST_DEVICE A write(Index r) const { return row[1 + states + r]; }
+  MHLA_HOST_DEVICE A decay(Index r) const { return row[1 + 2 * states + r]; }
+  // m_i,i-1
+  MHLA_HOST_DEVICE A closing() const {
+    A sum = A(0);
+    for (Index r = 0; r < states; ++r) sum += read(r) * write(r);
+    return sum;
+  }
+};
+/// \endcond
+
 /// \}
 
 MHLA_NAMESPACE_END
