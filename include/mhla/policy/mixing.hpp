@@ -87,7 +87,7 @@ concept Mixing = std::same_as<M, DenseMixing> || StructuredMixing<M>;
 /// \cond INTERNAL
 // One of mix's matrices.
 template <class A>
-TensorView<A, 2> matrix_view(const TensorView<A, 3>& mix, Index matrix) {
+MHLA_HOST_DEVICE TensorView<A, 2> matrix_view(const TensorView<A, 3>& mix, Index matrix) {
   return {mix.data + matrix * mix.stride[0],
           {mix.extent[1], mix.extent[2]},
           {mix.stride[1], mix.stride[2]}};
