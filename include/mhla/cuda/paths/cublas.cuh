@@ -21,7 +21,7 @@
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/denominators.cuh>
-#include <mhla/cuda/factored_mixing.cuh>
+#include <mhla/cuda/factored_unit.cuh>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/intra_block.cuh>
 #include <mhla/cuda/paths/cublas.hpp>
