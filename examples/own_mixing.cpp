@@ -12,7 +12,7 @@ struct LocalMixing {
   mhla::Index reach = 1;
   static constexpr bool causal = false;
 
-  mhla::Index width() const { return 2 * reach + 1; }
+  MHLA_HOST_DEVICE mhla::Index width() const { return 2 * reach + 1; }
   void require_parameters(const mhla::MixingLayout&, mhla::Index rows, mhla::Index columns) const {
     if (rows != 1 || columns != width())
       throw mhla::ShapeError("LocalMixing: mix is [.., 1, ", width(), "]");
@@ -20,7 +20,7 @@ struct LocalMixing {
 
   // S of the blocks, then S~ of the blocks: nothing in between.
   mhla::Index num_rows(const mhla::MixingLayout& layout) const { return 2 * layout.key_blocks(); }
-  mhla::Index num_coefficients(const mhla::MixingLayout& layout) const {
+  MHLA_HOST_DEVICE mhla::Index num_coefficients(const mhla::MixingLayout& layout) const {
     return layout.key_blocks() * width();
   }
   // One product for each block: a row of 2 reach + 1 coefficients, or fewer at the ends.
@@ -39,15 +39,17 @@ struct LocalMixing {
     }
   }
 
-  // Where the coefficients come from, and the way back.
+  // Where the coefficients come from, and the way back: on a GPU, too.
   template <class A>
-  void coefficients(const mhla::MixingLayout& layout, const mhla::TensorView<const A, 2>& mix,
-                    const mhla::Span<A>& to) const {
+  MHLA_HOST_DEVICE void coefficients(const mhla::MixingLayout& layout,
+                                     const mhla::TensorView<const A, 2>& mix,
+                                     const mhla::Span<A>& to) const {
     for (mhla::Index i = 0; i < num_coefficients(layout); ++i) to[i] = mix(0, i % width());
   }
   template <class A>
-  void vjp(const mhla::MixingLayout& layout, const mhla::TensorView<const A, 2>&,
-           const mhla::Span<const A>& grad, const mhla::TensorView<A, 2>& grad_mix) const {
+  MHLA_HOST_DEVICE void vjp(const mhla::MixingLayout& layout, const mhla::TensorView<const A, 2>&,
+                            const mhla::Span<const A>& grad,
+                            const mhla::TensorView<A, 2>& grad_mix) const {
     for (mhla::Index i = 0; i < num_coefficients(layout); ++i) grad_mix(0, i % width()) += grad[i];
   }
 };

@@ -510,7 +510,7 @@ class Decoder : RequireStreaming<V> {
     return block < rows ? mixing_.data + (matrix * rows + block) * mix_shape_.mix_key_blocks
                         : nullptr;
   }
-  cpu::RecurrentRow<A> recurrent_row(Index matrix, Index block) const {
+  RecurrentRow<A> recurrent_row(Index matrix, Index block) const {
     return {mixing_row(matrix, block), extents_.states};
   }
   cpu::DecodeWeights<A> weights_of(Index matrix, Index block) const {

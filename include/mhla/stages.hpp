@@ -220,16 +220,18 @@ class Stages : RequireStages<V> {
     });
   }
 
-  /// dq and rows of dmix, each of which may be skipped, of query blocks, and what they leave for
-  /// keys. Operands as in read_out, dy as y; dmix as x.mix: under Causal its diagonal is added to
-  /// by summarize_gradient.
+  /// dq and rows of dmix of query blocks, if they are wanted, and what these leave for keys.
+  /// Operands as in read_out, dy as y, dmix as x.mix: its diagonal, under Causal, is left to
+  /// summarize_gradient. Other gradients are not touched.
   template <Executor E>
   void read_out_gradient(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
                          const TensorView<const A, 2>& summaries, const TensorView<const T, 4>& dy,
-                         const GradientView<T, 4>& dq, const GradientView<A, 3>& dmix,
-                         Update update, const QueryRows<A>& left, WorkspaceView workspace) const {
+                         const GradientViews<T>& gradients, Update update, const QueryRows<A>& left,
+                         WorkspaceView workspace) const {
     require_queries(queries, x, summaries);
     require_query_tensor("dy", dy, queries, problem_.shape.value_dim);
+    const auto& dq = gradients.query;
+    const auto& dmix = gradients.mix;
     Footprint footprint;
     if (dq.wanted) {
       require_query_tensor("dq", dq.view, queries, problem_.shape.key_dim);
@@ -316,19 +318,22 @@ class Stages : RequireStages<V> {
     });
   }
 
-  /// dk and dv, each of which may be skipped, of key blocks from their dS and dz. x.k and x.v have
-  /// the tokens of the blocks. The rest is used under Causal alone: x.q, dy and `denominators` of
-  /// the same blocks' queries, x.mix their rows as in read_out, and dmix, whose diagonal is added
-  /// to: it holds what read_out_gradient wrote.
+  /// dk and dv of key blocks, if they are wanted, from dS and dz. x.k and x.v have the tokens of
+  /// the blocks. The rest is used under Causal alone: x.q, dy and `denominators` of the same
+  /// blocks' queries, x.mix their rows as in read_out, and dmix, to whose diagonal this adds: it
+  /// holds what read_out_gradient wrote. Other gradients are not touched.
   template <Executor E>
   void summarize_gradient(const E& executor, const BlockRange& keys, const OperandViews<T>& x,
                           const TensorView<const A, 2>& summary_gradients,
                           const TensorView<const T, 4>& dy,
-                          const TensorView<const A, 2>& denominators, const GradientView<T, 4>& dk,
-                          const GradientView<T, 4>& dv, const GradientView<A, 3>& dmix,
-                          Update update, WorkspaceView workspace) const {
+                          const TensorView<const A, 2>& denominators,
+                          const GradientViews<T>& gradients, Update update,
+                          WorkspaceView workspace) const {
     require_keys(keys, x.k, x.v);
     require_rows("summary_gradients", summary_gradients, keys.count, summary_size());
+    const auto& dk = gradients.key;
+    const auto& dv = gradients.value;
+    [[maybe_unused]] const auto& dmix = gradients.mix;
     Footprint footprint;
     if (dk.wanted) {
       require_key_tensor("dk", dk.view, keys, problem_.shape.key_dim);

@@ -45,6 +45,7 @@ using mhla::Hedgehog;
 using mhla::Index;
 using mhla::MixedKeySum;
 using mhla::NoRotation;
+using mhla::RecurrentMixing;
 using mhla::Shape;
 using mhla::ShapeError;
 using mhla::StateError;
@@ -57,6 +58,10 @@ using Plain = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, NoRotation>;
 using HalfSplit = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;
 using UnnormalizedAxial = Attention<EluPlusOne, Blocks1D, Causal, Unnormalized, AxialRotary>;
 using Rowwise = Attention<Hedgehog, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;
+using Recurrent =
+    Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>;
+using PlainRecurrent =
+    Attention<EluPlusOne, Blocks1D, Causal, Unnormalized, NoRotation, RecurrentMixing>;
 
 // Device memory: NaN in every array to begin with, and between guards.
 class DeviceMemory {
@@ -88,11 +93,14 @@ struct DeviceSession {
   CudaDecoder<V, T> decoder;
 
   DeviceSession(const V& attention, const Operands<T>& operands, std::uint64_t seed = 1)
+      : DeviceSession(attention, operands, decoder_shape(operands), seed) {}
+  DeviceSession(const V& attention, const Operands<T>& operands, const DecoderShape& sizes,
+                std::uint64_t seed = 1)
       : x(&operands),
         y(operands.dy),
         machine{.seed = seed},
-        memory(CudaDecoder<V, T>::memory_size(attention, operands.mix, decoder_shape(operands))),
-        decoder(attention, device, operands.mix, decoder_shape(operands), memory) {
+        memory(CudaDecoder<V, T>::memory_size(attention, operands.mix, sizes)),
+        decoder(attention, device, operands.mix, sizes, memory) {
     for (T& element : y.elements())
       mhla::store(element, std::numeric_limits<mhla::Accumulator<T>>::quiet_NaN());
   }
@@ -159,6 +167,13 @@ const std::vector<Shape> shapes = {
     {1, 4, 2, 23, 23, 4, 11, 4}  // and a matrix for each
 };
 
+// The same with two states: a row more than blocks, of each head, of each head of each sequence,
+// and more value columns than tokens in a block.
+const std::vector<Shape> recurrent_shapes = {{1, 2, 2, 98, 98, 4, 4, 1, 21},
+                                             {2, 4, 2, 33, 33, 6, 3, 4},
+                                             {2, 4, 2, 33, 33, 4, 11, 8},
+                                             {1, 2, 1, 33, 33, 4, 3, 2}};
+
 // Against the forward pass after every prefix, and the CPU's decoder; always the same bits.
 template <class T, class V>
 void check_every_split(const V& attention, const Shape& shape) {
@@ -215,10 +230,98 @@ TEST_CASE("cuda decoding: equals forward and the CPU's decoder at every split po
   check_shapes(Rowwise{.rotation = {.theta = 100}});
 }
 
+TEST_CASE("cuda decoding: a matrix for each head of each sequence", "[cuda]") {
+  check_every_split<double>(HalfSplit{.blocks = {.block = 5}}, {2, 4, 2, 23, 23, 4, 3, 8});
+}
+
 TEMPLATE_TEST_CASE("cuda decoding: in float, and from 16 bits", "[cuda]", float, mhla::BFloat16,
                    mhla::Half) {
   const HalfSplit attention{.blocks = {.block = 5}};
   for (const Shape& shape : shapes) check_every_split<TestType>(attention, shape);
+  const PlainRecurrent recurrent{.blocks = {.block = 5}, .mixing = {.states = 2}};
+  check_every_split<TestType>(recurrent, recurrent_shapes[1]);
+}
+
+TEST_CASE("cuda recurrent decoding: equals forward and the CPU's decoder at every split point",
+          "[cuda][mixing]") {
+  for (const Shape& shape : recurrent_shapes) {
+    check_every_split<double>(Recurrent{.blocks = {.block = 5}, .mixing = {.states = 2}}, shape);
+    check_every_split<double>(PlainRecurrent{.blocks = {.block = 5}, .mixing = {.states = 2}},
+                              shape);
+  }
+  for (const Index block : {1, 2, 12})
+    check_every_split<double>(Recurrent{.blocks = {.block = block}, .mixing = {.states = 3}},
+                              {1, 4, 2, 19, 19, 4, 3, 4});
+}
+
+TEST_CASE("cuda recurrent decoding: one row of parameters serves any number of blocks",
+          "[cuda][mixing]") {
+  const PlainRecurrent attention{.blocks = {.block = 5}, .mixing = {.states = 2}};
+  const auto x = operands<double>(attention, {2, 4, 2, 203, 203, 4, 3, 4, 1});
+  DeviceSession<PlainRecurrent, double> steps(attention, x);
+  CHECK(steps.decoder.capacity() == mhla::no_limit);
+  steps.step_to_the_end();
+  check_decoded(steps.y, forward(attention, x));
+  for (const Index count : {3, 5, 8, 64, 203}) {
+    CAPTURE(count);
+    DeviceSession<PlainRecurrent, double> session(attention, x);
+    session.step_to_the_end(count);
+    CHECK(bitwise_equal(session.y.view(), steps.y.view()));
+  }
+}
+
+TEST_CASE("cuda recurrent decoding: the state does not grow with the blocks", "[cuda][mixing]") {
+  const PlainRecurrent attention{.blocks = {.block = 5}, .mixing = {.states = 2}};
+  const auto state_of = [&](Index rows) {
+    const auto x = operands<double>(attention, {1, 4, 2, 5, 5, 4, 3, 4, rows});
+    return DeviceSession<PlainRecurrent, double>(attention, x).decoder.snapshot_size();
+  };
+  CHECK(state_of(1) == state_of(1000));
+}
+
+TEST_CASE(
+    "cuda recurrent decoding: a recorded step, snapshots, and the last token in the middle "
+    "of a block",
+    "[cuda][mixing]") {
+  const Recurrent attention{.blocks = {.block = 4}, .mixing = {.states = 2}};
+  const auto x = operands<double>(attention, {3, 4, 2, 19, 19, 4, 3, 12, 1});
+  DecoderShape sizes = decoder_shape(x);
+  CHECK(says(error_message<ShapeError>([&] {
+               (void)CudaDecoder<Recurrent, double>::memory_size(attention, x.mix, sizes);
+             }),
+             "max_tokens: is 0"));
+  sizes.max_tokens = 19;
+  DeviceSession<Recurrent, double> session(attention, x, sizes);
+  CHECK(session.decoder.capacity() == 19);
+  const DeviceMemory memory(session.decoder.snapshot_size());
+  std::optional<CudaDecoder<Recurrent, double>::Snapshot> snapshot;
+  const auto replay = [&](Index t) {
+    session.decoder.count_replay();
+    session.step_by({t, t, t}, 1, [&](const auto& q, const auto& k, const auto& v, const auto& y) {
+      const long before = session.machine.launches;
+      session.decoder.record_step(session.device, q, k, v, y);
+      CHECK(session.machine.launches - before == 10);
+    });
+  };
+  for (Index t = 0; t < 19; ++t) {
+    if (t == 10) snapshot = session.decoder.save(session.device, memory);
+    replay(t);
+  }
+  const auto expected = forward(attention, x);
+  check_decoded(session.y, expected);
+  const auto straight = session.y;
+  session.decoder.load(session.device, *snapshot);
+  for (Index t = 10; t < 19; ++t) replay(t);
+  CHECK(bitwise_equal(session.y.view(), straight.view()));
+
+  // Behind it there is neither room nor a row of the rotation's table.
+  CHECK_THROWS_AS(session.decoder.count_replay(), StateError);
+  HostTensor<double, 4> q(3, 4, 1, 4), k(3, 2, 1, 4), v(3, 2, 1, 3), y(3, 4, 1, 3);
+  session.decoder.record_step(session.device, q, k, v, y.view());
+  for (const double element : y.elements()) CHECK(std::isnan(element));
+  session.decoder.reset(session.device);
+  session.step_to_the_end(7);
+  CHECK(bitwise_equal(session.y.view(), straight.view()));
 }
 
 TEST_CASE("cuda decoding: blocks of one token, of two, one block, and long ones", "[cuda]") {

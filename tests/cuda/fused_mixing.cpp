@@ -603,7 +603,7 @@ TEST_CASE("Parts of a matrix's gradient are added up as those of other backends 
   const mhla::TensorView<float, 3> view{gradient.data(), {4, 5, 5}, {25, 5, 1}};
   mhla::cuda::launch(
       device, 4 * 25,
-      mhla::cuda::WriteMixingGradient<float>{parts.data(), nullptr, shape.units, 2, 2, 5, 5,
+      mhla::cuda::WriteMixingGradient<float>{parts.data(), nullptr, shape.units * 2, 5, 5,
                                              Sight::past_blocks, view, mhla::Update::overwrite});
   for (Index h = 0; h < 4; ++h)
     for (Index i = 0; i < 5; ++i)

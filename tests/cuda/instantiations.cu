@@ -18,6 +18,32 @@ struct Cube {
   }
 };
 
+// A user's own mixing, S~_i = w S_i.
+struct Scaled {
+  static constexpr bool causal = false;
+
+  void require_parameters(const mhla::MixingLayout&, mhla::Index, mhla::Index) const {}
+  mhla::Index num_coefficients(const mhla::MixingLayout&) const { return 1; }
+  mhla::Index num_rows(const mhla::MixingLayout& layout) const { return 2 * layout.key_blocks(); }
+  template <class Visit>
+  void for_each_product(const mhla::MixingLayout& layout, Visit&& visit) const {
+    const mhla::Index blocks = layout.key_blocks();
+    visit(mhla::MixingProduct{0, 1, blocks, 0, 1, 1, false, false, 1, blocks});
+  }
+  template <class A>
+  MHLA_HOST_DEVICE void coefficients(const mhla::MixingLayout&,
+                                     const mhla::TensorView<const A, 2>& mix,
+                                     const mhla::Span<A>& to) const {
+    to[0] = mix(0, 0);
+  }
+  template <class A>
+  MHLA_HOST_DEVICE void vjp(const mhla::MixingLayout&, const mhla::TensorView<const A, 2>&,
+                            const mhla::Span<const A>& grad,
+                            const mhla::TensorView<A, 2>& grad_mix) const {
+    grad_mix(0, 0) += grad[0];
+  }
+};
+
 }  // namespace instantiations
 
 using namespace mhla;
@@ -32,6 +58,11 @@ using Sparse = Attention<Dpfp, Blocks1D>;
 using Own = Attention<instantiations::Cube, Blocks1D, Causal, Unnormalized>;
 using PackedLanguage = Packed<Language, std::int32_t>;
 using PaddedVision = Padded<Vision>;
+using Recurrent = Attention<Relu, Blocks1D, Causal, MixedKeySum, NoRotation, RecurrentMixing>;
+using Separable =
+    Attention<Relu, Blocks2D, Bidirectional, Unnormalized, NoRotation, SeparableMixing>;
+using OwnMixing =
+    Attention<Relu, Blocks1D, Bidirectional, Unnormalized, NoRotation, instantiations::Scaled>;
 
 MHLA_INSTANTIATE_CUDA(Vision, float);
 MHLA_INSTANTIATE_CUDA(Vision, BFloat16);
@@ -44,6 +75,10 @@ MHLA_INSTANTIATE_CUDA(Sparse, Half);
 MHLA_INSTANTIATE_CUDA(Own, float);
 MHLA_INSTANTIATE_CUDA(PackedLanguage, Half);
 MHLA_INSTANTIATE_CUDA(PaddedVision, BFloat16);
+MHLA_INSTANTIATE_CUDA(Recurrent, float);
+MHLA_INSTANTIATE_CUDA(Separable, BFloat16);
+MHLA_INSTANTIATE_CUDA(OwnMixing, float);
 
 MHLA_INSTANTIATE_CUDA_DECODER(Language, Half);
 MHLA_INSTANTIATE_CUDA_DECODER(Own, float);
+MHLA_INSTANTIATE_CUDA_DECODER(Recurrent, float);

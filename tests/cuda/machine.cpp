@@ -146,6 +146,7 @@ TEST_CASE("machine: calls that cuBLAS refuses are refused", "[cuda]") {
   CHECK(Call{.n = -1}.run() == invalid);
   CHECK(Call{.k = -1}.run() == invalid);
   CHECK(Call{.batch = -1}.run() == invalid);
+  CHECK(Call{.batch = 2}.run() == invalid);  // both in one place, which cuBLAS does not notice
   CHECK(Call{.mode = CUBLAS_POINTER_MODE_DEVICE}.run() == invalid);
   CHECK(Call{.type_a = CUDA_R_32F}.run() == CUBLAS_STATUS_NOT_SUPPORTED);
   CHECK(Call{.type_c = CUDA_R_32F}.run() == CUBLAS_STATUS_NOT_SUPPORTED);

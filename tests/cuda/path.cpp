@@ -183,6 +183,9 @@ TEST_CASE("cuda path: what the fused paths refuse by type, and why", "[cuda]") {
   CHECK(refused<BFloat16, Relu, Bidirectional, MixedProduct, NoRotation>() == "MixedProduct");
   CHECK(refused<BFloat16, Relu, Causal, MixedKeySum, HalfSplitRotary>() ==
         "Causal with MixedKeySum and a rotation");
+  using Recurrent =
+      mhla::Attention<Relu, Blocks1D, Causal, Unnormalized, NoRotation, mhla::RecurrentMixing>;
+  CHECK(mhla::cuda::refusal_of_types<Recurrent, Half>() == "structured mixing");
 }
 
 TEST_CASE("cuda path: what the fused paths refuse by size, and why", "[cuda]") {

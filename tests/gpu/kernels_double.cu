@@ -7,5 +7,7 @@
 
 #define MHLA_GPU_KERNELS(Variant) MHLA_INSTANTIATE_CUDA(gpu::Variant, double);
 MHLA_GPU_VARIANTS_OF_EVERY_SCALAR(MHLA_GPU_KERNELS)
+MHLA_INSTANTIATE_CUDA(gpu::Recurrent, double);
+MHLA_INSTANTIATE_CUDA_DECODER(gpu::Recurrent, double);
 MHLA_INSTANTIATE_CUDA_DECODER(gpu::Language, double);
 MHLA_INSTANTIATE_CUDA_DECODER(gpu::CausalKeySum, double);

@@ -31,6 +31,10 @@ using CausalHedgehog = Attention<Hedgehog, Blocks1D, Causal, Unnormalized>;
 using PastBlocks = Attention<EluPlusOne, Blocks1D, BlockCausal>;
 using PackedCausal = Packed<CausalKeySum, std::int32_t>;
 using PaddedImage = Padded<Image>;
+using Recurrent =
+    Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>;
+using SeparableVideo =
+    Attention<EluPlusOne, Blocks3D, Bidirectional, MixedKeySum, NoRotation, SeparableMixing>;
 
 /// With fused kernels: in BFloat16 those that bench/gpu.cpp measures, which are the very kernels of
 /// the benchmark; in Half Image and this one.
@@ -42,11 +46,13 @@ using ReluImage = bench::GpuImage;
 #define MHLA_GPU_VARIANTS_OF_DOUBLE(X) \
   X(ImageProduct)                      \
   X(Video)                             \
-  X(Sequence) X(Cross) X(CausalHedgehog) X(PastBlocks) X(PackedCausal) X(PaddedImage)
+  X(Sequence)                          \
+  X(Cross) X(CausalHedgehog) X(PastBlocks) X(PackedCausal) X(PaddedImage) X(SeparableVideo)
 
 /// Whether a variant has a decoder's kernels.
 template <class V>
-inline constexpr bool is_decoded = std::is_same_v<V, Language> || std::is_same_v<V, CausalKeySum>;
+inline constexpr bool is_decoded =
+    std::is_same_v<V, Language> || std::is_same_v<V, CausalKeySum> || std::is_same_v<V, Recurrent>;
 
 /// How many blocks a side of a call has in the longest of its sequences.
 template <class V>
@@ -59,12 +65,20 @@ Index blocks_of(const V& attention, const typename V::GeometryType& blocks, Inde
   return blocks.grid_of(tokens).num_blocks();
 }
 
-/// `shape` with the mixing matrix of an attention's blocks.
+/// `shape` with the mixing matrix of an attention's blocks, or the parameters that make it.
 template <class V>
 Shape with_blocks(const V& attention, Shape shape) {
   const auto& keys = attention.key_blocks.unset() ? attention.blocks : attention.key_blocks;
   shape.mix_query_blocks = blocks_of(attention, attention.blocks, shape.query_tokens);
   shape.mix_key_blocks = blocks_of(attention, keys, shape.key_tokens);
+  if constexpr (requires { attention.mixing.states; })
+    shape.mix_key_blocks = attention.mixing.columns();
+  if constexpr (requires { attention.mixing.rank; }) {
+    shape.mix_query_blocks = attention.mixing.rank;
+    shape.mix_key_blocks = attention.mixing.columns(
+        MixingLayout::of(V::GeometryType::rank, attention.blocks.grid_of(shape.query_tokens),
+                         keys.grid_of(shape.key_tokens), Sight::all));
+  }
   return shape;
 }
 
@@ -113,7 +127,15 @@ void for_each_case(const F& f) {
   call("causal, normalized", causal, tokens(2, 4, 2, 40, 8, 6, 4));
   call("causal, blocks of several slabs", CausalKeySum{.blocks = {150}, .scale = 0.3},
        tokens(1, 2, 1, 400, 8, 6, 1));
+  if constexpr (sizeof(T) >= 4) {
+    const Recurrent recurrent{.blocks = {3}, .mixing = {.states = 2}, .scale = 0.3};
+    call("recurrent", recurrent, tokens(2, 4, 2, 100, 8, 6, 1));
+    call("recurrent, parameters for each head of each item", recurrent,
+         tokens(2, 4, 2, 55, 8, 6, 8));
+  }
   if constexpr (std::is_same_v<T, double>) {
+    call("separable", SeparableVideo{.blocks = {{3, 4, 5}, {1, 2, 2}}, .mixing = {.rank = 2}},
+         tokens(2, 4, 2, 60, 8, 6, 4));
     call("more blocks than a grid has rows", Image{.blocks = {{2, 2}, {1, 1}}},
          tokens(1100, 16, 16, 4, 4, 4, 1));
     call("image, products mixed", ImageProduct{.blocks = {{6, 6}, {2, 3}}},

@@ -158,8 +158,8 @@ struct Whole {
 
       auto dq = taken(gradients.query, tokens);
       stages.read_out_gradient(
-          executor, range, part, seen(summaries, range), dy.view(), dq.view(),
-          rows_of(gradients.mix.view(), range), update,
+          executor, range, part, seen(summaries, range), dy.view(),
+          {dq.view(), mhla::skip, mhla::skip, rows_of(gradients.mix.view(), range)}, update,
           {rows_of(mixtures.view(), range), rows_of(denominators.view(), range)},
           workspace(Stage::read_out_gradient, range));
       put_back(dq, tokens, gradients.query);
@@ -192,7 +192,7 @@ struct Whole {
       }
       stages.summarize_gradient(executor, range, part,
                                 rows_of(TensorView<const A, 2>(summary_gradients.view()), range),
-                                dy.view(), den, dk.view(), dv.view(), dmix, update,
+                                dy.view(), den, {mhla::skip, dk.view(), dv.view(), dmix}, update,
                                 workspace(Stage::summarize_gradient, range));
       put_back(dk, tokens, gradients.key);
       put_back(dv, tokens, gradients.value);

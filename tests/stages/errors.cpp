@@ -73,8 +73,8 @@ struct Case {
   }
   void read_out() { stages.read_out(executor, blocks, operands, summaries, y_view, workspace); }
   void read_out_gradient() {
-    stages.read_out_gradient(executor, blocks, operands, summaries, dy, to.query, to.mix,
-                             Update::overwrite, left, workspace);
+    stages.read_out_gradient(executor, blocks, operands, summaries, dy, to, Update::overwrite, left,
+                             workspace);
   }
   void mix_gradient() {
     stages.mix_gradient(executor, blocks, blocks, columns_of(operands.mix, blocks), left.mixtures,
@@ -82,7 +82,7 @@ struct Case {
   }
   void summarize_gradient() {
     stages.summarize_gradient(executor, blocks, operands, summary_gradients, dy, left.denominators,
-                              to.key, to.value, to.mix, Update::overwrite, workspace);
+                              to, Update::overwrite, workspace);
   }
 
   bool wrote() const {

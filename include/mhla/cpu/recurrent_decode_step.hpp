@@ -12,28 +12,11 @@
 #include <mhla/core/index.hpp>
 #include <mhla/cpu/decode_step.hpp>
 #include <mhla/cpu/gemm.hpp>
+#include <mhla/policy/recurrent_mixing.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
-
-/// A row of a recurrence's parameters.
-template <class A>
-struct RecurrentRow {
-  const A* row;
-  Index states;
-
-  A own() const { return row[0]; }
-  A read(Index r) const { return row[1 + r]; }
-  A write(Index r) const { return row[1 + states + r]; }
-  A decay(Index r) const { return row[1 + 2 * states + r]; }
-  /// m_i,i-1
-  A closing() const {
-    A sum = A(0);
-    for (Index r = 0; r < states; ++r) sum += read(r) * write(r);
-    return sum;
-  }
-};
 
 /// state = decay state + write sum, of row i; the first row begins anew.
 template <class A>

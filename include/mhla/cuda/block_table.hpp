@@ -174,14 +174,6 @@ struct RowFinder {
   }
 };
 
-/// Throws ShapeError if batch items have mixing matrices of their own.
-inline void require_mix_of_all_items(const Shape& shape) {
-  if (shape.mix_per_item())
-    throw ShapeError("mhla: mix: axis heads is ", shape.mix_heads,
-                     "; on CUDA it must be 1 (shared) or ", shape.heads,
-                     " (one matrix per head of q)");
-}
-
 }  // namespace cuda
 
 MHLA_NAMESPACE_END

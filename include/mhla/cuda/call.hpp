@@ -29,8 +29,6 @@ enum class Direction { forward, backward };
 /// What a path is chosen by.
 template <class V, class T>
 struct Call {
-  static_assert(!factors_mixing<V>,
-                "mhla: structured mixing on CUDA is not implemented: use DenseMixing");
   const V& attention;
   const Problem& problem;
   Direction direction;
@@ -126,6 +124,7 @@ constexpr std::string_view refusal_of_types() {
   if (std::is_same_v<T, double>) return "double tensors";
   if (std::is_same_v<T, float>) return "float tensors";
   if (is_rowwise<V>) return "the feature map sees whole rows";
+  if (factors_mixing<V>) return "structured mixing";
   if (mixes_products<V>) return "MixedProduct";
   if (masks_own_block<V> && mixes_key_sums<V> && rotates<V>)
     return "Causal with MixedKeySum and a rotation";
@@ -142,6 +141,7 @@ Refusal fused_refusal(const Call<V, T>& call) {
   if (!has_fused_passes<V, T>) return {refusal_of_types<V, T>()};
   if (shape.batch == 0 || shape.heads == 0 || shape.query_tokens == 0 || shape.key_tokens == 0)
     return {"a tensor is empty"};
+  if (shape.mix_per_item()) return {"a mixing matrix for each batch item"};
   if (!call.compiled.has(shape.key_dim, shape.value_dim))
     return {{}, {shape.key_dim, shape.value_dim}};
   return {};

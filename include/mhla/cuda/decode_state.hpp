@@ -11,6 +11,7 @@
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/problem.hpp>
+#include <mhla/policy/traits.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -23,34 +24,43 @@ inline constexpr Index max_decode_tile = 64;
 struct DecodeExtents {
   Index batch = 0;
   Index kv_heads = 0;
-  Index group_size = 0;    // query heads of a kv head
-  Index mix_heads = 1;     // of the mixing matrix
-  Index matrices = 0;      // mixing matrices per kv head
-  Index blocks = 0;        // that a sequence can have
+  Index group_size = 0;  // query heads of a kv head
+  Index mix_heads = 1;   // of the mixing matrix
+  Index matrices = 0;    // mixing matrices per kv head
+  Index capacity = 0;    // tokens that a sequence can have
+  Index blocks = 0;      // of which summaries are kept
+  Index states = 0;      // R of a recurrence, which are kept instead
+  Index mix_rows = 0;    // 1: for all blocks, of a recurrence
+  Index mix_columns = 0;
   Index block_tokens = 0;  // n
   Index feature_dim = 0;   // D
   Index value_dim = 0;     // e
   bool normalizes = false;
 
   DecodeExtents() = default;
-  DecodeExtents(const Problem& problem, bool has_denominators)
+  DecodeExtents(const Problem& problem, Index most_tokens, bool has_denominators,
+                Index recurrent_states)
       : batch(problem.shape.batch),
         kv_heads(problem.shape.kv_heads),
         group_size(problem.shape.group_size()),
         mix_heads(problem.shape.mix_heads),
         matrices(mix_heads == 1 ? std::min(Index{1}, group_size) : group_size),
-        blocks(problem.query_blocks),
+        capacity(most_tokens),
+        blocks(recurrent_states > 0 ? 0 : problem.query_blocks),
+        states(recurrent_states),
+        mix_rows(problem.shape.mix_query_blocks),
+        mix_columns(problem.shape.mix_key_blocks),
         block_tokens(problem.query_grid.block[2]),
         feature_dim(problem.feature_dim),
         value_dim(problem.shape.value_dim),
-        normalizes(has_denominators) {
-    require_mix_of_all_items(problem.shape);
-  }
+        normalizes(has_denominators) {}
 
   Index units() const { return checked_mul(batch, kv_heads); }
-  Index heads() const { return kv_heads * group_size; }
+  MHLA_HOST_DEVICE Index heads() const { return kv_heads * group_size; }
   Index tile() const { return std::min(block_tokens, max_decode_tile); }
   MHLA_HOST_DEVICE Index summary_size() const { return feature_dim * value_dim; }
+  /// Whether a sequence can have a token of a block.
+  MHLA_HOST_DEVICE bool has(Index block) const { return block * block_tokens < capacity; }
 
   friend bool operator==(const DecodeExtents&, const DecodeExtents&) = default;
 };
@@ -63,6 +73,8 @@ struct DecodeMemory {
   Span<Index> positions;  // [batch]: tokens that a sequence has seen
   Span<A> summaries;      // [units, blocks, D, e]: S_b of closed blocks
   Span<A> key_sums;       // [units, blocks, D]: z_b of closed blocks, and of the open one so far
+  Span<A> states;         // [units, matrices, states, D, e]: H, instead of summaries
+  Span<A> state_sums;     // [units, matrices, states, D]: of key sums, of which only one is kept
   Span<A> keys;           // [units, 2, n, D]: phi(k), rotated
   Span<A> values;         // [units, 2, n, e]
   Span<A> mixed;          // [units, 2, matrices, D, e]: P_i
@@ -75,7 +87,9 @@ struct DecodeMemory {
     const Index summary = checked_mul(e.feature_dim, e.value_dim);
     const Index sum = e.normalizes ? e.feature_dim : 0;
     summaries = take(e.blocks, summary);
-    key_sums = take(e.blocks, sum);
+    key_sums = take(e.states > 0 ? 1 : e.blocks, sum);
+    states = take(checked_mul(e.matrices, e.states), summary);
+    state_sums = take(checked_mul(e.matrices, e.states), sum);
     keys = take(2 * e.block_tokens, e.feature_dim);
     values = take(2 * e.block_tokens, e.value_dim);
     mixed = take(2 * e.matrices, summary);
@@ -92,7 +106,7 @@ struct DecodeMemory {
 /// What else a step needs: tables and scratch.
 template <class V, class A>
 struct DecodeScratch {
-  Span<A> mixing;  // [mix heads, blocks, blocks]
+  Span<A> mixing;  // [mix heads, mix rows, mix columns]
   RotationTable<A> rotation;
   BlockTable tile;        // token t of a tile is at place t
   Span<A> queries;        // [query rows of a tile, D]: Q
@@ -104,7 +118,7 @@ struct DecodeScratch {
 
   DecodeScratch(Arena& arena, const V& attention, const Problem& problem, const DecodeExtents& e) {
     const auto take = [&](Index rows, Index dim) { return arena.take<A>(checked_mul(rows, dim)); };
-    mixing = take(e.mix_heads, checked_mul(e.blocks, e.blocks));
+    mixing = take(e.mix_heads, checked_mul(e.mix_rows, e.mix_columns));
     rotation = rotation_table<A>(arena, attention.rotation, 1, e.feature_dim, problem.query_grid,
                                  problem.query_grid);
     tile = block_table(arena, attention, Grid{{1, 1, e.tile()}, {1, 1, e.tile()}}, {});
@@ -128,19 +142,23 @@ struct DecoderParts {
   DecodeMemory<A> memory;
   DecodeScratch<V, A> scratch;
 
-  DecoderParts(Arena& arena, const V& variant, const Problem& longest)
+  static Index states_of(const V& variant) {
+    if constexpr (factors_mixing<V>) return variant.mixing.states;
+    return 0;
+  }
+  DecoderParts(Arena& arena, const V& variant, const Problem& longest, Index capacity)
       : attention(variant),
         problem(longest),
-        extents(longest, normalizes<V>),
+        extents(longest, capacity, normalizes<V>, states_of(variant)),
         memory(arena, extents),
         scratch(arena, variant, longest, extents) {}
 };
 
 /// Bytes of a decoder.
 template <class V, class A>
-Index decoder_bytes(const V& attention, const Problem& problem) {
+Index decoder_bytes(const V& attention, const Problem& problem, Index capacity) {
   Arena arena;
-  DecoderParts<V, A>(arena, attention, problem);
+  DecoderParts<V, A>(arena, attention, problem, capacity);
   return arena.used();
 }
 

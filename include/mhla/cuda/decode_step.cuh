@@ -12,6 +12,10 @@
 //
 //   S_i-1 = K^r_i-1^T V_i-1            P_i+1 = sum_{b<i} m_i+1,b S_b
 //
+// or, by a recurrence, whose states take the place of the closed blocks' summaries,
+//
+//   H_i = g_i H_i-1 + b_i S_i-1        P_i+1 = sum_r a_i+1,r g_i+1,r H_i^r
+//
 // Everything that depends on a sequence's position is read from device memory.
 #pragma once
 
@@ -23,6 +27,7 @@
 #include <mhla/cuda/chip/row_units.cuh>
 #include <mhla/cuda/decode_state.hpp>
 #include <mhla/cuda/rotation_table.hpp>
+#include <mhla/policy/recurrent_mixing.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -33,7 +38,7 @@ struct DecodeTile {
   Index block;
   Index first;
   Index tokens;
-  bool fits;  // one block, for which mix has a row; else nothing can be decoded
+  bool fits;  // one block, and the decoder's capacity; else nothing can be decoded
 
   MHLA_HOST_DEVICE Index open() const { return block % 2; }
   MHLA_HOST_DEVICE Index closing() const { return 1 - block % 2; }
@@ -55,7 +60,8 @@ struct DecodeStep {
     const Index at = memory.positions[first_sequence + item];
     const Index block = at / e.block_tokens;
     const Index first = at % e.block_tokens;
-    return {block, first, tokens(), block < e.blocks && first + tokens() <= e.block_tokens};
+    return {block, first, tokens(),
+            at + tokens() <= e.capacity && first + tokens() <= e.block_tokens};
   }
   // Unit u counts the kv heads of this tile's sequences; its memory is indexed over all sequences.
   MHLA_HOST_DEVICE Index memory_of(Index u) const { return first_sequence * e.kv_heads + u; }
@@ -63,7 +69,16 @@ struct DecodeStep {
     return memory.summaries.data + (memory_of(u) * e.blocks + block) * e.summary_size();
   }
   MHLA_HOST_DEVICE A* key_sum(Index u, Index block) const {
-    return memory.key_sums.data + (memory_of(u) * e.blocks + block) * e.feature_dim;
+    const Index at = e.states > 0 ? memory_of(u) : memory_of(u) * e.blocks + block;
+    return memory.key_sums.data + at * e.feature_dim;
+  }
+  MHLA_HOST_DEVICE A* state(Index u, Index matrix, Index r) const {
+    return memory.states.data +
+           ((memory_of(u) * e.matrices + matrix) * e.states + r) * e.summary_size();
+  }
+  MHLA_HOST_DEVICE A* state_sum(Index u, Index matrix, Index r) const {
+    return memory.state_sums.data +
+           ((memory_of(u) * e.matrices + matrix) * e.states + r) * e.feature_dim;
   }
   MHLA_HOST_DEVICE A* key(Index u, Index parity, Index t) const {
     return memory.keys.data + ((memory_of(u) * 2 + parity) * e.block_tokens + t) * e.feature_dim;
@@ -81,8 +96,20 @@ struct DecodeStep {
   }
   /// Row `block` of the matrix of query head g of a unit.
   MHLA_HOST_DEVICE const A* mixing_row(Index u, Index g, Index block) const {
-    const Index head = e.mix_heads == 1 ? 0 : u % e.kv_heads * e.group_size + g;
-    return mixing + (head * e.blocks + block) * e.blocks;
+    const Index unit = e.mix_heads == e.heads() ? u % e.kv_heads : memory_of(u);
+    const Index head = e.mix_heads == 1 ? 0 : unit * e.group_size + g;
+    const Index row = head * e.mix_rows + (e.mix_rows == 1 ? 0 : block);
+    return mixing + row * e.mix_columns;
+  }
+  MHLA_HOST_DEVICE RecurrentRow<A> recurrent_row(Index u, Index matrix, Index block) const {
+    return {mixing_row(u, matrix, block), e.states};
+  }
+  /// m_i,i-1 and m_ii of row i.
+  MHLA_HOST_DEVICE A closing_weight(const A* row, Index i) const {
+    return e.states > 0 ? RecurrentRow<A>{row, e.states}.closing() : row[i - 1];
+  }
+  MHLA_HOST_DEVICE A own_weight(const A* row, Index i) const {
+    return e.states > 0 ? RecurrentRow<A>{row, e.states}.own() : row[i];
   }
   MHLA_HOST_DEVICE Index matrix_of(Index g) const { return e.matrices == 1 ? 0 : g; }
 
@@ -155,6 +182,12 @@ struct KeepValues {
   }
 };
 
+/// A state's element in row i; the first row, 1, begins anew.
+template <class A>
+MHLA_HOST_DEVICE A advanced(const RecurrentRow<A>& row, Index r, Index i, A state, A sum) {
+  return (i == 1 ? A(0) : row.decay(r) * state) + row.write(r) * sum;
+}
+
 /// One feature of a unit's key sums: adds the tile to z_i, storing its value at every token; the
 /// block's last token also computes z~_i+1.
 template <class A>
@@ -177,11 +210,20 @@ struct AddKeySums {
     }
     z = sum;
     const Index next = tile.block + 1;
-    if (tile.first + tile.tokens < step.e.block_tokens || next == step.e.blocks) return;
+    if (tile.first + tile.tokens < step.e.block_tokens || !step.e.has(next)) return;
     for (Index matrix = 0; matrix < step.e.matrices; ++matrix) {
-      const A* const row = step.mixing_row(u, matrix, next);
       A mixed = A(0);
-      for (Index b = 0; b < next; ++b) mixed += row[b] * step.key_sum(u, b)[c];
+      if (step.e.states > 0) {
+        const RecurrentRow<A> row = step.recurrent_row(u, matrix, next);
+        for (Index r = 0; r < step.e.states; ++r) {
+          A& state = step.state_sum(u, matrix, r)[c];
+          state = advanced(row, r, next, state, sum);
+          mixed += row.read(r) * state;
+        }
+      } else {
+        const A* const row = step.mixing_row(u, matrix, next);
+        for (Index b = 0; b < next; ++b) mixed += row[b] * step.key_sum(u, b)[c];
+      }
       step.mixed_sum(u, tile.closing(), matrix)[c] = mixed;
     }
   }
@@ -209,12 +251,14 @@ struct DecodeScores {
     const A* const row = step.mixing_row(query.unit, query.g, tile.block);
     if (j < n) {
       if (tile.block == 0) return;
-      scores[i] = row[tile.block - 1] * inner_product(e.feature_dim, rotated + r * e.feature_dim,
-                                                      step.key(query.unit, tile.closing(), j));
+      scores[i] = step.closing_weight(row, tile.block) *
+                  inner_product(e.feature_dim, rotated + r * e.feature_dim,
+                                step.key(query.unit, tile.closing(), j));
     } else if (j < 2 * n) {
       if (j - n > tile.first + query.t) return;
-      scores[i] = row[tile.block] * inner_product(e.feature_dim, rotated + r * e.feature_dim,
-                                                  step.key(query.unit, tile.open(), j - n));
+      scores[i] = step.own_weight(row, tile.block) *
+                  inner_product(e.feature_dim, rotated + r * e.feature_dim,
+                                step.key(query.unit, tile.open(), j - n));
     } else if (running != nullptr) {
       const A* const q = features + r * e.feature_dim;
       const A own = inner_product(e.feature_dim, q,
@@ -224,7 +268,7 @@ struct DecodeScores {
               ? A(0)
               : inner_product(e.feature_dim, q,
                               step.mixed_sum(query.unit, tile.open(), step.matrix_of(query.g)));
-      scores[i] = earlier + row[tile.block] * own + epsilon;
+      scores[i] = earlier + step.own_weight(row, tile.block) * own + epsilon;
     }
   }
 };
@@ -293,15 +337,34 @@ struct PrepareNextBlock {
     for (Index j = 0; j < e.block_tokens; ++j)
       closed += k[j * e.feature_dim + f] * v[j * e.value_dim + c];
     const Index at = f * e.value_dim + c;
+    if (e.states > 0) return advance_states(u, tile.block, at, closed);
     step.summary(u, tile.block - 1)[at] = closed;
 
     const Index next = tile.block + 1;
-    if (next == e.blocks) return;
+    if (!e.has(next)) return;
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
       const A* const row = step.mixing_row(u, matrix, next);
       A mixed = A(0);
       for (Index b = 0; b < tile.block - 1; ++b) mixed += row[b] * step.summary(u, b)[at];
       step.mixed_summary(u, tile.closing(), matrix)[at] = mixed + row[tile.block - 1] * closed;
+    }
+  }
+
+ private:
+  /// Element `at` of every H_i and P_i+1.
+  MHLA_HOST_DEVICE void advance_states(Index u, Index i, Index at, A closed) const {
+    const bool mixes = step.e.has(i + 1);
+    for (Index matrix = 0; matrix < step.e.matrices; ++matrix) {
+      const RecurrentRow<A> row = step.recurrent_row(u, matrix, i);
+      A mixed = A(0);
+      for (Index r = 0; r < step.e.states; ++r) {
+        A& state = step.state(u, matrix, r)[at];
+        state = advanced(row, r, i, state, closed);
+        if (!mixes) continue;
+        const RecurrentRow<A> next = step.recurrent_row(u, matrix, i + 1);
+        mixed += next.read(r) * next.decay(r) * state;
+      }
+      if (mixes) step.mixed_summary(u, (i + 1) % 2, matrix)[at] = mixed;
     }
   }
 };
@@ -312,11 +375,11 @@ struct AdvancePositions {
   Index first_sequence;
   Index tokens;
   Index block_tokens;
-  Index blocks;
+  Index capacity;
 
   MHLA_HOST_DEVICE void operator()(Index s) const {
     Index& at = positions[first_sequence + s];
-    if (at / block_tokens < blocks && at % block_tokens + tokens <= block_tokens) at += tokens;
+    if (at + tokens <= capacity && at % block_tokens + tokens <= block_tokens) at += tokens;
   }
 };
 

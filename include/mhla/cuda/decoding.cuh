@@ -25,8 +25,9 @@ void DecoderKernels<V, T>::set_up(const CudaDevice& device, const Parts& decoder
   require_device_memory(scratch.mixing, "memory");
   require_device_memory(mix, "mix");
   require_borrowed_memory(decoder.attention);
-  fill_tables(device, decoder.attention, scratch.tile, scratch.tile, scratch.rotation,
-              PackMixing<A>{mix, decoder.extents.blocks, decoder.extents.blocks, scratch.mixing});
+  fill_tables(
+      device, decoder.attention, scratch.tile, scratch.tile, scratch.rotation,
+      PackMixing<A>{mix, decoder.extents.mix_rows, decoder.extents.mix_columns, scratch.mixing});
   reset(device, decoder, 0, decoder.extents.batch);
 }
 
@@ -96,7 +97,7 @@ void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decod
   launch(device, units * max_rows * e.value_dim, PrepareNextBlock<A>{step, max_rows});
   launch(device, sequences,
          AdvancePositions{decoder.memory.positions.data, first_sequence, tokens, e.block_tokens,
-                          e.blocks});
+                          e.capacity});
 }
 
 template <class V, class T>
@@ -115,6 +116,8 @@ void DecoderKernels<V, T>::copy(const CudaDevice& device, const Memory& from, co
   copy_array(from.positions, to.positions);
   copy_array(from.summaries, to.summaries);
   copy_array(from.key_sums, to.key_sums);
+  copy_array(from.states, to.states);
+  copy_array(from.state_sums, to.state_sums);
   copy_array(from.keys, to.keys);
   copy_array(from.values, to.values);
   copy_array(from.mixed, to.mixed);

@@ -104,8 +104,6 @@ inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char
 /// see. If a replay has no room, its y is NaN and the sequence is unchanged.
 template <AttentionVariant V, StorageScalar T>
 class CudaDecoder : RequireStreaming<V> {
-  static_assert(!factors_mixing<V>,
-                "mhla: structured mixing on CUDA is not implemented: use DenseMixing");
   using A = Accumulator<T>;
   using Kernels = cuda::DecoderKernels<V, T>;
   using Parts = typename Kernels::Parts;
@@ -118,11 +116,12 @@ class CudaDecoder : RequireStreaming<V> {
   static Index memory_size(const V& variant, const TensorView<const A, 3>& mix,
                            const DecoderShape& shape) {
     checked_decoder_batch(shape);
-    return cuda::decoder_bytes<V, A>(variant, checked_decoder(variant, mix, shape));
+    return cuda::decoder_bytes<V, A>(variant, checked_decoder(variant, mix, shape),
+                                     decoder_capacity(variant, mix, shape));
   }
 
-  /// mix [1 or heads, blocks, blocks], in device memory and copied in stream order, limits a
-  /// sequence to capacity() tokens.
+  /// mix [1 | heads | batch * heads, blocks, blocks], in device memory and copied in stream order,
+  /// limits a sequence to capacity() tokens; that of RecurrentMixing as mhla::Decoder's.
   /// \throws ShapeError if variant, mix and shape do not fit, WorkspaceError if `memory` is
   /// smaller than memory_size(), not aligned to workspace_alignment or holds mix, CudaError if
   /// CUDA does not know `memory` or mix, or a kernel cannot be launched.
@@ -141,8 +140,8 @@ class CudaDecoder : RequireStreaming<V> {
   /// Leaves a decoder that can only be assigned to or destroyed.
   CudaDecoder& operator=(CudaDecoder&&) noexcept = default;
 
-  /// Maximum tokens of a sequence: mix has no row for the next one.
-  Index capacity() const { return parts_.problem.shape.query_tokens; }
+  /// Maximum tokens of a sequence: mix has no row for the next one, or no tensor could hold more.
+  Index capacity() const { return parts_.extents.capacity; }
   /// Tokens that a sequence has been given, counted replays included.
   /// \throws ShapeError if there is no such sequence, StateError if it was lost: see step().
   Index position(Index sequence) const {
@@ -249,13 +248,14 @@ class CudaDecoder : RequireStreaming<V> {
   static Parts parts(const V& variant, const TensorView<const A, 3>& mix, const DecoderShape& shape,
                      WorkspaceView memory) {
     const Problem problem = checked_decoder(variant, mix, shape);
-    cuda::require_decoder_memory(memory, cuda::decoder_bytes<V, A>(variant, problem), "constructor",
-                                 "memory_size");
+    const Index capacity = decoder_capacity(variant, mix, shape);
+    cuda::require_decoder_memory(memory, cuda::decoder_bytes<V, A>(variant, problem, capacity),
+                                 "constructor", "memory_size");
     Footprint footprint;
     footprint.reads(mix, "mix");
     footprint.require_scratch(memory, "memory");
     Arena arena(memory);
-    return Parts(arena, variant, problem);
+    return Parts(arena, variant, problem, capacity);
   }
   Memory memory_in(WorkspaceView memory) const {
     Arena arena(memory);

@@ -34,9 +34,10 @@ template <class A>
 struct OwnWeights {
   PanelRows rows;  // of the queries
   RowFinder finder;
-  const A* mixing;  // [1 | heads, blocks, blocks]
-  Index mix_heads;
-  Index mix_blocks;
+  const A* weights;   // of the first matrix
+  Index matrix_step;  // from matrix to matrix; 0: all share one
+  Index block_step;   // from block to block
+  Divisor units;      // that have matrices of their own, one for each query head
 
   /// m_ii of query head g in a block, the n-th of all units.
   MHLA_HOST_DEVICE A operator()(std::uint32_t n, Index g) const {
@@ -45,9 +46,8 @@ struct OwnWeights {
     return (*this)(unit, block, g);
   }
   MHLA_HOST_DEVICE A operator()(std::uint32_t unit, Index block, Index g) const {
-    const Index head = mix_heads == 1 ? 0 : finder.kv_heads.divide(unit) * rows.group_size + g;
-    const Index i = rows.table.mix_rows[block];
-    return mixing[(head * mix_blocks + i) * mix_blocks + i];
+    const Index head = units.divide(unit) * rows.group_size + g;
+    return weights[head * matrix_step + rows.table.mix_rows[block] * block_step];
   }
 
   /// A row's m_ii, and the row of the same token among the keys.

@@ -30,10 +30,11 @@ struct FusedHeadDims {
 template <class V, class T>
 HeadDimsList CompiledKernels<V, T>::head_dims() {
   using List = typename FusedHeadDims<V, T>::List;
-  static_assert(List::size == 0 || has_fused_passes<V, T>,
-                "mhla: fused CUDA kernels are for mhla::BFloat16 and mhla::Half, element-wise "
-                "feature maps, MixedKeySum and Unnormalized, and not for Causal with MixedKeySum "
-                "and a rotation: leave out the head dimensions in MHLA_INSTANTIATE_CUDA");
+  static_assert(
+      List::size == 0 || has_fused_passes<V, T>,
+      "mhla: fused CUDA kernels are for mhla::BFloat16 and mhla::Half, element-wise "
+      "feature maps, MixedKeySum and Unnormalized, DenseMixing, and not for Causal with "
+      "MixedKeySum and a rotation: leave out the head dimensions in MHLA_INSTANTIATE_CUDA");
   return List::list();
 }
 

@@ -36,8 +36,12 @@ struct Extents {
   Index key_dim;
   Index matrices;   // per kv head: 1 shared, or one per query head
   Index mix_heads;  // of the mixing matrix
+  bool per_item;    // each batch item has its own
   Index mix_rows;   // of its corner that is used: query blocks of the longest sequence
   Index mix_columns;
+  MixingLayout layout;     // of the longest sequence
+  Index coefficients = 0;  // of a matrix of a structured mixing
+  Index between = 0;       // rows of its work array behind S~, of all sequences
 
   Extents(Arena& arena, const V& attention, const Problem& problem, Index items)
       : feature_dim(problem.feature_dim),
@@ -46,9 +50,10 @@ struct Extents {
         matrices(problem.shape.mix_heads == 1 ? std::min(Index{1}, problem.shape.group_size())
                                               : problem.shape.group_size()),
         mix_heads(problem.shape.mix_heads),
+        per_item(problem.shape.mix_per_item()),
         mix_rows(problem.query_blocks),
-        mix_columns(problem.key_blocks) {
-    require_mix_of_all_items(problem.shape);
+        mix_columns(problem.key_blocks),
+        layout(mixing_layout<V>(problem)) {
     TensorView<const std::uint8_t, 2> query_mask;
     TensorView<const std::uint8_t, 2> key_mask;
     if constexpr (requires { attention.masks; }) {
@@ -62,6 +67,14 @@ struct Extents {
     if (problem.query_grid != problem.key_grid)
       keys.table = block_table(arena, attention, problem.key_grid, key_mask);
     keys.table.mask = key_mask;
+    if constexpr (factors_mixing<V>) {
+      coefficients = attention.mixing.num_coefficients(layout);
+      for_each_sequence(attention, queries.table.grid, [&](const Sequence& sequence) {
+        const MixingLayout own = layout_of(sequence);
+        between = checked_add(
+            between, attention.mixing.num_rows(own) - own.key_blocks() - own.query_blocks());
+      });
+    }
   }
 
   Index units() const { return keys.units(); }
@@ -73,7 +86,20 @@ struct Extents {
   }
   /// Queries that read one mixed summary.
   Index readers() const { return matrices == 0 ? 0 : queries.of_block() / matrices; }
-  Index mixing_size() const { return checked_mul(mix_rows, mix_columns); }
+  /// Coefficients of a matrix of mix, and packed matrices.
+  Index mixing_size() const {
+    return factors_mixing<V> ? coefficients : checked_mul(mix_rows, mix_columns);
+  }
+  Index mixings() const {
+    const bool of_units = per_item || (factors_mixing<V> && mix_heads > 1);
+    return of_units ? checked_mul(units(), matrices) : mix_heads;
+  }
+  /// The blocks that a sequence is mixed between.
+  MixingLayout layout_of(const Sequence& sequence) const {
+    MixingLayout own = layout;
+    if constexpr (is_packed<V>) own.queries[2] = own.keys[2] = sequence.blocks;
+    return own;
+  }
 };
 
 /// Calls f(queries, keys) for the sequences of a batch item on both sides.
@@ -104,7 +130,7 @@ struct TablePlan {
   Arena arena;
   Extents<V> extents;
   RotationTable<A> rotation;
-  Span<A> mixing;  // [mix heads, mix rows, mix columns], packed
+  Span<A> mixing;  // [mix heads, mix rows, mix columns], packed, or a structured mixing's
 
   TablePlan(const Arena& memory, const V& attention, const Problem& problem, Index items,
             bool is_backward)
@@ -115,7 +141,7 @@ struct TablePlan {
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
                                    problem.feature_dim, problem.query_grid, problem.key_grid,
                                    is_fused ? strip_width(problem.feature_dim) : 0)),
-        mixing(take(extents.mix_heads, extents.mixing_size())) {}
+        mixing(take(extents.mixings(), extents.mixing_size())) {}
 
   /// An array [rows, dim], or none.
   Span<A> take(Index rows, Index dim, bool needed = true) {
@@ -162,6 +188,14 @@ struct Plan : TablePlan<V, A, false> {
   Span<A> mixed_summaries = take(extents.mixed_summaries(), extents.summary_size());
   Span<A> mixed_key_sums = take(extents.mixed_summaries(), feature_dim, mixes_key_sums<V>);
   Span<A> products = take(query_rows, 1, mixes_products<V>);  // R
+  // Of a structured mixing: m_ii of every block, and rows in between, for the backward pass those
+  // of all matrices.
+  Index between = checked_mul(extents.units(), extents.between);
+  Index kept = checked_mul(between, this->backward ? extents.matrices : 1);
+  Span<A> own_mixing =
+      take(extents.mixings(), factors_mixing<V> ? extents.mix_rows : 0, masks_own_block<V>);
+  Span<A> between_summaries = take(kept, extents.summary_size());
+  Span<A> between_key_sums = take(kept, feature_dim, mixes_key_sums<V>);
   Span<A> scores = take(extents.key_summaries(), score_size, masks_own_block<V>);
   Span<A> row_input = take(map_rows, extents.key_dim);  // of a row-wise map
 
@@ -181,7 +215,10 @@ struct Plan : TablePlan<V, A, false> {
   Span<A> grad_row = take_back(map_rows, extents.key_dim);
   Span<A> grad_mixing = take_back(parts, extents.mixing_size());
   // The diagonal's, if it is separate.
-  Span<A> grad_own_mixing = take_back(parts, extents.mix_rows, masks_own_block<V>);
+  Span<A> grad_own_mixing =
+      take_back(parts, extents.mix_rows, masks_own_block<V> && !factors_mixing<V>);
+  Span<A> grad_between_summaries = take_back(between, extents.summary_size());
+  Span<A> grad_between_key_sums = take_back(between, feature_dim, mixes_key_sums<V>);
 
   /// Places the summaries of items [first, ...) in a state, if it has memory: those of the whole
   /// batch, followed by its key sums.

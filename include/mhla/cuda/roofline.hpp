@@ -213,7 +213,8 @@ struct CallSize {
     double entries = query_blocks * query_block_tokens;
     if (problem.query_grid != problem.key_grid) entries += key_blocks * key_block_tokens;
     KernelCost cost{"tables"};
-    cost.cached_bytes = 16 * entries + 8 * mix_heads * mix_rows * mix_columns;
+    cost.cached_bytes = 16 * entries + 8 * number(e.mixings()) * number(e.mixing_size());
+    if (factors_mixing<V>) cost.launches += masks_own_block<V> ? 2 : 1;  // coefficients
     return cost;
   }
   /// The sequences of an item.
@@ -222,9 +223,21 @@ struct CallSize {
     for_each_sequence(attention, problem.query_grid, [&](const Sequence&) { ++count; });
     return count;
   }
-  /// Pairs of a query block and a key block that mixing joins, of a head.
+  /// Calls f(product) for a structured mixing's products, of a head.
+  template <class F>
+  void for_each_product(const F& f) const {
+    for_each_sequence(attention, problem.query_grid, [&](const Sequence& sequence) {
+      attention.mixing.for_each_product(e.layout_of(sequence), f);
+    });
+  }
+  /// Pairs of a query block and a key block that mixing joins, of a head; of a structured one the
+  /// terms of its products.
   double block_pairs() const {
     double pairs = 0;
+    if constexpr (factors_mixing<V>) {
+      for_each_product([&](const MixingProduct& product) { pairs += number(product.terms()); });
+      return pairs;
+    }
     for_each_sequence_side(attention, e, [&](const Sequence& of_queries, const Sequence& of_keys) {
       const double n = number(of_queries.blocks);
       pairs += !sees_past_only<V>   ? n * number(of_keys.blocks)

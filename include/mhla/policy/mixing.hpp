@@ -60,6 +60,11 @@ struct DenseMixing {
 ///    `vjp(layout, mix, grad, grad_mix)`, which adds to grad_mix;
 ///  - if it is causal, `own_coefficient(i)`, the coefficient that is m_ii under Causal. A shorter
 ///    sequence has fewer products, with coefficients of the longer one.
+///
+/// On a GPU `coefficients`, `vjp` and `own_coefficient` are MHLA_HOST_DEVICE functions, and run by
+/// one thread for each of mix's matrices; by as many as there are parts, where both take a further
+/// argument, `part` of `num_parts(layout)` or `num_gradient_parts(layout, rows)`, none of which
+/// writes what another does.
 template <class M>
 concept StructuredMixing = std::is_trivially_copyable_v<M> &&
     requires(const M& mixing, const MixingLayout& layout, Index extent,
@@ -82,7 +87,7 @@ concept Mixing = std::same_as<M, DenseMixing> || StructuredMixing<M>;
 /// \cond INTERNAL
 // One of mix's matrices.
 template <class A>
-TensorView<A, 2> matrix_view(const TensorView<A, 3>& mix, Index matrix) {
+MHLA_HOST_DEVICE TensorView<A, 2> matrix_view(const TensorView<A, 3>& mix, Index matrix) {
   return {mix.data + matrix * mix.stride[0],
           {mix.extent[1], mix.extent[2]},
           {mix.stride[1], mix.stride[2]}};

@@ -27,9 +27,11 @@ struct MixingLayout {
             sight};
   }
   /// All query blocks.
-  constexpr Index query_blocks() const { return queries[0] * queries[1] * queries[2]; }
+  MHLA_HOST_DEVICE constexpr Index query_blocks() const {
+    return queries[0] * queries[1] * queries[2];
+  }
   /// All key blocks.
-  constexpr Index key_blocks() const { return keys[0] * keys[1] * keys[2]; }
+  MHLA_HOST_DEVICE constexpr Index key_blocks() const { return keys[0] * keys[1] * keys[2]; }
 };
 
 /// One step of a structured mixing: out (+)= (1_outer x C x 1_inner) in, x the Kronecker product,
@@ -38,7 +40,8 @@ struct MixingLayout {
 /// coefficients[coefficient + r * stride + c].
 ///
 /// A step reads no row of S~, and rows that earlier ones have written; the first to write a row
-/// overwrites it; no two share a coefficient.
+/// overwrites it; no two share a coefficient. What a step reads, or writes, are rows of one of the
+/// three kinds.
 struct MixingProduct {
   Index coefficient;        ///< of row 0, column 0
   Index stride;             ///< from row to row of C

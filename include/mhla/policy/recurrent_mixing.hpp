@@ -56,7 +56,7 @@ struct RecurrentMixing {
   // those at its begin [states, states], of which only the diagonal is not 0.
   struct ChunkCoefficients {
     Index own, blocks, read, write, decay, end;
-    ChunkCoefficients(Index of, Index states)
+    MHLA_HOST_DEVICE ChunkCoefficients(Index of, Index states)
         : own(of * ((chunk + states) * (chunk + states) + chunk)),
           blocks(own + chunk),
           read(blocks + chunk * chunk),
@@ -75,7 +75,7 @@ struct RecurrentMixing {
     const Index between = std::max(Index{0}, ceil_div(blocks, chunk) - 1);
     return checked_add(checked_mul(2, blocks), checked_mul(between, states));
   }
-  Index own_coefficient(Index block) const {
+  MHLA_HOST_DEVICE Index own_coefficient(Index block) const {
     return ChunkCoefficients(block / chunk, states).own + block % chunk;
   }
 
@@ -100,24 +100,79 @@ struct RecurrentMixing {
   template <class A>
   void coefficients(const MixingLayout& layout, const TensorView<const A, 2>& mix,
                     const Span<A>& to) const {
-    std::fill_n(to.data, to.size, A(0));
-    for (Index i = 0; i < layout.query_blocks(); ++i)
-      to[own_coefficient(layout, i)] = mix(row_of(mix, i), 0);
-    for_each_path(layout, [&](const Path& path) {
-      A weight = seed(path, mix);
-      for (Index i = path.begin; i <= path.last; ++i) {
-        if (i > path.begin) weight *= decay(path, mix, i);
-        to[path.entry(i)] += read(path, mix, i) * weight;
-      }
-    });
+    for (Index part = 0; part < num_parts(layout); ++part) coefficients(layout, mix, to, part);
   }
-
   template <class A>
   void vjp(const MixingLayout& layout, const TensorView<const A, 2>& mix, const Span<const A>& grad,
            const TensorView<A, 2>& grad_mix) const {
-    for (Index i = 0; i < layout.query_blocks(); ++i)
-      grad_mix(row_of(mix, i), 0) += grad[own_coefficient(layout, i)];
-    for_each_path(layout, [&](const Path& path) {
+    for (Index part = 0; part < num_gradient_parts(layout, mix.extent[0]); ++part)
+      vjp(layout, mix, grad, grad_mix, part);
+  }
+
+  // Of both what can be done side by side: the coefficients of a chunk; the gradients of a state's
+  // parameters, if every block has its own, in a chunk.
+  Index num_parts(const MixingLayout& layout) const {
+    return ceil_div(layout.query_blocks(), chunk);
+  }
+  Index num_gradient_parts(const MixingLayout& layout, Index rows) const {
+    return rows == 1 ? states : states * num_parts(layout);
+  }
+  template <class A>
+  MHLA_HOST_DEVICE void coefficients(const MixingLayout& layout, const TensorView<const A, 2>& mix,
+                                     const Span<A>& to, Index part) const {
+    for (Index c = ChunkCoefficients(part, states).own; c < ChunkCoefficients(part + 1, states).own;
+         ++c)
+      to[c] = A(0);
+    for_each_own(layout, part, [&](Index i, Index c) { to[c] = mix(row_of(mix, i), 0); });
+    for (Index state = 0; state < states; ++state)
+      for_each_path(layout, part, state, [&](const Path& path) {
+        A weight = seed(path, mix);
+        for (Index i = path.begin; i <= path.last; ++i) {
+          if (i > path.begin) weight *= decay(path, mix, i);
+          to[path.entry(i)] += read(path, mix, i) * weight;
+        }
+      });
+  }
+
+  template <class A>
+  MHLA_HOST_DEVICE void vjp(const MixingLayout& layout, const TensorView<const A, 2>& mix,
+                            const Span<const A>& grad, const TensorView<A, 2>& grad_mix,
+                            Index part) const {
+    const bool shared = mix.extent[0] == 1;
+    const Index chunks = ceil_div(layout.query_blocks(), chunk);
+    for (Index c = shared ? 0 : part / states; c < (shared ? chunks : part / states + 1); ++c)
+      chunk_vjp(layout, mix, grad, grad_mix, c, part % states);
+  }
+
+ private:
+  // What a state carries through a chunk: of the chunk's S_from, from the next row on, or of what
+  // the state holds at the chunk's begin (from is -1). Its weight is multiplied by g at every
+  // further row and read by a; whatever it is at the end of the chunk stays in the state.
+  struct Path {
+    ChunkCoefficients at;
+    Index chunk_begin;
+    Index state;
+    Index states;
+    Index from;
+    Index begin;  // first row that reads it
+    Index last;   // the chunk's end if there are blocks behind it
+
+    MHLA_HOST_DEVICE Index chunk_end() const { return chunk_begin + chunk; }
+    MHLA_HOST_DEVICE Index entry(Index i) const {
+      const Index row = i - chunk_begin;
+      if (i == chunk_end())
+        return from < 0 ? at.decay + state * (states + 1) : at.write + state * chunk + from;
+      return from < 0 ? at.read + row * states + state : at.blocks + row * chunk + from;
+    }
+  };
+
+  template <class A>
+  MHLA_HOST_DEVICE void chunk_vjp(const MixingLayout& layout, const TensorView<const A, 2>& mix,
+                                  const Span<const A>& grad, const TensorView<A, 2>& grad_mix,
+                                  Index of, Index state) const {
+    if (state == 0)
+      for_each_own(layout, of, [&](Index i, Index c) { grad_mix(row_of(mix, i), 0) += grad[c]; });
+    for_each_path(layout, of, state, [&](const Path& path) {
       A weights[chunk + 1];
       for (Index i = path.begin; i <= path.last; ++i)
         weights[i - path.begin] =
@@ -137,67 +192,68 @@ struct RecurrentMixing {
     });
   }
 
- private:
-  // What a state carries through a chunk: of the chunk's S_from, from the next row on, or of what
-  // the state holds at the chunk's begin (from is -1). Its weight is multiplied by g at every
-  // further row and read by a; whatever it is at the end of the chunk stays in the state.
-  struct Path {
-    ChunkCoefficients at;
-    Index chunk_begin;
-    Index state;
-    Index states;
-    Index from;
-    Index begin;  // first row that reads it
-    Index last;   // the chunk's end if there are blocks behind it
-
-    Index chunk_end() const { return chunk_begin + chunk; }
-    Index entry(Index i) const {
-      const Index row = i - chunk_begin;
-      if (i == chunk_end())
-        return from < 0 ? at.decay + state * (states + 1) : at.write + state * chunk + from;
-      return from < 0 ? at.read + row * states + state : at.blocks + row * chunk + from;
-    }
-  };
-
+  // Calls run(block, coefficient) for the own weights of a chunk.
   template <class Run>
-  void for_each_path(const MixingLayout& layout, const Run& run) const {
-    const Index blocks = layout.query_blocks();
-    for (Index first = 0; first < blocks; first += chunk)
-      for (Index state = 0; state < states; ++state)
-        for (Index from = first == 0 ? 0 : -1; from < chunk; ++from) {
-          const Path path{ChunkCoefficients(first / chunk, states),
-                          first,
-                          state,
-                          states,
-                          from,
-                          first + from + 1,
-                          std::min(first + chunk, blocks - 1)};
-          if (path.begin <= path.last) run(path);
-        }
+  MHLA_HOST_DEVICE void for_each_own(const MixingLayout& layout, Index of, const Run& run) const {
+    const bool apart = layout.sight == Sight::past_tokens;
+    const ChunkCoefficients at(of, states);
+    for (Index r = 0; r < chunk && of * chunk + r < layout.query_blocks(); ++r)
+      run(of * chunk + r, apart ? at.own + r : at.blocks + r * (chunk + 1));
   }
-  Index own_coefficient(const MixingLayout& layout, Index block) const {
-    return layout.sight == Sight::past_tokens
-               ? own_coefficient(block)
-               : ChunkCoefficients(block / chunk, states).blocks + block % chunk * (chunk + 1);
+  template <class Run>
+  MHLA_HOST_DEVICE void for_each_path(const MixingLayout& layout, Index of, Index state,
+                                      const Run& run) const {
+    const Index first = of * chunk;
+    const Index final_row = layout.query_blocks() - 1;
+    for (Index from = first == 0 ? 0 : -1; from < chunk; ++from) {
+      const Path path{ChunkCoefficients(of, states),
+                      first,
+                      state,
+                      states,
+                      from,
+                      first + from + 1,
+                      first + chunk < final_row ? first + chunk : final_row};
+      if (path.begin <= path.last) run(path);
+    }
   }
   template <class A>
-  static Index row_of(const TensorView<A, 2>& mix, Index block) {
+  MHLA_HOST_DEVICE static Index row_of(const TensorView<A, 2>& mix, Index block) {
     return mix.extent[0] == 1 ? 0 : block;
   }
   template <class A>
-  A seed(const Path& path, const TensorView<const A, 2>& mix) const {
+  MHLA_HOST_DEVICE A seed(const Path& path, const TensorView<const A, 2>& mix) const {
     return path.from < 0 ? A(1) : mix(row_of(mix, path.begin), 1 + states + path.state);
   }
   template <class A>
-  A decay(const Path& path, const TensorView<const A, 2>& mix, Index i) const {
+  MHLA_HOST_DEVICE A decay(const Path& path, const TensorView<const A, 2>& mix, Index i) const {
     return mix(row_of(mix, i), 1 + 2 * states + path.state);
   }
   template <class A>
-  A read(const Path& path, const TensorView<const A, 2>& mix, Index i) const {
+  MHLA_HOST_DEVICE A read(const Path& path, const TensorView<const A, 2>& mix, Index i) const {
     return i == path.chunk_end() ? A(1) : mix(row_of(mix, i), 1 + path.state);
   }
   /// \endcond
 };
+
+/// \cond INTERNAL
+// A row of its parameters, as a decoder reads it.
+template <class A>
+struct RecurrentRow {
+  const A* row;
+  Index states;
+
+  MHLA_HOST_DEVICE A own() const { return row[0]; }
+  MHLA_HOST_DEVICE A read(Index r) const { return row[1 + r]; }
+  MHLA_HOST_DEVICE A write(Index r) const { return row[1 + states + r]; }
+  MHLA_HOST_DEVICE A decay(Index r) const { return row[1 + 2 * states + r]; }
+  // m_i,i-1
+  MHLA_HOST_DEVICE A closing() const {
+    A sum = A(0);
+    for (Index r = 0; r < states; ++r) sum += read(r) * write(r);
+    return sum;
+  }
+};
+/// \endcond
 
 /// \}
 

@@ -86,16 +86,27 @@ struct SeparableMixing {
   template <class A>
   void coefficients(const MixingLayout& layout, const TensorView<const A, 2>& mix,
                     const Span<A>& to) const {
-    const Index count = columns(layout);
-    for (Index r = 0; r < rank; ++r)
-      for (Index c = 0; c < count; ++c) to[r * count + c] = mix(r, c);
+    for (Index part = 0; part < num_parts(layout); ++part) coefficients(layout, mix, to, part);
   }
   template <class A>
-  void vjp(const MixingLayout& layout, const TensorView<const A, 2>&, const Span<const A>& grad,
+  void vjp(const MixingLayout& layout, const TensorView<const A, 2>& mix, const Span<const A>& grad,
            const TensorView<A, 2>& grad_mix) const {
-    const Index count = columns(layout);
-    for (Index r = 0; r < rank; ++r)
-      for (Index c = 0; c < count; ++c) grad_mix(r, c) += grad[r * count + c];
+    for (Index part = 0; part < num_parts(layout); ++part) vjp(layout, mix, grad, grad_mix, part);
+  }
+
+  // Of both what can be done side by side: entries.
+  Index num_parts(const MixingLayout& layout) const { return num_coefficients(layout); }
+  Index num_gradient_parts(const MixingLayout& layout, Index) const { return num_parts(layout); }
+  template <class A>
+  MHLA_HOST_DEVICE void coefficients(const MixingLayout&, const TensorView<const A, 2>& mix,
+                                     const Span<A>& to, Index part) const {
+    to[part] = mix.element(part);
+  }
+  template <class A>
+  MHLA_HOST_DEVICE void vjp(const MixingLayout&, const TensorView<const A, 2>&,
+                            const Span<const A>& grad, const TensorView<A, 2>& grad_mix,
+                            Index part) const {
+    grad_mix.element(part) += grad[part];
   }
 
  private:

@@ -21,6 +21,7 @@
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/denominators.cuh>
+#include <mhla/cuda/factored_unit.cuh>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/intra_block.cuh>
 #include <mhla/cuda/paths/cublas.hpp>
@@ -120,10 +121,15 @@ struct CublasPass {
     denominators_gradient();
     if (gradients.query.wanted)
       unpack_gradient(queries_gradient(), of.scale(), of.q, gradients.query.view, update);
-    if (gradients.mix.wanted) mixing_gradient();
-    if (!gradients.key.wanted && !gradients.value.wanted) return;
-    mix_blocks_gradient();
-    summarize_blocks_gradient(gradients, update);
+    const bool keys_wanted = gradients.key.wanted || gradients.value.wanted;
+    if constexpr (factors_mixing<V>) {
+      if (gradients.mix.wanted) add_own_mixing_gradient(of);
+      if (gradients.mix.wanted || keys_wanted) factored_mixing().mix_gradient(gradients.mix.wanted);
+    } else {
+      if (gradients.mix.wanted) mixing_gradient();
+      if (keys_wanted) mix_blocks_gradient();
+    }
+    if (keys_wanted) summarize_blocks_gradient(gradients, update);
   }
 
  private:
@@ -142,9 +148,18 @@ struct CublasPass {
   Panels<A> mixed_summaries(Span<A> summaries) const {
     return panels(summaries.data, e.mixed_summaries(), e.feature_dim, e.value_dim);
   }
+  FactoredMixing<V, A> factored_mixing() const { return {device, of.variant, plan}; }
   RowBuffers<A> row_buffers() const { return {plan.row_input, plan.grad_row}; }
   OwnWeights<A> own_weights() const {
-    return {e.queries, RowFinder(e.queries), plan.mixing.data, e.mix_heads, e.mix_columns};
+    const bool shared = e.mix_heads == 1;
+    if constexpr (factors_mixing<V>) {
+      return {e.queries, RowFinder(e.queries), plan.own_mixing.data, shared ? 0 : e.mix_rows,
+              1,         Divisor(e.units())};
+    } else {
+      return {e.queries,         RowFinder(e.queries),
+              plan.mixing.data,  shared ? 0 : e.mixing_size(),
+              e.mix_columns + 1, Divisor(e.per_item ? e.units() : e.queries.kv_heads)};
+    }
   }
   OwnBlocks<A> own_blocks() const {
     return {device,
@@ -161,12 +176,14 @@ struct CublasPass {
     const bool shared = e.mix_heads == 1;
     const Index group_size = e.queries.group_size;
     if (group_size == 0) return;
-    for (Index head = 0; head < e.mix_heads; ++head)
+    for (Index head = 0; head < e.mixings(); ++head)
       for_each_sequence_side(
           of.variant, e, [&](const Sequence& of_queries, const Sequence& of_keys) {
             f(Mixing<V>{e, head, shared ? 0 : head % group_size, shared ? 0 : head / group_size,
-                        shared ? e.units() : e.queries.batch, shared ? 1 : e.queries.kv_heads,
-                        of_queries, of_keys});
+                        shared       ? e.units()
+                        : e.per_item ? 1
+                                     : e.queries.batch,
+                        shared ? 1 : e.queries.kv_heads, of_queries, of_keys});
           });
   }
 
@@ -188,6 +205,10 @@ struct CublasPass {
 
   /// S~_i = sum_b m_ib S_b and z~_i of every query block (eq. 4); causal: over b <= i - lag only.
   void mix_blocks() const {
+    if constexpr (factors_mixing<V>) {
+      factored_mixing().mix();
+      return;
+    }
     for_each_mixing([&](const Mixing<V>& m) {
       const auto mix_rows = [&](Span<A> from, Span<A> to, Index size) {
         if (sees_past_only<V>) {

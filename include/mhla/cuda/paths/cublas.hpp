@@ -71,9 +71,24 @@ struct CublasCost {
     cost.launches = passes;
     return cost;
   }
+  /// Of a structured mixing a call for every product, and another for a triangle's corners, which
+  /// takes all units.
+  KernelCost products(const char* name, double flops) const {
+    KernelCost cost{name};
+    const double rows = size.key_summaries * size.matrices + size.mixed_summaries +
+                        2 * size.units * size.matrices * size.number(size.e.between);
+    cost.summary_bytes = accumulator * rows * size.summary;
+    cost.flops = flops;
+    cost.launches = 0;
+    size.for_each_product([&](const MixingProduct& product) {
+      cost.launches += size.matrices * (product.triangular ? 2 : 1);
+    });
+    return cost;
+  }
   /// One call for every sequence and matrix; if causal, a corner and a call for every 16 rows, each
   /// of which reads what the rows before it read.
   KernelCost mixing(const char* name, double flops) const {
+    if constexpr (factors_mixing<V>) return products(name, flops);
     const double from = size.key_summaries * size.matrices;
     const double groups = sees_past_only<V> ? tiles_of(size.mix_rows, 16) : 1;
     KernelCost cost{name};
@@ -123,7 +138,7 @@ struct CublasCost {
     path.add(pack("dq", size.queries, query_rows, 2));
     KernelCost dm = mixing("dm", of_mixing);
     dm.cached_bytes = 0;  // a full product, not a triangle
-    dm.launches = size.sequences() * size.mix_heads;
+    if (!factors_mixing<V>) dm.launches = size.sequences() * size.mix_heads;
     path.add(dm);
     path.add(mixing("dS", of_mixing));
     path.add(product("dV", key_rows, size.key_summaries, of_keys));

@@ -13,6 +13,7 @@
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/factored_unit.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
@@ -41,6 +42,7 @@ struct Operands {
   TensorView<const T, 4> k;
   TensorView<const T, 4> v;
   TensorView<const A, 3> mix;
+  Index first = 0;  // item
   const Extents<V>& e = plan.extents;
 
   A scale() const { return static_cast<A>(variant.scale); }
@@ -72,8 +74,13 @@ struct Operands {
     }
   }
   void fill_tables() const {
-    cuda::fill_tables(device, variant, e.queries.table, e.keys.table, plan.rotation,
-                      PackMixing<A>{mix, e.mix_rows, e.mix_columns, plan.mixing});
+    PackMixing<A> dense{mix, e.mix_rows, e.mix_columns, {}};
+    if constexpr (factors_mixing<V>) {
+      FactoredMixing<V, A>{device, variant, plan}.fill_coefficients(mix);
+    } else {
+      dense.packed = {plan.mixing.data, e.mixings() * e.mixing_size()};
+    }
+    cuda::fill_tables(device, variant, e.queries.table, e.keys.table, plan.rotation, dense);
   }
 };
 
@@ -101,6 +108,16 @@ PlanType plan_of_parts(const PassCall& call) {
   return PlanType(Arena(call.workspace), call.attention, call.problem, items, call.is_backward);
 }
 
+/// The matrices of mix, or their gradients, of a part of the batch.
+template <class PassCall, class A>
+TensorView<A, 3> part_of_mix(const PassCall& call, TensorView<A, 3> mix, Index first, Index count) {
+  const Shape& shape = call.problem.shape;
+  if (!shape.mix_per_item()) return mix;
+  mix.data += first * shape.heads * mix.stride[0];
+  mix.extent[0] = count * shape.heads;
+  return mix;
+}
+
 /// Calls f(operands, cut) for the parts of the batch of a call, of which `largest` is the plan:
 /// cut(tensor) are the part's items of a tensor.
 template <template <class, class> class PassCall, class V, class T, class PlanType, class F>
@@ -121,31 +138,41 @@ void for_each_part(const PassCall<V, T>& call, const PlanType& largest, const F&
     keys.table.mask = cut(keys.table.mask);
     plan.keep_summaries(batch, first, call.state);
     const OperandViews<T>& of = call.operands;
-    const Operands<V, T, PlanType> part{call.device, call.attention, plan,  cut(of.q),
-                                        cut(of.k),   cut(of.v),      of.mix};
-    if (first == 0) part.fill_tables();
+    const Operands<V, T, PlanType> part{call.device,
+                                        call.attention,
+                                        plan,
+                                        cut(of.q),
+                                        cut(of.k),
+                                        cut(of.v),
+                                        part_of_mix(call, of.mix, first, queries.batch),
+                                        first};
+    if (first == 0 || call.problem.shape.mix_per_item()) part.fill_tables();
     f(part, cut);
   }
 }
 
-/// The gradients of a part of the batch.
-template <class T, class Cut>
-GradientViews<T> part_of(GradientViews<T> gradients, const Cut& cut) {
+/// The gradients of a part of the batch, which begins with item `first`.
+template <class V, class T, class Cut>
+GradientViews<T> part_of(const BackwardCall<V, T>& call, Index first, const Cut& cut) {
+  GradientViews<T> gradients = call.gradients;
   gradients.query.view = cut(gradients.query.view);
   gradients.key.view = cut(gradients.key.view);
   gradients.value.view = cut(gradients.value.view);
+  gradients.mix.view = part_of_mix(call, gradients.mix.view, first, gradients.query.view.extent[0]);
   return gradients;
 }
 
 /// Sums the queries' parts of dm_ii, of all blocks of a unit with this row of mix: one per
 /// sequence.
-template <class A>
+template <class A, class M>
 struct AddOwnMixingGradient {
   PanelRows rows;
   const A* products;
   Index matrices;
   Index mix_blocks;
-  A* parts;  // [units, matrices, blocks of mix]
+  A* parts;  // [units, matrices, blocks of mix], or coefficients of a structured mixing
+  M mixing;
+  Index size;  // of a matrix in `parts`
 
   MHLA_HOST_DEVICE void operator()(Index at) const {
     const Index i = at % mix_blocks;
@@ -159,7 +186,11 @@ struct AddOwnMixingGradient {
       const Index first = part * rows.of_unit() + b * rows.of_block() + matrix * heads * tokens;
       for (Index r = 0; r < heads * tokens; ++r) sum += products[first + r];
     }
-    parts[at] += sum;
+    if constexpr (StructuredMixing<M>) {
+      parts[at / mix_blocks * size + mixing.own_coefficient(i)] += sum;
+    } else {
+      parts[at] += sum;
+    }
   }
 };
 /// The same of a call that masks own blocks; nothing in other calls.
@@ -168,8 +199,10 @@ void add_own_mixing_gradient(const Operands<V, T, PlanType>& part) {
   const Extents<V>& e = part.e;
   if constexpr (masks_own_block<V>)
     launch(part.device, e.units() * e.matrices * e.mix_rows,
-           AddOwnMixingGradient<Accumulator<T>>{e.queries, part.plan.own_products.data, e.matrices,
-                                                e.mix_rows, part.plan.grad_own_mixing.data});
+           AddOwnMixingGradient<Accumulator<T>, typename V::MixingType>{
+               e.queries, part.plan.own_products.data, e.matrices, e.mix_rows,
+               factors_mixing<V> ? part.plan.grad_mixing.data : part.plan.grad_own_mixing.data,
+               part.variant.mixing, e.mixing_size()});
 }
 
 /// dmix from its parts, [parts, matrices of a kv head, query blocks, key blocks], summed in order,
@@ -178,9 +211,7 @@ template <class A>
 struct WriteMixingGradient {
   const A* parts;
   const A* own_parts;  // [parts, matrices, blocks]: the diagonal's, if own blocks are separate
-  Index count;         // parts
-  Index kv_heads;      // part p belongs to kv head p % kv_heads
-  Index matrices;      // of a part
+  Index count;  // matrices of all parts: of one of mix's all that are multiples of mix's apart
   Index query_blocks;
   Index key_blocks;
   Sight sight;
@@ -197,42 +228,56 @@ struct WriteMixingGradient {
       if (update == Update::overwrite) to = A(0);
       return;
     }
-    const bool shared = destination.extent[0] == 1;
     double sum = 0;
-    for (Index p = shared ? 0 : h / matrices; p < count; p += shared ? 1 : kv_heads) {
-      const Index row = (p * matrices + (shared ? 0 : h % matrices)) * query_blocks + i;
+    for (Index p = h; p < count; p += destination.extent[0]) {
+      const Index row = p * query_blocks + i;
       sum += static_cast<double>(own ? own_parts[row] : parts[row * key_blocks + b]);
     }
     to = update == Update::overwrite ? static_cast<A>(sum) : to + static_cast<A>(sum);
   }
 };
-/// dmix, if it is wanted, from the parts of all units of all items; `own_parts`, if not null, are
-/// those of the diagonal.
+/// dmix, if it is wanted, from the parts of all units; `own_parts`, if not null, are those of the
+/// diagonal.
 template <class V, class T>
 void write_mixing_gradient(const BackwardCall<V, T>& call, const Extents<V>& e,
-                           Span<Accumulator<T>> parts, const Accumulator<T>* own_parts,
-                           Sight sight) {
-  using A = Accumulator<T>;
-  const GradientView<A, 3>& to = call.gradients.mix;
+                           Span<Accumulator<T>> parts, const Accumulator<T>* own_parts, Sight sight,
+                           const GradientView<Accumulator<T>, 3>& to) {
   if (to.wanted)
     launch(call.device, to.view.size(),
-           WriteMixingGradient<A>{parts.data, own_parts, e.matrices == 0 ? 0 : e.units(),
-                                  e.keys.kv_heads, e.matrices, e.mix_rows, e.mix_columns, sight,
-                                  to.view, call.update});
+           WriteMixingGradient<Accumulator<T>>{parts.data, own_parts, e.units() * e.matrices,
+                                               e.mix_rows, e.mix_columns, sight, to.view,
+                                               call.update});
 }
 
 /// Runs backward_part(operands, dy, gradients) for the parts of a call's batch, which adds to the
-/// units' parts of dmix; then sums those.
+/// units' parts of dmix; then sums those: of all items, or of each part of the batch whose items
+/// have matrices of their own.
 template <class V, class T, class PlanType, class F>
 void run_backward_in_parts(const BackwardCall<V, T>& call, const PlanType& largest,
                            const F& backward_part) {
-  clear(call.device, largest.grad_mixing);
-  clear(call.device, largest.grad_own_mixing);
+  const bool per_item = call.problem.shape.mix_per_item();
+  const auto clear_parts = [&] {
+    clear(call.device, largest.grad_mixing);
+    clear(call.device, largest.grad_own_mixing);
+  };
+  const auto write = [&](const PlanType& plan, const auto& mix, const auto& to) {
+    if constexpr (factors_mixing<V>) {
+      if (to.wanted)
+        FactoredMixing<V, Accumulator<T>>{call.device, call.attention, plan}.parameter_gradient(
+            mix, to.view, call.update);
+    } else {
+      const auto* const own = masks_own_block<V> ? plan.grad_own_mixing.data : nullptr;
+      write_mixing_gradient(call, plan.extents, plan.grad_mixing, own, sight_of<V>, to);
+    }
+  };
+  clear_parts();
   for_each_part(call, largest, [&](const auto& part, const auto& cut) {
-    backward_part(part, cut(call.dy), part_of(call.gradients, cut));
+    const GradientViews<T> gradients = part_of(call, part.first, cut);
+    if (per_item && part.first > 0) clear_parts();
+    backward_part(part, cut(call.dy), gradients);
+    if (per_item) write(part.plan, part.mix, gradients.mix);
   });
-  write_mixing_gradient(call, largest.extents, largest.grad_mixing,
-                        masks_own_block<V> ? largest.grad_own_mixing.data : nullptr, sight_of<V>);
+  if (!per_item) write(largest, call.operands.mix, call.gradients.mix);
 }
 
 }  // namespace cuda

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <vector>
 
 #include "../cublas_v2.h"
 
@@ -38,6 +40,18 @@ void multiply(cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int 
       }
 }
 
+/// Whether no element belongs to two columns of C, of whatever matrices: they are written at once.
+bool disjoint(int m, int n, int ldc, long long stride_c, int batch) {
+  std::vector<long long> begins;
+  for (int i = 0; i < batch; ++i)
+    for (int col = 0; col < n; ++col)
+      begins.push_back(i * stride_c + static_cast<long long>(col) * ldc);
+  std::sort(begins.begin(), begins.end());
+  for (std::size_t i = 1; i < begins.size(); ++i)
+    if (begins[i] - begins[i - 1] < m) return false;
+  return true;
+}
+
 }  // namespace stand_in
 
 cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t op_a,
@@ -52,6 +66,7 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
   const auto at_least = [](int leading, int rows) { return leading >= (rows > 1 ? rows : 1); };
   if (m < 0 || n < 0 || k < 0 || batch < 0 || !at_least(lda, op_a == CUBLAS_OP_N ? m : k) ||
       !at_least(ldb, op_b == CUBLAS_OP_N ? k : n) || !at_least(ldc, m) ||
+      !stand_in::disjoint(m, n, ldc, stride_c, batch) ||
       handle->pointer_mode != CUBLAS_POINTER_MODE_HOST || alpha == nullptr || beta == nullptr)
     return CUBLAS_STATUS_INVALID_VALUE;
   const bool is_double = compute == CUBLAS_COMPUTE_64F;
