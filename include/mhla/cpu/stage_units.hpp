@@ -29,6 +29,7 @@ TensorView<A, 2> read_only(const TensorView<const A, 2>& rows) {
 template <class L, class A>
 SummaryRows<A> sums_in_rows(const Extents& e, const TensorView<A, 2>& rows, Index first,
                             Orientation orientation) {
+  if (rows.extent[0] == 0) return {};
   A* const data = rows.data + first;
   SummaryRows<A> sums(data, data + e.summary_size(), e, orientation, 0, rows.extent[0],
                       normalizes<L>);
