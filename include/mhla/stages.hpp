@@ -61,7 +61,7 @@ MHLA_NAMESPACE_BEGIN
 template <class T>
 TensorView<T, 2> rows_of(const TensorView<T, 2>& matrix, const BlockRange& blocks) {
   TensorView<T, 2> rows = matrix;
-  rows.data += blocks.first * matrix.stride[0];
+  if (rows.data != nullptr) rows.data += blocks.first * matrix.stride[0];
   rows.extent[0] = blocks.count;
   return rows;
 }
@@ -69,7 +69,7 @@ TensorView<T, 2> rows_of(const TensorView<T, 2>& matrix, const BlockRange& block
 template <class T>
 TensorView<T, 3> rows_of(const TensorView<T, 3>& mix, const BlockRange& queries) {
   TensorView<T, 3> rows = mix;
-  rows.data += queries.first * mix.stride[1];
+  if (rows.data != nullptr) rows.data += queries.first * mix.stride[1];
   rows.extent[1] = queries.count;
   return rows;
 }
@@ -78,7 +78,7 @@ TensorView<T, 3> rows_of(const TensorView<T, 3>& mix, const BlockRange& queries)
 template <class T>
 TensorView<T, 3> columns_of(const TensorView<T, 3>& mix, const BlockRange& keys) {
   TensorView<T, 3> columns = mix;
-  columns.data += keys.first * mix.stride[2];
+  if (columns.data != nullptr) columns.data += keys.first * mix.stride[2];
   columns.extent[2] = keys.count;
   return columns;
 }
