@@ -57,30 +57,30 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup stages
 /// \{
 
+/// \cond INTERNAL
+// Some blocks along an axis of a view, which may be of nothing.
+template <class T, int Rank>
+TensorView<T, Rank> blocks_along(int axis, TensorView<T, Rank> view, const BlockRange& blocks) {
+  if (view.data != nullptr) view.data += blocks.first * view.stride[axis];
+  view.extent[axis] = blocks.count;
+  return view;
+}
+/// \endcond
+
 /// The rows of some blocks in a matrix with a row for every block.
 template <class T>
 TensorView<T, 2> rows_of(const TensorView<T, 2>& matrix, const BlockRange& blocks) {
-  TensorView<T, 2> rows = matrix;
-  if (rows.data != nullptr) rows.data += blocks.first * matrix.stride[0];
-  rows.extent[0] = blocks.count;
-  return rows;
+  return blocks_along(0, matrix, blocks);
 }
 /// The rows of some query blocks in mix [heads, query blocks, key blocks], or in dmix.
 template <class T>
 TensorView<T, 3> rows_of(const TensorView<T, 3>& mix, const BlockRange& queries) {
-  TensorView<T, 3> rows = mix;
-  if (rows.data != nullptr) rows.data += queries.first * mix.stride[1];
-  rows.extent[1] = queries.count;
-  return rows;
+  return blocks_along(1, mix, queries);
 }
-
 /// The columns of some key blocks in mix [heads, query blocks, key blocks].
 template <class T>
 TensorView<T, 3> columns_of(const TensorView<T, 3>& mix, const BlockRange& keys) {
-  TensorView<T, 3> columns = mix;
-  if (columns.data != nullptr) columns.data += keys.first * mix.stride[2];
-  columns.extent[2] = keys.count;
-  return columns;
+  return blocks_along(2, mix, keys);
 }
 
 /// What queries leave for the gradients of keys, a row for each query block.

@@ -101,9 +101,7 @@ class Arena {
 // how many that is.
 inline void require_workspace(
     WorkspaceView workspace, Index bytes, const char* function,
-    const char* rule =
-        "forward_workspace_size and backward_workspace_size say how many a call "
-        "takes") {
+    const char* rule = "forward_workspace_size and backward_workspace_size say how many it takes") {
   if (workspace.size < bytes)
     throw WorkspaceError(function, ": workspace: ", bytes, " bytes are needed, ", workspace.size,
                          " were given; ", rule);

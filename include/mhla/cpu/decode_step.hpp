@@ -204,8 +204,8 @@ class DecodeUndo {
   bool begun_ = false;
 };
 
-/// num of a tile's queries; `scores` is scratch [tile tokens, block tokens]. // [tile tokens,
-/// value_dim]
+/// num of a tile's queries, [tile tokens, value_dim]; `scores` is scratch
+/// [tile tokens, block tokens].
 template <class A>
 void read_out_decode_tile(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile,
                           Index matrix, const DecodeWeights<A>& weights,
@@ -254,8 +254,7 @@ struct DecodeShare {
         count(even_split(e.value_dim, e.block_tokens, tile.first + tile.tokens) - first) {}
 };
 
-/// The share's columns of S_i-1.                                             // [count,
-/// feature_dim]
+/// The share's columns of S_i-1, [count, feature_dim].
 template <class A>
 void summarize_share(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile,
                      const DecodeShare& share, A* summary) {

@@ -55,14 +55,13 @@ struct RecurrentMixing {
   // at its begin [chunk, states]; what the states at its end hold of S_j [states, chunk] and of
   // those at its begin [states, states], of which only the diagonal is not 0.
   struct ChunkCoefficients {
-    Index own, blocks, read, write, decay, end;
+    Index own, blocks, read, write, decay;
     MHLA_HOST_DEVICE ChunkCoefficients(Index of, Index states)
         : own(of * ((chunk + states) * (chunk + states) + chunk)),
           blocks(own + chunk),
           read(blocks + chunk * chunk),
           write(read + chunk * states),
-          decay(write + states * chunk),
-          end(decay + states * states) {}
+          decay(write + states * chunk) {}
   };
 
   Index num_coefficients(const MixingLayout& layout) const {

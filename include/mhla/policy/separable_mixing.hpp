@@ -38,12 +38,10 @@ struct SeparableMixing {
   void require_parameters(const MixingLayout& layout, Index rows, Index parameter_columns) const {
     if (rank < 1) throw ShapeError("mhla: mixing.rank is ", rank, " but must be at least 1");
     require_extent("mix", "rows", rows, rank,
-                   "SeparableMixing's mix has a row for each of `rank` "
-                   "Kronecker products");
-    require_extent(
-        "mix", "columns", parameter_columns, columns(layout),
-        "a row of SeparableMixing's mix holds, for every axis of the blocks, a factor of "
-        "a row per query block and a column per key block along it");
+                   "SeparableMixing's mix has a row for each of `rank` Kronecker products");
+    require_extent("mix", "columns", parameter_columns, columns(layout),
+                   "a row of SeparableMixing's mix holds, for every axis of the blocks, a factor "
+                   "of a row per query block and a column per key block along it");
   }
 
   Index num_coefficients(const MixingLayout& layout) const {
