@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// What the library asks of an engine that moves bytes between processes: MPI, NCCL, or one of the
+// caller's.
+#pragma once
+
+#include <concepts>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup distributed
+/// \{
+
+/// A rank is gone, does not answer, or has refused a call; or the engine failed. The message names
+/// the rank and what it did. The communicator cannot be used any more.
+class CommunicationError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Bytes that go to a rank, or come from one: of a message [bytes], those from `first` on.
+struct Part {
+  Index first = 0;  ///< where they begin
+  Index bytes = 0;  ///< their number
+};
+
+/// A communicator: rank() of size() processes, numbered from 0, and two collectives, which all of
+/// them call in the same order and which return when `received` is complete. Parts of 0 bytes are
+/// not sent. Parts that are sent may overlap, received ones do not; nothing received shares memory
+/// with what is sent.
+///
+/// - `all_gather(sent, received, parts)`: parts[r] of `received` is all that rank r sent,
+///   parts[rank()].bytes bytes from `sent` on are this rank's.
+/// - `all_to_all(sent, to, received, from)`: to[r] of `sent` goes to rank r, from[r] of `received`
+///   comes from it. A rank waits for none that sends it nothing.
+///
+/// \throws CommunicationError if a rank is gone, or does not answer within the communicator's
+/// time.
+template <class C>
+concept Communicator = requires(const C& communicator, const void* sent, void* received,
+                                Span<const Part> parts) {
+  { communicator.rank() } -> std::convertible_to<Index>;
+  { communicator.size() } -> std::convertible_to<Index>;
+  communicator.all_gather(sent, received, parts);
+  communicator.all_to_all(sent, parts, received, parts);
+};
+
+/// \}
+
+MHLA_NAMESPACE_END
