@@ -26,6 +26,9 @@ struct Problem {
   BlockRange keys;
   Index sequences = 0;    ///< that share no keys: the batch, or the sequences packed into it
   Index feature_dim = 0;  ///< D, the length of phi's output
+
+  /// The coordinates of the tokens that are there.
+  GridBox box() const { return hull(query_grid.box(queries), key_grid.box(keys)); }
 };
 
 /// The blocks that the mixing of a call maps from and to.
