@@ -115,13 +115,7 @@ template <class A>
 Problem checked_problem(const Padded<A>& padded, const Shape& shape) {
   require_consistent(shape);
   padded.masks.require_fit(shape);
-  const auto& query = padded.masks.query;
-  const auto& key = padded.masks.key;
-  if (sees_past_only<A> && (query.data != key.data || query.stride[0] != key.stride[0] ||
-                            query.stride[1] != key.stride[1]))
-    throw ShapeError(
-        "mhla: masks: Causal and BlockCausal attend to their own tokens: queries and keys need one "
-        "mask");
+  if (sees_past_only<A>) padded.masks.require_one();
   return checked_problem(static_cast<const A&>(padded), shape);
 }
 
