@@ -49,13 +49,16 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/pipeline.hpp>
+#include <mhla/cpu/stage_states.hpp>
 #include <mhla/cpu/stage_units.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
+#include <mhla/policy/recurrent_mixing.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -104,6 +107,29 @@ struct StageMasks {
   Span<const Index> key_blocks;    ///< [batch]: from count_used_keys
 };
 
+/// What blocks leave for those that see them.
+template <class A>
+struct Sums {
+  TensorView<const A, 2> summaries;  ///< [key blocks, summary_size()]
+  /// RecurrentMixing alone: [num_states(), mixture_size()], what all blocks before left; not read
+  /// before block 0
+  TensorView<const A, 2> states;
+
+  /// Of any views.
+  Sums(const TensorView<const A, 2>& of_blocks,
+       const std::type_identity_t<TensorView<const A, 2>>& before = {})
+      : summaries(of_blocks), states(before) {}  // NOLINT: summaries are sums
+  /// Of summaries that can be written.
+  Sums(const TensorView<A, 2>& of_blocks) : summaries(of_blocks) {}  // NOLINT: likewise
+};
+
+/// Gradients of a recurrence's states, [num_states(), mixture_size()] each, H^T as S^T.
+template <class A>
+struct StateGradients {
+  TensorView<const A, 2> behind;  ///< of those behind some blocks; not read behind the last block
+  TensorView<A, 2> before;        ///< of those before them; not written before block 0
+};
+
 /// \cond INTERNAL
 // Rejects, at compile time, a variant whose stages need more than blocks of their own.
 template <AttentionVariant V>
@@ -112,10 +138,10 @@ struct RequireStages {
       !requires(const V& v) { v.offsets; },
       "mhla: the blocks of Stages are those of every batch item: give them the attention "
       "that was packed");
-  static_assert(
-      !factors_mixing<V>,
-      "mhla: Stages have rows of the mixing matrix: use DenseMixing, with the matrix that "
-      "mhla::expand makes");
+  static_assert(!factors_mixing<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
+                "mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: "
+                "for another "
+                "structured mixing use DenseMixing, with the matrix that mhla::expand makes");
   static_assert(!mixes_products<V>,
                 "mhla: MixedProduct ties a token to the same offset of every other block, which a "
                 "stage does not have: use MixedKeySum or Unnormalized for Stages");
@@ -133,6 +159,8 @@ template <AttentionVariant V, StorageScalar T>
 class Stages : RequireStages<V> {
   using A = Accumulator<T>;
   using L = cpu::LoweredOf<V>;
+  static constexpr bool masked = requires(const V& v) { v.masks; };
+  static constexpr bool recurs = factors_mixing<V>;
 
  public:
   /// `shape` is that of the whole sequence. What the variant borrows must outlive this.
@@ -186,6 +214,21 @@ class Stages : RequireStages<V> {
   /// Elements that a query block's dS~^T and dz~ have, for every item and kv head, and for every
   /// query head if mix has a matrix for each.
   Index mixture_size() const { return checked_mul(summary_size(), extents().matrices); }
+  /// States of RecurrentMixing; otherwise 0.
+  Index num_states() const {
+    if constexpr (recurs) return attention_.mixing.states;
+    return 0;
+  }
+  /// Rows of mix that stages on some query blocks take: `rows_of(mix, mix_rows(queries))`. Of
+  /// RecurrentMixing the blocks', and the next if there is one, of which `advance` reads what
+  /// enters the states; or the single row for all.
+  /// \throws ShapeError if there are no such blocks.
+  BlockRange mix_rows(const BlockRange& queries) const {
+    require_blocks("queries", queries, problem_.query_blocks);
+    if (!recurs) return queries;
+    if (problem_.shape.mix_query_blocks == 1) return {0, 1};
+    return {queries.first, queries.count + Index{queries.end() < problem_.query_blocks}};
+  }
   /// Elements that den and its gradient have for the tokens of a query block, which its own keys
   /// need under Causal with a normalizer; otherwise 0.
   Index denominator_size() const {
@@ -195,7 +238,7 @@ class Stages : RequireStages<V> {
   }
 
   /// Bytes of workspace of a stage on these blocks: those it is named for, and for mix_gradient
-  /// query blocks and key blocks. Exact.
+  /// query blocks and key blocks. Exact; 0 of a stage that the variant does not have.
   /// \throws ShapeError if there are no such blocks.
   template <Executor E>
   Index workspace_size(Stage stage, const E& executor, const BlockRange& blocks,
@@ -208,7 +251,14 @@ class Stages : RequireStages<V> {
       case Stage::read_out_gradient:
         return bytes<Stage::read_out_gradient>(executor, blocks, {});
       case Stage::mix_gradient:
-        return bytes<Stage::mix_gradient>(executor, blocks, keys);
+        if constexpr (!recurs) return bytes<Stage::mix_gradient>(executor, blocks, keys);
+        break;
+      case Stage::advance:
+        if constexpr (recurs) return bytes<Stage::advance>(executor, blocks, {});
+        break;
+      case Stage::advance_gradient:
+        if constexpr (recurs) return bytes<Stage::advance_gradient>(executor, blocks, {});
+        break;
       case Stage::summarize_gradient:
         return bytes<Stage::summarize_gradient>(executor, blocks, blocks);
     }
@@ -236,29 +286,61 @@ class Stages : RequireStages<V> {
     });
   }
 
+  /// RecurrentMixing: H behind some blocks, [num_states(), mixture_size()], from H before them and
+  /// their S. mix [heads, mix_rows(), columns]. The blocks begin and end at multiples of 16; there
+  /// may be none of them, but there are some behind.
+  template <Executor E>
+  void advance(const E& executor, const BlockRange& blocks, const TensorView<const A, 3>& mix,
+               const Sums<A>& sums, const TensorView<A, 2>& behind,
+               WorkspaceView workspace) const requires recurs {
+    require_mix("mix", mix, blocks);
+    require_sums(blocks, sums);
+    require_states("behind", behind);
+    if (blocks.end() == problem_.query_blocks)
+      throw ShapeError("mhla: blocks: behind [", blocks.first, ", ", blocks.end(),
+                       ") there are no blocks that take up states");
+    Footprint footprint;
+    footprint.writes(behind, "behind");
+    footprint.reads(sums.summaries, "summaries");
+    if (blocks.first > 0) footprint.reads(sums.states, "states");
+    require_apart(footprint, attention_, OperandViews<T>{{}, {}, {}, mix}, workspace, {});
+    run<Stage::advance>(executor, blocks, {}, workspace, [&](auto& plan) {
+      if (blocks.count == 0) return pass_on(blocks.first > 0, sums.states, behind);
+      plan.pack_mixing(mix);
+      cpu::run_units(plan, units(), executor,
+                     [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
+                       const cpu::Unit<A> unit = unit_of(plan, Stage::advance, at, memory, sums);
+                       cpu::advance_unit(plan, unit,
+                                         rows_for(plan, behind, at, cpu::Orientation::straight),
+                                         loop);
+                     });
+    });
+  }
+
   /// y [batch, heads, tokens, value_dim] of query blocks. x.q has their tokens, x.mix their rows,
-  /// [heads, blocks, all key blocks]; x.k and x.v, the same blocks' keys, are used under Causal
-  /// alone. summaries [all key blocks, summary_size()]: under Causal and BlockCausal those that the
-  /// queries see are enough.
+  /// [heads, mix_rows(), all key blocks]; x.k and x.v, the same blocks' keys, are used under Causal
+  /// alone. Of all key blocks the summaries, under Causal and BlockCausal those that the queries
+  /// see at least; by RecurrentMixing the same blocks', which begin and end at multiples of 16, and
+  /// states.
   template <Executor E>
   void read_out(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
-                const TensorView<const A, 2>& summaries, const TensorView<T, 4>& y,
+                const std::type_identity_t<Sums<A>>& sums, const TensorView<T, 4>& y,
                 WorkspaceView workspace) const {
-    require_queries(queries, x, summaries);
+    require_queries(queries, x, sums);
     require_query_tensor("y", y, queries, problem_.shape.value_dim);
     Footprint footprint;
     footprint.writes(y, "y");
-    footprint.reads(summaries, "summaries");
+    footprint.reads(sums.summaries, "summaries");
+    footprint.reads(sums.states, "states");
     require_apart(footprint, attention_, used(x), workspace, {});
     run<Stage::read_out>(executor, queries, {}, workspace, [&](auto& plan) {
+      if (recurs && queries.count == 0) return;
       plan.pack_mixing(x.mix);
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, x.q, x.k, x.v, x.mix};
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
-                       read_out_unit(
-                           operands,
-                           unit_at(plan, Stage::read_out, at, memory, cpu::read_only(summaries)), y,
-                           loop);
+                       read_out_unit(operands, unit_of(plan, Stage::read_out, at, memory, sums), y,
+                                     loop);
                      });
       if constexpr (masked) cpu::clear_masked(attention_.masks.query, y);
     });
@@ -266,23 +348,24 @@ class Stages : RequireStages<V> {
 
   /// dq and rows of dmix of query blocks, if they are wanted, and what these leave for keys.
   /// Operands as in read_out, dy as y, dmix as x.mix: its diagonal, under Causal, is left to
-  /// summarize_gradient. Other gradients are not touched.
+  /// summarize_gradient, by RecurrentMixing all of it to advance_gradient. Other gradients are not
+  /// touched.
   template <Executor E>
   void read_out_gradient(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
-                         const TensorView<const A, 2>& summaries, const TensorView<const T, 4>& dy,
-                         const GradientViews<T>& gradients, Update update, const QueryRows<A>& left,
-                         WorkspaceView workspace) const {
-    require_queries(queries, x, summaries);
+                         const std::type_identity_t<Sums<A>>& sums,
+                         const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                         Update update, const QueryRows<A>& left, WorkspaceView workspace) const {
+    require_queries(queries, x, sums);
     require_query_tensor("dy", dy, queries, problem_.shape.value_dim);
     const auto& dq = gradients.query;
-    const auto& dmix = gradients.mix;
+    const GradientView<A, 3> dmix = recurs ? GradientView<A, 3>(skip) : gradients.mix;
     Footprint footprint;
     if (dq.wanted) {
       require_query_tensor("dq", dq.view, queries, problem_.shape.key_dim);
       footprint.writes(dq.view, "dq");
     }
     if (dmix.wanted) {
-      require_matrix("dmix", dmix.view, queries.count, problem_.shape.mix_key_blocks);
+      require_mix("dmix", dmix.view, queries);
       footprint.writes(dmix.view, "dmix");
     }
     require_rows("mixtures", left.mixtures, queries.count, mixture_size());
@@ -291,37 +374,38 @@ class Stages : RequireStages<V> {
       require_rows("denominators", left.denominators, queries.count, denominator_size());
       footprint.writes(left.denominators, "denominators");
     }
-    footprint.reads(summaries, "summaries");
+    footprint.reads(sums.summaries, "summaries");
+    footprint.reads(sums.states, "states");
     footprint.reads(dy, "dy");
     require_apart(footprint, attention_, used(x), workspace, {});
     cpu::BackwardRequest<L, T> request{dy, {dq, {}, {}, dmix}, update};
     request.gradients.key.wanted = request.gradients.value.wanted = true;  // by later stages
     run<Stage::read_out_gradient>(executor, queries, {}, workspace, [&](auto& backward) {
+      if (recurs && queries.count == 0) return;
       auto& plan = backward.plan;
       plan.pack_mixing(x.mix);
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, x.q, x.k, x.v, x.mix};
       cpu::run_backward_units(
-          operands, request, backward, executor,
+          request, backward, executor,
           [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
-            const cpu::Unit<A> unit = cpu::stage_unit(
-                plan, Stage::read_out_gradient, at, used_, memory,
-                cpu::summary_rows<L>(plan.extents, plan.problem.key_blocks, memory.summaries.data,
-                                     cpu::Orientation::transposed),
-                cpu::Orientation::transposed);
-            take_up_summaries(unit, sums_at(summaries, at, cpu::Orientation::straight), loop);
-            for (Index b = summaries.extent[0]; b < unit.keys.blocks; ++b)  // that are not seen
-              clear(unit.summaries.summary(b), unit.summaries.key_sum(b));
-            read_out_unit_gradient(operands, request, unit, grad_mixing, loop);
-            if (request.mixing()) mix_unit_matrix_gradient(operands, unit, grad_mixing, loop);
-            for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
-              cpu::copy_sums(mixed_gradients(plan, unit, matrix),
-                             sums_at(left.mixtures, at * plan.extents.matrices + matrix,
-                                     cpu::Orientation::transposed));
+            const cpu::Unit<A> unit =
+                transposed_unit_of(plan, Stage::read_out_gradient, at, memory, sums, loop);
+            const auto mixtures = rows_for(plan, left.mixtures, at, cpu::Orientation::transposed);
+            const auto leave = [&](Index matrix) {
+              cpu::copy_sums(mixed_gradients(plan, unit, matrix).row_range(0, unit.queries.blocks),
+                             mixtures(matrix));
+            };
+            read_out_unit_gradient(operands, request, unit, loop, leave);
+            if constexpr (!recurs) {
+              if (request.mixing()) mix_unit_matrix_gradient(operands, unit, grad_mixing, loop);
+              for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) leave(matrix);
+            }
             if constexpr (cpu::keeps_denominators<L>)
               cpu::leave_denominators(plan, unit, at, left.denominators);
           });
+      cpu::write_mixing_gradient(operands, request, backward, executor);
       if constexpr (masked)
         if (update == Update::overwrite) cpu::clear_masked(attention_.masks.query, dq.view);
     });
@@ -331,13 +415,85 @@ class Stages : RequireStages<V> {
     }
   }
 
+  /// RecurrentMixing: dS and dz [blocks, summary_size()] and dmix of blocks, and dH before them,
+  /// from mixtures [blocks, mixture_size()], which read_out_gradient left, and dH behind them.
+  /// Operands as in advance; the blocks may be the last.
+  ///
+  /// dmix as mix. A block's weights enter states at the row of the next: of its first row this
+  /// writes m_ii and a, of the last, the next block's, b and g, and of the others all, so that each
+  /// entry is written for one range, and no other touches it. Under Causal it leaves m_ii to
+  /// summarize_gradient, with 0 there if it overwrites. A single row for all gets the sum over
+  /// these blocks; sums of several calls differ from the whole pass's in rounding.
+  template <Executor E>
+  void advance_gradient(const E& executor, const BlockRange& blocks,
+                        const TensorView<const A, 3>& mix, const Sums<A>& sums,
+                        const TensorView<const A, 2>& mixtures, const StateGradients<A>& states,
+                        const TensorView<A, 2>& summary_gradients,
+                        const std::type_identity_t<GradientView<A, 3>>& dmix, Update update,
+                        WorkspaceView workspace) const requires recurs {
+    require_mix("mix", mix, blocks);
+    require_sums(blocks, sums);
+    require_rows("mixtures", mixtures, blocks.count, mixture_size());
+    require_rows("summary_gradients", summary_gradients, blocks.count, summary_size());
+    const bool begun = blocks.first > 0;
+    const bool ends = blocks.end() == problem_.query_blocks;
+    Footprint footprint;
+    footprint.writes(summary_gradients, "summary_gradients");
+    if (begun) {
+      require_states("before", states.before);
+      footprint.writes(states.before, "before");
+    }
+    if (dmix.wanted) {
+      require_mix("dmix", dmix.view, blocks);
+      footprint.writes(dmix.view, "dmix");
+    }
+    footprint.reads(sums.summaries, "summaries");
+    if (begun) footprint.reads(sums.states, "states");
+    footprint.reads(mixtures, "mixtures");
+    if (!ends) {
+      require_states("behind", states.behind);
+      footprint.reads(states.behind, "behind");
+    }
+    require_apart(footprint, attention_, OperandViews<T>{{}, {}, {}, mix}, workspace, {});
+    run<Stage::advance_gradient>(executor, blocks, {}, workspace, [&](auto& backward) {
+      if (blocks.count == 0) {
+        if (begun) pass_on(!ends, states.behind, states.before);
+        return;
+      }
+      auto& plan = backward.plan;
+      plan.pack_mixing(mix);
+      const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, {}, {}, {}, mix};
+      const cpu::BackwardRequest<L, T> request{{}, {{}, {}, {}, dmix}, Update::accumulate};
+      cpu::run_backward_units(
+          request, backward, executor,
+          [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
+              const ExecutorRef& loop) {
+            const Index at = item * problem_.shape.kv_heads + kv_head;
+            const auto rows = [&](const TensorView<A, 2>& of) {
+              return rows_for(plan, of, at, cpu::Orientation::transposed);
+            };
+            cpu::advance_unit_gradient(
+                plan, transposed_unit_of(plan, Stage::advance_gradient, at, memory, sums, loop),
+                rows(cpu::read_only(mixtures)), rows(cpu::read_only(states.behind)),
+                rows(begun ? states.before : TensorView<A, 2>{}),
+                sums_at(summary_gradients, at, cpu::Orientation::transposed),
+                request.mixing() ? grad_mixing : nullptr, loop);
+          });
+      if (update == Update::overwrite) clear_parameters(dmix, blocks);
+      cpu::write_mixing_gradient(operands, request, backward, executor);
+    });
+    if (update == Update::overwrite && (blocks.count == 0 || problem_.shape.empty()))
+      clear_parameters(dmix, blocks);
+  }
+
   /// dS and dz [key blocks, summary_size()] of key blocks, summed over query blocks: mix
   /// [heads, query blocks, key blocks] has the entries of both, mixtures [query blocks,
   /// mixture_size()] is what read_out_gradient left.
   template <Executor E>
   void mix_gradient(const E& executor, const BlockRange& queries, const BlockRange& keys,
                     const TensorView<const A, 3>& mix, const TensorView<const A, 2>& mixtures,
-                    const TensorView<A, 2>& summary_gradients, WorkspaceView workspace) const {
+                    const TensorView<A, 2>& summary_gradients, WorkspaceView workspace) const
+      requires(!recurs) {
     require_blocks("queries", queries, problem_.query_blocks);
     require_blocks("keys", keys, problem_.key_blocks);
     require_matrix("mix", mix, queries.count, keys.count);
@@ -368,7 +524,7 @@ class Stages : RequireStages<V> {
   /// dk and dv of key blocks, if they are wanted, from dS and dz. x.k and x.v have the tokens of
   /// the blocks. The rest is used under Causal alone: x.q, dy and `denominators` of the same
   /// blocks' queries, x.mix their rows as in read_out, and dmix, to whose diagonal this adds: it
-  /// holds what read_out_gradient wrote. Other gradients are not touched.
+  /// holds what read_out_gradient, or advance_gradient, wrote. Other gradients are not touched.
   template <Executor E>
   void summarize_gradient(const E& executor, const BlockRange& keys, const OperandViews<T>& x,
                           const TensorView<const A, 2>& summary_gradients,
@@ -395,14 +551,17 @@ class Stages : RequireStages<V> {
     if constexpr (masks_own_block<L>) {
       require_query_tensor("q", x.q, keys, problem_.shape.key_dim);
       require_query_tensor("dy", dy, keys, problem_.shape.value_dim);
-      require_matrix("mix", x.mix, keys.count, problem_.shape.mix_key_blocks);
+      require_mix("mix", x.mix, keys);
       if (cpu::keeps_denominators<L>)
         require_rows("denominators", denominators, keys.count, denominator_size());
-      read = {x.q, x.k, x.v, columns_of(x.mix, keys)};
+      const auto diagonal = [&](const auto& matrix) {
+        return recurs ? matrix : columns_of(matrix, keys);
+      };
+      read = {x.q, x.k, x.v, diagonal(x.mix)};
       request.dy = dy;
       if (dmix.wanted) {
-        require_matrix("dmix", dmix.view, keys.count, problem_.shape.mix_key_blocks);
-        request.gradients.mix = columns_of(dmix.view, keys);
+        require_mix("dmix", dmix.view, keys);
+        request.gradients.mix = diagonal(dmix.view);
         footprint.writes(dmix.view, "dmix");
       }
       footprint.reads(dy, "dy");
@@ -419,7 +578,7 @@ class Stages : RequireStages<V> {
       cpu::BackwardRequest<L, T> to_mix = request;
       to_mix.update = Update::accumulate;
       cpu::run_backward_units(
-          operands, to_mix, backward, executor,
+          request, backward, executor,
           [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
@@ -433,6 +592,11 @@ class Stages : RequireStages<V> {
                 sums_at(cpu::read_only(summary_gradients), at, cpu::Orientation::transposed),
                 grad_mixing, loop);
           });
+      if constexpr (!recurs) {
+        cpu::write_mixing_gradient(operands, to_mix, backward, executor);
+      } else if (request.mixing()) {
+        cpu::write_own_gradient(backward, dmix.view, executor);
+      }
       if constexpr (masked) {
         if (update == Update::accumulate) return;
         cpu::clear_masked(attention_.masks.key, dk.view);
@@ -448,7 +612,6 @@ class Stages : RequireStages<V> {
  private:
   template <AttentionVariant, StorageScalar>
   friend class Stages;
-  static constexpr bool masked = requires(const V& v) { v.masks; };
 
   // Of a padded batch.
   Stages(const V& attention, const Problem& problem, const cpu::UsedBlocks& used)
@@ -474,6 +637,59 @@ class Stages : RequireStages<V> {
                            cpu::Orientation::straight);
   }
 
+  // The same by RecurrentMixing, and with states.
+  cpu::Unit<A> unit_of(const cpu::Plan<L, A>& plan, Stage stage, Index at,
+                       const cpu::UnitMemory<A>& memory, const Sums<A>& sums) const {
+    return with_states(plan, stage, at, sums,
+                       unit_at(plan, stage, at, memory, cpu::read_only(sums.summaries)));
+  }
+  // The same with summaries of its own, transposed.
+  cpu::Unit<A> transposed_unit_of(const cpu::Plan<L, A>& plan, Stage stage, Index at,
+                                  const cpu::UnitMemory<A>& memory, const Sums<A>& sums,
+                                  const ExecutorRef& loop) const {
+    const cpu::Unit<A> unit =
+        cpu::stage_unit(plan, stage, at, used_, memory,
+                        cpu::summary_rows<L>(plan.extents, plan.problem.key_blocks,
+                                             memory.summaries.data, cpu::Orientation::transposed),
+                        cpu::Orientation::transposed);
+    const auto& summaries = sums.summaries;
+    take_up_summaries(unit, sums_at(summaries, at, cpu::Orientation::straight), loop);
+    for (Index b = summaries.extent[0]; b < unit.keys.blocks; ++b)  // that are not seen
+      clear(unit.summaries.summary(b), unit.summaries.key_sum(b));
+    return with_states(plan, stage, at, sums, unit);
+  }
+  cpu::Unit<A> with_states(const cpu::Plan<L, A>& plan, Stage stage, Index at, const Sums<A>& sums,
+                           const cpu::Unit<A>& unit) const {
+    if constexpr (!recurs) return unit;
+    cpu::SummaryRows<A> before;
+    if (plan.problem.queries.first > 0)
+      before = rows_for(plan, cpu::read_only(sums.states), at, cpu::Orientation::straight)(0);
+    return cpu::with_states(plan, unit, before,
+                            stage == Stage::advance || stage == Stage::advance_gradient);
+  }
+  // The rows of each of a unit's matrices.
+  auto rows_for(const cpu::Plan<L, A>& plan, const TensorView<A, 2>& rows, Index at,
+                cpu::Orientation orientation) const {
+    return [this, rows, orientation, first = at * plan.extents.matrices](Index matrix) {
+      return sums_at(rows, first + matrix, orientation);
+    };
+  }
+  // States that no block changes.
+  static void pass_on(bool any, const TensorView<const A, 2>& from, const TensorView<A, 2>& to) {
+    for (Index i = 0; i < to.size(); ++i) to.element(i) = any ? from.element(i) : A(0);
+  }
+  // What advance_gradient writes of dmix.
+  void clear_parameters(const GradientView<A, 3>& dmix, const BlockRange& blocks) const {
+    if (!dmix.wanted) return;
+    const auto& view = dmix.view;
+    const bool shared = problem_.shape.mix_query_blocks == 1;
+    for (Index h = 0; h < view.extent[0]; ++h)
+      for (Index i = 0; i < view.extent[1]; ++i)
+        for (Index c = 0; c < view.extent[2]; ++c)
+          if (shared || (c <= num_states() ? i < blocks.count : i > 0 || blocks.first == 0))
+            view(h, i, c) = A(0);
+  }
+
   // The call that a stage is: which blocks have rows and columns of mix, which have tokens.
   template <Stage stage>
   Problem part(const BlockRange& queries, const BlockRange& keys) const {
@@ -489,17 +705,22 @@ class Stages : RequireStages<V> {
       problem.keys = keys;
     } else {
       problem.queries = queries;
+      if constexpr (recurs) problem.keys = queries;
     }
     problem.query_blocks = problem.queries.count;
     problem.key_blocks = problem.keys.count;
-    if constexpr (stage == Stage::mix_gradient) problem.queries.count = problem.keys.count = 0;
-    if constexpr (stage == Stage::read_out || stage == Stage::read_out_gradient) problem.keys = {};
+    constexpr bool reads_out = stage == Stage::read_out || stage == Stage::read_out_gradient;
+    constexpr bool mixes =
+        stage == Stage::mix_gradient || stage == Stage::advance || stage == Stage::advance_gradient;
+    if (mixes) problem.queries.count = 0;
+    if (mixes || reads_out) problem.keys.count = 0;
     return problem;
   }
   template <Stage stage, class E>
   auto lay_out(Arena& arena, const E& executor, const Problem& problem) const {
-    constexpr bool backward =
-        stage == Stage::read_out_gradient || stage == Stage::summarize_gradient;
+    constexpr bool backward = stage == Stage::read_out_gradient ||
+                              stage == Stage::summarize_gradient ||
+                              stage == Stage::advance_gradient;
     if constexpr (backward) {
       return cpu::BackwardPlan<L, A>(arena, attention_, problem, executor, false, stage);
     } else {
@@ -514,6 +735,7 @@ class Stages : RequireStages<V> {
                        : problem_.query_blocks);
     require_blocks("keys", keys, problem_.key_blocks);
     const Problem problem = part<stage>(queries, keys);
+    require_chunks({problem.queries.first, problem.query_blocks});
     require_masks(problem);
     Arena arena;
     if (!problem_.shape.empty()) lay_out<stage>(arena, executor, problem);
@@ -535,6 +757,16 @@ class Stages : RequireStages<V> {
   static OperandViews<T> used(const OperandViews<T>& x) {
     if constexpr (masks_own_block<L>) return x;
     return {x.q, {}, {}, x.mix};
+  }
+
+  static constexpr Index chunk = RecurrentMixing::chunk;
+  void require_chunks(const BlockRange& blocks) const {
+    if (!recurs || blocks.count == 0) return;
+    if (blocks.first % chunk != 0 ||
+        (blocks.end() % chunk != 0 && blocks.end() != problem_.query_blocks))
+      throw ShapeError("mhla: blocks: RecurrentMixing takes ", chunk, " blocks at a time: [",
+                       blocks.first, ", ", blocks.end(), ") must begin at a multiple of ", chunk,
+                       ", and end at one or with the sequence");
   }
 
   // A side of a padded batch: what its mask and its counts are called, and its grid.
@@ -622,6 +854,11 @@ class Stages : RequireStages<V> {
     require_aligned(matrix, argument);
   }
   template <class X>
+  void require_mix(const char* argument, const TensorView<X, 3>& mix,
+                   const BlockRange& queries) const {
+    require_matrix(argument, mix, mix_rows(queries).count, problem_.shape.mix_key_blocks);
+  }
+  template <class X>
   void require_rows(const char* argument, const TensorView<X, 2>& rows, Index blocks,
                     Index size) const {
     require_extent(argument, "blocks", rows.extent[0], blocks, "it has a row for each block");
@@ -634,11 +871,26 @@ class Stages : RequireStages<V> {
       require_extent(argument, "elements' stride", rows.stride[1], 1, "a row is contiguous");
     require_aligned(rows, argument);
   }
+  template <class X>
+  void require_states(const char* argument, const TensorView<X, 2>& states) const {
+    require_extent(argument, "states", states.extent[0], num_states(),
+                   "it has a row for each state");
+    require_row(argument, states, mixture_size());
+  }
   void require_queries(const BlockRange& queries, const OperandViews<T>& x,
-                       const TensorView<const A, 2>& summaries) const {
+                       const Sums<A>& sums) const {
     require_query_tensor("q", x.q, queries, problem_.shape.key_dim);
-    require_matrix("mix", x.mix, queries.count, problem_.shape.mix_key_blocks);
+    require_mix("mix", x.mix, queries);
     if (masks_own_block<L>) require_keys(queries, x.k, x.v);
+    require_sums(queries, sums);
+  }
+  void require_sums(const BlockRange& queries, const Sums<A>& sums) const {
+    const TensorView<const A, 2>& summaries = sums.summaries;
+    if (recurs) {
+      require_rows("summaries", summaries, queries.count, summary_size());
+      if (queries.first > 0) require_states("states", sums.states);
+      return;
+    }
     const Index all = problem_.key_blocks;
     const Index seen =
         !sees_past_only<L> ? all : std::max(Index{0}, queries.end() - lag_of(sight_of<L>));

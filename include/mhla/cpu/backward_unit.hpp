@@ -142,11 +142,11 @@ void read_out_tile_gradient(const Operands<L, T>& operands, const BackwardReques
                             tile, queries, total, results, request.update, at.scratch.row);
 }
 
-/// dq if it is complete, dS~ and dz~ or C, of every query block of the unit; by a structured mixing
-/// also dS, dz and the coefficients' gradient.
-template <class L, class T, class A>
+/// dq if it is complete, dS~ and dz~ or C, of every query block of the unit. A structured mixing
+/// takes one matrix after the other, `after(matrix)` it.
+template <class L, class T, class A, class After>
 void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                            const Unit<A>& unit, A* grad_mixing, const ExecutorRef& loop) {
+                            const Unit<A>& unit, const ExecutorRef& loop, const After& after) {
   const Plan<L, A>& plan = operands.plan;
   for (Index i = 0; i < unit.queries.blocks; ++i) {
     if (plan.tables.queries.blocks[unit.queries.first_block + i].tiles > 0) continue;
@@ -161,11 +161,7 @@ void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardReques
       [&](const QueryTile<A>& at, Index g) {
         read_out_tile_gradient(operands, request, unit, at, g);
       },
-      [&]([[maybe_unused]] Index matrix) {
-        if constexpr (factors_mixing<L>)
-          if (request.mixed_summaries())
-            mix_unit_gradient(plan, unit, matrix, request.mixing() ? grad_mixing : nullptr, loop);
-      });
+      after);
 }
 
 /// The rest of MixedProduct's adjoint: dR, then dz_b and dq, which waited for dR.
@@ -503,7 +499,12 @@ template <class L, class T, class A>
 void backward_unit(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
                    const Unit<A>& unit, A* grad_mixing, const ExecutorRef& loop) {
   if constexpr (mixes_products<L>) mixed_products_of_unit(operands, unit, loop);
-  read_out_unit_gradient(operands, request, unit, grad_mixing, loop);
+  read_out_unit_gradient(operands, request, unit, loop, [&]([[maybe_unused]] Index matrix) {
+    if constexpr (factors_mixing<L>)
+      if (request.mixed_summaries())
+        mix_unit_gradient(operands.plan, unit, matrix, request.mixing() ? grad_mixing : nullptr,
+                          loop);
+  });
   if (!factors_mixing<L> && request.mixing())
     mix_unit_matrix_gradient(operands, unit, grad_mixing, loop);
   if constexpr (mixes_products<L>) {

@@ -56,7 +56,9 @@ void for_each_copy(const MixingProduct& product, const MixingRows<A>& outputs,
 /// Rows of the work array that a list uses.
 inline Index num_rows(Span<const MixingProduct> products) {
   Index rows = 0;
-  for (const MixingProduct& p : products) rows = std::max(rows, p.out + p.outer * p.rows * p.inner);
+  for (const MixingProduct& p : products)
+    rows =
+        std::max({rows, p.out + p.outer * p.rows * p.inner, p.in + p.outer * p.columns * p.inner});
   return rows;
 }
 

@@ -49,11 +49,36 @@ SummaryRows<A> structured_mixtures(const Plan<L, A>& plan, const Unit<A>& unit) 
                          plan.structure.num_rows() - plan.extents.key_blocks, 0);
 }
 
+/// A row of sums as the unit has them, from where it was left, straight.
+template <class A>
+void take_up_sums(const Unit<A>& unit, const SummaryRows<A>& from, const SummaryRows<A>& to,
+                  Index row) {
+  if (unit.orientation == Orientation::transposed) {
+    transpose<A>(to.summary(row), from.summary(row));
+  } else {
+    copy_row(to.summaries.row(row), from.summaries.row(row), from.summaries.cols);
+  }
+  copy_row(to.key_sums.row(row), from.key_sums.row(row), from.key_sums.cols);
+}
+/// The states before a stage's blocks, of matrix `matrix`, in the work array behind S~.
+template <class L, class A>
+void take_up_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
+                    const SummaryRows<A>& mixed) {
+  const Index states = unit.states.summaries.rows;
+  SummaryRows<A> from = unit.states;
+  const Index next = matrix * (from.summaries.cols + from.key_sums.cols);
+  from.summaries.data += next;
+  from.key_sums.data += next;
+  const SummaryRows<A> to = mixed.row_range(structured_key_blocks(plan, unit), states);
+  for (Index r = 0; r < states; ++r) take_up_sums(unit, from, to, r);
+}
+
 /// S~ and z~ by matrix `matrix`, in the memory of the unit.
 template <class L, class A>
 SummaryRows<A> mix_unit(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
                         const ExecutorRef& loop, bool summaries_wanted) {
   const SummaryRows<A> mixed = structured_mixtures(plan, unit);
+  take_up_states(plan, unit, matrix, mixed);
   const auto mix = [&](const Panel<A>& from, const Panel<A>& to) {
     for_each_column_range(to.cols, loop, [&](Index first, Index count) {
       const MixingRows<A> rows = work_array(plan, unit, from, to).col_range(first, count);
@@ -90,14 +115,16 @@ void mix_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix
   const StructuredGradients<A> grad = structured_gradients(plan, unit);
   const SummaryRows<A> mixed = structured_mixtures(plan, unit);
   const Index others = num_rows(unit.products) - structured_key_blocks(plan, unit);
+  const Index left = unit.queries.blocks;
+  const Index behind = unit.states_behind ? plan.structure.num_states() : 0;
   const auto pull_back = [&](Panel<A> SummaryRows<A>::*width) {
     const MixingRows<A> grads =
         work_array(plan, unit, grad.keys.*width, (grad.mixed.*width).row_range(0, others));
     for_each_column_range(grads.width(), loop, [&](Index first, Index count) {
       const MixingRows<A> part = grads.col_range(first, count);
       if (matrix == 0) clear(part.inputs);
-      // But dS~, which the readout has left, of blocks with tokens.
-      clear(part.others.row_range(unit.queries.blocks, others - unit.queries.blocks));
+      // But dS~, which the readout has left, of blocks with tokens, and that of states behind them.
+      clear(part.others.row_range(left, others - left - behind));
       mix_by_products_gradient(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), part);
     });
     if (grad_mixing == nullptr) return;

@@ -139,6 +139,14 @@ struct SummaryRows {
   static Index size(const Extents& e, Index blocks, bool with_key_sums) {
     return checked_mul(blocks, checked_add(e.summary_stride(), with_key_sums ? e.feature_dim : 0));
   }
+  /// Some of the rows, of which the first is block 0.
+  SummaryRows row_range(Index begin, Index count) const {
+    SummaryRows some = *this;
+    some.summaries = summaries.row_range(begin, count);
+    some.key_sums = key_sums.row_range(begin, count);
+    some.first = 0;
+    return some;
+  }
   Panel<A> summary(Index block) const {
     return panel(summaries.row(block - first), matrix_rows, matrix_cols);
   }

@@ -83,12 +83,15 @@ struct BackwardPlan {
  private:
   template <class V>
   static PartialSums partial_sums(const V& attention, const Problem& problem) {
-    const Index elements =
-        Plan<L, A>::matrix_size_of(structured_mixing<A>(attention, problem), problem);
-    return {problem, problem.sequences, elements,
-            factors_mixing<L>
-                ? elements
-                : checked_mul(problem.query_grid.num_blocks(), problem.key_grid.num_blocks())};
+    // Of a stage some rows, of a recurrence some chunks.
+    Problem all = problem;
+    all.queries.first = all.keys.first = 0;
+    all.query_blocks = problem.query_grid.num_blocks();
+    all.key_blocks = problem.key_grid.num_blocks();
+    const auto elements = [&](const Problem& of) {
+      return Plan<L, A>::matrix_size_of(structured_mixing<A>(attention, of), of);
+    };
+    return {problem, problem.sequences, elements(problem), elements(all)};
   }
 };
 
@@ -156,7 +159,7 @@ Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const Uni
                orientation,
                {}};
   if constexpr (factors_mixing<L>)
-    unit.products = plan.structure.products(keys.blocks, memory.mixing_products);
+    unit.products = plan.structure.products(keys.blocks, false, memory.mixing_products);
   return unit;
 }
 
@@ -305,11 +308,10 @@ void backward_in_pairs(const Operands<L, BFloat16>& operands,
 }
 
 /// Calls run_unit(sequence, kv_head, memory, partial sum of dmix, loop) for all units of a backward
-/// call, and writes dmix.
+/// call.
 template <class L, class T, class A, class Run>
-void run_backward_units(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                        const BackwardPlan<L, A>& backward, const ExecutorRef& executor,
-                        const Run& run_unit) {
+void run_backward_units(const BackwardRequest<L, T>& request, const BackwardPlan<L, A>& backward,
+                        const ExecutorRef& executor, const Run& run_unit) {
   const Plan<L, A>& plan = backward.plan;
   const PartialSums& partials = backward.partials;
   const Index kv_heads = plan.problem.shape.kv_heads;
@@ -325,6 +327,14 @@ void run_backward_units(const Operands<L, T>& operands, const BackwardRequest<L,
       run_unit(s, kv_head, memory, grad_mixing, loop);
   };
   run_units(plan, partials.count(), executor, run);
+}
+
+/// dmix, if it is wanted, from its partial sums.
+template <class L, class T, class A>
+void write_mixing_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+                           const BackwardPlan<L, A>& backward, const ExecutorRef& executor) {
+  const Plan<L, A>& plan = backward.plan;
+  const PartialSums& partials = backward.partials;
   if (!request.mixing()) return;
   const TensorView<A, 3>& destination = request.gradients.mix.view;
   if constexpr (factors_mixing<L>) {
@@ -365,7 +375,8 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
     }
     backward_unit(operands, request, unit, grad_mixing, loop);
   };
-  run_backward_units(operands, request, backward, executor, run);
+  run_backward_units(request, backward, executor, run);
+  write_mixing_gradient(operands, request, backward, executor);
 }
 
 }  // namespace cpu

@@ -112,15 +112,18 @@ struct Plan {
       if (backward)
         transposed_mixing = arena.take<Pair>(size(problem.key_blocks, problem.query_blocks));
     }
-    const Needs needs{mixes_key_sums<L>,
-                      mixes_products<L>,
-                      masks_own_block<L>,
-                      rotation.rotates(),
-                      backward,
-                      pairs,
-                      !stage || stage == Stage::read_out_gradient,
-                      structure.num_rows(),
-                      factors_mixing<L> ? structure.num_products() : 0};
+    const bool mixes =
+        factors_mixing<L> && stage != Stage::summarize && stage != Stage::summarize_gradient;
+    const Needs needs{
+        mixes_key_sums<L>,
+        mixes_products<L>,
+        masks_own_block<L>,
+        rotation.rotates(),
+        backward,
+        pairs,
+        !stage || stage == Stage::read_out_gradient || stage == Stage::advance_gradient,
+        mixes ? structure.num_rows() : 0,
+        mixes ? structure.num_products() : 0};
     const Index num_slots = executor.slots();
     whole_units = concurrent >= num_slots;
     Index group_rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();

@@ -71,10 +71,11 @@ Unit<A> stage_unit(const Plan<L, A>& plan, Stage stage, Index at, const UsedBloc
   };
   const Index all = used_of(used.queries, problem.query_grid);
   const Index queries = std::clamp(all - problem.queries.first, Index{0}, problem.query_blocks);
-  const bool reads = stage == Stage::read_out || stage == Stage::read_out_gradient;
+  const bool reads_all =
+      !factors_mixing<L> && (stage == Stage::read_out || stage == Stage::read_out_gradient);
   return {{item, plan.tables.queries.sequences[item].first_block, queries},
           {item, plan.tables.keys.sequences[item].first_block,
-           reads ? used_of(used.keys, problem.key_grid) : problem.key_blocks},
+           reads_all ? used_of(used.keys, problem.key_grid) : problem.key_blocks},
           at % problem.shape.kv_heads,
           memory,
           summaries,

@@ -43,7 +43,11 @@ struct Unit {
   SummaryRows<A> summaries;            // S and z of every key block
   Orientation orientation;             // of all summaries
   Span<const MixingProduct> products;  // of a structured mixing
-  Index other_queries = 0;             // blocks of the sequence that a stage lacks
+  // Of a stage:
+  Index other_queries = 0;  // blocks of the sequence that it lacks
+  SummaryRows<A>
+      states{};  // that a recurrence left before its blocks: of the first matrix, straight
+  bool states_behind = false;  // whether blocks behind take states up
 };
 
 /// The rows of a unit in a tensor of queries, for its query head g, and in one of keys.

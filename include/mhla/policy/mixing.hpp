@@ -130,22 +130,27 @@ class MixingRef {
         }),
         causal_(M::causal),
         num_coefficients_(mixing.num_coefficients(layout)),
-        num_rows_(mixing.num_rows(layout)) {}
+        num_rows_(mixing.num_rows(layout)) {
+    if constexpr (requires { mixing.states; }) num_states_ = mixing.states;
+  }
 
   Index num_coefficients() const { return num_coefficients_; }
   Index num_rows() const { return num_rows_; }
+  Index num_states() const { return num_states_; }  // of a recurrence
   Index num_products() const { return products_(mixing_, layout_, nullptr); }
   // m_ii under Causal.
   Index own_coefficient(Index block) const { return own_coefficient_(mixing_, block); }
-  // Blocks that a sequence of `blocks` blocks takes part with.
-  MixingLayout layout_of(Index blocks) const {
+  // Blocks that a sequence of `blocks` blocks takes part with; of a part of one, whether it has
+  // blocks behind.
+  MixingLayout layout_of(Index blocks, bool behind = false) const {
     MixingLayout layout = layout_;
+    layout.behind = behind;
     if (causal_) layout.queries[2] = layout.keys[2] = blocks;
     return layout;
   }
   // The products of a sequence, in memory for num_products() of them.
-  Span<const MixingProduct> products(Index blocks, Span<MixingProduct> memory) const {
-    return {memory.data, products_(mixing_, layout_of(blocks), memory.data)};
+  Span<const MixingProduct> products(Index blocks, bool behind, Span<MixingProduct> memory) const {
+    return {memory.data, products_(mixing_, layout_of(blocks, behind), memory.data)};
   }
   void coefficients(const TensorView<const A, 2>& mix, const Span<A>& to) const {
     coefficients_(mixing_, layout_, mix, to);
@@ -167,6 +172,7 @@ class MixingRef {
   bool causal_ = false;
   Index num_coefficients_ = 0;
   Index num_rows_ = 0;
+  Index num_states_ = 0;
 };
 /// \endcond
 

@@ -18,6 +18,8 @@ struct MixingLayout {
   Index queries[3] = {1, 1, 1};  ///< query blocks along each axis
   Index keys[3] = {1, 1, 1};     ///< key blocks along each axis
   Sight sight = Sight::all;      ///< past_tokens: S~ lacks the own block, which is read apart
+  bool before = false;           ///< of a part of a recurrence: blocks before it leave states
+  bool behind = false;           ///< and blocks behind it take states up
 
   /// Between the blocks of two grids.
   static constexpr MixingLayout of(int rank, const Grid& query, const Grid& key, Sight sight) {

@@ -31,10 +31,17 @@ struct Problem {
   GridBox box() const { return hull(query_grid.box(queries), key_grid.box(keys)); }
 };
 
-/// The blocks that the mixing of a call maps from and to.
+/// The blocks that the mixing of a call maps from and to; of a stage of a recurrence, its own.
 template <class V>
 MixingLayout mixing_layout(const Problem& problem) {
-  return MixingLayout::of(V::GeometryType::rank, problem.query_grid, problem.key_grid, sight_of<V>);
+  MixingLayout layout =
+      MixingLayout::of(V::GeometryType::rank, problem.query_grid, problem.key_grid, sight_of<V>);
+  if constexpr (sees_past_only<V>) {
+    layout.queries[2] = layout.keys[2] = problem.query_blocks;
+    layout.before = problem.queries.first > 0;
+    layout.behind = problem.queries.first + problem.query_blocks < problem.query_grid.num_blocks();
+  }
+  return layout;
 }
 
 // The rest of checked_problem, once sequences and grids are known.

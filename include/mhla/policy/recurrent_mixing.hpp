@@ -27,7 +27,9 @@ MHLA_NAMESPACE_BEGIN
 ///
 /// mix [.., blocks or 1, 3 states + 1]: row i is m_ii, then a_i1 .., b_i1 .., g_i1 ..; a single row
 /// serves all blocks, so that a sequence may have any number of them. Of more rows than blocks the
-/// leading ones are used. b and g of row 0 are not read and have gradient 0.
+/// leading ones are used. b and g of row 0 are not read and have gradient 0. Some of the blocks,
+/// from a multiple of 16 on, have rows of their own and the next: states go out as row i of the
+/// next block makes them.
 struct RecurrentMixing {
   Index states = 1;  ///< R
 
@@ -72,7 +74,8 @@ struct RecurrentMixing {
   Index num_rows(const MixingLayout& layout) const {
     const Index blocks = layout.query_blocks();
     const Index between = std::max(Index{0}, ceil_div(blocks, chunk) - 1);
-    return checked_add(checked_mul(2, blocks), checked_mul(between, states));
+    const Index at_ends = Index{layout.before} + Index{layout.behind};
+    return checked_add(checked_mul(2, blocks), checked_mul(between + at_ends, states));
   }
   MHLA_HOST_DEVICE Index own_coefficient(Index block) const {
     return ChunkCoefficients(block / chunk, states).own + block % chunk;
@@ -85,14 +88,15 @@ struct RecurrentMixing {
     for (Index first = 0; first < blocks; first += chunk) {
       const ChunkCoefficients at(first / chunk, states);
       const Index rows = std::min(chunk, blocks - first);
-      const Index next = 2 * blocks + first / chunk * states;  // states at the chunk's end
+      const bool begun = first > 0 || layout.before;
+      // States at the chunk's end and, if any have begun, at its begin.
+      const Index next = 2 * blocks + (first / chunk + Index{layout.before}) * states;
       const Index begin = next - states;
       visit(MixingProduct{at.blocks, chunk, blocks + first, first, rows, rows - lag, false, true});
-      if (first > 0)
-        visit(MixingProduct{at.read, states, blocks + first, begin, rows, states, true});
-      if (first + rows == blocks) return;
+      if (begun) visit(MixingProduct{at.read, states, blocks + first, begin, rows, states, true});
+      if (first + rows == blocks && !layout.behind) return;
       visit(MixingProduct{at.write, chunk, next, first, states, rows});
-      if (first > 0) visit(MixingProduct{at.decay, states, next, begin, states, states, true});
+      if (begun) visit(MixingProduct{at.decay, states, next, begin, states, states, true});
     }
   }
 
@@ -203,8 +207,8 @@ struct RecurrentMixing {
   MHLA_HOST_DEVICE void for_each_path(const MixingLayout& layout, Index of, Index state,
                                       const Run& run) const {
     const Index first = of * chunk;
-    const Index final_row = layout.query_blocks() - 1;
-    for (Index from = first == 0 ? 0 : -1; from < chunk; ++from) {
+    const Index final_row = layout.query_blocks() - 1 + Index{layout.behind};
+    for (Index from = first > 0 || layout.before ? -1 : 0; from < chunk; ++from) {
       const Path path{ChunkCoefficients(of, states),
                       first,
                       state,
