@@ -32,6 +32,38 @@
 /// under Bidirectional with more than 128 query blocks, or with a matrix for each of the query
 /// heads that share a kv head. `mix_gradient` then is given all query blocks that see its keys;
 /// sums of several calls differ in rounding. Precision::fast is taken as exact.
+///
+/// By RecurrentMixing a part of a sequence needs no other summaries, but the states that the parts
+/// before it left. These it waits for and sends on; their gradients go from the last part to the
+/// first. All else runs side by side, and no memory grows with the sequence. Parts begin at
+/// multiples of 16 blocks.
+/// \code
+/// using Recurrent = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::MixedKeySum,
+///                                   mhla::NoRotation, mhla::RecurrentMixing>;
+/// const mhla::Stages<Recurrent, float> stages({.blocks = {.block = 64}}, call);
+/// const mhla::BlockRange own{32, 32};
+/// const auto rows = mhla::rows_of(mix_view, stages.mix_rows(own));
+/// mhla::TensorView<float, 2> sums, before, behind, mixtures, dens, dsums, dbefore, dbehind;
+/// mhla::TensorView<float, 3> drows;  // of dmix, as rows of mix
+/// stages.summarize(executor, own, k_view, v_view, sums, workspace);
+/// // Receive `before`,
+/// stages.advance(executor, own, rows, {sums, before}, behind, workspace);
+/// // send `behind`.
+/// stages.read_out(executor, own, {q_view, k_view, v_view, rows}, {sums, before}, y_view,
+/// workspace);
+///
+/// stages.read_out_gradient(executor, own, {q_view, k_view, v_view, rows}, {sums, before}, dy_view,
+///                          {dq_view, mhla::skip, mhla::skip, mhla::skip}, mhla::Update::overwrite,
+///                          {mixtures, dens}, workspace);
+/// // Receive `dbehind`,
+/// stages.advance_gradient(executor, own, rows, {sums, before}, mixtures, {dbehind, dbefore},
+/// dsums,
+///                         drows, mhla::Update::overwrite, workspace);
+/// // send `dbefore`.
+/// stages.summarize_gradient(executor, own, {q_view, k_view, v_view, rows}, dsums, dy_view, dens,
+///                           {mhla::skip, dk_view, dv_view, drows}, mhla::Update::overwrite,
+///                           workspace);
+/// \endcode
 #pragma once
 
 #include <algorithm>
@@ -422,8 +454,9 @@ class Stages : RequireStages<V> {
   /// dmix as mix. A block's weights enter states at the row of the next: of its first row this
   /// writes m_ii and a, of the last, the next block's, b and g, and of the others all, so that each
   /// entry is written for one range, and no other touches it. Under Causal it leaves m_ii to
-  /// summarize_gradient, with 0 there if it overwrites. A single row for all gets the sum over
-  /// these blocks; sums of several calls differ from the whole pass's in rounding.
+  /// summarize_gradient, with 0 there if it overwrites. Rows behind the last block's are not
+  /// touched. A single row for all gets the sum over these blocks; sums of several calls differ
+  /// from the whole pass's in rounding.
   template <Executor E>
   void advance_gradient(const E& executor, const BlockRange& blocks,
                         const TensorView<const A, 3>& mix, const Sums<A>& sums,

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
-// A structured mixing has no rows of which a stage could be given some.
-// EXPECT: mhla: Stages have rows of the mixing matrix: use DenseMixing
+// A separable mixing has no rows of which a stage could be given some.
+// EXPECT: mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: for
+// another structured mixing use DenseMixing
 #include <mhla/attention.hpp>
 #include <mhla/stages.hpp>
 
 template <class Mixing>
-using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
-                                 mhla::NoRotation, Mixing>;
+using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Bidirectional,
+                                 mhla::Unnormalized, mhla::NoRotation, Mixing>;
 
 void use() {
   const mhla::Stages<Sequence<mhla::DenseMixing>, float> right({}, {});
 #ifndef MHLA_CONTROL
-  const mhla::Stages<Sequence<mhla::RecurrentMixing>, float> wrong({}, {});
+  const mhla::Stages<Sequence<mhla::SeparableMixing>, float> wrong({}, {});
 #endif
 }

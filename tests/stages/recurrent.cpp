@@ -212,6 +212,7 @@ void check_sequences() {
   SECTION("a matrix for every head of every item, in double") {
     check<double>(of(3, 3), {2, 4, 2, 300, 300, 6, 5, 8});
   }
+  SECTION("rows that end in half a vector") { check<float>(of(2, 2), {2, 1, 1, 130, 130, 8, 5}); }
   SECTION("long rows") { check<float>(of(5, 4), {1, 2, 1, 420, 420, 32, 36, 2}); }
   SECTION("as many blocks as chunks hold") { check<float>(of(2, 2), {2, 1, 1, 128, 128, 8, 6}); }
   SECTION("a chunk of one block, few parts") { check<float>(of(2, 2), {1, 1, 1, 98, 98, 8, 6}); }

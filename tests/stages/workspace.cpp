@@ -76,3 +76,21 @@ TEST_CASE("nor with the frames of a video, if its blocks are those of a few") {
   };
   CHECK(size(2000) == size(20));
 }
+
+TEST_CASE("a stage of a recurrence has memory of its blocks alone") {
+  using V =
+      Attention<Relu, Blocks1D, Causal, MixedKeySum, mhla::HalfSplitRotary, mhla::RecurrentMixing>;
+  const auto size = [](Index blocks, Stage stage) {
+    const Index tokens = blocks * block;
+    const V attention{.blocks = {.block = block}, .mixing = {.states = 2}};
+    return Stages<V, float>(attention, {2, 4, 2, tokens, tokens, 32, 16, 4, blocks, 7})
+        .workspace_size(stage, executor, {32, 16});
+  };
+  for (const Stage stage :
+       {Stage::summarize, Stage::advance, Stage::read_out, Stage::read_out_gradient,
+        Stage::advance_gradient, Stage::summarize_gradient}) {
+    CHECK(size(few, stage) > 0);
+    CHECK(size(many, stage) <= size(few, stage));
+  }
+  CHECK(size(few, Stage::mix_gradient) == 0);
+}

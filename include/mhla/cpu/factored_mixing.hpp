@@ -108,12 +108,17 @@ void mixing_coefficient_gradient(const MixingProduct& product, const MixingRows<
 }
 
 /// Calls run(columns) for some columns of a work array at a time: always the same ones, whole
-/// vectors, so that the bits do not depend on threads.
+/// vectors, so that the bits do not depend on threads. Kernels sum half a vector in another order:
+/// a half of it is taken apart, so that an element has the same bits wherever it is, in S and S^T.
 template <class Run>
 void for_each_column_range(Index width, const ExecutorRef& loop, const Run& run) {
   constexpr Index columns = 512;
-  loop.parallel_for(ceil_div(width, columns), [&](Index task, Index) {
-    run(task * columns, std::min(columns, width - task * columns));
+  constexpr Index half = 8;
+  const Index apart = width % (2 * half) == half ? half / 2 : 0;
+  const Index tasks = ceil_div(width - apart, columns);
+  loop.parallel_for(tasks + (apart > 0 ? 1 : 0), [&](Index task, Index) {
+    const Index first = std::min(task * columns, width - apart);
+    run(first, task < tasks ? std::min(columns, width - apart - first) : apart);
   });
 }
 

@@ -27,9 +27,7 @@ MHLA_NAMESPACE_BEGIN
 ///
 /// mix [.., blocks or 1, 3 states + 1]: row i is m_ii, then a_i1 .., b_i1 .., g_i1 ..; a single row
 /// serves all blocks, so that a sequence may have any number of them. Of more rows than blocks the
-/// leading ones are used. b and g of row 0 are not read and have gradient 0. Some of the blocks,
-/// from a multiple of 16 on, have rows of their own and the next: states go out as row i of the
-/// next block makes them.
+/// leading ones are used. b and g of row 0 are not read and have gradient 0.
 struct RecurrentMixing {
   Index states = 1;  ///< R
 
