@@ -6,5 +6,6 @@
 #pragma once
 
 #include <mhla/distributed/communicator.hpp>
+#include <mhla/distributed/head_parallel.hpp>
 #include <mhla/distributed/sequence_parallel.hpp>
 #include <mhla/distributed/shares.hpp>

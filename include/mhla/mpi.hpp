@@ -29,10 +29,11 @@ MHLA_NAMESPACE_BEGIN
 /// for the main thread, MPI_THREAD_SERIALIZED for others).
 ///
 /// Every message goes straight from its rank to the one that reads it (MPI_Isend, MPI_Irecv), so
-/// that a rank which waits in vain knows for whom: after `timeout` it throws CommunicationError.
-/// MPI may still hold on to memory of the call then: it has to stay until the process ends, best by
-/// MPI_Abort. (Where a rank has died, most implementations end the others by themselves, some only
-/// if they are told to: `mpirun --enable-recovery` of Open MPI 4 leaves them to us.)
+/// that a rank which waits in vain knows for whom: when nothing has arrived for `timeout`, it
+/// throws CommunicationError. MPI may still hold on to memory of the call then: it has to stay
+/// until the process ends, best by MPI_Abort. (Where a rank has died, most implementations end the
+/// others by themselves, some only if they are told to: `mpirun --enable-recovery` of Open MPI 4
+/// leaves them to us.)
 class MpiCommunicator {
  public:
   /// Called by all ranks of `communicator` together. A rank that does not answer for `timeout` is
@@ -113,17 +114,18 @@ class MpiCommunicator {
   }
 
   void wait(std::vector<Message>& messages) const {
-    const auto deadline = std::chrono::steady_clock::now() + timeout_;
-    while (true) {
-      bool complete = true;
+    auto progress = std::chrono::steady_clock::now();
+    for (std::size_t left = messages.size(); left > 0;) {
+      const std::size_t before = left;
       for (Message& message : messages) {
-        int done = 1;
-        if (message.request != MPI_REQUEST_NULL)
-          require(MPI_Test(&message.request, &done, MPI_STATUS_IGNORE), "MPI_Test", message.peer);
-        complete = complete && done != 0;
+        if (message.request == MPI_REQUEST_NULL) continue;
+        int done = 0;
+        require(MPI_Test(&message.request, &done, MPI_STATUS_IGNORE), "MPI_Test", message.peer);
+        if (done != 0) --left;
       }
-      if (complete) return;
-      if (std::chrono::steady_clock::now() > deadline) give_up(messages);
+      const auto now = std::chrono::steady_clock::now();
+      if (left < before) progress = now;
+      if (now - progress > timeout_) give_up(messages);
       std::this_thread::yield();
     }
   }
@@ -143,8 +145,8 @@ class MpiCommunicator {
     }
     throw CommunicationError("mhla: rank ", rank_, " has waited ", timeout_.count(),
                              " ms for rank ", silent,
-                             ": gone, or busy with something else. Nothing was written; the "
-                             "communicator cannot be used any more: end the process");
+                             ", which is gone or busy with something else; the communicator "
+                             "cannot be used any more: end the process");
   }
 
   void require(int status, const char* call, int peer = -1) const {

@@ -261,7 +261,7 @@ class Stages : RequireStages<V> {
       plan.pack_mixing(x.mix);
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, x.q, x.k, x.v, x.mix};
       cpu::run_backward_units(
-          operands, request, backward, executor,
+          request, backward, executor,
           [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
@@ -282,6 +282,7 @@ class Stages : RequireStages<V> {
             if constexpr (cpu::keeps_denominators<L>)
               cpu::leave_denominators(plan, unit, at, left.denominators);
           });
+      cpu::write_mixing_gradient(operands, request, backward, executor);
     });
   }
 
@@ -376,7 +377,7 @@ class Stages : RequireStages<V> {
       cpu::BackwardRequest<L, T> to_mix = request;
       to_mix.update = Update::accumulate;
       cpu::run_backward_units(
-          operands, to_mix, backward, executor,
+          to_mix, backward, executor,
           [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
@@ -389,6 +390,7 @@ class Stages : RequireStages<V> {
                 sums_at(cpu::read_only(summary_gradients), at, cpu::Orientation::transposed),
                 grad_mixing, loop);
           });
+      cpu::write_mixing_gradient(operands, to_mix, backward, executor);
     });
   }
 

@@ -82,13 +82,15 @@ struct SharedCall {
         rank(of),
         local(x) {
     const mhla::Problem problem = mhla::checked_problem(variant, shape);
-    queries = shares(problem.query_blocks, ranks, seed);
-    keys = mhla::sees_past_only<V> || problem.query_grid == problem.key_grid
-               ? queries
-               : shares(problem.key_blocks, ranks, 2 * seed);
+    mhla::Grid query_grid = problem.query_grid;
+    mhla::Grid key_grid = problem.key_grid;
+    if constexpr (requires { variant.offsets; })  // whose shares are of tokens
+      query_grid = key_grid = {{1, 1, shape.query_tokens}, {1, 1, 1}};
+    queries = shares(query_grid.num_blocks(), ranks, seed);
+    keys = query_grid == key_grid ? queries : shares(key_grid.num_blocks(), ranks, 2 * seed);
     const auto at = static_cast<std::size_t>(rank);
-    query_tokens = mhla::tokens_of(problem.query_grid, queries[at]);
-    key_tokens = mhla::tokens_of(problem.key_grid, keys[at]);
+    query_tokens = mhla::tokens_of(query_grid, queries[at]);
+    key_tokens = mhla::tokens_of(key_grid, keys[at]);
     local = {taken(x.q, query_tokens), taken(x.k, key_tokens), taken(x.v, key_tokens), x.mix,
              taken(x.dy, query_tokens)};
   }

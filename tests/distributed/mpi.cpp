@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Under mpirun, what threads show in sequence_parallel.cpp and head_parallel.cpp. The first rank
 // prints what it has run; a difference ends all.
-#include <mhla/mpi.hpp>
-
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <mhla/mpi.hpp>
 
-#include "tests/distributed/sequence_call.hpp"
+#include "tests/distributed/head_call.hpp"
 
 namespace {
 
@@ -16,8 +15,15 @@ int run(const mhla::MpiCommunicator& ranks) {
   for (const std::uint64_t seed : {0u, 3u})
     distributed_calls::for_each_call(
         [&](const char* name, auto scalar, const auto& attention, const mhla::Shape& shape) {
-          if (ranks.rank() == 0) std::printf("%s\n", name);
+          if (ranks.rank() == 0) std::printf("by sequence, %s\n", name);
           distributed_calls::run_by_sequence<decltype(scalar)>(ranks, attention, shape, seed);
+          ++calls;
+        });
+  for (const std::uint64_t seed : {0u, 3u})
+    distributed_calls::for_each_call_by_heads(
+        [&](const char* name, auto scalar, const auto& attention, const mhla::Shape& shape) {
+          if (ranks.rank() == 0) std::printf("by heads, %s\n", name);
+          distributed_calls::run_by_heads<decltype(scalar)>(ranks, attention, shape, seed);
           ++calls;
         });
   return calls;

@@ -111,7 +111,7 @@ class Communicator {
 /// Runs body(communicator) on every rank; what each throws, or "".
 template <class Body>
 std::vector<std::string> run(Index ranks, const Body& body,
-                             std::chrono::milliseconds patience = std::chrono::seconds(60)) {
+                             std::chrono::milliseconds patience = std::chrono::seconds(20)) {
   Mail mail(patience);
   std::vector<std::string> outcomes(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;

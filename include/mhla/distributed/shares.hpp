@@ -16,13 +16,12 @@ MHLA_NAMESPACE_BEGIN
 /// The blocks of every rank, in the order of ranks and of the sequence; some may have none.
 using Shares = std::vector<BlockRange>;
 
-/// Shares that differ by one block at most.
+/// Shares that differ by one block at most; the first ranks have one more.
 inline Shares equal_shares(Index blocks, Index ranks) {
   Shares shares;
   for (Index r = 0; r < ranks; ++r) {
-    const Index first = blocks / ranks * r + blocks % ranks * r / ranks;
-    const Index end = blocks / ranks * (r + 1) + blocks % ranks * (r + 1) / ranks;
-    shares.push_back({first, end - first});
+    const Index first = even_split(blocks, ranks, r);
+    shares.push_back({first, even_split(blocks, ranks, r + 1) - first});
   }
   return shares;
 }

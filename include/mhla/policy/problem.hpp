@@ -24,8 +24,9 @@ struct Problem {
   /// key_blocks is theirs.
   BlockRange queries;
   BlockRange keys;
-  Index sequences = 0;    ///< that share no keys: the batch, or the sequences packed into it
-  Index feature_dim = 0;  ///< D, the length of phi's output
+  Index sequences = 0;     ///< that share no keys: the batch, or the sequences packed into it
+  Index all_kv_heads = 0;  ///< kv heads of the whole call, of which these may be some
+  Index feature_dim = 0;   ///< D, the length of phi's output
 };
 
 /// The blocks that the mixing of a call maps from and to.
@@ -41,6 +42,7 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
   Problem problem;
   problem.shape = shape;
   problem.sequences = sequences;
+  problem.all_kv_heads = shape.kv_heads;
   problem.query_grid = query_grid;
   problem.key_grid = key_grid;
   problem.query_blocks = query_grid.num_blocks();
