@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: MIT
+// The bytes that a call moves between ranks, and that a rank holds, by sequence and by heads.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
+#include <type_traits>
+#include <utility>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup distributed
+/// \{
+
+/// Bytes that every rank tells every other at the begin of a call.
+inline constexpr Index agreement_bytes = 512;
+
+/// How a call is shared out: rank r has the tokens of query blocks queries[r] and of key blocks
+/// keys[r], which follow on those of rank r - 1.
+struct SplitCall {
+  Span<const BlockRange> queries = {};  ///< borrowed, of every rank
+  Span<const BlockRange> keys = {};     ///< the same; empty: as `queries`
+  bool bfloat16_sums = false;           ///< S and dS~ travel as bfloat16; z and dz~ never do
+  bool summaries_kept = false;          ///< by the forward pass for the backward pass
+};
+
+/// Bytes of one pass at one rank.
+struct RankTraffic {
+  Index sent = 0;      ///< to other ranks, those of a collective once for every receiver
+  Index received = 0;  ///< from other ranks
+  Index held = 0;      ///< of its tensors and sums together; mix, workspaces and buffers aside
+
+  /// What takes its time where a rank sends and receives at once.
+  constexpr Index busy() const { return std::max(sent, received); }
+};
+
+/// Both passes of one rank, backward with every gradient wanted.
+struct Traffic {
+  RankTraffic forward;   ///< y
+  RankTraffic backward;  ///< dq, dk, dv, dmix
+};
+
+/// Why calls of a variant cannot be shared out by sequence; nullptr if they can.
+template <AttentionVariant V>
+inline constexpr const char* refusal_by_sequence =
+    mixes_products<V>
+        ? "MixedProduct divides by products at the same offset of every other block, which other "
+          "ranks hold"
+    : factors_mixing<V> && !std::is_same_v<typename V::MixingType, RecurrentMixing>
+        ? "a structured mixing has no rows that ranks could share; RecurrentMixing has states"
+        : nullptr;
+
+/// \cond INTERNAL
+// A size, whose sums and products throw ShapeError where they do not fit.
+struct Size {
+  Index value = 0;
+
+  constexpr Size(Index size) : value(size) {}  // NOLINT: so that formulas stay formulas
+  friend constexpr Size operator+(Size a, Size b) { return checked_add(a.value, b.value); }
+  friend constexpr Size operator*(Size a, Size b) { return checked_mul(a.value, b.value); }
+  constexpr Size& operator+=(Size more) { return *this = *this + more; }
+};
+/// \endcond
+
+/// What each rank of a call moves and holds, in plain arithmetic. T is the storage type of the
+/// tensors. With B items of a batch, H kv heads of G query heads each, D features:
+///
+///     by sequence   forward: B H (D e [+ D]) elements for each of its key blocks to every rank
+///                   that sees them: the later ones, or all; RecurrentMixing: for each state
+///                   backward: the same unless they were kept, and as many for each of its query
+///                   blocks (times G if mix has a matrix per query head) to the ranks it sees
+///     by heads      q, k, v of other heads out, of its heads in, and y back; backward: q, k, v,
+///     dy,
+///                   and dq, dk, dv back, sums of dmix to rank 0 if one matrix serves all heads
+///
+/// [+ D] with a normalizer. Rank r has as many kv heads as even_split gives it: beyond H ranks,
+/// none.
+template <AttentionVariant V, StorageScalar T>
+class SplitTraffic {
+  static_assert(!is_batch_layout<V>,
+                "mhla: ranks hold blocks of every batch item: give SplitTraffic the attention that "
+                "was packed or padded");
+  using A = Accumulator<T>;
+
+ public:
+  /// \throws ShapeError if variant and shape do not fit, or if the ranks' blocks are not all blocks
+  /// in their order, under Causal and BlockCausal the same on both sides.
+  SplitTraffic(const V& attention, const Shape& shape, const SplitCall& call)
+      : attention_(attention), problem_(checked_problem(attention, shape)), call_(call) {
+    if (call_.keys.size == 0) call_.keys = call_.queries;
+    require_all("queries", call_.queries, problem_.query_blocks);
+    require_all("keys", call_.keys, problem_.key_blocks);
+    require_extent("keys", "ranks", call_.keys.size, ranks(), "both sides have the same ranks");
+    if (!sees_past_only<V>) return;
+    for (Index r = 0; r < ranks(); ++r)
+      require_extent("keys", "blocks of a rank", call_.keys[r].count, call_.queries[r].count,
+                     "causal attention has the queries and the keys of a block at one rank");
+  }
+
+  /// Their number.
+  Index ranks() const { return call_.queries.size; }
+
+  /// By sequence.
+  Traffic by_sequence(Index rank) const {
+    static_assert(refusal_by_sequence<V> == nullptr,
+                  "mhla: refusal_by_sequence<V> says why this variant goes by heads alone");
+    const BlockRange& keys = call_.keys[rank];
+    const BlockRange& queries = call_.queries[rank];
+    const Rows summaries = rows(rank, call_.keys, factors_mixing<V> ? matrices() : 1, false);
+    const Rows mixtures = rows(rank, call_.queries, matrices(), true);
+    Traffic traffic = agreed();
+    add(traffic.forward, summaries);
+    if (!call_.summaries_kept) add(traffic.backward, summaries);
+    add(traffic.backward, mixtures);
+
+    const Size units = batch() * problem_.shape.kv_heads;
+    const Size seen = summaries.received + keys.count;
+    const Size gradients = mixtures.received + matrices() * queries.count + keys.count;
+    traffic.forward.held =
+        (units * tokens(rank).bytes(forward()) + row_bytes(sum_bytes) * seen).value;
+    traffic.backward.held =
+        (units * tokens(rank).bytes(backward()) + row_bytes(sum_bytes) * (seen + gradients)).value;
+    return traffic;
+  }
+
+  /// By heads.
+  Traffic by_heads(Index rank) const {
+    Traffic traffic = agreed();
+    add(traffic.forward, rank, forward());
+    add(traffic.backward, rank, backward());
+    if (problem_.shape.mix_heads != 1) return traffic;
+    const Size dmix =
+        Size(problem_.shape.mix_query_blocks) * problem_.shape.mix_key_blocks * sum_bytes;
+    const Index helpers = std::max(Index{0}, working_by_heads() - 1);
+    if (rank == 0)
+      add(traffic.backward.received, dmix * helpers);
+    else if (rank <= helpers)
+      add(traffic.backward.sent, dmix);
+    return traffic;
+  }
+
+  /// Ranks that have queries.
+  Index working_by_sequence() const {
+    return std::count_if(call_.queries.begin(), call_.queries.end(),
+                         [](const BlockRange& blocks) { return blocks.count > 0; });
+  }
+  /// Ranks that have heads: the first ones.
+  Index working_by_heads() const { return std::min(ranks(), problem_.shape.kv_heads); }
+
+ private:
+  static constexpr Index token_bytes = sizeof(T);
+  static constexpr Index sum_bytes = sizeof(A);
+
+  // Bytes per token and kv head of what goes to the rank that computes, and of what comes back.
+  struct Widths {
+    Size queries_out, keys_out, queries_back, keys_back;
+  };
+  struct Tokens {
+    Index queries, keys;
+
+    Size out(const Widths& widths) const {
+      return widths.queries_out * queries + widths.keys_out * keys;
+    }
+    Size back(const Widths& widths) const {
+      return widths.queries_back * queries + widths.keys_back * keys;
+    }
+    Size bytes(const Widths& widths) const { return out(widths) + back(widths); }
+  };
+  struct Rows {
+    Size sent = 0, received = 0;
+  };
+
+  // q, k, v; y.
+  Widths forward() const {
+    const auto [query, value] = dims();
+    const Size group = problem_.shape.group_size();
+    return {group * query, query + value, group * value, 0};
+  }
+  // q, dy, k, v; dq, dk, dv.
+  Widths backward() const {
+    const auto [query, value] = dims();
+    const Size group = problem_.shape.group_size();
+    return {group * (query + value), query + value, group * query, query + value};
+  }
+  // Bytes of a token's query or key, and of its value.
+  std::pair<Size, Size> dims() const {
+    return {Size(token_bytes) * problem_.shape.key_dim,
+            Size(token_bytes) * problem_.shape.value_dim};
+  }
+
+  Size batch() const { return problem_.shape.batch; }
+  Tokens tokens(Index rank) const {
+    return {problem_.query_grid.num_tokens(call_.queries[rank]),
+            problem_.key_grid.num_tokens(call_.keys[rank])};
+  }
+  // Its tokens of other ranks' heads go there, others' tokens of its heads come.
+  void add(RankTraffic& traffic, Index rank, const Widths& widths) const {
+    const Shape& shape = problem_.shape;
+    const Index first = even_split(shape.kv_heads, ranks(), rank);
+    const Index heads = even_split(shape.kv_heads, ranks(), rank + 1) - first;
+    const Size its = batch() * heads;
+    const Size others = batch() * (shape.kv_heads - heads);
+    const Tokens own = tokens(rank);
+    const Tokens rest = {shape.query_tokens - own.queries, shape.key_tokens - own.keys};
+    add(traffic.sent, others * own.out(widths) + its * rest.back(widths));
+    add(traffic.received, its * rest.out(widths) + others * own.back(widths));
+    add(traffic.held,
+        (others + its) * own.bytes(widths) + its * (own.bytes(widths) + rest.bytes(widths)));
+  }
+
+  Size matrices() const { return problem_.shape.mix_heads == 1 ? 1 : problem_.shape.group_size(); }
+  // Of the sums of a row, S's elements of this many bytes each.
+  Size row_bytes(Index element) const {
+    return batch() * problem_.shape.kv_heads * problem_.feature_dim *
+           (Size(element) * problem_.shape.value_dim + (normalizes<V> ? sum_bytes : 0));
+  }
+  static bool sees(Index rank, Index other) {
+    return sees_past_only<V> ? other < rank : other != rank;
+  }
+  // What blocks leave for the ranks that see them or, of gradients, for those that they see.
+  Rows rows(Index rank, const Span<const BlockRange>& of, Size matrices, bool gradients) const {
+    const auto left = [&](Index at) {
+      if constexpr (factors_mixing<V>)
+        return of[at].count > 0 ? matrices * attention_.mixing.states : Size(0);
+      else
+        return matrices * of[at].count;
+    };
+    Rows rows;
+    for (Index other = 0; other < ranks(); ++other) {
+      if (gradients ? sees(rank, other) : sees(other, rank)) rows.sent += left(rank);
+      if (gradients ? sees(other, rank) : sees(rank, other)) rows.received += left(other);
+    }
+    return rows;
+  }
+  void add(RankTraffic& traffic, const Rows& rows) const {
+    const Size bytes = row_bytes(call_.bfloat16_sums ? Index{sizeof(BFloat16)} : sum_bytes);
+    add(traffic.sent, bytes * rows.sent);
+    add(traffic.received, bytes * rows.received);
+  }
+
+  Traffic agreed() const {
+    const Index bytes = checked_mul(agreement_bytes, ranks() - 1);
+    return {{bytes, bytes}, {bytes, bytes}};
+  }
+  static void add(Index& total, Size more) { total = checked_add(total, more.value); }
+
+  static void require_all(const char* argument, const Span<const BlockRange>& of, Index blocks) {
+    Index end = 0;
+    for (Index r = 0; r < of.size; ++r) {
+      if (of[r].first != end || of[r].count < 0 || of[r].count > blocks - end)
+        throw ShapeError("mhla: ", argument, ": rank ", r, " has ", of[r].count,
+                         " blocks from block ", of[r].first, " on, but block ", end, " of ", blocks,
+                         " comes next");
+      end = of[r].end();
+    }
+    if (of.size < 1 || end != blocks)
+      throw ShapeError("mhla: ", argument, ": ", of.size, " ranks have ", end, " of ", blocks,
+                       " blocks");
+  }
+
+  V attention_;
+  Problem problem_;
+  SplitCall call_;
+};
+
+/// \}
+
+MHLA_NAMESPACE_END
