@@ -298,7 +298,7 @@ TEST_CASE("traffic: shares that are none, and sizes that do not fit") {
   const auto message = [](const auto& attention, const Shape& shape, const Blocks& queries,
                           const Blocks& keys) {
     using V = std::remove_cvref_t<decltype(attention)>;
-    return mhla_test::error_message<mhla::ShapeError>([&] {
+    return error_message<mhla::ShapeError>([&] {
       const mhla::SplitTraffic<V, float> traffic(attention, shape, {queries.span(), keys.span()});
       static_cast<void>(traffic.by_sequence(0));
     });
@@ -321,10 +321,10 @@ TEST_CASE("traffic: shares that are none, and sizes that do not fit") {
       message(Text<Causal>{.blocks = {.block = 4}}, shape, {2, 1}, {1, 2}) ==
       "mhla: keys: axis blocks of a rank is 1 but must be 2; causal attention has the queries and "
       "the keys of a block at one rank");
-  // 2^36 blocks of one token with 2^27 elements: more bytes than an Index counts.
-  const Index many = Index{1} << 36;
-  CHECK(message(Plain{.blocks = {.block = 1}},
-                {1, 1, 1, many, many, Index{1} << 19, Index{1} << 8, 1, many, 1 << 20},
-                {many / 2, many / 2}, {})
-            .find("overflows") != std::string::npos);
+  // 2^24 blocks with 2^40 elements each: more bytes than an Index counts.
+  const Index many = Index{1} << 24;
+  const Index dim = Index{1} << 20;
+  CHECK(says(message(attention, {1, 1, 1, 4 * many, 4 * many, dim, dim, 1, many, many},
+                     {many / 2, many / 2}, {many / 2, many / 2}),
+             "a size overflows 64 bits"));
 }
