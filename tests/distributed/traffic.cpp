@@ -73,7 +73,7 @@ struct Case {
 
 // S and z of a row: every element by itself, as it travels and as it is summed.
 template <class V, class T>
-void for_each_sum(const V&, const Case& c, Index features, const auto& visit) {
+void for_each_sum(const Case& c, Index features, const auto& visit) {
   const Index sum = Index{sizeof(mhla::Accumulator<T>)};
   for (Index item = 0; item < c.shape.batch; ++item)
     for (Index head = 0; head < c.shape.kv_heads; ++head)
@@ -129,7 +129,7 @@ Counted count_by_sequence(const V& attention, const Case& c) {
     const Index count = blocks.of[std::size_t(rank)].count;
     return states == 0 ? count * matrices : count > 0 ? states * c.matrices() : 0;
   };
-  for_each_sum<V, T>(attention, c, problem.feature_dim, [&](Index wire, Index sum) {
+  for_each_sum<V, T>(c, problem.feature_dim, [&](Index wire, Index sum) {
     for (Index rank = 0; rank < ranks; ++rank) {
       const Index keys = c.keys.of[std::size_t(rank)].count;
       const Index queries = c.queries.of[std::size_t(rank)].count * c.matrices();
