@@ -108,9 +108,8 @@ void print_text(const char* name, Index tokens, Index block) {
 
 int main() {
   std::puts(
-      "| layer | ranks | MHLA | by sequence | S as bfloat16 | by heads, Ulysses | LASP-2 | softmax "
-      "| "
-      "ring |\n|---|---|---|---|---|---|---|---|---|");
+      "| layer | ranks | MHLA | by sequence | S as bfloat16 | by heads, Ulysses "
+      "| LASP-2 | softmax | ring |\n|---|---|---|---|---|---|---|---|---|");
   print_video("Wan, ", {{21, 30, 50}, {3, 10, 10}});
   print_video("Wan, ", {{21, 30, 50}, {7, 6, 5}});
   print_video("video of 1,049,760 tokens, ", mhla::propose_blocks(81, 90, 144));
