@@ -9,11 +9,9 @@
 #include <mhla/distributed/propose_split.hpp>
 #include <mhla/policy/propose_blocks.hpp>
 #include <string>
-#include <vector>
 
 namespace {
 
-using mhla::BlockRange;
 using mhla::Index;
 using mhla::Shape;
 
@@ -54,14 +52,9 @@ void print_rows(const char* name, const V& attention, Shape shape) {
   const Index blocks = grid.num_blocks();
   for (const Index ranks : {2, 8, 32, 128, 512}) {
     if (ranks > blocks) continue;
-    std::vector<BlockRange> shares;
-    for (Index r = 0; r < ranks; ++r) {
-      const Index first = mhla::even_split(blocks, ranks, r);
-      shares.push_back({first, mhla::even_split(blocks, ranks, r + 1) - first});
-    }
-    mhla::SplitCall call{.queries = {shares.data(), ranks}};
+    mhla::SplitCall call{.queries = mhla::equal_shares(blocks, ranks)};
     const auto in_float = mhla::propose_split<mhla::BFloat16>(attention, shape, call);
-    call.bfloat16_sums = true;
+    call.wire = mhla::Wire::bfloat16;
     const auto in_bfloat16 = mhla::propose_split<mhla::BFloat16>(attention, shape, call);
 
     const Index mhla_flops = mhla::diagnostics::forward_cost(attention, shape).flops();

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 // The split that is proposed: of published layers, and what explain() says.
 #include <mhla/distributed/propose_split.hpp>
-#include <vector>
+#include <string>
 
 #include "tests/support/catch.hpp"
 #include "tests/support/error_message.hpp"
 
 namespace {
 
-using mhla::BlockRange;
 using mhla::Index;
 using mhla::Shape;
 using mhla::Split;
@@ -18,14 +17,9 @@ using Video = mhla::Attention<mhla::Relu, mhla::Blocks3D, mhla::Bidirectional, m
 
 template <class T = mhla::BFloat16, class V>
 mhla::SplitProposal propose(const V& attention, const Shape& shape, Index ranks,
-                            bool bfloat16_sums = false, bool kept = false) {
-  std::vector<BlockRange> blocks;
-  for (Index r = 0; r < ranks; ++r) {
-    const Index first = mhla::even_split(shape.mix_query_blocks, ranks, r);
-    blocks.push_back({first, mhla::even_split(shape.mix_query_blocks, ranks, r + 1) - first});
-  }
-  return mhla::propose_split<T>(attention, shape,
-                                {{blocks.data(), ranks}, {}, bfloat16_sums, kept});
+                            mhla::Wire wire = mhla::Wire::exact, bool kept = false) {
+  return mhla::propose_split<T>(
+      attention, shape, {mhla::equal_shares(shape.mix_query_blocks, ranks), {}, wire, kept});
 }
 
 }  // namespace
@@ -40,7 +34,7 @@ TEST_CASE("split: Wan's layer goes by sequence beyond 12 heads, by heads between
   CHECK(split(13) == Split::by_sequence);
   // In bfloat16, and kept for the backward pass, summaries have a third of the bytes.
   CHECK(propose(attention, shape, 6).split == Split::by_heads);
-  CHECK(propose(attention, shape, 6, true, true).split == Split::by_sequence);
+  CHECK(propose(attention, shape, 6, mhla::Wire::bfloat16, true).split == Split::by_sequence);
   // More ranks than blocks.
   const Shape whole{1, 12, 12, 31500, 31500, 128, 128, 1, 1, 1};
   CHECK(propose(Video{.blocks = {.grid = {21, 30, 50}, .block = {21, 30, 50}}}, whole, 4).split ==
@@ -54,8 +48,7 @@ TEST_CASE("split: costs are the busiest rank's") {
   const Text attention{.blocks = {.block = 64}};
   const Shape shape{1, 4, 4, 2048, 2048, 128, 256, 1, 32, 32};
   const auto proposal = propose<float>(attention, shape, 4);
-  const std::vector<BlockRange> blocks = {{0, 8}, {8, 8}, {16, 8}, {24, 8}};
-  const mhla::SplitTraffic<Text, float> traffic(attention, shape, {{blocks.data(), 4}});
+  const mhla::SplitTraffic<Text, float> traffic(attention, shape, {mhla::equal_shares(32, 4)});
   CHECK(proposal.ranks == 4);
   CHECK(proposal.by_sequence.working == 4);
   // The last rank receives the others' summaries, then the first their gradients beside what it
@@ -70,8 +63,7 @@ TEST_CASE("split: costs are the busiest rank's") {
 }
 
 TEST_CASE("split: what explain says") {
-  const std::vector<BlockRange> blocks = {{0, 2}, {2, 1}, {3, 1}};
-  const mhla::SplitCall call{.queries = {blocks.data(), 3}};
+  const mhla::SplitCall call{.queries = {{0, 2}, {2, 1}, {3, 1}}};
   const Shape shape{1, 2, 2, 16, 16, 4, 4, 1, 4, 4};
   // A block's S has 128 bytes, and so has every tensor of it; all tell two others 512 bytes.
   // By sequence rank 0 sends 2 S to two ranks each time, and holds 14 tensors, 2 S, 2 dS, 4 dS~.

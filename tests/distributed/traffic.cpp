@@ -12,31 +12,29 @@ namespace {
 
 using mhla::Attention;
 using mhla::BlockCausal;
-using mhla::BlockRange;
 using mhla::Blocks1D;
 using mhla::Blocks2D;
 using mhla::Causal;
 using mhla::Index;
 using mhla::Shape;
+using mhla::Shares;
 using mhla::SplitCall;
 using mhla::Traffic;
+using mhla::Wire;
 
 // Ranks with these numbers of blocks.
-struct Blocks {
-  std::vector<BlockRange> of;
-  Blocks(std::initializer_list<Index> counts) {
-    Index first = 0;
-    for (const Index count : counts) of.push_back({first, count}), first += count;
-  }
-  mhla::Span<const BlockRange> span() const { return {of.data(), static_cast<Index>(of.size())}; }
-  Index ranks() const { return static_cast<Index>(of.size()); }
-  Index rank_of(Index block) const {
-    for (Index r = 0; r < ranks(); ++r)
-      for (Index b = of[std::size_t(r)].first; b < of[std::size_t(r)].end(); ++b)
-        if (b == block) return r;
-    return -1;
-  }
-};
+Shares blocks(std::initializer_list<Index> counts) {
+  Shares shares;
+  Index first = 0;
+  for (const Index count : counts) shares.push_back({first, count}), first += count;
+  return shares;
+}
+Index rank_of(const Shares& shares, Index block) {
+  for (std::size_t r = 0; r < shares.size(); ++r)
+    for (Index b = shares[r].first; b < shares[r].end(); ++b)
+      if (b == block) return static_cast<Index>(r);
+  return -1;
+}
 
 // What every rank sends, receives and holds.
 using Bytes = std::vector<mhla::RankTraffic>;
@@ -63,11 +61,12 @@ struct Counted {
 
 struct Case {
   Shape shape;
-  Blocks queries, keys;
-  bool bfloat16_sums = false;
+  Shares queries, keys;
+  Wire wire = Wire::exact;
   bool kept = false;
 
-  SplitCall call() const { return {queries.span(), keys.span(), bfloat16_sums, kept}; }
+  SplitCall call() const { return {queries, keys, wire, kept}; }
+  Index ranks() const { return static_cast<Index>(queries.size()); }
   Index matrices() const { return shape.mix_heads == 1 ? 1 : shape.group_size(); }
 };
 
@@ -78,7 +77,8 @@ void for_each_sum(const Case& c, Index features, const auto& visit) {
   for (Index item = 0; item < c.shape.batch; ++item)
     for (Index head = 0; head < c.shape.kv_heads; ++head)
       for (Index f = 0; f < features; ++f) {
-        for (Index e = 0; e < c.shape.value_dim; ++e) visit(c.bfloat16_sums ? 2 : sum, sum);
+        for (Index e = 0; e < c.shape.value_dim; ++e)
+          visit(c.wire == Wire::bfloat16 ? 2 : sum, sum);
         if (mhla::normalizes<V>) visit(sum, sum);
       }
 }
@@ -86,12 +86,12 @@ void for_each_sum(const Case& c, Index features, const auto& visit) {
 // Every token of q and y, or of k and v, with each of its heads: visit(rank, token's kv head, bytes
 // of key_dim, bytes of value_dim).
 template <class T>
-void for_each_token(const Case& c, const mhla::Grid& grid, const Blocks& blocks, Index heads,
+void for_each_token(const Case& c, const mhla::Grid& grid, const Shares& shares, Index heads,
                     const auto& visit) {
   for (Index item = 0; item < c.shape.batch; ++item)
     for (Index token = 0; token < grid.num_tokens(); ++token)
       for (Index head = 0; head < heads; ++head)
-        visit(blocks.rank_of(grid.block_of(token)), head * c.shape.kv_heads / heads,
+        visit(rank_of(shares, grid.block_of(token)), head * c.shape.kv_heads / heads,
               c.shape.key_dim * Index{sizeof(T)}, c.shape.value_dim * Index{sizeof(T)});
 }
 
@@ -114,7 +114,7 @@ void for_each_tensor(const Case& c, const mhla::Problem& problem, Counted& count
 template <class T, class V>
 Counted count_by_sequence(const V& attention, const Case& c) {
   const mhla::Problem problem = checked_problem(attention, c.shape);
-  const Index ranks = c.queries.ranks();
+  const Index ranks = c.ranks();
   Counted counted(ranks);
   for_each_tensor<T>(c, problem, counted,
                      [](Bytes& bytes, Index rank, Index, Index out, Index back) {
@@ -125,14 +125,14 @@ Counted count_by_sequence(const V& attention, const Case& c) {
     return 0;
   }();
   // What a rank has to send: rows for its blocks, or for its states.
-  const auto rows = [&](const Blocks& blocks, Index rank, Index matrices) {
-    const Index count = blocks.of[std::size_t(rank)].count;
+  const auto rows = [&](const Shares& shares, Index rank, Index matrices) {
+    const Index count = shares[std::size_t(rank)].count;
     return states == 0 ? count * matrices : count > 0 ? states * c.matrices() : 0;
   };
   for_each_sum<V, T>(c, problem.feature_dim, [&](Index wire, Index sum) {
     for (Index rank = 0; rank < ranks; ++rank) {
-      const Index keys = c.keys.of[std::size_t(rank)].count;
-      const Index queries = c.queries.of[std::size_t(rank)].count * c.matrices();
+      const Index keys = c.keys[std::size_t(rank)].count;
+      const Index queries = c.queries[std::size_t(rank)].count * c.matrices();
       Counted::hold(counted.forward, rank, keys * sum);
       Counted::hold(counted.backward, rank, (2 * keys + queries) * sum);
       for (Index other = 0; other < ranks; ++other) {
@@ -156,7 +156,7 @@ Counted count_by_sequence(const V& attention, const Case& c) {
 template <class T, class V>
 Counted count_by_heads(const V& attention, const Case& c) {
   const mhla::Problem problem = checked_problem(attention, c.shape);
-  const Index ranks = c.queries.ranks();
+  const Index ranks = c.ranks();
   Counted counted(ranks);
   // Heads are dealt out one by one, then sorted.
   std::vector<Index> dealt(std::size_t(ranks), 0);
@@ -190,7 +190,7 @@ void check(const mhla::RankTraffic& computed, const mhla::RankTraffic& counted) 
 template <class T, class V>
 void check_case(const V& attention, const Case& c) {
   const mhla::SplitTraffic<V, T> traffic(attention, c.shape, c.call());
-  REQUIRE(traffic.ranks() == c.queries.ranks());
+  REQUIRE(traffic.ranks() == c.ranks());
   const auto check_all = [&](const Counted& counted, const auto& computed) {
     for (Index rank = 0; rank < traffic.ranks(); ++rank) {
       CAPTURE(rank);
@@ -221,13 +221,13 @@ TEST_CASE("traffic: cross-attention, uneven shares, a rank without blocks, more 
   const Attention<mhla::Hedgehog, Blocks1D> attention{.blocks = {.block = 3},
                                                       .key_blocks = {.block = 2}};
   for (const Index mix_heads : {1, 6, 12})
-    for (const bool bfloat16_sums : {false, true})
+    for (const Wire wire : {Wire::exact, Wire::bfloat16})
       for (const bool kept : {false, true}) {
-        CAPTURE(mix_heads, bfloat16_sums, kept);
+        CAPTURE(mix_heads, static_cast<int>(wire), kept);
         const Case c{{2, 6, 3, 11, 13, 4, 5, mix_heads, 4, 7},
-                     {1, 3, 0, 0},
-                     {0, 2, 4, 1},
-                     bfloat16_sums,
+                     blocks({1, 3, 0, 0}),
+                     blocks({0, 2, 4, 1}),
+                     wire,
                      kept};
         check_case<float>(attention, c);
         check_case<double>(attention, c);
@@ -236,7 +236,7 @@ TEST_CASE("traffic: cross-attention, uneven shares, a rank without blocks, more 
 }
 
 TEST_CASE("traffic: causal kinds send one way, a recurrence its states") {
-  const Case c{{1, 4, 2, 23, 23, 3, 2, 1, 6, 6}, {2, 1, 0, 3}, {2, 1, 0, 3}};
+  const Case c{{1, 4, 2, 23, 23, 3, 2, 1, 6, 6}, blocks({2, 1, 0, 3}), blocks({2, 1, 0, 3})};
   check_case<float>(Text<Causal>{.blocks = {.block = 4}}, c);
   check_case<float>(Text<BlockCausal>{.blocks = {.block = 4}}, c);
   check_case<float>(Text<Causal, mhla::Unnormalized>{.blocks = {.block = 4}}, c);
@@ -253,7 +253,7 @@ TEST_CASE("traffic: causal kinds send one way, a recurrence its states") {
 }
 
 TEST_CASE("traffic: windows, by heads alone; fewer heads than ranks") {
-  const Case c{{1, 3, 3, 24, 24, 4, 4, 1, 6, 6}, {1, 1, 1, 2, 1}, {1, 1, 1, 2, 1}};
+  const Case c{{1, 3, 3, 24, 24, 4, 4, 1, 6, 6}, blocks({1, 1, 1, 2, 1}), blocks({1, 1, 1, 2, 1})};
   const Blocks2D windows{.grid = {4, 6}, .block = {2, 2}};
   check_case<float>(Attention<mhla::Relu, Blocks2D>{.blocks = windows}, c);
   using Product = Attention<mhla::Relu, Blocks2D, mhla::Bidirectional, mhla::MixedProduct>;
@@ -271,9 +271,9 @@ TEST_CASE("traffic: windows, by heads alone; fewer heads than ranks") {
 TEST_CASE("traffic: Wan's layer on 5 ranks by hand") {
   const Attention<mhla::Relu, mhla::Blocks3D, mhla::Bidirectional, mhla::Unnormalized> attention{
       .blocks = {.grid = {21, 30, 50}, .block = {3, 10, 10}}};
-  const Blocks blocks{21, 21, 21, 21, 21};
   const mhla::SplitTraffic<decltype(attention), mhla::BFloat16> traffic(
-      attention, {1, 12, 12, 31500, 31500, 128, 128, 1, 105, 105}, {.queries = blocks.span()});
+      attention, {1, 12, 12, 31500, 31500, 128, 128, 1, 105, 105},
+      {.queries = mhla::equal_shares(105, 5)});
   // 84 of 105 summaries of 12 heads, 128 x 128 floats: 66 MB.
   CHECK(traffic.by_sequence(2).forward.received == 84 * 12 * 128 * 128 * 4 + 4 * 512);
   CHECK(traffic.by_sequence(2).backward.sent == 2 * 84 * 12 * 128 * 128 * 4 + 4 * 512);
@@ -284,47 +284,38 @@ TEST_CASE("traffic: Wan's layer on 5 ranks by hand") {
 
 TEST_CASE("traffic: one rank moves nothing, no token and no head neither") {
   const Plain attention{.blocks = {.block = 4}};
-  check_case<float>(attention, {{1, 4, 2, 8, 8, 3, 2, 1, 2, 2}, {2}, {2}});
-  check_case<float>(attention, {{1, 4, 2, 0, 8, 3, 2, 1, 0, 2}, {0, 0}, {1, 1}});
-  check_case<float>(attention, {{1, 0, 0, 8, 8, 3, 2, 1, 2, 2}, {1, 1}, {1, 1}});
-  const Blocks alone{2};
+  check_case<float>(attention, {{1, 4, 2, 8, 8, 3, 2, 1, 2, 2}, blocks({2}), blocks({2})});
+  check_case<float>(attention, {{1, 4, 2, 0, 8, 3, 2, 1, 0, 2}, blocks({0, 0}), blocks({1, 1})});
+  check_case<float>(attention, {{1, 0, 0, 8, 8, 3, 2, 1, 2, 2}, blocks({1, 1}), blocks({1, 1})});
   const mhla::SplitTraffic<Plain, float> traffic(attention, {1, 4, 2, 8, 8, 3, 2, 1, 2, 2},
-                                                 {.queries = alone.span()});
+                                                 {.queries = blocks({2})});
   CHECK(traffic.by_sequence(0).backward.busy() == 0);
   CHECK(traffic.by_heads(0).backward.busy() == 0);
 }
 
 TEST_CASE("traffic: shares that are none, and sizes that do not fit") {
-  const auto message = [](const auto& attention, const Shape& shape, const Blocks& queries,
-                          const Blocks& keys) {
+  const auto message = [](const auto& attention, const Shape& shape, const Shares& queries,
+                          const Shares& keys) {
     using V = std::remove_cvref_t<decltype(attention)>;
     return error_message<mhla::ShapeError>([&] {
-      const mhla::SplitTraffic<V, float> traffic(attention, shape, {queries.span(), keys.span()});
+      const mhla::SplitTraffic<V, float> traffic(attention, shape, {queries, keys});
       static_cast<void>(traffic.by_sequence(0));
     });
   };
   const Plain attention{.blocks = {.block = 4}};
   const Shape shape{1, 4, 2, 12, 12, 3, 2, 1, 3, 3};
-  CHECK(message(attention, shape, {1, 1}, {2, 1}) == "mhla: queries: 2 ranks have 2 of 3 blocks");
-  CHECK(message(attention, shape, {2, 1}, {2, 2}) ==
-        "mhla: keys: rank 1 has 2 blocks from block 2 on, but block 2 of 3 comes next");
-  CHECK(message(attention, shape, {4, -1}, {2, 1}) ==
-        "mhla: queries: rank 0 has 4 blocks from block 0 on, but block 0 of 3 comes next");
-  CHECK(message(attention, shape, {2, 1}, {2, 1, 0}) ==
-        "mhla: keys: axis ranks is 3 but must be 2; both sides have the same ranks");
-  Blocks gap{2, 1};
-  gap.of[1].first = 1;
-  CHECK(message(attention, shape, gap, {2, 1}) ==
-        "mhla: queries: rank 1 has 1 blocks from block 1 on, but block 2 of 3 comes next");
-  CHECK(message(attention, shape, {}, {}) == "mhla: queries: 0 ranks have 0 of 3 blocks");
+  CHECK(says(message(attention, shape, blocks({1, 1}), {}), "queries", "2 blocks", "has 3"));
+  CHECK(says(message(attention, shape, blocks({2, 1}), blocks({2, 2})), "keys", "4 blocks"));
+  CHECK(says(message(attention, shape, blocks({2, 1}), blocks({2, 1, 0})), "keys", "3 ranks"));
+  CHECK(says(message(attention, shape, {}, {}), "queries", "0 ranks"));
   CHECK(
-      message(Text<Causal>{.blocks = {.block = 4}}, shape, {2, 1}, {1, 2}) ==
+      message(Text<Causal>{.blocks = {.block = 4}}, shape, blocks({2, 1}), blocks({1, 2})) ==
       "mhla: keys: axis blocks of a rank is 1 but must be 2; causal attention has the queries and "
       "the keys of a block at one rank");
   // 2^24 blocks with 2^40 elements each: more bytes than an Index counts.
   const Index many = Index{1} << 24;
   const Index dim = Index{1} << 20;
   CHECK(says(message(attention, {1, 1, 1, 4 * many, 4 * many, dim, dim, 1, many, many},
-                     {many / 2, many / 2}, {many / 2, many / 2}),
+                     mhla::equal_shares(many, 2), {}),
              "a size overflows 64 bits"));
 }

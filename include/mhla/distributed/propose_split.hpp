@@ -102,8 +102,7 @@ inline std::string to_string(const SplitProposal& proposal) {
 /// Says which split propose_split takes and why, and of both which ranks work, what the busiest
 /// moves, and what the fullest holds. Sends nothing.
 /// \code
-/// const mhla::BlockRange blocks[] = {{0, 8}, {8, 8}};  // of two ranks
-/// std::cout << mhla::explain<float>(attention, call, {.queries = {blocks, 2}});
+/// std::cout << mhla::explain<float>(attention, call, {.queries = mhla::equal_shares(16, 2)});
 /// \endcode
 /// \throws ShapeError as SplitTraffic does.
 template <StorageScalar T, AttentionVariant V>

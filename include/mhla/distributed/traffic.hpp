@@ -3,12 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/tensor_view.hpp>
+#include <mhla/distributed/agreement.hpp>
+#include <mhla/distributed/shares.hpp>
+#include <mhla/distributed/sums_exchange.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/problem.hpp>
@@ -22,16 +24,12 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup distributed
 /// \{
 
-/// Bytes that every rank tells every other at the begin of a call.
-inline constexpr Index agreement_bytes = 512;
-
-/// How a call is shared out: rank r has the tokens of query blocks queries[r] and of key blocks
-/// keys[r], which follow on those of rank r - 1.
+/// How a call is shared out.
 struct SplitCall {
-  Span<const BlockRange> queries = {};  ///< borrowed, of every rank
-  Span<const BlockRange> keys = {};     ///< the same; empty: as `queries`
-  bool bfloat16_sums = false;           ///< S and dS~ travel as bfloat16; z and dz~ never do
-  bool summaries_kept = false;          ///< by the forward pass for the backward pass
+  Shares queries;               ///< of query blocks
+  Shares keys = {};             ///< of key blocks; empty: as `queries`
+  Wire wire = Wire::exact;      ///< by sequence
+  bool summaries_kept = false;  ///< by sequence: by the forward pass for the backward pass
 };
 
 /// Bytes of one pass at one rank.
@@ -75,16 +73,16 @@ struct Size {
 /// What each rank of a call moves and holds, in plain arithmetic. T is the storage type of the
 /// tensors. With B items of a batch, H kv heads of G query heads each, D features:
 ///
-///     by sequence   forward: B H (D e [+ D]) elements for each of its key blocks to every rank
-///                   that sees them: the later ones, or all; RecurrentMixing: for each state
-///                   backward: the same unless they were kept, and as many for each of its query
-///                   blocks (times G if mix has a matrix per query head) to the ranks it sees
-///     by heads      q, k, v of other heads out, of its heads in, and y back; backward: q, k, v,
-///     dy,
-///                   and dq, dk, dv back, sums of dmix to rank 0 if one matrix serves all heads
+///     by sequence   B H (D e [+ D]) elements for each of its key blocks to every rank that sees
+///                   them, the later ones or all; RecurrentMixing: for each state.
+///                   Backward: the same unless they were kept, and as many for each of its query
+///                   blocks to the ranks it sees, times G if mix has a matrix per query head
+///     by heads      q, k, v of other heads out and of its heads in, y back.
+///                   Backward: q, k, v, dy, and dq, dk, dv back; sums of dmix to rank 0 if one
+///                   matrix serves all heads
 ///
-/// [+ D] with a normalizer. Rank r has as many kv heads as even_split gives it: beyond H ranks,
-/// none.
+/// [+ D] with a normalizer. Heads are shared as blocks can be: the first ranks have one more, ranks
+/// beyond H none.
 template <AttentionVariant V, StorageScalar T>
 class SplitTraffic {
   static_assert(!is_batch_layout<V>,
@@ -93,43 +91,41 @@ class SplitTraffic {
   using A = Accumulator<T>;
 
  public:
-  /// \throws ShapeError if variant and shape do not fit, or if the ranks' blocks are not all blocks
-  /// in their order, under Causal and BlockCausal the same on both sides.
+  /// \throws ShapeError if variant, shape and shares do not fit.
   SplitTraffic(const V& attention, const Shape& shape, const SplitCall& call)
       : attention_(attention), problem_(checked_problem(attention, shape)), call_(call) {
-    if (call_.keys.size == 0) call_.keys = call_.queries;
-    require_all("queries", call_.queries, problem_.query_blocks);
-    require_all("keys", call_.keys, problem_.key_blocks);
-    require_extent("keys", "ranks", call_.keys.size, ranks(), "both sides have the same ranks");
+    if (call_.keys.empty()) call_.keys = call_.queries;
+    const Index ranks = std::max(Index{1}, this->ranks());
+    require_shares("queries", call_.queries, problem_.query_blocks, ranks);
+    require_shares("keys", call_.keys, problem_.key_blocks, ranks);
     if (!sees_past_only<V>) return;
-    for (Index r = 0; r < ranks(); ++r)
-      require_extent("keys", "blocks of a rank", call_.keys[r].count, call_.queries[r].count,
+    for (Index r = 0; r < ranks; ++r)
+      require_extent("keys", "blocks of a rank", keys(r).count, queries(r).count,
                      "causal attention has the queries and the keys of a block at one rank");
   }
 
   /// Their number.
-  Index ranks() const { return call_.queries.size; }
+  Index ranks() const { return static_cast<Index>(call_.queries.size()); }
 
   /// By sequence.
   Traffic by_sequence(Index rank) const {
     static_assert(refusal_by_sequence<V> == nullptr,
                   "mhla: refusal_by_sequence<V> says why this variant goes by heads alone");
-    const BlockRange& keys = call_.keys[rank];
-    const BlockRange& queries = call_.queries[rank];
-    const Rows summaries = rows(rank, call_.keys, factors_mixing<V> ? matrices() : 1, false);
-    const Rows mixtures = rows(rank, call_.queries, matrices(), true);
+    const SumsLayout summary = sums(factors_mixing<V> ? matrices() : 1);
+    const SumsLayout mixture = sums(matrices());
+    const Rows summaries = rows(rank, call_.keys, false);
+    const Rows mixtures = rows(rank, call_.queries, true);
     Traffic traffic = agreed();
-    add(traffic.forward, summaries);
-    if (!call_.summaries_kept) add(traffic.backward, summaries);
-    add(traffic.backward, mixtures);
+    add(traffic.forward, summaries, summary);
+    if (!call_.summaries_kept) add(traffic.backward, summaries, summary);
+    add(traffic.backward, mixtures, mixture);
 
-    const Size units = batch() * problem_.shape.kv_heads;
-    const Size seen = summaries.received + keys.count;
-    const Size gradients = mixtures.received + matrices() * queries.count + keys.count;
-    traffic.forward.held =
-        (units * tokens(rank).bytes(forward()) + row_bytes(sum_bytes) * seen).value;
-    traffic.backward.held =
-        (units * tokens(rank).bytes(backward()) + row_bytes(sum_bytes) * (seen + gradients)).value;
+    const auto held = [&](const Widths& widths) { return units() * tokens(rank).bytes(widths); };
+    const Size own = exact_bytes(sums(1)) * keys(rank).count;
+    const Size seen = own + exact_bytes(summary) * summaries.received;
+    const Size mixed = exact_bytes(mixture) * (mixtures.received + queries(rank).count);
+    add(traffic.forward.held, held(forward()) + seen);
+    add(traffic.backward.held, held(backward()) + seen + own + mixed);
     return traffic;
   }
 
@@ -199,9 +195,10 @@ class SplitTraffic {
   }
 
   Size batch() const { return problem_.shape.batch; }
+  Size units() const { return batch() * problem_.shape.kv_heads; }
   Tokens tokens(Index rank) const {
-    return {problem_.query_grid.num_tokens(call_.queries[rank]),
-            problem_.key_grid.num_tokens(call_.keys[rank])};
+    return {problem_.query_grid.num_tokens(queries(rank)),
+            problem_.key_grid.num_tokens(keys(rank))};
   }
   // Its tokens of other ranks' heads go there, others' tokens of its heads come.
   void add(RankTraffic& traffic, Index rank, const Widths& widths) const {
@@ -218,22 +215,30 @@ class SplitTraffic {
         (others + its) * own.bytes(widths) + its * (own.bytes(widths) + rest.bytes(widths)));
   }
 
-  Size matrices() const { return problem_.shape.mix_heads == 1 ? 1 : problem_.shape.group_size(); }
-  // Of the sums of a row, S's elements of this many bytes each.
-  Size row_bytes(Index element) const {
-    return batch() * problem_.shape.kv_heads * problem_.feature_dim *
-           (Size(element) * problem_.shape.value_dim + (normalizes<V> ? sum_bytes : 0));
+  const BlockRange& queries(Index rank) const {
+    return call_.queries[static_cast<std::size_t>(rank)];
   }
+  const BlockRange& keys(Index rank) const { return call_.keys[static_cast<std::size_t>(rank)]; }
+
+  Index matrices() const { return problem_.shape.mix_heads == 1 ? 1 : problem_.shape.group_size(); }
+  // A row: S and z, or dS~ and dz~, of all units, for each of these matrices.
+  SumsLayout sums(Index matrices) const {
+    return {(units() * matrices).value,
+            (Size(problem_.feature_dim) * problem_.shape.value_dim).value,
+            normalizes<V> ? problem_.feature_dim : 0};
+  }
+  static Size exact_bytes(const SumsLayout& row) { return row.bytes<A>(Wire::exact); }
   static bool sees(Index rank, Index other) {
     return sees_past_only<V> ? other < rank : other != rank;
   }
   // What blocks leave for the ranks that see them or, of gradients, for those that they see.
-  Rows rows(Index rank, const Span<const BlockRange>& of, Size matrices, bool gradients) const {
-    const auto left = [&](Index at) {
+  Rows rows(Index rank, const Shares& shares, bool gradients) const {
+    const auto left = [&](Index at) -> Size {
+      const Index blocks = shares[static_cast<std::size_t>(at)].count;
       if constexpr (factors_mixing<V>)
-        return of[at].count > 0 ? matrices * attention_.mixing.states : Size(0);
+        return blocks > 0 ? attention_.mixing.states : 0;
       else
-        return matrices * of[at].count;
+        return blocks;
     };
     Rows rows;
     for (Index other = 0; other < ranks(); ++other) {
@@ -242,8 +247,8 @@ class SplitTraffic {
     }
     return rows;
   }
-  void add(RankTraffic& traffic, const Rows& rows) const {
-    const Size bytes = row_bytes(call_.bfloat16_sums ? Index{sizeof(BFloat16)} : sum_bytes);
+  void add(RankTraffic& traffic, const Rows& rows, const SumsLayout& row) const {
+    const Size bytes = row.bytes<A>(call_.wire);
     add(traffic.sent, bytes * rows.sent);
     add(traffic.received, bytes * rows.received);
   }
@@ -253,20 +258,6 @@ class SplitTraffic {
     return {{bytes, bytes}, {bytes, bytes}};
   }
   static void add(Index& total, Size more) { total = checked_add(total, more.value); }
-
-  static void require_all(const char* argument, const Span<const BlockRange>& of, Index blocks) {
-    Index end = 0;
-    for (Index r = 0; r < of.size; ++r) {
-      if (of[r].first != end || of[r].count < 0 || of[r].count > blocks - end)
-        throw ShapeError("mhla: ", argument, ": rank ", r, " has ", of[r].count,
-                         " blocks from block ", of[r].first, " on, but block ", end, " of ", blocks,
-                         " comes next");
-      end = of[r].end();
-    }
-    if (of.size < 1 || end != blocks)
-      throw ShapeError("mhla: ", argument, ": ", of.size, " ranks have ", end, " of ", blocks,
-                       " blocks");
-  }
 
   V attention_;
   Problem problem_;
