@@ -70,17 +70,20 @@ struct Case {
   Index matrices() const { return shape.mix_heads == 1 ? 1 : shape.group_size(); }
 };
 
-// S and z of a row: every element by itself, as it travels and as it is summed.
+// S and z of a row, for so many matrices: every element by itself, as it travels and as it is
+// summed; then what brings the S of bfloat16 to whole accumulators.
 template <class V, class T>
-void for_each_sum(const Case& c, Index features, const auto& visit) {
+void for_each_sum(const Case& c, Index features, Index matrices, const auto& visit) {
   const Index sum = Index{sizeof(mhla::Accumulator<T>)};
+  const Index wire = c.wire == Wire::bfloat16 ? 2 : sum;
+  Index end = 0;
   for (Index item = 0; item < c.shape.batch; ++item)
-    for (Index head = 0; head < c.shape.kv_heads; ++head)
+    for (Index head = 0; head < c.shape.kv_heads * matrices; ++head)
       for (Index f = 0; f < features; ++f) {
-        for (Index e = 0; e < c.shape.value_dim; ++e)
-          visit(c.wire == Wire::bfloat16 ? 2 : sum, sum);
+        for (Index e = 0; e < c.shape.value_dim; ++e) visit(wire, sum), end += wire;
         if (mhla::normalizes<V>) visit(sum, sum);
       }
+  for (; end % sum != 0; ++end) visit(1, 0);
 }
 
 // Every token of q and y, or of k and v, with each of its heads: visit(rank, token's kv head, bytes
@@ -125,31 +128,40 @@ Counted count_by_sequence(const V& attention, const Case& c) {
     return 0;
   }();
   // What a rank has to send: rows for its blocks, or for its states.
-  const auto rows = [&](const Shares& shares, Index rank, Index matrices) {
+  const auto rows = [&](const Shares& shares, Index rank) {
     const Index count = shares[std::size_t(rank)].count;
-    return states == 0 ? count * matrices : count > 0 ? states * c.matrices() : 0;
+    return states == 0 || count == 0 ? count : states;
   };
-  for_each_sum<V, T>(c, problem.feature_dim, [&](Index wire, Index sum) {
-    for (Index rank = 0; rank < ranks; ++rank) {
-      const Index keys = c.keys[std::size_t(rank)].count;
-      const Index queries = c.queries[std::size_t(rank)].count * c.matrices();
-      Counted::hold(counted.forward, rank, keys * sum);
-      Counted::hold(counted.backward, rank, (2 * keys + queries) * sum);
-      for (Index other = 0; other < ranks; ++other) {
-        if (other == rank || (mhla::sees_past_only<V> && other > rank)) continue;
-        for (Index row = 0; row < rows(c.keys, other, 1); ++row) {  // of `other`, which rank sees
-          Counted::move(counted.forward, other, rank, wire);
-          if (!c.kept) Counted::move(counted.backward, other, rank, wire);
-          Counted::hold(counted.forward, rank, sum);
-          Counted::hold(counted.backward, rank, sum);
-        }
-        for (Index row = 0; row < rows(c.queries, rank, c.matrices()); ++row) {
+  const auto sees = [](Index rank, Index other) {
+    return other != rank && (!mhla::sees_past_only<V> || other < rank);
+  };
+  for (Index rank = 0; rank < ranks; ++rank) {
+    for_each_sum<V, T>(c, problem.feature_dim, 1, [&](Index, Index sum) {  // S, and dS
+      Counted::hold(counted.forward, rank, c.keys[std::size_t(rank)].count * sum);
+      Counted::hold(counted.backward, rank, 2 * c.keys[std::size_t(rank)].count * sum);
+    });
+    for_each_sum<V, T>(c, problem.feature_dim, c.matrices(), [&](Index, Index sum) {  // dS~
+      Counted::hold(counted.backward, rank, c.queries[std::size_t(rank)].count * sum);
+    });
+    for (Index other = 0; other < ranks; ++other) {
+      if (!sees(rank, other)) continue;
+      for_each_sum<V, T>(c, problem.feature_dim, states == 0 ? 1 : c.matrices(),
+                         [&](Index wire, Index sum) {
+                           for (Index row = 0; row < rows(c.keys, other); ++row) {
+                             Counted::move(counted.forward, other, rank, wire);
+                             if (!c.kept) Counted::move(counted.backward, other, rank, wire);
+                             Counted::hold(counted.forward, rank, sum);
+                             Counted::hold(counted.backward, rank, sum);
+                           }
+                         });
+      for_each_sum<V, T>(c, problem.feature_dim, c.matrices(), [&](Index wire, Index sum) {
+        for (Index row = 0; row < rows(c.queries, rank); ++row) {
           Counted::move(counted.backward, rank, other, wire);
           Counted::hold(counted.backward, other, sum);
         }
-      }
+      });
     }
-  });
+  }
   return counted;
 }
 
@@ -233,6 +245,15 @@ TEST_CASE("traffic: cross-attention, uneven shares, a rank without blocks, more 
         check_case<double>(attention, c);
         check_case<mhla::BFloat16>(attention, c);
       }
+}
+
+TEST_CASE("traffic: an odd number of bfloat16") {
+  for (const Index mix_heads : {1, 3}) {
+    const Case c{
+        {1, 3, 1, 6, 6, 3, 1, mix_heads, 3, 3}, blocks({1, 2}), blocks({1, 2}), Wire::bfloat16};
+    check_case<float>(Text<mhla::Bidirectional>{.blocks = {.block = 2}}, c);
+    check_case<double>(Plain{.blocks = {.block = 2}}, c);
+  }
 }
 
 TEST_CASE("traffic: causal kinds send one way, a recurrence its states") {
