@@ -60,13 +60,17 @@ inline constexpr const char* refusal_by_sequence =
 
 /// \cond INTERNAL
 // A size, whose sums and products throw ShapeError where they do not fit.
-struct Size {
+struct CheckedSize {
   Index value = 0;
 
-  constexpr Size(Index size) : value(size) {}  // NOLINT: so that formulas stay formulas
-  friend constexpr Size operator+(Size a, Size b) { return checked_add(a.value, b.value); }
-  friend constexpr Size operator*(Size a, Size b) { return checked_mul(a.value, b.value); }
-  constexpr Size& operator+=(Size more) { return *this = *this + more; }
+  constexpr CheckedSize(Index size) : value(size) {}  // NOLINT: so that formulas stay formulas
+  friend constexpr CheckedSize operator+(CheckedSize a, CheckedSize b) {
+    return checked_add(a.value, b.value);
+  }
+  friend constexpr CheckedSize operator*(CheckedSize a, CheckedSize b) {
+    return checked_mul(a.value, b.value);
+  }
+  constexpr CheckedSize& operator+=(CheckedSize more) { return *this = *this + more; }
 };
 /// \endcond
 
@@ -121,9 +125,9 @@ class SplitTraffic {
     add(traffic.backward, mixtures, mixture);
 
     const auto held = [&](const Widths& widths) { return units() * tokens(rank).bytes(widths); };
-    const Size own = exact_bytes(sums(1)) * keys(rank).count;
-    const Size seen = own + exact_bytes(summary) * summaries.received;
-    const Size mixed = exact_bytes(mixture) * (mixtures.received + queries(rank).count);
+    const CheckedSize own = exact_bytes(sums(1)) * keys(rank).count;
+    const CheckedSize seen = own + exact_bytes(summary) * summaries.received;
+    const CheckedSize mixed = exact_bytes(mixture) * (mixtures.received + queries(rank).count);
     add(traffic.forward.held, held(forward()) + seen);
     add(traffic.backward.held, held(backward()) + seen + own + mixed);
     return traffic;
@@ -135,8 +139,8 @@ class SplitTraffic {
     add(traffic.forward, rank, forward());
     add(traffic.backward, rank, backward());
     if (problem_.shape.mix_heads != 1) return traffic;
-    const Size dmix =
-        Size(problem_.shape.mix_query_blocks) * problem_.shape.mix_key_blocks * sum_bytes;
+    const CheckedSize dmix =
+        CheckedSize(problem_.shape.mix_query_blocks) * problem_.shape.mix_key_blocks * sum_bytes;
     const Index helpers = std::max(Index{0}, working_by_heads() - 1);
     if (rank == 0)
       add(traffic.backward.received, dmix * helpers);
@@ -159,43 +163,43 @@ class SplitTraffic {
 
   // Bytes per token and kv head of what goes to the rank that computes, and of what comes back.
   struct Widths {
-    Size queries_out, keys_out, queries_back, keys_back;
+    CheckedSize queries_out, keys_out, queries_back, keys_back;
   };
   struct Tokens {
     Index queries, keys;
 
-    Size out(const Widths& widths) const {
+    CheckedSize out(const Widths& widths) const {
       return widths.queries_out * queries + widths.keys_out * keys;
     }
-    Size back(const Widths& widths) const {
+    CheckedSize back(const Widths& widths) const {
       return widths.queries_back * queries + widths.keys_back * keys;
     }
-    Size bytes(const Widths& widths) const { return out(widths) + back(widths); }
+    CheckedSize bytes(const Widths& widths) const { return out(widths) + back(widths); }
   };
   struct Rows {
-    Size sent = 0, received = 0;
+    CheckedSize sent = 0, received = 0;
   };
 
   // q, k, v; y.
   Widths forward() const {
     const auto [query, value] = dims();
-    const Size group = problem_.shape.group_size();
+    const CheckedSize group = problem_.shape.group_size();
     return {group * query, query + value, group * value, 0};
   }
   // q, dy, k, v; dq, dk, dv.
   Widths backward() const {
     const auto [query, value] = dims();
-    const Size group = problem_.shape.group_size();
+    const CheckedSize group = problem_.shape.group_size();
     return {group * (query + value), query + value, group * query, query + value};
   }
   // Bytes of a token's query or key, and of its value.
-  std::pair<Size, Size> dims() const {
-    return {Size(token_bytes) * problem_.shape.key_dim,
-            Size(token_bytes) * problem_.shape.value_dim};
+  std::pair<CheckedSize, CheckedSize> dims() const {
+    return {CheckedSize(token_bytes) * problem_.shape.key_dim,
+            CheckedSize(token_bytes) * problem_.shape.value_dim};
   }
 
-  Size batch() const { return problem_.shape.batch; }
-  Size units() const { return batch() * problem_.shape.kv_heads; }
+  CheckedSize batch() const { return problem_.shape.batch; }
+  CheckedSize units() const { return batch() * problem_.shape.kv_heads; }
   Tokens tokens(Index rank) const {
     return {problem_.query_grid.num_tokens(queries(rank)),
             problem_.key_grid.num_tokens(keys(rank))};
@@ -205,8 +209,8 @@ class SplitTraffic {
     const Shape& shape = problem_.shape;
     const Index first = even_split(shape.kv_heads, ranks(), rank);
     const Index heads = even_split(shape.kv_heads, ranks(), rank + 1) - first;
-    const Size its = batch() * heads;
-    const Size others = batch() * (shape.kv_heads - heads);
+    const CheckedSize its = batch() * heads;
+    const CheckedSize others = batch() * (shape.kv_heads - heads);
     const Tokens own = tokens(rank);
     const Tokens rest = {shape.query_tokens - own.queries, shape.key_tokens - own.keys};
     add(traffic.sent, others * own.out(widths) + its * rest.back(widths));
@@ -224,16 +228,16 @@ class SplitTraffic {
   // A row: S and z, or dS~ and dz~, of all units, for each of these matrices.
   SumsLayout sums(Index matrices) const {
     return {(units() * matrices).value,
-            (Size(problem_.feature_dim) * problem_.shape.value_dim).value,
+            (CheckedSize(problem_.feature_dim) * problem_.shape.value_dim).value,
             normalizes<V> ? problem_.feature_dim : 0};
   }
-  static Size exact_bytes(const SumsLayout& row) { return row.bytes<A>(Wire::exact); }
+  static CheckedSize exact_bytes(const SumsLayout& row) { return row.bytes<A>(Wire::exact); }
   static bool sees(Index rank, Index other) {
     return sees_past_only<V> ? other < rank : other != rank;
   }
   // What blocks leave for the ranks that see them or, of gradients, for those that they see.
   Rows rows(Index rank, const Shares& shares, bool gradients) const {
-    const auto left = [&](Index at) -> Size {
+    const auto left = [&](Index at) -> CheckedSize {
       const Index blocks = shares[static_cast<std::size_t>(at)].count;
       if constexpr (factors_mixing<V>)
         return blocks > 0 ? attention_.mixing.states : 0;
@@ -248,7 +252,7 @@ class SplitTraffic {
     return rows;
   }
   void add(RankTraffic& traffic, const Rows& rows, const SumsLayout& row) const {
-    const Size bytes = row.bytes<A>(call_.wire);
+    const CheckedSize bytes = row.bytes<A>(call_.wire);
     add(traffic.sent, bytes * rows.sent);
     add(traffic.received, bytes * rows.received);
   }
@@ -257,7 +261,7 @@ class SplitTraffic {
     const Index bytes = checked_mul(agreement_bytes, ranks() - 1);
     return {{bytes, bytes}, {bytes, bytes}};
   }
-  static void add(Index& total, Size more) { total = checked_add(total, more.value); }
+  static void add(Index& total, CheckedSize more) { total = checked_add(total, more.value); }
 
   V attention_;
   Problem problem_;
