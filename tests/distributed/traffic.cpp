@@ -45,8 +45,8 @@ struct Counted {
   explicit Counted(Index ranks) : forward(std::size_t(ranks)), backward(forward) {
     for (Index from = 0; from < ranks; ++from)
       for (Index to = 0; to < ranks; ++to) {
-        move(forward, from, to, mhla::agreement_bytes);
-        move(backward, from, to, mhla::agreement_bytes);
+        move(forward, from, to, mhla::agreement_bytes + mhla::confirmation_bytes);
+        move(backward, from, to, mhla::agreement_bytes + mhla::confirmation_bytes);
       }
   }
   static void move(Bytes& bytes, Index from, Index to, Index count) {
@@ -296,11 +296,11 @@ TEST_CASE("traffic: Wan's layer on 5 ranks by hand") {
       attention, {1, 12, 12, 31500, 31500, 128, 128, 1, 105, 105},
       {.queries = mhla::equal_shares(105, 5)});
   // 84 of 105 summaries of 12 heads, 128 x 128 floats: 66 MB.
-  CHECK(traffic.by_sequence(2).forward.received == 84 * 12 * 128 * 128 * 4 + 4 * 512);
-  CHECK(traffic.by_sequence(2).backward.sent == 2 * 84 * 12 * 128 * 128 * 4 + 4 * 512);
+  CHECK(traffic.by_sequence(2).forward.received == 84 * 12 * 128 * 128 * 4 + 4 * 520);
+  CHECK(traffic.by_sequence(2).backward.sent == 2 * 84 * 12 * 128 * 128 * 4 + 4 * 520);
   // Of 12 heads ranks 0 and 1 have 3: 4/5 of q, k and v of 3 heads in, y of 9 heads back, in
   // bfloat16.
-  CHECK(traffic.by_heads(0).forward.received == (25200 * 3 * 3 + 6300 * 9) * 128 * 2 + 4 * 512);
+  CHECK(traffic.by_heads(0).forward.received == (25200 * 3 * 3 + 6300 * 9) * 128 * 2 + 4 * 520);
 }
 
 TEST_CASE("traffic: one rank moves nothing, no token and no head neither") {

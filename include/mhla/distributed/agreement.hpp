@@ -20,6 +20,29 @@ MHLA_NAMESPACE_BEGIN
 /// Bytes that each rank sends to every other at the beginning of a call.
 inline constexpr Index agreement_bytes = 512;
 
+/// Bytes of the same before results are written.
+inline constexpr Index confirmation_bytes = 8;
+
+/// Every rank's record.
+template <class Record, Communicator C>
+std::vector<Record> gather_all(const C& communicator, const Record& record) {
+  constexpr auto bytes = static_cast<Index>(sizeof(Record));
+  const Index ranks = communicator.size();
+  std::vector<Record> all(static_cast<std::size_t>(ranks));
+  std::vector<Part> parts;
+  for (Index r = 0; r < ranks; ++r) parts.push_back({r * bytes, bytes});
+  communicator.all_gather(&record, all.data(), Span<const Part>{parts.data(), ranks});
+  return all;
+}
+
+/// Returns when all ranks have got here: each has received what it needs, and writes its results
+/// alone. \throws CommunicationError if one is gone.
+template <Communicator C>
+void confirm(const C& communicator) {
+  static_assert(sizeof(std::int64_t) == confirmation_bytes);
+  gather_all(communicator, std::int64_t{1});
+}
+
 /// What a rank is about to do, as numbers with names.
 class Agreement {
  public:
@@ -56,7 +79,7 @@ class Agreement {
       record_.refusal[0] = '!';  // also of an empty reason
       std::strncpy(record_.refusal + 1, reason.what(), sizeof(record_.refusal) - 2);
     }
-    const std::vector<Record> all = exchange(communicator);
+    const std::vector<Record> all = gather_all(communicator, record_);
     if (refusal) std::rethrow_exception(refusal);
     require_all_equal(all);
     return std::move(*prepared);
@@ -69,16 +92,6 @@ class Agreement {
     char refusal[static_cast<std::size_t>(agreement_bytes) - most * sizeof(std::int64_t)];
   };
   static_assert(sizeof(Record) == agreement_bytes);
-
-  template <Communicator C>
-  std::vector<Record> exchange(const C& communicator) const {
-    const Index ranks = communicator.size();
-    std::vector<Record> all(static_cast<std::size_t>(ranks));
-    std::vector<Part> parts;
-    for (Index r = 0; r < ranks; ++r) parts.push_back({r * agreement_bytes, agreement_bytes});
-    communicator.all_gather(&record_, all.data(), Span<const Part>{parts.data(), ranks});
-    return all;
-  }
 
   void require_all_equal(const std::vector<Record>& all) const {
     const auto ranks = static_cast<Index>(all.size());

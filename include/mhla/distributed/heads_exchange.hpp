@@ -9,6 +9,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/distributed/agreement.hpp>
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
 #include <mhla/policy/block_geometry.hpp>
@@ -66,11 +67,11 @@ class HeadsExchange {
     return size;
   }
 
-  /// `update` says what is done with what the destinations hold.
+  /// `update` says what is done with what the destinations hold. Results, which go to tokens, are
+  /// written when all ranks have received theirs.
   template <class T, class Executor>
   void run(const Executor& executor, To to, const Tensors<T>& tensors, Update update,
            Span<T> buffer) const {
-    if (tensors.empty()) return;
     const Side sent = to == To::heads ? Side::tokens : Side::heads;
     const Side received = to == To::heads ? Side::heads : Side::tokens;
     const std::vector<Part> sent_parts = parts(sent, tensors);
@@ -82,6 +83,7 @@ class HeadsExchange {
       for (Index c = 0; c < dim; ++c) packed[c] = row[c * step];
     });
     communicator_->all_to_all(out, {sent_parts.data(), ranks}, in, {received_parts.data(), ranks});
+    if (to == To::tokens) confirm(*communicator_);
     for_each_row(executor, received, tensors, in, [&](T* row, T* packed, Index step, Index dim) {
       for (Index c = 0; c < dim; ++c)
         if (update == Update::overwrite)

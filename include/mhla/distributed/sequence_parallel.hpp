@@ -47,8 +47,8 @@ MHLA_NAMESPACE_BEGIN
 /// All members but the sizes are called by all ranks together. They begin by an exchange of
 /// agreement_bytes: a rank whose call differs, or throws, makes all throw. \throws ShapeError,
 /// WorkspaceError as Stages, on the rank that gave the reason; ShapeError that names it on others;
-/// CommunicationError if a rank is gone. Nothing is written then: results are written when
-/// everything has been exchanged.
+/// CommunicationError if a rank is gone. Nothing is written then, on no rank: results are written
+/// when all ranks have confirmed, by confirmation_bytes, that they have received what they need.
 template <AttentionVariant V, StorageScalar T, Communicator C>
 class SequenceParallel {
   using A = Accumulator<T>;
@@ -112,6 +112,7 @@ class SequenceParallel {
     });
     if (keep.size > 0) memory.summaries.data = keep.data;
     gather_summaries(executor, x, memory);
+    confirm(*communicator_);
     stages_.read_out(executor, query_blocks(), rows_of_queries(x), memory.summaries, y,
                      memory.scratch);
   }
@@ -158,6 +159,7 @@ class SequenceParallel {
     if (to_keys)
       exchange_sums(*communicator_, executor, queries_, queries_read,
                     sums_layout(stages_.mixture_size()), wire_, memory.mixtures, memory.wire);
+    confirm(*communicator_);
 
     if (dq.wanted) copy_tensor(executor, memory.query_gradient, dq.view);
     if (dmix.wanted) {

@@ -258,7 +258,7 @@ class SplitTraffic {
   }
 
   Traffic agreed() const {
-    const Index bytes = checked_mul(agreement_bytes, ranks() - 1);
+    const Index bytes = checked_mul(agreement_bytes + confirmation_bytes, ranks() - 1);
     return {{bytes, bytes}, {bytes, bytes}};
   }
   static void add(Index& total, CheckedSize more) { total = checked_add(total, more.value); }
