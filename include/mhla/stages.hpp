@@ -20,10 +20,12 @@
 /// query blocks, `mix_gradient` dS_b of key blocks from all of those, `summarize_gradient` dk and
 /// dv. (arXiv 2601.07832, equations 3 to 5, and their adjoints.)
 ///
-/// Tensors have the tokens of the given blocks alone, in raster order; positions of a rotation are
-/// those of the whole sequence. What passes from stage to stage is matrices whose row b is all that
-/// block b leaves, for the whole batch, so that some blocks are some rows: an all-gather appends
-/// them, a reduce-scatter adds them up and shares them out.
+/// Tensors, and masks of a padded batch (`padded`), have the tokens of the given blocks alone, in
+/// raster order; positions of a rotation are those of the whole sequence, with which neither a
+/// stage's time nor its memory grows, but for sums and rows of mix that it is given. What passes
+/// from stage to stage is matrices whose row b is all that block b leaves, for the whole batch, so
+/// that some blocks are some rows: an all-gather appends them, a reduce-scatter adds them up and
+/// shares them out.
 ///
 /// forward_into and backward_into are these stages, called in turn: however blocks are shared out,
 /// y, dq and dmix have their bits, and so have dk and dv, unless feature_dim is no multiple of 16
@@ -33,6 +35,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
@@ -42,7 +45,9 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/cpu/stage_units.hpp>
 #include <mhla/policy/batch_layout.hpp>
@@ -90,13 +95,23 @@ struct QueryRows {
   TensorView<A, 2> denominators;  ///< [query blocks, denominator_size()]: den and its gradient
 };
 
+/// What Stages::padded takes: which tokens of a stage's blocks take part, as in a call (see
+/// mhla::padded), and how far every item reaches in the whole sequence, whose blocks behind that a
+/// whole pass drops. All borrowed.
+struct StageMasks {
+  TokenMasks tokens;               ///< [batch, tokens of the blocks]; those that a stage lacks: any
+  Span<const Index> query_blocks;  ///< [batch]: from count_used_queries
+  Span<const Index> key_blocks;    ///< [batch]: from count_used_keys
+};
+
 /// \cond INTERNAL
 // Rejects, at compile time, a variant whose stages need more than blocks of their own.
 template <AttentionVariant V>
 struct RequireStages {
-  static_assert(!is_batch_layout<V>,
-                "mhla: the blocks of Stages are those of every batch item: give them the attention "
-                "that was packed or padded");
+  static_assert(
+      !requires(const V& v) { v.offsets; },
+      "mhla: the blocks of Stages are those of every batch item: give them the attention "
+      "that was packed");
   static_assert(
       !factors_mixing<V>,
       "mhla: Stages have rows of the mixing matrix: use DenseMixing, with the matrix that "
@@ -123,7 +138,32 @@ class Stages : RequireStages<V> {
   /// `shape` is that of the whole sequence. What the variant borrows must outlive this.
   /// \throws ShapeError if variant and shape do not fit.
   Stages(const V& attention, const Shape& shape)
-      : attention_(attention), problem_(checked_problem(attention, shape)) {}
+      : attention_(attention), problem_(checked_problem(attention, shape)) {
+    static_assert(!masked,
+                  "mhla: the masks of Stages are those of a stage's tokens: give Stages the "
+                  "attention that was padded, and masks to padded()");
+  }
+
+  /// The stages of a padded batch on blocks whose tokens `masks` has. As in a whole pass, of which
+  /// they have the bits, tokens that a mask takes away leave nothing and have y and gradients 0.
+  /// Under Causal and BlockCausal, queries and keys have one mask.
+  auto padded(const StageMasks& masks) const requires(!is_batch_layout<V>) {
+    return Stages<Padded<V>, T>(Padded<V>(attention_, masks.tokens), problem_,
+                                {masks.query_blocks, masks.key_blocks});
+  }
+  /// Raises used[item], at first 0, to the blocks of the sequence up to the last of `queries` with
+  /// a token that `mask` [batch, tokens of the blocks] keeps: over all blocks, what StageMasks
+  /// takes.
+  /// \throws ShapeError if blocks, mask or `used` [batch] do not fit.
+  void count_used_queries(const BlockRange& queries, const TensorView<const std::uint8_t, 2>& mask,
+                          Span<Index> used) const {
+    count_used({"mask", "used", problem_.query_grid}, queries, mask, used);
+  }
+  /// The same of key blocks.
+  void count_used_keys(const BlockRange& keys, const TensorView<const std::uint8_t, 2>& mask,
+                       Span<Index> used) const {
+    count_used({"mask", "used", problem_.key_grid}, keys, mask, used);
+  }
 
   /// All query blocks.
   BlockRange query_blocks() const { return problem_.queries; }
@@ -190,7 +230,8 @@ class Stages : RequireStages<V> {
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, {}, k, v, {}};
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
-                       summarize_unit(operands, unit_at(plan, at, memory, summaries), loop);
+                       summarize_unit(operands,
+                                      unit_at(plan, Stage::summarize, at, memory, summaries), loop);
                      });
     });
   }
@@ -214,9 +255,12 @@ class Stages : RequireStages<V> {
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, x.q, x.k, x.v, x.mix};
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
-                       read_out_unit(operands, unit_at(plan, at, memory, cpu::read_only(summaries)),
-                                     y, loop);
+                       read_out_unit(
+                           operands,
+                           unit_at(plan, Stage::read_out, at, memory, cpu::read_only(summaries)), y,
+                           loop);
                      });
+      if constexpr (masked) cpu::clear_masked(attention_.masks.query, y);
     });
   }
 
@@ -250,10 +294,6 @@ class Stages : RequireStages<V> {
     footprint.reads(summaries, "summaries");
     footprint.reads(dy, "dy");
     require_apart(footprint, attention_, used(x), workspace, {});
-    if (problem_.shape.empty() && update == Update::overwrite) {
-      cpu::clear(dq);
-      cpu::clear(dmix);
-    }
     cpu::BackwardRequest<L, T> request{dy, {dq, {}, {}, dmix}, update};
     request.gradients.key.wanted = request.gradients.value.wanted = true;  // by later stages
     run<Stage::read_out_gradient>(executor, queries, {}, workspace, [&](auto& backward) {
@@ -266,7 +306,7 @@ class Stages : RequireStages<V> {
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
             const cpu::Unit<A> unit = cpu::stage_unit(
-                plan, at, memory,
+                plan, Stage::read_out_gradient, at, used_, memory,
                 cpu::summary_rows<L>(plan.extents, plan.problem.key_blocks, memory.summaries.data,
                                      cpu::Orientation::transposed),
                 cpu::Orientation::transposed);
@@ -283,7 +323,13 @@ class Stages : RequireStages<V> {
               cpu::leave_denominators(plan, unit, at, left.denominators);
           });
       cpu::write_mixing_gradient(operands, request, backward, executor);
+      if constexpr (masked)
+        if (update == Update::overwrite) cpu::clear_masked(attention_.masks.query, dq.view);
     });
+    if (problem_.shape.empty() && update == Update::overwrite) {
+      cpu::clear(dq);
+      cpu::clear(dmix);
+    }
   }
 
   /// dS and dz [key blocks, summary_size()] of key blocks, summed over query blocks: mix
@@ -306,8 +352,9 @@ class Stages : RequireStages<V> {
       plan.pack_mixing(mix);
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
-                       const cpu::Unit<A> unit = cpu::stage_unit(
-                           plan, at, memory, cpu::SummaryRows<A>{}, cpu::Orientation::transposed);
+                       const cpu::Unit<A> unit =
+                           cpu::stage_unit(plan, Stage::mix_gradient, at, used_, memory,
+                                           cpu::SummaryRows<A>{}, cpu::Orientation::transposed);
                        cpu::mix_stage_gradient<L>(
                            plan, unit, sums_at(summary_gradients, at, cpu::Orientation::transposed),
                            [&](Index matrix) {
@@ -364,10 +411,6 @@ class Stages : RequireStages<V> {
     }
     footprint.reads(summary_gradients, "summary_gradients");
     require_apart(footprint, attention_, read, workspace, {});
-    if (problem_.shape.empty() && update == Update::overwrite) {
-      cpu::clear(dk);
-      cpu::clear(dv);
-    }
     run<Stage::summarize_gradient>(executor, keys, keys, workspace, [&](auto& backward) {
       auto& plan = backward.plan;
       plan.pack_mixing(read.mix);
@@ -381,8 +424,9 @@ class Stages : RequireStages<V> {
           [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
-            const cpu::Unit<A> unit = cpu::stage_unit(plan, at, memory, cpu::SummaryRows<A>{},
-                                                      cpu::Orientation::transposed);
+            const cpu::Unit<A> unit =
+                cpu::stage_unit(plan, Stage::summarize_gradient, at, used_, memory,
+                                cpu::SummaryRows<A>{}, cpu::Orientation::transposed);
             if constexpr (cpu::keeps_denominators<L>)
               cpu::take_up_denominators(plan, unit, at, denominators);
             cpu::summarize_stage_gradient(
@@ -391,10 +435,27 @@ class Stages : RequireStages<V> {
                 grad_mixing, loop);
           });
       cpu::write_mixing_gradient(operands, to_mix, backward, executor);
+      if constexpr (masked) {
+        if (update == Update::accumulate) return;
+        cpu::clear_masked(attention_.masks.key, dk.view);
+        cpu::clear_masked(attention_.masks.key, dv.view);
+      }
     });
+    if (problem_.shape.empty() && update == Update::overwrite) {
+      cpu::clear(dk);
+      cpu::clear(dv);
+    }
   }
 
  private:
+  template <AttentionVariant, StorageScalar>
+  friend class Stages;
+  static constexpr bool masked = requires(const V& v) { v.masks; };
+
+  // Of a padded batch.
+  Stages(const V& attention, const Problem& problem, const cpu::UsedBlocks& used)
+      : attention_(attention), problem_(problem), used_(used) {}
+
   cpu::Extents extents() const { return cpu::Extents(problem_); }
   Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
   Index sums_size() const {
@@ -408,9 +469,10 @@ class Stages : RequireStages<V> {
                                 cpu::Orientation orientation) const {
     return cpu::sums_in_rows<L>(extents(), rows, at * sums_size(), orientation);
   }
-  cpu::Unit<A> unit_at(const cpu::Plan<L, A>& plan, Index at, const cpu::UnitMemory<A>& memory,
-                       const TensorView<A, 2>& summaries) const {
-    return cpu::stage_unit(plan, at, memory, sums_at(summaries, at, cpu::Orientation::straight),
+  cpu::Unit<A> unit_at(const cpu::Plan<L, A>& plan, Stage stage, Index at,
+                       const cpu::UnitMemory<A>& memory, const TensorView<A, 2>& summaries) const {
+    return cpu::stage_unit(plan, stage, at, used_, memory,
+                           sums_at(summaries, at, cpu::Orientation::straight),
                            cpu::Orientation::straight);
   }
 
@@ -453,8 +515,10 @@ class Stages : RequireStages<V> {
                        ? problem_.key_blocks
                        : problem_.query_blocks);
     require_blocks("keys", keys, problem_.key_blocks);
+    const Problem problem = part<stage>(queries, keys);
+    require_masks(problem);
     Arena arena;
-    if (!problem_.shape.empty()) lay_out<stage>(arena, executor, part<stage>(queries, keys));
+    if (!problem_.shape.empty()) lay_out<stage>(arena, executor, problem);
     return arena.used();
   }
   // Calls body(plan) if there is anything to do.
@@ -473,6 +537,54 @@ class Stages : RequireStages<V> {
   static OperandViews<T> used(const OperandViews<T>& x) {
     if constexpr (masks_own_block<L>) return x;
     return {x.q, {}, {}, x.mix};
+  }
+
+  // A side of a padded batch: what its mask and its counts are called, and its grid.
+  struct Side {
+    const char* mask;
+    const char* used;
+    const Grid& grid;
+  };
+  // Calls visit(item, n) where blocks [0, n) of an item are those up to the last of `blocks` with a
+  // token that `mask` keeps; 0: there is none.
+  template <class X, class Visit>
+  void for_each_used(const Side& side, const BlockRange& blocks,
+                     const TensorView<const std::uint8_t, 2>& mask, Span<X> used,
+                     const Visit& visit) const {
+    const Index batch = problem_.shape.batch;
+    TokenMasks::require_fit(mask, side.mask, batch, side.grid.num_tokens(blocks));
+    require_extent(side.used, "batch", used.size, batch, "it counts the blocks of every item");
+    for (Index item = 0; item < batch; ++item) {
+      const Index last = cpu::block_table::Builder(1, nullptr).add(side.grid, blocks, mask, item);
+      visit(item, last == 0 ? 0 : blocks.first + last);
+    }
+  }
+  void count_used(const Side& side, const BlockRange& blocks,
+                  const TensorView<const std::uint8_t, 2>& mask, Span<Index> used) const {
+    require_blocks("blocks", blocks, side.grid.num_blocks());
+    for_each_used(side, blocks, mask, used,
+                  [&](Index item, Index n) { used[item] = std::max(used[item], n); });
+  }
+  // Throws unless the masks fit the blocks of which a stage has tokens.
+  void require_masks([[maybe_unused]] const Problem& part) const {
+    if constexpr (masked) {
+      const auto require = [&](const Side& side, const BlockRange& blocks,
+                               const TensorView<const std::uint8_t, 2>& mask,
+                               Span<const Index> used) {
+        const auto& of = blocks.count > 0 ? mask : TensorView<const std::uint8_t, 2>{};
+        for_each_used(side, blocks, of, used, [&](Index item, Index n) {
+          if (used[item] < n || used[item] > side.grid.num_blocks())
+            throw ShapeError("mhla: ", side.used, "[", item, "] is ", used[item],
+                             " but must be at least ", n, ", by the mask of blocks [", blocks.first,
+                             ", ", blocks.end(), "), and at most ", side.grid.num_blocks());
+        });
+      };
+      const TokenMasks& masks = attention_.masks;
+      if (masks_own_block<V> && part.queries.count > 0) masks.require_one();
+      require({"masks.query", "masks.query_blocks", part.query_grid}, part.queries, masks.query,
+              used_.queries);
+      require({"masks.key", "masks.key_blocks", part.key_grid}, part.keys, masks.key, used_.keys);
+    }
   }
 
   static void require_blocks(const char* argument, const BlockRange& blocks, Index all) {
@@ -540,6 +652,7 @@ class Stages : RequireStages<V> {
 
   V attention_;
   Problem problem_;
+  cpu::UsedBlocks used_;
 };
 
 /// \}

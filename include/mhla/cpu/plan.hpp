@@ -93,8 +93,7 @@ struct Plan {
         extents(checked, max_tokens_of_tile<L>),
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>)),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
-                                   checked.feature_dim, checked.query_grid, checked.key_grid,
-                                   executor)) {
+                                   checked.feature_dim, checked.box(), executor)) {
     const Shape& shape = problem.shape;
     structure = structured_mixing<A>(attention, problem);
     matrix_size = matrix_size_of(structure, problem);
