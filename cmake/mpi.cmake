@@ -10,15 +10,11 @@ set(MHLA_MPI_ENVIRONMENT
   OMPI_MCA_btl_vader_single_copy_mechanism=none
   OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe ASAN_OPTIONS=detect_leaks=0)
 
-# mhla_add_mpirun_test(name processes [FLAGS flag...] COMMAND target [argument...])
-# ctest runs a target as so many processes, by mpirun with these flags; MPI_CXX_FOUND says whether there
-# is MPI for the target to be built with. Without MPI the test is skipped, and says so.
-function(mhla_add_mpirun_test name processes)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "FLAGS;COMMAND")
+# mhla_add_mpi_test(name processes command...)
+# An entry of ctest that takes so many processes; without MPI (MPI_CXX_FOUND) it is skipped, and says so.
+function(mhla_add_mpi_test name processes)
   if(MPI_CXX_FOUND)
-    list(POP_FRONT arg_COMMAND target)
-    add_test(NAME ${name} COMMAND "${MPIEXEC_EXECUTABLE}" ${MPIEXEC_NUMPROC_FLAG} ${processes}
-      ${arg_FLAGS} $<TARGET_FILE:${target}> ${arg_COMMAND})
+    add_test(NAME ${name} COMMAND ${ARGN})
   else()
     add_test(NAME ${name} COMMAND "${CMAKE_COMMAND}" -E echo
       "Skipped: there is no MPI here (apt-get install libopenmpi-dev)")
@@ -26,4 +22,13 @@ function(mhla_add_mpirun_test name processes)
   get_filename_component(label "${name}" DIRECTORY)
   set_tests_properties(${name} PROPERTIES LABELS "${label}" TIMEOUT 600 PROCESSORS ${processes}
     ENVIRONMENT "${MHLA_MPI_ENVIRONMENT}" SKIP_REGULAR_EXPRESSION "^Skipped: ")
+endfunction()
+
+# mhla_add_mpirun_test(name processes COMMAND target [argument...])
+# The same, of a target that mpirun starts.
+function(mhla_add_mpirun_test name processes)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "COMMAND")
+  list(POP_FRONT arg_COMMAND target)
+  mhla_add_mpi_test(${name} ${processes} "${MPIEXEC_EXECUTABLE}" ${MPIEXEC_NUMPROC_FLAG} ${processes}
+    $<TARGET_FILE:${target}> ${arg_COMMAND})
 endfunction()

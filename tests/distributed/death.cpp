@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A rank that goes away in any exchange of a call: the others end in time, name it, and have
 // written nothing.
-#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <mhla/distributed.hpp>
 #include <stdexcept>
@@ -49,6 +49,7 @@ void check_deaths(const V& attention, const Shape& partial, const Make& make) {
   bool survived = false;
   for (int exchange = 0; !survived; ++exchange) {
     INFO("in exchange " << exchange);
+    std::atomic<int> finished_forward{0};
     const auto outcomes = thread_ranks::run(
         3,
         [&](const thread_ranks::Communicator& ranks) {
@@ -64,6 +65,7 @@ void check_deaths(const V& attention, const Shape& partial, const Make& make) {
             layer.forward(executor, part.operands(), y.view(),
                           call::poisoned_workspace(layer.forward_workspace_size(executor)));
             forward = true;
+            ++finished_forward;
             layer.backward(executor, part.operands(), part.local.dy.view(), gradients.views(),
                            mhla::Update::overwrite,
                            call::poisoned_workspace(layer.backward_workspace_size(executor)));
@@ -79,6 +81,7 @@ void check_deaths(const V& attention, const Shape& partial, const Make& make) {
         },
         std::chrono::milliseconds(300));
     survived = outcomes[victim].empty();
+    CHECK((finished_forward == 0 || finished_forward >= 2));  // both of the others, or none
     for (std::size_t r = 0; r < outcomes.size(); ++r) {
       INFO("rank " << r << ": " << outcomes[r]);
       if (r == victim || survived) continue;

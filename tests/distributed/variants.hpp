@@ -1,43 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The calls that are shared out by sequence in tests, on threads and on MPI's processes.
+// The calls that are shared out in tests both by sequence and by heads.
 #pragma once
 
-#include <mhla/distributed.hpp>
-
-#include "tests/cpu/executors.hpp"
-#include "tests/distributed/calls.hpp"
+#include <mhla/attention.hpp>
 
 namespace distributed_calls {
-
-/// One call, forward, with and without kept summaries, and backward; throws at a difference.
-template <class T, class V, class C>
-void run_by_sequence(const C& communicator, const V& attention, const Shape& partial,
-                     std::uint64_t seed) {
-  using A = Accumulator<T>;
-  const SharedCall<T, V> part(attention, partial, communicator.size(), communicator.rank(), seed);
-  const executors::ShuffledExecutor executor{2, seed};
-  const auto layer =
-      mhla::sequence_parallel<T>(attention, part.shape, communicator, part.queries, part.keys);
-  const BlockRange own = layer.query_blocks();
-  const auto owns = [&](Index, Index row) { return row >= own.first && row < own.end(); };
-
-  std::vector<A> kept(static_cast<std::size_t>(layer.kept_size()));
-  const mhla::Span<A> keep{kept.data(), layer.kept_size()};
-  for (const bool keeps : {false, true}) {
-    auto y = part.local.dy;
-    layer.forward(executor, part.operands(), y.view(),
-                  call::poisoned_workspace(layer.forward_workspace_size(executor)),
-                  keeps ? keep : mhla::Span<A>{});
-    part.require_y(y);
-  }
-  for (const Update update : {Update::overwrite, Update::accumulate}) {
-    call::Gradients<T> gradients(part.local);
-    layer.backward(executor, part.operands(), part.local.dy.view(), gradients.views(), update,
-                   call::poisoned_workspace(layer.backward_workspace_size(executor)),
-                   update == Update::overwrite ? mhla::Span<const A>{} : keep);
-    part.require_gradients(gradients, update, owns);
-  }
-}
 
 /// Calls visit(name, T{}, attention, shape): few of each kind, of odd sizes.
 template <class Visit>

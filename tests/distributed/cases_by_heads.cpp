@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The calls that are shared out by heads in tests, on threads and on MPI's processes: those of
-// sequence_call.hpp, and variants that go by heads alone.
-#pragma once
-
+// By heads: the same calls, and variants that go by heads alone.
 #include <cstdint>
 #include <mhla/distributed.hpp>
 #include <mhla/packed.hpp>
@@ -11,14 +8,15 @@
 
 #include "tests/cpu/executors.hpp"
 #include "tests/distributed/calls.hpp"
-#include "tests/distributed/sequence_call.hpp"
+#include "tests/distributed/cases.hpp"
+#include "tests/distributed/variants.hpp"
 
 namespace distributed_calls {
+namespace {
 
-/// One call, forward and backward; throws at a difference.
-template <class T, class V, class C>
-void run_by_heads(const C& communicator, const V& attention, const Shape& partial,
-                  std::uint64_t seed) {
+template <class T, class V>
+void run(const AnyCommunicator& communicator, const V& attention, const Shape& partial,
+         std::uint64_t seed) {
   const SharedCall<T, V> part(attention, partial, communicator.size(), communicator.rank(), seed);
   const executors::ShuffledExecutor executor{2, seed};
   const auto layer =
@@ -45,7 +43,6 @@ void run_by_heads(const C& communicator, const V& attention, const Shape& partia
   }
 }
 
-/// Calls visit(name, T{}, attention, shape).
 template <class Visit>
 void for_each_call_by_heads(const Visit& visit) {
   using namespace mhla;
@@ -77,6 +74,19 @@ void for_each_call_by_heads(const Visit& visit) {
   }();
   visit("a padded batch", float{}, padded(Sequence{.blocks = {.block = 5}}, mask.view()),
         Shape{2, 4, 2, 58, 58, 6, 7});
+}
+
+}  // namespace
+
+std::vector<Case> cases_by_heads() {
+  std::vector<Case> cases;
+  for_each_call_by_heads(
+      [&](const char* name, auto scalar, const auto& attention, const Shape& shape) {
+        cases.push_back({name, [=](const AnyCommunicator& ranks, std::uint64_t seed) {
+                           run<decltype(scalar)>(ranks, attention, shape, seed);
+                         }});
+      });
+  return cases;
 }
 
 }  // namespace distributed_calls
