@@ -111,8 +111,11 @@ TEST_CASE("a rank that goes away: by sequence, causal") {
 }
 
 TEST_CASE("a rank that goes away: by heads") {
-  check_deaths(mhla::Attention<mhla::Relu, mhla::Blocks1D>{.blocks = {.block = 4}},
-               Shape{1, 4, 2, 24, 24, 8, 6}, [](const auto& part, const Mortal& ranks) {
-                 return mhla::head_parallel<float>(part.attention, part.shape, ranks, part.queries);
-               });
+  // Also where the rank has no heads, so that no other reads anything of it in the end.
+  for (const Index kv_heads : {2, 1})
+    check_deaths(mhla::Attention<mhla::Relu, mhla::Blocks1D>{.blocks = {.block = 4}},
+                 Shape{1, 4, kv_heads, 24, 24, 8, 6}, [](const auto& part, const Mortal& ranks) {
+                   return mhla::head_parallel<float>(part.attention, part.shape, ranks,
+                                                     part.queries);
+                 });
 }
