@@ -63,14 +63,6 @@ struct BlockTable {
   }
 };
 
-/// Tokens of the longest block of a grid.
-inline Index block_tokens_of(const Grid& grid) {
-  Index tokens = 1;
-  for (int a = 0; a < 3; ++a)
-    tokens *= grid.block[a] < grid.extent[a] ? grid.block[a] : grid.extent[a];
-  return tokens;
-}
-
 /// Calls f(sequence) for the sequences of one batch item, in order.
 template <AttentionVariant V, class F>
 void for_each_sequence(const V&, const Grid& grid, F&& f) {
@@ -100,7 +92,7 @@ BlockTable block_table(Arena& arena, const V& attention, const Grid& grid,
   table.grid = grid;
   table.mask = mask;
   for_each_sequence(attention, grid, [&](const Sequence& s) { table.blocks += s.blocks; });
-  table.block_tokens = block_tokens_of(grid);
+  table.block_tokens = grid.block_tokens();
   if (checked_mul(table.blocks, table.block_tokens) > 0x7fffffff)
     throw ShapeError(
         "mhla: on CUDA the blocks of a batch item, padded to one length, have at most ",

@@ -72,6 +72,12 @@ struct Grid {
     const Index left = extent[axis] - block_begin(index, axis);
     return left < block[axis] ? left : block[axis];
   }
+  /// Tokens of the longest block.
+  MHLA_HOST_DEVICE constexpr Index block_tokens() const {
+    Index tokens = 1;
+    for (int a = 0; a < 3; ++a) tokens *= block[a] < extent[a] ? block[a] : extent[a];
+    return tokens;
+  }
   /// Tokens of blocks [0, blocks) whose raster index is less than `token`.
   MHLA_HOST_DEVICE constexpr Index tokens_before(Index blocks, Index token) const {
     if (num_tokens() == 0) return 0;
