@@ -4,17 +4,16 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <mhla/stages.hpp>
 #include <vector>
 
 #include "tests/cpu/call.hpp"
-#include "tests/cpu/executors.hpp"
+#include "tests/stages/backend.hpp"
 
 namespace {
 
+using backend::Stages;
 using call::bitwise_equal;
 using call::HostTensor;
-using executors::ShuffledExecutor;
 using mhla::Accumulator;
 using mhla::Attention;
 using mhla::AxialRotary;
@@ -37,7 +36,6 @@ using mhla::rows_of;
 using mhla::Shape;
 using mhla::Softmax;
 using mhla::Stage;
-using mhla::Stages;
 using mhla::TensorView;
 using mhla::Unnormalized;
 using mhla::Update;
@@ -99,23 +97,24 @@ struct Whole {
   V attention;
   call::Operands<T> x;
   Stages<V, T> stages;
-  ShuffledExecutor executor;
+  std::uint64_t seed;
   Grid query_grid;
   Grid key_grid;
 
-  Whole(const V& variant, const Shape& shape, std::uint64_t seed)
+  Whole(const V& variant, const Shape& shape, std::uint64_t of)
       : attention(variant),
-        x(call::operands<T>(variant, shape, seed)),
+        x(call::operands<T>(variant, shape, of)),
         stages(variant, x.shape()),
-        executor{3, seed} {
+        seed(of) {
     const mhla::Problem problem = mhla::checked_problem(variant, x.shape());
     query_grid = problem.query_grid;
     key_grid = problem.key_grid;
   }
 
+  auto executor() const { return backend::shuffled_device(seed); }
   mhla::Workspace workspace(Stage stage, const BlockRange& blocks,
                             const BlockRange& keys = {}) const {
-    return call::poisoned_workspace(stages.workspace_size(stage, executor, blocks, keys));
+    return call::poisoned_workspace(stages.workspace_size(stage, executor(), blocks, keys));
   }
   // Under Causal and BlockCausal, no more than queries see.
   TensorView<const A, 2> seen(const HostTensor<A, 2>& summaries, const BlockRange& queries) const {
@@ -137,7 +136,7 @@ struct Whole {
     for (const BlockRange& range : keys) {
       const auto tokens = tokens_of(key_grid, range);
       REQUIRE(stages.key_tokens(range) == static_cast<Index>(tokens.size()));
-      stages.summarize(executor, range, taken(x.k, tokens).view(), taken(x.v, tokens).view(),
+      stages.summarize(executor(), range, taken(x.k, tokens).view(), taken(x.v, tokens).view(),
                        rows_of(summaries.view(), range), workspace(Stage::summarize, range));
     }
 
@@ -152,13 +151,13 @@ struct Whole {
       const auto v = own ? taken(x.v, tokens) : HostTensor<T, 4>();
       const mhla::OperandViews<T> part{q.view(), k.view(), v.view(), rows_of(mix, range)};
       auto some_y = dy;
-      stages.read_out(executor, range, part, seen(summaries, range), some_y.view(),
+      stages.read_out(executor(), range, part, seen(summaries, range), some_y.view(),
                       workspace(Stage::read_out, range));
       put_back(some_y, tokens, y);
 
       auto dq = taken(gradients.query, tokens);
       stages.read_out_gradient(
-          executor, range, part, seen(summaries, range), dy.view(),
+          executor(), range, part, seen(summaries, range), dy.view(),
           {dq.view(), mhla::skip, mhla::skip, rows_of(gradients.mix.view(), range)}, update,
           {rows_of(mixtures.view(), range), rows_of(denominators.view(), range)},
           workspace(Stage::read_out_gradient, range));
@@ -171,7 +170,7 @@ struct Whole {
       const Index first = mhla::sees_past_only<V> ? range.first : 0;
       const BlockRange later{first, all_queries.count - first};
       const TensorView<const A, 2> left = mixtures.view();
-      stages.mix_gradient(executor, later, range, columns_of(rows_of(mix, later), range),
+      stages.mix_gradient(executor(), later, range, columns_of(rows_of(mix, later), range),
                           rows_of(left, later), rows_of(summary_gradients.view(), range),
                           workspace(Stage::mix_gradient, later, range));
 
@@ -190,7 +189,7 @@ struct Whole {
         dmix = rows_of(gradients.mix.view(), range);
         den = rows_of(TensorView<const A, 2>(denominators.view()), range);
       }
-      stages.summarize_gradient(executor, range, part,
+      stages.summarize_gradient(executor(), range, part,
                                 rows_of(TensorView<const A, 2>(summary_gradients.view()), range),
                                 dy.view(), den, {mhla::skip, dk.view(), dv.view(), dmix}, update,
                                 workspace(Stage::summarize_gradient, range));
@@ -321,7 +320,7 @@ TEST_CASE("gradients of summaries add up") {
     const TensorView<const float, 3> mix = whole.x.mix.view();
     const auto made = [&](const BlockRange& queries, const BlockRange& keys) {
       auto sums = unwritten<float>(keys.count, stages.summary_size());
-      stages.mix_gradient(whole.executor, queries, keys, columns_of(rows_of(mix, queries), keys),
+      stages.mix_gradient(whole.executor(), queries, keys, columns_of(rows_of(mix, queries), keys),
                           rows_of(left, queries), sums.view(),
                           whole.workspace(Stage::mix_gradient, queries, keys));
       return sums;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Stages that cannot run: each throws the error that names the argument, and has written nothing.
 #include <cstddef>
-#include <functional>
-#include <mhla/stages.hpp>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "tests/cpu/call.hpp"
+#include "tests/stages/backend.hpp"
 #include "tests/support/error_message.hpp"
 
 namespace {
@@ -31,8 +30,8 @@ struct Case {
 
   V attention{.blocks = {.block = 4}};
   call::Operands<float> x = call::operands<float>(attention, {2, 4, 2, 14, 14, 3, 5});
-  mhla::Stages<V, float> stages{attention, x.shape()};
-  mhla::SerialExecutor executor;
+  backend::Stages<V, float> stages{attention, x.shape()};
+  backend::Device executor = backend::device();
   BlockRange blocks{1, 2};
   call::Operands<float> part = call::operands<float>(attention, {2, 4, 2, 8, 8, 3, 5, 1, 2, 4});
   call::HostTensor<float, 4> y = filled(part.dy);
@@ -218,13 +217,15 @@ TEST_CASE("stages refuse workspaces that are too small") {
   for (const auto& [call, stage] : stages)
     CHECK(says(
         message<WorkspaceError>(call, [of = stage](Case& c) { c.workspace.size = c.size(of) - 1; }),
-        "mhla::Stages: workspace: ", "Stages::workspace_size says how many"));
+        std::string("mhla::") + backend::name_of_stages + ": workspace: ",
+        "Stages::workspace_size says how many"));
 }
 
 TEST_CASE("stages need a shape that fits the variant") {
   Case c;
   mhla::Shape shape = c.x.shape();
   shape.mix_key_blocks = 3;
-  CHECK(says(error_message<ShapeError>([&] { mhla::Stages<Case::V, float>(c.attention, shape); }),
-             "mhla: mix: axis key blocks is 3"));
+  CHECK(
+      says(error_message<ShapeError>([&] { backend::Stages<Case::V, float>(c.attention, shape); }),
+           "mhla: mix: axis key blocks is 3"));
 }

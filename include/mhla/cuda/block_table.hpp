@@ -38,6 +38,7 @@ inline constexpr Place absent{-1, {0, 0, 0}};
 /// The blocks of a batch item; all items have the same.
 struct BlockTable {
   Grid grid;               // of the longest sequence
+  BlockRange range;        // of its blocks: all, or a stage's, whose tokens alone tensors have
   Index blocks = 0;        // of all sequences
   Index block_tokens = 0;  // of the longest block
   Span<Place> places;      // [blocks, block tokens]
@@ -86,12 +87,17 @@ inline constexpr bool is_packed = requires(const V& variant) {
 
 /// Takes the table's memory from the arena.
 template <AttentionVariant V>
-BlockTable block_table(Arena& arena, const V& attention, const Grid& grid,
+BlockTable block_table(Arena& arena, const V& attention, const Grid& grid, const BlockRange& range,
                        const TensorView<const std::uint8_t, 2>& mask) {
   BlockTable table;
   table.grid = grid;
+  table.range = range;
   table.mask = mask;
-  for_each_sequence(attention, grid, [&](const Sequence& s) { table.blocks += s.blocks; });
+  if constexpr (is_packed<V>) {
+    for_each_sequence(attention, grid, [&](const Sequence& s) { table.blocks += s.blocks; });
+  } else {
+    table.blocks = range.count;
+  }
   table.block_tokens = grid.block_tokens();
   if (checked_mul(table.blocks, table.block_tokens) > 0x7fffffff)
     throw ShapeError(

@@ -26,6 +26,8 @@ struct BlockRange {
 
   /// The block behind the last.
   MHLA_HOST_DEVICE constexpr Index end() const { return first + count; }
+  /// Whether they are the same.
+  friend constexpr bool operator==(const BlockRange&, const BlockRange&) = default;
 };
 
 /// A grid of tokens on three axes, the last one contiguous, and the extent of a block along each.

@@ -5,9 +5,11 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/shape.hpp>
+#include <mhla/core/stage.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
+#include <optional>
 #include <string>
 
 MHLA_NAMESPACE_BEGIN
@@ -24,8 +26,9 @@ struct Problem {
   /// key_blocks is theirs.
   BlockRange queries;
   BlockRange keys;
-  Index sequences = 0;    ///< that share no keys: the batch, or the sequences packed into it
-  Index feature_dim = 0;  ///< D, the length of phi's output
+  Index sequences = 0;         ///< that share no keys: the batch, or the sequences packed into it
+  Index feature_dim = 0;       ///< D, the length of phi's output
+  std::optional<Stage> stage;  ///< that it is alone; none: the whole pass
 };
 
 /// The blocks that the mixing of a call maps from and to.

@@ -135,6 +135,7 @@ class StageBlocks : RequireStages<V> {
   // The call that a stage is: which blocks have rows and columns of mix, which have tokens.
   Problem part(Stage stage, const BlockRange& queries, const BlockRange& keys) const {
     Problem problem = problem_;
+    problem.stage = stage;
     if (stage == Stage::summarize) {
       problem.queries = {};
       problem.keys = keys;
