@@ -34,7 +34,7 @@ struct Case {
   backend::Device executor = backend::device();
   BlockRange blocks{1, 2};
   call::Operands<float> part = call::operands<float>(attention, {2, 4, 2, 8, 8, 3, 5, 1, 2, 4});
-  call::HostTensor<float, 4> y = filled(part.dy);
+  call::HostTensor<float, 4> y = part.dy;
   call::Gradients<float> gradients{part};
   call::HostTensor<float, 2> summary_memory{4, stages.summary_size()};
   call::HostTensor<float, 2> gradient_memory{2, stages.summary_size()};
@@ -54,15 +54,16 @@ struct Case {
   mhla::WorkspaceView workspace = memory;
 
   Case() {
-    for (auto* tensor : {&gradients.query, &gradients.key, &gradients.value})
-      *tensor = filled(*tensor);
+    const auto fill = [](const auto& view) {
+      for (Index i = 0; i < view.size(); ++i) view.element(i) = untouched;
+    };
+    fill(y_view);
+    fill(to.query.view);
+    fill(to.key.view);
+    fill(to.value.view);
+    fill(to.mix.view);
     for (auto* rows : {&summary_memory, &gradient_memory, &mixture_memory, &denominator_memory})
-      for (Index i = 0; i < rows->view().size(); ++i) rows->view().element(i) = untouched;
-    for (Index i = 0; i < to.mix.view.size(); ++i) to.mix.view.element(i) = untouched;
-  }
-  static call::HostTensor<float, 4> filled(call::HostTensor<float, 4> tensor) {
-    for (Index i = 0; i < tensor.view().size(); ++i) tensor.view().element(i) = untouched;
-    return tensor;
+      fill(rows->view());
   }
   Index size(Stage stage) const { return stages.workspace_size(stage, executor, blocks, blocks); }
 
