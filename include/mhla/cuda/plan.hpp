@@ -168,13 +168,15 @@ struct TablePlan {
   bool in(Stages... stages) const {
     return !stage || ((*stage == stages) || ...);
   }
-  /// An array [rows, dim], or none.
-  Span<A> take(Index rows, Index dim, bool needed = true) {
-    return needed ? arena.take<A>(checked_mul(rows, dim)) : Span<A>();
+  /// An array [rows, dim]; none unless all are true of `needed`.
+  template <class... Needed>
+  Span<A> take(Index rows, Index dim, Needed... needed) {
+    return (true && ... && needed) ? arena.take<A>(checked_mul(rows, dim)) : Span<A>();
   }
   /// The same of the backward pass.
-  Span<A> take_back(Index rows, Index dim, bool needed = true) {
-    return take(rows, dim, needed && backward);
+  template <class... Needed>
+  Span<A> take_back(Index rows, Index dim, Needed... needed) {
+    return take(rows, dim, backward, needed...);
   }
 };
 
@@ -197,62 +199,62 @@ struct Plan : TablePlan<V, A, false> {
   Index score_size = checked_mul(std::min(slab_tokens, block_tokens), block_tokens);
   Index parts = checked_mul(extents.units(), extents.matrices);  // of dmix
   Index map_rows = is_rowwise<V> ? std::max(query_rows, key_rows) : 0;
+
+  // What a variant needs, and what a stage.
+  static constexpr bool own = masks_own_block<V>;
+  static constexpr bool divides = normalizes<V>;
+  static constexpr bool mixes_sums = mixes_key_sums<V>;
   bool mixes = in(Stage::read_out, Stage::read_out_gradient);
-  bool of_queries = in(Stage::read_out, Stage::read_out_gradient, Stage::summarize_gradient);
+  bool to_queries = in(Stage::read_out_gradient);
+  bool to_keys = in(Stage::summarize_gradient);
 
   // Panels of the queries: phi(q), the same rotated, numerators and y, or U.
   Span<A> queries = take(query_rows, feature_dim);
   Span<A> rotated_queries = rotates<V> ? take(query_rows, feature_dim) : queries;
   Span<A> outputs = take(query_rows, value_dim);
-  Span<A> denominators = take(query_rows, 1, normalizes<V>);
+  Span<A> denominators = take(query_rows, 1, divides);
   // Panels of the keys.
   Span<A> keys = take(key_rows, feature_dim);
   Span<A> rotated_keys = rotates<V> ? take(key_rows, feature_dim) : keys;
   Span<A> values = take(key_rows, value_dim);
-  Span<A> running_key_sums =
-      take(key_rows, feature_dim, masks_own_block<V>&& normalizes<V>&& of_queries);
+  Span<A> running_key_sums = take(key_rows, feature_dim, own, divides, mixes || to_keys);
   // Summaries of key blocks, and mixed ones of query blocks.
   Span<A> summaries = take(extents.key_summaries(), extents.summary_size(), in(Stage::summarize));
-  Span<A> key_sums =
-      take(extents.key_summaries(), feature_dim, normalizes<V>&& in(Stage::summarize));
+  Span<A> key_sums = take(extents.key_summaries(), feature_dim, divides, in(Stage::summarize));
   Span<A> mixed_summaries = take(extents.mixed_summaries(), extents.summary_size(), mixes);
-  Span<A> mixed_key_sums = take(extents.mixed_summaries(), feature_dim, mixes_key_sums<V>&& mixes);
+  Span<A> mixed_key_sums = take(extents.mixed_summaries(), feature_dim, mixes_sums, mixes);
   Span<A> products = take(query_rows, 1, mixes_products<V>);  // R
   // Of a structured mixing: m_ii of every block, and rows in between, for the backward pass those
   // of all matrices.
   Index between = checked_mul(extents.units(), extents.between);
   Index kept = checked_mul(between, this->backward ? extents.matrices : 1);
-  Span<A> own_mixing =
-      take(extents.mixings(), factors_mixing<V> ? extents.mix_rows : 0, masks_own_block<V>);
+  Span<A> own_mixing = take(extents.mixings(), factors_mixing<V> ? extents.mix_rows : 0, own);
   Span<A> between_summaries = take(kept, extents.summary_size());
-  Span<A> between_key_sums = take(kept, feature_dim, mixes_key_sums<V>);
-  Span<A> scores = take(extents.key_summaries(), score_size,
-                        masks_own_block<V>&& in(Stage::read_out, Stage::summarize_gradient));
+  Span<A> between_key_sums = take(kept, feature_dim, mixes_sums);
+  Span<A> scores = take(extents.key_summaries(), score_size, own,
+                        in(Stage::read_out, Stage::summarize_gradient));
   Span<A> row_input = take(map_rows, extents.key_dim);  // of a row-wise map
 
   // Backward pass only.
-  bool to_queries = in(Stage::read_out_gradient);
-  bool to_keys = in(Stage::summarize_gradient);
   Span<A> grad_queries = take_back(query_rows, feature_dim, to_queries);
   Span<A> grad_keys = take_back(key_rows, feature_dim, to_keys);
   Span<A> grad_values = take_back(key_rows, value_dim, to_keys);
-  Span<A> grad_denominators = take_back(query_rows, 1, normalizes<V>);            // c
-  Span<A> grad_products = take_back(query_rows, 1, mixes_products<V>);            // dR
-  Span<A> own_products = take_back(query_rows, 1, masks_own_block<V>&& to_keys);  // parts of dm_ii
+  Span<A> grad_denominators = take_back(query_rows, 1, divides);        // c
+  Span<A> grad_products = take_back(query_rows, 1, mixes_products<V>);  // dR
+  Span<A> own_products = take_back(query_rows, 1, own, to_keys);        // parts of dm_ii
   Span<A> grad_mixed_summaries =
       take_back(extents.mixed_summaries(), extents.summary_size(), to_queries);
   Span<A> grad_mixed_key_sums =
-      take_back(extents.mixed_summaries(), feature_dim, mixes_key_sums<V>&& to_queries);
+      take_back(extents.mixed_summaries(), feature_dim, mixes_sums, to_queries);
   Span<A> grad_summaries = take_back(extents.key_summaries(), extents.summary_size(), to_keys);
-  Span<A> grad_key_sums = take_back(extents.key_summaries(), feature_dim, normalizes<V>&& to_keys);
-  Span<A> grad_scores = take_back(extents.key_summaries(), score_size, masks_own_block<V>);
+  Span<A> grad_key_sums = take_back(extents.key_summaries(), feature_dim, divides, to_keys);
+  Span<A> grad_scores = take_back(extents.key_summaries(), score_size, own);
   Span<A> grad_row = take_back(map_rows, extents.key_dim);
   Span<A> grad_mixing = take_back(parts, extents.mixing_size(), to_queries);
   // The diagonal's, if it is separate.
-  Span<A> grad_own_mixing =
-      take_back(parts, extents.mix_rows, masks_own_block<V> && !factors_mixing<V> && to_keys);
+  Span<A> grad_own_mixing = take_back(parts, extents.mix_rows, own, !factors_mixing<V>, to_keys);
   Span<A> grad_between_summaries = take_back(between, extents.summary_size());
-  Span<A> grad_between_key_sums = take_back(between, feature_dim, mixes_key_sums<V>);
+  Span<A> grad_between_key_sums = take_back(between, feature_dim, mixes_sums);
 
   /// Places the summaries of items [first, ...) in a state, if it has memory: those of the whole
   /// batch, followed by its key sums.
