@@ -50,10 +50,12 @@ struct StageRows {
     const Index tokens = of.table.block_tokens;
     BlockRows<A> row = of_part(rows, of.group_size, 2 * tokens);
     row.size = tokens;
-    for (const Span<A>& numbers : {pass.plan.denominators, pass.plan.grad_denominators}) {
-      f(row, block_rows(numbers, of.table.blocks, of.group_size, tokens));
-      row.data += tokens;
-    }
+    const auto in_plan = [&](const Span<A>& numbers) {
+      return block_rows(numbers, of.table.blocks, of.group_size, tokens);
+    };
+    f(row, in_plan(pass.plan.denominators));
+    row.data += tokens;
+    f(row, in_plan(pass.plan.grad_denominators));
   }
   void copy_denominators(const BlockRows<A>& from, const BlockRows<A>& to) const {
     copy(device, e.units(), e.queries.table.blocks, e.queries.group_size, from, to);
