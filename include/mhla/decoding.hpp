@@ -272,7 +272,7 @@ class Decoder : RequireStreaming<V> {
         mix_shape_.mix_heads, checked_mul(mix_shape_.mix_query_blocks, mix_shape_.mix_key_blocks)));
     const Grid positions{{1, 1, capacity_}, {1, 1, extents_.block_tokens}};
     rotation_ = cpu::rotation_table<A>(arena, attention_.rotation, 1, extents_.feature_dim,
-                                       positions, positions, SerialExecutor{});
+                                       positions.box(), SerialExecutor{});
   }
   // Lays everything out in one piece of memory: first the state, then what is derived or scratch.
   // What is repeated is measured once. If y is always empty there is no state.

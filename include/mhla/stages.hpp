@@ -20,10 +20,12 @@
 /// query blocks, `mix_gradient` dS_b of key blocks from all of those, `summarize_gradient` dk and
 /// dv. (arXiv 2601.07832, equations 3 to 5, and their adjoints.)
 ///
-/// Tensors have the tokens of the given blocks alone, in raster order; positions of a rotation are
-/// those of the whole sequence. What passes from stage to stage is matrices whose row b is all that
-/// block b leaves, for the whole batch, so that some blocks are some rows: an all-gather appends
-/// them, a reduce-scatter adds them up and shares them out.
+/// Tensors, and masks of a padded batch (`padded`), have the tokens of the given blocks alone, in
+/// raster order; positions of a rotation are those of the whole sequence, with which neither a
+/// stage's time nor its memory grows, but for sums and rows of mix that it is given. What passes
+/// from stage to stage is matrices whose row b is all that block b leaves, for the whole batch, so
+/// that some blocks are some rows: an all-gather appends them, a reduce-scatter adds them up and
+/// shares them out.
 ///
 /// forward_into and backward_into are these stages, called in turn: however blocks are shared out,
 /// y, dq and dmix have their bits, and so have dk and dv, unless feature_dim is no multiple of 16
@@ -32,7 +34,10 @@
 /// sums of several calls differ in rounding. Precision::fast is taken as exact.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
@@ -40,9 +45,12 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
+#include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/cpu/stage_units.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
@@ -69,6 +77,7 @@ class Stages : public StageBlocks<V, T> {
   using L = cpu::LoweredOf<V>;
   using Blocks::attention_;
   using Blocks::keeps_denominators;
+  using Blocks::masked;
   using Blocks::part;
   using Blocks::problem_;
   using Blocks::sums_size;
@@ -76,6 +85,27 @@ class Stages : public StageBlocks<V, T> {
 
  public:
   using Blocks::Blocks;
+
+  /// The stages of a padded batch on blocks whose tokens `masks` has. As in a whole pass, of which
+  /// they have the bits, tokens that a mask takes away leave nothing and have y and gradients 0.
+  /// Under Causal and BlockCausal, queries and keys have one mask.
+  auto padded(const StageMasks& masks) const requires(!is_batch_layout<V>) {
+    return Stages<Padded<V>, T>(Padded<V>(attention_, masks.tokens), problem_,
+                                {masks.query_blocks, masks.key_blocks});
+  }
+  /// Raises used[item], at first 0, to the blocks of the sequence up to the last of `queries` with
+  /// a token that `mask` [batch, tokens of the blocks] keeps: over all blocks, what StageMasks
+  /// takes.
+  /// \throws ShapeError if blocks, mask or `used` [batch] do not fit.
+  void count_used_queries(const BlockRange& queries, const TensorView<const std::uint8_t, 2>& mask,
+                          Span<Index> used) const {
+    count_used({"mask", "used", problem_.query_grid}, queries, mask, used);
+  }
+  /// The same of key blocks.
+  void count_used_keys(const BlockRange& keys, const TensorView<const std::uint8_t, 2>& mask,
+                       Span<Index> used) const {
+    count_used({"mask", "used", problem_.key_grid}, keys, mask, used);
+  }
 
   /// Bytes of workspace of a stage on these blocks: those it is named for, and for mix_gradient
   /// query blocks and key blocks. Exact.
@@ -131,6 +161,7 @@ class Stages : public StageBlocks<V, T> {
                        read_out_unit(operands, unit_at(plan, at, memory, cpu::read_only(summaries)),
                                      y, loop);
                      });
+      if constexpr (masked) cpu::clear_masked(attention_.masks.query, y);
     });
   }
 
@@ -145,10 +176,6 @@ class Stages : public StageBlocks<V, T> {
     this->require_read_out_gradient(queries, x, summaries, dy, gradients, left, workspace);
     const auto& dq = gradients.query;
     const auto& dmix = gradients.mix;
-    if (problem_.shape.empty() && update == Update::overwrite) {
-      cpu::clear(dq);
-      cpu::clear(dmix);
-    }
     cpu::BackwardRequest<L, T> request{dy, {dq, {}, {}, dmix}, update};
     request.gradients.key.wanted = request.gradients.value.wanted = true;  // by later stages
     run<Stage::read_out_gradient>(executor, queries, {}, workspace, [&](auto& backward) {
@@ -156,12 +183,12 @@ class Stages : public StageBlocks<V, T> {
       plan.pack_mixing(x.mix);
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, x.q, x.k, x.v, x.mix};
       cpu::run_backward_units(
-          operands, request, backward, executor,
+          request, backward, executor,
           [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
             const cpu::Unit<A> unit = cpu::stage_unit(
-                plan, at, memory,
+                plan, at, used_, memory,
                 cpu::summary_rows<L>(plan.extents, plan.problem.key_blocks, memory.summaries.data,
                                      cpu::Orientation::transposed),
                 cpu::Orientation::transposed);
@@ -177,7 +204,14 @@ class Stages : public StageBlocks<V, T> {
             if constexpr (keeps_denominators)
               cpu::leave_denominators(plan, unit, at, left.denominators);
           });
+      cpu::write_mixing_gradient(operands, request, backward, executor);
+      if constexpr (masked)
+        if (update == Update::overwrite) cpu::clear_masked(attention_.masks.query, dq.view);
     });
+    if (problem_.shape.empty() && update == Update::overwrite) {
+      cpu::clear(dq);
+      cpu::clear(dmix);
+    }
   }
 
   /// dS and dz [key blocks, summary_size()] of key blocks, summed over query blocks: mix
@@ -192,8 +226,9 @@ class Stages : public StageBlocks<V, T> {
       plan.pack_mixing(mix);
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
-                       const cpu::Unit<A> unit = cpu::stage_unit(
-                           plan, at, memory, cpu::SummaryRows<A>{}, cpu::Orientation::transposed);
+                       const cpu::Unit<A> unit =
+                           cpu::stage_unit(plan, at, used_, memory, cpu::SummaryRows<A>{},
+                                           cpu::Orientation::transposed);
                        cpu::mix_stage_gradient<L>(
                            plan, unit, sums_at(summary_gradients, at, cpu::Orientation::transposed),
                            [&](Index matrix) {
@@ -224,10 +259,6 @@ class Stages : public StageBlocks<V, T> {
     cpu::BackwardRequest<L, T> request{
         {}, {{}, dk, dv, this->own_entries(keys, gradients.mix)}, update};
     if constexpr (masks_own_block<V>) request.dy = dy;
-    if (problem_.shape.empty() && update == Update::overwrite) {
-      cpu::clear(dk);
-      cpu::clear(dv);
-    }
     run<Stage::summarize_gradient>(executor, keys, keys, workspace, [&](auto& backward) {
       auto& plan = backward.plan;
       plan.pack_mixing(read.mix);
@@ -237,12 +268,12 @@ class Stages : public StageBlocks<V, T> {
       cpu::BackwardRequest<L, T> to_mix = request;
       to_mix.update = Update::accumulate;
       cpu::run_backward_units(
-          operands, to_mix, backward, executor,
+          to_mix, backward, executor,
           [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
-            const cpu::Unit<A> unit = cpu::stage_unit(plan, at, memory, cpu::SummaryRows<A>{},
-                                                      cpu::Orientation::transposed);
+            const cpu::Unit<A> unit = cpu::stage_unit(
+                plan, at, used_, memory, cpu::SummaryRows<A>{}, cpu::Orientation::transposed);
             if constexpr (keeps_denominators)
               cpu::take_up_denominators(plan, unit, at, denominators);
             cpu::summarize_stage_gradient(
@@ -250,10 +281,27 @@ class Stages : public StageBlocks<V, T> {
                 sums_at(cpu::read_only(summary_gradients), at, cpu::Orientation::transposed),
                 grad_mixing, loop);
           });
+      cpu::write_mixing_gradient(operands, to_mix, backward, executor);
+      if constexpr (masked) {
+        if (update == Update::accumulate) return;
+        cpu::clear_masked(attention_.masks.key, dk.view);
+        cpu::clear_masked(attention_.masks.key, dv.view);
+      }
     });
+    if (problem_.shape.empty() && update == Update::overwrite) {
+      cpu::clear(dk);
+      cpu::clear(dv);
+    }
   }
 
  private:
+  template <AttentionVariant, StorageScalar>
+  friend class Stages;
+
+  // Of a padded batch.
+  Stages(const V& attention, const Problem& problem, const cpu::UsedBlocks& used)
+      : Blocks(attention, problem), used_(used) {}
+
   cpu::Extents extents() const { return cpu::Extents(problem_); }
 
   // Sums `at` in rows that have those of many units.
@@ -264,7 +312,8 @@ class Stages : public StageBlocks<V, T> {
   }
   cpu::Unit<A> unit_at(const cpu::Plan<L, A>& plan, Index at, const cpu::UnitMemory<A>& memory,
                        const TensorView<A, 2>& summaries) const {
-    return cpu::stage_unit(plan, at, memory, sums_at(summaries, at, cpu::Orientation::straight),
+    return cpu::stage_unit(plan, at, used_, memory,
+                           sums_at(summaries, at, cpu::Orientation::straight),
                            cpu::Orientation::straight);
   }
 
@@ -273,16 +322,18 @@ class Stages : public StageBlocks<V, T> {
     constexpr bool backward =
         stage == Stage::read_out_gradient || stage == Stage::summarize_gradient;
     if constexpr (backward) {
-      return cpu::BackwardPlan<L, A>(arena, attention_, problem, executor, false, stage);
+      return cpu::BackwardPlan<L, A>(arena, attention_, problem, executor, false);
     } else {
-      return cpu::Plan<L, A>(arena, attention_, problem, executor, units(), false, false, stage);
+      return cpu::Plan<L, A>(arena, attention_, problem, executor, units(), false, false);
     }
   }
   template <Stage stage, class E>
   Index bytes(const E& executor, const BlockRange& queries, const BlockRange& keys) const {
     this->require_stage_blocks(stage, queries, keys);
+    const Problem problem = part(stage, queries, keys);
+    require_masks(problem);
     Arena arena;
-    if (!problem_.shape.empty()) lay_out<stage>(arena, executor, part(stage, queries, keys));
+    if (!problem_.shape.empty()) lay_out<stage>(arena, executor, problem);
     return arena.used();
   }
   // Calls body(plan) if there is anything to do.
@@ -296,6 +347,56 @@ class Stages : public StageBlocks<V, T> {
     auto plan = lay_out<stage>(arena, executor, part(stage, queries, keys));
     body(plan);
   }
+
+  // A side of a padded batch: what its mask and its counts are called, and its grid.
+  struct Side {
+    const char* mask;
+    const char* used;
+    const Grid& grid;
+  };
+  // Calls visit(item, n) where blocks [0, n) of an item are those up to the last of `blocks` with a
+  // token that `mask` keeps; 0: there is none.
+  template <class X, class Visit>
+  void for_each_used(const Side& side, const BlockRange& blocks,
+                     const TensorView<const std::uint8_t, 2>& mask, Span<X> used,
+                     const Visit& visit) const {
+    const Index batch = problem_.shape.batch;
+    TokenMasks::require_fit(mask, side.mask, batch, side.grid.num_tokens(blocks));
+    require_extent(side.used, "batch", used.size, batch, "it counts the blocks of every item");
+    for (Index item = 0; item < batch; ++item) {
+      const Index last = cpu::block_table::Builder(1, nullptr).add(side.grid, blocks, mask, item);
+      visit(item, last == 0 ? 0 : blocks.first + last);
+    }
+  }
+  void count_used(const Side& side, const BlockRange& blocks,
+                  const TensorView<const std::uint8_t, 2>& mask, Span<Index> used) const {
+    this->require_blocks("blocks", blocks, side.grid.num_blocks());
+    for_each_used(side, blocks, mask, used,
+                  [&](Index item, Index n) { used[item] = std::max(used[item], n); });
+  }
+  // Throws unless the masks fit the blocks of which a stage has tokens.
+  void require_masks([[maybe_unused]] const Problem& part) const {
+    if constexpr (masked) {
+      const auto require = [&](const Side& side, const BlockRange& blocks,
+                               const TensorView<const std::uint8_t, 2>& mask,
+                               Span<const Index> used) {
+        const auto& of = blocks.count > 0 ? mask : TensorView<const std::uint8_t, 2>{};
+        for_each_used(side, blocks, of, used, [&](Index item, Index n) {
+          if (used[item] < n || used[item] > side.grid.num_blocks())
+            throw ShapeError("mhla: ", side.used, "[", item, "] is ", used[item],
+                             " but must be at least ", n, ", by the mask of blocks [", blocks.first,
+                             ", ", blocks.end(), "), and at most ", side.grid.num_blocks());
+        });
+      };
+      const TokenMasks& masks = attention_.masks;
+      if (masks_own_block<V> && part.queries.count > 0) masks.require_one();
+      require({"masks.query", "masks.query_blocks", part.query_grid}, part.queries, masks.query,
+              used_.queries);
+      require({"masks.key", "masks.key_blocks", part.key_grid}, part.keys, masks.key, used_.keys);
+    }
+  }
+
+  cpu::UsedBlocks used_;
 };
 
 /// \}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The stages of every backend refuse the same variants.
 // EXPECT: mhla: the blocks of Stages are those of every batch item: give them the attention
-// that was packed or padded
+// that was packed
 #include <cstdint>
 #include <mhla/cuda/stages.hpp>
 #include <mhla/policy/batch_layout.hpp>

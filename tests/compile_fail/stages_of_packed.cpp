@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Packed sequences have blocks of their own, which no range of a stage names.
 // EXPECT: mhla: the blocks of Stages are those of every batch item: give them the attention
-// that was packed or padded
+// that was packed
 #include <mhla/attention.hpp>
 #include <mhla/packed.hpp>
 #include <mhla/stages.hpp>

@@ -16,6 +16,7 @@ using mhla::Arena;
 using mhla::AxialRotary;
 using mhla::ExecutorRef;
 using mhla::Grid;
+using mhla::GridBox;
 using mhla::HalfSplitRotary;
 using mhla::Index;
 using mhla::NoRotation;
@@ -34,12 +35,16 @@ struct OwnedTable {
 
   template <class Rotation>
   OwnedTable(const Rotation& rotation, int rank, Index feature_dim, const Grid& queries,
-             const Grid& keys, const ExecutorRef& executor) {
+             const Grid& keys, const ExecutorRef& executor)
+      : OwnedTable(rotation, rank, feature_dim, hull(queries.box(), keys.box()), executor) {}
+  template <class Rotation>
+  OwnedTable(const Rotation& rotation, int rank, Index feature_dim, const GridBox& box,
+             const ExecutorRef& executor) {
     Arena measure;
-    rotation_table<A>(measure, rotation, rank, feature_dim, queries, keys, executor);
+    rotation_table<A>(measure, rotation, rank, feature_dim, box, executor);
     workspace = Workspace(measure.used());
     Arena arena(workspace);
-    table = rotation_table<A>(arena, rotation, rank, feature_dim, queries, keys, executor);
+    table = rotation_table<A>(arena, rotation, rank, feature_dim, box, executor);
     CHECK(arena.used() == measure.used());
   }
 };
@@ -215,6 +220,32 @@ TEMPLATE_TEST_CASE("rotation table: circling angles are those of every position"
   }
 }
 
+// In float, positions share the angles of a stretch, which a box may cut.
+TEMPLATE_TEST_CASE("rotation table: a position has the same bits in any box", "[cpu]", float,
+                   double) {
+  using A = TestType;
+  const auto check = [](const auto& rotation, int rank, const GridBox& box) {
+    constexpr Index dim = 48;
+    const GridBox all{{0, 0, 0}, {40, 50, 200}};
+    const OwnedTable<A> whole(rotation, rank, dim, all, SerialExecutor{});
+    const OwnedTable<A> part(rotation, rank, dim, box, SerialExecutor{});
+    CHECK(part.workspace.size() < whole.workspace.size() / 3);
+    const auto x = mhla::testing::random_tensor<A>(mhla::testing::Normal{}, 1, dim);
+    for (Index i = box.begin[0]; i < box.end[0]; ++i)
+      for (Index j = box.begin[1]; j < box.end[1]; ++j)
+        for (Index l = box.begin[2]; l < box.end[2]; ++l) {
+          auto some = x;
+          auto same = x;
+          part.table.turn(panel(some.view().data, 1, dim), {i, j, l}, Turn::forward);
+          whole.table.turn(panel(same.view().data, 1, dim), {i, j, l}, Turn::forward);
+          if (some.elements() != same.elements()) FAIL("at " << i << " " << j << " " << l);
+        }
+  };
+  check(HalfSplitRotary{}, 1, {{0, 0, 61}, {1, 1, 101}});
+  check(HalfSplitRotary{}, 1, {{0, 0, 199}, {1, 1, 200}});
+  check(AxialRotary{}, 3, {{5, 10, 61}, {7, 13, 66}});
+}
+
 TEST_CASE("rotation table: fewer pairs than axes leave an axis without", "[cpu]") {
   const Grid grid{{3, 4, 5}, {1, 2, 2}};
   const OwnedTable<double> owned(AxialRotary{.theta = 100}, 3, 4, grid, grid, SerialExecutor{});
@@ -226,7 +257,7 @@ TEST_CASE("rotation table: no rotation takes no memory", "[cpu]") {
   const Grid grid{{1, 1, 40}, {1, 1, 4}};
   Arena measure;
   const auto table =
-      rotation_table<float>(measure, NoRotation{}, 1, 7, grid, grid, SerialExecutor{});
+      rotation_table<float>(measure, NoRotation{}, 1, 7, grid.box(), SerialExecutor{});
   CHECK_FALSE(table.rotates());
   CHECK(measure.used() == 0);
 }

@@ -8,7 +8,7 @@
 
 #include "tests/cuda/call_memory.hpp"
 #include "tests/stages/case.hpp"
-#include "tests/stages/in_turn.hpp"
+#include "tests/stages/whole.hpp"
 #include "tests/support/error_message.hpp"
 
 namespace {
@@ -32,19 +32,18 @@ using mhla::ShapeError;
 using mhla::Stage;
 using mhla::TensorView;
 using mhla::Update;
-using stages::Case;
-using stages::every_stage;
-using stages::InTurn;
+using staged::Case;
+using staged::every_stage;
+using staged::Whole;
 
 template <class Causality>
 void check_parts_of_batch() {
   using V = Attention<Relu, Blocks1D, Causality, MixedKeySum, HalfSplitRotary>;
   for (const Index mix_heads : {1, 4, 12}) {
     CAPTURE(mix_heads);
-    const InTurn<float, V> in_turn(V{.blocks = {.block = 3}}, {3, 4, 2, 17, 17, 6, 5, mix_heads},
-                                   1);
+    Whole<float, V> whole(V{.blocks = {.block = 3}}, {3, 4, 2, 17, 17, 6, 5, mix_heads}, 1);
     const auto run = [&] {
-      return in_turn.run({{0, 2}, {2, 4}}, {{0, 5}, {5, 1}}, Update::overwrite);
+      return whole.run({{0, 2}, {2, 4}}, {{0, 5}, {5, 1}}, Update::overwrite);
     };
     const long before = machine::context().launches;
     auto at_once = run();

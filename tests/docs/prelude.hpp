@@ -9,6 +9,7 @@
 #include <mhla/diagnostics/attention_matrix.hpp>
 #include <mhla/diagnostics/entropy.hpp>
 #include <mhla/diagnostics/rank.hpp>
+#include <mhla/distributed/propose_split.hpp>
 #include <mhla/eigen/fork_join_device.hpp>
 #include <mhla/fork_join.hpp>
 #include <mhla/mhla.hpp>

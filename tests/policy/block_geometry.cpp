@@ -2,6 +2,7 @@
 // Block maps against the rearrangement they stand for, spelled out as nested loops:
 // "(fb p1 hb p2 wb p3) -> (fb hb wb) (p1 p2 p3)", the last block of an axis cut off where the grid
 // ends.
+#include <algorithm>
 #include <mhla/policy/block_geometry.hpp>
 #include <string>
 #include <type_traits>
@@ -125,6 +126,46 @@ TEST_CASE("block_geometry: numbers at a few known places", "[policy]") {
   CHECK(sequence.num_blocks() == 3);
   CHECK(sequence.block_extent(2, 2) == 2);
   CHECK(sequence.ragged());
+}
+
+TEST_CASE("block_geometry: the box of some blocks is the smallest that holds their tokens",
+          "[policy]") {
+  for (const Grid& grid : {Grid{{1, 1, 11}, {1, 1, 4}}, Grid{{1, 5, 7}, {1, 2, 3}},
+                           Grid{{5, 4, 7}, {2, 3, 3}}, Grid{{0, 3, 2}, {1, 3, 4}}}) {
+    for (Index first = 0; first <= grid.num_blocks(); ++first)
+      for (Index end = first; end <= grid.num_blocks(); ++end) {
+        const mhla::GridBox box = grid.box({first, end - first});
+        for (int axis = 0; axis < 3; ++axis) {
+          Index least = grid.extent[axis];
+          Index most = -1;
+          for (Index t = 0; t < grid.num_tokens(); ++t) {
+            if (grid.block_of(t) < first || grid.block_of(t) >= end) continue;
+            least = std::min(least, grid.coordinate(t, axis));
+            most = std::max(most, grid.coordinate(t, axis));
+          }
+          CAPTURE(first, end, axis);
+          if (most < 0) {
+            CHECK(box.extent(axis) == 0);
+          } else {
+            CHECK(box.begin[axis] == least);
+            CHECK(box.end[axis] == most + 1);
+          }
+        }
+      }
+    const mhla::GridBox all = grid.box();
+    for (int axis = 0; axis < 3; ++axis) CHECK(all.extent(axis) == grid.extent[axis]);
+  }
+}
+
+TEST_CASE("block_geometry: a hull holds two boxes, of which one may be empty", "[policy]") {
+  const mhla::GridBox a{{0, 3, 50}, {1, 5, 60}};
+  const mhla::GridBox b{{4, 0, 70}, {6, 4, 80}};
+  const mhla::GridBox both = hull(a, b);
+  CHECK((both.begin[0] == 0 && both.begin[1] == 0 && both.begin[2] == 50));
+  CHECK((both.end[0] == 6 && both.end[1] == 5 && both.end[2] == 80));
+  for (const mhla::GridBox& same : {hull(a, {}), hull({}, a)})
+    for (int axis = 0; axis < 3; ++axis)
+      CHECK((same.begin[axis] == a.begin[axis] && same.end[axis] == a.end[axis]));
 }
 
 TEST_CASE("block_geometry: sizes beyond 2^31 tokens", "[policy]") {

@@ -19,12 +19,15 @@ namespace backend {
 template <class V, class T>
 using Stages = mhla::CudaStages<V, T>;
 inline constexpr const char* name_of_stages = "CudaStages";
+inline constexpr bool stages_count_blocks = false;
 /// What runs the next call.
 inline Device shuffled_device(std::uint64_t) { return device(); }
 #else
 template <class V, class T>
 using Stages = mhla::Stages<V, T>;
 inline constexpr const char* name_of_stages = "Stages";
+/// How far the items of a padded batch reach.
+inline constexpr bool stages_count_blocks = true;
 inline executors::ShuffledExecutor shuffled_device(std::uint64_t seed) { return {3, seed}; }
 #endif
 

@@ -7,7 +7,7 @@
 #include "tests/cpu/call.hpp"
 #include "tests/stages/backend.hpp"
 
-namespace stages {
+namespace staged {
 
 using mhla::BlockRange;
 using mhla::Index;
@@ -98,4 +98,4 @@ struct Case {
 inline constexpr auto every_stage = {&Case::summarize, &Case::read_out, &Case::read_out_gradient,
                                      &Case::mix_gradient, &Case::summarize_gradient};
 
-}  // namespace stages
+}  // namespace staged

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Stages on any split of a sequence's blocks make what the whole pass makes, bit for bit.
 #include <cmath>
-#include <cstdint>
 #include <type_traits>
 
-#include "tests/cpu/call.hpp"
-#include "tests/stages/in_turn.hpp"
+#include "tests/stages/whole.hpp"
 
 namespace {
 
-using call::bitwise_equal;
 using mhla::Attention;
 using mhla::AxialRotary;
 using mhla::BFloat16;
@@ -33,29 +30,10 @@ using mhla::Softmax;
 using mhla::Stage;
 using mhla::TensorView;
 using mhla::Unnormalized;
-using mhla::Update;
-using stages::InTurn;
-using stages::random_parts;
-using stages::unwritten;
-
-template <class T, class V>
-void check(const V& attention, const Shape& shape) {
-  for (const std::uint64_t seed : {1u, 2u, 3u}) {
-    const InTurn<T, V> in_turn(attention, shape, seed);
-    const Index query_blocks = in_turn.stages.query_blocks().count;
-    const Index key_blocks = in_turn.stages.key_blocks().count;
-    const Update update = seed == 2 ? Update::accumulate : Update::overwrite;
-    INFO("split " << seed);
-    auto [y, gradients] = in_turn.run(
-        random_parts(query_blocks, static_cast<Index>(2 * seed), 10 * seed),
-        random_parts(key_blocks, static_cast<Index>(2 * seed - 1), 10 * seed + 1), update);
-    auto whole_y = call::forward(attention, in_turn.x);
-    CHECK(bitwise_equal(y.view(), whole_y.view()));
-    call::Gradients<T> whole(in_turn.x);
-    call::backward_to(whole.views(), update, attention, in_turn.x);
-    call::check_same_bits(gradients, whole);
-  }
-}
+using staged::check;
+using staged::random_parts;
+using staged::unwritten;
+using staged::Whole;
 
 template <class Causality, class Normalizer>
 void check_sequences() {
@@ -150,7 +128,7 @@ TEST_CASE("a grid counts the tokens of some of its blocks") {
 TEST_CASE("gradients of summaries add up") {
   const auto check_sum = [](const auto& attention) {
     using V = std::remove_cvref_t<decltype(attention)>;
-    const InTurn<float, V> whole(attention, {1, 2, 1, 90, 90, 16, 8}, 4);
+    Whole<float, V> whole(attention, {1, 2, 1, 90, 90, 16, 8}, 4);
     const auto& stages = whole.stages;
     const BlockRange all = stages.query_blocks();
     const auto mixtures = mhla::testing::random_tensor<float>(mhla::testing::Normal{}, 5, all.count,
@@ -161,7 +139,7 @@ TEST_CASE("gradients of summaries add up") {
       auto sums = unwritten<float>(keys.count, stages.summary_size());
       stages.mix_gradient(whole.executor(), queries, keys, columns_of(rows_of(mix, queries), keys),
                           rows_of(left, queries), sums.view(),
-                          whole.workspace(Stage::mix_gradient, queries, keys));
+                          whole.workspace(whole.on({}, {}), Stage::mix_gradient, queries, keys));
       return sums;
     };
     const auto expected = made(all, all);

@@ -10,12 +10,13 @@
 namespace {
 
 using mhla::BlockRange;
+using mhla::Index;
 using mhla::ShapeError;
 using mhla::Stage;
 using mhla::TensorView;
 using mhla::WorkspaceError;
-using stages::Case;
-using stages::every_stage;
+using staged::Case;
+using staged::every_stage;
 
 // What a stage says of a case that was spoilt.
 template <class Error, class Spoil>

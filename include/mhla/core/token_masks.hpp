@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
@@ -32,16 +33,25 @@ struct TokenMasks {
     require_fit(query, "masks.query", shape.batch, shape.query_tokens);
     require_fit(key, "masks.key", shape.batch, shape.key_tokens);
   }
-
- private:
-  static bool takes(const TensorView<const std::uint8_t, 2>& mask, Index batch, Index token) {
-    return mask.data == nullptr || mask(batch, token) != 0;
+  /// \throws ShapeError unless queries and keys have one mask.
+  void require_one() const {
+    if (query.data != key.data || query.stride[0] != key.stride[0] ||
+        query.stride[1] != key.stride[1])
+      throw ShapeError(
+          "mhla: masks: Causal and BlockCausal attend to their own tokens: queries and keys need "
+          "one mask");
   }
+  /// \throws ShapeError unless a mask fits `batch` items of `tokens` tokens.
   static void require_fit(const TensorView<const std::uint8_t, 2>& mask, const char* argument,
                           Index batch, Index tokens) {
     if (mask.data == nullptr) return;
     require_extent(argument, "batch", mask.extent[0], batch, "a mask is [batch, tokens]");
     require_extent(argument, "tokens", mask.extent[1], tokens, "a mask is [batch, tokens]");
+  }
+
+ private:
+  static bool takes(const TensorView<const std::uint8_t, 2>& mask, Index batch, Index token) {
+    return mask.data == nullptr || mask(batch, token) != 0;
   }
 };
 

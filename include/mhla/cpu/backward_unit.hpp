@@ -213,10 +213,7 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
   const Index most = matrix_gradient_cols(unit.keys.blocks);
-  // A stage has some of the rows.
-  const Problem& problem = plan.problem;
-  const Index others = problem.query_grid.num_blocks() - problem.query_blocks;
-  const MatrixRows rows{problem.queries.first, unit.queries.blocks + others};
+  const MatrixRows rows{plan.problem.queries.first, unit.queries.blocks + unit.other_queries};
   loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) {
     const Index first = task * most;
     const Index count = std::min(most, unit.keys.blocks - first);

@@ -83,8 +83,9 @@ struct MaskRow {
 };
 
 // Calls run(run) for the longest runs of tokens of a block that `takes` lets through, in order.
-template <class Takes, class Visitor>
-void for_each_run(const Grid& grid, Index block, Index first_token, const Takes& takes,
+// place(token) is where a tensor has it.
+template <class Place, class Takes, class Visitor>
+void for_each_run(const Grid& grid, Index block, const Place& place, const Takes& takes,
                   Visitor&& run) {
   Index begin[3];
   Index end[3];
@@ -94,14 +95,14 @@ void for_each_run(const Grid& grid, Index block, Index first_token, const Takes&
   }
   for (Index i = begin[0]; i < end[0]; ++i)
     for (Index j = begin[1]; j < end[1]; ++j) {
-      const Index row = first_token + (i * grid.extent[1] + j) * grid.extent[2];
+      const Index first = place((i * grid.extent[1] + j) * grid.extent[2] + begin[2]);
       if constexpr (std::is_same_v<Takes, EveryToken>) {
-        run(TokenRun{row + begin[2], end[2] - begin[2], {i, j, begin[2]}});
+        run(TokenRun{first, end[2] - begin[2], {i, j, begin[2]}});
       } else {
         Index from = begin[2];
         for (Index l = begin[2]; l <= end[2]; ++l) {
-          if (l < end[2] && takes(row + l)) continue;
-          if (l > from) run(TokenRun{row + from, l - from, {i, j, from}});
+          if (l < end[2] && takes(first + l - begin[2])) continue;
+          if (l > from) run(TokenRun{first + from - begin[2], l - from, {i, j, from}});
           from = l + 1;
         }
       }
@@ -125,9 +126,14 @@ class Builder {
     const Index before = blocks;
     Index used = 0;
     const bool part = range.count < grid.num_blocks();
+    const auto place = [&](Index token) {
+      return first_token +
+             (part ? grid.tokens_before(range.end(), token) - grid.tokens_before(range.first, token)
+                   : token);
+    };
     for (Index b = range.first; b < range.end(); ++b) {
       Index tokens = 0;
-      for_each_run(grid, b, first_token, takes, [&](const TokenRun& run) { tokens += run.count; });
+      for_each_run(grid, b, place, takes, [&](const TokenRun& run) { tokens += run.count; });
       const Index tiles_of_block = ceil_div(tokens, max_tokens_);
       if (table_ != nullptr) table_->blocks[blocks] = {tiles, tiles_of_block};
       ++blocks;
@@ -136,10 +142,7 @@ class Builder {
       Index tile = 0;
       Index tile_end = 0;  // counts tokens from the start of the block, as does position
       Index position = 0;
-      for_each_run(grid, b, first_token, takes, [&](TokenRun run) {
-        if (part)
-          run.first = first_token + grid.tokens_before(range.end(), run.first - first_token) -
-                      grid.tokens_before(range.first, run.first - first_token);
+      for_each_run(grid, b, place, takes, [&](TokenRun run) {
         while (run.count > 0) {  // a run continues in the next tile
           if (position == tile_end) {
             tile_end = even_split(tokens, tiles_of_block, ++tile);
@@ -164,6 +167,12 @@ class Builder {
       });
     }
     return used;
+  }
+  // The same of an item's tokens that a mask, if there is one, does not take away.
+  Index add(const Grid& grid, const BlockRange& range,
+            const TensorView<const std::uint8_t, 2>& mask, Index item) {
+    if (mask.data == nullptr) return add(grid, range, 0, EveryToken{});
+    return add(grid, range, 0, MaskRow{mask.data + item * mask.stride[0], mask.stride[1]});
   }
   void add_sequence(Index batch, Index first_block, Index count) {
     if (table_ != nullptr) table_->sequences[sequences] = {batch, first_block, count};
@@ -252,22 +261,17 @@ BlockTables block_tables(Arena& arena, const Packed<A, Offset>& packed, const Pr
 template <class A>
 BlockTables block_tables(Arena& arena, const Padded<A>& padded, const Problem& problem,
                          Index max_tokens) {
-  const auto table = [&](const Grid& grid, const TensorView<const std::uint8_t, 2>& mask) {
+  const auto table = [&](const Grid& grid, const BlockRange& range,
+                         const TensorView<const std::uint8_t, 2>& mask) {
     return block_table::build(arena, max_tokens, [&](block_table::Builder& builder) {
       for (Index item = 0; item < problem.shape.batch; ++item) {
         const Index first = builder.blocks;
-        const Index blocks =
-            mask.data == nullptr
-                ? builder.add(grid, 0, block_table::EveryToken{})
-                : builder.add(
-                      grid, 0,
-                      block_table::MaskRow{mask.data + item * mask.stride[0], mask.stride[1]});
-        builder.add_sequence(item, first, blocks);
+        builder.add_sequence(item, first, builder.add(grid, range, mask, item));
       }
     });
   };
-  const BlockTable queries = table(problem.query_grid, padded.masks.query);
-  return {queries, table(problem.key_grid, padded.masks.key)};
+  const BlockTable queries = table(problem.query_grid, problem.queries, padded.masks.query);
+  return {queries, table(problem.key_grid, problem.keys, padded.masks.key)};
 }
 
 }  // namespace cpu

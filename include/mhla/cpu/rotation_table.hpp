@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A rotation lowered to run-time tables: the cosine and sine of every position on every axis.
+// A rotation lowered to run-time tables: the cosine and sine of every position that a call's tokens
+// have, on every axis.
 // Angles are computed in double: in float they would be off by 1e-3 at position 31,499.
 #pragma once
 
@@ -27,6 +28,7 @@ struct RotationTable {
   struct Axis {
     Index first = 0;  // column, or pair where partners are apart
     Index count = 0;  // columns, or pairs
+    Index begin = 0;  // first position
     Span<A> cosine;   // [positions, count]
     Span<A> sine;     // [positions, count]
   };
@@ -44,7 +46,7 @@ struct RotationTable {
         for (int a = 0; a < 3; ++a) {
           const Axis& of = axis[a];
           if (of.count == 0) continue;
-          const Index position = coordinate[a] + (a == 2 ? r : 0);
+          const Index position = coordinate[a] - of.begin + (a == 2 ? r : 0);
           const A* cosine = of.cosine.data + position * of.count;
           const A* sine = of.sine.data + position * of.count;
           A* const row = rows.row(r);
@@ -65,9 +67,9 @@ struct RotationTable {
   }
 };
 
-/// Cosines and sines of position * frequency for some frequencies, for consecutive positions. In
-/// float, the angles of a stretch of positions are its first angle plus those of the first stretch,
-/// so that most take a complex product instead of two function calls; errors of a double do not
+/// Cosines and sines of position * frequency for some frequencies. In float, the angles of a
+/// stretch of positions are its first angle plus those of the first stretch, so that of consecutive
+/// positions most take a complex product instead of two function calls; errors of a double do not
 /// show.
 template <class A>
 class CirclingAngles {
@@ -83,8 +85,10 @@ class CirclingAngles {
   /// cosine [count], sine [count]
   void at(Index position, A* cosine, A* sine) {
     const Index i = position % stretch;
-    if (i == 0)
-      for (Index c = 0; c < count_; ++c) set(begin_, c, position);
+    if (position - i != first_) {
+      first_ = position - i;
+      for (Index c = 0; c < count_; ++c) set(begin_, c, first_);
+    }
     const Points& offset = offset_[i];
     for (Index c = 0; c < count_; ++c) {
       cosine[c] =
@@ -110,16 +114,16 @@ class CirclingAngles {
 
   Index count_ = 0;
   double frequency_[std::size_t{most}];
-  Points begin_;
+  Index first_ = -1;  // position of the stretch
+  Points begin_;      // its angles
   Points offset_[std::size_t{stretch}];
 };
 
-/// Takes the tables for every position of both grids from the arena, and fills them, pairs
-/// distributed over slots, unless the arena only measures.
+/// Takes the tables for every position in `box` from the arena, and fills them, pairs distributed
+/// over slots, unless the arena only measures. A position has the same bits in any box.
 template <class A, class Rotation>
 RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank, Index feature_dim,
-                                const Grid& query_grid, const Grid& key_grid,
-                                const ExecutorRef& executor) {
+                                const GridBox& box, const ExecutorRef& executor) {
   RotationTable<A> table;
   if constexpr (!std::is_same_v<Rotation, NoRotation>) {
     table.layout = rotation.pairs(feature_dim);
@@ -130,12 +134,12 @@ RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank
     Index pairs_before = 0;
     for (int a = 3 - rank; a < 3; ++a) {
       auto& axis = table.axis[a];
-      const Index positions =
-          query_grid.extent[a] > key_grid.extent[a] ? query_grid.extent[a] : key_grid.extent[a];
+      const Index positions = box.extent(a);
       const Index first_pair = pairs_before;
       const Index pairs = rotation.axis_pairs(a - 3 + rank, rank, feature_dim / 2);
       pairs_before += pairs;
       const Index width = neighbours ? 2 : 1;
+      axis.begin = box.begin[a];
       axis.first = width * first_pair / unit * unit;
       axis.count = pairs == 0 ? 0 : ceil_div(width * pairs_before, unit) * unit - axis.first;
       axis.cosine = arena.take<A>(checked_mul(positions, axis.count));
@@ -155,7 +159,7 @@ RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank
         A cosine[std::size_t{line}];
         A sine[std::size_t{line}];
         for (Index position = 0; position < positions; ++position) {
-          angles.at(position, cosine, sine);
+          angles.at(axis.begin + position, cosine, sine);
           for (Index i = 0; i * width < end - first; ++i) {
             const Index at = position * axis.count + first + i * width;
             axis.cosine[at] = cosine[i];

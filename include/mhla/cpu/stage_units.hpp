@@ -2,8 +2,11 @@
 // Units of a stage (mhla/stages.hpp): some blocks of one, whose sums are rows of the caller's.
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
 #include <mhla/cpu/block_summary.hpp>
@@ -12,6 +15,7 @@
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/unit.hpp>
+#include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -37,27 +41,46 @@ SummaryRows<A> sums_in_rows(const Extents& e, const TensorView<A, 2>& rows, Inde
   return sums;
 }
 
+/// Rows that `from` lacks are 0.
 template <class A>
 void copy_sums(const SummaryRows<A>& from, const SummaryRows<A>& to) {
   for (Index b = 0; b < from.summaries.rows; ++b) {
     copy_row(to.summaries.row(b), from.summaries.row(b), from.summaries.cols);
     copy_row(to.key_sums.row(b), from.key_sums.row(b), from.key_sums.cols);
   }
+  for (Index b = from.summaries.rows; b < to.summaries.rows; ++b)
+    clear(to.summary(b), to.key_sum(b));
 }
+
+/// Of every item of a padded batch, the blocks of the whole sequence up to the last with a token
+/// that takes part: a whole pass drops the others. Empty: all of them.
+struct UsedBlocks {
+  Span<const Index> queries;
+  Span<const Index> keys;
+};
 
 /// Unit `at` of a stage: kv head at % kv_heads of an item.
 template <class L, class A>
-Unit<A> stage_unit(const Plan<L, A>& plan, Index at, const UnitMemory<A>& memory,
-                   const SummaryRows<A>& summaries, Orientation orientation) {
+Unit<A> stage_unit(const Plan<L, A>& plan, Index at, const UsedBlocks& used,
+                   const UnitMemory<A>& memory, const SummaryRows<A>& summaries,
+                   Orientation orientation) {
   const Problem& problem = plan.problem;
   const Index item = at / problem.shape.kv_heads;
-  return {{item, 0, problem.query_blocks},
-          {item, 0, problem.key_blocks},
+  const auto used_of = [&](Span<const Index> blocks, const Grid& grid) {
+    return blocks.size > 0 ? blocks[item] : grid.num_blocks();
+  };
+  const Index all = used_of(used.queries, problem.query_grid);
+  const Index queries = std::clamp(all - problem.queries.first, Index{0}, problem.query_blocks);
+  const bool reads = problem.stage == Stage::read_out || problem.stage == Stage::read_out_gradient;
+  return {{item, plan.tables.queries.sequences[item].first_block, queries},
+          {item, plan.tables.keys.sequences[item].first_block,
+           reads ? used_of(used.keys, problem.key_grid) : problem.key_blocks},
           at % problem.shape.kv_heads,
           memory,
           summaries,
           orientation,
-          {}};
+          {},
+          all - queries};
 }
 
 /// dS and dz of the unit's key blocks, where from(matrix) is dS~ and dz~ of its query blocks.
@@ -96,7 +119,7 @@ void for_each_denominator(const Plan<L, A>& plan, const Unit<A>& unit, Index at,
                           const TensorView<B, 2>& rows, const Visit& visit) {
   const Extents& e = plan.extents;
   for (Index i = 0; i < unit.queries.blocks; ++i) {
-    const BlockSpan& block = plan.tables.queries.blocks[i];
+    const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
     for (Index g = 0; g < e.group_size; ++g) {
       B* const row = rows.data + i * rows.stride[0] + (at * e.group_size + g) * 2 * e.block_tokens;
       for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {

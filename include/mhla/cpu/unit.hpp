@@ -43,6 +43,7 @@ struct Unit {
   SummaryRows<A> summaries;            // S and z of every key block
   Orientation orientation;             // of all summaries
   Span<const MixingProduct> products;  // of a structured mixing
+  Index other_queries = 0;             // blocks of the sequence that a stage lacks
 };
 
 /// The rows of a unit in a tensor of queries, for its query head g, and in one of keys.

@@ -31,18 +31,19 @@ struct Sequence {
 /// A token's entry. Absent entries have token -1 and coordinates 0.
 struct alignas(16) Place {
   std::int32_t token;          // in the tensors' token axis
-  std::int32_t coordinate[3];  // in its sequence's grid
+  std::int32_t coordinate[3];  // in its sequence's grid, from the table's origin on
 };
 inline constexpr Place absent{-1, {0, 0, 0}};
 
 /// The blocks of a batch item; all items have the same.
 struct BlockTable {
-  Grid grid;               // of the longest sequence
-  BlockRange range;        // of its blocks: all, or a stage's, whose tokens alone tensors have
-  Index blocks = 0;        // of all sequences
-  Index block_tokens = 0;  // of the longest block
-  Span<Place> places;      // [blocks, block tokens]
-  Span<Index> mix_rows;    // [blocks]: a block's row, or column, of the mixing matrix
+  Grid grid;                    // of the longest sequence
+  BlockRange range;             // of its blocks: all, or a stage's, whose tokens alone tensors have
+  Index origin[3] = {0, 0, 0};  // of coordinates, in the grid
+  Index blocks = 0;             // of all sequences
+  Index block_tokens = 0;       // of the longest block
+  Span<Place> places;           // [blocks, block tokens]
+  Span<Index> mix_rows;         // [blocks]: a block's row, or column, of the mixing matrix
   /// Tokens that take part, [batch, tokens]; without data, all.
   TensorView<const std::uint8_t, 2> mask;
 

@@ -74,6 +74,8 @@ struct Extents {
     if (problem.query_grid != problem.key_grid || (problem.keys != problem.queries && !own_keys))
       keys.table = block_table(arena, attention, problem.key_grid, problem.keys, key_mask);
     keys.table.mask = key_mask;
+    for (int a = 0; a < 3; ++a)
+      queries.table.origin[a] = keys.table.origin[a] = problem.box().begin[a];
     if constexpr (factors_mixing<V>) {
       coefficients = attention.mixing.num_coefficients(layout);
       for_each_sequence(attention, queries.table.grid, [&](const Sequence& sequence) {
@@ -133,11 +135,6 @@ inline WorkspaceView take_cublas_workspace(Arena& arena) {
   return {room.data + (past == 0 ? 0 : alignment - past), cublas_workspace_bytes};
 }
 
-/// The positions of a rotation on one side: mix_gradient alone turns no tokens.
-inline Grid turned_grid(const Problem& problem, const Grid& grid) {
-  return problem.stage == Stage::mix_gradient ? Grid{{0, 0, 0}} : grid;
-}
-
 /// The tables that every path's kernels read besides the tensors; `A` is the accumulator. Plans
 /// take their memory array by array, where these are declared.
 template <class V, class A, bool is_fused>
@@ -158,8 +155,7 @@ struct TablePlan {
         arena(memory),
         extents(arena, attention, problem, items),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
-                                   problem.feature_dim, turned_grid(problem, problem.query_grid),
-                                   turned_grid(problem, problem.key_grid),
+                                   problem.feature_dim, problem.box(),
                                    is_fused ? strip_width(problem.feature_dim) : 0)),
         mixing(take(extents.mixings(), extents.mixing_size())) {}
 

@@ -124,6 +124,8 @@ void StageKernels<V, T>::read_out(const ForwardCall<V, T>& call, const Rows& sum
     pass.sum_denominators();
     pass.read_out_blocks(cut(call.y));
   });
+  if constexpr (requires { call.attention.masks; })
+    clear_masked(call.device, call.attention.masks.query, call.y);
 }
 
 template <class V, class T>
@@ -163,6 +165,9 @@ void StageKernels<V, T>::read_out_gradient(const BackwardCall<V, T>& call, const
             rows.copy_denominators(numbers, row);
           });
       });
+  if constexpr (requires { call.attention.masks; })
+    if (call.update == Update::overwrite && gradients.query.wanted)
+      clear_masked(call.device, call.attention.masks.query, gradients.query.view);
 }
 
 template <class V, class T>
@@ -215,6 +220,12 @@ void StageKernels<V, T>::summarize_gradient(const BackwardCall<V, T>& call,
         rows.copy_sums(1, rows.sums(summary_gradients, 1), pass.summary_gradients());
         pass.summarize_blocks_gradient(to, update);
       });
+  if constexpr (requires { call.attention.masks; }) {
+    if (update == Update::accumulate) return;
+    const auto& mask = call.attention.masks.key;
+    if (gradients.key.wanted) clear_masked(call.device, mask, gradients.key.view);
+    if (gradients.value.wanted) clear_masked(call.device, mask, gradients.value.view);
+  }
 }
 
 }  // namespace cuda

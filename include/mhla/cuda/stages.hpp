@@ -11,15 +11,18 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/choose_path.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/plan.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/stage_blocks.hpp>
+#include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -75,10 +78,16 @@ class CudaStages : public StageBlocks<V, T> {
   using A = Accumulator<T>;
   using Kernels = cuda::StageKernels<V, T>;
   using Blocks::attention_;
+  using Blocks::masked;
   using Blocks::problem_;
 
  public:
   using Blocks::Blocks;
+
+  /// As Stages::padded, with masks in device memory; how far items reach is not asked for.
+  auto padded(const StageMasks& masks) const {
+    return CudaStages<Padded<V>, T>(Padded<V>(attention_, masks.tokens), problem_);
+  }
 
   /// Bytes of device memory that a stage on these blocks takes as workspace: as
   /// Stages::workspace_size.
@@ -95,7 +104,8 @@ class CudaStages : public StageBlocks<V, T> {
                  WorkspaceView workspace) const {
     this->require_summarize(keys, k, v, summaries, workspace);
     const Problem part = checked_part(Stage::summarize, device, keys, keys, workspace);
-    Kernels::summarize({device, attention_, part, {{}, k, v, {}}, {}, workspace}, summaries);
+    const V attention = with_masks(part);
+    Kernels::summarize({device, attention, part, {{}, k, v, {}}, {}, workspace}, summaries);
   }
 
   /// As Stages::read_out.
@@ -105,8 +115,8 @@ class CudaStages : public StageBlocks<V, T> {
     this->require_read_out(queries, x, summaries, y, workspace);
     require_pitch("summaries", summaries);
     const Problem part = checked_part(Stage::read_out, device, queries, {}, workspace);
-    Kernels::read_out({device, attention_, part, this->read_by_queries(x), y, workspace},
-                      summaries);
+    const V attention = with_masks(part);
+    Kernels::read_out({device, attention, part, this->read_by_queries(x), y, workspace}, summaries);
   }
 
   /// As Stages::read_out_gradient.
@@ -117,8 +127,9 @@ class CudaStages : public StageBlocks<V, T> {
     this->require_read_out_gradient(queries, x, summaries, dy, gradients, left, workspace);
     require_pitch("summaries", summaries);
     const Problem part = checked_part(Stage::read_out_gradient, device, queries, {}, workspace);
+    const V attention = with_masks(part);
     Kernels::read_out_gradient({device,
-                                attention_,
+                                attention,
                                 part,
                                 this->read_by_queries(x),
                                 dy,
@@ -136,7 +147,8 @@ class CudaStages : public StageBlocks<V, T> {
     require_pitch("mixtures", mixtures);
     require_pitch("summary_gradients", summary_gradients);
     const Problem part = checked_part(Stage::mix_gradient, device, queries, keys, workspace);
-    Kernels::mix_gradient({device, attention_, part, {{}, {}, {}, mix}, {}, workspace}, mixtures,
+    const V attention = with_masks(part);
+    Kernels::mix_gradient({device, attention, part, {{}, {}, {}, mix}, {}, workspace}, mixtures,
                           summary_gradients);
   }
 
@@ -150,10 +162,11 @@ class CudaStages : public StageBlocks<V, T> {
     this->require_summarize_gradient(keys, x, summary_gradients, dy, denominators, gradients,
                                      workspace);
     const Problem part = checked_part(Stage::summarize_gradient, device, keys, keys, workspace);
+    const V attention = with_masks(part);
     // Only the diagonal of dmix comes from here; what it is added to stays.
     Kernels::summarize_gradient(
         {device,
-         attention_,
+         attention,
          part,
          this->read_by_keys(keys, x),
          dy,
@@ -164,15 +177,40 @@ class CudaStages : public StageBlocks<V, T> {
   }
 
  private:
+  template <AttentionVariant, StorageScalar>
+  friend class CudaStages;
+
+  // Of a padded batch.
+  CudaStages(const V& attention, const Problem& problem) : Blocks(attention, problem) {}
+
+  // With masks of those sides alone of which a stage has tokens; throws unless they fit.
+  V with_masks([[maybe_unused]] const Problem& part) const {
+    V attention = attention_;
+    if constexpr (masked) {
+      TokenMasks& masks = attention.masks;
+      const bool own_keys = masks_own_block<V> && part.queries.count > 0;
+      if (own_keys) masks.require_one();
+      if (part.queries.count == 0) masks.query = {};
+      if (part.keys.count == 0 && !own_keys) masks.key = {};
+      const Index batch = part.shape.batch;
+      TokenMasks::require_fit(masks.query, "masks.query", batch,
+                              part.query_grid.num_tokens(part.queries));
+      TokenMasks::require_fit(
+          masks.key, "masks.key", batch,
+          own_keys ? masks.query.extent[1] : part.key_grid.num_tokens(part.keys));
+    }
+    return attention;
+  }
   Problem part_of(Stage stage, const BlockRange& queries, const BlockRange& keys) const {
     this->require_stage_blocks(stage, queries, keys);
     return this->part(stage, queries, keys);
   }
   Index bytes(const Problem& part) const {
+    const V attention = with_masks(part);
     if (problem_.shape.empty()) return 0;
     const bool backward =
         part.stage == Stage::read_out_gradient || part.stage == Stage::summarize_gradient;
-    const cuda::Call<V, T> call{attention_, part,
+    const cuda::Call<V, T> call{attention, part,
                                 backward ? cuda::Direction::backward : cuda::Direction::forward};
     return cuda::CublasPath::workspace(call).workspace_bytes;
   }

@@ -25,6 +25,7 @@ struct FillBlocks {
   std::int32_t extent[3];  // of its grid
   std::int32_t block[3];
   std::int32_t layout[2];  // blocks along the last two axes
+  std::int32_t origin[3];  // of coordinates
   std::int32_t block_tokens;
   std::int32_t first_token;
   std::int32_t first_block;  // of those that tensors have
@@ -48,6 +49,7 @@ struct FillBlocks {
     for (int a = 0; a < 3; ++a) {
       extent[a] = static_cast<std::int32_t>(grid.extent[a]);
       block[a] = static_cast<std::int32_t>(std::min(grid.block[a], grid.extent[a]));
+      origin[a] = static_cast<std::int32_t>(table.origin[a]);
     }
     for (int a = 0; a < 2; ++a) layout[a] = static_cast<std::int32_t>(grid.layout(a + 1));
   }
@@ -81,7 +83,8 @@ struct FillBlocks {
     if (end_block > 0)
       token = static_cast<std::int32_t>(tokens_before(end_block, token) -
                                         tokens_before(first_block, token));
-    machine::store_to(places + i, present ? Place{token, {z, y, x}} : absent);
+    machine::store_to(
+        places + i, present ? Place{token, {z - origin[0], y - origin[1], x - origin[2]}} : absent);
   }
 };
 
@@ -103,17 +106,19 @@ struct FillAngles {
       machine::store_to(table.halves.data + i, table.row_of(i / strips, i % strips));
     const Index pair = table.pair_of(i % table.pairs);
     if (pair < first || pair >= first + max_pairs) return;
-    const Index coordinate = coordinate_of(table.axis_of(pair), i / table.pairs);
+    const int axis = table.axis_of(pair);
+    const Index coordinate = coordinate_of(axis, i / table.pairs);
     Angle<A> angle{A(0), A(0)};
     if (coordinate >= 0) {
-      const double radians = static_cast<double>(coordinate) * frequency[pair - first];
+      const auto position = static_cast<double>(table.axis[axis].begin + coordinate);
+      const double radians = position * frequency[pair - first];
       angle = {static_cast<A>(cos(radians)), static_cast<A>(sin(radians))};
     }
     machine::store_to(table.angles.data + i, angle);
   }
 
  private:
-  /// A row's coordinate on an axis; -1 if it has none there.
+  /// A row's coordinate on an axis, from the first position on; -1 if it has none there.
   MHLA_DEVICE Index coordinate_of(int axis, Index row) const {
     for (int a = 0; a <= axis; ++a)
       for (int b = axis; b < 3; ++b) {

@@ -7,6 +7,7 @@
 /// section 4.1; released code: "b (fb p1 hb p2 wb p3) c -> ...".)
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
@@ -28,6 +29,26 @@ struct BlockRange {
   MHLA_HOST_DEVICE constexpr Index end() const { return first + count; }
   /// Whether they are the same.
   friend constexpr bool operator==(const BlockRange&, const BlockRange&) = default;
+};
+
+/// A box of coordinates: [begin, end) on each axis.
+struct GridBox {
+  Index begin[3] = {0, 0, 0};  ///< first coordinate on each axis
+  Index end[3] = {0, 0, 0};    ///< the coordinate behind the last
+
+  /// Coordinates on an axis.
+  constexpr Index extent(int axis) const { return end[axis] - begin[axis]; }
+  /// The smallest box that holds two others.
+  friend constexpr GridBox hull(const GridBox& a, const GridBox& b) {
+    GridBox both;
+    for (int axis = 0; axis < 3; ++axis) {
+      const GridBox& some = a.extent(axis) > 0 ? a : b;  // an empty box may begin anywhere
+      const GridBox& other = b.extent(axis) > 0 ? b : a;
+      both.begin[axis] = std::min(some.begin[axis], other.begin[axis]);
+      both.end[axis] = std::max(a.end[axis], b.end[axis]);
+    }
+    return both;
+  }
 };
 
 /// A grid of tokens on three axes, the last one contiguous, and the extent of a block along each.
@@ -108,6 +129,20 @@ struct Grid {
   MHLA_HOST_DEVICE constexpr Index num_tokens(const BlockRange& range) const {
     const Index all = num_tokens();
     return tokens_before(range.end(), all) - tokens_before(range.first, all);
+  }
+  /// The box of all tokens.
+  constexpr GridBox box() const { return {{0, 0, 0}, {extent[0], extent[1], extent[2]}}; }
+  /// The smallest box that holds some blocks: once they differ on an axis, all of later ones.
+  constexpr GridBox box(const BlockRange& range) const {
+    GridBox box;
+    bool apart = false;
+    for (int axis = 0; axis < 3 && range.count > 0; ++axis) {
+      const Index last = range.end() - 1;
+      box.begin[axis] = apart ? 0 : block_begin(range.first, axis);
+      box.end[axis] = apart ? extent[axis] : block_begin(last, axis) + block_extent(last, axis);
+      apart = apart || block_coordinate(range.first, axis) != block_coordinate(last, axis);
+    }
+    return box;
   }
   /// The block a token belongs to.
   MHLA_HOST_DEVICE constexpr Index block_of(Index token) const {

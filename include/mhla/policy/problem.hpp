@@ -27,8 +27,12 @@ struct Problem {
   BlockRange queries;
   BlockRange keys;
   Index sequences = 0;         ///< that share no keys: the batch, or the sequences packed into it
+  Index all_kv_heads = 0;      ///< kv heads of the whole call, of which these may be some
   Index feature_dim = 0;       ///< D, the length of phi's output
   std::optional<Stage> stage;  ///< that it is alone; none: the whole pass
+
+  /// The coordinates of the tokens that are there.
+  GridBox box() const { return hull(query_grid.box(queries), key_grid.box(keys)); }
 };
 
 /// The blocks that the mixing of a call maps from and to.
@@ -44,6 +48,7 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
   Problem problem;
   problem.shape = shape;
   problem.sequences = sequences;
+  problem.all_kv_heads = shape.kv_heads;
   problem.query_grid = query_grid;
   problem.key_grid = key_grid;
   problem.query_blocks = query_grid.num_blocks();
@@ -115,13 +120,7 @@ template <class A>
 Problem checked_problem(const Padded<A>& padded, const Shape& shape) {
   require_consistent(shape);
   padded.masks.require_fit(shape);
-  const auto& query = padded.masks.query;
-  const auto& key = padded.masks.key;
-  if (sees_past_only<A> && (query.data != key.data || query.stride[0] != key.stride[0] ||
-                            query.stride[1] != key.stride[1]))
-    throw ShapeError(
-        "mhla: masks: Causal and BlockCausal attend to their own tokens: queries and keys need one "
-        "mask");
+  if (sees_past_only<A>) padded.masks.require_one();
   return checked_problem(static_cast<const A&>(padded), shape);
 }
 

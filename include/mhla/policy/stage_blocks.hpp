@@ -12,6 +12,7 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
@@ -58,13 +59,23 @@ struct QueryRows {
   TensorView<A, 2> denominators;  ///< [query blocks, denominator_size()]: den and its gradient
 };
 
+/// What Stages::padded takes: which tokens of a stage's blocks take part, as in a call (see
+/// mhla::padded), and how far every item reaches in the whole sequence, whose blocks behind that a
+/// whole pass drops. All borrowed.
+struct StageMasks {
+  TokenMasks tokens;               ///< [batch, tokens of the blocks]; those that a stage lacks: any
+  Span<const Index> query_blocks;  ///< [batch]: from count_used_queries
+  Span<const Index> key_blocks;    ///< [batch]: from count_used_keys
+};
+
 /// \cond INTERNAL
 // Rejects, at compile time, a variant whose stages need more than blocks of their own.
 template <AttentionVariant V>
 struct RequireStages {
-  static_assert(!is_batch_layout<V>,
-                "mhla: the blocks of Stages are those of every batch item: give them the attention "
-                "that was packed or padded");
+  static_assert(
+      !requires(const V& v) { v.offsets; },
+      "mhla: the blocks of Stages are those of every batch item: give them the attention "
+      "that was packed");
   static_assert(
       !factors_mixing<V>,
       "mhla: Stages have rows of the mixing matrix: use DenseMixing, with the matrix that "
@@ -83,7 +94,11 @@ class StageBlocks : RequireStages<V> {
   /// `shape` is that of the whole sequence. What the variant borrows must outlive this.
   /// \throws ShapeError if variant and shape do not fit.
   StageBlocks(const V& attention, const Shape& shape)
-      : attention_(attention), problem_(checked_problem(attention, shape)) {}
+      : attention_(attention), problem_(checked_problem(attention, shape)) {
+    static_assert(!masked,
+                  "mhla: the masks of Stages are those of a stage's tokens: give Stages the "
+                  "attention that was padded, and masks to padded()");
+  }
 
   /// All query blocks.
   BlockRange query_blocks() const { return problem_.queries; }
@@ -116,6 +131,12 @@ class StageBlocks : RequireStages<V> {
 
  protected:
   using A = Accumulator<T>;
+
+  static constexpr bool masked = requires(const V& v) { v.masks; };
+
+  // Of a padded batch.
+  StageBlocks(const V& attention, const Problem& problem)
+      : attention_(attention), problem_(problem) {}
 
   // Whether own keys take up what read_out_gradient leaves of denominators.
   static constexpr bool keeps_denominators = masks_own_block<V> && normalizes<V>;
@@ -279,7 +300,6 @@ class StageBlocks : RequireStages<V> {
   V attention_;
   Problem problem_;
 
- private:
   static void require_blocks(const char* argument, const BlockRange& blocks, Index all) {
     if (blocks.first < 0 || blocks.count < 0 || blocks.first > all - blocks.count)
       throw ShapeError("mhla: ", argument, ": there are no blocks [", blocks.first, ", ",
