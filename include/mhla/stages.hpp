@@ -54,6 +54,7 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
+#include <mhla/policy/stage_blocks.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 
@@ -61,66 +62,6 @@ MHLA_NAMESPACE_BEGIN
 
 /// \addtogroup stages
 /// \{
-
-/// \cond INTERNAL
-// Some blocks along an axis of a view, which may be of nothing.
-template <class T, int Rank>
-TensorView<T, Rank> blocks_along(int axis, TensorView<T, Rank> view, const BlockRange& blocks) {
-  if (view.data != nullptr) view.data += blocks.first * view.stride[axis];
-  view.extent[axis] = blocks.count;
-  return view;
-}
-/// \endcond
-
-/// The rows of some blocks in a matrix with a row for every block.
-template <class T>
-TensorView<T, 2> rows_of(const TensorView<T, 2>& matrix, const BlockRange& blocks) {
-  return blocks_along(0, matrix, blocks);
-}
-/// The rows of some query blocks in mix [heads, query blocks, key blocks], or in dmix.
-template <class T>
-TensorView<T, 3> rows_of(const TensorView<T, 3>& mix, const BlockRange& queries) {
-  return blocks_along(1, mix, queries);
-}
-/// The columns of some key blocks in mix [heads, query blocks, key blocks].
-template <class T>
-TensorView<T, 3> columns_of(const TensorView<T, 3>& mix, const BlockRange& keys) {
-  return blocks_along(2, mix, keys);
-}
-
-/// What queries leave for the gradients of keys, a row for each query block.
-template <class A>
-struct QueryRows {
-  TensorView<A, 2> mixtures;      ///< [query blocks, mixture_size()]: dS~^T, dz~
-  TensorView<A, 2> denominators;  ///< [query blocks, denominator_size()]: den and its gradient
-};
-
-/// What Stages::padded takes: which tokens of a stage's blocks take part, as in a call (see
-/// mhla::padded), and how far every item reaches in the whole sequence, whose blocks behind that a
-/// whole pass drops. All borrowed.
-struct StageMasks {
-  TokenMasks tokens;               ///< [batch, tokens of the blocks]; those that a stage lacks: any
-  Span<const Index> query_blocks;  ///< [batch]: from count_used_queries
-  Span<const Index> key_blocks;    ///< [batch]: from count_used_keys
-};
-
-/// \cond INTERNAL
-// Rejects, at compile time, a variant whose stages need more than blocks of their own.
-template <AttentionVariant V>
-struct RequireStages {
-  static_assert(
-      !requires(const V& v) { v.offsets; },
-      "mhla: the blocks of Stages are those of every batch item: give them the attention "
-      "that was packed");
-  static_assert(
-      !factors_mixing<V>,
-      "mhla: Stages have rows of the mixing matrix: use DenseMixing, with the matrix that "
-      "mhla::expand makes");
-  static_assert(!mixes_products<V>,
-                "mhla: MixedProduct ties a token to the same offset of every other block, which a "
-                "stage does not have: use MixedKeySum or Unnormalized for Stages");
-};
-/// \endcond
 
 /// The stages of attention over sequences of one shape. T is the storage type of the tensors; mix,
 /// its gradient and all sums are in the accumulator type. Any number of threads may use one object;
@@ -130,19 +71,20 @@ struct RequireStages {
 /// anything, WorkspaceError if `workspace` is smaller than workspace_size says or shares memory;
 /// nothing is written then.
 template <AttentionVariant V, StorageScalar T>
-class Stages : RequireStages<V> {
+class Stages : public StageBlocks<V, T> {
+  using Blocks = StageBlocks<V, T>;
   using A = Accumulator<T>;
   using L = cpu::LoweredOf<V>;
+  using Blocks::attention_;
+  using Blocks::keeps_denominators;
+  using Blocks::masked;
+  using Blocks::part;
+  using Blocks::problem_;
+  using Blocks::sums_size;
+  using Blocks::units;
 
  public:
-  /// `shape` is that of the whole sequence. What the variant borrows must outlive this.
-  /// \throws ShapeError if variant and shape do not fit.
-  Stages(const V& attention, const Shape& shape)
-      : attention_(attention), problem_(checked_problem(attention, shape)) {
-    static_assert(!masked,
-                  "mhla: the masks of Stages are those of a stage's tokens: give Stages the "
-                  "attention that was padded, and masks to padded()");
-  }
+  using Blocks::Blocks;
 
   /// The stages of a padded batch on blocks whose tokens `masks` has. As in a whole pass, of which
   /// they have the bits, tokens that a mask takes away leave nothing and have y and gradients 0.
@@ -163,35 +105,6 @@ class Stages : RequireStages<V> {
   void count_used_keys(const BlockRange& keys, const TensorView<const std::uint8_t, 2>& mask,
                        Span<Index> used) const {
     count_used({"mask", "used", problem_.key_grid}, keys, mask, used);
-  }
-
-  /// All query blocks.
-  BlockRange query_blocks() const { return problem_.queries; }
-  /// All key blocks.
-  BlockRange key_blocks() const { return problem_.keys; }
-  /// Tokens of q, dy, y and dq for some blocks. \throws ShapeError if there are no such blocks.
-  Index query_tokens(const BlockRange& queries) const {
-    require_blocks("queries", queries, problem_.query_blocks);
-    return problem_.query_grid.num_tokens(queries);
-  }
-  /// Tokens of k, v, dk and dv for some blocks. \throws ShapeError if there are no such blocks.
-  Index key_tokens(const BlockRange& keys) const {
-    require_blocks("keys", keys, problem_.key_blocks);
-    return problem_.key_grid.num_tokens(keys);
-  }
-
-  /// Elements that a key block's sums have: for every item and kv head S [feature_dim, value_dim],
-  /// in gradients S^T, and, if the variant has a normalizer, z [feature_dim].
-  Index summary_size() const { return checked_mul(units(), sums_size()); }
-  /// Elements that a query block's dS~^T and dz~ have, for every item and kv head, and for every
-  /// query head if mix has a matrix for each.
-  Index mixture_size() const { return checked_mul(summary_size(), extents().matrices); }
-  /// Elements that den and its gradient have for the tokens of a query block, which its own keys
-  /// need under Causal with a normalizer; otherwise 0.
-  Index denominator_size() const {
-    if (!cpu::keeps_denominators<L>) return 0;
-    return checked_mul(checked_mul(problem_.shape.batch, problem_.shape.heads),
-                       checked_mul(Index{2}, extents().block_tokens));
   }
 
   /// Bytes of workspace of a stage on these blocks: those it is named for, and for mix_gradient
@@ -221,17 +134,12 @@ class Stages : RequireStages<V> {
   void summarize(const E& executor, const BlockRange& keys, const TensorView<const T, 4>& k,
                  const TensorView<const T, 4>& v, const TensorView<A, 2>& summaries,
                  WorkspaceView workspace) const {
-    require_keys(keys, k, v);
-    require_rows("summaries", summaries, keys.count, summary_size());
-    Footprint footprint;
-    footprint.writes(summaries, "summaries");
-    require_apart(footprint, attention_, OperandViews<T>{{}, k, v, {}}, workspace, {});
+    this->require_summarize(keys, k, v, summaries, workspace);
     run<Stage::summarize>(executor, keys, keys, workspace, [&](const auto& plan) {
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, {}, k, v, {}};
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
-                       summarize_unit(operands,
-                                      unit_at(plan, Stage::summarize, at, memory, summaries), loop);
+                       summarize_unit(operands, unit_at(plan, at, memory, summaries), loop);
                      });
     });
   }
@@ -244,21 +152,14 @@ class Stages : RequireStages<V> {
   void read_out(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
                 const TensorView<const A, 2>& summaries, const TensorView<T, 4>& y,
                 WorkspaceView workspace) const {
-    require_queries(queries, x, summaries);
-    require_query_tensor("y", y, queries, problem_.shape.value_dim);
-    Footprint footprint;
-    footprint.writes(y, "y");
-    footprint.reads(summaries, "summaries");
-    require_apart(footprint, attention_, used(x), workspace, {});
+    this->require_read_out(queries, x, summaries, y, workspace);
     run<Stage::read_out>(executor, queries, {}, workspace, [&](auto& plan) {
       plan.pack_mixing(x.mix);
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, x.q, x.k, x.v, x.mix};
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
-                       read_out_unit(
-                           operands,
-                           unit_at(plan, Stage::read_out, at, memory, cpu::read_only(summaries)), y,
-                           loop);
+                       read_out_unit(operands, unit_at(plan, at, memory, cpu::read_only(summaries)),
+                                     y, loop);
                      });
       if constexpr (masked) cpu::clear_masked(attention_.masks.query, y);
     });
@@ -272,28 +173,9 @@ class Stages : RequireStages<V> {
                          const TensorView<const A, 2>& summaries, const TensorView<const T, 4>& dy,
                          const GradientViews<T>& gradients, Update update, const QueryRows<A>& left,
                          WorkspaceView workspace) const {
-    require_queries(queries, x, summaries);
-    require_query_tensor("dy", dy, queries, problem_.shape.value_dim);
+    this->require_read_out_gradient(queries, x, summaries, dy, gradients, left, workspace);
     const auto& dq = gradients.query;
     const auto& dmix = gradients.mix;
-    Footprint footprint;
-    if (dq.wanted) {
-      require_query_tensor("dq", dq.view, queries, problem_.shape.key_dim);
-      footprint.writes(dq.view, "dq");
-    }
-    if (dmix.wanted) {
-      require_matrix("dmix", dmix.view, queries.count, problem_.shape.mix_key_blocks);
-      footprint.writes(dmix.view, "dmix");
-    }
-    require_rows("mixtures", left.mixtures, queries.count, mixture_size());
-    footprint.writes(left.mixtures, "mixtures");
-    if (cpu::keeps_denominators<L>) {
-      require_rows("denominators", left.denominators, queries.count, denominator_size());
-      footprint.writes(left.denominators, "denominators");
-    }
-    footprint.reads(summaries, "summaries");
-    footprint.reads(dy, "dy");
-    require_apart(footprint, attention_, used(x), workspace, {});
     cpu::BackwardRequest<L, T> request{dy, {dq, {}, {}, dmix}, update};
     request.gradients.key.wanted = request.gradients.value.wanted = true;  // by later stages
     run<Stage::read_out_gradient>(executor, queries, {}, workspace, [&](auto& backward) {
@@ -306,7 +188,7 @@ class Stages : RequireStages<V> {
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
             const cpu::Unit<A> unit = cpu::stage_unit(
-                plan, Stage::read_out_gradient, at, used_, memory,
+                plan, at, used_, memory,
                 cpu::summary_rows<L>(plan.extents, plan.problem.key_blocks, memory.summaries.data,
                                      cpu::Orientation::transposed),
                 cpu::Orientation::transposed);
@@ -319,7 +201,7 @@ class Stages : RequireStages<V> {
               cpu::copy_sums(mixed_gradients(plan, unit, matrix),
                              sums_at(left.mixtures, at * plan.extents.matrices + matrix,
                                      cpu::Orientation::transposed));
-            if constexpr (cpu::keeps_denominators<L>)
+            if constexpr (keeps_denominators)
               cpu::leave_denominators(plan, unit, at, left.denominators);
           });
       cpu::write_mixing_gradient(operands, request, backward, executor);
@@ -339,22 +221,14 @@ class Stages : RequireStages<V> {
   void mix_gradient(const E& executor, const BlockRange& queries, const BlockRange& keys,
                     const TensorView<const A, 3>& mix, const TensorView<const A, 2>& mixtures,
                     const TensorView<A, 2>& summary_gradients, WorkspaceView workspace) const {
-    require_blocks("queries", queries, problem_.query_blocks);
-    require_blocks("keys", keys, problem_.key_blocks);
-    require_matrix("mix", mix, queries.count, keys.count);
-    require_rows("mixtures", mixtures, queries.count, mixture_size());
-    require_rows("summary_gradients", summary_gradients, keys.count, summary_size());
-    Footprint footprint;
-    footprint.writes(summary_gradients, "summary_gradients");
-    footprint.reads(mixtures, "mixtures");
-    require_apart(footprint, attention_, OperandViews<T>{{}, {}, {}, mix}, workspace, {});
+    this->require_mix_gradient(queries, keys, mix, mixtures, summary_gradients, workspace);
     run<Stage::mix_gradient>(executor, queries, keys, workspace, [&](auto& plan) {
       plan.pack_mixing(mix);
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
                        const cpu::Unit<A> unit =
-                           cpu::stage_unit(plan, Stage::mix_gradient, at, used_, memory,
-                                           cpu::SummaryRows<A>{}, cpu::Orientation::transposed);
+                           cpu::stage_unit(plan, at, used_, memory, cpu::SummaryRows<A>{},
+                                           cpu::Orientation::transposed);
                        cpu::mix_stage_gradient<L>(
                            plan, unit, sums_at(summary_gradients, at, cpu::Orientation::transposed),
                            [&](Index matrix) {
@@ -377,40 +251,14 @@ class Stages : RequireStages<V> {
                           const TensorView<const A, 2>& denominators,
                           const GradientViews<T>& gradients, Update update,
                           WorkspaceView workspace) const {
-    require_keys(keys, x.k, x.v);
-    require_rows("summary_gradients", summary_gradients, keys.count, summary_size());
+    this->require_summarize_gradient(keys, x, summary_gradients, dy, denominators, gradients,
+                                     workspace);
     const auto& dk = gradients.key;
     const auto& dv = gradients.value;
-    [[maybe_unused]] const auto& dmix = gradients.mix;
-    Footprint footprint;
-    if (dk.wanted) {
-      require_key_tensor("dk", dk.view, keys, problem_.shape.key_dim);
-      footprint.writes(dk.view, "dk");
-    }
-    if (dv.wanted) {
-      require_key_tensor("dv", dv.view, keys, problem_.shape.value_dim);
-      footprint.writes(dv.view, "dv");
-    }
-    OperandViews<T> read{{}, x.k, x.v, {}};
-    cpu::BackwardRequest<L, T> request{{}, {{}, dk, dv, {}}, update};
-    if constexpr (masks_own_block<L>) {
-      require_query_tensor("q", x.q, keys, problem_.shape.key_dim);
-      require_query_tensor("dy", dy, keys, problem_.shape.value_dim);
-      require_matrix("mix", x.mix, keys.count, problem_.shape.mix_key_blocks);
-      if (cpu::keeps_denominators<L>)
-        require_rows("denominators", denominators, keys.count, denominator_size());
-      read = {x.q, x.k, x.v, columns_of(x.mix, keys)};
-      request.dy = dy;
-      if (dmix.wanted) {
-        require_matrix("dmix", dmix.view, keys.count, problem_.shape.mix_key_blocks);
-        request.gradients.mix = columns_of(dmix.view, keys);
-        footprint.writes(dmix.view, "dmix");
-      }
-      footprint.reads(dy, "dy");
-      footprint.reads(denominators, "denominators");
-    }
-    footprint.reads(summary_gradients, "summary_gradients");
-    require_apart(footprint, attention_, read, workspace, {});
+    const OperandViews<T> read = this->read_by_keys(keys, x);
+    cpu::BackwardRequest<L, T> request{
+        {}, {{}, dk, dv, this->own_entries(keys, gradients.mix)}, update};
+    if constexpr (masks_own_block<V>) request.dy = dy;
     run<Stage::summarize_gradient>(executor, keys, keys, workspace, [&](auto& backward) {
       auto& plan = backward.plan;
       plan.pack_mixing(read.mix);
@@ -424,10 +272,9 @@ class Stages : RequireStages<V> {
           [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
-            const cpu::Unit<A> unit =
-                cpu::stage_unit(plan, Stage::summarize_gradient, at, used_, memory,
-                                cpu::SummaryRows<A>{}, cpu::Orientation::transposed);
-            if constexpr (cpu::keeps_denominators<L>)
+            const cpu::Unit<A> unit = cpu::stage_unit(
+                plan, at, used_, memory, cpu::SummaryRows<A>{}, cpu::Orientation::transposed);
+            if constexpr (keeps_denominators)
               cpu::take_up_denominators(plan, unit, at, denominators);
             cpu::summarize_stage_gradient(
                 operands, request, unit,
@@ -450,18 +297,12 @@ class Stages : RequireStages<V> {
  private:
   template <AttentionVariant, StorageScalar>
   friend class Stages;
-  static constexpr bool masked = requires(const V& v) { v.masks; };
 
   // Of a padded batch.
   Stages(const V& attention, const Problem& problem, const cpu::UsedBlocks& used)
-      : attention_(attention), problem_(problem), used_(used) {}
+      : Blocks(attention, problem), used_(used) {}
 
   cpu::Extents extents() const { return cpu::Extents(problem_); }
-  Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
-  Index sums_size() const {
-    const Index features = normalizes<L> ? problem_.feature_dim : 0;
-    return checked_add(extents().summary_size(), features);
-  }
 
   // Sums `at` in rows that have those of many units.
   template <class Sum>
@@ -469,53 +310,27 @@ class Stages : RequireStages<V> {
                                 cpu::Orientation orientation) const {
     return cpu::sums_in_rows<L>(extents(), rows, at * sums_size(), orientation);
   }
-  cpu::Unit<A> unit_at(const cpu::Plan<L, A>& plan, Stage stage, Index at,
-                       const cpu::UnitMemory<A>& memory, const TensorView<A, 2>& summaries) const {
-    return cpu::stage_unit(plan, stage, at, used_, memory,
+  cpu::Unit<A> unit_at(const cpu::Plan<L, A>& plan, Index at, const cpu::UnitMemory<A>& memory,
+                       const TensorView<A, 2>& summaries) const {
+    return cpu::stage_unit(plan, at, used_, memory,
                            sums_at(summaries, at, cpu::Orientation::straight),
                            cpu::Orientation::straight);
   }
 
-  // The call that a stage is: which blocks have rows and columns of mix, which have tokens.
-  template <Stage stage>
-  Problem part(const BlockRange& queries, const BlockRange& keys) const {
-    Problem problem = problem_;
-    if constexpr (stage == Stage::summarize) {
-      problem.queries = {};
-      problem.keys = keys;
-    } else if constexpr (stage == Stage::mix_gradient) {
-      problem.queries = queries;
-      problem.keys = keys;
-    } else if constexpr (stage == Stage::summarize_gradient) {
-      problem.queries = masks_own_block<L> ? keys : BlockRange{};
-      problem.keys = keys;
-    } else {
-      problem.queries = queries;
-    }
-    problem.query_blocks = problem.queries.count;
-    problem.key_blocks = problem.keys.count;
-    if constexpr (stage == Stage::mix_gradient) problem.queries.count = problem.keys.count = 0;
-    if constexpr (stage == Stage::read_out || stage == Stage::read_out_gradient) problem.keys = {};
-    return problem;
-  }
   template <Stage stage, class E>
   auto lay_out(Arena& arena, const E& executor, const Problem& problem) const {
     constexpr bool backward =
         stage == Stage::read_out_gradient || stage == Stage::summarize_gradient;
     if constexpr (backward) {
-      return cpu::BackwardPlan<L, A>(arena, attention_, problem, executor, false, stage);
+      return cpu::BackwardPlan<L, A>(arena, attention_, problem, executor, false);
     } else {
-      return cpu::Plan<L, A>(arena, attention_, problem, executor, units(), false, false, stage);
+      return cpu::Plan<L, A>(arena, attention_, problem, executor, units(), false, false);
     }
   }
   template <Stage stage, class E>
   Index bytes(const E& executor, const BlockRange& queries, const BlockRange& keys) const {
-    require_blocks("queries", queries,
-                   stage == Stage::summarize || stage == Stage::summarize_gradient
-                       ? problem_.key_blocks
-                       : problem_.query_blocks);
-    require_blocks("keys", keys, problem_.key_blocks);
-    const Problem problem = part<stage>(queries, keys);
+    this->require_stage_blocks(stage, queries, keys);
+    const Problem problem = part(stage, queries, keys);
     require_masks(problem);
     Arena arena;
     if (!problem_.shape.empty()) lay_out<stage>(arena, executor, problem);
@@ -529,14 +344,8 @@ class Stages : RequireStages<V> {
                       "Stages::workspace_size says how many a stage takes");
     if (problem_.shape.empty()) return;
     Arena arena(workspace);
-    auto plan = lay_out<stage>(arena, executor, part<stage>(queries, keys));
+    auto plan = lay_out<stage>(arena, executor, part(stage, queries, keys));
     body(plan);
-  }
-
-  // x without what read_out does not use.
-  static OperandViews<T> used(const OperandViews<T>& x) {
-    if constexpr (masks_own_block<L>) return x;
-    return {x.q, {}, {}, x.mix};
   }
 
   // A side of a padded batch: what its mask and its counts are called, and its grid.
@@ -561,7 +370,7 @@ class Stages : RequireStages<V> {
   }
   void count_used(const Side& side, const BlockRange& blocks,
                   const TensorView<const std::uint8_t, 2>& mask, Span<Index> used) const {
-    require_blocks("blocks", blocks, side.grid.num_blocks());
+    this->require_blocks("blocks", blocks, side.grid.num_blocks());
     for_each_used(side, blocks, mask, used,
                   [&](Index item, Index n) { used[item] = std::max(used[item], n); });
   }
@@ -587,71 +396,6 @@ class Stages : RequireStages<V> {
     }
   }
 
-  static void require_blocks(const char* argument, const BlockRange& blocks, Index all) {
-    if (blocks.first < 0 || blocks.count < 0 || blocks.first > all - blocks.count)
-      throw ShapeError("mhla: ", argument, ": there are no blocks [", blocks.first, ", ",
-                       blocks.first, " + ", blocks.count, "): the sequence has ", all);
-  }
-  template <class Tensor>
-  void require_tokens(const char* argument, const Tensor& tensor, Index heads, Index tokens,
-                      Index dim) const {
-    require_extents(tensor, argument, problem_.shape.batch, heads, tokens, dim,
-                    "a stage's tensors have the tokens of its blocks");
-    require_aligned(tensor, argument);
-  }
-  template <class X>
-  void require_query_tensor(const char* argument, const TensorView<X, 4>& tensor,
-                            const BlockRange& queries, Index dim) const {
-    require_tokens(argument, tensor, problem_.shape.heads, query_tokens(queries), dim);
-  }
-  template <class X>
-  void require_key_tensor(const char* argument, const TensorView<X, 4>& tensor,
-                          const BlockRange& keys, Index dim) const {
-    require_tokens(argument, tensor, problem_.shape.kv_heads, key_tokens(keys), dim);
-  }
-  void require_keys(const BlockRange& keys, const TensorView<const T, 4>& k,
-                    const TensorView<const T, 4>& v) const {
-    require_key_tensor("k", k, keys, problem_.shape.key_dim);
-    require_key_tensor("v", v, keys, problem_.shape.value_dim);
-  }
-  template <class X>
-  void require_matrix(const char* argument, const TensorView<X, 3>& matrix, Index rows,
-                      Index columns) const {
-    constexpr const char* rule = "a stage's mix has the rows and columns of its blocks";
-    require_extent(argument, "heads", matrix.extent[0], problem_.shape.mix_heads, rule);
-    require_extent(argument, "query blocks", matrix.extent[1], rows, rule);
-    require_extent(argument, "key blocks", matrix.extent[2], columns, rule);
-    require_aligned(matrix, argument);
-  }
-  template <class X>
-  void require_rows(const char* argument, const TensorView<X, 2>& rows, Index blocks,
-                    Index size) const {
-    require_extent(argument, "blocks", rows.extent[0], blocks, "it has a row for each block");
-    require_row(argument, rows, size);
-  }
-  template <class X>
-  void require_row(const char* argument, const TensorView<X, 2>& rows, Index size) const {
-    require_extent(argument, "elements", rows.extent[1], size, "a row has what a block leaves");
-    if (rows.size() > 0 && size > 1)
-      require_extent(argument, "elements' stride", rows.stride[1], 1, "a row is contiguous");
-    require_aligned(rows, argument);
-  }
-  void require_queries(const BlockRange& queries, const OperandViews<T>& x,
-                       const TensorView<const A, 2>& summaries) const {
-    require_query_tensor("q", x.q, queries, problem_.shape.key_dim);
-    require_matrix("mix", x.mix, queries.count, problem_.shape.mix_key_blocks);
-    if (masks_own_block<L>) require_keys(queries, x.k, x.v);
-    const Index all = problem_.key_blocks;
-    const Index seen =
-        !sees_past_only<L> ? all : std::max(Index{0}, queries.end() - lag_of(sight_of<L>));
-    if (summaries.extent[0] < seen || summaries.extent[0] > all)
-      throw ShapeError("mhla: summaries: axis blocks is ", summaries.extent[0], " but must be ",
-                       seen, " or more, which the queries see, and at most ", all);
-    require_row("summaries", summaries, summary_size());
-  }
-
-  V attention_;
-  Problem problem_;
   cpu::UsedBlocks used_;
 };
 

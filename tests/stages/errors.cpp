@@ -1,108 +1,22 @@
 // SPDX-License-Identifier: MIT
 // Stages that cannot run: each throws the error that names the argument, and has written nothing.
 #include <cstddef>
-#include <functional>
-#include <mhla/stages.hpp>
 #include <string>
-#include <vector>
+#include <utility>
 
-#include "tests/cpu/call.hpp"
+#include "tests/stages/case.hpp"
 #include "tests/support/error_message.hpp"
 
 namespace {
 
-using mhla::Attention;
 using mhla::BlockRange;
-using mhla::Blocks1D;
-using mhla::Causal;
 using mhla::Index;
-using mhla::Relu;
 using mhla::ShapeError;
-using mhla::skip;
 using mhla::Stage;
 using mhla::TensorView;
-using mhla::Update;
 using mhla::WorkspaceError;
-
-// Blocks [1, 3) of 4, the last of which is ragged, with all that their stages take.
-struct Case {
-  using V = Attention<Relu, Blocks1D, Causal>;
-  static constexpr float untouched = -7;
-
-  V attention{.blocks = {.block = 4}};
-  call::Operands<float> x = call::operands<float>(attention, {2, 4, 2, 14, 14, 3, 5});
-  mhla::Stages<V, float> stages{attention, x.shape()};
-  mhla::SerialExecutor executor;
-  BlockRange blocks{1, 2};
-  call::Operands<float> part = call::operands<float>(attention, {2, 4, 2, 8, 8, 3, 5, 1, 2, 4});
-  call::HostTensor<float, 4> y = filled(part.dy);
-  call::Gradients<float> gradients{part};
-  call::HostTensor<float, 2> summary_memory{4, stages.summary_size()};
-  call::HostTensor<float, 2> gradient_memory{2, stages.summary_size()};
-  call::HostTensor<float, 2> mixture_memory{2, stages.mixture_size()};
-  call::HostTensor<float, 2> denominator_memory{2, stages.denominator_size()};
-  mhla::Workspace memory{
-      std::max({size(Stage::summarize), size(Stage::read_out), size(Stage::read_out_gradient),
-                size(Stage::mix_gradient), size(Stage::summarize_gradient)})};
-
-  mhla::OperandViews<float> operands{part.q.view(), part.k.view(), part.v.view(), part.mix.view()};
-  TensorView<const float, 4> dy = part.dy.view();
-  TensorView<float, 4> y_view = y.view();
-  TensorView<float, 2> summaries = summary_memory.view();
-  TensorView<float, 2> summary_gradients = gradient_memory.view();
-  mhla::QueryRows<float> left{mixture_memory.view(), denominator_memory.view()};
-  mhla::GradientViews<float> to;
-  mhla::WorkspaceView workspace = memory;
-
-  Case() {
-    for (auto* tensor : {&gradients.query, &gradients.key, &gradients.value})
-      *tensor = filled(*tensor);
-    to = gradients.views();
-    for (auto* rows : {&summary_memory, &gradient_memory, &mixture_memory, &denominator_memory})
-      for (Index i = 0; i < rows->view().size(); ++i) rows->view().element(i) = untouched;
-    for (Index i = 0; i < to.mix.view.size(); ++i) to.mix.view.element(i) = untouched;
-  }
-  static call::HostTensor<float, 4> filled(call::HostTensor<float, 4> tensor) {
-    for (Index i = 0; i < tensor.view().size(); ++i) tensor.view().element(i) = untouched;
-    return tensor;
-  }
-  Index size(Stage stage) const { return stages.workspace_size(stage, executor, blocks, blocks); }
-
-  void summarize() {
-    stages.summarize(executor, blocks, operands.k, operands.v, rows_of(summaries, {0, 2}),
-                     workspace);
-  }
-  void read_out() { stages.read_out(executor, blocks, operands, summaries, y_view, workspace); }
-  void read_out_gradient() {
-    stages.read_out_gradient(executor, blocks, operands, summaries, dy, to, Update::overwrite, left,
-                             workspace);
-  }
-  void mix_gradient() {
-    stages.mix_gradient(executor, blocks, blocks, columns_of(operands.mix, blocks), left.mixtures,
-                        summary_gradients, workspace);
-  }
-  void summarize_gradient() {
-    stages.summarize_gradient(executor, blocks, operands, summary_gradients, dy, left.denominators,
-                              to, Update::overwrite, workspace);
-  }
-
-  bool wrote() const {
-    bool any = false;
-    const auto look = [&](const auto& view) {
-      for (Index i = 0; i < view.size(); ++i) any = any || view.element(i) != untouched;
-    };
-    look(y.view());
-    look(gradients.query.view());
-    look(gradients.key.view());
-    look(gradients.value.view());
-    look(gradients.mix.view());
-    look(summary_memory.view());
-    look(gradient_memory.view());
-    look(mixture_memory.view());
-    look(denominator_memory.view());
-    return any;
-  }
-};
+using staged::Case;
+using staged::every_stage;
 
 // What a stage says of a case that was spoilt.
 template <class Error, class Spoil>
@@ -118,9 +32,6 @@ template <class T, int Rank>
 void shorten(TensorView<T, Rank>& view, int axis) {
   --view.extent[static_cast<std::size_t>(axis)];
 }
-
-constexpr auto every_stage = {&Case::summarize, &Case::read_out, &Case::read_out_gradient,
-                              &Case::mix_gradient, &Case::summarize_gradient};
 
 }  // namespace
 
@@ -219,91 +130,15 @@ TEST_CASE("stages refuse workspaces that are too small") {
   for (const auto& [call, stage] : stages)
     CHECK(says(
         message<WorkspaceError>(call, [of = stage](Case& c) { c.workspace.size = c.size(of) - 1; }),
-        "mhla::Stages: workspace: ", "Stages::workspace_size says how many"));
-}
-
-// The case with masks [2, 8], which every stage is given.
-struct PaddedCase : Case {
-  call::HostTensor<std::uint8_t, 2> mask{2, 8};
-  std::vector<Index> used{0, 0};
-  mhla::StageMasks masks{{mask.view(), mask.view()}, {}, {}};
-
-  PaddedCase() {
-    for (Index t = 0; t < 6; ++t) mask(1, t) = 1;  // block 1, and a half of 2
-    stages.count_used_queries(blocks, mask.view(), {used.data(), 2});
-    masks.query_blocks = masks.key_blocks = {used.data(), 2};
-  }
-  void run(Stage stage) {
-    const auto padded = stages.padded(masks);
-    if (stage == Stage::summarize)
-      padded.summarize(executor, blocks, operands.k, operands.v, rows_of(summaries, {0, 2}),
-                       workspace);
-    if (stage == Stage::read_out)
-      padded.read_out(executor, blocks, operands, summaries, y_view, workspace);
-    if (stage == Stage::read_out_gradient)
-      padded.read_out_gradient(executor, blocks, operands, summaries, dy, to, Update::overwrite,
-                               left, workspace);
-    if (stage == Stage::mix_gradient)
-      padded.mix_gradient(executor, blocks, blocks, columns_of(operands.mix, blocks), left.mixtures,
-                          summary_gradients, workspace);
-    if (stage == Stage::summarize_gradient)
-      padded.summarize_gradient(executor, blocks, operands, summary_gradients, dy,
-                                left.denominators, to, Update::overwrite, workspace);
-  }
-};
-
-template <class Spoil>
-std::string padded_message(Stage stage, const Spoil& spoil) {
-  PaddedCase c;
-  spoil(c);
-  const std::string text = error_message<ShapeError>([&] { c.run(stage); });
-  CHECK_FALSE(c.wrote());
-  return text;
-}
-
-TEST_CASE("stages of a padded batch refuse masks of other tokens") {
-  for (const Stage stage : {Stage::read_out, Stage::read_out_gradient, Stage::summarize_gradient}) {
-    PaddedCase c;
-    c.run(stage);
-    CHECK(c.wrote());
-    CHECK(says(padded_message(stage, [](PaddedCase& p) { shorten(p.masks.tokens.query, 1); }),
-               "mhla: masks.query: axis tokens is 7 but must be 8", "a mask is [batch, tokens]"));
-    CHECK(says(padded_message(stage, [](PaddedCase& p) { p.masks.tokens.key = {}; }),
-               "queries and keys need one mask"));
-  }
-  CHECK(
-      says(padded_message(Stage::summarize, [](PaddedCase& p) { shorten(p.masks.tokens.key, 0); }),
-           "mhla: masks.key: axis batch is 1 but must be 2"));
-  for (const Stage stage : {Stage::summarize, Stage::read_out, Stage::read_out_gradient,
-                            Stage::mix_gradient, Stage::summarize_gradient}) {
-    CHECK(says(padded_message(stage, [](PaddedCase& p) { p.masks.query_blocks = {}; }),
-               "mhla: masks.query_blocks: axis batch is 0 but must be 2"));
-    CHECK(says(padded_message(stage, [](PaddedCase& p) { p.used[0] = 5; }),
-               "mhla: masks.query_blocks[0] is 5 but must be at least 0", "at most 4"));
-    const bool tokens = stage != Stage::mix_gradient;
-    CHECK(says(padded_message(stage, [&](PaddedCase& p) { p.used[1] = tokens ? 2 : -1; }),
-               "blocks[1] is ",
-               tokens ? "must be at least 3, by the mask of blocks [1, 3)" : "must be at least 0"));
-  }
-}
-
-TEST_CASE("counting the blocks that a mask keeps needs its tokens") {
-  PaddedCase c;
-  const auto counting = [&](const BlockRange& blocks, Index items) {
-    return error_message<ShapeError>([&] {
-      c.stages.count_used_keys(blocks, c.mask.view(), {c.used.data(), items});
-    });
-  };
-  CHECK(says(counting({1, 1}, 2), "mhla: mask: axis tokens is 8 but must be 4"));
-  CHECK(says(counting({1, 2}, 1), "mhla: used: axis batch is 1 but must be 2"));
-  CHECK(says(counting({3, 2}, 2), "mhla: blocks: there are no blocks [3, 3 + 2)"));
-  CHECK(c.used == std::vector<Index>{0, 3});
+        std::string("mhla::") + backend::name_of_stages + ": workspace: ",
+        "Stages::workspace_size says how many"));
 }
 
 TEST_CASE("stages need a shape that fits the variant") {
   Case c;
   mhla::Shape shape = c.x.shape();
   shape.mix_key_blocks = 3;
-  CHECK(says(error_message<ShapeError>([&] { mhla::Stages<Case::V, float>(c.attention, shape); }),
-             "mhla: mix: axis key blocks is 3"));
+  CHECK(
+      says(error_message<ShapeError>([&] { backend::Stages<Case::V, float>(c.attention, shape); }),
+           "mhla: mix: axis key blocks is 3"));
 }

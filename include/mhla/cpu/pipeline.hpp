@@ -13,7 +13,6 @@
 #include <mhla/core/overlap.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/stage.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/backward_unit.hpp>
 #include <mhla/cpu/forward_unit.hpp>
@@ -23,7 +22,6 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
-#include <optional>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -75,9 +73,9 @@ struct BackwardPlan {
 
   template <class V>
   BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
-               const ExecutorRef& executor, bool in_pairs, std::optional<Stage> stage = {})
+               const ExecutorRef& executor, bool in_pairs)
       : partials(partial_sums(attention, problem)),
-        plan(arena, attention, problem, executor, partials.count(), true, in_pairs, stage),
+        plan(arena, attention, problem, executor, partials.count(), true, in_pairs),
         grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
 
   template <class V>

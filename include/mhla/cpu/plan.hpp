@@ -21,7 +21,6 @@
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
-#include <optional>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -88,7 +87,7 @@ struct Plan {
   /// `concurrent` is the number of tasks that could run at once without sharing a unit.
   template <class V>
   Plan(Arena& arena, const V& attention, const Problem& checked, const ExecutorRef& executor,
-       Index concurrent, bool backward, bool in_pairs, std::optional<Stage> stage = {})
+       Index concurrent, bool backward, bool in_pairs)
       : problem(checked),
         extents(checked, max_tokens_of_tile<L>),
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>)),
@@ -118,7 +117,7 @@ struct Plan {
                       rotation.rotates(),
                       backward,
                       pairs,
-                      !stage || stage == Stage::read_out_gradient,
+                      !problem.stage || problem.stage == Stage::read_out_gradient,
                       structure.num_rows(),
                       factors_mixing<L> ? structure.num_products() : 0};
     const Index num_slots = executor.slots();
@@ -128,7 +127,8 @@ struct Plan {
     if (backward && !factors_mixing<L>)
       group_rows = std::max(
           group_rows, row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
-    if (stage == Stage::mix_gradient || stage == Stage::summarize_gradient) group_rows = 0;
+    if (problem.stage == Stage::mix_gradient || problem.stage == Stage::summarize_gradient)
+      group_rows = 0;
     slots = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
       const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs);
