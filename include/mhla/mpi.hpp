@@ -28,6 +28,18 @@ MHLA_NAMESPACE_BEGIN
 /// MPI_Init and MPI_Finalize; calls come from one thread at a time (MPI_THREAD_FUNNELED is enough
 /// for the main thread, MPI_THREAD_SERIALIZED for others).
 ///
+/// \code
+/// #include <mhla/distributed.hpp>
+/// #include <mhla/mpi.hpp>
+///
+/// MPI_Init(&argc, &argv);
+/// {
+///   const mhla::MpiCommunicator ranks(MPI_COMM_WORLD);
+///   ...
+/// }
+/// MPI_Finalize();
+/// \endcode
+///
 /// Every message goes straight from its rank to the one that reads it (MPI_Isend, MPI_Irecv), so
 /// that a rank which waits in vain knows for whom: when nothing has arrived for `timeout`, it
 /// throws CommunicationError. MPI may still hold on to memory of the call then: it has to stay

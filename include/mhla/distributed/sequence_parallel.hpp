@@ -309,13 +309,6 @@ class SequenceParallel {
 };
 
 /// SequenceParallel of tensors of T.
-/// \code
-/// const mhla::MpiCommunicator ranks(MPI_COMM_WORLD);
-/// const auto layer = mhla::sequence_parallel<float>(attention, shape, ranks,
-///                                                   mhla::equal_shares(blocks, ranks.size()));
-/// const mhla::Workspace workspace(layer.forward_workspace_size(executor));
-/// layer.forward(executor, {q, k, v, mix}, y, workspace);  // of this rank's tokens
-/// \endcode
 template <StorageScalar T, AttentionVariant V, Communicator C>
 SequenceParallel<V, T, C> sequence_parallel(const V& attention, const Shape& whole,
                                             const C& communicator, Shares queries, Shares keys = {},
