@@ -78,7 +78,7 @@ class Stages : public StageBlocks<V, T> {
   using Blocks::attention_;
   using Blocks::keeps_denominators;
   using Blocks::masked;
-  using Blocks::part;
+  using Blocks::part_of;
   using Blocks::problem_;
   using Blocks::sums_size;
   using Blocks::units;
@@ -300,7 +300,7 @@ class Stages : public StageBlocks<V, T> {
 
   // Of a padded batch.
   Stages(const V& attention, const Problem& problem, const cpu::UsedBlocks& used)
-      : Blocks(attention, problem), used_(used) {}
+      : Blocks(problem, attention), used_(used) {}
 
   cpu::Extents extents() const { return cpu::Extents(problem_); }
 
@@ -329,8 +329,7 @@ class Stages : public StageBlocks<V, T> {
   }
   template <Stage stage, class E>
   Index bytes(const E& executor, const BlockRange& queries, const BlockRange& keys) const {
-    this->require_stage_blocks(stage, queries, keys);
-    const Problem problem = part(stage, queries, keys);
+    const Problem problem = part_of(stage, queries, keys);
     require_masks(problem);
     Arena arena;
     if (!problem_.shape.empty()) lay_out<stage>(arena, executor, problem);
@@ -344,7 +343,7 @@ class Stages : public StageBlocks<V, T> {
                       "Stages::workspace_size says how many a stage takes");
     if (problem_.shape.empty()) return;
     Arena arena(workspace);
-    auto plan = lay_out<stage>(arena, executor, part(stage, queries, keys));
+    auto plan = lay_out<stage>(arena, executor, part_of(stage, queries, keys));
     body(plan);
   }
 

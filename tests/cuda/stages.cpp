@@ -3,8 +3,10 @@
 // paths, plans, rows and memory that cuBLAS and kernels cannot use.
 #include <mhla/cuda/pipeline.cuh>
 // After it, so that the stand-ins were found first.
+#include <cstddef>
+#include <cstdint>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "tests/cuda/call_memory.hpp"
 #include "tests/stages/case.hpp"
@@ -163,4 +165,23 @@ TEST_CASE("cuda stages: memory that CUDA does not know is refused", "[cuda]") {
   for (const auto stage : every_stage)
     refused(stage, "workspace",
             [](Case& c) { return mhla::make_view(c.workspace.data, c.workspace.size); });
+}
+
+TEST_CASE("cuda stages: masks of other tokens are refused", "[cuda]") {
+  Case c;
+  const call::HostTensor<std::uint8_t, 2> fits(2, 8);
+  const call::HostTensor<std::uint8_t, 2> shorter(2, 7);
+  const auto says_with = [&](const mhla::TokenMasks& masks, Stage stage, const auto&... parts) {
+    const std::string text = error_message<ShapeError>([&] {
+      c.stages.padded({masks, {}, {}}).workspace_size(stage, c.executor, c.blocks, c.blocks);
+    });
+    return says(text, parts...);
+  };
+  CHECK(says_with({shorter.view(), shorter.view()}, Stage::read_out,
+                  "mhla: masks.query: axis tokens", "is 7 but must be 8"));
+  CHECK(says_with({{}, shorter.view()}, Stage::summarize, "mhla: masks.key: axis tokens is 7"));
+  CHECK(says_with({fits.view(), {}}, Stage::summarize_gradient, "queries and keys need one mask"));
+  // What a stage has no tokens of is not looked at.
+  CHECK(says_with({shorter.view(), fits.view()}, Stage::summarize, "nothing was thrown"));
+  CHECK(says_with({shorter.view(), {}}, Stage::mix_gradient, "nothing was thrown"));
 }

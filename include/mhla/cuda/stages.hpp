@@ -79,6 +79,7 @@ class CudaStages : public StageBlocks<V, T> {
   using Kernels = cuda::StageKernels<V, T>;
   using Blocks::attention_;
   using Blocks::masked;
+  using Blocks::part_of;
   using Blocks::problem_;
 
  public:
@@ -86,7 +87,7 @@ class CudaStages : public StageBlocks<V, T> {
 
   /// As Stages::padded, with masks in device memory; how far items reach is not asked for.
   auto padded(const StageMasks& masks) const {
-    return CudaStages<Padded<V>, T>(Padded<V>(attention_, masks.tokens), problem_);
+    return CudaStages<Padded<V>, T>(problem_, Padded<V>(attention_, masks.tokens));
   }
 
   /// Bytes of device memory that a stage on these blocks takes as workspace: as
@@ -181,7 +182,7 @@ class CudaStages : public StageBlocks<V, T> {
   friend class CudaStages;
 
   // Of a padded batch.
-  CudaStages(const V& attention, const Problem& problem) : Blocks(attention, problem) {}
+  CudaStages(const Problem& problem, const V& attention) : Blocks(problem, attention) {}
 
   // With masks of those sides alone of which a stage has tokens; throws unless they fit.
   V with_masks([[maybe_unused]] const Problem& part) const {
@@ -200,10 +201,6 @@ class CudaStages : public StageBlocks<V, T> {
           own_keys ? masks.query.extent[1] : part.key_grid.num_tokens(part.keys));
     }
     return attention;
-  }
-  Problem part_of(Stage stage, const BlockRange& queries, const BlockRange& keys) const {
-    this->require_stage_blocks(stage, queries, keys);
-    return this->part(stage, queries, keys);
   }
   Index bytes(const Problem& part) const {
     const V attention = with_masks(part);

@@ -135,7 +135,7 @@ class StageBlocks : RequireStages<V> {
   static constexpr bool masked = requires(const V& v) { v.masks; };
 
   // Of a padded batch.
-  StageBlocks(const V& attention, const Problem& problem)
+  StageBlocks(const Problem& problem, const V& attention)
       : attention_(attention), problem_(problem) {}
 
   // Whether own keys take up what read_out_gradient leaves of denominators.
@@ -154,7 +154,10 @@ class StageBlocks : RequireStages<V> {
   }
 
   // The call that a stage is: which blocks have rows and columns of mix, which have tokens.
-  Problem part(Stage stage, const BlockRange& queries, const BlockRange& keys) const {
+  Problem part_of(Stage stage, const BlockRange& queries, const BlockRange& keys) const {
+    const bool of_keys = stage == Stage::summarize || stage == Stage::summarize_gradient;
+    require_blocks("queries", queries, of_keys ? problem_.key_blocks : problem_.query_blocks);
+    require_blocks("keys", keys, problem_.key_blocks);
     Problem problem = problem_;
     problem.stage = stage;
     if (stage == Stage::summarize) {
@@ -189,14 +192,6 @@ class StageBlocks : RequireStages<V> {
   static GradientView<A, 3> own_entries(const BlockRange& keys, const GradientView<A, 3>& dmix) {
     if (!masks_own_block<V> || !dmix.wanted) return {};
     return columns_of(dmix.view, keys);
-  }
-
-  void require_stage_blocks(Stage stage, const BlockRange& queries, const BlockRange& keys) const {
-    require_blocks("queries", queries,
-                   stage == Stage::summarize || stage == Stage::summarize_gradient
-                       ? problem_.key_blocks
-                       : problem_.query_blocks);
-    require_blocks("keys", keys, problem_.key_blocks);
   }
 
   void require_summarize(const BlockRange& keys, const TensorView<const T, 4>& k,
