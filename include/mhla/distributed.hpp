@@ -7,5 +7,7 @@
 
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/head_parallel.hpp>
+#include <mhla/distributed/propose_split.hpp>
 #include <mhla/distributed/sequence_parallel.hpp>
 #include <mhla/distributed/shares.hpp>
+#include <mhla/distributed/traffic.hpp>
