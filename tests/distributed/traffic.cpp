@@ -184,12 +184,16 @@ Counted count_by_heads(const V& attention, const Case& c) {
                        Counted::hold(bytes, rank, out + back);
                        Counted::hold(bytes, there, out + back);
                      });
-  if (c.shape.mix_heads == 1)
-    for (Index rank = 0; rank < ranks; ++rank)
-      if (dealt[std::size_t(rank)] > 0)
-        for (Index i = 0; i < c.shape.mix_query_blocks; ++i)
-          for (Index b = 0; b < c.shape.mix_key_blocks; ++b)
-            Counted::move(counted.backward, rank, 0, Index{sizeof(mhla::Accumulator<T>)});
+  if (c.shape.mix_heads != 1 || c.shape.empty()) return counted;
+  // Sums of dmix: at most 64, of one kv head each and of one item at least.
+  Index groups = 1;
+  while (groups < c.shape.batch && (groups + 1) * c.shape.kv_heads <= 64) ++groups;
+  Index elements = problem.query_blocks * problem.key_blocks;
+  if constexpr (mhla::factors_mixing<V>)
+    elements = attention.mixing.num_coefficients(mhla::mixing_layout<V>(problem));
+  for (const Index rank : rank_of_head)
+    for (Index sum = 0; sum < groups * elements; ++sum)
+      Counted::move(counted.backward, rank, 0, Index{sizeof(mhla::Accumulator<T>)});
   return counted;
 }
 
@@ -270,6 +274,14 @@ TEST_CASE("traffic: causal kinds send one way, a recurrence its states") {
                            states);
     check_case<float>(Recurrent<BlockCausal>{.blocks = {.block = 4}, .mixing = {.states = 2}},
                       states);
+  }
+}
+
+TEST_CASE("traffic: sums of dmix of parts of a large batch, without the rest of a larger matrix") {
+  for (const Index kv_heads : {3, 90}) {
+    CAPTURE(kv_heads);
+    const Case c{{23, kv_heads, kv_heads, 12, 12, 2, 2, 1, 9, 5}, blocks({2, 1}), blocks({1, 2})};
+    check_case<float>(Text<mhla::Bidirectional>{.blocks = {.block = 4}}, c);
   }
 }
 

@@ -39,6 +39,7 @@ void for_each_call(const Visit& visit) {
                 .key_blocks = {.grid = {3, 3, 10}, .block = {1, 2, 3}}},
         Shape{1, 4, 2, 120, 90, 16, 8});
   visit("fewer blocks than ranks", float{}, Sequence{.blocks = {.block = 32}}, grouped);
+  visit("no values", float{}, Sequence{.blocks = {.block = 5}}, Shape{2, 4, 2, 58, 58, 6, 0});
   visit("no heads", float{}, Sequence{.blocks = {.block = 5}}, Shape{2, 0, 0, 58, 58, 6, 7});
 }
 

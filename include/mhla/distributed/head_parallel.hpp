@@ -156,7 +156,7 @@ class HeadParallel {
         cpu::clear_masked(attention_.masks.key, request.gradients.value.view);
       }
     }
-    if (dmix.wanted && sums_over_heads()) gather_sums(backward, memory.sums);
+    if (dmix.wanted && sums_over_heads() && !whole_.empty()) gather_sums(backward, memory.sums);
     exchange_.run(executor, To::tokens, to_tokens, update, memory.buffer);
     if (!dmix.wanted) return;
 

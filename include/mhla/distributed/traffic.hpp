@@ -8,6 +8,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
+#include <mhla/cpu/pipeline.hpp>
 #include <mhla/distributed/agreement.hpp>
 #include <mhla/distributed/shares.hpp>
 #include <mhla/distributed/sums_exchange.hpp>
@@ -82,8 +83,9 @@ struct CheckedSize {
 ///                   Backward: the same unless they were kept, and as many for each of its query
 ///                   blocks to the ranks it sees, times G if mix has a matrix per query head
 ///     by heads      q, k, v of other heads out and of its heads in, y back.
-///                   Backward: q, k, v, dy, and dq, dk, dv back; sums of dmix to rank 0 if one
-///                   matrix serves all heads
+///                   Backward: q, k, v, dy, and dq, dk, dv back; to rank 0, if one matrix serves
+///                   all heads, sums of dmix: of each kv head min(B, max(1, 64 / H)), or fewer of
+///                   matrices with more than 2^18 elements
 ///
 /// [+ D] with a normalizer. Heads are shared as blocks can be: the first ranks have one more, ranks
 /// beyond H none.
@@ -138,14 +140,15 @@ class SplitTraffic {
     Traffic traffic = agreed();
     add(traffic.forward, rank, forward());
     add(traffic.backward, rank, backward());
-    if (problem_.shape.mix_heads != 1) return traffic;
-    const CheckedSize dmix =
-        CheckedSize(problem_.shape.mix_query_blocks) * problem_.shape.mix_key_blocks * sum_bytes;
-    const Index helpers = std::max(Index{0}, working_by_heads() - 1);
+    if (problem_.shape.mix_heads != 1 || problem_.shape.empty()) return traffic;
+    const auto sums = cpu::BackwardPlan<cpu::LoweredOf<V>, A>::partial_sums(attention_, problem_);
+    const auto bytes = [&](Index heads) {
+      return CheckedSize(heads) * sums.sequence_groups * sums.size * sum_bytes;
+    };
     if (rank == 0)
-      add(traffic.backward.received, dmix * helpers);
-    else if (rank <= helpers)
-      add(traffic.backward.sent, dmix);
+      add(traffic.backward.received, bytes(problem_.shape.kv_heads - kv_heads(0)));
+    else
+      add(traffic.backward.sent, bytes(kv_heads(rank)));
     return traffic;
   }
 
@@ -198,6 +201,10 @@ class SplitTraffic {
             CheckedSize(token_bytes) * problem_.shape.value_dim};
   }
 
+  Index kv_heads(Index rank) const {
+    const Index all = problem_.shape.kv_heads;
+    return even_split(all, ranks(), rank + 1) - even_split(all, ranks(), rank);
+  }
   CheckedSize batch() const { return problem_.shape.batch; }
   CheckedSize units() const { return batch() * problem_.shape.kv_heads; }
   Tokens tokens(Index rank) const {
@@ -207,10 +214,8 @@ class SplitTraffic {
   // Its tokens of other ranks' heads go there, others' tokens of its heads come.
   void add(RankTraffic& traffic, Index rank, const Widths& widths) const {
     const Shape& shape = problem_.shape;
-    const Index first = even_split(shape.kv_heads, ranks(), rank);
-    const Index heads = even_split(shape.kv_heads, ranks(), rank + 1) - first;
-    const CheckedSize its = batch() * heads;
-    const CheckedSize others = batch() * (shape.kv_heads - heads);
+    const CheckedSize its = batch() * kv_heads(rank);
+    const CheckedSize others = batch() * (shape.kv_heads - kv_heads(rank));
     const Tokens own = tokens(rank);
     const Tokens rest = {shape.query_tokens - own.queries, shape.key_tokens - own.keys};
     add(traffic.sent, others * own.out(widths) + its * rest.back(widths));
