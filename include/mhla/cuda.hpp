@@ -22,6 +22,7 @@
 #include <mhla/cuda/explain.hpp>
 #include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/pipeline.hpp>
+#include <mhla/cuda/stages.hpp>
 #include <mhla/eigen/cuda_executor.hpp>
 #include <mhla/eigen/mixing_matrix.hpp>
 #include <mhla/packed.hpp>

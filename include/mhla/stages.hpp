@@ -87,98 +87,14 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/recurrent_mixing.hpp>
+#include <mhla/policy/stage_blocks.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
 /// \addtogroup stages
 /// \{
-
-/// \cond INTERNAL
-// Some blocks along an axis of a view, which may be of nothing.
-template <class T, int Rank>
-TensorView<T, Rank> blocks_along(int axis, TensorView<T, Rank> view, const BlockRange& blocks) {
-  if (view.data != nullptr) view.data += blocks.first * view.stride[axis];
-  view.extent[axis] = blocks.count;
-  return view;
-}
-/// \endcond
-
-/// The rows of some blocks in a matrix with a row for every block.
-template <class T>
-TensorView<T, 2> rows_of(const TensorView<T, 2>& matrix, const BlockRange& blocks) {
-  return blocks_along(0, matrix, blocks);
-}
-/// The rows of some query blocks in mix [heads, query blocks, key blocks], or in dmix.
-template <class T>
-TensorView<T, 3> rows_of(const TensorView<T, 3>& mix, const BlockRange& queries) {
-  return blocks_along(1, mix, queries);
-}
-/// The columns of some key blocks in mix [heads, query blocks, key blocks].
-template <class T>
-TensorView<T, 3> columns_of(const TensorView<T, 3>& mix, const BlockRange& keys) {
-  return blocks_along(2, mix, keys);
-}
-
-/// What queries leave for the gradients of keys, a row for each query block.
-template <class A>
-struct QueryRows {
-  TensorView<A, 2> mixtures;      ///< [query blocks, mixture_size()]: dS~^T, dz~
-  TensorView<A, 2> denominators;  ///< [query blocks, denominator_size()]: den and its gradient
-};
-
-/// What Stages::padded takes: which tokens of a stage's blocks take part, as in a call (see
-/// mhla::padded), and how far every item reaches in the whole sequence, whose blocks behind that a
-/// whole pass drops. All borrowed.
-struct StageMasks {
-  TokenMasks tokens;               ///< [batch, tokens of the blocks]; those that a stage lacks: any
-  Span<const Index> query_blocks;  ///< [batch]: from count_used_queries
-  Span<const Index> key_blocks;    ///< [batch]: from count_used_keys
-};
-
-/// What blocks leave for those that see them.
-template <class A>
-struct Sums {
-  TensorView<const A, 2> summaries;  ///< [key blocks, summary_size()]
-  /// RecurrentMixing alone: [num_states(), mixture_size()], what all blocks before left; not read
-  /// before block 0
-  TensorView<const A, 2> states;
-
-  /// Of any views.
-  Sums(const TensorView<const A, 2>& of_blocks,
-       const std::type_identity_t<TensorView<const A, 2>>& before = {})
-      : summaries(of_blocks), states(before) {}  // NOLINT: summaries are sums
-  /// Of summaries that can be written.
-  Sums(const TensorView<A, 2>& of_blocks) : summaries(of_blocks) {}  // NOLINT: likewise
-};
-
-/// Gradients of a recurrence's states, [num_states(), mixture_size()] each, H^T as S^T.
-template <class A>
-struct StateGradients {
-  TensorView<const A, 2> behind;  ///< of those behind some blocks; not read behind the last block
-  TensorView<A, 2> before;        ///< of those before them; not written before block 0
-};
-
-/// \cond INTERNAL
-// Rejects, at compile time, a variant whose stages need more than blocks of their own.
-template <AttentionVariant V>
-struct RequireStages {
-  static_assert(
-      !requires(const V& v) { v.offsets; },
-      "mhla: the blocks of Stages are those of every batch item: give them the attention "
-      "that was packed");
-  static_assert(!factors_mixing<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
-                "mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: "
-                "for another "
-                "structured mixing use DenseMixing, with the matrix that mhla::expand makes");
-  static_assert(!mixes_products<V>,
-                "mhla: MixedProduct ties a token to the same offset of every other block, which a "
-                "stage does not have: use MixedKeySum or Unnormalized for Stages");
-};
-/// \endcond
 
 /// The stages of attention over sequences of one shape. T is the storage type of the tensors; mix,
 /// its gradient and all sums are in the accumulator type. Any number of threads may use one object;
@@ -188,21 +104,21 @@ struct RequireStages {
 /// anything, WorkspaceError if `workspace` is smaller than workspace_size says or shares memory;
 /// nothing is written then.
 template <AttentionVariant V, StorageScalar T>
-class Stages : RequireStages<V> {
+class Stages : public StageBlocks<V, T> {
+  using Blocks = StageBlocks<V, T>;
   using A = Accumulator<T>;
   using L = cpu::LoweredOf<V>;
-  static constexpr bool masked = requires(const V& v) { v.masks; };
-  static constexpr bool recurs = factors_mixing<V>;
+  using Blocks::attention_;
+  using Blocks::keeps_denominators;
+  using Blocks::masked;
+  using Blocks::part_of;
+  using Blocks::problem_;
+  using Blocks::recurs;
+  using Blocks::sums_size;
+  using Blocks::units;
 
  public:
-  /// `shape` is that of the whole sequence. What the variant borrows must outlive this.
-  /// \throws ShapeError if variant and shape do not fit.
-  Stages(const V& attention, const Shape& shape)
-      : attention_(attention), problem_(checked_problem(attention, shape)) {
-    static_assert(!masked,
-                  "mhla: the masks of Stages are those of a stage's tokens: give Stages the "
-                  "attention that was padded, and masks to padded()");
-  }
+  using Blocks::Blocks;
 
   /// The stages of a padded batch on blocks whose tokens `masks` has. As in a whole pass, of which
   /// they have the bits, tokens that a mask takes away leave nothing and have y and gradients 0.
@@ -223,50 +139,6 @@ class Stages : RequireStages<V> {
   void count_used_keys(const BlockRange& keys, const TensorView<const std::uint8_t, 2>& mask,
                        Span<Index> used) const {
     count_used({"mask", "used", problem_.key_grid}, keys, mask, used);
-  }
-
-  /// All query blocks.
-  BlockRange query_blocks() const { return problem_.queries; }
-  /// All key blocks.
-  BlockRange key_blocks() const { return problem_.keys; }
-  /// Tokens of q, dy, y and dq for some blocks. \throws ShapeError if there are no such blocks.
-  Index query_tokens(const BlockRange& queries) const {
-    require_blocks("queries", queries, problem_.query_blocks);
-    return problem_.query_grid.num_tokens(queries);
-  }
-  /// Tokens of k, v, dk and dv for some blocks. \throws ShapeError if there are no such blocks.
-  Index key_tokens(const BlockRange& keys) const {
-    require_blocks("keys", keys, problem_.key_blocks);
-    return problem_.key_grid.num_tokens(keys);
-  }
-
-  /// Elements that a key block's sums have: for every item and kv head S [feature_dim, value_dim],
-  /// in gradients S^T, and, if the variant has a normalizer, z [feature_dim].
-  Index summary_size() const { return checked_mul(units(), sums_size()); }
-  /// Elements that a query block's dS~^T and dz~ have, for every item and kv head, and for every
-  /// query head if mix has a matrix for each.
-  Index mixture_size() const { return checked_mul(summary_size(), extents().matrices); }
-  /// States of RecurrentMixing; otherwise 0.
-  Index num_states() const {
-    if constexpr (recurs) return attention_.mixing.states;
-    return 0;
-  }
-  /// Rows of mix that stages on some query blocks take: `rows_of(mix, mix_rows(queries))`. Of
-  /// RecurrentMixing the blocks', and the next if there is one, of which `advance` reads what
-  /// enters the states; or the single row for all.
-  /// \throws ShapeError if there are no such blocks.
-  BlockRange mix_rows(const BlockRange& queries) const {
-    require_blocks("queries", queries, problem_.query_blocks);
-    if (!recurs) return queries;
-    if (problem_.shape.mix_query_blocks == 1) return {0, 1};
-    return {queries.first, queries.count + Index{queries.end() < problem_.query_blocks}};
-  }
-  /// Elements that den and its gradient have for the tokens of a query block, which its own keys
-  /// need under Causal with a normalizer; otherwise 0.
-  Index denominator_size() const {
-    if (!cpu::keeps_denominators<L>) return 0;
-    return checked_mul(checked_mul(problem_.shape.batch, problem_.shape.heads),
-                       checked_mul(Index{2}, extents().block_tokens));
   }
 
   /// Bytes of workspace of a stage on these blocks: those it is named for, and for mix_gradient
@@ -303,17 +175,12 @@ class Stages : RequireStages<V> {
   void summarize(const E& executor, const BlockRange& keys, const TensorView<const T, 4>& k,
                  const TensorView<const T, 4>& v, const TensorView<A, 2>& summaries,
                  WorkspaceView workspace) const {
-    require_keys(keys, k, v);
-    require_rows("summaries", summaries, keys.count, summary_size());
-    Footprint footprint;
-    footprint.writes(summaries, "summaries");
-    require_apart(footprint, attention_, OperandViews<T>{{}, k, v, {}}, workspace, {});
+    this->require_summarize(keys, k, v, summaries, workspace);
     run<Stage::summarize>(executor, keys, keys, workspace, [&](const auto& plan) {
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, {}, k, v, {}};
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
-                       summarize_unit(operands,
-                                      unit_at(plan, Stage::summarize, at, memory, summaries), loop);
+                       summarize_unit(operands, unit_at(plan, at, memory, summaries), loop);
                      });
     });
   }
@@ -325,23 +192,13 @@ class Stages : RequireStages<V> {
   void advance(const E& executor, const BlockRange& blocks, const TensorView<const A, 3>& mix,
                const Sums<A>& sums, const TensorView<A, 2>& behind,
                WorkspaceView workspace) const requires recurs {
-    require_mix("mix", mix, blocks);
-    require_sums(blocks, sums);
-    require_states("behind", behind);
-    if (blocks.end() == problem_.query_blocks)
-      throw ShapeError("mhla: blocks: behind [", blocks.first, ", ", blocks.end(),
-                       ") there are no blocks that take up states");
-    Footprint footprint;
-    footprint.writes(behind, "behind");
-    footprint.reads(sums.summaries, "summaries");
-    if (blocks.first > 0) footprint.reads(sums.states, "states");
-    require_apart(footprint, attention_, OperandViews<T>{{}, {}, {}, mix}, workspace, {});
+    this->require_advance(blocks, mix, sums, behind, workspace);
     run<Stage::advance>(executor, blocks, {}, workspace, [&](auto& plan) {
       if (blocks.count == 0) return pass_on(blocks.first > 0, sums.states, behind);
       plan.pack_mixing(mix);
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
-                       const cpu::Unit<A> unit = unit_of(plan, Stage::advance, at, memory, sums);
+                       const cpu::Unit<A> unit = unit_of(plan, at, memory, sums);
                        cpu::advance_unit(plan, unit,
                                          rows_for(plan, behind, at, cpu::Orientation::straight),
                                          loop);
@@ -358,21 +215,14 @@ class Stages : RequireStages<V> {
   void read_out(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
                 const std::type_identity_t<Sums<A>>& sums, const TensorView<T, 4>& y,
                 WorkspaceView workspace) const {
-    require_queries(queries, x, sums);
-    require_query_tensor("y", y, queries, problem_.shape.value_dim);
-    Footprint footprint;
-    footprint.writes(y, "y");
-    footprint.reads(sums.summaries, "summaries");
-    footprint.reads(sums.states, "states");
-    require_apart(footprint, attention_, used(x), workspace, {});
+    this->require_read_out(queries, x, sums, y, workspace);
     run<Stage::read_out>(executor, queries, {}, workspace, [&](auto& plan) {
       if (recurs && queries.count == 0) return;
       plan.pack_mixing(x.mix);
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, x.q, x.k, x.v, x.mix};
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
-                       read_out_unit(operands, unit_of(plan, Stage::read_out, at, memory, sums), y,
-                                     loop);
+                       read_out_unit(operands, unit_of(plan, at, memory, sums), y, loop);
                      });
       if constexpr (masked) cpu::clear_masked(attention_.masks.query, y);
     });
@@ -387,29 +237,9 @@ class Stages : RequireStages<V> {
                          const std::type_identity_t<Sums<A>>& sums,
                          const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
                          Update update, const QueryRows<A>& left, WorkspaceView workspace) const {
-    require_queries(queries, x, sums);
-    require_query_tensor("dy", dy, queries, problem_.shape.value_dim);
+    this->require_read_out_gradient(queries, x, sums, dy, gradients, left, workspace);
     const auto& dq = gradients.query;
     const GradientView<A, 3> dmix = recurs ? GradientView<A, 3>(skip) : gradients.mix;
-    Footprint footprint;
-    if (dq.wanted) {
-      require_query_tensor("dq", dq.view, queries, problem_.shape.key_dim);
-      footprint.writes(dq.view, "dq");
-    }
-    if (dmix.wanted) {
-      require_mix("dmix", dmix.view, queries);
-      footprint.writes(dmix.view, "dmix");
-    }
-    require_rows("mixtures", left.mixtures, queries.count, mixture_size());
-    footprint.writes(left.mixtures, "mixtures");
-    if (cpu::keeps_denominators<L>) {
-      require_rows("denominators", left.denominators, queries.count, denominator_size());
-      footprint.writes(left.denominators, "denominators");
-    }
-    footprint.reads(sums.summaries, "summaries");
-    footprint.reads(sums.states, "states");
-    footprint.reads(dy, "dy");
-    require_apart(footprint, attention_, used(x), workspace, {});
     cpu::BackwardRequest<L, T> request{dy, {dq, {}, {}, dmix}, update};
     request.gradients.key.wanted = request.gradients.value.wanted = true;  // by later stages
     run<Stage::read_out_gradient>(executor, queries, {}, workspace, [&](auto& backward) {
@@ -422,8 +252,7 @@ class Stages : RequireStages<V> {
           [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
-            const cpu::Unit<A> unit =
-                transposed_unit_of(plan, Stage::read_out_gradient, at, memory, sums, loop);
+            const cpu::Unit<A> unit = transposed_unit_of(plan, at, memory, sums, loop);
             const auto mixtures = rows_for(plan, left.mixtures, at, cpu::Orientation::transposed);
             const auto leave = [&](Index matrix) {
               cpu::copy_sums(mixed_gradients(plan, unit, matrix).row_range(0, unit.queries.blocks),
@@ -434,7 +263,7 @@ class Stages : RequireStages<V> {
               if (request.mixing()) mix_unit_matrix_gradient(operands, unit, grad_mixing, loop);
               for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) leave(matrix);
             }
-            if constexpr (cpu::keeps_denominators<L>)
+            if constexpr (keeps_denominators)
               cpu::leave_denominators(plan, unit, at, left.denominators);
           });
       cpu::write_mixing_gradient(operands, request, backward, executor);
@@ -464,30 +293,10 @@ class Stages : RequireStages<V> {
                         const TensorView<A, 2>& summary_gradients,
                         const std::type_identity_t<GradientView<A, 3>>& dmix, Update update,
                         WorkspaceView workspace) const requires recurs {
-    require_mix("mix", mix, blocks);
-    require_sums(blocks, sums);
-    require_rows("mixtures", mixtures, blocks.count, mixture_size());
-    require_rows("summary_gradients", summary_gradients, blocks.count, summary_size());
+    this->require_advance_gradient(blocks, mix, sums, mixtures, states, summary_gradients, dmix,
+                                   workspace);
     const bool begun = blocks.first > 0;
     const bool ends = blocks.end() == problem_.query_blocks;
-    Footprint footprint;
-    footprint.writes(summary_gradients, "summary_gradients");
-    if (begun) {
-      require_states("before", states.before);
-      footprint.writes(states.before, "before");
-    }
-    if (dmix.wanted) {
-      require_mix("dmix", dmix.view, blocks);
-      footprint.writes(dmix.view, "dmix");
-    }
-    footprint.reads(sums.summaries, "summaries");
-    if (begun) footprint.reads(sums.states, "states");
-    footprint.reads(mixtures, "mixtures");
-    if (!ends) {
-      require_states("behind", states.behind);
-      footprint.reads(states.behind, "behind");
-    }
-    require_apart(footprint, attention_, OperandViews<T>{{}, {}, {}, mix}, workspace, {});
     run<Stage::advance_gradient>(executor, blocks, {}, workspace, [&](auto& backward) {
       if (blocks.count == 0) {
         if (begun) pass_on(!ends, states.behind, states.before);
@@ -497,21 +306,21 @@ class Stages : RequireStages<V> {
       plan.pack_mixing(mix);
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, {}, {}, {}, mix};
       const cpu::BackwardRequest<L, T> request{{}, {{}, {}, {}, dmix}, Update::accumulate};
-      cpu::run_backward_units(
-          request, backward, executor,
-          [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
-              const ExecutorRef& loop) {
-            const Index at = item * problem_.shape.kv_heads + kv_head;
-            const auto rows = [&](const TensorView<A, 2>& of) {
-              return rows_for(plan, of, at, cpu::Orientation::transposed);
-            };
-            cpu::advance_unit_gradient(
-                plan, transposed_unit_of(plan, Stage::advance_gradient, at, memory, sums, loop),
-                rows(cpu::read_only(mixtures)), rows(cpu::read_only(states.behind)),
-                rows(begun ? states.before : TensorView<A, 2>{}),
-                sums_at(summary_gradients, at, cpu::Orientation::transposed),
-                request.mixing() ? grad_mixing : nullptr, loop);
-          });
+      cpu::run_backward_units(request, backward, executor,
+                              [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory,
+                                  A* grad_mixing, const ExecutorRef& loop) {
+                                const Index at = item * problem_.shape.kv_heads + kv_head;
+                                const auto rows = [&](const TensorView<A, 2>& of) {
+                                  return rows_for(plan, of, at, cpu::Orientation::transposed);
+                                };
+                                cpu::advance_unit_gradient(
+                                    plan, transposed_unit_of(plan, at, memory, sums, loop),
+                                    rows(cpu::read_only(mixtures)),
+                                    rows(cpu::read_only(states.behind)),
+                                    rows(begun ? states.before : TensorView<A, 2>{}),
+                                    sums_at(summary_gradients, at, cpu::Orientation::transposed),
+                                    request.mixing() ? grad_mixing : nullptr, loop);
+                              });
       if (update == Update::overwrite) clear_parameters(dmix, blocks);
       cpu::write_mixing_gradient(operands, request, backward, executor);
     });
@@ -527,22 +336,14 @@ class Stages : RequireStages<V> {
                     const TensorView<const A, 3>& mix, const TensorView<const A, 2>& mixtures,
                     const TensorView<A, 2>& summary_gradients, WorkspaceView workspace) const
       requires(!recurs) {
-    require_blocks("queries", queries, problem_.query_blocks);
-    require_blocks("keys", keys, problem_.key_blocks);
-    require_matrix("mix", mix, queries.count, keys.count);
-    require_rows("mixtures", mixtures, queries.count, mixture_size());
-    require_rows("summary_gradients", summary_gradients, keys.count, summary_size());
-    Footprint footprint;
-    footprint.writes(summary_gradients, "summary_gradients");
-    footprint.reads(mixtures, "mixtures");
-    require_apart(footprint, attention_, OperandViews<T>{{}, {}, {}, mix}, workspace, {});
+    this->require_mix_gradient(queries, keys, mix, mixtures, summary_gradients, workspace);
     run<Stage::mix_gradient>(executor, queries, keys, workspace, [&](auto& plan) {
       plan.pack_mixing(mix);
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
                        const cpu::Unit<A> unit =
-                           cpu::stage_unit(plan, Stage::mix_gradient, at, used_, memory,
-                                           cpu::SummaryRows<A>{}, cpu::Orientation::transposed);
+                           cpu::stage_unit(plan, at, used_, memory, cpu::SummaryRows<A>{},
+                                           cpu::Orientation::transposed);
                        cpu::mix_stage_gradient<L>(
                            plan, unit, sums_at(summary_gradients, at, cpu::Orientation::transposed),
                            [&](Index matrix) {
@@ -565,43 +366,14 @@ class Stages : RequireStages<V> {
                           const TensorView<const A, 2>& denominators,
                           const GradientViews<T>& gradients, Update update,
                           WorkspaceView workspace) const {
-    require_keys(keys, x.k, x.v);
-    require_rows("summary_gradients", summary_gradients, keys.count, summary_size());
+    this->require_summarize_gradient(keys, x, summary_gradients, dy, denominators, gradients,
+                                     workspace);
     const auto& dk = gradients.key;
     const auto& dv = gradients.value;
-    [[maybe_unused]] const auto& dmix = gradients.mix;
-    Footprint footprint;
-    if (dk.wanted) {
-      require_key_tensor("dk", dk.view, keys, problem_.shape.key_dim);
-      footprint.writes(dk.view, "dk");
-    }
-    if (dv.wanted) {
-      require_key_tensor("dv", dv.view, keys, problem_.shape.value_dim);
-      footprint.writes(dv.view, "dv");
-    }
-    OperandViews<T> read{{}, x.k, x.v, {}};
-    cpu::BackwardRequest<L, T> request{{}, {{}, dk, dv, {}}, update};
-    if constexpr (masks_own_block<L>) {
-      require_query_tensor("q", x.q, keys, problem_.shape.key_dim);
-      require_query_tensor("dy", dy, keys, problem_.shape.value_dim);
-      require_mix("mix", x.mix, keys);
-      if (cpu::keeps_denominators<L>)
-        require_rows("denominators", denominators, keys.count, denominator_size());
-      const auto diagonal = [&](const auto& matrix) {
-        return recurs ? matrix : columns_of(matrix, keys);
-      };
-      read = {x.q, x.k, x.v, diagonal(x.mix)};
-      request.dy = dy;
-      if (dmix.wanted) {
-        require_mix("dmix", dmix.view, keys);
-        request.gradients.mix = diagonal(dmix.view);
-        footprint.writes(dmix.view, "dmix");
-      }
-      footprint.reads(dy, "dy");
-      footprint.reads(denominators, "denominators");
-    }
-    footprint.reads(summary_gradients, "summary_gradients");
-    require_apart(footprint, attention_, read, workspace, {});
+    const OperandViews<T> read = this->read_by_keys(keys, x);
+    cpu::BackwardRequest<L, T> request{
+        {}, {{}, dk, dv, this->own_entries(keys, gradients.mix)}, update};
+    if constexpr (masks_own_block<V>) request.dy = dy;
     run<Stage::summarize_gradient>(executor, keys, keys, workspace, [&](auto& backward) {
       auto& plan = backward.plan;
       plan.pack_mixing(read.mix);
@@ -611,14 +383,13 @@ class Stages : RequireStages<V> {
       cpu::BackwardRequest<L, T> to_mix = request;
       to_mix.update = Update::accumulate;
       cpu::run_backward_units(
-          request, backward, executor,
+          to_mix, backward, executor,
           [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory, A* grad_mixing,
               const ExecutorRef& loop) {
             const Index at = item * problem_.shape.kv_heads + kv_head;
-            const cpu::Unit<A> unit =
-                cpu::stage_unit(plan, Stage::summarize_gradient, at, used_, memory,
-                                cpu::SummaryRows<A>{}, cpu::Orientation::transposed);
-            if constexpr (cpu::keeps_denominators<L>)
+            const cpu::Unit<A> unit = cpu::stage_unit(
+                plan, at, used_, memory, cpu::SummaryRows<A>{}, cpu::Orientation::transposed);
+            if constexpr (keeps_denominators)
               cpu::take_up_denominators(plan, unit, at, denominators);
             cpu::summarize_stage_gradient(
                 operands, request, unit,
@@ -628,7 +399,7 @@ class Stages : RequireStages<V> {
       if constexpr (!recurs) {
         cpu::write_mixing_gradient(operands, to_mix, backward, executor);
       } else if (request.mixing()) {
-        cpu::write_own_gradient(backward, dmix.view, executor);
+        cpu::write_own_gradient(backward, request.gradients.mix.view, executor);
       }
       if constexpr (masked) {
         if (update == Update::accumulate) return;
@@ -648,14 +419,9 @@ class Stages : RequireStages<V> {
 
   // Of a padded batch.
   Stages(const V& attention, const Problem& problem, const cpu::UsedBlocks& used)
-      : attention_(attention), problem_(problem), used_(used) {}
+      : Blocks(problem, attention), used_(used) {}
 
   cpu::Extents extents() const { return cpu::Extents(problem_); }
-  Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
-  Index sums_size() const {
-    const Index features = normalizes<L> ? problem_.feature_dim : 0;
-    return checked_add(extents().summary_size(), features);
-  }
 
   // Sums `at` in rows that have those of many units.
   template <class Sum>
@@ -663,25 +429,24 @@ class Stages : RequireStages<V> {
                                 cpu::Orientation orientation) const {
     return cpu::sums_in_rows<L>(extents(), rows, at * sums_size(), orientation);
   }
-  cpu::Unit<A> unit_at(const cpu::Plan<L, A>& plan, Stage stage, Index at,
-                       const cpu::UnitMemory<A>& memory, const TensorView<A, 2>& summaries) const {
-    return cpu::stage_unit(plan, stage, at, used_, memory,
+  cpu::Unit<A> unit_at(const cpu::Plan<L, A>& plan, Index at, const cpu::UnitMemory<A>& memory,
+                       const TensorView<A, 2>& summaries) const {
+    return cpu::stage_unit(plan, at, used_, memory,
                            sums_at(summaries, at, cpu::Orientation::straight),
                            cpu::Orientation::straight);
   }
 
   // The same by RecurrentMixing, and with states.
-  cpu::Unit<A> unit_of(const cpu::Plan<L, A>& plan, Stage stage, Index at,
-                       const cpu::UnitMemory<A>& memory, const Sums<A>& sums) const {
-    return with_states(plan, stage, at, sums,
-                       unit_at(plan, stage, at, memory, cpu::read_only(sums.summaries)));
+  cpu::Unit<A> unit_of(const cpu::Plan<L, A>& plan, Index at, const cpu::UnitMemory<A>& memory,
+                       const Sums<A>& sums) const {
+    return with_states(plan, at, sums, unit_at(plan, at, memory, cpu::read_only(sums.summaries)));
   }
   // The same with summaries of its own, transposed.
-  cpu::Unit<A> transposed_unit_of(const cpu::Plan<L, A>& plan, Stage stage, Index at,
+  cpu::Unit<A> transposed_unit_of(const cpu::Plan<L, A>& plan, Index at,
                                   const cpu::UnitMemory<A>& memory, const Sums<A>& sums,
                                   const ExecutorRef& loop) const {
     const cpu::Unit<A> unit =
-        cpu::stage_unit(plan, stage, at, used_, memory,
+        cpu::stage_unit(plan, at, used_, memory,
                         cpu::summary_rows<L>(plan.extents, plan.problem.key_blocks,
                                              memory.summaries.data, cpu::Orientation::transposed),
                         cpu::Orientation::transposed);
@@ -689,16 +454,17 @@ class Stages : RequireStages<V> {
     take_up_summaries(unit, sums_at(summaries, at, cpu::Orientation::straight), loop);
     for (Index b = summaries.extent[0]; b < unit.keys.blocks; ++b)  // that are not seen
       clear(unit.summaries.summary(b), unit.summaries.key_sum(b));
-    return with_states(plan, stage, at, sums, unit);
+    return with_states(plan, at, sums, unit);
   }
-  cpu::Unit<A> with_states(const cpu::Plan<L, A>& plan, Stage stage, Index at, const Sums<A>& sums,
+  cpu::Unit<A> with_states(const cpu::Plan<L, A>& plan, Index at, const Sums<A>& sums,
                            const cpu::Unit<A>& unit) const {
     if constexpr (!recurs) return unit;
     cpu::SummaryRows<A> before;
     if (plan.problem.queries.first > 0)
       before = rows_for(plan, cpu::read_only(sums.states), at, cpu::Orientation::straight)(0);
-    return cpu::with_states(plan, unit, before,
-                            stage == Stage::advance || stage == Stage::advance_gradient);
+    return cpu::with_states(
+        plan, unit, before,
+        plan.problem.stage == Stage::advance || plan.problem.stage == Stage::advance_gradient);
   }
   // The rows of each of a unit's matrices.
   auto rows_for(const cpu::Plan<L, A>& plan, const TensorView<A, 2>& rows, Index at,
@@ -719,56 +485,24 @@ class Stages : RequireStages<V> {
     for (Index h = 0; h < view.extent[0]; ++h)
       for (Index i = 0; i < view.extent[1]; ++i)
         for (Index c = 0; c < view.extent[2]; ++c)
-          if (shared || (c <= num_states() ? i < blocks.count : i > 0 || blocks.first == 0))
+          if (shared || (c <= this->num_states() ? i < blocks.count : i > 0 || blocks.first == 0))
             view(h, i, c) = A(0);
   }
 
-  // The call that a stage is: which blocks have rows and columns of mix, which have tokens.
-  template <Stage stage>
-  Problem part(const BlockRange& queries, const BlockRange& keys) const {
-    Problem problem = problem_;
-    if constexpr (stage == Stage::summarize) {
-      problem.queries = {};
-      problem.keys = keys;
-    } else if constexpr (stage == Stage::mix_gradient) {
-      problem.queries = queries;
-      problem.keys = keys;
-    } else if constexpr (stage == Stage::summarize_gradient) {
-      problem.queries = masks_own_block<L> ? keys : BlockRange{};
-      problem.keys = keys;
-    } else {
-      problem.queries = queries;
-      if constexpr (recurs) problem.keys = queries;
-    }
-    problem.query_blocks = problem.queries.count;
-    problem.key_blocks = problem.keys.count;
-    constexpr bool reads_out = stage == Stage::read_out || stage == Stage::read_out_gradient;
-    constexpr bool mixes =
-        stage == Stage::mix_gradient || stage == Stage::advance || stage == Stage::advance_gradient;
-    if (mixes) problem.queries.count = 0;
-    if (mixes || reads_out) problem.keys.count = 0;
-    return problem;
-  }
   template <Stage stage, class E>
   auto lay_out(Arena& arena, const E& executor, const Problem& problem) const {
     constexpr bool backward = stage == Stage::read_out_gradient ||
                               stage == Stage::summarize_gradient ||
                               stage == Stage::advance_gradient;
     if constexpr (backward) {
-      return cpu::BackwardPlan<L, A>(arena, attention_, problem, executor, false, stage);
+      return cpu::BackwardPlan<L, A>(arena, attention_, problem, executor, false);
     } else {
-      return cpu::Plan<L, A>(arena, attention_, problem, executor, units(), false, false, stage);
+      return cpu::Plan<L, A>(arena, attention_, problem, executor, units(), false, false);
     }
   }
   template <Stage stage, class E>
   Index bytes(const E& executor, const BlockRange& queries, const BlockRange& keys) const {
-    require_blocks("queries", queries,
-                   stage == Stage::summarize || stage == Stage::summarize_gradient
-                       ? problem_.key_blocks
-                       : problem_.query_blocks);
-    require_blocks("keys", keys, problem_.key_blocks);
-    const Problem problem = part<stage>(queries, keys);
-    require_chunks({problem.queries.first, problem.query_blocks});
+    const Problem problem = part_of(stage, queries, keys);
     require_masks(problem);
     Arena arena;
     if (!problem_.shape.empty()) lay_out<stage>(arena, executor, problem);
@@ -782,24 +516,8 @@ class Stages : RequireStages<V> {
                       "Stages::workspace_size says how many a stage takes");
     if (problem_.shape.empty()) return;
     Arena arena(workspace);
-    auto plan = lay_out<stage>(arena, executor, part<stage>(queries, keys));
+    auto plan = lay_out<stage>(arena, executor, part_of(stage, queries, keys));
     body(plan);
-  }
-
-  // x without what read_out does not use.
-  static OperandViews<T> used(const OperandViews<T>& x) {
-    if constexpr (masks_own_block<L>) return x;
-    return {x.q, {}, {}, x.mix};
-  }
-
-  static constexpr Index chunk = RecurrentMixing::chunk;
-  void require_chunks(const BlockRange& blocks) const {
-    if (!recurs || blocks.count == 0) return;
-    if (blocks.first % chunk != 0 ||
-        (blocks.end() % chunk != 0 && blocks.end() != problem_.query_blocks))
-      throw ShapeError("mhla: blocks: RecurrentMixing takes ", chunk, " blocks at a time: [",
-                       blocks.first, ", ", blocks.end(), ") must begin at a multiple of ", chunk,
-                       ", and end at one or with the sequence");
   }
 
   // A side of a padded batch: what its mask and its counts are called, and its grid.
@@ -824,7 +542,7 @@ class Stages : RequireStages<V> {
   }
   void count_used(const Side& side, const BlockRange& blocks,
                   const TensorView<const std::uint8_t, 2>& mask, Span<Index> used) const {
-    require_blocks("blocks", blocks, side.grid.num_blocks());
+    this->require_blocks("blocks", blocks, side.grid.num_blocks());
     for_each_used(side, blocks, mask, used,
                   [&](Index item, Index n) { used[item] = std::max(used[item], n); });
   }
@@ -850,91 +568,6 @@ class Stages : RequireStages<V> {
     }
   }
 
-  static void require_blocks(const char* argument, const BlockRange& blocks, Index all) {
-    if (blocks.first < 0 || blocks.count < 0 || blocks.first > all - blocks.count)
-      throw ShapeError("mhla: ", argument, ": there are no blocks [", blocks.first, ", ",
-                       blocks.first, " + ", blocks.count, "): the sequence has ", all);
-  }
-  template <class Tensor>
-  void require_tokens(const char* argument, const Tensor& tensor, Index heads, Index tokens,
-                      Index dim) const {
-    require_extents(tensor, argument, problem_.shape.batch, heads, tokens, dim,
-                    "a stage's tensors have the tokens of its blocks");
-    require_aligned(tensor, argument);
-  }
-  template <class X>
-  void require_query_tensor(const char* argument, const TensorView<X, 4>& tensor,
-                            const BlockRange& queries, Index dim) const {
-    require_tokens(argument, tensor, problem_.shape.heads, query_tokens(queries), dim);
-  }
-  template <class X>
-  void require_key_tensor(const char* argument, const TensorView<X, 4>& tensor,
-                          const BlockRange& keys, Index dim) const {
-    require_tokens(argument, tensor, problem_.shape.kv_heads, key_tokens(keys), dim);
-  }
-  void require_keys(const BlockRange& keys, const TensorView<const T, 4>& k,
-                    const TensorView<const T, 4>& v) const {
-    require_key_tensor("k", k, keys, problem_.shape.key_dim);
-    require_key_tensor("v", v, keys, problem_.shape.value_dim);
-  }
-  template <class X>
-  void require_matrix(const char* argument, const TensorView<X, 3>& matrix, Index rows,
-                      Index columns) const {
-    constexpr const char* rule = "a stage's mix has the rows and columns of its blocks";
-    require_extent(argument, "heads", matrix.extent[0], problem_.shape.mix_heads, rule);
-    require_extent(argument, "query blocks", matrix.extent[1], rows, rule);
-    require_extent(argument, "key blocks", matrix.extent[2], columns, rule);
-    require_aligned(matrix, argument);
-  }
-  template <class X>
-  void require_mix(const char* argument, const TensorView<X, 3>& mix,
-                   const BlockRange& queries) const {
-    require_matrix(argument, mix, mix_rows(queries).count, problem_.shape.mix_key_blocks);
-  }
-  template <class X>
-  void require_rows(const char* argument, const TensorView<X, 2>& rows, Index blocks,
-                    Index size) const {
-    require_extent(argument, "blocks", rows.extent[0], blocks, "it has a row for each block");
-    require_row(argument, rows, size);
-  }
-  template <class X>
-  void require_row(const char* argument, const TensorView<X, 2>& rows, Index size) const {
-    require_extent(argument, "elements", rows.extent[1], size, "a row has what a block leaves");
-    if (rows.size() > 0 && size > 1)
-      require_extent(argument, "elements' stride", rows.stride[1], 1, "a row is contiguous");
-    require_aligned(rows, argument);
-  }
-  template <class X>
-  void require_states(const char* argument, const TensorView<X, 2>& states) const {
-    require_extent(argument, "states", states.extent[0], num_states(),
-                   "it has a row for each state");
-    require_row(argument, states, mixture_size());
-  }
-  void require_queries(const BlockRange& queries, const OperandViews<T>& x,
-                       const Sums<A>& sums) const {
-    require_query_tensor("q", x.q, queries, problem_.shape.key_dim);
-    require_mix("mix", x.mix, queries);
-    if (masks_own_block<L>) require_keys(queries, x.k, x.v);
-    require_sums(queries, sums);
-  }
-  void require_sums(const BlockRange& queries, const Sums<A>& sums) const {
-    const TensorView<const A, 2>& summaries = sums.summaries;
-    if (recurs) {
-      require_rows("summaries", summaries, queries.count, summary_size());
-      if (queries.first > 0) require_states("states", sums.states);
-      return;
-    }
-    const Index all = problem_.key_blocks;
-    const Index seen =
-        !sees_past_only<L> ? all : std::max(Index{0}, queries.end() - lag_of(sight_of<L>));
-    if (summaries.extent[0] < seen || summaries.extent[0] > all)
-      throw ShapeError("mhla: summaries: axis blocks is ", summaries.extent[0], " but must be ",
-                       seen, " or more, which the queries see, and at most ", all);
-    require_row("summaries", summaries, summary_size());
-  }
-
-  V attention_;
-  Problem problem_;
   cpu::UsedBlocks used_;
 };
 

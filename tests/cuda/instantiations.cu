@@ -3,6 +3,7 @@
 // architecture, without a warning.
 #include <mhla/cuda/instantiate.cuh>
 #include <mhla/cuda/instantiate_decoder.cuh>
+#include <mhla/cuda/instantiate_stages.cuh>
 
 namespace instantiations {
 
@@ -82,3 +83,7 @@ MHLA_INSTANTIATE_CUDA(OwnMixing, float);
 MHLA_INSTANTIATE_CUDA_DECODER(Language, Half);
 MHLA_INSTANTIATE_CUDA_DECODER(Own, float);
 MHLA_INSTANTIATE_CUDA_DECODER(Recurrent, float);
+
+MHLA_INSTANTIATE_CUDA_STAGES(Video, BFloat16);
+MHLA_INSTANTIATE_CUDA_STAGES(Language, Half);
+MHLA_INSTANTIATE_CUDA_STAGES(Chunks, float);

@@ -9,6 +9,7 @@
 #include <mhla/diagnostics/attention_matrix.hpp>
 #include <mhla/diagnostics/entropy.hpp>
 #include <mhla/diagnostics/rank.hpp>
+#include <mhla/distributed.hpp>
 #include <mhla/eigen/fork_join_device.hpp>
 #include <mhla/fork_join.hpp>
 #include <mhla/mhla.hpp>
@@ -21,10 +22,19 @@ using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;
 using Matrices = Eigen::Tensor<float, 3, Eigen::RowMajor>;
 using View = mhla::TensorView<float, 4>;
 
+struct Ranks {
+  mhla::Index rank() const;
+  mhla::Index size() const;
+  void all_gather(const void*, void*, mhla::Span<const mhla::Part>) const;
+  void all_to_all(const void*, mhla::Span<const mhla::Part>, void*,
+                  mhla::Span<const mhla::Part>) const;
+};
+
 struct Objects {
   mhla::Attention<mhla::Relu, mhla::Blocks2D> attention;
   mhla::Attention<mhla::Relu, mhla::Blocks1D> sequence;
-  mhla::Index batch, heads, tokens, dim, key_dim, width;
+  mhla::Index batch, heads, tokens, dim, key_dim, width, blocks;
+  Ranks ranks;
   mhla::Shape call;
   std::vector<float> rows;
   Eigen::MatrixXf qkv;
@@ -32,7 +42,7 @@ struct Objects {
   Matrices mix, dmix;
   View q_view, k_view, v_view, y_view, dy_view, dq_view, dk_view, dv_view;
   View prompt, prompt_out, token, token_out;
-  mhla::TensorView<float, 3> mix_view;
+  mhla::TensorView<float, 3> mix_view, dmix_view;
   mhla::TensorView<const std::uint8_t, 2> token_mask;
   mhla::Workspace workspace;
   mhla::ForwardState<float> state;
@@ -42,6 +52,7 @@ struct Objects {
   cublasContext* cublas;
   mhla::WorkspaceView device_workspace;
   std::byte* device_bytes;
+  float* device_floats;
   mhla::CudaDevice cuda;
   Eigen::TensorMap<Tensor> q_map, k_map, v_map, y_map, dy_map, dq_map, dk_map, dv_map;
   Eigen::TensorMap<Matrices> mix_map, dmix_map;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Stages on any split of a sequence's blocks make what the whole pass makes, bit for bit.
 #include <cmath>
-#include <mhla/stages.hpp>
+#include <type_traits>
 
 #include "tests/stages/whole.hpp"
 
@@ -28,7 +28,6 @@ using mhla::rows_of;
 using mhla::Shape;
 using mhla::Softmax;
 using mhla::Stage;
-using mhla::Stages;
 using mhla::TensorView;
 using mhla::Unnormalized;
 using staged::check;
@@ -130,7 +129,7 @@ TEST_CASE("gradients of summaries add up") {
   const auto check_sum = [](const auto& attention) {
     using V = std::remove_cvref_t<decltype(attention)>;
     Whole<float, V> whole(attention, {1, 2, 1, 90, 90, 16, 8}, 4);
-    const Stages<V, float>& stages = whole.stages;
+    const auto& stages = whole.stages;
     const BlockRange all = stages.query_blocks();
     const auto mixtures = mhla::testing::random_tensor<float>(mhla::testing::Normal{}, 5, all.count,
                                                               stages.mixture_size());
@@ -138,7 +137,7 @@ TEST_CASE("gradients of summaries add up") {
     const TensorView<const float, 3> mix = whole.x.mix.view();
     const auto made = [&](const BlockRange& queries, const BlockRange& keys) {
       auto sums = unwritten<float>(keys.count, stages.summary_size());
-      stages.mix_gradient(whole.executor, queries, keys, columns_of(rows_of(mix, queries), keys),
+      stages.mix_gradient(whole.executor(), queries, keys, columns_of(rows_of(mix, queries), keys),
                           rows_of(left, queries), sums.view(),
                           whole.workspace(whole.on({}, {}), Stage::mix_gradient, queries, keys));
       return sums;

@@ -1,108 +1,22 @@
 // SPDX-License-Identifier: MIT
 // Stages that cannot run: each throws the error that names the argument, and has written nothing.
 #include <cstddef>
-#include <functional>
-#include <mhla/stages.hpp>
 #include <string>
-#include <vector>
+#include <utility>
 
-#include "tests/cpu/call.hpp"
+#include "tests/stages/case.hpp"
 #include "tests/support/error_message.hpp"
 
 namespace {
 
-using mhla::Attention;
 using mhla::BlockRange;
-using mhla::Blocks1D;
-using mhla::Causal;
 using mhla::Index;
-using mhla::Relu;
 using mhla::ShapeError;
-using mhla::skip;
 using mhla::Stage;
 using mhla::TensorView;
-using mhla::Update;
 using mhla::WorkspaceError;
-
-// Blocks [1, 3) of 4, the last of which is ragged, with all that their stages take.
-struct Case {
-  using V = Attention<Relu, Blocks1D, Causal>;
-  static constexpr float untouched = -7;
-
-  V attention{.blocks = {.block = 4}};
-  call::Operands<float> x = call::operands<float>(attention, {2, 4, 2, 14, 14, 3, 5});
-  mhla::Stages<V, float> stages{attention, x.shape()};
-  mhla::SerialExecutor executor;
-  BlockRange blocks{1, 2};
-  call::Operands<float> part = call::operands<float>(attention, {2, 4, 2, 8, 8, 3, 5, 1, 2, 4});
-  call::HostTensor<float, 4> y = filled(part.dy);
-  call::Gradients<float> gradients{part};
-  call::HostTensor<float, 2> summary_memory{4, stages.summary_size()};
-  call::HostTensor<float, 2> gradient_memory{2, stages.summary_size()};
-  call::HostTensor<float, 2> mixture_memory{2, stages.mixture_size()};
-  call::HostTensor<float, 2> denominator_memory{2, stages.denominator_size()};
-  mhla::Workspace memory{
-      std::max({size(Stage::summarize), size(Stage::read_out), size(Stage::read_out_gradient),
-                size(Stage::mix_gradient), size(Stage::summarize_gradient)})};
-
-  mhla::OperandViews<float> operands{part.q.view(), part.k.view(), part.v.view(), part.mix.view()};
-  TensorView<const float, 4> dy = part.dy.view();
-  TensorView<float, 4> y_view = y.view();
-  TensorView<float, 2> summaries = summary_memory.view();
-  TensorView<float, 2> summary_gradients = gradient_memory.view();
-  mhla::QueryRows<float> left{mixture_memory.view(), denominator_memory.view()};
-  mhla::GradientViews<float> to;
-  mhla::WorkspaceView workspace = memory;
-
-  Case() {
-    for (auto* tensor : {&gradients.query, &gradients.key, &gradients.value})
-      *tensor = filled(*tensor);
-    to = gradients.views();
-    for (auto* rows : {&summary_memory, &gradient_memory, &mixture_memory, &denominator_memory})
-      for (Index i = 0; i < rows->view().size(); ++i) rows->view().element(i) = untouched;
-    for (Index i = 0; i < to.mix.view.size(); ++i) to.mix.view.element(i) = untouched;
-  }
-  static call::HostTensor<float, 4> filled(call::HostTensor<float, 4> tensor) {
-    for (Index i = 0; i < tensor.view().size(); ++i) tensor.view().element(i) = untouched;
-    return tensor;
-  }
-  Index size(Stage stage) const { return stages.workspace_size(stage, executor, blocks, blocks); }
-
-  void summarize() {
-    stages.summarize(executor, blocks, operands.k, operands.v, rows_of(summaries, {0, 2}),
-                     workspace);
-  }
-  void read_out() { stages.read_out(executor, blocks, operands, summaries, y_view, workspace); }
-  void read_out_gradient() {
-    stages.read_out_gradient(executor, blocks, operands, summaries, dy, to, Update::overwrite, left,
-                             workspace);
-  }
-  void mix_gradient() {
-    stages.mix_gradient(executor, blocks, blocks, columns_of(operands.mix, blocks), left.mixtures,
-                        summary_gradients, workspace);
-  }
-  void summarize_gradient() {
-    stages.summarize_gradient(executor, blocks, operands, summary_gradients, dy, left.denominators,
-                              to, Update::overwrite, workspace);
-  }
-
-  bool wrote() const {
-    bool any = false;
-    const auto look = [&](const auto& view) {
-      for (Index i = 0; i < view.size(); ++i) any = any || view.element(i) != untouched;
-    };
-    look(y.view());
-    look(gradients.query.view());
-    look(gradients.key.view());
-    look(gradients.value.view());
-    look(gradients.mix.view());
-    look(summary_memory.view());
-    look(gradient_memory.view());
-    look(mixture_memory.view());
-    look(denominator_memory.view());
-    return any;
-  }
-};
+using staged::Case;
+using staged::every_stage;
 
 // What a stage says of a case that was spoilt.
 template <class Error, class Spoil>
@@ -118,9 +32,6 @@ template <class T, int Rank>
 void shorten(TensorView<T, Rank>& view, int axis) {
   --view.extent[static_cast<std::size_t>(axis)];
 }
-
-constexpr auto every_stage = {&Case::summarize, &Case::read_out, &Case::read_out_gradient,
-                              &Case::mix_gradient, &Case::summarize_gradient};
 
 }  // namespace
 
@@ -219,222 +130,15 @@ TEST_CASE("stages refuse workspaces that are too small") {
   for (const auto& [call, stage] : stages)
     CHECK(says(
         message<WorkspaceError>(call, [of = stage](Case& c) { c.workspace.size = c.size(of) - 1; }),
-        "mhla::Stages: workspace: ", "Stages::workspace_size says how many"));
-}
-
-// The case with masks [2, 8], which every stage is given.
-struct PaddedCase : Case {
-  call::HostTensor<std::uint8_t, 2> mask{2, 8};
-  std::vector<Index> used{0, 0};
-  mhla::StageMasks masks{{mask.view(), mask.view()}, {}, {}};
-
-  PaddedCase() {
-    for (Index t = 0; t < 6; ++t) mask(1, t) = 1;  // block 1, and a half of 2
-    stages.count_used_queries(blocks, mask.view(), {used.data(), 2});
-    masks.query_blocks = masks.key_blocks = {used.data(), 2};
-  }
-  void run(Stage stage) {
-    const auto padded = stages.padded(masks);
-    if (stage == Stage::summarize)
-      padded.summarize(executor, blocks, operands.k, operands.v, rows_of(summaries, {0, 2}),
-                       workspace);
-    if (stage == Stage::read_out)
-      padded.read_out(executor, blocks, operands, summaries, y_view, workspace);
-    if (stage == Stage::read_out_gradient)
-      padded.read_out_gradient(executor, blocks, operands, summaries, dy, to, Update::overwrite,
-                               left, workspace);
-    if (stage == Stage::mix_gradient)
-      padded.mix_gradient(executor, blocks, blocks, columns_of(operands.mix, blocks), left.mixtures,
-                          summary_gradients, workspace);
-    if (stage == Stage::summarize_gradient)
-      padded.summarize_gradient(executor, blocks, operands, summary_gradients, dy,
-                                left.denominators, to, Update::overwrite, workspace);
-  }
-};
-
-template <class Spoil>
-std::string padded_message(Stage stage, const Spoil& spoil) {
-  PaddedCase c;
-  spoil(c);
-  const std::string text = error_message<ShapeError>([&] { c.run(stage); });
-  CHECK_FALSE(c.wrote());
-  return text;
-}
-
-TEST_CASE("stages of a padded batch refuse masks of other tokens") {
-  for (const Stage stage : {Stage::read_out, Stage::read_out_gradient, Stage::summarize_gradient}) {
-    PaddedCase c;
-    c.run(stage);
-    CHECK(c.wrote());
-    CHECK(says(padded_message(stage, [](PaddedCase& p) { shorten(p.masks.tokens.query, 1); }),
-               "mhla: masks.query: axis tokens is 7 but must be 8", "a mask is [batch, tokens]"));
-    CHECK(says(padded_message(stage, [](PaddedCase& p) { p.masks.tokens.key = {}; }),
-               "queries and keys need one mask"));
-  }
-  CHECK(
-      says(padded_message(Stage::summarize, [](PaddedCase& p) { shorten(p.masks.tokens.key, 0); }),
-           "mhla: masks.key: axis batch is 1 but must be 2"));
-  for (const Stage stage : {Stage::summarize, Stage::read_out, Stage::read_out_gradient,
-                            Stage::mix_gradient, Stage::summarize_gradient}) {
-    CHECK(says(padded_message(stage, [](PaddedCase& p) { p.masks.query_blocks = {}; }),
-               "mhla: masks.query_blocks: axis batch is 0 but must be 2"));
-    CHECK(says(padded_message(stage, [](PaddedCase& p) { p.used[0] = 5; }),
-               "mhla: masks.query_blocks[0] is 5 but must be at least 0", "at most 4"));
-    const bool tokens = stage != Stage::mix_gradient;
-    CHECK(says(padded_message(stage, [&](PaddedCase& p) { p.used[1] = tokens ? 2 : -1; }),
-               "blocks[1] is ",
-               tokens ? "must be at least 3, by the mask of blocks [1, 3)" : "must be at least 0"));
-  }
-}
-
-TEST_CASE("counting the blocks that a mask keeps needs its tokens") {
-  PaddedCase c;
-  const auto counting = [&](const BlockRange& blocks, Index items) {
-    return error_message<ShapeError>([&] {
-      c.stages.count_used_keys(blocks, c.mask.view(), {c.used.data(), items});
-    });
-  };
-  CHECK(says(counting({1, 1}, 2), "mhla: mask: axis tokens is 8 but must be 4"));
-  CHECK(says(counting({1, 2}, 1), "mhla: used: axis batch is 1 but must be 2"));
-  CHECK(says(counting({3, 2}, 2), "mhla: blocks: there are no blocks [3, 3 + 2)"));
-  CHECK(c.used == std::vector<Index>{0, 3});
-}
-
-// Blocks [16, 48) of 50 by a recurrence of two states.
-struct RecurrentCase {
-  using V =
-      Attention<Relu, Blocks1D, Causal, mhla::MixedKeySum, mhla::NoRotation, mhla::RecurrentMixing>;
-  using Rows = call::HostTensor<float, 2>;
-  static constexpr float untouched = Case::untouched;
-
-  V attention{.blocks = {.block = 2}, .mixing = {.states = 2}};
-  mhla::Stages<V, float> stages{attention, call::fitted(attention, {1, 2, 1, 100, 100, 4, 3})};
-  mhla::SerialExecutor executor;
-  BlockRange blocks{16, 32};
-  call::Operands<float> part = call::operands<float>(attention, {1, 2, 1, 64, 64, 4, 3, 1, 33, 7});
-  Rows summary_memory{32, stages.summary_size()};
-  Rows mixture_memory{32, stages.mixture_size()};
-  Rows state_memory{2, stages.mixture_size()};
-  Rows behind_memory = untouched_rows(2, stages.mixture_size());
-  Rows before_memory = untouched_rows(2, stages.mixture_size());
-  Rows gradient_memory = untouched_rows(32, stages.summary_size());
-  call::HostTensor<float, 4> y = Case::filled(part.dy);
-  call::HostTensor<float, 3> dmix_memory = part.mix;
-  mhla::Workspace memory{
-      std::max({size(Stage::read_out), size(Stage::advance), size(Stage::advance_gradient)})};
-
-  TensorView<const float, 3> mix = part.mix.view();
-  TensorView<const float, 2> summaries = summary_memory.view();
-  TensorView<const float, 2> states = state_memory.view();
-  TensorView<const float, 2> mixtures = mixture_memory.view();
-  TensorView<float, 2> behind = behind_memory.view();
-  TensorView<float, 2> before = before_memory.view();
-  TensorView<float, 2> summary_gradients = gradient_memory.view();
-  TensorView<float, 3> dmix = dmix_memory.view();
-  mhla::WorkspaceView workspace = memory;
-
-  RecurrentCase() {
-    for (Index i = 0; i < dmix.size(); ++i) dmix.element(i) = untouched;
-  }
-  static Rows untouched_rows(Index rows, Index columns) {
-    Rows all(rows, columns);
-    for (Index i = 0; i < all.view().size(); ++i) all.view().element(i) = untouched;
-    return all;
-  }
-  Index size(Stage stage) const { return stages.workspace_size(stage, executor, blocks); }
-
-  void advance() { stages.advance(executor, blocks, mix, {summaries, states}, behind, workspace); }
-  void read_out() {
-    stages.read_out(executor, blocks, {part.q.view(), part.k.view(), part.v.view(), mix},
-                    {summaries, states}, y.view(), workspace);
-  }
-  void advance_gradient() {
-    stages.advance_gradient(executor, blocks, mix, {summaries, states}, mixtures, {behind, before},
-                            summary_gradients, dmix, Update::overwrite, workspace);
-  }
-  bool wrote() const {
-    bool any = false;
-    const auto look = [&](const auto& view) {
-      for (Index i = 0; i < view.size(); ++i) any = any || view.element(i) != untouched;
-    };
-    look(y.view());
-    look(behind_memory.view());
-    look(before_memory.view());
-    look(gradient_memory.view());
-    look(dmix_memory.view());
-    return any;
-  }
-};
-
-template <class Error, class Spoil>
-std::string recurrent_message(void (RecurrentCase::*stage)(), const Spoil& spoil) {
-  RecurrentCase c;
-  spoil(c);
-  const std::string text = error_message<Error>([&] { (c.*stage)(); });
-  CHECK_FALSE(c.wrote());
-  return text;
-}
-
-TEST_CASE("stages of a recurrence refuse what does not fit") {
-  using R = RecurrentCase;
-  const auto spoilt = [](void (R::*stage)(), const auto& spoil) {
-    return recurrent_message<ShapeError>(stage, spoil);
-  };
-  for (const auto stage : {&R::advance, &R::read_out, &R::advance_gradient}) {
-    R c;
-    (c.*stage)();
-    CHECK(c.wrote());
-    CHECK(says(spoilt(stage, [](R& r) { r.blocks.first = 15; }),
-               "mhla: blocks: RecurrentMixing takes 16 blocks at a time: [15, 47) must begin at a "
-               "multiple of 16, and end at one or with the sequence"));
-    CHECK(says(spoilt(stage, [](R& r) { shorten(r.mix, 1); }),
-               "mhla: mix: axis query blocks is 32 but must be 33"));
-    CHECK(says(spoilt(stage, [](R& r) { shorten(r.mix, 2); }),
-               "mhla: mix: axis key blocks is 6 but must be 7"));
-    CHECK(says(spoilt(stage, [](R& r) { shorten(r.summaries, 0); }),
-               "mhla: summaries: axis blocks is 31 but must be 32"));
-    CHECK(says(spoilt(stage, [](R& r) { shorten(r.states, 0); }),
-               "mhla: states: axis states is 1 but must be 2"));
-    CHECK(
-        says(spoilt(stage, [](R& r) { shorten(r.states, 1); }), "mhla: states: axis elements is"));
-    CHECK(says(recurrent_message<WorkspaceError>(stage, [](R& r) { r.workspace.size = 64; }),
-               "mhla::Stages: workspace: "));
-  }
-  CHECK(says(spoilt(&R::advance, [](R& r) { shorten(r.behind, 0); }),
-             "mhla: behind: axis states is 1 but must be 2"));
-  CHECK(says(spoilt(&R::advance, [](R& r) { r.states.data = r.behind.data; }),
-             "mhla: behind: shares memory with states"));
-  CHECK(says(spoilt(&R::advance,
-                    [](R& r) {
-                      r.blocks = {48, 2};
-                      r.mix.extent[1] = r.summaries.extent[0] = 2;
-                    }),
-             "mhla: blocks: behind [48, 50) there are no blocks that take up states"));
-  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.behind, 0); }),
-             "mhla: behind: axis states is 1 but must be 2"));
-  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.before, 0); }),
-             "mhla: before: axis states is 1 but must be 2"));
-  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.mixtures, 0); }),
-             "mhla: mixtures: axis blocks is 31 but must be 32"));
-  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.dmix, 1); }),
-             "mhla: dmix: axis query blocks is 32 but must be 33"));
-  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { r.before.data = r.behind.data; }),
-             "mhla: before: shares memory with behind"));
-}
-
-TEST_CASE("a single row of a recurrence's parameters serves every part") {
-  const RecurrentCase::V attention{.blocks = {.block = 2}, .mixing = {.states = 2}};
-  const mhla::Stages<RecurrentCase::V, float> stages(attention, {1, 2, 1, 100, 100, 4, 3, 1, 1, 7});
-  for (const BlockRange& blocks : {BlockRange{0, 50}, BlockRange{16, 16}, BlockRange{48, 2}}) {
-    CHECK(stages.mix_rows(blocks).first == 0);
-    CHECK(stages.mix_rows(blocks).count == 1);
-  }
+        std::string("mhla::") + backend::name_of_stages + ": workspace: ",
+        "Stages::workspace_size says how many"));
 }
 
 TEST_CASE("stages need a shape that fits the variant") {
   Case c;
   mhla::Shape shape = c.x.shape();
   shape.mix_key_blocks = 3;
-  CHECK(says(error_message<ShapeError>([&] { mhla::Stages<Case::V, float>(c.attention, shape); }),
-             "mhla: mix: axis key blocks is 3"));
+  CHECK(
+      says(error_message<ShapeError>([&] { backend::Stages<Case::V, float>(c.attention, shape); }),
+           "mhla: mix: axis key blocks is 3"));
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Stages of a padded batch, each with the masks of its own tokens, make what the whole pass makes,
 // bit for bit.
-#include <mhla/stages.hpp>
-
 #include "tests/stages/whole.hpp"
 
 namespace {

@@ -79,15 +79,15 @@ struct Chain : staged::Whole<T, V, masked> {
       const auto k = taken(x.k, tokens);
       const auto v = taken(x.v, tokens);
       const auto part = on(range, range);
-      part.stages.summarize(executor, range, k.view(), v.view(), rows_of(summaries.view(), range),
+      part.stages.summarize(executor(), range, k.view(), v.view(), rows_of(summaries.view(), range),
                             workspace(part, Stage::summarize, range));
       states.push_back(no_states());
       if (range.end() < stages.key_blocks().count)
-        part.stages.advance(executor, range, mix(range).mix, sums(p, range), states[p + 1].view(),
+        part.stages.advance(executor(), range, mix(range).mix, sums(p, range), states[p + 1].view(),
                             workspace(part, Stage::advance, range));
       auto some_y = taken(x.dy, tokens);
       const auto q = taken(x.q, tokens);
-      part.stages.read_out(executor, range, {q.view(), k.view(), v.view(), mix(range).mix},
+      part.stages.read_out(executor(), range, {q.view(), k.view(), v.view(), mix(range).mix},
                            sums(p, range), some_y.view(), workspace(part, Stage::read_out, range));
       put_back(some_y, tokens, y);
     }
@@ -111,7 +111,7 @@ struct Chain : staged::Whole<T, V, masked> {
       auto dv = taken(gradients.value, tokens);
       const mhla::OperandViews<T> operands{q.view(), k.view(), v.view(), mix(range).mix};
       part.stages.read_out_gradient(
-          executor, range, operands, sums(p, range), dy.view(),
+          executor(), range, operands, sums(p, range), dy.view(),
           {dq.view(), mhla::skip, mhla::skip, mhla::skip}, update,
           {rows_of(mixtures.view(), range), rows_of(denominators.view(), range)},
           workspace(part, Stage::read_out_gradient, range));
@@ -120,7 +120,7 @@ struct Chain : staged::Whole<T, V, masked> {
       auto before = no_states();
       const TensorView<const A, 2> left = mixtures.view();
       const auto of_mix = dmix(p);
-      part.stages.advance_gradient(executor, range, operands.mix, sums(p, range),
+      part.stages.advance_gradient(executor(), range, operands.mix, sums(p, range),
                                    rows_of(left, range), {behind.view(), before.view()},
                                    summary_gradients.view(), of_mix, update,
                                    workspace(part, Stage::advance_gradient, range));
@@ -131,8 +131,8 @@ struct Chain : staged::Whole<T, V, masked> {
       mhla::GradientViews<T> to{mhla::skip, dk.view(), dv.view(), mhla::skip};
       if (own) to.mix = of_mix;
       const TensorView<const A, 2> den = denominators.view();
-      part.stages.summarize_gradient(executor, range, operands, summary_gradients.view(), dy.view(),
-                                     rows_of(den, range), to, update,
+      part.stages.summarize_gradient(executor(), range, operands, summary_gradients.view(),
+                                     dy.view(), rows_of(den, range), to, update,
                                      workspace(part, Stage::summarize_gradient, range));
       put_back(dq, tokens, gradients.query);
       put_back(dk, tokens, gradients.key);

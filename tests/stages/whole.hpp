@@ -6,19 +6,21 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <mhla/packed.hpp>
-#include <mhla/stages.hpp>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tests/cpu/call.hpp"
-#include "tests/cpu/executors.hpp"
+#include "tests/stages/backend.hpp"
 
 namespace staged {
 
+using backend::Stages;
 using call::bitwise_equal;
 using call::HostTensor;
-using executors::ShuffledExecutor;
 using mhla::Accumulator;
 using mhla::BlockRange;
 using mhla::columns_of;
@@ -27,7 +29,6 @@ using mhla::Index;
 using mhla::rows_of;
 using mhla::Shape;
 using mhla::Stage;
-using mhla::Stages;
 using mhla::TensorView;
 using mhla::Update;
 
@@ -115,6 +116,32 @@ inline Mask random_mask(const Grid& grid, Index batch, std::uint64_t seed) {
   return mask;
 }
 
+// Scratch memory full of NaN; what lies behind it must stay as it is.
+class Scratch {
+ public:
+  explicit Scratch(Index size) : size_(size), memory_(size + guard) {
+    std::memset(memory_.data(), 0xff, static_cast<std::size_t>(memory_.size()));
+  }
+  ~Scratch() {
+    for (Index i = 0; i < guard; ++i)
+      if (memory_.data()[size_ + i] != std::byte{0xff}) FAIL_CHECK("written behind the workspace");
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  operator mhla::WorkspaceView() const { return {memory_.data(), size_}; }  // NOLINT: is a view
+
+ private:
+  static constexpr Index guard = 4096;
+  Index size_;
+  mhla::Workspace memory_;
+};
+
+template <class T>
+struct Results {
+  HostTensor<T, 4> y;
+  call::Gradients<T> gradients;
+};
+
 // A call's operands, and its stages; of a padded batch if there are masks. What they take away is
 // NaN.
 template <class T, class V, bool masked = false>
@@ -123,7 +150,7 @@ struct Whole {
   V attention;
   call::Operands<T> x;
   Stages<V, T> stages;
-  ShuffledExecutor executor;
+  std::uint64_t seed;
   Grid query_grid;
   Grid key_grid;
   Mask query_mask;
@@ -131,11 +158,11 @@ struct Whole {
   std::vector<Index> used_queries;
   std::vector<Index> used_keys;
 
-  Whole(const V& variant, const Shape& shape, std::uint64_t seed)
+  Whole(const V& variant, const Shape& shape, std::uint64_t of)
       : attention(variant),
-        x(call::operands<T>(variant, shape, seed)),
+        x(call::operands<T>(variant, shape, of)),
         stages(variant, x.shape()),
-        executor{3, seed},
+        seed(of),
         used_queries(static_cast<std::size_t>(shape.batch)),
         used_keys(static_cast<std::size_t>(shape.batch)) {
     const mhla::Problem problem = mhla::checked_problem(variant, x.shape());
@@ -146,13 +173,14 @@ struct Whole {
     key_mask = mhla::sees_past_only<V> ? query_mask : random_mask(key_grid, shape.batch, seed + 1);
     for (auto* tensor : {&x.q, &x.dy}) spoil(*tensor, query_mask);
     for (auto* tensor : {&x.k, &x.v}) spoil(*tensor, key_mask);
-    // As ranks do, each with its own blocks.
-    for (const BlockRange& part : random_parts(query_grid.num_blocks(), 3, seed))
-      stages.count_used_queries(part, taken(query_mask, tokens_of(query_grid, part)).view(),
-                                span(used_queries));
-    for (const BlockRange& part : random_parts(key_grid.num_blocks(), 3, seed))
-      stages.count_used_keys(part, taken(key_mask, tokens_of(key_grid, part)).view(),
-                             span(used_keys));
+    if constexpr (backend::stages_count_blocks) {  // as ranks do, each with its own
+      for (const BlockRange& part : random_parts(query_grid.num_blocks(), 3, seed))
+        stages.count_used_queries(part, taken(query_mask, tokens_of(query_grid, part)).view(),
+                                  span(used_queries));
+      for (const BlockRange& part : random_parts(key_grid.num_blocks(), 3, seed))
+        stages.count_used_keys(part, taken(key_mask, tokens_of(key_grid, part)).view(),
+                               span(used_keys));
+    }
   }
 
   template <class X>
@@ -197,10 +225,11 @@ struct Whole {
     }
   }
 
+  auto executor() const { return backend::shuffled_device(seed); }
   template <class P>
-  mhla::Workspace workspace(const P& part, Stage stage, const BlockRange& blocks,
-                            const BlockRange& keys = {}) const {
-    return call::poisoned_workspace(part.stages.workspace_size(stage, executor, blocks, keys));
+  Scratch workspace(const P& part, Stage stage, const BlockRange& blocks,
+                    const BlockRange& keys = {}) const {
+    return Scratch(part.stages.workspace_size(stage, executor(), blocks, keys));
   }
   // Under Causal and BlockCausal, no more than queries see.
   TensorView<const A, 2> seen(const HostTensor<A, 2>& summaries, const BlockRange& queries) const {
@@ -209,8 +238,9 @@ struct Whole {
     return rows_of(all, {0, std::max(Index{0}, queries.end() - lag_of(mhla::sight_of<V>))});
   }
 
-  void check(const std::vector<BlockRange>& queries, const std::vector<BlockRange>& keys,
-             Update update) {
+  // What stages make on parts of the blocks.
+  Results<T> run(const std::vector<BlockRange>& queries, const std::vector<BlockRange>& keys,
+                 Update update) {
     constexpr bool own = mhla::masks_own_block<V>;
     HostTensor<T, 4> y = x.dy;
     call::Gradients<T> gradients(x);
@@ -223,7 +253,7 @@ struct Whole {
       const auto tokens = tokens_of(key_grid, range);
       REQUIRE(stages.key_tokens(range) == static_cast<Index>(tokens.size()));
       const auto part = on(range, range);
-      part.stages.summarize(executor, range, taken(x.k, tokens).view(), taken(x.v, tokens).view(),
+      part.stages.summarize(executor(), range, taken(x.k, tokens).view(), taken(x.v, tokens).view(),
                             rows_of(summaries.view(), range),
                             workspace(part, Stage::summarize, range));
     }
@@ -240,13 +270,13 @@ struct Whole {
       const mhla::OperandViews<T> operands{q.view(), k.view(), v.view(), rows_of(mix, range)};
       const auto part = on(range, own ? range : BlockRange{});
       auto some_y = dy;
-      part.stages.read_out(executor, range, operands, seen(summaries, range), some_y.view(),
+      part.stages.read_out(executor(), range, operands, seen(summaries, range), some_y.view(),
                            workspace(part, Stage::read_out, range));
       put_back(some_y, tokens, y);
 
       auto dq = taken(gradients.query, tokens);
       part.stages.read_out_gradient(
-          executor, range, operands, seen(summaries, range), dy.view(),
+          executor(), range, operands, seen(summaries, range), dy.view(),
           {dq.view(), mhla::skip, mhla::skip, rows_of(gradients.mix.view(), range)}, update,
           {rows_of(mixtures.view(), range), rows_of(denominators.view(), range)},
           workspace(part, Stage::read_out_gradient, range));
@@ -260,7 +290,7 @@ struct Whole {
       const BlockRange later{first, all_queries.count - first};
       const TensorView<const A, 2> left = mixtures.view();
       const auto mixed = on({}, {});
-      mixed.stages.mix_gradient(executor, later, range, columns_of(rows_of(mix, later), range),
+      mixed.stages.mix_gradient(executor(), later, range, columns_of(rows_of(mix, later), range),
                                 rows_of(left, later), rows_of(summary_gradients.view(), range),
                                 workspace(mixed, Stage::mix_gradient, later, range));
 
@@ -281,7 +311,7 @@ struct Whole {
       }
       const auto part = on(own ? range : BlockRange{}, range);
       part.stages.summarize_gradient(
-          executor, range, operands,
+          executor(), range, operands,
           rows_of(TensorView<const A, 2>(summary_gradients.view()), range), dy.view(), den,
           {mhla::skip, dk.view(), dv.view(), dmix}, update,
           workspace(part, Stage::summarize_gradient, range));
@@ -291,6 +321,12 @@ struct Whole {
 
     for (const auto* left : {&summaries, &mixtures, &summary_gradients})
       CHECK((x.shape().empty() || all_written(*left)));
+    return {std::move(y), std::move(gradients)};
+  }
+
+  void check(const std::vector<BlockRange>& queries, const std::vector<BlockRange>& keys,
+             Update update) {
+    auto [y, gradients] = run(queries, keys, update);
     auto whole_y = call::forward(padded(), x);
     CHECK(bitwise_equal(y.view(), whole_y.view()));
     call::Gradients<T> whole(x);

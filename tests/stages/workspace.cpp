@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: MIT
 // What a stage on some blocks takes does not grow with the sequence that they are of: only rows of
 // mix have a column for every key block, and a backward stage that reads all summaries copies them.
-#include <mhla/stages.hpp>
-
-#include "tests/cpu/executors.hpp"
+#include "tests/stages/backend.hpp"
 #include "tests/support/catch.hpp"
 
 namespace {
 
-using executors::ShuffledExecutor;
+using backend::Stages;
 using mhla::Attention;
 using mhla::Bidirectional;
 using mhla::BlockCausal;
@@ -21,14 +19,14 @@ using mhla::MixedKeySum;
 using mhla::Relu;
 using mhla::Shape;
 using mhla::Stage;
-using mhla::Stages;
 using mhla::Unnormalized;
 
 constexpr Index block = 16;
 constexpr Index few = 100;  // blocks
 constexpr Index many = 100 * few;
 constexpr BlockRange some{20, 5};
-const ShuffledExecutor executor{3};
+const auto executor = backend::shuffled_device(1);
+constexpr Index slots = 3;  // of it
 
 template <class V>
 Stages<V, float> stages_of(Index blocks) {
@@ -53,8 +51,7 @@ void check() {
   CHECK(growth(Stage::read_out) <= rows);
   // A copy of the summaries for every slot at most, and dmix of both items.
   constexpr Index padded = 32 * 16 + 16 + 32;
-  CHECK(growth(Stage::read_out_gradient) <=
-        3 * rows + (many - few) * executor.slots() * padded * bytes);
+  CHECK(growth(Stage::read_out_gradient) <= 3 * rows + (many - few) * slots * padded * bytes);
 }
 
 }  // namespace
@@ -75,22 +72,4 @@ TEST_CASE("nor with the frames of a video, if its blocks are those of a few") {
         .workspace_size(Stage::summarize, executor, {8, 6});
   };
   CHECK(size(2000) == size(20));
-}
-
-TEST_CASE("a stage of a recurrence has memory of its blocks alone") {
-  using V =
-      Attention<Relu, Blocks1D, Causal, MixedKeySum, mhla::HalfSplitRotary, mhla::RecurrentMixing>;
-  const auto size = [](Index blocks, Stage stage) {
-    const Index tokens = blocks * block;
-    const V attention{.blocks = {.block = block}, .mixing = {.states = 2}};
-    return Stages<V, float>(attention, {2, 4, 2, tokens, tokens, 32, 16, 4, blocks, 7})
-        .workspace_size(stage, executor, {32, 16});
-  };
-  for (const Stage stage :
-       {Stage::summarize, Stage::advance, Stage::read_out, Stage::read_out_gradient,
-        Stage::advance_gradient, Stage::summarize_gradient}) {
-    CHECK(size(few, stage) > 0);
-    CHECK(size(many, stage) <= size(few, stage));
-  }
-  CHECK(size(few, Stage::mix_gradient) == 0);
 }

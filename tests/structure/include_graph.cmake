@@ -21,6 +21,9 @@ set(rooms
   "decoding.hpp      : core policy cpu eigen attention.hpp"
   "packed.hpp        : core policy cpu eigen attention.hpp"
   "stages.hpp        : core policy cpu"
+  "distributed       : core policy cpu stages.hpp"
+  "distributed.hpp   : distributed"
+  "mpi.hpp           : core distributed"
   "mhla.hpp          : version.hpp core policy cpu eigen mixing_matrix.hpp structured_mixing.hpp attention.hpp decoding.hpp packed.hpp stages.hpp"
   "cuda.hpp          : version.hpp core policy cuda eigen attention.hpp decoding.hpp packed.hpp")
 

@@ -45,18 +45,10 @@ struct Extents {
         group_size(problem.shape.group_size()),
         matrices(problem.shape.mix_heads == 1 ? std::min(Index{1}, group_size) : group_size),
         query_tokens(problem.shape.query_tokens) {
-    block_tokens = block_size(problem.query_grid);
-    const Index key_block_tokens = block_size(problem.key_grid);
+    block_tokens = problem.query_grid.block_tokens();
+    const Index key_block_tokens = problem.key_grid.block_tokens();
     const Index longest = block_tokens > key_block_tokens ? block_tokens : key_block_tokens;
     tile_tokens = std::min(longest, max_tokens);
-  }
-
- private:
-  static Index block_size(const Grid& grid) {
-    Index tokens = 1;
-    for (int a = 0; a < 3; ++a)
-      tokens *= grid.block[a] < grid.extent[a] ? grid.block[a] : grid.extent[a];
-    return tokens;
   }
 };
 

@@ -19,7 +19,7 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// How the units of a backward pass are divided: each partial sum belongs to one kv head and
-/// consecutive sequences. Their number depends only on the shape.
+/// consecutive sequences. How many of these depends only on the shape of the whole call.
 struct PartialSums {
   Index sequence_groups;
   Index kv_heads;
@@ -43,7 +43,7 @@ struct PartialSums {
         Index{1}, max_elements / std::max(Index{1}, checked_mul(matrices, elements_of_all)));
     const Index wanted = std::min(enough, affordable);
     sequence_groups =
-        std::min(sequences, std::max(Index{1}, wanted / std::max(Index{1}, kv_heads)));
+        std::min(sequences, std::max(Index{1}, wanted / std::max(Index{1}, problem.all_kv_heads)));
   }
   Index count() const { return checked_mul(sequence_groups, kv_heads); }
 };

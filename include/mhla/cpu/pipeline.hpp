@@ -13,7 +13,6 @@
 #include <mhla/core/overlap.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
-#include <mhla/core/stage.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/backward_unit.hpp>
 #include <mhla/cpu/forward_unit.hpp>
@@ -23,7 +22,6 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
-#include <optional>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -75,12 +73,11 @@ struct BackwardPlan {
 
   template <class V>
   BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
-               const ExecutorRef& executor, bool in_pairs, std::optional<Stage> stage = {})
+               const ExecutorRef& executor, bool in_pairs)
       : partials(partial_sums(attention, problem)),
-        plan(arena, attention, problem, executor, partials.count(), true, in_pairs, stage),
+        plan(arena, attention, problem, executor, partials.count(), true, in_pairs),
         grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
 
- private:
   template <class V>
   static PartialSums partial_sums(const V& attention, const Problem& problem) {
     // Of a stage some rows, of a recurrence some chunks.
@@ -329,13 +326,13 @@ void run_backward_units(const BackwardRequest<L, T>& request, const BackwardPlan
   run_units(plan, partials.count(), executor, run);
 }
 
-/// dmix, if it is wanted, from its partial sums.
+/// Writes dmix, if it is wanted, from the partial sums of all units.
 template <class L, class T, class A>
 void write_mixing_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
                            const BackwardPlan<L, A>& backward, const ExecutorRef& executor) {
+  if (!request.mixing()) return;
   const Plan<L, A>& plan = backward.plan;
   const PartialSums& partials = backward.partials;
-  if (!request.mixing()) return;
   const TensorView<A, 3>& destination = request.gradients.mix.view;
   if constexpr (factors_mixing<L>) {
     write_mixing_gradient(plan.problem, partials, backward.grad_mixing, plan.structure,
@@ -376,7 +373,6 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
     backward_unit(operands, request, unit, grad_mixing, loop);
   };
   run_backward_units(request, backward, executor, run);
-  write_mixing_gradient(operands, request, backward, executor);
 }
 
 }  // namespace cpu
@@ -522,9 +518,11 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
   cpu::BackwardPlan<cpu::LoweredOf<V>, A> backward(arena, attention, problem, executor,
                                                    cpu::multiplies_pairs_backward<T>(attention));
   backward.plan.pack_mixing(mix);
-  cpu::run_backward(
-      cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), backward.plan, q, k, v, mix},
-      cpu::BackwardRequest<cpu::LoweredOf<V>, T>{dy, gradients, update}, backward, kept, executor);
+  const cpu::Operands<cpu::LoweredOf<V>, T> operands{
+      cpu::lower(attention), backward.plan, q, k, v, mix};
+  const cpu::BackwardRequest<cpu::LoweredOf<V>, T> request{dy, gradients, update};
+  cpu::run_backward(operands, request, backward, kept, executor);
+  cpu::write_mixing_gradient(operands, request, backward, executor);
   if constexpr (requires { attention.masks; }) {
     if (update == Update::accumulate) return;
     cpu::clear_masked(attention.masks.query, gradients.query.view);

@@ -21,7 +21,6 @@
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
-#include <optional>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -88,7 +87,7 @@ struct Plan {
   /// `concurrent` is the number of tasks that could run at once without sharing a unit.
   template <class V>
   Plan(Arena& arena, const V& attention, const Problem& checked, const ExecutorRef& executor,
-       Index concurrent, bool backward, bool in_pairs, std::optional<Stage> stage = {})
+       Index concurrent, bool backward, bool in_pairs)
       : problem(checked),
         extents(checked, max_tokens_of_tile<L>),
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>)),
@@ -112,18 +111,18 @@ struct Plan {
       if (backward)
         transposed_mixing = arena.take<Pair>(size(problem.key_blocks, problem.query_blocks));
     }
-    const bool mixes =
-        factors_mixing<L> && stage != Stage::summarize && stage != Stage::summarize_gradient;
-    const Needs needs{
-        mixes_key_sums<L>,
-        mixes_products<L>,
-        masks_own_block<L>,
-        rotation.rotates(),
-        backward,
-        pairs,
-        !stage || stage == Stage::read_out_gradient || stage == Stage::advance_gradient,
-        mixes ? structure.num_rows() : 0,
-        mixes ? structure.num_products() : 0};
+    const bool mixes = factors_mixing<L> && problem.stage != Stage::summarize &&
+                       problem.stage != Stage::summarize_gradient;
+    const Needs needs{mixes_key_sums<L>,
+                      mixes_products<L>,
+                      masks_own_block<L>,
+                      rotation.rotates(),
+                      backward,
+                      pairs,
+                      !problem.stage || problem.stage == Stage::read_out_gradient ||
+                          problem.stage == Stage::advance_gradient,
+                      mixes ? structure.num_rows() : 0,
+                      mixes ? structure.num_products() : 0};
     const Index num_slots = executor.slots();
     whole_units = concurrent >= num_slots;
     Index group_rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();
@@ -131,7 +130,8 @@ struct Plan {
     if (backward && !factors_mixing<L>)
       group_rows = std::max(
           group_rows, row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
-    if (stage == Stage::mix_gradient || stage == Stage::summarize_gradient) group_rows = 0;
+    if (problem.stage == Stage::mix_gradient || problem.stage == Stage::summarize_gradient)
+      group_rows = 0;
     slots = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
       const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs);

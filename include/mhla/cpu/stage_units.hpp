@@ -61,7 +61,7 @@ struct UsedBlocks {
 
 /// Unit `at` of a stage: kv head at % kv_heads of an item.
 template <class L, class A>
-Unit<A> stage_unit(const Plan<L, A>& plan, Stage stage, Index at, const UsedBlocks& used,
+Unit<A> stage_unit(const Plan<L, A>& plan, Index at, const UsedBlocks& used,
                    const UnitMemory<A>& memory, const SummaryRows<A>& summaries,
                    Orientation orientation) {
   const Problem& problem = plan.problem;
@@ -71,8 +71,8 @@ Unit<A> stage_unit(const Plan<L, A>& plan, Stage stage, Index at, const UsedBloc
   };
   const Index all = used_of(used.queries, problem.query_grid);
   const Index queries = std::clamp(all - problem.queries.first, Index{0}, problem.query_blocks);
-  const bool reads_all =
-      !factors_mixing<L> && (stage == Stage::read_out || stage == Stage::read_out_gradient);
+  const bool reads_all = !factors_mixing<L> && (problem.stage == Stage::read_out ||
+                                                problem.stage == Stage::read_out_gradient);
   return {{item, plan.tables.queries.sequences[item].first_block, queries},
           {item, plan.tables.keys.sequences[item].first_block,
            reads_all ? used_of(used.keys, problem.key_grid) : problem.key_blocks},

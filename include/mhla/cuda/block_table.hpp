@@ -31,17 +31,19 @@ struct Sequence {
 /// A token's entry. Absent entries have token -1 and coordinates 0.
 struct alignas(16) Place {
   std::int32_t token;          // in the tensors' token axis
-  std::int32_t coordinate[3];  // in its sequence's grid
+  std::int32_t coordinate[3];  // in its sequence's grid, from the table's origin on
 };
 inline constexpr Place absent{-1, {0, 0, 0}};
 
 /// The blocks of a batch item; all items have the same.
 struct BlockTable {
-  Grid grid;               // of the longest sequence
-  Index blocks = 0;        // of all sequences
-  Index block_tokens = 0;  // of the longest block
-  Span<Place> places;      // [blocks, block tokens]
-  Span<Index> mix_rows;    // [blocks]: a block's row, or column, of the mixing matrix
+  Grid grid;                    // of the longest sequence
+  BlockRange range;             // of its blocks: all, or a stage's, whose tokens alone tensors have
+  Index origin[3] = {0, 0, 0};  // of coordinates, in the grid
+  Index blocks = 0;             // of all sequences
+  Index block_tokens = 0;       // of the longest block
+  Span<Place> places;           // [blocks, block tokens]
+  Span<Index> mix_rows;         // [blocks]: a block's row, or column, of the mixing matrix
   /// Tokens that take part, [batch, tokens]; without data, all.
   TensorView<const std::uint8_t, 2> mask;
 
@@ -62,14 +64,6 @@ struct BlockTable {
     return found;
   }
 };
-
-/// Tokens of the longest block of a grid.
-inline Index block_tokens_of(const Grid& grid) {
-  Index tokens = 1;
-  for (int a = 0; a < 3; ++a)
-    tokens *= grid.block[a] < grid.extent[a] ? grid.block[a] : grid.extent[a];
-  return tokens;
-}
 
 /// Calls f(sequence) for the sequences of one batch item, in order.
 template <AttentionVariant V, class F>
@@ -94,13 +88,18 @@ inline constexpr bool is_packed = requires(const V& variant) {
 
 /// Takes the table's memory from the arena.
 template <AttentionVariant V>
-BlockTable block_table(Arena& arena, const V& attention, const Grid& grid,
+BlockTable block_table(Arena& arena, const V& attention, const Grid& grid, const BlockRange& range,
                        const TensorView<const std::uint8_t, 2>& mask) {
   BlockTable table;
   table.grid = grid;
+  table.range = range;
   table.mask = mask;
-  for_each_sequence(attention, grid, [&](const Sequence& s) { table.blocks += s.blocks; });
-  table.block_tokens = block_tokens_of(grid);
+  if constexpr (is_packed<V>) {
+    for_each_sequence(attention, grid, [&](const Sequence& s) { table.blocks += s.blocks; });
+  } else {
+    table.blocks = range.count;
+  }
+  table.block_tokens = grid.block_tokens();
   if (checked_mul(table.blocks, table.block_tokens) > 0x7fffffff)
     throw ShapeError(
         "mhla: on CUDA the blocks of a batch item, padded to one length, have at most ",

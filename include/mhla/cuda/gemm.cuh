@@ -174,6 +174,9 @@ void multiply_right_transposed(const CudaDevice& device, const Panels<A>& c, con
   gemm::multiply<A>(device, c, a, CUBLAS_OP_N, b, CUBLAS_OP_T, a.cols, into);
 }
 
+/// Rows whose own corner of a triangle is computed element by element; the rest is a product.
+inline constexpr Index corner_rows = 16;
+
 /// Which entries of a matrix count: row r is row i = first + r of a square one, of which entries b
 /// <= i - lag do. The others are never multiplied, so that a NaN in them does not spread.
 struct LowerTriangle {
@@ -190,10 +193,24 @@ struct LowerTriangle {
     const Index row = column + lag - first;
     return row < 0 ? 0 : row;
   }
+  /// The first of the rows that share row r's corner: a multiple of corner_rows in the square
+  /// matrix, so that rows are summed alike wherever a part of them begins; maybe before row 0.
+  MHLA_HOST_DEVICE Index corner_of(Index r) const {
+    return (first + r) / corner_rows * corner_rows - first;
+  }
 };
 
-/// Rows whose own corner of a triangle is computed element by element; the rest is a product.
-inline constexpr Index corner_rows = 16;
+/// Calls f(first, count, columns) for rows [first, first + count) of one corner, of as many as
+/// `rows`, that have `columns` entries before it.
+template <class F>
+void for_each_corner(const LowerTriangle& triangle, Index rows, const F& f) {
+  for (Index r = 0; r < rows;) {
+    const Index corner = triangle.corner_of(r);
+    const Index end = corner + corner_rows < rows ? corner + corner_rows : rows;
+    f(r, end - r, triangle.columns_of(corner));
+    r = end;
+  }
+}
 
 /// Row x of c (+)= tril(a) b, or of tril(a)^T b, over the entries in the corner of x's group.
 template <class A, bool transposed>
@@ -212,11 +229,11 @@ struct MultiplyCorners {
     if constexpr (transposed) {
       // The rows of the one group whose corner contains column x; later groups have it in full.
       begin = triangle.first_row_of(x);
-      const Index group = begin / corner_rows * corner_rows;
+      const Index group = triangle.corner_of(begin);
       const Index next = group + corner_rows < a.rows ? group + corner_rows : a.rows;
       end = x < triangle.columns_of(group) ? begin : next;
     } else {
-      begin = triangle.columns_of(x / corner_rows * corner_rows);
+      begin = triangle.columns_of(triangle.corner_of(x));
       end = triangle.columns_of(x);
     }
     for (Index col = share.first; col < c.cols; col += share.step) {
@@ -235,12 +252,10 @@ void multiply_lower(const CudaDevice& device, const Panels<A>& c, const Panels<A
                     const Panels<A>& b, const LowerTriangle& triangle,
                     Into into = Into::overwrite) {
   launch_rows(device, c.count * c.rows, c.cols, MultiplyCorners<A, false>{c, a, b, triangle, into});
-  for (Index r = 0; r < c.rows; r += corner_rows) {
-    const Index rows = c.rows - r < corner_rows ? c.rows - r : corner_rows;
-    const Index columns = triangle.columns_of(r);
+  for_each_corner(triangle, c.rows, [&](Index r, Index rows, Index columns) {
     multiply(device, c.row_range(r, rows), a.row_range(r, rows).column_range(0, columns),
              b.row_range(0, columns), Into::add);
-  }
+  });
 }
 
 /// c (+)= tril(a)^T b
@@ -249,13 +264,12 @@ void multiply_lower_transposed(const CudaDevice& device, const Panels<A>& c, con
                                const Panels<A>& b, const LowerTriangle& triangle,
                                Into into = Into::overwrite) {
   launch_rows(device, c.count * c.rows, c.cols, MultiplyCorners<A, true>{c, a, b, triangle, into});
-  for (Index r = 0; r < a.rows; r += corner_rows) {
-    const Index rows = a.rows - r < corner_rows ? a.rows - r : corner_rows;
-    const Index columns = triangle.columns_of(r);
+  for_each_corner(triangle, a.rows, [&](Index r, Index rows, Index all) {
+    const Index columns = all < c.rows ? all : c.rows;
     multiply_left_transposed(device, c.row_range(0, columns),
                              a.row_range(r, rows).column_range(0, columns), b.row_range(r, rows),
                              Into::add);
-  }
+  });
 }
 
 }  // namespace cuda

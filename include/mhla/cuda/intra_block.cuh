@@ -139,7 +139,8 @@ struct LowerRowProducts {
   }
 };
 
-/// Destinations of the own blocks' gradients, which are added to dQ^r, dK^r and dV.
+/// Destinations of the own blocks' gradients, which are added to dQ^r, dK^r and dV; a stage has
+/// none of its queries', or none of its keys'.
 template <class A>
 struct OwnBlockGradients {
   A* queries;
@@ -156,7 +157,7 @@ struct OwnBlocks {
   A* rotated_queries;
   Panels<A> rotated_keys;
   Panels<A> values;
-  A* scores;  // scratch
+  A* scores;  // scratch, of what is computed from P
 
   /// num += m_ii tril(Q^r K^r^T) V of every query.
   void read_out(A* numerators) const {
@@ -178,14 +179,19 @@ struct OwnBlocks {
       const Panels<A> t = slab.scores(grad_scores);
       const Panels<A> q = slab.of(rotated_queries, rotated_keys.cols);
       const Panels<A> u = slab.of(grad_numerators, values.cols);
-      multiply_right_transposed(device, p, q, slab.seen(rotated_keys));
+      const bool to_keys = grad.products != nullptr;
       multiply_right_transposed(device, t, u, slab.seen(values));
-      launch(device, p.count * p.rows,
-             LowerRowProducts<A>{p, t, triangle, slab.of(grad.products, 1)});
-      scale_scores(device, weights, p, slab.g);
+      if (to_keys) {
+        multiply_right_transposed(device, p, q, slab.seen(rotated_keys));
+        launch(device, p.count * p.rows,
+               LowerRowProducts<A>{p, t, triangle, slab.of(grad.products, 1)});
+        scale_scores(device, weights, p, slab.g);
+      }
       scale_scores(device, weights, t, slab.g);
-      multiply_lower(device, slab.of(grad.queries, rotated_keys.cols), t, slab.seen(rotated_keys),
-                     triangle, Into::add);
+      if (grad.queries != nullptr)
+        multiply_lower(device, slab.of(grad.queries, rotated_keys.cols), t, slab.seen(rotated_keys),
+                       triangle, Into::add);
+      if (!to_keys) return;
       multiply_lower_transposed(device, slab.seen(grad.keys), t, q, triangle, Into::add);
       multiply_lower_transposed(device, slab.seen(grad.values), p, u, triangle, Into::add);
     });
@@ -223,7 +229,7 @@ struct OwnBlocks {
   }
 };
 
-/// dQ_t += m_ii c_t p_t, and c_t <Q_t, p_t> to row t's part of dm_ii.
+/// dQ_t += m_ii c_t p_t, and c_t <Q_t, p_t> to row t's part of dm_ii; a stage has only one of them.
 template <class A>
 struct AddOwnKeySumQueryGradient {
   OwnWeights<A> weights;
@@ -238,7 +244,10 @@ struct AddOwnKeySumQueryGradient {
     const auto row = weights[r];
     const A* const p = sums + row.key * feature_dim;
     const A factor = row.weight * grad_denominators[r];
-    products[r] += grad_denominators[r] * inner_product(feature_dim, features + r * feature_dim, p);
+    if (products != nullptr)
+      products[r] +=
+          grad_denominators[r] * inner_product(feature_dim, features + r * feature_dim, p);
+    if (grad_queries == nullptr) return;
     for (Index c = 0; c < feature_dim; ++c) grad_queries[r * feature_dim + c] += factor * p[c];
   }
 };

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/block_table.hpp>
@@ -17,6 +18,7 @@
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
+#include <optional>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -39,6 +41,8 @@ struct Extents {
   bool per_item;    // each batch item has its own
   Index mix_rows;   // of its corner that is used: query blocks of the longest sequence
   Index mix_columns;
+  Index first_row;  // of a stage, in the whole matrix
+  Index first_column;
   MixingLayout layout;     // of the longest sequence
   Index coefficients = 0;  // of a matrix of a structured mixing
   Index between = 0;       // rows of its work array behind S~, of all sequences
@@ -53,6 +57,8 @@ struct Extents {
         per_item(problem.shape.mix_per_item()),
         mix_rows(problem.query_blocks),
         mix_columns(problem.key_blocks),
+        first_row(problem.queries.first),
+        first_column(problem.keys.first),
         layout(mixing_layout<V>(problem)) {
     TensorView<const std::uint8_t, 2> query_mask;
     TensorView<const std::uint8_t, 2> key_mask;
@@ -60,13 +66,16 @@ struct Extents {
       query_mask = attention.masks.query;
       key_mask = attention.masks.key;
     }
-    queries = {block_table(arena, attention, problem.query_grid, query_mask), items,
-               problem.shape.kv_heads, problem.shape.group_size()};
+    queries = {block_table(arena, attention, problem.query_grid, problem.queries, query_mask),
+               items, problem.shape.kv_heads, problem.shape.group_size()};
     keys = queries;
     keys.group_size = 1;
-    if (problem.query_grid != problem.key_grid)
-      keys.table = block_table(arena, attention, problem.key_grid, key_mask);
+    const bool own_keys = masks_own_block<V> && problem.keys.count == 0;  // of queries in a stage
+    if (problem.query_grid != problem.key_grid || (problem.keys != problem.queries && !own_keys))
+      keys.table = block_table(arena, attention, problem.key_grid, problem.keys, key_mask);
     keys.table.mask = key_mask;
+    for (int a = 0; a < 3; ++a)
+      queries.table.origin[a] = keys.table.origin[a] = problem.box().begin[a];
     if constexpr (factors_mixing<V>) {
       coefficients = attention.mixing.num_coefficients(layout);
       for_each_sequence(attention, queries.table.grid, [&](const Sequence& sequence) {
@@ -90,6 +99,8 @@ struct Extents {
   Index mixing_size() const {
     return factors_mixing<V> ? coefficients : checked_mul(mix_rows, mix_columns);
   }
+  /// Where row 0 has m_ii.
+  Index own_column() const { return first_row - first_column; }
   Index mixings() const {
     const bool of_units = per_item || (factors_mixing<V> && mix_heads > 1);
     return of_units ? checked_mul(units(), matrices) : mix_heads;
@@ -105,9 +116,12 @@ struct Extents {
 /// Calls f(queries, keys) for the sequences of a batch item on both sides.
 template <class V, class F>
 void for_each_sequence_side(const V& variant, const Extents<V>& e, F&& f) {
-  for_each_sequence(variant, e.queries.table.grid, [&](const Sequence& queries) {
+  for_each_sequence(variant, e.queries.table.grid, [&](Sequence queries) {
     Sequence keys = queries;
-    if constexpr (!is_packed<V>) keys.blocks = e.keys.table.blocks;
+    if constexpr (!is_packed<V>) {
+      queries.blocks = e.mix_rows;
+      keys.blocks = e.mix_columns;
+    }
     f(queries, keys);
   });
 }
@@ -127,6 +141,7 @@ template <class V, class A, bool is_fused>
 struct TablePlan {
   const V& variant;
   bool backward;
+  std::optional<Stage> stage;
   Arena arena;
   Extents<V> extents;
   RotationTable<A> rotation;
@@ -136,29 +151,38 @@ struct TablePlan {
             bool is_backward)
       : variant(attention),
         backward(is_backward),
+        stage(problem.stage),
         arena(memory),
         extents(arena, attention, problem, items),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
-                                   problem.feature_dim, problem.query_grid, problem.key_grid,
+                                   problem.feature_dim, problem.box(),
                                    is_fused ? strip_width(problem.feature_dim) : 0)),
         mixing(take(extents.mixings(), extents.mixing_size())) {}
 
-  /// An array [rows, dim], or none.
-  Span<A> take(Index rows, Index dim, bool needed = true) {
-    return arena.take<A>(needed ? checked_mul(rows, dim) : 0);
+  /// Whether it is a pass, or one of these stages.
+  template <class... Stages>
+  bool in(Stages... stages) const {
+    return !stage || ((*stage == stages) || ...);
+  }
+  /// An array [rows, dim]; none unless all are true of `needed`.
+  template <class... Needed>
+  Span<A> take(Index rows, Index dim, Needed... needed) {
+    return (true && ... && needed) ? arena.take<A>(checked_mul(rows, dim)) : Span<A>();
   }
   /// The same of the backward pass.
-  Span<A> take_back(Index rows, Index dim, bool needed = true) {
-    return take(rows, dim, needed && backward);
+  template <class... Needed>
+  Span<A> take_back(Index rows, Index dim, Needed... needed) {
+    return take(rows, dim, backward, needed...);
   }
 };
 
-/// The workspace of a call on cuBLAS.
+/// The workspace of a call on cuBLAS, or of a stage: blocks without tokens have no rows of panels.
 template <class V, class A>
 struct Plan : TablePlan<V, A, false> {
   using Base = TablePlan<V, A, false>;
   using Base::Base;
   using Base::extents;
+  using Base::in;
   using Base::take;
   using Base::take_back;
 
@@ -172,53 +196,61 @@ struct Plan : TablePlan<V, A, false> {
   Index parts = checked_mul(extents.units(), extents.matrices);  // of dmix
   Index map_rows = is_rowwise<V> ? std::max(query_rows, key_rows) : 0;
 
+  // What a variant needs, and what a stage.
+  static constexpr bool own = masks_own_block<V>;
+  static constexpr bool divides = normalizes<V>;
+  static constexpr bool mixes_sums = mixes_key_sums<V>;
+  bool mixes = in(Stage::read_out, Stage::read_out_gradient);
+  bool to_queries = in(Stage::read_out_gradient);
+  bool to_keys = in(Stage::summarize_gradient);
+
   // Panels of the queries: phi(q), the same rotated, numerators and y, or U.
   Span<A> queries = take(query_rows, feature_dim);
   Span<A> rotated_queries = rotates<V> ? take(query_rows, feature_dim) : queries;
   Span<A> outputs = take(query_rows, value_dim);
-  Span<A> denominators = take(query_rows, 1, normalizes<V>);
+  Span<A> denominators = take(query_rows, 1, divides);
   // Panels of the keys.
   Span<A> keys = take(key_rows, feature_dim);
   Span<A> rotated_keys = rotates<V> ? take(key_rows, feature_dim) : keys;
   Span<A> values = take(key_rows, value_dim);
-  Span<A> running_key_sums = take(key_rows, masks_own_block<V> ? feature_dim : 0, normalizes<V>);
+  Span<A> running_key_sums = take(key_rows, feature_dim, own, divides, mixes || to_keys);
   // Summaries of key blocks, and mixed ones of query blocks.
-  Span<A> summaries = take(extents.key_summaries(), extents.summary_size());
-  Span<A> key_sums = take(extents.key_summaries(), feature_dim, normalizes<V>);
-  Span<A> mixed_summaries = take(extents.mixed_summaries(), extents.summary_size());
-  Span<A> mixed_key_sums = take(extents.mixed_summaries(), feature_dim, mixes_key_sums<V>);
+  Span<A> summaries = take(extents.key_summaries(), extents.summary_size(), in(Stage::summarize));
+  Span<A> key_sums = take(extents.key_summaries(), feature_dim, divides, in(Stage::summarize));
+  Span<A> mixed_summaries = take(extents.mixed_summaries(), extents.summary_size(), mixes);
+  Span<A> mixed_key_sums = take(extents.mixed_summaries(), feature_dim, mixes_sums, mixes);
   Span<A> products = take(query_rows, 1, mixes_products<V>);  // R
   // Of a structured mixing: m_ii of every block, and rows in between, for the backward pass those
   // of all matrices.
   Index between = checked_mul(extents.units(), extents.between);
   Index kept = checked_mul(between, this->backward ? extents.matrices : 1);
-  Span<A> own_mixing =
-      take(extents.mixings(), factors_mixing<V> ? extents.mix_rows : 0, masks_own_block<V>);
+  Span<A> own_mixing = take(extents.mixings(), factors_mixing<V> ? extents.mix_rows : 0, own);
   Span<A> between_summaries = take(kept, extents.summary_size());
-  Span<A> between_key_sums = take(kept, feature_dim, mixes_key_sums<V>);
-  Span<A> scores = take(extents.key_summaries(), score_size, masks_own_block<V>);
+  Span<A> between_key_sums = take(kept, feature_dim, mixes_sums);
+  Span<A> scores = take(extents.key_summaries(), score_size, own,
+                        in(Stage::read_out, Stage::summarize_gradient));
   Span<A> row_input = take(map_rows, extents.key_dim);  // of a row-wise map
 
   // Backward pass only.
-  Span<A> grad_queries = take_back(query_rows, feature_dim);
-  Span<A> grad_keys = take_back(key_rows, feature_dim);
-  Span<A> grad_values = take_back(key_rows, value_dim);
-  Span<A> grad_denominators = take_back(query_rows, 1, normalizes<V>);  // c
+  Span<A> grad_queries = take_back(query_rows, feature_dim, to_queries);
+  Span<A> grad_keys = take_back(key_rows, feature_dim, to_keys);
+  Span<A> grad_values = take_back(key_rows, value_dim, to_keys);
+  Span<A> grad_denominators = take_back(query_rows, 1, divides);        // c
   Span<A> grad_products = take_back(query_rows, 1, mixes_products<V>);  // dR
-  Span<A> own_products = take_back(query_rows, 1, masks_own_block<V>);  // parts of dm_ii
-  Span<A> grad_mixed_summaries = take_back(extents.mixed_summaries(), extents.summary_size());
+  Span<A> own_products = take_back(query_rows, 1, own, to_keys);        // parts of dm_ii
+  Span<A> grad_mixed_summaries =
+      take_back(extents.mixed_summaries(), extents.summary_size(), to_queries);
   Span<A> grad_mixed_key_sums =
-      take_back(extents.mixed_summaries(), feature_dim, mixes_key_sums<V>);
-  Span<A> grad_summaries = take_back(extents.key_summaries(), extents.summary_size());
-  Span<A> grad_key_sums = take_back(extents.key_summaries(), feature_dim, normalizes<V>);
-  Span<A> grad_scores = take_back(extents.key_summaries(), score_size, masks_own_block<V>);
+      take_back(extents.mixed_summaries(), feature_dim, mixes_sums, to_queries);
+  Span<A> grad_summaries = take_back(extents.key_summaries(), extents.summary_size(), to_keys);
+  Span<A> grad_key_sums = take_back(extents.key_summaries(), feature_dim, divides, to_keys);
+  Span<A> grad_scores = take_back(extents.key_summaries(), score_size, own);
   Span<A> grad_row = take_back(map_rows, extents.key_dim);
-  Span<A> grad_mixing = take_back(parts, extents.mixing_size());
+  Span<A> grad_mixing = take_back(parts, extents.mixing_size(), to_queries);
   // The diagonal's, if it is separate.
-  Span<A> grad_own_mixing =
-      take_back(parts, extents.mix_rows, masks_own_block<V> && !factors_mixing<V>);
+  Span<A> grad_own_mixing = take_back(parts, extents.mix_rows, own, !factors_mixing<V>, to_keys);
   Span<A> grad_between_summaries = take_back(between, extents.summary_size());
-  Span<A> grad_between_key_sums = take_back(between, feature_dim, mixes_key_sums<V>);
+  Span<A> grad_between_key_sums = take_back(between, feature_dim, mixes_sums);
 
   /// Places the summaries of items [first, ...) in a state, if it has memory: those of the whole
   /// batch, followed by its key sums.

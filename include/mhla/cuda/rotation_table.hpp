@@ -42,6 +42,7 @@ struct RotationTable {
   struct Axis {
     Index first = 0;      // pair
     Index count = 0;      // pairs
+    Index begin = 0;      // coordinate of the first position
     Index positions = 0;  // coordinates
   };
   RotationPairs layout{0, 0};
@@ -96,10 +97,10 @@ struct RotationTable {
   }
 };
 
-/// Takes the memory of a table for every position of both grids from the arena.
+/// Takes the memory of a table for every position in a box from the arena.
 template <class A, class Rotation>
 RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank, Index feature_dim,
-                                const Grid& query_grid, const Grid& key_grid, Index strip = 0) {
+                                const GridBox& box, Index strip = 0) {
   RotationTable<A> table;
   if constexpr (!std::is_same_v<Rotation, NoRotation>) {
     table.layout = rotation.pairs(feature_dim);
@@ -116,8 +117,8 @@ RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank
       auto& axis = table.axis[a];
       axis.first = first;
       axis.count = rotation.axis_pairs(a - 3 + rank, rank, table.pairs);
-      axis.positions =
-          query_grid.extent[a] > key_grid.extent[a] ? query_grid.extent[a] : key_grid.extent[a];
+      axis.begin = box.begin[a];
+      axis.positions = box.extent(a);
       first += axis.count;
       add_rows(a, a);
     }

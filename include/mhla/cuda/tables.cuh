@@ -25,9 +25,12 @@ struct FillBlocks {
   std::int32_t extent[3];  // of its grid
   std::int32_t block[3];
   std::int32_t layout[2];  // blocks along the last two axes
+  std::int32_t origin[3];  // of coordinates
   std::int32_t block_tokens;
   std::int32_t first_token;
-  Index count;  // entries
+  std::int32_t first_block;  // of those that tensors have
+  std::int32_t end_block;    // 0: all
+  Index count;               // entries
   Place* places;
   Index* mix_rows;
 
@@ -35,7 +38,10 @@ struct FillBlocks {
   FillBlocks(const BlockTable& table, const Sequence& sequence, bool packed)
       : block_tokens(static_cast<std::int32_t>(table.block_tokens)),
         first_token(static_cast<std::int32_t>(sequence.begin)),
-        count(sequence.blocks * table.block_tokens),
+        first_block(static_cast<std::int32_t>(table.range.first)),
+        end_block(static_cast<std::int32_t>(
+            table.range.count == table.grid.num_blocks() ? 0 : table.range.end())),
+        count((packed ? sequence.blocks : table.blocks) * table.block_tokens),
         places(table.places.data + sequence.first_block * table.block_tokens),
         mix_rows(table.mix_rows.data + sequence.first_block) {
     Grid grid = table.grid;
@@ -43,6 +49,7 @@ struct FillBlocks {
     for (int a = 0; a < 3; ++a) {
       extent[a] = static_cast<std::int32_t>(grid.extent[a]);
       block[a] = static_cast<std::int32_t>(std::min(grid.block[a], grid.extent[a]));
+      origin[a] = static_cast<std::int32_t>(table.origin[a]);
     }
     for (int a = 0; a < 2; ++a) layout[a] = static_cast<std::int32_t>(grid.layout(a + 1));
   }
@@ -51,23 +58,33 @@ struct FillBlocks {
     const std::int32_t tokens = extent[axis] - first;
     return tokens < block[axis] ? tokens : block[axis];
   }
+  /// Tokens in the blocks before `block` that come before `token`.
+  MHLA_DEVICE Index tokens_before(std::int32_t blocks, std::int32_t token) const {
+    const Grid grid{{extent[0], extent[1], extent[2]}, {block[0], block[1], block[2]}};
+    return grid.tokens_before(blocks, token);
+  }
   MHLA_DEVICE void operator()(Index i) const {
-    const auto b = static_cast<std::int32_t>(i / block_tokens);
-    const auto entry = static_cast<std::int32_t>(i - Index{b} * block_tokens);
-    if (entry == 0) machine::store_to(mix_rows + b, Index{b});
+    const auto row = static_cast<std::int32_t>(i / block_tokens);
+    const auto entry = static_cast<std::int32_t>(i - Index{row} * block_tokens);
+    if (entry == 0) machine::store_to(mix_rows + row, Index{row});
+    const std::int32_t b = first_block + row;
     const std::int32_t of_plane = b / layout[1];
     const std::int32_t first_x = (b - of_plane * layout[1]) * block[2];
     const std::int32_t first_y = of_plane % layout[0] * block[1];
     const std::int32_t first_z = of_plane / layout[0] * block[0];
     const std::int32_t columns = left(2, first_x);
     const std::int32_t rows = left(1, first_y);
-    const std::int32_t row = entry / columns;
-    const std::int32_t x = first_x + entry - row * columns;
-    const std::int32_t y = first_y + row % rows;
-    const std::int32_t z = first_z + row / rows;
-    const bool present = row / rows < left(0, first_z);
-    const std::int32_t token = first_token + (z * extent[1] + y) * extent[2] + x;
-    machine::store_to(places + i, present ? Place{token, {z, y, x}} : absent);
+    const std::int32_t line = entry / columns;
+    const std::int32_t x = first_x + entry - line * columns;
+    const std::int32_t y = first_y + line % rows;
+    const std::int32_t z = first_z + line / rows;
+    const bool present = line / rows < left(0, first_z);
+    std::int32_t token = first_token + (z * extent[1] + y) * extent[2] + x;
+    if (end_block > 0)
+      token = static_cast<std::int32_t>(tokens_before(end_block, token) -
+                                        tokens_before(first_block, token));
+    machine::store_to(
+        places + i, present ? Place{token, {z - origin[0], y - origin[1], x - origin[2]}} : absent);
   }
 };
 
@@ -89,17 +106,19 @@ struct FillAngles {
       machine::store_to(table.halves.data + i, table.row_of(i / strips, i % strips));
     const Index pair = table.pair_of(i % table.pairs);
     if (pair < first || pair >= first + max_pairs) return;
-    const Index coordinate = coordinate_of(table.axis_of(pair), i / table.pairs);
+    const int axis = table.axis_of(pair);
+    const Index coordinate = coordinate_of(axis, i / table.pairs);
     Angle<A> angle{A(0), A(0)};
     if (coordinate >= 0) {
-      const double radians = static_cast<double>(coordinate) * frequency[pair - first];
+      const auto position = static_cast<double>(table.axis[axis].begin + coordinate);
+      const double radians = position * frequency[pair - first];
       angle = {static_cast<A>(cos(radians)), static_cast<A>(sin(radians))};
     }
     machine::store_to(table.angles.data + i, angle);
   }
 
  private:
-  /// A row's coordinate on an axis; -1 if it has none there.
+  /// A row's coordinate on an axis, from the first position on; -1 if it has none there.
   MHLA_DEVICE Index coordinate_of(int axis, Index row) const {
     for (int a = 0; a <= axis; ++a)
       for (int b = axis; b < 3; ++b) {
@@ -190,13 +209,14 @@ void fill_tables(const CudaDevice& device, const V& attention, const BlockTable&
   }
   const auto add = [&](const BlockTable& table) {
     for_each_sequence(attention, table.grid, [&](const Sequence& sequence) {
-      if (sequence.blocks == 0 || table.block_tokens == 0) return;
+      const FillBlocks blocks(table, sequence, is_packed<V>);
+      if (blocks.count == 0) return;
       if (body.sequences == FillTables<A>::max_sequences) run();
-      body.blocks[body.sequences++] = FillBlocks(table, sequence, is_packed<V>);
+      body.blocks[body.sequences++] = blocks;
     });
   };
   add(queries);
-  if (keys.places.data != queries.places.data) add(keys);
+  if (keys.places.data != queries.places.data || queries.places.size == 0) add(keys);
   run();
 }
 

@@ -27,6 +27,8 @@ struct BlockRange {
 
   /// The block behind the last.
   MHLA_HOST_DEVICE constexpr Index end() const { return first + count; }
+  /// Whether they are the same.
+  friend constexpr bool operator==(const BlockRange&, const BlockRange&) = default;
 };
 
 /// A box of coordinates: [begin, end) on each axis.
@@ -92,6 +94,12 @@ struct Grid {
   MHLA_HOST_DEVICE constexpr Index block_extent(Index index, int axis) const {
     const Index left = extent[axis] - block_begin(index, axis);
     return left < block[axis] ? left : block[axis];
+  }
+  /// Tokens of the longest block.
+  MHLA_HOST_DEVICE constexpr Index block_tokens() const {
+    Index tokens = 1;
+    for (int a = 0; a < 3; ++a) tokens *= block[a] < extent[a] ? block[a] : extent[a];
+    return tokens;
   }
   /// Tokens of blocks [0, blocks) whose raster index is less than `token`.
   MHLA_HOST_DEVICE constexpr Index tokens_before(Index blocks, Index token) const {

@@ -140,14 +140,11 @@ void require_apart(Footprint& footprint, const V& attention, const OperandViews<
   footprint.require_scratch(state, "state");
 }
 
-/// Throws ShapeError unless y = attention(q, k, v, mix) can be computed, WorkspaceError if scratch
-/// memory shares a byte with a tensor.
+/// Throws ShapeError unless y can be written in a call of `shape` with these operands,
+/// WorkspaceError if scratch memory shares a byte with a tensor.
 template <AttentionVariant V, class T>
-Problem checked_forward(const V& attention, const OperandViews<T>& operands,
-                        const TensorView<T, 4>& y, WorkspaceView workspace,
-                        WorkspaceView state = {}) {
-  const Shape shape = operands.shape();
-  const Problem problem = checked_problem(attention, shape);
+void require_forward(const V& attention, const Shape& shape, const OperandViews<T>& operands,
+                     const TensorView<T, 4>& y, WorkspaceView workspace, WorkspaceView state) {
   require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "y is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);
@@ -155,6 +152,16 @@ Problem checked_forward(const V& attention, const OperandViews<T>& operands,
   Footprint footprint;
   footprint.writes(y, "y");
   require_apart(footprint, attention, operands, workspace, state);
+}
+
+/// The same unless y = attention(q, k, v, mix) can be computed.
+template <AttentionVariant V, class T>
+Problem checked_forward(const V& attention, const OperandViews<T>& operands,
+                        const TensorView<T, 4>& y, WorkspaceView workspace,
+                        WorkspaceView state = {}) {
+  const Shape shape = operands.shape();
+  const Problem problem = checked_problem(attention, shape);
+  require_forward(attention, shape, operands, y, workspace, state);
   return problem;
 }
 
@@ -188,13 +195,11 @@ MHLA_OUT_OF_LINE Footprint checked_gradients(const Shape& shape,
   return footprint;
 }
 
-/// The same for the wanted gradients of <dy, attention(q, k, v, mix)>.
+/// As require_forward, for the wanted gradients.
 template <AttentionVariant V, class T>
-Problem checked_backward(const V& attention, const OperandViews<T>& operands,
-                         const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                         WorkspaceView workspace, WorkspaceView state = {}) {
-  const Shape shape = operands.shape();
-  const Problem problem = checked_problem(attention, shape);
+void require_backward(const V& attention, const Shape& shape, const OperandViews<T>& operands,
+                      const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                      WorkspaceView workspace, WorkspaceView state) {
   require_extents(dy, "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "dy is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);
@@ -202,6 +207,16 @@ Problem checked_backward(const V& attention, const OperandViews<T>& operands,
   Footprint footprint = checked_gradients(shape, gradients);
   footprint.reads(dy, "dy");
   require_apart(footprint, attention, operands, workspace, state);
+}
+
+/// As checked_forward, for the wanted gradients of <dy, attention(q, k, v, mix)>.
+template <AttentionVariant V, class T>
+Problem checked_backward(const V& attention, const OperandViews<T>& operands,
+                         const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                         WorkspaceView workspace, WorkspaceView state = {}) {
+  const Shape shape = operands.shape();
+  const Problem problem = checked_problem(attention, shape);
+  require_backward(attention, shape, operands, dy, gradients, workspace, state);
   return problem;
 }
 

@@ -106,6 +106,16 @@ inline void add_masks(Hash& hash, const TokenMasks& masks, const Shape& shape, B
   }
 }
 
+// Feature map, normalizer, rotation, mixing and scale.
+template <AttentionVariant V>
+void add_values(Hash& hash, const V& attention, Borrowed borrowed) {
+  add(hash, attention.normalizer);
+  add(hash, attention.rotation);
+  add(hash, attention.mixing);
+  add(hash, attention.scale);
+  add_feature_map(hash, attention.feature_map, borrowed);
+}
+
 }  // namespace fingerprint
 
 /// The fingerprint of a checked call on tensors of T: types, grids, offsets, masks, feature map,
@@ -117,11 +127,7 @@ std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowe
   hash.add(reinterpret_cast<std::uintptr_t>(&fingerprint::identity<V, T>));
   add(hash, problem.query_grid);
   add(hash, problem.key_grid);
-  add(hash, attention.normalizer);
-  add(hash, attention.rotation);
-  add(hash, attention.mixing);
-  add(hash, attention.scale);
-  fingerprint::add_feature_map(hash, attention.feature_map, borrowed);
+  fingerprint::add_values(hash, attention, borrowed);
   if constexpr (requires { attention.offsets; })
     for (const auto offset : attention.offsets) hash.add(static_cast<std::uint64_t>(offset));
   if constexpr (requires { attention.masks; })

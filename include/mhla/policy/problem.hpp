@@ -5,9 +5,11 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/shape.hpp>
+#include <mhla/core/stage.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
+#include <optional>
 #include <string>
 
 MHLA_NAMESPACE_BEGIN
@@ -24,8 +26,10 @@ struct Problem {
   /// key_blocks is theirs.
   BlockRange queries;
   BlockRange keys;
-  Index sequences = 0;    ///< that share no keys: the batch, or the sequences packed into it
-  Index feature_dim = 0;  ///< D, the length of phi's output
+  Index sequences = 0;         ///< that share no keys: the batch, or the sequences packed into it
+  Index all_kv_heads = 0;      ///< kv heads of the whole call, of which these may be some
+  Index feature_dim = 0;       ///< D, the length of phi's output
+  std::optional<Stage> stage;  ///< that it is alone; none: the whole pass
 
   /// The coordinates of the tokens that are there.
   GridBox box() const { return hull(query_grid.box(queries), key_grid.box(keys)); }
@@ -51,6 +55,7 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
   Problem problem;
   problem.shape = shape;
   problem.sequences = sequences;
+  problem.all_kv_heads = shape.kv_heads;
   problem.query_grid = query_grid;
   problem.key_grid = key_grid;
   problem.query_blocks = query_grid.num_blocks();

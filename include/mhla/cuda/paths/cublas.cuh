@@ -13,11 +13,13 @@
 //   key blocks:    dk, dv
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/cuda/block_sums.cuh>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/denominators.cuh>
@@ -54,20 +56,18 @@ struct Mixing {
   }
   /// Something of every key block, one block per row.
   template <class A>
-  Panels<A> key_blocks(Span<A> of_blocks, Index size) const {
-    const Index blocks = e.keys.table.blocks;
-    A* const data = of_blocks.data + (first_unit * blocks + keys.first_block) * size;
-    return {data, units, keys.blocks, size, size, unit_step * blocks * size};
+  Panels<A> key_blocks(const BlockRows<A>& of) const {
+    A* const data = of.at(first_unit, keys.first_block, 0);
+    return {data, units, keys.blocks, of.size, of.of_block, unit_step * of.of_unit};
   }
-  /// Something of every query block and matrix, one block per row.
+  /// Something of every query block, one block per row.
   template <class A>
-  Panels<A> query_blocks(Span<A> of_blocks, Index size) const {
-    const Index row = e.matrices * size;
-    const Index blocks = e.queries.table.blocks;
-    A* const data =
-        of_blocks.data + (first_unit * blocks + queries.first_block) * row + matrix * size;
-    return {data, units, queries.blocks, size, row, unit_step * blocks * row};
+  Panels<A> query_blocks(const BlockRows<A>& of) const {
+    A* const data = of.at(first_unit, queries.first_block, matrix);
+    return {data, units, queries.blocks, of.size, of.of_block, unit_step * of.of_unit};
   }
+  /// Which entries a causal query sees in full.
+  LowerTriangle triangle() const { return {e.first_row, e.first_column + lag_of(sight_of<V>)}; }
   /// A number of every query of query head g, one block per row.
   template <class A>
   Panels<A> queries_of(Span<A> rows, Index g) const {
@@ -106,8 +106,9 @@ struct CublasPass {
   void forward(const TensorView<T, 4>& y) const {
     pack_keys();
     summarize_blocks();
-    mix_blocks();
+    mix_blocks(summaries());
     pack_queries();
+    sum_denominators();
     read_out_blocks(y);
   }
   /// All wanted gradients except dmix, to whose parts it adds.
@@ -115,9 +116,11 @@ struct CublasPass {
                 const GradientViews<T>& gradients, Update update) const {
     pack_keys();
     if (!has_summaries) summarize_blocks();
-    mix_blocks();
+    mix_blocks(summaries());
     pack_queries();
-    read_out_blocks_gradient(dy);
+    sum_denominators();
+    divide(dy);
+    read_out_blocks_gradient();
     denominators_gradient();
     if (gradients.query.wanted)
       unpack_gradient(queries_gradient(), of.scale(), of.q, gradients.query.view, update);
@@ -126,13 +129,37 @@ struct CublasPass {
       if (gradients.mix.wanted) add_own_mixing_gradient(of);
       if (gradients.mix.wanted || keys_wanted) factored_mixing().mix_gradient(gradients.mix.wanted);
     } else {
-      if (gradients.mix.wanted) mixing_gradient();
-      if (keys_wanted) mix_blocks_gradient();
+      if (gradients.mix.wanted) {
+        mixing_gradient(summaries());
+        add_own_mixing_gradient(of);
+      }
+      if (keys_wanted) mix_blocks_gradient(mixed_gradients(), summary_gradients());
     }
     if (keys_wanted) summarize_blocks_gradient(gradients, update);
   }
 
- private:
+  // What a stage alone (cuda/stages.cuh) calls too.
+
+  /// S and z of key blocks, S~ and z~ of query blocks, and their gradients, in the plan's memory.
+  BlockSums<A> summaries() const { return of_keys(plan.summaries, plan.key_sums); }
+  BlockSums<A> summary_gradients() const {
+    return of_keys(plan.grad_summaries, plan.grad_key_sums);
+  }
+  BlockSums<A> mixtures() const { return of_queries(plan.mixed_summaries, plan.mixed_key_sums); }
+  BlockSums<A> mixed_gradients() const {
+    return of_queries(plan.grad_mixed_summaries, plan.grad_mixed_key_sums);
+  }
+  BlockSums<A> of_keys(Span<A> summaries, Span<A> key_sums) const {
+    const Index blocks = e.keys.table.blocks;
+    return {block_rows(summaries, blocks, 1, e.summary_size()),
+            block_rows(key_sums, blocks, 1, e.feature_dim), blocks};
+  }
+  BlockSums<A> of_queries(Span<A> summaries, Span<A> key_sums) const {
+    const Index blocks = e.queries.table.blocks;
+    return {block_rows(summaries, blocks, e.matrices, e.summary_size()),
+            block_rows(key_sums, blocks, e.matrices, e.feature_dim), blocks};
+  }
+
   /// Rows of all key blocks, one block per panel.
   Panels<A> keys(Span<A> rows, Index dim) const {
     return panels(rows.data, e.key_summaries(), e.keys.table.block_tokens, dim);
@@ -142,11 +169,11 @@ struct CublasPass {
     return panels(rows.data, e.mixed_summaries(), e.readers(), dim);
   }
   /// Summaries of key blocks, and mixed ones of query blocks, one per panel.
-  Panels<A> key_summaries(Span<A> summaries) const {
-    return panels(summaries.data, e.key_summaries(), e.feature_dim, e.value_dim);
+  Panels<A> key_summaries(Span<A> of_blocks) const {
+    return panels(of_blocks.data, e.key_summaries(), e.feature_dim, e.value_dim);
   }
-  Panels<A> mixed_summaries(Span<A> summaries) const {
-    return panels(summaries.data, e.mixed_summaries(), e.feature_dim, e.value_dim);
+  Panels<A> mixed_summaries(Span<A> of_blocks) const {
+    return panels(of_blocks.data, e.mixed_summaries(), e.feature_dim, e.value_dim);
   }
   FactoredMixing<V, A> factored_mixing() const { return {device, of.variant, plan}; }
   RowBuffers<A> row_buffers() const { return {plan.row_input, plan.grad_row}; }
@@ -156,9 +183,12 @@ struct CublasPass {
       return {e.queries, RowFinder(e.queries), plan.own_mixing.data, shared ? 0 : e.mix_rows,
               1,         Divisor(e.units())};
     } else {
-      return {e.queries,         RowFinder(e.queries),
-              plan.mixing.data,  shared ? 0 : e.mixing_size(),
-              e.mix_columns + 1, Divisor(e.per_item ? e.units() : e.queries.kv_heads)};
+      return {e.queries,
+              RowFinder(e.queries),
+              plan.mixing.data + e.own_column(),
+              shared ? 0 : e.mixing_size(),
+              e.mix_columns + 1,
+              Divisor(e.per_item ? e.units() : e.queries.kv_heads)};
     }
   }
   OwnBlocks<A> own_blocks() const {
@@ -204,32 +234,41 @@ struct CublasPass {
   }
 
   /// S~_i = sum_b m_ib S_b and z~_i of every query block (eq. 4); causal: over b <= i - lag only.
-  void mix_blocks() const {
+  void mix_blocks(const BlockSums<A>& from) const {
     if constexpr (factors_mixing<V>) {
       factored_mixing().mix();
       return;
     }
     for_each_mixing([&](const Mixing<V>& m) {
-      const auto mix_rows = [&](Span<A> from, Span<A> to, Index size) {
+      const auto mix_rows = [&](const BlockRows<A>& rows, const BlockRows<A>& to) {
         if (sees_past_only<V>) {
-          multiply_lower(device, m.query_blocks(to, size), m.matrix_of(plan.mixing),
-                         m.key_blocks(from, size), LowerTriangle{0, lag_of(sight_of<V>)});
+          multiply_lower(device, m.query_blocks(to), m.matrix_of(plan.mixing), m.key_blocks(rows),
+                         m.triangle());
         } else {
-          multiply(device, m.query_blocks(to, size), m.matrix_of(plan.mixing),
-                   m.key_blocks(from, size));
+          multiply(device, m.query_blocks(to), m.matrix_of(plan.mixing), m.key_blocks(rows));
         }
       };
-      mix_rows(plan.summaries, plan.mixed_summaries, e.summary_size());
-      if constexpr (mixes_key_sums<V>) mix_rows(plan.key_sums, plan.mixed_key_sums, e.feature_dim);
+      mix_rows(from.summaries, mixtures().summaries);
+      if constexpr (mixes_key_sums<V>) mix_rows(from.key_sums, mixtures().key_sums);
     });
   }
 
-  /// Q, Q^r, and the denominators of every query; under MixedProduct also R.
+  /// Q and Q^r of every query.
   void pack_queries() const {
-    const Index rows = e.queries.count();
     pack_features<rotates<V>>(device, of.variant.feature_map, of.scale(), e.queries, plan.rotation,
                               of.q, e.feature_dim, plan.queries.data, plan.rotated_queries.data,
                               row_buffers());
+  }
+
+  /// p_t of every causal query.
+  void sum_own_keys() const {
+    launch(device, e.key_summaries() * e.feature_dim,
+           RunningKeySums<A>{keys(plan.keys, e.feature_dim), plan.running_key_sums.data});
+  }
+
+  /// The denominators of every query; under MixedProduct also R.
+  void sum_denominators() const {
+    const Index rows = e.queries.count();
     if constexpr (mixes_key_sums<V>) {
       launch(device, rows,
              MixedKeySumDenominators<A>{plan.queries.data,
@@ -238,8 +277,7 @@ struct CublasPass {
                                         of.epsilon(),
                                         plan.denominators.data});
       if constexpr (masks_own_block<V>) {
-        launch(device, e.key_summaries() * e.feature_dim,
-               RunningKeySums<A>{keys(plan.keys, e.feature_dim), plan.running_key_sums.data});
+        sum_own_keys();
         launch(device, rows,
                AddOwnDenominators<A>{own_weights(), plan.queries.data, plan.running_key_sums.data,
                                      e.feature_dim, plan.denominators.data});
@@ -271,28 +309,42 @@ struct CublasPass {
                   normalizes<V> ? plan.denominators.data : nullptr);
   }
 
-  /// U, dS~_i = Q^r^T U, dQ^r = U S~^T and c; under Causal the own block's part of dK^r, dV and
-  /// dm_ii.
-  void read_out_blocks_gradient(const TensorView<const T, 4>& dy) const {
+  /// U = dy / den of every query.
+  void divide(const TensorView<const T, 4>& dy) const {
     gather(device, e.queries, dy, plan.outputs.data,
            normalizes<V> ? plan.denominators.data : nullptr);
+  }
+
+  /// dS~_i = Q^r^T U, dQ^r = U S~^T and c; under Causal the own block's part of dK^r, dV and dm_ii.
+  void read_out_blocks_gradient() const {
     const Panels<A> u = queries(plan.outputs, e.value_dim);
     multiply_left_transposed(device, mixed_summaries(plan.grad_mixed_summaries),
                              queries(plan.rotated_queries, e.feature_dim), u);
     multiply_right_transposed(device, queries(plan.grad_queries, e.feature_dim), u,
                               mixed_summaries(plan.mixed_summaries));
-    if constexpr (masks_own_block<V>) {
-      const OwnBlockGradients<A> grad{plan.grad_queries.data, keys(plan.grad_keys, e.feature_dim),
-                                      keys(plan.grad_values, e.value_dim), plan.own_products.data};
-      clear(device, grad.keys);
-      clear(device, grad.values);
-      own_blocks().read_out_gradient(plan.outputs.data, plan.grad_scores.data, grad);
-    }
+    if constexpr (masks_own_block<V>) own_blocks_gradient();
     if constexpr (normalizes<V>)
       launch(device, e.queries.count(),
              DenominatorGradient<A>{RowFinder(e.queries), plan.rotated_queries.data,
                                     plan.grad_queries.data, e.feature_dim, plan.denominators.data,
                                     plan.grad_denominators.data});
+  }
+
+  /// Of own blocks, to those gradients that the plan has.
+  void own_blocks_gradient() const {
+    clear(device, plan.grad_keys);
+    clear(device, plan.grad_values);
+    own_blocks().read_out_gradient(plan.outputs.data, plan.grad_scores.data,
+                                   {plan.grad_queries.data, keys(plan.grad_keys, e.feature_dim),
+                                    keys(plan.grad_values, e.value_dim), plan.own_products.data});
+  }
+  /// Of p_t, likewise.
+  void own_key_sums_gradient() const {
+    launch(
+        device, e.queries.count(),
+        AddOwnKeySumQueryGradient<A>{own_weights(), plan.queries.data, plan.running_key_sums.data,
+                                     plan.grad_denominators.data, e.feature_dim,
+                                     plan.grad_queries.data, plan.own_products.data});
   }
 
   /// dQ, before it is rotated back and the denominators add to it.
@@ -329,11 +381,7 @@ struct CublasPass {
                         plan.grad_mixed_key_sums.data);
       if constexpr (adds_own_key_sums) {
         queries_gradient().template finish<rotates<V>>(device);
-        launch(device, e.queries.count(),
-               AddOwnKeySumQueryGradient<A>{own_weights(), plan.queries.data,
-                                            plan.running_key_sums.data, plan.grad_denominators.data,
-                                            e.feature_dim, plan.grad_queries.data,
-                                            plan.own_products.data});
+        own_key_sums_gradient();
       }
     } else if constexpr (mixes_products<V>) {
       for_each_mixing([&](const Mixing<V>& m) {
@@ -350,45 +398,38 @@ struct CublasPass {
   }
 
   /// Adds to the units' parts of dmix; what no query sees is skipped when those are summed.
-  void mixing_gradient() const {
+  void mixing_gradient(const BlockSums<A>& from) const {
     for_each_mixing([&](const Mixing<V>& m) {
-      const Panels<A> to = m.gradient(plan.grad_mixing);
-      const auto add = [&](Span<A> grad_mixed, Span<A> from, Index size) {
-        multiply_right_transposed(device, to, m.query_blocks(grad_mixed, size),
-                                  m.key_blocks(from, size), Into::add);
+      const Panels<A> to =
+          m.gradient(plan.grad_mixing).column_range(0, std::min(m.keys.blocks, from.blocks));
+      const auto add = [&](const BlockRows<A>& grad, const BlockRows<A>& rows) {
+        multiply_right_transposed(device, to, m.query_blocks(grad), m.key_blocks(rows), Into::add);
       };
-      add(plan.grad_mixed_summaries, plan.summaries, e.summary_size());
-      if constexpr (mixes_key_sums<V>) add(plan.grad_mixed_key_sums, plan.key_sums, e.feature_dim);
+      add(mixed_gradients().summaries, from.summaries);
+      if constexpr (mixes_key_sums<V>) add(mixed_gradients().key_sums, from.key_sums);
       if constexpr (mixes_products<V>)
         m.for_each_head([&](Index g) {  // C R^T
           multiply_right_transposed(device, to, m.queries_of(plan.grad_denominators, g),
                                     m.queries_of(plan.products, g), Into::add);
         });
     });
-    add_own_mixing_gradient(of);
   }
 
   /// dS_b = sum_i m_ib dS~_i and dz_b of every key block.
-  void mix_blocks_gradient() const {
-    if (e.matrices == 0) {  // no query head reads a kv head
-      clear(device, plan.grad_summaries);
-      clear(device, plan.grad_key_sums);
-    }
+  void mix_blocks_gradient(const BlockSums<A>& from, const BlockSums<A>& to) const {
     for_each_mixing([&](const Mixing<V>& m) {
-      const auto mix_rows = [&](Span<A> from, Span<A> to, Index size) {
+      const auto mix_rows = [&](const BlockRows<A>& rows, const BlockRows<A>& grad) {
         const Into into = m.matrix == 0 ? Into::overwrite : Into::add;
         if (sees_past_only<V>) {
-          multiply_lower_transposed(device, m.key_blocks(to, size), m.matrix_of(plan.mixing),
-                                    m.query_blocks(from, size),
-                                    LowerTriangle{0, lag_of(sight_of<V>)}, into);
+          multiply_lower_transposed(device, m.key_blocks(grad), m.matrix_of(plan.mixing),
+                                    m.query_blocks(rows), m.triangle(), into);
         } else {
-          multiply_left_transposed(device, m.key_blocks(to, size), m.matrix_of(plan.mixing),
-                                   m.query_blocks(from, size), into);
+          multiply_left_transposed(device, m.key_blocks(grad), m.matrix_of(plan.mixing),
+                                   m.query_blocks(rows), into);
         }
       };
-      mix_rows(plan.grad_mixed_summaries, plan.grad_summaries, e.summary_size());
-      if constexpr (mixes_key_sums<V>)
-        mix_rows(plan.grad_mixed_key_sums, plan.grad_key_sums, e.feature_dim);
+      mix_rows(from.summaries, to.summaries);
+      if constexpr (mixes_key_sums<V>) mix_rows(from.key_sums, to.key_sums);
     });
   }
 

@@ -206,7 +206,7 @@ void add_own_mixing_gradient(const Operands<V, T, PlanType>& part) {
 }
 
 /// dmix from its parts, [parts, matrices of a kv head, query blocks, key blocks], summed in order,
-/// plus the diagonal's other part, of causal blocks' own tokens.
+/// plus the diagonal's other part, of causal blocks' own tokens. A stage has only one of both.
 template <class A>
 struct WriteMixingGradient {
   const A* parts;
@@ -217,14 +217,16 @@ struct WriteMixingGradient {
   Sight sight;
   TensorView<A, 3> destination;
   Update update;
+  Index own_column = 0;  // of row 0
 
   MHLA_HOST_DEVICE void operator()(Index at) const {
     const Index b = at % destination.extent[2];
     const Index i = at / destination.extent[2] % destination.extent[1];
     const Index h = at / destination.extent[2] / destination.extent[1];
     A& to = destination(h, i, b);
-    const bool own = own_parts != nullptr && i == b;
-    if (i >= query_blocks || b >= key_blocks || !(own || sees_whole_block(sight, i, b))) {
+    const bool own = own_parts != nullptr && i + own_column == b;
+    const bool seen = parts != nullptr && sees_whole_block(sight, i + own_column, b);
+    if (i >= query_blocks || b >= key_blocks || !(own || seen)) {
       if (update == Update::overwrite) to = A(0);
       return;
     }
@@ -246,7 +248,7 @@ void write_mixing_gradient(const BackwardCall<V, T>& call, const Extents<V>& e,
     launch(call.device, to.view.size(),
            WriteMixingGradient<Accumulator<T>>{parts.data, own_parts, e.units() * e.matrices,
                                                e.mix_rows, e.mix_columns, sight, to.view,
-                                               call.update});
+                                               call.update, e.own_column()});
 }
 
 /// Runs backward_part(operands, dy, gradients) for the parts of a call's batch, which adds to the

@@ -34,8 +34,8 @@ struct PairsCost {
   }
   /// Tiles of a head's queries and keys that see each other, sequence by sequence.
   double tile_pairs(Index own, Index others) const {
-    const Index query_block = block_tokens_of(call.problem.query_grid);
-    const Index key_block = block_tokens_of(call.problem.key_grid);
+    const Index query_block = call.problem.query_grid.block_tokens();
+    const Index key_block = call.problem.key_grid.block_tokens();
     Index pairs = 0;
     for_each_sequence(call.attention, call.problem.query_grid, [&](const Sequence& sequence) {
       const Index entries = sequence.blocks * query_block;

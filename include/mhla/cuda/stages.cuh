@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT
+// Runs checked stages: those of the cuBLAS path (paths/cublas.cuh) on some blocks, in parts of the
+// batch. Mixing reads and writes the caller's rows; what panels make is copied from or to them.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cuda/block_sums.cuh>
+#include <mhla/cuda/call.hpp>
+#include <mhla/cuda/chip/device_memory.cuh>
+#include <mhla/cuda/gemm.cuh>
+#include <mhla/cuda/paths/cublas.cuh>
+#include <mhla/cuda/paths/operands.cuh>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/stages.hpp>
+#include <mhla/cuda/token_block.cuh>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// The rows of a stage's blocks, of a part of the batch.
+template <class V, class T>
+struct StageRows {
+  using A = Accumulator<T>;
+  using Rows = TensorView<const A, 2>;
+  const CublasPass<V, T>& pass;
+  const CudaDevice& device = pass.device;
+  const Extents<V>& e = pass.e;
+
+  /// S and z of each unit and, if there are several, matrix.
+  BlockSums<A> sums(const Rows& rows, Index matrices) const {
+    const Index size = e.summary_size() + (normalizes<V> ? e.feature_dim : 0);
+    const BlockRows<A> all = of_part(rows, matrices, size);
+    return {{all.data, e.summary_size(), size, all.of_block, all.of_unit},
+            {all.data + e.summary_size(), e.feature_dim, size, all.of_block, all.of_unit},
+            rows.extent[0]};
+  }
+  void copy_sums(Index matrices, const BlockSums<A>& from, const BlockSums<A>& to) const {
+    copy(device, e.units(), to.blocks, matrices, from.summaries, to.summaries);
+    if constexpr (normalizes<V>)
+      copy(device, e.units(), to.blocks, matrices, from.key_sums, to.key_sums);
+  }
+  /// Calls f(in rows, in the plan) for den and its gradient.
+  template <class F>
+  void for_denominators(const Rows& rows, const F& f) const {
+    const PanelRows& of = e.queries;
+    const Index tokens = of.table.block_tokens;
+    BlockRows<A> row = of_part(rows, of.group_size, 2 * tokens);
+    row.size = tokens;
+    const auto in_plan = [&](const Span<A>& numbers) {
+      return block_rows(numbers, of.table.blocks, of.group_size, tokens);
+    };
+    f(row, in_plan(pass.plan.denominators));
+    row.data += tokens;
+    f(row, in_plan(pass.plan.grad_denominators));
+  }
+  void copy_denominators(const BlockRows<A>& from, const BlockRows<A>& to) const {
+    copy(device, e.units(), e.queries.table.blocks, e.queries.group_size, from, to);
+  }
+
+ private:
+  /// Those that one stage writes and others read.
+  BlockRows<A> of_part(const Rows& rows, Index heads, Index size) const {
+    const Index of_unit = heads * size;
+    const Index stride = rows.extent[0] > 1 ? rows.stride[0] : rows.extent[1];
+    return {const_cast<A*>(rows.data) + pass.of.first * e.keys.kv_heads * of_unit, size, size,
+            stride, of_unit};
+  }
+};
+
+/// Throws unless CUDA knows the memory of what every stage has.
+template <class PassCall>
+void require_memory_of_stage(const PassCall& call) {
+  require_memory_of_call(call.attention, call.operands, {call.workspace.data, call.workspace.size},
+                         call.state);
+}
+/// Calls f(pass, rows, cut) for the parts of a stage's batch.
+template <template <class, class> class PassCall, class V, class T, class F>
+void run_stage(const PassCall<V, T>& call, const F& f) {
+  if (call.problem.shape.empty()) return;
+  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
+  const BorrowedCublas cublas(call.device, largest.cublas);
+  for_each_part(call, largest, [&](const auto& part, const auto& cut) {
+    const CublasPass<V, T> pass{part};
+    f(pass, StageRows<V, T>{pass}, cut);
+  });
+}
+/// Calls f(pass, rows, dy, gradients) likewise, and writes dmix.
+template <class V, class T, class F>
+void run_stage_gradient(const BackwardCall<V, T>& call, const F& f) {
+  const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
+  const BorrowedCublas cublas(call.device, largest.cublas);
+  run_backward_in_parts(call, largest,
+                        [&](const auto& part, const auto& dy, const auto& gradients) {
+                          const CublasPass<V, T> pass{part};
+                          f(pass, StageRows<V, T>{pass}, dy, gradients);
+                        });
+}
+
+template <class V, class T>
+void StageKernels<V, T>::summarize(const ForwardCall<V, T>& call,
+                                   const TensorView<A, 2>& summaries) {
+  require_memory_of_stage(call);
+  require_device_memory(summaries, "summaries");
+  run_stage(call, [&](const auto& pass, const auto& rows, const auto&) {
+    pass.pack_keys();
+    pass.summarize_blocks();
+    rows.copy_sums(1, pass.summaries(), rows.sums(summaries, 1));
+  });
+}
+
+template <class V, class T>
+void StageKernels<V, T>::read_out(const ForwardCall<V, T>& call, const Rows& summaries) {
+  require_memory_of_stage(call);
+  require_device_memory(summaries, "summaries");
+  require_device_memory(call.y, "y");
+  run_stage(call, [&](const auto& pass, const auto& rows, const auto& cut) {
+    if constexpr (masks_own_block<V>) pass.pack_keys();
+    pass.mix_blocks(rows.sums(summaries, 1));
+    pass.pack_queries();
+    pass.sum_denominators();
+    pass.read_out_blocks(cut(call.y));
+  });
+  if constexpr (requires { call.attention.masks; })
+    clear_masked(call.device, call.attention.masks.query, call.y);
+}
+
+template <class V, class T>
+void StageKernels<V, T>::read_out_gradient(const BackwardCall<V, T>& call, const Rows& summaries,
+                                           const QueryRows<A>& left) {
+  const GradientViews<T>& gradients = call.gradients;
+  require_memory_of_stage(call);
+  require_device_memory(summaries, "summaries");
+  require_device_memory(call.dy, "dy");
+  if (gradients.query.wanted) require_device_memory(gradients.query.view, "dq");
+  if (gradients.mix.wanted) require_device_memory(gradients.mix.view, "dmix");
+  require_device_memory(left.mixtures, "mixtures");
+  if (masks_own_block<V> && normalizes<V>) require_device_memory(left.denominators, "denominators");
+  if (call.problem.shape.empty()) {
+    if (call.update == Update::accumulate) return;
+    clear(call.device, gradients.query);
+    return clear(call.device, gradients.mix);
+  }
+  run_stage_gradient(
+      call, [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
+        const BlockSums<A> from = rows.sums(summaries, 1);
+        if constexpr (masks_own_block<V>) pass.pack_keys();
+        pass.mix_blocks(from);
+        pass.pack_queries();
+        pass.sum_denominators();
+        pass.divide(dy);
+        pass.read_out_blocks_gradient();
+        pass.denominators_gradient();
+        if (to.query.wanted)
+          pass.unpack_gradient(pass.queries_gradient(), pass.of.scale(), pass.of.q, to.query.view,
+                               call.update);
+        if (to.mix.wanted) pass.mixing_gradient(from);
+        const Index matrices = pass.e.matrices;
+        rows.copy_sums(matrices, pass.mixed_gradients(), rows.sums(left.mixtures, matrices));
+        if constexpr (masks_own_block<V> && normalizes<V>)
+          rows.for_denominators(left.denominators, [&](const auto& row, const auto& numbers) {
+            rows.copy_denominators(numbers, row);
+          });
+      });
+  if constexpr (requires { call.attention.masks; })
+    if (call.update == Update::overwrite && gradients.query.wanted)
+      clear_masked(call.device, call.attention.masks.query, gradients.query.view);
+}
+
+template <class V, class T>
+void StageKernels<V, T>::mix_gradient(const ForwardCall<V, T>& call, const Rows& mixtures,
+                                      const TensorView<A, 2>& summary_gradients) {
+  require_memory_of_stage(call);
+  require_device_memory(mixtures, "mixtures");
+  require_device_memory(summary_gradients, "summary_gradients");
+  run_stage(call, [&](const auto& pass, const auto& rows, const auto&) {
+    pass.mix_blocks_gradient(rows.sums(mixtures, pass.e.matrices), rows.sums(summary_gradients, 1));
+  });
+}
+
+template <class V, class T>
+void StageKernels<V, T>::summarize_gradient(const BackwardCall<V, T>& call,
+                                            const Rows& summary_gradients, const Rows& denominators,
+                                            Update update) {
+  const GradientViews<T>& gradients = call.gradients;
+  require_memory_of_stage(call);
+  require_device_memory(summary_gradients, "summary_gradients");
+  if constexpr (masks_own_block<V>) {
+    require_device_memory(call.dy, "dy");
+    if (normalizes<V>) require_device_memory(denominators, "denominators");
+    if (gradients.mix.wanted) require_device_memory(gradients.mix.view, "dmix");
+  }
+  if (gradients.key.wanted) require_device_memory(gradients.key.view, "dk");
+  if (gradients.value.wanted) require_device_memory(gradients.value.view, "dv");
+  if (call.problem.shape.empty()) {
+    if (update == Update::accumulate) return;
+    clear(call.device, gradients.key);
+    return clear(call.device, gradients.value);
+  }
+  run_stage_gradient(
+      call, [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
+        pass.pack_keys();
+        if constexpr (masks_own_block<V>) {
+          pass.pack_queries();
+          if constexpr (normalizes<V>)
+            rows.for_denominators(denominators, [&](const auto& row, const auto& numbers) {
+              rows.copy_denominators(row, numbers);
+            });
+          pass.divide(dy);
+          pass.own_blocks_gradient();
+          if constexpr (mixes_key_sums<V>) {
+            pass.sum_own_keys();
+            pass.own_key_sums_gradient();
+          }
+          if (to.mix.wanted) add_own_mixing_gradient(pass.of);
+        }
+        rows.copy_sums(1, rows.sums(summary_gradients, 1), pass.summary_gradients());
+        pass.summarize_blocks_gradient(to, update);
+      });
+  if constexpr (requires { call.attention.masks; }) {
+    if (update == Update::accumulate) return;
+    const auto& mask = call.attention.masks.key;
+    if (gradients.key.wanted) clear_masked(call.device, mask, gradients.key.view);
+    if (gradients.value.wanted) clear_masked(call.device, mask, gradients.value.view);
+  }
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+// A rank's part of a call: what its views have to be, and copies between them.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/distributed/agreement.hpp>
+#include <mhla/distributed/shares.hpp>
+#include <mhla/policy/checks.hpp>
+#include <mhla/policy/fingerprint.hpp>
+#include <mhla/policy/problem.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+/// What ranks have in common: types, values, the whole shape and all shares.
+template <class T, AttentionVariant V>
+void add_call(Agreement& agreement, const V& attention, const Shape& whole, const Shares& queries,
+              const Shares& keys) {
+#if defined(_MSC_VER)
+  agreement.add_text("type", __FUNCSIG__);
+#else
+  agreement.add_text("type", __PRETTY_FUNCTION__);
+#endif
+  agreement.add("batch", whole.batch)
+      .add("heads", whole.heads)
+      .add("kv_heads", whole.kv_heads)
+      .add("query_tokens", whole.query_tokens)
+      .add("key_tokens", whole.key_tokens)
+      .add("key_dim", whole.key_dim)
+      .add("value_dim", whole.value_dim)
+      .add("mix_heads", whole.mix_heads)
+      .add("mix_query_blocks", whole.mix_query_blocks)
+      .add("mix_key_blocks", whole.mix_key_blocks);
+  const auto add_geometry = [&](const char* name, const auto& blocks) {
+    fingerprint::Hash hash;
+    fingerprint::add(hash, blocks);
+    agreement.add_hash(name, hash.value());
+  };
+  add_geometry("blocks", attention.blocks);
+  add_geometry("key_blocks", attention.key_blocks);
+  fingerprint::Hash values;
+  fingerprint::add_values(values, attention, Borrowed::contents);
+  agreement.add_hash("feature map, normalizer, rotation, mixing or scale", values.value());
+  const auto add_shares = [&](const char* name, const Shares& shares) {
+    fingerprint::Hash hash;
+    for (const BlockRange& share : shares) fingerprint::add(hash, share);
+    agreement.add_hash(name, hash.value());
+  };
+  add_shares("shares of query blocks", queries);
+  add_shares("shares of key blocks", keys);
+}
+
+/// Throws ShapeError unless operands are those of a rank with tensors of `local`.
+template <class T>
+void require_local(const Shape& local, const OperandViews<T>& x) {
+  constexpr const char* rule = "a rank's tensors have the tokens of its blocks";
+  require_extents(x.q, "q", local.batch, local.heads, local.query_tokens, local.key_dim, rule);
+  require_extents(x.k, "k", local.batch, local.kv_heads, local.key_tokens, local.key_dim, rule);
+  require_extents(x.v, "v", local.batch, local.kv_heads, local.key_tokens, local.value_dim, rule);
+  constexpr const char* all_of_mix = "every rank has all of mix";
+  require_extent("mix", "heads", x.mix.extent[0], local.mix_heads, all_of_mix);
+  require_extent("mix", "query blocks", x.mix.extent[1], local.mix_query_blocks, all_of_mix);
+  require_extent("mix", "key blocks", x.mix.extent[2], local.mix_key_blocks, all_of_mix);
+}
+
+/// Calls visit(a, b) with the first element of each row of two tensors of the same extents.
+template <class Executor, class A, class B, int Rank, class Visit>
+void for_each_row(const Executor& executor, const TensorView<A, Rank>& a,
+                  const TensorView<B, Rank>& b, const Visit& visit) {
+  const Index columns = a.extent[Rank - 1];
+  const Index rows = columns == 0 ? 0 : a.size() / columns;
+  executor.parallel_for(
+      rows, [&](Index row, Index) { visit(&a.element(row * columns), &b.element(row * columns)); });
+}
+
+/// Copies a tensor.
+template <class Executor, class From, class To, int Rank>
+void copy_tensor(const Executor& executor, const TensorView<From, Rank>& from,
+                 const TensorView<To, Rank>& to) {
+  const Index columns = to.extent[Rank - 1];
+  const Index from_step = from.stride[Rank - 1];
+  const Index to_step = to.stride[Rank - 1];
+  for_each_row(executor, from, to, [&](const From* source, To* target) {
+    if (from_step == 1 && to_step == 1)
+      std::copy_n(source, columns, target);
+    else
+      for (Index c = 0; c < columns; ++c) target[c * to_step] = source[c * from_step];
+  });
+}
+
+/// Sets a tensor to 0.
+template <class Executor, class T, int Rank>
+void clear_tensor(const Executor& executor, const TensorView<T, Rank>& tensor) {
+  for_each_row(executor, tensor, tensor, [&](T* row, T*) {
+    for (Index c = 0; c < tensor.extent[Rank - 1]; ++c) row[c * tensor.stride[Rank - 1]] = T{};
+  });
+}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: MIT
+// A sequence shared out by blocks: what ranks tell each other is sums.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <initializer_list>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/executor.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/stage.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/distributed/agreement.hpp>
+#include <mhla/distributed/communicator.hpp>
+#include <mhla/distributed/local_call.hpp>
+#include <mhla/distributed/shares.hpp>
+#include <mhla/distributed/sums_exchange.hpp>
+#include <mhla/policy/checks.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/traits.hpp>
+#include <mhla/stages.hpp>
+#include <utility>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup distributed
+/// \{
+
+/// Attention over a sequence of which each rank has some whole blocks: its q, k, v, y and their
+/// gradients are [batch, heads or kv_heads, tokens, dim] of the tokens of its own blocks, in raster
+/// order (tokens_of). Every rank has all of mix.
+///
+/// Forward: ranks summarize their keys, exchange summaries, read out their queries. Backward: the
+/// same summaries, unless they were kept, then dS~ of all queries. Under Causal and BlockCausal
+/// summaries go to later ranks alone, dS~ to earlier ones. Results have the bits of one process's
+/// forward_into and backward_into, where Stages has them, for any number of ranks and any shares.
+///
+/// dmix holds what a rank's queries give: other rows are 0 with Update::overwrite and untouched
+/// with Update::accumulate. Summed over ranks, as trainers sum the gradients of all parameters, it
+/// is the gradient.
+///
+/// All members but the sizes are called by all ranks together. They begin by an exchange of
+/// agreement_bytes: a rank whose call differs, or throws, makes all throw. \throws ShapeError,
+/// WorkspaceError as Stages, on the rank that gave the reason; ShapeError that names it on others;
+/// CommunicationError if a rank is gone. Nothing is written then, on no rank: results are written
+/// when all ranks have confirmed, by confirmation_bytes, that they have received what they need.
+template <AttentionVariant V, StorageScalar T, Communicator C>
+class SequenceParallel {
+  using A = Accumulator<T>;
+  static constexpr Others keys_read = sees_past_only<V> ? Others::earlier : Others::all;
+  static constexpr Others queries_read = sees_past_only<V> ? Others::later : Others::all;
+
+ public:
+  /// `whole` is the shape of the whole sequence; `communicator` is borrowed. Keys have the shares
+  /// of queries if `keys` is empty. \throws ShapeError if variant, shape and shares do not fit, or
+  /// differ between ranks.
+  SequenceParallel(const V& attention, const Shape& whole, const C& communicator, Shares queries,
+                   Shares keys = {}, Wire wire = Wire::exact)
+      : communicator_(&communicator),
+        attention_(attention),
+        whole_(whole),
+        wire_(wire),
+        queries_(std::move(queries)),
+        keys_(keys.empty() ? queries_ : std::move(keys)),
+        stages_(agreed_stages()) {
+    local_ = whole;
+    local_.query_tokens = stages_.query_tokens(query_blocks());
+    local_.key_tokens = stages_.key_tokens(key_blocks());
+  }
+
+  /// The shape of this rank's tensors: tokens are those of its blocks, mix is whole.
+  const Shape& local_shape() const { return local_; }
+  /// The blocks of this rank's queries.
+  BlockRange query_blocks() const { return own(queries_); }
+  /// The blocks of this rank's keys.
+  BlockRange key_blocks() const { return own(keys_); }
+
+  /// Elements of the summaries that this rank's queries read, which forward can keep.
+  Index kept_size() const { return checked_mul(read_keys().count, stages_.summary_size()); }
+
+  /// Bytes of workspace that forward takes on this rank: exact.
+  template <Executor E>
+  Index forward_workspace_size(const E& executor) const {
+    Arena arena;
+    lay_out_forward(arena, executor);
+    return arena.used();
+  }
+  /// The same of backward.
+  template <Executor E>
+  Index backward_workspace_size(const E& executor) const {
+    Arena arena;
+    lay_out_backward(arena, executor);
+    return arena.used();
+  }
+
+  /// y of this rank's queries. `keep` [kept_size()] takes the summaries, unless it is empty.
+  template <Executor E>
+  void forward(const E& executor, const OperandViews<T>& x, const TensorView<T, 4>& y,
+               WorkspaceView workspace, Span<A> keep = {}) const {
+    Arena arena(workspace);
+    Memory memory = Agreement("forward").settle(*communicator_, [&] {
+      require_local(local_, x);
+      require_forward(attention_, local_, x, y, workspace, kept_bytes(keep));
+      require_workspace(workspace, forward_workspace_size(executor), "mhla::SequenceParallel",
+                        "forward_workspace_size says how many it takes");
+      return lay_out_forward(arena, executor);
+    });
+    if (keep.size > 0) memory.summaries.data = keep.data;
+    gather_summaries(executor, x, memory);
+    confirm(*communicator_);
+    stages_.read_out(executor, query_blocks(), rows_of_queries(x), memory.summaries, y,
+                     memory.scratch);
+  }
+
+  /// The gradients of this rank's tokens, and of mix as said above. `kept` is empty, or what
+  /// forward kept of the same k and v. All ranks want dk or dv, or none does.
+  template <Executor E>
+  void backward(const E& executor, const OperandViews<T>& x, const TensorView<const T, 4>& dy,
+                const GradientViews<T>& gradients, Update update, WorkspaceView workspace,
+                Span<const A> kept = {}) const {
+    const auto& [dq, dk, dv, dmix] = gradients;
+    const bool to_keys = dk.wanted || dv.wanted;
+    Agreement agreement("backward");
+    agreement.add("whether summaries were kept", kept.size > 0);
+    agreement.add("whether dk or dv is wanted", to_keys);
+    Arena arena(workspace);
+    const Memory memory = agreement.settle(*communicator_, [&] {
+      require_local(local_, x);
+      require_backward(attention_, local_, x, dy, gradients, workspace, kept_bytes(kept));
+      require_workspace(workspace, backward_workspace_size(executor), "mhla::SequenceParallel",
+                        "backward_workspace_size says how many it takes");
+      return lay_out_backward(arena, executor);
+    });
+    TensorView<const A, 2> summaries = memory.summaries;
+    if (kept.size > 0)
+      summaries.data = kept.data;
+    else
+      gather_summaries(executor, x, memory);
+
+    // dq and dmix stay in the workspace until everything has been exchanged.
+    const auto rows_of_dmix = rows_of(dmix.view, query_blocks());
+    GradientViews<T> of_queries;
+    if (dq.wanted) of_queries.query = memory.query_gradient;
+    if (dmix.wanted) of_queries.mix = memory.mix_gradient;
+    if (update == Update::accumulate) {
+      if (dq.wanted) copy_tensor(executor, dq.view, memory.query_gradient);
+      if (dmix.wanted) copy_tensor(executor, rows_of_dmix, memory.mix_gradient);
+    }
+    const BlockRange seeing = read_queries();
+    stages_.read_out_gradient(
+        executor, query_blocks(), rows_of_queries(x), summaries, dy, of_queries, update,
+        {rows_of(memory.mixtures, within(seeing, query_blocks())), memory.denominators},
+        memory.scratch);
+    if (to_keys)
+      exchange_sums(*communicator_, executor, queries_, queries_read,
+                    sums_layout(stages_.mixture_size()), wire_, memory.mixtures, memory.wire);
+    confirm(*communicator_);
+
+    if (dq.wanted) copy_tensor(executor, memory.query_gradient, dq.view);
+    if (dmix.wanted) {
+      if (update == Update::overwrite) clear_tensor(executor, dmix.view);
+      copy_tensor(executor, memory.mix_gradient, rows_of_dmix);
+    }
+    if (to_keys)
+      stages_.mix_gradient(executor, seeing, key_blocks(),
+                           columns_of(rows_of(x.mix, seeing), key_blocks()), memory.mixtures,
+                           memory.summary_gradients, memory.scratch);
+    else
+      clear_tensor(executor, memory.summary_gradients);
+    OperandViews<T> of_keys = x;
+    GradientViews<T> key_gradients{skip, dk, dv, skip};
+    if constexpr (masks_own_block<V>) {
+      of_keys.mix = rows_of(x.mix, key_blocks());
+      if (dmix.wanted) key_gradients.mix = rows_of_dmix;
+    }
+    stages_.summarize_gradient(executor, key_blocks(), of_keys, memory.summary_gradients, dy,
+                               memory.denominators, key_gradients, update, memory.scratch);
+  }
+
+ private:
+  struct Memory {
+    TensorView<A, 2> summaries;  // [read_keys(), summary_size()]
+    Span<std::byte> wire;
+    TensorView<A, 2> mixtures;           // [read_queries(), mixture_size()]
+    TensorView<A, 2> denominators;       // [query_blocks(), denominator_size()]
+    TensorView<A, 2> summary_gradients;  // [key_blocks(), summary_size()]
+    TensorView<T, 4> query_gradient;
+    TensorView<A, 3> mix_gradient;  // rows of query_blocks()
+    WorkspaceView scratch;          // of a stage
+  };
+
+  BlockRange own(const Shares& shares) const {
+    return shares[static_cast<std::size_t>(communicator_->rank())];
+  }
+  BlockRange read_keys() const { return blocks_read(keys_, communicator_->rank(), keys_read); }
+  BlockRange read_queries() const {
+    return blocks_read(queries_, communicator_->rank(), queries_read);
+  }
+  // Some of `blocks`, counted from their first.
+  static BlockRange within(const BlockRange& blocks, const BlockRange& some) {
+    return {some.first - blocks.first, some.count};
+  }
+  OperandViews<T> rows_of_queries(const OperandViews<T>& x) const {
+    return {x.q, x.k, x.v, rows_of(x.mix, query_blocks())};
+  }
+
+  Stages<V, T> agreed_stages() const {
+    Agreement agreement("sequence_parallel");
+    add_call<T>(agreement, attention_, whole_, queries_, keys_);
+    agreement.add("wire", static_cast<Index>(wire_));
+    return agreement.settle(*communicator_, [&] {
+      Stages<V, T> stages(attention_, whole_);
+      require_shares("queries", queries_, stages.query_blocks().count, communicator_->size());
+      require_shares("keys", keys_, stages.key_blocks().count, communicator_->size());
+      if (sees_past_only<V>)
+        for (std::size_t r = 0; r < keys_.size(); ++r)
+          if (keys_[r].first != queries_[r].first || keys_[r].count != queries_[r].count)
+            throw ShapeError(
+                "mhla: keys: under Causal and BlockCausal they have the shares of "
+                "queries: leave them empty");
+      return stages;
+    });
+  }
+
+  // A row of `elements`: S and z for every unit, or dS~ and dz~ for each of its matrices.
+  SumsLayout sums_layout(Index elements) const {
+    const Index features = feature_dim(attention_.feature_map, whole_.key_dim);
+    SumsLayout layout{0, features * whole_.value_dim, normalizes<V> ? features : 0};
+    if (elements > 0) layout.count = elements / (layout.summary + layout.key_sum);
+    return layout;
+  }
+  Index wire_bytes(const BlockRange& blocks, Index elements) const {
+    if (wire_ == Wire::exact) return 0;
+    return checked_mul(blocks.count, sums_layout(elements).template bytes<A>(wire_));
+  }
+  template <class B>
+  WorkspaceView kept_bytes(Span<B> kept) const {
+    if (kept.size == 0) return {};
+    require_extent("kept summaries", "elements", kept.size, kept_size(), "kept_size() says so");
+    auto* const data = const_cast<A*>(kept.data);
+    return {reinterpret_cast<std::byte*>(data), kept.size * static_cast<Index>(sizeof(A))};
+  }
+
+  static TensorView<A, 2> take_rows(Arena& arena, const BlockRange& blocks, Index size) {
+    return make_view(arena.take<A>(checked_mul(blocks.count, size)).data, blocks.count, size);
+  }
+  static WorkspaceView take_scratch(Arena& arena, std::initializer_list<Index> bytes) {
+    const Index most = std::max(bytes);
+    return {arena.take<std::byte>(most).data, most};
+  }
+  template <class E>
+  Memory lay_out_forward(Arena& arena, const E& executor) const {
+    Memory memory;
+    memory.summaries = take_rows(arena, read_keys(), stages_.summary_size());
+    memory.wire = arena.take<std::byte>(wire_bytes(read_keys(), stages_.summary_size()));
+    memory.scratch =
+        take_scratch(arena, {stages_.workspace_size(Stage::summarize, executor, key_blocks()),
+                             stages_.workspace_size(Stage::read_out, executor, query_blocks())});
+    return memory;
+  }
+  template <class E>
+  Memory lay_out_backward(Arena& arena, const E& executor) const {
+    const auto stage = [&](Stage name, const BlockRange& blocks, const BlockRange& keys = {}) {
+      return stages_.workspace_size(name, executor, blocks, keys);
+    };
+    Memory memory;
+    memory.summaries = take_rows(arena, read_keys(), stages_.summary_size());
+    memory.wire =
+        arena.take<std::byte>(std::max(wire_bytes(read_keys(), stages_.summary_size()),
+                                       wire_bytes(read_queries(), stages_.mixture_size())));
+    memory.mixtures = take_rows(arena, read_queries(), stages_.mixture_size());
+    memory.denominators = take_rows(arena, query_blocks(), stages_.denominator_size());
+    memory.summary_gradients = take_rows(arena, key_blocks(), stages_.summary_size());
+    const Shape& s = local_;
+    const Index query = checked_mul(checked_mul(s.batch, s.heads), s.query_tokens * s.key_dim);
+    memory.query_gradient =
+        make_view(arena.take<T>(query).data, s.batch, s.heads, s.query_tokens, s.key_dim);
+    const Index rows = query_blocks().count;
+    memory.mix_gradient = make_view(arena.take<A>(s.mix_heads * rows * s.mix_key_blocks).data,
+                                    s.mix_heads, rows, s.mix_key_blocks);
+    memory.scratch = take_scratch(arena, {stage(Stage::summarize, key_blocks()),
+                                          stage(Stage::read_out_gradient, query_blocks()),
+                                          stage(Stage::mix_gradient, read_queries(), key_blocks()),
+                                          stage(Stage::summarize_gradient, key_blocks())});
+    return memory;
+  }
+
+  template <class E>
+  void gather_summaries(const E& executor, const OperandViews<T>& x, const Memory& memory) const {
+    stages_.summarize(executor, key_blocks(), x.k, x.v,
+                      rows_of(memory.summaries, within(read_keys(), key_blocks())), memory.scratch);
+    exchange_sums(*communicator_, executor, keys_, keys_read, sums_layout(stages_.summary_size()),
+                  wire_, memory.summaries, memory.wire);
+  }
+
+  const C* communicator_;
+  V attention_;
+  Shape whole_;
+  Wire wire_;
+  Shares queries_;
+  Shares keys_;
+  Stages<V, T> stages_;
+  Shape local_;
+};
+
+/// SequenceParallel of tensors of T.
+template <StorageScalar T, AttentionVariant V, Communicator C>
+SequenceParallel<V, T, C> sequence_parallel(const V& attention, const Shape& whole,
+                                            const C& communicator, Shares queries, Shares keys = {},
+                                            Wire wire = Wire::exact) {
+  return {attention, whole, communicator, std::move(queries), std::move(keys), wire};
+}
+
+/// \}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+// Which blocks of a sequence each rank has.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup distributed
+/// \{
+
+/// The blocks of every rank, in the order of ranks and of the sequence; some may have none.
+using Shares = std::vector<BlockRange>;
+
+/// Shares that differ by one block at most; the first ranks have one more.
+inline Shares equal_shares(Index blocks, Index ranks) {
+  Shares shares;
+  for (Index r = 0; r < ranks; ++r) {
+    const Index first = even_split(blocks, ranks, r);
+    shares.push_back({first, even_split(blocks, ranks, r + 1) - first});
+  }
+  return shares;
+}
+
+/// The tokens of some blocks, as indices into the whole sequence in raster order: the order in
+/// which a rank's tensors have them.
+inline std::vector<Index> tokens_of(const Grid& grid, const BlockRange& blocks) {
+  std::vector<Index> tokens;
+  for (Index t = 0; t < grid.num_tokens(); ++t)
+    if (grid.block_of(t) >= blocks.first && grid.block_of(t) < blocks.end()) tokens.push_back(t);
+  return tokens;
+}
+
+/// \cond INTERNAL
+// Throws ShapeError unless `shares` cut [0, blocks) into a part for every rank.
+inline void require_shares(const char* argument, const Shares& shares, Index blocks, Index ranks) {
+  if (static_cast<Index>(shares.size()) != ranks)
+    throw ShapeError("mhla: ", argument, ": has shares for ", static_cast<Index>(shares.size()),
+                     " ranks but there are ", ranks);
+  Index end = 0;
+  for (Index r = 0; r < ranks; ++r) {
+    const BlockRange& share = shares[static_cast<std::size_t>(r)];
+    if (share.first != end || share.count < 0)
+      throw ShapeError("mhla: ", argument, ": rank ", r, " has blocks [", share.first, ", ",
+                       share.end(), ") but must begin at ", end, ", where the rank before it ends");
+    end = share.end();
+  }
+  if (end != blocks)
+    throw ShapeError("mhla: ", argument, ": all shares together have ", end,
+                     " blocks but the sequence has ", blocks);
+}
+/// \endcond
+
+/// \}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: MIT
+// The bytes that a call moves between ranks, and that a rank holds, by sequence and by heads.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/cpu/pipeline.hpp>
+#include <mhla/distributed/agreement.hpp>
+#include <mhla/distributed/shares.hpp>
+#include <mhla/distributed/sums_exchange.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
+#include <type_traits>
+#include <utility>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup distributed
+/// \{
+
+/// How a call is shared out.
+struct SplitCall {
+  Shares queries;               ///< of query blocks
+  Shares keys = {};             ///< of key blocks; empty: as `queries`
+  Wire wire = Wire::exact;      ///< by sequence
+  bool summaries_kept = false;  ///< by sequence: by the forward pass for the backward pass
+};
+
+/// Bytes of one pass at one rank.
+struct RankTraffic {
+  Index sent = 0;      ///< to other ranks, those of a collective once for every receiver
+  Index received = 0;  ///< from other ranks
+  Index held = 0;      ///< of its tensors and sums together; mix, workspaces and buffers aside
+
+  /// What takes its time where a rank sends and receives at once.
+  constexpr Index busy() const { return std::max(sent, received); }
+};
+
+/// Both passes of one rank, backward with every gradient wanted.
+struct Traffic {
+  RankTraffic forward;   ///< y
+  RankTraffic backward;  ///< dq, dk, dv, dmix
+};
+
+/// Why calls of a variant cannot be shared out by sequence; nullptr if they can.
+template <AttentionVariant V>
+inline constexpr const char* refusal_by_sequence =
+    mixes_products<V>
+        ? "MixedProduct divides by products at the same offset of every other block, which other "
+          "ranks hold"
+    : factors_mixing<V> && !std::is_same_v<typename V::MixingType, RecurrentMixing>
+        ? "a structured mixing has no rows that ranks could share; RecurrentMixing has states"
+        : nullptr;
+
+/// \cond INTERNAL
+// A size, whose sums and products throw ShapeError where they do not fit.
+struct CheckedSize {
+  Index value = 0;
+
+  constexpr CheckedSize(Index size) : value(size) {}  // NOLINT: so that formulas stay formulas
+  friend constexpr CheckedSize operator+(CheckedSize a, CheckedSize b) {
+    return checked_add(a.value, b.value);
+  }
+  friend constexpr CheckedSize operator*(CheckedSize a, CheckedSize b) {
+    return checked_mul(a.value, b.value);
+  }
+  constexpr CheckedSize& operator+=(CheckedSize more) { return *this = *this + more; }
+};
+/// \endcond
+
+/// What each rank of a call moves and holds, in plain arithmetic. T is the storage type of the
+/// tensors. With B items of a batch, H kv heads of G query heads each, D features:
+///
+///     by sequence   B H (D e [+ D]) elements for each of its key blocks to every rank that sees
+///                   them, the later ones or all; RecurrentMixing: for each state.
+///                   Backward: the same unless they were kept, and as many for each of its query
+///                   blocks to the ranks it sees, times G if mix has a matrix per query head
+///     by heads      q, k, v of other heads out and of its heads in, y back.
+///                   Backward: q, k, v, dy, and dq, dk, dv back; to rank 0, if one matrix serves
+///                   all heads, sums of dmix: of each kv head min(B, max(1, 64 / H)), or fewer of
+///                   matrices with more than 2^18 elements
+///
+/// [+ D] with a normalizer. Heads are shared as blocks can be: the first ranks have one more, ranks
+/// beyond H none.
+template <AttentionVariant V, StorageScalar T>
+class SplitTraffic {
+  static_assert(!is_batch_layout<V>,
+                "mhla: ranks hold blocks of every batch item: give SplitTraffic the attention that "
+                "was packed or padded");
+  using A = Accumulator<T>;
+
+ public:
+  /// \throws ShapeError if variant, shape and shares do not fit.
+  SplitTraffic(const V& attention, const Shape& shape, const SplitCall& call)
+      : attention_(attention), problem_(checked_problem(attention, shape)), call_(call) {
+    if (call_.keys.empty()) call_.keys = call_.queries;
+    const Index ranks = std::max(Index{1}, this->ranks());
+    require_shares("queries", call_.queries, problem_.query_blocks, ranks);
+    require_shares("keys", call_.keys, problem_.key_blocks, ranks);
+    if (!sees_past_only<V>) return;
+    for (Index r = 0; r < ranks; ++r)
+      require_extent("keys", "blocks of a rank", keys(r).count, queries(r).count,
+                     "causal attention has the queries and the keys of a block at one rank");
+  }
+
+  /// Their number.
+  Index ranks() const { return static_cast<Index>(call_.queries.size()); }
+
+  /// By sequence.
+  Traffic by_sequence(Index rank) const {
+    static_assert(refusal_by_sequence<V> == nullptr,
+                  "mhla: refusal_by_sequence<V> says why this variant goes by heads alone");
+    const SumsLayout summary = sums(factors_mixing<V> ? matrices() : 1);
+    const SumsLayout mixture = sums(matrices());
+    const Rows summaries = rows(rank, call_.keys, false);
+    const Rows mixtures = rows(rank, call_.queries, true);
+    Traffic traffic = agreed();
+    add(traffic.forward, summaries, summary);
+    if (!call_.summaries_kept) add(traffic.backward, summaries, summary);
+    add(traffic.backward, mixtures, mixture);
+
+    const auto held = [&](const Widths& widths) { return units() * tokens(rank).bytes(widths); };
+    const CheckedSize own = exact_bytes(sums(1)) * keys(rank).count;
+    const CheckedSize seen = own + exact_bytes(summary) * summaries.received;
+    const CheckedSize mixed = exact_bytes(mixture) * (mixtures.received + queries(rank).count);
+    add(traffic.forward.held, held(forward()) + seen);
+    add(traffic.backward.held, held(backward()) + seen + own + mixed);
+    return traffic;
+  }
+
+  /// By heads.
+  Traffic by_heads(Index rank) const {
+    Traffic traffic = agreed();
+    add(traffic.forward, rank, forward());
+    add(traffic.backward, rank, backward());
+    if (problem_.shape.mix_heads != 1 || problem_.shape.empty()) return traffic;
+    const auto sums = cpu::BackwardPlan<cpu::LoweredOf<V>, A>::partial_sums(attention_, problem_);
+    const auto bytes = [&](Index heads) {
+      return CheckedSize(heads) * sums.sequence_groups * sums.size * sum_bytes;
+    };
+    if (rank == 0)
+      add(traffic.backward.received, bytes(problem_.shape.kv_heads - kv_heads(0)));
+    else
+      add(traffic.backward.sent, bytes(kv_heads(rank)));
+    return traffic;
+  }
+
+  /// Ranks that have queries.
+  Index working_by_sequence() const {
+    return std::count_if(call_.queries.begin(), call_.queries.end(),
+                         [](const BlockRange& blocks) { return blocks.count > 0; });
+  }
+  /// Ranks that have heads: the first ones.
+  Index working_by_heads() const { return std::min(ranks(), problem_.shape.kv_heads); }
+
+ private:
+  static constexpr Index token_bytes = sizeof(T);
+  static constexpr Index sum_bytes = sizeof(A);
+
+  // Bytes per token and kv head of what goes to the rank that computes, and of what comes back.
+  struct Widths {
+    CheckedSize queries_out, keys_out, queries_back, keys_back;
+  };
+  struct Tokens {
+    Index queries, keys;
+
+    CheckedSize out(const Widths& widths) const {
+      return widths.queries_out * queries + widths.keys_out * keys;
+    }
+    CheckedSize back(const Widths& widths) const {
+      return widths.queries_back * queries + widths.keys_back * keys;
+    }
+    CheckedSize bytes(const Widths& widths) const { return out(widths) + back(widths); }
+  };
+  struct Rows {
+    CheckedSize sent = 0, received = 0;
+  };
+
+  // q, k, v; y.
+  Widths forward() const {
+    const auto [query, value] = dims();
+    const CheckedSize group = problem_.shape.group_size();
+    return {group * query, query + value, group * value, 0};
+  }
+  // q, dy, k, v; dq, dk, dv.
+  Widths backward() const {
+    const auto [query, value] = dims();
+    const CheckedSize group = problem_.shape.group_size();
+    return {group * (query + value), query + value, group * query, query + value};
+  }
+  // Bytes of a token's query or key, and of its value.
+  std::pair<CheckedSize, CheckedSize> dims() const {
+    return {CheckedSize(token_bytes) * problem_.shape.key_dim,
+            CheckedSize(token_bytes) * problem_.shape.value_dim};
+  }
+
+  Index kv_heads(Index rank) const {
+    const Index all = problem_.shape.kv_heads;
+    return even_split(all, ranks(), rank + 1) - even_split(all, ranks(), rank);
+  }
+  CheckedSize batch() const { return problem_.shape.batch; }
+  CheckedSize units() const { return batch() * problem_.shape.kv_heads; }
+  Tokens tokens(Index rank) const {
+    return {problem_.query_grid.num_tokens(queries(rank)),
+            problem_.key_grid.num_tokens(keys(rank))};
+  }
+  // Its tokens of other ranks' heads go there, others' tokens of its heads come.
+  void add(RankTraffic& traffic, Index rank, const Widths& widths) const {
+    const Shape& shape = problem_.shape;
+    const CheckedSize its = batch() * kv_heads(rank);
+    const CheckedSize others = batch() * (shape.kv_heads - kv_heads(rank));
+    const Tokens own = tokens(rank);
+    const Tokens rest = {shape.query_tokens - own.queries, shape.key_tokens - own.keys};
+    add(traffic.sent, others * own.out(widths) + its * rest.back(widths));
+    add(traffic.received, its * rest.out(widths) + others * own.back(widths));
+    add(traffic.held,
+        (others + its) * own.bytes(widths) + its * (own.bytes(widths) + rest.bytes(widths)));
+  }
+
+  const BlockRange& queries(Index rank) const {
+    return call_.queries[static_cast<std::size_t>(rank)];
+  }
+  const BlockRange& keys(Index rank) const { return call_.keys[static_cast<std::size_t>(rank)]; }
+
+  Index matrices() const { return problem_.shape.mix_heads == 1 ? 1 : problem_.shape.group_size(); }
+  // A row: S and z, or dS~ and dz~, of all units, for each of these matrices.
+  SumsLayout sums(Index matrices) const {
+    return {(units() * matrices).value,
+            (CheckedSize(problem_.feature_dim) * problem_.shape.value_dim).value,
+            normalizes<V> ? problem_.feature_dim : 0};
+  }
+  static CheckedSize exact_bytes(const SumsLayout& row) { return row.bytes<A>(Wire::exact); }
+  static bool sees(Index rank, Index other) {
+    return sees_past_only<V> ? other < rank : other != rank;
+  }
+  // What blocks leave for the ranks that see them or, of gradients, for those that they see.
+  Rows rows(Index rank, const Shares& shares, bool gradients) const {
+    const auto left = [&](Index at) -> CheckedSize {
+      const Index blocks = shares[static_cast<std::size_t>(at)].count;
+      if constexpr (factors_mixing<V>)
+        return blocks > 0 ? attention_.mixing.states : 0;
+      else
+        return blocks;
+    };
+    Rows rows;
+    for (Index other = 0; other < ranks(); ++other) {
+      if (gradients ? sees(rank, other) : sees(other, rank)) rows.sent += left(rank);
+      if (gradients ? sees(other, rank) : sees(rank, other)) rows.received += left(other);
+    }
+    return rows;
+  }
+  void add(RankTraffic& traffic, const Rows& rows, const SumsLayout& row) const {
+    const CheckedSize bytes = row.bytes<A>(call_.wire);
+    add(traffic.sent, bytes * rows.sent);
+    add(traffic.received, bytes * rows.received);
+  }
+
+  Traffic agreed() const {
+    const Index bytes = checked_mul(agreement_bytes + confirmation_bytes, ranks() - 1);
+    return {{bytes, bytes}, {bytes, bytes}};
+  }
+  static void add(Index& total, CheckedSize more) { total = checked_add(total, more.value); }
+
+  V attention_;
+  Problem problem_;
+  SplitCall call_;
+};
+
+/// \}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+/// \file
+/// MPI as a Communicator. Needs `<mpi.h>`, which mhla does not install: `find_package(MPI)`, and
+/// link MPI::MPI_CXX.
+#pragma once
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/distributed/communicator.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup distributed
+/// \{
+
+/// A communicator of the caller's, duplicated, so that its messages meet no others. Between
+/// MPI_Init and MPI_Finalize; calls come from one thread at a time (MPI_THREAD_FUNNELED is enough
+/// for the main thread, MPI_THREAD_SERIALIZED for others).
+///
+/// \code
+/// #include <mhla/distributed.hpp>
+/// #include <mhla/mpi.hpp>
+///
+/// MPI_Init(&argc, &argv);
+/// {
+///   const mhla::MpiCommunicator ranks(MPI_COMM_WORLD);
+///   ...
+/// }
+/// MPI_Finalize();
+/// \endcode
+///
+/// Every message goes straight from its rank to the one that reads it (MPI_Isend, MPI_Irecv), so
+/// that a rank which waits in vain knows for whom: when nothing has arrived for `timeout`, it
+/// throws CommunicationError. MPI may still hold on to memory of the call then: it has to stay
+/// until the process ends, best by MPI_Abort. (Where a rank has died, most implementations end the
+/// others by themselves, some only if they are told to: `mpirun --enable-recovery` of Open MPI 4
+/// leaves them to us.)
+class MpiCommunicator {
+ public:
+  /// Called by all ranks of `communicator` together. A rank that does not answer for `timeout` is
+  /// given up, so it is longer than ranks' computations differ. \throws CommunicationError.
+  explicit MpiCommunicator(MPI_Comm communicator,
+                           std::chrono::milliseconds timeout = std::chrono::seconds(60))
+      : timeout_(timeout) {
+    require(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
+    require(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    require(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
+    require(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
+  }
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+  ~MpiCommunicator() {
+    if (!failed_) MPI_Comm_free(&communicator_);  // which other ranks may have to take part in
+  }
+
+  /// This process.
+  Index rank() const { return rank_; }
+  /// All processes.
+  Index size() const { return size_; }
+
+  /// See Communicator.
+  void all_gather(const void* sent, void* received, Span<const Part> parts) const {
+    const Index bytes = parts[rank_].bytes;
+    const std::vector<Part> to(static_cast<std::size_t>(size_), Part{0, bytes});
+    exchange(sent, {to.data(), size_}, received, parts);
+  }
+  /// See Communicator.
+  void all_to_all(const void* sent, Span<const Part> to, void* received,
+                  Span<const Part> from) const {
+    exchange(sent, to, received, from);
+  }
+
+ private:
+  static constexpr int tag = 0;
+  static constexpr Index most_bytes = Index{1} << 30;  // of a message, whose count is an int
+
+  struct Message {
+    MPI_Request request;
+    int peer;
+    bool receives;
+  };
+
+  void exchange(const void* sent, Span<const Part> to, void* received,
+                Span<const Part> from) const {
+    const auto* const out = static_cast<const std::byte*>(sent);
+    auto* const in = static_cast<std::byte*>(received);
+    std::vector<Message> messages;
+    const auto for_each_message = [&](const Part& part, const auto& post) {
+      for (Index done = 0; done < part.bytes; done += most_bytes)
+        post(part.first + done, static_cast<int>(std::min(most_bytes, part.bytes - done)));
+    };
+    // A rank begins with its neighbour, so that not all send to the same one at first.
+    for (int step = 1; step < size_; ++step) {
+      const int peer = (rank_ + size_ - step) % size_;
+      for_each_message(from[peer], [&](Index first, int bytes) {
+        messages.push_back({MPI_REQUEST_NULL, peer, true});
+        require(MPI_Irecv(in + first, bytes, MPI_BYTE, peer, tag, communicator_,
+                          &messages.back().request),
+                "MPI_Irecv", peer);
+      });
+    }
+    for (int step = 1; step < size_; ++step) {
+      const int peer = (rank_ + step) % size_;
+      for_each_message(to[peer], [&](Index first, int bytes) {
+        messages.push_back({MPI_REQUEST_NULL, peer, false});
+        require(MPI_Isend(out + first, bytes, MPI_BYTE, peer, tag, communicator_,
+                          &messages.back().request),
+                "MPI_Isend", peer);
+      });
+    }
+    const Part& own = from[rank_];
+    if (own.bytes > 0 && in + own.first != out + to[rank_].first)
+      std::memcpy(in + own.first, out + to[rank_].first, static_cast<std::size_t>(own.bytes));
+    wait(messages);
+  }
+
+  void wait(std::vector<Message>& messages) const {
+    auto progress = std::chrono::steady_clock::now();
+    for (std::size_t left = messages.size(); left > 0;) {
+      const std::size_t before = left;
+      for (Message& message : messages) {
+        if (message.request == MPI_REQUEST_NULL) continue;
+        int done = 0;
+        require(MPI_Test(&message.request, &done, MPI_STATUS_IGNORE), "MPI_Test", message.peer);
+        if (done != 0) --left;
+      }
+      const auto now = std::chrono::steady_clock::now();
+      if (left < before) progress = now;
+      if (now - progress > timeout_) give_up(messages);
+      std::this_thread::yield();
+    }
+  }
+
+  [[noreturn]] void give_up(std::vector<Message>& messages) const {
+    failed_ = true;
+    std::string silent;
+    for (const bool receives : {true, false}) {  // who has sent nothing is gone, not who waits
+      int last = -1;
+      for (const Message& message : messages) {
+        if (message.request == MPI_REQUEST_NULL || message.receives != receives) continue;
+        if (message.peer != last)
+          silent += (silent.empty() ? "" : ", ") + std::to_string(message.peer);
+        last = message.peer;
+      }
+      if (!silent.empty()) break;
+    }
+    throw CommunicationError("mhla: rank ", rank_, " has waited ", timeout_.count(),
+                             " ms for rank ", silent,
+                             ", which is gone or busy with something else; the communicator "
+                             "cannot be used any more: end the process");
+  }
+
+  void require(int status, const char* call, int peer = -1) const {
+    if (status == MPI_SUCCESS) return;
+    failed_ = true;
+    char text[MPI_MAX_ERROR_STRING] = {};
+    int length = 0;
+    MPI_Error_string(status, text, &length);
+    throw CommunicationError("mhla: ", call, peer < 0 ? "" : " with rank ",
+                             peer < 0 ? "" : std::to_string(peer), ": ", text);
+  }
+
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  std::chrono::milliseconds timeout_;
+  int rank_ = 0;
+  int size_ = 1;
+  mutable bool failed_ = false;
+};
+
+/// \}
+
+MHLA_NAMESPACE_END

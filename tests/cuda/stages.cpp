@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+// What stages on a device do besides those on the CPU: they run parts of the batch, and refuse
+// paths, plans, rows and memory that cuBLAS and kernels cannot use.
+#include <mhla/cuda/pipeline.cuh>
+// After it, so that the stand-ins were found first.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "tests/cuda/call_memory.hpp"
+#include "tests/stages/case.hpp"
+#include "tests/stages/whole.hpp"
+#include "tests/support/error_message.hpp"
+
+namespace {
+
+using call::bitwise_equal;
+using call_memory::Affordable;
+using mhla::Attention;
+using mhla::Bidirectional;
+using mhla::BlockCausal;
+using mhla::Blocks1D;
+using mhla::Causal;
+using mhla::CudaDevice;
+using mhla::CudaError;
+using mhla::CudaPath;
+using mhla::HalfSplitRotary;
+using mhla::Index;
+using mhla::MixedKeySum;
+using mhla::Relu;
+using mhla::Shape;
+using mhla::ShapeError;
+using mhla::Stage;
+using mhla::TensorView;
+using mhla::Update;
+using staged::Case;
+using staged::every_stage;
+using staged::Whole;
+
+template <class Causality>
+void check_parts_of_batch() {
+  using V = Attention<Relu, Blocks1D, Causality, MixedKeySum, HalfSplitRotary>;
+  for (const Index mix_heads : {1, 4, 12}) {
+    CAPTURE(mix_heads);
+    Whole<float, V> whole(V{.blocks = {.block = 3}}, {3, 4, 2, 17, 17, 6, 5, mix_heads}, 1);
+    const auto run = [&] {
+      return whole.run({{0, 2}, {2, 4}}, {{0, 5}, {5, 1}}, Update::overwrite);
+    };
+    const long before = machine::context().launches;
+    auto at_once = run();
+    const long launches = machine::context().launches - before;
+    const Affordable one_item(1);
+    auto in_parts = run();
+    CHECK(machine::context().launches - before > 2 * launches);
+    CHECK(bitwise_equal(in_parts.y.view(), at_once.y.view()));
+    CHECK(bitwise_equal(in_parts.gradients.query.view(), at_once.gradients.query.view()));
+    CHECK(bitwise_equal(in_parts.gradients.key.view(), at_once.gradients.key.view()));
+    CHECK(bitwise_equal(in_parts.gradients.value.view(), at_once.gradients.value.view()));
+    // Items are added up in another order.
+    call::check_close("dmix", in_parts.gradients.mix, at_once.gradients.mix, 1e-6, 1e-5);
+  }
+}
+
+// What a stage says of a case that was spoilt.
+template <class Error, class Spoil>
+std::string message(void (Case::*stage)(), const Spoil& spoil) {
+  Case c;
+  spoil(c);
+  const std::string text = error_message<Error>([&] { (c.*stage)(); });
+  CHECK_FALSE(c.wrote());
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("cuda stages: a batch in parts", "[cuda]") {
+  SECTION("bidirectional") { check_parts_of_batch<Bidirectional>(); }
+  SECTION("causal") { check_parts_of_batch<Causal>(); }
+  SECTION("block-causal") { check_parts_of_batch<BlockCausal>(); }
+}
+
+TEST_CASE("cuda stages: other paths and plans are refused", "[cuda]") {
+  const auto with_path = [](CudaPath path) {
+    return [path](Case& c) {
+      c.executor = {nullptr, &machine::context(), {}, mhla::FloatProducts::exact, path};
+    };
+  };
+  const Case other;
+  const mhla::CudaPlan plan =
+      mhla::plan<float>(other.attention, other.x.shape(), machine::device());
+  for (const auto stage : every_stage) {
+    CHECK(says(message<ShapeError>(stage, with_path(CudaPath::summaries)),
+               "CudaPath::summaries, which has no stages"));
+    CHECK(says(
+        message<ShapeError>(stage, [&](Case& c) { c.executor = machine::device().with(plan); }),
+        "a plan, which is of whole passes"));
+    Case c;
+    with_path(CudaPath::cublas)(c);
+    (c.*stage)();
+    CHECK(c.wrote());
+  }
+}
+
+TEST_CASE("cuda stages: rows that lie in each other are refused", "[cuda]") {
+  CHECK(says(message<ShapeError>(&Case::read_out, [](Case& c) { c.summaries.stride[0] = 0; }),
+             "mhla: summaries: axis blocks' stride is 0 but must be"));
+  CHECK(says(
+      message<ShapeError>(&Case::read_out_gradient, [](Case& c) { c.summaries.stride[0] = -500; }),
+      "mhla: summaries: axis blocks' stride is -500 but must be"));
+  CHECK(
+      says(message<ShapeError>(&Case::mix_gradient, [](Case& c) { c.left.mixtures.stride[0] = 1; }),
+           "mhla: mixtures: axis blocks' stride is 1 but must be"));
+}
+
+TEST_CASE("cuda stages: memory that CUDA does not know is refused", "[cuda]") {
+  struct Unknown {
+    ~Unknown() { stand_in::runtime() = {}; }
+  };
+  const auto refused = [](void (Case::*stage)(), const char* name, const auto& view_of) {
+    const Unknown restored;
+    const std::string text = message<CudaError>(stage, [&](Case& c) {
+      const auto view = view_of(c);
+      stand_in::runtime().unknown = {
+          {view.data, static_cast<std::size_t>(view.size()) * sizeof(*view.data)}};
+    });
+    CAPTURE(name, text);
+    CHECK(says(text, std::string("mhla: ") + name + ": the address is not in memory that CUDA"));
+  };
+  const auto q = [](Case& c) { return c.operands.q; };
+  const auto k = [](Case& c) { return c.operands.k; };
+  const auto v = [](Case& c) { return c.operands.v; };
+  const auto mix = [](Case& c) { return c.operands.mix; };
+  const auto dy = [](Case& c) { return c.dy; };
+  const auto summaries = [](Case& c) { return c.summaries; };
+  const auto gradients = [](Case& c) { return c.summary_gradients; };
+  const auto mixtures = [](Case& c) { return c.left.mixtures; };
+  const auto denominators = [](Case& c) { return c.left.denominators; };
+  const auto dmix = [](Case& c) { return c.to.mix.view; };
+  for (const auto& [name, view] : {std::pair{"k", +k}, std::pair{"v", +v}}) {
+    refused(&Case::summarize, name, view);
+    refused(&Case::read_out, name, view);
+    refused(&Case::read_out_gradient, name, view);
+    refused(&Case::summarize_gradient, name, view);
+  }
+  for (const auto stage : {&Case::read_out, &Case::read_out_gradient, &Case::summarize_gradient}) {
+    refused(stage, "q", q);
+    refused(stage, "mix", mix);
+  }
+  for (const auto stage : {&Case::summarize, &Case::read_out, &Case::read_out_gradient})
+    refused(stage, "summaries", summaries);
+  for (const auto stage : {&Case::read_out_gradient, &Case::summarize_gradient}) {
+    refused(stage, "dy", dy);
+    refused(stage, "denominators", denominators);
+    refused(stage, "dmix", dmix);
+  }
+  for (const auto stage : {&Case::read_out_gradient, &Case::mix_gradient})
+    refused(stage, "mixtures", mixtures);
+  for (const auto stage : {&Case::mix_gradient, &Case::summarize_gradient})
+    refused(stage, "summary_gradients", gradients);
+  refused(&Case::read_out, "y", [](Case& c) { return c.y_view; });
+  refused(&Case::read_out_gradient, "dq", [](Case& c) { return c.to.query.view; });
+  refused(&Case::summarize_gradient, "dk", [](Case& c) { return c.to.key.view; });
+  refused(&Case::summarize_gradient, "dv", [](Case& c) { return c.to.value.view; });
+  for (const auto stage : every_stage)
+    refused(stage, "workspace",
+            [](Case& c) { return mhla::make_view(c.workspace.data, c.workspace.size); });
+}
+
+TEST_CASE("cuda stages: masks of other tokens are refused", "[cuda]") {
+  Case c;
+  const call::HostTensor<std::uint8_t, 2> fits(2, 8);
+  const call::HostTensor<std::uint8_t, 2> shorter(2, 7);
+  const auto says_with = [&](const mhla::TokenMasks& masks, Stage stage, const auto&... parts) {
+    const std::string text = error_message<ShapeError>([&] {
+      c.stages.padded({masks, {}, {}}).workspace_size(stage, c.executor, c.blocks, c.blocks);
+    });
+    return says(text, parts...);
+  };
+  CHECK(says_with({shorter.view(), shorter.view()}, Stage::read_out,
+                  "mhla: masks.query: axis tokens", "is 7 but must be 8"));
+  CHECK(says_with({{}, shorter.view()}, Stage::summarize, "mhla: masks.key: axis tokens is 7"));
+  CHECK(says_with({fits.view(), {}}, Stage::summarize_gradient, "queries and keys need one mask"));
+  // What a stage has no tokens of is not looked at.
+  CHECK(says_with({shorter.view(), fits.view()}, Stage::summarize, "nothing was thrown"));
+  CHECK(says_with({shorter.view(), {}}, Stage::mix_gradient, "nothing was thrown"));
+}

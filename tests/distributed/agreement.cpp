@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT
+// What a rank does otherwise than the others, all are told; nothing hangs, nothing is written, and
+// the next call works.
+#include <chrono>
+#include <mhla/distributed.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/distributed/calls.hpp"
+#include "tests/distributed/thread_ranks.hpp"
+#include "tests/support/catch.hpp"
+
+namespace {
+
+using mhla::Attention;
+using mhla::Blocks1D;
+using mhla::Index;
+using mhla::Relu;
+using mhla::Shape;
+using mhla::Shares;
+using mhla::testing::HostTensor;
+using thread_ranks::Communicator;
+using Variant = Attention<Relu, Blocks1D>;
+
+constexpr Index ranks = 3;
+constexpr Index odd_one = 1;
+constexpr Shape shape{1, 4, 2, 24, 24, 8, 6, 1, 6, 6};
+
+// What a rank of a call can do otherwise.
+struct Doing {
+  Variant attention{.blocks = {.block = 4}};
+  Shape whole = shape;
+  Shares shares = mhla::equal_shares(6, ranks);
+  mhla::Wire wire = mhla::Wire::exact;
+  Index tokens = 8;         // of q
+  Index mix_columns = 6;    // given
+  Index workspace_cut = 0;  // bytes fewer than asked for
+  bool backward = false;
+  bool wants_key = true;
+  std::string exception_of_odd_one = "";
+};
+
+// Runs the call on all ranks, the odd one's by `odd`; what each threw. Of results nothing but what
+// they held may be left.
+template <class Make>
+std::vector<std::string> run(const Doing& usual, const Doing& odd, const Make& make) {
+  return thread_ranks::run(
+      ranks,
+      [&](const Communicator& communicator) {
+        const Doing& doing = communicator.rank() == odd_one ? odd : usual;
+        const mhla::SerialExecutor executor;
+        const auto tensor = [&](Index heads, Index tokens, Index dim) {
+          HostTensor<float, 4> full(1, heads, tokens, dim);
+          for (Index i = 0; i < full.view().size(); ++i) full.view().element(i) = 1;
+          return full;
+        };
+        auto q = tensor(4, doing.tokens, 8), k = tensor(2, 8, 8), v = tensor(2, 8, 6);
+        auto y = tensor(4, doing.tokens, 6), dy = y, dq = q, dk = k, dv = v;
+        HostTensor<float, 3> mix(1, 6, doing.mix_columns), dmix = mix;
+        const auto call = [&] {
+          const auto layer = make(doing, communicator);
+          const mhla::OperandViews<float> x{q, k, v, mix};
+          if (!doing.backward) {
+            const mhla::Workspace workspace(layer.forward_workspace_size(executor));
+            layer.forward(executor, x, y.view(),
+                          {workspace.data(), workspace.size() - doing.workspace_cut});
+            return;
+          }
+          const mhla::Workspace workspace(layer.backward_workspace_size(executor));
+          mhla::GradientViews<float> gradients{dq.view(), mhla::skip, dv.view(), dmix.view()};
+          if (doing.wants_key) gradients.key = dk.view();
+          layer.backward(executor, x, dy.view(), gradients, mhla::Update::overwrite,
+                         {workspace.data(), workspace.size() - doing.workspace_cut});
+        };
+        try {
+          call();
+        } catch (const mhla::Error&) {
+          for (const auto* result : {&y, &dq, &dk, &dv})
+            for (Index i = 0; i < result->view().size(); ++i)
+              if (result->view().element(i) != 1) throw std::runtime_error("written");
+          // The ranks are in step: a call that all can run succeeds.
+          mhla::Agreement("next").settle(communicator, [] { return true; });
+          throw;
+        }
+      },
+      std::chrono::seconds(5));
+}
+
+const auto by_sequence = [](const Doing& doing, const Communicator& communicator) {
+  return mhla::sequence_parallel<float>(doing.attention, doing.whole, communicator, doing.shares,
+                                        {}, doing.wire);
+};
+const auto by_heads = [](const Doing& doing, const Communicator& communicator) {
+  return mhla::head_parallel<float>(doing.attention, doing.whole, communicator, doing.shares);
+};
+
+void check_all(const std::vector<std::string>& outcomes, const std::string& word) {
+  for (const std::string& outcome : outcomes) {
+    INFO(outcome);
+    CHECK(outcome.find(word) != std::string::npos);
+  }
+}
+void check_both(const Doing& usual, const Doing& odd, const std::string& word) {
+  check_all(run(usual, odd, by_sequence), word);
+  check_all(run(usual, odd, by_heads), word);
+}
+// All are told that the odd one refused, and it itself why.
+void check_refused(const Doing& usual, const Doing& odd, const std::string& why) {
+  for (const auto& outcomes : {run(usual, odd, by_sequence), run(usual, odd, by_heads)}) {
+    check_all(outcomes, why);
+    for (Index r = 0; r < ranks; ++r) {
+      const std::string& outcome = outcomes[static_cast<std::size_t>(r)];
+      INFO(outcome);
+      CHECK((outcome.find("rank 1 refused") != std::string::npos) == (r != odd_one));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ranks agree on shape, variant and shares") {
+  const Doing usual;
+  Doing odd;
+  SECTION("as they are") { check_both(usual, odd, ""); }
+  SECTION("heads") {
+    odd.whole.heads = 2;
+    check_both(usual, odd, "heads is 2 on rank 1 but 4 on rank 0");
+  }
+  SECTION("key_dim") {
+    odd.whole.key_dim = 16;
+    check_both(usual, odd, "key_dim is 16 on rank 1 but 8 on rank 0");
+  }
+  SECTION("a number of the variant") {
+    odd.attention.scale = 0.5;
+    check_both(usual, odd, "rank 1 has another feature map, normalizer, rotation, mixing or scale");
+  }
+  SECTION("blocks") {
+    odd.attention.blocks.block = 5;
+    odd.shares = mhla::equal_shares(5, ranks);
+    odd.whole.mix_query_blocks = odd.whole.mix_key_blocks = 5;
+    check_both(usual, odd, "ranks disagree");
+  }
+  SECTION("shares") {
+    odd.shares = {{0, 1}, {1, 2}, {3, 3}};
+    check_both(usual, odd, "rank 1 has another shares of query blocks than rank 0");
+  }
+  SECTION("the wire") {
+    odd.wire = mhla::Wire::bfloat16;
+    check_all(run(usual, odd, by_sequence), "wire is 1 on rank 1 but 0 on rank 0");
+  }
+}
+
+TEST_CASE("ranks agree on the call") {
+  Doing usual;
+  Doing odd;
+  SECTION("which pass") {
+    odd.backward = true;
+    check_both(usual, odd, "rank 1 has another call than rank 0");
+  }
+  SECTION("whose gradients") {
+    usual.backward = odd.backward = true;
+    odd.wants_key = false;
+    check_all(run(usual, odd, by_heads), "whether dk is wanted is 0 on rank 1 but 1 on rank 0");
+  }
+}
+
+TEST_CASE("what a rank refuses, no rank runs") {
+  Doing usual;
+  Doing odd;
+  for (const bool backward : {false, true}) {
+    usual.backward = odd.backward = backward;
+    SECTION(backward ? "backward" : "forward") {
+      SECTION("another number of tokens") {
+        odd.tokens = 7;
+        check_refused(usual, odd, "q: axis tokens is 7 but must be 8");
+      }
+      SECTION("part of mix") {
+        odd.mix_columns = 5;
+        check_refused(usual, odd, "mix: axis key blocks is 5 but must be 6");
+      }
+      SECTION("a workspace that is too small") {
+        odd.workspace_cut = 64;
+        check_refused(usual, odd, "workspace: ");
+      }
+    }
+  }
+}
+
+TEST_CASE("shares cut all blocks, in order") {
+  const auto refused = [](const Shares& shares, const std::string& why) {
+    Doing doing;
+    doing.shares = shares;
+    check_both(doing, doing, why);
+  };
+  refused({{0, 3}, {3, 3}}, "queries: has shares for 2 ranks but there are 3");
+  refused({{0, 3}, {2, 2}, {4, 2}}, "queries: rank 1 has blocks [2, 4) but must begin at 3");
+  refused({{0, 3}, {3, -1}, {2, 4}}, "queries: rank 1 has blocks [3, 2)");
+  refused({{0, 2}, {2, 2}, {4, 1}}, "queries: all shares together have 5 blocks");
+}

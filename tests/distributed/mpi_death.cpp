@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// One rank dies in its n-th exchange of a forward and backward pass, or calls with something else:
+// every other rank throws, in time, an error that names it, and has written nothing. Each prints
+// one line; mpi_death.cmake reads them.
+//   mpirun --enable-recovery -n RANKS mpi_death dies EXCHANGE
+//   mpirun -n RANKS mpi_death disagrees
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <mhla/distributed.hpp>
+#include <mhla/mpi.hpp>
+#include <string>
+#include <vector>
+
+namespace {
+
+using mhla::Index;
+using mhla::Part;
+using mhla::Span;
+
+constexpr Index victim = 1;
+constexpr std::chrono::milliseconds timeout(1000);
+
+// Dies in its `exchange`-th exchange, before it has sent anything.
+struct Mortal {
+  const mhla::MpiCommunicator* ranks;
+  int exchange;
+  mutable int done = 0;
+
+  Index rank() const { return ranks->rank(); }
+  Index size() const { return ranks->size(); }
+  void all_gather(const void* sent, void* received, Span<const Part> parts) const {
+    live();
+    ranks->all_gather(sent, received, parts);
+  }
+  void all_to_all(const void* sent, Span<const Part> to, void* received,
+                  Span<const Part> from) const {
+    live();
+    ranks->all_to_all(sent, to, received, from);
+  }
+  void live() const {
+    if (rank() == victim && done++ == exchange) std::raise(SIGKILL);
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  const std::string mode = argc > 1 ? argv[1] : "";
+  const mhla::MpiCommunicator ranks(MPI_COMM_WORLD, timeout);
+  const Mortal mortal{&ranks, mode == "dies" && argc > 2 ? std::atoi(argv[2]) : -1};
+  const mhla::SerialExecutor executor;
+  using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
+  const Attention attention{.blocks = {.block = 4}};
+  constexpr Index tokens = 40, heads = 2, dim = 8, blocks = 10;
+  const Index key_dim = mode == "disagrees" && ranks.rank() == victim ? dim / 2 : dim;
+  const mhla::Shape shape{1, heads, heads, tokens, tokens, key_dim, dim, 1, blocks, blocks};
+  std::vector<float> x(heads * tokens * dim, 1), mix(blocks * blocks, 1);
+  constexpr float untouched = 5;
+  std::vector<float> y(x.size(), untouched), dq = y, dk = y, dv = y, dmix(mix.size(), untouched);
+  bool written = false;
+  std::string message;
+  auto begin = std::chrono::steady_clock::now();
+  try {
+    const auto layer = mhla::sequence_parallel<float>(attention, shape, mortal,
+                                                      mhla::equal_shares(blocks, ranks.size()));
+    const Index own = layer.local_shape().query_tokens;
+    const auto view = [&](std::vector<float>& of) {
+      return mhla::make_view(of.data(), Index{1}, heads, own, dim);
+    };
+    const mhla::OperandViews<float> operands{view(x), view(x), view(x),
+                                             mhla::make_view(mix.data(), 1, blocks, blocks)};
+    begin = std::chrono::steady_clock::now();
+    layer.forward(executor, operands, view(y),
+                  mhla::Workspace(layer.forward_workspace_size(executor)));
+    std::fill(y.begin(), y.end(), untouched);  // as that pass has succeeded
+    begin = std::chrono::steady_clock::now();
+    layer.backward(executor, operands, view(x),
+                   {view(dq), view(dk), view(dv), mhla::make_view(dmix.data(), blocks, blocks)},
+                   mhla::Update::overwrite,
+                   mhla::Workspace(layer.backward_workspace_size(executor)));
+    std::printf("rank %d: finished\n", static_cast<int>(ranks.rank()));
+    MPI_Finalize();
+    return 0;
+  } catch (const mhla::Error& failure) {
+    message = failure.what();
+  }
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now() - begin);
+  for (const auto* result : {&y, &dq, &dk, &dv, &dmix})
+    for (const float element : *result) written = written || element != untouched;
+  std::printf("rank %d: after %d ms, %s: %s\n", static_cast<int>(ranks.rank()),
+              static_cast<int>(took.count()), written ? "something was written" : "nothing written",
+              message.c_str());
+  std::fflush(stdout);
+  _exit(0);  // MPI_Finalize would wait for the dead
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+// The split that is proposed: of published layers, and what explain() says.
+#include <mhla/distributed/propose_split.hpp>
+#include <string>
+
+#include "tests/support/catch.hpp"
+#include "tests/support/error_message.hpp"
+
+namespace {
+
+using mhla::Index;
+using mhla::Shape;
+using mhla::Split;
+
+using Text = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized>;
+using Video = mhla::Attention<mhla::Relu, mhla::Blocks3D, mhla::Bidirectional, mhla::Unnormalized>;
+
+template <class T = mhla::BFloat16, class V>
+mhla::SplitProposal propose(const V& attention, const Shape& shape, Index ranks,
+                            mhla::Wire wire = mhla::Wire::exact, bool kept = false) {
+  return mhla::propose_split<T>(
+      attention, shape, {mhla::equal_shares(shape.mix_query_blocks, ranks), {}, wire, kept});
+}
+
+}  // namespace
+
+TEST_CASE("split: Wan's layer goes by sequence beyond 12 heads, by heads between") {
+  const Video attention{.blocks = {.grid = {21, 30, 50}, .block = {3, 10, 10}}};
+  const Shape shape{1, 12, 12, 31500, 31500, 128, 128, 1, 105, 105};
+  const auto split = [&](Index ranks) { return propose(attention, shape, ranks).split; };
+  CHECK(split(2) == Split::by_sequence);
+  CHECK(split(4) == Split::by_sequence);
+  CHECK(split(12) == Split::by_heads);
+  CHECK(split(13) == Split::by_sequence);
+  // In bfloat16, and kept for the backward pass, summaries have a third of the bytes.
+  CHECK(propose(attention, shape, 6).split == Split::by_heads);
+  CHECK(propose(attention, shape, 6, mhla::Wire::bfloat16, true).split == Split::by_sequence);
+  // More ranks than blocks.
+  const Shape whole{1, 12, 12, 31500, 31500, 128, 128, 1, 1, 1};
+  CHECK(propose(Video{.blocks = {.grid = {21, 30, 50}, .block = {21, 30, 50}}}, whole, 4).split ==
+        Split::by_heads);
+  const mhla::SplitProposal alone = propose(attention, shape, 1);
+  CHECK(alone.split == Split::by_sequence);
+  CHECK(alone.reason == std::string("both move the same bytes"));
+}
+
+TEST_CASE("split: costs are the busiest rank's") {
+  const Text attention{.blocks = {.block = 64}};
+  const Shape shape{1, 4, 4, 2048, 2048, 128, 256, 1, 32, 32};
+  const auto proposal = propose<float>(attention, shape, 4);
+  const mhla::SplitTraffic<Text, float> traffic(attention, shape, {mhla::equal_shares(32, 4)});
+  CHECK(proposal.ranks == 4);
+  CHECK(proposal.by_sequence.working == 4);
+  // The last rank receives the others' summaries, then the first their gradients beside what it
+  // sends.
+  CHECK(proposal.by_sequence.forward == traffic.by_sequence(3).forward.received);
+  CHECK(proposal.by_sequence.forward == traffic.by_sequence(0).forward.sent);
+  CHECK(proposal.by_sequence.backward == traffic.by_sequence(1).backward.busy());
+  CHECK(proposal.by_sequence.held == traffic.by_sequence(3).backward.held);
+  CHECK(proposal.by_heads.forward == traffic.by_heads(0).forward.busy());
+  CHECK(proposal.by_heads.backward == traffic.by_heads(0).backward.busy());
+  CHECK(proposal.by_heads.held == traffic.by_heads(2).backward.held);
+}
+
+TEST_CASE("split: what explain says") {
+  const mhla::SplitCall call{.queries = {{0, 2}, {2, 1}, {3, 1}}};
+  const Shape shape{1, 2, 2, 16, 16, 4, 4, 1, 4, 4};
+  // A block's S has 128 bytes, and so has every tensor of it; all tell two others 520 bytes.
+  // By sequence rank 0 sends 2 S to two ranks each time, and holds 14 tensors, 2 S, 2 dS, 4 dS~.
+  // By heads rank 1 receives q, k, v (and dy) of one head of 3 blocks, y (or dq, dk, dv) of the
+  // other of its block; rank 0 holds 14 tensors, and 7 of one head of 4 blocks.
+  CHECK(
+      mhla::explain<float>(
+          mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized>{
+              .blocks = {.block = 4}},
+          shape, call) ==
+      "by sequence: more ranks have work\n"
+      "  by sequence: 3 of 3 ranks have work; the busiest moves 1552 bytes forward, 1552 backward; "
+      "the fullest holds 2816\n"
+      "  by heads: 2 of 3 ranks have work; the busiest moves 1680 bytes forward, 2000 backward; "
+      "the "
+      "fullest holds 3584\n");
+  const std::string product = mhla::explain<float>(
+      mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Bidirectional, mhla::MixedProduct>{
+          .blocks = {.block = 4}},
+      shape, call);
+  CHECK(says(product, "by heads: there is no other way\n  not by sequence: MixedProduct divides",
+             "\n  by heads: 2 of 3 ranks"));
+  CHECK(!says(product, "\n  by sequence"));
+}

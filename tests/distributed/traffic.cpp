@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: MIT
+// Bytes between ranks, against loops over pairs of ranks that count every element.
+#include <array>
+#include <mhla/distributed/traffic.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.hpp"
+#include "tests/support/error_message.hpp"
+
+namespace {
+
+using mhla::Attention;
+using mhla::BlockCausal;
+using mhla::Blocks1D;
+using mhla::Blocks2D;
+using mhla::Causal;
+using mhla::Index;
+using mhla::Shape;
+using mhla::Shares;
+using mhla::SplitCall;
+using mhla::Traffic;
+using mhla::Wire;
+
+// Ranks with these numbers of blocks.
+Shares blocks(std::initializer_list<Index> counts) {
+  Shares shares;
+  Index first = 0;
+  for (const Index count : counts) shares.push_back({first, count}), first += count;
+  return shares;
+}
+Index rank_of(const Shares& shares, Index block) {
+  for (std::size_t r = 0; r < shares.size(); ++r)
+    for (Index b = shares[r].first; b < shares[r].end(); ++b)
+      if (b == block) return static_cast<Index>(r);
+  return -1;
+}
+
+// What every rank sends, receives and holds.
+using Bytes = std::vector<mhla::RankTraffic>;
+
+struct Counted {
+  Bytes forward, backward;
+
+  explicit Counted(Index ranks) : forward(std::size_t(ranks)), backward(forward) {
+    for (Index from = 0; from < ranks; ++from)
+      for (Index to = 0; to < ranks; ++to) {
+        move(forward, from, to, mhla::agreement_bytes + mhla::confirmation_bytes);
+        move(backward, from, to, mhla::agreement_bytes + mhla::confirmation_bytes);
+      }
+  }
+  static void move(Bytes& bytes, Index from, Index to, Index count) {
+    if (from == to) return;
+    bytes[std::size_t(from)].sent += count;
+    bytes[std::size_t(to)].received += count;
+  }
+  static void hold(Bytes& bytes, Index rank, Index count) {
+    bytes[std::size_t(rank)].held += count;
+  }
+};
+
+struct Case {
+  Shape shape;
+  Shares queries, keys;
+  Wire wire = Wire::exact;
+  bool kept = false;
+
+  SplitCall call() const { return {queries, keys, wire, kept}; }
+  Index ranks() const { return static_cast<Index>(queries.size()); }
+  Index matrices() const { return shape.mix_heads == 1 ? 1 : shape.group_size(); }
+};
+
+// S and z of a row, for so many matrices: every element by itself, as it travels and as it is
+// summed; then what brings the S of bfloat16 to whole accumulators.
+template <class V, class T>
+void for_each_sum(const Case& c, Index features, Index matrices, const auto& visit) {
+  const Index sum = Index{sizeof(mhla::Accumulator<T>)};
+  const Index wire = c.wire == Wire::bfloat16 ? 2 : sum;
+  Index end = 0;
+  for (Index item = 0; item < c.shape.batch; ++item)
+    for (Index head = 0; head < c.shape.kv_heads * matrices; ++head)
+      for (Index f = 0; f < features; ++f) {
+        for (Index e = 0; e < c.shape.value_dim; ++e) visit(wire, sum), end += wire;
+        if (mhla::normalizes<V>) visit(sum, sum);
+      }
+  for (; end % sum != 0; ++end) visit(1, 0);
+}
+
+// Every token of q and y, or of k and v, with each of its heads: visit(rank, token's kv head, bytes
+// of key_dim, bytes of value_dim).
+template <class T>
+void for_each_token(const Case& c, const mhla::Grid& grid, const Shares& shares, Index heads,
+                    const auto& visit) {
+  for (Index item = 0; item < c.shape.batch; ++item)
+    for (Index token = 0; token < grid.num_tokens(); ++token)
+      for (Index head = 0; head < heads; ++head)
+        visit(rank_of(shares, grid.block_of(token)), head * c.shape.kv_heads / heads,
+              c.shape.key_dim * Index{sizeof(T)}, c.shape.value_dim * Index{sizeof(T)});
+}
+
+// Calls both(bytes, rank, kv head, out, back) for everything that a token has in a pass.
+template <class T>
+void for_each_tensor(const Case& c, const mhla::Problem& problem, Counted& counted,
+                     const auto& visit) {
+  for_each_token<T>(c, problem.query_grid, c.queries, c.shape.heads,
+                    [&](Index rank, Index head, Index key, Index value) {
+                      visit(counted.forward, rank, head, key, value);         // q; y
+                      visit(counted.backward, rank, head, key + value, key);  // q, dy; dq
+                    });
+  for_each_token<T>(c, problem.key_grid, c.keys, c.shape.kv_heads,
+                    [&](Index rank, Index head, Index key, Index value) {
+                      visit(counted.forward, rank, head, key + value, 0);             // k, v
+                      visit(counted.backward, rank, head, key + value, key + value);  // and dk, dv
+                    });
+}
+
+template <class T, class V>
+Counted count_by_sequence(const V& attention, const Case& c) {
+  const mhla::Problem problem = checked_problem(attention, c.shape);
+  const Index ranks = c.ranks();
+  Counted counted(ranks);
+  for_each_tensor<T>(c, problem, counted,
+                     [](Bytes& bytes, Index rank, Index, Index out, Index back) {
+                       Counted::hold(bytes, rank, out + back);
+                     });
+  const auto states = [&]() -> Index {
+    if constexpr (mhla::factors_mixing<V>) return attention.mixing.states;
+    return 0;
+  }();
+  // What a rank has to send: rows for its blocks, or for its states.
+  const auto rows = [&](const Shares& shares, Index rank) {
+    const Index count = shares[std::size_t(rank)].count;
+    return states == 0 || count == 0 ? count : states;
+  };
+  const auto sees = [](Index rank, Index other) {
+    return other != rank && (!mhla::sees_past_only<V> || other < rank);
+  };
+  for (Index rank = 0; rank < ranks; ++rank) {
+    for_each_sum<V, T>(c, problem.feature_dim, 1, [&](Index, Index sum) {  // S, and dS
+      Counted::hold(counted.forward, rank, c.keys[std::size_t(rank)].count * sum);
+      Counted::hold(counted.backward, rank, 2 * c.keys[std::size_t(rank)].count * sum);
+    });
+    for_each_sum<V, T>(c, problem.feature_dim, c.matrices(), [&](Index, Index sum) {  // dS~
+      Counted::hold(counted.backward, rank, c.queries[std::size_t(rank)].count * sum);
+    });
+    for (Index other = 0; other < ranks; ++other) {
+      if (!sees(rank, other)) continue;
+      for_each_sum<V, T>(c, problem.feature_dim, states == 0 ? 1 : c.matrices(),
+                         [&](Index wire, Index sum) {
+                           for (Index row = 0; row < rows(c.keys, other); ++row) {
+                             Counted::move(counted.forward, other, rank, wire);
+                             if (!c.kept) Counted::move(counted.backward, other, rank, wire);
+                             Counted::hold(counted.forward, rank, sum);
+                             Counted::hold(counted.backward, rank, sum);
+                           }
+                         });
+      for_each_sum<V, T>(c, problem.feature_dim, c.matrices(), [&](Index wire, Index sum) {
+        for (Index row = 0; row < rows(c.queries, rank); ++row) {
+          Counted::move(counted.backward, rank, other, wire);
+          Counted::hold(counted.backward, other, sum);
+        }
+      });
+    }
+  }
+  return counted;
+}
+
+template <class T, class V>
+Counted count_by_heads(const V& attention, const Case& c) {
+  const mhla::Problem problem = checked_problem(attention, c.shape);
+  const Index ranks = c.ranks();
+  Counted counted(ranks);
+  // Heads are dealt out one by one, then sorted.
+  std::vector<Index> dealt(std::size_t(ranks), 0);
+  for (Index head = 0; head < c.shape.kv_heads; ++head) ++dealt[std::size_t(head % ranks)];
+  std::vector<Index> rank_of_head;
+  for (Index rank = 0; rank < ranks; ++rank)
+    rank_of_head.insert(rank_of_head.end(), std::size_t(dealt[std::size_t(rank)]), rank);
+  for_each_tensor<T>(c, problem, counted,
+                     [&](Bytes& bytes, Index rank, Index head, Index out, Index back) {
+                       const Index there = rank_of_head[std::size_t(head)];
+                       Counted::move(bytes, rank, there, out);
+                       Counted::move(bytes, there, rank, back);
+                       Counted::hold(bytes, rank, out + back);
+                       Counted::hold(bytes, there, out + back);
+                     });
+  if (c.shape.mix_heads != 1 || c.shape.empty()) return counted;
+  // Sums of dmix: at most 64, of one kv head each and of one item at least.
+  Index groups = 1;
+  while (groups < c.shape.batch && (groups + 1) * c.shape.kv_heads <= 64) ++groups;
+  Index elements = problem.query_blocks * problem.key_blocks;
+  if constexpr (mhla::factors_mixing<V>)
+    elements = attention.mixing.num_coefficients(mhla::mixing_layout<V>(problem));
+  for (const Index rank : rank_of_head)
+    for (Index sum = 0; sum < groups * elements; ++sum)
+      Counted::move(counted.backward, rank, 0, Index{sizeof(mhla::Accumulator<T>)});
+  return counted;
+}
+
+void check(const mhla::RankTraffic& computed, const mhla::RankTraffic& counted) {
+  CHECK(computed.sent == counted.sent);
+  CHECK(computed.received == counted.received);
+  CHECK(computed.held == counted.held);
+}
+
+template <class T, class V>
+void check_case(const V& attention, const Case& c) {
+  const mhla::SplitTraffic<V, T> traffic(attention, c.shape, c.call());
+  REQUIRE(traffic.ranks() == c.ranks());
+  const auto check_all = [&](const Counted& counted, const auto& computed) {
+    for (Index rank = 0; rank < traffic.ranks(); ++rank) {
+      CAPTURE(rank);
+      const Traffic of_rank = computed(rank);
+      check(of_rank.forward, counted.forward[std::size_t(rank)]);
+      check(of_rank.backward, counted.backward[std::size_t(rank)]);
+    }
+  };
+  INFO("by heads");
+  check_all(count_by_heads<T>(attention, c), [&](Index r) { return traffic.by_heads(r); });
+  if constexpr (mhla::refusal_by_sequence<V> == nullptr) {
+    INFO("by sequence");
+    check_all(count_by_sequence<T>(attention, c), [&](Index r) { return traffic.by_sequence(r); });
+  }
+}
+
+using Plain = Attention<mhla::Relu, Blocks1D, mhla::Bidirectional, mhla::Unnormalized>;
+template <class Causality, class Normalizer = mhla::MixedKeySum>
+using Text = Attention<mhla::Relu, Blocks1D, Causality, Normalizer>;
+template <class Causality>
+using Recurrent = Attention<mhla::Relu, Blocks1D, Causality, mhla::MixedKeySum, mhla::NoRotation,
+                            mhla::RecurrentMixing>;
+
+}  // namespace
+
+TEST_CASE("traffic: cross-attention, uneven shares, a rank without blocks, more features") {
+  // 11 queries in blocks of 3, 13 keys in blocks of 2: the last ones are shorter.
+  const Attention<mhla::Hedgehog, Blocks1D> attention{.blocks = {.block = 3},
+                                                      .key_blocks = {.block = 2}};
+  for (const Index mix_heads : {1, 6, 12})
+    for (const Wire wire : {Wire::exact, Wire::bfloat16})
+      for (const bool kept : {false, true}) {
+        CAPTURE(mix_heads, static_cast<int>(wire), kept);
+        const Case c{{2, 6, 3, 11, 13, 4, 5, mix_heads, 4, 7},
+                     blocks({1, 3, 0, 0}),
+                     blocks({0, 2, 4, 1}),
+                     wire,
+                     kept};
+        check_case<float>(attention, c);
+        check_case<double>(attention, c);
+        check_case<mhla::BFloat16>(attention, c);
+      }
+}
+
+TEST_CASE("traffic: an odd number of bfloat16") {
+  for (const Index mix_heads : {1, 3}) {
+    const Case c{
+        {1, 3, 1, 6, 6, 3, 1, mix_heads, 3, 3}, blocks({1, 2}), blocks({1, 2}), Wire::bfloat16};
+    check_case<float>(Text<mhla::Bidirectional>{.blocks = {.block = 2}}, c);
+    check_case<double>(Plain{.blocks = {.block = 2}}, c);
+  }
+}
+
+TEST_CASE("traffic: causal kinds send one way, a recurrence its states") {
+  const Case c{{1, 4, 2, 23, 23, 3, 2, 1, 6, 6}, blocks({2, 1, 0, 3}), blocks({2, 1, 0, 3})};
+  check_case<float>(Text<Causal>{.blocks = {.block = 4}}, c);
+  check_case<float>(Text<BlockCausal>{.blocks = {.block = 4}}, c);
+  check_case<float>(Text<Causal, mhla::Unnormalized>{.blocks = {.block = 4}}, c);
+  for (const Index mix_heads : {1, 4}) {
+    CAPTURE(mix_heads);
+    Case states = c;
+    states.shape.mix_heads = mix_heads;
+    states.shape.mix_key_blocks = 7;
+    check_case<mhla::Half>(Recurrent<Causal>{.blocks = {.block = 4}, .mixing = {.states = 2}},
+                           states);
+    check_case<float>(Recurrent<BlockCausal>{.blocks = {.block = 4}, .mixing = {.states = 2}},
+                      states);
+  }
+}
+
+TEST_CASE("traffic: sums of dmix of parts of a large batch, without the rest of a larger matrix") {
+  for (const Index kv_heads : {3, 90}) {
+    CAPTURE(kv_heads);
+    const Case c{{23, kv_heads, kv_heads, 12, 12, 2, 2, 1, 9, 5}, blocks({2, 1}), blocks({1, 2})};
+    check_case<float>(Text<mhla::Bidirectional>{.blocks = {.block = 4}}, c);
+  }
+}
+
+TEST_CASE("traffic: windows, by heads alone; fewer heads than ranks") {
+  const Case c{{1, 3, 3, 24, 24, 4, 4, 1, 6, 6}, blocks({1, 1, 1, 2, 1}), blocks({1, 1, 1, 2, 1})};
+  const Blocks2D windows{.grid = {4, 6}, .block = {2, 2}};
+  check_case<float>(Attention<mhla::Relu, Blocks2D>{.blocks = windows}, c);
+  using Product = Attention<mhla::Relu, Blocks2D, mhla::Bidirectional, mhla::MixedProduct>;
+  STATIC_REQUIRE(mhla::refusal_by_sequence<Product> != nullptr);
+  check_case<float>(Product{.blocks = windows}, c);
+  using Separable = Attention<mhla::Relu, Blocks2D, mhla::Bidirectional, mhla::MixedKeySum,
+                              mhla::NoRotation, mhla::SeparableMixing>;
+  STATIC_REQUIRE(mhla::refusal_by_sequence<Separable> != nullptr);
+  Case separable = c;
+  separable.shape.mix_query_blocks = 1;
+  separable.shape.mix_key_blocks = 4 + 9;
+  check_case<float>(Separable{.blocks = windows, .mixing = {.rank = 1}}, separable);
+}
+
+TEST_CASE("traffic: Wan's layer on 5 ranks by hand") {
+  const Attention<mhla::Relu, mhla::Blocks3D, mhla::Bidirectional, mhla::Unnormalized> attention{
+      .blocks = {.grid = {21, 30, 50}, .block = {3, 10, 10}}};
+  const mhla::SplitTraffic<decltype(attention), mhla::BFloat16> traffic(
+      attention, {1, 12, 12, 31500, 31500, 128, 128, 1, 105, 105},
+      {.queries = mhla::equal_shares(105, 5)});
+  // 84 of 105 summaries of 12 heads, 128 x 128 floats: 66 MB.
+  CHECK(traffic.by_sequence(2).forward.received == 84 * 12 * 128 * 128 * 4 + 4 * 520);
+  CHECK(traffic.by_sequence(2).backward.sent == 2 * 84 * 12 * 128 * 128 * 4 + 4 * 520);
+  // Of 12 heads ranks 0 and 1 have 3: 4/5 of q, k and v of 3 heads in, y of 9 heads back, in
+  // bfloat16.
+  CHECK(traffic.by_heads(0).forward.received == (25200 * 3 * 3 + 6300 * 9) * 128 * 2 + 4 * 520);
+}
+
+TEST_CASE("traffic: one rank moves nothing, no token and no head neither") {
+  const Plain attention{.blocks = {.block = 4}};
+  check_case<float>(attention, {{1, 4, 2, 8, 8, 3, 2, 1, 2, 2}, blocks({2}), blocks({2})});
+  check_case<float>(attention, {{1, 4, 2, 0, 8, 3, 2, 1, 0, 2}, blocks({0, 0}), blocks({1, 1})});
+  check_case<float>(attention, {{1, 0, 0, 8, 8, 3, 2, 1, 2, 2}, blocks({1, 1}), blocks({1, 1})});
+  const mhla::SplitTraffic<Plain, float> traffic(attention, {1, 4, 2, 8, 8, 3, 2, 1, 2, 2},
+                                                 {.queries = blocks({2})});
+  CHECK(traffic.by_sequence(0).backward.busy() == 0);
+  CHECK(traffic.by_heads(0).backward.busy() == 0);
+}
+
+TEST_CASE("traffic: shares that are none, and sizes that do not fit") {
+  const auto message = [](const auto& attention, const Shape& shape, const Shares& queries,
+                          const Shares& keys) {
+    using V = std::remove_cvref_t<decltype(attention)>;
+    return error_message<mhla::ShapeError>([&] {
+      const mhla::SplitTraffic<V, float> traffic(attention, shape, {queries, keys});
+      static_cast<void>(traffic.by_sequence(0));
+    });
+  };
+  const Plain attention{.blocks = {.block = 4}};
+  const Shape shape{1, 4, 2, 12, 12, 3, 2, 1, 3, 3};
+  CHECK(says(message(attention, shape, blocks({1, 1}), {}), "queries", "2 blocks", "has 3"));
+  CHECK(says(message(attention, shape, blocks({2, 1}), blocks({2, 2})), "keys", "4 blocks"));
+  CHECK(says(message(attention, shape, blocks({2, 1}), blocks({2, 1, 0})), "keys", "3 ranks"));
+  CHECK(says(message(attention, shape, {}, {}), "queries", "0 ranks"));
+  CHECK(
+      message(Text<Causal>{.blocks = {.block = 4}}, shape, blocks({2, 1}), blocks({1, 2})) ==
+      "mhla: keys: axis blocks of a rank is 1 but must be 2; causal attention has the queries and "
+      "the keys of a block at one rank");
+  // 2^24 blocks with 2^40 elements each: more bytes than an Index counts.
+  const Index many = Index{1} << 24;
+  const Index dim = Index{1} << 20;
+  CHECK(says(message(attention, {1, 1, 1, 4 * many, 4 * many, dim, dim, 1, many, many},
+                     mhla::equal_shares(many, 2), {}),
+             "a size overflows 64 bits"));
+}

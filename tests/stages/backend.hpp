@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// The stages of the backend that a test's source runs (tests/support/backend.hpp).
+#pragma once
+
+#include <cstdint>
+
+#include "tests/support/backend.hpp"
+#if defined(MHLA_TEST_CUDA)
+#include <mhla/cuda/stages.cuh>
+#else
+#include <mhla/stages.hpp>
+
+#include "tests/cpu/executors.hpp"
+#endif
+
+namespace backend {
+
+#if defined(MHLA_TEST_CUDA)
+template <class V, class T>
+using Stages = mhla::CudaStages<V, T>;
+inline constexpr const char* name_of_stages = "CudaStages";
+inline constexpr bool stages_count_blocks = false;
+/// What runs the next call.
+inline Device shuffled_device(std::uint64_t) { return device(); }
+#else
+template <class V, class T>
+using Stages = mhla::Stages<V, T>;
+inline constexpr const char* name_of_stages = "Stages";
+/// How far the items of a padded batch reach.
+inline constexpr bool stages_count_blocks = true;
+inline executors::ShuffledExecutor shuffled_device(std::uint64_t seed) { return {3, seed}; }
+#endif
+
+}  // namespace backend

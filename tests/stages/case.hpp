@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+// One call of every stage, whose arguments a test may spoil.
+#pragma once
+
+#include <algorithm>
+
+#include "tests/cpu/call.hpp"
+#include "tests/stages/backend.hpp"
+
+namespace staged {
+
+using mhla::BlockRange;
+using mhla::Index;
+using mhla::Stage;
+using mhla::TensorView;
+using mhla::Update;
+
+/// Blocks [1, 3) of 4, the last of which is ragged, with all that their stages take.
+struct Case {
+  using V = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal>;
+  static constexpr float untouched = -7;
+
+  V attention{.blocks = {.block = 4}};
+  call::Operands<float> x = call::operands<float>(attention, {2, 4, 2, 14, 14, 3, 5});
+  backend::Stages<V, float> stages{attention, x.shape()};
+  backend::Device executor = backend::device();
+  BlockRange blocks{1, 2};
+  call::Operands<float> part = call::operands<float>(attention, {2, 4, 2, 8, 8, 3, 5, 1, 2, 4});
+  call::HostTensor<float, 4> y = part.dy;
+  call::Gradients<float> gradients{part};
+  call::HostTensor<float, 2> summary_memory{4, stages.summary_size()};
+  call::HostTensor<float, 2> gradient_memory{2, stages.summary_size()};
+  call::HostTensor<float, 2> mixture_memory{2, stages.mixture_size()};
+  call::HostTensor<float, 2> denominator_memory{2, stages.denominator_size()};
+  mhla::Workspace memory{
+      std::max({size(Stage::summarize), size(Stage::read_out), size(Stage::read_out_gradient),
+                size(Stage::mix_gradient), size(Stage::summarize_gradient)})};
+
+  mhla::OperandViews<float> operands{part.q.view(), part.k.view(), part.v.view(), part.mix.view()};
+  TensorView<const float, 4> dy = part.dy.view();
+  TensorView<float, 4> y_view = y.view();
+  TensorView<float, 2> summaries = summary_memory.view();
+  TensorView<float, 2> summary_gradients = gradient_memory.view();
+  mhla::QueryRows<float> left{mixture_memory.view(), denominator_memory.view()};
+  mhla::GradientViews<float> to = gradients.views();
+  mhla::WorkspaceView workspace = memory;
+
+  Case() {
+    const auto fill = [](const auto& view) {
+      for (Index i = 0; i < view.size(); ++i) view.element(i) = untouched;
+    };
+    fill(y_view);
+    fill(to.query.view);
+    fill(to.key.view);
+    fill(to.value.view);
+    fill(to.mix.view);
+    for (auto* rows : {&summary_memory, &gradient_memory, &mixture_memory, &denominator_memory})
+      fill(rows->view());
+  }
+  Index size(Stage stage) const { return stages.workspace_size(stage, executor, blocks, blocks); }
+
+  void summarize() {
+    stages.summarize(executor, blocks, operands.k, operands.v, rows_of(summaries, {0, 2}),
+                     workspace);
+  }
+  void read_out() { stages.read_out(executor, blocks, operands, summaries, y_view, workspace); }
+  void read_out_gradient() {
+    stages.read_out_gradient(executor, blocks, operands, summaries, dy, to, Update::overwrite, left,
+                             workspace);
+  }
+  void mix_gradient() {
+    stages.mix_gradient(executor, blocks, blocks, columns_of(operands.mix, blocks), left.mixtures,
+                        summary_gradients, workspace);
+  }
+  void summarize_gradient() {
+    stages.summarize_gradient(executor, blocks, operands, summary_gradients, dy, left.denominators,
+                              to, Update::overwrite, workspace);
+  }
+
+  bool wrote() const {
+    bool any = false;
+    const auto look = [&](const auto& view) {
+      for (Index i = 0; i < view.size(); ++i) any = any || view.element(i) != untouched;
+    };
+    look(y.view());
+    look(gradients.query.view());
+    look(gradients.key.view());
+    look(gradients.value.view());
+    look(gradients.mix.view());
+    look(summary_memory.view());
+    look(gradient_memory.view());
+    look(mixture_memory.view());
+    look(denominator_memory.view());
+    return any;
+  }
+};
+
+inline constexpr auto every_stage = {&Case::summarize, &Case::read_out, &Case::read_out_gradient,
+                                     &Case::mix_gradient, &Case::summarize_gradient};
+
+}  // namespace staged

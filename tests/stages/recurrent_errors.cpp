@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT
+// Stages by a recurrence that cannot run, and the memory that they take.
+#include <algorithm>
+#include <mhla/stages.hpp>
+#include <string>
+
+#include "tests/cpu/call.hpp"
+#include "tests/cpu/executors.hpp"
+#include "tests/support/error_message.hpp"
+
+namespace {
+
+using mhla::Attention;
+using mhla::BlockRange;
+using mhla::Blocks1D;
+using mhla::Causal;
+using mhla::Index;
+using mhla::Relu;
+using mhla::ShapeError;
+using mhla::Stage;
+using mhla::Stages;
+using mhla::TensorView;
+using mhla::Update;
+using mhla::WorkspaceError;
+
+// Blocks [16, 48) of 50 by a recurrence of two states.
+struct RecurrentCase {
+  using V =
+      Attention<Relu, Blocks1D, Causal, mhla::MixedKeySum, mhla::NoRotation, mhla::RecurrentMixing>;
+  using Rows = call::HostTensor<float, 2>;
+  static constexpr float untouched = -7;
+
+  V attention{.blocks = {.block = 2}, .mixing = {.states = 2}};
+  mhla::Stages<V, float> stages{attention, call::fitted(attention, {1, 2, 1, 100, 100, 4, 3})};
+  mhla::SerialExecutor executor;
+  BlockRange blocks{16, 32};
+  call::Operands<float> part = call::operands<float>(attention, {1, 2, 1, 64, 64, 4, 3, 1, 33, 7});
+  Rows summary_memory{32, stages.summary_size()};
+  Rows mixture_memory{32, stages.mixture_size()};
+  Rows state_memory{2, stages.mixture_size()};
+  Rows behind_memory = untouched_rows(2, stages.mixture_size());
+  Rows before_memory = untouched_rows(2, stages.mixture_size());
+  Rows gradient_memory = untouched_rows(32, stages.summary_size());
+  call::HostTensor<float, 4> y = part.dy;
+  call::HostTensor<float, 3> dmix_memory = part.mix;
+  mhla::Workspace memory{
+      std::max({size(Stage::read_out), size(Stage::advance), size(Stage::advance_gradient)})};
+
+  TensorView<const float, 3> mix = part.mix.view();
+  TensorView<const float, 2> summaries = summary_memory.view();
+  TensorView<const float, 2> states = state_memory.view();
+  TensorView<const float, 2> mixtures = mixture_memory.view();
+  TensorView<float, 2> behind = behind_memory.view();
+  TensorView<float, 2> before = before_memory.view();
+  TensorView<float, 2> summary_gradients = gradient_memory.view();
+  TensorView<float, 3> dmix = dmix_memory.view();
+  mhla::WorkspaceView workspace = memory;
+
+  RecurrentCase() {
+    for (Index i = 0; i < y.view().size(); ++i) y.view().element(i) = untouched;
+    for (Index i = 0; i < dmix.size(); ++i) dmix.element(i) = untouched;
+  }
+  static Rows untouched_rows(Index rows, Index columns) {
+    Rows all(rows, columns);
+    for (Index i = 0; i < all.view().size(); ++i) all.view().element(i) = untouched;
+    return all;
+  }
+  Index size(Stage stage) const { return stages.workspace_size(stage, executor, blocks); }
+
+  void advance() { stages.advance(executor, blocks, mix, {summaries, states}, behind, workspace); }
+  void read_out() {
+    stages.read_out(executor, blocks, {part.q.view(), part.k.view(), part.v.view(), mix},
+                    {summaries, states}, y.view(), workspace);
+  }
+  void advance_gradient() {
+    stages.advance_gradient(executor, blocks, mix, {summaries, states}, mixtures, {behind, before},
+                            summary_gradients, dmix, Update::overwrite, workspace);
+  }
+  bool wrote() const {
+    bool any = false;
+    const auto look = [&](const auto& view) {
+      for (Index i = 0; i < view.size(); ++i) any = any || view.element(i) != untouched;
+    };
+    look(y.view());
+    look(behind_memory.view());
+    look(before_memory.view());
+    look(gradient_memory.view());
+    look(dmix_memory.view());
+    return any;
+  }
+};
+
+template <class T, int Rank>
+void shorten(TensorView<T, Rank>& view, int axis) {
+  --view.extent[static_cast<std::size_t>(axis)];
+}
+
+template <class Error, class Spoil>
+std::string recurrent_message(void (RecurrentCase::*stage)(), const Spoil& spoil) {
+  RecurrentCase c;
+  spoil(c);
+  const std::string text = error_message<Error>([&] { (c.*stage)(); });
+  CHECK_FALSE(c.wrote());
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("stages of a recurrence refuse what does not fit") {
+  using R = RecurrentCase;
+  const auto spoilt = [](void (R::*stage)(), const auto& spoil) {
+    return recurrent_message<ShapeError>(stage, spoil);
+  };
+  for (const auto stage : {&R::advance, &R::read_out, &R::advance_gradient}) {
+    R c;
+    (c.*stage)();
+    CHECK(c.wrote());
+    CHECK(says(spoilt(stage, [](R& r) { r.blocks.first = 15; }),
+               "mhla: blocks: RecurrentMixing takes 16 blocks at a time: [15, 47) must begin at a "
+               "multiple of 16, and end at one or with the sequence"));
+    CHECK(says(spoilt(stage, [](R& r) { shorten(r.mix, 1); }),
+               "mhla: mix: axis query blocks is 32 but must be 33"));
+    CHECK(says(spoilt(stage, [](R& r) { shorten(r.mix, 2); }),
+               "mhla: mix: axis key blocks is 6 but must be 7"));
+    CHECK(says(spoilt(stage, [](R& r) { shorten(r.summaries, 0); }),
+               "mhla: summaries: axis blocks is 31 but must be 32"));
+    CHECK(says(spoilt(stage, [](R& r) { shorten(r.states, 0); }),
+               "mhla: states: axis states is 1 but must be 2"));
+    CHECK(
+        says(spoilt(stage, [](R& r) { shorten(r.states, 1); }), "mhla: states: axis elements is"));
+    CHECK(says(recurrent_message<WorkspaceError>(stage, [](R& r) { r.workspace.size = 64; }),
+               "mhla::Stages: workspace: "));
+  }
+  CHECK(says(spoilt(&R::advance, [](R& r) { shorten(r.behind, 0); }),
+             "mhla: behind: axis states is 1 but must be 2"));
+  CHECK(says(spoilt(&R::advance, [](R& r) { r.states.data = r.behind.data; }),
+             "mhla: behind: shares memory with states"));
+  CHECK(says(spoilt(&R::advance,
+                    [](R& r) {
+                      r.blocks = {48, 2};
+                      r.mix.extent[1] = r.summaries.extent[0] = 2;
+                    }),
+             "mhla: blocks: behind [48, 50) there are no blocks that take up states"));
+  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.behind, 0); }),
+             "mhla: behind: axis states is 1 but must be 2"));
+  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.before, 0); }),
+             "mhla: before: axis states is 1 but must be 2"));
+  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.mixtures, 0); }),
+             "mhla: mixtures: axis blocks is 31 but must be 32"));
+  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.dmix, 1); }),
+             "mhla: dmix: axis query blocks is 32 but must be 33"));
+  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { r.before.data = r.behind.data; }),
+             "mhla: before: shares memory with behind"));
+}
+
+TEST_CASE("a single row of a recurrence's parameters serves every part") {
+  const RecurrentCase::V attention{.blocks = {.block = 2}, .mixing = {.states = 2}};
+  const mhla::Stages<RecurrentCase::V, float> stages(attention, {1, 2, 1, 100, 100, 4, 3, 1, 1, 7});
+  for (const BlockRange& blocks : {BlockRange{0, 50}, BlockRange{16, 16}, BlockRange{48, 2}}) {
+    CHECK(stages.mix_rows(blocks).first == 0);
+    CHECK(stages.mix_rows(blocks).count == 1);
+  }
+}
+
+TEST_CASE("a stage of a recurrence has memory of its blocks alone") {
+  using V = Attention<Relu, Blocks1D, Causal, mhla::MixedKeySum, mhla::HalfSplitRotary,
+                      mhla::RecurrentMixing>;
+  constexpr Index block = 16;
+  constexpr Index few = 100;  // blocks
+  constexpr Index many = 100 * few;
+  const executors::ShuffledExecutor executor{3};
+  const auto size = [&](Index blocks, Stage stage) {
+    const Index tokens = blocks * block;
+    const V attention{.blocks = {.block = block}, .mixing = {.states = 2}};
+    return Stages<V, float>(attention, {2, 4, 2, tokens, tokens, 32, 16, 4, blocks, 7})
+        .workspace_size(stage, executor, {32, 16});
+  };
+  for (const Stage stage :
+       {Stage::summarize, Stage::advance, Stage::read_out, Stage::read_out_gradient,
+        Stage::advance_gradient, Stage::summarize_gradient}) {
+    CHECK(size(few, stage) > 0);
+    CHECK(size(many, stage) <= size(few, stage));
+  }
+  CHECK(size(few, Stage::mix_gradient) == 0);
+}
