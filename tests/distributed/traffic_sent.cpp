@@ -8,8 +8,8 @@
 
 #include "tests/cpu/executors.hpp"
 #include "tests/distributed/calls.hpp"
-#include "tests/distributed/head_call.hpp"
 #include "tests/distributed/thread_ranks.hpp"
+#include "tests/distributed/variants.hpp"
 #include "tests/support/catch.hpp"
 
 namespace {
