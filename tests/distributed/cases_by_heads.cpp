@@ -30,16 +30,28 @@ void run(const AnyCommunicator& communicator, const V& attention, const Shape& p
     return kv_head >= kv_heads.first && kv_head < kv_heads.end();
   };
 
+  // SplitTraffic does not know batch layouts.
+  const auto require_bytes = [&](const char* pass, mhla::RankTraffic mhla::Traffic::*bytes) {
+    if constexpr (!mhla::is_batch_layout<V>)
+      communicator.require_bytes(
+          pass, mhla::SplitTraffic<V, T>(attention, part.shape, {part.queries, part.keys})
+                        .by_heads(communicator.rank()).*
+                    bytes);
+  };
+
+  communicator.forget_bytes();
   auto y = part.local.dy;
   layer.forward(executor, part.operands(), y.view(),
                 call::poisoned_workspace(layer.forward_workspace_size(executor)));
   part.require_y(y);
+  require_bytes("forward", &mhla::Traffic::forward);
   for (const Update update : {Update::overwrite, Update::accumulate}) {
     if (update == Update::accumulate && sizeof(T) < sizeof(float)) continue;  // is rounded twice
     call::Gradients<T> gradients(part.local);
     layer.backward(executor, part.operands(), part.local.dy.view(), gradients.views(), update,
                    call::poisoned_workspace(layer.backward_workspace_size(executor)));
     part.require_gradients(gradients, update, owns);
+    require_bytes("backward", &mhla::Traffic::backward);
   }
 }
 

@@ -21,14 +21,20 @@ void run(const AnyCommunicator& communicator, const V& attention, const Shape& p
   const BlockRange own = layer.query_blocks();
   const auto owns = [&](Index, Index row) { return row >= own.first && row < own.end(); };
 
+  const mhla::SplitTraffic<V, T> traffic(attention, part.shape, {part.queries, part.keys});
+  const mhla::SplitTraffic<V, T> from_kept(attention, part.shape,
+                                           {part.queries, part.keys, mhla::Wire::exact, true});
+
   std::vector<A> kept(static_cast<std::size_t>(layer.kept_size()));
   const mhla::Span<A> keep{kept.data(), layer.kept_size()};
+  communicator.forget_bytes();
   for (const bool keeps : {false, true}) {
     auto y = part.local.dy;
     layer.forward(executor, part.operands(), y.view(),
                   call::poisoned_workspace(layer.forward_workspace_size(executor)),
                   keeps ? keep : mhla::Span<A>{});
     part.require_y(y);
+    communicator.require_bytes("forward", traffic.by_sequence(communicator.rank()).forward);
   }
   for (const Update update : {Update::overwrite, Update::accumulate}) {
     call::Gradients<T> gradients(part.local);
@@ -36,6 +42,9 @@ void run(const AnyCommunicator& communicator, const V& attention, const Shape& p
                    call::poisoned_workspace(layer.backward_workspace_size(executor)),
                    update == Update::overwrite ? mhla::Span<const A>{} : keep);
     part.require_gradients(gradients, update, owns);
+    communicator.require_bytes("backward", (update == Update::overwrite ? traffic : from_kept)
+                                               .by_sequence(communicator.rank())
+                                               .backward);
   }
 }
 
