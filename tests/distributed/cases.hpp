@@ -2,14 +2,19 @@
 // Calls that ranks share, compiled once for ranks that are threads and ranks that are processes.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <mhla/distributed/communicator.hpp>
+#include <mhla/distributed/traffic.hpp>
+#include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace distributed_calls {
 
-/// A borrowed communicator of any type.
+/// A borrowed communicator of any type, that counts bytes to and from other ranks.
 class AnyCommunicator {
  public:
   template <mhla::Communicator C>
@@ -27,22 +32,45 @@ class AnyCommunicator {
   mhla::Index rank() const { return rank_; }
   mhla::Index size() const { return size_; }
   void all_gather(const void* sent, void* received, mhla::Span<const mhla::Part> parts) const {
+    sent_ += (size_ - 1) * parts[rank_].bytes;
+    count(received_, parts);
     all_gather_(sent, received, parts);
   }
   void all_to_all(const void* sent, mhla::Span<const mhla::Part> to, void* received,
                   mhla::Span<const mhla::Part> from) const {
+    count(sent_, to);
+    count(received_, from);
     all_to_all_(sent, to, received, from);
   }
 
+  /// Throws unless these are the bytes since the last call.
+  void require_bytes(const char* pass, const mhla::RankTraffic& said) const {
+    const mhla::Index sent = std::exchange(sent_, 0);
+    const mhla::Index received = std::exchange(received_, 0);
+    if (sent != said.sent || received != said.received)
+      throw std::runtime_error(std::string(pass) + " sends " + std::to_string(sent) + " for " +
+                               std::to_string(said.sent) + " bytes, receives " +
+                               std::to_string(received) + " for " + std::to_string(said.received));
+  }
+  void forget_bytes() const { sent_ = received_ = 0; }
+
  private:
+  void count(mhla::Index& total, mhla::Span<const mhla::Part> parts) const {
+    for (mhla::Index r = 0; r < size_; ++r)
+      if (r != rank_) total += parts[r].bytes;
+  }
+
   using Parts = mhla::Span<const mhla::Part>;
   mhla::Index rank_;
   mhla::Index size_;
+  mutable mhla::Index sent_ = 0;
+  mutable mhla::Index received_ = 0;
   std::function<void(const void*, void*, Parts)> all_gather_;
   std::function<void(const void*, Parts, void*, Parts)> all_to_all_;
 };
 
-/// What every rank runs; throws where results are not those of one process. Of two seeds, 0 stands
+/// What every rank runs; throws where results are not those of one process, or bytes not those of
+/// SplitTraffic. Of two seeds, 0 stands
 /// for equal shares.
 struct Case {
   const char* name;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Ranks that are threads of one process, for tests without an engine: a communicator that copies
-// bytes through mailboxes, counts them, and gives up on a rank that does not answer.
+// bytes through mailboxes, and gives up on a rank that does not answer.
 #pragma once
 
 #include <chrono>
@@ -77,10 +77,6 @@ class Communicator {
                   static_cast<std::size_t>(from[rank_].bytes));
   }
 
-  // Bytes from and to other ranks since the last call of either.
-  Index take_sent() const { return std::exchange(sent_, 0); }
-  Index take_received() const { return std::exchange(received_, 0); }
-
  private:
   void exchange(const void* sent, Span<const Part> to, void* received,
                 Span<const Part> from) const {
@@ -88,7 +84,6 @@ class Communicator {
     for (Index r = 0; r < size_; ++r) {
       if (r == rank_ || to[r].bytes == 0) continue;
       mail_->put(rank_, r, {out + to[r].first, out + to[r].first + to[r].bytes});
-      sent_ += to[r].bytes;
     }
     for (Index r = 0; r < size_; ++r) {
       if (r == rank_ || from[r].bytes == 0) continue;
@@ -97,15 +92,12 @@ class Communicator {
         throw mhla::CommunicationError("rank ", r, " sent ", static_cast<Index>(bytes.size()),
                                        " bytes in place of ", from[r].bytes);
       std::memcpy(static_cast<std::byte*>(received) + from[r].first, bytes.data(), bytes.size());
-      received_ += from[r].bytes;
     }
   }
 
   Mail* mail_;
   Index rank_;
   Index size_;
-  mutable Index sent_ = 0;
-  mutable Index received_ = 0;
 };
 
 /// Runs body(communicator) on every rank; what each throws, or "".
