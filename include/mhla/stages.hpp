@@ -49,18 +49,17 @@
 /// // Receive `before`,
 /// stages.advance(executor, own, rows, {sums, before}, behind, workspace);
 /// // send `behind`.
-/// stages.read_out(executor, own, {q_view, k_view, v_view, rows}, {sums, before}, y_view,
-/// workspace);
+/// const mhla::OperandViews<float> x{q_view, k_view, v_view, rows};
+/// stages.read_out(executor, own, x, {sums, before}, y_view, workspace);
 ///
-/// stages.read_out_gradient(executor, own, {q_view, k_view, v_view, rows}, {sums, before}, dy_view,
+/// stages.read_out_gradient(executor, own, x, {sums, before}, dy_view,
 ///                          {dq_view, mhla::skip, mhla::skip, mhla::skip}, mhla::Update::overwrite,
 ///                          {mixtures, dens}, workspace);
 /// // Receive `dbehind`,
 /// stages.advance_gradient(executor, own, rows, {sums, before}, mixtures, {dbehind, dbefore},
-/// dsums,
-///                         drows, mhla::Update::overwrite, workspace);
+///                         dsums, drows, mhla::Update::overwrite, workspace);
 /// // send `dbefore`.
-/// stages.summarize_gradient(executor, own, {q_view, k_view, v_view, rows}, dsums, dy_view, dens,
+/// stages.summarize_gradient(executor, own, x, dsums, dy_view, dens,
 ///                           {mhla::skip, dk_view, dv_view, drows}, mhla::Update::overwrite,
 ///                           workspace);
 /// \endcode

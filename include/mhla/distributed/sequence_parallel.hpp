@@ -60,6 +60,9 @@ class SequenceParallel {
   using V = typename S::Variant;
   using T = typename S::Scalar;
   using A = Accumulator<T>;
+  static_assert(!factors_mixing<V>,
+                "mhla: SequenceParallel exchanges summaries, not states: use DenseMixing, with the "
+                "matrix that mhla::expand makes");
   static constexpr Others keys_read = sees_past_only<V> ? Others::earlier : Others::all;
   static constexpr Others queries_read = sees_past_only<V> ? Others::later : Others::all;
 

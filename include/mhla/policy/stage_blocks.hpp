@@ -103,8 +103,8 @@ struct RequireStages {
       "that was packed");
   static_assert(!factors_mixing<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
                 "mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: "
-                "for another "
-                "structured mixing use DenseMixing, with the matrix that mhla::expand makes");
+                "for another structured mixing use DenseMixing, with the matrix that mhla::expand "
+                "makes");
   static_assert(!mixes_products<V>,
                 "mhla: MixedProduct ties a token to the same offset of every other block, which a "
                 "stage does not have: use MixedKeySum or Unnormalized for Stages");
