@@ -163,6 +163,12 @@ TEST_CASE("nccl: parts of all ranks") {
         CHECK(ranks.of(r).calls["ncclAllGather"] == (size == 1 ? 1 : 0));
     });
   }
+  SECTION("side by side, the last one shorter") {
+    for_each([&](Ranks& ranks, int size, bool in_place) {
+      const auto bytes_of = [&](Index r) { return Index{r == size - 1 ? 4 : 9}; };
+      ranks.check([&](const auto& c) { gather(c, bytes_of, 0, in_place); });
+    });
+  }
   SECTION("of other lengths, some of nothing") {
     for_each([&](Ranks& ranks, int, bool in_place) {
       for (const std::uint64_t seed : {1u, 2u, 3u})
