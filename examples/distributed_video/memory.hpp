@@ -27,7 +27,7 @@ class MemoryPeak {
  public:
   MemoryPeak() {
 #if defined(__GLIBC__)
-    malloc_trim(0);  // what was freed would be used again unseen
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);  // of what is freed nothing is kept
 #endif
     restart();
     before_ = status_bytes("VmRSS");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // By sequence: forward, with and without kept summaries, and backward.
 #include <mhla/distributed.hpp>
+#include <mhla/packed.hpp>
 
 #include "tests/cpu/executors.hpp"
 #include "tests/distributed/calls.hpp"
@@ -10,14 +11,12 @@
 namespace distributed_calls {
 namespace {
 
-template <class T, class V>
-void run(const AnyCommunicator& communicator, const V& attention, const Shape& partial,
-         std::uint64_t seed) {
+// A part of `attention`'s call, by a layer of the same attention, padded or not.
+template <class T, class V, class Part, class Layer>
+void run(const AnyCommunicator& communicator, const V& attention, const Part& part,
+         const Layer& layer, std::uint64_t seed) {
   using A = Accumulator<T>;
-  const SharedCall<T, V> part(attention, partial, communicator.size(), communicator.rank(), seed);
   const executors::ShuffledExecutor executor{2, seed};
-  const auto layer =
-      mhla::sequence_parallel<T>(attention, part.shape, communicator, part.queries, part.keys);
   const BlockRange own = layer.query_blocks();
   const auto owns = [&](Index, Index row) { return row >= own.first && row < own.end(); };
 
@@ -48,6 +47,37 @@ void run(const AnyCommunicator& communicator, const V& attention, const Shape& p
   }
 }
 
+template <class T, class V>
+void run(const AnyCommunicator& communicator, const V& attention, const Shape& partial,
+         std::uint64_t seed) {
+  const SharedCall<T, V> part(attention, partial, communicator.size(), communicator.rank(), seed);
+  run<T>(communicator, attention, part,
+         mhla::sequence_parallel<T>(attention, part.shape, communicator, part.queries, part.keys),
+         seed);
+}
+
+// Masks that leave holes, cut the last item short, and leave the first without its last blocks.
+template <class T, class V>
+void run_padded(const AnyCommunicator& communicator, const V& attention, const Shape& partial,
+                std::uint64_t seed) {
+  const Index tokens = partial.query_tokens;
+  HostTensor<std::uint8_t, 2> mask(partial.batch, tokens);
+  for (Index n = 0; n < partial.batch; ++n)
+    for (Index t = 0; t < tokens; ++t)
+      mask.view()(n, t) = t % 7 != 3 && t < (n == 0 ? tokens - tokens / 4 : tokens / 2);
+  const SharedCall<T, mhla::Padded<V>> part(mhla::padded(attention, mask.view()), partial,
+                                            communicator.size(), communicator.rank(), seed);
+  const auto local = static_cast<Index>(part.query_tokens.size());
+  HostTensor<std::uint8_t, 2> own(partial.batch, local);
+  for (Index n = 0; n < partial.batch; ++n)
+    for (Index t = 0; t < local; ++t)
+      own.view()(n, t) = mask.view()(n, part.query_tokens[static_cast<std::size_t>(t)]);
+  run<T>(communicator, attention, part,
+         mhla::sequence_parallel<T>(attention, part.shape, communicator, part.queries)
+             .padded({own.view(), own.view()}),
+         seed);
+}
+
 }  // namespace
 
 std::vector<Case> cases_by_sequence() {
@@ -57,6 +87,16 @@ std::vector<Case> cases_by_sequence() {
                        run<decltype(scalar)>(ranks, attention, shape, seed);
                      }});
   });
+  const auto add_padded = [&](const char* name, const auto& attention) {
+    cases.push_back({name, [=](const AnyCommunicator& ranks, std::uint64_t seed) {
+                       run_padded<float>(ranks, attention, Shape{2, 4, 2, 58, 58, 6, 7}, seed);
+                     }});
+  };
+  using namespace mhla;
+  add_padded("a padded batch", Attention<Relu, Blocks1D>{.blocks = {.block = 5}});
+  add_padded("a padded batch, causal", Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 5}});
+  add_padded("a padded batch, causal by blocks",
+             Attention<Relu, Blocks1D, BlockCausal>{.blocks = {.block = 5}});
   return cases;
 }
 

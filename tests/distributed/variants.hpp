@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The calls that are shared out in tests both by sequence and by heads.
+// The calls that are shared out in tests.
 #pragma once
 
+#include <cstdint>
 #include <mhla/attention.hpp>
+#include <mhla/packed.hpp>
+#include <mhla/testing/host_tensor.hpp>
 
 namespace distributed_calls {
 
-/// Calls visit(name, T{}, attention, shape): few of each kind, of odd sizes.
+/// By sequence: calls visit(name, T{}, attention, shape), few of each kind, of odd sizes.
 template <class Visit>
 void for_each_call(const Visit& visit) {
   using namespace mhla;
@@ -41,6 +44,40 @@ void for_each_call(const Visit& visit) {
   visit("fewer blocks than ranks", float{}, Sequence{.blocks = {.block = 32}}, grouped);
   visit("no values", float{}, Sequence{.blocks = {.block = 5}}, Shape{2, 4, 2, 58, 58, 6, 0});
   visit("no heads", float{}, Sequence{.blocks = {.block = 5}}, Shape{2, 0, 0, 58, 58, 6, 7});
+}
+
+/// By heads: the same calls, and variants that go by heads alone.
+template <class Visit>
+void for_each_call_by_heads(const Visit& visit) {
+  using namespace mhla;
+  for_each_call(visit);
+  using Products = Attention<Relu, Blocks2D, Bidirectional, MixedProduct>;
+  using Recurrent = Attention<Relu, Blocks1D, Causal, MixedKeySum, NoRotation, RecurrentMixing>;
+  using Separable =
+      Attention<Relu, Blocks2D, Bidirectional, MixedKeySum, NoRotation, SeparableMixing>;
+  using Sequence = Attention<Relu, Blocks1D, Causal>;
+  visit("mixed products", float{}, Products{.blocks = {.grid = {8, 6}, .block = {2, 3}}},
+        Shape{2, 4, 2, 48, 48, 8, 6});
+  visit("a recurrence", float{}, Recurrent{.blocks = {.block = 2}, .mixing = {.states = 2}},
+        Shape{2, 4, 2, 47, 47, 8, 6, 4});
+  visit("one recurrence for all heads", float{},
+        Recurrent{.blocks = {.block = 2}, .mixing = {.states = 2}}, Shape{2, 4, 2, 47, 47, 8, 6});
+  visit("separable mixing", float{},
+        Separable{.blocks = {.grid = {8, 6}, .block = {2, 3}}, .mixing = {.rank = 2}},
+        Shape{2, 4, 2, 48, 48, 8, 6});
+  visit("more sequences than partial sums", float{}, Sequence{.blocks = {.block = 4}},
+        Shape{21, 6, 6, 9, 9, 4, 4});
+  static constexpr std::int32_t offsets[] = {0, 9, 9, 30, 58};
+  visit("a packed batch", float{},
+        packed(Sequence{.blocks = {.block = 5}}, Span<const std::int32_t>{offsets, 5}),
+        Shape{1, 4, 2, 58, 58, 6, 7, 1, 6, 6});
+  static const testing::HostTensor<std::uint8_t, 2> mask = [] {
+    testing::HostTensor<std::uint8_t, 2> tokens(2, 58);
+    for (Index i = 0; i < 2 * 58; ++i) tokens.view().element(i) = i % 7 != 3 && i < 100;
+    return tokens;
+  }();
+  visit("a padded batch", float{}, padded(Sequence{.blocks = {.block = 5}}, mask.view()),
+        Shape{2, 4, 2, 58, 58, 6, 7});
 }
 
 }  // namespace distributed_calls

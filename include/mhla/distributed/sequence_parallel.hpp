@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <initializer_list>
+#include <memory>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
@@ -14,17 +15,20 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/distributed/agreement.hpp>
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/local_call.hpp>
 #include <mhla/distributed/shares.hpp>
 #include <mhla/distributed/sums_exchange.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/stages.hpp>
 #include <utility>
+#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -49,8 +53,12 @@ MHLA_NAMESPACE_BEGIN
 /// WorkspaceError as Stages, on the rank that gave the reason; ShapeError that names it on others;
 /// CommunicationError if a rank is gone. Nothing is written then, on no rank: results are written
 /// when all ranks have confirmed, by confirmation_bytes, that they have received what they need.
-template <AttentionVariant V, StorageScalar T, Communicator C>
+///
+/// S is Stages<V, T>, and E what its calls take: an Executor.
+template <class S, Communicator C>
 class SequenceParallel {
+  using V = typename S::Variant;
+  using T = typename S::Scalar;
   using A = Accumulator<T>;
   static constexpr Others keys_read = sees_past_only<V> ? Others::earlier : Others::all;
   static constexpr Others queries_read = sees_past_only<V> ? Others::later : Others::all;
@@ -73,6 +81,31 @@ class SequenceParallel {
     local_.key_tokens = stages_.key_tokens(key_blocks());
   }
 
+  /// The same of a padded batch: masks [batch, this rank's tokens], borrowed, of queries and of
+  /// keys; under Causal and BlockCausal one for both. Called by all ranks together, each with masks
+  /// of the same sides. Calls of it have the bits of one process's on mhla::padded(attention, ..).
+  /// \throws as other calls.
+  auto padded(const TokenMasks& masks) const requires(!is_batch_layout<V>) {
+    using PaddedStages = decltype(stages_.padded(StageMasks{}));
+    const bool of_queries = masks.query.extent[0] > 0;  // also a rank's without tokens
+    const bool of_keys = masks.key.extent[0] > 0;
+    Agreement agreement("padded");
+    agreement.add("whether queries have a mask", of_queries)
+        .add("whether keys have a mask", of_keys);
+    const auto counts = agreement.settle(*communicator_, [&] {
+      masks.require_fit(local_);
+      return std::make_shared<std::vector<Index>>(static_cast<std::size_t>(2 * whole_.batch));
+    });
+    const Span<Index> queries{counts->data(), of_queries ? whole_.batch : 0};
+    const Span<Index> keys{counts->data() + whole_.batch, of_keys ? whole_.batch : 0};
+    if (masks.query.data != nullptr)
+      stages_.count_used_queries(query_blocks(), masks.query, queries);
+    if (masks.key.data != nullptr) stages_.count_used_keys(key_blocks(), masks.key, keys);
+    maximum_over_ranks(*counts);
+    return SequenceParallel<PaddedStages, C>(*this, Padded<V>(attention_, masks),
+                                             stages_.padded({masks, queries, keys}), counts);
+  }
+
   /// The shape of this rank's tensors: tokens are those of its blocks, mix is whole.
   const Shape& local_shape() const { return local_; }
   /// The blocks of this rank's queries.
@@ -84,14 +117,14 @@ class SequenceParallel {
   Index kept_size() const { return checked_mul(read_keys().count, stages_.summary_size()); }
 
   /// Bytes of workspace that forward takes on this rank: exact.
-  template <Executor E>
+  template <class E>
   Index forward_workspace_size(const E& executor) const {
     Arena arena;
     lay_out_forward(arena, executor);
     return arena.used();
   }
   /// The same of backward.
-  template <Executor E>
+  template <class E>
   Index backward_workspace_size(const E& executor) const {
     Arena arena;
     lay_out_backward(arena, executor);
@@ -99,7 +132,7 @@ class SequenceParallel {
   }
 
   /// y of this rank's queries. `keep` [kept_size()] takes the summaries, unless it is empty.
-  template <Executor E>
+  template <class E>
   void forward(const E& executor, const OperandViews<T>& x, const TensorView<T, 4>& y,
                WorkspaceView workspace, Span<A> keep = {}) const {
     Arena arena(workspace);
@@ -119,7 +152,7 @@ class SequenceParallel {
 
   /// The gradients of this rank's tokens, and of mix as said above. `kept` is empty, or what
   /// forward kept of the same k and v. All ranks want dk or dv, or none does.
-  template <Executor E>
+  template <class E>
   void backward(const E& executor, const OperandViews<T>& x, const TensorView<const T, 4>& dy,
                 const GradientViews<T>& gradients, Update update, WorkspaceView workspace,
                 Span<const A> kept = {}) const {
@@ -209,12 +242,42 @@ class SequenceParallel {
     return {x.q, x.k, x.v, rows_of(x.mix, query_blocks())};
   }
 
-  Stages<V, T> agreed_stages() const {
+  template <class, Communicator>
+  friend class SequenceParallel;
+  // Of a padded batch.
+  template <class Unpadded>
+  SequenceParallel(const SequenceParallel<Unpadded, C>& unpadded, const V& attention,
+                   const S& stages, std::shared_ptr<const std::vector<Index>> used)
+      : communicator_(unpadded.communicator_),
+        attention_(attention),
+        whole_(unpadded.whole_),
+        wire_(unpadded.wire_),
+        queries_(unpadded.queries_),
+        keys_(unpadded.keys_),
+        stages_(stages),
+        local_(unpadded.local_),
+        used_(std::move(used)) {}
+
+  void maximum_over_ranks(std::vector<Index>& counts) const {
+    const auto size = static_cast<Index>(counts.size());
+    const Index bytes = size * static_cast<Index>(sizeof(Index));
+    std::vector<Index> all(static_cast<std::size_t>(size * communicator_->size()));
+    std::vector<Part> parts;
+    for (Index r = 0; r < communicator_->size(); ++r) parts.push_back({r * bytes, bytes});
+    communicator_->all_gather(counts.data(), all.data(),
+                              Span<const Part>{parts.data(), communicator_->size()});
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      Index& most = counts[i % counts.size()];
+      most = std::max(most, all[i]);
+    }
+  }
+
+  S agreed_stages() const {
     Agreement agreement("sequence_parallel");
     add_call<T>(agreement, attention_, whole_, queries_, keys_);
     agreement.add("wire", static_cast<Index>(wire_));
     return agreement.settle(*communicator_, [&] {
-      Stages<V, T> stages(attention_, whole_);
+      S stages(attention_, whole_);
       require_shares("queries", queries_, stages.query_blocks().count, communicator_->size());
       require_shares("keys", keys_, stages.key_blocks().count, communicator_->size());
       if (sees_past_only<V>)
@@ -304,15 +367,16 @@ class SequenceParallel {
   Wire wire_;
   Shares queries_;
   Shares keys_;
-  Stages<V, T> stages_;
+  S stages_;
   Shape local_;
+  std::shared_ptr<const std::vector<Index>> used_;  // of a padded batch, what stages_ borrows
 };
 
 /// SequenceParallel of tensors of T.
 template <StorageScalar T, AttentionVariant V, Communicator C>
-SequenceParallel<V, T, C> sequence_parallel(const V& attention, const Shape& whole,
-                                            const C& communicator, Shares queries, Shares keys = {},
-                                            Wire wire = Wire::exact) {
+SequenceParallel<Stages<V, T>, C> sequence_parallel(const V& attention, const Shape& whole,
+                                                    const C& communicator, Shares queries,
+                                                    Shares keys = {}, Wire wire = Wire::exact) {
   return {attention, whole, communicator, std::move(queries), std::move(keys), wire};
 }
 

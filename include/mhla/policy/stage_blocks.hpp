@@ -91,6 +91,9 @@ struct RequireStages {
 template <AttentionVariant V, StorageScalar T>
 class StageBlocks : RequireStages<V> {
  public:
+  using Variant = V;  ///< 1st argument
+  using Scalar = T;   ///< 2nd argument
+
   /// `shape` is that of the whole sequence. What the variant borrows must outlive this.
   /// \throws ShapeError if variant and shape do not fit.
   StageBlocks(const V& attention, const Shape& shape)
