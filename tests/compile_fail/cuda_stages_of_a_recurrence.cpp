@@ -8,8 +8,8 @@ using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla:
                                  mhla::NoRotation, Mixing>;
 
 void use() {
-  const mhla::CudaStages<Sequence<mhla::DenseMixing>, float> right({}, {});
+  const mhla::CudaStages<Sequence<mhla::DenseMixing>, float> right({}, mhla::Shape{});
 #ifndef MHLA_CONTROL
-  const mhla::CudaStages<Sequence<mhla::RecurrentMixing>, float> wrong({}, {});
+  const mhla::CudaStages<Sequence<mhla::RecurrentMixing>, float> wrong({}, mhla::Shape{});
 #endif
 }

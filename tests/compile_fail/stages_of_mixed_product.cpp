@@ -9,8 +9,8 @@ template <class Normalizer>
 using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Bidirectional, Normalizer>;
 
 void use() {
-  const mhla::Stages<Sequence<mhla::MixedKeySum>, float> right({}, {});
+  const mhla::Stages<Sequence<mhla::MixedKeySum>, float> right({}, mhla::Shape{});
 #ifndef MHLA_CONTROL
-  const mhla::Stages<Sequence<mhla::MixedProduct>, float> wrong({}, {});
+  const mhla::Stages<Sequence<mhla::MixedProduct>, float> wrong({}, mhla::Shape{});
 #endif
 }

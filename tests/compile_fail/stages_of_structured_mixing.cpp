@@ -10,8 +10,8 @@ using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Bidirectional
                                  mhla::Unnormalized, mhla::NoRotation, Mixing>;
 
 void use() {
-  const mhla::Stages<Sequence<mhla::DenseMixing>, float> right({}, {});
+  const mhla::Stages<Sequence<mhla::DenseMixing>, float> right({}, mhla::Shape{});
 #ifndef MHLA_CONTROL
-  const mhla::Stages<Sequence<mhla::SeparableMixing>, float> wrong({}, {});
+  const mhla::Stages<Sequence<mhla::SeparableMixing>, float> wrong({}, mhla::Shape{});
 #endif
 }

@@ -1,32 +1,42 @@
-#SPDX - License - Identifier : MIT
-#Runs mpi_death until its victim survives all exchanges of a call : every other rank must have said
-#within 5 s of its timeout, 1 s, that rank 1 is gone, and have written nothing; \
-    and if the victim calls
-#with another shape, all must have said so.
-#cmake - DMPIRUN = ... - DPROGRAM = ... - P mpi_death.cmake
-cmake_minimum_required(VERSION 3.22...3.31) set(flags-- enable - recovery) #of Open MPI 4
-    : it leaves those that live alone
-      function(run output) execute_process(COMMAND "${MPIRUN}" ${flags} -
-                                           n 3 "${PROGRAM}" ${ARGN} TIMEOUT 60 OUTPUT_VARIABLE text
-                                               ERROR_VARIABLE errors RESULT_VARIABLE status)
-          message("${text}") if (text MATCHES "something was written")
-              message(FATAL_ERROR "A rank that ended with an error has written results.") endif()
-                  set($ { output } "${text}" PARENT_SCOPE) endfunction()
-                      function(require text rank words) if (
-                          NOT text MATCHES
-                          "rank ${rank}: after ([0-9]+) ms, nothing written: [^\n]*${words}")
-                          message(FATAL_ERROR "Rank ${rank} does not say: ${words}")
-                              endif() if (CMAKE_MATCH_1 GREATER 6000) message(
-                                  FATAL_ERROR "Rank ${rank} has waited for ${CMAKE_MATCH_1} ms.")
-                                  endif() endfunction()
+# SPDX-License-Identifier: MIT
+# Runs mpi_death until its victim survives all exchanges of a call: every other rank must have said
+# within 5 s of its timeout, 1 s, that rank 1 is gone, and have written nothing; and if the victim calls
+# with another shape, all must have said so.
+#   cmake -DMPIRUN=... -DPROGRAM=... -P mpi_death.cmake
+cmake_minimum_required(VERSION 3.22...3.31)
+set(flags --enable-recovery) # of Open MPI 4: it leaves those that live alone
+function(run output)
+  execute_process(COMMAND "${MPIRUN}" ${flags} -n 3 "${PROGRAM}" ${ARGN} TIMEOUT 60
+    OUTPUT_VARIABLE text ERROR_VARIABLE errors RESULT_VARIABLE status)
+  message("${text}")
+  if(text MATCHES "something was written")
+    message(FATAL_ERROR "A rank that ended with an error has written results.")
+  endif()
+  set(${output} "${text}" PARENT_SCOPE)
+endfunction()
+function(require text rank words)
+  if(NOT text MATCHES "rank ${rank}: after ([0-9]+) ms, nothing written: [^\n]*${words}")
+    message(FATAL_ERROR "Rank ${rank} does not say: ${words}")
+  endif()
+  if(CMAKE_MATCH_1 GREATER 6000)
+    message(FATAL_ERROR "Rank ${rank} has waited for ${CMAKE_MATCH_1} ms.")
+  endif()
+endfunction()
 
-                                      set(exchange 0) while (TRUE) run(text dies ${
-                                          exchange}) if (text MATCHES "rank 1: finished") break()
-                                          endif() require("${text}" 0 "for rank 1, which is gone")
-                                              require("${text}" 2 "for rank 1, which is gone")
-                                                  math(EXPR exchange "${exchange} + 1")
-                                                      endwhile() if (exchange LESS 8) #3 agreements,
-      2 + 1 exchanges of sums,
-      2 confirmations message(FATAL_ERROR "There were ${exchange} exchanges only.") endif()
-          run(text disagrees) foreach (rank 0 1 2)
-              require("${text}" $ { rank } "key_dim is 4 on rank 1 but 8 on rank 0") endforeach()
+set(exchange 0)
+while(TRUE)
+  run(text dies ${exchange})
+  if(text MATCHES "rank 1: finished")
+    break()
+  endif()
+  require("${text}" 0 "for rank 1, which is gone")
+  require("${text}" 2 "for rank 1, which is gone")
+  math(EXPR exchange "${exchange} + 1")
+endwhile()
+if(exchange LESS 8) # 3 agreements, 2 + 1 exchanges of sums, 2 confirmations
+  message(FATAL_ERROR "There were ${exchange} exchanges only.")
+endif()
+run(text disagrees)
+foreach(rank 0 1 2)
+  require("${text}" ${rank} "key_dim is 4 on rank 1 but 8 on rank 0")
+endforeach()

@@ -3,6 +3,7 @@
 // calls it goes, and that whatever fails ends in time, aborts the communicator, and is said.
 #include <mhla/nccl.hpp>
 // After it, so that the stand-in was found first.
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -99,8 +100,9 @@ void gather(const NcclCommunicator& ranks, const std::function<Index(Index)>& by
     end += bytes_of(r) + gap;
   }
   const Part& own = parts[static_cast<std::size_t>(ranks.rank())];
-  Bytes received(static_cast<std::size_t>(end), 0);
-  Bytes sent(static_cast<std::size_t>(own.bytes));
+  constexpr Index behind = 16;  // bytes that are nobody's
+  Bytes received(static_cast<std::size_t>(end + behind), 0);
+  Bytes sent(static_cast<std::size_t>(own.bytes + behind));
   for (std::size_t i = 0; i < sent.size(); ++i)
     sent[i] = sent_byte(ranks.rank(), -1, static_cast<Index>(i));
   Bytes expected(received.size(), 0);
@@ -110,7 +112,7 @@ void gather(const NcclCommunicator& ranks, const std::function<Index(Index)>& by
           sent_byte(r, -1, i);
   const std::uint8_t* from = sent.data();
   if (in_place) {
-    std::copy(sent.begin(), sent.end(), received.begin() + own.first);
+    std::copy_n(sent.begin(), own.bytes, received.begin() + own.first);
     from = received.data() + own.first;
   }
   ranks.all_gather(from, received.data(), span(parts));
@@ -161,6 +163,12 @@ TEST_CASE("nccl: parts of all ranks") {
       ranks.check([&](const auto& c) { gather(c, nine, 2, in_place); });
       for (int r = 0; r < size; ++r)
         CHECK(ranks.of(r).calls["ncclAllGather"] == (size == 1 ? 1 : 0));
+    });
+  }
+  SECTION("side by side, the last one shorter") {
+    for_each([&](Ranks& ranks, int size, bool in_place) {
+      const auto bytes_of = [&](Index r) { return Index{r == size - 1 ? 4 : 9}; };
+      ranks.check([&](const auto& c) { gather(c, bytes_of, 0, in_place); });
     });
   }
   SECTION("of other lengths, some of nothing") {

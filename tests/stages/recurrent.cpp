@@ -170,24 +170,48 @@ void check(const V& attention, const Shape& shape) {
     call::backward_to(whole.views(), update, chain.padded(), chain.x);
     call::Gradients<T> gradients(chain.x);
     const TensorView<A, 3> dmix = gradients.mix.view();
-    if (chain.x.shape().mix_query_blocks > 1 || parts.size() == 1) {
-      // Parts share one dmix: none touches another's entries. Rows behind the last block are not
-      // theirs.
-      for (Index i = chain.stages.key_blocks().count; i < dmix.extent[1] && dmix.extent[1] > 1; ++i)
-        for (Index h = 0; h < dmix.extent[0] && update == Update::overwrite; ++h)
-          for (Index c = 0; c < dmix.extent[2]; ++c) dmix(h, i, c) = 0;
-      chain.backward(parts, gradients, update, [&](std::size_t p) {
-        return mhla::GradientView<A, 3>(rows_of(dmix, chain.stages.mix_rows(parts[p])));
-      });
-      call::check_same_bits(gradients, whole);
-      continue;
+    // Each part has dmix of its own, as ranks have.
+    std::vector<HostTensor<A, 3>> of_parts;
+    const bool shared = chain.x.shape().mix_query_blocks == 1;
+    const bool added_up = shared && parts.size() > 1;
+    for (const BlockRange& part : parts) {
+      const BlockRange rows = chain.stages.mix_rows(part);
+      of_parts.emplace_back(dmix.extent[0], rows.count, dmix.extent[2]);
+      for (Index n = 0; n < of_parts.back().view().size() && !added_up; ++n)
+        of_parts.back().view().element(n) = rows_of(dmix, rows).element(n);
     }
-    std::vector<HostTensor<A, 3>> of_parts(parts.size(), HostTensor<A, 3>::like(dmix));
     chain.backward(parts, gradients, update,
                    [&](std::size_t p) { return mhla::GradientView<A, 3>(of_parts[p].view()); });
     CHECK(call::bitwise_equal(gradients.query.view(), whole.query.view()));
     CHECK(call::bitwise_equal(gradients.key.view(), whole.key.view()));
     CHECK(call::bitwise_equal(gradients.value.view(), whole.value.view()));
+    if (!added_up) {
+      const Index states = chain.stages.num_states();
+      bool others_as_they_were = true;
+      for (std::size_t p = 0; p < parts.size(); ++p) {
+        const BlockRange& part = parts[p];
+        const BlockRange rows = chain.stages.mix_rows(part);
+        const TensorView<A, 3> written = of_parts[p].view();
+        for (Index h = 0; h < dmix.extent[0]; ++h)
+          for (Index i = 0; i < rows.count; ++i)
+            for (Index c = 0; c < dmix.extent[2]; ++c) {
+              const bool own = shared || (c <= states ? i < part.count : i > 0 || rows.first == 0);
+              A& to = dmix(h, rows.first + i, c);
+              if (own)
+                to = written(h, i, c);
+              else
+                others_as_they_were =
+                    others_as_they_were && written(h, i, c) == chain.x.mix(h, rows.first + i, c);
+            }
+      }
+      CHECK(others_as_they_were);
+      for (Index i = chain.stages.key_blocks().count; i < dmix.extent[1] && !shared;
+           ++i)  // of no part
+        for (Index h = 0; h < dmix.extent[0] && update == Update::overwrite; ++h)
+          for (Index c = 0; c < dmix.extent[2]; ++c) dmix(h, i, c) = 0;
+      CHECK(call::bitwise_equal(gradients.mix.view(), whole.mix.view()));
+      continue;
+    }
     auto sum = HostTensor<A, 3>::like(dmix);
     if (update == Update::accumulate) sum = chain.x.mix;
     for (const auto& part : of_parts)

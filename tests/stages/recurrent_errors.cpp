@@ -153,6 +153,18 @@ TEST_CASE("stages of a recurrence refuse what does not fit") {
              "mhla: before: shares memory with behind"));
 }
 
+TEST_CASE("parts of a recurrence are whole chunks") {
+  const RecurrentCase c;
+  const auto sizing = [&](const BlockRange& blocks) {
+    return error_message<ShapeError>(
+        [&] { c.stages.workspace_size(Stage::advance, c.executor, blocks); });
+  };
+  CHECK(says(sizing({15, 33}), "[15, 48) must begin at a multiple of 16"));
+  CHECK(says(sizing({16, 31}), "[16, 47) must begin at a multiple of 16, and end at one"));
+  CHECK(c.stages.workspace_size(Stage::advance, c.executor, {16, 34}) > 0);
+  CHECK(c.stages.workspace_size(Stage::advance, c.executor, {50, 0}) > 0);
+}
+
 TEST_CASE("a single row of a recurrence's parameters serves every part") {
   const RecurrentCase::V attention{.blocks = {.block = 2}, .mixing = {.states = 2}};
   const mhla::Stages<RecurrentCase::V, float> stages(attention, {1, 2, 1, 100, 100, 4, 3, 1, 1, 7});

@@ -32,6 +32,7 @@ struct StageRows {
 
   /// S and z of each unit and, if there are several, matrix.
   BlockSums<A> sums(const Rows& rows, Index matrices) const {
+    if (rows.extent[0] == 0) return {};
     const Index size = e.summary_size() + (normalizes<V> ? e.feature_dim : 0);
     const BlockRows<A> all = of_part(rows, matrices, size);
     return {{all.data, e.summary_size(), size, all.of_block, all.of_unit},
@@ -46,6 +47,7 @@ struct StageRows {
   /// Calls f(in rows, in the plan) for den and its gradient.
   template <class F>
   void for_denominators(const Rows& rows, const F& f) const {
+    if (rows.extent[0] == 0) return;
     const PanelRows& of = e.queries;
     const Index tokens = of.table.block_tokens;
     BlockRows<A> row = of_part(rows, of.group_size, 2 * tokens);

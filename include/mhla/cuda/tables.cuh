@@ -11,6 +11,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/block_table.hpp>
+#include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/rotation.hpp>
@@ -29,7 +30,6 @@ struct FillBlocks {
   std::int32_t block_tokens;
   std::int32_t first_token;
   std::int32_t first_block;  // of those that tensors have
-  std::int32_t end_block;    // 0: all
   Index count;               // entries
   Place* places;
   Index* mix_rows;
@@ -39,8 +39,6 @@ struct FillBlocks {
       : block_tokens(static_cast<std::int32_t>(table.block_tokens)),
         first_token(static_cast<std::int32_t>(sequence.begin)),
         first_block(static_cast<std::int32_t>(table.range.first)),
-        end_block(static_cast<std::int32_t>(
-            table.range.count == table.grid.num_blocks() ? 0 : table.range.end())),
         count((packed ? sequence.blocks : table.blocks) * table.block_tokens),
         places(table.places.data + sequence.first_block * table.block_tokens),
         mix_rows(table.mix_rows.data + sequence.first_block) {
@@ -58,11 +56,6 @@ struct FillBlocks {
     const std::int32_t tokens = extent[axis] - first;
     return tokens < block[axis] ? tokens : block[axis];
   }
-  /// Tokens in the blocks before `block` that come before `token`.
-  MHLA_DEVICE Index tokens_before(std::int32_t blocks, std::int32_t token) const {
-    const Grid grid{{extent[0], extent[1], extent[2]}, {block[0], block[1], block[2]}};
-    return grid.tokens_before(blocks, token);
-  }
   MHLA_DEVICE void operator()(Index i) const {
     const auto row = static_cast<std::int32_t>(i / block_tokens);
     const auto entry = static_cast<std::int32_t>(i - Index{row} * block_tokens);
@@ -79,12 +72,23 @@ struct FillBlocks {
     const std::int32_t y = first_y + line % rows;
     const std::int32_t z = first_z + line / rows;
     const bool present = line / rows < left(0, first_z);
-    std::int32_t token = first_token + (z * extent[1] + y) * extent[2] + x;
-    if (end_block > 0)
-      token = static_cast<std::int32_t>(tokens_before(end_block, token) -
-                                        tokens_before(first_block, token));
+    const std::int32_t token = first_token + (z * extent[1] + y) * extent[2] + x;
     machine::store_to(
         places + i, present ? Place{token, {z - origin[0], y - origin[1], x - origin[2]}} : absent);
+  }
+};
+
+/// Counts tokens as the tensors of a stage have them: those of its blocks alone.
+struct CountTokens {
+  Grid grid;
+  BlockRange range;
+  Span<Place> places;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    std::int32_t& token = places[i].token;
+    if (token >= 0)
+      token = static_cast<std::int32_t>(grid.tokens_before(range.end(), token) -
+                                        grid.tokens_before(range.first, token));
   }
 };
 
@@ -178,7 +182,8 @@ struct FillTables {
   }
 };
 
-/// Fills the tables of a call; those of queries and keys may be the same.
+/// Fills the tables of a call; those of queries and keys may be the same. A stage's take a launch
+/// more for each of them.
 template <AttentionVariant V, class A>
 void fill_tables(const CudaDevice& device, const V& attention, const BlockTable& queries,
                  const BlockTable& keys, const RotationTable<A>& rotation,
@@ -207,6 +212,10 @@ void fill_tables(const CudaDevice& device, const V& attention, const BlockTable&
       angles.count = rotation.angles.size;
     }
   }
+  const auto count = [&](const BlockTable& table) {
+    if (table.range.count != table.grid.num_blocks())
+      launch(device, table.places.size, CountTokens{table.grid, table.range, table.places});
+  };
   const auto add = [&](const BlockTable& table) {
     for_each_sequence(attention, table.grid, [&](const Sequence& sequence) {
       const FillBlocks blocks(table, sequence, is_packed<V>);
@@ -215,9 +224,12 @@ void fill_tables(const CudaDevice& device, const V& attention, const BlockTable&
       body.blocks[body.sequences++] = blocks;
     });
   };
+  const bool apart = keys.places.data != queries.places.data || queries.places.size == 0;
   add(queries);
-  if (keys.places.data != queries.places.data || queries.places.size == 0) add(keys);
+  if (apart) add(keys);
   run();
+  count(queries);
+  if (apart) count(keys);
 }
 
 }  // namespace cuda
