@@ -197,3 +197,22 @@ TEST_CASE("shares cut all blocks, in order") {
   refused({{0, 3}, {3, -1}, {2, 4}}, "queries: rank 1 has blocks [3, 2)");
   refused({{0, 2}, {2, 2}, {4, 1}}, "queries: all shares together have 5 blocks");
 }
+
+TEST_CASE("a recurrence's shares begin at its chunks, and its states travel exact") {
+  using Recurrent = Attention<Relu, Blocks1D, mhla::Causal, mhla::MixedKeySum, mhla::NoRotation,
+                              mhla::RecurrentMixing>;
+  const auto refused = [](const Shares& shares, mhla::Wire wire, const std::string& why) {
+    const auto make = [&](const Communicator& communicator) {
+      mhla::sequence_parallel<float>(Recurrent{.blocks = {.block = 1}},
+                                     Shape{1, 4, 2, 40, 40, 8, 6, 1, 40, 4}, communicator, shares,
+                                     {}, wire);
+    };
+    check_all(thread_ranks::run(ranks, make), why);
+  };
+  refused({{0, 16}, {16, 16}, {32, 8}}, mhla::Wire::exact, "");
+  refused({{0, 16}, {16, 24}, {40, 0}}, mhla::Wire::exact, "");
+  refused({{0, 16}, {16, 10}, {26, 14}}, mhla::Wire::exact,
+          "queries: rank 2 begins at block 26 but must begin at a multiple of 16");
+  refused({{0, 16}, {16, 16}, {32, 8}}, mhla::Wire::bfloat16,
+          "wire: RecurrentMixing's states travel exact");
+}

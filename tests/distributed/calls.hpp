@@ -26,12 +26,15 @@ using mhla::Shares;
 using mhla::TensorView;
 using mhla::Update;
 
-/// Blocks [0, blocks) cut at random places, or into equal parts if seed is 0; parts may be empty.
-inline Shares shares(Index blocks, Index ranks, std::uint64_t seed) {
-  if (seed == 0) return mhla::equal_shares(blocks, ranks);
+/// Blocks [0, blocks) cut at random multiples of `unit`, or into equal parts if seed is 0; parts
+/// may be empty.
+inline Shares shares(Index blocks, Index ranks, Index unit, std::uint64_t seed) {
+  if (seed == 0) return mhla::equal_shares(blocks, ranks, unit);
   std::vector<Index> cuts{0, blocks};
-  for (Index i = 1; i < ranks; ++i)
-    cuts.push_back(mhla::testing::random_index(seed, static_cast<std::uint64_t>(i), blocks + 1));
+  for (Index i = 1; i < ranks; ++i) {
+    const auto at = static_cast<std::uint64_t>(i);
+    cuts.push_back(mhla::testing::random_index(seed, at, blocks + 1) / unit * unit);
+  }
   std::sort(cuts.begin(), cuts.end());
   Shares parts;
   for (std::size_t i = 0; i + 1 < cuts.size(); ++i)
@@ -86,8 +89,9 @@ struct SharedCall {
     mhla::Grid key_grid = problem.key_grid;
     if constexpr (requires { variant.offsets; })  // whose shares are of tokens
       query_grid = key_grid = {{1, 1, shape.query_tokens}, {1, 1, 1}};
-    queries = shares(query_grid.num_blocks(), ranks, seed);
-    keys = query_grid == key_grid ? queries : shares(key_grid.num_blocks(), ranks, 2 * seed);
+    const Index unit = mhla::factors_mixing<V> ? mhla::RecurrentMixing::chunk : 1;
+    queries = shares(query_grid.num_blocks(), ranks, unit, seed);
+    keys = query_grid == key_grid ? queries : shares(key_grid.num_blocks(), ranks, unit, 2 * seed);
     const auto at = static_cast<std::size_t>(rank);
     query_tokens = mhla::tokens_of(query_grid, queries[at]);
     key_tokens = mhla::tokens_of(key_grid, keys[at]);
@@ -101,8 +105,8 @@ struct SharedCall {
     require_same("y", rank, taken(call::forward(attention, x), query_tokens), y);
   }
 
-  /// `gradients` is what `layer` made of the operands, which it held before. Owns(head, row) says
-  /// which rows of dmix are this rank's.
+  /// `gradients` is what `layer` made of the operands, which it held before. Owns(head, row,
+  /// column) says what of dmix is this rank's.
   template <class Owns>
   void require_gradients(call::Gradients<T>& gradients, Update update, const Owns& owns) const {
     call::Gradients<T> whole(x);
@@ -113,8 +117,9 @@ struct SharedCall {
     HostTensor<A, 3> mix = whole.mix;
     for (Index h = 0; h < shape.mix_heads; ++h)
       for (Index i = 0; i < shape.mix_query_blocks; ++i)
-        for (Index b = 0; b < shape.mix_key_blocks && !owns(h, i); ++b)
-          mix.view()(h, i, b) = update == Update::overwrite ? A(0) : x.mix.view()(h, i, b);
+        for (Index b = 0; b < shape.mix_key_blocks; ++b)
+          if (!owns(h, i, b))
+            mix.view()(h, i, b) = update == Update::overwrite ? A(0) : x.mix.view()(h, i, b);
     require_same("dmix", rank, mix, gradients.mix);
   }
 };

@@ -21,7 +21,7 @@ void run(const AnyCommunicator& communicator, const V& attention, const Shape& p
   const Shape& shape = part.shape;
   const BlockRange kv_heads = mhla::equal_shares(
       shape.kv_heads, communicator.size())[static_cast<std::size_t>(communicator.rank())];
-  const auto owns = [&](Index matrix, Index) {
+  const auto owns = [&](Index matrix, Index, Index) {
     if (shape.mix_heads == 1) return communicator.rank() == 0;
     const Index kv_head = matrix % shape.heads / shape.group_size();
     return kv_head >= kv_heads.first && kv_head < kv_heads.end();

@@ -18,7 +18,12 @@ void run(const AnyCommunicator& communicator, const V& attention, const Part& pa
   using A = Accumulator<T>;
   const executors::ShuffledExecutor executor{2, seed};
   const BlockRange own = layer.query_blocks();
-  const auto owns = [&](Index, Index row) { return row >= own.first && row < own.end(); };
+  const auto owns = [&](Index, Index row, [[maybe_unused]] Index column) {
+    // What writes to a recurrence's states, behind m_ii and a, is the block's before.
+    if constexpr (mhla::factors_mixing<V>)
+      if (column > attention.mixing.states) --row;
+    return row >= own.first && row < own.end();
+  };
 
   const mhla::SplitTraffic<V, T> traffic(attention, part.shape, {part.queries, part.keys});
   const mhla::SplitTraffic<V, T> from_kept(attention, part.shape,
@@ -97,6 +102,9 @@ std::vector<Case> cases_by_sequence() {
   add_padded("a padded batch, causal", Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 5}});
   add_padded("a padded batch, causal by blocks",
              Attention<Relu, Blocks1D, BlockCausal>{.blocks = {.block = 5}});
+  add_padded("a padded batch, a recurrence",
+             Attention<Relu, Blocks1D, Causal, MixedKeySum, NoRotation, RecurrentMixing>{
+                 .blocks = {.block = 1}, .mixing = {.states = 2}});
   return cases;
 }
 

@@ -110,6 +110,16 @@ TEST_CASE("a rank that goes away: by sequence, causal") {
                });
 }
 
+TEST_CASE("a rank that goes away: by sequence, a recurrence") {
+  using Recurrent = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::MixedKeySum,
+                                    mhla::NoRotation, mhla::RecurrentMixing>;
+  check_deaths(Recurrent{.blocks = {.block = 1}}, Shape{1, 2, 1, 40, 40, 4, 3},
+               [](const auto& part, const Mortal& ranks) {
+                 return mhla::sequence_parallel<float>(part.attention, part.shape, ranks,
+                                                       part.queries);
+               });
+}
+
 TEST_CASE("a rank that goes away: by heads") {
   // Also where the rank has no heads, so that no other reads anything of it in the end.
   for (const Index kv_heads : {2, 1})

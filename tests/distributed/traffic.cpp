@@ -127,13 +127,17 @@ Counted count_by_sequence(const V& attention, const Case& c) {
     if constexpr (mhla::factors_mixing<V>) return attention.mixing.states;
     return 0;
   }();
-  // What a rank has to send: rows for its blocks, or for its states.
-  const auto rows = [&](const Shares& shares, Index rank) {
-    const Index count = shares[std::size_t(rank)].count;
-    return states == 0 || count == 0 ? count : states;
+  const auto blocks_of = [&](Index rank) { return c.queries[std::size_t(rank)].count; };
+  // Whether a rank reads all rows of another one; by a recurrence those of states of the rank
+  // before it, where there are blocks on both sides.
+  const auto reads = [&](Index rank, Index other) {
+    if (states == 0) return other != rank && (!mhla::sees_past_only<V> || other < rank);
+    Index before = 0, behind = 0;
+    for (Index r = 0; r < ranks; ++r) (r < rank ? before : behind) += blocks_of(r);
+    return other + 1 == rank && before > 0 && behind > 0;
   };
-  const auto sees = [](Index rank, Index other) {
-    return other != rank && (!mhla::sees_past_only<V> || other < rank);
+  const auto rows = [&](const Shares& shares, Index rank) {
+    return states == 0 ? shares[std::size_t(rank)].count : states;
   };
   for (Index rank = 0; rank < ranks; ++rank) {
     for_each_sum<V, T>(c, problem.feature_dim, 1, [&](Index, Index sum) {  // S, and dS
@@ -144,7 +148,7 @@ Counted count_by_sequence(const V& attention, const Case& c) {
       Counted::hold(counted.backward, rank, c.queries[std::size_t(rank)].count * sum);
     });
     for (Index other = 0; other < ranks; ++other) {
-      if (!sees(rank, other)) continue;
+      if (!reads(rank, other)) continue;
       for_each_sum<V, T>(c, problem.feature_dim, states == 0 ? 1 : c.matrices(),
                          [&](Index wire, Index sum) {
                            for (Index row = 0; row < rows(c.keys, other); ++row) {

@@ -43,6 +43,15 @@ void for_each_call(const Visit& visit) {
         Shape{1, 4, 2, 120, 90, 16, 8});
   visit("fewer blocks than ranks", float{}, Sequence{.blocks = {.block = 32}}, grouped);
   visit("no values", float{}, Sequence{.blocks = {.block = 5}}, Shape{2, 4, 2, 58, 58, 6, 0});
+  using Recurrent =
+      Attention<Relu, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>;
+  using PlainRecurrent =
+      Attention<Relu, Blocks1D, BlockCausal, Unnormalized, NoRotation, RecurrentMixing>;
+  visit("a recurrence", float{}, Recurrent{.blocks = {.block = 1}, .mixing = {.states = 2}},
+        Shape{2, 4, 2, 75, 75, 8, 6, 4});
+  visit("a recurrence of a matrix for every item, causal by blocks", double{},
+        PlainRecurrent{.blocks = {.block = 2}, .mixing = {.states = 3}},
+        Shape{2, 4, 2, 161, 161, 6, 5, 8});
   visit("no heads", float{}, Sequence{.blocks = {.block = 5}}, Shape{2, 0, 0, 58, 58, 6, 7});
 }
 
@@ -58,8 +67,6 @@ void for_each_call_by_heads(const Visit& visit) {
   using Sequence = Attention<Relu, Blocks1D, Causal>;
   visit("mixed products", float{}, Products{.blocks = {.grid = {8, 6}, .block = {2, 3}}},
         Shape{2, 4, 2, 48, 48, 8, 6});
-  visit("a recurrence", float{}, Recurrent{.blocks = {.block = 2}, .mixing = {.states = 2}},
-        Shape{2, 4, 2, 47, 47, 8, 6, 4});
   visit("one recurrence for all heads", float{},
         Recurrent{.blocks = {.block = 2}, .mixing = {.states = 2}}, Shape{2, 4, 2, 47, 47, 8, 6});
   visit("separable mixing", float{},

@@ -44,7 +44,13 @@ MHLA_NAMESPACE_BEGIN
 /// summaries go to later ranks alone, dS~ to earlier ones. Results have the bits of one process's
 /// forward_into and backward_into, where Stages has them, for any number of ranks and any shares.
 ///
-/// dmix holds what a rank's queries give: other rows are 0 with Update::overwrite and untouched
+/// By RecurrentMixing a rank summarizes its own blocks, takes up the states of the ranks before it,
+/// and sends its own on to the next: one rank after another, but little work, and their gradients
+/// back. Shares begin at multiples of 16 blocks (`equal_shares(blocks, ranks, 16)`); states travel
+/// exact. If a single row of parameters serves all blocks, every rank has a part of its gradient,
+/// and the sum over ranks differs from one process's in rounding.
+///
+/// dmix holds what a rank's queries give: other entries are 0 with Update::overwrite and untouched
 /// with Update::accumulate. Summed over ranks, as trainers sum the gradients of all parameters, it
 /// is the gradient.
 ///
@@ -60,9 +66,7 @@ class SequenceParallel {
   using V = typename S::Variant;
   using T = typename S::Scalar;
   using A = Accumulator<T>;
-  static_assert(!factors_mixing<V>,
-                "mhla: SequenceParallel exchanges summaries, not states: use DenseMixing, with the "
-                "matrix that mhla::expand makes");
+  static constexpr bool recurs = factors_mixing<V>;  // RecurrentMixing, as Stages require
   static constexpr Others keys_read = sees_past_only<V> ? Others::earlier : Others::all;
   static constexpr Others queries_read = sees_past_only<V> ? Others::later : Others::all;
 
@@ -116,8 +120,10 @@ class SequenceParallel {
   /// The blocks of this rank's keys.
   BlockRange key_blocks() const { return own(keys_); }
 
-  /// Elements of the summaries that this rank's queries read, which forward can keep.
-  Index kept_size() const { return checked_mul(read_keys().count, stages_.summary_size()); }
+  /// Elements of the summaries, and states, that this rank's queries read: forward can keep them.
+  Index kept_size() const {
+    return checked_add(checked_mul(read_keys().count, stages_.summary_size()), states_size());
+  }
 
   /// Bytes of workspace that forward takes on this rank: exact.
   template <class E>
@@ -146,11 +152,10 @@ class SequenceParallel {
                         "forward_workspace_size says how many it takes");
       return lay_out_forward(arena, executor);
     });
-    if (keep.size > 0) memory.summaries.data = keep.data;
-    gather_summaries(executor, x, memory);
+    if (keep.size > 0) take_up(keep.data, memory.summaries, memory.states);
+    gather_sums(executor, x, memory);
     confirm(*communicator_);
-    stages_.read_out(executor, query_blocks(), rows_of_queries(x), memory.summaries, y,
-                     memory.scratch);
+    stages_.read_out(executor, query_blocks(), rows_of_queries(x), sums(memory), y, memory.scratch);
   }
 
   /// The gradients of this rank's tokens, and of mix as said above. `kept` is empty, or what
@@ -160,41 +165,47 @@ class SequenceParallel {
                 const GradientViews<T>& gradients, Update update, WorkspaceView workspace,
                 Span<const A> kept = {}) const {
     const auto& [dq, dk, dv, dmix] = gradients;
-    const bool to_keys = dk.wanted || dv.wanted;
+    // Gradients that need those of other ranks' queries: a recurrence's parameters, too.
+    const bool to_keys = dk.wanted || dv.wanted || (recurs && dmix.wanted);
     Agreement agreement("backward");
     agreement.add("whether summaries were kept", kept.size > 0);
-    agreement.add("whether dk or dv is wanted", to_keys);
+    agreement.add(recurs ? "whether dk, dv or dmix is wanted" : "whether dk or dv is wanted",
+                  to_keys);
     Arena arena(workspace);
-    const Memory memory = agreement.settle(*communicator_, [&] {
+    Memory memory = agreement.settle(*communicator_, [&] {
       require_local(local_, x);
       require_backward(attention_, local_, x, dy, gradients, workspace, kept_bytes(kept));
       require_workspace(workspace, backward_workspace_size(executor), "mhla::SequenceParallel",
                         "backward_workspace_size says how many it takes");
       return lay_out_backward(arena, executor);
     });
-    TensorView<const A, 2> summaries = memory.summaries;
     if (kept.size > 0)
-      summaries.data = kept.data;
+      take_up(const_cast<A*>(kept.data), memory.summaries, memory.states);  // only read
     else
-      gather_summaries(executor, x, memory);
+      gather_sums(executor, x, memory);
 
     // dq and dmix stay in the workspace until everything has been exchanged.
-    const auto rows_of_dmix = rows_of(dmix.view, query_blocks());
+    const auto rows_of_dmix = rows_of(dmix.view, stages_.mix_rows(query_blocks()));
     GradientViews<T> of_queries;
     if (dq.wanted) of_queries.query = memory.query_gradient;
     if (dmix.wanted) of_queries.mix = memory.mix_gradient;
+    if (recurs && dmix.wanted) clear_tensor(executor, memory.mix_gradient);  // others' entries
     if (update == Update::accumulate) {
       if (dq.wanted) copy_tensor(executor, dq.view, memory.query_gradient);
       if (dmix.wanted) copy_tensor(executor, rows_of_dmix, memory.mix_gradient);
     }
     const BlockRange seeing = read_queries();
     stages_.read_out_gradient(
-        executor, query_blocks(), rows_of_queries(x), summaries, dy, of_queries, update,
+        executor, query_blocks(), rows_of_queries(x), sums(memory), dy, of_queries, update,
         {rows_of(memory.mixtures, within(seeing, query_blocks())), memory.denominators},
         memory.scratch);
-    if (to_keys)
-      exchange_sums(*communicator_, executor, queries_, queries_read,
-                    sums_layout(stages_.mixture_size()), wire_, memory.mixtures, memory.wire);
+    if (to_keys) {
+      if constexpr (recurs)
+        hand_back_states(executor, x, of_queries.mix, update, memory);
+      else
+        exchange_sums(*communicator_, executor, queries_, queries_read,
+                      sums_layout(stages_.mixture_size()), wire_, memory.mixtures, memory.wire);
+    }
     confirm(*communicator_);
 
     if (dq.wanted) copy_tensor(executor, memory.query_gradient, dq.view);
@@ -202,16 +213,16 @@ class SequenceParallel {
       if (update == Update::overwrite) clear_tensor(executor, dmix.view);
       copy_tensor(executor, memory.mix_gradient, rows_of_dmix);
     }
-    if (to_keys)
-      stages_.mix_gradient(executor, seeing, key_blocks(),
-                           columns_of(rows_of(x.mix, seeing), key_blocks()), memory.mixtures,
-                           memory.summary_gradients, memory.scratch);
-    else
-      clear_tensor(executor, memory.summary_gradients);
+    if (!to_keys) clear_tensor(executor, memory.summary_gradients);
+    if constexpr (!recurs)
+      if (to_keys)
+        stages_.mix_gradient(executor, seeing, key_blocks(),
+                             columns_of(rows_of(x.mix, seeing), key_blocks()), memory.mixtures,
+                             memory.summary_gradients, memory.scratch);
     OperandViews<T> of_keys = x;
     GradientViews<T> key_gradients{skip, dk, dv, skip};
     if constexpr (masks_own_block<V>) {
-      of_keys.mix = rows_of(x.mix, key_blocks());
+      of_keys.mix = rows_of(x.mix, stages_.mix_rows(key_blocks()));
       if (dmix.wanted) key_gradients.mix = rows_of_dmix;
     }
     stages_.summarize_gradient(executor, key_blocks(), of_keys, memory.summary_gradients, dy,
@@ -220,7 +231,9 @@ class SequenceParallel {
 
  private:
   struct Memory {
-    TensorView<A, 2> summaries;  // [read_keys(), summary_size()]
+    TensorView<A, 2> summaries;     // [read_keys(), summary_size()]
+    TensorView<A, 2> states, next;  // [num_states(), mixture_size()]: before the blocks, behind
+    TensorView<A, 2> state_gradients, next_gradients;  // of these
     Span<std::byte> wire;
     TensorView<A, 2> mixtures;           // [read_queries(), mixture_size()]
     TensorView<A, 2> denominators;       // [query_blocks(), denominator_size()]
@@ -233,8 +246,11 @@ class SequenceParallel {
   BlockRange own(const Shares& shares) const {
     return shares[static_cast<std::size_t>(communicator_->rank())];
   }
-  BlockRange read_keys() const { return blocks_read(keys_, communicator_->rank(), keys_read); }
+  BlockRange read_keys() const {
+    return recurs ? key_blocks() : blocks_read(keys_, communicator_->rank(), keys_read);
+  }
   BlockRange read_queries() const {
+    if (recurs) return query_blocks();
     return blocks_read(queries_, communicator_->rank(), queries_read);
   }
   // Some of `blocks`, counted from their first.
@@ -242,8 +258,15 @@ class SequenceParallel {
     return {some.first - blocks.first, some.count};
   }
   OperandViews<T> rows_of_queries(const OperandViews<T>& x) const {
-    return {x.q, x.k, x.v, rows_of(x.mix, query_blocks())};
+    return {x.q, x.k, x.v, rows_of(x.mix, stages_.mix_rows(query_blocks()))};
   }
+
+  Index states_size() const { return checked_mul(stages_.num_states(), stages_.mixture_size()); }
+  void take_up(A* kept, TensorView<A, 2>& summaries, TensorView<A, 2>& states) const {
+    summaries.data = kept;
+    states.data = kept + summaries.size();
+  }
+  static Sums<A> sums(const Memory& memory) { return {memory.summaries, memory.states}; }
 
   template <class, Communicator>
   friend class SequenceParallel;
@@ -289,6 +312,16 @@ class SequenceParallel {
             throw ShapeError(
                 "mhla: keys: under Causal and BlockCausal they have the shares of "
                 "queries: leave them empty");
+      if constexpr (recurs) {
+        constexpr Index chunk = RecurrentMixing::chunk;
+        if (wire_ != Wire::exact)
+          throw ShapeError("mhla: wire: RecurrentMixing's states travel exact");
+        for (std::size_t r = 0; r < queries_.size(); ++r)
+          if (queries_[r].first % chunk != 0 && queries_[r].count > 0)
+            throw ShapeError("mhla: queries: rank ", static_cast<Index>(r), " begins at block ",
+                             queries_[r].first, " but must begin at a multiple of ", chunk,
+                             " with RecurrentMixing");
+      }
       return stages;
     });
   }
@@ -319,10 +352,18 @@ class SequenceParallel {
     const Index most = std::max(bytes);
     return {arena.take<std::byte>(most).data, most};
   }
+  TensorView<A, 2> take_states(Arena& arena) const {
+    return take_rows(arena, {0, stages_.num_states()}, stages_.mixture_size());
+  }
+  void take_sums(Arena& arena, Memory& memory) const {
+    memory.summaries = take_rows(arena, read_keys(), stages_.summary_size());
+    memory.states = take_states(arena);
+    memory.next = take_states(arena);
+  }
   template <class E>
   Memory lay_out_forward(Arena& arena, const E& executor) const {
     Memory memory;
-    memory.summaries = take_rows(arena, read_keys(), stages_.summary_size());
+    take_sums(arena, memory);
     memory.wire = arena.take<std::byte>(wire_bytes(read_keys(), stages_.summary_size()));
     memory.scratch =
         take_scratch(arena, {stages_.workspace_size(Stage::summarize, executor, key_blocks()),
@@ -335,7 +376,9 @@ class SequenceParallel {
       return stages_.workspace_size(name, executor, blocks, keys);
     };
     Memory memory;
-    memory.summaries = take_rows(arena, read_keys(), stages_.summary_size());
+    take_sums(arena, memory);
+    memory.state_gradients = take_states(arena);
+    memory.next_gradients = take_states(arena);
     memory.wire =
         arena.take<std::byte>(std::max(wire_bytes(read_keys(), stages_.summary_size()),
                                        wire_bytes(read_queries(), stages_.mixture_size())));
@@ -346,7 +389,7 @@ class SequenceParallel {
     const Index query = checked_mul(checked_mul(s.batch, s.heads), s.query_tokens * s.key_dim);
     memory.query_gradient =
         make_view(arena.take<T>(query).data, s.batch, s.heads, s.query_tokens, s.key_dim);
-    const Index rows = query_blocks().count;
+    const Index rows = stages_.mix_rows(query_blocks()).count;
     memory.mix_gradient = make_view(arena.take<A>(s.mix_heads * rows * s.mix_key_blocks).data,
                                     s.mix_heads, rows, s.mix_key_blocks);
     memory.scratch = take_scratch(arena, {stage(Stage::summarize, key_blocks()),
@@ -357,11 +400,54 @@ class SequenceParallel {
   }
 
   template <class E>
-  void gather_summaries(const E& executor, const OperandViews<T>& x, const Memory& memory) const {
+  void gather_sums(const E& executor, const OperandViews<T>& x, const Memory& memory) const {
     stages_.summarize(executor, key_blocks(), x.k, x.v,
                       rows_of(memory.summaries, within(read_keys(), key_blocks())), memory.scratch);
-    exchange_sums(*communicator_, executor, keys_, keys_read, sums_layout(stages_.summary_size()),
-                  wire_, memory.summaries, memory.wire);
+    if constexpr (recurs)
+      hand_on_states(executor, x, memory);
+    else
+      exchange_sums(*communicator_, executor, keys_, keys_read, sums_layout(stages_.summary_size()),
+                    wire_, memory.summaries, memory.wire);
+  }
+
+  // One rank after another, the next in direction `step`: make() when what the rank before it has
+  // made is in `received`; then `sent` goes to the next.
+  template <class Make>
+  void hand_over(int step, const TensorView<A, 2>& received, const TensorView<A, 2>& sent,
+                 const Make& make) const {
+    const Index ranks = communicator_->size();
+    const Index bytes = checked_mul(states_size(), static_cast<Index>(sizeof(A)));
+    for (Index turn = 0; turn < ranks; ++turn) {
+      const Index rank = step > 0 ? turn : ranks - 1 - turn;
+      if (rank == communicator_->rank()) make();
+      if (turn + 1 == ranks) return;
+      const Index next = rank + step;
+      const Index border = queries_[static_cast<std::size_t>(std::max(rank, next))].first;
+      if (border == 0 || border == queries_.back().end()) continue;  // no states there
+      std::vector<Part> to(static_cast<std::size_t>(ranks));
+      std::vector<Part> from(static_cast<std::size_t>(ranks));
+      if (rank == communicator_->rank()) to[static_cast<std::size_t>(next)].bytes = bytes;
+      if (next == communicator_->rank()) from[static_cast<std::size_t>(rank)].bytes = bytes;
+      communicator_->all_to_all(sent.data, {to.data(), ranks}, received.data, {from.data(), ranks});
+    }
+  }
+  template <class E>
+  void hand_on_states(const E& executor, const OperandViews<T>& x, const Memory& memory) const {
+    const bool are_last = query_blocks().end() == queries_.back().end();
+    hand_over(1, memory.states, memory.next, [&] {
+      if (!are_last)
+        stages_.advance(executor, query_blocks(), rows_of_queries(x).mix, sums(memory), memory.next,
+                        memory.scratch);
+    });
+  }
+  template <class E>
+  void hand_back_states(const E& executor, const OperandViews<T>& x, const GradientView<A, 3>& dmix,
+                        Update update, const Memory& memory) const {
+    hand_over(-1, memory.next_gradients, memory.state_gradients, [&] {
+      stages_.advance_gradient(executor, query_blocks(), rows_of_queries(x).mix, sums(memory),
+                               memory.mixtures, {memory.next_gradients, memory.state_gradients},
+                               memory.summary_gradients, dmix, update, memory.scratch);
+    });
   }
 
   const C* communicator_;

@@ -2,6 +2,7 @@
 // Which blocks of a sequence each rank has.
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -16,13 +17,15 @@ MHLA_NAMESPACE_BEGIN
 /// The blocks of every rank, in the order of ranks and of the sequence; some may have none.
 using Shares = std::vector<BlockRange>;
 
-/// Shares that differ by one block at most; the first ranks have one more.
-inline Shares equal_shares(Index blocks, Index ranks) {
+/// Shares that differ by `unit` blocks at most, and begin at multiples of so many; the first ranks
+/// have more.
+inline Shares equal_shares(Index blocks, Index ranks, Index unit = 1) {
+  const Index units = ceil_div(blocks, unit);
+  const auto begin = [&](Index rank) {
+    return std::min(blocks, even_split(units, ranks, rank) * unit);
+  };
   Shares shares;
-  for (Index r = 0; r < ranks; ++r) {
-    const Index first = even_split(blocks, ranks, r);
-    shares.push_back({first, even_split(blocks, ranks, r + 1) - first});
-  }
+  for (Index r = 0; r < ranks; ++r) shares.push_back({begin(r), begin(r + 1) - begin(r)});
   return shares;
 }
 

@@ -79,9 +79,11 @@ struct CheckedSize {
 /// tensors. With B items of a batch, H kv heads of G query heads each, D features:
 ///
 ///     by sequence   B H (D e [+ D]) elements for each of its key blocks to every rank that sees
-///                   them, the later ones or all; RecurrentMixing: for each state.
+///                   them, the later ones or all.
 ///                   Backward: the same unless they were kept, and as many for each of its query
-///                   blocks to the ranks it sees, times G if mix has a matrix per query head
+///                   blocks to the ranks it sees, times G if mix has a matrix per query head.
+///                   RecurrentMixing: as many, times G likewise, for each state to the next rank;
+///                   backward also to the one before
 ///     by heads      q, k, v of other heads out and of its heads in, y back.
 ///                   Backward: q, k, v, dy, and dq, dk, dv back; to rank 0, if one matrix serves
 ///                   all heads, sums of dmix: of each kv head min(B, max(1, 64 / H)), or fewer of
@@ -240,16 +242,20 @@ class SplitTraffic {
   static bool sees(Index rank, Index other) {
     return sees_past_only<V> ? other < rank : other != rank;
   }
+  // Whether there are blocks before and behind the first of a rank's.
+  bool is_inner(Index rank) const {
+    return rank < ranks() && queries(rank).first > 0 && queries(rank).first < problem_.query_blocks;
+  }
   // What blocks leave for the ranks that see them or, of gradients, for those that they see.
   Rows rows(Index rank, const Shares& shares, bool gradients) const {
-    const auto left = [&](Index at) -> CheckedSize {
-      const Index blocks = shares[static_cast<std::size_t>(at)].count;
-      if constexpr (factors_mixing<V>)
-        return blocks > 0 ? attention_.mixing.states : 0;
-      else
-        return blocks;
-    };
     Rows rows;
+    if constexpr (factors_mixing<V>) {  // states, from rank to rank
+      const Index states = attention_.mixing.states;
+      if (is_inner(gradients ? rank : rank + 1)) rows.sent = states;
+      if (is_inner(gradients ? rank + 1 : rank)) rows.received = states;
+      return rows;
+    }
+    const auto left = [&](Index at) { return shares[static_cast<std::size_t>(at)].count; };
     for (Index other = 0; other < ranks(); ++other) {
       if (gradients ? sees(rank, other) : sees(other, rank)) rows.sent += left(rank);
       if (gradients ? sees(other, rank) : sees(rank, other)) rows.received += left(other);
@@ -257,7 +263,7 @@ class SplitTraffic {
     return rows;
   }
   void add(RankTraffic& traffic, const Rows& rows, const SumsLayout& row) const {
-    const CheckedSize bytes = row.bytes<A>(call_.wire);
+    const CheckedSize bytes = row.bytes<A>(factors_mixing<V> ? Wire::exact : call_.wire);
     add(traffic.sent, bytes * rows.sent);
     add(traffic.received, bytes * rows.received);
   }
