@@ -337,7 +337,7 @@ struct Whole {
 
 template <class T, bool masked = false, class V>
 void check(const V& attention, const Shape& shape) {
-  for (const std::uint64_t seed : {1u, 2u, 3u}) {
+  for (const std::uint64_t seed : backend::seeds_of_splits) {
     Whole<T, V, masked> whole(attention, shape, seed);
     const Index query_blocks = whole.stages.query_blocks().count;
     const Index key_blocks = whole.stages.key_blocks().count;
