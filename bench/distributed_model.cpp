@@ -37,10 +37,11 @@ std::string number(double x) {
   return text;
 }
 
-// MB, and the milliseconds that they take on either network: bold if a rank computes for longer.
-std::string exchange(Index bytes, double computing) {
+// MB, and the milliseconds that they take on either network, one message after another in `turns`:
+// bold if a rank computes for longer.
+std::string exchange(Index bytes, double computing, Index turns = 1) {
   const auto time = [&](double rate) {
-    const double taken = static_cast<double>(bytes) / rate;
+    const double taken = static_cast<double>(bytes * turns) / rate;
     return taken < computing ? "**" + number(1e3 * taken) + "**" : number(1e3 * taken);
   };
   return number(1e-6 * static_cast<double>(bytes)) + ": " + time(slow) + ", " + time(fast);
@@ -52,7 +53,9 @@ void print_rows(const char* name, const V& attention, Shape shape) {
   const Index blocks = grid.num_blocks();
   for (const Index ranks : {2, 8, 32, 128, 512}) {
     if (ranks > blocks) continue;
-    mhla::SplitCall call{.queries = mhla::equal_shares(blocks, ranks)};
+    constexpr bool recurs = mhla::factors_mixing<V>;
+    const Index turns = recurs ? ranks - 1 : 1;  // states go from rank to rank
+    mhla::SplitCall call{.queries = mhla::equal_shares(blocks, ranks, recurs ? 16 : 1)};
     const auto in_float = mhla::propose_split<mhla::BFloat16>(attention, shape, call);
     call.wire = mhla::Wire::bfloat16;
     const auto in_bfloat16 = mhla::propose_split<mhla::BFloat16>(attention, shape, call);
@@ -73,8 +76,9 @@ void print_rows(const char* name, const V& attention, Shape shape) {
     const Index ring = tensors / 2 * (ranks - 1);
     const Index lasp = (ranks - 1) * shape.kv_heads * shape.key_dim * shape.value_dim * state_bytes;
     std::puts(("| " + std::string(ranks == 2 ? name : "") + " | " + std::to_string(ranks) + " | " +
-               number(1e3 * mixing) + " | " + exchange(in_float.by_sequence.forward, mixing) +
-               " | " + exchange(in_bfloat16.by_sequence.forward, mixing) + " | " +
+               number(1e3 * mixing) + " | " +
+               exchange(in_float.by_sequence.forward, mixing, turns) + " | " +
+               (recurs ? "" : exchange(in_bfloat16.by_sequence.forward, mixing)) + " | " +
                exchange(in_float.by_heads.forward, heads) + " | " +
                exchange(lasp, seconds(linear_flops, tensors)) + " | " + number(1e3 * softmax) +
                " | " + exchange(ring, softmax) + " |")
