@@ -24,6 +24,7 @@ set(rooms
   "distributed       : core policy cpu stages.hpp"
   "distributed.hpp   : distributed"
   "mpi.hpp           : core distributed"
+  "cuda_distributed.hpp : core policy cuda distributed"
   "nccl.hpp          : core distributed"
   "mhla.hpp          : version.hpp core policy cpu eigen mixing_matrix.hpp structured_mixing.hpp attention.hpp decoding.hpp packed.hpp stages.hpp"
   "cuda.hpp          : version.hpp core policy cuda eigen attention.hpp decoding.hpp packed.hpp")

@@ -230,6 +230,88 @@ void StageKernels<V, T>::summarize_gradient(const BackwardCall<V, T>& call,
   }
 }
 
+template <class T, int Rank>
+struct CopyTensor {
+  TensorView<const T, Rank> from;
+  TensorView<T, Rank> to;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const { to.element(i) = from.element(i); }
+};
+template <class T, int Rank>
+struct ClearTensor {
+  TensorView<T, Rank> tensor;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const { tensor.element(i) = T{}; }
+};
+template <class V, class T>
+void StageKernels<V, T>::copy_tensor(const CudaDevice& device, const TensorView<const T, 4>& from,
+                                     const TensorView<T, 4>& to) {
+  launch(device, to.size(), CopyTensor<T, 4>{from, to});
+}
+template <class V, class T>
+void StageKernels<V, T>::copy_tensor(const CudaDevice& device, const TensorView<const A, 3>& from,
+                                     const TensorView<A, 3>& to) {
+  launch(device, to.size(), CopyTensor<A, 3>{from, to});
+}
+template <class V, class T>
+void StageKernels<V, T>::clear_tensor(const CudaDevice& device, const TensorView<A, 3>& tensor) {
+  launch(device, tensor.size(), ClearTensor<A, 3>{tensor});
+}
+
+/// An element of rows of sums, and where it travels: S as bfloat16, z behind all of S.
+template <class A, bool widens>
+struct RoundSums {
+  SumsLayout of;
+  Index elements;  // of a row
+  Index bytes;     // of a row that travels
+  Index key_sums;  // where z begins in them
+  TensorView<A, 2> rows;
+  std::byte* travelling;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index row = i / elements;
+    const Index element = i % elements;
+    const Index unit = element / (of.summary + of.key_sum);
+    const Index c = element % (of.summary + of.key_sum);
+    A& sum = rows(row, element);
+    std::byte* const to = travelling + row * bytes;
+    if (c < of.summary) {
+      BFloat16& rounded = reinterpret_cast<BFloat16*>(to)[unit * of.summary + c];
+      if constexpr (widens)
+        sum = static_cast<A>(load(rounded));
+      else
+        store(rounded, static_cast<float>(sum));
+    } else {
+      A& exact = reinterpret_cast<A*>(to + key_sums)[unit * of.key_sum + c - of.summary];
+      if constexpr (widens)
+        sum = exact;
+      else
+        exact = sum;
+    }
+  }
+};
+template <bool widens, class A>
+void round_sums(const CudaDevice& device, const SumsLayout& of, const TensorView<A, 2>& rows,
+                std::byte* travelling) {
+  const Index bytes = of.bytes<A>(Wire::bfloat16);
+  const Index key_sums = of.count * of.key_sum * static_cast<Index>(sizeof(A));
+  launch(device, rows.size(),
+         RoundSums<A, widens>{of, of.elements(), bytes, bytes - key_sums, rows, travelling});
+}
+template <class V, class T>
+void StageKernels<V, T>::round_rows(const CudaDevice& device, const SumsLayout& of,
+                                    const Rows& rows, std::byte* to) {
+  const TensorView<A, 2> read{const_cast<A*>(rows.data),
+                              {rows.extent[0], rows.extent[1]},
+                              {rows.stride[0], rows.stride[1]}};
+  round_sums<false>(device, of, read, to);
+}
+template <class V, class T>
+void StageKernels<V, T>::widen_rows(const CudaDevice& device, const SumsLayout& of,
+                                    const std::byte* from, const TensorView<A, 2>& rows) {
+  round_sums<true>(device, of, rows, const_cast<std::byte*>(from));
+}
+
 }  // namespace cuda
 
 MHLA_NAMESPACE_END

@@ -4,6 +4,7 @@
 // <mhla/cuda/instantiate_stages.cuh>; a missing variant is a link error that names it.
 #pragma once
 
+#include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/gradient_views.hpp>
@@ -22,8 +23,10 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/stage_blocks.hpp>
+#include <mhla/policy/sums_layout.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -46,6 +49,17 @@ struct StageKernels {
   /// The call's update is dmix's, that of dk and dv is `update`.
   static void summarize_gradient(const BackwardCall<V, T>& call, const Rows& summary_gradients,
                                  const Rows& denominators, Update update);
+
+  // What SequenceParallel does to tensors, and to rows of sums that travel, besides.
+  static void copy_tensor(const CudaDevice& device, const TensorView<const T, 4>& from,
+                          const TensorView<T, 4>& to);
+  static void copy_tensor(const CudaDevice& device, const TensorView<const A, 3>& from,
+                          const TensorView<A, 3>& to);
+  static void clear_tensor(const CudaDevice& device, const TensorView<A, 3>& tensor);
+  static void round_rows(const CudaDevice& device, const SumsLayout& of, const Rows& rows,
+                         std::byte* to);
+  static void widen_rows(const CudaDevice& device, const SumsLayout& of, const std::byte* from,
+                         const TensorView<A, 2>& rows);
 };
 
 }  // namespace cuda
@@ -114,22 +128,23 @@ class CudaStages : public StageBlocks<V, T> {
 
   /// As Stages::read_out.
   void read_out(const CudaDevice& device, const BlockRange& queries, const OperandViews<T>& x,
-                const TensorView<const A, 2>& summaries, const TensorView<T, 4>& y,
+                const std::type_identity_t<Sums<A>>& sums, const TensorView<T, 4>& y,
                 WorkspaceView workspace) const {
-    this->require_read_out(queries, x, summaries, y, workspace);
-    require_pitch("summaries", summaries);
+    this->require_read_out(queries, x, sums, y, workspace);
+    require_pitch("summaries", sums.summaries);
     const Problem part = checked_part(Stage::read_out, device, queries, {}, workspace);
     const V attention = with_masks(part);
-    Kernels::read_out({device, attention, part, this->read_by_queries(x), y, workspace}, summaries);
+    Kernels::read_out({device, attention, part, this->read_by_queries(x), y, workspace},
+                      sums.summaries);
   }
 
   /// As Stages::read_out_gradient.
   void read_out_gradient(const CudaDevice& device, const BlockRange& queries,
-                         const OperandViews<T>& x, const TensorView<const A, 2>& summaries,
+                         const OperandViews<T>& x, const std::type_identity_t<Sums<A>>& sums,
                          const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
                          Update update, const QueryRows<A>& left, WorkspaceView workspace) const {
-    this->require_read_out_gradient(queries, x, summaries, dy, gradients, left, workspace);
-    require_pitch("summaries", summaries);
+    this->require_read_out_gradient(queries, x, sums, dy, gradients, left, workspace);
+    require_pitch("summaries", sums.summaries);
     const Problem part = checked_part(Stage::read_out_gradient, device, queries, {}, workspace);
     const V attention = with_masks(part);
     Kernels::read_out_gradient({device,
@@ -140,7 +155,7 @@ class CudaStages : public StageBlocks<V, T> {
                                 {gradients.query, {}, {}, gradients.mix},
                                 update,
                                 workspace},
-                               summaries, left);
+                               sums.summaries, left);
   }
 
   /// As Stages::mix_gradient.

@@ -33,7 +33,8 @@ MHLA_NAMESPACE_BEGIN
 
 /// Attention over a sequence of which each rank has some tokens, as SequenceParallel, but computed
 /// by heads: an all-to-all gives each rank all tokens of some kv heads and of the query heads that
-/// share them, another one takes results back. Any variant; at most kv_heads ranks compute.
+/// share them, another one takes results back. Any variant, on CPUs; at most kv_heads ranks
+/// compute.
 ///
 /// Shares are of blocks, as SequenceParallel has them; of a packed batch, of tokens. A padded
 /// batch's masks, and a packed one's offsets, are those of the whole batch on every rank. Results
@@ -140,7 +141,7 @@ class HeadParallel {
     want(dk, memory.dk, key_tokens_, request.gradients.key);
     want(dv, memory.dv, key_tokens_, request.gradients.value);
     request.gradients.mix.wanted = dmix.wanted;
-    for (const auto& tensor : to_tokens) clear_tensor(executor, tensor.of_heads);
+    for (const auto& tensor : to_tokens) clear_tensor(*this, executor, tensor.of_heads);
 
     Backward backward = lay_out_units(arena, executor);
     const TensorView<const A, 3> mix = mix_of_heads(executor, x.mix, memory.mix);
@@ -160,17 +161,17 @@ class HeadParallel {
     exchange_.run(executor, To::tokens, to_tokens, update, memory.buffer);
     if (!dmix.wanted) return;
 
-    if (update == Update::overwrite) clear_tensor(executor, dmix.view);
+    if (update == Update::overwrite) clear_tensor(*this, executor, dmix.view);
     if (!backward || (sums_over_heads() && communicator_->rank() != 0)) return;
     request.update = update;
     request.gradients.mix = whole_.mix_per_item() ? memory.dmix : matrices(dmix.view, 0);
     if (whole_.mix_per_item())
       for (Index n = 0; n < whole_.batch; ++n)
-        copy_tensor(executor, matrices(dmix.view, n), item_of(memory.dmix, n));
+        copy_tensor(*this, executor, matrices(dmix.view, n), item_of(memory.dmix, n));
     cpu::write_mixing_gradient(operands_of(backward->plan), request, *backward, executor);
     if (whole_.mix_per_item())
       for (Index n = 0; n < whole_.batch; ++n)
-        copy_tensor(executor, item_of(memory.dmix, n), matrices(dmix.view, n));
+        copy_tensor(*this, executor, item_of(memory.dmix, n), matrices(dmix.view, n));
   }
 
  private:
@@ -267,7 +268,7 @@ class HeadParallel {
                                       const TensorView<A, 3>& copy) const {
     if (!whole_.mix_per_item()) return matrices(mix, 0);
     for (Index n = 0; n < whole_.batch; ++n)
-      copy_tensor(executor, matrices(mix, n), item_of(copy, n));
+      copy_tensor(*this, executor, matrices(mix, n), item_of(copy, n));
     return copy;
   }
 

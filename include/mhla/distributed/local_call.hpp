@@ -78,9 +78,9 @@ void for_each_row(const Executor& executor, const TensorView<A, Rank>& a,
       rows, [&](Index row, Index) { visit(&a.element(row * columns), &b.element(row * columns)); });
 }
 
-/// Copies a tensor.
-template <class Executor, class From, class To, int Rank>
-void copy_tensor(const Executor& executor, const TensorView<From, Rank>& from,
+/// Copies a tensor on the host; on a GPU see cuda_distributed.hpp.
+template <class S, class Executor, class From, class To, int Rank>
+void copy_tensor(const S&, const Executor& executor, const TensorView<From, Rank>& from,
                  const TensorView<To, Rank>& to) {
   const Index columns = to.extent[Rank - 1];
   const Index from_step = from.stride[Rank - 1];
@@ -93,9 +93,9 @@ void copy_tensor(const Executor& executor, const TensorView<From, Rank>& from,
   });
 }
 
-/// Sets a tensor to 0.
-template <class Executor, class T, int Rank>
-void clear_tensor(const Executor& executor, const TensorView<T, Rank>& tensor) {
+/// Sets a tensor to 0, likewise.
+template <class S, class Executor, class T, int Rank>
+void clear_tensor(const S&, const Executor& executor, const TensorView<T, Rank>& tensor) {
   for_each_row(executor, tensor, tensor, [&](T* row, T*) {
     for (Index c = 0; c < tensor.extent[Rank - 1]; ++c) row[c * tensor.stride[Rank - 1]] = T{};
   });

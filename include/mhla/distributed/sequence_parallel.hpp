@@ -60,7 +60,7 @@ MHLA_NAMESPACE_BEGIN
 /// CommunicationError if a rank is gone. Nothing is written then, on no rank: results are written
 /// when all ranks have confirmed, by confirmation_bytes, that they have received what they need.
 ///
-/// S is Stages<V, T>, and E what its calls take: an Executor.
+/// S is Stages<V, T>, and E what its calls take: an Executor. On GPUs see cuda_sequence_parallel.
 template <class S, Communicator C>
 class SequenceParallel {
   using V = typename S::Variant;
@@ -105,10 +105,12 @@ class SequenceParallel {
     });
     const Span<Index> queries{counts->data(), of_queries ? whole_.batch : 0};
     const Span<Index> keys{counts->data() + whole_.batch, of_keys ? whole_.batch : 0};
-    if (masks.query.data != nullptr)
-      stages_.count_used_queries(query_blocks(), masks.query, queries);
-    if (masks.key.data != nullptr) stages_.count_used_keys(key_blocks(), masks.key, keys);
-    maximum_over_ranks(*counts);
+    if constexpr (requires { stages_.count_used_keys(key_blocks(), masks.key, keys); }) {
+      if (masks.query.data != nullptr)
+        stages_.count_used_queries(query_blocks(), masks.query, queries);
+      if (masks.key.data != nullptr) stages_.count_used_keys(key_blocks(), masks.key, keys);
+      maximum_over_ranks(*counts);
+    }
     return SequenceParallel<PaddedStages, C>(*this, Padded<V>(attention_, masks),
                                              stages_.padded({masks, queries, keys}), counts);
   }
@@ -189,10 +191,11 @@ class SequenceParallel {
     GradientViews<T> of_queries;
     if (dq.wanted) of_queries.query = memory.query_gradient;
     if (dmix.wanted) of_queries.mix = memory.mix_gradient;
-    if (recurs && dmix.wanted) clear_tensor(executor, memory.mix_gradient);  // others' entries
+    if (recurs && dmix.wanted)
+      clear_tensor(stages_, executor, memory.mix_gradient);  // others' entries
     if (update == Update::accumulate) {
-      if (dq.wanted) copy_tensor(executor, dq.view, memory.query_gradient);
-      if (dmix.wanted) copy_tensor(executor, rows_of_dmix, memory.mix_gradient);
+      if (dq.wanted) copy_tensor(stages_, executor, dq.view, memory.query_gradient);
+      if (dmix.wanted) copy_tensor(stages_, executor, rows_of_dmix, memory.mix_gradient);
     }
     const BlockRange seeing = read_queries();
     stages_.read_out_gradient(
@@ -203,17 +206,17 @@ class SequenceParallel {
       if constexpr (recurs)
         hand_back_states(executor, x, of_queries.mix, update, memory);
       else
-        exchange_sums(*communicator_, executor, queries_, queries_read,
+        exchange_sums(stages_, *communicator_, executor, queries_, queries_read,
                       sums_layout(stages_.mixture_size()), wire_, memory.mixtures, memory.wire);
     }
     confirm(*communicator_);
 
-    if (dq.wanted) copy_tensor(executor, memory.query_gradient, dq.view);
+    if (dq.wanted) copy_tensor(stages_, executor, memory.query_gradient, dq.view);
     if (dmix.wanted) {
-      if (update == Update::overwrite) clear_tensor(executor, dmix.view);
-      copy_tensor(executor, memory.mix_gradient, rows_of_dmix);
+      if (update == Update::overwrite) clear_tensor(stages_, executor, dmix.view);
+      copy_tensor(stages_, executor, memory.mix_gradient, rows_of_dmix);
     }
-    if (!to_keys) clear_tensor(executor, memory.summary_gradients);
+    if (!to_keys) clear_tensor(stages_, executor, memory.summary_gradients);
     if constexpr (!recurs)
       if (to_keys)
         stages_.mix_gradient(executor, seeing, key_blocks(),
@@ -392,10 +395,11 @@ class SequenceParallel {
     const Index rows = stages_.mix_rows(query_blocks()).count;
     memory.mix_gradient = make_view(arena.take<A>(s.mix_heads * rows * s.mix_key_blocks).data,
                                     s.mix_heads, rows, s.mix_key_blocks);
-    memory.scratch = take_scratch(arena, {stage(Stage::summarize, key_blocks()),
-                                          stage(Stage::read_out_gradient, query_blocks()),
-                                          stage(Stage::mix_gradient, read_queries(), key_blocks()),
-                                          stage(Stage::summarize_gradient, key_blocks())});
+    memory.scratch =
+        take_scratch(arena, {stage(Stage::summarize, key_blocks()),
+                             stage(Stage::read_out_gradient, query_blocks()),
+                             recurs ? 0 : stage(Stage::mix_gradient, read_queries(), key_blocks()),
+                             stage(Stage::summarize_gradient, key_blocks())});
     return memory;
   }
 
@@ -406,8 +410,8 @@ class SequenceParallel {
     if constexpr (recurs)
       hand_on_states(executor, x, memory);
     else
-      exchange_sums(*communicator_, executor, keys_, keys_read, sums_layout(stages_.summary_size()),
-                    wire_, memory.summaries, memory.wire);
+      exchange_sums(stages_, *communicator_, executor, keys_, keys_read,
+                    sums_layout(stages_.summary_size()), wire_, memory.summaries, memory.wire);
   }
 
   // One rank after another, the next in direction `step`: make() when what the rank before it has

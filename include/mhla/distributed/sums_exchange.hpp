@@ -12,6 +12,7 @@
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
 #include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/sums_layout.hpp>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -19,32 +20,7 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup distributed
 /// \{
 
-/// How summaries S, and dS~ in a backward pass, travel.
-enum class Wire {
-  exact,  ///< in the accumulator type
-  /// S and dS~ as bfloat16, key sums and what belongs to them in the accumulator type: half the
-  /// bytes. A rank rounds its own too, so that the bits are the same for any number of ranks.
-  bfloat16,
-};
-
 /// \cond INTERNAL
-// What a row consists of: `count` times S [summary], z [key_sum].
-struct SumsLayout {
-  Index count;
-  Index summary;
-  Index key_sum;
-
-  Index elements() const { return checked_mul(count, checked_add(summary, key_sum)); }
-  // Bytes of a row that travels.
-  template <class A>
-  Index bytes(Wire wire) const {
-    constexpr auto size = static_cast<Index>(sizeof(A));
-    if (wire == Wire::exact) return checked_mul(elements(), size);
-    const Index rounded = checked_mul(checked_mul(count, summary), sizeof(BFloat16));
-    return checked_mul(checked_add(ceil_div(rounded, size), checked_mul(count, key_sum)), size);
-  }
-};
-
 // A row as it travels, rounded: all S, then all z.
 template <class A>
 void round_row(const SumsLayout& of, const A* row, std::byte* to) {
@@ -66,6 +42,22 @@ void widen_row(const SumsLayout& of, const std::byte* from, A* row) {
   }
 }
 
+// Rounds rows into `to`, or widens them from there; on a GPU see cuda_distributed.hpp.
+template <class S, class Executor, class A>
+void round_rows(const S&, const Executor& executor, const SumsLayout& of,
+                const TensorView<A, 2>& rows, std::byte* to) {
+  const Index bytes = of.bytes<A>(Wire::bfloat16);
+  executor.parallel_for(rows.extent[0],
+                        [&](Index row, Index) { round_row(of, &rows(row, 0), to + row * bytes); });
+}
+template <class S, class Executor, class A>
+void widen_rows(const S&, const Executor& executor, const SumsLayout& of, const std::byte* from,
+                const TensorView<A, 2>& rows) {
+  const Index bytes = of.bytes<A>(Wire::bfloat16);
+  executor.parallel_for(
+      rows.extent[0], [&](Index row, Index) { widen_row(of, from + row * bytes, &rows(row, 0)); });
+}
+
 // Whose rows a rank reads, beside its own.
 enum class Others { all, earlier, later };
 
@@ -79,10 +71,10 @@ inline BlockRange blocks_read(const Shares& shares, Index rank, Others others) {
 
 // Fills in the rows of other ranks' blocks: `rows` are those of blocks_read, `buffer` takes their
 // bytes unless the wire is exact.
-template <Communicator C, class A, class Executor>
-void exchange_sums(const C& communicator, const Executor& executor, const Shares& shares,
-                   Others others, const SumsLayout& layout, Wire wire, const TensorView<A, 2>& rows,
-                   Span<std::byte> buffer) {
+template <class S, Communicator C, class A, class Executor>
+void exchange_sums(const S& stages, const C& communicator, const Executor& executor,
+                   const Shares& shares, Others others, const SumsLayout& layout, Wire wire,
+                   const TensorView<A, 2>& rows, Span<std::byte> buffer) {
   const Index ranks = communicator.size();
   const Index rank = communicator.rank();
   const BlockRange read = blocks_read(shares, rank, others);
@@ -95,11 +87,12 @@ void exchange_sums(const C& communicator, const Executor& executor, const Shares
   };
   const Part own = part_of(rank);
   const BlockRange& share = shares[static_cast<std::size_t>(rank)];
-  if (rounds)
-    executor.parallel_for(share.count, [&](Index b, Index) {
-      const Index row = share.first - read.first + b;
-      round_row(layout, &rows(row, 0), bytes + row * row_bytes);
-    });
+  if (rounds) {
+    TensorView<A, 2> own_rows = rows;
+    if (rows.data != nullptr) own_rows.data += (share.first - read.first) * rows.stride[0];
+    own_rows.extent[0] = share.count;
+    round_rows(stages, executor, layout, own_rows, bytes + own.first);
+  }
 
   std::vector<Part> to(static_cast<std::size_t>(ranks));
   std::vector<Part> from(static_cast<std::size_t>(ranks));
@@ -116,10 +109,7 @@ void exchange_sums(const C& communicator, const Executor& executor, const Shares
     communicator.all_to_all(bytes + own.first, Span<const Part>{to.data(), ranks}, bytes,
                             Span<const Part>{from.data(), ranks});
   }
-  if (rounds)
-    executor.parallel_for(read.count, [&](Index row, Index) {
-      widen_row(layout, bytes + row * row_bytes, &rows(row, 0));
-    });
+  if (rounds) widen_rows(stages, executor, layout, bytes, rows);
 }
 /// \endcond
 

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+// Sequences shared out over GPUs: the bits of one device's whole call on cuBLAS. Ranks are threads
+// that take turns on the machine, whose memory is the host's.
+#include <mhla/cuda/pipeline.cuh>
+#include <mhla/cuda/stages.cuh>
+// After them, so that the stand-ins were found first.
+#include <chrono>
+#include <cstdint>
+#include <mhla/cuda_distributed.hpp>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/distributed/calls.hpp"
+#include "tests/distributed/thread_ranks.hpp"
+
+namespace {
+
+using call::HostTensor;
+using distributed_calls::SharedCall;
+using mhla::Index;
+using mhla::Part;
+using mhla::Shape;
+using mhla::Span;
+using mhla::Update;
+using mhla::Wire;
+
+std::mutex turn;
+
+// Lets others have the machine while it waits for them.
+struct TakingTurns {
+  const thread_ranks::Communicator* ranks;
+
+  Index rank() const { return ranks->rank(); }
+  Index size() const { return ranks->size(); }
+  void all_gather(const void* sent, void* received, Span<const Part> parts) const {
+    turn.unlock();
+    const Again again;
+    ranks->all_gather(sent, received, parts);
+  }
+  void all_to_all(const void* sent, Span<const Part> to, void* received,
+                  Span<const Part> from) const {
+    turn.unlock();
+    const Again again;
+    ranks->all_to_all(sent, to, received, from);
+  }
+
+ private:
+  struct Again {
+    ~Again() { turn.lock(); }
+  };
+};
+
+template <class Body>
+void run(Index ranks, const Body& body) {
+  for (const std::string& outcome : thread_ranks::run(ranks, [&](const auto& communicator) {
+         const std::lock_guard<std::mutex> mine(turn);
+         body(TakingTurns{&communicator});
+       }))
+    CHECK(outcome == "");
+}
+
+// y and gradients of a rank.
+template <class T>
+struct Results {
+  HostTensor<T, 4> y;
+  call::Gradients<T> gradients;
+};
+template <class T, class V>
+Results<T> results(const TakingTurns& ranks, const SharedCall<T, V>& part, Update update,
+                   Wire wire = Wire::exact) {
+  const auto device = backend::device();
+  const auto layer = mhla::cuda_sequence_parallel<T>(part.attention, part.shape, ranks,
+                                                     part.queries, part.keys, wire);
+  Results<T> of{part.local.dy, call::Gradients<T>(part.local)};
+  layer.forward(device, part.operands(), of.y.view(),
+                call::poisoned_workspace(layer.forward_workspace_size(device)));
+  layer.backward(device, part.operands(), part.local.dy.view(), of.gradients.views(), update,
+                 call::poisoned_workspace(layer.backward_workspace_size(device)));
+  return of;
+}
+
+template <class T, class V>
+void check(const V& attention, const Shape& shape) {
+  for (const Index ranks : {1, 2, 4})
+    run(ranks, [&](const TakingTurns& communicator) {
+      const SharedCall<T, V> part(attention, shape, ranks, communicator.rank(), 3);
+      const mhla::BlockRange own = part.queries[static_cast<std::size_t>(part.rank)];
+      for (const Update update : {Update::overwrite, Update::accumulate}) {
+        auto [y, gradients] = results(communicator, part, update);
+        part.require_y(y);
+        part.require_gradients(gradients, update, [&](Index, Index row, Index) {
+          return row >= own.first && row < own.end();
+        });
+      }
+    });
+}
+
+}  // namespace
+
+TEST_CASE("cuda: by sequence, the bits of one device") {
+  using namespace mhla;
+  using Sequence = Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>;
+  const Shape grouped{2, 4, 2, 38, 38, 6, 7};
+  SECTION("a ragged sequence") { check<float>(Sequence{.blocks = {.block = 5}}, grouped); }
+  SECTION("in bfloat16") { check<BFloat16>(Sequence{.blocks = {.block = 5}}, grouped); }
+  SECTION("causal, a matrix per head") {
+    check<float>(Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 5}},
+                 Shape{2, 4, 2, 38, 38, 6, 7, 4});
+  }
+  SECTION("causal by blocks") {
+    check<float>(Attention<Relu, Blocks1D, BlockCausal, Unnormalized>{.blocks = {.block = 5}},
+                 grouped);
+  }
+  SECTION("a ragged video, cross-attention") {
+    check<float>(Attention<Relu, Blocks3D>{.blocks = {.grid = {3, 4, 5}, .block = {2, 2, 2}},
+                                           .key_blocks = {.grid = {3, 3, 4}, .block = {1, 2, 3}}},
+                 Shape{1, 4, 2, 60, 36, 8, 6});
+  }
+}
+
+TEST_CASE("cuda: summaries that travel as bfloat16") {
+  using V = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
+  const V attention{.blocks = {.block = 5}};
+  const Shape shape{2, 4, 2, 38, 38, 6, 7};
+  using mhla::testing::bitwise_equal;
+  run(1, [&](const TakingTurns& alone) {
+    const SharedCall<float, V> part(attention, shape, 1, 0, 3);
+    auto one = results(alone, part, Update::overwrite, Wire::bfloat16);
+    constexpr double any = 1;
+    call::check_close("y", one.y, call::forward(attention, part.x), 3e-3, any);
+    const auto exact = call::backward(attention, part.x);
+    call::check_close("dq", one.gradients.query, exact.query, 5e-3, any);
+    call::check_close("dk", one.gradients.key, exact.key, 5e-3, any);
+    call::check_close("dv", one.gradients.value, exact.value, 5e-3, any);
+    CHECK_FALSE(bitwise_equal(one.y.view(), call::forward(attention, part.x).view()));
+  });
+  run(1, [&](const TakingTurns& alone) {
+    const SharedCall<float, V> whole(attention, shape, 1, 0, 3);
+    const auto one = results(alone, whole, Update::overwrite, Wire::bfloat16);
+    turn.unlock();
+    run(3, [&](const TakingTurns& communicator) {
+      const SharedCall<float, V> part(attention, shape, 3, communicator.rank(), 3);
+      auto several = results(communicator, part, Update::overwrite, Wire::bfloat16);
+      using distributed_calls::require_same;
+      using distributed_calls::taken;
+      require_same("y", part.rank, taken(one.y, part.query_tokens), several.y);
+      require_same("dk", part.rank, taken(one.gradients.key, part.key_tokens),
+                   several.gradients.key);
+    });
+    turn.lock();
+  });
+}
+
+TEST_CASE("cuda: a rank that disagrees") {
+  using V = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
+  const auto outcomes = thread_ranks::run(2, [&](const auto& communicator) {
+    const std::lock_guard<std::mutex> mine(turn);
+    const TakingTurns ranks{&communicator};
+    V attention{.blocks = {.block = 5}};
+    if (ranks.rank() == 1) attention.scale = 0.5;
+    const SharedCall<float, V> part(attention, Shape{1, 2, 1, 20, 20, 4, 4}, 2, ranks.rank(), 0);
+    results(ranks, part, Update::overwrite);
+  });
+  for (const std::string& outcome : outcomes)
+    CHECK(outcome.find("ranks disagree: rank 1 has another feature map") != std::string::npos);
+}
