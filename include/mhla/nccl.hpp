@@ -6,6 +6,7 @@
 
 #include <nccl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <mhla/core/config.hpp>
@@ -15,6 +16,8 @@
 #include <mhla/distributed/communicator.hpp>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -22,7 +25,9 @@ MHLA_NAMESPACE_BEGIN
 /// \{
 
 /// A communicator and a stream of the caller's, both borrowed, on memory of the communicator's
-/// device, which is the current one in every call. Calls come from one thread at a time.
+/// device, which is the current one in every call. Calls come from one thread at a time. Messages
+/// in host memory, as those by which ranks agree, go through device memory that is allocated when
+/// they are first sent.
 ///
 /// A collective is enqueued as one group: ncclAllGather where parts are equal and lie side by side,
 /// otherwise ncclBroadcast for each rank; ncclSend and ncclRecv. The call returns when the stream
@@ -44,6 +49,7 @@ class NcclCommunicator {
   }
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+  ~NcclCommunicator() { cudaFree(staging_); }
 
   /// This process, or thread.
   Index rank() const { return rank_; }
@@ -52,6 +58,23 @@ class NcclCommunicator {
 
   /// See Communicator.
   void all_gather(const void* sent, void* received, Span<const Part> parts) const {
+    const Part own = parts[rank_];
+    const std::vector<Part> to(static_cast<std::size_t>(size_), Part{0, own.bytes});
+    through_device(
+        sent, {to.data(), size_}, received, parts,
+        [&](const void* from, void* into, Span<const Part> at) { gather(from, into, at); });
+  }
+  /// See Communicator.
+  void all_to_all(const void* sent, Span<const Part> to, void* received,
+                  Span<const Part> from) const {
+    through_device(sent, to, received, from,
+                   [&](const void* source, void* into, Span<const Part> at) {
+                     exchange(source, to, into, at);
+                   });
+  }
+
+ private:
+  void gather(const void* sent, void* received, Span<const Part> parts) const {
     auto* const in = static_cast<std::byte*>(received);
     const Part first = parts[0];
     bool equal = true;
@@ -71,9 +94,8 @@ class NcclCommunicator {
     });
   }
 
-  /// See Communicator.
-  void all_to_all(const void* sent, Span<const Part> to, void* received,
-                  Span<const Part> from) const {
+  void exchange(const void* sent, Span<const Part> to, void* received,
+                Span<const Part> from) const {
     const auto* const out = static_cast<const std::byte*>(sent);
     auto* const in = static_cast<std::byte*>(received);
     run("all_to_all", [&](const auto& post) {  // a rank's own part, too
@@ -88,8 +110,55 @@ class NcclCommunicator {
     });
   }
 
- private:
   static std::size_t count(Index bytes) { return static_cast<std::size_t>(bytes); }
+
+  // Whether the device cannot reach it.
+  bool is_on_host(const void* memory) const {
+    cudaPointerAttributes attributes{};
+    if (memory == nullptr) return false;
+    if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
+      cudaGetLastError();  // of an address that CUDA does not know
+      return true;
+    }
+    return attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged;
+  }
+  static Index end_of(Span<const Part> parts) {
+    Index end = 0;
+    for (const Part& part : parts) end = std::max(end, part.first + part.bytes);
+    return end;
+  }
+  // run(sent, received, parts of received) on device memory, whatever a message lies in.
+  template <class Run>
+  void through_device(const void* sent, Span<const Part> to, void* received, Span<const Part> from,
+                      const Run& run) const {
+    const bool sends = is_on_host(sent) && end_of(to) > 0;
+    const bool receives = is_on_host(received) && end_of(from) > 0;
+    if (!sends && !receives) return run(sent, received, from);
+    const Index out_bytes = sends ? end_of(to) : 0;
+    std::byte* const out = reserve(out_bytes + (receives ? end_of(from) : 0));
+    std::byte* const in = out + out_bytes;
+    if (sends)
+      require(cudaMemcpyAsync(out, sent, count(out_bytes), cudaMemcpyHostToDevice, stream_),
+              "cudaMemcpyAsync");
+    run(sends ? out : sent, receives ? in : received, from);
+    if (!receives) return;
+    for (const Part& part : from)
+      if (part.bytes > 0)
+        require(cudaMemcpyAsync(static_cast<std::byte*>(received) + part.first, in + part.first,
+                                count(part.bytes), cudaMemcpyDeviceToHost, stream_),
+                "cudaMemcpyAsync");
+    wait("a copy from the device");
+  }
+  std::byte* reserve(Index bytes) const {
+    if (bytes <= staged_) return staging_;
+    cudaFree(std::exchange(staging_, nullptr));
+    staged_ = 0;
+    void* memory = nullptr;
+    require(cudaMalloc(&memory, count(bytes)), "cudaMalloc");
+    staging_ = static_cast<std::byte*>(memory);
+    staged_ = bytes;
+    return staging_;
+  }
 
   // enqueue(post) posts all of a collective: post(call, status) for each of its calls.
   template <class Enqueue>
@@ -135,6 +204,11 @@ class NcclCommunicator {
     fail(call, std::string(ncclGetErrorString(status)) +
                    (details == nullptr || *details == 0 ? "" : std::string(": ") + details));
   }
+  void require(cudaError_t status, const char* call) const {
+    if (status == cudaSuccess) return;
+    if (cudaPeekAtLastError() == status) cudaGetLastError();
+    fail(call, cudaGetErrorString(status));
+  }
   [[noreturn]] void fail(const char* call, const std::string& why) const {
     if (!failed_) ncclCommAbort(communicator_);
     failed_ = true;
@@ -148,6 +222,8 @@ class NcclCommunicator {
   int rank_ = 0;
   int size_ = 1;
   mutable bool failed_ = false;
+  mutable std::byte* staging_ = nullptr;  // device memory of messages that lie on the host
+  mutable Index staged_ = 0;
 };
 
 /// \}

@@ -208,7 +208,30 @@ TEST_CASE("nccl: a communicator that does not block") {
   for (int r = 0; r < 3; ++r) CHECK(ranks.of(r).in_progress == 0);
 }
 
+// Memory is the host's, but for what is allocated on the device, within the scope.
+struct OnHost {
+  OnHost() { stand_in::device_memory.is_all = false; }
+  ~OnHost() { stand_in::device_memory.is_all = true; }
+};
+
+TEST_CASE("nccl: messages in host memory go through the device") {
+  const OnHost host;
+  stand_in::device_memory.copies = 0;
+  for (const std::uint64_t seed : {1u, 2u, 3u}) {
+    Ranks(3).check([&](const auto& c) {
+      exchange(c, seed);
+      gather(
+          c, [](Index r) { return 3 + 2 * r; }, 2, seed == 2);
+      gather(
+          c, [](Index) { return 4; }, 0, seed == 3);
+    });
+  }
+  CHECK(stand_in::device_memory.copies > 0);
+  CHECK(stand_in::device_memory.allocated.empty());  // given back
+}
+
 TEST_CASE("nccl: calls that ranks share have the bits of one process") {
+  const OnHost host;
   for (const auto& of : distributed_calls::cases_by_sequence()) {
     INFO(of.name);
     Ranks(3).check([&](const auto& c) { of.run(c, 3); });

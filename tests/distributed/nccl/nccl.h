@@ -111,6 +111,63 @@ inline const char* cudaGetErrorString(cudaError_t status) {
 inline cudaError_t cudaPeekAtLastError() { return stand_in::last_error; }
 inline cudaError_t cudaGetLastError() { return std::exchange(stand_in::last_error, cudaSuccess); }
 
+// Memory is a device's if cudaMalloc gave it, or if a test says so of all that is not.
+enum cudaMemoryType {
+  cudaMemoryTypeUnregistered = 0,
+  cudaMemoryTypeHost = 1,
+  cudaMemoryTypeDevice = 2,
+  cudaMemoryTypeManaged = 3
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+};
+namespace stand_in {
+struct DeviceMemory {
+  std::mutex mutex;
+  std::map<const std::byte*, std::size_t> allocated;  // bytes behind an address
+  bool is_all = true;
+  int copies = 0;
+
+  bool has(const void* memory) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto* const byte = static_cast<const std::byte*>(memory);
+    auto next = allocated.upper_bound(byte);
+    return next != allocated.begin() && (--next, byte < next->first + next->second);
+  }
+};
+inline DeviceMemory device_memory;
+}  // namespace stand_in
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory) {
+  const bool device = stand_in::device_memory.is_all || stand_in::device_memory.has(memory);
+  attributes->type = device ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  return cudaSuccess;
+}
+inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(stand_in::device_memory.mutex);
+  *memory = new std::byte[bytes];
+  stand_in::device_memory.allocated[static_cast<std::byte*>(*memory)] = bytes;
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* memory) {
+  const std::lock_guard<std::mutex> lock(stand_in::device_memory.mutex);
+  stand_in::device_memory.allocated.erase(static_cast<std::byte*>(memory));
+  delete[] static_cast<std::byte*>(memory);
+  return cudaSuccess;
+}
+/// Copies nothing from memory that is not where the kind says.
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes,
+                                   cudaMemcpyKind kind, cudaStream_t stream) {
+  const bool down = kind == cudaMemcpyDeviceToHost;
+  if (!stream->pending.empty() || !stand_in::device_memory.has(down ? from : to) ||
+      stand_in::device_memory.has(down ? to : from))
+    return stand_in::last_error = cudaErrorIllegalAddress;
+  std::memcpy(to, from, bytes);
+  const std::lock_guard<std::mutex> lock(stand_in::device_memory.mutex);
+  ++stand_in::device_memory.copies;
+  return cudaSuccess;
+}
+
 inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const auto leave = [](cudaError_t status) { return stand_in::last_error = status; };
   if (stream->fails_with != cudaSuccess) return leave(stream->fails_with);
