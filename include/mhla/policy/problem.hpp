@@ -40,7 +40,7 @@ template <class V>
 MixingLayout mixing_layout(const Problem& problem) {
   MixingLayout layout =
       MixingLayout::of(V::GeometryType::rank, problem.query_grid, problem.key_grid, sight_of<V>);
-  if constexpr (sees_past_only<V>) {
+  if constexpr (sees_past_only<V> && factors_mixing<V>) {
     layout.queries[2] = layout.keys[2] = problem.query_blocks;
     layout.before = problem.queries.first > 0;
     layout.behind = problem.queries.first + problem.query_blocks < problem.query_grid.num_blocks();
