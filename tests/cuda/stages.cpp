@@ -36,6 +36,7 @@ using mhla::TensorView;
 using mhla::Update;
 using staged::Case;
 using staged::every_stage;
+using staged::message;
 using staged::Whole;
 
 template <class Causality>
@@ -60,16 +61,6 @@ void check_parts_of_batch() {
     // Items are added up in another order.
     call::check_close("dmix", in_parts.gradients.mix, at_once.gradients.mix, 1e-6, 1e-5);
   }
-}
-
-// What a stage says of a case that was spoilt.
-template <class Error, class Spoil>
-std::string message(void (Case::*stage)(), const Spoil& spoil) {
-  Case c;
-  spoil(c);
-  const std::string text = error_message<Error>([&] { (c.*stage)(); });
-  CHECK_FALSE(c.wrote());
-  return text;
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 // What a rank does otherwise than the others, all are told; nothing hangs, nothing is written, and
 // the next call works.
 #include <chrono>
+#include <cstdint>
 #include <mhla/distributed.hpp>
+#include <mhla/packed.hpp>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,7 @@ using mhla::Index;
 using mhla::Relu;
 using mhla::Shape;
 using mhla::Shares;
+using mhla::Span;
 using mhla::testing::HostTensor;
 using thread_ranks::Communicator;
 using Variant = Attention<Relu, Blocks1D>;
@@ -134,6 +137,10 @@ TEST_CASE("ranks agree on shape, variant and shares") {
     odd.attention.scale = 0.5;
     check_both(usual, odd, "rank 1 has another feature map, normalizer, rotation, mixing or scale");
   }
+  SECTION("precision") {
+    odd.attention.precision = mhla::Precision::fast;
+    check_both(usual, odd, "precision is 1 on rank 1 but 0 on rank 0");
+  }
   SECTION("blocks") {
     odd.attention.blocks.block = 5;
     odd.shares = mhla::equal_shares(5, ranks);
@@ -196,6 +203,41 @@ TEST_CASE("shares cut all blocks, in order") {
   refused({{0, 3}, {2, 2}, {4, 2}}, "queries: rank 1 has blocks [2, 4) but must begin at 3");
   refused({{0, 3}, {3, -1}, {2, 4}}, "queries: rank 1 has blocks [3, 2)");
   refused({{0, 2}, {2, 2}, {4, 1}}, "queries: all shares together have 5 blocks");
+}
+
+TEST_CASE("ranks agree on a batch's offsets and masks") {
+  const Variant attention{.blocks = {.block = 4}};
+  const Shares tokens = mhla::equal_shares(24, ranks);
+  check_all(thread_ranks::run(ranks,
+                              [&](const Communicator& communicator) {
+                                const bool odd = communicator.rank() == odd_one;
+                                const std::int32_t offsets[] = {0, odd ? 9 : 8, 24};
+                                mhla::head_parallel<float>(
+                                    mhla::packed(attention, Span<const std::int32_t>{offsets, 3}),
+                                    Shape{1, 4, 2, 24, 24, 8, 6, 1, 6, 6}, communicator, tokens);
+                              }),
+            "rank 1 has another list of offsets than rank 0");
+  check_all(thread_ranks::run(ranks,
+                              [&](const Communicator& communicator) {
+                                HostTensor<std::uint8_t, 2> mask(1, 24);
+                                mask(0, 7) = communicator.rank() == odd_one;
+                                mhla::head_parallel<float>(mhla::padded(attention, mask.view()),
+                                                           shape, communicator,
+                                                           mhla::equal_shares(6, ranks));
+                              }),
+            "rank 1 has another mask than rank 0");
+}
+
+TEST_CASE("causal queries and keys have one mask, or no rank goes on") {
+  using Sequence = Attention<Relu, Blocks1D, mhla::Causal>;
+  const auto outcomes = thread_ranks::run(ranks, [&](const Communicator& communicator) {
+    const auto layer = mhla::sequence_parallel<float>(Sequence{.blocks = {.block = 4}}, shape,
+                                                      communicator, mhla::equal_shares(6, ranks));
+    const HostTensor<std::uint8_t, 2> mask(1, 8), other(1, 8);
+    const bool odd = communicator.rank() == odd_one;
+    layer.padded({mask.view(), odd ? other.view() : mask.view()});
+  });
+  check_all(outcomes, "queries and keys need one mask");
 }
 
 TEST_CASE("a recurrence's shares begin at its chunks, and its states travel exact") {

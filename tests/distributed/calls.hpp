@@ -3,9 +3,7 @@
 // whole call's operands and results itself; a difference is thrown.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <mhla/attention.hpp>
 #include <mhla/distributed.hpp>
 #include <mhla/testing/random_tensor.hpp>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "tests/cpu/call.hpp"
+#include "tests/support/parts.hpp"
 
 namespace distributed_calls {
 
@@ -25,35 +24,12 @@ using mhla::Shape;
 using mhla::Shares;
 using mhla::TensorView;
 using mhla::Update;
+using parts::taken;
 
-/// Blocks [0, blocks) cut at random multiples of `unit`, or into equal parts if seed is 0; parts
-/// may be empty.
+/// Blocks cut at random multiples of `unit`, or into equal parts if seed is 0.
 inline Shares shares(Index blocks, Index ranks, Index unit, std::uint64_t seed) {
-  if (seed == 0) return mhla::equal_shares(blocks, ranks, unit);
-  std::vector<Index> cuts{0, blocks};
-  for (Index i = 1; i < ranks; ++i) {
-    const auto at = static_cast<std::uint64_t>(i);
-    cuts.push_back(mhla::testing::random_index(seed, at, blocks + 1) / unit * unit);
-  }
-  std::sort(cuts.begin(), cuts.end());
-  Shares parts;
-  for (std::size_t i = 0; i + 1 < cuts.size(); ++i)
-    parts.push_back({cuts[i], cuts[i + 1] - cuts[i]});
-  return parts;
-}
-
-/// Some tokens of a tensor.
-template <class T>
-HostTensor<T, 4> taken(const HostTensor<T, 4>& from, const std::vector<Index>& tokens) {
-  const TensorView<const T, 4> all = from.view();
-  HostTensor<T, 4> part(all.extent[0], all.extent[1], static_cast<Index>(tokens.size()),
-                        all.extent[3]);
-  for (Index n = 0; n < all.extent[0]; ++n)
-    for (Index h = 0; h < all.extent[1]; ++h)
-      for (std::size_t t = 0; t < tokens.size(); ++t)
-        for (Index c = 0; c < all.extent[3]; ++c)
-          part.view()(n, h, static_cast<Index>(t), c) = all(n, h, tokens[t], c);
-  return part;
+  return seed == 0 ? mhla::equal_shares(blocks, ranks, unit)
+                   : parts::random_parts(blocks, ranks, seed, unit);
 }
 
 template <class T, int Rank>

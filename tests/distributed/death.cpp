@@ -9,39 +9,17 @@
 #include <vector>
 
 #include "tests/distributed/calls.hpp"
+#include "tests/distributed/mortal.hpp"
 #include "tests/distributed/thread_ranks.hpp"
 #include "tests/support/catch.hpp"
 
 namespace {
 
+using distributed_calls::victim;
 using mhla::Index;
-using mhla::Part;
 using mhla::Shape;
-using mhla::Span;
 
-constexpr Index victim = 1;
-
-// Goes away in its `exchange`-th exchange, before it has sent anything.
-struct Mortal {
-  const thread_ranks::Communicator* ranks;
-  int exchange;
-  mutable int done = 0;
-
-  Index rank() const { return ranks->rank(); }
-  Index size() const { return ranks->size(); }
-  void all_gather(const void* sent, void* received, Span<const Part> parts) const {
-    live();
-    ranks->all_gather(sent, received, parts);
-  }
-  void all_to_all(const void* sent, Span<const Part> to, void* received,
-                  Span<const Part> from) const {
-    live();
-    ranks->all_to_all(sent, to, received, from);
-  }
-  void live() const {
-    if (rank() == victim && done++ == exchange) throw std::runtime_error("gone");
-  }
-};
+using Mortal = distributed_calls::Mortal<thread_ranks::Communicator>;
 
 // Forward and backward, until the victim survives.
 template <class V, class Make>
@@ -53,7 +31,7 @@ void check_deaths(const V& attention, const Shape& partial, const Make& make) {
     const auto outcomes = thread_ranks::run(
         3,
         [&](const thread_ranks::Communicator& ranks) {
-          const Mortal mortal{&ranks, exchange};
+          const Mortal mortal{&ranks, exchange, [] { throw std::runtime_error("gone"); }};
           const distributed_calls::SharedCall<float, V> part(attention, partial, ranks.size(),
                                                              ranks.rank(), 0);
           const mhla::SerialExecutor executor;

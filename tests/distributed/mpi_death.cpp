@@ -16,36 +16,14 @@
 #include <string>
 #include <vector>
 
+#include "tests/distributed/mortal.hpp"
+
 namespace {
 
+using distributed_calls::victim;
 using mhla::Index;
-using mhla::Part;
-using mhla::Span;
 
-constexpr Index victim = 1;
 constexpr std::chrono::milliseconds timeout(1000);
-
-// Dies in its `exchange`-th exchange, before it has sent anything.
-struct Mortal {
-  const mhla::MpiCommunicator* ranks;
-  int exchange;
-  mutable int done = 0;
-
-  Index rank() const { return ranks->rank(); }
-  Index size() const { return ranks->size(); }
-  void all_gather(const void* sent, void* received, Span<const Part> parts) const {
-    live();
-    ranks->all_gather(sent, received, parts);
-  }
-  void all_to_all(const void* sent, Span<const Part> to, void* received,
-                  Span<const Part> from) const {
-    live();
-    ranks->all_to_all(sent, to, received, from);
-  }
-  void live() const {
-    if (rank() == victim && done++ == exchange) std::raise(SIGKILL);
-  }
-};
 
 }  // namespace
 
@@ -53,7 +31,8 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   const std::string mode = argc > 1 ? argv[1] : "";
   const mhla::MpiCommunicator ranks(MPI_COMM_WORLD, timeout);
-  const Mortal mortal{&ranks, mode == "dies" && argc > 2 ? std::atoi(argv[2]) : -1};
+  const distributed_calls::Mortal<mhla::MpiCommunicator> mortal{
+      &ranks, mode == "dies" && argc > 2 ? std::atoi(argv[2]) : -1, [] { std::raise(SIGKILL); }};
   const mhla::SerialExecutor executor;
   using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
   const Attention attention{.blocks = {.block = 4}};

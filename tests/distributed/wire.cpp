@@ -14,17 +14,7 @@ namespace {
 using call::HostTensor;
 using mhla::Index;
 using mhla::Shape;
-
-template <class T>
-void put_back(const HostTensor<T, 4>& part, const std::vector<Index>& tokens,
-              HostTensor<T, 4>& whole) {
-  const auto from = part.view();
-  for (Index n = 0; n < from.extent[0]; ++n)
-    for (Index h = 0; h < from.extent[1]; ++h)
-      for (std::size_t t = 0; t < tokens.size(); ++t)
-        for (Index c = 0; c < from.extent[3]; ++c)
-          whole.view()(n, h, tokens[t], c) = from(n, h, static_cast<Index>(t), c);
-}
+using parts::put_back;
 
 // y and all gradients of a call, in one place.
 template <class T>

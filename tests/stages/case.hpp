@@ -3,9 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <string>
 
 #include "tests/cpu/call.hpp"
 #include "tests/stages/backend.hpp"
+#include "tests/support/error_message.hpp"
 
 namespace staged {
 
@@ -97,5 +99,15 @@ struct Case {
 
 inline constexpr auto every_stage = {&Case::summarize, &Case::read_out, &Case::read_out_gradient,
                                      &Case::mix_gradient, &Case::summarize_gradient};
+
+/// What a stage, a member of C, says of a case that was spoilt; it has written nothing.
+template <class Error, class C, class Spoil>
+std::string message(void (C::*stage)(), const Spoil& spoil) {
+  C spoilt;
+  spoil(spoilt);
+  const std::string text = error_message<Error>([&] { (spoilt.*stage)(); });
+  CHECK_FALSE(spoilt.wrote());
+  return text;
+}
 
 }  // namespace staged

@@ -17,16 +17,7 @@ using mhla::TensorView;
 using mhla::WorkspaceError;
 using staged::Case;
 using staged::every_stage;
-
-// What a stage says of a case that was spoilt.
-template <class Error, class Spoil>
-std::string message(void (Case::*stage)(), const Spoil& spoil) {
-  Case c;
-  spoil(c);
-  const std::string text = error_message<Error>([&] { (c.*stage)(); });
-  CHECK_FALSE(c.wrote());
-  return text;
-}
+using staged::message;
 
 template <class T, int Rank>
 void shorten(TensorView<T, Rank>& view, int axis) {

@@ -6,6 +6,7 @@
 
 #include "tests/cpu/call.hpp"
 #include "tests/cpu/executors.hpp"
+#include "tests/stages/case.hpp"
 #include "tests/support/error_message.hpp"
 
 namespace {
@@ -22,6 +23,7 @@ using mhla::Stages;
 using mhla::TensorView;
 using mhla::Update;
 using mhla::WorkspaceError;
+using staged::message;
 
 // Blocks [16, 48) of 50 by a recurrence of two states.
 struct RecurrentCase {
@@ -95,21 +97,12 @@ void shorten(TensorView<T, Rank>& view, int axis) {
   --view.extent[static_cast<std::size_t>(axis)];
 }
 
-template <class Error, class Spoil>
-std::string recurrent_message(void (RecurrentCase::*stage)(), const Spoil& spoil) {
-  RecurrentCase c;
-  spoil(c);
-  const std::string text = error_message<Error>([&] { (c.*stage)(); });
-  CHECK_FALSE(c.wrote());
-  return text;
-}
-
 }  // namespace
 
 TEST_CASE("stages of a recurrence refuse what does not fit") {
   using R = RecurrentCase;
   const auto spoilt = [](void (R::*stage)(), const auto& spoil) {
-    return recurrent_message<ShapeError>(stage, spoil);
+    return message<ShapeError>(stage, spoil);
   };
   for (const auto stage : {&R::advance, &R::read_out, &R::advance_gradient}) {
     R c;
@@ -128,7 +121,7 @@ TEST_CASE("stages of a recurrence refuse what does not fit") {
                "mhla: states: axis states is 1 but must be 2"));
     CHECK(
         says(spoilt(stage, [](R& r) { shorten(r.states, 1); }), "mhla: states: axis elements is"));
-    CHECK(says(recurrent_message<WorkspaceError>(stage, [](R& r) { r.workspace.size = 64; }),
+    CHECK(says(message<WorkspaceError>(stage, [](R& r) { r.workspace.size = 64; }),
                "mhla::Stages: workspace: "));
   }
   CHECK(says(spoilt(&R::advance, [](R& r) { shorten(r.behind, 0); }),

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <mhla/distributed/shares.hpp>
 #include <mhla/packed.hpp>
 #include <type_traits>
 #include <utility>
@@ -15,6 +16,7 @@
 
 #include "tests/cpu/call.hpp"
 #include "tests/stages/backend.hpp"
+#include "tests/support/parts.hpp"
 
 namespace staged {
 
@@ -30,49 +32,11 @@ using mhla::rows_of;
 using mhla::Shape;
 using mhla::Stage;
 using mhla::TensorView;
+using mhla::tokens_of;
 using mhla::Update;
-
-// Blocks [0, blocks) cut at random places; some parts are empty.
-inline std::vector<BlockRange> random_parts(Index blocks, Index parts, std::uint64_t seed) {
-  std::vector<Index> cuts{0, blocks};
-  for (Index i = 1; i < parts; ++i)
-    cuts.push_back(mhla::testing::random_index(seed, static_cast<std::uint64_t>(i), blocks + 1));
-  std::sort(cuts.begin(), cuts.end());
-  std::vector<BlockRange> ranges;
-  for (std::size_t i = 0; i + 1 < cuts.size(); ++i)
-    ranges.push_back({cuts[i], cuts[i + 1] - cuts[i]});
-  return ranges;
-}
-
-// The tokens of some blocks, in the order of the sequence.
-inline std::vector<Index> tokens_of(const Grid& grid, const BlockRange& blocks) {
-  std::vector<Index> tokens;
-  for (Index t = 0; t < grid.num_tokens(); ++t)
-    if (grid.block_of(t) >= blocks.first && grid.block_of(t) < blocks.end()) tokens.push_back(t);
-  return tokens;
-}
-template <class T>
-HostTensor<T, 4> taken(const HostTensor<T, 4>& from, const std::vector<Index>& tokens) {
-  const TensorView<const T, 4> all = from.view();
-  HostTensor<T, 4> part(all.extent[0], all.extent[1], static_cast<Index>(tokens.size()),
-                        all.extent[3]);
-  for (Index n = 0; n < all.extent[0]; ++n)
-    for (Index h = 0; h < all.extent[1]; ++h)
-      for (std::size_t t = 0; t < tokens.size(); ++t)
-        for (Index c = 0; c < all.extent[3]; ++c)
-          part.view()(n, h, static_cast<Index>(t), c) = all(n, h, tokens[t], c);
-  return part;
-}
-template <class T>
-void put_back(const HostTensor<T, 4>& part, const std::vector<Index>& tokens,
-              HostTensor<T, 4>& all) {
-  const TensorView<const T, 4> from = part.view();
-  for (Index n = 0; n < from.extent[0]; ++n)
-    for (Index h = 0; h < from.extent[1]; ++h)
-      for (std::size_t t = 0; t < tokens.size(); ++t)
-        for (Index c = 0; c < from.extent[3]; ++c)
-          all.view()(n, h, tokens[t], c) = from(n, h, static_cast<Index>(t), c);
-}
+using parts::put_back;
+using parts::random_parts;
+using parts::taken;
 
 // Rows that hold NaN: nothing may be read before it is written, and all of it is.
 template <class A>

@@ -3,12 +3,14 @@
 // with other numbers, or that cannot go on, is named on every rank, and no rank waits for it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <optional>
@@ -23,15 +25,15 @@ inline constexpr Index agreement_bytes = 512;
 /// Bytes of the same before results are written.
 inline constexpr Index confirmation_bytes = 8;
 
-/// Every rank's record.
-template <class Record, Communicator C>
-std::vector<Record> gather_all(const C& communicator, const Record& record) {
-  constexpr auto bytes = static_cast<Index>(sizeof(Record));
+/// What every rank has of this: as many elements of each, one rank's behind the other's.
+template <class T, Communicator C>
+std::vector<T> gather_all(const C& communicator, Span<const T> mine) {
+  const Index bytes = mine.size * static_cast<Index>(sizeof(T));
   const Index ranks = communicator.size();
-  std::vector<Record> all(static_cast<std::size_t>(ranks));
+  std::vector<T> all(static_cast<std::size_t>(ranks * mine.size));
   std::vector<Part> parts;
   for (Index r = 0; r < ranks; ++r) parts.push_back({r * bytes, bytes});
-  communicator.all_gather(&record, all.data(), Span<const Part>{parts.data(), ranks});
+  communicator.all_gather(mine.data, all.data(), Span<const Part>{parts.data(), ranks});
   return all;
 }
 
@@ -40,7 +42,8 @@ std::vector<Record> gather_all(const C& communicator, const Record& record) {
 template <Communicator C>
 void confirm(const C& communicator) {
   static_assert(sizeof(std::int64_t) == confirmation_bytes);
-  gather_all(communicator, std::int64_t{1});
+  const std::int64_t received = 1;
+  gather_all(communicator, Span<const std::int64_t>{&received, 1});
 }
 
 /// What a rank is about to do, as numbers with names.
@@ -79,7 +82,7 @@ class Agreement {
       record_.refusal[0] = '!';  // also of an empty reason
       std::strncpy(record_.refusal + 1, reason.what(), sizeof(record_.refusal) - 2);
     }
-    const std::vector<Record> all = gather_all(communicator, record_);
+    const std::vector<Record> all = gather_all(communicator, Span<const Record>{&record_, 1});
     if (refusal) std::rethrow_exception(refusal);
     require_all_equal(all);
     return std::move(*prepared);

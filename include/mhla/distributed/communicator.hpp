@@ -14,8 +14,8 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup distributed
 /// \{
 
-/// A rank is gone, does not answer, or has refused a call; or the engine failed. The message names
-/// the rank and what it did. The communicator cannot be used any more.
+/// A rank is gone or does not answer, or the engine failed. The message says which, and names the
+/// rank that waited or is waited for. The communicator cannot be used any more.
 class CommunicationError : public Error {
  public:
   using Error::Error;
@@ -29,11 +29,11 @@ struct Part {
 
 /// A communicator: rank() of size() processes, numbered from 0, and two collectives, which all of
 /// them call in the same order and which return when `received` is complete. Parts of 0 bytes are
-/// not sent. Parts that are sent may overlap, received ones do not; nothing received shares memory
-/// with what is sent.
+/// not sent. Parts that are sent may overlap, received ones do not, and share no memory with what
+/// is sent, but for an own part that is gathered in place.
 ///
 /// - `all_gather(sent, received, parts)`: parts[r] of `received` is all that rank r sent,
-///   parts[rank()].bytes bytes from `sent` on are this rank's.
+///   parts[rank()].bytes bytes from `sent` on are this rank's, which may lie in its part already.
 /// - `all_to_all(sent, to, received, from)`: to[r] of `sent` goes to rank r, from[r] of `received`
 ///   comes from it. A rank waits for none that sends it nothing.
 ///

@@ -20,6 +20,7 @@
 #include <mhla/distributed/local_call.hpp>
 #include <mhla/distributed/shares.hpp>
 #include <mhla/policy/checks.hpp>
+#include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
 #include <optional>
@@ -141,7 +142,7 @@ class HeadParallel {
     want(dk, memory.dk, key_tokens_, request.gradients.key);
     want(dv, memory.dv, key_tokens_, request.gradients.value);
     request.gradients.mix.wanted = dmix.wanted;
-    for (const auto& tensor : to_tokens) clear_tensor(*this, executor, tensor.of_heads);
+    for (const auto& tensor : to_tokens) clear_tensor(executor, tensor.of_heads);
 
     Backward backward = lay_out_units(arena, executor);
     const TensorView<const A, 3> mix = mix_of_heads(executor, x.mix, memory.mix);
@@ -161,17 +162,17 @@ class HeadParallel {
     exchange_.run(executor, To::tokens, to_tokens, update, memory.buffer);
     if (!dmix.wanted) return;
 
-    if (update == Update::overwrite) clear_tensor(*this, executor, dmix.view);
+    if (update == Update::overwrite) clear_tensor(executor, dmix.view);
     if (!backward || (sums_over_heads() && communicator_->rank() != 0)) return;
     request.update = update;
     request.gradients.mix = whole_.mix_per_item() ? memory.dmix : matrices(dmix.view, 0);
     if (whole_.mix_per_item())
       for (Index n = 0; n < whole_.batch; ++n)
-        copy_tensor(*this, executor, matrices(dmix.view, n), item_of(memory.dmix, n));
+        copy_tensor(executor, matrices(dmix.view, n), item_of(memory.dmix, n));
     cpu::write_mixing_gradient(operands_of(backward->plan), request, *backward, executor);
     if (whole_.mix_per_item())
       for (Index n = 0; n < whole_.batch; ++n)
-        copy_tensor(*this, executor, item_of(memory.dmix, n), matrices(dmix.view, n));
+        copy_tensor(executor, item_of(memory.dmix, n), matrices(dmix.view, n));
   }
 
  private:
@@ -203,6 +204,11 @@ class HeadParallel {
                      share_grid(problem.query_grid, whole_.query_tokens).num_blocks(), ranks);
       require_shares("keys", keys, share_grid(problem.key_grid, whole_.key_tokens).num_blocks(),
                      ranks);
+      if constexpr (requires { attention_.masks; }) {  // which have been checked by now
+        fingerprint::Hash masks;
+        fingerprint::add_masks(masks, attention_.masks, whole_, Borrowed::contents);
+        agreement.add_hash("mask", masks.value());
+      }
       return problem;
     });
   }
@@ -268,7 +274,7 @@ class HeadParallel {
                                       const TensorView<A, 3>& copy) const {
     if (!whole_.mix_per_item()) return matrices(mix, 0);
     for (Index n = 0; n < whole_.batch; ++n)
-      copy_tensor(*this, executor, matrices(mix, n), item_of(copy, n));
+      copy_tensor(executor, matrices(mix, n), item_of(copy, n));
     return copy;
   }
 

@@ -59,16 +59,9 @@ class HeadsExchange {
     return {share.first * group, share.count * group};
   }
 
-  /// Elements of the buffer that run() takes.
-  template <class T>
-  static Index buffer_size(const Tensors<T>& tensors) {
-    Index size = 0;
-    for (const auto& tensor : tensors) size += tensor.of_tokens.size() + tensor.of_heads.size();
-    return size;
-  }
-
-  /// `update` says what is done with what the destinations hold. Results, which go to tokens, are
-  /// written when all ranks have received theirs.
+  /// `buffer` takes all elements of both sides of all tensors. `update` says what is done with what
+  /// the destinations hold. Results, which go to tokens, are written when all ranks have received
+  /// theirs.
   template <class T, class Executor>
   void run(const Executor& executor, To to, const Tensors<T>& tensors, Update update,
            Span<T> buffer) const {

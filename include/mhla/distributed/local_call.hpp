@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
@@ -17,7 +18,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-/// What ranks have in common: types, values, the whole shape and all shares.
+/// What ranks have in common: types, values, a packed batch's offsets, the whole shape, all shares.
 template <class T, AttentionVariant V>
 void add_call(Agreement& agreement, const V& attention, const Shape& whole, const Shares& queries,
               const Shares& keys) {
@@ -35,7 +36,8 @@ void add_call(Agreement& agreement, const V& attention, const Shape& whole, cons
       .add("value_dim", whole.value_dim)
       .add("mix_heads", whole.mix_heads)
       .add("mix_query_blocks", whole.mix_query_blocks)
-      .add("mix_key_blocks", whole.mix_key_blocks);
+      .add("mix_key_blocks", whole.mix_key_blocks)
+      .add("precision", static_cast<Index>(attention.precision));
   const auto add_geometry = [&](const char* name, const auto& blocks) {
     fingerprint::Hash hash;
     fingerprint::add(hash, blocks);
@@ -46,6 +48,11 @@ void add_call(Agreement& agreement, const V& attention, const Shape& whole, cons
   fingerprint::Hash values;
   fingerprint::add_values(values, attention, Borrowed::contents);
   agreement.add_hash("feature map, normalizer, rotation, mixing or scale", values.value());
+  if constexpr (requires { attention.offsets; }) {
+    fingerprint::Hash offsets;
+    for (const auto offset : attention.offsets) offsets.add(static_cast<std::uint64_t>(offset));
+    agreement.add_hash("list of offsets", offsets.value());
+  }
   const auto add_shares = [&](const char* name, const Shares& shares) {
     fingerprint::Hash hash;
     for (const BlockRange& share : shares) fingerprint::add(hash, share);
@@ -78,9 +85,9 @@ void for_each_row(const Executor& executor, const TensorView<A, Rank>& a,
       rows, [&](Index row, Index) { visit(&a.element(row * columns), &b.element(row * columns)); });
 }
 
-/// Copies a tensor on the host; on a GPU see cuda_distributed.hpp.
-template <class S, class Executor, class From, class To, int Rank>
-void copy_tensor(const S&, const Executor& executor, const TensorView<From, Rank>& from,
+/// Copies a tensor.
+template <class Executor, class From, class To, int Rank>
+void copy_tensor(const Executor& executor, const TensorView<From, Rank>& from,
                  const TensorView<To, Rank>& to) {
   const Index columns = to.extent[Rank - 1];
   const Index from_step = from.stride[Rank - 1];
@@ -93,9 +100,9 @@ void copy_tensor(const S&, const Executor& executor, const TensorView<From, Rank
   });
 }
 
-/// Sets a tensor to 0, likewise.
-template <class S, class Executor, class T, int Rank>
-void clear_tensor(const S&, const Executor& executor, const TensorView<T, Rank>& tensor) {
+/// Sets a tensor to 0.
+template <class Executor, class T, int Rank>
+void clear_tensor(const Executor& executor, const TensorView<T, Rank>& tensor) {
   for_each_row(executor, tensor, tensor, [&](T* row, T*) {
     for (Index c = 0; c < tensor.extent[Rank - 1]; ++c) row[c * tensor.stride[Rank - 1]] = T{};
   });

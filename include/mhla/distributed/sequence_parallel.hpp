@@ -35,6 +35,19 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup distributed
 /// \{
 
+/// \cond INTERNAL
+// On the host; on a GPU see cuda_distributed.hpp.
+template <class S, class E, class From, class To, int Rank>
+void copy_tensor(const S&, const E& executor, const TensorView<From, Rank>& from,
+                 const TensorView<To, Rank>& to) {
+  copy_tensor(executor, from, to);
+}
+template <class S, class E, class T, int Rank>
+void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor) {
+  clear_tensor(executor, tensor);
+}
+/// \endcond
+
 /// Attention over a sequence of which each rank has some whole blocks: its q, k, v, y and their
 /// gradients are [batch, heads or kv_heads, tokens, dim] of the tokens of its own blocks, in raster
 /// order (tokens_of). Every rank has all of mix.
@@ -101,6 +114,7 @@ class SequenceParallel {
         .add("whether keys have a mask", of_keys);
     const auto counts = agreement.settle(*communicator_, [&] {
       masks.require_fit(local_);
+      if (sees_past_only<V>) masks.require_one();
       return std::make_shared<std::vector<Index>>(static_cast<std::size_t>(2 * whole_.batch));
     });
     const Span<Index> queries{counts->data(), of_queries ? whole_.batch : 0};
@@ -288,13 +302,8 @@ class SequenceParallel {
         used_(std::move(used)) {}
 
   void maximum_over_ranks(std::vector<Index>& counts) const {
-    const auto size = static_cast<Index>(counts.size());
-    const Index bytes = size * static_cast<Index>(sizeof(Index));
-    std::vector<Index> all(static_cast<std::size_t>(size * communicator_->size()));
-    std::vector<Part> parts;
-    for (Index r = 0; r < communicator_->size(); ++r) parts.push_back({r * bytes, bytes});
-    communicator_->all_gather(counts.data(), all.data(),
-                              Span<const Part>{parts.data(), communicator_->size()});
+    const std::vector<Index> all = gather_all(
+        *communicator_, Span<const Index>{counts.data(), static_cast<Index>(counts.size())});
     for (std::size_t i = 0; i < all.size(); ++i) {
       Index& most = counts[i % counts.size()];
       most = std::max(most, all[i]);

@@ -8,8 +8,12 @@
 #include <vector>
 
 #include "tests/laws/harness/random_case.hpp"
+#include "tests/support/parts.hpp"
 
 namespace laws {
+
+using parts::put_back;
+using parts::taken;
 
 /// token[t] is where token t goes, or comes from, as the user says.
 using Order = std::vector<Index>;
@@ -85,28 +89,6 @@ HostTensor<T, 3> moved(const HostTensor<T, 3>& mix, const Order& rows, const Ord
       for (std::size_t b = 0; b < columns.size(); ++b)
         result(h, rows[i], columns[b]) = mix(h, static_cast<Index>(i), static_cast<Index>(b));
   return result;
-}
-
-/// Only the given tokens.
-template <class T>
-HostTensor<T, 4> taken(const HostTensor<T, 4>& x, const Order& tokens) {
-  HostTensor<T, 4> result(x.extent(0), x.extent(1), static_cast<Index>(tokens.size()), x.extent(3));
-  for (Index n = 0; n < x.extent(0); ++n)
-    for (Index h = 0; h < x.extent(1); ++h)
-      for (Index t = 0; t < result.extent(2); ++t)
-        for (Index c = 0; c < x.extent(3); ++c)
-          result(n, h, t, c) = x(n, h, tokens[static_cast<std::size_t>(t)], c);
-  return result;
-}
-
-/// Puts the tokens taken out of `to` back.
-template <class T>
-void put_back(const HostTensor<T, 4>& x, const Order& tokens, HostTensor<T, 4>& to) {
-  for (Index n = 0; n < x.extent(0); ++n)
-    for (Index h = 0; h < x.extent(1); ++h)
-      for (Index t = 0; t < x.extent(2); ++t)
-        for (Index c = 0; c < x.extent(3); ++c)
-          to(n, h, tokens[static_cast<std::size_t>(t)], c) = x(n, h, t, c);
 }
 
 }  // namespace laws
