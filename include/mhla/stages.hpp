@@ -20,12 +20,12 @@
 /// query blocks, `mix_gradient` dS_b of key blocks from all of those, `summarize_gradient` dk and
 /// dv. (arXiv 2601.07832, equations 3 to 5, and their adjoints.)
 ///
-/// Tensors, and masks of a padded batch (`padded`), have the tokens of the given blocks alone, in
-/// raster order; positions of a rotation are those of the whole sequence, with which neither a
-/// stage's time nor its memory grows, but for sums and rows of mix that it is given. What passes
-/// from stage to stage is matrices whose row b is all that block b leaves, for the whole batch, so
-/// that some blocks are some rows: an all-gather appends them, a reduce-scatter adds them up and
-/// shares them out.
+/// Tensors, and masks of a padded batch (`padded`), have the tokens of the given blocks alone, or
+/// of more (`holding`), in raster order; positions of a rotation are those of the whole sequence,
+/// with which neither a stage's time nor its memory grows, but for sums and rows of mix that it is
+/// given. What passes from stage to stage is matrices whose row b is all that block b leaves, for
+/// the whole batch, so that some blocks are some rows: an all-gather appends them, a reduce-scatter
+/// adds them up and shares them out.
 ///
 /// forward_into and backward_into are these stages, called in turn: however blocks are shared out,
 /// y, dq and dmix have their bits, and so have dk and dv, unless feature_dim is no multiple of 16
@@ -123,8 +123,18 @@ class Stages : public StageBlocks<V, T> {
   /// they have the bits, tokens that a mask takes away leave nothing and have y and gradients 0.
   /// Under Causal and BlockCausal, queries and keys have one mask.
   auto padded(const StageMasks& masks) const requires(!is_batch_layout<V>) {
-    return Stages<Padded<V>, T>(Padded<V>(attention_, masks.tokens), problem_,
-                                {masks.query_blocks, masks.key_blocks});
+    using PaddedStages = Stages<Padded<V>, T>;
+    return PaddedStages(Padded<V>(attention_, masks.tokens), *this,
+                        {masks.query_blocks, masks.key_blocks});
+  }
+  /// The stages on tensors, and masks, that hold the tokens of more blocks than a call's: q, y and
+  /// their gradients those of `queries`, k, v and theirs those of `keys`, under Causal the same
+  /// ones. A call writes tokens of its own blocks, and zeros of any that a mask takes away.
+  /// \throws ShapeError if there are no such blocks.
+  Stages holding(const BlockRange& queries, const BlockRange& keys) const {
+    Stages stages(*this);
+    stages.hold(queries, keys);
+    return stages;
   }
   /// Raises used[item], at first 0, to the blocks of the sequence up to the last of `queries` with
   /// a token that `mask` [batch, tokens of the blocks] keeps: over all blocks, what StageMasks
@@ -417,8 +427,9 @@ class Stages : public StageBlocks<V, T> {
   friend class Stages;
 
   // Of a padded batch.
-  Stages(const V& attention, const Problem& problem, const cpu::UsedBlocks& used)
-      : Blocks(problem, attention), used_(used) {}
+  template <AttentionVariant Unpadded>
+  Stages(const V& attention, const Stages<Unpadded, T>& stages, const cpu::UsedBlocks& used)
+      : Blocks(attention, stages), used_(used) {}
 
   cpu::Extents extents() const { return cpu::Extents(problem_); }
 
@@ -528,31 +539,32 @@ class Stages : public StageBlocks<V, T> {
   // Calls visit(item, n) where blocks [0, n) of an item are those up to the last of `blocks` with a
   // token that `mask` keeps; 0: there is none.
   template <class X, class Visit>
-  void for_each_used(const Side& side, const BlockRange& blocks,
+  void for_each_used(const Side& side, const BlockRange& blocks, const BlockRange& held,
                      const TensorView<const std::uint8_t, 2>& mask, Span<X> used,
                      const Visit& visit) const {
     const Index batch = problem_.shape.batch;
-    TokenMasks::require_fit(mask, side.mask, batch, side.grid.num_tokens(blocks));
+    TokenMasks::require_fit(mask, side.mask, batch, side.grid.num_tokens(held));
     require_extent(side.used, "batch", used.size, batch, "it counts the blocks of every item");
     for (Index item = 0; item < batch; ++item) {
-      const Index last = cpu::block_table::Builder(1, nullptr).add(side.grid, blocks, mask, item);
+      const Index last =
+          cpu::block_table::Builder(1, nullptr).add(side.grid, blocks, held, mask, item);
       visit(item, last == 0 ? 0 : blocks.first + last);
     }
   }
   void count_used(const Side& side, const BlockRange& blocks,
                   const TensorView<const std::uint8_t, 2>& mask, Span<Index> used) const {
     this->require_blocks("blocks", blocks, side.grid.num_blocks());
-    for_each_used(side, blocks, mask, used,
+    for_each_used(side, blocks, blocks, mask, used,
                   [&](Index item, Index n) { used[item] = std::max(used[item], n); });
   }
   // Throws unless the masks fit the blocks of which a stage has tokens.
   void require_masks([[maybe_unused]] const Problem& part) const {
     if constexpr (masked) {
-      const auto require = [&](const Side& side, const BlockRange& blocks,
+      const auto require = [&](const Side& side, const BlockRange& blocks, const BlockRange& held,
                                const TensorView<const std::uint8_t, 2>& mask,
                                Span<const Index> used) {
         const auto& of = blocks.count > 0 ? mask : TensorView<const std::uint8_t, 2>{};
-        for_each_used(side, blocks, of, used, [&](Index item, Index n) {
+        for_each_used(side, blocks, held, of, used, [&](Index item, Index n) {
           if (used[item] < n || used[item] > side.grid.num_blocks())
             throw ShapeError("mhla: ", side.used, "[", item, "] is ", used[item],
                              " but must be at least ", n, ", by the mask of blocks [", blocks.first,
@@ -561,9 +573,10 @@ class Stages : public StageBlocks<V, T> {
       };
       const TokenMasks& masks = attention_.masks;
       if (masks_own_block<V> && part.queries.count > 0) masks.require_one();
-      require({"masks.query", "masks.query_blocks", part.query_grid}, part.queries, masks.query,
-              used_.queries);
-      require({"masks.key", "masks.key_blocks", part.key_grid}, part.keys, masks.key, used_.keys);
+      require({"masks.query", "masks.query_blocks", part.query_grid}, part.queries,
+              part.held_queries, masks.query, used_.queries);
+      require({"masks.key", "masks.key_blocks", part.key_grid}, part.keys, part.held_keys,
+              masks.key, used_.keys);
     }
   }
 

@@ -104,7 +104,14 @@ class CudaStages : public StageBlocks<V, T> {
 
   /// As Stages::padded, with masks in device memory; how far items reach is not asked for.
   auto padded(const StageMasks& masks) const {
-    return CudaStages<Padded<V>, T>(problem_, Padded<V>(attention_, masks.tokens));
+    using PaddedStages = CudaStages<Padded<V>, T>;
+    return PaddedStages(Padded<V>(attention_, masks.tokens), *this);
+  }
+  /// As Stages::holding.
+  CudaStages holding(const BlockRange& queries, const BlockRange& keys) const {
+    CudaStages stages(*this);
+    stages.hold(queries, keys);
+    return stages;
   }
 
   /// Bytes of device memory that a stage on these blocks takes as workspace: as
@@ -200,7 +207,9 @@ class CudaStages : public StageBlocks<V, T> {
   friend class CudaStages;
 
   // Of a padded batch.
-  CudaStages(const Problem& problem, const V& attention) : Blocks(problem, attention) {}
+  template <AttentionVariant Unpadded>
+  CudaStages(const V& attention, const CudaStages<Unpadded, T>& stages)
+      : Blocks(attention, stages) {}
 
   // With masks of those sides alone of which a stage has tokens; throws unless they fit.
   V with_masks([[maybe_unused]] const Problem& part) const {
@@ -213,10 +222,10 @@ class CudaStages : public StageBlocks<V, T> {
       if (part.keys.count == 0 && !own_keys) masks.key = {};
       const Index batch = part.shape.batch;
       TokenMasks::require_fit(masks.query, "masks.query", batch,
-                              part.query_grid.num_tokens(part.queries));
+                              part.query_grid.num_tokens(part.held_queries));
       TokenMasks::require_fit(
           masks.key, "masks.key", batch,
-          own_keys ? masks.query.extent[1] : part.key_grid.num_tokens(part.keys));
+          own_keys ? masks.query.extent[1] : part.key_grid.num_tokens(part.held_keys));
     }
     return attention;
   }

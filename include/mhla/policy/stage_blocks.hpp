@@ -21,6 +21,7 @@
 #include <mhla/policy/recurrent_mixing.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
+#include <optional>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -94,6 +95,12 @@ struct StateGradients {
 };
 
 /// \cond INTERNAL
+// The blocks whose tokens tensors hold.
+struct HeldBlocks {
+  BlockRange queries;
+  BlockRange keys;
+};
+
 // Rejects, at compile time, a variant whose stages need more than blocks of their own.
 template <AttentionVariant V>
 struct RequireStages {
@@ -173,14 +180,27 @@ class StageBlocks : RequireStages<V> {
   }
 
  protected:
+  template <AttentionVariant, StorageScalar>
+  friend class StageBlocks;
   using A = Accumulator<T>;
 
   static constexpr bool masked = requires(const V& v) { v.masks; };
   static constexpr bool recurs = factors_mixing<V>;
 
   // Of a padded batch.
-  StageBlocks(const Problem& problem, const V& attention)
-      : attention_(attention), problem_(problem) {}
+  template <AttentionVariant Unpadded>
+  StageBlocks(const V& attention, const StageBlocks<Unpadded, T>& stages)
+      : attention_(attention), problem_(stages.problem_), held_(stages.held_) {}
+
+  void hold(const BlockRange& queries, const BlockRange& keys) {
+    require_blocks("queries", queries, problem_.query_blocks);
+    require_blocks("keys", keys, problem_.key_blocks);
+    if (masks_own_block<V> && queries != keys)
+      throw ShapeError(
+          "mhla: keys: under Causal, tensors of keys hold the blocks that those of "
+          "queries do");
+    held_ = HeldBlocks{queries, keys};
+  }
 
   // Whether own keys take up what read_out_gradient leaves of denominators.
   static constexpr bool keeps_denominators = masks_own_block<V> && normalizes<V>;
@@ -217,6 +237,8 @@ class StageBlocks : RequireStages<V> {
       problem.queries = queries;
       if (recurs) problem.keys = queries;
     }
+    problem.held_queries = held_ ? held_->queries : problem.queries;
+    problem.held_keys = held_ ? held_->keys : problem.keys;
     problem.query_blocks = problem.queries.count;
     problem.key_blocks = problem.keys.count;
     const bool reads_out = stage == Stage::read_out || stage == Stage::read_out_gradient;
@@ -383,11 +405,19 @@ class StageBlocks : RequireStages<V> {
 
   V attention_;
   Problem problem_;
+  std::optional<HeldBlocks> held_;  // none: those of a call
 
   static void require_blocks(const char* argument, const BlockRange& blocks, Index all) {
     if (blocks.first < 0 || blocks.count < 0 || blocks.first > all - blocks.count)
       throw ShapeError("mhla: ", argument, ": there are no blocks [", blocks.first, ", ",
                        blocks.first, " + ", blocks.count, "): the sequence has ", all);
+  }
+  static BlockRange require_held(const char* argument, const BlockRange& blocks,
+                                 const BlockRange& held) {
+    if (blocks.count > 0 && (blocks.first < held.first || blocks.end() > held.end()))
+      throw ShapeError("mhla: ", argument, ": tensors hold blocks [", held.first, ", ", held.end(),
+                       "), not all of [", blocks.first, ", ", blocks.end(), ")");
+    return held;
   }
   static constexpr Index chunk = RecurrentMixing::chunk;
   void require_chunks(const BlockRange& blocks) const {
@@ -408,12 +438,14 @@ class StageBlocks : RequireStages<V> {
   template <class X>
   void require_query_tensor(const char* argument, const TensorView<X, 4>& tensor,
                             const BlockRange& queries, Index dim) const {
-    require_tokens(argument, tensor, problem_.shape.heads, query_tokens(queries), dim);
+    const BlockRange held = require_held("queries", queries, held_ ? held_->queries : queries);
+    require_tokens(argument, tensor, problem_.shape.heads, query_tokens(held), dim);
   }
   template <class X>
   void require_key_tensor(const char* argument, const TensorView<X, 4>& tensor,
                           const BlockRange& keys, Index dim) const {
-    require_tokens(argument, tensor, problem_.shape.kv_heads, key_tokens(keys), dim);
+    const BlockRange held = require_held("keys", keys, held_ ? held_->keys : keys);
+    require_tokens(argument, tensor, problem_.shape.kv_heads, key_tokens(held), dim);
   }
   void require_keys(const BlockRange& keys, const TensorView<const T, 4>& k,
                     const TensorView<const T, 4>& v) const {
