@@ -212,17 +212,24 @@ class SequenceParallel {
       if (dmix.wanted) copy_tensor(stages_, executor, rows_of_dmix, memory.mix_gradient);
     }
     const BlockRange seeing = read_queries();
-    stages_.read_out_gradient(
-        executor, query_blocks(), rows_of_queries(x), sums(memory), dy, of_queries, update,
-        {rows_of(memory.mixtures, within(seeing, query_blocks())), memory.denominators},
-        memory.scratch);
-    if (to_keys) {
-      if constexpr (recurs)
-        hand_back_states(executor, x, of_queries.mix, update, memory);
-      else
-        exchange_sums(stages_, *communicator_, executor, queries_, queries_read,
-                      sums_layout(stages_.mixture_size()), wire_, memory.mixtures, memory.wire);
-    }
+    const auto read_out_gradient = [&](const BlockRange& blocks) {
+      GradientViews<T> of_blocks = of_queries;
+      of_blocks.mix.view = rows_of(of_queries.mix.view, within(query_blocks(), blocks));
+      stages_.read_out_gradient(executor, blocks,
+                                {x.q, x.k, x.v, rows_of(x.mix, stages_.mix_rows(blocks))},
+                                sums(memory), dy, recurs ? of_queries : of_blocks, update,
+                                {rows_of(memory.mixtures, within(seeing, blocks)),
+                                 rows_of(memory.denominators, within(query_blocks(), blocks))},
+                                memory.scratch);
+    };
+    if (recurs || !to_keys)
+      for_each_piece(query_blocks(), read_out_gradient);
+    else
+      exchange_sums(stages_, *communicator_, executor,
+                    shared_rows(queries_, queries_read, memory.mixtures, memory),
+                    read_out_gradient);
+    if constexpr (recurs)
+      if (to_keys) hand_back_states(executor, x, of_queries.mix, update, memory);
     confirm(*communicator_);
 
     if (dq.wanted) copy_tensor(stages_, executor, memory.query_gradient, dq.view);
@@ -264,11 +271,24 @@ class SequenceParallel {
     return shares[static_cast<std::size_t>(communicator_->rank())];
   }
   BlockRange read_keys() const {
-    return recurs ? key_blocks() : blocks_read(keys_, communicator_->rank(), keys_read);
+    return recurs ? key_blocks() : blocks_read(key_blocks(), stages_.key_blocks(), keys_read);
   }
   BlockRange read_queries() const {
     if (recurs) return query_blocks();
-    return blocks_read(queries_, communicator_->rank(), queries_read);
+    return blocks_read(query_blocks(), stages_.query_blocks(), queries_read);
+  }
+  // Calls run(piece) for some of a rank's blocks after others.
+  template <class Run>
+  void for_each_piece(const BlockRange& own, const Run& run) const {
+    const Index pieces = recurs ? 1 : pieces_of_exchange(*communicator_);
+    for (Index piece = 0; piece < pieces; ++piece) run(piece_of(own, piece, pieces));
+  }
+  SharedRows<A> shared_rows(const Shares& shares, Others others, const TensorView<A, 2>& rows,
+                            const Memory& memory) const {
+    SharedRows<A> shared{shares, {}, sums_layout(rows.extent[1]), wire_, rows, memory.wire};
+    const BlockRange all{0, shares.back().end()};
+    for (const BlockRange& share : shares) shared.read.push_back(blocks_read(share, all, others));
+    return shared;
   }
   // Some of `blocks`, counted from their first.
   static BlockRange within(const BlockRange& blocks, const BlockRange& some) {
@@ -315,7 +335,7 @@ class SequenceParallel {
     add_call<T>(agreement, attention_, whole_, queries_, keys_);
     agreement.add("wire", static_cast<Index>(wire_));
     return agreement.settle(*communicator_, [&] {
-      S stages(attention_, whole_);
+      const S stages(attention_, whole_);
       require_shares("queries", queries_, stages.query_blocks().count, communicator_->size());
       require_shares("keys", keys_, stages.key_blocks().count, communicator_->size());
       if (sees_past_only<V>)
@@ -334,7 +354,7 @@ class SequenceParallel {
                              queries_[r].first, " but must begin at a multiple of ", chunk,
                              " with RecurrentMixing");
       }
-      return stages;
+      return stages.holding(own(queries_), own(keys_));
     });
   }
 
@@ -364,6 +384,14 @@ class SequenceParallel {
     const Index most = std::max(bytes);
     return {arena.take<std::byte>(most).data, most};
   }
+  template <class E>
+  Index scratch_of_pieces(Stage stage, const E& executor, const BlockRange& own) const {
+    Index most = 0;
+    for_each_piece(own, [&](const BlockRange& blocks) {
+      most = std::max(most, stages_.workspace_size(stage, executor, blocks));
+    });
+    return most;
+  }
   TensorView<A, 2> take_states(Arena& arena) const {
     return take_rows(arena, {0, stages_.num_states()}, stages_.mixture_size());
   }
@@ -378,7 +406,7 @@ class SequenceParallel {
     take_sums(arena, memory);
     memory.wire = arena.take<std::byte>(wire_bytes(read_keys(), stages_.summary_size()));
     memory.scratch =
-        take_scratch(arena, {stages_.workspace_size(Stage::summarize, executor, key_blocks()),
+        take_scratch(arena, {scratch_of_pieces(Stage::summarize, executor, key_blocks()),
                              stages_.workspace_size(Stage::read_out, executor, query_blocks())});
     return memory;
   }
@@ -405,8 +433,8 @@ class SequenceParallel {
     memory.mix_gradient = make_view(arena.take<A>(s.mix_heads * rows * s.mix_key_blocks).data,
                                     s.mix_heads, rows, s.mix_key_blocks);
     memory.scratch =
-        take_scratch(arena, {stage(Stage::summarize, key_blocks()),
-                             stage(Stage::read_out_gradient, query_blocks()),
+        take_scratch(arena, {scratch_of_pieces(Stage::summarize, executor, key_blocks()),
+                             scratch_of_pieces(Stage::read_out_gradient, executor, query_blocks()),
                              recurs ? 0 : stage(Stage::mix_gradient, read_queries(), key_blocks()),
                              stage(Stage::summarize_gradient, key_blocks())});
     return memory;
@@ -414,13 +442,17 @@ class SequenceParallel {
 
   template <class E>
   void gather_sums(const E& executor, const OperandViews<T>& x, const Memory& memory) const {
-    stages_.summarize(executor, key_blocks(), x.k, x.v,
-                      rows_of(memory.summaries, within(read_keys(), key_blocks())), memory.scratch);
-    if constexpr (recurs)
+    const auto summarize = [&](const BlockRange& blocks) {
+      stages_.summarize(executor, blocks, x.k, x.v,
+                        rows_of(memory.summaries, within(read_keys(), blocks)), memory.scratch);
+    };
+    if constexpr (recurs) {
+      summarize(key_blocks());
       hand_on_states(executor, x, memory);
-    else
-      exchange_sums(stages_, *communicator_, executor, keys_, keys_read,
-                    sums_layout(stages_.summary_size()), wire_, memory.summaries, memory.wire);
+    } else {
+      exchange_sums(stages_, *communicator_, executor,
+                    shared_rows(keys_, keys_read, memory.summaries, memory), summarize);
+    }
   }
 
   // One rank after another, the next in direction `step`: make() when what the rank before it has
