@@ -213,20 +213,15 @@ class SequenceParallel {
     }
     const BlockRange seeing = read_queries();
     const auto read_out_gradient = [&](const BlockRange& blocks) {
-      GradientViews<T> of_blocks = of_queries;
-      of_blocks.mix.view = rows_of(of_queries.mix.view, within(query_blocks(), blocks));
-      stages_.read_out_gradient(executor, blocks,
-                                {x.q, x.k, x.v, rows_of(x.mix, stages_.mix_rows(blocks))},
-                                sums(memory), dy, recurs ? of_queries : of_blocks, update,
-                                {rows_of(memory.mixtures, within(seeing, blocks)),
-                                 rows_of(memory.denominators, within(query_blocks(), blocks))},
-                                memory.scratch);
+      stages_.read_out_gradient(
+          executor, blocks, rows_of_queries(x), sums(memory), dy, of_queries, update,
+          {rows_of(memory.mixtures, within(seeing, blocks)), memory.denominators}, memory.scratch);
     };
     if (recurs || !to_keys)
-      for_each_piece(query_blocks(), read_out_gradient);
+      read_out_gradient(query_blocks());
     else
       exchange_sums(stages_, *communicator_, executor,
-                    shared_rows(queries_, queries_read, memory.mixtures, memory),
+                    shared_rows(queries_, queries_read, memory.mixtures, memory), 1,
                     read_out_gradient);
     if constexpr (recurs)
       if (to_keys) hand_back_states(executor, x, of_queries.mix, update, memory);
@@ -277,12 +272,8 @@ class SequenceParallel {
     if (recurs) return query_blocks();
     return blocks_read(query_blocks(), stages_.query_blocks(), queries_read);
   }
-  // Calls run(piece) for some of a rank's blocks after others.
-  template <class Run>
-  void for_each_piece(const BlockRange& own, const Run& run) const {
-    const Index pieces = recurs ? 1 : pieces_of_exchange(*communicator_);
-    for (Index piece = 0; piece < pieces; ++piece) run(piece_of(own, piece, pieces));
-  }
+  // Of blocks whose summaries are made, and then travel.
+  Index pieces() const { return recurs ? 1 : pieces_of_summaries(*communicator_); }
   SharedRows<A> shared_rows(const Shares& shares, Others others, const TensorView<A, 2>& rows,
                             const Memory& memory) const {
     SharedRows<A> shared{shares, {}, sums_layout(rows.extent[1]), wire_, rows, memory.wire};
@@ -385,11 +376,11 @@ class SequenceParallel {
     return {arena.take<std::byte>(most).data, most};
   }
   template <class E>
-  Index scratch_of_pieces(Stage stage, const E& executor, const BlockRange& own) const {
+  Index scratch_of_summarize(const E& executor) const {
     Index most = 0;
-    for_each_piece(own, [&](const BlockRange& blocks) {
-      most = std::max(most, stages_.workspace_size(stage, executor, blocks));
-    });
+    for (Index piece = 0; piece < pieces(); ++piece)
+      most = std::max(most, stages_.workspace_size(Stage::summarize, executor,
+                                                   piece_of(key_blocks(), piece, pieces())));
     return most;
   }
   TensorView<A, 2> take_states(Arena& arena) const {
@@ -406,7 +397,7 @@ class SequenceParallel {
     take_sums(arena, memory);
     memory.wire = arena.take<std::byte>(wire_bytes(read_keys(), stages_.summary_size()));
     memory.scratch =
-        take_scratch(arena, {scratch_of_pieces(Stage::summarize, executor, key_blocks()),
+        take_scratch(arena, {scratch_of_summarize(executor),
                              stages_.workspace_size(Stage::read_out, executor, query_blocks())});
     return memory;
   }
@@ -432,11 +423,10 @@ class SequenceParallel {
     const Index rows = stages_.mix_rows(query_blocks()).count;
     memory.mix_gradient = make_view(arena.take<A>(s.mix_heads * rows * s.mix_key_blocks).data,
                                     s.mix_heads, rows, s.mix_key_blocks);
-    memory.scratch =
-        take_scratch(arena, {scratch_of_pieces(Stage::summarize, executor, key_blocks()),
-                             scratch_of_pieces(Stage::read_out_gradient, executor, query_blocks()),
-                             recurs ? 0 : stage(Stage::mix_gradient, read_queries(), key_blocks()),
-                             stage(Stage::summarize_gradient, key_blocks())});
+    memory.scratch = take_scratch(
+        arena, {scratch_of_summarize(executor), stage(Stage::read_out_gradient, query_blocks()),
+                recurs ? 0 : stage(Stage::mix_gradient, read_queries(), key_blocks()),
+                stage(Stage::summarize_gradient, key_blocks())});
     return memory;
   }
 
@@ -451,7 +441,7 @@ class SequenceParallel {
       hand_on_states(executor, x, memory);
     } else {
       exchange_sums(stages_, *communicator_, executor,
-                    shared_rows(keys_, keys_read, memory.summaries, memory), summarize);
+                    shared_rows(keys_, keys_read, memory.summaries, memory), pieces(), summarize);
     }
   }
 

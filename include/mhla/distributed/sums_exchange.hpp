@@ -69,9 +69,10 @@ inline BlockRange blocks_read(const BlockRange& own, const BlockRange& all, Othe
   return {first, end - first};
 }
 
-// Rows travel in so many pieces, if the next can be made meanwhile.
+// S travels in so many pieces, if the next can be made meanwhile. dS~ does not: each piece would
+// transpose all summaries again, a twentieth of the backward pass.
 template <Communicator C>
-Index pieces_of_exchange(const C& communicator) {
+Index pieces_of_summaries(const C& communicator) {
   return OverlapsMessages<C> && communicator.size() > 1 ? 4 : 1;
 }
 // A rank's blocks whose rows travel together.
@@ -106,13 +107,12 @@ struct SharedRows {
 };
 
 // Calls make(blocks) for all pieces of this rank's share, whose rows then travel, and returns when
-// `of.rows` are complete.
+// `of.rows` are complete. All ranks have as many pieces, one if the communicator does not overlap.
 template <class S, Communicator C, class Executor, class A, class Make>
 void exchange_sums(const S& stages, const C& communicator, const Executor& executor,
-                   const SharedRows<A>& of, const Make& make) {
+                   const SharedRows<A>& of, Index pieces, const Make& make) {
   const Index ranks = communicator.size();
   const Index rank = communicator.rank();
-  const Index pieces = pieces_of_exchange(communicator);
   const Index origin = of.read[static_cast<std::size_t>(rank)].first;
   const bool rounds = of.wire == Wire::bfloat16;
   auto* const bytes = rounds ? of.buffer.data : reinterpret_cast<std::byte*>(of.rows.data);
