@@ -85,6 +85,7 @@
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
+#include <mhla/policy/packed_stages.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/stage_blocks.hpp>
 #include <mhla/policy/traits.hpp>
@@ -123,7 +124,7 @@ class Stages : public StageBlocks<V, T> {
   /// they have the bits, tokens that a mask takes away leave nothing and have y and gradients 0.
   /// Under Causal and BlockCausal, queries and keys have one mask.
   auto padded(const StageMasks& masks) const requires(!is_batch_layout<V>) {
-    return Stages<Padded<V>, T>(Padded<V>(attention_, masks.tokens), problem_,
+    return Stages<Padded<V>, T>(problem_, Padded<V>(attention_, masks.tokens),
                                 {masks.query_blocks, masks.key_blocks});
   }
   /// Raises used[item], at first 0, to the blocks of the sequence up to the last of `queries` with
@@ -193,7 +194,8 @@ class Stages : public StageBlocks<V, T> {
                WorkspaceView workspace) const requires recurs {
     this->require_advance(blocks, mix, sums, behind, workspace);
     run<Stage::advance>(executor, blocks, {}, workspace, [&](auto& plan) {
-      if (blocks.count == 0) return pass_on(blocks.first > 0, sums.states, behind);
+      if (blocks.count == 0)
+        return pass_on(this->has_states_before(blocks.first), sums.states, behind);
       plan.pack_mixing(mix);
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
@@ -235,11 +237,12 @@ class Stages : public StageBlocks<V, T> {
   void read_out_gradient(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
                          const std::type_identity_t<Sums<A>>& sums,
                          const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                         Update update, const QueryRows<A>& left, WorkspaceView workspace) const {
+                         QueryUpdate update, const QueryRows<A>& left,
+                         WorkspaceView workspace) const {
     this->require_read_out_gradient(queries, x, sums, dy, gradients, left, workspace);
     const auto& dq = gradients.query;
     const GradientView<A, 3> dmix = recurs ? GradientView<A, 3>(skip) : gradients.mix;
-    cpu::BackwardRequest<L, T> request{dy, {dq, {}, {}, dmix}, update};
+    cpu::BackwardRequest<L, T> request{dy, {dq, {}, {}, dmix}, update.query};
     request.gradients.key.wanted = request.gradients.value.wanted = true;  // by later stages
     run<Stage::read_out_gradient>(executor, queries, {}, workspace, [&](auto& backward) {
       if (recurs && queries.count == 0) return;
@@ -265,13 +268,14 @@ class Stages : public StageBlocks<V, T> {
             if constexpr (keeps_denominators)
               cpu::leave_denominators(plan, unit, at, left.denominators);
           });
+      request.update = update.mix;
       cpu::write_mixing_gradient(operands, request, backward, executor);
       if constexpr (masked)
-        if (update == Update::overwrite) cpu::clear_masked(attention_.masks.query, dq.view);
+        if (update.query == Update::overwrite) cpu::clear_masked(attention_.masks.query, dq.view);
     });
-    if (problem_.shape.empty() && update == Update::overwrite) {
-      cpu::clear(dq);
-      cpu::clear(dmix);
+    if (problem_.shape.empty()) {
+      if (update.query == Update::overwrite) cpu::clear(dq);
+      if (update.mix == Update::overwrite) cpu::clear(dmix);
     }
   }
 
@@ -294,11 +298,11 @@ class Stages : public StageBlocks<V, T> {
                         WorkspaceView workspace) const requires recurs {
     this->require_advance_gradient(blocks, mix, sums, mixtures, states, summary_gradients, dmix,
                                    workspace);
-    const bool begun = blocks.first > 0;
-    const bool ends = blocks.end() == problem_.query_blocks;
+    const bool begun = this->has_states_before(blocks.first);
+    const bool goes_on = this->has_states_before(blocks.end());
     run<Stage::advance_gradient>(executor, blocks, {}, workspace, [&](auto& backward) {
       if (blocks.count == 0) {
-        if (begun) pass_on(!ends, states.behind, states.before);
+        if (begun) pass_on(goes_on, states.behind, states.before);
         return;
       }
       auto& plan = backward.plan;
@@ -415,10 +419,25 @@ class Stages : public StageBlocks<V, T> {
  private:
   template <AttentionVariant, StorageScalar>
   friend class Stages;
+  template <class, class>
+  friend class PackedStages;
 
-  // Of a padded batch.
-  Stages(const V& attention, const Problem& problem, const cpu::UsedBlocks& used)
+  // Of a padded batch, or of a packed sequence.
+  Stages(const Problem& problem, const V& attention, const cpu::UsedBlocks& used = {})
       : Blocks(problem, attention), used_(used) {}
+
+  // What PackedStages ask of a backend, before anything is written but dmix.
+  template <class E>
+  static void require_device(const E&, const Footprint&) {}
+  static void require_pitch(const char*, const TensorView<const A, 2>&) {}
+  static void require_room(WorkspaceView workspace, Index bytes) {
+    require_workspace(workspace, bytes, "mhla::Stages",
+                      "Stages::workspace_size says how many a stage takes");
+  }
+  template <class E>
+  static void clear_mix(const E&, const TensorView<A, 3>& dmix) {
+    cpu::clear(GradientView<A, 3>(dmix));
+  }
 
   cpu::Extents extents() const { return cpu::Extents(problem_); }
 
@@ -511,8 +530,7 @@ class Stages : public StageBlocks<V, T> {
   template <Stage stage, class E, class Body>
   void run(const E& executor, const BlockRange& queries, const BlockRange& keys,
            WorkspaceView workspace, const Body& body) const {
-    require_workspace(workspace, bytes<stage>(executor, queries, keys), "mhla::Stages",
-                      "Stages::workspace_size says how many a stage takes");
+    require_room(workspace, bytes<stage>(executor, queries, keys));
     if (problem_.shape.empty()) return;
     Arena arena(workspace);
     auto plan = lay_out<stage>(arena, executor, part_of(stage, queries, keys));
@@ -568,6 +586,13 @@ class Stages : public StageBlocks<V, T> {
   }
 
   cpu::UsedBlocks used_;
+};
+
+/// The stages of a packed batch.
+template <AttentionVariant V, class Offset, StorageScalar T>
+class Stages<Packed<V, Offset>, T> : public PackedStages<Stages<V, T>, Offset> {
+ public:
+  using PackedStages<Stages<V, T>, Offset>::PackedStages;
 };
 
 /// \}

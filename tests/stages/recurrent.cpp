@@ -32,7 +32,6 @@ using mhla::Update;
 using staged::all_written;
 using staged::put_back;
 using staged::taken;
-using staged::tokens_of;
 using staged::unwritten;
 
 constexpr Index chunk = 16;
@@ -45,6 +44,7 @@ struct Chain : staged::Whole<T, V, masked> {
   using Base::key_grid;
   using Base::on;
   using Base::stages;
+  using Base::tokens_of;
   using Base::workspace;
   using Base::x;
   static constexpr bool own = mhla::masks_own_block<V>;
