@@ -21,7 +21,7 @@
 /// dv. (arXiv 2601.07832, equations 3 to 5, and their adjoints.)
 ///
 /// Tensors, and masks of a padded batch (`padded`), have the tokens of the given blocks alone, or
-/// of more (`holding`), in raster order; positions of a rotation are those of the whole sequence,
+/// of more (`hold`), in raster order; positions of a rotation are those of the whole sequence,
 /// with which neither a stage's time nor its memory grows, but for sums and rows of mix that it is
 /// given. What passes from stage to stage is matrices whose row b is all that block b leaves, for
 /// the whole batch, so that some blocks are some rows: an all-gather appends them, a reduce-scatter
@@ -85,6 +85,7 @@
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
+#include <mhla/policy/packed_stages.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/stage_blocks.hpp>
 #include <mhla/policy/traits.hpp>
@@ -123,17 +124,9 @@ class Stages : public StageBlocks<V, T> {
   /// they have the bits, tokens that a mask takes away leave nothing and have y and gradients 0.
   /// Under Causal and BlockCausal, queries and keys have one mask.
   auto padded(const StageMasks& masks) const requires(!is_batch_layout<V>) {
-    using PaddedStages = Stages<Padded<V>, T>;
-    return PaddedStages(Padded<V>(attention_, masks.tokens), *this,
-                        {masks.query_blocks, masks.key_blocks});
-  }
-  /// The stages on tensors, and masks, that hold the tokens of more blocks than a call's: q, y and
-  /// their gradients those of `queries`, k, v and theirs those of `keys`, under Causal the same
-  /// ones. A call writes tokens of its own blocks, and zeros of any that a mask takes away.
-  /// \throws ShapeError if there are no such blocks.
-  Stages holding(const BlockRange& queries, const BlockRange& keys) const {
-    Stages stages(*this);
-    stages.hold(queries, keys);
+    Stages<Padded<V>, T> stages(problem_, Padded<V>(attention_, masks.tokens),
+                                {masks.query_blocks, masks.key_blocks});
+    stages.held_ = this->held_;
     return stages;
   }
   /// Raises used[item], at first 0, to the blocks of the sequence up to the last of `queries` with
@@ -203,7 +196,8 @@ class Stages : public StageBlocks<V, T> {
                WorkspaceView workspace) const requires recurs {
     this->require_advance(blocks, mix, sums, behind, workspace);
     run<Stage::advance>(executor, blocks, {}, workspace, [&](auto& plan) {
-      if (blocks.count == 0) return pass_on(blocks.first > 0, sums.states, behind);
+      if (blocks.count == 0)
+        return pass_on(this->has_states_before(blocks.first), sums.states, behind);
       plan.pack_mixing(mix);
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
@@ -245,11 +239,12 @@ class Stages : public StageBlocks<V, T> {
   void read_out_gradient(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
                          const std::type_identity_t<Sums<A>>& sums,
                          const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                         Update update, const QueryRows<A>& left, WorkspaceView workspace) const {
+                         QueryUpdate update, const QueryRows<A>& left,
+                         WorkspaceView workspace) const {
     this->require_read_out_gradient(queries, x, sums, dy, gradients, left, workspace);
     const auto& dq = gradients.query;
     const GradientView<A, 3> dmix = recurs ? GradientView<A, 3>(skip) : gradients.mix;
-    cpu::BackwardRequest<L, T> request{dy, {dq, {}, {}, dmix}, update};
+    cpu::BackwardRequest<L, T> request{dy, {dq, {}, {}, dmix}, update.query};
     request.gradients.key.wanted = request.gradients.value.wanted = true;  // by later stages
     run<Stage::read_out_gradient>(executor, queries, {}, workspace, [&](auto& backward) {
       if (recurs && queries.count == 0) return;
@@ -275,13 +270,14 @@ class Stages : public StageBlocks<V, T> {
             if constexpr (keeps_denominators)
               cpu::leave_denominators(plan, unit, at, left.denominators);
           });
+      request.update = update.mix;
       cpu::write_mixing_gradient(operands, request, backward, executor);
       if constexpr (masked)
-        if (update == Update::overwrite) cpu::clear_masked(attention_.masks.query, dq.view);
+        if (update.query == Update::overwrite) cpu::clear_masked(attention_.masks.query, dq.view);
     });
-    if (problem_.shape.empty() && update == Update::overwrite) {
-      cpu::clear(dq);
-      cpu::clear(dmix);
+    if (problem_.shape.empty()) {
+      if (update.query == Update::overwrite) cpu::clear(dq);
+      if (update.mix == Update::overwrite) cpu::clear(dmix);
     }
   }
 
@@ -304,11 +300,11 @@ class Stages : public StageBlocks<V, T> {
                         WorkspaceView workspace) const requires recurs {
     this->require_advance_gradient(blocks, mix, sums, mixtures, states, summary_gradients, dmix,
                                    workspace);
-    const bool begun = blocks.first > 0;
-    const bool ends = blocks.end() == problem_.query_blocks;
+    const bool begun = this->has_states_before(blocks.first);
+    const bool goes_on = this->has_states_before(blocks.end());
     run<Stage::advance_gradient>(executor, blocks, {}, workspace, [&](auto& backward) {
       if (blocks.count == 0) {
-        if (begun) pass_on(!ends, states.behind, states.before);
+        if (begun) pass_on(goes_on, states.behind, states.before);
         return;
       }
       auto& plan = backward.plan;
@@ -425,11 +421,25 @@ class Stages : public StageBlocks<V, T> {
  private:
   template <AttentionVariant, StorageScalar>
   friend class Stages;
+  template <class, class>
+  friend class PackedStages;
 
-  // Of a padded batch.
-  template <AttentionVariant Unpadded>
-  Stages(const V& attention, const Stages<Unpadded, T>& stages, const cpu::UsedBlocks& used)
-      : Blocks(attention, stages), used_(used) {}
+  // Of a padded batch, or of a packed sequence.
+  Stages(const Problem& problem, const V& attention, const cpu::UsedBlocks& used = {})
+      : Blocks(problem, attention), used_(used) {}
+
+  // What PackedStages ask of a backend, before anything is written but dmix.
+  template <class E>
+  static void require_device(const E&, const Footprint&) {}
+  static void require_pitch(const char*, const TensorView<const A, 2>&) {}
+  static void require_room(WorkspaceView workspace, Index bytes) {
+    require_workspace(workspace, bytes, "mhla::Stages",
+                      "Stages::workspace_size says how many a stage takes");
+  }
+  template <class E>
+  static void clear_mix(const E&, const TensorView<A, 3>& dmix) {
+    cpu::clear(GradientView<A, 3>(dmix));
+  }
 
   cpu::Extents extents() const { return cpu::Extents(problem_); }
 
@@ -522,8 +532,7 @@ class Stages : public StageBlocks<V, T> {
   template <Stage stage, class E, class Body>
   void run(const E& executor, const BlockRange& queries, const BlockRange& keys,
            WorkspaceView workspace, const Body& body) const {
-    require_workspace(workspace, bytes<stage>(executor, queries, keys), "mhla::Stages",
-                      "Stages::workspace_size says how many a stage takes");
+    require_room(workspace, bytes<stage>(executor, queries, keys));
     if (problem_.shape.empty()) return;
     Arena arena(workspace);
     auto plan = lay_out<stage>(arena, executor, part_of(stage, queries, keys));
@@ -581,6 +590,13 @@ class Stages : public StageBlocks<V, T> {
   }
 
   cpu::UsedBlocks used_;
+};
+
+/// The stages of a packed batch.
+template <AttentionVariant V, class Offset, StorageScalar T>
+class Stages<Packed<V, Offset>, T> : public PackedStages<Stages<V, T>, Offset> {
+ public:
+  using PackedStages<Stages<V, T>, Offset>::PackedStages;
 };
 
 /// \}

@@ -43,6 +43,7 @@ struct Chain : staged::Whole<T, V, masked> {
   using Base::executor;
   using Base::on;
   using Base::stages;
+  using Base::tokens_of;
   using Base::workspace;
   using Base::x;
   static constexpr bool own = mhla::masks_own_block<V>;

@@ -17,6 +17,7 @@
 #include "tests/cpu/call.hpp"
 #include "tests/stages/backend.hpp"
 #include "tests/support/parts.hpp"
+#include "tests/support/tolerances.hpp"
 
 namespace staged {
 
@@ -32,7 +33,6 @@ using mhla::rows_of;
 using mhla::Shape;
 using mhla::Stage;
 using mhla::TensorView;
-using mhla::tokens_of;
 using mhla::Update;
 using parts::put_back;
 using parts::random_parts;
@@ -106,11 +106,12 @@ struct Results {
   call::Gradients<T> gradients;
 };
 
-// A call's operands, and its stages; of a padded batch if there are masks. What they take away is
-// NaN.
+// A call's operands, and its stages; of a padded batch if there are masks, of a packed one if V is.
+// What masks take away is NaN.
 template <class T, class V, bool masked = false>
 struct Whole {
   using A = Accumulator<T>;
+  static constexpr bool packs = requires(const V& v) { v.offsets; };
   V attention;
   call::Operands<T> x;
   Stages<V, T> stages;
@@ -137,7 +138,7 @@ struct Whole {
     key_mask = mhla::sees_past_only<V> ? query_mask : random_mask(key_grid, shape.batch, seed + 1);
     for (auto* tensor : {&x.q, &x.dy}) spoil(*tensor, query_mask);
     for (auto* tensor : {&x.k, &x.v}) spoil(*tensor, key_mask);
-    if constexpr (backend::stages_count_blocks) {  // as ranks do, each with its own
+    if constexpr (masked && backend::stages_count_blocks) {  // as ranks do, each with its own
       for (const BlockRange& part : random_parts(query_grid.num_blocks(), 3, seed))
         stages.count_used_queries(part, taken(query_mask, tokens_of(query_grid, part)).view(),
                                   span(used_queries));
@@ -178,14 +179,14 @@ struct Whole {
     Tokens(const Whole& whole, const BlockRange& queries, const BlockRange& keys)
         : held_queries(whole.held(queries, whole.stages.query_blocks())),
           held_keys(whole.held(keys, whole.stages.key_blocks())) {
-      query_tokens = tokens_of(whole.query_grid, held_queries);
-      key_tokens = tokens_of(whole.key_grid, held_keys);
+      query_tokens = whole.tokens_of(whole.query_grid, held_queries);
+      key_tokens = whole.tokens_of(whole.key_grid, held_keys);
     }
-    // As they are, if tensors hold these blocks alone.
+    // Unless tensors hold these blocks alone.
     template <class S>
-    S holding(const S& stages, const BlockRange& queries, const BlockRange& keys) const {
-      if (held_queries == queries && held_keys == keys) return stages;
-      return stages.holding(held_queries, held_keys);
+    S holding(S stages, const BlockRange& queries, const BlockRange& keys) const {
+      if (held_queries != queries || held_keys != keys) stages.hold(held_queries, held_keys);
+      return stages;
     }
   };
   struct Part : Tokens {
@@ -222,17 +223,45 @@ struct Whole {
     }
   }
 
+  // What the tensors of some blocks have.
+  std::vector<Index> tokens_of(const Grid& grid, const BlockRange& range) const {
+    std::vector<Index> tokens;
+    if constexpr (packs) {
+      Index block = -1;
+      for (Index s = 0; s < attention.sequences(); ++s)
+        for (Index t = 0; t < attention.length(s); ++t) {
+          if (t % attention.blocks.block == 0) ++block;
+          if (block >= range.first && block < range.end()) tokens.push_back(attention.begin(s) + t);
+        }
+    } else {
+      tokens = mhla::tokens_of(grid, range);
+    }
+    return tokens;
+  }
+
   auto executor() const { return backend::shuffled_device(seed); }
   template <class P>
   Scratch workspace(const P& part, Stage stage, const BlockRange& blocks,
                     const BlockRange& keys = {}) const {
     return Scratch(part.stages.workspace_size(stage, executor(), blocks, keys));
   }
-  // Under Causal and BlockCausal, no more than queries see.
+  // Of the queries' sequences; under Causal and BlockCausal, no more than queries see.
   TensorView<const A, 2> seen(const HostTensor<A, 2>& summaries, const BlockRange& queries) const {
     const TensorView<const A, 2> all = summaries.view();
-    if (!mhla::sees_past_only<V>) return all;
-    return rows_of(all, {0, std::max(Index{0}, queries.end() - lag_of(mhla::sight_of<V>))});
+    BlockRange keys = stages.key_blocks(queries);
+    if (mhla::sees_past_only<V>)
+      keys.count = std::max(Index{0}, queries.end() - keys.first - lag_of(mhla::sight_of<V>));
+    return rows_of(all, keys);
+  }
+  // Calls make(rows of dmix). Of packed sequences each call makes a sum, of which dmix is the sum.
+  template <class Make>
+  void make_dmix(const BlockRange& range, Update update, HostTensor<A, 3>& dmix,
+                 const Make& make) const {
+    if (!packs || update == Update::accumulate)
+      return make(rows_of(dmix.view(), stages.mix_rows(range)));
+    HostTensor<A, 3> sum = x.mix;
+    make(sum.view());
+    for (std::size_t i = 0; i < sum.elements().size(); ++i) dmix.elements()[i] += sum.elements()[i];
   }
 
   // What stages make on parts of the blocks.
@@ -241,6 +270,8 @@ struct Whole {
     constexpr bool own = mhla::masks_own_block<V>;
     HostTensor<T, 4> y = x.dy;
     call::Gradients<T> gradients(x);
+    if (packs && update == Update::overwrite)
+      gradients.mix = HostTensor<A, 3>::like(gradients.mix.view());
     const BlockRange all_queries = stages.query_blocks();
     const BlockRange all_keys = stages.key_blocks();
     const TensorView<const A, 3> mix = x.mix.view();
@@ -265,31 +296,36 @@ struct Whole {
       const auto dy = taken(x.dy, tokens);
       const auto k = own ? taken(x.k, tokens) : HostTensor<T, 4>();
       const auto v = own ? taken(x.v, tokens) : HostTensor<T, 4>();
-      const mhla::OperandViews<T> operands{q.view(), k.view(), v.view(), rows_of(mix, range)};
+      const mhla::OperandViews<T> operands{q.view(), k.view(), v.view(),
+                                           rows_of(mix, stages.mix_rows(range))};
       auto some_y = taken(y, tokens);
       part.stages.read_out(executor(), range, operands, seen(summaries, range), some_y.view(),
                            workspace(part, Stage::read_out, range));
       put_back(some_y, tokens, y);
 
       auto dq = taken(gradients.query, tokens);
-      part.stages.read_out_gradient(
-          executor(), range, operands, seen(summaries, range), dy.view(),
-          {dq.view(), mhla::skip, mhla::skip, rows_of(gradients.mix.view(), range)}, update,
-          {rows_of(mixtures.view(), range), rows_of(denominators.view(), range)},
-          workspace(part, Stage::read_out_gradient, range));
+      make_dmix(range, update, gradients.mix, [&](const TensorView<A, 3>& dmix) {
+        part.stages.read_out_gradient(
+            executor(), range, operands, seen(summaries, range), dy.view(),
+            {dq.view(), mhla::skip, mhla::skip, dmix}, update,
+            {rows_of(mixtures.view(), range), rows_of(denominators.view(), range)},
+            workspace(part, Stage::read_out_gradient, range));
+      });
       put_back(dq, tokens, gradients.query);
     }
 
     auto summary_gradients = unwritten<A>(all_keys.count, stages.summary_size());
     for (const BlockRange& range : keys) {
       // Under Causal and BlockCausal, no earlier queries than see the keys.
-      const Index first = mhla::sees_past_only<V> ? range.first : 0;
-      const BlockRange later{first, all_queries.count - first};
+      BlockRange later = stages.query_blocks(range);
+      if (mhla::sees_past_only<V>) later = {range.first, later.end() - range.first};
       const TensorView<const A, 2> left = mixtures.view();
       const auto mixed = on({}, {});
-      mixed.stages.mix_gradient(executor(), later, range, columns_of(rows_of(mix, later), range),
-                                rows_of(left, later), rows_of(summary_gradients.view(), range),
-                                workspace(mixed, Stage::mix_gradient, later, range));
+      mixed.stages.mix_gradient(
+          executor(), later, range,
+          columns_of(rows_of(mix, stages.mix_rows(later)), stages.mix_columns(range)),
+          rows_of(left, later), rows_of(summary_gradients.view(), range),
+          workspace(mixed, Stage::mix_gradient, later, range));
 
       const auto part = on(own ? range : BlockRange{}, range);
       const std::vector<Index>& tokens = part.key_tokens;
@@ -300,18 +336,19 @@ struct Whole {
       auto dk = taken(gradients.key, tokens);
       auto dv = taken(gradients.value, tokens);
       mhla::OperandViews<T> operands{q.view(), k.view(), v.view(), {}};
-      mhla::GradientView<A, 3> dmix = mhla::skip;
       TensorView<const A, 2> den;
       if (own) {
-        operands.mix = rows_of(mix, range);
-        dmix = rows_of(gradients.mix.view(), range);
+        operands.mix = rows_of(mix, stages.mix_rows(range));
         den = rows_of(TensorView<const A, 2>(denominators.view()), range);
       }
-      part.stages.summarize_gradient(
-          executor(), range, operands,
-          rows_of(TensorView<const A, 2>(summary_gradients.view()), range), dy.view(), den,
-          {mhla::skip, dk.view(), dv.view(), dmix}, update,
-          workspace(part, Stage::summarize_gradient, range));
+      make_dmix(range, Update::accumulate, gradients.mix, [&](const TensorView<A, 3>& dmix) {
+        mhla::GradientViews<T> to{mhla::skip, dk.view(), dv.view(), mhla::skip};
+        if (own) to.mix = dmix;
+        part.stages.summarize_gradient(
+            executor(), range, operands,
+            rows_of(TensorView<const A, 2>(summary_gradients.view()), range), dy.view(), den, to,
+            update, workspace(part, Stage::summarize_gradient, range));
+      });
       put_back(dk, tokens, gradients.key);
       put_back(dv, tokens, gradients.value);
     }
@@ -328,6 +365,11 @@ struct Whole {
     CHECK(bitwise_equal(y.view(), whole_y.view()));
     call::Gradients<T> whole(x);
     call::backward_to(whole.views(), update, padded(), x);
+    if (packs) {  // dmix is a sum over sequences in another order
+      call::check_close("dmix", gradients.mix, whole.mix, tolerance::gradient_rms<T>,
+                        tolerance::gradient_max<T>);
+      gradients.mix = whole.mix;
+    }
     call::check_same_bits(gradients, whole);
   }
 };

@@ -104,13 +104,8 @@ class CudaStages : public StageBlocks<V, T> {
 
   /// As Stages::padded, with masks in device memory; how far items reach is not asked for.
   auto padded(const StageMasks& masks) const {
-    using PaddedStages = CudaStages<Padded<V>, T>;
-    return PaddedStages(Padded<V>(attention_, masks.tokens), *this);
-  }
-  /// As Stages::holding.
-  CudaStages holding(const BlockRange& queries, const BlockRange& keys) const {
-    CudaStages stages(*this);
-    stages.hold(queries, keys);
+    CudaStages<Padded<V>, T> stages(problem_, Padded<V>(attention_, masks.tokens));
+    stages.held_ = this->held_;
     return stages;
   }
 
@@ -207,9 +202,7 @@ class CudaStages : public StageBlocks<V, T> {
   friend class CudaStages;
 
   // Of a padded batch.
-  template <AttentionVariant Unpadded>
-  CudaStages(const V& attention, const CudaStages<Unpadded, T>& stages)
-      : Blocks(attention, stages) {}
+  CudaStages(const Problem& problem, const V& attention) : Blocks(problem, attention) {}
 
   // With masks of those sides alone of which a stage has tokens; throws unless they fit.
   V with_masks([[maybe_unused]] const Problem& part) const {

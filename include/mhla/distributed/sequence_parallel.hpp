@@ -326,7 +326,7 @@ class SequenceParallel {
     add_call<T>(agreement, attention_, whole_, queries_, keys_);
     agreement.add("wire", static_cast<Index>(wire_));
     return agreement.settle(*communicator_, [&] {
-      const S stages(attention_, whole_);
+      S stages(attention_, whole_);
       require_shares("queries", queries_, stages.query_blocks().count, communicator_->size());
       require_shares("keys", keys_, stages.key_blocks().count, communicator_->size());
       if (sees_past_only<V>)
@@ -345,7 +345,8 @@ class SequenceParallel {
                              queries_[r].first, " but must begin at a multiple of ", chunk,
                              " with RecurrentMixing");
       }
-      return stages.holding(own(queries_), own(keys_));
+      stages.hold(own(queries_), own(keys_));
+      return stages;
     });
   }
 

@@ -17,6 +17,7 @@
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
+#include <mhla/policy/packed_blocks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/recurrent_mixing.hpp>
 #include <mhla/policy/traits.hpp>
@@ -104,10 +105,6 @@ struct HeldBlocks {
 // Rejects, at compile time, a variant whose stages need more than blocks of their own.
 template <AttentionVariant V>
 struct RequireStages {
-  static_assert(
-      !requires(const V& v) { v.offsets; },
-      "mhla: the blocks of Stages are those of every batch item: give them the attention "
-      "that was packed");
   static_assert(!factors_mixing<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
                 "mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: "
                 "for another structured mixing use DenseMixing, with the matrix that mhla::expand "
@@ -118,8 +115,17 @@ struct RequireStages {
 };
 /// \endcond
 
-/// The blocks of one sequence shape and what their stages leave: what the stages of every backend
-/// have in common.
+/// What read_out_gradient does with what dq and dmix hold; converts from one Update for both.
+struct QueryUpdate {
+  Update query;  ///< dq
+  Update mix;    ///< dmix
+
+  constexpr QueryUpdate(Update both) : query(both), mix(both) {}  // NOLINT: says the same of both
+  constexpr QueryUpdate(Update of_query, Update of_mix) : query(of_query), mix(of_mix) {}
+};
+
+/// The blocks of one sequence shape, or of packed sequences, and what their stages leave: what the
+/// stages of every backend have in common.
 template <AttentionVariant V, StorageScalar T>
 class StageBlocks : RequireStages<V> {
  public:
@@ -135,19 +141,58 @@ class StageBlocks : RequireStages<V> {
                   "attention that was padded, and masks to padded()");
   }
 
-  /// All query blocks.
-  BlockRange query_blocks() const { return problem_.queries; }
+  /// All query blocks: of packed sequences those of all, end to end, of which an empty one has
+  /// none.
+  BlockRange query_blocks() const {
+    if constexpr (packs) return {0, list().num_blocks()};
+    return problem_.queries;
+  }
   /// All key blocks.
-  BlockRange key_blocks() const { return problem_.keys; }
+  BlockRange key_blocks() const {
+    if constexpr (packs) return query_blocks();
+    return problem_.keys;
+  }
+  /// The query blocks of the sequences that some key blocks are of: all, but of packed sequences.
+  BlockRange query_blocks(const BlockRange& keys) const {
+    if constexpr (packs) return list().sequences_of(keys);
+    return query_blocks();
+  }
+  /// The key blocks of the sequences that some query blocks are of.
+  BlockRange key_blocks(const BlockRange& queries) const {
+    if constexpr (packs) return list().sequences_of(queries);
+    return key_blocks();
+  }
+  /// A query block's index within its sequence; 0 behind the last block. A recurrence has states
+  /// before a block if this is not 0.
+  Index block_in_sequence(Index block) const {
+    if constexpr (packs) return list().block_in_sequence(block);
+    return block < problem_.query_blocks ? block : 0;
+  }
   /// Tokens of q, dy, y and dq for some blocks. \throws ShapeError if there are no such blocks.
   Index query_tokens(const BlockRange& queries) const {
-    require_blocks("queries", queries, problem_.query_blocks);
+    require_blocks("queries", queries, query_blocks().count);
+    if constexpr (packs) return list().num_tokens(queries);
     return problem_.query_grid.num_tokens(queries);
   }
   /// Tokens of k, v, dk and dv for some blocks. \throws ShapeError if there are no such blocks.
   Index key_tokens(const BlockRange& keys) const {
-    require_blocks("keys", keys, problem_.key_blocks);
+    require_blocks("keys", keys, key_blocks().count);
+    if constexpr (packs) return list().num_tokens(keys);
     return problem_.key_grid.num_tokens(keys);
+  }
+
+  /// From now on tensors, and masks, hold the tokens of these blocks, of which calls run on some:
+  /// q, y and their gradients of `queries`, k, v and theirs of `keys`, under Causal the same ones.
+  /// A call writes tokens of its own blocks, and zeros of any that a mask takes away.
+  /// \throws ShapeError if there are no such blocks.
+  void hold(const BlockRange& queries, const BlockRange& keys) {
+    require_blocks("queries", queries, query_blocks().count);
+    require_blocks("keys", keys, key_blocks().count);
+    if (masks_own_block<V> && queries != keys)
+      throw ShapeError(
+          "mhla: keys: under Causal, tensors of keys hold the blocks that those of "
+          "queries do");
+    held_ = HeldBlocks{queries, keys};
   }
 
   /// Elements that a key block's sums have: for every item and kv head S [feature_dim, value_dim],
@@ -163,13 +208,21 @@ class StageBlocks : RequireStages<V> {
   }
   /// Rows of mix that stages on some query blocks take: `rows_of(mix, mix_rows(queries))`. Of
   /// RecurrentMixing the blocks', and the next if there is one, of which `advance` reads what
-  /// enters the states; or the single row for all.
+  /// enters the states; or the single row for all. Of packed sequences all rows.
   /// \throws ShapeError if there are no such blocks.
   BlockRange mix_rows(const BlockRange& queries) const {
-    require_blocks("queries", queries, problem_.query_blocks);
+    require_blocks("queries", queries, query_blocks().count);
+    const Index rows = problem_.shape.mix_query_blocks;
+    if (packs || (recurs && rows == 1)) return {0, rows};
     if (!recurs) return queries;
-    if (problem_.shape.mix_query_blocks == 1) return {0, 1};
     return {queries.first, queries.count + Index{queries.end() < problem_.query_blocks}};
+  }
+  /// Columns of mix that mix_gradient takes for some key blocks: theirs; of packed sequences, and
+  /// of RecurrentMixing, all. \throws ShapeError if there are no such blocks.
+  BlockRange mix_columns(const BlockRange& keys) const {
+    require_blocks("keys", keys, key_blocks().count);
+    if (packs || recurs) return {0, problem_.shape.mix_key_blocks};
+    return keys;
   }
   /// Elements that den and its gradient have for the tokens of a query block, which its own keys
   /// need under Causal with a normalizer; otherwise 0.
@@ -186,20 +239,20 @@ class StageBlocks : RequireStages<V> {
 
   static constexpr bool masked = requires(const V& v) { v.masks; };
   static constexpr bool recurs = factors_mixing<V>;
+  static constexpr bool packs = requires(const V& v) { v.offsets; };
 
-  // Of a padded batch.
-  template <AttentionVariant Unpadded>
-  StageBlocks(const V& attention, const StageBlocks<Unpadded, T>& stages)
-      : attention_(attention), problem_(stages.problem_), held_(stages.held_) {}
+  // Of a padded batch, or of a packed sequence.
+  StageBlocks(const Problem& problem, const V& attention)
+      : attention_(attention), problem_(problem) {}
 
-  void hold(const BlockRange& queries, const BlockRange& keys) {
-    require_blocks("queries", queries, problem_.query_blocks);
-    require_blocks("keys", keys, problem_.key_blocks);
-    if (masks_own_block<V> && queries != keys)
-      throw ShapeError(
-          "mhla: keys: under Causal, tensors of keys hold the blocks that those of "
-          "queries do");
-    held_ = HeldBlocks{queries, keys};
+  // The blocks whose tokens tensors hold in a call on some.
+  BlockRange held_queries(const BlockRange& queries) const {
+    return held_ ? held_->queries : queries;
+  }
+  BlockRange held_keys(const BlockRange& keys) const { return held_ ? held_->keys : keys; }
+
+  auto list() const requires packs {
+    return PackedBlocks(attention_.offsets, problem_.query_grid.block[2]);
   }
 
   // Whether own keys take up what read_out_gradient leaves of denominators.
@@ -220,8 +273,8 @@ class StageBlocks : RequireStages<V> {
   // The call that a stage is: which blocks have rows and columns of mix, which have tokens.
   Problem part_of(Stage stage, const BlockRange& queries, const BlockRange& keys) const {
     const bool of_keys = stage == Stage::summarize || stage == Stage::summarize_gradient;
-    require_blocks("queries", queries, of_keys ? problem_.key_blocks : problem_.query_blocks);
-    require_blocks("keys", keys, problem_.key_blocks);
+    require_blocks("queries", queries, of_keys ? key_blocks().count : query_blocks().count);
+    require_blocks("keys", keys, key_blocks().count);
     Problem problem = problem_;
     problem.stage = stage;
     if (stage == Stage::summarize) {
@@ -237,8 +290,8 @@ class StageBlocks : RequireStages<V> {
       problem.queries = queries;
       if (recurs) problem.keys = queries;
     }
-    problem.held_queries = held_ ? held_->queries : problem.queries;
-    problem.held_keys = held_ ? held_->keys : problem.keys;
+    problem.held_queries = held_queries(problem.queries);
+    problem.held_keys = held_keys(problem.keys);
     problem.query_blocks = problem.queries.count;
     problem.key_blocks = problem.keys.count;
     const bool reads_out = stage == Stage::read_out || stage == Stage::read_out_gradient;
@@ -256,38 +309,41 @@ class StageBlocks : RequireStages<V> {
     return {x.q, {}, {}, x.mix};
   }
   // What summarize_gradient uses of x, and of dmix.
-  static OperandViews<T> read_by_keys(const BlockRange& keys, const OperandViews<T>& x) {
-    if constexpr (masks_own_block<V>)
-      return {x.q, x.k, x.v, recurs ? x.mix : columns_of(x.mix, keys)};
+  OperandViews<T> read_by_keys(const BlockRange& keys, const OperandViews<T>& x) const {
+    if constexpr (masks_own_block<V>) return {x.q, x.k, x.v, columns_of(x.mix, mix_columns(keys))};
     return {{}, x.k, x.v, {}};
   }
-  static GradientView<A, 3> own_entries(const BlockRange& keys, const GradientView<A, 3>& dmix) {
+  GradientView<A, 3> own_entries(const BlockRange& keys, const GradientView<A, 3>& dmix) const {
     if (!masks_own_block<V> || !dmix.wanted) return {};
-    return recurs ? dmix.view : columns_of(dmix.view, keys);
+    return columns_of(dmix.view, mix_columns(keys));
   }
 
-  void require_summarize(const BlockRange& keys, const TensorView<const T, 4>& k,
-                         const TensorView<const T, 4>& v, const TensorView<A, 2>& summaries,
-                         WorkspaceView workspace) const {
+  // These throw unless a stage's arguments fit; they return the memory that it touches.
+  Footprint require_summarize(const BlockRange& keys, const TensorView<const T, 4>& k,
+                              const TensorView<const T, 4>& v, const TensorView<A, 2>& summaries,
+                              WorkspaceView workspace) const {
     require_keys(keys, k, v);
     require_rows("summaries", summaries, keys.count, summary_size());
     Footprint footprint;
     footprint.writes(summaries, "summaries");
     require_apart(footprint, attention_, OperandViews<T>{{}, k, v, {}}, workspace, {});
+    return footprint;
   }
-  void require_read_out(const BlockRange& queries, const OperandViews<T>& x, const Sums<A>& sums,
-                        const TensorView<T, 4>& y, WorkspaceView workspace) const {
+  Footprint require_read_out(const BlockRange& queries, const OperandViews<T>& x,
+                             const Sums<A>& sums, const TensorView<T, 4>& y,
+                             WorkspaceView workspace) const {
     require_queries(queries, x, sums);
     require_query_tensor("y", y, queries, problem_.shape.value_dim);
     Footprint footprint;
     footprint.writes(y, "y");
     add_sums(footprint, queries, sums);
     require_apart(footprint, attention_, read_by_queries(x), workspace, {});
+    return footprint;
   }
-  void require_read_out_gradient(const BlockRange& queries, const OperandViews<T>& x,
-                                 const Sums<A>& sums, const TensorView<const T, 4>& dy,
-                                 const GradientViews<T>& gradients, const QueryRows<A>& left,
-                                 WorkspaceView workspace) const {
+  Footprint require_read_out_gradient(const BlockRange& queries, const OperandViews<T>& x,
+                                      const Sums<A>& sums, const TensorView<const T, 4>& dy,
+                                      const GradientViews<T>& gradients, const QueryRows<A>& left,
+                                      WorkspaceView workspace) const {
     require_queries(queries, x, sums);
     require_query_tensor("dy", dy, queries, problem_.shape.value_dim);
     const auto& dq = gradients.query;
@@ -310,33 +366,36 @@ class StageBlocks : RequireStages<V> {
     add_sums(footprint, queries, sums);
     footprint.reads(dy, "dy");
     require_apart(footprint, attention_, read_by_queries(x), workspace, {});
+    return footprint;
   }
-  void require_advance(const BlockRange& blocks, const TensorView<const A, 3>& mix,
-                       const Sums<A>& sums, const TensorView<A, 2>& behind,
-                       WorkspaceView workspace) const {
+  Footprint require_advance(const BlockRange& blocks, const TensorView<const A, 3>& mix,
+                            const Sums<A>& sums, const TensorView<A, 2>& behind,
+                            WorkspaceView workspace) const {
     require_mix("mix", mix, blocks);
     require_sums(blocks, sums);
     require_states("behind", behind);
-    if (blocks.end() == problem_.query_blocks)
+    if (!has_states_before(blocks.end()))
       throw ShapeError("mhla: blocks: behind [", blocks.first, ", ", blocks.end(),
                        ") there are no blocks that take up states");
     Footprint footprint;
     footprint.writes(behind, "behind");
     add_sums(footprint, blocks, sums);
     require_apart(footprint, attention_, OperandViews<T>{{}, {}, {}, mix}, workspace, {});
+    return footprint;
   }
-  void require_advance_gradient(const BlockRange& blocks, const TensorView<const A, 3>& mix,
-                                const Sums<A>& sums, const TensorView<const A, 2>& mixtures,
-                                const StateGradients<A>& states,
-                                const TensorView<A, 2>& summary_gradients,
-                                const GradientView<A, 3>& dmix, WorkspaceView workspace) const {
+  Footprint require_advance_gradient(const BlockRange& blocks, const TensorView<const A, 3>& mix,
+                                     const Sums<A>& sums, const TensorView<const A, 2>& mixtures,
+                                     const StateGradients<A>& states,
+                                     const TensorView<A, 2>& summary_gradients,
+                                     const GradientView<A, 3>& dmix,
+                                     WorkspaceView workspace) const {
     require_mix("mix", mix, blocks);
     require_sums(blocks, sums);
     require_rows("mixtures", mixtures, blocks.count, mixture_size());
     require_rows("summary_gradients", summary_gradients, blocks.count, summary_size());
     Footprint footprint;
     footprint.writes(summary_gradients, "summary_gradients");
-    if (blocks.first > 0) {
+    if (has_states_before(blocks.first)) {
       require_states("before", states.before);
       footprint.writes(states.before, "before");
     }
@@ -346,33 +405,35 @@ class StageBlocks : RequireStages<V> {
     }
     add_sums(footprint, blocks, sums);
     footprint.reads(mixtures, "mixtures");
-    if (blocks.end() < problem_.query_blocks) {
+    if (has_states_before(blocks.end())) {
       require_states("behind", states.behind);
       footprint.reads(states.behind, "behind");
     }
     require_apart(footprint, attention_, OperandViews<T>{{}, {}, {}, mix}, workspace, {});
+    return footprint;
   }
-  void require_mix_gradient(const BlockRange& queries, const BlockRange& keys,
-                            const TensorView<const A, 3>& mix,
-                            const TensorView<const A, 2>& mixtures,
-                            const TensorView<A, 2>& summary_gradients,
-                            WorkspaceView workspace) const {
-    require_blocks("queries", queries, problem_.query_blocks);
-    require_blocks("keys", keys, problem_.key_blocks);
-    require_matrix("mix", mix, queries.count, keys.count);
+  Footprint require_mix_gradient(const BlockRange& queries, const BlockRange& keys,
+                                 const TensorView<const A, 3>& mix,
+                                 const TensorView<const A, 2>& mixtures,
+                                 const TensorView<A, 2>& summary_gradients,
+                                 WorkspaceView workspace) const {
+    require_blocks("queries", queries, query_blocks().count);
+    require_blocks("keys", keys, key_blocks().count);
+    require_matrix("mix", mix, mix_rows(queries).count, mix_columns(keys).count);
     require_rows("mixtures", mixtures, queries.count, mixture_size());
     require_rows("summary_gradients", summary_gradients, keys.count, summary_size());
     Footprint footprint;
     footprint.writes(summary_gradients, "summary_gradients");
     footprint.reads(mixtures, "mixtures");
     require_apart(footprint, attention_, OperandViews<T>{{}, {}, {}, mix}, workspace, {});
+    return footprint;
   }
-  void require_summarize_gradient(const BlockRange& keys, const OperandViews<T>& x,
-                                  const TensorView<const A, 2>& summary_gradients,
-                                  const TensorView<const T, 4>& dy,
-                                  const TensorView<const A, 2>& denominators,
-                                  const GradientViews<T>& gradients,
-                                  WorkspaceView workspace) const {
+  Footprint require_summarize_gradient(const BlockRange& keys, const OperandViews<T>& x,
+                                       const TensorView<const A, 2>& summary_gradients,
+                                       const TensorView<const T, 4>& dy,
+                                       const TensorView<const A, 2>& denominators,
+                                       const GradientViews<T>& gradients,
+                                       WorkspaceView workspace) const {
     require_keys(keys, x.k, x.v);
     require_rows("summary_gradients", summary_gradients, keys.count, summary_size());
     const auto& dk = gradients.key;
@@ -401,6 +462,7 @@ class StageBlocks : RequireStages<V> {
     }
     footprint.reads(summary_gradients, "summary_gradients");
     require_apart(footprint, attention_, read_by_keys(keys, x), workspace, {});
+    return footprint;
   }
 
   V attention_;
@@ -419,11 +481,13 @@ class StageBlocks : RequireStages<V> {
                        "), not all of [", blocks.first, ", ", blocks.end(), ")");
     return held;
   }
+  // Behind the blocks before it.
+  bool has_states_before(Index block) const { return recurs && block_in_sequence(block) > 0; }
   static constexpr Index chunk = RecurrentMixing::chunk;
   void require_chunks(const BlockRange& blocks) const {
     if (!recurs || blocks.count == 0) return;
-    if (blocks.first % chunk != 0 ||
-        (blocks.end() % chunk != 0 && blocks.end() != problem_.query_blocks))
+    if (block_in_sequence(blocks.first) % chunk != 0 ||
+        block_in_sequence(blocks.end()) % chunk != 0)
       throw ShapeError("mhla: blocks: RecurrentMixing takes ", chunk, " blocks at a time: [",
                        blocks.first, ", ", blocks.end(), ") must begin at a multiple of ", chunk,
                        ", and end at one or with the sequence");
@@ -438,13 +502,13 @@ class StageBlocks : RequireStages<V> {
   template <class X>
   void require_query_tensor(const char* argument, const TensorView<X, 4>& tensor,
                             const BlockRange& queries, Index dim) const {
-    const BlockRange held = require_held("queries", queries, held_ ? held_->queries : queries);
+    const BlockRange held = require_held("queries", queries, held_queries(queries));
     require_tokens(argument, tensor, problem_.shape.heads, query_tokens(held), dim);
   }
   template <class X>
   void require_key_tensor(const char* argument, const TensorView<X, 4>& tensor,
                           const BlockRange& keys, Index dim) const {
-    const BlockRange held = require_held("keys", keys, held_ ? held_->keys : keys);
+    const BlockRange held = require_held("keys", keys, held_keys(keys));
     require_tokens(argument, tensor, problem_.shape.kv_heads, key_tokens(held), dim);
   }
   void require_keys(const BlockRange& keys, const TensorView<const T, 4>& k,
@@ -486,9 +550,9 @@ class StageBlocks : RequireStages<V> {
     if (masks_own_block<V>) require_keys(queries, x.k, x.v);
     require_sums(queries, sums);
   }
-  static void add_sums(Footprint& footprint, const BlockRange& queries, const Sums<A>& sums) {
+  void add_sums(Footprint& footprint, const BlockRange& queries, const Sums<A>& sums) const {
     footprint.reads(sums.summaries, "summaries");
-    if (recurs && queries.first > 0) footprint.reads(sums.states, "states");
+    if (has_states_before(queries.first)) footprint.reads(sums.states, "states");
   }
   template <class X>
   void require_states(const char* argument, const TensorView<X, 2>& states) const {
@@ -500,12 +564,14 @@ class StageBlocks : RequireStages<V> {
     const TensorView<const A, 2>& summaries = sums.summaries;
     if (recurs) {
       require_rows("summaries", summaries, queries.count, summary_size());
-      if (queries.first > 0) require_states("states", sums.states);
+      if (has_states_before(queries.first)) require_states("states", sums.states);
       return;
     }
-    const Index all = problem_.key_blocks;
-    const Index seen =
-        !sees_past_only<V> ? all : std::max(Index{0}, queries.end() - lag_of(sight_of<V>));
+    const BlockRange keys = key_blocks(queries);
+    const Index all = keys.count;
+    const Index seen = !sees_past_only<V>
+                           ? all
+                           : std::max(Index{0}, queries.end() - keys.first - lag_of(sight_of<V>));
     if (summaries.extent[0] < seen || summaries.extent[0] > all)
       throw ShapeError("mhla: summaries: axis blocks is ", summaries.extent[0], " but must be ",
                        seen, " or more, which the queries see, and at most ", all);

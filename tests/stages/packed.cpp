@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// Stages of packed sequences, on any split of the list of their blocks, make what the whole pass
+// makes: bit for bit, but for dmix, which is summed in another order.
+#include <cstdint>
+#include <vector>
+
+#include "tests/stages/whole.hpp"
+
+namespace {
+
+using mhla::Attention;
+using mhla::BFloat16;
+using mhla::Bidirectional;
+using mhla::BlockCausal;
+using mhla::Blocks1D;
+using mhla::Causal;
+using mhla::HalfSplitRotary;
+using mhla::Index;
+using mhla::MixedKeySum;
+using mhla::Relu;
+using mhla::Shape;
+using mhla::Unnormalized;
+
+template <class Offset>
+std::vector<Offset> offsets_of(const std::vector<Index>& lengths) {
+  std::vector<Offset> offsets{0};
+  for (const Index length : lengths)
+    offsets.push_back(static_cast<Offset>(offsets.back() + length));
+  return offsets;
+}
+
+// `shape` of any tokens; mix has no more blocks than the longest sequence unless `shape` says so.
+template <class T, class Offset, class V>
+void check(const V& attention, Shape shape, const std::vector<Index>& lengths) {
+  const auto offsets = offsets_of<Offset>(lengths);
+  shape.query_tokens = shape.key_tokens = static_cast<Index>(offsets.back());
+  const Index longest = *std::max_element(lengths.begin(), lengths.end());
+  if (shape.mix_query_blocks == 0)
+    shape.mix_query_blocks = shape.mix_key_blocks = mhla::ceil_div(longest, attention.blocks.block);
+  staged::check<T>(mhla::packed(attention, offsets), shape);
+}
+
+template <class Causality, class Normalizer>
+void check_sequences() {
+  using Sequence = Attention<Relu, Blocks1D, Causality, Normalizer, HalfSplitRotary>;
+  SECTION("empty, shorter than a block, longer; groups of query heads") {
+    check<float, std::int32_t>(Sequence{.blocks = {.block = 5}}, {1, 4, 2, 0, 0, 6, 7},
+                               {0, 3, 58, 0, 5, 11, 1, 0});
+  }
+  SECTION("a matrix per head, with more rows and columns than the longest sequence has blocks") {
+    check<float, std::int64_t>(Sequence{.blocks = {.block = 3}}, {1, 4, 2, 0, 0, 16, 5, 4, 20, 22},
+                               {7, 50, 2, 31});
+  }
+  SECTION("blocks of several tiles") {
+    check<float, std::int32_t>(Sequence{.blocks = {.block = 130}}, {1, 2, 1, 0, 0, 16, 8},
+                               {300, 100, 500});
+  }
+  SECTION("many blocks, in double") {
+    check<double, std::int64_t>(Sequence{.blocks = {.block = 2}}, {1, 2, 2, 0, 0, 16, 16},
+                                {399, 1, 64, 0, 131});
+  }
+  SECTION("bfloat16") {
+    check<BFloat16, std::int32_t>(Sequence{.blocks = {.block = 7}}, {1, 2, 1, 0, 0, 16, 12},
+                                  {40, 7, 90, 3});
+  }
+  SECTION("no tokens, sequences or values") {
+    check<float, std::int32_t>(Sequence{.blocks = {.block = 4}}, {1, 2, 1, 0, 0, 4, 4}, {0, 0});
+    check<float, std::int32_t>(Sequence{.blocks = {.block = 4}}, {1, 2, 1, 0, 0, 4, 0}, {9, 2});
+  }
+}
+
+}  // namespace
+
+TEST_CASE("stages of packed sequences are the whole pass") {
+  SECTION("normalized") { check_sequences<Bidirectional, MixedKeySum>(); }
+  SECTION("unnormalized") { check_sequences<Bidirectional, Unnormalized>(); }
+}
+
+TEST_CASE("stages of packed causal sequences are the whole pass") {
+  SECTION("normalized") { check_sequences<Causal, MixedKeySum>(); }
+  SECTION("unnormalized") { check_sequences<Causal, Unnormalized>(); }
+}
+
+TEST_CASE("stages of packed block-causal sequences are the whole pass") {
+  SECTION("normalized") { check_sequences<BlockCausal, MixedKeySum>(); }
+  SECTION("unnormalized") { check_sequences<BlockCausal, Unnormalized>(); }
+}
