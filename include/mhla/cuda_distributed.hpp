@@ -28,12 +28,12 @@ MHLA_NAMESPACE_BEGIN
 template <class V, class T, class From, class To, int Rank>
 void copy_tensor(const CudaStages<V, T>&, const CudaDevice& device,
                  const TensorView<From, Rank>& from, const TensorView<To, Rank>& to) {
-  cuda::StageKernels<V, T>::copy_tensor(device, from, to);
+  CudaStages<V, T>::Kernels::copy_tensor(device, from, to);
 }
 template <class V, class T, class A>
 void clear_tensor(const CudaStages<V, T>&, const CudaDevice& device,
                   const TensorView<A, 3>& tensor) {
-  cuda::StageKernels<V, T>::clear_tensor(device, tensor);
+  CudaStages<V, T>::Kernels::clear_tensor(device, tensor);
 }
 template <class V, class T, class A>
 void clear_tensor(const CudaStages<V, T>& stages, const CudaDevice& device,
@@ -43,12 +43,12 @@ void clear_tensor(const CudaStages<V, T>& stages, const CudaDevice& device,
 template <class V, class T, class A>
 void round_rows(const CudaStages<V, T>&, const CudaDevice& device, const SumsLayout& of,
                 const TensorView<A, 2>& rows, std::byte* to) {
-  cuda::StageKernels<V, T>::round_rows(device, of, rows, to);
+  CudaStages<V, T>::Kernels::round_rows(device, of, rows, to);
 }
 template <class V, class T, class A>
 void widen_rows(const CudaStages<V, T>&, const CudaDevice& device, const SumsLayout& of,
                 const std::byte* from, const TensorView<A, 2>& rows) {
-  cuda::StageKernels<V, T>::widen_rows(device, of, from, rows);
+  CudaStages<V, T>::Kernels::widen_rows(device, of, from, rows);
 }
 /// \endcond
 

@@ -301,10 +301,9 @@ class Stages : public StageBlocks<V, T> {
     this->require_advance_gradient(blocks, mix, sums, mixtures, states, summary_gradients, dmix,
                                    workspace);
     const bool begun = this->has_states_before(blocks.first);
-    const bool goes_on = this->has_states_before(blocks.end());
     run<Stage::advance_gradient>(executor, blocks, {}, workspace, [&](auto& backward) {
       if (blocks.count == 0) {
-        if (begun) pass_on(goes_on, states.behind, states.before);
+        if (begun) pass_on(true, states.behind, states.before);
         return;
       }
       auto& plan = backward.plan;

@@ -3,7 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <mhla/packed.hpp>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "tests/cpu/call.hpp"
 #include "tests/stages/backend.hpp"
@@ -17,17 +21,28 @@ using mhla::Stage;
 using mhla::TensorView;
 using mhla::Update;
 
-/// Blocks [1, 3) of 4, the last of which is ragged, with all that their stages take.
-struct Case {
-  using V = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal>;
-  static constexpr float untouched = -7;
+using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal>;
+using PackedSequences = mhla::Packed<Sequence, std::int32_t>;
 
-  V attention{.blocks = {.block = 4}};
-  call::Operands<float> x = call::operands<float>(attention, {2, 4, 2, 14, 14, 3, 5});
+/// Blocks [1, 3) of 4, the last of which is ragged, with all that their stages take. Packed, they
+/// are of two sequences.
+template <class Variant>
+struct CaseOf {
+  using V = Variant;
+  static constexpr float untouched = -7;
+  static constexpr bool packs = std::is_same_v<V, PackedSequences>;
+  static constexpr Index batch = packs ? 1 : 2;
+  static constexpr Index columns = packs ? 2 : 4;  // of mix
+
+  std::vector<std::int32_t> offsets{0, 8, 8, 14};
+  V attention = variant(offsets);
+  call::Operands<float> x =
+      call::operands<float>(attention, {batch, 4, 2, 14, 14, 3, 5, 1, columns, columns});
   backend::Stages<V, float> stages{attention, x.shape()};
   backend::Device executor = backend::device();
   BlockRange blocks{1, 2};
-  call::Operands<float> part = call::operands<float>(attention, {2, 4, 2, 8, 8, 3, 5, 1, 2, 4});
+  call::Operands<float> part =
+      call::operands<float>(attention, {batch, 4, 2, 8, 8, 3, 5, 1, 2, columns});
   call::HostTensor<float, 4> y = part.dy;
   call::Gradients<float> gradients{part};
   call::HostTensor<float, 2> summary_memory{4, stages.summary_size()};
@@ -47,7 +62,7 @@ struct Case {
   mhla::GradientViews<float> to = gradients.views();
   mhla::WorkspaceView workspace = memory;
 
-  Case() {
+  CaseOf() {
     const auto fill = [](const auto& view) {
       for (Index i = 0; i < view.size(); ++i) view.element(i) = untouched;
     };
@@ -59,11 +74,18 @@ struct Case {
     for (auto* rows : {&summary_memory, &gradient_memory, &mixture_memory, &denominator_memory})
       fill(rows->view());
   }
+  static V variant([[maybe_unused]] const std::vector<std::int32_t>& sequences) {
+    const Sequence sequence{.blocks = {.block = 4}};
+    if constexpr (packs)
+      return mhla::packed(sequence, sequences);
+    else
+      return sequence;
+  }
   Index size(Stage stage) const { return stages.workspace_size(stage, executor, blocks, blocks); }
 
   void summarize() {
-    stages.summarize(executor, blocks, operands.k, operands.v, rows_of(summaries, {0, 2}),
-                     workspace);
+    stages.summarize(executor, blocks, operands.k, operands.v,
+                     rows_of(summaries, {0, blocks.count}), workspace);
   }
   void read_out() { stages.read_out(executor, blocks, operands, summaries, y_view, workspace); }
   void read_out_gradient() {
@@ -71,7 +93,8 @@ struct Case {
                              workspace);
   }
   void mix_gradient() {
-    stages.mix_gradient(executor, blocks, blocks, columns_of(operands.mix, blocks), left.mixtures,
+    stages.mix_gradient(executor, blocks, blocks,
+                        columns_of(operands.mix, stages.mix_columns(blocks)), left.mixtures,
                         summary_gradients, workspace);
   }
   void summarize_gradient() {
@@ -97,8 +120,13 @@ struct Case {
   }
 };
 
-inline constexpr auto every_stage = {&Case::summarize, &Case::read_out, &Case::read_out_gradient,
-                                     &Case::mix_gradient, &Case::summarize_gradient};
+using Case = CaseOf<Sequence>;
+using PackedCase = CaseOf<PackedSequences>;
+
+template <class C>
+inline constexpr auto every_stage_of = {&C::summarize, &C::read_out, &C::read_out_gradient,
+                                        &C::mix_gradient, &C::summarize_gradient};
+inline constexpr auto every_stage = every_stage_of<Case>;
 
 /// What a stage, a member of C, says of a case that was spoilt; it has written nothing.
 template <class Error, class C, class Spoil>

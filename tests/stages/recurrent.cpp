@@ -124,7 +124,8 @@ struct Chain : staged::Whole<T, V, masked> {
                                    summary_gradients.view(), of_mix, update,
                                    workspace(part, Stage::advance_gradient, range));
       if (!x.shape().empty())
-        CHECK((all_written(summary_gradients) && (range.first == 0 || all_written(before))));
+        CHECK((all_written(summary_gradients) &&
+               (stages.block_in_sequence(range.first) == 0 || all_written(before))));
       behind = before;
 
       mhla::GradientViews<T> to{mhla::skip, dk.view(), dv.view(), mhla::skip};
@@ -140,13 +141,16 @@ struct Chain : staged::Whole<T, V, masked> {
   }
 };
 
-// Chunks at random; the last part ends with the sequence.
-std::vector<BlockRange> random_chunks(Index blocks, Index parts, std::uint64_t seed) {
-  auto ranges = staged::random_parts(mhla::ceil_div(blocks, chunk), parts, seed);
+// Cut at random where a chunk begins; the last part ends with the sequence.
+template <class S>
+std::vector<BlockRange> random_chunks(const S& stages, Index parts, std::uint64_t seed) {
+  std::vector<Index> borders;
+  for (Index b = 0; b <= stages.key_blocks().count; ++b)
+    if (stages.block_in_sequence(b) % chunk == 0) borders.push_back(b);
+  auto ranges = staged::random_parts(static_cast<Index>(borders.size()) - 1, parts, seed);
   for (BlockRange& range : ranges) {
-    const Index end = std::min(blocks, range.end() * chunk);
-    range.first = std::min(blocks, range.first * chunk);
-    range.count = end - range.first;
+    const Index first = borders[static_cast<std::size_t>(range.first)];
+    range = {first, borders[static_cast<std::size_t>(range.end())] - first};
   }
   return ranges;
 }
@@ -158,8 +162,7 @@ void check(const V& attention, const Shape& shape) {
     INFO("split " << seed);
     const Update update = seed == 2 ? Update::accumulate : Update::overwrite;
     Chain<T, V, masked> chain(attention, shape, seed);
-    const auto parts =
-        random_chunks(chain.stages.key_blocks().count, static_cast<Index>(seed), seed);
+    const auto parts = random_chunks(chain.stages, static_cast<Index>(seed), seed);
     HostTensor<T, 4> y = chain.x.dy;
     chain.forward(parts, y);
     auto whole_y = call::forward(chain.padded(), chain.x);
@@ -169,15 +172,16 @@ void check(const V& attention, const Shape& shape) {
     call::backward_to(whole.views(), update, chain.padded(), chain.x);
     call::Gradients<T> gradients(chain.x);
     const TensorView<A, 3> dmix = gradients.mix.view();
-    // Each part has dmix of its own, as ranks have.
+    // Each part has dmix of its own, as ranks have: rows, or one of those that are added up.
     std::vector<HostTensor<A, 3>> of_parts;
     const bool shared = chain.x.shape().mix_query_blocks == 1;
-    const bool added_up = shared && parts.size() > 1;
+    const bool added_up = chain.packs || (shared && parts.size() > 1);
     for (const BlockRange& part : parts) {
       const BlockRange rows = chain.stages.mix_rows(part);
       of_parts.emplace_back(dmix.extent[0], rows.count, dmix.extent[2]);
-      for (Index n = 0; n < of_parts.back().view().size() && !added_up; ++n)
-        of_parts.back().view().element(n) = rows_of(dmix, rows).element(n);
+      for (Index n = 0; n < of_parts.back().view().size(); ++n)
+        if (!added_up || update == Update::overwrite)
+          of_parts.back().view().element(n) = rows_of(dmix, rows).element(n);
     }
     chain.backward(parts, gradients, update,
                    [&](std::size_t p) { return mhla::GradientView<A, 3>(of_parts[p].view()); });
@@ -247,6 +251,13 @@ void check_sequences() {
     check<float>(of(3, 2), {0, 2, 2, 229, 229, 16, 5});
     check<float>(of(3, 2), {2, 2, 2, 229, 229, 16, 0});
     check<float>(of(3, 2), {2, 2, 2, 0, 0, 16, 3, 1, 1, 7});
+  }
+  SECTION("packed") {
+    const std::vector<std::int32_t> few{0, 130, 130, 131, 140, 295};
+    check<float>(mhla::packed(of(3, 2), few), {1, 4, 2, 295, 295, 16, 5, 4, 60, 7});
+    const std::vector<std::int64_t> many{0, 2, 98, 162, 164, 300, 300};
+    check<double>(mhla::packed(of(2, 3), many), {1, 2, 1, 300, 300, 6, 5, 1, 68, 10});
+    check<double>(mhla::packed(of(2, 3), many), {1, 2, 1, 300, 300, 6, 5, 2, 1, 10});
   }
   SECTION("padded") {
     check<float, true>(of(3, 2), {4, 2, 2, 229, 229, 16, 5});

@@ -73,6 +73,13 @@ struct StageRows {
   }
 };
 
+template <class V, class T>
+void StageKernels<V, T>::require_memory(const Footprint& memory) {
+  memory.for_each_on_device([](const overlap::Strided& view, const char* name) {
+    if (view.size > 0) require_device_memory(view.data, name);
+  });
+}
+
 /// Throws unless CUDA knows the memory of what every stage has.
 template <class PassCall>
 void require_memory_of_stage(const PassCall& call) {
@@ -132,7 +139,7 @@ void StageKernels<V, T>::read_out(const ForwardCall<V, T>& call, const Rows& sum
 
 template <class V, class T>
 void StageKernels<V, T>::read_out_gradient(const BackwardCall<V, T>& call, const Rows& summaries,
-                                           const QueryRows<A>& left) {
+                                           const QueryRows<A>& left, Update update) {
   const GradientViews<T>& gradients = call.gradients;
   require_memory_of_stage(call);
   require_device_memory(summaries, "summaries");
@@ -142,9 +149,9 @@ void StageKernels<V, T>::read_out_gradient(const BackwardCall<V, T>& call, const
   require_device_memory(left.mixtures, "mixtures");
   if (masks_own_block<V> && normalizes<V>) require_device_memory(left.denominators, "denominators");
   if (call.problem.shape.empty()) {
-    if (call.update == Update::accumulate) return;
-    clear(call.device, gradients.query);
-    return clear(call.device, gradients.mix);
+    if (update == Update::overwrite) clear(call.device, gradients.query);
+    if (call.update == Update::overwrite) clear(call.device, gradients.mix);
+    return;
   }
   run_stage_gradient(
       call, [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
@@ -158,7 +165,7 @@ void StageKernels<V, T>::read_out_gradient(const BackwardCall<V, T>& call, const
         pass.denominators_gradient();
         if (to.query.wanted)
           pass.unpack_gradient(pass.queries_gradient(), pass.of.scale(), pass.of.q, to.query.view,
-                               call.update);
+                               update);
         if (to.mix.wanted) pass.mixing_gradient(from);
         const Index matrices = pass.e.matrices;
         rows.copy_sums(matrices, pass.mixed_gradients(), rows.sums(left.mixtures, matrices));
@@ -168,7 +175,7 @@ void StageKernels<V, T>::read_out_gradient(const BackwardCall<V, T>& call, const
           });
       });
   if constexpr (requires { call.attention.masks; })
-    if (call.update == Update::overwrite && gradients.query.wanted)
+    if (update == Update::overwrite && gradients.query.wanted)
       clear_masked(call.device, call.attention.masks.query, gradients.query.view);
 }
 

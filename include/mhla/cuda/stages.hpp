@@ -21,6 +21,7 @@
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
+#include <mhla/policy/packed_stages.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/stage_blocks.hpp>
 #include <mhla/policy/sums_layout.hpp>
@@ -42,13 +43,17 @@ struct StageKernels {
 
   static void summarize(const ForwardCall<V, T>& call, const TensorView<A, 2>& summaries);
   static void read_out(const ForwardCall<V, T>& call, const Rows& summaries);
+  /// The call's update is dmix's, that of dq is `update`.
   static void read_out_gradient(const BackwardCall<V, T>& call, const Rows& summaries,
-                                const QueryRows<A>& left);
+                                const QueryRows<A>& left, Update update);
   static void mix_gradient(const ForwardCall<V, T>& call, const Rows& mixtures,
                            const TensorView<A, 2>& summary_gradients);
   /// The call's update is dmix's, that of dk and dv is `update`.
   static void summarize_gradient(const BackwardCall<V, T>& call, const Rows& summary_gradients,
                                  const Rows& denominators, Update update);
+
+  /// Throws unless CUDA knows it.
+  static void require_memory(const Footprint& memory);
 
   // What SequenceParallel does to tensors, and to rows of sums that travel, besides.
   static void copy_tensor(const CudaDevice& device, const TensorView<const T, 4>& from,
@@ -93,13 +98,15 @@ class CudaStages : public StageBlocks<V, T> {
                 "that mhla::expand makes");
   using Blocks = StageBlocks<V, T>;
   using A = Accumulator<T>;
-  using Kernels = cuda::StageKernels<V, T>;
   using Blocks::attention_;
   using Blocks::masked;
   using Blocks::part_of;
   using Blocks::problem_;
 
  public:
+  /// \cond INTERNAL
+  using Kernels = cuda::StageKernels<V, T>;
+  /// \endcond
   using Blocks::Blocks;
 
   /// As Stages::padded, with masks in device memory; how far items reach is not asked for.
@@ -144,7 +151,8 @@ class CudaStages : public StageBlocks<V, T> {
   void read_out_gradient(const CudaDevice& device, const BlockRange& queries,
                          const OperandViews<T>& x, const std::type_identity_t<Sums<A>>& sums,
                          const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                         Update update, const QueryRows<A>& left, WorkspaceView workspace) const {
+                         QueryUpdate update, const QueryRows<A>& left,
+                         WorkspaceView workspace) const {
     this->require_read_out_gradient(queries, x, sums, dy, gradients, left, workspace);
     require_pitch("summaries", sums.summaries);
     const Problem part = checked_part(Stage::read_out_gradient, device, queries, {}, workspace);
@@ -155,9 +163,9 @@ class CudaStages : public StageBlocks<V, T> {
                                 this->read_by_queries(x),
                                 dy,
                                 {gradients.query, {}, {}, gradients.mix},
-                                update,
+                                update.mix,
                                 workspace},
-                               sums.summaries, left);
+                               sums.summaries, left, update.query);
   }
 
   /// As Stages::mix_gradient.
@@ -200,8 +208,10 @@ class CudaStages : public StageBlocks<V, T> {
  private:
   template <AttentionVariant, StorageScalar>
   friend class CudaStages;
+  template <class, class>
+  friend class PackedStages;
 
-  // Of a padded batch.
+  // Of a padded batch, or of a packed sequence.
   CudaStages(const Problem& problem, const V& attention) : Blocks(problem, attention) {}
 
   // With masks of those sides alone of which a stage has tokens; throws unless they fit.
@@ -234,14 +244,28 @@ class CudaStages : public StageBlocks<V, T> {
   Problem checked_part(Stage stage, const CudaDevice& device, const BlockRange& queries,
                        const BlockRange& keys, WorkspaceView workspace) const {
     const Problem part = part_of(stage, queries, keys);
+    require_path(device);
+    require_room(workspace, bytes(part));
+    return part;
+  }
+  static void require_path(const CudaDevice& device) {
     if (device.plan() != nullptr)
       throw ShapeError("mhla: the CudaDevice has a plan, which is of whole passes, not of stages");
     if (device.path() != CudaPath::automatic && device.path() != CudaPath::cublas)
       throw ShapeError("mhla: the CudaDevice was given CudaPath::", cuda::name_of(device.path()),
                        ", which has no stages: they run on CudaPath::cublas");
-    require_workspace(workspace, bytes(part), "mhla::CudaStages",
+  }
+  static void require_room(WorkspaceView workspace, Index bytes) {
+    require_workspace(workspace, bytes, "mhla::CudaStages",
                       "CudaStages::workspace_size says how many a stage takes");
-    return part;
+  }
+  // What PackedStages ask of a backend besides.
+  static void require_device(const CudaDevice& device, const Footprint& memory) {
+    require_path(device);
+    Kernels::require_memory(memory);
+  }
+  static void clear_mix(const CudaDevice& device, const TensorView<A, 3>& dmix) {
+    Kernels::clear_tensor(device, dmix);
   }
   // cuBLAS reads these rows as a matrix.
   template <class X>
@@ -251,6 +275,16 @@ class CudaStages : public StageBlocks<V, T> {
                        " but must be ", rows.extent[1],
                        " or more; on CUDA a row begins behind the one before it");
   }
+};
+
+/// The stages of a packed batch, by the kernels of a sequence's.
+template <AttentionVariant V, class Offset, StorageScalar T>
+class CudaStages<Packed<V, Offset>, T> : public PackedStages<CudaStages<V, T>, Offset> {
+ public:
+  /// \cond INTERNAL
+  using Kernels = cuda::StageKernels<V, T>;
+  /// \endcond
+  using PackedStages<CudaStages<V, T>, Offset>::PackedStages;
 };
 
 /// \}

@@ -45,14 +45,28 @@ class Footprint {
   }
   template <class T, int Rank>
   MHLA_OUT_OF_LINE void reads(const TensorView<T, Rank>& tensor, const char* name) {
-    pieces_[count_++] = {overlap::strided(tensor), name};
+    pieces_[count_++] = {overlap::strided(tensor), name, false};
+  }
+
+  /// The same of what is in host memory on any device.
+  template <class T, int Rank>
+  void reads_on_host(const TensorView<T, Rank>& tensor, const char* name) {
+    reads(tensor, name);
+    pieces_[count_ - 1].on_host = true;
+  }
+
+  /// Calls visit(view, name) for every piece in the device's memory.
+  template <class Visit>
+  void for_each_on_device(const Visit& visit) const {
+    for (int i = 0; i < count_; ++i)
+      if (!pieces_[i].on_host) visit(pieces_[i].view, pieces_[i].name);
   }
 
   /// Throws ShapeError unless all results can be written: every element distinct, none shared with
   /// another piece.
   MHLA_OUT_OF_LINE void require_results() const {
     for (int i = 0; i < results_; ++i) {
-      const auto& [view, name] = pieces_[i];
+      const auto& [view, name, on_host] = pieces_[i];
       if (!overlap::is_injective(view))
         throw ShapeError("mhla: ", name,
                          ": the strides give two elements one address; a destination needs every "
@@ -76,6 +90,7 @@ class Footprint {
   struct Piece {
     overlap::Strided view;
     const char* name;
+    bool on_host;
   };
 
   // The name of the first piece, from `first` on, that shares memory with `view`, or null.
@@ -130,7 +145,7 @@ void require_apart(Footprint& footprint, const V& attention, const OperandViews<
   if constexpr (borrows_projection<V>)
     footprint.reads(attention.feature_map.projection, "feature_map.projection");
   if constexpr (requires { attention.offsets; })
-    footprint.reads(make_view(attention.offsets.data, attention.offsets.size), "offsets");
+    footprint.reads_on_host(make_view(attention.offsets.data, attention.offsets.size), "offsets");
   if constexpr (requires { attention.masks; }) {
     footprint.reads(attention.masks.query, "masks.query");
     footprint.reads(attention.masks.key, "masks.key");

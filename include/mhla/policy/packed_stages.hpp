@@ -89,9 +89,11 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
     require(Stage::advance, executor, blocks, {}, memory, workspace);
     for_each_part(blocks, blocks, [&](const SequencePart& of, const S& stages) {
       if (of.part.end() < of.blocks)  // the last
-        stages.advance(executor, of.part, mix_of(mix, of, stages), sums_of(sums, blocks.first, of),
-                       behind, workspace);
+        stages.advance(executor, of.part, mix_of(mix, of, stages), sums_of(sums, 0, of), behind,
+                       workspace);
     });
+    if (!has_states_before(blocks.end()))
+      for (Index i = 0; i < behind.size(); ++i) behind.element(i) = A(0);
   }
 
   /// As Stages::read_out.
@@ -149,8 +151,8 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
     require(Stage::advance_gradient, executor, blocks, {}, memory, workspace);
     if (dmix.wanted && update == Update::overwrite) S::clear_mix(executor, dmix.view);
     for_each_part(blocks, blocks, [&](const SequencePart& of, const S& stages) {
-      stages.advance_gradient(executor, of.part, mix_of(mix, of, stages),
-                              sums_of(sums, blocks.first, of), rows_of(mixtures, of.rows), states,
+      stages.advance_gradient(executor, of.part, mix_of(mix, of, stages), sums_of(sums, 0, of),
+                              rows_of(mixtures, of.rows), states,
                               rows_of(summary_gradients, of.rows), mix_of(dmix, of, stages),
                               Update::accumulate, workspace);
     });

@@ -374,7 +374,7 @@ class StageBlocks : RequireStages<V> {
     require_mix("mix", mix, blocks);
     require_sums(blocks, sums);
     require_states("behind", behind);
-    if (!has_states_before(blocks.end()))
+    if (blocks.end() == query_blocks().count)
       throw ShapeError("mhla: blocks: behind [", blocks.first, ", ", blocks.end(),
                        ") there are no blocks that take up states");
     Footprint footprint;
