@@ -341,14 +341,17 @@ struct Whole {
         operands.mix = rows_of(mix, stages.mix_rows(range));
         den = rows_of(TensorView<const A, 2>(denominators.view()), range);
       }
-      make_dmix(range, Update::accumulate, gradients.mix, [&](const TensorView<A, 3>& dmix) {
-        mhla::GradientViews<T> to{mhla::skip, dk.view(), dv.view(), mhla::skip};
-        if (own) to.mix = dmix;
+      const auto make = [&](const mhla::GradientView<A, 3>& dmix) {
         part.stages.summarize_gradient(
             executor(), range, operands,
-            rows_of(TensorView<const A, 2>(summary_gradients.view()), range), dy.view(), den, to,
-            update, workspace(part, Stage::summarize_gradient, range));
-      });
+            rows_of(TensorView<const A, 2>(summary_gradients.view()), range), dy.view(), den,
+            {mhla::skip, dk.view(), dv.view(), dmix}, update,
+            workspace(part, Stage::summarize_gradient, range));
+      };
+      if (own)
+        make_dmix(range, Update::accumulate, gradients.mix, make);
+      else
+        make(mhla::skip);
       put_back(dk, tokens, gradients.key);
       put_back(dv, tokens, gradients.value);
     }
