@@ -308,14 +308,17 @@ struct Whole {
         den = rows_of(TensorView<const A, 2>(denominators.view()), range);
       }
       const auto part = on(own ? range : BlockRange{}, range);
-      make_dmix(range, Update::accumulate, gradients.mix, [&](const TensorView<A, 3>& dmix) {
-        mhla::GradientViews<T> to{mhla::skip, dk.view(), dv.view(), mhla::skip};
-        if (own) to.mix = dmix;
+      const auto summarize_gradient = [&](const mhla::GradientView<A, 3>& dmix) {
         part.stages.summarize_gradient(
             executor(), range, operands,
-            rows_of(TensorView<const A, 2>(summary_gradients.view()), range), dy.view(), den, to,
-            update, workspace(part, Stage::summarize_gradient, range));
-      });
+            rows_of(TensorView<const A, 2>(summary_gradients.view()), range), dy.view(), den,
+            {mhla::skip, dk.view(), dv.view(), dmix}, update,
+            workspace(part, Stage::summarize_gradient, range));
+      };
+      if (own)
+        make_dmix(range, Update::accumulate, gradients.mix, summarize_gradient);
+      else
+        summarize_gradient(mhla::skip);
       put_back(dk, tokens, gradients.key);
       put_back(dv, tokens, gradients.value);
     }
