@@ -39,6 +39,11 @@ using staged::every_stage;
 using staged::message;
 using staged::Whole;
 
+// Whatever CUDA did not know, it knows again.
+struct Unknown {
+  ~Unknown() { stand_in::runtime() = {}; }
+};
+
 template <class Causality>
 void check_parts_of_batch() {
   using V = Attention<Relu, Blocks1D, Causality, MixedKeySum, HalfSplitRotary>;
@@ -105,9 +110,6 @@ TEST_CASE("cuda stages: rows that lie in each other are refused", "[cuda]") {
 }
 
 TEST_CASE("cuda stages: memory that CUDA does not know is refused", "[cuda]") {
-  struct Unknown {
-    ~Unknown() { stand_in::runtime() = {}; }
-  };
   const auto refused = [](void (Case::*stage)(), const char* name, const auto& view_of) {
     const Unknown restored;
     const std::string text = message<CudaError>(stage, [&](Case& c) {
@@ -156,6 +158,43 @@ TEST_CASE("cuda stages: memory that CUDA does not know is refused", "[cuda]") {
   for (const auto stage : every_stage)
     refused(stage, "workspace",
             [](Case& c) { return mhla::make_view(c.workspace.data, c.workspace.size); });
+}
+
+TEST_CASE("cuda stages: packed sequences' are refused before one of them writes", "[cuda]") {
+  using C = staged::PackedCase;
+  for (const auto stage : staged::every_stage_of<C>) {
+    CHECK(says(message<ShapeError>(stage,
+                                   [](C& c) {
+                                     c.executor = {nullptr,
+                                                   &machine::context(),
+                                                   {},
+                                                   mhla::FloatProducts::exact,
+                                                   CudaPath::summaries};
+                                   }),
+               "CudaPath::summaries, which has no stages"));
+    const Unknown restored;
+    CHECK(says(
+        message<CudaError>(
+            stage,
+            [](C& c) {
+              stand_in::runtime().unknown = {{c.workspace.data, std::size_t(c.workspace.size)}};
+            }),
+        "mhla: workspace: the address is not in memory that CUDA"));
+  }
+  for (const auto stage : {&C::read_out, &C::read_out_gradient})
+    CHECK(says(message<ShapeError>(stage, [](C& c) { c.summaries.stride[0] = 0; }),
+               "mhla: summaries: axis blocks' stride is 0 but must be"));
+  // Which a sequence with one row would not notice.
+  CHECK(says(message<ShapeError>(&C::mix_gradient, [](C& c) { c.left.mixtures.stride[0] = 1; }),
+             "mhla: mixtures: axis blocks' stride is 1 but must be"));
+  CHECK(says(message<ShapeError>(&C::mix_gradient, [](C& c) { c.summary_gradients.stride[0] = 1; }),
+             "mhla: summary_gradients: "));
+  // Offsets are read on the host.
+  const Unknown restored;
+  C c;
+  stand_in::runtime().unknown = {{c.offsets.data(), c.offsets.size() * sizeof(c.offsets[0])}};
+  c.read_out();
+  CHECK(c.wrote());
 }
 
 TEST_CASE("cuda stages: masks of other tokens are refused", "[cuda]") {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Stages of packed sequences, on any split of the list of their blocks, make what the whole pass
 // makes: bit for bit, but for dmix, which is summed in another order.
+#include <algorithm>
 #include <cstdint>
+#include <mhla/packed.hpp>
+#include <type_traits>
 #include <vector>
 
 #include "tests/stages/whole.hpp"
@@ -84,4 +87,19 @@ TEST_CASE("stages of packed causal sequences are the whole pass") {
 TEST_CASE("stages of packed block-causal sequences are the whole pass") {
   SECTION("normalized") { check_sequences<BlockCausal, MixedKeySum>(); }
   SECTION("unnormalized") { check_sequences<BlockCausal, Unnormalized>(); }
+}
+
+TEST_CASE("dmix of packed sequences is the same for any executor") {
+  using Sequence = Attention<Relu, Blocks1D, Causal>;
+  const auto offsets = offsets_of<std::int32_t>({20, 3, 41});
+  const auto packed = mhla::packed(Sequence{.blocks = {.block = 4}}, offsets);
+  staged::Whole<float, std::remove_cv_t<decltype(packed)>> whole(packed, {1, 4, 2, 64, 64, 6, 5},
+                                                                 1);
+  const auto run = [&](std::uint64_t order) {
+    whole.seed = order;
+    return whole.run({{0, 7}, {7, 10}}, {{0, 3}, {3, 14}}, mhla::Update::overwrite).gradients.mix;
+  };
+  auto first = run(1);
+  auto second = run(2);
+  CHECK(call::bitwise_equal(first.view(), second.view()));
 }

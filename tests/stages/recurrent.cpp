@@ -81,9 +81,11 @@ struct Chain : staged::Whole<T, V, masked> {
       part.stages.summarize(executor(), range, k.view(), v.view(), rows_of(summaries.view(), range),
                             workspace(part, Stage::summarize, range));
       states.push_back(no_states());
-      if (range.end() < stages.key_blocks().count)
+      if (range.end() < stages.key_blocks().count) {
         part.stages.advance(executor(), range, mix(range).mix, sums(p, range), states[p + 1].view(),
                             workspace(part, Stage::advance, range));
+        CHECK((x.shape().empty() || all_written(states[p + 1])));
+      }
       auto some_y = taken(y, tokens);
       const auto q = taken(x.q, tokens);
       part.stages.read_out(executor(), range, {q.view(), k.view(), v.view(), mix(range).mix},

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Stages by a recurrence that cannot run, and the memory that they take.
 #include <algorithm>
+#include <cstdint>
+#include <mhla/packed.hpp>
 #include <mhla/stages.hpp>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "tests/cpu/call.hpp"
 #include "tests/cpu/executors.hpp"
@@ -156,6 +160,21 @@ TEST_CASE("parts of a recurrence are whole chunks") {
   CHECK(says(sizing({16, 31}), "[16, 47) must begin at a multiple of 16, and end at one"));
   CHECK(c.stages.workspace_size(Stage::advance, c.executor, {16, 34}) > 0);
   CHECK(c.stages.workspace_size(Stage::advance, c.executor, {50, 0}) > 0);
+}
+
+TEST_CASE("of packed sequences, whole chunks of each") {
+  const std::vector<std::int32_t> offsets{0, 10, 10, 110};  // 5, 0 and 50 blocks
+  const auto attention = mhla::packed(RecurrentCase::V{.blocks = {.block = 2}}, offsets);
+  const Stages<std::remove_cv_t<decltype(attention)>, float> stages(
+      attention, {1, 2, 1, 110, 110, 4, 3, 1, 50, 4});
+  const auto sizing = [&](const BlockRange& blocks) {
+    return error_message<ShapeError>(
+        [&] { stages.workspace_size(Stage::advance, mhla::SerialExecutor(), blocks); });
+  };
+  CHECK(says(sizing({4, 1}), "[4, 5) must begin at a multiple of 16"));
+  CHECK(says(sizing({0, 20}), "[0, 15) must begin at a multiple of 16, and end at one"));
+  for (const BlockRange& blocks : {BlockRange{0, 5}, BlockRange{5, 16}, BlockRange{21, 34}})
+    CHECK(says(sizing(blocks), "nothing was thrown"));
 }
 
 TEST_CASE("a single row of a recurrence's parameters serves every part") {

@@ -341,7 +341,7 @@ struct Whole {
         operands.mix = rows_of(mix, stages.mix_rows(range));
         den = rows_of(TensorView<const A, 2>(denominators.view()), range);
       }
-      const auto make = [&](const mhla::GradientView<A, 3>& dmix) {
+      const auto summarize_gradient = [&](const mhla::GradientView<A, 3>& dmix) {
         part.stages.summarize_gradient(
             executor(), range, operands,
             rows_of(TensorView<const A, 2>(summary_gradients.view()), range), dy.view(), den,
@@ -349,9 +349,9 @@ struct Whole {
             workspace(part, Stage::summarize_gradient, range));
       };
       if (own)
-        make_dmix(range, Update::accumulate, gradients.mix, make);
+        make_dmix(range, Update::accumulate, gradients.mix, summarize_gradient);
       else
-        make(mhla::skip);
+        summarize_gradient(mhla::skip);
       put_back(dk, tokens, gradients.key);
       put_back(dv, tokens, gradients.value);
     }

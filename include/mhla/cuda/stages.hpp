@@ -277,7 +277,8 @@ class CudaStages : public StageBlocks<V, T> {
   }
 };
 
-/// The stages of a packed batch, by the kernels of a sequence's.
+/// The stages of a packed batch: see PackedStages. Their kernels are a sequence's,
+/// MHLA_INSTANTIATE_CUDA_STAGES(V, T).
 template <AttentionVariant V, class Offset, StorageScalar T>
 class CudaStages<Packed<V, Offset>, T> : public PackedStages<CudaStages<V, T>, Offset> {
  public:

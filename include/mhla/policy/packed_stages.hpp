@@ -25,17 +25,21 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup stages
 /// \{
 
-/// Stages of a packed batch, by the stages S of a sequence: the same calls. Blocks are those of all
-/// sequences, end to end; an empty sequence has none. Tensors [1, heads, tokens, dim] have the
-/// tokens of the given blocks, which lie side by side; sums have a row for each. mix is whole, and
-/// so is dmix, which with Update::overwrite is the sum over the given blocks: it differs from a
-/// whole pass's in rounding. Summaries begin with the first block of the first query's sequence
-/// (`key_blocks(queries)`); queries of mix_gradient are those of the keys' sequences.
+/// Stages of a packed batch, by the stages S of a sequence: the same calls, on blocks of all its
+/// sequences, end to end. Tensors [1, heads, tokens, dim] have the tokens of the given blocks, sums
+/// a row for each. mix and dmix are whole. Of summaries that queries read, the first is the first
+/// of `key_blocks(queries)`, which are those of their sequences alone; queries of mix_gradient are
+/// `query_blocks(keys)`, or those of them that see the keys.
 ///
-/// By RecurrentMixing, states before the first block are those of its sequence, if it has begun
-/// there, and those behind the last likewise; ranges begin at multiples of 16 blocks of a sequence.
+/// y, dq, dk and dv have the bits of a whole pass, as those of S have. dmix, with
+/// Update::overwrite, is the sum over the given blocks: it differs from a whole pass's in rounding,
+/// and is the same for any executor.
 ///
-/// Offsets are borrowed, and must not change.
+/// By RecurrentMixing, ranges begin and end at multiples of 16 blocks of a sequence, or with it.
+/// States before and behind them are those of the sequence that goes on there: `block_in_sequence`
+/// is not 0. Where none does, states behind are 0, and nothing else is read or written.
+///
+/// Offsets are borrowed; after the constructor they must not change.
 template <class S, class Offset>
 class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typename S::Scalar> {
   using V = typename S::Variant;
@@ -56,8 +60,8 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
   Index workspace_size(Stage stage, const E& executor, const BlockRange& blocks,
                        const BlockRange& keys = {}) const {
     const bool mixes = stage == Stage::mix_gradient;
-    this->query_tokens(mixes ? keys : blocks);  // throws unless they are there
-    this->query_tokens(blocks);
+    this->query_tokens(blocks);  // throws unless they are there
+    if (mixes) this->key_tokens(keys);
     Index bytes = 0;
     for_each_part(
         mixes ? keys : blocks, mixes ? keys : blocks, [&](const SequencePart& of, const S& stages) {

@@ -120,7 +120,9 @@ struct QueryUpdate {
   Update query;  ///< dq
   Update mix;    ///< dmix
 
-  constexpr QueryUpdate(Update both) : query(both), mix(both) {}  // NOLINT: says the same of both
+  /// The same for both.
+  constexpr QueryUpdate(Update both) : query(both), mix(both) {}  // NOLINT: reads as one
+  /// One for each.
   constexpr QueryUpdate(Update of_query, Update of_mix) : query(of_query), mix(of_mix) {}
 };
 
