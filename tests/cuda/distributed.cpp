@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <mhla/cuda_distributed.hpp>
+#include <mhla/packed.hpp>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -90,9 +91,14 @@ void check(const V& attention, const Shape& shape) {
       for (const Update update : {Update::overwrite, Update::accumulate}) {
         auto [y, gradients] = results(communicator, part, update);
         part.require_y(y);
-        part.require_gradients(gradients, update, [&](Index, Index row, Index) {
-          return row >= own.first && row < own.end();
-        });
+        if constexpr (mhla::is_batch_layout<V>) {
+          part.require_token_gradients(gradients, update);
+          part.require_sum_of_dmix(communicator, gradients.mix, update);
+        } else {
+          part.require_gradients(gradients, update, [&](Index, Index row, Index) {
+            return row >= own.first && row < own.end();
+          });
+        }
       }
     });
 }
@@ -112,6 +118,12 @@ TEST_CASE("cuda: by sequence, the bits of one device") {
   SECTION("causal by blocks") {
     check<float>(Attention<Relu, Blocks1D, BlockCausal, Unnormalized>{.blocks = {.block = 5}},
                  grouped);
+  }
+  SECTION("a packed batch") {
+    static constexpr std::int32_t offsets[] = {0, 9, 9, 38};
+    check<float>(packed(Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 5}},
+                        Span<const std::int32_t>{offsets, 4}),
+                 Shape{1, 4, 2, 38, 38, 6, 7, 1, 6, 6});
   }
   SECTION("a ragged video, cross-attention") {
     check<float>(Attention<Relu, Blocks3D>{.blocks = {.grid = {3, 4, 5}, .block = {2, 2, 2}},
