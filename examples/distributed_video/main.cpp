@@ -72,7 +72,7 @@ class Program {
           << "{\"ranks\": " << ranks_.size() << ", \"tokens\": " << shape_.query_tokens
           << ", \"blocks\": " << blocks_ << ", \"heads\": " << shape_.heads
           << ", \"dim\": " << shape_.key_dim << ", \"threads\": " << options_.threads
-          << ", \"passes\": [" << report_.json() << "]}\n";
+          << ", \"link\": " << options_.link << ", \"passes\": [" << report_.json() << "]}\n";
     if (report_.right())
       std::printf("Every rank has moved the bytes that were said%s\n",
                   options_.shared_only ? "." : "; all bits are those of one process.");
@@ -93,7 +93,7 @@ class Program {
   /// makes of all tokens.
   template <class Make, class Whole>
   void share(const char* name, const Make& make, const mhla::Traffic& said, const Whole& whole) {
-    const Metered communicator(ranks_);
+    const Metered communicator(ranks_, options_.link);
     const auto layer = make(communicator);
     const mhla::BlockRange own = shares(ranks_.size())[static_cast<std::size_t>(ranks_.rank())];
     Outcome outcome = holder(own, options_.repeats).run(layer, [&] {

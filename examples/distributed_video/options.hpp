@@ -27,6 +27,7 @@ struct Options {
   mhla::Blocks3D blocks{.grid = {9, 20, 20}, .block = {3, 10, 10}};
   Index heads = 12, dim = 128;
   int threads = 1, repeats = 3;
+  int link = 0;
   bool shared_only = false;
   std::string json;
 
@@ -46,6 +47,7 @@ struct Options {
     extent("--dim", dim, "of a head");
     line.number("--threads", threads, 1, 1024, "of a process");
     line.number("--repeats", repeats, 1, 1000, "of a pass, the fastest counts");
+    line.number("--link", link, 0, 1 << 20, "MB/s each way of a slower network; 0: as it is");
     line.flag("--shared-only", shared_only, "do not run the whole call in one process");
     line.text("--json", "FILE", json, "all processes' numbers");
     try {

@@ -17,6 +17,7 @@
 #include <mhla/distributed/communicator.hpp>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -73,12 +74,22 @@ class MpiCommunicator {
   void all_gather(const void* sent, void* received, Span<const Part> parts) const {
     const Index bytes = parts[rank_].bytes;
     const std::vector<Part> to(static_cast<std::size_t>(size_), Part{0, bytes});
-    exchange(sent, {to.data(), size_}, received, parts);
+    wait(post(sent, {to.data(), size_}, received, parts));
   }
   /// See Communicator.
   void all_to_all(const void* sent, Span<const Part> to, void* received,
                   Span<const Part> from) const {
-    exchange(sent, to, received, from);
+    wait(post(sent, to, received, from));
+  }
+  /// See OverlapsMessages. Messages travel as far as MPI moves them outside its own calls.
+  auto start_all_to_all(const void* sent, Span<const Part> to, void* received,
+                        Span<const Part> from) const {
+    struct Pending {
+      const MpiCommunicator* communicator;
+      std::vector<Message> messages;
+      void wait() { communicator->wait(std::move(messages)); }
+    };
+    return Pending{this, post(sent, to, received, from)};
   }
 
  private:
@@ -91,8 +102,8 @@ class MpiCommunicator {
     bool receives;
   };
 
-  void exchange(const void* sent, Span<const Part> to, void* received,
-                Span<const Part> from) const {
+  std::vector<Message> post(const void* sent, Span<const Part> to, void* received,
+                            Span<const Part> from) const {
     const auto* const out = static_cast<const std::byte*>(sent);
     auto* const in = static_cast<std::byte*>(received);
     std::vector<Message> messages;
@@ -122,10 +133,10 @@ class MpiCommunicator {
     const Part& own = from[rank_];
     if (own.bytes > 0 && in + own.first != out + to[rank_].first)
       std::memcpy(in + own.first, out + to[rank_].first, static_cast<std::size_t>(own.bytes));
-    wait(messages);
+    return messages;
   }
 
-  void wait(std::vector<Message>& messages) const {
+  void wait(std::vector<Message> messages) const {
     auto progress = std::chrono::steady_clock::now();
     for (std::size_t left = messages.size(); left > 0;) {
       const std::size_t before = left;

@@ -20,12 +20,13 @@
 /// query blocks, `mix_gradient` dS_b of key blocks from all of those, `summarize_gradient` dk and
 /// dv. (arXiv 2601.07832, equations 3 to 5, and their adjoints.)
 ///
-/// Tensors, and masks of a padded batch (`padded`), have the tokens of the given blocks alone, in
-/// raster order; blocks of a packed batch are those of its sequences, end to end (PackedStages);
-/// positions of a rotation are those of the whole sequence, with which neither a stage's time nor
-/// its memory grows, but for sums and rows of mix that it is given. What passes from stage to stage
-/// is matrices whose row b is all that block b leaves, for the whole batch, so that some blocks are
-/// some rows: an all-gather appends them, a reduce-scatter adds them up and shares them out.
+/// Tensors, and masks of a padded batch (`padded`), have the tokens of the given blocks alone, or of
+/// more (`hold`), in raster order; blocks of a packed batch are those of its sequences, end to end
+/// (PackedStages); positions of a rotation are those of the whole sequence, with which neither a
+/// stage's time nor its memory grows, but for sums and rows of mix that it is given. What passes
+/// from stage to stage is matrices whose row b is all that block b leaves, for the whole batch, so
+/// that some blocks are some rows: an all-gather appends them, a reduce-scatter adds them up and
+/// shares them out.
 ///
 /// forward_into and backward_into are these stages, called in turn: however blocks are shared out,
 /// y, dq and dmix have their bits, and so have dk and dv, unless feature_dim is no multiple of 16
@@ -124,8 +125,10 @@ class Stages : public StageBlocks<V, T> {
   /// they have the bits, tokens that a mask takes away leave nothing and have y and gradients 0.
   /// Under Causal and BlockCausal, queries and keys have one mask.
   auto padded(const StageMasks& masks) const requires(!is_batch_layout<V>) {
-    return Stages<Padded<V>, T>(problem_, Padded<V>(attention_, masks.tokens),
+    Stages<Padded<V>, T> stages(problem_, Padded<V>(attention_, masks.tokens),
                                 {masks.query_blocks, masks.key_blocks});
+    stages.held_ = this->held_;
+    return stages;
   }
   /// Raises used[item], at first 0, to the blocks of the sequence up to the last of `queries` with
   /// a token that `mask` [batch, tokens of the blocks] keeps: over all blocks, what StageMasks
@@ -545,31 +548,32 @@ class Stages : public StageBlocks<V, T> {
   // Calls visit(item, n) where blocks [0, n) of an item are those up to the last of `blocks` with a
   // token that `mask` keeps; 0: there is none.
   template <class X, class Visit>
-  void for_each_used(const Side& side, const BlockRange& blocks,
+  void for_each_used(const Side& side, const BlockRange& blocks, const BlockRange& held,
                      const TensorView<const std::uint8_t, 2>& mask, Span<X> used,
                      const Visit& visit) const {
     const Index batch = problem_.shape.batch;
-    TokenMasks::require_fit(mask, side.mask, batch, side.grid.num_tokens(blocks));
+    TokenMasks::require_fit(mask, side.mask, batch, side.grid.num_tokens(held));
     require_extent(side.used, "batch", used.size, batch, "it counts the blocks of every item");
     for (Index item = 0; item < batch; ++item) {
-      const Index last = cpu::block_table::Builder(1, nullptr).add(side.grid, blocks, mask, item);
+      const Index last =
+          cpu::block_table::Builder(1, nullptr).add(side.grid, blocks, held, mask, item);
       visit(item, last == 0 ? 0 : blocks.first + last);
     }
   }
   void count_used(const Side& side, const BlockRange& blocks,
                   const TensorView<const std::uint8_t, 2>& mask, Span<Index> used) const {
     this->require_blocks("blocks", blocks, side.grid.num_blocks());
-    for_each_used(side, blocks, mask, used,
+    for_each_used(side, blocks, blocks, mask, used,
                   [&](Index item, Index n) { used[item] = std::max(used[item], n); });
   }
   // Throws unless the masks fit the blocks of which a stage has tokens.
   void require_masks([[maybe_unused]] const Problem& part) const {
     if constexpr (masked) {
-      const auto require = [&](const Side& side, const BlockRange& blocks,
+      const auto require = [&](const Side& side, const BlockRange& blocks, const BlockRange& held,
                                const TensorView<const std::uint8_t, 2>& mask,
                                Span<const Index> used) {
         const auto& of = blocks.count > 0 ? mask : TensorView<const std::uint8_t, 2>{};
-        for_each_used(side, blocks, of, used, [&](Index item, Index n) {
+        for_each_used(side, blocks, held, of, used, [&](Index item, Index n) {
           if (used[item] < n || used[item] > side.grid.num_blocks())
             throw ShapeError("mhla: ", side.used, "[", item, "] is ", used[item],
                              " but must be at least ", n, ", by the mask of blocks [", blocks.first,
@@ -578,9 +582,10 @@ class Stages : public StageBlocks<V, T> {
       };
       const TokenMasks& masks = attention_.masks;
       if (masks_own_block<V> && part.queries.count > 0) masks.require_one();
-      require({"masks.query", "masks.query_blocks", part.query_grid}, part.queries, masks.query,
-              used_.queries);
-      require({"masks.key", "masks.key_blocks", part.key_grid}, part.keys, masks.key, used_.keys);
+      require({"masks.query", "masks.query_blocks", part.query_grid}, part.queries,
+              part.held_queries, masks.query, used_.queries);
+      require({"masks.key", "masks.key_blocks", part.key_grid}, part.keys, part.held_keys,
+              masks.key, used_.keys);
     }
   }
 

@@ -207,14 +207,13 @@ TEST_CASE("shares cut all blocks, in order") {
 
 TEST_CASE("ranks agree on a batch's offsets and masks") {
   const Variant attention{.blocks = {.block = 4}};
-  const Shares tokens = mhla::equal_shares(24, ranks);
   check_all(thread_ranks::run(ranks,
                               [&](const Communicator& communicator) {
                                 const bool odd = communicator.rank() == odd_one;
-                                const std::int32_t offsets[] = {0, odd ? 9 : 8, 24};
+                                const std::int32_t offsets[] = {0, odd ? 12 : 8, 24};
                                 mhla::head_parallel<float>(
                                     mhla::packed(attention, Span<const std::int32_t>{offsets, 3}),
-                                    Shape{1, 4, 2, 24, 24, 8, 6, 1, 6, 6}, communicator, tokens);
+                                    shape, communicator, mhla::equal_shares(6, ranks));
                               }),
             "rank 1 has another list of offsets than rank 0");
   check_all(thread_ranks::run(ranks,
@@ -257,4 +256,34 @@ TEST_CASE("a recurrence's shares begin at its chunks, and its states travel exac
           "queries: rank 2 begins at block 26 but must begin at a multiple of 16");
   refused({{0, 16}, {16, 16}, {32, 8}}, mhla::Wire::bfloat16,
           "wire: RecurrentMixing's states travel exact");
+}
+
+TEST_CASE("a packed batch's shares") {
+  static constexpr std::int32_t offsets[] = {0, 20, 20, 60};
+  Index columns = 40;  // of mix
+  const auto refused = [&](const auto& attention, const Shares& queries, const Shares& keys,
+                           const std::string& why) {
+    const auto make = [&](const Communicator& communicator) {
+      mhla::sequence_parallel<float>(mhla::packed(attention, Span<const std::int32_t>{offsets, 4}),
+                                     Shape{1, 4, 2, 60, 60, 8, 6, 1, 40, columns}, communicator,
+                                     queries, keys);
+    };
+    check_all(thread_ranks::run(ranks, make), why);
+  };
+  const Variant attention{.blocks = {.block = 4}};
+  refused(attention, {{0, 4}, {4, 4}, {8, 7}}, {}, "");
+  refused(attention, {{0, 4}, {4, 4}, {8, 6}}, {}, "queries: all shares together have 14 blocks");
+  refused(attention, {{0, 4}, {4, 4}, {8, 7}}, {{0, 4}, {4, 5}, {9, 6}},
+          "keys: under Causal and BlockCausal, and of a packed batch, they have the shares of");
+  using Recurrent = Attention<Relu, Blocks1D, mhla::Causal, mhla::MixedKeySum, mhla::NoRotation,
+                              mhla::RecurrentMixing>;
+  const Recurrent recurrent{.blocks = {.block = 1}};
+  columns = 4;
+  refused(recurrent, {{0, 16}, {16, 4}, {20, 40}}, {}, "");
+  refused(recurrent, {{0, 20}, {20, 32}, {52, 8}}, {}, "");
+  refused(recurrent, {{0, 20}, {20, 28}, {48, 12}}, {},
+          "queries: rank 2 begins at block 28 of a sequence but must begin at a multiple of 16");
+  CHECK(mhla::equal_shares(mhla::packed(recurrent, Span<const std::int32_t>{offsets, 4}),
+                           Shape{1, 4, 2, 60, 60, 8, 6, 1, 40, 4},
+                           ranks) == Shares{{0, 20}, {20, 16}, {36, 24}});
 }

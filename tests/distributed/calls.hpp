@@ -26,10 +26,16 @@ using mhla::TensorView;
 using mhla::Update;
 using parts::taken;
 
-/// Blocks cut at random multiples of `unit`, or into equal parts if seed is 0.
-inline Shares shares(Index blocks, Index ranks, Index unit, std::uint64_t seed) {
-  return seed == 0 ? mhla::equal_shares(blocks, ranks, unit)
-                   : parts::random_parts(blocks, ranks, seed, unit);
+/// Blocks of a list cut at random multiples of `unit` of a sequence's.
+template <class List>
+Shares random_shares(const List& list, Index ranks, Index unit, std::uint64_t seed) {
+  Shares shares = parts::random_parts(list.num_blocks(), ranks, seed);
+  for (std::size_t r = 0; r < shares.size(); ++r) {
+    const Index end = r + 1 < shares.size() ? shares[r].end() : list.num_blocks();
+    const Index first = r == 0 ? 0 : shares[r - 1].end();
+    shares[r] = {first, end - list.block_in_sequence(end) % unit - first};
+  }
+  return shares;
 }
 
 template <class T, int Rank>
@@ -61,16 +67,18 @@ struct SharedCall {
         rank(of),
         local(x) {
     const mhla::Problem problem = mhla::checked_problem(variant, shape);
-    mhla::Grid query_grid = problem.query_grid;
-    mhla::Grid key_grid = problem.key_grid;
-    if constexpr (requires { variant.offsets; })  // whose shares are of tokens
-      query_grid = key_grid = {{1, 1, shape.query_tokens}, {1, 1, 1}};
+    const auto query_list = mhla::query_list(variant, problem);
+    const auto key_list = mhla::key_list(variant, problem);
     const Index unit = mhla::factors_mixing<V> ? mhla::RecurrentMixing::chunk : 1;
-    queries = shares(query_grid.num_blocks(), ranks, unit, seed);
-    keys = query_grid == key_grid ? queries : shares(key_grid.num_blocks(), ranks, unit, 2 * seed);
+    queries = seed == 0 ? mhla::equal_shares(variant, shape, ranks)
+                        : random_shares(query_list, ranks, unit, seed);
+    keys = queries;
+    if (problem.query_grid != problem.key_grid)
+      keys = seed == 0 ? mhla::equal_shares(key_list.num_blocks(), ranks)
+                       : random_shares(key_list, ranks, unit, 2 * seed);
     const auto at = static_cast<std::size_t>(rank);
-    query_tokens = mhla::tokens_of(query_grid, queries[at]);
-    key_tokens = mhla::tokens_of(key_grid, keys[at]);
+    query_tokens = mhla::tokens_of(query_list, queries[at]);
+    key_tokens = mhla::tokens_of(key_list, keys[at]);
     local = {taken(x.q, query_tokens), taken(x.k, key_tokens), taken(x.v, key_tokens), x.mix,
              taken(x.dy, query_tokens)};
   }
@@ -81,15 +89,22 @@ struct SharedCall {
     require_same("y", rank, taken(call::forward(attention, x), query_tokens), y);
   }
 
-  /// `gradients` is what `layer` made of the operands, which it held before. Owns(head, row,
-  /// column) says what of dmix is this rank's.
-  template <class Owns>
-  void require_gradients(call::Gradients<T>& gradients, Update update, const Owns& owns) const {
+  /// dq, dk and dv in `gradients` are what `layer` made of the operands, which they held before.
+  /// Returns those of one process.
+  call::Gradients<T> require_token_gradients(const call::Gradients<T>& gradients,
+                                             Update update) const {
     call::Gradients<T> whole(x);
     call::backward_to(whole.views(), update, attention, x);
     require_same("dq", rank, taken(whole.query, query_tokens), gradients.query);
     require_same("dk", rank, taken(whole.key, key_tokens), gradients.key);
     require_same("dv", rank, taken(whole.value, key_tokens), gradients.value);
+    return whole;
+  }
+  /// And dmix: owns(head, row, column) says what of it is this rank's.
+  template <class Owns>
+  void require_gradients(const call::Gradients<T>& gradients, Update update,
+                         const Owns& owns) const {
+    const call::Gradients<T> whole = require_token_gradients(gradients, update);
     HostTensor<A, 3> mix = whole.mix;
     for (Index h = 0; h < shape.mix_heads; ++h)
       for (Index i = 0; i < shape.mix_query_blocks; ++i)
@@ -97,6 +112,25 @@ struct SharedCall {
           if (!owns(h, i, b))
             mix.view()(h, i, b) = update == Update::overwrite ? A(0) : x.mix.view()(h, i, b);
     require_same("dmix", rank, mix, gradients.mix);
+  }
+  /// On all ranks together: the sum of what they have written to dmix is that of one process.
+  template <class Communicator>
+  void require_sum_of_dmix(const Communicator& communicator, const HostTensor<A, 3>& dmix,
+                           Update update) const {
+    call::Gradients<T> whole(x);
+    call::backward_to(whole.views(), Update::overwrite, attention, x);
+    const std::vector<A> all =
+        mhla::gather_all(communicator, mhla::Span<const A>{dmix.elements().data(), dmix.size()});
+    auto sum = HostTensor<A, 3>::like(whole.mix.view());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const std::size_t at = i % sum.elements().size();
+      sum.elements()[at] += update == Update::overwrite ? all[i] : all[i] - x.mix.elements()[at];
+    }
+    const auto compared = mhla::testing::compare(sum.view(), whole.mix.view());
+    if (!(compared.rms_ratio <= tolerance::gradient_rms<A> &&
+          compared.max_ratio <= tolerance::gradient_max<A>))
+      throw std::runtime_error("summed over ranks, dmix is not that of one process: " +
+                               compared.report());
   }
 };
 

@@ -27,6 +27,16 @@ class AnyCommunicator {
         }),
         all_to_all_([&](const void* sent, Parts to, void* received, Parts from) {
           communicator.all_to_all(sent, to, received, from);
+        }),
+        start_([&](const void* sent, Parts to, void* received, Parts from) -> Wait {
+          if constexpr (mhla::OverlapsMessages<C>) {
+            return [pending = communicator.start_all_to_all(sent, to, received, from)]() mutable {
+              pending.wait();
+            };
+          } else {
+            communicator.all_to_all(sent, to, received, from);
+            return [] {};
+          }
         }) {}
 
   mhla::Index rank() const { return rank_; }
@@ -41,6 +51,17 @@ class AnyCommunicator {
     count(sent_, to);
     count(received_, from);
     all_to_all_(sent, to, received, from);
+  }
+  /// As soon as it can be.
+  auto start_all_to_all(const void* sent, mhla::Span<const mhla::Part> to, void* received,
+                        mhla::Span<const mhla::Part> from) const {
+    struct Pending {
+      Wait take;
+      void wait() const { take(); }
+    };
+    count(sent_, to);
+    count(received_, from);
+    return Pending{start_(sent, to, received, from)};
   }
 
   /// Throws unless these are the bytes since the last call.
@@ -61,12 +82,14 @@ class AnyCommunicator {
   }
 
   using Parts = mhla::Span<const mhla::Part>;
+  using Wait = std::function<void()>;
   mhla::Index rank_;
   mhla::Index size_;
   mutable mhla::Index sent_ = 0;
   mutable mhla::Index received_ = 0;
   std::function<void(const void*, void*, Parts)> all_gather_;
   std::function<void(const void*, Parts, void*, Parts)> all_to_all_;
+  std::function<Wait(const void*, Parts, void*, Parts)> start_;
 };
 
 /// What every rank runs; throws where results are not those of one process, or bytes not those of

@@ -27,9 +27,9 @@ void run(const AnyCommunicator& communicator, const V& attention, const Shape& p
     return kv_head >= kv_heads.first && kv_head < kv_heads.end();
   };
 
-  // SplitTraffic does not know batch layouts.
+  // Masks change no bytes: SplitTraffic does not take them.
   const auto require_bytes = [&](const char* pass, mhla::RankTraffic mhla::Traffic::*bytes) {
-    if constexpr (!mhla::is_batch_layout<V>)
+    if constexpr (!requires { attention.masks; })
       communicator.require_bytes(
           pass, mhla::SplitTraffic<V, T>(attention, part.shape, {part.queries, part.keys})
                         .by_heads(communicator.rank()).*

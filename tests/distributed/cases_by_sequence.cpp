@@ -45,10 +45,16 @@ void run(const AnyCommunicator& communicator, const V& attention, const Part& pa
     layer.backward(executor, part.operands(), part.local.dy.view(), gradients.views(), update,
                    call::poisoned_workspace(layer.backward_workspace_size(executor)),
                    update == Update::overwrite ? mhla::Span<const A>{} : keep);
-    part.require_gradients(gradients, update, owns);
     communicator.require_bytes("backward", (update == Update::overwrite ? traffic : from_kept)
                                                .by_sequence(communicator.rank())
                                                .backward);
+    if constexpr (mhla::is_batch_layout<V>) {  // packed
+      part.require_token_gradients(gradients, update);
+      part.require_sum_of_dmix(communicator, gradients.mix, update);
+      communicator.forget_bytes();
+    } else {
+      part.require_gradients(gradients, update, owns);
+    }
   }
 }
 
@@ -105,6 +111,26 @@ std::vector<Case> cases_by_sequence() {
   add_padded("a padded batch, a recurrence",
              Attention<Relu, Blocks1D, Causal, MixedKeySum, NoRotation, RecurrentMixing>{
                  .blocks = {.block = 1}, .mixing = {.states = 2}});
+  const auto add_packed = [&](const char* name, auto scalar, const auto& attention, Shape shape,
+                              const std::vector<std::int32_t>& offsets) {
+    shape.query_tokens = shape.key_tokens = offsets.back();
+    cases.push_back({name, [=](const AnyCommunicator& ranks, std::uint64_t seed) {
+                       run<decltype(scalar)>(ranks, packed(attention, offsets), shape, seed);
+                     }});
+  };
+  const std::vector<std::int32_t> offsets{0, 9, 9, 30, 31, 93, 100};
+  const Shape grouped{1, 4, 2, 0, 0, 6, 7, 1, 13, 13};
+  using Sequence = Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>;
+  add_packed("a packed batch", float{}, Sequence{.blocks = {.block = 5}}, grouped, offsets);
+  add_packed("a packed batch, causal, in bfloat16", BFloat16{},
+             Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 5}}, grouped, offsets);
+  add_packed("a packed batch, causal by blocks, a matrix per head", double{},
+             Attention<Relu, Blocks1D, BlockCausal, Unnormalized>{.blocks = {.block = 5}},
+             Shape{1, 4, 2, 0, 0, 6, 7, 4, 15, 14}, offsets);
+  add_packed("a packed batch, a recurrence", float{},
+             Attention<Relu, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>{
+                 .blocks = {.block = 1}, .mixing = {.states = 2}},
+             Shape{1, 4, 2, 0, 0, 6, 7, 4}, {0, 20, 20, 95, 96, 130});
   return cases;
 }
 

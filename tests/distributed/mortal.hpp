@@ -29,6 +29,11 @@ struct Mortal {
     live();
     ranks->all_to_all(sent, to, received, from);
   }
+  auto start_all_to_all(const void* sent, mhla::Span<const mhla::Part> to, void* received,
+                        mhla::Span<const mhla::Part> from) const {
+    live();
+    return ranks->start_all_to_all(sent, to, received, from);
+  }
 
  private:
   void live() const {

@@ -33,7 +33,7 @@ while(TRUE)
   require("${text}" 2 "for rank 1, which is gone")
   math(EXPR exchange "${exchange} + 1")
 endwhile()
-if(exchange LESS 8) # 3 agreements, 2 + 1 exchanges of sums, 2 confirmations
+if(exchange LESS 14) # 3 agreements, 2 * 4 + 1 exchanges of sums, 2 confirmations
   message(FATAL_ERROR "There were ${exchange} exchanges only.")
 endif()
 run(text disagrees)

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The split that is proposed: of published layers, and what explain() says.
+#include <cstdint>
 #include <mhla/distributed/propose_split.hpp>
+#include <mhla/packed.hpp>
 #include <string>
+#include <type_traits>
 
 #include "tests/support/catch.hpp"
 #include "tests/support/error_message.hpp"
@@ -87,4 +90,31 @@ TEST_CASE("split: what explain says") {
   CHECK(says(product, "by heads: there is no other way\n  not by sequence: MixedProduct divides",
              "\n  by heads: 2 of 3 ranks"));
   CHECK(!says(product, "\n  by sequence"));
+}
+
+TEST_CASE("split: a packed batch, whose sequences meet at ranks' borders") {
+  static constexpr std::int32_t offsets[] = {0, 16, 16, 48};
+  const auto attention =
+      mhla::packed(Text{.blocks = {.block = 4}}, mhla::Span<const std::int32_t>{offsets, 4});
+  using Packed = std::remove_const_t<decltype(attention)>;
+  const Shape shape{1, 2, 2, 48, 48, 4, 4, 1, 8, 8};
+  const mhla::SplitCall call{.queries = mhla::equal_shares(attention, shape, 3)};
+  CHECK(call.queries == mhla::Shares{{0, 4}, {4, 4}, {8, 4}});
+  // A block's S has 128 bytes. The first sequence is rank 0's alone; rank 1 sends 4 S of the last
+  // to rank 2, which sends 4 dS~ back.
+  const mhla::SplitTraffic<Packed, float> traffic(attention, shape, call);
+  constexpr Index said = 2 * 520;
+  constexpr Index sums = 4 * 128;
+  CHECK(traffic.by_sequence(0).forward.sent == said);
+  CHECK(traffic.by_sequence(0).backward.received == said);
+  CHECK(traffic.by_sequence(1).forward.sent == said + sums);
+  CHECK(traffic.by_sequence(1).backward.received == said + sums);
+  CHECK(traffic.by_sequence(2).forward.sent == said);
+  CHECK(traffic.by_sequence(2).forward.received == said + sums);
+  // Forward 4 tensors, S; backward 7, S, dS, dS~.
+  constexpr Index tensor = 2 * 16 * 4 * 4;
+  CHECK(traffic.by_sequence(0).forward.held == 4 * tensor + sums);
+  CHECK(traffic.by_sequence(2).forward.held == 4 * tensor + 2 * sums);
+  CHECK(traffic.by_sequence(1).backward.held == 7 * tensor + 2 * sums + 2 * sums);
+  CHECK(mhla::propose_split<float>(attention, shape, call).split == Split::by_sequence);
 }

@@ -63,38 +63,56 @@ class Communicator {
 
   void all_gather(const void* sent, void* received, Span<const Part> parts) const {
     const std::vector<Part> to(static_cast<std::size_t>(size_), Part{0, parts[rank_].bytes});
-    exchange(sent, {to.data(), size_}, received, parts);
+    start_all_to_all(sent, {to.data(), size_}, received, parts).wait();
     auto* const own = static_cast<std::byte*>(received) + parts[rank_].first;
     if (own != sent && parts[rank_].bytes > 0)
       std::memcpy(own, sent, static_cast<std::size_t>(parts[rank_].bytes));
   }
   void all_to_all(const void* sent, Span<const Part> to, void* received,
                   Span<const Part> from) const {
-    exchange(sent, to, received, from);
+    start_all_to_all(sent, to, received, from).wait();
     if (from[rank_].bytes > 0)
       std::memcpy(static_cast<std::byte*>(received) + from[rank_].first,
                   static_cast<const std::byte*>(sent) + to[rank_].first,
                   static_cast<std::size_t>(from[rank_].bytes));
   }
 
- private:
-  void exchange(const void* sent, Span<const Part> to, void* received,
-                Span<const Part> from) const {
+  /// Bytes that were sent are taken, and put where they belong, by wait().
+  class Pending {
+   public:
+    Pending(const Communicator& communicator, void* received, Span<const Part> from)
+        : communicator_(&communicator),
+          received_(static_cast<std::byte*>(received)),
+          from_(from.data, from.data + from.size) {}
+    void wait() const {
+      for (std::size_t r = 0; r < from_.size(); ++r) {
+        const auto rank = static_cast<Index>(r);
+        const Part& part = from_[r];
+        if (rank == communicator_->rank_ || part.bytes == 0) continue;
+        const std::vector<std::byte> bytes = communicator_->mail_->take(rank, communicator_->rank_);
+        if (static_cast<Index>(bytes.size()) != part.bytes)
+          throw mhla::CommunicationError("rank ", rank, " sent ", static_cast<Index>(bytes.size()),
+                                         " bytes in place of ", part.bytes);
+        std::memcpy(received_ + part.first, bytes.data(), bytes.size());
+      }
+    }
+
+   private:
+    const Communicator* communicator_;
+    std::byte* received_;
+    std::vector<Part> from_;
+  };
+  Pending start_all_to_all(const void* sent, Span<const Part> to, void* received,
+                           Span<const Part> from) const {
     const auto* const out = static_cast<const std::byte*>(sent);
     for (Index r = 0; r < size_; ++r) {
       if (r == rank_ || to[r].bytes == 0) continue;
       mail_->put(rank_, r, {out + to[r].first, out + to[r].first + to[r].bytes});
     }
-    for (Index r = 0; r < size_; ++r) {
-      if (r == rank_ || from[r].bytes == 0) continue;
-      const std::vector<std::byte> bytes = mail_->take(r, rank_);
-      if (static_cast<Index>(bytes.size()) != from[r].bytes)
-        throw mhla::CommunicationError("rank ", r, " sent ", static_cast<Index>(bytes.size()),
-                                       " bytes in place of ", from[r].bytes);
-      std::memcpy(static_cast<std::byte*>(received) + from[r].first, bytes.data(), bytes.size());
-    }
+    return {*this, received, from};
   }
 
+ private:
   Mail* mail_;
   Index rank_;
   Index size_;

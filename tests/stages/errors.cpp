@@ -133,3 +133,26 @@ TEST_CASE("stages need a shape that fits the variant") {
       says(error_message<ShapeError>([&] { backend::Stages<Case::V, float>(c.attention, shape); }),
            "mhla: mix: axis key blocks is 3"));
 }
+
+TEST_CASE("stages refuse blocks whose tokens tensors do not hold") {
+  Case c;
+  const auto refusal = [&](const auto& call) { return error_message<ShapeError>(call); };
+  CHECK(says(refusal([&] { c.stages.hold({1, 4}, {1, 4}); }), "queries: there are no blocks [1"));
+  CHECK(says(refusal([&] { c.stages.hold({1, 2}, {0, 5}); }), "keys: there are no blocks [0"));
+  CHECK(says(refusal([&] {
+               c.stages.hold({1, 2}, {0, 2});
+             }),
+             "keys: under Causal, tensors of keys hold the blocks that those of queries do"));
+  const auto short_by_a_block = [](Case& of) { of.stages.hold({2, 2}, {2, 2}); };
+  for (const auto stage : {&Case::summarize, &Case::summarize_gradient})
+    CHECK(says(message<ShapeError>(stage, short_by_a_block),
+               "mhla: keys: tensors hold blocks [2, 4), not all of [1, 3)"));
+  for (const auto stage : {&Case::read_out, &Case::read_out_gradient})
+    CHECK(says(message<ShapeError>(stage, short_by_a_block),
+               "mhla: queries: tensors hold blocks [2, 4), not all of [1, 3)"));
+  CHECK(says(message<ShapeError>(&Case::read_out,
+                                 [](Case& of) {
+                                   of.stages.hold({0, 4}, {0, 4});
+                                 }),
+             "mhla: q: axis tokens is 8 but must be 14"));
+}

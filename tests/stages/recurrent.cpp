@@ -41,7 +41,6 @@ struct Chain : staged::Whole<T, V, masked> {
   using Base = staged::Whole<T, V, masked>;
   using A = mhla::Accumulator<T>;
   using Base::executor;
-  using Base::key_grid;
   using Base::on;
   using Base::stages;
   using Base::tokens_of;
@@ -75,10 +74,10 @@ struct Chain : staged::Whole<T, V, masked> {
     states.assign(1, no_states());
     for (std::size_t p = 0; p < parts.size(); ++p) {
       const BlockRange& range = parts[p];
-      const auto tokens = tokens_of(key_grid, range);
+      const auto part = on(range, range);
+      const std::vector<Index>& tokens = part.key_tokens;
       const auto k = taken(x.k, tokens);
       const auto v = taken(x.v, tokens);
-      const auto part = on(range, range);
       part.stages.summarize(executor(), range, k.view(), v.view(), rows_of(summaries.view(), range),
                             workspace(part, Stage::summarize, range));
       states.push_back(no_states());
@@ -87,7 +86,7 @@ struct Chain : staged::Whole<T, V, masked> {
                             workspace(part, Stage::advance, range));
         CHECK((x.shape().empty() || all_written(states[p + 1])));
       }
-      auto some_y = taken(x.dy, tokens);
+      auto some_y = taken(y, tokens);
       const auto q = taken(x.q, tokens);
       part.stages.read_out(executor(), range, {q.view(), k.view(), v.view(), mix(range).mix},
                            sums(p, range), some_y.view(), workspace(part, Stage::read_out, range));
@@ -102,8 +101,8 @@ struct Chain : staged::Whole<T, V, masked> {
     HostTensor<A, 2> behind = no_states();
     for (std::size_t p = parts.size(); p-- > 0;) {
       const BlockRange& range = parts[p];
-      const auto tokens = tokens_of(key_grid, range);
       const auto part = on(range, range);
+      const std::vector<Index>& tokens = part.key_tokens;
       const auto q = taken(x.q, tokens);
       const auto k = taken(x.k, tokens);
       const auto v = taken(x.v, tokens);

@@ -160,24 +160,57 @@ struct Whole {
             mhla::store(tensor(n, h, t, c), std::numeric_limits<A>::quiet_NaN());
   }
 
-  // The stages on some blocks, and whatever they borrow.
-  struct Part {
-    const Stages<V, T>& stages;
-    Part(const Whole& whole, const BlockRange&, const BlockRange&) : stages(whole.stages) {}
+  // Some blocks, or more, whose tokens tensors then hold.
+  BlockRange held(const BlockRange& blocks, const BlockRange& all) const {
+    const auto more = [&](Index most) {
+      return mhla::testing::random_index(seed, static_cast<std::uint64_t>(blocks.first), most + 1);
+    };
+    const Index before = more(std::min(Index{2}, blocks.first));
+    const Index end = blocks.end() + more(std::min(Index{3}, all.end() - blocks.end()));
+    return {blocks.first - before, end - blocks.first + before};
+  }
+
+  // The stages on some blocks, the tokens of their tensors, and whatever they borrow.
+  struct Tokens {
+    std::vector<Index> query_tokens;
+    std::vector<Index> key_tokens;
+    BlockRange held_queries;
+    BlockRange held_keys;
+    Tokens(const Whole& whole, const BlockRange& queries, const BlockRange& keys)
+        : held_queries(whole.held(queries, whole.stages.query_blocks())),
+          held_keys(whole.held(keys, whole.stages.key_blocks())) {
+      query_tokens = whole.tokens_of(whole.query_grid, held_queries);
+      key_tokens = whole.tokens_of(whole.key_grid, held_keys);
+    }
+    // Unless tensors hold these blocks alone.
+    template <class S>
+    S holding(S stages, const BlockRange& queries, const BlockRange& keys) const {
+      if (held_queries != queries || held_keys != keys) stages.hold(held_queries, held_keys);
+      return stages;
+    }
   };
-  struct PaddedPart {
+  struct Part : Tokens {
+    Stages<V, T> stages;
+    Part(const Whole& whole, const BlockRange& queries, const BlockRange& keys)
+        : Tokens(whole, queries, keys), stages(this->holding(whole.stages, queries, keys)) {}
+  };
+  struct PaddedPart : Tokens {
     Mask query;
     Mask key;
     Stages<mhla::Padded<V>, T> stages;
     PaddedPart(Whole& whole, const BlockRange& queries, const BlockRange& keys)
-        : query(taken(whole.query_mask, mhla::tokens_of(whole.query_grid, queries))),
-          key(taken(whole.key_mask, mhla::tokens_of(whole.key_grid, keys))),
-          stages(whole.stages.padded(
-              {{query.view(),
-                mhla::masks_own_block<V> && queries.count > 0 ? query.view() : key.view()},
-               span(whole.used_queries),
-               span(whole.used_keys)})) {}
+        : Tokens(whole, queries, keys),
+          query(taken(whole.query_mask, this->query_tokens)),
+          key(taken(whole.key_mask, this->key_tokens)),
+          stages(this->holding(
+              whole.stages.padded(
+                  {{query.view(),
+                    mhla::masks_own_block<V> && queries.count > 0 ? query.view() : key.view()},
+                   span(whole.used_queries),
+                   span(whole.used_keys)}),
+              queries, keys)) {}
   };
+  // Under Causal, which has both sides' tensors of the same blocks.
   auto on(const BlockRange& queries, const BlockRange& keys) {
     return std::conditional_t<masked, PaddedPart, Part>(*this, queries, keys);
   }
@@ -245,9 +278,9 @@ struct Whole {
 
     auto summaries = unwritten<A>(all_keys.count, stages.summary_size());
     for (const BlockRange& range : keys) {
-      const auto tokens = tokens_of(key_grid, range);
-      REQUIRE(stages.key_tokens(range) == static_cast<Index>(tokens.size()));
-      const auto part = on(range, range);
+      const auto part = on(own ? range : BlockRange{}, range);
+      const std::vector<Index>& tokens = part.key_tokens;
+      REQUIRE(stages.key_tokens(part.held_keys) == static_cast<Index>(tokens.size()));
       part.stages.summarize(executor(), range, taken(x.k, tokens).view(), taken(x.v, tokens).view(),
                             rows_of(summaries.view(), range),
                             workspace(part, Stage::summarize, range));
@@ -256,16 +289,16 @@ struct Whole {
     auto mixtures = unwritten<A>(all_queries.count, stages.mixture_size());
     auto denominators = unwritten<A>(all_queries.count, stages.denominator_size());
     for (const BlockRange& range : queries) {
-      const auto tokens = tokens_of(query_grid, range);
-      REQUIRE(stages.query_tokens(range) == static_cast<Index>(tokens.size()));
+      const auto part = on(range, own ? range : BlockRange{});
+      const std::vector<Index>& tokens = part.query_tokens;
+      REQUIRE(stages.query_tokens(part.held_queries) == static_cast<Index>(tokens.size()));
       const auto q = taken(x.q, tokens);
       const auto dy = taken(x.dy, tokens);
       const auto k = own ? taken(x.k, tokens) : HostTensor<T, 4>();
       const auto v = own ? taken(x.v, tokens) : HostTensor<T, 4>();
       const mhla::OperandViews<T> operands{q.view(), k.view(), v.view(),
                                            rows_of(mix, stages.mix_rows(range))};
-      const auto part = on(range, own ? range : BlockRange{});
-      auto some_y = dy;
+      auto some_y = taken(y, tokens);
       part.stages.read_out(executor(), range, operands, seen(summaries, range), some_y.view(),
                            workspace(part, Stage::read_out, range));
       put_back(some_y, tokens, y);
@@ -294,7 +327,8 @@ struct Whole {
           rows_of(left, later), rows_of(summary_gradients.view(), range),
           workspace(mixed, Stage::mix_gradient, later, range));
 
-      const auto tokens = tokens_of(key_grid, range);
+      const auto part = on(own ? range : BlockRange{}, range);
+      const std::vector<Index>& tokens = part.key_tokens;
       const auto k = taken(x.k, tokens);
       const auto v = taken(x.v, tokens);
       const auto q = own ? taken(x.q, tokens) : HostTensor<T, 4>();
@@ -307,7 +341,6 @@ struct Whole {
         operands.mix = rows_of(mix, stages.mix_rows(range));
         den = rows_of(TensorView<const A, 2>(denominators.view()), range);
       }
-      const auto part = on(own ? range : BlockRange{}, range);
       const auto summarize_gradient = [&](const mhla::GradientView<A, 3>& dmix) {
         part.stages.summarize_gradient(
             executor(), range, operands,

@@ -118,17 +118,19 @@ class Builder {
   // the last one with a token that takes part.
   template <class Takes>
   Index add(const Grid& grid, Index first_token, const Takes& takes) {
-    return add(grid, {0, grid.num_blocks()}, first_token, takes);
+    const BlockRange all{0, grid.num_blocks()};
+    return add(grid, all, all, first_token, takes);
   }
-  // The same for some of its blocks, whose tokens alone are counted from `first_token` on.
+  // The same for some of its blocks, where the tokens of `held` blocks alone are counted.
   template <class Takes>
-  Index add(const Grid& grid, const BlockRange& range, Index first_token, const Takes& takes) {
+  Index add(const Grid& grid, const BlockRange& range, const BlockRange& held, Index first_token,
+            const Takes& takes) {
     const Index before = blocks;
     Index used = 0;
-    const bool part = range.count < grid.num_blocks();
+    const bool part = held.count < grid.num_blocks();
     const auto place = [&](Index token) {
       return first_token +
-             (part ? grid.tokens_before(range.end(), token) - grid.tokens_before(range.first, token)
+             (part ? grid.tokens_before(held.end(), token) - grid.tokens_before(held.first, token)
                    : token);
     };
     for (Index b = range.first; b < range.end(); ++b) {
@@ -169,10 +171,10 @@ class Builder {
     return used;
   }
   // The same of an item's tokens that a mask, if there is one, does not take away.
-  Index add(const Grid& grid, const BlockRange& range,
+  Index add(const Grid& grid, const BlockRange& range, const BlockRange& held,
             const TensorView<const std::uint8_t, 2>& mask, Index item) {
-    if (mask.data == nullptr) return add(grid, range, 0, EveryToken{});
-    return add(grid, range, 0, MaskRow{mask.data + item * mask.stride[0], mask.stride[1]});
+    if (mask.data == nullptr) return add(grid, range, held, 0, EveryToken{});
+    return add(grid, range, held, 0, MaskRow{mask.data + item * mask.stride[0], mask.stride[1]});
   }
   void add_sequence(Index batch, Index first_block, Index count) {
     if (table_ != nullptr) table_->sequences[sequences] = {batch, first_block, count};
@@ -216,27 +218,31 @@ struct BlockTables {
   BlockTable keys;
 };
 
-/// The table of `batch` sequences, one per item, of which there are the blocks `range` of `grid`.
+/// The table of `batch` sequences, one per item, of which there are the blocks `range` of `grid`,
+/// in tensors that hold those of `held`.
 inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, const BlockRange& range,
-                                      Index batch, Index max_tokens = max_tile_tokens) {
+                                      const BlockRange& held, Index batch,
+                                      Index max_tokens = max_tile_tokens) {
   return block_table::build(arena, max_tokens, [&](block_table::Builder& builder) {
-    builder.add(grid, range, 0, block_table::EveryToken{});
+    builder.add(grid, range, held, 0, block_table::EveryToken{});
     for (Index item = 0; item < batch; ++item) builder.add_sequence(item, 0, range.count);
   });
 }
 /// The same of all blocks.
 inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, Index batch,
                                       Index max_tokens = max_tile_tokens) {
-  return uniform_block_table(arena, grid, {0, grid.num_blocks()}, batch, max_tokens);
+  const BlockRange all{0, grid.num_blocks()};
+  return uniform_block_table(arena, grid, all, all, batch, max_tokens);
 }
 
 /// One sequence per batch item, all cut the same way.
 template <AttentionVariant V>
 BlockTables block_tables(Arena& arena, const V&, const Problem& problem, Index max_tokens) {
   const Index batch = problem.shape.batch;
-  const BlockTable queries =
-      uniform_block_table(arena, problem.query_grid, problem.queries, batch, max_tokens);
-  return {queries, uniform_block_table(arena, problem.key_grid, problem.keys, batch, max_tokens)};
+  const BlockTable queries = uniform_block_table(arena, problem.query_grid, problem.queries,
+                                                 problem.held_queries, batch, max_tokens);
+  return {queries, uniform_block_table(arena, problem.key_grid, problem.keys, problem.held_keys,
+                                       batch, max_tokens)};
 }
 
 /// The sequences of one item, each with its own blocks, shared by queries and keys.
@@ -261,17 +267,18 @@ BlockTables block_tables(Arena& arena, const Packed<A, Offset>& packed, const Pr
 template <class A>
 BlockTables block_tables(Arena& arena, const Padded<A>& padded, const Problem& problem,
                          Index max_tokens) {
-  const auto table = [&](const Grid& grid, const BlockRange& range,
+  const auto table = [&](const Grid& grid, const BlockRange& range, const BlockRange& held,
                          const TensorView<const std::uint8_t, 2>& mask) {
     return block_table::build(arena, max_tokens, [&](block_table::Builder& builder) {
       for (Index item = 0; item < problem.shape.batch; ++item) {
         const Index first = builder.blocks;
-        builder.add_sequence(item, first, builder.add(grid, range, mask, item));
+        builder.add_sequence(item, first, builder.add(grid, range, held, mask, item));
       }
     });
   };
-  const BlockTable queries = table(problem.query_grid, problem.queries, padded.masks.query);
-  return {queries, table(problem.key_grid, problem.keys, padded.masks.key)};
+  const BlockTable queries =
+      table(problem.query_grid, problem.queries, problem.held_queries, padded.masks.query);
+  return {queries, table(problem.key_grid, problem.keys, problem.held_keys, padded.masks.key)};
 }
 
 }  // namespace cpu

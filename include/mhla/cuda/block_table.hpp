@@ -38,7 +38,8 @@ inline constexpr Place absent{-1, {0, 0, 0}};
 /// The blocks of a batch item; all items have the same.
 struct BlockTable {
   Grid grid;                    // of the longest sequence
-  BlockRange range;             // of its blocks: all, or a stage's, whose tokens alone tensors have
+  BlockRange range;             // of its blocks: all, or a stage's
+  BlockRange held;              // blocks whose tokens tensors hold: these, or more
   Index origin[3] = {0, 0, 0};  // of coordinates, in the grid
   Index blocks = 0;             // of all sequences
   Index block_tokens = 0;       // of the longest block
@@ -89,10 +90,11 @@ inline constexpr bool is_packed = requires(const V& variant) {
 /// Takes the table's memory from the arena.
 template <AttentionVariant V>
 BlockTable block_table(Arena& arena, const V& attention, const Grid& grid, const BlockRange& range,
-                       const TensorView<const std::uint8_t, 2>& mask) {
+                       const BlockRange& held, const TensorView<const std::uint8_t, 2>& mask) {
   BlockTable table;
   table.grid = grid;
   table.range = range;
+  table.held = held;
   table.mask = mask;
   if constexpr (is_packed<V>) {
     for_each_sequence(attention, grid, [&](const Sequence& s) { table.blocks += s.blocks; });

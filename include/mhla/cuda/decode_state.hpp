@@ -120,7 +120,8 @@ struct DecodeScratch {
     const auto take = [&](Index rows, Index dim) { return arena.take<A>(checked_mul(rows, dim)); };
     mixing = take(e.mix_heads, checked_mul(e.mix_rows, e.mix_columns));
     rotation = rotation_table<A>(arena, attention.rotation, 1, e.feature_dim, problem.box());
-    tile = block_table(arena, attention, Grid{{1, 1, e.tile()}, {1, 1, e.tile()}}, {0, 1}, {});
+    tile =
+        block_table(arena, attention, Grid{{1, 1, e.tile()}, {1, 1, e.tile()}}, {0, 1}, {0, 1}, {});
     const Index query_rows = checked_mul(checked_mul(e.batch, e.heads()), e.tile());
     const Index key_rows = checked_mul(e.units(), e.tile());
     queries = take(query_rows, e.feature_dim);

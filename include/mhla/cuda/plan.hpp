@@ -66,13 +66,15 @@ struct Extents {
       query_mask = attention.masks.query;
       key_mask = attention.masks.key;
     }
-    queries = {block_table(arena, attention, problem.query_grid, problem.queries, query_mask),
+    queries = {block_table(arena, attention, problem.query_grid, problem.queries,
+                           problem.held_queries, query_mask),
                items, problem.shape.kv_heads, problem.shape.group_size()};
     keys = queries;
     keys.group_size = 1;
     const bool own_keys = masks_own_block<V> && problem.keys.count == 0;  // of queries in a stage
     if (problem.query_grid != problem.key_grid || (problem.keys != problem.queries && !own_keys))
-      keys.table = block_table(arena, attention, problem.key_grid, problem.keys, key_mask);
+      keys.table = block_table(arena, attention, problem.key_grid, problem.keys, problem.held_keys,
+                               key_mask);
     keys.table.mask = key_mask;
     for (int a = 0; a < 3; ++a)
       queries.table.origin[a] = keys.table.origin[a] = problem.box().begin[a];

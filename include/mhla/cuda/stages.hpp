@@ -111,7 +111,9 @@ class CudaStages : public StageBlocks<V, T> {
 
   /// As Stages::padded, with masks in device memory; how far items reach is not asked for.
   auto padded(const StageMasks& masks) const {
-    return CudaStages<Padded<V>, T>(problem_, Padded<V>(attention_, masks.tokens));
+    CudaStages<Padded<V>, T> stages(problem_, Padded<V>(attention_, masks.tokens));
+    stages.held_ = this->held_;
+    return stages;
   }
 
   /// Bytes of device memory that a stage on these blocks takes as workspace: as
@@ -223,10 +225,10 @@ class CudaStages : public StageBlocks<V, T> {
       if (part.keys.count == 0 && !own_keys) masks.key = {};
       const Index batch = part.shape.batch;
       TokenMasks::require_fit(masks.query, "masks.query", batch,
-                              part.query_grid.num_tokens(part.queries));
+                              part.query_grid.num_tokens(part.held_queries));
       TokenMasks::require_fit(
           masks.key, "masks.key", batch,
-          own_keys ? masks.query.extent[1] : part.key_grid.num_tokens(part.keys));
+          own_keys ? masks.query.extent[1] : part.key_grid.num_tokens(part.held_keys));
     }
     return attention;
   }

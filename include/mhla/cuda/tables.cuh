@@ -29,7 +29,7 @@ struct FillBlocks {
   std::int32_t origin[3];  // of coordinates
   std::int32_t block_tokens;
   std::int32_t first_token;
-  std::int32_t first_block;  // of those that tensors have
+  std::int32_t first_block;  // of the table's
   Index count;               // entries
   Place* places;
   Index* mix_rows;
@@ -78,17 +78,17 @@ struct FillBlocks {
   }
 };
 
-/// Counts tokens as the tensors of a stage have them: those of its blocks alone.
+/// Counts tokens as the tensors of a stage hold them.
 struct CountTokens {
   Grid grid;
-  BlockRange range;
+  BlockRange held;
   Span<Place> places;
 
   MHLA_HOST_DEVICE void operator()(Index i) const {
     std::int32_t& token = places[i].token;
     if (token >= 0)
-      token = static_cast<std::int32_t>(grid.tokens_before(range.end(), token) -
-                                        grid.tokens_before(range.first, token));
+      token = static_cast<std::int32_t>(grid.tokens_before(held.end(), token) -
+                                        grid.tokens_before(held.first, token));
   }
 };
 
@@ -213,8 +213,8 @@ void fill_tables(const CudaDevice& device, const V& attention, const BlockTable&
     }
   }
   const auto count = [&](const BlockTable& table) {
-    if (table.range.count != table.grid.num_blocks())
-      launch(device, table.places.size, CountTokens{table.grid, table.range, table.places});
+    if (table.held.count != table.grid.num_blocks())
+      launch(device, table.places.size, CountTokens{table.grid, table.held, table.places});
   };
   const auto add = [&](const BlockTable& table) {
     for_each_sequence(attention, table.grid, [&](const Sequence& sequence) {

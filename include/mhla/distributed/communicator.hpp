@@ -39,6 +39,8 @@ struct Part {
 ///
 /// \throws CommunicationError if a rank is gone, or does not answer within the communicator's
 /// time.
+///
+/// One that OverlapsMessages also lets its ranks compute while messages travel.
 template <class C>
 concept Communicator = requires(const C& communicator, const void* sent, void* received,
                                 Span<const Part> parts) {
@@ -46,6 +48,15 @@ concept Communicator = requires(const C& communicator, const void* sent, void* r
   { communicator.size() } -> std::convertible_to<Index>;
   communicator.all_gather(sent, received, parts);
   communicator.all_to_all(sent, parts, received, parts);
+};
+
+/// A communicator with `start_all_to_all`: all_to_all's arguments, but it returns at once, and
+/// `wait()` of what it returns is called when `received` has to be complete, in the order in which
+/// messages were started. Until then nobody writes what is sent, or touches what is received.
+template <class C>
+concept OverlapsMessages = Communicator<C> &&
+    requires(const C& communicator, const void* sent, void* received, Span<const Part> parts) {
+  communicator.start_all_to_all(sent, parts, received, parts).wait();
 };
 
 /// \}

@@ -19,6 +19,7 @@
 #include <mhla/distributed/heads_exchange.hpp>
 #include <mhla/distributed/local_call.hpp>
 #include <mhla/distributed/shares.hpp>
+#include <mhla/policy/block_list.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
@@ -37,10 +38,9 @@ MHLA_NAMESPACE_BEGIN
 /// share them, another one takes results back. Any variant, on CPUs; at most kv_heads ranks
 /// compute.
 ///
-/// Shares are of blocks, as SequenceParallel has them; of a packed batch, of tokens. A padded
-/// batch's masks, and a packed one's offsets, are those of the whole batch on every rank. Results
-/// have the bits of one process's forward_into and backward_into; but what Update::accumulate adds
-/// to in 16 bits is rounded once more.
+/// Shares are those of SequenceParallel. A padded batch's masks, and a packed one's offsets, are
+/// those of the whole batch on every rank. Results have the bits of one process's forward_into and
+/// backward_into; but what Update::accumulate adds to in 16 bits is rounded once more.
 ///
 /// dmix holds what a rank's heads give: the matrices of its heads; rank 0 has one that heads share.
 /// What is not a rank's is 0 with Update::overwrite and untouched with Update::accumulate. Summed
@@ -60,9 +60,8 @@ class HeadParallel {
         attention_(attention),
         whole_(whole),
         whole_problem_(agreed_problem(queries, keys.empty() ? queries : keys)),
-        query_tokens_(share_grid(whole_problem_.query_grid, whole.query_tokens), queries),
-        key_tokens_(share_grid(whole_problem_.key_grid, whole.key_tokens),
-                    keys.empty() ? queries : keys),
+        query_tokens_(query_list(attention, whole_problem_), queries),
+        key_tokens_(key_list(attention, whole_problem_), keys.empty() ? queries : keys),
         exchange_(communicator, equal_shares(whole.kv_heads, communicator.size())),
         own_(own_problem()),
         local_(whole) {
@@ -186,24 +185,14 @@ class HeadParallel {
     WorkspaceView scratch;  // of forward_into
   };
 
-  // The grid whose blocks are shared out: of a packed batch, whose sequences have blocks of their
-  // own, tokens.
-  static Grid share_grid(const Grid& grid, Index tokens) {
-    if constexpr (requires(const V& packed) { packed.offsets; })
-      return {{1, 1, tokens}, {1, 1, 1}};
-    else
-      return grid;
-  }
   Problem agreed_problem(const Shares& queries, const Shares& keys) const {
     Agreement agreement("head_parallel");
     add_call<T>(agreement, attention_, whole_, queries, keys);
     return agreement.settle(*communicator_, [&] {
       const Problem problem = checked_problem(attention_, whole_);
       const Index ranks = communicator_->size();
-      require_shares("queries", queries,
-                     share_grid(problem.query_grid, whole_.query_tokens).num_blocks(), ranks);
-      require_shares("keys", keys, share_grid(problem.key_grid, whole_.key_tokens).num_blocks(),
-                     ranks);
+      require_shares("queries", queries, query_list(attention_, problem).num_blocks(), ranks);
+      require_shares("keys", keys, key_list(attention_, problem).num_blocks(), ranks);
       if constexpr (requires { attention_.masks; }) {  // which have been checked by now
         fingerprint::Hash masks;
         fingerprint::add_masks(masks, attention_.masks, whole_, Borrowed::contents);

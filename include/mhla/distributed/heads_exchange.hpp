@@ -22,8 +22,9 @@ MHLA_NAMESPACE_BEGIN
 struct TokenShares {
   std::vector<std::vector<Index>> of;  // [ranks]: indices into the whole sequence
 
-  TokenShares(const Grid& grid, const Shares& blocks) {
-    for (const BlockRange& share : blocks) of.push_back(tokens_of(grid, share));
+  template <class List>
+  TokenShares(const List& list, const Shares& blocks) {
+    for (const BlockRange& share : blocks) of.push_back(tokens_of(list, share));
   }
   const std::vector<Index>& operator[](Index rank) const {
     return of[static_cast<std::size_t>(rank)];

@@ -59,9 +59,13 @@ void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor
 ///
 /// By RecurrentMixing a rank summarizes its own blocks, takes up the states of the ranks before it,
 /// and sends its own on to the next: one rank after another, but little work, and their gradients
-/// back. Shares begin at multiples of 16 blocks (`equal_shares(blocks, ranks, 16)`); states travel
-/// exact. If a single row of parameters serves all blocks, every rank has a part of its gradient,
-/// and the sum over ranks differs from one process's in rounding.
+/// back. Shares begin at multiples of 16 blocks (see equal_shares); states travel exact. If a
+/// single row of parameters serves all blocks, every rank has a part of its gradient, and the sum
+/// over ranks differs from one process's in rounding.
+///
+/// A packed batch's blocks are those of all sequences, end to end, and a rank's tokens lie side by
+/// side: what ranks exchange is of sequences that begin before a rank's or go on behind. Every rank
+/// has a part of dmix, whose sum differs from one process's in rounding.
 ///
 /// dmix holds what a rank's queries give: other entries are 0 with Update::overwrite and untouched
 /// with Update::accumulate. Summed over ranks, as trainers sum the gradients of all parameters, it
@@ -212,17 +216,20 @@ class SequenceParallel {
       if (dmix.wanted) copy_tensor(stages_, executor, rows_of_dmix, memory.mix_gradient);
     }
     const BlockRange seeing = read_queries();
-    stages_.read_out_gradient(
-        executor, query_blocks(), rows_of_queries(x), sums(memory), dy, of_queries, update,
-        {rows_of(memory.mixtures, within(seeing, query_blocks())), memory.denominators},
-        memory.scratch);
-    if (to_keys) {
-      if constexpr (recurs)
-        hand_back_states(executor, x, of_queries.mix, update, memory);
-      else
-        exchange_sums(stages_, *communicator_, executor, queries_, queries_read,
-                      sums_layout(stages_.mixture_size()), wire_, memory.mixtures, memory.wire);
-    }
+    const auto read_out_gradient = [&](const BlockRange& blocks) {
+      stages_.read_out_gradient(
+          executor, blocks, rows_of_queries(x), sums(memory), dy, of_queries, update,
+          {rows_of(memory.mixtures, within(seeing, blocks)), memory.denominators}, memory.scratch);
+    };
+    if (recurs || !to_keys)
+      read_out_gradient(query_blocks());
+    else
+      exchange_sums(
+          stages_, *communicator_, executor,
+          shared_rows(queries_, &SequenceParallel::queries_read_by, memory.mixtures, memory), 1,
+          read_out_gradient);
+    if constexpr (recurs)
+      if (to_keys) hand_back_states(executor, x, of_queries.mix, update, memory);
     confirm(*communicator_);
 
     if (dq.wanted) copy_tensor(stages_, executor, memory.query_gradient, dq.view);
@@ -233,9 +240,10 @@ class SequenceParallel {
     if (!to_keys) clear_tensor(stages_, executor, memory.summary_gradients);
     if constexpr (!recurs)
       if (to_keys)
-        stages_.mix_gradient(executor, seeing, key_blocks(),
-                             columns_of(rows_of(x.mix, seeing), key_blocks()), memory.mixtures,
-                             memory.summary_gradients, memory.scratch);
+        stages_.mix_gradient(
+            executor, seeing, key_blocks(),
+            columns_of(rows_of(x.mix, stages_.mix_rows(seeing)), stages_.mix_columns(key_blocks())),
+            memory.mixtures, memory.summary_gradients, memory.scratch);
     OperandViews<T> of_keys = x;
     GradientViews<T> key_gradients{skip, dk, dv, skip};
     if constexpr (masks_own_block<V>) {
@@ -263,12 +271,23 @@ class SequenceParallel {
   BlockRange own(const Shares& shares) const {
     return shares[static_cast<std::size_t>(communicator_->rank())];
   }
-  BlockRange read_keys() const {
-    return recurs ? key_blocks() : blocks_read(keys_, communicator_->rank(), keys_read);
+  // The blocks whose rows a rank reads that has some.
+  BlockRange keys_read_by(const BlockRange& own) const {
+    return recurs ? own : blocks_read(own, stages_.key_blocks(own), keys_read);
   }
-  BlockRange read_queries() const {
-    if (recurs) return query_blocks();
-    return blocks_read(queries_, communicator_->rank(), queries_read);
+  BlockRange queries_read_by(const BlockRange& own) const {
+    return recurs ? own : blocks_read(own, stages_.query_blocks(own), queries_read);
+  }
+  BlockRange read_keys() const { return keys_read_by(key_blocks()); }
+  BlockRange read_queries() const { return queries_read_by(query_blocks()); }
+  // Of blocks whose summaries are made, and then travel.
+  Index pieces() const { return recurs ? 1 : pieces_of_summaries(*communicator_); }
+  SharedRows<A> shared_rows(const Shares& shares,
+                            BlockRange (SequenceParallel::*read_by)(const BlockRange&) const,
+                            const TensorView<A, 2>& rows, const Memory& memory) const {
+    SharedRows<A> shared{shares, {}, sums_layout(rows.extent[1]), wire_, rows, memory.wire};
+    for (const BlockRange& share : shares) shared.read.push_back((this->*read_by)(share));
+    return shared;
   }
   // Some of `blocks`, counted from their first.
   static BlockRange within(const BlockRange& blocks, const BlockRange& some) {
@@ -318,22 +337,23 @@ class SequenceParallel {
       S stages(attention_, whole_);
       require_shares("queries", queries_, stages.query_blocks().count, communicator_->size());
       require_shares("keys", keys_, stages.key_blocks().count, communicator_->size());
-      if (sees_past_only<V>)
-        for (std::size_t r = 0; r < keys_.size(); ++r)
-          if (keys_[r].first != queries_[r].first || keys_[r].count != queries_[r].count)
-            throw ShapeError(
-                "mhla: keys: under Causal and BlockCausal they have the shares of "
-                "queries: leave them empty");
+      if ((sees_past_only<V> || is_batch_layout<V>)&&keys_ != queries_)
+        throw ShapeError(
+            "mhla: keys: under Causal and BlockCausal, and of a packed batch, they have the shares "
+            "of queries: leave them empty");
       if constexpr (recurs) {
         constexpr Index chunk = RecurrentMixing::chunk;
         if (wire_ != Wire::exact)
           throw ShapeError("mhla: wire: RecurrentMixing's states travel exact");
-        for (std::size_t r = 0; r < queries_.size(); ++r)
-          if (queries_[r].first % chunk != 0 && queries_[r].count > 0)
+        for (std::size_t r = 0; r < queries_.size(); ++r) {
+          const Index first = stages.block_in_sequence(queries_[r].first);
+          if (first % chunk != 0)
             throw ShapeError("mhla: queries: rank ", static_cast<Index>(r), " begins at block ",
-                             queries_[r].first, " but must begin at a multiple of ", chunk,
-                             " with RecurrentMixing");
+                             first, is_batch_layout<V> ? " of a sequence" : "",
+                             " but must begin at a multiple of ", chunk, " with RecurrentMixing");
+        }
       }
+      stages.hold(own(queries_), own(keys_));
       return stages;
     });
   }
@@ -364,6 +384,14 @@ class SequenceParallel {
     const Index most = std::max(bytes);
     return {arena.take<std::byte>(most).data, most};
   }
+  template <class E>
+  Index scratch_of_summarize(const E& executor) const {
+    Index most = 0;
+    for (Index piece = 0; piece < pieces(); ++piece)
+      most = std::max(most, stages_.workspace_size(Stage::summarize, executor,
+                                                   piece_of(key_blocks(), piece, pieces())));
+    return most;
+  }
   TensorView<A, 2> take_states(Arena& arena) const {
     return take_rows(arena, {0, stages_.num_states()}, stages_.mixture_size());
   }
@@ -378,7 +406,7 @@ class SequenceParallel {
     take_sums(arena, memory);
     memory.wire = arena.take<std::byte>(wire_bytes(read_keys(), stages_.summary_size()));
     memory.scratch =
-        take_scratch(arena, {stages_.workspace_size(Stage::summarize, executor, key_blocks()),
+        take_scratch(arena, {scratch_of_summarize(executor),
                              stages_.workspace_size(Stage::read_out, executor, query_blocks())});
     return memory;
   }
@@ -404,23 +432,27 @@ class SequenceParallel {
     const Index rows = stages_.mix_rows(query_blocks()).count;
     memory.mix_gradient = make_view(arena.take<A>(s.mix_heads * rows * s.mix_key_blocks).data,
                                     s.mix_heads, rows, s.mix_key_blocks);
-    memory.scratch =
-        take_scratch(arena, {stage(Stage::summarize, key_blocks()),
-                             stage(Stage::read_out_gradient, query_blocks()),
-                             recurs ? 0 : stage(Stage::mix_gradient, read_queries(), key_blocks()),
-                             stage(Stage::summarize_gradient, key_blocks())});
+    memory.scratch = take_scratch(
+        arena, {scratch_of_summarize(executor), stage(Stage::read_out_gradient, query_blocks()),
+                recurs ? 0 : stage(Stage::mix_gradient, read_queries(), key_blocks()),
+                stage(Stage::summarize_gradient, key_blocks())});
     return memory;
   }
 
   template <class E>
   void gather_sums(const E& executor, const OperandViews<T>& x, const Memory& memory) const {
-    stages_.summarize(executor, key_blocks(), x.k, x.v,
-                      rows_of(memory.summaries, within(read_keys(), key_blocks())), memory.scratch);
-    if constexpr (recurs)
+    const auto summarize = [&](const BlockRange& blocks) {
+      stages_.summarize(executor, blocks, x.k, x.v,
+                        rows_of(memory.summaries, within(read_keys(), blocks)), memory.scratch);
+    };
+    if constexpr (recurs) {
+      summarize(key_blocks());
       hand_on_states(executor, x, memory);
-    else
-      exchange_sums(stages_, *communicator_, executor, keys_, keys_read,
-                    sums_layout(stages_.summary_size()), wire_, memory.summaries, memory.wire);
+    } else {
+      exchange_sums(stages_, *communicator_, executor,
+                    shared_rows(keys_, &SequenceParallel::keys_read_by, memory.summaries, memory),
+                    pieces(), summarize);
+    }
   }
 
   // One rank after another, the next in direction `step`: make() when what the rank before it has
@@ -436,7 +468,7 @@ class SequenceParallel {
       if (turn + 1 == ranks) return;
       const Index next = rank + step;
       const Index border = queries_[static_cast<std::size_t>(std::max(rank, next))].first;
-      if (border == 0 || border == queries_.back().end()) continue;  // no states there
+      if (stages_.block_in_sequence(border) == 0) continue;  // no states there
       std::vector<Part> to(static_cast<std::size_t>(ranks));
       std::vector<Part> from(static_cast<std::size_t>(ranks));
       if (rank == communicator_->rank()) to[static_cast<std::size_t>(next)].bytes = bytes;
@@ -446,9 +478,8 @@ class SequenceParallel {
   }
   template <class E>
   void hand_on_states(const E& executor, const OperandViews<T>& x, const Memory& memory) const {
-    const bool are_last = query_blocks().end() == queries_.back().end();
     hand_over(1, memory.states, memory.next, [&] {
-      if (!are_last)
+      if (stages_.block_in_sequence(query_blocks().end()) > 0)
         stages_.advance(executor, query_blocks(), rows_of_queries(x).mix, sums(memory), memory.next,
                         memory.scratch);
     });

@@ -3,10 +3,19 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/shape.hpp>
 #include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/block_list.hpp>
+#include <mhla/policy/packed_blocks.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/recurrent_mixing.hpp>
+#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
+#include <numeric>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -29,6 +38,22 @@ inline Shares equal_shares(Index blocks, Index ranks, Index unit = 1) {
   return shares;
 }
 
+/// The same of a call's query blocks, so that SequenceParallel takes them: by RecurrentMixing they
+/// begin at multiples of 16 blocks of a sequence. Of a packed batch they are blocks of all
+/// sequences, end to end. \throws ShapeError if variant and shape do not fit.
+template <AttentionVariant V>
+Shares equal_shares(const V& attention, const Shape& shape, Index ranks) {
+  const auto list = query_list(attention, checked_problem(attention, shape));
+  const Index unit = factors_mixing<V> ? RecurrentMixing::chunk : 1;
+  const auto begin = [&](Index rank) {
+    const Index block = even_split(list.num_blocks(), ranks, rank);
+    return block - list.block_in_sequence(block) % unit;
+  };
+  Shares shares;
+  for (Index r = 0; r < ranks; ++r) shares.push_back({begin(r), begin(r + 1) - begin(r)});
+  return shares;
+}
+
 /// The tokens of some blocks, as indices into the whole sequence in raster order: the order in
 /// which a rank's tensors have them.
 inline std::vector<Index> tokens_of(const Grid& grid, const BlockRange& blocks) {
@@ -39,6 +64,16 @@ inline std::vector<Index> tokens_of(const Grid& grid, const BlockRange& blocks) 
 }
 
 /// \cond INTERNAL
+inline std::vector<Index> tokens_of(const GridBlocks& list, const BlockRange& blocks) {
+  return tokens_of(list.grid, blocks);
+}
+template <class Offset>
+std::vector<Index> tokens_of(const PackedBlocks<Offset>& list, const BlockRange& blocks) {
+  std::vector<Index> tokens(static_cast<std::size_t>(list.num_tokens(blocks)));
+  std::iota(tokens.begin(), tokens.end(), list.first_token(blocks.first));
+  return tokens;
+}
+
 // Throws ShapeError unless `shares` cut [0, blocks) into a part for every rank.
 inline void require_shares(const char* argument, const Shares& shares, Index blocks, Index ranks) {
   if (static_cast<Index>(shares.size()) != ranks)

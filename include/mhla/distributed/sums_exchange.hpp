@@ -3,6 +3,7 @@
 // that read them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
@@ -11,6 +12,7 @@
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
 #include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/stage_blocks.hpp>
 #include <mhla/policy/sums_layout.hpp>
 #include <vector>
 
@@ -60,55 +62,100 @@ void widen_rows(const S&, const Executor& executor, const SumsLayout& of, const 
 // Whose rows a rank reads, beside its own.
 enum class Others { all, earlier, later };
 
-// Which blocks a rank has rows of: consecutive ranks'.
-inline BlockRange blocks_read(const Shares& shares, Index rank, Others others) {
-  const BlockRange own = shares[static_cast<std::size_t>(rank)];
-  const Index first = others == Others::later ? own.first : 0;
-  const Index end = others == Others::earlier ? own.end() : shares.back().end();
+// Which of `all` blocks a rank reads rows of that has `own` ones.
+inline BlockRange blocks_read(const BlockRange& own, const BlockRange& all, Others others) {
+  const Index first = others == Others::later ? own.first : all.first;
+  const Index end = others == Others::earlier ? own.end() : all.end();
   return {first, end - first};
 }
 
-// Fills in the rows of other ranks' blocks: `rows` are those of blocks_read, `buffer` takes their
-// bytes unless the wire is exact.
-template <class S, Communicator C, class A, class Executor>
+// S travels in so many pieces, if the next can be made meanwhile. dS~ does not: each piece would
+// transpose all summaries again, a twentieth of the backward pass.
+template <Communicator C>
+Index pieces_of_summaries(const C& communicator) {
+  return OverlapsMessages<C> && communicator.size() > 1 ? 4 : 1;
+}
+// A rank's blocks whose rows travel together.
+inline BlockRange piece_of(const BlockRange& share, Index piece, Index pieces) {
+  const Index begin = even_split(share.count, pieces, piece);
+  return {share.first + begin, even_split(share.count, pieces, piece + 1) - begin};
+}
+
+// Rows of which every rank makes those of its share, and reads some.
+template <class A>
+struct SharedRows {
+  const Shares& shares;
+  std::vector<BlockRange> read;  // by every rank, among them its own
+  SumsLayout layout;
+  Wire wire;
+  TensorView<A, 2> rows;   // that this rank reads
+  Span<std::byte> buffer;  // as many bytes, unless the wire is exact
+
+  // The bytes of those of some blocks that rank `by` reads, counted from block `origin`.
+  Part part(const BlockRange& blocks, Index by, Index origin) const {
+    const BlockRange& its = read[static_cast<std::size_t>(by)];
+    const Index first = std::max(blocks.first, its.first);
+    const Index bytes = layout.bytes<A>(wire);
+    const Index count = std::max(Index{0}, std::min(blocks.end(), its.end()) - first);
+    return {count > 0 ? (first - origin) * bytes : 0, count * bytes};
+  }
+  // Whether all ranks read all rows.
+  bool read_by_all() const {
+    const BlockRange all{0, shares.back().end()};
+    return std::all_of(read.begin(), read.end(), [&](const auto& its) { return its == all; });
+  }
+};
+
+// Calls make(blocks) for all pieces of this rank's share, whose rows then travel, and returns when
+// `of.rows` are complete. All ranks have as many pieces, one if the communicator does not overlap.
+template <class S, Communicator C, class Executor, class A, class Make>
 void exchange_sums(const S& stages, const C& communicator, const Executor& executor,
-                   const Shares& shares, Others others, const SumsLayout& layout, Wire wire,
-                   const TensorView<A, 2>& rows, Span<std::byte> buffer) {
+                   const SharedRows<A>& of, Index pieces, const Make& make) {
   const Index ranks = communicator.size();
   const Index rank = communicator.rank();
-  const BlockRange read = blocks_read(shares, rank, others);
-  const Index row_bytes = layout.bytes<A>(wire);
-  const bool rounds = wire == Wire::bfloat16;
-  auto* const bytes = rounds ? buffer.data : reinterpret_cast<std::byte*>(rows.data);
-  const auto part_of = [&](Index r) -> Part {
-    const BlockRange& share = shares[static_cast<std::size_t>(r)];
-    return {(share.first - read.first) * row_bytes, share.count * row_bytes};
+  const Index origin = of.read[static_cast<std::size_t>(rank)].first;
+  const bool rounds = of.wire == Wire::bfloat16;
+  auto* const bytes = rounds ? of.buffer.data : reinterpret_cast<std::byte*>(of.rows.data);
+  const auto piece_at = [&](Index r, Index piece) {
+    return piece_of(of.shares[static_cast<std::size_t>(r)], piece, pieces);
   };
-  const Part own = part_of(rank);
-  const BlockRange& share = shares[static_cast<std::size_t>(rank)];
-  if (rounds) {
-    TensorView<A, 2> own_rows = rows;
-    if (rows.data != nullptr) own_rows.data += (share.first - read.first) * rows.stride[0];
-    own_rows.extent[0] = share.count;
-    round_rows(stages, executor, layout, own_rows, bytes + own.first);
-  }
 
-  std::vector<Part> to(static_cast<std::size_t>(ranks));
-  std::vector<Part> from(static_cast<std::size_t>(ranks));
-  for (Index r = 0; r < ranks; ++r) {
-    const bool reads = others == Others::all || (others == Others::earlier ? r < rank : r > rank);
-    const bool is_read = others == Others::all || (others == Others::earlier ? r > rank : r < rank);
-    if (reads || r == rank) from[static_cast<std::size_t>(r)] = part_of(r);
-    if (is_read) to[static_cast<std::size_t>(r)] = {0, own.bytes};
-  }
-  if (others == Others::all) {
-    communicator.all_gather(bytes + own.first, bytes, Span<const Part>{from.data(), ranks});
+  const auto post = [&](Index piece, const auto& send) {
+    const BlockRange own = piece_at(rank, piece);
+    make(own);
+    const Part mine = of.part(own, rank, origin);
+    if (rounds && own.count > 0)
+      round_rows(stages, executor, of.layout, rows_of(of.rows, {own.first - origin, own.count}),
+                 bytes + mine.first);
+    std::vector<Part> to(static_cast<std::size_t>(ranks));
+    std::vector<Part> from(static_cast<std::size_t>(ranks));
+    for (Index r = 0; r < ranks; ++r) {
+      if (r == rank) continue;
+      to[static_cast<std::size_t>(r)] = of.part(own, r, own.first);
+      from[static_cast<std::size_t>(r)] = of.part(piece_at(r, piece), rank, origin);
+    }
+    return send(bytes + mine.first, Span<const Part>{to.data(), ranks},
+                Span<const Part>{from.data(), ranks}, mine);
+  };
+  if constexpr (OverlapsMessages<C>) {
+    const auto start = [&](Index piece) {
+      return post(
+          piece, [&](const std::byte* sent, Span<const Part> to, Span<const Part> from,
+                     const Part&) { return communicator.start_all_to_all(sent, to, bytes, from); });
+    };
+    std::vector<decltype(start(0))> under_way;
+    for (Index piece = 0; piece < pieces; ++piece) under_way.push_back(start(piece));
+    for (auto& message : under_way) message.wait();
   } else {
-    from[static_cast<std::size_t>(rank)] = {};
-    communicator.all_to_all(bytes + own.first, Span<const Part>{to.data(), ranks}, bytes,
-                            Span<const Part>{from.data(), ranks});
+    post(0,
+         [&](const std::byte* sent, Span<const Part> to, Span<const Part> from, const Part& mine) {
+           if (!of.read_by_all()) return communicator.all_to_all(sent, to, bytes, from);
+           std::vector<Part> parts(from.data, from.data + from.size);
+           parts[static_cast<std::size_t>(rank)] = mine;
+           communicator.all_gather(sent, bytes, Span<const Part>{parts.data(), ranks});
+         });
   }
-  if (rounds) widen_rows(stages, executor, layout, bytes, rows);
+  if (rounds) widen_rows(stages, executor, of.layout, bytes, of.rows);
 }
 /// \endcond
 

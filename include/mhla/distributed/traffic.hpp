@@ -14,6 +14,7 @@
 #include <mhla/distributed/sums_exchange.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/block_list.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
@@ -93,9 +94,10 @@ struct CheckedSize {
 /// beyond H none.
 template <AttentionVariant V, StorageScalar T>
 class SplitTraffic {
-  static_assert(!is_batch_layout<V>,
-                "mhla: ranks hold blocks of every batch item: give SplitTraffic the attention that "
-                "was packed or padded");
+  static_assert(
+      !requires(const V& v) { v.masks; },
+      "mhla: masks change nothing that ranks exchange: give SplitTraffic the attention "
+      "that was padded");
   using A = Accumulator<T>;
 
  public:
@@ -104,12 +106,14 @@ class SplitTraffic {
       : attention_(attention), problem_(checked_problem(attention, shape)), call_(call) {
     if (call_.keys.empty()) call_.keys = call_.queries;
     const Index ranks = std::max(Index{1}, this->ranks());
-    require_shares("queries", call_.queries, problem_.query_blocks, ranks);
-    require_shares("keys", call_.keys, problem_.key_blocks, ranks);
-    if (!sees_past_only<V>) return;
+    require_shares("queries", call_.queries, query_list(attention_, problem_).num_blocks(), ranks);
+    require_shares("keys", call_.keys, key_list(attention_, problem_).num_blocks(), ranks);
+    if (!sees_past_only<V> && !is_batch_layout<V>) return;
     for (Index r = 0; r < ranks; ++r)
       require_extent("keys", "blocks of a rank", keys(r).count, queries(r).count,
-                     "causal attention has the queries and the keys of a block at one rank");
+                     is_batch_layout<V>
+                         ? "a packed batch has the queries and the keys of a block at one rank"
+                         : "causal attention has the queries and the keys of a block at one rank");
   }
 
   /// Their number.
@@ -210,8 +214,8 @@ class SplitTraffic {
   CheckedSize batch() const { return problem_.shape.batch; }
   CheckedSize units() const { return batch() * problem_.shape.kv_heads; }
   Tokens tokens(Index rank) const {
-    return {problem_.query_grid.num_tokens(queries(rank)),
-            problem_.key_grid.num_tokens(keys(rank))};
+    return {query_list(attention_, problem_).num_tokens(queries(rank)),
+            key_list(attention_, problem_).num_tokens(keys(rank))};
   }
   // Its tokens of other ranks' heads go there, others' tokens of its heads come.
   void add(RankTraffic& traffic, Index rank, const Widths& widths) const {
@@ -239,26 +243,31 @@ class SplitTraffic {
             normalizes<V> ? problem_.feature_dim : 0};
   }
   static CheckedSize exact_bytes(const SumsLayout& row) { return row.bytes<A>(Wire::exact); }
-  static bool sees(Index rank, Index other) {
-    return sees_past_only<V> ? other < rank : other != rank;
-  }
-  // Whether there are blocks before and behind the first of a rank's.
-  bool is_inner(Index rank) const {
-    return rank < ranks() && queries(rank).first > 0 && queries(rank).first < problem_.query_blocks;
-  }
   // What blocks leave for the ranks that see them or, of gradients, for those that they see.
   Rows rows(Index rank, const Shares& shares, bool gradients) const {
     Rows rows;
+    const auto list = gradients ? query_list(attention_, problem_) : key_list(attention_, problem_);
+    const auto share = [&](Index of) { return shares[static_cast<std::size_t>(of)]; };
     if constexpr (factors_mixing<V>) {  // states, from rank to rank
+      const auto is_inner = [&](Index of) {
+        return of < ranks() && list.block_in_sequence(share(of).first) > 0;
+      };
       const Index states = attention_.mixing.states;
       if (is_inner(gradients ? rank : rank + 1)) rows.sent = states;
       if (is_inner(gradients ? rank + 1 : rank)) rows.received = states;
       return rows;
     }
-    const auto left = [&](Index at) { return shares[static_cast<std::size_t>(at)].count; };
+    // Blocks of rank `from` that are in the sequences which `to` has some of.
+    const auto read = [&](Index from, Index to) -> Index {
+      if (sees_past_only<V> && (gradients ? from < to : from > to)) return 0;
+      const BlockRange all = list.sequences_of(share(to));
+      return std::max(Index{0}, std::min(all.end(), share(from).end()) -
+                                    std::max(all.first, share(from).first));
+    };
     for (Index other = 0; other < ranks(); ++other) {
-      if (gradients ? sees(rank, other) : sees(other, rank)) rows.sent += left(rank);
-      if (gradients ? sees(other, rank) : sees(rank, other)) rows.received += left(other);
+      if (other == rank) continue;
+      rows.sent += read(rank, other);
+      rows.received += read(other, rank);
     }
     return rows;
   }

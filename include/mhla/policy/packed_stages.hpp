@@ -63,10 +63,11 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
     this->query_tokens(blocks);  // throws unless they are there
     if (mixes) this->key_tokens(keys);
     Index bytes = 0;
-    for_each_part(mixes ? keys : blocks, [&](const SequencePart& of, const S& stages) {
-      const BlockRange queries = mixes ? of.of(blocks) : of.part;
-      bytes = std::max(bytes, stages.workspace_size(stage, executor, queries, of.part));
-    });
+    for_each_part(
+        mixes ? keys : blocks, mixes ? keys : blocks, [&](const SequencePart& of, const S& stages) {
+          const BlockRange queries = mixes ? of.of(blocks) : of.part;
+          bytes = std::max(bytes, stages.workspace_size(stage, executor, queries, of.part));
+        });
     return bytes;
   }
 
@@ -77,7 +78,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
                  WorkspaceView workspace) const {
     const Footprint memory = this->require_summarize(keys, k, v, summaries, workspace);
     require(Stage::summarize, executor, keys, {}, memory, workspace);
-    for_each_part(keys, [&](const SequencePart& of, const S& stages) {
+    for_each_part(keys, this->held_keys(keys), [&](const SequencePart& of, const S& stages) {
       stages.summarize(executor, of.part, tokens_of(k, of), tokens_of(v, of),
                        rows_of(summaries, of.rows), workspace);
     });
@@ -90,7 +91,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
                WorkspaceView workspace) const requires recurs {
     const Footprint memory = this->require_advance(blocks, mix, sums, behind, workspace);
     require(Stage::advance, executor, blocks, {}, memory, workspace);
-    for_each_part(blocks, [&](const SequencePart& of, const S& stages) {
+    for_each_part(blocks, blocks, [&](const SequencePart& of, const S& stages) {
       if (of.part.end() < of.blocks)  // the last
         stages.advance(executor, of.part, mix_of(mix, of, stages), sums_of(sums, 0, of), behind,
                        workspace);
@@ -108,10 +109,11 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
     S::require_pitch("summaries", sums.summaries);
     require(Stage::read_out, executor, queries, {}, memory, workspace);
     const Index first = this->key_blocks(queries).first;
-    for_each_part(queries, [&](const SequencePart& of, const S& stages) {
-      stages.read_out(executor, of.part, operands_of(this->read_by_queries(x), of, stages),
-                      sums_of(sums, first, of), tokens_of(y, of), workspace);
-    });
+    for_each_part(
+        queries, this->held_queries(queries), [&](const SequencePart& of, const S& stages) {
+          stages.read_out(executor, of.part, operands_of(this->read_by_queries(x), of, stages),
+                          sums_of(sums, first, of), tokens_of(y, of), workspace);
+        });
   }
 
   /// As Stages::read_out_gradient.
@@ -128,15 +130,16 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
     const GradientView<A, 3> dmix = recurs ? GradientView<A, 3>(skip) : gradients.mix;
     if (dmix.wanted && update.mix == Update::overwrite) S::clear_mix(executor, dmix.view);
     const Index first = this->key_blocks(queries).first;
-    for_each_part(queries, [&](const SequencePart& of, const S& stages) {
-      stages.read_out_gradient(
-          executor, of.part, operands_of(this->read_by_queries(x), of, stages),
-          sums_of(sums, first, of), tokens_of(dy, of),
-          {tokens_of(gradients.query, of), skip, skip, mix_of(dmix, of, stages)},
-          {update.query, Update::accumulate},
-          {rows_of(left.mixtures, of.rows), denominators_of(left.denominators, of, stages)},
-          workspace);
-    });
+    for_each_part(
+        queries, this->held_queries(queries), [&](const SequencePart& of, const S& stages) {
+          stages.read_out_gradient(
+              executor, of.part, operands_of(this->read_by_queries(x), of, stages),
+              sums_of(sums, first, of), tokens_of(dy, of),
+              {tokens_of(gradients.query, of), skip, skip, mix_of(dmix, of, stages)},
+              {update.query, Update::accumulate},
+              {rows_of(left.mixtures, of.rows), denominators_of(left.denominators, of, stages)},
+              workspace);
+        });
   }
 
   /// As Stages::advance_gradient.
@@ -151,7 +154,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
                                                             summary_gradients, dmix, workspace);
     require(Stage::advance_gradient, executor, blocks, {}, memory, workspace);
     if (dmix.wanted && update == Update::overwrite) S::clear_mix(executor, dmix.view);
-    for_each_part(blocks, [&](const SequencePart& of, const S& stages) {
+    for_each_part(blocks, blocks, [&](const SequencePart& of, const S& stages) {
       stages.advance_gradient(executor, of.part, mix_of(mix, of, stages), sums_of(sums, 0, of),
                               rows_of(mixtures, of.rows), states,
                               rows_of(summary_gradients, of.rows), mix_of(dmix, of, stages),
@@ -170,7 +173,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
     S::require_pitch("mixtures", mixtures);
     S::require_pitch("summary_gradients", summary_gradients);
     require(Stage::mix_gradient, executor, queries, keys, memory, workspace);
-    for_each_part(keys, [&](const SequencePart& of, const S& stages) {
+    for_each_part(keys, keys, [&](const SequencePart& of, const S& stages) {
       const BlockRange seeing = of.of(queries);
       stages.mix_gradient(
           executor, seeing, of.part, columns_of(rows_of(mix, seeing), of.part),
@@ -191,7 +194,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
                                                               denominators, gradients, workspace);
     require(Stage::summarize_gradient, executor, keys, {}, memory, workspace);
     const GradientView<A, 3> dmix = this->own_entries(keys, gradients.mix);
-    for_each_part(keys, [&](const SequencePart& of, const S& stages) {
+    for_each_part(keys, this->held_keys(keys), [&](const SequencePart& of, const S& stages) {
       stages.summarize_gradient(executor, of.part,
                                 operands_of(this->read_by_keys(keys, x), of, stages),
                                 rows_of(summary_gradients, of.rows), tokens_of(dy, of),
@@ -203,10 +206,12 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
   }
 
  private:
-  // Calls visit(part, the stages of its sequence).
+  // Calls visit(part, the stages of its sequence). Its tokens are counted as tensors hold them.
   template <class Visit>
-  void for_each_part(const BlockRange& blocks, const Visit& visit) const {
-    list().for_each_part(blocks, [&](const SequencePart& of) {
+  void for_each_part(const BlockRange& blocks, const BlockRange& held, const Visit& visit) const {
+    const Index before = list().first_token(blocks.first) - list().first_token(held.first);
+    list().for_each_part(blocks, [&](SequencePart of) {
+      of.tokens.first += before;
       Problem problem = problem_;
       Shape& shape = problem.shape;
       problem.sequences = 1;

@@ -26,6 +26,9 @@ struct Problem {
   /// key_blocks is theirs.
   BlockRange queries;
   BlockRange keys;
+  /// The blocks whose tokens tensors hold: these, or more.
+  BlockRange held_queries;
+  BlockRange held_keys;
   Index sequences = 0;         ///< that share no keys: the batch, or the sequences packed into it
   Index all_kv_heads = 0;      ///< kv heads of the whole call, of which these may be some
   Index feature_dim = 0;       ///< D, the length of phi's output
@@ -60,8 +63,8 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
   problem.key_grid = key_grid;
   problem.query_blocks = query_grid.num_blocks();
   problem.key_blocks = key_grid.num_blocks();
-  problem.queries = {0, problem.query_blocks};
-  problem.keys = {0, problem.key_blocks};
+  problem.queries = problem.held_queries = {0, problem.query_blocks};
+  problem.keys = problem.held_keys = {0, problem.key_blocks};
 
   attention.mixing.require_parameters(mixing_layout<A>(problem), shape.mix_query_blocks,
                                       shape.mix_key_blocks);

@@ -22,6 +22,7 @@
 #include <mhla/policy/recurrent_mixing.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
+#include <optional>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -95,6 +96,12 @@ struct StateGradients {
 };
 
 /// \cond INTERNAL
+// The blocks whose tokens tensors hold.
+struct HeldBlocks {
+  BlockRange queries;
+  BlockRange keys;
+};
+
 // Rejects, at compile time, a variant whose stages need more than blocks of their own.
 template <AttentionVariant V>
 struct RequireStages {
@@ -176,6 +183,20 @@ class StageBlocks : RequireStages<V> {
     return problem_.key_grid.num_tokens(keys);
   }
 
+  /// From now on tensors, and masks, hold the tokens of these blocks, of which calls run on some:
+  /// q, y and their gradients of `queries`, k, v and theirs of `keys`, under Causal the same ones.
+  /// A call writes tokens of its own blocks, and zeros of any that a mask takes away.
+  /// \throws ShapeError if there are no such blocks.
+  void hold(const BlockRange& queries, const BlockRange& keys) {
+    require_blocks("queries", queries, query_blocks().count);
+    require_blocks("keys", keys, key_blocks().count);
+    if (masks_own_block<V> && queries != keys)
+      throw ShapeError(
+          "mhla: keys: under Causal, tensors of keys hold the blocks that those of "
+          "queries do");
+    held_ = HeldBlocks{queries, keys};
+  }
+
   /// Elements that a key block's sums have: for every item and kv head S [feature_dim, value_dim],
   /// in gradients S^T, and, if the variant has a normalizer, z [feature_dim].
   Index summary_size() const { return checked_mul(units(), sums_size()); }
@@ -214,6 +235,8 @@ class StageBlocks : RequireStages<V> {
   }
 
  protected:
+  template <AttentionVariant, StorageScalar>
+  friend class StageBlocks;
   using A = Accumulator<T>;
 
   static constexpr bool masked = requires(const V& v) { v.masks; };
@@ -223,6 +246,12 @@ class StageBlocks : RequireStages<V> {
   // Of a padded batch, or of a packed sequence.
   StageBlocks(const Problem& problem, const V& attention)
       : attention_(attention), problem_(problem) {}
+
+  // The blocks whose tokens tensors hold in a call on some.
+  BlockRange held_queries(const BlockRange& queries) const {
+    return held_ ? held_->queries : queries;
+  }
+  BlockRange held_keys(const BlockRange& keys) const { return held_ ? held_->keys : keys; }
 
   auto list() const requires packs {
     return PackedBlocks(attention_.offsets, problem_.query_grid.block[2]);
@@ -263,6 +292,8 @@ class StageBlocks : RequireStages<V> {
       problem.queries = queries;
       if (recurs) problem.keys = queries;
     }
+    problem.held_queries = held_queries(problem.queries);
+    problem.held_keys = held_keys(problem.keys);
     problem.query_blocks = problem.queries.count;
     problem.key_blocks = problem.keys.count;
     const bool reads_out = stage == Stage::read_out || stage == Stage::read_out_gradient;
@@ -438,11 +469,19 @@ class StageBlocks : RequireStages<V> {
 
   V attention_;
   Problem problem_;
+  std::optional<HeldBlocks> held_;  // none: those of a call
 
   static void require_blocks(const char* argument, const BlockRange& blocks, Index all) {
     if (blocks.first < 0 || blocks.count < 0 || blocks.first > all - blocks.count)
       throw ShapeError("mhla: ", argument, ": there are no blocks [", blocks.first, ", ",
                        blocks.first, " + ", blocks.count, "): the sequence has ", all);
+  }
+  static BlockRange require_held(const char* argument, const BlockRange& blocks,
+                                 const BlockRange& held) {
+    if (blocks.count > 0 && (blocks.first < held.first || blocks.end() > held.end()))
+      throw ShapeError("mhla: ", argument, ": tensors hold blocks [", held.first, ", ", held.end(),
+                       "), not all of [", blocks.first, ", ", blocks.end(), ")");
+    return held;
   }
   // Behind the blocks before it.
   bool has_states_before(Index block) const { return recurs && block_in_sequence(block) > 0; }
@@ -465,12 +504,14 @@ class StageBlocks : RequireStages<V> {
   template <class X>
   void require_query_tensor(const char* argument, const TensorView<X, 4>& tensor,
                             const BlockRange& queries, Index dim) const {
-    require_tokens(argument, tensor, problem_.shape.heads, query_tokens(queries), dim);
+    const BlockRange held = require_held("queries", queries, held_queries(queries));
+    require_tokens(argument, tensor, problem_.shape.heads, query_tokens(held), dim);
   }
   template <class X>
   void require_key_tensor(const char* argument, const TensorView<X, 4>& tensor,
                           const BlockRange& keys, Index dim) const {
-    require_tokens(argument, tensor, problem_.shape.kv_heads, key_tokens(keys), dim);
+    const BlockRange held = require_held("keys", keys, held_keys(keys));
+    require_tokens(argument, tensor, problem_.shape.kv_heads, key_tokens(held), dim);
   }
   void require_keys(const BlockRange& keys, const TensorView<const T, 4>& k,
                     const TensorView<const T, 4>& v) const {

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// The blocks of a call, listed: those of a sequence, which every batch item has, or of packed
+// sequences, end to end.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/packed_blocks.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+/// The blocks of one sequence: what PackedBlocks are of several.
+struct GridBlocks {
+  Grid grid;
+
+  Index num_blocks() const { return grid.num_blocks(); }
+  Index num_tokens(const BlockRange& range) const { return grid.num_tokens(range); }
+  Index block_in_sequence(Index block) const { return block < num_blocks() ? block : 0; }
+  BlockRange sequences_of(const BlockRange&) const { return {0, num_blocks()}; }
+};
+
+/// The query blocks of a checked call.
+template <AttentionVariant V>
+auto query_list(const V&, const Problem& problem) {
+  return GridBlocks{problem.query_grid};
+}
+template <AttentionVariant V, class Offset>
+auto query_list(const Packed<V, Offset>& packed, const Problem& problem) {
+  return PackedBlocks(packed.offsets, problem.query_grid.block[2]);
+}
+/// Its key blocks.
+template <AttentionVariant V>
+auto key_list(const V& attention, const Problem& problem) {
+  if constexpr (requires { attention.offsets; })
+    return query_list(attention, problem);
+  else
+    return GridBlocks{problem.key_grid};
+}
+
+MHLA_NAMESPACE_END
