@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Stages of packed sequences refuse, before any of the sequences writes, what one would refuse.
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -116,6 +117,7 @@ TEST_CASE("packed stages take as much as the longest part") {
       return c.stages.workspace_size(stage, c.executor, blocks, blocks);
     };
     CHECK(size({1, 3}) == std::max(size({1, 1}), size({2, 2})));
+    CHECK(size({0, 3}) == std::max(size({0, 2}), size({2, 1})));
     CHECK(size({2, 0}) == 0);
   }
   // The first sequence's part has enough.
