@@ -101,9 +101,12 @@ TEST_CASE("cuda stages: other paths and plans are refused", "[cuda]") {
 TEST_CASE("cuda stages: rows that lie in each other are refused", "[cuda]") {
   CHECK(says(message<ShapeError>(&Case::read_out, [](Case& c) { c.summaries.stride[0] = 0; }),
              "mhla: summaries: axis blocks' stride is 0 but must be"));
-  CHECK(says(
-      message<ShapeError>(&Case::read_out_gradient, [](Case& c) { c.summaries.stride[0] = -500; }),
-      "mhla: summaries: axis blocks' stride is -500 but must be"));
+  CHECK(says(message<ShapeError>(&Case::read_out_gradient,
+                                 [](Case& c) {  // last row first
+                                   c.summaries.data += 3 * c.summaries.stride[0];
+                                   c.summaries.stride[0] *= -1;
+                                 }),
+             "mhla: summaries: axis blocks' stride is -72 but must be 72"));
   CHECK(
       says(message<ShapeError>(&Case::mix_gradient, [](Case& c) { c.left.mixtures.stride[0] = 1; }),
            "mhla: mixtures: axis blocks' stride is 1 but must be"));
