@@ -48,8 +48,8 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
   using Blocks = StageBlocks<Packed<V, Offset>, T>;
   using Blocks::attention_;
   using Blocks::has_states_before;
-  using Blocks::list;
   using Blocks::problem_;
+  using Blocks::queries_listed;
   using Blocks::recurs;
 
  public:
@@ -209,8 +209,9 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
   // Calls visit(part, the stages of its sequence). Its tokens are counted as tensors hold them.
   template <class Visit>
   void for_each_part(const BlockRange& blocks, const BlockRange& held, const Visit& visit) const {
-    const Index before = list().first_token(blocks.first) - list().first_token(held.first);
-    list().for_each_part(blocks, [&](SequencePart of) {
+    const auto list = queries_listed();
+    const Index before = list.first_token(blocks.first) - list.first_token(held.first);
+    list.for_each_part(blocks, [&](SequencePart of) {
       of.tokens.first += before;
       Problem problem = problem_;
       Shape& shape = problem.shape;

@@ -16,8 +16,8 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/block_list.hpp>
 #include <mhla/policy/checks.hpp>
-#include <mhla/policy/packed_blocks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/recurrent_mixing.hpp>
 #include <mhla/policy/traits.hpp>
@@ -145,42 +145,29 @@ class StageBlocks : RequireStages<V> {
 
   /// All query blocks: of packed sequences those of all, end to end, of which an empty one has
   /// none.
-  BlockRange query_blocks() const {
-    if constexpr (packs) return {0, list().num_blocks()};
-    return problem_.queries;
-  }
+  BlockRange query_blocks() const { return {0, queries_listed().num_blocks()}; }
   /// All key blocks.
-  BlockRange key_blocks() const {
-    if constexpr (packs) return query_blocks();
-    return problem_.keys;
-  }
+  BlockRange key_blocks() const { return {0, keys_listed().num_blocks()}; }
   /// The query blocks of the sequences that some key blocks are of: all, but of packed sequences.
   BlockRange query_blocks(const BlockRange& keys) const {
-    if constexpr (packs) return list().sequences_of(keys);
-    return query_blocks();
+    return queries_listed().sequences_of(keys);
   }
   /// The key blocks of the sequences that some query blocks are of.
   BlockRange key_blocks(const BlockRange& queries) const {
-    if constexpr (packs) return list().sequences_of(queries);
-    return key_blocks();
+    return keys_listed().sequences_of(queries);
   }
   /// A query block's index within its sequence; 0 behind the last block. A recurrence has states
   /// before a block if this is not 0.
-  Index block_in_sequence(Index block) const {
-    if constexpr (packs) return list().block_in_sequence(block);
-    return block < problem_.query_blocks ? block : 0;
-  }
+  Index block_in_sequence(Index block) const { return queries_listed().block_in_sequence(block); }
   /// Tokens of q, dy, y and dq for some blocks. \throws ShapeError if there are no such blocks.
   Index query_tokens(const BlockRange& queries) const {
     require_blocks("queries", queries, query_blocks().count);
-    if constexpr (packs) return list().num_tokens(queries);
-    return problem_.query_grid.num_tokens(queries);
+    return queries_listed().num_tokens(queries);
   }
   /// Tokens of k, v, dk and dv for some blocks. \throws ShapeError if there are no such blocks.
   Index key_tokens(const BlockRange& keys) const {
     require_blocks("keys", keys, key_blocks().count);
-    if constexpr (packs) return list().num_tokens(keys);
-    return problem_.key_grid.num_tokens(keys);
+    return keys_listed().num_tokens(keys);
   }
 
   /// From now on tensors, and masks, hold the tokens of these blocks, of which calls run on some:
@@ -253,9 +240,8 @@ class StageBlocks : RequireStages<V> {
   }
   BlockRange held_keys(const BlockRange& keys) const { return held_ ? held_->keys : keys; }
 
-  auto list() const requires packs {
-    return PackedBlocks(attention_.offsets, problem_.query_grid.block[2]);
-  }
+  auto queries_listed() const { return query_list(attention_, problem_); }
+  auto keys_listed() const { return key_list(attention_, problem_); }
 
   // Whether own keys take up what read_out_gradient leaves of denominators.
   static constexpr bool keeps_denominators = masks_own_block<V> && normalizes<V>;
