@@ -4,7 +4,7 @@
 /// tokens, and asks for what it computes itself:
 /// \code
 /// // On every rank; `ranks` is an mhla::MpiCommunicator, or any other Communicator.
-/// const mhla::Shares shares = mhla::equal_shares(blocks, ranks.size());
+/// const mhla::Shares shares = mhla::equal_shares(sequence, call, ranks.size());
 /// const auto layer = mhla::sequence_parallel<float>(sequence, call, ranks, shares);
 /// const mhla::Workspace forward(layer.forward_workspace_size(executor));
 /// layer.forward(executor, {q_view, k_view, v_view, mix_view}, y_view, forward);

@@ -31,9 +31,9 @@ MHLA_NAMESPACE_BEGIN
 ///
 /// A collective is enqueued as one group: ncclAllGather where parts are equal and lie side by side,
 /// otherwise ncclBroadcast for each rank; ncclSend and ncclRecv. The call returns when the stream
-/// has done it, so that it cannot be captured in a graph. Where NCCL or CUDA fails, or the stream
-/// is not done in `timeout`, the communicator is aborted, which frees it (ncclCommAbort), and
-/// CommunicationError is thrown: it is neither used nor destroyed any more.
+/// has done it, so that nothing overlaps it, and it cannot be captured in a graph. Where NCCL or
+/// CUDA fails, or the stream is not done in `timeout`, the communicator is aborted, which frees it
+/// (ncclCommAbort), and CommunicationError is thrown: it is neither used nor destroyed any more.
 ///
 /// NCCL connects ranks when they first send: ncclCommInitRankConfig with `blocking = 0` makes that,
 /// too, something that ends in time.

@@ -52,10 +52,12 @@ void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor
 /// gradients are [batch, heads or kv_heads, tokens, dim] of the tokens of its own blocks, in raster
 /// order (tokens_of). Every rank has all of mix.
 ///
-/// Forward: ranks summarize their keys, exchange summaries, read out their queries. Backward: the
-/// same summaries, unless they were kept, then dS~ of all queries. Under Causal and BlockCausal
-/// summaries go to later ranks alone, dS~ to earlier ones. Results have the bits of one process's
-/// forward_into and backward_into, where Stages has them, for any number of ranks and any shares.
+/// Forward: ranks summarize their keys, exchange summaries, read out their queries. Where the
+/// communicator OverlapsMessages, summaries travel in quarters, each while the next is made.
+/// Backward: the same summaries, unless they were kept, then dS~ of all queries. Under Causal and
+/// BlockCausal summaries go to later ranks alone, dS~ to earlier ones. Results have the bits of one
+/// process's forward_into and backward_into, where Stages has them, for any number of ranks and any
+/// shares.
 ///
 /// By RecurrentMixing a rank summarizes its own blocks, takes up the states of the ranks before it,
 /// and sends its own on to the next: one rank after another, but little work, and their gradients
