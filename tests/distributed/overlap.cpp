@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: MIT
 // What ranks do while messages travel, event by event: c computing, s a message is started, w it is
 // waited for, e a collective that starts and waits.
+#include <cstddef>
+#include <cstdint>
 #include <mhla/distributed.hpp>
+#include <mhla/packed.hpp>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -69,11 +73,12 @@ struct Overlapping : Waiting {
 
 // Forward and backward.
 template <class Communicator, class V>
-std::pair<std::string, std::string> events_of(const V& attention, Index ranks) {
+std::pair<std::string, std::string> events_of(const V& attention, Index ranks,
+                                              std::uint64_t seed = 0) {
   std::vector<std::pair<std::string, std::string>> all(static_cast<std::size_t>(ranks));
   for (const std::string& outcome : thread_ranks::run(ranks, [&](const auto& rank) {
-         const SharedCall<float, V> part(attention, Shape{1, 4, 2, 58, 58, 6, 7}, ranks,
-                                         rank.rank(), 0);
+         const SharedCall<float, V> part(attention, Shape{1, 4, 2, 58, 58, 6, 7, 1, 15, 15}, ranks,
+                                         rank.rank(), seed);
          const Events events;
          const Communicator communicator{{&rank, &events}};
          const RecordingExecutor executor{&events};
@@ -115,10 +120,20 @@ TEST_CASE("summaries travel while the next are made") {
 }
 
 TEST_CASE("a communicator that only waits exchanges all summaries at once") {
-  const auto [forward, backward] =
-      events_of<Whole>(mhla::Attention<mhla::Relu, mhla::Blocks1D>{.blocks = {.block = 4}}, 3);
-  CHECK(forward == "eceec");
-  CHECK(backward == "ececeec");
+  static constexpr std::int32_t offsets[] = {0, 9, 9, 58};
+  const auto check = [](const auto& attention) {
+    for (const std::uint64_t seed : {0u, 3u}) {
+      const auto [forward, backward] = events_of<Whole>(attention, 3, seed);
+      CHECK(forward == "eceec");
+      CHECK(backward == "ececeec");
+    }
+  };
+  using mhla::Blocks1D;
+  using mhla::Relu;
+  const mhla::Attention<Relu, Blocks1D> sequence{.blocks = {.block = 4}};
+  check(sequence);
+  check(mhla::Attention<Relu, Blocks1D, mhla::Causal>{.blocks = {.block = 4}});
+  check(mhla::packed(sequence, Span<const std::int32_t>{offsets, 4}));
 }
 
 TEST_CASE("one rank alone makes its summaries at once") {

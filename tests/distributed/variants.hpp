@@ -41,6 +41,9 @@ void for_each_call(const Visit& visit) {
         Crossed{.blocks = {.grid = {4, 6, 5}, .block = {2, 2, 2}},
                 .key_blocks = {.grid = {3, 3, 10}, .block = {1, 2, 3}}},
         Shape{1, 4, 2, 120, 90, 16, 8});
+  visit("one block of queries", float{},
+        Attention<Relu, Blocks1D>{.blocks = {.block = 5}, .key_blocks = {.block = 5}},
+        Shape{1, 2, 1, 5, 58, 6, 7});
   visit("fewer blocks than ranks", float{}, Sequence{.blocks = {.block = 32}}, grouped);
   visit("no values", float{}, Sequence{.blocks = {.block = 5}}, Shape{2, 4, 2, 58, 58, 6, 0});
   using Recurrent =
