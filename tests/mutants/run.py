@@ -4,10 +4,11 @@
 
     tests/mutants/run.py BUILD [--only REGEX] [--jobs N] [--check]
 
-BUILD is a build folder of the tests, made by Ninja with CMAKE_EXPORT_COMPILE_COMMANDS=ON. The mutated
-header lies in a folder of its own, which comes before include/; what includes it is compiled again with
-the flags of the build, linked and run. Ends with 1 where a test passes in spite of its fault, where a
-fault does not compile, or where its text is not found exactly once. --check looks for the texts alone.
+BUILD is a build folder of the tests, made by Ninja with CMAKE_EXPORT_COMPILE_COMMANDS=ON and
+MHLA_TESTS_TOGETHER=OFF. The mutated header lies in a folder of its own, which comes before include/; what
+includes it is compiled again with the flags of the build, linked and run. Ends with 1 where a test passes in
+spite of its fault, where a fault does not compile, or where its text is not found exactly once. --check looks
+for the texts alone.
 """
 import argparse
 import concurrent.futures
