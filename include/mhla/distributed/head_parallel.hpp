@@ -138,14 +138,13 @@ class HeadParallel {
     want(dv, memory.dv, key_tokens_, of_own_heads.value);
     if (dmix.wanted) of_own_heads.mix = memory.dmix;
     const bool gives_dmix = dmix.wanted && heads_.gives_dmix();
-    const Index items = whole_.mix_per_item() ? whole_.batch : 1;
-    for (Index n = 0; n < items && gives_dmix && update == Update::accumulate; ++n)
+    for (Index n = 0; n < items() && gives_dmix && update == Update::accumulate; ++n)
       H::copy(executor, matrices(dmix.view, n), item_of(memory.dmix, n));
     heads_.backward(executor, exchange_, of_heads(executor, x, memory), memory.y, of_own_heads,
                     update, memory.scratch);
     exchange_.run(executor, To::tokens, to_tokens, update, memory.buffer);
     if (dmix.wanted && update == Update::overwrite) H::clear(executor, dmix.view);
-    for (Index n = 0; n < items && gives_dmix; ++n)
+    for (Index n = 0; n < items() && gives_dmix; ++n)
       H::copy(executor, item_of(memory.dmix, n), matrices(dmix.view, n));
   }
 
@@ -195,8 +194,9 @@ class HeadParallel {
     all.extent[0] = heads.count;
     return all;
   }
+  Index items() const { return whole_.mix_per_item() ? whole_.batch : 1; }
   TensorView<A, 3> item_of(TensorView<A, 3> own, Index item) const {
-    own.extent[0] = own_.shape.heads;
+    own.extent[0] /= items();
     if (own.data != nullptr) own.data += item * own.extent[0] * own.stride[0];
     return own;
   }
