@@ -306,3 +306,21 @@ TEST_CASE("cuda: a rank that disagrees") {
   for (const std::string& outcome : outcomes)
     CHECK(outcome.find("ranks disagree: rank 1 has another feature map") != std::string::npos);
 }
+
+TEST_CASE("cuda: ranks do not read what lies on the device") {
+  using Random = mhla::Attention<mhla::Favor<float>, mhla::Blocks1D>;
+  const auto at_nobodys = [](const auto* of) {
+    return reinterpret_cast<decltype(of)>(std::uintptr_t{4096});
+  };
+  const float* const projection = at_nobodys(static_cast<float*>(nullptr));
+  const std::uint8_t* const mask = at_nobodys(static_cast<std::uint8_t*>(nullptr));
+  const Random attention{.feature_map = {mhla::make_view(projection, 6, 4)},
+                         .blocks = {.block = 5}};
+  const Shape shape{1, 2, 2, 20, 20, 4, 4, 1, 4, 4};
+  run(2, [&](const TakingTurns& ranks) {
+    const mhla::Shares shares = mhla::equal_shares(4, 2);
+    mhla::cuda_sequence_parallel<float>(attention, shape, ranks, shares);
+    mhla::cuda_head_parallel<float>(mhla::padded(attention, mhla::make_view(mask, 1, 20)), shape,
+                                    ranks, shares);
+  });
+}
