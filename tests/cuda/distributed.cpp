@@ -115,8 +115,15 @@ void check_by_heads(const V& attention, const Shape& partial) {
   for (const Index ranks : {1, 2, 4})
     run(ranks, [&](const TakingTurns& rank) {
       const distributed_calls::AnyCommunicator communicator(rank);
-      const SharedCall<T, V> part(attention, partial, ranks, rank.rank(), 3);
+      SharedCall<T, V> part(attention, partial, ranks, rank.rank(), 3);
       const Shape& shape = part.shape;
+      if constexpr (requires { attention.masks; }) {  // to -0 nothing is added, not even 0
+        for (Index i = 0; i < part.x.v.size(); ++i)
+          if (!attention.masks.takes_key(i / shape.value_dim / shape.key_tokens / shape.kv_heads,
+                                         i / shape.value_dim % shape.key_tokens))
+            part.x.v.view().element(i) = T(-0.0);
+        part.local.v = distributed_calls::taken(part.x.v, part.key_tokens);
+      }
       const auto layer =
           mhla::cuda_head_parallel<T>(part.attention, shape, communicator, part.queries, part.keys);
       const mhla::BlockRange kv_heads =
@@ -223,8 +230,10 @@ TEST_CASE("cuda: by heads, a rank that refuses") {
     });
   };
   SECTION("a path, which a rank without heads does not take") {
-    for (const std::string& outcome : refused(mhla::CudaPath::summaries, true))
+    const auto outcomes = refused(mhla::CudaPath::summaries, true);
+    for (const std::string& outcome : outcomes)
       CHECK(outcome.find("float tensors") != std::string::npos);
+    CHECK(outcomes[2].find("rank 0 refused the call, which no rank has run") != std::string::npos);
   }
   SECTION("memory") {
     for (const std::string& outcome : refused(mhla::CudaPath::automatic, false))
