@@ -1,19 +1,30 @@
 // SPDX-License-Identifier: MIT
 /// \file
-/// A sequence shared out over GPUs, by blocks: SequenceParallel on CudaStages. From a plain .cpp;
-/// the kernels are those of MHLA_INSTANTIATE_CUDA_STAGES.
+/// A sequence shared out over GPUs, by blocks or by heads, from a plain .cpp.
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
 #include <mhla/cuda/device.hpp>
+#include <mhla/cuda/heads.hpp>
+#include <mhla/cuda/pipeline.hpp>
 #include <mhla/cuda/stages.hpp>
 #include <mhla/distributed/communicator.hpp>
+#include <mhla/distributed/head_parallel.hpp>
 #include <mhla/distributed/sequence_parallel.hpp>
 #include <mhla/distributed/shares.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/block_list.hpp>
+#include <mhla/policy/checks.hpp>
+#include <mhla/policy/fingerprint.hpp>
+#include <mhla/policy/problem.hpp>
 #include <mhla/policy/sums_layout.hpp>
 #include <mhla/policy/variant.hpp>
 #include <utility>
@@ -55,13 +66,104 @@ void widen_rows(const CudaStages<V, T>&, const CudaDevice& device, const SumsLay
 /// SequenceParallel of tensors of T in device memory: its calls take a CudaDevice in place of an
 /// executor, views and a workspace of device memory, and run in stream order on
 /// CudaPath::cublas. The communicator moves device memory, and waits for the device's stream before
-/// it sends: NcclCommunicator does on that stream.
+/// it sends: NcclCommunicator does on that stream. The kernels are those of
+/// MHLA_INSTANTIATE_CUDA_STAGES(V, T).
+///
+/// Of what a variant borrows in device memory, masks or a projection, ranks do not compare
+/// contents.
 template <StorageScalar T, AttentionVariant V, Communicator C>
 SequenceParallel<CudaStages<V, T>, C> cuda_sequence_parallel(const V& attention, const Shape& whole,
                                                              const C& communicator, Shares queries,
                                                              Shares keys = {},
                                                              Wire wire = Wire::exact) {
   return {attention, whole, communicator, std::move(queries), std::move(keys), wire};
+}
+
+/// \cond INTERNAL
+// What HeadParallel does besides talking to other ranks: see HostHeads.
+template <AttentionVariant V, StorageScalar T>
+class CudaHeads {
+  using A = Accumulator<T>;
+  using Kernels = cuda::HeadKernels<T>;
+
+ public:
+  using Variant = V;
+  using Scalar = T;
+  using Tokens = GridPart;
+  static constexpr Borrowed compared = Borrowed::nothing;
+
+  CudaHeads(const V& attention, const Problem&, const Problem& own, Index)
+      : attention_(attention), own_(own.shape) {}
+
+  template <class List>
+  static Tokens tokens(const List& list, const BlockRange& blocks) {
+    return part_of(list, blocks);
+  }
+  static void pack(const CudaDevice& device, const TensorView<T, 4>& x, const Tokens* tokens,
+                   T* message) {
+    Kernels::pack(device, x, tokens == nullptr ? all_of(x) : *tokens, message);
+  }
+  static void unpack(const CudaDevice& device, T* message, const TensorView<T, 4>& x,
+                     const Tokens* tokens, Update update) {
+    Kernels::unpack(device, message, x, tokens == nullptr ? all_of(x) : *tokens, update);
+  }
+  static void copy(const CudaDevice& device, const TensorView<const A, 3>& from,
+                   const TensorView<A, 3>& to) {
+    Kernels::copy(device, from, to);
+  }
+  static void clear(const CudaDevice& device, const TensorView<A, 3>& tensor) {
+    Kernels::fill(device, tensor, A(0));
+  }
+  static void require_memory(const Footprint& memory) { Kernels::require_memory(memory); }
+
+  bool gives_dmix() const { return own_.heads > 0; }
+
+  Index forward_workspace_size(const CudaDevice& device) const {
+    return own_.heads == 0 ? 0 : mhla::forward_workspace_size<T>(attention_, own_, device);
+  }
+  Index backward_workspace_size(const CudaDevice& device) const {
+    return own_.heads == 0 ? 0 : mhla::backward_workspace_size<T>(attention_, own_, device);
+  }
+
+  void forward(const CudaDevice& device, const OperandViews<T>& x, const TensorView<T, 4>& y,
+               WorkspaceView workspace) const {
+    if (own_.heads > 0) forward_into(attention_, device, x.q, x.k, x.v, x.mix, y, workspace);
+  }
+  template <class Exchange>
+  void backward(const CudaDevice& device, const Exchange&, const OperandViews<T>& x,
+                const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
+                WorkspaceView workspace) const {
+    if (own_.heads == 0) return;
+    // dq, dk and dv are overwritten also where dmix is added to: -0 + x is x.
+    T nothing;
+    store(nothing, A(-0.0f));
+    for (const auto& gradient : {gradients.query, gradients.key, gradients.value})
+      if (gradient.wanted && update == Update::accumulate)
+        Kernels::fill(device, gradient.view, nothing);
+    backward_into(attention_, device, x.q, x.k, x.v, x.mix, dy, gradients, update, workspace);
+  }
+
+ private:
+  static Tokens all_of(const TensorView<T, 4>& x) {
+    return consecutive_tokens(x.extent[2], {0, x.extent[2]});
+  }
+
+  V attention_;
+  Shape own_;
+};
+/// \endcond
+
+/// HeadParallel of tensors of T in device memory: its calls take a CudaDevice as those of
+/// cuda_sequence_parallel, and run a rank's heads on any path. y, dq, dk and dv have the bits of
+/// one device's whole call on the same path, where a head's do not depend on how many others there
+/// are. If one matrix serves all heads, dmix is what a rank's heads give of it: summed over ranks
+/// it differs from one device's in rounding. The kernels are those of MHLA_INSTANTIATE_CUDA(V, T)
+/// and of MHLA_INSTANTIATE_CUDA_HEADS(T).
+template <StorageScalar T, AttentionVariant V, Communicator C>
+HeadParallel<CudaHeads<V, T>, C> cuda_head_parallel(const V& attention, const Shape& whole,
+                                                    const C& communicator, Shares queries,
+                                                    Shares keys = {}) {
+  return {attention, whole, communicator, std::move(queries), std::move(keys)};
 }
 
 /// \}

@@ -14,8 +14,7 @@
 /// \endcode
 /// By sequence, blocks' summaries travel; by heads, with `head_parallel` in its place, tokens do.
 /// `propose_split` says which moves less, `explain` why. Engines: `<mhla/mpi.hpp>`,
-/// `<mhla/nccl.hpp>`, or a Communicator of yours. On GPUs, by sequence:
-/// `<mhla/cuda_distributed.hpp>`.
+/// `<mhla/nccl.hpp>`, or a Communicator of yours. On GPUs: `<mhla/cuda_distributed.hpp>`.
 #pragma once
 
 #include <mhla/distributed/communicator.hpp>

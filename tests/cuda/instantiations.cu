@@ -3,6 +3,7 @@
 // architecture, without a warning.
 #include <mhla/cuda/instantiate.cuh>
 #include <mhla/cuda/instantiate_decoder.cuh>
+#include <mhla/cuda/instantiate_heads.cuh>
 #include <mhla/cuda/instantiate_stages.cuh>
 
 namespace instantiations {
@@ -88,3 +89,8 @@ MHLA_INSTANTIATE_CUDA_STAGES(Video, BFloat16);
 MHLA_INSTANTIATE_CUDA_STAGES(Language, Half);
 MHLA_INSTANTIATE_CUDA_STAGES(Chunks, float);
 MHLA_INSTANTIATE_CUDA_STAGES(PaddedVision, BFloat16);
+
+MHLA_INSTANTIATE_CUDA_HEADS(float);
+MHLA_INSTANTIATE_CUDA_HEADS(double);
+MHLA_INSTANTIATE_CUDA_HEADS(BFloat16);
+MHLA_INSTANTIATE_CUDA_HEADS(Half);

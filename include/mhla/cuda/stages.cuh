@@ -10,6 +10,7 @@
 #include <mhla/cuda/block_sums.cuh>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
+#include <mhla/cuda/chip/tensors.cuh>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/paths/cublas.cuh>
 #include <mhla/cuda/paths/operands.cuh>
@@ -75,9 +76,7 @@ struct StageRows {
 
 template <class V, class T>
 void StageKernels<V, T>::require_memory(const Footprint& memory) {
-  memory.for_each_on_device([](const overlap::Strided& view, const char* name) {
-    if (view.size > 0) require_device_memory(view.data, name);
-  });
+  require_device_memory(memory);
 }
 
 /// Throws unless CUDA knows the memory of what every stage has.
@@ -237,32 +236,19 @@ void StageKernels<V, T>::summarize_gradient(const BackwardCall<V, T>& call,
   }
 }
 
-template <class T, int Rank>
-struct CopyTensor {
-  TensorView<const T, Rank> from;
-  TensorView<T, Rank> to;
-
-  MHLA_HOST_DEVICE void operator()(Index i) const { to.element(i) = from.element(i); }
-};
-template <class T, int Rank>
-struct ClearTensor {
-  TensorView<T, Rank> tensor;
-
-  MHLA_HOST_DEVICE void operator()(Index i) const { tensor.element(i) = T{}; }
-};
 template <class V, class T>
 void StageKernels<V, T>::copy_tensor(const CudaDevice& device, const TensorView<const T, 4>& from,
                                      const TensorView<T, 4>& to) {
-  launch(device, to.size(), CopyTensor<T, 4>{from, to});
+  copy(device, from, to);
 }
 template <class V, class T>
 void StageKernels<V, T>::copy_tensor(const CudaDevice& device, const TensorView<const A, 3>& from,
                                      const TensorView<A, 3>& to) {
-  launch(device, to.size(), CopyTensor<A, 3>{from, to});
+  copy(device, from, to);
 }
 template <class V, class T>
 void StageKernels<V, T>::clear_tensor(const CudaDevice& device, const TensorView<A, 3>& tensor) {
-  launch(device, tensor.size(), ClearTensor<A, 3>{tensor});
+  fill(device, tensor, A(0));
 }
 
 /// An element of rows of sums, and where it travels: S as bfloat16, z behind all of S.

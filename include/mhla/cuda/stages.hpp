@@ -21,6 +21,7 @@
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
+#include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/packed_stages.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/stage_blocks.hpp>
@@ -106,6 +107,7 @@ class CudaStages : public StageBlocks<V, T> {
  public:
   /// \cond INTERNAL
   using Kernels = cuda::StageKernels<V, T>;
+  static constexpr Borrowed compared = Borrowed::nothing;
   /// \endcond
   using Blocks::Blocks;
 
@@ -284,6 +286,7 @@ class CudaStages<Packed<V, Offset>, T> : public PackedStages<CudaStages<V, T>, O
  public:
   /// \cond INTERNAL
   using Kernels = cuda::StageKernels<V, T>;
+  static constexpr Borrowed compared = Borrowed::nothing;
   /// \endcond
   using PackedStages<CudaStages<V, T>, Offset>::PackedStages;
 };

@@ -21,7 +21,7 @@ MHLA_NAMESPACE_BEGIN
 /// What ranks have in common: types, values, a packed batch's offsets, the whole shape, all shares.
 template <class T, AttentionVariant V>
 void add_call(Agreement& agreement, const V& attention, const Shape& whole, const Shares& queries,
-              const Shares& keys) {
+              const Shares& keys, Borrowed compared) {
 #if defined(_MSC_VER)
   agreement.add_text("type", __FUNCSIG__);
 #else
@@ -46,7 +46,7 @@ void add_call(Agreement& agreement, const V& attention, const Shape& whole, cons
   add_geometry("blocks", attention.blocks);
   add_geometry("key_blocks", attention.key_blocks);
   fingerprint::Hash values;
-  fingerprint::add_values(values, attention, Borrowed::contents);
+  fingerprint::add_values(values, attention, compared);
   agreement.add_hash("feature map, normalizer, rotation, mixing or scale", values.value());
   if constexpr (requires { attention.offsets; }) {
     fingerprint::Hash offsets;

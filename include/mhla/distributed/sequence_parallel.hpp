@@ -333,7 +333,7 @@ class SequenceParallel {
 
   S agreed_stages() const {
     Agreement agreement("sequence_parallel");
-    add_call<T>(agreement, attention_, whole_, queries_, keys_);
+    add_call<T>(agreement, attention_, whole_, queries_, keys_, S::compared);
     agreement.add("wire", static_cast<Index>(wire_));
     return agreement.settle(*communicator_, [&] {
       S stages(attention_, whole_);

@@ -32,6 +32,7 @@ struct SplitCall {
   Shares keys = {};             ///< of key blocks; empty: as `queries`
   Wire wire = Wire::exact;      ///< by sequence
   bool summaries_kept = false;  ///< by sequence: by the forward pass for the backward pass
+  bool on_gpus = false;         ///< by heads: sums of dmix stay at their ranks
 };
 
 /// Bytes of one pass at one rank.
@@ -86,9 +87,9 @@ struct CheckedSize {
 ///                   RecurrentMixing: as many, times G likewise, for each state to the next rank;
 ///                   backward also to the one before
 ///     by heads      q, k, v of other heads out and of its heads in, y back.
-///                   Backward: q, k, v, dy, and dq, dk, dv back; to rank 0, if one matrix serves
-///                   all heads, sums of dmix: of each kv head min(B, max(1, 64 / H)), or fewer of
-///                   matrices with more than 2^18 elements
+///                   Backward: q, k, v, dy, and dq, dk, dv back; on CPUs to rank 0, if one matrix
+///                   serves all heads, sums of dmix: of each kv head min(B, max(1, 64 / H)), or
+///                   fewer of matrices with more than 2^18 elements
 ///
 /// [+ D] with a normalizer. Heads are shared as blocks can be: the first ranks have one more, ranks
 /// beyond H none.
@@ -146,7 +147,7 @@ class SplitTraffic {
     Traffic traffic = agreed();
     add(traffic.forward, rank, forward());
     add(traffic.backward, rank, backward());
-    if (problem_.shape.mix_heads != 1 || problem_.shape.empty()) return traffic;
+    if (problem_.shape.mix_heads != 1 || problem_.shape.empty() || call_.on_gpus) return traffic;
     const auto sums = cpu::BackwardPlan<cpu::LoweredOf<V>, A>::partial_sums(attention_, problem_);
     const auto bytes = [&](Index heads) {
       return CheckedSize(heads) * sums.sequence_groups * sums.size * sum_bytes;

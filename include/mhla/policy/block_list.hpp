@@ -41,4 +41,26 @@ auto key_list(const V& attention, const Problem& problem) {
     return GridBlocks{problem.key_grid};
 }
 
+/// The tokens of some blocks of a grid.
+struct GridPart {
+  Grid grid;
+  BlockRange blocks;
+
+  Index size() const { return grid.num_tokens(blocks); }
+};
+/// Tokens [first, first + count) of a sequence.
+inline GridPart consecutive_tokens(Index all, const BlockRange& tokens) {
+  return {{{1, 1, all}, {1, 1, 1}}, tokens};
+}
+
+/// The tokens of some blocks of a list.
+inline GridPart part_of(const GridBlocks& list, const BlockRange& blocks) {
+  return {list.grid, blocks};
+}
+template <class Offset>
+GridPart part_of(const PackedBlocks<Offset>& list, const BlockRange& blocks) {
+  return consecutive_tokens(list.first_token(list.num_blocks()),
+                            {list.first_token(blocks.first), list.num_tokens(blocks)});
+}
+
 MHLA_NAMESPACE_END

@@ -156,10 +156,10 @@ void require_apart(Footprint& footprint, const V& attention, const OperandViews<
 }
 
 /// Throws ShapeError unless y can be written in a call of `shape` with these operands,
-/// WorkspaceError if scratch memory shares a byte with a tensor.
+/// WorkspaceError if scratch memory shares a byte with a tensor; returns what it touches.
 template <AttentionVariant V, class T>
-void require_forward(const V& attention, const Shape& shape, const OperandViews<T>& operands,
-                     const TensorView<T, 4>& y, WorkspaceView workspace, WorkspaceView state) {
+Footprint require_forward(const V& attention, const Shape& shape, const OperandViews<T>& operands,
+                          const TensorView<T, 4>& y, WorkspaceView workspace, WorkspaceView state) {
   require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "y is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);
@@ -167,6 +167,7 @@ void require_forward(const V& attention, const Shape& shape, const OperandViews<
   Footprint footprint;
   footprint.writes(y, "y");
   require_apart(footprint, attention, operands, workspace, state);
+  return footprint;
 }
 
 /// The same unless y = attention(q, k, v, mix) can be computed.
@@ -212,9 +213,9 @@ MHLA_OUT_OF_LINE Footprint checked_gradients(const Shape& shape,
 
 /// As require_forward, for the wanted gradients.
 template <AttentionVariant V, class T>
-void require_backward(const V& attention, const Shape& shape, const OperandViews<T>& operands,
-                      const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                      WorkspaceView workspace, WorkspaceView state) {
+Footprint require_backward(const V& attention, const Shape& shape, const OperandViews<T>& operands,
+                           const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                           WorkspaceView workspace, WorkspaceView state) {
   require_extents(dy, "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "dy is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);
@@ -222,6 +223,7 @@ void require_backward(const V& attention, const Shape& shape, const OperandViews
   Footprint footprint = checked_gradients(shape, gradients);
   footprint.reads(dy, "dy");
   require_apart(footprint, attention, operands, workspace, state);
+  return footprint;
 }
 
 /// As checked_forward, for the wanted gradients of <dy, attention(q, k, v, mix)>.

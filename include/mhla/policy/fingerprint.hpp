@@ -18,8 +18,8 @@
 MHLA_NAMESPACE_BEGIN
 
 /// How masks and a projection count: by contents or, if the host cannot read them, by address and
-/// layout.
-enum class Borrowed { contents, address };
+/// layout, or between processes not at all.
+enum class Borrowed { contents, address, nothing };
 
 namespace fingerprint {
 
@@ -87,9 +87,9 @@ void add(Hash& hash, const P& policy) {
 template <class Map>
 void add_feature_map(Hash& hash, Map map, Borrowed borrowed) {
   if constexpr (requires { map.projection = {}; }) {
-    if (borrowed == Borrowed::contents) {
+    if (borrowed != Borrowed::address) {
       const auto projection = std::exchange(map.projection, {});
-      for (Index r = 0; r < projection.extent[0]; ++r)
+      for (Index r = 0; r < projection.extent[0] && borrowed == Borrowed::contents; ++r)
         for (Index c = 0; c < projection.extent[1]; ++c) add(hash, projection(r, c));
       add(hash, projection.extent[0]);
     }
@@ -99,7 +99,7 @@ void add_feature_map(Hash& hash, Map map, Borrowed borrowed) {
 
 inline void add_masks(Hash& hash, const TokenMasks& masks, const Shape& shape, Borrowed borrowed) {
   if (borrowed == Borrowed::address) return add(hash, masks);
-  if (shape.empty()) return;
+  if (shape.empty() || borrowed == Borrowed::nothing) return;
   for (Index n = 0; n < shape.batch; ++n) {
     for (Index t = 0; t < shape.query_tokens; ++t) hash.add(masks.takes_query(n, t));
     for (Index t = 0; t < shape.key_tokens; ++t) hash.add(masks.takes_key(n, t));

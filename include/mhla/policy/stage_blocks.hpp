@@ -18,6 +18,7 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/block_list.hpp>
 #include <mhla/policy/checks.hpp>
+#include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/recurrent_mixing.hpp>
 #include <mhla/policy/traits.hpp>
@@ -133,6 +134,9 @@ class StageBlocks : RequireStages<V> {
  public:
   using Variant = V;  ///< 1st argument
   using Scalar = T;   ///< 2nd argument
+  /// \cond INTERNAL
+  static constexpr Borrowed compared = Borrowed::contents;  // by ranks, of what the variant borrows
+  /// \endcond
 
   /// `shape` is that of the whole sequence. What the variant borrows must outlive this.
   /// \throws ShapeError if variant and shape do not fit.

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
+#include <mhla/core/overlap.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/checks.hpp>
@@ -110,6 +111,11 @@ void require_device_memory(const Span<T>& array, const char* name) {
 template <class T, int Rank>
 void require_device_memory(const TensorView<T, Rank>& tensor, const char* name) {
   if (tensor.size() > 0) require_device_memory(tensor.data, name);
+}
+inline void require_device_memory(const Footprint& memory) {
+  memory.for_each_on_device([](const overlap::Strided& view, const char* name) {
+    if (view.size > 0) require_device_memory(view.data, name);
+  });
 }
 
 /// What a variant's kernels read besides the operands.

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT
+// Messages of tokens, packed and unpacked; and copies.
+#pragma once
+
+#include <cstdint>
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cuda/chip/device_memory.cuh>
+#include <mhla/cuda/chip/launch.cuh>
+#include <mhla/cuda/chip/tensors.cuh>
+#include <mhla/cuda/heads.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/block_list.hpp>
+#include <mhla/policy/checks.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+struct Packs {
+  template <class T>
+  MHLA_HOST_DEVICE void operator()(T& element, T& sent) const {
+    sent = element;
+  }
+};
+struct Overwrites {
+  template <class T>
+  MHLA_HOST_DEVICE void operator()(T& element, T& received) const {
+    element = received;
+  }
+};
+struct Adds {
+  template <class T>
+  MHLA_HOST_DEVICE void operator()(T& element, T& received) const {
+    store(element, load(element) + load(received));
+  }
+};
+
+/// Moves a row of x: a head of a token in the box that holds all tokens of the message, if it is
+/// one of those. Its place among them is the number of them that come before it in the sequence.
+template <class T, class Move>
+struct MoveRow {
+  TensorView<T, 4> x;
+  GridPart tokens;
+  Index begin[3];  // of the box
+  Grid box;
+  Index count;  // tokens of the message
+  T* message;   // [batch, heads, count, dim]
+
+  MHLA_HOST_DEVICE void operator()(std::uint32_t row, const RowShare& share) const {
+    const Index at = row % box.num_tokens();
+    const Index unit = row / box.num_tokens();
+    const auto& [grid, blocks] = tokens;
+    Index token = 0;
+    for (int axis = 0; axis < 3; ++axis)
+      token = token * grid.extent[axis] + begin[axis] + box.coordinate(at, axis);
+    const Index block = grid.block_of(token);
+    if (block < blocks.first || block >= blocks.end()) return;
+    const Index place =
+        grid.tokens_before(blocks.end(), token) - grid.tokens_before(blocks.first, token);
+    T* const here = &x(unit / x.extent[1], unit % x.extent[1], token, 0);
+    T* const there = message + (unit * count + place) * x.extent[3];
+    for (Index c = share.first; c < x.extent[3]; c += share.step)
+      Move{}(here[c * x.stride[3]], there[c]);
+  }
+};
+template <class Move, class T>
+void move_rows(const CudaDevice& device, const TensorView<T, 4>& x, const GridPart& tokens,
+               T* message) {
+  const GridBox box = tokens.grid.box(tokens.blocks);
+  const MoveRow<T, Move> move{x,
+                              tokens,
+                              {box.begin[0], box.begin[1], box.begin[2]},
+                              {{box.extent(0), box.extent(1), box.extent(2)}, {1, 1, 1}},
+                              tokens.size(),
+                              message};
+  launch_rows(device, x.extent[0] * x.extent[1] * move.box.num_tokens(), x.extent[3], move);
+}
+
+template <class T>
+void HeadKernels<T>::pack(const CudaDevice& device, const TensorView<T, 4>& x,
+                          const GridPart& tokens, T* message) {
+  move_rows<Packs>(device, x, tokens, message);
+}
+template <class T>
+void HeadKernels<T>::unpack(const CudaDevice& device, T* message, const TensorView<T, 4>& x,
+                            const GridPart& tokens, Update update) {
+  if (update == Update::overwrite)
+    move_rows<Overwrites>(device, x, tokens, message);
+  else
+    move_rows<Adds>(device, x, tokens, message);
+}
+
+template <class T>
+void HeadKernels<T>::copy(const CudaDevice& device, const TensorView<const A, 3>& from,
+                          const TensorView<A, 3>& to) {
+  cuda::copy(device, from, to);
+}
+template <class T>
+void HeadKernels<T>::fill(const CudaDevice& device, const TensorView<A, 3>& tensor, A value) {
+  cuda::fill(device, tensor, value);
+}
+template <class T>
+void HeadKernels<T>::fill(const CudaDevice& device, const TensorView<T, 4>& tensor, T value) {
+  cuda::fill(device, tensor, value);
+}
+template <class T>
+void HeadKernels<T>::require_memory(const Footprint& memory) {
+  require_device_memory(memory);
+}
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

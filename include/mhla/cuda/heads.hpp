@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// What cuda_head_parallel does to tensors besides forward_into and backward_into. Needs no CUDA
+// header: the kernels are in another translation unit, made by <mhla/cuda/instantiate_heads.cuh>; a
+// missing scalar is a link error that names it.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cuda/device.hpp>
+#include <mhla/policy/block_list.hpp>
+#include <mhla/policy/checks.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cuda {
+
+/// Defined in heads.cuh. An undefined reference to a member means that no .cu of the program has
+/// MHLA_INSTANTIATE_CUDA_HEADS(T).
+template <class T>
+struct HeadKernels {
+  using A = Accumulator<T>;
+
+  /// Copies some tokens of x [batch, heads, tokens, dim] to a message, in this order.
+  static void pack(const CudaDevice& device, const TensorView<T, 4>& x, const GridPart& tokens,
+                   T* message);
+  /// The other way round.
+  static void unpack(const CudaDevice& device, T* message, const TensorView<T, 4>& x,
+                     const GridPart& tokens, Update update);
+  static void copy(const CudaDevice& device, const TensorView<const A, 3>& from,
+                   const TensorView<A, 3>& to);
+  static void fill(const CudaDevice& device, const TensorView<A, 3>& tensor, A value);
+  static void fill(const CudaDevice& device, const TensorView<T, 4>& tensor, T value);
+  /// Throws unless CUDA knows it.
+  static void require_memory(const Footprint& memory);
+};
+
+}  // namespace cuda
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT
+// What HeadParallel does besides talking to other ranks, on CPUs: the pass of a rank's heads.
+#pragma once
+
+#include <cstddef>
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cpu/pipeline.hpp>
+#include <mhla/distributed/communicator.hpp>
+#include <mhla/distributed/local_call.hpp>
+#include <mhla/distributed/shares.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/checks.hpp>
+#include <mhla/policy/fingerprint.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+#include <optional>
+#include <vector>
+
+MHLA_NAMESPACE_BEGIN
+
+/// Any variant's heads on CPUs. dmix that heads share is rank 0's: it gets the partial sums of all
+/// heads, and adds them up in the order of one process.
+template <AttentionVariant V, StorageScalar T>
+class HostHeads {
+  using A = Accumulator<T>;
+  using L = cpu::LoweredOf<V>;
+
+ public:
+  using Variant = V;
+  using Scalar = T;
+  using Tokens = std::vector<Index>;
+  /// How ranks compare what the variant borrows.
+  static constexpr Borrowed compared = Borrowed::contents;
+
+  /// Of the whole call and of this rank's heads.
+  HostHeads(const V& attention, const Problem& whole, const Problem& own, Index rank)
+      : attention_(attention), whole_(whole), own_(own), rank_(rank) {}
+
+  /// Of some blocks of a list.
+  template <class List>
+  static Tokens tokens(const List& list, const BlockRange& blocks) {
+    return tokens_of(list, blocks);
+  }
+  /// Copies these tokens, or all, of x [batch, heads, tokens, dim] to a message, in this order.
+  template <class E>
+  static void pack(const E& executor, const TensorView<T, 4>& x, const Tokens* tokens, T* message) {
+    for_each_row(executor, x, tokens, message, [](T& element, T& sent) { sent = element; });
+  }
+  /// The other way round.
+  template <class E>
+  static void unpack(const E& executor, T* message, const TensorView<T, 4>& x, const Tokens* tokens,
+                     Update update) {
+    for_each_row(executor, x, tokens, message, [&](T& element, T& received) {
+      if (update == Update::overwrite)
+        element = received;
+      else
+        store(element, load(element) + load(received));
+    });
+  }
+  template <class E>
+  static void copy(const E& executor, const TensorView<const A, 3>& from,
+                   const TensorView<A, 3>& to) {
+    copy_tensor(executor, from, to);
+  }
+  template <class E>
+  static void clear(const E& executor, const TensorView<A, 3>& tensor) {
+    clear_tensor(executor, tensor);
+  }
+  /// Throws unless the backend can use what a call touches.
+  static void require_memory(const Footprint&) {}
+
+  /// Whether backward writes dmix.
+  bool gives_dmix() const { return !own_.shape.empty() && (!sums_over_heads() || rank_ == 0); }
+
+  template <class E>
+  Index forward_workspace_size(const E& executor) const {
+    return mhla::forward_workspace_size<T>(attention_, own_.shape, executor);
+  }
+  template <class E>
+  Index backward_workspace_size(const E& executor) const {
+    Arena arena;
+    lay_out(arena, executor);
+    return arena.used();
+  }
+
+  template <class E>
+  void forward(const E& executor, const OperandViews<T>& x, const TensorView<T, 4>& y,
+               WorkspaceView workspace) const {
+    forward_into(attention_, executor, x.q, x.k, x.v, x.mix, y, workspace);
+  }
+  /// Overwrites dq, dk, dv; `update` is dmix's. On all ranks together.
+  template <class E, class Exchange>
+  void backward(const E& executor, const Exchange& exchange, const OperandViews<T>& x,
+                const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
+                WorkspaceView workspace) const {
+    Arena arena(workspace);
+    Memory memory = lay_out(arena, executor);
+    std::optional<cpu::BackwardPlan<L, A>>& plan = memory.plan;
+    cpu::BackwardRequest<L, T> request{dy, gradients, Update::overwrite};
+    const auto operands = [&] {
+      return cpu::Operands<L, T>{cpu::lower(attention_), plan->plan, x.q, x.k, x.v, x.mix};
+    };
+    if (plan) {
+      plan->plan.pack_mixing(x.mix);
+      cpu::run_backward(operands(), request, *plan, {}, executor);
+      if constexpr (requires { attention_.masks; }) {
+        cpu::clear_masked(attention_.masks.query, gradients.query.view);
+        cpu::clear_masked(attention_.masks.key, gradients.key.view);
+        cpu::clear_masked(attention_.masks.key, gradients.value.view);
+      }
+    } else {
+      cpu::clear(gradients.query);
+      cpu::clear(gradients.key);
+      cpu::clear(gradients.value);
+    }
+    if (!gradients.mix.wanted) return;
+    if (sums_over_heads() && !whole_.shape.empty()) gather_sums(exchange, memory);
+    if (!gives_dmix()) return;
+    request.update = update;
+    cpu::write_mixing_gradient(operands(), request, *plan, executor);
+  }
+
+ private:
+  struct Memory {
+    std::optional<cpu::BackwardPlan<L, A>> plan;
+    Span<A> sums;  // of dmix, of all heads: rank 0's, where they share a matrix
+  };
+
+  template <class E, class Visit>
+  static void for_each_row(const E& executor, const TensorView<T, 4>& x, const Tokens* tokens,
+                           T* message, const Visit& visit) {
+    const Index heads = x.extent[1];
+    const Index dim = x.extent[3];
+    const Index count = tokens == nullptr ? x.extent[2] : static_cast<Index>(tokens->size());
+    executor.parallel_for(x.extent[0] * heads * count, [&](Index i, Index) {
+      const Index t = i % count;
+      const Index token = tokens == nullptr ? t : (*tokens)[static_cast<std::size_t>(t)];
+      T* const row = &x(i / count / heads, i / count % heads, token, 0);
+      for (Index c = 0; c < dim; ++c) visit(row[c * x.stride[3]], message[i * dim + c]);
+    });
+  }
+
+  // Whether dmix is a sum over the heads of several ranks.
+  bool sums_over_heads() const { return whole_.shape.mix_heads == 1; }
+  cpu::PartialSums all_sums() const {
+    return cpu::BackwardPlan<L, A>::partial_sums(attention_, whole_);
+  }
+  template <class E>
+  Memory lay_out(Arena& arena, const E& executor) const {
+    Memory memory;
+    if (sums_over_heads() && rank_ == 0 && !whole_.shape.empty()) {
+      const cpu::PartialSums all = all_sums();
+      memory.sums = arena.take<A>(checked_mul(all.count(), all.size));
+    }
+    if (!own_.shape.empty())
+      memory.plan.emplace(arena, attention_, own_, executor,
+                          cpu::multiplies_pairs_backward<T>(attention_));
+    return memory;
+  }
+  // Rank 0 gets the partial sums of all heads, in the order in which one process adds them up.
+  template <class Exchange>
+  void gather_sums(const Exchange& exchange, Memory& memory) const {
+    const cpu::PartialSums all = all_sums();
+    const Index ranks = exchange.communicator().size();
+    const auto part = [&](Index group, Index kv_heads, Index first, Index count) -> Part {
+      const Index bytes = all.size * static_cast<Index>(sizeof(A));
+      return {(group * kv_heads + first) * bytes, count * bytes};
+    };
+    const Index own = own_.shape.kv_heads;
+    for (Index group = 0; group < all.sequence_groups; ++group) {
+      std::vector<Part> to(static_cast<std::size_t>(ranks));
+      std::vector<Part> from(static_cast<std::size_t>(ranks));
+      to[0] = part(group, own, 0, own);
+      for (Index r = 0; r < ranks && rank_ == 0; ++r) {
+        const BlockRange heads = exchange.heads_of(r, whole_.shape.kv_heads);
+        from[static_cast<std::size_t>(r)] = part(group, all.kv_heads, heads.first, heads.count);
+      }
+      exchange.communicator().all_to_all(memory.plan ? memory.plan->grad_mixing.data : nullptr,
+                                         {to.data(), ranks}, memory.sums.data,
+                                         {from.data(), ranks});
+    }
+    if (rank_ != 0 || !memory.plan) return;
+    memory.plan->partials = all;
+    memory.plan->grad_mixing = memory.sums;
+    memory.plan->plan.problem = whole_;
+  }
+
+  V attention_;
+  Problem whole_;
+  Problem own_;
+  Index rank_;
+};
+
+MHLA_NAMESPACE_END
