@@ -20,10 +20,10 @@
 /// query blocks, `mix_gradient` dS_b of key blocks from all of those, `summarize_gradient` dk and
 /// dv. (arXiv 2601.07832, equations 3 to 5, and their adjoints.)
 ///
-/// Tensors, and masks of a padded batch (`padded`), have the tokens of the given blocks alone, or of
-/// more (`hold`), in raster order; blocks of a packed batch are those of its sequences, end to end
-/// (PackedStages); positions of a rotation are those of the whole sequence, with which neither a
-/// stage's time nor its memory grows, but for sums and rows of mix that it is given. What passes
+/// Tensors, and masks of a padded batch (`padded`), have the tokens of the given blocks alone, or
+/// of more (`hold`), in raster order; blocks of a packed batch are those of its sequences, end to
+/// end (PackedStages); positions of a rotation are those of the whole sequence, with which neither
+/// a stage's time nor its memory grows, but for sums and rows of mix that it is given. What passes
 /// from stage to stage is matrices whose row b is all that block b leaves, for the whole batch, so
 /// that some blocks are some rows: an all-gather appends them, a reduce-scatter adds them up and
 /// shares them out.
