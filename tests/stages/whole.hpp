@@ -184,9 +184,9 @@ struct Whole {
     }
     // Unless tensors hold these blocks alone.
     template <class S>
-    S holding(S stages, const BlockRange& queries, const BlockRange& keys) const {
-      if (held_queries != queries || held_keys != keys) stages.hold(held_queries, held_keys);
-      return stages;
+    S holding(S of, const BlockRange& queries, const BlockRange& keys) const {
+      if (held_queries != queries || held_keys != keys) of.hold(held_queries, held_keys);
+      return of;
     }
   };
   struct Part : Tokens {
