@@ -55,7 +55,7 @@ void print_rows(const char* name, const V& attention, Shape shape) {
     if (ranks > blocks) continue;
     constexpr bool recurs = mhla::factors_mixing<V>;
     const Index turns = recurs ? ranks - 1 : 1;  // states go from rank to rank
-    mhla::SplitCall call{.queries = mhla::equal_shares(blocks, ranks, recurs ? 16 : 1)};
+    mhla::SplitCall call{.queries = mhla::equal_shares(attention, shape, ranks)};
     const auto in_float = mhla::propose_split<mhla::BFloat16>(attention, shape, call);
     call.wire = mhla::Wire::bfloat16;
     const auto in_bfloat16 = mhla::propose_split<mhla::BFloat16>(attention, shape, call);

@@ -79,10 +79,10 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/token_masks.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cpu/block_table.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/cpu/stage_states.hpp>
 #include <mhla/cpu/stage_units.hpp>
+#include <mhla/cpu/used_blocks.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
@@ -136,12 +136,12 @@ class Stages : public StageBlocks<V, T> {
   /// \throws ShapeError if blocks, mask or `used` [batch] do not fit.
   void count_used_queries(const BlockRange& queries, const TensorView<const std::uint8_t, 2>& mask,
                           Span<Index> used) const {
-    count_used({"mask", "used", problem_.query_grid}, queries, mask, used);
+    count_used(problem_.query_grid, queries, mask, used);
   }
   /// The same of key blocks.
   void count_used_keys(const BlockRange& keys, const TensorView<const std::uint8_t, 2>& mask,
                        Span<Index> used) const {
-    count_used({"mask", "used", problem_.key_grid}, keys, mask, used);
+    count_used(problem_.key_grid, keys, mask, used);
   }
 
   /// Bytes of workspace of a stage on these blocks: those it is named for, and for mix_gradient
@@ -539,53 +539,26 @@ class Stages : public StageBlocks<V, T> {
     body(plan);
   }
 
-  // A side of a padded batch: what its mask and its counts are called, and its grid.
-  struct Side {
-    const char* mask;
-    const char* used;
-    const Grid& grid;
-  };
-  // Calls visit(item, n) where blocks [0, n) of an item are those up to the last of `blocks` with a
-  // token that `mask` keeps; 0: there is none.
-  template <class X, class Visit>
-  void for_each_used(const Side& side, const BlockRange& blocks, const BlockRange& held,
-                     const TensorView<const std::uint8_t, 2>& mask, Span<X> used,
-                     const Visit& visit) const {
-    const Index batch = problem_.shape.batch;
-    TokenMasks::require_fit(mask, side.mask, batch, side.grid.num_tokens(held));
-    require_extent(side.used, "batch", used.size, batch, "it counts the blocks of every item");
-    for (Index item = 0; item < batch; ++item) {
-      const Index last =
-          cpu::block_table::Builder(1, nullptr).add(side.grid, blocks, held, mask, item);
-      visit(item, last == 0 ? 0 : blocks.first + last);
-    }
-  }
-  void count_used(const Side& side, const BlockRange& blocks,
+  void count_used(const Grid& grid, const BlockRange& blocks,
                   const TensorView<const std::uint8_t, 2>& mask, Span<Index> used) const {
-    this->require_blocks("blocks", blocks, side.grid.num_blocks());
-    for_each_used(side, blocks, blocks, mask, used,
-                  [&](Index item, Index n) { used[item] = std::max(used[item], n); });
+    this->require_blocks("blocks", blocks, grid.num_blocks());
+    cpu::count_used({"mask", "used", grid, blocks, blocks, mask}, problem_.shape.batch, used);
   }
   // Throws unless the masks fit the blocks of which a stage has tokens.
   void require_masks([[maybe_unused]] const Problem& part) const {
     if constexpr (masked) {
-      const auto require = [&](const Side& side, const BlockRange& blocks, const BlockRange& held,
-                               const TensorView<const std::uint8_t, 2>& mask,
-                               Span<const Index> used) {
-        const auto& of = blocks.count > 0 ? mask : TensorView<const std::uint8_t, 2>{};
-        for_each_used(side, blocks, held, of, used, [&](Index item, Index n) {
-          if (used[item] < n || used[item] > side.grid.num_blocks())
-            throw ShapeError("mhla: ", side.used, "[", item, "] is ", used[item],
-                             " but must be at least ", n, ", by the mask of blocks [", blocks.first,
-                             ", ", blocks.end(), "), and at most ", side.grid.num_blocks());
-        });
-      };
       const TokenMasks& masks = attention_.masks;
       if (masks_own_block<V> && part.queries.count > 0) masks.require_one();
-      require({"masks.query", "masks.query_blocks", part.query_grid}, part.queries,
-              part.held_queries, masks.query, used_.queries);
-      require({"masks.key", "masks.key_blocks", part.key_grid}, part.keys, part.held_keys,
-              masks.key, used_.keys);
+      const auto of = [](const BlockRange& blocks, const TensorView<const std::uint8_t, 2>& mask) {
+        return blocks.count > 0 ? mask : TensorView<const std::uint8_t, 2>{};
+      };
+      const Index batch = problem_.shape.batch;
+      cpu::require_used({"masks.query", "masks.query_blocks", part.query_grid, part.queries,
+                         part.held_queries, of(part.queries, masks.query)},
+                        batch, used_.queries);
+      cpu::require_used({"masks.key", "masks.key_blocks", part.key_grid, part.keys, part.held_keys,
+                         of(part.keys, masks.key)},
+                        batch, used_.keys);
     }
   }
 

@@ -286,4 +286,11 @@ TEST_CASE("a packed batch's shares") {
   CHECK(mhla::equal_shares(mhla::packed(recurrent, Span<const std::int32_t>{offsets, 4}),
                            Shape{1, 4, 2, 60, 60, 8, 6, 1, 40, 4},
                            ranks) == Shares{{0, 20}, {20, 16}, {36, 24}});
+  CHECK(mhla::equal_shares(recurrent, Shape{1, 4, 2, 40, 40, 8, 6, 1, 40, 4}, ranks) ==
+        Shares{{0, 16}, {16, 16}, {32, 8}});
+  // To the end of a sequence, where that is nearer than the chunk before it.
+  static constexpr std::int32_t short_one[] = {0, 11, 30};
+  CHECK(mhla::equal_shares(mhla::packed(recurrent, Span<const std::int32_t>{short_one, 3}),
+                           Shape{1, 4, 2, 30, 30, 8, 6, 1, 19, 4},
+                           ranks) == Shares{{0, 11}, {11, 16}, {27, 3}});
 }

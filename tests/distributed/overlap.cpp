@@ -104,7 +104,7 @@ std::pair<std::string, std::string> events_of(const V& attention, Index ranks,
   return all.front();
 }
 
-struct Whole : Waiting {};
+struct OnlyWaiting : Waiting {};
 
 }  // namespace
 
@@ -123,7 +123,7 @@ TEST_CASE("a communicator that only waits exchanges all summaries at once") {
   static constexpr std::int32_t offsets[] = {0, 9, 9, 58};
   const auto check = [](const auto& attention) {
     for (const std::uint64_t seed : {0u, 3u}) {
-      const auto [forward, backward] = events_of<Whole>(attention, 3, seed);
+      const auto [forward, backward] = events_of<OnlyWaiting>(attention, 3, seed);
       CHECK(forward == "eceec");
       CHECK(backward == "ececeec");
     }

@@ -15,6 +15,7 @@
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/unit.hpp>
+#include <mhla/cpu/used_blocks.hpp>
 #include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -51,13 +52,6 @@ void copy_sums(const SummaryRows<A>& from, const SummaryRows<A>& to) {
   for (Index b = from.summaries.rows; b < to.summaries.rows; ++b)
     clear(to.summary(b), to.key_sum(b));
 }
-
-/// Of every item of a padded batch, the blocks of the whole sequence up to the last with a token
-/// that takes part: a whole pass drops the others. Empty: all of them.
-struct UsedBlocks {
-  Span<const Index> queries;
-  Span<const Index> keys;
-};
 
 /// Unit `at` of a stage: kv head at % kv_heads of an item.
 template <class L, class A>

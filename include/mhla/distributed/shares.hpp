@@ -26,31 +26,34 @@ MHLA_NAMESPACE_BEGIN
 /// The blocks of every rank, in the order of ranks and of the sequence; some may have none.
 using Shares = std::vector<BlockRange>;
 
-/// Shares that differ by `unit` blocks at most, and begin at multiples of so many; the first ranks
-/// have more.
-inline Shares equal_shares(Index blocks, Index ranks, Index unit = 1) {
-  const Index units = ceil_div(blocks, unit);
-  const auto begin = [&](Index rank) {
-    return std::min(blocks, even_split(units, ranks, rank) * unit);
-  };
+/// Shares that differ by one at most; the first ranks have more.
+inline Shares equal_shares(Index blocks, Index ranks) {
   Shares shares;
-  for (Index r = 0; r < ranks; ++r) shares.push_back({begin(r), begin(r + 1) - begin(r)});
+  for (Index r = 0; r < ranks; ++r) {
+    const Index begin = even_split(blocks, ranks, r);
+    shares.push_back({begin, even_split(blocks, ranks, r + 1) - begin});
+  }
   return shares;
 }
 
-/// The same of a call's query blocks, so that SequenceParallel takes them: by RecurrentMixing they
-/// begin at multiples of 16 blocks of a sequence. Of a packed batch they are blocks of all
-/// sequences, end to end. \throws ShapeError if variant and shape do not fit.
+/// The same of a call's query blocks, of a packed batch those of all sequences, end to end; by
+/// RecurrentMixing as near to it as SequenceParallel takes them: they begin at multiples of 16
+/// blocks of a sequence. \throws ShapeError if variant and shape do not fit.
 template <AttentionVariant V>
 Shares equal_shares(const V& attention, const Shape& shape, Index ranks) {
   const auto list = query_list(attention, checked_problem(attention, shape));
-  const Index unit = factors_mixing<V> ? RecurrentMixing::chunk : 1;
-  const auto begin = [&](Index rank) {
-    const Index block = even_split(list.num_blocks(), ranks, rank);
-    return block - list.block_in_sequence(block) % unit;
-  };
-  Shares shares;
-  for (Index r = 0; r < ranks; ++r) shares.push_back({begin(r), begin(r + 1) - begin(r)});
+  Shares shares = equal_shares(list.num_blocks(), ranks);
+  if constexpr (!factors_mixing<V>) return shares;
+  constexpr Index chunk = RecurrentMixing::chunk;
+  for (std::size_t r = 1; r < shares.size(); ++r) {
+    Index begin = shares[r].first;
+    if (const Index past = list.block_in_sequence(begin) % chunk; past > 0) {
+      const Index next = std::min(begin - past + chunk, list.sequences_of({begin, 1}).end());
+      begin = past <= next - begin ? begin - past : next;
+    }
+    shares[r] = {begin, shares[r].end() - begin};
+    shares[r - 1].count = begin - shares[r - 1].first;
+  }
   return shares;
 }
 

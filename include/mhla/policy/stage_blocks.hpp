@@ -226,8 +226,6 @@ class StageBlocks : RequireStages<V> {
   }
 
  protected:
-  template <AttentionVariant, StorageScalar>
-  friend class StageBlocks;
   using A = Accumulator<T>;
 
   static constexpr bool masked = requires(const V& v) { v.masks; };
