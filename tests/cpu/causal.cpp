@@ -120,7 +120,7 @@ TEMPLATE_TEST_CASE("causal: one block, blocks of one token, blocks of several ti
 }
 
 // Of the last token, which sees all as if it were alone.
-TEST_CASE("causal: the error of a block does not grow with its tokens", "[cpu]") {
+TEST_CASE("causal: the error of a block does not grow with its tokens", "[cpu][figures]") {
   const Index tokens = GENERATE(4096, 400000);
   CAPTURE(tokens);
   const Variant<Causal, MixedKeySum> attention{.blocks = {.block = tokens}};

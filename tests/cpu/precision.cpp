@@ -193,7 +193,7 @@ TEST_CASE("precision: every head dimension", "[cpu]") {
 
 // With one block dmix, but for a large epsilon, nearly cancels; without a normalizer it is a sum of
 // terms of either sign.
-TEST_CASE("precision: from one block to many, whole ones and ragged", "[cpu]") {
+TEST_CASE("precision: from one block to many, whole ones and ragged", "[cpu][figures]") {
   const Index blocks = GENERATE(1, 2, 3, 7, 8, 9, 16, 17, 64, 256);
   CAPTURE(blocks);
   const Index block = blocks < 20 ? 5 : blocks < 100 ? 2 : 1;
@@ -479,7 +479,9 @@ TEST_CASE("precision: a workspace has exactly the size asked for, and what it he
         check_workspace(Past{.blocks = {.block = block}}, shape, executor);
         check_workspace(Frames{.blocks = {.block = block}}, shape, executor);
       };
+#ifndef MHLA_SMALL_PRODUCT
       on(SerialExecutor{});
+#endif
       on(ShuffledExecutor{5});
     }
     check_workspace(Image{.blocks = {.grid = {1, 31}, .block = {1, 1}}},
@@ -488,7 +490,7 @@ TEST_CASE("precision: a workspace has exactly the size asked for, and what it he
   check_workspace(Past{.blocks = {.block = 150}}, {1, 2, 1, 150, 150, 17, 24}, SerialExecutor{});
 }
 
-TEST_CASE("precision: a query sees nothing of later tokens, whatever they hold", "[cpu]") {
+TEST_CASE("precision: a query sees nothing of later tokens, whatever they hold", "[cpu][figures]") {
   const auto check_past = [](const auto& attention, Index seen_from, Index key_dim) {
     constexpr Index tokens = 85;
     const auto variant = fast(attention);
@@ -544,7 +546,8 @@ TEST_CASE("precision: a query sees nothing of later tokens, whatever they hold",
 }
 
 // Of a gradient, too: dq_t is of keys up to t, dk_j and dv_j are of queries from j on.
-TEST_CASE("precision: gradients are those of what a query sees, whatever the rest holds", "[cpu]") {
+TEST_CASE("precision: gradients are those of what a query sees, whatever the rest holds",
+          "[cpu][figures]") {
   const auto check_past = [](const auto& attention) {
     constexpr Index tokens = 75;
     const auto variant = fast(attention);

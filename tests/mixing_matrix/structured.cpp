@@ -331,7 +331,7 @@ TEST_CASE("recurrent mixing: one row for all blocks is the middle of a long init
   CHECK(mix == std::vector<double>(4, -7));
 }
 
-TEST_CASE("recurrent mixing: fits of causal matrices", "[structured]") {
+TEST_CASE("recurrent mixing: fits of causal matrices", "[structured][figures]") {
   const auto fit = [](const Matrix& exact, Index states, Index rows,
                       const mhla::FitOptions& options = {}) {
     Index blocks = 0;
@@ -421,7 +421,8 @@ TEST_CASE("recurrent mixing: fits of causal matrices", "[structured]") {
   }
 }
 
-TEST_CASE("recurrent mixing: initial values and fits reach the table's figures", "[structured]") {
+TEST_CASE("recurrent mixing: initial values and fits reach the table's figures",
+          "[structured][figures]") {
   // In percent, of 64 blocks; rounded to the last digit, and 1 % more for rounding that decides
   // when a state is at a bound.
   constexpr Index blocks = 64;
@@ -540,7 +541,8 @@ constexpr InitialMixing paper{.max_mode = MaxMode::row, .norm_axis = NormAxis::r
 
 }  // namespace
 
-TEST_CASE("separable mixing: fits of initial matrices reach the table's figures", "[structured]") {
+TEST_CASE("separable mixing: fits of initial matrices reach the table's figures",
+          "[structured][figures]") {
   // Three axes: what a hundred random starts reach. 1 % more is for sweeps that end early; the
   // figures are rounded to the last digit.
   const std::vector<Figures> table = {

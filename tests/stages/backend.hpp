@@ -20,12 +20,6 @@ template <class V, class T>
 using Stages = mhla::CudaStages<V, T>;
 inline constexpr const char* name_of_stages = "CudaStages";
 inline constexpr bool stages_count_blocks = false;
-// An emulated thread takes its time; of these splits, 2 adds to gradients.
-#if defined(MHLA_SMALL_PRODUCT)
-inline constexpr std::uint64_t seeds_of_splits[] = {2};
-#else
-inline constexpr std::uint64_t seeds_of_splits[] = {2, 3};
-#endif
 /// What runs the next call.
 inline Device shuffled_device(std::uint64_t) { return device(); }
 #else
@@ -34,8 +28,16 @@ using Stages = mhla::Stages<V, T>;
 inline constexpr const char* name_of_stages = "Stages";
 /// How far the items of a padded batch reach.
 inline constexpr bool stages_count_blocks = true;
-inline constexpr std::uint64_t seeds_of_splits[] = {1, 2, 3};
 inline executors::ShuffledExecutor shuffled_device(std::uint64_t seed) { return {3, seed}; }
+#endif
+
+// Of these splits, 2 adds to gradients. An emulated thread takes its time.
+#if defined(MHLA_SMALL_PRODUCT)
+inline constexpr std::uint64_t seeds_of_splits[] = {2};
+#elif defined(MHLA_TEST_CUDA)
+inline constexpr std::uint64_t seeds_of_splits[] = {2, 3};
+#else
+inline constexpr std::uint64_t seeds_of_splits[] = {1, 2, 3};
 #endif
 
 }  // namespace backend

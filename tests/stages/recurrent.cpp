@@ -30,6 +30,7 @@ using mhla::TensorView;
 using mhla::Unnormalized;
 using mhla::Update;
 using staged::all_written;
+using staged::meets;
 using staged::put_back;
 using staged::taken;
 using staged::unwritten;
@@ -160,11 +161,11 @@ std::vector<BlockRange> random_chunks(const S& stages, Index parts, std::uint64_
 template <class T, bool masked = false, class V>
 void check(const V& attention, const Shape& shape) {
   using A = mhla::Accumulator<T>;
-  for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {
+  for (const std::uint64_t seed : backend::seeds_of_splits) {
     INFO("split " << seed);
     const Update update = seed == 2 ? Update::accumulate : Update::overwrite;
     Chain<T, V, masked> chain(attention, shape, seed);
-    const auto parts = random_chunks(chain.stages, static_cast<Index>(seed), seed);
+    const auto parts = random_chunks(chain.stages, static_cast<Index>(2 * seed - 1), seed);
     HostTensor<T, 4> y = chain.x.dy;
     chain.forward(parts, y);
     auto whole_y = call::forward(chain.padded(), chain.x);
@@ -238,17 +239,21 @@ void check_sequences() {
   SECTION("groups of query heads, more rows than blocks") {
     check<float>(of(2, 1), {2, 4, 2, 161, 161, 16, 4, 4, 90, 4});
   }
-  SECTION("a matrix for every head of every item, in double") {
-    check<double>(of(3, 3), {2, 4, 2, 300, 300, 6, 5, 8});
+  if constexpr (meets<double, Causality, Normalizer>) {
+    SECTION("a matrix for every head of every item, in double") {
+      check<double>(of(3, 3), {2, 4, 2, 300, 300, 6, 5, 8});
+    }
   }
   SECTION("rows that end in half a vector") { check<float>(of(2, 2), {2, 1, 1, 130, 130, 8, 5}); }
   SECTION("long rows") { check<float>(of(5, 4), {1, 2, 1, 420, 420, 32, 36, 2}); }
   SECTION("as many blocks as chunks hold") { check<float>(of(2, 2), {2, 1, 1, 128, 128, 8, 6}); }
   SECTION("a chunk of one block, few parts") { check<float>(of(2, 2), {1, 1, 1, 98, 98, 8, 6}); }
   SECTION("a single row for all blocks") {
-    check<double>(of(2, 2), {2, 4, 2, 229, 229, 6, 5, 4, 1, 7});
+    check<float>(of(2, 2), {2, 4, 2, 229, 229, 6, 5, 4, 1, 7});
   }
-  SECTION("bfloat16") { check<BFloat16>(of(4, 2), {2, 2, 1, 229, 229, 16, 12}); }
+  if constexpr (meets<BFloat16, Causality, Normalizer>) {
+    SECTION("bfloat16") { check<BFloat16>(of(4, 2), {2, 2, 1, 229, 229, 16, 12}); }
+  }
   SECTION("nothing to attend") {
     check<float>(of(3, 2), {0, 2, 2, 229, 229, 16, 5});
     check<float>(of(3, 2), {2, 2, 2, 229, 229, 16, 0});
@@ -258,8 +263,10 @@ void check_sequences() {
     const std::vector<std::int32_t> few{0, 130, 130, 131, 140, 295};
     check<float>(mhla::packed(of(3, 2), few), {1, 4, 2, 295, 295, 16, 5, 4, 60, 7});
     const std::vector<std::int64_t> many{0, 2, 98, 162, 164, 300, 300};
-    check<double>(mhla::packed(of(2, 3), many), {1, 2, 1, 300, 300, 6, 5, 1, 68, 10});
-    check<double>(mhla::packed(of(2, 3), many), {1, 2, 1, 300, 300, 6, 5, 2, 1, 10});
+    if constexpr (meets<double, Causality, Normalizer>) {
+      check<double>(mhla::packed(of(2, 3), many), {1, 2, 1, 300, 300, 6, 5, 1, 68, 10});
+      check<double>(mhla::packed(of(2, 3), many), {1, 2, 1, 300, 300, 6, 5, 2, 1, 10});
+    }
   }
   SECTION("padded") {
     check<float, true>(of(3, 2), {4, 2, 2, 229, 229, 16, 5});

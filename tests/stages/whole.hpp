@@ -38,6 +38,18 @@ using parts::put_back;
 using parts::random_parts;
 using parts::taken;
 
+/// Whether the tests of a causality and a normalizer run with this scalar type: float meets all of
+/// them, and every two of type, causality and normalizer meet, as in all pairwise products.
+#if defined(MHLA_FULL_PRODUCT)
+template <class, class, class>
+inline constexpr bool meets = true;
+#else
+template <class T, class Causality, class Normalizer>
+inline constexpr bool meets = std::is_same_v<T, double> ==
+                              ((Causality::sight == mhla::Sight::all) ==
+                               std::is_same_v<Normalizer, mhla::MixedKeySum>);
+#endif
+
 // Rows that hold NaN: nothing may be read before it is written, and all of it is.
 template <class A>
 HostTensor<A, 2> unwritten(Index rows, Index columns) {
