@@ -45,7 +45,8 @@ inline bool has_vdpbf16ps() {
 }
 
 /// Whether there are tile registers for TDPBF16PS, and the system lets this process use them; asks
-/// it for that, once.
+/// it for that, once. Linux does not where a thread's alternate signal stack has no room for them,
+/// and accepts no such stack afterwards.
 inline bool has_tdpbf16ps() {
 #if defined(__linux__)
   static const bool has = [] {
