@@ -66,7 +66,7 @@ struct QueryRows {
 
 /// What Stages::padded takes: which tokens of a stage's blocks take part, as in a call (see
 /// mhla::padded), and how far every item reaches in the whole sequence, whose blocks behind that a
-/// whole pass drops. All borrowed.
+/// whole pass drops; of a side without a mask, nothing. All borrowed.
 struct StageMasks {
   TokenMasks tokens;               ///< [batch, tokens of the blocks]; those that a stage lacks: any
   Span<const Index> query_blocks;  ///< [batch]: from count_used_queries
