@@ -134,6 +134,8 @@ std::vector<Case> cases_by_sequence() {
   const Shape grouped{1, 4, 2, 0, 0, 6, 7, 1, 13, 13};
   using Sequence = Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>;
   add_packed("a packed batch", float{}, Sequence{.blocks = {.block = 5}}, grouped, offsets);
+  add_packed("a packed batch of fewer blocks than ranks", float{},
+             Sequence{.blocks = {.block = 50}}, grouped, offsets);
   add_packed("a packed batch, causal, in bfloat16", BFloat16{},
              Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 5}}, grouped, offsets);
   add_packed("a packed batch, causal by blocks, a matrix per head", double{},

@@ -143,8 +143,10 @@ class SequenceParallel {
   BlockRange key_blocks() const { return own(keys_); }
 
   /// Elements of the summaries, and states, that this rank's queries read: forward can keep them.
+  /// At least 1, so that a rank which reads none can say that they were kept.
   Index kept_size() const {
-    return checked_add(checked_mul(read_keys().count, stages_.summary_size()), states_size());
+    const Index read = checked_mul(read_keys().count, stages_.summary_size());
+    return std::max(Index{1}, checked_add(read, states_size()));
   }
 
   /// Bytes of workspace that forward takes on this rank: exact.
