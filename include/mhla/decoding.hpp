@@ -322,7 +322,10 @@ class Decoder : RequireStreaming<V> {
                                 return 0.0;
                               }()};
     std::uint64_t hash = hash_of(first_hash, numbers, 2);
-    if constexpr (recurrent) hash = hash_of(hash, &extents_.states, 1);
+    if constexpr (recurrent) {
+      const Index extents[] = {extents_.states, mix_shape_.mix_heads};  // its rows are the rest
+      hash = hash_of(hash, extents, 2);
+    }
     const Span<A> in{slots_[0].row.input.data, shape_.key_dim};
     const Span<A> out{slots_[0].queries.data, extents_.feature_dim};
     for (const A sign : {A(1), A(-1)}) {

@@ -553,12 +553,14 @@ class Stages : public StageBlocks<V, T> {
         return blocks.count > 0 ? mask : TensorView<const std::uint8_t, 2>{};
       };
       const Index batch = problem_.shape.batch;
-      cpu::require_used({"masks.query", "masks.query_blocks", part.query_grid, part.queries,
-                         part.held_queries, of(part.queries, masks.query)},
-                        batch, used_.queries);
-      cpu::require_used({"masks.key", "masks.key_blocks", part.key_grid, part.keys, part.held_keys,
-                         of(part.keys, masks.key)},
-                        batch, used_.keys);
+      if (masks.query.data != nullptr || used_.queries.size > 0)
+        cpu::require_used({"masks.query", "masks.query_blocks", part.query_grid, part.queries,
+                           part.held_queries, of(part.queries, masks.query)},
+                          batch, used_.queries);
+      if (masks.key.data != nullptr || used_.keys.size > 0)
+        cpu::require_used({"masks.key", "masks.key_blocks", part.key_grid, part.keys,
+                           part.held_keys, of(part.keys, masks.key)},
+                          batch, used_.keys);
     }
   }
 

@@ -168,7 +168,7 @@ Fitted fitted(const RecurrentMixing& mixing, const MixingLayout& layout, Index r
       options.projected ? mixing_fit::Interval{0, 1} : mixing_fit::Interval{-8, 8};
   RecurrentParameters p(rows, mixing.states);
   if (rows == 1)
-    mixing_fit::fit_constant(m, p, weights, 3 * options.sweeps);
+    mixing_fit::fit_constant(m, p, weights, Index{3} * options.sweeps);
   else
     mixing_fit::fit_each_block(m, p, weights, options.sweeps);
   for (Index i = 0; i < rows; ++i) {
@@ -224,7 +224,8 @@ std::vector<double> initial_values(const A& attention, Index rows, Index columns
 
 /// The rows and columns that mix has for so many tokens, of queries and of keys. (RecurrentMixing
 /// also takes a single row.)
-/// \throws ShapeError if the geometry does not have these tokens.
+/// \throws ShapeError if the geometry does not have these tokens, or the mixing these extents: one of
+/// your own knows others.
 template <AttentionVariant A>
 MixExtents mix_extents(const A& attention, Index query_tokens, Index key_tokens) {
   const Grid query_grid = checked_grid(attention.blocks, query_tokens, "blocks", "q");
@@ -232,12 +233,12 @@ MixExtents mix_extents(const A& attention, Index query_tokens, Index key_tokens)
                             ? checked_grid(attention.blocks, key_tokens, "blocks", "k")
                             : checked_grid(attention.key_blocks, key_tokens, "key_blocks", "k");
   const auto layout = MixingLayout::of(A::GeometryType::rank, query_grid, key_grid, sight_of<A>);
-  if constexpr (RecurrentVariant<A>)
-    return {layout.query_blocks(), attention.mixing.columns()};
-  else if constexpr (SeparableVariant<A>)
-    return {attention.mixing.rank, attention.mixing.columns(layout)};
-  else
-    return {layout.query_blocks(), layout.key_blocks()};
+  MixExtents extents{layout.query_blocks(), layout.key_blocks()};
+  if constexpr (RecurrentVariant<A>) extents.columns = attention.mixing.columns();
+  if constexpr (SeparableVariant<A>)
+    extents = {attention.mixing.rank, attention.mixing.columns(layout)};
+  attention.mixing.require_parameters(layout, extents.rows, extents.columns);
+  return extents;
 }
 /// Of self-attention.
 template <AttentionVariant A>
@@ -312,10 +313,10 @@ template <std::floating_point T, int Rank, AttentionVariant A>
 void project(const TensorView<T, Rank>& mix, const A& attention, const Projection& onto = {}) {
   if constexpr (RecurrentVariant<A>) {
     const TensorView<T, 3> parameters = mixing_matrix::with_heads(mix, "mix");
-    const Index weights = 2 * attention.mixing.states + 1;
     require_extent("mix", "columns", parameters.extent[2], attention.mixing.columns(),
                    "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
                    "factors of every state");
+    const Index weights = 2 * attention.mixing.states + 1;
     const auto columns = [&](Index first, Index count) {
       return TensorView<T, 3>{parameters.data + first * parameters.stride[2],
                               {parameters.extent[0], parameters.extent[1], count},

@@ -428,6 +428,22 @@ TEST_CASE("precision: the same bits on every executor, with and without a forwar
   }
 }
 
+TEST_CASE("precision: an exact backward pass takes no summaries that were rounded", "[cpu]") {
+  const auto check_saved = [](const auto& attention) {
+    const auto variant = fast(attention);
+    const Operands<BFloat16> x = operands(attention, {2, 4, 2, 48, 48, 16, 8});
+    mhla::ForwardState<float> state;
+    call::forward(variant, x, SerialExecutor{}, &state);
+    Gradients<BFloat16> saved = call::backward(variant, x, SerialExecutor{}, &state);
+    Gradients<BFloat16> exact = call::backward(attention, x);
+    call::check_same_bits(saved, exact);
+  };
+  check_saved(Shifted{.blocks = {.block = 6}});
+  check_saved(Tokens{.blocks = {.block = 6}});
+  check_saved(Rowwise{.blocks = {.block = 6}});
+  check_saved(Image{.blocks = {.grid = {6, 8}, .block = {3, 4}}});
+}
+
 TEST_CASE("precision: a workspace has exactly the size asked for, and what it held is nothing",
           "[cpu]") {
   const auto check_workspace = [](const auto& attention, const Shape& shape, const auto& executor) {

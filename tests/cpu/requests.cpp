@@ -189,6 +189,7 @@ TEST_CASE("requests: a saved state knows the variant that saved it", "[cpu]") {
     CHECK(changed([](Base& a) { a.scale = 0.5; }));
     CHECK(changed([](Base& a) { a.blocks.block = 5; }));
     CHECK(changed([](Base& a) { a.key_blocks.block = 5; }));
+    CHECK(changed([](Base& a) { a.precision = mhla::Precision::fast; }));
   }
   SECTION("types") {
     const auto as = [&]<class... P>(const Attention<P...>& other) {

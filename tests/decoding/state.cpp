@@ -302,6 +302,16 @@ TEST_CASE("decoder state: the state of a decoder that differs in anything is ref
     check_refused(one, saved(two), "of another variant, size or mixing matrix");
     load(one, saved(one));
   }
+  {  // The same parameters, of two blocks or of two heads.
+    using Recurrent =
+        Attention<Relu, Blocks1D, Causal, MixedKeySum, NoRotation, mhla::RecurrentMixing>;
+    const Recurrent recurrent{.blocks = {.block = 4}};
+    const std::vector<double> mix{1, 0.5, 0.5, 0.9, 0.3, 0.2, 0.1, 0.7};
+    const mhla::DecoderShape sizes{1, 2, 2, 4, 4};
+    Decoder<Recurrent, double> one(recurrent, mhla::make_view(mix.data(), 1, 2, 4), sizes);
+    const Decoder<Recurrent, double> two(recurrent, mhla::make_view(mix.data(), 2, 1, 4), sizes);
+    check_refused(one, saved(two), "of another variant, size or mixing matrix");
+  }
   // Sizes: batch, heads, kv_heads, key_dim, value_dim, tokens of a block, blocks, matrices.
   of_sizes(attention, {4, 4, 2, 19, 19, 4, 3, 4});
   of_sizes(attention, {3, 8, 2, 19, 19, 4, 3, 8});

@@ -68,25 +68,32 @@ void run(const AnyCommunicator& communicator, const V& attention, const Shape& p
 }
 
 // Masks that leave holes, cut the last item short, and leave the first without its last blocks.
+enum class Masked { both, queries, keys };
 template <class T, class V>
 void run_padded(const AnyCommunicator& communicator, const V& attention, const Shape& partial,
-                std::uint64_t seed) {
+                Masked masked, std::uint64_t seed) {
   const Index tokens = partial.query_tokens;
+  const auto of = [&](const auto& mask) {
+    mhla::TokenMasks masks;
+    if (masked != Masked::keys) masks.query = mask.view();
+    if (masked != Masked::queries) masks.key = mask.view();
+    return masks;
+  };
   HostTensor<std::uint8_t, 2> mask(partial.batch, tokens);
   for (Index n = 0; n < partial.batch; ++n)
     for (Index t = 0; t < tokens; ++t)
       mask.view()(n, t) = t % 7 != 3 && t < (n == 0 ? tokens - tokens / 4 : tokens / 2);
-  const SharedCall<T, mhla::Padded<V>> part(mhla::padded(attention, mask.view()), partial,
+  const SharedCall<T, mhla::Padded<V>> part(mhla::Padded<V>(attention, of(mask)), partial,
                                             communicator.size(), communicator.rank(), seed);
   const auto local = static_cast<Index>(part.query_tokens.size());
   HostTensor<std::uint8_t, 2> own(partial.batch, local);
   for (Index n = 0; n < partial.batch; ++n)
     for (Index t = 0; t < local; ++t)
       own.view()(n, t) = mask.view()(n, part.query_tokens[static_cast<std::size_t>(t)]);
-  run<T>(communicator, attention, part,
-         mhla::sequence_parallel<T>(attention, part.shape, communicator, part.queries)
-             .padded({own.view(), own.view()}),
-         seed);
+  run<T>(
+      communicator, attention, part,
+      mhla::sequence_parallel<T>(attention, part.shape, communicator, part.queries).padded(of(own)),
+      seed);
 }
 
 }  // namespace
@@ -98,13 +105,18 @@ std::vector<Case> cases_by_sequence() {
                        run<decltype(scalar)>(ranks, attention, shape, seed);
                      }});
   });
-  const auto add_padded = [&](const char* name, const auto& attention) {
-    cases.push_back({name, [=](const AnyCommunicator& ranks, std::uint64_t seed) {
-                       run_padded<float>(ranks, attention, Shape{2, 4, 2, 58, 58, 6, 7}, seed);
-                     }});
+  const auto add_padded = [&](const char* name, const auto& attention,
+                              Masked masked = Masked::both) {
+    cases.push_back(
+        {name, [=](const AnyCommunicator& ranks, std::uint64_t seed) {
+           run_padded<float>(ranks, attention, Shape{2, 4, 2, 58, 58, 6, 7}, masked, seed);
+         }});
   };
   using namespace mhla;
-  add_padded("a padded batch", Attention<Relu, Blocks1D>{.blocks = {.block = 5}});
+  const Attention<Relu, Blocks1D> plain{.blocks = {.block = 5}};
+  add_padded("a padded batch", plain);
+  add_padded("a batch with masked queries", plain, Masked::queries);
+  add_padded("a batch with masked keys", plain, Masked::keys);
   add_padded("a padded batch, causal", Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 5}});
   add_padded("a padded batch, causal by blocks",
              Attention<Relu, Blocks1D, BlockCausal>{.blocks = {.block = 5}});
@@ -122,6 +134,8 @@ std::vector<Case> cases_by_sequence() {
   const Shape grouped{1, 4, 2, 0, 0, 6, 7, 1, 13, 13};
   using Sequence = Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>;
   add_packed("a packed batch", float{}, Sequence{.blocks = {.block = 5}}, grouped, offsets);
+  add_packed("a packed batch of fewer blocks than ranks", float{},
+             Sequence{.blocks = {.block = 50}}, grouped, offsets);
   add_packed("a packed batch, causal, in bfloat16", BFloat16{},
              Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 5}}, grouped, offsets);
   add_packed("a packed batch, causal by blocks, a matrix per head", double{},

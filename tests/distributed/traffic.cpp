@@ -271,12 +271,11 @@ TEST_CASE("traffic: causal kinds send one way, a recurrence its states") {
   check_case<float>(Text<Causal, mhla::Unnormalized>{.blocks = {.block = 4}}, c);
   for (const Index mix_heads : {1, 4}) {
     CAPTURE(mix_heads);
-    Case states = c;
-    states.shape.mix_heads = mix_heads;
-    states.shape.mix_key_blocks = 7;
-    check_case<mhla::Half>(Recurrent<Causal>{.blocks = {.block = 4}, .mixing = {.states = 2}},
+    const Shares chunks = blocks({32, 16, 0, 35});
+    const Case states{{1, 4, 2, 83, 83, 3, 2, mix_heads, 83, 7}, chunks, chunks};
+    check_case<mhla::Half>(Recurrent<Causal>{.blocks = {.block = 1}, .mixing = {.states = 2}},
                            states);
-    check_case<float>(Recurrent<BlockCausal>{.blocks = {.block = 4}, .mixing = {.states = 2}},
+    check_case<float>(Recurrent<BlockCausal>{.blocks = {.block = 1}, .mixing = {.states = 2}},
                       states);
   }
 }
@@ -330,6 +329,16 @@ TEST_CASE("traffic: one rank moves nothing, no token and no head neither") {
   CHECK(traffic.by_heads(0).backward.busy() == 0);
 }
 
+TEST_CASE("traffic: ranks that are none") {
+  const mhla::SplitTraffic<Plain, float> traffic(
+      {.blocks = {.block = 4}}, {1, 4, 2, 8, 8, 3, 2, 1, 2, 2}, {.queries = blocks({1, 1})});
+  for (const Index rank : {-1, 2}) {
+    const std::string why = "mhla: rank: is " + std::to_string(rank) + " but there are 2 ranks";
+    CHECK(says(error_message<mhla::ShapeError>([&] { traffic.by_sequence(rank); }), why));
+    CHECK(says(error_message<mhla::ShapeError>([&] { traffic.by_heads(rank); }), why));
+  }
+}
+
 TEST_CASE("traffic: shares that are none, and sizes that do not fit") {
   const auto message = [](const auto& attention, const Shape& shape, const Shares& queries,
                           const Shares& keys) {
@@ -341,6 +350,11 @@ TEST_CASE("traffic: shares that are none, and sizes that do not fit") {
   };
   const Plain attention{.blocks = {.block = 4}};
   const Shape shape{1, 4, 2, 12, 12, 3, 2, 1, 3, 3};
+  const Recurrent<Causal> recurrent{.blocks = {.block = 1}};
+  const Shape longer{1, 4, 2, 40, 40, 3, 2, 1, 40, 4};
+  CHECK(says(message(recurrent, longer, blocks({16, 24}), {}), "nothing was thrown"));
+  CHECK(says(message(recurrent, longer, blocks({20, 20}), {}),
+             "mhla: queries: rank 1 begins at block 20 but must begin at a multiple of 16"));
   CHECK(says(message(attention, shape, blocks({1, 1}), {}), "queries", "2 blocks", "has 3"));
   CHECK(says(message(attention, shape, blocks({2, 1}), blocks({2, 2})), "keys", "4 blocks"));
   CHECK(says(message(attention, shape, blocks({2, 1}), blocks({2, 1, 0})), "keys", "3 ranks"));

@@ -45,6 +45,8 @@ void for_each_call(const Visit& visit) {
         Attention<Relu, Blocks1D>{.blocks = {.block = 5}, .key_blocks = {.block = 5}},
         Shape{1, 2, 1, 5, 58, 6, 7});
   visit("fewer blocks than ranks", float{}, Sequence{.blocks = {.block = 32}}, grouped);
+  visit("causal, fewer blocks than ranks", float{}, CausalSequence{.blocks = {.block = 20}},
+        grouped);
   visit("no values", float{}, Sequence{.blocks = {.block = 5}}, Shape{2, 4, 2, 58, 58, 6, 0});
   using Recurrent =
       Attention<Relu, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>;

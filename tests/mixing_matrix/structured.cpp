@@ -706,6 +706,7 @@ TEST_CASE("structured mixing: the extents of mix", "[structured]") {
     const mhla::MixExtents e = mhla::mix_extents(attention, tokens...);
     return std::vector<Index>{e.rows, e.columns};
   };
+  double one = 1;
   Recurrent causal = recurrent(8);
   causal.blocks.block = 64;
   CHECK(extents(causal, 130) == std::vector<Index>{3, 25});
@@ -715,6 +716,16 @@ TEST_CASE("structured mixing: the extents of mix", "[structured]") {
   CHECK(extents(cross, 8, 30) == std::vector<Index>{2, 40});
   CHECK(extents(Variant<mhla::DenseMixing, mhla::Blocks1D, mhla::Causal>{.blocks = {.block = 2}},
                 9) == std::vector<Index>{5, 5});
+  const auto refused = [](const auto& attention) {
+    return error_message<ShapeError>([&] { mhla::mix_extents(attention, 192); });
+  };
+  CHECK(says(refused(separable<mhla::Blocks3D>({2, 3, 4}, -1)), "mhla: mixing.rank is -1"));
+  causal.mixing.states = -1;
+  CHECK(says(refused(causal), "mhla: mixing.states is -1"));
+  causal.mixing.states = std::numeric_limits<Index>::max();
+  CHECK(says(refused(causal), "mhla: a size overflows 64 bits"));
+  CHECK(says(error_message<ShapeError>([&] { mhla::project(make_view(&one, 1, 1), causal); }),
+             "mhla: a size overflows 64 bits"));
 }
 
 TEST_CASE("structured mixing: says what does not fit, and writes nothing", "[structured]") {

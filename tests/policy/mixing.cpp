@@ -139,6 +139,27 @@ TEST_CASE("dense mixing: expands to its leading corner", "[policy][mixing]") {
              "mhla: dense: axis key blocks is 4 but must be 3"));
 }
 
+TEST_CASE("mixing: what is expanded has the extents of its shape, and memory of its own",
+          "[policy][mixing]") {
+  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 2}};
+  const Shape shape{1, 2, 2, 6, 6, 1, 1, 2, 3, 3};
+  HostTensor<double, 3> mix(2, 3, 3);
+  HostTensor<double, 3> dense(2, 3, 3);
+  const auto message = [&](const TensorView<double, 3>& from, const TensorView<double, 3>& to) {
+    return error_message<ShapeError>([&] { expand(attention, shape, from, to); });
+  };
+  CHECK(says(message(mix.view(), dense.view()), "nothing was thrown"));
+  for (int axis = 0; axis < 3; ++axis) {
+    TensorView<double, 3> smaller = mix.view();
+    --smaller.extent[axis];
+    CHECK(says(message(smaller, dense.view()), "mhla: mix: axis ", "mix has the extents that"));
+  }
+  CHECK(says(message(mix.view(), mix.view()), "mhla: dense: shares memory with mix"));
+  TensorView<double, 3> folded = dense.view();
+  folded.stride[0] = 0;
+  CHECK(says(message(mix.view(), folded), "mhla: dense: shares memory with mix, or with itself"));
+}
+
 TEST_CASE("structured mixing: says what is wrong with parameters", "[policy][mixing]") {
   const auto message = [](const auto& attention, const Shape& shape) {
     return error_message<ShapeError>([&] { checked_problem(attention, shape); });

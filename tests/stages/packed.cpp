@@ -94,6 +94,17 @@ TEST_CASE("stages of packed block-causal sequences are the whole pass") {
   SECTION("unnormalized") { check_sequences<BlockCausal, Unnormalized>(); }
 }
 
+TEMPLATE_TEST_CASE("no blocks, inside of a packed sequence, leave nothing", "", Bidirectional,
+                   Causal, BlockCausal) {
+  using Sequence = Attention<Relu, Blocks1D, TestType>;
+  const auto offsets = offsets_of<std::int32_t>({3, 20});
+  const auto packed = mhla::packed(Sequence{.blocks = {.block = 4}}, offsets);
+  staged::Whole<float, std::remove_cv_t<decltype(packed)>> whole(
+      packed, {1, 4, 2, 23, 23, 6, 5, 1, 5, 5}, 1);
+  for (const mhla::Update update : {mhla::Update::overwrite, mhla::Update::accumulate})
+    whole.check({{0, 4}, {4, 0}, {4, 2}}, {{0, 2}, {2, 0}, {2, 4}}, update);
+}
+
 TEST_CASE("dmix of packed sequences is the same for any executor") {
   using Sequence = Attention<Relu, Blocks1D, Causal>;
   const auto offsets = offsets_of<std::int32_t>({20, 3, 41});

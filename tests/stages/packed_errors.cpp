@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Stages of packed sequences refuse, before any of the sequences writes, what one would refuse.
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -19,6 +20,8 @@ using staged::message;
 using staged::PackedCase;
 using C = PackedCase;
 
+constexpr Index most = std::numeric_limits<Index>::max();
+
 }  // namespace
 
 TEST_CASE("the stages of the packed case run as they are") {
@@ -35,6 +38,15 @@ TEST_CASE("packed stages refuse blocks that are not there") {
       CHECK(says(message<ShapeError>(stage, [&](C& c) { c.blocks = blocks; }),
                  "there are no blocks [", "the sequence has 4"));
   const C c;
+  for (const BlockRange& blocks :
+       {BlockRange{5, 2}, BlockRange{-1, 2}, BlockRange{most, most}, BlockRange{1, -1}}) {
+    const auto refused = [](const auto& run) {
+      CHECK(says(error_message<ShapeError>(run), "there are no blocks [", "the sequence has 4"));
+    };
+    refused([&] { c.stages.query_blocks(blocks); });
+    refused([&] { c.stages.key_blocks(blocks); });
+    if (blocks.count > 0) refused([&] { c.stages.block_in_sequence(blocks.first); });
+  }
   CHECK(says(error_message<ShapeError>([&] { c.size(Stage::read_out); }), "nothing was thrown"));
   for (const Stage stage : {Stage::summarize, Stage::mix_gradient}) {
     const auto size = [&](const BlockRange& blocks, const BlockRange& keys) {

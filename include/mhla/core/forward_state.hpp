@@ -51,8 +51,9 @@ class SavedCall {
     if (!(shape_ == shape) || variant_ != variant)
       throw StateError(
           "mhla: saved(state): the state was saved by a call of another shape or variant (types, "
-          "blocks, offsets, masks, feature map, epsilon, rotation and scale count); save it with "
-          "the attention, q, k, v and mix of this backward pass");
+          "blocks, offsets, masks, feature map, epsilon, rotation, scale and precision count); "
+          "save "
+          "it with the attention, q, k, v and mix of this backward pass");
     return count_;
   }
 

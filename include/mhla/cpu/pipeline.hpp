@@ -503,6 +503,8 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
   Span<const A> kept;
   if (saved != nullptr)
     kept = saved->summaries(shape, fingerprint_of<T>(attention, problem, Borrowed::contents));
+  const bool in_pairs = cpu::multiplies_pairs_backward<T>(attention);
+  if (!in_pairs && cpu::multiplies_pairs<T>(attention)) kept = {};  // they were rounded
   require_workspace(workspace, backward_workspace_size<T>(attention, shape, executor),
                     "mhla::backward_into");
 
@@ -515,8 +517,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
     return;
   }
   Arena arena(workspace);
-  cpu::BackwardPlan<cpu::LoweredOf<V>, A> backward(arena, attention, problem, executor,
-                                                   cpu::multiplies_pairs_backward<T>(attention));
+  cpu::BackwardPlan<cpu::LoweredOf<V>, A> backward(arena, attention, problem, executor, in_pairs);
   backward.plan.pack_mixing(mix);
   const cpu::Operands<cpu::LoweredOf<V>, T> operands{
       cpu::lower(attention), backward.plan, q, k, v, mix};

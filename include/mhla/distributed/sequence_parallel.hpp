@@ -143,8 +143,10 @@ class SequenceParallel {
   BlockRange key_blocks() const { return own(keys_); }
 
   /// Elements of the summaries, and states, that this rank's queries read: forward can keep them.
+  /// At least 1, so that a rank which reads none can say that they were kept.
   Index kept_size() const {
-    return checked_add(checked_mul(read_keys().count, stages_.summary_size()), states_size());
+    const Index read = checked_mul(read_keys().count, stages_.summary_size());
+    return std::max(Index{1}, checked_add(read, states_size()));
   }
 
   /// Bytes of workspace that forward takes on this rank: exact.
@@ -343,18 +345,9 @@ class SequenceParallel {
         throw ShapeError(
             "mhla: keys: under Causal and BlockCausal, and of a packed batch, they have the shares "
             "of queries: leave them empty");
-      if constexpr (recurs) {
-        constexpr Index chunk = RecurrentMixing::chunk;
-        if (wire_ != Wire::exact)
-          throw ShapeError("mhla: wire: RecurrentMixing's states travel exact");
-        for (std::size_t r = 0; r < queries_.size(); ++r) {
-          const Index first = stages.block_in_sequence(queries_[r].first);
-          if (first % chunk != 0)
-            throw ShapeError("mhla: queries: rank ", static_cast<Index>(r), " begins at block ",
-                             first, is_batch_layout<V> ? " of a sequence" : "",
-                             " but must begin at a multiple of ", chunk, " with RecurrentMixing");
-        }
-      }
+      if (recurs && wire_ != Wire::exact)
+        throw ShapeError("mhla: wire: RecurrentMixing's states travel exact");
+      require_chunks<V>("queries", queries_, stages);
       stages.hold(own(queries_), own(keys_));
       return stages;
     });

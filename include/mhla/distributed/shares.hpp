@@ -8,6 +8,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
+#include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/block_list.hpp>
 #include <mhla/policy/packed_blocks.hpp>
@@ -87,12 +88,27 @@ inline void require_shares(const char* argument, const Shares& shares, Index blo
     const BlockRange& share = shares[static_cast<std::size_t>(r)];
     if (share.first != end || share.count < 0)
       throw ShapeError("mhla: ", argument, ": rank ", r, " has blocks [", share.first, ", ",
-                       share.end(), ") but must begin at ", end, ", where the rank before it ends");
-    end = share.end();
+                       share.first, " + ", share.count, ") but must begin at ", end,
+                       ", where the rank before it ends");
+    end = checked_add(end, share.count);
   }
   if (end != blocks)
     throw ShapeError("mhla: ", argument, ": all shares together have ", end,
                      " blocks but the sequence has ", blocks);
+}
+
+// The same unless those of a recurrence begin where its chunks do. `list` has the blocks.
+template <AttentionVariant V, class List>
+void require_chunks(const char* argument, const Shares& shares, const List& list) {
+  if constexpr (!factors_mixing<V>) return;
+  for (std::size_t r = 0; r < shares.size(); ++r) {
+    const Index first = list.block_in_sequence(shares[r].first);
+    if (first % RecurrentMixing::chunk != 0)
+      throw ShapeError("mhla: ", argument, ": rank ", static_cast<Index>(r), " begins at block ",
+                       first, is_batch_layout<V> ? " of a sequence" : "",
+                       " but must begin at a multiple of ", RecurrentMixing::chunk,
+                       " with RecurrentMixing");
+  }
 }
 /// \endcond
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/shape.hpp>
@@ -109,6 +110,8 @@ class SplitTraffic {
     const Index ranks = std::max(Index{1}, this->ranks());
     require_shares("queries", call_.queries, query_list(attention_, problem_).num_blocks(), ranks);
     require_shares("keys", call_.keys, key_list(attention_, problem_).num_blocks(), ranks);
+    if constexpr (refusal_by_sequence<V> == nullptr)
+      require_chunks<V>("queries", call_.queries, query_list(attention_, problem_));
     if (!sees_past_only<V> && !is_batch_layout<V>) return;
     for (Index r = 0; r < ranks; ++r)
       require_extent("keys", "blocks of a rank", keys(r).count, queries(r).count,
@@ -120,10 +123,11 @@ class SplitTraffic {
   /// Their number.
   Index ranks() const { return static_cast<Index>(call_.queries.size()); }
 
-  /// By sequence.
+  /// By sequence. \throws ShapeError if there is no such rank.
   Traffic by_sequence(Index rank) const {
     static_assert(refusal_by_sequence<V> == nullptr,
                   "mhla: refusal_by_sequence<V> says why this variant goes by heads alone");
+    require_rank(rank);
     const SumsLayout summary = sums(factors_mixing<V> ? matrices() : 1);
     const SumsLayout mixture = sums(matrices());
     const Rows summaries = rows(rank, call_.keys, false);
@@ -142,8 +146,9 @@ class SplitTraffic {
     return traffic;
   }
 
-  /// By heads.
+  /// By heads. \throws ShapeError if there is no such rank.
   Traffic by_heads(Index rank) const {
+    require_rank(rank);
     Traffic traffic = agreed();
     add(traffic.forward, rank, forward());
     add(traffic.backward, rank, backward());
@@ -168,6 +173,11 @@ class SplitTraffic {
   Index working_by_heads() const { return std::min(ranks(), problem_.shape.kv_heads); }
 
  private:
+  void require_rank(Index rank) const {
+    if (rank < 0 || rank >= ranks())
+      throw ShapeError("mhla: rank: is ", rank, " but there are ", ranks(), " ranks");
+  }
+
   static constexpr Index token_bytes = sizeof(T);
   static constexpr Index sum_bytes = sizeof(A);
 

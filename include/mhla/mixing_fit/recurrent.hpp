@@ -144,7 +144,7 @@ inline void improve_recurrent(const CausalMatrix& m, RecurrentParameters& p,
 /// The best own weight, and exponentials c_r g_r^(d-1), for the mean weight at every distance d, by
 /// Levenberg and Marquardt's steps. b becomes 1.
 inline void fit_constant(const CausalMatrix& m, RecurrentParameters& p, const Interval& weights,
-                         int sweeps) {
+                         Index sweeps) {
   const Index states = p.states;
   std::vector<double> mean(at(m.blocks));
   for (Index d = 0; d < m.blocks; ++d) {
@@ -194,7 +194,7 @@ inline void fit_constant(const CausalMatrix& m, RecurrentParameters& p, const In
   };
   // The exponentials as they are to begin with, then both.
   double damping = 0;
-  for (int sweep = 0; sweep < sweeps; ++sweep) {
+  for (Index sweep = 0; sweep < sweeps; ++sweep) {
     const double error = assess(x, true);
     if (sweep == 0)
       for (Index r = 0; r < 2 * states; ++r)
@@ -222,7 +222,7 @@ inline void fit_constant(const CausalMatrix& m, RecurrentParameters& p, const In
 /// Parameters for every block: sweeps from log-spaced decays or from those of the constant fit,
 /// whichever two sweeps bring further.
 inline void fit_each_block(const CausalMatrix& m, RecurrentParameters& p, const Interval& weights,
-                           int sweeps) {
+                           Index sweeps) {
   RecurrentParameters constant(1, p.states);
   fit_constant(m, constant, weights, 60);
   RecurrentParameters spaced = p;

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/overlap.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/mixing.hpp>
@@ -58,7 +60,7 @@ void expand(const M& mixing, const MixingLayout& layout, const TensorView<const 
 /// Fills `dense` [mix heads, query blocks, key blocks] with the matrices that `mix` stands for in a
 /// call of `attention` on `shape`: with them and DenseMixing the call has the same result. What
 /// a causal query does not see is 0. Allocates.
-/// \throws ShapeError if they do not fit.
+/// \throws ShapeError if they do not fit, or dense shares memory with mix or itself.
 /// \code
 /// const mhla::Shape shape = mhla::shape_of(q_view, k_view, v_view, mix_view);
 /// mhla::TensorView<float, 3> dense;  // [mix heads, query blocks, key blocks]
@@ -69,10 +71,18 @@ void expand(const V& attention, const Shape& shape,
             const std::type_identity_t<TensorView<const A, 3>>& mix,
             const TensorView<A, 3>& dense) {
   const Problem problem = checked_problem(attention, shape);
+  const char* rule_of_mix = "mix has the extents that `shape` says";
+  require_extent("mix", "heads", mix.extent[0], shape.mix_heads, rule_of_mix);
+  require_extent("mix", "query blocks", mix.extent[1], shape.mix_query_blocks, rule_of_mix);
+  require_extent("mix", "key blocks", mix.extent[2], shape.mix_key_blocks, rule_of_mix);
   const char* rule = "dense has a matrix [query blocks, key blocks] for each of mix's";
   require_extent("dense", "heads", dense.extent[0], shape.mix_heads, rule);
   require_extent("dense", "query blocks", dense.extent[1], problem.query_blocks, rule);
   require_extent("dense", "key blocks", dense.extent[2], problem.key_blocks, rule);
+  if (!is_injective(dense) || share_memory(dense, mix))
+    throw ShapeError(
+        "mhla: dense: shares memory with mix, or with itself; a destination needs elements of its "
+        "own");
   for (Index h = 0; h < shape.mix_heads; ++h) {
     if constexpr (factors_mixing<V>) {
       expand(attention.mixing, mixing_layout<V>(problem), matrix_view(mix, h),

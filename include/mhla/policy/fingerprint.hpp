@@ -119,7 +119,8 @@ void add_values(Hash& hash, const V& attention, Borrowed borrowed) {
 }  // namespace fingerprint
 
 /// The fingerprint of a checked call on tensors of T: types, grids, offsets, masks, feature map,
-/// normalizer, rotation, mixing and scale. Allocates nothing; valid within the process only.
+/// normalizer, rotation, mixing, scale and precision. Allocates nothing; valid within the process
+/// only.
 template <class T, AttentionVariant V>
 std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowed borrowed) {
   using fingerprint::add;
@@ -127,6 +128,7 @@ std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowe
   hash.add(reinterpret_cast<std::uintptr_t>(&fingerprint::identity<V, T>));
   add(hash, problem.query_grid);
   add(hash, problem.key_grid);
+  add(hash, attention.precision);
   fingerprint::add_values(hash, attention, borrowed);
   if constexpr (requires { attention.offsets; })
     for (const auto offset : attention.offsets) hash.add(static_cast<std::uint64_t>(offset));

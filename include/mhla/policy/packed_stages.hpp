@@ -206,9 +206,11 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
   }
 
  private:
-  // Calls visit(part, the stages of its sequence). Its tokens are counted as tensors hold them.
+  // Calls visit(part, the stages of its sequence). Its tokens are counted as tensors hold them. Of
+  // no blocks, a recurrence alone makes something: it passes states on.
   template <class Visit>
   void for_each_part(const BlockRange& blocks, const BlockRange& held, const Visit& visit) const {
+    if (!recurs && blocks.count == 0) return;
     const auto list = queries_listed();
     const Index before = list.first_token(blocks.first) - list.first_token(held.first);
     list.for_each_part(blocks, [&](SequencePart of) {

@@ -34,7 +34,7 @@ struct RecurrentMixing {
   static constexpr bool causal = true;  ///< any number of blocks, of which each sees earlier ones
 
   /// Columns of mix.
-  constexpr Index columns() const { return 3 * states + 1; }
+  constexpr Index columns() const { return checked_add(1, checked_mul(3, states)); }
 
   /// \cond INTERNAL
   // Blocks that are mixed by one product; only states cross from chunk to chunk.
@@ -42,7 +42,7 @@ struct RecurrentMixing {
 
   void require_parameters(const MixingLayout& layout, Index rows, Index parameter_columns) const {
     if (states < 1) throw ShapeError("mhla: mixing.states is ", states, " but must be at least 1");
-    require_extent("mix", "columns", parameter_columns, checked_add(checked_mul(3, states), 1),
+    require_extent("mix", "columns", parameter_columns, columns(),
                    "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
                    "factors of every state");
     if (rows != 1 && rows < layout.query_blocks())

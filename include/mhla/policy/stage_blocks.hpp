@@ -66,7 +66,7 @@ struct QueryRows {
 
 /// What Stages::padded takes: which tokens of a stage's blocks take part, as in a call (see
 /// mhla::padded), and how far every item reaches in the whole sequence, whose blocks behind that a
-/// whole pass drops. All borrowed.
+/// whole pass drops; of a side without a mask, nothing. All borrowed.
 struct StageMasks {
   TokenMasks tokens;               ///< [batch, tokens of the blocks]; those that a stage lacks: any
   Span<const Index> query_blocks;  ///< [batch]: from count_used_queries
@@ -153,16 +153,23 @@ class StageBlocks : RequireStages<V> {
   /// All key blocks.
   BlockRange key_blocks() const { return {0, keys_listed().num_blocks()}; }
   /// The query blocks of the sequences that some key blocks are of: all, but of packed sequences.
+  /// \throws ShapeError if these have no such blocks.
   BlockRange query_blocks(const BlockRange& keys) const {
+    if (packs) require_blocks("keys", keys, key_blocks().count);
     return queries_listed().sequences_of(keys);
   }
-  /// The key blocks of the sequences that some query blocks are of.
+  /// The key blocks of the sequences that some query blocks are of. \throws ShapeError likewise.
   BlockRange key_blocks(const BlockRange& queries) const {
+    if (packs) require_blocks("queries", queries, query_blocks().count);
     return keys_listed().sequences_of(queries);
   }
   /// A query block's index within its sequence; 0 behind the last block. A recurrence has states
-  /// before a block if this is not 0.
-  Index block_in_sequence(Index block) const { return queries_listed().block_in_sequence(block); }
+  /// before a block if this is not 0. \throws ShapeError if there is neither such a block nor one
+  /// before it.
+  Index block_in_sequence(Index block) const {
+    require_blocks("block", {block, 0}, query_blocks().count);
+    return queries_listed().block_in_sequence(block);
+  }
   /// Tokens of q, dy, y and dq for some blocks. \throws ShapeError if there are no such blocks.
   Index query_tokens(const BlockRange& queries) const {
     require_blocks("queries", queries, query_blocks().count);
