@@ -201,10 +201,12 @@ TEST_CASE("shares cut all blocks, in order") {
     check_both(doing, doing, why);
   };
   refused({{0, 3}, {3, 3}}, "queries: has shares for 2 ranks but there are 3");
-  refused({{0, 3}, {2, 2}, {4, 2}}, "queries: rank 1 has blocks [2, 2 + 2) but must begin at 3");
-  refused({{0, 3}, {3, -1}, {2, 4}}, "queries: rank 1 has blocks [3, 3 + -1)");
+  refused({{0, 3}, {2, 2}, {4, 2}},
+          "queries: rank 1 has 2 blocks from block 2 but must begin at 3");
+  refused({{0, 3}, {3, -1}, {2, 4}}, "queries: rank 1 has -1 blocks from block 3");
   constexpr Index most = std::numeric_limits<Index>::max();
-  refused({{1, most}, {2, 2}, {4, 2}}, "queries: rank 0 has blocks [1, 1 + ");
+  refused({{1, most}, {2, 2}, {4, 2}},
+          "queries: rank 0 has " + std::to_string(most) + " blocks from block 1 but");
   refused({{0, 1}, {1, most}, {2, 2}}, "a size overflows 64 bits: 1 + ");
   refused({{0, 2}, {2, 2}, {4, 1}}, "queries: all shares together have 5 blocks");
 }

@@ -87,8 +87,8 @@ inline void require_shares(const char* argument, const Shares& shares, Index blo
   for (Index r = 0; r < ranks; ++r) {
     const BlockRange& share = shares[static_cast<std::size_t>(r)];
     if (share.first != end || share.count < 0)
-      throw ShapeError("mhla: ", argument, ": rank ", r, " has blocks [", share.first, ", ",
-                       share.first, " + ", share.count, ") but must begin at ", end,
+      throw ShapeError("mhla: ", argument, ": rank ", r, " has ", share.count,
+                       " blocks from block ", share.first, " but must begin at ", end,
                        ", where the rank before it ends");
     end = checked_add(end, share.count);
   }
