@@ -3,6 +3,8 @@
 // written nothing.
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <future>
 #include <mhla/distributed.hpp>
 #include <stdexcept>
 #include <string>
@@ -21,52 +23,77 @@ using mhla::Shape;
 
 using Mortal = distributed_calls::Mortal<thread_ranks::Communicator>;
 
-// Forward and backward, until the victim survives.
+struct Outcome {
+  std::vector<std::string> of_ranks;  // why each ended; empty: it has finished
+  int finished_forward = 0;
+};
+
+// Forward and backward of three ranks, of which the victim goes away in an exchange, if there are
+// so many.
+template <class V, class Make>
+Outcome outcome_of(const V& attention, const Shape& partial, const Make& make, int exchange) {
+  std::atomic<int> finished_forward{0};
+  const auto of_ranks = thread_ranks::run(
+      3,
+      [&](const thread_ranks::Communicator& ranks) {
+        const Mortal mortal{&ranks, exchange, [] { throw std::runtime_error("gone"); }};
+        const distributed_calls::SharedCall<float, V> part(attention, partial, ranks.size(),
+                                                           ranks.rank(), 0);
+        const mhla::SerialExecutor executor;
+        auto y = part.local.dy;
+        call::Gradients<float> gradients(part.local);
+        bool forward = false;
+        try {
+          const auto layer = make(part, mortal);
+          layer.forward(executor, part.operands(), y.view(),
+                        call::poisoned_workspace(layer.forward_workspace_size(executor)));
+          forward = true;
+          ++finished_forward;
+          layer.backward(executor, part.operands(), part.local.dy.view(), gradients.views(),
+                         mhla::Update::overwrite,
+                         call::poisoned_workspace(layer.backward_workspace_size(executor)));
+        } catch (const mhla::CommunicationError&) {
+          if (!forward) distributed_calls::require_same("y", ranks.rank(), part.local.dy, y);
+          const call::Gradients<float> untouched(part.local);
+          distributed_calls::require_same("dq", ranks.rank(), untouched.query, gradients.query);
+          distributed_calls::require_same("dk", ranks.rank(), untouched.key, gradients.key);
+          distributed_calls::require_same("dv", ranks.rank(), untouched.value, gradients.value);
+          distributed_calls::require_same("dmix", ranks.rank(), untouched.mix, gradients.mix);
+          throw;
+        }
+      },
+      std::chrono::milliseconds(300));
+  return {of_ranks, finished_forward};
+}
+
+// In each exchange, until the victim survives; the others wait most of the time, so that some calls
+// run at once.
 template <class V, class Make>
 void check_deaths(const V& attention, const Shape& partial, const Make& make) {
+  constexpr int at_once = 5;
   bool survived = false;
-  for (int exchange = 0; !survived; ++exchange) {
-    INFO("in exchange " << exchange);
-    std::atomic<int> finished_forward{0};
-    const auto outcomes = thread_ranks::run(
-        3,
-        [&](const thread_ranks::Communicator& ranks) {
-          const Mortal mortal{&ranks, exchange, [] { throw std::runtime_error("gone"); }};
-          const distributed_calls::SharedCall<float, V> part(attention, partial, ranks.size(),
-                                                             ranks.rank(), 0);
-          const mhla::SerialExecutor executor;
-          auto y = part.local.dy;
-          call::Gradients<float> gradients(part.local);
-          bool forward = false;
-          try {
-            const auto layer = make(part, mortal);
-            layer.forward(executor, part.operands(), y.view(),
-                          call::poisoned_workspace(layer.forward_workspace_size(executor)));
-            forward = true;
-            ++finished_forward;
-            layer.backward(executor, part.operands(), part.local.dy.view(), gradients.views(),
-                           mhla::Update::overwrite,
-                           call::poisoned_workspace(layer.backward_workspace_size(executor)));
-          } catch (const mhla::CommunicationError&) {
-            if (!forward) distributed_calls::require_same("y", ranks.rank(), part.local.dy, y);
-            const call::Gradients<float> untouched(part.local);
-            distributed_calls::require_same("dq", ranks.rank(), untouched.query, gradients.query);
-            distributed_calls::require_same("dk", ranks.rank(), untouched.key, gradients.key);
-            distributed_calls::require_same("dv", ranks.rank(), untouched.value, gradients.value);
-            distributed_calls::require_same("dmix", ranks.rank(), untouched.mix, gradients.mix);
-            throw;
-          }
-        },
-        std::chrono::milliseconds(300));
-    survived = outcomes[victim].empty();
-    CHECK((finished_forward == 0 || finished_forward >= 2));  // both of the others, or none
-    for (std::size_t r = 0; r < outcomes.size(); ++r) {
-      INFO("rank " << r << ": " << outcomes[r]);
-      if (r == victim || survived) continue;
-      // The victim, or a rank that has ended because of it.
-      CHECK(outcomes[r].find("did not answer") != std::string::npos);
+  for (int first = 0; !survived; first += at_once) {
+    std::vector<std::future<Outcome>> outcomes;
+    for (int exchange = first; exchange < first + at_once; ++exchange)
+      outcomes.push_back(std::async(std::launch::async, [&, exchange] {
+        return outcome_of(attention, partial, make, exchange);
+      }));
+    for (int exchange = first; exchange < first + at_once; ++exchange) {
+      INFO("in exchange " << exchange);
+      const Outcome outcome = outcomes[static_cast<std::size_t>(exchange - first)].get();
+      const bool survives = outcome.of_ranks[victim].empty();
+      CHECK((survives || !survived));  // those of later exchanges, too
+      survived = survives;
+      const int finished = outcome.finished_forward;
+      CHECK((finished == 0 || finished >= 2));  // both of the others, or none
+      for (std::size_t r = 0; r < outcome.of_ranks.size(); ++r) {
+        INFO("rank " << r << ": " << outcome.of_ranks[r]);
+        if (r == victim || survived) continue;
+        // The victim, or a rank that has ended because of it.
+        CHECK(outcome.of_ranks[r].find("did not answer") != std::string::npos);
+      }
+      if (exchange == 0) CHECK(!survived);
     }
-    if (exchange == 0) CHECK(!survived);
   }
 }
 
