@@ -99,9 +99,10 @@ class Head {
       const Panel<float> blocks = summaries_.row_range(first, count);
       const Panel<float> columns = mixing_.col_range(first, count);
       if (causal_) {
-        mhla::cpu::mix_past_matrix_gradient<float>(mixed_, first, 1, blocks, columns, triangle_);
+        mhla::cpu::mix_past_matrix_gradient<float>(mixed_, {0, blocks_}, first, 1, blocks, columns,
+                                                   triangle_);
       } else {
-        mhla::cpu::mix_matrix_gradient<float>(mixed_, blocks, columns);
+        mhla::cpu::mix_matrix_gradient<float>(mixed_, blocks, columns, blocks_);
       }
     }
   }
