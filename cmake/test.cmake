@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-# cmake -P cmake/test.cmake: from a fresh Debian or Ubuntu to the summary of every test. Of the
-# benchmarks it checks that they compile.
+# cmake -P cmake/test.cmake: from a fresh Debian or Ubuntu to the summary of every test.
 # Variables: see from_scratch.cmake.
 include("${CMAKE_CURRENT_LIST_DIR}/from_scratch.cmake")
 
