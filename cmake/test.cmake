@@ -4,7 +4,7 @@
 include("${CMAKE_CURRENT_LIST_DIR}/from_scratch.cmake")
 
 build_project(
-  PACKAGES libeigen3-dev catch2 libbenchmark-dev nlohmann-json3-dev
+  PACKAGES libeigen3-dev catch2 nlohmann-json3-dev
   OPTIONS -DMHLA_BUILD_TESTS=ON -DMHLA_BUILD_EXAMPLES=ON -DMHLA_BUILD_BENCH=OFF)
 run("Some tests failed." "${CMAKE_CTEST_COMMAND}" --test-dir "${MHLA_BUILD_DIR}"
     --output-on-failure --parallel ${cores})
