@@ -57,7 +57,7 @@ void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor
 /// Backward: the same summaries, unless they were kept, then dS~ of all queries. Under Causal and
 /// BlockCausal summaries go to later ranks alone, dS~ to earlier ones. Results have the bits of one
 /// process's forward_into and backward_into, where Stages has them, for any number of ranks and any
-/// shares.
+/// shares. Precision::fast is taken as exact.
 ///
 /// By RecurrentMixing a rank summarizes its own blocks, takes up the states of the ranks before it,
 /// and sends its own on to the next: one rank after another, but little work, and their gradients
