@@ -30,12 +30,6 @@ struct Norms {
 
 inline std::size_t at(Index n) { return static_cast<std::size_t>(n); }
 
-/// A power of two, by which divided the squares of numbers up to `largest` neither overflow nor
-/// vanish; 1 of 0 and of what is not finite.
-inline double scale_of(double largest) {
-  return largest > 0 && std::isfinite(largest) ? std::ldexp(1.0, std::ilogb(largest)) : 1;
-}
-
 /// Lowers 1/2 x^T G x - c^T x over a box, for few unknowns and positive semidefinite G, which may
 /// be singular: exponentials with neighbouring decays hardly differ.
 class BoxMinimizer {

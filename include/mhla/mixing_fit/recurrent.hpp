@@ -10,6 +10,7 @@
 #include <cmath>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/square_scale.hpp>
 #include <mhla/mixing_fit/box.hpp>
 #include <vector>
 
@@ -54,7 +55,7 @@ inline Norms recurrent_error(const CausalMatrix& m, RecurrentParameters& p) {
   double largest = 0;
   for (Index i = 0; i < m.blocks; ++i)
     for (Index j = 0; j <= i; ++j) largest = std::max(largest, std::abs(m(i, j)));
-  const double scale = scale_of(largest);
+  const double scale = square_scale(largest);
   const auto square = [&](double entry) { return entry / scale * (entry / scale); };
   Norms squares;
   std::vector<double> h(at(states * m.blocks));  // of H_i, the weights of S_0 to S_(i-1)

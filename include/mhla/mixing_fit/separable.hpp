@@ -11,6 +11,7 @@
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/square_scale.hpp>
 #include <mhla/mixing_fit/box.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <numeric>
@@ -32,7 +33,7 @@ class SeparableFit {
         sum_(m_.size()) {
     double largest = 0;
     for (const double entry : m_) largest = std::max(largest, std::abs(entry));
-    scale_ = scale_of(largest);
+    scale_ = square_scale(largest);
     for (double& entry : m_) entry /= scale_;
     norm_ = norm_of(m_);
     for (int axis = 0; axis < 3; ++axis)
