@@ -41,6 +41,7 @@ struct Doing {
   Index tokens = 8;         // of q
   Index mix_columns = 6;    // given
   Index workspace_cut = 0;  // bytes fewer than asked for
+  bool has_value = true;    // v an address
   bool backward = false;
   bool wants_key = true;
   std::string exception_of_odd_one = "";
@@ -65,7 +66,8 @@ std::vector<std::string> run(const Doing& usual, const Doing& odd, const Make& m
         HostTensor<float, 3> mix(1, 6, doing.mix_columns), dmix = mix;
         const auto call = [&] {
           const auto layer = make(doing, communicator);
-          const mhla::OperandViews<float> x{q, k, v, mix};
+          mhla::OperandViews<float> x{q, k, v, mix};
+          if (!doing.has_value) x.v.data = nullptr;
           if (!doing.backward) {
             const mhla::Workspace workspace(layer.forward_workspace_size(executor));
             layer.forward(executor, x, y.view(),
@@ -187,6 +189,10 @@ TEST_CASE("what a rank refuses, no rank runs") {
       SECTION("part of mix") {
         odd.mix_columns = 5;
         check_refused(usual, odd, "mix: axis key blocks is 5 but must be 6");
+      }
+      SECTION("values without an address") {
+        odd.has_value = false;
+        check_refused(usual, odd, "v: has 96 elements but a null address");
       }
       SECTION("a workspace that is too small") {
         odd.workspace_cut = 64;
