@@ -69,6 +69,8 @@ class Decoder : RequireStreaming<V> {
     const Problem problem = checked_decoder(variant, mix, shape);
     Footprint footprint;
     footprint.reads(mix, "mix");
+    if constexpr (borrows_projection<V>)
+      footprint.reads(variant.feature_map.projection, "feature_map.projection");
     footprint.require_addresses();
     capacity_ = decoder_capacity(variant, mix, shape);
     mix_shape_ = problem.shape;

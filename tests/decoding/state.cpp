@@ -606,6 +606,12 @@ TEST_CASE("decoder: a decoder that cannot be is not made", "[decoding]") {
                    attention, mhla::make_view(static_cast<const double*>(nullptr), 1, 3, 3), sizes);
              }),
              "mhla: mix: has 9 elements but a null address"));
+  using Random = mhla::Attention<mhla::Favor<double>, mhla::Blocks1D, mhla::Causal>;
+  const Random random{.feature_map = {mhla::make_view(static_cast<const double*>(nullptr), 4, 6)},
+                      .blocks = {.block = 4}};
+  CHECK(
+      says(error_message<ShapeError>([&] { Decoder<Random, double>(random, Mix(1, 3, 3), sizes); }),
+           "mhla: feature_map.projection: has 24 elements but a null address"));
 
   // What no memory holds, at once; empty or not.
   constexpr Index huge = Index{1} << 62;
