@@ -55,7 +55,7 @@ class MpiCommunicator {
   /// given up, so it is longer than ranks' computations differ. \throws CommunicationError.
   explicit MpiCommunicator(MPI_Comm communicator,
                            std::chrono::milliseconds timeout = std::chrono::seconds(60))
-      : timeout_(timeout) {
+      : timeout_(std::min(timeout, longest_timeout)) {
     require(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
     require(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     require(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
