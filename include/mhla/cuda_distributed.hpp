@@ -51,6 +51,8 @@ void clear_tensor(const CudaStages<V, T>& stages, const CudaDevice& device,
                   const TensorView<A, 2>& rows) {
   clear_tensor(stages, device, TensorView<A, 3>(rows));
 }
+template <class V, class T>
+void require_memory(const CudaStages<V, T>&, const Footprint&) {}  // its stages do
 template <class V, class T, class A>
 void round_rows(const CudaStages<V, T>&, const CudaDevice& device, const SumsLayout& of,
                 const TensorView<A, 2>& rows, std::byte* to) {

@@ -67,6 +67,11 @@ class Decoder : RequireStreaming<V> {
         shape_(shape),
         positions_(static_cast<std::size_t>(checked_decoder_batch(shape))) {
     const Problem problem = checked_decoder(variant, mix, shape);
+    Footprint footprint;
+    footprint.reads(mix, "mix");
+    if constexpr (borrows_projection<V>)
+      footprint.reads(variant.feature_map.projection, "feature_map.projection");
+    footprint.require_addresses();
     capacity_ = decoder_capacity(variant, mix, shape);
     mix_shape_ = problem.shape;
     group_size_ = problem.shape.group_size();
@@ -362,7 +367,7 @@ class Decoder : RequireStreaming<V> {
     const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
     for (Index s = first_sequence; s < first_sequence + sequences; ++s)
       require_room(s, position(s), tokens, capacity_);
-    require_decoder_tensors(attention_, q, k, v, y);
+    require_decoder_tensors(attention_, q, k, v, y).require_addresses();
     if (executor.slots() > shape_.slots)
       throw StateError("mhla: slots: the executor has ", executor.slots(),
                        " but the decoder was made for ", shape_.slots);

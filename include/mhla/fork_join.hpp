@@ -4,6 +4,7 @@
 // a fork costs less than with a pool that sleeps.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -52,7 +53,7 @@ class ForkJoin {
 
   /// Starts the threads. \throws ShapeError if threads < 1, Error if one cannot be started.
   explicit ForkJoin(int threads = hardware_threads(), std::chrono::microseconds spin = default_spin)
-      : spin_(threads <= hardware_threads() ? spin : std::chrono::microseconds{0}) {
+      : spin_(threads <= hardware_threads() ? std::min(spin, longest_spin) : spin.zero()) {
     if (threads < 1)
       throw ShapeError("mhla::ForkJoin: threads is ", threads,
                        "; it must be at least 1, the calling thread");
@@ -84,6 +85,8 @@ class ForkJoin {
   }
 
  private:
+  // Longer than any program runs, and added to any time without overflow.
+  static constexpr std::chrono::microseconds longest_spin = std::chrono::hours(24 * 365 * 10);
   // On separate cache lines: one is written by all threads, the other watched by all.
   static constexpr std::size_t cache_line = 64;
 

@@ -102,7 +102,7 @@ enum class Extension {
 namespace mixing_matrix {
 
 // A matrix without a head axis is shared by all heads. Throws if it has extents that no tensor can
-// have.
+// have, or no address.
 template <class T, int Rank>
 TensorView<T, 3> with_heads(const TensorView<T, Rank>& mix, const char* argument) {
   static_assert(Rank == 2 || Rank == 3,
@@ -110,6 +110,8 @@ TensorView<T, 3> with_heads(const TensorView<T, Rank>& mix, const char* argument
                 "key blocks]: a view of rank 2 or 3");
   const TensorView<T, 3> matrices = mix;
   require_tensor(argument, matrices);
+  if (matrices.data == nullptr && matrices.size() > 0)
+    throw ShapeError("mhla: ", argument, ": has ", matrices.size(), " elements but a null address");
   return matrices;
 }
 

@@ -44,16 +44,18 @@ MHLA_NAMESPACE_BEGIN
 /// Every message goes straight from its rank to the one that reads it (MPI_Isend, MPI_Irecv), so
 /// that a rank which waits in vain knows for whom: when nothing has arrived for `timeout`, it
 /// throws CommunicationError. MPI may still hold on to memory of the call then: it has to stay
-/// until the process ends, best by MPI_Abort. (Where a rank has died, most implementations end the
-/// others by themselves, some only if they are told to: `mpirun --enable-recovery` of Open MPI 4
-/// leaves them to us.)
+/// until the process ends, best by MPI_Abort. A rank that throws something else while messages are
+/// on their way, as a feature map may, gives them an end first; the communicator cannot be used any
+/// more, and others miss it as if it were gone. (Where a rank has died, most implementations end
+/// the others by themselves, some only if they are told to: `mpirun --enable-recovery` of Open MPI
+/// 4 leaves them to us.)
 class MpiCommunicator {
  public:
   /// Called by all ranks of `communicator` together. A rank that does not answer for `timeout` is
   /// given up, so it is longer than ranks' computations differ. \throws CommunicationError.
   explicit MpiCommunicator(MPI_Comm communicator,
                            std::chrono::milliseconds timeout = std::chrono::seconds(60))
-      : timeout_(timeout) {
+      : timeout_(std::min(timeout, longest_timeout)) {
     require(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
     require(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     require(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
@@ -87,7 +89,12 @@ class MpiCommunicator {
     struct Pending {
       const MpiCommunicator* communicator;
       std::vector<Message> messages;
-      void wait() { communicator->wait(std::move(messages)); }
+      Pending(const MpiCommunicator* of, std::vector<Message> posted)
+          : communicator(of), messages(std::move(posted)) {}
+      Pending(Pending&&) noexcept = default;
+      Pending& operator=(Pending&&) = delete;
+      ~Pending() { communicator->abandon(messages); }
+      void wait() { communicator->wait(std::exchange(messages, {})); }
     };
     return Pending{this, post(sent, to, received, from)};
   }
@@ -99,11 +106,15 @@ class MpiCommunicator {
   struct Message {
     MPI_Request request;
     int peer;
+    int bytes;
     bool receives;
   };
 
   std::vector<Message> post(const void* sent, Span<const Part> to, void* received,
                             Span<const Part> from) const {
+    if (failed_)
+      throw CommunicationError("mhla: rank ", rank_,
+                               " uses a communicator that has failed: end the process");
     const auto* const out = static_cast<const std::byte*>(sent);
     auto* const in = static_cast<std::byte*>(received);
     std::vector<Message> messages;
@@ -115,7 +126,7 @@ class MpiCommunicator {
     for (int step = 1; step < size_; ++step) {
       const int peer = (rank_ + size_ - step) % size_;
       for_each_message(from[peer], [&](Index first, int bytes) {
-        messages.push_back({MPI_REQUEST_NULL, peer, true});
+        messages.push_back({MPI_REQUEST_NULL, peer, bytes, true});
         require(MPI_Irecv(in + first, bytes, MPI_BYTE, peer, tag, communicator_,
                           &messages.back().request),
                 "MPI_Irecv", peer);
@@ -124,7 +135,7 @@ class MpiCommunicator {
     for (int step = 1; step < size_; ++step) {
       const int peer = (rank_ + step) % size_;
       for_each_message(to[peer], [&](Index first, int bytes) {
-        messages.push_back({MPI_REQUEST_NULL, peer, false});
+        messages.push_back({MPI_REQUEST_NULL, peer, bytes, false});
         require(MPI_Isend(out + first, bytes, MPI_BYTE, peer, tag, communicator_,
                           &messages.back().request),
                 "MPI_Isend", peer);
@@ -143,14 +154,41 @@ class MpiCommunicator {
       for (Message& message : messages) {
         if (message.request == MPI_REQUEST_NULL) continue;
         int done = 0;
-        require(MPI_Test(&message.request, &done, MPI_STATUS_IGNORE), "MPI_Test", message.peer);
-        if (done != 0) --left;
+        MPI_Status status;
+        require(MPI_Test(&message.request, &done, &status), "MPI_Test", message.peer);
+        if (done == 0) continue;
+        --left;
+        if (message.receives) require_length(message, status);
       }
       const auto now = std::chrono::steady_clock::now();
       if (left < before) progress = now;
       if (now - progress > timeout_) give_up(messages);
       std::this_thread::yield();
     }
+  }
+
+  // A rank that has missed a call sends something else.
+  void require_length(const Message& message, const MPI_Status& status) const {
+    int bytes = 0;
+    require(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count", message.peer);
+    if (bytes == message.bytes) return;
+    failed_ = true;
+    throw CommunicationError("mhla: rank ", rank_, " has received ", bytes, " bytes of rank ",
+                             message.peer, " in place of ", message.bytes,
+                             ": they are not in the same call");
+  }
+
+  // Ends messages for which nobody has waited, since their memory is about to go: what comes is
+  // thrown away, and others take what they were sent, unless they have failed as well.
+  void abandon(std::vector<Message>& messages) const noexcept {
+    if (messages.empty()) return;
+    const bool first = !std::exchange(failed_, true);
+    for (Message& message : messages)
+      if (message.receives) MPI_Cancel(&message.request);
+    const auto end = std::chrono::steady_clock::now() + timeout_;
+    for (Message& message : messages)
+      for (int done = 0; done == 0 && first && std::chrono::steady_clock::now() < end;)
+        MPI_Test(&message.request, &done, MPI_STATUS_IGNORE);
   }
 
   [[noreturn]] void give_up(std::vector<Message>& messages) const {

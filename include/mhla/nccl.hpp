@@ -43,7 +43,7 @@ class NcclCommunicator {
   /// computations differ, those included that the stream has yet to do. \throws CommunicationError.
   explicit NcclCommunicator(ncclComm_t communicator, cudaStream_t stream,
                             std::chrono::milliseconds timeout = std::chrono::seconds(60))
-      : communicator_(communicator), stream_(stream), timeout_(timeout) {
+      : communicator_(communicator), stream_(stream), timeout_(std::min(timeout, longest_timeout)) {
     require(ncclCommCount(communicator_, &size_), "ncclCommCount");
     require(ncclCommUserRank(communicator_, &rank_), "ncclCommUserRank");
   }

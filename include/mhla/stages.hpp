@@ -178,7 +178,7 @@ class Stages : public StageBlocks<V, T> {
   void summarize(const E& executor, const BlockRange& keys, const TensorView<const T, 4>& k,
                  const TensorView<const T, 4>& v, const TensorView<A, 2>& summaries,
                  WorkspaceView workspace) const {
-    this->require_summarize(keys, k, v, summaries, workspace);
+    this->require_summarize(keys, k, v, summaries, workspace).require_addresses();
     run<Stage::summarize>(executor, keys, keys, workspace, [&](const auto& plan) {
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, {}, k, v, {}};
       cpu::run_units(plan, units(), executor,
@@ -195,7 +195,7 @@ class Stages : public StageBlocks<V, T> {
   void advance(const E& executor, const BlockRange& blocks, const TensorView<const A, 3>& mix,
                const Sums<A>& sums, const TensorView<A, 2>& behind,
                WorkspaceView workspace) const requires recurs {
-    this->require_advance(blocks, mix, sums, behind, workspace);
+    this->require_advance(blocks, mix, sums, behind, workspace).require_addresses();
     run<Stage::advance>(executor, blocks, {}, workspace, [&](auto& plan) {
       if (blocks.count == 0)
         return pass_on(this->has_states_before(blocks.first), sums.states, behind);
@@ -219,7 +219,7 @@ class Stages : public StageBlocks<V, T> {
   void read_out(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
                 const std::type_identity_t<Sums<A>>& sums, const TensorView<T, 4>& y,
                 WorkspaceView workspace) const {
-    this->require_read_out(queries, x, sums, y, workspace);
+    this->require_read_out(queries, x, sums, y, workspace).require_addresses();
     run<Stage::read_out>(executor, queries, {}, workspace, [&](auto& plan) {
       if (recurs && queries.count == 0) return;
       plan.pack_mixing(x.mix);
@@ -242,7 +242,8 @@ class Stages : public StageBlocks<V, T> {
                          const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
                          QueryUpdate update, const QueryRows<A>& left,
                          WorkspaceView workspace) const {
-    this->require_read_out_gradient(queries, x, sums, dy, gradients, left, workspace);
+    this->require_read_out_gradient(queries, x, sums, dy, gradients, left, workspace)
+        .require_addresses();
     const auto& dq = gradients.query;
     const GradientView<A, 3> dmix = recurs ? GradientView<A, 3>(skip) : gradients.mix;
     cpu::BackwardRequest<L, T> request{dy, {dq, {}, {}, dmix}, update.query};
@@ -300,7 +301,8 @@ class Stages : public StageBlocks<V, T> {
                         const std::type_identity_t<GradientView<A, 3>>& dmix, Update update,
                         WorkspaceView workspace) const requires recurs {
     this->require_advance_gradient(blocks, mix, sums, mixtures, states, summary_gradients, dmix,
-                                   workspace);
+                                   workspace)
+        .require_addresses();
     const bool begun = this->has_states_before(blocks.first);
     run<Stage::advance_gradient>(executor, blocks, {}, workspace, [&](auto& backward) {
       if (blocks.count == 0) {
@@ -341,7 +343,8 @@ class Stages : public StageBlocks<V, T> {
                     const TensorView<const A, 3>& mix, const TensorView<const A, 2>& mixtures,
                     const TensorView<A, 2>& summary_gradients, WorkspaceView workspace) const
       requires(!recurs) {
-    this->require_mix_gradient(queries, keys, mix, mixtures, summary_gradients, workspace);
+    this->require_mix_gradient(queries, keys, mix, mixtures, summary_gradients, workspace)
+        .require_addresses();
     run<Stage::mix_gradient>(executor, queries, keys, workspace, [&](auto& plan) {
       plan.pack_mixing(mix);
       cpu::run_units(plan, units(), executor,
@@ -372,7 +375,8 @@ class Stages : public StageBlocks<V, T> {
                           const GradientViews<T>& gradients, Update update,
                           WorkspaceView workspace) const {
     this->require_summarize_gradient(keys, x, summary_gradients, dy, denominators, gradients,
-                                     workspace);
+                                     workspace)
+        .require_addresses();
     const auto& dk = gradients.key;
     const auto& dv = gradients.value;
     const OperandViews<T> read = this->read_by_keys(keys, x);
@@ -430,7 +434,9 @@ class Stages : public StageBlocks<V, T> {
 
   // What PackedStages ask of a backend, before anything is written but dmix.
   template <class E>
-  static void require_device(const E&, const Footprint&) {}
+  static void require_device(const E&, const Footprint& memory) {
+    memory.require_addresses();
+  }
   static void require_pitch(const char*, const TensorView<const A, 2>&) {}
   static void require_room(WorkspaceView workspace, Index bytes) {
     require_workspace(workspace, bytes, "mhla::Stages",

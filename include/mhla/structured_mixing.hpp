@@ -183,7 +183,7 @@ Fitted fitted(const RecurrentMixing& mixing, const MixingLayout& layout, Index r
 template <class T>
 Fitted fitted(const SeparableMixing& mixing, const MixingLayout& layout, Index /*rows*/,
               const std::vector<double>& matrix, const FitOptions& options) {
-  mixing_fit::SeparableFit separable(layout, matrix.data(), mixing.rank, options.projected);
+  mixing_fit::SeparableFit separable(layout, matrix, mixing.rank, options.projected);
   separable.round_to(rounded<T>);
   return {separable.parameters(), separable.norms()};
 }

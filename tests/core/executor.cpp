@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
+#include <limits>
+#include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/support/catch.hpp"
+#include "tests/support/error_message.hpp"
 
 using mhla::ExecutorRef;
 using mhla::Index;
@@ -24,6 +28,16 @@ struct BackwardExecutor {
   }
 };
 static_assert(mhla::Executor<BackwardExecutor>);
+
+// Says that it has so many.
+struct Claiming {
+  Index claimed;
+  Index slots() const { return claimed; }
+  template <class Task>
+  void parallel_for(Index tasks, const Task& task) const {
+    SerialExecutor::parallel_for(tasks, task);
+  }
+};
 
 using Calls = std::vector<std::pair<Index, Index>>;
 
@@ -48,4 +62,11 @@ TEST_CASE("executor: a borrowed executor does what its owner does", "[core]") {
   CHECK(borrowed.slots() == 3);
   CHECK(calls_of(borrowed, 4) == Calls{{3, 0}, {2, 2}, {1, 1}, {0, 0}});
   CHECK(calls_of(borrowed, 4) == calls_of(executor, 4));
+}
+
+TEST_CASE("executor: slots that cannot be are refused", "[core]") {
+  for (const Index slots : {Index{0}, Index{-1}, Index{1} << 40, std::numeric_limits<Index>::min()})
+    CHECK(error_message<mhla::ShapeError>([&] { ExecutorRef(Claiming{slots}).slots(); }) ==
+          "mhla: the executor has " + std::to_string(slots) + " slots but must have 1 to 2^20");
+  CHECK(ExecutorRef(Claiming{1 << 20}).slots() == 1 << 20);
 }

@@ -290,6 +290,15 @@ TEST_CASE("fork-join: idle threads sleep", "[core]") {
   }
 }
 
+TEST_CASE("fork-join: threads that are to spin for ever do", "[core]") {
+  if (ForkJoin::hardware_threads() < 2) return;
+  const ForkJoin team(2, microseconds::max());
+  meet(team, 2);
+  const double before = processor_seconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK(processor_seconds() - before > 0.002);
+}
+
 // The caller too sleeps, where it has nothing left to do and another's task takes long.
 TEST_CASE("fork-join: waiting threads sleep", "[core]") {
   const ForkJoin team(2);

@@ -420,6 +420,40 @@ TEST_CASE("errors: addresses that are no multiple of their elements", "[cpu]") {
   CHECK_NOTHROW(empty.backward(sequence));
 }
 
+#if !defined(MHLA_TEST_CUDA)  // which says so by CudaError: cuda/pointers
+TEST_CASE("errors: elements without an address", "[cpu]") {
+  const auto check = [](Pass pass, const Spoil& spoil, const char* argument) {
+    check_refused<ShapeError>(sequence, shape, pass, spoil, std::string("mhla: ") + argument,
+                              " elements but a null address");
+  };
+  check(
+      Pass::both, [](Arguments& a) { a.q.data = nullptr; }, "q: has ");
+  check(
+      Pass::both, [](Arguments& a) { a.k.data = nullptr; }, "k: has ");
+  check(
+      Pass::both, [](Arguments& a) { a.v.data = nullptr; }, "v: has ");
+  check(
+      Pass::both, [](Arguments& a) { a.mix.data = nullptr; }, "mix: has ");
+  check(
+      Pass::forward, [](Arguments& a) { a.y.data = nullptr; }, "y: has ");
+  check(
+      Pass::backward, [](Arguments& a) { a.dy.data = nullptr; }, "dy: has ");
+  check(
+      Pass::backward, [](Arguments& a) { a.gradients.query.view.data = nullptr; }, "dq: has ");
+  check(
+      Pass::backward, [](Arguments& a) { a.gradients.mix.view.data = nullptr; }, "dmix: has ");
+  check_refused<mhla::WorkspaceError>(
+      sequence, shape, Pass::both, [](Arguments& a) { a.workspace.data = nullptr; },
+      "workspace: has ", " bytes but a null address");
+
+  // A mask without one keeps every token.
+  Arguments masked(sequence, shape);
+  const mhla::TensorView<const std::uint8_t, 2> everything{
+      nullptr, {shape.batch, shape.query_tokens}, {shape.query_tokens, 1}};
+  CHECK_NOTHROW(masked.forward(mhla::Padded{sequence, mhla::TokenMasks{everything, everything}}));
+}
+#endif
+
 TEST_CASE("errors: every element has a size of its own, and what a feature map borrows", "[cpu]") {
   const auto operands_refused = [](const auto& attention, auto operands, Index bytes) {
     auto y = operands.dy;

@@ -371,6 +371,10 @@ TEST_CASE("decoder: wrong calls name what is wrong, and nothing changes", "[deco
   refuse_step(q, k, v, Tensor(3, 4, 1, 3), "y: axis tokens is 1 but must be 2");
   refuse_step(q, k, v, Tensor(3, 4, 2, 4), "y: axis dim is 4 but must be 3");
 
+  auto nowhere = q.view();
+  nowhere.data = nullptr;
+  refuse([&] { decoder.step(nowhere, k, v, y.view()); }, "q: has 96 elements but a null address");
+
   // Fewer tokens than none.
   const auto backwards = [](auto& tensor) {
     auto view = tensor.view();
@@ -596,6 +600,18 @@ TEST_CASE("decoder: a decoder that cannot be is not made", "[decoding]") {
   refuse(attention, Mix(1, 3, 3), {2, 4, 2, 6, 3, 0}, "slots: is 0 but must be at least 1");
   refuse(Variant{}, Mix(1, 3, 3), sizes, "blocks.block is 0");
   refuse(Variant{.blocks = {.block = -2}}, Mix(1, 3, 3), sizes, "blocks.block is -2");
+
+  CHECK(says(error_message<ShapeError>([&] {
+               Decoder<Variant, double>(
+                   attention, mhla::make_view(static_cast<const double*>(nullptr), 1, 3, 3), sizes);
+             }),
+             "mhla: mix: has 9 elements but a null address"));
+  using Random = mhla::Attention<mhla::Favor<double>, mhla::Blocks1D, mhla::Causal>;
+  const Random random{.feature_map = {mhla::make_view(static_cast<const double*>(nullptr), 4, 6)},
+                      .blocks = {.block = 4}};
+  CHECK(
+      says(error_message<ShapeError>([&] { Decoder<Random, double>(random, Mix(1, 3, 3), sizes); }),
+           "mhla: feature_map.projection: has 24 elements but a null address"));
 
   // What no memory holds, at once; empty or not.
   constexpr Index huge = Index{1} << 62;

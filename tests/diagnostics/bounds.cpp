@@ -133,6 +133,11 @@ TEST_CASE("rank bounds: shorter blocks, other key blocks and a 2-D grid", "[diag
   }
 }
 
+TEST_CASE("rank bounds: a grid without blocks has none", "[diagnostics]") {
+  const Grid grid = mhla::Blocks1D{}.grid_of(4);
+  CHECK_THROWS_AS(mhla_rank_bound(grid, grid, 3), mhla::ShapeError);
+}
+
 TEST_CASE("rank bounds: causal attention exceeds them, block-causal attention does not",
           "[diagnostics]") {
   const std::vector<double> uniform(64, 0.125);

@@ -73,6 +73,17 @@ TEST_CASE("cost: a structured mixing is the cost of its products", "[diagnostics
 }
 
 TEST_CASE("cost: what cannot run has none", "[diagnostics]") {
+  // Sums that overflow: of triangles, of all products, of queries and keys.
+  const mhla::Index many = mhla::Index{1} << 30;
+  const mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal> causal{.blocks = {.block = many}};
+  const ForwardCost cost = forward_cost(causal, Shape{1, 1, 1, many, many, 2, 1, 1, 1, 1});
+  CHECK(cost.intra_block == 2 * many * many * 3);
+  CHECK_THROWS_AS(forward_cost(causal, Shape{1, 1, 1, 2 * many, 2 * many, 2, 1, 1, 2, 2}),
+                  mhla::ShapeError);
+  CHECK_THROWS_AS((ForwardCost{.summaries = PTRDIFF_MAX, .readout = 1}.flops()), mhla::ShapeError);
+  CHECK_THROWS_AS(
+      linear_attention_flops(Shape{1, 1, 1, many, many, 1 << 8, 1 << 15, 1, 1, 1}, 1 << 17),
+      mhla::ShapeError);
   const mhla::Attention<mhla::Relu, mhla::Blocks1D> attention{.blocks = {.block = 4}};
   CHECK_THROWS_AS(forward_cost(attention, Shape{1, 4, 3, 8, 8, 5, 5, 1, 2, 2}), mhla::ShapeError);
   CHECK_THROWS_AS(softmax_attention_flops(

@@ -82,6 +82,19 @@ TEST_CASE("spectrum: strides, float and transposes make no difference", "[diagno
   CHECK(rows.rank() == 2);
 }
 
+TEST_CASE("spectrum: of matrices whose squares overflow or vanish", "[diagnostics]") {
+  for (const double unit : {1e-300, 1e-200, 1e200, 1e306}) {
+    const double matrix[4] = {2 * unit, unit, unit, 2 * unit};  // singular values 3, 1
+    const Spectrum spectrum(make_view(matrix, 2, 2));
+    CHECK(std::abs(spectrum.singular_values()[0] / unit - 3) <= 1e-14);
+    CHECK(std::abs(spectrum.singular_values()[1] / unit - 1) <= 1e-14);
+    CHECK(spectrum.rank() == 2);
+    CHECK(std::abs(spectrum.effective_rank() - 4 / std::pow(3, 0.75)) <= 1e-14);
+  }
+  const double one = 1;
+  CHECK_THROWS_AS(Spectrum(make_view(&one, -2, 2)), mhla::ShapeError);
+}
+
 TEST_CASE("spectrum: zero, empty and non-finite matrices", "[diagnostics]") {
   double matrix[6] = {};
   const Spectrum zero(make_view(matrix, 2, 3));

@@ -7,11 +7,13 @@
 #include <mhla/distributed.hpp>
 #include <mhla/packed.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/distributed/calls.hpp"
 #include "tests/distributed/thread_ranks.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/error_message.hpp"
 
 namespace {
 
@@ -39,6 +41,7 @@ struct Doing {
   Index tokens = 8;         // of q
   Index mix_columns = 6;    // given
   Index workspace_cut = 0;  // bytes fewer than asked for
+  bool has_value = true;    // v an address
   bool backward = false;
   bool wants_key = true;
   std::string exception_of_odd_one = "";
@@ -63,7 +66,8 @@ std::vector<std::string> run(const Doing& usual, const Doing& odd, const Make& m
         HostTensor<float, 3> mix(1, 6, doing.mix_columns), dmix = mix;
         const auto call = [&] {
           const auto layer = make(doing, communicator);
-          const mhla::OperandViews<float> x{q, k, v, mix};
+          mhla::OperandViews<float> x{q, k, v, mix};
+          if (!doing.has_value) x.v.data = nullptr;
           if (!doing.backward) {
             const mhla::Workspace workspace(layer.forward_workspace_size(executor));
             layer.forward(executor, x, y.view(),
@@ -186,11 +190,35 @@ TEST_CASE("what a rank refuses, no rank runs") {
         odd.mix_columns = 5;
         check_refused(usual, odd, "mix: axis key blocks is 5 but must be 6");
       }
+      SECTION("values without an address") {
+        odd.has_value = false;
+        check_refused(usual, odd, "v: has 96 elements but a null address");
+      }
       SECTION("a workspace that is too small") {
         odd.workspace_cut = 64;
         check_refused(usual, odd, "workspace: ");
       }
     }
+  }
+}
+
+TEST_CASE("others are told of what a rank throws that is no std::exception") {
+  const auto settle = [](const Communicator& communicator) {
+    mhla::Agreement("call").settle(communicator, [&] {
+      if (communicator.rank() == odd_one) throw 7;
+      return true;
+    });
+  };
+  const auto outcomes = thread_ranks::run(ranks, [&](const Communicator& communicator) {
+    if (communicator.rank() != odd_one) return settle(communicator);
+    CHECK_THROWS_AS(settle(communicator), int);
+  });
+  for (Index r = 0; r < ranks; ++r) {
+    INFO(outcomes[static_cast<std::size_t>(r)]);
+    CHECK(outcomes[static_cast<std::size_t>(r)] ==
+          (r == odd_one ? ""
+                        : "mhla: rank 1 refused the call, which no rank has run: what it threw is "
+                          "no std::exception"));
   }
 }
 
@@ -209,6 +237,15 @@ TEST_CASE("shares cut all blocks, in order") {
           "queries: rank 0 has " + std::to_string(most) + " blocks from block 1 but");
   refused({{0, 1}, {1, most}, {2, 2}}, "a size overflows 64 bits: 1 + ");
   refused({{0, 2}, {2, 2}, {4, 1}}, "queries: all shares together have 5 blocks");
+}
+
+TEST_CASE("equal shares need blocks and ranks") {
+  CHECK(mhla::equal_shares(0, 2) == Shares{{0, 0}, {0, 0}});
+  CHECK(mhla::equal_shares(3, 2) == Shares{{0, 2}, {2, 1}});
+  for (const auto& [blocks, of] : {std::pair<Index, Index>{-1, 2}, {4, 0}, {4, -2}})
+    CHECK(error_message<mhla::ShapeError>([&, b = blocks, r = of] { mhla::equal_shares(b, r); }) ==
+          "mhla: equal_shares: " + std::to_string(blocks) + " blocks cannot be shared by " +
+              std::to_string(of) + " ranks");
 }
 
 TEST_CASE("ranks agree on a batch's offsets and masks") {

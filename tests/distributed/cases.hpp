@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/traffic.hpp>
 #include <stdexcept>
@@ -30,9 +31,8 @@ class AnyCommunicator {
         }),
         start_([&](const void* sent, Parts to, void* received, Parts from) -> Wait {
           if constexpr (mhla::OverlapsMessages<C>) {
-            return [pending = communicator.start_all_to_all(sent, to, received, from)]() mutable {
-              pending.wait();
-            };
+            auto pending = communicator.start_all_to_all(sent, to, received, from);
+            return [all = std::make_shared<decltype(pending)>(std::move(pending))] { all->wait(); };
           } else {
             communicator.all_to_all(sent, to, received, from);
             return [] {};

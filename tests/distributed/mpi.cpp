@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Under mpirun, what threads show in equal_one_process.cpp. The first rank prints what it has run;
 // a difference ends all.
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -27,7 +28,7 @@ int run(const mhla::MpiCommunicator& ranks, const char* split,
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   try {
-    const mhla::MpiCommunicator ranks(MPI_COMM_WORLD);
+    const mhla::MpiCommunicator ranks(MPI_COMM_WORLD, std::chrono::milliseconds::max());
     const int calls = run(ranks, "by sequence", distributed_calls::cases_by_sequence()) +
                       run(ranks, "by heads", distributed_calls::cases_by_heads());
     if (ranks.rank() == 0)

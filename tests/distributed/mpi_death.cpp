@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: MIT
-// One rank dies in its n-th exchange of a forward and backward pass, or calls with something else:
-// every other rank throws, in time, an error that names it, and has written nothing. Each prints
-// one line; mpi_death.cmake reads them.
+// One rank dies or throws in its n-th exchange of a forward and backward pass, or calls with
+// something else: every other rank throws, in time, an error that names it, and has written
+// nothing. Each prints one line; mpi_death.cmake reads them.
 //   mpirun --enable-recovery -n RANKS mpi_death dies EXCHANGE
+//   mpirun -n RANKS mpi_death throws EXCHANGE
 //   mpirun -n RANKS mpi_death disagrees
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <mhla/distributed.hpp>
 #include <mhla/mpi.hpp>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/distributed/mortal.hpp"
@@ -25,6 +29,37 @@ using mhla::Index;
 
 constexpr std::chrono::milliseconds timeout(1000);
 
+// Of a rank that comes late, so that another still waits for its messages.
+struct Late {
+  bool late;
+  static constexpr Index slots() { return 1; }
+  template <class Task>
+  void parallel_for(Index tasks, const Task& task) const {
+    if (late) std::this_thread::sleep_for(timeout / 100);
+    mhla::SerialExecutor::parallel_for(tasks, task);
+  }
+};
+
+// Whether a rank that has thrown can do what it likes with the memory of its call, and must not go
+// on with the communicator.
+bool has_left(const mhla::MpiCommunicator& ranks, const mhla::Workspace& memory) {
+  std::fill_n(memory.data(), memory.size(), std::byte{5});
+  const auto end = std::chrono::steady_clock::now() + timeout / 2;
+  while (std::chrono::steady_clock::now() < end) {
+    int arrived = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &arrived, MPI_STATUS_IGNORE);
+  }
+  if (std::any_of(memory.data(), memory.data() + memory.size(),
+                  [](std::byte x) { return x != std::byte{5}; }))
+    return false;
+  try {
+    mhla::confirm(ranks);
+  } catch (const mhla::CommunicationError&) {
+    return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -32,8 +67,9 @@ int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   const mhla::MpiCommunicator ranks(MPI_COMM_WORLD, timeout);
   const distributed_calls::Mortal<mhla::MpiCommunicator> mortal{
-      &ranks, mode == "dies" && argc > 2 ? std::atoi(argv[2]) : -1, [] { std::raise(SIGKILL); }};
-  const mhla::SerialExecutor executor;
+      &ranks, argc > 2 ? std::atoi(argv[2]) : -1,
+      mode == "dies" ? [] { std::raise(SIGKILL); } : [] { throw std::runtime_error("thrown"); }};
+  const Late executor{mode == "throws" && ranks.rank() != victim};
   using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
   const Attention attention{.blocks = {.block = 4}};
   constexpr Index tokens = 40, heads = 2, dim = 8, blocks = 10;
@@ -44,6 +80,7 @@ int main(int argc, char** argv) {
   std::vector<float> y(x.size(), untouched), dq = y, dk = y, dv = y, dmix(mix.size(), untouched);
   bool written = false;
   std::string message;
+  mhla::Workspace memory;
   auto begin = std::chrono::steady_clock::now();
   try {
     const auto layer = mhla::sequence_parallel<float>(attention, shape, mortal,
@@ -55,8 +92,8 @@ int main(int argc, char** argv) {
     const mhla::OperandViews<float> operands{view(x), view(x), view(x),
                                              mhla::make_view(mix.data(), 1, blocks, blocks)};
     begin = std::chrono::steady_clock::now();
-    layer.forward(executor, operands, view(y),
-                  mhla::Workspace(layer.forward_workspace_size(executor)));
+    memory = mhla::Workspace(layer.forward_workspace_size(executor));
+    layer.forward(executor, operands, view(y), memory);
     std::fill(y.begin(), y.end(), untouched);  // as that pass has succeeded
     begin = std::chrono::steady_clock::now();
     layer.backward(executor, operands, view(x),
@@ -68,6 +105,9 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const mhla::Error& failure) {
     message = failure.what();
+  } catch (const std::runtime_error& failure) {
+    message = failure.what();
+    message += has_left(ranks, memory) ? " and gone" : " and still there";
   }
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::steady_clock::now() - begin);

@@ -142,6 +142,17 @@ void exchange(const NcclCommunicator& ranks, std::uint64_t seed) {
 
 }  // namespace
 
+TEST_CASE("nccl: a timeout for ever is no timeout") {
+  Ranks ranks(3, std::chrono::milliseconds::max());
+  ranks.check([](const NcclCommunicator& communicator) {
+    for (int call = 0; call < 20; ++call) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(communicator.rank()));
+      gather(
+          communicator, [](Index) { return 7; }, 0, false);
+    }
+  });
+}
+
 TEST_CASE("nccl: parts of all ranks") {
   const auto for_each = [](const auto& test) {
     for (const int size : {1, 2, 5})

@@ -515,6 +515,9 @@ TEST_CASE("initial mixing: what does not fit is refused before anything is writt
   message = shape_error([&] { mhla::initialize(view(4, 4), four, two); });
   CHECK(mentions(message, "mix: axis key blocks is 4 but must be 2"));
 
+  message =
+      shape_error([&] { mhla::initialize(make_view(static_cast<double*>(nullptr), 4, 4), four); });
+  CHECK(mentions(message, "mix: has 16 elements but a null address"));
   message = shape_error(
       [&] { mhla::initialize(view(4, 2), four, two, {.transform = Transform::identity}); });
   CHECK(mentions(message, "Transform::identity needs the same layout"));

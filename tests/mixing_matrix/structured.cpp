@@ -645,6 +645,35 @@ TEST_CASE("separable mixing: one axis, and two different layouts", "[structured]
                      exact[at(i * 6 + j)]) <= 1e-12);
 }
 
+TEST_CASE("structured mixing: fits of matrices whose squares are no numbers", "[structured]") {
+  const Matrix exact = random_matrix(6, 3);
+  // Under a power of two a fit stays what it is, where its parameters may have any size.
+  const auto check = [&](const auto& attention, Index rows, Index columns, bool projected) {
+    const auto fit = [&](const Matrix& m, std::vector<double>& mix) {
+      return mhla::fit(view(mix, rows), const_view(m, 6), attention, {.projected = projected});
+    };
+    std::vector<double> mix(at(rows * columns));
+    const double error = fit(exact, mix);
+    CHECK(error > 0.01);
+    for (const int exponent : {-1000, -600, 600, 1000}) {
+      if (projected && exponent > 0) continue;
+      INFO(rows << " rows, projected: " << projected << ", times 2^" << exponent);
+      Matrix scaled = exact;
+      for (double& entry : scaled) entry = std::ldexp(entry, exponent);
+      const double of_scaled = fit(scaled, mix);
+      Matrix made = rows == 1 ? expanded(mix, 1, Layout{2, 3}) : lower(expanded(mix, 1, 6));
+      for (double& entry : made) entry = std::ldexp(entry, -exponent);
+      const double left = relative_error(made, rows == 1 ? exact : lower(exact));
+      CHECK(std::abs(of_scaled - left) <= 1e-12);
+      if (rows == 1 || !projected) CHECK(std::abs(of_scaled - error) <= 1e-12);
+    }
+  };
+  check(separable<mhla::Blocks2D>({2, 3}, 1), 1, 13, false);
+  check(separable<mhla::Blocks2D>({2, 3}, 1), 1, 13, true);
+  check(recurrent(1), 6, 4, false);
+  check(recurrent(1), 6, 4, true);
+}
+
 TEST_CASE("structured mixing: projection clamps weights and decays each to their own interval",
           "[structured]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();

@@ -26,6 +26,13 @@ struct EqualParts {
   bool unset() const { return parts == 0; }
   Grid grid_of(Index tokens) const { return {{1, 1, tokens}, {1, 1, ceil_div(tokens, parts)}}; }
 };
+// One whose leading axis is not 1.
+struct Stacked {
+  static constexpr int rank = 1;
+  Index extent = 1, block = 1;
+  bool unset() const { return block < 0; }
+  Grid grid_of(Index tokens) const { return {{extent, 1, tokens}, {block, 1, 9}}; }
+};
 struct Clamped {
   template <class T>
   T value(T x) const {
@@ -221,4 +228,12 @@ TEST_CASE("problem: a user's own geometry and feature map make a variant", "[pol
   const Problem problem = checked_problem(Own{.blocks = {.parts = 4}}, shape_1d);
   CHECK(problem.query_blocks == 4);
   CHECK(problem.query_grid.block[2] == 9);
+}
+
+TEST_CASE("problem: a geometry of the user's own has leading axes of 1", "[policy]") {
+  using Own = Attention<Relu, Stacked>;
+  CHECK(checked_problem(Own{}, shape_1d).query_blocks == 4);
+  for (const Stacked& blocks : {Stacked{1, 0}, Stacked{1, 5}, Stacked{0, 1}, Stacked{2, 1}})
+    CHECK(says(error_message<ShapeError>([&] { checked_problem(Own{.blocks = blocks}, shape_1d); }),
+               "mhla: blocks: leading axis 0 of the grid has"));
 }

@@ -82,6 +82,21 @@ TEST_CASE("comparison: zero against zero is equal, against anything else infinit
         0);
 }
 
+TEST_CASE("comparison: squares that overflow or vanish hide nothing", "[testing]") {
+  for (const double unit : {1e-300, 1e-170, 1e170, 1e307}) {
+    HostTensor<double, 1> actual(2);
+    HostTensor<double, 1> expected(2);
+    actual.elements() = {3 * unit, unit};
+    expected.elements() = {unit, unit};
+    const auto result = compare(actual.view(), expected.view());
+    CHECK(std::abs(result.rms_ratio - std::sqrt(2.0)) <= 1e-12);
+    CHECK(std::abs(result.max_ratio - 2) <= 1e-12);
+    actual(1) = nan_value;
+    CHECK(compare(actual.view(), expected.view()).rms_ratio == infinity);
+    CHECK(compare(actual.view(), expected.view()).max_ratio == infinity);
+  }
+}
+
 TEST_CASE("comparison: differences are taken in the wider type", "[testing]") {
   HostTensor<float, 1> narrow(1);
   HostTensor<double, 1> wide(1);
@@ -114,6 +129,10 @@ TEST_CASE("comparison: bitwise_equal tells 0 from -0 and any two bits apart", "[
 }
 
 TEST_CASE("comparison: tensors of other extents are refused", "[testing]") {
+  double one = 1;
+  CHECK(says(error_message<mhla::ShapeError>(
+                 [&] { compare(mhla::make_view(&one, -1, 2), mhla::make_view(&one, -1, 2)); }),
+             "first view: axis 0 is -1"));
   const HostTensor<double, 2> a(2, 3);
   const HostTensor<double, 2> b(3, 2);
   CHECK(says(error_message<ShapeError>([&] { compare(a.view(), b.view()); }), "axis 0 is 3",

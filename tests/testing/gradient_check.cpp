@@ -105,6 +105,13 @@ TEST_CASE("gradient_check: a zero gradient of a constant passes, any other fails
   CHECK(check_gradient(constant, 1, 2, differentiate(x, dx)).error > 0.1);
 }
 
+TEST_CASE("gradient_check: without a direction nothing is checked", "[testing]") {
+  HostTensor<double, 1> x(3);
+  const auto constant = [] { return 2.0; };
+  for (const int directions : {0, -1})
+    CHECK_THROWS_AS(check_gradient(constant, 1, directions, differentiate(x, x)), mhla::ShapeError);
+}
+
 TEST_CASE("gradient_check: reads and displaces strided views", "[testing]") {
   HostTensor<double, 2> memory = random_tensor<double>(Normal{}, 1, 5, 2);
   const mhla::TensorView<double, 1> column{memory.view().data + 1, {5}, {2}};

@@ -4,6 +4,7 @@
 
 #include <concepts>
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -21,7 +22,7 @@ struct TaskArchetype {
 /// What runs the tasks of a call: `parallel_for(tasks, f)` calls f(task, slot) once for every task
 /// in [0, tasks), in any order and on any thread, and returns when all are done. Two calls of f
 /// that run at the same time have different slots in [0, slots()). Results do not depend on slots()
-/// or on the order.
+/// or on the order. A call throws ShapeError unless slots() is from 1 to 2^20.
 template <class E>
 concept Executor = requires(const E& executor, Index tasks, TaskArchetype task) {
   { executor.slots() } -> std::convertible_to<Index>;
@@ -61,6 +62,8 @@ class TaskRef {
 // A borrowed executor of any type, so that what uses it is compiled once for all of them.
 class ExecutorRef {
  public:
+  static constexpr Index max_slots = Index{1} << 20;  // each has memory
+
   template <Executor E>
   requires(!std::same_as<E, ExecutorRef>)
       ExecutorRef(const E& executor)  // NOLINT: stands in for the executor
@@ -68,7 +71,10 @@ class ExecutorRef {
         slots_(static_cast<Index>(executor.slots())),
         run_([](const void* object, Index tasks, TaskRef task) {
           static_cast<const E*>(object)->parallel_for(tasks, task);
-        }) {}
+        }) {
+    if (slots_ < 1 || slots_ > max_slots)
+      throw ShapeError("mhla: the executor has ", slots_, " slots but must have 1 to 2^20");
+  }
 
   Index slots() const { return slots_; }
   void parallel_for(Index tasks, TaskRef task) const { run_(executor_, tasks, task); }

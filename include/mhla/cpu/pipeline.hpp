@@ -440,8 +440,10 @@ void forward_into(const V& attention, const E& executor,
                   const TensorView<T, 4>& y, WorkspaceView workspace,
                   std::type_identity_t<ForwardState<Accumulator<T>>*> save = nullptr) {
   using A = Accumulator<T>;
-  const Problem problem = checked_forward(attention, OperandViews<T>{q, k, v, mix}, y, workspace);
+  const OperandViews<T> x{q, k, v, mix};
+  const Problem problem = checked_problem(attention, x.shape());
   const Shape& shape = problem.shape;
+  require_forward(attention, shape, x, y, workspace, {}).require_addresses();
   require_workspace(workspace, forward_workspace_size<T>(attention, shape, executor),
                     "mhla::forward_into");
 
@@ -497,9 +499,10 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                    std::type_identity_t<const ForwardState<Accumulator<T>>*> saved = nullptr) {
   using A = Accumulator<T>;
   const TensorView<const T, 4> q = query;
-  const Problem problem =
-      checked_backward(attention, OperandViews<T>{q, k, v, mix}, dy, gradients, workspace);
+  const OperandViews<T> x{q, k, v, mix};
+  const Problem problem = checked_problem(attention, x.shape());
   const Shape& shape = problem.shape;
+  require_backward(attention, shape, x, dy, gradients, workspace, {}).require_addresses();
   Span<const A> kept;
   if (saved != nullptr)
     kept = saved->summaries(shape, fingerprint_of<T>(attention, problem, Borrowed::contents));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/block_geometry.hpp>
 
@@ -22,7 +23,11 @@ constexpr Index linear_attention_rank_bound(Index query_tokens, Index key_tokens
 
 /// sum_b min(n_b, D) over the blocks of one side, with n_b tokens in block b: what that side's
 /// features can span, block by block. At most the number of tokens.
+/// \throws ShapeError if a block has no extent.
 constexpr Index block_rank_bound(const Grid& grid, Index feature_dim) {
+  for (const Index extent : grid.block)
+    if (extent < 1)
+      throw ShapeError("mhla: grid: a block has an extent of ", extent, "; it must be at least 1");
   Index sum = 0;
   for (Index b = 0; b < grid.num_blocks(); ++b) {
     const Index tokens =

@@ -25,8 +25,10 @@ struct ForwardCost {
   Index intra_block = 0;  ///< Causal: scores and values inside a block: 2 n^2 (D + e) per block
   Index state = 0;        ///< elements of all S_b: M D e, per kv head
 
-  /// All of them.
-  constexpr Index flops() const { return summaries + mixing + readout + intra_block; }
+  /// All of them. \throws ShapeError if they do not fit an Index.
+  constexpr Index flops() const {
+    return checked_add(checked_add(summaries, mixing), checked_add(readout, intra_block));
+  }
 };
 
 /// \cond INTERNAL
@@ -39,7 +41,7 @@ constexpr Index checked_product(std::initializer_list<Index> factors) {
 /// \endcond
 
 /// Of MHLA: O(N d^2 + M^2 d^2).
-/// \throws ShapeError if `attention` cannot run on `shape`.
+/// \throws ShapeError if `attention` cannot run on `shape`, or a number does not fit an Index.
 template <AttentionVariant A>
 ForwardCost forward_cost(const A& attention, const Shape& shape) {
   const Problem problem = checked_problem(attention, shape);
@@ -63,8 +65,9 @@ ForwardCost forward_cost(const A& attention, const Shape& shape) {
   if constexpr (masks_own_block<A>) {
     for (Index i = 0; i < rows; ++i) {
       const Index tokens = problem.query_grid.block_extent(i, 2);
-      cost.intra_block += checked_product(
-          {2, shape.batch, shape.heads, tokens, tokens, problem.feature_dim + shape.value_dim});
+      cost.intra_block = checked_add(
+          cost.intra_block, checked_product({2, shape.batch, shape.heads, tokens, tokens,
+                                             checked_add(problem.feature_dim, shape.value_dim)}));
     }
   }
   return cost;
@@ -80,10 +83,10 @@ inline Index softmax_attention_flops(const Shape& shape) {
 /// FLOPs of linear attention: one summary of all keys and one readout, 2 N D e each.
 inline Index linear_attention_flops(const Shape& shape, Index feature_dim) {
   require_tensors(shape);
-  return checked_product(
-             {2, shape.batch, shape.kv_heads, shape.key_tokens, feature_dim, shape.value_dim}) +
-         checked_product(
-             {2, shape.batch, shape.heads, shape.query_tokens, feature_dim, shape.value_dim});
+  return checked_add(checked_product({2, shape.batch, shape.kv_heads, shape.key_tokens, feature_dim,
+                                      shape.value_dim}),
+                     checked_product({2, shape.batch, shape.heads, shape.query_tokens, feature_dim,
+                                      shape.value_dim}));
 }
 
 /// \}

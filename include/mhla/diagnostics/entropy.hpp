@@ -3,9 +3,11 @@
 // (arXiv 2601.07832, figure 3b: low entropy is sharp attention).
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/square_scale.hpp>
 #include <mhla/core/tensor_view.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -20,13 +22,16 @@ namespace diagnostics {
 /// undefined, absolute values are taken. A row of zeros has entropy 0; NaN gives NaN.
 template <class T>
 double row_entropy(const TensorView<T, 2>& weights, Index row) {
+  const auto size = [&](Index j) { return std::abs(static_cast<double>(weights(row, j))); };
+  double largest = 0;
+  for (Index j = 0; j < weights.extent[1]; ++j) largest = std::max(largest, size(j));
+  const double scale = square_scale(largest);
   double sum = 0;
-  for (Index j = 0; j < weights.extent[1]; ++j)
-    sum += std::abs(static_cast<double>(weights(row, j)));
+  for (Index j = 0; j < weights.extent[1]; ++j) sum += size(j) / scale;
   if (sum == 0) return 0;
   double entropy = 0;
   for (Index j = 0; j < weights.extent[1]; ++j) {
-    const double p = std::abs(static_cast<double>(weights(row, j))) / sum;
+    const double p = size(j) / scale / sum;
     if (p != 0) entropy -= p * std::log(p);
   }
   return entropy;

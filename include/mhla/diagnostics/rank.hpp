@@ -12,6 +12,8 @@
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/square_scale.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <vector>
 
@@ -26,10 +28,11 @@ namespace diagnostics {
 /// or infinity every singular value and the effective rank are NaN, and the rank is 0.
 class Spectrum {
  public:
-  /// Of matrix [rows, columns].
+  /// Of matrix [rows, columns]. \throws ShapeError if no tensor has these extents.
   template <class T>
   explicit Spectrum(const TensorView<T, 2>& matrix)
       : longer_side_(matrix.extent[0] < matrix.extent[1] ? matrix.extent[1] : matrix.extent[0]) {
+    require_tensor("matrix", {{"rows", matrix.extent[0]}, {"columns", matrix.extent[1]}});
     const Index values = matrix.extent[0] < matrix.extent[1] ? matrix.extent[0] : matrix.extent[1];
     if (values == 0) return;
     Eigen::MatrixXd copy(matrix.extent[0], matrix.extent[1]);
@@ -39,6 +42,8 @@ class Spectrum {
       values_.assign(static_cast<std::size_t>(values), std::numeric_limits<double>::quiet_NaN());
       return;
     }
+    const double scale = square_scale(copy.cwiseAbs().maxCoeff());
+    copy /= scale;
     const Eigen::VectorXd bidiagonal =
         copy.rows() < copy.cols() ? bidiagonalized(copy.transpose()) : bidiagonalized(copy);
     // The singular values of a bidiagonal matrix, and their negatives, are the eigenvalues of a
@@ -47,7 +52,7 @@ class Spectrum {
     solver.computeFromTridiagonal(Eigen::VectorXd::Zero(bidiagonal.size() + 1), bidiagonal,
                                   Eigen::EigenvaluesOnly);
     for (Index i = 0; i < values; ++i)
-      values_.push_back(std::max(0.0, solver.eigenvalues()[2 * values - 1 - i]));
+      values_.push_back(scale * std::max(0.0, solver.eigenvalues()[2 * values - 1 - i]));
   }
 
   /// min(rows, columns) values, the largest first.
@@ -72,12 +77,14 @@ class Spectrum {
   /// exp(H(p)), p the singular values divided by their sum, H the entropy in nats: k for k equal
   /// singular values, 0 for a zero matrix.
   double effective_rank() const {
-    double sum = 0;
-    for (const double value : values_) sum += value;
-    if (sum == 0) return 0;
+    if (values_.empty() || values_.front() == 0) return 0;
+    double sum = 0;  // in units of the largest
+    for (const double value : values_) sum += value / values_.front();
     double entropy = 0;
-    for (const double value : values_)
-      if (value != 0) entropy -= value / sum * std::log(value / sum);
+    for (const double value : values_) {
+      const double p = value / values_.front() / sum;
+      if (p != 0) entropy -= p * std::log(p);
+    }
     return std::exp(entropy);
   }
 

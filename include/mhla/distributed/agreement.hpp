@@ -78,9 +78,9 @@ class Agreement {
     try {
       prepared.emplace(prepare());
     } catch (const std::exception& reason) {
-      refusal = std::current_exception();
-      record_.refusal[0] = '!';  // also of an empty reason
-      std::strncpy(record_.refusal + 1, reason.what(), sizeof(record_.refusal) - 2);
+      refusal = refuse(reason.what());
+    } catch (...) {  // whatever code of the caller's throws
+      refusal = refuse("what it threw is no std::exception");
     }
     const std::vector<Record> all = gather_all(communicator, Span<const Record>{&record_, 1});
     if (refusal) std::rethrow_exception(refusal);
@@ -95,6 +95,13 @@ class Agreement {
     char refusal[static_cast<std::size_t>(agreement_bytes) - most * sizeof(std::int64_t)];
   };
   static_assert(sizeof(Record) == agreement_bytes);
+
+  // The exception that is being handled; others are told its reason.
+  std::exception_ptr refuse(const char* reason) {
+    record_.refusal[0] = '!';  // also of an empty reason
+    std::strncpy(record_.refusal + 1, reason, sizeof(record_.refusal) - 2);
+    return std::current_exception();
+  }
 
   void require_all_equal(const std::vector<Record>& all) const {
     const auto ranks = static_cast<Index>(all.size());

@@ -3,6 +3,7 @@
 // caller's.
 #pragma once
 
+#include <chrono>
 #include <concepts>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
@@ -20,6 +21,11 @@ class CommunicationError : public Error {
  public:
   using Error::Error;
 };
+
+/// \cond INTERNAL
+// Longer than any call: a time that can be added to any other without overflow.
+inline constexpr std::chrono::milliseconds longest_timeout = std::chrono::hours(24 * 365 * 10);
+/// \endcond
 
 /// Bytes that go to a rank, or come from one: of a message [bytes], those from `first` on.
 struct Part {

@@ -72,7 +72,7 @@ class HostHeads {
     clear_tensor(executor, tensor);
   }
   /// Throws unless the backend can use what a call touches.
-  static void require_memory(const Footprint&) {}
+  static void require_memory(const Footprint& memory) { memory.require_addresses(); }
 
   /// Whether backward writes dmix.
   bool gives_dmix() const { return !own_.shape.empty() && (!sums_over_heads() || rank_ == 0); }

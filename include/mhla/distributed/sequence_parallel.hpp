@@ -46,6 +46,10 @@ template <class S, class E, class T, int Rank>
 void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor) {
   clear_tensor(executor, tensor);
 }
+template <class S>
+void require_memory(const S&, const Footprint& memory) {
+  memory.require_addresses();
+}
 /// \endcond
 
 /// Attention over a sequence of which each rank has some whole blocks: its q, k, v, y and their
@@ -57,7 +61,7 @@ void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor
 /// Backward: the same summaries, unless they were kept, then dS~ of all queries. Under Causal and
 /// BlockCausal summaries go to later ranks alone, dS~ to earlier ones. Results have the bits of one
 /// process's forward_into and backward_into, where Stages has them, for any number of ranks and any
-/// shares.
+/// shares. Precision::fast is taken as exact.
 ///
 /// By RecurrentMixing a rank summarizes its own blocks, takes up the states of the ranks before it,
 /// and sends its own on to the next: one rank after another, but little work, and their gradients
@@ -171,7 +175,8 @@ class SequenceParallel {
     Arena arena(workspace);
     Memory memory = Agreement("forward").settle(*communicator_, [&] {
       require_local(local_, x);
-      require_forward(attention_, local_, x, y, workspace, kept_bytes(keep));
+      require_memory(stages_,
+                     require_forward(attention_, local_, x, y, workspace, kept_bytes(keep)));
       require_workspace(workspace, forward_workspace_size(executor), "mhla::SequenceParallel",
                         "forward_workspace_size says how many it takes");
       return lay_out_forward(arena, executor);
@@ -198,7 +203,8 @@ class SequenceParallel {
     Arena arena(workspace);
     Memory memory = agreement.settle(*communicator_, [&] {
       require_local(local_, x);
-      require_backward(attention_, local_, x, dy, gradients, workspace, kept_bytes(kept));
+      require_memory(stages_, require_backward(attention_, local_, x, dy, gradients, workspace,
+                                               kept_bytes(kept)));
       require_workspace(workspace, backward_workspace_size(executor), "mhla::SequenceParallel",
                         "backward_workspace_size says how many it takes");
       return lay_out_backward(arena, executor);

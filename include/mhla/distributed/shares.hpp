@@ -28,7 +28,11 @@ MHLA_NAMESPACE_BEGIN
 using Shares = std::vector<BlockRange>;
 
 /// Shares that differ by one at most; the first ranks have more.
+/// \throws ShapeError if blocks < 0 or ranks < 1.
 inline Shares equal_shares(Index blocks, Index ranks) {
+  if (blocks < 0 || ranks < 1)
+    throw ShapeError("mhla: equal_shares: ", blocks, " blocks cannot be shared by ", ranks,
+                     " ranks");
   Shares shares;
   for (Index r = 0; r < ranks; ++r) {
     const Index begin = even_split(blocks, ranks, r);
@@ -39,7 +43,7 @@ inline Shares equal_shares(Index blocks, Index ranks) {
 
 /// The same of a call's query blocks, of a packed batch those of all sequences, end to end; by
 /// RecurrentMixing as near to it as SequenceParallel takes them: they begin at multiples of 16
-/// blocks of a sequence. \throws ShapeError if variant and shape do not fit.
+/// blocks of a sequence. \throws ShapeError as well if variant and shape do not fit.
 template <AttentionVariant V>
 Shares equal_shares(const V& attention, const Shape& shape, Index ranks) {
   const auto list = query_list(attention, checked_problem(attention, shape));

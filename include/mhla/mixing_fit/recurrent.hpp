@@ -10,6 +10,7 @@
 #include <cmath>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/square_scale.hpp>
 #include <mhla/mixing_fit/box.hpp>
 #include <vector>
 
@@ -51,12 +52,17 @@ inline double spaced_decay(Index r, Index states, Index blocks) {
 /// Of m without what lies above its diagonal. Parameters of one row are those of every block.
 inline Norms recurrent_error(const CausalMatrix& m, RecurrentParameters& p) {
   const Index states = p.states;
+  double largest = 0;
+  for (Index i = 0; i < m.blocks; ++i)
+    for (Index j = 0; j <= i; ++j) largest = std::max(largest, std::abs(m(i, j)));
+  const double scale = square_scale(largest);
+  const auto square = [&](double entry) { return entry / scale * (entry / scale); };
   Norms squares;
   std::vector<double> h(at(states * m.blocks));  // of H_i, the weights of S_0 to S_(i-1)
   for (Index i = 0; i < m.blocks; ++i) {
     const Index row = p.rows == 1 ? 0 : i;
     std::vector<double> left(m.entries + i * m.blocks, m.entries + i * m.blocks + i + 1);
-    for (const double entry : left) squares.matrix += entry * entry;
+    for (const double entry : left) squares.matrix += square(entry);
     left[at(i)] -= p.own(row);
     for (Index r = 0; r < states; ++r)
       for (Index j = 0; j < i; ++j) {
@@ -64,9 +70,9 @@ inline Norms recurrent_error(const CausalMatrix& m, RecurrentParameters& p) {
         weight = j == i - 1 ? p.b(row)[r] : p.g(row)[r] * weight;
         left[at(j)] -= p.a(row)[r] * weight;
       }
-    for (const double entry : left) squares.error += entry * entry;
+    for (const double entry : left) squares.error += square(entry);
   }
-  return {std::sqrt(squares.matrix), std::sqrt(squares.error)};
+  return {scale * std::sqrt(squares.matrix), scale * std::sqrt(squares.error)};
 }
 
 /// One sweep over the blocks k, in each of which g_k, b_k and a_k in turn become the best there are

@@ -11,9 +11,11 @@
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/square_scale.hpp>
 #include <mhla/mixing_fit/box.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -24,25 +26,28 @@ class SeparableFit {
  public:
   /// Of m [query blocks, key blocks], row-major. `projected`: only factors in [0, 1], of entries
   /// that are at most 1 as well.
-  SeparableFit(const MixingLayout& layout, const double* m, Index terms, bool projected)
+  SeparableFit(const MixingLayout& layout, std::vector<double> m, Index terms, bool projected)
       : layout_(layout),
-        m_(m),
-        size_(layout.query_blocks() * layout.key_blocks()),
+        m_(std::move(m)),
         weights_{projected ? 0 : -infinity, infinity},
-        norm_(std::sqrt(dot(m, m))),
-        sum_(at(size_)) {
+        sum_(m_.size()) {
+    double largest = 0;
+    for (const double entry : m_) largest = std::max(largest, std::abs(entry));
+    scale_ = square_scale(largest);
+    for (double& entry : m_) entry /= scale_;
+    norm_ = norm_of(m_);
     for (int axis = 0; axis < 3; ++axis)
       factors_[axis].assign(at(terms * factor_size(axis)), axis < 3 - layout.rank ? 1 : 0);
     for (Index r = 0; r < terms; ++r) start_unused(r);
-    double error = error_now();
+    double error = error_now(1);
     while (terms_ < terms && error > 1e-13 * norm_) {
       start(terms_++);
       for (int sweep = 0; sweep < 10; ++sweep)
         for (int axis = 3 - layout.rank; axis < 3; ++axis) improve(axis, terms_ - 1, sum_.data());
       for (int sweep = 0; sweep < sweeps; ++sweep) {
-        for (int axis = 3 - layout.rank; axis < 3; ++axis) improve(axis, 0, m_);
+        for (int axis = 3 - layout.rank; axis < 3; ++axis) improve(axis, 0, m_.data());
         const double before = error;
-        error = error_now();
+        error = error_now(1);
         if (!(error < (1 - least_gain) * before) && sweep > 0) break;
       }
     }
@@ -51,7 +56,7 @@ class SeparableFit {
   }
 
   /// The norm of m, and of what the terms leave of it.
-  Norms norms() { return {norm_, error_now()}; }
+  Norms norms() { return {scale_ * norm_, scale_ * error_now(scale_)}; }
 
   /// Rows of the terms' factors, as in a separable mixing's parameters.
   std::vector<double> parameters() const {
@@ -80,10 +85,8 @@ class SeparableFit {
   Index factor_size(int axis) const { return layout_.queries[axis] * layout_.keys[axis]; }
   double* entries(Index r, int axis) { return factors_[axis].data() + r * factor_size(axis); }
 
-  double dot(const double* x, const double* y) const {
-    double sum = 0;
-    for (Index n = 0; n < size_; ++n) sum += x[n] * y[n];
-    return sum;
+  static double norm_of(const std::vector<double>& x) {
+    return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0));
   }
 
   // Calls f(n, n0, n1, n2) for every entry n of m; n_a is where the factors of axis a have theirs.
@@ -101,16 +104,16 @@ class SeparableFit {
                 f(n++, i0 * k[0] + j0, i1 * k[1] + j1, i2 * k[2] + j2);
   }
 
-  // The norm of m - sum_, as the factors are now.
-  double error_now() {
-    std::copy_n(m_, size_, sum_.begin());
+  // The norm of m - sum_, as the factors are now; their products are `scale` times m's.
+  double error_now(double scale) {
+    sum_ = m_;
     for (Index r = 0; r < terms_; ++r) {
       const double* const f[] = {entries(r, 0), entries(r, 1), entries(r, 2)};
       for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
-        sum_[at(n)] -= f[0][n0] * f[1][n1] * f[2][n2];
+        sum_[at(n)] -= f[0][n0] * f[1][n1] * f[2][n2] / scale;
       });
     }
-    return std::sqrt(dot(sum_.data(), sum_.data()));
+    return norm_of(sum_);
   }
 
   // A term that is 0 by its last factor alone, so that training can make use of it; no two of them
@@ -129,7 +132,7 @@ class SeparableFit {
       return weights_.low < 0 ? std::abs(sum_[at(n)]) : sum_[at(n)];
     };
     Index best = 0;
-    for (Index n = 1; n < size_; ++n)
+    for (Index n = 1; n < static_cast<Index>(sum_.size()); ++n)
       if (excess(n) > excess(best)) best = n;
     Index through[3] = {};
     for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
@@ -184,7 +187,7 @@ class SeparableFit {
     }
   }
 
-  // Makes the largest entries of a term's factors equally large.
+  // Makes the largest entries of a term's factors equally large, of m as it was given.
   void balance(Index r) {
     double product = 1;
     double largest[3] = {1, 1, 1};
@@ -195,16 +198,16 @@ class SeparableFit {
       product *= largest[axis];
     }
     if (product == 0) return;
-    const double common = std::pow(product, 1.0 / layout_.rank);
+    const double common = std::pow(product * scale_, 1.0 / layout_.rank);
     for (int axis = 3 - layout_.rank; axis < 3; ++axis)
       for (Index n = 0; n < factor_size(axis); ++n) entries(r, axis)[n] *= common / largest[axis];
   }
 
   MixingLayout layout_;
-  const double* m_;
-  Index size_;
+  std::vector<double> m_;  // divided by scale_
   Interval weights_;
-  double norm_;
+  double scale_ = 1;
+  double norm_ = 0;
   std::vector<double> sum_;
   std::vector<double> factors_[3];  // [terms, factor_size(axis)]
   Index terms_ = 0;

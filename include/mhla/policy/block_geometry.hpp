@@ -213,6 +213,11 @@ concept BlockGeometry = std::is_trivially_copyable_v<G> &&
 // Throws ShapeError unless the grid of a geometry of `rank` axes holds a tensor's `tokens`.
 inline void require_grid(const Grid& grid, int rank, Index tokens, const char* member,
                          const char* tensor) {
+  for (int axis = 0; axis < 3 - rank; ++axis)
+    if (grid.extent[axis] != 1 || grid.block[axis] != 1)
+      throw ShapeError("mhla: ", member, ": leading axis ", axis, " of the grid has ",
+                       grid.extent[axis], " tokens in blocks of ", grid.block[axis],
+                       "; a geometry of fewer than 3 axes has 1 in blocks of 1 there");
   for (int axis = 3 - rank; axis < 3; ++axis) {
     if (grid.block[axis] > 0 && grid.extent[axis] >= 0) continue;
     const char* const at[] = {"[0]", "[1]", "[2]"};

@@ -77,8 +77,21 @@ class Footprint {
     }
   }
 
+  /// Throws ShapeError, of scratch memory WorkspaceError, if a piece has elements but no address.
+  /// (On a GPU the backend says so.)
+  MHLA_OUT_OF_LINE void require_addresses() const {
+    for (int i = 0; i < count_; ++i) {
+      const auto& [view, name, on_host] = pieces_[i];
+      if (view.size == 0 || view.data != nullptr) continue;
+      if (i >= scratch_)
+        throw WorkspaceError("mhla: ", name, ": has ", view.size, " bytes but a null address");
+      throw ShapeError("mhla: ", name, ": has ", view.size, " elements but a null address");
+    }
+  }
+
   /// Throws WorkspaceError if `scratch` contains a byte of a piece; it then becomes a piece itself.
   MHLA_OUT_OF_LINE void require_scratch(WorkspaceView scratch, const char* name) {
+    if (scratch_ > count_) scratch_ = count_;
     const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
     if (const char* other = sharing(overlap::strided(bytes), 0))
       throw WorkspaceError("mhla: ", name, ": shares memory with ", other,
@@ -100,9 +113,11 @@ class Footprint {
     return nullptr;
   }
 
-  Piece pieces_[16];
+  static constexpr int most = 16;
+  Piece pieces_[most];
   int results_ = 0;
   int count_ = 0;
+  int scratch_ = most;  // the first piece of scratch memory
 };
 
 /// Whether the feature map reads a borrowed matrix, as Favor does.
@@ -147,8 +162,9 @@ void require_apart(Footprint& footprint, const V& attention, const OperandViews<
   if constexpr (requires { attention.offsets; })
     footprint.reads_on_host(make_view(attention.offsets.data, attention.offsets.size), "offsets");
   if constexpr (requires { attention.masks; }) {
-    footprint.reads(attention.masks.query, "masks.query");
-    footprint.reads(attention.masks.key, "masks.key");
+    if (attention.masks.query.data != nullptr)
+      footprint.reads(attention.masks.query, "masks.query");
+    if (attention.masks.key.data != nullptr) footprint.reads(attention.masks.key, "masks.key");
   }
   footprint.require_results();
   footprint.require_scratch(workspace, "workspace");

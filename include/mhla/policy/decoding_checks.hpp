@@ -133,9 +133,9 @@ Index checked_decoder_tokens(const DecoderShape& shape, Index sequences,
 // Of tensors of these extents and of no more tokens than there is room for: throws ShapeError
 // unless they can be read and written, WorkspaceError if one lies in the decoder's `memory`.
 template <class V, class T>
-void require_decoder_tensors(const V& attention, const TensorView<const T, 4>& q,
-                             const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
-                             const TensorView<T, 4>& y, WorkspaceView memory = {}) {
+Footprint require_decoder_tensors(const V& attention, const TensorView<const T, 4>& q,
+                                  const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+                                  const TensorView<T, 4>& y, WorkspaceView memory = {}) {
   require_aligned(q, "q");
   require_aligned(k, "k");
   require_aligned(v, "v");
@@ -149,6 +149,7 @@ void require_decoder_tensors(const V& attention, const TensorView<const T, 4>& q
     footprint.reads(attention.feature_map.projection, "feature_map.projection");
   footprint.require_results();
   footprint.require_scratch(memory, "memory");
+  return footprint;
 }
 
 // Throws StateError unless a sequence with `position` tokens has room for `tokens` more.

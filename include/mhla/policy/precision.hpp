@@ -14,9 +14,9 @@ enum class Precision {
   exact,  ///< in the accumulator type: the same bits on every machine
   /// bfloat16 tensors: rounded to bfloat16, where the machine multiplies those at a higher rate
   /// (VDPBF16PS of AMD's Zen 4 and later, AMX, Arm's BFMMLA) and gradients bear it; elsewhere,
-  /// for other tensors and with a structured mixing, as `exact`: instructions for half sum in half,
-  /// or are no faster than float. RMS errors are at most 3e-3 of y and 5e-3 of gradients,
-  /// twice that or a little more with key_dim or value_dim below 8.
+  /// for other tensors, with a structured mixing and by Stages and SequenceParallel, as `exact`:
+  /// instructions for half sum in half, or are no faster than float. RMS errors are at most 3e-3 of
+  /// y and 5e-3 of gradients, twice that or a little more with key_dim or value_dim below 8.
   fast,
 };
 

@@ -3,6 +3,7 @@
 // error is largest.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/core/square_scale.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/testing/elements.hpp>
 #include <ostream>
@@ -82,20 +84,23 @@ Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, 
                          double scale = std::numeric_limits<double>::quiet_NaN()) {
   using Wide = std::common_type_t<decltype(load(std::declval<T>())),
                                   decltype(load(std::declval<U>())), double>;
+  const auto error_of = [](Wide got, Wide want) {
+    const Wide error = got == want ? Wide(0) : std::abs(got - want);  // equal infinities are equal
+    return error <= std::numeric_limits<Wide>::max() ? error
+                                                     : std::numeric_limits<Wide>::infinity();
+  };
   Comparison<Rank> result;
-  Wide error_squares = 0;
-  Wide expected_squares = 0;
+  Wide largest_error = 0;
+  Wide largest_expected = 0;
   Index number = 0;
   Index worst_number = 0;
   for_each_element(
       [&](const T& got_stored, const U& want_stored) {
         const Wide got = static_cast<Wide>(load(got_stored));
         const Wide want = static_cast<Wide>(load(want_stored));
-        Wide error = got == want ? Wide(0) : std::abs(got - want);  // equal infinities are equal
-        if (!(error <= std::numeric_limits<Wide>::max()))
-          error = std::numeric_limits<Wide>::infinity();
-        error_squares += error * error;
-        if (std::isfinite(want)) expected_squares += want * want;
+        const Wide error = error_of(got, want);
+        largest_error = std::max(largest_error, error);
+        if (std::isfinite(want)) largest_expected = std::max(largest_expected, std::abs(want));
         if (static_cast<double>(error) > result.max_error || number == 0) {
           result.max_error = static_cast<double>(error);
           result.worst_actual = static_cast<double>(got);
@@ -107,10 +112,25 @@ Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, 
       actual, expected);
   if (number == 0) return result;
 
+  const Wide error_scale = square_scale(largest_error);
+  const Wide expected_scale = square_scale(largest_expected);
+  Wide error_squares = 0;
+  Wide expected_squares = 0;
+  for_each_element(
+      [&](const T& got, const U& want_stored) {
+        const Wide want = static_cast<Wide>(load(want_stored));
+        const Wide error = error_of(static_cast<Wide>(load(got)), want) / error_scale;
+        error_squares += error * error;
+        if (std::isfinite(want))
+          expected_squares += want / expected_scale * (want / expected_scale);
+      },
+      actual, expected);
+  const auto rms_of = [&](Wide squares, Wide unit) {
+    return static_cast<double>(unit * std::sqrt(squares / static_cast<Wide>(number)));
+  };
   const auto ratio = [](double error, double unit) { return error == 0 ? 0 : error / unit; };
-  const double rms = static_cast<double>(std::sqrt(expected_squares / static_cast<Wide>(number)));
-  result.rms_ratio =
-      ratio(static_cast<double>(std::sqrt(error_squares / static_cast<Wide>(number))), rms);
+  const double rms = rms_of(expected_squares, expected_scale);
+  result.rms_ratio = ratio(rms_of(error_squares, error_scale), rms);
   result.scale = std::isnan(scale) ? rms : scale;
   result.max_ratio = ratio(result.max_error, result.scale);
   for (int axis = Rank - 1; axis >= 0; --axis) {

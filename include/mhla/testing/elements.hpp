@@ -27,10 +27,12 @@ void require_same_extents(const TensorView<T, Rank>& a, const TensorView<U, Rank
 /// \endcond
 
 /// Calls f(element of the first view, element of the second, ...) in row-major order of the index.
-/// \throws ShapeError, before the first call, where extents differ.
+/// \throws ShapeError, before the first call, where extents differ or are negative.
 template <class F, int Rank, class First, class... Others>
 void for_each_element(F f, const TensorView<First, Rank>& first,
                       const TensorView<Others, Rank>&... others) {
+  for (int axis = 0; axis < Rank; ++axis)
+    require_tensor("first view", {{std::to_string(axis).c_str(), first.extent[axis]}});
   (require_same_extents(first, others), ...);
   Index at[TensorView<First, Rank>::axes] = {};
   const auto offset = [&](const auto& view) {

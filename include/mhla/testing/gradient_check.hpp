@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/testing/elements.hpp>
 #include <mhla/testing/host_tensor.hpp>
@@ -130,12 +131,15 @@ class DisplacedOperand {
 /// attention's exact gradient is below 1e-11 where its feature map is smooth (Exp, Softmax); where
 /// features cross the kink of Relu, SquaredRelu or EluPlusOne it may be 1e-4: check with a smooth
 /// map, or keep away from the kink (AwayFromKink). Operands are displaced during the check and have
-/// their old bits afterwards, even if `loss` throws.
+/// their old bits afterwards, even if `loss` throws. \throws ShapeError if directions < 1.
 template <class Loss, class... T, int... Rank>
 GradientCheck check_gradient(const Loss& loss, std::uint64_t seed, int directions,
                              const Differentiated<T, Rank>&... operands) {
   using S = decltype(loss());
   static_assert(std::is_floating_point_v<S>, "mhla: a loss is a floating-point number");
+  if (directions < 1)
+    throw ShapeError("mhla: check_gradient: directions is ", directions,
+                     "; without one nothing is checked");
   constexpr double steps[] = {3e-3, 1e-3, 3e-4};
   std::tuple<DisplacedOperand<T, Rank>...> displaced(operands...);
   const auto loss_at = [&](S step) {
