@@ -204,41 +204,68 @@ TEST_CASE("cuda: by heads, the bits of one device") {
   }
 }
 
-TEST_CASE("cuda: by heads, a rank that refuses") {
+namespace {
+
+enum class Refuses { path, y, dy };
+
+// What ranks say of a call that one of them refuses; none has written y or dq.
+template <class Layer>
+std::vector<std::string> refused(const Layer& layer_of, Refuses what, mhla::CudaPath path) {
   using V = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
-  const auto refused = [](mhla::CudaPath path, bool knows_y) {
-    return thread_ranks::run(3, [&](const auto& communicator) {
-      const std::lock_guard<std::mutex> mine(turn);
-      const TakingTurns ranks{&communicator};
-      const SharedCall<float, V> part(V{.blocks = {.block = 5}}, Shape{1, 2, 2, 20, 20, 4, 4}, 3,
-                                      ranks.rank(), 0);
-      const auto layer =
-          mhla::cuda_head_parallel<float>(part.attention, part.shape, ranks, part.queries);
-      const mhla::CudaDevice any = backend::device();
-      const mhla::CudaDevice device(any.stream(), any.cublas(), {}, any.products(), path);
-      HostTensor<float, 4> y = part.local.dy;
-      if (!knows_y && ranks.rank() == 1)
+  const auto outcomes = thread_ranks::run(3, [&](const auto& communicator) {
+    const std::lock_guard<std::mutex> mine(turn);
+    const TakingTurns ranks{&communicator};
+    const SharedCall<float, V> part(V{.blocks = {.block = 5}}, Shape{1, 2, 2, 20, 20, 4, 4}, 3,
+                                    ranks.rank(), 0);
+    const auto layer = layer_of(part.attention, part.shape, ranks, part.queries);
+    const mhla::CudaDevice any = backend::device();
+    const mhla::CudaDevice other(any.stream(), any.cublas(), {}, any.products(), path);
+    const mhla::CudaDevice& device = what == Refuses::path && ranks.rank() > 0 ? other : any;
+    HostTensor<float, 4> y = part.local.dy;
+    call::Gradients<float> gradients(part.local);
+    const auto unknown = [&](auto& tensor) {
+      if (ranks.rank() == 1)
         stand_in::runtime().unknown = {
-            {y.view().data, static_cast<std::size_t>(y.size()) * sizeof(float)}};
-      try {
+            {tensor.view().data, static_cast<std::size_t>(tensor.size()) * sizeof(float)}};
+    };
+    if (what == Refuses::y) unknown(y);
+    auto dy = part.local.dy;
+    if (what == Refuses::dy) unknown(dy);
+    try {
+      if (what != Refuses::dy)
         layer.forward(device, part.operands(), y.view(),
                       mhla::Workspace(layer.forward_workspace_size(any)));
-      } catch (...) {
-        distributed_calls::require_same("y", ranks.rank(), part.local.dy, y);
-        throw;
-      }
-    });
-  };
-  SECTION("a path, which a rank without heads does not take") {
-    const auto outcomes = refused(mhla::CudaPath::summaries, true);
-    for (const std::string& outcome : outcomes)
-      CHECK(outcome.find("float tensors") != std::string::npos);
-    CHECK(outcomes[2].find("rank 0 refused the call, which no rank has run") != std::string::npos);
-  }
-  SECTION("memory") {
-    for (const std::string& outcome : refused(mhla::CudaPath::automatic, false))
+      layer.backward(device, part.operands(), dy.view(), gradients.views(), Update::overwrite,
+                     mhla::Workspace(layer.backward_workspace_size(any)));
+    } catch (...) {
+      distributed_calls::require_same("y", ranks.rank(), part.local.dy, y);
+      distributed_calls::require_same("dq", ranks.rank(), part.local.q, gradients.query);
+      throw;
+    }
+  });
+  stand_in::runtime().unknown.clear();
+  return outcomes;
+}
+
+}  // namespace
+
+TEST_CASE("cuda: a rank that refuses") {
+  const auto check_refusal = [](const auto& layer, mhla::CudaPath path, const char* of_path) {
+    const auto outcomes = refused(layer, Refuses::path, path);
+    for (const std::string& outcome : outcomes) CHECK(outcome.find(of_path) != std::string::npos);
+    CHECK(outcomes[0].find("rank 1 refused the call, which no rank has run") != std::string::npos);
+    for (const std::string& outcome : refused(layer, Refuses::y, path))
       CHECK(outcome.find("y: the address is not in memory that CUDA knows") != std::string::npos);
-    stand_in::runtime().unknown.clear();
+    for (const std::string& outcome : refused(layer, Refuses::dy, path))
+      CHECK(outcome.find("dy: the address is not in memory that CUDA knows") != std::string::npos);
+  };
+  SECTION("by heads, of which rank 2 has none") {
+    check_refusal([](const auto&... of) { return mhla::cuda_head_parallel<float>(of...); },
+                  mhla::CudaPath::summaries, "float tensors");
+  }
+  SECTION("by sequence") {
+    check_refusal([](const auto&... of) { return mhla::cuda_sequence_parallel<float>(of...); },
+                  mhla::CudaPath::quadratic, "CudaPath::quadratic, which has no stages");
   }
 }
 

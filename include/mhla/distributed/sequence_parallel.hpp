@@ -171,7 +171,8 @@ class SequenceParallel {
     Arena arena(workspace);
     Memory memory = Agreement("forward").settle(*communicator_, [&] {
       require_local(local_, x);
-      require_forward(attention_, local_, x, y, workspace, kept_bytes(keep));
+      S::require_device(executor,
+                        require_forward(attention_, local_, x, y, workspace, kept_bytes(keep)));
       require_workspace(workspace, forward_workspace_size(executor), "mhla::SequenceParallel",
                         "forward_workspace_size says how many it takes");
       return lay_out_forward(arena, executor);
@@ -198,7 +199,8 @@ class SequenceParallel {
     Arena arena(workspace);
     Memory memory = agreement.settle(*communicator_, [&] {
       require_local(local_, x);
-      require_backward(attention_, local_, x, dy, gradients, workspace, kept_bytes(kept));
+      S::require_device(executor, require_backward(attention_, local_, x, dy, gradients, workspace,
+                                                   kept_bytes(kept)));
       require_workspace(workspace, backward_workspace_size(executor), "mhla::SequenceParallel",
                         "backward_workspace_size says how many it takes");
       return lay_out_backward(arena, executor);
