@@ -634,6 +634,10 @@ TEST_CASE("cuda decoding: wrong calls change nothing", "[cuda]") {
   const DeviceMemory of_other(other.decoder.snapshot_size());
   const auto snapshot = other.decoder.save(other.device, of_other);
   refuse([&] { decoder.load(device, snapshot); }, "load:", "of another size");
+  auto own = decoder.save(device, memory);
+  const auto taken = std::move(own);
+  refuse([&] { decoder.load(device, own); }, "load: the snapshot was moved from");  // NOLINT
+  decoder.load(device, taken);
 
   finish(session);
   CHECK(bitwise_equal(session.y.view(), straight(x).view()));

@@ -233,10 +233,13 @@ class CudaDecoder : RequireStreaming<V> {
   }
   /// Restores a state that save() made, of this decoder or one of the same sizes. That its variant
   /// had the same numbers and mix is the caller's responsibility.
-  /// \throws StateError if the sizes differ; nothing has changed then.
+  /// \throws StateError if the sizes differ, or the snapshot was moved from; nothing has changed
+  /// then.
   void load(const CudaDevice& device, const Snapshot& snapshot) {
     if (!(snapshot.extents_ == parts_.extents))
       throw StateError("mhla: load: the snapshot was saved by a decoder of another size");
+    if (snapshot.positions_.size() != positions_.size())
+      throw StateError("mhla: load: the snapshot was moved from");
     std::vector<Index> positions = snapshot.positions_;
     Kernels::copy(device, memory_in(snapshot.memory_), parts_.memory);
     positions_ = std::move(positions);
