@@ -670,6 +670,28 @@ TEST_CASE("cuda decoding: a kernel that cannot be launched loses its call's sequ
   }
 }
 
+TEST_CASE("cuda decoding: a snapshot that cannot be copied loses all sequences", "[cuda]") {
+  const auto x = operands<double>(small, small_shape);
+  DeviceSession<HalfSplit, double> session(small, x);
+  begin(session);
+  const DeviceMemory memory(session.decoder.snapshot_size());
+  const auto snapshot = session.decoder.save(session.device, memory);
+  session.step(3);
+  for (long at = 0; at < 7; ++at) {  // its arrays, of which a recurrence's are empty
+    CAPTURE(at);
+    session.machine.refused_launch = session.machine.launches + at;
+    CHECK_THROWS_AS(session.decoder.load(session.device, snapshot), mhla::CudaError);
+    session.machine.refused_launch = -1;
+    for (const Index s : {0, 1, 2})
+      CHECK(says(error_message<StateError>([&] { static_cast<void>(session.decoder.position(s)); }),
+                 "was lost when a kernel could not be launched"));
+    session.decoder.load(session.device, snapshot);
+    CHECK(session.positions() == std::vector<Index>{6, 0, 11});
+  }
+  finish(session);
+  CHECK(bitwise_equal(session.y.view(), straight(x).view()));
+}
+
 TEST_CASE("cuda decoding: memory that CUDA does not know, and crooked addresses, change nothing",
           "[cuda]") {
   struct Unknown {
