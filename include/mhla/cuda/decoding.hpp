@@ -202,7 +202,7 @@ class CudaDecoder : RequireStreaming<V> {
   /// Counts a replay of a recorded step, which the caller launches next.
   /// \throws StateError if a sequence would exceed capacity(); nothing is counted then.
   void count_replay() {
-    for (Index s = 0; s < shape_.batch; ++s) require_room(s, position(s), 1, capacity());
+    for (Index s = 0; s < shape_.batch; ++s) require_room(s, 1);
     for (Index& position : positions_) ++position;
   }
 
@@ -275,12 +275,15 @@ class CudaDecoder : RequireStreaming<V> {
     return Memory(arena, parts_.extents);
   }
 
+  void require_room(Index sequence, Index tokens) const {
+    mhla::require_room(sequence, position(sequence), tokens, capacity(),
+                       mix_limits<V>(parts_.extents.mix_rows));
+  }
   void advance(const CudaDevice& device, Index first, Index sequences, const Tensors& tensors) {
     const auto& [q, k, v, y] = tensors;
     const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
     const Span<Index> positions{positions_.data() + first, sequences};
-    for (Index s = first; s < first + sequences; ++s)
-      require_room(s, position(s), tokens, capacity());
+    for (Index s = first; s < first + sequences; ++s) require_room(s, tokens);
     require_decoder_tensors(parts_.attention, q, k, v, y, memory_);
     Kernels::require_memory(tensors);
     const Index block_tokens = parts_.extents.block_tokens;
