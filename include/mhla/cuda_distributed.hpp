@@ -119,21 +119,21 @@ class CudaHeads {
   bool gives_dmix() const { return own_.heads > 0; }
 
   Index forward_workspace_size(const CudaDevice& device) const {
-    return own_.heads == 0 ? 0 : mhla::forward_workspace_size<T>(attention_, own_, device);
+    return own_.kv_heads == 0 ? 0 : mhla::forward_workspace_size<T>(attention_, own_, device);
   }
   Index backward_workspace_size(const CudaDevice& device) const {
-    return own_.heads == 0 ? 0 : mhla::backward_workspace_size<T>(attention_, own_, device);
+    return own_.kv_heads == 0 ? 0 : mhla::backward_workspace_size<T>(attention_, own_, device);
   }
 
   void forward(const CudaDevice& device, const OperandViews<T>& x, const TensorView<T, 4>& y,
                WorkspaceView workspace) const {
-    if (own_.heads > 0) forward_into(attention_, device, x.q, x.k, x.v, x.mix, y, workspace);
+    if (own_.kv_heads > 0) forward_into(attention_, device, x.q, x.k, x.v, x.mix, y, workspace);
   }
   template <class Exchange>
   void backward(const CudaDevice& device, const Exchange&, const OperandViews<T>& x,
                 const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
                 WorkspaceView workspace) const {
-    if (own_.heads == 0) return;
+    if (own_.kv_heads == 0) return;  // dk and dv of heads that no query has are 0
     // dq, dk and dv are overwritten also where dmix is added to: -0 + x is x.
     T nothing;
     store(nothing, A(-0.0f));

@@ -199,6 +199,9 @@ TEST_CASE("cuda: by heads, the bits of one device") {
     for (Index i = 0; i < 46; ++i) mask.view().element(i) = i % 7 != 3 && i < 40;
     check_by_heads<float>(padded(Chunks{.blocks = {.block = 5}}, mask.view()), grouped);
   }
+  SECTION("keys that no head reads") {
+    check_by_heads<float>(Sequence{.blocks = {.block = 5}}, Shape{1, 0, 2, 23, 23, 6, 7});
+  }
   SECTION("no values") {
     check_by_heads<float>(Sequence{.blocks = {.block = 5}}, Shape{1, 4, 2, 23, 23, 6, 0});
   }
