@@ -133,14 +133,16 @@ class CudaHeads {
   void backward(const CudaDevice& device, const Exchange&, const OperandViews<T>& x,
                 const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
                 WorkspaceView workspace) const {
-    if (own_.kv_heads == 0) return;  // dk and dv of heads that no query has are 0
+    if (own_.kv_heads == 0) return;
+    GradientViews<T> given = gradients;
+    if (!gives_dmix()) given.mix = skip;  // no head reads these keys: dk and dv are 0
     // dq, dk and dv are overwritten also where dmix is added to: -0 + x is x.
     T nothing;
     store(nothing, A(-0.0f));
     for (const auto& gradient : {gradients.query, gradients.key, gradients.value})
       if (gradient.wanted && update == Update::accumulate)
         Kernels::fill(device, gradient.view, nothing);
-    backward_into(attention_, device, x.q, x.k, x.v, x.mix, dy, gradients, update, workspace);
+    backward_into(attention_, device, x.q, x.k, x.v, x.mix, dy, given, update, workspace);
   }
 
  private:
