@@ -299,6 +299,46 @@ TEST_CASE("cuda: by sequence, the bits of one device") {
   }
 }
 
+TEST_CASE("cuda: by sequence, a padded batch") {
+  using namespace mhla;
+  using V = Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>;
+  const V attention{.blocks = {.block = 5}};
+  const Shape shape{2, 4, 2, 38, 38, 6, 7};
+  HostTensor<std::uint8_t, 2> mask(2, 38);
+  for (Index i = 0; i < mask.size(); ++i) mask.view().element(i) = i % 7 != 3 && i < 66;
+  const auto check_masks = [&](bool of_queries, bool of_keys) {
+    const auto masks_of = [&](const auto& tokens) {  // one without data keeps every token
+      TokenMasks masks{tokens.view(), tokens.view()};
+      if (!of_queries) masks.query.data = nullptr;
+      if (!of_keys) masks.key.data = nullptr;
+      return masks;
+    };
+    run(3, [&](const TakingTurns& ranks) {
+      const SharedCall<float, Padded<V>> part(Padded<V>(attention, masks_of(mask)), shape, 3,
+                                              ranks.rank(), 3);
+      HostTensor<std::uint8_t, 2> own(2, static_cast<Index>(part.query_tokens.size()));
+      for (Index n = 0; n < 2; ++n)
+        for (Index t = 0; t < own.extent(1); ++t)
+          own.view()(n, t) = mask.view()(n, part.query_tokens[static_cast<std::size_t>(t)]);
+      const auto layer = cuda_sequence_parallel<float>(attention, part.shape, ranks, part.queries);
+      for (const Update update : {Update::overwrite, Update::accumulate}) {
+        auto [y, gradients] = results_of(layer.padded(masks_of(own)), part, update);
+        part.require_y(y);
+        part.require_token_gradients(gradients, update);
+        part.require_sum_of_dmix(ranks, gradients.mix, update);
+      }
+      const auto by_heads =
+          cuda_head_parallel<float>(part.attention, part.shape, ranks, part.queries);
+      auto [y, gradients] = results_of(by_heads, part, Update::overwrite);
+      part.require_y(y);
+      part.require_token_gradients(gradients, Update::overwrite);
+    });
+  };
+  SECTION("one mask") { check_masks(true, true); }
+  SECTION("masked queries") { check_masks(true, false); }
+  SECTION("masked keys") { check_masks(false, true); }
+}
+
 TEST_CASE("cuda: summaries that travel as bfloat16") {
   using V = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
   const V attention{.blocks = {.block = 5}};
