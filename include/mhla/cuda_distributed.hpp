@@ -51,8 +51,6 @@ void clear_tensor(const CudaStages<V, T>& stages, const CudaDevice& device,
                   const TensorView<A, 2>& rows) {
   clear_tensor(stages, device, TensorView<A, 3>(rows));
 }
-template <class V, class T>
-void require_memory(const CudaStages<V, T>&, const Footprint&) {}  // its stages do
 template <class V, class T, class A>
 void round_rows(const CudaStages<V, T>&, const CudaDevice& device, const SumsLayout& of,
                 const TensorView<A, 2>& rows, std::byte* to) {
@@ -121,28 +119,30 @@ class CudaHeads {
   bool gives_dmix() const { return own_.heads > 0; }
 
   Index forward_workspace_size(const CudaDevice& device) const {
-    return own_.heads == 0 ? 0 : mhla::forward_workspace_size<T>(attention_, own_, device);
+    return own_.kv_heads == 0 ? 0 : mhla::forward_workspace_size<T>(attention_, own_, device);
   }
   Index backward_workspace_size(const CudaDevice& device) const {
-    return own_.heads == 0 ? 0 : mhla::backward_workspace_size<T>(attention_, own_, device);
+    return own_.kv_heads == 0 ? 0 : mhla::backward_workspace_size<T>(attention_, own_, device);
   }
 
   void forward(const CudaDevice& device, const OperandViews<T>& x, const TensorView<T, 4>& y,
                WorkspaceView workspace) const {
-    if (own_.heads > 0) forward_into(attention_, device, x.q, x.k, x.v, x.mix, y, workspace);
+    if (own_.kv_heads > 0) forward_into(attention_, device, x.q, x.k, x.v, x.mix, y, workspace);
   }
   template <class Exchange>
   void backward(const CudaDevice& device, const Exchange&, const OperandViews<T>& x,
                 const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
                 WorkspaceView workspace) const {
-    if (own_.heads == 0) return;
+    if (own_.kv_heads == 0) return;
+    GradientViews<T> given = gradients;
+    if (!gives_dmix()) given.mix = skip;  // no head reads these keys: dk and dv are 0
     // dq, dk and dv are overwritten also where dmix is added to: -0 + x is x.
     T nothing;
     store(nothing, A(-0.0f));
     for (const auto& gradient : {gradients.query, gradients.key, gradients.value})
       if (gradient.wanted && update == Update::accumulate)
         Kernels::fill(device, gradient.view, nothing);
-    backward_into(attention_, device, x.q, x.k, x.v, x.mix, dy, gradients, update, workspace);
+    backward_into(attention_, device, x.q, x.k, x.v, x.mix, dy, given, update, workspace);
   }
 
  private:

@@ -366,7 +366,7 @@ class Decoder : RequireStreaming<V> {
                const TensorView<const T, 4>& v, const TensorView<T, 4>& y) {
     const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
     for (Index s = first_sequence; s < first_sequence + sequences; ++s)
-      require_room(s, position(s), tokens, capacity_);
+      require_room(s, position(s), tokens, capacity_, mix_limits<V>(mix_shape_.mix_query_blocks));
     require_decoder_tensors(attention_, q, k, v, y).require_addresses();
     if (executor.slots() > shape_.slots)
       throw StateError("mhla: slots: the executor has ", executor.slots(),

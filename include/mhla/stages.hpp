@@ -121,6 +121,14 @@ class Stages : public StageBlocks<V, T> {
  public:
   using Blocks::Blocks;
 
+  /// \cond INTERNAL
+  // Throws unless a call's stages can run on an executor and reach its memory.
+  template <class E>
+  static void require_device(const E&, const Footprint& memory) {
+    memory.require_addresses();
+  }
+  /// \endcond
+
   /// The stages of a padded batch on blocks whose tokens `masks` has. As in a whole pass, of which
   /// they have the bits, tokens that a mask takes away leave nothing and have y and gradients 0.
   /// Under Causal and BlockCausal, queries and keys have one mask.
@@ -433,10 +441,6 @@ class Stages : public StageBlocks<V, T> {
       : Blocks(problem, attention), used_(used) {}
 
   // What PackedStages ask of a backend, before anything is written but dmix.
-  template <class E>
-  static void require_device(const E&, const Footprint& memory) {
-    memory.require_addresses();
-  }
   static void require_pitch(const char*, const TensorView<const A, 2>&) {}
   static void require_room(WorkspaceView workspace, Index bytes) {
     require_workspace(workspace, bytes, "mhla::Stages",

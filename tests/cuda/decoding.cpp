@@ -315,7 +315,8 @@ TEST_CASE(
   CHECK(bitwise_equal(session.y.view(), straight.view()));
 
   // Behind it there is neither room nor a row of the rotation's table.
-  CHECK_THROWS_AS(session.decoder.count_replay(), StateError);
+  CHECK(says(error_message<StateError>([&] { session.decoder.count_replay(); }),
+             "would get 1 more, but max_tokens is 19"));
   HostTensor<double, 4> q(3, 4, 1, 4), k(3, 2, 1, 4), v(3, 2, 1, 3), y(3, 4, 1, 3);
   session.decoder.record_step(session.device, q, k, v, y.view());
   for (const double element : y.elements()) CHECK(std::isnan(element));
@@ -634,6 +635,10 @@ TEST_CASE("cuda decoding: wrong calls change nothing", "[cuda]") {
   const DeviceMemory of_other(other.decoder.snapshot_size());
   const auto snapshot = other.decoder.save(other.device, of_other);
   refuse([&] { decoder.load(device, snapshot); }, "load:", "of another size");
+  auto own = decoder.save(device, memory);
+  const auto taken = std::move(own);
+  refuse([&] { decoder.load(device, own); }, "load: the snapshot was moved from");  // NOLINT
+  decoder.load(device, taken);
 
   finish(session);
   CHECK(bitwise_equal(session.y.view(), straight(x).view()));
@@ -664,6 +669,28 @@ TEST_CASE("cuda decoding: a kernel that cannot be launched loses its call's sequ
     session.step_to_the_end();
     check_decoded(session.y, expected);
   }
+}
+
+TEST_CASE("cuda decoding: a snapshot that cannot be copied loses all sequences", "[cuda]") {
+  const auto x = operands<double>(small, small_shape);
+  DeviceSession<HalfSplit, double> session(small, x);
+  begin(session);
+  const DeviceMemory memory(session.decoder.snapshot_size());
+  const auto snapshot = session.decoder.save(session.device, memory);
+  session.step(3);
+  for (long at = 0; at < 7; ++at) {  // its arrays, of which a recurrence's are empty
+    CAPTURE(at);
+    session.machine.refused_launch = session.machine.launches + at;
+    CHECK_THROWS_AS(session.decoder.load(session.device, snapshot), mhla::CudaError);
+    session.machine.refused_launch = -1;
+    for (const Index s : {0, 1, 2})
+      CHECK(says(error_message<StateError>([&] { static_cast<void>(session.decoder.position(s)); }),
+                 "was lost when a kernel could not be launched"));
+    session.decoder.load(session.device, snapshot);
+    CHECK(session.positions() == std::vector<Index>{6, 0, 11});
+  }
+  finish(session);
+  CHECK(bitwise_equal(session.y.view(), straight(x).view()));
 }
 
 TEST_CASE("cuda decoding: memory that CUDA does not know, and crooked addresses, change nothing",

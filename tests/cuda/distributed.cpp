@@ -199,46 +199,76 @@ TEST_CASE("cuda: by heads, the bits of one device") {
     for (Index i = 0; i < 46; ++i) mask.view().element(i) = i % 7 != 3 && i < 40;
     check_by_heads<float>(padded(Chunks{.blocks = {.block = 5}}, mask.view()), grouped);
   }
+  SECTION("keys that no head reads") {
+    check_by_heads<float>(Sequence{.blocks = {.block = 5}}, Shape{1, 0, 2, 23, 23, 6, 7});
+  }
   SECTION("no values") {
     check_by_heads<float>(Sequence{.blocks = {.block = 5}}, Shape{1, 4, 2, 23, 23, 6, 0});
   }
 }
 
-TEST_CASE("cuda: by heads, a rank that refuses") {
+namespace {
+
+enum class Refuses { path, y, dy };
+
+// What ranks say of a call that one of them refuses; none has written y or dq.
+template <class Layer>
+std::vector<std::string> refused(const Layer& layer_of, Refuses what, mhla::CudaPath path) {
   using V = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
-  const auto refused = [](mhla::CudaPath path, bool knows_y) {
-    return thread_ranks::run(3, [&](const auto& communicator) {
-      const std::lock_guard<std::mutex> mine(turn);
-      const TakingTurns ranks{&communicator};
-      const SharedCall<float, V> part(V{.blocks = {.block = 5}}, Shape{1, 2, 2, 20, 20, 4, 4}, 3,
-                                      ranks.rank(), 0);
-      const auto layer =
-          mhla::cuda_head_parallel<float>(part.attention, part.shape, ranks, part.queries);
-      const mhla::CudaDevice any = backend::device();
-      const mhla::CudaDevice device(any.stream(), any.cublas(), {}, any.products(), path);
-      HostTensor<float, 4> y = part.local.dy;
-      if (!knows_y && ranks.rank() == 1)
+  const auto outcomes = thread_ranks::run(3, [&](const auto& communicator) {
+    const std::lock_guard<std::mutex> mine(turn);
+    const TakingTurns ranks{&communicator};
+    const SharedCall<float, V> part(V{.blocks = {.block = 5}}, Shape{1, 2, 2, 20, 20, 4, 4}, 3,
+                                    ranks.rank(), 0);
+    const auto layer = layer_of(part.attention, part.shape, ranks, part.queries);
+    const mhla::CudaDevice any = backend::device();
+    const mhla::CudaDevice other(any.stream(), any.cublas(), {}, any.products(), path);
+    const mhla::CudaDevice& device = what == Refuses::path && ranks.rank() > 0 ? other : any;
+    HostTensor<float, 4> y = part.local.dy;
+    call::Gradients<float> gradients(part.local);
+    const auto unknown = [&](auto& tensor) {
+      if (ranks.rank() == 1)
         stand_in::runtime().unknown = {
-            {y.view().data, static_cast<std::size_t>(y.size()) * sizeof(float)}};
-      try {
+            {tensor.view().data, static_cast<std::size_t>(tensor.size()) * sizeof(float)}};
+    };
+    if (what == Refuses::y) unknown(y);
+    auto dy = part.local.dy;
+    if (what == Refuses::dy) unknown(dy);
+    try {
+      if (what != Refuses::dy)
         layer.forward(device, part.operands(), y.view(),
                       mhla::Workspace(layer.forward_workspace_size(any)));
-      } catch (...) {
-        distributed_calls::require_same("y", ranks.rank(), part.local.dy, y);
-        throw;
-      }
-    });
-  };
-  SECTION("a path, which a rank without heads does not take") {
-    const auto outcomes = refused(mhla::CudaPath::summaries, true);
-    for (const std::string& outcome : outcomes)
-      CHECK(outcome.find("float tensors") != std::string::npos);
-    CHECK(outcomes[2].find("rank 0 refused the call, which no rank has run") != std::string::npos);
-  }
-  SECTION("memory") {
-    for (const std::string& outcome : refused(mhla::CudaPath::automatic, false))
+      layer.backward(device, part.operands(), dy.view(), gradients.views(), Update::overwrite,
+                     mhla::Workspace(layer.backward_workspace_size(any)));
+    } catch (...) {
+      distributed_calls::require_same("y", ranks.rank(), part.local.dy, y);
+      distributed_calls::require_same("dq", ranks.rank(), part.local.q, gradients.query);
+      throw;
+    }
+  });
+  stand_in::runtime().unknown.clear();
+  return outcomes;
+}
+
+}  // namespace
+
+TEST_CASE("cuda: a rank that refuses") {
+  const auto check_refusal = [](const auto& layer, mhla::CudaPath path, const char* of_path) {
+    const auto outcomes = refused(layer, Refuses::path, path);
+    for (const std::string& outcome : outcomes) CHECK(outcome.find(of_path) != std::string::npos);
+    CHECK(outcomes[0].find("rank 1 refused the call, which no rank has run") != std::string::npos);
+    for (const std::string& outcome : refused(layer, Refuses::y, path))
       CHECK(outcome.find("y: the address is not in memory that CUDA knows") != std::string::npos);
-    stand_in::runtime().unknown.clear();
+    for (const std::string& outcome : refused(layer, Refuses::dy, path))
+      CHECK(outcome.find("dy: the address is not in memory that CUDA knows") != std::string::npos);
+  };
+  SECTION("by heads, of which rank 2 has none") {
+    check_refusal([](const auto&... of) { return mhla::cuda_head_parallel<float>(of...); },
+                  mhla::CudaPath::summaries, "float tensors");
+  }
+  SECTION("by sequence") {
+    check_refusal([](const auto&... of) { return mhla::cuda_sequence_parallel<float>(of...); },
+                  mhla::CudaPath::quadratic, "CudaPath::quadratic, which has no stages");
   }
 }
 
@@ -267,6 +297,46 @@ TEST_CASE("cuda: by sequence, the bits of one device") {
                                            .key_blocks = {.grid = {3, 3, 4}, .block = {1, 2, 3}}},
                  Shape{1, 4, 2, 60, 36, 8, 6});
   }
+}
+
+TEST_CASE("cuda: by sequence, a padded batch") {
+  using namespace mhla;
+  using V = Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>;
+  const V attention{.blocks = {.block = 5}};
+  const Shape shape{2, 4, 2, 38, 38, 6, 7};
+  HostTensor<std::uint8_t, 2> mask(2, 38);
+  for (Index i = 0; i < mask.size(); ++i) mask.view().element(i) = i % 7 != 3 && i < 66;
+  const auto check_masks = [&](bool of_queries, bool of_keys) {
+    const auto masks_of = [&](const auto& tokens) {  // one without data keeps every token
+      TokenMasks masks{tokens.view(), tokens.view()};
+      if (!of_queries) masks.query.data = nullptr;
+      if (!of_keys) masks.key.data = nullptr;
+      return masks;
+    };
+    run(3, [&](const TakingTurns& ranks) {
+      const SharedCall<float, Padded<V>> part(Padded<V>(attention, masks_of(mask)), shape, 3,
+                                              ranks.rank(), 3);
+      HostTensor<std::uint8_t, 2> own(2, static_cast<Index>(part.query_tokens.size()));
+      for (Index n = 0; n < 2; ++n)
+        for (Index t = 0; t < own.extent(1); ++t)
+          own.view()(n, t) = mask.view()(n, part.query_tokens[static_cast<std::size_t>(t)]);
+      const auto layer = cuda_sequence_parallel<float>(attention, part.shape, ranks, part.queries);
+      for (const Update update : {Update::overwrite, Update::accumulate}) {
+        auto [y, gradients] = results_of(layer.padded(masks_of(own)), part, update);
+        part.require_y(y);
+        part.require_token_gradients(gradients, update);
+        part.require_sum_of_dmix(ranks, gradients.mix, update);
+      }
+      const auto by_heads =
+          cuda_head_parallel<float>(part.attention, part.shape, ranks, part.queries);
+      auto [y, gradients] = results_of(by_heads, part, Update::overwrite);
+      part.require_y(y);
+      part.require_token_gradients(gradients, Update::overwrite);
+    });
+  };
+  SECTION("one mask") { check_masks(true, true); }
+  SECTION("masked queries") { check_masks(true, false); }
+  SECTION("masked keys") { check_masks(false, true); }
 }
 
 TEST_CASE("cuda: summaries that travel as bfloat16") {

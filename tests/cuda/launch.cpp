@@ -167,4 +167,7 @@ TEST_CASE("divisor: quotients and remainders of 31 bits", "[cuda]") {
   for (int i = 0; i < 2000; ++i, divisor = divisor * 1664525u + 1013904223u)
     check_edges(divisor % last + 1);
   CHECK(mhla::cuda::Divisor(7).quotient(last) == last / 7);
+  // Of an empty tensor an extent may be any.
+  for (int shift = 31; shift <= 56; ++shift)
+    CHECK(mhla::cuda::Divisor(Index{1} << shift).quotient(last) == 0);
 }

@@ -257,6 +257,30 @@ TEST_CASE("cuda saved state: other offsets or another rotation are another varia
   CHECK_THROWS_AS(machine.backward(mhla::packed(faster, offsets), x, &state), StateError);
 }
 
+TEST_CASE("cuda saved state: products in TF32 and in float keep summaries of their own", "[cuda]") {
+  const auto refusal = []<class T>(T) {
+    const auto x = operands<T>(attention, shape);
+    Machine machine;
+    StateMemory<T> memory(mhla::forward_state_size(attention, x.shape(), machine.device));
+    CudaForwardState<T> state(memory.span());
+    std::string refused;
+    for (const auto first : {mhla::FloatProducts::tf32, mhla::FloatProducts::exact}) {
+      const CudaDevice exact = machine.device;
+      const CudaDevice tf32(nullptr, &machine.context, {}, mhla::FloatProducts::tf32);
+      const bool rounds = first == mhla::FloatProducts::tf32;
+      machine.device = rounds ? tf32 : exact;
+      machine.forward(attention, x, &state);
+      CHECK_NOTHROW(machine.backward(attention, x, &state));
+      machine.device = rounds ? exact : tf32;
+      refused += error_message<StateError>([&] { machine.backward(attention, x, &state); });
+      machine.device = exact;
+    }
+    return refused;
+  };
+  CHECK(says(refusal(float{}), "on another CudaPath or with other FloatProducts;"));
+  CHECK(refusal(double{}) == "nothing was thrownnothing was thrown");  // whose are always double's
+}
+
 TEST_CASE("cuda saved state: one that was moved from has nothing, and no memory", "[cuda]") {
   const auto x = operands<double>(attention, shape);
   const Machine machine;

@@ -200,6 +200,30 @@ TEST_CASE("cuda stages: packed sequences' are refused before one of them writes"
   CHECK(c.wrote());
 }
 
+TEST_CASE("cuda stages: of sequences whose tokens are counted in 32 bits alone", "[cuda]") {
+  using V = Attention<Relu, Blocks1D>;
+  const Index block = Index{1} << 16;
+  const auto size = [&](Index tokens, const mhla::BlockRange& blocks) {
+    const Index all = mhla::ceil_div(tokens, block);
+    const mhla::CudaStages<V, float> stages({.blocks = {.block = block}},
+                                            {1, 1, 1, tokens, tokens, 1, 1, 1, all, all});
+    return stages.workspace_size(Stage::summarize, machine::device(), blocks);
+  };
+  const Index most = 0x7fffffff;
+  CHECK(size(most, {0, 1}) == size(most, {most / block, 1}));
+  for (const mhla::BlockRange& blocks : {mhla::BlockRange{0, 1}, mhla::BlockRange{most / block, 1}})
+    CHECK(says(error_message<ShapeError>([&] { size(most + 1, blocks); }),
+               "mhla: on CUDA a sequence has at most 2147483647 tokens"));
+  const Index tokens = most - block / 2;  // of blocks that are padded to more
+  const auto padded = [&] {
+    const Index blocks = mhla::ceil_div(tokens, block);
+    mhla::forward_workspace_size<float>(V{.blocks = {.block = block}},
+                                        {1, 1, 1, tokens, tokens, 1, 1, 1, blocks, blocks},
+                                        machine::device());
+  };
+  CHECK(says(error_message<ShapeError>(padded), "padded to one length, have at most 2147483647"));
+}
+
 TEST_CASE("cuda stages: masks of other tokens are refused", "[cuda]") {
   Case c;
   const call::HostTensor<std::uint8_t, 2> fits(2, 8);

@@ -174,5 +174,12 @@ TEST_CASE("recurrent decoding: says what limits a sequence", "[decoding]") {
   CHECK(six.capacity() == 6);
   const call::HostTensor<double, 4> q(1, 1, 7, 4), v(1, 1, 7, 3);
   call::HostTensor<double, 4> y = v;
-  CHECK_THROWS_AS(six.step(q, q, v, y.view()), StateError);
+  const auto no_room = [&](auto& decoder) {
+    return error_message<StateError>([&] { decoder.step(q, q, v, y.view()); });
+  };
+  CHECK(says(no_room(six), "would get 7 more, but max_tokens is 6"));
+  sizes.max_tokens = 4;  // mix limits it
+  const Rotated of_two{.blocks = {.block = 2}, .mixing = {.states = 2}};
+  Decoder<Rotated, double> two(of_two, Mix(1, 2, 7), sizes);
+  CHECK(says(no_room(two), "would get 7 more, but mix has rows for 4; mhla::extend"));
 }

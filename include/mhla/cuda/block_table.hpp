@@ -102,6 +102,9 @@ BlockTable block_table(Arena& arena, const V& attention, const Grid& grid, const
     table.blocks = range.count;
   }
   table.block_tokens = grid.block_tokens();
+  if (grid.num_tokens() > 0x7fffffff)  // of which a stage may have a few
+    throw ShapeError("mhla: on CUDA a sequence has at most 2147483647 tokens, not ",
+                     grid.num_tokens());
   if (checked_mul(table.blocks, table.block_tokens) > 0x7fffffff)
     throw ShapeError(
         "mhla: on CUDA the blocks of a batch item, padded to one length, have at most ",

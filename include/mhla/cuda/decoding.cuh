@@ -21,7 +21,7 @@ template <class V, class T>
 void DecoderKernels<V, T>::set_up(const CudaDevice& device, const Parts& decoder,
                                   const TensorView<const A, 3>& mix) {
   const auto& scratch = decoder.scratch;
-  require_device_memory(decoder.memory.positions, "memory");
+  require_memory(decoder.memory);
   require_device_memory(scratch.mixing, "memory");
   require_device_memory(mix, "mix");
   require_borrowed_memory(decoder.attention);
@@ -107,9 +107,12 @@ void DecoderKernels<V, T>::reset(const CudaDevice& device, const Parts& decoder,
 }
 
 template <class V, class T>
+void DecoderKernels<V, T>::require_memory(const Memory& memory) {
+  require_device_memory(memory.positions, "memory");
+}
+
+template <class V, class T>
 void DecoderKernels<V, T>::copy(const CudaDevice& device, const Memory& from, const Memory& to) {
-  require_device_memory(from.positions, "memory");
-  require_device_memory(to.positions, "memory");
   const auto copy_array = [&]<class U>(const Span<U>& source, const Span<U>& target) {
     launch(device, source.size, CopyElements<U>{source.data, target.data});
   };

@@ -62,6 +62,8 @@ struct DecoderKernels {
                        const DecodeTensors<T>& tensors);
   /// Resets sequences [first, first + count).
   static void reset(const CudaDevice& device, const Parts& decoder, Index first, Index count);
+  /// Throws CudaError unless CUDA knows a state's memory.
+  static void require_memory(const Memory& memory);
   /// Copies what a snapshot keeps, from `from` to `to`, which have the same layout.
   static void copy(const CudaDevice& device, const Memory& from, const Memory& to);
 };
@@ -200,7 +202,7 @@ class CudaDecoder : RequireStreaming<V> {
   /// Counts a replay of a recorded step, which the caller launches next.
   /// \throws StateError if a sequence would exceed capacity(); nothing is counted then.
   void count_replay() {
-    for (Index s = 0; s < shape_.batch; ++s) require_room(s, position(s), 1, capacity());
+    for (Index s = 0; s < shape_.batch; ++s) require_room(s, 1);
     for (Index& position : positions_) ++position;
   }
 
@@ -224,21 +226,32 @@ class CudaDecoder : RequireStreaming<V> {
     footprint.require_scratch(memory_, "the decoder's memory");
     footprint.require_scratch(memory, "memory");
     for (Index s = 0; s < shape_.batch; ++s) static_cast<void>(position(s));
+    const Memory to = memory_in(memory);
+    Kernels::require_memory(parts_.memory);
+    Kernels::require_memory(to);
     Snapshot snapshot;
     snapshot.extents_ = parts_.extents;
     snapshot.positions_ = positions_;
     snapshot.memory_ = memory;
-    Kernels::copy(device, parts_.memory, memory_in(memory));
+    Kernels::copy(device, parts_.memory, to);
     return snapshot;
   }
   /// Restores a state that save() made, of this decoder or one of the same sizes. That its variant
   /// had the same numbers and mix is the caller's responsibility.
-  /// \throws StateError if the sizes differ; nothing has changed then.
+  /// \throws StateError if the sizes differ, or the snapshot was moved from, CudaError where CUDA
+  /// does not know its memory; nothing has changed then. CudaError if a kernel cannot be launched:
+  /// all sequences are lost then.
   void load(const CudaDevice& device, const Snapshot& snapshot) {
     if (!(snapshot.extents_ == parts_.extents))
       throw StateError("mhla: load: the snapshot was saved by a decoder of another size");
+    if (snapshot.positions_.size() != positions_.size())
+      throw StateError("mhla: load: the snapshot was moved from");
     std::vector<Index> positions = snapshot.positions_;
-    Kernels::copy(device, memory_in(snapshot.memory_), parts_.memory);
+    const Memory from = memory_in(snapshot.memory_);
+    Kernels::require_memory(from);
+    Kernels::require_memory(parts_.memory);
+    std::fill(positions_.begin(), positions_.end(), lost);
+    Kernels::copy(device, from, parts_.memory);
     positions_ = std::move(positions);
   }
 
@@ -262,12 +275,15 @@ class CudaDecoder : RequireStreaming<V> {
     return Memory(arena, parts_.extents);
   }
 
+  void require_room(Index sequence, Index tokens) const {
+    mhla::require_room(sequence, position(sequence), tokens, capacity(),
+                       mix_limits<V>(parts_.extents.mix_rows));
+  }
   void advance(const CudaDevice& device, Index first, Index sequences, const Tensors& tensors) {
     const auto& [q, k, v, y] = tensors;
     const Index tokens = checked_decoder_tokens(shape_, sequences, q, k, v, y);
     const Span<Index> positions{positions_.data() + first, sequences};
-    for (Index s = first; s < first + sequences; ++s)
-      require_room(s, position(s), tokens, capacity());
+    for (Index s = first; s < first + sequences; ++s) require_room(s, tokens);
     require_decoder_tensors(parts_.attention, q, k, v, y, memory_);
     Kernels::require_memory(tensors);
     const Index block_tokens = parts_.extents.block_tokens;

@@ -27,18 +27,19 @@ enum class StateUse {
 };
 
 /// \cond INTERNAL
-// How summaries are stored in a CudaForwardState: in the accumulator type or, by fused kernels,
-// each as two 16-bit numbers, the rounded value and, in a second plane, the remainder, which takes
-// the same memory.
-enum class SummaryFormat { accumulators, bfloat16_planes, half_planes };
+// How summaries are stored in a CudaForwardState: in the accumulator type, by which products, or,
+// by fused kernels, each as two 16-bit numbers, the rounded value and, in a second plane, the
+// remainder, which takes the same memory.
+enum class SummaryFormat { accumulators, of_tf32_products, bfloat16_planes, half_planes };
 /// \endcond
 
 /// Block summaries S_b and key sums z_b of one forward pass, in the accumulator type A, in
 /// `memory`: forward_state_size(attention, shape, device) elements of device memory, or more,
 /// borrowed. The object itself is on the host and describes the contents. Valid for the k and v it
 /// was saved with, which only the caller can know, and for later calls on the stream; a backward
-/// pass of another shape or variant throws StateError. Masks and Favor's projection, which the host
-/// cannot read, are compared by address and layout. A moved-from state has no memory.
+/// pass of another shape or variant, or with other FloatProducts, throws StateError. Masks and
+/// Favor's projection, which the host cannot read, are compared by address and layout. A moved-from
+/// state has no memory.
 ///
 /// A graph that contains a forward pass with a save refills the memory in every replay.
 template <class A>
@@ -70,7 +71,9 @@ class CudaForwardState {
       throw WorkspaceError("mhla: save(state): ", count,
                            " elements of device memory are needed, the state has ", memory_.size,
                            "; forward_state_size says how many");
-    const std::size_t alignment = format == SummaryFormat::accumulators ? alignof(A) : 16;
+    const bool planes =
+        format == SummaryFormat::bfloat16_planes || format == SummaryFormat::half_planes;
+    const std::size_t alignment = planes ? 16 : alignof(A);
     if (reinterpret_cast<std::uintptr_t>(memory_.data) % alignment != 0)
       throw WorkspaceError("mhla: save(state): the memory is not aligned to ", alignment, " bytes");
     call_.begin(shape, variant, count);
@@ -85,8 +88,8 @@ class CudaForwardState {
     const Index count = call_.count(shape, variant);
     if (format != format_)
       throw StateError(
-          "mhla: saved(state): the state was saved on another CudaPath; give both passes a "
-          "CudaDevice that asks for the same path");
+          "mhla: saved(state): the state was saved on another CudaPath or with other "
+          "FloatProducts; give both passes a CudaDevice that asks for the same ones");
     return {memory_.data, count};
   }
 

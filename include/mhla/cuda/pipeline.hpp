@@ -57,8 +57,11 @@ Index call_summary_size(const V& attention, const Problem& problem) {
 
 /// How a path keeps the summaries of tensors of T.
 template <class T>
-SummaryFormat summary_format(CudaPath path) {
-  if (path == CudaPath::cublas) return SummaryFormat::accumulators;
+SummaryFormat summary_format(CudaPath path, FloatProducts products) {
+  if (path == CudaPath::cublas)
+    return products == FloatProducts::tf32 && !std::is_same_v<T, double>
+               ? SummaryFormat::of_tf32_products
+               : SummaryFormat::accumulators;
   return std::is_same_v<T, Half> ? SummaryFormat::half_planes : SummaryFormat::bfloat16_planes;
 }
 
@@ -140,7 +143,7 @@ void forward_into(const V& attention, const CudaDevice& device,
   if (save != nullptr)
     state = save->prepare(problem.shape, fingerprint_of<T>(attention, problem, Borrowed::address),
                           cuda::call_summary_size<V, Accumulator<T>>(attention, problem),
-                          cuda::summary_format<T>(path));
+                          cuda::summary_format<T>(path, device.products()));
   cuda::CompiledKernels<V, T>::forward(path,
                                        {device, attention, problem, operands, y, workspace, state});
   if (save != nullptr) save->mark_filled();
@@ -173,7 +176,7 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
   if (saved != nullptr)
     state =
         saved->summaries(problem.shape, fingerprint_of<T>(attention, problem, Borrowed::address),
-                         cuda::summary_format<T>(path));
+                         cuda::summary_format<T>(path, device.products()));
   cuda::CompiledKernels<V, T>::backward(
       path, {device, attention, problem, operands, dy, gradients, update, workspace, state});
 }

@@ -108,6 +108,10 @@ class CudaStages : public StageBlocks<V, T> {
   /// \cond INTERNAL
   using Kernels = cuda::StageKernels<V, T>;
   static constexpr Borrowed compared = Borrowed::nothing;
+  static void require_device(const CudaDevice& device, const Footprint& memory) {
+    require_path(device);
+    Kernels::require_memory(memory);
+  }
   /// \endcond
   using Blocks::Blocks;
 
@@ -262,10 +266,6 @@ class CudaStages : public StageBlocks<V, T> {
                       "CudaStages::workspace_size says how many a stage takes");
   }
   // What PackedStages ask of a backend besides.
-  static void require_device(const CudaDevice& device, const Footprint& memory) {
-    require_path(device);
-    Kernels::require_memory(memory);
-  }
   static void clear_mix(const CudaDevice& device, const TensorView<A, 3>& dmix) {
     Kernels::clear_tensor(device, dmix);
   }

@@ -46,10 +46,6 @@ template <class S, class E, class T, int Rank>
 void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor) {
   clear_tensor(executor, tensor);
 }
-template <class S>
-void require_memory(const S&, const Footprint& memory) {
-  memory.require_addresses();
-}
 /// \endcond
 
 /// Attention over a sequence of which each rank has some whole blocks: its q, k, v, y and their
@@ -175,8 +171,8 @@ class SequenceParallel {
     Arena arena(workspace);
     Memory memory = Agreement("forward").settle(*communicator_, [&] {
       require_local(local_, x);
-      require_memory(stages_,
-                     require_forward(attention_, local_, x, y, workspace, kept_bytes(keep)));
+      S::require_device(executor,
+                        require_forward(attention_, local_, x, y, workspace, kept_bytes(keep)));
       require_workspace(workspace, forward_workspace_size(executor), "mhla::SequenceParallel",
                         "forward_workspace_size says how many it takes");
       return lay_out_forward(arena, executor);
@@ -203,8 +199,8 @@ class SequenceParallel {
     Arena arena(workspace);
     Memory memory = agreement.settle(*communicator_, [&] {
       require_local(local_, x);
-      require_memory(stages_, require_backward(attention_, local_, x, dy, gradients, workspace,
-                                               kept_bytes(kept)));
+      S::require_device(executor, require_backward(attention_, local_, x, dy, gradients, workspace,
+                                                   kept_bytes(kept)));
       require_workspace(workspace, backward_workspace_size(executor), "mhla::SequenceParallel",
                         "backward_workspace_size says how many it takes");
       return lay_out_backward(arena, executor);

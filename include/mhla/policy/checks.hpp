@@ -161,10 +161,10 @@ void require_apart(Footprint& footprint, const V& attention, const OperandViews<
     footprint.reads(attention.feature_map.projection, "feature_map.projection");
   if constexpr (requires { attention.offsets; })
     footprint.reads_on_host(make_view(attention.offsets.data, attention.offsets.size), "offsets");
-  if constexpr (requires { attention.masks; }) {
-    if (attention.masks.query.data != nullptr)
-      footprint.reads(attention.masks.query, "masks.query");
-    if (attention.masks.key.data != nullptr) footprint.reads(attention.masks.key, "masks.key");
+  if constexpr (requires { attention.masks; }) {  // of which one without data keeps every token
+    const auto& [query, key] = attention.masks;
+    if (query.data != nullptr) footprint.reads(query, "masks.query");
+    if (key.data != nullptr) footprint.reads(key, "masks.key");
   }
   footprint.require_results();
   footprint.require_scratch(workspace, "workspace");

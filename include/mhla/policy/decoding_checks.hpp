@@ -57,12 +57,17 @@ inline Index checked_decoder_batch(const DecoderShape& shape) {
 // The capacity of a decoder that neither mix nor a table limits: so many tokens fit no tensor.
 inline constexpr Index no_limit = max_elements;
 
+// Whether rows of mix limit a sequence, not max_tokens.
+template <AttentionVariant V>
+bool mix_limits(Index mix_rows) {
+  return !factors_mixing<V> || mix_rows != 1;
+}
+
 // Tokens that a sequence can have.
 template <AttentionVariant V, class M>
 Index decoder_capacity(const V& variant, const TensorView<const M, 3>& mix,
                        const DecoderShape& shape) {
-  if (!factors_mixing<V> || mix.extent[1] != 1)
-    return checked_mul(mix.extent[1], variant.blocks.block);
+  if (mix_limits<V>(mix.extent[1])) return checked_mul(mix.extent[1], variant.blocks.block);
   if (shape.max_tokens < 0)
     throw ShapeError("mhla: max_tokens: is ", shape.max_tokens, ", which is negative");
   if (shape.max_tokens > 0) return shape.max_tokens;
@@ -153,11 +158,12 @@ Footprint require_decoder_tensors(const V& attention, const TensorView<const T, 
 }
 
 // Throws StateError unless a sequence with `position` tokens has room for `tokens` more.
-inline void require_room(Index sequence, Index position, Index tokens, Index capacity) {
+inline void require_room(Index sequence, Index position, Index tokens, Index capacity,
+                         bool by_mix) {
   if (tokens > capacity - position)
     throw StateError("mhla: sequence ", sequence, " has ", position, " tokens and would get ",
-                     tokens, " more, but mix has rows for ", capacity,
-                     "; mhla::extend makes a larger mix");
+                     tokens, " more, but ", by_mix ? "mix has rows for " : "max_tokens is ",
+                     capacity, by_mix ? "; mhla::extend makes a larger mix" : "");
 }
 /// \endcond
 

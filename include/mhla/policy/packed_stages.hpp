@@ -54,6 +54,12 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
 
  public:
   using Blocks::Blocks;
+  /// \cond INTERNAL
+  template <class E>
+  static void require_device(const E& executor, const Footprint& memory) {
+    S::require_device(executor, memory);
+  }
+  /// \endcond
 
   /// As Stages::workspace_size.
   template <class E>
@@ -230,7 +236,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
   template <class E>
   void require(Stage stage, const E& executor, const BlockRange& blocks, const BlockRange& keys,
                const Footprint& memory, WorkspaceView workspace) const {
-    S::require_device(executor, memory);
+    require_device(executor, memory);
     S::require_room(workspace, workspace_size(stage, executor, blocks, keys));
   }
 

@@ -11,13 +11,14 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// Divides numbers below 2^31 by one of [1, 2^31): n / d = floor(n ceil(2^(31 + s) / d) / 2^(31 +
-/// s)) if 2^s >= d, since the factor is too large by less than d / 2^s <= 1 in 2^31.
+/// Divides numbers below 2^31 by one of [1, 2^31), or by a larger one, which leaves 0: n / d =
+/// floor(n ceil(2^(31 + s) / d) / 2^(31 + s)) if 2^s >= d, since the factor is too large by less
+/// than d / 2^s <= 1 in 2^31.
 class Divisor {
  public:
   Divisor() = default;
   explicit Divisor(Index divisor) : divisor_(static_cast<std::uint32_t>(divisor)) {
-    while (Index{1} << shift_ < divisor) ++shift_;
+    while (shift_ < 31 && Index{1} << shift_ < divisor) ++shift_;
     factor_ = static_cast<std::uint32_t>(
         ceil_div(Index{1} << (31 + shift_), divisor < 1 ? Index{1} : divisor));
   }
