@@ -2,6 +2,7 @@
 // 16-bit storage: every pattern, and rounding against a formula of real numbers.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <mhla/core/scalar.hpp>
@@ -46,14 +47,14 @@ struct Format<Half> {
 
 // The nearest number of the format, ties to even: a multiple of the step at x's exponent.
 template <class T>
-double nearest(float x) {
+double nearest(double x) {
   if (x == 0 || std::isinf(x)) return x;
   int exponent = 0;
   std::frexp(x, &exponent);
   const int step = std::max(exponent - Format<T>::digits, Format<T>::smallest_step);
-  const double rounded = std::ldexp(std::nearbyint(std::ldexp(double{x}, -step)), step);
+  const double rounded = std::ldexp(std::nearbyint(std::ldexp(x, -step)), step);
   if (std::abs(rounded) < std::ldexp(1.0, Format<T>::overflow)) return rounded;
-  return std::copysign(std::numeric_limits<double>::infinity(), double{x});
+  return std::copysign(std::numeric_limits<double>::infinity(), x);
 }
 
 // The value of a bit pattern as the format defines it.
@@ -79,7 +80,7 @@ bool rounds(float x) {
 template <class T>
 void check_every_pattern() {
   for (std::uint32_t pattern = 0; pattern < 0x10000; ++pattern) {
-    const T stored{static_cast<std::uint16_t>(pattern)};
+    const T stored = T::from_bits(static_cast<std::uint16_t>(pattern));
     const float value = mhla::load(stored);
     T again{};
     mhla::store(again, value);
@@ -127,6 +128,71 @@ void check_rounding() {
   REQUIRE(rounds<T>(std::numeric_limits<float>::denorm_min()));
 }
 
+// Floating-point numbers convert where that is asked for, nothing else does at all: an integer
+// might be a value or a representation.
+template <class T, class Other, class... Integers>
+constexpr bool converts_where_asked() {
+  const auto explicitly = []<class X>(X) {
+    return std::is_constructible_v<T, X> && std::is_constructible_v<X, T>;
+  };
+  const auto silently = []<class X>(X) {
+    return std::is_convertible_v<X, T> || std::is_convertible_v<T, X> ||
+           std::is_assignable_v<T&, X> || std::is_assignable_v<X&, T>;
+  };
+  const auto none = [&]<class X>(X x) {
+    return !std::is_constructible_v<T, X> && !std::is_constructible_v<X, T> && !silently(x);
+  };
+  return explicitly(1.0f) && explicitly(1.0) && explicitly(1.0L) && explicitly(Other{}) &&
+         !silently(1.0f) && !silently(1.0) && !silently(1.0L) && !silently(Other{}) &&
+         (none(Integers{}) && ...) && none("text") && none(nullptr) && !std::is_aggregate_v<T>;
+}
+template <class T, class Other>
+inline constexpr bool converts =
+    converts_where_asked<T, Other, bool, char, signed char, short, unsigned short, int, unsigned,
+                         long, unsigned long, long long, unsigned long long>();
+static_assert(converts<BFloat16, Half> && converts<Half, BFloat16>);
+template <class T, class X>
+concept TakesBits = requires(X x) {
+  T::from_bits(x);
+};
+static_assert(TakesBits<BFloat16, std::uint16_t> && TakesBits<Half, std::uint16_t>);
+static_assert(!TakesBits<BFloat16, float> && !TakesBits<Half, double> && !TakesBits<Half, int>);
+
+// As Eigen's, CUDA's or the compiler's 16-bit types.
+struct Foreign {
+  std::uint16_t bits;
+  operator float() const { return bits == 0 ? 0.0f : -1.5f; }  // NOLINT: as Eigen's
+};
+
+// Numbers beside the middle of two neighbours, nearer to it than float's step: rounded to float
+// first, they would become ties.
+template <class T>
+void check_conversions() {
+  CHECK(mhla::load(T(1.5f)) == 1.5f);
+  CHECK(mhla::load(T{-2.25}) == -2.25f);
+  CHECK(mhla::load(T(Foreign{1})) == -1.5f);
+  CHECK(static_cast<double>(T(BFloat16(0.5f))) + double(T(Half(0.25L))) == 0.75);
+  CHECK(std::isnan(mhla::load(T(std::numeric_limits<double>::quiet_NaN()))));
+  CHECK(T{}.bits == 0);
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  for (std::uint32_t pattern = 0; pattern < Format<T>::infinity; ++pattern) {
+    const double low = meaning<T>(static_cast<std::uint16_t>(pattern));
+    const double high = pattern + 1u == Format<T>::infinity
+                            ? std::ldexp(1.0, Format<T>::overflow)
+                            : meaning<T>(static_cast<std::uint16_t>(pattern + 1));
+    const double middle = (low + high) / 2;
+    for (const double x :
+         {low, middle, std::nextafter(middle, 0), std::nextafter(middle, infinity)})
+      for (const double signed_x : {x, -x}) {
+        REQUIRE(static_cast<double>(T(signed_x)) == nearest<T>(signed_x));
+        REQUIRE(std::signbit(static_cast<double>(T(signed_x))) == std::signbit(signed_x));
+        T stored{};
+        mhla::store(stored, signed_x);
+        REQUIRE(stored.bits == T(signed_x).bits);
+      }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("scalar: all 65536 patterns load to their value and store to themselves", "[core]") {
@@ -159,4 +225,9 @@ TEST_CASE("scalar: floating-point types are stored as they are", "[core]") {
   float narrow = 0;
   mhla::store(narrow, 0.1);
   CHECK(mhla::load(narrow) == 0.1f);
+}
+
+TEST_CASE("scalar: numbers convert to 16 bits where asked, rounded once", "[core]") {
+  SECTION("bfloat16") { check_conversions<BFloat16>(); }
+  SECTION("half") { check_conversions<Half>(); }
 }

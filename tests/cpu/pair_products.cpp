@@ -541,7 +541,8 @@ TEST_CASE("pair products: factors are packed as a loop would, rounded to the nea
         Floats exact = values;
         const Shorts tensor = rounded(values);
         for (Index r = 0; r < values.rows; ++r)
-          for (Index c = 0; c < cols; ++c) exact(r, c) = mhla::load(BFloat16{tensor(r, c)});
+          for (Index c = 0; c < cols; ++c)
+            exact(r, c) = mhla::load(BFloat16::from_bits(tensor(r, c)));
         check_packing<K, BFloat16>(kernels, rows, cols, tensor, exact, mean);
       }
   });
@@ -586,8 +587,10 @@ TEST_CASE("pair products: pairs are transposed, taken apart and put together", "
       Floats low(1, cols), high(1, cols);
       Floats expected_low = low, expected_high = high;
       for (Index c = 0; c < cols; ++c) {
-        expected_low(0, c) = mhla::load(BFloat16{static_cast<std::uint16_t>(pairs(1, c))});
-        expected_high(0, c) = mhla::load(BFloat16{static_cast<std::uint16_t>(pairs(1, c) >> 16)});
+        expected_low(0, c) =
+            mhla::load(BFloat16::from_bits(static_cast<std::uint16_t>(pairs(1, c))));
+        expected_high(0, c) =
+            mhla::load(BFloat16::from_bits(static_cast<std::uint16_t>(pairs(1, c) >> 16)));
       }
       kernels.unpair(cols, pairs.data() + pairs.stride, low.data(), high.data());
       CHECK(low == expected_low);
@@ -823,8 +826,10 @@ auto check_rounding(StandIn) {
       for (Index r = 0; r < rows; ++r)
         for (Index c = 0; c < cols; ++c) {
           const int shift = r % 2 == 0 ? 0 : 16;
-          const BFloat16 x{static_cast<std::uint16_t>(of_stand_in(r / 2, c) >> shift)};
-          const BFloat16 y{static_cast<std::uint16_t>(of_instruction(r / 2, c) >> shift)};
+          const auto x =
+              BFloat16::from_bits(static_cast<std::uint16_t>(of_stand_in(r / 2, c) >> shift));
+          const auto y =
+              BFloat16::from_bits(static_cast<std::uint16_t>(of_instruction(r / 2, c) >> shift));
           wrong += std::isnan(mhla::load(x)) ? !std::isnan(mhla::load(y)) : x.bits != y.bits;
         }
     }

@@ -140,7 +140,7 @@ constexpr Index patterns = 0x10000;
 template <class T>
 HostTensor<T, 4> every_pattern() {
   HostTensor<T, 4> tensor(1, 1, 1, patterns);
-  for (Index i = 0; i < patterns; ++i) tensor(0, 0, 0, i) = T{static_cast<std::uint16_t>(i)};
+  for (Index i = 0; i < patterns; ++i) tensor(0, 0, 0, i) = T::from_bits(static_cast<std::uint16_t>(i));
   return tensor;
 }
 
@@ -206,7 +206,7 @@ TEMPLATE_TEST_CASE("16-bit tensors: every pattern passes as it is, and is added 
   call::backward_to({skip, skip, gradients.value.view(), skip}, Update::accumulate, one_token, x);
   Index ties = 0;
   for (Index i = 0; i < patterns; ++i) {
-    const T start{static_cast<std::uint16_t>(i)};
+    const T start = T::from_bits(static_cast<std::uint16_t>(i));
     const T got = gradients.value(0, 0, 0, i);
     const float added = mhla::load(x.dy(0, 0, 0, i));
     if (std::isnan(mhla::load(start))) {

@@ -164,8 +164,8 @@ TEST_CASE("Shared memory is NaN in every format when a block begins") {
   CHECK(blocks == 5);
   const std::uint32_t poison = 0xffffffffu;
   CHECK(std::isnan(scalar_traits::reinterpret<float>(poison)));
-  CHECK(std::isnan(load(BFloat16{0xffff})));
-  CHECK(std::isnan(load(Half{0xffff})));
+  CHECK(std::isnan(load(BFloat16::from_bits(std::uint16_t{0xffff}))));
+  CHECK(std::isnan(load(Half::from_bits(std::uint16_t{0xffff}))));
 }
 
 TEST_CASE("A barrier makes known what was written, the block's to all and a warp's to the warp") {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <mhla/core/config.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -17,14 +18,103 @@ MHLA_NAMESPACE_BEGIN
 // uint16_t of the same representation. may_alias lets memory be read and written through our types
 // whatever type its owner gave it, as through char.
 
-/// bfloat16 in memory: the upper half of a float. A storage type without arithmetic.
+/// \cond INTERNAL
+struct [[gnu::may_alias]] BFloat16;
+struct [[gnu::may_alias]] Half;
+MHLA_HOST_DEVICE inline float load(BFloat16 stored);
+MHLA_HOST_DEVICE inline float load(Half stored);
+MHLA_HOST_DEVICE inline void store(BFloat16& stored, float value);
+MHLA_HOST_DEVICE inline void store(Half& stored, float value);
+
+namespace scalar_traits {
+template <class To, class From>
+MHLA_HOST_DEVICE To reinterpret(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+// Another library's 16-bit type, whose values float holds without rounding.
+template <class X>
+concept ForeignSixteenBits = std::is_class_v<X> && sizeof(X) == 2 && requires(X x) {
+  static_cast<float>(x);
+};
+// What converts to 16 bits. Not an integer, which might be meant as a value or as a representation.
+template <class X, class To>
+concept ConvertsTo = std::floating_point<X> ||(!std::same_as<X, To> && ForeignSixteenBits<X>);
+
+// The float that rounds to 16 bits as `value` does: truncated, with a last bit that is odd where
+// that dropped something. (Rounded to nearest, it would be rounded twice.)
+template <std::floating_point X>
+MHLA_HOST_DEVICE float to_odd(X value) {
+  const auto nearest = static_cast<float>(value);
+  if constexpr (sizeof(X) <= sizeof(float)) return nearest;
+  if (static_cast<X>(nearest) == value || value != value) return nearest;
+  const bool away_from_zero =
+      nearest > 0 ? static_cast<X>(nearest) > value : static_cast<X>(nearest) < value;
+  const std::uint32_t truncated = reinterpret<std::uint32_t>(nearest) - (away_from_zero ? 1u : 0u);
+  return reinterpret<float>(truncated | 1u);
+}
+template <ForeignSixteenBits X>
+MHLA_HOST_DEVICE float to_odd(X value) {
+  return static_cast<float>(value);
+}
+}  // namespace scalar_traits
+/// \endcond
+
+/// bfloat16 in memory: the upper half of a float. A storage type without arithmetic, which converts
+/// where that is asked for: `BFloat16(x)` rounds a floating-point number once, to nearest, ties to
+/// even; `float(b)` widens without rounding.
 struct [[gnu::may_alias]] BFloat16 {
   std::uint16_t bits;  ///< sign, 8 bits of exponent, 7 of mantissa
+
+  /// Uninitialized; `BFloat16{}` is 0.
+  BFloat16() = default;
+  /// The nearest to a number, ties to even, or to another 16-bit type's value.
+  template <scalar_traits::ConvertsTo<BFloat16> X>
+  MHLA_HOST_DEVICE explicit BFloat16(X value) {
+    store(*this, scalar_traits::to_odd(value));
+  }
+  /// Of a representation, a std::uint16_t.
+  MHLA_HOST_DEVICE static constexpr BFloat16 from_bits(std::uint16_t representation) {
+    BFloat16 result;
+    result.bits = representation;
+    return result;
+  }
+  template <class X>
+  static BFloat16 from_bits(X) = delete;
+  /// The value, without rounding.
+  template <std::floating_point X>
+  MHLA_HOST_DEVICE explicit operator X() const {
+    return static_cast<X>(load(*this));
+  }
 };
 
-/// IEEE binary16 in memory. A storage type without arithmetic.
+/// IEEE binary16 in memory. A storage type without arithmetic, which converts as BFloat16 does.
 struct [[gnu::may_alias]] Half {
   std::uint16_t bits;  ///< sign, 5 bits of exponent, 10 of mantissa
+
+  /// Uninitialized; `Half{}` is 0.
+  Half() = default;
+  /// The nearest to a number, ties to even, or to another 16-bit type's value.
+  template <scalar_traits::ConvertsTo<Half> X>
+  MHLA_HOST_DEVICE explicit Half(X value) {
+    store(*this, scalar_traits::to_odd(value));
+  }
+  /// Of a representation, a std::uint16_t.
+  MHLA_HOST_DEVICE static constexpr Half from_bits(std::uint16_t representation) {
+    Half result;
+    result.bits = representation;
+    return result;
+  }
+  template <class X>
+  static Half from_bits(X) = delete;
+  /// The value, without rounding.
+  template <std::floating_point X>
+  MHLA_HOST_DEVICE explicit operator X() const {
+    return static_cast<X>(load(*this));
+  }
 };
 
 namespace scalar_traits {
@@ -40,14 +130,6 @@ template <>
 struct Accumulator<Half> {
   using type = float;
 };
-
-template <class To, class From>
-MHLA_HOST_DEVICE To reinterpret(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  memcpy(&to, &from, sizeof(To));
-  return to;
-}
 
 // The 16-bit conversions compute every case and select by such a mask: with a branch, a loop over a
 // row would not be vectorized.
@@ -72,12 +154,12 @@ MHLA_HOST_DEVICE constexpr T load(T stored) {
   return stored;
 }
 
-/// Exact.
+/// Widens without rounding.
 MHLA_HOST_DEVICE inline float load(BFloat16 stored) {
   return scalar_traits::reinterpret<float>(static_cast<std::uint32_t>(stored.bits) << 16);
 }
 
-/// Exact.
+/// Widens without rounding.
 MHLA_HOST_DEVICE inline float load(Half stored) {
   using scalar_traits::all_ones_if;
   const std::int32_t magnitude = stored.bits & 0x7fff;
@@ -131,6 +213,17 @@ MHLA_HOST_DEVICE inline void store(Half& stored, float value) {
   const std::int32_t half = (large & is_large) | (finite & ~is_large);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
   stored.bits = static_cast<std::uint16_t>(static_cast<std::uint32_t>(half) | sign);
+}
+
+/// Likewise, rounded once. An integer might be meant as a representation, and does not compile.
+template <class Storage, class X>
+requires(std::same_as<Storage, BFloat16> || std::same_as<Storage, Half>) MHLA_HOST_DEVICE
+    void store(Storage& stored, X value) {
+  static_assert(
+      std::floating_point<X>,
+      "mhla: store(x, value) takes a floating-point value; for a representation write x = "
+      "mhla::BFloat16::from_bits(bits) or mhla::Half::from_bits(bits)");
+  store(stored, scalar_traits::to_odd(value));
 }
 
 /// \}

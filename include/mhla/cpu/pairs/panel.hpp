@@ -287,7 +287,7 @@ inline void clear_rest(const PairedRows& scores, Triangle triangle) {
       const Index seen = triangle.first + r;
       const Index begin = triangle.future ? 2 * triangle.begin(row) : seen;
       const Index end = triangle.future ? seen : 2 * triangle.end(row, rows, scores.stride);
-      for (Index t = begin; t < end; ++t) elements[t] = {0};
+      for (Index t = begin; t < end; ++t) elements[t] = BFloat16{};
     }
   }
 }

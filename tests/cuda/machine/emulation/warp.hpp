@@ -83,10 +83,10 @@ void multiply_add(Parts& parts) {
   std::array<std::array<double, K>, 16> a;
   std::array<std::array<Pair, 4>, K> b;
   const auto low = [](std::uint32_t pair) {
-    return static_cast<double>(load(T{static_cast<std::uint16_t>(pair & 0xffffu)}));
+    return static_cast<double>(load(T::from_bits(static_cast<std::uint16_t>(pair & 0xffffu))));
   };
   const auto high = [](std::uint32_t pair) {
-    return static_cast<double>(load(T{static_cast<std::uint16_t>(pair >> 16)}));
+    return static_cast<double>(load(T::from_bits(static_cast<std::uint16_t>(pair >> 16))));
   };
   for (std::size_t l = 0; l < warp_size; ++l) {
     const Part& part = parts[l];

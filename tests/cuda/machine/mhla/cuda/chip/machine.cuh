@@ -192,11 +192,11 @@ std::uint32_t rounded_pair(float first, float second) {
 }
 template <class T>
 float first_of(std::uint32_t pair) {
-  return load(T{static_cast<std::uint16_t>(pair & 0xffffu)});
+  return load(T::from_bits(static_cast<std::uint16_t>(pair & 0xffffu)));
 }
 template <class T>
 float second_of(std::uint32_t pair) {
-  return load(T{static_cast<std::uint16_t>(pair >> 16)});
+  return load(T::from_bits(static_cast<std::uint16_t>(pair >> 16)));
 }
 
 /// A body whatever its type: what does not depend on that is compiled once.
