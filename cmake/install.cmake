@@ -21,6 +21,12 @@ install(
     cmake/mhla-kernels.cmake
   DESTINATION ${package_dir})
 
+# The build folder is a package, too: mhla_DIR may name it.
+export(EXPORT mhla-targets NAMESPACE mhla:: FILE "${PROJECT_BINARY_DIR}/mhla-targets.cmake")
+foreach(part IN ITEMS cuda eigen kernels)
+  configure_file(cmake/mhla-${part}.cmake "${PROJECT_BINARY_DIR}/mhla-${part}.cmake" COPYONLY)
+endforeach()
+
 # eigen3.pc says -I, with which Eigen's headers warn under -Wconversion and the like. Compilers ignore that
 # for a folder that -isystem names too, so here it is again; where another Eigen is in use, it does nothing.
 # (Never for a folder that holds other headers: with -isystem /usr/include the standard library breaks.)

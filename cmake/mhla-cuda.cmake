@@ -93,12 +93,13 @@ function(mhla_add_cuda_variants target)
   set(file "${CMAKE_CURRENT_BINARY_DIR}/${library}.cu")
   file(CONFIGURE OUTPUT "${file}" CONTENT "${source}" @ONLY)
 
-  # A library of its own, because nvcc does not know the options of a C++ compiler.
-  add_library(${library} STATIC "${file}")
+  # Compiled apart, because nvcc does not know the options of a C++ compiler. Its objects are the target's own:
+  # a target that links another library can be exported only together with that.
+  add_library(${library} OBJECT EXCLUDE_FROM_ALL "${file}")
   set_target_properties(${library} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   mhla_compile_cuda_as_cpp20(${library})
   get_target_property(include mhla::mhla INTERFACE_INCLUDE_DIRECTORIES)
   target_include_directories(${library} PRIVATE "${include}")
-  target_link_libraries(${library} PUBLIC CUDA::cublas)
-  target_link_libraries("${target}" PRIVATE ${library})
+  target_sources("${target}" PRIVATE $<TARGET_OBJECTS:${library}>)
+  target_link_libraries("${target}" PRIVATE CUDA::cublas)
 endfunction()
