@@ -215,10 +215,10 @@ class Decoder : RequireStreaming<V> {
     const std::byte* from = bytes.data + sizeof(Header);
     if (stored.checksum != checksum(from, saved_size() - Index{sizeof(Header)}))
       throw StateError("mhla: load: the saved state is damaged: its checksum does not match");
-    const auto stored_position = [&](std::size_t sequence) {
+    const auto stored_position = [&](std::size_t sequence) -> Index {
       std::int64_t position;
       std::memcpy(&position, from + sequence * sizeof(position), sizeof(position));
-      return static_cast<Index>(position);
+      return position;
     };
     for (std::size_t s = 0; s < positions_.size(); ++s)
       if (stored_position(s) < 0 || stored_position(s) > capacity_)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -36,7 +37,7 @@ inline double distance(const Grid& grid, const BlockNeeds& needs) {
   const auto blocks = static_cast<double>(grid.num_blocks());
   const auto d = static_cast<double>(needs.key_dim);
   const auto e = static_cast<double>(needs.value_dim);
-  if (blocks * blocks > tokens) return INFINITY;
+  if (blocks * blocks > tokens) return std::numeric_limits<double>::infinity();
   if (needs.causal) {
     const double own = tokens * static_cast<double>(grid.block[2]) * (d + e) / 2;
     return std::log2((2 * tokens * d * e + blocks * blocks * d * e / 2 + own) /
@@ -67,7 +68,7 @@ inline std::vector<Index> block_extents(Index extent, bool ragged) {
 
 struct Choice {
   Grid grid;
-  double distance = INFINITY;
+  double distance = std::numeric_limits<double>::infinity();
 };
 
 inline Choice nearest(const Grid& of, const BlockNeeds& needs, bool ragged) {

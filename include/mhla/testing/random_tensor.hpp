@@ -47,8 +47,9 @@ struct Uniform {
   /// Number `counter` of stream `seed`.
   constexpr double operator()(std::uint64_t seed, std::uint64_t counter) const {
     const double unit = static_cast<double>(random_bits(seed, counter) >> 41) / 8388608.0;
-    const double wide_low = low;
-    return static_cast<float>(wide_low + (static_cast<double>(high) - wide_low) * unit);
+    const auto wide_low = static_cast<double>(low);
+    const double in_range = wide_low + (static_cast<double>(high) - wide_low) * unit;
+    return static_cast<double>(static_cast<float>(in_range));
   }
 };
 
