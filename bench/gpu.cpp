@@ -13,6 +13,7 @@
 // MHLA_COMMIT and MHLA_DRIVER in the environment go into it. Times are of CUDA's events, of
 // `seconds` each. Exits with 77 where there is no GPU.
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -504,9 +505,12 @@ Options parsed(int argc, char** argv) {
       options.scalars = value;
     else if (name == "--paths")
       options.paths = value;
-    else if (name == "--seconds")
-      options.seconds = std::stod(value);
-    else
+    else if (name == "--seconds") {
+      const char* const end = value.data() + value.size();
+      const auto [stop, error] = std::from_chars(value.data(), end, options.seconds);
+      if (error != std::errc() || stop != end || !(options.seconds > 0 && options.seconds < 1e6))
+        throw std::invalid_argument("--seconds: " + value + " is not a time");
+    } else
       throw std::invalid_argument(name + ": unknown");
   }
   return options;

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 #if __has_include(<sys/mman.h>)
@@ -63,6 +64,7 @@ class MappedFile {
   MappedFile& operator=(MappedFile&&) = delete;
 
   std::span<const std::byte> bytes() const { return {begin_, size_}; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(begin_), size_}; }
 
  private:
   const std::byte* begin_ = nullptr;

@@ -4,6 +4,7 @@
 // file says is checked before memory is taken for it.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +12,10 @@
 #include <fstream>
 #include <limits>
 #include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "file_errors.hpp"
@@ -36,7 +39,7 @@ inline std::string shape_text(const std::vector<Index>& shape) {
 }
 
 static_assert(std::endian::native == std::endian::little,
-              "the elements of <f4 and <f8 files are read as they lie in memory");
+              "elements are read as they lie in memory");
 
 namespace npy {
 
@@ -175,13 +178,33 @@ std::vector<double> read_elements(const std::filesystem::path& file, std::ifstre
   std::vector<T> elements(static_cast<std::size_t>(count));
   stream.read(reinterpret_cast<char*>(elements.data()), static_cast<std::streamsize>(size));
   if (!stream) throw UnreadableFile(file, "cannot be read to its end");
-  return std::vector<double>(elements.begin(), elements.end());
+  std::vector<double> values(elements.size());
+  std::transform(elements.begin(), elements.end(), values.begin(), [](T element) {
+    if constexpr (std::is_arithmetic_v<T>)
+      return static_cast<double>(element);
+    else
+      return static_cast<double>(mhla::load(element));
+  });
+  return values;
 }
+
+struct ElementKind {
+  std::string_view descr;
+  std::vector<double> (*read)(const std::filesystem::path&, std::ifstream&, Index, std::uintmax_t);
+};
+/// Those that can be read. Elements of one byte have no order of bytes; those of bool are 0 and 1.
+inline constexpr ElementKind element_kinds[] = {
+    {"<f8", &read_elements<double>},        {"<f4", &read_elements<float>},
+    {"<f2", &read_elements<mhla::Half>},    {"<i8", &read_elements<std::int64_t>},
+    {"<i4", &read_elements<std::int32_t>},  {"<i2", &read_elements<std::int16_t>},
+    {"|i1", &read_elements<std::int8_t>},   {"<u8", &read_elements<std::uint64_t>},
+    {"<u4", &read_elements<std::uint32_t>}, {"<u2", &read_elements<std::uint16_t>},
+    {"|u1", &read_elements<std::uint8_t>},  {"|b1", &read_elements<std::uint8_t>}};
 
 }  // namespace npy
 
-/// Reads little-endian float32 or float64 elements in C order; throws UnreadableFile for anything
-/// else.
+/// Reads bool, integer, float16, float32 or float64 elements, little-endian and in C order,
+/// integers beyond 2^53 rounded; throws UnreadableFile for anything else.
 inline Array read_npy(const std::filesystem::path& file) {
   std::error_code error;
   const std::uintmax_t file_size = std::filesystem::file_size(file, error);
@@ -225,12 +248,10 @@ inline Array read_npy(const std::filesystem::path& file) {
     count *= extent;
   }
   const std::uintmax_t left = file_size - header_begin - header_size;
-  if (header.element == "<f8")
-    return {header.shape, npy::read_elements<double>(file, stream, count, left)};
-  if (header.element == "<f4")
-    return {header.shape, npy::read_elements<float>(file, stream, count, left)};
+  for (const npy::ElementKind& kind : npy::element_kinds)
+    if (header.element == kind.descr) return {header.shape, kind.read(file, stream, count, left)};
   throw UnreadableFile(file, "has elements of type '" + header.element +
-                                 "'; '<f8' and '<f4' are read: save x.astype(\"float64\")");
+                                 "', which are not read: save x.astype(\"float64\")");
 }
 
 /// Writes format 1.0, '<f8', C order.

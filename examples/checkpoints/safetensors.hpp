@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: MIT
 // Reads and writes safetensors (huggingface.co/docs/safetensors): 8 bytes header length n, n bytes
 // of JSON {name: {dtype, shape, data_offsets}}, then the elements, little-endian and row-major. A
-// file is mapped, not read; whatever it says is checked before any element is touched.
+// file is mapped, not read; whatever it says is checked before any element is touched. Tensors of
+// types that cannot be read do no harm until one of them is asked for.
 #pragma once
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <span>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "json.hpp"
 #include "mapped_file.hpp"
 
 namespace checkpoints {
@@ -29,18 +34,61 @@ static_assert(std::endian::native == std::endian::little,
 
 using mhla::Index;
 
-enum class ElementType { f64, f32, f16, bf16, i64, i32, u8 };
+/// An 8-bit float of `exponent_bits` bits of exponent, as PyTorch's float8_e4m3fn and float8_e5m2.
+template <int exponent_bits>
+struct Float8 {
+  std::uint8_t bits;
+
+  float value() const {
+    constexpr int mantissa_bits = 7 - exponent_bits;
+    constexpr int bias = (1 << (exponent_bits - 1)) - 1;
+    const int exponent = bits >> mantissa_bits & ((1 << exponent_bits) - 1);
+    const int mantissa = bits & ((1 << mantissa_bits) - 1);
+    const bool is_largest = exponent == (1 << exponent_bits) - 1;
+    float size = 0;
+    if (is_largest && (exponent_bits == 5 || mantissa == 7)) {  // E4M3 has one NaN and no infinity
+      size = exponent_bits == 5 && mantissa == 0 ? INFINITY : NAN;
+    } else {
+      const int significand = exponent == 0 ? mantissa : mantissa + (1 << mantissa_bits);
+      size =
+          std::ldexp(static_cast<float>(significand), std::max(exponent, 1) - bias - mantissa_bits);
+    }
+    return (bits & 0x80) != 0 ? -size : size;
+  }
+};
+
+enum class ElementType {
+  f64,
+  f32,
+  f16,
+  bf16,
+  f8_e4m3,
+  f8_e5m2,
+  i64,
+  i32,
+  i16,
+  i8,
+  u64,
+  u32,
+  u16,
+  u8
+};
 
 struct ElementKind {
   const char* name;
   ElementType type;
   std::size_t size;  // bytes
 };
-/// Those that can be read; a file may hold others.
+/// Those that can be read; a file may hold others. BOOL's bytes are 0 and 1.
 inline constexpr ElementKind element_kinds[] = {
-    {"F64", ElementType::f64, 8},   {"F32", ElementType::f32, 4}, {"F16", ElementType::f16, 2},
-    {"BF16", ElementType::bf16, 2}, {"I64", ElementType::i64, 8}, {"I32", ElementType::i32, 4},
-    {"U8", ElementType::u8, 1}};
+    {"F64", ElementType::f64, 8},         {"F32", ElementType::f32, 4},
+    {"F16", ElementType::f16, 2},         {"BF16", ElementType::bf16, 2},
+    {"F8_E4M3", ElementType::f8_e4m3, 1}, {"F8_E5M2", ElementType::f8_e5m2, 1},
+    {"I64", ElementType::i64, 8},         {"I32", ElementType::i32, 4},
+    {"I16", ElementType::i16, 2},         {"I8", ElementType::i8, 1},
+    {"U64", ElementType::u64, 8},         {"U32", ElementType::u32, 4},
+    {"U16", ElementType::u16, 2},         {"U8", ElementType::u8, 1},
+    {"BOOL", ElementType::u8, 1}};
 
 /// "[2, 64, 32]"
 inline std::string text_of(const std::vector<Index>& shape) {
@@ -51,15 +99,23 @@ inline std::string text_of(const std::vector<Index>& shape) {
 
 /// A tensor of a file.
 struct StoredTensor {
-  const ElementKind* kind;
+  std::filesystem::path file;  ///< that it is of, and its name there, for messages
+  std::string name;
+  std::string dtype;
+  const ElementKind* kind;  ///< or null, if its elements cannot be read
   std::vector<Index> shape;
+  Index count;                       ///< of its elements
   std::span<const std::byte> bytes;  ///< at any alignment
 
-  Index size() const { return static_cast<Index>(bytes.size() / kind->size); }
+  Index size() const { return count; }
 
-  /// Its elements as To, rounded where To is narrower.
+  /// Its elements as To, rounded where To is a narrower float.
+  /// \throws UnreadableFile if its dtype cannot be read, or To cannot hold an element.
   template <class To>
   void copy_to(To* to) const {
+    if (kind == nullptr)
+      throw UnreadableFile(
+          file, name + " has the dtype " + dtype + ", which cannot be read; save it as F32");
     switch (kind->type) {
       case ElementType::f64:
         return convert<double>(to);
@@ -69,10 +125,24 @@ struct StoredTensor {
         return convert<mhla::Half>(to);
       case ElementType::bf16:
         return convert<mhla::BFloat16>(to);
+      case ElementType::f8_e4m3:
+        return convert<Float8<4>>(to);
+      case ElementType::f8_e5m2:
+        return convert<Float8<5>>(to);
       case ElementType::i64:
         return convert<std::int64_t>(to);
       case ElementType::i32:
         return convert<std::int32_t>(to);
+      case ElementType::i16:
+        return convert<std::int16_t>(to);
+      case ElementType::i8:
+        return convert<std::int8_t>(to);
+      case ElementType::u64:
+        return convert<std::uint64_t>(to);
+      case ElementType::u32:
+        return convert<std::uint32_t>(to);
+      case ElementType::u16:
+        return convert<std::uint16_t>(to);
       case ElementType::u8:
         return convert<std::uint8_t>(to);
     }
@@ -91,11 +161,33 @@ struct StoredTensor {
       From element;
       std::memcpy(&element, bytes.data() + at, sizeof(From));
       if constexpr (std::is_arithmetic_v<From>) {
-        *to++ = static_cast<To>(element);
+        *to++ = converted<To>(element);
+      } else if constexpr (requires { element.value(); }) {
+        *to++ = converted<To>(element.value());
       } else {
-        *to++ = static_cast<To>(mhla::load(element));
+        *to++ = converted<To>(mhla::load(element));
       }
     }
+  }
+  template <class To, class From>
+  To converted(From element) const {
+    bool fits = true;
+    if constexpr (std::is_integral_v<To> && std::is_integral_v<From>) {
+      fits = std::in_range<To>(element);
+    } else if constexpr (std::is_integral_v<To>) {
+      // The bounds are powers of two, which every float type here represents.
+      constexpr From end =
+          From(2) * static_cast<From>(To(1) << (std::numeric_limits<To>::digits - 1));
+      fits = element >= static_cast<From>(std::numeric_limits<To>::min()) && element < end &&
+             element == std::trunc(element);
+    } else if constexpr (sizeof(To) < sizeof(From) && !std::is_integral_v<From>) {
+      fits = !(std::abs(element) > From(std::numeric_limits<To>::max())) || std::isinf(element);
+    }
+    if (!fits)
+      throw UnreadableFile(file, name + " has the element " + std::to_string(element) +
+                                     ", which is no " +
+                                     (std::is_integral_v<To> ? "integer in range" : "float"));
+    return static_cast<To>(element);
   }
 };
 
@@ -145,19 +237,7 @@ class Safetensors {
   void read_header(std::span<const std::byte> header) {
     const auto* const text = reinterpret_cast<const char*>(header.data());
     if (header.empty() || text[0] != '{') fail("has a header that does not begin with {");
-    std::vector<std::set<std::string>> keys;  // of each object that is open
-    std::string twice;
-    const auto notice = [&](int depth, Json::parse_event_t event, Json& value) {
-      if (event == Json::parse_event_t::object_start) keys.emplace_back();
-      if (event == Json::parse_event_t::object_end) keys.pop_back();
-      if (event == Json::parse_event_t::key &&
-          !keys.back().insert(value.get_ref<const std::string&>()).second)
-        twice = value.get_ref<const std::string&>();
-      return depth <= deepest;
-    };
-    const Json root = Json::parse(text, text + header.size(), notice, false);
-    if (!root.is_object()) fail("has a header that is not a JSON object");
-    if (!twice.empty()) fail("names " + twice + " twice");
+    const Json root = parse_json(path_, "the header", {text, header.size()}, deepest);
     for (const auto& [name, entry] : root.items()) {
       if (name == "__metadata__") {
         read_metadata(entry);
@@ -166,7 +246,7 @@ class Safetensors {
       }
     }
   }
-  static constexpr int deepest = 4;
+  static constexpr int deepest = 4;  // {name: {data_offsets: [...]}}
 
   void read_metadata(const Json& entry) {
     if (!entry.is_object()) fail("__metadata__ is not an object");
@@ -180,12 +260,12 @@ class Safetensors {
     if (!entry.is_object() || entry.size() != 3 || !entry.contains("dtype") ||
         !entry.contains("shape") || !entry.contains("data_offsets"))
       fail(name + " does not have dtype, shape and data_offsets");
-    const Json& dtype = entry["dtype"];
-    const auto kind =
-        std::find_if(std::begin(element_kinds), std::end(element_kinds), [&](const ElementKind& k) {
-          return dtype.is_string() && dtype.get<std::string>() == k.name;
-        });
-    if (kind == std::end(element_kinds)) fail(name + " has the dtype " + dtype.dump());
+    if (!entry["dtype"].is_string()) fail(name + " has the dtype " + entry["dtype"].dump());
+    const auto dtype = entry["dtype"].get<std::string>();
+    const auto* const kind =
+        std::find_if(std::begin(element_kinds), std::end(element_kinds),
+                     [&](const ElementKind& known) { return dtype == known.name; });
+    const bool is_known = kind != std::end(element_kinds);
     const std::vector<std::uint64_t> shape = numbers(name + ".shape", entry["shape"]);
     const std::vector<std::uint64_t> offsets =
         numbers(name + ".data_offsets", entry["data_offsets"]);
@@ -193,8 +273,8 @@ class Safetensors {
       fail(name + ".data_offsets are not within the " + std::to_string(data_.size()) +
            " bytes of data");
     const std::uint64_t bytes = offsets[1] - offsets[0];
-    StoredTensor tensor{&*kind, {}, data_.subspan(offsets[0], bytes)};
-    // No extent, nor product of some, exceeds the bytes, unless another is 0.
+    StoredTensor tensor{
+        path_, name, dtype, is_known ? kind : nullptr, {}, 0, data_.subspan(offsets[0], bytes)};
     bool is_empty = false;
     for (const std::uint64_t extent : shape) is_empty = is_empty || extent == 0;
     std::uint64_t elements = is_empty ? 0 : 1;
@@ -204,7 +284,8 @@ class Safetensors {
       if (!is_empty) elements *= extent;
       tensor.shape.push_back(static_cast<Index>(extent));
     }
-    if (elements > bytes || elements * kind->size != bytes)
+    tensor.count = static_cast<Index>(elements);
+    if (is_known && elements * kind->size != bytes)
       fail(name + " of shape " + text_of(tensor.shape) + " does not have " + std::to_string(bytes) +
            " bytes");
     return tensor;

@@ -27,22 +27,19 @@ class Deit {
   static constexpr const char* output = "logits";
 
   Deit(const Config& config, const Checkpoint& file, const RunContext& run)
-      : width_(config.size("embed_dim")),
+      : windows_(windows_of(config, file)),
+        width_(config.size("embed_dim")),
         patch_(config.size("patch_size")),
         image_(image_of(config)),
-        windows_{config.sizes("grid", 2)[0], config.sizes("grid", 2)[1], config.size("piece_size")},
         padded_{image_.channels, windows_.rows * patch_, windows_.columns * patch_},
         classes_(config.size("num_classes")),
         embed_(list_, "patch_embed.proj", padded_, patch_, width_),
         position_(list_, "pos_embed", windows_.tokens(), width_),
-        norm_(list_, "fc_norm", width_, config.get<double>("norm_eps", 1e-6)),
+        norm_(list_, "fc_norm", width_, config.number("norm_eps", 1e-6)),
         head_(list_, "head", width_, classes_, layers::Bias::one) {
-    config.require<std::string>("global_pool", "avg");
-    config.require("class_token", false);
-    if (windows_.rows % windows_.side != 0 || windows_.columns % windows_.side != 0)
-      config.fail("piece_size does not divide the grid");
     if (padded_.height < image_.height || padded_.width < image_.width)
-      config.fail("the image is larger than the grid of patches");
+      config.fail("image_size is larger than grid patches of patch_size");
+    require_supported(config);
     for (Index l = 0; l < config.size("depth"); ++l)
       blocks_.emplace_back(list_, "blocks." + std::to_string(l), config, file, width_, windows_,
                            run);
@@ -123,12 +120,11 @@ class Deit {
   struct Block {
     Block(layers::ParameterList& list, const std::string& name, const Config& config,
           const Checkpoint& file, Index width, const Windows& windows, const RunContext& run)
-        : norm1(list, name + ".norm1", width, config.get<double>("norm_eps", 1e-6)),
+        : norm1(list, name + ".norm1", width, config.number("norm_eps", 1e-6)),
           attention(list, name + ".attn", config, file, width, windows, run),
-          norm2(list, name + ".norm2", width, config.get<double>("norm_eps", 1e-6)),
+          norm2(list, name + ".norm2", width, config.number("norm_eps", 1e-6)),
           mlp(list, {name + ".mlp.fc1", name + ".mlp.fc2"}, width,
-              static_cast<Index>(config.get<double>("mlp_ratio", 4.0) * static_cast<double>(width)),
-              width) {}
+              config.scaled(width, "mlp_ratio", 4.0), width) {}
 
     layers::LayerNorm norm1;
     WindowAttention attention;
@@ -139,6 +135,37 @@ class Deit {
     layers::MlpActivations<T> mlp_activations;
   };
 
+  static Windows windows_of(const Config& config, const Checkpoint& file) {
+    const auto grid = config.sizes("grid", 2);
+    const Windows windows = {grid[0], grid[1], config.size("piece_size")};
+    if (windows.rows % windows.side != 0 || windows.columns % windows.side != 0)
+      config.fail("piece_size does not divide grid");
+    const Index width = config.size("embed_dim"), patch = config.size("patch_size");
+    file.require("pos_embed", {1, windows.tokens(), width});
+    file.require("patch_embed.proj.weight", {width, config.size("in_chans"), patch, patch});
+    file.require_layers("blocks.", "depth", config.size("depth"));
+    return windows;
+  }
+  /// Arguments of MHLA_ViT and timm's VisionTransformer.
+  void require_supported(const Config& config) const {
+    config.require_class({"MHLA_ViT", "deit"});
+    config.require("global_pool", {"avg"});
+    config.require("padding", {true});
+    config.require("fc_norm", {true});
+    config.require("proj_bias", {true});
+    config.require("pos_embed", {"learn"});
+    config.require("norm_layer", {"layernorm", "LayerNorm"});
+    config.require("act_layer", {"gelu", "GELU"});
+    config.require_off({"init_values", "class_token", "reg_tokens", "pre_norm", "distilled",
+                        "is_conv", "scale_attn_norm", "scale_mlp_norm", "embed_norm_layer"});
+    config.require_same("num_features", width_, "as embed_dim");
+    if (padded_.height == padded_.width)
+      config.require_same("img_size", padded_.height, "as grid patches have");
+    config.ignore({"drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate",
+                   "attn_drop_rate", "drop_path_rate", "weight_init", "fix_init", "flatten",
+                   "no_embed_class", "grad_checkpointing", "pretrained", "pretrained_cfg",
+                   "pretrained_cfg_overlay", "architecture", "architectures"});
+  }
   static layers::ImageShape image_of(const Config& config) {
     const auto size = config.sizes("image_size", 2);
     return {config.size("in_chans"), size[0], size[1]};
@@ -172,10 +199,10 @@ class Deit {
     return images;
   }
 
+  Windows windows_;
   Index width_;
   Index patch_;
   layers::ImageShape image_;
-  Windows windows_;
   layers::ImageShape padded_;
   Index classes_;
   layers::ParameterList list_;

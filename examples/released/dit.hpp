@@ -33,11 +33,10 @@ class DitBlock {
         width_(width),
         windows_(windows),
         modulation_(list, name + ".adaLN_modulation.1", width, 6 * width, layers::Bias::one),
-        norm_(list, "", width, config.get<double>("norm_eps", 1e-6), layers::Affine::no),
+        norm_(list, "", width, config.number("norm_eps", 1e-6), layers::Affine::no),
         attention_(list, name + ".attn", config, file, width, windows, run),
         mlp_(list, {name + ".mlp.fc1", name + ".mlp.fc2"}, width,
-             static_cast<Index>(config.get<double>("mlp_ratio", 4.0) * static_cast<double>(width)),
-             width) {}
+             config.scaled(width, "mlp_ratio", 4.0), width) {}
 
   /// x [batch * tokens, width], steered by silu(c) [batch, width].
   void forward(const Values<T>& values, const Matrix<T>& steering, Matrix<T>& x,
@@ -119,22 +118,23 @@ class Dit {
   static constexpr const char* output = "output";
 
   Dit(const Config& config, const Checkpoint& file, const RunContext& run)
-      : width_(config.size("hidden_size")),
+      : windows_(windows_of(config, file)),
+        width_(config.size("hidden_size")),
         patch_(config.size("patch_size")),
         latent_{config.size("in_channels"), config.size("input_size"), config.size("input_size")},
-        result_{latent_.channels * (config.get<bool>("learn_sigma", true) ? 2 : 1), latent_.height,
+        result_{latent_.channels * (config.flag("learn_sigma", true) ? 2 : 1), latent_.height,
                 latent_.width},
-        windows_(windows_of(config)),
-        frequencies_(config.get<Index>("frequency_embedding_size", 256) / 2),
+        frequencies_(config.size("frequency_embedding_size", 256) / 2),
         embed_(list_, "x_embedder.proj", latent_, patch_, width_),
         position_(list_, "pos_embed", windows_.tokens(), width_),
         time_(list_, {"t_embedder.mlp.0", "t_embedder.mlp.2"}, 2 * frequencies_, width_, width_),
         label_(list_, "y_embedder.embedding_table.weight",
                file.shape("y_embedder.embedding_table.weight", 2)[0], width_),
-        norm_(list_, "", width_, config.get<double>("norm_eps", 1e-6), layers::Affine::no),
+        norm_(list_, "", width_, config.number("norm_eps", 1e-6), layers::Affine::no),
         modulation_(list_, "final_layer.adaLN_modulation.1", width_, 2 * width_, layers::Bias::one),
         last_(list_, "final_layer.linear", width_, patch_ * patch_ * result_.channels,
               layers::Bias::one) {
+    require_supported(config);
     for (Index l = 0; l < config.size("depth"); ++l)
       blocks_.emplace_back(list_, "blocks." + std::to_string(l), config, file, width_, windows_,
                            run);
@@ -236,14 +236,32 @@ class Dit {
   }
 
  private:
-  static Windows windows_of(const Config& config) {
-    const Index grid = config.size("input_size") / config.size("patch_size");
+  static Windows windows_of(const Config& config, const Checkpoint& file) {
+    const Index patch = config.size("patch_size"), width = config.size("hidden_size");
+    const Index grid = config.size("input_size") / patch;
+    if (config.size("input_size") % patch != 0)
+      config.fail("patch_size does not divide input_size");
     const Index tokens = config.size("block_size");
     Index side = 1;
     while (side * side < tokens) ++side;
     if (side * side != tokens || grid % side != 0)
       config.fail("block_size is no square window that divides the grid");
+    file.require("pos_embed", {1, grid * grid, width});
+    file.require("x_embedder.proj.weight", {width, config.size("in_channels"), patch, patch});
+    file.require_layers("blocks.", "depth", config.size("depth"));
+    const char* const table = "y_embedder.embedding_table.weight";
+    file.require(table, {file.shape(table, 2)[0], width});
     return {grid, grid, side};
+  }
+  /// Arguments of DiT_MHLA.
+  void require_supported(const Config& config) const {
+    config.require_class({"DiT"});
+    config.require_off({"dwconv"});
+    // Training with dropped labels adds a row for "no class".
+    const Index rows = label_.table().rows();
+    if (config.has("num_classes") && config.size("num_classes") != rows)
+      config.require_same("num_classes", rows - 1, "or one more, as the checkpoint's label table");
+    config.ignore({"class_dropout_prob"});
   }
   /// [cos(t f_0) .., sin(t f_0) ..], f_j = 10000^(-j / frequencies); angles in double, as float has
   /// too few digits for a thousand time steps.
@@ -277,11 +295,11 @@ class Dit {
       for (Index p = 0; p < pixels; ++p) f(c * pixels + p, p * result_.channels + c);
   }
 
+  Windows windows_;
   Index width_;
   Index patch_;
   layers::ImageShape latent_;
   layers::ImageShape result_;
-  Windows windows_;
   Index frequencies_;
   layers::ParameterList list_;
   layers::PatchEmbedding embed_;

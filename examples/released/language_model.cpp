@@ -2,7 +2,9 @@
 #include "language_model.hpp"
 
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <mhla/testing/random_tensor.hpp>
 
@@ -35,16 +37,16 @@ Index draw(const Row& logits, double temperature, double unit) {
 
 /// The pieces of text that ids stand for, of a tokenizer.json or vocab.json.
 std::map<Index, std::string> pieces_of(const std::filesystem::path& file) {
-  std::ifstream stream(file);
-  if (!stream) throw UnreadableFile(file, "cannot be read");
-  nlohmann::json root = nlohmann::json::parse(stream, nullptr, false);
+  const checkpoints::MappedFile mapped(file);
+  nlohmann::json root = checkpoints::parse_json(file, "the vocabulary", mapped.text(), 64);
   if (root.is_object() && root.contains("model") && root["model"].is_object() &&
       root["model"].contains("vocab"))
     root = nlohmann::json(root["model"]["vocab"]);
   if (!root.is_object()) throw UnreadableFile(file, "holds no vocabulary");
   std::map<Index, std::string> pieces;
   for (const auto& [piece, id] : root.items()) {
-    if (!id.is_number_integer()) throw UnreadableFile(file, piece + " has no number");
+    if (!id.is_number_unsigned() || id > std::numeric_limits<std::int32_t>::max())
+      throw UnreadableFile(file, piece + " is " + id.dump() + ", not the number of a token");
     std::string text = piece;
     // Tokenizers write the space in front of a word, and the end of a line, as other letters.
     const std::pair<const char*, const char*> letters[] = {
@@ -61,7 +63,8 @@ std::map<Index, std::string> pieces_of(const std::filesystem::path& file) {
 void run_language_model(const Arguments& arguments, const RunContext& run) {
   LoadedModel<LanguageModel> loaded(arguments, run);
   std::vector<Index> ids;
-  for (const std::string& word : arguments.inputs) ids.push_back(number<Index>(word, "a token id"));
+  for (const std::string& word : arguments.inputs)
+    ids.push_back(number(word, "a token id", Index{0}, Index{1} << 31));
   if (ids.empty()) throw UsageError("name the ids of the prompt's tokens");
   auto past = loaded.model.no_past(loaded.values);
   Matrix<float> logits = loaded.model.forward(loaded.values, ids, past);

@@ -259,8 +259,12 @@ class LanguageModel {
         norm_(list_, "model.norm", shape_.width, shape_.epsilon) {
     for (Index l = 0; l < config.size("num_hidden_layers"); ++l)
       layers_.emplace_back(list_, "model.layers." + std::to_string(l), shape_, run);
-    if (!config.get<bool>("tie_word_embeddings", true))
+    if (!config.flag("tie_word_embeddings", !file.has("lm_head.weight")))
       head_.emplace(list_, "lm_head", shape_.width, vocabulary_);
+    else
+      file.require_repeats("lm_head.weight", "model.embeddings.weight",
+                           "tie_word_embeddings is true");
+    require_supported(config);
   }
 
   const layers::ParameterList& parameters() const { return list_; }
@@ -316,32 +320,136 @@ class LanguageModel {
 
  private:
   static LanguageModelShape shape_of(const Config& config, const Checkpoint& file) {
-    config.require<std::string>("feature_map", "relu");
-    config.require("use_output_gate", true);
-    if (config.has("hidden_act") && config.get<std::string>("hidden_act") != "silu")
-      config.require<std::string>("hidden_act", "swish");
     LanguageModelShape shape{};
     shape.width = config.size("hidden_size");
     shape.heads = config.size("num_heads");
-    shape.kv_heads = config.get<Index>("num_kv_heads", shape.heads);
-    if (shape.kv_heads < 1 || shape.heads % shape.kv_heads != 0)
-      config.fail("num_kv_heads does not divide num_heads");
+    shape.kv_heads = config.size("num_kv_heads", shape.heads);
+    if (shape.heads % shape.kv_heads != 0) config.fail("num_kv_heads does not divide num_heads");
     const auto dim = [&](const char* name, const char* expansion, double otherwise) {
-      return config.get<Index>(name, static_cast<Index>(static_cast<double>(shape.width) *
-                                                        config.get<double>(expansion, otherwise)) /
-                                         shape.heads);
+      if (config.has(name) && !config.has(expansion)) return config.size(name);
+      const Index all = config.scaled(shape.width, expansion, otherwise);
+      if (all % shape.heads != 0)
+        config.fail(std::string("num_heads does not divide hidden_size * ") + expansion);
+      config.require_same(name, all / shape.heads,
+                          std::string("as hidden_size, num_heads and ") + expansion + " say");
+      return all / shape.heads;
     };
     shape.key_dim = dim("head_k_dim", "expand_k", 0.5);
     shape.value_dim = dim("head_v_dim", "expand_v", 1.0);
-    shape.hidden = config.size("intermediate_size");
-    shape.block = config.get<Index>("chunk_size", 64);
-    shape.taps = config.get<bool>("use_short_conv", false) ? config.get<Index>("conv_size", 4) : 0;
-    shape.theta = config.get<double>("rope_theta", 10000.0);
-    shape.epsilon = config.get<double>("norm_eps", 1e-6);
-    shape.mix_blocks = file.shape("model.layers.0.attn.mixing_matrix", 6)[0];
-    if (shape.key_dim < 2 || shape.value_dim < 1 || shape.block < 1 || shape.mix_blocks < 1)
-      config.fail("the heads, the blocks or the mixing matrix are empty");
+    shape.hidden = hidden_of(config, shape.width);
+    shape.block = config.size("chunk_size", 64);
+    const Index taps = config.size("conv_size", 4);
+    shape.taps = config.flag("use_short_conv", false) ? taps : 0;
+    shape.theta = config.positive("rope_theta", 10000.0);
+    shape.epsilon = config.number("norm_eps", 1e-6);
+    const std::string first = "model.layers.0.attn.";
+    shape.mix_blocks = file.shape(first + "mixing_matrix", 6)[0];
+    if (shape.key_dim < 2 || shape.mix_blocks < 1)
+      config.fail("the heads or the mixing matrix are empty");
+    file.require("model.embeddings.weight", {config.size("vocab_size"), shape.width});
+    file.require(first + "mixing_matrix", {shape.mix_blocks, shape.mix_blocks, 1, 1, 1, 1});
+    file.require(first + "q_proj.weight", {shape.heads * shape.key_dim, shape.width});
+    file.require(first + "v_proj.weight", {shape.value_width(), shape.width});
+    file.require_layers("model.layers.", "num_hidden_layers", config.size("num_hidden_layers"));
+    for (Index l = 0; l < config.size("num_hidden_layers"); ++l)
+      file.require_values("model.layers." + std::to_string(l) + ".attn.rotary.inv_freq",
+                          inverse_frequencies(shape), inverse_frequency_rounding(shape));
     return shape;
+  }
+  /// As the released MLP has it: two thirds of hidden_ratio * width, rounded up to a multiple of
+  /// 256.
+  static Index hidden_of(const Config& config, Index width) {
+    const Index hidden = config.scaled(2 * width, "hidden_ratio", 4) / 3;
+    return config.size("intermediate_size", mhla::ceil_div(hidden, Index{256}) * 256);
+  }
+  static std::vector<double> inverse_frequencies(const LanguageModelShape& shape) {
+    std::vector<double> frequencies;
+    for (Index j = 0; j < shape.key_dim / 2; ++j)
+      frequencies.push_back(
+          std::pow(shape.theta, -2 * static_cast<double>(j) / static_cast<double>(shape.key_dim)));
+    return frequencies;
+  }
+  /// The exponent times log(theta), and the power, each rounded to float, twice over.
+  static double inverse_frequency_rounding(const LanguageModelShape& shape) {
+    return 0x1p-23 * (2 + std::abs(std::log(shape.theta)));
+  }
+  /// Arguments of GLAConfig, and of transformers' PretrainedConfig.
+  static void require_supported(const Config& config) {
+    config.require_class({"GLAForCausalLM"});
+    config.require("model_type", {"gla"});
+    config.require("attn_extends", {"mhla"});
+    config.require("attn_mode", {"chunk"});
+    config.require("feature_map", {"relu"});
+    config.require("hidden_act", {"swish", "silu"});
+    config.require("use_output_gate", {true});
+    config.require("elementwise_affine", {true});
+    config.require("fuse_norm", {true});  // without it the released layer cannot be run
+    config.require_off({"attn", "conv_bias", "add_cross_attention", "is_encoder_decoder"});
+    // The released layer takes the first three and does not use them.
+    config.ignore({"clamp_min", "use_gk", "use_gv", "fuse_swiglu", "fuse_cross_entropy",
+                   "fuse_linear_cross_entropy", "use_l2warp", "max_position_embeddings",
+                   "initializer_range", "batch", "tokens"});
+    config.ignore({"architectures",
+                   "torch_dtype",
+                   "dtype",
+                   "transformers_version",
+                   "auto_map",
+                   "_name_or_path",
+                   "_commit_hash",
+                   "_attn_implementation_autoset",
+                   "use_cache",
+                   "pad_token_id",
+                   "bos_token_id",
+                   "eos_token_id",
+                   "sep_token_id",
+                   "decoder_start_token_id",
+                   "vocab_file",
+                   "tokenizer_class",
+                   "return_dict",
+                   "output_hidden_states",
+                   "output_attentions",
+                   "torchscript",
+                   "use_bfloat16",
+                   "tf_legacy_loss",
+                   "pruned_heads",
+                   "cross_attention_hidden_size",
+                   "is_decoder",
+                   "tie_encoder_decoder",
+                   "chunk_size_feed_forward",
+                   "gradient_checkpointing",
+                   "id2label",
+                   "label2id",
+                   "num_labels",
+                   "problem_type",
+                   "finetuning_task",
+                   "task_specific_params",
+                   "prefix"});
+    // How text is generated: here the command line says it.
+    config.ignore({"max_length",
+                   "min_length",
+                   "do_sample",
+                   "early_stopping",
+                   "num_beams",
+                   "num_beam_groups",
+                   "diversity_penalty",
+                   "temperature",
+                   "top_k",
+                   "top_p",
+                   "typical_p",
+                   "repetition_penalty",
+                   "length_penalty",
+                   "no_repeat_ngram_size",
+                   "encoder_no_repeat_ngram_size",
+                   "bad_words_ids",
+                   "num_return_sequences",
+                   "output_scores",
+                   "return_dict_in_generate",
+                   "forced_bos_token_id",
+                   "forced_eos_token_id",
+                   "remove_invalid_values",
+                   "suppress_tokens",
+                   "exponential_decay_length_penalty",
+                   "begin_suppress_tokens"});
   }
   void embed(const Values<T>& values, const std::vector<Index>& ids, Matrix<T>& x) {
     for (const Index id : ids)

@@ -36,7 +36,7 @@ constexpr char usage[] =
 /// Whether all agreed.
 bool check_folder(const std::filesystem::path& folder, const RunContext& run) {
   std::printf("%s\n", folder.c_str());
-  const std::string class_name = Config(folder / "config.json").get<std::string>("model");
+  const std::string class_name = Config(folder / "config.json").word("model");
   for (const ReleasedModel* model : all_models) {
     if (class_name.rfind(model->class_name, 0) != 0) continue;
     Comparison in_float("float"), in_double("double");
@@ -50,6 +50,7 @@ bool check_folder(const std::filesystem::path& folder, const RunContext& run) {
 }
 
 Arguments parse(int argc, char** argv, int& threads) {
+  constexpr Index most = Index{1} << 31;
   Arguments arguments;
   arguments.checkpoint = argv[2];
   for (int i = 3; i < argc; ++i) {
@@ -73,17 +74,17 @@ Arguments parse(int argc, char** argv, int& threads) {
     } else if (word == "--vocabulary") {
       arguments.vocabulary = value;
     } else if (word == "--timestep") {
-      arguments.timesteps = numbers<double>(value, "a time step");
+      arguments.timesteps = numbers(value, "a time step", -1e6, 1e6);
     } else if (word == "--label") {
-      arguments.labels = numbers<Index>(value, "a label");
+      arguments.labels = numbers(value, "a label", Index{0}, most);
     } else if (word == "--tokens") {
-      arguments.tokens = number<Index>(value, "a number of tokens");
+      arguments.tokens = number(value, "a number of tokens", Index{0}, most);
     } else if (word == "--temperature") {
-      arguments.temperature = number<double>(value, "a temperature");
+      arguments.temperature = number(value, "a temperature", 0.0, 1e6);
     } else if (word == "--seed") {
-      arguments.seed = number<std::uint64_t>(value, "a seed");
+      arguments.seed = number(value, "a seed", std::uint64_t{0}, ~std::uint64_t{0});
     } else if (word == "--threads") {
-      threads = number<int>(value, "a number of threads");
+      threads = number(value, "a number of threads", 1, 1024);
     } else {
       throw UsageError(word + " is unknown");
     }

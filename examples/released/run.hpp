@@ -23,22 +23,24 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// From `least` to `most`.
 template <class N>
-N number(const std::string& word, const std::string& what) {
+N number(const std::string& word, const std::string& what, N least, N most) {
   N value{};
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-  if (error != std::errc{} || end != word.data() + word.size())
+  if (error != std::errc{} || end != word.data() + word.size() ||
+      !(value >= least && value <= most))
     throw UsageError(word + " is not " + what);
   return value;
 }
 
 /// Separated by commas.
 template <class N>
-std::vector<N> numbers(const std::string& words, const std::string& what) {
+std::vector<N> numbers(const std::string& words, const std::string& what, N least, N most) {
   std::vector<N> all;
   for (std::size_t begin = 0; begin <= words.size();) {
     const std::size_t end = std::min(words.find(',', begin), words.size());
-    all.push_back(number<N>(words.substr(begin, end - begin), what));
+    all.push_back(number<N>(words.substr(begin, end - begin), what, least, most));
     begin = end + 1;
   }
   return all;
@@ -49,23 +51,24 @@ template <template <class> class Model>
 struct LoadedModel {
   Safetensors file;
   Checkpoint checkpoint;
+  Config config;
   Model<float> model;
   layers::Values<float> values;
 
   LoadedModel(const Arguments& arguments, const RunContext& run)
       : file(arguments.checkpoint),
         checkpoint(file, arguments.prefix),
-        model(config_of(arguments, file), checkpoint, run),
+        config(config_of(arguments, file)),
+        model(config, checkpoint, run),
         values(checkpoint.values_of<float>(model.parameters())) {
+    config.require_all_read();
+    checkpoint.require_all_used(model.parameters());
     if (arguments.in_bfloat16)
       for (float& value : values) {
         mhla::BFloat16 rounded;
         mhla::store(rounded, value);
         value = mhla::load(rounded);
       }
-    if (const auto others = checkpoint.unused(model.parameters()); !others.empty())
-      std::fprintf(stderr, "%zu tensors of %s are not used, %s the first\n", others.size(),
-                   file.path().c_str(), others.front().c_str());
   }
 };
 

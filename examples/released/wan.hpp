@@ -39,26 +39,23 @@ class Wan {
       : width_(config.size("dim")),
         heads_(config.size("num_heads")),
         grid_{{config.sizes("grid", 3)[0], config.sizes("grid", 3)[1], config.sizes("grid", 3)[2]}},
-        attention_(attention_of(config, run)),
+        norm_epsilon_(config.number(config.either("norm_eps", "eps"), 1e-6)),
+        attention_(attention_of(config, file, run)),
         q_(list_, "q", width_, width_, layers::Bias::one),
         k_(list_, "k", width_, width_, layers::Bias::one),
         v_(list_, "v", width_, width_, layers::Bias::one),
         o_(list_, "o", width_, width_, layers::Bias::one),
         mix_(list_.add("block_attn.conv.weight", {blocks_, blocks_, 1, 1}, 0, 0)),
-        norm_(list_, "g_norm", width_ / heads_, config.get<double>("norm_eps", 1e-6)) {
+        norm_(list_, "g_norm", width_ / heads_, norm_epsilon_) {
     if (width_ % heads_ != 0) config.fail("num_heads does not divide dim");
-    if (config.get<bool>("qk_norm", true)) {
-      const double epsilon = config.get<double>("norm_eps", 1e-6);
-      norm_q_.emplace(list_, "norm_q", width_, epsilon);
-      norm_k_.emplace(list_, "norm_k", width_, epsilon);
+    if (config.flag("qk_norm", true)) {
+      norm_q_.emplace(list_, "norm_q", width_, norm_epsilon_);
+      norm_k_.emplace(list_, "norm_k", width_, norm_epsilon_);
     }
-    if (config.get<bool>("is_gated", false))
-      g_.emplace(list_, "g", width_, width_, layers::Bias::one);
-    if (config.get<bool>("is_lepe", false)) {
-      const std::vector<Index>& shape = file.shape("lepe.weight", 5);
-      lepe_.emplace(list_, "lepe", width_, std::vector<Index>(shape.begin() + 2, shape.end()),
-                    layers::Bias::one);
-    }
+    if (config.flag("is_gated", false)) g_.emplace(list_, "g", width_, width_, layers::Bias::one);
+    if (config.flag("is_lepe", false))
+      lepe_.emplace(list_, "lepe", width_, std::vector<Index>{3, 3, 3}, layers::Bias::one);
+    require_supported(config);
   }
 
   const layers::ParameterList& parameters() const { return list_; }
@@ -163,7 +160,45 @@ class Wan {
                                             Normalizer, mhla::AxialRotary>>;
   using AnyAttention = std::variant<Attention<mhla::Unnormalized>, Attention<mhla::MixedProduct>>;
 
-  AnyAttention attention_of(const Config& config, const RunContext& run) {
+  /// Arguments of MHLA_Video_Uni, and what is said of it where released models are configured.
+  void require_supported(const Config& config) const {
+    config.require_class({"MHLA_Video_Uni", "Wan"});
+    config.require("self_attn_type", {"mhla_uni"});
+    config.require("qkv_bias", {true});
+    config.require_off({"without_rope"});
+    config.require_same("head_dim", width_ / heads_, "as dim by num_heads");
+    // What mix starts from: the checkpoint holds what training made of it.
+    config.require("transform", {"linear", "cos", "exp", "gaussian", "local"});
+    // The released layer takes these and does not use them,
+    config.ignore({"dim_head", "dropout", "fixed_weight_value", "window_size", "rope_after",
+                   "rms_output", "out_rmsnorm", "power", "mhla_adjust"});
+    // and these are of the rest of the model, or of its inputs.
+    config.ignore({"batch",
+                   "ffn_dim",
+                   "freq_dim",
+                   "in_dim",
+                   "out_dim",
+                   "num_layers",
+                   "text_len",
+                   "text_dim",
+                   "model_type",
+                   "cross_attn_norm",
+                   "patch_size",
+                   "linear_attn_idx",
+                   "class_dropout_prob",
+                   "from_pretrained",
+                   "load_model_ckpt",
+                   "video_width",
+                   "video_height",
+                   "num_frames",
+                   "aspect_ratio_type",
+                   "mixed_precision",
+                   "fp32_attention",
+                   "multi_scale",
+                   "_class_name",
+                   "_diffusers_version"});
+  }
+  AnyAttention attention_of(const Config& config, const Checkpoint& file, const RunContext& run) {
     const auto layout = config.sizes("block_layout", 3);  // how many blocks an axis has
     mhla::Blocks3D blocks;
     blocks_ = 1;
@@ -172,26 +207,35 @@ class Wan {
       blocks.grid[axis] = grid_.extent[axis];
       blocks.block[axis] = grid_.extent[axis] / layout[axis];
       blocks_ *= layout[axis];
+      if (blocks_ > most_tokens) config.fail("block_layout has too many blocks");
     }
-    const mhla::Relu feature_map{.epsilon = config.get<double>("feature_eps", 1e-6)};
-    const mhla::AxialRotary rotation{.theta = config.get<double>("rope_theta", 10000.0)};
-    if (!config.get<bool>("normalize_out", false))
+    file.require("block_attn.conv.weight", {blocks_, blocks_, 1, 1});
+    // A count in double cannot overflow.
+    double tokens = 1;
+    for (const Index extent : grid_.extent) tokens *= static_cast<double>(extent);
+    if (tokens > static_cast<double>(most_tokens)) config.fail("grid has too many tokens");
+    const mhla::Relu feature_map{.epsilon =
+                                     config.number(config.either("feature_eps", "eps"), 1e-6)};
+    const mhla::AxialRotary rotation{.theta = config.positive("rope_theta", 10000.0)};
+    const double epsilon = config.number(config.either("normalizer_eps", "eps"), 1e-6);
+    if (!config.flag(config.either("normalize_out", "norm_output"), false))
       return Attention<mhla::Unnormalized>(
           {.feature_map = feature_map, .blocks = blocks, .rotation = rotation}, run.team,
           run.storage);
-    return Attention<mhla::MixedProduct>(
-        {.feature_map = feature_map,
-         .blocks = blocks,
-         .normalizer = {.epsilon = config.get<double>("normalizer_eps", 1e-6)},
-         .rotation = rotation},
-        run.team, run.storage);
+    return Attention<mhla::MixedProduct>({.feature_map = feature_map,
+                                          .blocks = blocks,
+                                          .normalizer = {.epsilon = epsilon},
+                                          .rotation = rotation},
+                                         run.team, run.storage);
   }
   layers::Heads heads(Index batch) const { return {heads_, heads_, batch}; }
+  static constexpr Index most_tokens = Index{1} << 30;
 
   Index width_;
   Index heads_;
   layers::Grid grid_;
   Index blocks_ = 0;
+  double norm_epsilon_;
   AnyAttention attention_;
   layers::ParameterList list_;
   layers::Linear q_, k_, v_, o_;

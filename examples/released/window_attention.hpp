@@ -46,24 +46,35 @@ class WindowAttention {
       : channels_(channels),
         heads_(config.size("num_heads")),
         windows_(windows),
-        norm_(list, name + ".norm", channels, config.get<double>("attn_norm_eps", 1e-5)),
+        norm_(list, name + ".norm", channels, config.number("attn_norm_eps", 1e-5)),
         to_qkv_(list, name + ".to_qkv", channels, 3 * channels, bias_of(file, name + ".to_qkv")),
-        lepe_(list, name + ".lepe", channels, kernel_of(file, name + ".lepe"), layers::Bias::one),
+        lepe_(list, name + ".lepe", channels, kernel_of(file, name + ".lepe", channels),
+              layers::Bias::one),
         mix_(list.add(name + ".piece_attn.conv.weight", {windows.count(), windows.count(), 1, 1}, 0,
                       0)),
         to_out_(list, name + ".to_out.0", channels, channels, layers::Bias::one),
-        attention_(Variant{.feature_map = {.epsilon = config.get<double>("feature_eps", 1e-6)},
+        attention_(Variant{.feature_map = {.epsilon = config.number(
+                                               config.either("feature_eps", "eps"), 1e-6)},
                            .blocks = {.grid = {windows.rows, windows.columns},
                                       .block = {windows.side, windows.side}},
-                           .normalizer = {.epsilon = config.get<double>("normalizer_eps", 1e-6)}},
+                           .normalizer = {.epsilon = config.number(
+                                              config.either("normalizer_eps", "eps"), 1e-6)}},
                    run.team, run.storage) {
-    if (channels % heads_ != 0) config.fail("num_heads does not divide the channels");
-    config.require<std::string>("transform", "linear");
-    if (config.get<bool>("qk_norm", false)) {
-      const double epsilon = config.get<double>("qk_norm_eps", 0x1p-23);
-      q_norm_.emplace(list, name + ".q_norm", channels, epsilon);
-      k_norm_.emplace(list, name + ".k_norm", channels, epsilon);
+    if (channels % heads_ != 0)
+      config.fail("num_heads does not divide the " + std::to_string(channels) + " channels");
+    const double qk_epsilon = config.number("qk_norm_eps", 0x1p-23);
+    if (config.flag("qk_norm", false)) {
+      q_norm_.emplace(list, name + ".q_norm", channels, qk_epsilon);
+      k_norm_.emplace(list, name + ".k_norm", channels, qk_epsilon);
     }
+    const bool has_bias = bias_of(file, name + ".to_qkv") == layers::Bias::one;
+    config.require_same("qkv_bias", has_bias, "as the checkpoint's " + name + ".to_qkv");
+    config.require_same("dim_head", channels / heads_, "as the channels by num_heads");
+    config.require_same("embed_len", windows.tokens(), "as many as there are tokens");
+    config.require_same("window_size", windows.window_tokens(), "as a window has tokens");
+    // What mix starts from: the checkpoint holds what training made of it.
+    config.require("transform", {"linear", "cos", "exp", "gaussian", "local"});
+    config.ignore({"exp_sigma", "local_thres", "fixed_weight_value", "dropout"});
   }
 
   template <class T>
@@ -124,9 +135,12 @@ class WindowAttention {
   static layers::Bias bias_of(const Checkpoint& file, const std::string& name) {
     return file.has(name + ".bias") ? layers::Bias::one : layers::Bias::none;
   }
-  static std::vector<Index> kernel_of(const Checkpoint& file, const std::string& name) {
-    const std::vector<Index>& shape = file.shape(name + ".weight", 4);
-    return {shape[2], shape[3]};
+  /// [channels, 1, 2 n + 1, 2 n + 1]: the released code pads by n, so that grids keep their size.
+  static std::vector<Index> kernel_of(const Checkpoint& file, const std::string& name,
+                                      Index channels) {
+    const Index side = file.shape(name + ".weight", 4)[2] | 1;
+    file.require(name + ".weight", {channels, 1, side, side});
+    return {side, side};
   }
   layers::Heads heads(Index batch) const { return {heads_, heads_, batch}; }
 
