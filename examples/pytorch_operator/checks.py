@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: MIT
 """What check.py runs once the operator is built. Each function below is a check: it returns what it
 has measured, or raises."""
+import json
+import random
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
+from argparse import Namespace
 from pathlib import Path
 
 warnings.filterwarnings("ignore")
+import numpy  # noqa: E402
 import torch  # noqa: E402
 from torch import library  # noqa: E402
 
@@ -251,6 +255,51 @@ def check_training():
     return f"loss {first:.3f} -> {last:.4f}; then in bfloat16, by autocast and as a whole"
 
 
+def dpfp(x):
+    y = torch.relu(torch.cat((x, -x), -1))
+    return torch.cat([y * y.roll(j, -1) for j in (1, 2, 3)], -1)
+
+
+def replay_every_key(verdict, folder):
+    """mhla_replay agrees with what each argument of dump_case stands for; the keys written."""
+    projection = torch.randn(7, 6, dtype=torch.float64)
+
+    def favor(x):
+        x = x / 6 ** 0.25
+        return (x @ projection.mT - x.square().sum(-1, keepdim=True) / 2).exp() / 7 ** 0.5
+
+    def turned(x, theta=100.0):
+        angle = torch.arange(x.shape[2])[:, None] * theta ** -(torch.arange(3) / 3)
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
+
+    hedgehog = dict(feature_map=lambda x: torch.cat((2 * x, -2 * x), -1).softmax(-1))
+    other = dict(block=4, normalize=False)
+    cases = {  # what the formula takes, and dump_case
+        "dpfp": (dict(other, feature_map=dpfp), dict(nu=3)),
+        "favor": (dict(other, feature_map=favor), dict(projection=projection)),
+        "hedgehog": (dict(other, **hedgehog), {}),
+        "relu": (dict(block=4, key_block=3), dict(normalizer="paper", note="a\nkind x")),
+        "identity": (dict(other, feature_map=turned), dict(rotation="neox_1d", theta=100.0)),
+    }
+    written = set()
+    for name, (options, said) in cases.items():
+        *x, dy = operands(30, options)
+        if "key_block" in options:
+            x[1:] = (*(a.detach()[:, :, :20].requires_grad_() for a in x[1:3]),
+                     torch.rand(8, 7, dtype=torch.float64).requires_grad_())
+        blocks = {key: options[key] for key in ("block", "key_block") if key in options}
+        dump_case(folder / name, lambda *x: formula(*x, **options), *x, dout=dy, feature_map=name,
+                  **{"normalizer": "none", **said, **blocks})
+        run = verdict(folder / name)
+        assert run.returncode == 0, run.stdout + run.stderr
+        written |= {line.split()[0] for line in (folder / name / "case.txt").read_text().splitlines()}
+    for wrong in (dict(feature_map="dpfp"), dict(feature_map="favor"), dict(nu=2), dict(key_grid=5),
+                  dict(projection=projection)):
+        raises(ValueError, "dump_case: ", dump_case, folder / "no", None, *x, block=4, **wrong)
+    return written
+
+
 def check_replay(program):
     """mhla_replay agrees with what dump_case writes, and notices what is wrong with it."""
     def verdict(folder):
@@ -269,12 +318,60 @@ def check_replay(program):
             dump_case(folder, lambda *x: formula(*x, **options), *x, dout=dy, **said,
                       normalizer_epsilon=1e-3)
             assert verdict(folder).returncode == 1
+        written = replay_every_key(verdict, Path(temporary, "keys"))
+        listed = subprocess.run([program, "--help"], capture_output=True, text=True).stdout
+        listed = listed.split("attention:\n")[1].split("\n\n")[0]
+        needless = {"name", "layout", "blocks", "key_layout", "key_blocks"}  # they follow from others
+        missing = {line.split()[0] for line in listed.splitlines()} - written - needless
+        assert not missing, f"dump_case never writes {missing}"
         here = Path(__file__).parent
         subprocess.run([sys.executable, here / "dump_case.py", temporary], check=True,
                        stdout=subprocess.DEVNULL)
         assert verdict(Path(temporary, "right")).returncode == 0
         assert verdict(Path(temporary, "wrong")).returncode == 1
     return run.stdout.split("  ", 1)[1].strip()
+
+
+def check_to_safetensors():
+    """The state dictionary comes out of what training scripts write; no code of a file runs."""
+    program = Path(__file__).parents[1] / "released" / "to_safetensors.py"
+    weights = {"a.weight": torch.randn(3, 4), "a.bias": torch.randn(4, 3).mT.bfloat16()}
+    worse = {name: tensor + 1 for name, tensor in weights.items()}
+    rest = dict(epoch=1, args=Namespace(lr=1e-3), metric=numpy.float64(1), opt=Execute(),
+                rng_state=dict(numpy=numpy.random.get_state(), python=random.getstate()))
+    written = {
+        "timm": dict(rest, state_dict=worse, state_dict_ema={"module." + n: t for n, t in weights.items()}),
+        "dit": dict(rest, model=worse, ema=weights),
+        "wan": dict(rest, state_dict={"_orig_mod." + n: t for n, t in weights.items()}),
+        "plain": weights,
+        "student": dict(student=weights, teacher=worse),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in written.items():
+            torch.save(content, Path(folder, "x.pth"))
+            key = ["--key", name] if name == "student" else []
+            subprocess.run([sys.executable, program, "x.pth", "x.safetensors", *key], cwd=folder,
+                           check=True, stdout=subprocess.DEVNULL)
+            data = Path(folder, "x.safetensors").read_bytes()
+            begin = 8 + int.from_bytes(data[:8], "little")
+            header = json.loads(data[8:begin])
+            assert header.keys() == weights.keys(), f"{name}: {list(header)}"
+            for key, entry in header.items():
+                first, last = (begin + offset for offset in entry["data_offsets"])
+                stored = torch.frombuffer(bytearray(data[first:last]), dtype=weights[key].dtype)
+                assert torch.equal(stored.view(entry["shape"]), weights[key]), f"{name}: {key}"
+        assert not Path(folder, "executed").exists()
+        torch.save(dict(student=weights, teacher=worse), Path(folder, "x.pth"))
+        refused = subprocess.run([sys.executable, program, "x.pth", "y"], cwd=folder,
+                                 capture_output=True, text=True)
+        assert refused.returncode == 1 and "choose with --key" in refused.stderr
+
+
+class Execute:
+    """Leaves a file where it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("executed", "w")
 
 
 def check_cuda():

@@ -18,12 +18,24 @@ import numpy
 import torch
 
 
-def dump_case(folder, attention, q, k, v, mix, *, block, grid=None, dout=None, causal=False,
-              feature_map="relu", feature_epsilon=1e-6, normalizer="paper", normalizer_epsilon=1e-6,
-              scale=1.0, rotation="none", theta=10000.0, note=""):
+def dump_case(folder, attention, q, k, v, mix, *, block, grid=None, key_block=None, key_grid=None,
+              dout=None, causal=False, feature_map="relu", feature_epsilon=1e-6, nu=None,
+              projection=None, normalizer="paper", normalizer_epsilon=1e-6, scale=1.0,
+              rotation="none", theta=10000.0, note=""):
     """Shapes as mhla_torch.attention has them; mhla_replay --help lists the words. What is said here
-    behind mix has to describe `attention`: it is what the library is run with. dout is random unless
-    it is given."""
+    after mix has to describe `attention`: it is what the library is run with. dout is random unless
+    it is given. causal is False, True, or 2 for block by block; key_block and key_grid are of
+    cross-attention, nu is of dpfp, projection [features, key_dim] of favor."""
+
+    def require(argument, name, is_needed, reason):
+        if (argument is not None) != is_needed:
+            raise ValueError(f"dump_case: {name} is {'missing' if is_needed else 'given'}, but {reason}")
+
+    require(nu, "nu", feature_map == "dpfp", f"feature_map is {feature_map}")
+    require(projection, "projection", feature_map == "favor", f"feature_map is {feature_map}")
+    if key_block is None:
+        require(key_grid, "key_grid", False, "key_block is not")
+        require(key_block, "key_block", k.shape[2] != q.shape[2], "k has other tokens than q")
     operands = [x.detach().clone().requires_grad_() for x in (q, k, v, mix)]
     out = attention(*operands)
     dout = torch.randn_like(out) if dout is None else dout
@@ -44,6 +56,13 @@ def dump_case(folder, attention, q, k, v, mix, *, block, grid=None, dout=None, c
         "rotation": rotation}
     if feature_map in ("relu", "sqrelu"):
         lines["feature_map.eps"] = feature_epsilon
+    if nu is not None:
+        lines["feature_map.nu"] = nu
+    if projection is not None:
+        arrays["proj"] = projection
+    if key_block is not None:
+        lines.update(key_tokens=k.shape[2], key_block=words(key_block),
+                     key_grid=words(k.shape[2] if key_grid is None else key_grid))
     if rotation != "none":
         lines["rotation.theta"] = theta
     # Errors are judged by the largest element. That of dmix by what it is a sum of as well: under a
@@ -53,7 +72,7 @@ def dump_case(folder, attention, q, k, v, mix, *, block, grid=None, dout=None, c
         largest = arrays[name].abs().max()
         lines[f"tol_scale.{name}"] = max(largest, terms if name == "dmix" else 0.0).item()
     if note:
-        lines["note"] = note
+        lines["note"] = " ".join(note.split())
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,12 +16,18 @@ def block_of_tokens(tokens, block, grid):
     return number
 
 
-def formula(q, k, v, mix, *, block, grid=None, causal=False, normalize=True, scale=1.0):
-    q, k = torch.relu(q) + EPSILON, torch.relu(k) + EPSILON
+def relu(x):
+    return torch.relu(x) + EPSILON
+
+
+def formula(q, k, v, mix, *, block, grid=None, key_block=None, key_grid=None, causal=False,
+            normalize=True, scale=1.0, feature_map=relu):
+    q, k = feature_map(q), feature_map(k)
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     number = block_of_tokens(q.shape[2], block, grid)
-    weights = scale * (q @ k.mT) * mix[..., number, :][..., number]
+    key_number = number if key_block is None else block_of_tokens(k.shape[2], key_block, key_grid)
+    weights = scale * (q @ k.mT) * mix[..., number, :][..., key_number]
     if causal:
         weights = weights.tril()
     y = weights @ v

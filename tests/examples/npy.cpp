@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -89,6 +90,26 @@ TEST_CASE("npy: float32, format 2.0, and any spelling of the dictionary", "[npy]
   CHECK(array.values == std::vector<double>{1.5, -0.0, 3e38f});
 }
 
+TEST_CASE("npy: integers, bool and float16", "[npy]") {
+  const File file;
+  const auto read = [&](const std::string& descr, auto first, auto second) {
+    file.write(npy(1, "{'descr': '" + descr + "', 'fortran_order': False, 'shape': (2,)}",
+                   memory_of(std::vector{first, second})));
+    return checkpoints::read_npy(file.path).values;
+  };
+  using Two = std::vector<double>;
+  CHECK(read("<f2", std::uint16_t{0x3e00}, std::uint16_t{0xc000}) == Two{1.5, -2});
+  CHECK(read("<i8", std::int64_t{3}, std::int64_t{-2}) == Two{3, -2});
+  CHECK(read("<i4", std::int32_t{3}, std::int32_t{-2}) == Two{3, -2});
+  CHECK(read("<i2", std::int16_t{3}, std::int16_t{-2}) == Two{3, -2});
+  CHECK(read("|i1", std::int8_t{3}, std::int8_t{-2}) == Two{3, -2});
+  CHECK(read("<u8", std::uint64_t{1} << 63, std::uint64_t{4}) == Two{0x1p63, 4});
+  CHECK(read("<u4", std::uint32_t{3}, ~std::uint32_t{0}) == Two{3, 4294967295});
+  CHECK(read("<u2", std::uint16_t{3}, std::uint16_t{65535}) == Two{3, 65535});
+  CHECK(read("|u1", std::uint8_t{3}, std::uint8_t{255}) == Two{3, 255});
+  CHECK(read("|b1", std::uint8_t{1}, std::uint8_t{0}) == Two{1, 0});
+}
+
 TEST_CASE("npy: what cannot be read is refused, and the message names the file", "[npy]") {
   const File file;
   const std::string good = "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 3), }\n";
@@ -109,7 +130,7 @@ TEST_CASE("npy: what cannot be read is refused, and the message names the file",
       {npy(1, good, six_bytes.substr(1)), "holds 47 bytes"},
       {npy(1, good, six_bytes + " "), "holds 49 bytes"},
       {npy(1, dictionary("'>f8'", "False", "(6,)"), six_bytes), "elements of type '>f8'"},
-      {npy(1, dictionary("'<i8'", "False", "(6,)"), six_bytes), "elements of type '<i8'"},
+      {npy(1, dictionary("'<c8'", "False", "(6,)"), six_bytes), "elements of type '<c8'"},
       {npy(1, dictionary("'|O'", "False", "(6,)"), six_bytes), "elements of type '|O'"},
       {npy(1, dictionary("[('x', '<f8')]", "False", "(6,)"), six_bytes), "has no string"},
       {npy(1, dictionary("'<f8'", "True", "(2, 3)"), six_bytes), "is in Fortran order"},
