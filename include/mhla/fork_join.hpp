@@ -13,9 +13,9 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
+#include <mhla/core/floating_point.hpp>
 #include <mhla/core/index.hpp>
 #include <mutex>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -26,7 +26,8 @@ MHLA_NAMESPACE_BEGIN
 /// \{
 
 /// Runs the tasks of a call on `threads` threads: the calling one, on slot 0, and threads - 1 that
-/// live as long as the object. Tasks are drawn one by one; a call allocates nothing.
+/// live as long as the object. Tasks are drawn one by one, and run in the floating-point
+/// environment of the call's thread; a call allocates nothing.
 /// \code
 /// const mhla::ForkJoin team(2);
 /// mhla::forward_into(attention, team, q_view, k_view, v_view, mix_view, y_view, workspace);
@@ -45,13 +46,14 @@ class ForkJoin {
   /// 30 us to arrive (measured), as long as a small call takes.
   static constexpr std::chrono::microseconds default_spin{200};
 
-  /// Of the machine, at least 1.
+  /// Hardware threads; at least 1.
   static int hardware_threads() {
     const unsigned count = std::thread::hardware_concurrency();
     return count == 0 ? 1 : static_cast<int>(count);
   }
 
-  /// Starts the threads. \throws ShapeError if threads < 1, Error if one cannot be started.
+  /// Starts the threads. \throws ShapeError if threads < 1, Error if one cannot be started,
+  /// std::bad_alloc if there is no memory; those that have been started are joined first.
   explicit ForkJoin(int threads = hardware_threads(), std::chrono::microseconds spin = default_spin)
       : spin_(threads <= hardware_threads() ? std::min(spin, longest_spin) : spin.zero()) {
     if (threads < 1)
@@ -62,10 +64,12 @@ class ForkJoin {
       for (Index slot = 1; slot < threads; ++slot)
         workers_.emplace_back([this, slot] { work(slot); });
     } catch (const std::system_error& error) {
-      const std::string started = std::to_string(workers_.size() + 1);
       dismiss();
-      throw Error("mhla::ForkJoin: thread ", started, " of ", threads - 1,
+      throw Error("mhla::ForkJoin: thread ", workers_.size() + 1, " of ", threads - 1,
                   " could not be started: ", error.what());
+    } catch (...) {  // no memory
+      dismiss();
+      throw;
     }
   }
 
@@ -74,6 +78,10 @@ class ForkJoin {
 
   /// Joins the threads; no call may be running.
   ~ForkJoin() { dismiss(); }
+
+  /// \cond INTERNAL
+  static constexpr bool keeps_floating_point = true;
+  /// \endcond
 
   /// Number of threads, the caller's included.
   Index slots() const { return static_cast<Index>(workers_.size()) + 1; }
@@ -94,16 +102,18 @@ class ForkJoin {
   struct Call {
     const TaskRef task;
     const Index tasks;
+    const FloatingPointModes modes = FloatingPointModes::of_this_thread();
     alignas(cache_line) std::atomic<Index> next{0};
-    std::atomic<bool> failed{false};
+    std::atomic<int> failed{0};  // not bool, whose exchange needs libatomic on some machines
     std::exception_ptr error{};
 
     void draw(Index slot) {
+      const FloatingPointScope scope(modes);
       try {
         for (Index drawn = next++; drawn < tasks; drawn = next++) task(drawn, slot);
       } catch (...) {  // must not leave a thread of the team
         next = tasks;
-        if (!failed.exchange(true)) error = std::current_exception();
+        if (failed.exchange(1) == 0) error = std::current_exception();
       }
     }
   };

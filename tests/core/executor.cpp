@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <cstddef>
 #include <limits>
 #include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
@@ -8,6 +9,7 @@
 
 #include "tests/support/catch.hpp"
 #include "tests/support/error_message.hpp"
+#include "tests/support/floating_point.hpp"
 
 using mhla::ExecutorRef;
 using mhla::Index;
@@ -62,6 +64,23 @@ TEST_CASE("executor: a borrowed executor does what its owner does", "[core]") {
   CHECK(borrowed.slots() == 3);
   CHECK(calls_of(borrowed, 4) == Calls{{3, 0}, {2, 2}, {1, 1}, {0, 0}});
   CHECK(calls_of(borrowed, 4) == calls_of(executor, 4));
+}
+
+TEST_CASE("executor: any executor's tasks run in the caller's floating-point environment",
+          "[core]") {
+  const floating_point::OwnEnvironmentExecutor executor{2};
+  for (const auto setting : floating_point::settings()) {
+    CAPTURE(static_cast<int>(setting));
+    const auto before = floating_point::traits();
+    const floating_point::Scope scope(setting);
+    const auto expected = floating_point::traits();
+    CHECK(expected != before);
+    std::vector<floating_point::Traits> seen(4);
+    ExecutorRef(executor).parallel_for(4, [&](Index task, Index) {
+      seen[static_cast<std::size_t>(task)] = floating_point::traits();
+    });
+    for (const auto& traits : seen) CHECK(traits == expected);
+  }
 }
 
 TEST_CASE("executor: slots that cannot be are refused", "[core]") {

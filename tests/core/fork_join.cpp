@@ -9,6 +9,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/fork_join.hpp>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -19,6 +20,7 @@
 #include "tests/support/allocation_counter.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/error_message.hpp"
+#include "tests/support/floating_point.hpp"
 #include "tests/support/whole_team.hpp"
 
 using mhla::ForkJoin;
@@ -261,6 +263,16 @@ TEST_CASE("fork-join: refuses to be without a thread", "[core]") {
   CHECK(ForkJoin().slots() == ForkJoin::hardware_threads());
 }
 
+TEST_CASE("fork-join: a team for which there is no memory leaves an exception", "[core]") {
+  const auto make = [](long successes) {
+    const FailingAllocation failing(successes);
+    const ForkJoin team(4);
+  };
+  // The list of threads, then each of three.
+  for (const long successes : {0, 1, 2, 3}) CHECK_THROWS_AS(make(successes), std::bad_alloc);
+  make(1000);
+}
+
 TEST_CASE("fork-join: a call allocates nothing", "[core]") {
   for (const microseconds spin : {microseconds{0}, ForkJoin::default_spin}) {
     const ForkJoin team(3, spin);
@@ -341,6 +353,60 @@ TEST_CASE("fork-join: forward and backward have the bits of one thread", "[core]
         call::check_same_bits(gradients, other_gradients);
       }
     }
+  }
+}
+
+TEST_CASE("fork-join: tasks run in the caller's floating-point environment", "[core]") {
+  const ForkJoin team(3);
+  for (const auto setting : floating_point::settings()) {
+    CAPTURE(static_cast<int>(setting));
+    std::vector<floating_point::Traits> before(3), inside(3), after(3);
+    const auto see = [&](auto& seen) {
+      std::atomic<Index> arrived{0};
+      team.parallel_for(3, [&](Index task, Index) {
+        seen[static_cast<std::size_t>(task)] = floating_point::traits();
+        ++arrived;
+        while (arrived < 3) std::this_thread::yield();
+      });
+    };
+    see(before);
+    auto expected = before[0];
+    {
+      const floating_point::Scope scope(setting);
+      expected = floating_point::traits();
+      see(inside);
+    }
+    see(after);
+    CHECK(expected != before[0]);
+    for (std::size_t task = 0; task < 3; ++task) {
+      CHECK(inside[task] == expected);
+      CHECK(after[task] == before[task]);
+    }
+  }
+}
+
+TEST_CASE("fork-join: a caller's rounding and flushing give the same bits on any executor",
+          "[core]") {
+  using mhla::Attention;
+  const ForkJoin team(3);
+  const floating_point::OwnEnvironmentExecutor own{3};
+  const Attention<mhla::Exp, mhla::Blocks1D> attention{.blocks = {.block = 8}};
+  auto x = call::operands<float>(attention, {1, 1, 1, 400, 400, 16, 24});
+  const auto v = x.v.view();  // so small that gradients of q and k are subnormal
+  for (Index i = 0; i < v.size(); ++i) v.element(i) *= 1e-37f;
+  for (const auto setting : floating_point::settings()) {
+    CAPTURE(static_cast<int>(setting));
+    const floating_point::Scope scope(setting);
+    auto y = call::forward(attention, x);
+    auto gradients = call::backward(attention, x);
+    const auto check = [&](const auto& executor) {
+      auto other_y = call::forward(attention, x, executor);
+      auto other_gradients = call::backward(attention, x, executor);
+      CHECK(call::bitwise_equal(y.view(), other_y.view()));
+      call::check_same_bits(gradients, other_gradients);
+    };
+    check(team);
+    check(own);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/support/catch.hpp"
+#include "tests/support/floating_point.hpp"
 
 using mhla::executor_for;
 using mhla::Index;
@@ -68,6 +69,23 @@ TEST_CASE("executor: gives work to every thread, each with its slot", "[eigen]")
   });
   std::sort(slot_of.begin(), slot_of.end());
   CHECK(slot_of == std::vector<Index>{0, 1, 2});
+}
+
+TEST_CASE("executor: a pool's tasks run in the caller's floating-point environment", "[eigen]") {
+  Eigen::ThreadPool pool(3);
+  const Eigen::ThreadPoolDevice device(&pool, 3);
+  for (const auto setting : floating_point::settings()) {
+    CAPTURE(static_cast<int>(setting));
+    const floating_point::Scope scope(setting);
+    std::vector<floating_point::Traits> seen(3);
+    std::atomic<int> arrived{0};
+    executor_for(device).parallel_for(3, [&](Index task, Index) {
+      seen[static_cast<std::size_t>(task)] = floating_point::traits();
+      ++arrived;
+      while (arrived < 3) std::this_thread::yield();
+    });
+    for (const auto& traits : seen) CHECK(traits == floating_point::traits());
+  }
 }
 
 TEST_CASE("executor: what a task throws reaches the caller", "[eigen]") {

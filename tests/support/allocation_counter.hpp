@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Counts the allocations of a program: malloc, calloc, realloc, aligned_alloc, posix_memalign,
-// memalign and, because it calls them, operator new. For one source file of a test program, and for
-// glibc; under a sanitizer, which has a malloc of its own, through the sanitizer's hooks.
+// memalign and, because it calls them, operator new. For one source file of a test program. Under a
+// sanitizer, which has a malloc of its own, it counts through the sanitizer's hooks; with another C
+// library than glibc it counts operator new alone. Lets operator new fail on request.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
+#include <new>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define MHLA_TEST_SANITIZER_MALLOC
@@ -19,7 +21,39 @@
 namespace allocation_counter {
 inline std::atomic<long> allocations{0};
 inline std::atomic<long> releases{0};
+inline std::atomic<long> until_failure{-1};  // calls of operator new; negative: none fails
+inline constexpr bool counts_new_alone =
+#if defined(MHLA_TEST_SANITIZER_MALLOC) || defined(__GLIBC__)
+    false;
+#else
+    true;
+#endif
 }  // namespace allocation_counter
+
+/// After `successes` calls of operator new, until the end of the scope, none succeeds.
+class FailingAllocation {
+ public:
+  explicit FailingAllocation(long successes) { allocation_counter::until_failure = successes; }
+  FailingAllocation(const FailingAllocation&) = delete;
+  FailingAllocation& operator=(const FailingAllocation&) = delete;
+  ~FailingAllocation() { allocation_counter::until_failure = -1; }
+};
+
+void* operator new(std::size_t size) {
+  using namespace allocation_counter;
+  if (until_failure >= 0 && until_failure.fetch_sub(1) <= 0) {
+    until_failure = 0;
+    throw std::bad_alloc();
+  }
+  if (counts_new_alone) ++allocations;
+  if (void* const memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+  if (allocation_counter::counts_new_alone && memory != nullptr) ++allocation_counter::releases;
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
 
 /// What has been allocated since the object was made, by any thread.
 class AllocationCounter {
@@ -48,7 +82,7 @@ inline const int hooks = __sanitizer_install_malloc_and_free_hooks(
     });
 }  // namespace allocation_counter
 
-#else
+#elif defined(__GLIBC__)
 
 #include <cerrno>
 

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
+#include <mhla/core/floating_point.hpp>
 #include <mhla/core/index.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -22,7 +23,9 @@ struct TaskArchetype {
 /// What runs the tasks of a call: `parallel_for(tasks, f)` calls f(task, slot) once for every task
 /// in [0, tasks), in any order and on any thread, and returns when all are done. Two calls of f
 /// that run at the same time have different slots in [0, slots()). Results do not depend on slots()
-/// or on the order. A call throws ShapeError unless slots() is from 1 to 2^20.
+/// or on the order. A call throws ShapeError unless slots() is from 1 to 2^20. Its tasks run in the
+/// floating-point environment of the thread that makes the call (rounding, flushing of subnormals,
+/// traps), whatever that of the executor's threads is; those have their own back after each task.
 template <class E>
 concept Executor = requires(const E& executor, Index tasks, TaskArchetype task) {
   { executor.slots() } -> std::convertible_to<Index>;
@@ -34,6 +37,10 @@ struct SerialExecutor {
   /// 1
   static constexpr Index slots() { return 1; }
 
+  /// \cond INTERNAL
+  static constexpr bool keeps_floating_point = true;
+  /// \endcond
+
   /// f(0, 0), f(1, 0), ...
   template <class Task>
   static void parallel_for(Index tasks, Task&& f) {
@@ -42,6 +49,10 @@ struct SerialExecutor {
 };
 
 /// \cond INTERNAL
+// Executors whose tasks run in the caller's floating-point environment by themselves.
+template <class E>
+concept KeepsFloatingPoint = E::keeps_floating_point;
+
 // A borrowed task of any type.
 class TaskRef {
  public:
@@ -70,7 +81,16 @@ class ExecutorRef {
       : executor_(&executor),
         slots_(static_cast<Index>(executor.slots())),
         run_([](const void* object, Index tasks, TaskRef task) {
-          static_cast<const E*>(object)->parallel_for(tasks, task);
+          const E& borrowed = *static_cast<const E*>(object);
+          if constexpr (KeepsFloatingPoint<E>) {
+            borrowed.parallel_for(tasks, task);
+          } else {
+            const auto modes = FloatingPointModes::of_this_thread();
+            borrowed.parallel_for(tasks, [&modes, &task](Index index, Index slot) {
+              const FloatingPointScope scope(modes);
+              task(index, slot);
+            });
+          }
         }) {
     if (slots_ < 1 || slots_ > max_slots)
       throw ShapeError("mhla: the executor has ", slots_, " slots but must have 1 to 2^20");

@@ -239,6 +239,7 @@ struct Plan {
 struct OneSlot {
   Index slot;
 
+  static constexpr bool keeps_floating_point = true;
   static constexpr Index slots() { return 1; }
   template <class Task>
   void parallel_for(Index tasks, Task&& f) const {

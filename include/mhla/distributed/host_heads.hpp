@@ -137,7 +137,7 @@ class HostHeads {
     const Index heads = x.extent[1];
     const Index dim = x.extent[3];
     const Index count = tokens == nullptr ? x.extent[2] : static_cast<Index>(tokens->size());
-    executor.parallel_for(x.extent[0] * heads * count, [&](Index i, Index) {
+    ExecutorRef(executor).parallel_for(x.extent[0] * heads * count, [&](Index i, Index) {
       const Index t = i % count;
       const Index token = tokens == nullptr ? t : (*tokens)[static_cast<std::size_t>(t)];
       T* const row = &x(i / count / heads, i / count % heads, token, 0);

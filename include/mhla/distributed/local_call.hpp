@@ -81,7 +81,7 @@ void for_each_row(const Executor& executor, const TensorView<A, Rank>& a,
                   const TensorView<B, Rank>& b, const Visit& visit) {
   const Index columns = a.extent[Rank - 1];
   const Index rows = columns == 0 ? 0 : a.size() / columns;
-  executor.parallel_for(
+  ExecutorRef(executor).parallel_for(
       rows, [&](Index row, Index) { visit(&a.element(row * columns), &b.element(row * columns)); });
 }
 

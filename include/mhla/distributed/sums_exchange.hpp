@@ -48,14 +48,14 @@ template <class S, class Executor, class A>
 void round_rows(const S&, const Executor& executor, const SumsLayout& of,
                 const TensorView<A, 2>& rows, std::byte* to) {
   const Index bytes = of.bytes<A>(Wire::bfloat16);
-  executor.parallel_for(rows.extent[0],
-                        [&](Index row, Index) { round_row(of, &rows(row, 0), to + row * bytes); });
+  ExecutorRef(executor).parallel_for(
+      rows.extent[0], [&](Index row, Index) { round_row(of, &rows(row, 0), to + row * bytes); });
 }
 template <class S, class Executor, class A>
 void widen_rows(const S&, const Executor& executor, const SumsLayout& of, const std::byte* from,
                 const TensorView<A, 2>& rows) {
   const Index bytes = of.bytes<A>(Wire::bfloat16);
-  executor.parallel_for(
+  ExecutorRef(executor).parallel_for(
       rows.extent[0], [&](Index row, Index) { widen_row(of, from + row * bytes, &rows(row, 0)); });
 }
 

@@ -7,6 +7,7 @@
 #include <exception>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
+#include <mhla/core/floating_point.hpp>
 #include <mhla/core/index.hpp>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
@@ -26,6 +27,10 @@ class ThreadPoolExecutor {
  public:
   /// Borrows.
   explicit ThreadPoolExecutor(const Eigen::ThreadPoolDevice& device) : device_(&device) {}
+
+  /// \cond INTERNAL
+  static constexpr bool keeps_floating_point = true;
+  /// \endcond
 
   /// Number of threads.
   Index slots() const { return device_->numThreads() > 1 ? device_->numThreads() : 1; }
@@ -51,16 +56,18 @@ class ThreadPoolExecutor {
   struct Draw {
     const Task& task;
     const Index tasks;
+    const FloatingPointModes modes = FloatingPointModes::of_this_thread();
     std::atomic<Index> next{0};
-    std::atomic<bool> failed{false};
+    std::atomic<int> failed{0};  // not bool, whose exchange needs libatomic on some machines
     std::exception_ptr error{};
 
     void run(Index slot) {
+      const FloatingPointScope scope(modes);
       try {
         for (Index drawn = next++; drawn < tasks; drawn = next++) task(drawn, slot);
       } catch (...) {  // must not leave a thread of the pool
         next = tasks;
-        if (!failed.exchange(true)) error = std::current_exception();
+        if (failed.exchange(1) == 0) error = std::current_exception();
       }
     }
   };

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// The floating-point environment that a task of a call runs in: its caller's, on whatever thread.
+#pragma once
+
+#include <cfenv>
+#include <cstdint>
+#include <mhla/core/config.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \cond INTERNAL
+// What a thread's floating-point operations obey: rounding, whether subnormals are flushed to zero,
+// and which exceptions trap. Not which exceptions have been raised. Threads get theirs from the
+// thread that starts them, and keep it when that one changes its own.
+class FloatingPointModes {
+ public:
+  static FloatingPointModes of_this_thread() {
+    FloatingPointModes modes;
+#if defined(__x86_64__)
+    __asm__ __volatile__("stmxcsr %0\n\tfnstcw %1"
+                         : "=m"(modes.sse_), "=m"(modes.x87_)
+                         :
+                         : "memory");
+    modes.sse_ &= ~raised_sse;
+#elif defined(__aarch64__)
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(modes.control_) : : "memory");
+#else
+    std::fegetenv(&modes.all_);
+#endif
+    return modes;
+  }
+
+  // Applies them to a thread on which no exception is raised.
+  void apply() const {
+#if defined(__x86_64__)
+    __asm__ __volatile__("ldmxcsr %0\n\tfldcw %1" : : "m"(sse_), "m"(x87_) : "memory");
+#elif defined(__aarch64__)
+    __asm__ __volatile__("msr fpcr, %0" : : "r"(control_) : "memory");
+#else
+    std::fesetenv(&all_);
+#endif
+  }
+
+#if defined(__x86_64__)
+  bool operator==(const FloatingPointModes& other) const {
+    return sse_ == other.sse_ && x87_ == other.x87_;
+  }
+#elif defined(__aarch64__)
+  bool operator==(const FloatingPointModes& other) const { return control_ == other.control_; }
+#else
+  bool operator==(const FloatingPointModes&) const { return false; }  // a fenv_t cannot be compared
+#endif
+
+ private:
+#if defined(__x86_64__)
+  static constexpr std::uint32_t raised_sse = 0x3f;
+  std::uint32_t sse_;
+  std::uint16_t x87_;  // of long double
+#elif defined(__aarch64__)
+  std::uint64_t control_;
+#else
+  std::fenv_t all_;
+#endif
+};
+
+// Gives this thread other modes for as long as it lives, and then its own environment back.
+class FloatingPointScope {
+ public:
+  explicit FloatingPointScope(const FloatingPointModes& modes)
+      : changes_(!(FloatingPointModes::of_this_thread() == modes)) {
+    if (!changes_) return;
+    std::feholdexcept(&own_);  // an exception raised before, under its own modes, must not trap now
+    modes.apply();
+  }
+  FloatingPointScope(const FloatingPointScope&) = delete;
+  FloatingPointScope& operator=(const FloatingPointScope&) = delete;
+  ~FloatingPointScope() {
+    if (changes_) std::fesetenv(&own_);
+  }
+
+ private:
+  const bool changes_;
+  std::fenv_t own_;
+};
+/// \endcond
+
+MHLA_NAMESPACE_END
