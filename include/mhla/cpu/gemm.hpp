@@ -254,7 +254,7 @@ MHLA_OUT_OF_LINE T inner_product(const Panel<const T>& a, const Panel<const T>& 
   return sum;
 }
 
-/// inverse = 1 / x. False if one of them is 0 or not finite.
+/// inverse = 1 / x. False if an x or its inverse is 0 or not finite.
 template <class T>
 MHLA_OUT_OF_LINE bool invert(const Span<const std::type_identity_t<T>>& x, const Span<T>& inverse) {
   bool finite = true;

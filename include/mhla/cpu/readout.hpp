@@ -40,13 +40,11 @@ void divide_rows(const Panel<A>& rows, Span<const A> denominators) {
     const A den = denominators[t];
     if (den == A(0)) {
       for (Index c = 0; c < rows.cols; ++c) row[c] = A(0);
-    } else {
+    } else if (std::abs(den) > A(1) / std::numeric_limits<A>::max()) {
       const A inverse = A(1) / den;
-      if (std::abs(inverse) <= std::numeric_limits<A>::max()) {
-        for (Index c = 0; c < rows.cols; ++c) row[c] *= inverse;
-      } else {  // den is NaN, or so small that its inverse is not finite
-        for (Index c = 0; c < rows.cols; ++c) row[c] /= den;
-      }
+      for (Index c = 0; c < rows.cols; ++c) row[c] *= inverse;
+    } else {  // den is NaN, or so small that its inverse is not finite
+      for (Index c = 0; c < rows.cols; ++c) row[c] /= den;
     }
   }
 }
@@ -67,6 +65,13 @@ void read_out_query_gradient(const Panel<const A>& grad_numerators,
                      Span<const A>{}, prefetch);
 }
 
+/// a / b. Not inlined: a compiler that thinks a division harmless makes it before it looks whether
+/// b is 0, and where exceptions trap that ends the program.
+template <class A>
+MHLA_OUT_OF_LINE A quotient(A a, A b) {
+  return a / b;
+}
+
 /// c_t = -<Q^r_t, dQ^r_t> / den_t: the gradient of den_t, since
 /// -<dy_t, num_t> / den_t^2 = -<U_t, Q^r_t S~> / den_t. 0 where den_t is 0.        // [tile tokens]
 template <class A>
@@ -74,7 +79,7 @@ void denominator_gradient(const Panel<const A>& rotated, const Panel<const A>& g
                           Span<const A> denominators, Span<A> gradient) {
   row_products(gradient, rotated, grad_rotated);
   for (Index t = 0; t < rotated.rows; ++t)
-    gradient[t] = denominators[t] == A(0) ? A(0) : -gradient[t] / denominators[t];
+    gradient[t] = denominators[t] == A(0) ? A(0) : quotient(-gradient[t], denominators[t]);
 }
 
 /// dS~^T (+)= U^T Q^r                                                 // [value_dim, feature_dim]
