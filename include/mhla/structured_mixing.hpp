@@ -260,17 +260,18 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 /// \endcond
 
 /// Fits the parameters mix [heads, rows, columns] to dense matrices [heads, query blocks, key
-/// blocks] by alternating least squares, and returns the norm of what is left of them, relative to
-/// their own, over all heads.
+/// blocks] by least squares, and returns the norm of what is left of them, relative to their own,
+/// over all heads. Alternating steps end where they gain little, near a least error that need not
+/// be the least of all.
 ///
 /// RecurrentMixing: reads nothing above the diagonal; own weights are exact unless projected; the
 /// rest takes O(blocks^2 states) steps a sweep and blocks^2 states / 2 doubles of memory. A single
 /// row for all blocks gets the mean own weight, and exponentials fitted to the mean weight at each
 /// distance.
 ///
-/// SeparableMixing: of two axes, the least error that a sum of so many products can have. Terms
-/// that the matrix does not need are zero by their last factor alone, so that training can make use
-/// of them.
+/// SeparableMixing: of two axes (others have one block), unless projected, by singular values: no
+/// sum of so many products has a smaller error, but for rounding. Terms that the matrix does not
+/// need are zero by their last factor alone, so that training can make use of them.
 /// \throws ShapeError, with nothing written, where mix, dense and the variant disagree.
 template <std::floating_point T, int Rank, StructuredVariant A>
 double fit(const TensorView<T, Rank>& mix,

@@ -3,7 +3,9 @@
 //
 //     m = sum_r F_r0 x F_r1 x F_r2        F_ra [query blocks, key blocks] along axis a
 //
-// by alternating least squares over the axes, one more term at a time.
+// by alternating least squares over the axes, one more term at a time; of two axes, where entries
+// may have any size, by the singular values of m with its axes regrouped (the nearest sum of
+// Kronecker products).
 #pragma once
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/square_scale.hpp>
 #include <mhla/mixing_fit/box.hpp>
+#include <mhla/mixing_fit/two_factors.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <numeric>
 #include <utility>
@@ -39,18 +42,11 @@ class SeparableFit {
     for (int axis = 0; axis < 3; ++axis)
       factors_[axis].assign(at(terms * factor_size(axis)), axis < 3 - layout.rank ? 1 : 0);
     for (Index r = 0; r < terms; ++r) start_unused(r);
-    double error = error_now(1);
-    while (terms_ < terms && error > 1e-13 * norm_) {
-      start(terms_++);
-      for (int sweep = 0; sweep < 10; ++sweep)
-        for (int axis = 3 - layout.rank; axis < 3; ++axis) improve(axis, terms_ - 1, sum_.data());
-      for (int sweep = 0; sweep < sweeps; ++sweep) {
-        for (int axis = 3 - layout.rank; axis < 3; ++axis) improve(axis, 0, m_.data());
-        const double before = error;
-        error = error_now(1);
-        if (!(error < (1 - least_gain) * before) && sweep > 0) break;
-      }
-    }
+    const int axis_of_one = single_block_axis();
+    if (!projected && axis_of_one >= 0)
+      find_nearest(terms, axis_of_one);
+    else
+      alternate(terms);
     for (Index r = 0; r < terms_; ++r) balance(r);
     if (projected) round_to([](double x) { return std::min(x, 1.0); });
   }
@@ -79,8 +75,50 @@ class SeparableFit {
 
  private:
   static constexpr double infinity = std::numeric_limits<double>::infinity();
-  static constexpr int sweeps = 500;          // after each new term
-  static constexpr double least_gain = 1e-5;  // of a sweep, to go on
+  static constexpr int sweeps = 500;            // after each new term
+  static constexpr double least_gain = 1e-5;    // of a sweep, to go on
+  static constexpr double least_error = 1e-13;  // of the norm, for one more term
+
+  // An axis with one block on either side: the others are two. -1 if there is none.
+  int single_block_axis() const {
+    for (int axis = 0; axis < 3; ++axis)
+      if (factor_size(axis) == 1) return axis;
+    return -1;
+  }
+
+  // The least error, by the factors of the two axes other than `one`.
+  void find_nearest(Index terms, int one) {
+    const int a = one == 0 ? 1 : 0;
+    const int b = one == 2 ? 1 : 2;
+    std::vector<double> regrouped(m_.size());
+    for_each_entry([&](Index n, Index n0, Index n1, Index n2) {
+      const Index place[3] = {n0, n1, n2};
+      regrouped[at(place[a] * factor_size(b) + place[b])] = m_[at(n)];
+    });
+    const Products nearest = nearest_products(regrouped, factor_size(a), factor_size(b), terms);
+    while (terms_ < std::min(terms, static_cast<Index>(nearest.rows.size())) &&
+           error_now(1) > least_error * norm_) {
+      const Index r = terms_++;
+      *entries(r, one) = 1;
+      std::copy(nearest.columns[at(r)].begin(), nearest.columns[at(r)].end(), entries(r, a));
+      std::copy(nearest.rows[at(r)].begin(), nearest.rows[at(r)].end(), entries(r, b));
+    }
+  }
+
+  void alternate(Index terms) {
+    double error = error_now(1);
+    while (terms_ < terms && error > least_error * norm_) {
+      start(terms_++);
+      for (int sweep = 0; sweep < 10; ++sweep)
+        for (int axis = 3 - layout_.rank; axis < 3; ++axis) improve(axis, terms_ - 1, sum_.data());
+      for (int sweep = 0; sweep < sweeps; ++sweep) {
+        for (int axis = 3 - layout_.rank; axis < 3; ++axis) improve(axis, 0, m_.data());
+        const double before = error;
+        error = error_now(1);
+        if (!(error < (1 - least_gain) * before) && sweep > 0) break;
+      }
+    }
+  }
 
   Index factor_size(int axis) const { return layout_.queries[axis] * layout_.keys[axis]; }
   double* entries(Index r, int axis) { return factors_[axis].data() + r * factor_size(axis); }
