@@ -51,7 +51,7 @@ void draw_initial_matrices(const Request& request) {
       map_of("sequence, 32 blocks, causal", {{1, 1, 32}, {1, 1, 1}}, 0, mhla::Transform::causal));
   if (!request.small) {
     grid.maps.push_back(map_of("image, 7 × 7 blocks: VLT", {{1, 7, 7}, {1, 1, 1}}, 7));
-    grid.maps.push_back(map_of("video, 7 × 3 × 5 blocks: Wan", {{7, 3, 5}, {1, 1, 1}}, 15));
+    grid.maps.push_back(map_of("video, 7 × 3 × 5 blocks", {{7, 3, 5}, {1, 1, 1}}, 15));
     grid.maps.push_back(
         map_of("image, 4 × 4 blocks, local", {{1, 4, 4}, {1, 1, 1}}, 4, mhla::Transform::local));
   }

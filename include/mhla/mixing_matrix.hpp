@@ -12,8 +12,11 @@
 /// | --- | --- | --- |
 /// | the paper | {.max_mode = MaxMode::row, .norm_axis = NormAxis::row} | {}, after each update |
 /// | released vision, DiT | {} (the vision module itself: .transform = cos) | {}, after each update |
-/// | released Wan (video) | {} | none |
+/// | released Wan (video) | none: every entry is 1e-6 | none |
 /// | released language model | {} | causal_projection, before each forward |
+///
+/// Wan's class would begin linearly; the released block passes its arguments by position, and they
+/// arrive as other parameters.
 ///
 /// mhla::extend makes a trained matrix larger, for longer sequences than it was trained on; a
 /// forward pass or a decoder never does so silently.
@@ -73,7 +76,7 @@ enum class NormAxis {
 };
 
 /// How `initialize` fills a mixing matrix. The defaults are the released code's: those of the
-/// vision, DiT and video models, and for causal variants those of the language model.
+/// published vision script and of DiT, and for causal variants those of the language model.
 struct InitialMixing {
   Transform transform = Transform::automatic;  ///< weights by distance
   MaxMode max_mode = MaxMode::global;          ///< what distances are relative to
