@@ -4,6 +4,7 @@
 // the copies that were kept, as the compiler contracts products and sums outside the kernels where
 // its flags let it.
 #include <type_traits>
+#include <vector>
 
 #include "tests/mixed_flags/run.hpp"
 
@@ -32,7 +33,40 @@ void check(const mixed_flags::Attention& attention, const mhla::Shape& shape) {
   }
 }
 
+// As kernels have it on this machine: with FMA, whatever the program's flags.
+#if defined(__clang__)
+#define MHLA_TEST_OPTIMIZED
+#else
+#define MHLA_TEST_OPTIMIZED __attribute__((optimize("O2")))
+#endif
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma")))
+#endif
+MHLA_TEST_OPTIMIZED float
+mapped(float x) {
+  return mhla::cpu::value_of(mhla::EluPlusOne{}, x);
+}
+
 }  // namespace
+
+TEST_CASE("mixed flags: an exponential has the bits of optimized kernels, whatever the flags",
+          "[mixed_flags]") {
+  if (!machine_has_what_it_takes()) {
+    WARN("Skipped: this machine has no AVX2");
+    return;
+  }
+  std::vector<float> x, expected;
+  for (int i = 0; i < 1001; ++i) {
+    x.push_back(static_cast<float>(-i) / 97);
+    expected.push_back(mapped(x.back()));
+  }
+  for (const auto& map :
+       {&mixed_flags::plain::map_elements, &mixed_flags::vectorized::map_elements}) {
+    std::vector<float> y(x.size());
+    map(static_cast<mhla::Index>(x.size()), x.data(), y.data());
+    CHECK(y == expected);
+  }
+}
 
 TEST_CASE("mixed flags: the translation units are compiled as they should", "[mixed_flags]") {
   CHECK_FALSE(mixed_flags::plain::flags().optimizes);

@@ -3,11 +3,14 @@
 // in the library is in both, and the linker keeps one of them.
 #pragma once
 
+#include <mhla/cpu/gemm.hpp>
 #include <mhla/policy/variant.hpp>
 
 #include "tests/cpu/call.hpp"
 
 namespace mixed_flags {
+
+using mhla::Index;
 
 // Exponentials and rotations, which the compiler may contract or not, beside the products.
 using Attention = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D, mhla::Bidirectional,
@@ -35,9 +38,15 @@ struct Flags {
 #define MHLA_TEST_AVX2 false
 #endif
 
+/// The feature map of n elements, as every call computes it.
+inline void map(Index n, const float* x, float* y) {
+  mhla::cpu::map_rows<mhla::EluPlusOne, float>(mhla::EluPlusOne{}, 1.0f, {x, n}, {y, 1, n, n});
+}
+
 /// -O0, for the oldest machine of its kind.
 namespace plain {
 Flags flags();
+void map_elements(Index n, const float* x, float* y);
 Results<float> run(const Attention& attention, const call::Operands<float>& x);
 Results<double> run(const Attention& attention, const call::Operands<double>& x);
 }  // namespace plain
@@ -45,6 +54,7 @@ Results<double> run(const Attention& attention, const call::Operands<double>& x)
 /// -O3 and, on x86-64, for a machine with AVX2 and FMA.
 namespace vectorized {
 Flags flags();
+void map_elements(Index n, const float* x, float* y);
 Results<float> run(const Attention& attention, const call::Operands<float>& x);
 Results<double> run(const Attention& attention, const call::Operands<double>& x);
 }  // namespace vectorized

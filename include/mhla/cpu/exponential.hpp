@@ -12,9 +12,13 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
+// Kernels inline these at any optimization level: called, they would be compiled without the
+// kernel's instructions, and without FMA their last bits differ.
+#define MHLA_IN_KERNEL __attribute__((always_inline)) inline
+
 /// e^x = 2^n e^r, n an integer and |r| <= ln(2) / 2, to 1.1 units in the last place; 0 or infinity
 /// outside float's range, NaN for NaN.
-inline float exponential(float x) {
+MHLA_IN_KERNEL float exponential(float x) {
   // Beyond these the result is 0 or infinity. (NaN is in between.)
   constexpr float lowest = -104;
   constexpr float highest = 89;
@@ -49,26 +53,28 @@ inline float exponential(float x) {
 
 /// phi(x), and phi'(x), of an element of a row.
 template <class Map, class T>
-T value_of(const Map& map, T x) {
+MHLA_IN_KERNEL T value_of(const Map& map, T x) {
   return map.value(x);
 }
 template <class Map, class T>
-T derivative_of(const Map& map, T x) {
+MHLA_IN_KERNEL T derivative_of(const Map& map, T x) {
   return map.derivative(x);
 }
 
-inline float value_of(const Exp&, float x) { return exponential(x); }
-inline float derivative_of(const Exp&, float x) { return exponential(x); }
+MHLA_IN_KERNEL float value_of(const Exp&, float x) { return exponential(x); }
+MHLA_IN_KERNEL float derivative_of(const Exp&, float x) { return exponential(x); }
 
-inline float value_of(const EluPlusOne&, float x) {
+MHLA_IN_KERNEL float value_of(const EluPlusOne&, float x) {
   const float below = exponential(x);
   const float above = x + 1.0f;
   return x > 0.0f ? above : below;
 }
-inline float derivative_of(const EluPlusOne&, float x) {
+MHLA_IN_KERNEL float derivative_of(const EluPlusOne&, float x) {
   const float below = exponential(x);
   return x > 0.0f ? 1.0f : below;
 }
+
+#undef MHLA_IN_KERNEL
 
 }  // namespace cpu
 
