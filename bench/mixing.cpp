@@ -41,7 +41,7 @@ V variant_of(Index tokens) {
   if constexpr (V::GeometryType::rank == 1) {
     attention.blocks = {.block = block};
   } else {
-    const auto side = static_cast<Index>(std::lround(std::sqrt(static_cast<double>(tokens))));
+    const Index side = std::lround(std::sqrt(static_cast<double>(tokens)));
     attention.blocks = {.grid = {side, tokens / side}, .block = {8, 8}};
   }
   if constexpr (requires { attention.mixing.states; }) attention.mixing.states = 8;

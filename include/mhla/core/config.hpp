@@ -36,6 +36,14 @@
 #endif
 
 /// \cond INTERNAL
+// A type that is caught, in whichever shared object: where -fvisibility=hidden hides it, each
+// shared object has a type of its own.
+#if defined(_WIN32)
+#define MHLA_EXCEPTION
+#else
+#define MHLA_EXCEPTION __attribute__((visibility("default")))
+#endif
+
 // Functions that are not inlined: what throws, and what many places call and need not be fast. They
 // are compiled once, not at every call.
 #define MHLA_OUT_OF_LINE __attribute__((noinline))

@@ -34,7 +34,7 @@ class MessagePart {
 /// \endcond
 
 /// Base of every exception the library throws.
-class Error : public std::runtime_error {
+class MHLA_EXCEPTION Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
   /// The message, joined from text and integers: `Error("axis ", name, " is ", extent)`.
@@ -52,26 +52,26 @@ class Error : public std::runtime_error {
 
 /// An extent, a stride or a combination of run-time values is not what the call needs. The message
 /// names the argument, the axis, what was given, what was expected, and the rule.
-class ShapeError : public Error {
+class MHLA_EXCEPTION ShapeError : public Error {
  public:
   using Error::Error;
 };
 
 /// The caller's workspace is too small or not aligned to `workspace_alignment`.
-class WorkspaceError : public Error {
+class MHLA_EXCEPTION WorkspaceError : public Error {
  public:
   using Error::Error;
 };
 
 /// A saved state does not belong to the call it is given to, or a decoder has no room.
-class StateError : public Error {
+class MHLA_EXCEPTION StateError : public Error {
  public:
   using Error::Error;
 };
 
 /// A CUDA or cuBLAS call failed, or CUDA does not know the memory of an argument. The message names
 /// the call and its status, or the argument.
-class CudaError : public Error {
+class MHLA_EXCEPTION CudaError : public Error {
  public:
   using Error::Error;
 };

@@ -32,7 +32,7 @@ class CudaPlan {
   /// \cond INTERNAL
   template <class V, class T>
   explicit CudaPlan(const cuda::Call<V, T>& call)
-      : variant_(&fingerprint::identity<V, T>),
+      : variant_(fingerprint::number_of_types<V, T>()),
         shape_(call.problem.shape),
         query_blocks_(call.problem.query_blocks),
         key_blocks_(call.problem.key_blocks),
@@ -45,7 +45,7 @@ class CudaPlan {
   template <class V, class T>
   CudaPath path(const cuda::Call<V, T>& call) const {
     const CudaPath path = path_[call.is_backward()];
-    if (variant_ != &fingerprint::identity<V, T> || !(shape_ == call.problem.shape) ||
+    if (variant_ != fingerprint::number_of_types<V, T>() || !(shape_ == call.problem.shape) ||
         query_blocks_ != call.problem.query_blocks || key_blocks_ != call.problem.key_blocks ||
         state_ != call.state || path == CudaPath::automatic)
       throw ShapeError(
@@ -56,7 +56,7 @@ class CudaPlan {
   /// \endcond
 
  private:
-  const char* variant_;
+  std::uint64_t variant_;
   Shape shape_;
   Index query_blocks_;
   Index key_blocks_;

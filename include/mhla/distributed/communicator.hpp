@@ -17,7 +17,7 @@ MHLA_NAMESPACE_BEGIN
 
 /// A rank is gone or does not answer, or the engine failed. The message says which, and names the
 /// rank that waited or is waited for. The communicator cannot be used any more.
-class CommunicationError : public Error {
+class MHLA_EXCEPTION CommunicationError : public Error {
  public:
   using Error::Error;
 };

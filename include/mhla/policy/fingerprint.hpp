@@ -13,6 +13,7 @@
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN
@@ -22,11 +23,6 @@ MHLA_NAMESPACE_BEGIN
 enum class Borrowed { contents, address, nothing };
 
 namespace fingerprint {
-
-// Its address identifies a type, in all translation units and for every compiler. Not const, since
-// a linker may merge constants.
-template <class... Types>
-inline char identity = 0;
 
 class Hash {
  public:
@@ -46,6 +42,37 @@ class Hash {
  private:
   std::uint64_t value_ = 0;
 };
+
+// Its address identifies types within a shared object, and in all of them unless they are hidden.
+// Not const, since a linker may merge constants.
+template <class... Types>
+inline char identity = 0;
+
+#if defined(__cpp_rtti)
+template <class... Types>
+struct TypeList {};
+#endif
+
+// A number of types, for every compiler and in all shared objects: of their name, which differs
+// where the types do, unless they belong to one translation unit.
+template <class... Types>
+std::uint64_t number_of_types() {
+  static const std::uint64_t number = [] {
+    Hash hash;
+    const auto add_address = [&] {
+      hash.add(reinterpret_cast<std::uintptr_t>(&identity<Types...>));
+    };
+#if defined(__cpp_rtti)
+    const char* const name = typeid(TypeList<Types...>).name();
+    hash.add(reinterpret_cast<const unsigned char*>(name), std::strlen(name));
+    if (std::strstr(name, "_GLOBAL__N_") || std::strstr(name, "ZL")) add_address();
+#else
+    add_address();
+#endif
+    return hash.value();
+  }();
+  return number;
+}
 
 template <class P>
 struct Bytes {
@@ -125,7 +152,7 @@ template <class T, AttentionVariant V>
 std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowed borrowed) {
   using fingerprint::add;
   fingerprint::Hash hash;
-  hash.add(reinterpret_cast<std::uintptr_t>(&fingerprint::identity<V, T>));
+  hash.add(fingerprint::number_of_types<V, T>());
   add(hash, problem.query_grid);
   add(hash, problem.key_grid);
   add(hash, attention.precision);
