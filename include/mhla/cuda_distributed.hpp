@@ -3,6 +3,7 @@
 /// A sequence shared out over GPUs, by blocks or by heads, from a plain .cpp.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <initializer_list>
 #include <mhla/core/config.hpp>
@@ -139,7 +140,8 @@ class CudaHeads {
     // dq, dk and dv are overwritten also where dmix is added to: -0 + x is x.
     T nothing;
     store(nothing, A(-0.0f));
-    for (const auto& gradient : {gradients.query, gradients.key, gradients.value})
+    const std::array of_tokens{gradients.query, gradients.key, gradients.value};
+    for (const auto& gradient : of_tokens)
       if (gradient.wanted && update == Update::accumulate)
         Kernels::fill(device, gradient.view, nothing);
     backward_into(attention_, device, x.q, x.k, x.v, x.mix, dy, given, update, workspace);

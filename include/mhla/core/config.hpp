@@ -14,6 +14,12 @@
 #error "mhla: -ffast-math breaks comparisons with NaN: omit it, or define MHLA_ALLOW_FAST_MATH"
 #endif
 
+// nvcc hands designated initializers on to its host compiler as `{name: value}`, of which clang
+// warns.
+#if defined(__CUDACC__) && defined(__NVCC__) && defined(__clang__)
+#pragma clang diagnostic ignored "-Wgnu-designator"
+#endif
+
 /// \addtogroup macros
 /// \{
 

@@ -185,6 +185,11 @@ enum class Terms { all, past, future };
                  target(features)))
 #endif
 
+// nvcc does not know pragmas of g++, but hands them on to it.
+#if defined(__CUDACC__) && defined(__NVCC__)
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 1675
+#endif
 #include <mhla/cpu/kernels/cuts.inc>
 #include <mhla/cpu/kernels/pairs.inc>
 
@@ -263,6 +268,9 @@ enum class Terms { all, past, future };
 #include <mhla/cpu/kernels.inc>
 #undef MHLA_PAIR_FEATURES
 
+#endif
+#if defined(__CUDACC__) && defined(__NVCC__)
+#pragma nv_diagnostic pop
 #endif
 #undef MHLA_UNROLL
 #undef MHLA_NOINLINE

@@ -3,13 +3,35 @@
 // FLAGS: -std=c++17
 // LINES: 12
 #include <cstdio>
+#include <exception>
+#include <mhla/cuda.hpp>
 #include <mhla/cuda/instantiate.cuh>
-#include <mhla/version.hpp>
+#include <mhla/mhla.hpp>
 
-using Vision = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
+using Vision =
+    mhla::Attention<mhla::Identity, mhla::Blocks2D, mhla::Bidirectional, mhla::Unnormalized>;
 MHLA_INSTANTIATE_CUDA(Vision, float);
 
-// That it links, cuBLAS included, is all that can be seen without a GPU.
+// The variant's kernels, and both backends' calls, in one file. Whole numbers have one sum on every
+// CPU; that the call on a GPU asks for a workspace is all that can be seen without one.
 int main() {
-  std::printf("mhla %d.%d.%d\n", MHLA_VERSION_MAJOR, MHLA_VERSION_MINOR, MHLA_VERSION_PATCH);
+  const Vision attention{.blocks = {.grid = {2, 2}, .block = {1, 2}}};
+  Eigen::Tensor<float, 4, Eigen::RowMajor> q(1, 1, 4, 2), k(1, 1, 4, 2), v(1, 1, 4, 1),
+      y(1, 1, 4, 1);
+  Eigen::Tensor<float, 3, Eigen::RowMajor> mix(1, 2, 2);
+  q.setValues({{{{1, 2}, {3, -4}, {5, 6}, {-7, 8}}}});
+  k.setValues({{{{2, -1}, {1, 3}, {-2, 4}, {5, 1}}}});
+  v.setValues({{{{3}, {-2}, {1}, {4}}}});
+  mix.setValues({{{1, 2}, {3, 5}}});
+  y = attention(q, k, v, mix);
+  std::printf("%g %g %g %g\n", y(0), y(1), y(2), y(3));
+
+  const mhla::CudaDevice cuda(nullptr, nullptr, {});
+  try {
+    y.device(cuda) = attention(q, k, v, mix);
+  } catch (const std::exception& error) {
+    std::puts(error.what());
+    return 0;
+  }
+  return 1;
 }
