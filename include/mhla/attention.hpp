@@ -33,7 +33,8 @@
 ///
 /// Wrong types do not compile; wrong sizes throw ShapeError before anything is allocated or
 /// written. `tensor = expression` resizes the tensor to the result; with .device(...) a destination
-/// keeps its shape. Results have the same bits on every CPU device, with any number of threads.
+/// keeps its shape. On one machine results have the same bits on every CPU device, with any number
+/// of threads.
 ///
 /// See also: mhla::Attention has the equations, \ref core_calls the same calls on views without
 /// Eigen, \ref mixing_matrix initial values of mix.

@@ -12,6 +12,9 @@
 #if (defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)) && \
     !defined(MHLA_ALLOW_FAST_MATH)
 #error "mhla: -ffast-math breaks comparisons with NaN: omit it, or define MHLA_ALLOW_FAST_MATH"
+#elif defined(__ASSOCIATIVE_MATH__) && !defined(MHLA_ALLOW_FAST_MATH)  // clang does not tell
+#error "mhla: -fassociative-math, a part of -funsafe-math-optimizations, breaks sums that carry their \
+rounding errors: omit it, or define MHLA_ALLOW_FAST_MATH"
 #endif
 
 // nvcc hands designated initializers on to its host compiler as `{name: value}`, of which clang

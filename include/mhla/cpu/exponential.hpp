@@ -19,6 +19,15 @@ namespace cpu {
 /// e^x = 2^n e^r, n an integer and |r| <= ln(2) / 2, to 1.1 units in the last place; 0 or infinity
 /// outside float's range, NaN for NaN.
 MHLA_IN_KERNEL float exponential(float x) {
+  // Adding and subtracting `shift` must not cancel where flags allow to reorder sums.
+#if defined(__clang__)
+#pragma clang fp reassociate(off)
+#define MHLA_IN_ORDER(sum) (sum)
+#elif defined(__ASSOCIATIVE_MATH__)
+#define MHLA_IN_ORDER(sum) __builtin_assoc_barrier(sum)  // is not vectorized
+#else
+#define MHLA_IN_ORDER(sum) (sum)
+#endif
   // Beyond these the result is 0 or infinity. (NaN is in between.)
   constexpr float lowest = -104;
   constexpr float highest = 89;
@@ -31,7 +40,8 @@ MHLA_IN_KERNEL float exponential(float x) {
 
   x = x < lowest ? lowest : x;
   x = x > highest ? highest : x;
-  const float shifted = x * log2_e + shift;
+  const float shifted = MHLA_IN_ORDER(x * log2_e + shift);
+#undef MHLA_IN_ORDER
   const float n = shifted - shift;
   const float r = (x - n * ln2_high) - n * ln2_low;
   // (e^r - 1 - r) / r^2, interpolated at five Chebyshev nodes: e^r to 1.1e-8.

@@ -11,7 +11,7 @@ MHLA_NAMESPACE_BEGIN
 
 /// The factors of matrix products on the CPU, whose sums are in the accumulator type either way.
 enum class Precision {
-  exact,  ///< in the accumulator type: the same bits on every machine
+  exact,  ///< in the accumulator type
   /// bfloat16 tensors: rounded to bfloat16, where the machine multiplies those at a higher rate
   /// (VDPBF16PS of AMD's Zen 4 and later, AMX, Arm's BFMMLA) and gradients bear it; elsewhere,
   /// for other tensors, with a structured mixing and by Stages and SequenceParallel, as `exact`:
