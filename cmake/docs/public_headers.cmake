@@ -3,7 +3,7 @@
 # reference documents. All others are internal.
 set(MHLA_PUBLIC_HEADERS
   attention.hpp cuda.hpp decoding.hpp fork_join.hpp mhla.hpp mixing_matrix.hpp packed.hpp
-  stages.hpp structured_mixing.hpp version.hpp
+  stages.hpp structured_mixing.hpp version.hpp views.hpp
   core/config.hpp core/error.hpp core/executor.hpp core/forward_state.hpp core/gradient_views.hpp
   core/index.hpp core/scalar.hpp core/shape.hpp core/stage.hpp core/tensor_view.hpp
   core/token_masks.hpp core/workspace.hpp

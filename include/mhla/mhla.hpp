@@ -4,12 +4,6 @@
 #pragma once
 
 #include <mhla/attention.hpp>
-#include <mhla/decoding.hpp>
 #include <mhla/eigen/mixing_matrix.hpp>
-#include <mhla/mixing_matrix.hpp>
-#include <mhla/packed.hpp>
-#include <mhla/policy/expand_mixing.hpp>
-#include <mhla/policy/propose_blocks.hpp>
-#include <mhla/stages.hpp>
-#include <mhla/structured_mixing.hpp>
 #include <mhla/version.hpp>
+#include <mhla/views.hpp>

@@ -14,11 +14,11 @@
 #pragma once
 
 #include <cstdint>
-#include <mhla/attention.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/token_masks.hpp>
+#include <mhla/cpu/pipeline.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <vector>
 

@@ -18,15 +18,16 @@ set(rooms
   "fork_join.hpp     : core"
   "diagnostics       : core policy reference eigen"
   "attention.hpp     : core policy cpu eigen"
-  "decoding.hpp      : core policy cpu eigen attention.hpp"
-  "packed.hpp        : core policy cpu eigen attention.hpp"
+  "decoding.hpp      : core policy cpu"
+  "packed.hpp        : core policy cpu"
   "stages.hpp        : core policy cpu"
   "distributed       : core policy cpu stages.hpp"
   "distributed.hpp   : distributed"
   "mpi.hpp           : core distributed"
   "cuda_distributed.hpp : core policy cuda distributed"
   "nccl.hpp          : core distributed"
-  "mhla.hpp          : version.hpp core policy cpu eigen mixing_matrix.hpp structured_mixing.hpp attention.hpp decoding.hpp packed.hpp stages.hpp"
+  "views.hpp         : version.hpp core policy cpu mixing_matrix.hpp structured_mixing.hpp decoding.hpp packed.hpp stages.hpp"
+  "mhla.hpp          : version.hpp eigen attention.hpp views.hpp"
   "cuda.hpp          : version.hpp core policy cuda eigen attention.hpp decoding.hpp packed.hpp")
 
 # Floors within a room: what headers of a folder may include besides themselves and other rooms,
