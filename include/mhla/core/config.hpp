@@ -3,9 +3,20 @@
 #pragma once
 
 // A compiler continues after #error, with 3,000 lines on concepts; a missing file stops it.
+#if !defined(__GNUC__) && !defined(__clang__)
+#error "mhla needs g++ 12 or clang 13, or newer: this compiler has no vector types (Windows: MinGW)"
+#include <mhla needs g++ or clang>
+#elif defined(__clang__) ? __clang_major__ < 13 : __GNUC__ < 12
+#error "mhla needs g++ 12 or clang 13, or newer: this compiler is older"
+#include <mhla needs a newer compiler>
+#endif
 #if __cplusplus < 202002L
 #error "mhla needs C++20: compile with -std=c++20"
 #include <mhla needs -std=c++20>
+#endif
+#if __SIZEOF_POINTER__ < 8
+#error "mhla needs a 64-bit target: sizes and hashes have 64 bits"
+#include <mhla needs a 64-bit target>
 #endif
 
 // Where the compiler assumes that there are no NaNs, even a test that compares with one passes.
