@@ -269,7 +269,8 @@ def replay_every_key(verdict, folder):
         return (x @ projection.mT - x.square().sum(-1, keepdim=True) / 2).exp() / 7 ** 0.5
 
     def turned(x, theta=100.0):
-        angle = torch.arange(x.shape[2])[:, None] * theta ** -(torch.arange(3) / 3)
+        positions, pairs = (torch.arange(n, dtype=torch.float64) for n in (x.shape[2], 3))
+        angle = positions[:, None] * theta ** -(pairs / 3)
         a, b = x.chunk(2, -1)
         return torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
 

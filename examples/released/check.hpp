@@ -7,13 +7,34 @@
 //
 // and, for a block alone, gradients_block.safetensors. The error of a tensor is max |a - b| over
 // max |b|, b the file's.
+//
+// How large may it be? As large as rounding makes it, which depends on the model: with its size and
+// depth grow the sums, and what a normalizer or a norm makes of an error. So it is measured. The
+// same program runs again in the same precision, every parameter moved to a neighbouring number, up
+// or down by lot, and the loss multiplied by a number that is no power of two, by which gradients
+// are divided. That is one rounding for each operand of each product, and it draws all roundings
+// anew, those of long sums of one sign too: results of the two runs differ by as much as the error
+// of either (their standard deviations are as sqrt(2) to 1), plus what the operands' own rounding
+// does. An error may be `margin` times the largest such change of an element of its tensor. Two
+// constants account for what no run moves: a few units in the last place of constants (epsilons,
+// scales, the exponential), and the rounding of what the file stores in float. In double the file
+// has errors of its own, of a program that may sum in order: up to `of_reference` times as large.
+//
+// The gradient has a step where an argument of Relu crosses 0, and large models have arguments
+// nearer to 0 than float can tell. So runs that are compared take the same side (branches.hpp): the
+// moved ones that of the one they are compared with; and where float took another side than double,
+// the file's gradient is corrected by how much double's own changes with the side.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <map>
+#include <mhla/testing/random_tensor.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -27,49 +48,33 @@
 
 namespace released {
 
-/// The largest errors allowed.
-struct Bounds {
-  double output;
-  double intermediate;
-  double gradient;
-
-  template <class T>
-  static constexpr Bounds of() {
-    // In double: files keep intermediate values in float, all else in double.
-    return std::is_same_v<T, double> ? Bounds{1e-11, 2e-7, 1e-11} : Bounds{1e-5, 1e-5, 5e-5};
-  }
-};
+/// The largest change in a tensor times this bounds its largest error. Of normal errors with a
+/// deviation of 1 the largest of many is 3 to 6, and a change has a deviation of at least sqrt(2).
+inline constexpr double margin = 4;
+/// Of a tensor with few elements the moved runs together show as many changes, but no more than
+/// `most_runs` run: of one element an error is 4 times the largest of four changes in one of some
+/// thousand draws.
+inline constexpr Index least_changes = 64;
+inline constexpr Index most_runs = 4;
+/// Measured: sums in order against sums in blocks, 1.4 to 4 times.
+inline constexpr double of_reference = 4;
+/// Units in the last place of constants, in a chain of some operations.
+inline constexpr double constants = 8;
 
 /// Compares, prints a line for each tensor, and remembers whether all were within bounds.
 class Comparison {
  public:
   explicit Comparison(std::string precision) : precision_(std::move(precision)) {}
 
-  void compare(const std::string& name, const RecordedTensor& found,
-               const checkpoints::StoredTensor& expected, double bound) {
-    double error = 0, largest = 0;
-    if (found.shape == expected.shape) {
-      const std::vector<double> values = expected.elements<double>();
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        largest = std::max(largest, std::abs(values[i]));
-        const double distance = std::abs(found.values[i] - values[i]);
-        error = std::isnan(distance) ? INFINITY : std::max(error, distance);
-      }
-      error = error == 0 ? 0 : error / largest;
-    } else {
-      error = INFINITY;
-    }
+  void compare(const std::string& name, double error, double bound) {
     const bool is_within = error <= bound;
-    std::printf("%-7s %-52s %8.1e  at most %.0e%s\n", precision_.c_str(), name.c_str(), error,
+    std::printf("%-7s %-52s %8.1e  at most %.1e%s\n", precision_.c_str(), name.c_str(), error,
                 bound, is_within ? "" : "  FAILED");
-    if (found.shape != expected.shape)
-      std::printf("        its shape is %s, not %s\n", text_of(found.shape).c_str(),
-                  text_of(expected.shape).c_str());
     ++compared_;
     if (!is_within) ++failed_;
   }
-  void not_computed(const std::string& name) {
-    std::printf("%-7s %-52s not computed  FAILED\n", precision_.c_str(), name.c_str());
+  void fail(const std::string& name, const std::string& reason) {
+    std::printf("%-7s %-52s %s  FAILED\n", precision_.c_str(), name.c_str(), reason.c_str());
     ++compared_, ++failed_;
   }
 
@@ -82,7 +87,51 @@ class Comparison {
   int failed_ = 0;
 };
 
-/// Adds the parameters' gradients to what was recorded.
+/// A folder's files.
+struct ReferenceFiles {
+  explicit ReferenceFiles(const std::filesystem::path& folder)
+      : model(folder / "model.safetensors"),
+        forward(folder / "forward.safetensors"),
+        gradients(folder / "gradients.safetensors"),
+        config(folder / "config.json") {
+    const auto path = folder / "gradients_block.safetensors";
+    if (std::filesystem::exists(path)) block.emplace(path);
+  }
+
+  Safetensors model, forward, gradients;
+  std::optional<Safetensors> block;
+  Config config;
+};
+
+/// What of a folder is compared, by the name that compute() gives it.
+using Expected = std::map<std::string, const checkpoints::StoredTensor*>;
+
+inline constexpr char in_portions[] = "logits, a few tokens at a time";
+inline constexpr char alone[] = "alone: ";
+
+/// `inputs` are the names of what the forward pass is given.
+template <class Model>
+Expected expected_of(const ReferenceFiles& files, const std::set<std::string>& inputs) {
+  Expected expected;
+  for (const auto& [name, tensor] : files.forward.tensors())
+    if (inputs.count(name) == 0) expected[name] = &tensor;
+  const auto add_gradients = [&](const Safetensors& file, const std::string& part) {
+    for (const auto& [name, tensor] : file.tensors())
+      if (name.rfind("grad.", 0) == 0) expected[part + name] = &tensor;
+  };
+  add_gradients(files.gradients, "");
+  if constexpr (requires { typename Model::Past; })
+    expected[in_portions] = &files.forward.tensor(Model::output);
+  if constexpr (requires { &Model::run_block; }) {
+    if (files.block) {
+      expected[std::string(alone) + "blocks.0.out"] = &files.block->tensor("blocks.0.out");
+      add_gradients(*files.block, alone);
+    }
+  }
+  return expected;
+}
+
+/// Records the parameters' gradients.
 template <class T>
 void record_gradients(const layers::ParameterList& list, const Values<T>& gradient,
                       const Record& record) {
@@ -90,89 +139,183 @@ void record_gradients(const layers::ParameterList& list, const Values<T>& gradie
     record("grad." + parameter.name, parameter.shape, parameter.in(gradient));
 }
 
-inline void compare_gradients(const Safetensors& file,
-                              const std::map<std::string, RecordedTensor>& found, double bound,
-                              Comparison& comparison) {
-  for (const auto& [name, tensor] : file.tensors()) {
-    if (name.rfind("grad.", 0) != 0) continue;
-    const auto computed = found.find(name);
-    if (computed == found.end())
-      comparison.not_computed(name);
-    else
-      comparison.compare(name, computed->second, tensor, bound);
-  }
-}
-
 /// The logits of a language model that gets its tokens in portions of growing length.
 template <class Model, class T>
-RecordedTensor decoded(Model& model, const Values<T>& values, const Safetensors& inputs) {
+void record_portions(Model& model, const Values<T>& values, const Safetensors& inputs,
+                     const Record& record) {
   const auto& stored = inputs.tensor("input_ids");
+  const Index batch = stored.shape[0], tokens = stored.shape[1];
   const std::vector<Index> ids = stored.elements<Index>();
-  RecordedTensor logits{{stored.shape[0], stored.shape[1], model.vocabulary()}, {}};
-  for (Index b = 0; b < stored.shape[0]; ++b) {
+  Matrix<T> logits(batch * tokens, model.vocabulary());
+  for (Index b = 0; b < batch; ++b) {
     auto past = model.no_past(values);
     Index portion = 1;
-    for (Index first = 0; first < stored.shape[1]; first += portion++) {
-      const auto begin = ids.begin() + b * stored.shape[1] + first;
-      const Index count = std::min(portion, stored.shape[1] - first);
-      const Matrix<T> next = model.forward(values, std::vector<Index>(begin, begin + count), past);
-      logits.values.insert(logits.values.end(), next.data(), next.data() + next.size());
+    for (Index first = 0; first < tokens; first += portion++) {
+      const auto begin = ids.begin() + b * tokens + first;
+      const Index count = std::min(portion, tokens - first);
+      logits.middleRows(b * tokens + first, count) =
+          model.forward(values, std::vector<Index>(begin, begin + count), past);
     }
   }
-  return logits;
+  record(in_portions, {batch, tokens, model.vocabulary()}, logits);
 }
 
-/// Model<T> on a folder. `inputs` are the names of what the forward pass is given.
-template <template <class> class Model, class T>
-void check(const std::filesystem::path& folder, const std::set<std::string>& inputs,
-           const RunContext& run, Comparison& comparison) {
-  const Safetensors file(folder / "model.safetensors");
-  const Safetensors forward(folder / "forward.safetensors");
-  const Safetensors gradients(folder / "gradients.safetensors");
-  const Checkpoint checkpoint(file);
-  const Config config(folder / "config.json");
-  Model<T> model(config, checkpoint, run);
-  const Values<T> values = checkpoint.values_of<T>(model.parameters());
-  config.require_all_read();
-  checkpoint.require_all_used(model.parameters());
-  const Bounds bounds = Bounds::of<T>();
-
-  std::map<std::string, RecordedTensor> found;
-  const Record record(found);
-  const Matrix<T> result = model.forward(values, forward, record);
-  for (const auto& [name, tensor] : forward.tensors()) {
-    if (inputs.count(name) != 0) continue;
-    const bool is_output = name == Model<T>::output;
-    if (found.count(name) == 0)
-      comparison.not_computed(name);
-    else
-      comparison.compare(name, found[name], tensor,
-                         is_output ? bounds.output : bounds.intermediate);
+/// Moves every value to a neighbouring number, up or down by lot.
+template <class T>
+void move(Values<T>& values, std::uint64_t seed) {
+  constexpr T infinity = std::numeric_limits<T>::infinity();
+  for (Index i = 0; i < values.size(); ++i) {
+    const bool up = (mhla::testing::random_bits(seed, static_cast<std::uint64_t>(i)) & 1) != 0;
+    values[i] = std::nextafter(values[i], up ? infinity : -infinity);
   }
+}
 
-  const auto& loss_weight = gradients.tensor(std::string("loss_weight.") + Model<T>::output);
+/// All that Model<T> computes of a folder. A moved run multiplies the loss by a number that is no
+/// power of two, and divides gradients by it.
+template <template <class> class Model, class T>
+void compute(const ReferenceFiles& files, const RunContext& run, const Record& record) {
+  const Checkpoint checkpoint(files.model);
+  Model<T> model(files.config, checkpoint, run);
+  Values<T> values = checkpoint.values_of<T>(model.parameters());
+  files.config.require_all_read();
+  checkpoint.require_all_used(model.parameters());
+  if (run.moved != 0) move(values, run.moved);
+
+  const double scale = 1 + 0.19 * static_cast<double>(run.moved);
+  const auto scaled = [&](const Record& to, const char* part) {
+    return Record([&to, part, scale](const std::string& name, RecordedTensor tensor) {
+      if (name.rfind("grad.", 0) == 0)
+        for (double& value : tensor.values) value /= scale;
+      to.take(part + name, std::move(tensor));
+    });
+  };
+  const Record of_model = scaled(record, ""), of_block = scaled(record, alone);
+
+  run.branches->part = "";
+  const Matrix<T> result = model.forward(values, files.forward, of_model);
+  const auto& loss_weight = files.gradients.tensor(std::string("loss_weight.") + Model<T>::output);
   Values<T> gradient = Values<T>::Zero(values.size());
-  model.backward(values, matrix_of<T>(loss_weight, result.rows()), gradient, record);
-  record_gradients(model.parameters(), gradient, record);
-  compare_gradients(gradients, found, bounds.gradient, comparison);
+  model.backward(values, T(scale) * matrix_of<T>(loss_weight, result.rows()), gradient, of_model);
+  record_gradients(model.parameters(), gradient, of_model);
 
   if constexpr (requires { model.no_past(values); })
-    comparison.compare("logits, a few tokens at a time", decoded(model, values, forward),
-                       forward.tensor("logits"), bounds.output);
+    record_portions(model, values, files.forward, record);
   if constexpr (requires { &Model<T>::run_block; }) {
-    if (const auto path = folder / "gradients_block.safetensors"; std::filesystem::exists(path)) {
-      const Safetensors block(path);
-      std::map<std::string, RecordedTensor> of_block;
-      const Record block_record(of_block);
-      gradient.setZero();
-      model.run_block(values, forward, matrix_of<T>(block.tensor("loss_weight.blocks.0.out")),
-                      gradient, block_record, block_record);
-      record_gradients(model.parameters(), gradient, block_record);
-      comparison.compare("blocks.0.out", of_block["blocks.0.out"], block.tensor("blocks.0.out"),
-                         bounds.output);
-      compare_gradients(block, of_block, bounds.gradient, comparison);
-    }
+    if (!files.block) return;
+    run.branches->part = alone;
+    gradient.setZero();
+    const auto& of_out = files.block->tensor("loss_weight.blocks.0.out");
+    model.run_block(values, files.forward, T(scale) * matrix_of<T>(of_out), gradient, of_block,
+                    of_block);
+    record_gradients(model.parameters(), gradient, of_block);
   }
+}
+
+/// What a precision makes of a folder, and how much of that is rounding.
+struct Measured {
+  std::map<std::string, RecordedTensor> tensors;  ///< those expected
+  std::map<std::string, double> largest_change;   ///< of an element, in the moved runs
+  Branches branches;
+};
+
+/// The largest |a - b|; infinity where that is no number, or shapes differ.
+inline double largest_difference(const RecordedTensor& a, const RecordedTensor& b) {
+  if (a.shape != b.shape) return INFINITY;
+  double largest = 0;
+  for (std::size_t i = 0; i < a.values.size(); ++i) {
+    const double difference = std::abs(a.values[i] - b.values[i]);
+    largest = std::isnan(difference) ? INFINITY : std::max(largest, difference);
+  }
+  return largest;
+}
+
+template <template <class> class Model, class T>
+Measured measure(const ReferenceFiles& files, const Expected& expected, RunContext run) {
+  Measured measured;
+  run.branches = &measured.branches;
+  compute<Model, T>(files, run, Record([&](const std::string& name, RecordedTensor tensor) {
+                      if (expected.count(name) != 0) measured.tensors[name] = std::move(tensor);
+                    }));
+  Index smallest = least_changes;
+  for (const auto& [name, tensor] : expected) smallest = std::min(smallest, tensor->size());
+  const Index runs =
+      std::min(most_runs, mhla::ceil_div(least_changes, std::max<Index>(1, smallest)));
+  measured.branches.follows = true;
+  for (run.moved = 1; run.moved <= static_cast<std::uint64_t>(runs); ++run.moved)
+    compute<Model, T>(files, run,
+                      Record([&](const std::string& name, const RecordedTensor& tensor) {
+                        const auto found = measured.tensors.find(name);
+                        if (found == measured.tensors.end()) return;
+                        double& largest = measured.largest_change[name];
+                        largest = std::max(largest, largest_difference(tensor, found->second));
+                      }));
+  return measured;
+}
+
+/// `correction` is how the file's gradient changes with float's side of the kinks, or null.
+inline void compare(const std::string& name, const checkpoints::StoredTensor& stored,
+                    const RecordedTensor& found, double largest_change,
+                    const RecordedTensor* correction, double epsilon, Comparison& comparison) {
+  RecordedTensor reference{stored.shape, stored.elements<double>()};
+  if (found.shape != reference.shape)
+    return comparison.fail(
+        name, "has the shape " + text_of(found.shape) + ", not " + text_of(reference.shape));
+  double largest = 0;
+  for (const double value : reference.values) largest = std::max(largest, std::abs(value));
+  for (std::size_t i = 0; correction != nullptr && i < reference.values.size(); ++i)
+    reference.values[i] += correction->values[i];
+  const double rounding = constants * epsilon / 2 + (stored.dtype == "F64" ? 0 : 0x1p-24);
+  const bool is_double = epsilon == std::numeric_limits<double>::epsilon();
+  const double allowed = margin * (is_double ? 1 + of_reference : 1);
+  const double unit = largest > 0 ? largest : 1;
+  comparison.compare(name, largest_difference(found, reference) / unit,
+                     allowed * largest_change / unit + (largest > 0 ? rounding : 0));
+}
+
+inline void compare(const Expected& expected, const Measured& measured,
+                    const std::map<std::string, RecordedTensor>& corrections, double epsilon,
+                    Comparison& comparison) {
+  for (const auto& [name, stored] : expected) {
+    const auto found = measured.tensors.find(name);
+    const auto correction = corrections.find(name);
+    if (found == measured.tensors.end())
+      comparison.fail(name, "not computed");
+    else
+      compare(name, *stored, found->second, measured.largest_change.at(name),
+              correction == corrections.end() ? nullptr : &correction->second, epsilon, comparison);
+  }
+}
+
+/// Model on a folder, in float and in double. `inputs` are the names of what the forward pass is
+/// given.
+template <template <class> class Model>
+void check(const std::filesystem::path& folder, const std::set<std::string>& inputs,
+           const RunContext& run, Comparison& in_float, Comparison& in_double) {
+  const ReferenceFiles files(folder);
+  const Expected expected = expected_of<Model<double>>(files, inputs);
+  Measured of_double = measure<Model, double>(files, expected, run);
+  compare(expected, of_double, {}, std::numeric_limits<double>::epsilon(), in_double);
+
+  std::erase_if(of_double.tensors, [](const auto& tensor) {  // large, and not needed any more
+    return tensor.first.find("grad.") == std::string::npos;
+  });
+
+  const Measured of_float = measure<Model, float>(files, expected, run);
+  std::map<std::string, RecordedTensor> correction;
+  if (!(of_float.branches == of_double.branches)) {
+    Branches branches = of_float.branches;
+    RunContext following = run;
+    following.branches = &branches;
+    compute<Model, double>(files, following,
+                           Record([&](const std::string& name, RecordedTensor tensor) {
+                             const auto found = of_double.tensors.find(name);
+                             if (found == of_double.tensors.end()) return;
+                             for (std::size_t i = 0; i < tensor.values.size(); ++i)
+                               tensor.values[i] -= found->second.values[i];
+                             correction[name] = std::move(tensor);
+                           }));
+  }
+  compare(expected, of_float, correction, std::numeric_limits<float>::epsilon(), in_float);
 }
 
 }  // namespace released

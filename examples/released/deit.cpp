@@ -16,8 +16,7 @@ namespace {
 
 void check_deit(const std::filesystem::path& folder, const RunContext& run, Comparison& in_float,
                 Comparison& in_double) {
-  check<Deit, float>(folder, {"image"}, run, in_float);
-  check<Deit, double>(folder, {"image"}, run, in_double);
+  check<Deit>(folder, {"image"}, run, in_float, in_double);
 }
 
 /// The five likeliest classes of every image.

@@ -10,8 +10,7 @@ namespace {
 
 void check_dit(const std::filesystem::path& folder, const RunContext& run, Comparison& in_float,
                Comparison& in_double) {
-  check<Dit, float>(folder, {"latent", "timestep", "label"}, run, in_float);
-  check<Dit, double>(folder, {"latent", "timestep", "label"}, run, in_double);
+  check<Dit>(folder, {"latent", "timestep", "label"}, run, in_float, in_double);
 }
 
 /// What is to be taken away from latents at a time step.

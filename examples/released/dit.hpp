@@ -124,6 +124,7 @@ class Dit {
         latent_{config.size("in_channels"), config.size("input_size"), config.size("input_size")},
         result_{latent_.channels * (config.flag("learn_sigma", true) ? 2 : 1), latent_.height,
                 latent_.width},
+        base_(run.frequency_base(10000.0)),
         frequencies_(config.size("frequency_embedding_size", 256) / 2),
         embed_(list_, "x_embedder.proj", latent_, patch_, width_),
         position_(list_, "pos_embed", windows_.tokens(), width_),
@@ -271,7 +272,7 @@ class Dit {
       for (Index j = 0; j < frequencies_; ++j) {
         const double angle =
             timesteps[static_cast<std::size_t>(b)] *
-            std::pow(10000.0, -static_cast<double>(j) / static_cast<double>(frequencies_));
+            std::pow(base_, -static_cast<double>(j) / static_cast<double>(frequencies_));
         waves(b, j) = static_cast<T>(std::cos(angle));
         waves(b, frequencies_ + j) = static_cast<T>(std::sin(angle));
       }
@@ -300,6 +301,7 @@ class Dit {
   Index patch_;
   layers::ImageShape latent_;
   layers::ImageShape result_;
+  double base_;
   Index frequencies_;
   layers::ParameterList list_;
   layers::PatchEmbedding embed_;

@@ -17,8 +17,7 @@ namespace {
 
 void check_language_model(const std::filesystem::path& folder, const RunContext& run,
                           Comparison& in_float, Comparison& in_double) {
-  check<LanguageModel, float>(folder, {"input_ids"}, run, in_float);
-  check<LanguageModel, double>(folder, {"input_ids"}, run, in_double);
+  check<LanguageModel>(folder, {"input_ids"}, run, in_float, in_double);
 }
 
 /// Draws an id with probability p(id)^(1 / temperature); `unit` is uniform on [0, 1).

@@ -78,6 +78,7 @@ class ConvolvedLinear {
     history = all.bottomRows(std::min(all.rows(), history_rows_));
   }
   const Matrix<T>& result() const { return convolution_ ? activated_ : projected_; }
+  Matrix<T>& result() { return convolution_ ? activated_ : projected_; }
 
   /// dx += what the gradient `d` of the result makes of it.
   void add_backward(const Values<T>& values, const Matrix<T>& x, Index batch, Matrix<T> d,
@@ -128,9 +129,10 @@ class LanguageModelLayer {
         mlp_(list, name + ".mlp", shape.width, shape.hidden),
         variant_{.feature_map = {.epsilon = 0},
                  .blocks = {.block = shape.block},
-                 .rotation = {.theta = shape.theta},
+                 .rotation = {.theta = run.frequency_base(shape.theta)},
                  .scale = 1 / std::sqrt(static_cast<double>(shape.key_dim))},
-        attention_(variant_, run.team, run.storage) {}
+        attention_(variant_, run.team, run.storage),
+        run_(run) {}
 
   void forward(const Values<T>& values, Index batch, Matrix<T>& x, const std::string& name,
                const Record& record) {
@@ -142,6 +144,7 @@ class LanguageModelLayer {
     k_.forward(values, normed_, batch, name, record);
     v_.forward(values, normed_, batch, name, record);
     g_.forward(values, normed_, batch, name, record);
+    run_.at_kink(name, q_.result(), k_.result());
     mix_ = cut_mixing(values, mhla::ceil_div(tokens, shape_.block));
     attention_.forward(heads(batch), q_.result(), k_.result(), v_.result(), mix_, attended_);
     record(name + ".attention", {batch, tokens, shape_.heads, shape_.value_dim}, attended_);
@@ -240,6 +243,7 @@ class LanguageModelLayer {
   layers::GatedMlp mlp_;
   Variant variant_;
   layers::MhlaAttention<Variant> attention_;
+  RunContext run_;
 
   Matrix<T> input_, normed_, mix_, attended_, head_normed_, gated_, attn_out_, middle_;
   layers::GatedMlpActivations<T> mlp_activations_;

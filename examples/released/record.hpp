@@ -2,7 +2,7 @@
 // Tensors by name: what a model is given, and what it computes on the way.
 #pragma once
 
-#include <map>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,27 +23,32 @@ struct RecordedTensor {
   std::vector<double> values;
 };
 
-/// Keeps what it is told, if it is to.
+/// Hands on what it is told, if it is to.
 class Record {
  public:
+  using Take = std::function<void(const std::string&, RecordedTensor)>;
+
   Record() = default;
-  explicit Record(std::map<std::string, RecordedTensor>& to) : to_(&to) {}
+  explicit Record(Take take) : take_(std::move(take)) {}
 
   /// The elements of a matrix, row by row, under another shape.
   template <class M>
   void operator()(const std::string& name, std::vector<Index> shape, const M& matrix) const {
-    if (to_ == nullptr) return;
-    RecordedTensor& tensor = (*to_)[name];
-    tensor.shape = std::move(shape);
-    tensor.values.clear();
+    if (!wants()) return;
+    RecordedTensor tensor{std::move(shape), {}};
+    tensor.values.reserve(static_cast<std::size_t>(matrix.size()));
     for (Index r = 0; r < matrix.rows(); ++r)
       for (Index c = 0; c < matrix.cols(); ++c)
         tensor.values.push_back(static_cast<double>(matrix(r, c)));
+    take(name, std::move(tensor));
   }
-  bool wants() const { return to_ != nullptr; }
+  bool wants() const { return take_ != nullptr; }
+  void take(const std::string& name, RecordedTensor tensor) const {
+    if (wants()) take_(name, std::move(tensor));
+  }
 
  private:
-  std::map<std::string, RecordedTensor>* to_ = nullptr;
+  Take take_;
 };
 
 /// A stored tensor as a matrix of its last axis, or with `rows` rows.

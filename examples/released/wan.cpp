@@ -10,8 +10,7 @@ namespace {
 
 void check_wan(const std::filesystem::path& folder, const RunContext& run, Comparison& in_float,
                Comparison& in_double) {
-  check<Wan, float>(folder, {"x"}, run, in_float);
-  check<Wan, double>(folder, {"x"}, run, in_double);
+  check<Wan>(folder, {"x"}, run, in_float, in_double);
 }
 
 /// The layer's result.

@@ -36,7 +36,8 @@ class Wan {
   static constexpr const char* output = "output";
 
   Wan(const Config& config, const Checkpoint& file, const RunContext& run)
-      : width_(config.size("dim")),
+      : run_(run),
+        width_(config.size("dim")),
         heads_(config.size("num_heads")),
         grid_{{config.sizes("grid", 3)[0], config.sizes("grid", 3)[1], config.sizes("grid", 3)[2]}},
         norm_epsilon_(config.number(config.either("norm_eps", "eps"), 1e-6)),
@@ -88,6 +89,7 @@ class Wan {
       record("norm_q", shape, normed_q_);
       record("norm_k", shape, normed_k_);
     }
+    run_.at_kink("", normed_q_, normed_k_);
     std::visit(
         [&](const auto& attention) {
           attention.forward(heads(batch), normed_q_, normed_k_, projected_v_, mix_.in(values),
@@ -216,7 +218,8 @@ class Wan {
     if (tokens > static_cast<double>(most_tokens)) config.fail("grid has too many tokens");
     const mhla::Relu feature_map{.epsilon =
                                      config.number(config.either("feature_eps", "eps"), 1e-6)};
-    const mhla::AxialRotary rotation{.theta = config.positive("rope_theta", 10000.0)};
+    const mhla::AxialRotary rotation{
+        .theta = run.frequency_base(config.positive("rope_theta", 10000.0))};
     const double epsilon = config.number(config.either("normalizer_eps", "eps"), 1e-6);
     if (!config.flag(config.either("normalize_out", "norm_output"), false))
       return Attention<mhla::Unnormalized>(
@@ -231,6 +234,7 @@ class Wan {
   layers::Heads heads(Index batch) const { return {heads_, heads_, batch}; }
   static constexpr Index most_tokens = Index{1} << 30;
 
+  RunContext run_;
   Index width_;
   Index heads_;
   layers::Grid grid_;

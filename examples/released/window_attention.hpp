@@ -59,7 +59,8 @@ class WindowAttention {
                                       .block = {windows.side, windows.side}},
                            .normalizer = {.epsilon = config.number(
                                               config.either("normalizer_eps", "eps"), 1e-6)}},
-                   run.team, run.storage) {
+                   run.team, run.storage),
+        run_(run) {
     if (channels % heads_ != 0)
       config.fail("num_heads does not divide the " + std::to_string(channels) + " channels");
     const double qk_epsilon = config.number("qk_norm_eps", 0x1p-23);
@@ -91,6 +92,7 @@ class WindowAttention {
       q_norm_->forward(values, Matrix<T>(a.q), a.q);
       k_norm_->forward(values, Matrix<T>(a.k), a.k);
     }
+    run_.at_kink(recorded_as, a.q, a.k);
     const Matrix<T> v = a.qkv.rightCols(channels_);
     Matrix<T> lepe;
     lepe_.forward(values, windows_.grid(), v, lepe);
@@ -155,6 +157,7 @@ class WindowAttention {
   layers::Parameter mix_;
   layers::Linear to_out_;
   layers::MhlaAttention<Variant> attention_;
+  RunContext run_;
 };
 
 }  // namespace released
