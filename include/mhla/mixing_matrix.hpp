@@ -30,6 +30,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/overlap.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/block_geometry.hpp>
@@ -216,6 +217,11 @@ inline void require_valid(const Grid& grid, const char* side) {
 
 inline void require_valid(const InitialMixing& options, const Grid& query_grid,
                           const Grid& key_grid) {
+  require_enumerator("initialize: transform", options.transform, Transform::causal);
+  require_enumerator("initialize: max_mode", options.max_mode, MaxMode::row);
+  require_enumerator("initialize: norm_axis", options.norm_axis, NormAxis::none);
+  require_positive("initialize: exp_sigma", options.exp_sigma);
+  require_not_negative("initialize: local_threshold", options.local_threshold);
   const bool equal_layouts = same_layout(query_grid, key_grid);
   if (options.transform == Transform::identity && !equal_layouts)
     throw ShapeError(
@@ -226,9 +232,13 @@ inline void require_valid(const InitialMixing& options, const Grid& query_grid,
     throw ShapeError(
         "mhla: initialize: Transform::causal needs one sequence of blocks, the same on the query "
         "and the key side; blocks of a 2-D or 3-D grid have no past");
-  if (options.transform == Transform::exp && !(options.exp_sigma > 0))
-    throw ShapeError("mhla: initialize: exp_sigma is ", std::to_string(options.exp_sigma),
-                     "; it must be positive");
+}
+
+// Without a bound on a side, that one is infinite.
+inline void require_valid(const Projection& onto) {
+  if (onto.low <= onto.high && onto.low <= largest_setting && onto.high >= -largest_setting) return;
+  throw ShapeError("mhla: project: low is ", onto.low, " and high is ", onto.high,
+                   "; low must not be above high, and numbers must lie between them");
 }
 
 // A geometry's grid when no tensor gives the number of tokens. A sequence has as many blocks as the
@@ -337,12 +347,10 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 /// to [low, high] and, for `lower_triangle`, sets those above the diagonal to zero: the step after
 /// each update of mix, never part of a forward pass (arXiv 2601.07832, section 4; released code:
 /// clamp_(0, 1), and clamp(1e-5, 1).tril() in the language model). NaN stays NaN.
-/// \throws ShapeError unless low <= high.
+/// \throws ShapeError unless low <= high, and numbers lie between them.
 template <std::floating_point T, int Rank>
 void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
-  if (!(onto.low <= onto.high))
-    throw ShapeError("mhla: project: low is ", std::to_string(onto.low), " and high is ",
-                     std::to_string(onto.high), "; low must not be above high");
+  mixing_matrix::require_valid(onto);
   const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix, "mix");
   if (matrices.size() == 0) return;
   const T low = static_cast<T>(onto.low);
@@ -370,6 +378,7 @@ void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
 template <std::floating_point T, int Rank>
 void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
             const TensorView<T, Rank>& larger, Extension extension) {
+  require_enumerator("extend: extension", extension, Extension::last_row);
   const TensorView<const T, 3> known = mixing_matrix::with_heads(mix, "mix");
   const TensorView<T, 3> matrices = mixing_matrix::with_heads(larger, "larger");
   const Index blocks = known.extent[1];

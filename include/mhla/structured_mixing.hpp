@@ -55,6 +55,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/overlap.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/mixing_fit/box.hpp>
@@ -95,7 +96,7 @@ struct MixExtents {
 /// How `fit` goes about it.
 struct FitOptions {
   bool projected = false;  ///< only parameters that `project` leaves as they are
-  int sweeps = 20;         ///< over a recurrent mixing's blocks
+  int sweeps = 20;         ///< over a recurrent mixing's blocks; at least 1
 };
 
 namespace structured_mixing {
@@ -277,6 +278,7 @@ template <std::floating_point T, int Rank, StructuredVariant A>
 double fit(const TensorView<T, Rank>& mix,
            const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
            const FitOptions& options = {}) {
+  require_at_least("fit: sweeps", options.sweeps, 1);
   const TensorView<T, 3> parameters = structured_mixing::destination(mix, "mix");
   const TensorView<const T, 3> matrices = mixing_matrix::with_heads(dense, "dense");
   const Index rows = parameters.extent[1];
@@ -314,14 +316,17 @@ template <std::floating_point T, int Rank, AttentionVariant A>
 void project(const TensorView<T, Rank>& mix, const A& attention, const Projection& onto = {}) {
   if constexpr (RecurrentVariant<A>) {
     const TensorView<T, 3> parameters = mixing_matrix::with_heads(mix, "mix");
+    mixing_matrix::require_valid(onto);
+    attention.mixing.require_valid();
     require_extent("mix", "columns", parameters.extent[2], attention.mixing.columns(),
                    "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
                    "factors of every state");
     const Index weights = 2 * attention.mixing.states + 1;
     const auto columns = [&](Index first, Index count) {
-      return TensorView<T, 3>{parameters.data + first * parameters.stride[2],
-                              {parameters.extent[0], parameters.extent[1], count},
-                              {parameters.stride[0], parameters.stride[1], parameters.stride[2]}};
+      TensorView<T, 3> some = parameters;
+      some.extent[2] = count;
+      if (some.size() > 0) some.data += first * some.stride[2];
+      return some;
     };
     project(columns(0, weights), Projection{.low = onto.low, .high = onto.high});
     project(columns(weights, attention.mixing.states), Projection{});
@@ -340,6 +345,7 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
             const TensorView<T, Rank>& larger, const A& attention) {
   const TensorView<const T, 3> known = mixing_matrix::with_heads(mix, "mix");
   const TensorView<T, 3> parameters = structured_mixing::destination(larger, "larger");
+  attention.mixing.require_valid();
   require_extent("larger", "heads", parameters.extent[0], known.extent[0],
                  "an extended mix has the heads of mix");
   for (const Index columns : {known.extent[2], parameters.extent[2]})

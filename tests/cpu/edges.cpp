@@ -198,7 +198,8 @@ TEST_CASE("edges: windows larger than a tile", "[cpu]") {
 // Along one axis after the other there is nothing. The mixing matrix keeps its extents: it is
 // larger than a layout of no blocks.
 TEMPLATE_TEST_CASE("edges: extents of 0", "[cpu]", MixedKeySum, MixedProduct, Unnormalized) {
-  const Variant<Blocks1D, TestType> attention{.blocks = {.block = 4}};
+  const Variant<Blocks1D, TestType> attention{.blocks = {.block = 4},
+                                              .mixing = {.leading_corner = true}};
   constexpr bool equal_sides = std::is_same_v<TestType, MixedProduct>;
   Shape shape{2, 4, 2, 12, 12, 5, 7, 1, 4, 3};
   const std::string axis =
@@ -252,7 +253,8 @@ TEST_CASE("edges: images and videos without tokens", "[cpu]") {
 
 TEST_CASE("edges: of a larger mixing matrix the leading corner is used", "[cpu]") {
   const Index mix_heads = GENERATE(1, 4);
-  const Variant<Blocks1D> attention{.blocks = {.block = 4}, .key_blocks = {.block = 5}};
+  const Variant<Blocks1D> attention{
+      .blocks = {.block = 4}, .key_blocks = {.block = 5}, .mixing = {.leading_corner = true}};
   const Shape larger{2, 4, 2, 14, 14, 5, 7, mix_heads, 6, 8};  // 4 x 3 blocks
   const auto x = operands<double>(attention, larger);
   auto corner = x;
@@ -341,7 +343,8 @@ TEST_CASE("edges: a call without an output returns at once, however large it is"
        {Shape{many, 0, 0, 8, 8, 4, 3, 1, 2, 2}, Shape{many, 2, 1, 0, 8, 0, 0, 1, 2, 2},
         Shape{1, 2, 1, many, many, 0, 0, 1, many, 4}, Shape{1, many, many, 8, 8, 0, 0, 1, 2, 2}}) {
     CAPTURE(shape.batch, shape.heads, shape.query_tokens);
-    const Variant<Blocks1D> fitting{.blocks = {.block = shape.query_tokens == many ? many : 4}};
+    const Variant<Blocks1D> fitting{.blocks = {.block = shape.query_tokens == many ? many : 4},
+                                    .mixing = {.leading_corner = true}};
     CHECK(mhla::forward_workspace_size<double>(fitting, shape, backend::device()) == 0);
     CHECK(mhla::backward_workspace_size<double>(fitting, shape, backend::device()) == 0);
     using mhla::make_view;

@@ -135,7 +135,8 @@ void check_variant_refused(const V& attention, const Shape& shape, const Parts&.
   }
 
   // Run on tensors of the shape, which some sane variant made.
-  const Attention<Relu, Blocks1D> sane{.blocks = {.block = 1000}};
+  const Attention<Relu, Blocks1D> sane{.blocks = {.block = 1000},
+                                       .mixing = {.leading_corner = true}};
   Arguments arguments(sane, shape);
   const call::Operands<float> at_first = arguments.operands;
   for (const bool forward : {true, false}) {
@@ -534,16 +535,17 @@ TEST_CASE("errors: key_blocks", "[cpu]") {
   using Product = Attention<Relu, Blocks1D, Bidirectional, MixedProduct>;
   check_variant_refused(Product{.blocks = {.block = 15}, .key_blocks = {.block = 12}}, one_block,
                         "key_blocks", "MixedProduct", "same");
-  const Shape two_blocks{2, 6, 3, 12, 12, 5, 7, 1, 4, 4};
+  const Shape two_blocks{2, 6, 3, 12, 12, 5, 7, 1, 2, 4};
   check_variant_refused(Product{.blocks = {.block = 6}, .key_blocks = {.block = 3}}, two_blocks,
                         "key_blocks", "MixedProduct", "same");
 }
 
 TEST_CASE("errors: MixedProduct on a ragged grid, rotations of an odd number of features",
           "[cpu]") {
+  const Shape line{2, 6, 3, 15, 15, 5, 7, 1, 4, 4};
   const Shape blocks{2, 6, 3, 15, 15, 5, 7, 1, 6, 6};
   check_variant_refused(
-      Attention<Relu, Blocks1D, Bidirectional, MixedProduct>{.blocks = {.block = 4}}, blocks,
+      Attention<Relu, Blocks1D, Bidirectional, MixedProduct>{.blocks = {.block = 4}}, line,
       "MixedProduct", "divide evenly", "MixedKeySum");
   check_variant_refused(
       Attention<Relu, Blocks2D, Bidirectional, MixedProduct>{
@@ -552,7 +554,7 @@ TEST_CASE("errors: MixedProduct on a ragged grid, rotations of an odd number of 
   check_variant_refused(
       Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>{
           .blocks = {.block = 4}},
-      blocks, "rotation", "5 features", "even");
+      line, "rotation", "5 features", "even");
   check_variant_refused(
       Attention<Relu, Blocks2D, Bidirectional, Unnormalized, AxialRotary>{
           .blocks = {.grid = {3, 5}, .block = {2, 2}}},

@@ -228,7 +228,10 @@ TEST_CASE("precision: blocks longer than a tile", "[cpu]") {
 TEST_CASE("precision: grouped heads, one matrix or one for each, keys of another grid", "[cpu]") {
   for (const Index mix_heads : {1, 6})
     for (const Index kv_heads : {1, 2, 6}) {
-      check(Plain{.blocks = {.block = 7}, .key_blocks = {.block = 4}, .scale = 0.375},
+      check(Plain{.blocks = {.block = 7},
+                  .key_blocks = {.block = 4},
+                  .mixing = {.leading_corner = true},
+                  .scale = 0.375},
             {2, 6, kv_heads, 40, 29, 33, 24, mix_heads, 9, 11});  // mix larger than the layout
       // dmix of all heads, a sum of differences between few tokens.
       check(Past{.blocks = {.block = 6}}, {2, 6, kv_heads, 40, 40, 33, 24, mix_heads},

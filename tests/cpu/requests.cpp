@@ -128,7 +128,7 @@ TEST_CASE("requests: one state serves shapes of any size, one after the other", 
 }
 
 TEST_CASE("requests: a state of another call is refused before anything is written", "[cpu]") {
-  const Variant<MixedKeySum> attention{.blocks = {.block = 3}};
+  const Variant<MixedKeySum> attention{.blocks = {.block = 3}, .mixing = {.leading_corner = true}};
   const Operands<double> x = operands<double>(attention, shape);
   ForwardState<double> state;
   const auto check_refused = [&](const auto& variant, const Operands<double>& call_operands,
@@ -156,8 +156,8 @@ TEST_CASE("requests: a state of another call is refused before anything is writt
     check_refused(attention, operands<double>(attention, other), "another shape or variant");
   // The same shape in other blocks (mix is larger than the layout), and without key sums.
   Operands<double> larger_blocks = x;
-  check_refused(Variant<MixedKeySum>{.blocks = {.block = 4}}, larger_blocks,
-                "another shape or variant");
+  check_refused(Variant<MixedKeySum>{.blocks = {.block = 4}, .mixing = {.leading_corner = true}},
+                larger_blocks, "another shape or variant");
   check_refused(Variant<Unnormalized>{.blocks = {.block = 3}}, x, "another shape or variant");
 }
 

@@ -168,7 +168,7 @@ TEST_CASE("recurrent decoding: says what limits a sequence", "[decoding]") {
   CHECK(says(message(Mix(1, 5, 6)), "mhla: mix: axis columns is 6 but must be 7"));
   CHECK(says(message(Mix(2, 5, 7)), "mhla: mix: axis heads is 2 but must be 1"));
   sizes.max_tokens = -1;
-  CHECK(says(message(Mix(1, 1, 7)), "mhla: max_tokens: is -1"));
+  CHECK(says(message(Mix(1, 1, 7)), "mhla: max_tokens is -1 but must be at least 0"));
   sizes.max_tokens = 6;
   Decoder<Rotated, double> six(attention, Mix(1, 1, 7), sizes);
   CHECK(six.capacity() == 6);

@@ -60,6 +60,8 @@ TEST_CASE("spectrum: a singular value at the tolerance does not count", "[diagno
   const Spectrum spectrum(make_view(matrix, 2, 2));
   CHECK(spectrum.rank(0.25) == 1);
   CHECK(spectrum.rank(0.2499) == 2);
+  for (const double tolerance : {-0.25, std::numeric_limits<double>::quiet_NaN()})
+    CHECK_THROWS_AS(spectrum.rank(tolerance), mhla::ShapeError);
 }
 
 TEST_CASE("effective rank: k for k equal singular values, less for unequal ones", "[diagnostics]") {

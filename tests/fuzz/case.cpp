@@ -105,7 +105,7 @@ Case random_case(Draw& draw, Wish wish) {
   // Without an epsilon denominators may be 0, with a large one a mistake in it shows in any scalar.
   numbers.feature_epsilon = draw.one_of({0.0, 1e-6, 1e-3, 0.0625});
   numbers.normalizer_epsilon = draw.one_of({0.0, 1e-6, 0.125, 2.0});
-  numbers.scale = draw.one_of({1.0, 1.0, 0.375, -0.5, 1.7, 0.0});
+  numbers.scale = draw.one_of({1.0, 1.0, 0.375, 0.5, 1.7, 0.0});
   numbers.theta = draw.one_of({10000.0, 100.0, 2.0});
 
   const Regime regime = draw.once_in(12)   ? Regime::many_blocks
@@ -162,6 +162,7 @@ Case random_case(Draw& draw, Wish wish) {
   const Size key_tokens = packs(entry) ? query_tokens : result.keys.tokens();
   const Size heads = kv_heads * group;
   const Size larger = policies.rank == 1 && draw.once_in(4) ? draw.between(1, 4) : 0;
+  numbers.leading_corner = larger > 0 || draw.once_in(4);
   const bool own_matrices = draw.once_in(2);
   const Size matrices = own_matrices ? heads : 1;
 
@@ -274,7 +275,8 @@ std::string description_of(const Case& random) {
   grid("queries", random.queries);
   if (random.own_key_blocks) grid("keys", random.keys);
   out << ", epsilons " << n.feature_epsilon << " and " << n.normalizer_epsilon << ", scale "
-      << n.scale << ", theta " << n.theta << ", nu " << n.nu;
+      << n.scale << ", theta " << n.theta << ", nu " << n.nu
+      << (n.leading_corner ? ", leading corner" : "");
   return out.str();
 }
 

@@ -67,14 +67,19 @@ Mistake wrong_extent(Attempt& attempt, Draw& draw) {
                         Size{1} << 62, std::numeric_limits<Size>::min()});
   if (extent == before) return {};
   if (&view == &attempt.call().mix) {
-    // A larger matrix is legal for a sequence, and so is one for every head, or none.
+    // A larger matrix is legal for a sequence whose length is not known from it, or by name, and so
+    // is one for every head, or none.
     const Size needed = axis == 2 ? attempt.random.queries.blocks() : attempt.random.keys.blocks();
     if (axis == 0) return {};  // the view of the library has no such axis
     if (axis == 1 && (extent == 1 || extent == attempt.call().q.extent[1])) return {};
-    if (axis >= 2 && (extent >= needed) && !attempt.backward &&
-        attempt.random.problem.policies.rank == 1)
+    const Entry& entry = *attempt.random.entry;
+    const bool any_length = entry.policies.causality != Causality::bidirectional ||
+                            entry.batch >= Batch::packed_by_int32 || needed == 0;
+    const bool corner =
+        entry.policies.rank == 1 && (any_length || attempt.call().numbers.leading_corner);
+    if (axis >= 2 && corner && extent >= needed &&
+        !(attempt.backward && attempt.call().wanted[mixing]))
       return {};
-    if (axis >= 2 && extent >= needed && !attempt.call().wanted[mixing]) return {};
   }
   if (attempt.is_mix(view) && axis == 0) return {};
   return {"an axis of " + std::to_string(before) + " made " + std::to_string(extent)};
@@ -148,6 +153,30 @@ Mistake wrong_blocks(Attempt& attempt, Draw& draw) {
   // Key blocks of no extent are none: the keys have the queries' then.
   if (&grid == &call.keys && grid.block[axis] == 0) return {};
   return {"a block of no extent"};
+}
+
+Mistake senseless_number(Attempt& attempt, Draw& draw) {
+  const Policies& policies = attempt.random.problem.policies;
+  Numbers& numbers = attempt.call().numbers;
+  const double wrong = draw.one_of({-1.0, -1e-9, std::numeric_limits<double>::quiet_NaN(),
+                                    std::numeric_limits<double>::infinity()});
+  switch (draw.below(4)) {
+    case 0:
+      numbers.scale = wrong;
+      return {"a senseless scale"};
+    case 1:
+      numbers.theta = draw.one_of({wrong, 0.0});
+      return {policies.rotation == Rotation::none ? "" : "a senseless theta"};
+    case 2:
+      numbers.normalizer_epsilon = wrong;
+      return {policies.normalizer == Normalizer::unnormalized ? "" : "a senseless epsilon of den"};
+    default:
+      numbers.feature_epsilon = wrong;
+      numbers.nu = draw.one_of({Size{0}, Size{-1}});
+      const bool has_number = policies.map == Map::relu || policies.map == Map::squared_relu ||
+                              policies.map == Map::dpfp;
+      return {has_number ? "a senseless number of the feature map" : ""};
+  }
 }
 
 Mistake wrong_offsets(Attempt& attempt, Draw& draw) {
@@ -251,7 +280,7 @@ Mistake foreign_state(Attempt& attempt, Draw& draw) {
 void attack_illegally(Draw& draw, Tally& tally) {
   using Mistakes = Mistake (*)(Attempt&, Draw&);
   constexpr Mistakes mistakes[] = {
-      wrong_extent,     shared_memory, expanded_destination, odd_address,   wrong_extent,
+      wrong_extent,     shared_memory, expanded_destination, odd_address,   senseless_number,
       small_workspace,  odd_workspace, wrong_blocks,         wrong_offsets, vast_axis,
       inside_workspace, foreign_state, foreign_state};
   Case random = random_case(draw, Wish::anything);

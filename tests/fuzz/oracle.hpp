@@ -35,6 +35,7 @@ struct Numbers {
   Size nu = 1;                     ///< of Dpfp
   Size features = 0;               ///< of Favor
   std::vector<double> projection;  ///< [features, key_dim]
+  bool leading_corner = false;     ///< of a mix that is larger than a bidirectional layout
 };
 
 /// Length of phi's output.

@@ -89,6 +89,7 @@ class EntryOf {
         .key_blocks = call.own_key_blocks ? blocks_of<p.rank>(call.keys) : Blocks{},
         .normalizer = normalizer,
         .rotation = rotation,
+        .mixing = {.leading_corner = call.numbers.leading_corner},
         .scale = call.numbers.scale};
   }
 

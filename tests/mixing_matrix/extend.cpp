@@ -148,6 +148,8 @@ TEST_CASE("extend: says what does not fit, and writes nothing", "[mixing_matrix]
          "Extension::last_row needs a row to go by");
   refuse(matrices(larger, 2, 3, 3), matrices(larger, 2, 5, 5), average,
          "larger: shares memory with mix");
+  refuse(matrices(known, 2, 3, 3), matrices(larger, 2, 5, 5), static_cast<Extension>(2),
+         "extend: extension is 2");
   refuse(matrices(known, 2, 3, 3), {larger.data(), {2, 5, 5}, {0, 5, 1}}, average,
          "larger: shares memory with mix, or with itself");
 }

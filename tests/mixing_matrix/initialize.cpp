@@ -371,9 +371,6 @@ TEST_CASE("initial mixing: weights that are all zero, or 0 / 0, become uniform",
         .transform = Transform::local, .norm_axis = NormAxis::column, .local_threshold = 0.1};
     // key centres at 1/2, 3/2, 5/2 thirds of two blocks; the middle key alone is 1/2 from both
     CHECK(initialized(two, three, nearest) == Matrix{{0.5, 0.5, 0.5}, {0.5, 0.5, 0.5}});
-    const InitialMixing none{
-        .transform = Transform::local, .norm_axis = NormAxis::row, .local_threshold = -1};
-    CHECK(initialized(three, none) == Matrix(3, std::vector<double>(3, 1. / 3)));
   }
 }
 
@@ -528,11 +525,19 @@ TEST_CASE("initial mixing: what does not fit is refused before anything is writt
     mhla::initialize(view(2, 3), two, grid_of({1, 1, 3}), {.transform = Transform::causal});
   });
   CHECK(mentions(message, "Transform::causal needs one sequence"));
-  for (const double sigma : {0.0, -3.0, std::numeric_limits<double>::quiet_NaN()}) {
-    message = shape_error([&] {
-      mhla::initialize(view(4, 4), four, {.transform = Transform::exp, .exp_sigma = sigma});
-    });
-    CHECK(mentions(message, "exp_sigma"));
+  const auto refused = [&](const InitialMixing& options, const char* part) {
+    CHECK(mentions(shape_error([&] { mhla::initialize(view(4, 4), four, options); }), part));
+  };
+  refused({.exp_sigma = 0}, "exp_sigma is 0 but must be positive");
+  for (const double wrong :
+       {-3.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    refused({.exp_sigma = wrong}, "exp_sigma is ");
+    refused({.local_threshold = wrong}, "local_threshold is ");
+  }
+  for (const int wrong : {-1, 9}) {
+    refused({.transform = static_cast<Transform>(wrong)}, "transform is ");
+    refused({.max_mode = static_cast<MaxMode>(wrong)}, "max_mode is ");
+    refused({.norm_axis = static_cast<NormAxis>(wrong)}, "norm_axis is ");
   }
 
   message = shape_error([&] { mhla::initialize(view(1, 1), mhla::Blocks1D{}.grid_of(5)); });

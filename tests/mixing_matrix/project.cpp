@@ -65,6 +65,10 @@ TEST_CASE("projection: an interval without a point is refused, nothing written",
           "[mixing_matrix]") {
   double mix[1] = {5};
   CHECK_THROWS_AS(mhla::project(make_view(mix, 1, 1), {.low = 1, .high = 0}), mhla::ShapeError);
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  for (const double bound : {infinity, -infinity})
+    CHECK_THROWS_AS(mhla::project(make_view(mix, 1, 1), {.low = bound, .high = bound}),
+                    mhla::ShapeError);
   CHECK_THROWS_AS(mhla::project(make_view(mix, 1, 1), {.low = not_a_number, .high = 1}),
                   mhla::ShapeError);
   CHECK(mix[0] == 5);

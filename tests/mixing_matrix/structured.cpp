@@ -805,6 +805,11 @@ TEST_CASE("structured mixing: says what does not fit, and writes nothing", "[str
         [&] { mhla::initialize(parameters(1, 12), attention); });
   check("mix: axis rows is 2 but must be 1",
         [&] { mhla::fit(parameters(2, 13), matrix(6, 6), attention); });
+  check("fit: sweeps is 0",
+        [&] { mhla::fit(parameters(4, 7), matrix(4, 4), recurrent(2), {.sweeps = 0}); });
+  const char* no_states = "mixing.states is 0 but must be at least 1";
+  check(no_states, [&] { mhla::project(parameters(4, 1), recurrent(0)); });
+  check(no_states, [&] { mhla::extend(matrix(4, 1), parameters(4, 1), recurrent(0)); });
   check("mix: two of its elements share memory", [&] {
     mhla::initialize(TensorView<double, 2>{mix.data(), {4, 7}, {0, 1}}, recurrent(2));
   });

@@ -126,6 +126,11 @@ TEST_CASE("separable mixing: products make the sum of Kronecker products", "[pol
   }
 }
 
+TEST_CASE("mixing: a matrix of an empty mix without memory has none either", "[policy][mixing]") {
+  const mhla::TensorView<double, 3> empty{nullptr, {2, 2, 0}, {20, 10, 1}};
+  CHECK(mhla::matrix_view(empty, 1).data == nullptr);
+}
+
 TEST_CASE("dense mixing: expands to its leading corner", "[policy][mixing]") {
   const Attention<Relu, Blocks1D, Causal> attention{.blocks = {.block = 2}};
   const Shape shape{1, 1, 1, 6, 6, 1, 1, 1, 5, 4};

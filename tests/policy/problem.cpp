@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Attention as a type, and the check that it fits the extents of a call.
+#include <cstdint>
+#include <limits>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
@@ -41,6 +43,13 @@ struct Clamped {
   template <class T>
   T derivative(T x) const {
     return x > T(0) && x < T(1) ? T(1) : T(0);
+  }
+};
+
+struct Steep : Clamped {
+  int slope = 1;
+  void require_valid() const {
+    if (slope == 0) throw ShapeError("no slope");
   }
 };
 
@@ -121,19 +130,42 @@ TEST_CASE("problem: a checked problem holds the sizes that follow from the shape
             .feature_dim == 30);
 }
 
-TEST_CASE("problem: a 1-D mix may be larger than the layout, never smaller", "[policy]") {
-  const Sequence attention{.blocks = {.block = 9}};
-  CHECK_NOTHROW(checked_problem(attention, with(shape_1d, &Shape::mix_query_blocks, 32)));
-  CHECK_NOTHROW(checked_problem(attention, with(shape_1d, &Shape::mix_key_blocks, 32)));
-  CHECK(says(message(attention, with(shape_1d, &Shape::mix_query_blocks, 3)),
-             "mix: axis query blocks is 3 but must be 4", "leading corner"));
-  CHECK(says(message(attention, with(shape_1d, &Shape::mix_key_blocks, 3)),
-             "mix: axis key blocks is 3 but must be 4"));
-  CHECK(says(message(attention, with(shape_1d, &Shape::mix_query_blocks, -1)), "mix"));
+TEST_CASE("problem: a 1-D mix may be larger than the layout where that is meant", "[policy]") {
+  const auto takes_larger = [](const auto& attention, Shape shape) {
+    CHECK_NOTHROW(checked_problem(attention, with(shape, &Shape::mix_query_blocks, 32)));
+    CHECK_NOTHROW(checked_problem(attention, with(shape, &Shape::mix_key_blocks, 32)));
+    CHECK(says(message(attention, with(shape, &Shape::mix_query_blocks, 3)),
+               "mix: axis query blocks is 3 but must be 4", "leading corner"));
+    CHECK(says(message(attention, with(shape, &Shape::mix_key_blocks, 3)),
+               "mix: axis key blocks is 3 but must be 4"));
+    CHECK(says(message(attention, with(shape, &Shape::mix_query_blocks, -1)), "mix"));
+  };
+  const Sequence sequence{.blocks = {.block = 9}};
+  const std::int32_t offsets[] = {0, 35};
+  takes_larger(CausalSequence{.blocks = {.block = 9}}, shape_1d);
+  takes_larger(FrameSequence{.blocks = {.block = 9}}, shape_1d);
+  takes_larger(Sequence{.blocks = {.block = 9}, .mixing = {.leading_corner = true}}, shape_1d);
+  Shape packed = shape_1d;
+  packed.batch = 1;
+  takes_larger(Packed<Sequence, std::int32_t>(sequence, {offsets, 2}), packed);
+  // Elsewhere it may be that of another block size.
+  const auto refuses_larger = [](const auto& attention) {
+    for (const Index extent : {3, 5, 32}) {
+      const std::string is = " is " + std::to_string(extent) + " but must be 4";
+      CHECK(says(message(attention, with(shape_1d, &Shape::mix_query_blocks, extent)),
+                 "mix: axis query blocks" + is, "check the block size", "mixing.leading_corner"));
+      CHECK(says(message(attention, with(shape_1d, &Shape::mix_key_blocks, extent)),
+                 "mix: axis key blocks" + is, "check the block size", "mixing.leading_corner"));
+    }
+  };
+  refuses_larger(sequence);
+  refuses_larger(Sequence{.blocks = {.block = 9}, .key_blocks = {.block = 10}});
+  refuses_larger(Padded<Sequence>(sequence, {}));
 }
 
 TEST_CASE("problem: a 2-D mix must fit the layout exactly", "[policy]") {
-  const Image attention{.blocks = {.grid = {5, 7}, .block = {3, 4}}};
+  const Image attention{.blocks = {.grid = {5, 7}, .block = {3, 4}},
+                        .mixing = {.leading_corner = true}};  // a grid's mix has no such corner
   CHECK_NOTHROW(checked_problem(attention, shape_1d));
   for (const Index blocks : {3, 5}) {
     CHECK(says(message(attention, with(shape_1d, &Shape::mix_query_blocks, blocks)),
@@ -160,9 +192,6 @@ TEST_CASE("problem: extents that no variant accepts", "[policy]") {
   CHECK(says(message(Sequence{}, shape_1d), "blocks.block is 0"));
   CHECK(says(message(Sequence{.blocks = {.block = 9}, .key_blocks = {.block = -1}}, shape_1d),
              "key_blocks.block is -1"));
-  CHECK(says(message(Attention<Dpfp, Blocks1D>{.feature_map = {.nu = -1}, .blocks = {.block = 9}},
-                     shape_1d),
-             "feature_map(q): axis feature_dim", "negative"));
   for (const Index nu : {Index{1} << 60, Index{1} << 61, Index{1} << 62})
     CHECK(says(message(Attention<Dpfp, Blocks1D>{.feature_map = {.nu = nu}, .blocks = {.block = 9}},
                        shape_1d),
@@ -170,6 +199,55 @@ TEST_CASE("problem: extents that no variant accepts", "[policy]") {
   CHECK(says(message(Attention<Hedgehog, Blocks1D>{.blocks = {.block = 9}},
                      with(shape_1d, &Shape::key_dim, Index{1} << 62)),
              "q: axis key_dim", "too large"));
+}
+
+TEST_CASE("problem: settings that make no sense are refused by name", "[policy]") {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  Shape shape = shape_1d;
+  shape.key_dim = 6;
+  // `set` changes the number; 0 or more, or positive, are right.
+  const auto check = [&](const std::string& member, auto attention, auto set, bool positive) {
+    attention.blocks.block = 9;
+    for (const double wrong : {nan, -nan, infinity, -infinity, -1.0, -1e-9, -1e300, 1e39}) {
+      set(attention, wrong);
+      CHECK(says(message(attention, shape), "mhla: " + member + " is ", "but must be"));
+    }
+    set(attention, 0);
+    CHECK(says(message(attention, shape), "must be") == positive);
+    for (const double right : {1e-30, 0.5, 1e30}) {
+      set(attention, right);
+      CHECK_NOTHROW(checked_problem(attention, shape));
+    }
+  };
+  const auto feature_epsilon = [](auto& a, double x) { a.feature_map.epsilon = x; };
+  const auto epsilon = [](auto& a, double x) { a.normalizer.epsilon = x; };
+  const auto theta = [](auto& a, double x) { a.rotation.theta = x; };
+  check(
+      "scale", Sequence{}, [](auto& a, double x) { a.scale = x; }, false);
+  check("feature_map.epsilon", Sequence{}, feature_epsilon, false);
+  check("feature_map.epsilon", Attention<SquaredRelu, Blocks1D>{}, feature_epsilon, false);
+  check("normalizer.epsilon", Sequence{}, epsilon, false);
+  check("rotation.theta", Rotated{}, theta, true);
+  check("rotation.theta", Attention<Relu, Blocks1D, Causal, Unnormalized, AxialRotary>{}, theta,
+        true);
+  using Random = Attention<Dpfp, Blocks1D>;
+  for (const Index nu : {0, -1})
+    CHECK(says(message(Random{.feature_map = {.nu = nu}, .blocks = {.block = 9}}, shape),
+               "mhla: feature_map.nu is ", "but must be at least 1"));
+  for (const int precision : {-1, 2, 7})
+    CHECK(says(
+        message(Sequence{.blocks = {.block = 9}, .precision = static_cast<Precision>(precision)},
+                shape),
+        "mhla: precision is " + std::to_string(precision)));
+}
+
+TEST_CASE("problem: a user's own map says which of its numbers make sense", "[policy]") {
+  const Attention<Steep, Blocks1D> right{.blocks = {.block = 9}};
+  CHECK_NOTHROW(checked_problem(right, shape_1d));
+  CHECK(says(
+      message(Attention<Steep, Blocks1D>{.feature_map = {{}, 0}, .blocks = {.block = 9}}, shape_1d),
+      "no slope"));
 }
 
 TEST_CASE("problem: zero extents are legal", "[policy]") {
@@ -204,7 +282,8 @@ TEST_CASE("problem: causal variants and MixedProduct need equal sides", "[policy
   const Attention<Relu, Blocks1D, Bidirectional, MixedProduct> product{.blocks = {.block = 7},
                                                                        .key_blocks = {.block = 5}};
   Shape wide = shape_1d;
-  wide.mix_query_blocks = wide.mix_key_blocks = 7;
+  wide.mix_query_blocks = 5;
+  wide.mix_key_blocks = 7;
   CHECK(says(message(product, wide), "MixedProduct", "same"));
 }
 

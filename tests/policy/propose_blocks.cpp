@@ -66,8 +66,10 @@ TEST_CASE("longer heads make causal blocks longer") {
   REQUIRE(of(128) < of(1024));
 }
 
-TEST_CASE("a grid without tokens has no blocks") {
+TEST_CASE("a grid without tokens, or of more than a call takes, has no blocks") {
   REQUIRE_THROWS_AS(propose_blocks(0), mhla::ShapeError);
   REQUIRE_THROWS_AS(propose_blocks(4, 0), mhla::ShapeError);
   REQUIRE_THROWS_AS(propose_blocks(4, {.key_dim = 0}), mhla::ShapeError);
+  REQUIRE_THROWS_AS(propose_blocks((mhla::Index{1} << 36) + 1), mhla::ShapeError);
+  REQUIRE_THROWS_AS(propose_blocks(1 << 20, 1 << 20), mhla::ShapeError);
 }

@@ -113,8 +113,8 @@ TEST_CASE("oracle gradient: softmax, ragged image", "[reference]") {
 
 TEST_CASE("oracle gradient: dpfp, unnormalized, a mix larger than the layout", "[reference]") {
   check_gradients(
-      Attention<Dpfp, Blocks1D, Bidirectional, Unnormalized, AxialRotary>{.feature_map = {.nu = 2},
-                                                                          .blocks = {.block = 4}},
+      Attention<Dpfp, Blocks1D, Bidirectional, Unnormalized, AxialRotary>{
+          .feature_map = {.nu = 2}, .blocks = {.block = 4}, .mixing = {.leading_corner = true}},
       {.batch = 1,
        .heads = 2,
        .kv_heads = 1,

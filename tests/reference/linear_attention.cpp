@@ -103,7 +103,8 @@ TEST_CASE("linear attention: is MHLA with a mix of ones", "[reference]") {
     for (Index t = 0; t < 12; ++t) query_mask(n, t) = (t + n) % 4 != 0;
     for (Index j = 0; j < 10; ++j) key_mask(n, j) = (j + n) % 3 != 1;
   }
-  const Attention<Relu, Blocks1D> plain{.blocks = {.block = 5}, .scale = 0.7};
+  const Attention<Relu, Blocks1D> plain{
+      .blocks = {.block = 5}, .mixing = {.leading_corner = true}, .scale = 0.7};
   check_linear(plain, cross);
   check_linear(plain, cross, {query_mask.view(), key_mask.view()});
   check_linear(

@@ -161,8 +161,13 @@ TEST_CASE("oracle: equals the block form on sequences", "[reference]") {
   const block_form::Side thirteen{{1, 1, 13}, {1, 1, 5}};
   const block_form::Side eight{{1, 1, 8}, {1, 1, 3}};
   const Blocks1D blocks{.block = 5};
-  check_block_form(Elu<Blocks1D>{.blocks = blocks, .scale = 0.3}, thirteen, thirteen, 2);
-  check_block_form(Elu<Blocks1D>{.blocks = blocks, .key_blocks = {.block = 3}}, thirteen, eight, 1);
+  check_block_form(
+      Elu<Blocks1D>{.blocks = blocks, .mixing = {.leading_corner = true}, .scale = 0.3}, thirteen,
+      thirteen, 2);
+  check_block_form(
+      Elu<Blocks1D>{
+          .blocks = blocks, .key_blocks = {.block = 3}, .mixing = {.leading_corner = true}},
+      thirteen, eight, 1);
   check_block_form(Elu<Blocks1D, Bidirectional, Unnormalized, HalfSplitRotary>{.blocks = blocks},
                    thirteen, thirteen);
   check_block_form(
@@ -172,7 +177,10 @@ TEST_CASE("oracle: equals the block form on sequences", "[reference]") {
   const block_form::Side twelve{{1, 1, 12}, {1, 1, 3}};
   check_block_form(
       Elu<Blocks1D, Bidirectional, MixedProduct, HalfSplitRotary>{
-          .blocks = {.block = 3}, .normalizer = {.epsilon = 0.1}, .scale = 0.3},
+          .blocks = {.block = 3},
+          .normalizer = {.epsilon = 0.1},
+          .mixing = {.leading_corner = true},
+          .scale = 0.3},
       twelve, twelve, 1);
 }
 

@@ -29,6 +29,7 @@ constexpr Shape cross{.batch = 2,
                       .mix_key_blocks = 3};
 using Plain = Attention<EluPlusOne, Blocks1D>;
 constexpr Plain plain{.blocks = {.block = 4}};
+constexpr Plain of_larger_mix{.blocks = {.block = 4}, .mixing = {.leading_corner = true}};
 
 Shape square() {
   Shape shape = cross;
@@ -72,7 +73,7 @@ TEST_CASE("oracle: trailing masked keys are bitwise not there, whatever they hol
   Operands<double> cut = operands;
   cut.k = leading(operands.k, 6);
   cut.v = leading(operands.v, 6);
-  Results<double> expected = run(plain, cut);
+  Results<double> expected = run(of_larger_mix, cut);
   CHECK(bitwise_equal(masked.y.view(), expected.y.view()));
   CHECK(bitwise_equal(masked.dq.view(), expected.dq.view()));
   CHECK(bitwise_equal(leading(masked.dk, 6).view(), expected.dk.view()));
@@ -314,8 +315,9 @@ TEST_CASE("oracle: of a larger mix the leading corner is used", "[reference]") {
   corner.extent[1] = 3;
   corner.extent[2] = 3;
   fitting.mix = converted<double>(corner);
+  CHECK_THROWS_AS(run(plain, operands), ShapeError);
   const Results<double> expected = run(plain, fitting);
-  Results<double> results = run(plain, operands);
+  Results<double> results = run(of_larger_mix, operands);
   CHECK(bitwise_equal(results.y.view(), expected.y.view()));
   const auto outside = [&](double value) {
     bool all = true;
@@ -331,7 +333,7 @@ TEST_CASE("oracle: of a larger mix the leading corner is used", "[reference]") {
   CHECK(bitwise_equal(dmix_corner, expected.dmix.view()));
   CHECK(outside(0));
   for (double& element : results.dmix.elements()) element = 7;
-  reference::mhla_backward(plain, operands.q.view(), operands.k.view(), operands.v.view(),
+  reference::mhla_backward(of_larger_mix, operands.q.view(), operands.k.view(), operands.v.view(),
                            operands.mix.view(), operands.dy.view(),
                            {skip, skip, skip, results.dmix.view()}, Update::accumulate);
   CHECK(outside(7));
@@ -511,6 +513,7 @@ TEST_CASE("oracle: wrong sizes are refused before anything is written", "[refere
   const Attention<EluPlusOne, Blocks1D, Bidirectional, MixedProduct> product{
       .blocks = {.block = 11}};
   Shape even = square();
+  even.mix_query_blocks = even.mix_key_blocks = 1;
   const HostTensor<std::uint8_t, 2> full(2, 11);
   CHECK(says(error_message<ShapeError>([&] {
                forward(product, Operands<double>(even, 1, Normal{}), {{}, full.view()});

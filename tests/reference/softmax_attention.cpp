@@ -180,6 +180,8 @@ TEST_CASE("softmax attention: wrong sizes and a gradient of mix are refused", "[
                                                      o.dy.view(), {skip, skip, skip, dmix.view()});
              }),
              "dmix", "no mixing matrix"));
+  CHECK(says(error_message<ShapeError>([&] { run_softmax(SoftmaxAttention<>{.scale = -1}, o); }),
+             "mhla: scale is -1"));
   CHECK(says(error_message<ShapeError>([&] { run_softmax(SoftmaxAttention<Causal>{}, o); }),
              "k: axis tokens is 9 but must be 11", "Causal"));
   CHECK(says(error_message<ShapeError>([&] {

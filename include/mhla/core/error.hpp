@@ -4,6 +4,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdio>
 #include <initializer_list>
 #include <mhla/core/config.hpp>
 #include <stdexcept>
@@ -15,21 +16,26 @@ MHLA_NAMESPACE_BEGIN
 /// \{
 
 /// \cond INTERNAL
-// A piece of a message: text that outlives the expression, or an integer.
+// A piece of a message: text that outlives the expression, or a number.
 class MessagePart {
  public:
   MessagePart(const char* text) : text_(text) {}                 // NOLINT: a piece of a message
   MessagePart(const std::string& text) : text_(text.c_str()) {}  // NOLINT
   template <std::integral Number>
   MessagePart(Number number) : number_(static_cast<long long>(number)) {}  // NOLINT
+  MessagePart(double number) : real_(number), is_real_(true) {}            // NOLINT
 
   void append_to(std::string& message) const {
-    message += text_ != nullptr ? text_ : std::to_string(number_);
+    char real[32];
+    std::snprintf(real, sizeof(real), "%.9g", real_);
+    message += text_ != nullptr ? text_ : is_real_ ? real : std::to_string(number_);
   }
 
  private:
   const char* text_ = nullptr;
   long long number_ = 0;
+  double real_ = 0;
+  bool is_real_ = false;
 };
 /// \endcond
 
@@ -37,7 +43,7 @@ class MessagePart {
 class MHLA_EXCEPTION Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
-  /// The message, joined from text and integers: `Error("axis ", name, " is ", extent)`.
+  /// The message, joined from text and numbers: `Error("axis ", name, " is ", extent)`.
   template <class... Parts>
   Error(MessagePart first, MessagePart second, const Parts&... more)
       : runtime_error(joined({first, second, MessagePart(more)...})) {}

@@ -12,6 +12,7 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/overlap.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/backward_unit.hpp>
@@ -502,6 +503,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
   const OperandViews<T> x{q, k, v, mix};
   const Problem problem = checked_problem(attention, x.shape());
   const Shape& shape = problem.shape;
+  require_enumerator("update", update, Update::accumulate);
   require_backward(attention, shape, x, dy, gradients, workspace, {}).require_addresses();
   Span<const A> kept;
   if (saved != nullptr)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <mhla/core/config.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/workspace.hpp>
 
 // CUDA's own handles, declared as its headers declare them.
@@ -51,9 +52,13 @@ class CudaPlan;
 class CudaDevice {
  public:
   /// `workspace` is device memory for expressions that bring none with `.with(...)`.
+  /// \throws ShapeError if `products` or `path` is none of its enumerators.
   CudaDevice(CUstream_st* stream, cublasContext* cublas, WorkspaceView workspace = {},
              FloatProducts products = FloatProducts::exact, CudaPath path = CudaPath::automatic)
-      : stream_(stream), cublas_(cublas), workspace_(workspace), products_(products), path_(path) {}
+      : stream_(stream), cublas_(cublas), workspace_(workspace), products_(products), path_(path) {
+    require_enumerator("products", products, FloatProducts::tf32);
+    require_enumerator("path", path, CudaPath::resident);
+  }
 
   /// A cudaStream_t.
   CUstream_st* stream() const { return stream_; }

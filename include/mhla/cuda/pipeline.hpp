@@ -7,6 +7,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
@@ -165,6 +166,7 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
                    const std::type_identity_t<GradientViews<T>>& gradients, Update update,
                    WorkspaceView workspace,
                    std::type_identity_t<const CudaForwardState<Accumulator<T>>*> saved = nullptr) {
+  require_enumerator("update", update, Update::accumulate);
   const OperandViews<T> operands{q, k, v, mix};
   const Problem problem = checked_backward(attention, operands, dy, gradients, workspace,
                                            saved == nullptr ? WorkspaceView{} : saved->memory());

@@ -6,6 +6,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/policy/block_geometry.hpp>
 
 MHLA_NAMESPACE_BEGIN
@@ -15,19 +16,25 @@ namespace diagnostics {
 /// \{
 
 /// Linear attention phi(Q) phi(K)^T: min(query tokens, key tokens, D), D = feature_dim.
+/// \throws ShapeError if one of them is negative.
 constexpr Index linear_attention_rank_bound(Index query_tokens, Index key_tokens,
                                             Index feature_dim) {
   const Index tokens = query_tokens < key_tokens ? query_tokens : key_tokens;
+  if (tokens < 0) require_at_least("tokens", tokens, 0);
+  if (feature_dim < 0) require_at_least("feature_dim", feature_dim, 0);
   return tokens < feature_dim ? tokens : feature_dim;
 }
 
 /// sum_b min(n_b, D) over the blocks of one side, with n_b tokens in block b: what that side's
 /// features can span, block by block. At most the number of tokens.
-/// \throws ShapeError if a block has no extent.
+/// \throws ShapeError if a block has no extent, or feature_dim or an extent is negative.
 constexpr Index block_rank_bound(const Grid& grid, Index feature_dim) {
   for (const Index extent : grid.block)
     if (extent < 1)
       throw ShapeError("mhla: grid: a block has an extent of ", extent, "; it must be at least 1");
+  for (const Index extent : grid.extent)
+    if (extent < 0) require_at_least("grid.extent", extent, 0);
+  if (feature_dim < 0) require_at_least("feature_dim", feature_dim, 0);
   Index sum = 0;
   for (Index b = 0; b < grid.num_blocks(); ++b) {
     const Index tokens =
@@ -50,6 +57,7 @@ constexpr Index mhla_rank_bound(const Grid& query_grid, const Grid& key_grid, In
 /// r is the rank of mix with zeros above the diagonal.
 constexpr Index mhla_rank_bound(const Grid& query_grid, const Grid& key_grid, Index feature_dim,
                                 Index mix_rank) {
+  if (mix_rank < 0) require_at_least("mix_rank", mix_rank, 0);
   const Index by_blocks = mhla_rank_bound(query_grid, key_grid, feature_dim);
   const Index by_mix = checked_mul(mix_rank, feature_dim);
   return by_blocks < by_mix ? by_blocks : by_mix;

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/policy/problem.hpp>
 
@@ -83,6 +84,7 @@ inline Index softmax_attention_flops(const Shape& shape) {
 /// FLOPs of linear attention: one summary of all keys and one readout, 2 N D e each.
 inline Index linear_attention_flops(const Shape& shape, Index feature_dim) {
   require_tensors(shape);
+  require_at_least("feature_dim", feature_dim, 0);
   return checked_add(checked_product({2, shape.batch, shape.kv_heads, shape.key_tokens, feature_dim,
                                       shape.value_dim}),
                      checked_product({2, shape.batch, shape.heads, shape.query_tokens, feature_dim,

@@ -12,6 +12,7 @@
 #include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/square_scale.hpp>
 #include <mhla/core/tensor_view.hpp>
@@ -66,7 +67,9 @@ class Spectrum {
   }
 
   /// Numerical rank: the number of singular values above `relative_tolerance` times the largest.
+  /// \throws ShapeError unless relative_tolerance is 0 or more.
   Index rank(double relative_tolerance) const {
+    require_not_negative("relative_tolerance", relative_tolerance);
     Index count = 0;
     for (const double value : values_) count += value > relative_tolerance * values_.front();
     return count;

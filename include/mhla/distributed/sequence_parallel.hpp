@@ -12,6 +12,7 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/core/tensor_view.hpp>
@@ -347,6 +348,7 @@ class SequenceParallel {
         throw ShapeError(
             "mhla: keys: under Causal and BlockCausal, and of a packed batch, they have the shares "
             "of queries: leave them empty");
+      require_enumerator("wire", wire_, Wire::bfloat16);
       if (recurs && wire_ != Wire::exact)
         throw ShapeError("mhla: wire: RecurrentMixing's states travel exact");
       require_chunks<V>("queries", queries_, stages);

@@ -8,6 +8,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/distributed/agreement.hpp>
@@ -106,6 +107,7 @@ class SplitTraffic {
   /// \throws ShapeError if variant, shape and shares do not fit.
   SplitTraffic(const V& attention, const Shape& shape, const SplitCall& call)
       : attention_(attention), problem_(checked_problem(attention, shape)), call_(call) {
+    require_enumerator("wire", call_.wire, Wire::bfloat16);
     if (call_.keys.empty()) call_.keys = call_.queries;
     const Index ranks = std::max(Index{1}, this->ranks());
     require_shares("queries", call_.queries, query_list(attention_, problem_).num_blocks(), ranks);

@@ -14,7 +14,6 @@
 #include <mhla/mixing_fit/recurrent.hpp>
 #include <mhla/mixing_matrix.hpp>
 #include <mhla/policy/block_geometry.hpp>
-#include <string>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -144,8 +143,7 @@ inline void initialize_all_blocks(const InitialMixing& options, RecurrentParamet
       break;
     case Transform::local:
       if (options.local_threshold >= 2)
-        throw ShapeError("mhla: initialize: local_threshold is ",
-                         std::to_string(options.local_threshold),
+        throw ShapeError("mhla: initialize: local_threshold is ", options.local_threshold,
                          "; one row for all blocks reaches the block before, at a distance of 1");
       next = options.local_threshold >= 1 ? 1 : 0;
       sum = 1 + 2 * next;
@@ -172,8 +170,6 @@ inline void initialize_all_blocks(const InitialMixing& options, RecurrentParamet
 /// are written, each with a decay of its own, but not read.
 inline RecurrentParameters initial_recurrence(InitialMixing options, Index rows, Index states) {
   mixing_matrix::require_valid(options, sequence(rows), sequence(rows));
-  if (options.transform == Transform::local && options.local_threshold < 0)
-    options = {.transform = Transform::uniform, .norm_axis = NormAxis::row};  // as a dense mix
   RecurrentParameters p(rows, states);
   for (Index r = 0; r < states; ++r)
     set_state(

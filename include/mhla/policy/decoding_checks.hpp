@@ -6,6 +6,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/overlap.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
@@ -15,7 +16,6 @@
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
-#include <string>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -68,8 +68,6 @@ template <AttentionVariant V, class M>
 Index decoder_capacity(const V& variant, const TensorView<const M, 3>& mix,
                        const DecoderShape& shape) {
   if (mix_limits<V>(mix.extent[1])) return checked_mul(mix.extent[1], variant.blocks.block);
-  if (shape.max_tokens < 0)
-    throw ShapeError("mhla: max_tokens: is ", shape.max_tokens, ", which is negative");
   if (shape.max_tokens > 0) return shape.max_tokens;
   if (rotates<V>)
     throw ShapeError(
@@ -83,6 +81,8 @@ Index decoder_capacity(const V& variant, const TensorView<const M, 3>& mix,
 template <AttentionVariant V, class M>
 Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
                         const DecoderShape& shape) {
+  require_at_least("max_tokens", shape.max_tokens, 0);
+  require_at_least("slots", shape.slots, 1);
   checked_grid(variant.blocks, 0, "blocks", "q");
   require_tensor("mix", mix);
   if (!factors_mixing<V> && mix.extent[1] != mix.extent[2])
@@ -102,7 +102,6 @@ Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
   };
   require_block("feature_dim", problem.feature_dim);
   require_block("value_dim", shape.value_dim);
-  if (shape.slots < 1) throw ShapeError("mhla: slots: is ", shape.slots, " but must be at least 1");
   require_aligned(mix, "mix");
   if constexpr (borrows_projection<V>)
     require_aligned(variant.feature_map.projection, "feature_map.projection");

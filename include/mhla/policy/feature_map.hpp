@@ -5,7 +5,8 @@
 /// Element-wise maps have a value and a derivative; row-wise maps see a whole row, may change its
 /// length, and provide the vector-Jacobian product (vjp). A type of yours that satisfies
 /// mhla::ElementwiseFeatureMap or mhla::RowwiseFeatureMap works everywhere, on CUDA too if its
-/// functions carry MHLA_HOST_DEVICE.
+/// functions carry MHLA_HOST_DEVICE. `void require_valid() const`, if it has one, is called by
+/// every call, and throws where the map's numbers make no sense; so is a rotation's.
 ///
 /// Relu is what the released vision, DiT and video code uses; EluPlusOne is arXiv 2006.16236,
 /// Hedgehog arXiv 2402.04347, Dpfp arXiv 2102.11174, Favor arXiv 2009.14794.
@@ -15,6 +16,7 @@
 #include <concepts>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <type_traits>
 
@@ -85,7 +87,11 @@ struct Identity {
 
 /// phi(x) = max(x, 0) + epsilon. The derivative at 0 is 0. NaN stays NaN.
 struct Relu {
-  double epsilon = 1e-6;  ///< keeps features positive
+  double epsilon = 1e-6;  ///< keeps features positive; 0 or more
+
+  /// \cond INTERNAL
+  void require_valid() const { require_not_negative("feature_map.epsilon", epsilon); }
+  /// \endcond
 
   /// phi(x)
   template <class T>
@@ -101,7 +107,11 @@ struct Relu {
 
 /// phi(x) = max(x, 0)^2 + epsilon.
 struct SquaredRelu {
-  double epsilon = 1e-6;  ///< keeps features positive
+  double epsilon = 1e-6;  ///< keeps features positive; 0 or more
+
+  /// \cond INTERNAL
+  void require_valid() const { require_not_negative("feature_map.epsilon", epsilon); }
+  /// \endcond
 
   /// phi(x)
   template <class T>
@@ -239,7 +249,11 @@ struct Hedgehog {
 /// y[c] y[(c - j) mod 2 key_dim] for j = 1..nu: 2 nu key_dim features. (The released code's
 /// [relu(x), -relu(x)] is a bug; this is the cited paper's form.)
 struct Dpfp {
-  Index nu = 4;  ///< number of rolls
+  Index nu = 4;  ///< number of rolls, at least 1
+
+  /// \cond INTERNAL
+  void require_valid() const { require_at_least("feature_map.nu", nu, 1); }
+  /// \endcond
 
   /// Number of features.
   MHLA_HOST_DEVICE constexpr Index feature_dim(Index key_dim) const {

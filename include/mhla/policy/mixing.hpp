@@ -27,19 +27,30 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup mixings
 /// \{
 
-/// Every entry of m is a parameter: mix [.., query blocks, key blocks]. Under Blocks1D mix may be
-/// larger: the leading corner is used.
+/// Every entry of m is a parameter: mix [.., query blocks, key blocks]. A larger mix, of which the
+/// leading corner is used, fits Causal, BlockCausal and packed sequences; under Bidirectional,
+/// where it may mean blocks of another size, it fits Blocks1D with `leading_corner`.
 struct DenseMixing {
+  bool leading_corner = false;  ///< takes a larger mix under Bidirectional with Blocks1D too
+
   /// \cond INTERNAL
-  static void require_parameters(const MixingLayout& layout, Index rows, Index columns) {
-    const bool larger = layout.rank == 1;
-    const char* rule =
-        larger ? "mix needs a row per query block and a column per key block (of a larger matrix "
-                 "the leading corner is used)"
-               : "mix needs exactly a row per query block and a column per key block";
+  // `any_length`: of sequences, as causal and packed ones are. No tokens fit any block size.
+  void require_parameters(const MixingLayout& layout, Index rows, Index columns,
+                          bool any_length = false) const {
+    const bool corner = layout.rank == 1 && (any_length || leading_corner);
     const auto fits = [&](Index extent, Index blocks) {
-      return larger ? extent >= blocks : extent == blocks;
+      return extent == blocks || (extent > blocks && (corner || (layout.rank == 1 && blocks == 0)));
     };
+    const char* rule =
+        "mix needs exactly a row per query block and a column per key block: check blocks";
+    if (layout.rank == 1)
+      rule =
+          "mix needs exactly a row per query block and a column per key block: check the block "
+          "size, or set mixing.leading_corner to use a part of a larger matrix";
+    if (corner)
+      rule =
+          "mix needs a row per query block and a column per key block (of a larger matrix the "
+          "leading corner is used)";
     if (!fits(rows, layout.query_blocks()))
       throw_shape_error("mix", "query blocks", rows, layout.query_blocks(), rule);
     if (!fits(columns, layout.key_blocks()))
@@ -88,7 +99,8 @@ concept Mixing = std::same_as<M, DenseMixing> || StructuredMixing<M>;
 // One of mix's matrices.
 template <class A>
 MHLA_HOST_DEVICE TensorView<A, 2> matrix_view(const TensorView<A, 3>& mix, Index matrix) {
-  return {mix.data + matrix * mix.stride[0],
+  const bool empty = mix.size() == 0;  // its address may be null
+  return {empty ? mix.data : mix.data + matrix * mix.stride[0],
           {mix.extent[1], mix.extent[2]},
           {mix.stride[1], mix.stride[2]}};
 }

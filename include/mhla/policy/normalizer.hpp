@@ -9,6 +9,7 @@
 
 #include <concepts>
 #include <mhla/core/config.hpp>
+#include <mhla/core/setting.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -31,7 +32,11 @@ struct NormalizerNeeds {
 /// of the attention matrix sum to 1, up to epsilon.
 struct MixedKeySum {
   static constexpr NormalizerNeeds needs{.mixed_key_sums = true};  ///< \private
-  double epsilon = 1e-6;                                           ///< added to den
+  double epsilon = 1e-6;                                           ///< added to den; 0 or more
+
+  /// \cond INTERNAL
+  void require_valid() const { require_not_negative("normalizer.epsilon", epsilon); }
+  /// \endcond
 };
 
 /// den_(i,p) = sum_b m_ib (s q_(b,p)^T z_b) + epsilon: the released vision, DiT and video code's.
@@ -40,7 +45,11 @@ struct MixedKeySum {
 /// padded.
 struct MixedProduct {
   static constexpr NormalizerNeeds needs{.mixed_products = true};  ///< \private
-  double epsilon = 1e-6;                                           ///< added to den
+  double epsilon = 1e-6;                                           ///< added to den; 0 or more
+
+  /// \cond INTERNAL
+  void require_valid() const { require_not_negative("normalizer.epsilon", epsilon); }
+  /// \endcond
 };
 
 /// den = 1: the released language model and Wan configuration, where an RMS norm follows.

@@ -4,6 +4,7 @@
 
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/stage.hpp>
 #include <mhla/policy/batch_layout.hpp>
@@ -51,10 +52,24 @@ MixingLayout mixing_layout(const Problem& problem) {
   return layout;
 }
 
+// Throws ShapeError unless the numbers of a variant make sense, whatever the shape.
+template <AttentionVariant A>
+void require_settings(const A& attention) {
+  const auto check = [](const auto& policy) {
+    if constexpr (requires { policy.require_valid(); }) policy.require_valid();
+  };
+  check(attention.feature_map);
+  check(attention.normalizer);
+  check(attention.rotation);
+  require_not_negative("scale", attention.scale);
+  require_enumerator("precision", attention.precision, Precision::fast);
+}
+
 // The rest of checked_problem, once sequences and grids are known.
 template <AttentionVariant A>
 Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
                         const Grid& query_grid, const Grid& key_grid) {
+  require_settings(attention);
   Problem problem;
   problem.shape = shape;
   problem.sequences = sequences;
@@ -66,8 +81,14 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
   problem.queries = problem.held_queries = {0, problem.query_blocks};
   problem.keys = problem.held_keys = {0, problem.key_blocks};
 
-  attention.mixing.require_parameters(mixing_layout<A>(problem), shape.mix_query_blocks,
-                                      shape.mix_key_blocks);
+  const MixingLayout layout = mixing_layout<A>(problem);
+  if constexpr (factors_mixing<A>) {
+    attention.mixing.require_parameters(layout, shape.mix_query_blocks, shape.mix_key_blocks);
+  } else {
+    constexpr bool any_length = sees_past_only<A> || requires { attention.offsets; };
+    attention.mixing.require_parameters(layout, shape.mix_query_blocks, shape.mix_key_blocks,
+                                        any_length);
+  }
 
   problem.feature_dim = feature_dim(attention.feature_map, shape.key_dim);
   const auto require_features = [&](const char* argument, Index heads, Index tokens) {

@@ -7,6 +7,8 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/setting.hpp>
+#include <mhla/core/shape.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <vector>
 
@@ -92,9 +94,11 @@ inline Grid blocks_of(const Grid& grid, const BlockNeeds& needs) {
     if (grid.extent[axis] < 1)
       throw ShapeError("mhla::propose_blocks: a grid of ", grid.extent[0], " x ", grid.extent[1],
                        " x ", grid.extent[2], " tokens; every extent must be at least 1");
-  if (needs.key_dim < 1 || needs.value_dim < 1)
-    throw ShapeError("mhla::propose_blocks: key_dim is ", needs.key_dim, " and value_dim is ",
-                     needs.value_dim, "; both must be at least 1");
+  if (checked_mul(checked_mul(grid.extent[0], grid.extent[1]), grid.extent[2]) > max_call_tokens)
+    throw ShapeError("mhla::propose_blocks: a grid of ", grid.extent[0], " x ", grid.extent[1],
+                     " x ", grid.extent[2], " tokens; no call takes more than 2^36");
+  require_at_least("propose_blocks: key_dim", needs.key_dim, 1);
+  require_at_least("propose_blocks: value_dim", needs.value_dim, 1);
   const Choice exact = nearest(grid, needs, false);
   if (!needs.ragged) return exact.grid;
   const Choice ragged = nearest(grid, needs, true);

@@ -6,6 +6,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/causality.hpp>
@@ -40,8 +41,9 @@ struct RecurrentMixing {
   // Blocks that are mixed by one product; only states cross from chunk to chunk.
   static constexpr Index chunk = 16;
 
+  void require_valid() const { require_at_least("mixing.states", states, 1); }
   void require_parameters(const MixingLayout& layout, Index rows, Index parameter_columns) const {
-    if (states < 1) throw ShapeError("mhla: mixing.states is ", states, " but must be at least 1");
+    require_valid();
     require_extent("mix", "columns", parameter_columns, columns(),
                    "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
                    "factors of every state");

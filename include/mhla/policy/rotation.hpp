@@ -10,6 +10,7 @@
 #include <concepts>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/setting.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -33,7 +34,11 @@ struct NoRotation {};
 
 /// Pairs (c, c + D/2), angle t theta^(-2c/D): GPT-NeoX's order. Blocks1D only; D is even.
 struct HalfSplitRotary {
-  double theta = 10000;  ///< base of the frequencies
+  double theta = 10000;  ///< base of the frequencies, positive
+
+  /// \cond INTERNAL
+  void require_valid() const { require_positive("rotation.theta", theta); }
+  /// \endcond
 
   /// {1, D/2}
   MHLA_HOST_DEVICE constexpr RotationPairs pairs(Index feature_dim) const {
@@ -53,7 +58,11 @@ struct HalfSplitRotary {
 /// [c - floor(c/2), floor(c/2)], in 3-D [c - 2 floor(c/3), floor(c/3), floor(c/3)] of c = D/2
 /// pairs; angle position_a theta^(-j / pairs_a), j counting the axis's own pairs: Wan's. D is even.
 struct AxialRotary {
-  double theta = 10000;  ///< base of the frequencies
+  double theta = 10000;  ///< base of the frequencies, positive
+
+  /// \cond INTERNAL
+  void require_valid() const { require_positive("rotation.theta", theta); }
+  /// \endcond
 
   /// {2, 1}
   MHLA_HOST_DEVICE constexpr RotationPairs pairs(Index /*feature_dim*/) const { return {2, 1}; }

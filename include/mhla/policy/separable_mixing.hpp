@@ -5,6 +5,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/mixing_product.hpp>
@@ -36,7 +37,7 @@ struct SeparableMixing {
 
   /// \cond INTERNAL
   void require_parameters(const MixingLayout& layout, Index rows, Index parameter_columns) const {
-    if (rank < 1) throw ShapeError("mhla: mixing.rank is ", rank, " but must be at least 1");
+    require_at_least("mixing.rank", rank, 1);
     require_extent("mix", "rows", rows, rank,
                    "SeparableMixing's mix has a row for each of `rank` Kronecker products");
     require_extent("mix", "columns", parameter_columns, columns(layout),

@@ -104,8 +104,8 @@ struct Attention {
   CausalityT causality = {};     ///< has no numbers
   NormalizerT normalizer = {};   ///< den_t, with its epsilon
   RotationT rotation = {};       ///< R, with its theta
-  MixingT mixing = {};           ///< how S~ comes from S, with its number of states or its rank
-  double scale = 1;              ///< multiplies phi(q): numerator and denominator, before epsilon
+  MixingT mixing = {};           ///< how S~ comes from S
+  double scale = 1;              ///< multiplies phi(q) in numerator and denominator; 0 or more
   Precision precision = Precision::exact;  ///< of products with bfloat16 tensors
 
   using FeatureMapType = FeatureMapT;  ///< 1st argument

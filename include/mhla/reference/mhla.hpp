@@ -153,7 +153,8 @@ Problem checked_mhla(const V& attention, const Shape& shape, const TokenMasks& m
 // The parameters of one of mix's matrices.
 template <class A>
 TensorView<A, 2> matrix_of(const TensorView<A, 3>& mix, Index matrix) {
-  return {mix.data + matrix * mix.stride[0],
+  const bool empty = mix.size() == 0;  // its address may be null
+  return {empty ? mix.data : mix.data + matrix * mix.stride[0],
           {mix.extent[1], mix.extent[2]},
           {mix.stride[1], mix.stride[2]}};
 }

@@ -13,6 +13,7 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
+#include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/token_masks.hpp>
@@ -45,11 +46,12 @@ struct SoftmaxAttention {
 /// \cond INTERNAL
 // The shape of a call; throws ShapeError if operands and masks do not fit.
 template <class C, class T>
-Shape checked_softmax(const SoftmaxAttention<C>&, const TensorView<const T, 4>& q,
+Shape checked_softmax(const SoftmaxAttention<C>& attention, const TensorView<const T, 4>& q,
                       const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
                       const TokenMasks& masks) {
   Shape shape = shape_of(q, k, v, TensorView<const T, 3>{nullptr, {1, 0, 0}, {}});
   require_consistent(shape);
+  if (attention.scale) require_not_negative("scale", *attention.scale);
   if constexpr (std::is_same_v<C, Causal>)
     require_extent("k", "tokens", shape.key_tokens, shape.query_tokens,
                    "Causal needs the same tokens on the query and the key side");

@@ -124,6 +124,7 @@ Case draw_sizes(const Policies& policies, const Wishes& wishes, Regime regime, D
   s.value_dim = draw.between(2, longest + 1);
   const bool own_mixing = draw.once_in(2);
   const bool larger_mix = policies.rank == 1 && !wishes.exact_mix && draw.once_in(4);
+  c.setting.leading_corner = larger_mix;
   s.mix_heads = own_mixing ? s.heads : 1;
   s.mix_query_blocks = c.setting.queries.num_blocks() + (larger_mix ? draw.between(1, 3) : 0);
   s.mix_key_blocks = c.setting.keys.num_blocks() + (larger_mix ? draw.between(1, 4) : 0);

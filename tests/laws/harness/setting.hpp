@@ -25,6 +25,7 @@ struct Setting {
   double normalizer_epsilon = 1e-6;
   double scale = 1;
   double theta = 10000;
+  bool leading_corner = false;
   Index nu = 2;
   HostTensor<double, 2> projection;  ///< Favor's [features, key_dim]
 };
@@ -60,6 +61,8 @@ V attention_of(const Setting& setting) {
   if constexpr (requires { attention.normalizer.epsilon; })
     attention.normalizer.epsilon = setting.normalizer_epsilon;
   if constexpr (requires { attention.rotation.theta; }) attention.rotation.theta = setting.theta;
+  if constexpr (requires { attention.mixing.leading_corner; })
+    attention.mixing.leading_corner = setting.leading_corner;
   attention.scale = setting.scale;
   return attention;
 }
