@@ -39,7 +39,8 @@ class FailingAllocation {
   ~FailingAllocation() { allocation_counter::until_failure = -1; }
 };
 
-void* operator new(std::size_t size) {
+// Not inlined: g++ 12 warns of free() on what it has seen operator new return.
+__attribute__((noinline)) void* operator new(std::size_t size) {
   using namespace allocation_counter;
   if (until_failure >= 0 && until_failure.fetch_sub(1) <= 0) {
     until_failure = 0;
@@ -49,11 +50,20 @@ void* operator new(std::size_t size) {
   if (void* const memory = std::malloc(size == 0 ? 1 : size)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept {
+__attribute__((noinline)) void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+__attribute__((noinline)) void operator delete(void* memory) noexcept {
   if (allocation_counter::counts_new_alone && memory != nullptr) ++allocation_counter::releases;
   std::free(memory);
 }
-void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
+__attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept {
+  operator delete(memory);
+}
 
 /// What has been allocated since the object was made, by any thread.
 class AllocationCounter {
