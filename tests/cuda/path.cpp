@@ -189,7 +189,7 @@ TEST_CASE("cuda path: what the fused paths refuse by type, and why", "[cuda]") {
 }
 
 TEST_CASE("cuda path: what the fused paths refuse by size, and why", "[cuda]") {
-  const Shape shape{2, 4, 2, 40, 50, 64, 64, 1, 3, 3};
+  const Shape shape{2, 4, 2, 40, 50, 64, 64, 1, 2, 3};
   constexpr HeadDimsPair pair[] = {{64, 64}};
   const auto said_with = [&](const Shape& s, const HeadDimsList& compiled) {
     mhla::Problem problem;
@@ -843,7 +843,10 @@ TEST_CASE("cuda path: a plan is kept, and is for its own calls", "[cuda]") {
   refuses([&] { call::backward(attention, x, device.with(of_one)); });
   const auto longer = call::operands<BFloat16>(attention, {1, 2, 1, 10, 10, 32, 32});
   refuses([&] { call::forward(attention, longer, planned); });
-  refuses([&] { call::forward(Attention{.blocks = {.block = 5}}, x, planned); });
+  refuses([&] {
+    call::forward(Attention{.blocks = {.block = 5}, .mixing = {.leading_corner = true}}, x,
+                  planned);
+  });
   refuses([&] {
     call::forward(Attention{.blocks = {.block = 4}},
                   call::operands<float>(attention, {1, 2, 1, 9, 9, 32, 32}), planned);

@@ -124,7 +124,8 @@ TEMPLATE_TEST_CASE("tables: one launch fills them", "[cuda]", float, double) {
       Tables<TestType, decltype(video)>(video, Shape{1, 2, 1, 105, 72, 4, 4, 1, 8, 10}).launches ==
       1);
   // Blocks longer than their sequence, of a corner of mix; more angles than fit into one launch.
-  const Variant<Blocks1D, HalfSplitRotary> line{.blocks = {.block = 40}};
+  const Variant<Blocks1D, HalfSplitRotary> line{.blocks = {.block = 40},
+                                                .mixing = {.leading_corner = true}};
   CHECK(Tables<TestType, decltype(line)>(line, Shape{1, 1, 1, 33, 33, 6, 4, 1, 3, 2}).launches ==
         1);
   CHECK(Tables<TestType, decltype(line)>(line, Shape{1, 1, 1, 3, 3, 1030, 4, 1, 1, 1}).launches ==
