@@ -59,8 +59,9 @@ class Executors {
   std::vector<NamedExecutor> thread_counts() const {
     std::vector<NamedExecutor> executors;
     for (std::size_t i = 0; i < counts_.size(); ++i)
-      executors.push_back({std::to_string(counts_[i].slots()), counts_[i],
-                           counts_[i].slots() == 1 ? bench::Clock::thread : bench::Clock::wall});
+      executors.push_back(
+          {std::to_string(counts_[i].num_slots()), counts_[i],
+           counts_[i].num_slots() == 1 ? bench::Clock::thread : bench::Clock::wall});
     return executors;
   }
 

@@ -69,7 +69,7 @@ void fork_and_join(benchmark::State& state, const Executor& executor, const Load
 template <class Executor>
 void add(const std::string& name, const Executor& executor, const Load& load) {
   benchmark::RegisterBenchmark(
-      load.name(name, static_cast<Index>(executor.slots())).c_str(),
+      load.name(name, static_cast<Index>(executor.num_slots())).c_str(),
       [&executor, load](benchmark::State& state) { fork_and_join(state, executor, load); })
       ->UseManualTime()
       ->Unit(benchmark::kMicrosecond)

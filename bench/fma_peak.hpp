@@ -116,12 +116,12 @@ inline void fma_burst<mhla::BFloat16>(std::ptrdiff_t) {}
 template <class T>
 double fma_peak(const mhla::ExecutorRef& executor, Clock clock) {
   constexpr std::ptrdiff_t rounds = 60000;
-  const mhla::Index slots = executor.slots();
+  const mhla::Index num_slots = executor.num_slots();
   const double begin = now_in_seconds(clock);
   const auto burst = [](mhla::Index, mhla::Index) { fma_burst<T>(rounds); };
-  executor.parallel_for(slots, burst);
+  executor.parallel_for(num_slots, burst);
   const double seconds = now_in_seconds(clock) - begin;
-  return burst_flops<T>(rounds) * static_cast<double>(slots) / seconds * 1e-9;
+  return burst_flops<T>(rounds) * static_cast<double>(num_slots) / seconds * 1e-9;
 }
 
 }  // namespace bench

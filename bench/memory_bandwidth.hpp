@@ -50,14 +50,14 @@ class MemoryBandwidth {
  private:
   template <class F>
   double rate(const mhla::ExecutorRef& executor, Clock clock, double times, F&& f) {
-    const auto slots = static_cast<std::size_t>(executor.slots());
-    const std::size_t part = from_.size() / slots;
+    const auto num_slots = static_cast<std::size_t>(executor.num_slots());
+    const std::size_t part = from_.size() / num_slots;
     const double begin = now_in_seconds(clock);
     const auto task = [&](mhla::Index index, mhla::Index) {
       f(static_cast<std::size_t>(index) * part, part);
     };
-    executor.parallel_for(static_cast<mhla::Index>(slots), task);
-    return times * static_cast<double>(part * slots) / (now_in_seconds(clock) - begin) * 1e-9;
+    executor.parallel_for(static_cast<mhla::Index>(num_slots), task);
+    return times * static_cast<double>(part * num_slots) / (now_in_seconds(clock) - begin) * 1e-9;
   }
 
   std::vector<char> from_;

@@ -41,7 +41,7 @@ void decode(benchmark::State& state, const Shape& shape, const NamedExecutor& ex
                                  .kv_heads = shape.heads,
                                  .key_dim = shape.key_dim,
                                  .value_dim = shape.value_dim,
-                                 .slots = executor.executor.slots()};
+                                 .num_slots = executor.executor.num_slots()};
   mhla::Decoder<std::remove_const_t<decltype(attention)>, T> decoder(attention, t.mix, sizes);
   std::vector<std::vector<double>> runs(static_cast<std::size_t>(shape.tokens()));
   for (auto _ : state) {

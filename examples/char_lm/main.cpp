@@ -142,7 +142,7 @@ int run(const Options& options) {
       options.heads, options.context);
   if (options.compare || options.mixing == Mixing::mhla)
     std::printf(" in blocks of %td", options.block);
-  std::printf("; %td thread%s.\n\n", threads.slots(), threads.slots() == 1 ? "" : "s");
+  std::printf("; %td thread%s.\n\n", threads.num_slots(), threads.num_slots() == 1 ? "" : "s");
   std::fflush(stdout);
   if (options.compare) {
     compare(options, shape, training_text, validation_text, threads);

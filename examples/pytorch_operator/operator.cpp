@@ -28,7 +28,7 @@ using at::Tensor;
 
 /// PyTorch's own threads, as many as torch.set_num_threads says.
 struct TorchThreads {
-  mhla::Index slots() const { return at::get_num_threads(); }
+  mhla::Index num_slots() const { return at::get_num_threads(); }
 
   template <class Task>
   void parallel_for(mhla::Index tasks, const Task& f) const {

@@ -20,8 +20,9 @@ class ChosenExecutor {
       : pool_(std::make_unique<Eigen::ThreadPool>(threads)),
         device_(std::make_unique<Eigen::ThreadPoolDevice>(pool_.get(), threads)) {}
 
-  mhla::Index slots() const {
-    return device_ ? mhla::ThreadPoolExecutor(*device_).slots() : mhla::SerialExecutor::slots();
+  mhla::Index num_slots() const {
+    return device_ ? mhla::ThreadPoolExecutor(*device_).num_slots()
+                   : mhla::SerialExecutor::num_slots();
   }
 
   template <class Task>

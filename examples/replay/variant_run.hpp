@@ -104,7 +104,7 @@ std::vector<Array> decode_variant(const AttentionCase& attention_case, FeatureMa
                                    .kv_heads = c.kv_heads,
                                    .key_dim = c.key_dim,
                                    .value_dim = c.value_dim,
-                                   .slots = executor.slots()};
+                                   .num_slots = executor.num_slots()};
     for (const Index prefill : prefill_lengths) {
       mhla::Decoder<Attention, T> decoder(attention, mix, shape);  // which remembers no other run
       mhla::testing::HostTensor<T, 4> out(c.batch, c.heads, c.tokens, c.value_dim);

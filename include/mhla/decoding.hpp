@@ -291,7 +291,7 @@ class Decoder : RequireStreaming<V> {
     take_tables(tables);
     state_bytes_ = checked_mul(units, unit.used());
     const Index derived = checked_add(checked_mul(units, undo.used()), tables.used());
-    const Index scratch = checked_mul(shape_.slots, slot.used());
+    const Index scratch = checked_mul(shape_.num_slots, slot.used());
     memory_ = Workspace(checked_add(state_bytes_, checked_add(derived, scratch)));
     std::fill_n(memory_.data(), memory_.size(), std::byte{0});
 
@@ -299,7 +299,8 @@ class Decoder : RequireStreaming<V> {
     for (Index u = 0; u < units; ++u) units_.emplace_back(arena, extents_);
     for (Index u = 0; u < units; ++u) undos_.emplace_back(arena, extents_);
     take_tables(arena);
-    for (Index s = 0; s < shape_.slots; ++s) slots_.emplace_back(arena, extents_, shape_.key_dim);
+    for (Index s = 0; s < shape_.num_slots; ++s)
+      slots_.emplace_back(arena, extents_, shape_.key_dim);
   }
   std::byte* state_begin() const { return memory_.data(); }
 
@@ -368,9 +369,9 @@ class Decoder : RequireStreaming<V> {
     for (Index s = first_sequence; s < first_sequence + sequences; ++s)
       require_room(s, position(s), tokens, capacity_, mix_limits<V>(mix_shape_.mix_query_blocks));
     require_decoder_tensors(attention_, q, k, v, y).require_addresses();
-    if (executor.slots() > shape_.slots)
-      throw StateError("mhla: slots: the executor has ", executor.slots(),
-                       " but the decoder was made for ", shape_.slots);
+    if (executor.num_slots() > shape_.num_slots)
+      throw StateError("mhla: num_slots: the executor has ", executor.num_slots(),
+                       " but the decoder was made for ", shape_.num_slots);
 
     if (y.size() > 0) {
       const Index first = first_sequence * shape_.kv_heads;

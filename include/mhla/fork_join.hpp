@@ -84,7 +84,7 @@ class ForkJoin {
   /// \endcond
 
   /// Number of threads, the caller's included.
-  Index slots() const { return static_cast<Index>(workers_.size()) + 1; }
+  Index num_slots() const { return static_cast<Index>(workers_.size()) + 1; }
 
   /// Runs task(0, slot), ..., task(tasks - 1, slot) and returns when all are done: see Executor.
   template <class Task>

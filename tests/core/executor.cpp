@@ -23,7 +23,7 @@ namespace {
 
 // Runs tasks backwards on three slots in turn.
 struct BackwardExecutor {
-  static Index slots() { return 3; }
+  static Index slots() { return 3; }  // the former name
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {
     for (Index i = tasks - 1; i >= 0; --i) task(i, i % 3);
@@ -34,7 +34,7 @@ static_assert(mhla::Executor<BackwardExecutor>);
 // Says that it has so many.
 struct Claiming {
   Index claimed;
-  Index slots() const { return claimed; }
+  Index num_slots() const { return claimed; }
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {
     SerialExecutor::parallel_for(tasks, task);
@@ -53,7 +53,7 @@ Calls calls_of(const E& executor, Index tasks) {
 }  // namespace
 
 TEST_CASE("executor: the serial one runs every task in order on slot 0", "[core]") {
-  CHECK(SerialExecutor::slots() == 1);
+  CHECK(SerialExecutor::num_slots() == 1);
   CHECK(calls_of(SerialExecutor{}, 3) == Calls{{0, 0}, {1, 0}, {2, 0}});
   CHECK(calls_of(SerialExecutor{}, 0).empty());
 }
@@ -61,7 +61,7 @@ TEST_CASE("executor: the serial one runs every task in order on slot 0", "[core]
 TEST_CASE("executor: a borrowed executor does what its owner does", "[core]") {
   const BackwardExecutor executor;
   const ExecutorRef borrowed = executor;
-  CHECK(borrowed.slots() == 3);
+  CHECK(borrowed.num_slots() == 3);
   CHECK(calls_of(borrowed, 4) == Calls{{3, 0}, {2, 2}, {1, 1}, {0, 0}});
   CHECK(calls_of(borrowed, 4) == calls_of(executor, 4));
 }
@@ -84,8 +84,9 @@ TEST_CASE("executor: any executor's tasks run in the caller's floating-point env
 }
 
 TEST_CASE("executor: slots that cannot be are refused", "[core]") {
-  for (const Index slots : {Index{0}, Index{-1}, Index{1} << 40, std::numeric_limits<Index>::min()})
-    CHECK(error_message<mhla::ShapeError>([&] { ExecutorRef(Claiming{slots}).slots(); }) ==
-          "mhla: the executor has " + std::to_string(slots) + " slots but must have 1 to 2^20");
-  CHECK(ExecutorRef(Claiming{1 << 20}).slots() == 1 << 20);
+  for (const Index num_slots :
+       {Index{0}, Index{-1}, Index{1} << 40, std::numeric_limits<Index>::min()})
+    CHECK(error_message<mhla::ShapeError>([&] { ExecutorRef(Claiming{num_slots}).num_slots(); }) ==
+          "mhla: the executor has " + std::to_string(num_slots) + " slots but must have 1 to 2^20");
+  CHECK(ExecutorRef(Claiming{1 << 20}).num_slots() == 1 << 20);
 }

@@ -38,8 +38,8 @@ using std::chrono::microseconds;
 // Sees on which slots tasks run at the same time, and how often each task does.
 class Record {
  public:
-  Record(Index tasks, Index slots)
-      : runs_(static_cast<std::size_t>(tasks)), busy_(static_cast<std::size_t>(slots)) {}
+  Record(Index tasks, Index num_slots)
+      : runs_(static_cast<std::size_t>(tasks)), busy_(static_cast<std::size_t>(num_slots)) {}
 
   void run(Index task, Index slot) {
     if (task < 0 || task >= static_cast<Index>(runs_.size()) || slot < 0 ||
@@ -88,7 +88,7 @@ void meet(const ForkJoin& team, Index tasks, std::vector<Index>* slot_of = nullp
 TEST_CASE("fork-join: runs every task once, no slot twice at a time", "[core]") {
   for (const int threads : {1, 2, 3, 8}) {
     const ForkJoin team(threads);
-    REQUIRE(team.slots() == threads);
+    REQUIRE(team.num_slots() == threads);
     for (Index tasks = 0; tasks <= 200; ++tasks) {
       Record record(tasks, threads);
       team.parallel_for(tasks, [&](Index task, Index slot) { record.run(task, slot); });
@@ -260,7 +260,7 @@ TEST_CASE("fork-join: refuses to be without a thread", "[core]") {
   CHECK(says(error_message<mhla::ShapeError>([] { ForkJoin team(0); }), "mhla::ForkJoin",
              "threads is 0", "at least 1"));
   CHECK(says(error_message<mhla::ShapeError>([] { ForkJoin team(-3); }), "threads is -3"));
-  CHECK(ForkJoin().slots() == ForkJoin::hardware_threads());
+  CHECK(ForkJoin().num_slots() == ForkJoin::hardware_threads());
 }
 
 TEST_CASE("fork-join: a team for which there is no memory leaves an exception", "[core]") {

@@ -26,7 +26,7 @@ using mhla::Workspace;
 
 // Several slots that allocate nothing, as the serial executor.
 struct SlotsInTurn {
-  static constexpr Index slots() { return 3; }
+  static constexpr Index num_slots() { return 3; }
   template <class Task>
   static void parallel_for(Index tasks, const Task& task) {
     for (Index i = 0; i < tasks; ++i) task(i, i % 3);

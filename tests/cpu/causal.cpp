@@ -103,7 +103,7 @@ TEMPLATE_TEST_CASE("causal: the same bits on every executor", "[cpu]", CAUSAL_VA
     auto others = call::backward(attention, x, executor);
     check_same_bits(gradients, others);
   };
-  for (const Index slots : {2, 7, 40}) check(ShuffledExecutor{slots, 5});
+  for (const Index num_slots : {2, 7, 40}) check(ShuffledExecutor{num_slots, 5});
   for (const Index threads : {1, 2, 3, 8}) check(ThreadExecutor{threads});
 }
 

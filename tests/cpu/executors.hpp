@@ -22,7 +22,7 @@ struct ShuffledExecutor {
   Index count;
   std::uint64_t seed = 1;
 
-  Index slots() const { return count; }
+  Index num_slots() const { return count; }
 
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {
@@ -42,7 +42,7 @@ struct ShuffledExecutor {
 struct ThreadExecutor {
   Index count;
 
-  Index slots() const { return count; }
+  Index num_slots() const { return count; }
 
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {
@@ -62,7 +62,7 @@ struct ThreadExecutor {
 struct ApartExecutor {
   Index count;
 
-  Index slots() const { return count; }
+  Index num_slots() const { return count; }
 
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {

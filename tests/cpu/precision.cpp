@@ -403,9 +403,9 @@ void check_executors(const V& attention, const Shape& shape) {
     again = call::backward(variant, x, executor, &other);
     call::check_same_bits(again, from_state);
   };
-  for (const Index slots : {2, 3, 7, 40}) {
-    CAPTURE(slots);
-    on(ShuffledExecutor{slots, static_cast<std::uint64_t>(slots)});
+  for (const Index num_slots : {2, 3, 7, 40}) {
+    CAPTURE(num_slots);
+    on(ShuffledExecutor{num_slots, static_cast<std::uint64_t>(num_slots)});
   }
   on(ThreadExecutor{3});
 }

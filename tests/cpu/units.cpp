@@ -44,9 +44,9 @@ void check_executors(const V& attention, const Shape& shape) {
     CHECK(bitwise_equal(y.view(), other_y.view()));
     check_same_bits(gradients, other_gradients);
   };
-  for (const Index slots : {1, 2, 3, 7, 40}) {
-    INFO(slots << " slots in any order");
-    check(ShuffledExecutor{slots, static_cast<std::uint64_t>(slots)});
+  for (const Index num_slots : {1, 2, 3, 7, 40}) {
+    INFO(num_slots << " slots in any order");
+    check(ShuffledExecutor{num_slots, static_cast<std::uint64_t>(num_slots)});
   }
   for (const Index threads : {1, 2, 3, 8}) {
     INFO(threads << " threads");
@@ -89,7 +89,7 @@ struct RecordingExecutor {
   Index count;
   std::vector<Index>* loops;
 
-  Index slots() const { return count; }
+  Index num_slots() const { return count; }
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {
     if (tasks > 0) loops->push_back(tasks);
@@ -110,7 +110,7 @@ void check_single_heads() {
 // y and a forward state of a call whose slots share out value columns, and what the gradients make
 // of that state.
 template <class T, class V>
-void check_value_parts(const V& attention, const Shape& shape, Index slots) {
+void check_value_parts(const V& attention, const Shape& shape, Index num_slots) {
   const auto x = call::operands<T>(attention, shape);
   using A = mhla::Accumulator<T>;
   mhla::ForwardState<A> whole;
@@ -123,8 +123,8 @@ void check_value_parts(const V& attention, const Shape& shape, Index slots) {
     auto other_gradients = call::backward(attention, x, mhla::SerialExecutor{}, &parted);
     check_same_bits(gradients, other_gradients);
   };
-  check(ShuffledExecutor{slots});
-  check(ApartExecutor{slots});
+  check(ShuffledExecutor{num_slots});
+  check(ApartExecutor{num_slots});
 }
 
 }  // namespace
@@ -152,14 +152,15 @@ TEST_CASE("units: single heads have the same bits on every executor", "[cpu]") {
 TEST_CASE("units: value columns shared out leave the bits of y and of a forward state", "[cpu]") {
   using Causal = Attention<Relu, Blocks1D, mhla::Causal, MixedKeySum, mhla::HalfSplitRotary>;
   using Image = Attention<mhla::SquaredRelu, Blocks2D, Bidirectional, MixedProduct, AxialRotary>;
-  for (const Index slots : {2, 3, 4}) {
-    CAPTURE(slots);
-    check_value_parts<float>(Causal{.blocks = {.block = 5}}, {1, 2, 1, 83, 83, 16, 192}, slots);
-    check_value_parts<float>(Causal{.blocks = {.block = 72}}, {1, 1, 1, 200, 200, 16, 288}, slots);
+  for (const Index num_slots : {2, 3, 4}) {
+    CAPTURE(num_slots);
+    check_value_parts<float>(Causal{.blocks = {.block = 5}}, {1, 2, 1, 83, 83, 16, 192}, num_slots);
+    check_value_parts<float>(Causal{.blocks = {.block = 72}}, {1, 1, 1, 200, 200, 16, 288},
+                             num_slots);
     check_value_parts<double>(Image{.blocks = {.grid = {6, 9}, .block = {3, 3}}},
-                              {2, 1, 1, 54, 54, 32, 128}, slots);
+                              {2, 1, 1, 54, 54, 32, 128}, num_slots);
     check_value_parts<mhla::Half>(Attention<Relu, Blocks1D>{.blocks = {.block = 7}},
-                                  {1, 2, 1, 100, 100, 16, 192, 2}, slots);
+                                  {1, 2, 1, 100, 100, 16, 192, 2}, num_slots);
   }
 }
 
@@ -179,14 +180,14 @@ TEST_CASE("units: mixtures that end in half a vector have the same bits on every
 }
 
 TEST_CASE("units: every slot has something to do", "[cpu]") {
-  const auto loops_of = [](auto attention, Index slots, Index heads, Index blocks,
+  const auto loops_of = [](auto attention, Index num_slots, Index heads, Index blocks,
                            Index key_dim = 4, Index value_dim = 3, Index block = 2) {
     attention.blocks.block = block;
     const Index tokens = block * blocks;
     const auto x =
         call::operands<float>(attention, {1, heads, heads, tokens, tokens, key_dim, value_dim});
     std::vector<Index> all;
-    call::forward(attention, x, RecordingExecutor{slots, &all});
+    call::forward(attention, x, RecordingExecutor{num_slots, &all});
     return all;
   };
   const auto loops = [&](auto... sizes) { return loops_of(Attention<Relu, Blocks1D>{}, sizes...); };

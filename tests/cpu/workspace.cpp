@@ -100,7 +100,8 @@ void check_exact_call(const V& attention, const Shape& of, const E& executor) {
 TEST_CASE("workspace: the size asked for is enough, and nothing beyond it is touched", "[cpu]") {
   const auto check = [](const auto& attention, const Shape& of) {
     check_exact_call(attention, of, SerialExecutor{});
-    for (const Index slots : {2, 5, 50}) check_exact_call(attention, of, ShuffledExecutor{slots});
+    for (const Index num_slots : {2, 5, 50})
+      check_exact_call(attention, of, ShuffledExecutor{num_slots});
   };
   for (const Shape& s : {shape, Shape{2, 6, 3, 15, 15, 5, 7, 6}, Shape{1, 1, 1, 15, 15, 1, 1},
                          Shape{2, 2, 1, 15, 15, 6, 64}, Shape{9, 2, 1, 15, 15, 2, 3},
@@ -154,9 +155,9 @@ TEST_CASE("workspace: a crooked address is refused", "[cpu]") {
 
 TEST_CASE("workspace: it is measured for the executor it is for", "[cpu]") {
   const SerialExecutor serial;
-  const ShuffledExecutor slots{4};
+  const ShuffledExecutor num_slots{4};
   Call on_one(sequence, shape, serial);
-  Call on_four(sequence, shape, slots);
+  Call on_four(sequence, shape, num_slots);
   CHECK(on_four.forward_size() > on_one.forward_size());
   CHECK(on_four.backward_size() > on_one.backward_size());
   const Workspace forward(on_one.forward_size());

@@ -25,8 +25,8 @@ using mhla::testing::HostTensor;
 
 /// The sizes of a decoder that takes the operands of a call.
 template <class T>
-DecoderShape decoder_shape(const Operands<T>& x, Index slots = 1) {
-  return {x.q.extent(0), x.q.extent(1), x.k.extent(1), x.q.extent(3), x.v.extent(3), slots};
+DecoderShape decoder_shape(const Operands<T>& x, Index num_slots = 1) {
+  return {x.q.extent(0), x.q.extent(1), x.k.extent(1), x.q.extent(3), x.v.extent(3), num_slots};
 }
 
 /// `y` is NaN where no token has been written yet.
@@ -36,10 +36,10 @@ struct Session {
   HostTensor<T, 4> y;
   mhla::Decoder<V, T> decoder;
 
-  Session(const V& attention, const Operands<T>& operands, Index slots = 1)
+  Session(const V& attention, const Operands<T>& operands, Index num_slots = 1)
       : x(&operands),
         y(operands.dy),
-        decoder(attention, operands.mix, decoder_shape(operands, slots)) {
+        decoder(attention, operands.mix, decoder_shape(operands, num_slots)) {
     for (T& element : y.elements())
       mhla::store(element, std::numeric_limits<mhla::Accumulator<T>>::quiet_NaN());
   }

@@ -488,7 +488,7 @@ struct ThrowingMap {
 struct ThrowingExecutor {
   Index tasks_done;
 
-  static constexpr Index slots() { return 1; }
+  static constexpr Index num_slots() { return 1; }
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {
     for (Index i = 0; i < tasks_done; ++i) task(tasks - 1 - i, Index{0});

@@ -32,7 +32,7 @@ constexpr std::chrono::milliseconds timeout(1000);
 // Of a rank that comes late, so that another still waits for its messages.
 struct Late {
   bool late;
-  static constexpr Index slots() { return 1; }
+  static constexpr Index num_slots() { return 1; }
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {
     if (late) std::this_thread::sleep_for(timeout / 100);

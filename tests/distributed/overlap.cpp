@@ -31,7 +31,7 @@ struct Events {
 
 struct RecordingExecutor {
   const Events* events;
-  static Index slots() { return 1; }
+  static Index num_slots() { return 1; }
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {
     events->add('c');

@@ -23,10 +23,10 @@ static_assert(mhla::Executor<ThreadPoolExecutor>);
 TEST_CASE("executor: a device has its executor", "[eigen]") {
   CHECK(std::is_same_v<decltype(executor_for(Eigen::DefaultDevice())), SerialExecutor>);
   Eigen::ThreadPool pool(4);
-  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 4)).slots() == 4);
-  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 2)).slots() == 2);
-  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 1)).slots() == 1);
-  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 0)).slots() == 1);
+  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 4)).num_slots() == 4);
+  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 2)).num_slots() == 2);
+  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 1)).num_slots() == 1);
+  CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 0)).num_slots() == 1);
 }
 
 TEST_CASE("executor: runs every task once, no slot twice at a time", "[eigen]") {
@@ -36,11 +36,11 @@ TEST_CASE("executor: runs every task once, no slot twice at a time", "[eigen]") 
     const ThreadPoolExecutor executor = executor_for(device);
     for (const Index tasks : {0, 1, 2, 3, 7, 8, 9, 1000}) {
       std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
-      std::vector<std::atomic<int>> busy(static_cast<std::size_t>(executor.slots()));
+      std::vector<std::atomic<int>> busy(static_cast<std::size_t>(executor.num_slots()));
       std::atomic<int> collisions{0};
       std::atomic<int> foreign_slots{0};
       executor.parallel_for(tasks, [&](Index task, Index slot) {
-        if (slot < 0 || slot >= executor.slots()) {
+        if (slot < 0 || slot >= executor.num_slots()) {
           ++foreign_slots;
           return;
         }

@@ -39,7 +39,7 @@ class AnyExecutor {
   AnyExecutor() = default;  ///< the calling thread
   explicit AnyExecutor(Draw& draw);
 
-  mhla::Index slots() const { return slots_; }
+  mhla::Index num_slots() const { return slots_; }
   void parallel_for(mhla::Index tasks, const mhla::TaskRef& task) const;
 
  private:

@@ -266,7 +266,7 @@ class Attack {
   AnyExecutor executor() {
     while (true) {
       const AnyExecutor any(draw_);
-      if (any.slots() <= slots_) return any;
+      if (any.num_slots() <= slots_) return any;
     }
   }
 

@@ -75,7 +75,7 @@ struct Entry {
   void (*forward)(const Call&, const mhla::ExecutorRef&, State* save);
   void (*backward)(const Call&, const mhla::ExecutorRef&, const State* saved);
   /// Of Causal variants; null for others.
-  std::unique_ptr<AnyDecoder> (*decoder)(const Call&, Size batch, Size slots);
+  std::unique_ptr<AnyDecoder> (*decoder)(const Call&, Size batch, Size num_slots);
 };
 
 /// All that is compiled: see in_build of variants.hpp.

@@ -160,14 +160,14 @@ class EntryOf {
 
   class Streaming final : public AnyDecoder {
    public:
-    Streaming(const Call& call, Size sequences, Size slots)
+    Streaming(const Call& call, Size sequences, Size num_slots)
         : decoder_(attention_of(call), typed<const A, 3>(call.mix),
                    {.batch = sequences,
                     .heads = call.q.extent[1],
                     .kv_heads = call.k.extent[1],
                     .key_dim = call.q.extent[3],
                     .value_dim = call.v.extent[3],
-                    .slots = slots}) {}
+                    .num_slots = num_slots}) {}
     std::unique_ptr<AnyDecoder> copy() const override { return std::make_unique<Streaming>(*this); }
     Size capacity() const override { return decoder_.capacity(); }
     Size position(Size sequence) const override { return decoder_.position(sequence); }
@@ -193,8 +193,8 @@ class EntryOf {
    private:
     mhla::Decoder<decltype(attention_of(std::declval<const Call&>())), T> decoder_;
   };
-  static std::unique_ptr<AnyDecoder> decoder(const Call& call, Size sequences, Size slots) {
-    return std::make_unique<Streaming>(call, sequences, slots);
+  static std::unique_ptr<AnyDecoder> decoder(const Call& call, Size sequences, Size num_slots) {
+    return std::make_unique<Streaming>(call, sequences, num_slots);
   }
 
   static Entry entry(Scalar scalar) {

@@ -26,7 +26,7 @@ constexpr Index few = 100;  // blocks
 constexpr Index many = 100 * few;
 constexpr BlockRange some{20, 5};
 const auto executor = backend::shuffled_device(1);
-constexpr Index slots = 3;  // of it
+constexpr Index num_slots = 3;  // of it
 
 template <class V>
 Stages<V, float> stages_of(Index blocks) {
@@ -51,7 +51,7 @@ void check() {
   CHECK(growth(Stage::read_out) <= rows);
   // A copy of the summaries for every slot at most, and dmix of both items.
   constexpr Index padded = 32 * 16 + 16 + 32;
-  CHECK(growth(Stage::read_out_gradient) <= 3 * rows + (many - few) * slots * padded * bytes);
+  CHECK(growth(Stage::read_out_gradient) <= 3 * rows + (many - few) * num_slots * padded * bytes);
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ __attribute__((noinline)) inline Traits traits() {
 struct OwnEnvironmentExecutor {
   mhla::Index count;
 
-  mhla::Index slots() const { return count; }
+  mhla::Index num_slots() const { return count; }
 
   template <class Task>
   void parallel_for(mhla::Index tasks, const Task& task) const {

@@ -10,8 +10,8 @@
 /// Returns when all threads of the team have met.
 inline void wait_for_whole_team(const mhla::ForkJoin& team) {
   std::atomic<mhla::Index> arrived{0};
-  team.parallel_for(team.slots(), [&](mhla::Index, mhla::Index) {
+  team.parallel_for(team.num_slots(), [&](mhla::Index, mhla::Index) {
     ++arrived;
-    while (arrived < team.slots()) std::this_thread::yield();
+    while (arrived < team.num_slots()) std::this_thread::yield();
   });
 }

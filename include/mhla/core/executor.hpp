@@ -18,24 +18,47 @@ MHLA_NAMESPACE_BEGIN
 struct TaskArchetype {
   void operator()(Index /*task*/, Index /*slot*/) const {}
 };
+
+template <class E>
+concept HasNumSlots = requires(const E& executor) {
+  { executor.num_slots() } -> std::convertible_to<Index>;
+};
+
+// The name that num_slots() had before Qt's macro was found to erase it; executors may keep it.
+#pragma push_macro("slots")
+#undef slots
+template <class E>
+concept HasSlots = requires(const E& executor) {
+  { executor.slots() } -> std::convertible_to<Index>;
+};
+
+template <class E>
+Index num_slots_of(const E& executor) {
+  if constexpr (HasNumSlots<E>)
+    return static_cast<Index>(executor.num_slots());
+  else
+    return static_cast<Index>(executor.slots());
+}
+#pragma pop_macro("slots")
 /// \endcond
 
 /// What runs the tasks of a call: `parallel_for(tasks, f)` calls f(task, slot) once for every task
 /// in [0, tasks), in any order and on any thread, and returns when all are done. Two calls of f
-/// that run at the same time have different slots in [0, slots()). Results do not depend on slots()
-/// or on the order. A call throws ShapeError unless slots() is from 1 to 2^20. Its tasks run in the
+/// that run at the same time have different slots in [0, num_slots()). Results depend neither on
+/// their number nor on the order. A call throws ShapeError unless num_slots() is from 1 to 2^20.
+/// (`slots()` is taken for it, too, which Qt's headers define as a macro.) Tasks run in the
 /// floating-point environment of the thread that makes the call (rounding, flushing of subnormals,
 /// traps), whatever that of the executor's threads is; those have their own back after each task.
 template <class E>
-concept Executor = requires(const E& executor, Index tasks, TaskArchetype task) {
-  { executor.slots() } -> std::convertible_to<Index>;
+concept Executor = (HasNumSlots<E> || HasSlots<E>)&&requires(const E& executor, Index tasks,
+                                                             TaskArchetype task) {
   executor.parallel_for(tasks, task);
 };
 
 /// Runs every task on the calling thread.
 struct SerialExecutor {
   /// 1
-  static constexpr Index slots() { return 1; }
+  static constexpr Index num_slots() { return 1; }
 
   /// \cond INTERNAL
   static constexpr bool keeps_floating_point = true;
@@ -79,7 +102,7 @@ class ExecutorRef {
   requires(!std::same_as<E, ExecutorRef>)
       ExecutorRef(const E& executor)  // NOLINT: stands in for the executor
       : executor_(&executor),
-        slots_(static_cast<Index>(executor.slots())),
+        slots_(num_slots_of(executor)),
         run_([](const void* object, Index tasks, TaskRef task) {
           const E& borrowed = *static_cast<const E*>(object);
           if constexpr (KeepsFloatingPoint<E>) {
@@ -96,7 +119,7 @@ class ExecutorRef {
       throw ShapeError("mhla: the executor has ", slots_, " slots but must have 1 to 2^20");
   }
 
-  Index slots() const { return slots_; }
+  Index num_slots() const { return slots_; }
   void parallel_for(Index tasks, TaskRef task) const { run_(executor_, tasks, task); }
 
  private:

@@ -178,7 +178,7 @@ void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
                               head_offsets(e, grad_products, g));
   });
   loop.parallel_for(unit.queries.blocks, [&](Index i, Index slot) {
-    const SlotScratch<A>& scratch = plan.slots[slot];
+    const SlotScratch<A>& scratch = plan.scratch[slot];
     const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
     const Span<A> grad_key_sum{unit.memory.grad_key_sums.data + i * e.feature_dim, e.feature_dim};
     for (Index c = 0; c < e.feature_dim; ++c) grad_key_sum[c] = A(0);
@@ -222,7 +222,7 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
       const Panel<A> blocks = from.row_range(first, count);
       if constexpr (sees_past_only<L>) {
         mix_past_matrix_gradient<A>(grad_mixed, rows, first, lag_of(sight_of<L>), blocks,
-                                    columns_of(matrix), plan.slots[slot].triangle);
+                                    columns_of(matrix), plan.scratch[slot].triangle);
       } else {
         mix_matrix_gradient<A>(grad_mixed, blocks, columns_of(matrix), rows.all);
       }
@@ -479,13 +479,13 @@ void summarize_unit_gradient(const Operands<L, T>& operands, const BackwardReque
   if constexpr (factors_mixing<L>) {
     const SummaryRows<A> grad = structured_gradients(plan, unit).keys;
     loop.parallel_for(unit.keys.blocks,
-                      [&](Index b, Index slot) { run_block(b, grad, plan.slots[slot]); });
+                      [&](Index b, Index slot) { run_block(b, grad, plan.scratch[slot]); });
   } else {
-    const RowGroups groups =
-        shared_row_groups<L>(plan.extents, unit.keys.blocks, unit.queries.blocks,
-                             plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.slots());
+    const RowGroups groups = shared_row_groups<L>(
+        plan.extents, unit.keys.blocks, unit.queries.blocks,
+        plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.num_slots());
     loop.parallel_for(groups.count, [&](Index group, Index slot) {
-      const SlotScratch<A>& scratch = plan.slots[slot];
+      const SlotScratch<A>& scratch = plan.scratch[slot];
       const SummaryRows<A> grad =
           mix_group_gradient(operands, request, unit, groups, group, scratch);
       for (Index b = groups.begin(group); b < groups.begin(group + 1); ++b)

@@ -124,7 +124,7 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
   const TokenRows<const T> keys = key_rows(unit, operands.k);
   const TokenRows<const T> values = key_rows(unit, operands.v);
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
-    const SlotScratch<A>& scratch = plan.slots[slot];
+    const SlotScratch<A>& scratch = plan.scratch[slot];
     const BlockSpan& block = table.blocks[unit.keys.first_block + b];
     if (block.tiles == 0) clear(unit.summaries.summary(b), unit.summaries.key_sum(b));
     for (Index i = 0; i < block.tiles; ++i) {
@@ -163,7 +163,7 @@ void mixed_products_of_unit(const Operands<L, T>& operands, const Unit<A>& unit,
     const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + b];
     for (Index i = 0; i < block.tiles; ++i) {
       const TokenTile& tile = plan.tables.queries.tiles[block.first_tile + i];
-      const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, plan.slots[slot]);
+      const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, plan.scratch[slot]);
       own_key_sum_products<A>(q.features, unit.summaries.key_sum(b),
                               tile_offsets(e, unit.memory.products, g, b, tile));
     }
@@ -290,15 +290,15 @@ void for_each_query_tile(const Operands<L, T>& operands, const Unit<A>& unit, bo
     for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
       const SummaryRows<A> mixed = mix_unit(plan, unit, matrix, loop, summaries_wanted);
       loop.parallel_for(blocks.count, [&](Index block, Index slot) {
-        run_group(blocks, block, matrix, mixed, plan.slots[slot]);
+        run_group(blocks, block, matrix, mixed, plan.scratch[slot]);
       });
       after(matrix);
     }
   } else {
-    const RowGroups groups = shared_row_groups<L>(plan.extents, unit.queries.blocks,
-                                                  unit.keys.blocks, Into::overwrite, loop.slots());
+    const RowGroups groups = shared_row_groups<L>(
+        plan.extents, unit.queries.blocks, unit.keys.blocks, Into::overwrite, loop.num_slots());
     loop.parallel_for(groups.count, [&](Index group, Index slot) {
-      const SlotScratch<A>& scratch = plan.slots[slot];
+      const SlotScratch<A>& scratch = plan.scratch[slot];
       for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
         run_group(groups, group, matrix,
                   mix_group(plan, unit, matrix, groups, group, scratch, summaries_wanted), scratch);

@@ -72,13 +72,14 @@ inline Index matrix_gradient_cols(Index cols) { return cols < 128 ? 32 : 64; }
 /// every slot, provided the bits are the same for any groups. They are not if rows of summaries or
 /// of key sums end in half a vector, where kernels sum pairs of rows differently from single rows.
 template <class L>
-RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into, Index slots) {
+RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into, Index num_slots) {
   constexpr Index vector = 16;
   RowGroups groups = row_groups<L>(e, rows, terms);
   const bool same_bits =
       e.feature_dim % vector == 0 || (terms <= max_placed_rows && into == Into::overwrite);
   if (same_bits)
-    groups.count = std::min(ceil_div(rows, groups.unit), ceil_div(groups.count, slots) * slots);
+    groups.count =
+        std::min(ceil_div(rows, groups.unit), ceil_div(groups.count, num_slots) * num_slots);
   return groups;
 }
 
@@ -88,12 +89,12 @@ RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into
 /// faster if summaries are large compared with what is recomputed. Rows that end within a vector
 /// might get different bits.
 template <class L>
-Index value_parts(const Problem& problem, Index heads, Index slots) {
+Index value_parts(const Problem& problem, Index heads, Index num_slots) {
   constexpr Index vector = 16;
   constexpr Index fewest = 2 * vector;
   const Shape& shape = problem.shape;
-  if (!is_arithmetic<typename L::FeatureMapType> || heads == 0 || slots % heads != 0) return 1;
-  const Index parts = slots / heads;
+  if (!is_arithmetic<typename L::FeatureMapType> || heads == 0 || num_slots % heads != 0) return 1;
+  const Index parts = num_slots / heads;
   const bool large_summaries = shape.value_dim * problem.key_blocks >= 4 * shape.key_tokens;
   const bool whole_vectors =
       shape.value_dim % (parts * vector) == 0 && problem.feature_dim % vector == 0;

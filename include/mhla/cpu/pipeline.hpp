@@ -53,7 +53,7 @@ struct ForwardPlan {
   ForwardPlan(Arena& arena, const V& attention, const Problem& problem, const ExecutorRef& executor,
               bool in_pairs)
       : whole(problem, max_tokens_of_tile<L>),
-        parts(value_parts<L>(problem, heads(problem), executor.slots())),
+        parts(value_parts<L>(problem, heads(problem), executor.num_slots())),
         plan(arena, attention, value_columns(problem, problem.shape.value_dim / parts), executor,
              checked_mul(heads(problem), parts), false, in_pairs) {}
 
@@ -202,9 +202,9 @@ void clear(const GradientView<T, Rank>& gradient) {
 /// stage.
 template <class L, class A, class Run>
 void run_units(const Plan<L, A>& plan, Index units, const ExecutorRef& executor, const Run& run) {
-  const Index slots = executor.slots();
+  const Index num_slots = executor.num_slots();
   Index shared = units;
-  if (plan.whole_units) shared = 2 * (units - slots) <= slots ? units - slots : 0;
+  if (plan.whole_units) shared = 2 * (units - num_slots) <= num_slots ? units - num_slots : 0;
   const Index whole = units - shared;
   executor.parallel_for(
       whole, [&](Index unit, Index slot) { run(unit, plan.units[slot], OneSlot{slot}); });

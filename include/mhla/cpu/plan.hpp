@@ -78,7 +78,7 @@ struct Plan {
   Index mixing_parts;
   bool pairs;             // Precision::fast
   bool transposes_pairs;  // the backward pass
-  Span<SlotScratch<A>> slots;
+  Span<SlotScratch<A>> scratch;
   Span<UnitMemory<A>> units;
   // Whether there are enough units for every slot to run its own. Otherwise, and for the remainder,
   // all slots share one unit at a time.
@@ -123,7 +123,7 @@ struct Plan {
                           problem.stage == Stage::advance_gradient,
                       mixes ? structure.num_rows() : 0,
                       mixes ? structure.num_products() : 0};
-    const Index num_slots = executor.slots();
+    const Index num_slots = executor.num_slots();
     whole_units = concurrent >= num_slots;
     Index group_rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();
     if constexpr (factors_mixing<L>) group_rows = 0;
@@ -132,10 +132,10 @@ struct Plan {
           group_rows, row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
     if (problem.stage == Stage::mix_gradient || problem.stage == Stage::summarize_gradient)
       group_rows = 0;
-    slots = arena.take<SlotScratch<A>>(num_slots);
+    scratch = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
       const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs);
-      if (!arena.measures()) slots[s] = slot;
+      if (!arena.measures()) scratch[s] = slot;
     }
     units = arena.take<UnitMemory<A>>(whole_units ? num_slots : 1);
     for (Index u = 0; u < units.size; ++u) {
@@ -240,7 +240,7 @@ struct OneSlot {
   Index slot;
 
   static constexpr bool keeps_floating_point = true;
-  static constexpr Index slots() { return 1; }
+  static constexpr Index num_slots() { return 1; }
   template <class Task>
   void parallel_for(Index tasks, Task&& f) const {
     for (Index task = 0; task < tasks; ++task) f(task, slot);

@@ -82,9 +82,9 @@ Unit<A> stage_unit(const Plan<L, A>& plan, Index at, const UsedBlocks& used,
 template <class L, class A, class From>
 void mix_stage_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const SummaryRows<A>& grad,
                         const From& from, const ExecutorRef& loop) {
-  const RowGroups groups =
-      shared_row_groups<L>(plan.extents, unit.keys.blocks, unit.queries.blocks,
-                           plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.slots());
+  const RowGroups groups = shared_row_groups<L>(
+      plan.extents, unit.keys.blocks, unit.queries.blocks,
+      plan.extents.matrices > 1 ? Into::add : Into::overwrite, loop.num_slots());
   loop.parallel_for(groups.count, [&](Index group, Index) {
     const Index first = groups.begin(group);
     const Index count = groups.size(group);
@@ -103,7 +103,7 @@ void summarize_stage_gradient(const Operands<L, T>& operands, const BackwardRequ
                               const ExecutorRef& loop) {
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
     summarize_block_gradient(operands, request, unit, b, grad, grad_mixing,
-                             operands.plan.slots[slot]);
+                             operands.plan.scratch[slot]);
   });
 }
 

@@ -34,18 +34,18 @@ class ThreadPoolExecutor {
   /// \endcond
 
   /// Number of threads.
-  Index slots() const { return device_->numThreads() > 1 ? device_->numThreads() : 1; }
+  Index num_slots() const { return device_->numThreads() > 1 ? device_->numThreads() : 1; }
 
   /// What a task throws is rethrown here, once every thread is done.
   template <class Task>
   void parallel_for(Index tasks, const Task& task) const {
-    if (tasks <= 1 || slots() == 1) return SerialExecutor::parallel_for(tasks, task);
+    if (tasks <= 1 || num_slots() == 1) return SerialExecutor::parallel_for(tasks, task);
     // Eigen allocates for each of its units of work. There is one for each slot, which draws tasks
     // until none is left, so that their number does not grow with the tasks. The cost, in cycles,
     // is exaggerated so that Eigen gives each unit a thread.
     constexpr double cycles_per_unit = 1e9;
     Draw<Task> draw{task, tasks};
-    device_->parallelFor(slots(), Eigen::TensorOpCost(0, 0, cycles_per_unit),
+    device_->parallelFor(num_slots(), Eigen::TensorOpCost(0, 0, cycles_per_unit),
                          [&draw](Eigen::Index first, Eigen::Index last) {
                            for (Eigen::Index slot = first; slot < last; ++slot) draw.run(slot);
                          });

@@ -29,7 +29,7 @@ struct DecoderShape {
   Index kv_heads = 1;    ///< of k and v
   Index key_dim = 0;     ///< of q and k
   Index value_dim = 0;   ///< of v and y
-  Index slots = 1;       ///< executor slots that may work on a step at once; unused on a device
+  Index num_slots = 1;   ///< executor slots that may work on a step at once; unused on a device
   Index max_tokens = 0;  ///< of a sequence that a single row of mix does not limit; 0: any number
 };
 
@@ -82,7 +82,7 @@ template <AttentionVariant V, class M>
 Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
                         const DecoderShape& shape) {
   require_at_least("max_tokens", shape.max_tokens, 0);
-  require_at_least("slots", shape.slots, 1);
+  require_at_least("num_slots", shape.num_slots, 1);
   checked_grid(variant.blocks, 0, "blocks", "q");
   require_tensor("mix", mix);
   if (!factors_mixing<V> && mix.extent[1] != mix.extent[2])

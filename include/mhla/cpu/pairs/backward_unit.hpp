@@ -47,7 +47,7 @@ const float* mean_of_values(const Operands<L, BFloat16>& operands, const Unit<fl
           continue;
         }
         const Panel<float> rows =
-            panel(operands.plan.slots[slot].values.data, tile.tokens, values.dim);
+            panel(operands.plan.scratch[slot].values.data, tile.tokens, values.dim);
         gather<BFloat16, float>(table, tile, values, {}, rows);
         cpu::add_rows<float>(mean, 1.0f, rows, Into::add);
       }
@@ -68,7 +68,7 @@ void take_up_summaries(const Plan<L, float>& plan, const Unit<float>& unit, cons
   const PairedSummaries summaries = summaries_of(plan, unit);
   const float* const saved_key_sums = saved + e.key_blocks * e.summary_stride();
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
-    const PairScratch& scratch = plan.slots[slot].pairs;
+    const PairScratch& scratch = plan.scratch[slot].pairs;
     summaries.clear_end(2 * pair);
     for (Index b = 2 * pair; b < std::min(2 * pair + 2, unit.keys.blocks); ++b) {
       const Span<float> key_sum = unit.summaries.key_sum(b);
@@ -211,9 +211,10 @@ void read_out_unit_gradient(const Operands<L, BFloat16>& operands,
   const Plan<L, float>& plan = operands.plan;
   const Extents& e = plan.extents;
   const BlockTable& table = plan.tables.queries;
-  const RowGroups groups = paired_groups<L>(e, unit.queries.blocks, unit.keys.blocks, loop.slots());
+  const RowGroups groups =
+      paired_groups<L>(e, unit.queries.blocks, unit.keys.blocks, loop.num_slots());
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
-    const SlotScratch<float>& scratch = plan.slots[slot];
+    const SlotScratch<float>& scratch = plan.scratch[slot];
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
       const PairedSummaries grad = mixed_gradients(plan, unit, matrix);
       const SummaryRows<float> key_sums =
@@ -276,7 +277,7 @@ void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<
         if constexpr (sees_past_only<L>) {
           mix_past_matrix_gradient<float>(grad, {0, grad.rows}, first, lag_of(sight_of<L>),
                                           key_sums, result.col_range(first, count),
-                                          plan.slots[slot].triangle);
+                                          plan.scratch[slot].triangle);
         } else {
           cpu::mix_matrix_gradient<float>(grad, key_sums, result.col_range(first, count),
                                           grad.rows);
@@ -456,9 +457,10 @@ void summarize_unit_gradient(const Operands<L, BFloat16>& operands,
   const TokenRows<BFloat16> value_results = key_rows(unit, request.gradients.value.view);
   const bool values_in_one_step = !masks_own_block<L> && is_in_place<float>(value_results) &&
                                   request.update == Update::overwrite;
-  const RowGroups groups = paired_groups<L>(e, unit.keys.blocks, unit.queries.blocks, loop.slots());
+  const RowGroups groups =
+      paired_groups<L>(e, unit.keys.blocks, unit.queries.blocks, loop.num_slots());
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
-    const SlotScratch<float>& scratch = plan.slots[slot];
+    const SlotScratch<float>& scratch = plan.scratch[slot];
     const SummaryRows<float> key_sums =
         cpu::mix_group_gradient(operands, request, unit, groups, group, scratch, false);
     const MixedSummaries mixed = mix_group_gradient(plan, unit, groups, group, scratch.pairs);

@@ -90,7 +90,7 @@ void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& un
   const Plan<L, float>& plan = operands.plan;
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
     for (Index b = 2 * pair; b < std::min(2 * pair + 2, unit.keys.blocks); ++b)
-      summarize_block(operands, unit, b, mean, kept, plan.slots[slot]);
+      summarize_block(operands, unit, b, mean, kept, plan.scratch[slot]);
     if constexpr (sees_past_only<L>)
       note_finite(summaries_of(plan, unit), 2 * pair, unit.memory.finite_summaries);
   });
@@ -98,10 +98,11 @@ void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& un
 
 /// Groups of query or key blocks, each of whole pairs; the bits are the same for any groups.
 template <class L>
-RowGroups paired_groups(const Extents& e, Index rows, Index terms, Index slots) {
+RowGroups paired_groups(const Extents& e, Index rows, Index terms, Index num_slots) {
   RowGroups groups = row_groups<L>(e, rows, terms);
   groups = RowGroups(rows, groups.most, groups.unit % 2 == 0 ? groups.unit : 2);
-  groups.count = std::min(ceil_div(rows, groups.unit), ceil_div(groups.count, slots) * slots);
+  groups.count =
+      std::min(ceil_div(rows, groups.unit), ceil_div(groups.count, num_slots) * num_slots);
   return groups;
 }
 
@@ -195,9 +196,10 @@ void read_out_unit(const Operands<L, BFloat16>& operands, const Unit<float>& uni
   const Plan<L, float>& plan = operands.plan;
   const Extents& e = plan.extents;
   const BlockTable& table = plan.tables.queries;
-  const RowGroups groups = paired_groups<L>(e, unit.queries.blocks, unit.keys.blocks, loop.slots());
+  const RowGroups groups =
+      paired_groups<L>(e, unit.queries.blocks, unit.keys.blocks, loop.num_slots());
   loop.parallel_for(groups.count, [&](Index group, Index slot) {
-    const SlotScratch<float>& scratch = plan.slots[slot];
+    const SlotScratch<float>& scratch = plan.scratch[slot];
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
       const SummaryRows<float> key_sums =
           cpu::mix_group(plan, unit, matrix, groups, group, scratch, false);

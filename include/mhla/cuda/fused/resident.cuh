@@ -269,7 +269,7 @@ struct AttendResident {
 
   /// y of every query of the heads that the matrix mixes for.
   MHLA_DEVICE void read_out(const Block& block) const {
-    constexpr int slots = read_out_stages;
+    constexpr int num_slots = read_out_stages;
     const Part part = part_of(block);
     TileCursor tile(q.x.table, part.item, part.head, sharing.heads_of_matrix(),
                     queries.first_block);
@@ -281,18 +281,18 @@ struct AttendResident {
       at.key_sum = mixed_key_sum(i);
       return Tiles{q, own, of_features, at};
     };
-    for_each_tile<slots>(
+    for_each_tile<num_slots>(
         block, static_cast<int>(queries.blocks) * tile.heads * q.x.table.tiles_of_block(rows),
         [&](int n) {
-          copy_tokens<threads>(block, q.x, ahead.range, features(n % slots));
+          copy_tokens<threads>(block, q.x, ahead.range, features(n % num_slots));
           ahead.template next<rows>();
         },
-        [&](int n) { readout().make_query_features(block, tile.range, features(n % slots)); },
+        [&](int n) { readout().make_query_features(block, tile.range, features(n % num_slots)); },
         [&](int n) {
           typename Tiles::Sum sum;
           multiply_add<T, key_dim, Stored::straight, Stored::straight>(
-              block, sum, features(n % slots), summary(i));
-          readout().finish(block, sum, scale, features(n % slots), tile.range, sharing, o,
+              block, sum, features(n % num_slots), summary(i));
+          readout().finish(block, sum, scale, features(n % num_slots), tile.range, sharing, o,
                            Update::overwrite, part.column);
           if (tile.template next<rows>()) ++i;
         });
