@@ -77,7 +77,7 @@ SequenceParallel<CudaStages<V, T>, C> cuda_sequence_parallel(const V& attention,
                                                              const C& communicator, Shares queries,
                                                              Shares keys = {},
                                                              Wire wire = Wire::exact) {
-  return {attention, whole, communicator, std::move(queries), std::move(keys), wire};
+  return {attention, whole, communicator, (std::move)(queries), (std::move)(keys), wire};
 }
 
 /// \cond INTERNAL
@@ -112,7 +112,7 @@ class CudaHeads {
                    const TensorView<A, 3>& to) {
     Kernels::copy(device, from, to);
   }
-  static void clear(const CudaDevice& device, const TensorView<A, 3>& tensor) {
+  static void set_zero(const CudaDevice& device, const TensorView<A, 3>& tensor) {
     Kernels::fill(device, tensor, A(0));
   }
   static void require_memory(const Footprint& memory) { Kernels::require_memory(memory); }
@@ -167,7 +167,7 @@ template <StorageScalar T, AttentionVariant V, Communicator C>
 HeadParallel<CudaHeads<V, T>, C> cuda_head_parallel(const V& attention, const Shape& whole,
                                                     const C& communicator, Shares queries,
                                                     Shares keys = {}) {
-  return {attention, whole, communicator, std::move(queries), std::move(keys)};
+  return {attention, whole, communicator, (std::move)(queries), (std::move)(keys)};
 }
 
 /// \}

@@ -79,7 +79,7 @@ class Decoder : RequireStreaming<V> {
                 variant.blocks.block,
                 problem.feature_dim,
                 shape.value_dim,
-                mix.extent[0] == 1 ? std::min(Index{1}, group_size_) : group_size_,
+                mix.extent[0] == 1 ? (std::min)(Index{1}, group_size_) : group_size_,
                 normalized};
     if constexpr (recurrent) extents_.states = variant.mixing.states;
     allocate();
@@ -109,7 +109,7 @@ class Decoder : RequireStreaming<V> {
   /// Restores a snapshot.
   Decoder& operator=(const Decoder& other) {
     Decoder copy(other);
-    return *this = std::move(copy);
+    return *this = (std::move)(copy);
   }
   /// Leaves a decoder that can only be assigned to or destroyed.
   Decoder(Decoder&&) noexcept = default;
@@ -247,7 +247,7 @@ class Decoder : RequireStreaming<V> {
     cpu::RowBuffers<A> row;
 
     Slot(Arena& arena, const cpu::DecodeExtents& e, Index key_dim) {
-      const Index tile = std::min(e.block_tokens, cpu::max_decode_tile);
+      const Index tile = (std::min)(e.block_tokens, cpu::max_decode_tile);
       queries = arena.take<A>(checked_mul(tile, e.feature_dim));
       rotated = arena.take<A>(checked_mul(tile, e.feature_dim));
       keys = arena.take<A>(checked_mul(tile, e.feature_dim));
@@ -277,7 +277,7 @@ class Decoder : RequireStreaming<V> {
         mix_shape_.mix_heads, checked_mul(mix_shape_.mix_query_blocks, mix_shape_.mix_key_blocks)));
     const Grid positions{{1, 1, capacity_}, {1, 1, extents_.block_tokens}};
     rotation_ = cpu::rotation_table<A>(arena, attention_.rotation, 1, extents_.feature_dim,
-                                       positions.box(), SerialExecutor{});
+                                       positions.grid_box(), SerialExecutor{});
   }
   // Lays everything out in one piece of memory: first the state, then what is derived or scratch.
   // What is repeated is measured once. If y is always empty there is no state.
@@ -376,7 +376,7 @@ class Decoder : RequireStreaming<V> {
     if (y.size() > 0) {
       const Index first = first_sequence * shape_.kv_heads;
       const Index units = sequences * shape_.kv_heads;
-      for (Index u = first; u < first + units; ++u) undo(u).clear();
+      for (Index u = first; u < first + units; ++u) undo(u).forget();
       try {
         executor.parallel_for(units, [&](Index task, Index slot) {
           run_unit(first + task, slots_[static_cast<std::size_t>(slot)], first_sequence,
@@ -408,7 +408,7 @@ class Decoder : RequireStreaming<V> {
       const Index first = at % extents_.block_tokens;
       const cpu::DecodeTile tile{
           at / extents_.block_tokens, first,
-          std::min({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
+          (std::min)({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
       undo(index).keep(extents_, unit(index), tile);
       run_tile(index, tile, slot, first_sequence, done, at, views);
       at += tile.tokens;
@@ -440,9 +440,9 @@ class Decoder : RequireStreaming<V> {
     table.places = slot.places;
 
     const cpu::Panel<A> keys = panel(slot.keys.data, tile.tokens, e.feature_dim);
-    const cpu::Panel<A> open_keys{unit.keys[tile.open()].data + tile.first * e.feature_dim,
+    const cpu::Panel<A> open_keys{unit.keys[tile.open_turn()].data + tile.first * e.feature_dim,
                                   tile.tokens, e.feature_dim, e.feature_dim};
-    const cpu::Panel<A> open_values{unit.values[tile.open()].data + tile.first * e.value_dim,
+    const cpu::Panel<A> open_values{unit.values[tile.open_turn()].data + tile.first * e.value_dim,
                                     tile.tokens, e.value_dim, e.value_dim};
     cpu::pack_features(attention_.feature_map, rotation_, A(1), table, tokens,
                        cpu::TokenRows<const T>(k, item, kv_head), keys, open_keys, slot.row);
@@ -463,7 +463,7 @@ class Decoder : RequireStreaming<V> {
       const cpu::DecodeWeights<A> weights = weights_of(mix_of(matrix), tile.block);
       const cpu::Panel<A> key_sums = panel(slot.key_sums.data, tile.tokens, e.feature_dim);
       if constexpr (normalized) {
-        const A* mixed_sum = unit.mixed_sums[tile.open()].data + matrix * e.feature_dim;
+        const A* mixed_sum = unit.mixed_sums[tile.open_turn()].data + matrix * e.feature_dim;
         if (tile.block == 0) {
           std::fill_n(slot.running.data, e.feature_dim, A(0));
         } else {

@@ -55,7 +55,7 @@ class ForkJoin {
   /// Starts the threads. \throws ShapeError if threads < 1, Error if one cannot be started,
   /// std::bad_alloc if there is no memory; those that have been started are joined first.
   explicit ForkJoin(int threads = hardware_threads(), std::chrono::microseconds spin = default_spin)
-      : spin_(threads <= hardware_threads() ? std::min(spin, longest_spin) : spin.zero()) {
+      : spin_(threads <= hardware_threads() ? (std::min)(spin, longest_spin) : spin.zero()) {
     if (threads < 1)
       throw ShapeError("mhla::ForkJoin: threads is ", threads,
                        "; it must be at least 1, the calling thread");
@@ -170,7 +170,7 @@ class ForkJoin {
 
   // Spins for `spin_`, then sleeps.
   template <class Happened, class Sleep>
-  void wait_until(const Happened& happened, const Sleep& sleep) const {
+  void wait_until(const Happened& happened, const Sleep& fall_asleep) const {
     if (happened()) return;
     if (spin_.count() > 0) {
       constexpr int looks = 16;  // between two reads of the clock
@@ -179,15 +179,15 @@ class ForkJoin {
       do {
         for (int i = 0; i < looks; ++i) {
           if (happened()) return;
-          pause();
+          yield_core();
         }
       } while (Clock::now() < end);
     }
-    while (!happened()) sleep();
+    while (!happened()) fall_asleep();
   }
 
   // Yields the core's units to its other hardware thread for a moment.
-  static void pause() {
+  static void yield_core() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)

@@ -407,7 +407,7 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
     if (i < blocks && b < blocks) return known(head, i, b);
     if (b > i) return T(0);
     if (extension == Extension::causal_average) return static_cast<T>(1 / static_cast<Real>(i + 1));
-    return known(head, blocks - 1, std::max(Index{0}, blocks - 1 - (i - b)));
+    return known(head, blocks - 1, (std::max)(Index{0}, blocks - 1 - (i - b)));
   };
   for (Index head = 0; head < matrices.extent[0]; ++head)
     for (Index i = 0; i < all_blocks; ++i)

@@ -55,11 +55,12 @@ class MpiCommunicator {
   /// given up, so it is longer than ranks' computations differ. \throws CommunicationError.
   explicit MpiCommunicator(MPI_Comm communicator,
                            std::chrono::milliseconds timeout = std::chrono::seconds(60))
-      : timeout_(std::min(timeout, longest_timeout)) {
-    require(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
-    require(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    require(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
-    require(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
+      : timeout_((std::min)(timeout, longest_timeout)) {
+    require_success(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
+    require_success(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN),
+                    "MPI_Comm_set_errhandler");
+    require_success(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
+    require_success(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
   }
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
@@ -90,7 +91,7 @@ class MpiCommunicator {
       const MpiCommunicator* communicator;
       std::vector<Message> messages;
       Pending(const MpiCommunicator* of, std::vector<Message> posted)
-          : communicator(of), messages(std::move(posted)) {}
+          : communicator(of), messages((std::move)(posted)) {}
       Pending(Pending&&) noexcept = default;
       Pending& operator=(Pending&&) = delete;
       ~Pending() { communicator->abandon(messages); }
@@ -120,25 +121,25 @@ class MpiCommunicator {
     std::vector<Message> messages;
     const auto for_each_message = [&](const Part& part, const auto& post) {
       for (Index done = 0; done < part.bytes; done += most_bytes)
-        post(part.first + done, static_cast<int>(std::min(most_bytes, part.bytes - done)));
+        post(part.first + done, static_cast<int>((std::min)(most_bytes, part.bytes - done)));
     };
     // A rank begins with its neighbour, so that not all send to the same one at first.
     for (int step = 1; step < size_; ++step) {
       const int peer = (rank_ + size_ - step) % size_;
       for_each_message(from[peer], [&](Index first, int bytes) {
         messages.push_back({MPI_REQUEST_NULL, peer, bytes, true});
-        require(MPI_Irecv(in + first, bytes, MPI_BYTE, peer, tag, communicator_,
-                          &messages.back().request),
-                "MPI_Irecv", peer);
+        require_success(MPI_Irecv(in + first, bytes, MPI_BYTE, peer, tag, communicator_,
+                                  &messages.back().request),
+                        "MPI_Irecv", peer);
       });
     }
     for (int step = 1; step < size_; ++step) {
       const int peer = (rank_ + step) % size_;
       for_each_message(to[peer], [&](Index first, int bytes) {
         messages.push_back({MPI_REQUEST_NULL, peer, bytes, false});
-        require(MPI_Isend(out + first, bytes, MPI_BYTE, peer, tag, communicator_,
-                          &messages.back().request),
-                "MPI_Isend", peer);
+        require_success(MPI_Isend(out + first, bytes, MPI_BYTE, peer, tag, communicator_,
+                                  &messages.back().request),
+                        "MPI_Isend", peer);
       });
     }
     const Part& own = from[rank_];
@@ -155,7 +156,7 @@ class MpiCommunicator {
         if (message.request == MPI_REQUEST_NULL) continue;
         int done = 0;
         MPI_Status status;
-        require(MPI_Test(&message.request, &done, &status), "MPI_Test", message.peer);
+        require_success(MPI_Test(&message.request, &done, &status), "MPI_Test", message.peer);
         if (done == 0) continue;
         --left;
         if (message.receives) require_length(message, status);
@@ -170,7 +171,7 @@ class MpiCommunicator {
   // A rank that has missed a call sends something else.
   void require_length(const Message& message, const MPI_Status& status) const {
     int bytes = 0;
-    require(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count", message.peer);
+    require_success(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count", message.peer);
     if (bytes == message.bytes) return;
     failed_ = true;
     throw CommunicationError("mhla: rank ", rank_, " has received ", bytes, " bytes of rank ",
@@ -191,7 +192,7 @@ class MpiCommunicator {
         MPI_Test(&message.request, &done, MPI_STATUS_IGNORE);
   }
 
-  [[noreturn]] void give_up(std::vector<Message>& messages) const {
+  [[gnu::__noreturn__]] void give_up(std::vector<Message>& messages) const {
     failed_ = true;
     std::string silent;
     for (const bool receives : {true, false}) {  // who has sent nothing is gone, not who waits
@@ -210,7 +211,7 @@ class MpiCommunicator {
                              "cannot be used any more: end the process");
   }
 
-  void require(int status, const char* call, int peer = -1) const {
+  void require_success(int status, const char* call, int peer = -1) const {
     if (status == MPI_SUCCESS) return;
     failed_ = true;
     char text[MPI_MAX_ERROR_STRING] = {};

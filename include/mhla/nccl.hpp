@@ -43,9 +43,11 @@ class NcclCommunicator {
   /// computations differ, those included that the stream has yet to do. \throws CommunicationError.
   explicit NcclCommunicator(ncclComm_t communicator, cudaStream_t stream,
                             std::chrono::milliseconds timeout = std::chrono::seconds(60))
-      : communicator_(communicator), stream_(stream), timeout_(std::min(timeout, longest_timeout)) {
-    require(ncclCommCount(communicator_, &size_), "ncclCommCount");
-    require(ncclCommUserRank(communicator_, &rank_), "ncclCommUserRank");
+      : communicator_(communicator),
+        stream_(stream),
+        timeout_((std::min)(timeout, longest_timeout)) {
+    require_success(ncclCommCount(communicator_, &size_), "ncclCommCount");
+    require_success(ncclCommUserRank(communicator_, &rank_), "ncclCommUserRank");
   }
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -124,7 +126,7 @@ class NcclCommunicator {
   }
   static Index end_of(Span<const Part> parts) {
     Index end = 0;
-    for (const Part& part : parts) end = std::max(end, part.first + part.bytes);
+    for (const Part& part : parts) end = (std::max)(end, part.first + part.bytes);
     return end;
   }
   // run(sent, received, parts of received) on device memory, whatever a message lies in.
@@ -138,15 +140,16 @@ class NcclCommunicator {
     std::byte* const out = reserve(out_bytes + (receives ? end_of(from) : 0));
     std::byte* const in = out + out_bytes;
     if (sends)
-      require(cudaMemcpyAsync(out, sent, count(out_bytes), cudaMemcpyHostToDevice, stream_),
-              "cudaMemcpyAsync");
+      require_success(cudaMemcpyAsync(out, sent, count(out_bytes), cudaMemcpyHostToDevice, stream_),
+                      "cudaMemcpyAsync");
     run(sends ? out : sent, receives ? in : received, from);
     if (!receives) return;
     for (const Part& part : from)
       if (part.bytes > 0)
-        require(cudaMemcpyAsync(static_cast<std::byte*>(received) + part.first, in + part.first,
-                                count(part.bytes), cudaMemcpyDeviceToHost, stream_),
-                "cudaMemcpyAsync");
+        require_success(
+            cudaMemcpyAsync(static_cast<std::byte*>(received) + part.first, in + part.first,
+                            count(part.bytes), cudaMemcpyDeviceToHost, stream_),
+            "cudaMemcpyAsync");
     wait("a copy from the device");
   }
   std::byte* reserve(Index bytes) const {
@@ -154,7 +157,7 @@ class NcclCommunicator {
     cudaFree(std::exchange(staging_, nullptr));
     staged_ = 0;
     void* memory = nullptr;
-    require(cudaMalloc(&memory, count(bytes)), "cudaMalloc");
+    require_success(cudaMalloc(&memory, count(bytes)), "cudaMalloc");
     staging_ = static_cast<std::byte*>(memory);
     staged_ = bytes;
     return staging_;
@@ -164,15 +167,15 @@ class NcclCommunicator {
   template <class Enqueue>
   void run(const char* collective, const Enqueue& enqueue) const {
     if (failed_) fail(collective, "the communicator was aborted when an earlier call failed");
-    require(ncclGroupStart(), "ncclGroupStart");
+    require_success(ncclGroupStart(), "ncclGroupStart");
     ncclResult_t failure = ncclSuccess;
     const char* failed = nullptr;
     enqueue([&](const char* call, ncclResult_t status) {
       if (failed == nullptr && !accepted(status)) failure = status, failed = call;
     });
     const ncclResult_t ended = ncclGroupEnd();  // in any case: calls behind it are others'
-    if (failed != nullptr) require(failure, failed);
-    require(ended, "ncclGroupEnd");
+    if (failed != nullptr) require_success(failure, failed);
+    require_success(ended, "ncclGroupEnd");
     wait(collective);
   }
 
@@ -180,8 +183,8 @@ class NcclCommunicator {
     const auto deadline = std::chrono::steady_clock::now() + timeout_;
     while (true) {
       ncclResult_t state = ncclSuccess;
-      require(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError");
-      require(state, collective);
+      require_success(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError");
+      require_success(state, collective);
       if (state == ncclSuccess) {  // otherwise the stream does not have all of it yet
         const cudaError_t status = cudaStreamQuery(stream_);
         if (status == cudaSuccess) return;
@@ -198,18 +201,18 @@ class NcclCommunicator {
   static bool accepted(ncclResult_t status) {
     return status == ncclSuccess || status == ncclInProgress;
   }
-  void require(ncclResult_t status, const char* call) const {
+  void require_success(ncclResult_t status, const char* call) const {
     if (accepted(status)) return;
     const char* const details = failed_ ? nullptr : ncclGetLastError(communicator_);
     fail(call, std::string(ncclGetErrorString(status)) +
                    (details == nullptr || *details == 0 ? "" : std::string(": ") + details));
   }
-  void require(cudaError_t status, const char* call) const {
+  void require_success(cudaError_t status, const char* call) const {
     if (status == cudaSuccess) return;
     if (cudaPeekAtLastError() == status) cudaGetLastError();
     fail(call, cudaGetErrorString(status));
   }
-  [[noreturn]] void fail(const char* call, const std::string& why) const {
+  [[gnu::__noreturn__]] void fail(const char* call, const std::string& why) const {
     if (!failed_) ncclCommAbort(communicator_);
     failed_ = true;
     throw CommunicationError("mhla: rank ", rank_, " of ", size_, ": ", call, ": ", why,

@@ -268,14 +268,14 @@ class Stages : public StageBlocks<V, T> {
             const Index at = item * problem_.shape.kv_heads + kv_head;
             const cpu::Unit<A> unit = transposed_unit_of(plan, at, memory, sums, loop);
             const auto mixtures = rows_for(plan, left.mixtures, at, cpu::Orientation::transposed);
-            const auto leave = [&](Index matrix) {
+            const auto hand_over = [&](Index matrix) {
               cpu::copy_sums(mixed_gradients(plan, unit, matrix).row_range(0, unit.queries.blocks),
                              mixtures(matrix));
             };
-            read_out_unit_gradient(operands, request, unit, loop, leave);
+            read_out_unit_gradient(operands, request, unit, loop, hand_over);
             if constexpr (!recurs) {
               if (request.mixing()) mix_unit_matrix_gradient(operands, unit, grad_mixing, loop);
-              for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) leave(matrix);
+              for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) hand_over(matrix);
             }
             if constexpr (keeps_denominators)
               cpu::leave_denominators(plan, unit, at, left.denominators);
@@ -286,8 +286,8 @@ class Stages : public StageBlocks<V, T> {
         if (update.query == Update::overwrite) cpu::clear_masked(attention_.masks.query, dq.view);
     });
     if (problem_.shape.empty()) {
-      if (update.query == Update::overwrite) cpu::clear(dq);
-      if (update.mix == Update::overwrite) cpu::clear(dmix);
+      if (update.query == Update::overwrite) cpu::set_zero(dq);
+      if (update.mix == Update::overwrite) cpu::set_zero(dmix);
     }
   }
 
@@ -425,8 +425,8 @@ class Stages : public StageBlocks<V, T> {
       }
     });
     if (problem_.shape.empty() && update == Update::overwrite) {
-      cpu::clear(dk);
-      cpu::clear(dv);
+      cpu::set_zero(dk);
+      cpu::set_zero(dv);
     }
   }
 
@@ -448,7 +448,7 @@ class Stages : public StageBlocks<V, T> {
   }
   template <class E>
   static void clear_mix(const E&, const TensorView<A, 3>& dmix) {
-    cpu::clear(GradientView<A, 3>(dmix));
+    cpu::set_zero(GradientView<A, 3>(dmix));
   }
 
   cpu::Extents extents() const { return cpu::Extents(problem_); }
@@ -483,7 +483,7 @@ class Stages : public StageBlocks<V, T> {
     const auto& summaries = sums.summaries;
     take_up_summaries(unit, sums_at(summaries, at, cpu::Orientation::straight), loop);
     for (Index b = summaries.extent[0]; b < unit.keys.blocks; ++b)  // that are not seen
-      clear(unit.summaries.summary(b), unit.summaries.key_sum(b));
+      set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
     return with_states(plan, at, sums, unit);
   }
   cpu::Unit<A> with_states(const cpu::Plan<L, A>& plan, Index at, const Sums<A>& sums,

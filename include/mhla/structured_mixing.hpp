@@ -160,7 +160,7 @@ Fitted fitted(const RecurrentMixing& mixing, const MixingLayout& layout, Index r
   const mixing_fit::CausalMatrix exact{blocks, matrix.data()};
   double largest = 0;
   for (Index i = 0; i < blocks; ++i)
-    for (Index j = 0; j <= i; ++j) largest = std::max(largest, std::abs(exact(i, j)));
+    for (Index j = 0; j <= i; ++j) largest = (std::max)(largest, (std::abs)(exact(i, j)));
   const double scale = options.projected || !(largest > 0) ? 1 : largest;
   std::vector<double> scaled = matrix;
   for (double& entry : scaled) entry /= scale;
@@ -361,7 +361,7 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
   for (Index head = 0; head < known.extent[0]; ++head)
     for (Index i = 0; i < parameters.extent[1]; ++i)
       for (Index c = 0; c < known.extent[2]; ++c)
-        parameters(head, i, c) = known(head, std::min(i, known.extent[1] - 1), c);
+        parameters(head, i, c) = known(head, (std::min)(i, known.extent[1] - 1), c);
 }
 
 /// \}

@@ -64,7 +64,7 @@ struct Tables {
   }
   static cuda::RotationTable<A> angles(Arena& arena, const V& attention, const Problem& problem) {
     return cuda::rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
-                                   problem.feature_dim, problem.box());
+                                   problem.feature_dim, problem.grid_box());
   }
   static Index measured(const V& attention, const Problem& problem) {
     Arena arena;

@@ -1,28 +1,58 @@
 // SPDX-License-Identifier: MIT
-// All headers at once, with the macros defined that well-known headers define: complex.h (I),
-// termios.h (B0), rpcndr.h (small), AssertMacros.h (check), sysmacros.h
-// (major, minor), X.h (None, Success). Eigen stumbles over some of these itself, so it comes first.
+// All headers at once, after macros that well-known headers define.
+//
+// The standard library and Eigen stumble over many of these themselves, so they come first.
 #include <Eigen/Core>
 #include <Eigen/Eigenvalues>
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cfenv>
+#include <chrono>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <initializer_list>
+#include <iomanip>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <optional>
+#include <ostream>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
 #include <unsupported/Eigen/CXX11/Tensor>
+#include <utility>
+#include <vector>
+#if __has_include(<mpi.h>)
+#include <mpi.h>
+#endif
+#if defined(__linux__)
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
-#undef I
-#undef B0
-#undef small
-#undef check
-#undef major
-#undef minor
-#undef None
-#undef Success
-#define I hostile macro
-#define B0 hostile macro
-#define small hostile macro
-#define check(condition) hostile macro
-#define major(device) hostile macro
-#define minor(device) hostile macro
-#define None hostile macro
-#define Success hostile macro
-
+#include "hostile_macros.inc"
 #include "include_all.inc"
 
 int all_headers_with_hostile_macros() { return 0; }

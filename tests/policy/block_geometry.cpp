@@ -134,7 +134,7 @@ TEST_CASE("block_geometry: the box of some blocks is the smallest that holds the
                            Grid{{5, 4, 7}, {2, 3, 3}}, Grid{{0, 3, 2}, {1, 3, 4}}}) {
     for (Index first = 0; first <= grid.num_blocks(); ++first)
       for (Index end = first; end <= grid.num_blocks(); ++end) {
-        const mhla::GridBox box = grid.box({first, end - first});
+        const mhla::GridBox box = grid.grid_box({first, end - first});
         for (int axis = 0; axis < 3; ++axis) {
           Index least = grid.extent[axis];
           Index most = -1;
@@ -152,7 +152,7 @@ TEST_CASE("block_geometry: the box of some blocks is the smallest that holds the
           }
         }
       }
-    const mhla::GridBox all = grid.box();
+    const mhla::GridBox all = grid.grid_box();
     for (int axis = 0; axis < 3; ++axis) CHECK(all.extent(axis) == grid.extent[axis]);
   }
 }

@@ -24,7 +24,7 @@ MHLA_NAMESPACE_BEGIN
 class SavedCall {
  public:
   SavedCall() = default;
-  SavedCall(SavedCall&& other) noexcept { *this = std::move(other); }
+  SavedCall(SavedCall&& other) noexcept { *this = (std::move)(other); }
   SavedCall& operator=(SavedCall&& other) noexcept {
     shape_ = other.shape_;
     variant_ = other.variant_;

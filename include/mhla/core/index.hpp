@@ -19,19 +19,20 @@ using Index = std::ptrdiff_t;
 
 /// \cond INTERNAL
 // Throws that "a sign b" does not fit an Index.
-[[noreturn]] MHLA_OUT_OF_LINE inline void throw_overflow(Index a, const char* sign, Index b) {
+[[gnu::__noreturn__]] MHLA_OUT_OF_LINE inline void throw_overflow(Index a, const char* sign,
+                                                                  Index b) {
   throw ShapeError("mhla: a size overflows 64 bits: ", a, sign, b);
 }
 
 // a * b for sizes; throws ShapeError if the product does not fit an Index.
 constexpr Index checked_mul(Index a, Index b) {
-  if (a != 0 && b > std::numeric_limits<Index>::max() / a) throw_overflow(a, " * ", b);
+  if (a != 0 && b > (std::numeric_limits<Index>::max)() / a) throw_overflow(a, " * ", b);
   return a * b;
 }
 
 // a + b for sizes; throws ShapeError if the sum does not fit an Index.
 constexpr Index checked_add(Index a, Index b) {
-  if (b > std::numeric_limits<Index>::max() - a) throw_overflow(a, " + ", b);
+  if (b > (std::numeric_limits<Index>::max)() - a) throw_overflow(a, " + ", b);
   return a + b;
 }
 

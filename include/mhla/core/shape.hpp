@@ -48,9 +48,10 @@ struct Shape {
 
 /// \cond INTERNAL
 // Throws the one form that every shape error has: argument, axis, got, expected, rule.
-[[noreturn]] MHLA_OUT_OF_LINE inline void throw_shape_error(const char* argument, const char* axis,
-                                                            Index got, Index expected,
-                                                            const char* rule) {
+[[gnu::__noreturn__]] MHLA_OUT_OF_LINE inline void throw_shape_error(const char* argument,
+                                                                     const char* axis, Index got,
+                                                                     Index expected,
+                                                                     const char* rule) {
   throw ShapeError("mhla: ", argument, ": axis ", axis, " is ", got, " but must be ", expected,
                    "; ", rule);
 }

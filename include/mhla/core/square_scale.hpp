@@ -12,7 +12,7 @@ MHLA_NAMESPACE_BEGIN
 // vanish; 1 if that is 0 or not finite.
 template <class T>
 T square_scale(T largest) {
-  return largest > 0 && std::isfinite(largest) ? std::ldexp(T(1), std::ilogb(largest)) : T(1);
+  return largest > 0 && (std::isfinite)(largest) ? std::ldexp(T(1), std::ilogb(largest)) : T(1);
 }
 /// \endcond
 

@@ -48,8 +48,8 @@ class Workspace {
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   /// Swaps.
   Workspace& operator=(Workspace&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
+    (std::swap)(data_, other.data_);
+    (std::swap)(size_, other.size_);
     return *this;
   }
   Workspace(const Workspace&) = delete;

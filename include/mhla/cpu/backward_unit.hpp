@@ -152,7 +152,7 @@ void read_out_unit_gradient(const Operands<L, T>& operands, const BackwardReques
     if (plan.tables.queries.blocks[unit.queries.first_block + i].tiles > 0) continue;
     for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
       const SummaryRows<A> grad = mixed_gradients(plan, unit, matrix);
-      clear(grad.summary(i), grad.key_sum(i));
+      set_zero(grad.summary(i), grad.key_sum(i));
     }
   }
   const bool mixed_wanted = request.query_features() || (factors_mixing<L> && request.mixing());
@@ -212,7 +212,7 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
   const MatrixRows rows{plan.problem.queries.first, unit.queries.blocks + unit.other_queries};
   loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) {
     const Index first = task * most;
-    const Index count = std::min(most, unit.keys.blocks - first);
+    const Index count = (std::min)(most, unit.keys.blocks - first);
     const auto columns_of = [&](Index matrix) {
       return Panel<A>{grad_mixing + matrix * e.query_blocks * e.key_blocks, unit.queries.blocks,
                       unit.keys.blocks, e.key_blocks}
@@ -272,8 +272,8 @@ SummaryRows<A> mix_group_gradient(const Operands<L, T>& operands,
                             unit.orientation, groups.begin(group), groups.size(group),
                             normalizes<L>);
   if (plan.extents.matrices == 0) {  // no query head reads this kv head
-    if (summaries_wanted) clear(grad.summaries);
-    clear(grad.key_sums);
+    if (summaries_wanted) set_zero(grad.summaries);
+    set_zero(grad.key_sums);
   }
   if (summaries_wanted)
     mix_group_gradient(plan, unit, grad.first, grad.summaries,
@@ -376,14 +376,14 @@ void add_own_tile_gradient(const Operands<L, T>& operands, const BackwardRequest
     const Panel<A> grad_summary = panel(scratch.own.grad_summaries.data + matrix * e.summary_size(),
                                         e.value_dim, e.feature_dim);
     if (k.last) {  // no later tile has contributed to dP
-      clear(own_keys);
-      clear(own_values);
+      set_zero(own_keys);
+      set_zero(own_values);
     } else {
       if (keys_wanted) summarize_key_gradient<A>(k.values, grad_summary, own_keys, nullptr);
       if (request.gradients.value.wanted)
         multiply_right_transposed<A>(own_values, k.keys.rotated, grad_summary);
     }
-    clear(own_key_sums);
+    set_zero(own_key_sums);
 
     const auto heads = plan.heads_of(matrix);
     for (Index g = heads.first; g < heads.last; ++g) {

@@ -50,8 +50,8 @@ void mix_past_summary_gradient(const Panel<const A>& mixing, Index first, Index 
   // Key blocks that all query blocks see, then those that some or, the last one, none sees.
   const Index by_all = std::clamp(-(first + lag), Index{0}, grad.rows);
   const Index begin = first + by_all + lag;
-  const Index seen = std::max(mixing.rows - begin, Index{-1});  // by the first of the second
-  const Index by_some = std::min(seen + 1, grad.rows - by_all);
+  const Index seen = (std::max)(mixing.rows - begin, Index{-1});  // by the first of the second
+  const Index by_some = (std::min)(seen + 1, grad.rows - by_all);
   const Index by_none = grad.rows - by_all - by_some;
   if (by_all > 0) mix_summary_gradient(mixing, first, grad_mixed, grad.row_range(0, by_all), into);
   if (by_some > 0)
@@ -86,8 +86,8 @@ void mix_past_matrix_gradient(const Panel<const A>& grad_mixed, const MatrixRows
                               const Panel<A>& grad_mixing, Span<A> scratch) {
   // Query blocks from `some` on see the first of the key blocks, from `all` on the last. Computing
   // products with blocks that a row does not see is cheaper than skipping them; they are not added.
-  const Index some = std::min(rows.all, first + lag);
-  const Index all = std::min(rows.all, first + lag + summaries.rows - 1);
+  const Index some = (std::min)(rows.all, first + lag);
+  const Index all = (std::min)(rows.all, first + lag + summaries.rows - 1);
   const auto row_of = [&](Index i) {
     return std::clamp(i - rows.first, Index{0}, grad_mixed.rows);
   };

@@ -152,7 +152,7 @@ class Builder {
               table_->tiles[tiles] = {runs, 0, position, tile_end - position, places};
             ++tiles;
           }
-          const Index count = std::min(run.count, tile_end - position);
+          const Index count = (std::min)(run.count, tile_end - position);
           if (table_ != nullptr) {
             table_->runs[runs] = {
                 run.first, count, {run.coordinate[0], run.coordinate[1], run.coordinate[2]}};

@@ -100,8 +100,8 @@ struct DecodeTile {
   Index first;
   Index tokens;
 
-  int open() const { return static_cast<int>(block % 2); }
-  int closing() const { return 1 - open(); }
+  int open_turn() const { return static_cast<int>(block % 2); }
+  int closing() const { return 1 - open_turn(); }
 };
 
 /// Restores a unit to its state before a call, if some task of the call throws. A repeated call
@@ -117,7 +117,7 @@ class DecodeUndo {
   }
 
   /// A call begins; the unit's task has not.
-  void clear() { begun_ = false; }
+  void forget() { begun_ = false; }
   /// The task begins, at token `first` of block `block`.
   void begin(const DecodeUnit<A>& unit, Index block, Index first) {
     block_ = block;
@@ -134,9 +134,9 @@ class DecodeUndo {
     if (e.states > 0) keep_states(e, unit, tile);
     if (ahead < 1 || ahead > 2) return;
     const Index of_first = block_ == 0 ? 0 : e.block_tokens;
-    const Index end = std::min(tile.first + tile.tokens, ahead == 1 ? of_first : first_);
+    const Index end = (std::min)(tile.first + tile.tokens, ahead == 1 ? of_first : first_);
     if (end <= tile.first) return;
-    copy_turns(e, unit, kept_, tile.open(), tile.first, end);
+    copy_turns(e, unit, kept_, tile.open_turn(), tile.first, end);
     reached_[ahead - 1] = end;
   }
   void restore(const DecodeExtents& e, const DecodeUnit<A>& unit) const {
@@ -157,7 +157,7 @@ class DecodeUndo {
   }
   void keep_states(const DecodeExtents& e, const DecodeUnit<A>& unit, const DecodeTile& tile) {
     const Index begin = (tile.block - block_) * e.block_tokens + tile.first;
-    const Index end = std::min(begin + tile.tokens, updates_begin(e) + e.block_tokens);
+    const Index end = (std::min)(begin + tile.tokens, updates_begin(e) + e.block_tokens);
     if (begin < updates_begin(e) || end <= begin) return;
     copy_states(e, unit, kept_, tile.first, tile.first + end - begin);
     updates_end_ = end;
@@ -165,8 +165,8 @@ class DecodeUndo {
   void restore_states(const DecodeExtents& e, const DecodeUnit<A>& unit) const {
     const Index n = e.block_tokens;
     if (updates_end_ == 0) return;
-    copy_states(e, kept_, unit, std::min(updates_begin(e), n), std::min(updates_end_, n));
-    copy_states(e, kept_, unit, 0, std::max(Index{0}, updates_end_ - n));
+    copy_states(e, kept_, unit, (std::min)(updates_begin(e), n), (std::min)(updates_end_, n));
+    copy_states(e, kept_, unit, 0, (std::max)(Index{0}, updates_end_ - n));
   }
   static void copy_states(const DecodeExtents& e, const DecodeUnit<A>& from,
                           const DecodeUnit<A>& to, Index begin, Index end) {
@@ -212,8 +212,8 @@ void read_out_decode_tile(const DecodeExtents& e, const DecodeUnit<A>& unit, con
                           const Panel<const A>& rotated_queries, const Panel<A>& scores,
                           const Panel<A>& numerators) {
   // P_0 and P_1 are empty sums.
-  const Panel<const A> mixed =
-      panel(unit.mixed[tile.open()].data + matrix * e.summary_size(), e.value_dim, e.feature_dim);
+  const Panel<const A> mixed = panel(unit.mixed[tile.open_turn()].data + matrix * e.summary_size(),
+                                     e.value_dim, e.feature_dim);
   multiply_right_transposed(
       numerators,
       Panel<const A>{rotated_queries.data, tile.tokens, tile.block >= 2 ? e.feature_dim : 0,
@@ -235,12 +235,12 @@ void read_out_decode_tile(const DecodeExtents& e, const DecodeUnit<A>& unit, con
     multiply(numerators, part, values(parity, 0, count), Into::add);
   };
   if (tile.block >= 1) add(tile.closing(), e.block_tokens, weights.closing);
-  add(tile.open(), tile.first, weights.open);
+  add(tile.open_turn(), tile.first, weights.open);
   const Panel<A> own_transposed{scores.data, tile.tokens, tile.tokens, scores.stride};
-  multiply_right_transposed(own_transposed, keys(tile.open(), tile.first, tile.tokens),
+  multiply_right_transposed(own_transposed, keys(tile.open_turn(), tile.first, tile.tokens),
                             rotated_queries);
   scale_rows(own_transposed, weights.open);
-  multiply_lower(numerators, own_transposed, values(tile.open(), tile.first, tile.tokens),
+  multiply_lower(numerators, own_transposed, values(tile.open_turn(), tile.first, tile.tokens),
                  Into::add);
 }
 

@@ -43,12 +43,12 @@ struct Extents {
         feature_dim(problem.feature_dim),
         value_dim(problem.shape.value_dim),
         group_size(problem.shape.group_size()),
-        matrices(problem.shape.mix_heads == 1 ? std::min(Index{1}, group_size) : group_size),
+        matrices(problem.shape.mix_heads == 1 ? (std::min)(Index{1}, group_size) : group_size),
         query_tokens(problem.shape.query_tokens) {
     block_tokens = problem.query_grid.block_tokens();
     const Index key_block_tokens = problem.key_grid.block_tokens();
     const Index longest = block_tokens > key_block_tokens ? block_tokens : key_block_tokens;
-    tile_tokens = std::min(longest, max_tokens);
+    tile_tokens = (std::min)(longest, max_tokens);
   }
 };
 

@@ -57,8 +57,8 @@ void for_each_copy(const MixingProduct& product, const MixingRows<A>& outputs,
 inline Index num_rows(Span<const MixingProduct> products) {
   Index rows = 0;
   for (const MixingProduct& p : products)
-    rows =
-        std::max({rows, p.out + p.outer * p.rows * p.inner, p.in + p.outer * p.columns * p.inner});
+    rows = (std::max)(
+        {rows, p.out + p.outer * p.rows * p.inner, p.in + p.outer * p.columns * p.inner});
   return rows;
 }
 
@@ -117,8 +117,8 @@ void for_each_column_range(Index width, const ExecutorRef& loop, const Run& run)
   const Index apart = width % (2 * half) == half ? half / 2 : 0;
   const Index tasks = ceil_div(width - apart, columns);
   loop.parallel_for(tasks + (apart > 0 ? 1 : 0), [&](Index task, Index) {
-    const Index first = std::min(task * columns, width - apart);
-    run(first, task < tasks ? std::min(columns, width - apart - first) : apart);
+    const Index first = (std::min)(task * columns, width - apart);
+    run(first, task < tasks ? (std::min)(columns, width - apart - first) : apart);
   });
 }
 

@@ -82,7 +82,7 @@ SummaryRows<A> mix_unit(const Plan<L, A>& plan, const Unit<A>& unit, Index matri
   const auto mix = [&](const Panel<A>& from, const Panel<A>& to) {
     for_each_column_range(to.cols, loop, [&](Index first, Index count) {
       const MixingRows<A> rows = work_array(plan, unit, from, to).col_range(first, count);
-      clear(rows.inputs.row_range(unit.keys.blocks, rows.inputs.rows - unit.keys.blocks));
+      set_zero(rows.inputs.row_range(unit.keys.blocks, rows.inputs.rows - unit.keys.blocks));
       mix_by_products(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), rows);
     });
   };
@@ -122,9 +122,9 @@ void mix_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix
         work_array(plan, unit, grad.keys.*width, (grad.mixed.*width).row_range(0, others));
     for_each_column_range(grads.width(), loop, [&](Index first, Index count) {
       const MixingRows<A> part = grads.col_range(first, count);
-      if (matrix == 0) clear(part.inputs);
+      if (matrix == 0) set_zero(part.inputs);
       // But dS~, which the readout has left, of blocks with tokens, and that of states behind them.
-      clear(part.others.row_range(left, others - left - behind));
+      set_zero(part.others.row_range(left, others - left - behind));
       mix_by_products_gradient(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), part);
     });
     if (grad_mixing == nullptr) return;

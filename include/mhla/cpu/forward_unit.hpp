@@ -94,7 +94,7 @@ MHLA_OUT_OF_LINE inline Prefetch prefetch_tile(const BlockTable& table,
     if (tokens.data == nullptr) continue;
     if (by_columns && tokens.lies_in_columns())
       prefetch.add(static_cast<const char*>(tokens.data) + places[0] * bytes, tokens.stride * bytes,
-                   tile.tokens * bytes, std::min(tokens.dim, first.dim));
+                   tile.tokens * bytes, (std::min)(tokens.dim, first.dim));
     if (!by_columns && tokens.stride == 1)
       prefetch.add(tokens.data, tokens.token_stride * bytes, tokens.dim * bytes);
   }
@@ -126,7 +126,7 @@ void summarize_unit(const Operands<L, T>& operands, const Unit<A>& unit, const E
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
     const SlotScratch<A>& scratch = plan.scratch[slot];
     const BlockSpan& block = table.blocks[unit.keys.first_block + b];
-    if (block.tiles == 0) clear(unit.summaries.summary(b), unit.summaries.key_sum(b));
+    if (block.tiles == 0) set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
     for (Index i = 0; i < block.tiles; ++i) {
       const TokenTile& tile = table.tiles[block.first_tile + i];
       const FeaturePanels<A> k = pack_tile(operands, A(1), table, tile, keys, scratch);

@@ -171,7 +171,7 @@ struct LongSum {
   Span<T> sum;
   Span<T> rest{};
 
-  void clear() const {
+  void set_zero() const {
     std::fill_n(sum.data, sum.size, T(0));
     std::fill_n(rest.data, rest.size, T(0));
   }
@@ -183,7 +183,7 @@ template <class T>
 MHLA_OUT_OF_LINE void add_rows(const LongSum<T>& result, std::type_identity_t<T> weight,
                                const Panel<const std::type_identity_t<T>>& a, Into into,
                                const Panel<std::type_identity_t<T>>& running = {}) {
-  if (into == Into::overwrite) result.clear();
+  if (into == Into::overwrite) result.set_zero();
   with_kernels<T>([&](auto kernels) {
     kernels.add_rows(RowSum<T>{a.rows, result.sum.size, weight, a.data, a.stride, result.sum.data,
                                result.rest.data, running.data, running.stride});

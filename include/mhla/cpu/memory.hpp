@@ -108,7 +108,7 @@ struct SlotScratch {
     if (needs.pairs) pairs = PairScratch(arena, e, group_rows, needs.own_tiles, needs.backward);
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
-    const Index columns = std::min(e.key_blocks, matrix_gradient_cols(e.key_blocks));
+    const Index columns = (std::min)(e.key_blocks, matrix_gradient_cols(e.key_blocks));
     triangle = arena.take<A>(needs.backward ? columns * columns : 0);
     transposed = arena.take<A>(needs.backward ? e.summary_size() : 0);
     row.input = arena.take<A>(checked_mul(e.tile_tokens, key_dim));

@@ -39,11 +39,11 @@ struct PartialSums {
     // Enough of them to keep every core of a large machine busy, but in bounded memory.
     constexpr Index enough = 64;
     constexpr Index max_elements = Index{1} << 24;
-    const Index affordable = std::max(
-        Index{1}, max_elements / std::max(Index{1}, checked_mul(matrices, elements_of_all)));
-    const Index wanted = std::min(enough, affordable);
-    sequence_groups =
-        std::min(sequences, std::max(Index{1}, wanted / std::max(Index{1}, problem.all_kv_heads)));
+    const Index affordable = (std::max)(
+        Index{1}, max_elements / (std::max)(Index{1}, checked_mul(matrices, elements_of_all)));
+    const Index wanted = (std::min)(enough, affordable);
+    sequence_groups = (std::min)(
+        sequences, (std::max)(Index{1}, wanted / (std::max)(Index{1}, problem.all_kv_heads)));
   }
   Index count() const { return checked_mul(sequence_groups, kv_heads); }
 };

@@ -26,17 +26,17 @@ struct RowGroups {
 
   RowGroups(Index total, Index max_rows, Index unit_rows = 1)
       : rows(total),
-        most(std::max(max_rows / unit_rows, Index{1}) * unit_rows),
+        most((std::max)(max_rows / unit_rows, Index{1}) * unit_rows),
         unit(unit_rows),
         count(ceil_div(total, most)) {}
   RowGroups() = default;
 
   Index begin(Index group) const {
-    return std::min(rows, even_split(ceil_div(rows, unit), count, group) * unit);
+    return (std::min)(rows, even_split(ceil_div(rows, unit), count, group) * unit);
   }
   Index size(Index group) const { return begin(group + 1) - begin(group); }
   /// For any sequence of up to this many rows; a shorter one may be cut into larger groups.
-  Index max_size() const { return std::min(rows, most); }
+  Index max_size() const { return (std::min)(rows, most); }
 };
 
 /// Blocks mixed at once if all summaries are in cache.
@@ -56,7 +56,7 @@ inline RowGroups mixing_groups(Sight sight, Index rows, Index terms, Index strid
   if (terms <= held)
     return sight == Sight::all ? RowGroups(rows, max_mixing_rows)
                                : RowGroups(rows, triangle_rows, triangle_rows);
-  return {rows, std::clamp(std::max(held, terms / 8), least, most),
+  return {rows, std::clamp((std::max)(held, terms / 8), least, most),
           sight == Sight::all ? Index{1} : triangle_rows};
 }
 template <class L>
@@ -79,7 +79,7 @@ RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into
       e.feature_dim % vector == 0 || (terms <= max_placed_rows && into == Into::overwrite);
   if (same_bits)
     groups.count =
-        std::min(ceil_div(rows, groups.unit), ceil_div(groups.count, num_slots) * num_slots);
+        (std::min)(ceil_div(rows, groups.unit), ceil_div(groups.count, num_slots) * num_slots);
   return groups;
 }
 

@@ -115,7 +115,7 @@ bool multiplies_pairs_backward(const V& attention) {
     return false;
   } else {
     constexpr float least = 1e-3f;  // that bfloat16 rounds visibly
-    return std::abs(value_of(attention.feature_map, 0.0f)) < least;
+    return (std::abs)(value_of(attention.feature_map, 0.0f)) < least;
   }
 }
 
@@ -191,7 +191,7 @@ void clear_masked(const TensorView<const std::uint8_t, 2>& mask, const TensorVie
 
 /// Zeros the gradient of a call without an output.
 template <class T, int Rank>
-void clear(const GradientView<T, Rank>& gradient) {
+void set_zero(const GradientView<T, Rank>& gradient) {
   if (!gradient.wanted) return;
   for (Index i = 0; i < gradient.view.size(); ++i) gradient.view.element(i) = T{};
 }
@@ -515,10 +515,10 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
 
   if (shape.empty()) {
     if (update == Update::accumulate) return;
-    cpu::clear(gradients.query);
-    cpu::clear(gradients.key);
-    cpu::clear(gradients.value);
-    cpu::clear(gradients.mix);
+    cpu::set_zero(gradients.query);
+    cpu::set_zero(gradients.key);
+    cpu::set_zero(gradients.value);
+    cpu::set_zero(gradients.mix);
     return;
   }
   Arena arena(workspace);

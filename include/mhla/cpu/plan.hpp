@@ -92,7 +92,7 @@ struct Plan {
         extents(checked, max_tokens_of_tile<L>),
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>)),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
-                                   checked.feature_dim, checked.box(), executor)) {
+                                   checked.feature_dim, checked.grid_box(), executor)) {
     const Shape& shape = problem.shape;
     structure = structured_mixing<A>(attention, problem);
     matrix_size = matrix_size_of(structure, problem);
@@ -101,7 +101,7 @@ struct Plan {
     pairs = in_pairs;
     transposes_pairs = backward;
     constexpr Index few_blocks = 16;
-    mixing_parts = std::min(problem.query_blocks, problem.key_blocks) < few_blocks ? 2 : 1;
+    mixing_parts = (std::min)(problem.query_blocks, problem.key_blocks) < few_blocks ? 2 : 1;
     if (pairs) {
       const Index matrices = checked_mul(mixing_parts, shape.mix_heads);
       const auto size = [&](Index rows, Index cols) {
@@ -128,7 +128,7 @@ struct Plan {
     Index group_rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();
     if constexpr (factors_mixing<L>) group_rows = 0;
     if (backward && !factors_mixing<L>)
-      group_rows = std::max(
+      group_rows = (std::max)(
           group_rows, row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
     if (problem.stage == Stage::mix_gradient || problem.stage == Stage::summarize_gradient)
       group_rows = 0;

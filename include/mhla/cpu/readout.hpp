@@ -40,7 +40,7 @@ void divide_rows(const Panel<A>& rows, Span<const A> denominators) {
     const A den = denominators[t];
     if (den == A(0)) {
       for (Index c = 0; c < rows.cols; ++c) row[c] = A(0);
-    } else if (std::abs(den) > A(1) / std::numeric_limits<A>::max()) {
+    } else if ((std::abs)(den) > A(1) / (std::numeric_limits<A>::max)()) {
       const A inverse = A(1) / den;
       for (Index c = 0; c < rows.cols; ++c) row[c] *= inverse;
     } else {  // den is NaN, or so small that its inverse is not finite

@@ -44,8 +44,9 @@ void advance_states(const DecodeExtents& e, const DecodeUnit<A>& unit, const Dec
     std::fill_n(mixed, width, A(0));
     for (Index r = 0; r < e.states; ++r) {
       A* const state = unit.state(e, matrix, r, share.first);
-      advance_state(state, tile.block, now.decay(r), now.write(r), summary, width);
-      if (next.row != nullptr) add_scaled_row<A>(mixed, next.read(r) * next.decay(r), state, width);
+      advance_state(state, tile.block, now.decay(r), now.write_weight(r), summary, width);
+      if (next.row != nullptr)
+        add_scaled_row<A>(mixed, next.read_weight(r) * next.decay(r), state, width);
     }
   }
 }
@@ -62,9 +63,9 @@ void advance_key_sums(const DecodeExtents& e, const DecodeUnit<A>& unit, Index b
     std::fill_n(mixed, e.feature_dim, A(0));
     for (Index r = 0; r < e.states; ++r) {
       A* const state = unit.state_sum(e, matrix, r);
-      advance_state(state, block + 1, next.decay(r), next.write(r),
+      advance_state(state, block + 1, next.decay(r), next.write_weight(r),
                     unit.open_key_sum(e, block).data, e.feature_dim);
-      add_scaled_row<A>(mixed, next.read(r), state, e.feature_dim);
+      add_scaled_row<A>(mixed, next.read_weight(r), state, e.feature_dim);
     }
   }
 }

@@ -149,7 +149,7 @@ RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank
       constexpr Index line = CirclingAngles<A>::most;
       executor.parallel_for(ceil_div(axis.count, line), [&](Index task, Index /*slot*/) {
         const Index first = task * line;
-        const Index end = std::min(axis.count, first + line);
+        const Index end = (std::min)(axis.count, first + line);
         CirclingAngles<A> angles;
         for (Index column = first; column < end; column += width) {
           const Index j = (axis.first + column) / width - first_pair;  // of the axis's pairs

@@ -50,7 +50,7 @@ void copy_sums(const SummaryRows<A>& from, const SummaryRows<A>& to) {
     copy_row(to.key_sums.row(b), from.key_sums.row(b), from.key_sums.cols);
   }
   for (Index b = from.summaries.rows; b < to.summaries.rows; ++b)
-    clear(to.summary(b), to.key_sum(b));
+    set_zero(to.summary(b), to.key_sum(b));
 }
 
 /// Unit `at` of a stage: kv head at % kv_heads of an item.

@@ -47,8 +47,8 @@ void for_each_tile(const StridedRows<T>& x, const F& f) {
   for (Index r = 0; r < x.rows; r += strided_tile_rows)
     for (Index c = 0; c < x.cols; c += strided_tile_cols)
       f(StridedRows<T>{x.data + r * x.row_stride + c * x.stride,
-                       std::min(strided_tile_rows, x.rows - r),
-                       std::min(strided_tile_cols, x.cols - c), x.row_stride, x.stride},
+                       (std::min)(strided_tile_rows, x.rows - r),
+                       (std::min)(strided_tile_cols, x.cols - c), x.row_stride, x.stride},
         r, c);
 }
 

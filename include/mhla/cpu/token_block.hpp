@@ -144,7 +144,7 @@ MHLA_OUT_OF_LINE void scatter(const BlockTable& table, const TokenTile& tile,
   for_each_run(table, tile, [&](const TokenRun& run, Index row) {
     scatter_strided<T, A>(
         tokens.strided(run),
-        {weights.data + (weights.size > 0 ? row : 0), std::min(weights.size, run.count)},
+        {weights.data + (weights.size > 0 ? row : 0), (std::min)(weights.size, run.count)},
         packed.row_range(row, run.count), update);
   });
 }

@@ -78,14 +78,14 @@ A own_weight(const Plan<L, A>& plan, const Unit<A>& unit, Index g, Index block) 
 }
 
 template <class A>
-void clear(const Panel<A>& panel) {
+void set_zero(const Panel<A>& panel) {
   for (Index r = 0; r < panel.rows; ++r) std::fill_n(panel.row(r), panel.cols, A(0));
 }
 
 /// A block that a mask has emptied has empty sums.
 template <class A>
-void clear(const Panel<A>& summary, Span<A> key_sum) {
-  clear(summary);
+void set_zero(const Panel<A>& summary, Span<A> key_sum) {
+  set_zero(summary);
   std::fill_n(key_sum.data, key_sum.size, A(0));
 }
 

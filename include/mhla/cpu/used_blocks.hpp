@@ -51,7 +51,7 @@ void for_each_used(const MaskedBlocks& of, Index batch, Span<X> used, const Visi
 /// Raises used[item] to what these blocks show.
 inline void count_used(const MaskedBlocks& of, Index batch, Span<Index> used) {
   for_each_used(of, batch, used,
-                [&](Index item, Index n) { used[item] = std::max(used[item], n); });
+                [&](Index item, Index n) { used[item] = (std::max)(used[item], n); });
 }
 
 /// Throws ShapeError unless used[item] is at least that.

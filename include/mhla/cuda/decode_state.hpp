@@ -44,7 +44,7 @@ struct DecodeExtents {
         kv_heads(problem.shape.kv_heads),
         group_size(problem.shape.group_size()),
         mix_heads(problem.shape.mix_heads),
-        matrices(mix_heads == 1 ? std::min(Index{1}, group_size) : group_size),
+        matrices(mix_heads == 1 ? (std::min)(Index{1}, group_size) : group_size),
         capacity(most_tokens),
         blocks(recurrent_states > 0 ? 0 : problem.query_blocks),
         states(recurrent_states),
@@ -57,7 +57,7 @@ struct DecodeExtents {
 
   Index units() const { return checked_mul(batch, kv_heads); }
   MHLA_HOST_DEVICE Index heads() const { return kv_heads * group_size; }
-  Index tile() const { return std::min(block_tokens, max_decode_tile); }
+  Index tile() const { return (std::min)(block_tokens, max_decode_tile); }
   MHLA_HOST_DEVICE Index summary_size() const { return feature_dim * value_dim; }
   /// Whether a sequence can have a token of a block.
   MHLA_HOST_DEVICE bool has(Index block) const { return block * block_tokens < capacity; }
@@ -119,7 +119,7 @@ struct DecodeScratch {
   DecodeScratch(Arena& arena, const V& attention, const Problem& problem, const DecodeExtents& e) {
     const auto take = [&](Index rows, Index dim) { return arena.take<A>(checked_mul(rows, dim)); };
     mixing = take(e.mix_heads, checked_mul(e.mix_rows, e.mix_columns));
-    rotation = rotation_table<A>(arena, attention.rotation, 1, e.feature_dim, problem.box());
+    rotation = rotation_table<A>(arena, attention.rotation, 1, e.feature_dim, problem.grid_box());
     tile =
         block_table(arena, attention, Grid{{1, 1, e.tile()}, {1, 1, e.tile()}}, {0, 1}, {0, 1}, {});
     const Index query_rows = checked_mul(checked_mul(e.batch, e.heads()), e.tile());
@@ -129,7 +129,7 @@ struct DecodeScratch {
     key_features = take(key_rows, e.feature_dim);
     open_key_sums = take(key_rows, normalizes<V> ? e.feature_dim : 0);
     scores = take(query_rows, checked_add(checked_mul(2, e.block_tokens), 1));
-    row_input = take(is_rowwise<V> ? std::max(query_rows, key_rows) : 0, problem.shape.key_dim);
+    row_input = take(is_rowwise<V> ? (std::max)(query_rows, key_rows) : 0, problem.shape.key_dim);
   }
 };
 

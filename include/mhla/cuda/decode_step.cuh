@@ -40,7 +40,7 @@ struct DecodeTile {
   Index tokens;
   bool fits;  // one block, and the decoder's capacity; else nothing can be decoded
 
-  MHLA_HOST_DEVICE Index open() const { return block % 2; }
+  MHLA_HOST_DEVICE Index open_turn() const { return block % 2; }
   MHLA_HOST_DEVICE Index closing() const { return 1 - block % 2; }
 };
 
@@ -141,8 +141,9 @@ struct TurnDecoded {
     const DecodeTile tile = step.tile(r / rows_of_item);
     if (!tile.fits) return;
     const Index t = r % step.tokens();
-    A* const to = rotated != nullptr ? rotated + r * step.e.feature_dim
-                                     : step.key(r / step.tokens(), tile.open(), tile.first + t);
+    A* const to = rotated != nullptr
+                      ? rotated + r * step.e.feature_dim
+                      : step.key(r / step.tokens(), tile.open_turn(), tile.first + t);
     const Index position = tile.block * step.e.block_tokens + tile.first + t;
     const std::int32_t coordinate[3] = {0, 0, static_cast<std::int32_t>(position)};
     rotation.turn(coordinate, i % pairs, features + r * step.e.feature_dim, to, Turn::forward);
@@ -160,7 +161,8 @@ struct KeepKeys {
     const Index u = r / step.tokens();
     const DecodeTile tile = step.tile(u / step.e.kv_heads);
     if (!tile.fits) return;
-    step.key(u, tile.open(), tile.first + r % step.tokens())[i % step.e.feature_dim] = features[i];
+    step.key(u, tile.open_turn(), tile.first + r % step.tokens())[i % step.e.feature_dim] =
+        features[i];
   }
 };
 
@@ -177,7 +179,7 @@ struct KeepValues {
     const Index t = r % step.tokens();
     const DecodeTile tile = step.tile(u / step.e.kv_heads);
     if (!tile.fits) return;
-    step.value(u, tile.open(), tile.first + t)[c] =
+    step.value(u, tile.open_turn(), tile.first + t)[c] =
         static_cast<A>(load(v(u / step.e.kv_heads, u % step.e.kv_heads, t, c)));
   }
 };
@@ -185,7 +187,7 @@ struct KeepValues {
 /// A state's element in row i; the first row, 1, begins anew.
 template <class A>
 MHLA_HOST_DEVICE A advanced(const RecurrentRow<A>& row, Index r, Index i, A state, A sum) {
-  return (i == 1 ? A(0) : row.decay(r) * state) + row.write(r) * sum;
+  return (i == 1 ? A(0) : row.decay(r) * state) + row.write_weight(r) * sum;
 }
 
 /// One feature of a unit's key sums: adds the tile to z_i, storing its value at every token; the
@@ -218,7 +220,7 @@ struct AddKeySums {
         for (Index r = 0; r < step.e.states; ++r) {
           A& state = step.state_sum(u, matrix, r)[c];
           state = advanced(row, r, next, state, sum);
-          mixed += row.read(r) * state;
+          mixed += row.read_weight(r) * state;
         }
       } else {
         const A* const row = step.mixing_row(u, matrix, next);
@@ -258,16 +260,15 @@ struct DecodeScores {
       if (j - n > tile.first + query.t) return;
       scores[i] = step.own_weight(row, tile.block) *
                   inner_product(e.feature_dim, rotated + r * e.feature_dim,
-                                step.key(query.unit, tile.open(), j - n));
+                                step.key(query.unit, tile.open_turn(), j - n));
     } else if (running != nullptr) {
       const A* const q = features + r * e.feature_dim;
       const A own = inner_product(e.feature_dim, q,
                                   running + (query.unit * tile.tokens + query.t) * e.feature_dim);
-      const A earlier =
-          tile.block == 0
-              ? A(0)
-              : inner_product(e.feature_dim, q,
-                              step.mixed_sum(query.unit, tile.open(), step.matrix_of(query.g)));
+      const A earlier = tile.block == 0 ? A(0)
+                                        : inner_product(e.feature_dim, q,
+                                                        step.mixed_sum(query.unit, tile.open_turn(),
+                                                                       step.matrix_of(query.g)));
       scores[i] = earlier + step.own_weight(row, tile.block) * own + epsilon;
     }
   }
@@ -300,14 +301,14 @@ struct ReadOutDecoded {
     A num = A(0);
     if (tile.block >= 2) {  // P_0 and P_1 are empty sums
       const A* const q = rotated + r * e.feature_dim;
-      const A* const p = step.mixed_summary(u, tile.open(), step.matrix_of(query.g));
+      const A* const p = step.mixed_summary(u, tile.open_turn(), step.matrix_of(query.g));
       for (Index f = 0; f < e.feature_dim; ++f) num += q[f] * p[f * e.value_dim + c];
     }
     if (tile.block >= 1) {
       const A* const v = step.value(u, tile.closing(), 0);
       for (Index j = 0; j < n; ++j) num += weights[j] * v[j * e.value_dim + c];
     }
-    const A* const v = step.value(u, tile.open(), 0);
+    const A* const v = step.value(u, tile.open_turn(), 0);
     for (Index j = 0; j <= tile.first + query.t; ++j)
       num += weights[n + j] * v[j * e.value_dim + c];
     const A den = normalized ? weights[2 * n] : A(1);
@@ -362,7 +363,7 @@ struct PrepareNextBlock {
         state = advanced(row, r, i, state, closed);
         if (!mixes) continue;
         const RecurrentRow<A> next = step.recurrent_row(u, matrix, i + 1);
-        mixed += next.read(r) * next.decay(r) * state;
+        mixed += next.read_weight(r) * next.decay(r) * state;
       }
       if (mixes) step.mixed_summary(u, (i + 1) % 2, matrix)[at] = mixed;
     }

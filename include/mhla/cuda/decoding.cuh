@@ -103,7 +103,7 @@ void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decod
 template <class V, class T>
 void DecoderKernels<V, T>::reset(const CudaDevice& device, const Parts& decoder, Index first,
                                  Index count) {
-  clear(device, Span<Index>{decoder.memory.positions.data + first, count});
+  set_zero(device, Span<Index>{decoder.memory.positions.data + first, count});
 }
 
 template <class V, class T>

@@ -252,7 +252,7 @@ class CudaDecoder : RequireStreaming<V> {
     Kernels::require_memory(parts_.memory);
     std::fill(positions_.begin(), positions_.end(), lost);
     Kernels::copy(device, from, parts_.memory);
-    positions_ = std::move(positions);
+    positions_ = (std::move)(positions);
   }
 
  private:
@@ -289,10 +289,10 @@ class CudaDecoder : RequireStreaming<V> {
     const Index block_tokens = parts_.extents.block_tokens;
     for (Index done = 0; done < tokens;) {
       // A tile ends where any sequence reaches the end of its block.
-      Index count = y.size() == 0 ? tokens : std::min(tokens - done, parts_.extents.tile());
+      Index count = y.size() == 0 ? tokens : (std::min)(tokens - done, parts_.extents.tile());
       if (y.size() > 0) {
         for (const Index position : positions)
-          count = std::min(count, block_tokens - position % block_tokens);
+          count = (std::min)(count, block_tokens - position % block_tokens);
         try {
           Kernels::run_tile(device, parts_, first, tensors.part(done, count));
         } catch (...) {

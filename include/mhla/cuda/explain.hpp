@@ -90,7 +90,7 @@ inline std::string to_string(const PathChoice& choice, const char* cublas_produc
   Refusal reason;
   const auto end_line = [&] {
     if (!refused.empty()) text += "\n  " + refused + ": " + reason.text();
-    refused.clear();
+    refused = {};
   };
   for (const PathChoice::Option& option : choice.options) {
     if (option.refusal.none()) continue;

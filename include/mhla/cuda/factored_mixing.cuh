@@ -73,7 +73,7 @@ void for_each_copy(const MixingProduct& p, const MixingRows<A>& outputs,
                {p.outer, p.rows * p.inner * out.stride, p.columns * p.inner * in.stride, 0},
                {wide ? 1 : p.inner, out.stride, in.stride, 0}};
   for (int a = 1; a < 3 && !share; ++a)
-    if (axis[a].count > axis[0].count) std::swap(axis[a], axis[0]);
+    if (axis[a].count > axis[0].count) (std::swap)(axis[a], axis[0]);
   const auto& [batch, x, y] = axis;
   for (Index i = 0; i < x.count; ++i)
     for (Index j = 0; j < y.count; ++j)
@@ -96,7 +96,7 @@ void for_each_product_backwards(const M& mixing, const MixingLayout& layout, con
   Index end = 0;
   mixing.for_each_product(layout, [&](const MixingProduct&) { ++end; });
   while (end > 0) {
-    const Index begin = std::max(Index{0}, end - some);
+    const Index begin = (std::max)(Index{0}, end - some);
     Index n = 0;
     mixing.for_each_product(layout, [&](const MixingProduct& product) {
       if (n >= begin && n < end) products[n - begin] = product;
@@ -130,7 +130,7 @@ void mix_by_products_gradient(const CudaDevice& device, const M& mixing, const M
                               const MixingCoefficients<A>& coefficients, const MixingRows<A>& rows,
                               const MixingRows<A>& grad,
                               const MixingCoefficients<A>& grad_coefficients) {
-  clear(device, grad.between(mixing.num_rows(layout) - grad.region[2].first));
+  set_zero(device, grad.between(mixing.num_rows(layout) - grad.region[2].first));
   for_each_product_backwards(mixing, layout, [&](const MixingProduct& p) {
     if (grad_coefficients.data != nullptr)
       for_each_copy(p, grad, rows, grad_coefficients, true,

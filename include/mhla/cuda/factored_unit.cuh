@@ -143,8 +143,8 @@ struct FactoredMixing {
 
   /// dS_b and dz_b of every key block; adds to the units' parts of dC, if they are wanted.
   void mix_gradient(bool coefficients_wanted) const {
-    clear(device, plan.grad_summaries);
-    if constexpr (mixes_key_sums<V>) clear(device, plan.grad_key_sums);
+    set_zero(device, plan.grad_summaries);
+    if constexpr (mixes_key_sums<V>) set_zero(device, plan.grad_key_sums);
     for_each_list([&](Index matrix, const MixingLayout& layout, const auto& rows_of) {
       const Index size = e.mixing_size();
       const MixingCoefficients<A> parts{
@@ -164,7 +164,7 @@ struct FactoredMixing {
   /// dmix from the units' parts of dC.
   void parameter_gradient(const TensorView<const A, 3>& mix, const TensorView<A, 3>& grad_mix,
                           Update update) const {
-    if (update == Update::overwrite) clear(device, GradientView<A, 3>(grad_mix));
+    if (update == Update::overwrite) set_zero(device, GradientView<A, 3>(grad_mix));
     const Index size = e.mixing_size();
     A* const sums = plan.grad_mixing.data;
     launch(device, mix.extent[0] * size,

@@ -49,11 +49,11 @@ class CudaForwardState {
   /// Borrows device memory.
   explicit CudaForwardState(Span<A> memory) : memory_(memory) {}
   /// Leaves a state without memory.
-  CudaForwardState(CudaForwardState&& other) noexcept { *this = std::move(other); }
+  CudaForwardState(CudaForwardState&& other) noexcept { *this = (std::move)(other); }
   /// Leaves a state without memory.
   CudaForwardState& operator=(CudaForwardState&& other) noexcept {
     memory_ = std::exchange(other.memory_, {});
-    call_ = std::move(other.call_);
+    call_ = (std::move)(other.call_);
     format_ = other.format_;
     return *this;
   }

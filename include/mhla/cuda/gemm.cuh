@@ -101,7 +101,7 @@ struct ClearPanels {
   }
 };
 template <class A>
-void clear(const CudaDevice& device, const Panels<A>& panels) {
+void set_zero(const CudaDevice& device, const Panels<A>& panels) {
   launch_rows(device, panels.count * panels.rows, panels.cols,
               ClearPanels<A>{panels, Divisor(panels.rows)});
 }
@@ -112,14 +112,14 @@ struct ClearArray {
   MHLA_HOST_DEVICE void operator()(Index i) const { data[i] = A(0); }
 };
 template <class A>
-void clear(const CudaDevice& device, const Span<A>& array) {
+void set_zero(const CudaDevice& device, const Span<A>& array) {
   launch(device, array.size, ClearArray<A>{array.data});
 }
 
 namespace gemm {
 
 inline int narrow(Index size) {
-  if (size > std::numeric_limits<int>::max())
+  if (size > (std::numeric_limits<int>::max)())
     throw ShapeError("mhla: a matrix of ", size, " rows or columns is more than cuBLAS can index");
   return static_cast<int>(size);
 }
@@ -131,7 +131,7 @@ void multiply(const CudaDevice& device, const Panels<A>& c, const Panels<A>& a,
               Into into) {
   if (c.count == 0 || c.rows == 0 || c.cols == 0) return;
   if (inner == 0) {
-    if (into == Into::overwrite) clear(device, c);
+    if (into == Into::overwrite) set_zero(device, c);
     return;
   }
   constexpr bool is_double = std::is_same_v<A, double>;

@@ -70,7 +70,7 @@ struct MoveRow {
 template <class Move, class T>
 void move_rows(const CudaDevice& device, const TensorView<T, 4>& x, const GridPart& tokens,
                T* message) {
-  const GridBox box = tokens.grid.box(tokens.blocks);
+  const GridBox box = tokens.grid.grid_box(tokens.blocks);
   const MoveRow<T, Move> move{x,
                               tokens,
                               {box.begin[0], box.begin[1], box.begin[2]},

@@ -225,7 +225,7 @@ struct OwnBlocks {
     const Index tokens = rows.table.block_tokens;
     for (Index g = 0; g < rows.group_size; ++g)
       for (Index first = 0; first < tokens; first += slab_tokens)
-        f(Slab{rows, g, first, std::min(first + slab_tokens, tokens)});
+        f(Slab{rows, g, first, (std::min)(first + slab_tokens, tokens)});
   }
 };
 

@@ -87,10 +87,10 @@ void CompiledKernels<V, T>::backward(CudaPath path, const BackwardCall<V, T>& ca
   if (gradients.mix.wanted) require_device_memory(gradients.mix.view, "dmix");
   if (call.problem.shape.empty()) {
     if (call.update == Update::accumulate) return;
-    clear(call.device, gradients.query);
-    clear(call.device, gradients.key);
-    clear(call.device, gradients.value);
-    clear(call.device, gradients.mix);
+    set_zero(call.device, gradients.query);
+    set_zero(call.device, gradients.key);
+    set_zero(call.device, gradients.value);
+    set_zero(call.device, gradients.mix);
     return;
   }
   run_on_path<V, T>(path, call.problem.shape, [&]<class Path, class Dims>() {

@@ -51,7 +51,7 @@ struct Extents {
       : feature_dim(problem.feature_dim),
         value_dim(problem.shape.value_dim),
         key_dim(problem.shape.key_dim),
-        matrices(problem.shape.mix_heads == 1 ? std::min(Index{1}, problem.shape.group_size())
+        matrices(problem.shape.mix_heads == 1 ? (std::min)(Index{1}, problem.shape.group_size())
                                               : problem.shape.group_size()),
         mix_heads(problem.shape.mix_heads),
         per_item(problem.shape.mix_per_item()),
@@ -77,7 +77,7 @@ struct Extents {
                                key_mask);
     keys.table.mask = key_mask;
     for (int a = 0; a < 3; ++a)
-      queries.table.origin[a] = keys.table.origin[a] = problem.box().begin[a];
+      queries.table.origin[a] = keys.table.origin[a] = problem.grid_box().begin[a];
     if constexpr (factors_mixing<V>) {
       coefficients = attention.mixing.num_coefficients(layout);
       for_each_sequence(attention, queries.table.grid, [&](const Sequence& sequence) {
@@ -157,7 +157,7 @@ struct TablePlan {
         arena(memory),
         extents(arena, attention, problem, items),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
-                                   problem.feature_dim, problem.box(),
+                                   problem.feature_dim, problem.grid_box(),
                                    is_fused ? strip_width(problem.feature_dim) : 0)),
         mixing(take(extents.mixings(), extents.mixing_size())) {}
 
@@ -194,9 +194,9 @@ struct Plan : TablePlan<V, A, false> {
   Index feature_dim = extents.feature_dim;
   Index value_dim = extents.value_dim;
   Index block_tokens = extents.keys.table.block_tokens;
-  Index score_size = checked_mul(std::min(slab_tokens, block_tokens), block_tokens);
+  Index score_size = checked_mul((std::min)(slab_tokens, block_tokens), block_tokens);
   Index parts = checked_mul(extents.units(), extents.matrices);  // of dmix
-  Index map_rows = is_rowwise<V> ? std::max(query_rows, key_rows) : 0;
+  Index map_rows = is_rowwise<V> ? (std::max)(query_rows, key_rows) : 0;
 
   // What a variant needs, and what a stage.
   static constexpr bool own = masks_own_block<V>;
@@ -280,8 +280,8 @@ Index items_at_once(const V& attention, const Problem& problem, bool backward) {
   const Index one = plan_size<PlanType>(attention, problem, 1, backward);
   const Index more = plan_size<PlanType>(attention, problem, 2, backward) - one;
   const Index room =
-      one < affordable_bytes ? (affordable_bytes - one) / std::max(Index{1}, more) : 0;
-  return std::min(batch, 1 + room);
+      one < affordable_bytes ? (affordable_bytes - one) / (std::max)(Index{1}, more) : 0;
+  return (std::min)(batch, 1 + room);
 }
 
 }  // namespace cuda

@@ -54,7 +54,7 @@ struct Times {
   double instructions = 0;
   double launches = 0;
 
-  constexpr double all() const { return std::max({bytes, products, instructions}) + launches; }
+  constexpr double all() const { return (std::max)({bytes, products, instructions}) + launches; }
   constexpr Times& operator+=(const Times& other) {
     bytes += other.bytes;
     products += other.products;
@@ -81,7 +81,7 @@ struct KernelCost {
   /// `in_cache`: summaries stay in L2 between kernels.
   constexpr Times times(const NominalGpu& gpu, double flops_per_second, bool in_cache) const {
     const double memory = tensor_bytes + (in_cache ? 0 : summary_bytes);
-    return {std::max(memory / gpu.memory_bandwidth, bytes() / gpu.cache_bandwidth) / busy,
+    return {(std::max)(memory / gpu.memory_bandwidth, bytes() / gpu.cache_bandwidth) / busy,
             flops / flops_per_second / busy,
             instructions / gpu.issue_rate() / (alone ? issue_share_alone : issue_share) / busy,
             launches * gpu.launch_seconds};
@@ -136,7 +136,7 @@ struct PathCost {
                                                  : of.instructions) += most_of_kernel;
       of.launches += kernel_times.launches;
     }
-    const double longest = std::max({of.bytes, of.products, of.instructions, of.launches});
+    const double longest = (std::max)({of.bytes, of.products, of.instructions, of.launches});
     return longest == of.bytes          ? "bytes"
            : longest == of.products     ? "products"
            : longest == of.instructions ? "instructions"

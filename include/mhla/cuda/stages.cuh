@@ -148,8 +148,8 @@ void StageKernels<V, T>::read_out_gradient(const BackwardCall<V, T>& call, const
   require_device_memory(left.mixtures, "mixtures");
   if (masks_own_block<V> && normalizes<V>) require_device_memory(left.denominators, "denominators");
   if (call.problem.shape.empty()) {
-    if (update == Update::overwrite) clear(call.device, gradients.query);
-    if (call.update == Update::overwrite) clear(call.device, gradients.mix);
+    if (update == Update::overwrite) set_zero(call.device, gradients.query);
+    if (call.update == Update::overwrite) set_zero(call.device, gradients.mix);
     return;
   }
   run_stage_gradient(
@@ -205,8 +205,8 @@ void StageKernels<V, T>::summarize_gradient(const BackwardCall<V, T>& call,
   if (gradients.value.wanted) require_device_memory(gradients.value.view, "dv");
   if (call.problem.shape.empty()) {
     if (update == Update::accumulate) return;
-    clear(call.device, gradients.key);
-    return clear(call.device, gradients.value);
+    set_zero(call.device, gradients.key);
+    return set_zero(call.device, gradients.value);
   }
   run_stage_gradient(
       call, [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {

@@ -46,7 +46,7 @@ struct FillBlocks {
     if (packed) grid.extent[2] = sequence.length;
     for (int a = 0; a < 3; ++a) {
       extent[a] = static_cast<std::int32_t>(grid.extent[a]);
-      block[a] = static_cast<std::int32_t>(std::min(grid.block[a], grid.extent[a]));
+      block[a] = static_cast<std::int32_t>((std::min)(grid.block[a], grid.extent[a]));
       origin[a] = static_cast<std::int32_t>(table.origin[a]);
     }
     for (int a = 0; a < 2; ++a) layout[a] = static_cast<std::int32_t>(grid.layout(a + 1));

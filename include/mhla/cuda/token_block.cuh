@@ -58,7 +58,7 @@ struct Gather {
     A* const to = units.row(panel, r);
     const Inverse<A> inverse(denominators, r);
     const auto row = rows[r];
-    if (!row.present() || !inverse.exists) return units.template clear<A>(share, to, 1);
+    if (!row.present() || !inverse.exists) return units.template set_zero<A>(share, to, 1);
     const T* const from = row_after(tensor.data, row.offset_in(tensor));
     units.for_each(share, [&](const auto unit) {
       A value[unit.count];
@@ -98,7 +98,7 @@ struct Scatter {
     T* const to = row_after(tensor.data, row.offset_in(tensor));
     const Inverse<A> inverse(denominators, r);
     if (!inverse.exists) {
-      if constexpr (!Adds) units.template clear<A>(share, to, tensor.stride[3]);
+      if constexpr (!Adds) units.template set_zero<A>(share, to, tensor.stride[3]);
       return;
     }
     units.for_each(share, [&](const auto unit) {
@@ -145,11 +145,11 @@ void clear_rows(const CudaDevice& device, const TensorView<const std::uint8_t, 2
 }
 /// Zeros the gradient of a call without an output.
 template <class T>
-void clear(const CudaDevice& device, const GradientView<T, 4>& gradient) {
+void set_zero(const CudaDevice& device, const GradientView<T, 4>& gradient) {
   if (gradient.wanted) clear_rows(device, {}, gradient.view);
 }
 template <class T>
-void clear(const CudaDevice& device, const GradientView<T, 3>& gradient) {
+void set_zero(const CudaDevice& device, const GradientView<T, 3>& gradient) {
   const auto& [data, extent, stride] = gradient.view;
   if (gradient.wanted)
     clear_rows<T>(
@@ -179,8 +179,8 @@ struct MapFeatures {
     A* const to = units.row(features, r);
     A* const rotated_to = Rotates ? units.row(rotated, r) : nullptr;
     if (!row.present()) {
-      units.template clear<A>(share, to, 1);
-      if constexpr (Rotates) units.template clear<A>(share, rotated_to, 1);
+      units.template set_zero<A>(share, to, 1);
+      if constexpr (Rotates) units.template set_zero<A>(share, rotated_to, 1);
       return;
     }
     const T* const from = row_after(tensor.data, row.offset_in(tensor));

@@ -22,9 +22,9 @@ namespace diagnostics {
 /// undefined, absolute values are taken. A row of zeros has entropy 0; NaN gives NaN.
 template <class T>
 double row_entropy(const TensorView<T, 2>& weights, Index row) {
-  const auto size = [&](Index j) { return std::abs(static_cast<double>(weights(row, j))); };
+  const auto size = [&](Index j) { return (std::abs)(static_cast<double>(weights(row, j))); };
   double largest = 0;
-  for (Index j = 0; j < weights.extent[1]; ++j) largest = std::max(largest, size(j));
+  for (Index j = 0; j < weights.extent[1]; ++j) largest = (std::max)(largest, size(j));
   const double scale = square_scale(largest);
   double sum = 0;
   for (Index j = 0; j < weights.extent[1]; ++j) sum += size(j) / scale;

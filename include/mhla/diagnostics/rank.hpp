@@ -53,7 +53,7 @@ class Spectrum {
     solver.computeFromTridiagonal(Eigen::VectorXd::Zero(bidiagonal.size() + 1), bidiagonal,
                                   Eigen::EigenvaluesOnly);
     for (Index i = 0; i < values; ++i)
-      values_.push_back(scale * std::max(0.0, solver.eigenvalues()[2 * values - 1 - i]));
+      values_.push_back(scale * (std::max)(0.0, solver.eigenvalues()[2 * values - 1 - i]));
   }
 
   /// min(rows, columns) values, the largest first.

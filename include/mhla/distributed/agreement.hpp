@@ -85,7 +85,7 @@ class Agreement {
     const std::vector<Record> all = gather_all(communicator, Span<const Record>{&record_, 1});
     if (refusal) std::rethrow_exception(refusal);
     require_all_equal(all);
-    return std::move(*prepared);
+    return (std::move)(*prepared);
   }
 
  private:

@@ -142,7 +142,7 @@ class HeadParallel {
     heads_.backward(executor, exchange_, of_heads(executor, x, memory), memory.y, of_own_heads,
                     update, memory.scratch);
     exchange_.run(executor, To::tokens, to_tokens, update, memory.buffer);
-    if (dmix.wanted && update == Update::overwrite) H::clear(executor, dmix.view);
+    if (dmix.wanted && update == Update::overwrite) H::set_zero(executor, dmix.view);
     for (Index n = 0; n < items() && gives_dmix; ++n)
       H::copy(executor, item_of(memory.dmix, n), matrices(dmix.view, n));
   }
@@ -280,7 +280,7 @@ template <StorageScalar T, AttentionVariant V, Communicator C>
 HeadParallel<HostHeads<V, T>, C> head_parallel(const V& attention, const Shape& whole,
                                                const C& communicator, Shares queries,
                                                Shares keys = {}) {
-  return {attention, whole, communicator, std::move(queries), std::move(keys)};
+  return {attention, whole, communicator, (std::move)(queries), (std::move)(keys)};
 }
 
 /// \}

@@ -54,7 +54,7 @@ class HeadsExchange {
  public:
   /// `kv_heads` are those of every rank, who has the query heads that share them.
   HeadsExchange(const C& communicator, Shares kv_heads)
-      : communicator_(&communicator), kv_heads_(std::move(kv_heads)) {}
+      : communicator_(&communicator), kv_heads_((std::move)(kv_heads)) {}
 
   const C& communicator() const { return *communicator_; }
   /// Of a tensor with `heads` heads, those of a rank.

@@ -68,7 +68,7 @@ class HostHeads {
     copy_tensor(executor, from, to);
   }
   template <class E>
-  static void clear(const E& executor, const TensorView<A, 3>& tensor) {
+  static void set_zero(const E& executor, const TensorView<A, 3>& tensor) {
     clear_tensor(executor, tensor);
   }
   /// Throws unless the backend can use what a call touches.
@@ -114,9 +114,9 @@ class HostHeads {
         cpu::clear_masked(attention_.masks.key, gradients.value.view);
       }
     } else {
-      cpu::clear(gradients.query);
-      cpu::clear(gradients.key);
-      cpu::clear(gradients.value);
+      cpu::set_zero(gradients.query);
+      cpu::set_zero(gradients.key);
+      cpu::set_zero(gradients.value);
     }
     if (!gradients.mix.wanted) return;
     if (sums_over_heads() && !whole_.shape.empty()) gather_sums(exchange, memory);

@@ -42,9 +42,9 @@ struct SplitProposal {
 
 /// \cond INTERNAL
 inline void take_up(SplitCost& cost, const Traffic& rank) {
-  cost.forward = std::max(cost.forward, rank.forward.busy());
-  cost.backward = std::max(cost.backward, rank.backward.busy());
-  cost.held = std::max({cost.held, rank.forward.held, rank.backward.held});
+  cost.forward = (std::max)(cost.forward, rank.forward.busy());
+  cost.backward = (std::max)(cost.backward, rank.backward.busy());
+  cost.held = (std::max)({cost.held, rank.forward.held, rank.backward.held});
 }
 
 inline void choose(SplitProposal& proposal) {

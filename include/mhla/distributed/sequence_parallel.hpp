@@ -100,8 +100,8 @@ class SequenceParallel {
         attention_(attention),
         whole_(whole),
         wire_(wire),
-        queries_(std::move(queries)),
-        keys_(keys.empty() ? queries_ : std::move(keys)),
+        queries_((std::move)(queries)),
+        keys_(keys.empty() ? queries_ : (std::move)(keys)),
         stages_(agreed_stages()) {
     local_ = whole;
     local_.query_tokens = stages_.query_tokens(query_blocks());
@@ -147,7 +147,7 @@ class SequenceParallel {
   /// At least 1, so that a rank which reads none can say that they were kept.
   Index kept_size() const {
     const Index read = checked_mul(read_keys().count, stages_.summary_size());
-    return std::max(Index{1}, checked_add(read, states_size()));
+    return (std::max)(Index{1}, checked_add(read, states_size()));
   }
 
   /// Bytes of workspace that forward takes on this rank: exact.
@@ -325,14 +325,14 @@ class SequenceParallel {
         keys_(unpadded.keys_),
         stages_(stages),
         local_(unpadded.local_),
-        used_(std::move(used)) {}
+        used_((std::move)(used)) {}
 
   void maximum_over_ranks(std::vector<Index>& counts) const {
     const std::vector<Index> all = gather_all(
         *communicator_, Span<const Index>{counts.data(), static_cast<Index>(counts.size())});
     for (std::size_t i = 0; i < all.size(); ++i) {
       Index& most = counts[i % counts.size()];
-      most = std::max(most, all[i]);
+      most = (std::max)(most, all[i]);
     }
   }
 
@@ -380,15 +380,15 @@ class SequenceParallel {
     return make_view(arena.take<A>(checked_mul(blocks.count, size)).data, blocks.count, size);
   }
   static WorkspaceView take_scratch(Arena& arena, std::initializer_list<Index> bytes) {
-    const Index most = std::max(bytes);
+    const Index most = (std::max)(bytes);
     return {arena.take<std::byte>(most).data, most};
   }
   template <class E>
   Index scratch_of_summarize(const E& executor) const {
     Index most = 0;
     for (Index piece = 0; piece < pieces(); ++piece)
-      most = std::max(most, stages_.workspace_size(Stage::summarize, executor,
-                                                   piece_of(key_blocks(), piece, pieces())));
+      most = (std::max)(most, stages_.workspace_size(Stage::summarize, executor,
+                                                     piece_of(key_blocks(), piece, pieces())));
     return most;
   }
   TensorView<A, 2> take_states(Arena& arena) const {
@@ -419,8 +419,8 @@ class SequenceParallel {
     memory.state_gradients = take_states(arena);
     memory.next_gradients = take_states(arena);
     memory.wire =
-        arena.take<std::byte>(std::max(wire_bytes(read_keys(), stages_.summary_size()),
-                                       wire_bytes(read_queries(), stages_.mixture_size())));
+        arena.take<std::byte>((std::max)(wire_bytes(read_keys(), stages_.summary_size()),
+                                         wire_bytes(read_queries(), stages_.mixture_size())));
     memory.mixtures = take_rows(arena, read_queries(), stages_.mixture_size());
     memory.denominators = take_rows(arena, query_blocks(), stages_.denominator_size());
     memory.summary_gradients = take_rows(arena, key_blocks(), stages_.summary_size());
@@ -466,7 +466,7 @@ class SequenceParallel {
       if (rank == communicator_->rank()) make();
       if (turn + 1 == ranks) return;
       const Index next = rank + step;
-      const Index border = queries_[static_cast<std::size_t>(std::max(rank, next))].first;
+      const Index border = queries_[static_cast<std::size_t>((std::max)(rank, next))].first;
       if (stages_.block_in_sequence(border) == 0) continue;  // no states there
       std::vector<Part> to(static_cast<std::size_t>(ranks));
       std::vector<Part> from(static_cast<std::size_t>(ranks));
@@ -509,7 +509,7 @@ template <StorageScalar T, AttentionVariant V, Communicator C>
 SequenceParallel<Stages<V, T>, C> sequence_parallel(const V& attention, const Shape& whole,
                                                     const C& communicator, Shares queries,
                                                     Shares keys = {}, Wire wire = Wire::exact) {
-  return {attention, whole, communicator, std::move(queries), std::move(keys), wire};
+  return {attention, whole, communicator, (std::move)(queries), (std::move)(keys), wire};
 }
 
 /// \}

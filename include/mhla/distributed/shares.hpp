@@ -53,7 +53,7 @@ Shares equal_shares(const V& attention, const Shape& shape, Index ranks) {
   for (std::size_t r = 1; r < shares.size(); ++r) {
     Index begin = shares[r].first;
     if (const Index past = list.block_in_sequence(begin) % chunk; past > 0) {
-      const Index next = std::min(begin - past + chunk, list.sequences_of({begin, 1}).end());
+      const Index next = (std::min)(begin - past + chunk, list.sequences_of({begin, 1}).end());
       begin = past <= next - begin ? begin - past : next;
     }
     shares[r] = {begin, shares[r].end() - begin};

@@ -94,9 +94,9 @@ struct SharedRows {
   // The bytes of those of some blocks that rank `by` reads, counted from block `origin`.
   Part part(const BlockRange& blocks, Index by, Index origin) const {
     const BlockRange& its = read[static_cast<std::size_t>(by)];
-    const Index first = std::max(blocks.first, its.first);
+    const Index first = (std::max)(blocks.first, its.first);
     const Index bytes = layout.bytes<A>(wire);
-    const Index count = std::max(Index{0}, std::min(blocks.end(), its.end()) - first);
+    const Index count = (std::max)(Index{0}, (std::min)(blocks.end(), its.end()) - first);
     return {count > 0 ? (first - origin) * bytes : 0, count * bytes};
   }
   // Whether all ranks read all rows.
@@ -120,7 +120,7 @@ void exchange_sums(const S& stages, const C& communicator, const Executor& execu
     return piece_of(of.shares[static_cast<std::size_t>(r)], piece, pieces);
   };
 
-  const auto post = [&](Index piece, const auto& send) {
+  const auto post = [&](Index piece, const auto& send_sums) {
     const BlockRange own = piece_at(rank, piece);
     make(own);
     const Part mine = of.part(own, rank, origin);
@@ -134,8 +134,8 @@ void exchange_sums(const S& stages, const C& communicator, const Executor& execu
       to[static_cast<std::size_t>(r)] = of.part(own, r, own.first);
       from[static_cast<std::size_t>(r)] = of.part(piece_at(r, piece), rank, origin);
     }
-    return send(bytes + mine.first, Span<const Part>{to.data(), ranks},
-                Span<const Part>{from.data(), ranks}, mine);
+    return send_sums(bytes + mine.first, Span<const Part>{to.data(), ranks},
+                     Span<const Part>{from.data(), ranks}, mine);
   };
   if constexpr (OverlapsMessages<C>) {
     const auto start = [&](Index piece) {

@@ -44,7 +44,7 @@ struct RankTraffic {
   Index held = 0;      ///< of its tensors and sums together; mix, workspaces and buffers aside
 
   /// What takes its time where a rank sends and receives at once.
-  constexpr Index busy() const { return std::max(sent, received); }
+  constexpr Index busy() const { return (std::max)(sent, received); }
 };
 
 /// Both passes of one rank, backward with every gradient wanted.
@@ -109,7 +109,7 @@ class SplitTraffic {
       : attention_(attention), problem_(checked_problem(attention, shape)), call_(call) {
     require_enumerator("wire", call_.wire, Wire::bfloat16);
     if (call_.keys.empty()) call_.keys = call_.queries;
-    const Index ranks = std::max(Index{1}, this->ranks());
+    const Index ranks = (std::max)(Index{1}, this->ranks());
     require_shares("queries", call_.queries, query_list(attention_, problem_).num_blocks(), ranks);
     require_shares("keys", call_.keys, key_list(attention_, problem_).num_blocks(), ranks);
     if constexpr (refusal_by_sequence<V> == nullptr)
@@ -172,7 +172,7 @@ class SplitTraffic {
                          [](const BlockRange& blocks) { return blocks.count > 0; });
   }
   /// Ranks that have heads: the first ones.
-  Index working_by_heads() const { return std::min(ranks(), problem_.shape.kv_heads); }
+  Index working_by_heads() const { return (std::min)(ranks(), problem_.shape.kv_heads); }
 
  private:
   void require_rank(Index rank) const {
@@ -271,16 +271,16 @@ class SplitTraffic {
       return rows;
     }
     // Blocks of rank `from` that are in the sequences which `to` has some of.
-    const auto read = [&](Index from, Index to) -> Index {
+    const auto blocks_between = [&](Index from, Index to) -> Index {
       if (sees_past_only<V> && (gradients ? from < to : from > to)) return 0;
       const BlockRange all = list.sequences_of(share(to));
-      return std::max(Index{0}, std::min(all.end(), share(from).end()) -
-                                    std::max(all.first, share(from).first));
+      return (std::max)(Index{0}, (std::min)(all.end(), share(from).end()) -
+                                      (std::max)(all.first, share(from).first));
     };
     for (Index other = 0; other < ranks(); ++other) {
       if (other == rank) continue;
-      rows.sent += read(rank, other);
-      rows.received += read(other, rank);
+      rows.sent += blocks_between(rank, other);
+      rows.received += blocks_between(other, rank);
     }
     return rows;
   }

@@ -134,7 +134,7 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Cud
 
   void require_targets(const GradientViews<T>&) const {}
 
-  void write(const GradientViews<T>& gradients, Update update) const {
+  void write_result(const GradientViews<T>& gradients, Update update) const {
     if constexpr (are_plain<Query, Key, Value, Mix, GradOutput>) {
       const OperandViews<T> operands{target_view(op_.query()), target_view(op_.key()),
                                      target_view(op_.value()), target_view(op_.mix())};

@@ -73,7 +73,7 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
   }
 
   /// Computes y from evaluated operands.
-  MHLA_OUT_OF_LINE void write(const TensorView<T, 4>& y) const {
+  MHLA_OUT_OF_LINE void write_result(const TensorView<T, 4>& y) const {
     const Workspace own(op_.workspace() ? 0 : workspace_size_);
     forward_into(op_.attention(), executor_, operands_.query.view(), operands_.key.view(),
                  operands_.value.view(), operands_.mix.view(), y, op_.workspace().value_or(own),
@@ -85,7 +85,7 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
     TensorView<T, 4> y = result();
     Workspace memory(checked_mul(y.size(), static_cast<Index>(sizeof(T))));
     y.data = reinterpret_cast<T*>(memory.data());
-    write(y);
+    write_result(y);
     return memory;
   }
 
@@ -188,7 +188,7 @@ struct TensorEvaluator<const mhla::ForwardOp<Attention, Query, Key, Value, Mix>,
     if (destination != nullptr) {
       const auto y = run.result(destination);
       if (!run.reads(y)) {
-        run.write(y);
+        run.write_result(y);
         return false;
       }
     }
@@ -282,7 +282,7 @@ struct TensorEvaluator<
     run.evaluate_operands();
     const auto y = destination_view(destination_, device_);
     if (y.data != nullptr && !run.reads(y)) {
-      run.write(y);
+      run.write_result(y);
     } else {
       assign(run.result_in_memory());
     }
@@ -395,7 +395,7 @@ struct TensorEvaluator<const TensorAssignOp<Tensor<T, Rank, Options, IndexType>,
       Left result;
       result.resize(dimensions);
       assign(result);
-      tensor = std::move(result);
+      tensor = (std::move)(result);
       assignment_.done = true;
     }
     return dimensions;

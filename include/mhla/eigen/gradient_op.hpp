@@ -169,7 +169,7 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
     checked_gradients(shape_, gradients).require_results();
   }
 
-  void write(GradientViews<T> gradients, Update update) {
+  void write_result(GradientViews<T> gradients, Update update) {
     operands_.evaluate();
     grad_output_.evaluate();
     StandIn<T, 4> dq;
@@ -229,12 +229,12 @@ class Gradients {
     /// Replaces what the destinations hold.
     template <class Backward>
     void operator=(const Backward& backward) {  // NOLINT: there is nothing to go on with
-      gradients_.write(backward, device_, Update::overwrite);
+      gradients_.write_result(backward, device_, Update::overwrite);
     }
     /// Adds to what the destinations hold.
     template <class Backward>
     void operator+=(const Backward& backward) {
-      gradients_.write(backward, device_, Update::accumulate);
+      gradients_.write_result(backward, device_, Update::accumulate);
     }
 
    private:
@@ -262,7 +262,7 @@ class Gradients {
 
  private:
   template <class Backward, class Device>
-  void write(const Backward& backward, const Device& device, Update update) {
+  void write_result(const Backward& backward, const Device& device, Update update) {
     static_assert(eigen::is_backward<Backward>,
                   "mhla: gradients(dq, dk, dv, dmix) take attention.backward(q, k, v, mix, dy)");
     if constexpr (eigen::is_backward<Backward>) {
@@ -275,7 +275,7 @@ class Gradients {
                                        eigen::gradient_view<Accumulator<T>, 3, layout>(dmix)};
       eigen::BackwardRun<Backward, Device> run(backward, device);
       run.require_targets(gradients);
-      run.write(gradients, update);
+      run.write_result(gradients, update);
     }
   }
 

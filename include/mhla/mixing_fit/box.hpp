@@ -53,7 +53,7 @@ class BoxMinimizer {
     for (Index r = 0; r < count_; ++r) free_[at(r)] = gives_way(r, x[r], interval(r));
     for (Index round = 0; round < 4 * count_; ++round) {
       solve();
-      const double length = move(x, interval);
+      const double length = advance(x, interval);
       find_downhill(x);
       if (length == 1 && !release(x, interval)) return;
     }
@@ -92,7 +92,7 @@ class BoxMinimizer {
         if (s < r)
           l(r, s) = entry / l(s, s);
         else
-          l(r, r) = std::sqrt(std::max(entry, 0.0) + held_back * g(r, r));
+          l(r, r) = std::sqrt((std::max)(entry, 0.0) + held_back * g(r, r));
         if (s < r) sum -= l(r, s) * step_[at(s)];
       }
       step_[at(r)] = sum / l(r, r);
@@ -107,13 +107,13 @@ class BoxMinimizer {
 
   // As far along the step as the box allows, at most 1; the unknown that stops it is free no more.
   template <class IntervalOf>
-  double move(double* x, const IntervalOf& interval) {
+  double advance(double* x, const IntervalOf& interval) {
     double length = 1;
     Index stopped = -1;
     for (Index r = 0; r < count_; ++r) {
       const double step = step_[at(r)];
       const double room = (step > 0 ? interval(r).high : interval(r).low) - x[r];
-      if (step == 0 || length * std::abs(step) <= std::abs(room)) continue;
+      if (step == 0 || length * (std::abs)(step) <= (std::abs)(room)) continue;
       length = room / step;
       stopped = r;
     }
@@ -133,7 +133,7 @@ class BoxMinimizer {
     for (Index r = 0; r < count_; ++r) {
       if (free_[at(r)] || !gives_way(r, x[r], interval(r))) continue;
       const double gain = downhill_[at(r)] * downhill_[at(r)] / g(r, r);
-      if (gain > std::max(most, 1e-24 * right[at(r)] * right[at(r)] / g(r, r))) {
+      if (gain > (std::max)(most, 1e-24 * right[at(r)] * right[at(r)] / g(r, r))) {
         best = r;
         most = gain;
       }

@@ -39,12 +39,12 @@ inline Grid sequence(Index blocks) { return {{1, 1, blocks}, {1, 1, 1}}; }
 // What distances are relative to, at least 1.
 inline double largest_distance(const InitialMixing& options, Index blocks, Index i) {
   const Index farthest =
-      options.max_mode == MaxMode::row ? std::max(i, blocks - 1 - i) : blocks - 1;
-  return static_cast<double>(std::max(farthest, Index{1}));
+      options.max_mode == MaxMode::row ? (std::max)(i, blocks - 1 - i) : blocks - 1;
+  return static_cast<double>((std::max)(farthest, Index{1}));
 }
 // Before normalization.
 inline double weight(const InitialMixing& options, Index blocks, Index i, Index j) {
-  return mixing_matrix::weight(options, i, j, static_cast<double>(std::abs(i - j)),
+  return mixing_matrix::weight(options, i, j, static_cast<double>((std::abs)(i - j)),
                                largest_distance(options, blocks, i));
 }
 
@@ -54,7 +54,7 @@ inline Index set_weights(const InitialMixing& options, RecurrentParameters& p) {
   const auto one = [](Index) { return 1.0; };
   const auto mean_keeps = [](Index i) { return ratio(i - 1, i); };
   const auto mean_writes = [](Index j) { return ratio(1, j + 1); };
-  const auto max = [&](Index i) { return largest_distance(options, p.rows, i); };
+  const auto longest = [&](Index i) { return largest_distance(options, p.rows, i); };
   switch (options.transform) {
     case Transform::causal:  // the mean of i blocks times i / (i + 1)
       set_state(
@@ -74,14 +74,16 @@ inline Index set_weights(const InitialMixing& options, RecurrentParameters& p) {
     case Transform::linear:  // 1 - i / max + (mean of i times j) i / max
       if (p.states < 2) return -1;
       set_state(
-          p, 0, [&](Index i) { return 1 - static_cast<double>(i) / max(i); }, one, one);
+          p, 0, [&](Index i) { return 1 - static_cast<double>(i) / longest(i); }, one, one);
       set_state(
-          p, 1, [&](Index i) { return static_cast<double>(i) / max(i); }, mean_keeps,
+          p, 1, [&](Index i) { return static_cast<double>(i) / longest(i); }, mean_keeps,
           [](Index j) { return ratio(j, j + 1); });
       return 2;
     case Transform::cos: {  // cos i cos j + sin i sin j
       if (p.states < 2 || options.max_mode == MaxMode::row) return -1;
-      const auto angle = [&](Index i) { return static_cast<double>(i) / max(i) * std::atan(1.0); };
+      const auto angle = [&](Index i) {
+        return static_cast<double>(i) / longest(i) * std::atan(1.0);
+      };
       const auto cosine = [&](Index i) { return std::cos(angle(i)); };
       const auto sine = [&](Index i) { return std::sin(angle(i)); };
       set_state(p, 0, cosine, one, cosine);
@@ -90,7 +92,7 @@ inline Index set_weights(const InitialMixing& options, RecurrentParameters& p) {
     }
     case Transform::local: {  // the last blocks in turns
       const auto past = static_cast<Index>(
-          std::min(std::floor(options.local_threshold), static_cast<double>(p.states + 1)));
+          (std::min)(std::floor(options.local_threshold), static_cast<double>(p.states + 1)));
       if (past > p.states) return -1;
       for (Index r = 0; r < past; ++r) {
         const auto keeps = [&](Index i) { return (i - 1) % past == r ? 0.0 : 1.0; };

@@ -44,7 +44,7 @@ struct RecurrentParameters {
 /// The decays of `states` exponentials whose lengths, from half a block to twice the matrix, grow
 /// by equal ratios.
 inline double spaced_decay(Index r, Index states, Index blocks) {
-  const double ratio = 4.0 * static_cast<double>(std::max(blocks, Index{1}));
+  const double ratio = 4.0 * static_cast<double>((std::max)(blocks, Index{1}));
   const double place = states == 1 ? 1.0 : static_cast<double>(r) / static_cast<double>(states - 1);
   return std::exp(-2 / std::pow(ratio, place));
 }
@@ -54,7 +54,7 @@ inline Norms recurrent_error(const CausalMatrix& m, RecurrentParameters& p) {
   const Index states = p.states;
   double largest = 0;
   for (Index i = 0; i < m.blocks; ++i)
-    for (Index j = 0; j <= i; ++j) largest = std::max(largest, std::abs(m(i, j)));
+    for (Index j = 0; j <= i; ++j) largest = (std::max)(largest, (std::abs)(m(i, j)));
   const double scale = square_scale(largest);
   const auto square = [&](double entry) { return entry / scale * (entry / scale); };
   Norms squares;

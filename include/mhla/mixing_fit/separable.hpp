@@ -31,11 +31,11 @@ class SeparableFit {
   /// that are at most 1 as well.
   SeparableFit(const MixingLayout& layout, std::vector<double> m, Index terms, bool projected)
       : layout_(layout),
-        m_(std::move(m)),
+        m_((std::move)(m)),
         weights_{projected ? 0 : -infinity, infinity},
         sum_(m_.size()) {
     double largest = 0;
-    for (const double entry : m_) largest = std::max(largest, std::abs(entry));
+    for (const double entry : m_) largest = (std::max)(largest, (std::abs)(entry));
     scale_ = square_scale(largest);
     for (double& entry : m_) entry /= scale_;
     norm_ = norm_of(m_);
@@ -48,7 +48,7 @@ class SeparableFit {
     else
       alternate(terms);
     for (Index r = 0; r < terms_; ++r) balance(r);
-    if (projected) round_to([](double x) { return std::min(x, 1.0); });
+    if (projected) round_to([](double x) { return (std::min)(x, 1.0); });
   }
 
   /// The norm of m, and of what the terms leave of it.
@@ -96,7 +96,7 @@ class SeparableFit {
       regrouped[at(place[a] * factor_size(b) + place[b])] = m_[at(n)];
     });
     const Products nearest = nearest_products(regrouped, factor_size(a), factor_size(b), terms);
-    while (terms_ < std::min(terms, static_cast<Index>(nearest.rows.size())) &&
+    while (terms_ < (std::min)(terms, static_cast<Index>(nearest.rows.size())) &&
            error_now(1) > least_error * norm_) {
       const Index r = terms_++;
       *entries(r, one) = 1;
@@ -161,13 +161,13 @@ class SeparableFit {
       for (Index i = 0; i < layout_.queries[axis]; ++i)
         for (Index j = 0; j < layout_.keys[axis]; ++j)
           entries(r, axis)[i * layout_.keys[axis] + j] =
-              std::exp(-static_cast<double>((r + 1) * std::abs(i - j)));
+              std::exp(-static_cast<double>((r + 1) * (std::abs)(i - j)));
   }
 
   // The lines of what is left through its largest entry.
   void start(Index r) {
     const auto excess = [&](Index n) {
-      return weights_.low < 0 ? std::abs(sum_[at(n)]) : sum_[at(n)];
+      return weights_.low < 0 ? (std::abs)(sum_[at(n)]) : sum_[at(n)];
     };
     Index best = 0;
     for (Index n = 1; n < static_cast<Index>(sum_.size()); ++n)
@@ -232,7 +232,7 @@ class SeparableFit {
     for (int axis = 3 - layout_.rank; axis < 3; ++axis) {
       largest[axis] = 0;
       for (Index n = 0; n < factor_size(axis); ++n)
-        largest[axis] = std::max(largest[axis], std::abs(entries(r, axis)[n]));
+        largest[axis] = (std::max)(largest[axis], (std::abs)(entries(r, axis)[n]));
       product *= largest[axis];
     }
     if (product == 0) return;

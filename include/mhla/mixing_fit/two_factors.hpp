@@ -53,11 +53,11 @@ inline void make_orthogonal(std::vector<Vector>& x, std::vector<Vector>& others)
     for (std::size_t i = 0; i < x.size(); ++i)
       for (std::size_t j = i + 1; j < x.size(); ++j) {
         const double ii = inner(x[i], x[i]), jj = inner(x[j], x[j]), ij = inner(x[i], x[j]);
-        if (!(std::abs(ij) > accuracy * std::sqrt(ii) * std::sqrt(jj))) continue;
+        if (!((std::abs)(ij) > accuracy * std::sqrt(ii) * std::sqrt(jj))) continue;
         rotated = true;
         const double cotangent = (jj - ii) / (2 * ij);  // of twice the angle
         const double tangent =
-            std::copysign(1 / (std::abs(cotangent) + std::hypot(1.0, cotangent)), cotangent);
+            std::copysign(1 / ((std::abs)(cotangent) + std::hypot(1.0, cotangent)), cotangent);
         rotate(x[i], x[j], tangent);
         if (!others.empty()) rotate(others[i], others[j], tangent);
       }
@@ -99,10 +99,10 @@ inline double sort(Products& p, std::size_t count) {
   double sum = 0;
   for (const auto& [square, r] : order) {
     if (sorted.rows.size() < count) sum -= square;
-    sorted.columns.push_back(std::move(p.columns[r]));
-    sorted.rows.push_back(std::move(p.rows[r]));
+    sorted.columns.push_back((std::move)(p.columns[r]));
+    sorted.rows.push_back((std::move)(p.rows[r]));
   }
-  p = std::move(sorted);
+  p = (std::move)(sorted);
   return sum;
 }
 
@@ -112,13 +112,13 @@ inline double sort(Products& p, std::size_t count) {
 inline Products nearest_products(const Vector& m, Index rows, Index cols, Index terms) {
   constexpr int most_steps = 500;
   constexpr double least_gain = 1e-15;  // of a step, to go on
-  const std::size_t kept = at(std::min({2 * terms + 24, rows, cols}));
+  const std::size_t kept = at((std::min)({2 * terms + 24, rows, cols}));
 
   Products p{std::vector<Vector>(kept, Vector(at(rows))), std::vector<Vector>(kept)};
   std::minstd_rand random(1);  // some part of every direction
   for (Vector& row : p.rows)
     for (Index j = 0; j < cols; ++j)
-      row.push_back(static_cast<double>(random()) / static_cast<double>(random.max()) - 0.5);
+      row.push_back(static_cast<double>(random()) / static_cast<double>((random.max)()) - 0.5);
   std::vector<Vector> none;
   double before = 0;
   for (int step = 0; step < most_steps; ++step) {

@@ -44,8 +44,8 @@ struct GridBox {
     for (int axis = 0; axis < 3; ++axis) {
       const GridBox& some = a.extent(axis) > 0 ? a : b;  // an empty box may begin anywhere
       const GridBox& other = b.extent(axis) > 0 ? b : a;
-      both.begin[axis] = std::min(some.begin[axis], other.begin[axis]);
-      both.end[axis] = std::max(a.end[axis], b.end[axis]);
+      both.begin[axis] = (std::min)(some.begin[axis], other.begin[axis]);
+      both.end[axis] = (std::max)(a.end[axis], b.end[axis]);
     }
     return both;
   }
@@ -131,9 +131,9 @@ struct Grid {
     return tokens_before(range.end(), all) - tokens_before(range.first, all);
   }
   /// The box of all tokens.
-  constexpr GridBox box() const { return {{0, 0, 0}, {extent[0], extent[1], extent[2]}}; }
+  constexpr GridBox grid_box() const { return {{0, 0, 0}, {extent[0], extent[1], extent[2]}}; }
   /// The smallest box that holds some blocks: once they differ on an axis, all of later ones.
-  constexpr GridBox box(const BlockRange& range) const {
+  constexpr GridBox grid_box(const BlockRange& range) const {
     GridBox box;
     bool apart = false;
     for (int axis = 0; axis < 3 && range.count > 0; ++axis) {

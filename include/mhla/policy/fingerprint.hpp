@@ -33,7 +33,7 @@ class Hash {
   void add(const unsigned char* bytes, std::size_t count) {
     for (std::size_t done = 0; done < count; done += sizeof(std::uint64_t)) {
       std::uint64_t word = 0;
-      std::memcpy(&word, bytes + done, std::min(count - done, sizeof(word)));
+      std::memcpy(&word, bytes + done, (std::min)(count - done, sizeof(word)));
       add(word);
     }
   }

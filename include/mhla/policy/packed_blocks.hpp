@@ -66,8 +66,8 @@ class PackedBlocks {
       of.blocks = blocks_of(s);
       of.part = of.of(range);
       of.rows = {of.first_block + of.part.first - range.first, of.part.count};
-      of.tokens.count =
-          std::min(of.part.end() * block_, of.length) - std::min(of.part.first * block_, of.length);
+      of.tokens.count = (std::min)(of.part.end() * block_, of.length) -
+                        (std::min)(of.part.first * block_, of.length);
       if (of.blocks > 0 && range.first < of.first_block + of.blocks) visit(std::as_const(of));
       of.first_block += of.blocks;
       of.tokens.first += of.tokens.count;

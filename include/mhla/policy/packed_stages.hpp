@@ -72,7 +72,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
     for_each_part(
         mixes ? keys : blocks, mixes ? keys : blocks, [&](const SequencePart& of, const S& stages) {
           const BlockRange queries = mixes ? of.of(blocks) : of.part;
-          bytes = std::max(bytes, stages.workspace_size(stage, executor, queries, of.part));
+          bytes = (std::max)(bytes, stages.workspace_size(stage, executor, queries, of.part));
         });
     return bytes;
   }
@@ -83,7 +83,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
                  const TensorView<const T, 4>& v, const TensorView<A, 2>& summaries,
                  WorkspaceView workspace) const {
     const Footprint memory = this->require_summarize(keys, k, v, summaries, workspace);
-    require(Stage::summarize, executor, keys, {}, memory, workspace);
+    require_call(Stage::summarize, executor, keys, {}, memory, workspace);
     for_each_part(keys, this->held_keys(keys), [&](const SequencePart& of, const S& stages) {
       stages.summarize(executor, of.part, tokens_of(k, of), tokens_of(v, of),
                        rows_of(summaries, of.rows), workspace);
@@ -96,7 +96,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
                const Sums<A>& sums, const TensorView<A, 2>& behind,
                WorkspaceView workspace) const requires recurs {
     const Footprint memory = this->require_advance(blocks, mix, sums, behind, workspace);
-    require(Stage::advance, executor, blocks, {}, memory, workspace);
+    require_call(Stage::advance, executor, blocks, {}, memory, workspace);
     for_each_part(blocks, blocks, [&](const SequencePart& of, const S& stages) {
       if (of.part.end() < of.blocks)  // the last
         stages.advance(executor, of.part, mix_of(mix, of, stages), sums_of(sums, 0, of), behind,
@@ -113,7 +113,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
                 WorkspaceView workspace) const {
     const Footprint memory = this->require_read_out(queries, x, sums, y, workspace);
     S::require_pitch("summaries", sums.summaries);
-    require(Stage::read_out, executor, queries, {}, memory, workspace);
+    require_call(Stage::read_out, executor, queries, {}, memory, workspace);
     const Index first = this->key_blocks(queries).first;
     for_each_part(
         queries, this->held_queries(queries), [&](const SequencePart& of, const S& stages) {
@@ -132,7 +132,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
     const Footprint memory =
         this->require_read_out_gradient(queries, x, sums, dy, gradients, left, workspace);
     S::require_pitch("summaries", sums.summaries);
-    require(Stage::read_out_gradient, executor, queries, {}, memory, workspace);
+    require_call(Stage::read_out_gradient, executor, queries, {}, memory, workspace);
     const GradientView<A, 3> dmix = recurs ? GradientView<A, 3>(skip) : gradients.mix;
     if (dmix.wanted && update.mix == Update::overwrite) S::clear_mix(executor, dmix.view);
     const Index first = this->key_blocks(queries).first;
@@ -158,7 +158,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
                         WorkspaceView workspace) const requires recurs {
     const Footprint memory = this->require_advance_gradient(blocks, mix, sums, mixtures, states,
                                                             summary_gradients, dmix, workspace);
-    require(Stage::advance_gradient, executor, blocks, {}, memory, workspace);
+    require_call(Stage::advance_gradient, executor, blocks, {}, memory, workspace);
     if (dmix.wanted && update == Update::overwrite) S::clear_mix(executor, dmix.view);
     for_each_part(blocks, blocks, [&](const SequencePart& of, const S& stages) {
       stages.advance_gradient(executor, of.part, mix_of(mix, of, stages), sums_of(sums, 0, of),
@@ -178,7 +178,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
         this->require_mix_gradient(queries, keys, mix, mixtures, summary_gradients, workspace);
     S::require_pitch("mixtures", mixtures);
     S::require_pitch("summary_gradients", summary_gradients);
-    require(Stage::mix_gradient, executor, queries, keys, memory, workspace);
+    require_call(Stage::mix_gradient, executor, queries, keys, memory, workspace);
     for_each_part(keys, keys, [&](const SequencePart& of, const S& stages) {
       const BlockRange seeing = of.of(queries);
       stages.mix_gradient(
@@ -198,7 +198,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
                           WorkspaceView workspace) const {
     const Footprint memory = this->require_summarize_gradient(keys, x, summary_gradients, dy,
                                                               denominators, gradients, workspace);
-    require(Stage::summarize_gradient, executor, keys, {}, memory, workspace);
+    require_call(Stage::summarize_gradient, executor, keys, {}, memory, workspace);
     const GradientView<A, 3> dmix = this->own_entries(keys, gradients.mix);
     for_each_part(keys, this->held_keys(keys), [&](const SequencePart& of, const S& stages) {
       stages.summarize_gradient(executor, of.part,
@@ -234,8 +234,9 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
   }
   // The rest of the checks, so that none is left for when something has been written.
   template <class E>
-  void require(Stage stage, const E& executor, const BlockRange& blocks, const BlockRange& keys,
-               const Footprint& memory, WorkspaceView workspace) const {
+  void require_call(Stage stage, const E& executor, const BlockRange& blocks,
+                    const BlockRange& keys, const Footprint& memory,
+                    WorkspaceView workspace) const {
     require_device(executor, memory);
     S::require_room(workspace, workspace_size(stage, executor, blocks, keys));
   }

@@ -36,7 +36,7 @@ struct Problem {
   std::optional<Stage> stage;  ///< that it is alone; none: the whole pass
 
   /// The coordinates of the tokens that are there.
-  GridBox box() const { return hull(query_grid.box(queries), key_grid.box(keys)); }
+  GridBox grid_box() const { return hull(query_grid.grid_box(queries), key_grid.grid_box(keys)); }
 };
 
 /// The blocks that the mixing of a call maps from and to; of a stage of a recurrence, its own.

@@ -57,13 +57,13 @@ struct RecurrentMixing {
   // at its begin [chunk, states]; what the states at its end hold of S_j [states, chunk] and of
   // those at its begin [states, states], of which only the diagonal is not 0.
   struct ChunkCoefficients {
-    Index own, blocks, read, write, decay;
+    Index own, blocks, reads, writes, decay;
     MHLA_HOST_DEVICE ChunkCoefficients(Index of, Index states)
         : own(of * ((chunk + states) * (chunk + states) + chunk)),
           blocks(own + chunk),
-          read(blocks + chunk * chunk),
-          write(read + chunk * states),
-          decay(write + states * chunk) {}
+          reads(blocks + chunk * chunk),
+          writes(reads + chunk * states),
+          decay(writes + states * chunk) {}
   };
 
   Index num_coefficients(const MixingLayout& layout) const {
@@ -73,7 +73,7 @@ struct RecurrentMixing {
   }
   Index num_rows(const MixingLayout& layout) const {
     const Index blocks = layout.query_blocks();
-    const Index between = std::max(Index{0}, ceil_div(blocks, chunk) - 1);
+    const Index between = (std::max)(Index{0}, ceil_div(blocks, chunk) - 1);
     const Index at_ends = Index{layout.before} + Index{layout.behind};
     return checked_add(checked_mul(2, blocks), checked_mul(between + at_ends, states));
   }
@@ -87,15 +87,15 @@ struct RecurrentMixing {
     const Index lag = lag_of(layout.sight);
     for (Index first = 0; first < blocks; first += chunk) {
       const ChunkCoefficients at(first / chunk, states);
-      const Index rows = std::min(chunk, blocks - first);
+      const Index rows = (std::min)(chunk, blocks - first);
       const bool begun = first > 0 || layout.before;
       // States at the chunk's end and, if any have begun, at its begin.
       const Index next = 2 * blocks + (first / chunk + Index{layout.before}) * states;
       const Index begin = next - states;
       visit(MixingProduct{at.blocks, chunk, blocks + first, first, rows, rows - lag, false, true});
-      if (begun) visit(MixingProduct{at.read, states, blocks + first, begin, rows, states, true});
+      if (begun) visit(MixingProduct{at.reads, states, blocks + first, begin, rows, states, true});
       if (first + rows == blocks && !layout.behind) return;
-      visit(MixingProduct{at.write, chunk, next, first, states, rows});
+      visit(MixingProduct{at.writes, chunk, next, first, states, rows});
       if (begun) visit(MixingProduct{at.decay, states, next, begin, states, states, true});
     }
   }
@@ -129,10 +129,10 @@ struct RecurrentMixing {
     for_each_own(layout, part, [&](Index i, Index c) { to[c] = mix(row_of(mix, i), 0); });
     for (Index state = 0; state < states; ++state)
       for_each_path(layout, part, state, [&](const Path& path) {
-        A weight = seed(path, mix);
+        A weight = first_weight(path, mix);
         for (Index i = path.begin; i <= path.last; ++i) {
           if (i > path.begin) weight *= decay(path, mix, i);
-          to[path.entry(i)] += read(path, mix, i) * weight;
+          to[path.entry(i)] += read_weight(path, mix, i) * weight;
         }
       });
   }
@@ -164,8 +164,8 @@ struct RecurrentMixing {
     MHLA_HOST_DEVICE Index entry(Index i) const {
       const Index row = i - chunk_begin;
       if (i == chunk_end())
-        return from < 0 ? at.decay + state * (states + 1) : at.write + state * chunk + from;
-      return from < 0 ? at.read + row * states + state : at.blocks + row * chunk + from;
+        return from < 0 ? at.decay + state * (states + 1) : at.writes + state * chunk + from;
+      return from < 0 ? at.reads + row * states + state : at.blocks + row * chunk + from;
     }
   };
 
@@ -178,14 +178,15 @@ struct RecurrentMixing {
     for_each_path(layout, of, state, [&](const Path& path) {
       A weights[chunk + 1];
       for (Index i = path.begin; i <= path.last; ++i)
-        weights[i - path.begin] =
-            i == path.begin ? seed(path, mix) : weights[i - path.begin - 1] * decay(path, mix, i);
+        weights[i - path.begin] = i == path.begin
+                                      ? first_weight(path, mix)
+                                      : weights[i - path.begin - 1] * decay(path, mix, i);
       A grad_weight = A(0);
       for (Index i = path.last; i >= path.begin; --i) {
         const A entry = grad[path.entry(i)];
         if (i < path.chunk_end())
           grad_mix(row_of(mix, i), 1 + path.state) += entry * weights[i - path.begin];
-        grad_weight += entry * read(path, mix, i);
+        grad_weight += entry * read_weight(path, mix, i);
         if (i == path.begin) break;
         grad_mix(row_of(mix, i), 1 + 2 * states + path.state) +=
             grad_weight * weights[i - path.begin - 1];
@@ -224,7 +225,7 @@ struct RecurrentMixing {
     return mix.extent[0] == 1 ? 0 : block;
   }
   template <class A>
-  MHLA_HOST_DEVICE A seed(const Path& path, const TensorView<const A, 2>& mix) const {
+  MHLA_HOST_DEVICE A first_weight(const Path& path, const TensorView<const A, 2>& mix) const {
     return path.from < 0 ? A(1) : mix(row_of(mix, path.begin), 1 + states + path.state);
   }
   template <class A>
@@ -232,7 +233,8 @@ struct RecurrentMixing {
     return mix(row_of(mix, i), 1 + 2 * states + path.state);
   }
   template <class A>
-  MHLA_HOST_DEVICE A read(const Path& path, const TensorView<const A, 2>& mix, Index i) const {
+  MHLA_HOST_DEVICE A read_weight(const Path& path, const TensorView<const A, 2>& mix,
+                                 Index i) const {
     return i == path.chunk_end() ? A(1) : mix(row_of(mix, i), 1 + path.state);
   }
   /// \endcond
@@ -246,13 +248,13 @@ struct RecurrentRow {
   Index states;
 
   MHLA_HOST_DEVICE A own() const { return row[0]; }
-  MHLA_HOST_DEVICE A read(Index r) const { return row[1 + r]; }
-  MHLA_HOST_DEVICE A write(Index r) const { return row[1 + states + r]; }
+  MHLA_HOST_DEVICE A read_weight(Index r) const { return row[1 + r]; }
+  MHLA_HOST_DEVICE A write_weight(Index r) const { return row[1 + states + r]; }
   MHLA_HOST_DEVICE A decay(Index r) const { return row[1 + 2 * states + r]; }
   // m_i,i-1
   MHLA_HOST_DEVICE A closing() const {
     A sum = A(0);
-    for (Index r = 0; r < states; ++r) sum += read(r) * write(r);
+    for (Index r = 0; r < states; ++r) sum += read_weight(r) * write_weight(r);
     return sum;
   }
 };

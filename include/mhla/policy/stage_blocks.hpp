@@ -259,7 +259,7 @@ class StageBlocks : RequireStages<V> {
   // Of mix, for a kv head: 1 shared, or one per query head.
   Index matrices() const {
     const Index group_size = problem_.shape.group_size();
-    return problem_.shape.mix_heads == 1 ? std::min(Index{1}, group_size) : group_size;
+    return problem_.shape.mix_heads == 1 ? (std::min)(Index{1}, group_size) : group_size;
   }
   // Elements of S and z.
   Index sums_size() const {
@@ -568,7 +568,7 @@ class StageBlocks : RequireStages<V> {
     const Index all = keys.count;
     const Index seen = !sees_past_only<V>
                            ? all
-                           : std::max(Index{0}, queries.end() - keys.first - lag_of(sight_of<V>));
+                           : (std::max)(Index{0}, queries.end() - keys.first - lag_of(sight_of<V>));
     if (summaries.extent[0] < seen || summaries.extent[0] > all)
       throw ShapeError("mhla: summaries: axis blocks is ", summaries.extent[0], " but must be ",
                        seen, " or more, which the queries see, and at most ", all);

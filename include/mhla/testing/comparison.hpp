@@ -85,9 +85,10 @@ Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, 
   using Wide = std::common_type_t<decltype(load(std::declval<T>())),
                                   decltype(load(std::declval<U>())), double>;
   const auto error_of = [](Wide got, Wide want) {
-    const Wide error = got == want ? Wide(0) : std::abs(got - want);  // equal infinities are equal
-    return error <= std::numeric_limits<Wide>::max() ? error
-                                                     : std::numeric_limits<Wide>::infinity();
+    const Wide error =
+        got == want ? Wide(0) : (std::abs)(got - want);  // equal infinities are equal
+    return error <= (std::numeric_limits<Wide>::max)() ? error
+                                                       : std::numeric_limits<Wide>::infinity();
   };
   Comparison<Rank> result;
   Wide largest_error = 0;
@@ -99,8 +100,9 @@ Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, 
         const Wide got = static_cast<Wide>(load(got_stored));
         const Wide want = static_cast<Wide>(load(want_stored));
         const Wide error = error_of(got, want);
-        largest_error = std::max(largest_error, error);
-        if (std::isfinite(want)) largest_expected = std::max(largest_expected, std::abs(want));
+        largest_error = (std::max)(largest_error, error);
+        if ((std::isfinite)(want))
+          largest_expected = (std::max)(largest_expected, (std::abs)(want));
         if (static_cast<double>(error) > result.max_error || number == 0) {
           result.max_error = static_cast<double>(error);
           result.worst_actual = static_cast<double>(got);
@@ -121,7 +123,7 @@ Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, 
         const Wide want = static_cast<Wide>(load(want_stored));
         const Wide error = error_of(static_cast<Wide>(load(got)), want) / error_scale;
         error_squares += error * error;
-        if (std::isfinite(want))
+        if ((std::isfinite)(want))
           expected_squares += want / expected_scale * (want / expected_scale);
       },
       actual, expected);
@@ -131,7 +133,7 @@ Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, 
   const auto ratio = [](double error, double unit) { return error == 0 ? 0 : error / unit; };
   const double rms = rms_of(expected_squares, expected_scale);
   result.rms_ratio = ratio(rms_of(error_squares, error_scale), rms);
-  result.scale = std::isnan(scale) ? rms : scale;
+  result.scale = (std::isnan)(scale) ? rms : scale;
   result.max_ratio = ratio(result.max_error, result.scale);
   for (int axis = Rank - 1; axis >= 0; --axis) {
     result.extent[axis] = actual.extent[axis];

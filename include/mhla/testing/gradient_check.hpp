@@ -109,7 +109,7 @@ class DisplacedOperand {
     for_each_element(
         [&](const T& gradient, const T& entry) {
           sum += static_cast<S>(gradient * entry);
-          magnitude += static_cast<S>(std::abs(gradient * entry));
+          magnitude += static_cast<S>((std::abs)(gradient * entry));
         },
         of_.gradient, direction_.view());
   }
@@ -167,7 +167,7 @@ GradientCheck check_gradient(const Loss& loss, std::uint64_t seed, int direction
       const S once = loss_at(step) - loss_at(-step);
       const S twice = loss_at(2 * step) - loss_at(-2 * step);
       const S measured = (8 * once - twice) / (12 * step);
-      const S difference = std::abs(measured - slope);
+      const S difference = (std::abs)(measured - slope);
       const double error = static_cast<double>(difference == S(0) ? S(0) : difference / magnitude);
       if (error < best.error || h == steps[0])  // the first step counts even where it gives NaN
         best = {error, static_cast<double>(slope), static_cast<double>(measured), h,

@@ -139,7 +139,7 @@ class HostTensor {
   /// The elements in row-major order.
   const Elements<T>& elements() const& { return elements_; }
   /// The elements in row-major order, for loops over a temporary.
-  Elements<T> elements() && { return std::move(elements_); }
+  Elements<T> elements() && { return (std::move)(elements_); }
 
  private:
   TensorView<T, Rank> layout_;  // without data, so that copies stay right

@@ -34,7 +34,7 @@ const float* mean_of_values(const Operands<L, BFloat16>& operands, const Unit<fl
   const BlockTable& table = operands.plan.tables.keys;
   const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
   const LongSum<float> mean{unit.memory.value_mean};
-  mean.clear();
+  mean.set_zero();
   loop.parallel_for(1, [&](Index, Index slot) {
     Index tokens = 0;
     for (Index b = 0; b < unit.keys.blocks; ++b) {
@@ -53,8 +53,8 @@ const float* mean_of_values(const Operands<L, BFloat16>& operands, const Unit<fl
       }
     }
     for (Index c = 0; c < mean.sum.size; ++c) {
-      mean.sum[c] /= static_cast<float>(std::max(tokens, Index{1}));
-      if (!std::isfinite(mean.sum[c])) mean.sum[c] = 0;
+      mean.sum[c] /= static_cast<float>((std::max)(tokens, Index{1}));
+      if (!(std::isfinite)(mean.sum[c])) mean.sum[c] = 0;
     }
   });
   return mean.sum.data;
@@ -70,7 +70,7 @@ void take_up_summaries(const Plan<L, float>& plan, const Unit<float>& unit, cons
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
     const PairScratch& scratch = plan.scratch[slot].pairs;
     summaries.clear_end(2 * pair);
-    for (Index b = 2 * pair; b < std::min(2 * pair + 2, unit.keys.blocks); ++b) {
+    for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b) {
       const Span<float> key_sum = unit.summaries.key_sum(b);
       copy_row(key_sum.data, saved_key_sums + b * key_sum.size, key_sum.size);
       const Panel<float> sums = whole_panel(scratch.summary.data, e.value_dim, e.feature_dim);
@@ -168,7 +168,7 @@ void read_out_tile_gradient(const Operands<L, BFloat16>& operands,
     const auto epsilon = static_cast<float>(operands.variant.normalizer.epsilon);
     for (Index t = 0; t < tile.tokens; ++t) {
       constexpr float least = 1e-7f;  // of den, that shows in a float
-      if (denominators[t] == 0 || !(std::abs(epsilon) > least * std::abs(denominators[t])))
+      if (denominators[t] == 0 || !((std::abs)(epsilon) > least * (std::abs)(denominators[t])))
         continue;
       c[t] += epsilon / denominators[t] *
               inner_product<float>(u.row_range(t, 1), {mean, 1, e.value_dim, e.value_dim});
@@ -229,7 +229,7 @@ void read_out_unit_gradient(const Operands<L, BFloat16>& operands,
         if (block.tiles == 0) {
           const Panel<float> nothing =
               whole_panel(scratch.pairs.summary_gradient.data, e.value_dim, e.feature_dim);
-          clear(nothing, cpu::mixed_gradients(plan, unit, matrix).key_sum(i));
+          set_zero(nothing, cpu::mixed_gradients(plan, unit, matrix).key_sum(i));
           round_into_half(grad.with(i), static_cast<int>(i % 2), nothing);
         }
         PairPanel summary = mixed.of(i - groups.begin(group));
@@ -265,7 +265,7 @@ void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<
   const Index most = matrix_gradient_cols(unit.keys.blocks);
   loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) {
     const Index first = task * most;
-    const Index count = std::min(most, unit.keys.blocks - first);
+    const Index count = (std::min)(most, unit.keys.blocks - first);
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
       const Panel<float> result{grad_mixing + matrix * e.query_blocks * e.key_blocks,
                                 unit.queries.blocks, unit.keys.blocks, e.key_blocks};
@@ -348,8 +348,8 @@ void add_own_tile_gradient(const Operands<L, BFloat16>& operands,
     const Panel<float> grad_summary = {pairs.own_gradients.data + matrix * 2 * half * cols,
                                        2 * half, cols, cols};
     if (k.last) {  // no later tile has contributed to dP
-      clear(own_keys);
-      clear(own_values);
+      set_zero(own_keys);
+      set_zero(own_values);
     } else {
       const PairPanel later = pair_panel(pairs.running.data, e.value_dim, e.feature_dim);
       const PairPanel turned = pair_panel(pairs.own_turned.data, e.feature_dim, e.value_dim);
@@ -358,7 +358,7 @@ void add_own_tile_gradient(const Operands<L, BFloat16>& operands,
       multiply(own_keys, k.values, later, Into::overwrite);
       multiply(own_values, k.keys, turned, Into::overwrite);
     }
-    clear(own_key_sums);
+    set_zero(own_key_sums);
 
     const auto heads = plan.heads_of(matrix);
     for (Index g = heads.first; g < heads.last; ++g) {
@@ -388,7 +388,7 @@ void add_own_tile_gradient(const Operands<L, BFloat16>& operands,
                                  q.features);
       if (!k.first) {  // an earlier tile needs it
         const bool starts = k.last && g == heads.first;
-        if (starts) clear(grad_summary);
+        if (starts) set_zero(grad_summary);
         multiply(grad_summary.row_range(0, e.value_dim), LeftFactor::transposed(u_tokens), q_tokens,
                  Into::add);
       }

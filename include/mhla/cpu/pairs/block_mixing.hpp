@@ -48,12 +48,12 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
   const Index strip_rows = blocks.all ? mixed.blocks : 12;
   const Index pairs = pairs_of(terms_of(0).summaries.blocks);
   for (Index row = 0; row < mixed.blocks; row += strip_rows) {
-    const Index rows = std::min(strip_rows, mixed.blocks - row);
+    const Index rows = (std::min)(strip_rows, mixed.blocks - row);
     const Index begin = blocks.all ? 0 : blocks.triangle.begin(row);
     const Index end = blocks.all ? pairs : blocks.triangle.end(row, rows, pairs);
     const bool in_strips = blocks.all || are_finite(matrices, terms_of, begin, end);
     for (Index at = 0; at < half; at += mixed_at_once) {
-      const Index cols = std::min(mixed_at_once, whole_columns(half - at));
+      const Index cols = (std::min)(mixed_at_once, whole_columns(half - at));
       const PairPanel to = mixed.elements(at, cols).range(row, row + rows);
       if (matrices == 1 && in_strips) {
         const MixingTerms one = terms_of(0);
@@ -100,15 +100,15 @@ MHLA_OUT_OF_LINE inline void mix_matrix_gradient(const PairedSummaries& grad_mix
   const Index elements = ceil_div(grad_mixed.shape.rows * grad_mixed.shape.cols, step) * step;
   const Index stride = summaries.stride();
   for (Index at = 0; at < elements; at += piece) {
-    const Index length = std::min(piece, elements - at);
+    const Index length = (std::min)(piece, elements - at);
     const auto tile = [&](Index i, Index b, Index blocks) {
       if (!sees_all && b > i + blocks - 1 - lag) return;
       float products[4 * 4] = {};
       (blocks == 2 ? kernels.dot_one : kernels.dot_two)(length, grad_mixed.with(i).data + at,
                                                         stride, summaries.with(b).data + at, stride,
                                                         products, blocks);
-      for (Index r = i; r < std::min(i + blocks, grad_mixed.blocks); ++r)
-        for (Index c = b; c < std::min(b + blocks, first + count); ++c)
+      for (Index r = i; r < (std::min)(i + blocks, grad_mixed.blocks); ++r)
+        for (Index c = b; c < (std::min)(b + blocks, first + count); ++c)
           if (sees_all || c <= r - lag) grad_mixing.row(r)[c] += products[(r - i) * blocks + c - b];
     };
     const Index whole_rows = grad_mixed.blocks / 4 * 4;

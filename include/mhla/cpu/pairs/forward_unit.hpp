@@ -53,7 +53,7 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
   const Panel<float> sums =
       whole_panel(scratch.pairs.summary.data, summaries.shape.rows, summaries.shape.cols);
   if (half == 0) summaries.clear_end(b);
-  if (block.tiles == 0) clear(sums, key_sum);
+  if (block.tiles == 0) set_zero(sums, key_sum);
   for (Index i = 0; i < block.tiles; ++i) {
     const TokenTile& tile = table.tiles[block.first_tile + i];
     const Into into = i == 0 ? Into::overwrite : Into::add;
@@ -89,7 +89,7 @@ void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& un
                     const float* mean, const KeptSummaries& kept, const ExecutorRef& loop) {
   const Plan<L, float>& plan = operands.plan;
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
-    for (Index b = 2 * pair; b < std::min(2 * pair + 2, unit.keys.blocks); ++b)
+    for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
       summarize_block(operands, unit, b, mean, kept, plan.scratch[slot]);
     if constexpr (sees_past_only<L>)
       note_finite(summaries_of(plan, unit), 2 * pair, unit.memory.finite_summaries);
@@ -102,7 +102,7 @@ RowGroups paired_groups(const Extents& e, Index rows, Index terms, Index num_slo
   RowGroups groups = row_groups<L>(e, rows, terms);
   groups = RowGroups(rows, groups.most, groups.unit % 2 == 0 ? groups.unit : 2);
   groups.count =
-      std::min(ceil_div(rows, groups.unit), ceil_div(groups.count, num_slots) * num_slots);
+      (std::min)(ceil_div(rows, groups.unit), ceil_div(groups.count, num_slots) * num_slots);
   return groups;
 }
 

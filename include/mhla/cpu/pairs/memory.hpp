@@ -113,7 +113,7 @@ struct PairScratch {
     const Index tokens = e.tile_tokens;
     const Index feature_cols = whole_columns(e.feature_dim);
     const Index value_cols = whole_columns(e.value_dim);
-    const Index most_cols = std::max(feature_cols, value_cols);
+    const Index most_cols = (std::max)(feature_cols, value_cols);
     const SummaryShape shape = paired_summary(e, backward);
     const Index summary_size = checked_mul(2 * pairs_of(shape.rows), whole_columns(shape.cols));
     features = arena.take<Pair>(checked_mul(pairs_of(tokens), feature_cols));

@@ -79,7 +79,7 @@ PairPanel pack_keys(const Operands<L, BFloat16>& operands, const TokenTile& tile
   if constexpr (ElementwiseFeatureMap<typename L::FeatureMapType>)
     if (maps_into_pairs(operands, keys)) {
       const PairPanel panel = pair_panel(scratch.pairs.features.data, tile.tokens, keys.dim);
-      if (into == Into::overwrite) key_sum.clear();
+      if (into == Into::overwrite) key_sum.set_zero();
       map_pair_rows(operands.variant.feature_map, panel, tile.tokens, in_place(table, tile, keys),
                     key_sum.sum);
       return panel;

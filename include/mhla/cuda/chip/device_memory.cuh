@@ -46,7 +46,7 @@ inline void take_back(cudaError_t status) {
 }
 
 /// Throws the error of a CUDA call, and clears it, since the caller has the exception.
-[[noreturn]] inline void throw_cuda_error(cudaError_t status, const std::string& what) {
+[[gnu::__noreturn__]] inline void throw_cuda_error(cudaError_t status, const std::string& what) {
   take_back(status);
   throw CudaError("mhla: ", what, ": ", cudaGetErrorString(status),
                   (lacks_code(status) ? advice_on_code() : std::string()));

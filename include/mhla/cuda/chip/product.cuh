@@ -41,7 +41,7 @@ struct Accumulators {
     return all_col_parts % WarpsN == 0 || col_part(block, j) < all_col_parts;
   }
 
-  MHLA_DEVICE void clear() {
+  MHLA_DEVICE void set_zero() {
     for (auto& row : value)
       for (auto& part : row)
         for (float& element : part) element = 0;
@@ -133,7 +133,7 @@ struct RowSums {
     constexpr std::uint32_t ones = std::is_same_v<T, BFloat16> ? 0x3f803f80u : 0x3c003c00u;
     machine::multiply_add<T>(value[i], rows, ones, ones);
   }
-  MHLA_DEVICE void clear() {
+  MHLA_DEVICE void set_zero() {
     for (auto& part : value)
       for (float& element : part) element = 0;
   }

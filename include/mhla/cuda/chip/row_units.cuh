@@ -139,7 +139,7 @@ struct RowUnits {
   }
   /// Zeros those of a share; A is what the row's elements are computed in.
   template <class A, class U>
-  MHLA_DEVICE void clear(const RowShare& share, U* row, Index row_step) const {
+  MHLA_DEVICE void set_zero(const RowShare& share, U* row, Index row_step) const {
     for_each(share, [&](const auto unit) {
       const A zeros[unit.count] = {};
       unit.store(row, row_step, zeros);

@@ -420,7 +420,7 @@ struct MixBlocks {
                               multiply_part(part, kept[part]);
                           });
           if (work.past_only && has_not_finite(sum)) {
-            sum.clear();
+            sum.set_zero();
             multiply_guarded(machine::known_anew(block), item(number), n, stage, sum);
             // No registers keep the matrix meanwhile.
             for (Coefficients& of_part : kept) of_part = {};

@@ -87,7 +87,7 @@ struct MixingWork {
         kv_heads(shape.shared() ? 1 : narrow(shape.kv_heads)),
         matrices(shape.shared() ? 1 : narrow(shape.matrices)),
         outputs(adjoint ? 1 : matrices),
-        summed(adjoint ? std::max(1, matrices) : 1) {
+        summed(adjoint ? (std::max)(1, matrices) : 1) {
     if (shape.matrices == 0) {  // nothing to mix, and gradients of zero
       if (adjoint) inner = 0;
       if (!adjoint) outputs = 0;
@@ -95,7 +95,7 @@ struct MixingWork {
     groups = kv_heads * outputs;
     units_of_group = kv_heads == 0 ? 0 : narrow(shape.units / kv_heads);
     // A warp has 16 rows and 64 columns of a result: 2 x 4 warps, or 8 x 1.
-    side = std::max(rows, inner) <= 32 && summed == 1 ? 32 : 128;
+    side = (std::max)(rows, inner) <= 32 && summed == 1 ? 32 : 128;
     panel_cols = 64 * columns_of_warps();
     row_tiles = narrow(ceil_div(rows, side));
     panels = narrow(ceil_div(width, panel_cols));
@@ -103,7 +103,7 @@ struct MixingWork {
         narrow(checked_mul(checked_mul(groups, units_of_group), checked_mul(row_tiles, panels)));
     keeps = row_tiles <= 1 && inner <= side && summed == 1;
     // If tiles differ in work, the hardware distributes them better than fixed stretches.
-    blocks = keeps ? static_cast<int>(std::min(Index{items}, max_blocks)) : items;
+    blocks = keeps ? static_cast<int>((std::min)(Index{items}, max_blocks)) : items;
   }
 
   int columns_of_warps() const { return 8 / (side / 16); }
@@ -127,8 +127,8 @@ struct MixingWork {
     double parts = 0;
     for (int row = 0; row < rows; row += 16) {
       const int begin = inner_begin(row) / 16;
-      const int end = (inner_end(std::min(row + 16, rows)) + 15) / 16;
-      parts += std::max(0, end - begin);
+      const int end = (inner_end((std::min)(row + 16, rows)) + 15) / 16;
+      parts += (std::max)(0, end - begin);
     }
     return static_cast<double>(planes + 1) * parts * 256 * groups * units_of_group * summed *
            panels * panel_cols;
@@ -137,7 +137,7 @@ struct MixingWork {
  private:
   // Neither tiles nor blocks in memory exceed 31 bits.
   static int narrow(Index count) {
-    if (count > std::numeric_limits<int>::max())
+    if (count > (std::numeric_limits<int>::max)())
       throw ShapeError("mhla: ", count,
                        " blocks, or tiles of summaries, are more than a kernel mixes");
     return static_cast<int>(count);
@@ -174,14 +174,14 @@ struct MixingGradientWork {
         units(shape.units),
         matrices(shape.matrices),
         sight(shape.sight),
-        side(std::max(query_blocks, key_blocks) <= 32 ? 32 : 64),
+        side((std::max)(query_blocks, key_blocks) <= 32 ? 32 : 64),
         query_tiles(ceil_div(query_blocks, side)),
         key_tiles(ceil_div(key_blocks, side)),
         steps(ceil_div(width, step_cols)) {
     // Twice the resident thread blocks, of at least four steps.
-    const Index tiles = std::max(Index{1}, units * matrices * query_tiles * key_tiles);
-    const Index most = std::max(Index{1}, steps / 4);
-    splits = std::min(most, ceil_div(2 * resident_thread_blocks, tiles));
+    const Index tiles = (std::max)(Index{1}, units * matrices * query_tiles * key_tiles);
+    const Index most = (std::max)(Index{1}, steps / 4);
+    splits = (std::min)(most, ceil_div(2 * resident_thread_blocks, tiles));
   }
 
   Index blocks() const { return units * matrices * query_tiles * key_tiles * splits; }
@@ -195,7 +195,7 @@ struct MixingGradientWork {
     double tiles = 0;
     for (Index i = 0; i < query_blocks; i += side)
       for (Index b = 0; b < key_blocks; b += side)
-        if (sees(std::min(i + side, query_blocks), b)) ++tiles;
+        if (sees((std::min)(i + side, query_blocks), b)) ++tiles;
     return (2.0 * planes - 1) * tiles * static_cast<double>(units * matrices * side * side) *
            static_cast<double>(steps * step_cols);
   }

@@ -110,7 +110,7 @@ class KeySumsOfTiles {
   /// Of shared memory, from `begin` on.
   static constexpr int bytes = lane_bytes + (of_lanes ? Sum::warps * key_dim * 4 : 0);
 
-  MHLA_DEVICE KeySumsOfTiles(const Block& block, Shared at) : begin(at) { clear(block); }
+  MHLA_DEVICE KeySumsOfTiles(const Block& block, Shared at) : begin(at) { set_zero(block); }
 
   /// Adds a strip of weighted features, the lane's i-th, times c / w.
   MHLA_DEVICE void add_strip(const Block& block, int i, const typename S::Elements& features,
@@ -155,7 +155,7 @@ class KeySumsOfTiles {
     } else if constexpr (of_lanes) {
       add_up_key_sums<threads, key_dim>(block, sums, begin, store);
     }
-    clear(block);
+    set_zero(block);
   }
 
  private:
@@ -170,9 +170,9 @@ class KeySumsOfTiles {
       for (int e = 0; e < S::size; e += 4) f(four(block, i, e), i, e);
     }
   }
-  MHLA_DEVICE void clear(const Block& block) {
+  MHLA_DEVICE void set_zero(const Block& block) {
     if constexpr (of_product) {
-      sums.clear();
+      sums.set_zero();
     } else if constexpr (in_memory) {
       for_each_four(block, [](Shared at, int, int) { machine::write(at, Four{}); });
     } else if constexpr (of_lanes) {
@@ -343,7 +343,7 @@ struct SummarizeBlocks {
     sum.for_each_pair(block, [&](int row, int col, float one, float next) {
       store_summary_pair<T, Parts>(unweighed, first + (row * value_dim + col), one, next);
     });
-    sum.clear();
+    sum.set_zero();
     if (column != 0) return;  // and their key sums stay, which nobody reads
     key_sum.finish(block, [&](int col, float of_column) {
       machine::store_to(sums + summary * key_dim + col, of_column);

@@ -358,7 +358,7 @@ struct FeatureGradient {
     };
     if constexpr (!divides) gradient.scale(scale);
     for_each_own_tile<rows>(own, table, range, kv_head, [&](const TokenRange& y) {
-      products.clear();
+      products.set_zero();
       make_own_products(block, y, products);
       Scores<rows> scores;
       multiply_add<T, key_dim, Stored::straight, Stored::transposed>(block, scores, memory().x,
@@ -386,7 +386,7 @@ struct FeatureGradient {
       const int begin = table.begin_of(table.block_of(range.begin));
       for (; y.begin >= begin; y.begin -= rows) {
         if (y.begin != range.begin) {
-          products.clear();
+          products.set_zero();
           make_own_products(block, y, products);
         }
         add_pairs_of(y);

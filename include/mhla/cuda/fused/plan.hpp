@@ -49,7 +49,7 @@ template <class V>
 Index partial_sums_of(const V& variant, const Extents<V>& e) {
   Index most = 0;
   for_each_sequence_side(variant, e, [&](const Sequence& queries, const Sequence& keys) {
-    most = std::max(most, mix_matrix_gradient_partial_sums(mixing_shape(e, queries, keys)));
+    most = (std::max)(most, mix_matrix_gradient_partial_sums(mixing_shape(e, queries, keys)));
   });
   return most;
 }

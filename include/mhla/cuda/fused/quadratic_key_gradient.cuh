@@ -44,7 +44,7 @@ struct KeyPairsGradient {
   using QueryTile = typename Memory::Others;
   using OutTile = typename Memory::OtherValues;
   using Pairs = WarpPairs<sees, true, rows, columns>;
-  using Sum = WarpRows<std::max(KeyDim, ValueDim) / slices>;
+  using Sum = WarpRows<(std::max)(KeyDim, ValueDim) / slices>;
   using PlainSum = WarpRows<is_twofold ? KeyDim / slices : 8>;
 
   static constexpr int shared_bytes = Memory::at.bytes;

@@ -82,7 +82,7 @@ struct AttendResident {
 
   /// Per thread block.
   int shared_bytes() const {
-    return shape.bytes(static_cast<int>(std::max(queries.blocks, keys.blocks)));
+    return shape.bytes(static_cast<int>((std::max)(queries.blocks, keys.blocks)));
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
@@ -168,7 +168,7 @@ struct AttendResident {
       machine::write(summary(b).at(row, col),
                      machine::rounded_pair<T>(scale * first, scale * second));
     });
-    sum.clear();
+    sum.set_zero();
     key_sums.finish(block, [&](int col, float of_column) {
       machine::write<float>(key_sum(b) + static_cast<Shared>(col * 4), of_column);
     });

@@ -104,18 +104,19 @@ struct Tokens {
     T* const head = &tensor(range.item, range.head, 0, column);
     const RangeTokens tokens_of(table, range);
     if constexpr (plain) {
-      return [tokens_of, head, near = row_bytes](int r, int c) -> TensorRow<T> {
+      return [tokens_of, head, row_stride = row_bytes](int r, int c) -> TensorRow<T> {
         // One wide multiplication by a 32-bit number of bytes.
         using Bytes = std::conditional_t<std::is_const_v<T>, const char, char>;
         const int token = tokens_of.unmasked(r);
-        Bytes* const from = reinterpret_cast<Bytes*>(head + c) + machine::wide_product(token, near);
+        Bytes* const from =
+            reinterpret_cast<Bytes*>(head + c) + machine::wide_product(token, row_stride);
         return {reinterpret_cast<T*>(from), token != absent.token};
       };
     } else {
-      return [tokens_of, head, far = tensor.stride[2], step = tensor.stride[3]](
+      return [tokens_of, head, token_stride = tensor.stride[2], step = tensor.stride[3]](
                  int r, int c) -> TensorRow<T> {
         const int token = tokens_of(r);
-        return {head + token * far + c * step, token != absent.token};
+        return {head + token * token_stride + c * step, token != absent.token};
       };
     }
   }

@@ -332,8 +332,8 @@ struct CublasPass {
 
   /// Of own blocks, to those gradients that the plan has.
   void own_blocks_gradient() const {
-    clear(device, plan.grad_keys);
-    clear(device, plan.grad_values);
+    set_zero(device, plan.grad_keys);
+    set_zero(device, plan.grad_values);
     own_blocks().read_out_gradient(plan.outputs.data, plan.grad_scores.data,
                                    {plan.grad_queries.data, keys(plan.grad_keys, e.feature_dim),
                                     keys(plan.grad_values, e.value_dim), plan.own_products.data});
@@ -401,7 +401,7 @@ struct CublasPass {
   void mixing_gradient(const BlockSums<A>& from) const {
     for_each_mixing([&](const Mixing<V>& m) {
       const Panels<A> to =
-          m.gradient(plan.grad_mixing).column_range(0, std::min(m.keys.blocks, from.blocks));
+          m.gradient(plan.grad_mixing).column_range(0, (std::min)(m.keys.blocks, from.blocks));
       const auto add = [&](const BlockRows<A>& grad, const BlockRows<A>& rows) {
         multiply_right_transposed(device, to, m.query_blocks(grad), m.key_blocks(rows), Into::add);
       };

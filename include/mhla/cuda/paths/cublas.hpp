@@ -102,7 +102,7 @@ struct CublasCost {
   KernelCost own_blocks(const char* name, double arrays, double passes, double flops) const {
     const double slabs = size.group_size * tiles_of(size.query_block_tokens, slab_tokens);
     const double scores = query_rows * size.query_block_tokens;
-    const double triangular = 1 + tiles_of(std::min(size.query_block_tokens, 64.0), 16);
+    const double triangular = 1 + tiles_of((std::min)(size.query_block_tokens, 64.0), 16);
     KernelCost cost{name};
     cost.tensor_bytes = accumulator * passes * query_rows * (size.feature_dim + size.value_dim);
     cost.cached_bytes = 4 * accumulator * arrays * scores;

@@ -125,7 +125,7 @@ void for_each_part(const PassCall<V, T>& call, const PlanType& largest, const F&
   const Index batch = call.problem.shape.batch;
   const Index at_once = largest.extents.queries.batch;
   for (Index first = 0; first < batch; first += at_once) {
-    const auto cut = [first, count = std::min(at_once, batch - first)](auto tensor) {
+    const auto cut = [first, count = (std::min)(at_once, batch - first)](auto tensor) {
       if (tensor.data != nullptr) tensor.data += first * tensor.stride[0];
       tensor.extent[0] = count;
       return tensor;
@@ -133,7 +133,7 @@ void for_each_part(const PassCall<V, T>& call, const PlanType& largest, const F&
     PlanType plan = largest;
     PanelRows& queries = plan.extents.queries;
     PanelRows& keys = plan.extents.keys;
-    queries.batch = keys.batch = std::min(at_once, batch - first);
+    queries.batch = keys.batch = (std::min)(at_once, batch - first);
     queries.table.mask = cut(queries.table.mask);
     keys.table.mask = cut(keys.table.mask);
     plan.keep_summaries(batch, first, call.state);
@@ -259,8 +259,8 @@ void run_backward_in_parts(const BackwardCall<V, T>& call, const PlanType& large
                            const F& backward_part) {
   const bool per_item = call.problem.shape.mix_per_item();
   const auto clear_parts = [&] {
-    clear(call.device, largest.grad_mixing);
-    clear(call.device, largest.grad_own_mixing);
+    set_zero(call.device, largest.grad_mixing);
+    set_zero(call.device, largest.grad_own_mixing);
   };
   const auto write = [&](const PlanType& plan, const auto& mix, const auto& to) {
     if constexpr (factors_mixing<V>) {

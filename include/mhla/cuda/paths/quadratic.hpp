@@ -45,7 +45,7 @@ struct PairsCost {
         return;
       }
       for (Index first = 0; first < entries; first += own) {
-        const Index end = std::min(first + own, entries);
+        const Index end = (std::min)(first + own, entries);
         pairs +=
             ceil_div(masks_own_block<V> ? end : ceil_div(end, query_block) * query_block, others);
       }

@@ -33,7 +33,7 @@ struct ResidentPath {
   template <class V>
   static Index slice(const Problem& problem, Index shared_bytes) {
     return fused::resident_slice_of(problem.shape.key_dim, problem.shape.value_dim,
-                                    std::max(problem.query_blocks, problem.key_blocks),
+                                    (std::max)(problem.query_blocks, problem.key_blocks),
                                     normalizes<V>, masks_own_block<V>, shared_bytes);
   }
   /// Whether an SM's shared memory holds two thread blocks, each with what CUDA keeps for itself.
@@ -43,7 +43,7 @@ struct ResidentPath {
     const fused::ResidentShape shape{static_cast<int>(problem.shape.key_dim),
                                      static_cast<int>(slice<V>(problem, gpu.shared_bytes)),
                                      normalizes<V>, masks_own_block<V>};
-    const auto blocks = static_cast<int>(std::max(problem.query_blocks, problem.key_blocks));
+    const auto blocks = static_cast<int>((std::max)(problem.query_blocks, problem.key_blocks));
     return 2 * (shape.bytes(blocks) + reserved) <= gpu.shared_bytes + reserved;
   }
   template <class V, class T>
@@ -52,7 +52,7 @@ struct ResidentPath {
     if (!fused::has_resident_kernels(shape.key_dim, shape.value_dim))
       return {"head dimensions over 128"};
     static_assert(fused::max_resident_blocks == 64);
-    if (std::max(call.problem.query_blocks, call.problem.key_blocks) > fused::max_resident_blocks)
+    if ((std::max)(call.problem.query_blocks, call.problem.key_blocks) > fused::max_resident_blocks)
       return {"more than 64 blocks"};
     if (slice<V>(call.problem, gpu.shared_bytes) == 0)
       return {"the block summaries do not fit into the chip's shared memory"};

@@ -67,7 +67,7 @@ struct TokenCost {
     cost.summary_bytes = x.summaries * summary_bytes();
     cost.cached_bytes = element * (by.slices - 1) * x.tokens * d +
                         16 * by.slices * x.blocks * x.block_tokens +
-                        std::max(0.0, by.reads - x.summaries) * summary_bytes();
+                        (std::max)(0.0, by.reads - x.summaries) * summary_bytes();
     const double padded = tiles(x) * static_cast<double>(rows());
     cost.flops = 2 * by.planes * padded * d * e;
     cost.instructions = warps * tiles(x) *
@@ -85,7 +85,7 @@ struct TokenCost {
     const double once = element * other.tokens * (size.key_dim + size.value_dim);
     const double all = element * pairs * side * (slices * size.key_dim + size.value_dim);
     cost.tensor_bytes += once;
-    cost.cached_bytes += std::max(0.0, all - once);
+    cost.cached_bytes += (std::max)(0.0, all - once);
     cost.flops += 2 * pairs * side * side * inner;
     cost.instructions += warps * pairs * pair_instructions(side, side, inner);
   }
@@ -152,7 +152,7 @@ struct TokenCost {
     PathCost path;
     path.flops_per_second = gpu.sixteen_bit_flops;
     path.summaries_in_cache =
-        std::max(size.key_summaries, size.mixed_summaries) * summary_bytes() <= gpu.cache_bytes;
+        (std::max)(size.key_summaries, size.mixed_summaries) * summary_bytes() <= gpu.cache_bytes;
     path.add(size.tables());
     path.add(summarize("summaries", keys()));
     path.add(mix("mixing", false));
