@@ -199,10 +199,10 @@ void measure_pieces(benchmark::State& state, const Shape& shape, bool forward,
   mhla::cpu::RotationTable<float> rotation;
   if (shape.model == Model::video)
     rotation = mhla::cpu::rotation_table<float>(arena, mhla::AxialRotary{}, 3, shape.key_dim,
-                                                grid(shape).box(), executor.executor);
+                                                grid(shape).grid_box(), executor.executor);
   if (shape.model == Model::language)
     rotation = mhla::cpu::rotation_table<float>(arena, mhla::HalfSplitRotary{}, 1, shape.key_dim,
-                                                grid(shape).box(), executor.executor);
+                                                grid(shape).grid_box(), executor.executor);
 
   const auto touch = [](const HostTensor<float, 4>& tensor) {
     volatile float sink = read_bytes(reinterpret_cast<const char*>(tensor.elements().data()),

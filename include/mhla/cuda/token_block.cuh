@@ -132,7 +132,7 @@ struct ClearMasked {
     const std::uint32_t t = tokens.divide(r);
     const std::uint32_t h = heads.divide(r);
     if (mask.data != nullptr && mask(r, t) != 0) return;
-    units.template clear<Accumulator<T>>(share, &tensor(r, h, t, 0), tensor.stride[3]);
+    units.template set_zero<Accumulator<T>>(share, &tensor(r, h, t, 0), tensor.stride[3]);
   }
 };
 template <class T>
