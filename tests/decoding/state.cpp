@@ -597,7 +597,7 @@ TEST_CASE("decoder: a decoder that cannot be is not made", "[decoding]") {
   refuse(attention, Mix(1, 3, 3), {2, 4, 2, 5, 3}, "rotation:", "must be even");
   refuse(attention, Mix(1, 3, 3), {-1, 4, 2, 6, 3}, "q: axis batch is -1");
   refuse(attention, Mix(1, 3, 3), {2, 4, 2, 6, -3}, "negative");
-  refuse(attention, Mix(1, 3, 3), {2, 4, 2, 6, 3, 0}, "slots is 0 but must be at least 1");
+  refuse(attention, Mix(1, 3, 3), {2, 4, 2, 6, 3, 0}, "num_slots is 0 but must be at least 1");
   refuse(Variant{}, Mix(1, 3, 3), sizes, "blocks.block is 0");
   refuse(Variant{.blocks = {.block = -2}}, Mix(1, 3, 3), sizes, "blocks.block is -2");
 

@@ -55,12 +55,12 @@ MixingLayout mixing_layout(const Problem& problem) {
 // Throws ShapeError unless the numbers of a variant make sense, whatever the shape.
 template <AttentionVariant A>
 void require_settings(const A& attention) {
-  const auto check = [](const auto& policy) {
+  const auto require_valid = [](const auto& policy) {
     if constexpr (requires { policy.require_valid(); }) policy.require_valid();
   };
-  check(attention.feature_map);
-  check(attention.normalizer);
-  check(attention.rotation);
+  require_valid(attention.feature_map);
+  require_valid(attention.normalizer);
+  require_valid(attention.rotation);
   require_not_negative("scale", attention.scale);
   require_enumerator("precision", attention.precision, Precision::fast);
 }
