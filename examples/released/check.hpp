@@ -58,6 +58,8 @@ inline constexpr Index least_changes = 64;
 inline constexpr Index most_runs = 4;
 /// Measured: sums in order against sums in blocks, 1.4 to 4 times.
 inline constexpr double of_reference = 4;
+/// Whatever the bound, as it is infinite where the moved runs have NaN: a digit has to be right.
+inline constexpr double largest_error = 0.1;
 /// Units in the last place of constants, in a chain of some operations.
 inline constexpr double constants = 8;
 
@@ -67,7 +69,7 @@ class Comparison {
   explicit Comparison(std::string precision) : precision_(std::move(precision)) {}
 
   void compare(const std::string& name, double error, double bound) {
-    const bool is_within = error <= bound;
+    const bool is_within = error <= std::min(bound, largest_error);
     std::printf("%-7s %-52s %8.1e  at most %.1e%s\n", precision_.c_str(), name.c_str(), error,
                 bound, is_within ? "" : "  FAILED");
     ++compared_;

@@ -169,6 +169,7 @@ class Config {
       // Arguments that the released constructors take in a dictionary of their own.
       const bool holds_arguments =
           name == "block_kwargs" || name == "model_args" || name == "model_kwargs";
+      if (holds_arguments && value.is_null()) continue;
       if (!holds_arguments || !value.is_object()) {
         add(name, name, value);
         continue;

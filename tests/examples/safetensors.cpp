@@ -12,6 +12,8 @@
 #include <fstream>
 #include <map>
 #include <mhla/testing/random_tensor.hpp>
+#include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -369,13 +371,16 @@ class ReleasedModel {
     return tensors_.at(name).second;
   }
 
-  /// mhla_run_released on it, `inputs` being tensors of its folder, or words.
-  test::Run run(const std::string& model, const std::vector<std::string>& inputs) const {
+  void write(const std::filesystem::path& folder) const {
     std::vector<checkpoints::NamedTensor<float>> tensors;
     for (const auto& [name, tensor] : tensors_)
       tensors.push_back({name, tensor.first, tensor.second.data()});
-    checkpoints::write_safetensors(folder_ / "model.safetensors", tensors);
-    test::write_text(folder_ / "config.json", config.dump());
+    checkpoints::write_safetensors(folder / "model.safetensors", tensors);
+    test::write_text(folder / "config.json", config.dump());
+  }
+  /// mhla_run_released on it, `inputs` being tensors of its folder, or words.
+  test::Run run(const std::string& model, const std::vector<std::string>& inputs) const {
+    write(folder_ / "");
     std::string command =
         "'" MHLA_RUN_RELEASED "' " + model + " '" + (folder_ / "model.safetensors").string() + "'";
     const Safetensors forward(from_ / "forward.safetensors");
@@ -473,6 +478,32 @@ TEST_CASE("mhla_run_released takes what the released language model's own files 
   lm.config["intermediate_size"] = 80;
   lm.add("lm_head.weight", {47, 40}, std::vector<float>(47 * 40, 1));
   check_refused(lm.run("lm", {"1"}), {"lm_head.weight differs from model.embeddings.weight"});
+}
+
+TEST_CASE("mhla_run_released --check notices a wrong epsilon and NaN, in either precision") {
+  const test::TemporaryFolder temporary;
+  for (const char* name : {"forward.safetensors", "gradients.safetensors"})
+    std::filesystem::copy_file(std::filesystem::path(MHLA_SOURCE_DIR "/tests/models/wan") / name,
+                               temporary / name);
+  const auto check = [&](const char* key, double value, float weight) {
+    ReleasedModel wan("wan");
+    wan.config[key] = value;
+    std::vector<float> weights = wan.elements("q.weight");
+    weights[0] = weight;
+    wan.add("q.weight", {32, 32}, weights);
+    wan.write(temporary / "");
+    return test::run_program("'" MHLA_RUN_RELEASED "' --check '" + (temporary / "").string() + "'");
+  };
+  const float right = ReleasedModel("wan").elements("q.weight")[0];
+  CHECK(check("norm_eps", 1e-6, right).status == 0);
+  for (const test::Run& run : {check("norm_eps", 3e-6, right), check("norm_eps", 1e-6, NAN)}) {
+    CHECK(run.status == 1);
+    std::set<std::string> failed;
+    std::istringstream lines(run.output);
+    for (std::string line; std::getline(lines, line);)
+      if (contains(line, "FAILED")) failed.insert(line.substr(0, line.find(' ')));
+    CHECK(failed == std::set<std::string>{"double", "float"});
+  }
 }
 
 TEST_CASE("mhla_run_released takes numbers whole or not at all") {
