@@ -233,7 +233,7 @@ std::vector<Tensor> backward(const Tensor& dy, const Tensor& q, const Tensor& k,
     const auto like = [&](const Tensor& operand) {
       return results.emplace_back(at::empty_like(operand));
     };
-    mhla::GradientViews<T> gradients;
+    mhla::GradientViews<T> gradients{mhla::skip, mhla::skip, mhla::skip, mhla::skip};
     if (wanted[0]) gradients.query = view<T, 4>(like(q), "dq");
     if (wanted[1]) gradients.key = view<T, 4>(like(k), "dk");
     if (wanted[2]) gradients.value = view<T, 4>(like(v), "dv");

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <initializer_list>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
@@ -92,6 +93,8 @@ class CudaHeads {
   using Scalar = T;
   using Tokens = GridPart;
   static constexpr Borrowed compared = Borrowed::nothing;
+  template <class E>
+  static constexpr bool runs_on = std::is_convertible_v<const E*, const CudaDevice*>;
 
   CudaHeads(const V& attention, const Problem&, const Problem& own, Index)
       : attention_(attention), own_(own.shape) {}
@@ -169,6 +172,33 @@ HeadParallel<CudaHeads<V, T>, C> cuda_head_parallel(const V& attention, const Sh
                                                     Shares keys = {}) {
   return {attention, whole, communicator, (std::move)(queries), (std::move)(keys)};
 }
+
+/// \cond INTERNAL
+template <class T = void, class V, class... More>
+AnyArgument cuda_sequence_parallel(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
+                                   AnyArgument = {}, AnyArgument = {}, const More&...) {
+  explain_parallel<V>();
+  return {};
+}
+template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
+AnyArgument cuda_sequence_parallel(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
+                                   AnyArgument = {}, AnyArgument = {}, const More&...) {
+  explain_parallel<V>();
+  return {};
+}
+template <class T = void, class V, class... More>
+AnyArgument cuda_head_parallel(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
+                               AnyArgument = {}, AnyArgument = {}, const More&...) {
+  explain_parallel<V>();
+  return {};
+}
+template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
+AnyArgument cuda_head_parallel(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
+                               AnyArgument = {}, AnyArgument = {}, const More&...) {
+  explain_parallel<V>();
+  return {};
+}
+/// \endcond
 
 /// \}
 

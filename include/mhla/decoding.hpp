@@ -52,7 +52,7 @@ MHLA_NAMESPACE_BEGIN
 /// accumulator type. A decoder is used from one thread at a time; its executor spreads a step over
 /// threads, with the same bits for any number of them.
 template <AttentionVariant V, StorageScalar T>
-class Decoder : RequireStreaming<V> {
+class Decoder : RequireStreaming<V>, DecoderErrors {
   using A = Accumulator<T>;
 
  public:
@@ -92,6 +92,21 @@ class Decoder : RequireStreaming<V> {
     fingerprint_ = fingerprint();
     reset();
   }
+
+  /// \cond INTERNAL
+  template <class Never = void>
+  Decoder(AnyArgument, AnyArgument, const DecoderShape&) {
+    explain_constructor<Never>();
+  }
+  template <NotA<DecoderShape> Third = AnyArgument, class... More>
+  Decoder(AnyArgument = {}, AnyArgument = {}, const Third& = {}, const More&...) {
+    explain_constructor<Third>();
+  }
+  using DecoderErrors::load;
+  using DecoderErrors::prefill;
+  using DecoderErrors::save;
+  using DecoderErrors::step;
+  /// \endcond
 
   /// A snapshot.
   Decoder(const Decoder& other)

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
@@ -73,6 +74,14 @@ class ForkJoin {
     }
   }
 
+  /// \cond INTERNAL
+  template <class... More>
+  explicit ForkJoin(AnyArgument, AnyArgument = {}, const More&...) : ForkJoin(1) {
+    static_assert(no_such_call<More...>,
+                  "mhla: make a ForkJoin from (threads, spin): a number of threads and a "
+                  "std::chrono::microseconds, either of which may be left out; it is not copied");
+  }
+  /// \endcond
   ForkJoin(const ForkJoin&) = delete;
   ForkJoin& operator=(const ForkJoin&) = delete;
 

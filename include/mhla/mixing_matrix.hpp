@@ -26,6 +26,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstddef>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -267,7 +268,7 @@ Grid grid_without_tokens(const G& geometry, const char* member, Index blocks_of_
 /// \throws ShapeError, with nothing written, where mix does not have a row per query block and a
 /// column per key block, or the transform does not fit the layouts.
 // (The key grid is deduced so that initialize(mix, grid, {}) means the overload below.)
-template <std::floating_point T, int Rank, std::same_as<Grid> KeyGrid>
+template <WritableScalar T, int Rank, std::same_as<Grid> KeyGrid>
 void initialize(const TensorView<T, Rank>& mix, const Grid& query_grid, const KeyGrid& key_grid,
                 const InitialMixing& options = {}) {
   const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix, "mix");
@@ -314,7 +315,7 @@ void initialize(const TensorView<T, Rank>& mix, const Grid& query_grid, const Ke
 }
 
 /// The square matrix between the blocks of one grid.
-template <std::floating_point T, int Rank>
+template <WritableScalar T, int Rank>
 void initialize(const TensorView<T, Rank>& mix, const Grid& grid,
                 const InitialMixing& options = {}) {
   initialize(mix, grid, grid, options);
@@ -324,7 +325,7 @@ void initialize(const TensorView<T, Rank>& mix, const Grid& grid,
 /// `attention.key_blocks`. With Blocks1D the number of blocks is that of mix, which may be made for
 /// longer sequences than any one call has. Unless `options` names a transform, a causal variant
 /// gets Transform::causal.
-template <std::floating_point T, int Rank, AttentionVariant A>
+template <WritableScalar T, int Rank, AttentionVariant A>
 void initialize(const TensorView<T, Rank>& mix, const A& attention,
                 const InitialMixing& options = {}) {
   static_assert(std::same_as<typename A::MixingType, DenseMixing>,
@@ -348,7 +349,7 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 /// each update of mix, never part of a forward pass (arXiv 2601.07832, section 4; released code:
 /// clamp_(0, 1), and clamp(1e-5, 1).tril() in the language model). NaN stays NaN.
 /// \throws ShapeError unless low <= high, and numbers lie between them.
-template <std::floating_point T, int Rank>
+template <WritableScalar T, int Rank>
 void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
   mixing_matrix::require_valid(onto);
   const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix, "mix");
@@ -375,7 +376,7 @@ void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
 /// (Neither the paper nor the released code defines rows for blocks that were not trained.)
 /// \throws ShapeError, with nothing written, where either matrix is not square, heads differ,
 /// `larger` is smaller or shares memory with mix or itself, or mix has no last row.
-template <std::floating_point T, int Rank>
+template <WritableScalar T, int Rank>
 void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
             const TensorView<T, Rank>& larger, Extension extension) {
   require_enumerator("extend: extension", extension, Extension::last_row);
@@ -413,6 +414,61 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
     for (Index i = 0; i < all_blocks; ++i)
       for (Index b = 0; b < all_blocks; ++b) matrices(head, i, b) = entry(head, i, b);
 }
+
+/// \cond INTERNAL
+// What says why a call does not compile, options in braces included.
+namespace mixing_matrix {
+template <class... X>
+void explain_initialize() {
+  static_assert(no_such_call<X...>,
+                "mhla: call initialize(mix, attention, options), or (mix, grid, options) or "
+                "(mix, query_grid, key_grid, options) with an mhla::Grid: mix is a view or an "
+                "Eigen tensor of float or double to write to, of an Eigen::Matrix "
+                "mhla::mix_view(mix), of a std::vector mhla::make_view(mix.data(), blocks, "
+                "blocks)");
+}
+template <class... X>
+void explain_project() {
+  static_assert(no_such_call<X...>,
+                "mhla: call project(mix, onto) or, for a structured mixing, project(mix, "
+                "attention, onto): mix is a view or an Eigen tensor of float or double to write "
+                "to, of an Eigen::Matrix mhla::mix_view(mix), of a std::vector "
+                "mhla::make_view(mix.data(), blocks, blocks)");
+}
+}  // namespace mixing_matrix
+
+template <class V>
+void initialize(AnyArgument, const V&, const InitialMixing&) {
+  mixing_matrix::explain_initialize<V>();
+}
+template <class V, class K>
+void initialize(AnyArgument, const V&, const K&, const InitialMixing&) {
+  mixing_matrix::explain_initialize<V>();
+}
+template <class V = AnyArgument, class O = AnyArgument, class... More>
+void initialize(AnyArgument = {}, const V& = {}, const O& = {}, const More&...) {
+  mixing_matrix::explain_initialize<V>();
+}
+template <class Never = void>
+void project(AnyArgument, const Projection&) {
+  mixing_matrix::explain_project<Never>();
+}
+template <class V>
+void project(AnyArgument, const V&, const Projection&) {
+  mixing_matrix::explain_project<V>();
+}
+template <class V = AnyArgument, class O = AnyArgument, class... More>
+void project(AnyArgument = {}, const V& = {}, const O& = {}, const More&...) {
+  mixing_matrix::explain_project<V>();
+}
+template <class... More>
+void extend(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call extend(mix, larger, extension), or extend(mix, larger, attention) "
+                "for RecurrentMixing: mix and larger are views of one rank and of one scalar, "
+                "float or double, larger not const");
+}
+/// \endcond
 
 /// \}
 

@@ -14,12 +14,14 @@
 #pragma once
 
 #include <cstdint>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/token_masks.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/policy/batch_layout.hpp>
+#include <type_traits>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -37,10 +39,27 @@ template <AttentionVariant A, class Offset>
 Packed<A, Offset> packed(const A& attention, const std::vector<Offset>& offsets) {
   return {attention, {offsets.data(), static_cast<Index>(offsets.size())}};
 }
+/// \cond INTERNAL
 template <AttentionVariant A, class Offset>
-Packed<A, Offset> packed(const A& attention, const std::vector<Offset>&& offsets) = delete;
+Packed<A, Offset> packed(const A& attention, const std::vector<Offset>&&) {
+  static_assert(no_such_call<A>,
+                "mhla: packed borrows its offsets, and these are a temporary: give them a name");
+  return {attention, {}};
+}
+template <class First = AnyArgument, class... More>
+AnyArgument packed(const First& = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<First, More...>,
+                "mhla: call packed(attention, offsets): offsets is an lvalue std::vector, or an "
+                "mhla::Span, of std::int32_t or std::int64_t, which the result borrows");
+  return {};
+}
+/// \endcond
 
 /// \cond INTERNAL
+template <class Byte>
+inline constexpr bool is_mask_byte = std::is_same_v<std::remove_const_t<Byte>, bool> ||
+                                     std::is_same_v<std::remove_const_t<Byte>, std::uint8_t>;
+
 // A mask [batch, tokens] of bool or std::uint8_t as bytes, nonzero where a token takes part.
 inline TensorView<const std::uint8_t, 2> mask_bytes(const TensorView<const std::uint8_t, 2>& mask) {
   return mask;
@@ -56,7 +75,7 @@ inline TensorView<const std::uint8_t, 2> mask_bytes(const TensorView<const bool,
 /// Self-attention over a padded batch: see Padded. One mask [batch, tokens] of bool or std::uint8_t
 /// for queries and keys, borrowed.
 template <AttentionVariant A, class Byte>
-Padded<A> padded(const A& attention, const TensorView<Byte, 2>& mask) {
+requires(is_mask_byte<Byte>) Padded<A> padded(const A& attention, const TensorView<Byte, 2>& mask) {
   const TensorView<const Byte, 2> bytes = mask;
   return {attention, {mask_bytes(bytes), mask_bytes(bytes)}};
 }
@@ -64,12 +83,23 @@ Padded<A> padded(const A& attention, const TensorView<Byte, 2>& mask) {
 /// Cross-attention over a padded batch: a mask [batch, query tokens] and one [batch, key tokens]. A
 /// mask without data keeps every token.
 template <AttentionVariant A, class QueryByte, class KeyByte>
-Padded<A> padded(const A& attention, const TensorView<QueryByte, 2>& query_mask,
-                 const TensorView<KeyByte, 2>& key_mask) {
+requires(is_mask_byte<QueryByte>&& is_mask_byte<KeyByte>) Padded<A> padded(
+    const A& attention, const TensorView<QueryByte, 2>& query_mask,
+    const TensorView<KeyByte, 2>& key_mask) {
   const TensorView<const QueryByte, 2> queries = query_mask;
   const TensorView<const KeyByte, 2> keys = key_mask;
   return {attention, {mask_bytes(queries), mask_bytes(keys)}};
 }
+
+/// \cond INTERNAL
+template <class First = AnyArgument, class... More>
+AnyArgument padded(const First& = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<First, More...>,
+                "mhla: call padded(attention, mask) or padded(attention, query_mask, key_mask): "
+                "a mask is an mhla::TensorView<T, 2> [batch, tokens] of bool or std::uint8_t");
+  return {};
+}
+/// \endcond
 
 /// \}
 

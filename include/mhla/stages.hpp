@@ -120,6 +120,18 @@ class Stages : public StageBlocks<V, T> {
 
  public:
   using Blocks::Blocks;
+  /// \cond INTERNAL
+  using StageErrors::advance;
+  using StageErrors::advance_gradient;
+  using StageErrors::mix_gradient;
+  using StageErrors::read_out;
+  using StageErrors::read_out_gradient;
+  using StageErrors::summarize;
+  using StageErrors::summarize_gradient;
+  using StageErrors::workspace_size;
+  template <class E>
+  static constexpr bool runs_on = Executor<E>;
+  /// \endcond
 
   /// \cond INTERNAL
   // Throws unless a call's stages can run on an executor and reach its memory.
@@ -254,7 +266,7 @@ class Stages : public StageBlocks<V, T> {
         .require_addresses();
     const auto& dq = gradients.query;
     const GradientView<A, 3> dmix = recurs ? GradientView<A, 3>(skip) : gradients.mix;
-    cpu::BackwardRequest<L, T> request{dy, {dq, {}, {}, dmix}, update.query};
+    cpu::BackwardRequest<L, T> request{dy, {dq, skip, skip, dmix}, update.query};
     request.gradients.key.wanted = request.gradients.value.wanted = true;  // by later stages
     run<Stage::read_out_gradient>(executor, queries, {}, workspace, [&](auto& backward) {
       if (recurs && queries.count == 0) return;
@@ -320,7 +332,7 @@ class Stages : public StageBlocks<V, T> {
       auto& plan = backward.plan;
       plan.pack_mixing(mix);
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, {}, {}, {}, mix};
-      const cpu::BackwardRequest<L, T> request{{}, {{}, {}, {}, dmix}, Update::accumulate};
+      const cpu::BackwardRequest<L, T> request{{}, {skip, skip, skip, dmix}, Update::accumulate};
       cpu::run_backward_units(request, backward, executor,
                               [&](Index item, Index kv_head, const cpu::UnitMemory<A>& memory,
                                   A* grad_mixing, const ExecutorRef& loop) {
@@ -389,7 +401,7 @@ class Stages : public StageBlocks<V, T> {
     const auto& dv = gradients.value;
     const OperandViews<T> read = this->read_by_keys(keys, x);
     cpu::BackwardRequest<L, T> request{
-        {}, {{}, dk, dv, this->own_entries(keys, gradients.mix)}, update};
+        {}, {skip, dk, dv, this->own_entries(keys, gradients.mix)}, update};
     if constexpr (masks_own_block<V>) request.dy = dy;
     run<Stage::summarize_gradient>(executor, keys, keys, workspace, [&](auto& backward) {
       auto& plan = backward.plan;

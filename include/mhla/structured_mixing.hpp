@@ -51,6 +51,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstddef>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -249,7 +250,7 @@ MixExtents mix_extents(const A& attention, Index tokens) {
 
 /// \cond INTERNAL
 // Documented with the group: doxygen takes it for the dense mix' overload.
-template <std::floating_point T, int Rank, StructuredVariant A>
+template <WritableScalar T, int Rank, StructuredVariant A>
 void initialize(const TensorView<T, Rank>& mix, const A& attention,
                 const InitialMixing& options = {}) {
   const TensorView<T, 3> parameters = structured_mixing::destination(mix, "mix");
@@ -274,7 +275,7 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 /// sum of so many products has a smaller error, but for rounding. Terms that the matrix does not
 /// need are zero by their last factor alone, so that training can make use of them.
 /// \throws ShapeError, with nothing written, where mix, dense and the variant disagree.
-template <std::floating_point T, int Rank, StructuredVariant A>
+template <WritableScalar T, int Rank, StructuredVariant A>
 double fit(const TensorView<T, Rank>& mix,
            const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
            const FitOptions& options = {}) {
@@ -312,7 +313,7 @@ double fit(const TensorView<T, Rank>& mix,
 /// SeparableMixing's factors to [low, high], so that with low >= 0 the dense matrix has no negative
 /// entry, and decays to [0, 1]. Of DenseMixing, as project(mix, onto). NaN stays NaN.
 /// \throws ShapeError unless low <= high, or where mix does not have the columns of its states.
-template <std::floating_point T, int Rank, AttentionVariant A>
+template <WritableScalar T, int Rank, AttentionVariant A>
 void project(const TensorView<T, Rank>& mix, const A& attention, const Projection& onto = {}) {
   if constexpr (RecurrentVariant<A>) {
     const TensorView<T, 3> parameters = mixing_matrix::with_heads(mix, "mix");
@@ -340,7 +341,7 @@ void project(const TensorView<T, Rank>& mix, const A& attention, const Projectio
 /// on the size of `larger`, so that a decoder and a forward pass agree whichever is longer.
 /// \throws ShapeError, with nothing written, where mix has no rows, `larger` is smaller, shares
 /// memory with mix or itself, or either does not have the columns of its states.
-template <std::floating_point T, int Rank, RecurrentVariant A>
+template <WritableScalar T, int Rank, RecurrentVariant A>
 void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
             const TensorView<T, Rank>& larger, const A& attention) {
   const TensorView<const T, 3> known = mixing_matrix::with_heads(mix, "mix");
@@ -363,6 +364,35 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
       for (Index c = 0; c < known.extent[2]; ++c)
         parameters(head, i, c) = known(head, (std::min)(i, known.extent[1] - 1), c);
 }
+
+/// \cond INTERNAL
+namespace structured_mixing {
+template <class... X>
+double explain_fit() {
+  static_assert(no_such_call<X...>,
+                "mhla: call fit(mix, dense, attention, options): mix and dense are views, or "
+                "Eigen tensors, of one rank and scalar, float or double, mix not const, and the "
+                "attention has RecurrentMixing or SeparableMixing");
+  return 0;
+}
+}  // namespace structured_mixing
+
+template <class V>
+double fit(AnyArgument, AnyArgument, const V&, const FitOptions&) {
+  return structured_mixing::explain_fit<V>();
+}
+template <class V = AnyArgument, class O = AnyArgument, class... More>
+double fit(AnyArgument = {}, AnyArgument = {}, const V& = {}, const O& = {}, const More&...) {
+  return structured_mixing::explain_fit<V>();
+}
+template <class First = AnyArgument, class... More>
+MixExtents mix_extents(const First& = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<First, More...>,
+                "mhla: call mix_extents(attention, tokens), or (attention, query_tokens, "
+                "key_tokens)");
+  return {};
+}
+/// \endcond
 
 /// \}
 

@@ -482,7 +482,7 @@ TEST_CASE("errors: every element has a size of its own, and what a feature map b
 
 TEST_CASE("errors: a gradient that is skipped is not looked at", "[cpu]") {
   Arguments arguments(sequence, shape);
-  arguments.gradients.query = {};
+  arguments.gradients.query = mhla::skip;
   displace(arguments.gradients.query.view, 1);
   arguments.gradients.value = skip;
   arguments.gradients.value.view = arguments.v;  // not wanted all the same

@@ -38,6 +38,7 @@ struct Objects {
   mhla::Shape call;
   std::vector<float> rows;
   Eigen::MatrixXf qkv;
+  Eigen::VectorXf qkv_of_token;
   Tensor q, k, v, x, y, dy, dq, dk, dv, q_t, y_t;
   Matrices mix, dmix;
   View q_view, k_view, v_view, y_view, dy_view, dq_view, dk_view, dv_view;

@@ -70,6 +70,41 @@ TEST_CASE("matrix_views: the matrix' own memory, whatever its storage order", "[
   check_storage_order<Eigen::MatrixXf>();
 }
 
+TEST_CASE("matrix_views: a vector is one token, a segment of it some of its heads", "[eigen]") {
+  const auto check = [](const auto& view, const float* first, Index of_heads, Index stride) {
+    CHECK(view.extent[0] == 1);
+    CHECK(view.extent[1] == of_heads);
+    CHECK(view.extent[2] == 1);
+    CHECK(view.extent[3] == dim);
+    CHECK(&view(0, 0, 0, 0) == first);
+    CHECK(&view(0, of_heads - 1, 0, dim - 1) == first + (of_heads * dim - 1) * stride);
+  };
+  Eigen::VectorXf column(3 * width);
+  Eigen::RowVectorXf row(3 * width);
+  const Eigen::VectorXf& read_only = column;
+  check(mhla::heads_view(column, 3 * heads), column.data(), 3 * heads, 1);
+  check(mhla::heads_view(column.head(width), heads), column.data(), heads, 1);
+  check(mhla::heads_view(column.segment(width, dim), 1), column.data() + width, 1, 1);
+  check(mhla::heads_view(row.tail(width), heads), row.data() + 2 * width, heads, 1);
+  check(mhla::heads_view(read_only.head(width), heads), column.data(), heads, 1);
+  check(mhla::heads_view(Eigen::Map<const Eigen::VectorXf>(column.data(), width), heads),
+        column.data(), heads, 1);
+  Eigen::MatrixXf columns(2, width);
+  RowMajorMatrix rows(2, width);
+  check(mhla::heads_view(columns.row(1), heads), columns.data() + 1, heads, 2);
+  check(mhla::heads_view(columns.row(1).tail(dim), 1), &columns(1, width - dim), 1, 2);
+  check(mhla::heads_view(rows.row(1).head(width), heads), rows.data() + width, heads, 1);
+  Eigen::MatrixXf tokens_in_columns(width, 2);
+  check(mhla::heads_view(tokens_in_columns.col(1), heads), &tokens_in_columns(0, 1), heads, 1);
+
+  const auto mix = mhla::mix_view(rows.row(1).segment(2, 4));
+  CHECK(mix.extent[0] == 1);
+  CHECK(mix.extent[1] == 4);
+  CHECK(&mix(0, 3) == &rows(1, 5));
+  CHECK(message_of([&] { mhla::heads_view(column.head(width), heads + 1); }) ==
+        "mhla: heads_view: 15 columns do not make 4 heads of equal dim");
+}
+
 TEST_CASE("matrix_views: 16-bit matrices are views of the core's types", "[eigen]") {
   Eigen::Matrix<Eigen::bfloat16, Eigen::Dynamic, Eigen::Dynamic> rows(tokens, width);
   STATIC_REQUIRE(

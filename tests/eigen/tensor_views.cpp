@@ -144,6 +144,19 @@ TEST_CASE("tensor views: a lazy operand has its extents at once, and its memory 
   CHECK(has_extents(nothing.view(), 2, 0, 4, 5));
 }
 
+TEST_CASE("tensor views: shape_of of tensors, expressions and views", "[eigen]") {
+  const RowMajor4 q(2, 6, 7, 4), k(2, 3, 8, 4), v(2, 3, 8, 5);
+  const Eigen::Tensor<float, 2, Eigen::RowMajor> mix(4, 3);
+  const mhla::Shape expected{2, 6, 3, 7, 8, 4, 5, 1, 4, 3};
+  CHECK(mhla::shape_of(q, k, v, mix) == expected);
+  CHECK(mhla::shape_of(q * 2.f, k, mhla::make_view(v.data(), 2, 3, 8, 5), mix) == expected);
+  const RowMajor4 q_tokens_first(2, 7, 6, 4);
+  CHECK(mhla::shape_of(mhla::tokens_first(q_tokens_first), k, v, mix) == expected);
+  const Eigen::Tensor<float, 4> q_reversed(4, 7, 6, 2);
+  CHECK(mhla::shape_of(q_reversed, k, v, mix) == expected);
+  CHECK_THROWS_AS(mhla::shape_of(q, v, v, mix), mhla::ShapeError);
+}
+
 TEST_CASE("tensor views: fixed sizes and 32-bit indices", "[eigen]") {
   Eigen::TensorFixedSize<float, Eigen::Sizes<2, 3, 4, 5>, Eigen::RowMajor> fixed;
   for (Index i = 0; i < 120; ++i) fixed.data()[i] = static_cast<float>(i);

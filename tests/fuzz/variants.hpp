@@ -144,7 +144,7 @@ class EntryOf {
     });
   }
   static void backward(const Call& call, const mhla::ExecutorRef& executor, const State* saved) {
-    mhla::GradientViews<T> gradients;
+    mhla::GradientViews<T> gradients{mhla::skip, mhla::skip, mhla::skip, mhla::skip};
     if (call.wanted[query]) gradients.query = typed<T, 4>(call.gradient[query]);
     if (call.wanted[key]) gradients.key = typed<T, 4>(call.gradient[key]);
     if (call.wanted[value]) gradients.value = typed<T, 4>(call.gradient[value]);

@@ -499,7 +499,8 @@ TEST_CASE("oracle: wrong sizes are refused before anything is written", "[refere
              "masks.query: axis tokens is 10 but must be 11"));
   CHECK(says(forward_message(r.y.view(), {{}, mask.view()}),
              "masks.key: axis tokens is 10 but must be 9"));
-  CHECK(says(backward_message(wrong.view(), {}), "dy: axis dim is 4 but must be 3"));
+  CHECK(says(backward_message(wrong.view(), {skip, skip, skip, skip}),
+             "dy: axis dim is 4 but must be 3"));
   CHECK(says(backward_message(o.dy.view(), {r.dq.view(), wrong.view(), skip, skip}),
              "dk: axis heads is 4 but must be 2"));
   CHECK(says(backward_message(o.dy.view(), {r.dk.view(), r.dk.view(), skip, skip}),

@@ -48,8 +48,8 @@ template <class V, class T>
 HostTensor<T, 4> forward(const V& attention, const Operands<T>& operands,
                          const TokenMasks& masks = {}) {
   auto y = HostTensor<T, 4>::like(operands.dy.view());
-  mhla::reference::mhla_forward(attention, operands.q.view(), operands.k.view(), operands.v.view(),
-                                operands.mix.view(), y.view(), masks);
+  mhla::reference::mhla_forward(attention, operands.q, operands.k, operands.v, operands.mix, y,
+                                masks);
   return y;
 }
 
@@ -59,10 +59,9 @@ Results<T> run(const V& attention, const Operands<T>& operands, const TokenMasks
   Results<T> r{forward(attention, operands, masks), HostTensor<T, 4>::like(operands.q.view()),
                HostTensor<T, 4>::like(operands.k.view()), HostTensor<T, 4>::like(operands.v.view()),
                HostTensor<A, 3>::like(operands.mix.view())};
-  mhla::reference::mhla_backward(attention, operands.q.view(), operands.k.view(), operands.v.view(),
-                                 operands.mix.view(), operands.dy.view(),
-                                 {r.dq.view(), r.dk.view(), r.dv.view(), r.dmix.view()},
-                                 mhla::Update::overwrite, masks);
+  mhla::reference::mhla_backward(attention, operands.q, operands.k, operands.v, operands.mix,
+                                 operands.dy, {r.dq, r.dk, r.dv, r.dmix}, mhla::Update::overwrite,
+                                 masks);
   return r;
 }
 

@@ -5,6 +5,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -27,15 +28,15 @@ enum class Update {
 enum class Into { overwrite, add };
 /// \endcond
 
-/// A view to write one gradient to, or mhla::skip. Converts from both.
+/// A view to write one gradient to, or mhla::skip. Converts from both; there is no third state, so
+/// that a gradient is left out by name alone.
 template <class T, int Rank>
 struct GradientView {
   TensorView<T, Rank> view{};  ///< the destination
-  bool wanted = false;         ///< false: skipped
+  bool wanted;                 ///< false: skipped
 
-  constexpr GradientView() = default;
   /// Not wanted.
-  constexpr GradientView(Skip) {}  // NOLINT: reads as a list
+  constexpr GradientView(Skip) : wanted(false) {}  // NOLINT: reads as a list
   /// Written to `destination`.
   constexpr GradientView(TensorView<T, Rank> destination)  // NOLINT: reads as a list
       : view(destination), wanted(true) {}
@@ -46,13 +47,53 @@ struct GradientView {
 };
 
 /// {dq, dk, dv, dmix}, each a view shaped as its operand, or mhla::skip. dmix is summed over the
-/// batch and the heads where mix is shared by them.
+/// batch and the heads where mix is shared by them. Fewer than four do not compile.
 template <class T>
 struct GradientViews {
   GradientView<T, 4> query;             ///< dq
   GradientView<T, 4> key;               ///< dk
   GradientView<T, 4> value;             ///< dv
   GradientView<Accumulator<T>, 3> mix;  ///< dmix
+
+  /// Views, mhla::skip, and what converts to a view. (Templates, to say in a sentence what does
+  /// not.)
+  template <class Query, class Key, class Value, class Mix>
+  constexpr GradientViews(Query&& dq, Key&& dk, Value&& dv, Mix&& dmix)
+      : query(destination<T, 4>(dq)),
+        key(destination<T, 4>(dk)),
+        value(destination<T, 4>(dv)),
+        mix(destination<Accumulator<T>, 3>(dmix)) {}
+
+  /// \cond INTERNAL
+  template <class... Gradients>
+  requires(sizeof...(Gradients) != 4) constexpr GradientViews(const Gradients&...)
+      : query(skip), key(skip), value(skip), mix(skip) {
+    static_assert(sizeof...(Gradients) == 4,
+                  "mhla: gradients are four, in braces: {dq, dk, dv, dmix}; write mhla::skip in "
+                  "place of one that is not wanted");
+  }
+
+ private:
+  template <class Element, int Rank, class Gradient>
+  static constexpr GradientView<Element, Rank> destination(Gradient& gradient) {
+    using Matrix = TensorView<Element, 2>;
+    if constexpr (std::is_convertible_v<Gradient&, GradientView<Element, Rank>>) {
+      return gradient;
+    } else if constexpr (std::is_convertible_v<Gradient&, TensorView<Element, Rank>>) {
+      return TensorView<Element, Rank>(gradient);
+    } else if constexpr (Rank == 3 && std::is_convertible_v<Gradient&, Matrix>) {
+      return Matrix(gradient);
+    } else {
+      constexpr bool is_const = std::is_convertible_v<Gradient&, TensorView<const Element, Rank>>;
+      static_assert(!is_const, "mhla: gradients are written to, and one of them is const");
+      static_assert(is_const,
+                    "mhla: a gradient is a view with the rank and scalar of its operand, "
+                    "mhla::TensorView<T, 4> for dq, dk and dv, or mhla::skip; dmix has rank 3 or "
+                    "2, and float elements where T has 16 bits");
+      return skip;
+    }
+  }
+  /// \endcond
 };
 
 /// \}

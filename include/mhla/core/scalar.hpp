@@ -145,8 +145,14 @@ using Accumulator = typename scalar_traits::Accumulator<Storage>::type;
 
 /// A type tensors can be stored in: float, double, any other floating-point type, BFloat16, Half.
 template <class T>
-concept StorageScalar =
-    std::floating_point<T> || std::same_as<T, BFloat16> || std::same_as<T, Half>;
+concept StorageScalar = std::same_as<T, std::remove_cv_t<T>> &&
+    (std::floating_point<T> || std::same_as<T, BFloat16> || std::same_as<T, Half>);
+
+/// \cond INTERNAL
+// A floating-point type, not const.
+template <class T>
+concept WritableScalar = std::floating_point<T> && !std::is_const_v<T>;
+/// \endcond
 
 /// The value of a stored element.
 template <std::floating_point T>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -133,8 +134,9 @@ inline void require_tensors(const Shape& shape) {
 /// The shape of a call with these operands.
 /// \throws ShapeError if they disagree.
 template <class Q, class K, class V, class M, int MixRank>
-Shape shape_of(const TensorView<Q, 4>& q, const TensorView<K, 4>& k, const TensorView<V, 4>& v,
-               const TensorView<M, MixRank>& mix_or_matrix) {
+requires(MixRank == 3 || MixRank == 2) Shape
+    shape_of(const TensorView<Q, 4>& q, const TensorView<K, 4>& k, const TensorView<V, 4>& v,
+             const TensorView<M, MixRank>& mix_or_matrix) {
   const TensorView<M, 3> mix = mix_or_matrix;
   const Shape shape{q.extent[0], q.extent[1], k.extent[1],   q.extent[2],   k.extent[2],
                     q.extent[3], v.extent[3], mix.extent[0], mix.extent[1], mix.extent[2]};
@@ -168,6 +170,17 @@ inline void require_consistent(const Shape& shape) {
                      " (and per batch item)");
 }
 
+/// \endcond
+
+/// \cond INTERNAL
+template <class... More>
+Shape shape_of(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+               const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call shape_of(q, k, v, mix) with mhla::TensorView of rank 4, and 3 or 2 "
+                "for mix, or, after #include <mhla/attention.hpp>, with Eigen tensors");
+  return {};
+}
 /// \endcond
 
 /// \}

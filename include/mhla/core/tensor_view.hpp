@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <type_traits>
@@ -116,6 +117,8 @@ struct TensorView {
 template <class T, class... Extents>
 MHLA_HOST_DEVICE constexpr TensorView<T, int(sizeof...(Extents))> make_view(T* data,
                                                                             Extents... extents) {
+  static_assert(sizeof...(Extents) > 0 && (std::is_convertible_v<Extents, Index> && ...),
+                "mhla: make_view(data, extents...) takes a pointer and an integer for each axis");
   constexpr int rank = int(sizeof...(Extents));
   TensorView<T, rank> view{data, {static_cast<Index>(extents)...}, {}};
   std::size_t stride = 1;
@@ -147,6 +150,34 @@ MHLA_HOST_DEVICE constexpr TensorView<T, 4> tokens_first(TensorView<T, 4> view) 
           {view.extent[0], view.extent[2], view.extent[1], view.extent[3]},
           {view.stride[0], view.stride[2], view.stride[1], view.stride[3]}};
 }
+
+/// \cond INTERNAL
+template <class... More>
+constexpr TensorView<float, 4> make_view(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                                         AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: make_view(data, extents...) takes a pointer and an integer for each axis: "
+                "of a std::vector or an Eigen::Tensor write x.data()");
+  return {};
+}
+template <class... More>
+constexpr TensorView<float, 4> heads_view(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                                          AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                                          const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call heads_view(data, tokens, heads, dim, row_stride, batch = 1) with a "
+                "pointer, as x.data() of a std::vector, or, after #include <mhla/attention.hpp>, "
+                "heads_view(matrix, heads, batch = 1) with an Eigen matrix");
+  return {};
+}
+template <class... More>
+constexpr TensorView<float, 4> tokens_first(AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: tokens_first takes a view or an Eigen tensor of rank 4, [batch, tokens, "
+                "heads, dim]");
+  return {};
+}
+/// \endcond
 
 /// \}
 

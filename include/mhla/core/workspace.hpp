@@ -2,14 +2,17 @@
 // Scratch memory that the caller owns, and the arena that lays it out.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN
@@ -24,6 +27,19 @@ inline constexpr Index workspace_alignment = 64;
 struct WorkspaceView {
   std::byte* data = nullptr;  ///< a multiple of workspace_alignment
   Index size = 0;             ///< in bytes
+
+  constexpr WorkspaceView() = default;
+  /// Bytes.
+  constexpr WorkspaceView(std::byte* memory, Index bytes) : data(memory), size(bytes) {}
+  /// What allocators return, as cudaMalloc, and count in, as std::size_t. Elements of more than a
+  /// byte do not convert: their number is not a size.
+  template <class Memory, std::integral Bytes>
+  requires(!std::is_const_v<Memory> &&
+           (std::is_void_v<Memory> || std::same_as<Memory, std::byte> ||
+            std::same_as<Memory, char> || std::same_as<Memory, unsigned char>))
+      WorkspaceView(Memory* memory, Bytes bytes)
+      : data(static_cast<std::byte*>(static_cast<void*>(memory))),
+        size(static_cast<Index>(bytes)) {}
 };
 
 /// Scratch memory that the caller owns: allocated once, here, and handed to any number of calls,
@@ -43,6 +59,15 @@ class Workspace {
       data_ = static_cast<std::byte*>(::operator new (
           static_cast<std::size_t>(bytes), std::align_val_t{std::size_t{workspace_alignment}}));
   }
+  /// \cond INTERNAL
+  template <class... More>
+  explicit Workspace(AnyArgument, const More&...) {
+    static_assert(no_such_call<More...>,
+                  "mhla: make a Workspace from its number of bytes: mhla::forward_workspace_size "
+                  "and backward_workspace_size say how many; memory of your own is an "
+                  "mhla::WorkspaceView {memory, bytes}");
+  }
+  /// \endcond
   /// Leaves an empty one behind.
   Workspace(Workspace&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}

@@ -105,7 +105,7 @@ inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char
 /// every sequence, in whatever block. Call count_replay before each replay, which the host cannot
 /// see. If a replay has no room, its y is NaN and the sequence is unchanged.
 template <AttentionVariant V, StorageScalar T>
-class CudaDecoder : RequireStreaming<V> {
+class CudaDecoder : RequireStreaming<V>, DecoderErrors {
   using A = Accumulator<T>;
   using Kernels = cuda::DecoderKernels<V, T>;
   using Parts = typename Kernels::Parts;
@@ -135,6 +135,22 @@ class CudaDecoder : RequireStreaming<V> {
         parts_(parts(variant, mix, shape, memory)) {
     Kernels::set_up(device, parts_, mix);
   }
+  /// \cond INTERNAL
+  template <class Never = void>
+  CudaDecoder(AnyArgument, AnyArgument, AnyArgument, const DecoderShape&, AnyArgument = {}) {
+    explain_constructor<Never>();
+  }
+  template <NotA<DecoderShape> Fourth = AnyArgument, class... More>
+  CudaDecoder(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const Fourth& = {},
+              AnyArgument = {}, const More&...) {
+    explain_constructor<Fourth>();
+  }
+  using DecoderErrors::load;
+  using DecoderErrors::prefill;
+  using DecoderErrors::record_step;
+  using DecoderErrors::save;
+  using DecoderErrors::step;
+  /// \endcond
   CudaDecoder(const CudaDecoder&) = delete;
   CudaDecoder& operator=(const CudaDecoder&) = delete;
   /// Leaves a decoder that can only be assigned to or destroyed.

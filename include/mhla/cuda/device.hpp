@@ -3,6 +3,7 @@
 // Needs no CUDA header, so that a plain .cpp can use it.
 #pragma once
 
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/setting.hpp>
 #include <mhla/core/workspace.hpp>
@@ -60,6 +61,19 @@ class CudaDevice {
     require_enumerator("path", path, CudaPath::resident);
   }
 
+  /// \cond INTERNAL
+  template <class... More>
+  CudaDevice(AnyArgument, AnyArgument, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+             const More&...)
+      : CudaDevice(nullptr, nullptr) {
+    static_assert(no_such_call<More...>,
+                  "mhla: make a CudaDevice from (stream, cublas, {memory, bytes}, products, "
+                  "path): a cudaStream_t, a cublasHandle_t, device memory as cudaMalloc returns "
+                  "it and, where they are not the defaults, an mhla::FloatProducts and an "
+                  "mhla::CudaPath");
+  }
+  /// \endcond
+
   /// A cudaStream_t.
   CUstream_st* stream() const { return stream_; }
   /// A cublasHandle_t.
@@ -77,7 +91,15 @@ class CudaDevice {
     device.plan_ = &plan;
     return device;
   }
-  CudaDevice with(CudaPlan&&) const = delete;
+  /// \cond INTERNAL
+  template <class Plan>
+  CudaDevice with(const Plan&&) const {
+    static_assert(no_such_call<Plan>,
+                  "mhla: a CudaDevice borrows its plan: device.with(plan) takes an "
+                  "mhla::CudaPlan that has a name");
+    return *this;
+  }
+  /// \endcond
   /// Null if there is none.
   const CudaPlan* plan() const { return plan_; }
 

@@ -4,7 +4,9 @@
 // <mhla/cuda/instantiate.cuh>; a missing variant is a link error that names it.
 #pragma once
 
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/setting.hpp>
@@ -64,6 +66,16 @@ SummaryFormat summary_format(CudaPath path, FloatProducts products) {
                ? SummaryFormat::of_tf32_products
                : SummaryFormat::accumulators;
   return std::is_same_v<T, Half> ? SummaryFormat::half_planes : SummaryFormat::bfloat16_planes;
+}
+
+// Says why a call of mhla::plan does not compile.
+template <class V>
+CudaPlan no_plan() {
+  static_assert(no_such_call<V>,
+                "mhla: call plan<T>(attention, shape, device, state) with the scalar T of the "
+                "tensors, an mhla::Shape, as of mhla::shape_of(q, k, v, mix), an "
+                "mhla::CudaDevice and, for calls with a CudaForwardState, mhla::StateUse::given");
+  throw Error("mhla: no plan");
 }
 
 }  // namespace cuda
@@ -182,6 +194,17 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
   cuda::CompiledKernels<V, T>::backward(
       path, {device, attention, problem, operands, dy, gradients, update, workspace, state});
 }
+
+/// \cond INTERNAL
+template <class T = void, class V, class... More>
+CudaPlan plan(const V&, const Shape&, AnyArgument = {}, AnyArgument = {}, const More&...) {
+  return cuda::no_plan<V>();
+}
+template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
+CudaPlan plan(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
+  return cuda::no_plan<V>();
+}
+/// \endcond
 
 /// \}
 

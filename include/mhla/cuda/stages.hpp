@@ -114,6 +114,18 @@ class CudaStages : public StageBlocks<V, T> {
   }
   /// \endcond
   using Blocks::Blocks;
+  /// \cond INTERNAL
+  using StageErrors::advance;
+  using StageErrors::advance_gradient;
+  using StageErrors::mix_gradient;
+  using StageErrors::read_out;
+  using StageErrors::read_out_gradient;
+  using StageErrors::summarize;
+  using StageErrors::summarize_gradient;
+  using StageErrors::workspace_size;
+  template <class E>
+  static constexpr bool runs_on = std::is_convertible_v<const E*, const CudaDevice*>;
+  /// \endcond
 
   /// As Stages::padded, with masks in device memory; how far items reach is not asked for.
   auto padded(const StageMasks& masks) const {
@@ -168,7 +180,7 @@ class CudaStages : public StageBlocks<V, T> {
                                 part,
                                 this->read_by_queries(x),
                                 dy,
-                                {gradients.query, {}, {}, gradients.mix},
+                                {gradients.query, skip, skip, gradients.mix},
                                 update.mix,
                                 workspace},
                                sums.summaries, left, update.query);
@@ -205,7 +217,7 @@ class CudaStages : public StageBlocks<V, T> {
          part,
          this->read_by_keys(keys, x),
          dy,
-         {{}, gradients.key, gradients.value, this->own_entries(keys, gradients.mix)},
+         {skip, gradients.key, gradients.value, this->own_entries(keys, gradients.mix)},
          Update::accumulate,
          workspace},
         summary_gradients, denominators, update);

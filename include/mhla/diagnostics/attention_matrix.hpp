@@ -2,6 +2,7 @@
 // The attention matrix that MHLA never forms, for inspection (arXiv 2601.07832, eq. 5).
 #pragma once
 
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
@@ -44,7 +45,7 @@ void attention_matrix(const V& attention, const TensorView<Element, 4>& q,
 
 /// Divides every row by its sum, in place; a row whose sum is 0 becomes 0. The rows are then those
 /// of MixedKeySum without epsilon. (Rows of MixedProduct do not sum to 1.)
-template <class T>
+template <WritableScalar T>
 void normalize_rows(const TensorView<T, 2>& weights) {
   for (Index t = 0; t < weights.extent[0]; ++t) {
     T sum = 0;
@@ -53,6 +54,22 @@ void normalize_rows(const TensorView<T, 2>& weights) {
       weights(t, j) = sum == 0 ? T(0) : weights(t, j) / sum;
   }
 }
+
+/// \cond INTERNAL
+template <class... More>
+void attention_matrix(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                      AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call attention_matrix(attention, q, k, mix, batch, head, weights) with "
+                "views of one scalar, mix and weights of the type it is accumulated in, weights "
+                "not const");
+}
+template <class... More>
+void normalize_rows(AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: normalize_rows takes a view of rank 2 of float or double to write to");
+}
+/// \endcond
 
 /// \}
 

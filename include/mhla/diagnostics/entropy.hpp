@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/square_scale.hpp>
@@ -45,6 +46,21 @@ double mean_row_entropy(const TensorView<T, 2>& weights) {
   for (Index t = 0; t < weights.extent[0]; ++t) sum += row_entropy(weights, t);
   return sum / static_cast<double>(weights.extent[0]);
 }
+
+/// \cond INTERNAL
+template <class... More>
+double row_entropy(AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call row_entropy(weights, row) with a view of rank 2");
+  return {};
+}
+template <class... More>
+double mean_row_entropy(AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call mean_row_entropy(weights) with a view of rank 2");
+  return {};
+}
+/// \endcond
 
 /// \}
 

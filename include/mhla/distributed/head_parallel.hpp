@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
@@ -43,12 +44,19 @@ MHLA_NAMESPACE_BEGIN
 /// Calls and errors as in SequenceParallel. H is HostHeads<V, T>, and E what its calls take: an
 /// Executor. On GPUs see cuda_head_parallel.
 template <class H, Communicator C>
-class HeadParallel {
+class HeadParallel : ParallelErrors {
   using V = typename H::Variant;
   using T = typename H::Scalar;
   using A = Accumulator<T>;
 
  public:
+  /// \cond INTERNAL
+  using ParallelErrors::backward;
+  using ParallelErrors::backward_workspace_size;
+  using ParallelErrors::forward;
+  using ParallelErrors::forward_workspace_size;
+  /// \endcond
+
   /// As SequenceParallel's.
   HeadParallel(const V& attention, const Shape& whole, const C& communicator, Shares queries,
                Shares keys = {})
@@ -71,14 +79,14 @@ class HeadParallel {
 
   /// Bytes of workspace that forward takes on this rank: exact.
   template <class E>
-  Index forward_workspace_size(const E& executor) const {
+  requires H::template runs_on<E> Index forward_workspace_size(const E& executor) const {
     Arena arena;
     lay_out(arena, false, heads_.forward_workspace_size(executor));
     return arena.used();
   }
   /// The same of backward.
   template <class E>
-  Index backward_workspace_size(const E& executor) const {
+  requires H::template runs_on<E> Index backward_workspace_size(const E& executor) const {
     Arena arena;
     lay_out(arena, true, heads_.backward_workspace_size(executor));
     return arena.used();
@@ -86,8 +94,9 @@ class HeadParallel {
 
   /// y of this rank's tokens.
   template <class E>
-  void forward(const E& executor, const OperandViews<T>& x, const TensorView<T, 4>& y,
-               WorkspaceView workspace) const {
+  requires H::template runs_on<E> void forward(const E& executor, const OperandViews<T>& x,
+                                               const TensorView<T, 4>& y,
+                                               WorkspaceView workspace) const {
     Arena arena(workspace);
     const Memory memory = Agreement("forward").settle(*communicator_, [&] {
       require_local(local_, x);
@@ -104,8 +113,10 @@ class HeadParallel {
 
   /// The gradients of this rank's tokens, and of mix as said above. All ranks want the same ones.
   template <class E>
-  void backward(const E& executor, const OperandViews<T>& x, const TensorView<const T, 4>& dy,
-                const GradientViews<T>& gradients, Update update, WorkspaceView workspace) const {
+  requires H::template runs_on<E> void backward(const E& executor, const OperandViews<T>& x,
+                                                const TensorView<const T, 4>& dy,
+                                                const GradientViews<T>& gradients, Update update,
+                                                WorkspaceView workspace) const {
     const auto& [dq, dk, dv, dmix] = gradients;
     Agreement agreement("backward");
     agreement.add("whether dq is wanted", dq.wanted)
@@ -124,7 +135,7 @@ class HeadParallel {
     to_heads.push_back({writable(dy), memory.y, &query_tokens_});
     exchange_.run(executor, To::heads, to_heads, Update::overwrite, memory.buffer);
 
-    GradientViews<T> of_own_heads;
+    GradientViews<T> of_own_heads{skip, skip, skip, skip};
     Tensors<H> to_tokens;
     const auto want = [&](const GradientView<T, 4>& gradient, const TensorView<T, 4>& own,
                           const TokenShares<H>& tokens, GradientView<T, 4>& wanted) {
@@ -282,6 +293,21 @@ HeadParallel<HostHeads<V, T>, C> head_parallel(const V& attention, const Shape& 
                                                Shares keys = {}) {
   return {attention, whole, communicator, (std::move)(queries), (std::move)(keys)};
 }
+
+/// \cond INTERNAL
+template <class T = void, class V, class... More>
+AnyArgument head_parallel(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
+                          AnyArgument = {}, AnyArgument = {}, const More&...) {
+  explain_parallel<V>();
+  return {};
+}
+template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
+AnyArgument head_parallel(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
+                          AnyArgument = {}, AnyArgument = {}, const More&...) {
+  explain_parallel<V>();
+  return {};
+}
+/// \endcond
 
 /// \}
 

@@ -36,6 +36,9 @@ class HostHeads {
   using Tokens = std::vector<Index>;
   /// How ranks compare what the variant borrows.
   static constexpr Borrowed compared = Borrowed::contents;
+  /// Whether E runs calls.
+  template <class E>
+  static constexpr bool runs_on = Executor<E>;
 
   /// Of the whole call and of this rank's heads.
   HostHeads(const V& attention, const Problem& whole, const Problem& own, Index rank)

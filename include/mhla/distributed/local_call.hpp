@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
@@ -17,6 +18,52 @@
 #include <mhla/policy/problem.hpp>
 
 MHLA_NAMESPACE_BEGIN
+
+// What says why a call of SequenceParallel or HeadParallel does not compile.
+class ParallelErrors {
+ public:
+  template <class... More>
+  void forward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+               AnyArgument = {}, AnyArgument = {}, const More&...) const {
+    explain<More...>();
+  }
+  template <class... More>
+  void backward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                const More&...) const {
+    explain<More...>();
+  }
+  template <class... More>
+  Index forward_workspace_size(AnyArgument = {}, const More&...) const {
+    return explain<More...>();
+  }
+  template <class... More>
+  Index backward_workspace_size(AnyArgument = {}, const More&...) const {
+    return explain<More...>();
+  }
+
+ private:
+  template <class... X>
+  static Index explain() {
+    static_assert(no_such_call<X...>,
+                  "mhla: call forward(executor, {q, k, v, mix}, y, workspace) or "
+                  "backward(executor, {q, k, v, mix}, dy, {dq, dk, dv, dmix}, update, "
+                  "workspace), with mhla::skip for a gradient that is not wanted, and sizes by "
+                  "forward_workspace_size(executor) or backward_workspace_size(executor): on "
+                  "GPUs the executor is an mhla::CudaDevice");
+    return 0;
+  }
+};
+
+// What says why a function that makes one does not compile.
+template <class... X>
+void explain_parallel() {
+  static_assert(no_such_call<X...>,
+                "mhla: call sequence_parallel<T>(attention, shape, communicator, queries, keys, "
+                "wire), head_parallel<T>(attention, shape, communicator, queries, keys), or the "
+                "same with cuda_: T is the scalar of the tensors, shape an mhla::Shape of the "
+                "whole sequence, queries and keys are mhla::Shares");
+}
 
 /// What ranks have in common: types, values, a packed batch's offsets, the whole shape, all shares.
 template <class T, AttentionVariant V>

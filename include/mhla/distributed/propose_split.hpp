@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
@@ -109,6 +110,32 @@ template <StorageScalar T, AttentionVariant V>
 std::string explain(const V& attention, const Shape& shape, const SplitCall& call) {
   return to_string(propose_split<T>(attention, shape, call));
 }
+
+/// \cond INTERNAL
+template <class... X>
+void explain_split() {
+  static_assert(no_such_call<X...>,
+                "mhla: call propose_split<T>, or explain<T>, (attention, shape, {.queries = "
+                "shares}) with the "
+                "scalar T of the tensors, an mhla::Shape and an mhla::SplitCall");
+}
+template <class T = void, class V>
+SplitProposal propose_split(const V&, const Shape&, const SplitCall&) {
+  explain_split<V>();
+  return {};
+}
+template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class C = AnyArgument,
+          class... More>
+SplitProposal propose_split(const V& = {}, const S& = {}, const C& = {}, const More&...) {
+  explain_split<V>();
+  return {};
+}
+template <class T = void, class V>
+std::string explain(const V&, const Shape&, const SplitCall&) {
+  explain_split<V>();
+  return {};
+}
+/// \endcond
 
 /// \}
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <initializer_list>
 #include <memory>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/executor.hpp>
@@ -82,7 +83,7 @@ void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor
 ///
 /// S is Stages<V, T>, and E what its calls take: an Executor. On GPUs see cuda_sequence_parallel.
 template <class S, Communicator C>
-class SequenceParallel {
+class SequenceParallel : ParallelErrors {
   using V = typename S::Variant;
   using T = typename S::Scalar;
   using A = Accumulator<T>;
@@ -91,6 +92,13 @@ class SequenceParallel {
   static constexpr Others queries_read = sees_past_only<V> ? Others::later : Others::all;
 
  public:
+  /// \cond INTERNAL
+  using ParallelErrors::backward;
+  using ParallelErrors::backward_workspace_size;
+  using ParallelErrors::forward;
+  using ParallelErrors::forward_workspace_size;
+  /// \endcond
+
   /// `whole` is the shape of the whole sequence; `communicator` is borrowed. Keys have the shares
   /// of queries if `keys` is empty. \throws ShapeError if variant, shape and shares do not fit, or
   /// differ between ranks.
@@ -152,14 +160,14 @@ class SequenceParallel {
 
   /// Bytes of workspace that forward takes on this rank: exact.
   template <class E>
-  Index forward_workspace_size(const E& executor) const {
+  requires S::template runs_on<E> Index forward_workspace_size(const E& executor) const {
     Arena arena;
     lay_out_forward(arena, executor);
     return arena.used();
   }
   /// The same of backward.
   template <class E>
-  Index backward_workspace_size(const E& executor) const {
+  requires S::template runs_on<E> Index backward_workspace_size(const E& executor) const {
     Arena arena;
     lay_out_backward(arena, executor);
     return arena.used();
@@ -167,8 +175,9 @@ class SequenceParallel {
 
   /// y of this rank's queries. `keep` [kept_size()] takes the summaries, unless it is empty.
   template <class E>
-  void forward(const E& executor, const OperandViews<T>& x, const TensorView<T, 4>& y,
-               WorkspaceView workspace, Span<A> keep = {}) const {
+  requires S::template runs_on<E> void forward(const E& executor, const OperandViews<T>& x,
+                                               const TensorView<T, 4>& y, WorkspaceView workspace,
+                                               Span<A> keep = {}) const {
     Arena arena(workspace);
     Memory memory = Agreement("forward").settle(*communicator_, [&] {
       require_local(local_, x);
@@ -187,9 +196,11 @@ class SequenceParallel {
   /// The gradients of this rank's tokens, and of mix as said above. `kept` is empty, or what
   /// forward kept of the same k and v. All ranks want dk or dv, or none does.
   template <class E>
-  void backward(const E& executor, const OperandViews<T>& x, const TensorView<const T, 4>& dy,
-                const GradientViews<T>& gradients, Update update, WorkspaceView workspace,
-                Span<const A> kept = {}) const {
+  requires S::template runs_on<E> void backward(const E& executor, const OperandViews<T>& x,
+                                                const TensorView<const T, 4>& dy,
+                                                const GradientViews<T>& gradients, Update update,
+                                                WorkspaceView workspace,
+                                                Span<const A> kept = {}) const {
     const auto& [dq, dk, dv, dmix] = gradients;
     // Gradients that need those of other ranks' queries: a recurrence's parameters, too.
     const bool to_keys = dk.wanted || dv.wanted || (recurs && dmix.wanted);
@@ -213,7 +224,7 @@ class SequenceParallel {
 
     // dq and dmix stay in the workspace until everything has been exchanged.
     const auto rows_of_dmix = rows_of(dmix.view, stages_.mix_rows(query_blocks()));
-    GradientViews<T> of_queries;
+    GradientViews<T> of_queries{skip, skip, skip, skip};
     if (dq.wanted) of_queries.query = memory.query_gradient;
     if (dmix.wanted) of_queries.mix = memory.mix_gradient;
     if (recurs && dmix.wanted)
@@ -511,6 +522,21 @@ SequenceParallel<Stages<V, T>, C> sequence_parallel(const V& attention, const Sh
                                                     Shares keys = {}, Wire wire = Wire::exact) {
   return {attention, whole, communicator, (std::move)(queries), (std::move)(keys), wire};
 }
+
+/// \cond INTERNAL
+template <class T = void, class V, class... More>
+AnyArgument sequence_parallel(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
+                              AnyArgument = {}, AnyArgument = {}, const More&...) {
+  explain_parallel<V>();
+  return {};
+}
+template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
+AnyArgument sequence_parallel(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
+                              AnyArgument = {}, AnyArgument = {}, const More&...) {
+  explain_parallel<V>();
+  return {};
+}
+/// \endcond
 
 /// \}
 

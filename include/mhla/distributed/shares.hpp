@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -113,6 +114,25 @@ void require_chunks(const char* argument, const Shares& shares, const List& list
                        " but must begin at a multiple of ", RecurrentMixing::chunk,
                        " with RecurrentMixing");
   }
+}
+/// \endcond
+
+/// \cond INTERNAL
+template <class... X>
+void explain_shares() {
+  static_assert(no_such_call<X...>,
+                "mhla: call equal_shares(blocks, ranks) or equal_shares(attention, shape, ranks) "
+                "with an mhla::Shape");
+}
+template <class V>
+Shares equal_shares(const V&, const Shape&, AnyArgument = {}) {
+  explain_shares<V>();
+  return {};
+}
+template <class... More>
+Shares equal_shares(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
+  explain_shares<More...>();
+  return {};
 }
 /// \endcond
 

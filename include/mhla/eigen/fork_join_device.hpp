@@ -3,6 +3,7 @@
 // mhla::gradients(...).device(ForkJoinDevice(team)) = attention.backward(...).
 #pragma once
 
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/fork_join.hpp>
@@ -20,13 +21,20 @@ class ForkJoinDevice : public Eigen::DefaultDevice {
  public:
   /// Borrows.
   explicit ForkJoinDevice(const ForkJoin& team) : team_(&team) {}
-  explicit ForkJoinDevice(const ForkJoin&&) = delete;  // would be gone before its device
+  /// \cond INTERNAL
+  template <class Team>
+  explicit ForkJoinDevice(const Team&&) {
+    static_assert(no_such_call<Team>,
+                  "mhla: a ForkJoinDevice borrows its team: give it an mhla::ForkJoin that has a "
+                  "name");
+  }
+  /// \endcond
 
   /// What it was made from.
   const ForkJoin& team() const { return *team_; }
 
  private:
-  const ForkJoin* team_;
+  const ForkJoin* team_ = nullptr;
 };
 
 /// \}

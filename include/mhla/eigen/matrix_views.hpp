@@ -3,6 +3,7 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -13,43 +14,64 @@
 
 MHLA_NAMESPACE_BEGIN
 
+namespace eigen {
+
+/// The type that Eigen knows X by: of a segment, which derives from a block, that block.
+template <class Dense>
+Dense dense_type(const Eigen::DenseBase<Dense>&);
+
+}  // namespace eigen
+
 /// \addtogroup views
 /// \{
 
-/// An Eigen::Matrix or Array, a Map, a Ref, a block of one, or a lazy expression of them.
+/// An Eigen::Matrix, Vector or Array, a Map, a Ref, a block or segment of one, or a
+/// lazy expression of them.
 template <class X>
-concept EigenMatrix =
-    std::is_base_of_v<Eigen::DenseBase<std::remove_cvref_t<X>>, std::remove_cvref_t<X>>;
+concept EigenMatrix = requires(const std::remove_cvref_t<X>& matrix) {
+  eigen::dense_type(matrix);
+};
 
 namespace eigen {
 
 /// The matrix' own memory, [rows, cols]. Const where the matrix is.
 template <EigenMatrix X>
 auto matrix_memory(X&& matrix) {
-  using Matrix = std::remove_cvref_t<X>;
-  static_assert((Matrix::Flags & Eigen::DirectAccessBit) != 0,
+  using Matrix = decltype(dense_type(matrix));
+  constexpr bool in_memory = (Matrix::Flags & Eigen::DirectAccessBit) != 0;
+  static_assert(in_memory,
                 "mhla: heads_view and mix_view read a matrix where it lies: an Eigen::Matrix, a "
                 "Map, a Ref or a block of one; give an expression a matrix of its own first");
   static_assert(
       std::is_lvalue_reference_v<X> || !std::is_base_of_v<Eigen::PlainObjectBase<Matrix>, Matrix>,
       "mhla: heads_view and mix_view do not own memory, and this matrix is a temporary");
-  auto* const data = storage(matrix.data());
-  return TensorView<std::remove_pointer_t<decltype(data)>, 2>{
-      data, {matrix.rows(), matrix.cols()}, {matrix.rowStride(), matrix.colStride()}};
+  if constexpr (in_memory) {
+    auto* const data = storage(matrix.data());
+    return TensorView<std::remove_pointer_t<decltype(data)>, 2>{
+        data, {matrix.rows(), matrix.cols()}, {matrix.rowStride(), matrix.colStride()}};
+  } else {
+    return TensorView<typename Matrix::Scalar, 2>{};
+  }
 }
 
 }  // namespace eigen
 
 /// The heads of a matrix [batch * tokens, heads * dim] as [batch, heads, tokens, dim], RowMajor or
-/// ColMajor: nothing is copied. Its columns may be some of a wider matrix':
+/// ColMajor: nothing is copied. Its columns may be some of a wider matrix'. A vector, of either
+/// orientation, is the features of one token:
 /// \code
 /// auto q = mhla::heads_view(qkv.leftCols(width), heads);
 /// auto k = mhla::heads_view(qkv.middleCols(width, width), heads);
+/// auto q_of_token = mhla::heads_view(qkv_of_token.head(width), heads);
 /// \endcode
 /// \throws ShapeError where rows or columns cannot be shared out evenly.
 template <EigenMatrix X>
 auto heads_view(X&& matrix, Index heads, Index batch = 1) {
-  const auto memory = eigen::matrix_memory(std::forward<X>(matrix));
+  auto memory = eigen::matrix_memory(std::forward<X>(matrix));
+  if (decltype(eigen::dense_type(matrix))::ColsAtCompileTime == 1) {  // a column: one token
+    std::swap(memory.extent[0], memory.extent[1]);
+    std::swap(memory.stride[0], memory.stride[1]);
+  }
   const auto [rows, columns] = memory.extent;
   if (heads < 1 || columns % heads != 0)
     throw ShapeError("mhla: heads_view: ", columns, " columns do not make ", heads,
@@ -69,6 +91,16 @@ template <EigenMatrix X>
 auto mix_view(X&& matrix) {
   return eigen::matrix_memory(std::forward<X>(matrix));
 }
+
+/// \cond INTERNAL
+template <class... More>
+TensorView<float, 2> mix_view(AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: mix_view(matrix) takes an Eigen matrix: of a pointer or a std::vector "
+                "write mhla::make_view(mix.data(), blocks, blocks)");
+  return {};
+}
+/// \endcond
 
 /// \}
 

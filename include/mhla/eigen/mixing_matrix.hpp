@@ -72,30 +72,6 @@ double fit(X&& mix, const Dense& dense, const A& attention, const FitOptions& op
   return fit(eigen::view_of_mix(mix), eigen::view_of_mix(dense), attention, options);
 }
 
-/// \cond INTERNAL
-// The errors for what has memory but no axes: an Eigen::Matrix, a std::vector; and for a const
-// tensor.
-template <class X>
-concept NotAMix = !eigen::WritableTensor<X> && requires(X & x) {
-  x.data();
-  x.size();
-};
-template <NotAMix X, class A>
-void initialize(X&&, const A&, const InitialMixing& = {}) {
-  static_assert(sizeof(X) == 0,
-                "mhla: initialize takes a view or an Eigen tensor to write to: of an Eigen::Matrix "
-                "write mhla::mix_view(mix), of a std::vector mhla::make_view(mix.data(), blocks, "
-                "blocks)");
-}
-template <NotAMix X>
-void project(X&&, const Projection& = {}) {
-  static_assert(sizeof(X) == 0,
-                "mhla: project takes a view or an Eigen tensor to write to: of an Eigen::Matrix "
-                "write mhla::mix_view(mix), of a std::vector mhla::make_view(mix.data(), blocks, "
-                "blocks)");
-}
-/// \endcond
-
 /// \}
 
 MHLA_NAMESPACE_END

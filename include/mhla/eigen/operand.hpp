@@ -173,6 +173,34 @@ struct OperandTypes {
                 ".swap_layout(), which also reverses the axes");
 };
 
+/// Whether these have the ranks of q, k, v and mix.
+template <class Query, class Key, class Value, class Mix>
+inline constexpr bool are_operands = TensorTraits<Query>::rank == 4 &&
+                                     TensorTraits<Key>::rank == 4 &&
+                                     TensorTraits<Value>::rank == 4 &&
+                                     (TensorTraits<Mix>::rank == 3 || TensorTraits<Mix>::rank == 2);
+
 }  // namespace eigen
+
+/// \addtogroup attention
+/// \{
+
+/// The shape of a call with these Eigen tensors, maps, expressions and views; nothing is evaluated.
+/// \code
+/// const mhla::Workspace memory(
+///     mhla::forward_workspace_size<float>(attention, mhla::shape_of(q, k, v, mix), executor));
+/// \endcode
+/// \throws ShapeError if they disagree.
+template <TensorOperand Query, TensorOperand Key, TensorOperand Value, TensorOperand Mix>
+requires(eigen::are_operands<Query, Key, Value, Mix>) Shape
+    shape_of(const Query& q, const Key& k, const Value& v, const Mix& mix) {
+  const Eigen::DefaultDevice device;
+  const auto view = [&]<class X>(const X& x) {
+    return eigen::Operand<X, Eigen::DefaultDevice>(x, device).view();
+  };
+  return shape_of(view(q), view(k), view(v), view(mix));
+}
+
+/// \}
 
 MHLA_NAMESPACE_END

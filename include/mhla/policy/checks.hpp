@@ -3,10 +3,13 @@
 // variant, aligned addresses, and destinations that can be written.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
+#include <mhla/core/executor.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/overlap.hpp>
 #include <mhla/core/scalar.hpp>
@@ -20,6 +23,8 @@
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN
+
+class CudaDevice;
 
 // Outside the templates below, so that the message is compiled once.
 MHLA_OUT_OF_LINE inline void require_aligned(const void* data, std::size_t alignment,
@@ -253,41 +258,209 @@ Problem checked_backward(const V& attention, const OperandViews<T>& operands,
   return problem;
 }
 
-// Errors for operands that are not views.
+/// \cond INTERNAL
+// Errors for arguments of forward_into and backward_into, of either backend.
+namespace arguments {
 
+template <class T, int Rank>
+TensorView<T, Rank> view_of(const TensorView<T, Rank>& view);
 template <class X>
-using ElementOf = std::remove_cvref_t<decltype(*std::declval<const X&>().data())>;
-/// A std::vector, an Eigen::Matrix, an Eigen::Tensor: has data(), and does not convert to a view.
-template <class X>
-concept NotAView = !std::is_convertible_v<const X&, TensorView<const ElementOf<X>, 4>> &&
-                   !std::is_convertible_v<const X&, TensorView<const ElementOf<X>, 3>>;
-template <class... X>
-concept SomeNotViews = (NotAView<X> || ...);
-
-template <AttentionVariant V, class Device, class Q, class K, class Value, class Mix, class Y,
-          class... More>
-requires SomeNotViews<Q, K, Value, Mix, Y>
-void forward_into(const V&, const Device&, const Q&, const K&, const Value&, const Mix&, const Y&,
-                  const More&...) {
-  static_assert(sizeof(V) == 0,
-                "mhla: forward_into takes mhla::TensorView: for a std::vector or an Eigen::Tensor "
-                "write mhla::make_view(x.data(), batch, heads, tokens, dim), for rows [tokens, "
-                "heads * dim] mhla::heads_view, for an Eigen::Matrix as mix mhla::mix_view");
-}
-
-struct AnyGradients {
-  template <class... Gradient>
-  AnyGradients(const Gradient&...) {}  // NOLINT: stands for {dq, dk, dv, dmix}
+concept View = requires(const X& x) {
+  view_of(x);
 };
-template <AttentionVariant V, class Device, class Q, class K, class Value, class Mix, class DY,
-          class... More>
-requires SomeNotViews<Q, K, Value, Mix, DY>
-void backward_into(const V&, const Device&, const Q&, const K&, const Value&, const Mix&, const DY&,
-                   const AnyGradients&, const More&...) {
-  static_assert(sizeof(V) == 0,
-                "mhla: backward_into takes mhla::TensorView: for a std::vector or an Eigen::Tensor "
-                "write mhla::make_view(x.data(), batch, heads, tokens, dim), for rows [tokens, "
-                "heads * dim] mhla::heads_view, for an Eigen::Matrix as mix mhla::mix_view");
+template <class X>
+struct ViewTraits {
+  using Element = void;
+  static constexpr int rank = 0;
+};
+template <View X>
+struct ViewTraits<X> {
+  using Element = typename decltype(view_of(std::declval<const X&>()))::Element;
+  static constexpr int rank = decltype(view_of(std::declval<const X&>()))::rank;
+};
+template <class X>
+using Scalar = std::remove_const_t<typename ViewTraits<X>::Element>;
+template <class X>
+inline constexpr bool is_const = std::is_const_v<typename ViewTraits<X>::Element>;
+template <class X>
+inline constexpr int rank = ViewTraits<X>::rank;
+
+// Views of T, and what converts to one.
+template <class T, class Mix, class... Tensors>
+inline constexpr bool are_of = false;
+template <StorageScalar T, class Mix, class... Tensors>
+inline constexpr bool are_of<T, Mix, Tensors...> =
+    std::is_convertible_v<const Mix&, TensorView<const Accumulator<T>, 3>> &&
+    (std::is_convertible_v<const Tensors&, TensorView<const T, 4>> && ...);
+
+template <class E>
+concept Runs = Executor<E> || std::is_convertible_v<const E*, const CudaDevice*>;
+
+// Says which of the arguments is wrong. T is that of `From`: y, or q.
+template <class V, class E, class From, class Mix, class... Tensors>
+void explain() {
+  constexpr bool attention = AttentionVariant<V>;
+  constexpr bool runs = Runs<E>;
+  constexpr bool stored = StorageScalar<Scalar<From>>;
+  constexpr bool views = View<From> && View<Mix> && (View<Tensors> && ...);
+  constexpr bool ranks = rank<From> == 4 && ((rank<Tensors> == 4) && ...);
+  constexpr bool mix_rank = rank<Mix> == 3 || rank<Mix> == 2;
+  constexpr bool scalars = (std::same_as<Scalar<Tensors>, Scalar<From>> && ...);
+  constexpr bool accumulates = std::same_as<Scalar<Mix>, Accumulator<Scalar<From>>>;
+  if constexpr (!attention) {
+    static_assert(attention,
+                  "mhla: the 1st argument of a call is its attention: an mhla::Attention, or "
+                  "mhla::packed or mhla::padded of one");
+  } else if constexpr (!runs) {
+    static_assert(runs,
+                  "mhla: the 2nd argument of a call runs it: an mhla::CudaDevice, or an executor "
+                  "such as mhla::SerialExecutor, no pointer to one, whose slots() and "
+                  "parallel_for(tasks, f) are const");
+  } else if constexpr (!views) {
+    static_assert(views,
+                  "mhla: forward_into and backward_into take mhla::TensorView: for a pointer, a "
+                  "std::vector or an Eigen::Tensor write mhla::make_view(x.data(), batch, heads, "
+                  "tokens, dim), for rows [tokens, heads * dim] mhla::heads_view, for an "
+                  "Eigen::Matrix as mix mhla::mix_view");
+  } else if constexpr (!ranks) {
+    static_assert(ranks, "mhla: q, k, v, y and dy must have rank 4: [batch, heads, tokens, dim]");
+  } else if constexpr (!mix_rank) {
+    static_assert(mix_rank,
+                  "mhla: mix must have rank 3, [1 | heads, query blocks, key blocks], or rank 2, "
+                  "[query blocks, key blocks]");
+  } else if constexpr (!stored) {
+    static_assert(stored,
+                  "mhla: views for forward_into and backward_into have elements of float, double, "
+                  "another floating-point type, mhla::BFloat16 or mhla::Half; mhla::storage_view "
+                  "makes these of Eigen's");
+  } else if constexpr (!scalars) {
+    static_assert(scalars, "mhla: q, k, v, y and dy must have one scalar type");
+  } else if constexpr (!accumulates) {
+    static_assert(accumulates,
+                  "mhla: mix must have the type that q is accumulated in: float for float, "
+                  "mhla::BFloat16 and mhla::Half, double for double");
+  } else {
+    static_assert(!is_const<From>, "mhla: y is written to, and its elements are const");
+  }
 }
+
+template <class... X>
+Index explain_size() {
+  static_assert(no_such_call<X...>,
+                "mhla: a call's size is forward_workspace_size<T>(attention, shape, executor), or "
+                "backward_workspace_size: T is the scalar of its tensors, shape an mhla::Shape, as "
+                "of mhla::shape_of(q, k, v, mix), and executor the call's, or an mhla::CudaDevice; "
+                "forward_state_size(attention, shape) has no T, and an mhla::CudaDevice at most");
+  return 0;
+}
+
+template <class... X>
+void explain_choice() {
+  static_assert(no_such_call<X...>,
+                "mhla: call explain<T>(attention, shape, device) with an mhla::CudaDevice, or "
+                "explain<T>(attention, shape, {.queries = shares}) with an mhla::SplitCall: T is "
+                "the scalar of the tensors, shape an mhla::Shape");
+}
+
+// Takes {.query = dq, ...} too.
+struct NamedGradients {
+  AnyArgument query, key, value, mix;
+};
+
+}  // namespace arguments
+
+template <class V, class E, class Q, class K, class Value, class Mix, class Y>
+requires(!(AttentionVariant<V> && arguments::Runs<E> &&
+           arguments::are_of<typename arguments::ViewTraits<Y>::Element, Mix, Q, K,
+                             Value>)) void forward_into(const V&, const E&, const Q&, const K&,
+                                                        const Value&, const Mix&, const Y&,
+                                                        AnyArgument = {}, AnyArgument = {}) {
+  arguments::explain<V, E, Y, Mix, Q, K, Value>();
+}
+template <class V = AnyArgument, class... More>
+void forward_into(const V& = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                  AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                  AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<V>,
+                "mhla: call forward_into(attention, executor, q, k, v, mix, y, workspace, save): "
+                "workspace is an mhla::Workspace or a WorkspaceView and needed on a CudaDevice "
+                "alone, save points to a ForwardState of mix's type and may be left out");
+}
+
+template <class V, class E, class Q, class K, class Value, class Mix, class DY>
+requires(!(AttentionVariant<V> && arguments::Runs<E> &&
+           arguments::are_of<arguments::Scalar<Q>, Mix, Q, K, Value,
+                             DY>)) void backward_into(const V&, const E&, const Q&, const K&,
+                                                      const Value&, const Mix&, const DY&,
+                                                      AnyArgument, AnyArgument = {},
+                                                      AnyArgument = {}, AnyArgument = {}) {
+  arguments::explain<V, E, Q, Mix, K, Value, DY>();
+}
+template <class V = AnyArgument, class... More>
+void backward_into(const V& = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                   AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                   AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<V>,
+                "mhla: call backward_into(attention, executor, q, k, v, mix, dy, {dq, dk, dv, "
+                "dmix}, update, workspace, saved), with mhla::skip for a gradient that is not "
+                "wanted: workspace is an mhla::Workspace or a WorkspaceView and, as update, needed "
+                "on a CudaDevice alone, saved points to a ForwardState of mix's type");
+}
+template <class Never = void>
+void backward_into(AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgument,
+                   AnyArgument, const arguments::NamedGradients&, AnyArgument = {},
+                   AnyArgument = {}, AnyArgument = {}) {
+  static_assert(no_such_call<Never>,
+                "mhla: gradients are four, in braces and without names: {dq, dk, dv, dmix}; write "
+                "mhla::skip in place of one that is not wanted");
+}
+
+// The same for sizes, whose shape may be a list of named members.
+template <class T = void, class V, class... More>
+Index forward_workspace_size(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
+                             const More&...) {
+  return arguments::explain_size<V>();
+}
+template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
+Index forward_workspace_size(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
+                             const More&...) {
+  return arguments::explain_size<V>();
+}
+template <class T = void, class V, class... More>
+Index backward_workspace_size(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
+                              const More&...) {
+  return arguments::explain_size<V>();
+}
+template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
+Index backward_workspace_size(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
+                              const More&...) {
+  return arguments::explain_size<V>();
+}
+template <class... More>
+Index forward_state_size(AnyArgument, const Shape&, AnyArgument = {}, const More&...) {
+  return arguments::explain_size<More...>();
+}
+template <class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
+Index forward_state_size(const V& = {}, const S& = {}, AnyArgument = {}, const More&...) {
+  return arguments::explain_size<V>();
+}
+
+template <class T = void, class V = AnyArgument>
+std::string explain(const V& = {}, const Shape& = {}) {
+  arguments::explain_choice<V>();
+  return {};
+}
+template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class C = AnyArgument,
+          class... More>
+std::string explain(const V&, const S&, const C& = {}, const More&...) {
+  arguments::explain_choice<V>();
+  return {};
+}
+template <class T = void, class V, class C>
+std::string explain(const V&, const Shape&, const C&) {
+  arguments::explain_choice<V>();
+  return {};
+}
+/// \endcond
 
 MHLA_NAMESPACE_END

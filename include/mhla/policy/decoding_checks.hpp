@@ -2,6 +2,7 @@
 // The sizes of a decoder, and the checks that every backend's decoder makes before it writes.
 #pragma once
 
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -47,6 +48,61 @@ struct RequireStreaming {
       !factors_mixing<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
       "mhla: a Decoder keeps all summaries or the states of a recurrence: use DenseMixing "
       "or RecurrentMixing");
+};
+
+// What says why a call of a decoder does not compile.
+class DecoderErrors {
+ public:
+  template <class... More>
+  void step(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+            AnyArgument = {}, const More&...) const {
+    explain_step<More...>();
+  }
+  template <class... More>
+  void prefill(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+               AnyArgument = {}, AnyArgument = {}, const More&...) const {
+    explain_step<More...>();
+  }
+  template <class... More>
+  void record_step(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                   AnyArgument = {}, const More&...) const {
+    explain_step<More...>();
+  }
+  template <class... More>
+  void save(AnyArgument = {}, AnyArgument = {}, const More&...) const {
+    explain_state<More...>();
+  }
+  template <class... More>
+  void load(AnyArgument = {}, AnyArgument = {}, const More&...) const {
+    explain_state<More...>();
+  }
+
+ protected:
+  template <class... X>
+  static void explain_constructor() {
+    static_assert(no_such_call<X...>,
+                  "mhla: make a decoder by Decoder<Attention, T>(attention, mix, shape) or "
+                  "CudaDecoder<Attention, T>(attention, device, mix, shape, memory): mix is a "
+                  "view of rank 2 or 3 in the type that T is accumulated in, shape an "
+                  "mhla::DecoderShape");
+  }
+
+ private:
+  template <class... X>
+  static void explain_step() {
+    static_assert(no_such_call<X...>,
+                  "mhla: a decoder of T steps by step(q, k, v, y) or step(executor, q, k, v, y), "
+                  "prefill(sequence, q, k, v, y) or prefill(executor, sequence, q, k, v, y): "
+                  "views mhla::TensorView<T, 4>, y not const; a CudaDecoder takes an "
+                  "mhla::CudaDevice first");
+  }
+  template <class... X>
+  static void explain_state() {
+    static_assert(no_such_call<X...>,
+                  "mhla: a Decoder saves to an mhla::Span<std::byte>, and loads from one, "
+                  "{bytes.data(), size}; a CudaDecoder by save(device, memory) and load(device, "
+                  "snapshot)");
+  }
 };
 
 inline Index checked_decoder_batch(const DecoderShape& shape) {

@@ -55,6 +55,18 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
  public:
   using Blocks::Blocks;
   /// \cond INTERNAL
+  using StageErrors::advance;
+  using StageErrors::advance_gradient;
+  using StageErrors::mix_gradient;
+  using StageErrors::read_out;
+  using StageErrors::read_out_gradient;
+  using StageErrors::summarize;
+  using StageErrors::summarize_gradient;
+  using StageErrors::workspace_size;
+  template <class E>
+  static constexpr bool runs_on = S::template runs_on<E>;
+  /// \endcond
+  /// \cond INTERNAL
   template <class E>
   static void require_device(const E& executor, const Footprint& memory) {
     S::require_device(executor, memory);
@@ -63,8 +75,9 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
 
   /// As Stages::workspace_size.
   template <class E>
-  Index workspace_size(Stage stage, const E& executor, const BlockRange& blocks,
-                       const BlockRange& keys = {}) const {
+  requires runs_on<E> Index workspace_size(Stage stage, const E& executor, const BlockRange& blocks,
+                                           const BlockRange& keys = {})
+  const {
     const bool mixes = stage == Stage::mix_gradient;
     this->query_tokens(blocks);  // throws unless they are there
     if (mixes) this->key_tokens(keys);
@@ -79,6 +92,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
 
   /// As Stages::summarize.
   template <class E>
+  requires runs_on<E>
   void summarize(const E& executor, const BlockRange& keys, const TensorView<const T, 4>& k,
                  const TensorView<const T, 4>& v, const TensorView<A, 2>& summaries,
                  WorkspaceView workspace) const {
@@ -92,6 +106,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
 
   /// As Stages::advance.
   template <class E>
+  requires runs_on<E>
   void advance(const E& executor, const BlockRange& blocks, const TensorView<const A, 3>& mix,
                const Sums<A>& sums, const TensorView<A, 2>& behind,
                WorkspaceView workspace) const requires recurs {
@@ -108,6 +123,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
 
   /// As Stages::read_out.
   template <class E>
+  requires runs_on<E>
   void read_out(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
                 const std::type_identity_t<Sums<A>>& sums, const TensorView<T, 4>& y,
                 WorkspaceView workspace) const {
@@ -124,6 +140,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
 
   /// As Stages::read_out_gradient.
   template <class E>
+  requires runs_on<E>
   void read_out_gradient(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
                          const std::type_identity_t<Sums<A>>& sums,
                          const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
@@ -150,6 +167,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
 
   /// As Stages::advance_gradient.
   template <class E>
+  requires runs_on<E>
   void advance_gradient(const E& executor, const BlockRange& blocks,
                         const TensorView<const A, 3>& mix, const Sums<A>& sums,
                         const TensorView<const A, 2>& mixtures, const StateGradients<A>& states,
@@ -170,6 +188,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
 
   /// As Stages::mix_gradient; mix is whole.
   template <class E>
+  requires runs_on<E>
   void mix_gradient(const E& executor, const BlockRange& queries, const BlockRange& keys,
                     const TensorView<const A, 3>& mix, const TensorView<const A, 2>& mixtures,
                     const TensorView<A, 2>& summary_gradients, WorkspaceView workspace) const
@@ -190,6 +209,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
 
   /// As Stages::summarize_gradient.
   template <class E>
+  requires runs_on<E>
   void summarize_gradient(const E& executor, const BlockRange& keys, const OperandViews<T>& x,
                           const TensorView<const A, 2>& summary_gradients,
                           const TensorView<const T, 4>& dy,
@@ -229,7 +249,7 @@ class PackedStages : public StageBlocks<Packed<typename S::Variant, Offset>, typ
       problem.queries = problem.keys = {0, of.blocks};
       problem.query_blocks = problem.key_blocks = of.blocks;
       if (!recurs) shape.mix_query_blocks = shape.mix_key_blocks = of.blocks;
-      visit(of, S(problem, attention_));
+      visit(of, S(problem, static_cast<const V&>(attention_)));
     });
   }
   // The rest of the checks, so that none is left for when something has been written.

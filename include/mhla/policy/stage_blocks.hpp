@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/gradient_views.hpp>
@@ -127,10 +128,89 @@ struct QueryUpdate {
   constexpr QueryUpdate(Update of_query, Update of_mix) : query(of_query), mix(of_mix) {}
 };
 
+/// \cond INTERNAL
+// What says why a call of a stage does not compile.
+struct StageErrors {
+  template <class... More>
+  void summarize(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                 AnyArgument = {}, AnyArgument = {}, const More&...) const {
+    static_assert(no_such_call<More...>,
+                  "mhla: call summarize(executor, keys, k, v, summaries, workspace): tensors are "
+                  "views of the scalar of Stages, rows and mix of the type it is accumulated in, "
+                  "results not const; a gradient is left out by mhla::skip");
+  }
+  template <class... More>
+  void read_out(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                AnyArgument = {}, AnyArgument = {}, const More&...) const {
+    static_assert(no_such_call<More...>,
+                  "mhla: call read_out(executor, queries, {q, k, v, mix}, sums, y, workspace): "
+                  "tensors are views of the scalar of Stages, rows and mix of the type it is "
+                  "accumulated in, results not const; a gradient is left out by mhla::skip");
+  }
+  template <class... More>
+  void read_out_gradient(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                         AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                         AnyArgument = {}, const More&...) const {
+    static_assert(no_such_call<More...>,
+                  "mhla: call read_out_gradient(executor, queries, {q, k, v, mix}, sums, dy, "
+                  "{dq, dk, dv, dmix}, update, {mixtures, denominators}, workspace): tensors are "
+                  "views of the scalar of Stages, rows and mix of the type it is accumulated in, "
+                  "results not const; a gradient is left out by mhla::skip");
+  }
+  template <class... More>
+  void mix_gradient(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                    AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) const {
+    static_assert(no_such_call<More...>,
+                  "mhla: call mix_gradient(executor, queries, keys, mix, mixtures, "
+                  "summary_gradients, workspace): tensors are views of the scalar of Stages, "
+                  "rows and mix of the type it is accumulated in, results not const; a gradient "
+                  "is left out by mhla::skip");
+  }
+  template <class... More>
+  void advance(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+               AnyArgument = {}, AnyArgument = {}, const More&...) const {
+    static_assert(no_such_call<More...>,
+                  "mhla: call advance(executor, blocks, mix, sums, behind, workspace), with "
+                  "RecurrentMixing: tensors are views of the scalar of Stages, rows and mix of "
+                  "the type it is accumulated in, results not const; a gradient is left out by "
+                  "mhla::skip");
+  }
+  template <class... More>
+  void advance_gradient(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                        AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                        AnyArgument = {}, AnyArgument = {}, const More&...) const {
+    static_assert(no_such_call<More...>,
+                  "mhla: call advance_gradient(executor, blocks, mix, sums, mixtures, {behind, "
+                  "before}, summary_gradients, dmix, update, workspace), with RecurrentMixing: "
+                  "tensors are views of the scalar of Stages, rows and mix of the type it is "
+                  "accumulated in, results not const; a gradient is left out by mhla::skip");
+  }
+  template <class... More>
+  void summarize_gradient(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                          AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                          AnyArgument = {}, const More&...) const {
+    static_assert(no_such_call<More...>,
+                  "mhla: call summarize_gradient(executor, keys, {q, k, v, mix}, "
+                  "summary_gradients, dy, denominators, {dq, dk, dv, dmix}, update, workspace): "
+                  "tensors are views of the scalar of Stages, rows and mix of the type it is "
+                  "accumulated in, results not const; a gradient is left out by mhla::skip");
+  }
+  template <class... More>
+  Index workspace_size(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                       const More&...) const {
+    static_assert(no_such_call<More...>,
+                  "mhla: call workspace_size(stage, executor, blocks), and for mix_gradient "
+                  "(stage, executor, queries, keys), with an mhla::Stage, an executor, or for "
+                  "CudaStages an mhla::CudaDevice, and mhla::BlockRange");
+    return 0;
+  }
+};
+/// \endcond
+
 /// The blocks of one sequence shape, or of packed sequences, and what their stages leave: what the
 /// stages of every backend have in common.
 template <AttentionVariant V, StorageScalar T>
-class StageBlocks : RequireStages<V> {
+class StageBlocks : RequireStages<V>, public StageErrors {
  public:
   using Variant = V;  ///< 1st argument
   using Scalar = T;   ///< 2nd argument
@@ -146,6 +226,24 @@ class StageBlocks : RequireStages<V> {
                   "mhla: the masks of Stages are those of a stage's tokens: give Stages the "
                   "attention that was padded, and masks to padded()");
   }
+
+  /// \cond INTERNAL
+  template <class Never = void>
+  StageBlocks(AnyArgument, const Shape&) {
+    explain_constructor<Never>();
+  }
+  template <NotA<Shape> Second = AnyArgument, class... More>
+  StageBlocks(AnyArgument = {}, const Second& = {}, const More&...) {
+    explain_constructor<Second>();
+  }
+  template <class... X>
+  static void explain_constructor() {
+    static_assert(no_such_call<X...>,
+                  "mhla: make stages by Stages<Attention, T>(attention, shape), or CudaStages: "
+                  "shape is an mhla::Shape, as of mhla::shape_of(q, k, v, mix), of the whole "
+                  "sequence");
+  }
+  /// \endcond
 
   /// All query blocks: of packed sequences those of all, end to end, of which an empty one has
   /// none.
@@ -311,7 +409,7 @@ class StageBlocks : RequireStages<V> {
     return {{}, x.k, x.v, {}};
   }
   GradientView<A, 3> own_entries(const BlockRange& keys, const GradientView<A, 3>& dmix) const {
-    if (!masks_own_block<V> || !dmix.wanted) return {};
+    if (!masks_own_block<V> || !dmix.wanted) return skip;
     return columns_of(dmix.view, mix_columns(keys));
   }
 

@@ -8,6 +8,7 @@
 // A query whose den_t is 0 has output 0 and contributes to no gradient. Slow and allocating.
 #pragma once
 
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
@@ -102,9 +103,10 @@ struct LinearHead {
 /// y = linear attention with the variant's feature map, causality, normalizer, rotation and scale.
 /// Its blocks matter only to a rotation, for the grid, and to BlockCausal.
 /// \throws ShapeError if variant, operands, masks and y do not fit.
-template <AttentionVariant V, StorageScalar T>
+template <AttentionVariant V, class Output, StorageScalar T = ElementOf<Output>>
 void linear_attention_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<T, 4> v,
-                              TensorView<T, 4> y, const TokenMasks& masks = {}) {
+                              Output&& output, const TokenMasks& masks = {}) {
+  const TensorView<T, 4> y = view_of(output);
   using A = Accumulator<T>;
   const Problem problem = checked_linear<V, T>(attention, q, k, v, masks);
   const Shape& shape = problem.shape;
@@ -129,11 +131,13 @@ void linear_attention_forward(const V& attention, Operand<T, 4> q, Operand<T, 4>
 
 /// Gradients of sum(dy o y) in q, k and v, each of which may be skipped; that of mix must be.
 /// \throws ShapeError if variant, operands, masks, dy and gradients do not fit.
-template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
-void linear_attention_backward(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k,
+template <AttentionVariant V, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
+requires StorageScalar<T>
+void linear_attention_backward(const V& attention, const Query& query, Operand<T, 4> k,
                                Operand<T, 4> v, Operand<T, 4> dy,
                                const GradientViews<std::type_identity_t<T>>& gradients,
                                Update update = Update::overwrite, const TokenMasks& masks = {}) {
+  const Operand<T, 4> q = view_of(query);
   using A = Accumulator<T>;
   const Problem problem = checked_linear<V, T>(attention, q, k, v, masks);
   const Shape& shape = problem.shape;
@@ -196,11 +200,13 @@ void linear_attention_backward(const V& attention, TensorView<Element, 4> q, Ope
 /// The attention matrix of one batch item and head: weights [query tokens, key tokens]; if
 /// normalized, y = weights v.
 /// \throws ShapeError if variant, operands, masks and weights do not fit.
-template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
-void linear_attention_weights(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k,
-                              Index batch, Index head_index, Weights form,
+template <AttentionVariant V, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
+requires StorageScalar<T>
+void linear_attention_weights(const V& attention, const Query& query, Operand<T, 4> k, Index batch,
+                              Index head_index, Weights form,
                               TensorView<Accumulator<std::type_identity_t<T>>, 2> weights,
                               const TokenMasks& masks = {}) {
+  const Operand<T, 4> q = view_of(query);
   using A = Accumulator<T>;
   const Problem problem = checked_linear<V, T>(attention, q, k, k, masks);
   const Shape& shape = problem.shape;
@@ -213,6 +219,29 @@ void linear_attention_weights(const V& attention, TensorView<Element, 4> q, Oper
       weights(t, j) = den == A(0) || !head.sees(t, j) ? A(0) : head.weight(t, j) / den;
   }
 }
+
+/// \cond INTERNAL
+template <class... More>
+void linear_attention_forward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                              AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                              AnyArgument = {}, const More&...) {
+  explain_oracle<More...>();
+}
+template <class... More>
+void linear_attention_backward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                               AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                               AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                               const More&...) {
+  explain_oracle<More...>();
+}
+template <class... More>
+void linear_attention_weights(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                              AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                              AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                              const More&...) {
+  explain_oracle<More...>();
+}
+/// \endcond
 
 /// \}
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/gradient_views.hpp>
@@ -163,10 +164,10 @@ TensorView<A, 2> matrix_of(const TensorView<A, 3>& mix, Index matrix) {
 
 /// y = attention(q, k, v, mix).
 /// \throws ShapeError if variant, operands, masks and y do not fit.
-template <AttentionVariant V, StorageScalar T>
+template <AttentionVariant V, class Output, StorageScalar T = ElementOf<Output>>
 void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<T, 4> v,
-                  Operand<Accumulator<T>, 3> mix, TensorView<T, 4> y,
-                  const TokenMasks& masks = {}) {
+                  Operand<Accumulator<T>, 3> mix, Output&& output, const TokenMasks& masks = {}) {
+  const TensorView<T, 4> y = view_of(output);
   using A = Accumulator<T>;
   const Shape shape = shape_of(q, k, v, mix);
   const Problem problem = checked_mhla(attention, shape, masks);
@@ -191,11 +192,13 @@ void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<
 
 /// Gradients of sum(dy o y) in q, k, v and mix, each of which may be skipped.
 /// \throws ShapeError if variant, operands, masks, dy and gradients do not fit.
-template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
-void mhla_backward(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k, Operand<T, 4> v,
+template <AttentionVariant V, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
+requires StorageScalar<T>
+void mhla_backward(const V& attention, const Query& query, Operand<T, 4> k, Operand<T, 4> v,
                    Operand<Accumulator<T>, 3> mix, Operand<T, 4> dy,
                    const GradientViews<std::type_identity_t<T>>& gradients,
                    Update update = Update::overwrite, const TokenMasks& masks = {}) {
+  const Operand<T, 4> q = view_of(query);
   using A = Accumulator<T>;
   const Shape shape = shape_of(q, k, v, mix);
   const Problem problem = checked_mhla(attention, shape, masks);
@@ -276,11 +279,13 @@ void mhla_backward(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k
 /// The attention matrix of one batch item and head: weights [query tokens, key tokens]; if
 /// normalized, y = weights v. A query whose denominator is 0 has a row of zeros.
 /// \throws ShapeError if variant, operands, masks and weights do not fit.
-template <AttentionVariant V, class Element, class T = std::remove_const_t<Element>>
-void mhla_weights(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k,
+template <AttentionVariant V, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
+requires StorageScalar<T>
+void mhla_weights(const V& attention, const Query& query, Operand<T, 4> k,
                   Operand<Accumulator<T>, 3> mix, Index batch, Index head_index, Weights form,
                   TensorView<Accumulator<std::type_identity_t<T>>, 2> weights,
                   const TokenMasks& masks = {}) {
+  const Operand<T, 4> q = view_of(query);
   using A = Accumulator<T>;
   const Shape shape = shape_of(q, k, k, mix);
   const Problem problem = checked_mhla(attention, shape, masks);
@@ -294,6 +299,26 @@ void mhla_weights(const V& attention, TensorView<Element, 4> q, Operand<T, 4> k,
       weights(t, j) = den == A(0) || !head.sees(t, j) ? A(0) : head.weight(t, j) / den;
   }
 }
+
+/// \cond INTERNAL
+template <class... More>
+void mhla_forward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                  AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
+  explain_oracle<More...>();
+}
+template <class... More>
+void mhla_backward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                   AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                   AnyArgument = {}, const More&...) {
+  explain_oracle<More...>();
+}
+template <class... More>
+void mhla_weights(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                  AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                  AnyArgument = {}, const More&...) {
+  explain_oracle<More...>();
+}
+/// \endcond
 
 /// \}
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cmath>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
@@ -94,10 +95,11 @@ A softmax_scale(const SoftmaxAttention<C>& attention, Index key_dim) {
 /// y = softmax attention of q [batch, heads, query tokens, key_dim], k [batch, kv_heads, key
 /// tokens, key_dim] and v [batch, kv_heads, key tokens, value_dim].
 /// \throws ShapeError if operands, masks and y do not fit.
-template <class C, StorageScalar T>
+template <class C, class Output, StorageScalar T = ElementOf<Output>>
 void softmax_attention_forward(const SoftmaxAttention<C>& attention, Operand<T, 4> q,
-                               Operand<T, 4> k, Operand<T, 4> v, TensorView<T, 4> y,
+                               Operand<T, 4> k, Operand<T, 4> v, Output&& output,
                                const TokenMasks& masks = {}) {
+  const TensorView<T, 4> y = view_of(output);
   using A = Accumulator<T>;
   const Shape shape = checked_softmax<C, T>(attention, q, k, v, masks);
   require_output_fit(y, "y", shape);
@@ -121,11 +123,13 @@ void softmax_attention_forward(const SoftmaxAttention<C>& attention, Operand<T, 
 
 /// Gradients of sum(dy o y) in q, k and v, each of which may be skipped; that of mix must be:
 /// ds[t, j] = p[t, j] (dy_t^T v_j - sum_j' p[t, j'] dy_t^T v_j').
-template <class C, class Element, class T = std::remove_const_t<Element>>
-void softmax_attention_backward(const SoftmaxAttention<C>& attention, TensorView<Element, 4> q,
+template <class C, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
+requires StorageScalar<T>
+void softmax_attention_backward(const SoftmaxAttention<C>& attention, const Query& query,
                                 Operand<T, 4> k, Operand<T, 4> v, Operand<T, 4> dy,
                                 const GradientViews<std::type_identity_t<T>>& gradients,
                                 Update update = Update::overwrite, const TokenMasks& masks = {}) {
+  const Operand<T, 4> q = view_of(query);
   using A = Accumulator<T>;
   const Shape shape = checked_softmax<C, T>(attention, q, k, v, masks);
   require_output_fit(dy, "dy", shape);
@@ -169,11 +173,13 @@ void softmax_attention_backward(const SoftmaxAttention<C>& attention, TensorView
 /// The attention matrix of one batch item and head: weights [query tokens, key tokens], whose rows
 /// sum to 1.
 /// \throws ShapeError if operands, masks and weights do not fit.
-template <class C, class Element, class T = std::remove_const_t<Element>>
-void softmax_attention_weights(const SoftmaxAttention<C>& attention, TensorView<Element, 4> q,
+template <class C, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
+requires StorageScalar<T>
+void softmax_attention_weights(const SoftmaxAttention<C>& attention, const Query& query,
                                Operand<T, 4> k, Index batch, Index head,
                                TensorView<Accumulator<std::type_identity_t<T>>, 2> weights,
                                const TokenMasks& masks = {}) {
+  const Operand<T, 4> q = view_of(query);
   using A = Accumulator<T>;
   const Shape shape = checked_softmax<C, T>(attention, q, k, k, masks);
   require_weights_fit(weights, shape, batch, head);
@@ -183,6 +189,29 @@ void softmax_attention_weights(const SoftmaxAttention<C>& attention, TensorView<
   for (Index t = 0; t < shape.query_tokens; ++t)
     for (Index j = 0; j < shape.key_tokens; ++j) weights(t, j) = p(t, j);
 }
+
+/// \cond INTERNAL
+template <class... More>
+void softmax_attention_forward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                               AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                               AnyArgument = {}, const More&...) {
+  explain_oracle<More...>();
+}
+template <class... More>
+void softmax_attention_backward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                                AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                                AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                                const More&...) {
+  explain_oracle<More...>();
+}
+template <class... More>
+void softmax_attention_weights(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                               AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                               AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                               const More&...) {
+  explain_oracle<More...>();
+}
+/// \endcond
 
 /// \}
 

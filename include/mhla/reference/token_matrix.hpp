@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/gradient_views.hpp>
@@ -13,6 +14,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN
@@ -21,6 +23,30 @@ namespace reference {
 
 /// \addtogroup reference
 /// \{
+
+// What an oracle's scalar is deduced from: a view, or a tensor that has one.
+template <class T, int Rank>
+TensorView<T, Rank> view_of(const TensorView<T, Rank>& view) {
+  return view;
+}
+template <class X>
+auto view_of(X& tensor) -> decltype(tensor.view()) {
+  return tensor.view();
+}
+template <class X>
+using ElementOf = typename decltype(view_of(std::declval<X&>()))::Element;
+
+// Says why a call of an oracle does not compile.
+template <class... X>
+void explain_oracle() {
+  static_assert(no_such_call<X...>,
+                "mhla: call mhla_forward(attention, q, k, v, mix, y, masks), "
+                "mhla_backward(attention, q, k, v, mix, dy, {dq, dk, dv, dmix}, update, masks) "
+                "or mhla_weights(attention, q, k, mix, batch, head, form, weights, masks), and "
+                "linear_attention_forward and softmax_attention_forward and so on without mix: "
+                "tensors are views or HostTensors of one scalar, mix of the type that it is "
+                "accumulated in, results not const");
+}
 
 /// An operand of storage type T; T is not deduced from it, so that views of T convert.
 template <class T, int Rank>

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <iomanip>
 #include <limits>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
@@ -157,6 +158,23 @@ bool bitwise_equal(const TensorView<T, Rank>& a,
       TensorView<const T, Rank>(a), b);
   return equal;
 }
+
+/// \cond INTERNAL
+template <class... More>
+Comparison<1> compare(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call compare(actual, expected, scale) with two views of one rank: of a "
+                "HostTensor write x.view()");
+  return {};
+}
+template <class... More>
+bool bitwise_equal(AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call bitwise_equal(a, b) with two views of one rank and scalar: of a "
+                "HostTensor write x.view()");
+  return {};
+}
+/// \endcond
 
 /// \}
 

@@ -2,6 +2,7 @@
 // Visits the elements of views of equal extents together, whatever their strides.
 #pragma once
 
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/shape.hpp>
@@ -45,6 +46,15 @@ void for_each_element(F f, const TensorView<First, Rank>& first,
     for (int axis = Rank - 1; axis >= 0 && ++at[axis] == first.extent[axis]; --axis) at[axis] = 0;
   }
 }
+
+/// \cond INTERNAL
+template <class... More>
+void for_each_element(AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call for_each_element(f, view, views...) with views of one rank: of a "
+                "HostTensor write x.view()");
+}
+/// \endcond
 
 /// \}
 

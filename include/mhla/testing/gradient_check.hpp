@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/tensor_view.hpp>
@@ -177,6 +178,25 @@ GradientCheck check_gradient(const Loss& loss, std::uint64_t seed, int direction
   }
   return worst;
 }
+
+/// \cond INTERNAL
+template <class... More>
+Differentiated<double, 1> differentiate(AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call differentiate(operand, gradient) with two views of one rank and "
+                "scalar, or two HostTensors, the operand not const");
+  throw Error("mhla: nothing to differentiate");
+}
+template <class... More>
+GradientCheck check_gradient(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
+                             const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call check_gradient(loss, seed, directions, operands...): loss takes no "
+                "argument and returns a floating-point number, and operands are made by "
+                "differentiate(operand, gradient)");
+  return {};
+}
+/// \endcond
 
 /// \}
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
@@ -99,6 +100,7 @@ struct ExactInBFloat16 {
 
 /// Fills a view with the values (seed, 0), (seed, 1), ... in row-major order of its index.
 template <class Distribution, class T, int Rank>
+requires StorageScalar<T>
 void fill_random(const Distribution& distribution, std::uint64_t seed,
                  const TensorView<T, Rank>& view) {
   std::uint64_t counter = 0;
@@ -118,6 +120,15 @@ HostTensor<T, int(sizeof...(Extents))> random_tensor(const Distribution& distrib
   fill_random(distribution, seed, tensor.view());
   return tensor;
 }
+
+/// \cond INTERNAL
+template <class... More>
+void fill_random(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
+  static_assert(no_such_call<More...>,
+                "mhla: call fill_random(distribution, seed, view) with a view to write to, of "
+                "float, double, BFloat16 or Half: of a HostTensor write x.view()");
+}
+/// \endcond
 
 /// \}
 
