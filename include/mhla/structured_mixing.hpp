@@ -56,6 +56,7 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/overlap.hpp>
+#include <mhla/core/scalar.hpp>
 #include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>

@@ -15,6 +15,7 @@
 // EXPECT: mhla: make_view(data, extents...) takes a pointer and an integer for each axis
 // EXPECT: mhla: call mhla_forward(attention, q, k, v, mix, y, masks)
 // EXPECT: mhla: call equal_shares(blocks, ranks) or equal_shares(attention, shape, ranks)
+// EXPECT: mhla: a ForkJoinDevice borrows its team
 // LINES: 240
 #include <mhla/mhla.hpp>
 //
@@ -22,6 +23,7 @@
 #include <mhla/cuda.hpp>
 #include <mhla/decoding.hpp>
 #include <mhla/distributed.hpp>
+#include <mhla/eigen/fork_join_device.hpp>
 #include <mhla/packed.hpp>
 #include <mhla/reference/mhla.hpp>
 #include <mhla/stages.hpp>
@@ -69,6 +71,7 @@ struct Call {
     mhla::make_view(vector, 4, 4);
     mhla::reference::mhla_forward(attention, q, q, q, mix, read_only);
     mhla::equal_shares(attention, shape);
+    const mhla::ForkJoinDevice of_temporary{mhla::ForkJoin(1)};
 #endif
     static_cast<void>(stages);
   }

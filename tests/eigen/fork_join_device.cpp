@@ -22,7 +22,6 @@ using test::memory_of;
 
 static_assert(std::is_same_v<mhla::eigen::DeviceExecutor<ForkJoinDevice>, mhla::ExecutorRef>);
 static_assert(!std::is_convertible_v<const ForkJoin&, ForkJoinDevice>);
-static_assert(!std::is_constructible_v<ForkJoinDevice, ForkJoin&&>);
 
 namespace {
 
