@@ -255,18 +255,26 @@ enum class Terms { all, past, future };
 #define MHLA_ISA_VECTORS 2
 #include <mhla/cpu/kernels.inc>
 
+// Versions of clang whose registers of 512 bits are a feature of its own, which zig switches off.
+#if defined(__clang__) && !defined(__apple_build_version__) && __clang_major__ >= 18 && \
+    __clang_major__ <= 21
+#define MHLA_AVX512_FEATURES "avx512f,avx512vl,avx512dq,fma,evex512"
+#else
+#define MHLA_AVX512_FEATURES "avx512f,avx512vl,avx512dq,fma"
+#endif
 #define MHLA_ISA avx512
-#define MHLA_ISA_TARGET MHLA_KERNEL_FOR("avx512f,avx512vl,avx512dq,fma")
-#define MHLA_ISA_LOOP MHLA_KERNEL_LOOP_FOR("avx512f,avx512vl,avx512dq,fma")
+#define MHLA_ISA_TARGET MHLA_KERNEL_FOR(MHLA_AVX512_FEATURES)
+#define MHLA_ISA_LOOP MHLA_KERNEL_LOOP_FOR(MHLA_AVX512_FEATURES)
 #define MHLA_ISA_BYTES 64
 #define MHLA_ISA_ROWS 6
 #define MHLA_ISA_VECTORS 4
 // Compilers use none of these but where they are written.
-#define MHLA_PAIR_FEATURES "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,fma,amx-tile,amx-bf16"
+#define MHLA_PAIR_FEATURES MHLA_AVX512_FEATURES ",avx512bw,avx512bf16,amx-tile,amx-bf16"
 #define MHLA_ISA_PAIR_TARGET MHLA_KERNEL_FOR(MHLA_PAIR_FEATURES)
 #define MHLA_ISA_PAIR_LOOP MHLA_KERNEL_LOOP_FOR(MHLA_PAIR_FEATURES)
 #include <mhla/cpu/kernels.inc>
 #undef MHLA_PAIR_FEATURES
+#undef MHLA_AVX512_FEATURES
 
 #endif
 #if defined(__CUDACC__) && defined(__NVCC__)
