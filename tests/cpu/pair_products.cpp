@@ -332,39 +332,43 @@ Shorts rounded(const Floats& from) {
   return matrix;
 }
 
-// Rows of floats or of bfloat16, less a row or not, in pairs of rows and of columns.
+// Rows of floats or of bfloat16, in pairs of rows and of columns, and how far they are from one.
 template <class K, class Stored, class Memory>
 void check_packing(K kernels, Index rows, Index cols, const Matrix<Memory>& tensor,
-                   const Floats& values, const Floats& mean) {
+                   const Floats& values, const Floats& center) {
   const std::vector<Index> places = places_of(rows);
   const Rows<const Stored> from{reinterpret_cast<const Stored*>(tensor.data()), tensor.stride,
                                 places.data()};
-  for (const float* minus : {static_cast<const float*>(nullptr), mean.data()}) {
-    const bool less = minus != nullptr;
-    CAPTURE(less);
-    const auto value = [&](Index r, Index c) {
-      const float x = values(places[static_cast<std::size_t>(r)], c);
-      return bits(less ? x - mean(0, c) : x);
-    };
-    const Index whole = whole_columns(cols);
-    Pairs of_rows(pairs_of(rows), whole);
-    Pairs expected = of_rows;
-    for (Index r = 0; r < rows; r += 2)
-      for (Index c = 0; c < whole; ++c)
-        expected(r / 2, c) =
-            c < cols ? value(r, c) | (r + 1 < rows ? value(r + 1, c) << 16 : 0u) : 0u;
-    kernels.template pair_rows<Stored>(rows, cols, from, minus, of_rows.data(), of_rows.stride);
-    CHECK(of_rows == expected);
+  const auto element = [&](Index r, Index c) {
+    return values(places[static_cast<std::size_t>(r)], c);
+  };
+  const auto value = [&](Index r, Index c) { return bits(element(r, c)); };
+  const Index whole = whole_columns(cols);
+  Pairs of_rows(pairs_of(rows), whole);
+  Pairs expected = of_rows;
+  for (Index r = 0; r < rows; r += 2)
+    for (Index c = 0; c < whole; ++c)
+      expected(r / 2, c) =
+          c < cols ? value(r, c) | (r + 1 < rows ? value(r + 1, c) << 16 : 0u) : 0u;
+  kernels.template pair_rows<Stored>(rows, cols, from, of_rows.data(), of_rows.stride);
+  CHECK(of_rows == expected);
 
-    const Index half = pairs_of(cols);
-    Pairs of_columns(rows, half);
-    Pairs expected_columns = of_columns;
-    for (Index r = 0; r < rows; ++r)
-      for (Index c = 0; c < half; ++c)
-        expected_columns(r, c) = value(r, c) | (half + c < cols ? value(r, half + c) << 16 : 0u);
-    kernels.template pair_columns<Stored>(rows, cols, from, minus, of_columns.data(),
-                                          of_columns.stride);
-    CHECK(of_columns == expected_columns);
+  const Index half = pairs_of(cols);
+  Pairs of_columns(rows, half);
+  Pairs expected_columns = of_columns;
+  for (Index r = 0; r < rows; ++r)
+    for (Index c = 0; c < half; ++c)
+      expected_columns(r, c) = value(r, c) | (half + c < cols ? value(r, half + c) << 16 : 0u);
+  kernels.template pair_columns<Stored>(rows, cols, from, of_columns.data(), of_columns.stride);
+  CHECK(of_columns == expected_columns);
+
+  Floats squares(1, rows);
+  kernels.template row_distances<Stored>(rows, cols, from, center.data(), squares.data());
+  for (Index r = 0; r < rows; ++r) {
+    double square = 0;
+    for (Index c = 0; c < cols; ++c)
+      square += std::pow(static_cast<double>(element(r, c)) - center(0, c), 2);
+    CHECK(std::abs(squares(0, r) - square) <= 1e-5 * square);
   }
 }
 
@@ -595,17 +599,6 @@ TEST_CASE("pair products: pairs are transposed, taken apart and put together", "
       kernels.unpair(cols, pairs.data() + pairs.stride, low.data(), high.data());
       CHECK(low == expected_low);
       CHECK(high == expected_high);
-
-      // One term of a product.
-      for (const bool in_upper : {false, true}) {
-        Floats sums = Floats::integers(1, cols, 3);
-        Floats expected_sums = sums;
-        const Floats& half = in_upper ? expected_high : expected_low;
-        for (Index c = 0; c < cols; ++c) expected_sums(0, c) += -2.0f * half(0, c);
-        const Pair weight = in_upper ? pair_of(not_a_number, -2) : pair_of(-2, not_a_number);
-        kernels.add_term(cols, weight, pairs.data() + pairs.stride, in_upper, sums.data());
-        CHECK(sums == expected_sums);
-      }
     }
   });
 }
@@ -819,9 +812,9 @@ auto check_rounding(StandIn) {
         }
       Pairs of_stand_in(rows / 2, cols), of_instruction(rows / 2, cols);
       const Rows<const float> source{from.data(), from.stride};
-      StandIn::template pair_rows<float>(rows, cols, source, nullptr, of_stand_in.data(),
+      StandIn::template pair_rows<float>(rows, cols, source, of_stand_in.data(),
                                          of_stand_in.stride);
-      kernels.template pair_rows<float>(rows, cols, source, nullptr, of_instruction.data(),
+      kernels.template pair_rows<float>(rows, cols, source, of_instruction.data(),
                                         of_instruction.stride);
       for (Index r = 0; r < rows; ++r)
         for (Index c = 0; c < cols; ++c) {

@@ -62,7 +62,7 @@ using Shifted = Attention<EluPlusOne, Blocks1D>;  // its features have a common 
 using Tokens = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;
 using Frames = Attention<Relu, Blocks1D, BlockCausal, Unnormalized>;
 using Image = Attention<EluPlusOne, Blocks2D, Bidirectional, MixedProduct, AxialRotary>;
-using Past = Attention<Relu, Blocks1D, Causal>;
+using Past = Attention<Relu, Blocks1D, Causal, Unnormalized>;
 using Rowwise = Attention<Hedgehog, Blocks1D, Causal, Unnormalized>;
 
 template <class V>
@@ -84,15 +84,14 @@ Operands<BFloat16> operands(const V& attention, const Shape& shape, std::uint64_
 }
 
 // Of a result rounded to bfloat16, at most 2^-9 of each element and 0.58 of it in RMS, 1.1e-3, and
-// of as many factors: S~ and what it is made of, m, and phi(q), whose errors average out unless
-// there are few of them. Gradients are differences of two such sums. One element is off by a few of
-// these, and where terms of both signs cancel, in units of the RMS.
+// of as many factors: S~ and what it is made of, m, and phi(q), whose errors average out. Of
+// gradients the largest is dk's, of U, dS~, dS and itself. One element is off by a few of these,
+// and where terms of both signs cancel, in units of the RMS.
 struct Bounds {
   double forward = 3e-3;
   double largest = 5e-2;
   double gradient = 5e-3;
 };
-constexpr Bounds few_features{6e-3, 1e-1, 1.2e-2};
 
 template <class V>
 void check_forward(const V& attention, const Operands<BFloat16>& x, const Bounds& bounds = {}) {
@@ -138,18 +137,12 @@ void fill_token(HostTensor<T, 4>& tensor, Index head, Index token, float value) 
   for (Index c = 0; c < tensor.extent(3); ++c) mhla::store(tensor(0, head, token, c), value);
 }
 
-// Whether rows [begin, end) of a head are finite, and near those of `expected`: a NaN elsewhere may
-// change the order of a sum.
-bool is_near(const HostTensor<BFloat16, 4>& actual, const HostTensor<BFloat16, 4>& expected,
-             Index head, Index begin, Index end) {
-  double scale = 0;
-  for (const BFloat16 element : expected.elements())
-    scale = std::max(scale, std::abs(static_cast<double>(mhla::load(element))));
+// Whether rows [begin, end) of a head have the same bits.
+bool has_rows(const HostTensor<BFloat16, 4>& actual, const HostTensor<BFloat16, 4>& expected,
+              Index head, Index begin, Index end) {
   for (Index t = begin; t < end; ++t)
     for (Index c = 0; c < actual.extent(3); ++c)
-      if (!(std::abs(mhla::load(actual(0, head, t, c)) - mhla::load(expected(0, head, t, c))) <=
-            0.02 * scale))
-        return false;
+      if (actual(0, head, t, c).bits != expected(0, head, t, c).bits) return false;
   return true;
 }
 
@@ -157,16 +150,10 @@ bool is_near(const HostTensor<BFloat16, 4>& actual, const HostTensor<BFloat16, 4
 
 // Whole vectors, parts of one, odd dimensions, and what is packed in one step.
 TEST_CASE("precision: every head dimension", "[cpu]") {
-  const auto [key_dim, value_dim] = GENERATE(table<Index, Index>({{1, 1},
-                                                                  {1, 136},
-                                                                  {136, 1},
-                                                                  {2, 3},
-                                                                  {5, 17},
-                                                                  {15, 16},
-                                                                  {16, 15},
-                                                                  {17, 33},
-                                                                  {31, 32},
-                                                                  {32, 31},
+  const auto [key_dim, value_dim] = GENERATE(table<Index, Index>({{32, 32},
+                                                                  {32, 136},
+                                                                  {136, 32},
+                                                                  {33, 34},
                                                                   {34, 40},
                                                                   {47, 48},
                                                                   {64, 64},
@@ -174,21 +161,17 @@ TEST_CASE("precision: every head dimension", "[cpu]") {
                                                                   {135, 64},
                                                                   {64, 135}}));
   CAPTURE(key_dim, value_dim);
-  const Bounds bounds = std::min(key_dim, value_dim) < 8 ? few_features : Bounds{};
   const Index even = key_dim + key_dim % 2;
-  // With an epsilon: of one feature, y is almost the same for every query without it.
+  // With an epsilon: else y is almost the same for every query.
   check(Plain{.blocks = {.block = 9}, .normalizer = {.epsilon = 5}},
-        {1, 2, 2, 61, 61, key_dim, value_dim}, bounds);
-  check(Past{.blocks = {.block = 12}, .normalizer = {.epsilon = 5}},
-        {1, 2, 2, 61, 61, key_dim, value_dim}, bounds);
+        {1, 2, 2, 61, 61, key_dim, value_dim});
+  check(Past{.blocks = {.block = 12}}, {1, 2, 2, 61, 61, key_dim, value_dim});
   check(Shifted{.blocks = {.block = 9}, .normalizer = {.epsilon = 5}},
-        {1, 2, 2, 61, 61, key_dim, value_dim}, bounds);
-  check(Tokens{.blocks = {.block = 12}}, {1, 2, 2, 61, 61, even, value_dim}, bounds);
-  check(Frames{.blocks = {.block = 9}}, {1, 2, 2, 61, 61, key_dim, value_dim}, bounds);
-  check(Image{.blocks = {.grid = {6, 8}, .block = {3, 4}}}, {1, 2, 2, 48, 48, even, value_dim},
-        bounds);
-  if (key_dim < 48)
-    check(Rowwise{.blocks = {.block = 12}}, {1, 2, 2, 61, 61, key_dim, value_dim}, bounds);
+        {1, 2, 2, 61, 61, key_dim, value_dim});
+  check(Tokens{.blocks = {.block = 12}}, {1, 2, 2, 61, 61, even, value_dim});
+  check(Frames{.blocks = {.block = 9}}, {1, 2, 2, 61, 61, key_dim, value_dim});
+  check(Image{.blocks = {.grid = {6, 8}, .block = {3, 4}}}, {1, 2, 2, 48, 48, even, value_dim});
+  if (key_dim < 48) check(Rowwise{.blocks = {.block = 12}}, {1, 2, 2, 61, 61, key_dim, value_dim});
 }
 
 // With one block dmix, but for a large epsilon, nearly cancels; without a normalizer it is a sum of
@@ -200,15 +183,14 @@ TEST_CASE("precision: from one block to many, whole ones and ragged", "[cpu][fig
   const Index tokens = block * blocks - (block > 1 && blocks % 3 > 0 ? 1 : 0);
   const MixedKeySum normalizer{.epsilon = static_cast<double>(5 * block)};
   check(Plain{.blocks = {.block = block}, .normalizer = normalizer},
-        {1, 1, 1, tokens, tokens, 32, 24});
-  check(Past{.blocks = {.block = block}, .normalizer = normalizer},
-        {1, 1, 1, tokens, tokens, 32, 24});
+        {1, 1, 1, tokens, tokens, 32, 40});
+  check(Past{.blocks = {.block = block}}, {1, 8, 2, tokens, tokens, 32, 40, 8});
   check(Tokens{.blocks = {.block = block}, .normalizer = normalizer},
-        {1, 1, 1, tokens, tokens, 18, 24});
-  check(Frames{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 18, 24});
+        {1, 1, 1, tokens, tokens, 34, 40});
+  check(Frames{.blocks = {.block = block}}, {1, 8, 2, tokens, tokens, 34, 40, 8});
   check(
       Image{.blocks = {.grid = {block, blocks}, .block = {block, 1}}, .normalizer = {.epsilon = 5}},
-      {1, 1, 1, block * blocks, block * blocks, 16, 24});
+      {1, 1, 1, block * blocks, block * blocks, 32, 40});
 }
 
 TEST_CASE("precision: blocks longer than a tile", "[cpu]") {
@@ -217,12 +199,11 @@ TEST_CASE("precision: blocks longer than a tile", "[cpu]") {
   constexpr Index tokens = 210;
   const MixedKeySum normalizer{.epsilon = 500};
   check(Plain{.blocks = {.block = block}, .normalizer = normalizer},
-        {1, 1, 1, tokens, tokens, 34, 17});
-  check(Past{.blocks = {.block = block}, .normalizer = normalizer},
-        {1, 1, 1, tokens, tokens, 34, 17});
-  check(Tokens{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 16, 33});
-  check_y(Frames{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 16, 33});
-  check_y(Rowwise{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 9, 33});
+        {1, 1, 1, tokens, tokens, 34, 33});
+  check(Past{.blocks = {.block = block}}, {1, 8, 2, tokens, tokens, 34, 33, 8});
+  check(Tokens{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 32, 33});
+  check_y(Frames{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 32, 33});
+  check_y(Rowwise{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 17, 33});
 }
 
 TEST_CASE("precision: grouped heads, one matrix or one for each, keys of another grid", "[cpu]") {
@@ -232,19 +213,17 @@ TEST_CASE("precision: grouped heads, one matrix or one for each, keys of another
                   .key_blocks = {.block = 4},
                   .mixing = {.leading_corner = true},
                   .scale = 0.375},
-            {2, 6, kv_heads, 40, 29, 33, 24, mix_heads, 9, 11});  // mix larger than the layout
-      // dmix of all heads, a sum of differences between few tokens.
-      check(Past{.blocks = {.block = 6}}, {2, 6, kv_heads, 40, 40, 33, 24, mix_heads},
-            {3e-3, 5e-2, 7e-3});
+            {2, 6, kv_heads, 40, 29, 33, 40, mix_heads, 9, 11});  // mix larger than the layout
+      check(Past{.blocks = {.block = 6}}, {2, 6, kv_heads, 40, 40, 33, 40, mix_heads});
       check(Tokens{.blocks = {.block = 6}, .scale = 0.375},
-            {2, 6, kv_heads, 40, 40, 34, 24, mix_heads});
-      check(Frames{.blocks = {.block = 7}}, {2, 6, kv_heads, 40, 40, 33, 24, mix_heads});
+            {2, 6, kv_heads, 40, 40, 34, 40, mix_heads});
+      check(Frames{.blocks = {.block = 7}}, {2, 6, kv_heads, 40, 40, 33, 40, mix_heads});
       check(Image{.blocks = {.grid = {4, 10}, .block = {2, 5}}, .scale = 0.375},
-            {2, 6, kv_heads, 40, 40, 34, 24, mix_heads});
+            {2, 6, kv_heads, 40, 40, 34, 40, mix_heads});
     }
 }
 
-TEST_CASE("precision: nothing along an axis", "[cpu]") {
+TEST_CASE("precision: nothing along an axis, or little along that of a head", "[cpu]") {
   const auto same = [](const auto& attention, const Shape& shape) {
     const Operands<BFloat16> x = operands(attention, shape);
     CHECK(bitwise_equal(call::forward(fast(attention), x).view(),
@@ -254,8 +233,10 @@ TEST_CASE("precision: nothing along an axis", "[cpu]") {
     call::check_same_bits(gradients, expected);
   };
   for (const Shape& shape :
-       {Shape{1, 2, 1, 9, 9, 0, 5}, Shape{1, 2, 1, 9, 9, 5, 0}, Shape{1, 2, 1, 0, 0, 5, 5},
-        Shape{0, 2, 1, 9, 9, 5, 5}, Shape{1, 0, 0, 9, 9, 5, 5}}) {
+       {Shape{1, 2, 1, 9, 9, 0, 40}, Shape{1, 2, 1, 9, 9, 40, 0}, Shape{1, 2, 1, 0, 0, 40, 33},
+        Shape{0, 2, 1, 9, 9, 40, 33}, Shape{1, 0, 0, 9, 9, 40, 33},
+        // Too few features or values for errors to average out.
+        Shape{1, 2, 1, 9, 9, 31, 64}, Shape{1, 2, 1, 9, 9, 64, 31}}) {
     CAPTURE(shape.batch, shape.heads, shape.query_tokens, shape.key_dim, shape.value_dim);
     same(Plain{.blocks = {.block = 4}}, shape);
     same(Past{.blocks = {.block = 4}}, shape);
@@ -311,15 +292,15 @@ TEST_CASE("precision: any strides", "[cpu]") {
                  mhla::tokens_first(y.view()), workspace);
     CHECK(bitwise_equal(mhla::tokens_first(y.view()), call::forward(variant, x).view()));
   };
-  check_strides(Plain{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 34, 17, 4});
-  check_strides(Past{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 34, 17, 4});
-  check_strides(Frames{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 17, 40});
+  check_strides(Plain{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 34, 33, 4});
+  check_strides(Past{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 34, 33, 4});
+  check_strides(Frames{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 33, 40});
 }
 
 TEST_CASE("precision: a packed batch is the loop over its sequences", "[cpu]") {
   const auto check_packed = [](const auto& attention) {
     const std::vector<std::int64_t> offsets = {0, 19, 19, 20, 63, 70};
-    const Operands<BFloat16> x = operands(attention, {1, 4, 2, 70, 70, 34, 17, 4, 9, 9});
+    const Operands<BFloat16> x = operands(attention, {1, 4, 2, 70, 70, 34, 33, 4, 9, 9});
     const auto batch = mhla::packed(fast(attention), offsets);
     const auto y = call::forward(batch, x);
     const Gradients<BFloat16> gradients = call::backward(batch, x);
@@ -344,7 +325,7 @@ TEST_CASE("precision: a packed batch is the loop over its sequences", "[cpu]") {
     check_gradients(gradients, expected);
   };
   check_packed(Plain{.blocks = {.block = 5}});
-  check_packed(Past{.blocks = {.block = 5}, .normalizer = {.epsilon = 5}});
+  check_packed(Past{.blocks = {.block = 5}});
 }
 
 // Masks with holes, and blocks that they empty: the first, the last, one of a pair, all.
@@ -357,7 +338,7 @@ TEST_CASE("precision: what a mask takes away takes part in nothing", "[cpu]") {
     for (Index n = 0; n < 8; ++n)
       for (Index t = 0; t < 15; ++t)
         mask(n, t) = rows[static_cast<std::size_t>(n)][static_cast<std::size_t>(t)] == '1';
-    const Operands<BFloat16> clean = operands(attention, {8, 4, 2, 15, 15, 34, 17, 4});
+    const Operands<BFloat16> clean = operands(attention, {8, 4, 2, 15, 15, 34, 33, 4});
     Operands<BFloat16> x = clean;
     for (Index n = 0; n < 8; ++n)
       for (Index t = 0; t < 15; ++t)
@@ -377,7 +358,7 @@ TEST_CASE("precision: what a mask takes away takes part in nothing", "[cpu]") {
     check_gradients(call::backward(masked, x), expected);
   };
   check_masks(Plain{.blocks = {.block = 4}, .normalizer = {.epsilon = 5}});
-  check_masks(Past{.blocks = {.block = 4}, .normalizer = {.epsilon = 5}});
+  check_masks(Past{.blocks = {.block = 4}});
 }
 
 namespace {
@@ -414,19 +395,18 @@ void check_executors(const V& attention, const Shape& shape) {
 
 TEST_CASE("precision: the same bits on every executor, with and without a forward state", "[cpu]") {
   SECTION("units for every slot, and some left over") {
-    check_executors(Plain{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 33, 24, 6});
-    check_executors(Past{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 33, 24});
-    check_executors(Frames{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 17, 24});
+    check_executors(Plain{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 33, 40, 6});
+    check_executors(Past{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 33, 40});
+    check_executors(Frames{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 33, 40});
   }
   SECTION("units that slots share, in several groups of rows") {
-    check_executors(Plain{.blocks = {.block = 2}}, {1, 2, 1, 151, 151, 32, 17, 2});
-    check_executors(Past{.blocks = {.block = 2}}, {1, 1, 1, 151, 151, 34, 17});
-    check_executors(Past{.blocks = {.block = 70}, .normalizer = {.epsilon = 500}},
-                    {1, 1, 1, 200, 200, 34, 17});
-    check_executors(Frames{.blocks = {.block = 2}}, {1, 2, 1, 151, 151, 17, 5});
+    check_executors(Plain{.blocks = {.block = 2}}, {1, 2, 1, 151, 151, 32, 33, 2});
+    check_executors(Past{.blocks = {.block = 2}}, {1, 1, 1, 151, 151, 34, 33});
+    check_executors(Past{.blocks = {.block = 70}}, {1, 1, 1, 200, 200, 34, 33});
+    check_executors(Frames{.blocks = {.block = 2}}, {1, 2, 1, 151, 151, 33, 34});
   }
   SECTION("value columns shared out") {
-    check_executors(Frames{.blocks = {.block = 5}}, {1, 1, 1, 83, 83, 16, 192});
+    check_executors(Frames{.blocks = {.block = 5}}, {1, 1, 1, 83, 83, 32, 192});
     check_executors(Frames{.blocks = {.block = 5}}, {1, 2, 2, 83, 83, 48, 128});
   }
 }
@@ -434,7 +414,7 @@ TEST_CASE("precision: the same bits on every executor, with and without a forwar
 TEST_CASE("precision: an exact backward pass takes no summaries that were rounded", "[cpu]") {
   const auto check_saved = [](const auto& attention) {
     const auto variant = fast(attention);
-    const Operands<BFloat16> x = operands(attention, {2, 4, 2, 48, 48, 16, 8});
+    const Operands<BFloat16> x = operands(attention, {2, 4, 2, 48, 48, 32, 40});
     mhla::ForwardState<float> state;
     call::forward(variant, x, SerialExecutor{}, &state);
     Gradients<BFloat16> saved = call::backward(variant, x, SerialExecutor{}, &state);
@@ -487,8 +467,8 @@ TEST_CASE("precision: a workspace has exactly the size asked for, and what it he
                     mhla::WorkspaceError);
     CHECK(bitwise_equal(again.view(), x.dy.view()));
   };
-  for (const Shape& shape : {Shape{2, 4, 2, 31, 31, 5, 7}, Shape{2, 4, 2, 31, 31, 34, 17, 4},
-                             Shape{1, 1, 1, 31, 31, 1, 1}, Shape{1, 1, 1, 31, 31, 16, 160},
+  for (const Shape& shape : {Shape{2, 4, 2, 31, 31, 37, 39}, Shape{2, 4, 2, 31, 31, 34, 33, 4},
+                             Shape{1, 1, 1, 31, 31, 32, 32}, Shape{1, 1, 1, 31, 31, 32, 160},
                              Shape{1, 2, 1, 31, 31, 33, 65}}) {
     CAPTURE(shape.key_dim, shape.value_dim);
     for (const Index block : {1, 4, 31}) {
@@ -504,16 +484,16 @@ TEST_CASE("precision: a workspace has exactly the size asked for, and what it he
       on(ShuffledExecutor{5});
     }
     check_workspace(Image{.blocks = {.grid = {1, 31}, .block = {1, 1}}},
-                    Shape{1, 2, 1, 31, 31, 4, shape.value_dim}, SerialExecutor{});
+                    Shape{1, 2, 1, 31, 31, 34, shape.value_dim}, SerialExecutor{});
   }
-  check_workspace(Past{.blocks = {.block = 150}}, {1, 2, 1, 150, 150, 17, 24}, SerialExecutor{});
+  check_workspace(Past{.blocks = {.block = 150}}, {1, 2, 1, 150, 150, 33, 40}, SerialExecutor{});
 }
 
 TEST_CASE("precision: a query sees nothing of later tokens, whatever they hold", "[cpu][figures]") {
   const auto check_past = [](const auto& attention, Index seen_from, Index key_dim) {
     constexpr Index tokens = 85;
     const auto variant = fast(attention);
-    const Operands<BFloat16> x = operands(attention, {1, 4, 2, tokens, tokens, key_dim, 17});
+    const Operands<BFloat16> x = operands(attention, {1, 4, 2, tokens, tokens, key_dim, 33});
     const Operands<BFloat16> other = operands(attention, x.shape(), 7);
     const auto y = call::forward(variant, x);
     for (const Index token : {1, 2, 7, 8, 11, 29, 30, 31, 64, 65, 84}) {
@@ -543,8 +523,8 @@ TEST_CASE("precision: a query sees nothing of later tokens, whatever they hold",
           const auto after = call::forward(variant, poisoned);
           for (Index h = 0; h < 4; ++h) {
             const bool reads = in_query ? h == 2 : h / 2 == 1;
-            CHECK(is_near(after, y, h, 0, reads ? hidden : tokens));
-            if (in_query) CHECK(is_near(after, y, h, token + 1, tokens));
+            CHECK(has_rows(after, y, h, 0, reads ? hidden : tokens));
+            if (in_query) CHECK(has_rows(after, y, h, token + 1, tokens));
           }
           if (value != value && (in_query || tensor == &Operands<BFloat16>::v))
             CHECK(std::isnan(mhla::load(after(0, 2, token, 0))));
@@ -557,11 +537,11 @@ TEST_CASE("precision: a query sees nothing of later tokens, whatever they hold",
     CHECK(bitwise_equal(call::forward(variant, poisoned).view(), y.view()));
   };
   check_past(Past{.blocks = {.block = 30}}, 0, 34);
-  check_past(Past{.blocks = {.block = 3}}, 0, 5);
-  check_past(Past{.blocks = {.block = 85}}, 0, 5);
-  check_past(Tokens{.blocks = {.block = 30}}, 0, 6);
-  check_past(Rowwise{.blocks = {.block = 30}}, 0, 9);
-  check_past(Frames{.blocks = {.block = 3}}, 3, 9);
+  check_past(Past{.blocks = {.block = 3}}, 0, 33);
+  check_past(Past{.blocks = {.block = 85}}, 0, 33);
+  check_past(Tokens{.blocks = {.block = 30}}, 0, 34);
+  check_past(Rowwise{.blocks = {.block = 30}}, 0, 17);
+  check_past(Frames{.blocks = {.block = 3}}, 3, 33);
 }
 
 // Of a gradient, too: dq_t is of keys up to t, dk_j and dv_j are of queries from j on.
@@ -570,34 +550,87 @@ TEST_CASE("precision: gradients are those of what a query sees, whatever the res
   const auto check_past = [](const auto& attention) {
     constexpr Index tokens = 75;
     const auto variant = fast(attention);
-    const Operands<BFloat16> x = operands(attention, {1, 2, 1, tokens, tokens, 17, 9});
+    const Operands<BFloat16> x = operands(attention, {1, 2, 1, tokens, tokens, 34, 33});
     const auto before = call::backward(variant, x);
     for (const Index token : {1, 2, 8, 11, 30, 31, 65}) {
       CAPTURE(token);
-      for (const float value : {not_a_number, infinity}) {
+      for (const float value : {1e3f, 3e38f, not_a_number, infinity}) {
         Operands<BFloat16> poisoned = x;
         fill_token(poisoned.v, 0, token, value);
         Gradients<BFloat16> after = call::backward(variant, poisoned);
-        for (const Index h : {0, 1}) CHECK(is_near(after.query, before.query, h, 0, token));
+        for (const Index h : {0, 1}) CHECK(has_rows(after.query, before.query, h, 0, token));
         poisoned = x;
         fill_token(poisoned.k, 0, token, value);
         after = call::backward(variant, poisoned);
-        for (const Index h : {0, 1}) CHECK(is_near(after.query, before.query, h, 0, token));
+        for (const Index h : {0, 1}) CHECK(has_rows(after.query, before.query, h, 0, token));
         poisoned = x;
         fill_token(poisoned.dy, 1, token, value);
         after = call::backward(variant, poisoned);
-        CHECK(is_near(after.query, before.query, 0, 0, tokens));
-        CHECK(is_near(after.query, before.query, 1, 0, token));
-        CHECK(is_near(after.query, before.query, 1, token + 1, tokens));
-        CHECK(is_near(after.key, before.key, 0, token + 1, tokens));
-        CHECK(is_near(after.value, before.value, 0, token + 1, tokens));
+        CHECK(has_rows(after.query, before.query, 0, 0, tokens));
+        CHECK(has_rows(after.query, before.query, 1, 0, token));
+        CHECK(has_rows(after.query, before.query, 1, token + 1, tokens));
+        CHECK(has_rows(after.key, before.key, 0, token + 1, tokens));
+        CHECK(has_rows(after.value, before.value, 0, token + 1, tokens));
       }
     }
   };
   check_past(Past{.blocks = {.block = 30}});
   check_past(Past{.blocks = {.block = 3}});
   check_past(Past{.blocks = {.block = 75}});
+  check_past(Tokens{.blocks = {.block = 30}});
   check_past(Rowwise{.blocks = {.block = 30}});
+}
+
+namespace {
+
+// Values whose mean changes along the tokens, by a multiple of their spread.
+struct Course {
+  const char* name;
+  float (*at)(Index token, Index tokens, Index block, Index column);
+};
+constexpr Course courses[] = {
+    {"a mean for each block",
+     [](Index, Index, Index block, Index column) {
+       return static_cast<float>((block * 37 + column * 53) % 64) / 18.0f - 1.75f;  // spread 1
+     }},
+    {"a ramp", [](Index token, Index tokens, Index,
+                  Index) { return static_cast<float>(token) / static_cast<float>(tokens); }},
+    {"a step",
+     [](Index token, Index tokens, Index, Index) { return token < tokens / 3 ? 0.0f : 1.0f; }},
+    {"the last token",
+     [](Index token, Index tokens, Index, Index column) {
+       return token + 1 < tokens ? 0.0f : column % 2 == 0 ? 100.0f : -60.0f;
+     }},
+};
+
+}  // namespace
+
+// What v's mean does along the tokens does not show: the part that v_j - y_t lacks is taken out
+// before it is rounded, and where the mix is so local that this is not one mean for all queries,
+// nothing is rounded.
+TEST_CASE("precision: gradients are as close to the oracle whatever course v's mean takes",
+          "[cpu]") {
+  constexpr Index tokens = 240;
+  const Index block = GENERATE(3, 15);
+  const auto mixing = GENERATE(0, 1, 2);  // of all blocks alike, fewer with the distance, itself
+  const Plain attention{.blocks = {.block = block}};
+  Operands<BFloat16> plain = call::operands<BFloat16>(attention, {1, 2, 1, tokens, tokens, 40, 48});
+  const Index blocks = tokens / block;
+  for (Index i = 0; i < blocks; ++i)
+    for (Index b = 0; b < blocks; ++b) {
+      const float near = 1 - static_cast<float>(std::abs(i - b)) / static_cast<float>(blocks);
+      plain.mix(0, i, b) = mixing == 0 ? 1.0f : mixing == 1 ? near : i == b ? 1.0f : 0.0f;
+    }
+  for (const Course& course : courses)
+    for (const float size : {1.0f, 10.0f, 100.0f}) {
+      CAPTURE(block, mixing, course.name, size);
+      Operands<BFloat16> x = plain;
+      for (Index t = 0; t < tokens; ++t)
+        for (Index c = 0; c < x.v.extent(3); ++c)
+          mhla::store(x.v(0, 0, t, c),
+                      mhla::load(x.v(0, 0, t, c)) + size * course.at(t, tokens, t / block, c));
+      check_backward(attention, x);
+    }
 }
 
 TEST_CASE("precision: a NaN reaches its row, its column or its head", "[cpu]") {
@@ -633,9 +666,9 @@ TEST_CASE("precision: a NaN reaches its row, its column or its head", "[cpu]") {
     }
   };
   const Plain attention{.blocks = {.block = 4}};
-  for (const Index dim : {1, 2, 5, 16, 17, 34, 47}) {
-    check_reach(attention, dim, 5);
-    check_reach(attention, 5, dim);
+  for (const Index dim : {32, 33, 48}) {
+    check_reach(attention, dim, 35);
+    check_reach(attention, 35, dim);
     check_reach(attention, dim, dim);
   }
 }
@@ -669,16 +702,16 @@ TEST_CASE("precision: exact is the default, and rounds what float has once", "[c
     Gradients<float> exact_float = call::backward(attention, wide);
     call::check_same_bits(fast_float, exact_float);
   };
-  check_exact(Plain{.blocks = {.block = 7}}, {1, 4, 2, 60, 60, 34, 17, 4});
-  check_exact(Past{.blocks = {.block = 7}}, {1, 4, 2, 60, 60, 34, 17});
+  check_exact(Plain{.blocks = {.block = 7}}, {1, 4, 2, 60, 60, 34, 33, 4});
+  check_exact(Past{.blocks = {.block = 7}}, {1, 4, 2, 60, 60, 34, 33});
   const auto check_ignored = [](const auto& x) {
     const Plain attention{.blocks = {.block = 7}};
     CHECK(bitwise_equal(call::forward(fast(attention), x).view(),
                         call::forward(attention, x).view()));
   };
   const Plain attention{.blocks = {.block = 7}};
-  check_ignored(operands<mhla::Half>(attention, {1, 4, 2, 60, 60, 34, 17}));
-  check_ignored(operands<double>(attention, {1, 4, 2, 60, 60, 34, 17}));
+  check_ignored(operands<mhla::Half>(attention, {1, 4, 2, 60, 60, 34, 33}));
+  check_ignored(operands<double>(attention, {1, 4, 2, 60, 60, 34, 33}));
 }
 
 TEST_CASE("precision: the stand-in is used everywhere, else the machine decides, and it is told",

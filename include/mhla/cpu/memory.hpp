@@ -34,6 +34,8 @@ struct Needs {
   Index mixing_products;
 
   bool factored() const { return mixing_products > 0; }
+  /// Whether a unit may turn out to need the exact pass, too (pairs/centers.hpp).
+  bool may_be_exact() const { return !pairs || (backward && normalizer()); }
   bool normalizer() const { return mixed_key_sums || mixed_products; }
 };
 
@@ -104,7 +106,8 @@ struct SlotScratch {
     denominators = arena.take<A>(needs.normalizer() ? e.tile_tokens : 0);
     inverses = arena.take<A>(denominators.size);
     grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
-    mixed_summaries = arena.take<A>(needs.pairs ? 0 : checked_mul(group_rows, e.summary_stride()));
+    mixed_summaries =
+        arena.take<A>(needs.may_be_exact() ? checked_mul(group_rows, e.summary_stride()) : 0);
     if (needs.pairs) pairs = PairScratch(arena, e, group_rows, needs.own_tiles, needs.backward);
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
@@ -162,7 +165,7 @@ struct UnitMemory {
   Span<Pair> paired_gradients;   // [matrices, pairs of query blocks]
   Span<Pair> finite_summaries;   // [pairs of key blocks]
   Span<Pair> finite_gradients;   // [matrices, pairs of query blocks]
-  Span<float> value_mean;        // [value_dim]
+  Centers centers;               // of a backward pass with a normalizer
   Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
   Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
   // Structured mixings only, whose list takes one matrix after the other; key sums likewise:
@@ -180,8 +183,12 @@ struct UnitMemory {
   UnitMemory() = default;
   UnitMemory(Arena& arena, const Extents& e, const Needs& needs) {
     const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));
-    if (needs.pairs) {
+    if (needs.may_be_exact() && needs.sums) {
+      summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
+    } else if (needs.pairs) {
       summaries = arena.take<A>(needs.normalizer() ? checked_mul(e.key_blocks, e.feature_dim) : 0);
+    }
+    if (needs.pairs) {
       const SummaryShape shape = paired_summary(e, needs.backward);
       paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
       finite_summaries = arena.take<Pair>(pairs_of(e.key_blocks));
@@ -189,10 +196,8 @@ struct UnitMemory {
         paired_gradients =
             arena.take<Pair>(checked_mul(e.matrices, PairedSummaries::size(shape, e.query_blocks)));
         finite_gradients = arena.take<Pair>(checked_mul(e.matrices, pairs_of(e.query_blocks)));
-        value_mean = arena.take<float>(needs.normalizer() ? e.value_dim : 0);
+        if (needs.normalizer()) centers = Centers(arena, e);
       }
-    } else if (needs.sums) {
-      summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
     }
     if (needs.factored()) {
       mixing_products = arena.take<MixingProduct>(needs.mixing_products);
@@ -202,7 +207,8 @@ struct UnitMemory {
         grad_mixed = arena.take<A>(SummaryRows<A>::size(e, needs.mixing_rows, needs.normalizer()));
     } else if (needs.backward && needs.sums) {
       const Index rows = checked_mul(e.matrices, e.query_blocks);
-      grad_mixed_summaries = arena.take<A>(needs.pairs ? 0 : checked_mul(rows, e.summary_stride()));
+      grad_mixed_summaries =
+          arena.take<A>(needs.may_be_exact() ? checked_mul(rows, e.summary_stride()) : 0);
       grad_mixed_key_sums =
           arena.take<A>(needs.mixed_key_sums ? checked_mul(rows, e.feature_dim) : 0);
     }

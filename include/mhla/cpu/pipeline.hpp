@@ -93,21 +93,32 @@ struct BackwardPlan {
   }
 };
 
-/// Whether products with tensors of T are products of bfloat16 in pairs.
+/// Whether a call's products with tensors of T are products of bfloat16 in pairs: not of heads so
+/// small that the rounding of their few features or values does not average out.
 template <class T, class V>
-bool multiplies_pairs(const V& attention) {
+bool multiplies_pairs(const V& attention, const Problem& problem) {
+  constexpr Index few = 32;
   return std::is_same_v<T, BFloat16> && !factors_mixing<V> &&
-         attention.precision == Precision::fast && has_pair_products();
+         attention.precision == Precision::fast && has_pair_products() &&
+         problem.feature_dim >= few && problem.shape.value_dim >= few;
 }
 
-/// The same of the backward pass, in which rounding shows where differences are formed: with a
-/// normalizer, unless what numerators and denominators have in common is taken out before (a mean
-/// of v is, pairs/backward_unit.hpp, if both have the same features; a mean of the features is not,
-/// so they must begin at 0); and in the derivative of a map of rows, such as a softmax.
+/// Whether a variant's backward pass can be rounded. Rounding shows where differences are formed:
+/// in the derivative of a map of rows, such as a softmax; and with a normalizer, unless what
+/// numerators and denominators have in common is taken out before (pairs/centers.hpp). That is
+/// possible where every query sees the same keys: under a causality it would be of tokens that some
+/// do not see.
+template <class L>
+inline constexpr bool rounds_backward =
+    ElementwiseFeatureMap<typename L::FeatureMapType> && !mixes_products<L> && !factors_mixing<L> &&
+    !(normalizes<L> && sees_past_only<L>);
+
+/// The same of a call. With a normalizer numerators and denominators must have the same features,
+/// which begin at 0.
 template <class T, class V>
-bool multiplies_pairs_backward(const V& attention) {
-  if (!multiplies_pairs<T>(attention)) return false;
-  if constexpr (mixes_products<V> || !ElementwiseFeatureMap<typename V::FeatureMapType>) {
+bool multiplies_pairs_backward(const V& attention, const Problem& problem) {
+  if (!multiplies_pairs<T>(attention, problem)) return false;
+  if constexpr (!rounds_backward<LoweredOf<V>>) {
     return false;
   } else if constexpr (!normalizes<V>) {
     return true;
@@ -291,18 +302,25 @@ void take_up_summaries(const Unit<A>& unit, const SummaryRows<const A>& saved,
   });
 }
 
-/// One sequence and kv head of a backward call with Precision::fast.
+/// One sequence and kv head of a backward call with Precision::fast. False if nothing was done,
+/// since rounding would show.
 template <class L>
-void backward_in_pairs(const Operands<L, BFloat16>& operands,
+bool backward_in_pairs(const Operands<L, BFloat16>& operands,
                        const BackwardRequest<L, BFloat16>& request, const Unit<float>& unit,
                        const float* saved, float* grad_mixing, const ExecutorRef& loop) {
-  const float* const mean = pairs::mean_of_values(operands, unit, loop);
-  if (saved == nullptr) {
-    pairs::summarize_unit(operands, unit, mean, {}, loop);
-  } else {
-    pairs::take_up_summaries(operands.plan, unit, mean, saved, loop);
+  const Centers* centers = nullptr;
+  if constexpr (normalizes<L>) {
+    const pairs::Rounding rounding = pairs::center_unit(operands, unit, loop);
+    if (rounding == pairs::Rounding::nothing) return false;
+    if (rounding == pairs::Rounding::centered) centers = &unit.memory.centers;
   }
-  pairs::backward_unit(operands, request, unit, mean, grad_mixing, loop);
+  if (saved == nullptr) {
+    pairs::summarize_unit(operands, unit, centers, {}, loop);
+  } else {
+    pairs::take_up_summaries(operands.plan, unit, saved, loop);
+  }
+  pairs::backward_unit(operands, request, unit, centers, grad_mixing, loop);
+  return true;
 }
 
 /// Calls run_unit(sequence, kv_head, memory, partial sum of dmix, loop) for all units of a backward
@@ -356,12 +374,12 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
                        const ExecutorRef& loop) {
     const A* const kept =
         saved.size == 0 ? nullptr : saved.data + (s * kv_heads + kv_head) * saved_size;
-    if constexpr (std::is_same_v<T, BFloat16> && !mixes_products<L> &&
-                  ElementwiseFeatureMap<typename L::FeatureMapType>) {
-      if (plan.pairs)
-        return backward_in_pairs(operands, request,
-                                 unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed),
-                                 kept, grad_mixing, loop);
+    if constexpr (std::is_same_v<T, BFloat16> && rounds_backward<L>) {
+      if (plan.pairs &&
+          backward_in_pairs(operands, request,
+                            unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed), kept,
+                            grad_mixing, loop))
+        return;
     }
     const Unit<A> unit =
         unit_of(plan, s, kv_head, memory, memory.summaries.data, Orientation::transposed);
@@ -389,8 +407,8 @@ Index forward_workspace_size(const V& attention, const Shape& shape, const E& ex
   const Problem problem = checked_problem(attention, shape);
   Arena arena;
   if (!shape.empty())
-    cpu::ForwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(arena, attention, problem, executor,
-                                                        cpu::multiplies_pairs<T>(attention));
+    cpu::ForwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(
+        arena, attention, problem, executor, cpu::multiplies_pairs<T>(attention, problem));
   return arena.used();
 }
 
@@ -403,7 +421,7 @@ Index backward_workspace_size(const V& attention, const Shape& shape, const E& e
   Arena arena;
   if (!shape.empty())
     cpu::BackwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(
-        arena, attention, problem, executor, cpu::multiplies_pairs_backward<T>(attention));
+        arena, attention, problem, executor, cpu::multiplies_pairs_backward<T>(attention, problem));
   return arena.used();
 }
 
@@ -458,7 +476,7 @@ void forward_into(const V& attention, const E& executor,
   }
   Arena arena(workspace);
   cpu::ForwardPlan<cpu::LoweredOf<V>, A> forward(arena, attention, problem, executor,
-                                                 cpu::multiplies_pairs<T>(attention));
+                                                 cpu::multiplies_pairs<T>(attention, problem));
   forward.plan.pack_mixing(mix);
   cpu::run_forward(
       cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), forward.plan, q, k, v, mix}, y,
@@ -508,8 +526,9 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
   Span<const A> kept;
   if (saved != nullptr)
     kept = saved->summaries(shape, fingerprint_of<T>(attention, problem, Borrowed::contents));
-  const bool in_pairs = cpu::multiplies_pairs_backward<T>(attention);
-  if (!in_pairs && cpu::multiplies_pairs<T>(attention)) kept = {};  // they were rounded
+  const bool in_pairs = cpu::multiplies_pairs_backward<T>(attention, problem);
+  if (cpu::multiplies_pairs<T>(attention, problem) && (!in_pairs || normalizes<cpu::LoweredOf<V>>))
+    kept = {};  // they were rounded
   require_workspace(workspace, backward_workspace_size<T>(attention, shape, executor),
                     "mhla::backward_into");
 

@@ -217,6 +217,7 @@ struct Plan {
     for (Index h = 0; h < mix_heads; ++h)
       for (Index i = 0; i < rows; ++i)
         for (Index b = 0; b < cols; ++b) {
+          if (sees_past_only<L> && b > i - lag_of(sight_of<L>)) continue;
           float& m = mixing[(h * rows + i) * cols + b];
           float rest = m;
           for (Index part = 0; part < mixing_parts; ++part) {
@@ -224,7 +225,6 @@ struct Plan {
             store(rounded, rest);
             rest -= load(rounded);
             if (mixing_parts == 1) m = load(rounded);
-            if (sees_past_only<L> && b > i - lag_of(sight_of<L>)) continue;
             const Index matrix = part * mix_heads + h;
             const Pair bits = rounded.bits;
             paired_mixing[(matrix * rows + i) * pairs_of(cols) + b / 2] |= bits << b % 2 * 16;

@@ -162,7 +162,7 @@ class HostHeads {
     }
     if (!own_.shape.empty())
       memory.plan.emplace(arena, attention_, own_, executor,
-                          cpu::multiplies_pairs_backward<T>(attention_));
+                          cpu::multiplies_pairs_backward<T>(attention_, own_));
     return memory;
   }
   // Rank 0 gets the partial sums of all heads, in the order in which one process adds them up.

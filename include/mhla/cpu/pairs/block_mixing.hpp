@@ -77,9 +77,8 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
             multiply(*part, terms.weights.range(row, rows, begin, end), from.range(begin, end),
                      into);
           } else {
-            multiply_triangle(*part, terms.weights.range(row, rows, 0, terms.weights.pairs), from,
-                              terms.summaries.blocks,
-                              {blocks.triangle.first + row, blocks.triangle.future}, into);
+            multiply_triangle(*part, terms.weights.range(row, rows, begin, end),
+                              from.range(begin, end), blocks.triangle.of(row, begin), into);
           }
         }
       }

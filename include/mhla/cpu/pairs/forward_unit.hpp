@@ -15,6 +15,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/forward_unit.hpp>
 #include <mhla/cpu/pairs/block_mixing.hpp>
+#include <mhla/cpu/pairs/centers.hpp>
 #include <mhla/cpu/pairs/memory.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/pairs/token_block.hpp>
@@ -36,10 +37,11 @@ struct KeptSummaries {
   Index first_column;
 };
 
-/// Sums S_b and z_b of one block, in float only if they are kept or have several tiles.
+/// Sums S_b, with `centers` C_b, and z_b of one block, in float only if they are kept, have several
+/// tiles or are centered.
 template <class L>
 void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& unit, Index b,
-                     const float* mean, const KeptSummaries& kept,
+                     const Centers* centers, const KeptSummaries& kept,
                      const SlotScratch<float>& scratch) {
   const BlockTable& table = operands.plan.tables.keys;
   const BlockSpan& block = table.blocks[unit.keys.first_block + b];
@@ -56,18 +58,27 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
   if (block.tiles == 0) set_zero(sums, key_sum);
   for (Index i = 0; i < block.tiles; ++i) {
     const TokenTile& tile = table.tiles[block.first_tile + i];
-    const Into into = i == 0 ? Into::overwrite : Into::add;
+    const bool last = i + 1 == block.tiles;
+    Into into = i == 0 ? Into::overwrite : Into::add;
     const PairPanel k =
         pack_keys(operands, tile, keys, {key_sum, scratch.key_sum_rest}, into, scratch);
-    const PairPanel v =
-        pack_values(table, tile, values, mean, scratch.values, scratch.pairs.values);
+    const PairPanel v = pack_values(table, tile, values, scratch.values, scratch.pairs.values);
+    if (centers != nullptr) {
+      const Panel<float> rows = whole_panel(scratch.pairs.tile.data, 2, k.cols);
+      multiply(rows.row_range(0, 1), LeftFactor::ones(tile.tokens), k, into);
+      if (last) {
+        subtract_means(*centers, b, rows.col_range(0, k.cols), sums.col_range(0, k.cols), into);
+        into = Into::add;
+      }
+    }
     const bool straight = unit.orientation == Orientation::straight;
     const LeftFactor a = LeftFactor::transposed(straight ? k : v);
     Prefetch next = prefetch_tile(table, unit.keys, block.first_tile + i + 1, {keys, values});
-    if (i + 1 < block.tiles || keeps) {
+    if (!last || keeps) {
       multiply(sums, a, straight ? v : k, into, &next);
     } else {
-      multiply_into_half(summary, half, a, straight ? v : k, i == 0 ? Panel<float>{} : sums, &next);
+      multiply_into_half(summary, half, a, straight ? v : k,
+                         into == Into::add ? sums : Panel<float>{}, &next);
     }
   }
   if (block.tiles == 0 || keeps) round_into_half(summary, half, sums);
@@ -83,14 +94,14 @@ inline void note_finite(const PairedSummaries& summaries, Index b, Span<Pair> fi
   finite[b / 2] = all_finite({summaries.with(b).data, 1, summaries.stride(), 0});
 }
 
-/// S_b and z_b of every key block, of the values less `mean`, if any.
+/// S_b, with `centers` C_b, and z_b of every key block.
 template <class L>
 void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                    const float* mean, const KeptSummaries& kept, const ExecutorRef& loop) {
+                    const Centers* centers, const KeptSummaries& kept, const ExecutorRef& loop) {
   const Plan<L, float>& plan = operands.plan;
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
-      summarize_block(operands, unit, b, mean, kept, plan.scratch[slot]);
+      summarize_block(operands, unit, b, centers, kept, plan.scratch[slot]);
     if constexpr (sees_past_only<L>)
       note_finite(summaries_of(plan, unit), 2 * pair, unit.memory.finite_summaries);
   });
@@ -169,8 +180,8 @@ OwnTile<float> pack_own_tile(const Operands<L, BFloat16>& operands, const Unit<f
   const OwnTile<float> own =
       pack_own_keys(operands, unit, tile, own_weight, running_key_sum, scratch);
   transposed(pair_features(own.rotated, scratch.pairs.feature_rows), scratch.pairs.columns);
-  pack_values(operands.plan.tables.queries, tile, key_rows(unit, operands.v), nullptr,
-              scratch.values, scratch.pairs.values);
+  pack_values(operands.plan.tables.queries, tile, key_rows(unit, operands.v), scratch.values,
+              scratch.pairs.values);
   return own;
 }
 

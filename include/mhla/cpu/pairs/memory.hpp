@@ -78,6 +78,67 @@ struct MixedSummaries {
   }
 };
 
+/// Of a block's values (pairs/centers.hpp).
+struct Moments {
+  float sum = 0;      // |sum_j v_j|^2
+  float squares = 0;  // sum_j |w_j|^2
+  float fourths = 0;  // sum_j |w_j|^4
+};
+
+/// Of a unit's backward pass with a normalizer: what pairs/centers.hpp takes out.
+struct Centers {
+  Span<float> value;        // [value_dim]: mu
+  Span<Pair> paired_value;  // [halves of values]: mu
+  Span<float> feature;      // [feature_dim]: zeta
+  Span<float> tokens;       // [key blocks]: n_b
+  Span<Moments> moments;    // [key blocks]
+  Span<float> value_sums;   // [key blocks, 2, value_dim]: mu and W_b
+  Span<float> mixed_sums;   // [matrices, query blocks, value_dim]: W~_i
+  Span<float> grad_sums;    // [matrices, query blocks, value_dim]: p_i
+  Span<float> condition;    // [matrices, query blocks, 2]: both sides of is_local
+
+  static constexpr Index rows_at_once = 16;  // of W~
+
+  Centers() = default;
+  Centers(Arena& arena, const Extents& e) {
+    const Index rows = checked_mul(e.matrices, e.query_blocks);
+    value = arena.take<float>(e.value_dim);
+    paired_value = arena.take<Pair>(pairs_of(e.value_dim));
+    feature = arena.take<float>(e.feature_dim);
+    tokens = arena.take<float>(e.key_blocks);
+    moments = arena.take<Moments>(e.key_blocks);
+    value_sums = arena.take<float>(checked_mul(e.key_blocks, checked_mul(2, e.value_dim)));
+    mixed_sums = arena.take<float>(checked_mul(rows, e.value_dim));
+    grad_sums = arena.take<float>(mixed_sums.size);
+    condition = arena.take<float>(checked_mul(rows, 2));
+  }
+
+  Panel<float> center_and_sum(Index b) const {
+    return panel(value_sums.data + 2 * b * value.size, 2, value.size);
+  }
+  Span<float> center(Index b) const { return {center_and_sum(b).row(0), value.size}; }
+  Span<float> sum(Index b) const { return {center_and_sum(b).row(1), value.size}; }
+  Panel<float> sums(Index blocks) const {
+    return {value_sums.data + value.size, blocks, value.size, 2 * value.size};
+  }
+  Panel<float> mixed(const Extents& e, Index matrix, Index first, Index rows) const {
+    return panel(mixed_sums.data + (matrix * e.query_blocks + first) * value.size, rows,
+                 value.size);
+  }
+  Span<float> mixed(const Extents& e, Index matrix, Index block) const {
+    return {mixed(e, matrix, block, 1).data, value.size};
+  }
+  Panel<float> gradients(const Extents& e, Index matrix, Index rows) const {
+    return panel(grad_sums.data + matrix * e.query_blocks * value.size, rows, value.size);
+  }
+  Span<float> gradient(const Extents& e, Index matrix, Index block) const {
+    return {gradients(e, matrix, block + 1).row(block), value.size};
+  }
+  float* sides(const Extents& e, Index matrix, Index block) const {
+    return condition.data + 2 * (matrix * e.query_blocks + block);
+  }
+};
+
 /// Elements of each half that are mixed at once.
 inline constexpr Index mixed_at_once = 64;
 
@@ -95,6 +156,7 @@ struct PairScratch {
   Span<float> tile;              // [tile tokens, value_dim or feature_dim]: numerators, gradients
   Span<float> value_gradients;   // [tile tokens, value_dim]: dV
   Span<float> mixed_sums;        // [2, group rows, mixed_at_once]
+  Span<float> products;          // [Centers::rows_at_once, key blocks]: backward
   // Under Causal:
   Span<Pair> columns;               // [halves of features or values, tile tokens]: transposes
   Span<Pair> scores;                // [tile tokens, pairs of tile tokens]
@@ -124,9 +186,10 @@ struct PairScratch {
     turned = arena.take<Pair>(backward ? checked_mul(pairs_of(e.feature_dim), value_cols) : 0);
     summary = arena.take<float>(summary_size);
     summary_gradient = arena.take<float>(backward ? summary_size : 0);
-    tile = arena.take<float>(checked_mul(tokens, most_cols));
+    tile = arena.take<float>(checked_mul((std::max)(tokens, Index{2}), most_cols));
     value_gradients = arena.take<float>(backward ? checked_mul(tokens, value_cols) : 0);
     mixed_sums = arena.take<float>(checked_mul(2 * mixed_at_once, group_rows));
+    products = arena.take<float>(backward ? checked_mul(Centers::rows_at_once, e.key_blocks) : 0);
     if (!own_tiles) return;
     columns = arena.take<Pair>(checked_mul(pairs_of(most_cols), whole_columns(tokens)));
     scores = arena.take<Pair>(checked_mul(tokens, pairs_of(tokens)));

@@ -69,6 +69,13 @@ struct LeftFactor {
     part.pairs = end - begin;
     return part;
   }
+  /// One row of ones.
+  static LeftFactor ones(Index terms) {
+    static constexpr Pair one = 0x3f803f80;
+    LeftFactor factor(PairedRows{const_cast<Pair*>(&one), 1, terms, 0});
+    factor.pair_stride = 0;
+    return factor;
+  }
   static LeftFactor transposed(const PairPanel& a) {
     LeftFactor factor(PairedRows{a.data, a.cols, 2 * a.pairs, 1});
     factor.pair_stride = a.stride;
@@ -84,27 +91,25 @@ MHLA_OUT_OF_LINE const PairFunctions<T>& pair_functions() {
   return *functions;
 }
 
-/// to = from [rows, cols], each row less `minus` unless that is null, rounded, in pairs of rows.
+/// to = from [rows, cols], rounded, in pairs of rows.
 template <class Stored>
-void pair_rows(const PairPanel& to, Index rows, const Rows<const Stored>& from,
-               const float* minus = nullptr) {
+void pair_rows(const PairPanel& to, Index rows, const Rows<const Stored>& from) {
   const PairFunctions<float>& kernels = pair_functions<float>();
   if constexpr (std::is_same_v<Stored, float>) {
-    kernels.pair_rows(rows, to.cols, from, minus, to.data, to.stride);
+    kernels.pair_rows(rows, to.cols, from, to.data, to.stride);
   } else {
-    kernels.pair_stored_rows(rows, to.cols, from, minus, to.data, to.stride);
+    kernels.pair_stored_rows(rows, to.cols, from, to.data, to.stride);
   }
 }
 
 /// The same in pairs of features.
 template <class Stored>
-void pair_columns(const PairedRows& to, const Rows<const Stored>& from,
-                  const float* minus = nullptr) {
+void pair_columns(const PairedRows& to, const Rows<const Stored>& from) {
   const PairFunctions<float>& kernels = pair_functions<float>();
   if constexpr (std::is_same_v<Stored, float>) {
-    kernels.pair_columns(to.rows, to.cols, from, minus, to.data, to.stride);
+    kernels.pair_columns(to.rows, to.cols, from, to.data, to.stride);
   } else {
-    kernels.pair_stored_columns(to.rows, to.cols, from, minus, to.data, to.stride);
+    kernels.pair_stored_columns(to.rows, to.cols, from, to.data, to.stride);
   }
 }
 
@@ -141,6 +146,18 @@ MHLA_OUT_OF_LINE inline void transpose(const PairPanel& to, const PairedRows& fr
 MHLA_OUT_OF_LINE inline void add_rows(const Span<float>& sum, const Rows<const BFloat16>& from,
                                       Index rows) {
   pair_functions<float>().add_rows(rows, sum.size, from, sum.data);
+}
+
+/// squares_r = |from_r - center|^2 of `rows` rows.
+template <class Stored>
+MHLA_OUT_OF_LINE void row_distances(const Rows<Stored>& from, Index rows, Span<const float> center,
+                                    Span<float> squares) {
+  const PairFunctions<float>& kernels = pair_functions<float>();
+  if constexpr (std::is_same_v<std::remove_const_t<Stored>, float>) {
+    kernels.row_distances(rows, center.size, from, center.data, squares.data);
+  } else {
+    kernels.stored_row_distances(rows, center.size, from, center.data, squares.data);
+  }
 }
 
 /// to [cols, rows] = from [rows, cols]^T, both in pairs of their halves.
@@ -276,6 +293,8 @@ struct Triangle {
   Index end(Index row, Index rows, Index pairs) const {
     return future ? pairs : pairs_of(first + row + rows - 1);
   }
+  /// The triangle of rows from `row` on and of pairs from `begin` on.
+  Triangle of(Index row, Index begin) const { return {first + row - 2 * begin, future}; }
 };
 
 /// 0 in the columns, here those of tokens, that a row lacks but its strip has.
@@ -303,32 +322,51 @@ inline PairedRows multiply_scores(Span<Pair> memory, const LeftFactor& a, const 
   return scores;
 }
 
-/// sums (+)= a b for a triangle, term by term: what a row lacks is not read, so that a NaN there
-/// does not spread. Slow: for factors that are not finite.
+/// sums (+)= a b for a strip of a triangle whose b is not finite: row after row, of copies of b
+/// with 0 where the row sees nothing, so that a NaN there does not spread. The bits are those of
+/// one product, of an a with 0 there: a copy is as deep as the strip, or a multiple of what an
+/// instruction takes at once.
 MHLA_OUT_OF_LINE inline void multiply_triangle(const Panel<float>& sums, const LeftFactor& a,
-                                               const PairPanel& b, Index terms, Triangle triangle,
-                                               Into into) {
-  const auto add_term = pair_functions<float>().add_term;
-  for (Index r = 0; r < sums.rows; ++r) {
-    if (into == Into::overwrite) std::fill_n(sums.row(r), sums.cols, 0.0f);
-    const Index seen = triangle.first + r;
-    for (Index t = triangle.future ? seen : 0; t < (triangle.future ? terms : seen); ++t)
-      add_term(sums.cols, a.row(r)[t / 2 * a.pair_stride], b.row(t / 2), t % 2 != 0, sums.row(r));
-  }
+                                               const PairPanel& b, Triangle triangle, Into into) {
+  constexpr Index cols = tile_side;
+  constexpr Index piece = 4 * tile_side;  // pairs
+  Pair copy[2 * piece * cols];
+  const auto sees = [&](Index row, Index term) {
+    return (term < triangle.first + row) != triangle.future;
+  };
+  for (Index r = 0; r < sums.rows; ++r)
+    for (Index col = 0; col < whole_columns(b.cols); col += cols) {
+      Index done = 0;
+      do {
+        const Index count = b.pairs - done < 2 * piece ? b.pairs - done : piece;
+        for (Index k = 0; k < count; ++k) {
+          const Index term = 2 * (done + k);
+          const Pair seen = (sees(r, term) ? 0xffffu : 0u) | (sees(r, term + 1) ? 0xffff0000u : 0u);
+          for (Index c = 0; c < cols; ++c) copy[k * cols + c] = b.row(done + k)[col + c] & seen;
+        }
+        multiply(Panel<float>{sums.row(r) + col, 1, cols, cols}, a.range(r, 1, done, done + count),
+                 PairPanel{copy, count, cols, cols}, done == 0 ? into : Into::add);
+        done += count;
+      } while (done < b.pairs);
+    }
 }
 
 /// sums += scores b for a triangle of a tile's tokens.
 inline void add_triangle(const Panel<float>& sums, const PairedRows& scores, const PairPanel& b,
                          Triangle triangle) {
-  const LeftFactor a = scores;
-  if (!all_finite(b)) return multiply_triangle(sums, a, b, scores.cols, triangle, Into::add);
   clear_rest(scores, triangle);
-  for (Index row = 0; row < a.rows; row += triangle_rows) {
-    const Index rows = a.rows - row < triangle_rows ? a.rows - row : triangle_rows;
+  const bool finite = all_finite(b);
+  for (Index row = 0; row < scores.rows; row += triangle_rows) {
+    const Index rows = scores.rows - row < triangle_rows ? scores.rows - row : triangle_rows;
     const Index begin = triangle.begin(row);
     const Index end = triangle.end(row, rows, b.pairs);
-    multiply(sums.row_range(row, rows), a.range(row, rows, begin, end), b.range(begin, end),
-             Into::add);
+    const Panel<float> to = sums.row_range(row, rows);
+    const LeftFactor a = LeftFactor(scores).range(row, rows, begin, end);
+    if (finite) {
+      multiply(to, a, b.range(begin, end), Into::add);
+    } else {
+      multiply_triangle(to, a, b.range(begin, end), triangle.of(row, begin), Into::add);
+    }
   }
 }
 

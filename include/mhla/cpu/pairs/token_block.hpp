@@ -22,23 +22,23 @@ void with_rows(const BlockTable& table, const TokenTile& tile,
   visit(readable_rows<BFloat16, float>(table, tile, tokens, buffer));
 }
 
-/// v of a tile less `mean`, if any, in pairs of tokens.
+/// v of a tile, in pairs of tokens.
 inline PairPanel pack_values(const BlockTable& table, const TokenTile& tile,
-                             const TokenRows<const BFloat16>& values, const float* mean,
-                             Span<float> buffer, Span<Pair> memory) {
+                             const TokenRows<const BFloat16>& values, Span<float> buffer,
+                             Span<Pair> memory) {
   const PairPanel panel = pair_panel(memory.data, tile.tokens, values.dim);
   with_rows(table, tile, values, buffer, [&]<class Stored>(const Rows<Stored>& rows) {
-    pair_rows<std::remove_const_t<Stored>>(panel, tile.tokens, rows, mean);
+    pair_rows<std::remove_const_t<Stored>>(panel, tile.tokens, rows);
   });
   return panel;
 }
 /// The same, in pairs of values.
 inline PairedRows pack_value_rows(const BlockTable& table, const TokenTile& tile,
-                                  const TokenRows<const BFloat16>& values, const float* mean,
-                                  Span<float> buffer, Span<Pair> memory) {
+                                  const TokenRows<const BFloat16>& values, Span<float> buffer,
+                                  Span<Pair> memory) {
   const PairedRows panel = paired_rows(memory.data, tile.tokens, values.dim);
   with_rows(table, tile, values, buffer, [&]<class Stored>(const Rows<Stored>& rows) {
-    pair_columns<std::remove_const_t<Stored>>(panel, rows, mean);
+    pair_columns<std::remove_const_t<Stored>>(panel, rows);
   });
   return panel;
 }
