@@ -285,13 +285,13 @@ inline constexpr bool is_const = std::is_const_v<typename ViewTraits<X>::Element
 template <class X>
 inline constexpr int rank = ViewTraits<X>::rank;
 
-// Views of T, and what converts to one.
+// Views of T, and what converts to one, if only an object that is not const.
 template <class T, class Mix, class... Tensors>
 inline constexpr bool are_of = false;
 template <StorageScalar T, class Mix, class... Tensors>
 inline constexpr bool are_of<T, Mix, Tensors...> =
-    std::is_convertible_v<const Mix&, TensorView<const Accumulator<T>, 3>> &&
-    (std::is_convertible_v<const Tensors&, TensorView<const T, 4>> && ...);
+    std::is_convertible_v<Mix&, TensorView<const Accumulator<T>, 3>> &&
+    (std::is_convertible_v<Tensors&, TensorView<const T, 4>> && ...);
 
 template <class E>
 concept Runs = Executor<E> || std::is_convertible_v<const E*, const CudaDevice*>;
