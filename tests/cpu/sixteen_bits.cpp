@@ -140,7 +140,8 @@ constexpr Index patterns = 0x10000;
 template <class T>
 HostTensor<T, 4> every_pattern() {
   HostTensor<T, 4> tensor(1, 1, 1, patterns);
-  for (Index i = 0; i < patterns; ++i) tensor(0, 0, 0, i) = T::from_bits(static_cast<std::uint16_t>(i));
+  for (Index i = 0; i < patterns; ++i)
+    tensor(0, 0, 0, i) = T::from_bits(static_cast<std::uint16_t>(i));
   return tensor;
 }
 
