@@ -84,7 +84,8 @@ Losses train(Machine& machine) {
   const auto loss = [&] {
     machine.download(dy.data, dy.size(), difference.elements().data());
     double sum = 0;
-    for (const float d : difference.elements()) sum += static_cast<double>(d) * static_cast<double>(d);
+    for (const float d : difference.elements())
+      sum += static_cast<double>(d) * static_cast<double>(d);
     return sum / 2 / static_cast<double>(dy.size());
   };
   Losses losses{};

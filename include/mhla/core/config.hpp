@@ -24,8 +24,7 @@
     !defined(MHLA_ALLOW_FAST_MATH)
 #error "mhla: -ffast-math breaks comparisons with NaN: omit it, or define MHLA_ALLOW_FAST_MATH"
 #elif defined(__ASSOCIATIVE_MATH__) && !defined(MHLA_ALLOW_FAST_MATH)  // clang does not tell
-#error "mhla: -fassociative-math, a part of -funsafe-math-optimizations, breaks sums that carry their \
-rounding errors: omit it, or define MHLA_ALLOW_FAST_MATH"
+#error "mhla: -fassociative-math breaks compensated sums: omit it, or define MHLA_ALLOW_FAST_MATH"
 #endif
 
 // nvcc hands designated initializers on to its host compiler as `{name: value}`, of which clang
