@@ -105,6 +105,12 @@ enum class Extension {
   last_row         ///< the last known row's weight at distance i - b; beyond it, its farthest one
 };
 
+/// \cond INTERNAL
+// A concept, so that overloads are ordered by the rest of their constraints.
+template <int Rank>
+concept MixRank = Rank == 2 || Rank == 3;
+/// \endcond
+
 namespace mixing_matrix {
 
 // A matrix without a head axis is shared by all heads. Throws if it has extents that no tensor can
@@ -317,6 +323,7 @@ void initialize(const TensorView<T, Rank>& mix, const Grid& query_grid, const Ke
 
 /// The square matrix between the blocks of one grid.
 template <WritableScalar T, int Rank>
+requires MixRank<Rank>
 void initialize(const TensorView<T, Rank>& mix, const Grid& grid,
                 const InitialMixing& options = {}) {
   initialize(mix, grid, grid, options);
@@ -327,6 +334,7 @@ void initialize(const TensorView<T, Rank>& mix, const Grid& grid,
 /// longer sequences than any one call has. Unless `options` names a transform, a causal variant
 /// gets Transform::causal.
 template <WritableScalar T, int Rank, AttentionVariant A>
+requires MixRank<Rank>
 void initialize(const TensorView<T, Rank>& mix, const A& attention,
                 const InitialMixing& options = {}) {
   static_assert(std::same_as<typename A::MixingType, DenseMixing>,
@@ -351,6 +359,7 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 /// clamp_(0, 1), and clamp(1e-5, 1).tril() in the language model). NaN stays NaN.
 /// \throws ShapeError unless low <= high, and numbers lie between them.
 template <WritableScalar T, int Rank>
+requires MixRank<Rank>
 void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
   mixing_matrix::require_valid(onto);
   const TensorView<T, 3> matrices = mixing_matrix::with_heads(mix, "mix");
@@ -378,6 +387,7 @@ void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
 /// \throws ShapeError, with nothing written, where either matrix is not square, heads differ,
 /// `larger` is smaller or shares memory with mix or itself, or mix has no last row.
 template <WritableScalar T, int Rank>
+requires MixRank<Rank>
 void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
             const TensorView<T, Rank>& larger, Extension extension) {
   require_enumerator("extend: extension", extension, Extension::last_row);

@@ -252,6 +252,7 @@ MixExtents mix_extents(const A& attention, Index tokens) {
 /// \cond INTERNAL
 // Documented with the group: doxygen takes it for the dense mix' overload.
 template <WritableScalar T, int Rank, StructuredVariant A>
+requires MixRank<Rank>
 void initialize(const TensorView<T, Rank>& mix, const A& attention,
                 const InitialMixing& options = {}) {
   const TensorView<T, 3> parameters = structured_mixing::destination(mix, "mix");
@@ -277,6 +278,7 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 /// need are zero by their last factor alone, so that training can make use of them.
 /// \throws ShapeError, with nothing written, where mix, dense and the variant disagree.
 template <WritableScalar T, int Rank, StructuredVariant A>
+requires MixRank<Rank>
 double fit(const TensorView<T, Rank>& mix,
            const std::type_identity_t<TensorView<const T, Rank>>& dense, const A& attention,
            const FitOptions& options = {}) {
@@ -315,6 +317,7 @@ double fit(const TensorView<T, Rank>& mix,
 /// entry, and decays to [0, 1]. Of DenseMixing, as project(mix, onto). NaN stays NaN.
 /// \throws ShapeError unless low <= high, or where mix does not have the columns of its states.
 template <WritableScalar T, int Rank, AttentionVariant A>
+requires MixRank<Rank>
 void project(const TensorView<T, Rank>& mix, const A& attention, const Projection& onto = {}) {
   if constexpr (RecurrentVariant<A>) {
     const TensorView<T, 3> parameters = mixing_matrix::with_heads(mix, "mix");
@@ -343,6 +346,7 @@ void project(const TensorView<T, Rank>& mix, const A& attention, const Projectio
 /// \throws ShapeError, with nothing written, where mix has no rows, `larger` is smaller, shares
 /// memory with mix or itself, or either does not have the columns of its states.
 template <WritableScalar T, int Rank, RecurrentVariant A>
+requires MixRank<Rank>
 void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
             const TensorView<T, Rank>& larger, const A& attention) {
   const TensorView<const T, 3> known = mixing_matrix::with_heads(mix, "mix");

@@ -136,15 +136,14 @@ class CudaDecoder : RequireStreaming<V>, DecoderErrors {
     Kernels::set_up(device, parts_, mix);
   }
   /// \cond INTERNAL
-  template <class Never = void>
-  CudaDecoder(AnyArgument, AnyArgument, AnyArgument, const DecoderShape&, AnyArgument = {}) {
-    explain_constructor<Never>();
-  }
+  template <class... More>
+  CudaDecoder(AnyArgument, AnyArgument, AnyArgument, const DecoderShape&, AnyArgument = {},
+              const More&...)
+      : CudaDecoder(no_decoder<More...>()) {}
   template <NotA<DecoderShape> Fourth = AnyArgument, class... More>
   CudaDecoder(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const Fourth& = {},
-              AnyArgument = {}, const More&...) {
-    explain_constructor<Fourth>();
-  }
+              AnyArgument = {}, const More&...)
+      : CudaDecoder(no_decoder<Fourth>()) {}
   using DecoderErrors::load;
   using DecoderErrors::prefill;
   using DecoderErrors::record_step;
@@ -273,6 +272,12 @@ class CudaDecoder : RequireStreaming<V>, DecoderErrors {
 
  private:
   static constexpr Index lost = -1;  // in place of a position
+
+  template <class... X>
+  static CudaDecoder no_decoder() {
+    explain_constructor<X...>();
+    throw Error("mhla: no decoder");
+  }
 
   static Parts parts(const V& variant, const TensorView<const A, 3>& mix, const DecoderShape& shape,
                      WorkspaceView memory) {

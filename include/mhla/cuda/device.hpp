@@ -92,8 +92,8 @@ class CudaDevice {
     return device;
   }
   /// \cond INTERNAL
-  template <class Plan>
-  CudaDevice with(const Plan&&) const {
+  template <class Plan = AnyArgument>
+  CudaDevice with(const Plan&& = {}) const {
     static_assert(no_such_call<Plan>,
                   "mhla: a CudaDevice borrows its plan: device.with(plan) takes an "
                   "mhla::CudaPlan that has a name");

@@ -130,6 +130,11 @@ SplitProposal propose_split(const V& = {}, const S& = {}, const C& = {}, const M
   explain_split<V>();
   return {};
 }
+template <class T = void, class V, class C = AnyArgument>
+SplitProposal propose_split(const V&, const Shape&, const C& = {}) {
+  explain_split<V>();
+  return {};
+}
 template <class T = void, class V>
 std::string explain(const V&, const Shape&, const SplitCall&) {
   explain_split<V>();
