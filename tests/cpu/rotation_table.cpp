@@ -36,7 +36,7 @@ struct OwnedTable {
   template <class Rotation>
   OwnedTable(const Rotation& rotation, int rank, Index feature_dim, const Grid& queries,
              const Grid& keys, const ExecutorRef& executor)
-      : OwnedTable(rotation, rank, feature_dim, hull(queries.box(), keys.box()), executor) {}
+      : OwnedTable(rotation, rank, feature_dim, hull(queries.grid_box(), keys.grid_box()), executor) {}
   template <class Rotation>
   OwnedTable(const Rotation& rotation, int rank, Index feature_dim, const GridBox& box,
              const ExecutorRef& executor) {
@@ -257,7 +257,7 @@ TEST_CASE("rotation table: no rotation takes no memory", "[cpu]") {
   const Grid grid{{1, 1, 40}, {1, 1, 4}};
   Arena measure;
   const auto table =
-      rotation_table<float>(measure, NoRotation{}, 1, 7, grid.box(), SerialExecutor{});
+      rotation_table<float>(measure, NoRotation{}, 1, 7, grid.grid_box(), SerialExecutor{});
   CHECK_FALSE(table.rotates());
   CHECK(measure.used() == 0);
 }

@@ -57,7 +57,7 @@ struct Tables {
   Tables(const Rotation& turning, Index feature_dim) {
     const auto build = [&](Arena arena) {
       blocks = mhla::cpu::uniform_block_table(arena, grid, 2);
-      rotation = mhla::cpu::rotation_table<double>(arena, turning, 3, feature_dim, grid.box(),
+      rotation = mhla::cpu::rotation_table<double>(arena, turning, 3, feature_dim, grid.grid_box(),
                                                    mhla::SerialExecutor{});
       return arena.used();
     };

@@ -348,7 +348,7 @@ TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
   Span<float> features, rotated, values, summaries, key_sums, mixed, mixed_key_sums, denominators;
   const auto lay_out = [&](Arena arena) {
     table = uniform_block_table(arena, problem.query_grid, 1);
-    rotation = rotation_table<float>(arena, attention.rotation, 2, dim, problem.box(),
+    rotation = rotation_table<float>(arena, attention.rotation, 2, dim, problem.grid_box(),
                                      mhla::SerialExecutor{});
     for (Span<float>* span : {&features, &rotated}) *span = arena.take<float>(24 * dim);
     values = arena.take<float>(24 * value_dim);

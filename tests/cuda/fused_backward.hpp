@@ -139,7 +139,7 @@ class Backward {
         arena_(workspace_),
         e_(arena_, attention, problem, problem.shape.batch),
         rotation_(cuda::rotation_table<float>(arena_, attention.rotation, V::GeometryType::rank,
-                                              problem.feature_dim, problem.box(),
+                                              problem.feature_dim, problem.grid_box(),
                                               cuda::strip_width(problem.feature_dim))),
         summaries_(e_.key_summaries(), KeyDim, ValueDim, request.summary_scale),
         mixed_(e_.mixed_summaries(), KeyDim, ValueDim, request.summary_scale),
@@ -313,7 +313,7 @@ class Backward {
     mhla::Arena arena;
     const cuda::Extents<V> e(arena, attention, problem, problem.shape.batch);
     cuda::rotation_table<float>(arena, attention.rotation, V::GeometryType::rank,
-                                problem.feature_dim, problem.box(),
+                                problem.feature_dim, problem.grid_box(),
                                 cuda::strip_width(problem.feature_dim));
     return arena.used();
   }
