@@ -69,8 +69,8 @@ template <EigenMatrix X>
 auto heads_view(X&& matrix, Index heads, Index batch = 1) {
   auto memory = eigen::matrix_memory(std::forward<X>(matrix));
   if (decltype(eigen::dense_type(matrix))::ColsAtCompileTime == 1) {  // a column: one token
-    std::swap(memory.extent[0], memory.extent[1]);
-    std::swap(memory.stride[0], memory.stride[1]);
+    (std::swap)(memory.extent[0], memory.extent[1]);
+    (std::swap)(memory.stride[0], memory.stride[1]);
   }
   const auto [rows, columns] = memory.extent;
   if (heads < 1 || columns % heads != 0)

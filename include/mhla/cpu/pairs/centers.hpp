@@ -188,8 +188,8 @@ bool is_local(const Plan<L, float>& plan, const Unit<float>& unit) {
     for (Index i = 0; i < unit.queries.blocks; ++i) {
       const float* const sides = unit.memory.centers.sides(plan.extents, matrix, i);
       if (!(sides[0] <= 4 * sides[1])) return true;
-      rounded += sides[0];
-      remaining += sides[1];
+      rounded += static_cast<double>(sides[0]);
+      remaining += static_cast<double>(sides[1]);
     }
   return !(rounded <= 1.15 * remaining);
 }
@@ -203,10 +203,10 @@ inline Rounding rounding_of(const Unit<float>& unit) {
   double fourths = 0;
   for (Index b = 0; b < unit.keys.blocks; ++b) {
     const Moments& moments = unit.memory.centers.moments[b];
-    tokens += unit.memory.centers.tokens[b];
-    sums += moments.sum;
-    squares += moments.squares;
-    fourths += moments.fourths;
+    tokens += static_cast<double>(unit.memory.centers.tokens[b]);
+    sums += static_cast<double>(moments.sum);
+    squares += static_cast<double>(moments.squares);
+    fourths += static_cast<double>(moments.fourths);
   }
   const double enough = (std::min)(16.0, tokens / 4);
   if (unit.keys.blocks < 2 || !(squares * squares >= enough * fourths)) return Rounding::nothing;
