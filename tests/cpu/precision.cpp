@@ -610,7 +610,7 @@ constexpr Course courses[] = {
 // nothing is rounded.
 TEST_CASE("precision: gradients are as close to the oracle whatever course v's mean takes",
           "[cpu]") {
-  constexpr Index tokens = 240;
+  constexpr Index tokens = 120;
   const Index block = GENERATE(3, 15);
   const auto mixing = GENERATE(0, 1, 2);  // of all blocks alike, fewer with the distance, itself
   const Plain attention{.blocks = {.block = block}};
@@ -622,7 +622,7 @@ TEST_CASE("precision: gradients are as close to the oracle whatever course v's m
       plain.mix(0, i, b) = mixing == 0 ? 1.0f : mixing == 1 ? near : i == b ? 1.0f : 0.0f;
     }
   for (const Course& course : courses)
-    for (const float size : {1.0f, 10.0f, 100.0f}) {
+    for (const float size : {1.0f, 100.0f}) {
       CAPTURE(block, mixing, course.name, size);
       Operands<BFloat16> x = plain;
       for (Index t = 0; t < tokens; ++t)

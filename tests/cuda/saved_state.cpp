@@ -224,7 +224,8 @@ TEST_CASE("cuda saved state: a state of another call is refused before anything 
         Shape{3, 6, 2, 11, 12, 5, 3}, Shape{3, 6, 2, 12, 11, 5, 3}, Shape{3, 6, 2, 12, 12, 4, 3},
         Shape{3, 6, 2, 12, 12, 5, 4}, Shape{3, 6, 2, 12, 12, 5, 3, 6}})
     check_refused(attention, operands<double>(attention, other), "another shape or variant");
-  check_refused(Variant<MixedKeySum>{.blocks = {.block = 4}}, x, "another shape or variant");
+  check_refused(Variant<MixedKeySum>{.blocks = {.block = 4}, .mixing = {.leading_corner = true}}, x,
+                "another shape or variant");
   check_refused(Variant<Unnormalized>{.blocks = {.block = 3}}, x, "another shape or variant");
   const auto check_changed = [&](const auto& change) {
     auto other = attention;
@@ -234,7 +235,10 @@ TEST_CASE("cuda saved state: a state of another call is refused before anything 
   check_changed([](auto& a) { a.feature_map.epsilon = 1e-5; });
   check_changed([](auto& a) { a.normalizer.epsilon = 1e-5; });
   check_changed([](auto& a) { a.scale = 0.5; });
-  check_changed([](auto& a) { a.key_blocks.block = 4; });
+  check_changed([](auto& a) {
+    a.key_blocks.block = 4;
+    a.mixing.leading_corner = true;
+  });
   CHECK_NOTHROW(
       machine.backward(Variant<MixedKeySum>{.blocks = {3}, .key_blocks = {3}}, x, &state));
 }

@@ -25,7 +25,7 @@ using test::on_every_device;
 using test::tensor;
 
 using Attention = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D>;
-constexpr Attention attention{.blocks = {.block = 7}};
+constexpr Attention attention{.blocks = {.block = 7}, .mixing = {.leading_corner = true}};
 const std::vector<std::int32_t> offsets = {0, 5, 5, 12, 19};
 const std::vector<std::uint8_t> mask = {1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0,  //
                                         1, 1, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1};

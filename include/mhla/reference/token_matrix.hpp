@@ -24,6 +24,7 @@ namespace reference {
 /// \addtogroup reference
 /// \{
 
+/// \cond INTERNAL
 // What an oracle's scalar is deduced from: a view, or a tensor that has one.
 template <class T, int Rank>
 TensorView<T, Rank> view_of(const TensorView<T, Rank>& view) {
@@ -47,6 +48,7 @@ void explain_oracle() {
                 "tensors are views or HostTensors of one scalar, mix of the type that it is "
                 "accumulated in, results not const");
 }
+/// \endcond
 
 /// An operand of storage type T; T is not deduced from it, so that views of T convert.
 template <class T, int Rank>
