@@ -210,7 +210,9 @@ inline Rounding rounding_of(const Unit<float>& unit) {
   }
   const double enough = (std::min)(16.0, tokens / 4);
   if (unit.keys.blocks < 2 || !(squares * squares >= enough * fourths)) return Rounding::nothing;
-  return sums <= 1.5 * squares ? Rounding::plain : Rounding::centered;  // independent v: equal
+  // Of independent v both are equal; of blocks of a token they are whatever these hold.
+  const bool tells = tokens >= 4 * static_cast<double>(unit.keys.blocks);
+  return tells && sums <= 1.5 * squares ? Rounding::plain : Rounding::centered;
 }
 
 /// What the unit's backward pass rounds; if that is centered, mu, zeta, W and W~ are there.
