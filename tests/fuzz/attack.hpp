@@ -29,6 +29,10 @@ extern std::string situation;
 /// `initial`, if that is given.
 void require_near(const char* name, Scalar scalar, const Dense<double>& results,
                   const Dense<Estimate>& expected, const Dense<double>* initial, Tally& tally);
+/// Throws Failure where the RMS error, relative to that of `expected`, is above a bound of
+/// Precision::fast.
+void require_rms(const char* name, const Dense<double>& results, const Dense<Estimate>& expected,
+                 const Dense<double>* initial, double bound);
 /// Throws Failure unless all elements have the same bits.
 void require_same_bits(const std::string& what, const Dense<double>& results,
                        const Dense<double>& expected);

@@ -66,8 +66,15 @@ class Influence {
   Extents element_;
 };
 
+// A case in memory once more, dense; under Precision::fast, whose bits depend on where tensors lie,
+// as `layout` placed it first.
+Placed place_again(const Case& random, Draw layout) {
+  return place(random, random.problem.numbers.fast ? &layout : nullptr);
+}
+
 // y again, with a NaN somewhere in q, k or v.
-void poison(Draw& draw, const Case& random, const Dense<double>& y, Tally& tally) {
+void poison(Draw& draw, const Case& random, const Draw& layout, const Dense<double>& y,
+            Tally& tally) {
   Case poisoned = random;
   const auto tensor = static_cast<std::size_t>(draw.below(3));
   Dense<double>* const tensors[] = {&poisoned.problem.q, &poisoned.problem.k, &poisoned.problem.v};
@@ -76,7 +83,7 @@ void poison(Draw& draw, const Case& random, const Dense<double>& y, Tally& tally
   Extents at;
   for (std::size_t axis = 0; axis < 4; ++axis) at[axis] = draw.below(x.extent[axis]);
   x(at[0], at[1], at[2], at[3]) = std::numeric_limits<double>::quiet_NaN();
-  Placed placed = place(poisoned, nullptr);
+  Placed placed = place_again(poisoned, layout);
   run_forward(*random.entry, placed, {}, nullptr, tally);
   const Dense<double> now = read(random.entry->scalar, placed.call.y);
   const Influence influence(random, tensor, at);
@@ -93,7 +100,151 @@ void poison(Draw& draw, const Case& random, const Dense<double>& y, Tally& tally
   require_same_bits(what.str(), now, untouched);
 }
 
+// What a causal query sees nothing of: tokens of a sequence from some one on.
+struct Later {
+  Sequence sequence;
+  Size token;  // of the sequence
+
+  bool hides_from(const Case& random, Size item, Size t) const {
+    const Size query = t - sequence.first;
+    if (item != sequence.item || query < 0 || query >= sequence.queries.tokens()) return true;
+    if (random.problem.policies.causality == Causality::causal) return query < token;
+    return sequence.queries.block_of(query) < sequence.keys.block_of(token);
+  }
+};
+
+// The same call, with other values in tokens that some queries do not see.
+Case changed_later(Draw& draw, const Case& random, Later& later) {
+  Case changed = random;
+  later.sequence = draw.any_of(random.problem.sequences);
+  if (later.sequence.keys.tokens() == 0) return changed;
+  later.token = draw.below(later.sequence.keys.tokens());
+  const Format format = format_of(random.entry->scalar);
+  const double value = draw.one_of(
+      {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+       format.largest, -format.largest / 4, format.smallest() / 4, rounded_to(format, 1000), 0.0});
+  const Size only = draw.below(8);  // of the first four: one tensor; else all
+  const bool all_later = draw.once_in(2);
+  Dense<double>* const tensors[] = {&changed.problem.q, &changed.problem.k, &changed.problem.v,
+                                    &changed.problem.dy};
+  for (Size i = 0; i < 4; ++i) {
+    Dense<double>& tensor = *tensors[i];
+    const Size end = all_later ? later.sequence.keys.tokens() : later.token + 1;
+    for (Size h = 0; h < tensor.extent[1]; ++h)
+      for (Size t = later.token; t < end && (only >= 4 || only == i); ++t)
+        for (Size c = 0; c < tensor.extent[3]; ++c)
+          tensor(later.sequence.item, h, later.sequence.first + t, c) = value;
+  }
+  return changed;
+}
+
+// No bit of a result [batch, heads, query tokens, columns] changes where a query sees none of it.
+void require_unchanged(const std::string& name, const Case& random, const Later& later,
+                       const Dense<double>& before, const Dense<double>& after) {
+  Dense<double> hidden = after;
+  std::size_t i = 0;
+  for (Size n = 0; n < after.extent[0]; ++n)
+    for (Size h = 0; h < after.extent[1]; ++h)
+      for (Size t = 0; t < after.extent[2]; ++t)
+        for (Size c = 0; c < after.extent[3]; ++c, ++i)
+          if (later.hides_from(random, n, t)) hidden.elements[i] = before.elements[i];
+  require_same_bits(name + " with other values from token " + std::to_string(later.token) +
+                        " of the sequence that begins at " + std::to_string(later.sequence.first) +
+                        " of item " + std::to_string(later.sequence.item),
+                    after, hidden);
+}
+
+// Both passes in stages have the bits of whole ones; but for dk and dv, where sums of several query
+// heads, or of very many blocks, are in another order.
+void run_stages(Draw& draw, const Case& random, const Placed& whole, const Dense<Estimate>& y,
+                const std::array<const Dense<Estimate>*, 4>& gradients, Tally& tally) {
+  Case all = random;
+  all.accumulate = false;
+  Placed staged = place(all, nullptr);
+  staged.memory.freeze();
+  const Scalar scalar = random.entry->scalar;
+  staged.memory.may_change(scalar, staged.call.y);
+  for (std::size_t i = 0; i < 4; ++i)
+    staged.memory.may_change(scalar_of(random, i), staged.call.gradient[i]);
+  ++tally.calls;
+  random.entry->staged(staged.call, AnyExecutor(draw), draw.between(1, 6));
+  if (!staged.memory.intact()) fail("stages: something beside the results was written");
+  require_near("y in stages", scalar, read(scalar, staged.call.y), y, nullptr, tally);
+  const char* const names[] = {"dq in stages", "dk in stages", "dv in stages", "dmix in stages"};
+  for (std::size_t i = 0; i < 4; ++i) {
+    const Dense<double> gradient = read(scalar_of(random, i), staged.call.gradient[i]);
+    if (i != mixing) {
+      require_near(names[i], scalar_of(random, i), gradient, *gradients[i], nullptr, tally);
+      if (i == query && !random.accumulate)
+        require_same_bits(names[i], gradient, read(scalar_of(random, i), whole.call.gradient[i]));
+      continue;
+    }
+    // Of a larger matrix the rest is not written.
+    Dense<Estimate> corner = *gradients[i];
+    Dense<double> found = gradient;
+    std::size_t at = 0;
+    for (Size h = 0; h < found.extent[1]; ++h)
+      for (Size r = 0; r < found.extent[2]; ++r)
+        for (Size c = 0; c < found.extent[3]; ++c, ++at)
+          if (r >= random.queries.blocks() || c >= random.keys.blocks())
+            corner.elements[at] = {0, 1}, found.elements[at] = 0;
+    require_near(names[i], scalar_of(random, i), found, corner, nullptr, tally);
+  }
+}
+
+bool looks_back(const Case& random) {
+  return random.problem.policies.causality != Causality::bidirectional &&
+         !random.problem.sequences.empty();
+}
+
+// What Precision::fast promises of an RMS error, and what has been seen where few terms make up a
+// result: twice that. Features of Identity have either sign.
+struct RmsBounds {
+  double y, gradient;
+};
+RmsBounds rms_bounds(const Policies& policies) {
+  const bool cancels = policies.rotation != Rotation::none || policies.map == Map::identity;
+  return {2 * (cancels ? 5e-3 : 3e-3), 2 * 5e-3};
+}
+
+// Not of very few terms, nor of denominators that may nearly vanish.
+bool promises_rms(const Case& random) {
+  constexpr Size some_terms = 12;
+  const Problem& problem = random.problem;
+  const bool may_vanish = problem.policies.normalizer != Normalizer::unnormalized &&
+                          std::any_of(problem.mix.elements.begin(), problem.mix.elements.end(),
+                                      [](double weight) { return weight < 0; });
+  return problem.numbers.fast && !may_vanish && random.queries.tokens() >= some_terms &&
+         random.keys.tokens() >= some_terms;
+}
+
 }  // namespace
+
+void require_rms(const char* name, const Dense<double>& results, const Dense<Estimate>& expected,
+                 const Dense<double>* initial, double bound) {
+  double errors = 0;
+  double squares = 0;
+  double of_sums = 0;
+  for (std::size_t i = 0; i < results.elements.size(); ++i) {
+    const Estimate& e = expected.elements[i];
+    if (!(e.bound < 1e30)) return;  // all rounding, or beyond the format
+    const double before = initial == nullptr ? 0 : initial->elements[i];
+    const double value = static_cast<double>(e.value);
+    const double error = results.elements[i] - before - value;
+    errors += error * error;
+    of_sums += e.of_sums * e.of_sums;
+    // Where a result cancels by chance, its terms are the measure.
+    squares += value * value + e.squares + before * before;
+  }
+  // The RMS of few elements is their largest.
+  bound *= 1 + 4 / std::sqrt(1 + static_cast<double>(results.elements.size()));
+  const double allowed = bound * std::sqrt(squares) + std::sqrt(of_sums);
+  if (std::sqrt(errors) <= allowed) return;
+  std::ostringstream what;
+  what << name << " has an RMS error of " << std::sqrt(errors / squares) << ", more than "
+       << allowed / std::sqrt(squares);
+  fail(what.str());
+}
 
 void require_near(const char* name, Scalar scalar, const Dense<double>& results,
                   const Dense<Estimate>& expected, const Dense<double>* initial, Tally& tally) {
@@ -189,17 +340,27 @@ void attack_forward(Draw& draw, Tally& tally) {
   const Case random = random_case(draw, Wish::anything);
   situation = "forward: " + description_of(random);
   const Entry& entry = *random.entry;
+  const Draw layout = draw;
   Placed anywhere = place(random, &draw);
   State state;
   run_forward(entry, anywhere, AnyExecutor(draw), draw.once_in(3) ? &state : nullptr, tally);
   const Dense<double> y = read(entry.scalar, anywhere.call.y);
-  require_near("y", entry.scalar, y, attend(random.problem, random.precision(), false).y, nullptr,
-               tally);
+  const Dense<Estimate> expected = attend(random.problem, random.precision(), false).y;
+  require_near("y", entry.scalar, y, expected, nullptr, tally);
+  if (promises_rms(random))
+    require_rms("y", y, expected, nullptr, rms_bounds(random.problem.policies).y);
 
-  Placed dense = place(random, nullptr);
+  Placed dense = place_again(random, layout);
   run_forward(entry, dense, {}, nullptr, tally);
-  require_same_bits("y, dense and on one thread", read(entry.scalar, dense.call.y), y);
-  if (draw.once_in(2)) poison(draw, random, y, tally);
+  require_same_bits("y, dense or placed alike, on one thread", read(entry.scalar, dense.call.y), y);
+  if (looks_back(random) && draw.once_in(2)) {
+    Later later;
+    Placed changed = place_again(changed_later(draw, random, later), layout);
+    run_forward(entry, changed, {}, nullptr, tally);
+    require_unchanged("y", random, later, y, read(entry.scalar, changed.call.y));
+  } else if (draw.once_in(2)) {
+    poison(draw, random, layout, y, tally);
+  }
 }
 
 void attack_backward(Draw& draw, Tally& tally) {
@@ -210,30 +371,50 @@ void attack_backward(Draw& draw, Tally& tally) {
   const Dense<Estimate>* const estimates[] = {&expected.dq, &expected.dk, &expected.dv,
                                               &expected.dmix};
   const char* const names[] = {"dq", "dk", "dv", "dmix"};
+  const Draw layout = draw;
   Placed anywhere = place(random, &draw);
   State state;
   const bool saved = draw.once_in(3);
   if (saved) run_forward(entry, anywhere, AnyExecutor(draw), &state, tally);
   run_backward(entry, anywhere, AnyExecutor(draw), saved ? &state : nullptr, tally);
+  const auto judge = [&](const Placed& placed, std::size_t i) {
+    const Dense<double> gradient = read(scalar_of(random, i), placed.call.gradient[i]);
+    const Dense<double>* const initial = random.accumulate ? &random.initial[i] : nullptr;
+    if (!rounds_gradients(random)) {
+      require_near(names[i], scalar_of(random, i), gradient, *estimates[i], initial, tally);
+    } else {
+      tally.elements += std::ssize(gradient.elements);
+    }
+    if (promises_rms(random))
+      require_rms(names[i], gradient, *estimates[i], initial,
+                  rms_bounds(random.problem.policies).gradient);
+  };
   for (std::size_t i = 0; i < 4; ++i)
-    if (random.wanted[i])
-      require_near(names[i], scalar_of(random, i),
-                   read(scalar_of(random, i), anywhere.call.gradient[i]), *estimates[i],
-                   random.accumulate ? &random.initial[i] : nullptr, tally);
+    if (random.wanted[i]) judge(anywhere, i);
 
-  Placed dense = place(random, nullptr);
+  Placed dense = place_again(random, layout);
   std::fill(dense.call.wanted, dense.call.wanted + 4, true);
   run_backward(entry, dense, {}, nullptr, tally);
   for (std::size_t i = 0; i < 4; ++i) {
     const Dense<double> gradient = read(scalar_of(random, i), dense.call.gradient[i]);
     if (!random.wanted[i]) {
-      require_near(names[i], scalar_of(random, i), gradient, *estimates[i],
-                   random.accumulate ? &random.initial[i] : nullptr, tally);
+      judge(dense, i);
     } else if (!saved) {
-      require_same_bits(std::string(names[i]) + ", dense, on one thread, with all others", gradient,
-                        read(scalar_of(random, i), anywhere.call.gradient[i]));
+      require_same_bits(
+          std::string(names[i]) + ", dense or placed alike, on one thread, with all others",
+          gradient, read(scalar_of(random, i), anywhere.call.gradient[i]));
     }
   }
+  if (entry.staged != nullptr && draw.once_in(3))
+    run_stages(draw, random, dense, expected.y,
+               {&expected.dq, &expected.dk, &expected.dv, &expected.dmix}, tally);
+  if (!looks_back(random) || draw.once_in(2)) return;
+  Later later;
+  Placed changed = place_again(changed_later(draw, random, later), layout);
+  std::fill(changed.call.wanted, changed.call.wanted + 4, true);
+  run_backward(entry, changed, {}, nullptr, tally);
+  require_unchanged("dq", random, later, read(entry.scalar, dense.call.gradient[query]),
+                    read(entry.scalar, changed.call.gradient[query]));
 }
 
 }  // namespace fuzz

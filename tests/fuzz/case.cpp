@@ -16,6 +16,14 @@ constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 bool packs(const Entry& entry) { return entry.batch >= Batch::packed_by_int32; }
 bool causal(const Policies& policies) { return policies.causality != Causality::bidirectional; }
 
+/// Whether its gradients have differences that Precision::fast rounds.
+bool has_rounded_gradients(const Entry& entry) {
+  const Policies& policies = entry.policies;
+  return entry.scalar == Scalar::bfloat16 && policies.normalizer == Normalizer::mixed_key_sum &&
+         policies.rotation == Rotation::none &&
+         (policies.map == Map::relu || policies.map == Map::squared_relu);
+}
+
 /// Where the library cuts its work: many blocks (it mixes some dozens at once), long blocks (a tile
 /// has about a hundred tokens), rows of several vectors.
 enum class Regime { ordinary, many_blocks, long_blocks, wide };
@@ -78,6 +86,40 @@ class Values {
   double factor_ = 1;
 };
 
+/// What values may have along the tokens beside noise, in sizes of it: where a common part is not
+/// that of all tokens, sums and differences cancel.
+enum class Trend { none, block_means, ramp, step, last_token, any_token };
+
+void add_trend(Draw& draw, Scalar scalar, Size block, Dense<double>& tensor) {
+  const auto trend = static_cast<Trend>(draw.below(6));
+  const Size tokens = tensor.extent[2];
+  if (trend == Trend::none || tokens == 0) return;
+  const bool of_one = trend >= Trend::last_token;
+  const double size =
+      std::pow(10, of_one ? draw.real(2, scalar == Scalar::float16 ? 4 : 6) : draw.real(0, 2));
+  const Size at = trend == Trend::last_token ? tokens - 1 : draw.below(tokens);
+  const bool same_columns = draw.once_in(2);
+  std::vector<double> directions;
+  for (Size i = 0; i < (tokens / block + 1) * tensor.extent[3]; ++i)
+    directions.push_back(same_columns ? 1 : draw.real(-1, 1));
+  const auto share_of = [&](Size t) {
+    if (trend == Trend::block_means) return 1.0;
+    if (trend == Trend::ramp) return static_cast<double>(t) / static_cast<double>(tokens);
+    return (trend == Trend::step ? t >= at : t == at) ? 1.0 : 0.0;
+  };
+  std::size_t i = 0;
+  for (Size row = 0; row < tensor.extent[0] * tensor.extent[1]; ++row)
+    for (Size t = 0; t < tokens; ++t)
+      for (Size c = 0; c < tensor.extent[3]; ++c, ++i) {
+        const Size of = trend == Trend::block_means ? t / block : 0;
+        const double direction =
+            directions[static_cast<std::size_t>(of * tensor.extent[3] + c)] *
+            (trend == Trend::block_means && same_columns ? static_cast<double>(of % 3) - 1 : 1.0);
+        double& element = tensor.elements[i];
+        element = rounded_to(format_of(scalar), element + size * direction * share_of(t));
+      }
+}
+
 /// Makes the tensor the same along axes that may be expanded.
 void expand(Dense<double>& tensor, const std::array<bool, 4>& axes) {
   const auto first = [&](int axis, Size i) { return axes[static_cast<std::size_t>(axis)] ? 0 : i; };
@@ -93,15 +135,18 @@ void expand(Dense<double>& tensor, const std::array<bool, 4>& axes) {
 Case random_case(Draw& draw, Wish wish) {
   Case result;
   const std::vector<Entry>& entries = library();
+  const bool rounded = wish == Wish::anything && draw.once_in(12);
   do {
     result.entry = &draw.any_of(entries);
-  } while (wish == Wish::decodable && result.entry->decoder == nullptr);
+  } while ((wish == Wish::decodable && result.entry->decoder == nullptr) ||
+           (rounded && !has_rounded_gradients(*result.entry)));
   const Entry& entry = *result.entry;
   const Policies& policies = entry.policies;
   Problem& problem = result.problem;
   problem.policies = policies;
   Numbers& numbers = problem.numbers;
   const Format accumulator = format_of(accumulator_of(entry.scalar));
+  numbers.fast = entry.scalar == Scalar::bfloat16 && (rounded || !draw.once_in(4));
   // Without an epsilon denominators may be 0, with a large one a mistake in it shows in any scalar.
   numbers.feature_epsilon = draw.one_of({0.0, 1e-6, 1e-3, 0.0625});
   numbers.normalizer_epsilon = draw.one_of({0.0, 1e-6, 0.125, 2.0});
@@ -118,6 +163,13 @@ Case random_case(Draw& draw, Wish wish) {
   Size group = draw.between(1, large ? 2 : 3);
   Size key_dim = draw.between(1, large ? 5 : regime == Regime::wide ? 70 : 12);
   Size value_dim = draw.between(1, large ? 5 : regime == Regime::wide ? 70 : 12);
+  // Heads with fewer are exact; of these there are as many terms as a promise on RMS errors takes.
+  if (rounded || (numbers.fast && draw.once_in(2))) {
+    batch = kv_heads = 1;
+    group = draw.between(1, 2);
+    key_dim = draw.between(32, 40);
+    value_dim = draw.between(32, 40);
+  }
   if (policies.map == Map::dpfp) key_dim = std::min(key_dim, Size{20});
   numbers.nu = draw.between(1, 3);
   numbers.features = draw.between(1, 10);
@@ -166,6 +218,7 @@ Case random_case(Draw& draw, Wish wish) {
   const bool own_matrices = draw.once_in(2);
   const Size matrices = own_matrices ? heads : 1;
 
+  const bool weights_are_positive = draw.once_in(2);
   const bool exponents =
       policies.map == Map::exp || policies.map == Map::elu_plus_one || policies.map == Map::favor;
   const auto random = [&](const Extents& extent, Scalar scalar, bool moderate) {
@@ -178,18 +231,37 @@ Case random_case(Draw& draw, Wish wish) {
   problem.k = random({batch, kv_heads, key_tokens, key_dim}, entry.scalar, exponents);
   problem.v = random({batch, kv_heads, key_tokens, value_dim}, entry.scalar, false);
   problem.dy = random({batch, heads, query_tokens, value_dim}, entry.scalar, false);
-  problem.mix = random({1, matrices, result.queries.blocks() + larger,
-                        result.keys.blocks() + larger - (wish == Wish::decodable ? 0 : larger / 2)},
-                       accumulator_of(entry.scalar), false);
-  if (draw.once_in(2))
-    for (double& weight : problem.mix.elements) weight = std::abs(weight);
+  numbers.terms = draw.between(1, 3);
+  const bool structured = policies.mixing != Mixing::dense;
+  auto [rows, columns] = mix_extents(policies, numbers, result.queries, result.keys);
+  if (!structured) columns += larger - (wish == Wish::decodable ? 0 : larger / 2);
+  if (policies.mixing != Mixing::separable) rows += larger;
+  if (policies.mixing == Mixing::recurrent && draw.once_in(3)) rows = 1;
+  problem.mix = random({1, matrices, rows, columns}, accumulator_of(entry.scalar), false);
+  for (double& weight : problem.mix.elements) {
+    // Products of many of them stay within the format.
+    if (structured) weight = rounded_to(accumulator, draw.real(-1, 1));
+    if (weights_are_positive) weight = std::abs(weight);
+  }
+  if (!structured && draw.once_in(4)) {  // local: next to nothing away from the diagonal
+    std::size_t i = 0;
+    for (Size of = 0; of < matrices * rows; ++of)
+      for (Size b = 0; b < columns; ++b, ++i)
+        problem.mix.elements[i] = rounded_to(
+            accumulator,
+            std::ldexp(problem.mix.elements[i],
+                       -4 * static_cast<int>(std::min(std::abs(of % rows - b), Size{4}))));
+  }
+  for (Dense<double>* tensor : {&problem.v, &problem.dy})
+    if (rounded || draw.once_in(3))
+      add_trend(draw, entry.scalar, result.keys.block[1] * result.keys.block[2], *tensor);
   const Size projected = policies.map == Map::favor ? numbers.features : 0;
   for (Size i = 0; i < projected * key_dim; ++i)
     numbers.projection.push_back(rounded_to(accumulator, draw.real(-1, 1)));
   for (std::size_t i = 0; i < 5; ++i) {
     Dense<double>* const tensors[] = {&problem.q, &problem.k, &problem.v, &problem.mix,
                                       &problem.dy};
-    for (bool& axis : result.expanded[i]) axis = draw.once_in(24);
+    for (bool& axis : result.expanded[i]) axis = draw.once_in(24) && !numbers.fast;
     expand(*tensors[i], result.expanded[i]);
   }
 
@@ -197,7 +269,7 @@ Case random_case(Draw& draw, Wish wish) {
   if (draw.once_in(2) && !result.expanded[3][1] && !result.expanded[3][2] && !result.expanded[3][3])
     for (Size h = 0; h < matrices; ++h)
       for (Size i = 0; i < problem.mix.extent[2]; ++i)
-        for (Size b = 0; b < problem.mix.extent[3]; ++b)
+        for (Size b = 0; b < problem.mix.extent[3] && !structured; ++b)
           if (i >= result.queries.blocks() || b >= result.keys.blocks() ||
               (causal(policies) && b > i))
             problem.mix(0, h, i, b) = nan;
@@ -242,6 +314,10 @@ Case random_case(Draw& draw, Wish wish) {
   return result;
 }
 
+bool rounds_gradients(const Case& random) {
+  return random.problem.numbers.fast && has_rounded_gradients(*random.entry);
+}
+
 std::string description_of(const Case& random) {
   const char* const maps[] = {"Identity", "Relu",     "SquaredRelu", "EluPlusOne", "Exp",
                               "Softmax",  "Hedgehog", "Dpfp",        "Favor"};
@@ -249,13 +325,15 @@ std::string description_of(const Case& random) {
   const char* const normalizers[] = {"MixedKeySum", "MixedProduct", "Unnormalized"};
   const char* const rotations[] = {"NoRotation", "HalfSplitRotary", "AxialRotary"};
   const char* const batches[] = {"", ", padded", ", packed", ", packed by int64"};
+  const char* const mixings[] = {"", ", RecurrentMixing", ", SeparableMixing"};
   const char* const scalars[] = {"double", "float", "BFloat16", "Half"};
   const Policies& p = random.entry->policies;
   const Numbers& n = random.problem.numbers;
   std::ostringstream out;
   out << maps[int(p.map)] << ", Blocks" << p.rank << "D, " << causalities[int(p.causality)] << ", "
       << normalizers[int(p.normalizer)] << ", " << rotations[int(p.rotation)]
-      << batches[int(random.entry->batch)] << ", " << scalars[int(random.entry->scalar)];
+      << mixings[int(p.mixing)] << batches[int(random.entry->batch)] << ", "
+      << scalars[int(random.entry->scalar)];
   const auto extents = [&](const char* name, const Dense<double>& tensor) {
     out << ", " << name << " [";
     for (int axis = 0; axis < 4; ++axis)
@@ -275,8 +353,8 @@ std::string description_of(const Case& random) {
   grid("queries", random.queries);
   if (random.own_key_blocks) grid("keys", random.keys);
   out << ", epsilons " << n.feature_epsilon << " and " << n.normalizer_epsilon << ", scale "
-      << n.scale << ", theta " << n.theta << ", nu " << n.nu
-      << (n.leading_corner ? ", leading corner" : "");
+      << n.scale << ", theta " << n.theta << ", nu " << n.nu << ", terms " << n.terms
+      << (n.leading_corner ? ", leading corner" : "") << (n.fast ? ", fast" : "");
   return out.str();
 }
 

@@ -29,11 +29,18 @@ struct Case {
 
   Precision precision() const {
     const Format format = format_of(accumulator_of(entry->scalar));
-    return {format.roundoff(), format.smallest(), format.largest};
+    if (!problem.numbers.fast) return {format.roundoff(), format.smallest(), format.largest};
+    // A term has up to 8 factors that Precision::fast rounds, and those below the normal numbers
+    // are taken for 0.
+    const double of_factors = 8 * format_of(entry->scalar).roundoff();
+    return {format.roundoff(), 1e-30, format.largest, of_factors};
   }
 };
 
 Case random_case(Draw& draw, Wish wish);
+/// Whether Precision::fast rounds what gradients are differences of: these have errors relative to
+/// what is taken out of values before, and no bounds of their own.
+bool rounds_gradients(const Case& random);
 std::string description_of(const Case& random);
 
 /// Memory of a call, every byte of it known: what is no element of a destination must stay.

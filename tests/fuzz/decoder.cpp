@@ -70,6 +70,7 @@ class Attack {
     stream_ = {random_.entry->decoder(call, sequences_, slots_),
                std::vector<Size>(static_cast<std::size_t>(sequences_)), true};
     if (stream_.decoder->capacity() < problem.q.extent[2]) fail("a small capacity");
+    problem.numbers.fast = false;  // which a decoder is not
     expected_ = attend(problem, random_.precision(), false).y;
   }
 

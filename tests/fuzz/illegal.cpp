@@ -71,14 +71,17 @@ Mistake wrong_extent(Attempt& attempt, Draw& draw) {
     // is one for every head, or none.
     const Size needed = axis == 2 ? attempt.random.queries.blocks() : attempt.random.keys.blocks();
     if (axis == 0) return {};  // the view of the library has no such axis
+    const Mixing mixing = attempt.random.problem.policies.mixing;
+    if (mixing == Mixing::recurrent && axis == 2) return {};  // rows may be more, or one
+    const bool structured = mixing != Mixing::dense;
     if (axis == 1 && (extent == 1 || extent == attempt.call().q.extent[1])) return {};
     const Entry& entry = *attempt.random.entry;
     const bool any_length = entry.policies.causality != Causality::bidirectional ||
                             entry.batch >= Batch::packed_by_int32 || needed == 0;
     const bool corner =
         entry.policies.rank == 1 && (any_length || attempt.call().numbers.leading_corner);
-    if (axis >= 2 && corner && extent >= needed &&
-        !(attempt.backward && attempt.call().wanted[mixing]))
+    if (axis >= 2 && !structured && corner && extent >= needed &&
+        !(attempt.backward && attempt.call().wanted[Gradient::mixing]))
       return {};
   }
   if (attempt.is_mix(view) && axis == 0) return {};

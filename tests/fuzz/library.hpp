@@ -74,6 +74,8 @@ struct Entry {
   Size (*backward_size)(const Call&, const mhla::ExecutorRef&);
   void (*forward)(const Call&, const mhla::ExecutorRef&, State* save);
   void (*backward)(const Call&, const mhla::ExecutorRef&, const State* saved);
+  /// Both passes by mhla::Stages, on so many blocks at a time; null of most.
+  void (*staged)(const Call&, const mhla::ExecutorRef&, Size blocks);
   /// Of Causal variants; null for others.
   std::unique_ptr<AnyDecoder> (*decoder)(const Call&, Size batch, Size num_slots);
 };

@@ -26,7 +26,9 @@ struct Number {
     return *this;
   }
 };
-Number operator*(const Number& a, const Number& b) { return {a.value * b.value, a.mass * b.mass}; }
+inline Number operator*(const Number& a, const Number& b) {
+  return {a.value * b.value, a.mass * b.mass};
+}
 Number operator+(Number a, const Number& b) { return a += b; }
 Number operator-(const Number& a, const Number& b) { return {a.value - b.value, a.mass + b.mass}; }
 Number exact(Real x) { return {x, static_cast<double>(std::abs(x))}; }
@@ -42,13 +44,18 @@ using Row = std::vector<Number>;
 
 std::size_t at(Size i) { return static_cast<std::size_t>(i); }
 
-Number dot(const Row& a, const Row& b) {
+inline Number dot(const Row& a, const Row& b) {
   Number sum;
   for (std::size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
   return sum;
 }
-void add(Row& to, const Number& factor, const Row& from) {
+double square(const Number& a) { return static_cast<double>(a.value * a.value); }
+inline void add(Row& to, const Number& factor, const Row& from) {
   for (std::size_t c = 0; c < to.size(); ++c) to[c] += factor * from[c];
+}
+
+void add_squares(std::vector<double>& to, double factor, const Row& from) {
+  for (std::size_t c = 0; c < to.size(); ++c) to[c] += factor * square(from[c]);
 }
 
 // The feature map of a call.
@@ -90,6 +97,13 @@ class Features {
         for (const double e : x) phi.push_back(elementwise(e));
         return phi;
     }
+  }
+
+  // The square of phi'(x); 0 of maps of whole rows.
+  double squared_slope(double x) const {
+    const bool of_rows =
+        map_ == Map::softmax || map_ == Map::hedgehog || map_ == Map::dpfp || map_ == Map::favor;
+    return of_rows ? 0 : square(derivative(x));
   }
 
   // The gradient in x of <gradient, phi(x)>.
@@ -257,12 +271,22 @@ class Turn {
   double angle_roundings_;
 };
 
+// A tensor of results, and the squares of their terms: see Estimate.
+struct Sums {
+  Dense<Number> numbers;
+  Dense<double> squares;
+
+  explicit Sums(const Extents& extent) : numbers(extent), squares(extent) {}
+  Number& operator()(Size a, Size b, Size c, Size d) { return numbers(a, b, c, d); }
+};
+
 // The tokens of one head on one side of a sequence.
 struct Tokens {
   std::vector<std::vector<double>> x;
-  std::vector<Row> plain, rotated;      // phi, R phi
-  std::vector<Row> d_plain, d_rotated;  // their gradients
-  std::vector<Size> block, offset;      // of every token, and where in its block it lies
+  std::vector<Row> plain, rotated;           // phi, R phi
+  std::vector<Row> d_plain, d_rotated;       // their gradients
+  std::vector<std::vector<double>> squares;  // of the terms of both: see Estimate
+  std::vector<Size> block, offset;           // of every token, and where in its block it lies
   std::vector<bool> takes_part;
 
   Tokens(const Dense<double>& tensor, Size item, Size head, Size first, const Grid& grid,
@@ -279,6 +303,7 @@ struct Tokens {
       turn(rotated.back(), grid.coordinates(t), false);
       d_plain.emplace_back(plain.back().size());
       d_rotated.emplace_back(plain.back().size());
+      squares.emplace_back(plain.back().size());
       block.push_back(grid.block_of(t));
       offset.push_back(filled[at(block.back())]++);
     }
@@ -287,17 +312,136 @@ struct Tokens {
 
   // Adds the gradients in x to those of a tensor.
   void pull_back(Size item, Size head, Size first, const Grid& grid, const Features& features,
-                 const Turn& turn, Dense<Number>& gradient) {
+                 const Turn& turn, Sums& gradient) {
     for (std::size_t t = 0; t < size(); ++t) {
       if (!takes_part[t]) continue;
       const Size token = static_cast<Size>(t);
       turn(d_rotated[t], grid.coordinates(token), true);
       add(d_rotated[t], exact(1), d_plain[t]);
       const Row dx = features.pull_back(x[t], plain[t], d_rotated[t]);
-      for (std::size_t c = 0; c < dx.size(); ++c)
+      for (std::size_t c = 0; c < dx.size(); ++c) {
         gradient(item, head, first + token, static_cast<Size>(c)) += dx[c];
+        // (A rotation keeps the squares' sum over a pair.)
+        if (squares[t][c] > 0 && dx.size() == squares[t].size())
+          gradient.squares(item, head, first + token, static_cast<Size>(c)) +=
+              squares[t][c] * features.squared_slope(x[t][c]);
+      }
     }
   }
+};
+
+// The mixing matrix of a head of a sequence, from mix.
+class Weights {
+ public:
+  Weights(const Problem& problem, const Sequence& sequence, Size matrix)
+      : problem_(problem),
+        queries_(sequence.queries),
+        keys_(sequence.keys),
+        matrix_(matrix),
+        terms_(problem.numbers.terms),
+        entries_(Extents{1, 1, queries_.blocks(), keys_.blocks()}) {
+    switch (problem.policies.mixing) {
+      case Mixing::dense:
+        for_each([&](Size i, Size b) { entry(i, b) = parameter(i, b); });
+        break;
+      case Mixing::separable:
+        for_each([&](Size i, Size b) {
+          for (Size r = 0; r < terms_; ++r) entry(i, b) += product_of_factors(r, i, b, -1);
+        });
+        break;
+      case Mixing::recurrent:
+        for_each([&](Size i, Size b) {
+          if (i == b) entry(i, b) = parameter(row(i), 0);
+        });
+        for (Size r = 0; r < terms_; ++r)
+          for (Size j = 0; j < keys_.blocks(); ++j) {
+            const Row path = path_from(r, j);
+            for (Size i = j + 1; i < queries_.blocks(); ++i)
+              entry(i, j) += parameter(row(i), 1 + r) * path[at(i)];
+          }
+    }
+  }
+  const Number& operator()(Size i, Size b) const { return entries_(0, 0, i, b); }
+
+  // Adds to the gradient of mix, from that of the matrix.
+  void pull_back(const Dense<Number>& gradient, Dense<Number>& dmix) const {
+    const auto add_to = [&](Size r, Size c, const Number& d) { dmix(0, matrix_, r, c) += d; };
+    switch (problem_.policies.mixing) {
+      case Mixing::dense:
+        return for_each([&](Size i, Size b) { add_to(i, b, gradient(0, 0, i, b)); });
+      case Mixing::separable:
+        return for_each([&](Size i, Size b) {
+          for (Size r = 0; r < terms_; ++r)
+            for (int axis = 3 - problem_.policies.rank; axis < 3; ++axis)
+              add_to(r, place_of_factor(axis, i, b),
+                     gradient(0, 0, i, b) * product_of_factors(r, i, b, axis));
+        });
+      case Mixing::recurrent:
+        for_each([&](Size i, Size b) {
+          if (i == b) add_to(row(i), 0, gradient(0, 0, i, b));
+        });
+        for (Size r = 0; r < terms_; ++r)
+          for (Size j = 0; j + 1 < queries_.blocks(); ++j) {
+            const Row path = path_from(r, j);
+            Number d_path;
+            for (Size i = queries_.blocks() - 1; i > j; --i) {
+              add_to(row(i), 1 + r, gradient(0, 0, i, j) * path[at(i)]);
+              d_path += gradient(0, 0, i, j) * parameter(row(i), 1 + r);
+              if (i == j + 1) {
+                add_to(row(i), 1 + terms_ + r, d_path);
+              } else {
+                add_to(row(i), 1 + 2 * terms_ + r, d_path * path[at(i - 1)]);
+                d_path = d_path * parameter(row(i), 1 + 2 * terms_ + r);
+              }
+            }
+          }
+    }
+  }
+
+ private:
+  template <class F>
+  void for_each(const F& f) const {
+    for (Size i = 0; i < queries_.blocks(); ++i)
+      for (Size b = 0; b < keys_.blocks(); ++b) f(i, b);
+  }
+  Number& entry(Size i, Size b) { return entries_(0, 0, i, b); }
+  Number parameter(Size r, Size c) const { return exact(problem_.mix(0, matrix_, r, c)); }
+
+  // Of a recurrence: b of block j + 1 times the decays up to block i, for every i > j.
+  Size row(Size i) const { return problem_.mix.extent[2] == 1 ? 0 : i; }
+  Row path_from(Size r, Size j) const {
+    Row path(at(queries_.blocks()));
+    for (Size i = j + 1; i < queries_.blocks(); ++i)
+      path[at(i)] = i == j + 1 ? parameter(row(i), 1 + terms_ + r)
+                               : path[at(i - 1)] * parameter(row(i), 1 + 2 * terms_ + r);
+    return path;
+  }
+
+  // Of a Kronecker product: where the factor of an axis stands in its row, and the product of all
+  // axes' but `without`.
+  static Size along(const Grid& grid, int axis, Size block) {
+    const Size rest = axis == 0   ? block / grid.layout(2) / grid.layout(1)
+                      : axis == 1 ? block / grid.layout(2)
+                                  : block;
+    return rest % grid.layout(axis);
+  }
+  Size place_of_factor(int axis, Size i, Size b) const {
+    Size before = 0;
+    for (int a = 3 - problem_.policies.rank; a < axis; ++a)
+      before += queries_.layout(a) * keys_.layout(a);
+    return before + along(queries_, axis, i) * keys_.layout(axis) + along(keys_, axis, b);
+  }
+  Number product_of_factors(Size r, Size i, Size b, int without) const {
+    Number product = exact(1);
+    for (int axis = 3 - problem_.policies.rank; axis < 3; ++axis)
+      if (axis != without) product = product * parameter(r, place_of_factor(axis, i, b));
+    return product;
+  }
+
+  const Problem& problem_;
+  Grid queries_, keys_;
+  Size matrix_, terms_;
+  Dense<Number> entries_;
 };
 
 class Attention {
@@ -321,9 +465,16 @@ class Attention {
     const Size sums = problem.q.extent[1] + problem.q.extent[2] + problem.k.extent[2] +
                       problem.q.extent[3] + features + columns + problem.mix.extent[2] +
                       problem.mix.extent[3];
-    roundings_ = least_roundings + 2 * static_cast<double>(sums);
+    // An entry of a structured mixing's matrix is a product of up to as many factors as blocks.
+    Size factors = 0;
+    if (problem.policies.mixing != Mixing::dense)
+      for (const Sequence& s : problem.sequences)
+        factors =
+            std::max(factors, 8 + s.queries.blocks() + s.keys.blocks() + problem.numbers.terms);
+    roundings_ = least_roundings + 2 * static_cast<double>(sums + factors);
     dmix_roundings_ = roundings_ + static_cast<double>(features * (columns + 1) +
-                                                       problem.q.extent[0] * problem.q.extent[1]);
+                                                       problem.q.extent[0] * problem.q.extent[1] +
+                                                       factors * factors);
   }
 
   Results run() {
@@ -360,6 +511,25 @@ class Attention {
     return u;
   }
 
+  // A query and a key: the products of their features are times the scale.
+  struct Pair {
+    std::size_t j, u;
+    Number m, inner, unrotated;
+  };
+
+  // Under Precision::fast: what a pair's terms of the gradients add to squares. u = dy / den, and v
+  // is less y under a normalizer, which den's gradient takes away.
+  void add_squares_of_pair(const Pair& p, Tokens& queries, std::size_t t, Tokens& keys,
+                           const Row& u, const Row& v_less_y, double* dv, double& dm) {
+    double d_squares = 0;
+    for (std::size_t c = 0; c < u.size(); ++c) d_squares += square(u[c]) * square(v_less_y[c]);
+    dm += square(p.inner) * d_squares;
+    const double weighted = square(exact(problem_.numbers.scale) * p.m) * d_squares;
+    add_squares(queries.squares[t], weighted, keys.rotated[p.j]);
+    add_squares(keys.squares[p.j], weighted, queries.rotated[t]);
+    for (std::size_t c = 0; c < u.size(); ++c) dv[c] += square(p.m * p.inner * u[c]);
+  }
+
   void head(const Sequence& s, Size h, Size kv_head, Tokens& queries, Tokens& keys) {
     const Normalizer normalizer = problem_.policies.normalizer;
     const bool products = normalizer == Normalizer::mixed_product;
@@ -368,6 +538,8 @@ class Attention {
     const Size matrix = problem_.mix.extent[1] == 1 ? 0 : h;
     const Number scale = exact(problem_.numbers.scale);
     const Size columns = problem_.v.extent[3];
+    const Weights weights(problem_, s, matrix);
+    Dense<Number> d_weights(Extents{1, 1, s.queries.blocks(), s.keys.blocks()});
     std::vector<Row> values;
     for (std::size_t j = 0; j < keys.size(); ++j) {
       Row row;
@@ -380,16 +552,12 @@ class Attention {
     for (std::size_t t = 0; t < queries.size(); ++t) {
       if (!queries.takes_part[t]) continue;
       const Size token = s.first + static_cast<Size>(t);
-      struct Pair {
-        std::size_t j, u;
-        Number m, inner, unrotated;  // the products of features, times the scale
-      };
       std::vector<Pair> pairs;
       Row numerator(at(columns));
       Number den;
       for (std::size_t j = 0; j < keys.size(); ++j) {
         if (!sees(queries, keys, t, j)) continue;
-        Pair p{j, t, exact(problem_.mix(0, matrix, queries.block[t], keys.block[j])), {}, {}};
+        Pair p{j, t, weights(queries.block[t], keys.block[j]), {}, {}};
         if (products) p.u = query_at(queries, keys.block[j], queries.offset[t]);
         p.inner = scale * dot(queries.rotated[t], keys.rotated[j]);
         p.unrotated = same_dots    ? p.inner
@@ -410,6 +578,11 @@ class Attention {
         y.push_back(quotient(numerator[at(c)], den));
         y_(s.item, h, token, c) = y.back();
       }
+      if (problem_.numbers.fast)
+        for (const Pair& p : pairs)
+          for (Size c = 0; c < columns; ++c)
+            y_.squares(s.item, h, token, c) +=
+                square(p.m * p.inner * values[p.j][at(c)]) / square(den);
       if (!gradients_) continue;
 
       Row dy;
@@ -419,18 +592,27 @@ class Attention {
       const Number d_den = exact(-1) * quotient(dot(dy, y), den);
       for (const Pair& p : pairs) {
         const Number d_weight = quotient(dot(dy, values[p.j]), den);
-        Number& d_m = dmix_(0, matrix, queries.block[t], keys.block[p.j]);
+        Number& d_m = d_weights(0, 0, queries.block[t], keys.block[p.j]);
         d_m += p.inner * d_weight;
         add(queries.d_rotated[t], scale * p.m * d_weight, keys.rotated[p.j]);
         add(keys.d_rotated[p.j], scale * p.m * d_weight, queries.rotated[t]);
         for (Size c = 0; c < columns; ++c)
           dv_(s.item, kv_head, s.first + static_cast<Size>(p.j), c) += p.m * p.inner * u[at(c)];
+        if (problem_.numbers.fast && columns > 0) {
+          Row v_less_y = values[p.j];
+          for (Size c = 0; c < columns && normalizes; ++c)
+            v_less_y[at(c)] = v_less_y[at(c)] - y[at(c)];
+          add_squares_of_pair(p, queries, t, keys, u, v_less_y,
+                              &dv_.squares(s.item, kv_head, s.first + static_cast<Size>(p.j), 0),
+                              dmix_.squares(0, matrix, queries.block[t], keys.block[p.j]));
+        }
         if (!normalizes) continue;
         d_m += p.unrotated * d_den;
         add(queries.d_plain[p.u], scale * p.m * d_den, keys.plain[p.j]);
         add(keys.d_plain[p.j], scale * p.m * d_den, queries.plain[p.u]);
       }
     }
+    if (gradients_) weights.pull_back(d_weights, dmix_.numbers);
   }
 
   // a / den, to whose error that of den adds. None can be told where den is all rounding, or so
@@ -439,19 +621,22 @@ class Attention {
     const double size = static_cast<double>(std::abs(den.value));
     const double condition = den.mass / size;
     const double mass = (a.mass + static_cast<double>(std::abs(a.value)) * condition) / size;
-    if (!(condition * roundings_ * precision_.roundoff < 0.125) || !(mass < precision_.largest))
+    if (!(condition * (roundings_ * precision_.roundoff + precision_.of_factors) < 0.125) ||
+        !(mass < precision_.largest))
       return {0, std::numeric_limits<double>::infinity()};
     return {a.value / den.value, mass};
   }
 
   // Roundings to higher than the first order stay below a quarter of the first (see quotient).
-  Dense<Estimate> estimates(const Dense<Number>& numbers, double roundings) const {
-    Dense<Estimate> result(numbers.extent);
-    std::transform(numbers.elements.begin(), numbers.elements.end(), result.elements.begin(),
-                   [&](const Number& n) {
-                     return Estimate{n.value, 1.25 * roundings * precision_.roundoff * n.mass +
-                                                  precision_.smallest};
-                   });
+  Dense<Estimate> estimates(const Sums& sums, double roundings) const {
+    Dense<Estimate> result(sums.numbers.extent);
+    const double share = roundings * precision_.roundoff + precision_.of_factors;
+    for (std::size_t i = 0; i < result.elements.size(); ++i) {
+      const Number& n = sums.numbers.elements[i];
+      const double likely = 2 * std::sqrt(roundings) * precision_.roundoff * n.mass;
+      result.elements[i] = {n.value, 1.25 * share * n.mass + precision_.smallest,
+                            sums.squares.elements[i], likely + precision_.smallest};
+    }
     return result;
   }
 
@@ -462,7 +647,7 @@ class Attention {
   Turn turn_;
   double roundings_ = 0;
   double dmix_roundings_ = 0;
-  Dense<Number> y_, dq_, dk_, dv_, dmix_;
+  Sums y_, dq_, dk_, dv_, dmix_;
 };
 
 }  // namespace
@@ -471,6 +656,16 @@ Size feature_dim(Map map, const Numbers& numbers, Size key_dim) {
   if (map == Map::hedgehog) return 2 * key_dim;
   if (map == Map::dpfp) return 2 * numbers.nu * key_dim;
   return map == Map::favor ? numbers.features : key_dim;
+}
+
+std::array<Size, 2> mix_extents(const Policies& policies, const Numbers& numbers,
+                                const Grid& queries, const Grid& keys) {
+  if (policies.mixing == Mixing::dense) return {queries.blocks(), keys.blocks()};
+  if (policies.mixing == Mixing::recurrent) return {queries.blocks(), 3 * numbers.terms + 1};
+  Size columns = 0;
+  for (int axis = 3 - policies.rank; axis < 3; ++axis)
+    columns += queries.layout(axis) * keys.layout(axis);
+  return {numbers.terms, columns};
 }
 
 Results attend(const Problem& problem, const Precision& precision, bool gradients) {

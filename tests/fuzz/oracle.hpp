@@ -16,6 +16,7 @@ enum class Map { identity, relu, squared_relu, elu_plus_one, exp, softmax, hedge
 enum class Causality { bidirectional, causal, block_causal };
 enum class Normalizer { mixed_key_sum, mixed_product, unnormalized };
 enum class Rotation { none, half_split, axial };
+enum class Mixing { dense, recurrent, separable };
 
 /// What a variant is at compile time.
 struct Policies {
@@ -24,6 +25,7 @@ struct Policies {
   Normalizer normalizer;
   Rotation rotation;
   int rank;  ///< axes of the grid
+  Mixing mixing = Mixing::dense;
 };
 
 /// And its numbers.
@@ -34,6 +36,8 @@ struct Numbers {
   double theta = 1;
   Size nu = 1;                     ///< of Dpfp
   Size features = 0;               ///< of Favor
+  bool fast = false;               ///< Precision::fast
+  Size terms = 1;                  ///< states of a recurrence, or Kronecker products
   std::vector<double> projection;  ///< [features, key_dim]
   bool leading_corner = false;     ///< of a mix that is larger than a bidirectional layout
 };
@@ -89,9 +93,10 @@ struct Sequence {
   Grid keys;
 };
 
-/// One call. mix is [1, 1 | heads, query blocks, key blocks], of which sequences use the corner; a
-/// mask, where there is one, has an element for every token of a batch item, false where it takes
-/// no part.
+/// One call. mix is [1, 1 | heads, query blocks, key blocks], of which sequences use the corner, or
+/// the parameters of a structured mixing, mix_extents at least, of which a recurrence uses the
+/// leading rows, or a single one for all blocks. A mask, where there is one, has an element for
+/// every token of a batch item, false where it takes no part.
 struct Problem {
   Policies policies;
   Numbers numbers;
@@ -100,11 +105,17 @@ struct Problem {
   std::vector<bool> query_mask, key_mask;
 };
 
+/// Rows and columns of mix.
+std::array<Size, 2> mix_extents(const Policies& policies, const Numbers& numbers,
+                                const Grid& queries, const Grid& keys);
+
 /// The arithmetic that the results are judged by.
 struct Precision {
   double roundoff;  ///< u of what sums are formed in
   double smallest;  ///< its smallest normal number
   double largest;   ///< and its largest
+  /// By how much a term may change where its factors are rounded to fewer digits, relative to it.
+  double of_factors = 0;
 };
 
 /// A result, and by how much rounding may change it: see `Number` in oracle.cpp. Where a
@@ -113,6 +124,11 @@ struct Precision {
 struct Estimate {
   long double value = 0;
   double bound = 0;
+  /// Under Precision::fast: the sum of the squares of its terms, of gradients those of v - y. Its
+  /// root is the size of a sum whose terms have random signs.
+  double squares = 0;
+  /// As bound, but the likely error of sums alone.
+  double of_sums = 0;
 };
 struct Results {
   Dense<Estimate> y, dq, dk, dv, dmix;

@@ -4,12 +4,15 @@
 // with a normalizer and a causality.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/decoding.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/variant.hpp>
+#include <mhla/stages.hpp>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -71,26 +74,41 @@ auto rotation_of([[maybe_unused]] const Call& call) {
   if constexpr (rotation == Rotation::axial) return mhla::AxialRotary{call.numbers.theta};
 }
 
+template <Mixing mixing>
+auto mixing_of([[maybe_unused]] const Call& call) {
+  if constexpr (mixing == Mixing::dense)
+    return mhla::DenseMixing{.leading_corner = call.numbers.leading_corner};
+  if constexpr (mixing == Mixing::recurrent) return mhla::RecurrentMixing{call.numbers.terms};
+  if constexpr (mixing == Mixing::separable) return mhla::SeparableMixing{call.numbers.terms};
+}
+
 template <class T, Policies p, Batch batch>
 class EntryOf {
   using A = mhla::Accumulator<T>;
+  // In one scalar type, of some maps.
+  static constexpr bool has_stages = std::is_same_v<T, double> && batch == Batch::plain &&
+                                     p.map <= Map::softmax &&
+                                     p.normalizer != Normalizer::mixed_product;
 
   static auto attention_of(const Call& call) {
     const auto blocks = blocks_of<p.rank>(call.queries);
     const auto map = feature_map_of<p.map, A>(call);
     const auto normalizer = normalizer_of<p.normalizer>(call);
     const auto rotation = rotation_of<p.rotation>(call);
+    const auto mixing = mixing_of<p.mixing>(call);
     using Blocks = std::remove_const_t<decltype(blocks)>;
     return mhla::Attention<
         std::remove_const_t<decltype(map)>, Blocks, decltype(causality_of<p.causality>()),
-        std::remove_const_t<decltype(normalizer)>, std::remove_const_t<decltype(rotation)>>{
+        std::remove_const_t<decltype(normalizer)>, std::remove_const_t<decltype(rotation)>,
+        std::remove_const_t<decltype(mixing)>>{
         .feature_map = map,
         .blocks = blocks,
         .key_blocks = call.own_key_blocks ? blocks_of<p.rank>(call.keys) : Blocks{},
         .normalizer = normalizer,
         .rotation = rotation,
-        .mixing = {.leading_corner = call.numbers.leading_corner},
-        .scale = call.numbers.scale};
+        .mixing = mixing,
+        .scale = call.numbers.scale,
+        .precision = call.numbers.fast ? mhla::Precision::fast : mhla::Precision::exact};
   }
 
   // Calls f with the variant, in its layout.
@@ -158,6 +176,112 @@ class EntryOf {
     });
   }
 
+  // Both passes, taken apart: tensors hold all blocks, of which every call is on some.
+  class Staged {
+    using V = decltype(attention_of(std::declval<const Call&>()));
+    using Range = mhla::BlockRange;
+    using Rows = mhla::TensorView<A, 2>;
+
+   public:
+    Staged(const Call& call, const mhla::ExecutorRef& executor, Size blocks)
+        : call_(call),
+          executor_(executor),
+          blocks_(blocks),
+          stages_(attention_of(call), shape_with_corner(call)),
+          queries_(stages_.query_blocks()),
+          keys_(stages_.key_blocks()),
+          mix_(typed<const A, 3>(call.mix)),
+          dmix_(typed<A, 3>(call.gradient[mixing])) {
+      mix_.extent[1] = dmix_.extent[1] = queries_.count;
+      mix_.extent[2] = dmix_.extent[2] = keys_.count;
+      stages_.hold(queries_, keys_);
+    }
+
+    void run() {
+      const Rows sums = rows(sums_, keys_.count, stages_.summary_size());
+      const Rows gradients = rows(gradients_, keys_.count, stages_.summary_size());
+      const Rows mixtures = rows(mixtures_, queries_.count, stages_.mixture_size());
+      const Rows denominators = rows(denominators_, queries_.count, stages_.denominator_size());
+      const auto q = typed<const T, 4>(call_.q), k = typed<const T, 4>(call_.k),
+                 v = typed<const T, 4>(call_.v), dy = typed<const T, 4>(call_.dy);
+      const mhla::Update update = mhla::Update::overwrite;
+      for_each_range(keys_, [&](const Range& some) {
+        stages_.summarize(executor_, some, k, v, mhla::rows_of(sums, some),
+                          workspace(mhla::Stage::summarize, some));
+      });
+      const mhla::TensorView<const A, 2> seen = sums, left = mixtures, grads = gradients,
+                                         dens = denominators;
+      for_each_range(queries_, [&](const Range& some) {
+        const mhla::OperandViews<T> x{q, k, v, mhla::rows_of(mix_, some)};
+        stages_.read_out(executor_, some, x, seen, typed<T, 4>(call_.y),
+                         workspace(mhla::Stage::read_out, some));
+        stages_.read_out_gradient(
+            executor_, some, x, seen, dy,
+            {typed<T, 4>(call_.gradient[query]), mhla::skip, mhla::skip,
+             mhla::rows_of(dmix_, some)},
+            update, {mhla::rows_of(mixtures, some), mhla::rows_of(denominators, some)},
+            workspace(mhla::Stage::read_out_gradient, some));
+      });
+      for_each_range(keys_, [&](const Range& some) {
+        const Range later{causal ? some.first : 0, queries_.count - (causal ? some.first : 0)};
+        stages_.mix_gradient(executor_, later, some,
+                             mhla::columns_of(mhla::rows_of(mix_, later), some),
+                             mhla::rows_of(left, later), mhla::rows_of(gradients, some),
+                             workspace(mhla::Stage::mix_gradient, later, some));
+        mhla::OperandViews<T> x{q, k, v, {}};
+        mhla::GradientView<A, 3> dmix = mhla::skip;
+        mhla::TensorView<const A, 2> own;
+        if (p.causality == Causality::causal) {
+          x.mix = mhla::rows_of(mix_, some);
+          dmix = mhla::rows_of(dmix_, some);
+          own = mhla::rows_of(dens, some);
+        }
+        stages_.summarize_gradient(executor_, some, x, mhla::rows_of(grads, some), dy, own,
+                                   {mhla::skip, typed<T, 4>(call_.gradient[key]),
+                                    typed<T, 4>(call_.gradient[value]), dmix},
+                                   update, workspace(mhla::Stage::summarize_gradient, some));
+      });
+    }
+
+   private:
+    static constexpr bool causal = p.causality != Causality::bidirectional;
+
+    // Of a mix that is larger than the blocks, stages have the corner.
+    static mhla::Shape shape_with_corner(const Call& call) {
+      mhla::Shape shape = shape_of(call);
+      shape.mix_query_blocks = call.queries.blocks();
+      shape.mix_key_blocks = call.keys.blocks();
+      return shape;
+    }
+    static Rows rows(std::vector<A>& memory, Size count, Size size) {
+      memory.assign(static_cast<std::size_t>(count * size), std::numeric_limits<A>::quiet_NaN());
+      return mhla::make_view(memory.data(), count, size);
+    }
+    template <class F>
+    void for_each_range(const Range& all, const F& f) const {
+      for (Size first = 0; first < all.count; first += blocks_)
+        f(Range{first, std::min(blocks_, all.count - first)});
+    }
+    const mhla::Workspace& workspace(mhla::Stage stage, const Range& blocks,
+                                     const Range& keys = {}) {
+      workspace_ = mhla::Workspace(stages_.workspace_size(stage, executor_, blocks, keys));
+      return workspace_;
+    }
+
+    const Call& call_;
+    const mhla::ExecutorRef& executor_;
+    Size blocks_;
+    mhla::Stages<V, T> stages_;
+    Range queries_, keys_;
+    mhla::TensorView<const A, 3> mix_;
+    mhla::TensorView<A, 3> dmix_;
+    std::vector<A> sums_, gradients_, mixtures_, denominators_;
+    mhla::Workspace workspace_{0};
+  };
+  static void staged(const Call& call, const mhla::ExecutorRef& executor, Size blocks) {
+    Staged(call, executor, blocks).run();
+  }
+
   class Streaming final : public AnyDecoder {
    public:
     Streaming(const Call& call, Size sequences, Size num_slots)
@@ -198,8 +322,11 @@ class EntryOf {
   }
 
   static Entry entry(Scalar scalar) {
-    Entry e{p, batch, scalar, forward_size, backward_size, forward, backward, nullptr};
-    if constexpr (p.causality == Causality::causal && batch == Batch::plain) e.decoder = decoder;
+    Entry e{p, batch, scalar, forward_size, backward_size, forward, backward, nullptr, nullptr};
+    if constexpr (has_stages) e.staged = staged;
+    if constexpr (p.causality == Causality::causal && batch == Batch::plain &&
+                  p.mixing == Mixing::dense)
+      e.decoder = decoder;
     return e;
   }
 };
@@ -250,24 +377,43 @@ constexpr bool exists(const Core& core, const Shell& shell) {
   return core.normalizer != Normalizer::mixed_product || shell.batch == Batch::plain;
 }
 
+/// The one core of a map in a build without the full product. In bfloat16 both maps whose gradients
+/// Precision::fast rounds under a normalizer have one.
+constexpr int core_of(int map, Scalar scalar) {
+  constexpr int in_bfloat16[maps] = {4, 0, 0, 5, 1, 2, 3, 6, 5};
+  if (scalar == Scalar::bfloat16) return in_bfloat16[map];
+  return (map + 2 * static_cast<int>(scalar)) % num_cores;
+}
+
 /// With the full product: every map with every core in every scalar; the shells are shared out, so
 /// that over the scalars all meet all. Without it: every map in every scalar with one core, each
 /// scalar with another.
 constexpr bool in_build(int map, Scalar scalar, int core, int shell) {
   const int s = static_cast<int>(scalar);
 #if !defined(MHLA_FUZZ_FULL_PRODUCT)
-  if (core != (map + 2 * s) % num_cores) return false;
+  if (core != core_of(map, scalar)) return false;
 #endif
   return shell % 4 == (map + core + s) % 4;
+}
+
+/// In float, some maps' mixings are structured, in place of dense ones.
+constexpr Mixing mixing_with(int map, Scalar scalar, const Core& core) {
+  if (scalar != Scalar::float32 || (map != 2 && map != 3 && map != 5 && map != 6))
+    return Mixing::dense;
+  if (core.causality != Causality::bidirectional) return Mixing::recurrent;
+  return core.normalizer == Normalizer::mixed_product ? Mixing::dense : Mixing::separable;
 }
 
 template <class T, Scalar scalar, int map, int core, int shell>
 void add_entry(std::vector<Entry>& entries) {
   constexpr Core c = cores[core];
   constexpr Shell s = shells[shell];
-  if constexpr (exists(c, s) && in_build(map, scalar, core, shell))
-    entries.push_back(EntryOf<T, Policies{Map(map), c.causality, c.normalizer, s.rotation, s.rank},
-                              s.batch>::entry(scalar));
+  constexpr Mixing mixing = mixing_with(map, scalar, c);
+  constexpr bool unpackable = mixing == Mixing::separable && s.batch >= Batch::packed_by_int32;
+  if constexpr (exists(c, s) && !unpackable && in_build(map, scalar, core, shell))
+    entries.push_back(
+        EntryOf<T, Policies{Map(map), c.causality, c.normalizer, s.rotation, s.rank, mixing},
+                s.batch>::entry(scalar));
 }
 template <class T, Scalar scalar, int map, int core, int... shell>
 void add_shells(std::vector<Entry>& entries, std::integer_sequence<int, shell...>) {
