@@ -36,7 +36,8 @@ struct OwnedTable {
   template <class Rotation>
   OwnedTable(const Rotation& rotation, int rank, Index feature_dim, const Grid& queries,
              const Grid& keys, const ExecutorRef& executor)
-      : OwnedTable(rotation, rank, feature_dim, hull(queries.grid_box(), keys.grid_box()), executor) {}
+      : OwnedTable(rotation, rank, feature_dim, hull(queries.grid_box(), keys.grid_box()),
+                   executor) {}
   template <class Rotation>
   OwnedTable(const Rotation& rotation, int rank, Index feature_dim, const GridBox& box,
              const ExecutorRef& executor) {
