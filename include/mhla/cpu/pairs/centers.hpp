@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT
 // What a backward pass with a normalizer takes out of values and keys before it rounds.
 //
-// dq, dk and dmix are differences of what v and y contribute: sums of phi(k_j) (v_j - y_t)^T, which
-// a common part of v does not change, but which would lose to the rounding of S_b what is rounded
+// dq, dk and dmix are differences of what v and y contribute: sums of phi(k_j) (v_j - y_t)^T. A
+// common part of v does not change them, but they would lose to the rounding of S_b what is rounded
 // of that part. What is rounded is therefore
 //
 //   C_b^T = sum_j w_j (phi(k_j) - zeta)^T = S_b^T - mu z_b^T - W_b zeta^T
 //   w_j = v_j - mu,  W_b = sum_j w_j
 //
-// with the means mu and zeta of all values and features of the unit, and the rest is added in
-// float:
+// with the means mu and zeta of the unit's values and features. Of y_t the part
+// mu (1 - epsilon / den_t) is left out, and the rest is added in float:
 //
-//   of y, mu (1 - epsilon / den_t) is left out, so that
-//   dQ^r_t = (S~_i - z~_i mu^T) U_t = C~_i U_t + <U_t, W~_i> zeta
-//   dm_ib  = <dS~_i, C_b> + <p_i, W_b> + <dz~_i, z_b>,  p_i = dS~_i^T zeta = sum_t <phi(q_t), zeta>
-//   U_t dK^r_j = dS_b w_j = dS_b v_j - dS_b mu
+//   dQ^r_t = C~_i U_t + <U_t, W~_i> zeta                      = (S~_i - z~_i mu^T) U_t
+//   dm_ib  = <dS~_i, C_b> + <p_i, W_b> + <dz~_i, z_b>
+//   p_i    = dS~_i^T zeta                                     = sum_t <phi(q_t), zeta> U_t
+//   dK^r_j = dS_b v_j - dS_b mu                               = dS_b w_j
 //
-// Then errors are relative to w_j, and gradients to v_j - y_t, whose mean y_t is the one that block
-// i sees. Where these are much smaller, as by local means of v with a local mix, the unit's
-// backward pass is exact.
+// Errors are then relative to w_j, and gradients to v_j - y_t, where y_t is a mean of what block i
+// sees. Where that is much less, as by local means of v under a local mix, the unit's backward pass
+// is exact.
 #pragma once
 
 #include <algorithm>
