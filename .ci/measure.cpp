@@ -36,7 +36,7 @@ int main(int argc, char** argv) {
   };
   const double processor = seconds(usage.ru_utime) + seconds(usage.ru_stime);
   const double megabytes = static_cast<double>(usage.ru_maxrss) / 1024;  // Linux counts in KB
-  std::printf("%.1f s   %.1f s of processor time   %.0f MB\n", wall.count(), processor, megabytes);
+  std::printf("%.2f s   %.2f s of processor time   %.0f MB\n", wall.count(), processor, megabytes);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return 1;
   if (processor <= std::atof(argv[1]) && megabytes <= std::atof(argv[2])) return 0;
   std::printf("above the limit of %s s or of %s MB\n", argv[1], argv[2]);
