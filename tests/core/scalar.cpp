@@ -168,6 +168,11 @@ struct Foreign {
 // first, they would become ties.
 template <class T>
 void check_conversions() {
+  for (const double x : {1e-46, 0x1p-150, 1e-50, 1e300})  // beyond float on either side
+    for (const double signed_x : {x, -x}) {
+      CHECK(static_cast<double>(T(signed_x)) == nearest<T>(signed_x));
+      CHECK(std::signbit(static_cast<double>(T(signed_x))) == std::signbit(signed_x));
+    }
   CHECK(mhla::load(T(1.5f)) == 1.5f);
   CHECK(mhla::load(T{-2.25}) == -2.25f);
   CHECK(mhla::load(T(Foreign{1})) == -1.5f);

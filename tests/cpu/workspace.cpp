@@ -155,9 +155,9 @@ TEST_CASE("workspace: a crooked address is refused", "[cpu]") {
 
 TEST_CASE("workspace: it is measured for the executor it is for", "[cpu]") {
   const SerialExecutor serial;
-  const ShuffledExecutor num_slots{4};
+  const ShuffledExecutor four{4};
   Call on_one(sequence, shape, serial);
-  Call on_four(sequence, shape, num_slots);
+  Call on_four(sequence, shape, four);
   CHECK(on_four.forward_size() > on_one.forward_size());
   CHECK(on_four.backward_size() > on_one.backward_size());
   const Workspace forward(on_one.forward_size());

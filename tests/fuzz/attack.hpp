@@ -12,7 +12,7 @@ namespace fuzz {
 struct Tally {
   long calls = 0;     ///< of the library
   long elements = 0;  ///< of results that were compared
-  long unjudged = 0;  ///< and of those that were not: all rounding, or beyond their format
+  long unjudged = 0;  ///< of results that were not: all rounding, beyond their format, or few terms
   double worst = 0;   ///< error as a share of its bound, in float and double
 };
 

@@ -52,7 +52,7 @@ MHLA_HOST_DEVICE float to_odd(X value) {
   if constexpr (sizeof(X) <= sizeof(float)) return nearest;
   if (static_cast<X>(nearest) == value || value != value) return nearest;
   const bool away_from_zero =
-      nearest > 0 ? static_cast<X>(nearest) > value : static_cast<X>(nearest) < value;
+      value > 0 ? static_cast<X>(nearest) > value : static_cast<X>(nearest) < value;
   const std::uint32_t truncated = reinterpret<std::uint32_t>(nearest) - (away_from_zero ? 1u : 0u);
   return reinterpret<float>(truncated | 1u);
 }

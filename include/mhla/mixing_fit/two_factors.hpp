@@ -130,7 +130,7 @@ inline Products nearest_products(const Vector& m, Index rows, Index cols, Index 
     multiply_transposed(m, p);
     make_orthogonal(p.rows, p.columns);
     const double now = sort(p, at(terms));
-    if (now <= before * (1 + least_gain)) break;
+    if (!(now > before * (1 + least_gain))) break;
     before = now;
   }
   return p;

@@ -15,6 +15,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/causality.hpp>
+#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
@@ -151,15 +152,6 @@ Problem checked_mhla(const V& attention, const Shape& shape, const TokenMasks& m
   return problem;
 }
 
-// The parameters of one of mix's matrices.
-template <class A>
-TensorView<A, 2> matrix_of(const TensorView<A, 3>& mix, Index matrix) {
-  const bool empty = mix.size() == 0;  // its address may be null
-  return {empty ? mix.data : mix.data + matrix * mix.stride[0],
-          {mix.extent[1], mix.extent[2]},
-          {mix.stride[1], mix.stride[2]}};
-}
-
 /// \endcond
 
 /// y = attention(q, k, v, mix).
@@ -178,7 +170,7 @@ void mhla_forward(const V& attention, Operand<T, 4> q, Operand<T, 4> k, Operand<
       const Index kv_head = h / shape.group_size();
       const Matrix<A> values = head_of(v, n, kv_head);
       const MhlaHead<V, A> head(attention, problem, masks, n, head_of(q, n, h),
-                                head_of(k, n, kv_head), matrix_of(mix, shape.mix_of(n, h)));
+                                head_of(k, n, kv_head), matrix_view(mix, shape.mix_of(n, h)));
       Matrix<A> num(shape.query_tokens, shape.value_dim);
       for (Index t = 0; t < shape.query_tokens; ++t) {
         for (Index j = 0; j < shape.key_tokens; ++j)
@@ -220,7 +212,7 @@ void mhla_backward(const V& attention, const Query& query, Operand<T, 4> k, Oper
       const Matrix<A> values = head_of(v, n, kv_head);
       const Matrix<A> grad_out = head_of(dy, n, h);
       const MhlaHead<V, A> head(attention, problem, masks, n, queries, keys,
-                                matrix_of(mix, matrix));
+                                matrix_view(mix, matrix));
       TokenFeatures<A> dq = zero_features<A>(shape.query_tokens, problem.feature_dim);
       TokenFeatures<A> dk = zero_features<A>(shape.key_tokens, problem.feature_dim);
 
@@ -258,8 +250,8 @@ void mhla_backward(const V& attention, const Query& query, Operand<T, 4> k, Oper
         }
       }
 
-      add_mixing_gradient(attention, problem, matrix_of(mix, matrix), dm,
-                          matrix_of(grad_mix.view(), matrix));
+      add_mixing_gradient(attention, problem, matrix_view(mix, matrix), dm,
+                          matrix_view(grad_mix.view(), matrix));
       for (Index t = 0; t < shape.query_tokens; ++t)
         if (masks.takes_query(n, t))
           add_input_gradient(attention, problem.query_grid, t, queries, dq,
@@ -292,7 +284,7 @@ void mhla_weights(const V& attention, const Query& query, Operand<T, 4> k,
   require_weights_fit(weights, shape, batch, head_index);
   const MhlaHead<V, A> head(attention, problem, masks, batch, head_of<T>(q, batch, head_index),
                             head_of(k, batch, head_index / shape.group_size()),
-                            matrix_of(mix, shape.mix_of(batch, head_index)));
+                            matrix_view(mix, shape.mix_of(batch, head_index)));
   for (Index t = 0; t < shape.query_tokens; ++t) {
     const A den = form == Weights::normalized ? head.denominator(t) : A(1);
     for (Index j = 0; j < shape.key_tokens; ++j)
