@@ -40,6 +40,28 @@ function(run sentence)
   endif()
 endfunction()
 
+# Runs a command whose output the user sees line by line, on a terminal or not; sets `status` and `output`.
+macro(run_and_read)
+  execute_process(COMMAND ${ARGN} WORKING_DIRECTORY "${source_dir}" RESULT_VARIABLE status
+    OUTPUT_VARIABLE output ERROR_VARIABLE output ECHO_OUTPUT_VARIABLE)
+endmacro()
+
+# Stops after a failed build: names the target, from what ninja or make says, and quotes the first error.
+function(stop_build output)
+  string(REGEX MATCH "(FAILED: |[*][*][*] [[])[^\n]*" failed "${output}")
+  string(REGEX MATCH "[^\n]*([Ee]rror[: ]|undefined reference)[^\n]*" error "${output}")
+  set(target "all")
+  if(failed MATCHES "CMakeFiles/([^/]+)[.]dir/")
+    set(target "${CMAKE_MATCH_1}")
+  elseif(failed MATCHES "^FAILED: ([[]code=[0-9]+[]] )?([^ ]+)") # linking, or a command of the project's own
+    set(target "${CMAKE_MATCH_2}")
+  endif()
+  message(FATAL_ERROR "The build failed at target ${target}:\n  ${error}\n"
+    "To see this failure alone, and to compile with less memory:\n"
+    "  cmake --build ${MHLA_BUILD_DIR} --parallel 1 --target ${target}\n"
+    "Once it is mended, run the script again: it keeps what is built.")
+endfunction()
+
 # The generator to configure with, or nothing when the machine has neither ninja nor make.
 function(find_generator result)
   find_program(ninja NAMES ninja ninja-build NO_CACHE)
@@ -144,6 +166,9 @@ function(build_project)
   if(arg_TARGET)
     set(target --target ${arg_TARGET})
   endif()
-  run("The project could not be built." "${CMAKE_COMMAND}" --build "${MHLA_BUILD_DIR}"
-      --parallel ${cores} ${target})
+  message(STATUS "Building in ${MHLA_BUILD_DIR}, ${cores} commands at once")
+  run_and_read("${CMAKE_COMMAND}" --build "${MHLA_BUILD_DIR}" --parallel ${cores} ${target})
+  if(NOT status EQUAL 0)
+    stop_build("${output}")
+  endif()
 endfunction()
