@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Speed of the library at the paper's shapes, beside what the machine could do and what a user
-// would have instead. Everything, with tables and plots in bench/results, by one command (10
-// minutes):
+// would have instead. Everything, with tables and plots, by one command (10 minutes):
 //   cmake --build build/release --target bench_report
 // and a part of it, for example
 //   bench_attention --benchmark_filter='^(forward|backward)/.*/float/serial/'

@@ -4,7 +4,7 @@
 library's peers, and percent of the FMA peak of every shape. SVG by hand, readable on light and dark
 pages; needs nothing but Python.
 
-    python3 bench/plot.py attention.json [--pytorch pytorch.json] --out bench/results"""
+    python3 bench/plot.py attention.json [--pytorch pytorch.json] --out build/release/bench/results"""
 import argparse
 import json
 import math
@@ -171,7 +171,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", help="of bench_attention --benchmark_out")
     parser.add_argument("--pytorch", help="of pytorch.py --json")
-    parser.add_argument("--out", default="bench/results")
+    parser.add_argument("--out", default=".")
     parser.add_argument("--suffix", default="", help="of the names of the files")
     arguments = parser.parse_args()
     results = read_results(arguments.json)

@@ -5,8 +5,8 @@ plain PyTorch operations (torch_attention.py), eager and compiled, at the same s
 numbers of threads; in float, or in bfloat16 against the library's Precision::fast.
 
     cmake --preset release && cmake --build --preset release --target bench_attention
-    python3 bench/pytorch.py --json bench/results/pytorch.json
-    python3 bench/pytorch.py --dtype bfloat16 --json bench/results/pytorch_bfloat16.json
+    python3 bench/pytorch.py --json build/release/bench/results/pytorch.json
+    python3 bench/pytorch.py --dtype bfloat16 --json build/pytorch_bfloat16.json
 
 The two take turns: a round runs the library at a shape, then PyTorch; the medians over the rounds
 are compared. Needs a C++ compiler (torch.compile does) and no GPU. Never part of the tests."""
