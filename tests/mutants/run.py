@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: MIT
 """Plants each fault of faults.txt in a header and sees whether the test that it names notices.
 
-    tests/mutants/run.py BUILD [--only REGEX] [--jobs N] [--check]
+    tests/mutants/run.py BUILD [--only REGEX] [--jobs N]
+    tests/mutants/run.py --check
 
 BUILD is a build folder of the tests, made by Ninja with CMAKE_EXPORT_COMPILE_COMMANDS=ON and
 MHLA_TESTS_TOGETHER=OFF. The mutated header lies in a folder of its own, which comes before include/; what
-includes it is compiled again with the flags of the build, linked and run. Ends with 1 where a test passes in
-spite of its fault, where a fault does not compile, or where its text is not found exactly once. --check looks
-for the texts alone.
+includes it is compiled again with the flags of the build, linked and run. --check compiles nothing. Both end
+with 1 where faults.txt has more than 100 faults or two of one name, or where a fault's text is not found
+exactly once in its header; the first also where a fault does not compile or its test passes.
 """
 import argparse
+import collections
 import concurrent.futures
 import json
 import os
@@ -22,50 +24,24 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-HEADERS = {path.relative_to(ROOT / "include").as_posix(): path.read_text()
-           for path in sorted((ROOT / "include/mhla").rglob("*"))
-           if path.is_file() and path.suffix != ".md"}
+LIMIT = 100  # one fault per term of an equation or rule of a promise; a new one replaces an old one
 
 
 class Fault:
-    """A name, the test that must notice, a scope, and the text there with what takes its place."""
+    """`name in header: test`, and the text there (-) with what takes its place (+)."""
 
     def __init__(self, lines):
-        self.name, self.test = (word.strip() for word in lines[0].split(":"))
-        self.scope = next((line[3:].strip() for line in lines if line.startswith("in ")), None)
-        self.removed = "\n".join(line[1:].strip() for line in lines if line.startswith("-"))
-        self.added = "\n".join(line[1:].strip() for line in lines if line.startswith("+"))
+        self.name, self.header, self.test = re.fullmatch(r"(\w+) in (\S+): (\S+)", lines[0]).groups()
+        self.removed, self.added = ("\n".join(line[1:].strip() for line in lines if line[0] == sign)
+                                    for sign in "-+")
+        self.source = ROOT / ("" if self.header.startswith("examples/") else "include") / self.header
 
-    def places(self):
-        """Where the text stands, however it is laid out: (header, begin, end)."""
+    def planted(self):
+        """The header with the fault, or None if the text, however laid out, is not there exactly once."""
         words = re.findall(r"\w+|[^\w\s]", self.removed)
-        pattern = re.compile(r"(?:\s|//.*\n)*".join(re.escape(word) for word in words))
-        found = set()
-        for header, text in HEADERS.items():
-            for begin, end in scopes(text, self.scope) if self.scope else [(0, len(text))]:
-                found.update((header, match.start(), match.end())
-                             for match in pattern.finditer(text, begin, end))
-        return sorted(found)
-
-
-def scopes(text, name):
-    """The definitions of a function or type of that name: from the name to its closing brace."""
-    for match in re.finditer(rf"\b{re.escape(name)}\b", text):
-        opening = re.compile(r"[{};]").search(text, match.end())
-        if not opening or opening.group() != "{":
-            continue
-        position = opening.start()
-        while text[position:position + 1] == "{":
-            depth = 0
-            while position < len(text):
-                depth += {"{": 1, "}": -1}.get(text[position], 0)
-                position += 1
-                if depth == 0:
-                    break
-            # Behind a member's initializer the body is still to come.
-            rest = re.compile(r"(\s*,[^{};]*)?\s*(?=\{)").match(text, position)
-            position = rest.end() if rest else position
-        yield match.start(), position
+        pattern = r"(?:\s|//.*\n)*".join(map(re.escape, words))
+        text, count = re.subn(pattern, lambda _: self.added, self.source.read_text())
+        return text if count == 1 else None
 
 
 class Build:
@@ -78,12 +54,9 @@ class Build:
             words = shlex.split(entry["command"])
             self.compile[words[words.index("-o") + 1]] = words
         self.includes = {}
-        for line in self.ninja("-t", "deps").splitlines():
-            if line.startswith("    "):
-                self.includes[target].add(os.path.normpath(folder / line.strip()))
-            elif ": #deps" in line:
-                target = line.split(":")[0]
-                self.includes[target] = set()
+        for record in self.ninja("-t", "deps").split("\n\n"):
+            target, *files = record.splitlines() or [""]
+            self.includes[target.split(":")[0]] = {os.path.normpath(folder / file.strip()) for file in files}
 
     def ninja(self, *arguments):
         return subprocess.run(["ninja", "-C", str(self.folder), *arguments], check=True, text=True,
@@ -94,41 +67,34 @@ class Build:
         commands = self.ninja("-t", "commands", "-s", output).splitlines()
         return next(line for line in reversed(commands) if not line.startswith("ninja"))
 
-    def run(self, fault, header, text):
+    def run(self, fault, text):
         """Whether the fault's test notices the header `text`."""
         program = "tests/test_" + fault.test.replace("/", "_")
         with tempfile.TemporaryDirectory() as temporary:
-            mutated = pathlib.Path(temporary, "include", header)
+            mutated = pathlib.Path(temporary, "include", fault.header)
             mutated.parent.mkdir(parents=True)
             mutated.write_text(text)
             link = self.links(program).replace(f"-o {program}", f"-o {temporary}/test")
-            recompiled = 0
-            objects = re.findall(r"\S+\.o\b", link)
-            for archive in re.findall(r"\S+\.a\b", link):
-                if (self.folder / archive).exists() and not archive.startswith("/"):
-                    members = re.findall(r"\S+\.o\b", self.links(archive))
-                    link = link.replace(archive, " ".join(members))
-                    objects += members
-            for number, name in enumerate(objects):
-                if str(ROOT / "include" / header) not in self.includes.get(name, ()):
-                    continue
+            for archive in re.findall(r"(?<!\S)[^/\s]\S*\.a\b", link):
+                link = link.replace(archive, " ".join(re.findall(r"\S+\.o\b", self.links(archive))))
+            recompiled = [name for name in re.findall(r"\S+\.o\b", link)
+                          if str(fault.source) in self.includes.get(name, ())]
+            if not recompiled:
+                return f"SURVIVED: {fault.test} does not include it"
+            for number, name in enumerate(recompiled):
                 words = list(self.compile[name])
                 words[words.index("-o") + 1] = f"{temporary}/{number}.o"
-                words.insert(1, f"-I{temporary}/include")
-                words.append("-Wno-error")
-                built = subprocess.run(words, cwd=self.folder, stdout=subprocess.PIPE,
+                words[1:1] = [f"-I{temporary}/include", f"-iquote{fault.source.parent}"]
+                built = subprocess.run([*words, "-Wno-error"], cwd=self.folder, stdout=subprocess.PIPE,
                                        stderr=subprocess.STDOUT, text=True)
                 if built.returncode:
                     return "DOES NOT COMPILE: " + next(
                         (line for line in built.stdout.splitlines() if "error" in line), "")
                 link = re.sub(rf"(?<!\S){re.escape(name)}(?!\S)", f"{temporary}/{number}.o", link)
-                recompiled += 1
-            if recompiled == 0:
-                return f"SURVIVED: {fault.test} does not include it"
             subprocess.run(link, cwd=self.folder, shell=True, check=True, stdout=subprocess.DEVNULL)
             try:
                 status = subprocess.run([f"{temporary}/test", "--abort"], cwd=self.folder,
-                                        timeout=300, stdout=subprocess.DEVNULL,
+                                        timeout=600, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL).returncode
             except subprocess.TimeoutExpired:
                 return "killed: it never ends"
@@ -146,19 +112,19 @@ def main():
     paragraphs = re.split(r"\n\s*\n", (pathlib.Path(__file__).parent / "faults.txt").read_text())
     lines = [[line for line in paragraph.splitlines() if not line.startswith("#")]
              for paragraph in paragraphs]
-    faults = [fault for fault in map(Fault, filter(None, lines)) if re.search(options.only, fault.name)]
+    faults = [Fault(paragraph) for paragraph in lines if paragraph]
+    repeated = [name for name, count in collections.Counter(f.name for f in faults).items() if count > 1]
+    if len(faults) > LIMIT or repeated:
+        sys.exit(f"{len(faults)} faults, at most {LIMIT} may be; names that repeat: {repeated}")
     build = None if options.check else Build(options.build.resolve())
 
     def verdict(fault):
-        places = fault.places()
-        if len(places) != 1:
-            return f"NOT FOUND ONCE: {[header for header, _, _ in places]}"
-        header, begin, end = places[0]
-        if options.check:
-            return f"found in {header}"
-        text = HEADERS[header]
-        return build.run(fault, header, text[:begin] + fault.added + text[end:])
+        text = fault.planted()
+        if text is None:
+            return f"NOT FOUND ONCE in {fault.header}"
+        return "found" if options.check else build.run(fault, text)
 
+    faults = [fault for fault in faults if re.search(options.only, fault.name)]
     bad = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for fault, result in zip(faults, pool.map(verdict, faults)):
