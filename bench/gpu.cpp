@@ -509,7 +509,8 @@ Options parsed(int argc, char** argv) {
       const char* const end = value.data() + value.size();
       const auto [stop, error] = std::from_chars(value.data(), end, options.seconds);
       if (error != std::errc() || stop != end || !(options.seconds > 0 && options.seconds < 1e6))
-        throw std::invalid_argument("--seconds: " + value + " is not a time");
+        throw std::invalid_argument("--seconds is " + value +
+                                    "; it must be a number of seconds above 0 and below 1e6");
     } else
       throw std::invalid_argument(name + ": unknown");
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// JSON of a file: headers of checkpoints, configurations, vocabularies.
+// Parses JSON files: headers of checkpoints, configurations, vocabularies.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +13,7 @@
 
 namespace checkpoints {
 
-/// Parses `text`, a part of `file` that messages call `what`.
+/// Parses `text`, which is part of `file`; messages call it `what`.
 /// \throws UnreadableFile where it is not JSON, names a key twice in one object, or nests objects
 /// and lists more than `deepest` deep.
 inline nlohmann::json parse_json(const std::filesystem::path& file, const std::string& what,
@@ -35,7 +35,7 @@ inline nlohmann::json parse_json(const std::filesystem::path& file, const std::s
   try {
     return Json::parse(text.begin(), text.end(), check);
   } catch (const Json::exception& problem) {
-    // Without the library's own prefix; the end can repeat a token of any length.
+    // Drops the library's prefix, and limits the length: the end may repeat a long token.
     std::string reason = problem.what();
     reason = reason.substr(reason.find("] ") + 2).substr(0, 200);
     throw UnreadableFile(file, what + " is not JSON: " + reason);

@@ -192,7 +192,7 @@ struct ElementKind {
   std::string_view descr;
   std::vector<double> (*read)(const std::filesystem::path&, std::ifstream&, Index, std::uintmax_t);
 };
-/// Those that can be read. Elements of one byte have no order of bytes; those of bool are 0 and 1.
+/// The types that can be read. One-byte types have no byte order; bool is 0 or 1.
 inline constexpr ElementKind element_kinds[] = {
     {"<f8", &read_elements<double>},        {"<f4", &read_elements<float>},
     {"<f2", &read_elements<mhla::Half>},    {"<i8", &read_elements<std::int64_t>},

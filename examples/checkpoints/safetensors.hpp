@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Reads and writes safetensors (huggingface.co/docs/safetensors): 8 bytes header length n, n bytes
 // of JSON {name: {dtype, shape, data_offsets}}, then the elements, little-endian and row-major. A
-// file is mapped, not read; whatever it says is checked before any element is touched. Tensors of
-// types that cannot be read do no harm until one of them is asked for.
+// file is mapped, not read; its header is checked before any element is read. A tensor of a type
+// that cannot be read is an error only when its elements are requested.
 #pragma once
 
 #include <algorithm>
@@ -79,7 +79,7 @@ struct ElementKind {
   ElementType type;
   std::size_t size;  // bytes
 };
-/// Those that can be read; a file may hold others. BOOL's bytes are 0 and 1.
+/// The types that can be read; a file may hold others. A BOOL is a byte, 0 or 1.
 inline constexpr ElementKind element_kinds[] = {
     {"F64", ElementType::f64, 8},         {"F32", ElementType::f32, 4},
     {"F16", ElementType::f16, 2},         {"BF16", ElementType::bf16, 2},
@@ -99,7 +99,7 @@ inline std::string text_of(const std::vector<Index>& shape) {
 
 /// A tensor of a file.
 struct StoredTensor {
-  std::filesystem::path file;  ///< that it is of, and its name there, for messages
+  std::filesystem::path file;  ///< the tensor's file; with `name`, for messages
   std::string name;
   std::string dtype;
   const ElementKind* kind;  ///< or null, if its elements cannot be read
@@ -185,8 +185,8 @@ struct StoredTensor {
     }
     if (!fits)
       throw UnreadableFile(file, name + " has the element " + std::to_string(element) +
-                                     ", which is no " +
-                                     (std::is_integral_v<To> ? "integer in range" : "float"));
+                                     ", which is not " +
+                                     (std::is_integral_v<To> ? "an integer in range" : "a float"));
     return static_cast<To>(element);
   }
 };

@@ -261,7 +261,7 @@ def dpfp(x):
 
 
 def replay_every_key(verdict, folder):
-    """mhla_replay agrees with what each argument of dump_case stands for; the keys written."""
+    """mhla_replay agrees with the formula for every argument of dump_case; returns the keys written."""
     projection = torch.randn(7, 6, dtype=torch.float64)
 
     def favor(x):
@@ -322,7 +322,7 @@ def check_replay(program):
         written = replay_every_key(verdict, Path(temporary, "keys"))
         listed = subprocess.run([program, "--help"], capture_output=True, text=True).stdout
         listed = listed.split("attention:\n")[1].split("\n\n")[0]
-        needless = {"name", "layout", "blocks", "key_layout", "key_blocks"}  # they follow from others
+        needless = {"name", "layout", "blocks", "key_layout", "key_blocks"}  # derived from other keys
         missing = {line.split()[0] for line in listed.splitlines()} - written - needless
         assert not missing, f"dump_case never writes {missing}"
         here = Path(__file__).parent
@@ -334,7 +334,7 @@ def check_replay(program):
 
 
 def check_to_safetensors():
-    """The state dictionary comes out of what training scripts write; no code of a file runs."""
+    """to_safetensors.py extracts state dictionaries of training scripts; no code in a file runs."""
     program = Path(__file__).parents[1] / "released" / "to_safetensors.py"
     weights = {"a.weight": torch.randn(3, 4), "a.bias": torch.randn(4, 3).mT.bfloat16()}
     worse = {name: tensor + 1 for name, tensor in weights.items()}
@@ -365,11 +365,11 @@ def check_to_safetensors():
         torch.save(dict(student=weights, teacher=worse), Path(folder, "x.pth"))
         refused = subprocess.run([sys.executable, program, "x.pth", "y"], cwd=folder,
                                  capture_output=True, text=True)
-        assert refused.returncode == 1 and "choose with --key" in refused.stderr
+        assert refused.returncode == 1 and "choose one with --key" in refused.stderr
 
 
 class Execute:
-    """Leaves a file where it is unpickled."""
+    """Creates a file if it is unpickled."""
 
     def __reduce__(self):
         return open, ("executed", "w")

@@ -22,10 +22,10 @@ def dump_case(folder, attention, q, k, v, mix, *, block, grid=None, key_block=No
               dout=None, causal=False, feature_map="relu", feature_epsilon=1e-6, nu=None,
               projection=None, normalizer="paper", normalizer_epsilon=1e-6, scale=1.0,
               rotation="none", theta=10000.0, note=""):
-    """Shapes as mhla_torch.attention has them; mhla_replay --help lists the words. What is said here
-    after mix has to describe `attention`: it is what the library is run with. dout is random unless
-    it is given. causal is False, True, or 2 for block by block; key_block and key_grid are of
-    cross-attention, nu is of dpfp, projection [features, key_dim] of favor."""
+    """Shapes as mhla_torch.attention has them; mhla_replay --help lists the words. The
+    arguments after mix must describe `attention`: the library is run with them. dout is random unless
+    it is given. causal is False, True, or 2 for block by block; key_block and key_grid belong to
+    cross-attention, nu to dpfp, projection [features, key_dim] to favor."""
 
     def require(argument, name, is_needed, reason):
         if (argument is not None) != is_needed:
@@ -34,8 +34,9 @@ def dump_case(folder, attention, q, k, v, mix, *, block, grid=None, key_block=No
     require(nu, "nu", feature_map == "dpfp", f"feature_map is {feature_map}")
     require(projection, "projection", feature_map == "favor", f"feature_map is {feature_map}")
     if key_block is None:
-        require(key_grid, "key_grid", False, "key_block is not")
-        require(key_block, "key_block", k.shape[2] != q.shape[2], "k has other tokens than q")
+        require(key_grid, "key_grid", False, "key_block is missing")
+        require(key_block, "key_block", k.shape[2] != q.shape[2],
+                f"q has {q.shape[2]} tokens and k {k.shape[2]}")
     operands = [x.detach().clone().requires_grad_() for x in (q, k, v, mix)]
     out = attention(*operands)
     dout = torch.randn_like(out) if dout is None else dout

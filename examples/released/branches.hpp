@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// On which side of Relu's kink a pass takes the arguments of its feature maps. The gradient has a
-// step there: of an argument that is nearer to 0 than its rounding error, either side's is right.
-// Passes whose gradients are to be compared take the same side.
+// On which side of Relu's kink, at 0, a pass takes the arguments of its feature maps. The gradient
+// has a step there: if an argument is closer to 0 than its rounding error, the gradient of either
+// side is right. Passes whose gradients are compared must take the same side.
 #pragma once
 
 #include <cmath>
@@ -17,11 +17,11 @@ namespace released {
 
 class Branches {
  public:
-  bool follows = false;  ///< the sides that it knows; otherwise it learns them
-  std::string part;      ///< of what is run, for a name that comes twice
+  bool follows = false;  ///< takes the recorded sides; otherwise records them
+  std::string part;      ///< of the run; distinguishes arguments with the same name
 
-  /// Arguments called `name`, where another pass has had its own of the same name. One that is on
-  /// the other side is moved to 0, unless it is too far from it for that to be rounding.
+  /// Records the sides of the arguments called `name`, or moves those on another side than recorded
+  /// to 0, unless they are too far from 0 for rounding to be the reason.
   template <class T>
   void operator()(const std::string& name, layers::Matrix<T>& x) {
     std::vector<bool>& sides = sides_[part + name];

@@ -8,22 +8,23 @@
 // and, for a block alone, gradients_block.safetensors. The error of a tensor is max |a - b| over
 // max |b|, b the file's.
 //
-// How large may it be? As large as rounding makes it, which depends on the model: with its size and
-// depth grow the sums, and what a normalizer or a norm makes of an error. So it is measured. The
-// same program runs again in the same precision, every parameter moved to a neighbouring number, up
-// or down by lot, and the loss multiplied by a number that is no power of two, by which gradients
-// are divided. That is one rounding for each operand of each product, and it draws all roundings
-// anew, those of long sums of one sign too: results of the two runs differ by as much as the error
-// of either (their standard deviations are as sqrt(2) to 1), plus what the operands' own rounding
-// does. An error may be `margin` times the largest such change of an element of its tensor. Two
-// constants account for what no run moves: a few units in the last place of constants (epsilons,
-// scales, the exponential), and the rounding of what the file stores in float. In double the file
-// has errors of its own, of a program that may sum in order: up to `of_reference` times as large.
+// The bound on the error depends on the model: sums grow with its size and depth, and normalizers
+// and norms amplify rounding errors. So it is measured. The same program runs again in the same
+// precision, with every parameter moved to a neighbouring number, up or down at random, and with
+// the loss multiplied by a number that is not a power of two, by which gradients are divided. That
+// is one rounding for each operand of each product, and it draws all roundings anew, those of long
+// sums of one sign included. So two runs differ by as much as the error of either (the standard
+// deviations are as sqrt(2) to 1), plus the effect of the operands' own rounding. An error may be
+// `margin` times the largest such change of an element of its tensor. Two constants account for
+// what no run moves: a few units in the last place of constants (epsilons, scales, the
+// exponential), and the rounding of what the file stores in float. In double the file has errors of
+// its own, since its program may sum in order: up to `of_reference` times as large.
 //
-// The gradient has a step where an argument of Relu crosses 0, and large models have arguments
-// nearer to 0 than float can tell. So runs that are compared take the same side (branches.hpp): the
-// moved ones that of the one they are compared with; and where float took another side than double,
-// the file's gradient is corrected by how much double's own changes with the side.
+// The gradient has a step where an argument of Relu crosses 0, and in large models some arguments
+// are so close to 0 that float gets their sign wrong. So compared runs take the same side
+// (branches.hpp): moved runs take that of the run they are compared with. Where float took another
+// side than double, the file's gradient is corrected by the change of double's gradient between the
+// sides.
 #pragma once
 
 #include <algorithm>
@@ -48,17 +49,17 @@
 
 namespace released {
 
-/// The largest change in a tensor times this bounds its largest error. Of normal errors with a
-/// deviation of 1 the largest of many is 3 to 6, and a change has a deviation of at least sqrt(2).
+/// The bound on a tensor's largest error, relative to its largest change. The largest of many
+/// normal errors with a standard deviation of 1 is 3 to 6; changes have one of at least sqrt(2).
 inline constexpr double margin = 4;
-/// Of a tensor with few elements the moved runs together show as many changes, but no more than
-/// `most_runs` run: of one element an error is 4 times the largest of four changes in one of some
-/// thousand draws.
+/// A tensor with few elements needs several moved runs to show as many changes, at most
+/// `most_runs`. (If it has one element, its error exceeds 4 times the largest of four changes about
+/// once in a thousand draws.)
 inline constexpr Index least_changes = 64;
 inline constexpr Index most_runs = 4;
 /// Measured: sums in order against sums in blocks, 1.4 to 4 times.
 inline constexpr double of_reference = 4;
-/// Whatever the bound, as it is infinite where the moved runs have NaN: a digit has to be right.
+/// Holds for any bound, which is infinite where moved runs have NaN: one digit must be right.
 inline constexpr double largest_error = 0.1;
 /// Units in the last place of constants, in a chain of some operations.
 inline constexpr double constants = 8;
@@ -105,7 +106,7 @@ struct ReferenceFiles {
   Config config;
 };
 
-/// What of a folder is compared, by the name that compute() gives it.
+/// The tensors of a folder that are compared, by the names that compute() gives them.
 using Expected = std::map<std::string, const checkpoints::StoredTensor*>;
 
 inline constexpr char in_portions[] = "logits, a few tokens at a time";
@@ -162,7 +163,7 @@ void record_portions(Model& model, const Values<T>& values, const Safetensors& i
   record(in_portions, {batch, tokens, model.vocabulary()}, logits);
 }
 
-/// Moves every value to a neighbouring number, up or down by lot.
+/// Moves every value to a neighbouring number, up or down at random.
 template <class T>
 void move(Values<T>& values, std::uint64_t seed) {
   constexpr T infinity = std::numeric_limits<T>::infinity();
@@ -172,7 +173,7 @@ void move(Values<T>& values, std::uint64_t seed) {
   }
 }
 
-/// All that Model<T> computes of a folder. A moved run multiplies the loss by a number that is no
+/// All results of Model<T> on a folder. A moved run multiplies the loss by a number that is not a
 /// power of two, and divides gradients by it.
 template <template <class> class Model, class T>
 void compute(const ReferenceFiles& files, const RunContext& run, const Record& record) {
@@ -213,14 +214,14 @@ void compute(const ReferenceFiles& files, const RunContext& run, const Record& r
   }
 }
 
-/// What a precision makes of a folder, and how much of that is rounding.
+/// The results in one precision, and how far rounding changes them.
 struct Measured {
   std::map<std::string, RecordedTensor> tensors;  ///< those expected
   std::map<std::string, double> largest_change;   ///< of an element, in the moved runs
   Branches branches;
 };
 
-/// The largest |a - b|; infinity where that is no number, or shapes differ.
+/// The largest |a - b|; infinity if it is NaN or the shapes differ.
 inline double largest_difference(const RecordedTensor& a, const RecordedTensor& b) {
   if (a.shape != b.shape) return INFINITY;
   double largest = 0;
@@ -254,7 +255,7 @@ Measured measure(const ReferenceFiles& files, const Expected& expected, RunConte
   return measured;
 }
 
-/// `correction` is how the file's gradient changes with float's side of the kinks, or null.
+/// `correction` is the change of the file's gradient on float's side of the kinks, or null.
 inline void compare(const std::string& name, const checkpoints::StoredTensor& stored,
                     const RecordedTensor& found, double largest_change,
                     const RecordedTensor* correction, double epsilon, Comparison& comparison) {
@@ -281,7 +282,7 @@ inline void compare(const Expected& expected, const Measured& measured,
     const auto found = measured.tensors.find(name);
     const auto correction = corrections.find(name);
     if (found == measured.tensors.end())
-      comparison.fail(name, "not computed");
+      comparison.fail(name, "is not computed");
     else
       compare(name, *stored, found->second, measured.largest_change.at(name),
               correction == corrections.end() ? nullptr : &correction->second, epsilon, comparison);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A model's tensors in a checkpoint. Whatever the checkpoint holds under the model's prefix has to
-// be a parameter of the model, or known to repeat what the model computes by itself.
+// A model's tensors in a checkpoint. Every tensor under the model's prefix must be a parameter of
+// the model, or a copy of something that the model computes.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class Checkpoint {
     return shape;
   }
   /// \throws UnreadableFile if it is missing or has another shape. A model asks for its largest
-  /// tensors before it computes with sizes that only its configuration names.
+  /// tensors before it computes with sizes that only the configuration contains.
   const checkpoints::StoredTensor& require(const std::string& name,
                                            const std::vector<Index>& shape) const {
     return file_.tensor(prefix_ + name, shape);
@@ -57,7 +57,7 @@ class Checkpoint {
            " is " + std::to_string(count));
   }
 
-  /// `name`, if it is there, has these values but for rounding; it is then no unused tensor.
+  /// If there is a tensor `name`, it must have these values up to rounding, and counts as used.
   void require_values(const std::string& name, const std::vector<double>& values,
                       double rounding) const {
     if (!has(name)) return;
@@ -70,7 +70,7 @@ class Checkpoint {
              std::to_string(values[i]) + " is computed");
     repeated_.insert(prefix_ + name);
   }
-  /// `name`, if it is there, repeats `other`; it is then no unused tensor.
+  /// If there is a tensor `name`, it must equal `other`, and counts as used.
   void require_repeats(const std::string& name, const std::string& other,
                        const std::string& reason) const {
     if (!has(name)) return;
@@ -89,8 +89,8 @@ class Checkpoint {
       file_.tensor(prefix_ + parameter.name).copy_to(values.data() + parameter.begin);
     return values;
   }
-  /// \throws UnreadableFile that names every tensor that is neither a parameter nor known to repeat
-  /// something: what it stands for in the released code is not computed here.
+  /// \throws UnreadableFile that names every tensor that is neither a parameter nor a known copy: the
+  /// released code may use it for something that is not computed here.
   void require_all_used(const layers::ParameterList& list) const {
     std::set<std::string> used = repeated_;
     for (const layers::Parameter& parameter : list.all()) used.insert(prefix_ + parameter.name);
@@ -102,7 +102,8 @@ class Checkpoint {
     }
     if (count > 0)
       fail("the model that the configuration describes has no use for " + std::to_string(count) +
-           " tensors: " + others + ". If they take no part in the result, remove them");
+           " tensors: " + others +
+           ". Remove them from the checkpoint if they do not affect the result");
   }
 
  private:

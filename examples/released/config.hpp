@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A model's sizes and constants: config.json beside its checkpoint, or what the checkpoint's own
-// metadata says. Whatever it holds is either applied, or known to change no result, or an error: a
-// key that nobody reads may stand for a model that is not the one that is run.
+// A model's sizes and constants, from config.json beside its checkpoint or from the checkpoint's
+// metadata. Every key is either applied, or known to change no result, or an error: a key that is
+// not read may belong to a different model.
 #pragma once
 
 #include <algorithm>
@@ -39,15 +39,15 @@ class Config {
   explicit Config(const Safetensors& checkpoint)
       : Config(checkpoint, checkpoint.path().parent_path() / "config.json") {}
 
-  /// Whether it says something of `name`; null says nothing.
+  /// Whether `name` has a value other than null.
   bool has(const std::string& name) const {
     read_.insert(name);
     const auto found = values_.find(name);
     return found != values_.end() && !found->second.value.is_null();
   }
 
-  /// A word, a flag, an integer, a finite number. \throws UnreadableFile if it is something else;
-  /// without a value for what is missing, then too.
+  /// A word, a flag, an integer, a finite number. \throws UnreadableFile if it is something else,
+  /// or if it is missing and has no default.
   std::string word(const std::string& name) const {
     if (!value(name).is_string()) reject(name, "a word");
     return value(name).get<std::string>();
@@ -89,18 +89,19 @@ class Config {
   Index scaled(Index size, const std::string& name, double otherwise) const {
     const double product = std::floor(static_cast<double>(size) * number(name, otherwise));
     if (!(product >= 1 && product <= static_cast<double>(largest)))
-      reject(name, "a ratio that makes of " + std::to_string(size) + " an integer" + size_range());
+      reject(name,
+             "a ratio that turns " + std::to_string(size) + " into an integer" + size_range());
     return static_cast<Index>(product);
   }
 
-  /// The one of two names of the same that is given.
+  /// Whichever of two names for the same number is given.
   const std::string& either(const std::string& name, const std::string& alias) const {
     const bool has_both = has(name) && has(alias);
-    if (has_both) require_same(alias, value(name), "as " + name);
+    if (has_both) require_same(alias, value(name), "the value of " + name);
     return has(name) ? name : alias;
   }
 
-  /// For what else the released code can do, and these programs cannot: null, or one of
+  /// For options of the released code that these programs do not implement: null, or one of
   /// `supported`.
   void require(const std::string& name, std::initializer_list<Json> supported) const {
     if (!has(name) || std::find(supported.begin(), supported.end(), value(name)) != supported.end())
@@ -109,15 +110,16 @@ class Config {
     for (const Json& one : supported) list += (list.empty() ? "" : " or ") + one.dump();
     reject(name, list + " (nothing else is supported)");
   }
-  /// The same for switches that have to be off: null, false or 0.
+  /// Switches that must be off: null, false or 0.
   void require_off(std::initializer_list<const char*> names) const {
     for (const char* name : names) require(name, {false, 0});
   }
-  /// `name`, if given, says what the checkpoint or another key says already.
+  /// `name`, if given, must equal a value that the checkpoint or another key determines; `reason`
+  /// says which: "channels / num_heads".
   void require_same(const std::string& name, const Json& as, const std::string& reason) const {
-    if (has(name) && value(name) != as) reject(name, as.dump() + ", " + reason);
+    if (has(name) && value(name) != as) reject(name, as.dump() + " (" + reason + ")");
   }
-  /// The class that the configuration is of begins with one of these.
+  /// The name of the configuration's class must begin with one of these.
   void require_class(std::initializer_list<std::string_view> classes) const {
     if (!has("model")) return;
     std::string list;
@@ -139,7 +141,8 @@ class Config {
         others += (others.empty() ? "" : ", ") + entry.path + " = " + shortened(entry.value);
     if (!others.empty())
       fail("this program does not apply " + others +
-           "; the results may differ from the released model's. Remove what does not change them");
+           "; results may differ from the released model's. Remove the keys that do not change "
+           "them");
   }
 
   [[noreturn]] void fail(const std::string& problem) const { throw UnreadableFile(file_, problem); }
@@ -164,7 +167,7 @@ class Config {
   }
   void parse(std::string_view text) {
     const Json root = checkpoints::parse_json(file_, "the configuration", text, deepest);
-    if (!root.is_object()) fail("the configuration is no JSON object");
+    if (!root.is_object()) fail("the configuration is not a JSON object");
     for (const auto& [name, value] : root.items()) {
       // Arguments that the released constructors take in a dictionary of their own.
       const bool holds_arguments =
@@ -187,7 +190,7 @@ class Config {
            shortened(at->second.value));
   }
   const Json& value(const std::string& name) const {
-    if (!has(name)) fail("says nothing of " + name);
+    if (!has(name)) fail("the configuration has no value for " + name);
     return values_.at(name).value;
   }
   [[noreturn]] void reject(const std::string& name, const std::string& expected) const {
@@ -204,7 +207,7 @@ class Config {
     return text.size() <= 80 ? text : text.substr(0, 77) + "...";
   }
 
-  /// So that no product of two, summed over a model's parameters, exceeds an Index.
+  /// Products of two sizes, summed over a model's parameters, must fit an Index.
   static constexpr Index largest = Index{1} << 26;
 
   std::filesystem::path file_;

@@ -38,7 +38,7 @@ class Deit {
         norm_(list_, "fc_norm", width_, config.number("norm_eps", 1e-6)),
         head_(list_, "head", width_, classes_, layers::Bias::one) {
     if (padded_.height < image_.height || padded_.width < image_.width)
-      config.fail("image_size is larger than grid patches of patch_size");
+      config.fail("image_size is larger than grid * patch_size");
     require_supported(config);
     for (Index l = 0; l < config.size("depth"); ++l)
       blocks_.emplace_back(list_, "blocks." + std::to_string(l), config, file, width_, windows_,
@@ -139,7 +139,8 @@ class Deit {
     const auto grid = config.sizes("grid", 2);
     const Windows windows = {grid[0], grid[1], config.size("piece_size")};
     if (windows.rows % windows.side != 0 || windows.columns % windows.side != 0)
-      config.fail("piece_size does not divide grid");
+      config.fail("piece_size is " + std::to_string(windows.side) +
+                  "; it must divide both extents of grid");
     const Index width = config.size("embed_dim"), patch = config.size("patch_size");
     file.require("pos_embed", {1, windows.tokens(), width});
     file.require("patch_embed.proj.weight", {width, config.size("in_chans"), patch, patch});
@@ -158,9 +159,9 @@ class Deit {
     config.require("act_layer", {"gelu", "GELU"});
     config.require_off({"init_values", "class_token", "reg_tokens", "pre_norm", "distilled",
                         "is_conv", "scale_attn_norm", "scale_mlp_norm", "embed_norm_layer"});
-    config.require_same("num_features", width_, "as embed_dim");
+    config.require_same("num_features", width_, "the value of embed_dim");
     if (padded_.height == padded_.width)
-      config.require_same("img_size", padded_.height, "as grid patches have");
+      config.require_same("img_size", padded_.height, "grid * patch_size");
     config.ignore({"drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate",
                    "attn_drop_rate", "drop_path_rate", "weight_init", "fix_init", "flatten",
                    "no_embed_class", "grad_checkpointing", "pretrained", "pretrained_cfg",

@@ -241,12 +241,13 @@ class Dit {
     const Index patch = config.size("patch_size"), width = config.size("hidden_size");
     const Index grid = config.size("input_size") / patch;
     if (config.size("input_size") % patch != 0)
-      config.fail("patch_size does not divide input_size");
+      config.fail("patch_size is " + std::to_string(patch) + "; it must divide input_size");
     const Index tokens = config.size("block_size");
     Index side = 1;
     while (side * side < tokens) ++side;
     if (side * side != tokens || grid % side != 0)
-      config.fail("block_size is no square window that divides the grid");
+      config.fail("block_size is " + std::to_string(tokens) +
+                  "; it must be the square of a number that divides input_size / patch_size");
     file.require("pos_embed", {1, grid * grid, width});
     file.require("x_embedder.proj.weight", {width, config.size("in_channels"), patch, patch});
     file.require_layers("blocks.", "depth", config.size("depth"));
@@ -261,7 +262,7 @@ class Dit {
     // Training with dropped labels adds a row for "no class".
     const Index rows = label_.table().rows();
     if (config.has("num_classes") && config.size("num_classes") != rows)
-      config.require_same("num_classes", rows - 1, "or one more, as the checkpoint's label table");
+      config.require_same("num_classes", rows - 1, "or one more, for the checkpoint's label table");
     config.ignore({"class_dropout_prob"});
   }
   /// [cos(t f_0) .., sin(t f_0) ..], f_j = 10000^(-j / frequencies); angles in double, as float has

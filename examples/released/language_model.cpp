@@ -34,7 +34,7 @@ Index draw(const Row& logits, double temperature, double unit) {
   return likeliest;  // rounding left something over
 }
 
-/// The pieces of text that ids stand for, of a tokenizer.json or vocab.json.
+/// The piece of text of each token id, from a tokenizer.json or vocab.json.
 std::map<Index, std::string> pieces_of(const std::filesystem::path& file) {
   const checkpoints::MappedFile mapped(file);
   nlohmann::json root = checkpoints::parse_json(file, "the vocabulary", mapped.text(), 64);
@@ -45,7 +45,7 @@ std::map<Index, std::string> pieces_of(const std::filesystem::path& file) {
   std::map<Index, std::string> pieces;
   for (const auto& [piece, id] : root.items()) {
     if (!id.is_number_unsigned() || id > std::numeric_limits<std::int32_t>::max())
-      throw UnreadableFile(file, piece + " is " + id.dump() + ", not the number of a token");
+      throw UnreadableFile(file, piece + " is " + id.dump() + ", which is not a token id");
     std::string text = piece;
     // Tokenizers write the space in front of a word, and the end of a line, as other letters.
     const std::pair<const char*, const char*> letters[] = {

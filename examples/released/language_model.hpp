@@ -328,14 +328,17 @@ class LanguageModel {
     shape.width = config.size("hidden_size");
     shape.heads = config.size("num_heads");
     shape.kv_heads = config.size("num_kv_heads", shape.heads);
-    if (shape.heads % shape.kv_heads != 0) config.fail("num_kv_heads does not divide num_heads");
+    if (shape.heads % shape.kv_heads != 0)
+      config.fail("num_kv_heads is " + std::to_string(shape.kv_heads) +
+                  "; it must divide num_heads");
     const auto dim = [&](const char* name, const char* expansion, double otherwise) {
       if (config.has(name) && !config.has(expansion)) return config.size(name);
       const Index all = config.scaled(shape.width, expansion, otherwise);
       if (all % shape.heads != 0)
-        config.fail(std::string("num_heads does not divide hidden_size * ") + expansion);
+        config.fail("num_heads is " + std::to_string(shape.heads) +
+                    "; it must divide hidden_size * " + expansion);
       config.require_same(name, all / shape.heads,
-                          std::string("as hidden_size, num_heads and ") + expansion + " say");
+                          std::string("hidden_size * ") + expansion + " / num_heads");
       return all / shape.heads;
     };
     shape.key_dim = dim("head_k_dim", "expand_k", 0.5);
@@ -349,7 +352,9 @@ class LanguageModel {
     const std::string first = "model.layers.0.attn.";
     shape.mix_blocks = file.shape(first + "mixing_matrix", 6)[0];
     if (shape.key_dim < 2 || shape.mix_blocks < 1)
-      config.fail("the heads or the mixing matrix are empty");
+      config.fail(
+          "key_dim, hidden_size * expand_k / num_heads, must be at least 2, and mixing_matrix must "
+          "have at least one block");
     file.require("model.embeddings.weight", {config.size("vocab_size"), shape.width});
     file.require(first + "mixing_matrix", {shape.mix_blocks, shape.mix_blocks, 1, 1, 1, 1});
     file.require(first + "q_proj.weight", {shape.heads * shape.key_dim, shape.width});
@@ -389,7 +394,7 @@ class LanguageModel {
     config.require("elementwise_affine", {true});
     config.require("fuse_norm", {true});  // without it the released layer cannot be run
     config.require_off({"attn", "conv_bias", "add_cross_attention", "is_encoder_decoder"});
-    // The released layer takes the first three and does not use them.
+    // The released layer takes the first three but does not use them.
     config.ignore({"clamp_min", "use_gk", "use_gv", "fuse_swiglu", "fuse_cross_entropy",
                    "fuse_linear_cross_entropy", "use_l2warp", "max_position_embeddings",
                    "initializer_range", "batch", "tokens"});
@@ -428,7 +433,7 @@ class LanguageModel {
                    "finetuning_task",
                    "task_specific_params",
                    "prefix"});
-    // How text is generated: here the command line says it.
+    // Options of text generation, which the command line gives here.
     config.ignore({"max_length",
                    "min_length",
                    "do_sample",

@@ -23,7 +23,7 @@ struct RecordedTensor {
   std::vector<double> values;
 };
 
-/// Hands on what it is told, if it is to.
+/// Passes named tensors on, if anything wants them.
 class Record {
  public:
   using Take = std::function<void(const std::string&, RecordedTensor)>;

@@ -15,14 +15,14 @@ namespace released {
 struct RunContext {
   const mhla::ForkJoin& team;
   layers::Storage storage = layers::Storage::as_computed;
-  Branches* branches = nullptr;  ///< of runs that are compared
-  std::uint64_t moved = 0;       ///< a run with operands moved by one rounding, by lot, or 0
+  Branches* branches = nullptr;  ///< shared by runs that are compared
+  std::uint64_t moved = 0;       ///< seed of random moves of operands by one rounding; 0: none
 
   /// The base of frequencies, computed in double; in a moved run its logarithm is one rounding off.
   double frequency_base(double base) const {
     return moved == 0 ? base : base * (1 + (moved % 2 == 0 ? 0x1p-52 : -0x1p-52) * std::log(base));
   }
-  /// To be called with the arguments of attention's feature maps.
+  /// Call it with the arguments of attention's feature maps.
   template <class T>
   void at_kink(const std::string& name, layers::Matrix<T>& q, layers::Matrix<T>& k) const {
     if (branches == nullptr) return;

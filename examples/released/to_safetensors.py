@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Takes the state dictionary out of files that training scripts write (.pth, .pt, .bin, also sharded
-ones, .safetensors) and writes it as one .safetensors file:
+"""Extracts the state dictionary from files of training scripts (.pth, .pt, .bin, also sharded ones,
+.safetensors) and writes it as one .safetensors file:
 
     to_safetensors.py CHECKPOINT... OUT.safetensors [--key KEY] [--drop PATTERN]
 
-Takes averaged weights (EMA) where a file has both, as the released evaluation scripts do, and says
-so; --key chooses (state_dict, model, ema, generator...). Names lose what DistributedDataParallel,
-FSDP and torch.compile put into them. --drop leaves out tensors whose names match.
+Where a file has both plain and averaged weights (EMA) it takes the averaged ones, as the released
+evaluation scripts do, and says so; --key chooses others (state_dict, model, ema, generator...). The
+prefixes that DistributedDataParallel, FSDP and torch.compile add to names are removed. --drop leaves
+out tensors whose names match.
 
-No code of a file runs: of the objects in it only tensors are made, all others become empty ones."""
+No code in a file runs: it creates only tensors, and empty objects in place of all others."""
 import argparse
 import collections
 import fnmatch
@@ -27,7 +28,7 @@ KEYS = ["state_dict_ema", "model_ema", "ema", "state_dict", "model", "module"]
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
           torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
           torch.uint8: "U8", torch.bool: "BOOL"}
-# What PyTorch pickles tensors with.
+# The functions that tensors are pickled with.
 TENSORS = {("collections", "OrderedDict"): collections.OrderedDict,
            ("torch", "Size"): torch.Size,
            ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
@@ -35,7 +36,7 @@ TENSORS = {("collections", "OrderedDict"): collections.OrderedDict,
 
 
 class Nothing:
-    """In place of any other object: arguments of the command line, states of generators."""
+    """Replaces any other object, such as command-line arguments or states of generators."""
 
     def __new__(cls, *_, **__):
         return super().__new__(cls)
@@ -82,11 +83,13 @@ def state_of(file, loaded, key):
     if key is None:
         ordered = [k for k in KEYS if k in choices] or choices
         if not ordered or (ordered is choices and len(choices) > 1):
-            raise SystemExit(f"{file}: no state dictionary but {choices or 'none'}: choose with --key")
+            raise SystemExit(f"{file}: has the state dictionaries {', '.join(choices)}; choose one with --key"
+                             if choices else f"{file}: has no state dictionary")
         key = ordered[0]
-        print(f"{file}: takes {key} of {', '.join(choices)}")
+        print(f"{file}: takes the state dictionary {key} (of {', '.join(choices)})")
     if key not in choices:
-        raise SystemExit(f"{file}: {key} is no state dictionary; {', '.join(choices) or 'none'} is one")
+        raise SystemExit(f"{file}: has no state dictionary {key}; --key must be "
+                         f"{' or '.join(choices) or 'left out'}")
     return loaded[key]
 
 
@@ -100,7 +103,8 @@ def write_safetensors(file, tensors):
     header, end = {}, 0
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
-            raise SystemExit(f"{name} is of {tensor.dtype}, which is not written")
+            raise SystemExit(f"{name} has dtype {tensor.dtype}, which cannot be written; convert it, or leave "
+                             f"it out with --drop {name}")
         begin, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape),
                         "data_offsets": [begin, end]}
@@ -127,7 +131,8 @@ def main():
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in arguments.drop):
                 continue
             if name in tensors:
-                raise SystemExit(f"{file}: {name} is there twice")
+                raise SystemExit(f"{file}: {name} is the name of two tensors of the given files, without "
+                                 "prefixes; pass each tensor once")
             tensors[name] = tensor
     write_safetensors(arguments.out, tensors)
     print(f"{arguments.out}: {len(tensors)} tensors")

@@ -162,19 +162,19 @@ class Wan {
                                             Normalizer, mhla::AxialRotary>>;
   using AnyAttention = std::variant<Attention<mhla::Unnormalized>, Attention<mhla::MixedProduct>>;
 
-  /// Arguments of MHLA_Video_Uni, and what is said of it where released models are configured.
+  /// Arguments of MHLA_Video_Uni, and keys that configure it in released models.
   void require_supported(const Config& config) const {
     config.require_class({"MHLA_Video_Uni", "Wan"});
     config.require("self_attn_type", {"mhla_uni"});
     config.require("qkv_bias", {true});
     config.require_off({"without_rope"});
-    config.require_same("head_dim", width_ / heads_, "as dim by num_heads");
-    // What mix starts from: the checkpoint holds what training made of it.
+    config.require_same("head_dim", width_ / heads_, "dim / num_heads");
+    // Only the initial value of mix: the checkpoint holds the trained one.
     config.require("transform", {"linear", "cos", "exp", "gaussian", "local"});
-    // The released layer takes these and does not use them,
+    // The released layer takes these but does not use them.
     config.ignore({"dim_head", "dropout", "fixed_weight_value", "window_size", "rope_after",
                    "rms_output", "out_rmsnorm", "power", "mhla_adjust"});
-    // and these are of the rest of the model, or of its inputs.
+    // Keys of the rest of the model, or of its inputs.
     config.ignore({"batch",
                    "ffn_dim",
                    "freq_dim",
@@ -205,17 +205,21 @@ class Wan {
     mhla::Blocks3D blocks;
     blocks_ = 1;
     for (std::size_t axis = 0; axis < 3; ++axis) {
-      if (grid_.extent[axis] % layout[axis] != 0) config.fail("block_layout does not divide grid");
+      if (grid_.extent[axis] % layout[axis] != 0)
+        config.fail("block_layout is " + checkpoints::text_of(layout) +
+                    "; every number of blocks must divide the extent of grid");
       blocks.grid[axis] = grid_.extent[axis];
       blocks.block[axis] = grid_.extent[axis] / layout[axis];
       blocks_ *= layout[axis];
-      if (blocks_ > most_tokens) config.fail("block_layout has too many blocks");
+      if (blocks_ > most_tokens)
+        config.fail("block_layout has more than " + std::to_string(most_tokens) + " blocks");
     }
     file.require("block_attn.conv.weight", {blocks_, blocks_, 1, 1});
     // A count in double cannot overflow.
     double tokens = 1;
     for (const Index extent : grid_.extent) tokens *= static_cast<double>(extent);
-    if (tokens > static_cast<double>(most_tokens)) config.fail("grid has too many tokens");
+    if (tokens > static_cast<double>(most_tokens))
+      config.fail("grid has more than " + std::to_string(most_tokens) + " tokens");
     const mhla::Relu feature_map{.epsilon =
                                      config.number(config.either("feature_eps", "eps"), 1e-6)};
     const mhla::AxialRotary rotation{

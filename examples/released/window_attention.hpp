@@ -62,18 +62,21 @@ class WindowAttention {
                    run.team, run.storage),
         run_(run) {
     if (channels % heads_ != 0)
-      config.fail("num_heads does not divide the " + std::to_string(channels) + " channels");
+      config.fail("num_heads is " + std::to_string(heads_) + "; it must divide the " +
+                  std::to_string(channels) + " channels");
     const double qk_epsilon = config.number("qk_norm_eps", 0x1p-23);
     if (config.flag("qk_norm", false)) {
       q_norm_.emplace(list, name + ".q_norm", channels, qk_epsilon);
       k_norm_.emplace(list, name + ".k_norm", channels, qk_epsilon);
     }
     const bool has_bias = bias_of(file, name + ".to_qkv") == layers::Bias::one;
-    config.require_same("qkv_bias", has_bias, "as the checkpoint's " + name + ".to_qkv");
-    config.require_same("dim_head", channels / heads_, "as the channels by num_heads");
-    config.require_same("embed_len", windows.tokens(), "as many as there are tokens");
-    config.require_same("window_size", windows.window_tokens(), "as a window has tokens");
-    // What mix starts from: the checkpoint holds what training made of it.
+    config.require_same(
+        "qkv_bias", has_bias,
+        "the checkpoint " + std::string(has_bias ? "has " : "lacks ") + name + ".to_qkv.bias");
+    config.require_same("dim_head", channels / heads_, "channels / num_heads");
+    config.require_same("embed_len", windows.tokens(), "the number of tokens");
+    config.require_same("window_size", windows.window_tokens(), "the tokens of a window");
+    // Only the initial value of mix: the checkpoint holds the trained one.
     config.require("transform", {"linear", "cos", "exp", "gaussian", "local"});
     config.ignore({"exp_sigma", "local_thres", "fixed_weight_value", "dropout"});
   }

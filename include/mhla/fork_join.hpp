@@ -68,7 +68,7 @@ class ForkJoin {
       dismiss();
       throw Error("mhla::ForkJoin: thread ", workers_.size() + 1, " of ", threads - 1,
                   " could not be started: ", error.what());
-    } catch (...) {  // no memory
+    } catch (...) {  // out of memory
       dismiss();
       throw;
     }
@@ -113,7 +113,7 @@ class ForkJoin {
     const Index tasks;
     const FloatingPointModes modes = FloatingPointModes::of_this_thread();
     alignas(cache_line) std::atomic<Index> next{0};
-    std::atomic<int> failed{0};  // not bool, whose exchange needs libatomic on some machines
+    std::atomic<int> failed{0};  // a bool's exchange needs libatomic on some machines
     std::exception_ptr error{};
 
     void draw(Index slot) {

@@ -15,8 +15,8 @@
 /// | released Wan (video) | none: every entry is 1e-6 | none |
 /// | released language model | {} | causal_projection, before each forward |
 ///
-/// Wan's class would begin linearly; the released block passes its arguments by position, and they
-/// arrive as other parameters.
+/// Wan's class defaults to a linear matrix, but the released block passes arguments by position,
+/// and they arrive as other parameters.
 ///
 /// mhla::extend makes a trained matrix larger, for longer sequences than it was trained on; a
 /// forward pass or a decoder never does so silently.
@@ -106,7 +106,7 @@ enum class Extension {
 };
 
 /// \cond INTERNAL
-// A concept, so that overloads are ordered by the rest of their constraints.
+// A concept, so that the remaining constraints order the overloads.
 template <int Rank>
 concept MixRank = Rank == 2 || Rank == 3;
 /// \endcond
@@ -242,11 +242,11 @@ inline void require_valid(const InitialMixing& options, const Grid& query_grid,
         "and the key side; blocks of a 2-D or 3-D grid have no past");
 }
 
-// Without a bound on a side, that one is infinite.
+// A side without a bound has an infinite one.
 inline void require_valid(const Projection& onto) {
   if (onto.low <= onto.high && onto.low <= largest_setting && onto.high >= -largest_setting) return;
   throw ShapeError("mhla: project: low is ", onto.low, " and high is ", onto.high,
-                   "; low must not be above high, and numbers must lie between them");
+                   "; low must not exceed high, and the range must contain finite floats");
 }
 
 // A geometry's grid when no tensor gives the number of tokens. A sequence has as many blocks as the
@@ -357,7 +357,7 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 /// to [low, high] and, for `lower_triangle`, sets those above the diagonal to zero: the step after
 /// each update of mix, never part of a forward pass (arXiv 2601.07832, section 4; released code:
 /// clamp_(0, 1), and clamp(1e-5, 1).tril() in the language model). NaN stays NaN.
-/// \throws ShapeError unless low <= high, and numbers lie between them.
+/// \throws ShapeError unless low <= high and the range contains finite floats.
 template <WritableScalar T, int Rank>
 requires MixRank<Rank>
 void project(const TensorView<T, Rank>& mix, const Projection& onto = {}) {
@@ -427,7 +427,7 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
 }
 
 /// \cond INTERNAL
-// What says why a call does not compile, options in braces included.
+// Overloads that say why a call does not compile, also with options in braces.
 namespace mixing_matrix {
 template <class... X>
 void explain_initialize() {

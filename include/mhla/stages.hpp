@@ -164,8 +164,8 @@ class Stages : public StageBlocks<V, T> {
     count_used(problem_.key_grid, keys, mask, used);
   }
 
-  /// Bytes of workspace of a stage on these blocks: those it is named for, and for mix_gradient
-  /// query blocks and key blocks. Exact; 0 of a stage that the variant does not have.
+  /// Bytes of workspace of a stage that processes `blocks`; for mix_gradient these are query
+  /// blocks, and `keys` its key blocks. No more than needed; 0 for a stage that the variant lacks.
   /// \throws ShapeError if there are no such blocks.
   template <Executor E>
   Index workspace_size(Stage stage, const E& executor, const BlockRange& blocks,

@@ -264,18 +264,18 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
 /// \endcond
 
 /// Fits the parameters mix [heads, rows, columns] to dense matrices [heads, query blocks, key
-/// blocks] by least squares, and returns the norm of what is left of them, relative to their own,
-/// over all heads. Alternating steps end where they gain little, near a least error that need not
-/// be the least of all.
+/// blocks] by least squares, and returns the norm of the residual over all heads, relative to the
+/// norm of the dense matrices. Alternating steps end where they gain little, near a local minimum
+/// of the error.
 ///
 /// RecurrentMixing: reads nothing above the diagonal; own weights are exact unless projected; the
 /// rest takes O(blocks^2 states) steps a sweep and blocks^2 states / 2 doubles of memory. A single
 /// row for all blocks gets the mean own weight, and exponentials fitted to the mean weight at each
 /// distance.
 ///
-/// SeparableMixing: of two axes (others have one block), unless projected, by singular values: no
-/// sum of so many products has a smaller error, but for rounding. Terms that the matrix does not
-/// need are zero by their last factor alone, so that training can make use of them.
+/// SeparableMixing: where only two axes have more than one block, unless projected, by singular
+/// values: up to rounding no sum of so many products has a smaller error. In a term that the matrix
+/// does not need only the last factor is zero, so that training can use the term.
 /// \throws ShapeError, with nothing written, where mix, dense and the variant disagree.
 template <WritableScalar T, int Rank, StructuredVariant A>
 requires MixRank<Rank>

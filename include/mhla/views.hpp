@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 /// \defgroup core_calls Calls on views
-/// The attention of any variant on mhla::TensorView, without Eigen: `<mhla/views.hpp>` has these
-/// calls, packed and padded batches, decoding, stages and initial matrices, and needs no Eigen to
-/// compile.
+/// Attention on mhla::TensorView, without Eigen: `<mhla/views.hpp>` has these calls, packed and
+/// padded batches, decoding, stages and initial matrices.
 /// \code
 /// std::vector<float> input(512 * 64), output(512 * 64), matrix(8 * 8);
 /// mhla::Attention<mhla::Relu, mhla::Blocks1D> blocks_of_64{.blocks = {.block = 64}};

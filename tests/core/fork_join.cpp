@@ -263,7 +263,7 @@ TEST_CASE("fork-join: refuses to be without a thread", "[core]") {
   CHECK(ForkJoin().num_slots() == ForkJoin::hardware_threads());
 }
 
-TEST_CASE("fork-join: a team for which there is no memory leaves an exception", "[core]") {
+TEST_CASE("fork-join: a team without memory for its threads throws", "[core]") {
   const auto make = [](long successes) {
     const FailingAllocation failing(successes);
     const ForkJoin team(4);

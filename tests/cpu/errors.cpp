@@ -383,11 +383,11 @@ TEST_CASE("errors: tensors inside the workspace", "[cpu]") {
       Pass::backward, [](Arguments & a) -> auto& { return a.gradients.mix.view; }, "dmix");
 }
 
-TEST_CASE("errors: addresses that are no multiple of their elements", "[cpu]") {
+TEST_CASE("errors: addresses that are not aligned to elements", "[cpu]") {
   const auto check = [](Pass pass, const Spoil& spoil, const char* argument) {
     check_refused<ShapeError>(sequence, shape, pass, spoil,
                               std::string("mhla: ") + argument +
-                                  ": the address is no multiple of 4, the size of its elements");
+                                  ": the address is not a multiple of 4, the size of its elements");
   };
   for (const Index bytes : {1, 2, 3}) {
     CAPTURE(bytes);
@@ -465,9 +465,9 @@ TEST_CASE("errors: every element has a size of its own, and what a feature map b
     });
   };
   CHECK(says(operands_refused(sequence, operands<double>(sequence, shape), 4),
-             "q: the address is no multiple of 8"));
+             "q: the address is not a multiple of 8"));
   CHECK(says(operands_refused(sequence, operands<mhla::BFloat16>(sequence, shape), 1),
-             "q: the address is no multiple of 2"));
+             "q: the address is not a multiple of 2"));
   CHECK(says(operands_refused(sequence, operands<mhla::Half>(sequence, shape), 2),
              "nothing was thrown"));
   using Random = Attention<Favor<float>, Blocks1D>;
@@ -477,7 +477,7 @@ TEST_CASE("errors: every element has a size of its own, and what a feature map b
   CHECK(says(operands_refused(random, x, 0), "nothing was thrown"));
   displace(random.feature_map.projection, 2);
   CHECK(says(operands_refused(random, x, 0),
-             "feature_map.projection: the address is no multiple of 4"));
+             "feature_map.projection: the address is not a multiple of 4"));
 }
 
 TEST_CASE("errors: a gradient that is skipped is not looked at", "[cpu]") {

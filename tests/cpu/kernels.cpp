@@ -317,7 +317,7 @@ TEST_CASE("kernels: every line that is wanted soon is read once, row by row", "[
   std::vector<Index> offsets = walk(prefetch, 7);
   for (const Index offset : walk(prefetch, 11)) offsets.push_back(offset);
   CHECK(offsets == expected);
-  // Behind the last row, one line for ever, which is none of the memory.
+  // After the last row, always the same line, which is not part of the memory.
   const std::vector<Index> behind = walk(prefetch, 100);
   for (const Index offset : behind) CHECK(offset == behind.front());
   CHECK((behind.front() < 0 || behind.front() >= 8192));

@@ -223,7 +223,7 @@ TEST_CASE("precision: grouped heads, one matrix or one for each, keys of another
     }
 }
 
-TEST_CASE("precision: nothing along an axis, or little along that of a head", "[cpu]") {
+TEST_CASE("precision: empty axes, and heads of few features or values", "[cpu]") {
   const auto same = [](const auto& attention, const Shape& shape) {
     const Operands<BFloat16> x = operands(attention, shape);
     CHECK(bitwise_equal(call::forward(fast(attention), x).view(),
@@ -605,10 +605,10 @@ constexpr Course courses[] = {
 
 }  // namespace
 
-// What v's mean does along the tokens does not show: the part that v_j - y_t lacks is taken out
-// before it is rounded, and where the mix is so local that this is not one mean for all queries,
-// nothing is rounded.
-TEST_CASE("precision: gradients are as close to the oracle whatever course v's mean takes",
+// A mean of v that changes along the tokens does not increase errors: the part of v that cancels in
+// v_j - y_t is taken out before rounding, and where the mix is so local that queries have different
+// means, nothing is rounded.
+TEST_CASE("precision: gradients stay close to the oracle however v's mean changes",
           "[cpu]") {
   constexpr Index tokens = 120;
   // A mix of all blocks alike, of fewer with the distance, or of the block itself.

@@ -753,7 +753,7 @@ TEST_CASE("cuda decoding: memory that CUDA does not know, and crooked addresses,
     const long before = session.machine.launches;
     const std::string message = error_message<ShapeError>(call);
     INFO(message);
-    CHECK(says(message, std::string("mhla: ") + name + ": the address is no multiple of 8"));
+    CHECK(says(message, std::string("mhla: ") + name + ": the address is not a multiple of 8"));
     CHECK(session.machine.launches == before);
     CHECK(session.positions() == std::vector<Index>{6, 0, 11});
   };

@@ -256,7 +256,7 @@ TEST_CASE("cuda: a rank that refuses") {
   const auto check_refusal = [](const auto& layer, mhla::CudaPath path, const char* of_path) {
     const auto outcomes = refused(layer, Refuses::path, path);
     for (const std::string& outcome : outcomes) CHECK(outcome.find(of_path) != std::string::npos);
-    CHECK(outcomes[0].find("rank 1 refused the call, which no rank has run") != std::string::npos);
+    CHECK(outcomes[0].find("rank 1 refused the call, so no rank ran it") != std::string::npos);
     for (const std::string& outcome : refused(layer, Refuses::y, path))
       CHECK(outcome.find("y: the address is not in memory that CUDA knows") != std::string::npos);
     for (const std::string& outcome : refused(layer, Refuses::dy, path))

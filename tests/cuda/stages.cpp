@@ -90,7 +90,7 @@ TEST_CASE("cuda stages: other paths and plans are refused", "[cuda]") {
                "CudaPath::summaries, which has no stages"));
     CHECK(says(
         message<ShapeError>(stage, [&](Case& c) { c.executor = machine::device().with(plan); }),
-        "a plan, which is of whole passes"));
+        "a plan, which CudaStages cannot use"));
     Case c;
     with_path(CudaPath::cublas)(c);
     (c.*stage)();

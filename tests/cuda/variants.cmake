@@ -6,13 +6,13 @@ include("${SOURCE_DIR}/cmake/mhla-cuda.cmake")
 
 if(ENTRY)
   mhla_cuda_instantiation("${ENTRY}" line)
-  message(FATAL_ERROR "became ${line}")
+  message(FATAL_ERROR "generated ${line}")
 endif()
 
 function(check entry arguments)
   mhla_cuda_instantiation("${entry}" line)
   if(NOT line STREQUAL "MHLA_INSTANTIATE_CUDA(${arguments});")
-    message(FATAL_ERROR "${entry} became ${line}")
+    message(FATAL_ERROR "${entry}: expected MHLA_INSTANTIATE_CUDA(${arguments});, generated ${line}")
   endif()
 endfunction()
 

@@ -424,7 +424,7 @@ TEST_CASE("decoder: wrong calls name what is wrong, and nothing changes", "[deco
         reinterpret_cast<decltype(tensor.data)>(reinterpret_cast<std::uintptr_t>(tensor.data) + 4);
     return tensor;
   };
-  const char* crooked = ": the address is no multiple of 8, the size of its elements";
+  const char* crooked = ": the address is not a multiple of 8, the size of its elements";
   refuse([&] { decoder.step(displaced(q.view()), k, v, y.view()); }, std::string("q") + crooked);
   refuse([&] { decoder.step(q, displaced(k.view()), v, y.view()); }, std::string("k") + crooked);
   refuse([&] { decoder.step(q, k, displaced(v.view()), y.view()); }, std::string("v") + crooked);

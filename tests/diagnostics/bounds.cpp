@@ -138,7 +138,7 @@ TEST_CASE("rank bounds: a grid without blocks has none", "[diagnostics]") {
   CHECK_THROWS_AS(mhla_rank_bound(grid, grid, 3), mhla::ShapeError);
 }
 
-TEST_CASE("rank bounds: negative sizes have none", "[diagnostics]") {
+TEST_CASE("rank bounds: negative sizes are refused", "[diagnostics]") {
   const Grid grid = mhla::Blocks1D{.block = 2}.grid_of(4);
   CHECK_THROWS_AS(mhla_rank_bound(grid, grid, -1), mhla::ShapeError);
   CHECK_THROWS_AS(mhla_rank_bound(grid, grid, 3, -1), mhla::ShapeError);

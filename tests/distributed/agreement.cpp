@@ -217,7 +217,7 @@ TEST_CASE("others are told of what a rank throws that is no std::exception") {
     INFO(outcomes[static_cast<std::size_t>(r)]);
     CHECK(outcomes[static_cast<std::size_t>(r)] ==
           (r == odd_one ? ""
-                        : "mhla: rank 1 refused the call, which no rank has run: what it threw is "
+                        : "mhla: rank 1 refused the call, so no rank ran it: what it threw is "
                           "no std::exception"));
   }
 }

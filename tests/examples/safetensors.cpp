@@ -156,7 +156,7 @@ TEST_CASE("elements of every type") {
   CHECK_THROWS_AS(read("C64", std::int64_t{0}, std::int64_t{0}), checkpoints::UnreadableFile);
 }
 
-TEST_CASE("a tensor of another type harms only who asks for it") {
+TEST_CASE("a tensor of an unreadable type is an error only when it is read") {
   // F4 has two elements to a byte; of a type of tomorrow not even the size is known.
   const TemporaryFile file(file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
                                    R"("b":{"dtype":"F4","shape":[6],"data_offsets":[8,11]},)"
@@ -290,14 +290,14 @@ TEST_CASE("a configuration's integers are integers, in range, and messages name 
                             "9223372036854775808", "18446744073709551617", "[4]", "{\"a\":1}"})
     CHECK(contains(size(value), "dim is "));
   CHECK(contains(size("1e300"), "it must be an integer from 1 to 67108864"));
-  CHECK(contains(size("null"), "says nothing of dim"));
+  CHECK(contains(size("null"), "the configuration has no value for dim"));
   for (const char* text : {"NaN", "1e", "", "4}, {", "1, \"dim\": 2", "\"\xff\""})
     CHECK(contains(size(text), "the configuration "));
   CHECK(contains(size(std::string(100'000, '[')), "nested more than 16 deep"));
   CHECK(contains(size("\"" + std::string(100'000, 'x') + "\""), "xxx..."));
   const auto whole = [](const char* text) { return refusal_of(text, [](const Config&) {}); };
   CHECK(contains(whole(""), "the configuration is not JSON"));
-  CHECK(contains(whole("[]"), "no JSON object"));
+  CHECK(contains(whole("[]"), "not a JSON object"));
   CHECK(contains(whole("{\"a\": {\"b\": 1, \"b\": 1}}"), "names b twice"));
 
   const auto sizes = [](const std::string& value) {
@@ -448,7 +448,8 @@ TEST_CASE("mhla_run_released refuses keys that it does not apply, nested ones to
   check_refused(dit.run("dit", {"latent"}), {"block_kwargs.qkv_bias is false; it must be true"});
   ReleasedModel wan("wan");
   wan.config["norm_output"] = true;
-  check_refused(wan.run("wan", {"x"}), {"norm_output is true; it must be false, as normalize_out"});
+  check_refused(wan.run("wan", {"x"}),
+                {"norm_output is true; it must be false (the value of normalize_out)"});
 }
 
 TEST_CASE("mhla_run_released takes what the released language model's own files hold") {
@@ -506,7 +507,7 @@ TEST_CASE("mhla_run_released --check notices a wrong epsilon and NaN, in either 
   }
 }
 
-TEST_CASE("mhla_run_released takes numbers whole or not at all") {
+TEST_CASE("mhla_run_released refuses malformed and out-of-range numbers") {
   const ReleasedModel lm("lm");
   for (const char* words : {"--tokens 4.5", "--tokens 1e9", "--tokens -1", "--tokens abc",
                             "--temperature nan", "--threads 0", "--seed -1", "1x"})

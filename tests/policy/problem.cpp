@@ -130,7 +130,7 @@ TEST_CASE("problem: a checked problem holds the sizes that follow from the shape
             .feature_dim == 30);
 }
 
-TEST_CASE("problem: a 1-D mix may be larger than the layout where that is meant", "[policy]") {
+TEST_CASE("problem: causal, packed and leading_corner calls take a larger mix", "[policy]") {
   const auto takes_larger = [](const auto& attention, Shape shape) {
     CHECK_NOTHROW(checked_problem(attention, with(shape, &Shape::mix_query_blocks, 32)));
     CHECK_NOTHROW(checked_problem(attention, with(shape, &Shape::mix_key_blocks, 32)));

@@ -66,7 +66,7 @@ TEST_CASE("longer heads make causal blocks longer") {
   REQUIRE(of(128) < of(1024));
 }
 
-TEST_CASE("a grid without tokens, or of more than a call takes, has no blocks") {
+TEST_CASE("propose_blocks refuses a grid without tokens, or of more than a call takes") {
   REQUIRE_THROWS_AS(propose_blocks(0), mhla::ShapeError);
   REQUIRE_THROWS_AS(propose_blocks(4, 0), mhla::ShapeError);
   REQUIRE_THROWS_AS(propose_blocks(4, {.key_dim = 0}), mhla::ShapeError);

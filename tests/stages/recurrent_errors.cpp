@@ -137,7 +137,7 @@ TEST_CASE("stages of a recurrence refuse what does not fit") {
                       r.blocks = {48, 2};
                       r.mix.extent[1] = r.summaries.extent[0] = 2;
                     }),
-             "mhla: blocks: behind [48, 50) there are no blocks that take up states"));
+             "mhla: blocks: [48, 50) ends the sequence: no blocks follow that receive states"));
   CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.behind, 0); }),
              "mhla: behind: axis states is 1 but must be 2"));
   CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.before, 0); }),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the overloads take that say, in one sentence, why a call does not compile.
+// The parameter type of overloads that say in one sentence why a call does not compile.
 #pragma once
 
 #include <initializer_list>
@@ -9,19 +9,20 @@
 MHLA_NAMESPACE_BEGIN
 
 /// \cond INTERNAL
-// Converts from anything, lists in braces included. A public function has, beside its overloads,
-// one of AnyArguments with a static_assert: a conversion by the caller's type is no better than one
-// to a view, and worse than none, so that this overload is chosen where no other can be.
+// Converts from anything, lists in braces included. Beside its other overloads a public function
+// has one that takes AnyArguments and fails a static_assert. Converting to AnyArgument is never
+// better than converting to a view, and worse than no conversion, so that overload is chosen only
+// where no other is viable.
 struct AnyArgument {
   constexpr AnyArgument() = default;
   template <class... X>
   constexpr AnyArgument(const X&...) {}                                // NOLINT: see above
   constexpr AnyArgument(const std::initializer_list<AnyArgument>&) {}  // NOLINT: see above
 };
-// For a place where another overload takes a T, and what derives from it.
+// For a parameter that is a T, or derives from it, in another overload.
 template <class X, class T>
 concept NotA = !std::is_base_of_v<T, X>;
-// False, for a static_assert that fires where such an overload is called.
+// Always false, but dependent, so that a static_assert fails only where such an overload is called.
 template <class...>
 inline constexpr bool no_such_call = false;
 /// \endcond

@@ -23,7 +23,7 @@
 #if (defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)) && \
     !defined(MHLA_ALLOW_FAST_MATH)
 #error "mhla: -ffast-math breaks comparisons with NaN: omit it, or define MHLA_ALLOW_FAST_MATH"
-#elif defined(__ASSOCIATIVE_MATH__) && !defined(MHLA_ALLOW_FAST_MATH)  // clang does not tell
+#elif defined(__ASSOCIATIVE_MATH__) && !defined(MHLA_ALLOW_FAST_MATH)  // clang does not define it
 #error "mhla: -fassociative-math breaks compensated sums: omit it, or define MHLA_ALLOW_FAST_MATH"
 #endif
 
@@ -55,8 +55,8 @@
 #endif
 
 /// \cond INTERNAL
-// A type that is caught, in whichever shared object: where -fvisibility=hidden hides it, each
-// shared object has a type of its own.
+// Exported, so that it can be caught in any shared object: with -fvisibility=hidden each shared
+// object would have a type of its own.
 #if defined(_WIN32)
 #define MHLA_EXCEPTION
 #else

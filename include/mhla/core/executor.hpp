@@ -24,7 +24,7 @@ concept HasNumSlots = requires(const E& executor) {
   { executor.num_slots() } -> std::convertible_to<Index>;
 };
 
-// The name that num_slots() had before Qt's macro was found to erase it; executors may keep it.
+// Executors may still have slots(), the former name of num_slots(), which a macro of Qt erases.
 #pragma push_macro("slots")
 #undef slots
 template <class E>
@@ -45,10 +45,10 @@ Index num_slots_of(const E& executor) {
 /// What runs the tasks of a call: `parallel_for(tasks, f)` calls f(task, slot) once for every task
 /// in [0, tasks), in any order and on any thread, and returns when all are done. Two calls of f
 /// that run at the same time have different slots in [0, num_slots()). Results depend neither on
-/// their number nor on the order. A call throws ShapeError unless num_slots() is from 1 to 2^20.
-/// (`slots()` is taken for it, too, which Qt's headers define as a macro.) Tasks run in the
-/// floating-point environment of the thread that makes the call (rounding, flushing of subnormals,
-/// traps), whatever that of the executor's threads is; those have their own back after each task.
+/// num_slots() nor on the order. A call throws ShapeError unless num_slots() is from 1 to 2^20.
+/// (An executor may instead have `slots()`, the former name, which Qt's headers define as a macro.)
+/// Tasks run in the floating-point environment (rounding, flushing of subnormals, traps) of the
+/// thread that makes the call; the executor's threads have their own again after each task.
 template <class E>
 concept Executor = (HasNumSlots<E> || HasSlots<E>)&&requires(const E& executor, Index tasks,
                                                              TaskArchetype task) {
@@ -72,7 +72,7 @@ struct SerialExecutor {
 };
 
 /// \cond INTERNAL
-// Executors whose tasks run in the caller's floating-point environment by themselves.
+// Executors that themselves run tasks in the caller's floating-point environment.
 template <class E>
 concept KeepsFloatingPoint = E::keeps_floating_point;
 

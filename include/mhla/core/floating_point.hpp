@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The floating-point environment that a task of a call runs in: its caller's, on whatever thread.
+// Runs tasks of a call in the floating-point environment of its caller, on any thread.
 #pragma once
 
 #include <cfenv>
@@ -9,9 +9,9 @@
 MHLA_NAMESPACE_BEGIN
 
 /// \cond INTERNAL
-// What a thread's floating-point operations obey: rounding, whether subnormals are flushed to zero,
-// and which exceptions trap. Not which exceptions have been raised. Threads get theirs from the
-// thread that starts them, and keep it when that one changes its own.
+// The floating-point modes of a thread: rounding, whether subnormals are flushed to zero, and which
+// exceptions trap, but not which have been raised. A new thread copies those of the thread that
+// starts it; later changes there do not reach it.
 class FloatingPointModes {
  public:
   static FloatingPointModes of_this_thread() {
@@ -30,7 +30,7 @@ class FloatingPointModes {
     return modes;
   }
 
-  // Applies them to a thread on which no exception is raised.
+  // Sets the modes of this thread. No exception may be raised in it: it could trap.
   void apply() const {
 #if defined(__x86_64__)
     __asm__ __volatile__("ldmxcsr %0\n\tfldcw %1" : : "m"(sse_), "m"(x87_) : "memory");
@@ -55,7 +55,7 @@ class FloatingPointModes {
 #if defined(__x86_64__)
   static constexpr std::uint32_t raised_sse = 0x3f;
   std::uint32_t sse_;
-  std::uint16_t x87_;  // of long double
+  std::uint16_t x87_;  // for long double
 #elif defined(__aarch64__)
   std::uint64_t control_;
 #else
@@ -63,13 +63,13 @@ class FloatingPointModes {
 #endif
 };
 
-// Gives this thread other modes for as long as it lives, and then its own environment back.
+// Sets other modes for this thread; the destructor restores its own environment.
 class FloatingPointScope {
  public:
   explicit FloatingPointScope(const FloatingPointModes& modes)
       : changes_(!(FloatingPointModes::of_this_thread() == modes)) {
     if (!changes_) return;
-    std::feholdexcept(&own_);  // an exception raised before, under its own modes, must not trap now
+    std::feholdexcept(&own_);  // clears raised exceptions, which might trap under the new modes
     modes.apply();
   }
   FloatingPointScope(const FloatingPointScope&) = delete;

@@ -28,8 +28,8 @@ enum class Update {
 enum class Into { overwrite, add };
 /// \endcond
 
-/// A view to write one gradient to, or mhla::skip. Converts from both; there is no third state, so
-/// that a gradient is left out by name alone.
+/// A view to write one gradient to, or mhla::skip. Converts from both. It has no default: only
+/// mhla::skip leaves a gradient out.
 template <class T, int Rank>
 struct GradientView {
   TensorView<T, Rank> view{};  ///< the destination
@@ -55,8 +55,8 @@ struct GradientViews {
   GradientView<T, 4> value;             ///< dv
   GradientView<Accumulator<T>, 3> mix;  ///< dmix
 
-  /// Views, mhla::skip, and what converts to a view. (Templates, to say in a sentence what does
-  /// not.)
+  /// Each is a view, mhla::skip, or what converts to a view. (Templates, so that the error for
+  /// anything else is one sentence.)
   template <class Query, class Key, class Value, class Mix>
   constexpr GradientViews(Query&& dq, Key&& dk, Value&& dv, Mix&& dmix)
       : query(destination<T, 4>(dq)),

@@ -35,17 +35,17 @@ MHLA_HOST_DEVICE To reinterpret(From from) {
   return to;
 }
 
-// Another library's 16-bit type, whose values float holds without rounding.
+// Another library's 16-bit type, whose values convert to float without rounding.
 template <class X>
 concept ForeignSixteenBits = std::is_class_v<X> && sizeof(X) == 2 && requires(X x) {
   static_cast<float>(x);
 };
-// What converts to 16 bits. Not an integer, which might be meant as a value or as a representation.
+// Types that convert to a 16-bit type. Integers do not: they may be values or representations.
 template <class X, class To>
 concept ConvertsTo = std::floating_point<X> ||(!std::same_as<X, To> && ForeignSixteenBits<X>);
 
-// The float that rounds to 16 bits as `value` does: truncated, with a last bit that is odd where
-// that dropped something. (Rounded to nearest, it would be rounded twice.)
+// Rounds to odd: the result rounds to 16 bits as `value` itself does. It is truncated, and its last
+// bit is set where truncation dropped something. (Rounding to nearest would round twice.)
 template <std::floating_point X>
 MHLA_HOST_DEVICE float to_odd(X value) {
   const auto nearest = static_cast<float>(value);
@@ -63,9 +63,9 @@ MHLA_HOST_DEVICE float to_odd(X value) {
 }  // namespace scalar_traits
 /// \endcond
 
-/// bfloat16 in memory: the upper half of a float. A storage type without arithmetic, which converts
-/// where that is asked for: `BFloat16(x)` rounds a floating-point number once, to nearest, ties to
-/// even; `float(b)` widens without rounding.
+/// bfloat16 in memory: the upper half of a float. A storage type without arithmetic. Conversions
+/// are explicit: `BFloat16(x)` rounds a floating-point number once, to nearest, ties to even;
+/// `float(b)` widens without rounding.
 struct [[gnu::may_alias]] BFloat16 {
   std::uint16_t bits;  ///< sign, 8 bits of exponent, 7 of mantissa
 
@@ -91,7 +91,7 @@ struct [[gnu::may_alias]] BFloat16 {
   }
 };
 
-/// IEEE binary16 in memory. A storage type without arithmetic, which converts as BFloat16 does.
+/// IEEE binary16 in memory. A storage type without arithmetic; conversions are as BFloat16's.
 struct [[gnu::may_alias]] Half {
   std::uint16_t bits;  ///< sign, 5 bits of exponent, 10 of mantissa
 
@@ -221,7 +221,8 @@ MHLA_HOST_DEVICE inline void store(Half& stored, float value) {
   stored.bits = static_cast<std::uint16_t>(static_cast<std::uint32_t>(half) | sign);
 }
 
-/// Likewise, rounded once. An integer might be meant as a representation, and does not compile.
+/// Rounds another floating-point type once, to nearest, ties to even. Integers do not compile: they
+/// might be meant as representations.
 template <class Storage, class X>
 requires(std::same_as<Storage, BFloat16> || std::same_as<Storage, Half>) MHLA_HOST_DEVICE
     void store(Storage& stored, X value) {

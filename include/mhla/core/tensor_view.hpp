@@ -24,7 +24,7 @@ struct Span {
   MHLA_HOST_DEVICE constexpr T& operator[](Index i) const { return data[i]; }
   /// The first element.
   MHLA_HOST_DEVICE constexpr T* begin() const { return data; }
-  /// Behind the last element.
+  /// One past the last element.
   MHLA_HOST_DEVICE constexpr T* end() const { return data + size; }
   /// Adds const.
   // A template, so that it does not exist for const T, where it would convert to itself.

@@ -50,7 +50,7 @@ void mix_past_summary_gradient(const Panel<const A>& mixing, Index first, Index 
   // Key blocks that all query blocks see, then those that some or, the last one, none sees.
   const Index by_all = std::clamp(-(first + lag), Index{0}, grad.rows);
   const Index begin = first + by_all + lag;
-  const Index seen = (std::max)(mixing.rows - begin, Index{-1});  // by the first of the second
+  const Index seen = (std::max)(mixing.rows - begin, Index{-1});  // by the first that some see
   const Index by_some = (std::min)(seen + 1, grad.rows - by_all);
   const Index by_none = grad.rows - by_all - by_some;
   if (by_all > 0) mix_summary_gradient(mixing, first, grad_mixed, grad.row_range(0, by_all), into);

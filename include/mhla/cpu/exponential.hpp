@@ -12,19 +12,19 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-// Kernels inline these at any optimization level: called, they would be compiled without the
-// kernel's instructions, and without FMA their last bits differ.
+// Always inlined into kernels: a function that is called would be compiled without the kernel's
+// instructions, and without FMA its last bits would differ.
 #define MHLA_IN_KERNEL __attribute__((always_inline)) inline
 
 /// e^x = 2^n e^r, n an integer and |r| <= ln(2) / 2, to 1.1 units in the last place; 0 or infinity
 /// outside float's range, NaN for NaN.
 MHLA_IN_KERNEL float exponential(float x) {
-  // Adding and subtracting `shift` must not cancel where flags allow to reorder sums.
+  // Adding and subtracting `shift` must not cancel, even if flags let the compiler reorder sums.
 #if defined(__clang__)
 #pragma clang fp reassociate(off)
 #define MHLA_IN_ORDER(sum) (sum)
 #elif defined(__ASSOCIATIVE_MATH__)
-#define MHLA_IN_ORDER(sum) __builtin_assoc_barrier(sum)  // is not vectorized
+#define MHLA_IN_ORDER(sum) __builtin_assoc_barrier(sum)  // cannot be vectorized
 #else
 #define MHLA_IN_ORDER(sum) (sum)
 #endif

@@ -29,7 +29,7 @@ namespace cpu {
 /// Instruction sets that there are kernels for besides scalar ones; a machine runs the last it has.
 enum class InstructionSet { portable, avx2, avx512 };
 MHLA_OUT_OF_LINE inline InstructionSet instruction_set() {
-  __builtin_cpu_init();  // a call may come before static initialization
+  __builtin_cpu_init();  // a call may be made before static initialization
   if (MHLA_MAX_VECTOR_BYTES >= 64 && __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
     return InstructionSet::avx512;

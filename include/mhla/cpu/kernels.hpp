@@ -185,7 +185,7 @@ enum class Terms { all, past, future };
                  target(features)))
 #endif
 
-// nvcc does not know pragmas of g++, but hands them on to it.
+// nvcc warns of g++'s pragmas, which it passes on to g++.
 #if defined(__CUDACC__) && defined(__NVCC__)
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 1675
@@ -255,7 +255,7 @@ enum class Terms { all, past, future };
 #define MHLA_ISA_VECTORS 2
 #include <mhla/cpu/kernels.inc>
 
-// Versions of clang whose registers of 512 bits are a feature of its own, which zig switches off.
+// In these versions of clang 512-bit registers are a separate feature, which zig switches off.
 #if defined(__clang__) && !defined(__apple_build_version__) && __clang_major__ >= 18 && \
     __clang_major__ <= 21
 #define MHLA_AVX512_FEATURES "avx512f,avx512vl,avx512dq,fma,evex512"

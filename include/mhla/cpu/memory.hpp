@@ -34,7 +34,7 @@ struct Needs {
   Index mixing_products;
 
   bool factored() const { return mixing_products > 0; }
-  /// Whether a unit may turn out to need the exact pass, too (pairs/centers.hpp).
+  /// Whether a unit may also need memory for the exact pass (pairs/centers.hpp).
   bool may_be_exact() const { return !pairs || (backward && normalizer()); }
   bool normalizer() const { return mixed_key_sums || mixed_products; }
 };

@@ -93,8 +93,8 @@ struct BackwardPlan {
   }
 };
 
-/// Whether a call's products with tensors of T are products of bfloat16 in pairs: not of heads so
-/// small that the rounding of their few features or values does not average out.
+/// Whether a call with tensors of T multiplies bfloat16 in pairs. Not if its heads have so few
+/// features or values that rounding errors do not average out.
 template <class T, class V>
 bool multiplies_pairs(const V& attention, const Problem& problem) {
   constexpr Index few = 32;
@@ -104,17 +104,17 @@ bool multiplies_pairs(const V& attention, const Problem& problem) {
 }
 
 /// Whether a variant's backward pass can be rounded. Rounding shows where differences are formed:
-/// in the derivative of a map of rows, such as a softmax; and with a normalizer, unless what
-/// numerators and denominators have in common is taken out before (pairs/centers.hpp). That is
-/// possible where every query sees the same keys: under a causality it would be of tokens that some
-/// do not see.
+/// in the derivative of a row-wise map, such as a softmax; and with a normalizer, unless what
+/// numerators and denominators have in common is subtracted before (pairs/centers.hpp). That is
+/// possible only where every query sees the same keys: with a causality the common part would
+/// include tokens that some queries do not see.
 template <class L>
 inline constexpr bool rounds_backward =
     ElementwiseFeatureMap<typename L::FeatureMapType> && !mixes_products<L> && !factors_mixing<L> &&
     !(normalizes<L> && sees_past_only<L>);
 
-/// The same of a call. With a normalizer numerators and denominators must have the same features,
-/// which begin at 0.
+/// Whether a call's backward pass multiplies bfloat16 in pairs. With a normalizer, numerators and
+/// denominators must have the same features (no rotation), and phi(0) must be close to 0.
 template <class T, class V>
 bool multiplies_pairs_backward(const V& attention, const Problem& problem) {
   if (!multiplies_pairs<T>(attention, problem)) return false;
@@ -125,7 +125,7 @@ bool multiplies_pairs_backward(const V& attention, const Problem& problem) {
   } else if constexpr (rotates<V>) {
     return false;
   } else {
-    constexpr float least = 1e-3f;  // that bfloat16 rounds visibly
+    constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
     return (std::abs)(value_of(attention.feature_map, 0.0f)) < least;
   }
 }
@@ -302,8 +302,8 @@ void take_up_summaries(const Unit<A>& unit, const SummaryRows<const A>& saved,
   });
 }
 
-/// One sequence and kv head of a backward call with Precision::fast. False if nothing was done,
-/// since rounding would show.
+/// One sequence and kv head of a backward call with Precision::fast. Returns false, and writes no
+/// gradient, where rounding would show.
 template <class L>
 bool backward_in_pairs(const Operands<L, BFloat16>& operands,
                        const BackwardRequest<L, BFloat16>& request, const Unit<float>& unit,
@@ -528,7 +528,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
     kept = saved->summaries(shape, fingerprint_of<T>(attention, problem, Borrowed::contents));
   const bool in_pairs = cpu::multiplies_pairs_backward<T>(attention, problem);
   if (cpu::multiplies_pairs<T>(attention, problem) && (!in_pairs || normalizes<cpu::LoweredOf<V>>))
-    kept = {};  // they were rounded
+    kept = {};  // the forward pass rounded them
   require_workspace(workspace, backward_workspace_size<T>(attention, shape, executor),
                     "mhla::backward_into");
 

@@ -65,8 +65,8 @@ void read_out_query_gradient(const Panel<const A>& grad_numerators,
                      Span<const A>{}, prefetch);
 }
 
-/// a / b. Not inlined: a compiler that thinks a division harmless makes it before it looks whether
-/// b is 0, and where exceptions trap that ends the program.
+/// a / b. Not inlined: a compiler may move the division before the test whether b is 0, and where
+/// exceptions trap a division by 0 ends the program.
 template <class A>
 MHLA_OUT_OF_LINE A quotient(A a, A b) {
   return a / b;

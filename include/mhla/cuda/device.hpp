@@ -53,7 +53,7 @@ class CudaPlan;
 class CudaDevice {
  public:
   /// `workspace` is device memory for expressions that bring none with `.with(...)`.
-  /// \throws ShapeError if `products` or `path` is none of its enumerators.
+  /// \throws ShapeError if `products` or `path` is not an enumerator.
   CudaDevice(CUstream_st* stream, cublasContext* cublas, WorkspaceView workspace = {},
              FloatProducts products = FloatProducts::exact, CudaPath path = CudaPath::automatic)
       : stream_(stream), cublas_(cublas), workspace_(workspace), products_(products), path_(path) {

@@ -268,7 +268,8 @@ class CudaStages : public StageBlocks<V, T> {
   }
   static void require_path(const CudaDevice& device) {
     if (device.plan() != nullptr)
-      throw ShapeError("mhla: the CudaDevice has a plan, which is of whole passes, not of stages");
+      throw ShapeError(
+          "mhla: the CudaDevice has a plan, which CudaStages cannot use: leave it out");
     if (device.path() != CudaPath::automatic && device.path() != CudaPath::cublas)
       throw ShapeError("mhla: the CudaDevice was given CudaPath::", cuda::name_of(device.path()),
                        ", which has no stages: they run on CudaPath::cublas");

@@ -108,8 +108,7 @@ class Agreement {
     for (Index r = 0; r < ranks; ++r) {
       const char* const refusal = all[static_cast<std::size_t>(r)].refusal;
       if (refusal[0] != 0)
-        throw ShapeError("mhla: rank ", r,
-                         " refused the call, which no rank has run: ", refusal + 1);
+        throw ShapeError("mhla: rank ", r, " refused the call, so no rank ran it: ", refusal + 1);
     }
     for (Index i = 0; i < count_; ++i)
       for (Index r = 1; r < ranks; ++r) {

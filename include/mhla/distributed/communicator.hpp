@@ -36,12 +36,12 @@ struct Part {
 /// A communicator: rank() of size() processes, numbered from 0, and two collectives, which all of
 /// them call in the same order and which return when `received` is complete. Parts of 0 bytes are
 /// not sent. Parts that are sent may overlap, received ones do not, and share no memory with what
-/// is sent, but for an own part that is gathered in place.
+/// is sent, except that its own part may be gathered in place.
 ///
 /// - `all_gather(sent, received, parts)`: parts[r] of `received` is all that rank r sent,
 ///   parts[rank()].bytes bytes from `sent` on are this rank's, which may lie in its part already.
 /// - `all_to_all(sent, to, received, from)`: to[r] of `sent` goes to rank r, from[r] of `received`
-///   comes from it. A rank waits for none that sends it nothing.
+///   comes from it. A rank does not wait for ranks that send it no bytes.
 ///
 /// \throws CommunicationError if a rank is gone, or does not answer within the communicator's
 /// time.

@@ -19,7 +19,7 @@
 
 MHLA_NAMESPACE_BEGIN
 
-// What says why a call of SequenceParallel or HeadParallel does not compile.
+// Overloads that say why a call of SequenceParallel or HeadParallel does not compile.
 class ParallelErrors {
  public:
   template <class... More>
@@ -55,7 +55,7 @@ class ParallelErrors {
   }
 };
 
-// What says why a function that makes one does not compile.
+// Fails with one sentence where a call of sequence_parallel or head_parallel does not compile.
 template <class... X>
 void explain_parallel() {
   static_assert(no_such_call<X...>,

@@ -17,13 +17,13 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup distributed
 /// \{
 
-/// How ranks share the work of a sequence out.
+/// How a sequence is divided among ranks.
 enum class Split {
   by_sequence,  ///< each has blocks; summaries travel
   by_heads,     ///< each has heads; tokens travel
 };
 
-/// What a split takes.
+/// The cost of a split.
 struct SplitCost {
   Index working = 0;   ///< ranks that have something to compute
   Index forward = 0;   ///< bytes that the busiest rank sends, or receives if those are more

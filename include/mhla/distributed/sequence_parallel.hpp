@@ -68,8 +68,8 @@ void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor
 /// over ranks differs from one process's in rounding.
 ///
 /// A packed batch's blocks are those of all sequences, end to end, and a rank's tokens lie side by
-/// side: what ranks exchange is of sequences that begin before a rank's or go on behind. Every rank
-/// has a part of dmix, whose sum differs from one process's in rounding.
+/// side. Ranks exchange only what belongs to sequences that begin before a rank's blocks or go on
+/// after them. Every rank has a part of dmix, whose sum differs from one process's in rounding.
 ///
 /// dmix holds what a rank's queries give: other entries are 0 with Update::overwrite and untouched
 /// with Update::accumulate. Summed over ranks, as trainers sum the gradients of all parameters, it

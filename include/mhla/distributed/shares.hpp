@@ -42,9 +42,9 @@ inline Shares equal_shares(Index blocks, Index ranks) {
   return shares;
 }
 
-/// The same of a call's query blocks, of a packed batch those of all sequences, end to end; by
-/// RecurrentMixing as near to it as SequenceParallel takes them: they begin at multiples of 16
-/// blocks of a sequence. \throws ShapeError as well if variant and shape do not fit.
+/// Equal shares of a call's query blocks; of a packed batch, of the blocks of all sequences end to
+/// end. With RecurrentMixing they are rounded to boundaries that SequenceParallel accepts,
+/// multiples of 16 blocks of a sequence. \throws ShapeError also if variant and shape do not fit.
 template <AttentionVariant V>
 Shares equal_shares(const V& attention, const Shape& shape, Index ranks) {
   const auto list = query_list(attention, checked_problem(attention, shape));

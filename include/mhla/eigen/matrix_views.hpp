@@ -16,7 +16,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace eigen {
 
-/// The type that Eigen knows X by: of a segment, which derives from a block, that block.
+/// The Eigen type of an expression: for a segment, which derives from a block, the block.
 template <class Dense>
 Dense dense_type(const Eigen::DenseBase<Dense>&);
 

@@ -22,8 +22,8 @@ MHLA_NAMESPACE_BEGIN
 
 /// Distributes tasks over the threads of an Eigen::ThreadPoolDevice and waits for them. Needs
 /// EIGEN_USE_THREADS. The device must outlive the executor; as with every Eigen expression, the
-/// caller must not be one of the pool's own threads. Each call allocates in Eigen's pool. What
-/// Eigen itself computes of an expression runs in its threads' floating-point environment.
+/// caller must not be one of the pool's own threads. Each call allocates in Eigen's pool. What Eigen
+/// itself computes of an expression runs in the floating-point environment of the pool's threads.
 class ThreadPoolExecutor {
  public:
   /// Borrows.
@@ -59,7 +59,7 @@ class ThreadPoolExecutor {
     const Index tasks;
     const FloatingPointModes modes = FloatingPointModes::of_this_thread();
     std::atomic<Index> next{0};
-    std::atomic<int> failed{0};  // not bool, whose exchange needs libatomic on some machines
+    std::atomic<int> failed{0};  // a bool's exchange needs libatomic on some machines
     std::exception_ptr error{};
 
     void run(Index slot) {

@@ -3,9 +3,9 @@
 //
 //     m = sum_r F_r0 x F_r1 x F_r2        F_ra [query blocks, key blocks] along axis a
 //
-// by alternating least squares over the axes, one more term at a time; of two axes, where entries
-// may have any size, by the singular values of m with its axes regrouped (the nearest sum of
-// Kronecker products).
+// by alternating least squares over the axes, one more term at a time; with two axes and unbounded
+// entries, by the singular values of m with its axes regrouped (the nearest sum of Kronecker
+// products).
 #pragma once
 
 #include <algorithm>
@@ -76,17 +76,17 @@ class SeparableFit {
  private:
   static constexpr double infinity = std::numeric_limits<double>::infinity();
   static constexpr int sweeps = 500;            // after each new term
-  static constexpr double least_gain = 1e-5;    // of a sweep, to go on
-  static constexpr double least_error = 1e-13;  // of the norm, for one more term
+  static constexpr double least_gain = 1e-5;    // a sweep with a smaller gain is the last
+  static constexpr double least_error = 1e-13;  // relative to the norm; below it no term is added
 
-  // An axis with one block on either side: the others are two. -1 if there is none.
+  // An axis with one query block and one key block, so that two axes remain. -1 if there is none.
   int single_block_axis() const {
     for (int axis = 0; axis < 3; ++axis)
       if (factor_size(axis) == 1) return axis;
     return -1;
   }
 
-  // The least error, by the factors of the two axes other than `one`.
+  // Finds the factors with the least error for the two axes other than `one`.
   void find_nearest(Index terms, int one) {
     const int a = one == 0 ? 1 : 0;
     const int b = one == 2 ? 1 : 2;

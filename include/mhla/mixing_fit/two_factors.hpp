@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The products of a column and a row whose sum is nearest to a matrix: the first terms of its
-// singular value decomposition, without the others.
+// The sum of products of a column and a row that is nearest to a matrix: the leading terms of its
+// singular value decomposition.
 #pragma once
 
 #include <algorithm>
@@ -42,11 +42,11 @@ inline void rotate(Vector& a, Vector& b, double tangent) {
   }
 }
 
-/// Rotates vectors x among each other until every two are orthogonal (the one-sided Jacobi method),
-/// and others, as many or none, alike: sum_r x_r other_r^T stays what it is.
+/// Rotates pairs of vectors x until every two are orthogonal (the one-sided Jacobi method).
+/// `others`, as many or none, are rotated alike, so that sum_r x_r other_r^T does not change.
 inline void make_orthogonal(std::vector<Vector>& x, std::vector<Vector>& others) {
-  constexpr double accuracy = 1e-13;  // of the cosine of an angle
-  constexpr int most_sweeps = 60;     // five or six do
+  constexpr double accuracy = 1e-13;  // cosine of the angle between two vectors
+  constexpr int most_sweeps = 60;     // five or six suffice
   bool rotated = true;
   for (int sweep = 0; rotated && sweep < most_sweeps; ++sweep) {
     rotated = false;
@@ -64,7 +64,7 @@ inline void make_orthogonal(std::vector<Vector>& x, std::vector<Vector>& others)
   }
 }
 
-/// One side of a sum of products, and the other.
+/// Terms columns_r rows_r^T of a sum.
 struct Products {
   std::vector<Vector> columns;
   std::vector<Vector> rows;
@@ -89,7 +89,7 @@ inline void multiply_transposed(const Vector& m, Products& p) {
   }
 }
 
-// The largest products first; returns the sum of the squares of the first `count`.
+// Sorts products, the largest first; returns the sum of the squares of the first `count`.
 inline double sort(Products& p, std::size_t count) {
   std::vector<std::pair<double, std::size_t>> order;
   for (std::size_t r = 0; r < p.rows.size(); ++r)
@@ -106,16 +106,15 @@ inline double sort(Products& p, std::size_t count) {
   return sum;
 }
 
-/// At least `terms` products a_r b_r^T, unless there cannot be so many, of which the first have the
-/// sum that is nearest to m [rows, cols], row-major, by squares. By power iterations of some more
-/// vectors than are asked for.
+/// At least `terms` products a_r b_r^T, or as many as m [rows, cols], row-major, can have; the sum
+/// of the leading ones is nearest to m in squares. Found by power iteration of some more vectors.
 inline Products nearest_products(const Vector& m, Index rows, Index cols, Index terms) {
   constexpr int most_steps = 500;
-  constexpr double least_gain = 1e-15;  // of a step, to go on
+  constexpr double least_gain = 1e-15;  // a step with a smaller gain is the last
   const std::size_t kept = at((std::min)({2 * terms + 24, rows, cols}));
 
   Products p{std::vector<Vector>(kept, Vector(at(rows))), std::vector<Vector>(kept)};
-  std::minstd_rand random(1);  // some part of every direction
+  std::minstd_rand random(1);  // has a part in every direction
   for (Vector& row : p.rows)
     for (Index j = 0; j < cols; ++j)
       row.push_back(static_cast<double>(random()) / static_cast<double>((random.max)()) - 0.5);

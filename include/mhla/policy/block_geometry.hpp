@@ -25,7 +25,7 @@ struct BlockRange {
   Index first = 0;  ///< block
   Index count = 0;  ///< blocks
 
-  /// The block behind the last.
+  /// One past the last block.
   MHLA_HOST_DEVICE constexpr Index end() const { return first + count; }
   /// Whether they are the same.
   friend constexpr bool operator==(const BlockRange&, const BlockRange&) = default;

@@ -30,7 +30,7 @@ class CudaDevice;
 MHLA_OUT_OF_LINE inline void require_aligned(const void* data, std::size_t alignment,
                                              const char* name) {
   if (reinterpret_cast<std::uintptr_t>(data) % alignment != 0)
-    throw ShapeError("mhla: ", name, ": the address is no multiple of ", alignment,
+    throw ShapeError("mhla: ", name, ": the address is not a multiple of ", alignment,
                      ", the size of its elements");
 }
 
@@ -285,7 +285,7 @@ inline constexpr bool is_const = std::is_const_v<typename ViewTraits<X>::Element
 template <class X>
 inline constexpr int rank = ViewTraits<X>::rank;
 
-// Views of T, and what converts to one, if only an object that is not const.
+// Whether all are views of T, or convert to one; some do only if not const.
 template <class T, class Mix, class... Tensors>
 inline constexpr bool are_of = false;
 template <StorageScalar T, class Mix, class... Tensors>
@@ -296,7 +296,7 @@ inline constexpr bool are_of<T, Mix, Tensors...> =
 template <class E>
 concept Runs = Executor<E> || std::is_convertible_v<const E*, const CudaDevice*>;
 
-// Says which of the arguments is wrong. T is that of `From`: y, or q.
+// Says which argument is wrong. The others must match the scalar of `From`, which is y or q.
 template <class V, class E, class From, class Mix, class... Tensors>
 void explain() {
   constexpr bool attention = AttentionVariant<V>;
@@ -314,8 +314,8 @@ void explain() {
   } else if constexpr (!runs) {
     static_assert(runs,
                   "mhla: the 2nd argument of a call runs it: an mhla::CudaDevice, or an executor "
-                  "such as mhla::SerialExecutor, no pointer to one, whose slots() and "
-                  "parallel_for(tasks, f) are const");
+                  "such as mhla::SerialExecutor (not a pointer to one), with num_slots() and "
+                  "parallel_for(tasks, f) that are const");
   } else if constexpr (!views) {
     static_assert(views,
                   "mhla: forward_into and backward_into take mhla::TensorView: for a pointer, a "
@@ -415,7 +415,7 @@ void backward_into(AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgume
                 "mhla::skip in place of one that is not wanted");
 }
 
-// The same for sizes, whose shape may be a list of named members.
+// As above for workspace sizes; the shape may be a list of named members.
 template <class T = void, class V, class... More>
 Index forward_workspace_size(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
                              const More&...) {

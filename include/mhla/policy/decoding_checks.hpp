@@ -30,7 +30,7 @@ struct DecoderShape {
   Index kv_heads = 1;    ///< of k and v
   Index key_dim = 0;     ///< of q and k
   Index value_dim = 0;   ///< of v and y
-  Index num_slots = 1;   ///< executor slots that may work on a step at once; unused on a device
+  Index num_slots = 1;   ///< executor slots that a step may use; unused on a device
   Index max_tokens = 0;  ///< of a sequence that a single row of mix does not limit; 0: any number
 };
 
@@ -50,7 +50,7 @@ struct RequireStreaming {
       "or RecurrentMixing");
 };
 
-// What says why a call of a decoder does not compile.
+// Overloads that say why a call of a decoder does not compile.
 class DecoderErrors {
  public:
   template <class... More>

@@ -5,8 +5,8 @@
 /// Element-wise maps have a value and a derivative; row-wise maps see a whole row, may change its
 /// length, and provide the vector-Jacobian product (vjp). A type of yours that satisfies
 /// mhla::ElementwiseFeatureMap or mhla::RowwiseFeatureMap works everywhere, on CUDA too if its
-/// functions carry MHLA_HOST_DEVICE. `void require_valid() const`, if it has one, is called by
-/// every call, and throws where the map's numbers make no sense; so is a rotation's.
+/// functions carry MHLA_HOST_DEVICE. If it has `void require_valid() const`, every call calls it;
+/// it throws where the map's numbers make no sense. A rotation may have one too.
 ///
 /// Relu is what the released vision, DiT and video code uses; EluPlusOne is arXiv 2006.16236,
 /// Hedgehog arXiv 2402.04347, Dpfp arXiv 2102.11174, Favor arXiv 2009.14794.

@@ -43,7 +43,7 @@ class Hash {
   std::uint64_t value_ = 0;
 };
 
-// Its address identifies types within a shared object, and in all of them unless they are hidden.
+// Its address identifies the types within one shared object, and in all unless symbols are hidden.
 // Not const, since a linker may merge constants.
 template <class... Types>
 inline char identity = 0;
@@ -53,8 +53,8 @@ template <class... Types>
 struct TypeList {};
 #endif
 
-// A number of types, for every compiler and in all shared objects: of their name, which differs
-// where the types do, unless they belong to one translation unit.
+// A number that identifies types with every compiler and in all shared objects: the hash of their
+// mangled name, which is unique unless a type is local to one translation unit.
 template <class... Types>
 std::uint64_t number_of_types() {
   static const std::uint64_t number = [] {

@@ -27,14 +27,15 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup mixings
 /// \{
 
-/// Every entry of m is a parameter: mix [.., query blocks, key blocks]. A larger mix, of which the
-/// leading corner is used, fits Causal, BlockCausal and packed sequences; under Bidirectional,
-/// where it may mean blocks of another size, it fits Blocks1D with `leading_corner`.
+/// Every entry of m is a parameter: mix [.., query blocks, key blocks]. Causal, BlockCausal and
+/// packed calls use the leading corner of a larger mix. Bidirectional calls do so only for Blocks1D
+/// with `leading_corner`, since a larger mix may mean another block size.
 struct DenseMixing {
-  bool leading_corner = false;  ///< takes a larger mix under Bidirectional with Blocks1D too
+  bool leading_corner = false;  ///< also Bidirectional calls take a larger mix (Blocks1D)
 
   /// \cond INTERNAL
-  // `any_length`: of sequences, as causal and packed ones are. No tokens fit any block size.
+  // `any_length`: sequences may have any length, as causal and packed ones. Without tokens any
+  // number of blocks fits.
   void require_parameters(const MixingLayout& layout, Index rows, Index columns,
                           bool any_length = false) const {
     const bool corner = layout.rank == 1 && (any_length || leading_corner);

@@ -39,7 +39,7 @@ class PackedBlocks {
     for (Index s = 0; s < sequences(); ++s) blocks += blocks_of(s);
     return blocks;
   }
-  /// Behind the last block, the number of all tokens.
+  /// For num_blocks(), the number of all tokens.
   Index first_token(Index block) const {
     const Place place = place_of(block);
     return begin(place.sequence) + place.block * block_;

@@ -12,12 +12,12 @@ MHLA_NAMESPACE_BEGIN
 /// The factors of matrix products on the CPU, whose sums are in the accumulator type either way.
 enum class Precision {
   exact,  ///< in the accumulator type
-  /// bfloat16 tensors: rounded to bfloat16, where the machine multiplies those at a higher rate
-  /// (VDPBF16PS of AMD's Zen 4 and later, AMX, Arm's BFMMLA) and gradients stay accurate;
-  /// elsewhere, for other tensors, with fewer than 32 features or values, with a structured mixing
-  /// and by Stages and SequenceParallel, as `exact`: instructions for half sum in half, or are no
-  /// faster than float. RMS errors are at most 3e-3 of y (5e-3 with a rotation or features of
-  /// either sign) and 5e-3 of gradients, but where few terms make up a result.
+  /// Rounded to bfloat16 for bfloat16 tensors, on machines that multiply bfloat16 at a higher rate
+  /// (VDPBF16PS of AMD's Zen 4 and later, AMX, Arm's BFMMLA), where gradients stay accurate. As
+  /// `exact` on other machines, for other tensors (instructions for half sum in half, or are no
+  /// faster than float), with fewer than 32 features or values, with a structured mixing, and by
+  /// Stages and SequenceParallel. RMS errors are at most 3e-3 for y (5e-3 with a rotation or
+  /// features of either sign) and 5e-3 for gradients, unless few terms make up a result.
   fast,
 };
 

@@ -52,7 +52,7 @@ MixingLayout mixing_layout(const Problem& problem) {
   return layout;
 }
 
-// Throws ShapeError unless the numbers of a variant make sense, whatever the shape.
+// Checks the numbers of a variant that need no shape. Throws ShapeError.
 template <AttentionVariant A>
 void require_settings(const A& attention) {
   const auto require_valid = [](const auto& policy) {

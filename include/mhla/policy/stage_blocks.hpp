@@ -58,7 +58,7 @@ TensorView<T, 3> columns_of(const TensorView<T, 3>& mix, const BlockRange& keys)
   return blocks_along(2, mix, keys);
 }
 
-/// What queries leave for the gradients of keys, a row for each query block.
+/// Results of the query pass that the gradients of keys need, a row for each query block.
 template <class A>
 struct QueryRows {
   TensorView<A, 2> mixtures;      ///< [query blocks, mixture_size()]: dS~^T, dz~
@@ -66,8 +66,8 @@ struct QueryRows {
 };
 
 /// What Stages::padded takes: which tokens of a stage's blocks take part, as in a call (see
-/// mhla::padded), and how far every item reaches in the whole sequence, whose blocks behind that a
-/// whole pass drops; of a side without a mask, nothing. All borrowed.
+/// mhla::padded), and how many blocks each item has up to its last such token, since a whole pass
+/// drops later ones. A side without a mask has empty members. All borrowed.
 struct StageMasks {
   TokenMasks tokens;               ///< [batch, tokens of the blocks]; those that a stage lacks: any
   Span<const Index> query_blocks;  ///< [batch]: from count_used_queries
@@ -129,7 +129,7 @@ struct QueryUpdate {
 };
 
 /// \cond INTERNAL
-// What says why a call of a stage does not compile.
+// Overloads that say why a call of a stage does not compile.
 struct StageErrors {
   template <class... More>
   void summarize(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
@@ -470,8 +470,8 @@ class StageBlocks : RequireStages<V>, public StageErrors {
     require_sums(blocks, sums);
     require_states("behind", behind);
     if (blocks.end() == query_blocks().count)
-      throw ShapeError("mhla: blocks: behind [", blocks.first, ", ", blocks.end(),
-                       ") there are no blocks that take up states");
+      throw ShapeError("mhla: blocks: [", blocks.first, ", ", blocks.end(),
+                       ") ends the sequence: no blocks follow that receive states");
     Footprint footprint;
     footprint.writes(behind, "behind");
     add_sums(footprint, blocks, sums);

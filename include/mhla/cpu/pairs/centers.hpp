@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What a backward pass with a normalizer takes out of values and keys before it rounds.
+// The means that a backward pass with a normalizer takes out of values and features, to round less.
 //
-// dq, dk and dmix are differences of what v and y contribute: sums of phi(k_j) (v_j - y_t)^T. A
-// common part of v does not change them, but they would lose to the rounding of S_b what is rounded
-// of that part. What is rounded is therefore
+// dq, dk and dmix are sums of phi(k_j) (v_j - y_t)^T. A part common to all of v does not change
+// them, but would add its rounding errors to S_b. Therefore this is rounded instead:
 //
 //   C_b^T = sum_j w_j (phi(k_j) - zeta)^T = S_b^T - mu z_b^T - W_b zeta^T
 //   w_j = v_j - mu,  W_b = sum_j w_j
