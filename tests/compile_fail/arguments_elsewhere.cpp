@@ -16,7 +16,6 @@
 // EXPECT: mhla: call mhla_forward(attention, q, k, v, mix, y, masks)
 // EXPECT: mhla: call equal_shares(blocks, ranks) or equal_shares(attention, shape, ranks)
 // EXPECT: mhla: a ForkJoinDevice borrows its team
-// LINES: 240
 #include <mhla/mhla.hpp>
 //
 #include <cstdint>

@@ -15,7 +15,6 @@
 // EXPECT: mhla: a gradient is a view with the rank and scalar of its operand
 // EXPECT: mhla: a call's size is forward_workspace_size<T>(attention, shape, executor)
 // EXPECT: mhla: attention(q, k, v, mix) takes tensors: Eigen::Tensor, Eigen::TensorMap
-// LINES: 240
 #include <mhla/attention.hpp>
 #include <vector>
 

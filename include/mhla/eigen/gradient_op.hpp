@@ -205,6 +205,16 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
   Index workspace_size_;
 };
 
+// What gradients(...) makes of arguments that it refuses: no other error follows.
+struct NoGradients {
+  template <class Device>
+  NoGradients device(const Device&) const;
+  template <class Backward>
+  void operator=(const Backward&) const;  // NOLINT: there is nothing to go on with
+  template <class Backward>
+  void operator+=(const Backward&) const;
+};
+
 }  // namespace eigen
 
 /// \addtogroup attention
@@ -294,28 +304,54 @@ class Gradients {
 /// \throws ShapeError, when assigned, for a wrong shape or two gradients that share memory; nothing
 /// has been written then.
 template <class... Targets>
-Gradients<Targets...> gradients(Targets&&... targets) {
-  static_assert(sizeof...(Targets) == 4,
+auto gradients(Targets&&... targets) {
+  constexpr bool four = sizeof...(Targets) == 4;
+  constexpr bool writable = (eigen::GradientTarget<std::remove_reference_t<Targets>> && ...);
+  static_assert(four,
                 "mhla: gradients(dq, dk, dv, dmix) takes four gradients; mhla::skip stands for one "
                 "that is not wanted");
-  static_assert((eigen::GradientTarget<std::remove_reference_t<Targets>> && ...),
+  static_assert(writable,
                 "mhla: gradients(dq, dk, dv, dmix) takes tensors, maps, tokens_first of them, "
                 "views, or mhla::skip");
-  return Gradients<Targets...>(std::forward<Targets>(targets)...);
+  if constexpr (four && writable) {
+    return Gradients<Targets...>(std::forward<Targets>(targets)...);
+  } else {
+    return eigen::NoGradients{};
+  }
 }
 
 /// \}
 
 MHLA_NAMESPACE_END
 
-namespace Eigen::internal {
+// A backward pass assigned to one tensor: a sentence, and what Eigen asks for beside it.
+namespace Eigen {
 
-// What Eigen asks for when a backward pass is assigned to a tensor.
-template <class Attention, class Query, class Key, class Value, class Mix, class GradOutput>
-struct traits<mhla::BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>> {
-  static_assert(sizeof(Attention) == 0,
+template <class Left, class... X>
+class TensorAssignOp<Left, const mhla::BackwardOp<X...>> {
+  static_assert(sizeof(Left) == 0,
                 "mhla: attention.backward(q, k, v, mix, dy) has four results; assign it to "
                 "mhla::gradients(dq, dk, dv, dmix)");
+
+ public:
+  TensorAssignOp(Left&, const mhla::BackwardOp<X...>&);
 };
 
-}  // namespace Eigen::internal
+template <class Left, class... X, class Device>
+struct TensorEvaluator<const TensorAssignOp<Left, const mhla::BackwardOp<X...>>, Device>
+    : TensorEvaluator<const Left, Device> {
+  enum { PacketAccess = false, BlockAccess = false, PreferBlockAccess = false };
+  template <class Assign>
+  TensorEvaluator(const Assign&, const Device&);
+};
+
+namespace internal {
+template <class Left, class... X, class Device>
+class TensorExecutor<const TensorAssignOp<Left, const mhla::BackwardOp<X...>>, Device, false, Off> {
+ public:
+  template <class Assign>
+  static void run(const Assign&, const Device&);
+};
+}  // namespace internal
+
+}  // namespace Eigen

@@ -47,18 +47,26 @@ GradientView<T, Rank> gradient_view(Target& target) {
     return skip;
   } else {
     using View = decltype(target_view(target));
+    using Element = typename View::Element;
     constexpr int layout = TensorTraits<std::remove_const_t<Target>>::layout;
-    static_assert(!std::is_const_v<typename View::Element>,
+    constexpr bool same_scalar = std::same_as<std::remove_const_t<Element>, T>;
+    constexpr bool same_layout = layout == any_layout || layout == Layout;
+    constexpr bool same_rank = View::rank == Rank || (Rank == 3 && View::rank == 2);
+    static_assert(!std::is_const_v<Element>,
                   "mhla: gradients(dq, dk, dv, dmix) are written to, and one of them is const");
     static_assert(
-        std::same_as<std::remove_const_t<typename View::Element>, T>,
+        same_scalar,
         "mhla: gradients(dq, dk, dv, dmix) must have the scalar types of q, k, v and mix");
-    static_assert(layout == any_layout || layout == Layout,
+    static_assert(same_layout,
                   "mhla: gradients(dq, dk, dv, dmix) must have the layout of q, k, v and mix");
-    static_assert(View::rank == Rank || (Rank == 3 && View::rank == 2),
+    static_assert(same_rank,
                   "mhla: dq, dk and dv must have rank 4, and dmix rank 3, [1 | heads, query "
                   "blocks, key blocks], or rank 2, [query blocks, key blocks]");
-    return target_view(target);
+    if constexpr (!std::is_const_v<Element> && same_scalar && same_layout && same_rank) {
+      return target_view(target);
+    } else {
+      return skip;  // so that no other error follows
+    }
   }
 }
 

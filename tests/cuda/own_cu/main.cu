@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// EXPECT: "mhla needs C++20: compile with -std=c++20"
-// FLAGS: -std=c++17
 // LINES: 12
+// FLAGS: -std=c++17
+// EXPECT: "mhla needs C++20: compile with -std=c++20"
 #include <cstdio>
 #include <exception>
 #include <mhla/cuda.hpp>
