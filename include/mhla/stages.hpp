@@ -109,6 +109,7 @@ class Stages : public StageBlocks<V, T> {
   using Blocks = StageBlocks<V, T>;
   using A = Accumulator<T>;
   using L = cpu::LoweredOf<V>;
+  static constexpr std::false_type in_pairs{};  // stages round nothing
   using Blocks::attention_;
   using Blocks::keeps_denominators;
   using Blocks::masked;
@@ -219,7 +220,7 @@ class Stages : public StageBlocks<V, T> {
     run<Stage::advance>(executor, blocks, {}, workspace, [&](auto& plan) {
       if (blocks.count == 0)
         return pass_on(this->has_states_before(blocks.first), sums.states, behind);
-      plan.pack_mixing(mix);
+      plan.pack_mixing(mix, in_pairs);
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
                        const cpu::Unit<A> unit = unit_of(plan, at, memory, sums);
@@ -242,7 +243,7 @@ class Stages : public StageBlocks<V, T> {
     this->require_read_out(queries, x, sums, y, workspace).require_addresses();
     run<Stage::read_out>(executor, queries, {}, workspace, [&](auto& plan) {
       if (recurs && queries.count == 0) return;
-      plan.pack_mixing(x.mix);
+      plan.pack_mixing(x.mix, in_pairs);
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, x.q, x.k, x.v, x.mix};
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
@@ -271,7 +272,7 @@ class Stages : public StageBlocks<V, T> {
     run<Stage::read_out_gradient>(executor, queries, {}, workspace, [&](auto& backward) {
       if (recurs && queries.count == 0) return;
       auto& plan = backward.plan;
-      plan.pack_mixing(x.mix);
+      plan.pack_mixing(x.mix, in_pairs);
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, x.q, x.k, x.v, x.mix};
       cpu::run_backward_units(
           request, backward, executor,
@@ -330,7 +331,7 @@ class Stages : public StageBlocks<V, T> {
         return;
       }
       auto& plan = backward.plan;
-      plan.pack_mixing(mix);
+      plan.pack_mixing(mix, in_pairs);
       const cpu::Operands<L, T> operands{cpu::lower(attention_), plan, {}, {}, {}, mix};
       const cpu::BackwardRequest<L, T> request{{}, {skip, skip, skip, dmix}, Update::accumulate};
       cpu::run_backward_units(request, backward, executor,
@@ -366,7 +367,7 @@ class Stages : public StageBlocks<V, T> {
     this->require_mix_gradient(queries, keys, mix, mixtures, summary_gradients, workspace)
         .require_addresses();
     run<Stage::mix_gradient>(executor, queries, keys, workspace, [&](auto& plan) {
-      plan.pack_mixing(mix);
+      plan.pack_mixing(mix, in_pairs);
       cpu::run_units(plan, units(), executor,
                      [&](Index at, const cpu::UnitMemory<A>& memory, const ExecutorRef& loop) {
                        const cpu::Unit<A> unit =
@@ -405,7 +406,7 @@ class Stages : public StageBlocks<V, T> {
     if constexpr (masks_own_block<V>) request.dy = dy;
     run<Stage::summarize_gradient>(executor, keys, keys, workspace, [&](auto& backward) {
       auto& plan = backward.plan;
-      plan.pack_mixing(read.mix);
+      plan.pack_mixing(read.mix, in_pairs);
       const cpu::Operands<L, T> operands{
           cpu::lower(attention_), plan, read.q, read.k, read.v, read.mix};
       // Only the diagonal of dmix comes from here; what it is added to stays.
@@ -537,9 +538,9 @@ class Stages : public StageBlocks<V, T> {
                               stage == Stage::summarize_gradient ||
                               stage == Stage::advance_gradient;
     if constexpr (backward) {
-      return cpu::BackwardPlan<L, A>(arena, attention_, problem, executor, false);
+      return cpu::BackwardPlan<L, A>(arena, attention_, problem, executor, in_pairs);
     } else {
-      return cpu::Plan<L, A>(arena, attention_, problem, executor, units(), false, false);
+      return cpu::Plan<L, A>(arena, attention_, problem, executor, units(), false, in_pairs);
     }
   }
   template <Stage stage, class E>

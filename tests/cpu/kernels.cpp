@@ -430,7 +430,7 @@ void check_panels(Terms terms, Index rows, Index cols, Index depth, bool add, bo
                                     {right.data(), right.stride()},
                                     {result.data(), result.stride()},
                                     add},
-                         terms);
+                         terms, Kernels::triangle);
     CHECK(result == expected);
   }
 }

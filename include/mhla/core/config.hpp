@@ -66,6 +66,16 @@
 // Functions that are not inlined: what throws, and what many places call and need not be fast. They
 // are compiled once, not at every call.
 #define MHLA_OUT_OF_LINE __attribute__((noinline))
+
+// Functions that run once per call: not inlined, optimized for size, which compiles faster. (Not
+// `cold`: g++ would take their callers for cold, too, a program's own functions among them.)
+#if defined(__CUDACC__)
+#define MHLA_ONCE_A_CALL __attribute__((noinline))
+#elif defined(__clang__)
+#define MHLA_ONCE_A_CALL __attribute__((noinline, minsize))
+#else
+#define MHLA_ONCE_A_CALL __attribute__((noinline, optimize("Os")))
+#endif
 /// \endcond
 
 /// \}

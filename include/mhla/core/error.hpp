@@ -19,23 +19,27 @@ MHLA_NAMESPACE_BEGIN
 // A piece of a message: text that outlives the expression, or a number.
 class MessagePart {
  public:
-  MessagePart(const char* text) : text_(text) {}                 // NOLINT: a piece of a message
-  MessagePart(const std::string& text) : text_(text.c_str()) {}  // NOLINT
+  MessagePart(const char* text) : kind_(Kind::text), text_(text) {}  // NOLINT: a piece of a message
+  MessagePart(const std::string& text) : MessagePart(text.c_str()) {}  // NOLINT
   template <std::integral Number>
-  MessagePart(Number number) : number_(static_cast<long long>(number)) {}  // NOLINT
-  MessagePart(double number) : real_(number), is_real_(true) {}            // NOLINT
+  MessagePart(Number number)  // NOLINT
+      : kind_(Kind::number), number_(static_cast<long long>(number)) {}
+  MessagePart(double number) : kind_(Kind::real), real_(number) {}  // NOLINT
 
-  void append_to(std::string& message) const {
-    char real[32];
-    std::snprintf(real, sizeof(real), "%.9g", real_);
-    message += text_ != nullptr ? text_ : is_real_ ? real : std::to_string(number_);
+  MHLA_ONCE_A_CALL void append_to(std::string& message) const {
+    char number[32];
+    if (kind_ == Kind::number) std::snprintf(number, sizeof(number), "%lld", number_);
+    if (kind_ == Kind::real) std::snprintf(number, sizeof(number), "%.9g", real_);
+    message += kind_ == Kind::text ? text_ : number;
   }
 
  private:
-  const char* text_ = nullptr;
-  long long number_ = 0;
-  double real_ = 0;
-  bool is_real_ = false;
+  enum class Kind { text, number, real } kind_;
+  union {
+    const char* text_;
+    long long number_;
+    double real_;
+  };
 };
 /// \endcond
 
@@ -45,11 +49,12 @@ class MHLA_EXCEPTION Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
   /// The message, joined from text and numbers: `Error("axis ", name, " is ", extent)`.
   template <class... Parts>
-  Error(MessagePart first, MessagePart second, const Parts&... more)
-      : runtime_error(joined({first, second, MessagePart(more)...})) {}
+  Error(MessagePart first, MessagePart second, Parts... more)
+      : Error(std::initializer_list<MessagePart>{first, second, MessagePart(more)...}) {}
 
  private:
-  MHLA_OUT_OF_LINE static std::string joined(std::initializer_list<MessagePart> parts) {
+  MHLA_ONCE_A_CALL Error(std::initializer_list<MessagePart> parts) : runtime_error(joined(parts)) {}
+  MHLA_ONCE_A_CALL static std::string joined(std::initializer_list<MessagePart> parts) {
     std::string message;
     for (const MessagePart& part : parts) part.append_to(message);
     return message;

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <type_traits>
@@ -19,21 +18,23 @@ using Index = std::ptrdiff_t;
 
 /// \cond INTERNAL
 // Throws that "a sign b" does not fit an Index.
-[[gnu::__noreturn__]] MHLA_OUT_OF_LINE inline void throw_overflow(Index a, const char* sign,
+[[gnu::__noreturn__]] MHLA_ONCE_A_CALL inline void throw_overflow(Index a, const char* sign,
                                                                   Index b) {
   throw ShapeError("mhla: a size overflows 64 bits: ", a, sign, b);
 }
 
 // a * b for sizes; throws ShapeError if the product does not fit an Index.
 constexpr Index checked_mul(Index a, Index b) {
-  if (a != 0 && b > (std::numeric_limits<Index>::max)() / a) throw_overflow(a, " * ", b);
-  return a * b;
+  Index product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) throw_overflow(a, " * ", b);
+  return product;
 }
 
 // a + b for sizes; throws ShapeError if the sum does not fit an Index.
 constexpr Index checked_add(Index a, Index b) {
-  if (b > (std::numeric_limits<Index>::max)() - a) throw_overflow(a, " + ", b);
-  return a + b;
+  Index sum = 0;
+  if (__builtin_add_overflow(a, b, &sum)) throw_overflow(a, " + ", b);
+  return sum;
 }
 
 // a * b for sizes, or the largest Index if it does not fit: for device code, which cannot throw.

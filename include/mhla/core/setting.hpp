@@ -15,16 +15,16 @@ inline constexpr double smallest_setting = 0x1p-126;
 inline constexpr double largest_setting = 0x1.fffffep127;
 
 // Comparisons with NaN are false, so that these checks refuse it.
-MHLA_OUT_OF_LINE inline void require_not_negative(const char* member, double value) {
+MHLA_ONCE_A_CALL inline void require_not_negative(const char* member, double value) {
   if (value >= 0 && value <= largest_setting) return;
   throw ShapeError("mhla: ", member, " is ", value,
                    " but must be at least 0, and finite as a float");
 }
-MHLA_OUT_OF_LINE inline void require_positive(const char* member, double value) {
+MHLA_ONCE_A_CALL inline void require_positive(const char* member, double value) {
   if (value >= smallest_setting && value <= largest_setting) return;
   throw ShapeError("mhla: ", member, " is ", value, " but must be positive, and finite as a float");
 }
-MHLA_OUT_OF_LINE inline void require_at_least(const char* member, Index value, Index least) {
+MHLA_ONCE_A_CALL inline void require_at_least(const char* member, Index value, Index least) {
   if (value >= least) return;
   throw ShapeError("mhla: ", member, " is ", value, " but must be at least ", least);
 }

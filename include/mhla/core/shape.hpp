@@ -49,7 +49,7 @@ struct Shape {
 
 /// \cond INTERNAL
 // Throws the one form that every shape error has: argument, axis, got, expected, rule.
-[[gnu::__noreturn__]] MHLA_OUT_OF_LINE inline void throw_shape_error(const char* argument,
+[[gnu::__noreturn__]] MHLA_ONCE_A_CALL inline void throw_shape_error(const char* argument,
                                                                      const char* axis, Index got,
                                                                      Index expected,
                                                                      const char* rule) {
@@ -78,7 +78,7 @@ struct NamedExtent {
 
 // Throws if an extent is negative or the tensor has more than max_elements: after this check, no
 // product of its extents overflows, in any order.
-MHLA_OUT_OF_LINE inline void require_tensor(const char* argument,
+MHLA_ONCE_A_CALL inline void require_tensor(const char* argument,
                                             std::initializer_list<NamedExtent> extents) {
   Index elements = 1;
   for (const auto& [axis, extent] : extents) {
@@ -102,7 +102,7 @@ void require_tensor(const char* argument, const TensorView<T, 3>& mix) {
 
 // Throws unless `view` has the extents of a tensor [batch, heads, tokens, dim].
 template <class T>
-MHLA_OUT_OF_LINE void require_extents(const TensorView<T, 4>& view, const char* argument,
+MHLA_ONCE_A_CALL void require_extents(const TensorView<T, 4>& view, const char* argument,
                                       Index batch, Index heads, Index tokens, Index dim,
                                       const char* rule) {
   require_extent(argument, "batch", view.extent[0], batch, rule);
@@ -112,7 +112,7 @@ MHLA_OUT_OF_LINE void require_extents(const TensorView<T, 4>& view, const char* 
 }
 
 // Throws unless tensors can have the extents of a shape.
-inline void require_tensors(const Shape& shape) {
+MHLA_ONCE_A_CALL inline void require_tensors(const Shape& shape) {
   const NamedExtent batch{"batch", shape.batch};
   const NamedExtent key_dim{"key_dim", shape.key_dim};
   const NamedExtent key_tokens{"tokens", shape.key_tokens};
@@ -151,7 +151,7 @@ requires(MixRank == 3 || MixRank == 2) Shape
 
 /// \cond INTERNAL
 // Throws unless the extents are a legal call by themselves, whatever the variant.
-inline void require_consistent(const Shape& shape) {
+MHLA_ONCE_A_CALL inline void require_consistent(const Shape& shape) {
   require_tensors(shape);
   const auto require_countable = [&](const char* argument, Index tokens) {
     if (!shape.empty() && tokens > max_call_tokens / shape.batch)

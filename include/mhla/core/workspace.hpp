@@ -124,7 +124,7 @@ class Arena {
 
 // Throws WorkspaceError unless `workspace` holds `bytes` bytes at an aligned address; `rule` says
 // how many that is.
-inline void require_workspace(
+MHLA_ONCE_A_CALL inline void require_workspace(
     WorkspaceView workspace, Index bytes, const char* function,
     const char* rule = "forward_workspace_size and backward_workspace_size say how many it takes") {
   if (workspace.size < bytes)

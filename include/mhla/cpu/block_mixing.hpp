@@ -22,7 +22,7 @@ namespace cpu {
 /// mixed [rows, width] = mixing [rows, key blocks] summaries [key blocks, width].
 template <class A>
 void mix(const Panel<const A>& mixing, const Panel<const A>& summaries, const Panel<A>& mixed) {
-  mix_rows(mixed, mixing, false, summaries, Into::overwrite, Terms::all);
+  mix_rows(mixed, mixing, false, summaries, Into::overwrite);
 }
 
 /// The same for query blocks [first, first + rows) and key blocks b <= i - lag.
@@ -38,7 +38,7 @@ void mix_past(const Panel<const A>& mixing, Index first, Index lag, const Panel<
 template <class A>
 void mix_summary_gradient(const Panel<const A>& mixing, Index first,
                           const Panel<const A>& grad_mixed, const Panel<A>& grad, Into into) {
-  mix_rows(grad, mixing.col_range(first, grad.rows), true, grad_mixed, into, Terms::all);
+  mix_rows(grad, mixing.col_range(first, grad.rows), true, grad_mixed, into);
 }
 
 /// The adjoint of `mix_past` in the summaries: dS_b (+)= sum over i >= b + lag of m_ib dS~_i. Of a

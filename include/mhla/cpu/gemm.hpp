@@ -133,18 +133,34 @@ void transpose(const Panel<T>& result, const Panel<const std::type_identity_t<T>
   product_tiles<T>().transpose(a.rows, a.cols, a.data, a.stride, result.data, result.stride);
 }
 
-/// result (+)= weights b, or weights^T b, for rows of b that exceed the caches, and for triangles:
-/// rows of b without a weight are not read.
+template <class T>
+Product<T> mixing_product(const Panel<T>& result, const Panel<const T>& weights, bool transposed,
+                          const Panel<const T>& b, Into into) {
+  return {result.rows,      result.cols,      transposed ? weights.rows : weights.cols,
+          weights.placed(), transposed,       b.placed(),
+          result.placed(),  into == Into::add};
+}
+
+/// result (+)= weights b, or weights^T b, for rows of b that exceed the caches.
+template <class T>
+MHLA_OUT_OF_LINE void mix_rows(const Panel<T>& result,
+                               const Panel<const std::type_identity_t<T>>& weights, bool transposed,
+                               const Panel<const std::type_identity_t<T>>& b, Into into) {
+  multiply_panels<T>(product_tiles<T>(), mixing_product<T>(result, weights, transposed, b, into),
+                     Terms::all, nullptr);
+}
+
+/// The same for triangles, too: rows of b without a weight are not read.
 template <class T>
 MHLA_OUT_OF_LINE void mix_rows(const Panel<T>& result,
                                const Panel<const std::type_identity_t<T>>& weights, bool transposed,
                                const Panel<const std::type_identity_t<T>>& b, Into into,
                                Terms terms) {
-  const Product<T> product{
-      result.rows,      result.cols,      transposed ? weights.rows : weights.cols,
-      weights.placed(), transposed,       b.placed(),
-      result.placed(),  into == Into::add};
-  multiply_panels(product_tiles<T>(), product, terms);
+  if (terms == Terms::all) return mix_rows<T>(result, weights, transposed, b, into);
+  TriangleKernel<T>* triangle = nullptr;
+  with_kernels<T>([&](auto kernels) { triangle = kernels.triangle; });
+  multiply_panels<T>(product_tiles<T>(), mixing_product<T>(result, weights, transposed, b, into),
+                     terms, triangle);
 }
 
 /// result_r = <a_r, b_r>, row by row

@@ -22,6 +22,8 @@
   prefix template void multiply_right_transposed<T>(const Panel<T>&, const Panel<const T>&, \
                                                     const Panel<const T>&, Into, Index);    \
   prefix template void mix_rows<T>(const Panel<T>&, const Panel<const T>&, bool,            \
+                                   const Panel<const T>&, Into);                            \
+  prefix template void mix_rows<T>(const Panel<T>&, const Panel<const T>&, bool,            \
                                    const Panel<const T>&, Into, Terms);                     \
   prefix template void row_products<T>(const Span<T>&, const Panel<const T>&,               \
                                        const Panel<const T>&);                              \

@@ -27,15 +27,14 @@ struct Needs {
   bool own_tiles;  // of causal queries
   bool rotation;
   bool backward;
-  bool pairs;  // Precision::fast
-  bool sums;   // S, and dS~ of a backward pass: otherwise they are the caller's
+  bool sums;  // S, and dS~ of a backward pass: otherwise they are the caller's
   // Of a structured mixing's work array, and of its list; 0 of a dense one.
   Index mixing_rows;
   Index mixing_products;
 
   bool factored() const { return mixing_products > 0; }
   /// Whether a unit may also need memory for the exact pass (pairs/centers.hpp).
-  bool may_be_exact() const { return !pairs || (backward && normalizer()); }
+  bool may_be_exact(bool in_pairs) const { return !in_pairs || (backward && normalizer()); }
   bool normalizer() const { return mixed_key_sums || mixed_products; }
 };
 
@@ -54,7 +53,7 @@ struct OwnTileScratch {
   Span<A> grad_running;    // [matrices, feature_dim]: w
 
   OwnTileScratch() = default;
-  OwnTileScratch(Arena& arena, const Extents& e, const Needs& needs) {
+  MHLA_ONCE_A_CALL OwnTileScratch(Arena& arena, const Extents& e, const Needs& needs) {
     if (!needs.own_tiles) return;
     const Index features_size = checked_mul(e.tile_tokens, e.feature_dim);
     const Index values_size = checked_mul(e.tile_tokens, e.value_dim);
@@ -72,7 +71,8 @@ struct OwnTileScratch {
   }
 };
 
-/// Panels of one tile and one group of rows; one for every slot.
+/// Panels of one tile and one group of rows; one for every slot. Here and below `in_pairs` is a
+/// bool, or std::false_type where a call never multiplies pairs: memory for them is not compiled.
 template <class A>
 struct SlotScratch {
   Span<A> features;           // [tile tokens, feature_dim]: phi
@@ -94,7 +94,9 @@ struct SlotScratch {
   PairScratch pairs;
 
   SlotScratch() = default;
-  SlotScratch(Arena& arena, const Extents& e, Index key_dim, Index group_rows, const Needs& needs)
+  template <class InPairs>
+  MHLA_ONCE_A_CALL SlotScratch(Arena& arena, const Extents& e, Index key_dim, Index group_rows,
+                               const Needs& needs, InPairs in_pairs)
       : own(arena, e, needs) {
     features = arena.take<A>(checked_mul(e.tile_tokens, e.feature_dim));
     rotated = needs.rotation ? arena.take<A>(features.size) : features;
@@ -106,9 +108,9 @@ struct SlotScratch {
     denominators = arena.take<A>(needs.normalizer() ? e.tile_tokens : 0);
     inverses = arena.take<A>(denominators.size);
     grad_denominators = arena.take<A>(needs.normalizer() && needs.backward ? e.tile_tokens : 0);
-    mixed_summaries =
-        arena.take<A>(needs.may_be_exact() ? checked_mul(group_rows, e.summary_stride()) : 0);
-    if (needs.pairs) pairs = PairScratch(arena, e, group_rows, needs.own_tiles, needs.backward);
+    mixed_summaries = arena.take<A>(
+        needs.may_be_exact(in_pairs) ? checked_mul(group_rows, e.summary_stride()) : 0);
+    if (in_pairs) pairs = PairScratch(arena, e, group_rows, needs.own_tiles, needs.backward);
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
     const Index columns = (std::min)(e.key_blocks, matrix_gradient_cols(e.key_blocks));
@@ -160,7 +162,8 @@ struct SummaryRows {
 template <class A>
 struct UnitMemory {
   Span<A> summaries;  // [key blocks] of SummaryRows: S, then z
-  // Instead of S and of dS~, if Needs::pairs, of PairedSummaries; and whether each pair is finite:
+  // Instead of S and of dS~, with Precision::fast, of PairedSummaries; and whether each pair is
+  // finite:
   Span<Pair> paired_summaries;   // [pairs of key blocks]
   Span<Pair> paired_gradients;   // [matrices, pairs of query blocks]
   Span<Pair> finite_summaries;   // [pairs of key blocks]
@@ -181,14 +184,16 @@ struct UnitMemory {
   Span<A> grad_key_sums;  // [key blocks, feature_dim]: dz
 
   UnitMemory() = default;
-  UnitMemory(Arena& arena, const Extents& e, const Needs& needs) {
+  template <class InPairs>
+  MHLA_ONCE_A_CALL UnitMemory(Arena& arena, const Extents& e, const Needs& needs,
+                              InPairs in_pairs) {
     const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));
-    if (needs.may_be_exact() && needs.sums) {
+    if (needs.may_be_exact(in_pairs) && needs.sums) {
       summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
-    } else if (needs.pairs) {
+    } else if (in_pairs) {
       summaries = arena.take<A>(needs.normalizer() ? checked_mul(e.key_blocks, e.feature_dim) : 0);
     }
-    if (needs.pairs) {
+    if (in_pairs) {
       const SummaryShape shape = paired_summary(e, needs.backward);
       paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
       finite_summaries = arena.take<Pair>(pairs_of(e.key_blocks));
@@ -208,7 +213,7 @@ struct UnitMemory {
     } else if (needs.backward && needs.sums) {
       const Index rows = checked_mul(e.matrices, e.query_blocks);
       grad_mixed_summaries =
-          arena.take<A>(needs.may_be_exact() ? checked_mul(rows, e.summary_stride()) : 0);
+          arena.take<A>(needs.may_be_exact(in_pairs) ? checked_mul(rows, e.summary_stride()) : 0);
       grad_mixed_key_sums =
           arena.take<A>(needs.mixed_key_sums ? checked_mul(rows, e.feature_dim) : 0);
     }

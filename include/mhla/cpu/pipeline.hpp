@@ -49,9 +49,9 @@ struct ForwardPlan {
   Index parts;    // of the value columns of a head
   Plan<L, A> plan;
 
-  template <class V>
-  ForwardPlan(Arena& arena, const V& attention, const Problem& problem, const ExecutorRef& executor,
-              bool in_pairs)
+  template <class V, class InPairs>
+  MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
+                               const ExecutorRef& executor, InPairs in_pairs)
       : whole(problem, max_tokens_of_tile<L>),
         parts(value_parts<L>(problem, heads(problem), executor.num_slots())),
         plan(arena, attention, value_columns(problem, problem.shape.value_dim / parts), executor,
@@ -72,9 +72,9 @@ struct BackwardPlan {
   Plan<L, A> plan;
   Span<A> grad_mixing;  // [sequence groups, kv_heads, matrices, elements of a matrix]
 
-  template <class V>
-  BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
-               const ExecutorRef& executor, bool in_pairs)
+  template <class V, class InPairs>
+  MHLA_ONCE_A_CALL BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
+                                const ExecutorRef& executor, InPairs in_pairs)
       : partials(partial_sums(attention, problem)),
         plan(arena, attention, problem, executor, partials.count(), true, in_pairs),
         grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
@@ -94,13 +94,18 @@ struct BackwardPlan {
 };
 
 /// Whether a call with tensors of T multiplies bfloat16 in pairs. Not if its heads have so few
-/// features or values that rounding errors do not average out.
+/// features or values that rounding errors do not average out. std::false_type if T or the variant
+/// rules it out.
 template <class T, class V>
-bool multiplies_pairs(const V& attention, const Problem& problem) {
-  constexpr Index few = 32;
-  return std::is_same_v<T, BFloat16> && !factors_mixing<V> &&
-         attention.precision == Precision::fast && has_pair_products() &&
-         problem.feature_dim >= few && problem.shape.value_dim >= few;
+auto multiplies_pairs([[maybe_unused]] const V& attention,
+                      [[maybe_unused]] const Problem& problem) {
+  if constexpr (!std::is_same_v<T, BFloat16> || factors_mixing<V>) {
+    return std::false_type{};
+  } else {
+    constexpr Index few = 32;
+    return attention.precision == Precision::fast && has_pair_products() &&
+           problem.feature_dim >= few && problem.shape.value_dim >= few;
+  }
 }
 
 /// Whether a variant's backward pass can be rounded. Rounding shows where differences are formed:
@@ -116,17 +121,15 @@ inline constexpr bool rounds_backward =
 /// Whether a call's backward pass multiplies bfloat16 in pairs. With a normalizer, numerators and
 /// denominators must have the same features (no rotation), and phi(0) must be close to 0.
 template <class T, class V>
-bool multiplies_pairs_backward(const V& attention, const Problem& problem) {
-  if (!multiplies_pairs<T>(attention, problem)) return false;
-  if constexpr (!rounds_backward<LoweredOf<V>>) {
-    return false;
-  } else if constexpr (!normalizes<V>) {
-    return true;
-  } else if constexpr (rotates<V>) {
-    return false;
+auto multiplies_pairs_backward(const V& attention, const Problem& problem) {
+  constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
+  if constexpr (!rounds_backward<LoweredOf<V>> || (normalizes<V> && rotates<V>)) {
+    return std::false_type{};
+  } else if constexpr (!std::is_same_v<T, BFloat16> || !normalizes<V>) {
+    return multiplies_pairs<T>(attention, problem);
   } else {
-    constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
-    return (std::abs)(value_of(attention.feature_map, 0.0f)) < least;
+    return multiplies_pairs<T>(attention, problem) &&
+           (std::abs)(value_of(attention.feature_map, 0.0f)) < least;
   }
 }
 
@@ -403,7 +406,8 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
 /// tensors of T, Eigen::bfloat16 and Eigen::half included: exact. Allocates nothing.
 /// \throws ShapeError if attention and shape do not fit.
 template <StorageScalar T, AttentionVariant V, Executor E>
-Index forward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
+MHLA_ONCE_A_CALL Index forward_workspace_size(const V& attention, const Shape& shape,
+                                              const E& executor) {
   const Problem problem = checked_problem(attention, shape);
   Arena arena;
   if (!shape.empty())
@@ -416,7 +420,8 @@ Index forward_workspace_size(const V& attention, const Shape& shape, const E& ex
 /// are wanted: exact. Allocates nothing.
 /// \throws ShapeError if attention and shape do not fit.
 template <StorageScalar T, AttentionVariant V, Executor E>
-Index backward_workspace_size(const V& attention, const Shape& shape, const E& executor) {
+MHLA_ONCE_A_CALL Index backward_workspace_size(const V& attention, const Shape& shape,
+                                               const E& executor) {
   const Problem problem = checked_problem(attention, shape);
   Arena arena;
   if (!shape.empty())
@@ -475,9 +480,9 @@ void forward_into(const V& attention, const E& executor,
     return;
   }
   Arena arena(workspace);
-  cpu::ForwardPlan<cpu::LoweredOf<V>, A> forward(arena, attention, problem, executor,
-                                                 cpu::multiplies_pairs<T>(attention, problem));
-  forward.plan.pack_mixing(mix);
+  const auto in_pairs = cpu::multiplies_pairs<T>(attention, problem);
+  cpu::ForwardPlan<cpu::LoweredOf<V>, A> forward(arena, attention, problem, executor, in_pairs);
+  forward.plan.pack_mixing(mix, in_pairs);
   cpu::run_forward(
       cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), forward.plan, q, k, v, mix}, y,
       forward, saved, executor);
@@ -526,7 +531,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
   Span<const A> kept;
   if (saved != nullptr)
     kept = saved->summaries(shape, fingerprint_of<T>(attention, problem, Borrowed::contents));
-  const bool in_pairs = cpu::multiplies_pairs_backward<T>(attention, problem);
+  const auto in_pairs = cpu::multiplies_pairs_backward<T>(attention, problem);
   if (cpu::multiplies_pairs<T>(attention, problem) && (!in_pairs || normalizes<cpu::LoweredOf<V>>))
     kept = {};  // the forward pass rounded them
   require_workspace(workspace, backward_workspace_size<T>(attention, shape, executor),
@@ -542,7 +547,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
   }
   Arena arena(workspace);
   cpu::BackwardPlan<cpu::LoweredOf<V>, A> backward(arena, attention, problem, executor, in_pairs);
-  backward.plan.pack_mixing(mix);
+  backward.plan.pack_mixing(mix, in_pairs);
   const cpu::Operands<cpu::LoweredOf<V>, T> operands{
       cpu::lower(attention), backward.plan, q, k, v, mix};
   const cpu::BackwardRequest<cpu::LoweredOf<V>, T> request{dy, gradients, update};

@@ -84,10 +84,12 @@ struct Plan {
   // all slots share one unit at a time.
   bool whole_units;
 
-  /// `concurrent` is the number of tasks that could run at once without sharing a unit.
-  template <class V>
-  Plan(Arena& arena, const V& attention, const Problem& checked, const ExecutorRef& executor,
-       Index concurrent, bool backward, bool in_pairs)
+  /// `concurrent` is the number of tasks that could run at once without sharing a unit; `in_pairs`
+  /// as in SlotScratch.
+  template <class V, class InPairs>
+  MHLA_ONCE_A_CALL Plan(Arena& arena, const V& attention, const Problem& checked,
+                        const ExecutorRef& executor, Index concurrent, bool backward,
+                        InPairs in_pairs)
       : problem(checked),
         extents(checked, max_tokens_of_tile<L>),
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>)),
@@ -102,7 +104,7 @@ struct Plan {
     transposes_pairs = backward;
     constexpr Index few_blocks = 16;
     mixing_parts = (std::min)(problem.query_blocks, problem.key_blocks) < few_blocks ? 2 : 1;
-    if (pairs) {
+    if (in_pairs) {
       const Index matrices = checked_mul(mixing_parts, shape.mix_heads);
       const auto size = [&](Index rows, Index cols) {
         return checked_mul(matrices, checked_mul(rows, pairs_of(cols)));
@@ -118,7 +120,6 @@ struct Plan {
                       masks_own_block<L>,
                       rotation.rotates(),
                       backward,
-                      pairs,
                       !problem.stage || problem.stage == Stage::read_out_gradient ||
                           problem.stage == Stage::advance_gradient,
                       mixes ? structure.num_rows() : 0,
@@ -134,12 +135,12 @@ struct Plan {
       group_rows = 0;
     scratch = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
-      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs);
+      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs, in_pairs);
       if (!arena.measures()) scratch[s] = slot;
     }
     units = arena.take<UnitMemory<A>>(whole_units ? num_slots : 1);
     for (Index u = 0; u < units.size; ++u) {
-      const UnitMemory<A> unit(arena, extents, needs);
+      const UnitMemory<A> unit(arena, extents, needs, in_pairs);
       if (!arena.measures()) units[u] = unit;
     }
   }
@@ -171,7 +172,9 @@ struct Plan {
   }
 
   /// Copies the leading corner of `mix`, whatever its strides, or the coefficients that it makes.
-  void pack_mixing(const TensorView<const A, 3>& mix) {
+  /// `in_pairs` is the constructor's.
+  template <class InPairs>
+  void pack_mixing(const TensorView<const A, 3>& mix, InPairs in_pairs) {
     if constexpr (factors_mixing<L>) {
       for (Index h = 0; h < problem.shape.mix_heads; ++h)
         structure.coefficients(matrix_view(mix, h), {mixing.data + h * matrix_size, matrix_size});
@@ -182,7 +185,7 @@ struct Plan {
         for (Index b = 0; b < problem.key_blocks; ++b)
           mixing[(h * problem.query_blocks + i) * problem.key_blocks + b] = mix(h, i, b);
     if constexpr (std::is_same_v<A, float>) {
-      if (pairs) pack_paired_mixing();
+      if (in_pairs) pack_paired_mixing();
     }
   }
 

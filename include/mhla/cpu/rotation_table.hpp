@@ -34,6 +34,8 @@ struct RotationTable {
   };
   RotationPairs layout{0, 0};
   Axis axis[3];
+  // turn, null without a rotation: calls without one do not compile its kernels.
+  void (RotationTable::*turn_rows)(const Panel<A>&, const Index (&)[3], Turn) const = nullptr;
 
   bool rotates() const { return layout.step != 0; }
   bool neighbours() const { return layout.step == 2 && layout.gap == 1; }
@@ -127,6 +129,7 @@ RotationTable<A> rotation_table(Arena& arena, const Rotation& rotation, int rank
   RotationTable<A> table;
   if constexpr (!std::is_same_v<Rotation, NoRotation>) {
     table.layout = rotation.pairs(feature_dim);
+    table.turn_rows = &RotationTable<A>::turn;
     const bool neighbours = table.neighbours();
     // Columns begin and end at boundaries of the longest vectors, if rows do.
     constexpr Index longest = 16;

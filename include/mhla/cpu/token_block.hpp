@@ -154,7 +154,7 @@ template <class A>
 MHLA_OUT_OF_LINE void rotate_rows(const RotationTable<A>& rotation, const BlockTable& table,
                                   const TokenTile& tile, const Panel<A>& rows, Turn turn) {
   for_each_run(table, tile, [&](const TokenRun& run, Index row) {
-    rotation.turn(rows.row_range(row, run.count), run.coordinate, turn);
+    (rotation.*rotation.turn_rows)(rows.row_range(row, run.count), run.coordinate, turn);
   });
 }
 

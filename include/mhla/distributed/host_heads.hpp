@@ -109,7 +109,7 @@ class HostHeads {
       return cpu::Operands<L, T>{cpu::lower(attention_), plan->plan, x.q, x.k, x.v, x.mix};
     };
     if (plan) {
-      plan->plan.pack_mixing(x.mix);
+      plan->plan.pack_mixing(x.mix, cpu::multiplies_pairs_backward<T>(attention_, own_));
       cpu::run_backward(operands(), request, *plan, {}, executor);
       if constexpr (requires { attention_.masks; }) {
         cpu::clear_masked(attention_.masks.query, gradients.query.view);

@@ -211,8 +211,8 @@ concept BlockGeometry = std::is_trivially_copyable_v<G> &&
 
 /// \cond INTERNAL
 // Throws ShapeError unless the grid of a geometry of `rank` axes holds a tensor's `tokens`.
-inline void require_grid(const Grid& grid, int rank, Index tokens, const char* member,
-                         const char* tensor) {
+MHLA_ONCE_A_CALL inline void require_grid(const Grid& grid, int rank, Index tokens,
+                                          const char* member, const char* tensor) {
   for (int axis = 0; axis < 3 - rank; ++axis)
     if (grid.extent[axis] != 1 || grid.block[axis] != 1)
       throw ShapeError("mhla: ", member, ": leading axis ", axis, " of the grid has ",

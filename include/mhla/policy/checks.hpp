@@ -27,7 +27,7 @@ MHLA_NAMESPACE_BEGIN
 class CudaDevice;
 
 // Outside the templates below, so that the message is compiled once.
-MHLA_OUT_OF_LINE inline void require_aligned(const void* data, std::size_t alignment,
+MHLA_ONCE_A_CALL inline void require_aligned(const void* data, std::size_t alignment,
                                              const char* name) {
   if (reinterpret_cast<std::uintptr_t>(data) % alignment != 0)
     throw ShapeError("mhla: ", name, ": the address is not a multiple of ", alignment,
@@ -36,7 +36,7 @@ MHLA_OUT_OF_LINE inline void require_aligned(const void* data, std::size_t align
 
 /// Throws if a non-empty tensor is not aligned to its elements.
 template <class T, int Rank>
-MHLA_OUT_OF_LINE void require_aligned(const TensorView<T, Rank>& tensor, const char* name) {
+MHLA_ONCE_A_CALL void require_aligned(const TensorView<T, Rank>& tensor, const char* name) {
   if (tensor.size() > 0) require_aligned(tensor.data, alignof(T), name);
 }
 
@@ -44,12 +44,12 @@ MHLA_OUT_OF_LINE void require_aligned(const TensorView<T, Rank>& tensor, const c
 class Footprint {
  public:
   template <class T, int Rank>
-  MHLA_OUT_OF_LINE void writes(const TensorView<T, Rank>& tensor, const char* name) {
+  MHLA_ONCE_A_CALL void writes(const TensorView<T, Rank>& tensor, const char* name) {
     reads(tensor, name);
     results_ = count_;
   }
   template <class T, int Rank>
-  MHLA_OUT_OF_LINE void reads(const TensorView<T, Rank>& tensor, const char* name) {
+  MHLA_ONCE_A_CALL void reads(const TensorView<T, Rank>& tensor, const char* name) {
     pieces_[count_++] = {overlap::strided(tensor), name, false};
   }
 
@@ -69,7 +69,7 @@ class Footprint {
 
   /// Throws ShapeError unless all results can be written: every element distinct, none shared with
   /// another piece.
-  MHLA_OUT_OF_LINE void require_results() const {
+  MHLA_ONCE_A_CALL void require_results() const {
     for (int i = 0; i < results_; ++i) {
       const auto& [view, name, on_host] = pieces_[i];
       if (!overlap::is_injective(view))
@@ -84,7 +84,7 @@ class Footprint {
 
   /// Throws ShapeError, of scratch memory WorkspaceError, if a piece has elements but no address.
   /// (On a GPU the backend says so.)
-  MHLA_OUT_OF_LINE void require_addresses() const {
+  MHLA_ONCE_A_CALL void require_addresses() const {
     for (int i = 0; i < count_; ++i) {
       const auto& [view, name, on_host] = pieces_[i];
       if (view.size == 0 || view.data != nullptr) continue;
@@ -95,7 +95,7 @@ class Footprint {
   }
 
   /// Throws WorkspaceError if `scratch` contains a byte of a piece; it then becomes a piece itself.
-  MHLA_OUT_OF_LINE void require_scratch(WorkspaceView scratch, const char* name) {
+  MHLA_ONCE_A_CALL void require_scratch(WorkspaceView scratch, const char* name) {
     if (scratch_ > count_) scratch_ = count_;
     const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
     if (const char* other = sharing(overlap::strided(bytes), 0))
@@ -112,7 +112,7 @@ class Footprint {
   };
 
   // The name of the first piece, from `first` on, that shares memory with `view`, or null.
-  const char* sharing(const overlap::Strided& view, int first) const {
+  MHLA_ONCE_A_CALL const char* sharing(const overlap::Strided& view, int first) const {
     for (int i = first; i < count_; ++i)
       if (overlap::share_memory(view, pieces_[i].view)) return pieces_[i].name;
     return nullptr;
@@ -144,7 +144,8 @@ struct OperandViews {
 
 /// Throws unless the elements of all operands, and of what the feature map borrows, are aligned.
 template <class V, class T>
-void require_aligned_operands(const V& attention, const OperandViews<T>& operands) {
+MHLA_ONCE_A_CALL void require_aligned_operands(const V& attention,
+                                               const OperandViews<T>& operands) {
   require_aligned(operands.q, "q");
   require_aligned(operands.k, "k");
   require_aligned(operands.v, "v");
@@ -156,8 +157,9 @@ void require_aligned_operands(const V& attention, const OperandViews<T>& operand
 /// Throws unless results and scratch memory can be written: the workspace, and a forward state's
 /// memory if it is the caller's.
 template <class V, class T>
-void require_apart(Footprint& footprint, const V& attention, const OperandViews<T>& operands,
-                   WorkspaceView workspace, WorkspaceView state) {
+MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
+                                    const OperandViews<T>& operands, WorkspaceView workspace,
+                                    WorkspaceView state) {
   footprint.reads(operands.q, "q");
   footprint.reads(operands.k, "k");
   footprint.reads(operands.v, "v");
@@ -204,7 +206,7 @@ Problem checked_forward(const V& attention, const OperandViews<T>& operands,
 
 /// Throws ShapeError unless the wanted gradients have the right extents; returns what they write.
 template <class T>
-MHLA_OUT_OF_LINE Footprint checked_gradients(const Shape& shape,
+MHLA_ONCE_A_CALL Footprint checked_gradients(const Shape& shape,
                                              const GradientViews<T>& gradients) {
   Footprint footprint;
   const auto add = [&](const GradientView<T, 4>& gradient, const char* name, Index heads,

@@ -54,7 +54,7 @@ MixingLayout mixing_layout(const Problem& problem) {
 
 // Checks the numbers of a variant that need no shape. Throws ShapeError.
 template <AttentionVariant A>
-void require_settings(const A& attention) {
+MHLA_ONCE_A_CALL void require_settings(const A& attention) {
   const auto require_valid = [](const auto& policy) {
     if constexpr (requires { policy.require_valid(); }) policy.require_valid();
   };
@@ -67,8 +67,8 @@ void require_settings(const A& attention) {
 
 // The rest of checked_problem, once sequences and grids are known.
 template <AttentionVariant A>
-Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
-                        const Grid& query_grid, const Grid& key_grid) {
+MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
+                                         const Grid& query_grid, const Grid& key_grid) {
   require_settings(attention);
   Problem problem;
   problem.shape = shape;
@@ -127,7 +127,7 @@ Problem checked_problem(const A& attention, const Shape& shape, Index sequences,
 
 /// Throws ShapeError unless `attention` can run on tensors of `shape`.
 template <AttentionVariant A>
-Problem checked_problem(const A& attention, const Shape& shape) {
+MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape) {
   require_consistent(shape);
   const Grid query_grid = checked_grid(attention.blocks, shape.query_tokens, "blocks", "q");
   const Grid key_grid =

@@ -100,7 +100,7 @@ struct Centers {
   static constexpr Index rows_at_once = 16;  // of W~
 
   Centers() = default;
-  Centers(Arena& arena, const Extents& e) {
+  MHLA_ONCE_A_CALL Centers(Arena& arena, const Extents& e) {
     const Index rows = checked_mul(e.matrices, e.query_blocks);
     value = arena.take<float>(e.value_dim);
     paired_value = arena.take<Pair>(pairs_of(e.value_dim));
@@ -171,7 +171,8 @@ struct PairScratch {
   Span<float> own_gradients;        // [matrices, value_dim, feature_dim]: dP^T
 
   PairScratch() = default;
-  PairScratch(Arena& arena, const Extents& e, Index group_rows, bool own_tiles, bool backward) {
+  MHLA_ONCE_A_CALL PairScratch(Arena& arena, const Extents& e, Index group_rows, bool own_tiles,
+                               bool backward) {
     const Index tokens = e.tile_tokens;
     const Index feature_cols = whole_columns(e.feature_dim);
     const Index value_cols = whole_columns(e.value_dim);
