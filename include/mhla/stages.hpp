@@ -132,9 +132,6 @@ class Stages : public StageBlocks<V, T> {
   using StageErrors::workspace_size;
   template <class E>
   static constexpr bool runs_on = Executor<E>;
-  /// \endcond
-
-  /// \cond INTERNAL
   // Throws unless a call's stages can run on an executor and reach its memory.
   template <class E>
   static void require_device(const E&, const Footprint& memory) {

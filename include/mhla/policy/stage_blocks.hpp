@@ -21,7 +21,7 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
-#include <mhla/policy/recurrent_mixing.hpp>
+#include <mhla/policy/stage_errors.hpp>
 #include <mhla/policy/traits.hpp>
 #include <mhla/policy/variant.hpp>
 #include <optional>
@@ -103,18 +103,6 @@ struct HeldBlocks {
   BlockRange queries;
   BlockRange keys;
 };
-
-// Rejects, at compile time, a variant whose stages need more than blocks of their own.
-template <AttentionVariant V>
-struct RequireStages {
-  static_assert(!factors_mixing<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
-                "mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: "
-                "for another structured mixing use DenseMixing, with the matrix that mhla::expand "
-                "makes");
-  static_assert(!mixes_products<V>,
-                "mhla: MixedProduct ties a token to the same offset of every other block, which a "
-                "stage does not have: use MixedKeySum or Unnormalized for Stages");
-};
 /// \endcond
 
 /// What read_out_gradient does with what dq and dmix hold; converts from one Update for both.
@@ -127,85 +115,6 @@ struct QueryUpdate {
   /// One for each.
   constexpr QueryUpdate(Update of_query, Update of_mix) : query(of_query), mix(of_mix) {}
 };
-
-/// \cond INTERNAL
-// Overloads that say why a call of a stage does not compile.
-struct StageErrors {
-  template <class... More>
-  void summarize(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                 AnyArgument = {}, AnyArgument = {}, const More&...) const {
-    static_assert(no_such_call<More...>,
-                  "mhla: call summarize(executor, keys, k, v, summaries, workspace): tensors are "
-                  "views of the scalar of Stages, rows and mix of the type it is accumulated in, "
-                  "results not const; a gradient is left out by mhla::skip");
-  }
-  template <class... More>
-  void read_out(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                AnyArgument = {}, AnyArgument = {}, const More&...) const {
-    static_assert(no_such_call<More...>,
-                  "mhla: call read_out(executor, queries, {q, k, v, mix}, sums, y, workspace): "
-                  "tensors are views of the scalar of Stages, rows and mix of the type it is "
-                  "accumulated in, results not const; a gradient is left out by mhla::skip");
-  }
-  template <class... More>
-  void read_out_gradient(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                         AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                         AnyArgument = {}, const More&...) const {
-    static_assert(no_such_call<More...>,
-                  "mhla: call read_out_gradient(executor, queries, {q, k, v, mix}, sums, dy, "
-                  "{dq, dk, dv, dmix}, update, {mixtures, denominators}, workspace): tensors are "
-                  "views of the scalar of Stages, rows and mix of the type it is accumulated in, "
-                  "results not const; a gradient is left out by mhla::skip");
-  }
-  template <class... More>
-  void mix_gradient(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                    AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) const {
-    static_assert(no_such_call<More...>,
-                  "mhla: call mix_gradient(executor, queries, keys, mix, mixtures, "
-                  "summary_gradients, workspace): tensors are views of the scalar of Stages, "
-                  "rows and mix of the type it is accumulated in, results not const; a gradient "
-                  "is left out by mhla::skip");
-  }
-  template <class... More>
-  void advance(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-               AnyArgument = {}, AnyArgument = {}, const More&...) const {
-    static_assert(no_such_call<More...>,
-                  "mhla: call advance(executor, blocks, mix, sums, behind, workspace), with "
-                  "RecurrentMixing: tensors are views of the scalar of Stages, rows and mix of "
-                  "the type it is accumulated in, results not const; a gradient is left out by "
-                  "mhla::skip");
-  }
-  template <class... More>
-  void advance_gradient(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                        AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                        AnyArgument = {}, AnyArgument = {}, const More&...) const {
-    static_assert(no_such_call<More...>,
-                  "mhla: call advance_gradient(executor, blocks, mix, sums, mixtures, {behind, "
-                  "before}, summary_gradients, dmix, update, workspace), with RecurrentMixing: "
-                  "tensors are views of the scalar of Stages, rows and mix of the type it is "
-                  "accumulated in, results not const; a gradient is left out by mhla::skip");
-  }
-  template <class... More>
-  void summarize_gradient(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                          AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                          AnyArgument = {}, const More&...) const {
-    static_assert(no_such_call<More...>,
-                  "mhla: call summarize_gradient(executor, keys, {q, k, v, mix}, "
-                  "summary_gradients, dy, denominators, {dq, dk, dv, dmix}, update, workspace): "
-                  "tensors are views of the scalar of Stages, rows and mix of the type it is "
-                  "accumulated in, results not const; a gradient is left out by mhla::skip");
-  }
-  template <class... More>
-  Index workspace_size(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                       const More&...) const {
-    static_assert(no_such_call<More...>,
-                  "mhla: call workspace_size(stage, executor, blocks), and for mix_gradient "
-                  "(stage, executor, queries, keys), with an mhla::Stage, an executor, or for "
-                  "CudaStages an mhla::CudaDevice, and mhla::BlockRange");
-    return 0;
-  }
-};
-/// \endcond
 
 /// The blocks of one sequence shape, or of packed sequences, and what their stages leave: what the
 /// stages of every backend have in common.
