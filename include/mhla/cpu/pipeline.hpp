@@ -94,8 +94,8 @@ struct BackwardPlan {
 };
 
 /// Whether a call with tensors of T multiplies bfloat16 in pairs. Not if its heads have so few
-/// features or values that rounding errors do not average out. std::false_type if T or the variant
-/// rules it out.
+/// features or values that rounding errors do not average out, nor under a causality if its blocks
+/// have so few tokens. std::false_type if T or the variant rules it out.
 template <class T, class V>
 auto multiplies_pairs([[maybe_unused]] const V& attention,
                       [[maybe_unused]] const Problem& problem) {
@@ -103,8 +103,10 @@ auto multiplies_pairs([[maybe_unused]] const V& attention,
     return std::false_type{};
   } else {
     constexpr Index few = 32;
+    constexpr Index few_tokens = 4;
     return attention.precision == Precision::fast && has_pair_products() &&
-           problem.feature_dim >= few && problem.shape.value_dim >= few;
+           problem.feature_dim >= few && problem.shape.value_dim >= few &&
+           !(sees_past_only<V> && problem.query_grid.block_tokens() < few_tokens);
   }
 }
 
@@ -118,14 +120,19 @@ inline constexpr bool rounds_backward =
     ElementwiseFeatureMap<typename L::FeatureMapType> && !mixes_products<L> && !factors_mixing<L> &&
     !(normalizes<L> && sees_past_only<L>);
 
-/// Whether a call's backward pass multiplies bfloat16 in pairs. With a normalizer, numerators and
-/// denominators must have the same features (no rotation), and phi(0) must be close to 0.
+/// Whether a call's backward pass multiplies bfloat16 in pairs. Not with so few blocks that
+/// rounding errors of dmix do not average out. With a normalizer, numerators and denominators must
+/// have the same features (no rotation), and phi(0) must be close to 0.
 template <class T, class V>
 auto multiplies_pairs_backward(const V& attention, const Problem& problem) {
+  constexpr Index few = 4;
   constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
-  if constexpr (!rounds_backward<LoweredOf<V>> || (normalizes<V> && rotates<V>)) {
+  if constexpr (!std::is_same_v<T, BFloat16> || !rounds_backward<LoweredOf<V>> ||
+                (normalizes<V> && rotates<V>)) {
     return std::false_type{};
-  } else if constexpr (!std::is_same_v<T, BFloat16> || !normalizes<V>) {
+  } else if ((std::min)(problem.query_blocks, problem.key_blocks) < few) {
+    return false;
+  } else if constexpr (!normalizes<V>) {
     return multiplies_pairs<T>(attention, problem);
   } else {
     return multiplies_pairs<T>(attention, problem) &&
@@ -305,25 +312,30 @@ void take_up_summaries(const Unit<A>& unit, const SummaryRows<const A>& saved,
   });
 }
 
-/// One sequence and kv head of a backward call with Precision::fast. Returns false, and writes no
-/// gradient, where rounding would show.
+/// One sequence and kv head of a backward call with Precision::fast. Returns which gradients are
+/// left to the exact pass, since rounding would show.
 template <class L>
-bool backward_in_pairs(const Operands<L, BFloat16>& operands,
-                       const BackwardRequest<L, BFloat16>& request, const Unit<float>& unit,
-                       const float* saved, float* grad_mixing, const ExecutorRef& loop) {
-  const Centers* centers = nullptr;
-  if constexpr (normalizes<L>) {
-    const pairs::Rounding rounding = pairs::center_unit(operands, unit, loop);
-    if (rounding == pairs::Rounding::nothing) return false;
-    if (rounding == pairs::Rounding::centered) centers = &unit.memory.centers;
-  }
+BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& operands,
+                                               const BackwardRequest<L, BFloat16>& request,
+                                               const Unit<float>& unit, const float* saved,
+                                               float* grad_mixing, const ExecutorRef& loop) {
+  const pairs::Rounding rounding = pairs::center_unit(operands, unit, loop);
+  const Centers* const centers =
+      rounding == pairs::Rounding::centered ? &unit.memory.centers : nullptr;
+  BackwardRequest<L, BFloat16> here = request;
+  BackwardRequest<L, BFloat16> left = request;
+  (rounding == pairs::Rounding::nothing ? here : left).gradients = {skip, skip, skip, skip};
+  // Under a causality later tokens, of which the choice is, must not show in dq.
+  if (sees_past_only<L>) here.gradients.query = request.gradients.query;
+  if (sees_past_only<L>) left.gradients.query = skip;
+  if (!here.query() && !here.mixed_summaries()) return left;
   if (saved == nullptr) {
     pairs::summarize_unit(operands, unit, centers, {}, loop);
   } else {
     pairs::take_up_summaries(operands.plan, unit, saved, loop);
   }
-  pairs::backward_unit(operands, request, unit, centers, grad_mixing, loop);
-  return true;
+  pairs::backward_unit(operands, here, unit, centers, grad_mixing, loop);
+  return left;
 }
 
 /// Calls run_unit(sequence, kv_head, memory, partial sum of dmix, loop) for all units of a backward
@@ -375,14 +387,16 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
   const Index saved_size = saved.size == 0 ? 0 : saved.size / (plan.problem.sequences * kv_heads);
   const auto run = [&](Index s, Index kv_head, const UnitMemory<A>& memory, A* grad_mixing,
                        const ExecutorRef& loop) {
-    const A* const kept =
-        saved.size == 0 ? nullptr : saved.data + (s * kv_heads + kv_head) * saved_size;
+    const A* kept = saved.size == 0 ? nullptr : saved.data + (s * kv_heads + kv_head) * saved_size;
+    BackwardRequest<L, T> left = request;
     if constexpr (std::is_same_v<T, BFloat16> && rounds_backward<L>) {
-      if (plan.pairs &&
-          backward_in_pairs(operands, request,
-                            unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed), kept,
-                            grad_mixing, loop))
-        return;
+      if (plan.pairs) {
+        left = backward_in_pairs(operands, request,
+                                 unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed),
+                                 kept, grad_mixing, loop);
+        if (!left.query() && !left.mixed_summaries()) return;
+        kept = nullptr;  // rounded
+      }
     }
     const Unit<A> unit =
         unit_of(plan, s, kv_head, memory, memory.summaries.data, Orientation::transposed);
@@ -392,7 +406,7 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
       take_up_summaries(
           unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept, Orientation::straight), loop);
     }
-    backward_unit(operands, request, unit, grad_mixing, loop);
+    backward_unit(operands, left, unit, grad_mixing, loop);
   };
   run_backward_units(request, backward, executor, run);
 }

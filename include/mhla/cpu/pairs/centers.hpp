@@ -92,30 +92,42 @@ inline void take_mean_of_values(const Unit<float>& unit) {
                       Rows<const float>{centers.value.data, centers.value.size});
 }
 
-/// W_b, and the sums of |w_j|^2 and |w_j|^4 of a block, and |sum_j v_j|^2.
+/// The sums of |w_j|^2 and |w_j|^4 of a block, and its tokens.
 template <class L>
-void center_values(const Operands<L, BFloat16>& operands, const Unit<float>& unit, Index b,
-                   const SlotScratch<float>& scratch) {
+void take_moments(const Operands<L, BFloat16>& operands, const Unit<float>& unit, Index b,
+                  const SlotScratch<float>& scratch) {
   const Centers& centers = unit.memory.centers;
   const BlockTable& table = operands.plan.tables.keys;
   const BlockSpan& block = table.blocks[unit.keys.first_block + b];
-  const Span<const float> mu = centers.value;
-  const Span<float> sum = centers.sum(b);
   Moments& moments = centers.moments[b];
-  const Panel<const float> whole{sum.data, 1, sum.size, sum.size};
-  moments = {.sum = inner_product<float>(whole, whole)};
-  copy_row(centers.center(b).data, mu.data, mu.size);
-  add_scaled_row(sum.data, -centers.tokens[b], mu.data, mu.size);
-  const Span<float> squares = scratch.denominators;
+  moments = {};
+  Index tokens = 0;
+  const Span<float> squares = scratch.pairs.tile;
   for (Index t = block.first_tile; t < block.first_tile + block.tiles; ++t) {
     const TokenTile& tile = table.tiles[t];
+    tokens += tile.tokens;
     with_rows(table, tile, key_rows(unit, operands.v), scratch.values,
-              [&](const auto& rows) { row_distances(rows, tile.tokens, mu, squares); });
+              [&](const auto& rows) { row_distances(rows, tile.tokens, centers.value, squares); });
     for (Index token = 0; token < tile.tokens; ++token) {
       moments.squares += squares[token];
       moments.fourths += squares[token] * squares[token];
     }
   }
+  centers.tokens[b] = static_cast<float>(tokens);
+}
+
+/// W_b, |sum_j v_j|^2, and the moments of a block.
+template <class L>
+void center_values(const Operands<L, BFloat16>& operands, const Unit<float>& unit, Index b,
+                   const SlotScratch<float>& scratch) {
+  const Centers& centers = unit.memory.centers;
+  const Span<const float> mu = centers.value;
+  const Span<float> sum = centers.sum(b);
+  const Panel<const float> whole{sum.data, 1, sum.size, sum.size};
+  take_moments(operands, unit, b, scratch);
+  centers.moments[b].sum = inner_product<float>(whole, whole);
+  copy_row(centers.center(b).data, mu.data, mu.size);
+  add_scaled_row(sum.data, -centers.tokens[b], mu.data, mu.size);
 }
 
 /// zeta of some blocks' first tiles: a mean of all features would be no better.
@@ -207,6 +219,7 @@ inline Rounding rounding_of(const Unit<float>& unit) {
     squares += static_cast<double>(moments.squares);
     fourths += static_cast<double>(moments.fourths);
   }
+  if (!(fourths > 1e-30 && fourths < 1e30)) return Rounding::nothing;  // or beyond a float
   const double enough = (std::min)(16.0, tokens / 4);
   if (unit.keys.blocks < 2 || !(squares * squares >= enough * fourths)) return Rounding::nothing;
   // Of independent v both are equal; of blocks of a token they are whatever these hold.
@@ -214,29 +227,38 @@ inline Rounding rounding_of(const Unit<float>& unit) {
   return tells && sums <= 1.5 * squares ? Rounding::plain : Rounding::centered;
 }
 
-/// What the unit's backward pass rounds; if that is centered, mu, zeta, W and W~ are there.
+/// What the unit's backward pass rounds; if that is centered, mu, zeta, W and W~ are there. Without
+/// a normalizer mu is 0.
 template <class L>
 Rounding center_unit(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
                      const ExecutorRef& loop) {
   const Plan<L, float>& plan = operands.plan;
   const Index blocks = unit.keys.blocks;
-  loop.parallel_for(
-      blocks, [&](Index b, Index slot) { sum_up_values(operands, unit, b, plan.scratch[slot]); });
-  loop.parallel_for(1, [&](Index, Index) { take_mean_of_values(unit); });
-  loop.parallel_for(
-      blocks, [&](Index b, Index slot) { center_values(operands, unit, b, plan.scratch[slot]); });
-  const Rounding rounding = rounding_of(unit);
-  if (rounding != Rounding::centered) return rounding;
-  loop.parallel_for(
-      1, [&](Index, Index slot) { take_mean_of_features(operands, unit, plan.scratch[slot]); });
-  const Index groups = ceil_div(unit.queries.blocks, Centers::rows_at_once);
-  loop.parallel_for(plan.extents.matrices * groups, [&](Index task, Index slot) {
-    const Index first = task % groups * Centers::rows_at_once;
-    const Index rows = (std::min)(Centers::rows_at_once, unit.queries.blocks - first);
-    mix_values(plan, unit, task / groups, first,
-               panel(plan.scratch[slot].pairs.products.data, rows, blocks));
-  });
-  return is_local(plan, unit) ? Rounding::nothing : rounding;
+  if constexpr (!normalizes<L>) {
+    const Span<float> mu = unit.memory.centers.value;
+    std::fill_n(mu.data, mu.size, 0.0f);
+    loop.parallel_for(
+        blocks, [&](Index b, Index slot) { take_moments(operands, unit, b, plan.scratch[slot]); });
+    return rounding_of(unit) == Rounding::nothing ? Rounding::nothing : Rounding::plain;
+  } else {
+    loop.parallel_for(
+        blocks, [&](Index b, Index slot) { sum_up_values(operands, unit, b, plan.scratch[slot]); });
+    loop.parallel_for(1, [&](Index, Index) { take_mean_of_values(unit); });
+    loop.parallel_for(
+        blocks, [&](Index b, Index slot) { center_values(operands, unit, b, plan.scratch[slot]); });
+    const Rounding rounding = rounding_of(unit);
+    if (rounding != Rounding::centered) return rounding;
+    loop.parallel_for(
+        1, [&](Index, Index slot) { take_mean_of_features(operands, unit, plan.scratch[slot]); });
+    const Index groups = ceil_div(unit.queries.blocks, Centers::rows_at_once);
+    loop.parallel_for(plan.extents.matrices * groups, [&](Index task, Index slot) {
+      const Index first = task % groups * Centers::rows_at_once;
+      const Index rows = (std::min)(Centers::rows_at_once, unit.queries.blocks - first);
+      mix_values(plan, unit, task / groups, first,
+                 panel(plan.scratch[slot].pairs.products.data, rows, blocks));
+    });
+    return is_local(plan, unit) ? Rounding::nothing : rounding;
+  }
 }
 
 /// sums [value_dim, whole columns] (+)= -mu z_b^T - W_b zeta^T, `key_sum` being z_b of rounded

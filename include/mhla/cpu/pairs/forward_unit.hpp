@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <mhla/core/config.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
@@ -19,6 +20,7 @@
 #include <mhla/cpu/pairs/memory.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/pairs/token_block.hpp>
+#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -135,12 +137,33 @@ MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, In
   return mixed;
 }
 
-/// num += tril(Q^r (m_ii K^r)^T) V: a tile's own keys.
-inline void read_out_own_tile(const PairedRows& queries, const TokenTile& tile, const Extents& e,
-                              const PairScratch& scratch, const Panel<float>& numerators) {
+/// num += tril(Q^r (m_ii K^r)^T) V: a tile's own keys. Where one token has most of |v|^2 so far,
+/// the rounding of its score, which would not average out, is taken back.
+inline void read_out_own_tile(const PairedRows& queries, const Panel<const float>& rotated,
+                              const OwnTile<float>& own, const PairScratch& scratch,
+                              const Panel<float>& numerators) {
+  const Index tokens = own.rotated.rows;
+  const PairPanel values = pair_panel(scratch.values.data, tokens, numerators.cols);
   const PairedRows scores = multiply_scores(
-      scratch.scores, queries, pair_panel(scratch.columns.data, e.feature_dim, tile.tokens));
-  add_triangle(numerators, scores, pair_panel(scratch.values.data, tile.tokens, e.value_dim), {1});
+      scratch.scores, queries, pair_panel(scratch.columns.data, own.rotated.cols, tokens));
+  add_triangle(numerators, scores, values, {1});
+  const float* const squares = own.scores.row(0);
+  float sum = 0;
+  float most = 0;
+  for (Index t = 0; t < tokens; ++t) {
+    sum += squares[t];
+    most = (std::max)(most, squares[t]);
+    if (!(2 * most > sum)) continue;
+    const Index heavy = std::find(squares, squares + t, most) - squares;
+    const auto* const rounded = reinterpret_cast<const BFloat16*>(scores.row(t));
+    const float lost =
+        inner_product<float>(rotated.row_range(t, 1), own.rotated.row_range(heavy, 1)) -
+        load(rounded[heavy]);
+    if (!(std::isfinite)(lost)) continue;
+    const auto* const value = reinterpret_cast<const BFloat16*>(values.row(heavy / 2));
+    for (Index c = 0; c < own.values.cols; ++c)
+      numerators.row(t)[c] += lost * load(value[2 * c + heavy % 2]);
+  }
 }
 
 /// y of a tile of query head g. `summary` is S~, under Causal P.
@@ -155,7 +178,14 @@ void read_out_tile(const Operands<L, BFloat16>& operands, const Unit<float>& uni
   const PairScratch& scratch = at.scratch.pairs;
   const TokenRows<const BFloat16> queries = query_rows(plan, unit, g, operands.q);
   const TokenRows<BFloat16> results = query_rows(plan, unit, g, y);
-  const auto [rotated, denominators] = pack_queries(operands, unit, at, g);
+  constexpr bool scales = sight_of<L> == Sight::past_blocks;
+  std::conditional_t<scales, Operands<L, BFloat16>, const Operands<L, BFloat16>&> scaled = operands;
+  if constexpr (scales)
+    if (plan.scales_rows())  // back
+      scaled.variant.scale *= static_cast<double>(
+          plan.row_scale(operands.mix(unit_matrix(plan, unit, at.matrix), at.block, at.block),
+                         own_weight(plan, unit, at.matrix, at.block)));
+  const auto [rotated, denominators] = pack_queries(scaled, unit, at, g);
   Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, results});
   const Span<float> inverses{at.scratch.inverses.data, denominators.size};
   const bool invertible = invert<float>(denominators, inverses);
@@ -163,7 +193,9 @@ void read_out_tile(const Operands<L, BFloat16>& operands, const Unit<float>& uni
     return multiply_into_rows(in_place(table, tile, results), rotated, summary, inverses, &next);
   const Panel<float> sums = whole_panel(scratch.tile.data, tile.tokens, e.value_dim);
   multiply(sums, rotated, summary, Into::overwrite, &next);
-  if constexpr (masks_own_block<L>) read_out_own_tile(rotated, tile, e, scratch, sums);
+  if constexpr (masks_own_block<L>)
+    read_out_own_tile(rotated, panel(at.scratch.rotated.data, tile.tokens, e.feature_dim), at.own,
+                      scratch, sums);
   if (invertible && is_in_place<float>(results))
     return store_sums(in_place(table, tile, results), e.value_dim, inverses, sums);
   const Panel<float> out = sums.col_range(0, e.value_dim);
@@ -172,16 +204,23 @@ void read_out_tile(const Operands<L, BFloat16>& operands, const Unit<float>& uni
                            Update::overwrite);
 }
 
-/// The keys and values of a causal query tile's own block: m_ii phi(k) transposed, and v.
+/// The keys and values of a causal query tile's own block: m_ii phi(k) transposed, v, and in the
+/// first row of scores |v|^2.
 template <class L>
 OwnTile<float> pack_own_tile(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
                              const TokenTile& tile, float own_weight, Span<float> running_key_sum,
                              const SlotScratch<float>& scratch) {
-  const OwnTile<float> own =
-      pack_own_keys(operands, unit, tile, own_weight, running_key_sum, scratch);
+  OwnTile<float> own = pack_own_keys(operands, unit, tile, own_weight, running_key_sum, scratch);
   transposed(pair_features(own.rotated, scratch.pairs.feature_rows), scratch.pairs.columns);
-  pack_values(operands.plan.tables.queries, tile, key_rows(unit, operands.v), scratch.values,
-              scratch.pairs.values);
+  const BlockTable& table = operands.plan.tables.queries;
+  const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
+  pack_values(table, tile, values, scratch.values, scratch.pairs.values);
+  own.values = panel(scratch.own.values.data, 1, values.dim);
+  std::fill_n(scratch.own.values.data, values.dim, 0.0f);
+  with_rows(table, tile, values, scratch.values, [&](const auto& rows) {
+    row_distances(rows, tile.tokens, {scratch.own.values.data, values.dim},
+                  {own.scores.row(0), tile.tokens});
+  });
   return own;
 }
 

@@ -85,7 +85,8 @@ struct Moments {
   float fourths = 0;  // sum_j |w_j|^4
 };
 
-/// Of a unit's backward pass with a normalizer: what pairs/centers.hpp takes out.
+/// Of a unit's backward pass: what pairs/centers.hpp takes out, and, without a normalizer too, what
+/// it decides by.
 struct Centers {
   Span<float> value;        // [value_dim]: mu
   Span<Pair> paired_value;  // [halves of values]: mu
@@ -100,13 +101,14 @@ struct Centers {
   static constexpr Index rows_at_once = 16;  // of W~
 
   Centers() = default;
-  MHLA_ONCE_A_CALL Centers(Arena& arena, const Extents& e) {
+  MHLA_ONCE_A_CALL Centers(Arena& arena, const Extents& e, bool normalizer) {
     const Index rows = checked_mul(e.matrices, e.query_blocks);
     value = arena.take<float>(e.value_dim);
-    paired_value = arena.take<Pair>(pairs_of(e.value_dim));
-    feature = arena.take<float>(e.feature_dim);
     tokens = arena.take<float>(e.key_blocks);
     moments = arena.take<Moments>(e.key_blocks);
+    if (!normalizer) return;
+    paired_value = arena.take<Pair>(pairs_of(e.value_dim));
+    feature = arena.take<float>(e.feature_dim);
     value_sums = arena.take<float>(checked_mul(e.key_blocks, checked_mul(2, e.value_dim)));
     mixed_sums = arena.take<float>(checked_mul(rows, e.value_dim));
     grad_sums = arena.take<float>(mixed_sums.size);
@@ -156,7 +158,7 @@ struct PairScratch {
   Span<float> tile;              // [tile tokens, value_dim or feature_dim]: numerators, gradients
   Span<float> value_gradients;   // [tile tokens, value_dim]: dV
   Span<float> mixed_sums;        // [2, group rows, mixed_at_once]
-  Span<float> products;          // [Centers::rows_at_once, key blocks]: backward
+  Span<float> products;          // [Centers::rows_at_once, key blocks]: of centers.hpp
   // Under Causal:
   Span<Pair> columns;               // [halves of features or values, tile tokens]: transposes
   Span<Pair> scores;                // [tile tokens, pairs of tile tokens]
@@ -172,7 +174,7 @@ struct PairScratch {
 
   PairScratch() = default;
   MHLA_ONCE_A_CALL PairScratch(Arena& arena, const Extents& e, Index group_rows, bool own_tiles,
-                               bool backward) {
+                               bool backward, bool centers) {
     const Index tokens = e.tile_tokens;
     const Index feature_cols = whole_columns(e.feature_dim);
     const Index value_cols = whole_columns(e.value_dim);
@@ -190,7 +192,7 @@ struct PairScratch {
     tile = arena.take<float>(checked_mul((std::max)(tokens, Index{2}), most_cols));
     value_gradients = arena.take<float>(backward ? checked_mul(tokens, value_cols) : 0);
     mixed_sums = arena.take<float>(checked_mul(2 * mixed_at_once, group_rows));
-    products = arena.take<float>(backward ? checked_mul(Centers::rows_at_once, e.key_blocks) : 0);
+    products = arena.take<float>(centers ? checked_mul(Centers::rows_at_once, e.key_blocks) : 0);
     if (!own_tiles) return;
     columns = arena.take<Pair>(checked_mul(pairs_of(most_cols), whole_columns(tokens)));
     scores = arena.take<Pair>(checked_mul(tokens, pairs_of(tokens)));
