@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/feature_map.hpp>
 #include <mhla/policy/rotation.hpp>
 #include <mhla/policy/variant.hpp>
 #include <string>
@@ -15,30 +16,65 @@
 
 namespace replay {
 
-/// Calls f with the case's feature map. `projection` is Favor's, [features, key_dim].
-template <class T, class F>
-void with_feature_map(const AttentionCase& c, mhla::TensorView<const T, 2> projection, F&& f) {
-  switch (c.feature_map) {
-    case FeatureMapName::relu:
-      return f(mhla::Relu{c.feature_epsilon});
-    case FeatureMapName::elu1:
-      return f(mhla::EluPlusOne{});
-    case FeatureMapName::exp:
-      return f(mhla::Exp{});
-    case FeatureMapName::sqrelu:
-      return f(mhla::SquaredRelu{c.feature_epsilon});
-    case FeatureMapName::identity:
-      return f(mhla::Identity{});
-    case FeatureMapName::softmax:
-      return f(mhla::Softmax{});
-    case FeatureMapName::hedgehog:
-      return f(mhla::Hedgehog{});
-    case FeatureMapName::dpfp:
-      return f(mhla::Dpfp{c.nu});
-    case FeatureMapName::favor:
-      return f(mhla::Favor<T>{projection});
+/// The library's feature map that a case names, as one type: a variant is then compiled once and
+/// not once per map. (A user's own row-wise map looks like this.)
+template <class T>
+struct ChosenMap {
+  FeatureMapName name;
+  double epsilon;                                 ///< of Relu and SquaredRelu
+  Index nu;                                       ///< of Dpfp
+  mhla::TensorView<const T, 2> favor_projection;  ///< [features, key_dim]
+
+  /// Calls f with the map itself.
+  template <class F>
+  auto with_map(const F& f) const {
+    switch (name) {
+      case FeatureMapName::relu:
+        return f(mhla::Relu{epsilon});
+      case FeatureMapName::elu1:
+        return f(mhla::EluPlusOne{});
+      case FeatureMapName::exp:
+        return f(mhla::Exp{});
+      case FeatureMapName::sqrelu:
+        return f(mhla::SquaredRelu{epsilon});
+      case FeatureMapName::softmax:
+        return f(mhla::Softmax{});
+      case FeatureMapName::hedgehog:
+        return f(mhla::Hedgehog{});
+      case FeatureMapName::dpfp:
+        return f(mhla::Dpfp{nu});
+      case FeatureMapName::favor:
+        return f(mhla::Favor<T>{favor_projection});
+      case FeatureMapName::identity:
+        break;
+    }
+    return f(mhla::Identity{});
   }
-}
+
+  Index feature_dim(Index key_dim) const {
+    return with_map([&](const auto& map) { return mhla::feature_dim(map, key_dim); });
+  }
+  template <class U>
+  void value(mhla::Span<const U> in, mhla::Span<U> out) const {
+    with_map([&](const auto& map) {
+      if constexpr (mhla::RowwiseFeatureMap<std::remove_cvref_t<decltype(map)>>) {
+        map.value(in, out);
+      } else {
+        for (Index c = 0; c < in.size; ++c) out[c] = map.value(in[c]);
+      }
+    });
+  }
+  template <class U>
+  void vjp(mhla::Span<const U> in, mhla::Span<const U> grad, mhla::Span<U> out) const {
+    with_map([&](const auto& map) {
+      if constexpr (mhla::RowwiseFeatureMap<std::remove_cvref_t<decltype(map)>>) {
+        map.vjp(in, grad, out);
+      } else {
+        for (Index c = 0; c < in.size; ++c) out[c] = map.derivative(in[c]) * grad[c];
+      }
+    });
+  }
+};
 
 template <class F>
 void with_causality(const AttentionCase& c, F&& f) {

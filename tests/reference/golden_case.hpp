@@ -64,7 +64,7 @@ bool is_variant_of(const replay::AttentionCase& c) {
               std::is_same_v<decltype(normalizer), typename V::NormalizerType>;
     });
   });
-  replay::with_feature_map<double>(c, {}, [&](auto map) {
+  replay::ChosenMap<double>{c.feature_map, 0, 1, {}}.with_map([&](auto map) {
     found = found && std::is_same_v<decltype(map), typename V::FeatureMapType>;
   });
   using R = typename V::RotationType;

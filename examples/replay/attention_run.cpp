@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The definitions of run_variant and decode_variant, for the files that instantiate them.
-#pragma once
+// Every variant that a case may name, in both scalars.
+#include "attention_run.hpp"
 
 #include <algorithm>
 #include <mhla/core/gradient_views.hpp>
@@ -14,7 +14,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "attention_run.hpp"
+#include "variant.hpp"
 
 namespace replay {
 
@@ -41,9 +41,23 @@ Array array_of(const mhla::testing::HostTensor<T, Rank>& tensor) {
   return array;
 }
 
-template <class T, class FeatureMap>
-AttentionResults run_variant(const AttentionCase& attention_case, FeatureMap map,
-                             const AttentionInputs& inputs, const ChosenExecutor& executor) {
+/// The feature map of a case; Favor's borrows its projection.
+template <class T>
+ChosenMap<T> map_of(const AttentionCase& c, const std::vector<Index>& shape,
+                    const std::vector<T>& projection) {
+  ChosenMap<T> map{c.feature_map, c.feature_epsilon, c.nu, {}};
+  if (shape.size() == 2) map.favor_projection = mhla::make_view(projection.data(), shape[0], shape[1]);
+  return map;
+}
+
+template <class T>
+std::vector<T> elements_of(const Array& array) {
+  return {array.values.begin(), array.values.end()};
+}
+
+template <class T>
+AttentionResults run_attention(const AttentionCase& attention_case, const AttentionInputs& inputs,
+                               const ChosenExecutor& executor) {
   const auto q = tensor_of<T>(inputs.q);
   const auto k = tensor_of<T>(inputs.k);
   const auto v = tensor_of<T>(inputs.v);
@@ -54,6 +68,8 @@ AttentionResults run_variant(const AttentionCase& attention_case, FeatureMap map
   auto dk = k;
   auto dv = v;
   auto dmix = mix;
+  const std::vector<T> projection = elements_of<T>(inputs.projection);
+  const auto map = map_of(attention_case, inputs.projection.shape, projection);
   with_variant(attention_case, map, [&](const auto& attention) {
     const mhla::Shape shape = mhla::shape_of(q.view(), k.view(), v.view(), mix.view());
     const mhla::Workspace workspace(
@@ -83,17 +99,19 @@ struct Slice {
   }
 };
 
-template <class T, class FeatureMap>
-std::vector<Array> decode_variant(const AttentionCase& attention_case, FeatureMap map,
-                                  const AttentionInputs& inputs,
-                                  const std::vector<Index>& prefill_lengths,
-                                  const ChosenExecutor& executor) {
+template <class T>
+std::vector<Array> decode_attention(const AttentionCase& attention_case,
+                                    const AttentionInputs& inputs,
+                                    const std::vector<Index>& prefill_lengths,
+                                    const ChosenExecutor& executor) {
   const AttentionCase& c = attention_case;
   const auto q = tensor_of<T>(inputs.q);
   const auto k = tensor_of<T>(inputs.k);
   const auto v = tensor_of<T>(inputs.v);
   const auto mix = matrices_of<T>(inputs.mix);
   std::vector<Array> outputs;
+  const std::vector<T> projection = elements_of<T>(inputs.projection);
+  const auto map = map_of(c, inputs.projection.shape, projection);
   with_causal_variant(c, map, [&](const auto& attention) {
     if (c.key_tokens != c.tokens)
       throw UnsupportedCase("key_tokens " + std::to_string(c.key_tokens) +
@@ -125,14 +143,15 @@ std::vector<Array> decode_variant(const AttentionCase& attention_case, FeatureMa
   return outputs;
 }
 
-/// Compiles a feature map's variants, in both scalars.
-#define REPLAY_INSTANTIATE(Map32, Map64) \
-  REPLAY_INSTANTIATE_IN(float, Map32);   \
-  REPLAY_INSTANTIATE_IN(double, Map64)
-#define REPLAY_INSTANTIATE_IN(T, Map)                                                              \
-  template AttentionResults run_variant<T>(const AttentionCase&, Map, const AttentionInputs&,      \
-                                           const ChosenExecutor&);                                 \
-  template std::vector<Array> decode_variant<T>(const AttentionCase&, Map, const AttentionInputs&, \
-                                                const std::vector<Index>&, const ChosenExecutor&)
+template AttentionResults run_attention<float>(const AttentionCase&, const AttentionInputs&,
+                                               const ChosenExecutor&);
+template AttentionResults run_attention<double>(const AttentionCase&, const AttentionInputs&,
+                                                const ChosenExecutor&);
+template std::vector<Array> decode_attention<float>(const AttentionCase&, const AttentionInputs&,
+                                                    const std::vector<Index>&,
+                                                    const ChosenExecutor&);
+template std::vector<Array> decode_attention<double>(const AttentionCase&, const AttentionInputs&,
+                                                     const std::vector<Index>&,
+                                                     const ChosenExecutor&);
 
 }  // namespace replay
