@@ -174,30 +174,8 @@ HeadParallel<CudaHeads<V, T>, C> cuda_head_parallel(const V& attention, const Sh
 }
 
 /// \cond INTERNAL
-template <class T = void, class V, class... More>
-AnyArgument cuda_sequence_parallel(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
-                                   AnyArgument = {}, AnyArgument = {}, const More&...) {
-  explain_parallel<V>();
-  return {};
-}
-template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
-AnyArgument cuda_sequence_parallel(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
-                                   AnyArgument = {}, AnyArgument = {}, const More&...) {
-  explain_parallel<V>();
-  return {};
-}
-template <class T = void, class V, class... More>
-AnyArgument cuda_head_parallel(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
-                               AnyArgument = {}, AnyArgument = {}, const More&...) {
-  explain_parallel<V>();
-  return {};
-}
-template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
-AnyArgument cuda_head_parallel(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
-                               AnyArgument = {}, AnyArgument = {}, const More&...) {
-  explain_parallel<V>();
-  return {};
-}
+MHLA_ANY_CALL(AnyArgument cuda_sequence_parallel, { return explain_parallel<Given...>(); })
+MHLA_ANY_CALL(AnyArgument cuda_head_parallel, { return explain_parallel<Given...>(); })
 /// \endcond
 
 /// \}

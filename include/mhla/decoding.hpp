@@ -51,8 +51,8 @@ MHLA_NAMESPACE_BEGIN
 /// an independent snapshot. T is the storage type of q, k, v and y; mix is copied, in the
 /// accumulator type. A decoder is used from one thread at a time; its executor spreads a step over
 /// threads, with the same bits for any number of them.
-template <AttentionVariant V, StorageScalar T>
-class Decoder : RequireStreaming<V>, DecoderErrors {
+template <class V, class T = void>
+class Decoder : DecoderErrors, RequireStreaming<V> {
   using A = Accumulator<T>;
 
  public:
@@ -94,14 +94,7 @@ class Decoder : RequireStreaming<V>, DecoderErrors {
   }
 
   /// \cond INTERNAL
-  template <class Never = void>
-  Decoder(AnyArgument, AnyArgument, const DecoderShape&) {
-    explain_constructor<Never>();
-  }
-  template <NotA<DecoderShape> Third = AnyArgument, class... More>
-  Decoder(AnyArgument = {}, AnyArgument = {}, const Third& = {}, const More&...) {
-    explain_constructor<Third>();
-  }
+  MHLA_ANY_CALL(Decoder, { this->template explain_constructor<Given...>(); })
   using DecoderErrors::load;
   using DecoderErrors::prefill;
   using DecoderErrors::save;
@@ -562,6 +555,14 @@ class Decoder : RequireStreaming<V>, DecoderErrors {
   cpu::RotationTable<A> rotation_;
   std::vector<Slot> slots_;
 };
+
+/// \cond INTERNAL
+template <class V, class T>
+requires(!VariantOfTensors<V, T>) class Decoder<V, T> : public NoVariantOfTensors<V, T> {
+ public:
+  using NoVariantOfTensors<V, T>::NoVariantOfTensors;
+};
+/// \endcond
 
 /// \}
 

@@ -75,12 +75,14 @@ class ForkJoin {
   }
 
   /// \cond INTERNAL
-  template <class... More>
-  explicit ForkJoin(AnyArgument, AnyArgument = {}, const More&...) : ForkJoin(1) {
-    static_assert(no_such_call<More...>,
-                  "mhla: make a ForkJoin from (threads, spin): a number of threads and a "
-                  "std::chrono::microseconds, either of which may be left out; it is not copied");
-  }
+  MHLA_ANY_CALL(
+      explicit ForkJoin,
+      : ForkJoin(1) {
+        static_assert(
+            no_such_call<Given...>,
+            "mhla: make a ForkJoin from (threads, spin): a number of threads and a "
+            "std::chrono::microseconds, either of which may be left out; it is not copied");
+      })
   /// \endcond
   ForkJoin(const ForkJoin&) = delete;
   ForkJoin& operator=(const ForkJoin&) = delete;

@@ -448,37 +448,14 @@ void explain_project() {
 }
 }  // namespace mixing_matrix
 
-template <class V>
-void initialize(AnyArgument, const V&, const InitialMixing&) {
-  mixing_matrix::explain_initialize<V>();
-}
-template <class V, class K>
-void initialize(AnyArgument, const V&, const K&, const InitialMixing&) {
-  mixing_matrix::explain_initialize<V>();
-}
-template <class V = AnyArgument, class O = AnyArgument, class... More>
-void initialize(AnyArgument = {}, const V& = {}, const O& = {}, const More&...) {
-  mixing_matrix::explain_initialize<V>();
-}
-template <class Never = void>
-void project(AnyArgument, const Projection&) {
-  mixing_matrix::explain_project<Never>();
-}
-template <class V>
-void project(AnyArgument, const V&, const Projection&) {
-  mixing_matrix::explain_project<V>();
-}
-template <class V = AnyArgument, class O = AnyArgument, class... More>
-void project(AnyArgument = {}, const V& = {}, const O& = {}, const More&...) {
-  mixing_matrix::explain_project<V>();
-}
-template <class... More>
-void extend(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<More...>,
+MHLA_ANY_CALL(void initialize, { mixing_matrix::explain_initialize<Given...>(); })
+MHLA_ANY_CALL(void project, { mixing_matrix::explain_project<Given...>(); })
+MHLA_ANY_CALL(void extend, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call extend(mix, larger, extension), or extend(mix, larger, attention) "
                 "for RecurrentMixing: mix and larger are views of one rank and of one scalar, "
                 "float or double, larger not const");
-}
+})
 /// \endcond
 
 /// \}

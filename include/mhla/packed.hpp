@@ -46,13 +46,12 @@ Packed<A, Offset> packed(const A& attention, const std::vector<Offset>&&) {
                 "mhla: packed borrows its offsets, and these are a temporary: give them a name");
   return {attention, {}};
 }
-template <class First = AnyArgument, class... More>
-AnyArgument packed(const First& = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<First, More...>,
+MHLA_ANY_CALL(AnyArgument packed, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call packed(attention, offsets): offsets is an lvalue std::vector, or an "
                 "mhla::Span, of std::int32_t or std::int64_t, which the result borrows");
   return {};
-}
+})
 /// \endcond
 
 /// \cond INTERNAL
@@ -92,13 +91,12 @@ requires(is_mask_byte<QueryByte>&& is_mask_byte<KeyByte>) Padded<A> padded(
 }
 
 /// \cond INTERNAL
-template <class First = AnyArgument, class... More>
-AnyArgument padded(const First& = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<First, More...>,
+MHLA_ANY_CALL(AnyArgument padded, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call padded(attention, mask) or padded(attention, query_mask, key_mask): "
                 "a mask is an mhla::TensorView<T, 2> [batch, tokens] of bool or std::uint8_t");
   return {};
-}
+})
 /// \endcond
 
 /// \}

@@ -104,7 +104,7 @@ MHLA_NAMESPACE_BEGIN
 /// Every call throws ShapeError if views or blocks do not fit, or if a result shares memory with
 /// anything, WorkspaceError if `workspace` is smaller than workspace_size says or shares memory;
 /// nothing is written then.
-template <AttentionVariant V, StorageScalar T>
+template <class V, class T = void>
 class Stages : public StageBlocks<V, T> {
   using Blocks = StageBlocks<V, T>;
   using A = Accumulator<T>;
@@ -441,7 +441,7 @@ class Stages : public StageBlocks<V, T> {
   }
 
  private:
-  template <AttentionVariant, StorageScalar>
+  template <class, class>
   friend class Stages;
   template <class, class>
   friend class PackedStages;
@@ -586,6 +586,14 @@ class Stages : public StageBlocks<V, T> {
 
   cpu::UsedBlocks used_;
 };
+
+/// \cond INTERNAL
+template <class V, class T>
+requires(!VariantOfTensors<V, T>) class Stages<V, T> : public NoVariantOfTensors<V, T> {
+ public:
+  using NoVariantOfTensors<V, T>::NoVariantOfTensors;
+};
+/// \endcond
 
 /// The stages of a packed batch: see PackedStages.
 template <AttentionVariant V, class Offset, StorageScalar T>

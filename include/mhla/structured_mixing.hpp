@@ -382,21 +382,13 @@ double explain_fit() {
 }
 }  // namespace structured_mixing
 
-template <class V>
-double fit(AnyArgument, AnyArgument, const V&, const FitOptions&) {
-  return structured_mixing::explain_fit<V>();
-}
-template <class V = AnyArgument, class O = AnyArgument, class... More>
-double fit(AnyArgument = {}, AnyArgument = {}, const V& = {}, const O& = {}, const More&...) {
-  return structured_mixing::explain_fit<V>();
-}
-template <class First = AnyArgument, class... More>
-MixExtents mix_extents(const First& = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<First, More...>,
+MHLA_ANY_CALL(double fit, { return structured_mixing::explain_fit<Given...>(); })
+MHLA_ANY_CALL(MixExtents mix_extents, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call mix_extents(attention, tokens), or (attention, query_tokens, "
                 "key_tokens)");
   return {};
-}
+})
 /// \endcond
 
 /// \}

@@ -55,7 +55,7 @@ struct Call {
     mhla::reference::mhla_forward(attention, q, q, q, mix, q);
     decoder.step(q, q, q, q);
 #ifndef MHLA_CONTROL
-    mhla::initialize(matrix, attention, {.transform = mhla::Transform::linear});
+    mhla::initialize(matrix, attention);
     mhla::project(vector);
     mhla::packed(attention, Offsets{0, 5});
     mhla::packed(attention, unsigned_offsets);

@@ -4,27 +4,35 @@
 
 #include <initializer_list>
 #include <mhla/core/config.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
 /// \cond INTERNAL
-// Converts from anything, lists in braces included. Beside its other overloads a public function
-// has one that takes AnyArguments and fails a static_assert. Converting to AnyArgument is never
-// better than converting to a view, and worse than no conversion, so that overload is chosen only
-// where no other is viable.
+// Converts from anything, lists in braces included. Converting to AnyArgument is never better than
+// converting to a view, and worse than no conversion, so that an overload which takes AnyArguments
+// is chosen only where no other is viable.
 struct AnyArgument {
   constexpr AnyArgument() = default;
   template <class... X>
   constexpr AnyArgument(const X&...) {}                                // NOLINT: see above
   constexpr AnyArgument(const std::initializer_list<AnyArgument>&) {}  // NOLINT: see above
 };
-// For a parameter that is a T, or derives from it, in another overload.
-template <class X, class T>
-concept NotA = !std::is_base_of_v<T, X>;
 // Always false, but dependent, so that a static_assert fails only where such an overload is called.
 template <class...>
 inline constexpr bool no_such_call = false;
+
+// MHLA_ANY_CALL(void f, { static_assert(no_such_call<Given...>, "a sentence"); }) declares
+// overloads of f that are chosen only where no other is viable. Given... are the template arguments
+// that the caller wrote. The second overload serves a call without arguments and, in clang, one
+// with a list of named members, which clang converts to no class but an aggregate with members of
+// these names.
+#define MHLA_ANY_CALL(declaration, ...)                                                            \
+  template <class... Given>                                                                        \
+  declaration(AnyArgument, AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, \
+              AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},              \
+              AnyArgument = {}, AnyArgument = {}, AnyArgument = {})                                \
+      __VA_ARGS__ template <class... Given>                                                        \
+      declaration(...) __VA_ARGS__
 /// \endcond
 
 MHLA_NAMESPACE_END

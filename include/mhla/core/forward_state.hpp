@@ -10,6 +10,7 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
+#include <type_traits>
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN
@@ -77,6 +78,10 @@ class SavedCall {
 /// \endcode
 template <class A>
 class ForwardState {
+  static_assert(std::is_floating_point_v<A>,
+                "mhla: a ForwardState has numbers of the type that tensors are accumulated in: "
+                "float for float, mhla::BFloat16 and mhla::Half, double for double");
+
  public:
   /// Makes room for `count` elements, forward_state_size(attention, shape) of them for a call.
   void reserve(Index count) {

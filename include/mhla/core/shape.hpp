@@ -173,14 +173,12 @@ MHLA_ONCE_A_CALL inline void require_consistent(const Shape& shape) {
 /// \endcond
 
 /// \cond INTERNAL
-template <class... More>
-Shape shape_of(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-               const More&...) {
-  static_assert(no_such_call<More...>,
+MHLA_ANY_CALL(Shape shape_of, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call shape_of(q, k, v, mix) with mhla::TensorView of rank 4, and 3 or 2 "
                 "for mix, or, after #include <mhla/attention.hpp>, with Eigen tensors");
   return {};
-}
+})
 /// \endcond
 
 /// \}

@@ -41,6 +41,7 @@ struct Span {
 /// mix: [1 | heads | batch * heads, query blocks, key blocks].
 template <class T, int Rank>
 struct TensorView {
+  static_assert(Rank > 0, "mhla: a TensorView<T, Rank> has at least one axis");
   using Element = T;                         ///< const for an operand
   static constexpr int rank = Rank;          ///< number of axes
   static constexpr std::size_t axes = Rank;  ///< the same, for arrays
@@ -152,31 +153,26 @@ MHLA_HOST_DEVICE constexpr TensorView<T, 4> tokens_first(TensorView<T, 4> view) 
 }
 
 /// \cond INTERNAL
-template <class... More>
-constexpr TensorView<float, 4> make_view(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                                         AnyArgument = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<More...>,
+using AnyView = TensorView<float, 4>;  // a comma would separate the macro's arguments
+MHLA_ANY_CALL(constexpr AnyView make_view, {
+  static_assert(no_such_call<Given...>,
                 "mhla: make_view(data, extents...) takes a pointer and an integer for each axis: "
                 "of a std::vector or an Eigen::Tensor write x.data()");
   return {};
-}
-template <class... More>
-constexpr TensorView<float, 4> heads_view(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                                          AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                                          const More&...) {
-  static_assert(no_such_call<More...>,
+})
+MHLA_ANY_CALL(constexpr AnyView heads_view, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call heads_view(data, tokens, heads, dim, row_stride, batch = 1) with a "
                 "pointer, as x.data() of a std::vector, or, after #include <mhla/attention.hpp>, "
                 "heads_view(matrix, heads, batch = 1) with an Eigen matrix");
   return {};
-}
-template <class... More>
-constexpr TensorView<float, 4> tokens_first(AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<More...>,
+})
+MHLA_ANY_CALL(constexpr AnyView tokens_first, {
+  static_assert(no_such_call<Given...>,
                 "mhla: tokens_first takes a view or an Eigen tensor of rank 4, [batch, tokens, "
                 "heads, dim]");
   return {};
-}
+})
 /// \endcond
 
 /// \}

@@ -104,8 +104,8 @@ inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char
 /// q, k, v and y at the addresses of every later token; each replay then decodes the next token of
 /// every sequence, in whatever block. Call count_replay before each replay, which the host cannot
 /// see. If a replay has no room, its y is NaN and the sequence is unchanged.
-template <AttentionVariant V, StorageScalar T>
-class CudaDecoder : RequireStreaming<V>, DecoderErrors {
+template <class V, class T = void>
+class CudaDecoder : DecoderErrors, RequireStreaming<V> {
   using A = Accumulator<T>;
   using Kernels = cuda::DecoderKernels<V, T>;
   using Parts = typename Kernels::Parts;
@@ -136,14 +136,7 @@ class CudaDecoder : RequireStreaming<V>, DecoderErrors {
     Kernels::set_up(device, parts_, mix);
   }
   /// \cond INTERNAL
-  template <class... More>
-  CudaDecoder(AnyArgument, AnyArgument, AnyArgument, const DecoderShape&, AnyArgument = {},
-              const More&...)
-      : CudaDecoder(no_decoder<More...>()) {}
-  template <NotA<DecoderShape> Fourth = AnyArgument, class... More>
-  CudaDecoder(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const Fourth& = {},
-              AnyArgument = {}, const More&...)
-      : CudaDecoder(no_decoder<Fourth>()) {}
+  MHLA_ANY_CALL(CudaDecoder, : CudaDecoder(no_decoder<Given...>()){})
   using DecoderErrors::load;
   using DecoderErrors::prefill;
   using DecoderErrors::record_step;
@@ -331,6 +324,14 @@ class CudaDecoder : RequireStreaming<V>, DecoderErrors {
   WorkspaceView memory_;
   Parts parts_;
 };
+
+/// \cond INTERNAL
+template <class V, class T>
+requires(!VariantOfTensors<V, T>) class CudaDecoder<V, T> : public NoVariantOfTensors<V, T> {
+ public:
+  using NoVariantOfTensors<V, T>::NoVariantOfTensors;
+};
+/// \endcond
 
 /// \}
 

@@ -12,6 +12,7 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
+#include <type_traits>
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN
@@ -44,6 +45,10 @@ enum class SummaryFormat { accumulators, of_tf32_products, bfloat16_planes, half
 /// A graph that contains a forward pass with a save refills the memory in every replay.
 template <class A>
 class CudaForwardState {
+  static_assert(std::is_floating_point_v<A>,
+                "mhla: a CudaForwardState has numbers of the type that tensors are accumulated in: "
+                "float for float, mhla::BFloat16 and mhla::Half, double for double");
+
  public:
   CudaForwardState() = default;
   /// Borrows device memory.

@@ -69,9 +69,9 @@ SummaryFormat summary_format(CudaPath path, FloatProducts products) {
 }
 
 // Says why a call of mhla::plan does not compile.
-template <class V>
+template <class... X>
 CudaPlan no_plan() {
-  static_assert(no_such_call<V>,
+  static_assert(no_such_call<X...>,
                 "mhla: call plan<T>(attention, shape, device, state) with the scalar T of the "
                 "tensors, an mhla::Shape, as of mhla::shape_of(q, k, v, mix), an "
                 "mhla::CudaDevice and, for calls with a CudaForwardState, mhla::StateUse::given");
@@ -196,14 +196,7 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
 }
 
 /// \cond INTERNAL
-template <class T = void, class V, class... More>
-CudaPlan plan(const V&, const Shape&, AnyArgument = {}, AnyArgument = {}, const More&...) {
-  return cuda::no_plan<V>();
-}
-template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
-CudaPlan plan(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
-  return cuda::no_plan<V>();
-}
+MHLA_ANY_CALL(CudaPlan plan, { return cuda::no_plan<Given...>(); })
 /// \endcond
 
 /// \}

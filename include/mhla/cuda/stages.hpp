@@ -92,7 +92,7 @@ struct StageKernels {
 /// Every call throws what mhla::Stages' throws, ShapeError if the device asks for another path or
 /// has a plan, and CudaError for memory that CUDA does not know, or if a CUDA or cuBLAS call fails:
 /// see CudaDevice.
-template <AttentionVariant V, StorageScalar T>
+template <class V, class T = void>
 class CudaStages : public StageBlocks<V, T> {
   static_assert(!factors_mixing<V>,
                 "mhla: CudaStages have rows of the mixing matrix: use DenseMixing, with the matrix "
@@ -224,7 +224,7 @@ class CudaStages : public StageBlocks<V, T> {
   }
 
  private:
-  template <AttentionVariant, StorageScalar>
+  template <class, class>
   friend class CudaStages;
   template <class, class>
   friend class PackedStages;
@@ -291,6 +291,14 @@ class CudaStages : public StageBlocks<V, T> {
                        " or more; on CUDA a row begins behind the one before it");
   }
 };
+
+/// \cond INTERNAL
+template <class V, class T>
+requires(!VariantOfTensors<V, T>) class CudaStages<V, T> : public NoVariantOfTensors<V, T> {
+ public:
+  using NoVariantOfTensors<V, T>::NoVariantOfTensors;
+};
+/// \endcond
 
 /// The stages of a packed batch: see PackedStages. Their kernels are a sequence's,
 /// MHLA_INSTANTIATE_CUDA_STAGES(V, T).

@@ -48,18 +48,16 @@ double mean_row_entropy(const TensorView<T, 2>& weights) {
 }
 
 /// \cond INTERNAL
-template <class... More>
-double row_entropy(AnyArgument = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<More...>,
+MHLA_ANY_CALL(double row_entropy, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call row_entropy(weights, row) with a view of rank 2");
   return {};
-}
-template <class... More>
-double mean_row_entropy(AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<More...>,
+})
+MHLA_ANY_CALL(double mean_row_entropy, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call mean_row_entropy(weights) with a view of rank 2");
   return {};
-}
+})
 /// \endcond
 
 /// \}

@@ -43,7 +43,7 @@ MHLA_NAMESPACE_BEGIN
 ///
 /// Calls and errors as in SequenceParallel. H is HostHeads<V, T>, and E what its calls take: an
 /// Executor. On GPUs see cuda_head_parallel.
-template <class H, Communicator C>
+template <class H, class C = void>
 class HeadParallel : ParallelErrors {
   using V = typename H::Variant;
   using T = typename H::Scalar;
@@ -286,6 +286,14 @@ class HeadParallel : ParallelErrors {
   Shape local_;
 };
 
+/// \cond INTERNAL
+template <class H, class C>
+requires(!PartsOfRanks<H, C>) class HeadParallel<H, C> : public NoPartsOfRanks<H, C> {
+ public:
+  using NoPartsOfRanks<H, C>::NoPartsOfRanks;
+};
+/// \endcond
+
 /// HeadParallel of tensors of T, made as sequence_parallel makes the other.
 template <StorageScalar T, AttentionVariant V, Communicator C>
 HeadParallel<HostHeads<V, T>, C> head_parallel(const V& attention, const Shape& whole,
@@ -295,18 +303,7 @@ HeadParallel<HostHeads<V, T>, C> head_parallel(const V& attention, const Shape& 
 }
 
 /// \cond INTERNAL
-template <class T = void, class V, class... More>
-AnyArgument head_parallel(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
-                          AnyArgument = {}, AnyArgument = {}, const More&...) {
-  explain_parallel<V>();
-  return {};
-}
-template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
-AnyArgument head_parallel(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
-                          AnyArgument = {}, AnyArgument = {}, const More&...) {
-  explain_parallel<V>();
-  return {};
-}
+MHLA_ANY_CALL(AnyArgument head_parallel, { return explain_parallel<Given...>(); })
 /// \endcond
 
 /// \}

@@ -12,6 +12,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/distributed/agreement.hpp>
+#include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
@@ -22,25 +23,16 @@ MHLA_NAMESPACE_BEGIN
 // Overloads that say why a call of SequenceParallel or HeadParallel does not compile.
 class ParallelErrors {
  public:
-  template <class... More>
-  void forward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-               AnyArgument = {}, AnyArgument = {}, const More&...) const {
-    explain<More...>();
-  }
-  template <class... More>
-  void backward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                const More&...) const {
-    explain<More...>();
-  }
-  template <class... More>
-  Index forward_workspace_size(AnyArgument = {}, const More&...) const {
-    return explain<More...>();
-  }
-  template <class... More>
-  Index backward_workspace_size(AnyArgument = {}, const More&...) const {
-    return explain<More...>();
-  }
+  MHLA_ANY_CALL(static void forward, { explain<Given...>(); })
+  MHLA_ANY_CALL(static void backward, { explain<Given...>(); })
+  MHLA_ANY_CALL(static Index forward_workspace_size, {
+    explain<Given...>();
+    return {};
+  })
+  MHLA_ANY_CALL(static Index backward_workspace_size, {
+    explain<Given...>();
+    return {};
+  })
 
  private:
   template <class... X>
@@ -55,14 +47,31 @@ class ParallelErrors {
   }
 };
 
+// The template arguments of SequenceParallel and HeadParallel.
+template <class S, class C>
+concept PartsOfRanks = Communicator<C> && requires {
+  typename S::Variant;
+  typename S::Scalar;
+};
+// Their base where the arguments are others: fails with one sentence.
+template <class S, class C>
+struct NoPartsOfRanks {
+  static_assert(no_such_call<S, C>,
+                "mhla: SequenceParallel takes Stages, HeadParallel HostHeads, and both a "
+                "Communicator: call sequence_parallel<T>(attention, shape, communicator, shares) "
+                "or head_parallel, which returns one");
+  MHLA_ANY_CALL(NoPartsOfRanks, {})
+};
+
 // Fails with one sentence where a call of sequence_parallel or head_parallel does not compile.
 template <class... X>
-void explain_parallel() {
+AnyArgument explain_parallel() {
   static_assert(no_such_call<X...>,
                 "mhla: call sequence_parallel<T>(attention, shape, communicator, queries, keys, "
                 "wire), head_parallel<T>(attention, shape, communicator, queries, keys), or the "
                 "same with cuda_: T is the scalar of the tensors, shape an mhla::Shape of the "
                 "whole sequence, queries and keys are mhla::Shares");
+  return {};
 }
 
 /// What ranks have in common: types, values, a packed batch's offsets, the whole shape, all shares.

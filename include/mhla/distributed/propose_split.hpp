@@ -119,27 +119,10 @@ void explain_split() {
                 "shares}) with the "
                 "scalar T of the tensors, an mhla::Shape and an mhla::SplitCall");
 }
-template <class T = void, class V>
-SplitProposal propose_split(const V&, const Shape&, const SplitCall&) {
-  explain_split<V>();
+MHLA_ANY_CALL(SplitProposal propose_split, {
+  explain_split<Given...>();
   return {};
-}
-template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class C = AnyArgument,
-          class... More>
-SplitProposal propose_split(const V& = {}, const S& = {}, const C& = {}, const More&...) {
-  explain_split<V>();
-  return {};
-}
-template <class T = void, class V, class C = AnyArgument>
-SplitProposal propose_split(const V&, const Shape&, const C& = {}) {
-  explain_split<V>();
-  return {};
-}
-template <class T = void, class V>
-std::string explain(const V&, const Shape&, const SplitCall&) {
-  explain_split<V>();
-  return {};
-}
+})
 /// \endcond
 
 /// \}

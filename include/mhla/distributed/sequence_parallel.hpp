@@ -82,7 +82,7 @@ void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor
 /// when all ranks have confirmed, by confirmation_bytes, that they have received what they need.
 ///
 /// S is Stages<V, T>, and E what its calls take: an Executor. On GPUs see cuda_sequence_parallel.
-template <class S, Communicator C>
+template <class S, class C = void>
 class SequenceParallel : ParallelErrors {
   using V = typename S::Variant;
   using T = typename S::Scalar;
@@ -322,7 +322,7 @@ class SequenceParallel : ParallelErrors {
   }
   static Sums<A> sums(const Memory& memory) { return {memory.summaries, memory.states}; }
 
-  template <class, Communicator>
+  template <class, class>
   friend class SequenceParallel;
   // Of a padded batch.
   template <class Unpadded>
@@ -515,6 +515,14 @@ class SequenceParallel : ParallelErrors {
   std::shared_ptr<const std::vector<Index>> used_;  // of a padded batch, what stages_ borrows
 };
 
+/// \cond INTERNAL
+template <class S, class C>
+requires(!PartsOfRanks<S, C>) class SequenceParallel<S, C> : public NoPartsOfRanks<S, C> {
+ public:
+  using NoPartsOfRanks<S, C>::NoPartsOfRanks;
+};
+/// \endcond
+
 /// SequenceParallel of tensors of T.
 template <StorageScalar T, AttentionVariant V, Communicator C>
 SequenceParallel<Stages<V, T>, C> sequence_parallel(const V& attention, const Shape& whole,
@@ -524,18 +532,7 @@ SequenceParallel<Stages<V, T>, C> sequence_parallel(const V& attention, const Sh
 }
 
 /// \cond INTERNAL
-template <class T = void, class V, class... More>
-AnyArgument sequence_parallel(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
-                              AnyArgument = {}, AnyArgument = {}, const More&...) {
-  explain_parallel<V>();
-  return {};
-}
-template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
-AnyArgument sequence_parallel(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
-                              AnyArgument = {}, AnyArgument = {}, const More&...) {
-  explain_parallel<V>();
-  return {};
-}
+MHLA_ANY_CALL(AnyArgument sequence_parallel, { return explain_parallel<Given...>(); })
 /// \endcond
 
 /// \}

@@ -124,16 +124,10 @@ void explain_shares() {
                 "mhla: call equal_shares(blocks, ranks) or equal_shares(attention, shape, ranks) "
                 "with an mhla::Shape");
 }
-template <class V>
-Shares equal_shares(const V&, const Shape&, AnyArgument = {}) {
-  explain_shares<V>();
+MHLA_ANY_CALL(Shares equal_shares, {
+  explain_shares<Given...>();
   return {};
-}
-template <class... More>
-Shares equal_shares(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
-  explain_shares<More...>();
-  return {};
-}
+})
 /// \endcond
 
 /// \}

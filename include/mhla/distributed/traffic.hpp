@@ -95,7 +95,7 @@ struct CheckedSize {
 ///
 /// [+ D] with a normalizer. Heads are shared as blocks can be: the first ranks have one more, ranks
 /// beyond H none.
-template <AttentionVariant V, StorageScalar T>
+template <class V, class T = void>
 class SplitTraffic {
   static_assert(
       !requires(const V& v) { v.masks; },
@@ -300,6 +300,14 @@ class SplitTraffic {
   Problem problem_;
   SplitCall call_;
 };
+
+/// \cond INTERNAL
+template <class V, class T>
+requires(!VariantOfTensors<V, T>) class SplitTraffic<V, T> : public NoVariantOfTensors<V, T> {
+ public:
+  using NoVariantOfTensors<V, T>::NoVariantOfTensors;
+};
+/// \endcond
 
 /// \}
 

@@ -93,13 +93,12 @@ auto mix_view(X&& matrix) {
 }
 
 /// \cond INTERNAL
-template <class... More>
-TensorView<float, 2> mix_view(AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<More...>,
+MHLA_ANY_CALL(AnyView mix_view, {
+  static_assert(no_such_call<Given...>,
                 "mhla: mix_view(matrix) takes an Eigen matrix: of a pointer or a std::vector "
                 "write mhla::make_view(mix.data(), blocks, blocks)");
   return {};
-}
+})
 /// \endcond
 
 /// \}

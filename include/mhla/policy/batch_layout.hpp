@@ -33,7 +33,7 @@ inline constexpr bool is_batch_layout = false;
 /// columns as the longest sequence has blocks, or more. `offsets` are borrowed host memory: int32
 /// or int64, the first 0, non-decreasing, the last the number of tokens; a sequence may be empty.
 /// Whether they fit is checked in every call. Made by mhla::packed.
-template <AttentionVariant A, class Offset>
+template <class A, class Offset = void>
 struct Packed : A {
   static_assert(!is_batch_layout<A>, "mhla: a batch is either packed or padded, and only once");
   static_assert(A::GeometryType::rank == 1,
@@ -74,7 +74,7 @@ struct Packed : A {
 /// contributes to no summary and no score, even if it holds NaN; a masked query has output 0 and
 /// gradient 0. A mask moves no block boundary and no position. Trailing padding changes no bit of
 /// the other tokens' results. Made by mhla::padded.
-template <AttentionVariant A>
+template <class A>
 struct Padded : A {
   static_assert(!is_batch_layout<A>, "mhla: a batch is either packed or padded, and only once");
   static_assert(!mixes_products<A>,
@@ -98,6 +98,17 @@ struct Padded : A {
     return expression_of_backward(*this, q, k, v, mix, dy);
   }
 };
+
+/// \cond INTERNAL
+template <class A, class Offset>
+requires(!AttentionVariant<A>) struct Packed<A, Offset> : NoVariantOfTensors<A, float> {
+  using NoVariantOfTensors<A, float>::NoVariantOfTensors;
+};
+template <class A>
+requires(!AttentionVariant<A>) struct Padded<A> : NoVariantOfTensors<A, float> {
+  using NoVariantOfTensors<A, float>::NoVariantOfTensors;
+};
+/// \endcond
 
 /// \cond INTERNAL
 template <class A, class Offset>

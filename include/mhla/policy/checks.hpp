@@ -357,11 +357,12 @@ Index explain_size() {
 }
 
 template <class... X>
-void explain_choice() {
+const char* explain_choice() {
   static_assert(no_such_call<X...>,
                 "mhla: call explain<T>(attention, shape, device) with an mhla::CudaDevice, or "
                 "explain<T>(attention, shape, {.queries = shares}) with an mhla::SplitCall: T is "
                 "the scalar of the tensors, shape an mhla::Shape");
+  return "";
 }
 
 // Takes {.query = dq, ...} too.
@@ -379,15 +380,12 @@ requires(!(AttentionVariant<V> && arguments::Runs<E> &&
                                                         AnyArgument = {}, AnyArgument = {}) {
   arguments::explain<V, E, Y, Mix, Q, K, Value>();
 }
-template <class V = AnyArgument, class... More>
-void forward_into(const V& = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                  AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                  AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<V>,
+MHLA_ANY_CALL(void forward_into, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call forward_into(attention, executor, q, k, v, mix, y, workspace, save): "
                 "workspace is an mhla::Workspace or a WorkspaceView and needed on a CudaDevice "
                 "alone, save points to a ForwardState of mix's type and may be left out");
-}
+})
 
 template <class V, class E, class Q, class K, class Value, class Mix, class DY>
 requires(!(AttentionVariant<V> && arguments::Runs<E> &&
@@ -398,16 +396,13 @@ requires(!(AttentionVariant<V> && arguments::Runs<E> &&
                                                       AnyArgument = {}, AnyArgument = {}) {
   arguments::explain<V, E, Q, Mix, K, Value, DY>();
 }
-template <class V = AnyArgument, class... More>
-void backward_into(const V& = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                   AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                   AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<V>,
+MHLA_ANY_CALL(void backward_into, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call backward_into(attention, executor, q, k, v, mix, dy, {dq, dk, dv, "
                 "dmix}, update, workspace, saved), with mhla::skip for a gradient that is not "
                 "wanted: workspace is an mhla::Workspace or a WorkspaceView and, as update, needed "
                 "on a CudaDevice alone, saved points to a ForwardState of mix's type");
-}
+})
 template <class Never = void>
 void backward_into(AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgument,
                    AnyArgument, const arguments::NamedGradients&, AnyArgument = {},
@@ -417,52 +412,10 @@ void backward_into(AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgume
                 "mhla::skip in place of one that is not wanted");
 }
 
-// As above for workspace sizes; the shape may be a list of named members.
-template <class T = void, class V, class... More>
-Index forward_workspace_size(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
-                             const More&...) {
-  return arguments::explain_size<V>();
-}
-template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
-Index forward_workspace_size(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
-                             const More&...) {
-  return arguments::explain_size<V>();
-}
-template <class T = void, class V, class... More>
-Index backward_workspace_size(const V&, const Shape&, AnyArgument = {}, AnyArgument = {},
-                              const More&...) {
-  return arguments::explain_size<V>();
-}
-template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
-Index backward_workspace_size(const V& = {}, const S& = {}, AnyArgument = {}, AnyArgument = {},
-                              const More&...) {
-  return arguments::explain_size<V>();
-}
-template <class... More>
-Index forward_state_size(AnyArgument, const Shape&, AnyArgument = {}, const More&...) {
-  return arguments::explain_size<More...>();
-}
-template <class V = AnyArgument, NotA<Shape> S = AnyArgument, class... More>
-Index forward_state_size(const V& = {}, const S& = {}, AnyArgument = {}, const More&...) {
-  return arguments::explain_size<V>();
-}
-
-template <class T = void, class V = AnyArgument>
-std::string explain(const V& = {}, const Shape& = {}) {
-  arguments::explain_choice<V>();
-  return {};
-}
-template <class T = void, class V = AnyArgument, NotA<Shape> S = AnyArgument, class C = AnyArgument,
-          class... More>
-std::string explain(const V&, const S&, const C& = {}, const More&...) {
-  arguments::explain_choice<V>();
-  return {};
-}
-template <class T = void, class V, class C>
-std::string explain(const V&, const Shape&, const C&) {
-  arguments::explain_choice<V>();
-  return {};
-}
+MHLA_ANY_CALL(Index forward_workspace_size, { return arguments::explain_size<Given...>(); })
+MHLA_ANY_CALL(Index backward_workspace_size, { return arguments::explain_size<Given...>(); })
+MHLA_ANY_CALL(Index forward_state_size, { return arguments::explain_size<Given...>(); })
+MHLA_ANY_CALL(std::string explain, { return arguments::explain_choice<Given...>(); })
 /// \endcond
 
 MHLA_NAMESPACE_END

@@ -53,29 +53,11 @@ struct RequireStreaming {
 // Overloads that say why a call of a decoder does not compile.
 class DecoderErrors {
  public:
-  template <class... More>
-  void step(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-            AnyArgument = {}, const More&...) const {
-    explain_step<More...>();
-  }
-  template <class... More>
-  void prefill(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-               AnyArgument = {}, AnyArgument = {}, const More&...) const {
-    explain_step<More...>();
-  }
-  template <class... More>
-  void record_step(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                   AnyArgument = {}, const More&...) const {
-    explain_step<More...>();
-  }
-  template <class... More>
-  void save(AnyArgument = {}, AnyArgument = {}, const More&...) const {
-    explain_state<More...>();
-  }
-  template <class... More>
-  void load(AnyArgument = {}, AnyArgument = {}, const More&...) const {
-    explain_state<More...>();
-  }
+  MHLA_ANY_CALL(static void step, { explain_step<Given...>(); })
+  MHLA_ANY_CALL(static void prefill, { explain_step<Given...>(); })
+  MHLA_ANY_CALL(static void record_step, { explain_step<Given...>(); })
+  MHLA_ANY_CALL(static void save, { explain_state<Given...>(); })
+  MHLA_ANY_CALL(static void load, { explain_state<Given...>(); })
 
  protected:
   template <class... X>

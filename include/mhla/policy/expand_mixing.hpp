@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
@@ -94,6 +95,15 @@ void expand(const V& attention, const Shape& shape,
     }
   }
 }
+
+/// \cond INTERNAL
+MHLA_ANY_CALL(void expand, {
+  static_assert(no_such_call<Given...>,
+                "mhla: call expand(attention, shape, mix, dense): shape is an mhla::Shape, as of "
+                "mhla::shape_of(q, k, v, mix), mix and dense are views of rank 3, [heads, rows, "
+                "columns], of one scalar, dense not const");
+})
+/// \endcond
 
 /// \}
 

@@ -119,7 +119,7 @@ struct QueryUpdate {
 /// The blocks of one sequence shape, or of packed sequences, and what their stages leave: what the
 /// stages of every backend have in common.
 template <AttentionVariant V, StorageScalar T>
-class StageBlocks : RequireStages<V>, public StageErrors {
+class StageBlocks : public StageErrors, RequireStages<V> {
  public:
   using Variant = V;  ///< 1st argument
   using Scalar = T;   ///< 2nd argument
@@ -137,21 +137,12 @@ class StageBlocks : RequireStages<V>, public StageErrors {
   }
 
   /// \cond INTERNAL
-  template <class Never = void>
-  StageBlocks(AnyArgument, const Shape&) {
-    explain_constructor<Never>();
-  }
-  template <NotA<Shape> Second = AnyArgument, class... More>
-  StageBlocks(AnyArgument = {}, const Second& = {}, const More&...) {
-    explain_constructor<Second>();
-  }
-  template <class... X>
-  static void explain_constructor() {
-    static_assert(no_such_call<X...>,
+  MHLA_ANY_CALL(StageBlocks, {
+    static_assert(no_such_call<Given...>,
                   "mhla: make stages by Stages<Attention, T>(attention, shape), or CudaStages: "
                   "shape is an mhla::Shape, as of mhla::shape_of(q, k, v, mix), of the whole "
                   "sequence");
-  }
+  })
   /// \endcond
 
   /// All query blocks: of packed sequences those of all, end to end, of which an empty one has

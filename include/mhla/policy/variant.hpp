@@ -3,7 +3,9 @@
 // numbers as members. Independent of Eigen, so that device code can name the same variant.
 #pragma once
 
+#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
+#include <mhla/core/scalar.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/causality.hpp>
 #include <mhla/policy/feature_map.hpp>
@@ -63,28 +65,10 @@ auto expression_of_backward(const Variant& variant, const Query& q, const Key& k
 /// are on \ref rules. Combinations that make no sense do not compile: causality needs Blocks1D and
 /// excludes MixedProduct, HalfSplitRotary needs Blocks1D, RecurrentMixing causality, and
 /// SeparableMixing excludes it.
-template <class FeatureMapT, class GeometryT, class CausalityT = Bidirectional,
+template <class FeatureMapT, class GeometryT = void, class CausalityT = Bidirectional,
           class NormalizerT = MixedKeySum, class RotationT = NoRotation,
           class MixingT = DenseMixing>
 struct Attention {
-  static_assert(FeatureMap<FeatureMapT>,
-                "mhla: the 1st argument of Attention must be a feature map: trivially copyable, "
-                "with T value(T) const and T derivative(T) const for every floating-point T, or "
-                "with feature_dim(key_dim), value(in, out) and vjp(in, grad, out) on mhla::Span");
-  static_assert(BlockGeometry<GeometryT>,
-                "mhla: the 2nd argument of Attention must be a block geometry: Blocks1D, Blocks2D, "
-                "Blocks3D, or a type with rank, unset() and grid_of(tokens)");
-  static_assert(Causality<CausalityT>,
-                "mhla: the 3rd argument of Attention must be Bidirectional, Causal or BlockCausal");
-  static_assert(Normalizer<NormalizerT>,
-                "mhla: the 4th argument of Attention must be MixedKeySum, MixedProduct or "
-                "Unnormalized");
-  static_assert(Rotation<RotationT>,
-                "mhla: the 5th argument of Attention must be NoRotation, HalfSplitRotary, "
-                "AxialRotary, or a type with pairs, axis_pairs and frequency");
-  static_assert(Mixing<MixingT>,
-                "mhla: the 6th argument of Attention must be DenseMixing, RecurrentMixing, "
-                "SeparableMixing, or a type with the members that StructuredMixing lists");
   static_assert(CausalityT::sight == Sight::all || GeometryT::rank == 1,
                 "mhla: causal attention needs a sequence: use Blocks1D with Causal or BlockCausal");
   static_assert(CausalityT::sight == Sight::all || !NormalizerT::needs.mixed_products,
@@ -131,6 +115,39 @@ struct Attention {
 };
 
 /// \cond INTERNAL
+// Where an argument of Attention is wrong: fails with one sentence that says which.
+template <class F, class G, class C, class N, class R, class M>
+requires(!(FeatureMap<F> && BlockGeometry<G> && Causality<C> && Normalizer<N> && Rotation<R> &&
+           Mixing<M>)) struct Attention<F, G, C, N, R, M> {
+  // Of a concept in a static_assert compilers list the requirements; of a constant they do not.
+  static constexpr bool is_feature_map = FeatureMap<F>;
+  static constexpr bool is_geometry = BlockGeometry<G>;
+  static constexpr bool is_causality = Causality<C>;
+  static constexpr bool is_normalizer = Normalizer<N>;
+  static constexpr bool is_rotation = Rotation<R>;
+  static constexpr bool is_mixing = Mixing<M>;
+  static_assert(is_feature_map,
+                "mhla: the 1st argument of Attention must be a feature map: trivially copyable, "
+                "with T value(T) const and T derivative(T) const for every floating-point T, or "
+                "with feature_dim(key_dim), value(in, out) and vjp(in, grad, out) on mhla::Span");
+  static_assert(is_geometry,
+                "mhla: the 2nd argument of Attention must be a block geometry: Blocks1D, Blocks2D, "
+                "Blocks3D, or a type with rank, unset() and grid_of(tokens)");
+  static_assert(is_causality,
+                "mhla: the 3rd argument of Attention must be Bidirectional, Causal or BlockCausal");
+  static_assert(is_normalizer,
+                "mhla: the 4th argument of Attention must be MixedKeySum, MixedProduct or "
+                "Unnormalized");
+  static_assert(is_rotation,
+                "mhla: the 5th argument of Attention must be NoRotation, HalfSplitRotary, "
+                "AxialRotary, or a type with pairs, axis_pairs and frequency");
+  static_assert(is_mixing,
+                "mhla: the 6th argument of Attention must be DenseMixing, RecurrentMixing, "
+                "SeparableMixing, or a type with the members that StructuredMixing lists");
+  MHLA_ANY_CALL(Attention, {})
+  MHLA_ANY_CALL(static AnyArgument backward, { return {}; })
+};
+
 // Any Attention<...>, and batch layouts of one.
 template <class A>
 inline constexpr bool is_attention = false;
@@ -141,6 +158,26 @@ inline constexpr bool is_attention<Attention<F, G, C, N, R, M>> = true;
 /// Any Attention, Packed or Padded.
 template <class A>
 concept AttentionVariant = is_attention<std::remove_cv_t<A>>;
+
+/// \cond INTERNAL
+// The template arguments of a Decoder, of Stages and so on: a variant and its tensors' scalar.
+template <class V, class T>
+concept VariantOfTensors = AttentionVariant<V> && StorageScalar<T>;
+// Their base where the arguments are others: fails with one sentence.
+template <class V, class T>
+struct NoVariantOfTensors {
+  static constexpr bool is_variant = AttentionVariant<V>;
+  static constexpr bool is_scalar = !is_variant || StorageScalar<T>;
+  static_assert(is_variant,
+                "mhla: the 1st argument of this class is an mhla::Attention, or an mhla::Packed or "
+                "mhla::Padded of one; the 2nd is the scalar of its tensors");
+  static_assert(is_scalar,
+                "mhla: the 2nd argument of this class is the scalar of its tensors: float, double, "
+                "another floating-point type, mhla::BFloat16 or mhla::Half, which stand for "
+                "Eigen's");
+  MHLA_ANY_CALL(NoVariantOfTensors, {})
+};
+/// \endcond
 
 /// \}
 

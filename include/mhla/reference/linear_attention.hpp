@@ -221,26 +221,9 @@ void linear_attention_weights(const V& attention, const Query& query, Operand<T,
 }
 
 /// \cond INTERNAL
-template <class... More>
-void linear_attention_forward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                              AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                              AnyArgument = {}, const More&...) {
-  explain_oracle<More...>();
-}
-template <class... More>
-void linear_attention_backward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                               AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                               AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                               const More&...) {
-  explain_oracle<More...>();
-}
-template <class... More>
-void linear_attention_weights(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                              AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                              AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                              const More&...) {
-  explain_oracle<More...>();
-}
+MHLA_ANY_CALL(void linear_attention_forward, { explain_oracle<Given...>(); })
+MHLA_ANY_CALL(void linear_attention_backward, { explain_oracle<Given...>(); })
+MHLA_ANY_CALL(void linear_attention_weights, { explain_oracle<Given...>(); })
 /// \endcond
 
 /// \}

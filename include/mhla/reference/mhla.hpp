@@ -293,23 +293,9 @@ void mhla_weights(const V& attention, const Query& query, Operand<T, 4> k,
 }
 
 /// \cond INTERNAL
-template <class... More>
-void mhla_forward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                  AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
-  explain_oracle<More...>();
-}
-template <class... More>
-void mhla_backward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                   AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                   AnyArgument = {}, const More&...) {
-  explain_oracle<More...>();
-}
-template <class... More>
-void mhla_weights(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                  AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                  AnyArgument = {}, const More&...) {
-  explain_oracle<More...>();
-}
+MHLA_ANY_CALL(void mhla_forward, { explain_oracle<Given...>(); })
+MHLA_ANY_CALL(void mhla_backward, { explain_oracle<Given...>(); })
+MHLA_ANY_CALL(void mhla_weights, { explain_oracle<Given...>(); })
 /// \endcond
 
 /// \}

@@ -191,26 +191,9 @@ void softmax_attention_weights(const SoftmaxAttention<C>& attention, const Query
 }
 
 /// \cond INTERNAL
-template <class... More>
-void softmax_attention_forward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                               AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                               AnyArgument = {}, const More&...) {
-  explain_oracle<More...>();
-}
-template <class... More>
-void softmax_attention_backward(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                                AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                                AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                                const More&...) {
-  explain_oracle<More...>();
-}
-template <class... More>
-void softmax_attention_weights(AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                               AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                               AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                               const More&...) {
-  explain_oracle<More...>();
-}
+MHLA_ANY_CALL(void softmax_attention_forward, { explain_oracle<Given...>(); })
+MHLA_ANY_CALL(void softmax_attention_backward, { explain_oracle<Given...>(); })
+MHLA_ANY_CALL(void softmax_attention_weights, { explain_oracle<Given...>(); })
 /// \endcond
 
 /// \}

@@ -160,20 +160,18 @@ bool bitwise_equal(const TensorView<T, Rank>& a,
 }
 
 /// \cond INTERNAL
-template <class... More>
-Comparison<1> compare(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<More...>,
+MHLA_ANY_CALL(Comparison<1> compare, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call compare(actual, expected, scale) with two views of one rank: of a "
                 "HostTensor write x.view()");
   return {};
-}
-template <class... More>
-bool bitwise_equal(AnyArgument = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<More...>,
+})
+MHLA_ANY_CALL(bool bitwise_equal, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call bitwise_equal(a, b) with two views of one rank and scalar: of a "
                 "HostTensor write x.view()");
   return {};
-}
+})
 /// \endcond
 
 /// \}

@@ -48,12 +48,11 @@ void for_each_element(F f, const TensorView<First, Rank>& first,
 }
 
 /// \cond INTERNAL
-template <class... More>
-void for_each_element(AnyArgument = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<More...>,
+MHLA_ANY_CALL(void for_each_element, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call for_each_element(f, view, views...) with views of one rank: of a "
                 "HostTensor write x.view()");
-}
+})
 /// \endcond
 
 /// \}

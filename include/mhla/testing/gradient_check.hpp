@@ -180,22 +180,19 @@ GradientCheck check_gradient(const Loss& loss, std::uint64_t seed, int direction
 }
 
 /// \cond INTERNAL
-template <class... More>
-Differentiated<double, 1> differentiate(AnyArgument = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<More...>,
+MHLA_ANY_CALL(AnyArgument differentiate, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call differentiate(operand, gradient) with two views of one rank and "
                 "scalar, or two HostTensors, the operand not const");
-  throw Error("mhla: nothing to differentiate");
-}
-template <class... More>
-GradientCheck check_gradient(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, AnyArgument = {},
-                             const More&...) {
-  static_assert(no_such_call<More...>,
+  return {};
+})
+MHLA_ANY_CALL(GradientCheck check_gradient, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call check_gradient(loss, seed, directions, operands...): loss takes no "
                 "argument and returns a floating-point number, and operands are made by "
                 "differentiate(operand, gradient)");
   return {};
-}
+})
 /// \endcond
 
 /// \}

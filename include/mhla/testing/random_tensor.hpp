@@ -122,12 +122,11 @@ HostTensor<T, int(sizeof...(Extents))> random_tensor(const Distribution& distrib
 }
 
 /// \cond INTERNAL
-template <class... More>
-void fill_random(AnyArgument = {}, AnyArgument = {}, AnyArgument = {}, const More&...) {
-  static_assert(no_such_call<More...>,
+MHLA_ANY_CALL(void fill_random, {
+  static_assert(no_such_call<Given...>,
                 "mhla: call fill_random(distribution, seed, view) with a view to write to, of "
                 "float, double, BFloat16 or Half: of a HostTensor write x.view()");
-}
+})
 /// \endcond
 
 /// \}
