@@ -12,8 +12,8 @@ namespace distributed_calls {
 namespace {
 
 template <class T, class V>
-void run(const AnyCommunicator& communicator, const V& attention, const Shape& partial,
-         std::uint64_t seed) {
+void run_by_heads(const AnyCommunicator& communicator, const V& attention, const Shape& partial,
+                  std::uint64_t seed) {
   const SharedCall<T, V> part(attention, partial, communicator.size(), communicator.rank(), seed);
   const executors::ShuffledExecutor executor{2, seed};
   const auto layer =
@@ -59,7 +59,7 @@ std::vector<Case> cases_by_heads() {
   for_each_call_by_heads(
       [&](const char* name, auto scalar, const auto& attention, const Shape& shape) {
         cases.push_back({name, [=](const AnyCommunicator& ranks, std::uint64_t seed) {
-                           run<decltype(scalar)>(ranks, attention, shape, seed);
+                           run_by_heads<decltype(scalar)>(ranks, attention, shape, seed);
                          }});
       });
   return cases;

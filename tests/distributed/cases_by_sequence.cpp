@@ -113,16 +113,14 @@ std::vector<Case> cases_by_sequence() {
          }});
   };
   using namespace mhla;
-  const Attention<Relu, Blocks1D> plain{.blocks = {.block = 5}};
-  add_padded("a padded batch", plain);
-  add_padded("a batch with masked queries", plain, Masked::queries);
-  add_padded("a batch with masked keys", plain, Masked::keys);
-  add_padded("a padded batch, causal", Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 5}});
-  add_padded("a padded batch, causal by blocks",
-             Attention<Relu, Blocks1D, BlockCausal>{.blocks = {.block = 5}});
+  const Sequence sequence{.blocks = {.block = 5}};
+  add_padded("a padded batch", sequence);
+  add_padded("a batch with masked queries", sequence, Masked::queries);
+  add_padded("a batch with masked keys", sequence, Masked::keys);
+  add_padded("a padded batch, causal", CausalSequence{.blocks = {.block = 5}});
+  add_padded("a padded batch, causal by blocks", ByBlocks{.blocks = {.block = 5}});
   add_padded("a padded batch, a recurrence",
-             Attention<Relu, Blocks1D, Causal, MixedKeySum, NoRotation, RecurrentMixing>{
-                 .blocks = {.block = 1}, .mixing = {.states = 2}});
+             Recurrent{.blocks = {.block = 1}, .mixing = {.states = 2}});
   const auto add_packed = [&](const char* name, auto scalar, const auto& attention, Shape shape,
                               const std::vector<std::int32_t>& offsets) {
     shape.query_tokens = shape.key_tokens = offsets.back();
@@ -132,8 +130,7 @@ std::vector<Case> cases_by_sequence() {
   };
   const std::vector<std::int32_t> offsets{0, 9, 9, 30, 31, 93, 100};
   const Shape grouped{1, 4, 2, 0, 0, 6, 7, 1, 13, 13};
-  using Sequence = Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>;
-  add_packed("a packed batch", float{}, Sequence{.blocks = {.block = 5}}, grouped, offsets);
+  add_packed("a packed batch", float{}, sequence, grouped, offsets);
   add_packed("a packed batch of fewer blocks than ranks", float{},
              Sequence{.blocks = {.block = 50}}, grouped, offsets);
   add_packed("a packed batch, causal, in bfloat16", BFloat16{},
@@ -142,8 +139,7 @@ std::vector<Case> cases_by_sequence() {
              Attention<Relu, Blocks1D, BlockCausal, Unnormalized>{.blocks = {.block = 5}},
              Shape{1, 4, 2, 0, 0, 6, 7, 4, 15, 14}, offsets);
   add_packed("a packed batch, a recurrence", float{},
-             Attention<Relu, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>{
-                 .blocks = {.block = 1}, .mixing = {.states = 2}},
+             Recurrent{.blocks = {.block = 1}, .mixing = {.states = 2}},
              Shape{1, 4, 2, 0, 0, 6, 7, 4}, {0, 20, 20, 95, 96, 130});
   return cases;
 }

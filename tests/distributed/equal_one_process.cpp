@@ -10,11 +10,7 @@
 
 namespace {
 
-#if defined(MHLA_SMALL_PRODUCT)
-constexpr mhla::Index numbers_of_ranks[] = {2, 7};
-#else
-constexpr mhla::Index numbers_of_ranks[] = {1, 2, 4, 7};
-#endif
+constexpr mhla::Index numbers_of_ranks[] = {MHLA_NUMBERS_OF_RANKS};
 
 void check(const std::vector<distributed_calls::Case>& cases) {
   for (const auto& of : cases)

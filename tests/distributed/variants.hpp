@@ -9,15 +9,21 @@
 
 namespace distributed_calls {
 
+// Used in several calls, each packed and padded too, as every variant takes a second to compile.
+using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Bidirectional, mhla::MixedKeySum,
+                                 mhla::HalfSplitRotary>;
+using CausalSequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::MixedKeySum,
+                                       mhla::HalfSplitRotary>;
+using ByBlocks = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::BlockCausal>;
+using Recurrent = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::MixedKeySum,
+                                  mhla::HalfSplitRotary, mhla::RecurrentMixing>;
+
 /// By sequence: calls visit(name, T{}, attention, shape), few of each kind, of odd sizes.
 template <class Visit>
 void for_each_call(const Visit& visit) {
   using namespace mhla;
-  using Sequence = Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>;
   using Plain = Attention<EluPlusOne, Blocks1D, Bidirectional, Unnormalized>;
-  using CausalSequence = Attention<Relu, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;
   using PlainCausal = Attention<Relu, Blocks1D, Causal, Unnormalized>;
-  using ByBlocks = Attention<Relu, Blocks1D, BlockCausal>;
   using Image = Attention<Relu, Blocks2D, Bidirectional, MixedKeySum, AxialRotary>;
   using Video = Attention<Softmax, Blocks3D, Bidirectional, MixedKeySum, AxialRotary>;
   using Crossed = Attention<Relu, Blocks3D>;
@@ -42,14 +48,11 @@ void for_each_call(const Visit& visit) {
                 .key_blocks = {.grid = {3, 3, 10}, .block = {1, 2, 3}}},
         Shape{1, 4, 2, 120, 90, 16, 8});
   visit("one block of queries", float{},
-        Attention<Relu, Blocks1D>{.blocks = {.block = 5}, .key_blocks = {.block = 5}},
-        Shape{1, 2, 1, 5, 58, 6, 7});
+        Sequence{.blocks = {.block = 5}, .key_blocks = {.block = 5}}, Shape{1, 2, 1, 5, 58, 6, 7});
   visit("fewer blocks than ranks", float{}, Sequence{.blocks = {.block = 32}}, grouped);
   visit("causal, fewer blocks than ranks", float{}, CausalSequence{.blocks = {.block = 20}},
         grouped);
   visit("no values", float{}, Sequence{.blocks = {.block = 5}}, Shape{2, 4, 2, 58, 58, 6, 0});
-  using Recurrent =
-      Attention<Relu, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>;
   using PlainRecurrent =
       Attention<Relu, Blocks1D, BlockCausal, Unnormalized, NoRotation, RecurrentMixing>;
   visit("a recurrence", float{}, Recurrent{.blocks = {.block = 1}, .mixing = {.states = 2}},
@@ -66,10 +69,8 @@ void for_each_call_by_heads(const Visit& visit) {
   using namespace mhla;
   for_each_call(visit);
   using Products = Attention<Relu, Blocks2D, Bidirectional, MixedProduct>;
-  using Recurrent = Attention<Relu, Blocks1D, Causal, MixedKeySum, NoRotation, RecurrentMixing>;
   using Separable =
       Attention<Relu, Blocks2D, Bidirectional, MixedKeySum, NoRotation, SeparableMixing>;
-  using Sequence = Attention<Relu, Blocks1D, Causal>;
   visit("mixed products", float{}, Products{.blocks = {.grid = {8, 6}, .block = {2, 3}}},
         Shape{2, 4, 2, 48, 48, 8, 6});
   visit("one recurrence for all heads", float{},
@@ -77,7 +78,7 @@ void for_each_call_by_heads(const Visit& visit) {
   visit("separable mixing", float{},
         Separable{.blocks = {.grid = {8, 6}, .block = {2, 3}}, .mixing = {.rank = 2}},
         Shape{2, 4, 2, 48, 48, 8, 6});
-  visit("more sequences than partial sums", float{}, Sequence{.blocks = {.block = 4}},
+  visit("more sequences than partial sums", float{}, CausalSequence{.blocks = {.block = 4}},
         Shape{21, 6, 6, 9, 9, 4, 4});
   static constexpr std::int32_t offsets[] = {0, 9, 9, 30, 58};
   visit("a packed batch", float{},
@@ -88,7 +89,7 @@ void for_each_call_by_heads(const Visit& visit) {
     for (Index i = 0; i < 2 * 58; ++i) tokens.view().element(i) = i % 7 != 3 && i < 100;
     return tokens;
   }();
-  visit("a padded batch", float{}, padded(Sequence{.blocks = {.block = 5}}, mask.view()),
+  visit("a padded batch", float{}, padded(CausalSequence{.blocks = {.block = 5}}, mask.view()),
         Shape{2, 4, 2, 58, 58, 6, 7});
 }
 
