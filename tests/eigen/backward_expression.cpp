@@ -13,7 +13,7 @@ using mhla::Update;
 using test::Gradients;
 using test::Memory;
 using test::memory_of;
-using test::on_every_device;
+using test::on_device_of;
 using test::Tensors;
 
 using FloatRowMajor = Tensors<float, Eigen::RowMajor>;
@@ -61,7 +61,7 @@ TEMPLATE_TEST_CASE("backward expression: overwrites and accumulates, on every de
     mhla::gradients(g.dq, g.dk, g.dv, g.dmix) += t.attention.backward(t.q, t.k, t.v, t.mix, t.dy);
     g.require(accumulated);
   }
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::ColMajor, TestType>([&](const auto& device) {
     Targets<TestType> g;
     mhla::gradients(g.dq, g.dk, g.dv, g.dmix).device(device) =
         t.attention.backward(t.q, t.k, t.v, t.mix, t.dy);
@@ -176,7 +176,7 @@ TEMPLATE_TEST_CASE("backward expression: takes lazy operands, tokens first and v
   const Tensor4 dy = tokens_first(t.dy);
   const Scalar one = Scalar(1);
 
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::ColMajor, TestType>([&](const auto& device) {
     Targets<TestType> g;
     mhla::gradients(g.dq, g.dk, g.dv, g.dmix).device(device) =
         t.attention.backward(t.q * one, t.k * one, t.v * one, t.mix * one, t.dy * one);
@@ -192,7 +192,7 @@ TEMPLATE_TEST_CASE("backward expression: a gradient over an operand goes through
                    "[eigen]", FloatRowMajor, DoubleColMajor) {
   using Scalar = typename TestType::Scalar;
   const TestType t;
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::ColMajor, TestType>([&](const auto& device) {
     // dq over q, dk over k, dv over v and dmix over mix, all at once: accumulated, the operands
     // themselves are what the gradients are added to.
     Targets<TestType> over;
@@ -229,7 +229,7 @@ TEMPLATE_TEST_CASE("backward expression: with a workspace, and a saved state", "
   using Scalar = typename TestType::Scalar;
   const TestType t;
   const auto expected = expected_gradients(t, Targets<TestType>().memory(), Update::overwrite);
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::ColMajor, TestType>([&](const auto& device) {
     const mhla::Workspace workspace(
         mhla::backward_workspace_size<Scalar>(t.attention, t.shape(), mhla::executor_for(device)));
     Targets<TestType> g;

@@ -10,7 +10,7 @@ namespace {
 
 using test::Memory;
 using test::memory_of;
-using test::on_every_device;
+using test::on_device_of;
 using test::Tensors;
 
 using FloatRowMajor = Tensors<float, Eigen::RowMajor>;
@@ -41,7 +41,7 @@ TEMPLATE_TEST_CASE("forward expression: constructs, assigns and resizes", "[eige
   CHECK(memory_of(empty) == expected);
   CHECK(empty.dimensions() == t.x.dimensions());
 
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::RowMajor, TestType>([&](const auto& device) {
     typename TestType::Tensor4 y = t.output();
     y.device(device) = t.attention(t.q, t.k, t.v, t.mix);
     CHECK(memory_of(y) == expected);
@@ -56,7 +56,7 @@ TEMPLATE_TEST_CASE("forward expression: is part of larger ones", "[eigen]", Floa
   const Tensor4 attended = t.attention(t.q, t.k, t.v, t.mix);
   const Scalar half = Scalar(0.5);
 
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::RowMajor, TestType>([&](const auto& device) {
     Tensor4 expected = t.output();
     Tensor4 y = t.output();
 
@@ -117,7 +117,7 @@ TEMPLATE_TEST_CASE("forward expression: takes lazy operands, each of the four", 
   const Tensor4 half_v = t.v * Scalar(0.5);
   const typename TestType::Tensor3 half_mix = t.mix * Scalar(0.5);
 
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::RowMajor, TestType>([&](const auto& device) {
     Tensor4 y = t.output();
     y.device(device) = t.attention(half_q + half_q, t.k, t.v, t.mix);
     CHECK(memory_of(y) == expected);
@@ -154,7 +154,7 @@ TEMPLATE_TEST_CASE("forward expression: takes lazy operands, each of the four", 
     const Tensor4 k2 = test::tensor<Scalar, TestType::layout>(9, 2, 3, 22, 9);
     const Tensor4 inner = t.attention(t.q, t.k, t.v, t.mix);
     const Tensor4 outer = t.attention(inner, k2, t.v, t.mix);
-    on_every_device([&](const auto& device) {
+    on_device_of<Eigen::RowMajor, TestType>([&](const auto& device) {
       Tensor4 y = t.output();
       y.device(device) = t.attention(t.attention(t.q, t.k, t.v, t.mix), k2, t.v, t.mix);
       CHECK(memory_of(y) == memory_of(outer));
@@ -174,7 +174,7 @@ TEMPLATE_TEST_CASE("forward expression: takes maps, fixed sizes, views and chips
   Tensor4 values = t.v;
   const Eigen::TensorMap<Tensor4> v(values.data(), values.dimensions());
 
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::RowMajor, TestType>([&](const auto& device) {
     Memory<Scalar> y(expected.size());
     Eigen::TensorMap<Tensor4> map(y.data(), t.x.dimensions());
     map.device(device) = t.attention(q, k, v, t.mix);
@@ -226,7 +226,7 @@ TEMPLATE_TEST_CASE("forward expression: writes slices, reshapes and the other la
   const TestType t;
   const auto expected = t.expected();
 
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::RowMajor, TestType>([&](const auto& device) {
     // Tokens 3 to 22 of a longer tensor: not contiguous.
     Tensor4 longer = test::tensor<typename TestType::Scalar, layout>(13, 2, 6, 30, 9);
     const Tensor4 before = longer;
@@ -298,7 +298,7 @@ TEMPLATE_TEST_CASE("forward expression: a result over an operand goes through a 
   const auto mix = TestType::positive(test::tensor<Scalar, layout>(4, 4, 2, 2));
   const auto expected = memory_of(Tensor4(attention(q, k, v, mix)));
 
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::RowMajor, TestType>([&](const auto& device) {
     Tensor4 y = q;
     y.device(device) = attention(y, k, v, mix);
     CHECK(memory_of(y) == expected);
@@ -393,7 +393,7 @@ TEMPLATE_TEST_CASE("forward expression: tokens_first on every operand and the de
   const auto at_heads = axes<layout>(0, 1, 0, 0);
   REQUIRE(q(at_tokens) == t.q(at_heads));
 
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::RowMajor, TestType>([&](const auto& device) {
     Tensor4 y = t.output();
     y.device(device) = t.attention(tokens_first(q), tokens_first(k), tokens_first(v), t.mix);
     CHECK(memory_of(y) == expected);
@@ -451,7 +451,7 @@ TEMPLATE_TEST_CASE("forward expression: with a workspace, and with a state", "[e
   using Scalar = typename TestType::Scalar;
   const TestType t;
   const auto expected = t.expected();
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::RowMajor, TestType>([&](const auto& device) {
     const mhla::Workspace workspace(
         mhla::forward_workspace_size<Scalar>(t.attention, t.shape(), mhla::executor_for(device)));
     typename TestType::Tensor4 y = t.output();

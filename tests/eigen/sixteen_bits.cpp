@@ -21,7 +21,7 @@ using mhla::skip;
 using mhla::tokens_first;
 using mhla::Update;
 using test::memory_of;
-using test::on_every_device;
+using test::on_device_of;
 using test::tensor;
 
 using Attention = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D>;
@@ -164,7 +164,7 @@ void check_variant(const C& c, const V& variant) {
   const Tensor4 attended = variant(c.q, c.k, c.v, c.mix);
   CHECK(bits(attended) == expected);
   const Tensor4 expected_sum = c.x + attended * T(0.5f);
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::RowMajor, C>([&](const auto& device) {
     const mhla::Workspace workspace(
         std::max(mhla::forward_workspace_size<T>(variant, c.shape(), mhla::executor_for(device)),
                  mhla::backward_workspace_size<T>(variant, c.shape(), mhla::executor_for(device))));
@@ -225,7 +225,7 @@ TEMPLATE_TEST_CASE("16-bit expressions: maps, tokens first, views and lazy opera
   const mhla::TensorView<Core, 4> core_view = mhla::storage_view(c.of_queries(q.data()));
   const mhla::TensorView<const T, 4> key_view = c.of_keys(c.k.data());
 
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::RowMajor, C>([&](const auto& device) {
     Tensor4 y = c.x;
     typename C::Map4 map(y.data(), y.dimensions());
     map.device(device) = attention(query_map, c.k, c.v, c.mix);
@@ -281,7 +281,7 @@ TEMPLATE_TEST_CASE("16-bit expressions: gradients into maps, tokens first, views
   const C c;
   const GradientBits overwritten = c.backward(attention, Update::overwrite);
   const GradientBits accumulated = c.backward(attention, Update::accumulate);
-  on_every_device([&](const auto& device) {
+  on_device_of<Eigen::RowMajor, C>([&](const auto& device) {
     Targets<C> g(c);
     Tensor4 dk = tokens_first(g.dk);
     const mhla::TensorView<T, 4> dv = c.of_keys(g.dv.data());

@@ -120,4 +120,22 @@ void on_every_device(F&& f) {
 #endif
 }
 
+#ifdef EIGEN_USE_THREADS
+/// In a test of both layouts: calls f with a thread pool for Case's layout `OnPool`, with one
+/// thread for the other. Nightly both layouts meet every device.
+template <int OnPool, class Case, class F>
+void on_device_of(F&& f) {
+#ifdef MHLA_FULL_PRODUCT
+  on_every_device(f);
+#else
+  if constexpr (Case::layout == OnPool) {
+    Eigen::ThreadPool pool(3);
+    f(Eigen::ThreadPoolDevice(&pool, 3));
+  } else {
+    f(Eigen::DefaultDevice());
+  }
+#endif
+}
+#endif
+
 }  // namespace test
