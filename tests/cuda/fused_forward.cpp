@@ -211,9 +211,10 @@ TEST_CASE("fused: forward, tensors of any strides", "[cuda]") {
 
 #ifndef MHLA_SMALL_PRODUCT  // minutes under sanitizers
 TEST_CASE("fused: forward, nothing of a later token reaches an earlier one", "[cuda]") {
-  fused_call::check_later_tokens_reach_nothing(
-      Line<Causal>{.blocks = {.block = 20}}, {7, 29, 49}, [](const auto& attention, const auto& x) {
-        return forward<BFloat16, 64, 64>(attention, x, x.q, x.k, x.v);
+  fused_call::check_later_tokens_reach_nothing<Half>(
+      Line<Causal>{.blocks = {.block = 40}}, 128, {29, 49},
+      [](const auto& attention, const auto& x) {
+        return forward<Half, 128, 128>(attention, x, x.q, x.k, x.v);
       });
 }
 #endif

@@ -542,13 +542,13 @@ TEST_CASE("pairs: gradients omitted, and added", "[cuda]") {
 
 // A tensor's spoilt token changes what sees it, and no bit of the rest.
 TEST_CASE("pairs: nothing of a hidden token reaches another", "[cuda]") {
-  const auto check_hidden = [](const auto& attention, Index tokens, Shape shape, const auto& sees) {
+  const auto check_hidden = []<class T>(T, const auto& attention, Index tokens, Shape shape,
+                                        const auto& sees) {
     shape.key_dim = shape.value_dim = 64;
-    const auto x = operands_of<BFloat16>(attention, shape);
-    const auto y = forward<BFloat16, 64, 64>(attention, x, {x});
-    const auto gradients = backward<BFloat16, 64, 64>(attention, x, {x});
-    const auto equal = [](const HostTensor<BFloat16, 4>& a, const HostTensor<BFloat16, 4>& b,
-                          Index t) {
+    const auto x = fused_call::cancelling_operands_of<T>(attention, shape);
+    const auto y = forward<T, 64, 64>(attention, x, {x});
+    const auto gradients = backward<T, 64, 64>(attention, x, {x});
+    const auto equal = [](const HostTensor<T, 4>& a, const HostTensor<T, 4>& b, Index t) {
       for (Index c = 0; c < 64; ++c)
         if (a(0, 0, t, c).bits != b(0, 0, t, c).bits) return false;
       return true;
@@ -557,10 +557,10 @@ TEST_CASE("pairs: nothing of a hidden token reaches another", "[cuda]") {
                                      {std::numeric_limits<float>::infinity(), tokens - 1}})
       for (int tensor = 0; tensor < 4; ++tensor) {  // q, k, v, dy
         auto spoilt = x;
-        HostTensor<BFloat16, 4>* const all[] = {&spoilt.q, &spoilt.k, &spoilt.v, &spoilt.dy};
+        HostTensor<T, 4>* const all[] = {&spoilt.q, &spoilt.k, &spoilt.v, &spoilt.dy};
         store((*all[tensor])(0, 0, token, 3), bad);
-        const auto z = forward<BFloat16, 64, 64>(attention, spoilt, {spoilt});
-        const auto other = backward<BFloat16, 64, 64>(attention, spoilt, {spoilt});
+        const auto z = forward<T, 64, 64>(attention, spoilt, {spoilt});
+        const auto other = backward<T, 64, 64>(attention, spoilt, {spoilt});
         const bool of_query = tensor == 0 || tensor == 3;
         CAPTURE(bad, token, tensor);
         Index wrong = 0;
@@ -580,13 +580,14 @@ TEST_CASE("pairs: nothing of a hidden token reaches another", "[cuda]") {
         CHECK(reached);
       }
   };
-  check_hidden(Line<Causal>{.blocks = {.block = 20}}, 70, {1, 1, 1, 70, 70},
+  check_hidden(Half{}, Line<Causal>{.blocks = {.block = 20}}, 70, {1, 1, 1, 70, 70},
                [](Index t, Index s) { return s <= t; });
-  check_hidden(TurnedSequence{.blocks = {.block = 20}}, 70, {1, 1, 1, 70, 70},
+  check_hidden(BFloat16{}, TurnedSequence{.blocks = {.block = 20}}, 70, {1, 1, 1, 70, 70},
                [](Index t, Index s) { return s / 20 <= t / 20; });
   const std::vector<std::int32_t> offsets = {0, 10, 30, 70};
   const auto sequence = [](Index t) { return t < 10 ? 0 : t < 30 ? 1 : 2; };
-  check_hidden(Packed<Line<>, std::int32_t>(Line<>{.blocks = {.block = 10}},
+  check_hidden(BFloat16{},
+               Packed<Line<>, std::int32_t>(Line<>{.blocks = {.block = 10}},
                                             {offsets.data(), static_cast<Index>(offsets.size())}),
                70, {1, 1, 1, 70, 70, 0, 0, 1, 4, 4},
                [&](Index t, Index s) { return sequence(t) == sequence(s); });

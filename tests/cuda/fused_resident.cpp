@@ -175,8 +175,8 @@ TEST_CASE("resident: packed and padded batches", "[cuda]") {
 }
 
 TEST_CASE("resident: nothing of a later token reaches an earlier one", "[cuda]") {
-  fused_call::check_later_tokens_reach_nothing(
-      Line<Causal>{.blocks = {.block = 20}}, {7, 29},
+  fused_call::check_later_tokens_reach_nothing<BFloat16>(
+      Line<Causal>{.blocks = {.block = 20}}, 64, {7, 29},
       [](const auto& attention, const auto& x) { return forward<BFloat16, 64>(attention, x); });
 }
 

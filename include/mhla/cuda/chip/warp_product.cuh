@@ -9,6 +9,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/tile.cuh>
+#include <mhla/cuda/chip/unseen.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -172,42 +173,18 @@ MHLA_DEVICE void multiply_add_rows(const Block& block, WarpRows<Cols>& sum,
   }
 }
 
-/// The same for rows r of b with counts(half, r), element by element: 0 * infinity would let them
-/// reach rows that they do not count for. The warp meets.
-template <class T, int N, int K, int Cols, class TileB, class Counts>
-MHLA_DEVICE void multiply_add_counted_rows(const Block& block, WarpRows<Cols>& sum,
-                                           const RowsInRegisters<K>& a, const TileB& b, int row,
-                                           const Counts& counts) {
-  MHLA_DEVICE_ROLLED
-  for (int part = 0; part < K / 8; ++part) {
-    std::uint32_t own[2] = {0, 0};  // registers have no addresses
-    MHLA_DEVICE_UNROLL
-    for (int p = 0; p < K / 8; ++p)
-      if (p == part) {
-        own[0] = a.part[p / 2][p % 2 * 2];
-        own[1] = a.part[p / 2][p % 2 * 2 + 1];
-      }
-    MHLA_DEVICE_ROLLED
-    for (int mask = 0; mask < 4; ++mask) {
-      const int r = row + part * 8 + (block.lane() % 4 ^ mask) * 2;
-      MHLA_DEVICE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const float factor[2] = {machine::exchange(machine::first_of<T>(own[half]), mask),
-                                 machine::exchange(machine::second_of<T>(own[half]), mask)};
-        MHLA_DEVICE_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          if (!counts(half, r + e)) continue;
-          MHLA_DEVICE_UNROLL
-          for (int n = 0; n < N / 8; ++n) {
-            const auto pair =
-                machine::read<std::uint32_t>(b.at(r + e, WarpRows<Cols>::column(block, n)));
-            sum.value[n][2 * half] += factor[e] * machine::first_of<T>(pair);
-            sum.value[n][2 * half + 1] += factor[e] * machine::second_of<T>(pair);
-          }
-        }
-      }
-    }
-  }
+/// The same where b has infinities, and sums see those of its rows with sees(half, row).
+template <class T, int N, int K, int Cols, class TileB, class Sees>
+MHLA_DEVICE void multiply_add_seen_rows(const Block& block, WarpRows<Cols>& sum,
+                                        const RowsInRegisters<K>& a, const TileB& b, int row,
+                                        const Sees& sees) {
+  const RowsInRegisters<K> kept = a;  // in memory, too
+  multiply_add_seen<T, K>(
+      block, sum.value,
+      [&](int k, std::uint32_t(&of_a)[4]) {
+        for (int x = 0; x < 4; ++x) of_a[x] = kept.part[k / 16][x];
+      },
+      b, row, 0, N / 8, sees);
 }
 
 }  // namespace cuda::fused

@@ -18,6 +18,7 @@
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>
+#include <mhla/cuda/chip/unseen.cuh>
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <type_traits>
 
@@ -60,18 +61,6 @@ MHLA_DEVICE std::uint32_t split_off(float& first, float& second) {
   first -= machine::first_of<T>(pair);
   second -= machine::second_of<T>(pair);
   return pair;
-}
-
-/// Replaces non-finite elements by zero; returns a pair with a one for each of them.
-template <class T>
-MHLA_DEVICE std::uint32_t take_out_not_finite(std::uint32_t& pair) {
-  constexpr bool is_bfloat16 = std::is_same_v<T, BFloat16>;
-  constexpr std::uint32_t exponent = is_bfloat16 ? 0x7f80 : 0x7c00;
-  constexpr std::uint32_t one = is_bfloat16 ? 0x3f80 : 0x3c00;
-  const bool first = (pair & exponent) == exponent;
-  const bool second = (pair >> 16 & exponent) == exponent;
-  pair &= (first ? 0 : 0xffffu) | (second ? 0 : 0xffff0000u);
-  return (first ? one : 0) | (second ? one << 16 : 0);
 }
 
 /// 16 x 16 elements of a matrix, as operands of products: one if a row of the result sees an inner

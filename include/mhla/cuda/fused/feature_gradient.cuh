@@ -329,11 +329,8 @@ struct FeatureGradient {
       return pair_counts(t, j) ? weight_of(t, j, d) : 0.0f;
     });
     block.sync();
-    if (found_infinities<warps>(memory().flags.begin)) {
-      add_counted_pairs<T>(block, gradient, memory().scores, memory().own_features, pair_counts);
-    } else {
-      add_pairs<T>(block, gradient, memory().scores, memory().own_features);
-    }
+    add_pairs<T>(block, gradient, memory().scores, memory().own_features,
+                 found_infinities<warps>(memory().flags.begin), pair_counts);
   }
 
   /// The queries' sums over pairs, r and c; then the pairs' part of the gradient.

@@ -402,14 +402,14 @@ struct WarpPairs {
   }
 };
 
-/// sum += P C for a strip of P, rounded, and its rows of C, N columns; pair by pair if `spoilt`,
-/// where C has infinities and not every pair counts.
+/// sum += P C for a strip of P, rounded, and its rows of C, N columns. `spoilt`: C has infinities
+/// and not every pair counts.
 template <class T, int N, int Strip, int Cols, class Pairs, class TileC>
 MHLA_DEVICE void add_strip(const Block& block, const Pairs& pairs, WarpRows<Cols>& sum,
                            const RowsInRegisters<Strip>& p, const TileC& c, int first,
                            bool spoilt) {
   if (spoilt) {
-    multiply_add_counted_rows<T, N>(block, sum, p, c, first, [&](int half, int column) {
+    multiply_add_seen_rows<T, N>(block, sum, p, c, first, [&](int half, int column) {
       return pairs.counts(pairs.row(block, half), column);
     });
   } else {

@@ -152,11 +152,8 @@ struct TileReadOut {
           });
           if constexpr (Divides) add_row_sums<rows>(block, scores, at.own_sums);
           block.sync();
-          if (found_infinities<warps>(at.flags)) {
-            add_counted_pairs<T>(block, sum, scores_tile, values, pair_counts);
-          } else {
-            add_pairs<T>(block, sum, scores_tile, values);
-          }
+          add_pairs<T>(block, sum, scores_tile, values, found_infinities<warps>(at.flags),
+                       pair_counts);
         });
   }
 

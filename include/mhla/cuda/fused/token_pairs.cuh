@@ -11,6 +11,7 @@
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>
+#include <mhla/cuda/chip/unseen.cuh>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -81,29 +82,32 @@ MHLA_DEVICE bool found_infinities(Shared flags) {
 template <class T>
 inline constexpr std::uint32_t exponent_bits = std::is_same_v<T, BFloat16> ? 0x7f80u : 0x7c00u;
 
-/// sum += P V, if every pair counts.
-template <class T, int Rows, int N, int WarpsM, int WarpsN>
-MHLA_DEVICE void add_pairs(const Block& block, Accumulators<Rows, N, WarpsM, WarpsN>& sum,
-                           const Tile<Rows, Rows>& scores, const Tile<Rows, N>& values) {
-  multiply_add<T, Rows, Stored::straight, Stored::straight>(block, sum, scores, values);
-}
-
-/// The same for pairs with counts(x, y), element by element: 0 * infinity would let a token see a
-/// later one.
+/// sum += P V for pairs with counts(x, y). `spoilt`: V has infinities.
 template <class T, int Rows, int N, int WarpsM, int WarpsN, class Counts>
-MHLA_DEVICE void add_counted_pairs(const Block& block, Accumulators<Rows, N, WarpsM, WarpsN>& sum,
-                                   const Tile<Rows, Rows>& scores, const Tile<Rows, N>& values,
-                                   const Counts& counts) {
-  sum.for_each_pair(block, [&](int x, int col, float& first, float& second) {
-    MHLA_DEVICE_ROLLED
-    for (int y = 0; y < Rows; ++y) {
-      if (!counts(x, y)) continue;
-      const float score = load(machine::read<T>(scores.at(x, y)));
-      const auto pair = machine::read<std::uint32_t>(values.at(y, col));
-      first += score * machine::first_of<T>(pair);
-      second += score * machine::second_of<T>(pair);
-    }
-  });
+MHLA_DEVICE void add_pairs(const Block& block, Accumulators<Rows, N, WarpsM, WarpsN>& sum,
+                           const Tile<Rows, Rows>& scores, const Tile<Rows, N>& values, bool spoilt,
+                           const Counts& counts) {
+  if (!spoilt) {
+    multiply_add<T, Rows, Stored::straight, Stored::straight>(block, sum, scores, values);
+    return;
+  }
+  using Sum = Accumulators<Rows, N, WarpsM, WarpsN>;
+  static_assert(Sum::all_row_parts % WarpsM == 0);
+  const Block anew = machine::known_anew(block);
+  const int lane = anew.lane();
+  MHLA_DEVICE_UNROLL
+  for (int i = 0; i < Sum::row_parts; ++i) {
+    const int row = Sum::row_part(anew, i) * 16;
+    multiply_add_seen<T, Rows>(
+        anew, sum.value[i],
+        [&](int k, std::uint32_t(&a)[4]) {
+          machine::load_matrices(a, scores.at(row + lane % 16, k + lane / 16 * 8));
+        },
+        values, 0, Sum::col_part(anew, 0) * 8,
+        Sum::has_col_part(anew, Sum::col_parts - 1) ? Sum::col_parts
+                                                    : Sum::all_col_parts - Sum::col_part(anew, 0),
+        [&](int half, int y) { return counts(row + lane / 4 + half * 8, y); });
+  }
 }
 
 }  // namespace cuda::fused
