@@ -148,6 +148,12 @@ using Image = Attention<Map, Blocks2D, Bidirectional, Normalizer, Rotation>;
 template <class Normalizer = MixedKeySum, class Rotation = NoRotation, class Map = Relu>
 using Video = Attention<Map, Blocks3D, Bidirectional, Normalizer, Rotation>;
 
+// The gate compiles more kernels, whose source is the same.
+constexpr int dim_of_video = backend::runs_all_cases ? 128 : 72;
+constexpr int key_dim_of_rotation = backend::runs_all_cases ? 64 : 128;
+constexpr int value_dim_of_rotation = backend::runs_all_cases ? 128 : 256;
+using OfRotation = std::conditional_t<backend::runs_all_cases, Half, BFloat16>;
+
 }  // namespace
 
 TEST_CASE("fused gradients: blocks of one, two and three axes", "[cuda]") {
@@ -156,35 +162,36 @@ TEST_CASE("fused gradients: blocks of one, two and three axes", "[cuda]") {
                           Line<Bidirectional, Unnormalized>{.blocks = {.block = 150}},
                           {1, 1, 1, 200, 200});
   check<BFloat16, 72, 72>("image", Image<>{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
-                          {2, 2, 1, 63, 63});
+                          {2, 1, 1, 63, 63});
 #ifdef MHLA_FULL_PRODUCT
   check<BFloat16, 96, 96>("image with a rotation",
                           Image<Unnormalized, AxialRotary, Identity>{
                               .blocks = {.grid = {7, 9}, .block = {4, 3}}, .scale = 0.5},
                           {1, 2, 2, 63, 63});
 #endif
-  check<BFloat16, 128, 128>("video with a rotation",
-                            Video<MixedKeySum, AxialRotary>{
-                                .blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}}, .scale = 0.5},
-                            {1, 2, 2, 90, 90});
-  check<Half, 64, 64>(
+  check<BFloat16, dim_of_video, dim_of_video>(
+      "video with a rotation",
+      Video<MixedKeySum, AxialRotary>{.blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}},
+                                      .scale = 0.5},
+      {1, 1, 1, 90, 90});
+  check<OfRotation, 64, 64>(
       "line with a rotation",
       Line<Bidirectional, MixedKeySum, HalfSplitRotary>{.blocks = {.block = 20}, .scale = 0.5},
-      {1, 2, 1, 50, 50});
+      {1, 1, 1, 50, 50});
 }
 
 TEST_CASE("fused gradients: causal blocks", "[cuda]") {
-  check<BFloat16, 64, 64>("own tokens", Line<Causal>{.blocks = {.block = 20}}, {1, 2, 2, 50, 50});
+  check<BFloat16, 64, 64>("own tokens", Line<Causal>{.blocks = {.block = 20}}, {1, 1, 1, 50, 50});
 #ifdef MHLA_FULL_PRODUCT
   check<BFloat16, 72, 72>("100 in a block", Line<Causal>{.blocks = {.block = 100}},
                           {1, 2, 1, 150, 150, 0, 0, 2});
 #endif
   check<Half, 64, 128>("150 in a block", Line<Causal>{.blocks = {.block = 150}},
-                       {1, 2, 2, 170, 170});
-  check<BFloat16, 64, 128>(
+                       {1, 1, 1, 170, 170});
+  check<BFloat16, key_dim_of_rotation, value_dim_of_rotation>(
       "a rotation",
-      Line<Causal, Unnormalized, HalfSplitRotary>{.blocks = {.block = 100}, .scale = 0.1},
-      {1, 2, 1, 150, 150});
+      Line<Causal, Unnormalized, HalfSplitRotary>{.blocks = {.block = 80}, .scale = 0.1},
+      {1, 1, 1, 100, 100});
 #ifdef MHLA_FULL_PRODUCT
   check<Half, 72, 64>(
       "a rotation of features with a sign",
@@ -195,14 +202,14 @@ TEST_CASE("fused gradients: causal blocks", "[cuda]") {
 #endif
   check<BFloat16, 256, 256>("wide", Line<Causal>{.blocks = {.block = 40}}, {1, 1, 1, 70, 70});
   check<BFloat16, 32, 32>("whole blocks", Line<BlockCausal>{.blocks = {.block = 20}},
-                          {1, 2, 1, 50, 50});
+                          {1, 1, 1, 50, 50});
 }
 
 TEST_CASE("fused gradients: heads that share", "[cuda]") {
-  check<BFloat16, 64, 64>("groups", Line<Causal>{.blocks = {.block = 20}}, {2, 6, 2, 50, 50});
+  check<BFloat16, 64, 64>("groups", Line<Causal>{.blocks = {.block = 20}}, {2, 4, 2, 50, 50});
   check<BFloat16, 64, 64>("matrices", Line<Causal>{.blocks = {.block = 20}},
-                          {2, 6, 2, 50, 50, 0, 0, 6});
-  check<Half, 64, 64>("matrices", Line<>{.blocks = {.block = 20}}, {2, 4, 2, 50, 50, 0, 0, 4});
+                          {1, 4, 2, 50, 50, 0, 0, 4});
+  check<Half, 64, 64>("matrices", Line<>{.blocks = {.block = 20}}, {2, 2, 1, 50, 50, 0, 0, 2});
   check<BFloat16, 64, 64>("cross", Line<>{.blocks = {.block = 20}, .key_blocks = {.block = 9}},
                           {1, 2, 1, 50, 31});
 }
@@ -223,7 +230,9 @@ TEST_CASE("fused gradients: packed and padded batches", "[cuda]") {
     check_near(gradients, expected_gradients(variant, call::converted<double>(x)));
   };
   masked(causal);
+#ifdef MHLA_TEST_ALL_CASES
   masked(Line<>{.blocks = {.block = 20}});
+#endif
 }
 
 TEST_CASE("fused gradients: omitted and accumulated ones", "[cuda]") {
@@ -374,12 +383,13 @@ TEST_CASE("fused gradients: a thread block that summarizes several blocks gives 
 }
 
 TEST_CASE("fused gradients: queries without a weight have none", "[cuda]") {
-  const Line<Bidirectional, MixedKeySum, NoRotation, Relu> attention{
-      .feature_map = {.epsilon = 0}, .blocks = {.block = 20}, .normalizer = {.epsilon = 0}};
-  auto x = operands_of<BFloat16>(attention, {1, 1, 1, 50, 50, 64, 64});
-  for (Index c = 0; c < 64; ++c) store(x.q(0, 0, 31, c), -1.0f);
-  const auto gradients = run<BFloat16, 64, 64>(attention, x);
-  for (Index c = 0; c < 64; ++c) CHECK(load(gradients.query(0, 0, 31, c)) == 0);
+  const Image<> attention{.feature_map = {.epsilon = 0},
+                          .blocks = {.grid = {7, 9}, .block = {4, 3}},
+                          .normalizer = {.epsilon = 0}};
+  auto x = operands_of<BFloat16>(attention, {1, 1, 1, 63, 63, 72, 72});
+  for (Index c = 0; c < 72; ++c) store(x.q(0, 0, 31, c), -1.0f);
+  const auto gradients = run<BFloat16, 72, 72>(attention, x);
+  for (Index c = 0; c < 72; ++c) CHECK(load(gradients.query(0, 0, 31, c)) == 0);
   check_near(gradients, call::oracle_backward(attention, call::converted<double>(x)));
 }
 
@@ -483,12 +493,12 @@ TEST_CASE("fused gradients: what kernels read and write", "[cuda]") {
   check_traffic<128, 256>(
       "slices", Line<Causal, Unnormalized, HalfSplitRotary>{.blocks = {.block = 80}, .scale = 0.1},
       {1, 2, 1, 100, 100, 0, 0, 2}, Update::overwrite);
-  check_traffic<64, 64>("long blocks", Line<Causal>{.blocks = {.block = 150}}, {1, 2, 1, 200, 200},
+  check_traffic<64, 64>("long blocks", Line<Causal>{.blocks = {.block = 150}}, {1, 1, 1, 170, 170},
                         Update::accumulate);
   check_traffic<72, 72>("video",
                         Video<MixedKeySum, AxialRotary>{
                             .blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}}, .scale = 0.5},
-                        {1, 2, 2, 90, 90}, Update::accumulate);
+                        {1, 1, 1, 90, 90}, Update::accumulate);
   HostTensor<std::uint8_t, 2> mask(2, 50);
   for (Index n = 0; n < 2; ++n)
     for (Index t = 0; t < 50; ++t) mask(n, t) = (t + n) % 4 == 0 || t > 40 ? 0 : 1;

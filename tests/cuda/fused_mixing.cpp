@@ -339,8 +339,10 @@ TEMPLATE_TEST_CASE("Mixing and its adjoint are the sums they should be", "", BFl
         Blocks{105, 105, 72}, Blocks{130, 130, 72}, Blocks{5, 16, 520}, Blocks{33, 7, 136},
         Blocks{105, 33, 8}, Blocks{16, 130, 64}, Blocks{130, 5, 8}})
     for (const Direction direction : both)
-      for (const int planes : {1, 2})
+      for (const int planes : {1, 2}) {
+        if (std::is_same_v<TestType, Half> && queries * keys > 4000) continue;  // BFloat16's code
         Call<TestType>{shape_of(queries, keys, width), direction, planes, planes}.check();
+      }
 }
 
 TEMPLATE_TEST_CASE("Summaries and what they are mixed to may have different planes", "", BFloat16,
@@ -356,6 +358,7 @@ TEMPLATE_TEST_CASE("Causal blocks see those before them", "", BFloat16, Half) {
   for (const Index lag : {0, 1})
     for (const Index blocks : {1, 5, 16, 33, 105, 130})
       for (const Direction direction : both) {
+        if (std::is_same_v<TestType, Half> && blocks > 33) continue;  // BFloat16's code
         const int planes = blocks % 2 == 0 ? 1 : 2;
         Call<TestType>{causal(shape_of(blocks, blocks, 72), lag), direction, planes, planes}
             .check();
@@ -370,18 +373,17 @@ TEMPLATE_TEST_CASE("Causal blocks see those before them", "", BFloat16, Half) {
 
 TEMPLATE_TEST_CASE("Every unit is mixed by the matrix of its head", "", ALL_TYPES) {
   for (const Direction direction : both)
-    for (const Index lag : {0, 1})
-      for (const auto& [batch, kv_heads, matrices] :
-           {std::array<Index, 3>{2, 3, 1}, {2, 2, 3}, {1, 1, 2}}) {
-        // So few thread blocks that each goes through several tiles, units and matrices.
-        for (const Index max_blocks : {1, 2, 5}) {
-          Call<TestType>{per_head(shape_of(5, 6, 264), batch, kv_heads, matrices), direction, 1, 1,
-                         max_blocks}
-              .check();
-          Call<TestType>{causal(per_head(shape_of(34, 34, 136), batch, kv_heads, matrices), lag),
+    for (const auto& [batch, kv_heads, matrices] :
+         {std::array<Index, 3>{2, 3, 1}, {2, 2, 3}, {1, 1, 2}})
+      // So few thread blocks that each goes through several tiles, units and matrices.
+      for (const Index max_blocks : {1, 5}) {
+        Call<TestType>{per_head(shape_of(5, 6, 264), batch, kv_heads, matrices), direction, 1, 1,
+                       max_blocks}
+            .check();
+        for (const Index lag : {0, 1})
+          Call<TestType>{causal(per_head(shape_of(34, 34, 72), batch, kv_heads, matrices), lag),
                          direction, 2, 2, max_blocks}
               .check();
-        }
       }
   auto shared = shape_of(6, 5, 264);
   shared.units = 7;
@@ -422,6 +424,7 @@ TEMPLATE_TEST_CASE("What is not finite reaches those that see it, and nobody els
     for (const Index blocks : {20, 40, 140})
       for (const Direction direction : both)
         for (const int planes : {1, 2}) {
+          if (blocks == 140 && planes == 1) continue;
           const auto shape = causal(shape_of(blocks, blocks, 72), lag);
           const Call<TestType> call{shape, direction, planes, planes};
           CAPTURE(lag, blocks, call.forward(), planes);
@@ -455,15 +458,15 @@ TEMPLATE_TEST_CASE("What is not finite reaches those that see it, and nobody els
 
 TEMPLATE_TEST_CASE("Bits depend neither on scheduling nor on the number of thread blocks", "",
                    ALL_TYPES) {
-  for (const auto& shape : {per_head(shape_of(20, 20, 520), 2, 2, 1),
-                            causal(per_head(shape_of(40, 40, 264), 1, 2, 1), 1),
+  for (const auto& shape : {per_head(shape_of(20, 20, 264), 2, 2, 1),
+                            causal(per_head(shape_of(40, 40, 72), 1, 2, 1), 1),
                             causal(per_head(shape_of(140, 140, 72), 1, 1, 2), 0)})
     for (const Direction direction : both) {
       const Matrices mixing(shape, 1);
       const Call<TestType> call{shape, direction, 2, 2};
       const Summaries<TestType> source = call.source();
       const Summaries<TestType> expected = call.run(mixing, source);
-      for (const std::uint64_t seed : {2u, 3u, 4u})
+      for (const std::uint64_t seed : {2u, 3u})
         for (const Index max_blocks : {1, 2}) {
           machine::context().seed = seed;
           Call<TestType> other = call;
@@ -564,10 +567,8 @@ struct GradientCall {
           }
     CHECK(errors.worst <= 1);
     CHECK(errors.rms() <= 0x1p-15);
-    for (const std::uint64_t seed : {7u, 8u}) {
-      machine::context().seed = seed;
-      CHECK(run(grad_mixed, summaries, before) == parts);
-    }
+    machine::context().seed = 7;
+    CHECK(run(grad_mixed, summaries, before) == parts);
   }
 };
 
@@ -580,6 +581,7 @@ TEMPLATE_TEST_CASE("The gradient of a matrix is what its summaries' products are
   GradientCall<TestType>{shape_of(33, 105, 328), Into::add}.check();
   GradientCall<TestType>{causal(shape_of(16, 16, 328), 1), Into::add}.check();
   GradientCall<TestType>{per_head(shape_of(5, 6, 264), 2, 2, 2)}.check();
+  if (std::is_same_v<TestType, Half>) return;  // BFloat16's code
   for (const Index lag : {0, 1}) {
     GradientCall<TestType>{causal(shape_of(130, 130, 72), lag)}.check();
     GradientCall<TestType>{causal(per_head(shape_of(65, 65, 136), 1, 1, 2), lag)}.check();
@@ -779,7 +781,7 @@ TEST_CASE("Key sums are mixed, and their gradients are, as summaries are") {
   for (const Index width : {32, 64, 72, 96, 128, 256})
     for (const auto& [queries, keys] :
          {std::array<Index, 2>{1, 1}, {5, 6}, {33, 16}, {40, 150}, {150, 40}})
-      KeySumCall{shape_of(queries, keys, width)}.check();
+      if (width == 72 || queries + keys < 100) KeySumCall{shape_of(queries, keys, width)}.check();
   for (const Index lag : {0, 1})
     for (const Index blocks : {1, 8, 17, 33, 140})
       KeySumCall{causal(shape_of(blocks, blocks, blocks % 2 == 0 ? 64 : 136), lag)}.check();
