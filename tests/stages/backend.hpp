@@ -31,6 +31,10 @@ inline constexpr bool stages_count_blocks = true;
 inline executors::ShuffledExecutor shuffled_device(std::uint64_t seed) { return {3, seed}; }
 #endif
 
+// Tokens of many blocks, and of blocks of 130.
+inline constexpr mhla::Index many_tokens = runs_all_cases ? 599 : 199;
+inline constexpr mhla::Index long_tokens = runs_all_cases ? 700 : 300;
+
 // Of these splits, 2 adds to gradients. An emulated thread takes its time.
 #if defined(MHLA_SMALL_PRODUCT)
 inline constexpr std::uint64_t seeds_of_splits[] = {2};

@@ -239,7 +239,7 @@ void check_sequences() {
   SECTION("groups of query heads, more rows than blocks") {
     check<float>(of(2, 1), {2, 4, 2, 161, 161, 16, 4, 4, 90, 4});
   }
-  if constexpr (meets<double, Causality, Normalizer>) {
+  if constexpr (meets<double, Sequence>()) {
     SECTION("a matrix for every head of every item, in double") {
       check<double>(of(3, 3), {2, 4, 2, 300, 300, 6, 5, 8});
     }
@@ -251,7 +251,7 @@ void check_sequences() {
   SECTION("a single row for all blocks") {
     check<float>(of(2, 2), {2, 4, 2, 229, 229, 6, 5, 4, 1, 7});
   }
-  if constexpr (meets<BFloat16, Causality, Normalizer>) {
+  if constexpr (meets<BFloat16, Sequence>()) {
     SECTION("bfloat16") { check<BFloat16>(of(4, 2), {2, 2, 1, 229, 229, 16, 12}); }
   }
   SECTION("nothing to attend") {
@@ -263,7 +263,7 @@ void check_sequences() {
     const std::vector<std::int32_t> few{0, 130, 130, 131, 140, 295};
     check<float>(mhla::packed(of(3, 2), few), {1, 4, 2, 295, 295, 16, 5, 4, 60, 7});
     const std::vector<std::int64_t> many{0, 2, 98, 162, 164, 300, 300};
-    if constexpr (meets<double, Causality, Normalizer>) {
+    if constexpr (meets<double, Sequence>()) {
       check<double>(mhla::packed(of(2, 3), many), {1, 2, 1, 300, 300, 6, 5, 1, 68, 10});
       check<double>(mhla::packed(of(2, 3), many), {1, 2, 1, 300, 300, 6, 5, 2, 1, 10});
     }

@@ -38,17 +38,38 @@ using parts::put_back;
 using parts::random_parts;
 using parts::taken;
 
-/// Whether the tests of a causality and a normalizer run with this scalar type: float meets all of
-/// them, and every two of type, causality and normalizer meet, as in all pairwise products.
+template <class Causality, class Normalizer>
+using SequenceOf =
+    mhla::Attention<mhla::Relu, mhla::Blocks1D, Causality, Normalizer, mhla::HalfSplitRotary>;
+
+/// Whether the tests of a variant run with this scalar type: float meets all of them, and every two
+/// of type, causality and normalizer meet, as in all pairwise products. Where not all cases run,
+/// each causality has one normalizer, and double and bfloat16 one causality.
+template <class T, class V>
+constexpr bool meets() {
 #if defined(MHLA_FULL_PRODUCT)
-template <class, class, class>
-inline constexpr bool meets = true;
+  return true;
 #else
-template <class T, class Causality, class Normalizer>
-inline constexpr bool meets = std::is_same_v<T, double> ==
-                              ((Causality::sight == mhla::Sight::all) ==
-                               std::is_same_v<Normalizer, mhla::MixedKeySum>);
+  constexpr bool floats = std::is_same_v<T, float>, doubles = std::is_same_v<T, double>;
+  constexpr bool sees_all = mhla::sight_of<V> == mhla::Sight::all;
+  if (backend::runs_all_cases) return floats || doubles == (sees_all == mhla::normalizes<V>);
+  constexpr bool sees_blocks = mhla::sight_of<V> == mhla::Sight::past_blocks;
+  return sees_blocks != mhla::normalizes<V> && (floats || (!sees_blocks && doubles == sees_all));
 #endif
+}
+
+/// Calls check<V>() for this causality's sequences.
+template <class Causality, class Check>
+void for_each_normalizer(const Check& check) {
+  using Normalized = SequenceOf<Causality, mhla::MixedKeySum>;
+  using Unnormalized = SequenceOf<Causality, mhla::Unnormalized>;
+  if constexpr (meets<float, Normalized>()) {
+    SECTION("normalized") { check.template operator()<Normalized>(); }
+  }
+  if constexpr (meets<float, Unnormalized>()) {
+    SECTION("unnormalized") { check.template operator()<Unnormalized>(); }
+  }
+}
 
 // Rows that hold NaN: nothing may be read before it is written, and all of it is.
 template <class A>
