@@ -87,10 +87,14 @@ constexpr bool in_build(const Policies& policies) {
   return full_product || in_pairwise_subset(policies) || in_golden_cases(policies);
 }
 
-/// Whether a variant is compiled in a scalar type, for the sake of compile time: all are in double.
+/// Whether a variant is compiled in a scalar type, for the sake of compile time: all are in double;
+/// in float, without the gate, the golden cases' on the CUDA backend.
 template <class T>
 constexpr bool in_scalar(const Policies& policies) {
   if (std::is_same_v<T, double>) return true;
+#if defined(MHLA_TEST_CUDA) && !defined(MHLA_TEST_GATE) && !defined(MHLA_FULL_PRODUCT)
+  return in_golden_cases(policies);
+#endif
   if (std::is_same_v<T, long double> && !full_product)
     return policies.rank == 1 && in_pairwise_subset(policies);
   return policies.bidirectional() || in_pairwise_subset(policies) || in_golden_cases(policies);
