@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: MIT
-// Catch2's main(). Version 3 brings it in a library of its own; then nothing is left to do here.
+// Catch2's main(), where no library of Catch2 brings it.
 #define CATCH_CONFIG_MAIN
 #include "tests/support/catch.hpp"
