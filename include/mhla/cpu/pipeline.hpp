@@ -94,12 +94,15 @@ struct BackwardPlan {
 };
 
 /// Whether a call with tensors of T multiplies bfloat16 in pairs. Not if its heads have so few
-/// features or values that rounding errors do not average out, nor under a causality if its blocks
-/// have so few tokens. std::false_type if T or the variant rules it out.
+/// features or values that rounding errors do not average out, nor under Causal if its blocks have
+/// so few tokens. Nor under BlockCausal: of a token that outweighs all others, and that one block
+/// sees in a summary that is rounded twice, too much would be lost. std::false_type if T or the
+/// variant rules it out.
 template <class T, class V>
 auto multiplies_pairs([[maybe_unused]] const V& attention,
                       [[maybe_unused]] const Problem& problem) {
-  if constexpr (!std::is_same_v<T, BFloat16> || factors_mixing<V>) {
+  if constexpr (!std::is_same_v<T, BFloat16> || factors_mixing<V> ||
+                sight_of<V> == Sight::past_blocks) {
     return std::false_type{};
   } else {
     constexpr Index few = 32;
@@ -128,7 +131,7 @@ auto multiplies_pairs_backward(const V& attention, const Problem& problem) {
   constexpr Index few = 4;
   constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
   if constexpr (!std::is_same_v<T, BFloat16> || !rounds_backward<LoweredOf<V>> ||
-                (normalizes<V> && rotates<V>)) {
+                (normalizes<V> && rotates<V>) || sight_of<V> == Sight::past_blocks) {
     return std::false_type{};
   } else if ((std::min)(problem.query_blocks, problem.key_blocks) < few) {
     return false;

@@ -190,18 +190,6 @@ struct Plan {
     }
   }
 
-  /// Whether rows of mix are scaled before they are rounded, so that m_ii is one of bfloat16's
-  /// numbers, and queries back: under BlockCausal the last block, which alone sees its tokens, may
-  /// have most of y.
-  bool scales_rows() const {
-    return sight_of<L> == Sight::past_blocks && !mixes_products<L> && !transposes_pairs &&
-           mixing_parts == 1;
-  }
-  static float row_scale(float to, float from) {
-    const float product = to * from;
-    return product != 0 && (std::isfinite)(product) ? to / from : 1.0f;
-  }
-
   SummaryShape summary_shape() const { return paired_summary(extents, transposes_pairs); }
 
   /// As mixing_of, a part of it.                             // [query blocks, pairs of key blocks]
@@ -231,17 +219,10 @@ struct Plan {
     std::fill_n(paired_mixing.data, paired_mixing.size, Pair{0});
     std::fill_n(transposed_mixing.data, transposed_mixing.size, Pair{0});
     for (Index h = 0; h < mix_heads; ++h)
-      for (Index i = 0; i < rows; ++i) {
-        float scale = 1;
-        if (scales_rows()) {
-          BFloat16 own;
-          store(own, mixing[(h * rows + i) * cols + i]);
-          scale = row_scale(load(own), mixing[(h * rows + i) * cols + i]);
-        }
+      for (Index i = 0; i < rows; ++i)
         for (Index b = 0; b < cols; ++b) {
           if (sees_past_only<L> && b > i - lag_of(sight_of<L>)) continue;
           float& m = mixing[(h * rows + i) * cols + b];
-          m *= scale;
           float rest = m;
           for (Index part = 0; part < mixing_parts; ++part) {
             BFloat16 rounded;
@@ -255,7 +236,6 @@ struct Plan {
               transposed_mixing[(matrix * cols + b) * pairs_of(rows) + i / 2] |= bits << i % 2 * 16;
           }
         }
-      }
   }
 };
 

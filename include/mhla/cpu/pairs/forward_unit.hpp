@@ -178,14 +178,7 @@ void read_out_tile(const Operands<L, BFloat16>& operands, const Unit<float>& uni
   const PairScratch& scratch = at.scratch.pairs;
   const TokenRows<const BFloat16> queries = query_rows(plan, unit, g, operands.q);
   const TokenRows<BFloat16> results = query_rows(plan, unit, g, y);
-  constexpr bool scales = sight_of<L> == Sight::past_blocks;
-  std::conditional_t<scales, Operands<L, BFloat16>, const Operands<L, BFloat16>&> scaled = operands;
-  if constexpr (scales)
-    if (plan.scales_rows())  // back
-      scaled.variant.scale *= static_cast<double>(
-          plan.row_scale(operands.mix(unit_matrix(plan, unit, at.matrix), at.block, at.block),
-                         own_weight(plan, unit, at.matrix, at.block)));
-  const auto [rotated, denominators] = pack_queries(scaled, unit, at, g);
+  const auto [rotated, denominators] = pack_queries(operands, unit, at, g);
   Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, results});
   const Span<float> inverses{at.scratch.inverses.data, denominators.size};
   const bool invertible = invert<float>(denominators, inverses);
