@@ -46,7 +46,8 @@ template <class T>
 ChosenMap<T> map_of(const AttentionCase& c, const std::vector<Index>& shape,
                     const std::vector<T>& projection) {
   ChosenMap<T> map{c.feature_map, c.feature_epsilon, c.nu, {}};
-  if (shape.size() == 2) map.favor_projection = mhla::make_view(projection.data(), shape[0], shape[1]);
+  if (shape.size() == 2)
+    map.favor_projection = mhla::make_view(projection.data(), shape[0], shape[1]);
   return map;
 }
 

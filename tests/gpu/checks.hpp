@@ -559,7 +559,7 @@ void check_pointers(Report& report) {
     if constexpr (alignof(Element) > 1) {
       argument.data = reinterpret_cast<Element*>(device_address + alignof(Element) / 2);
       const std::string message = refusal<mhla::ShapeError>(run);
-      report.expect(message.starts_with(prefix + "the address is no multiple"),
+      report.expect(message.starts_with(prefix + "the address is not a multiple"),
                     what(of + ", between two elements"), message);
     }
     call.restore();

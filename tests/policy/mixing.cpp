@@ -126,7 +126,8 @@ TEST_CASE("separable mixing: products make the sum of Kronecker products", "[pol
   }
 }
 
-TEST_CASE("mixing: an empty mix may have a null address, and so has its matrix", "[policy][mixing]") {
+TEST_CASE("mixing: an empty mix may have a null address, and so has its matrix",
+          "[policy][mixing]") {
   const mhla::TensorView<double, 3> empty{nullptr, {2, 2, 0}, {20, 10, 1}};
   CHECK(mhla::matrix_view(empty, 1).data == nullptr);
 }

@@ -22,8 +22,9 @@ MHLA_NAMESPACE_BEGIN
 
 /// Distributes tasks over the threads of an Eigen::ThreadPoolDevice and waits for them. Needs
 /// EIGEN_USE_THREADS. The device must outlive the executor; as with every Eigen expression, the
-/// caller must not be one of the pool's own threads. Each call allocates in Eigen's pool. What Eigen
-/// itself computes of an expression runs in the floating-point environment of the pool's threads.
+/// caller must not be one of the pool's own threads. Each call allocates in Eigen's pool. What
+/// Eigen itself computes of an expression runs in the floating-point environment of the pool's
+/// threads.
 class ThreadPoolExecutor {
  public:
   /// Borrows.
