@@ -14,5 +14,7 @@ add_library(mhla_own_program INTERFACE)
 target_link_libraries(mhla_own_program INTERFACE mhla::mhla Threads::Threads)
 target_compile_definitions(mhla_own_program INTERFACE MHLA_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
-  target_compile_options(mhla_own_program INTERFACE ${MHLA_WARNINGS})
+  target_compile_options(mhla_own_program INTERFACE ${MHLA_WARNINGS}
+    # Looks for garbage from 500 MB on, which saves a tenth of the time.
+    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=500000>)
 endif()
