@@ -34,7 +34,7 @@ struct Needs {
 
   bool factored() const { return mixing_products > 0; }
   /// Whether a unit may also need memory for the exact pass (pairs/centers.hpp).
-  bool may_be_exact(bool in_pairs) const { return !in_pairs || backward; }
+  bool may_be_exact(bool in_pairs) const { return !in_pairs || backward || !own_tiles; }
   bool normalizer() const { return mixed_key_sums || mixed_products; }
 };
 
@@ -111,8 +111,7 @@ struct SlotScratch {
     mixed_summaries = arena.take<A>(
         needs.may_be_exact(in_pairs) ? checked_mul(group_rows, e.summary_stride()) : 0);
     if (in_pairs)
-      pairs = PairScratch(arena, e, group_rows, needs.own_tiles, needs.backward,
-                          needs.backward && needs.normalizer());
+      pairs = PairScratch(arena, e, group_rows, needs.own_tiles, needs.backward, !needs.own_tiles);
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
     const Index columns = (std::min)(e.key_blocks, matrix_gradient_cols(e.key_blocks));
@@ -170,7 +169,7 @@ struct UnitMemory {
   Span<Pair> paired_gradients;   // [matrices, pairs of query blocks]
   Span<Pair> finite_summaries;   // [pairs of key blocks]
   Span<Pair> finite_gradients;   // [matrices, pairs of query blocks]
-  Centers centers;               // of a backward pass
+  Centers centers;               // not of a causal forward pass
   Span<A> grad_mixed_summaries;  // [matrices, query blocks, feature_dim * value_dim]: dS~
   Span<A> grad_mixed_key_sums;   // [matrices, query blocks, feature_dim]: dz~
   // Structured mixings only, whose list takes one matrix after the other; key sums likewise:
@@ -199,11 +198,12 @@ struct UnitMemory {
       const SummaryShape shape = paired_summary(e, needs.backward);
       paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
       finite_summaries = arena.take<Pair>(pairs_of(e.key_blocks));
+      if (needs.backward || !needs.own_tiles)
+        centers = Centers(arena, e, !needs.own_tiles, needs.backward && needs.normalizer());
       if (needs.backward) {
         paired_gradients =
             arena.take<Pair>(checked_mul(e.matrices, PairedSummaries::size(shape, e.query_blocks)));
         finite_gradients = arena.take<Pair>(checked_mul(e.matrices, pairs_of(e.query_blocks)));
-        centers = Centers(arena, e, needs.normalizer());
       }
     }
     if (needs.factored()) {

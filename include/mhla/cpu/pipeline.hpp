@@ -53,13 +53,17 @@ struct ForwardPlan {
   MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
                                const ExecutorRef& executor, InPairs in_pairs)
       : whole(problem, max_tokens_of_tile<L>),
-        parts(value_parts<L>(problem, heads(problem), executor.num_slots())),
+        parts(decides_by_values(in_pairs)
+                  ? 1
+                  : value_parts<L>(problem, heads(problem), executor.num_slots())),
         plan(arena, attention, value_columns(problem, problem.shape.value_dim / parts), executor,
              checked_mul(heads(problem), parts), false, in_pairs) {}
 
   Index units() const { return heads(plan.problem) * parts; }
 
  private:
+  // Whether a unit is rounded or exact by all of its head's values.
+  static bool decides_by_values(bool in_pairs) { return in_pairs && !sees_past_only<L>; }
   static Index heads(const Problem& problem) {
     return checked_mul(problem.sequences, problem.shape.kv_heads);
   }
@@ -190,14 +194,16 @@ template <class L>
 Unit<float> unit_in_pairs(const Plan<L, float>& plan, Index sequence, Index kv_head,
                           const UnitMemory<float>& memory, Orientation orientation) {
   const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
-  return {plan.tables.queries.sequences[sequence],
-          keys,
-          kv_head,
-          memory,
-          SummaryRows<float>(nullptr, memory.summaries.data, plan.extents, orientation, 0,
-                             keys.blocks, normalizes<L>),
-          orientation,
-          {}};
+  Unit<float> unit{plan.tables.queries.sequences[sequence],
+                   keys,
+                   kv_head,
+                   memory,
+                   SummaryRows<float>(nullptr, memory.summaries.data, plan.extents, orientation, 0,
+                                      keys.blocks, normalizes<L>),
+                   orientation,
+                   {}};
+  unit.in_pairs = true;
+  return unit;
 }
 
 /// Zeros the tokens that a mask [batch, tokens] removes from y, or from an overwritten gradient: no
@@ -249,30 +255,19 @@ void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows
   }
 }
 
-/// As run_forward, with Precision::fast.
+/// One unit of a forward call with Precision::fast. Whether it was run: not if rounding would show.
 template <class L>
-void run_forward_in_pairs(const Operands<L, BFloat16>& operands, const TensorView<BFloat16, 4>& y,
-                          const ForwardPlan<L, float>& forward, Span<float> saved,
-                          const ExecutorRef& executor) {
-  const Plan<L, float>& plan = forward.plan;
-  const Extents& e = plan.extents;
-  const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index saved_size = forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
-  const auto run = [&](Index index, const UnitMemory<float>& memory, const ExecutorRef& loop) {
-    const Index head = index / forward.parts;
-    const Index first_column = index % forward.parts * e.value_dim;
-    const Unit<float> unit =
-        unit_in_pairs(plan, head / kv_heads, head % kv_heads, memory, Orientation::straight);
-    Operands<L, BFloat16> part = operands;
-    part.v = value_columns(operands.v, first_column, e.value_dim);
-    pairs::KeptSummaries kept{{}, first_column};
-    if (saved.size > 0)
-      kept.whole = summary_rows<L>(forward.whole, unit.keys.blocks, saved.data + head * saved_size,
-                                   Orientation::straight);
-    pairs::summarize_unit(part, unit, nullptr, kept, loop);
-    pairs::read_out_unit(part, unit, value_columns(y, first_column, e.value_dim), loop);
-  };
-  run_units(plan, forward.units(), executor, run);
+bool forward_in_pairs(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
+                      const pairs::KeptSummaries& kept, const TensorView<BFloat16, 4>& y,
+                      const ExecutorRef& loop) {
+  const Span<float> mean = unit.memory.centers.value;
+  std::fill_n(mean.data, mean.size, 0.0f);
+  pairs::summarize_unit(operands, unit, nullptr, kept, loop);
+  // Under a causality the choice would be of later tokens as well.
+  if constexpr (!sees_past_only<L>)
+    if (pairs::rounding_shows(operands.plan, unit)) return false;
+  pairs::read_out_unit(operands, unit, y, loop);
+  return true;
 }
 
 /// All units of a forward call. Summaries are left in `saved` unless it is empty.
@@ -283,23 +278,32 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index columns = plan.extents.value_dim;
   const Index saved_size = forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
-  if constexpr (std::is_same_v<T, BFloat16>)
-    if (plan.pairs) return run_forward_in_pairs(operands, y, forward, saved, executor);
   const auto run = [&](Index index, const UnitMemory<A>& memory, const ExecutorRef& loop) {
     const Index head = index / forward.parts;
     const Index first_column = index % forward.parts * columns;
     A* const kept = saved.size > 0 ? saved.data + head * saved_size : nullptr;
+    const auto kept_rows = [&](Index blocks) {
+      return summary_rows<L>(forward.whole, blocks, kept, Orientation::straight);
+    };
+    Operands<L, T> part = operands;
+    part.v = value_columns(operands.v, first_column, columns);
+    const TensorView<T, 4> results = value_columns(y, first_column, columns);
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (plan.pairs) {
+        const Unit<float> unit =
+            unit_in_pairs(plan, head / kv_heads, head % kv_heads, memory, Orientation::straight);
+        pairs::KeptSummaries to{{}, first_column};
+        if (kept != nullptr) to.whole = kept_rows(unit.keys.blocks);
+        if (forward_in_pairs(part, unit, to, results, loop)) return;
+      }
+    }
     A* const summaries = kept != nullptr && forward.parts == 1 ? kept : memory.summaries.data;
     const Unit<A> unit =
         unit_of(plan, head / kv_heads, head % kv_heads, memory, summaries, Orientation::straight);
-    Operands<L, T> part = operands;
-    part.v = value_columns(operands.v, first_column, columns);
     summarize_unit(part, unit, loop);
     if (kept != nullptr && forward.parts > 1)
-      keep_part(unit.summaries, first_column,
-                summary_rows<L>(forward.whole, unit.keys.blocks, kept, unit.orientation),
-                unit.keys.blocks);
-    read_out_unit(part, unit, value_columns(y, first_column, columns), loop);
+      keep_part(unit.summaries, first_column, kept_rows(unit.keys.blocks), unit.keys.blocks);
+    read_out_unit(part, unit, results, loop);
   };
   run_units(plan, forward.units(), executor, run);
 }

@@ -70,12 +70,14 @@ struct Plan {
   // [mix_heads, query blocks, key blocks]: the leading corner, packed; of a structured mixing
   // [mix_heads, coefficients].
   Span<A> mixing;
+  // What key sums are mixed by in pairs: the same, rounded if mixing_parts is 1.
+  Span<A> rounded_mixing;
   // The same in bfloat16, empty without pairs: [parts, mix_heads, query blocks, pairs of key
   // blocks], and for the backward pass its transpose.
   Span<Pair> paired_mixing;
   Span<Pair> transposed_mixing;
   // 2, the rounded matrix and what it lacks, if so few blocks are mixed that errors of single
-  // elements show; otherwise they average out.
+  // elements show, or a row's elements lose much alike; otherwise they average out.
   Index mixing_parts;
   bool pairs;             // Precision::fast
   bool transposes_pairs;  // the backward pass
@@ -103,9 +105,10 @@ struct Plan {
 
     pairs = in_pairs;
     transposes_pairs = backward;
-    constexpr Index few_blocks = 16;
-    mixing_parts = (std::min)(problem.query_blocks, problem.key_blocks) < few_blocks ? 2 : 1;
+    mixing_parts = 2;
+    rounded_mixing = mixing;
     if (in_pairs) {
+      rounded_mixing = arena.take<A>(mixing.size);
       const Index matrices = checked_mul(mixing_parts, shape.mix_heads);
       const auto size = [&](Index rows, Index cols) {
         return checked_mul(matrices, checked_mul(rows, pairs_of(cols)));
@@ -152,10 +155,8 @@ struct Plan {
     return checked_mul(problem.query_blocks, problem.key_blocks);
   }
 
-  const A* matrix(Index index) const { return mixing.data + index * matrix_size; }
-  /// The corner of a mixing matrix that a sequence uses.             // [query blocks, key blocks]
-  Panel<const A> mixing_of(Index index, Index query_blocks, Index key_blocks) const {
-    return {matrix(index), query_blocks, key_blocks, problem.key_blocks};
+  const A* matrix(Index index, bool in_pairs = false) const {
+    return (in_pairs ? rounded_mixing : mixing).data + index * matrix_size;
   }
   /// Where a matrix of `mixing`, or of its gradient, has m_ii.
   Index own_entry(Index block) const {
@@ -209,26 +210,28 @@ struct Plan {
   }
 
  private:
-  // Key sums are mixed by the same matrix: if it is rounded, its error then is that of another
-  // matrix, and not one of weights that no longer add up to 1. What a row does not see is 0 in
-  // pairs.
+  // Key sums are mixed by rounded_mixing: if the matrix is rounded, its error then is that of
+  // another matrix, and not one of weights that no longer add up to 1. What a row does not see is 0
+  // in pairs.
   void pack_paired_mixing() {
+    mixing_parts = errors_average_out() ? 1 : 2;
     const Index rows = problem.query_blocks;
     const Index cols = problem.key_blocks;
     const Index mix_heads = problem.shape.mix_heads;
+    std::copy_n(mixing.data, mixing.size, rounded_mixing.data);
     std::fill_n(paired_mixing.data, paired_mixing.size, Pair{0});
     std::fill_n(transposed_mixing.data, transposed_mixing.size, Pair{0});
     for (Index h = 0; h < mix_heads; ++h)
       for (Index i = 0; i < rows; ++i)
         for (Index b = 0; b < cols; ++b) {
           if (sees_past_only<L> && b > i - lag_of(sight_of<L>)) continue;
-          float& m = mixing[(h * rows + i) * cols + b];
-          float rest = m;
+          const Index element = (h * rows + i) * cols + b;
+          float rest = mixing[element];
           for (Index part = 0; part < mixing_parts; ++part) {
             BFloat16 rounded;
             store(rounded, rest);
             rest -= load(rounded);
-            if (mixing_parts == 1) m = load(rounded);
+            if (mixing_parts == 1) rounded_mixing[element] = load(rounded);
             const Index matrix = part * mix_heads + h;
             const Pair bits = rounded.bits;
             paired_mixing[(matrix * rows + i) * pairs_of(cols) + b / 2] |= bits << b % 2 * 16;
@@ -236,6 +239,31 @@ struct Plan {
               transposed_mixing[(matrix * cols + b) * pairs_of(rows) + i / 2] |= bits << i % 2 * 16;
           }
         }
+  }
+
+  // Whether rounding errors of mixing's elements do, in the sums that its rows make: 1.5e-3 of a
+  // row's that all its elements lose alike, as those of 1 / 53 do, would show.
+  bool errors_average_out() const {
+    constexpr Index few_blocks = 16;
+    constexpr float most = 1.5e-3f;
+    if ((std::min)(problem.query_blocks, problem.key_blocks) < few_blocks) return false;
+    const Index rows = problem.shape.mix_heads * problem.query_blocks;
+    float lost = 0;
+    for (Index r = 0; r < rows; ++r) {
+      const Index last = sees_past_only<L> ? r % problem.query_blocks - lag_of(sight_of<L>)
+                                           : problem.key_blocks - 1;
+      float products = 0;
+      float squares = 0;
+      for (Index b = 0; b <= last; ++b) {
+        const float m = mixing[r * problem.key_blocks + b];
+        BFloat16 rounded;
+        store(rounded, m);
+        products += m * (m - load(rounded));
+        squares += m * m;
+      }
+      if (squares > 0) lost += (products / squares) * (products / squares);
+    }
+    return lost <= most * most * static_cast<float>(rows);
   }
 };
 

@@ -48,6 +48,7 @@ struct Unit {
   SummaryRows<A>
       states{};  // that a recurrence left before its blocks: of the first matrix, straight
   bool states_behind = false;  // whether blocks behind take states up
+  bool in_pairs = false;       // Precision::fast
 };
 
 /// The rows of a unit in a tensor of queries, for its query head g, and in one of keys.
@@ -69,12 +70,13 @@ Index unit_matrix(const Plan<L, A>& plan, const Unit<A>& unit, Index g) {
 /// The corner of it that the unit's sequence uses.
 template <class L, class A>
 Panel<const A> unit_mixing(const Plan<L, A>& plan, const Unit<A>& unit, Index g) {
-  return plan.mixing_of(unit_matrix(plan, unit, g), unit.queries.blocks, unit.keys.blocks);
+  return {plan.matrix(unit_matrix(plan, unit, g), unit.in_pairs), unit.queries.blocks,
+          unit.keys.blocks, plan.problem.key_blocks};
 }
 /// m_ii of it (Causal).
 template <class L, class A>
 A own_weight(const Plan<L, A>& plan, const Unit<A>& unit, Index g, Index block) {
-  return plan.matrix(unit_matrix(plan, unit, g))[plan.own_entry(block)];
+  return plan.matrix(unit_matrix(plan, unit, g), unit.in_pairs)[plan.own_entry(block)];
 }
 
 template <class A>

@@ -38,7 +38,7 @@ namespace pairs {
 
 /// What a unit's backward pass rounds.
 enum class Rounding {
-  plain,     ///< S_b: v has no more of a mean, nor blocks of v, than by chance
+  plain,     ///< S_b: v has no more of a mean, nor has what a query block sees, than by chance
   centered,  ///< C_b
   nothing    ///< gradients may be relative to much less than either
 };
@@ -125,7 +125,7 @@ void center_values(const Operands<L, BFloat16>& operands, const Unit<float>& uni
   const Span<float> sum = centers.sum(b);
   const Panel<const float> whole{sum.data, 1, sum.size, sum.size};
   take_moments(operands, unit, b, scratch);
-  centers.moments[b].sum = inner_product<float>(whole, whole);
+  centers.sum_squares[b] = inner_product<float>(whole, whole);
   copy_row(centers.center(b).data, mu.data, mu.size);
   add_scaled_row(sum.data, -centers.tokens[b], mu.data, mu.size);
 }
@@ -153,7 +153,7 @@ void take_mean_of_features(const Operands<L, BFloat16>& operands, const Unit<flo
   take_mean(zeta, tokens);
 }
 
-/// W~ of query blocks [first, first + rows), and both sides of is_local. `products` [rows, key
+/// W~ of query blocks [first, first + rows), and the terms of is_local. `products` [rows, key
 /// blocks] is scratch.
 template <class L>
 void mix_values(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix, Index first,
@@ -180,9 +180,7 @@ void mix_values(const Plan<L, float>& plan, const Unit<float>& unit, Index matri
       rounded += weights[b] * weights[b] * squares;
       remaining += weights[b] * weights[b] * (squares - cross + centers.tokens[b] * square);
     }
-    float* const sides = centers.sides(e, matrix, first + r);
-    sides[0] = rounded;
-    sides[1] = remaining;
+    centers.terms_of(e, matrix, first + r) = {rounded, remaining};
   }
 }
 
@@ -197,34 +195,154 @@ bool is_local(const Plan<L, float>& plan, const Unit<float>& unit) {
   double remaining = 0;
   for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
     for (Index i = 0; i < unit.queries.blocks; ++i) {
-      const float* const sides = unit.memory.centers.sides(plan.extents, matrix, i);
-      if (!(sides[0] <= 4 * sides[1])) return true;
-      rounded += static_cast<double>(sides[0]);
-      remaining += static_cast<double>(sides[1]);
+      const RowTerms& terms = unit.memory.centers.terms_of(plan.extents, matrix, i);
+      if (!(terms.rounded <= 4 * terms.remaining)) return true;
+      rounded += static_cast<double>(terms.rounded);
+      remaining += static_cast<double>(terms.remaining);
     }
   return !(rounded <= 1.15 * remaining);
 }
 
-/// What the values' moments say: nothing may be rounded if a few tokens have most of w, since
-/// errors then do not average out, or if there is one block, whose dmix cancels.
-inline Rounding rounding_of(const Unit<float>& unit) {
+/// Whether nothing may be rounded: if a few tokens have most of w, since errors then do not average
+/// out, or if there is one block, whose dmix cancels; or if moments are not floats that nothing has
+/// been lost of.
+inline bool are_few(const Unit<float>& unit) {
   double tokens = 0;
-  double sums = 0;
   double squares = 0;
   double fourths = 0;
   for (Index b = 0; b < unit.keys.blocks; ++b) {
     const Moments& moments = unit.memory.centers.moments[b];
     tokens += static_cast<double>(unit.memory.centers.tokens[b]);
-    sums += static_cast<double>(moments.sum);
     squares += static_cast<double>(moments.squares);
     fourths += static_cast<double>(moments.fourths);
   }
-  if (!(fourths > 1e-30 && fourths < 1e30)) return Rounding::nothing;  // or beyond a float
   const double enough = (std::min)(16.0, tokens / 4);
-  if (unit.keys.blocks < 2 || !(squares * squares >= enough * fourths)) return Rounding::nothing;
-  // Of independent v both are equal; of blocks of a token they are whatever these hold.
-  const bool tells = tokens >= 4 * static_cast<double>(unit.keys.blocks);
-  return tells && sums <= 1.5 * squares ? Rounding::plain : Rounding::centered;
+  return unit.keys.blocks < 2 || !(fourths > 1e-30 && fourths < 1e30) ||
+         squares * squares < enough * fourths;
+}
+
+/// Whether blocks of v have means: of independent v both sides are equal; of blocks of a token they
+/// are whatever these hold.
+inline bool may_have_block_means(const Unit<float>& unit) {
+  const Centers& centers = unit.memory.centers;
+  double tokens = 0;
+  double sums = 0;
+  double squares = 0;
+  for (Index b = 0; b < unit.keys.blocks; ++b) {
+    tokens += static_cast<double>(centers.tokens[b]);
+    sums += static_cast<double>(centers.sum_squares[b]);
+    squares += static_cast<double>(centers.moments[b].squares);
+  }
+  return tokens < 4 * static_cast<double>(unit.keys.blocks) || sums > 1.5 * squares;
+}
+
+/// Adds v of a tile to a row of `scratch`, from which keep_value_sum takes sum_j v_j of a block: as
+/// the forward pass does it, so that both passes decide alike.
+inline void add_values(const PairPanel& v, Index tokens, Into into, const PairScratch& scratch) {
+  multiply(whole_panel(scratch.tile.data, 1, v.cols), LeftFactor::ones(tokens), v, into);
+}
+inline void keep_value_sum(const Centers& centers, Index b, const PairScratch& scratch) {
+  copy_row(centers.sum(b).data, scratch.tile.data, centers.value.size);
+}
+
+/// Of some query blocks of each matrix, what they see of v and of its rounding errors.
+struct SampledTerms {
+  double blocks = 0;  // sum_b m_ib^2 |sum_j v_j|^2
+  double tokens = 0;  // sum_b m_ib^2 sum_j |v_j|^2
+  double seen = 0;    // |sum_b m_ib sum_j v_j|^2
+
+  template <class L>
+  SampledTerms(const Plan<L, float>& plan, const Unit<float>& unit) {
+    const Index rows = unit.queries.blocks;
+    const Index count = (std::min)((std::max)(Index{4}, rows / 4), rows);
+    for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
+      if (count > 0) add_rows(plan, unit, matrix, count, rows / count);
+  }
+
+  /// Whether values cancel in what queries see, as those of a ramp around 0 do in its mean: then
+  /// the errors of m_ib S_b would show in y (and dq). Those of values with a mean of their own are
+  /// relative to m_ib W_b. Of independent v both sides are equal.
+  bool cancel() const { return !(blocks <= 1.6 * seen); }
+  /// Whether queries see a mean of values, which would show in dq and dmix. Of independent v both
+  /// sides are equal.
+  bool have_mean() const { return !(seen <= 2 * tokens); }
+
+ private:
+  // Of every step-th query block.
+  template <class L>
+  void add_rows(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix, Index count,
+                Index step) {
+    const Centers& centers = unit.memory.centers;
+    const Panel<const float> all = unit_mixing(plan, unit, matrix);
+    const Panel<const float> mixing{all.row(step / 2), count, all.cols, step * all.stride};
+    const Panel<float> mixed = centers.mixed(plan.extents, matrix, 0, count);
+    mix<float>(mixing, centers.sums(all.cols), mixed);
+    for (Index r = 0; r < count; ++r) {
+      const float* const weights = mixing.row(r);
+      float row_tokens = 0;
+      float of_blocks = 0;
+      float of_tokens = 0;
+      for (Index b = 0; b < mixing.cols; ++b) {
+        const Moments& moments = centers.moments[b];
+        row_tokens += weights[b] * centers.tokens[b];
+        of_blocks += weights[b] * weights[b] * centers.sum_squares[b];
+        of_tokens += weights[b] * weights[b] * moments.squares;
+      }
+      add_scaled_row(mixed.row(r), row_tokens, centers.value.data, mixed.cols);
+      // y and its gradients are relative to denominators.
+      const float scale = normalizes<L> ? (row_tokens > 0 ? 1 / row_tokens : 0.0f) : 1.0f;
+      const auto square = static_cast<double>(scale * scale);
+      const Panel<const float> row = mixed.row_range(r, 1);
+      blocks += square * static_cast<double>(of_blocks);
+      tokens += square * static_cast<double>(of_tokens);
+      seen += square * static_cast<double>(inner_product<float>(row, row));
+    }
+  }
+};
+
+/// Whether rounding would show in y, mu being 0: values cancel, or a block has most of what is
+/// rounded, whose errors then do not average out. Not known of values so large that nothing is left
+/// of sums.
+template <class L>
+bool rounding_shows(const Plan<L, float>& plan, const Unit<float>& unit) {
+  const Centers& centers = unit.memory.centers;
+  const Panel<const float> sums = centers.sums(unit.keys.blocks);
+  row_distances(sums.placed(), sums.rows, centers.value, centers.sum_squares);
+  double squares = 0;
+  double fourths = 0;
+  for (Index b = 0; b < unit.keys.blocks; ++b) {
+    const auto square = static_cast<double>(centers.sum_squares[b]);
+    squares += square;
+    fourths += square * square;
+  }
+  if (!(fourths > 0 && fourths < 1e60)) return false;
+  if (unit.keys.blocks > 1 && squares * squares < 1.5 * fourths) return true;
+  return SampledTerms(plan, unit).cancel();
+}
+
+/// The same of gradients without a normalizer.
+template <class L>
+bool rounding_shows_in_gradients(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
+                                 const ExecutorRef& loop) {
+  const Plan<L, float>& plan = operands.plan;
+  const Centers& centers = unit.memory.centers;
+  std::fill_n(centers.value.data, centers.value.size, 0.0f);
+  loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
+    const SlotScratch<float>& scratch = plan.scratch[slot];
+    take_moments(operands, unit, b, scratch);
+    if constexpr (sees_past_only<L>) return;
+    const BlockTable& table = plan.tables.keys;
+    const BlockSpan& block = table.blocks[unit.keys.first_block + b];
+    std::fill_n(scratch.pairs.tile.data, centers.value.size, 0.0f);
+    for (Index i = 0; i < block.tiles; ++i) {
+      const TokenTile& tile = table.tiles[block.first_tile + i];
+      add_values(pack_values(table, tile, key_rows(unit, operands.v), scratch.values,
+                             scratch.pairs.values),
+                 tile.tokens, i == 0 ? Into::overwrite : Into::add, scratch.pairs);
+    }
+    keep_value_sum(centers, b, scratch.pairs);
+  });
+  return are_few(unit) || (!sees_past_only<L> && rounding_shows(plan, unit));
 }
 
 /// What the unit's backward pass rounds; if that is centered, mu, zeta, W and W~ are there. Without
@@ -235,19 +353,18 @@ Rounding center_unit(const Operands<L, BFloat16>& operands, const Unit<float>& u
   const Plan<L, float>& plan = operands.plan;
   const Index blocks = unit.keys.blocks;
   if constexpr (!normalizes<L>) {
-    const Span<float> mu = unit.memory.centers.value;
-    std::fill_n(mu.data, mu.size, 0.0f);
-    loop.parallel_for(
-        blocks, [&](Index b, Index slot) { take_moments(operands, unit, b, plan.scratch[slot]); });
-    return rounding_of(unit) == Rounding::nothing ? Rounding::nothing : Rounding::plain;
+    return rounding_shows_in_gradients(operands, unit, loop) ? Rounding::nothing : Rounding::plain;
   } else {
     loop.parallel_for(
         blocks, [&](Index b, Index slot) { sum_up_values(operands, unit, b, plan.scratch[slot]); });
     loop.parallel_for(1, [&](Index, Index) { take_mean_of_values(unit); });
     loop.parallel_for(
         blocks, [&](Index b, Index slot) { center_values(operands, unit, b, plan.scratch[slot]); });
-    const Rounding rounding = rounding_of(unit);
-    if (rounding != Rounding::centered) return rounding;
+    if (are_few(unit)) return Rounding::nothing;
+    if (!may_have_block_means(unit)) {
+      const SampledTerms terms(plan, unit);
+      if (!terms.cancel() && !terms.have_mean()) return Rounding::plain;
+    }
     loop.parallel_for(
         1, [&](Index, Index slot) { take_mean_of_features(operands, unit, plan.scratch[slot]); });
     const Index groups = ceil_div(unit.queries.blocks, Centers::rows_at_once);
@@ -257,7 +374,7 @@ Rounding center_unit(const Operands<L, BFloat16>& operands, const Unit<float>& u
       mix_values(plan, unit, task / groups, first,
                  panel(plan.scratch[slot].pairs.products.data, rows, blocks));
     });
-    return is_local(plan, unit) ? Rounding::nothing : rounding;
+    return is_local(plan, unit) ? Rounding::nothing : Rounding::centered;
   }
 }
 

@@ -53,6 +53,9 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
   const PairPanel summary = summaries.with(b);
   const int half = static_cast<int>(b % 2);
   const bool keeps = kept.whole.summaries.rows > 0;
+  const bool straight = unit.orientation == Orientation::straight;
+  const bool sums_up = straight && !sees_past_only<L>;  // what rounding_shows asks for
+  Index tokens = 0;
   const Span<float> key_sum = unit.summaries.key_sum(b);
   const Panel<float> sums =
       whole_panel(scratch.pairs.summary.data, summaries.shape.rows, summaries.shape.cols);
@@ -73,7 +76,10 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
         into = Into::add;
       }
     }
-    const bool straight = unit.orientation == Orientation::straight;
+    if (sums_up) {
+      add_values(v, tile.tokens, into, scratch.pairs);
+      tokens += tile.tokens;
+    }
     const LeftFactor a = LeftFactor::transposed(straight ? k : v);
     Prefetch next = prefetch_tile(table, unit.keys, block.first_tile + i + 1, {keys, values});
     if (!last || keeps) {
@@ -82,6 +88,13 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
       multiply_into_half(summary, half, a, straight ? v : k,
                          into == Into::add ? sums : Panel<float>{}, &next);
     }
+  }
+  if (sums_up) {
+    const Centers& of_values = unit.memory.centers;
+    of_values.tokens[b] = static_cast<float>(tokens);
+    of_values.moments[b] = {};
+    if (block.tiles == 0) std::fill_n(scratch.pairs.tile.data, of_values.value.size, 0.0f);
+    keep_value_sum(of_values, b, scratch.pairs);
   }
   if (block.tiles == 0 || keeps) round_into_half(summary, half, sums);
   if (!keeps) return;

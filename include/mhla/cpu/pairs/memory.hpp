@@ -80,39 +80,47 @@ struct MixedSummaries {
 
 /// Of a block's values (pairs/centers.hpp).
 struct Moments {
-  float sum = 0;      // |sum_j v_j|^2
   float squares = 0;  // sum_j |w_j|^2
   float fourths = 0;  // sum_j |w_j|^4
 };
 
-/// Of a unit's backward pass: what pairs/centers.hpp takes out, and, without a normalizer too, what
-/// it decides by.
+/// Both sides of is_local, of one query block.
+struct RowTerms {
+  float rounded = 0;
+  float remaining = 0;
+};
+
+/// What pairs/centers.hpp decides by; with a normalizer also what a backward pass takes out.
 struct Centers {
-  Span<float> value;        // [value_dim]: mu
-  Span<Pair> paired_value;  // [halves of values]: mu
-  Span<float> feature;      // [feature_dim]: zeta
+  Span<float> value;        // [value_dim]: mu, else 0
   Span<float> tokens;       // [key blocks]: n_b
   Span<Moments> moments;    // [key blocks]
+  Span<float> sum_squares;  // [key blocks]: |sum_j v_j|^2
   Span<float> value_sums;   // [key blocks, 2, value_dim]: mu and W_b
   Span<float> mixed_sums;   // [matrices, query blocks, value_dim]: W~_i
+  Span<RowTerms> terms;     // [matrices, query blocks]
+  // Of a backward pass with a normalizer:
+  Span<Pair> paired_value;  // [halves of values]: mu
+  Span<float> feature;      // [feature_dim]: zeta
   Span<float> grad_sums;    // [matrices, query blocks, value_dim]: p_i
-  Span<float> condition;    // [matrices, query blocks, 2]: both sides of is_local
 
   static constexpr Index rows_at_once = 16;  // of W~
 
   Centers() = default;
-  MHLA_ONCE_A_CALL Centers(Arena& arena, const Extents& e, bool normalizer) {
+  MHLA_ONCE_A_CALL Centers(Arena& arena, const Extents& e, bool sees_all, bool takes_out) {
     const Index rows = checked_mul(e.matrices, e.query_blocks);
     value = arena.take<float>(e.value_dim);
     tokens = arena.take<float>(e.key_blocks);
     moments = arena.take<Moments>(e.key_blocks);
-    if (!normalizer) return;
-    paired_value = arena.take<Pair>(pairs_of(e.value_dim));
-    feature = arena.take<float>(e.feature_dim);
+    if (!sees_all) return;
+    sum_squares = arena.take<float>(e.key_blocks);
     value_sums = arena.take<float>(checked_mul(e.key_blocks, checked_mul(2, e.value_dim)));
     mixed_sums = arena.take<float>(checked_mul(rows, e.value_dim));
+    terms = arena.take<RowTerms>(rows);
+    if (!takes_out) return;
+    paired_value = arena.take<Pair>(pairs_of(e.value_dim));
+    feature = arena.take<float>(e.feature_dim);
     grad_sums = arena.take<float>(mixed_sums.size);
-    condition = arena.take<float>(checked_mul(rows, 2));
   }
 
   Panel<float> center_and_sum(Index b) const {
@@ -136,8 +144,8 @@ struct Centers {
   Span<float> gradient(const Extents& e, Index matrix, Index block) const {
     return {gradients(e, matrix, block + 1).row(block), value.size};
   }
-  float* sides(const Extents& e, Index matrix, Index block) const {
-    return condition.data + 2 * (matrix * e.query_blocks + block);
+  RowTerms& terms_of(const Extents& e, Index matrix, Index block) const {
+    return terms[matrix * e.query_blocks + block];
   }
 };
 
@@ -174,7 +182,7 @@ struct PairScratch {
 
   PairScratch() = default;
   MHLA_ONCE_A_CALL PairScratch(Arena& arena, const Extents& e, Index group_rows, bool own_tiles,
-                               bool backward, bool centers) {
+                               bool backward, bool mixes_values) {
     const Index tokens = e.tile_tokens;
     const Index feature_cols = whole_columns(e.feature_dim);
     const Index value_cols = whole_columns(e.value_dim);
@@ -192,7 +200,8 @@ struct PairScratch {
     tile = arena.take<float>(checked_mul((std::max)(tokens, Index{2}), most_cols));
     value_gradients = arena.take<float>(backward ? checked_mul(tokens, value_cols) : 0);
     mixed_sums = arena.take<float>(checked_mul(2 * mixed_at_once, group_rows));
-    products = arena.take<float>(centers ? checked_mul(Centers::rows_at_once, e.key_blocks) : 0);
+    products =
+        arena.take<float>(mixes_values ? checked_mul(Centers::rows_at_once, e.key_blocks) : 0);
     if (!own_tiles) return;
     columns = arena.take<Pair>(checked_mul(pairs_of(most_cols), whole_columns(tokens)));
     scores = arena.take<Pair>(checked_mul(tokens, pairs_of(tokens)));
