@@ -163,8 +163,16 @@ class MpiCommunicator {
       }
       const auto now = std::chrono::steady_clock::now();
       if (left < before) progress = now;
-      if (now - progress > timeout_) give_up(messages);
-      std::this_thread::yield();
+      const auto waited = now - progress;
+      if (waited > timeout_) give_up(messages);
+      // Who waits for much longer than messages travel leaves the processor to others.
+      using std::chrono::milliseconds;
+      if (waited < milliseconds(2)) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(
+            (std::min)(waited / 32, decltype(waited / 32)(milliseconds(1))));
+      }
     }
   }
 

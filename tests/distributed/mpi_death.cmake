@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Runs mpi_death until its victim survives all exchanges of a call: every other rank must have said
-# within 5 s of its timeout, 1 s, that rank 1 is gone, and have written nothing; the same if it throws while
+# within 5 s of its timeout, 1 s, that rank 1 is gone (on a busy machine, with another that is late), and have
+# written nothing; the same if it throws while
 # summaries travel, whose messages must leave its memory alone; and if the victim calls with another shape, all
 # must have said so.
 #   cmake -DMPIRUN=... -DPROGRAM=... -P mpi_death.cmake
@@ -30,17 +31,17 @@ while(TRUE)
   if(text MATCHES "rank 1: finished")
     break()
   endif()
-  require("${text}" 0 "for rank 1, which is gone")
-  require("${text}" 2 "for rank 1, which is gone")
+  require("${text}" 0 "for rank 1[, 0-9]*, which is gone")
+  require("${text}" 2 "for rank 1[, 0-9]*, which is gone")
   math(EXPR exchange "${exchange} + 1")
 endwhile()
 if(exchange LESS 14) # 3 agreements, 2 * 4 + 1 exchanges of sums, 2 confirmations
   message(FATAL_ERROR "There were ${exchange} exchanges only.")
 endif()
 run(text throws 4) # its third piece of four
-require("${text}" 0 "for rank 1, which is gone")
+require("${text}" 0 "for rank 1[, 0-9]*, which is gone")
 require("${text}" 1 "thrown and gone")
-require("${text}" 2 "for rank 1, which is gone")
+require("${text}" 2 "for rank 1[, 0-9]*, which is gone")
 run(text disagrees)
 foreach(rank 0 1 2)
   require("${text}" ${rank} "key_dim is 4 on rank 1 but 8 on rank 0")
