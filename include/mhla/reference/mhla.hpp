@@ -68,7 +68,10 @@ class MhlaHead {
         batch_(batch),
         mix_(mixing_matrix(attention, problem, mix)),
         tokens_of_block_(static_cast<std::size_t>(problem.query_blocks)) {
+    for (Index j = 0; j < problem.shape.key_tokens; ++j)
+      key_block_.push_back(problem.key_grid.block_of(j));
     for (Index t = 0; t < problem.shape.query_tokens; ++t) {
+      query_block_.push_back(problem.query_grid.block_of(t));
       auto& block = tokens_of_block_[static_cast<std::size_t>(query_block(t))];
       offset_.push_back(static_cast<Index>(block.size()));
       block.push_back(t);
@@ -79,8 +82,8 @@ class MhlaHead {
   TokenFeatures<A> key;
 
   A scale() const { return static_cast<A>(attention_.scale); }
-  Index query_block(Index t) const { return problem_.query_grid.block_of(t); }
-  Index key_block(Index j) const { return problem_.key_grid.block_of(j); }
+  Index query_block(Index t) const { return query_block_[static_cast<std::size_t>(t)]; }
+  Index key_block(Index j) const { return key_block_[static_cast<std::size_t>(j)]; }
   A mix(Index t, Index j) const { return mix_(query_block(t), key_block(j)); }
 
   /// Whether query t sees key j.
@@ -131,6 +134,8 @@ class MhlaHead {
   const TokenMasks& masks_;
   Index batch_;
   Matrix<A> mix_;
+  std::vector<Index> query_block_;  // of each token
+  std::vector<Index> key_block_;
   std::vector<std::vector<Index>> tokens_of_block_;  // in raster order
   std::vector<Index> offset_;                        // of a token in its block
 };

@@ -75,18 +75,20 @@ class Matrix {
   std::vector<A> data_;
 };
 
-// x . y
+// x . y. These two have most of an oracle's time, above all where nothing is inlined.
 template <class A>
 A inner_product(Span<const A> x, Span<const A> y) {
+  const A* other = y.data;
   A sum = A(0);
-  for (Index c = 0; c < x.size; ++c) sum += x[c] * y[c];
+  for (const A element : x) sum += element * *other++;
   return sum;
 }
 
 // y += factor x
 template <class A>
 void add_scaled(std::type_identity_t<A> factor, Span<const A> x, Span<A> y) {
-  for (Index c = 0; c < x.size; ++c) y[c] += factor * x[c];
+  A* to = y.data;
+  for (const A element : x) *to++ += factor * element;
 }
 
 // The matrix [tokens, dim] of one head.
