@@ -300,20 +300,38 @@ struct SampledTerms {
   }
 };
 
+/// Sums of columns that hold a NaN or an infinity become 0: it must not show in other columns.
+inline void drop_columns(const Panel<float>& sums) {
+  for (Index c = 0; c < sums.cols; ++c) {
+    bool finite = true;
+    for (Index b = 0; b < sums.rows; ++b) finite = finite && (std::isfinite)(sums.row(b)[c]);
+    for (Index b = 0; b < sums.rows && !finite; ++b) sums.row(b)[c] = 0;
+  }
+}
+
 /// Whether rounding would show in y, mu being 0: values cancel, or a block has most of what is
 /// rounded, whose errors then do not average out. Not known of values so large that nothing is left
 /// of sums.
 template <class L>
 bool rounding_shows(const Plan<L, float>& plan, const Unit<float>& unit) {
   const Centers& centers = unit.memory.centers;
-  const Panel<const float> sums = centers.sums(unit.keys.blocks);
-  row_distances(sums.placed(), sums.rows, centers.value, centers.sum_squares);
+  const Panel<float> sums = centers.sums(unit.keys.blocks);
   double squares = 0;
   double fourths = 0;
-  for (Index b = 0; b < unit.keys.blocks; ++b) {
-    const auto square = static_cast<double>(centers.sum_squares[b]);
-    squares += square;
-    fourths += square * square;
+  const auto measure = [&] {
+    row_distances(Rows<const float>{sums.data, sums.stride}, sums.rows, centers.value,
+                  centers.sum_squares);
+    squares = fourths = 0;
+    for (Index b = 0; b < sums.rows; ++b) {
+      const auto square = static_cast<double>(centers.sum_squares[b]);
+      squares += square;
+      fourths += square * square;
+    }
+  };
+  measure();
+  if (!(std::isfinite)(squares)) {
+    drop_columns(sums);
+    measure();
   }
   if (!(fourths > 0 && fourths < 1e60)) return false;
   if (unit.keys.blocks > 1 && squares * squares < 1.5 * fourths) return true;

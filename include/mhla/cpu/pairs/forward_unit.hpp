@@ -210,6 +210,17 @@ void read_out_tile(const Operands<L, BFloat16>& operands, const Unit<float>& uni
                            Update::overwrite);
 }
 
+/// |v_t|^2 without NaN and infinities, which must not show in other columns.
+inline float square_of_finite(const PairPanel& values, Index t, Index columns) {
+  const auto* const row = reinterpret_cast<const BFloat16*>(values.row(t / 2));
+  float square = 0;
+  for (Index c = 0; c < columns; ++c) {
+    const float element = load(row[2 * c + t % 2]);
+    if ((std::isfinite)(element)) square += element * element;
+  }
+  return square;
+}
+
 /// The keys and values of a causal query tile's own block: m_ii phi(k) transposed, v, and in the
 /// first row of scores |v|^2.
 template <class L>
@@ -220,13 +231,16 @@ OwnTile<float> pack_own_tile(const Operands<L, BFloat16>& operands, const Unit<f
   transposed(pair_features(own.rotated, scratch.pairs.feature_rows), scratch.pairs.columns);
   const BlockTable& table = operands.plan.tables.queries;
   const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
-  pack_values(table, tile, values, scratch.values, scratch.pairs.values);
+  const PairPanel packed = pack_values(table, tile, values, scratch.values, scratch.pairs.values);
   own.values = panel(scratch.own.values.data, 1, values.dim);
   std::fill_n(scratch.own.values.data, values.dim, 0.0f);
   with_rows(table, tile, values, scratch.values, [&](const auto& rows) {
     row_distances(rows, tile.tokens, {scratch.own.values.data, values.dim},
                   {own.scores.row(0), tile.tokens});
   });
+  for (Index t = 0; t < tile.tokens; ++t)
+    if (!(std::isfinite)(own.scores.row(0)[t]))
+      own.scores.row(0)[t] = square_of_finite(packed, t, values.dim);
   return own;
 }
 
