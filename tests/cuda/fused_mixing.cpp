@@ -603,10 +603,10 @@ TEST_CASE("Parts of a matrix's gradient are added up as those of other backends 
                                        Into::overwrite);
   std::vector<float> gradient(4 * 25, nan_value);
   const mhla::TensorView<float, 3> view{gradient.data(), {4, 5, 5}, {25, 5, 1}};
-  mhla::cuda::launch(
-      device, 4 * 25,
-      mhla::cuda::WriteMixingGradient<float>{parts.data(), nullptr, shape.units * 2, 5, 5,
-                                             Sight::past_blocks, view, mhla::Update::overwrite});
+  const mhla::cuda::WriteMixingGradient<float> body{
+      parts.data(),       nullptr, shape.units * 2,        5, 5,
+      Sight::past_blocks, view,    mhla::Update::overwrite};
+  mhla::cuda::machine::run(device, body.blocks(), body);
   for (Index h = 0; h < 4; ++h)
     for (Index i = 0; i < 5; ++i)
       for (Index b = 0; b < 5; ++b) {

@@ -68,10 +68,11 @@ MHLA_DEVICE std::uint32_t address_of(Shared at) {
 struct Block {
   Index number;  ///< of the block, in [0, blocks)
   Index blocks;
-  int thread;  ///< in [0, threads)
+  int thread;      ///< in [0, threads)
+  int warp_index;  ///< known to the compiler to be the same for all lanes: branches are uniform
 
   MHLA_DEVICE int lane() const { return thread % 32; }
-  MHLA_DEVICE int warp() const { return thread / 32; }
+  MHLA_DEVICE int warp() const { return warp_index; }
   /// Waits for all threads of the block (__syncthreads); what they wrote to shared memory can be
   /// read then.
   MHLA_DEVICE void sync() const { __syncthreads(); }
@@ -101,6 +102,12 @@ MHLA_DEVICE void store_to(U* to, const std::type_identity_t<U>& value) {
 struct alignas(16) Chunk {
   std::uint32_t word[4];
 };
+/// In one store: the compiler would cut a chunk of computed words into four.
+MHLA_DEVICE void store_to(Chunk* to, const Chunk& value) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(value.word[0]),
+               "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
+               : "memory");
+}
 
 /// Starts an asynchronous copy of 16 bytes, aligned to 16 on both sides; if not `present` it writes
 /// zeros and does not read `from`.
@@ -207,8 +214,9 @@ MHLA_DEVICE void multiply_add(float (&c)[4], std::uint32_t a0, std::uint32_t a1,
   }
 }
 
-/// The value of lane `lane() ^ mask`. The warp meets.
-MHLA_DEVICE float exchange(float value, int mask) {
+/// The value, of 4 bytes, of lane `lane() ^ mask`. The warp meets.
+template <class U>
+MHLA_DEVICE U exchange(U value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
 
@@ -248,7 +256,8 @@ template <class Body>
 __global__ void __launch_bounds__(Body::threads, Body::min_blocks_per_sm)
     run_blocks(const Body body) {
   body(Block{static_cast<Index>(blockIdx.x), static_cast<Index>(gridDim.x),
-             static_cast<int>(threadIdx.x)});
+             static_cast<int>(threadIdx.x),
+             __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0)});
 }
 
 /// Runs a body on that many thread blocks, on the device's stream; it may start before earlier

@@ -2,6 +2,7 @@
 // Products of tiles by a block's warps, accumulated in registers in float.
 #pragma once
 
+#include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/tile.cuh>
@@ -97,7 +98,63 @@ struct Accumulators {
       }
     }
   }
+
+  /// Calls f(row, col, present, pairs) for four parts of a row that this thread shares with three
+  /// lanes: of the n-th part it has columns col + 8 n + lane() % 4 * 2 and the next. The first
+  /// `present` are there. The warp meets at f.
+  template <class F>
+  MHLA_DEVICE void for_each_four_parts(const Block& block, const F& f) {
+    MHLA_DEVICE_UNROLL
+    for (int i = 0; i < row_parts; ++i) {
+      MHLA_DEVICE_UNROLL
+      for (int j = 0; j < col_parts; j += 4) {
+        const int of_warp = col_parts - j < 4 ? col_parts - j : 4;
+        const int left = all_col_parts - col_part(block, j);
+        const int present = left < of_warp ? left : of_warp;
+        MHLA_DEVICE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          // The same for all lanes: parts have 8 rows or 16.
+          const int first_row = row_part(block, i) * 16 + half * 8;
+          if (present <= 0 || first_row >= M) continue;
+          float pairs[4][2] = {};
+          MHLA_DEVICE_UNROLL
+          for (int n = 0; n < 4 && j + n < col_parts; ++n) {
+            pairs[n][0] = value[i][j + n][2 * half];
+            pairs[n][1] = value[i][j + n][2 * half + 1];
+          }
+          f(first_row + block.lane() / 4, col_part(block, j) * 8, present, pairs);
+        }
+      }
+    }
+  }
 };
+
+/// Rounds two values, and replaces them by their rounding errors.
+template <class T>
+MHLA_DEVICE std::uint32_t split_off(float& first, float& second) {
+  const std::uint32_t pair = machine::rounded_pair<T>(first, second);
+  first -= machine::first_of<T>(pair);
+  second -= machine::second_of<T>(pair);
+  return pair;
+}
+
+/// Transposes four words of each of the four lanes that share a row: lane t's n-th becomes lane
+/// n's t-th. The warp meets.
+MHLA_DEVICE void transpose_words(const Block& block, std::uint32_t (&word)[4]) {
+  MHLA_DEVICE_UNROLL
+  for (int mask = 1; mask < 4; mask *= 2) {
+    const bool upper = (block.lane() & mask) != 0;
+    MHLA_DEVICE_UNROLL
+    for (int n = 0; n < 4; ++n) {
+      if ((n & mask) != 0) continue;
+      const std::uint32_t low = word[n];
+      const std::uint32_t high = word[n + mask];
+      const std::uint32_t other = machine::exchange(upper ? low : high, mask);
+      word[n] = upper ? other : low;
+      word[n + mask] = upper ? high : other;
+    }
+  }
+}
 
 /// A factor's orientation in its tile.
 enum class Stored { straight, transposed };

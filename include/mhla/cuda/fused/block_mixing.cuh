@@ -54,15 +54,6 @@ struct MixingMatrices {
   bool is_new = false;  // none of our kernels runs between the one that fills them and this one
 };
 
-/// Rounds two values, and replaces them by their rounding errors.
-template <class T>
-MHLA_DEVICE std::uint32_t split_off(float& first, float& second) {
-  const std::uint32_t pair = machine::rounded_pair<T>(first, second);
-  first -= machine::first_of<T>(pair);
-  second -= machine::second_of<T>(pair);
-  return pair;
-}
-
 /// 16 x 16 elements of a matrix, as operands of products: one if a row of the result sees an inner
 /// row, by sees(row, inner row).
 template <class T, class Sees>

@@ -24,19 +24,22 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Stores two neighbouring elements.
+/// Stores four parts of a row, from element `at` on, whose pairs four lanes share: a chunk each, as
+/// narrower stores would write half sectors. The warp meets.
 template <class T, int Parts>
-MHLA_DEVICE void store_summary_pair(const Summaries<T>& summaries, Index at, float first,
-                                    float second) {
-  first *= summaries.scale;
-  second *= summaries.scale;
+MHLA_DEVICE void store_summary_parts(const Block& block, const Summaries<T>& summaries, Index at,
+                                     int present, float (&pairs)[4][2]) {
+  const int chunk = block.lane() % 4;
   MHLA_DEVICE_UNROLL
-  for (int part = 0; part < Parts; ++part) {
-    const std::uint32_t rounded = machine::rounded_pair<T>(first, second);
-    machine::store_to(
-        reinterpret_cast<std::uint32_t*>(summaries.data + part * summaries.plane + at), rounded);
-    first -= machine::first_of<T>(rounded);
-    second -= machine::second_of<T>(rounded);
+  for (int plane = 0; plane < Parts; ++plane) {
+    machine::Chunk rounded;
+    MHLA_DEVICE_UNROLL
+    for (int n = 0; n < 4; ++n) rounded.word[n] = split_off<T>(pairs[n][0], pairs[n][1]);
+    transpose_words(block, rounded.word);
+    if (chunk < present)
+      machine::store_to(reinterpret_cast<machine::Chunk*>(summaries.data + plane * summaries.plane +
+                                                          at + chunk * chunk_size),
+                        rounded);
   }
 }
 
@@ -338,10 +341,11 @@ struct SummarizeBlocks {
   /// Stores a block's sums, and starts those of the next.
   MHLA_DEVICE void store(const Block& block, Index summary, int column, Sum& sum,
                          KeySum& key_sum) const {
-    const Summaries<T> unweighed{summaries.data, summaries.plane, summaries.scale / weight_scale};
     const Index first = summary * (key_dim * value_dim) + column;
-    sum.for_each_pair(block, [&](int row, int col, float one, float next) {
-      store_summary_pair<T, Parts>(unweighed, first + (row * value_dim + col), one, next);
+    sum.scale(summaries.scale / weight_scale);
+    sum.for_each_four_parts(block, [&](int row, int col, int present, float(&pairs)[4][2]) {
+      store_summary_parts<T, Parts>(block, summaries, first + (row * value_dim + col), present,
+                                    pairs);
     });
     sum.set_zero();
     if (column != 0) return;  // and their key sums stay, which nobody reads

@@ -243,6 +243,7 @@ struct FeatureGradient {
     for_each_token<threads, rows, key_dim, Traits::rotates>(
         block, x.x.table, range, [&](int row, const Place& place) {
           float den = 0, along = 0;
+          const auto of_token = angles.of(block, place);
           S::for_each(block, [&](int n, int i) {
             typename S::Elements features = {};
             if (place.token >= 0) {
@@ -251,7 +252,7 @@ struct FeatureGradient {
                 features[e] = x.scale * x.map.value(features[e]);
                 den += features[e] * z[i][e];
               }
-              angles.turn(i, place, Turn::forward, features);
+              angles.turn(i, of_token, Turn::forward, features);
               typename S::Elements u;
               memory().gradient.read_strip(row, n, u);
               for (int e = 0; e < S::size; ++e) along += features[e] * u[e];
@@ -438,11 +439,12 @@ struct FeatureGradient {
           if (place.token < 0) return;
           const float r = divides && !adds_own ? machine::read<float>(number(weight, row)) : 1.0f;
           const float c = divides ? machine::read<float>(number(sum_weight, row)) : 1.0f;
+          const auto of_token = angles.of(block, place);
           S::for_each(block, [&](int n, int i) {
             typename S::Elements g, features;
             memory().gradient.read_strip(row, n, g);
             for (float& element : g) element *= r;
-            angles.turn(i, place, Turn::back, g);
+            angles.turn(i, of_token, Turn::back, g);
             read_strip<T>(memory().x, row, n, features);
             for (int e = 0; e < S::size; ++e) {
               if constexpr (Normalizes) g[e] += c * z[i][e];

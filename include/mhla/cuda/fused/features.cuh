@@ -39,8 +39,10 @@ struct FeatureTokens {
 /// Without a rotation it does nothing.
 template <int Dim, bool Rotates>
 struct LaneAngles {
+  struct OfToken {};
   MHLA_DEVICE LaneAngles(const Block&, const RotationTable<float>&) {}
-  MHLA_DEVICE void turn(int, const Place&, Turn, typename Strips<Dim>::Elements&) const {}
+  MHLA_DEVICE OfToken of(const Block&, const Place&) const { return {}; }
+  MHLA_DEVICE static void turn(int, const OfToken&, Turn, typename Strips<Dim>::Elements&) {}
 };
 template <int Dim>
 class LaneAngles<Dim, true> {
@@ -62,26 +64,41 @@ class LaneAngles<Dim, true> {
     });
   }
 
+  struct OfToken {
+    TwoAngles two[std::size_t{S::of_lane}][2][std::size_t{of_half / 2}];
+    bool interleaved;
+  };
+  /// A token's angles of all the lane's strips: loads that do not wait for one another.
+  MHLA_DEVICE OfToken of(const Block& block, const Place& place) const {
+    OfToken token;
+    token.interleaved = interleaved;
+    S::for_each(block, [&](int, int i) {
+      MHLA_DEVICE_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const char* const from =
+            angles[i][h] + machine::wide_product(half[i][h].of(place.coordinate), row_bytes);
+        MHLA_DEVICE_UNROLL
+        for (int v = 0; v < of_half / 2; ++v)
+          token.two[i][h][v] = machine::load_from(
+              reinterpret_cast<const TwoAngles*>(from + v * (S::count * int{sizeof(TwoAngles)})));
+      }
+    });
+    return token;
+  }
+
   /// R, or R^T, of the lane's i-th strip of a token's features.
-  MHLA_DEVICE void turn(int i, const Place& place, Turn turn,
-                        typename S::Elements& elements) const {
+  MHLA_DEVICE static void turn(int i, const OfToken& token, Turn turn,
+                               typename S::Elements& elements) {
     MHLA_DEVICE_UNROLL
     for (int h = 0; h < 2; ++h) {
-      TwoAngles two[std::size_t{of_half / 2}];
-      const char* const from =
-          angles[i][h] + machine::wide_product(half[i][h].of(place.coordinate), row_bytes);
-      MHLA_DEVICE_UNROLL
-      for (int v = 0; v < of_half / 2; ++v)
-        two[v] = machine::load_from(
-            reinterpret_cast<const TwoAngles*>(from + v * (S::count * int{sizeof(TwoAngles)})));
       const auto turn_pair = [&](int p, float& x, float& y) {
-        const float* const angle = two[p / 2].element + p % 2 * 2;
+        const float* const angle = token.two[i][h][p / 2].element + p % 2 * 2;
         const float sine = turn == Turn::forward ? angle[1] : -angle[1];
         const float turned = x * angle[0] - y * sine;
         y = y * angle[0] + x * sine;
         x = turned;
       };
-      if (interleaved) {
+      if (token.interleaved) {
         MHLA_DEVICE_UNROLL
         for (int p = 0; p < of_half; ++p)
           turn_pair(p, elements[h * S::half + 2 * p], elements[h * S::half + 2 * p + 1]);
@@ -100,20 +117,25 @@ class LaneAngles<Dim, true> {
 };
 
 /// Calls f(row, place) for the rows of a tile of the range's first tokens, by the lanes that share
-/// each. Without a rotation a place has no coordinates.
+/// each. Without a rotation a place has no coordinates. Places are loaded first, so that their
+/// loads do not wait for one another.
 template <int Threads, int Rows, int Dim, bool Rotates, class F>
 MHLA_DEVICE void for_each_token(const Block& block, const BlockTable& table,
                                 const TokenRange& range, const F& f) {
+  using S = Strips<Dim>;
   const RangeTokens token_of(table, range);
-  Strips<Dim>::template for_each_row<Threads, Rows>(block, [&](int row) {
-    Place place = absent;
+  Place places[std::size_t{S::template rows_of_thread<Threads, Rows>}];
+  S::template for_each_row<Threads, Rows>(block, [&](int n, int row) {
     if constexpr (Rotates) {
-      place = token_of.place(row);
-      if (token_of.hides(place.token)) place.token = -1;
+      places[n] = token_of.place(row);
     } else {
-      place.token = token_of(row);
+      places[n] = absent;
+      places[n].token = token_of.unmasked(row);
     }
-    f(row, place);
+  });
+  S::template for_each_row<Threads, Rows>(block, [&](int n, int row) {
+    if (token_of.hides(places[n].token)) places[n].token = -1;
+    f(row, places[n]);
   });
 }
 
@@ -137,13 +159,14 @@ MHLA_DEVICE void make_features(const Block& block, const FeatureTokens<T, Map, R
           S::for_each(block, [&](int n, int) { write_strip<T>(tile, row, n, zeros); });
         } else {
           const float factor = weight(row);
+          const auto of_token = angles.of(block, place);
           S::for_each(block, [&](int n, int i) {
             Elements elements;
             read_strip<T>(tile, row, n, elements);
             for (float& x : elements) x = factor * of.map.value(x);
             if constexpr (Rotates) {
               use(n, i, elements);
-              angles.turn(i, place, Turn::forward, elements);
+              angles.turn(i, of_token, Turn::forward, elements);
             }
             write_strip<T>(tile, row, n, elements);
             if constexpr (!Rotates) use(n, i, elements);

@@ -39,10 +39,11 @@ MHLA_DEVICE void unmake_features(const Block& block, const FeatureTokens<T, Map,
   for_each_token<Threads, Rows, Dim, Rotates && turns_back>(
       block, of.x.table, range, [&](int row, const Place& place) {
         if (place.token < 0) return;
+        const auto of_token = angles.of(block, place);
         Strips<Dim>::for_each(block, [&](int n, [[maybe_unused]] int i) {
           typename Strips<Dim>::Elements g, x;
           gradient.read_strip(row, n, g);
-          angles.turn(i, place, Turn::back, g);
+          angles.turn(i, of_token, Turn::back, g);
           read_strip<T>(tile, row, n, x);
           for (int e = 0; e < Strips<Dim>::size; ++e) g[e] *= of.scale * of.map.derivative(x[e]);
           write_strip<T>(tile, row, n, g);
@@ -59,10 +60,11 @@ MHLA_DEVICE void turn_back(const Block& block, const FeatureTokens<T, Map, true>
   for_each_token<Threads, Rows, Dim, true>(
       block, of.x.table, range, [&](int row, const Place& place) {
         if (place.token < 0) return;
+        const auto of_token = angles.of(block, place);
         Strips<Dim>::for_each(block, [&](int n, [[maybe_unused]] int i) {
           typename Strips<Dim>::Elements g;
           gradient.read_strip(row, n, g);
-          angles.turn(i, place, Turn::back, g);
+          angles.turn(i, of_token, Turn::back, g);
           gradient.write_strip(row, n, g);
         });
       });

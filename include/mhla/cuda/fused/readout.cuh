@@ -263,11 +263,8 @@ struct ReadOutBlocks {
       } else {
         machine::wait_for_copies<0>();
         block.sync();  // this tile has landed, and the previous one has been read
-        if (tile.begin + rows < tile.end)
-          copy_tokens<threads>(block, x.x, tile.from(tile.begin + rows), features(n + 1));
-        machine::commit_copies();
       }
-      read_out(block, tiles, tile, features(n));
+      read_out(block, tiles, tile, features(n), features(n + 1));
     }
     machine::wait_for_copies<0>();
   }
@@ -290,10 +287,16 @@ struct ReadOutBlocks {
       });
     }
   }
-  /// A tile that has landed, with the summary.
+  /// A tile that has landed, with the summary. The next copy begins after this tile's features:
+  /// their loads would wait for it.
   MHLA_DEVICE void read_out(const Block& block, const Tiles& tiles, const TokenRange& tile,
-                            const FeatureTile& of_tile) const {
+                            const FeatureTile& of_tile, const FeatureTile& next) const {
     tiles.make_query_features(block, tile, of_tile);
+    if constexpr (stages > 1) {
+      if (tile.begin + rows < tile.end)
+        copy_tokens<threads>(block, x.x, tile.from(tile.begin + rows), next);
+      machine::commit_copies();
+    }
     block.sync();
     typename Tiles::Sum sum;
     MHLA_DEVICE_UNROLL

@@ -210,6 +210,14 @@ struct AttendResident {
   /// S~_i of every query block. A warp processes 16 columns of all blocks at a time, which no other
   /// warp reads or writes.
   MHLA_DEVICE void mix_summaries(const Block& block) const {
+    if (sight == Sight::all) {
+      mix_columns<false>(block);
+    } else {
+      mix_columns<true>(block);
+    }
+  }
+  template <bool guards>
+  MHLA_DEVICE void mix_columns(const Block& block) const {
     const int lane = block.lane();
     const int last = static_cast<int>(keys.blocks) - 1;
     for (int column = block.warp() * 2; column < SummaryTile::all_chunks; column += warps * 2) {
@@ -227,7 +235,7 @@ struct AttendResident {
         float sum[2][4] = {};
         MHLA_DEVICE_UNROLL
         for (int p = 0; p < inner_parts; ++p)
-          if (p * 16 <= last) add_mixed(block, row, p * 16, inner[p], sum);
+          if (p * 16 <= last) add_mixed<guards>(block, row, p * 16, inner[p], sum);
         MHLA_DEVICE_UNROLL
         for (int x = 0; x < 4; ++x) {
           const int i = row + lane / 4 + x / 2 * 8;
@@ -243,16 +251,17 @@ struct AttendResident {
   MHLA_DEVICE static Shared of_chunk(int chunk) { return static_cast<Shared>(chunk * 16); }
 
   /// sum += m S, of 16 rows of the matrix, 16 inner rows and 16 columns.
+  template <bool guards>
   MHLA_DEVICE void add_mixed(const Block& block, int row, int first,
                              const std::uint32_t (&inner)[4], float (&sum)[2][4]) const {
-    if (!sees_whole_block(sight, row + 15, first)) return;
+    if (guards && !sees_whole_block(sight, row + 15, first)) return;
     std::uint32_t of_high[4];
     std::uint32_t of_low[4];
     const int of_row = row + block.lane() % 16;
     const int chunk = first / chunk_size + block.lane() / 16;
     machine::load_matrices(of_high, high().chunk(of_row, chunk));
     machine::load_matrices(of_low, low().chunk(of_row, chunk));
-    const bool guarded = !sees_whole_block(sight, row, first + 15);
+    const bool guarded = guards && !sees_whole_block(sight, row, first + 15);
     std::uint32_t seen[4] = {};
     if (guarded)
       ones_where_seen<T>(

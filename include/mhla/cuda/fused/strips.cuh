@@ -58,12 +58,15 @@ struct Strips {
       if (count % lanes == 0 || n < count) f(n, i);
     }
   }
-  /// Calls f(row) for each of Rows rows, by the lanes that share it.
+  template <int Threads, int Rows>
+  static constexpr int rows_of_thread = Rows* lanes / Threads;
+  /// Calls f(n, row) for each of Rows rows, by the lanes that share it, whose n-th it is.
   template <int Threads, int Rows, class F>
   MHLA_DEVICE static void for_each_row(const Block& block, const F& f) {
     static_assert(Threads / 32 % apart == 0 && Rows % (Threads / lanes) == 0);
     MHLA_DEVICE_UNROLL
-    for (int first = 0; first < Rows; first += Threads / lanes) f(first + row(block.thread));
+    for (int n = 0; n < rows_of_thread<Threads, Rows>; ++n)
+      f(n, n * (Threads / lanes) + row(block.thread));
   }
 };
 

@@ -205,10 +205,16 @@ void add_own_mixing_gradient(const Operands<V, T, PlanType>& part) {
                part.variant.mixing, e.mixing_size()});
 }
 
-/// dmix from its parts, [parts, matrices of a kv head, query blocks, key blocks], summed in order,
-/// plus the diagonal's other part, of causal blocks' own tokens. A stage has only one of both.
+/// dmix from its parts, [parts, matrices of a kv head, query blocks, key blocks], summed in one
+/// order, plus the diagonal's other part, of causal blocks' own tokens. A stage has only one of
+/// both. A thread block has 32 elements, and each of its warps a share of their parts.
 template <class A>
 struct WriteMixingGradient {
+  static constexpr int threads = 256;
+  static constexpr int warps = threads / 32;
+  static constexpr int shared_bytes = threads * int{sizeof(double)};
+  static constexpr int min_blocks_per_sm = 4;
+
   const A* parts;
   const A* own_parts;  // [parts, matrices, blocks]: the diagonal's, if own blocks are separate
   Index count;  // matrices of all parts: of one of mix's all that are multiples of mix's apart
@@ -219,23 +225,55 @@ struct WriteMixingGradient {
   Update update;
   Index own_column = 0;  // of row 0
 
-  MHLA_HOST_DEVICE void operator()(Index at) const {
+  Index blocks() const { return ceil_div(destination.size(), Index{32}); }
+
+  MHLA_DEVICE void operator()(const machine::Block& block) const {
+    machine::wait_for_earlier_kernels();
+    const Index at = block.number * 32 + block.lane();
     const Index b = at % destination.extent[2];
     const Index i = at / destination.extent[2] % destination.extent[1];
     const Index h = at / destination.extent[2] / destination.extent[1];
-    A& to = destination(h, i, b);
     const bool own = own_parts != nullptr && i + own_column == b;
     const bool seen = parts != nullptr && sees_whole_block(sight, i + own_column, b);
-    if (i >= query_blocks || b >= key_blocks || !(own || seen)) {
-      if (update == Update::overwrite) to = A(0);
-      return;
-    }
+    const bool has_parts = i < query_blocks && b < key_blocks && (own || seen);
     double sum = 0;
-    for (Index p = h; p < count; p += destination.extent[0]) {
-      const Index row = p * query_blocks + i;
-      sum += static_cast<double>(own ? own_parts[row] : parts[row * key_blocks + b]);
+    if (has_parts && h < destination.extent[0]) {
+      const A* const from = own ? own_parts + i : parts + (i * key_blocks + b);
+      const Index size = own ? query_blocks : query_blocks * key_blocks;
+      sum = sum_of(from + h * size, block.warp(), ceil_div(count - h, destination.extent[0]),
+                   size * destination.extent[0]);
     }
-    to = update == Update::overwrite ? static_cast<A>(sum) : to + static_cast<A>(sum);
+    machine::write<double>(place(block.thread), sum);
+    block.sync();
+    if (block.warp() != 0 || h >= destination.extent[0]) return;
+    for (int warp = 1; warp < warps; ++warp)
+      sum += machine::read<double>(place(warp * 32 + block.lane()));
+    A* const to = &destination(h, i, b);
+    if (update == Update::overwrite)
+      machine::store_to(to, static_cast<A>(sum));
+    else if (has_parts)
+      machine::store_to(to, machine::load_from(to) + static_cast<A>(sum));
+  }
+
+ private:
+  MHLA_DEVICE static machine::Shared place(int n) {
+    return static_cast<machine::Shared>(n * int{sizeof(double)});
+  }
+  /// Of every warps-th of n numbers, `step` apart; several are loaded at once.
+  MHLA_DEVICE static double sum_of(const A* numbers, Index first, Index n, Index step) {
+    constexpr int at_once = 8;
+    double sum = 0;
+    for (; first < n; first += at_once * warps) {
+      A number[at_once];
+      MHLA_DEVICE_UNROLL
+      for (int x = 0; x < at_once; ++x) {
+        const Index p = first + x * warps;
+        number[x] = p < n ? machine::load_from(numbers + p * step) : A(0);
+      }
+      MHLA_DEVICE_UNROLL
+      for (const A one : number) sum += static_cast<double>(one);
+    }
+    return sum;
   }
 };
 /// dmix, if it is wanted, from the parts of all units; `own_parts`, if not null, are those of the
@@ -244,11 +282,10 @@ template <class V, class T>
 void write_mixing_gradient(const BackwardCall<V, T>& call, const Extents<V>& e,
                            Span<Accumulator<T>> parts, const Accumulator<T>* own_parts, Sight sight,
                            const GradientView<Accumulator<T>, 3>& to) {
-  if (to.wanted)
-    launch(call.device, to.view.size(),
-           WriteMixingGradient<Accumulator<T>>{parts.data, own_parts, e.units() * e.matrices,
-                                               e.mix_rows, e.mix_columns, sight, to.view,
-                                               call.update, e.own_column()});
+  const WriteMixingGradient<Accumulator<T>> body{parts.data, own_parts,     e.units() * e.matrices,
+                                                 e.mix_rows, e.mix_columns, sight,
+                                                 to.view,    call.update,   e.own_column()};
+  if (to.wanted) machine::run(call.device, body.blocks(), body);
 }
 
 /// Runs backward_part(operands, dy, gradients) for the parts of a call's batch, which adds to the

@@ -175,12 +175,15 @@ void multiply_add(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32
       site);
 }
 
-inline float exchange(float value, int mask, Site site = Site::current()) {
+template <class U>
+U exchange(U value, int mask, Site site = Site::current()) {
+  static_assert(sizeof(U) == 4 && std::is_trivially_copyable_v<U>);
   stand_in::Part& part = threads_of_block().part();
-  part.value = value;
+  std::memcpy(&part.value, &value, 4);
   part.mask = mask;
   threads_of_block().meet(Meeting::exchange, site);
-  return part.value;
+  std::memcpy(&value, &part.value, 4);
+  return value;
 }
 
 template <class T>
