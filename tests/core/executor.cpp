@@ -11,9 +11,7 @@
 #include "tests/support/error_message.hpp"
 #include "tests/support/floating_point.hpp"
 
-using mhla::ExecutorRef;
-using mhla::Index;
-using mhla::SerialExecutor;
+using namespace mhla;
 
 static_assert(mhla::Executor<SerialExecutor>);
 static_assert(mhla::Executor<ExecutorRef>);

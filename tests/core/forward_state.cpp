@@ -9,9 +9,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/error_message.hpp"
 
-using mhla::ForwardState;
-using mhla::Shape;
-using mhla::StateError;
+using namespace mhla;
 
 namespace {
 

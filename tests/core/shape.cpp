@@ -8,10 +8,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/error_message.hpp"
 
-using mhla::Index;
-using mhla::Shape;
-using mhla::ShapeError;
-using mhla::TensorView;
+using namespace mhla;
 
 static_assert(std::is_base_of_v<std::runtime_error, mhla::Error>);
 static_assert(std::is_base_of_v<mhla::Error, ShapeError>);

@@ -6,9 +6,7 @@
 
 #include "tests/support/catch.hpp"
 
-using mhla::Index;
-using mhla::Span;
-using mhla::TensorView;
+using namespace mhla;
 
 static_assert(std::is_trivially_copyable_v<TensorView<float, 4>>, "views travel to kernels");
 static_assert(std::is_aggregate_v<TensorView<float, 4>>);

@@ -9,10 +9,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/error_message.hpp"
 
-using mhla::Arena;
-using mhla::Index;
-using mhla::Workspace;
-using mhla::WorkspaceView;
+using namespace mhla;
 
 static_assert(!std::is_copy_constructible_v<Workspace> && !std::is_copy_assignable_v<Workspace>);
 static_assert(std::is_nothrow_move_constructible_v<Workspace>);

@@ -11,18 +11,7 @@
 namespace {
 
 using call::operands;
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::ForwardState;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::MixedProduct;
-using mhla::Relu;
-using mhla::SerialExecutor;
-using mhla::Shape;
-using mhla::Update;
-using mhla::Workspace;
+using namespace mhla;
 
 // Several slots that allocate nothing, as the serial executor.
 struct SlotsInTurn {

@@ -10,9 +10,7 @@
 
 namespace {
 
-using mhla::Index;
-using mhla::Into;
-using mhla::Span;
+using namespace mhla;
 using mhla::cpu::Orientation;
 using panels::IntegerPanel;
 

@@ -11,15 +11,8 @@
 
 namespace {
 
-using mhla::Arena;
-using mhla::Grid;
-using mhla::Index;
-using mhla::Workspace;
-using mhla::cpu::BlockTable;
-using mhla::cpu::max_tile_tokens;
-using mhla::cpu::TokenRun;
-using mhla::cpu::TokenTile;
-using mhla::cpu::uniform_block_table;
+using namespace mhla;
+using namespace mhla::cpu;
 
 std::string name_of(const Grid& grid) {
   std::string name = "grid";
@@ -136,10 +129,6 @@ TEST_CASE("block table: tiles of a block differ by one token at most", "[cpu]") 
 // ---- Packed and padded batches
 
 namespace {
-
-using mhla::cpu::block_tables;
-using mhla::cpu::BlockTables;
-using mhla::cpu::SequenceSpan;
 
 // Tables of a call, in memory of their own.
 struct Tables {

@@ -20,14 +20,7 @@
 
 namespace call {
 
-using mhla::Accumulator;
-using mhla::ForwardState;
-using mhla::GradientViews;
-using mhla::Index;
-using mhla::Shape;
-using mhla::TensorView;
-using mhla::Update;
-using mhla::Workspace;
+using namespace mhla;
 using mhla::testing::bitwise_equal;
 using mhla::testing::HostTensor;
 

@@ -11,28 +11,10 @@
 
 namespace {
 
-using call::bitwise_equal;
-using call::check_against_oracle;
-using call::Gradients;
-using call::operands;
-using call::Operands;
+using namespace call;
 using executors::ShuffledExecutor;
 using executors::ThreadExecutor;
-using mhla::Attention;
-using mhla::BlockCausal;
-using mhla::Blocks1D;
-using mhla::Causal;
-using mhla::ForwardState;
-using mhla::GradientViews;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::Relu;
-using mhla::SerialExecutor;
-using mhla::Shape;
-using mhla::skip;
-using mhla::Unnormalized;
-using mhla::Update;
-using mhla::Workspace;
+using namespace mhla;
 
 template <class Mode, class Normalizer>
 using Variant = Attention<Relu, Blocks1D, Mode, Normalizer>;

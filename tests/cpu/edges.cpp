@@ -12,22 +12,8 @@
 
 namespace {
 
-using call::bitwise_equal;
-using call::check_against_oracle;
-using call::operands;
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Blocks3D;
-using mhla::Identity;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::MixedProduct;
-using mhla::Relu;
-using mhla::Shape;
-using mhla::Unnormalized;
-using mhla::Update;
+using namespace call;
+using namespace mhla;
 
 template <class Geometry, class Normalizer = MixedKeySum>
 using Variant = Attention<Relu, Geometry, Bidirectional, Normalizer>;

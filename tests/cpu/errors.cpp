@@ -16,27 +16,7 @@ namespace {
 
 using call::bitwise_equal;
 using call::operands;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Blocks3D;
-using mhla::Favor;
-using mhla::GradientViews;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::MixedProduct;
-using mhla::Relu;
-using mhla::Shape;
-using mhla::ShapeError;
-using mhla::skip;
-using mhla::TensorView;
-using mhla::Unnormalized;
-using mhla::Update;
-using mhla::Workspace;
-using mhla::WorkspaceView;
+using namespace mhla;
 
 // The arguments of a forward and a backward call, to be spoilt one at a time.
 struct Arguments {

@@ -13,9 +13,7 @@ namespace {
 
 using mhla::EluPlusOne;
 using mhla::Exp;
-using mhla::cpu::derivative_of;
-using mhla::cpu::exponential;
-using mhla::cpu::value_of;
+using namespace mhla::cpu;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 

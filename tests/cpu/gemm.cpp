@@ -14,15 +14,8 @@
 
 namespace {
 
-using mhla::Index;
-using mhla::Into;
-using mhla::Span;
-using mhla::Update;
-using mhla::Workspace;
-using mhla::cpu::Panel;
-using mhla::cpu::Prefetch;
-using mhla::cpu::Rows;
-using mhla::cpu::Terms;
+using namespace mhla;
+using namespace mhla::cpu;
 using mhla::testing::random_index;
 
 constexpr int sentinel = 77777;

@@ -21,10 +21,7 @@
 namespace {
 
 using mhla::Index;
-using mhla::cpu::Prefetch;
-using mhla::cpu::Product;
-using mhla::cpu::Rows;
-using mhla::cpu::Terms;
+using namespace mhla::cpu;
 namespace cpu = mhla::cpu;
 
 // The kernels of an instruction set for a type, and whether this machine has them.

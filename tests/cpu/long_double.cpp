@@ -8,14 +8,7 @@ namespace {
 
 using call::operands;
 using call::Operands;
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::MixedProduct;
-using mhla::Shape;
+using namespace mhla;
 
 const Attention<EluPlusOne, Blocks2D> image{.blocks = {.grid = {5, 7}, .block = {2, 3}}};
 const Shape image_shape{2, 6, 2, 35, 35, 5, 7};

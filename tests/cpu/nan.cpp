@@ -11,15 +11,7 @@
 
 namespace {
 
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::MixedProduct;
-using mhla::Relu;
-using mhla::Shape;
-using mhla::Unnormalized;
+using namespace mhla;
 
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr Index block = 4;

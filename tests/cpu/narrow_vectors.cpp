@@ -11,17 +11,7 @@ namespace {
 
 using call::check_against_oracle;
 using call::operands;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Causal;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::Shape;
+using namespace mhla;
 
 }  // namespace
 

@@ -13,20 +13,7 @@ namespace oracle {
 
 using call::check_against_oracle;
 using call::operands;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Blocks3D;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::MixedProduct;
-using mhla::NoRotation;
-using mhla::Shape;
-using mhla::Unnormalized;
+using namespace mhla;
 
 template <class Geometry, class Normalizer, class Rotation>
 using Variant = Attention<EluPlusOne, Geometry, Bidirectional, Normalizer, Rotation>;

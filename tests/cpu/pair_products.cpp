@@ -24,20 +24,8 @@
 
 namespace {
 
-using mhla::BFloat16;
-using mhla::Index;
-using mhla::Into;
-using mhla::cpu::Pair;
-using mhla::cpu::PairedRows;
-using mhla::cpu::PairPanel;
-using mhla::cpu::PairProduct;
-using mhla::cpu::pairs_of;
-using mhla::cpu::PairSums;
-using mhla::cpu::Panel;
-using mhla::cpu::Prefetch;
-using mhla::cpu::Rows;
-using mhla::cpu::Triangle;
-using mhla::cpu::whole_columns;
+using namespace mhla;
+using namespace mhla::cpu;
 using mhla::testing::random_bits;
 using mhla::testing::random_index;
 

@@ -26,36 +26,10 @@
 
 namespace {
 
-using call::bitwise_equal;
-using call::Gradients;
-using call::HostTensor;
-using call::Operands;
-using call::ScatteredTensor;
+using namespace call;
 using executors::ShuffledExecutor;
 using executors::ThreadExecutor;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::BFloat16;
-using mhla::Bidirectional;
-using mhla::BlockCausal;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Causal;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Hedgehog;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::MixedProduct;
-using mhla::Precision;
-using mhla::Relu;
-using mhla::SerialExecutor;
-using mhla::Shape;
-using mhla::TensorView;
-using mhla::Unnormalized;
-using mhla::Update;
-using mhla::Workspace;
-using mhla::WorkspaceView;
+using namespace mhla;
 
 using Plain = Attention<Relu, Blocks1D>;
 using Shifted = Attention<EluPlusOne, Blocks1D>;  // its features have a common part

@@ -14,14 +14,9 @@
 
 namespace {
 
-using mhla::Index;
-using mhla::Into;
-using mhla::Span;
+using namespace mhla;
 using mhla::cpu::Panel;
-using mhla::testing::HostTensor;
-using mhla::testing::Normal;
-using mhla::testing::Positive;
-using mhla::testing::random_tensor;
+using namespace mhla::testing;
 using panels::IntegerPanel;
 
 constexpr Index tokens = 9;

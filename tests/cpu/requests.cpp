@@ -11,28 +11,8 @@
 
 namespace {
 
-using call::backward_to;
-using call::bitwise_equal;
-using call::Gradients;
-using call::operands;
-using call::Operands;
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::ForwardState;
-using mhla::GradientViews;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::MixedProduct;
-using mhla::Relu;
-using mhla::SerialExecutor;
-using mhla::Shape;
-using mhla::skip;
-using mhla::Span;
-using mhla::StateError;
-using mhla::Unnormalized;
-using mhla::Update;
-using mhla::Workspace;
+using namespace call;
+using namespace mhla;
 
 template <class Normalizer>
 using Variant = Attention<Relu, Blocks1D, Bidirectional, Normalizer>;

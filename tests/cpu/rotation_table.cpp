@@ -12,20 +12,8 @@
 
 namespace {
 
-using mhla::Arena;
-using mhla::AxialRotary;
-using mhla::ExecutorRef;
-using mhla::Grid;
-using mhla::GridBox;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::NoRotation;
-using mhla::SerialExecutor;
-using mhla::Turn;
-using mhla::Workspace;
-using mhla::cpu::panel;
-using mhla::cpu::rotation_table;
-using mhla::cpu::RotationTable;
+using namespace mhla;
+using namespace mhla::cpu;
 
 // A table and the memory it lies in.
 template <class A>

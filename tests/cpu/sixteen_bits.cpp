@@ -11,22 +11,8 @@
 
 namespace {
 
-using call::bitwise_equal;
-using call::Gradients;
-using call::operands;
-using call::Operands;
-using mhla::Attention;
-using mhla::BFloat16;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Causal;
-using mhla::EluPlusOne;
-using mhla::Half;
-using mhla::Index;
-using mhla::Shape;
-using mhla::skip;
-using mhla::Update;
+using namespace call;
+using namespace mhla;
 using mhla::testing::HostTensor;
 
 const Attention<EluPlusOne, Blocks2D> image{.blocks = {.grid = {5, 7}, .block = {2, 3}}};

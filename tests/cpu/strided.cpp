@@ -10,33 +10,8 @@
 
 namespace {
 
-using call::backward_to;
-using call::bitwise_equal;
-using call::HostTensor;
-using call::operands;
-using call::Operands;
-using call::ScatteredTensor;
-using mhla::Accumulator;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::BFloat16;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Causal;
-using mhla::GradientViews;
-using mhla::Half;
-using mhla::Hedgehog;
-using mhla::Index;
-using mhla::make_view;
-using mhla::MixedKeySum;
-using mhla::MixedProduct;
-using mhla::Relu;
-using mhla::Shape;
-using mhla::TensorView;
-using mhla::Unnormalized;
-using mhla::Update;
-using mhla::Workspace;
+using namespace call;
+using namespace mhla;
 
 // One call on views of the caller's.
 template <class T, class V>

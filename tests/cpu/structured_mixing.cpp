@@ -12,28 +12,8 @@
 
 namespace {
 
-using call::backward;
-using call::bitwise_equal;
-using call::check_against_oracle;
-using call::forward;
-using call::HostTensor;
-using call::operands;
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::BlockCausal;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Blocks3D;
-using mhla::Causal;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::NoRotation;
-using mhla::RecurrentMixing;
-using mhla::SeparableMixing;
-using mhla::Shape;
-using mhla::Unnormalized;
+using namespace call;
+using namespace mhla;
 
 using Recurrent =
     Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>;

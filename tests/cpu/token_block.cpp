@@ -18,23 +18,9 @@
 namespace {
 
 using call::ScatteredTensor;
-using mhla::Arena;
-using mhla::AxialRotary;
-using mhla::Grid;
-using mhla::Index;
-using mhla::NoRotation;
-using mhla::Span;
-using mhla::Update;
-using mhla::Workspace;
-using mhla::cpu::BlockTable;
-using mhla::cpu::panel;
-using mhla::cpu::RotationTable;
-using mhla::cpu::TokenRows;
-using mhla::cpu::TokenTile;
-using mhla::testing::AwayFromKink;
-using mhla::testing::HostTensor;
-using mhla::testing::Normal;
-using mhla::testing::random_tensor;
+using namespace mhla;
+using namespace mhla::cpu;
+using namespace mhla::testing;
 
 // Of a ragged grid [2, 5, 7] cut into boxes [2, 3, 4], the block in the last corner: rows 3 and 4,
 // columns 4 to 6 of both frames.

@@ -13,22 +13,8 @@
 namespace {
 
 using call::bitwise_equal;
-using executors::ApartExecutor;
-using executors::ShuffledExecutor;
-using executors::ThreadExecutor;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Index;
-using mhla::Into;
-using mhla::MixedKeySum;
-using mhla::MixedProduct;
-using mhla::NoRotation;
-using mhla::Relu;
-using mhla::Shape;
-using mhla::Unnormalized;
+using namespace executors;
+using namespace mhla;
 
 // Blocks of 3 tokens for more than two groups of rows of the mixing matrix.
 constexpr Index many_tokens = 3 * (2 * mhla::cpu::max_mixing_rows + 5);

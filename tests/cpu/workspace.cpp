@@ -15,22 +15,7 @@ namespace {
 using call::bitwise_equal;
 using call::operands;
 using executors::ShuffledExecutor;
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::BlockCausal;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Causal;
-using mhla::Index;
-using mhla::MixedProduct;
-using mhla::Relu;
-using mhla::SerialExecutor;
-using mhla::Shape;
-using mhla::Unnormalized;
-using mhla::Update;
-using mhla::Workspace;
-using mhla::WorkspaceError;
-using mhla::WorkspaceView;
+using namespace mhla;
 
 const Attention<Relu, Blocks1D> sequence{.blocks = {.block = 4}};
 const Attention<Relu, Blocks2D> image{.blocks = {.grid = {3, 5}, .block = {2, 2}}};

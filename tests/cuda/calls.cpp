@@ -14,29 +14,10 @@
 
 namespace {
 
-using call::bitwise_equal;
-using call::Gradients;
-using call::operands;
-using call::Operands;
+using namespace call;
 using call_memory::Affordable;
 using call_memory::check_exact;
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Causal;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::MixedProduct;
-using mhla::Relu;
-using mhla::Shape;
-using mhla::Softmax;
-using mhla::Unnormalized;
-using mhla::Update;
-using mhla::Workspace;
-using mhla::WorkspaceView;
+using namespace mhla;
 
 const Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary> causal{
     .blocks = {.block = 5}, .normalizer = {.epsilon = 3}, .scale = 0.5};

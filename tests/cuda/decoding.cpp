@@ -23,36 +23,9 @@
 
 namespace {
 
-using call::bitwise_equal;
-using call::forward;
-using call::HostTensor;
-using call::operands;
-using call::Operands;
-using decoding::check_decoded;
-using decoding::copy;
-using decoding::decoder_shape;
-using decoding::tokens_of;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::Blocks1D;
-using mhla::Causal;
-using mhla::CudaDecoder;
-using mhla::CudaDevice;
-using mhla::DecoderShape;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Hedgehog;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::NoRotation;
-using mhla::RecurrentMixing;
-using mhla::Shape;
-using mhla::ShapeError;
-using mhla::StateError;
-using mhla::Unnormalized;
-using mhla::Workspace;
-using mhla::WorkspaceError;
-using mhla::WorkspaceView;
+using namespace call;
+using namespace decoding;
+using namespace mhla;
 
 using Plain = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, NoRotation>;
 using HalfSplit = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;

@@ -22,12 +22,7 @@ namespace {
 
 using call::HostTensor;
 using distributed_calls::SharedCall;
-using mhla::Index;
-using mhla::Part;
-using mhla::Shape;
-using mhla::Span;
-using mhla::Update;
-using mhla::Wire;
+using namespace mhla;
 
 std::mutex turn;
 

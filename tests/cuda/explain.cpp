@@ -12,9 +12,7 @@
 
 namespace {
 
-using mhla::CudaDevice;
-using mhla::Index;
-using mhla::Shape;
+using namespace mhla;
 using mhla::cuda::Direction;
 
 using OneD = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D>;

@@ -16,12 +16,7 @@
 
 namespace {
 
-using mhla::CudaDevice;
-using mhla::Index;
-using mhla::ShapeError;
-using mhla::skip;
-using mhla::Update;
-using mhla::WorkspaceError;
+using namespace mhla;
 using test::Memory;
 using test::memory_of;
 

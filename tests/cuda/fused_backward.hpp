@@ -21,9 +21,7 @@
 
 namespace fused_backward {
 
-using mhla::Index;
-using mhla::TensorView;
-using mhla::Update;
+using namespace mhla;
 namespace cuda = mhla::cuda;
 namespace fused = mhla::cuda::fused;
 

@@ -18,10 +18,7 @@
 
 namespace fused_call {
 
-using mhla::BFloat16;
-using mhla::Index;
-using mhla::Shape;
-using mhla::Workspace;
+using namespace mhla;
 using mhla::testing::HostTensor;
 
 // What kernels of whole forward passes are tried with.

@@ -18,10 +18,7 @@ namespace {
 
 using namespace mhla;
 using call::Operands;
-using fused_call::bound_of_y;
-using fused_call::expected_forward;
-using fused_call::operands_of;
-using fused_call::poison;
+using namespace fused_call;
 using mhla::testing::HostTensor;
 
 template <class T, int KeyDim, int ValueDim, class V>

@@ -21,11 +21,7 @@
 
 namespace {
 
-using mhla::BFloat16;
-using mhla::Half;
-using mhla::Index;
-using mhla::Into;
-using mhla::Sight;
+using namespace mhla;
 namespace fused = mhla::cuda::fused;
 using fused::MixingShape;
 using fused::SummaryRows;

@@ -23,9 +23,7 @@ namespace {
 using namespace mhla;
 using call::Gradients;
 using call::Operands;
-using fused_call::expected_forward;
-using fused_call::operands_of;
-using fused_call::poison;
+using namespace fused_call;
 using mhla::testing::HostTensor;
 
 // Relative RMS errors: of y mostly those of rounding it, 1.7e-3 and 2e-4.

@@ -22,13 +22,7 @@ namespace {
 using namespace mhla;
 using call::Operands;
 using cuda::ResidentPlan;
-using fused_call::bound_of_y;
-using fused_call::expected_forward;
-using fused_call::Image;
-using fused_call::Language;
-using fused_call::Line;
-using fused_call::operands_of;
-using fused_call::Video;
+using namespace fused_call;
 using mhla::testing::HostTensor;
 
 /// The machine has so much shared memory for a thread block as long as this lives.

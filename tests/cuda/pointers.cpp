@@ -15,12 +15,7 @@
 
 namespace {
 
-using mhla::CudaError;
-using mhla::Index;
-using mhla::Shape;
-using mhla::TensorView;
-using mhla::Update;
-using mhla::Workspace;
+using namespace mhla;
 
 // A variant whose kernels read everything that there is to borrow.
 using Random = mhla::Attention<mhla::Favor<double>, mhla::Blocks1D>;

@@ -19,32 +19,8 @@
 
 namespace {
 
-using call::bitwise_equal;
-using call::check_same_bits;
-using call::Gradients;
-using call::HostTensor;
-using call::operands;
-using call::Operands;
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Causal;
-using mhla::CudaDevice;
-using mhla::CudaForwardState;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::MixedProduct;
-using mhla::Relu;
-using mhla::Shape;
-using mhla::Span;
-using mhla::StateError;
-using mhla::Unnormalized;
-using mhla::Update;
-using mhla::Workspace;
-using mhla::WorkspaceError;
+using namespace call;
+using namespace mhla;
 
 template <class Normalizer>
 using Variant = Attention<Relu, Blocks1D, Bidirectional, Normalizer>;

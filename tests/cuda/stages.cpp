@@ -17,28 +17,8 @@ namespace {
 
 using call::bitwise_equal;
 using call_memory::Affordable;
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::BlockCausal;
-using mhla::Blocks1D;
-using mhla::Causal;
-using mhla::CudaDevice;
-using mhla::CudaError;
-using mhla::CudaPath;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::Relu;
-using mhla::Shape;
-using mhla::ShapeError;
-using mhla::Stage;
-using mhla::TensorView;
-using mhla::Unnormalized;
-using mhla::Update;
-using staged::Case;
-using staged::every_stage;
-using staged::message;
-using staged::Whole;
+using namespace mhla;
+using namespace staged;
 
 // Whatever CUDA did not know, it knows again.
 struct Unknown {

@@ -15,38 +15,10 @@
 
 namespace {
 
-using call::bitwise_equal;
-using call::check_close;
-using call::Gradients;
-using call::HostTensor;
-using call::operands;
-using call::Operands;
+using namespace call;
 using call_memory::Affordable;
 using call_memory::check_exact;
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::BlockCausal;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Blocks3D;
-using mhla::Causal;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::MixingLayout;
-using mhla::MixingProduct;
-using mhla::NoRotation;
-using mhla::RecurrentMixing;
-using mhla::SeparableMixing;
-using mhla::Shape;
-using mhla::ShapeError;
-using mhla::Span;
-using mhla::TensorView;
-using mhla::Unnormalized;
-using mhla::Update;
-using mhla::Workspace;
-using mhla::WorkspaceView;
+using namespace mhla;
 
 using Recurrent =
     Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>;

@@ -16,26 +16,9 @@
 
 namespace {
 
-using call::bitwise_equal;
-using call::forward;
-using call::operands;
-using call::Operands;
-using call::ScatteredTensor;
-using decoding::check_decoded;
-using decoding::Session;
-using decoding::tokens_of;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::Blocks1D;
-using mhla::Causal;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Hedgehog;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::NoRotation;
-using mhla::Shape;
-using mhla::Unnormalized;
+using namespace call;
+using namespace decoding;
+using namespace mhla;
 
 using Plain = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, NoRotation>;
 using HalfSplit = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;

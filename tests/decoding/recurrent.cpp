@@ -13,27 +13,9 @@
 
 namespace {
 
-using call::bitwise_equal;
-using call::operands;
-using call::Operands;
-using decoding::check_decoded;
-using decoding::decoder_shape;
-using decoding::Session;
-using mhla::Attention;
-using mhla::Blocks1D;
-using mhla::Causal;
-using mhla::Decoder;
-using mhla::DecoderShape;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::NoRotation;
-using mhla::RecurrentMixing;
-using mhla::Shape;
-using mhla::ShapeError;
-using mhla::StateError;
-using mhla::Unnormalized;
+using namespace call;
+using namespace decoding;
+using namespace mhla;
 
 using Rotated =
     Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>;

@@ -18,9 +18,7 @@ namespace decoding {
 using batches::copy;
 using batches::tokens_of;
 using call::Operands;
-using mhla::DecoderShape;
-using mhla::Index;
-using mhla::SerialExecutor;
+using namespace mhla;
 using mhla::testing::HostTensor;
 
 /// The sizes of a decoder that takes the operands of a call.

@@ -21,29 +21,9 @@
 
 namespace {
 
-using call::bitwise_equal;
-using call::HostTensor;
-using call::operands;
-using call::Operands;
-using decoding::decoder_shape;
-using decoding::Session;
-using decoding::tokens_of;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::Blocks1D;
-using mhla::Causal;
-using mhla::Decoder;
-using mhla::DecoderShape;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::NoRotation;
-using mhla::Relu;
-using mhla::Shape;
-using mhla::ShapeError;
-using mhla::StateError;
-using mhla::Unnormalized;
+using namespace call;
+using namespace decoding;
+using namespace mhla;
 
 using Variant = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;
 using Bytes = std::vector<std::byte>;

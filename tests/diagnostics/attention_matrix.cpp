@@ -12,9 +12,7 @@
 
 namespace {
 
-using mhla::Index;
-using mhla::make_view;
-using mhla::TensorView;
+using namespace mhla;
 
 std::vector<double> uniform(std::size_t count, unsigned seed) {
   std::mt19937_64 bits(seed);

@@ -14,9 +14,7 @@
 
 namespace {
 
-using mhla::Grid;
-using mhla::Index;
-using mhla::make_view;
+using namespace mhla;
 using mhla::diagnostics::linear_attention_rank_bound;
 using mhla::diagnostics::mhla_rank_bound;
 

@@ -5,10 +5,7 @@
 #include "tests/support/catch.hpp"
 
 using mhla::Shape;
-using mhla::diagnostics::forward_cost;
-using mhla::diagnostics::ForwardCost;
-using mhla::diagnostics::linear_attention_flops;
-using mhla::diagnostics::softmax_attention_flops;
+using namespace mhla::diagnostics;
 
 TEST_CASE("cost: a DeiT-T layer", "[diagnostics]") {
   const mhla::Attention<mhla::Relu, mhla::Blocks2D> attention{

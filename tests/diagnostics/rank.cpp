@@ -11,9 +11,7 @@
 
 namespace {
 
-using mhla::Index;
-using mhla::make_view;
-using mhla::TensorView;
+using namespace mhla;
 using mhla::diagnostics::Spectrum;
 
 // H diag(sigma) H' with the reflections H = 1 - 2 u u^T / |u|^2, of rows x columns.

@@ -17,13 +17,7 @@
 
 namespace {
 
-using mhla::Attention;
-using mhla::Blocks1D;
-using mhla::Index;
-using mhla::Relu;
-using mhla::Shape;
-using mhla::Shares;
-using mhla::Span;
+using namespace mhla;
 using mhla::testing::HostTensor;
 using thread_ranks::Communicator;
 using Variant = Attention<Relu, Blocks1D>;

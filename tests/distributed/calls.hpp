@@ -17,13 +17,7 @@
 namespace distributed_calls {
 
 using call::HostTensor;
-using mhla::Accumulator;
-using mhla::BlockRange;
-using mhla::Index;
-using mhla::Shape;
-using mhla::Shares;
-using mhla::TensorView;
-using mhla::Update;
+using namespace mhla;
 using parts::taken;
 
 /// Blocks of a list cut at random multiples of `unit` of a sequence's.

@@ -21,11 +21,7 @@ static_assert(mhla::Communicator<mhla::NcclCommunicator>);
 
 namespace {
 
-using mhla::CommunicationError;
-using mhla::Index;
-using mhla::NcclCommunicator;
-using mhla::Part;
-using mhla::Span;
+using namespace mhla;
 using mhla::testing::random_index;
 
 using Bytes = std::vector<std::uint8_t>;

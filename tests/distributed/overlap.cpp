@@ -17,10 +17,7 @@
 namespace {
 
 using distributed_calls::SharedCall;
-using mhla::Index;
-using mhla::Part;
-using mhla::Shape;
-using mhla::Span;
+using namespace mhla;
 
 struct Events {
   mutable std::string list;

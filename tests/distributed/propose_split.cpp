@@ -11,9 +11,7 @@
 
 namespace {
 
-using mhla::Index;
-using mhla::Shape;
-using mhla::Split;
+using namespace mhla;
 
 using Text = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized>;
 using Video = mhla::Attention<mhla::Relu, mhla::Blocks3D, mhla::Bidirectional, mhla::Unnormalized>;

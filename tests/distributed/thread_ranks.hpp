@@ -19,9 +19,7 @@
 
 namespace thread_ranks {
 
-using mhla::Index;
-using mhla::Part;
-using mhla::Span;
+using namespace mhla;
 
 class Mail {
  public:

@@ -10,17 +10,7 @@
 
 namespace {
 
-using mhla::Attention;
-using mhla::BlockCausal;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Causal;
-using mhla::Index;
-using mhla::Shape;
-using mhla::Shares;
-using mhla::SplitCall;
-using mhla::Traffic;
-using mhla::Wire;
+using namespace mhla;
 
 // Ranks with these numbers of blocks.
 Shares blocks(std::initializer_list<Index> counts) {

@@ -14,9 +14,7 @@
 namespace {
 
 using distributed_calls::SharedCall;
-using mhla::Index;
-using mhla::Shape;
-using mhla::Wire;
+using namespace mhla;
 
 template <class T, class V>
 void check_by_sequence(const V& attention, const Shape& shape) {

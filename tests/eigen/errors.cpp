@@ -18,10 +18,7 @@
 
 namespace {
 
-using mhla::ShapeError;
-using mhla::skip;
-using mhla::StateError;
-using mhla::WorkspaceError;
+using namespace mhla;
 using test::memory_of;
 using test::on_every_device;
 

@@ -14,10 +14,7 @@
 #include "tests/support/error_message.hpp"
 #include "tests/support/whole_team.hpp"
 
-using mhla::ForkJoin;
-using mhla::ForkJoinDevice;
-using mhla::skip;
-using mhla::tokens_first;
+using namespace mhla;
 using test::memory_of;
 
 static_assert(std::is_same_v<mhla::eigen::DeviceExecutor<ForkJoinDevice>, mhla::ExecutorRef>);

@@ -8,10 +8,7 @@
 
 namespace {
 
-using test::Memory;
-using test::memory_of;
-using test::on_device_of;
-using test::Tensors;
+using namespace test;
 
 using FloatRowMajor = Tensors<float, Eigen::RowMajor>;
 using DoubleColMajor = Tensors<double, Eigen::ColMajor>;

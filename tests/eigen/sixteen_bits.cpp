@@ -15,14 +15,8 @@
 
 namespace {
 
-using mhla::Index;
-using mhla::make_view;
-using mhla::skip;
-using mhla::tokens_first;
-using mhla::Update;
-using test::memory_of;
-using test::on_device_of;
-using test::tensor;
+using namespace mhla;
+using namespace test;
 
 using Attention = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D>;
 constexpr Attention attention{.blocks = {.block = 7}, .mixing = {.leading_corner = true}};

@@ -11,9 +11,7 @@
 namespace {
 
 using mhla::Index;
-using mhla::eigen::dense_view;
-using mhla::eigen::eigen_dimensions;
-using mhla::eigen::Operand;
+using namespace mhla::eigen;
 
 using RowMajor4 = Eigen::Tensor<float, 4, Eigen::RowMajor>;
 using ColMajor4 = Eigen::Tensor<float, 4, Eigen::ColMajor>;

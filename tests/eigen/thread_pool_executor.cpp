@@ -13,10 +13,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/floating_point.hpp"
 
-using mhla::executor_for;
-using mhla::Index;
-using mhla::SerialExecutor;
-using mhla::ThreadPoolExecutor;
+using namespace mhla;
 
 static_assert(mhla::Executor<ThreadPoolExecutor>);
 

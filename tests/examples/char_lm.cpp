@@ -31,15 +31,8 @@ using mhla::testing::random_index;
 // difference of fourth order cannot judge that.
 Model smooth_model(const ModelShape& shape) { return Model(shape, mhla::Exp{}); }
 
-using layers::AdamW;
-using layers::clip;
-using layers::Parameter;
-using layers::scheduled_rate;
-using training::all_mixings;
-using training::InputError;
-using training::name_of;
-using training::Schedule;
-using training::Trainer;
+using namespace layers;
+using namespace training;
 
 /// Blocks of 4 in a context of 14: the last one is shorter.
 ModelShape small_shape(Mixing mixing) {

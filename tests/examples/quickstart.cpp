@@ -15,9 +15,7 @@
 namespace {
 
 using namespace test;
-using quickstart::Image;
-using quickstart::Matrix;
-using quickstart::TokenSource;
+using namespace quickstart;
 
 /// An image of 40 x 30 pixels, no two alike.
 std::string color_image() {

@@ -26,9 +26,7 @@ extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*)())
 
 namespace {
 
-using fuzz::Draw;
-using fuzz::Size;
-using fuzz::Tally;
+using namespace fuzz;
 
 struct Kind {
   const char* name;

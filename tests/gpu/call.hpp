@@ -22,10 +22,7 @@
 
 namespace gpu {
 
-using mhla::Accumulator;
-using mhla::GradientViews;
-using mhla::Shape;
-using mhla::Update;
+using namespace mhla;
 
 /// q, k, v, mix and the output's gradient.
 template <class T>

@@ -12,12 +12,7 @@
 
 namespace {
 
-using mhla::extend;
-using mhla::Extension;
-using mhla::Index;
-using mhla::make_view;
-using mhla::ShapeError;
-using mhla::TensorView;
+using namespace mhla;
 
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 

@@ -14,13 +14,7 @@
 
 namespace {
 
-using mhla::Grid;
-using mhla::Index;
-using mhla::InitialMixing;
-using mhla::make_view;
-using mhla::MaxMode;
-using mhla::NormAxis;
-using mhla::Transform;
+using namespace mhla;
 
 using Matrix = std::vector<std::vector<double>>;
 using Layout = std::array<int, 3>;

@@ -22,14 +22,7 @@
 
 namespace {
 
-using mhla::Index;
-using mhla::InitialMixing;
-using mhla::make_view;
-using mhla::MaxMode;
-using mhla::NormAxis;
-using mhla::ShapeError;
-using mhla::TensorView;
-using mhla::Transform;
+using namespace mhla;
 
 template <class Mixing, class Geometry, class Causality>
 using Variant =

@@ -13,12 +13,8 @@
 
 namespace {
 
-using mhla::Index;
-using mhla::make_view;
-using mhla::Update;
-using test::memory_of;
-using test::on_every_device;
-using test::tensor;
+using namespace mhla;
+using namespace test;
 
 using Attention = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D, mhla::Causal>;
 constexpr Attention attention{.blocks = {.block = 4}};

@@ -18,31 +18,9 @@
 
 namespace {
 
-using batches::copy;
-using batches::cut;
-using batches::tokens_of;
-using call::backward;
-using call::backward_to;
-using call::bitwise_equal;
-using call::forward;
-using call::Gradients;
-using call::HostTensor;
-using call::Operands;
-using call::operands;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::Bidirectional;
-using mhla::BlockCausal;
-using mhla::Blocks1D;
-using mhla::Causal;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::ShapeError;
-using mhla::Softmax;
-using mhla::Unnormalized;
-using mhla::Update;
+using namespace batches;
+using namespace call;
+using namespace mhla;
 
 template <class Causality>
 using Normalized = Attention<EluPlusOne, Blocks1D, Causality, MixedKeySum, AxialRotary>;

@@ -21,30 +21,8 @@ namespace {
 
 using batches::cut;
 using batches::tokens_of;
-using call::backward;
-using call::backward_to;
-using call::bitwise_equal;
-using call::forward;
-using call::Gradients;
-using call::HostTensor;
-using call::Operands;
-using call::operands;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::Bidirectional;
-using mhla::BlockCausal;
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Causal;
-using mhla::EluPlusOne;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::ShapeError;
-using mhla::Softmax;
-using mhla::TensorView;
-using mhla::Unnormalized;
-using mhla::Update;
+using namespace call;
+using namespace mhla;
 
 // phi(0) is 1 and 1 / key_dim: a zeroed key would count.
 template <class Causality, class Geometry = Blocks1D>

@@ -11,12 +11,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/error_message.hpp"
 
-using mhla::Blocks1D;
-using mhla::Blocks2D;
-using mhla::Blocks3D;
-using mhla::Grid;
-using mhla::Index;
-using mhla::ShapeError;
+using namespace mhla;
 
 static_assert(mhla::BlockGeometry<Blocks1D> && mhla::BlockGeometry<Blocks2D> &&
               mhla::BlockGeometry<Blocks3D>);

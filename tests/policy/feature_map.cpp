@@ -17,10 +17,7 @@
 
 using mhla::Index;
 using mhla::Span;
-using mhla::testing::AwayFromKink;
-using mhla::testing::HostTensor;
-using mhla::testing::Normal;
-using mhla::testing::random_tensor;
+using namespace mhla::testing;
 
 static_assert(mhla::ElementwiseFeatureMap<mhla::Identity>);
 static_assert(mhla::ElementwiseFeatureMap<mhla::Relu>);

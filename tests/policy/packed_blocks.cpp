@@ -8,10 +8,7 @@
 
 namespace {
 
-using mhla::BlockRange;
-using mhla::Index;
-using mhla::PackedBlocks;
-using mhla::SequencePart;
+using namespace mhla;
 
 struct Block {
   Index sequence;

@@ -10,9 +10,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/tolerances.hpp"
 
-using mhla::AxialRotary;
-using mhla::HalfSplitRotary;
-using mhla::Index;
+using namespace mhla;
 
 static_assert(mhla::Rotation<mhla::NoRotation>);
 static_assert(mhla::RotaryEmbedding<HalfSplitRotary> && mhla::RotaryEmbedding<AxialRotary>);

@@ -8,9 +8,7 @@
 #include "tests/support/error_message.hpp"
 
 using namespace mhla;
-using mhla::testing::AwayFromKink;
-using mhla::testing::differentiate;
-using mhla::testing::Normal;
+using namespace mhla::testing;
 
 namespace {
 

@@ -10,10 +10,7 @@
 #include "tests/support/error_message.hpp"
 
 using namespace mhla;
-using mhla::testing::bitwise_equal;
-using mhla::testing::converted;
-using mhla::testing::Normal;
-using mhla::testing::Positive;
+using namespace mhla::testing;
 
 namespace {
 

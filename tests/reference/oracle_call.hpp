@@ -12,9 +12,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/tolerances.hpp"
 
-using mhla::Index;
-using mhla::Shape;
-using mhla::TokenMasks;
+using namespace mhla;
 using mhla::testing::HostTensor;
 
 /// Random operands of a shape; q and k from `distribution`, so that kinks are avoided.

@@ -11,9 +11,7 @@
 
 using namespace mhla;
 using mhla::reference::SoftmaxAttention;
-using mhla::testing::bitwise_equal;
-using mhla::testing::differentiate;
-using mhla::testing::Normal;
+using namespace mhla::testing;
 
 namespace {
 

@@ -15,11 +15,7 @@
 
 namespace staged {
 
-using mhla::BlockRange;
-using mhla::Index;
-using mhla::Stage;
-using mhla::TensorView;
-using mhla::Update;
+using namespace mhla;
 
 using Sequence = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal>;
 using PackedSequences = mhla::Packed<Sequence, std::int32_t>;

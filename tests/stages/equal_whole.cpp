@@ -9,34 +9,8 @@ namespace {
 
 using backend::long_tokens;
 using backend::many_tokens;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::BFloat16;
-using mhla::Bidirectional;
-using mhla::BlockCausal;
-using mhla::BlockRange;
-using mhla::Blocks2D;
-using mhla::Blocks3D;
-using mhla::Causal;
-using mhla::columns_of;
-using mhla::Grid;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::NoRotation;
-using mhla::Relu;
-using mhla::rows_of;
-using mhla::Shape;
-using mhla::Softmax;
-using mhla::Stage;
-using mhla::TensorView;
-using mhla::Unnormalized;
-using staged::check;
-using staged::for_each_normalizer;
-using staged::meets;
-using staged::random_parts;
-using staged::SequenceOf;
-using staged::unwritten;
-using staged::Whole;
+using namespace mhla;
+using namespace staged;
 
 constexpr auto check_sequences = []<class Sequence>() {
   SECTION("few blocks of odd sizes") {

@@ -9,15 +9,8 @@
 
 namespace {
 
-using mhla::BlockRange;
-using mhla::Index;
-using mhla::ShapeError;
-using mhla::Stage;
-using mhla::TensorView;
-using mhla::WorkspaceError;
-using staged::Case;
-using staged::every_stage;
-using staged::message;
+using namespace mhla;
+using namespace staged;
 
 template <class T, int Rank>
 void shorten(TensorView<T, Rank>& view, int axis) {

@@ -11,17 +11,8 @@
 
 namespace {
 
-using mhla::BFloat16;
-using mhla::Bidirectional;
-using mhla::BlockCausal;
-using mhla::Causal;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::Shape;
-using mhla::Unnormalized;
-using staged::for_each_normalizer;
-using staged::meets;
-using staged::SequenceOf;
+using namespace mhla;
+using namespace staged;
 
 template <class Offset>
 std::vector<Offset> offsets_of(const std::vector<Index>& lengths) {

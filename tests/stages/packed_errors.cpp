@@ -10,14 +10,8 @@
 
 namespace {
 
-using mhla::BlockRange;
-using mhla::Index;
-using mhla::ShapeError;
-using mhla::Stage;
-using mhla::WorkspaceError;
-using staged::every_stage_of;
-using staged::message;
-using staged::PackedCase;
+using namespace mhla;
+using namespace staged;
 using C = PackedCase;
 
 constexpr Index most = std::numeric_limits<Index>::max();

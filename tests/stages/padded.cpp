@@ -7,16 +7,7 @@ namespace {
 
 using backend::long_tokens;
 using backend::many_tokens;
-using mhla::Attention;
-using mhla::AxialRotary;
-using mhla::BFloat16;
-using mhla::Bidirectional;
-using mhla::BlockCausal;
-using mhla::Blocks3D;
-using mhla::Causal;
-using mhla::MixedKeySum;
-using mhla::Shape;
-using mhla::Softmax;
+using namespace mhla;
 using staged::for_each_normalizer;
 using staged::meets;
 

@@ -10,12 +10,7 @@
 
 namespace {
 
-using mhla::BlockRange;
-using mhla::Index;
-using mhla::ShapeError;
-using mhla::Stage;
-using mhla::TensorView;
-using mhla::Update;
+using namespace mhla;
 using staged::Case;
 
 template <class T, int Rank>

@@ -11,29 +11,8 @@
 namespace {
 
 using call::HostTensor;
-using mhla::Attention;
-using mhla::BFloat16;
-using mhla::BlockCausal;
-using mhla::BlockRange;
-using mhla::Blocks1D;
-using mhla::Causal;
-using mhla::HalfSplitRotary;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::NoRotation;
-using mhla::RecurrentMixing;
-using mhla::Relu;
-using mhla::rows_of;
-using mhla::Shape;
-using mhla::Stage;
-using mhla::TensorView;
-using mhla::Unnormalized;
-using mhla::Update;
-using staged::all_written;
-using staged::meets;
-using staged::put_back;
-using staged::taken;
-using staged::unwritten;
+using namespace mhla;
+using namespace staged;
 
 constexpr Index chunk = 16;
 

@@ -15,18 +15,7 @@
 
 namespace {
 
-using mhla::Attention;
-using mhla::BlockRange;
-using mhla::Blocks1D;
-using mhla::Causal;
-using mhla::Index;
-using mhla::Relu;
-using mhla::ShapeError;
-using mhla::Stage;
-using mhla::Stages;
-using mhla::TensorView;
-using mhla::Update;
-using mhla::WorkspaceError;
+using namespace mhla;
 using staged::message;
 
 // Blocks [16, 48) of 50 by a recurrence of two states.

@@ -24,19 +24,8 @@ namespace staged {
 using backend::Stages;
 using call::bitwise_equal;
 using call::HostTensor;
-using mhla::Accumulator;
-using mhla::BlockRange;
-using mhla::columns_of;
-using mhla::Grid;
-using mhla::Index;
-using mhla::rows_of;
-using mhla::Shape;
-using mhla::Stage;
-using mhla::TensorView;
-using mhla::Update;
-using parts::put_back;
-using parts::random_parts;
-using parts::taken;
+using namespace mhla;
+using namespace parts;
 
 template <class Causality, class Normalizer>
 using SequenceOf =

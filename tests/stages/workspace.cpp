@@ -7,19 +7,7 @@
 namespace {
 
 using backend::Stages;
-using mhla::Attention;
-using mhla::Bidirectional;
-using mhla::BlockCausal;
-using mhla::BlockRange;
-using mhla::Blocks1D;
-using mhla::Blocks3D;
-using mhla::Causal;
-using mhla::Index;
-using mhla::MixedKeySum;
-using mhla::Relu;
-using mhla::Shape;
-using mhla::Stage;
-using mhla::Unnormalized;
+using namespace mhla;
 
 constexpr Index block = 16;
 constexpr Index few = 100;  // blocks

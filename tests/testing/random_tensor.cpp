@@ -9,9 +9,7 @@
 
 #include "tests/support/catch.hpp"
 
-using mhla::BFloat16;
-using mhla::Half;
-using mhla::Index;
+using namespace mhla;
 using namespace mhla::testing;
 
 namespace {

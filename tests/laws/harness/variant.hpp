@@ -13,10 +13,7 @@
 
 namespace laws {
 
-using mhla::GradientViews;
-using mhla::Span;
-using mhla::TensorView;
-using mhla::Update;
+using namespace mhla;
 
 /// Every feature map of the library: its value here, its type, its name in a report. Its variants
 /// are compiled in variants/<value>.cpp.
