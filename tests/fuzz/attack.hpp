@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tests/fuzz/case.hpp"
+#include "tests/variants/executor.hpp"
 
 namespace fuzz {
 

@@ -138,7 +138,8 @@ Case random_case(Draw& draw, Wish wish) {
   const bool rounded = wish == Wish::anything && draw.once_in(12);
   do {
     result.entry = &draw.any_of(entries);
-  } while ((wish == Wish::decodable && result.entry->decoder == nullptr) ||
+  } while (result.entry->scalar == Scalar::extended ||
+           (wish == Wish::decodable && result.entry->decoder == nullptr) ||
            (rounded && !has_rounded_gradients(*result.entry)));
   const Entry& entry = *result.entry;
   const Policies& policies = entry.policies;
@@ -323,20 +324,11 @@ bool rounds_gradients(const Case& random) {
 }
 
 std::string description_of(const Case& random) {
-  const char* const maps[] = {"Identity", "Relu",     "SquaredRelu", "EluPlusOne", "Exp",
-                              "Softmax",  "Hedgehog", "Dpfp",        "Favor"};
-  const char* const causalities[] = {"Bidirectional", "Causal", "BlockCausal"};
-  const char* const normalizers[] = {"MixedKeySum", "MixedProduct", "Unnormalized"};
-  const char* const rotations[] = {"NoRotation", "HalfSplitRotary", "AxialRotary"};
   const char* const batches[] = {"", ", padded", ", packed", ", packed by int64"};
-  const char* const mixings[] = {"", ", RecurrentMixing", ", SeparableMixing"};
   const char* const scalars[] = {"double", "float", "BFloat16", "Half"};
-  const Policies& p = random.entry->policies;
   const Numbers& n = random.problem.numbers;
   std::ostringstream out;
-  out << maps[int(p.map)] << ", Blocks" << p.rank << "D, " << causalities[int(p.causality)] << ", "
-      << normalizers[int(p.normalizer)] << ", " << rotations[int(p.rotation)]
-      << mixings[int(p.mixing)] << batches[int(random.entry->batch)] << ", "
+  out << name_of(random.entry->policies) << batches[int(random.entry->batch)] << ", "
       << scalars[int(random.entry->scalar)];
   const auto extents = [&](const char* name, const Dense<double>& tensor) {
     out << ", " << name << " [";

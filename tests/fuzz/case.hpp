@@ -7,8 +7,8 @@
 #include <string>
 
 #include "tests/fuzz/draw.hpp"
-#include "tests/fuzz/library.hpp"
 #include "tests/fuzz/scalar.hpp"
+#include "tests/variants/library.hpp"
 
 namespace fuzz {
 

@@ -8,64 +8,14 @@
 #include <cstddef>
 #include <vector>
 
+#include "tests/variants/description.hpp"
+
 namespace fuzz {
 
-using Size = std::ptrdiff_t;
-
-enum class Map { identity, relu, squared_relu, elu_plus_one, exp, softmax, hedgehog, dpfp, favor };
-enum class Causality { bidirectional, causal, block_causal };
-enum class Normalizer { mixed_key_sum, mixed_product, unnormalized };
-enum class Rotation { none, half_split, axial };
-enum class Mixing { dense, recurrent, separable };
-
-/// What a variant is at compile time.
-struct Policies {
-  Map map;
-  Causality causality;
-  Normalizer normalizer;
-  Rotation rotation;
-  int rank;  ///< axes of the grid
-  Mixing mixing = Mixing::dense;
-};
-
-/// And its numbers.
-struct Numbers {
-  double feature_epsilon = 0;
-  double normalizer_epsilon = 0;
-  double scale = 1;
-  double theta = 1;
-  Size nu = 1;                     ///< of Dpfp
-  Size features = 0;               ///< of Favor
-  bool fast = false;               ///< Precision::fast
-  Size terms = 1;                  ///< states of a recurrence, or Kronecker products
-  std::vector<double> projection;  ///< [features, key_dim]
-  bool leading_corner = false;     ///< of a mix that is larger than a bidirectional layout
-};
+using namespace variants;
 
 /// Length of phi's output.
 Size feature_dim(Map map, const Numbers& numbers, Size key_dim);
-
-/// Tokens in raster order and the blocks they are cut into; unused leading axes are 1.
-struct Grid {
-  std::array<Size, 3> extent{1, 1, 1};
-  std::array<Size, 3> block{1, 1, 1};
-
-  Size tokens() const { return extent[0] * extent[1] * extent[2]; }
-  Size blocks() const { return layout(0) * layout(1) * layout(2); }
-  Size layout(int axis) const {
-    const auto a = static_cast<std::size_t>(axis);
-    return (extent[a] + block[a] - 1) / block[a];
-  }
-  std::array<Size, 3> coordinates(Size token) const {
-    return {token / extent[2] / extent[1], token / extent[2] % extent[1], token % extent[2]};
-  }
-  Size block_of(Size token) const {
-    const auto at = coordinates(token);
-    return (at[0] / block[0] * layout(1) + at[1] / block[1]) * layout(2) + at[2] / block[2];
-  }
-};
-
-using Extents = std::array<Size, 4>;
 
 /// Elements in row-major order.
 template <class T>

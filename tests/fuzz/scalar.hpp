@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "tests/fuzz/library.hpp"
+#include "tests/variants/library.hpp"
 
 namespace fuzz {
 

@@ -12,7 +12,6 @@
 
 #include "examples/checkpoints/npy.hpp"
 #include "examples/replay/attention_case.hpp"
-#include "tests/laws/harness/product.hpp"
 #include "tests/laws/harness/run.hpp"
 
 namespace {
@@ -160,11 +159,11 @@ TEST_CASE("golden: every case agrees through the core", "[golden]") {
     const Policies policies = policies_of(c);
     const auto variant =
         std::find_if(product().begin(), product().end(),
-                     [&](const Variant* candidate) { return candidate->policies() == policies; });
+                     [&](const Variant& candidate) { return candidate.policies() == policies; });
     INFO(policies);
     REQUIRE(variant != product().end());
-    check<double>(name, c, **variant);
-    check<float>(name, c, **variant);
+    check<double>(name, c, *variant);
+    check<float>(name, c, *variant);
   }
   CHECK(attention_cases == 28);
 }

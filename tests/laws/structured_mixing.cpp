@@ -10,7 +10,8 @@
 
 #include "tests/laws/harness/for_each_case.hpp"
 #include "tests/laws/harness/run.hpp"
-#include "tests/laws/harness/variant_of.hpp"
+#include "tests/support/backend.hpp"
+#include "tests/variants/attention.hpp"
 
 namespace {
 
@@ -31,9 +32,16 @@ using Separable = mhla::Attention<Map, G, mhla::Bidirectional, N, R, mhla::Separ
       (Separable<mhla::Softmax, mhla::Blocks2D, mhla::MixedKeySum, mhla::NoRotation>),    \
       (Separable<mhla::Relu, mhla::Blocks3D, mhla::Unnormalized, mhla::AxialRotary>)
 
+// Of a variant with a dense matrix instead.
+template <class V>
+Policies dense_policies_of() {
+  Policies policies = variants::policies_of<V>();
+  policies.mixing = variants::Mixing::dense;
+  return policies;
+}
 const Variant& dense_variant(const Policies& policies) {
-  for (const Variant* variant : product())
-    if (variant->policies() == policies) return *variant;
+  for (const Variant& variant : product())
+    if (variant.policies() == policies) return variant;
   FAIL("the build lacks " << policies);
   throw std::logic_error("not reached");
 }
@@ -46,9 +54,11 @@ struct StructuredCase {
   Case dense;
 
   StructuredCase(const Wishes& wishes, std::uint64_t seed)
-      : attention(), structured(random_case(policies_of<V>(), wishes, seed)), dense(structured) {
+      : attention(),
+        structured(random_case(dense_policies_of<V>(), wishes, seed)),
+        dense(structured) {
     Draw draw(seed + 1);
-    attention = attention_of<V>(structured.setting);
+    attention = variants::attention_of<V>(call_of(structured.setting));
     Shape& s = structured.shape;
     if constexpr (requires { attention.mixing.states; }) {
       attention.mixing.states = draw.between(1, 4);
@@ -111,7 +121,7 @@ struct StructuredCase {
 template <class V, class Law>
 void for_cases(Wishes wishes, Index weight, const Law& law) {
   wishes.exact_mix = true;
-  const Policies policies = policies_of<V>();
+  const Policies policies = dense_policies_of<V>();
   const Options& options = Options::get();
   const Index count = options.alone ? options.shapes : weight * options.shapes;
   for (Index number = options.first; number < options.first + count; ++number) {

@@ -14,7 +14,6 @@
 #include <iostream>
 #include <string>
 
-#include "tests/laws/harness/product.hpp"
 #include "tests/laws/harness/random_case.hpp"
 #include "tests/support/catch.hpp"
 
@@ -67,8 +66,8 @@ void for_each_case(const Wishes& wishes, Index weight, Applies&& applies, Law&& 
   const Options& options = Options::get();
   const Index count = options.alone ? options.shapes : weight * options.shapes;
   Index cases = 0;
-  for (const Variant* variant : product()) {
-    const Policies policies = variant->policies();
+  for (const Variant& variant : product()) {
+    const Policies& policies = variant.policies();
     if (!applies(policies) || name_of(policies).find(options.variant) == std::string::npos)
       continue;
     for (Index number = options.first; number < options.first + count; ++number) {
@@ -78,7 +77,7 @@ void for_each_case(const Wishes& wishes, Index weight, Applies&& applies, Law&& 
                                      << number << " MHLA_LAWS_VARIANT=\"" << policies
                                      << "\" <this program> \""
                                      << Catch::getResultCapture().getCurrentTestName() << "\"");
-      law(*variant, random);
+      law(variant, random);
       ++cases;
     }
   }

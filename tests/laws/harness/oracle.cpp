@@ -8,6 +8,8 @@
 #include <mhla/reference/token_features.hpp>
 #include <type_traits>
 
+#include "tests/variants/attention.hpp"
+
 namespace laws {
 
 namespace {
@@ -107,7 +109,7 @@ HostTensor<Wide, 4> expected_output(Formula formula, const Variant& variant, con
   HostTensor<Wide, 4> y(q.extent(0), q.extent(1), q.extent(2), operands.v.extent[3]);
   with_identity(policies_of(formula, variant), [&](auto type) {
     using V = decltype(type);
-    const V on_features = attention_of<V>(setting);
+    const V on_features = variants::attention_of<V>(call_of(setting));
     if (formula != Formula::linear) {
       mhla::reference::mhla_forward(on_features, q.view(), k.view(), operands.v, operands.mix,
                                     y.view());
@@ -127,7 +129,7 @@ Gradients<Wide> expected_gradients(Formula formula, const Variant& variant, cons
   auto grad = zero_gradients<Wide>(Operands<Wide>{q.view(), k.view(), operands.v, operands.mix});
   with_identity(policies_of(formula, variant), [&](auto type) {
     using V = decltype(type);
-    const V on_features = attention_of<V>(setting);
+    const V on_features = variants::attention_of<V>(call_of(setting));
     GradientViews<Wide> views = grad.views();
     if (formula != Formula::linear) {
       mhla::reference::mhla_backward(on_features, q.view(), k.view(), operands.v, operands.mix, dy,
@@ -147,8 +149,8 @@ void rotate(const Policies& policies, const Setting& setting, const Grid& grid, 
             Span<Wide> features) {
   with_identity(policies, [&](auto type) {
     using V = decltype(type);
-    mhla::reference::rotate(attention_of<V>(setting).rotation, grid, V::GeometryType::rank, token,
-                            +1, features);
+    mhla::reference::rotate(variants::attention_of<V>(call_of(setting)).rotation, grid,
+                            V::GeometryType::rank, token, +1, features);
   });
 }
 

@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: MIT
-// The run-time numbers of a variant, whatever its types, and the Attention they make.
+// The run-time numbers of a variant, whatever its types.
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/feature_map.hpp>
-#include <mhla/policy/rotation.hpp>
-#include <mhla/policy/variant.hpp>
 #include <mhla/testing/host_tensor.hpp>
-#include <type_traits>
+
+#include "tests/variants/library.hpp"
 
 namespace laws {
 
 using mhla::Grid;
 using mhla::Index;
 using mhla::testing::HostTensor;
+using variants::Causality;
+using variants::Map;
+using variants::name_of;
+using variants::Normalizer;
+using variants::num_maps;
+using variants::Policies;
+using variants::Rotation;
 
 /// What makes an Attention of a given type. A number that the type has no use for is ignored.
 struct Setting {
@@ -30,41 +36,35 @@ struct Setting {
   HostTensor<double, 2> projection;  ///< Favor's [features, key_dim]
 };
 
-template <class Geometry>
-Geometry geometry_of(const Grid& grid) {
-  if constexpr (Geometry::rank == 1) {
-    return {.block = grid.block[2]};
-  } else if constexpr (Geometry::rank == 2) {
-    return {.grid = {grid.extent[1], grid.extent[2]}, .block = {grid.block[1], grid.block[2]}};
-  } else {
-    return {.grid = {grid.extent[0], grid.extent[1], grid.extent[2]},
-            .block = {grid.block[0], grid.block[1], grid.block[2]}};
-  }
+/// A tensor whose type is forgotten.
+template <class T, int Rank>
+variants::View view_of(const mhla::TensorView<T, Rank>& view) {
+  variants::View result{const_cast<std::remove_const_t<T>*>(view.data), {1, 1, 1, 1}, {}};
+  std::copy_n(view.extent, Rank, result.extent.end() - Rank);
+  std::copy_n(view.stride, Rank, result.stride.end() - Rank);
+  return result;
 }
 
-/// A feature map with the setting's numbers; Favor borrows the setting's projection.
-template <class Map>
-Map feature_map_of(const Setting& setting) {
-  Map map{};
-  if constexpr (requires { map.epsilon; }) map.epsilon = setting.feature_epsilon;
-  if constexpr (requires { map.nu; }) map.nu = setting.nu;
-  if constexpr (requires { map.projection; }) map.projection = setting.projection.view();
-  return map;
-}
-
-/// The Attention of type V; lives no longer than `setting`.
-template <mhla::AttentionVariant V>
-V attention_of(const Setting& setting) {
-  V attention{.feature_map = feature_map_of<typename V::FeatureMapType>(setting),
-              .blocks = geometry_of<typename V::GeometryType>(setting.queries)};
-  if (setting.cross) attention.key_blocks = geometry_of<typename V::GeometryType>(setting.keys);
-  if constexpr (requires { attention.normalizer.epsilon; })
-    attention.normalizer.epsilon = setting.normalizer_epsilon;
-  if constexpr (requires { attention.rotation.theta; }) attention.rotation.theta = setting.theta;
-  if constexpr (requires { attention.mixing.leading_corner; })
-    attention.mixing.leading_corner = setting.leading_corner;
-  attention.scale = setting.scale;
-  return attention;
+/// The numbers of a setting, and a projection in the type that sums are formed in.
+inline variants::Call call_of(const Setting& setting, const variants::View& projection = {}) {
+  const auto grid = [](const Grid& from) {
+    variants::Grid to;
+    std::copy_n(from.extent, 3, to.extent.begin());
+    std::copy_n(from.block, 3, to.block.begin());
+    return to;
+  };
+  variants::Call call;
+  call.numbers.feature_epsilon = setting.feature_epsilon;
+  call.numbers.normalizer_epsilon = setting.normalizer_epsilon;
+  call.numbers.scale = setting.scale;
+  call.numbers.theta = setting.theta;
+  call.numbers.nu = setting.nu;
+  call.numbers.leading_corner = setting.leading_corner;
+  call.queries = grid(setting.queries);
+  call.keys = grid(setting.keys);
+  call.own_key_blocks = setting.cross;
+  call.projection = projection;
+  return call;
 }
 
 }  // namespace laws

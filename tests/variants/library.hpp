@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: MIT
-// The library as the attacks see it: a table of variants, called on views whose types are known at
-// run time. What attacks it is compiled once, and not once for every variant.
+// The library as the laws and the attacks of fuzz/ see it: a table of variants, called on views
+// whose types are known at run time. What uses them is compiled once, and not once for every
+// variant, and a variant is compiled once for all who use it.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <mhla/core/executor.hpp>
 #include <mhla/core/forward_state.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <vector>
 
-#include "tests/fuzz/oracle.hpp"
+#include "tests/variants/description.hpp"
 
-namespace fuzz {
+namespace variants {
 
-enum class Scalar { float64, float32, bfloat16, float16 };
-
-/// How the sequences of a batch lie in its tensors.
-enum class Batch { plain, padded, packed_by_int32, packed_by_int64 };
+class Executor;  // executor.hpp
 
 /// A strided tensor of any rank up to 4 (leading extents 1), or of no address.
 struct View {
@@ -59,7 +57,7 @@ class AnyDecoder {
   virtual Size position(Size sequence) const = 0;
   virtual void reset(Size sequence) = 0;
   /// step, or, with a sequence, prefill.
-  virtual void feed(const mhla::ExecutorRef& executor, Size sequence, const Call& call) = 0;
+  virtual void feed(const Executor& executor, Size sequence, const Call& call) = 0;
   virtual std::vector<std::byte> save() const = 0;
   virtual void load(const std::vector<std::byte>& bytes) = 0;
 };
@@ -70,23 +68,19 @@ struct Entry {
   Policies policies;
   Batch batch;
   Scalar scalar;
-  Size (*forward_size)(const Call&, const mhla::ExecutorRef&);
-  Size (*backward_size)(const Call&, const mhla::ExecutorRef&);
-  void (*forward)(const Call&, const mhla::ExecutorRef&, State* save);
-  void (*backward)(const Call&, const mhla::ExecutorRef&, const State* saved);
+  Size (*forward_size)(const Call&, const Executor&);
+  Size (*backward_size)(const Call&, const Executor&);
+  void (*forward)(const Call&, const Executor&, State* save);
+  void (*backward)(const Call&, const Executor&, const State* saved);
   /// Both passes by mhla::Stages, on so many blocks at a time; null of most.
-  void (*staged)(const Call&, const mhla::ExecutorRef&, Size blocks);
-  /// Of Causal variants; null for others.
-  std::unique_ptr<AnyDecoder> (*decoder)(const Call&, Size batch, Size num_slots);
+  void (*staged)(const Call&, const Executor&, Size blocks) = nullptr;
+  /// Of some Causal variants; null of others.
+  std::unique_ptr<AnyDecoder> (*decoder)(const Call&, Size batch, Size num_slots) = nullptr;
 };
 
-/// All that is compiled: see in_build of variants.hpp.
+/// All that is compiled: see in_build of product.hpp.
 const std::vector<Entry>& library();
+/// Null where a build has no such entry.
+const Entry* find(const Policies& policies, Batch batch, Scalar scalar);
 
-// What each of the variants_*.cpp has.
-void add_float64(std::vector<Entry>& entries);
-void add_float32(std::vector<Entry>& entries);
-void add_bfloat16(std::vector<Entry>& entries);
-void add_float16(std::vector<Entry>& entries);
-
-}  // namespace fuzz
+}  // namespace variants
