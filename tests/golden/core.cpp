@@ -31,51 +31,16 @@ std::vector<std::string> listed_cases() {
 
 Policies policies_of(const AttentionCase& c) {
   using namespace replay;
+  // In the order of replay's names; causalities have that of ours.
+  constexpr Map maps[] = {Map::relu,         Map::elu_plus_one, Map::exp,
+                          Map::squared_relu, Map::identity,     Map::softmax,
+                          Map::hedgehog,     Map::dpfp,         Map::favor};
+  constexpr Normalizer normalizers[] = {Normalizer::mixed_key_sum, Normalizer::mixed_product,
+                                        Normalizer::unnormalized};
   Policies policies{};
-  switch (c.feature_map) {
-    case FeatureMapName::relu:
-      policies.map = Map::relu;
-      break;
-    case FeatureMapName::elu1:
-      policies.map = Map::elu_plus_one;
-      break;
-    case FeatureMapName::exp:
-      policies.map = Map::exp;
-      break;
-    case FeatureMapName::sqrelu:
-      policies.map = Map::squared_relu;
-      break;
-    case FeatureMapName::identity:
-      policies.map = Map::identity;
-      break;
-    case FeatureMapName::softmax:
-      policies.map = Map::softmax;
-      break;
-    case FeatureMapName::hedgehog:
-      policies.map = Map::hedgehog;
-      break;
-    case FeatureMapName::dpfp:
-      policies.map = Map::dpfp;
-      break;
-    case FeatureMapName::favor:
-      policies.map = Map::favor;
-      break;
-  }
-  switch (c.normalizer) {
-    case NormalizerName::paper:
-      policies.normalizer = Normalizer::mixed_key_sum;
-      break;
-    case NormalizerName::official:
-      policies.normalizer = Normalizer::mixed_product;
-      break;
-    case NormalizerName::none:
-      policies.normalizer = Normalizer::unnormalized;
-      break;
-  }
-  policies.causality = c.causality == replay::CausalityName::bidirectional
-                           ? Causality::bidirectional
-                       : c.causality == replay::CausalityName::causal ? Causality::causal
-                                                                      : Causality::block_causal;
+  policies.map = maps[static_cast<int>(c.feature_map)];
+  policies.normalizer = normalizers[static_cast<int>(c.normalizer)];
+  policies.causality = static_cast<Causality>(c.causality);
   policies.rank = static_cast<int>(c.query_side.grid.size());
   policies.rotation = c.rotation == RotationName::none      ? Rotation::none
                       : c.rotation == RotationName::neox_1d ? Rotation::half_split

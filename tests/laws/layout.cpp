@@ -73,15 +73,6 @@ HostTensor<double, 4> tokens_first(const HostTensor<double, 4>& x) {
   return stored;
 }
 
-bool same_bits(const auto& a, const auto& b) { return bitwise_equal(a.view(), b.view()); }
-
-void require_same_bits(const Gradients<double>& a, const Gradients<double>& b) {
-  REQUIRE(same_bits(a.q, b.q));
-  REQUIRE(same_bits(a.k, b.k));
-  REQUIRE(same_bits(a.v, b.v));
-  REQUIRE(same_bits(a.mix, b.mix));
-}
-
 /// Every head of `x` as often as a group has query heads.
 HostTensor<double, 4> repeated(const HostTensor<double, 4>& x, Index group_size) {
   HostTensor<double, 4> result(x.extent(0), x.extent(1) * group_size, x.extent(2), x.extent(3));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What special mixing matrices make of MHLA, and what normalizing makes of the weights.
 #include <algorithm>
-#include <mhla/testing/comparison.hpp>
 
 #include "tests/laws/harness/blocks.hpp"
 #include "tests/laws/harness/for_each_case.hpp"
@@ -13,17 +12,6 @@ using namespace laws;
 
 void fill(auto& tensor, double value) {
   std::fill(tensor.elements().begin(), tensor.elements().end(), value);
-}
-
-template <int Rank>
-HostTensor<double, Rank> times(double factor, HostTensor<double, Rank> tensor) {
-  for (double& x : tensor.elements()) x *= factor;
-  return tensor;
-}
-
-template <int Rank>
-bool same_bits(const HostTensor<double, Rank>& a, const HostTensor<double, Rank>& b) {
-  return mhla::testing::bitwise_equal(a.view(), b.view());
 }
 
 bool divides_by_weights(const Policies& policies) { return policies.normalizes(); }
@@ -46,7 +34,7 @@ TEST_CASE("law 1: all-ones mixing is linear attention, rotated or not", "[laws][
 TEST_CASE("law 1: one block is linear attention, with every normalizer", "[laws][mixing]") {
   for_each_case({}, 1, anything, [](const Variant& variant, Case random) {
     for (Grid* grid : {&random.setting.queries, &random.setting.keys})
-      for (int axis = 0; axis < 3; ++axis) grid->block[axis] = grid->extent[axis];
+      std::copy_n(grid->extent, 3, grid->block);
     random.mix = HostTensor<double, 3>(random.shape.mix_heads, 1, 1);
     fill(random.mix, 1);
     const Outcome<Wide> linear = expected(variant, random, Formula::linear);
@@ -150,11 +138,7 @@ TEST_CASE("law 3: without epsilon, the scale of mix and of phi(q) cancels", "[la
                   scaled.mix = times(8, random.mix);
                   scaled.setting.scale *= 0.25;
                   const Outcome<double> found = run(variant, scaled);
-                  REQUIRE(same_bits(found.y, once.y));
-                  REQUIRE(same_bits(found.gradients.q, once.gradients.q));
-                  REQUIRE(same_bits(found.gradients.k, once.gradients.k));
-                  REQUIRE(same_bits(found.gradients.v, once.gradients.v));
-                  REQUIRE(same_bits(times(8, found.gradients.mix), once.gradients.mix));
+                  require_same_bits({found.y, times(1, found.gradients, 8)}, once);
 
                   // And with any factor, to rounding.
                   scaled.mix = times(3, random.mix);
@@ -171,11 +155,7 @@ TEST_CASE("law 3: without a normalizer, y is linear in mix and in the scale", "[
     scaled.mix = times(8, random.mix);
     scaled.setting.scale *= 0.25;
     const Outcome<double> found = run(variant, scaled);
-    REQUIRE(same_bits(found.y, times(2, once.y)));
-    REQUIRE(same_bits(found.gradients.q, times(2, once.gradients.q)));
-    REQUIRE(same_bits(found.gradients.k, times(2, once.gradients.k)));
-    REQUIRE(same_bits(found.gradients.v, times(2, once.gradients.v)));
-    REQUIRE(same_bits(found.gradients.mix, times(0.25, once.gradients.mix)));
+    require_same_bits(found, {times(2, once.y), times(2, once.gradients, 0.25)});
   });
 }
 

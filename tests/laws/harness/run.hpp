@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <iomanip>
 #include <limits>
+#include <mhla/testing/comparison.hpp>
 #include <type_traits>
 
 #include "tests/laws/harness/magnitude.hpp"
@@ -114,6 +115,30 @@ void require_near(const char* name, const HostTensor<T, Rank>& actual,
                   << ", expected " << wanted.elements()[at] << ", off by " << worst
                   << " roundings of a term");
   REQUIRE(worst <= runs * tolerance::roundings);
+}
+
+template <int Rank>
+bool same_bits(const HostTensor<double, Rank>& a, const HostTensor<double, Rank>& b) {
+  return mhla::testing::bitwise_equal(a.view(), b.view());
+}
+inline void require_same_bits(const Gradients<double>& a, const Gradients<double>& b) {
+  REQUIRE(same_bits(a.q, b.q));
+  REQUIRE(same_bits(a.k, b.k));
+  REQUIRE(same_bits(a.v, b.v));
+  REQUIRE(same_bits(a.mix, b.mix));
+}
+inline void require_same_bits(const Outcome<double>& a, const Outcome<double>& b) {
+  REQUIRE(same_bits(a.y, b.y));
+  require_same_bits(a.gradients, b.gradients);
+}
+
+template <int Rank>
+HostTensor<double, Rank> times(double factor, HostTensor<double, Rank> tensor) {
+  for (double& x : tensor.elements()) x *= factor;
+  return tensor;
+}
+inline Gradients<double> times(double factor, const Gradients<double>& x, double of_mix) {
+  return {times(factor, x.q), times(factor, x.k), times(factor, x.v), times(of_mix, x.mix)};
 }
 
 /// What of an outcome a law speaks of.
