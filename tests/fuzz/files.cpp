@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -59,41 +60,15 @@ struct TemporaryFolder {
   ~TemporaryFolder() { fs::remove_all(path); }
 };
 
-const char* any_word(Draw& draw) {
-  return draw.one_of({"0",
-                      "1",
-                      "2",
-                      "3",
-                      "7",
-                      "64",
-                      "-1",
-                      "-0",
-                      "1e308",
-                      "-1e308",
-                      "1e-320",
-                      "0.5",
-                      "nan",
-                      "inf",
-                      "1000000",
-                      "4294967296",
-                      "1000000000000000",
-                      "4611686018427387904",
-                      "9223372036854775807",
-                      "9223372036854775808",
-                      "relu",
-                      "softmax",
-                      "dpfp",
-                      "favor",
-                      "official",
-                      "paper",
-                      "none",
-                      "neox_1d",
-                      "wan_3d",
-                      "mix_init",
-                      "attention",
-                      "exp",
-                      "x",
-                      ""});
+std::string any_word(Draw& draw) {
+  static const std::vector<std::string> words = [] {
+    std::istringstream all(
+        "0 1 2 3 7 64 -1 -0 1e308 -1e308 1e-320 0.5 nan inf 1000000 4294967296 1000000000000000 "
+        "4611686018427387904 9223372036854775807 9223372036854775808 relu softmax dpfp favor "
+        "official paper none neox_1d wan_3d mix_init attention exp x");
+    return std::vector<std::string>{std::istream_iterator<std::string>(all), {}};
+  }();
+  return draw.once_in(30) ? "" : draw.any_of(words);
 }
 
 void damage_bytes(std::string& bytes, Size reach, Draw& draw) {
@@ -119,7 +94,7 @@ void damage_text(std::string& text, Draw& draw) {
       line += "\n" + draw.any_of(lines);
       break;
     case 2:
-      line += std::string(" ") + any_word(draw);
+      line += " " + any_word(draw);
       break;
     case 3: {  // another line's values
       const std::string other = draw.any_of(lines);
@@ -128,7 +103,7 @@ void damage_text(std::string& text, Draw& draw) {
     }
     default:
       line = line.substr(0, space) + " " + any_word(draw);
-      if (draw.once_in(3)) line += std::string(" ") + any_word(draw);
+      if (draw.once_in(3)) line += " " + any_word(draw);
   }
   text.clear();
   for (const std::string& each : lines) text += each + "\n";
