@@ -30,7 +30,6 @@ std::vector<std::string> listed_cases() {
 }
 
 Policies policies_of(const AttentionCase& c) {
-  using namespace replay;
   // In the order of replay's names; causalities have that of ours.
   constexpr Map maps[] = {Map::relu,         Map::elu_plus_one, Map::exp,
                           Map::squared_relu, Map::identity,     Map::softmax,
@@ -42,9 +41,9 @@ Policies policies_of(const AttentionCase& c) {
   policies.normalizer = normalizers[static_cast<int>(c.normalizer)];
   policies.causality = static_cast<Causality>(c.causality);
   policies.rank = static_cast<int>(c.query_side.grid.size());
-  policies.rotation = c.rotation == RotationName::none      ? Rotation::none
-                      : c.rotation == RotationName::neox_1d ? Rotation::half_split
-                                                            : Rotation::axial;
+  policies.rotation = c.rotation == replay::RotationName::none      ? Rotation::none
+                      : c.rotation == replay::RotationName::neox_1d ? Rotation::half_split
+                                                                    : Rotation::axial;
   return policies;
 }
 
