@@ -34,12 +34,12 @@ Policies policies_of(const AttentionCase& c) {
   constexpr Map maps[] = {Map::relu,         Map::elu_plus_one, Map::exp,
                           Map::squared_relu, Map::identity,     Map::softmax,
                           Map::hedgehog,     Map::dpfp,         Map::favor};
-  constexpr auto normalizers = {variants::Normalizer::mixed_key_sum,
-                                variants::Normalizer::mixed_product,
-                                variants::Normalizer::unnormalized};
+  constexpr variants::Normalizer normalizers[] = {variants::Normalizer::mixed_key_sum,
+                                                  variants::Normalizer::mixed_product,
+                                                  variants::Normalizer::unnormalized};
   Policies policies{};
   policies.map = maps[static_cast<int>(c.feature_map)];
-  policies.normalizer = normalizers.begin()[static_cast<int>(c.normalizer)];
+  policies.normalizer = normalizers[static_cast<int>(c.normalizer)];
   policies.causality = static_cast<variants::Causality>(c.causality);
   policies.rank = static_cast<int>(c.query_side.grid.size());
   policies.rotation = c.rotation == replay::RotationName::none      ? Rotation::none
