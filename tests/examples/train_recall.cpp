@@ -78,7 +78,7 @@ TEST_CASE("train_recall: attention finds what nothing else can", "[train_recall]
   const TemporaryFolder temporary;
   const fs::path csv = temporary / "right.csv", svg = temporary / "right.svg";
   const std::string small =
-      " --shortest 32 --lengths 1 --keys 4 --block 8 --layers 1 --width 32 --steps 200 --csv" +
+      " --shortest 32 --lengths 1 --keys 4 --block 8 --layers 1 --width 32 --steps 100 --csv" +
       quoted(csv);
   // Of 16 values, by a kind.
   const auto right = [&](const std::string& kind) {

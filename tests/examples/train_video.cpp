@@ -80,7 +80,7 @@ TEST_CASE("train_video: a short training lowers every loss", "[train_video]") {
   const TemporaryFolder temporary;
   const fs::path csv = temporary / "losses.csv", svg = temporary / "losses.svg";
   const std::string output = program.check(
-      "--frames 4 --rows 4 --columns 4 --masked 32 --steps 60 --batch 16 --layers 1 --width 24 "
+      "--frames 4 --rows 4 --columns 4 --masked 32 --steps 40 --batch 16 --layers 1 --width 24 "
       "--csv" +
           quoted(csv) + "--svg" + quoted(svg),
       0);
@@ -89,7 +89,7 @@ TEST_CASE("train_video: a short training lowers every loss", "[train_video]") {
     for (const std::string kind : {"linear", "softmax", "MHLA"}) {
       CHECK(says(output, "\n  " + kind + form + " "));
       const std::string field = "\n" + (form.empty() ? kind : '"' + kind + form + '"');
-      CHECK(figure_after(text_of(csv), field + ",60,") <
+      CHECK(figure_after(text_of(csv), field + ",40,") <
             figure_after(text_of(csv), field + ",1,") - 0.2);
     }
 }

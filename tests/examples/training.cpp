@@ -4,9 +4,6 @@
 #include <cmath>
 #include <iterator>
 #include <memory>
-#include <mhla/policy/feature_map.hpp>
-#include <mhla/policy/mixing.hpp>
-#include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/variant.hpp>
 #include <mhla/reference/softmax_attention.hpp>
 #include <mhla/reference/token_features.hpp>
@@ -39,18 +36,19 @@ using Separable = mhla::Attention<mhla::Exp, mhla::Blocks2D, mhla::Bidirectional
 using Video = mhla::Attention<mhla::Exp, mhla::Blocks3D, mhla::Bidirectional, mhla::MixedKeySum,
                               mhla::AxialRotary>;
 
-Sequence sequence() { return {.blocks = {.block = 4}, .rotation = {.theta = 50}}; }
-Recurrent recurrent() { return {.blocks = {.block = 3}, .mixing = {.states = 2}}; }
-Image image() { return {.blocks = {.grid = {3, 4}, .block = {2, 2}}}; }
-Separable separable() { return {.blocks = image().blocks, .mixing = {.rank = 2}}; }
-Video video() {
-  return {.blocks = {.grid = {2, 2, 3}, .block = {1, 2, 2}}, .rotation = {.theta = 50}};
-}
+const Sequence sequence{.blocks = {.block = 4}, .rotation = {.theta = 50}};
+const Recurrent recurrent{.blocks = {.block = 3}, .mixing = {.states = 2}};
+const Image image{.blocks = {.grid = {3, 4}, .block = {2, 2}}};
+const Separable separable{.blocks = image.blocks, .mixing = {.rank = 2}};
+const Video video{.blocks = {.grid = {2, 2, 3}, .block = {1, 2, 2}}, .rotation = {.theta = 50}};
 
+template <class All>
+auto view(All& all) {
+  return mhla::make_view(all.data(), all.size());
+}
 Matrix random_matrix(Index rows, Index columns, std::uint64_t seed) {
   Matrix matrix(rows, columns);
-  mhla::testing::fill_random(mhla::testing::Normal{}, seed,
-                             mhla::make_view(matrix.data(), matrix.size()));
+  mhla::testing::fill_random(mhla::testing::Normal{}, seed, view(matrix));
   return matrix;
 }
 
@@ -85,10 +83,9 @@ void require_gradient(const TransformerShape& shape) {
     transformer.forward(origin + scale * displacement, 2, x, displaced);
     return (displaced.normed.array() * weight.array()).sum();
   };
-  const auto view = [](auto& all) { return mhla::make_view(all.data(), all.size()); };
-  const auto check = mhla::testing::check_gradient(
-      loss, 7, 4, mhla::testing::Differentiated<double, 1>{view(x), view(dx)},
-      mhla::testing::differentiate(view(displacement), view(slope)));
+  const auto check =
+      mhla::testing::check_gradient(loss, 7, 4, mhla::testing::differentiate(view(x), view(dx)),
+                                    mhla::testing::differentiate(view(displacement), view(slope)));
   INFO(name_of(shape.mixing) << ", gate " << shape.gate << ", convolution "
                              << shape.positional_convolution << ": " << check);
   REQUIRE(check.error <= 1e-9);
@@ -172,17 +169,17 @@ void require_softmax(const Attention& attention, Index tokens) {
 }  // namespace
 
 TEST_CASE("training: the transformer's gradients", "[training]") {
-  require_gradients(any_attention(sequence()), 10);
-  require_gradients(any_attention(image()), 12);
-  require_gradients(any_attention(video()), 12);
-  require_gradients(any_attention(recurrent()), 10, {Mixing::mhla});
-  require_gradients(any_attention(separable()), 12, {Mixing::mhla});
+  require_gradients(any_attention(sequence), 10);
+  require_gradients(any_attention(image), 12, {Mixing::mhla, Mixing::softmax});
+  require_gradients(any_attention(video), 12, {Mixing::mhla, Mixing::softmax});
+  require_gradients(any_attention(recurrent), 10, {Mixing::mhla});
+  require_gradients(any_attention(separable), 12, {Mixing::mhla});
 }
 
 TEST_CASE("training: the gradient of predicted tokens", "[training]") {
   const SomeSequences sequences;
   const TokenPrediction task(
-      {.attention = any_attention(sequence()), .tokens = 10, .layers = 1, .width = 8, .heads = 2},
+      {.attention = any_attention(sequence), .tokens = 10, .layers = 1, .width = 8, .heads = 2},
       sequences);
   const Values origin = task.initial_values(3);
   const auto scratch = task.scratch();
@@ -195,7 +192,6 @@ TEST_CASE("training: the gradient of predicted tokens", "[training]") {
     const Values displaced = origin + 0.02 * displacement;
     return task.score(displaced, Part::training, 0, 2, *scratch, 0, nullptr).loss / 4;
   };
-  const auto view = [](auto& all) { return mhla::make_view(all.data(), all.size()); };
   const auto check = mhla::testing::check_gradient(
       loss, 7, 4, mhla::testing::differentiate(view(displacement), view(slope)));
   INFO(check);
@@ -203,8 +199,8 @@ TEST_CASE("training: the gradient of predicted tokens", "[training]") {
 }
 
 TEST_CASE("training: the softmax attention that MHLA is compared with is right", "[training]") {
-  require_softmax(sequence(), 9);
-  require_softmax(video(), 12);
+  require_softmax(sequence, 9);
+  require_softmax(video, 12);
 }
 
 TEST_CASE("training: a command line", "[training]") {
@@ -228,13 +224,8 @@ TEST_CASE("training: a command line", "[training]") {
   CHECK(file == "--flag");
   CHECK(flag);
   CHECK(others == std::vector<std::string>{"text"});
-  for (const std::vector<std::string>& bad :
-       std::vector<std::vector<std::string>>{{"--number", "0"},
-                                             {"--number", "10"},
-                                             {"--number", "2x"},
-                                             {"--number", ""},
-                                             {"--number"},
-                                             {"--numbers", "2"},
-                                             {"one more"}})
-    CHECK_THROWS_AS(line.parse(bad), UsageError);
+  const std::vector<std::vector<std::string>> wrong{
+      {"--number", "0"}, {"--number", "10"}, {"--number", "2x"}, {"--number", ""},
+      {"--number"},      {"--numbers", "2"}, {"one more"}};
+  for (const auto& arguments : wrong) CHECK_THROWS_AS(line.parse(arguments), UsageError);
 }
