@@ -5,7 +5,6 @@
 #include <mhla/reference/softmax_attention.hpp>
 #include <mhla/reference/token_features.hpp>
 #include <mhla/testing/comparison.hpp>
-#include <mhla/testing/gradient_check.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <string>
 #include <vector>
@@ -15,8 +14,8 @@
 #include "examples/char_lm/model.hpp"
 #include "examples/char_lm/options.hpp"
 #include "examples/char_lm/windows.hpp"
+#include "tests/examples/gradients.hpp"
 #include "tests/examples/run_program.hpp"
-#include "tests/support/catch.hpp"
 #include "tests/support/tolerances.hpp"
 
 namespace {
@@ -49,8 +48,7 @@ ModelShape small_shape(Mixing mixing) {
 Values some_values(const Model& model) {
   Values values = model.initial_values(3);
   Values noise(values.size());
-  mhla::testing::fill_random(mhla::testing::Uniform{-0.2f, 0.2f}, 4,
-                             mhla::make_view(noise.data(), noise.size()));
+  mhla::testing::fill_random(mhla::testing::Uniform{-0.2f, 0.2f}, 4, view(noise));
   values += noise;
   const Parameter& head = model.parameters().all().back();  // its first values are small
   values.segment(head.begin, head.size()) *= 10;
@@ -100,31 +98,22 @@ TEST_CASE("char_lm: the gradient of every parameter is the loss' derivative", "[
     Values gradient;
     loss_and_gradient(model, origin, batch, weight, gradient);
 
-    // All parameters at once: alone, a small one moves the loss too little for its difference to
-    // be exact. A linear model's mix stays as it is, so that its derivative does not count.
-    Values displacement = Values::Zero(origin.size());
-    const double unit = 1 / std::sqrt(static_cast<double>(origin.size()));
-    Values scale = Values::Constant(origin.size(), unit);
+    // A linear model's mix stays as it is, so that its derivative does not count.
+    Values scale =
+        Values::Constant(origin.size(), std::sqrt(1.0 / static_cast<double>(origin.size())));
     for (const Parameter& parameter : model.parameters().all()) {
-      if (!is_mix(parameter) || mixing == Mixing::mhla) continue;
-      CHECK((gradient.segment(parameter.begin, parameter.size()) == 0).all());
-      scale.segment(parameter.begin, parameter.size()) = 0;
+      const auto part = gradient.segment(parameter.begin, parameter.size());
+      const bool stays = is_mix(parameter) && mixing != Mixing::mhla;
+      CHECK((part != 0).any() == !stays);
+      if (stays) scale.segment(parameter.begin, parameter.size()) = 0;
     }
-    const Values slope = scale * gradient;
-    const auto loss = [&] {
-      Activations displaced;
-      model.forward(origin + scale * displacement, batch.tokens, batch.sequences, displaced);
-      return weight * cross_entropy(displaced.logits, batch.predictions);
+    const auto loss = [&](const Values& displaced) {
+      Activations activations;
+      model.forward(displaced, batch.tokens, batch.sequences, activations);
+      return weight * cross_entropy(activations.logits, batch.predictions);
     };
-    const auto check = mhla::testing::check_gradient(
-        loss, 7, 4,
-        mhla::testing::differentiate(mhla::make_view(displacement.data(), displacement.size()),
-                                     mhla::make_view(slope.data(), slope.size())));
-    INFO(name_of(mixing) << ": " << check);
-    CHECK(check.error <= tolerance::gradient_check);
-    for (const Parameter& parameter : model.parameters().all())  // each has its share in it
-      if (!is_mix(parameter) || mixing == Mixing::mhla)
-        CHECK((gradient.segment(parameter.begin, parameter.size()) != 0).any());
+    INFO(name_of(mixing));
+    require_gradient(tolerance::gradient_check, origin, scale, gradient, loss);
   }
 }
 

@@ -14,44 +14,29 @@
 #include "examples/layers/modulation.hpp"
 #include "examples/layers/norms.hpp"
 #include "mhla/mhla.hpp"
-#include "mhla/testing/gradient_check.hpp"
-#include "tests/support/catch.hpp"
+#include "tests/examples/gradients.hpp"
 
 namespace {
 
 using namespace layers;
-namespace testing = mhla::testing;
+using namespace test;
 
-Matrix<double> random_matrix(Index rows, Index columns, std::uint64_t seed) {
-  Matrix<double> matrix(rows, columns);
-  testing::fill_random(testing::Normal{}, seed, mhla::make_view(matrix.data(), rows * columns));
-  return matrix;
-}
 Values<double> random_values(const ParameterList& list) {
   const Matrix<double> normal = random_matrix(list.size(), 1, 99);
   return 0.7 * normal.col(0).array();
 }
-template <class M>
-auto with(M& operand, const M& gradient) {
-  return testing::differentiate(mhla::make_view(operand.data(), operand.size()),
-                                mhla::make_view(gradient.data(), gradient.size()));
-}
-
 /// The gradients in `of` of y(), an array, with these weights.
 template <class Y, class... D>
 void require_derivatives(double tolerance, const Matrix<double>& weight, const Y& y,
                          const D&... of) {
-  const auto check =
-      testing::check_gradient([&] { return (y().array() * weight.array()).sum(); }, 7, 4, of...);
-  INFO(check);
-  REQUIRE(check.error <= tolerance);
+  require_gradients(
+      tolerance, [&] { return (y().array() * weight.array()).sum(); }, of...);
 }
 
 /// The gradients of a layer, in x and in its parameters. Its backward pass takes the input, or what
 /// the forward pass kept.
 template <class Layer, class... Kept>
-void require_gradients(const ParameterList& list, const Layer& layer, Matrix<double> x,
-                       Kept... kept) {
+void require_layer(const ParameterList& list, const Layer& layer, Matrix<double> x, Kept... kept) {
   Values<double> values = random_values(list);
   Matrix<double> y, dx;
   const auto forward = [&]() -> const Matrix<double>& {
@@ -104,7 +89,7 @@ TEST_CASE("gradients of layers") {
   const auto require = [](const auto& make, const Matrix<double>& x, auto... kept) {
     ParameterList list;
     const auto layer = make(list);
-    require_gradients(list, layer, x, kept...);
+    require_layer(list, layer, x, kept...);
   };
   for (const Bias bias : {Bias::none, Bias::one})
     require([&](auto& list) { return Linear(list, "l", 5, 7, bias); }, random_matrix(6, 5, 1));

@@ -5,12 +5,12 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
-#include <mhla/testing/gradient_check.hpp>
 #include <string>
 #include <vector>
 
 #include "examples/train_vit/classifier.hpp"
 #include "examples/train_vit/image_files.hpp"
+#include "tests/examples/gradients.hpp"
 #include "tests/examples/run_program.hpp"
 
 namespace {
@@ -101,18 +101,10 @@ TEST_CASE("train_vit: the classifier's gradient", "[train_vit]") {
     const auto scratch = classifier.scratch();
     Values gradient = Values::Constant(origin.size(), std::nan(""));  // shows what is not written
     classifier.score(origin, Part::training, 0, 4, *scratch, 0.25, &gradient);
-    constexpr double scale = 0.02;  // of steps, as norms of few channels are much curved
-    Values displacement = Values::Zero(origin.size());
-    const Values slope = scale * gradient;
-    const auto loss = [&] {
-      const Values displaced = origin + scale * displacement;
+    const auto loss = [&](const Values& displaced) {
       return classifier.score(displaced, Part::training, 0, 4, *scratch, 0, nullptr).loss / 4;
     };
-    const auto view = [](auto& all) { return mhla::make_view(all.data(), all.size()); };
-    const auto check = mhla::testing::check_gradient(
-        loss, 7, 4, mhla::testing::differentiate(view(displacement), view(slope)));
-    INFO(check);
-    CHECK(check.error <= 1e-8);
+    require_gradient(1e-8, origin, 0.02, gradient, loss);  // norms of few channels are much curved
   }
 }
 
