@@ -2,6 +2,7 @@
 # One file of mistakes, CASE. All of them stand between #ifndef MHLA_CONTROL and #endif (an #else may
 # show what is right), each below a line
 #   // EXPECT: a sentence
+# or, all together, in lines at the top, `// EXPECT 2: a sentence` for two mistakes of one kind.
 # The file must fail to compile, with each sentence in as many errors as lines expect it and at most 20
 # lines of g++'s output for each, or `// LINES: 30`; and, to show that nothing but the mistakes is wrong, it must compile with
 # MHLA_CONTROL defined, which is tried if CONTROL is on. `// FIRST: sentence` is what the first error is.
@@ -54,7 +55,7 @@ function(compile flags sentences first)
   endif()
 endfunction()
 
-file(STRINGS "${CASE}" lines REGEX "^ *// (EXPECT|FIRST|LINES|FLAGS|FLAGS .GNU.): ")
+file(STRINGS "${CASE}" lines REGEX "^ *// (EXPECT|EXPECT [0-9]|FIRST|LINES|FLAGS|FLAGS .GNU.): ")
 set(flags "")
 set(sentences "")
 set(first "")
@@ -62,8 +63,12 @@ set(lines_each 20)
 foreach(line IN LISTS lines)
   string(REGEX REPLACE "^ *// ([^:]*): .*$" "\\1" word "${line}")
   string(REGEX REPLACE "^ *// [^:]*: " "" text "${line}")
-  if(word STREQUAL "EXPECT")
-    list(APPEND sentences "${text}")
+  if(word MATCHES "^EXPECT *([0-9]*)$")
+    set(count ${CMAKE_MATCH_1} 1)
+    list(GET count 0 count)
+    foreach(mistake RANGE 1 ${count})
+      list(APPEND sentences "${text}")
+    endforeach()
   elseif(word STREQUAL "FIRST")
     set(first "${text}")
   elseif(word STREQUAL "LINES")

@@ -1,5 +1,15 @@
 // SPDX-License-Identifier: MIT
 // Attentions that are not decoded, packed, padded or run in stages.
+// EXPECT: mhla: a Decoder generates token by token: its attention must be Causal
+// EXPECT: mhla: a Decoder keeps all summaries or the states of a recurrence
+// EXPECT: mhla: the sequences of a Decoder have lengths of their own: give it the attention
+// EXPECT: mhla: a batch is either packed or padded, and only once
+// EXPECT: mhla: MixedProduct needs blocks of one size, which sequences of any length do not have:
+// EXPECT: mhla: MixedProduct ties a token to the same offset of other blocks, which a mask may
+// EXPECT: mhla: MixedProduct ties a token to the same offset of every other block, which a
+// EXPECT: mhla: packed sequences are cut into Blocks1D: a grid has one extent for all
+// EXPECT: mhla: the masks of Stages are those of a stage's tokens: give Stages the attention that
+// EXPECT: mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: for
 #include <mhla/attention.hpp>
 #include <mhla/decoding.hpp>
 #include <mhla/packed.hpp>
@@ -23,34 +33,15 @@ void use(const std::vector<std::int32_t>& offsets, const mhla::TensorView<bool, 
   const mhla::Decoder<Mixed<mhla::Causal, mhla::RecurrentMixing>, float> recurrent({}, mix, {});
   const mhla::Stages<Plain, float> stages({}, mhla::Shape{});
 #ifndef MHLA_CONTROL
-  // What sees later tokens cannot go token by token.
-  // EXPECT: mhla: a Decoder generates token by token: its attention must be Causal
   const mhla::Decoder<Mixed<mhla::BlockCausal>, float> sees_its_block({}, mix, {});
-  // Of a mixing of one's own a decoder does not know the state.
-  // EXPECT: mhla: a Decoder keeps all summaries or the states of a recurrence
   const mhla::Decoder<Mixed<mhla::Causal, Own>, float> own_mixing({}, mix, {});
-  // A decoder's sequences have lengths of their own already.
-  // EXPECT: mhla: the sequences of a Decoder have lengths of their own: give it the attention
   const mhla::Decoder<mhla::Packed<Sequence, std::int32_t>, float> of_packed(packed, mix, {});
-  // One layout for a batch.
-  // EXPECT: mhla: a batch is either packed or padded, and only once
   static_cast<void>(mhla::padded(packed, mask));
-  // MixedProduct needs blocks of one size, and every token of every block, which a stage has not.
-  // EXPECT: mhla: MixedProduct needs blocks of one size, which sequences of any length do not have:
   static_cast<void>(mhla::packed(Product{}, offsets));
-  // EXPECT: mhla: MixedProduct ties a token to the same offset of other blocks, which a mask may
-  // take
   static_cast<void>(mhla::padded(Product{}, mask));
-  // EXPECT: mhla: MixedProduct ties a token to the same offset of every other block, which a
   const mhla::Stages<Product, float> of_product({}, mhla::Shape{});
-  // Packed images of one grid would be a batch.
-  // EXPECT: mhla: packed sequences are cut into Blocks1D: a grid has one extent for all
   static_cast<void>(mhla::packed(Image{}, offsets));
-  // The masks of a whole batch are not those of a stage's tokens.
-  // EXPECT: mhla: the masks of Stages are those of a stage's tokens: give Stages the attention that
   const mhla::Stages<mhla::Padded<Plain>, float> of_padded(padded, {});
-  // A separable mixing has no rows of which a stage could be given some.
-  // EXPECT: mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: for
   const mhla::Stages<Mixed<mhla::Bidirectional, mhla::SeparableMixing>, float> separable(
       {}, mhla::Shape{});
 #endif

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Case folders to hand to mhla_replay, and the program itself.
+// Case folders to hand to mhla_replay.
 #pragma once
 
-#include <filesystem>
-#include <sstream>
-#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "examples/checkpoints/npy.hpp"
 #include "tests/examples/run_program.hpp"
@@ -16,39 +14,48 @@ inline fs::path golden_folder(const std::string& name) {
   return fs::path(MHLA_SOURCE_DIR) / "tests/golden" / name;
 }
 
-/// A copy of a golden case.
-inline fs::path copy_golden(const TemporaryFolder& to, const std::string& golden,
-                            const std::string& name) {
-  fs::copy(golden_folder(golden), to / name);
-  return to / name;
-}
+/// A case in a folder of its own, which is gone at the end.
+class Case {
+ public:
+  /// A copy of a golden case.
+  explicit Case(const std::string& golden, const std::string& name = "case")
+      : folder(temporary_ / name) {
+    fs::copy(golden_folder(golden), folder);
+  }
+  /// An empty folder.
+  Case() : folder(temporary_ / "case") { fs::create_directory(folder); }
 
-/// Gives a key of case.txt another value; an empty one removes the line.
-inline void set_key(const fs::path& folder, const std::string& key, const std::string& value) {
-  std::istringstream lines(text_of(folder / "case.txt"));
-  std::string changed = value.empty() ? "" : key + " " + value + "\n";
-  for (std::string line; std::getline(lines, line);)
-    if (line.rfind(key + " ", 0) != 0) changed += line + "\n";
-  write_text(folder / "case.txt", changed);
-}
+  fs::path text() const { return folder / "case.txt"; }
+  fs::path array(const std::string& name) const { return folder / (name + ".npy"); }
 
-inline double number_of(const fs::path& folder, const std::string& key) {
-  std::istringstream lines(text_of(folder / "case.txt"));
-  for (std::string line; std::getline(lines, line);)
-    if (line.rfind(key + " ", 0) == 0) return std::stod(line.substr(key.size()));
-  throw std::runtime_error("no key " + key);
-}
+  /// Gives a key of case.txt another value, behind which lines of others may be; an empty one
+  /// removes the line.
+  void set(const std::string& key, const std::string& value) const {
+    const std::string added = key + " " + value + "\n";
+    std::string changed = value.empty() ? "" : added;
+    std::istringstream lines(text_of(text()));
+    for (std::string line; std::getline(lines, line);)
+      if (!says("\n" + added, "\n" + line.substr(0, line.find(' ') + 1))) changed += line + "\n";
+    write_text(text(), changed);
+  }
+  double number(const std::string& key) const {
+    return figure_after(text_of(text()), "\n" + key + " ");
+  }
+  void write(const std::string& name, const checkpoints::Array& values) const {
+    checkpoints::write_npy(array(name), values);
+  }
+  /// Adds to one element of an array.
+  void add(const std::string& name, std::size_t element, double what) const {
+    checkpoints::Array changed = checkpoints::read_npy(array(name));
+    changed.values.at(element) += what;
+    write(name, changed);
+  }
 
-/// Adds to one element of an array.
-inline void add_to_element(const fs::path& file, std::size_t element, double what) {
-  checkpoints::Array array = checkpoints::read_npy(file);
-  array.values.at(element) += what;
-  checkpoints::write_npy(file, array);
-}
+ private:
+  TemporaryFolder temporary_;
 
-/// Runs mhla_replay.
-inline Run replay_run(const std::string& arguments) {
-  return run_program("'" MHLA_REPLAY "' " + arguments);
-}
+ public:
+  fs::path folder;
+};
 
 }  // namespace test

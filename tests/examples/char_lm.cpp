@@ -2,12 +2,9 @@
 // char_lm: its model's gradient against central differences, its parts against what they stand for,
 // and the program as its user runs it.
 #include <cmath>
-#include <cstdio>
-#include <limits>
 #include <mhla/reference/softmax_attention.hpp>
 #include <mhla/reference/token_features.hpp>
 #include <mhla/testing/comparison.hpp>
-#include <mhla/testing/gradient_check.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <string>
 #include <vector>
@@ -17,22 +14,24 @@
 #include "examples/char_lm/model.hpp"
 #include "examples/char_lm/options.hpp"
 #include "examples/char_lm/windows.hpp"
+#include "tests/examples/gradients.hpp"
 #include "tests/examples/run_program.hpp"
-#include "tests/support/catch.hpp"
 #include "tests/support/tolerances.hpp"
 
 namespace {
 
 using namespace test;
 using namespace char_lm;
+using namespace training;
+using layers::AdamW;
+using layers::clip;
+using layers::Parameter;
+using layers::scheduled_rate;
 using mhla::testing::random_index;
 
 // Exp is smooth, where the program's EluPlusOne has a second derivative that jumps: a central
 // difference of fourth order cannot judge that.
 Model smooth_model(const ModelShape& shape) { return Model(shape, mhla::Exp{}); }
-
-using namespace layers;
-using namespace training;
 
 /// Blocks of 4 in a context of 14: the last one is shorter.
 ModelShape small_shape(Mixing mixing) {
@@ -49,17 +48,14 @@ ModelShape small_shape(Mixing mixing) {
 Values some_values(const Model& model) {
   Values values = model.initial_values(3);
   Values noise(values.size());
-  mhla::testing::fill_random(mhla::testing::Uniform{-0.2f, 0.2f}, 4,
-                             mhla::make_view(noise.data(), noise.size()));
+  mhla::testing::fill_random(mhla::testing::Uniform{-0.2f, 0.2f}, 4, view(noise));
   values += noise;
   const Parameter& head = model.parameters().all().back();  // its first values are small
   values.segment(head.begin, head.size()) *= 10;
   return values;
 }
 
-bool is_mix(const Parameter& parameter) {
-  return parameter.name.size() > 4 && parameter.name.substr(parameter.name.size() - 4) == ".mix";
-}
+bool is_mix(const Parameter& parameter) { return parameter.name.ends_with(".mix"); }
 
 std::vector<int> some_text(std::size_t length, Index symbols) {
   std::vector<int> text(length);
@@ -71,24 +67,23 @@ double relative(const Matrix& actual, const Matrix& exact) {
   return (actual - exact).norm() / exact.norm();
 }
 
-Run char_lm_run(const std::string& arguments) {
-  return run_program("'" MHLA_CHAR_LM "' " + arguments);
+/// Windows of 14 over a text, which is both trained on and validated.
+Windows small_windows(const std::vector<int>& text, std::uint64_t seed = 1) {
+  return Windows(smooth_model(small_shape(Mixing::mhla)), text, text, seed);
 }
 
-bool says(const Run& run, const std::string& text) {
-  return run.output.find(text) != std::string::npos;
+/// The loss of a batch, and its gradient.
+double loss_and_gradient(const Model& model, const Values& values, const Batch& batch,
+                         double weight, Values& gradient) {
+  Activations activations;
+  Matrix d_logits;
+  model.forward(values, batch.tokens, batch.sequences, activations);
+  const double loss = cross_entropy(activations.logits, batch.predictions, weight, &d_logits);
+  model.backward(values, batch.tokens, batch.sequences, activations, d_logits, gradient);
+  return loss;
 }
 
-/// The figure that follows `label` for the n-th time.
-double figure_after(const std::string& text, const std::string& label, int n = 1) {
-  std::size_t at = 0;
-  for (int i = 0; i < n; ++i) {
-    at = text.find(label, at);
-    if (at == std::string::npos) return std::numeric_limits<double>::quiet_NaN();
-    at += label.size();
-  }
-  return std::strtod(text.c_str() + at, nullptr);
-}
+const Program program{MHLA_CHAR_LM};
 
 }  // namespace
 
@@ -100,38 +95,25 @@ TEST_CASE("char_lm: the gradient of every parameter is the loss' derivative", "[
     const Batch batch = batch_of(model.shape(), text, {0, 11, 25}, model.shape().context);
     const double weight = 1.0 / static_cast<double>(batch.predictions.size());
 
-    Activations activations;
-    Matrix d_logits;
     Values gradient;
-    model.forward(origin, batch.tokens, batch.sequences, activations);
-    cross_entropy(activations.logits, batch.predictions, weight, &d_logits);
-    model.backward(origin, batch.tokens, batch.sequences, activations, d_logits, gradient);
+    loss_and_gradient(model, origin, batch, weight, gradient);
 
-    // All parameters at once: alone, a small one moves the loss too little for its difference to
-    // be exact. A linear model's mix stays as it is, so that its derivative does not count.
-    Values displacement = Values::Zero(origin.size());
-    const double unit = 1 / std::sqrt(static_cast<double>(origin.size()));
-    Values scale = Values::Constant(origin.size(), unit);
+    // A linear model's mix stays as it is, so that its derivative does not count.
+    Values scale =
+        Values::Constant(origin.size(), std::sqrt(1.0 / static_cast<double>(origin.size())));
     for (const Parameter& parameter : model.parameters().all()) {
-      if (!is_mix(parameter) || mixing == Mixing::mhla) continue;
-      CHECK((gradient.segment(parameter.begin, parameter.size()) == 0).all());
-      scale.segment(parameter.begin, parameter.size()) = 0;
+      const auto part = gradient.segment(parameter.begin, parameter.size());
+      const bool stays = is_mix(parameter) && mixing != Mixing::mhla;
+      CHECK((part != 0).any() == !stays);
+      if (stays) scale.segment(parameter.begin, parameter.size()) = 0;
     }
-    const Values slope = scale * gradient;
-    const auto loss = [&] {
-      Activations displaced;
-      model.forward(origin + scale * displacement, batch.tokens, batch.sequences, displaced);
-      return weight * cross_entropy(displaced.logits, batch.predictions);
+    const auto loss = [&](const Values& displaced) {
+      Activations activations;
+      model.forward(displaced, batch.tokens, batch.sequences, activations);
+      return weight * cross_entropy(activations.logits, batch.predictions);
     };
-    const auto check = mhla::testing::check_gradient(
-        loss, 7, 4,
-        mhla::testing::differentiate(mhla::make_view(displacement.data(), displacement.size()),
-                                     mhla::make_view(slope.data(), slope.size())));
-    INFO(name_of(mixing) << ": " << check);
-    CHECK(check.error <= tolerance::gradient_check);
-    for (const Parameter& parameter : model.parameters().all())  // each has its share in it
-      if (!is_mix(parameter) || mixing == Mixing::mhla)
-        CHECK((gradient.segment(parameter.begin, parameter.size()) != 0).any());
+    INFO(name_of(mixing));
+    require_gradient(tolerance::gradient_check, origin, scale, gradient, loss);
   }
 }
 
@@ -149,11 +131,7 @@ TEST_CASE("char_lm: a symbol evaluated once counts as often as it occurs", "[cha
     const Batch batch = batch_of(i == 0 ? model.shape() : with_each_token, text, starts, Index{14});
     CHECK(batch.predictions.size() == 28);
     CHECK(batch.tokens.size() == (i == 0 ? 5 : 28));
-    Activations activations;
-    Matrix d_logits;
-    model.forward(values, batch.tokens, batch.sequences, activations);
-    loss[i] = cross_entropy(activations.logits, batch.predictions, 0.5, &d_logits);
-    model.backward(values, batch.tokens, batch.sequences, activations, d_logits, gradient[i]);
+    loss[i] = loss_and_gradient(model, values, batch, 0.5, gradient[i]);
   }
   CHECK(std::abs(loss[0] - loss[1]) <= tolerance::forward_rms<double> * loss[1]);
   CHECK(relative(gradient[0].matrix(), gradient[1].matrix()) <= tolerance::gradient_rms<double>);
@@ -200,7 +178,7 @@ TEST_CASE("char_lm: a stream computes what the forward pass computes", "[char_lm
 
 TEST_CASE("char_lm: training has the same bits for any number of threads", "[char_lm]") {
   const std::vector<int> text = some_text(200, 5);
-  const Windows windows(smooth_model(small_shape(Mixing::mhla)), text, text, 1);
+  const Windows windows = small_windows(text);
   Values values[3];
   double loss[3];
   for (const int i : {0, 1, 2}) {
@@ -220,7 +198,7 @@ TEST_CASE("char_lm: training has the same bits for any number of threads", "[cha
 TEST_CASE("char_lm: a step follows the gradient of all its windows", "[char_lm]") {
   const std::vector<int> text = some_text(200, 5);
   const Schedule schedule{.steps = 10, .batch = 11, .seed = 6};
-  const Windows windows(smooth_model(small_shape(Mixing::mhla)), text, text, schedule.seed);
+  const Windows windows = small_windows(text, schedule.seed);
   const Model& model = windows.model();
   const mhla::ForkJoin threads(2);
   Trainer trainer(windows, schedule, threads);
@@ -231,13 +209,8 @@ TEST_CASE("char_lm: a step follows the gradient of all its windows", "[char_lm]"
   for (std::uint64_t i = 0; i < 11; ++i)
     starts.push_back(random_index(mhla::testing::random_bits(schedule.seed, 0), i, 200 - 14));
   const Batch batch = batch_of(model.shape(), text, starts, 14);
-  Activations activations;
-  Matrix d_logits;
   Values gradient;
-  model.forward(values, batch.tokens, batch.sequences, activations);
-  const double summed =
-      cross_entropy(activations.logits, batch.predictions, 1.0 / (11 * 14), &d_logits);
-  model.backward(values, batch.tokens, batch.sequences, activations, d_logits, gradient);
+  const double summed = loss_and_gradient(model, values, batch, 1.0 / (11 * 14), gradient);
   clip(gradient, 1.0);
   AdamW<double>(values.size()).update(values, gradient, scheduled_rate(schedule.rate, 0, 10));
   model.project(values);
@@ -247,7 +220,7 @@ TEST_CASE("char_lm: a step follows the gradient of all its windows", "[char_lm]"
 
 TEST_CASE("char_lm: after every update the mixing matrices are where they may be", "[char_lm]") {
   const std::vector<int> text = some_text(100, 5);
-  const Windows windows(smooth_model(small_shape(Mixing::mhla)), text, text, 1);
+  const Windows windows = small_windows(text);
   const mhla::ForkJoin threads(1);
   Trainer trainer(windows, {.steps = 6, .rate = 0.5}, threads);
   const Values initial = trainer.values();
@@ -338,15 +311,13 @@ TEST_CASE("char_lm: symbols, and the entropy of pairs", "[char_lm]") {
 TEST_CASE("char_lm: a drawn symbol follows its probability", "[char_lm]") {
   Matrix logits(1, 4);
   logits << 9, std::log(0.2), std::log(0.3), std::log(0.5);  // the unknown symbol is never drawn
-  const auto row = logits.row(0);
-  CHECK(draw_symbol(row, 0, 0.1) == 3);
-  CHECK(draw_symbol(row, 1, 0.0) == 1);
-  CHECK(draw_symbol(row, 1, 0.19) == 1);
-  CHECK(draw_symbol(row, 1, 0.21) == 2);
-  CHECK(draw_symbol(row, 1, 0.49) == 2);
-  CHECK(draw_symbol(row, 1, 0.51) == 3);
-  CHECK(draw_symbol(row, 1, 0.9999999) == 3);
-  CHECK(draw_symbol(row, 0.01, 0.01) == 3);
+  const struct {
+    double temperature, drawn;
+    int symbol;
+  } draws[] = {{0, 0.1, 3},  {1, 0.0, 1},  {1, 0.19, 1},      {1, 0.21, 2},
+               {1, 0.49, 2}, {1, 0.51, 3}, {1, 0.9999999, 3}, {0.01, 0.01, 3}};
+  for (const auto& [temperature, drawn, symbol] : draws)
+    CHECK(draw_symbol(logits.row(0), temperature, drawn) == symbol);
 }
 
 TEST_CASE("char_lm: where the text comes from", "[char_lm]") {
@@ -361,7 +332,7 @@ TEST_CASE("char_lm: where the text comes from", "[char_lm]") {
   const Corpus both = Corpus::read("", {one, two}, 8);
   CHECK(both.training_text == text + "12345");
   CHECK(both.validation_text == "abcdefghi");
-  CHECK(both.description.find(temporary.operator/("").string()) == std::string::npos);
+  CHECK_FALSE(says(both.description, (temporary / "").string()));
   CHECK_THROWS_AS(Corpus::read("", {one, two}, 9), InputError);
   CHECK_THROWS_AS(Corpus::read(temporary / "", {}, 8), InputError);
 
@@ -374,7 +345,7 @@ TEST_CASE("char_lm: where the text comes from", "[char_lm]") {
   const Corpus project = Corpus::read(MHLA_SOURCE_DIR, {}, 256);
   CHECK(project.validation_text.size() == Corpus::longest_validation);
   CHECK(project.training_text.size() > project.validation_text.size());
-  CHECK(project.description.find(MHLA_SOURCE_DIR) == std::string::npos);
+  CHECK_FALSE(says(project.description, MHLA_SOURCE_DIR));
 }
 
 TEST_CASE("char_lm: a command line that cannot be followed, a text that cannot be used",
@@ -382,100 +353,67 @@ TEST_CASE("char_lm: a command line that cannot be followed, a text that cannot b
   for (const char* arguments :
        {"--attention magic", "--steps 0", "--steps 3x", "--width 20 --heads 4", "--rate nan",
         "--steps", "--fast", "a b c", "--svg losses.svg", "--csv losses.csv", "--generate 256",
-        "--softmax-layers 3", "--context 8 --prompt 123456789"}) {
-    const Run run = char_lm_run(arguments);
-    INFO(arguments << ": " << run.output);
-    CHECK(run.status == 2);
-    CHECK(says(run, "char_lm: "));
-    CHECK(says(run, "usage: char_lm"));
-  }
+        "--softmax-layers 3", "--context 8 --prompt 123456789"})
+    program.check(arguments, 2, {"char_lm: ", "usage: char_lm"});
   const TemporaryFolder temporary;
   write_text(temporary / "empty", "");
   write_text(temporary / "short", "too short");
-  for (const char* name : {"nowhere", "empty", "short", ""}) {
-    const Run run = char_lm_run("'" + (temporary / name).string() + "'");
-    INFO(run.output);
-    CHECK(run.status == 3);
-    CHECK(says(run, (temporary / name).string()));
-  }
-  const Run help = char_lm_run("--help");
-  CHECK(help.status == 0);
-  CHECK(says(help, "usage: char_lm"));
-  const Run list = char_lm_run("--list");
-  CHECK(list.status == 0);
-  CHECK(says(list, "\nvalidation  "));
-  CHECK(says(list, "README.md\n"));
-  CHECK_FALSE(says(list, MHLA_SOURCE_DIR));
+  for (const char* name : {"nowhere", "empty", "short", ""})
+    program.check(quoted(temporary / name), 3, {(temporary / name).string()});
+  program.check("--help", 0, {"usage: char_lm"});
+  CHECK_FALSE(says(program.check("--list", 0, {"\nvalidation  ", "README.md\n"}), MHLA_SOURCE_DIR));
 }
 
-TEST_CASE("char_lm: a short training of each kind", "[char_lm]") {
-  for (const Mixing mixing : all_mixings) {
-    const bool decodes = mixing == Mixing::mhla || mixing == Mixing::linear;
-    const Run run =
-        char_lm_run(std::string("--attention ") + name_of(mixing) +
-                    " --steps 40 --batch 2 --context 48 --block 16 --width 16"
-                    " --heads 2 --rate 0.02 --prompt '#include' '" MHLA_SOURCE_DIR "/README.md'");
-    INFO(run.output);
-    CHECK(run.status == 0);
-    CHECK(figure_after(run.output, "step 40/40  loss") <
-          figure_after(run.output, "step  1/40  loss") - 1);
-    CHECK(says(run, "\n#include|>"));
-    CHECK(says(run, "48 characters agree: their logits differ by") == decodes);
-    CHECK(says(run, "Written by forward passes") == !decodes);
-    CHECK(figure_after(run.output, mixing == Mixing::none ? "loss of --attention none"
-                                                          : "as many steps, the same text") >
-          figure_after(run.output, "H(next | current) of that very text"));
-    CHECK(says(run, "that of the same model without attention") == (mixing != Mixing::none));
-    CHECK_FALSE(says(run, MHLA_SOURCE_DIR));
-  }
-}
-
-TEST_CASE("char_lm: --compare trains each kind alike, for one table and one picture", "[char_lm]") {
+TEST_CASE("char_lm: a short training of each kind, and --compare, one table and one picture",
+          "[char_lm]") {
   const TemporaryFolder temporary;
   const std::string small =
       " --steps 40 --batch 2 --context 48 --block 16 --width 16 --heads 2 --rate 0.02 "
-      "'" MHLA_SOURCE_DIR "/README.md'";
-  const Run all = char_lm_run("--compare --svg '" + (temporary / "losses.svg").string() +
-                              "' --csv '" + (temporary / "losses.csv").string() + "'" + small);
-  INFO(all.output);
-  CHECK(all.status == 0);
-  const std::string table = all.output.substr(all.output.find("\n  attention "));
+      "--prompt '#include' '" MHLA_SOURCE_DIR "/README.md'";
+  const std::string all = program.check("--compare --svg" + quoted(temporary / "losses.svg") +
+                                            "--csv" + quoted(temporary / "losses.csv") + small,
+                                        0);
+  const std::string table = all.substr(all.find("\n  attention "));
   const std::string picture = text_of(temporary / "losses.svg");
   for (const Mixing mixing : all_mixings) {
+    const bool decodes = mixing == Mixing::mhla || mixing == Mixing::linear;
+    const bool none = mixing == Mixing::none;
     const std::string name = name_of(mixing);
-    const Run alone = char_lm_run("--attention " + name + " --generate 1" + small);
-    INFO(alone.output);
-    CHECK(figure_after(table, "\n  " + name + " ") ==
-          figure_after(alone.output, "loss of --attention " + name));
-    const double shown = figure_after(picture, ">" + name + " ");
-    CHECK(std::abs(shown - figure_after(table, "\n  " + name + " ")) < 0.006);
-    CHECK(text_of(temporary / "losses.csv").find("\n" + name + ",40,") != std::string::npos);
+    const std::string alone = program.check("--attention " + name + small, 0, {"\n#include|>"});
+    INFO(alone);
+    CHECK(figure_after(alone, "step 40/40  loss") < figure_after(alone, "step  1/40  loss") - 1);
+    CHECK(says(alone, "48 characters agree: their logits differ by") == decodes);
+    CHECK(says(alone, "Written by forward passes") == !decodes);
+    CHECK(figure_after(alone, none ? "loss of --attention none" : "as many steps, the same text") >
+          figure_after(alone, "H(next | current) of that very text"));
+    CHECK(says(alone, "that of the same model without attention") == !none);
+    CHECK_FALSE(says(alone, MHLA_SOURCE_DIR));
+    const double loss = figure_after(table, "\n  " + name + " ");
+    CHECK(loss == figure_after(alone, "loss of --attention " + name));
+    CHECK(std::abs(figure_after(picture, ">" + name + " ") - loss) < 0.006);
+    CHECK(says(text_of(temporary / "losses.csv"), "\n" + name + ",40,"));
   }
-  CHECK(char_lm_run("--compare --svg /nowhere/losses.svg" + small).status == 1);
+  program.check("--compare --svg /nowhere/losses.svg" + small, 1);
 
-  const Run both = char_lm_run("--compare --mixing recurrent --states 1" + small);
-  INFO(both.output);
-  const std::string mixings = both.output.substr(both.output.find("\n  attention "));
+  const std::string both = program.check("--compare --mixing recurrent --states 1" + small, 0);
+  const std::string mixings = both.substr(both.find("\n  attention "));
+  const double recurrent = figure_after(mixings, "\n  recurrent ");
+  const std::string alone = program.check("--mixing recurrent --states 1" + small, 0,
+                                          {"48 characters agree: their logits differ by"});
   CHECK(figure_after(mixings, "\n  dense ") == figure_after(table, "\n  MHLA "));
-  const Run recurrent = char_lm_run("--mixing recurrent --states 1" + small);
-  INFO(recurrent.output);
-  CHECK(figure_after(mixings, "\n  recurrent ") ==
-        figure_after(recurrent.output, "loss of --attention MHLA"));
-  CHECK(figure_after(mixings, "\n  recurrent ") != figure_after(mixings, "\n  dense "));
-  CHECK(says(recurrent, "48 characters agree: their logits differ by"));
+  CHECK(recurrent == figure_after(alone, "loss of --attention MHLA"));
+  CHECK(recurrent != figure_after(mixings, "\n  dense "));
   CHECK_FALSE(says(both, "softmax"));
 }
 
 #ifndef MHLA_SMALL_PRODUCT  // seconds of training: nothing for Debug and sanitizers
 TEST_CASE("char_lm: trained on the project's sources, it learns more than pairs", "[char_lm]") {
-  const Run run = char_lm_run("--steps 200 --batch 4 --context 128 --block 16 --width 64");
-  INFO(run.output);
-  CHECK(run.status == 0);
-  CHECK(figure_after(run.output, "loss of --attention MHLA") <
-        figure_after(run.output, "H(next | current) of that very text") - 0.1);
-  CHECK(says(run, "The validation loss is below the bigram conditional entropy"));
-  CHECK(says(run, "The validation loss is below that of the same model without attention"));
-  CHECK(says(run, "128 characters agree: their logits differ by"));
-  CHECK_FALSE(says(run, MHLA_SOURCE_DIR));
+  const std::string run =
+      program.check("--steps 200 --batch 4 --context 128 --block 16 --width 64", 0,
+                    {"The validation loss is below the bigram conditional entropy",
+                     "The validation loss is below that of the same model without attention",
+                     "128 characters agree: their logits differ by"});
+  CHECK(figure_after(run, "loss of --attention MHLA") <
+        figure_after(run, "H(next | current) of that very text") - 0.1);
 }
 #endif

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "tests/examples/run_program.hpp"
-#include "tests/support/catch.hpp"
 
 namespace {
 
@@ -16,9 +15,7 @@ using namespace test;
 const std::vector<std::string> names{"initial_matrices", "attention_maps", "rank_and_entropy",
                                      "time", "choice_of_blocks"};
 
-Run figures_run(const std::string& arguments) {
-  return run_program("'" MHLA_FIGURES "' " + arguments);
-}
+const Program program{MHLA_FIGURES};
 
 /// The last field of every line but the first.
 std::vector<double> last_fields(const std::string& csv) {
@@ -32,40 +29,29 @@ std::vector<double> last_fields(const std::string& csv) {
 
 TEST_CASE("figures: every picture is drawn, with its numbers beside it", "[figures]") {
   const TemporaryFolder temporary;
-  const std::string folder = (temporary / "pictures").string();  // which does not exist yet
-  const Run all = figures_run("--small --out '" + folder + "'");
-  INFO(all.output);
-  CHECK(all.status == 0);
+  const fs::path folder = temporary / "pictures";  // which does not exist yet
+  program.check("--small --out" + quoted(folder), 0);
   for (const std::string& name : names) {
     INFO(name);
-    const std::string svg = text_of(folder + "/" + name + ".svg");
+    const std::string svg = text_of(folder / (name + ".svg"));
     CHECK(svg.substr(0, 4) == "<svg");
     CHECK(svg.substr(svg.size() - std::min<std::size_t>(svg.size(), 7)) == "</svg>\n");
-    const std::vector<double> values = last_fields(text_of(folder + "/" + name + ".csv"));
+    const std::vector<double> values = last_fields(text_of(folder / (name + ".csv")));
     CHECK(values.size() > 10);
-    bool right = true;
-    for (const double value : values) right = right && std::isfinite(value) && value >= 0;
-    CHECK(right);
+    for (const double value : values) CHECK((std::isfinite(value) && value >= 0));
   }
 }
 
 TEST_CASE("figures: only the pictures that are named are drawn", "[figures]") {
   const TemporaryFolder temporary;
-  const Run one = figures_run("initial_matrices --small --out '" + (temporary / "").string() + "'");
-  CHECK(one.status == 0);
+  program.check("initial_matrices --small --out" + quoted(temporary / ""), 0);
   CHECK(fs::exists(temporary / "initial_matrices.svg"));
   CHECK_FALSE(fs::exists(temporary / "time.svg"));
 }
 
 TEST_CASE("figures: what cannot be followed or written is refused", "[figures]") {
-  for (const char* arguments : {"portrait", "--out", "--large"}) {
-    const Run run = figures_run(arguments);
-    INFO(run.output);
-    CHECK(run.status == 2);
-    CHECK(run.output.find("usage: mhla_figures") != std::string::npos);
-  }
-  const Run help = figures_run("--help");
-  CHECK(help.status == 0);
-  for (const std::string& name : names) CHECK(help.output.find(name) != std::string::npos);
-  CHECK(figures_run("--small --out /dev/null/pictures").status == 1);
+  for (const char* arguments : {"portrait", "--out", "--large"})
+    program.check(arguments, 2, {"usage: mhla_figures"});
+  program.check("--help", 0, names);
+  program.check("--small --out /dev/null/pictures", 1);
 }

@@ -14,113 +14,62 @@
 #include "examples/layers/modulation.hpp"
 #include "examples/layers/norms.hpp"
 #include "mhla/mhla.hpp"
-#include "mhla/testing/gradient_check.hpp"
-#include "tests/support/catch.hpp"
+#include "tests/examples/gradients.hpp"
 
 namespace {
 
 using namespace layers;
-namespace testing = mhla::testing;
+using namespace test;
 
-Matrix<double> random_matrix(Index rows, Index columns, std::uint64_t seed) {
-  Matrix<double> matrix(rows, columns);
-  testing::fill_random(testing::Normal{}, seed, mhla::make_view(matrix.data(), rows * columns));
-  return matrix;
-}
 Values<double> random_values(const ParameterList& list) {
   const Matrix<double> normal = random_matrix(list.size(), 1, 99);
   return 0.7 * normal.col(0).array();
 }
-template <class M>
-auto view(M& matrix) {
-  return mhla::make_view(matrix.data(), matrix.size());
+/// The gradients in `of` of y(), an array, with these weights.
+template <class Y, class... D>
+void require_derivatives(double tolerance, const Matrix<double>& weight, const Y& y,
+                         const D&... of) {
+  require_gradients(
+      tolerance, [&] { return (y().array() * weight.array()).sum(); }, of...);
 }
 
-/// Of a layer with forward(values, x) -> y and backward(values, x, dy, gradient) -> dx, its
-/// gradients in x and in its parameters.
-template <class Forward, class Backward>
-void require_gradients(const ParameterList& list, Matrix<double> x, const Forward& forward,
-                       const Backward& backward) {
+/// The gradients of a layer, in x and in its parameters. Its backward pass takes the input, or what
+/// the forward pass kept.
+template <class Layer, class... Kept>
+void require_layer(const ParameterList& list, const Layer& layer, Matrix<double> x, Kept... kept) {
   Values<double> values = random_values(list);
-  const Matrix<double> weight =
-      random_matrix(forward(values, x).rows(), forward(values, x).cols(), 5);
+  Matrix<double> y, dx;
+  const auto forward = [&]() -> const Matrix<double>& {
+    layer.forward(values, x, y, kept...);
+    return y;
+  };
+  forward();
+  const Matrix<double> weight = random_matrix(y.rows(), y.cols(), 5);
   // What is not written shows as NaN.
   Values<double> gradient = Values<double>::Constant(list.size(), std::nan(""));
-  Matrix<double> dx = backward(values, x, weight, gradient);
+  if constexpr (sizeof...(kept) == 0) {
+    layer.backward(values, x, weight, dx, gradient);
+  } else {
+    layer.backward(values, kept..., weight, dx, gradient);
+  }
   REQUIRE(dx.rows() == x.rows());
   REQUIRE(gradient.isFinite().all());
-  const auto loss = [&] { return (forward(values, x).array() * weight.array()).sum(); };
-  const auto check =
-      testing::check_gradient(loss, 7, 4, testing::Differentiated<double, 1>{view(x), view(dx)},
-                              testing::Differentiated<double, 1>{view(values), view(gradient)});
-  INFO(check);
-  REQUIRE(check.error <= 1e-9);
+  require_derivatives(1e-9, weight, forward, with(x, dx), with(values, gradient));
 }
 
-/// Layers whose backward pass needs nothing but the input.
-template <class Layer>
-void require_gradients(const ParameterList& list, const Layer& layer, const Matrix<double>& x) {
-  require_gradients(
-      list, x,
-      [&](const Values<double>& values, const Matrix<double>& in) {
-        Matrix<double> y;
-        layer.forward(values, in, y);
-        return y;
-      },
-      [&](const Values<double>& values, const Matrix<double>& in, const Matrix<double>& dy,
-          Values<double>& gradient) {
-        Matrix<double> dx;
-        layer.backward(values, in, dy, dx, gradient);
-        return dx;
-      });
-}
+/// A layer that is told its grid.
+struct OnGrid {
+  DepthwiseConvolution layer;
+  Grid grid;
 
-}  // namespace
-
-TEST_CASE("gradients of linear layers and norms") {
-  for (const Bias bias : {Bias::none, Bias::one}) {
-    ParameterList list;
-    require_gradients(list, Linear(list, "l", 5, 7, bias), random_matrix(6, 5, 1));
+  void forward(const Values<double>& values, const Matrix<double>& x, Matrix<double>& y) const {
+    layer.forward(values, grid, x, y);
   }
-  {
-    ParameterList list;
-    require_gradients(list, RmsNorm(list, "n", 8), random_matrix(6, 8, 2));
+  void backward(const Values<double>& values, const Matrix<double>& x, const Matrix<double>& dy,
+                Matrix<double>& dx, Values<double>& gradient) const {
+    layer.backward(values, grid, x, dy, dx, gradient);
   }
-  {
-    ParameterList list;
-    require_gradients(list, RmsNorm(list, "n", 4, 0.3), random_matrix(6, 12, 3));
-  }
-  {
-    ParameterList list;
-    require_gradients(list, LayerNorm(list, "n", 7, 1e-2), random_matrix(6, 7, 4));
-  }
-}
-
-TEST_CASE("a layer norm without weights") {
-  ParameterList list;
-  const LayerNorm norm(list, "", 7, 1e-2, Affine::no);
-  REQUIRE(list.size() == 0);
-  Values<double> none(0);
-  Matrix<double> x = random_matrix(5, 7, 1), y, dx;
-  const Matrix<double> weight = random_matrix(5, 7, 2);
-  norm.backward(none, x, weight, dx, none);
-  const auto check = testing::check_gradient(
-      [&] {
-        norm.forward(none, x, y);
-        return (y.array() * weight.array()).sum();
-      },
-      3, 4, testing::Differentiated<double, 1>{view(x), view(dx)});
-  INFO(check);
-  REQUIRE(check.error <= 1e-9);
-  norm.forward(none, x, y);
-  for (Index r = 0; r < 5; ++r) {
-    REQUIRE(std::abs(y.row(r).mean()) <= 1e-14);
-    const double variance = (x.row(r).array() - x.row(r).mean()).square().mean();
-    REQUIRE(std::abs(y.row(r).squaredNorm() / 7 - variance / (variance + 1e-2)) <= 1e-13);
-  }
-}
-
-namespace {
+};
 
 template <class F>
 void require_derivative() {
@@ -135,6 +84,61 @@ void require_derivative() {
 
 }  // namespace
 
+TEST_CASE("gradients of layers") {
+  // Each has the parameters of a list of its own.
+  const auto require = [](const auto& make, const Matrix<double>& x, auto... kept) {
+    ParameterList list;
+    const auto layer = make(list);
+    require_layer(list, layer, x, kept...);
+  };
+  for (const Bias bias : {Bias::none, Bias::one})
+    require([&](auto& list) { return Linear(list, "l", 5, 7, bias); }, random_matrix(6, 5, 1));
+  for (const double epsilon : {1e-6, 0.3})
+    require([&](auto& list) { return RmsNorm(list, "n", 4, epsilon); }, random_matrix(6, 12, 3));
+  for (const Affine affine : {Affine::yes, Affine::no})
+    require([&](auto& list) { return LayerNorm(list, "n", 7, 1e-2, affine); },
+            random_matrix(6, 7, 4));
+  require(
+      [](auto& list) {
+        return Mlp<Gelu>(list, {"a", "b"}, 5, 9, 4);
+      },
+      random_matrix(6, 5, 1), MlpActivations<double>{});
+  require([](auto& list) { return GatedMlp(list, "m", 5, 8); }, random_matrix(6, 5, 1),
+          GatedMlpActivations<double>{});
+  require(
+      [](auto& list) {
+        return OnGrid{DepthwiseConvolution::causal(list, "c", 3, 4), {{1, 1, 7}}};
+      },
+      random_matrix(14, 3, 1));
+  require(
+      [](auto& list) {
+        return OnGrid{{list, "c", 3, {3, 5}, Bias::one}, {{1, 4, 3}}};
+      },
+      random_matrix(24, 3, 2));
+  require(
+      [](auto& list) {
+        return OnGrid{{list, "c", 2, {3, 1, 3}, Bias::one}, {{3, 2, 4}}};
+      },
+      random_matrix(48, 2, 3));
+  const ImageShape shape{3, 4, 6};
+  require([&](auto& list) { return PatchEmbedding(list, "p", shape, 2, 5); },
+          random_matrix(2, shape.size(), 1), Matrix<double>());
+}
+
+TEST_CASE("a layer norm without weights") {
+  ParameterList list;
+  const LayerNorm norm(list, "", 7, 1e-2, Affine::no);
+  REQUIRE(list.size() == 0);
+  const Matrix<double> x = random_matrix(5, 7, 1);
+  Matrix<double> y;
+  norm.forward(Values<double>(0), x, y);
+  for (Index r = 0; r < 5; ++r) {
+    REQUIRE(std::abs(y.row(r).mean()) <= 1e-14);
+    const double variance = (x.row(r).array() - x.row(r).mean()).square().mean();
+    REQUIRE(std::abs(y.row(r).squaredNorm() / 7 - variance / (variance + 1e-2)) <= 1e-13);
+  }
+}
+
 TEST_CASE("derivatives of activations, and values") {
   require_derivative<Silu>();
   require_derivative<Gelu>();
@@ -148,86 +152,8 @@ TEST_CASE("gradients of a gate") {
   Matrix<double> a = random_matrix(4, 5, 1), b = random_matrix(4, 5, 2), y, da, db;
   const Matrix<double> weight = random_matrix(4, 5, 3);
   gate_backward(a, b, weight, da, db);
-  const auto check = testing::check_gradient(
-      [&] {
-        gate(a, b, y);
-        return (y.array() * weight.array()).sum();
-      },
-      4, 4, testing::Differentiated<double, 1>{view(a), view(da)},
-      testing::Differentiated<double, 1>{view(b), view(db)});
-  INFO(check);
-  REQUIRE(check.error <= 1e-10);
-}
-
-namespace {
-
-/// Layers whose backward pass takes what the forward pass kept.
-template <class Kept, class Layer>
-void require_gradients_of_kept(const ParameterList& list, const Layer& layer,
-                               const Matrix<double>& x) {
-  Kept kept;
-  require_gradients(
-      list, x,
-      [&](const Values<double>& values, const Matrix<double>& in) {
-        Matrix<double> y;
-        layer.forward(values, in, y, kept);
-        return y;
-      },
-      [&](const Values<double>& values, const Matrix<double>&, const Matrix<double>& dy,
-          Values<double>& gradient) {
-        Matrix<double> dx;
-        layer.backward(values, kept, dy, dx, gradient);
-        return dx;
-      });
-}
-
-}  // namespace
-
-TEST_CASE("gradients of MLPs") {
-  ParameterList list, gated;
-  require_gradients_of_kept<MlpActivations<double>>(list, Mlp<Gelu>(list, {"a", "b"}, 5, 9, 4),
-                                                    random_matrix(6, 5, 1));
-  require_gradients_of_kept<GatedMlpActivations<double>>(gated, GatedMlp(gated, "m", 5, 8),
-                                                         random_matrix(6, 5, 1));
-}
-
-namespace {
-
-void require_gradients(const ParameterList& list, const DepthwiseConvolution& layer,
-                       const Grid& grid, const Matrix<double>& x) {
-  require_gradients(
-      list, x,
-      [&](const Values<double>& values, const Matrix<double>& in) {
-        Matrix<double> y;
-        layer.forward(values, grid, in, y);
-        return y;
-      },
-      [&](const Values<double>& values, const Matrix<double>& in, const Matrix<double>& dy,
-          Values<double>& gradient) {
-        Matrix<double> dx;
-        layer.backward(values, grid, in, dy, dx, gradient);
-        return dx;
-      });
-}
-
-}  // namespace
-
-TEST_CASE("gradients of depthwise convolutions over one, two and three axes") {
-  {
-    ParameterList list;
-    const auto layer = DepthwiseConvolution::causal(list, "c", 3, 4);
-    require_gradients(list, layer, {{1, 1, 7}}, random_matrix(14, 3, 1));
-  }
-  {
-    ParameterList list;
-    const DepthwiseConvolution layer(list, "c", 3, {3, 5}, Bias::one);
-    require_gradients(list, layer, {{1, 4, 3}}, random_matrix(24, 3, 2));
-  }
-  {
-    ParameterList list;
-    const DepthwiseConvolution layer(list, "c", 2, {3, 1, 3}, Bias::one);
-    require_gradients(list, layer, {{3, 2, 4}}, random_matrix(48, 2, 3));
-  }
+  const auto forward = [&] { return gate(a, b, y), y; };
+  require_derivatives(1e-10, weight, forward, with(a, da), with(b, db));
 }
 
 TEST_CASE("a depthwise convolution is the sum over its window") {
@@ -263,26 +189,10 @@ TEST_CASE("a causal convolution sees no later token, nor another sequence") {
   for (Index t = 0; t < 10; ++t) REQUIRE((y.row(t) == changed.row(t)) == (t != 3 && t != 4));
 }
 
-TEST_CASE("gradients of a patch embedding, whose windows lie where they did") {
+TEST_CASE("the windows of a patch embedding lie where they did") {
   const ImageShape shape{3, 4, 6};
-  ParameterList list;
-  const PatchEmbedding layer(list, "p", shape, 2, 5);
-  Matrix<double> windows;
-  require_gradients(
-      list, random_matrix(2, shape.size(), 1),
-      [&](const Values<double>& values, const Matrix<double>& images) {
-        Matrix<double> y;
-        layer.forward(values, images, y, windows);
-        return y;
-      },
-      [&](const Values<double>& values, const Matrix<double>&, const Matrix<double>& dy,
-          Values<double>& gradient) {
-        Matrix<double> dx;
-        layer.backward(values, windows, dy, dx, gradient);
-        return dx;
-      });
   const Matrix<double> images = random_matrix(2, shape.size(), 8);
-  Matrix<double> back;
+  Matrix<double> windows, back;
   cut_patches(images, shape, 2, windows);
   REQUIRE(windows.rows() == 2 * 2 * 3);
   // Image 1, channel 2, pixel (3, 5): window (1, 2), pixel (1, 1) in it.
@@ -296,23 +206,18 @@ TEST_CASE("gradients of modulation and of gated sums") {
                  scale = random_matrix(2, 4, 3), by = random_matrix(2, 4, 4), y;
   const Matrix<double> weight = random_matrix(6, 4, 5);
   Matrix<double> dx, d_shift(2, 4), d_scale(2, 4), d_by(2, 4), d_modulated;
-  const auto loss = [&] {
+  const auto forward = [&] {
     modulate(x, shift, scale, y);
     Matrix<double> sum = x;
     add_gated(y, by, sum);
-    return (sum.array() * weight.array()).sum();
+    return sum;
   };
-  loss();
+  forward();
   add_gated_backward(y, by, weight, d_modulated, d_by);
   modulate_backward(x, scale, d_modulated, dx, d_shift, d_scale);
   dx += weight;
-  const auto check =
-      testing::check_gradient(loss, 4, 4, testing::Differentiated<double, 1>{view(x), view(dx)},
-                              testing::Differentiated<double, 1>{view(shift), view(d_shift)},
-                              testing::Differentiated<double, 1>{view(scale), view(d_scale)},
-                              testing::Differentiated<double, 1>{view(by), view(d_by)});
-  INFO(check);
-  REQUIRE(check.error <= 1e-10);
+  require_derivatives(1e-10, weight, forward, with(x, dx), with(shift, d_shift),
+                      with(scale, d_scale), with(by, d_by));
 }
 
 TEST_CASE("an embedding adds up what comes back for a symbol that occurs twice") {
@@ -357,16 +262,8 @@ TEST_CASE("gradients of MHLA over matrices, with fewer heads of keys") {
   const Matrix<double> weight = random_matrix(14, 4 * 5, 5);
   Matrix<double> dq(14, 12), dk(14, 6), dv(14, 10), dmix(3, 3);
   attention.backward(heads, q, k, v, mix, weight, dq, dk, dv, dmix);
-  const auto check = testing::check_gradient(
-      [&] {
-        attention.forward(heads, q, k, v, mix, y);
-        return (y.array() * weight.array()).sum();
-      },
-      4, 4, testing::Differentiated<double, 1>{view(q), view(dq)},
-      testing::Differentiated<double, 1>{view(k), view(dk)},
-      testing::Differentiated<double, 1>{view(v), view(dv)});
-  INFO(check);
-  REQUIRE(check.error <= 1e-10);
+  const auto forward = [&] { return attention.forward(heads, q, k, v, mix, y), y; };
+  require_derivatives(1e-10, weight, forward, with(q, dq), with(k, dk), with(v, dv));
   REQUIRE(y.cols() == 20);
 }
 

@@ -4,72 +4,94 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <mhla/reference/mhla.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <string>
-#include <vector>
+#include <type_traits>
 
 #include "tests/examples/case_folder.hpp"
 
 namespace test {
 
-template <int Rank>
-using Tensor = mhla::testing::HostTensor<double, Rank>;
-
-/// Writes an array, and as its tol_scale its largest element: what a dump would say.
-template <int Rank>
-std::string write_array(const fs::path& folder, const std::string& name,
-                        const Tensor<Rank>& tensor) {
-  checkpoints::Array array;
-  for (int axis = 0; axis < Rank; ++axis) array.shape.push_back(tensor.extent(axis));
-  array.values = tensor.elements();
-  checkpoints::write_npy(folder / (name + ".npy"), array);
-  double largest = 0;
-  for (const double value : array.values) largest = std::max(largest, std::abs(value));
-  return "tol_scale." + name + " " + std::to_string(largest) + "\n";
+/// The lines of case.txt about one side's tokens.
+template <class Blocks>
+std::string grid_lines(const std::string& prefix, const Blocks& blocks, mhla::Index tokens) {
+  const mhla::Grid grid = blocks.grid_of(tokens);
+  std::string lines[3] = {prefix + "grid", prefix + "block", prefix + "layout"};
+  for (int axis = 3 - Blocks::rank; axis < 3; ++axis) {
+    lines[0] += " " + std::to_string(grid.extent[axis]);
+    lines[1] += " " + std::to_string(grid.block[axis]);
+    lines[2] += " " + std::to_string(grid.layout(axis));
+  }
+  return lines[0] + "\n" + lines[1] + "\n" + lines[2] + "\n";
 }
 
-/// Makes the folder of a case. `keys` are the lines of case.txt that name the variant; extents and
-/// error scales are added.
+/// Makes a case. `words` are the lines of case.txt that name feature map and rotation.
 template <class V>
-void write_oracle_case(const fs::path& folder, const V& attention, const mhla::Shape& s,
-                       const std::string& keys) {
-  using mhla::testing::random_tensor;
-  const mhla::testing::AwayFromKink numbers;
-  const auto q = random_tensor<double>(numbers, 1, s.batch, s.heads, s.query_tokens, s.key_dim);
-  const auto k = random_tensor<double>(numbers, 2, s.batch, s.kv_heads, s.key_tokens, s.key_dim);
-  const auto v = random_tensor<double>(numbers, 3, s.batch, s.kv_heads, s.key_tokens, s.value_dim);
-  const auto dout =
-      random_tensor<double>(numbers, 4, s.batch, s.heads, s.query_tokens, s.value_dim);
-  const auto mix = random_tensor<double>(mhla::testing::Positive{}, 5, s.mix_heads,
-                                         s.mix_query_blocks, s.mix_key_blocks);
-  auto out = dout;
-  auto dq = q;
-  auto dk = k;
-  auto dv = v;
+void write_oracle_case(const Case& to, const V& attention, const mhla::Shape& s,
+                       const std::string& words) {
+  using namespace mhla::testing;
+  const auto random = [&](std::uint64_t seed, auto... extents) {
+    return random_tensor<double>(AwayFromKink{}, seed, extents...);
+  };
+  const auto q = random(1, s.batch, s.heads, s.query_tokens, s.key_dim);
+  const auto k = random(2, s.batch, s.kv_heads, s.key_tokens, s.key_dim);
+  const auto v = random(3, s.batch, s.kv_heads, s.key_tokens, s.value_dim);
+  const auto dout = random(4, s.batch, s.heads, s.query_tokens, s.value_dim);
+  const auto mix =
+      random_tensor<double>(Positive{}, 5, s.mix_heads, s.mix_query_blocks, s.mix_key_blocks);
+  auto out = dout, dq = q, dk = k, dv = v;
   auto dmix = mix;
   mhla::reference::mhla_forward(attention, q.view(), k.view(), v.view(), mix.view(), out.view());
   mhla::reference::mhla_backward(attention, q.view(), k.view(), v.view(), mix.view(), dout.view(),
                                  {dq.view(), dk.view(), dv.view(), dmix.view()});
 
-  fs::create_directories(folder);
-  std::string text = "name " + folder.filename().string() + "\nkind attention\n";
-  text += "batch " + std::to_string(s.batch) + "\nheads " + std::to_string(s.heads);
-  text += "\nkv_heads " + std::to_string(s.kv_heads) + "\ntokens " + std::to_string(s.query_tokens);
-  text += "\nkey_dim " + std::to_string(s.key_dim) + "\nvalue_dim " + std::to_string(s.value_dim);
-  text += "\nmix_heads " + std::to_string(s.mix_heads) + "\n" + keys;
-  write_array(folder, "q", q);
-  write_array(folder, "k", k);
-  write_array(folder, "v", v);
-  write_array(folder, "mix", mix);
-  write_array(folder, "dout", dout);
-  text += write_array(folder, "out", out);
-  text += write_array(folder, "dq", dq);
-  text += write_array(folder, "dk", dk);
-  text += write_array(folder, "dv", dv);
-  text += write_array(folder, "dmix", dmix);
-  write_text(folder / "case.txt", text);
+  std::string text = "kind attention\n" + words;
+  const auto line = [&](const char* key, auto value) {
+    text += key + (" " + std::to_string(value)) + "\n";
+  };
+  line("batch", s.batch);
+  line("heads", s.heads);
+  line("kv_heads", s.kv_heads);
+  line("tokens", s.query_tokens);
+  line("key_dim", s.key_dim);
+  line("value_dim", s.value_dim);
+  line("mix_heads", s.mix_heads);
+  line("scale", attention.scale);
+  text += grid_lines("", attention.blocks, s.query_tokens);
+  if (!attention.key_blocks.unset()) {
+    line("key_tokens", s.key_tokens);
+    text += grid_lines("key_", attention.key_blocks, s.key_tokens);
+  }
+  using Normalizer = typename V::NormalizerType;
+  if constexpr (std::is_same_v<Normalizer, mhla::Unnormalized>) {
+    text += "normalizer none\nnormalizer_epsilon 0\n";
+  } else {
+    text += std::is_same_v<Normalizer, mhla::MixedProduct> ? "normalizer official\n"
+                                                           : "normalizer paper\n";
+    line("normalizer_epsilon", attention.normalizer.epsilon);
+  }
+  // Writes an array; its largest element.
+  const auto array = [&]<int Rank>(const std::string& name,
+                                   const HostTensor<double, Rank>& tensor) {
+    checkpoints::Array values{{}, tensor.elements()};
+    for (int axis = 0; axis < Rank; ++axis) values.shape.push_back(tensor.extent(axis));
+    to.write(name, values);
+    double largest = 0;
+    for (const double value : values.values) largest = std::max(largest, std::abs(value));
+    return largest;
+  };
+  array("q", q);
+  array("k", k);
+  array("v", v);
+  array("mix", mix);
+  array("dout", dout);
+  line("tol_scale.out", array("out", out));
+  line("tol_scale.dq", array("dq", dq));
+  line("tol_scale.dk", array("dk", dk));
+  line("tol_scale.dv", array("dv", dv));
+  line("tol_scale.dmix", array("dmix", dmix));
+  write_text(to.text(), text);
 }
 
 }  // namespace test

@@ -10,7 +10,6 @@
 #include "examples/quickstart/tensors.hpp"
 #include "examples/quickstart/token_source.hpp"
 #include "tests/examples/run_program.hpp"
-#include "tests/support/catch.hpp"
 
 namespace {
 
@@ -27,17 +26,13 @@ std::string color_image() {
   return bytes;
 }
 
-Run quickstart_run(const fs::path& file) {
-  return run_program("'" MHLA_QUICKSTART "' '" + file.string() + "'");
-}
+const Program program{MHLA_QUICKSTART};
 
 }  // namespace
 
 TEST_CASE("quickstart: pixels of PPM and PGM images, of one byte and of two", "[quickstart]") {
   const Image color(color_image());
-  CHECK(color.rows == 30);
-  CHECK(color.columns == 40);
-  CHECK(color.channels == 3);
+  CHECK((color.rows == 30 && color.columns == 40 && color.channels == 3));
   CHECK(color(2, 3, 0) == 16.0f / 255);
   CHECK(color(29, 39, 1) == 234.0f / 255);
 
@@ -85,7 +80,6 @@ TEST_CASE("quickstart: tokens of a file differ, repeat with it, and have mean sq
 }
 
 TEST_CASE("quickstart: the softmax attention it races against is right", "[quickstart]") {
-  using namespace quickstart;
   using mhla::testing::fill_random;
   Eigen::ThreadPool threads(3);
   const Eigen::ThreadPoolDevice pool(&threads, 3);
@@ -106,30 +100,26 @@ TEST_CASE("quickstart: the softmax attention it races against is right", "[quick
 TEST_CASE("quickstart: what it cannot read it says", "[quickstart]") {
   const TemporaryFolder temporary;
   write_text(temporary / "half.ppm", color_image().substr(0, 1000));
-  const Run damaged = quickstart_run(temporary / "half.ppm");
-  CHECK(damaged.status == 2);
-  CHECK(damaged.output.find("the image ends before its last pixel") != std::string::npos);
-  CHECK(quickstart_run(temporary / "nowhere").status == 2);
-  CHECK(run_program("'" MHLA_QUICKSTART "' a b").status == 64);
+  program.check(quoted(temporary / "half.ppm"), 2, {"the image ends before its last pixel"});
+  program.check(quoted(temporary / "nowhere"), 2);
+  program.check("a b", 64);
 }
 
 #ifndef MHLA_SMALL_PRODUCT  // it measures time: nothing for Debug and sanitizers
 TEST_CASE("quickstart: three tables of an image", "[quickstart]") {
   const TemporaryFolder temporary;
   write_text(temporary / "image.ppm", color_image());
-  const Run run = quickstart_run(temporary / "image.ppm");
-  INFO(run.output);
-  CHECK(run.status == 0);
-  for (const char* text : {"image.ppm, an image of 40 x 30 pixels", "\nDeiT-T 256px ",
-                           "\nDiT-S/2 512px ", "\nWan, smaller ", "\nlanguage model ",
-                           "\n           9216 ", "\nsoftmax ", "\nlinear ", "\nMHLA "})
-    CHECK(run.output.find(text) != std::string::npos);
+  const std::string output =
+      program.check(quoted(temporary / "image.ppm"), 0,
+                    {"image.ppm, an image of 40 x 30 pixels", "\nDeiT-T 256px ", "\nDiT-S/2 512px ",
+                     "\nWan, smaller ", "\nlanguage model ", "\n           9216 ", "\nsoftmax ",
+                     "\nlinear ", "\nMHLA "});
 #if defined(__x86_64__)
   // The peer is compiled for this machine: its vectors are as long as those that MHLA chooses.
   const char* const vectors = __builtin_cpu_supports("avx512f") ? "(AVX512"
                               : __builtin_cpu_supports("avx")   ? "(AVX"
                                                                 : "(SSE";
-  CHECK(run.output.find(vectors) != std::string::npos);
+  CHECK(says(output, vectors));
 #endif
 }
 #endif

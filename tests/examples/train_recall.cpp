@@ -6,7 +6,6 @@
 
 #include "examples/train_recall/recall.hpp"
 #include "tests/examples/run_program.hpp"
-#include "tests/support/catch.hpp"
 
 namespace {
 
@@ -14,9 +13,7 @@ using namespace test;
 using namespace train_recall;
 using training::TokenBatch;
 
-Run train_recall_run(const std::string& arguments) {
-  return run_program("'" MHLA_TRAIN_RECALL "' " + arguments);
-}
+const Program program{MHLA_TRAIN_RECALL};
 
 /// Two sequences; how often the keys of the first are written.
 std::map<int, int> require_latest_values(const Recall& recall) {
@@ -50,13 +47,6 @@ std::map<int, int> require_latest_values(const Recall& recall) {
   return writes;
 }
 
-/// Of `kind` in a CSV of one length.
-double right(const std::string& csv, const std::string& kind) {
-  const std::size_t line = csv.find("\n" + kind + ",");
-  REQUIRE(line != std::string::npos);
-  return std::stod(csv.substr(csv.find(',', line + kind.size() + 2) + 1));
-}
-
 }  // namespace
 
 TEST_CASE("train_recall: a query asks for the latest value under its key", "[train_recall]") {
@@ -80,39 +70,28 @@ TEST_CASE("train_recall: a query asks for the latest value under its key", "[tra
 
 TEST_CASE("train_recall: what cannot be done", "[train_recall]") {
   for (const char* arguments :
-       {"--heads 5", "--shortest 33", "--lengths", "what", "--mixing separable", "--states 0"}) {
-    const Run run = train_recall_run(arguments);
-    INFO(run.output);
-    CHECK(run.status == 2);
-    CHECK(run.output.find("train_recall: ") != std::string::npos);
-  }
+       {"--heads 5", "--shortest 33", "--lengths", "what", "--mixing separable", "--states 0"})
+    program.check(arguments, 2, {"train_recall: "});
 }
 
 TEST_CASE("train_recall: attention finds what nothing else can", "[train_recall]") {
   const TemporaryFolder temporary;
-  const std::string csv = (temporary / "right.csv").string();
-  const std::string svg = (temporary / "right.svg").string();
-  const Run run = train_recall_run(
-      "--shortest 32 --lengths 1 --keys 4 --block 8 --layers 1 --width 32 --steps 200 --csv '" +
-      csv + "' --svg '" + svg + "'");
-  INFO(run.output);
-  REQUIRE(run.status == 0);
-  CHECK(run.output.find("right, by tokens") != std::string::npos);
-  CHECK(text_of(svg).find("<svg") != std::string::npos);
-  const std::string numbers = text_of(csv);
-  CHECK(right(numbers, "none") < 15);  // of 16 values
-  for (const char* kind : {"linear", "softmax", "MHLA"}) CHECK(right(numbers, kind) > 30);
-  const Run both = train_recall_run(
-      "--mixing recurrent --shortest 32 --lengths 1 --keys 4 --block 8 --layers 1 --width 32 "
-      "--steps 200 --csv '" +
-      csv + "'");
-  INFO(both.output);
-  const std::string mixings = text_of(csv);
-  CHECK(right(mixings, "dense") == right(numbers, "MHLA"));
-  CHECK(right(mixings, "recurrent") > 30);
-  CHECK(right(mixings, "recurrent") != right(mixings, "dense"));
-  const Run once = train_recall_run("--once --shortest 8 --lengths 2 --width 8 --steps 2");
-  INFO(once.output);
-  CHECK(once.status == 0);
-  CHECK(once.output.find("16 tokens, 8 keys") != std::string::npos);
+  const fs::path csv = temporary / "right.csv", svg = temporary / "right.svg";
+  const std::string small =
+      " --shortest 32 --lengths 1 --keys 4 --block 8 --layers 1 --width 32 --steps 100 --csv" +
+      quoted(csv);
+  // Of 16 values, by a kind.
+  const auto right = [&](const std::string& kind) {
+    return figure_after(text_of(csv), "\n" + kind + ",32,");
+  };
+  program.check("--svg" + quoted(svg) + small, 0, {"right, by tokens"});
+  CHECK(says(text_of(svg), "<svg"));
+  CHECK(right("none") < 15);
+  for (const char* kind : {"linear", "softmax", "MHLA"}) CHECK(right(kind) > 30);
+  const double dense = right("MHLA");
+  program.check("--mixing recurrent" + small, 0);
+  CHECK(right("dense") == dense);
+  CHECK(right("recurrent") > 30);
+  CHECK(right("recurrent") != dense);
+  program.check("--once --shortest 8 --lengths 2 --width 8 --steps 2", 0, {"16 tokens, 8 keys"});
 }

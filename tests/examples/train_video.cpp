@@ -8,7 +8,6 @@
 
 #include "examples/train_video/moving_pattern.hpp"
 #include "tests/examples/run_program.hpp"
-#include "tests/support/catch.hpp"
 
 namespace {
 
@@ -16,9 +15,7 @@ using namespace test;
 using namespace train_video;
 using training::TokenBatch;
 
-Run train_video_run(const std::string& arguments) {
-  return run_program("'" MHLA_TRAIN_VIDEO "' " + arguments);
-}
+const Program program{MHLA_TRAIN_VIDEO};
 
 constexpr VideoShape shape{.frames = 4, .height = 6, .width = 5, .masked = 70};
 
@@ -45,14 +42,6 @@ bool moves(const std::vector<int>& video, Index down, Index right) {
       for (Index x = 0; x < shape.width; ++x)
         if (at(frame, y, x) != at(frame - 1, y - down, x - right)) return false;
   return true;
-}
-
-/// The loss of each kind in a CSV at a step.
-double loss_at(const std::string& csv, const std::string& kind, const std::string& step) {
-  const std::string point = "\n" + kind + "," + step + ",";
-  const std::size_t line = csv.find(point);
-  REQUIRE(line != std::string::npos);
-  return std::stod(csv.substr(line + point.size()));
 }
 
 }  // namespace
@@ -83,31 +72,24 @@ TEST_CASE("train_video: a pattern moves over a torus", "[train_video]") {
 }
 
 TEST_CASE("train_video: what cannot be done", "[train_video]") {
-  for (const char* arguments : {"--heads 5", "--masked 513", "--frames", "what"}) {
-    const Run run = train_video_run(arguments);
-    INFO(run.output);
-    CHECK(run.status == 2);
-    CHECK(run.output.find("train_video: ") != std::string::npos);
-  }
+  for (const char* arguments : {"--heads 5", "--masked 513", "--frames", "what"})
+    program.check(arguments, 2, {"train_video: "});
 }
 
 TEST_CASE("train_video: a short training lowers every loss", "[train_video]") {
   const TemporaryFolder temporary;
-  const std::string csv = (temporary / "losses.csv").string();
-  const std::string svg = (temporary / "losses.svg").string();
-  const Run run = train_video_run(
-      "--frames 4 --rows 4 --columns 4 --masked 32 --steps 60 --batch 16 --layers 1 --width 24 "
-      "--csv '" +
-      csv + "' --svg '" + svg + "'");
-  INFO(run.output);
-  REQUIRE(run.status == 0);
-  CHECK(text_of(svg).find("<svg") != std::string::npos);
-  const std::string losses = text_of(csv);
-  for (const char* form : {"", ", CPE"})
-    for (const char* kind : {"linear", "softmax", "MHLA"}) {
-      const std::string name = std::string(kind) + form;
-      CHECK(run.output.find("\n  " + name + " ") != std::string::npos);
-      const std::string field = *form == '\0' ? name : '"' + name + '"';
-      CHECK(loss_at(losses, field, "60") < loss_at(losses, field, "1") - 0.2);
+  const fs::path csv = temporary / "losses.csv", svg = temporary / "losses.svg";
+  const std::string output = program.check(
+      "--frames 4 --rows 4 --columns 4 --masked 32 --steps 40 --batch 16 --layers 1 --width 24 "
+      "--csv" +
+          quoted(csv) + "--svg" + quoted(svg),
+      0);
+  CHECK(says(text_of(svg), "<svg"));
+  for (const std::string form : {"", ", CPE"})
+    for (const std::string kind : {"linear", "softmax", "MHLA"}) {
+      CHECK(says(output, "\n  " + kind + form + " "));
+      const std::string field = "\n" + (form.empty() ? kind : '"' + kind + form + '"');
+      CHECK(figure_after(text_of(csv), field + ",40,") <
+            figure_after(text_of(csv), field + ",1,") - 0.2);
     }
 }

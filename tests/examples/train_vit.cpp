@@ -5,14 +5,13 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
-#include <mhla/testing/gradient_check.hpp>
 #include <string>
 #include <vector>
 
 #include "examples/train_vit/classifier.hpp"
 #include "examples/train_vit/image_files.hpp"
+#include "tests/examples/gradients.hpp"
 #include "tests/examples/run_program.hpp"
-#include "tests/support/catch.hpp"
 
 namespace {
 
@@ -51,12 +50,7 @@ class FourImages : public Images {
   }
 };
 
-Run train_vit_run(const std::string& arguments) {
-  return run_program("'" MHLA_TRAIN_VIT "' " + arguments);
-}
-bool says(const Run& run, const std::string& text) {
-  return run.output.find(text) != std::string::npos;
-}
+const Program program{MHLA_TRAIN_VIT};
 
 std::string idx(const std::vector<int>& extents, const std::string& bytes) {
   std::string file{'\0', '\0', '\x08', static_cast<char>(extents.size())};
@@ -107,18 +101,10 @@ TEST_CASE("train_vit: the classifier's gradient", "[train_vit]") {
     const auto scratch = classifier.scratch();
     Values gradient = Values::Constant(origin.size(), std::nan(""));  // shows what is not written
     classifier.score(origin, Part::training, 0, 4, *scratch, 0.25, &gradient);
-    constexpr double scale = 0.02;  // of steps, as norms of few channels are much curved
-    Values displacement = Values::Zero(origin.size());
-    const Values slope = scale * gradient;
-    const auto loss = [&] {
-      const Values displaced = origin + scale * displacement;
+    const auto loss = [&](const Values& displaced) {
       return classifier.score(displaced, Part::training, 0, 4, *scratch, 0, nullptr).loss / 4;
     };
-    const auto view = [](auto& all) { return mhla::make_view(all.data(), all.size()); };
-    const auto check = mhla::testing::check_gradient(
-        loss, 7, 4, mhla::testing::differentiate(view(displacement), view(slope)));
-    INFO(check);
-    CHECK(check.error <= 1e-8);
+    require_gradient(1e-8, origin, 0.02, gradient, loss);  // norms of few channels are much curved
   }
 }
 
@@ -160,44 +146,27 @@ TEST_CASE("train_vit: images of one's own", "[train_vit]") {
   CHECK_THROWS_AS(ImageFiles::idx(path("images"), path("few"), 1), InputError);
   CHECK_THROWS_AS(ImageFiles::idx(path("nowhere"), path("labels"), 1), InputError);
 
-  const Run run = train_vit_run(
-      "--steps 2 --patch 1 --block-rows 1 --block-columns 2 --width 8 "
-      "--heads 2 --images '" +
-      path("images") + "' --labels '" + path("labels") + "'");
-  INFO(run.output);
-  CHECK(run.status == 0);
-  CHECK(says(run, "1 x 2 x 3, 3 classes"));
+  program.check(
+      "--steps 2 --patch 1 --block-rows 1 --block-columns 2 --width 8 --heads 2 --images" +
+          quoted(temporary / "images") + "--labels" + quoted(temporary / "labels"),
+      0, {"1 x 2 x 3, 3 classes"});
 }
 
 TEST_CASE("train_vit: what cannot be done", "[train_vit]") {
   for (const char* arguments : {"--patch 5", "--heads 5", "--images some", "--steps", "what",
-                                "--rank 0", "--mixing recurrent"}) {
-    const Run run = train_vit_run(arguments);
-    INFO(run.output);
-    CHECK(run.status == 2);
-    CHECK(says(run, "train_vit: "));
-  }
-  CHECK(train_vit_run("--cifar nowhere").status == 3);
+                                "--rank 0", "--mixing recurrent"})
+    program.check(arguments, 2, {"train_vit: "});
+  program.check("--cifar nowhere", 3);
 }
 
 TEST_CASE("train_vit: a short training of every row", "[train_vit]") {
-  const Run run = train_vit_run("--steps 12 --batch 8 --width 16 --heads 2 --layers 1");
-  INFO(run.output);
-  CHECK(run.status == 0);
-  for (const char* row :
-       {"\n  none ", "\n  linear ", "\n  softmax ", "\n  MHLA ", "\n  MHLA, gate ",
-        "\n  MHLA, CPE ", "\n  softmax, CPE, gate ", "\n  MHLA, CPE, gate "})
-    CHECK(says(run, row));
-  const Run both =
-      train_vit_run("--mixing separable --steps 2 --batch 2 --width 16 --heads 2 --layers 1");
-  INFO(both.output);
-  CHECK(both.status == 0);
-  for (const char* row : {"\n  dense ", "\n  separable ", "\n  dense, gate ", "\n  separable, CPE ",
-                          "\n  separable, CPE, gate "})
-    CHECK(says(both, row));
+  const std::string small = " --batch 2 --width 16 --heads 2 --layers 1 --steps 2";
+  program.check(small, 0,
+                {"\n  none ", "\n  linear ", "\n  softmax ", "\n  MHLA ", "\n  MHLA, gate ",
+                 "\n  MHLA, CPE ", "\n  softmax, CPE, gate ", "\n  MHLA, CPE, gate "});
+  const std::string both = program.check("--mixing separable" + small, 0,
+                                         {"\n  dense ", "\n  separable ", "\n  dense, gate ",
+                                          "\n  separable, CPE ", "\n  separable, CPE, gate "});
   CHECK_FALSE(says(both, "softmax"));
-  const Run sweep = train_vit_run("--sweep --steps 2 --batch 2 --width 16 --heads 2 --layers 1");
-  CHECK(sweep.status == 0);
-  for (const char* row : {"\n  M = 1 ", "\n  M = 4 ", "\n  M = 16 ", "\n  M = 64 "})
-    CHECK(says(sweep, row));
+  program.check("--sweep" + small, 0, {"\n  M = 1 ", "\n  M = 4 ", "\n  M = 16 ", "\n  M = 64 "});
 }

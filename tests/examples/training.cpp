@@ -4,14 +4,10 @@
 #include <cmath>
 #include <iterator>
 #include <memory>
-#include <mhla/policy/feature_map.hpp>
-#include <mhla/policy/mixing.hpp>
-#include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/variant.hpp>
 #include <mhla/reference/softmax_attention.hpp>
 #include <mhla/reference/token_features.hpp>
 #include <mhla/testing/comparison.hpp>
-#include <mhla/testing/gradient_check.hpp>
 #include <string>
 #include <vector>
 
@@ -20,12 +16,13 @@
 #include "examples/training/softmax_attention.hpp"
 #include "examples/training/token_prediction.hpp"
 #include "examples/training/transformer.hpp"
-#include "tests/support/catch.hpp"
+#include "tests/examples/gradients.hpp"
 #include "tests/support/tolerances.hpp"
 
 namespace {
 
 using namespace training;
+using namespace test;
 using mhla::testing::HostTensor;
 
 // Exp is smooth: a central difference of fourth order can judge it.
@@ -39,23 +36,14 @@ using Separable = mhla::Attention<mhla::Exp, mhla::Blocks2D, mhla::Bidirectional
 using Video = mhla::Attention<mhla::Exp, mhla::Blocks3D, mhla::Bidirectional, mhla::MixedKeySum,
                               mhla::AxialRotary>;
 
-Sequence sequence() { return {.blocks = {.block = 4}, .rotation = {.theta = 50}}; }
-Recurrent recurrent() { return {.blocks = {.block = 3}, .mixing = {.states = 2}}; }
-Image image() { return {.blocks = {.grid = {3, 4}, .block = {2, 2}}}; }
-Separable separable() { return {.blocks = image().blocks, .mixing = {.rank = 2}}; }
-Video video() {
-  return {.blocks = {.grid = {2, 2, 3}, .block = {1, 2, 2}}, .rotation = {.theta = 50}};
-}
-
-Matrix random_matrix(Index rows, Index columns, std::uint64_t seed) {
-  Matrix matrix(rows, columns);
-  mhla::testing::fill_random(mhla::testing::Normal{}, seed,
-                             mhla::make_view(matrix.data(), matrix.size()));
-  return matrix;
-}
+const Sequence sequence{.blocks = {.block = 4}, .rotation = {.theta = 50}};
+const Recurrent recurrent{.blocks = {.block = 3}, .mixing = {.states = 2}};
+const Image image{.blocks = {.grid = {3, 4}, .block = {2, 2}}};
+const Separable separable{.blocks = image.blocks, .mixing = {.rank = 2}};
+const Video video{.blocks = {.grid = {2, 2, 3}, .block = {1, 2, 2}}, .rotation = {.theta = 50}};
 
 /// In x and in all parameters at once; a linear model's mix stays as it is.
-void require_gradient(const TransformerShape& shape) {
+void require_transformer(const TransformerShape& shape) {
   ParameterList list;
   const Transformer transformer(list, shape);
   Values origin = list.initial_values<double>(3);
@@ -74,40 +62,33 @@ void require_gradient(const TransformerShape& shape) {
   transformer.backward(origin, 2, a, weight, dx, gradient);
   REQUIRE(gradient.isFinite().all());
 
-  Values displacement = Values::Zero(list.size());
   Values scale = Values::Constant(list.size(), 0.02);
   for (const Parameter& parameter : list.all())
     if (shape.mixing == Mixing::linear && parameter.name.ends_with(".mix"))
       scale.segment(parameter.begin, parameter.size()) = 0;
-  const Values slope = scale * gradient;
-  const auto loss = [&] {
-    TransformerActivations displaced;
-    transformer.forward(origin + scale * displacement, 2, x, displaced);
-    return (displaced.normed.array() * weight.array()).sum();
+  const auto loss = [&](const Values& displaced) {
+    transformer.forward(displaced, 2, x, a);
+    return (a.normed.array() * weight.array()).sum();
   };
-  const auto view = [](auto& all) { return mhla::make_view(all.data(), all.size()); };
-  const auto check = mhla::testing::check_gradient(
-      loss, 7, 4, mhla::testing::Differentiated<double, 1>{view(x), view(dx)},
-      mhla::testing::differentiate(view(displacement), view(slope)));
   INFO(name_of(shape.mixing) << ", gate " << shape.gate << ", convolution "
-                             << shape.positional_convolution << ": " << check);
-  REQUIRE(check.error <= 1e-9);
+                             << shape.positional_convolution);
+  require_gradient(1e-9, origin, scale, gradient, loss, with(x, dx));
 }
 
-void require_gradients(const std::shared_ptr<const AnyAttention>& attention, Index tokens,
-                       const std::vector<Mixing>& mixings = {std::begin(all_mixings),
-                                                             std::end(all_mixings)}) {
+void require_transformers(const std::shared_ptr<const AnyAttention>& attention, Index tokens,
+                          const std::vector<Mixing>& mixings = {std::begin(all_mixings),
+                                                                std::end(all_mixings)}) {
   for (const Mixing mixing : mixings)
     for (const bool gate : {false, true})
-      require_gradient({.mixing = mixing,
-                        .attention = attention,
-                        .tokens = tokens,
-                        .layers = 2,
-                        .width = 8,
-                        .heads = 2,
-                        .gate = gate,
-                        .positional_convolution = !gate,
-                        .softmax_layers = mixing == Mixing::mhla && gate ? 1 : 0});
+      require_transformer({.mixing = mixing,
+                           .attention = attention,
+                           .tokens = tokens,
+                           .layers = 2,
+                           .width = 8,
+                           .heads = 2,
+                           .gate = gate,
+                           .positional_convolution = !gate,
+                           .softmax_layers = mixing == Mixing::mhla && gate ? 1 : 0});
 }
 
 /// Sequences of 10 tokens of two symbols each; the two at the ends are to be predicted.
@@ -172,39 +153,32 @@ void require_softmax(const Attention& attention, Index tokens) {
 }  // namespace
 
 TEST_CASE("training: the transformer's gradients", "[training]") {
-  require_gradients(any_attention(sequence()), 10);
-  require_gradients(any_attention(image()), 12);
-  require_gradients(any_attention(video()), 12);
-  require_gradients(any_attention(recurrent()), 10, {Mixing::mhla});
-  require_gradients(any_attention(separable()), 12, {Mixing::mhla});
+  require_transformers(any_attention(sequence), 10);
+  require_transformers(any_attention(image), 12, {Mixing::mhla, Mixing::softmax});
+  require_transformers(any_attention(video), 12, {Mixing::mhla, Mixing::softmax});
+  require_transformers(any_attention(recurrent), 10, {Mixing::mhla});
+  require_transformers(any_attention(separable), 12, {Mixing::mhla});
 }
 
 TEST_CASE("training: the gradient of predicted tokens", "[training]") {
   const SomeSequences sequences;
   const TokenPrediction task(
-      {.attention = any_attention(sequence()), .tokens = 10, .layers = 1, .width = 8, .heads = 2},
+      {.attention = any_attention(sequence), .tokens = 10, .layers = 1, .width = 8, .heads = 2},
       sequences);
   const Values origin = task.initial_values(3);
   const auto scratch = task.scratch();
   Values gradient = Values::Constant(origin.size(), std::nan(""));
   const Score score = task.score(origin, Part::training, 0, 2, *scratch, 0.25, &gradient);
   CHECK(score.predictions == 4);
-  Values displacement = Values::Zero(origin.size());
-  const Values slope = 0.02 * gradient;
-  const auto loss = [&] {
-    const Values displaced = origin + 0.02 * displacement;
+  const auto loss = [&](const Values& displaced) {
     return task.score(displaced, Part::training, 0, 2, *scratch, 0, nullptr).loss / 4;
   };
-  const auto view = [](auto& all) { return mhla::make_view(all.data(), all.size()); };
-  const auto check = mhla::testing::check_gradient(
-      loss, 7, 4, mhla::testing::differentiate(view(displacement), view(slope)));
-  INFO(check);
-  CHECK(check.error <= 1e-9);
+  require_gradient(1e-9, origin, 0.02, gradient, loss);
 }
 
 TEST_CASE("training: the softmax attention that MHLA is compared with is right", "[training]") {
-  require_softmax(sequence(), 9);
-  require_softmax(video(), 12);
+  require_softmax(sequence, 9);
+  require_softmax(video, 12);
 }
 
 TEST_CASE("training: a command line", "[training]") {
@@ -228,13 +202,8 @@ TEST_CASE("training: a command line", "[training]") {
   CHECK(file == "--flag");
   CHECK(flag);
   CHECK(others == std::vector<std::string>{"text"});
-  for (const std::vector<std::string>& bad :
-       std::vector<std::vector<std::string>>{{"--number", "0"},
-                                             {"--number", "10"},
-                                             {"--number", "2x"},
-                                             {"--number", ""},
-                                             {"--number"},
-                                             {"--numbers", "2"},
-                                             {"one more"}})
-    CHECK_THROWS_AS(line.parse(bad), UsageError);
+  const std::vector<std::vector<std::string>> wrong{
+      {"--number", "0"}, {"--number", "10"}, {"--number", "2x"}, {"--number", ""},
+      {"--number"},      {"--numbers", "2"}, {"one more"}};
+  for (const auto& arguments : wrong) CHECK_THROWS_AS(line.parse(arguments), UsageError);
 }

@@ -11,26 +11,30 @@
 
 namespace {
 
-bool machine_has_what_it_takes() {
+using namespace mixed_flags;
+
+bool skipped() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-  return true;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+    WARN("Skipped: this machine has no AVX2");
+    return true;
+  }
 #endif
+  return false;
 }
 
 template <class T>
-void check(const mixed_flags::Attention& attention, const mhla::Shape& shape) {
-  const auto x = call::operands<T>(attention, shape);
-  const auto plain = mixed_flags::plain::run(attention, x);
-  const auto vectorized = mixed_flags::vectorized::run(attention, x);
+void check(Run<T> of_plain, Run<T> of_vectorized) {
+  const Attention attention{.blocks = {.block = 8}};
+  const auto x = call::operands<T>(attention, {2, 4, 2, 50, 50, 36, 45});
   using Wide = std::conditional_t<std::is_same_v<T, float>, double, long double>;
   const auto wide = call::converted<Wide>(x);
   const auto y = call::oracle_forward(attention, wide);
   const auto gradients = call::oracle_backward(attention, wide);
-  for (const auto* results : {&plain, &vectorized}) {
-    call::check_close("y", results->y, y, tolerance::forward_rms<T>, tolerance::forward_max<T>);
-    call::check_close(results->gradients, gradients);
+  for (const Run<T> run : {of_plain, of_vectorized}) {
+    const Results<T> results = run(attention, x);
+    call::check_close("y", results.y, y, tolerance::forward_rms<T>, tolerance::forward_max<T>);
+    call::check_close(results.gradients, gradients);
   }
 }
 
@@ -48,41 +52,30 @@ float exponential_by_fma(float x) {
 
 TEST_CASE("mixed flags: an exponential has the bits of optimized kernels, whatever the flags",
           "[mixed_flags]") {
-  if (!machine_has_what_it_takes()) {
-    WARN("Skipped: this machine has no AVX2");
-    return;
-  }
+  if (skipped()) return;
   std::vector<float> x, expected;
   for (int i = 0; i < 1001; ++i) {
     x.push_back(static_cast<float>(-i) / 97);
     expected.push_back(exponential_by_fma(x.back()));
   }
-  for (const auto& map :
-       {&mixed_flags::plain::map_elements, &mixed_flags::vectorized::map_elements}) {
+  for (const Part& part : {plain, vectorized}) {
     std::vector<float> y(x.size());
-    map(static_cast<mhla::Index>(x.size()), x.data(), y.data());
+    part.map(static_cast<mhla::Index>(x.size()), x.data(), y.data());
     CHECK(y == expected);
   }
 }
 
 TEST_CASE("mixed flags: the translation units are compiled as they should", "[mixed_flags]") {
-  CHECK_FALSE(mixed_flags::plain::flags().optimizes);
-  CHECK(mixed_flags::vectorized::flags().optimizes);
+  CHECK_FALSE(plain.optimizes);
+  CHECK(vectorized.optimizes);
 #if defined(__x86_64__)
-  CHECK_FALSE(mixed_flags::plain::flags().has_avx2);
-  CHECK(mixed_flags::vectorized::flags().has_avx2);
+  CHECK_FALSE(plain.has_avx2);
+  CHECK(vectorized.has_avx2);
 #endif
 }
 
 TEST_CASE("mixed flags: both translation units run and are right", "[mixed_flags]") {
-  if (!machine_has_what_it_takes()) {
-    WARN("Skipped: this machine has no AVX2");
-    return;
-  }
-  const mixed_flags::Attention attention{.blocks = {.block = 8}};
-  for (const mhla::Shape& shape :
-       {mhla::Shape{2, 2, 1, 64, 64, 32, 64}, mhla::Shape{1, 3, 3, 50, 50, 10, 13}}) {
-    check<float>(attention, shape);
-    check<double>(attention, shape);
-  }
+  if (skipped()) return;
+  check<float>(plain.in_float, vectorized.in_float);
+  check<double>(plain.in_double, vectorized.in_double);
 }

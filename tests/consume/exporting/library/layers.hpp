@@ -7,11 +7,7 @@
 #include <typeinfo>
 #include <vector>
 
-#if defined(_WIN32)
-#define LAYERS_EXPORT __declspec(dllexport)
-#else
 #define LAYERS_EXPORT __attribute__((visibility("default")))
-#endif
 
 namespace layers {
 

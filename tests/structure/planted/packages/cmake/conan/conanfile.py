@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: MIT
-# No fault here: it reads "version.hpp".
