@@ -5,8 +5,7 @@ include("${CMAKE_CURRENT_LIST_DIR}/from_scratch.cmake")
 
 build_project(
   PACKAGES libeigen3-dev catch2 nlohmann-json3-dev
-  OPTIONS -DMHLA_BUILD_TESTS=ON -DMHLA_BUILD_EXAMPLES=ON -DMHLA_BUILD_BENCH=OFF
-    -DMHLA_TRAINING_IN_DOUBLE=ON)
+  OPTIONS -DMHLA_BUILD_TESTS=ON -DMHLA_BUILD_EXAMPLES=ON -DMHLA_BUILD_BENCH=OFF)
 message(STATUS "Testing, ${cores} tests at once")
 run_and_read("${CMAKE_CTEST_COMMAND}" --test-dir "${MHLA_BUILD_DIR}" --output-on-failure --parallel ${cores})
 if(NOT status EQUAL 0)

@@ -51,8 +51,7 @@ def build(folder, log, jobs, options):
         file.write(LAUNCH.format(python=sys.executable, program=os.path.abspath(__file__), log=log))
     status, seconds = measure(
         ["cmake", "-G", "Ninja", "-S", SOURCE, "-B", folder, f"-DCMAKE_PROJECT_INCLUDE={include}",
-         "-DMHLA_BUILD_TESTS=ON", "-DMHLA_BUILD_EXAMPLES=ON", "-DMHLA_BUILD_BENCH=OFF",
-         "-DMHLA_TRAINING_IN_DOUBLE=ON", *options], stdout=sys.stderr)
+         "-DMHLA_BUILD_TESTS=ON", "-DMHLA_BUILD_EXAMPLES=ON", "-DMHLA_BUILD_BENCH=OFF", *options], stdout=sys.stderr)
     record(log, "CONFIGURE", "configuring", "", seconds)
     if status or measure(["cmake", "--build", folder, "--parallel", str(jobs)], stdout=sys.stderr)[0]:
         sys.exit("The build failed.")
