@@ -84,12 +84,12 @@ Operands<T> operands_of(const V& attention, const Shape& shape) {
 
 /// Calls f(name, attention, operands).
 template <class F>
-void for_each_call(const F& f) {
-  f("language", language, operands_of<Half>(language, {2, 2, 1, 27, 27, 64, 64, 2}));
+void for_each_call(const F& f, Index batch = 1) {
+  f("language", language, operands_of<Half>(language, {batch, 2, 1, 27, 27, 64, 64, 2}));
 #ifdef MHLA_FULL_PRODUCT
-  f("normalized", normalized, operands_of<BFloat16>(normalized, {2, 2, 1, 27, 27, 64, 64}));
+  f("normalized", normalized, operands_of<BFloat16>(normalized, {batch, 2, 1, 27, 27, 64, 64}));
 #endif
-  f("image", small_image, operands_of<BFloat16>(small_image, {2, 1, 1, 20, 20, 72, 72}));
+  f("image", small_image, operands_of<BFloat16>(small_image, {batch, 1, 1, 20, 20, 72, 72}));
 }
 
 template <class T>
@@ -156,21 +156,23 @@ TEST_CASE("paths: the workspace is exact and its contents do not matter", "[cuda
 }
 
 TEST_CASE("paths: a batch in parts", "[cuda]") {
-  for_each_call([]<class V, class T>(const char* name, const V& attention, const Operands<T>& x) {
-    for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic}) {
-      CAPTURE(name, cuda::name_of(path));
-      const CudaDevice device = device_on(path);
-      const auto y = call::forward(attention, x, device);
-      const auto whole = call::backward(attention, x, device);
-      const Affordable one_item(0);
-      CHECK(call::bitwise_equal(call::forward(attention, x, device).view(), y.view()));
-      const auto parts = call::backward(attention, x, device);
-      CHECK(call::bitwise_equal(parts.query.view(), whole.query.view()));
-      CHECK(call::bitwise_equal(parts.key.view(), whole.key.view()));
-      CHECK(call::bitwise_equal(parts.value.view(), whole.value.view()));
-      check_close("dmix", parts.mix, whole.mix, 1e-5);
-    }
-  });
+  for_each_call(
+      []<class V, class T>(const char* name, const V& attention, const Operands<T>& x) {
+        for (const CudaPath path : {CudaPath::summaries, CudaPath::quadratic}) {
+          CAPTURE(name, cuda::name_of(path));
+          const CudaDevice device = device_on(path);
+          const auto y = call::forward(attention, x, device);
+          const auto whole = call::backward(attention, x, device);
+          const Affordable one_item(0);
+          CHECK(call::bitwise_equal(call::forward(attention, x, device).view(), y.view()));
+          const auto parts = call::backward(attention, x, device);
+          CHECK(call::bitwise_equal(parts.query.view(), whole.query.view()));
+          CHECK(call::bitwise_equal(parts.key.view(), whole.key.view()));
+          CHECK(call::bitwise_equal(parts.value.view(), whole.value.view()));
+          check_close("dmix", parts.mix, whole.mix, 1e-5);
+        }
+      },
+      2);
 }
 
 #ifdef MHLA_FULL_PRODUCT  // fused_gradients and fused_quadratic have others of these
