@@ -35,12 +35,11 @@ Shape recurrent_shape(Index heads, Index kv_heads, Index tokens, Index mix_heads
 
 TEST_CASE("recurrent mixing: forward and gradients are the oracle's", "[cpu][mixing]") {
   for (const Index states : {1, 3})
-    for (const Shape& shape :
-         {recurrent_shape(2, 2, long_tokens, 1, 41, states),
-          recurrent_shape(4, 2, long_tokens, 4, 43, states),
-          recurrent_shape(2, 1, long_tokens, 4, 41, states),
-          recurrent_shape(2, 2, long_tokens, 2, 1, states), recurrent_shape(1, 1, 5, 1, 1, states),
-          recurrent_shape(1, 1, 48, 1, 16, states), recurrent_shape(1, 1, 51, 1, 17, states)}) {
+    for (const Shape& shape : {recurrent_shape(2, 2, long_tokens, 1, 41, states),
+                               recurrent_shape(4, 2, long_tokens, 4, 43, states),
+                               recurrent_shape(2, 1, long_tokens, 4, 41, states),
+                               recurrent_shape(2, 2, long_tokens, 2, 1, states),
+                               recurrent_shape(1, 1, 48, 1, 16, states)}) {
       CAPTURE(states, shape.heads, shape.kv_heads, shape.query_tokens, shape.mix_heads,
               shape.mix_query_blocks);
       const Recurrent causal{.blocks = {.block = 3}, .mixing = {.states = states}};
@@ -188,22 +187,6 @@ TEST_CASE("recurrent mixing: no token sees a later one, whatever it holds", "[cp
       CHECK(bitwise_equal(batches::tokens_of((gradients.*gradient).view(), 0, token + 1, rest),
                           batches::tokens_of((before.*gradient).view(), 0, token + 1, rest)));
   }
-}
-
-TEST_CASE("structured mixing: gradients are added to what is there", "[cpu][mixing]") {
-  const auto check = [](const auto& attention, const Shape& shape) {
-    const auto x = operands<double>(attention, shape);
-    const auto once = backward(attention, x);
-    call::Gradients<double> sums(x);
-    call::backward_to(sums.views(), mhla::Update::accumulate, attention, x);
-    for (std::size_t i = 0; i < once.mix.elements().size(); ++i)
-      CHECK(sums.mix.elements()[i] ==
-            Approx(x.mix.elements()[i] + once.mix.elements()[i]).epsilon(1e-13));
-  };
-  check(BlockRecurrent{.blocks = {.block = 3}, .mixing = {.states = 2}},
-        {2, 2, 1, 60, 60, 4, 3, 2, 23, 7});
-  check(Separable<Blocks2D>{.blocks = {.grid = {6, 8}, .block = {2, 2}}, .mixing = {.rank = 2}},
-        {2, 2, 1, 48, 48, 4, 3, 4});
 }
 
 TEST_CASE("structured mixing: memory is linear in the blocks", "[cpu][mixing]") {

@@ -30,11 +30,11 @@ void check_executors(const V& attention, const Shape& shape) {
     CHECK(bitwise_equal(y.view(), other_y.view()));
     check_same_bits(gradients, other_gradients);
   };
-  for (const Index num_slots : {1, 2, 3, 7, 40}) {
+  for (const Index num_slots : {1, 3, 40}) {
     INFO(num_slots << " slots in any order");
     check(ShuffledExecutor{num_slots, static_cast<std::uint64_t>(num_slots)});
   }
-  for (const Index threads : {1, 2, 3, 8}) {
+  for (const Index threads : {2, 8}) {
     INFO(threads << " threads");
     check(ThreadExecutor{threads});
   }
@@ -86,7 +86,7 @@ struct RecordingExecutor {
 template <class Normalizer>
 void check_single_heads() {
   using Sequence = Attention<Relu, Blocks1D, Bidirectional, Normalizer, NoRotation>;
-  for (const Index value_dim : {16, 32, 40, 48, 64, 72, 96, 256}) {
+  for (const Index value_dim : {16, 40, 96, 256}) {
     INFO("value_dim " << value_dim);
     check_executors<float>(Sequence{.blocks = {.block = 3}},
                            {1, 1, 1, many_tokens, many_tokens, 16, value_dim});
@@ -310,91 +310,4 @@ TEST_CASE("units: groups of rows cover every row once, in whole triangles of the
     check(row_groups<Past>(extents(192), total, 9), total, 40, triangle_rows);
   }
   CHECK(row_groups<All>(extents(64), 300, 72).max_size() == 71);
-}
-
-// The units fuse the stages head by head and group by group. Here they are called stage by stage:
-// all summaries, then all mixing, then all readouts.
-TEST_CASE("units: the fused order has the bits of the staged order", "[cpu]") {
-  using namespace mhla::cpu;
-  using mhla::Arena;
-  using mhla::Span;
-  using mhla::TensorView;
-  using mhla::Update;
-  const Attention<Relu, Blocks2D, Bidirectional, MixedKeySum, AxialRotary> attention{
-      .blocks = {.grid = {40, 35}, .block = {4, 6}}, .scale = 0.5};
-  const auto x = call::operands<float>(attention, {1, 1, 1, 1400, 1400, 6, 9});
-  const mhla::Problem problem = checked_problem(attention, x.shape());
-  const Index blocks = problem.query_blocks;
-  constexpr Index dim = 6;
-  constexpr Index value_dim = 9;
-  REQUIRE(blocks > max_mixing_rows);
-
-  BlockTable table;
-  RotationTable<float> rotation;
-  Span<float> features, rotated, values, summaries, key_sums, mixed, mixed_key_sums, denominators;
-  const auto lay_out = [&](Arena arena) {
-    table = uniform_block_table(arena, problem.query_grid, 1);
-    rotation = rotation_table<float>(arena, attention.rotation, 2, dim, problem.grid_box(),
-                                     mhla::SerialExecutor{});
-    for (Span<float>* span : {&features, &rotated}) *span = arena.take<float>(24 * dim);
-    values = arena.take<float>(24 * value_dim);
-    for (Span<float>* span : {&summaries, &mixed})
-      *span = arena.take<float>(blocks * dim * value_dim);
-    for (Span<float>* span : {&key_sums, &mixed_key_sums}) *span = arena.take<float>(blocks * dim);
-    denominators = arena.take<float>(24);
-    return arena.used();
-  };
-  const mhla::Workspace workspace(lay_out(Arena()));
-  lay_out(Arena(workspace));
-
-  const auto pack = [&](const auto& tensor, float scale, const TokenTile& tile) {
-    pack_features(attention.feature_map, rotation, scale, table, tile,
-                  TokenRows<const float>(tensor.view(), 0, 0),
-                  panel(features.data, tile.tokens, dim), panel(rotated.data, tile.tokens, dim),
-                  {});  // rows are read where they lie
-  };
-  const auto tile_of = [&](Index block) { return table.tiles[table.blocks[block].first_tile]; };
-  const auto summary_of = [&](Span<float> of, Index block) {
-    return panel(of.data + block * dim * value_dim, dim, value_dim);
-  };
-  const auto key_sum_of = [&](Span<float> of, Index block) {
-    return Span<float>{of.data + block * dim, dim};
-  };
-
-  for (Index b = 0; b < blocks; ++b) {
-    const TokenTile tile = tile_of(b);
-    pack(x.k, 1, tile);
-    gather<float, float>(table, tile, TokenRows<const float>(x.v.view(), 0, 0), {},
-                         panel(values.data, tile.tokens, value_dim));
-    summarize<float>(panel(features.data, tile.tokens, dim), panel(rotated.data, tile.tokens, dim),
-                     panel(values.data, tile.tokens, value_dim).placed(), Orientation::straight,
-                     summary_of(summaries, b), {key_sum_of(key_sums, b)}, Into::overwrite, nullptr);
-  }
-  const Panel<const float> mixing = panel(x.mix.view().data, blocks, blocks);
-  const RowGroups groups(blocks, max_mixing_rows);
-  for (Index group = 0; group < groups.count; ++group) {
-    const Index first = groups.begin(group);
-    const Index rows = groups.size(group);
-    mix<float>(mixing.row_range(first, rows), panel(summaries.data, blocks, dim * value_dim),
-               panel(mixed.data, blocks, dim * value_dim).row_range(first, rows));
-    mix<float>(mixing.row_range(first, rows), panel(key_sums.data, blocks, dim),
-               panel(mixed_key_sums.data, blocks, dim).row_range(first, rows));
-  }
-  call::HostTensor<float, 4> staged(1, 1, 1400, value_dim);
-  for (Index i = 0; i < blocks; ++i) {
-    const TokenTile tile = tile_of(i);
-    pack(x.q, 0.5f, tile);
-    const Span<float> den{denominators.data, tile.tokens};
-    const auto y = panel(values.data, tile.tokens, value_dim);
-    read_out<float>(panel(rotated.data, tile.tokens, dim), summary_of(mixed, i), {}, y.placed(),
-                    nullptr);
-    mixed_key_sum_denominators<float>(panel(features.data, tile.tokens, dim),
-                                      key_sum_of(mixed_key_sums, i), 1e-6f, den);
-    divide_rows<float>(y, den);
-    scatter<float, float>(table, tile, y, {}, TokenRows<float>(staged.view(), 0, 0),
-                          Update::overwrite);
-  }
-
-  auto fused = call::forward(attention, x);
-  CHECK(bitwise_equal(staged.view(), fused.view()));
 }
