@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/support/catch.hpp"
+#include "tests/support/error_message.hpp"
 
 namespace {
 
@@ -120,13 +121,6 @@ Matrix initialized(const Grid& grid, const InitialMixing& options) {
   return initialized(grid, grid, options);
 }
 
-Matrix transposed(const Matrix& m) {
-  Matrix result(m[0].size(), std::vector<double>(m.size()));
-  for (std::size_t i = 0; i < m.size(); ++i)
-    for (std::size_t b = 0; b < m[i].size(); ++b) result[b][i] = m[i][b];
-  return result;
-}
-
 double max_difference(const Matrix& a, const Matrix& b) {
   REQUIRE(a.size() == b.size());
   double worst = 0;
@@ -138,38 +132,6 @@ double max_difference(const Matrix& a, const Matrix& b) {
     }
   }
   return worst;
-}
-
-std::vector<double> row_sums(const Matrix& m) {
-  std::vector<double> sums;
-  for (const auto& row : m) {
-    double sum = 0;
-    for (const double w : row) sum += w;
-    sums.push_back(sum);
-  }
-  return sums;
-}
-
-int exact_zeros(const Matrix& m) {
-  int count = 0;
-  for (const auto& row : m)
-    for (const double w : row) count += w == 0;
-  return count;
-}
-
-// The message of the ShapeError that `f` throws; empty where it throws none.
-template <class F>
-std::string shape_error(F&& f) {
-  try {
-    f();
-  } catch (const mhla::ShapeError& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool mentions(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 constexpr double rounding = 1e-14;
@@ -275,45 +237,6 @@ TEST_CASE("initial mixing: what is normalized unless the caller says it", "[mixi
           initialized(grid_of(square), grid_of(other), explicitly(transform, NormAxis::row)));
 }
 
-TEST_CASE("initial mixing: known facts about the released code's matrices", "[mixing_matrix]") {
-  const InitialMixing paper{.max_mode = MaxMode::row, .norm_axis = NormAxis::row};
-  const InitialMixing rows_of_global{.norm_axis = NormAxis::row};
-  for (const Layout& layout : {Layout{1, 1, 9}, Layout{1, 4, 4}, Layout{3, 5, 10}}) {
-    const Grid grid = grid_of(layout);
-    const Matrix code = initialized(grid, {});
-    // distances are symmetric, so the released matrix is the row-normalized one, transposed
-    CHECK(max_difference(code, transposed(initialized(grid, rows_of_global))) == 0);
-    for (const double sum : row_sums(transposed(code))) CHECK(std::abs(sum - 1) <= rounding);
-    for (const double sum : row_sums(initialized(grid, paper)))
-      CHECK(std::abs(sum - 1) <= rounding);
-  }
-
-  const Grid square = grid_of({1, 4, 4});
-  CHECK(exact_zeros(initialized(square, {})) == 4);      // opposite corners
-  CHECK(exact_zeros(initialized(square, paper)) == 16);  // the farthest block of each
-  const auto range = [](const Matrix& m) {
-    double low = std::numeric_limits<double>::infinity();
-    double high = 0;
-    for (const double sum : row_sums(m)) {
-      low = std::min(low, sum);
-      high = std::max(high, sum);
-    }
-    return std::array<double, 2>{low, high};
-  };
-  const auto linear = range(initialized(square, {}));
-  CHECK(std::abs(linear[0] - 0.83) <= 0.005);
-  CHECK(std::abs(linear[1] - 1.18) <= 0.005);
-  const auto video = range(initialized(grid_of({3, 5, 10}), {}));
-  CHECK(std::abs(video[0] - 0.78) <= 0.005);
-  CHECK(std::abs(video[1] - 1.18) <= 0.005);
-  const auto cos = range(initialized(square, {.transform = Transform::cos}));
-  CHECK(std::abs(cos[0] - 0.96) <= 0.005);
-  CHECK(std::abs(cos[1] - 1.04) <= 0.005);
-  const auto gaussian = range(initialized(square, {.transform = Transform::gaussian}));
-  CHECK(std::abs(gaussian[0] - 5.1) <= 0.05);
-  CHECK(std::abs(gaussian[1] - 8.6) <= 0.05);
-}
-
 TEST_CASE("initial mixing: shorter blocks at the edge count as whole ones", "[mixing_matrix]") {
   const Grid ragged = mhla::Blocks2D{.grid = {10, 7}, .block = {4, 3}}.grid_of(70);
   const Grid whole = mhla::Blocks2D{.grid = {12, 9}, .block = {4, 3}}.grid_of(108);
@@ -328,24 +251,17 @@ TEST_CASE("initial mixing: shorter blocks at the edge count as whole ones", "[mi
   }
 }
 
-TEST_CASE("initial mixing: one block gives [[1]], whatever the settings", "[mixing_matrix]") {
-  for (const Transform transform : all_transforms)
-    for (const MaxMode max_mode : {MaxMode::global, MaxMode::row})
-      for (const NormAxis norm_axis :
-           {NormAxis::automatic, NormAxis::column, NormAxis::row, NormAxis::none}) {
-        INFO("transform " << int(transform) << ", norm " << int(norm_axis));
-        CHECK(initialized(grid_of({1, 1, 1}),
-                          {.transform = transform, .max_mode = max_mode, .norm_axis = norm_axis}) ==
-              Matrix{{1}});
-      }
-}
-
 TEST_CASE("initial mixing: weights that are all zero, or 0 / 0, become uniform",
           "[mixing_matrix]") {
   const Grid one = grid_of({1, 1, 1});
   const Grid two = grid_of({1, 1, 2});
   const Grid three = grid_of({1, 1, 3});
   const Grid four = grid_of({1, 2, 2});
+  SECTION("one block, whatever the settings") {
+    for (const Transform transform : all_transforms)
+      for (const NormAxis norm_axis : {NormAxis::automatic, NormAxis::column, NormAxis::none})
+        CHECK(initialized(one, {.transform = transform, .norm_axis = norm_axis}) == Matrix{{1}});
+  }
   SECTION("all keys at the maximum distance") {
     CHECK(initialized(one, two, {}) == Matrix{{0.5, 0.5}});
     CHECK(initialized(one, four, {}) == Matrix{{0.25, 0.25, 0.25, 0.25}});
@@ -393,16 +309,6 @@ TEST_CASE("initial mixing: a variant's own blocks", "[mixing_matrix]") {
     double again[2 * 5];
     mhla::initialize(make_view(again, 2, 5), other_blocks);
     for (int n = 0; n < 10; ++n) CHECK(again[n] == from_grids[n]);
-  }
-  SECTION("an image, every head the same") {
-    const mhla::Attention<mhla::Relu, mhla::Blocks2D> attention{
-        .blocks = {.grid = {10, 7}, .block = {4, 3}}};
-    std::vector<double> mix(5 * 9 * 9);
-    mhla::initialize(make_view(mix.data(), 5, 9, 9), attention);
-    const Matrix m = initialized(grid_of({1, 3, 3}), {});
-    for (int head = 0; head < 5; ++head)
-      for (int i = 0; i < 9; ++i)
-        for (int b = 0; b < 9; ++b) REQUIRE(mix[at((head * 9 + i) * 9 + b)] == m[at(i)][at(b)]);
   }
   SECTION("a video attending to another") {
     const mhla::Attention<mhla::Relu, mhla::Blocks3D> attention{
@@ -499,87 +405,73 @@ TEST_CASE("initial mixing: what does not fit is refused before anything is writt
   const Grid two = grid_of({1, 1, 2});
   const auto view = [&](auto... extents) { return make_view(data.data(), extents...); };
 
-  std::string message = shape_error([&] { mhla::initialize(view(3, 4), four); });
-  CHECK(mentions(message, "mix: axis query blocks is 3 but must be 4"));
-  message = shape_error([&] { mhla::initialize(view(2, 4, 5), four, {}); });
-  CHECK(mentions(message, "mix: axis key blocks is 5 but must be 4"));
-  message = shape_error([&] { mhla::initialize(view(4, 4), four, two); });
-  CHECK(mentions(message, "mix: axis key blocks is 4 but must be 2"));
-
-  message =
-      shape_error([&] { mhla::initialize(make_view(static_cast<double*>(nullptr), 4, 4), four); });
-  CHECK(mentions(message, "mix: has 16 elements but a null address"));
-  message = shape_error(
-      [&] { mhla::initialize(view(4, 2), four, two, {.transform = Transform::identity}); });
-  CHECK(mentions(message, "Transform::identity needs the same layout"));
-  message =
-      shape_error([&] { mhla::initialize(view(4, 4), four, {.transform = Transform::causal}); });
-  CHECK(mentions(message, "Transform::causal needs one sequence"));
-  message = shape_error([&] {
-    mhla::initialize(view(2, 3), two, grid_of({1, 1, 3}), {.transform = Transform::causal});
-  });
-  CHECK(mentions(message, "Transform::causal needs one sequence"));
-  const auto refused = [&](const InitialMixing& options, const char* part) {
-    CHECK(mentions(shape_error([&] { mhla::initialize(view(4, 4), four, options); }), part));
+  const auto refused = [](const char* words, const auto& call) {
+    CHECK(says(error_message<ShapeError>(call), words));
   };
-  refused({.exp_sigma = 0}, "exp_sigma is 0 but must be positive");
-  for (const double wrong :
-       {-3.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-    refused({.exp_sigma = wrong}, "exp_sigma is ");
-    refused({.local_threshold = wrong}, "local_threshold is ");
-  }
-  for (const int wrong : {-1, 9}) {
-    refused({.transform = static_cast<Transform>(wrong)}, "transform is ");
-    refused({.max_mode = static_cast<MaxMode>(wrong)}, "max_mode is ");
-    refused({.norm_axis = static_cast<NormAxis>(wrong)}, "norm_axis is ");
-  }
-
-  message = shape_error([&] { mhla::initialize(view(1, 1), mhla::Blocks1D{}.grid_of(5)); });
-  CHECK(mentions(message, "5 tokens in blocks of 0"));
-  message = shape_error([&] { mhla::initialize(view(1, 1), two, Grid{{1, 1, -4}, {1, 1, 4}}); });
-  CHECK(mentions(message, "the key grid has axis 2 of -4 tokens"));
-  using Image = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
-  message = shape_error([&] {
-    mhla::initialize(view(1, 1), Image{.blocks = {.grid = {4, 4}, .block = {2, 0}}});
+  refused("mix: axis query blocks is 3 but must be 4", [&] { mhla::initialize(view(3, 4), four); });
+  refused("mix: axis key blocks is 5 but must be 4",
+          [&] { mhla::initialize(view(2, 4, 5), four, {}); });
+  refused("mix: axis key blocks is 4 but must be 2",
+          [&] { mhla::initialize(view(4, 4), four, two); });
+  refused("mix: has 16 elements but a null address",
+          [&] { mhla::initialize(make_view(static_cast<double*>(nullptr), 4, 4), four); });
+  refused("mix: two of its elements share memory", [&] {
+    mhla::initialize(mhla::TensorView<double, 2>{data.data(), {4, 4}, {0, 1}}, four);
   });
-  CHECK(mentions(message, "blocks.block[1] is 0"));
-  message = shape_error([&] {
-    mhla::initialize(view(4, 4), Image{.blocks = {.grid = {4, 4}, .block = {2, 2}},
-                                       .key_blocks = {.grid = {4, -4}, .block = {2, 2}}});
+  refused("Transform::identity needs the same layout",
+          [&] { mhla::initialize(view(4, 2), four, two, {.transform = Transform::identity}); });
+  const InitialMixing causal{.transform = Transform::causal};
+  refused("Transform::causal needs one sequence",
+          [&] { mhla::initialize(view(4, 4), four, causal); });
+  refused("Transform::causal needs one sequence", [&] {
+    mhla::initialize(view(2, 3), two, grid_of({1, 1, 3}), causal);
   });
-  CHECK(mentions(message, "key_blocks.grid[1] is -4"));
-  message = shape_error(
-      [&] { mhla::initialize(view(4, 4), mhla::Attention<mhla::Relu, mhla::Blocks1D>{}); });
-  CHECK(mentions(message, "blocks.block is 0"));
+  const auto option = [&](const char* words, const InitialMixing& options) {
+    refused(words, [&] { mhla::initialize(view(4, 4), four, options); });
+  };
+  option("exp_sigma is 0 but must be positive", {.exp_sigma = 0});
+  for (const double wrong : {-3.0, std::numeric_limits<double>::quiet_NaN()}) {
+    option("exp_sigma is ", {.exp_sigma = wrong});
+    option("local_threshold is ", {.local_threshold = wrong});
+  }
+  option("transform is ", {.transform = static_cast<Transform>(9)});
+  option("max_mode is ", {.max_mode = static_cast<MaxMode>(-1)});
+  option("norm_axis is ", {.norm_axis = static_cast<NormAxis>(9)});
+  refused("5 tokens in blocks of 0",
+          [&] { mhla::initialize(view(1, 1), mhla::Blocks1D{}.grid_of(5)); });
+  refused("the key grid has axis 2 of -4 tokens", [&] {
+    mhla::initialize(view(1, 1), two, Grid{{1, 1, -4}, {1, 1, 4}});
+  });
+  refused("key_blocks.grid[1] is -4", [&] {
+    mhla::initialize(view(4, 4), mhla::Attention<mhla::Relu, mhla::Blocks2D>{
+                                     .blocks = {.grid = {4, 4}, .block = {2, 2}},
+                                     .key_blocks = {.grid = {4, -4}, .block = {2, 2}}});
+  });
+  refused("blocks.block is 0",
+          [&] { mhla::initialize(view(4, 4), mhla::Attention<mhla::Relu, mhla::Blocks1D>{}); });
 
   // More blocks than can be counted, which would wrap to none; matrices that no memory holds.
   constexpr Index huge = Index{1} << 32;
   const mhla::TensorView<double, 2> none{data.data(), {0, 0}, {0, 1}};
-  message = shape_error([&] { mhla::initialize(none, Grid{{1, huge, huge}}); });
-  CHECK(mentions(message, "the query grid's blocks: axis 2 is 4294967296, which makes"));
-  message = shape_error([&] { mhla::initialize(none, grid_of({1, 0, 4}), Grid{{huge, huge, 0}}); });
-  CHECK(mentions(message, "the key grid's blocks: axis 1 is 4294967296, which makes"));
-  for (const auto& [rows, columns] : {std::pair{huge, huge}, std::pair{Index{-4}, Index{-4}}}) {
-    const mhla::TensorView<double, 2> wrong{data.data(), {rows, columns}, {0, 0}};
-    const char* said = rows < 0 ? "is -4, which is negative" : "too large";
-    CHECK(mentions(shape_error([&] { mhla::initialize(wrong, grid_of({1, 1, 4})); }), said));
-    CHECK(mentions(shape_error([&] { mhla::project(wrong); }), said));
-    const auto extend = [&](const auto& from, const auto& to) {
-      mhla::extend(from, to, mhla::Extension::causal_average);
-    };
-    CHECK(mentions(
-        shape_error([&] { extend(mhla::TensorView<const double, 2>(wrong), view(4, 4)); }), said));
-    CHECK(mentions(shape_error([&] { extend(view(4, 4), wrong); }), said));
+  refused("the query grid's blocks: axis 2 is 4294967296, which makes", [&] {
+    mhla::initialize(none, Grid{{1, huge, huge}});
+  });
+  for (const Index extent : {huge, Index{-4}}) {
+    const mhla::TensorView<double, 2> wrong{data.data(), {extent, extent}, {0, 0}};
+    const char* said = extent < 0 ? "is -4, which is negative" : "too large";
+    refused(said, [&] { mhla::initialize(wrong, grid_of({1, 1, 4})); });
+    refused(said, [&] { mhla::project(wrong); });
+    refused(said, [&] { mhla::extend(view(4, 4), wrong, mhla::Extension::causal_average); });
+    refused(said, [&] {
+      mhla::extend(mhla::TensorView<const double, 2>(wrong), view(4, 4),
+                   mhla::Extension::causal_average);
+    });
   }
   // As many heads of nothing as there may be: nothing to do, at once.
   const mhla::TensorView<double, 3> hollow{data.data(), {Index{1} << 56, 0, 0}, {0, 0, 0}};
   mhla::initialize(hollow, grid_of({1, 0, 1}));
   mhla::project(hollow);
   mhla::extend(hollow, hollow, mhla::Extension::causal_average);
-
-  const mhla::TensorView<double, 2> expanded{data.data(), {4, 4}, {0, 1}};
-  message = shape_error([&] { mhla::initialize(expanded, four); });
-  CHECK(mentions(message, "share memory"));
 
   for (const double x : data) REQUIRE(x == -7.0);
 }
