@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The program of tests/consume: an initial matrix and, with CALL, which takes long to compile, one
-// attention, whose answers are known.
+// The program of tests/consume: an initial matrix and, unless WITHOUT_CALL, as it takes long to
+// compile, one attention, whose answers are known.
 #include <cmath>
 #include <cstdio>
 
@@ -20,7 +20,7 @@ int main() {
   mhla::initialize(mix, attention);
   const Eigen::Tensor<double, 0, Eigen::RowMajor> sum = mix.sum();  // of three columns
   double error = std::abs(sum() - 3);
-#if defined(CALL)
+#if !defined(WITHOUT_CALL)
   Eigen::Tensor<double, 4, Eigen::RowMajor> q(1, 1, 10, 3), k(1, 1, 10, 3), v(1, 1, 10, 2);
   q.setRandom(), k.setRandom(), v.setConstant(2.0);
   // Rows of the attention matrix sum to one: a constant value is its own mean.
