@@ -36,9 +36,7 @@ set(floors
   "cuda/chip  : cuda/device.hpp"
   "cuda/fused : cuda/chip cuda/block_table.hpp cuda/device.hpp cuda/head_dims.hpp cuda/limits.hpp cuda/plan.hpp cuda/rotation_table.hpp")
 
-cmake_minimum_required(VERSION 3.22...3.31)
-get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
-set(faults "")
+include("${CMAKE_CURRENT_LIST_DIR}/common.cmake")
 
 foreach(rule IN LISTS rooms floors)
   string(REGEX MATCH "^([^ ]+) *: *(.*)$" ignored "${rule}")
@@ -46,11 +44,6 @@ foreach(rule IN LISTS rooms floors)
 endforeach()
 
 # Edges: targets_<header> is the list of our own headers that it includes.
-file(GLOB_RECURSE headers RELATIVE "${INCLUDE_DIR}/mhla" "${INCLUDE_DIR}/mhla/*")
-list(FILTER headers EXCLUDE REGEX "[.]md$")
-if(NOT headers)
-  message(FATAL_ERROR "There is no header in ${INCLUDE_DIR}/mhla.")
-endif()
 foreach(header IN LISTS headers)
   string(REGEX REPLACE "/.*" "" room "${header}")
   if(NOT DEFINED "below_${room}")
@@ -116,9 +109,4 @@ if(left)
   list(APPEND faults "these headers include each other in a cycle: ${names}")
 endif()
 
-if(faults)
-  list(JOIN faults "\n  " text)
-  message(FATAL_ERROR "The include graph is broken:\n  ${text}\n")
-endif()
-list(LENGTH headers count)
-message(STATUS "${count} headers, no upward edge, no cycle")
+report("The include graph is broken" headers "headers, no upward edge, no cycle")
