@@ -4,7 +4,6 @@
 #include <cctype>
 #include <cmath>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -20,7 +19,6 @@ using namespace test;
 using checkpoints::read_npy;
 
 const Program program{MHLA_REPLAY};
-constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
 const char* const results[] = {"out", "dq", "dk", "dv", "dmix"};
 
 /// Every golden case, in the order of index.txt.
@@ -50,17 +48,14 @@ std::map<std::string, std::string> lines_of(const std::string& output) {
 }
 
 /// A run of one case, whose line and exit status say so.
-void check(const fs::path& folder, const std::string& arguments, const std::string& verdict,
+void check(const Case& one, const std::string& arguments, const std::string& verdict,
            const std::string& text = "") {
   const std::map<std::string, int> status{
       {"ok", 0}, {"FAILS", 1}, {"unsupported", 2}, {"unreadable", 3}};
-  const std::string output = program.check(arguments + quoted(folder), status.at(verdict), {text});
+  const std::string output =
+      program.check(arguments + quoted(one.folder), status.at(verdict), {text});
   INFO(output);
-  CHECK(lines_of(output)[folder.filename().string()].rfind(verdict + "  ", 0) == 0);
-}
-void check(const Case& one, const std::string& arguments, const std::string& verdict,
-           const std::string& text = "") {
-  check(one.folder, arguments, verdict, text);
+  CHECK(lines_of(output)[one.folder.filename().string()].rfind(verdict + "  ", 0) == 0);
 }
 
 double largest_difference(const fs::path& file, const checkpoints::Array& expected) {
@@ -148,7 +143,7 @@ TEST_CASE("replay: --decode compares and writes out alone", "[replay]") {
     // The last token: each of the prefill lengths passes it, in a step or not.
     one.add("out", out.values.size() - 1, 1.2 * tolerance);
     check(one, options, "FAILS");
-    one.add("out", out.values.size() - 1, nan_value);
+    one.add("out", out.values.size() - 1, NAN);
     check(one, options + " --tolerance 1e300", "FAILS", "out inf  the largest of 8");
   }
 }
@@ -167,7 +162,7 @@ TEST_CASE("replay: the tolerance is where it is said to be, for every result", "
                  {0, "--tolerance 1.3e-12", "ok", ""},
                  {0, "--scalar f32", "ok", ""},
                  {1.2e-5 * scale, "--scalar f32", "FAILS", array + " 1."},
-                 {nan_value, "--tolerance 1e300", "FAILS", array + " inf"}};
+                 {NAN, "--tolerance 1e300", "FAILS", array + " inf"}};
     for (const auto& [added, arguments, verdict, text] : steps) {
       one.add(array, 7, added);
       check(one, arguments, verdict, text);
@@ -390,7 +385,7 @@ TEST_CASE("replay: what cannot be read is named with its file", "[replay]") {
     one.set(key, value);
     check(one, "", "unreadable", one.text().string() + ": has ");
   }
-  check("/nowhere", "", "unreadable", "/nowhere/case.txt: cannot be opened");
+  program.check("/nowhere", 3, {"unreadable", "/nowhere/case.txt: cannot be opened"});
 }
 
 TEST_CASE("replay: the exit status is the first of 3, 1, 2, 0 that a case gives", "[replay]") {

@@ -227,23 +227,13 @@ TEST_CASE("no damage makes a reader read out of bounds") {
     std::string damaged = bytes;
     for (std::uint64_t n = 1 + draw(4); n > 0 && !damaged.empty(); --n) {
       const std::size_t at = draw(damaged.size());
-      switch (draw(5)) {
-        case 0:
-          damaged[at] = static_cast<char>(draw(256));
-          break;
-        case 1:
-          damaged[at] = "0123456789[]{},:\"-eE"[draw(20)];
-          break;
-        case 2:
-          damaged.resize(at);
-          break;
-        case 3:
-          damaged.insert(at, std::string(1 + draw(9), static_cast<char>('0' + draw(10))));
-          break;
-        case 4:
-          damaged.erase(at, 1 + draw(6));
-          break;
-      }
+      const std::uint64_t damage = draw(5);
+      if (damage == 0) damaged[at] = static_cast<char>(draw(256));
+      if (damage == 1) damaged[at] = "0123456789[]{},:\"-eE"[draw(20)];
+      if (damage == 2) damaged.resize(at);
+      if (damage == 3)
+        damaged.insert(at, std::string(1 + draw(9), static_cast<char>('0' + draw(10))));
+      if (damage == 4) damaged.erase(at, 1 + draw(6));
     }
     if (!refusal(damaged).empty()) ++refused;
   }
