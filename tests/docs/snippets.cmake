@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 # Compiles the \code blocks of all headers below INCLUDE_DIR, and the C++ of the pages there but for
-# whole files, each a member function of the objects in prelude.hpp, as one source in OUTPUT. COMPILE is the compiler and its arguments, separated by |.
+# whole files, each a member function of the objects in PRELUDE, as one source in OUTPUT. COMPILE is the
+# compiler and its arguments, separated by |.
 cmake_minimum_required(VERSION 3.22...3.31)
-set(source "#include \"${CMAKE_CURRENT_LIST_DIR}/prelude.hpp\"\n")
+set(source "#include \"${PRELUDE}\"\n")
 set(count 0)
 
 # compile_blocks(objects opening closing file...)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Gradients of layers and models against central differences.
+// Gradients of models against central differences.
 #pragma once
 
 #include <mhla/testing/gradient_check.hpp>
@@ -28,14 +28,6 @@ auto with(M& operand, const M& gradient) {
   return mhla::testing::differentiate(view(operand), view(gradient));
 }
 
-/// Checks the gradients of loss(), which reads the operands.
-template <class Loss, class... Operands>
-void require_gradients(double tolerance, const Loss& loss, const Operands&... operands) {
-  const auto check = mhla::testing::check_gradient(loss, 7, 4, operands...);
-  INFO(check);
-  REQUIRE(check.error <= tolerance);
-}
-
 /// Checks the gradient of loss(values), in steps of this scale of all values at once: alone, a
 /// small one moves the loss too little for its difference to be exact.
 template <class Values, class Scale, class Loss, class... Operands>
@@ -47,7 +39,10 @@ void require_gradient(double tolerance, const Values& origin, const Scale& scale
     const Values displaced = origin + scale * displacement;
     return loss(displaced);
   };
-  require_gradients(tolerance, displaced_loss, operands..., with(displacement, slope));
+  const auto check =
+      mhla::testing::check_gradient(displaced_loss, 7, 4, operands..., with(displacement, slope));
+  INFO(check);
+  REQUIRE(check.error <= tolerance);
 }
 
 }  // namespace test

@@ -36,20 +36,6 @@ std::vector<int> cells_of(const std::vector<float>& pixels) {
   return cells;
 }
 
-/// Four grey images of 4 x 4, for a gradient.
-class FourImages : public Images {
- public:
-  ImageShape shape() const override { return {1, 4, 4}; }
-  Index classes() const override { return 3; }
-  Index validation() const override { return 4; }
-  int image(Part /*part*/, Index number, float* pixels) const override {
-    for (Index p = 0; p < 16; ++p)
-      pixels[p] = static_cast<float>(mhla::testing::Normal{}(static_cast<std::uint64_t>(number),
-                                                             static_cast<std::uint64_t>(p)));
-    return static_cast<int>(number % 3);
-  }
-};
-
 const Program program{MHLA_TRAIN_VIT};
 
 std::string idx(const std::vector<int>& extents, const std::string& bytes) {
@@ -91,7 +77,14 @@ TEST_CASE("train_vit: the class is the kind of the shape nearest to the marker",
 }
 
 TEST_CASE("train_vit: the classifier's gradient", "[train_vit]") {
-  const FourImages images;
+  const TemporaryFolder temporary;
+  std::string bytes, labels;
+  for (int i = 0; i < 12 * 16; ++i) bytes += static_cast<char>(i * i * 37 % 251);
+  for (int i = 0; i < 12; ++i) labels += static_cast<char>(i % 3);
+  write_text(temporary / "images", idx({12, 4, 4}, bytes));
+  write_text(temporary / "labels", idx({12}, labels));
+  const ImageFiles images =
+      ImageFiles::idx((temporary / "images").string(), (temporary / "labels").string(), 1);
   for (const bool with_all : {false, true}) {
     ModelShape shape{.patch = 1, .block = {2, 2}, .layers = 1, .width = 8, .heads = 2};
     shape.positional_convolution = with_all;
@@ -117,9 +110,7 @@ TEST_CASE("train_vit: images of one's own", "[train_vit]") {
   write_text(temporary / "images", idx({20, 2, 3}, bytes));
   write_text(temporary / "labels", idx({20}, labels));
   const ImageFiles files = ImageFiles::idx(path("images"), path("labels"), 1);
-  CHECK(files.shape().height == 2);
-  CHECK(files.shape().width == 3);
-  CHECK(files.classes() == 3);
+  CHECK((files.shape().height == 2 && files.shape().width == 3 && files.classes() == 3));
   REQUIRE(files.validation() == 2);
   float pixels[6];
   CHECK(files.image(Part::validation, 1, pixels) == 19 % 3);
@@ -130,9 +121,7 @@ TEST_CASE("train_vit: images of one's own", "[train_vit]") {
   for (int i = 0; i < 11; ++i) bytes = i == 0 ? record : bytes + record;
   write_text(temporary / "cifar", bytes);
   const ImageFiles cifar = ImageFiles::cifar({path("cifar")}, 1);
-  CHECK(cifar.shape().channels == 3);
-  CHECK(cifar.classes() == 8);
-  CHECK(cifar.validation() == 1);
+  CHECK((cifar.shape().channels == 3 && cifar.classes() == 8 && cifar.validation() == 1));
 
   const std::string whole = idx({20, 2, 3}, std::string(120, 'x'));
   for (const std::string& broken :

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "examples/layers/mhla_attention.hpp"
+#include "examples/train_recall/recall.hpp"
 #include "examples/training/attention_of.hpp"
 #include "examples/training/command_line.hpp"
 #include "examples/training/softmax_attention.hpp"
@@ -91,25 +93,6 @@ void require_transformers(const std::shared_ptr<const AnyAttention>& attention, 
                            .softmax_layers = mixing == Mixing::mhla && gate ? 1 : 0});
 }
 
-/// Sequences of 10 tokens of two symbols each; the two at the ends are to be predicted.
-class SomeSequences : public TokenSequences {
- public:
-  Index tokens() const override { return 10; }
-  Index symbols() const override { return 7; }
-  Index classes() const override { return 3; }
-  Index predictions() const override { return 2; }
-  Index validation() const override { return 1; }
-  void append(Part part, Index number, TokenBatch& batch) const override {
-    Draws draws(5, part, number);
-    batch.symbols.resize(2);
-    for (const Index row : {batch.tokens(), batch.tokens() + 9})
-      batch.predictions.push_back({row, static_cast<int>(draws.below(3))});
-    for (Index t = 0; t < 10; ++t)
-      for (std::vector<int>& symbols : batch.symbols)
-        symbols.push_back(static_cast<int>(draws.below(7)));
-  }
-};
-
 /// Against the oracle, which knows of no rotation.
 template <class Attention>
 void require_softmax(const Attention& attention, Index tokens) {
@@ -161,17 +144,17 @@ TEST_CASE("training: the transformer's gradients", "[training]") {
 }
 
 TEST_CASE("training: the gradient of predicted tokens", "[training]") {
-  const SomeSequences sequences;
+  const train_recall::Recall sequences(train_recall::Writing::again, 10, 3, 5);
   const TokenPrediction task(
       {.attention = any_attention(sequence), .tokens = 10, .layers = 1, .width = 8, .heads = 2},
       sequences);
   const Values origin = task.initial_values(3);
   const auto scratch = task.scratch();
   Values gradient = Values::Constant(origin.size(), std::nan(""));
-  const Score score = task.score(origin, Part::training, 0, 2, *scratch, 0.25, &gradient);
-  CHECK(score.predictions == 4);
+  const Score score = task.score(origin, Part::training, 0, 2, *scratch, 0.1, &gradient);
+  CHECK(score.predictions == 10);
   const auto loss = [&](const Values& displaced) {
-    return task.score(displaced, Part::training, 0, 2, *scratch, 0, nullptr).loss / 4;
+    return task.score(displaced, Part::training, 0, 2, *scratch, 0, nullptr).loss / 10;
   };
   require_gradient(1e-9, origin, 0.02, gradient, loss);
 }
@@ -179,6 +162,27 @@ TEST_CASE("training: the gradient of predicted tokens", "[training]") {
 TEST_CASE("training: the softmax attention that MHLA is compared with is right", "[training]") {
   require_softmax(sequence, 9);
   require_softmax(video, 12);
+}
+
+TEST_CASE("training: MHLA in bfloat16 is near to that in float", "[training]") {
+  const mhla::ForkJoin team(1);
+  const layers::Heads heads{2, 2, 1};
+  const auto random = [](Index rows, Index columns, std::uint64_t seed) {
+    return layers::Matrix<float>(random_matrix(rows, columns, seed).cast<float>());
+  };
+  const auto q = random(24, 8, 1), k = random(24, 8, 2), v = random(24, 8, 3);
+  const layers::Matrix<float> mix = random(3, 3, 4).cwiseAbs();
+  layers::Matrix<float> y, y16;
+  using Variant = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D>;
+  const auto forward = [&](layers::Storage storage, layers::Matrix<float>& to) {
+    const layers::MhlaAttention<Variant> attention({.blocks = {.block = 8}}, team, storage);
+    attention.forward(heads, q, k, v, mix, to);
+  };
+  forward(layers::Storage::as_computed, y);
+  forward(layers::Storage::bfloat16, y16);
+  const float error = (y - y16).norm() / y.norm();
+  CHECK(error <= 1e-2f);
+  CHECK(error > 1e-4f);
 }
 
 TEST_CASE("training: a command line", "[training]") {

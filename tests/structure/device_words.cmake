@@ -12,19 +12,12 @@ set(allowed
 set(words asm __CUDA_ARCH__ __global__ __device__ __host__ __shared__ __constant__ __syncthreads
   __syncwarp __shfl __launch_bounds__ blockIdx blockDim gridDim threadIdx <<< cuda_runtime)
 
-cmake_minimum_required(VERSION 3.22...3.31)
-get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
+include("${CMAKE_CURRENT_LIST_DIR}/common.cmake")
 foreach(rule IN LISTS allowed)
   string(REGEX MATCH "^([^ ]+) *: *(.*)$" ignored "${rule}")
   string(REPLACE " " ";" "words_of_${CMAKE_MATCH_1}" "${CMAKE_MATCH_2}")
 endforeach()
 
-file(GLOB_RECURSE headers RELATIVE "${INCLUDE_DIR}/mhla" "${INCLUDE_DIR}/mhla/*")
-list(FILTER headers EXCLUDE REGEX "[.]md$")
-if(NOT headers)
-  message(FATAL_ERROR "There is no header in ${INCLUDE_DIR}/mhla.")
-endif()
-set(faults "")
 foreach(header IN LISTS headers)
   foreach(word IN LISTS words)
     if(word STREQUAL "asm") # a whole word
@@ -38,9 +31,5 @@ foreach(header IN LISTS headers)
     endif()
   endforeach()
 endforeach()
-if(faults)
-  list(JOIN faults "\n  " text)
-  message(FATAL_ERROR "Only a CUDA compiler understands:\n  ${text}\n")
-endif()
-list(LENGTH headers count)
-message(STATUS "${count} headers, words of CUDA only where they belong")
+
+report("Only a CUDA compiler understands" headers "headers, words of CUDA only where they belong")

@@ -36,34 +36,14 @@ set(floors
   "cuda/chip  : cuda/device.hpp"
   "cuda/fused : cuda/chip cuda/block_table.hpp cuda/device.hpp cuda/head_dims.hpp cuda/limits.hpp cuda/plan.hpp cuda/rotation_table.hpp")
 
-# Which headers may include Eigen, and what of it.
-set(eigen_users
-  "eigen/.*       : (unsupported/)?Eigen/.*"
-  "diagnostics/.* : (unsupported/)?Eigen/.*")
+include("${CMAKE_CURRENT_LIST_DIR}/common.cmake")
 
-cmake_minimum_required(VERSION 3.22...3.31)
-get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
-set(faults "")
-
-foreach(rule IN LISTS rooms)
+foreach(rule IN LISTS rooms floors)
   string(REGEX MATCH "^([^ ]+) *: *(.*)$" ignored "${rule}")
-  set(room "${CMAKE_MATCH_1}")
-  string(REPLACE " " ";" "below_${room}" "${CMAKE_MATCH_2}")
-endforeach()
-
-foreach(rule IN LISTS floors)
-  string(REGEX MATCH "^([^ ]+) *: *(.*)$" ignored "${rule}")
-  set(floor "${CMAKE_MATCH_1}")
-  list(APPEND floor_names "${floor}")
-  string(REPLACE " " ";" "below_${floor}" "${CMAKE_MATCH_2}")
+  string(REPLACE " " ";" "below_${CMAKE_MATCH_1}" "${CMAKE_MATCH_2}")
 endforeach()
 
 # Edges: targets_<header> is the list of our own headers that it includes.
-file(GLOB_RECURSE headers RELATIVE "${INCLUDE_DIR}/mhla" "${INCLUDE_DIR}/mhla/*")
-list(FILTER headers EXCLUDE REGEX "[.]md$")
-if(NOT headers)
-  message(FATAL_ERROR "There is no header in ${INCLUDE_DIR}/mhla.")
-endif()
 foreach(header IN LISTS headers)
   string(REGEX REPLACE "/.*" "" room "${header}")
   if(NOT DEFINED "below_${room}")
@@ -86,21 +66,13 @@ foreach(header IN LISTS headers)
       endif()
       get_filename_component(floor "${header}" DIRECTORY)
       get_filename_component(target_floor "${target}" DIRECTORY)
-      if(floor IN_LIST floor_names AND target_room STREQUAL room AND NOT target_floor STREQUAL floor
-         AND NOT target IN_LIST "below_${floor}" AND NOT target_floor IN_LIST "below_${floor}")
+      if(floor MATCHES "/" AND DEFINED "below_${floor}" AND target_room STREQUAL room
+         AND NOT target_floor STREQUAL floor AND NOT target IN_LIST "below_${floor}"
+         AND NOT target_floor IN_LIST "below_${floor}")
         list(APPEND faults "${header} includes mhla/${target}: upward, ${floor} is below it")
       endif()
     elseif(target MATCHES "^(unsupported/)?Eigen/")
-      set(allowed FALSE)
-      foreach(rule IN LISTS eigen_users)
-        string(REGEX MATCH "^([^ ]+) *: *(.*)$" ignored "${rule}")
-        set(user "${CMAKE_MATCH_1}")
-        set(parts "${CMAKE_MATCH_2}")
-        if(header MATCHES "^${user}$" AND target MATCHES "^${parts}$")
-          set(allowed TRUE)
-        endif()
-      endforeach()
-      if(NOT allowed)
+      if(NOT header MATCHES "^(eigen|diagnostics)/")
         list(APPEND faults "${header} includes ${target}: Eigen does not belong there")
       endif()
     elseif(line MATCHES "\"")
@@ -137,9 +109,4 @@ if(left)
   list(APPEND faults "these headers include each other in a cycle: ${names}")
 endif()
 
-if(faults)
-  list(JOIN faults "\n  " text)
-  message(FATAL_ERROR "The include graph is broken:\n  ${text}\n")
-endif()
-list(LENGTH headers count)
-message(STATUS "${count} headers, no upward edge, no cycle")
+report("The include graph is broken" headers "headers, no upward edge, no cycle")

@@ -2,8 +2,7 @@
 # Reads the project's CMake files and fails on a variable for users (MHLA_..., of option, find_program or
 # set with CACHE) that the table in cmake/README.md has not, or with another default, and on a line of the
 # table for a variable that is gone.   cmake -DSOURCE_DIR=. -P tests/structure/options.cmake
-cmake_minimum_required(VERSION 3.22...3.31)
-set(faults "")
+include("${CMAKE_CURRENT_LIST_DIR}/common.cmake")
 set(defined "")
 
 file(READ "${SOURCE_DIR}/cmake/README.md" page)
@@ -35,10 +34,6 @@ foreach(file IN LISTS files ITEMS "${SOURCE_DIR}/CMakeLists.txt")
     endif()
   endforeach()
 endforeach()
-if(NOT defined)
-  message(FATAL_ERROR "There is no option in ${SOURCE_DIR}.")
-endif()
-
 # Those of the two scripts are read by from_scratch.cmake alone.
 string(REGEX MATCHALL "\n\\| `MHLA_[A-Z0-9_]+` \\|" rows "${page}")
 foreach(row IN LISTS rows)
@@ -48,9 +43,4 @@ foreach(row IN LISTS rows)
   endif()
 endforeach()
 
-if(faults)
-  list(JOIN faults "\n  " text)
-  message(FATAL_ERROR "cmake/README.md does not list what CMake files have:\n  ${text}\n")
-endif()
-list(LENGTH defined count)
-message(STATUS "${count} options, all of them listed")
+report("cmake/README.md does not list what CMake files have" defined "options, all of them listed")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 # The version of version.hpp is that of vcpkg's port, the one that Conan's recipe reads, and the one that
 # cmake/README.md asks for.   cmake -DSOURCE_DIR=. -P tests/structure/packages.cmake
-cmake_minimum_required(VERSION 3.22...3.31)
-set(faults "")
+include("${CMAKE_CURRENT_LIST_DIR}/common.cmake")
 set(version "")
 foreach(part IN ITEMS MAJOR MINOR PATCH)
   file(STRINGS "${SOURCE_DIR}/include/mhla/version.hpp" line REGEX "^#define MHLA_VERSION_${part} ")
@@ -25,9 +24,6 @@ endif()
 
 file(READ "${SOURCE_DIR}/cmake/README.md" page)
 string(REGEX MATCHALL "find_package\\(mhla [0-9.]+" asked "${page}")
-if(NOT asked)
-  list(APPEND faults "cmake/README.md does not show find_package(mhla ${major_minor}")
-endif()
 foreach(request IN LISTS asked)
   string(REGEX MATCH "[0-9.]+" request "${request}")
   if(NOT request STREQUAL major_minor)
@@ -35,8 +31,4 @@ foreach(request IN LISTS asked)
   endif()
 endforeach()
 
-if(faults)
-  list(JOIN faults "\n  " text)
-  message(FATAL_ERROR "The library is mhla ${version}, but\n  ${text}\n")
-endif()
-message(STATUS "mhla ${version} everywhere")
+report("The library is mhla ${version}, but" asked "requests of mhla ${version}, and all packages have it")

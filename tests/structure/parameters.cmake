@@ -6,14 +6,8 @@ set(most 10)
 set(exempt "^cuda/fused/") # kernels
 set(formula "backward_into") # takes what stands in its formula, one by one
 
-cmake_minimum_required(VERSION 3.22...3.31)
-get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
-file(GLOB_RECURSE headers RELATIVE "${INCLUDE_DIR}/mhla" "${INCLUDE_DIR}/mhla/*")
-list(FILTER headers EXCLUDE REGEX "[.]md$")
+include("${CMAKE_CURRENT_LIST_DIR}/common.cmake")
 list(FILTER headers EXCLUDE REGEX "${exempt}")
-if(NOT headers)
-  message(FATAL_ERROR "There is no header in ${INCLUDE_DIR}/mhla.")
-endif()
 
 # Replaces what matches until nothing does: from the inside out.
 macro(replace_nested pattern by text)
@@ -24,7 +18,6 @@ macro(replace_nested pattern by text)
   endwhile()
 endmacro()
 
-set(faults "")
 foreach(header IN LISTS headers)
   file(READ "${INCLUDE_DIR}/mhla/${header}" text)
   string(REGEX REPLACE "//[^\n]*|\"[^\"\n]*\"" "" text "${text}")
@@ -49,9 +42,4 @@ foreach(header IN LISTS headers)
   endwhile()
 endforeach()
 
-if(faults)
-  list(JOIN faults "\n  " text)
-  message(FATAL_ERROR "More than ${most} parameters:\n  ${text}\n")
-endif()
-list(LENGTH headers count)
-message(STATUS "${count} headers, no function of more than ${most} parameters")
+report("More than ${most} parameters" headers "headers, no function of more than ${most} parameters")

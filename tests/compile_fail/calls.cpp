@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Attentions that are not decoded, packed, padded or run in stages.
+// Attentions that are not decoded, packed, padded or run in stages. What a CudaDevice does not
+// evaluate: sums around an attention, operands that would have to be evaluated first, results that
+// would have to be copied or converted; and what has no kernels.
 // EXPECT: mhla: a Decoder generates token by token: its attention must be Causal
 // EXPECT: mhla: a Decoder keeps all summaries or the states of a recurrence
 // EXPECT: mhla: the sequences of a Decoder have lengths of their own: give it the attention
@@ -10,7 +12,18 @@
 // EXPECT: mhla: packed sequences are cut into Blocks1D: a grid has one extent for all
 // EXPECT: mhla: the masks of Stages are those of a stage's tokens: give Stages the attention that
 // EXPECT: mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: for
+// EXPECT 2: mhla: a CudaDevice evaluates y.device(cuda) = attention(q, k, v, mix) and nothing
+// EXPECT 3: mhla: on a CudaDevice q, k, v, mix and dy are TensorMaps of device memory,
+// EXPECT: mhla: on a CudaDevice the result of attention(q, k, v, mix) is assigned to a
+// EXPECT: mhla: the result of attention(q, k, v, mix) has the scalar type of q
+// EXPECT: mhla: a CudaDevice computes with float, double, Eigen::bfloat16 and Eigen::half
+// EXPECT: mhla: CudaStages have rows of the mixing matrix: use DenseMixing
+// EXPECT: mhla: fused CUDA kernels exist for head dimensions
+// EXPECT: mhla: MHLA_INSTANTIATE_CUDA(Variant, Scalar, ...) takes head dimensions behind the
 #include <mhla/attention.hpp>
+#include <mhla/cuda.hpp>
+#include <mhla/cuda/head_dims.hpp>
+#include <mhla/cuda/stages.hpp>
 #include <mhla/decoding.hpp>
 #include <mhla/packed.hpp>
 #include <mhla/stages.hpp>
@@ -48,3 +61,41 @@ void use(const std::vector<std::int32_t>& offsets, const mhla::TensorView<bool, 
   static_cast<void>(packed);
   static_cast<void>(padded);
 }
+
+template <class T, int rank>
+using Tensor = Eigen::Tensor<T, rank, Eigen::RowMajor>;
+template <class Dims>
+using HeadDims = mhla::cuda::HeadDimsOf<Dims>;
+
+struct Call {
+  Plain attention;
+  Eigen::TensorMap<Tensor<float, 4>> q, y;
+  Eigen::TensorMap<Tensor<float, 3>> mix;
+  Eigen::TensorMap<Tensor<double, 4>> wide;
+  Tensor<long double, 4> longer;
+  Tensor<long double, 3> longer_mix;
+  const mhla::CudaDevice& cuda;
+
+  void use() {
+    mhla::tokens_first(y).device(cuda) = attention(mhla::tokens_first(q), q, q, mix);
+    mhla::gradients(y, mhla::skip, mhla::skip, mhla::skip).device(cuda) =
+        attention.backward(q, q, q, mix, q);
+    const mhla::CudaStages<Sequence, float> stages({}, mhla::Shape{});
+    HeadDims<mhla::HeadDims<128, 256>>::list();
+#ifndef MHLA_CONTROL
+    y.device(cuda) += attention(q, q, q, mix);
+    y.device(cuda) = q - attention(q, q, q, mix);
+    y.device(cuda) = attention(q * 2.f, q, q, mix);
+    y.device(cuda) = attention(q, q, q, mix.abs());
+    mhla::gradients(y, mhla::skip, mhla::skip, mhla::skip).device(cuda) =
+        attention.backward(q, q, q, mix, q - q);
+    y.slice(y.dimensions(), y.dimensions()).device(cuda) = attention(q, q, q, mix);
+    wide.device(cuda) = attention(q, q, q, mix);
+    longer.device(cuda) = attention(longer, longer, longer, longer_mix);
+    const mhla::CudaStages<Mixed<mhla::Causal, mhla::RecurrentMixing>, float> recurrent(
+        {}, mhla::Shape{});
+    HeadDims<mhla::HeadDims<80, 80>>::list();
+    static_cast<void>(HeadDims<mhla::BFloat16>::size);
+#endif
+  }
+};
