@@ -26,7 +26,11 @@
 
 namespace {
 
-using namespace call;
+using call::bitwise_equal;
+using call::Gradients;
+using call::HostTensor;
+using call::Operands;
+using call::ScatteredTensor;
 using executors::ShuffledExecutor;
 using executors::ThreadExecutor;
 using namespace mhla;

@@ -146,7 +146,7 @@ TEST_CASE("readout: the adjoint, with dS~ and dz~ in two tiles", "[cpu]") {
       differentiate(tile.plain, grad_plain), differentiate(tile.mixed_summary, grad_summary),
       differentiate(tile.mixed_key_sum, grad_key_sum));
   INFO(check.report());
-  CHECK(check.error <= tolerance::gradient_check);
+  CHECK(check.error <= ::tolerance::gradient_check);
 }
 
 TEST_CASE("readout: a denominator of 0 gives 0 and contributes nothing, a NaN stays", "[cpu]") {

@@ -56,7 +56,7 @@ void check_rotation(const RotationTable<A>& table, const std::vector<Pair>& pair
   table.turn(panel(rotated.view().data, 1, feature_dim), coordinate, Turn::forward);
   // A few roundings of a sum of two products; cosine and sine are never better than double.
   constexpr double roundoff =
-      std::max(tolerance::unit_roundoff<A>, tolerance::unit_roundoff<double>);
+      std::max(::tolerance::unit_roundoff<A>, ::tolerance::unit_roundoff<double>);
   double bound = 0;
   for (const A x : row.elements())
     bound = std::max(bound, 4 * roundoff * static_cast<double>(std::abs(x)));
@@ -66,7 +66,7 @@ void check_rotation(const RotationTable<A>& table, const std::vector<Pair>& pair
         std::pow(static_cast<long double>(theta), -static_cast<long double>(pair.exponent));
     const long double x = row(pair.first);
     const long double y = row(pair.second);
-    const double angle_error = 4 * static_cast<double>(angle) * tolerance::unit_roundoff<double>;
+    const double angle_error = 4 * static_cast<double>(angle) * ::tolerance::unit_roundoff<double>;
     CAPTURE(pair.first, pair.second);
     CHECK(std::abs(static_cast<double>(rotated(pair.first) -
                                        (x * std::cos(angle) - y * std::sin(angle)))) <=
@@ -199,8 +199,8 @@ TEMPLATE_TEST_CASE("rotation table: circling angles are those of every position"
       const A cosine = cosines[1], sine = sines[1];
       const long double angle =
           static_cast<long double>(position) * static_cast<long double>(frequency);
-      const double allowed = tolerance::unit_roundoff<A> +
-                             (static_cast<double>(angle) + 8) * tolerance::unit_roundoff<double>;
+      const double allowed = ::tolerance::unit_roundoff<A> +
+                             (static_cast<double>(angle) + 8) * ::tolerance::unit_roundoff<double>;
       worst = std::max({worst, static_cast<double>(std::abs(cosine - std::cos(angle))) / allowed,
                         static_cast<double>(std::abs(sine - std::sin(angle))) / allowed});
     }

@@ -12,6 +12,7 @@
 namespace {
 
 using namespace call;
+using call::Gradients;
 using namespace mhla;
 using mhla::testing::HostTensor;
 

@@ -221,7 +221,7 @@ void check_adjoint(const Map& map, const Rotation& rotation, Index dim, Normaliz
   const auto check =
       mhla::testing::check_gradient(loss, 10, 3, mhla::testing::differentiate(x, gradient_alone));
   INFO(check.report());
-  CHECK(check.error <= tolerance::gradient_check);
+  CHECK(check.error <= ::tolerance::gradient_check);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 namespace {
 
 using namespace call;
+using call::Gradients;
 using call_memory::Affordable;
 using call_memory::check_exact;
 using namespace mhla;

@@ -103,8 +103,35 @@ MHLA_INSTANTIATE_CUDA(Attention, float);
 
 namespace {
 
-using namespace mhla;
-using namespace mhla::cuda;
+using mhla::BFloat16;
+using mhla::Bidirectional;
+using mhla::BlockCausal;
+using mhla::Blocks1D;
+using mhla::Blocks2D;
+using mhla::Causal;
+using mhla::CudaDevice;
+using mhla::CudaPath;
+using mhla::EluPlusOne;
+using mhla::Half;
+using mhla::HalfSplitRotary;
+using mhla::Index;
+using mhla::MixedKeySum;
+using mhla::MixedProduct;
+using mhla::NoRotation;
+using mhla::Relu;
+using mhla::Shape;
+using mhla::ShapeError;
+using mhla::StateUse;
+using mhla::Unnormalized;
+using mhla::cuda::Direction;
+using mhla::cuda::fused_head_dims;
+using mhla::cuda::HeadDimsList;
+using mhla::cuda::HeadDimsPair;
+using mhla::cuda::KernelCost;
+using mhla::cuda::name_of;
+using mhla::cuda::NominalGpu;
+using mhla::cuda::PathChoice;
+using mhla::cuda::PathCost;
 
 constexpr HeadDimsList every{fused_head_dims, std::size(fused_head_dims)};
 

@@ -20,6 +20,7 @@ namespace {
 
 using namespace batches;
 using namespace call;
+using call::Gradients;
 using namespace mhla;
 
 template <class Causality>

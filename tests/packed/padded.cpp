@@ -22,6 +22,7 @@ namespace {
 using batches::cut;
 using batches::tokens_of;
 using namespace call;
+using call::Gradients;
 using namespace mhla;
 
 // phi(0) is 1 and 1 / key_dim: a zeroed key would count.

@@ -88,7 +88,7 @@ void check_value(const Map& map, const Formula& formula, Index key_dim) {
     INFO("feature " << c << " of key_dim " << key_dim << ": got " << got[c] << ", expected "
                     << expected[c]);
     CHECK(std::abs(static_cast<double>(got[c] - expected[c])) <=
-          tolerance::policy_value<T> * static_cast<double>(std::abs(expected[c])));
+          ::tolerance::policy_value<T> * static_cast<double>(std::abs(expected[c])));
   }
 }
 
@@ -107,7 +107,7 @@ void check_adjoint(const Map& map, Index key_dim) {
   const auto check =
       mhla::testing::check_gradient(loss, 8, 4, mhla::testing::differentiate(x, claimed));
   INFO("key_dim " << key_dim << ": " << check);
-  CHECK(check.error <= tolerance::gradient_check);
+  CHECK(check.error <= ::tolerance::gradient_check);
 }
 
 template <class Map>

@@ -47,17 +47,17 @@ void check_linear(const V& attention, const Shape& shape, const TokenMasks& mask
   for (double& element : o.mix.elements()) element = 1;
   const Results<double> linear = run_linear(attention, o, masks);
   const Results<double> mhla = run(attention, o, masks);
-  check_close("y", linear.y, mhla.y, tolerance::oracle_rms<double>);
-  check_close("dq", linear.dq, mhla.dq, tolerance::oracle_rms<double>);
-  check_close("dk", linear.dk, mhla.dk, tolerance::oracle_rms<double>);
-  check_close("dv", linear.dv, mhla.dv, tolerance::oracle_rms<double>);
+  check_close("y", linear.y, mhla.y, ::tolerance::oracle_rms<double>);
+  check_close("dq", linear.dq, mhla.dq, ::tolerance::oracle_rms<double>);
+  check_close("dk", linear.dk, mhla.dk, ::tolerance::oracle_rms<double>);
+  check_close("dv", linear.dv, mhla.dv, ::tolerance::oracle_rms<double>);
 
   const auto loss = [&] { return inner_product(run_linear(attention, o, masks).y, o.dy); };
   const auto gradient =
       mhla::testing::check_gradient(loss, 62, 2, differentiate(o.q, linear.dq),
                                     differentiate(o.k, linear.dk), differentiate(o.v, linear.dv));
   INFO(gradient);
-  CHECK(gradient.error <= tolerance::gradient_check);
+  CHECK(gradient.error <= ::tolerance::gradient_check);
 
   HostTensor<double, 2> weights(shape.query_tokens, shape.key_tokens);
   reference::linear_attention_weights(attention, o.q.view(), o.k.view(), 1, 3,
@@ -65,7 +65,7 @@ void check_linear(const V& attention, const Shape& shape, const TokenMasks& mask
   auto expected = weights;
   reference::mhla_weights(attention, o.q.view(), o.k.view(), o.mix.view(), 1, 3,
                           reference::Weights::normalized, expected.view(), masks);
-  check_close("weights", weights, expected, tolerance::oracle_rms<double>);
+  check_close("weights", weights, expected, ::tolerance::oracle_rms<double>);
 }
 
 }  // namespace

@@ -311,7 +311,7 @@ TEST_CASE("oracle: the weights times v are the output", "[reference]") {
             for (Index c = 0; c < 3; ++c)
               product(n, h, t, c) += weights(t, j) * o.v(n, h / 2, j, c);
       }
-    check_close("weights v", product, y, tolerance::oracle_rms<double>);
+    check_close("weights v", product, y, ::tolerance::oracle_rms<double>);
     return weights;
   };
   check(plain, {});
@@ -329,13 +329,14 @@ TEST_CASE("oracle: the weights times v are the output", "[reference]") {
                           reference::Weights::normalized, weights.view());
   double sum = 0;
   for (Index j = 0; j < 11; ++j) sum += weights(6, j);
-  CHECK(std::abs(sum - 1) <= tolerance::oracle_rms<double>);
+  CHECK(std::abs(sum - 1) <= ::tolerance::oracle_rms<double>);
   reference::mhla_weights(exact, o.q.view(), o.k.view(), o.mix.view(), 1, 3,
                           reference::Weights::unnormalized, weights.view());
   double score = 0;
   for (Index c = 0; c < 4; ++c)
     score += EluPlusOne{}.value(o.q(1, 3, 6, c)) * EluPlusOne{}.value(o.k(1, 1, 9, c));
-  CHECK(std::abs(weights(6, 9) - o.mix(3, 1, 2) * score) <= tolerance::oracle_rms<double> * score);
+  CHECK(std::abs(weights(6, 9) - o.mix(3, 1, 2) * score) <=
+        ::tolerance::oracle_rms<double> * score);
 }
 
 TEST_CASE("oracle: NaN reaches what depends on it and nothing else", "[reference]") {
@@ -413,10 +414,10 @@ TEST_CASE("oracle: float, 16-bit and long double runs agree with double on their
     check_close("dv", results.dv, expected.dv, gradient_rms);
     check_close("dmix", results.dmix, expected.dmix, gradient_rms);
   };
-  check(0.0F, tolerance::forward_rms<float>, tolerance::gradient_rms<float>);
-  check(BFloat16{}, tolerance::forward_rms<BFloat16>, tolerance::forward_rms<BFloat16>);
-  check(Half{}, tolerance::forward_rms<Half>, tolerance::forward_rms<Half>);
-  check(0.0L, tolerance::forward_rms<double>, tolerance::gradient_rms<double>);
+  check(0.0F, ::tolerance::forward_rms<float>, ::tolerance::gradient_rms<float>);
+  check(BFloat16{}, ::tolerance::forward_rms<BFloat16>, ::tolerance::forward_rms<BFloat16>);
+  check(Half{}, ::tolerance::forward_rms<Half>, ::tolerance::forward_rms<Half>);
+  check(0.0L, ::tolerance::forward_rms<double>, ::tolerance::gradient_rms<double>);
 }
 
 TEST_CASE("oracle: wrong sizes are refused before anything is written", "[reference]") {

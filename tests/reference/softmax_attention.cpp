@@ -60,7 +60,7 @@ void check_softmax(const Results<double>& results, const Operands<double>& o, do
         }
         for (Index c = 0; c < o.v.extent(3) && sum > 0; ++c) expected(n, h, t, c) /= sum;
       }
-  check_close("y", results.y, expected, tolerance::oracle_rms<double>);
+  check_close("y", results.y, expected, ::tolerance::oracle_rms<double>);
 }
 
 template <class C>
@@ -73,7 +73,7 @@ void check_softmax_gradient(const SoftmaxAttention<C>& attention, Operands<doubl
         mhla::testing::check_gradient(loss, 73, 2, differentiate(o.k, r.dk)),
         mhla::testing::check_gradient(loss, 74, 2, differentiate(o.v, r.dv))}) {
     INFO(gradient);
-    CHECK(gradient.error <= tolerance::gradient_check);
+    CHECK(gradient.error <= ::tolerance::gradient_check);
   }
 }
 
@@ -157,8 +157,8 @@ TEST_CASE("softmax attention: the weights times v are the output, rows sum to 1"
       sum += weights(t, j);
       product += weights(t, j) * o.v(1, 1, j, 2);
     }
-    CHECK(std::abs(sum - 1) <= tolerance::oracle_rms<double>);
-    CHECK(std::abs(product - y(1, 3, t, 2)) <= 4 * tolerance::oracle_rms<double>);
+    CHECK(std::abs(sum - 1) <= ::tolerance::oracle_rms<double>);
+    CHECK(std::abs(product - y(1, 3, t, 2)) <= 4 * ::tolerance::oracle_rms<double>);
   }
 }
 

@@ -25,7 +25,9 @@ using backend::Stages;
 using call::bitwise_equal;
 using call::HostTensor;
 using namespace mhla;
-using namespace parts;
+using parts::put_back;
+using parts::random_parts;
+using parts::taken;
 
 template <class Causality, class Normalizer>
 using SequenceOf =
