@@ -87,6 +87,7 @@ TEST_CASE("char_lm: the gradient of every parameter is the loss' derivative", "[
     const Values origin = some_values(model);
     const std::vector<int> text = some_text(40);
     const Batch batch = batch_of(model.shape(), text, {0, 11, 25}, model.shape().context);
+    CHECK(batch.tokens.size() == (mixing == Mixing::none ? 5 : 3 * 14));  // each symbol once
     const double weight = 1.0 / static_cast<double>(batch.predictions.size());
 
     Values gradient;
