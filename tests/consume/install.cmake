@@ -3,8 +3,5 @@
 # it was installed first.
 file(REMOVE_RECURSE "${PREFIX}" "${PREFIX}-moved-away")
 execute_process(COMMAND "${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${PREFIX}-moved-away"
-                RESULT_VARIABLE status)
-if(NOT status EQUAL 0)
-  message(FATAL_ERROR "cmake --install failed")
-endif()
+                COMMAND_ERROR_IS_FATAL ANY)
 file(RENAME "${PREFIX}-moved-away" "${PREFIX}")

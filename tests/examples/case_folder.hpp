@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
-#include <type_traits>
 
 #include "examples/checkpoints/npy.hpp"
 #include "tests/cpu/call.hpp"
@@ -71,7 +70,7 @@ std::string grid_lines(const std::string& prefix, const Blocks& blocks, mhla::In
   return lines[0] + "\n" + lines[1] + "\n" + lines[2] + "\n";
 }
 
-/// Makes a case. `words` are the lines of case.txt that name feature map and rotation.
+/// Makes a case. `words` are the lines of case.txt that name its policies.
 template <class V>
 void write_oracle_case(const Case& to, const V& attention, const mhla::Shape& s,
                        const std::string& words) {
@@ -95,14 +94,6 @@ void write_oracle_case(const Case& to, const V& attention, const mhla::Shape& s,
   if (!attention.key_blocks.unset()) {
     line("key_tokens", s.key_tokens);
     text += grid_lines("key_", attention.key_blocks, s.key_tokens);
-  }
-  using Normalizer = typename V::NormalizerType;
-  if constexpr (std::is_same_v<Normalizer, mhla::Unnormalized>) {
-    text += "normalizer none\nnormalizer_epsilon 0\n";
-  } else {
-    text += std::is_same_v<Normalizer, mhla::MixedProduct> ? "normalizer official\n"
-                                                           : "normalizer paper\n";
-    line("normalizer_epsilon", attention.normalizer.epsilon);
   }
   // Writes an array; its largest element.
   const auto array = [&]<int Rank>(const std::string& name,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // mhla_figures as its user runs it: every picture and its numbers come out.
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -34,8 +33,7 @@ TEST_CASE("figures: every picture is drawn, with its numbers beside it", "[figur
   for (const std::string& name : names) {
     INFO(name);
     const std::string svg = text_of(folder / (name + ".svg"));
-    CHECK(svg.substr(0, 4) == "<svg");
-    CHECK(svg.substr(svg.size() - std::min<std::size_t>(svg.size(), 7)) == "</svg>\n");
+    CHECK((svg.starts_with("<svg") && svg.ends_with("</svg>\n")));
     const std::vector<double> values = last_fields(text_of(folder / (name + ".csv")));
     CHECK(values.size() > 10);
     for (const double value : values) CHECK((std::isfinite(value) && value >= 0));

@@ -206,8 +206,7 @@ TEST_CASE("training: a command line", "[training]") {
   CHECK(file == "--flag");
   CHECK(flag);
   CHECK(others == std::vector<std::string>{"text"});
-  const std::vector<std::vector<std::string>> wrong{
-      {"--number", "0"}, {"--number", "10"}, {"--number", "2x"}, {"--number", ""},
-      {"--number"},      {"--numbers", "2"}, {"one more"}};
-  for (const auto& arguments : wrong) CHECK_THROWS_AS(line.parse(arguments), UsageError);
+  for (const char* number_text : {"0", "10", "2x", ""})  // char_lm refuses what else is wrong
+    CHECK_THROWS_AS(line.parse({"--number", number_text}), UsageError);
+  CHECK_THROWS_AS(line.parse({"one more"}), UsageError);
 }

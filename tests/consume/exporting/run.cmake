@@ -4,11 +4,7 @@
 cmake_minimum_required(VERSION 3.22...3.31)
 
 function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
-  if(NOT status EQUAL 0)
-    list(JOIN ARGN " " command)
-    message(FATAL_ERROR "This failed: ${command}")
-  endif()
+  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
 file(REMOVE_RECURSE "${FOLDER}/installed")
