@@ -68,8 +68,8 @@
 #define MHLA_OUT_OF_LINE __attribute__((noinline))
 
 // Functions that run once per call: not inlined, optimized for size, which compiles faster than for
-// speed; without optimization, as all else. (Not `cold`: g++ would take their callers for cold, too,
-// a program's own functions among them.)
+// speed; without optimization, as all else. (Not `cold`: g++ would take their callers for cold,
+// too, a program's own functions among them.)
 #if defined(__CUDACC__) || !defined(__OPTIMIZE__)
 #define MHLA_ONCE_A_CALL __attribute__((noinline))
 #elif defined(__clang__)
