@@ -32,11 +32,13 @@ CUDAToolkit_ROOT.")
   endif()
 endmacro()
 
-# CMake 3.25 does not know that nvcc 13 knows C++20.
+# CMake 3.25 does not know that nvcc 13 knows C++20, and would name an older standard after ours where the host's
+# compiler is clang, unless one is asked for that it knows.
 function(mhla_compile_cuda_as_cpp20 target)
   if("cuda_std_20" IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
     target_compile_features("${target}" PRIVATE cuda_std_20)
   else()
+    set_target_properties("${target}" PROPERTIES CUDA_STANDARD 17 CUDA_EXTENSIONS ON)
     target_compile_options("${target}" PRIVATE $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-std=c++20>)
   endif()
 endfunction()

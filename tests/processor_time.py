@@ -4,19 +4,22 @@
 
     python3 tests/processor_time.py BUILD [--jobs 2] [--rows 25] [-DNAME=VALUE...]
 
-Builds in the folder BUILD, which must be new, then runs each test by a ctest of its own. BUILD/processor_time.tsv
-has each command: kind, target or program, output or test, seconds. If that file exists, only the table is printed."""
+Builds in the folder BUILD, which must be new, with CXX or else, as that script does, with clang where it is
+installed; then runs each test by a ctest of its own. BUILD/processor_time.tsv has each command: kind, target or
+program, output or test, seconds. If that file exists, only the table is printed."""
 import argparse
 import collections
 import concurrent.futures
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+COMPILER = os.environ.get("CXX") or shutil.which("clang++") or "c++"
 # CMake calls this program before each command of the build, and replaces what is in <>.
 LAUNCH = """set(launch "\\"{python}\\" \\"{program}\\" --launch \\"{log}\\"")
 set_property(GLOBAL PROPERTY RULE_LAUNCH_COMPILE "${{launch}} COMPILE <TARGET_NAME> \\"<OBJECT>\\"")
@@ -51,6 +54,7 @@ def build(folder, log, jobs, options):
         file.write(LAUNCH.format(python=sys.executable, program=os.path.abspath(__file__), log=log))
     status, seconds = measure(
         ["cmake", "-G", "Ninja", "-S", SOURCE, "-B", folder, f"-DCMAKE_PROJECT_INCLUDE={include}",
+         f"-DCMAKE_CXX_COMPILER={COMPILER}",
          "-DMHLA_BUILD_TESTS=ON", "-DMHLA_BUILD_EXAMPLES=ON", "-DMHLA_BUILD_BENCH=OFF", *options], stdout=sys.stderr)
     record(log, "CONFIGURE", "configuring", "", seconds)
     if status or measure(["cmake", "--build", folder, "--parallel", str(jobs)], stdout=sys.stderr)[0]:
@@ -93,9 +97,10 @@ def table(log, rows):
         shown.append((name, [sum(row[i] for _, row in part) for i in range(3)]))
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         machine = re.search(r"model name\s*: (.*)", file.read())
+    compiler = subprocess.check_output([COMPILER, "--version"], text=True).splitlines()[0]
     commit = subprocess.check_output(["git", "-C", SOURCE, "rev-parse", "--short", "HEAD"], text=True).strip()
     print(f"Processor seconds (user + system) of {commit}, {time.strftime('%Y-%m-%d')},",
-          f"{machine[1] if machine else 'unknown processor'}, {os.cpu_count()} cores\n")
+          f"{machine[1] if machine else 'unknown processor'}, {os.cpu_count()} cores, {compiler}\n")
     print("| target, or folder of tests without a program | build | run | tests |\n|---|--:|--:|--:|")
     for name, (built, run, count) in shown:
         print(f"| {name} | {built:,.1f} | {run:,.1f} | {count} |")

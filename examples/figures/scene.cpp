@@ -45,7 +45,7 @@ Scene::Thing Scene::thing(Index token) const {
   return std::abs(y - 0.6 - 0.5 * x) < 0.06 && x < 0.6 ? band : ground;
 }
 
-mhla::testing::HostTensor<double, 4> Scene::queries(Index dim) const {
+mhla::testing::HostTensor<double, 4> Scene::queries(Index key_dim) const {
   const Matrix things = random_matrix(1, 3, width);
   const Matrix places = random_matrix(2, 4 * waves, width) / std::sqrt(2.0 * waves);
   Matrix x = 0.3 * random_matrix(4, tokens(), width);  // what only this token has
@@ -53,9 +53,9 @@ mhla::testing::HostTensor<double, 4> Scene::queries(Index dim) const {
     x.row(t) += things.row(thing(t)) + 0.45 * position_features(place(t)) * places;
     x.row(t) *= std::sqrt(static_cast<double>(width)) / x.row(t).norm();
   }
-  mhla::testing::HostTensor<double, 4> q(1, 1, tokens(), dim);
-  Eigen::Map<Matrix>(q.view().data, tokens(), dim) =
-      x * random_matrix(3, width, dim) / std::sqrt(static_cast<double>(width));
+  mhla::testing::HostTensor<double, 4> q(1, 1, tokens(), key_dim);
+  Eigen::Map<Matrix>(q.view().data, tokens(), key_dim) =
+      x * random_matrix(3, width, key_dim) / std::sqrt(static_cast<double>(width));
   return q;
 }
 

@@ -40,7 +40,7 @@ class Scene {
 
   /// q = k [1, 1, tokens, dim], one projection of the tokens, so that similar ones attract each
   /// other. Elements have mean square 1, as after a norm.
-  mhla::testing::HostTensor<double, 4> queries(Index dim) const;
+  mhla::testing::HostTensor<double, 4> queries(Index key_dim) const;
 
  private:
   /// Row and column of a token's centre, between 0 and 1.

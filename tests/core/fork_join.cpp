@@ -36,13 +36,6 @@ namespace {
 
 using std::chrono::microseconds;
 
-// Leaves signaling NaNs where what is called next has its variables: one that it uses without
-// having set it traps.
-__attribute__((noinline)) void spoil_the_stack() {
-  volatile std::uint32_t words[40'000];
-  for (volatile std::uint32_t& word : words) word = 0x7fa00000;
-}
-
 // Sees on which slots tasks run at the same time, and how often each task does.
 class Record {
  public:
@@ -74,13 +67,6 @@ class Record {
   std::atomic<int> collisions_{0};
 };
 
-// Processor time of all threads of the program.
-double processor_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 // Tasks which end only when all of them have begun: each needs a thread of its own.
 void meet(const ForkJoin& team, Index tasks, std::vector<Index>* slot_of = nullptr) {
   std::atomic<Index> arrived{0};
@@ -106,21 +92,6 @@ TEST_CASE("fork-join: runs every task once, no slot twice at a time", "[core]") 
   }
 }
 
-TEST_CASE("fork-join: gives work to every thread, each with its slot", "[core]") {
-  // They meet only where every thread takes part, awake or woken.
-  for (const microseconds spin : {microseconds{0}, ForkJoin::default_spin}) {
-    const ForkJoin team(3, spin);
-    for (int call = 0; call < 20; ++call) {
-      std::vector<Index> slot_of(3);
-      meet(team, 3, &slot_of);
-      std::sort(slot_of.begin(), slot_of.end());
-      CHECK(slot_of == std::vector<Index>{0, 1, 2});
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // all are asleep by now
-      meet(team, 2);
-    }
-  }
-}
-
 TEST_CASE("fork-join: ten thousand calls, of threads that sleep and of threads that spin",
           "[core]") {
   for (const microseconds spin : {microseconds{0}, ForkJoin::default_spin})
@@ -136,20 +107,6 @@ TEST_CASE("fork-join: ten thousand calls, of threads that sleep and of threads t
       CHECK(record.in_order(10000));
       CHECK(sum == 100000);
     }
-}
-
-TEST_CASE("fork-join: what tasks write is seen by the caller, and by the tasks of the next call",
-          "[core]") {
-  const ForkJoin team(3);
-  std::vector<long> cells(8, 0);  // plain memory: the team alone keeps the order
-  for (int call = 0; call < 2000; ++call) {
-    team.parallel_for(8, [&](Index task, Index) {
-      cells[static_cast<std::size_t>(task)] += 1 + cells[static_cast<std::size_t>(task)] % 2;
-    });
-    std::rotate(cells.begin(), cells.begin() + 1, cells.end());
-  }
-  // 0, 1, 3, 5, ...
-  CHECK(cells == std::vector<long>(8, 2 * 2000 - 1));
 }
 
 TEST_CASE("fork-join: what a task throws reaches the caller once all have left", "[core]") {
@@ -177,21 +134,6 @@ TEST_CASE("fork-join: what a task throws reaches the caller once all have left",
   Record record(100, 3);
   team.parallel_for(100, [&](Index task, Index slot) { record.run(task, slot); });
   CHECK(record.in_order());
-}
-
-TEST_CASE("fork-join: after a throw no more tasks are begun", "[core]") {
-  // Two threads are in the call when one of them leaves it; the other, which has a second of tasks
-  // before it, is told much earlier.
-  const ForkJoin team(2);
-  std::atomic<int> begun{0};
-  const auto task = [&](Index index, Index) {
-    ++begun;
-    while (begun < 2) std::this_thread::yield();
-    if (index == 0) throw std::runtime_error("the first");
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
-  CHECK_THROWS_AS(team.parallel_for(1000, task), std::runtime_error);
-  CHECK(begun < 1000);
 }
 
 TEST_CASE("fork-join: a call from inside a task runs on the slot of that task", "[core]") {
@@ -240,45 +182,11 @@ TEST_CASE("fork-join: threads that call at the same time take turns", "[core]") 
   }
 }
 
-TEST_CASE("fork-join: one team inside the tasks of another", "[core]") {
-  const ForkJoin outer(2);
-  const ForkJoin inner(2);
-  Record record(40, 2);
-  outer.parallel_for(4, [&](Index i, Index) {
-    inner.parallel_for(10, [&](Index j, Index slot) { record.run(i * 10 + j, slot); });
-  });
-  CHECK(record.in_order());
-}
-
-TEST_CASE("fork-join: may be destroyed at once, used or not", "[core]") {
-  int runs = 0;
-  for (int i = 0; i < 200; ++i) {
-    std::atomic<int> count{0};
-    {
-      const ForkJoin unused(4);
-      const ForkJoin used(3, i % 2 == 0 ? microseconds{0} : ForkJoin::default_spin);
-      used.parallel_for(3, [&](Index, Index) { ++count; });
-    }
-    runs += count;
-  }
-  CHECK(runs == 600);
-}
-
 TEST_CASE("fork-join: refuses to be without a thread", "[core]") {
   CHECK(says(error_message<mhla::ShapeError>([] { ForkJoin team(0); }), "mhla::ForkJoin",
              "threads is 0", "at least 1"));
   CHECK(says(error_message<mhla::ShapeError>([] { ForkJoin team(-3); }), "threads is -3"));
   CHECK(ForkJoin().num_slots() == ForkJoin::hardware_threads());
-}
-
-TEST_CASE("fork-join: a team without memory for its threads throws", "[core]") {
-  const auto make = [](long successes) {
-    const FailingAllocation failing(successes);
-    const ForkJoin team(4);
-  };
-  // The list of threads, then each of three.
-  for (const long successes : {0, 1, 2, 3}) CHECK_THROWS_AS(make(successes), std::bad_alloc);
-  make(1000);
 }
 
 TEST_CASE("fork-join: a call allocates nothing", "[core]") {
@@ -295,51 +203,6 @@ TEST_CASE("fork-join: a call allocates nothing", "[core]") {
     CHECK(allocations == 0);
     CHECK(sum == 191000);
   }
-}
-
-// The threads have all been at work, and would take their time from the very beginning.
-TEST_CASE("fork-join: idle threads sleep", "[core]") {
-  for (const int threads : {2, 8}) {
-    const ForkJoin team(threads);
-    meet(team, threads);
-    const double before = processor_seconds();
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    const double busy = processor_seconds() - before;
-    CAPTURE(threads, busy);
-    CHECK(busy < 0.05);
-  }
-}
-
-TEST_CASE("fork-join: threads that are to spin for ever do", "[core]") {
-  if (ForkJoin::hardware_threads() < 2) {
-    WARN("Not checked: on one core no thread spins.");
-    SUCCEED();
-    return;
-  }
-  const ForkJoin team(2, microseconds::max());
-  meet(team, 2);
-  const double before = processor_seconds();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  CHECK(processor_seconds() - before > 0.002);
-}
-
-// The caller too sleeps, where it has nothing left to do and another's task takes long.
-TEST_CASE("fork-join: waiting threads sleep", "[core]") {
-  const ForkJoin team(2);
-  std::atomic<Index> arrived{0};
-  double before = 0;
-  team.parallel_for(2, [&](Index, Index slot) {
-    ++arrived;
-    while (arrived < 2) std::this_thread::yield();
-    if (slot == 0) {
-      before = processor_seconds();
-    } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    }
-  });
-  const double busy = processor_seconds() - before;
-  CAPTURE(busy);
-  CHECK(busy < 0.05);
 }
 
 TEST_CASE("fork-join: forward and backward have the bits of one thread", "[core]") {
@@ -390,33 +253,6 @@ TEST_CASE("fork-join: tasks run in the caller's floating-point environment", "[c
       CHECK(inside[task] == expected);
       CHECK(after[task] == before[task]);
     }
-  }
-}
-
-TEST_CASE("fork-join: a caller's rounding and flushing give the same bits on any executor",
-          "[core]") {
-  using mhla::Attention;
-  const ForkJoin team(3);
-  const floating_point::OwnEnvironmentExecutor own{3};
-  const Attention<mhla::Exp, mhla::Blocks1D> attention{.blocks = {.block = 8}};
-  auto x = call::operands<float>(attention, {1, 1, 1, 400, 400, 16, 24});
-  const auto v = x.v.view();  // so small that gradients of q and k are subnormal
-  for (Index i = 0; i < v.size(); ++i) v.element(i) *= 1e-37f;
-  for (const auto setting : floating_point::settings()) {
-    CAPTURE(static_cast<int>(setting));
-    const floating_point::Scope scope(setting);
-    spoil_the_stack();
-    auto y = call::forward(attention, x);
-    spoil_the_stack();
-    auto gradients = call::backward(attention, x);
-    const auto check = [&](const auto& executor) {
-      auto other_y = call::forward(attention, x, executor);
-      auto other_gradients = call::backward(attention, x, executor);
-      CHECK(call::bitwise_equal(y.view(), other_y.view()));
-      call::check_same_bits(gradients, other_gradients);
-    };
-    check(team);
-    check(own);
   }
 }
 

@@ -85,14 +85,3 @@ TEST_CASE("forward_state: nothing is saved in a state that was moved from", "[co
   STATIC_REQUIRE_FALSE(std::is_copy_assignable_v<ForwardState<double>>);
   STATIC_REQUIRE(std::is_nothrow_move_constructible_v<ForwardState<double>>);
 }
-
-TEST_CASE("forward_state: keeps its memory for smaller saves", "[core]") {
-  ForwardState<float> state;
-  state.reserve(1000);
-  const float* memory = state.prepare({.batch = 1}, variant, 1000).data;
-  CHECK(state.prepare({.batch = 2}, variant, 1).data == memory);
-  CHECK(state.prepare({.batch = 3}, variant, 999).data == memory);
-  state.reserve(10);
-  CHECK(state.prepare({.batch = 3}, variant, 1000).data == memory);
-  CHECK_THROWS_AS(state.reserve(std::numeric_limits<mhla::Index>::max() / 2), mhla::ShapeError);
-}

@@ -84,21 +84,6 @@ TEST_CASE("workspace: sizes beyond 64 bits throw instead of wrapping", "[core]")
   CHECK_THROWS_AS(arena.take<char>(128), mhla::ShapeError);
 }
 
-TEST_CASE("workspace: memory as allocators return it and sizes as they count", "[core]") {
-  alignas(64) unsigned char memory[128];
-  void* const address = memory;
-  const std::size_t bytes = sizeof(memory);
-  const mhla::WorkspaceView views[] = {{address, bytes}, {memory, 128}, {address, 128u}};
-  for (const mhla::WorkspaceView& view : views) {
-    CHECK(static_cast<void*>(view.data) == address);
-    CHECK(view.size == 128);
-    CHECK_NOTHROW(mhla::require_workspace(view, 128, "forward_into"));
-  }
-  // A number of elements is not a size.
-  STATIC_REQUIRE_FALSE(std::is_constructible_v<mhla::WorkspaceView, float*, std::size_t>);
-  STATIC_REQUIRE_FALSE(std::is_constructible_v<mhla::WorkspaceView, const void*, std::size_t>);
-}
-
 TEST_CASE("workspace: one byte too few or a crooked address is a WorkspaceError", "[core]") {
   Workspace workspace(256);
   CHECK_NOTHROW(mhla::require_workspace(workspace, 256, "forward_into"));

@@ -90,33 +90,6 @@ TEST_CASE("allocation: the counter sees every way to allocate", "[cpu]") {
   CHECK(counter.allocations() == 1);
 }
 
-// What a product copies of its factors lies on the stack.
-TEMPLATE_TEST_CASE("allocation: products of any extents allocate nothing", "[cpu]", float, double,
-                   long double) {
-  using T = TestType;
-  using mhla::cpu::panel;
-  constexpr Index sizes[] = {1, 2, 7, 65, 129, 257, 1000};
-  const std::vector<T> factors(1000 * 1000);
-  std::vector<T> memory(1000 * 1000);
-  const T* const a = factors.data();
-  for (const Index rows : sizes)
-    for (const Index depth : sizes)
-      for (const Index cols : sizes) {
-        if (rows * depth * cols > 1'000'000) continue;  // would take long
-        const AllocationCounter counter;
-        const auto result = panel(memory.data(), rows, cols);
-        mhla::cpu::multiply(result, panel(a, rows, depth), panel(a, depth, cols));
-        mhla::cpu::multiply_left_transposed(result, panel(a, depth, rows), panel(a, depth, cols));
-        mhla::cpu::multiply_right_transposed(result, panel(a, rows, depth), panel(a, cols, depth));
-        // A column among others.
-        mhla::cpu::multiply(mhla::cpu::Panel<T>{memory.data(), rows, 1, 1000},
-                            panel(a, rows, depth), mhla::cpu::Panel<const T>{a, depth, 1, 1000});
-        const long allocations = counter.allocations();
-        CAPTURE(rows, depth, cols);
-        CHECK(allocations == 0);
-      }
-}
-
 TEST_CASE("allocation: nothing in float", "[cpu]") { check_scalar<MixedKeySum, float>(); }
 TEST_CASE("allocation: nothing in double", "[cpu]") { check_scalar<MixedKeySum, double>(); }
 TEST_CASE("allocation: nothing in long double", "[cpu]") {

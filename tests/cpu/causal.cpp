@@ -23,12 +23,6 @@ using Variant = Attention<Relu, Blocks1D, Mode, Normalizer>;
   (Variant<Causal, MixedKeySum>), (Variant<Causal, Unnormalized>), \
       (Variant<BlockCausal, MixedKeySum>), (Variant<BlockCausal, Unnormalized>)
 
-bool is_zero(const auto& tensor) {
-  for (const double x : tensor.elements())
-    if (x != 0) return false;
-  return true;
-}
-
 }  // namespace
 
 TEMPLATE_TEST_CASE("causal: every subset of the gradients, replaced and added to", "[cpu]",
@@ -101,49 +95,6 @@ TEMPLATE_TEST_CASE("causal: one block, blocks of one token, blocks of several ti
   check_against_oracle(attention, operands<double>(attention, {1, 2, 1, tokens, tokens, 5, 7}));
 }
 
-// Of the last token, which sees all as if it were alone.
-TEST_CASE("causal: the error of a block does not grow with its tokens", "[cpu][figures]") {
-  const Index tokens = GENERATE(4096, 400000);
-  CAPTURE(tokens);
-  const Variant<Causal, MixedKeySum> attention{.blocks = {.block = tokens}};
-  const auto x = operands<double>(attention, {1, 1, 1, tokens, tokens, 5, 3});
-  const auto y = call::forward(attention, x);
-  const auto last_of = [&](const auto& tensor) {
-    mhla::testing::HostTensor<double, 4> last(1, 1, 1, tensor.extent(3));
-    for (Index c = 0; c < tensor.extent(3); ++c) last(0, 0, 0, c) = tensor(0, 0, tokens - 1, c);
-    return last;
-  };
-  const Operands<double> last{last_of(x.q), x.k, x.v, x.mix, last_of(x.dy)};
-  const Variant<mhla::Bidirectional, MixedKeySum> alone{.blocks = {.block = 1},
-                                                        .key_blocks = {.block = tokens}};
-  call::check_close("y", last_of(y),
-                    call::oracle_forward(alone, call::converted<long double>(last)),
-                    tolerance::forward_rms<double>, tolerance::forward_max<double>);
-}
-
-TEMPLATE_TEST_CASE("causal: extents of 0", "[cpu]", CAUSAL_VARIANTS) {
-  const TestType attention{.blocks = {.block = 4}};
-  Shape shape{2, 4, 2, 12, 12, 5, 7, 1, 4, 4};
-  const std::string axis = GENERATE(as<std::string>(), "batch", "heads", "heads, a matrix each",
-                                    "kv_heads", "tokens", "key_dim", "value_dim", "everything");
-  CAPTURE(axis);
-  if (axis == "batch") shape.batch = 0;
-  if (axis == "heads") shape.heads = 0;
-  if (axis == "heads, a matrix each") shape.heads = shape.mix_heads = 0;
-  if (axis == "kv_heads") shape.heads = shape.kv_heads = 0;
-  if (axis == "tokens") shape.query_tokens = shape.key_tokens = 0;
-  if (axis == "key_dim") shape.key_dim = 0;
-  if (axis == "value_dim") shape.value_dim = 0;
-  if (axis == "everything") shape = {0, 0, 0, 0, 0, 0, 0, 1, 0, 0};
-  const auto x = operands<double>(attention, shape);
-  CHECK(is_zero(call::forward(attention, x)));
-  const auto gradients = call::backward(attention, x);
-  CHECK(is_zero(gradients.query));
-  CHECK(is_zero(gradients.key));
-  CHECK(is_zero(gradients.value));
-  CHECK(is_zero(gradients.mix));
-}
-
 TEMPLATE_TEST_CASE("causal: a query that sees no positive feature has output 0 and no gradient",
                    "[cpu]", (Variant<Causal, MixedKeySum>), (Variant<BlockCausal, MixedKeySum>)) {
   const TestType attention{
@@ -173,26 +124,4 @@ TEST_CASE("causal: query and key side must be alike", "[cpu]") {
   CHECK_THROWS_AS(
       call::forward(other_blocks, operands<double>(other_blocks, {1, 1, 1, 8, 8, 2, 3})),
       mhla::ShapeError);
-}
-
-TEMPLATE_TEST_CASE("causal: nothing is allocated with a workspace", "[cpu]", CAUSAL_VARIANTS) {
-  const auto [block, shape] = GENERATE(std::pair{Index{2}, Shape{1, 2, 1, 128, 128, 7, 9}},
-                                       std::pair{Index{150}, Shape{1, 2, 2, 300, 300, 128, 1, 2}},
-                                       std::pair{Index{70}, Shape{1, 1, 1, 90, 90, 257, 257}});
-  const TestType attention{.blocks = {.block = block}};
-  const auto x = operands<double>(attention, shape);
-  const SerialExecutor serial;
-  auto y = x.dy;
-  Gradients<double> gradients(x);
-  const Workspace forward(mhla::forward_workspace_size<double>(attention, x.shape(), serial));
-  const Workspace backward(mhla::backward_workspace_size<double>(attention, x.shape(), serial));
-  const auto views = gradients.views();
-  const AllocationCounter counter;
-  forward_into(attention, serial, x.q, x.k, x.v, x.mix, y.view(), forward);
-  const long by_forward = counter.allocations();
-  backward_into(attention, serial, x.q.view(), x.k, x.v, x.mix, x.dy, views, Update::overwrite,
-                backward);
-  const long by_both = counter.allocations();
-  CHECK(by_forward == 0);
-  CHECK(by_both == 0);
 }

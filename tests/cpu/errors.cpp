@@ -100,34 +100,6 @@ void check_refused(const V& attention, const Shape& shape, Pass pass, const Spoi
   }
 }
 
-// Fails unless measuring and running both refuse a combination of variant and shape.
-template <class V, class... Parts>
-void check_variant_refused(const V& attention, const Shape& shape, const Parts&... parts) {
-  const std::string messages[] = {
-      error_message<ShapeError>(
-          [&] { mhla::forward_workspace_size<float>(attention, shape, backend::device()); }),
-      error_message<ShapeError>(
-          [&] { mhla::backward_workspace_size<float>(attention, shape, backend::device()); }),
-      error_message<ShapeError>([&] { mhla::forward_state_size(attention, shape); })};
-  for (const std::string& message : messages) {
-    INFO(message);
-    CHECK(says(message, "mhla", parts...));
-  }
-
-  // Run on tensors of the shape, which some sane variant made.
-  const Attention<Relu, Blocks1D> sane{.blocks = {.block = 1000},
-                                       .mixing = {.leading_corner = true}};
-  Arguments arguments(sane, shape);
-  const call::Operands<float> at_first = arguments.operands;
-  for (const bool forward : {true, false}) {
-    const std::string message = error_message<ShapeError>(
-        [&] { forward ? arguments.forward(attention) : arguments.backward(attention); });
-    INFO(message);
-    CHECK(says(message, "mhla", parts...));
-    CHECK(arguments.untouched(at_first));
-  }
-}
-
 const Attention<Relu, Blocks1D> sequence{.blocks = {.block = 4}};
 const Attention<Relu, Blocks2D> image{.blocks = {.grid = {3, 5}, .block = {2, 2}}};
 constexpr Shape shape{2, 6, 3, 15, 15, 5, 7};
@@ -295,32 +267,6 @@ TEST_CASE("errors: destinations that share elements", "[cpu]") {
   }
 }
 
-TEST_CASE("errors: destinations over what a variant borrows", "[cpu]") {
-  const auto refused = [](const auto& attention, auto& y) {
-    const auto x = operands<float>(attention, {1, 2, 2, 16, 16, 5, 5});
-    y = x.dy;
-    const Workspace workspace(
-        mhla::forward_workspace_size<float>(attention, x.shape(), backend::device()));
-    return error_message<ShapeError>([&] {
-      forward_into(attention, backend::device(), x.q, x.k, x.v, x.mix, y.view(), workspace);
-    });
-  };
-  call::HostTensor<float, 4> y(1, 2, 16, 5);
-  const Attention<Favor<float>, Blocks1D> random{
-      .feature_map = {mhla::make_view<const float>(y.view().data + 130, 6, 5)},
-      .blocks = {.block = 4}};
-  CHECK(says(refused(random, y), "y: shares memory with feature_map.projection"));
-  auto* const bytes = reinterpret_cast<std::uint8_t*>(y.view().data);
-  const auto mask = mhla::make_view<const std::uint8_t>(bytes + 640 - 16, 1, 16);
-  const std::vector<std::uint8_t> ones(16, 1);
-  const auto others = mhla::make_view(ones.data(), 1, 16);
-  const auto padded = [](const auto& queries, const auto& keys) {
-    return mhla::Padded{sequence, mhla::TokenMasks{queries, keys}};
-  };
-  CHECK(says(refused(padded(mask, others), y), "y: shares memory with masks.query"));
-  CHECK(says(refused(padded(others, mask), y), "y: shares memory with masks.key"));
-}
-
 TEST_CASE("errors: tensors inside the workspace", "[cpu]") {
   const auto check = [](Pass pass, const auto& tensor, const char* name) {
     for (const bool at_end : {false, true}) {
@@ -435,31 +381,6 @@ TEST_CASE("errors: elements without an address", "[cpu]") {
   CHECK_NOTHROW(masked.forward(mhla::Padded{sequence, mhla::TokenMasks{everything, everything}}));
 }
 
-// checked_forward() is the same for both backends.
-TEST_CASE("errors: every element has a size of its own, and what a feature map borrows", "[cpu]") {
-  const auto operands_refused = [](const auto& attention, auto operands, Index bytes) {
-    auto y = operands.dy;
-    auto q = operands.q.view();
-    displace(q, bytes);
-    return error_message<ShapeError>([&] {
-      mhla::checked_forward(attention, {q, operands.k, operands.v, operands.mix}, y.view(), {});
-    });
-  };
-  CHECK(says(operands_refused(sequence, operands<double>(sequence, shape), 4),
-             "q: the address is not a multiple of 8"));
-  CHECK(says(operands_refused(sequence, operands<mhla::BFloat16>(sequence, shape), 1),
-             "q: the address is not a multiple of 2"));
-  CHECK(says(operands_refused(sequence, operands<mhla::Half>(sequence, shape), 2),
-             "nothing was thrown"));
-  using Random = Attention<Favor<float>, Blocks1D>;
-  const call::HostTensor<float, 2> projection(6, 5);
-  Random random{.feature_map = {projection.view()}, .blocks = {.block = 4}};
-  const auto x = operands<float>(random, shape);
-  CHECK(says(operands_refused(random, x, 0), "nothing was thrown"));
-  displace(random.feature_map.projection, 2);
-  CHECK(says(operands_refused(random, x, 0),
-             "feature_map.projection: the address is not a multiple of 4"));
-}
 #endif
 
 TEST_CASE("errors: a gradient that is skipped is not looked at", "[cpu]") {
@@ -471,78 +392,8 @@ TEST_CASE("errors: a gradient that is skipped is not looked at", "[cpu]") {
   CHECK_NOTHROW(arguments.backward(sequence));
 }
 
-TEST_CASE("errors: extents of a grid, exact on an image, a corner on a sequence", "[cpu]") {
-  const char* exactly = "exactly";
-  for (const Index change : {-1, +1}) {
-    check_refused<ShapeError>(
-        image, shape, Pass::both, [&](Arguments& a) { a.mix.extent[1] += change; },
-        "mix: axis query", exactly);
-    check_refused<ShapeError>(
-        image, shape, Pass::both, [&](Arguments& a) { a.mix.extent[2] += change; }, "mix: axis key",
-        exactly);
-  }
-  const Shape one_block{2, 6, 3, 15, 15, 5, 7, 1, 1, 1};
-  check_variant_refused(Attention<Relu, Blocks1D>{}, one_block, "blocks.block is 0", "at least 1");
-  check_variant_refused(Attention<Relu, Blocks1D>{.blocks = {.block = -3}}, one_block,
-                        "blocks.block is -3");
-  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {4, 4}, .block = {8, 8}}},
-                        one_block, "q: axis tokens is 15", "blocks.grid holds 16");
-  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {3, 5}, .block = {0, 8}}},
-                        one_block, "blocks.block[0] is 0");
-  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {-3, -5}, .block = {8, 8}}},
-                        one_block, "blocks.grid[0] is -3", "negative");
-  check_variant_refused(
-      Attention<Relu, Blocks3D>{.blocks = {.grid = {1, 3, 5}, .block = {8, 8, 0}}}, one_block,
-      "blocks.block[2] is 0");
-  constexpr Index huge = Index{1} << 40;
-  check_variant_refused(
-      Attention<Relu, Blocks2D>{.blocks = {.grid = {huge, huge}, .block = {8, 8}}}, one_block,
-      "overflows 64 bits");
-}
-
 #if defined(MHLA_TEST_ALL_CASES)  // said by checked_problem(), as the case above
-TEST_CASE("errors: key_blocks", "[cpu]") {
-  const Shape one_block{2, 6, 3, 15, 12, 5, 7, 1, 1, 1};
-  // Without key_blocks both sides have the grid of `blocks`.
-  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {3, 5}, .block = {8, 8}}},
-                        one_block, "k: axis tokens is 12", "holds 15");
-  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {3, 5}, .block = {8, 8}},
-                                                  .key_blocks = {.grid = {3, 3}, .block = {8, 8}}},
-                        one_block, "k: axis tokens is 12", "key_blocks.grid holds 9");
-  check_variant_refused(Attention<Relu, Blocks2D>{.blocks = {.grid = {3, 5}, .block = {8, 8}},
-                                                  .key_blocks = {.grid = {3, 4}, .block = {8, 0}}},
-                        one_block, "key_blocks.block[1] is 0");
-  // Zeros in `blocks` are no default.
-  check_variant_refused(Attention<Relu, Blocks1D>{.key_blocks = {.block = 100}}, one_block,
-                        "blocks.block is 0");
-  using Product = Attention<Relu, Blocks1D, Bidirectional, MixedProduct>;
-  check_variant_refused(Product{.blocks = {.block = 15}, .key_blocks = {.block = 12}}, one_block,
-                        "key_blocks", "MixedProduct", "same");
-  const Shape two_blocks{2, 6, 3, 12, 12, 5, 7, 1, 2, 4};
-  check_variant_refused(Product{.blocks = {.block = 6}, .key_blocks = {.block = 3}}, two_blocks,
-                        "key_blocks", "MixedProduct", "same");
-}
 
-TEST_CASE("errors: MixedProduct on a ragged grid, rotations of an odd number of features",
-          "[cpu]") {
-  const Shape line{2, 6, 3, 15, 15, 5, 7, 1, 4, 4};
-  const Shape blocks{2, 6, 3, 15, 15, 5, 7, 1, 6, 6};
-  check_variant_refused(
-      Attention<Relu, Blocks1D, Bidirectional, MixedProduct>{.blocks = {.block = 4}}, line,
-      "MixedProduct", "divide evenly", "MixedKeySum");
-  check_variant_refused(
-      Attention<Relu, Blocks2D, Bidirectional, MixedProduct>{
-          .blocks = {.grid = {3, 5}, .block = {2, 2}}},
-      blocks, "MixedProduct", "divide evenly");
-  check_variant_refused(
-      Attention<Relu, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>{
-          .blocks = {.block = 4}},
-      line, "rotation", "5 features", "even");
-  check_variant_refused(
-      Attention<Relu, Blocks2D, Bidirectional, Unnormalized, AxialRotary>{
-          .blocks = {.grid = {3, 5}, .block = {2, 2}}},
-      blocks, "rotation", "5 features", "even");
-}
 #endif
 
 TEST_CASE("errors: sizes that overflow", "[cpu]") {

@@ -352,61 +352,6 @@ TEMPLATE_TEST_CASE("gemm: sums and products of rows are those of loops", "[cpu]"
     }
 }
 
-TEMPLATE_TEST_CASE("gemm: products of rows that lie apart are those of a loop", "[cpu]", float,
-                   double, long double) {
-  using T = TestType;
-  const Index rows = GENERATE(0, 1, 7, 30);
-  const Index cols = GENERATE(1, 8, 16, 24, 37);
-  const Index depth = GENERATE(0, 1, 6, mhla::cpu::max_placed_rows);
-  CAPTURE(rows, cols, depth);
-  // Every other row, from the last one on; between them lie sentinels.
-  std::vector<Index> places;
-  const Index most = std::max(rows, depth);
-  for (Index r = 0; r < most; ++r) places.push_back(2 * (most - 1 - r));
-  const Matrix<T> a(2 * most, rows, 1, 1);
-  const Matrix<T> b(2 * most, cols, 2, 2);
-  const Matrix<T> left(rows, depth, 1, 3);
-  const Matrix<T> right(depth, cols, 2, 4);
-  const Matrix<T> scales(1, rows, 0, 5);
-  const auto place = [&](Index r) { return places[static_cast<std::size_t>(r)]; };
-
-  const Matrix<T> before(rows, cols, 3, 6);
-  Matrix<T> expected(rows, cols, 3);
-  Matrix<T> sum = before;
-  Matrix<T> scaled(2 * most, cols, 2);
-  Matrix<T> unscaled(2 * most, cols, 2);
-  for (Index r = 0; r < rows; ++r)
-    for (Index c = 0; c < cols; ++c) {
-      expected(r, c) = T(0);
-      T product = T(0);
-      for (Index k = 0; k < depth; ++k) {
-        expected(r, c) += a(place(k), r) * b(place(k), c);
-        product += left(r, k) * right(k, c);
-      }
-      sum(r, c) += expected(r, c);
-      scaled(place(r), c) = scales(0, r) * product;
-      unscaled(place(r), c) = product;
-    }
-
-  const Rows<const T> a_rows{a.panel().data, a.panel().stride, places.data()};
-  const Rows<const T> b_rows{b.panel().data, b.panel().stride, places.data()};
-  Matrix<T> result(rows, cols, 3);
-  mhla::cpu::multiply_left_transposed_rows<T>(result.panel(), depth, a_rows, b_rows,
-                                              Into::overwrite, nullptr);
-  CHECK(result == expected);
-  result = before;
-  mhla::cpu::multiply_left_transposed_rows<T>(result.panel(), depth, a_rows, b_rows, Into::add,
-                                              nullptr);
-  CHECK(result == sum);
-  Matrix<T> apart(2 * most, cols, 2);
-  const Rows<T> to{apart.panel().data, apart.panel().stride, places.data()};
-  mhla::cpu::multiply_into_rows<T>(to, left.panel(), right.panel(), {scales.panel().data, rows},
-                                   nullptr);
-  CHECK(apart == scaled);
-  mhla::cpu::multiply_into_rows<T>(to, left.panel(), right.panel(), {}, nullptr);
-  CHECK(apart == unscaled);
-}
-
 TEMPLATE_TEST_CASE("gemm: mixtures of all rows or of the past", "[cpu]", float, double,
                    long double) {
   using T = TestType;

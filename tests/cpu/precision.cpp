@@ -100,12 +100,6 @@ void check(const V& attention, const Shape& shape, const Bounds& bounds = {}) {
   check_forward(attention, x, bounds);
   check_backward(attention, x, bounds);
 }
-template <class V>
-void check_y(const V& attention, const Shape& shape, const Bounds& bounds = {}) {
-  CAPTURE(shape.heads, shape.kv_heads, shape.query_tokens, shape.key_tokens, shape.key_dim,
-          shape.value_dim, shape.mix_heads);
-  check_forward(attention, operands(attention, shape), bounds);
-}
 
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -172,19 +166,6 @@ TEST_CASE("precision: from one block to many, whole ones and ragged", "[cpu][fig
       {1, 1, 1, block * blocks, block * blocks, 32, 40});
 }
 
-TEST_CASE("precision: blocks longer than a tile", "[cpu]") {
-  const Index block = GENERATE(64, 65, 105, 209);
-  CAPTURE(block);
-  const Index tokens = block == 105 ? 3 * block + 1 : 210;
-  const MixedKeySum normalizer{.epsilon = 500};
-  check(Plain{.blocks = {.block = block}, .normalizer = normalizer},
-        {1, 1, 1, tokens, tokens, 34, 33});
-  check(Past{.blocks = {.block = block}}, {1, 8, 2, tokens, tokens, 34, 33, 8});
-  check(Tokens{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 32, 33});
-  check_y(Sums{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 32, 33});
-  check_y(Rowwise{.blocks = {.block = block}}, {1, 1, 1, tokens, tokens, 17, 33});
-}
-
 TEST_CASE("precision: grouped heads, one matrix or one for each, keys of another grid", "[cpu]") {
   for (const Index mix_heads : {1, 6})
     for (const Index kv_heads : {1, 2, 6}) {
@@ -222,60 +203,6 @@ TEST_CASE("precision: empty axes, heads of few features or values, and block-cau
     same(Past{.blocks = {.block = 4}}, shape);
   }
   same(Frames{.blocks = {.block = 30}}, {1, 2, 1, 60, 60, 34, 33});
-}
-
-// Axes in any order, forwards and backwards, with gaps; tokens before heads.
-TEST_CASE("precision: any strides", "[cpu]") {
-  const auto check_strides = [](const auto& attention, const Shape& shape) {
-    const SerialExecutor serial;
-    const Operands<BFloat16> x = operands(attention, shape);
-    const auto variant = fast(attention);
-    const auto exact = call::converted<double>(x);
-    const auto expected_y = call::oracle_forward(attention, exact);
-    const auto expected = call::oracle_backward(attention, exact);
-    const Workspace workspace(
-        std::max(mhla::forward_workspace_size<BFloat16>(variant, x.shape(), serial),
-                 mhla::backward_workspace_size<BFloat16>(variant, x.shape(), serial)));
-    for (std::uint64_t seed = 0; seed < 60; seed += 10) {
-      CAPTURE(seed);
-      ScatteredTensor<BFloat16, 4> q(x.q, seed + 1), k(x.k, seed + 2), v(x.v, seed + 3);
-      ScatteredTensor<BFloat16, 4> dy(x.dy, seed + 4), y(x.dy, seed + 5);
-      ScatteredTensor<BFloat16, 4> dq(x.q, seed + 6), dk(x.k, seed + 7), dv(x.v, seed + 8);
-      ScatteredTensor<float, 3> mix(x.mix, seed + 9), dmix(x.mix, seed + 10);
-      forward_into(variant, serial, TensorView<const BFloat16, 4>(q), k, v, mix, y.view(),
-                   workspace);
-      const auto packed = [](const auto& tensor) {
-        return mhla::testing::converted<double>(tensor);
-      };
-      call::check_close("y", packed(y.view()), expected_y, Bounds{}.forward, Bounds{}.largest);
-      backward_into(variant, serial, TensorView<const BFloat16, 4>(q), k, v, mix, dy,
-                    {dq.view(), dk.view(), dv.view(), dmix.view()}, Update::overwrite, workspace);
-      constexpr double any = std::numeric_limits<double>::infinity();
-      call::check_close("dq", packed(dq.view()), expected.query, Bounds{}.gradient, any);
-      call::check_close("dk", packed(dk.view()), expected.key, Bounds{}.gradient, any);
-      call::check_close("dv", packed(dv.view()), expected.value, Bounds{}.gradient, any);
-      call::check_close("dmix", packed(dmix.view()), expected.mix, Bounds{}.gradient, any);
-      for (const auto* tensor : {&q, &k, &v, &dy, &y, &dq, &dk, &dv})
-        CHECK(tensor->guards_intact());
-      CHECK(dmix.guards_intact());
-    }
-
-    // Rows of contiguous elements are read in place, wherever they lie: the same bits.
-    const auto stored = [](const HostTensor<BFloat16, 4>& like) {
-      HostTensor<BFloat16, 4> tokens_first(like.extent(0), like.extent(2), like.extent(1),
-                                           like.extent(3));
-      batches::copy(mhla::tokens_first(tokens_first.view()), like.view());
-      return tokens_first;
-    };
-    auto q = stored(x.q), k = stored(x.k), v = stored(x.v), y = stored(x.dy);
-    forward_into(variant, serial, TensorView<const BFloat16, 4>(mhla::tokens_first(q.view())),
-                 mhla::tokens_first(k.view()), mhla::tokens_first(v.view()), x.mix.view(),
-                 mhla::tokens_first(y.view()), workspace);
-    CHECK(bitwise_equal(mhla::tokens_first(y.view()), call::forward(variant, x).view()));
-  };
-  check_strides(Plain{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 34, 33, 4});
-  check_strides(Past{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 34, 33, 4});
-  check_strides(Sums{.blocks = {.block = 7}}, {2, 4, 2, 40, 40, 33, 40});
 }
 
 TEST_CASE("precision: a packed batch is the loop over its sequences", "[cpu]") {
@@ -406,68 +333,6 @@ TEST_CASE("precision: an exact backward pass takes no summaries that were rounde
   check_saved(Tokens{.blocks = {.block = 6}});
   check_saved(Rowwise{.blocks = {.block = 6}});
   check_saved(Image{.blocks = {.grid = {6, 8}, .block = {3, 4}}});
-}
-
-TEST_CASE("precision: a workspace has exactly the size asked for, and what it held is nothing",
-          "[cpu]") {
-  const auto check_workspace = [](const auto& attention, const Shape& shape, const auto& executor) {
-    const auto variant = fast(attention);
-    const Operands<BFloat16> x = operands(attention, shape);
-    const auto run = [&](Index size, int content, const auto& call) {
-      constexpr Index guard = 4096;
-      const Workspace memory(size + 2 * guard);
-      std::memset(memory.data(), content, static_cast<std::size_t>(memory.size()));
-      call(WorkspaceView{memory.data() + guard, size});
-      Index touched = 0;
-      for (Index i = 0; i < guard; ++i)
-        for (const Index at : {i, guard + size + i})
-          touched += memory.data()[at] != static_cast<std::byte>(content);
-      CHECK(touched == 0);
-    };
-    HostTensor<BFloat16, 4> y = x.dy, again = x.dy;
-    Gradients<BFloat16> gradients(x), others(x);
-    const Index forward = mhla::forward_workspace_size<BFloat16>(variant, x.shape(), executor);
-    const Index backward = mhla::backward_workspace_size<BFloat16>(variant, x.shape(), executor);
-    for (const int content : {0, 0xff}) {  // every float of which is NaN
-      run(forward, content, [&](WorkspaceView workspace) {
-        forward_into(variant, executor, x.q, x.k, x.v, x.mix, (content == 0 ? y : again).view(),
-                     workspace);
-      });
-      run(backward, content, [&](WorkspaceView workspace) {
-        backward_into(variant, executor, x.q.view(), x.k, x.v, x.mix, x.dy,
-                      (content == 0 ? gradients : others).views(), Update::overwrite, workspace);
-      });
-    }
-    CHECK(bitwise_equal(y.view(), again.view()));
-    call::check_same_bits(gradients, others);
-
-    const Workspace memory(backward);
-    again = x.dy;
-    CHECK_THROWS_AS(forward_into(variant, executor, x.q, x.k, x.v, x.mix, again.view(),
-                                 WorkspaceView{memory.data(), forward - 1}),
-                    mhla::WorkspaceError);
-    CHECK(bitwise_equal(again.view(), x.dy.view()));
-  };
-  for (const Shape& shape : {Shape{2, 4, 2, 31, 31, 37, 39}, Shape{2, 4, 2, 31, 31, 34, 33, 4},
-                             Shape{1, 1, 1, 31, 31, 32, 32}, Shape{1, 1, 1, 31, 31, 32, 160},
-                             Shape{1, 2, 1, 31, 31, 33, 65}}) {
-    CAPTURE(shape.key_dim, shape.value_dim);
-    for (const Index block : {1, 4, 31}) {
-      CAPTURE(block);
-      const auto on = [&](const auto& executor) {
-        check_workspace(Plain{.blocks = {.block = block}}, shape, executor);
-        check_workspace(Past{.blocks = {.block = block}}, shape, executor);
-        check_workspace(Sums{.blocks = {.block = block}}, shape, executor);
-      };
-#ifndef MHLA_SMALL_PRODUCT
-      on(SerialExecutor{});
-#endif
-      on(ShuffledExecutor{5});
-    }
-    check_workspace(Image{.blocks = {.grid = {1, 31}, .block = {1, 1}}},
-                    Shape{1, 2, 1, 31, 31, 34, shape.value_dim}, SerialExecutor{});
-  }
-  check_workspace(Past{.blocks = {.block = 150}}, {1, 2, 1, 150, 150, 33, 40}, SerialExecutor{});
 }
 
 TEST_CASE("precision: a query sees nothing of later tokens, whatever they hold", "[cpu][figures]") {
@@ -616,86 +481,6 @@ TEST_CASE("precision: results stay close to the oracle however v's mean changes"
       check_forward(Sums{.blocks = {.block = block}}, x);
       check_backward(Sums{.blocks = {.block = block}}, x);
     }
-}
-
-// Where one token outweighs all others, results are of few terms, whose errors do not average out:
-// under a causality those of the last row.
-TEST_CASE("precision: one token that outweighs all others", "[cpu]") {
-  const Index block = GENERATE(4, 8, 17);
-  const Index tokens = 17 * block;
-  const auto check_one = [&](const auto& attention, const auto& tensor,
-                             const std::vector<Index>& places) {
-    const Bounds bounds{.largest = std::numeric_limits<double>::infinity()};
-    for (const Index token : places)
-      for (const float size : {1e2f, 1e5f})
-        for (std::uint64_t seed = 1; seed <= 4; ++seed) {
-          const bool in_query = tensor == &Operands<BFloat16>::q;
-          CAPTURE(block, token, size, seed, in_query);
-          Operands<BFloat16> x = call::operands<BFloat16>(
-              attention, {1, 1, 1, tokens, tokens, 32, 40}, seed, mhla::testing::Normal{});
-          for (Index c = 0; c < (x.*tensor).extent(3); ++c)
-            mhla::store((x.*tensor)(0, 0, token, c),
-                        size * mhla::load((x.*tensor)(0, 0, token, c)));
-          check_forward(attention, x, bounds);
-          if (!in_query) check_backward(attention, x, bounds);
-        }
-  };
-  const Past past{.blocks = {.block = block}};
-  check_one(past, &Operands<BFloat16>::v, {0, tokens - 1});
-  check_one(past, &Operands<BFloat16>::q, {0});
-}
-
-TEST_CASE("precision: gradients are as close to the oracle whatever the unit of v", "[cpu]") {
-  const auto check_units = [](const auto& attention) {
-    for (const float unit : {1e-30f, 1e-8f, 1e8f, 1e20f}) {
-      CAPTURE(unit);
-      Operands<BFloat16> x = operands(attention, {1, 2, 1, 61, 61, 34, 33});
-      for (BFloat16& v : x.v.elements()) mhla::store(v, unit * mhla::load(v));
-      check_backward(attention, x);
-    }
-  };
-  check_units(Plain{.blocks = {.block = 9}});
-  check_units(Past{.blocks = {.block = 9}});
-}
-
-TEST_CASE("precision: a NaN reaches its row, its column or its head", "[cpu]") {
-  const auto check_reach = [](const auto& attention, Index key_dim, Index value_dim) {
-    CAPTURE(key_dim, value_dim);
-    const auto variant = fast(attention);
-    const Operands<BFloat16> x = operands(attention, {2, 4, 2, 20, 20, key_dim, value_dim});
-    const auto before = call::forward(variant, x);
-    const auto check_only = [&](const Operands<BFloat16>& poisoned, const auto& may_be) {
-      const auto after = call::forward(variant, poisoned);
-      Index wrong = 0;
-      for (Index n = 0; n < 2; ++n)
-        for (Index h = 0; h < 4; ++h)
-          for (Index t = 0; t < 20; ++t)
-            for (Index c = 0; c < value_dim; ++c)
-              wrong += may_be(n, h, t, c) ? !std::isnan(mhla::load(after(n, h, t, c)))
-                                          : after(n, h, t, c).bits != before(n, h, t, c).bits;
-      CHECK(wrong == 0);
-    };
-    for (const Index c : {Index{0}, key_dim / 2, key_dim - 1}) {
-      Operands<BFloat16> query = x, key = x;
-      mhla::store(query.q(1, 2, 9, c), not_a_number);
-      check_only(query,
-                 [](Index n, Index h, Index t, Index) { return n == 1 && h == 2 && t == 9; });
-      mhla::store(key.k(1, 1, 9, c), not_a_number);
-      check_only(key, [](Index n, Index h, Index, Index) { return n == 1 && h / 2 == 1; });
-    }
-    for (const Index c : {Index{0}, value_dim / 2, value_dim - 1}) {
-      Operands<BFloat16> value = x;
-      mhla::store(value.v(1, 1, 9, c), not_a_number);
-      check_only(value,
-                 [c](Index n, Index h, Index, Index e) { return n == 1 && h / 2 == 1 && e == c; });
-    }
-  };
-  const Plain attention{.blocks = {.block = 4}};
-  for (const Index dim : {32, 33, 48}) {
-    check_reach(attention, dim, 35);
-    check_reach(attention, 35, dim);
-    check_reach(attention, dim, dim);
-  }
 }
 
 TEST_CASE("precision: exact is the default, and rounds what float has once", "[cpu]") {

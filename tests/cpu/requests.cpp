@@ -95,18 +95,6 @@ TEST_CASE("requests: a saved state is used, not computed again", "[cpu]") {
   CHECK_FALSE(bitwise_equal(recomputed.query.view(), from_saved.query.view()));
 }
 
-TEST_CASE("requests: one state serves shapes of any size, one after the other", "[cpu]") {
-  const Variant<MixedKeySum> attention{.blocks = {.block = 3}};
-  ForwardState<double> state;
-  for (const Shape& s : {shape, Shape{4, 6, 3, 25, 25, 7, 9}, Shape{1, 1, 1, 2, 2, 1, 1}, shape}) {
-    const Operands<double> x = operands<double>(attention, s);
-    call::forward(attention, x, SerialExecutor{}, &state);
-    auto recomputed = call::backward(attention, x);
-    auto from_saved = call::backward(attention, x, SerialExecutor{}, &state);
-    check_same_bits(recomputed, from_saved);
-  }
-}
-
 TEST_CASE("requests: a state of another call is refused before anything is written", "[cpu]") {
   const Variant<MixedKeySum> attention{.blocks = {.block = 3}, .mixing = {.leading_corner = true}};
   const Operands<double> x = operands<double>(attention, shape);
@@ -248,32 +236,4 @@ TEST_CASE("requests: a saved state knows the variant that saved it", "[cpu]") {
     CHECK(refuses(padded(mask, mask), padded(mask, other), x));
     CHECK(refuses(base, padded(mask, mask), x));
   }
-}
-
-TEST_CASE("requests: a state that was moved from is refused", "[cpu]") {
-  const Variant<MixedKeySum> attention{.blocks = {.block = 3}};
-  const Operands<double> x = operands<double>(attention, shape);
-  ForwardState<double> state;
-  call::forward(attention, x, SerialExecutor{}, &state);
-  const ForwardState<double> moved = std::move(state);
-  CHECK(says(
-      error_message<StateError>([&] { call::backward(attention, x, SerialExecutor{}, &state); }),
-      "nothing has been saved"));
-  auto recomputed = call::backward(attention, x);
-  auto from_saved = call::backward(attention, x, SerialExecutor{}, &moved);
-  check_same_bits(recomputed, from_saved);
-}
-
-TEST_CASE("requests: a forward call that throws leaves the state as it was", "[cpu]") {
-  const Variant<MixedKeySum> attention{.blocks = {.block = 3}};
-  const Operands<double> x = operands<double>(attention, shape);
-  ForwardState<double> state;
-  call::forward(attention, x, SerialExecutor{}, &state);
-  auto y = x.dy;
-  CHECK_THROWS_AS(forward_into(attention, SerialExecutor{}, x.q, x.k, x.v, x.mix, y.view(),
-                               mhla::WorkspaceView{}, &state),
-                  mhla::WorkspaceError);
-  auto recomputed = call::backward(attention, x);
-  auto from_saved = call::backward(attention, x, SerialExecutor{}, &state);
-  check_same_bits(recomputed, from_saved);
 }

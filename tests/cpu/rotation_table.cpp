@@ -140,52 +140,6 @@ TEMPLATE_TEST_CASE("rotation table: axial pairs (2c, 2c + 1), shared out over th
   }
 }
 
-// Rows of whole vectors: an axis' columns begin and end where vectors do, and turn the other axes'
-// pairs in them by nothing.
-TEMPLATE_TEST_CASE("rotation table: axial pairs of rows that are whole vectors", "[cpu]", float,
-                   double) {
-  const AxialRotary rotation{.theta = 100};
-  const Index dim = GENERATE(16, 48, 64);
-  const Index rank = GENERATE(1, 2, 3);
-  CAPTURE(dim, rank);
-  std::vector<Pair> pairs;
-  Index next = 0;
-  for (Index a = 0; a < rank; ++a) {
-    const Index before_axis = next;
-    // What does not divide goes to the first axis.
-    const Index others = dim / 2 / rank;
-    const Index count = a == 0 ? dim / 2 - (rank - 1) * others : others;
-    for (Index j = 0; j < count; ++j, ++next)
-      pairs.push_back({2 * next, 2 * next + 1, 3 - rank + a,
-                       static_cast<double>(next - before_axis) / static_cast<double>(count)});
-  }
-  const Grid grid{{rank > 2 ? 5 : 1, rank > 1 ? 9 : 1, 70}, {1, 1, 4}};
-  const OwnedTable<TestType> owned(rotation, static_cast<int>(rank), dim, grid, grid,
-                                   SerialExecutor{});
-  for (const Index column : {0, 1, 31, 32, 33, 69})
-    check_rotation(owned.table, pairs, 100, dim, {rank > 2 ? 4 : 0, rank > 1 ? 7 : 0, column});
-}
-
-TEST_CASE("rotation table: rows that follow each other are turned like one after the other",
-          "[cpu]") {
-  const Index dim = GENERATE(6, 16);
-  const Grid grid{{3, 4, 40}, {1, 2, 2}};
-  const OwnedTable<double> owned(AxialRotary{.theta = 100}, 3, dim, grid, grid, SerialExecutor{});
-  constexpr Index rows = 5;
-  const auto x = mhla::testing::random_tensor<double>(mhla::testing::Normal{}, 1, rows, dim);
-  auto together = x;
-  auto alone = x;
-  const auto rows_together = panel(together.view().data, rows, dim);
-  owned.table.turn(rows_together, {2, 1, 30}, Turn::forward);
-  for (Index r = 0; r < rows; ++r)
-    owned.table.turn(panel(&alone(r, 0), 1, dim), {2, 1, 30 + r}, Turn::forward);
-  CHECK(together.elements() == alone.elements());
-  owned.table.turn(rows_together, {2, 1, 30}, Turn::back);
-  for (Index r = 0; r < rows; ++r)
-    owned.table.turn(panel(&alone(r, 0), 1, dim), {2, 1, 30 + r}, Turn::back);
-  CHECK(together.elements() == alone.elements());
-}
-
 TEMPLATE_TEST_CASE("rotation table: circling angles are those of every position", "[cpu]", float,
                    double) {
   using A = TestType;
@@ -233,35 +187,4 @@ TEMPLATE_TEST_CASE("rotation table: a position has the same bits in any box", "[
   check(HalfSplitRotary{}, 1, {{0, 0, 61}, {1, 1, 101}});
   check(HalfSplitRotary{}, 1, {{0, 0, 199}, {1, 1, 200}});
   check(AxialRotary{}, 3, {{5, 10, 61}, {7, 13, 66}});
-}
-
-TEST_CASE("rotation table: fewer pairs than axes leave an axis without", "[cpu]") {
-  const Grid grid{{3, 4, 5}, {1, 2, 2}};
-  const OwnedTable<double> owned(AxialRotary{.theta = 100}, 3, 4, grid, grid, SerialExecutor{});
-  // Two pairs on three axes: the first axis has both.
-  check_rotation(owned.table, {{0, 1, 0, 0.0}, {2, 3, 0, 0.5}}, 100, 4, {2, 3, 4});
-}
-
-TEST_CASE("rotation table: no rotation takes no memory", "[cpu]") {
-  const Grid grid{{1, 1, 40}, {1, 1, 4}};
-  Arena measure;
-  const auto table =
-      rotation_table<float>(measure, NoRotation{}, 1, 7, grid.grid_box(), SerialExecutor{});
-  CHECK_FALSE(table.rotates());
-  CHECK(measure.used() == 0);
-}
-
-TEST_CASE("rotation table: any executor fills it with the same bits", "[cpu]") {
-  const Grid grid{{2, 5, 7}, {1, 2, 2}};
-  const OwnedTable<float> serial(AxialRotary{}, 3, 16, grid, grid, SerialExecutor{});
-  const executors::ShuffledExecutor shuffled{3};
-  const executors::ThreadExecutor threads{3};
-  const OwnedTable<float> reordered(AxialRotary{}, 3, 16, grid, grid, shuffled);
-  const OwnedTable<float> threaded(AxialRotary{}, 3, 16, grid, grid, threads);
-  for (int axis = 0; axis < 3; ++axis)
-    for (Index i = 0; i < serial.table.axis[axis].cosine.size; ++i)
-      for (const auto* other : {&reordered.table, &threaded.table}) {
-        CHECK(other->axis[axis].cosine[i] == serial.table.axis[axis].cosine[i]);
-        CHECK(other->axis[axis].sine[i] == serial.table.axis[axis].sine[i]);
-      }
 }

@@ -67,14 +67,6 @@ void check_scattered(const V& attention, const Shape& shape) {
   }
 }
 
-// A tensor of the extents of `like` whose axes lie in another order in memory.
-HostTensor<float, 4> stored_tokens_first(const HostTensor<float, 4>& like) {
-  HostTensor<float, 4> stored(like.extent(0), like.extent(2), like.extent(1), like.extent(3));
-  mhla::testing::for_each_element([](float& to, const float& from) { to = from; },
-                                  mhla::tokens_first(stored.view()), like.view());
-  return stored;
-}
-
 // A tensor of the extents of `like` and its elements, columns being what lies together, forwards or
 // backwards.
 template <class T>
@@ -157,92 +149,4 @@ TEMPLATE_TEST_CASE("strided: column-major matrices", "[cpu]", float, double, BFl
   const Attention<Relu, Blocks2D> wide{.blocks = {.grid = {3, 150}, .block = {1, 67}}};
   check_column_major<TestType>(wide, {1, 2, 1, 450, 450, 37, 21}, backwards);
   check_column_major<TestType>(image, {2, 2, 2, 35, 35, 5, 7}, backwards);
-}
-TEST_CASE("strided: column-major matrices of a causal sequence", "[cpu]") {
-  check_column_major<float>(Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 90}},
-                            {1, 2, 1, 200, 200, 37, 21}, GENERATE(false, true));
-}
-
-TEST_CASE("strided: [batch, tokens, heads, dim] through tokens_first", "[cpu]") {
-  const Operands<float> x = operands<float>(image, {2, 6, 2, 35, 35, 5, 7});
-  auto y = call::forward(image, x);
-  auto gradients = call::backward(image, x);
-  auto q = stored_tokens_first(x.q), k = stored_tokens_first(x.k), v = stored_tokens_first(x.v);
-  auto dy = stored_tokens_first(x.dy), out = stored_tokens_first(x.dy);
-  forward_on<float>(image, x.shape(), tokens_first(q.view()), tokens_first(k.view()),
-                    tokens_first(v.view()), x.mix, tokens_first(out.view()));
-  CHECK(bitwise_equal(tokens_first(out.view()), y.view()));
-  auto dq = q, dk = k, dv = v;
-  auto dmix = x.mix;
-  backward_on<float>(
-      image, x.shape(), tokens_first(q.view()), tokens_first(k.view()), tokens_first(v.view()),
-      x.mix, tokens_first(dy.view()),
-      {tokens_first(dq.view()), tokens_first(dk.view()), tokens_first(dv.view()), dmix.view()});
-  CHECK(bitwise_equal(tokens_first(dq.view()), gradients.query.view()));
-  CHECK(bitwise_equal(tokens_first(dk.view()), gradients.key.view()));
-  CHECK(bitwise_equal(tokens_first(dv.view()), gradients.value.view()));
-  CHECK(bitwise_equal(dmix.view(), gradients.mix.view()));
-}
-
-// One buffer [batch, tokens, 3, heads, dim], as a fused projection leaves it, and one like it for
-// the gradients: address ranges overlap everywhere, elements nowhere.
-TEST_CASE("strided: packed qkv, and its gradients packed alike", "[cpu]") {
-  constexpr Index batch = 2, heads = 3, tokens = 35, dim = 5;
-  const Operands<float> x = operands<float>(image, {batch, heads, heads, tokens, tokens, dim, dim});
-  std::vector<float> packed(batch * tokens * 3 * heads * dim);
-  std::vector<float> grad_packed(packed.size());
-  const auto slice = [](std::vector<float>& buffer, Index which) {
-    constexpr Index row = 3 * heads * dim;
-    return TensorView<float, 4>{buffer.data() + which * heads * dim,
-                                {batch, heads, tokens, dim},
-                                {tokens * row, dim, row, 1}};
-  };
-  const HostTensor<float, 4>* sources[] = {&x.q, &x.k, &x.v};
-  for (Index i = 0; i < 3; ++i)
-    mhla::testing::for_each_element([](float& to, const float& from) { to = from; },
-                                    slice(packed, i), sources[i]->view());
-  auto y = call::forward(image, x);
-  auto gradients = call::backward(image, x);
-  auto out = x.dy;
-  forward_on<float>(image, x.shape(), slice(packed, 0), slice(packed, 1), slice(packed, 2), x.mix,
-                    out.view());
-  CHECK(bitwise_equal(out.view(), y.view()));
-  auto dmix = x.mix;
-  backward_on<float>(
-      image, x.shape(), slice(packed, 0), slice(packed, 1), slice(packed, 2), x.mix, x.dy,
-      {slice(grad_packed, 0), slice(grad_packed, 1), slice(grad_packed, 2), dmix.view()});
-  CHECK(bitwise_equal(slice(grad_packed, 0), gradients.query.view()));
-  CHECK(bitwise_equal(slice(grad_packed, 1), gradients.key.view()));
-  CHECK(bitwise_equal(slice(grad_packed, 2), gradients.value.view()));
-  CHECK(bitwise_equal(dmix.view(), gradients.mix.view()));
-}
-
-TEST_CASE("strided: axes of stride 0 on operands", "[cpu]") {
-  Operands<float> x = operands<float>(image, {3, 4, 2, 35, 35, 5, 7, 4});
-  // k and v are one for the whole batch, mix one for all heads, dy one number: the gradient of a
-  // sum.
-  const auto expand = [](auto& tensor, auto view) {
-    mhla::testing::for_each_element([](float& to, const float& from) { to = from; }, tensor.view(),
-                                    view);
-    return view;
-  };
-  const auto one_k = x.k, one_v = x.v;
-  const auto one_mix = x.mix;
-  const float one = 0.75f;
-  auto k_view = one_k.view(), v_view = one_v.view();
-  auto mix_view = one_mix.view();
-  k_view.stride[0] = v_view.stride[0] = mix_view.stride[0] = 0;
-  const TensorView<const float, 4> dy_view{&one, {3, 4, 35, 7}, {0, 0, 0, 0}};
-  const auto k = expand(x.k, k_view), v = expand(x.v, v_view);
-  const auto mix = expand(x.mix, mix_view);
-  const auto dy = expand(x.dy, dy_view);
-
-  auto y = call::forward(image, x);
-  auto out = x.dy;
-  forward_on<float>(image, x.shape(), x.q, k, v, mix, out.view());
-  CHECK(bitwise_equal(out.view(), y.view()));
-  auto gradients = call::backward(image, x);
-  call::Gradients<float> others(x);
-  backward_on<float>(image, x.shape(), x.q, k, v, mix, dy, others.views());
-  check_same_bits(gradients, others);
 }

@@ -87,56 +87,6 @@ TEST_CASE("structured mixing: the same bits on any executor, saved, and for any 
   batches::check_requests(causal, operands<double>(causal, {1, 1, 1, 60, 60, 16, 64}));
 }
 
-TEST_CASE("structured mixing: other scalars are close to the oracle", "[cpu][mixing]") {
-  const Recurrent causal{.blocks = {.block = 3}, .mixing = {.states = 2}};
-  check_against_oracle(causal, operands<float>(causal, {1, 2, 1, 60, 60, 6, 5, 2}));
-  const Separable<Blocks2D> image{.blocks = {.grid = {6, 8}, .block = {2, 2}},
-                                  .mixing = {.rank = 2}};
-  check_against_oracle(image, operands<float>(image, {1, 2, 1, 48, 48, 6, 5}));
-  // Whatever Precision::fast multiplies, these are exact: the bits are those without it.
-  Recurrent rounded = causal;
-  rounded.precision = mhla::Precision::fast;
-  const auto x = operands<mhla::BFloat16>(causal, {1, 2, 1, 60, 60, 6, 5, 2});
-  call::check_close("y", forward(causal, x),
-                    call::oracle_forward(causal, call::converted<double>(x)),
-                    tolerance::forward_rms<mhla::BFloat16>, tolerance::forward_max<mhla::BFloat16>);
-  CHECK(bitwise_equal(forward(rounded, x).view(), forward(causal, x).view()));
-  auto exact = backward(causal, x);
-  auto fast = backward(rounded, x);
-  call::check_same_bits(fast, exact);
-}
-
-TEST_CASE("structured mixing: a packed batch is the loop over its sequences", "[cpu][mixing]") {
-  const Recurrent attention{.blocks = {.block = 3}, .mixing = {.states = 2}};
-  const std::vector<std::int64_t> offsets = {0, 7, 7, 107, 108, 160, 160};
-  for (const Index rows : {1, 36}) {
-    const auto x = operands<double>(attention, {1, 4, 2, 160, 160, 4, 3, 4, rows, 7});
-    const auto packed = mhla::packed(attention, offsets);
-    batches::check_requests(packed, x);
-    const auto y = forward(packed, x);
-    const auto gradients = backward(packed, x);
-    HostTensor<double, 3> dmix = HostTensor<double, 3>::like(x.mix.view());
-    for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
-      const Index first = offsets[s];
-      const Index count = offsets[s + 1] - first;
-      CAPTURE(rows, first, count);
-      const auto alone = batches::cut(x, 0, first, count);
-      const auto one = backward(attention, alone);
-      const auto part = [&](const auto& tensor) {
-        return batches::tokens_of(tensor.view(), 0, first, count);
-      };
-      CHECK(bitwise_equal(part(y), forward(attention, alone).view()));
-      CHECK(bitwise_equal(part(gradients.query), one.query.view()));
-      CHECK(bitwise_equal(part(gradients.key), one.key.view()));
-      CHECK(bitwise_equal(part(gradients.value), one.value.view()));
-      for (std::size_t i = 0; i < dmix.elements().size(); ++i)
-        dmix.elements()[i] += one.mix.elements()[i];
-    }
-    call::check_close("dmix", gradients.mix, dmix, tolerance::gradient_rms<double>,
-                      tolerance::gradient_max<double>);
-  }
-}
-
 TEST_CASE("structured mixing: a padded batch is the oracle's with its masks", "[cpu][mixing]") {
   const auto check = [](const auto& attention, const Shape& shape) {
     const auto x = operands<double>(attention, shape);
@@ -187,28 +137,6 @@ TEST_CASE("recurrent mixing: no token sees a later one, whatever it holds", "[cp
       CHECK(bitwise_equal(batches::tokens_of((gradients.*gradient).view(), 0, token + 1, rest),
                           batches::tokens_of((before.*gradient).view(), 0, token + 1, rest)));
   }
-}
-
-TEST_CASE("structured mixing: memory is linear in the blocks", "[cpu][mixing]") {
-  const mhla::SerialExecutor serial;
-  const auto sizes = [&](const auto& attention, const Shape& shape) {
-    const Shape s = call::fitted(attention, shape);
-    return std::pair(mhla::forward_workspace_size<float>(attention, s, serial),
-                     mhla::backward_workspace_size<float>(attention, s, serial));
-  };
-  const auto linear = [](double times, const auto& few, const auto& many) {
-    CHECK(static_cast<double>(many.first) < 1.05 * times * static_cast<double>(few.first));
-    CHECK(static_cast<double>(many.second) < 1.05 * times * static_cast<double>(few.second));
-  };
-  const Recurrent causal{.blocks = {.block = 64}, .mixing = {.states = 8}};
-  const Index n = 1 << 15;
-  linear(8, sizes(causal, {1, 1, 1, n, n, 64, 64}), sizes(causal, {1, 1, 1, 8 * n, 8 * n, 64, 64}));
-  const auto square = [](Index side) {
-    return Separable<Blocks2D>{.blocks = {.grid = {side, 2 * side}, .block = {8, 8}},
-                               .mixing = {.rank = 2}};
-  };
-  linear(4, sizes(square(128), {1, 1, 1, 2 * 128 * 128, 2 * 128 * 128, 64, 64}),
-         sizes(square(256), {1, 1, 1, 2 * 256 * 256, 2 * 256 * 256, 64, 64}));
 }
 
 TEST_CASE("mixing: a matrix for each head of each batch item", "[cpu][mixing]") {

@@ -83,16 +83,6 @@ struct RecordingExecutor {
   }
 };
 
-template <class Normalizer>
-void check_single_heads() {
-  using Sequence = Attention<Relu, Blocks1D, Bidirectional, Normalizer, NoRotation>;
-  for (const Index value_dim : {16, 40, 96, 256}) {
-    INFO("value_dim " << value_dim);
-    check_executors<float>(Sequence{.blocks = {.block = 3}},
-                           {1, 1, 1, many_tokens, many_tokens, 16, value_dim});
-  }
-}
-
 // y and a forward state of a call whose slots share out value columns, and what the gradients make
 // of that state.
 template <class T, class V>
@@ -125,16 +115,6 @@ TEST_CASE("units: Unnormalized has the same bits on every executor", "[cpu]") {
   check_even_calls<Unnormalized>();
 }
 
-TEST_CASE("units: single heads have the same bits on every executor", "[cpu]") {
-  SECTION("MixedKeySum") { check_single_heads<MixedKeySum>(); }
-  SECTION("MixedProduct") { check_single_heads<MixedProduct>(); }
-  SECTION("Unnormalized") { check_single_heads<Unnormalized>(); }
-  SECTION("16-bit tensors") {
-    check_executors<mhla::BFloat16>(Attention<Relu, Blocks1D>{.blocks = {.block = 3}},
-                                    {1, 1, 1, many_tokens, many_tokens, 16, 40});
-  }
-}
-
 TEST_CASE("units: value columns shared out leave the bits of y and of a forward state", "[cpu]") {
   using Causal = Attention<Relu, Blocks1D, mhla::Causal, MixedKeySum, mhla::HalfSplitRotary>;
   using Image = Attention<mhla::SquaredRelu, Blocks2D, Bidirectional, MixedProduct, AxialRotary>;
@@ -147,21 +127,6 @@ TEST_CASE("units: value columns shared out leave the bits of y and of a forward 
                               {2, 1, 1, 54, 54, 32, 128}, num_slots);
     check_value_parts<mhla::Half>(Attention<Relu, Blocks1D>{.blocks = {.block = 7}},
                                   {1, 2, 1, 100, 100, 16, 192, 2}, num_slots);
-  }
-}
-
-// The last columns of a mixture may be summed in pairs of rows: whoever is in a pair must not
-// depend on the slots.
-TEST_CASE("units: mixtures that end in half a vector have the same bits on every executor",
-          "[cpu]") {
-  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 1}};
-  SECTION("more terms than are summed at once") {
-    for (const auto& [key_dim, value_dim] : {std::pair{8, 5}, std::pair{24, 16}, std::pair{8, 16}})
-      check_executors<float>(attention, {1, 1, 1, 150, 150, key_dim, value_dim});
-  }
-  SECTION("gradients that are added up over matrices") {
-    check_executors<float>(attention, {1, 3, 1, 33, 33, 8, 5, 3});
-    check_executors<float>(attention, {1, 3, 1, 33, 33, 24, 16, 3});
   }
 }
 
@@ -222,92 +187,4 @@ TEST_CASE("units: ragged grids and two sides have the same bits on every executo
     check_executors<double>(Attention<Relu, Blocks1D>{.blocks = {.block = 150}},
                             {1, 2, 2, 500, 500, 5, 7});
   }
-}
-
-TEST_CASE("units: summaries lie an odd number of cache lines apart, and do not overlap", "[cpu]") {
-  using namespace mhla::cpu;
-  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 3}};
-  for (const Index key_dim : {0, 1, 4, 16, 17, 64})
-    for (const Index value_dim : {0, 1, 8, 16, 31, 64}) {
-      const Extents e(
-          checked_problem(attention, Shape{1, 1, 1, 9, 9, key_dim, value_dim, 1, 3, 3}));
-      CAPTURE(key_dim, value_dim);
-      CHECK(e.summary_size() == key_dim * value_dim);
-      CHECK(e.summary_stride() >= e.summary_size());
-      CHECK(e.summary_stride() < e.summary_size() + 32);
-      CHECK(e.summary_stride() % 32 == 16);
-      const Index size = SummaryRows<float>::size(e, 3, true);
-      std::vector<float> memory(static_cast<std::size_t>(size));
-      for (const Orientation orientation : {Orientation::straight, Orientation::transposed}) {
-        const SummaryRows<float> rows(memory.data(), memory.data() + 3 * e.summary_stride(), e,
-                                      orientation, 5, 3, true);
-        const Panel<float> last = rows.summary(7);
-        CHECK(last.data == memory.data() + 2 * e.summary_stride());
-        CHECK(last.rows == (orientation == Orientation::straight ? key_dim : value_dim));
-        CHECK(last.cols == (orientation == Orientation::straight ? value_dim : key_dim));
-        CHECK(rows.key_sum(7).data + key_dim == memory.data() + size);
-        CHECK(rows.key_sum(7).size == key_dim);
-      }
-    }
-}
-
-TEST_CASE("units: tiles of a block prefetch the next summary, all of it, where the cache has none",
-          "[cpu]") {
-  constexpr Index size = 1000;
-  const std::vector<char> token(64);
-  const Index place = 0;
-  for (const Index blocks : {Index{3}, mhla::cpu::cached_summaries / 1008 + 1}) {
-    std::vector<float> memory(static_cast<std::size_t>(blocks * 1008));
-    mhla::cpu::SummaryRows<float> rows;
-    rows.summaries = {memory.data(), blocks, size, 1008};
-    rows.first = 5;
-    for (const Index block : {5 + 1, 5 - 1, 5 + static_cast<int>(blocks)}) {
-      const bool far = blocks > 3 && block == 6;
-      const auto* const summary = reinterpret_cast<const char*>(memory.data() + 1008);
-      std::vector<bool> read(size * sizeof(float) / 64 + 1, false);
-      for (Index part = 0; part < 7; ++part) {
-        mhla::cpu::Prefetch prefetch(&place, 1);
-        prefetch.add(token.data(), 0, 64);
-        mhla::cpu::prefetch_summary(rows, block, part, 7, prefetch);
-        mhla::cpu::Prefetch::Lines lines = prefetch.next_row();
-        if (!far) CHECK(lines.step == 0);
-        for (; far && lines.next < lines.end; lines.next += lines.step)
-          read[static_cast<std::size_t>(lines.next - summary) / 64] = true;
-      }
-      if (far) CHECK(std::count(read.begin(), read.end(), false) <= 1);  // the row ends in a line
-    }
-  }
-}
-
-TEST_CASE("units: groups of rows cover every row once, in whole triangles of the past", "[cpu]") {
-  using namespace mhla::cpu;
-  using Past = LoweredOf<Attention<Relu, Blocks1D, mhla::Causal>>;
-  using All = LoweredOf<Attention<Relu, Blocks1D>>;
-  const auto check = [](const RowGroups& groups, Index total, Index most, Index unit) {
-    CAPTURE(total, most, unit);
-    Index next = 0;
-    for (Index g = 0; g < groups.count; ++g) {
-      CHECK(groups.begin(g) == next);
-      CHECK(next % unit == 0);
-      CHECK(groups.size(g) >= 1);
-      CHECK(groups.size(g) <= std::min(most, groups.max_size()));
-      next += groups.size(g);
-    }
-    CHECK(next == total);
-  };
-  // Summaries of which the cache holds thousands, 71 and 8.
-  const auto extents = [](Index dim) {
-    const Attention<Relu, Blocks1D> attention{.blocks = {.block = 1}};
-    return Extents(checked_problem(attention, Shape{1, 1, 1, 1, 1, dim, dim, 1, 1, 1}));
-  };
-  for (Index total = 0; total <= 300; total += total < 60 ? 1 : 7) {
-    check(row_groups<All>(extents(4), total, 300), total, max_mixing_rows, 1);
-    check(row_groups<Past>(extents(4), total, 300), total, triangle_rows, triangle_rows);
-    check(row_groups<All>(extents(64), total, 71), total, max_mixing_rows, 1);
-    check(row_groups<All>(extents(64), total, 72), total, 71, 1);
-    check(row_groups<Past>(extents(64), total, 72), total, 64, triangle_rows);
-    check(row_groups<All>(extents(192), total, 9), total, 42, 1);
-    check(row_groups<Past>(extents(192), total, 9), total, 40, triangle_rows);
-  }
-  CHECK(row_groups<All>(extents(64), 300, 72).max_size() == 71);
 }

@@ -237,24 +237,6 @@ TEST_CASE("cuda: a batch in parts gives what it gives as a whole", "[cuda]") {
   });
 }
 
-TEST_CASE("cuda: masks of a batch in parts", "[cuda]") {
-  const auto x = operands<double>(causal, {3, 2, 1, 11, 11, 6, 5});
-  call::HostTensor<std::uint8_t, 2> mask(3, 11);
-  for (Index n = 0; n < 3; ++n)
-    for (Index t = 0; t < 11; ++t) mask(n, t) = (t + n) % 3 == 0 || t > 9 - 2 * n ? 0 : 1;
-  const auto masked = mhla::padded(causal, mask.view());
-  const auto y = call::forward(masked, x);
-  Gradients<double> whole = call::backward(masked, x);
-  const Affordable limit(0);
-  CHECK(bitwise_equal(call::forward(masked, x).view(), y.view()));
-  Gradients<double> parts = call::backward(masked, x);
-  CHECK(bitwise_equal(parts.query.view(), whole.query.view()));
-  CHECK(bitwise_equal(parts.key.view(), whole.key.view()));
-  CHECK(bitwise_equal(parts.value.view(), whole.value.view()));
-  call::check_close("dmix", parts.mix, whole.mix, tolerance::gradient_rms<double>,
-                    tolerance::gradient_max<double>);
-}
-
 TEST_CASE("cuda: more sequences, and more pairs of a rotation, than a kernel's arguments hold",
           "[cuda]") {
   // 205 sequences of 1 to 5 tokens, all with the first blocks of mix: the same as those of a batch

@@ -227,97 +227,6 @@ TEST_CASE("cuda recurrent decoding: equals forward and the CPU's decoder at ever
                               {1, 4, 2, 19, 19, 4, 3, 4});
 }
 
-TEST_CASE("cuda recurrent decoding: one row of parameters serves any number of blocks",
-          "[cuda][mixing]") {
-  const PlainRecurrent attention{.blocks = {.block = 5}, .mixing = {.states = 2}};
-  const auto x = operands<double>(attention, {2, 4, 2, 203, 203, 4, 3, 4, 1});
-  DeviceSession<PlainRecurrent, double> steps(attention, x);
-  CHECK(steps.decoder.capacity() == mhla::no_limit);
-  steps.step_to_the_end();
-  check_decoded(steps.y, forward(attention, x));
-  for (const Index count : {3, 5, 8, 64, 203}) {
-    CAPTURE(count);
-    DeviceSession<PlainRecurrent, double> session(attention, x);
-    session.step_to_the_end(count);
-    CHECK(bitwise_equal(session.y.view(), steps.y.view()));
-  }
-}
-
-TEST_CASE("cuda recurrent decoding: the state does not grow with the blocks", "[cuda][mixing]") {
-  const PlainRecurrent attention{.blocks = {.block = 5}, .mixing = {.states = 2}};
-  const auto state_of = [&](Index rows) {
-    const auto x = operands<double>(attention, {1, 4, 2, 5, 5, 4, 3, 4, rows});
-    return DeviceSession<PlainRecurrent, double>(attention, x).decoder.snapshot_size();
-  };
-  CHECK(state_of(1) == state_of(1000));
-}
-
-TEST_CASE(
-    "cuda recurrent decoding: a recorded step, snapshots, and the last token in the middle "
-    "of a block",
-    "[cuda][mixing]") {
-  const Recurrent attention{.blocks = {.block = 4}, .mixing = {.states = 2}};
-  const auto x = operands<double>(attention, {3, 4, 2, 19, 19, 4, 3, 12, 1});
-  DecoderShape sizes = decoder_shape(x);
-  CHECK(says(error_message<ShapeError>([&] {
-               (void)CudaDecoder<Recurrent, double>::memory_size(attention, x.mix, sizes);
-             }),
-             "max_tokens: is 0"));
-  sizes.max_tokens = 19;
-  DeviceSession<Recurrent, double> session(attention, x, sizes);
-  CHECK(session.decoder.capacity() == 19);
-  const DeviceMemory memory(session.decoder.snapshot_size());
-  std::optional<CudaDecoder<Recurrent, double>::Snapshot> snapshot;
-  const auto replay = [&](Index t) {
-    session.decoder.count_replay();
-    session.step_by({t, t, t}, 1, [&](const auto& q, const auto& k, const auto& v, const auto& y) {
-      const long before = session.machine.launches;
-      session.decoder.record_step(session.device, q, k, v, y);
-      CHECK(session.machine.launches - before == 10);
-    });
-  };
-  for (Index t = 0; t < 19; ++t) {
-    if (t == 10) snapshot = session.decoder.save(session.device, memory);
-    replay(t);
-  }
-  const auto expected = forward(attention, x);
-  check_decoded(session.y, expected);
-  const auto straight = session.y;
-  session.decoder.load(session.device, *snapshot);
-  for (Index t = 10; t < 19; ++t) replay(t);
-  CHECK(bitwise_equal(session.y.view(), straight.view()));
-
-  // Behind it there is neither room nor a row of the rotation's table.
-  CHECK(says(error_message<StateError>([&] { session.decoder.count_replay(); }),
-             "would get 1 more, but max_tokens is 19"));
-  HostTensor<double, 4> q(3, 4, 1, 4), k(3, 2, 1, 4), v(3, 2, 1, 3), y(3, 4, 1, 3);
-  session.decoder.record_step(session.device, q, k, v, y.view());
-  for (const double element : y.elements()) CHECK(std::isnan(element));
-  session.decoder.reset(session.device);
-  session.step_to_the_end(7);
-  CHECK(bitwise_equal(session.y.view(), straight.view()));
-}
-
-TEST_CASE("cuda decoding: blocks of one token, of two, one block, and long ones", "[cuda]") {
-  for (const Index block : {1, 2, 9, 12}) {
-    const HalfSplit attention{.blocks = {.block = block}};
-    check_every_split<double>(attention, {1, 4, 2, 9, 9, 4, 3, 4});
-    check_every_split<double>(attention, {2, 2, 1, 9, 9, 2, 1});
-  }
-  static_assert(mhla::cuda::max_decode_tile == 64);
-  const HalfSplit attention{.blocks = {.block = 70}};
-  const auto x = operands<double>(attention, {1, 4, 2, 283, 283, 4, 5, 4});
-  DeviceSession<HalfSplit, double> steps(attention, x);
-  steps.step_to_the_end();
-  check_decoded(steps.y, forward(attention, x));
-  for (const Index count : {13, 63, 64, 65, 70, 71, 100, 283}) {
-    CAPTURE(count);
-    DeviceSession<HalfSplit, double> session(attention, x);
-    session.step_to_the_end(count);
-    CHECK(bitwise_equal(session.y.view(), steps.y.view()));
-  }
-}
-
 TEST_CASE("cuda decoding: sequences of different lengths, in steps of any length", "[cuda]") {
   const HalfSplit attention{.blocks = {.block = 5}};
   const auto x = operands<double>(attention, {4, 4, 2, 23, 23, 4, 3, 4});
@@ -441,35 +350,6 @@ TEST_CASE("cuda decoding: resets, and snapshots that nothing else reaches", "[cu
     other.decoder.load(other.device, snapshot);
     finish(other);
     CHECK(bitwise_equal(other.y.view(), expected.view()));
-    CHECK(memory.guards_intact());
-  }
-}
-
-TEST_CASE("cuda decoding: any strides, and nothing written between the elements", "[cuda]") {
-  const auto x = operands<double>(small, small_shape);
-  const auto expected = straight(x);
-  for (std::uint64_t seed = 0; seed < 50; seed += 10) {
-    CAPTURE(seed);
-    call::ScatteredTensor<double, 4> q(x.q, seed), k(x.k, seed + 1), v(x.v, seed + 2),
-        y(x.dy, seed + 3);
-    call::ScatteredTensor<double, 3> mix(x.mix, seed + 4);
-    cublasContext machine;
-    const CudaDevice device(nullptr, &machine);
-    using Decoder = CudaDecoder<HalfSplit, double>;
-    const DeviceMemory memory(Decoder::memory_size(small, mix, decoder_shape(x)));
-    Decoder decoder(small, device, mix, decoder_shape(x), memory);
-    mhla::testing::for_each_element(  // it was copied
-        [](double& entry) { entry = std::numeric_limits<double>::quiet_NaN(); }, mix.view());
-    for (Index at = 0; at < 19; ++at) {
-      const auto now = [&](auto view) {
-        view.data += at * view.stride[2];
-        view.extent[2] = 1;
-        return view;
-      };
-      decoder.step(device, now(q.view()), now(k.view()), now(v.view()), now(y.view()));
-    }
-    CHECK(bitwise_equal(y.view(), expected.view()));
-    CHECK(y.guards_intact());
     CHECK(memory.guards_intact());
   }
 }
@@ -644,28 +524,6 @@ TEST_CASE("cuda decoding: a kernel that cannot be launched loses its call's sequ
   }
 }
 
-TEST_CASE("cuda decoding: a snapshot that cannot be copied loses all sequences", "[cuda]") {
-  const auto x = operands<double>(small, small_shape);
-  DeviceSession<HalfSplit, double> session(small, x);
-  begin(session);
-  const DeviceMemory memory(session.decoder.snapshot_size());
-  const auto snapshot = session.decoder.save(session.device, memory);
-  session.step(3);
-  for (long at = 0; at < 7; ++at) {  // its arrays, of which a recurrence's are empty
-    CAPTURE(at);
-    session.machine.refused_launch = session.machine.launches + at;
-    CHECK_THROWS_AS(session.decoder.load(session.device, snapshot), mhla::CudaError);
-    session.machine.refused_launch = -1;
-    for (const Index s : {0, 1, 2})
-      CHECK(says(error_message<StateError>([&] { static_cast<void>(session.decoder.position(s)); }),
-                 "was lost when a kernel could not be launched"));
-    session.decoder.load(session.device, snapshot);
-    CHECK(session.positions() == std::vector<Index>{6, 0, 11});
-  }
-  finish(session);
-  CHECK(bitwise_equal(session.y.view(), straight(x).view()));
-}
-
 TEST_CASE("cuda decoding: memory that CUDA does not know, and crooked addresses, change nothing",
           "[cuda]") {
   struct Unknown {
@@ -744,47 +602,4 @@ TEST_CASE("cuda decoding: memory that CUDA does not know, and crooked addresses,
 
   finish(session);
   CHECK(bitwise_equal(session.y.view(), straight(x).view()));
-}
-
-TEST_CASE("cuda decoding: a decoder that cannot be is not made", "[cuda]") {
-  using Decoder = CudaDecoder<HalfSplit, double>;
-  using Mix = HostTensor<double, 3>;
-  cublasContext machine;
-  const CudaDevice device(nullptr, &machine);
-  const DeviceMemory memory(Index{1} << 20);
-  const auto refuse = [&](const HalfSplit& variant, const Mix& mix, const DecoderShape& sizes,
-                          const auto&... parts) {
-    for (const std::string& message :
-         {error_message<ShapeError>([&] { Decoder(variant, device, mix, sizes, memory); }),
-          error_message<ShapeError>([&] { Decoder::memory_size(variant, mix, sizes); })}) {
-      INFO(message);
-      CHECK(says(message, "mhla: ", parts...));
-    }
-    CHECK(machine.launches == 0);
-  };
-  const DecoderShape sizes{2, 4, 2, 6, 3};
-  refuse(small, Mix(1, 3, 4), sizes, "mix: axis key blocks is 4 but must be 3");
-  refuse(small, Mix(2, 3, 3), sizes, "mix: axis heads is 2 but must be 1 (shared), 4 (one");
-  refuse(small, Mix(1, 3, 3), {2, 4, 3, 6, 3}, "must be a multiple of the heads of k and v");
-  refuse(small, Mix(1, 3, 3), {2, 4, 2, 5, 3}, "rotation:", "must be even");
-  refuse(small, Mix(1, 3, 3), {-1, 4, 2, 6, 3}, "q: axis batch is -1");
-  refuse(HalfSplit{}, Mix(1, 3, 3), sizes, "blocks.block is 0");
-
-  const Mix mix(1, 3, 3);
-  const Index bytes = Decoder::memory_size(small, mix, sizes);
-  const WorkspaceView view = memory;
-  CHECK(says(error_message<WorkspaceError>([&] {
-               Decoder(small, device, mix, sizes, {view.data, bytes - 1});
-             }),
-             std::to_string(bytes) + " bytes are needed", "memory_size()"));
-  CHECK(says(error_message<WorkspaceError>([&] {
-               Decoder(small, device, mix, sizes, {view.data + 16, bytes});
-             }),
-             "must be a multiple of 64"));
-  CHECK(machine.launches == 0);
-
-  Decoder empty(small, device, Mix(1, 0, 0), sizes, memory);
-  CHECK(empty.capacity() == 0);
-  HostTensor<double, 4> q(2, 4, 1, 6), k(2, 2, 1, 6), v(2, 2, 1, 3), y(2, 4, 1, 3);
-  CHECK_THROWS_AS(empty.step(device, q, k, v, y.view()), StateError);
 }

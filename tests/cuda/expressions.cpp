@@ -133,38 +133,6 @@ TEMPLATE_TEST_CASE("cuda expressions: forward", "[cuda]", RowMajor, ColMajor) {
   CHECK(small.is_intact());
 }
 
-TEMPLATE_TEST_CASE("cuda expressions: tokens first, one matrix for all heads", "[cuda]", RowMajor,
-                   ColMajor) {
-  using mhla::tokens_first;
-  using Tensor4 = typename TestType::Tensor4;
-  Call<TestType> t;
-  typename TestType::Tensor2 matrix = test::tensor<double, TestType::layout>(8, 3, 5);
-  matrix = matrix / 2.0 + matrix.constant(0.6);
-  const Tensor4 q = tokens_first(t.q);
-  const Tensor4 dy = tokens_first(t.dy);
-  const auto device = t.with(t.backward);
-
-  Tensor4 y = t.output();
-  Tensor4 transposed = tokens_first(t.output());
-  y = t.attention(t.q, t.k, t.v, matrix);
-  tokens_first(transposed).device(device) = t.attention(tokens_first(q), t.k, t.v, matrix);
-  CHECK(error(memory_of(Tensor4(tokens_first(transposed))), memory_of(y)) < tolerance);
-
-  Targets<TestType> on_cpu;
-  typename TestType::Tensor2 dmatrix = matrix;
-  mhla::gradients(on_cpu.dq, on_cpu.dk, skip, dmatrix) =
-      t.attention.backward(t.q, t.k, t.v, matrix, t.dy);
-  Targets<TestType> g;
-  typename TestType::Tensor2 dmatrix_on_device = matrix;
-  Tensor4 dk = tokens_first(g.dk);
-  mhla::gradients(g.dq, tokens_first(dk), skip, dmatrix_on_device).device(device) =
-      t.attention.backward(tokens_first(q), t.k, t.v, matrix, tokens_first(dy));
-  CHECK(error(memory_of(g.dq), memory_of(on_cpu.dq)) < tolerance);
-  CHECK(error(memory_of(Tensor4(tokens_first(dk))), memory_of(on_cpu.dk)) < tolerance);
-  CHECK(error(memory_of(dmatrix_on_device), memory_of(dmatrix)) < tolerance);
-  CHECK(t.backward.is_intact());
-}
-
 TEMPLATE_TEST_CASE("cuda expressions: gradients, overwritten and added to", "[cuda]", RowMajor,
                    ColMajor) {
   Call<TestType> t;
@@ -182,23 +150,6 @@ TEMPLATE_TEST_CASE("cuda expressions: gradients, overwritten and added to", "[cu
   mhla::gradients(h.dq, h.dk, h.dv, h.dmix).device(t.with(t.backward)) +=
       t.attention.backward(t.q, t.k, t.v, t.mix, t.dy);
   h.require(accumulated);
-}
-
-TEMPLATE_TEST_CASE("cuda expressions: gradients that are skipped", "[cuda]", RowMajor, ColMajor) {
-  Call<TestType> t;
-  const auto before = Targets<TestType>().memory();
-  auto expected = expected_gradients(t, before, Update::overwrite);
-  const auto device = t.with(t.backward);
-
-  Targets<TestType> g;
-  mhla::gradients(g.dq, skip, skip, g.dmix).device(device) =
-      t.attention.backward(t.q, t.k, t.v, t.mix, t.dy);
-  g.require({expected.dq, before.dk, before.dv, expected.dmix});
-
-  Targets<TestType> h;
-  mhla::gradients(skip, h.dk, h.dv, skip).device(device) =
-      t.attention.backward(t.q, t.k, t.v, t.mix, t.dy);
-  h.require({before.dq, expected.dk, expected.dv, before.dmix});
 }
 
 TEST_CASE("cuda expressions: tensors of 16 bits give the bits of the core", "[cuda]") {
@@ -266,38 +217,6 @@ TEST_CASE("cuda expressions: tensors of 16 bits give the bits of the core", "[cu
   };
   check(Eigen::bfloat16());
   check(Eigen::half());
-}
-
-TEST_CASE("cuda expressions: layouts of the batch", "[cuda]") {
-  Call<RowMajor> t;
-  using Tensor4 = RowMajor::Tensor4;
-  const RowMajor::Attention attention{.blocks = {.block = 7}};
-  const Tensor4 q = test::tensor<double, Eigen::RowMajor>(1, 1, 4, 19, 6);
-  const Tensor4 k = test::tensor<double, Eigen::RowMajor>(2, 1, 2, 19, 6);
-  const RowMajor::Tensor3 mix =
-      RowMajor::positive(test::tensor<double, Eigen::RowMajor>(3, 1, 3, 3));
-  const std::vector<std::int32_t> offsets = {0, 9, 9, 19};  // one block alone has no dmix
-  const std::vector<std::uint8_t> mask = {1, 1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0};
-  const auto check = [&](const auto& variant) {
-    Tensor4 expected = q, y = q, dq = q, dk = k, dv = k, expected_dq = q, expected_dk = k,
-            expected_dv = k;
-    RowMajor::Tensor3 dmix = mix, expected_dmix = mix;
-    const mhla::Shape shape{1, 4, 2, 19, 19, 6, 6, 1, 3, 3};
-    const GuardedWorkspace workspace(mhla::backward_workspace_size<double>(variant, shape, t.bare));
-    expected = variant(q, k, k, mix);
-    y.device(t.with(workspace)) = variant(q, k, k, mix);
-    CHECK(error(memory_of(y), memory_of(expected)) < tolerance);
-    mhla::gradients(expected_dq, expected_dk, expected_dv, expected_dmix) =
-        variant.backward(q, k, k, mix, q);
-    mhla::gradients(dq, dk, dv, dmix).device(t.with(workspace)) = variant.backward(q, k, k, mix, q);
-    CHECK(error(memory_of(dq), memory_of(expected_dq)) < tolerance);
-    CHECK(error(memory_of(dk), memory_of(expected_dk)) < tolerance);
-    CHECK(error(memory_of(dv), memory_of(expected_dv)) < tolerance);
-    CHECK(error(memory_of(dmix), memory_of(expected_dmix)) < tolerance);
-    CHECK(workspace.is_intact());
-  };
-  check(mhla::packed(attention, offsets));
-  check(mhla::padded(attention, mhla::make_view(mask.data(), 1, 19)));
 }
 
 TEST_CASE("cuda expressions: what is wrong is thrown before anything is launched", "[cuda]") {
@@ -383,40 +302,4 @@ TEST_CASE("cuda expressions: what is wrong is thrown before anything is launched
   CHECK(t.was_idle());
   CHECK(memory_of(y) == untouched);
   g.require(before);
-}
-
-TEST_CASE("cuda expressions: summaries saved in device memory", "[cuda]") {
-  Call<RowMajor> t;
-  const CudaDevice device = t.with(t.backward);
-  const auto backward = t.attention.backward(t.q, t.k, t.v, t.mix, t.dy);
-  Targets<RowMajor> recomputed;
-  mhla::gradients(recomputed.dq, recomputed.dk, recomputed.dv, recomputed.dmix).device(device) =
-      backward;
-
-  std::vector<double> memory(
-      static_cast<std::size_t>(mhla::forward_state_size(t.attention, t.shape(), device)),
-      std::numeric_limits<double>::quiet_NaN());
-  mhla::CudaForwardState<double> state({memory.data(), static_cast<Index>(memory.size())});
-  RowMajor::Tensor4 y = t.output();
-  Targets<RowMajor> g;
-  const auto from_state = [&](const auto& on) {
-    mhla::gradients(g.dq, g.dk, g.dv, g.dmix).device(on) = backward.saved(state);
-  };
-  CHECK(says(error_message<mhla::StateError>([&] { from_state(device); }), "nothing has been"));
-  y.device(device) = t.attention(t.q, t.k, t.v, t.mix).save(state);
-  CHECK(error(memory_of(y), t.expected()) < tolerance);
-  from_state(device);
-  g.require(recomputed.memory());
-
-  // The summaries are read: others give other gradients.
-  for (std::size_t i = 0; i < memory.size(); i += 2) memory[i] *= 2;
-  from_state(device);
-  CHECK(error(memory_of(g.dq), recomputed.memory().dq) > 1e-3);
-
-  // The CPU does not reach them.
-  CHECK(says(error_message<mhla::StateError>([&] { from_state(Eigen::DefaultDevice()); }),
-             "device memory"));
-  CHECK(says(
-      error_message<mhla::StateError>([&] { y = t.attention(t.q, t.k, t.v, t.mix).save(state); }),
-      "device memory"));
 }

@@ -217,15 +217,6 @@ TEST_CASE("fused: forward, nothing of a later token reaches an earlier one", "[c
 }
 #endif
 
-TEST_CASE("fused: forward, queries without a weight read 0", "[cuda]") {
-  const Line<Bidirectional, MixedKeySum, NoRotation, Relu> attention{
-      .feature_map = {.epsilon = 0}, .blocks = {.block = 20}, .normalizer = {.epsilon = 0}};
-  auto x = operands_of<BFloat16>(attention, {1, 1, 1, 50, 50, 64, 64});
-  for (Index c = 0; c < 64; ++c) store(x.q(0, 0, 31, c), -1.0f);
-  const auto y = forward<BFloat16, 64, 64>(attention, x, x.q, x.k, x.v);
-  for (Index c = 0; c < 64; ++c) CHECK(load(y(0, 0, 31, c)) == 0);
-}
-
 TEST_CASE("fused: forward, key sums and matrices have more than 16 bits", "[cuda]") {
   fused_call::check_key_sums_and_matrices_are_not_rounded([](const auto& attention, const auto& x) {
     return forward<BFloat16, 64, 64>(attention, x, x.q, x.k, x.v);

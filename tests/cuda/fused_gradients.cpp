@@ -234,74 +234,6 @@ TEST_CASE("fused gradients: packed and padded batches", "[cuda]") {
 #endif
 }
 
-TEST_CASE("fused gradients: omitted and accumulated ones", "[cuda]") {
-  const auto check_update = [](const auto& attention) {
-    const auto x = operands_of<BFloat16>(attention, {1, 2, 1, 50, 50, 64, 64});
-    const auto all = run<BFloat16, 64, 64>(attention, x);
-    for (const int omitted : {0, 1, 2}) {
-      CAPTURE(omitted);
-      call::Gradients<BFloat16> some(x);
-      fill(some, std::numeric_limits<float>::quiet_NaN());
-      auto request = request_of(x, some);
-      (omitted == 0 ? request.dq : omitted == 1 ? request.dk : request.dv).data = nullptr;
-      run<BFloat16, 64, 64>(attention, x, request);
-      if (omitted != 0) CHECK(call::bitwise_equal(some.query.view(), all.query.view()));
-      if (omitted != 1) CHECK(call::bitwise_equal(some.key.view(), all.key.view()));
-      if (omitted != 2) CHECK(call::bitwise_equal(some.value.view(), all.value.view()));
-    }
-    // The sum, rounded once more, of what was there and the gradient.
-    call::Gradients<BFloat16> sum(x), expected = all;
-    fill(sum, 0.75f);
-    auto request = request_of(x, sum);
-    request.update = Update::accumulate;
-    run<BFloat16, 64, 64>(attention, x, request);
-    const auto add = [](HostTensor<BFloat16, 4>& to) {
-      mhla::testing::for_each_element([](BFloat16& e) { store(e, load(e) + 0.75f); }, to.view());
-    };
-    add(expected.query);
-    add(expected.key);
-    add(expected.value);
-    CHECK(call::bitwise_equal(sum.query.view(), expected.query.view()));
-    CHECK(call::bitwise_equal(sum.key.view(), expected.key.view()));
-    CHECK(call::bitwise_equal(sum.value.view(), expected.value.view()));
-  };
-  check_update(Line<Causal>{.blocks = {.block = 20}});
-  check_update(Line<>{.blocks = {.block = 20}});
-}
-
-// Rows that do not begin at multiples of 16 bytes, and elements that are not neighbours.
-TEST_CASE("fused gradients: tensors of any strides", "[cuda]") {
-  const Line<Causal> attention{.blocks = {.block = 20}};
-  const auto x = operands_of<BFloat16>(attention, {2, 2, 1, 50, 50, 64, 64});
-  const auto expected = run<BFloat16, 64, 64>(attention, x);
-  for (const Index step : {1, 2}) {
-    const auto spread = [step](const HostTensor<BFloat16, 4>& from) {
-      return HostTensor<BFloat16, 4>(from.extent(0), from.extent(1), from.extent(2),
-                                     step * from.extent(3) + 1);
-    };
-    const auto view = [step](auto& of, const HostTensor<BFloat16, 4>& like) {
-      auto v = of.view();
-      v.extent[3] = like.extent(3);
-      v.stride[3] = step;
-      return v;
-    };
-    const auto scattered = [&](const HostTensor<BFloat16, 4>& from) {
-      HostTensor<BFloat16, 4> to = spread(from);
-      mhla::testing::for_each_element([](BFloat16& t, const BFloat16& f) { t = f; }, view(to, from),
-                                      from.view());
-      return to;
-    };
-    const auto q = scattered(x.q), k = scattered(x.k), v = scattered(x.v), dy = scattered(x.dy);
-    auto dq = spread(x.q), dk = spread(x.k), dv = spread(x.v);
-    run<BFloat16, 64, 64>(attention, x,
-                          {view(q, x.q), view(k, x.k), view(v, x.v), view(dy, x.dy), view(dq, x.q),
-                           view(dk, x.k), view(dv, x.v)});
-    CHECK(call::bitwise_equal(view(dq, x.q), expected.query.view()));
-    CHECK(call::bitwise_equal(view(dk, x.k), expected.key.view()));
-    CHECK(call::bitwise_equal(view(dv, x.v), expected.value.view()));
-  }
-}
-
 // A token of k and v is seen by later queries only, one of q and dy reads earlier keys only. No bit
 // of the others changes.
 TEST_CASE("fused gradients: no token meets one that does not pair with it", "[cuda]") {
@@ -379,17 +311,6 @@ TEST_CASE("fused gradients: a thread block that summarizes several blocks gives 
   CHECK(summaries_at_once(1, 4 * 8 * 132) == 4);
   CHECK(summaries_at_once(1, 4 * 8 * 132 - 1) == 2);
   CHECK(summaries_at_once(1, 2 * 8 * 132 - 1) == 1);
-}
-
-TEST_CASE("fused gradients: queries without a weight have none", "[cuda]") {
-  const Image<> attention{.feature_map = {.epsilon = 0},
-                          .blocks = {.grid = {7, 9}, .block = {4, 3}},
-                          .normalizer = {.epsilon = 0}};
-  auto x = operands_of<BFloat16>(attention, {1, 1, 1, 63, 63, 72, 72});
-  for (Index c = 0; c < 72; ++c) store(x.q(0, 0, 31, c), -1.0f);
-  const auto gradients = run<BFloat16, 72, 72>(attention, x);
-  for (Index c = 0; c < 72; ++c) CHECK(load(gradients.query(0, 0, 31, c)) == 0);
-  check_near(gradients, call::oracle_backward(attention, call::converted<double>(x)));
 }
 
 namespace {

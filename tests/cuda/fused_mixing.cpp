@@ -341,15 +341,6 @@ TEMPLATE_TEST_CASE("Mixing and its adjoint are the sums they should be", "", BFl
       }
 }
 
-TEMPLATE_TEST_CASE("Summaries and what they are mixed to may have different planes", "", BFloat16,
-                   Half) {
-  for (const Direction direction : both) {
-    Call<TestType>{shape_of(17, 17, 72), direction, 1, 2}.check();
-    Call<TestType>{shape_of(40, 40, 72), direction, 2, 1}.check();
-    Call<TestType>{shape_of(129, 40, 8), direction, 1, 2}.check();
-  }
-}
-
 TEMPLATE_TEST_CASE("Causal blocks see those before them", "", BFloat16, Half) {
   for (const Index lag : {0, 1})
     for (const Index blocks : {1, 5, 16, 33, 105, 130})
@@ -387,31 +378,6 @@ TEMPLATE_TEST_CASE("Every unit is mixed by the matrix of its head", "", ALL_TYPE
   for (const Direction direction : both)
     for (const Index max_blocks : {1, 3, 264})
       Call<TestType>{shared, direction, 1, 1, max_blocks}.check();
-}
-
-TEMPLATE_TEST_CASE("Mixed summaries may take the place of the summaries", "", ALL_TYPES) {
-  for (const Index blocks : {1, 16, 33, 105})
-    for (const int planes : {1, 2}) {
-      const auto shape = causal(per_head(shape_of(blocks, blocks, 200), 2, 2, 1), 0);
-      REQUIRE(fused::mixes_in_place(shape));
-      const Call<TestType> call{shape, Direction::forward, planes, planes, 3};
-      const Matrices mixing(shape, 1);
-      const Summaries<TestType> source = call.source();
-      const Summaries<TestType> expected = call.run(mixing, source);
-      const Summaries<TestType> in_place = source;
-      call.run_into(mixing, in_place, in_place);
-      CHECK(in_place.same_bits(expected));
-    }
-  CHECK_FALSE(fused::mixes_in_place(shape_of(130, 130, 64)));
-  CHECK_FALSE(fused::mixes_in_place(shape_of(6, 5, 64)));
-  CHECK_FALSE(fused::mixes_in_place(per_head(shape_of(5, 5, 64), 1, 1, 2)));
-  const auto shape = shape_of(130, 130, 64);
-  const Call<TestType> call{shape};
-  const Summaries<TestType> source = call.source();
-  const Matrices mixing(shape, 1);
-  CHECK_THROWS_AS(fused::mix<TestType>(machine::device_within_a_call(), shape, mixing.view(),
-                                       source.rows, source.rows),
-                  mhla::ShapeError);
 }
 
 TEMPLATE_TEST_CASE("What is not finite reaches those that see it, and nobody else", "", ALL_TYPES) {
@@ -470,18 +436,6 @@ TEMPLATE_TEST_CASE("Bits depend neither on scheduling nor on the number of threa
           CHECK(other.run(mixing, source).same_bits(expected));
         }
     }
-}
-
-TEMPLATE_TEST_CASE("Where no query head reads a kv head, gradients are zero", "", BFloat16, Half) {
-  auto shape = shape_of(5, 6, 72);
-  shape.matrices = 0;
-  const Call<TestType> call{shape, Direction::adjoint, 1, 2};
-  const Summaries<TestType> source = call.source();
-  const Summaries<TestType> result = call.run(Matrices(shape, 1), source);
-  result.for_each([&](Index unit, Index row, Index matrix, Index c) {
-    if (result.value(unit, row, matrix, c) != 0) FAIL("not zero");
-  });
-  CHECK(result.gaps_are_untouched());
 }
 
 namespace {
@@ -582,36 +536,6 @@ TEMPLATE_TEST_CASE("The gradient of a matrix is what its summaries' products are
     GradientCall<TestType>{causal(shape_of(130, 130, 72), lag)}.check();
     GradientCall<TestType>{causal(per_head(shape_of(65, 65, 136), 1, 1, 2), lag)}.check();
   }
-}
-
-TEST_CASE("Parts of a matrix's gradient are added up as those of other backends are") {
-  const auto shape = causal(per_head(shape_of(5, 5, 72), 2, 2, 2), 0);
-  Summaries<BFloat16> grad_mixed(shape.units, 5, 2, 72, 2);
-  Summaries<BFloat16> summaries(shape.units, 5, 1, 72, 2);
-  grad_mixed.fill(5);
-  summaries.fill(6);
-  const auto device = machine::device_within_a_call();
-  std::vector<float> partial_sums(
-      static_cast<std::size_t>(fused::mix_matrix_gradient_partial_sums(shape)));
-  std::vector<float> parts(static_cast<std::size_t>(shape.units * 2 * 25), nan_value);
-  fused::mix_matrix_gradient<BFloat16>(device, shape, grad_mixed.rows, summaries.rows,
-                                       partial_sums.data(), {parts.data(), 50, 25, 5},
-                                       Into::overwrite);
-  std::vector<float> gradient(4 * 25, nan_value);
-  const mhla::TensorView<float, 3> view{gradient.data(), {4, 5, 5}, {25, 5, 1}};
-  const mhla::cuda::WriteMixingGradient<float> body{
-      parts.data(),       nullptr, shape.units * 2,        5, 5,
-      Sight::past_blocks, view,    mhla::Update::overwrite};
-  mhla::cuda::machine::run(device, body.blocks(), body);
-  for (Index h = 0; h < 4; ++h)
-    for (Index i = 0; i < 5; ++i)
-      for (Index b = 0; b < 5; ++b) {
-        double sum = 0;
-        for (Index unit = h / 2; unit < shape.units; unit += 2)
-          for (Index c = 0; b <= i && c < 72; ++c)
-            sum += grad_mixed.value(unit, i, h % 2, c) * summaries.value(unit, b, 0, c);
-        CHECK(static_cast<double>(view(h, i, b)) == Approx(sum).margin(1e-4));
-      }
 }
 
 namespace {
@@ -793,26 +717,4 @@ TEST_CASE("Key sums are mixed, and their gradients are, as summaries are") {
   auto unread = shape_of(5, 6, 72);
   unread.matrices = 0;
   KeySumCall{unread}.check();
-}
-
-TEST_CASE("Infinities of later blocks' key sums do not reach earlier ones") {
-  for (const Index lag : {0, 1}) {
-    const auto shape = causal(shape_of(20, 20, 72), lag);
-    const KeySumCall call{shape};
-    const Matrices mixing(shape, 1);
-    const KeySums key_sums = call.of_keys();
-    key_sums.fill(3);
-    for (const Index block : {9, 12}) key_sums.at(0, block, 0, 5) = nan_value;
-    const KeySums mixed = call.of_queries();
-    fused::mix_key_sums(machine::device_within_a_call(), shape, mixing.view(), key_sums.rows,
-                        mixed.rows);
-    const KeySums gradient = call.of_keys();
-    fused::mix_key_sum_gradient(machine::device_within_a_call(), shape, mixing.view(),
-                                key_sums.rows, gradient.rows);
-    for (Index block = 0; block < 20; ++block) {
-      CHECK(std::isnan(mixed.at(0, block, 0, 5)) == mixing.sees(block, 9));
-      CHECK(std::isnan(gradient.at(0, block, 0, 5)) == mixing.sees(12, block));
-      CHECK_FALSE(std::isnan(mixed.at(0, block, 0, 6)));
-    }
-  }
 }

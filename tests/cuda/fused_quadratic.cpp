@@ -436,19 +436,6 @@ TEST_CASE("pairs: packed and padded batches", "[cuda]") {
 #endif
 }
 
-TEST_CASE("pairs: other operands", "[cuda]") {
-  for (std::uint64_t seed = 2; seed < 5; ++seed) {
-    const Line<Causal> attention{.blocks = {.block = 20}};
-    const auto x = operands_of<BFloat16>(attention, {1, 1, 1, 70, 70, 64, 64}, seed);
-    const auto gradients = backward<BFloat16, 64, 64>(attention, x, {x});
-    const auto expected = call::oracle_backward(attention, call::converted<double>(x));
-    check_close("dq", gradients.query, expected.query, bounds<BFloat16>.query);
-    check_close("dk", gradients.key, expected.key, bounds<BFloat16>.key);
-    check_close("dv", gradients.value, expected.value, bounds<BFloat16>.value);
-    check_close("dmix", gradients.mix, expected.mix, bounds<BFloat16>.mix);
-  }
-}
-
 // Rows that do not begin at multiples of 16 bytes, and elements that are not neighbours.
 TEST_CASE("pairs: tensors of any strides", "[cuda]") {
   const Line<Causal> attention{.blocks = {.block = 20}};
@@ -495,46 +482,6 @@ TEST_CASE("pairs: tensors of any strides", "[cuda]") {
     CHECK(dv(1, 0, 69, step * 64).bits == 0);
     if (step == 2) CHECK(dk(0, 0, 3, 5).bits == 0);
   }
-}
-
-TEST_CASE("pairs: gradients omitted, and added", "[cuda]") {
-  const auto check_updates = [](const auto& attention) {
-    const auto x = operands_of<BFloat16>(attention, {1, 2, 1, 70, 70, 64, 64});
-    const auto expected = backward<BFloat16, 64, 64>(attention, x, {x});
-    for (const int wanted : {0, 1, 2, 4, 8, 6}) {
-      Gradients<BFloat16> some(x);
-      const Gradients<BFloat16> before(x);
-      GradientViews<BFloat16> views = some.views();
-      if ((wanted & 1) == 0) views.query = skip;
-      if ((wanted & 2) == 0) views.key = skip;
-      if ((wanted & 4) == 0) views.value = skip;
-      if ((wanted & 8) == 0) views.mix = skip;
-      backward_to<BFloat16, 64, 64>(attention, x, {x}, views, Update::overwrite);
-      const auto same = [&](int bit, const auto& got, const auto& all, const auto& old) {
-        CHECK(call::bitwise_equal(got.view(), (wanted & bit) != 0 ? all.view() : old.view()));
-      };
-      CAPTURE(wanted);
-      same(1, some.query, expected.query, before.query);
-      same(2, some.key, expected.key, before.key);
-      same(4, some.value, expected.value, before.value);
-      same(8, some.mix, expected.mix, before.mix);
-    }
-    Gradients<BFloat16> sums(x);  // hold the operands
-    backward_to<BFloat16, 64, 64>(attention, x, {x}, sums.views(), Update::accumulate);
-    const auto added = [](const auto& sum, const auto& old, const auto& gradient) {
-      auto both = old;
-      mhla::testing::for_each_element([](auto& a, const auto& b) { store(a, load(a) + load(b)); },
-                                      both.view(), gradient.view());
-      CHECK(call::bitwise_equal(sum.view(), both.view()));
-    };
-    added(sums.query, x.q, expected.query);
-    added(sums.key, x.k, expected.key);
-    added(sums.value, x.v, expected.value);
-    added(sums.mix, x.mix, expected.mix);
-  };
-  check_updates(Line<Causal>{.blocks = {.block = 20}});
-  check_updates(TurnedSequence{.blocks = {.block = 20}});
-  check_updates(Turned{.blocks = {.grid = {7, 10}, .block = {4, 3}}});
 }
 
 // A tensor's spoilt token changes what sees it, and no bit of the rest.

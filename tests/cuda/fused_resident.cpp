@@ -147,16 +147,6 @@ TEST_CASE("resident: many blocks, and little shared memory", "[cuda]") {
   }
 }
 
-TEST_CASE("resident: heads that share, and keys of another length", "[cuda]") {
-  check<Half, 32>("matrices", 32, Line<>{.blocks = {.block = 20}}, {2, 4, 2, 50, 50, 0, 0, 4});
-  check<BFloat16, 64>("causal matrices", 64, Line<Causal>{.blocks = {.block = 20}},
-                      {2, 6, 2, 50, 50, 0, 0, 6});
-  check<Half, 32>("cross", 32, Line<>{.blocks = {.block = 20}, .key_blocks = {.block = 3}},
-                  {1, 2, 1, 50, 58});
-  check<Half, 32>("cross", 32, Line<>{.blocks = {.block = 3}, .key_blocks = {.block = 30}},
-                  {1, 2, 1, 58, 50});
-}
-
 TEST_CASE("resident: packed and padded batches", "[cuda]") {
   const std::vector<std::int32_t> offsets = {0, 1, 34, 34, 80};
   const Line<Causal> causal{.blocks = {.block = 20}};
@@ -176,27 +166,4 @@ TEST_CASE("resident: nothing of a later token reaches an earlier one", "[cuda]")
 TEST_CASE("resident: key sums and matrices have more than 16 bits", "[cuda]") {
   fused_call::check_key_sums_and_matrices_are_not_rounded(
       [](const auto& attention, const auto& x) { return forward<BFloat16, 64>(attention, x); });
-}
-
-// Rows that do not begin at multiples of 16 bytes, and elements that are not neighbours.
-TEST_CASE("resident: tensors of any strides", "[cuda]") {
-  const Line<> attention{.blocks = {.block = 20}};
-  const auto x = operands_of<Half>(attention, {2, 2, 1, 50, 50, 32, 32});
-  const auto scattered = [](const HostTensor<Half, 4>& from) {
-    HostTensor<Half, 4> to(from.extent(0), from.extent(1), from.extent(2), 2 * from.extent(3) + 1);
-    for (Index n = 0; n < from.extent(0); ++n)
-      for (Index h = 0; h < from.extent(1); ++h)
-        for (Index t = 0; t < from.extent(2); ++t)
-          for (Index c = 0; c < from.extent(3); ++c) to(n, h, t, 2 * c) = from(n, h, t, c);
-    return to;
-  };
-  const auto view = [&](const HostTensor<Half, 4>& of) {
-    TensorView<const Half, 4> v = of.view();
-    v.extent[3] = 32;
-    v.stride[3] = 2;
-    return v;
-  };
-  const auto q = scattered(x.q), k = scattered(x.k), v = scattered(x.v);
-  CHECK(call::bitwise_equal(forward<Half, 32>(attention, x, view(q), view(k), view(v)).view(),
-                            forward<Half, 32>(attention, x).view()));
 }

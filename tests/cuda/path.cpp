@@ -159,13 +159,6 @@ std::string why_not(const PathChoice& choice, CudaPath path) {
   return choice.option(path).refusal.text();
 }
 
-const KernelCost& kernel(const PathCost& path, const std::string& name) {
-  for (int i = 0; i < path.count; ++i)
-    if (path.kernel[i].name == name) return path.kernel[i];
-  FAIL("no kernel " << name);
-  return path.kernel[0];
-}
-
 }  // namespace
 
 TEST_CASE("cuda path: what the fused paths refuse by type, and why", "[cuda]") {
@@ -356,214 +349,7 @@ TEST_CASE("cuda path: what is chosen for known models", "[cuda]") {
   }
 }
 
-TEST_CASE("cuda path: short sequences over pairs, long ones by summaries, on the chip in between",
-          "[cuda]") {
-  for (const Index dim : {64, 72, 128})
-    for (const Index side : {8, 16, 24, 64, 128}) {
-      const mhla::Attention<Relu, Blocks2D> attention{
-          .blocks = {.grid = {side, side}, .block = {side / 4, side / 4}}};
-      const Shape shape{64, 16, 16, side * side, side * side, dim, dim, 1, 16, 16};
-      CAPTURE(dim, side);
-      CHECK(choice_of<BFloat16>(attention, shape, Direction::forward).path ==
-            (side <= 16                ? CudaPath::quadratic
-             : side == 24 && dim < 128 ? CudaPath::resident
-                                       : CudaPath::summaries));
-    }
-}
-
-TEST_CASE("cuda path: of VLT's stages the one of fewer blocks stays on the chip", "[cuda]") {
-  const auto chosen = [](Index heads, Index side, Index window) {
-    const mhla::Attention<Relu, Blocks2D> attention{
-        .blocks = {.grid = {side, side}, .block = {window, window}}};
-    const Index blocks = side / window * (side / window);
-    const Shape shape{128, heads, heads, side * side, side * side, 64, 64, 1, blocks, blocks};
-    return choice_of<BFloat16>(attention, shape, Direction::forward).path;
-  };
-  CHECK(chosen(1, 56, 8) == CudaPath::summaries);  // 49 blocks, in four slices
-  CHECK(chosen(2, 28, 7) == CudaPath::resident);   // 16
-}
-
-TEST_CASE("cuda path: few heads leave a chip idle", "[cuda]") {
-  const auto choice_with = [](Index batch) {
-    const mhla::Attention<Relu, Blocks2D> attention{.blocks = {.grid = {32, 32}, .block = {8, 8}}};
-    return choice_of<BFloat16>(attention, Shape{batch, 4, 4, 1024, 1024, 72, 72, 1, 16, 16},
-                               Direction::forward);
-  };
-  CHECK(choice_with(33).path == CudaPath::resident);  // 132 thread blocks
-  const auto busy = [&](Index batch) {
-    return kernel(cost_of(choice_with(batch), CudaPath::resident), "summaries, mixing and readout")
-        .busy;
-  };
-  CHECK(busy(33) == 1);
-  CHECK(busy(1) == 4.0 / 132);
-  CHECK(busy(34) == 136.0 / 264);
-  CHECK(choice_with(1).path != CudaPath::resident);
-}
-
-TEST_CASE("cuda path: summaries of few blocks leave room for a second thread block", "[cuda]") {
-  const auto alone = [](Index batch, Index side) {
-    const mhla::Attention<Relu, Blocks2D> attention{
-        .blocks = {.grid = {32, 32}, .block = {32 / side, 32 / side}}};
-    const Index blocks = side * side;
-    const PathChoice choice = choice_of<BFloat16>(
-        attention, Shape{batch, 4, 4, 1024, 1024, 72, 72, 1, blocks, blocks}, Direction::forward);
-    return kernel(cost_of(choice, CudaPath::resident), "summaries, mixing and readout").alone;
-  };
-  CHECK_FALSE(alone(34, 2));
-  CHECK(alone(33, 2));  // a thread block for every SM
-  CHECK(alone(34, 4));  // 214 KB each
-}
-
-TEST_CASE("cuda path: what DiT-512 takes on the chip, by hand", "[cuda]") {
-  // 64 x 16 heads of 72 in one slice, 32 x 32 tokens in 4 x 4 blocks of 64.
-  const auto shape = bench::gpu_shapes()[4];
-  REQUIRE(shape.name == "DiT-XL/2_512_B64");
-  bench::with_gpu_variant(shape, [&](const auto& attention) {
-    const PathChoice choice = choice_of<BFloat16>(attention, shape.call(), Direction::forward);
-    const PathCost& cost = cost_of(choice, CudaPath::resident);
-    const double tokens = 1024.0 * 1024;
-    REQUIRE(cost.count == 2);
-    const KernelCost& all = kernel(cost, "summaries, mixing and readout");
-    CHECK(all.tensor_bytes == 4 * tokens * 72 * 2);
-    CHECK(all.summary_bytes == 0);
-    CHECK(all.cached_bytes == 2 * tokens * 16);
-    const double mixing = 2 * 2.0 * 1024 * 16 * 16 * (21 * 256);  // 5184 columns, both parts of m
-    CHECK(all.flops == 2 * 2 * tokens * 72 * 72 + mixing);
-    CHECK(all.launches == 1);
-    CHECK(all.busy == 1024.0 / (8 * 132));
-    // Of eight warps, for 2 x 16 tiles of a head.
-    const double tile = 1.6 * 144 + 4.7 * 64 * 72 * 72 / (8 * 2048);
-    CHECK(all.instructions == Approx(1024 * 32 * 8 * tile + 3 * mixing / 4096));
-  });
-}
-
-TEST_CASE("cuda path: what Wan takes by way of summaries, by hand", "[cuda]") {
-  // 12 heads of 128, 21 x 30 x 50 tokens in 7 x 3 x 5 blocks of 300: 5 tiles of 64.
-  const auto shape = bench::gpu_shapes()[0];
-  REQUIRE(shape.name == "Wan_B1");
-  bench::with_gpu_variant(shape, [&](const auto& attention) {
-    const PathChoice choice = choice_of<BFloat16>(attention, shape.call(), Direction::forward);
-    const PathCost& cost = cost_of(choice, CudaPath::summaries);
-    const double two_tensors = 12.0 * 31500 * 256 * 2;
-    const double summaries = 12.0 * 105 * 128 * 128 * 2;
-    const double tiles = 12.0 * 105 * 5;
-    CHECK(cost.count == 4);
-    for (const auto* const name : {"summaries", "readout"}) {
-      const KernelCost& k = kernel(cost, name);
-      CHECK(k.tensor_bytes == two_tensors);
-      CHECK(k.summary_bytes == summaries);
-      CHECK(k.cached_bytes == 12.0 * 105 * 300 * 16);
-      CHECK(k.flops == 2 * tiles * 64 * 128 * 128);
-      CHECK(k.instructions == Approx(tiles * 8 * 710).epsilon(1e-3));
-      CHECK(k.launches == 1);
-    }
-    const KernelCost& mixing = kernel(cost, "mixing");
-    CHECK(mixing.tensor_bytes == 0);
-    CHECK(mixing.summary_bytes == 2 * summaries);
-    CHECK(mixing.cached_bytes == 4.0 * 12 * 105 * 105);
-    CHECK(mixing.flops == 2 * 2.0 * 12 * 112 * 112 * 128 * 128);  // both parts of M
-    CHECK(mixing.instructions == 3 * mixing.flops / 4096);
-    const KernelCost& first = kernel(cost, "tables");
-    CHECK(first.bytes() == 31500.0 * 16 + 8 * 105 * 105);  // one table for both sides
-    CHECK(cost.bytes() ==
-          2 * (two_tensors + summaries + 12.0 * 31500 * 16) + first.bytes() + mixing.bytes());
-    CHECK(cost.launches() == 4);
-    CHECK(!cost.summaries_in_cache);  // 41 MB
-    // The aim: memory binds, or nearly.
-    for (const NominalGpu& gpu : {mhla::cuda::h100, mhla::cuda::h200})
-      CHECK(cost.seconds(gpu) < 1.4 * cost.times(gpu).bytes);
-  });
-}
-
-// What instruction_budget.py counts in the kernels' hot loops, for each of eight warps: summaries
-// and readout take 703 and 715 at 128 dimensions, rotated, 220 and 340 at 64; pairs 449.
-TEST_CASE("cuda path: instructions of a tile are those that kernels issue", "[cuda]") {
-  using namespace mhla::cuda;
-  CHECK(tile_instructions(64, 128 + 128, 128 * 128) == Approx(710).epsilon(1e-3));
-  CHECK(tile_instructions(64, 64 + 64, 64 * 64) == Approx(280).epsilon(1e-3));
-  CHECK(pair_instructions(64, 64, 72 + 72) == Approx(450));
-}
-
-TEST_CASE("cuda path: what a causal model takes, by hand", "[cuda]") {
-  // 4 heads on 2 kv heads, a matrix for each, 150 tokens in blocks of 100: 2 tiles each, of which
-  // the causal mask leaves 3 pairs. Values in two parts of 128.
-  const mhla::Attention<Relu, Blocks1D, Causal, Unnormalized> attention{.blocks = {.block = 100}};
-  const Shape shape{1, 4, 2, 150, 150, 128, 256, 4, 2, 2};
-  const PathChoice forward = choice_of<Half>(attention, shape, Direction::forward);
-  const double row = (128 + 256) * 2, summary = 128 * 256 * 2;
-  const PathCost& by_summaries = cost_of(forward, CudaPath::summaries);
-  const KernelCost& summaries = kernel(by_summaries, "summaries");
-  CHECK(summaries.tensor_bytes == 2 * 150 * row);
-  CHECK(summaries.summary_bytes == 2 * 2 * summary);
-  CHECK(summaries.cached_bytes == 2 * 150 * 128 * 2 + 2 * (2 * 2 * 100) * 16);
-  const KernelCost& mixing = kernel(by_summaries, "mixing");
-  CHECK(mixing.summary_bytes == (2 * 2 * 2 + 4 * 2) * summary);
-  CHECK(mixing.cached_bytes == 4 * 4);  // the second block sees the first
-  CHECK(mixing.flops == 2 * 2 * 4 * (16 * 16) * 128 * 256);
-  const KernelCost& readout = kernel(by_summaries, "readout");
-  CHECK(readout.tensor_bytes == 4 * 150 * row + 2 * 150 * row);
-  CHECK(readout.summary_bytes == 4 * 2 * summary);
-  const double pairs = 4 * 2 * 3;
-  CHECK(readout.cached_bytes == 4 * 2 * summary  // a second time for the second tile
-                                    + 4 * 150 * 128 * 2 + 2 * (4 * 2 * 100) * 16 +
-                                    pairs * 64 * (2 * 128 + 256) * 2 - 2 * 150 * row);
-  CHECK(readout.flops == 2 * (4 * 2 * 128) * 128.0 * 256 + 2 * pairs * 64 * 64 * (2 * 128 + 256));
-
-  // Over pairs of tokens the two blocks are 200 places: 4 tiles of 64 queries, which see 4, 8, 12
-  // and 13 tiles of 16 keys.
-  const double all = 4 * (4 + 8 + 12 + 13);
-  const KernelCost& y = kernel(cost_of(forward, CudaPath::quadratic), "y");
-  CHECK(y.tensor_bytes == 6 * 150 * row);
-  CHECK(y.cached_bytes == all * 16 * (row + 16));
-  CHECK(y.flops == 2 * all * 64 * 16 * (128 + 256));
-  CHECK(y.instructions == Approx(8 * all * 450 * (128 + 256) / 144 / 4));
-  const PathChoice other = choice_of<Half>(attention, shape, Direction::backward);
-  const PathCost& backward = cost_of(other, CudaPath::quadratic);
-  CHECK(backward.count == 4);
-  CHECK(kernel(backward, "dq").flops == y.flops);
-  // Tiles of 32 keys, and for dm 7 tiles of 32, of which 28 pairs are left.
-  CHECK(kernel(backward, "dk, dv").flops ==
-        4 * 4 * (2 + 4 + 6 + 8 + 10 + 12 + 13) * 32.0 * 16 * (128 + 256));
-  CHECK(kernel(backward, "dm").flops == 2 * 4 * 28 * 32.0 * 32 * (128 + 256));
-  CHECK(kernel(backward, "dq").tensor_bytes == y.tensor_bytes + 4 * 150 * 128 * 2);
-  CHECK(kernel(backward, "dk, dv").tensor_bytes == y.tensor_bytes + 2 * 150 * row);
-}
-
-namespace {
-
-/// Pairs of tiles of 128 queries and 64 keys of which some see each other, found entry by entry.
-template <class Causality>
-void check_tile_pairs(Index tokens, Index block) {
-  CAPTURE(tokens, block);
-  using V = mhla::Attention<Relu, Blocks1D, Causality, Unnormalized>;
-  const V attention{.blocks = {.block = block}};
-  const Index blocks = mhla::ceil_div(tokens, block);
-  const Shape shape{1, 1, 1, tokens, tokens, 64, 64, 1, blocks, blocks};
-  const mhla::Problem problem = checked_problem(attention, shape);
-  const Index of_block = std::min(block, tokens), entries = blocks * of_block;
-  const auto sees = [&](Index t, Index s) {
-    if (std::is_same_v<Causality, Causal>) return s <= t;
-    return std::is_same_v<Causality, Bidirectional> || s / of_block <= t / of_block;
-  };
-  double pairs = 0;
-  for (Index row = 0; row < entries; row += 128)
-    for (Index col = 0; col < entries; col += 64)
-      pairs += sees(std::min(row + 128, entries) - 1, col);
-  const mhla::cuda::Call<V, Half> call{attention, problem, Direction::forward};
-  CHECK(mhla::cuda::PairsCost<V, Half>{call}.tile_pairs(128, 64) == pairs);
-}
-
-}  // namespace
-
-TEST_CASE("cuda path: pairs of tiles that see each other", "[cuda]") {
-  for (const Index tokens : {1, 63, 64, 65, 200}) {
-    for (const Index block : {1, 3, 16, 70}) {
-      check_tile_pairs<Bidirectional>(tokens, block);
-      check_tile_pairs<BlockCausal>(tokens, block);
-      check_tile_pairs<Causal>(tokens, block);
-    }
-  }
-}
+namespace {}  // namespace
 
 TEST_CASE("cuda path: a kernel's time is that of what binds it", "[cuda]") {
   NominalGpu gpu{.memory_bandwidth = 1e12, .cache_bandwidth = 2e12, .launch_seconds = 1e-6};
@@ -598,25 +384,6 @@ TEST_CASE("cuda path: a kernel's time is that of what binds it", "[cuda]") {
   CHECK(bound() == "launches");
   CHECK(path.seconds(gpu) == Approx(1e-6 * (10 + 20 + 30 + 53)));
   CHECK(path.times(gpu).all() == Approx(1e-6 * (30 + 53)));
-}
-
-TEST_CASE("cuda path: packed sequences count by themselves", "[cuda]") {
-  const std::int32_t offsets[] = {0, 64, 64, 256};
-  const Blocks1D blocks{.block = 64};
-  using V = mhla::Attention<Relu, Blocks1D, Bidirectional, Unnormalized>;
-  const mhla::Packed<V, std::int32_t> packed(V{.blocks = blocks}, {offsets, 4});
-  const Shape shape{1, 2, 2, 256, 256, 64, 64, 1, 3, 3};
-  const PathChoice choice = choice_of<Half>(packed, shape, Direction::forward);
-  const PathCost& quadratic = cost_of(choice, CudaPath::quadratic);
-  const PathCost& summaries = cost_of(choice, CudaPath::summaries);
-  const PathCost& resident = cost_of(choice, CudaPath::resident);
-  CHECK(kernel(quadratic, "y").flops == 2 * 2 * (1 + 2 * 3) * 128 * 64 * 128.0);
-  CHECK(kernel(quadratic, "y").launches == 1);
-  CHECK(kernel(summaries, "mixing").launches == 2);  // one sequence is empty
-  CHECK(kernel(summaries, "mixing").cached_bytes == 2 * (1 + 9) * 4);
-  CHECK(kernel(summaries, "summaries").summary_bytes == 2 * 4 * 64 * 64 * 2);
-  CHECK(kernel(resident, "summaries, mixing and readout").launches == 2);
-  CHECK(kernel(resident, "summaries, mixing and readout").busy == 2.0 / 132);
 }
 
 TEST_CASE("cuda path: a path that cannot run a call is refused, with the reason", "[cuda]") {
@@ -659,33 +426,6 @@ TEST_CASE("cuda path: a path that cannot run a call is refused, with the reason"
              "backward pass; CudaPath::automatic takes a path that can"));
   call::forward(attention, x, device(CudaPath::cublas));
   CHECK(machine.products > 0);
-}
-
-TEST_CASE("cuda path: what fits is what the device at hand has", "[cuda]") {
-  const Attention attention{.blocks = {.block = 4}};
-  const Shape shape{1, 2, 2, 64, 64, 128, 256, 1, 16, 16};
-  const Shape small{1, 2, 2, 64, 64, 32, 32, 1, 16, 16};
-  cublasContext machine;
-  const CudaDevice device(nullptr, &machine, {}, mhla::FloatProducts::exact, CudaPath::resident);
-  stand_in::Runtime& runtime = stand_in::runtime();
-  const stand_in::Runtime before = runtime;
-  const auto bytes = [&](const Shape& of) {
-    return mhla::forward_workspace_size<BFloat16>(attention, of, device);
-  };
-  CHECK(bytes(small) > 0);
-  CHECK(says(error_message<ShapeError>([&] { bytes(shape); }), "head dimensions over 128"));
-  runtime.shared_bytes = 32 * 1024;
-  CHECK(says(error_message<ShapeError>([&] { bytes(small); }), "shared memory"));
-  CHECK(says(mhla::explain<BFloat16>(attention, small, CudaDevice(nullptr, &machine)),
-             "\n  not resident: the block summaries do not fit"));
-  // Without a device, what an H200 has; the error is taken back.
-  runtime.refuse_device_with = cudaErrorNoDevice;
-  CHECK(bytes(small) > 0);
-  CHECK(runtime.last_error == cudaSuccess);
-  CHECK(says(mhla::explain<BFloat16>(attention, small, device),
-             "forward: path resident, as the CudaDevice asks for",
-             "\nbackward: path resident has none\n"));
-  runtime = before;
 }
 
 TEST_CASE("cuda path: calls go to the passes that were compiled for them", "[cuda]") {
@@ -873,35 +613,4 @@ TEST_CASE("cuda path: what a mask takes out is cleared whichever path runs", "[c
       CHECK(static_cast<float>(mhla::load(y(0, h, t, 31))) == (mask[t] == 0 ? 0 : 42));
       CHECK(static_cast<float>(mhla::load(gradients.query(0, h, t, 0))) == (mask[t] == 0 ? 0 : 43));
     }
-}
-
-TEST_CASE("cuda path: to choose one allocates nothing", "[cuda]") {
-  const Shape shape{1, 2, 1, 128, 128, 64, 64, 1, 32, 32};
-  const auto check = [&]<class V>(const V& attention) {
-    const mhla::Problem problem = checked_problem(attention, shape);
-    for (const Direction direction : {Direction::forward, Direction::backward})
-      for (const StateUse state : {StateUse::none, StateUse::given}) {
-        const mhla::cuda::Call<V, BFloat16> call{attention, problem, direction, state, every};
-        const AllocationCounter counter;
-        const PathChoice choice = mhla::cuda::fastest_path(call, NominalGpu());
-        Index bytes = 0;
-        for (const PathChoice::Option& option : choice.options)
-          if (option.refusal.none()) bytes += memory_of(option.path, call).workspace_bytes;
-        const long allocations = counter.allocations();
-        CHECK(choice.can(CudaPath::quadratic) == (state == StateUse::none));
-        CHECK(choice.can(CudaPath::resident) ==
-              (state == StateUse::none && direction == Direction::forward));
-        CHECK(bytes > 0);
-        CHECK(allocations == 0);
-      }
-  };
-  const std::vector<std::int32_t> offsets = {0, 0, 7, 8, 8, 100, 128, 128};
-  const auto check_causality = [&](auto causality) {
-    const mhla::Attention<Relu, Blocks1D, decltype(causality)> attention{.blocks = {.block = 4}};
-    check(attention);
-    check(mhla::packed(attention, offsets));
-  };
-  check_causality(Bidirectional{});
-  check_causality(Causal{});
-  check_causality(BlockCausal{});
 }

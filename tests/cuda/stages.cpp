@@ -79,20 +79,6 @@ TEST_CASE("cuda stages: other paths and plans are refused", "[cuda]") {
   }
 }
 
-TEST_CASE("cuda stages: rows that lie in each other are refused", "[cuda]") {
-  CHECK(says(message<ShapeError>(&Case::read_out, [](Case& c) { c.summaries.stride[0] = 0; }),
-             "mhla: summaries: axis blocks' stride is 0 but must be"));
-  CHECK(says(message<ShapeError>(&Case::read_out_gradient,
-                                 [](Case& c) {  // last row first
-                                   c.summaries.data += 3 * c.summaries.stride[0];
-                                   c.summaries.stride[0] *= -1;
-                                 }),
-             "mhla: summaries: axis blocks' stride is -72 but must be 72"));
-  CHECK(
-      says(message<ShapeError>(&Case::mix_gradient, [](Case& c) { c.left.mixtures.stride[0] = 1; }),
-           "mhla: mixtures: axis blocks' stride is 1 but must be"));
-}
-
 TEST_CASE("cuda stages: memory that CUDA does not know is refused", "[cuda]") {
   const auto refused = [](void (Case::*stage)(), const char* name, const auto& view_of) {
     const Unknown restored;
@@ -179,47 +165,4 @@ TEST_CASE("cuda stages: packed sequences' are refused before one of them writes"
   stand_in::runtime().unknown = {{c.offsets.data(), c.offsets.size() * sizeof(c.offsets[0])}};
   c.read_out();
   CHECK(c.wrote());
-}
-
-TEST_CASE("cuda stages: of sequences whose tokens are counted in 32 bits alone", "[cuda]") {
-  using V = Attention<Relu, Blocks1D>;
-  const Index block = Index{1} << 16;
-  const auto size = [&](Index tokens, const mhla::BlockRange& blocks) {
-    const Index all = mhla::ceil_div(tokens, block);
-    const mhla::CudaStages<V, float> stages({.blocks = {.block = block}},
-                                            {1, 1, 1, tokens, tokens, 1, 1, 1, all, all});
-    return stages.workspace_size(Stage::summarize, machine::device(), blocks);
-  };
-  const Index most = 0x7fffffff;
-  CHECK(size(most, {0, 1}) == size(most, {most / block, 1}));
-  for (const mhla::BlockRange& blocks : {mhla::BlockRange{0, 1}, mhla::BlockRange{most / block, 1}})
-    CHECK(says(error_message<ShapeError>([&] { size(most + 1, blocks); }),
-               "mhla: on CUDA a sequence has at most 2147483647 tokens"));
-  const Index tokens = most - block / 2;  // of blocks that are padded to more
-  const auto padded = [&] {
-    const Index blocks = mhla::ceil_div(tokens, block);
-    mhla::forward_workspace_size<float>(V{.blocks = {.block = block}},
-                                        {1, 1, 1, tokens, tokens, 1, 1, 1, blocks, blocks},
-                                        machine::device());
-  };
-  CHECK(says(error_message<ShapeError>(padded), "padded to one length, have at most 2147483647"));
-}
-
-TEST_CASE("cuda stages: masks of other tokens are refused", "[cuda]") {
-  Case c;
-  const call::HostTensor<std::uint8_t, 2> fits(2, 8);
-  const call::HostTensor<std::uint8_t, 2> shorter(2, 7);
-  const auto says_with = [&](const mhla::TokenMasks& masks, Stage stage, const auto&... parts) {
-    const std::string text = error_message<ShapeError>([&] {
-      c.stages.padded({masks, {}, {}}).workspace_size(stage, c.executor, c.blocks, c.blocks);
-    });
-    return says(text, parts...);
-  };
-  CHECK(says_with({shorter.view(), shorter.view()}, Stage::read_out,
-                  "mhla: masks.query: axis tokens", "is 7 but must be 8"));
-  CHECK(says_with({{}, shorter.view()}, Stage::summarize, "mhla: masks.key: axis tokens is 7"));
-  CHECK(says_with({fits.view(), {}}, Stage::summarize_gradient, "queries and keys need one mask"));
-  // What a stage has no tokens of is not looked at.
-  CHECK(says_with({shorter.view(), fits.view()}, Stage::summarize, "nothing was thrown"));
-  CHECK(says_with({shorter.view(), {}}, Stage::mix_gradient, "nothing was thrown"));
 }

@@ -108,40 +108,6 @@ TEST_CASE("decoding: blocks of one token, of two, and one block only", "[decodin
   }
 }
 
-TEST_CASE("decoding: blocks longer than a step takes at once", "[decoding]") {
-  static_assert(mhla::cpu::max_decode_tile == 64);
-  const HalfSplit attention{.blocks = {.block = 70}};
-  const auto x = operands<double>(attention, {1, 4, 2, 283, 283, 4, 5, 4});
-  const auto expected = forward(attention, x);
-  for (const Index prefix :
-       {0, 1, 63, 64, 65, 69, 70, 71, 133, 134, 135, 140, 141, 210, 279, 280, 281, 282, 283})
-    check_split(attention, x, expected, prefix);
-  for (const Index count : {13, 63, 64, 65, 70, 71, 100, 283}) {
-    CAPTURE(count);
-    Session<HalfSplit, double> session(attention, x);
-    session.step_to_the_end(count);
-    check_decoded(session.y, expected);
-  }
-}
-
-TEST_CASE("decoding: prefill in pieces and steps of many tokens, of every size", "[decoding]") {
-  const HalfSplit attention{.blocks = {.block = 5}};
-  const auto x = operands<double>(attention, {2, 4, 2, 23, 23, 4, 3, 4});
-  const auto expected = forward(attention, x);
-  for (Index count = 1; count <= 23; ++count) {
-    CAPTURE(count);
-    Session<HalfSplit, double> steps(attention, x);
-    steps.step_to_the_end(count);
-    check_decoded(steps.y, expected);
-
-    Session<HalfSplit, double> pieces(attention, x);
-    for (const Index s : {1, 0})
-      while (pieces.decoder.position(s) < 23)
-        pieces.prefill(s, std::min(count, 23 - pieces.decoder.position(s)));
-    check_decoded(pieces.y, expected);
-  }
-}
-
 TEST_CASE("decoding: sequences of different lengths in one batch", "[decoding]") {
   const HalfSplit attention{.blocks = {.block = 5}};
   const auto x = operands<double>(attention, {4, 4, 2, 23, 23, 4, 3, 4});
@@ -252,21 +218,5 @@ TEST_CASE("decoding: beyond the blocks that were trained, with an extended matri
     CHECK(longer.decoder.capacity() == 45);
     longer.step_to_the_end();
     CHECK(bitwise_equal(longer.y.view(), session.y.view()));
-  }
-}
-
-TEST_CASE("decoding: extents of zero", "[decoding]") {
-  const HalfSplit attention{.blocks = {.block = 3}};
-  // No sequences, no heads, no query head for a kv head, no values, and no features.
-  for (const Shape& shape :
-       {Shape{0, 2, 1, 8, 8, 4, 3}, Shape{2, 0, 0, 8, 8, 4, 3}, Shape{2, 0, 2, 8, 8, 4, 3},
-        Shape{2, 2, 1, 8, 8, 4, 0}, Shape{2, 2, 1, 8, 8, 0, 3}}) {
-    CAPTURE(shape.batch, shape.heads, shape.kv_heads, shape.key_dim, shape.value_dim);
-    const auto x = operands<double>(attention, shape);
-    const auto expected = forward(attention, x);
-    Session<HalfSplit, double> session(attention, x);
-    for (Index t = 0; t < 8; ++t) session.step();
-    check_decoded(session.y, expected);
-    for (Index s = 0; s < shape.batch; ++s) CHECK(session.decoder.position(s) == 8);
   }
 }

@@ -21,15 +21,6 @@ using Rotated =
     Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary, RecurrentMixing>;
 using Plain = Attention<EluPlusOne, Blocks1D, Causal, Unnormalized, NoRotation, RecurrentMixing>;
 
-using Bytes = std::vector<std::byte>;
-
-template <class D>
-Bytes saved(const D& decoder) {
-  Bytes bytes(static_cast<std::size_t>(decoder.saved_size()));
-  decoder.save({bytes.data(), decoder.saved_size()});
-  return bytes;
-}
-
 // Blocks of five tokens: {batch, heads, kv_heads, tokens, tokens, key_dim, value_dim, mix_heads,
 // rows, columns of two states}.
 const std::vector<Shape> shapes = {
@@ -69,18 +60,6 @@ TEST_CASE("recurrent decoding: one row of parameters serves any number of blocks
   }
 }
 
-TEST_CASE("recurrent decoding: in float, and from 16 bits", "[decoding]") {
-  const Plain attention{.blocks = {.block = 5}, .mixing = {.states = 2}};
-  const auto check = [&](const auto& x) {
-    Session<Plain, std::remove_cvref_t<decltype(x.q.elements()[0])>> session(attention, x);
-    session.step_to_the_end();
-    check_decoded(session.y, forward(attention, x));
-  };
-  check(operands<float>(attention, shapes[1]));
-  check(operands<mhla::BFloat16>(attention, shapes[1]));
-  check(operands<mhla::Half>(attention, shapes[1]));
-}
-
 TEST_CASE("recurrent decoding: the state does not grow with the blocks", "[decoding]") {
   const Plain attention{.blocks = {.block = 5}, .mixing = {.states = 2}};
   const auto few = operands<double>(attention, {1, 4, 2, 5, 5, 4, 3, 4, 1, 7});
@@ -94,49 +73,6 @@ TEST_CASE("recurrent decoding: the state does not grow with the blocks", "[decod
   const Index summary = 4 * 3;
   const Index elements = 4 * 2 * summary + 2 * (2 * 5 * (4 + 3) + 4 * summary);
   CHECK(small.saved_size() < elements * Index{sizeof(double)} + 2 * 8 * 64 + 256);
-}
-
-TEST_CASE("recurrent decoding: snapshots, saved states, and the same bits on any executor",
-          "[decoding]") {
-  const Rotated attention{.blocks = {.block = 4}, .mixing = {.states = 2}};
-  const auto x = operands<double>(attention, {3, 4, 2, 27, 27, 4, 5, 12});
-  Session<Rotated, double> straight(attention, x, 8);
-  straight.step_to_the_end();
-  for (Index at = 0; at <= 27; ++at) {
-    CAPTURE(at);
-    Session<Rotated, double> session(attention, x, 8);
-    if (at > 0) session.step(at, executors::ThreadExecutor{3});
-    const Bytes bytes = saved(session.decoder);
-    Session<Rotated, double> loaded(attention, x);
-    loaded.step(11);
-    loaded.decoder.load({bytes.data(), static_cast<Index>(bytes.size())});
-    loaded.y = session.y;
-    loaded.step_to_the_end(5);
-    Session<Rotated, double> copy = session;
-    session.decoder.reset();
-    session.step_to_the_end(3, executors::ShuffledExecutor{8});
-    copy.step_to_the_end(5);
-    CHECK(bitwise_equal(loaded.y.view(), copy.y.view()));
-    check_decoded(copy.y, straight.y);
-    check_decoded(session.y, straight.y);
-  }
-  // As many states in as many bytes, but other parameters.
-  auto other = x;
-  other.mix(0, 0, 1) += 1;
-  Decoder<Rotated, double> foreign(attention, other.mix, decoder_shape(other));
-  const Bytes bytes = saved(straight.decoder);
-  CHECK_THROWS_AS(foreign.load({bytes.data(), static_cast<Index>(bytes.size())}), StateError);
-}
-
-TEST_CASE("recurrent decoding: nothing is allocated once it is made", "[decoding]") {
-  const Rotated attention{.blocks = {.block = 4}, .mixing = {.states = 3}};
-  const auto x = operands<double>(attention, {2, 4, 2, 27, 27, 4, 5, 4});
-  auto y = x.dy;
-  Decoder<Rotated, double> decoder(attention, x.mix, decoder_shape(x));
-  const AllocationCounter counter;
-  decoder.step(x.q, x.k, x.v, y.view());
-  const long allocations = counter.allocations();
-  CHECK(allocations == 0);
 }
 
 TEST_CASE("recurrent decoding: says what limits a sequence", "[decoding]") {

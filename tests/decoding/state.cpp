@@ -111,34 +111,6 @@ TEST_CASE("decoder state: copies are independent snapshots", "[decoding]") {
   CHECK(bitwise_equal(target.y.view(), straight.y.view()));
 }
 
-TEST_CASE("decoder state: reset forgets one sequence, or all, and everything of them",
-          "[decoding]") {
-  const auto x = operands<double>(attention, shape);
-  const auto poisoned = poison(x);
-  Session<Variant, double> straight = begun(x);
-  finish(straight);
-
-  for (Index tokens = 0; tokens <= 19; ++tokens) {
-    CAPTURE(tokens);
-    Session<Variant, double> session(attention, poisoned);
-    session.step(tokens);
-    session.decoder.reset();
-    for (const Index s : {0, 1, 2}) CHECK(session.decoder.position(s) == 0);
-    session.x = &x;
-    session.prefill(0, 6);
-    session.prefill(2, 11);
-    session.x = &poisoned;  // meanwhile
-    session.prefill(1, tokens);
-    session.decoder.reset(1);
-    CHECK(session.decoder.position(0) == 6);
-    CHECK(session.decoder.position(1) == 0);
-    CHECK(session.decoder.position(2) == 11);
-    session.x = &x;
-    finish(session);
-    CHECK(bitwise_equal(session.y.view(), straight.y.view()));
-  }
-}
-
 TEST_CASE("decoder state: a loaded state goes on with the same bits", "[decoding]") {
   const auto x = operands<double>(attention, shape);
   const auto poisoned = poison(x);
@@ -223,28 +195,6 @@ TEST_CASE("decoder state: damaged and foreign bytes are refused, and nothing cha
   CHECK(bitwise_equal(session.y.view(), straight.y.view()));
   load(decoder, good);  // and the good bytes are good
   CHECK(decoder.position(2) == 9);
-}
-
-TEST_CASE("decoder state: a number of tokens that cannot be is refused", "[decoding]") {
-  const auto x = operands<double>(attention, shape);
-  Session<Variant, double> session = begun(x);
-  Session<Variant, double> elsewhere(attention, x);
-  elsewhere.step(9);
-  const Bytes good = saved(elsewhere.decoder);
-  // A decoder of no sequences saves its header alone, whose last word is the checksum of the rest,
-  // FNV-1a; the numbers of tokens follow.
-  const auto header = static_cast<std::size_t>(
-      Decoder<Variant, double>(attention, x.mix, {0, 4, 2, 4, 3}).saved_size());
-  for (const std::int64_t tokens : {std::int64_t{-1}, std::int64_t{21}}) {
-    CAPTURE(tokens);
-    Bytes forged = good;
-    std::memcpy(forged.data() + header + 2 * sizeof(tokens), &tokens, sizeof(tokens));
-    std::uint64_t sum = 14695981039346656037u;
-    for (std::size_t i = header; i < forged.size(); ++i)
-      sum = (sum ^ static_cast<std::uint64_t>(forged[i])) * 1099511628211u;
-    std::memcpy(forged.data() + header - sizeof(sum), &sum, sizeof(sum));
-    check_refused(session.decoder, forged, "damaged: a sequence has " + std::to_string(tokens));
-  }
 }
 
 TEST_CASE("decoder state: the state of a decoder that differs in anything is refused",
@@ -450,20 +400,6 @@ namespace {
 
 struct Thrown {};
 
-// A feature map that throws once it has been asked for so many values.
-inline std::atomic<long> values_left{std::numeric_limits<long>::max()};
-struct ThrowingMap {
-  template <class T>
-  T value(T x) const {
-    if (--values_left < 0) throw Thrown{};
-    return EluPlusOne{}.value(x);
-  }
-  template <class T>
-  T derivative(T x) const {
-    return EluPlusOne{}.derivative(x);
-  }
-};
-
 // Throws once `tasks` tasks are done, which are not the first ones.
 struct ThrowingExecutor {
   Index tasks_done;
@@ -503,29 +439,7 @@ void check_strong_guarantee(const V& variant, const Fail& fail) {
   }
 }
 
-template <class Normalizer, class Rotation, class Mixing = mhla::DenseMixing>
-using Throwing = Attention<ThrowingMap, Blocks1D, Causal, Normalizer, Rotation, Mixing>;
-
 }  // namespace
-
-TEMPLATE_TEST_CASE("decoder: a call whose feature map throws has changed nothing", "[decoding]",
-                   (Throwing<MixedKeySum, HalfSplitRotary>), (Throwing<Unnormalized, NoRotation>),
-                   (Throwing<MixedKeySum, NoRotation, mhla::RecurrentMixing>)) {
-  TestType variant{.blocks = {.block = 4}};
-  if constexpr (requires { variant.mixing.states; }) variant.mixing.states = 2;
-  const auto fail = [](auto& session, Index chunk, Index at) {
-    values_left = 5 * at;
-    bool failed = false;
-    try {
-      session.step(chunk);
-    } catch (const Thrown&) {
-      failed = true;
-    }
-    values_left = std::numeric_limits<long>::max();
-    return failed;
-  };
-  check_strong_guarantee(variant, fail);
-}
 
 TEST_CASE("decoder: a call whose executor throws has changed nothing", "[decoding]") {
   const auto fail = [](auto& session, Index chunk, Index at) {
@@ -542,23 +456,6 @@ TEST_CASE("decoder: a call whose executor throws has changed nothing", "[decodin
     return false;
   };
   check_strong_guarantee(attention, fail);
-}
-
-TEST_CASE("decoder: the mixing matrix is copied, whatever its strides", "[decoding]") {
-  const auto x = operands<double>(attention, shape);
-  Session<Variant, double> straight = begun(x);
-  finish(straight);
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    call::ScatteredTensor<double, 3> mix(x.mix, seed);
-    Session<Variant, double> session(attention, x);
-    session.decoder = Decoder<Variant, double>(attention, mix, decoder_shape(x));
-    mhla::testing::for_each_element(
-        [](double& entry) { entry = std::numeric_limits<double>::quiet_NaN(); }, mix.view());
-    session.prefill(0, 6);
-    session.prefill(2, 11);
-    finish(session);
-    CHECK(bitwise_equal(session.y.view(), straight.y.view()));
-  }
 }
 
 TEST_CASE("decoder: a decoder that cannot be is not made", "[decoding]") {
@@ -655,17 +552,4 @@ TEST_CASE("decoder: nothing is allocated once it is made", "[decoding]") {
     CHECK(by_steps == 0);
     CHECK(by_bytes == 0);
   }
-}
-
-TEST_CASE("decoder: a mix [blocks, blocks] is the one of all heads", "[decoding]") {
-  constexpr Shape shared{3, 4, 2, 19, 19, 4, 3, 1};
-  const Operands<double> x = operands<double>(attention, shared);
-  const auto mix = x.mix.view();
-  Decoder<Variant, double> decoder(
-      attention, mhla::make_view(mix.data, mix.extent[1], mix.extent[2]), decoder_shape(x));
-  Decoder<Variant, double> expected(attention, mix, decoder_shape(x));
-  HostTensor<double, 4> y = x.dy, expected_y = x.dy;
-  decoder.step(x.q, x.k, x.v, y.view());
-  expected.step(x.q, x.k, x.v, expected_y.view());
-  CHECK(bitwise_equal(y.view(), expected_y));
 }

@@ -131,20 +131,6 @@ TEST_CASE("rank bounds: shorter blocks, other key blocks and a 2-D grid", "[diag
   }
 }
 
-TEST_CASE("rank bounds: a grid without blocks has none", "[diagnostics]") {
-  const Grid grid = mhla::Blocks1D{}.grid_of(4);
-  CHECK_THROWS_AS(mhla_rank_bound(grid, grid, 3), mhla::ShapeError);
-}
-
-TEST_CASE("rank bounds: negative sizes are refused", "[diagnostics]") {
-  const Grid grid = mhla::Blocks1D{.block = 2}.grid_of(4);
-  CHECK_THROWS_AS(mhla_rank_bound(grid, grid, -1), mhla::ShapeError);
-  CHECK_THROWS_AS(mhla_rank_bound(grid, grid, 3, -1), mhla::ShapeError);
-  CHECK_THROWS_AS(mhla_rank_bound(grid, mhla::Blocks1D{.block = 2}.grid_of(-4), 3),
-                  mhla::ShapeError);
-  CHECK_THROWS_AS(mhla::diagnostics::linear_attention_rank_bound(-4, 4, 3), mhla::ShapeError);
-}
-
 TEST_CASE("rank bounds: causal attention exceeds them, block-causal attention does not",
           "[diagnostics]") {
   const std::vector<double> uniform(64, 0.125);

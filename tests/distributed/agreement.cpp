@@ -196,52 +196,6 @@ TEST_CASE("what a rank refuses, no rank runs") {
   }
 }
 
-TEST_CASE("others are told of what a rank throws that is no std::exception") {
-  const auto settle = [](const Communicator& communicator) {
-    mhla::Agreement("call").settle(communicator, [&] {
-      if (communicator.rank() == odd_one) throw 7;
-      return true;
-    });
-  };
-  const auto outcomes = thread_ranks::run(ranks, [&](const Communicator& communicator) {
-    if (communicator.rank() != odd_one) return settle(communicator);
-    CHECK_THROWS_AS(settle(communicator), int);
-  });
-  for (Index r = 0; r < ranks; ++r) {
-    INFO(outcomes[static_cast<std::size_t>(r)]);
-    CHECK(outcomes[static_cast<std::size_t>(r)] ==
-          (r == odd_one ? ""
-                        : "mhla: rank 1 refused the call, so no rank ran it: what it threw is "
-                          "no std::exception"));
-  }
-}
-
-TEST_CASE("shares cut all blocks, in order") {
-  const auto refused = [](const Shares& shares, const std::string& why) {
-    Doing doing;
-    doing.shares = shares;
-    check_both(doing, doing, why);
-  };
-  refused({{0, 3}, {3, 3}}, "queries: has shares for 2 ranks but there are 3");
-  refused({{0, 3}, {2, 2}, {4, 2}},
-          "queries: rank 1 has 2 blocks from block 2 but must begin at 3");
-  refused({{0, 3}, {3, -1}, {2, 4}}, "queries: rank 1 has -1 blocks from block 3");
-  constexpr Index most = std::numeric_limits<Index>::max();
-  refused({{1, most}, {2, 2}, {4, 2}},
-          "queries: rank 0 has " + std::to_string(most) + " blocks from block 1 but");
-  refused({{0, 1}, {1, most}, {2, 2}}, "a size overflows 64 bits: 1 + ");
-  refused({{0, 2}, {2, 2}, {4, 1}}, "queries: all shares together have 5 blocks");
-}
-
-TEST_CASE("equal shares need blocks and ranks") {
-  CHECK(mhla::equal_shares(0, 2) == Shares{{0, 0}, {0, 0}});
-  CHECK(mhla::equal_shares(3, 2) == Shares{{0, 2}, {2, 1}});
-  for (const auto& [blocks, of] : {std::pair<Index, Index>{-1, 2}, {4, 0}, {4, -2}})
-    CHECK(error_message<mhla::ShapeError>([&, b = blocks, r = of] { mhla::equal_shares(b, r); }) ==
-          "mhla: equal_shares: " + std::to_string(blocks) + " blocks cannot be shared by " +
-              std::to_string(of) + " ranks");
-}
-
 TEST_CASE("ranks agree on a batch's offsets and masks") {
   const Variant attention{.blocks = {.block = 4}};
   check_all(thread_ranks::run(ranks,

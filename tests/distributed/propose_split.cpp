@@ -63,33 +63,6 @@ TEST_CASE("split: costs are the busiest rank's") {
   CHECK(proposal.by_heads.held == traffic.by_heads(2).backward.held);
 }
 
-TEST_CASE("split: what explain says") {
-  const mhla::SplitCall call{.queries = {{0, 2}, {2, 1}, {3, 1}}};
-  const Shape shape{1, 2, 2, 16, 16, 4, 4, 1, 4, 4};
-  // A block's S has 128 bytes, and so has every tensor of it; all tell two others 520 bytes.
-  // By sequence rank 0 sends 2 S to two ranks each time, and holds 14 tensors, 2 S, 2 dS, 4 dS~.
-  // By heads rank 1 receives q, k, v (and dy) of one head of 3 blocks, y (or dq, dk, dv) of the
-  // other of its block; rank 0 holds 14 tensors, and 7 of one head of 4 blocks.
-  CHECK(
-      mhla::explain<float>(
-          mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized>{
-              .blocks = {.block = 4}},
-          shape, call) ==
-      "by sequence: more ranks have work\n"
-      "  by sequence: 3 of 3 ranks have work; the busiest moves 1552 bytes forward, 1552 backward; "
-      "the fullest holds 2816\n"
-      "  by heads: 2 of 3 ranks have work; the busiest moves 1680 bytes forward, 2000 backward; "
-      "the "
-      "fullest holds 3584\n");
-  const std::string product = mhla::explain<float>(
-      mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Bidirectional, mhla::MixedProduct>{
-          .blocks = {.block = 4}},
-      shape, call);
-  CHECK(says(product, "by heads: there is no other way\n  not by sequence: MixedProduct divides",
-             "\n  by heads: 2 of 3 ranks"));
-  CHECK(!says(product, "\n  by sequence"));
-}
-
 TEST_CASE("split: a packed batch, whose sequences meet at ranks' borders") {
   static constexpr std::int32_t offsets[] = {0, 16, 16, 48};
   const auto attention =

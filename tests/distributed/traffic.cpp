@@ -245,15 +245,6 @@ TEST_CASE("traffic: cross-attention, uneven shares, a rank without blocks, more 
       }
 }
 
-TEST_CASE("traffic: an odd number of bfloat16") {
-  for (const Index mix_heads : {1, 3}) {
-    const Case c{
-        {1, 3, 1, 6, 6, 3, 1, mix_heads, 3, 3}, blocks({1, 2}), blocks({1, 2}), Wire::bfloat16};
-    check_case<float>(Text<mhla::Bidirectional>{.blocks = {.block = 2}}, c);
-    check_case<double>(Plain{.blocks = {.block = 2}}, c);
-  }
-}
-
 TEST_CASE("traffic: causal kinds send one way, a recurrence its states") {
   const Case c{{1, 4, 2, 23, 23, 3, 2, 1, 6, 6}, blocks({2, 1, 0, 3}), blocks({2, 1, 0, 3})};
   check_case<float>(Text<Causal>{.blocks = {.block = 4}}, c);
@@ -270,56 +261,6 @@ TEST_CASE("traffic: causal kinds send one way, a recurrence its states") {
   }
 }
 
-TEST_CASE("traffic: sums of dmix of parts of a large batch, without the rest of a larger matrix") {
-  for (const Index kv_heads : {3, 90}) {
-    CAPTURE(kv_heads);
-    const Case c{{23, kv_heads, kv_heads, 12, 12, 2, 2, 1, 9, 5}, blocks({2, 1}), blocks({1, 2})};
-    check_case<float>(
-        Text<mhla::Bidirectional>{.blocks = {.block = 4}, .mixing = {.leading_corner = true}}, c);
-  }
-}
-
-TEST_CASE("traffic: windows, by heads alone; fewer heads than ranks") {
-  const Case c{{1, 3, 3, 24, 24, 4, 4, 1, 6, 6}, blocks({1, 1, 1, 2, 1}), blocks({1, 1, 1, 2, 1})};
-  const Blocks2D windows{.grid = {4, 6}, .block = {2, 2}};
-  check_case<float>(Attention<mhla::Relu, Blocks2D>{.blocks = windows}, c);
-  using Product = Attention<mhla::Relu, Blocks2D, mhla::Bidirectional, mhla::MixedProduct>;
-  STATIC_REQUIRE(mhla::refusal_by_sequence<Product> != nullptr);
-  check_case<float>(Product{.blocks = windows}, c);
-  using Separable = Attention<mhla::Relu, Blocks2D, mhla::Bidirectional, mhla::MixedKeySum,
-                              mhla::NoRotation, mhla::SeparableMixing>;
-  STATIC_REQUIRE(mhla::refusal_by_sequence<Separable> != nullptr);
-  Case separable = c;
-  separable.shape.mix_query_blocks = 1;
-  separable.shape.mix_key_blocks = 4 + 9;
-  check_case<float>(Separable{.blocks = windows, .mixing = {.rank = 1}}, separable);
-}
-
-TEST_CASE("traffic: Wan's layer on 5 ranks by hand") {
-  const Attention<mhla::Relu, mhla::Blocks3D, mhla::Bidirectional, mhla::Unnormalized> attention{
-      .blocks = {.grid = {21, 30, 50}, .block = {3, 10, 10}}};
-  const mhla::SplitTraffic<decltype(attention), mhla::BFloat16> traffic(
-      attention, {1, 12, 12, 31500, 31500, 128, 128, 1, 105, 105},
-      {.queries = mhla::equal_shares(105, 5)});
-  // 84 of 105 summaries of 12 heads, 128 x 128 floats: 66 MB.
-  CHECK(traffic.by_sequence(2).forward.received == 84 * 12 * 128 * 128 * 4 + 4 * 520);
-  CHECK(traffic.by_sequence(2).backward.sent == 2 * 84 * 12 * 128 * 128 * 4 + 4 * 520);
-  // Of 12 heads ranks 0 and 1 have 3: 4/5 of q, k and v of 3 heads in, y of 9 heads back, in
-  // bfloat16.
-  CHECK(traffic.by_heads(0).forward.received == (25200 * 3 * 3 + 6300 * 9) * 128 * 2 + 4 * 520);
-}
-
-TEST_CASE("traffic: one rank moves nothing, no token and no head neither") {
-  const Plain attention{.blocks = {.block = 4}};
-  check_case<float>(attention, {{1, 4, 2, 8, 8, 3, 2, 1, 2, 2}, blocks({2}), blocks({2})});
-  check_case<float>(attention, {{1, 4, 2, 0, 8, 3, 2, 1, 0, 2}, blocks({0, 0}), blocks({1, 1})});
-  check_case<float>(attention, {{1, 0, 0, 8, 8, 3, 2, 1, 2, 2}, blocks({1, 1}), blocks({1, 1})});
-  const mhla::SplitTraffic<Plain, float> traffic(attention, {1, 4, 2, 8, 8, 3, 2, 1, 2, 2},
-                                                 {.queries = blocks({2})});
-  CHECK(traffic.by_sequence(0).backward.busy() == 0);
-  CHECK(traffic.by_heads(0).backward.busy() == 0);
-}
-
 TEST_CASE("traffic: ranks that are none") {
   const mhla::SplitTraffic<Plain, float> traffic(
       {.blocks = {.block = 4}}, {1, 4, 2, 8, 8, 3, 2, 1, 2, 2}, {.queries = blocks({1, 1})});
@@ -328,36 +269,4 @@ TEST_CASE("traffic: ranks that are none") {
     CHECK(says(error_message<mhla::ShapeError>([&] { traffic.by_sequence(rank); }), why));
     CHECK(says(error_message<mhla::ShapeError>([&] { traffic.by_heads(rank); }), why));
   }
-}
-
-TEST_CASE("traffic: shares that are none, and sizes that do not fit") {
-  const auto message = [](const auto& attention, const Shape& shape, const Shares& queries,
-                          const Shares& keys) {
-    using V = std::remove_cvref_t<decltype(attention)>;
-    return error_message<mhla::ShapeError>([&] {
-      const mhla::SplitTraffic<V, float> traffic(attention, shape, {queries, keys});
-      static_cast<void>(traffic.by_sequence(0));
-    });
-  };
-  const Plain attention{.blocks = {.block = 4}};
-  const Shape shape{1, 4, 2, 12, 12, 3, 2, 1, 3, 3};
-  const Recurrent<Causal> recurrent{.blocks = {.block = 1}};
-  const Shape longer{1, 4, 2, 40, 40, 3, 2, 1, 40, 4};
-  CHECK(says(message(recurrent, longer, blocks({16, 24}), {}), "nothing was thrown"));
-  CHECK(says(message(recurrent, longer, blocks({20, 20}), {}),
-             "mhla: queries: rank 1 begins at block 20 but must begin at a multiple of 16"));
-  CHECK(says(message(attention, shape, blocks({1, 1}), {}), "queries", "2 blocks", "has 3"));
-  CHECK(says(message(attention, shape, blocks({2, 1}), blocks({2, 2})), "keys", "4 blocks"));
-  CHECK(says(message(attention, shape, blocks({2, 1}), blocks({2, 1, 0})), "keys", "3 ranks"));
-  CHECK(says(message(attention, shape, {}, {}), "queries", "0 ranks"));
-  CHECK(
-      message(Text<Causal>{.blocks = {.block = 4}}, shape, blocks({2, 1}), blocks({1, 2})) ==
-      "mhla: keys: axis blocks of a rank is 1 but must be 2; causal attention has the queries and "
-      "the keys of a block at one rank");
-  // 2^24 blocks with 2^40 elements each: more bytes than an Index counts.
-  const Index many = Index{1} << 24;
-  const Index dim = Index{1} << 20;
-  CHECK(says(message(attention, {1, 1, 1, 4 * many, 4 * many, dim, dim, 1, many, many},
-                     mhla::equal_shares(many, 2), {}),
-             "a size overflows 64 bits"));
 }

@@ -69,37 +69,6 @@ TEMPLATE_TEST_CASE("backward expression: overwrites and accumulates, on every de
   });
 }
 
-TEMPLATE_TEST_CASE("backward expression: skips what is not wanted", "[eigen]", FloatRowMajor,
-                   DoubleColMajor) {
-  const TestType t;
-  const auto before = Targets<TestType>().memory();
-  const auto after = expected_gradients(t, before, Update::overwrite);
-  const auto backward = t.attention.backward(t.q, t.k, t.v, t.mix, t.dy);
-  {
-    Targets<TestType> g;
-    mhla::gradients(g.dq, skip, skip, skip) = backward;
-    g.require({after.dq, before.dk, before.dv, before.dmix});
-  }
-  {
-    Targets<TestType> g;
-    mhla::gradients(skip, g.dk, skip, skip) = backward;
-    g.require({before.dq, after.dk, before.dv, before.dmix});
-  }
-  {
-    Targets<TestType> g;
-    mhla::gradients(skip, skip, g.dv, skip) = backward;
-    g.require({before.dq, before.dk, after.dv, before.dmix});
-  }
-  {
-    Targets<TestType> g;
-    mhla::gradients(skip, mhla::Skip{}, skip, g.dmix) = backward;
-    g.require({before.dq, before.dk, before.dv, after.dmix});
-  }
-  Targets<TestType> g;
-  mhla::gradients(skip, skip, skip, skip) = backward;
-  g.require(before);
-}
-
 TEMPLATE_TEST_CASE("backward expression: writes maps, tokens first, views and a mix of rank 2",
                    "[eigen]", FloatRowMajor, DoubleColMajor) {
   using Scalar = typename TestType::Scalar;
@@ -159,29 +128,6 @@ TEMPLATE_TEST_CASE("backward expression: writes maps, tokens first, views and a 
     }
     CHECK(dmix == expected.dmix);
   }
-}
-
-TEMPLATE_TEST_CASE("backward expression: takes lazy operands, tokens first and views", "[eigen]",
-                   FloatRowMajor, DoubleColMajor) {
-  using Scalar = typename TestType::Scalar;
-  using Tensor4 = typename TestType::Tensor4;
-  using mhla::tokens_first;
-  const TestType t;
-  const auto expected = expected_gradients(t, Targets<TestType>().memory(), Update::overwrite);
-  const Tensor4 q = tokens_first(t.q);
-  const Tensor4 dy = tokens_first(t.dy);
-  const Scalar one = Scalar(1);
-
-  on_device_of<Eigen::ColMajor, TestType>([&](const auto& device) {
-    Targets<TestType> g;
-    mhla::gradients(g.dq, g.dk, g.dv, g.dmix).device(device) =
-        t.attention.backward(t.q * one, t.k * one, t.v * one, t.mix * one, t.dy * one);
-    g.require(expected);
-    Targets<TestType> h;
-    mhla::gradients(h.dq, h.dk, h.dv, h.dmix).device(device) = t.attention.backward(
-        tokens_first(q), t.key_view(), t.value_view(), t.mix, tokens_first(dy * one));
-    h.require(expected);
-  });
 }
 
 TEMPLATE_TEST_CASE("backward expression: a gradient over an operand goes through a temporary",

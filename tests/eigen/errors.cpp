@@ -90,56 +90,6 @@ TEST_CASE("errors: a destination of another shape", "[eigen]") {
   CHECK(evaluations == 0);
 }
 
-TEST_CASE("errors: a ColMajor destination of another shape", "[eigen]") {
-  const test::Tensors<float, Eigen::ColMajor> t;
-  auto y = test::tensor<float, Eigen::ColMajor>(1, 2, 6, 20, 8);
-  const auto before = memory_of(y);
-  const Eigen::DefaultDevice device;
-  const std::string message =
-      error_message<ShapeError>([&] { y.device(device) = t.attention(t.q, t.k, t.v, t.mix); });
-  INFO(message);
-  CHECK(says(message, "y: axis dim is 8 but must be 9"));
-  CHECK(memory_of(y) == before);
-}
-
-TEST_CASE("errors: operands that do not fit each other", "[eigen]") {
-  const Tensors t;
-  const auto random = [](auto... extents) {
-    return test::tensor<float, Eigen::RowMajor>(1, extents...);
-  };
-  int evaluations = 0;
-  on_every_device([&](const auto& device) {
-    Tensor4 y = t.output();
-    const auto message_of = [&](const auto& q, const auto& k, const auto& v, const auto& mix) {
-      // Alone, inside another expression, and nested.
-      const std::string message =
-          error_message<ShapeError>([&] { y.device(device) = t.attention(q, k, v, mix); });
-      const auto counted = q.unaryExpr(Counted{&evaluations});
-      CHECK(error_message<ShapeError>(
-                [&] { y.device(device) = t.x + t.attention(counted, k, v, mix); }) == message);
-      CHECK(error_message<ShapeError>([&] {
-              y.device(device) = t.attention(t.attention(counted, k, v, mix), t.v, t.v, t.mix);
-            }) == message);
-      CHECK(error_message<ShapeError>([&] {
-              mhla::gradients(skip, skip, skip, skip).device(device) =
-                  t.attention.backward(counted, k, v, mix, t.dy);
-            }) == message);
-      INFO(message);
-      CHECK(memory_of(y) == memory_of(t.output()));
-      return message;
-    };
-    CHECK(says(message_of(t.q, random(3, 3, 22, 8), t.v, t.mix), "k: axis batch is 3", "2"));
-    CHECK(says(message_of(t.q, random(2, 3, 22, 7), t.v, t.mix), "k: axis key_dim is 7", "8"));
-    CHECK(says(message_of(t.q, random(2, 4, 22, 8), t.v, t.mix), "v: axis heads is 3", "4"));
-    CHECK(says(message_of(t.q, t.k, random(2, 3, 21, 9), t.mix), "v: axis tokens is 21", "22"));
-    CHECK(says(message_of(t.q, t.k, t.v, random(4, 3, 5)), "mix: axis heads is 4"));
-    CHECK(says(message_of(t.q, t.k, t.v, random(6, 2, 5)), "mix: axis query blocks is 2", "3"));
-    CHECK(says(message_of(t.q, t.k, t.v, random(6, 3, 4)), "mix: axis key blocks is 4", "5"));
-    CHECK(says(message_of(t.q, t.k, t.v, random(3, 4)), "mix: axis key blocks is 4", "5"));
-  });
-  CHECK(evaluations == 0);
-}
-
 TEST_CASE("errors: `tensor = expression` leaves the tensor alone where it throws", "[eigen]") {
   const Tensors t;
   const Tensor4 k = test::tensor<float, Eigen::RowMajor>(1, 3, 3, 22, 8);
@@ -232,67 +182,6 @@ TEST_CASE("errors: gradients of another shape, or over each other", "[eigen]") {
     CHECK(memory_of(dmix) == memory_of(t.mix));
     CHECK(buffer == std::vector<float>(4000));
   });
-  CHECK(evaluations == 0);
-}
-
-TEST_CASE("errors: a workspace too small, a state of another call", "[eigen]") {
-  const Tensors t;
-  int evaluations = 0;
-  const Eigen::DefaultDevice device;
-  const mhla::SerialExecutor serial;
-  const mhla::Index forward_bytes =
-      mhla::forward_workspace_size<float>(t.attention, t.shape(), serial);
-  const mhla::Index backward_bytes =
-      mhla::backward_workspace_size<float>(t.attention, t.shape(), serial);
-  const mhla::Workspace memory(backward_bytes + forward_bytes);
-  const auto counted = t.q.unaryExpr(Counted{&evaluations});
-
-  Tensor4 y = t.output();
-  const std::string forward = error_message<WorkspaceError>([&] {
-    y.device(device) =
-        t.attention(counted, t.k, t.v, t.mix).with({memory.data(), forward_bytes - 1});
-  });
-  INFO(forward);
-  CHECK(says(forward, ".with(workspace)", std::to_string(forward_bytes).c_str()));
-  CHECK_THROWS_AS(y.device(device) = t.attention(counted, t.k, t.v, t.mix).with({nullptr, 0}) * 2.f,
-                  WorkspaceError);
-  CHECK_THROWS_AS(
-      y.device(device) =
-          t.attention(counted, t.k, t.v, t.mix).with({memory.data() + 4, forward_bytes}),
-      WorkspaceError);
-  CHECK(memory_of(y) == memory_of(t.output()));
-
-  Tensor4 dq = t.q;
-  const std::string backward = error_message<WorkspaceError>([&] {
-    mhla::gradients(dq, skip, skip, skip) = t.attention.backward(counted, t.k, t.v, t.mix, t.dy)
-                                                .with({memory.data(), backward_bytes - 1});
-  });
-  INFO(backward);
-  CHECK(says(backward, ".with(workspace)", std::to_string(backward_bytes).c_str()));
-
-  mhla::ForwardState<float> state;
-  CHECK_THROWS_AS((mhla::gradients(dq, skip, skip, skip) =
-                       t.attention.backward(counted, t.k, t.v, t.mix, t.dy).saved(state)),
-                  StateError);
-  const Tensor4 half = test::tensor<float, Eigen::RowMajor>(1, 1, 3, 22, 8);
-  y.resize(1, 6, 20, 8);
-  y = t.attention(test::tensor<float, Eigen::RowMajor>(1, 1, 6, 20, 8), half, half, t.mix)
-          .save(state);
-  CHECK_THROWS_AS((mhla::gradients(dq, skip, skip, skip) =
-                       t.attention.backward(counted, t.k, t.v, t.mix, t.dy).saved(state)),
-                  StateError);
-  y.resize(t.output().dimensions());
-  y = t.attention(t.q, t.k, t.v, t.mix).save(state);
-  auto other = t.attention;
-  other.scale = 2;
-  CHECK_THROWS_AS((mhla::gradients(dq, skip, skip, skip) =
-                       other.backward(counted, t.k, t.v, t.mix, t.dy).saved(state)),
-                  StateError);
-  const mhla::ForwardState<float> moved = std::move(state);
-  CHECK_THROWS_AS((mhla::gradients(dq, skip, skip, skip) =
-                       t.attention.backward(counted, t.k, t.v, t.mix, t.dy).saved(state)),
-                  StateError);
-  CHECK(memory_of(dq) == memory_of(t.q));
   CHECK(evaluations == 0);
 }
 

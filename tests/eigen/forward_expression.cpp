@@ -250,22 +250,6 @@ TEMPLATE_TEST_CASE("forward expression: writes slices, reshapes and the other la
   CHECK(memory_of(y) == expected);
 }
 
-TEST_CASE("forward expression: a ColMajor tensor has the memory of a RowMajor one", "[eigen]") {
-  const FloatRowMajor row;
-  const Tensors<float, Eigen::ColMajor> column;
-  REQUIRE(column.q.dimension(0) == 8);
-  REQUIRE(column.mix.dimension(0) == 5);
-  REQUIRE(memory_of(column.q) == memory_of(row.q));
-  const auto y = memory_of(FloatRowMajor::Tensor4(row.attention(row.q, row.k, row.v, row.mix)));
-  const Tensors<float, Eigen::ColMajor>::Tensor4 z =
-      column.attention(column.q, column.k, column.v, column.mix);
-  CHECK(memory_of(z) == y);
-  CHECK(z.dimension(0) == 9);
-  CHECK(z.dimension(1) == 20);
-  CHECK(z.dimension(2) == 6);
-  CHECK(z.dimension(3) == 2);
-}
-
 TEMPLATE_TEST_CASE("forward expression: a mix of rank 2 is one matrix for all heads", "[eigen]",
                    FloatRowMajor, DoubleColMajor) {
   using Scalar = typename TestType::Scalar;
@@ -421,60 +405,6 @@ TEMPLATE_TEST_CASE("forward expression: tokens_first on every operand and the de
   CHECK(memory_of(y) == expected);
 }
 
-TEST_CASE("forward expression: reads q, k and v interleaved in one buffer", "[eigen]") {
-  const mhla::Attention<mhla::EluPlusOne, mhla::Blocks2D> attention{
-      .blocks = {.grid = {4, 6}, .block = {2, 3}}};
-  // [batch, tokens, q k v, heads, dim]
-  const Eigen::Tensor<float, 5, Eigen::RowMajor> qkv =
-      test::tensor<float, Eigen::RowMajor>(1, 2, 24, 3, 5, 7);
-  const auto mix = FloatRowMajor::positive(test::tensor<float, Eigen::RowMajor>(2, 5, 4, 4));
-  const auto part = [&](mhla::Index which) {
-    return mhla::TensorView<const float, 4>{
-        qkv.data() + which * 35, {2, 5, 24, 7}, {24 * 105, 7, 105, 1}};
-  };
-  const auto copy = [&](Eigen::Index which) {
-    return FloatRowMajor::Tensor4(mhla::tokens_first(qkv.chip(which, 2)));
-  };
-  const FloatRowMajor::Tensor4 q = copy(0);
-  const FloatRowMajor::Tensor4 k = copy(1);
-  const FloatRowMajor::Tensor4 v = copy(2);
-  const FloatRowMajor::Tensor4 expected = attention(q, k, v, mix);
-  const FloatRowMajor::Tensor4 y = attention(part(0), part(1), part(2), mix);
-  CHECK(memory_of(y) == memory_of(expected));
-}
-
-TEMPLATE_TEST_CASE("forward expression: with a workspace, and with a state", "[eigen]",
-                   FloatRowMajor, DoubleColMajor) {
-  using Scalar = typename TestType::Scalar;
-  const TestType t;
-  const auto expected = t.expected();
-  on_device_of<Eigen::RowMajor, TestType>([&](const auto& device) {
-    const mhla::Workspace workspace(
-        mhla::forward_workspace_size<Scalar>(t.attention, t.shape(), mhla::executor_for(device)));
-    typename TestType::Tensor4 y = t.output();
-    y.device(device) = t.attention(t.q, t.k, t.v, t.mix).with(workspace);
-    CHECK(memory_of(y) == expected);
-
-    mhla::ForwardState<Scalar> state;
-    y = t.output();
-    y.device(device) = t.attention(t.q, t.k, t.v, t.mix).save(state);
-    CHECK(memory_of(y) == expected);
-    y = t.output();
-    y.device(device) = t.attention(t.q, t.k, t.v, t.mix).save(state).with(workspace);
-    CHECK(memory_of(y) == expected);
-
-    // Nested, with one workspace for both: the inner is done when the outer begins.
-    y = t.output();
-    const auto k2 = test::tensor<Scalar, TestType::layout>(9, 2, 3, 22, 9);
-    const typename TestType::Tensor4 inner = t.attention(t.q, t.k, t.v, t.mix);
-    const typename TestType::Tensor4 outer = t.attention(inner, k2, t.v, t.mix);
-    const mhla::Workspace large(4 * workspace.size());
-    y.device(device) =
-        t.attention(t.attention(t.q, t.k, t.v, t.mix).with(large), k2, t.v, t.mix).with(large);
-    CHECK(memory_of(y) == memory_of(outer));
-  });
-}
-
 TEST_CASE("forward expression: calls back when assigned asynchronously", "[eigen]") {
   const FloatRowMajor t;
   Eigen::ThreadPool pool(3);
@@ -491,34 +421,4 @@ TEST_CASE("forward expression: calls back when assigned asynchronously", "[eigen
   y.device(device, [&second] { second.Notify(); }) = t.x + t.attention(t.q, t.k, t.v, t.mix) * 0.5f;
   second.Wait();
   CHECK(memory_of(y) == memory_of(expected));
-}
-
-TEST_CASE("forward expression: an empty batch, no tokens, no features", "[eigen]") {
-  const mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D> attention{.blocks = {.block = 4}};
-  const Eigen::Tensor<float, 4, Eigen::RowMajor> none(0, 2, 8, 3);
-  const Eigen::Tensor<float, 2, Eigen::RowMajor> mix =
-      test::tensor<float, Eigen::RowMajor>(1, 2, 2);
-  const Eigen::Tensor<float, 4, Eigen::RowMajor> y = attention(none, none, none, mix);
-  CHECK(y.dimension(0) == 0);
-  CHECK(y.dimension(2) == 8);
-  const Eigen::Tensor<float, 4, Eigen::RowMajor> z = attention(none * 2.f, none, none, mix) * 1.f;
-  CHECK(z.size() == 0);
-
-  const Eigen::Tensor<float, 4, Eigen::RowMajor> narrow(1, 2, 8, 0);
-  const Eigen::Tensor<float, 4, Eigen::RowMajor> values =
-      test::tensor<float, Eigen::RowMajor>(2, 1, 2, 8, 3);
-  Eigen::Tensor<float, 4, Eigen::RowMajor> zero = values;
-  zero = attention(narrow, narrow, values, mix);
-  for (Eigen::Index i = 0; i < zero.size(); ++i) CHECK(zero.data()[i] == 0.f);
-}
-
-TEST_CASE("forward expression: an expression is used more than once", "[eigen]") {
-  FloatRowMajor t;
-  const auto expression = t.attention(t.q, t.k, t.v, t.mix);
-  const FloatRowMajor::Tensor4 first = expression;
-  t.q = t.q * 2.f;
-  const FloatRowMajor::Tensor4 second = expression;
-  const FloatRowMajor::Tensor4 expected = t.attention(t.q, t.k, t.v, t.mix);
-  CHECK(memory_of(second) == memory_of(expected));
-  CHECK(memory_of(second) != memory_of(first));
 }

@@ -105,12 +105,6 @@ TEST_CASE("matrix_views: a vector is one token, a segment of it some of its head
         "mhla: heads_view: 15 columns do not make 4 heads of equal dim");
 }
 
-TEST_CASE("matrix_views: 16-bit matrices are views of the core's types", "[eigen]") {
-  Eigen::Matrix<Eigen::bfloat16, Eigen::Dynamic, Eigen::Dynamic> rows(tokens, width);
-  STATIC_REQUIRE(
-      std::is_same_v<decltype(mhla::heads_view(rows, heads)), TensorView<mhla::BFloat16, 4>>);
-}
-
 TEST_CASE("matrix_views: columns and rows that cannot be shared out", "[eigen]") {
   Eigen::MatrixXf x(10, 12);
   CHECK(message_of([&] { mhla::heads_view(x, 5); }) ==

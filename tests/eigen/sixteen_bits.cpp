@@ -204,69 +204,6 @@ TEMPLATE_TEST_CASE("16-bit expressions: the bits of the core, dense, packed and 
   }
 }
 
-TEMPLATE_TEST_CASE("16-bit expressions: maps, tokens first, views and lazy operands", "[eigen]",
-                   BFloat16RowMajor, HalfColMajor) {
-  using C = TestType;
-  using Core = typename C::Core;
-  using T = typename C::T;
-  using Tensor4 = typename C::Tensor4;
-  const C c;
-  const Bits expected = c.forward(attention);
-  Tensor4 q = c.q;
-  const Eigen::TensorMap<const Tensor4> query_map(c.q.data(), c.q.dimensions());
-  const Tensor4 query_tokens = tokens_first(c.q);
-  // Ours, Eigen's, and read only.
-  const mhla::TensorView<Core, 4> core_view = mhla::storage_view(c.of_queries(q.data()));
-  const mhla::TensorView<const T, 4> key_view = c.of_keys(c.k.data());
-
-  on_device_of<Eigen::RowMajor, C>([&](const auto& device) {
-    Tensor4 y = c.x;
-    typename C::Map4 map(y.data(), y.dimensions());
-    map.device(device) = attention(query_map, c.k, c.v, c.mix);
-    CHECK(bits(y) == expected);
-
-    Tensor4 y_tokens = tokens_first(c.x);
-    tokens_first(y_tokens).device(device) = attention(tokens_first(query_tokens), c.k, c.v, c.mix);
-    const Tensor4 heads = tokens_first(y_tokens);
-    CHECK(bits(heads) == expected);
-
-    y = c.x;
-    y.device(device) = attention(core_view, key_view, c.v, c.mix);
-    CHECK(bits(y) == expected);
-
-    // Exact in 16 bits, whatever rounds the product.
-    y = c.x;
-    y.device(device) = attention(c.q * T(0.5f) + c.q * T(0.5f), c.k, c.v * T(1.0f), c.mix * 1.0f);
-    CHECK(bits(y) == expected);
-
-    // Over an operand, and into a slice, whose rows are not contiguous.
-    y = c.q;
-    y.device(device) = attention(y, c.k, c.v, c.mix);
-    CHECK(bits(y) == expected);
-    auto wide = c.x.dimensions();
-    wide[1] *= 2;
-    Tensor4 larger(wide);
-    larger.setConstant(T(3.0f));
-    Eigen::array<Index, 4> front{{0, 0, 0, 0}}, back{{0, 0, 0, 0}};
-    back[1] = c.x.dimension(1);
-    larger.slice(back, c.x.dimensions()).device(device) = attention(c.q, c.k, c.v, c.mix);
-    const Tensor4 written = larger.slice(back, c.x.dimensions());
-    CHECK(bits(written) == expected);
-    const Tensor4 beside = larger.slice(front, c.x.dimensions());
-    for (Index i = 0; i < beside.size(); ++i) REQUIRE(beside.data()[i] == T(3.0f));
-  });
-
-  // Views alone make a RowMajor tensor of Eigen's scalar; .cast makes one of float.
-  const Eigen::Tensor<T, 4, Eigen::RowMajor> row_major = attention(
-      core_view, key_view, mhla::storage_view(c.of_keys(c.v.data())), c.of_mix(c.mix.data()));
-  CHECK(bits(row_major) == expected);
-  const Tensor4 attended = attention(c.q, c.k, c.v, c.mix);
-  const Eigen::Tensor<float, 4, C::layout> expected_floats = attended.template cast<float>();
-  const Eigen::Tensor<float, 4, C::layout> floats =
-      attention(c.q, c.k, c.v, c.mix).template cast<float>();
-  CHECK(memory_of(floats) == memory_of(expected_floats));
-}
-
 TEMPLATE_TEST_CASE("16-bit expressions: gradients into maps, tokens first, views, operands",
                    "[eigen]", BFloat16RowMajor, HalfColMajor) {
   using C = TestType;
@@ -303,31 +240,6 @@ TEMPLATE_TEST_CASE("16-bit expressions: gradients into maps, tokens first, views
       }
     }
   });
-}
-
-TEST_CASE("16-bit expressions: what does not fit is thrown before anything is written", "[eigen]") {
-  const BFloat16RowMajor c;
-  BFloat16RowMajor::Tensor4 y = c.k;  // has too few heads
-  const Eigen::DefaultDevice device;
-  const std::string message =
-      error_message<mhla::ShapeError>([&] { y.device(device) = attention(c.q, c.k, c.v, c.mix); });
-  INFO(message);
-  CHECK(says(message, "mhla: y: axis heads is 2 but must be 4"));
-  CHECK(bits(y) == bits(c.k));
-
-  y = c.x;
-  const mhla::Workspace workspace(
-      mhla::forward_workspace_size<Eigen::bfloat16>(attention, c.shape(), mhla::SerialExecutor{}));
-  CHECK_THROWS_AS(
-      y = attention(c.q, c.k, c.v, c.mix).with({workspace.data(), workspace.size() - 1}),
-      mhla::WorkspaceError);
-  CHECK(bits(y) == bits(c.x));
-
-  Targets<BFloat16RowMajor> g(c);
-  CHECK_THROWS_AS(
-      mhla::gradients(g.dk, g.dk, skip, skip) = attention.backward(c.q, c.k, c.v, c.mix, c.dy),
-      mhla::ShapeError);
-  g.require({bits(c.q), bits(c.k), bits(c.v), memory_of(c.mix)});
 }
 
 TEMPLATE_TEST_CASE("16-bit tensors: a decoder reads and writes them as views", "[eigen][decoding]",

@@ -154,18 +154,3 @@ TEST_CASE("tensor views: shape_of of tensors, expressions and views", "[eigen]")
   CHECK(mhla::shape_of(q_reversed, k, v, mix) == expected);
   CHECK_THROWS_AS(mhla::shape_of(q, v, v, mix), mhla::ShapeError);
 }
-
-TEST_CASE("tensor views: fixed sizes and 32-bit indices", "[eigen]") {
-  Eigen::TensorFixedSize<float, Eigen::Sizes<2, 3, 4, 5>, Eigen::RowMajor> fixed;
-  for (Index i = 0; i < 120; ++i) fixed.data()[i] = static_cast<float>(i);
-  CHECK(has_extents(operand(fixed).view(), 2, 3, 4, 5));
-  CHECK(operand(fixed).view()(1, 2, 3, 4) == 119.f);
-
-  Eigen::Tensor<float, 4, Eigen::RowMajor, int> narrow(2, 3, 4, 5);
-  narrow.setConstant(1.f);
-  CHECK(operand(narrow).view().stride[0] == 60);
-  const auto expression = narrow + narrow;
-  auto lazy = operand(expression);
-  lazy.evaluate();
-  CHECK(lazy.view()(1, 2, 3, 4) == 2.f);
-}

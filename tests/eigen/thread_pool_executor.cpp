@@ -26,48 +26,6 @@ TEST_CASE("executor: a device has its executor", "[eigen]") {
   CHECK(executor_for(Eigen::ThreadPoolDevice(&pool, 0)).num_slots() == 1);
 }
 
-TEST_CASE("executor: runs every task once, no slot twice at a time", "[eigen]") {
-  Eigen::ThreadPool pool(8);
-  for (const int threads : {1, 2, 3, 8}) {
-    const Eigen::ThreadPoolDevice device(&pool, threads);
-    const ThreadPoolExecutor executor = executor_for(device);
-    for (const Index tasks : {0, 1, 2, 3, 7, 8, 9, 1000}) {
-      std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
-      std::vector<std::atomic<int>> busy(static_cast<std::size_t>(executor.num_slots()));
-      std::atomic<int> collisions{0};
-      std::atomic<int> foreign_slots{0};
-      executor.parallel_for(tasks, [&](Index task, Index slot) {
-        if (slot < 0 || slot >= executor.num_slots()) {
-          ++foreign_slots;
-          return;
-        }
-        auto& mine = busy[static_cast<std::size_t>(slot)];
-        if (mine.exchange(1) != 0) ++collisions;
-        ++runs[static_cast<std::size_t>(task)];
-        mine = 0;
-      });
-      CHECK(foreign_slots == 0);
-      CHECK(collisions == 0);
-      CHECK(std::all_of(runs.begin(), runs.end(), [](const auto& count) { return count == 1; }));
-    }
-  }
-}
-
-TEST_CASE("executor: gives work to every thread, each with its slot", "[eigen]") {
-  // Three tasks that wait for each other finish only where three threads run them.
-  Eigen::ThreadPool pool(3);
-  const Eigen::ThreadPoolDevice device(&pool, 3);
-  std::atomic<int> arrived{0};
-  std::vector<Index> slot_of(3);
-  executor_for(device).parallel_for(3, [&](Index task, Index slot) {
-    slot_of[static_cast<std::size_t>(task)] = slot;
-    ++arrived;
-    while (arrived < 3) std::this_thread::yield();
-  });
-  std::sort(slot_of.begin(), slot_of.end());
-  CHECK(slot_of == std::vector<Index>{0, 1, 2});
-}
-
 TEST_CASE("executor: a pool's tasks run in the caller's floating-point environment", "[eigen]") {
   Eigen::ThreadPool pool(3);
   const Eigen::ThreadPoolDevice device(&pool, 3);

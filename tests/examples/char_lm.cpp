@@ -176,55 +176,6 @@ TEST_CASE("char_lm: training has the same bits for any number of threads, and a 
   CHECK(matrices == 2);
 }
 
-TEST_CASE("char_lm: a step follows the gradient of all its windows", "[char_lm]") {
-  const std::vector<int> text = some_text(200);
-  const Schedule schedule{.steps = 10, .batch = 11, .seed = 6};
-  const Windows windows = small_windows(text, schedule.seed);
-  const Model& model = windows.model();
-  const mhla::ForkJoin threads(2);
-  Trainer trainer(windows, schedule, threads);
-  Values values = trainer.values();
-  const double loss = trainer.step();
-
-  std::vector<Index> starts;
-  for (std::uint64_t i = 0; i < 11; ++i)
-    starts.push_back(random_index(mhla::testing::random_bits(schedule.seed, 0), i, 200 - 14));
-  const Batch batch = batch_of(model.shape(), text, starts, 14);
-  Values gradient;
-  const double summed = loss_and_gradient(model, values, batch, 1.0 / (11 * 14), gradient);
-  clip(gradient, 1.0);
-  AdamW<double>(values.size()).update(values, gradient, scheduled_rate(schedule.rate, 0, 10));
-  model.project(values);
-  CHECK(std::abs(loss - summed / (11 * 14)) <= tolerance::forward_rms<double> * loss);
-  const double change = (trainer.values() - values).matrix().norm() / values.matrix().norm();
-  CHECK(change <= tolerance::gradient_rms<double>);
-}
-
-TEST_CASE("char_lm: every character of a text but the first is predicted once", "[char_lm]") {
-  const mhla::ForkJoin threads(1);
-  const std::vector<int> text = some_text(500);
-  for (const Mixing mixing : {Mixing::mhla, Mixing::none})
-    for (const std::ptrdiff_t length : {2, 15, 16, 500}) {
-      const std::vector<int> part(text.begin(), text.begin() + length);
-      const Windows windows(smooth_model(small_shape(mixing)), text, part, 1);
-      Trainer trainer(windows, {}, threads);
-      double nats = 0;
-      for (std::ptrdiff_t begin = 0; begin + 1 < length; begin += 14) {
-        const std::ptrdiff_t end = std::min(begin + 14, length - 1);
-        Activations activations;
-        windows.model().forward(trainer.values(), {part.begin() + begin, part.begin() + end}, 1,
-                                activations);
-        for (std::ptrdiff_t t = begin; t < end; ++t) {
-          const auto row = activations.logits.row(t - begin).array();
-          nats += std::log(row.exp().sum()) - row(part[static_cast<std::size_t>(t) + 1]);
-        }
-      }
-      const training::Score score = trainer.validate();
-      CHECK(score.predictions == length - 1);
-      CHECK(std::abs(score.loss - nats) <= tolerance::forward_rms<double> * nats);
-    }
-}
-
 TEST_CASE("char_lm: Adam, its rate, and clipping", "[char_lm]") {
   Values values(3), gradient(3);
   values << 1, 2, 3;
@@ -252,59 +203,6 @@ TEST_CASE("char_lm: Adam, its rate, and clipping", "[char_lm]") {
   CHECK(gradient(2) == 4);
   CHECK(clip(gradient, 1.0) == 5);
   CHECK(std::abs(gradient.matrix().norm() - 1) <= tolerance::policy_value<double>);
-}
-
-TEST_CASE("char_lm: symbols, and the entropy of pairs", "[char_lm]") {
-  const Vocabulary vocabulary("banana\n");
-  CHECK(vocabulary.size() == 5);
-  CHECK(vocabulary.decode(vocabulary.encode("a ban\n")) == "a?ban\n");
-  CHECK(vocabulary.symbol('\xff') == 0);
-
-  // a is followed by b or by c, as often; b and c by a alone.
-  const Vocabulary abc("abc");
-  CHECK(std::abs(bigram_conditional_entropy(abc.encode("abacabaca"), abc.size()) -
-                 std::log(2.0) / 2) <= tolerance::policy_value<double>);
-  CHECK(bigram_conditional_entropy(abc.encode("abcabc"), abc.size()) == 0);
-}
-
-TEST_CASE("char_lm: a drawn symbol follows its probability", "[char_lm]") {
-  Matrix logits(1, 4);
-  logits << 9, std::log(0.2), std::log(0.3), std::log(0.5);  // the unknown symbol is never drawn
-  const struct {
-    double temperature, drawn;
-    int symbol;
-  } draws[] = {{0, 0.1, 3},  {1, 0.0, 1},  {1, 0.19, 1},      {1, 0.21, 2},
-               {1, 0.49, 2}, {1, 0.51, 3}, {1, 0.9999999, 3}, {0.01, 0.01, 3}};
-  for (const auto& [temperature, drawn, symbol] : draws)
-    CHECK(draw_symbol(logits.row(0), temperature, drawn) == symbol);
-}
-
-TEST_CASE("char_lm: where the text comes from", "[char_lm]") {
-  const TemporaryFolder temporary;
-  const std::string text(95, 'x');
-  write_text(temporary / "one", text + "12345");
-  write_text(temporary / "two", "abcdefghi");
-  const std::string one = (temporary / "one").string(), two = (temporary / "two").string();
-  const Corpus split = Corpus::read("", {one}, 8);
-  CHECK(split.training_text == std::string(90, 'x'));
-  CHECK(split.validation_text == "xxxxx12345");
-  const Corpus both = Corpus::read("", {one, two}, 8);
-  CHECK(both.training_text == text + "12345");
-  CHECK(both.validation_text == "abcdefghi");
-  CHECK_FALSE(says(both.description, (temporary / "").string()));
-  CHECK_THROWS_AS(Corpus::read("", {one, two}, 9), InputError);
-  CHECK_THROWS_AS(Corpus::read(temporary / "", {}, 8), InputError);
-
-  const ProjectFiles own(MHLA_SOURCE_DIR);
-  CHECK(own.training.size() / own.validation.size() == 9);
-  for (const std::string& name : own.validation) {
-    CHECK(std::find(own.training.begin(), own.training.end(), name) == own.training.end());
-    CHECK(fs::is_regular_file(fs::path(MHLA_SOURCE_DIR) / name));
-  }
-  const Corpus project = Corpus::read(MHLA_SOURCE_DIR, {}, 256);
-  CHECK(project.validation_text.size() == Corpus::longest_validation);
-  CHECK(project.training_text.size() > project.validation_text.size());
-  CHECK_FALSE(says(project.description, MHLA_SOURCE_DIR));
 }
 
 TEST_CASE("char_lm: a command line that cannot be followed, a text that cannot be used",
@@ -366,13 +264,4 @@ TEST_CASE("char_lm: a short training of each kind, and --compare, one table and 
 }
 
 #ifndef MHLA_SMALL_PRODUCT  // seconds of training: nothing for Debug and sanitizers
-TEST_CASE("char_lm: trained on the project's sources, it learns more than pairs", "[char_lm]") {
-  const std::string run =
-      program.check("--steps 200 --batch 4 --context 128 --block 16 --width 64", 0,
-                    {"The validation loss is below the bigram conditional entropy",
-                     "The validation loss is below that of the same model without attention",
-                     "128 characters agree: their logits differ by"});
-  CHECK(figure_after(run, "loss of --attention MHLA") <
-        figure_after(run, "H(next | current) of that very text") - 0.1);
-}
 #endif

@@ -21,7 +21,6 @@ using namespace drawing;
 using namespace test;
 
 constexpr double undefined = std::numeric_limits<double>::quiet_NaN();
-constexpr double infinite = std::numeric_limits<double>::infinity();
 
 std::size_t count(const std::string& text, const std::string& part) {
   std::size_t occurrences = 0;
@@ -77,47 +76,7 @@ HeatMapGrid some_maps() {
           .columns = 1};
 }
 
-std::string drawn(const Series& series) { return svg_of({LineChart{.series = {series}}}); }
-
-/// The values of attribute `name` of the elements that contain `part`.
-std::vector<double> attributes(const std::string& svg, const std::string& part,
-                               const std::string& name) {
-  std::vector<double> values;
-  std::istringstream lines(svg);
-  for (std::string line; std::getline(lines, line);)
-    if (says(line, part, " " + name + "=\""))
-      values.push_back(figure_after(line, " " + name + "=\""));
-  return values;
-}
-
 }  // namespace
-
-TEST_CASE("drawing: ticks are round values within the axis", "[drawing]") {
-  const struct {
-    Range range;
-    Scale scale;
-    int most;
-    const char* labels;
-  } axes[] = {{{0, 1}, Scale::linear, 5, " 0.0 0.2 0.4 0.6 0.8 1.0"},
-              {{0, 360}, Scale::linear, 6, " 0 100 200 300"},
-              {{-1500, 1500}, Scale::linear, 3, " -1,000 0 1,000"},
-              {{1.63, 1.67}, Scale::linear, 4, " 1.63 1.64 1.65 1.66 1.67"},
-              {{0.02, 20000}, Scale::logarithmic, 6, " 0.1 1 10 100 1,000 10,000"},
-              {{15, 90}, Scale::logarithmic, 6, " 20 50"}};
-  for (const auto& [range, scale, most, labels] : axes) {
-    std::string shown;
-    for (const Tick& tick : ticks(range, scale, most)) shown += " " + tick.label;
-    CHECK(shown == labels);
-  }
-  CHECK(ticks({0.001, 1000}, Scale::logarithmic, 6).size() == 7);
-  for (const double span : {1e-9, 0.3, 7.0, 99.0, 12345.0})
-    for (const int most : {1, 4, 6}) {
-      const auto all = ticks({0, span}, Scale::linear, most);
-      CHECK(all.size() <= static_cast<std::size_t>(most) + 1);
-      CHECK(all.front().value == 0);
-      CHECK(all.back().value <= span * (1 + 1e-5));
-    }
-}
 
 TEST_CASE("drawing: numbers and texts as SVG writes them", "[drawing]") {
   CHECK(rounded(100, 1) == "100");
@@ -127,34 +86,6 @@ TEST_CASE("drawing: numbers and texts as SVG writes them", "[drawing]") {
   CHECK(grouped("999") == "999");
   CHECK(escaped("a<b> & \"c\"\n") == "a&lt;b&gt; &amp; &quot;c&quot;?");
   CHECK(text_width("\xc3\xa9t\xc3\xa9") == text_width("ete"));
-}
-
-TEST_CASE("drawing: labels are kept apart, in order, near the ends of their lines", "[drawing]") {
-  const std::vector<double> wanted{50, 10, 52, 51, 300, 299};
-  const std::vector<double> placed = kept_apart(wanted, 17, 0, 300);
-  for (std::size_t a = 0; a < wanted.size(); ++a)
-    for (std::size_t b = 0; b < wanted.size(); ++b)
-      if (wanted[a] < wanted[b]) CHECK(placed[b] - placed[a] >= 17 - 1e-9);
-  CHECK(placed[1] == 10);
-  CHECK(std::abs((placed[0] + placed[2] + placed[3]) / 3 - 51) < 1e-9);
-  CHECK(placed[4] <= 300);
-  CHECK(kept_apart({5, 5}, 10, 0, 100) == std::vector<double>{0, 10});
-  CHECK(kept_apart({}, 10, 0, 100).empty());
-
-  LineChart chart{.title = "nine lines that end in one point"};
-  for (int i = 0; i < 9; ++i)
-    chart.series.push_back({"s" + std::to_string(i), {0, 1}, {static_cast<double>(i), 4}});
-  const std::vector<double> y = attributes(svg_of({chart}), "\"name", "y");
-  REQUIRE(y.size() == 9);
-  for (std::size_t i = 1; i < y.size(); ++i) CHECK(std::abs(y[i] - y[i - 1]) >= 16);
-}
-
-TEST_CASE("drawing: a picture is as wide as its title", "[drawing]") {
-  LineChart chart = some_chart();
-  HeatMapGrid maps = some_maps();
-  chart.title = maps.title = std::string(200, 'x');
-  for (const std::string& svg : {svg_of({chart}), svg_of(maps)})
-    CHECK(attributes(svg, "<svg", "width")[0] > title_width(chart.title));
 }
 
 TEST_CASE("drawing: documents are well-formed, whatever the texts", "[drawing]") {
@@ -171,46 +102,6 @@ TEST_CASE("drawing: documents are well-formed, whatever the texts", "[drawing]")
   CHECK(count(maps, "class=\"cells") == 4);  // three levels of the first map, one of the second
   CHECK(count(maps, "class=\"mark\"") == 1);
   CHECK_FALSE(says(maps, "nan"));
-}
-
-TEST_CASE("drawing: a kind of attention has one colour in every picture", "[drawing]") {
-  ColorAssignment colors, others;
-  CHECK(colors("MHLA, 64 blocks") == others("mhla 1.64"));
-  CHECK(colors("Softmax") == others("softmax"));
-  const std::vector<std::size_t> used{others("softmax"), others("linear"), others("mhla"),
-                                      others("none"),    others("x"),      others("y")};
-  for (std::size_t a = 0; a < used.size(); ++a)
-    for (std::size_t b = 0; b < a; ++b) CHECK(used[a] != used[b]);
-  CHECK(others("x, at most") == used[4]);
-}
-
-TEST_CASE("drawing: what cannot be drawn is refused, or left out as stated", "[drawing]") {
-  LineChart chart = some_chart();
-  chart.series.push_back({"diverged", {1, 2}, {undefined, infinite}});
-  chart.series.push_back({"negative", {1, 2}, {0, -1}});
-  chart.series.push_back({"empty"});
-  chart.series.push_back({"broken", {1, 1.5, 2, 3}, {1, 1, undefined, 1}});
-  const std::string svg = svg_of({chart});
-  CHECK(is_well_formed(svg));
-  for (const char* absent : {"diverged", "negative", "empty", "nan", "inf"})
-    CHECK_FALSE(says(svg, absent));
-  CHECK(says(svg, ">broken<"));
-
-  CHECK_THROWS_AS(drawn({}), std::invalid_argument);
-  const Series without_place{"one", {1}, {undefined}}, without_y{"one", {1, 2}, {1}};
-  CHECK_THROWS_AS(drawn(without_place), std::invalid_argument);
-  CHECK_THROWS_AS(drawn(without_y), std::invalid_argument);
-  CHECK_THROWS_AS(svg_of(std::vector<LineChart>{}), std::invalid_argument);
-  CHECK_THROWS_AS(svg_of(HeatMapGrid{}), std::invalid_argument);
-  HeatMapGrid maps = some_maps();
-  maps.maps[0].values.pop_back();
-  CHECK_THROWS_AS(svg_of(maps), std::invalid_argument);
-  for (const double y : {0.0, 1e-300, -7.0, 1e300}) {
-    const Series flat{"flat", {1, 2}, {y, y}}, point{"point", {y}, {y}};
-    const Series almost_flat{"flat", {1, 2}, {y, std::nextafter(y, 0)}};
-    for (const Series& series : {flat, point, almost_flat}) CHECK(is_well_formed(drawn(series)));
-    CHECK_FALSE(says(drawn(almost_flat), "nan"));
-  }
 }
 
 TEST_CASE("drawing: files hold the picture, and numbers that read back equal", "[drawing]") {

@@ -70,25 +70,6 @@ TEST_CASE("npy: float32, format 2.0, and any spelling of the dictionary", "[npy]
   CHECK(array.values == std::vector<double>{1.5, -0.0, 3e38f});
 }
 
-TEST_CASE("npy: integers, bool and float16", "[npy]") {
-  const auto two = [](const std::string& descr, auto first, auto second) {
-    return read(npy(1, "{'descr': '" + descr + "', 'fortran_order': False, 'shape': (2,)}",
-                    memory_of(std::vector{first, second})))
-        .values;
-  };
-  using Two = std::vector<double>;
-  CHECK(two("<f2", std::uint16_t{0x3e00}, std::uint16_t{0xc000}) == Two{1.5, -2});
-  CHECK(two("<i8", std::int64_t{3}, std::int64_t{-2}) == Two{3, -2});
-  CHECK(two("<i4", std::int32_t{3}, std::int32_t{-2}) == Two{3, -2});
-  CHECK(two("<i2", std::int16_t{3}, std::int16_t{-2}) == Two{3, -2});
-  CHECK(two("|i1", std::int8_t{3}, std::int8_t{-2}) == Two{3, -2});
-  CHECK(two("<u8", std::uint64_t{1} << 63, std::uint64_t{4}) == Two{0x1p63, 4});
-  CHECK(two("<u4", std::uint32_t{3}, ~std::uint32_t{0}) == Two{3, 4294967295});
-  CHECK(two("<u2", std::uint16_t{3}, std::uint16_t{65535}) == Two{3, 65535});
-  CHECK(two("|u1", std::uint8_t{3}, std::uint8_t{255}) == Two{3, 255});
-  CHECK(two("|b1", std::uint8_t{1}, std::uint8_t{0}) == Two{1, 0});
-}
-
 TEST_CASE("npy: what cannot be read is refused, and the message names the file", "[npy]") {
   // Of six elements of eight bytes, where nothing else is said.
   const auto with = [](const std::string& element, const std::string& order,

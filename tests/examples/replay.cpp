@@ -58,16 +58,6 @@ void check(const Case& one, const std::string& arguments, const std::string& ver
   CHECK(lines_of(output)[one.folder.filename().string()].rfind(verdict + "  ", 0) == 0);
 }
 
-double largest_difference(const fs::path& file, const checkpoints::Array& expected) {
-  const checkpoints::Array array = read_npy(file);
-  CHECK(array.shape == expected.shape);
-  REQUIRE(array.values.size() == expected.values.size());
-  double largest = 0;
-  for (std::size_t i = 0; i < array.values.size(); ++i)
-    largest = std::max(largest, std::abs(array.values[i] - expected.values[i]));
-  return largest;
-}
-
 /// A golden case with another value of a key, and what is said of it.
 struct Change {
   const char* golden;
@@ -120,30 +110,6 @@ TEST_CASE("replay: --decode agrees with every causal golden case, and names the 
       }
     }
     CHECK(decoded == 7);
-  }
-}
-
-TEST_CASE("replay: --decode compares and writes out alone", "[replay]") {
-  const TemporaryFolder temporary;
-  for (const std::string scalar : {"f64", "f32"}) {
-    const Case one("p16_causal_paper_elu_rope", scalar);
-    for (const char* array : {"dout", "dq", "dk", "dv", "dmix"})  // which it does not need
-      fs::remove(one.array(array));
-    const std::string options = "--decode --scalar " + scalar;
-    check(one, options + " --write" + quoted(temporary / "results"), "ok");
-    const fs::path written = temporary / "results" / scalar;
-    const checkpoints::Array out = read_npy(one.array("out"));
-    const double error = largest_difference(written / "out.npy", out);
-    const double tolerance = (scalar == "f64" ? 1e-12 : 1e-5) * one.number("tol_scale.out");
-    CHECK(error > 0);
-    CHECK(error <= tolerance);
-    CHECK(std::distance(fs::directory_iterator(written), fs::directory_iterator{}) == 1);
-
-    // The last token: each of the prefill lengths passes it, in a step or not.
-    one.add("out", out.values.size() - 1, 1.2 * tolerance);
-    check(one, options, "FAILS");
-    one.add("out", out.values.size() - 1, NAN);
-    check(one, options + " --tolerance 1e300", "FAILS", "out inf  the largest of 8");
   }
 }
 
@@ -205,94 +171,6 @@ TEST_CASE("replay: every operand and number of a case is used", "[replay]") {
                  {"mixinit_code_exp_4x4", "exp_sigma", "2"},
                  {"mixinit_code_local_4x4", "local_threshold", "1.4"}},
                 "", "FAILS");
-}
-
-TEST_CASE("replay: cross-attention, ragged grids, axial rotations", "[replay]") {
-  using namespace mhla;
-  // batch, heads, kv_heads, query and key tokens, key_dim, value_dim, mix
-  const Case sequence, grid, official;
-  write_oracle_case(sequence,
-                    Attention<EluPlusOne, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>{
-                        .blocks = {7}, .key_blocks = {8}, .normalizer = {1e-3}, .rotation = {1000}},
-                    {2, 6, 3, 20, 22, 8, 9, 6, 3, 3},
-                    "causal 0\nfeature_map elu1\nrotation neox_1d\nrotation.theta 1000\n"
-                    "normalizer paper\nnormalizer_epsilon 1e-3\n");
-  write_oracle_case(grid,
-                    Attention<Identity, Blocks2D, Bidirectional, Unnormalized, AxialRotary>{
-                        .blocks = {.grid = {5, 7}, .block = {2, 3}},
-                        .key_blocks = {.grid = {6, 4}, .block = {4, 3}},
-                        .scale = 0.5},
-                    {1, 2, 2, 35, 24, 6, 5, 1, 9, 4},
-                    "causal 0\nfeature_map identity\nrotation axial_2d\nrotation.theta 10000.0\n"
-                    "normalizer none\nnormalizer_epsilon 0.0\nnote a grid\n");
-  write_oracle_case(official,
-                    Attention<SquaredRelu, Blocks2D, Bidirectional, MixedProduct, AxialRotary>{
-                        .feature_map = {0.25}, .blocks = {.grid = {6, 4}, .block = {3, 2}}},
-                    {1, 4, 2, 24, 24, 8, 3, 4, 4, 4},
-                    "causal 0\nfeature_map sqrelu\nfeature_map.eps 0.25\nrotation axial_2d\n"
-                    "rotation.theta 10000\nnormalizer official\nnormalizer_epsilon 1e-6\n");
-  for (const Case* one : {&sequence, &grid, &official})
-    for (const char* options : {"", "--scalar f32 --device pool --threads 2"})
-      check(*one, options, "ok");
-  // The keys' own side is read: another cut of the same tokens is another attention.
-  grid.set("key_grid", "4 6");
-  grid.set("key_block", "3 4");
-  sequence.set("key_block", "9");
-  for (const Case* one : {&sequence, &grid}) check(*one, "", "FAILS");
-}
-
-TEST_CASE("replay: causal and block-causal cases with all that a case can have", "[replay]") {
-  using namespace mhla;
-  using Sequence = Attention<Exp, Blocks1D, Causal, MixedKeySum, AxialRotary>;
-  const std::string words =
-      "feature_map exp\nrotation axial_1d\nrotation.theta 1000\ncausal 1\nnormalizer paper\n"
-      "normalizer_epsilon 0.5\nblocks ";
-  // Weights of mix above the diagonal are there, and ignored; mix is larger than the layout.
-  const struct {
-    Index block;
-    Shape shape;  // batch, heads, kv_heads, query and key tokens, key_dim, value_dim, mix
-    const char* blocks;
-    const char* text;
-  } cases[] = {{9, {2, 6, 3, 40, 40, 8, 5, 6, 7, 7}, "5\n", "the largest of 8 prefill lengths"},
-               {1, {1, 1, 1, 6, 6, 4, 4, 1, 6, 6}, "6\n", "the largest of 6 prefill lengths"},
-               {40, {1, 1, 1, 3, 3, 4, 4, 1, 1, 1}, "1\n", "the largest of 4 prefill lengths"}};
-  const Case block_causal;
-  write_oracle_case(
-      block_causal,
-      Attention<Hedgehog, Blocks1D, BlockCausal, MixedKeySum, HalfSplitRotary>{.blocks = {6}},
-      {2, 4, 2, 32, 32, 6, 5, 4, 8, 8},
-      "causal 2\nfeature_map hedgehog\nrotation neox_1d\nrotation.theta 10000\n"
-      "normalizer paper\nnormalizer_epsilon 1e-6\n");
-  const std::vector<std::string> options{"", "--scalar f32 --device pool --threads 2"};
-  for (const auto& [block, shape, blocks, text] : cases) {
-    const Case one;
-    const Sequence attention{
-        .blocks = {block}, .normalizer = {0.5}, .rotation = {1000}, .scale = 0.5};
-    write_oracle_case(one, attention, shape, words + blocks);
-    for (const std::string& option : options) {
-      check(one, option, "ok");
-      check(one, "--decode " + option, "ok", text);
-    }
-  }
-  for (const std::string& option : options) check(block_causal, option, "ok");
-  check(block_causal, "--decode", "unsupported", "causal 2: only causal 1 can be decoded");
-}
-
-TEST_CASE("replay: initial matrices between two layouts", "[replay]") {
-  const Case rectangular;
-  // Block centres at 1/2 and 3/2, and at 1/3, 1 and 5/3 query blocks: distances 1/6, 1/2, 7/6.
-  const double max = 7.0 / 6;
-  const double sum = 3 - (1.0 / 6 + 1.0 / 2 + 7.0 / 6) / max;
-  const double near = (1 - 1.0 / 6 / max) / sum;
-  const double middle = (1 - 1.0 / 2 / max) / sum;
-  rectangular.write("mix", {{2, 3}, {near, middle, 0, 0, middle, near}});
-  write_text(rectangular.text(),
-             "name rectangular\nkind mix_init\nlayout 2\nkey_layout 3\ntransform linear\n"
-             "max_mode global\nnorm_axis row\nexp_sigma 3.0\nlocal_threshold 1.5\n");
-  check(rectangular, "", "ok", "mix ");
-  check(rectangular, "--scalar f32", "ok", "mix ");
-  rectangular.set("key_layout", "");
-  check(rectangular, "", "unreadable", "mix.npy: has shape (2, 3), but case.txt says (2, 2)");
 }
 
 TEST_CASE("replay: what is not supported is named, never skipped or guessed", "[replay]") {
@@ -387,62 +265,6 @@ TEST_CASE("replay: what cannot be read is named with its file", "[replay]") {
   program.check("/nowhere", 3, {"unreadable", "/nowhere/case.txt: cannot be opened"});
 }
 
-TEST_CASE("replay: the exit status is the first of 3, 1, 2, 0 that a case gives", "[replay]") {
-  const Case taylor("p14_causal_paper_elu", "taylor"), wrong("p02_1d_paper_relu", "wrong"),
-      off("p14_causal_paper_elu", "off");
-  taylor.set("feature_map", "taylor");
-  wrong.add("dv", 0, 1);
-  off.add("out", 0, 1);
-  const struct {
-    fs::path folder;
-    int status, decoded;  // what is not causal cannot be decoded
-  } cases[] = {{golden_folder("p01_1d_none_relu"), 0, 2},
-               {golden_folder("p14_causal_paper_elu"), 0, 0},
-               {taylor.folder, 2, 2},
-               {wrong.folder, 1, 2},
-               {off.folder, 1, 1},
-               {"/nowhere", 3, 3}};
-  const auto first = [](int a, int b) {
-    for (const int status : {3, 1, 2})
-      if (a == status || b == status) return status;
-    return 0;
-  };
-  for (const auto& a : cases)
-    for (const auto& b : cases) {
-      if (&a == &b) continue;
-      const std::string folders = quoted(a.folder) + quoted(b.folder);
-      const std::string output = program.check(folders, first(a.status, b.status));
-      CHECK(lines_of(output).size() == 2);  // no case stops the ones after it
-      program.check("--decode" + folders, first(a.decoded, b.decoded));
-    }
-}
-
-TEST_CASE("replay: --write leaves the results, also of a case that fails", "[replay]") {
-  const TemporaryFolder temporary;
-  const Case failing("p17_paper_perheadmix", "failing"), initial("mixinit_code_cos_4x4", "initial");
-  const Case unknown("p14_causal_paper_elu", "unknown");
-  unknown.set("feature_map", "taylor");
-  std::map<std::string, checkpoints::Array> expected;
-  for (const std::string array : results) {
-    expected["failing/" + array + ".npy"] = read_npy(failing.array(array));
-    failing.add(array, 0, 10);
-  }
-  expected["initial/mix.npy"] = read_npy(initial.array("mix"));
-  initial.add("mix", 0, 1);
-  for (const std::string scalar : {"f64", "f32"}) {
-    program.check("--scalar " + scalar + " --write" + quoted(temporary / scalar) +
-                      quoted(failing.folder) + quoted(initial.folder) + quoted(unknown.folder),
-                  1);
-    for (const auto& [array, want] : expected) {
-      INFO(scalar << " " << array);
-      const double error = largest_difference(temporary / scalar / array, want);
-      CHECK(error <= (scalar == "f64" ? 1e-13 : 1e-5));
-      CHECK((error > 0 || array == "initial/mix.npy"));
-    }
-    CHECK_FALSE(fs::exists(temporary / scalar / "unknown"));
-  }
-}
-
 TEST_CASE("replay: a command line that cannot be followed is explained", "[replay]") {
   const std::string ok = quoted(golden_folder("p01_1d_none_relu"));
   const struct {
@@ -477,50 +299,4 @@ TEST_CASE("replay: --help lists every option, every key of case.txt and its word
         replay::listed(replay::transforms), replay::listed(replay::max_modes),
         replay::listed(replay::norm_axes)})
     CHECK(says(help, " " + words));
-}
-
-TEST_CASE("replay: a rectifier's epsilon is the library's where a case has none", "[replay]") {
-  const TemporaryFolder temporary;
-  for (const char* golden : {"p02_1d_paper_relu", "p22_sqrelu_none"}) {
-    const auto out = [&](const std::string& epsilon) {
-      const Case one(golden);
-      one.set("feature_map.eps", epsilon);
-      program("--write" + quoted(temporary / epsilon) + quoted(one.folder));
-      return text_of(temporary / epsilon / "case/out.npy");
-    };
-    CHECK(out("").size() > 1000);
-    CHECK(out("") == out("1e-6"));
-    CHECK(out("") != out("0"));
-  }
-}
-
-TEST_CASE("replay: extents beyond reason are refused at once", "[replay]") {
-  using Extents = std::vector<replay::Index>;  // batch, heads, tokens, dim
-  const auto reshaped = [](const Case& one, const Extents& e) {
-    for (const char* array : {"q", "dout", "out", "dq", "k", "v", "dk", "dv"})
-      one.write(array, {e, {}});
-    const char* const keys[] = {"batch", "heads",   "kv_heads", "tokens",
-                                "grid",  "key_dim", "value_dim"};
-    const std::size_t axes[] = {0, 1, 1, 2, 2, 3, 3};
-    for (int i = 0; i < 7; ++i) one.set(keys[i], std::to_string(e[axes[i]]));
-    for (const char* key : {"layout", "blocks"}) one.set(key, "");
-  };
-  // A batch without heads, and tokens and heads of no dimension.
-  constexpr replay::Index huge = replay::Index{1} << 62;
-  for (const Extents& extents : {Extents{huge, 0, 32, 4}, Extents{1, 1, 1'000'000'000'000'000, 0},
-                                 Extents{1, huge, 32, 0}}) {
-    const Case one("p12_causal_none_relu_init");
-    reshaped(one, extents);
-    check(one, "", "unreadable", "beyond reason");
-    check(one, "--decode", "unreadable", "beyond reason");
-  }
-  // More tokens than one would wait for, of no dimension: there is no output to wait for.
-  const Case many("p12_causal_none_relu_init");
-  reshaped(many, {1, 1, 100'000'000, 0});
-  many.set("block", "100000");
-  for (const char* array : {"mix", "dmix"})
-    many.write(array, {{1, 1000, 1000}, std::vector<double>(1'000'000)});
-  many.set("mix_heads", "1");
-  check(many, "", "ok");
-  check(many, "--decode", "ok");
 }

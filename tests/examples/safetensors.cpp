@@ -141,19 +141,6 @@ TEST_CASE("elements of every type") {
   CHECK_THROWS_AS(Safetensors(file).tensor("x").elements<double>(), UnreadableFile);
 }
 
-TEST_CASE("a tensor of an unreadable type is an error only when it is read") {
-  // F4 has two elements to a byte; of a type of tomorrow not even the size is known.
-  write_text(file, file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
-                           R"("b":{"dtype":"F4","shape":[6],"data_offsets":[8,11]},)"
-                           R"("c":{"dtype":"X9","shape":[2,1000],"data_offsets":[11,16]}})",
-                           16));
-  const Safetensors read(file);
-  CHECK(read.tensor("a").elements<float>().size() == 2);
-  CHECK(read.tensor("c").size() == 2000);
-  CHECK(says(error_message<UnreadableFile>([&] { read.tensor("b").elements<float>(); }),
-             ": b has the dtype F4, which cannot be read; save it as F32"));
-}
-
 TEST_CASE("files that do not follow the format are refused in words") {
   const auto header = [](const std::string& text) { return file_of(text, 16); };
   const auto entry = [](const std::string& dtype, const std::string& shape,
@@ -347,59 +334,6 @@ TEST_CASE("mhla_run_released refuses tensors that it does not apply, all at once
   wan.check("x", 2, {"2 tensors: g.bias, g.weight"});
   fewer.config["num_hidden_layers"] = 1;
   fewer.check("1 2", 2, {"tensors of 2 layers", "num_hidden_layers is 1"});
-}
-
-TEST_CASE("mhla_run_released refuses keys that it does not apply, nested ones too") {
-  ReleasedModel deit("deit"), dit("dit"), wan("wan");
-  deit.config["init_values"] = 1e-5;
-  deit.check("image", 2, {"init_values is 1e-05; it must be false or 0"});
-  deit.config["init_values"] = nullptr;
-  deit.check("image", 0);
-  dit.config["block_kwargs"] = {
-      {"qkv_bias", true}, {"exp_sigma", 3}, {"shift", 1}, {"twist", true}};
-  dit.check("latent", 2, {"block_kwargs.shift = 1", "block_kwargs.twist = true"});
-  dit.config["block_kwargs"] = {{"qkv_bias", true}, {"exp_sigma", 3}, {"dropout", 0.1}};
-  for (const char* start : {"cos", "exp", "gaussian", "local"}) {
-    dit.config["transform"] = start;  // the checkpoint has what it became
-    dit.check("latent", 0);
-  }
-  dit.config["transform"] = "sine";
-  dit.check("latent", 2, {R"(transform is "sine"; it must be "linear" or )"});
-  dit.config["transform"] = "cos";
-  dit.config["block_kwargs"] = {{"hidden_size", 5}};
-  dit.check("latent", 2, {"hidden_size is 32, but block_kwargs.hidden_size is 5"});
-  dit.config["block_kwargs"] = {{"qkv_bias", false}};
-  dit.check("latent", 2, {"block_kwargs.qkv_bias is false; it must be true"});
-  wan.config["norm_output"] = true;
-  wan.check("x", 2, {"norm_output is true; it must be false (the value of normalize_out)"});
-}
-
-TEST_CASE("mhla_run_released takes what the released language model's own files hold") {
-  ReleasedModel lm("lm");
-  // As its configuration is written, with what it stands for here.
-  for (const char* name : {"head_k_dim", "head_v_dim", "chunk_size", "rope_theta", "model"})
-    lm.config.erase(name);
-  lm.config.update(nlohmann::json::parse(R"({"attn_mode": "chunk", "bos_token_id": 1,
-      "clamp_min": null, "eos_token_id": 2, "fuse_cross_entropy": true, "fuse_norm": true,
-      "hidden_ratio": 4, "initializer_range": 0.02, "model_type": "gla", "use_cache": true,
-      "use_gk": true, "use_gv": false, "torch_dtype": "bfloat16", "transformers_version": "4.53.0",
-      "architectures": ["GLAForCausalLM"], "attn": null})"));
-  // A tied head, and the rotation's table.
-  lm.add("lm_head.weight", {47, 40}, lm.elements("model.embeddings.weight"));
-  lm.add("model.layers.0.attn.rotary.inv_freq", {5},
-         {1, 0.15848932f, 0.025118864f, 0.0039810717f, 0.00063095734f});
-  lm.check("1 2 --tokens 2", 0);
-
-  lm.add("model.layers.1.attn.rotary.inv_freq", {5}, {1, 0.1584f, 0.0251f, 0.00398f, 0.00063f});
-  lm.check("1", 2, {"rotary.inv_freq has the element 0.158400"});
-  lm.add("model.layers.1.attn.rotary.inv_freq", {5},
-         lm.elements("model.layers.0.attn.rotary.inv_freq"));
-  // null is the released MLP's own width, 256 for two thirds of 4 * 40.
-  lm.config["intermediate_size"] = nullptr;
-  lm.check("1", 2, {"mlp.gate_proj.weight has the shape [80, 40], not [256, 40]"});
-  lm.config["intermediate_size"] = 80;
-  lm.add("lm_head.weight", {47, 40}, std::vector<float>(47 * 40, 1));
-  lm.check("1", 2, {"lm_head.weight differs from model.embeddings.weight"});
 }
 
 TEST_CASE("mhla_run_released --check notices a wrong epsilon and NaN, in either precision") {

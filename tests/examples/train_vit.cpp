@@ -105,39 +105,6 @@ TEST_CASE("train_vit: the classifier's gradient", "[train_vit]") {
   }
 }
 
-TEST_CASE("train_vit: images of one's own", "[train_vit]") {
-  const TemporaryFolder temporary;
-  const auto path = [&](const char* name) { return (temporary / name).string(); };
-  const ImageFiles files = images_in(temporary, 20, 2, 3);
-  CHECK((files.shape().height == 2 && files.shape().width == 3 && files.classes() == 3));
-  REQUIRE(files.validation() == 2);
-  float pixels[6];
-  CHECK(files.image(Part::validation, 1, pixels) == 19 % 3);
-  const double mean = 119 / 2.0, deviation = std::sqrt((120.0 * 120 - 1) / 12);
-  CHECK(std::abs(static_cast<double>(pixels[0]) - (19 * 6 - mean) / deviation) < 1e-5);
-
-  write_text(temporary / "cifar", std::string(11 * 3073, '\x07'));
-  const ImageFiles cifar = ImageFiles::cifar({path("cifar")}, 1);
-  CHECK((cifar.shape().channels == 3 && cifar.classes() == 8 && cifar.validation() == 1));
-
-  const std::string whole = idx({20, 2, 3}, std::string(120, 'x'));
-  for (const std::string& broken :
-       {std::string(), whole.substr(0, 10), whole.substr(0, 100), whole + "x", idx({20, 2, 0}, ""),
-        idx({1 << 30, 1 << 30, 1 << 30}, "x"), idx({20, 6}, std::string(120, 'x'))}) {
-    write_text(temporary / "broken", broken);
-    CHECK_THROWS_AS(ImageFiles::idx(path("broken"), path("labels"), 1), InputError);
-    CHECK_THROWS_AS(ImageFiles::cifar({path("broken")}, 1), InputError);
-  }
-  write_text(temporary / "few", idx({19}, std::string(19, '\1')));
-  CHECK_THROWS_AS(ImageFiles::idx(path("images"), path("few"), 1), InputError);
-  CHECK_THROWS_AS(ImageFiles::idx(path("nowhere"), path("labels"), 1), InputError);
-
-  program.check(
-      "--steps 2 --patch 1 --block-rows 1 --block-columns 2 --width 8 --heads 2 --images" +
-          quoted(temporary / "images") + "--labels" + quoted(temporary / "labels"),
-      0, {"1 x 2 x 3, 3 classes"});
-}
-
 TEST_CASE("train_vit: what cannot be done", "[train_vit]") {
   for (const char* arguments : {"--patch 5", "--heads 5", "--images some", "--steps", "what",
                                 "--rank 0", "--mixing recurrent"})

@@ -164,27 +164,6 @@ TEST_CASE("training: the softmax attention that MHLA is compared with is right",
   require_softmax(video, 12);
 }
 
-TEST_CASE("training: MHLA in bfloat16 is near to that in float", "[training]") {
-  const mhla::ForkJoin team(1);
-  const layers::Heads heads{2, 2, 1};
-  const auto random = [](Index rows, Index columns, std::uint64_t seed) {
-    return layers::Matrix<float>(random_matrix(rows, columns, seed).cast<float>());
-  };
-  const auto q = random(24, 8, 1), k = random(24, 8, 2), v = random(24, 8, 3);
-  const layers::Matrix<float> mix = random(3, 3, 4).cwiseAbs();
-  layers::Matrix<float> y, y16;
-  using Variant = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D>;
-  const auto forward = [&](layers::Storage storage, layers::Matrix<float>& to) {
-    const layers::MhlaAttention<Variant> attention({.blocks = {.block = 8}}, team, storage);
-    attention.forward(heads, q, k, v, mix, to);
-  };
-  forward(layers::Storage::as_computed, y);
-  forward(layers::Storage::bfloat16, y16);
-  const float error = (y - y16).norm() / y.norm();
-  CHECK(error <= 1e-2f);
-  CHECK(error > 1e-4f);
-}
-
 TEST_CASE("training: a command line", "[training]") {
   Index number = 3;
   std::string file;

@@ -62,7 +62,6 @@ void run_backward(const Entry& entry, Placed& placed, const AnyExecutor& executo
 
 void attack_forward(Draw& draw, Tally& tally);
 void attack_backward(Draw& draw, Tally& tally);
-void attack_illegally(Draw& draw, Tally& tally);
 void attack_decoder(Draw& draw, Tally& tally);
 /// Only where the program is linked with mhla_replay's variants.
 void attack_files(Draw& draw, Tally& tally);

@@ -3,7 +3,7 @@
 //
 //   mhla_fuzz [--seeds N | --seconds S] [--first SEED] [--limit N] [--only KIND]
 //
-// Every seed is one case of each kind (forward, backward, illegal, decoder, files), the same one in
+// Every seed is one case of each kind (forward, backward, decoder, files), the same one in
 // all builds with the same variants (MHLA_FUZZ_FULL_PRODUCT or not). A failing case is tried again
 // with smaller extents (--limit: no count and no extent is larger), and the line that repeats it is
 // printed. The exit status is 1 if any failed.
@@ -37,7 +37,6 @@ struct Kind {
 };
 Kind kinds[] = {{"forward", fuzz::attack_forward},
                 {"backward", fuzz::attack_backward},
-                {"illegal", fuzz::attack_illegally},
                 {"decoder", fuzz::attack_decoder},
 #if defined(MHLA_FUZZ_FILES)
                 {"files", fuzz::attack_files}

@@ -122,14 +122,6 @@ TEST_CASE("law 5: a block's summary does not depend on how, and in what order, i
   check_pieces<long double>();
 }
 
-TEST_CASE("law 5: adding no token changes no bit of a summary", "[laws][summary]") {
-  const BlockTokens<double> block;
-  const Summary<double> whole = block.in_pieces({{0, block.tokens}});
-  REQUIRE(block.in_pieces({{0, block.tokens}, {4, 4}}).elements() == whole.elements());
-  REQUIRE(block.in_pieces({{4, 4}}).elements() == block.empty().elements());
-  REQUIRE(block.in_pieces({{4, 4}, {0, block.tokens}}).elements() == whole.elements());
-}
-
 TEST_CASE("law 5: summaries add up like numbers", "[laws][summary]") {
   const BlockTokens<double> block;
   const Index n = block.tokens;

@@ -67,23 +67,6 @@ TEST_CASE("initial mixing: an Eigen tensor of the wrong extents is refused, and 
   for (int n = 0; n < 24; ++n) CHECK(mix.data()[n] == -7.F);
 }
 
-TEST_CASE("projection: Eigen tensors, row-major and column-major", "[mixing_matrix]") {
-  Eigen::Tensor<float, 2, Eigen::RowMajor> row_major(2, 3);
-  row_major.setValues({{-1.F, 2.F, 0.5F}, {0.5F, -3.F, 0.25F}});
-  Eigen::Tensor<float, 3> column_major(3, 2, 1);
-  for (int i = 0; i < 2; ++i)
-    for (int b = 0; b < 3; ++b) column_major(b, i, 0) = row_major(i, b);
-  mhla::project(row_major);
-  mhla::project(column_major, mhla::causal_projection);
-  const float clamped[2][3] = {{0.F, 1.F, 0.5F}, {0.5F, 0.F, 0.25F}};
-  const float causal[2][3] = {{1e-5F, 0.F, 0.F}, {0.5F, 1e-5F, 0.F}};
-  for (int i = 0; i < 2; ++i)
-    for (int b = 0; b < 3; ++b) {
-      CHECK(row_major(i, b) == clamped[i][b]);
-      CHECK(column_major(b, i, 0) == causal[i][b]);
-    }
-}
-
 TEST_CASE("structured mixing: Eigen tensors, row-major and column-major", "[mixing_matrix]") {
   using Recurrent = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
                                     mhla::NoRotation, mhla::RecurrentMixing>;
@@ -120,15 +103,4 @@ TEST_CASE("structured mixing: Eigen tensors, row-major and column-major", "[mixi
   mhla::initialize(view, recurrent);
   require_equal();
   CHECK(std::abs(view(1, 4, 0) - 0.2F) <= 1e-7F);
-}
-
-TEST_CASE("initial mixing: tensors that cannot be written to are no destination",
-          "[mixing_matrix]") {
-  using Tensor = Eigen::Tensor<float, 3>;
-  using Sum = decltype(std::declval<Tensor&>() + std::declval<Tensor&>());
-  STATIC_REQUIRE(mhla::eigen::WritableTensor<Tensor&>);
-  STATIC_REQUIRE(mhla::eigen::WritableTensor<Eigen::TensorMap<Tensor>>);
-  STATIC_REQUIRE_FALSE(mhla::eigen::WritableTensor<const Tensor&>);
-  STATIC_REQUIRE_FALSE(mhla::eigen::WritableTensor<Eigen::TensorMap<const Tensor>>);
-  STATIC_REQUIRE_FALSE(mhla::eigen::WritableTensor<Sum>);
 }

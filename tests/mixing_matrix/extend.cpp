@@ -85,40 +85,6 @@ TEST_CASE("extend: a row is the same however large the matrix, and extending in 
   CHECK(extended(3, Extension::last_row) == known);  // no new row
 }
 
-TEST_CASE("extend: any strides, float, a shared matrix, and from nothing", "[mixing_matrix]") {
-  // Transposed in memory, with a gap after every entry.
-  std::vector<float> from(3 * 3 * 2, 50.F);
-  std::vector<float> to(4 * 4 * 2, 60.F);
-  const TensorView<float, 2> small{from.data(), {3, 3}, {2, 6}};
-  const TensorView<float, 2> large{to.data(), {4, 4}, {2, 8}};
-  for (Index i = 0; i < 3; ++i)
-    for (Index b = 0; b < 3; ++b)
-      small(i, b) = static_cast<float>(known[static_cast<std::size_t>(3 * i + b)]);
-  extend(small, large, Extension::last_row);
-  const std::vector<float> expected = {1, 91, 92, 0, 2, 3, 93, 0, 4, 5, 6, 0, 4, 4, 5, 6};
-  for (Index i = 0; i < 4; ++i)
-    for (Index b = 0; b < 4; ++b)
-      CHECK(large(i, b) == expected[static_cast<std::size_t>(4 * i + b)]);
-  for (std::size_t n = 1; n < to.size(); n += 2) CHECK(to[n] == 60.F);
-
-  std::vector<float> made(9, 60.F);
-  extend(make_view(static_cast<const float*>(nullptr), 0, 0), make_view(made.data(), 3, 3),
-         Extension::causal_average);
-  CHECK(made == std::vector<float>{1, 0, 0, 0.5F, 0.5F, 0, 1.F / 3, 1.F / 3, 1.F / 3});
-}
-
-TEST_CASE("extend: what it makes is the initial causal matrix and its own continuation",
-          "[mixing_matrix]") {
-  std::vector<double> small(16), large(49), expected(49);
-  const mhla::InitialMixing causal{.transform = mhla::Transform::causal};
-  const auto sequence = [](Index blocks) { return mhla::Grid{{1, 1, blocks}, {1, 1, 1}}; };
-  mhla::initialize(make_view(small.data(), 4, 4), sequence(4), causal);
-  mhla::initialize(make_view(expected.data(), 7, 7), sequence(7), causal);
-  extend(make_view(static_cast<const double*>(small.data()), 4, 4), make_view(large.data(), 7, 7),
-         Extension::causal_average);
-  CHECK(large == expected);
-}
-
 TEST_CASE("extend: says what does not fit, and writes nothing", "[mixing_matrix]") {
   std::vector<double> larger(2 * 5 * 5, 5.0);
   const std::vector<double> before = larger;

@@ -186,71 +186,6 @@ TEST_CASE("initial mixing: every transform follows its formula on 1-D, 2-D and 3
         }
 }
 
-TEST_CASE("initial mixing: between different layouts, distances are between scaled centres",
-          "[mixing_matrix]") {
-  struct Sides {
-    Layout query, key;
-  };
-  for (const Sides& sides :
-       {Sides{{1, 1, 5}, {1, 1, 3}}, Sides{{1, 1, 3}, {1, 1, 7}}, Sides{{1, 2, 3}, {1, 4, 2}},
-        Sides{{2, 3, 1}, {3, 2, 2}}, Sides{{1, 2, 6}, {1, 3, 4}}})
-    for (const Transform transform : {Transform::linear, Transform::cos, Transform::exp,
-                                      Transform::gaussian, Transform::uniform})
-      for (const MaxMode max_mode : {MaxMode::global, MaxMode::row})
-        for (const NormAxis norm_axis : {NormAxis::column, NormAxis::row, NormAxis::none}) {
-          const InitialMixing options{
-              .transform = transform, .max_mode = max_mode, .norm_axis = norm_axis};
-          INFO("query " << sides.query[0] << "x" << sides.query[1] << "x" << sides.query[2]
-                        << ", key " << sides.key[0] << "x" << sides.key[1] << "x" << sides.key[2]
-                        << ", transform " << int(transform) << ", max " << int(max_mode)
-                        << ", norm " << int(norm_axis));
-          const Matrix m = initialized(grid_of(sides.query), grid_of(sides.key), options);
-          CHECK(max_difference(m, expected(sides.query, sides.key, options)) <= rounding);
-        }
-
-  SECTION("two query blocks on four key blocks, by hand") {
-    // key centres at 1/4, 3/4, 5/4, 7/4 query blocks, query centres at 1/2, 3/2
-    const Matrix rows = {{0.4, 0.4, 0.2, 0}, {0, 0.2, 0.4, 0.4}};
-    CHECK(max_difference(initialized(grid_of({1, 1, 2}), grid_of({1, 1, 4}), {}), rows) <=
-          rounding);
-  }
-}
-
-TEST_CASE("initial mixing: what is normalized unless the caller says it", "[mixing_matrix]") {
-  const Layout square = {1, 3, 4};
-  const Layout other = {1, 4, 3};  // as many blocks, another layout
-  const auto automatic = [](Transform transform) { return InitialMixing{.transform = transform}; };
-  const auto explicitly = [](Transform transform, NormAxis axis) {
-    return InitialMixing{.transform = transform, .norm_axis = axis};
-  };
-  for (const Transform transform : {Transform::linear, Transform::cos, Transform::exp,
-                                    Transform::local, Transform::uniform, Transform::identity})
-    CHECK(initialized(grid_of(square), automatic(transform)) ==
-          initialized(grid_of(square), explicitly(transform, NormAxis::column)));
-  CHECK(initialized(grid_of(square), automatic(Transform::gaussian)) ==
-        initialized(grid_of(square), explicitly(Transform::gaussian, NormAxis::none)));
-  CHECK(initialized(grid_of({1, 1, 6}), automatic(Transform::causal)) ==
-        initialized(grid_of({1, 1, 6}), explicitly(Transform::causal, NormAxis::none)));
-  for (const Transform transform : {Transform::linear, Transform::cos, Transform::exp,
-                                    Transform::gaussian, Transform::local, Transform::uniform})
-    CHECK(initialized(grid_of(square), grid_of(other), automatic(transform)) ==
-          initialized(grid_of(square), grid_of(other), explicitly(transform, NormAxis::row)));
-}
-
-TEST_CASE("initial mixing: shorter blocks at the edge count as whole ones", "[mixing_matrix]") {
-  const Grid ragged = mhla::Blocks2D{.grid = {10, 7}, .block = {4, 3}}.grid_of(70);
-  const Grid whole = mhla::Blocks2D{.grid = {12, 9}, .block = {4, 3}}.grid_of(108);
-  const Grid ragged_keys = mhla::Blocks2D{.grid = {5, 11}, .block = {4, 3}}.grid_of(55);
-  const Grid whole_keys = mhla::Blocks2D{.grid = {8, 12}, .block = {4, 3}}.grid_of(96);
-  for (const Transform transform :
-       {Transform::linear, Transform::cos, Transform::exp, Transform::gaussian, Transform::local}) {
-    CHECK(initialized(ragged, {.transform = transform}) ==
-          initialized(whole, {.transform = transform}));
-    CHECK(initialized(ragged, ragged_keys, {.transform = transform}) ==
-          initialized(whole, whole_keys, {.transform = transform}));
-  }
-}
-
 TEST_CASE("initial mixing: weights that are all zero, or 0 / 0, become uniform",
           "[mixing_matrix]") {
   const Grid one = grid_of({1, 1, 1});
@@ -357,45 +292,6 @@ TEMPLATE_TEST_CASE("initial mixing: a causal variant gets the mean over the past
   double rectangle[2 * 5] = {-7.0};
   CHECK_THROWS_AS(mhla::initialize(make_view(rectangle, 2, 5), attention), mhla::ShapeError);
   CHECK(rectangle[0] == -7.0);
-}
-
-TEST_CASE("initial mixing: any destination", "[mixing_matrix]") {
-  const Grid grid = grid_of({1, 2, 3});
-  const Matrix m = initialized(grid, {});
-  SECTION("strided: the transpose lies in memory, and nothing around it changes") {
-    std::vector<double> data(8 * 8, -7.0);
-    const mhla::TensorView<double, 2> columns_first{data.data() + 1, {6, 6}, {1, 8}};
-    mhla::initialize(columns_first, grid);
-    for (int i = 0; i < 6; ++i)
-      for (int b = 0; b < 6; ++b) CHECK(data[at(1 + i + 8 * b)] == m[at(i)][at(b)]);
-    int untouched = 0;
-    for (const double x : data) untouched += x == -7.0;
-    CHECK(untouched == 64 - 36);
-  }
-  SECTION("float holds the rounded double, long double agrees with it") {
-    float narrow[36];
-    long double wide[36];
-    mhla::initialize(make_view(narrow, 6, 6), grid);
-    mhla::initialize(make_view(wide, 1, 6, 6), grid);
-    for (int i = 0; i < 6; ++i)
-      for (int b = 0; b < 6; ++b) {
-        CHECK(narrow[i * 6 + b] == static_cast<float>(m[at(i)][at(b)]));
-        CHECK(std::abs(static_cast<double>(wide[i * 6 + b]) - m[at(i)][at(b)]) <= rounding);
-      }
-    // computed in long double throughout: a column of a 3 x 3 sum of thirds
-    long double third[9];
-    mhla::initialize(make_view(third, 3, 3), grid_of({1, 1, 3}), {.transform = Transform::uniform});
-    CHECK(third[4] == 1.0L / 3);
-  }
-  SECTION("empty") {
-    double nothing = -7.0;
-    mhla::initialize(make_view(&nothing, 0, 0), mhla::Blocks1D{.block = 4}.grid_of(0));
-    mhla::initialize(make_view(&nothing, 0, 6, 6), grid);
-    const mhla::Attention<mhla::Relu, mhla::Blocks2D> attention{
-        .blocks = {.grid = {0, 4}, .block = {2, 2}}};
-    mhla::initialize(make_view(&nothing, 0, 0), attention);
-    CHECK(nothing == -7.0);
-  }
 }
 
 TEST_CASE("initial mixing: what does not fit is refused before anything is written",

@@ -234,87 +234,6 @@ TEST_CASE("recurrent mixing: initial values are the initial matrices", "[structu
           }
 }
 
-TEST_CASE("recurrent mixing: every head is the same, in any strides, in float", "[structured]") {
-  const Index blocks = 6;
-  const Index columns = 7;
-  std::vector<double> one(at(blocks * columns));
-  mhla::initialize(view(one, blocks), recurrent(2));  // a causal variant's: the mean over the past
-  CHECK(largest_difference(expanded(one, 2, blocks),
-                           lower(dense({blocks}, {.transform = Transform::causal}))) <=
-        rounding(blocks, 2));
-  std::vector<float> memory(at(3 * blocks * columns * 2), -7.F);
-  const TensorView<float, 3> mix{memory.data(), {3, blocks, columns}, {2, 6 * columns, 6}};
-  mhla::initialize(mix, recurrent(2));
-  for (Index head = 0; head < 3; ++head)
-    for (Index n = 0; n < blocks * columns; ++n)
-      CHECK(mix(head, n / columns, n % columns) == static_cast<float>(one[at(n)]));
-  for (std::size_t n = 1; n < memory.size(); n += 2) CHECK(memory[n] == -7.F);
-}
-
-TEST_CASE("structured mixing: what the initial matrix does not need, training can use",
-          "[structured]") {
-  std::vector<double> mix(at(9 * 13));
-  mhla::initialize(view(mix, 9), recurrent(4));
-  for (Index i = 1; i < 9; ++i)
-    for (Index r = 1; r < 4; ++r) {
-      const double* const row = mix.data() + i * 13;
-      CHECK(row[1 + r] == 0);      // read: its gradient is what the state holds
-      CHECK(row[1 + 4 + r] == 1);  // written
-      for (Index s = 0; s < r; ++s) CHECK(row[1 + 8 + r] != row[1 + 8 + s]);
-    }
-
-  const Separable<mhla::Blocks2D> attention{.blocks = {.grid = {4, 5}, .block = {1, 1}},
-                                            .mixing = {.rank = 3}};
-  std::vector<double> factors(at(3 * (16 + 25)));
-  mhla::initialize(view(factors, 3), attention, {.transform = Transform::gaussian});  // rank 1
-  for (Index r = 1; r < 3; ++r) {
-    const double* const row = factors.data() + r * 41;
-    CHECK(std::all_of(row + 16, row + 41, [](double x) { return x == 0; }));
-    CHECK(std::all_of(row, row + 16, [](double x) { return x > 0; }));
-  }
-  CHECK_FALSE(std::equal(factors.begin() + 41, factors.begin() + 57, factors.begin() + 82));
-}
-
-TEST_CASE("recurrent mixing: one row for all blocks is the middle of a long initial matrix",
-          "[structured]") {
-  const Index blocks = 121;
-  const Index middle = 60;
-  const Index reach = 12;
-  for (const InitialMixing& options :
-       {InitialMixing{.transform = Transform::exp, .exp_sigma = 1},
-        InitialMixing{.transform = Transform::exp, .norm_axis = NormAxis::none, .exp_sigma = 4},
-        InitialMixing{.transform = Transform::local},
-        InitialMixing{.transform = Transform::local, .norm_axis = NormAxis::row},
-        InitialMixing{.transform = Transform::local, .local_threshold = 0.5},
-        InitialMixing{.transform = Transform::identity},
-        InitialMixing{.transform = Transform::uniform, .norm_axis = NormAxis::none}})
-    for (const Index states : {1, 3}) {
-      INFO("transform " << int(options.transform) << ", " << states << " states");
-      std::vector<double> mix(at(3 * states + 1), -7);
-      mhla::initialize(view(mix, 1), recurrent(states), options);
-      const Matrix m = expanded(mix, states, reach);
-      const Matrix exact = dense({blocks}, options);
-      for (Index d = 0; d < reach; ++d)  // the ends, 48 blocks away, change e^-48 at most
-        CHECK(std::abs(m[at((reach - 1) * reach + reach - 1 - d)] -
-                       exact[at((middle + d) * blocks + middle)]) <= rounding(reach, states));
-    }
-
-  std::vector<double> mix(4, -7);
-  for (const InitialMixing& options :
-       {InitialMixing{}, InitialMixing{.transform = Transform::linear},
-        InitialMixing{.transform = Transform::cos}, InitialMixing{.transform = Transform::gaussian},
-        InitialMixing{.transform = Transform::uniform}})
-    CHECK(says(
-        error_message<ShapeError>([&] { mhla::initialize(view(mix, 1), recurrent(1), options); }),
-        "mix has one row for all blocks", "Transform::exp"));
-  CHECK(says(error_message<ShapeError>([&] {
-               mhla::initialize(view(mix, 1), recurrent(1),
-                                {.transform = Transform::local, .local_threshold = 2});
-             }),
-             "local_threshold is 2", "the block before"));
-  CHECK(mix == std::vector<double>(4, -7));
-}
-
 TEST_CASE("recurrent mixing: fits of causal matrices", "[structured][figures]") {
   const auto fit = [](const Matrix& exact, Index states, Index rows,
                       const mhla::FitOptions& options = {}) {
@@ -558,79 +477,6 @@ TEST_CASE("separable mixing: fits of any matrix, of several heads, in float", "[
   CHECK(std::abs(error - std::sqrt(left / all)) <= 1e-9);
 }
 
-TEST_CASE("separable mixing: two axes among three, and near singular values, are fitted best",
-          "[structured]") {
-  // 64 singular values of which the 24th to the 40th lie within a tenth.
-  for (const Layout& layout : {Layout{8, 1, 6}, Layout{1, 8, 6}, Layout{8, 6, 1}, Layout{8, 6}}) {
-    const Layout pair{8, 6};
-    Matrix m = random_matrix(48, 7);
-    for (double& entry : m) entry -= 0.5;
-    with_geometry(layout, 8, [&](const auto& attention) {
-      std::vector<double> mix(at(8 * columns_of(layout)));
-      const double error = mhla::fit(view(mix, 8), const_view(m, 48), attention);
-      CHECK(std::abs(error - least_error(m, pair, 8)) <= 1e-9 * error);
-      CHECK(std::abs(error - relative_error(expanded(mix, 8, layout), m)) <= 1e-12);
-    });
-  }
-}
-
-TEST_CASE("separable mixing: one axis, and two different layouts", "[structured]") {
-  const Separable<mhla::Blocks1D> sequence{.blocks = {.block = 4}, .mixing = {.rank = 2}};
-  std::vector<double> mix(2 * 25, -7);
-  mhla::initialize(view(mix, 2), sequence, {.transform = Transform::exp});
-  CHECK(largest_difference(expanded(mix, 2, Layout{5}),
-                           dense({5}, {.transform = Transform::exp})) <= rounding(5, 2));
-  auto cross = sequence;
-  cross.key_blocks = {.block = 2};
-  CHECK(says(error_message<ShapeError>([&] { mhla::initialize(view(mix, 2), cross); }),
-             "does not say how many blocks"));
-
-  // Gaussian weights between 2 x 3 and 3 x 2 blocks, without normalization: a product over the
-  // axes.
-  Separable<mhla::Blocks2D> attention{.blocks = {.grid = {2, 3}, .block = {1, 1}},
-                                      .key_blocks = {.grid = {3, 2}, .block = {1, 1}},
-                                      .mixing = {.rank = 1}};
-  const InitialMixing gaussian{.transform = Transform::gaussian, .norm_axis = NormAxis::none};
-  std::vector<double> factors(6 + 6);
-  mhla::initialize(view(factors, 1), attention, gaussian);
-  Matrix exact(36);
-  mhla::initialize(view(exact, 6), attention.blocks.grid_of(6), attention.key_blocks.grid_of(6),
-                   gaussian);
-  for (Index i = 0; i < 6; ++i)
-    for (Index j = 0; j < 6; ++j)
-      CHECK(std::abs(factors[at(i / 3 * 3 + j / 2)] * factors[at(6 + i % 3 * 2 + j % 2)] -
-                     exact[at(i * 6 + j)]) <= 1e-12);
-}
-
-TEST_CASE("structured mixing: fits of matrices whose squares are no numbers", "[structured]") {
-  const Matrix exact = random_matrix(6, 3);
-  // Under a power of two a fit stays what it is, where its parameters may have any size.
-  const auto check = [&](const auto& attention, Index rows, Index columns, bool projected) {
-    const auto fit = [&](const Matrix& m, std::vector<double>& mix) {
-      return mhla::fit(view(mix, rows), const_view(m, 6), attention, {.projected = projected});
-    };
-    std::vector<double> mix(at(rows * columns));
-    const double error = fit(exact, mix);
-    CHECK(error > 0.01);
-    for (const int exponent : {-1000, -600, 600, 1000}) {
-      if (projected && exponent > 0) continue;
-      INFO(rows << " rows, projected: " << projected << ", times 2^" << exponent);
-      Matrix scaled = exact;
-      for (double& entry : scaled) entry = std::ldexp(entry, exponent);
-      const double of_scaled = fit(scaled, mix);
-      Matrix made = rows == 1 ? expanded(mix, 1, Layout{2, 3}) : lower(expanded(mix, 1, 6));
-      for (double& entry : made) entry = std::ldexp(entry, -exponent);
-      const double left = relative_error(made, rows == 1 ? exact : lower(exact));
-      CHECK(std::abs(of_scaled - left) <= 1e-12);
-      if (rows == 1 || !projected) CHECK(std::abs(of_scaled - error) <= 1e-12);
-    }
-  };
-  check(separable<mhla::Blocks2D>({2, 3}, 1), 1, 13, false);
-  check(separable<mhla::Blocks2D>({2, 3}, 1), 1, 13, true);
-  check(recurrent(1), 6, 4, false);
-  check(recurrent(1), 6, 4, true);
-}
-
 TEST_CASE("structured mixing: projection clamps weights and decays each to their own interval",
           "[structured]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -685,33 +531,6 @@ TEST_CASE("recurrent mixing: extend repeats the last row", "[structured]") {
   refuse(make_view(known.data(), 1, 7), view(larger, 4), "mix: axis columns is 7 but must be 4");
   refuse(const_view(larger, 4), view(larger, 4), "larger: shares memory with mix");
   refuse(const_view(known, 2), {larger.data(), {4, 4}, {0, 1}}, "larger: two of its elements");
-}
-
-TEST_CASE("structured mixing: the extents of mix", "[structured]") {
-  const auto extents = [](const auto& attention, auto... tokens) {
-    const mhla::MixExtents e = mhla::mix_extents(attention, tokens...);
-    return std::vector<Index>{e.rows, e.columns};
-  };
-  double one = 1;
-  Recurrent causal = recurrent(8);
-  causal.blocks.block = 64;
-  CHECK(extents(causal, 130) == std::vector<Index>{3, 25});
-  CHECK(extents(separable<mhla::Blocks3D>({2, 3, 4}, 2), 192) == std::vector<Index>{2, 4 + 9 + 16});
-  const Separable<mhla::Blocks1D> cross{
-      .blocks = {.block = 2}, .key_blocks = {.block = 3}, .mixing = {.rank = 2}};
-  CHECK(extents(cross, 8, 30) == std::vector<Index>{2, 40});
-  CHECK(extents(Variant<mhla::DenseMixing, mhla::Blocks1D, mhla::Causal>{.blocks = {.block = 2}},
-                9) == std::vector<Index>{5, 5});
-  const auto refused = [](const auto& attention) {
-    return error_message<ShapeError>([&] { mhla::mix_extents(attention, 192); });
-  };
-  CHECK(says(refused(separable<mhla::Blocks3D>({2, 3, 4}, -1)), "mhla: mixing.rank is -1"));
-  causal.mixing.states = -1;
-  CHECK(says(refused(causal), "mhla: mixing.states is -1"));
-  causal.mixing.states = std::numeric_limits<Index>::max();
-  CHECK(says(refused(causal), "mhla: a size overflows 64 bits"));
-  CHECK(says(error_message<ShapeError>([&] { mhla::project(make_view(&one, 1, 1), causal); }),
-             "mhla: a size overflows 64 bits"));
 }
 
 TEST_CASE("structured mixing: says what does not fit, and writes nothing", "[structured]") {

@@ -282,13 +282,3 @@ TEMPLATE_TEST_CASE("packed: says what is wrong with the offsets, and writes noth
          x, "key_blocks: packed sequences attend to themselves");
   refuse(mhla::packed(Normalized<Causal>{}, good), x, "blocks.block is 0");
 }
-
-TEST_CASE("packed: offsets may be any span of them", "[packed]") {
-  const Normalized<Causal> attention{.blocks = {.block = 4}};
-  const auto x = packed_operands(attention, {6, 6}, 2, 1, 1);
-  const std::int32_t offsets[] = {0, 6, 12};
-  const std::vector<std::int32_t> vector = {0, 6, 12};
-  CHECK(bitwise_equal(
-      forward(mhla::packed(attention, mhla::Span<const std::int32_t>{offsets, 3}), x).view(),
-      forward(mhla::packed(attention, vector), x).view()));
-}

@@ -210,31 +210,6 @@ TEST_CASE("feature_map: favor is exp(W x^ - |x^|^2 / 2) / sqrt(m), x^ = x d^(-1/
   }
 }
 
-TEST_CASE("feature_map: values and derivatives at 0 are exact", "[policy]") {
-  for (const double zero : {0.0, -0.0}) {
-    CHECK(mhla::Identity{}.value(zero) == 0);
-    CHECK(mhla::Relu{.epsilon = 0}.value(zero) == 0);
-    CHECK(mhla::Relu{.epsilon = 0.25}.value(zero) == 0.25);
-    CHECK(mhla::Relu{}.derivative(zero) == 0);
-    CHECK(mhla::SquaredRelu{.epsilon = 0}.value(zero) == 0);
-    CHECK(mhla::SquaredRelu{}.derivative(zero) == 0);
-    CHECK(mhla::EluPlusOne{}.value(zero) == 1);
-    CHECK(mhla::EluPlusOne{}.derivative(zero) == 1);
-    CHECK(mhla::Exp{}.derivative(zero) == 1);
-    // A component at 0 takes no gradient, nor passes any to its partners.
-    const std::vector<double> grad(4, 1.0);
-    CHECK(adjoint(mhla::Dpfp{.nu = 1}, {zero, 3.0}, grad) == std::vector<double>{0, 0});
-    CHECK(adjoint(mhla::Dpfp{.nu = 1}, {2.0, 3.0}, grad) == std::vector<double>{3, 2});
-    CHECK(adjoint(mhla::Dpfp{.nu = 1}, {-2.0, 3.0}, grad) == std::vector<double>{-3, 2});
-  }
-  const double tiny = std::numeric_limits<double>::denorm_min();
-  CHECK(mhla::Relu{}.derivative(tiny) == 1);
-  CHECK(mhla::Relu{}.derivative(-tiny) == 0);
-  CHECK(mhla::Relu{.epsilon = 0}.value(-tiny) == 0);
-  CHECK(mhla::SquaredRelu{}.derivative(-3.0) == 0);
-  CHECK(mhla::SquaredRelu{}.derivative(3.0) == 6);
-}
-
 TEST_CASE("feature_map: NaN stays NaN", "[policy]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   CHECK(std::isnan(mhla::Identity{}.value(nan)));

@@ -126,46 +126,6 @@ TEST_CASE("separable mixing: products make the sum of Kronecker products", "[pol
   }
 }
 
-TEST_CASE("mixing: an empty mix may have a null address, and so has its matrix",
-          "[policy][mixing]") {
-  const mhla::TensorView<double, 3> empty{nullptr, {2, 2, 0}, {20, 10, 1}};
-  CHECK(mhla::matrix_view(empty, 1).data == nullptr);
-}
-
-TEST_CASE("dense mixing: expands to its leading corner", "[policy][mixing]") {
-  const Attention<Relu, Blocks1D, Causal> attention{.blocks = {.block = 2}};
-  const Shape shape{1, 1, 1, 6, 6, 1, 1, 1, 5, 4};
-  const auto mix = random_tensor<double>(mhla::testing::Positive{}, 1, 1, 5, 4);
-  HostTensor<double, 3> dense(1, 3, 3);
-  expand(attention, shape, mix.view(), dense.view());
-  for (Index i = 0; i < 3; ++i)
-    for (Index b = 0; b < 3; ++b) CHECK(dense(0, i, b) == (b > i ? 0 : mix(0, i, b)));
-  HostTensor<double, 3> wrong(1, 3, 4);
-  CHECK(says(error_message<ShapeError>([&] { expand(attention, shape, mix.view(), wrong.view()); }),
-             "mhla: dense: axis key blocks is 4 but must be 3"));
-}
-
-TEST_CASE("mixing: what is expanded has the extents of its shape, and memory of its own",
-          "[policy][mixing]") {
-  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 2}};
-  const Shape shape{1, 2, 2, 6, 6, 1, 1, 2, 3, 3};
-  HostTensor<double, 3> mix(2, 3, 3);
-  HostTensor<double, 3> dense(2, 3, 3);
-  const auto message = [&](const TensorView<double, 3>& from, const TensorView<double, 3>& to) {
-    return error_message<ShapeError>([&] { expand(attention, shape, from, to); });
-  };
-  CHECK(says(message(mix.view(), dense.view()), "nothing was thrown"));
-  for (int axis = 0; axis < 3; ++axis) {
-    TensorView<double, 3> smaller = mix.view();
-    --smaller.extent[axis];
-    CHECK(says(message(smaller, dense.view()), "mhla: mix: axis ", "mix has the extents that"));
-  }
-  CHECK(says(message(mix.view(), mix.view()), "mhla: dense: shares memory with mix"));
-  TensorView<double, 3> folded = dense.view();
-  folded.stride[0] = 0;
-  CHECK(says(message(mix.view(), folded), "mhla: dense: shares memory with mix, or with itself"));
-}
-
 TEST_CASE("structured mixing: says what is wrong with parameters", "[policy][mixing]") {
   const auto message = [](const auto& attention, const Shape& shape) {
     return error_message<ShapeError>([&] { checked_problem(attention, shape); });

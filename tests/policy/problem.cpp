@@ -101,35 +101,6 @@ TEST_CASE("problem: members are named in the order of the template's arguments",
   CHECK(attention.scale == 0.5);
 }
 
-TEST_CASE("problem: a checked problem holds the sizes that follow from the shape", "[policy]") {
-  const Problem problem = checked_problem(Sequence{.blocks = {.block = 9}}, shape_1d);
-  CHECK(problem.shape == shape_1d);
-  CHECK(problem.query_blocks == 4);
-  CHECK(problem.key_blocks == 4);
-  CHECK(problem.feature_dim == 5);
-  CHECK(problem.query_grid.num_tokens() == 35);
-
-  Shape cross = shape_1d;
-  cross.key_tokens = 12;
-  cross.mix_key_blocks = 3;
-  const Problem rectangular =
-      checked_problem(Sequence{.blocks = {.block = 9}, .key_blocks = {.block = 4}}, cross);
-  CHECK(rectangular.query_blocks == 4);
-  CHECK(rectangular.key_blocks == 3);
-  CHECK(rectangular.key_grid.num_tokens() == 12);
-  CHECK(rectangular.key_grid.block[2] == 4);
-
-  // Without key_blocks the keys are cut as the queries are, in 1-D with their own length.
-  cross.mix_key_blocks = 2;
-  CHECK(checked_problem(Sequence{.blocks = {.block = 9}}, cross).key_blocks == 2);
-
-  CHECK(checked_problem(Attention<Hedgehog, Blocks1D>{.blocks = {.block = 9}}, shape_1d)
-            .feature_dim == 10);
-  CHECK(checked_problem(Attention<Dpfp, Blocks1D>{.feature_map = {.nu = 3}, .blocks = {.block = 9}},
-                        shape_1d)
-            .feature_dim == 30);
-}
-
 TEST_CASE("problem: causal, packed and leading_corner calls take a larger mix", "[policy]") {
   const auto takes_larger = [](const auto& attention, Shape shape) {
     CHECK_NOTHROW(checked_problem(attention, with(shape, &Shape::mix_query_blocks, 32)));

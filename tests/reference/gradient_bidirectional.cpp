@@ -78,39 +78,6 @@ TEST_CASE("oracle gradient: exp, ragged video, unnormalized, mix larger than nee
   CHECK_THROWS_AS(forward(attention, Operands<double>(shape, 1, Positive{})), ShapeError);
 }
 
-TEST_CASE("oracle gradient: identity on positive q and k, sequences of two lengths",
-          "[reference]") {
-  check_gradients(
-      Attention<Identity, Blocks1D, Bidirectional, MixedKeySum, HalfSplitRotary>{
-          .blocks = {.block = 5}, .key_blocks = {.block = 3}},
-      {.batch = 2,
-       .heads = 3,
-       .kv_heads = 3,
-       .query_tokens = 11,
-       .key_tokens = 8,
-       .key_dim = 4,
-       .value_dim = 5,
-       .mix_heads = 3,
-       .mix_query_blocks = 3,
-       .mix_key_blocks = 3},
-      Positive{});
-}
-
-TEST_CASE("oracle gradient: softmax, ragged image", "[reference]") {
-  check_gradients(Attention<Softmax, Blocks2D>{.blocks = {.grid = {5, 4}, .block = {3, 3}}},
-                  {.batch = 2,
-                   .heads = 2,
-                   .kv_heads = 2,
-                   .query_tokens = 20,
-                   .key_tokens = 20,
-                   .key_dim = 5,
-                   .value_dim = 3,
-                   .mix_heads = 1,
-                   .mix_query_blocks = 4,
-                   .mix_key_blocks = 4},
-                  AwayFromKink{});
-}
-
 TEST_CASE("oracle gradient: dpfp, unnormalized, a mix larger than the layout", "[reference]") {
   check_gradients(
       Attention<Dpfp, Blocks1D, Bidirectional, Unnormalized, AxialRotary>{

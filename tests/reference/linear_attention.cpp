@@ -119,25 +119,3 @@ TEST_CASE("linear attention: is MHLA with a mix of ones", "[reference]") {
           .key_blocks = {.grid = {2, 5}, .block = {2, 2}}},
       images);
 }
-
-TEST_CASE("linear attention: wrong sizes and a gradient of mix are refused", "[reference]") {
-  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 5}};
-  const Operands<double> o(cross, 63, Normal{});
-  HostTensor<double, 4> y(2, 4, 12, 4);
-  HostTensor<double, 3> dmix(1, 3, 3);
-  CHECK(says(error_message<ShapeError>([&] {
-               reference::linear_attention_forward(attention, o.q.view(), o.k.view(), o.v.view(),
-                                                   y.view());
-             }),
-             "y: axis dim is 4 but must be 3"));
-  CHECK(says(error_message<ShapeError>([&] {
-               reference::linear_attention_backward(attention, o.q.view(), o.k.view(), o.v.view(),
-                                                    o.dy.view(), {skip, skip, skip, dmix.view()});
-             }),
-             "dmix", "no mixing matrix"));
-  CHECK(says(error_message<ShapeError>(
-                 [&] { run_linear(Attention<Relu, Blocks1D, Causal>{.blocks = {.block = 5}}, o); }),
-             "Causal", "same"));
-  CHECK(says(error_message<ShapeError>([&] { run_linear(Attention<Relu, Blocks1D>{}, o); }),
-             "blocks.block is 0"));
-}

@@ -115,31 +115,6 @@ TEST_CASE("packed stages refuse workspaces that are too small") {
         "Stages::workspace_size says how many"));
 }
 
-TEST_CASE("packed stages take as much as the longest part") {
-  const C c;
-  for (const Stage stage : {Stage::summarize, Stage::read_out, Stage::read_out_gradient,
-                            Stage::mix_gradient, Stage::summarize_gradient}) {
-    const auto size = [&](const BlockRange& blocks) {
-      return c.stages.workspace_size(stage, c.executor, blocks, blocks);
-    };
-    CHECK(size({1, 3}) == std::max(size({1, 1}), size({2, 2})));
-    CHECK(size({0, 3}) == std::max(size({0, 2}), size({2, 1})));
-    CHECK(size({2, 0}) == 0);
-  }
-  // The first sequence's part has enough.
-  CHECK(says(message<WorkspaceError>(&C::summarize,
-                                     [](C& longer) {
-                                       longer.blocks = {1, 3};
-                                       longer.operands.k = longer.x.k.view();
-                                       longer.operands.v = longer.x.v.view();
-                                       longer.operands.k.extent[2] = 10;
-                                       longer.operands.v.extent[2] = 10;
-                                       longer.workspace.size = longer.stages.workspace_size(
-                                           Stage::summarize, longer.executor, {1, 1}, {1, 1});
-                                     }),
-             "Stages::workspace_size says how many"));
-}
-
 TEST_CASE("packed stages need offsets that fit") {
   C c;
   const auto text = [&] {

@@ -165,34 +165,3 @@ TEST_CASE("of packed sequences, whole chunks of each") {
   for (const BlockRange& blocks : {BlockRange{0, 5}, BlockRange{5, 16}, BlockRange{21, 34}})
     CHECK(says(sizing(blocks), "nothing was thrown"));
 }
-
-TEST_CASE("a single row of a recurrence's parameters serves every part") {
-  const RecurrentCase::V attention{.blocks = {.block = 2}, .mixing = {.states = 2}};
-  const mhla::Stages<RecurrentCase::V, float> stages(attention, {1, 2, 1, 100, 100, 4, 3, 1, 1, 7});
-  for (const BlockRange& blocks : {BlockRange{0, 50}, BlockRange{16, 16}, BlockRange{48, 2}}) {
-    CHECK(stages.mix_rows(blocks).first == 0);
-    CHECK(stages.mix_rows(blocks).count == 1);
-  }
-}
-
-TEST_CASE("a stage of a recurrence has memory of its blocks alone") {
-  using V = Attention<Relu, Blocks1D, Causal, mhla::MixedKeySum, mhla::HalfSplitRotary,
-                      mhla::RecurrentMixing>;
-  constexpr Index block = 16;
-  constexpr Index few = 100;  // blocks
-  constexpr Index many = 100 * few;
-  const executors::ShuffledExecutor executor{3};
-  const auto size = [&](Index blocks, Stage stage) {
-    const Index tokens = blocks * block;
-    const V attention{.blocks = {.block = block}, .mixing = {.states = 2}};
-    return Stages<V, float>(attention, {2, 4, 2, tokens, tokens, 32, 16, 4, blocks, 7})
-        .workspace_size(stage, executor, {32, 16});
-  };
-  for (const Stage stage :
-       {Stage::summarize, Stage::advance, Stage::read_out, Stage::read_out_gradient,
-        Stage::advance_gradient, Stage::summarize_gradient}) {
-    CHECK(size(few, stage) > 0);
-    CHECK(size(many, stage) <= size(few, stage));
-  }
-  CHECK(size(few, Stage::mix_gradient) == 0);
-}

@@ -12,12 +12,6 @@ namespace tolerance {
 
 using namespace mhla::testing::tolerance;
 
-// Signed features under a normalizer: the denominator may nearly cancel, so each row is judged by
-// its own condition: error <= signed_row_factor u sum |terms| / |den|, where `sum |terms|` adds up
-// |weight v| of the row and |y| times |normalizing weight|. The factor covers sums of up to a few
-// hundred terms in any order (sqrt(N), times 4 for the two sums and the products in them).
-inline constexpr double signed_row_factor = 64;
-
 // Any result against an exact one, element by element, in units of u times the sum of |terms| that
 // tests/laws/harness/magnitude.hpp adds up. Terms round independently, so the sums' errors grow far
 // slower than they do. Worst seen over 756 calls: 5.3 (dk of Favor); 0.9 where features are signed.

@@ -93,35 +93,9 @@ TEST_CASE("gradient_check: operands get their bits back, also when the function 
   CHECK(bitwise_equal(f.x.view(), x.view()));
 }
 
-TEST_CASE("gradient_check: a zero gradient of a constant passes, any other fails", "[testing]") {
-  HostTensor<double, 1> x(3);
-  HostTensor<double, 1> dx(3);
-  const auto constant = [] { return 2.0; };
-  CHECK(check_gradient(constant, 1, 2, differentiate(x, dx)).error == 0);
-  const auto sum = [&] { return x(0) + x(1) + x(2); };
-  CHECK(check_gradient(sum, 1, 2, differentiate(x, dx)).error ==
-        std::numeric_limits<double>::infinity());
-  for (double& element : dx.elements()) element = 1;
-  CHECK(check_gradient(constant, 1, 2, differentiate(x, dx)).error > 0.1);
-}
-
 TEST_CASE("gradient_check: without a direction nothing is checked", "[testing]") {
   HostTensor<double, 1> x(3);
   const auto constant = [] { return 2.0; };
   for (const int directions : {0, -1})
     CHECK_THROWS_AS(check_gradient(constant, 1, directions, differentiate(x, x)), mhla::ShapeError);
-}
-
-TEST_CASE("gradient_check: reads and displaces strided views", "[testing]") {
-  HostTensor<double, 2> memory = random_tensor<double>(Normal{}, 1, 5, 2);
-  const mhla::TensorView<double, 1> column{memory.view().data + 1, {5}, {2}};
-  HostTensor<double, 1> gradient(5);
-  for (int i = 0; i < 5; ++i) gradient(i) = 3 * column(i) * column(i);
-  const auto cubes = [&] {
-    double sum = 0;
-    for (int i = 0; i < 5; ++i) sum += column(i) * column(i) * column(i);
-    return sum;
-  };
-  CHECK(check_gradient(cubes, 1, 3, differentiate(column, gradient.view())).error <=
-        ::tolerance::gradient_check);
 }

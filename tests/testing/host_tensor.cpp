@@ -47,28 +47,6 @@ TEST_CASE("HostTensor: is zero at first, row-major, and of its extents", "[testi
   CHECK(tensor.view()(1, 2, 3) == 7);
 }
 
-TEST_CASE("HostTensor: its elements come from a std::vector and go into one", "[testing]") {
-  HostTensor<double, 1> tensor(3);
-  const std::vector<double> numbers{1, 2, 3};
-  tensor.elements() = numbers;
-  CHECK(tensor(2) == 3);
-  CHECK(aligned(tensor.view().data));
-  std::vector<double> back = tensor.elements();
-  CHECK(back == numbers);
-  tensor.elements() = {4, 5, 6};
-  CHECK(tensor(0) == 4);
-  back = tensor.elements();
-  CHECK(back == std::vector<double>{4, 5, 6});
-  CHECK(tensor.elements() == back);
-  CHECK(back == tensor.elements());
-  CHECK(tensor.elements() != numbers);
-  back.push_back(7);
-  CHECK(tensor.elements() != back);
-  double sum = 0;
-  for (const double x : HostTensor<double, 1>(tensor).elements()) sum += x;
-  CHECK(sum == 15);
-}
-
 TEST_CASE("HostTensor: extents that no tensor has are refused", "[testing]") {
   using Tensor = HostTensor<float, 3>;
   constexpr Index huge = Index{1} << 40;

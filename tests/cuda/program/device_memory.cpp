@@ -120,8 +120,9 @@ int compared() {
 
   const Memory got = memory_at(on_device.data());
   const Memory expected = memory_at(on_cpu.data());
-  const bool all = agree("y", got.y, expected.y, of_y) & agree("dq", got.dq, expected.dq, of_q) &
-                   agree("dk", got.dk, expected.dk, of_k) & agree("dv", got.dv, expected.dv, of_v) &
+  const bool all = agree("y", got.y, expected.y, of_y) && agree("dq", got.dq, expected.dq, of_q) &&
+                   agree("dk", got.dk, expected.dk, of_k) &&
+                   agree("dv", got.dv, expected.dv, of_v) &&
                    agree("dmix", got.dmix, expected.dmix, of_mix);
   return all ? 0 : 1;
 }
