@@ -32,13 +32,14 @@ CUDAToolkit_ROOT.")
   endif()
 endmacro()
 
-# CMake 3.25 does not know that nvcc 13 knows C++20, and would name an older standard after ours where the host's
-# compiler is clang, unless one is asked for that it knows.
+# CMake 3.25 does not know that nvcc 13 knows C++20. It names no standard after ours where the target asks for what
+# CMake takes for the compiler's default.
 function(mhla_compile_cuda_as_cpp20 target)
   if("cuda_std_20" IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
     target_compile_features("${target}" PRIVATE cuda_std_20)
   else()
-    set_target_properties("${target}" PROPERTIES CUDA_STANDARD 17 CUDA_EXTENSIONS ON)
+    set_target_properties("${target}" PROPERTIES CUDA_STANDARD "${CMAKE_CUDA_STANDARD_COMPUTED_DEFAULT}"
+      CUDA_EXTENSIONS "${CMAKE_CUDA_EXTENSIONS_COMPUTED_DEFAULT}")
     target_compile_options("${target}" PRIVATE $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-std=c++20>)
   endif()
 endfunction()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-# Runs mpi_death until its victim survives all exchanges of a call: every other rank must have said
-# within 5 s of its timeout, 1 s, that rank 1 is gone (on a busy machine, with another that is late), and have
-# written nothing; the same if it throws while
-# summaries travel, whose messages must leave its memory alone; and if the victim calls with another shape, all
-# must have said so.
-#   cmake -DMPIRUN=... -DPROGRAM=... -P mpi_death.cmake
+# Runs mpi_death with a victim that dies at exchange 0, STEP, 2 * STEP, ... until it survives the whole call: every
+# other rank must say within 5 s of its timeout, 1 s, that rank 1 is gone (on a busy machine, perhaps together with
+# another that is late), and must have written nothing. The same if the victim throws while summaries travel, whose
+# messages must leave its memory alone; and if it calls with another shape, all ranks must say so.
+#   cmake -DMPIRUN=... -DPROGRAM=... -DSTEP=1 -P mpi_death.cmake
 cmake_minimum_required(VERSION 3.22...3.31)
 set(flags --enable-recovery) # of Open MPI 4: it leaves those that live alone
 function(run output)
@@ -33,7 +32,7 @@ while(TRUE)
   endif()
   require("${text}" 0 "for rank 1[, 0-9]*, which is gone")
   require("${text}" 2 "for rank 1[, 0-9]*, which is gone")
-  math(EXPR exchange "${exchange} + 1")
+  math(EXPR exchange "${exchange} + ${STEP}")
 endwhile()
 if(exchange LESS 14) # 3 agreements, 2 * 4 + 1 exchanges of sums, 2 confirmations
   message(FATAL_ERROR "There were ${exchange} exchanges only.")
