@@ -455,7 +455,8 @@ constexpr Course courses[] = {
 // A mean of v that changes along the tokens does not increase errors: the part of v that cancels in
 // v_j - y_t is taken out before rounding; nothing is rounded where the mix is so local that queries
 // have different means, or where values cancel in y. Nor do weights that lose as much each.
-TEST_CASE("precision: results stay close to the oracle however v's mean changes", "[cpu]") {
+TEST_CASE("precision: results stay close to the oracle however v's mean changes",
+          "[cpu][figures]") {
   constexpr Index tokens = 120;
   // A mix of all blocks alike, of fewer with the distance, or of the block itself.
   const auto [block, mixing] =

@@ -109,7 +109,7 @@ constexpr bool in_laws(const Policies& policies) {
 constexpr bool in_laws(const Policies& policies, Scalar scalar) {
   if (!in_laws(policies) || scalar == Scalar::bfloat16 || scalar == Scalar::float16) return false;
   if (scalar == Scalar::float64) return true;
-#if defined(MHLA_TEST_CUDA) && !defined(MHLA_FULL_PRODUCT)
+#if (defined(MHLA_TEST_CUDA) && !defined(MHLA_FULL_PRODUCT)) || defined(MHLA_SMALL_PRODUCT)
   return scalar == Scalar::float32 && in_golden_cases(policies);
 #elif defined(MHLA_TEST_CUDA)
   if (scalar == Scalar::extended) return false;
