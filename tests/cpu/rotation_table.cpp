@@ -39,7 +39,7 @@ struct OwnedTable {
 };
 
 // One feature pair and what turns it, by hand.
-struct Pair {
+struct TurnedPair {
   Index first;
   Index second;
   Index axis;       // of the last three coordinates
@@ -48,8 +48,8 @@ struct Pair {
 
 // Rows of random features rotated by the table and by hand, and back.
 template <class A>
-void check_rotation(const RotationTable<A>& table, const std::vector<Pair>& pairs, double theta,
-                    Index feature_dim, const Index (&coordinate)[3]) {
+void check_rotation(const RotationTable<A>& table, const std::vector<TurnedPair>& pairs,
+                    double theta, Index feature_dim, const Index (&coordinate)[3]) {
   INFO("coordinate " << coordinate[0] << " " << coordinate[1] << " " << coordinate[2]);
   const auto row = mhla::testing::random_tensor<A>(mhla::testing::Normal{}, 1, feature_dim);
   auto rotated = row;
@@ -60,7 +60,7 @@ void check_rotation(const RotationTable<A>& table, const std::vector<Pair>& pair
   double bound = 0;
   for (const A x : row.elements())
     bound = std::max(bound, 4 * roundoff * static_cast<double>(std::abs(x)));
-  for (const Pair& pair : pairs) {
+  for (const TurnedPair& pair : pairs) {
     const long double angle =
         static_cast<long double>(coordinate[pair.axis]) *
         std::pow(static_cast<long double>(theta), -static_cast<long double>(pair.exponent));
@@ -86,7 +86,7 @@ void check_rotation(const RotationTable<A>& table, const std::vector<Pair>& pair
 TEMPLATE_TEST_CASE("rotation table: half-split pairs (c, c + D/2), angle t theta^(-2c/D)", "[cpu]",
                    float, double, long double) {
   constexpr Index dim = 10;
-  std::vector<Pair> pairs;
+  std::vector<TurnedPair> pairs;
   for (Index c = 0; c < dim / 2; ++c)
     pairs.push_back({c, c + dim / 2, 2, 2 * static_cast<double>(c) / dim});
   const HalfSplitRotary rotation{.theta = 500};
@@ -108,7 +108,7 @@ TEMPLATE_TEST_CASE("rotation table: axial pairs (2c, 2c + 1), shared out over th
   // By hand for D = 22: 11 pairs; in 2-D the rows get 6, the columns 5; in 3-D the frames 5, rows
   // and columns 3 each.
   constexpr Index dim = 22;
-  std::vector<Pair> pairs;
+  std::vector<TurnedPair> pairs;
   Index next = 0;
   const auto add_axis = [&](Index axis, Index count) {
     for (Index j = 0; j < count; ++j, ++next)
