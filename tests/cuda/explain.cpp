@@ -18,8 +18,8 @@ using mhla::cuda::Direction;
 using OneD = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D>;
 using TwoD = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
 using Expanding = mhla::Attention<mhla::Hedgehog, mhla::Blocks1D>;
-using Causal = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D, mhla::Causal>;
-using BlockCausal = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D, mhla::BlockCausal>;
+using CausalLine = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D, mhla::Causal>;
+using BlockCausalLine = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D, mhla::BlockCausal>;
 
 const CudaDevice device(nullptr, nullptr);
 
@@ -34,8 +34,8 @@ TEST_CASE("cuda explain: operations are those of the products", "[cuda]") {
   check(OneD{.blocks = {.block = 16}});
   check(TwoD{.blocks = {.grid = {8, 8}, .block = {4, 4}}});
   check(Expanding{.blocks = {.block = 16}});
-  check(Causal{.blocks = {.block = 16}});
-  check(BlockCausal{.blocks = {.block = 16}});
+  check(CausalLine{.blocks = {.block = 16}});
+  check(BlockCausalLine{.blocks = {.block = 16}});
 
   // One matrix for all heads mixes once for all query heads of a kv head.
   Shape shared = shape;
@@ -71,7 +71,7 @@ TEST_CASE("cuda explain: operations by hand, backward, cross-attention and paddi
 
   // A causal block of 6 of which 4 tokens are left: scores of 6 queries, slab by slab.
   const Shape causal_shape{1, 1, 1, 10, 10, 3, 5, 1, 2, 2};
-  const Causal causal{.blocks = {.block = 6}};
+  const CausalLine causal{.blocks = {.block = 6}};
   const Index tokens = 2 * 12 * 3 * 5, pairs = 2 * 1 * 3 * 5;
   CHECK(mhla::cuda::call_cost<float>(causal, causal_shape, device, Direction::forward).flops ==
         tokens + pairs + tokens + 2 * 12 * 6 * (3 + 5));

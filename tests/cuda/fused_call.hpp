@@ -26,9 +26,12 @@ using mhla::testing::HostTensor;
 template <class Causality = mhla::Bidirectional, class Normalizer = mhla::MixedKeySum,
           class Rotation = mhla::NoRotation, class Map = mhla::EluPlusOne>
 using Line = mhla::Attention<Map, mhla::Blocks1D, Causality, Normalizer, Rotation>;
-using Image = mhla::Attention<mhla::Relu, mhla::Blocks2D>;
-using Video = mhla::Attention<mhla::EluPlusOne, mhla::Blocks3D, mhla::Bidirectional,
-                              mhla::MixedKeySum, mhla::AxialRotary>;
+template <class Normalizer = mhla::MixedKeySum, class Rotation = mhla::NoRotation,
+          class Map = mhla::Relu>
+using Image = mhla::Attention<Map, mhla::Blocks2D, mhla::Bidirectional, Normalizer, Rotation>;
+template <class Normalizer = mhla::MixedKeySum, class Rotation = mhla::NoRotation,
+          class Map = mhla::EluPlusOne>
+using Video = mhla::Attention<Map, mhla::Blocks3D, mhla::Bidirectional, Normalizer, Rotation>;
 using Language = Line<mhla::Causal, mhla::Unnormalized, mhla::HalfSplitRotary, mhla::Identity>;
 
 // Relative RMS errors of y: mostly those of rounding it, 1.7e-3 and 2e-4.

@@ -55,14 +55,6 @@ void check(const char* name, const V& attention, Shape shape) {
                             forward<T, KeyDim, ValueDim>(attention, x, x.q, x.k, x.v).view()));
 }
 
-template <class Causality = Bidirectional, class Normalizer = MixedKeySum,
-          class Rotation = NoRotation, class Map = EluPlusOne>
-using Line = Attention<Map, Blocks1D, Causality, Normalizer, Rotation>;
-template <class Normalizer = MixedKeySum, class Rotation = NoRotation, class Map = Relu>
-using Image = Attention<Map, Blocks2D, Bidirectional, Normalizer, Rotation>;
-template <class Normalizer = MixedKeySum, class Rotation = NoRotation, class Map = EluPlusOne>
-using Video = Attention<Map, Blocks3D, Bidirectional, Normalizer, Rotation>;
-
 // A user's own feature map.
 struct Cube {
   template <class T>

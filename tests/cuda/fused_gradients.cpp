@@ -139,13 +139,9 @@ void check(const char* name, const V& attention, Shape shape) {
   CHECK(bitwise_equal(gradients, run<T, KeyDim, ValueDim>(attention, x)));
 }
 
-template <class Causality = Bidirectional, class Normalizer = MixedKeySum,
-          class Rotation = NoRotation, class Map = EluPlusOne>
-using Line = Attention<Map, Blocks1D, Causality, Normalizer, Rotation>;
-template <class Normalizer = MixedKeySum, class Rotation = NoRotation, class Map = Relu>
-using Image = Attention<Map, Blocks2D, Bidirectional, Normalizer, Rotation>;
-template <class Normalizer = MixedKeySum, class Rotation = NoRotation, class Map = Relu>
-using Video = Attention<Map, Blocks3D, Bidirectional, Normalizer, Rotation>;
+using fused_call::Image;
+using fused_call::Line;
+using fused_call::Video;
 
 // The gate compiles more kernels, whose source is the same.
 constexpr int dim_of_video = backend::runs_all_cases ? 128 : 72;
@@ -170,8 +166,8 @@ TEST_CASE("fused gradients: blocks of one, two and three axes", "[cuda]") {
 #endif
   check<BFloat16, dim_of_video, dim_of_video>(
       "video with a rotation",
-      Video<MixedKeySum, AxialRotary>{.blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}},
-                                      .scale = 0.5},
+      Video<MixedKeySum, AxialRotary, Relu>{.blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}},
+                                            .scale = 0.5},
       {1, 1, 1, 90, 90});
   check<OfRotation, 64, 64>(
       "line with a rotation",
@@ -416,7 +412,7 @@ TEST_CASE("fused gradients: what kernels read and write", "[cuda]") {
   check_traffic<64, 64>("long blocks", Line<Causal>{.blocks = {.block = 150}}, {1, 1, 1, 170, 170},
                         Update::accumulate);
   check_traffic<72, 72>("video",
-                        Video<MixedKeySum, AxialRotary>{
+                        Video<MixedKeySum, AxialRotary, Relu>{
                             .blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}}, .scale = 0.5},
                         {1, 1, 1, 90, 90}, Update::accumulate);
   HostTensor<std::uint8_t, 2> mask(2, 50);

@@ -317,12 +317,7 @@ void check(const char* name, const V& attention, Shape shape) {
   check_same_bits(gradients, backward<T, KeyDim, ValueDim, V>(attention, x, x));
 }
 
-template <class Causality = Bidirectional, class Normalizer = MixedKeySum,
-          class Rotation = NoRotation, class Map = EluPlusOne>
-using Line = Attention<Map, Blocks1D, Causality, Normalizer, Rotation>;
-using Image = Attention<Relu, Blocks2D>;
 using Turned = Attention<Identity, Blocks2D, Bidirectional, Unnormalized, AxialRotary>;
-using Video = Attention<EluPlusOne, Blocks3D>;
 using TurnedVideo = Attention<EluPlusOne, Blocks3D, Bidirectional, MixedKeySum, AxialRotary>;
 using TurnedSequence = Line<BlockCausal, MixedKeySum, HalfSplitRotary>;
 
@@ -338,9 +333,9 @@ TEST_CASE("pairs: blocks of one, two and three axes", "[cuda]") {
                           {1, 2, 1, 150, 150, 0, 0, 2});
   // More blocks than shared memory has room for their weights.
   check<BFloat16, 64, 64>("short blocks", Line<>{.blocks = {.block = 3}}, {1, 1, 1, 80, 80});
-  check<BFloat16, 72, 72>("image", Image{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
+  check<BFloat16, 72, 72>("image", Image<>{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
                           {2, 1, 1, 63, 63});
-  check<Half, 128, 128>("video", Video{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}},
+  check<Half, 128, 128>("video", Video<>{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}},
                         {1, 2, 1, 105, 105});
 }
 

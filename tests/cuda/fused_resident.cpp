@@ -111,10 +111,11 @@ TEST_CASE("resident: blocks of one, two and three axes", "[cuda]") {
   check<Half, 32>("one token", 32, Line<>{.blocks = {.block = 4}}, {1, 1, 1, 1, 1});
   check<Half, 32>("more tiles than a ring has slots", 32, Line<>{.blocks = {.block = 210}},
                   {1, 2, 1, 230, 230});
-  check<BFloat16, 72>("image", 72, Image{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
+  check<BFloat16, 72>("image", 72, Image<>{.blocks = {.grid = {7, 9}, .block = {4, 3}}},
                       {2, 2, 1, 63, 63});
   check<BFloat16, 96>("video with a rotation", 96,
-                      Video{.blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}, .scale = 0.5},
+                      Video<MixedKeySum, AxialRotary>{
+                          .blocks = {.grid = {3, 5, 7}, .block = {2, 3, 4}}, .scale = 0.5},
                       {1, 1, 1, 105, 105});
 }
 
@@ -135,7 +136,7 @@ TEST_CASE("resident: many blocks, and little shared memory", "[cuda]") {
                    {1, 1, 1, 63, 63});
   {
     const SharedBytes of_sm_120(99 * 1024);
-    check<BFloat16, 72>("image", 24, Image{.blocks = {.grid = {12, 12}, .block = {3, 3}}},
+    check<BFloat16, 72>("image", 24, Image<>{.blocks = {.grid = {12, 12}, .block = {3, 3}}},
                         {1, 2, 1, 144, 144});
     const Line<> line{.blocks = {.block = 20}};
     const auto x = operands_of<Half>(line, {1, 1, 1, 50, 50, 32, 32});

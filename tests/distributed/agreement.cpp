@@ -199,7 +199,7 @@ TEST_CASE("what a rank refuses, no rank runs") {
 TEST_CASE("ranks agree on a batch's offsets and masks") {
   const Variant attention{.blocks = {.block = 4}};
   check_all(thread_ranks::run(ranks,
-                              [&](const Communicator& communicator) {
+                              [&](const thread_ranks::Communicator& communicator) {
                                 const bool odd = communicator.rank() == odd_one;
                                 const std::int32_t offsets[] = {0, odd ? 12 : 8, 24};
                                 mhla::head_parallel<float>(
@@ -208,7 +208,7 @@ TEST_CASE("ranks agree on a batch's offsets and masks") {
                               }),
             "rank 1 has another list of offsets than rank 0");
   check_all(thread_ranks::run(ranks,
-                              [&](const Communicator& communicator) {
+                              [&](const thread_ranks::Communicator& communicator) {
                                 HostTensor<std::uint8_t, 2> mask(1, 24);
                                 mask(0, 7) = communicator.rank() == odd_one;
                                 mhla::head_parallel<float>(mhla::padded(attention, mask.view()),
@@ -220,13 +220,14 @@ TEST_CASE("ranks agree on a batch's offsets and masks") {
 
 TEST_CASE("causal queries and keys have one mask, or no rank goes on") {
   using Sequence = Attention<Relu, Blocks1D, mhla::Causal>;
-  const auto outcomes = thread_ranks::run(ranks, [&](const Communicator& communicator) {
-    const auto layer = mhla::sequence_parallel<float>(Sequence{.blocks = {.block = 4}}, shape,
-                                                      communicator, mhla::equal_shares(6, ranks));
-    const HostTensor<std::uint8_t, 2> mask(1, 8), other(1, 8);
-    const bool odd = communicator.rank() == odd_one;
-    layer.padded({mask.view(), odd ? other.view() : mask.view()});
-  });
+  const auto outcomes =
+      thread_ranks::run(ranks, [&](const thread_ranks::Communicator& communicator) {
+        const auto layer = mhla::sequence_parallel<float>(
+            Sequence{.blocks = {.block = 4}}, shape, communicator, mhla::equal_shares(6, ranks));
+        const HostTensor<std::uint8_t, 2> mask(1, 8), other(1, 8);
+        const bool odd = communicator.rank() == odd_one;
+        layer.padded({mask.view(), odd ? other.view() : mask.view()});
+      });
   check_all(outcomes, "queries and keys need one mask");
 }
 
@@ -234,7 +235,7 @@ TEST_CASE("a recurrence's shares begin at its chunks, and its states travel exac
   using Recurrent = Attention<Relu, Blocks1D, mhla::Causal, mhla::MixedKeySum, mhla::NoRotation,
                               mhla::RecurrentMixing>;
   const auto refused = [](const Shares& shares, mhla::Wire wire, const std::string& why) {
-    const auto make = [&](const Communicator& communicator) {
+    const auto make = [&](const thread_ranks::Communicator& communicator) {
       mhla::sequence_parallel<float>(Recurrent{.blocks = {.block = 1}},
                                      Shape{1, 4, 2, 40, 40, 8, 6, 1, 40, 4}, communicator, shares,
                                      {}, wire);
@@ -254,7 +255,7 @@ TEST_CASE("a packed batch's shares") {
   Index columns = 40;  // of mix
   const auto refused = [&](const auto& attention, const Shares& queries, const Shares& keys,
                            const std::string& why) {
-    const auto make = [&](const Communicator& communicator) {
+    const auto make = [&](const thread_ranks::Communicator& communicator) {
       mhla::sequence_parallel<float>(mhla::packed(attention, Span<const std::int32_t>{offsets, 4}),
                                      Shape{1, 4, 2, 60, 60, 8, 6, 1, 40, columns}, communicator,
                                      queries, keys);

@@ -56,7 +56,8 @@ TEST_CASE("nor with the frames of a video, if its blocks are those of a few") {
     const Index blocks = frames / 2 * 4;
     const Index tokens = frames * 64;
     const V attention{.blocks = {.grid = {frames, 8, 8}, .block = {2, 4, 4}}};
-    return Stages<V, float>(attention, {1, 2, 2, tokens, tokens, 48, 16, 1, blocks, blocks})
+    return backend::Stages<V, float>(attention,
+                                     {1, 2, 2, tokens, tokens, 48, 16, 1, blocks, blocks})
         .workspace_size(Stage::summarize, executor, {8, 6});
   };
   CHECK(size(2000) == size(20));
