@@ -400,6 +400,20 @@ namespace {
 
 struct Thrown {};
 
+// A feature map that throws once it has been asked for so many values.
+inline std::atomic<long> values_left{std::numeric_limits<long>::max()};
+struct ThrowingMap {
+  template <class T>
+  T value(T x) const {
+    if (--values_left < 0) throw Thrown{};
+    return EluPlusOne{}.value(x);
+  }
+  template <class T>
+  T derivative(T x) const {
+    return EluPlusOne{}.derivative(x);
+  }
+};
+
 // Throws once `tasks` tasks are done, which are not the first ones.
 struct ThrowingExecutor {
   Index tasks_done;
@@ -439,7 +453,29 @@ void check_strong_guarantee(const V& variant, const Fail& fail) {
   }
 }
 
+template <class Normalizer, class Rotation, class Mixing = mhla::DenseMixing>
+using Throwing = Attention<ThrowingMap, Blocks1D, Causal, Normalizer, Rotation, Mixing>;
+
 }  // namespace
+
+TEMPLATE_TEST_CASE("decoder: a call whose feature map throws has changed nothing", "[decoding]",
+                   (Throwing<MixedKeySum, HalfSplitRotary>), (Throwing<Unnormalized, NoRotation>),
+                   (Throwing<MixedKeySum, NoRotation, mhla::RecurrentMixing>)) {
+  TestType variant{.blocks = {.block = 4}};
+  if constexpr (requires { variant.mixing.states; }) variant.mixing.states = 2;
+  const auto fail = [](auto& session, Index chunk, Index at) {
+    values_left = 5 * at;
+    bool failed = false;
+    try {
+      session.step(chunk);
+    } catch (const Thrown&) {
+      failed = true;
+    }
+    values_left = std::numeric_limits<long>::max();
+    return failed;
+  };
+  check_strong_guarantee(variant, fail);
+}
 
 TEST_CASE("decoder: a call whose executor throws has changed nothing", "[decoding]") {
   const auto fail = [](auto& session, Index chunk, Index at) {
