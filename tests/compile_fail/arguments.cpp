@@ -25,7 +25,7 @@
 // EXPECT: mhla: a decoder of T steps by step(q, k, v, y)
 // EXPECT: mhla: call summarize(executor, keys, k, v, summaries, workspace)
 // EXPECT: mhla: make a CudaDevice from (stream, cublas, {memory, bytes}, products, path)
-// EXPECT: mhla: call plan<T>(attention, shape, device, state)
+// EXPECT: mhla: call plan<T>(attention, shape, executor)
 // EXPECT: mhla: call shape_of(q, k, v, mix)
 // EXPECT: mhla: call heads_view(data, tokens, heads, dim, row_stride, batch = 1)
 // EXPECT: mhla: make_view(data, extents...) takes a pointer and an integer for each axis
@@ -110,7 +110,7 @@ struct Call {
     decoder.step(q, q, q, read_only);
     stages.summarize(executor, {0, 1}, q, vector, mix, workspace);
     const mhla::CudaDevice in_floats(nullptr, nullptr, {vector.data(), vector.size()});
-    mhla::plan<float>(attention, shape, executor);
+    mhla::plan<float>(attention, executor, shape);
     mhla::shape_of(q, q, q, q);
     mhla::heads_view(vector, 4);
     mhla::make_view(vector, 4, 4);

@@ -2,6 +2,7 @@
 // With a workspace, forward and backward allocate nothing: whatever the scalar, the head dimension
 // and the number of blocks, so also where a product's factors outgrow what is packed on the stack.
 #include <cstdlib>
+#include <mhla/cpu/cpu_plan.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <vector>
 
@@ -33,6 +34,8 @@ void check_nothing_allocated(const V& attention, const Shape& shape, const E& ex
   ForwardState<T> state;
   state.reserve(mhla::forward_state_size(attention, x.shape()));
   const auto views = gradients.views();
+  auto plan = mhla::plan<T>(attention, x.shape(), executor);
+  const OperandViews<T> operands{x.q, x.k, x.v, x.mix};
 
   const AllocationCounter counter;
   forward_into(attention, executor, x.q, x.k, x.v, x.mix, y.view(), forward);
@@ -45,6 +48,9 @@ void check_nothing_allocated(const V& attention, const Shape& shape, const E& ex
   backward_into(attention, executor, x.q.view(), x.k, x.v, x.mix, x.dy, views, Update::accumulate,
                 backward, &state);
   const long by_saved_backward = counter.allocations();
+  plan.forward(executor, operands, y.view());
+  plan.backward(executor, operands, x.dy, views);
+  CHECK(counter.allocations() == by_saved_backward);
   CHECK(by_forward == 0);
   CHECK(by_saving == 0);
   CHECK(by_backward == 0);

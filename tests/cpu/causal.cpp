@@ -125,3 +125,23 @@ TEST_CASE("causal: query and key side must be alike", "[cpu]") {
       call::forward(other_blocks, operands<double>(other_blocks, {1, 1, 1, 8, 8, 2, 3})),
       mhla::ShapeError);
 }
+
+// Of the last token, which sees all as if it were alone.
+TEST_CASE("causal: the error of a block does not grow with its tokens", "[cpu][figures]") {
+  const Index tokens = GENERATE(4096, 400000);
+  CAPTURE(tokens);
+  const Variant<Causal, MixedKeySum> attention{.blocks = {.block = tokens}};
+  const auto x = operands<double>(attention, {1, 1, 1, tokens, tokens, 5, 3});
+  const auto y = call::forward(attention, x);
+  const auto last_of = [&](const auto& tensor) {
+    mhla::testing::HostTensor<double, 4> last(1, 1, 1, tensor.extent(3));
+    for (Index c = 0; c < tensor.extent(3); ++c) last(0, 0, 0, c) = tensor(0, 0, tokens - 1, c);
+    return last;
+  };
+  const Operands<double> last{last_of(x.q), x.k, x.v, x.mix, last_of(x.dy)};
+  const Variant<mhla::Bidirectional, MixedKeySum> alone{.blocks = {.block = 1},
+                                                        .key_blocks = {.block = tokens}};
+  call::check_close("y", last_of(y),
+                    call::oracle_forward(alone, call::converted<long double>(last)),
+                    tolerance::forward_rms<double>, tolerance::forward_max<double>);
+}

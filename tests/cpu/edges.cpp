@@ -129,19 +129,6 @@ TEST_CASE("edges: errors do not grow with the tokens of a block", "[cpu][figures
   check_against_oracle(attention, x);
 }
 
-// A constant part of v goes from dq in a difference, whose rounding remains.
-TEST_CASE("edges: the error of dq where v and dy have a mean of 1", "[cpu][figures]") {
-  const Variant<Blocks1D> attention{.blocks = {.block = 64}, .key_blocks = {.block = 4096}};
-  auto x = operands<float>(attention, {1, 1, 1, 64, 4096, 16, 8});
-  for (float& v : x.v.elements()) v += 1;
-  for (float& dy : x.dy.elements()) dy += 1;
-  const auto wide = call::converted<double>(x);
-  call::check_close("y", call::forward(attention, x), call::oracle_forward(attention, wide),
-                    tolerance::forward_rms<float>, tolerance::forward_max<float>);
-  call::check_close("dq", call::backward(attention, x).query,
-                    call::oracle_backward(attention, wide).query, 5e-5, 5e-4);
-}
-
 TEST_CASE("edges: windows larger than a tile", "[cpu]") {
   const Variant<Blocks2D> image{.blocks = {.grid = {14, 30}, .block = {11, 19}},
                                 .normalizer = {.epsilon = large_epsilon(420)}};

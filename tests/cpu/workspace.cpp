@@ -137,17 +137,3 @@ TEST_CASE("workspace: a crooked address is refused", "[cpu]") {
     }
   }
 }
-
-TEST_CASE("workspace: it is measured for the executor it is for", "[cpu]") {
-  const SerialExecutor serial;
-  const ShuffledExecutor four{4};
-  Call on_one(sequence, shape, serial);
-  Call on_four(sequence, shape, four);
-  CHECK(on_four.forward_size() > on_one.forward_size());
-  CHECK(on_four.backward_size() > on_one.backward_size());
-  const Workspace forward(on_one.forward_size());
-  const Workspace backward(on_one.backward_size());
-  CHECK_THROWS_AS(on_four.forward(forward), WorkspaceError);
-  CHECK_THROWS_AS(on_four.backward(backward), WorkspaceError);
-  CHECK(on_four.untouched());
-}

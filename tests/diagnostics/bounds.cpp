@@ -104,33 +104,6 @@ TEST_CASE(
   CHECK(mhla_rank_bound(grid, grid, 16, 3) == 48);
 }
 
-TEST_CASE("rank bounds: shorter blocks, other key blocks and a 2-D grid", "[diagnostics]") {
-  SECTION("a ragged sequence: the last block counts its own tokens") {
-    const Sequence attention{.blocks = {.block = 8}};
-    const Grid grid = attention.blocks.grid_of(27);  // 8, 8, 8, 3
-    CHECK(mhla_rank_bound(grid, grid, 5) == 5 + 5 + 5 + 3);
-    CHECK(rank_of_instance(attention, 27, 27, 5, Random(3).uniform(16), 4, 4) == 18);
-  }
-  SECTION("fewer blocks on one side") {
-    const Sequence few_keys{.blocks = {.block = 8}, .key_blocks = {.block = 20}};
-    const Sequence few_queries{.blocks = {.block = 20}, .key_blocks = {.block = 8}};
-    const Grid five = few_keys.blocks.grid_of(40);
-    const Grid two = few_keys.key_blocks.grid_of(40);
-    CHECK(mhla_rank_bound(five, two, 7) == 14);
-    CHECK(mhla_rank_bound(two, five, 7) == 14);
-    CHECK(mhla_rank_bound(two, five, 7, 5) == 14);
-    CHECK(rank_of_instance(few_keys, 40, 40, 7, Random(4).uniform(10), 5, 2) == 14);
-    CHECK(rank_of_instance(few_queries, 40, 40, 7, Random(4).uniform(10), 2, 5) == 14);
-  }
-  SECTION("a ragged image") {
-    const mhla::Attention<mhla::EluPlusOne, mhla::Blocks2D> attention{
-        .blocks = {.grid = {5, 7}, .block = {3, 3}}};
-    const Grid grid = attention.blocks.grid_of(35);  // 9, 9, 3; 6, 6, 2
-    CHECK(mhla_rank_bound(grid, grid, 4) == 4 + 4 + 3 + 4 + 4 + 2);
-    CHECK(rank_of_instance(attention, 35, 35, 4, Random(6).uniform(36), 6, 6) == 21);
-  }
-}
-
 TEST_CASE("rank bounds: causal attention exceeds them, block-causal attention does not",
           "[diagnostics]") {
   const std::vector<double> uniform(64, 0.125);

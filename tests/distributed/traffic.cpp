@@ -217,7 +217,6 @@ void check_case(const V& attention, const Case& c) {
   }
 }
 
-using Plain = Attention<mhla::Relu, Blocks1D, mhla::Bidirectional, mhla::Unnormalized>;
 template <class Causality, class Normalizer = mhla::MixedKeySum>
 using Text = Attention<mhla::Relu, Blocks1D, Causality, Normalizer>;
 template <class Causality>
@@ -258,15 +257,5 @@ TEST_CASE("traffic: causal kinds send one way, a recurrence its states") {
                            states);
     check_case<float>(Recurrent<BlockCausal>{.blocks = {.block = 1}, .mixing = {.states = 2}},
                       states);
-  }
-}
-
-TEST_CASE("traffic: ranks that are none") {
-  const mhla::SplitTraffic<Plain, float> traffic(
-      {.blocks = {.block = 4}}, {1, 4, 2, 8, 8, 3, 2, 1, 2, 2}, {.queries = blocks({1, 1})});
-  for (const Index rank : {-1, 2}) {
-    const std::string why = "mhla: rank: is " + std::to_string(rank) + " but there are 2 ranks";
-    CHECK(says(error_message<mhla::ShapeError>([&] { traffic.by_sequence(rank); }), why));
-    CHECK(says(error_message<mhla::ShapeError>([&] { traffic.by_heads(rank); }), why));
   }
 }

@@ -165,33 +165,3 @@ TEMPLATE_TEST_CASE("backward expression: a gradient over an operand goes through
     CHECK(memory_of(heads) == overwritten.dq);
   });
 }
-
-TEMPLATE_TEST_CASE("backward expression: with a workspace, and a saved state", "[eigen]",
-                   FloatRowMajor, DoubleColMajor) {
-  using Scalar = typename TestType::Scalar;
-  const TestType t;
-  const auto expected = expected_gradients(t, Targets<TestType>().memory(), Update::overwrite);
-  on_device_of<Eigen::ColMajor, TestType>([&](const auto& device) {
-    const mhla::Workspace workspace(
-        mhla::backward_workspace_size<Scalar>(t.attention, t.shape(), mhla::executor_for(device)));
-    Targets<TestType> g;
-    mhla::gradients(g.dq, g.dk, g.dv, g.dmix).device(device) =
-        t.attention.backward(t.q, t.k, t.v, t.mix, t.dy).with(workspace);
-    g.require(expected);
-
-    mhla::ForwardState<Scalar> state;
-    typename TestType::Tensor4 y = t.output();
-    y.device(device) = t.attention(t.q, t.k, t.v, t.mix).save(state);
-    Targets<TestType> h;
-    mhla::gradients(h.dq, h.dk, h.dv, h.dmix).device(device) =
-        t.attention.backward(t.q, t.k, t.v, t.mix, t.dy).saved(state).with(workspace);
-    h.require(expected);
-
-    // The state is really used: summaries of other values give other gradients.
-    const typename TestType::Tensor4 v = t.v * Scalar(2);
-    y.device(device) = t.attention(t.q, t.k, v, t.mix).save(state);
-    mhla::gradients(h.dq, skip, skip, skip).device(device) =
-        t.attention.backward(t.q, t.k, t.v, t.mix, t.dy).saved(state);
-    CHECK(memory_of(h.dq) != expected.dq);
-  });
-}

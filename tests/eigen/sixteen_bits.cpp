@@ -241,36 +241,3 @@ TEMPLATE_TEST_CASE("16-bit expressions: gradients into maps, tokens first, views
     }
   });
 }
-
-TEMPLATE_TEST_CASE("16-bit tensors: a decoder reads and writes them as views", "[eigen][decoding]",
-                   BFloat16RowMajor, HalfColMajor) {
-  using C = TestType;
-  using Core = typename C::Core;
-  using Causal = mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D, mhla::Causal>;
-  const Causal causal{.blocks = {.block = 7}};
-  const C c;
-  const mhla::DecoderShape sizes{c.batch, C::heads, C::kv_heads, C::dim, C::dim, 1};
-  // Token after token, out of and into whole tensors of any element.
-  const auto decode = [&](const auto& q, const auto& k, const auto& v, const auto& y) {
-    mhla::Decoder<Causal, Core> decoder(causal, c.of_mix(c.mix.data()), sizes);
-    const auto token = [](auto view, Index at) {
-      view.data += at * view.stride[2];
-      view.extent[2] = 1;
-      return mhla::storage_view(view);
-    };
-    for (Index at = 0; at < c.tokens; ++at)
-      decoder.step(token(q, at), token(k, at), token(v, at), token(y, at));
-  };
-  typename C::Tensor4 y = c.x;
-  decode(c.of_queries(c.q.data()), c.of_keys(c.k.data()), c.of_keys(c.v.data()),
-         c.of_queries(y.data()));
-
-  const auto q = copied_bits<Core>(c.q.data(), c.q.size());
-  const auto k = copied_bits<Core>(c.k.data(), c.k.size());
-  const auto v = copied_bits<Core>(c.v.data(), c.v.size());
-  auto expected = copied_bits<Core>(c.x.data(), c.x.size());
-  decode(c.of_queries(q.data()), c.of_keys(k.data()), c.of_keys(v.data()),
-         c.of_queries(expected.data()));
-  CHECK(bits(y) == bits(expected));
-  CHECK(bits(y) != bits(c.x));
-}

@@ -205,22 +205,6 @@ TEST_CASE("char_lm: Adam, its rate, and clipping", "[char_lm]") {
   CHECK(std::abs(gradient.matrix().norm() - 1) <= tolerance::policy_value<double>);
 }
 
-TEST_CASE("char_lm: a command line that cannot be followed, a text that cannot be used",
-          "[char_lm]") {
-  for (const char* arguments :
-       {"--attention magic", "--steps 0", "--steps 3x", "--width 20 --heads 4", "--rate nan",
-        "--steps", "--fast", "a b c", "--svg losses.svg", "--csv losses.csv", "--generate 256",
-        "--softmax-layers 3", "--context 8 --prompt 123456789"})
-    program.check(arguments, 2, {"char_lm: ", "usage: char_lm"});
-  const TemporaryFolder temporary;
-  write_text(temporary / "empty", "");
-  write_text(temporary / "short", "too short");
-  for (const char* name : {"nowhere", "empty", "short", ""})
-    program.check(quoted(temporary / name), 3, {(temporary / name).string()});
-  program.check("--help", 0, {"usage: char_lm"});
-  CHECK_FALSE(says(program.check("--list", 0, {"\nvalidation  ", "README.md\n"}), MHLA_SOURCE_DIR));
-}
-
 TEST_CASE("char_lm: a short training of each kind, and --compare, one table and one picture",
           "[char_lm]") {
   const TemporaryFolder temporary;

@@ -43,44 +43,6 @@ TEST_CASE("law 1: one block is linear attention, with every normalizer", "[laws]
   });
 }
 
-TEST_CASE("law 1: identity mixing is linear attention inside each block", "[laws][mixing]") {
-  for_each_case({.self_attention = true}, 1, anything, [](const Variant& variant, Case random) {
-    fill(random.mix, 0);
-    for (Index h = 0; h < random.mix.extent(0); ++h)
-      for (Index b = 0; b < std::min(random.mix.extent(1), random.mix.extent(2)); ++b)
-        random.mix(h, b, b) = 1;
-    const Tensors<Wide> all(random);
-    Outcome<Wide> inside_blocks{HostTensor<Wide, 4>::like(all.dy.view()),
-                                zero_gradients<Wide>(all.operands())};
-    const Grid& grid = random.setting.queries;
-    for (Index b = 0; b < grid.num_blocks(); ++b) {
-      const Order tokens = tokens_of_block(grid, b);
-      Setting inside = random.setting;
-      for (int axis = 0; axis < 3; ++axis)
-        inside.queries.extent[axis] = inside.queries.block[axis] = grid.block_extent(b, axis);
-      inside.keys = inside.queries;
-      const auto q = taken(all.q, tokens);
-      const auto k = taken(all.k, tokens);
-      const auto v = taken(all.v, tokens);
-      const Operands<Wide> operands{q.view(), k.view(), v.view(), all.mix.view()};
-      put_back(expected_output(Formula::linear, variant, inside, operands), tokens,
-               inside_blocks.y);
-      const auto grad = expected_gradients(Formula::linear, variant, inside, operands,
-                                           taken(all.dy, tokens).view());
-      put_back(grad.q, tokens, inside_blocks.gradients.q);
-      put_back(grad.k, tokens, inside_blocks.gradients.k);
-      put_back(grad.v, tokens, inside_blocks.gradients.v);
-    }
-    // Positions begin anew in each block here; a rotation's angle has a rounding for every radian.
-    const double runs =
-        1 + (variant.policies().rotates()
-                 ? static_cast<double>(random.shape.query_tokens) / tolerance::roundings
-                 : 0);
-    require_near(run(variant, random), inside_blocks, magnitudes(variant, random, inside_blocks.y),
-                 runs, Compare::all_but_mix);
-  });
-}
-
 // ---- Law 2: rows that sum to one ---------------------------------------------------------------
 
 TEST_CASE("law 2: constant values give that constant, and nothing but dv", "[laws][mixing]") {

@@ -219,44 +219,6 @@ TEST_CASE("initial mixing: weights that are all zero, or 0 / 0, become uniform",
   }
 }
 
-TEST_CASE("initial mixing: a variant's own blocks", "[mixing_matrix]") {
-  SECTION("a sequence takes the number of blocks from the matrix") {
-    const mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal> attention{
-        .blocks = {.block = 64}};
-    std::vector<double> mix(32 * 32);
-    const InitialMixing causal{.transform = Transform::causal};
-    mhla::initialize(make_view(mix.data(), 1, 32, 32), attention, causal);
-    const Matrix m = expected({1, 1, 32}, {1, 1, 32}, causal);
-    for (int i = 0; i < 32; ++i)
-      for (int b = 0; b < 32; ++b) REQUIRE(mix[at(i * 32 + b)] == m[at(i)][at(b)]);
-  }
-  SECTION("a sequence attending to a longer one") {
-    const mhla::Attention<mhla::Relu, mhla::Blocks1D> attention{.blocks = {.block = 64}};
-    double mix[2 * 5];
-    double from_grids[2 * 5];
-    mhla::initialize(make_view(mix, 2, 5), attention);
-    mhla::initialize(make_view(from_grids, 2, 5), attention.blocks.grid_of(100),
-                     attention.blocks.grid_of(300));
-    for (int n = 0; n < 10; ++n) CHECK(mix[n] == from_grids[n]);
-
-    auto other_blocks = attention;
-    other_blocks.key_blocks = {.block = 16};
-    double again[2 * 5];
-    mhla::initialize(make_view(again, 2, 5), other_blocks);
-    for (int n = 0; n < 10; ++n) CHECK(again[n] == from_grids[n]);
-  }
-  SECTION("a video attending to another") {
-    const mhla::Attention<mhla::Relu, mhla::Blocks3D> attention{
-        .blocks = {.grid = {4, 6, 4}, .block = {2, 2, 4}},
-        .key_blocks = {.grid = {3, 4, 4}, .block = {1, 2, 2}}};
-    const Matrix m = initialized(grid_of({2, 3, 1}), grid_of({3, 2, 2}), {});
-    double mix[6 * 12];
-    mhla::initialize(make_view(mix, 6, 12), attention, {});
-    for (int i = 0; i < 6; ++i)
-      for (int b = 0; b < 12; ++b) CHECK(mix[i * 12 + b] == m[at(i)][at(b)]);
-  }
-}
-
 TEMPLATE_TEST_CASE("initial mixing: a causal variant gets the mean over the past",
                    "[mixing_matrix]", mhla::Causal, mhla::BlockCausal) {
   const mhla::Attention<mhla::Relu, mhla::Blocks1D, TestType> attention{.blocks = {.block = 64}};

@@ -2,6 +2,7 @@
 // Scratch memory that the caller owns, and the arena that lays it out.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -93,12 +95,25 @@ class Workspace {
 };
 
 /// \cond INTERNAL
-// Cuts arrays out of a workspace, each on a multiple of `workspace_alignment`. Without memory it
-// only measures: the code that lays memory out also says how much it takes, so sizes are exact.
+inline bool is_aligned_workspace(const void* address) {
+  return reinterpret_cast<std::uintptr_t>(address) %
+             static_cast<std::uintptr_t>(workspace_alignment) ==
+         0;
+}
+
+// Cuts arrays out of memory, each on a multiple of `workspace_alignment`. Without memory, or once
+// it is used up, an arena only measures: the code that lays memory out also says how much it takes,
+// so sizes are exact, and a call that is laid out in too small a workspace knows what it needed.
 class Arena {
  public:
   Arena() = default;
-  explicit Arena(WorkspaceView workspace) : data_(workspace.data) {}
+  explicit Arena(WorkspaceView workspace) {
+    if (!is_aligned_workspace(workspace.data)) return;
+    next_ = workspace.data;
+    left_ = workspace.size;
+  }
+  // Allocates what it takes, and leaves it in `chunks`.
+  explicit Arena(std::vector<Workspace>& chunks) : chunks_(&chunks) {}
 
   template <class T>
   Span<T> take(Index count) {
@@ -106,19 +121,35 @@ class Arena {
   }
 
   Index used() const { return used_; }
-  bool measures() const { return data_ == nullptr; }
+  bool measures() const { return next_ == nullptr && chunks_ == nullptr; }
 
  private:
   MHLA_OUT_OF_LINE std::byte* take_elements(Index count, Index element_bytes) {
-    std::byte* const begin = data_ == nullptr ? nullptr : data_ + used_;
-    const Index bytes = checked_mul(count, element_bytes);
-    used_ =
-        checked_add(used_, checked_mul(ceil_div(bytes, workspace_alignment), workspace_alignment));
+    const Index bytes = checked_mul(
+        ceil_div(checked_mul(count, element_bytes), workspace_alignment), workspace_alignment);
+    used_ = checked_add(used_, bytes);
+    if (bytes > left_) add_chunk(bytes);
+    std::byte* const begin = next_;
+    if (begin == nullptr) return begin;
+    next_ += bytes;
+    left_ -= bytes;
     return begin;
   }
+  // Twice as large as all before, so that there are few.
+  void add_chunk(Index bytes) {
+    next_ = nullptr;
+    left_ = 0;
+    if (chunks_ == nullptr) return;
+    constexpr Index least = Index{1} << 14;
+    chunks_->emplace_back((std::max)({bytes, used_, least}));
+    next_ = chunks_->back().data();
+    left_ = chunks_->back().size();
+  }
 
-  std::byte* data_ = nullptr;
+  std::byte* next_ = nullptr;
+  Index left_ = 0;
   Index used_ = 0;
+  std::vector<Workspace>* chunks_ = nullptr;
 };
 
 // Throws WorkspaceError unless `workspace` holds `bytes` bytes at an aligned address; `rule` says
@@ -129,9 +160,7 @@ MHLA_ONCE_A_CALL inline void require_workspace(
   if (workspace.size < bytes)
     throw WorkspaceError(function, ": workspace: ", bytes, " bytes are needed, ", workspace.size,
                          " were given; ", rule);
-  if (bytes > 0 && reinterpret_cast<std::uintptr_t>(workspace.data) %
-                           static_cast<std::uintptr_t>(workspace_alignment) !=
-                       0)
+  if (bytes > 0 && !is_aligned_workspace(workspace.data))
     throw WorkspaceError(function, ": workspace: the address must be a multiple of ",
                          workspace_alignment, "; mhla::Workspace allocates so");
 }

@@ -3,419 +3,59 @@
 // type; everything is checked before anything is written.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/forward_state.hpp>
 #include <mhla/core/gradient_views.hpp>
-#include <mhla/core/overlap.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/setting.hpp>
 #include <mhla/core/shape.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cpu/backward_unit.hpp>
-#include <mhla/cpu/forward_unit.hpp>
-#include <mhla/cpu/pairs/backward_unit.hpp>
-#include <mhla/cpu/partial_sums.hpp>
-#include <mhla/cpu/plan.hpp>
+#include <mhla/cpu/units.hpp>
 #include <mhla/policy/checks.hpp>
-#include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
 #include <type_traits>
+#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// A call on some of the value columns: its problem, operands and results.
-inline Problem value_columns(Problem problem, Index columns) {
-  problem.shape.value_dim = columns;
-  return problem;
-}
-template <class T>
-TensorView<T, 4> value_columns(TensorView<T, 4> tensor, Index first, Index columns) {
-  tensor.data += first * tensor.stride[3];
-  tensor.extent[3] = columns;
-  return tensor;
-}
-
-/// The workspace of a forward call: a plan, and nothing else. A unit may have only some of a head's
-/// value columns.
-template <class L, class A>
-struct ForwardPlan {
-  Extents whole;  // with all value columns
-  Index parts;    // of the value columns of a head
-  Plan<L, A> plan;
-
-  template <class V, class InPairs>
-  MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                               const ExecutorRef& executor, InPairs in_pairs)
-      : whole(problem, max_tokens_of_tile<L>),
-        parts(decides_by_values(in_pairs)
-                  ? 1
-                  : value_parts<L>(problem, heads(problem), executor.num_slots())),
-        plan(arena, attention, value_columns(problem, problem.shape.value_dim / parts), executor,
-             checked_mul(heads(problem), parts), false, in_pairs) {}
-
-  Index units() const { return heads(plan.problem) * parts; }
-
- private:
-  // Whether a unit is rounded or exact by all of its head's values.
-  static bool decides_by_values(bool in_pairs) { return in_pairs && !sees_past_only<L>; }
-  static Index heads(const Problem& problem) {
-    return checked_mul(problem.sequences, problem.shape.kv_heads);
-  }
-};
-
-/// The workspace of a backward call: a plan, and the partial sums of dmix.
-template <class L, class A>
-struct BackwardPlan {
-  PartialSums partials;
-  Plan<L, A> plan;
-  Span<A> grad_mixing;  // [sequence groups, kv_heads, matrices, elements of a matrix]
-
-  template <class V, class InPairs>
-  MHLA_ONCE_A_CALL BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor, InPairs in_pairs)
-      : partials(partial_sums(attention, problem)),
-        plan(arena, attention, problem, executor, partials.count(), true, in_pairs),
-        grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
-
-  template <class V>
-  static PartialSums partial_sums(const V& attention, const Problem& problem) {
-    // Of a stage some rows, of a recurrence some chunks.
-    Problem all = problem;
-    all.queries.first = all.keys.first = 0;
-    all.query_blocks = problem.query_grid.num_blocks();
-    all.key_blocks = problem.key_grid.num_blocks();
-    const auto elements = [&](const Problem& of) {
-      return Plan<L, A>::matrix_size_of(structured_mixing<A>(attention, of), of);
-    };
-    return {problem, problem.sequences, elements(problem), elements(all)};
-  }
-};
-
-/// Whether a call with tensors of T multiplies bfloat16 in pairs. Not if its heads have so few
-/// features or values that rounding errors do not average out, nor under Causal if its blocks have
-/// so few tokens. Nor under BlockCausal: of a token that outweighs all others, and that one block
-/// sees in a summary that is rounded twice, too much would be lost. std::false_type if T or the
-/// variant rules it out.
-template <class T, class V>
-auto multiplies_pairs([[maybe_unused]] const V& attention,
-                      [[maybe_unused]] const Problem& problem) {
-  if constexpr (!std::is_same_v<T, BFloat16> || factors_mixing<V> ||
-                sight_of<V> == Sight::past_blocks) {
-    return std::false_type{};
-  } else {
-    constexpr Index few = 32;
-    constexpr Index few_tokens = 4;
-    return attention.precision == Precision::fast && has_pair_products() &&
-           problem.feature_dim >= few && problem.shape.value_dim >= few &&
-           !(sees_past_only<V> && problem.query_grid.block_tokens() < few_tokens);
-  }
+/// Checks a forward call, lays it out in the workspace, and runs it; without a workspace, in memory
+/// of its own. `function` is who throws.
+template <class V, class T>
+void checked_forward_into(const V& attention, const ExecutorRef& executor, const OperandViews<T>& x,
+                          const TensorView<T, 4>& y, const WorkspaceView* workspace,
+                          ForwardState<Accumulator<T>>* save,
+                          const char* function = "mhla::forward_into") {
+  const Problem problem = checked_problem(attention, x.shape());
+  const WorkspaceView given = workspace == nullptr ? WorkspaceView{} : *workspace;
+  require_forward(attention, problem.shape, x, y, given, {}).require_addresses();
+  std::vector<Workspace> own;
+  Arena arena = workspace == nullptr ? Arena(own) : Arena(given);
+  ForwardCall<V, T> call(arena, attention, problem, executor);
+  if (workspace != nullptr) require_workspace(given, arena.used(), function);
+  call.run(attention, executor, x, y, save);
 }
 
-/// Whether a variant's backward pass can be rounded. Rounding shows where differences are formed:
-/// in the derivative of a row-wise map, such as a softmax; and with a normalizer, unless what
-/// numerators and denominators have in common is subtracted before (pairs/centers.hpp). That is
-/// possible only where every query sees the same keys: with a causality the common part would
-/// include tokens that some queries do not see.
-template <class L>
-inline constexpr bool rounds_backward =
-    ElementwiseFeatureMap<typename L::FeatureMapType> && !mixes_products<L> && !factors_mixing<L> &&
-    !(normalizes<L> && sees_past_only<L>);
-
-/// Whether a call's backward pass multiplies bfloat16 in pairs. Not with so few blocks that
-/// rounding errors of dmix do not average out. With a normalizer, numerators and denominators must
-/// have the same features (no rotation), and phi(0) must be close to 0.
-template <class T, class V>
-auto multiplies_pairs_backward(const V& attention, const Problem& problem) {
-  constexpr Index few = 4;
-  constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
-  if constexpr (!std::is_same_v<T, BFloat16> || !rounds_backward<LoweredOf<V>> ||
-                (normalizes<V> && rotates<V>) || sight_of<V> == Sight::past_blocks) {
-    return std::false_type{};
-  } else if ((std::min)(problem.query_blocks, problem.key_blocks) < few) {
-    return false;
-  } else if constexpr (!normalizes<V>) {
-    return multiplies_pairs<T>(attention, problem);
-  } else {
-    return multiplies_pairs<T>(attention, problem) &&
-           (std::abs)(value_of(attention.feature_map, 0.0f)) < least;
-  }
-}
-
-template <class V>
-LoweredOf<V> lower(const V& attention) {
-  return {attention.feature_map, attention.normalizer, attention.scale};
-}
-
-/// Elements of the summaries of one unit, and of a call: what a forward state keeps.
-template <class A, class V>
-Index unit_summary_size(const Problem& problem) {
-  return SummaryRows<A>::size(Extents(problem), problem.key_blocks, normalizes<LoweredOf<V>>);
-}
-template <class A, class V>
-Index call_summary_size(const Problem& problem) {
-  if (problem.shape.empty()) return 0;
-  return checked_mul(checked_mul(problem.sequences, problem.shape.kv_heads),
-                     unit_summary_size<A, V>(problem));
-}
-
-/// S and z of all key blocks of a sequence, straight or transposed, in the memory of a unit or of a
-/// forward state.
-template <class L, class A>
-SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries, Orientation orientation) {
-  return SummaryRows<A>(summaries, summaries + e.key_blocks * e.summary_stride(), e, orientation, 0,
-                        blocks, normalizes<L>);
-}
-
-/// A unit with its summaries in its own memory or in that of a forward state.
-template <class L, class A>
-Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const UnitMemory<A>& memory,
-                A* summaries, Orientation orientation) {
-  const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
-  Unit<A> unit{plan.tables.queries.sequences[sequence],
-               keys,
-               kv_head,
-               memory,
-               summary_rows<L>(plan.extents, keys.blocks, summaries, orientation),
-               orientation,
-               {}};
-  if constexpr (factors_mixing<L>)
-    unit.products = plan.structure.products(keys.blocks, false, memory.mixing_products);
-  return unit;
-}
-
-/// The same whose summaries are in pairs: it has key sums alone.
-template <class L>
-Unit<float> unit_in_pairs(const Plan<L, float>& plan, Index sequence, Index kv_head,
-                          const UnitMemory<float>& memory, Orientation orientation) {
-  const SequenceSpan& keys = plan.tables.keys.sequences[sequence];
-  Unit<float> unit{plan.tables.queries.sequences[sequence],
-                   keys,
-                   kv_head,
-                   memory,
-                   SummaryRows<float>(nullptr, memory.summaries.data, plan.extents, orientation, 0,
-                                      keys.blocks, normalizes<L>),
-                   orientation,
-                   {}};
-  unit.in_pairs = true;
-  return unit;
-}
-
-/// Zeros the tokens that a mask [batch, tokens] removes from y, or from an overwritten gradient: no
-/// unit touches them.
-template <class T>
-void clear_masked(const TensorView<const std::uint8_t, 2>& mask, const TensorView<T, 4>& tensor) {
-  if (mask.data == nullptr || tensor.data == nullptr) return;
-  for (Index n = 0; n < tensor.extent[0]; ++n)
-    for (Index t = 0; t < tensor.extent[2]; ++t) {
-      if (mask(n, t) != 0) continue;
-      for (Index h = 0; h < tensor.extent[1]; ++h)
-        for (Index c = 0; c < tensor.extent[3]; ++c) tensor(n, h, t, c) = T{};
-    }
-}
-
-/// Zeros the gradient of a call without an output.
-template <class T, int Rank>
-void set_zero(const GradientView<T, Rank>& gradient) {
-  if (!gradient.wanted) return;
-  for (Index i = 0; i < gradient.view.size(); ++i) gradient.view.element(i) = T{};
-}
-
-/// Calls run(unit, memory, loop) for every unit: each on one slot while there is one for every
-/// slot, and all slots together on each unit of the remainder. A remainder that is most of a round,
-/// or follows several rounds, is run like the others: sharing a unit costs a barrier at every
-/// stage.
-template <class L, class A, class Run>
-void run_units(const Plan<L, A>& plan, Index units, const ExecutorRef& executor, const Run& run) {
-  const Index num_slots = executor.num_slots();
-  Index shared = units;
-  if (plan.whole_units) shared = 2 * (units - num_slots) <= num_slots ? units - num_slots : 0;
-  const Index whole = units - shared;
-  executor.parallel_for(
-      whole, [&](Index unit, Index slot) { run(unit, plan.units[slot], OneSlot{slot}); });
-  for (Index unit = whole; unit < units; ++unit) run(unit, plan.units[0], executor);
-}
-
-/// Copies the summaries of a unit to its columns of a head's. Key sums, which all parts of a head
-/// have, are written by the first.
-template <class A>
-void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows<A>& whole,
-               Index blocks) {
-  for (Index b = 0; b < blocks; ++b) {
-    const Panel<A> from = part.summary(b);
-    const Panel<A> to = whole.summary(b).col_range(first_column, from.cols);
-    for (Index r = 0; r < from.rows; ++r) copy_row(to.row(r), from.row(r), from.cols);
-    if (first_column == 0)
-      copy_row(whole.key_sum(b).data, part.key_sum(b).data, part.key_sum(b).size);
-  }
-}
-
-/// One unit of a forward call with Precision::fast. Whether it was run: not if rounding would show.
-template <class L>
-bool forward_in_pairs(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                      const pairs::KeptSummaries& kept, const TensorView<BFloat16, 4>& y,
-                      const ExecutorRef& loop) {
-  const Span<float> mean = unit.memory.centers.value;
-  std::fill_n(mean.data, mean.size, 0.0f);
-  pairs::summarize_unit(operands, unit, nullptr, kept, loop);
-  // Under a causality the choice would be of later tokens as well.
-  if constexpr (!sees_past_only<L>)
-    if (pairs::rounding_shows(operands.plan, unit)) return false;
-  pairs::read_out_unit(operands, unit, y, loop);
-  return true;
-}
-
-/// All units of a forward call. Summaries are left in `saved` unless it is empty.
-template <class L, class T, class A>
-void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
-                 const ForwardPlan<L, A>& forward, Span<A> saved, const ExecutorRef& executor) {
-  const Plan<L, A>& plan = forward.plan;
-  const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index columns = plan.extents.value_dim;
-  const Index saved_size = forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
-  const auto run = [&](Index index, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-    const Index head = index / forward.parts;
-    const Index first_column = index % forward.parts * columns;
-    A* const kept = saved.size > 0 ? saved.data + head * saved_size : nullptr;
-    const auto kept_rows = [&](Index blocks) {
-      return summary_rows<L>(forward.whole, blocks, kept, Orientation::straight);
-    };
-    Operands<L, T> part = operands;
-    part.v = value_columns(operands.v, first_column, columns);
-    const TensorView<T, 4> results = value_columns(y, first_column, columns);
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      if (plan.pairs) {
-        const Unit<float> unit =
-            unit_in_pairs(plan, head / kv_heads, head % kv_heads, memory, Orientation::straight);
-        pairs::KeptSummaries to{{}, first_column};
-        if (kept != nullptr) to.whole = kept_rows(unit.keys.blocks);
-        if (forward_in_pairs(part, unit, to, results, loop)) return;
-      }
-    }
-    A* const summaries = kept != nullptr && forward.parts == 1 ? kept : memory.summaries.data;
-    const Unit<A> unit =
-        unit_of(plan, head / kv_heads, head % kv_heads, memory, summaries, Orientation::straight);
-    summarize_unit(part, unit, loop);
-    if (kept != nullptr && forward.parts > 1)
-      keep_part(unit.summaries, first_column, kept_rows(unit.keys.blocks), unit.keys.blocks);
-    read_out_unit(part, unit, results, loop);
-  };
-  run_units(plan, forward.units(), executor, run);
-}
-
-/// S and z of a unit from where they were left, straight.
-template <class A>
-void take_up_summaries(const Unit<A>& unit, const SummaryRows<const A>& saved,
-                       const ExecutorRef& loop) {
-  loop.parallel_for(saved.summaries.rows, [&](Index b, Index) {
-    transpose(unit.summaries.summary(b), saved.summary(b));
-    const Span<A> key_sum = unit.summaries.key_sum(b);
-    copy_row(key_sum.data, saved.key_sum(b).data, key_sum.size);
-  });
-}
-
-/// One sequence and kv head of a backward call with Precision::fast. Returns which gradients are
-/// left to the exact pass, since rounding would show.
-template <class L>
-BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& operands,
-                                               const BackwardRequest<L, BFloat16>& request,
-                                               const Unit<float>& unit, const float* saved,
-                                               float* grad_mixing, const ExecutorRef& loop) {
-  const pairs::Rounding rounding = pairs::center_unit(operands, unit, loop);
-  const Centers* const centers =
-      rounding == pairs::Rounding::centered ? &unit.memory.centers : nullptr;
-  BackwardRequest<L, BFloat16> here = request;
-  BackwardRequest<L, BFloat16> left = request;
-  (rounding == pairs::Rounding::nothing ? here : left).gradients = {skip, skip, skip, skip};
-  // Under a causality later tokens, of which the choice is, must not show in dq.
-  if (sees_past_only<L>) here.gradients.query = request.gradients.query;
-  if (sees_past_only<L>) left.gradients.query = skip;
-  if (!here.query() && !here.mixed_summaries()) return left;
-  if (saved == nullptr) {
-    pairs::summarize_unit(operands, unit, centers, {}, loop);
-  } else {
-    pairs::take_up_summaries(operands.plan, unit, saved, loop);
-  }
-  pairs::backward_unit(operands, here, unit, centers, grad_mixing, loop);
-  return left;
-}
-
-/// Calls run_unit(sequence, kv_head, memory, partial sum of dmix, loop) for all units of a backward
-/// call.
-template <class L, class T, class A, class Run>
-void run_backward_units(const BackwardRequest<L, T>& request, const BackwardPlan<L, A>& backward,
-                        const ExecutorRef& executor, const Run& run_unit) {
-  const Plan<L, A>& plan = backward.plan;
-  const PartialSums& partials = backward.partials;
-  const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index sequences = plan.problem.sequences;
-  // The units of one partial sum, one after another.
-  const auto run = [&](Index task, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-    const Index kv_head = task % kv_heads;
-    const Index group = task / kv_heads;
-    A* grad_mixing = backward.grad_mixing.data + task * partials.size;
-    if (request.mixing()) std::fill_n(grad_mixing, partials.size, A(0));
-    const Index end = even_split(sequences, partials.sequence_groups, group + 1);
-    for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s)
-      run_unit(s, kv_head, memory, grad_mixing, loop);
-  };
-  run_units(plan, partials.count(), executor, run);
-}
-
-/// Writes dmix, if it is wanted, from the partial sums of all units.
-template <class L, class T, class A>
-void write_mixing_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                           const BackwardPlan<L, A>& backward, const ExecutorRef& executor) {
-  if (!request.mixing()) return;
-  const Plan<L, A>& plan = backward.plan;
-  const PartialSums& partials = backward.partials;
-  const TensorView<A, 3>& destination = request.gradients.mix.view;
-  if constexpr (factors_mixing<L>) {
-    write_mixing_gradient(plan.problem, partials, backward.grad_mixing, plan.structure,
-                          operands.mix, destination, request.update, executor);
-  } else {
-    write_mixing_gradient(plan.problem, partials, backward.grad_mixing, destination, request.update,
-                          executor);
-  }
-}
-
-/// All units of a backward call. Summaries are taken from `saved` unless it is empty.
-template <class L, class T, class A>
-void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                  const BackwardPlan<L, A>& backward, Span<const A> saved,
-                  const ExecutorRef& executor) {
-  const Plan<L, A>& plan = backward.plan;
-  const Index kv_heads = plan.problem.shape.kv_heads;
-  const Index saved_size = saved.size == 0 ? 0 : saved.size / (plan.problem.sequences * kv_heads);
-  const auto run = [&](Index s, Index kv_head, const UnitMemory<A>& memory, A* grad_mixing,
-                       const ExecutorRef& loop) {
-    const A* kept = saved.size == 0 ? nullptr : saved.data + (s * kv_heads + kv_head) * saved_size;
-    BackwardRequest<L, T> left = request;
-    if constexpr (std::is_same_v<T, BFloat16> && rounds_backward<L>) {
-      if (plan.pairs) {
-        left = backward_in_pairs(operands, request,
-                                 unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed),
-                                 kept, grad_mixing, loop);
-        if (!left.query() && !left.mixed_summaries()) return;
-        kept = nullptr;  // rounded
-      }
-    }
-    const Unit<A> unit =
-        unit_of(plan, s, kv_head, memory, memory.summaries.data, Orientation::transposed);
-    if (kept == nullptr) {
-      summarize_unit(operands, unit, loop);
-    } else {
-      take_up_summaries(
-          unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept, Orientation::straight), loop);
-    }
-    backward_unit(operands, left, unit, grad_mixing, loop);
-  };
-  run_backward_units(request, backward, executor, run);
+/// Likewise a backward call.
+template <class V, class T>
+void checked_backward_into(const V& attention, const ExecutorRef& executor,
+                           const OperandViews<T>& x, const TensorView<const T, 4>& dy,
+                           const GradientViews<T>& gradients, Update update,
+                           const WorkspaceView* workspace,
+                           const ForwardState<Accumulator<T>>* saved,
+                           const char* function = "mhla::backward_into") {
+  const Problem problem = checked_problem(attention, x.shape());
+  require_enumerator("update", update, Update::accumulate);
+  const WorkspaceView given = workspace == nullptr ? WorkspaceView{} : *workspace;
+  require_backward(attention, problem.shape, x, dy, gradients, given, {}).require_addresses();
+  std::vector<Workspace> own;
+  Arena arena = workspace == nullptr ? Arena(own) : Arena(given);
+  BackwardCall<V, T> call(arena, attention, problem, executor);
+  const auto kept = call.summaries(attention, saved);
+  if (workspace != nullptr) require_workspace(given, arena.used(), function);
+  call.run(attention, executor, x, dy, gradients, update, kept);
 }
 
 }  // namespace cpu
@@ -429,11 +69,8 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
 template <StorageScalar T, AttentionVariant V, Executor E>
 MHLA_ONCE_A_CALL Index forward_workspace_size(const V& attention, const Shape& shape,
                                               const E& executor) {
-  const Problem problem = checked_problem(attention, shape);
   Arena arena;
-  if (!shape.empty())
-    cpu::ForwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(
-        arena, attention, problem, executor, cpu::multiplies_pairs<T>(attention, problem));
+  cpu::ForwardCall<V, T>(arena, attention, checked_problem(attention, shape), executor);
   return arena.used();
 }
 
@@ -443,11 +80,8 @@ MHLA_ONCE_A_CALL Index forward_workspace_size(const V& attention, const Shape& s
 template <StorageScalar T, AttentionVariant V, Executor E>
 MHLA_ONCE_A_CALL Index backward_workspace_size(const V& attention, const Shape& shape,
                                                const E& executor) {
-  const Problem problem = checked_problem(attention, shape);
   Arena arena;
-  if (!shape.empty())
-    cpu::BackwardPlan<cpu::LoweredOf<V>, Accumulator<T>>(
-        arena, attention, problem, executor, cpu::multiplies_pairs_backward<T>(attention, problem));
+  cpu::BackwardCall<V, T>(arena, attention, checked_problem(attention, shape), executor);
   return arena.used();
 }
 
@@ -484,34 +118,11 @@ void forward_into(const V& attention, const E& executor,
                   const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
                   const TensorView<T, 4>& y, WorkspaceView workspace,
                   std::type_identity_t<ForwardState<Accumulator<T>>*> save = nullptr) {
-  using A = Accumulator<T>;
-  const OperandViews<T> x{q, k, v, mix};
-  const Problem problem = checked_problem(attention, x.shape());
-  const Shape& shape = problem.shape;
-  require_forward(attention, shape, x, y, workspace, {}).require_addresses();
-  require_workspace(workspace, forward_workspace_size<T>(attention, shape, executor),
-                    "mhla::forward_into");
-
-  Span<A> saved;
-  if (save != nullptr)
-    saved = save->prepare(shape, fingerprint_of<T>(attention, problem, Borrowed::contents),
-                          cpu::call_summary_size<A, V>(problem));
-  if (shape.empty()) {
-    if (save != nullptr) save->mark_filled();
-    return;
-  }
-  Arena arena(workspace);
-  const auto in_pairs = cpu::multiplies_pairs<T>(attention, problem);
-  cpu::ForwardPlan<cpu::LoweredOf<V>, A> forward(arena, attention, problem, executor, in_pairs);
-  forward.plan.pack_mixing(mix, in_pairs);
-  cpu::run_forward(
-      cpu::Operands<cpu::LoweredOf<V>, T>{cpu::lower(attention), forward.plan, q, k, v, mix}, y,
-      forward, saved, executor);
-  if constexpr (requires { attention.masks; }) cpu::clear_masked(attention.masks.query, y);
-  if (save != nullptr) save->mark_filled();
+  cpu::checked_forward_into(attention, executor, OperandViews<T>{q, k, v, mix}, y, &workspace,
+                            save);
 }
 
-/// The same with a workspace that is allocated for this call.
+/// The same in memory that is allocated for this call.
 template <AttentionVariant V, Executor E, StorageScalar T>
 void forward_into(const V& attention, const E& executor,
                   const std::type_identity_t<TensorView<const T, 4>>& q,
@@ -519,8 +130,8 @@ void forward_into(const V& attention, const E& executor,
                   const std::type_identity_t<TensorView<const T, 4>>& v,
                   const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
                   const TensorView<T, 4>& y) {
-  const Workspace workspace(forward_workspace_size<T>(attention, shape_of(q, k, v, mix), executor));
-  forward_into(attention, executor, q, k, v, mix, y, workspace);
+  cpu::checked_forward_into(attention, executor, OperandViews<T>{q, k, v, mix}, y, nullptr,
+                            nullptr);
 }
 
 /// The gradients of sum(dy o attention(q, k, v, mix)) in q, k, v and mix, each of which may be
@@ -542,47 +153,11 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                    const std::type_identity_t<GradientViews<T>>& gradients, Update update,
                    WorkspaceView workspace,
                    std::type_identity_t<const ForwardState<Accumulator<T>>*> saved = nullptr) {
-  using A = Accumulator<T>;
-  const TensorView<const T, 4> q = query;
-  const OperandViews<T> x{q, k, v, mix};
-  const Problem problem = checked_problem(attention, x.shape());
-  const Shape& shape = problem.shape;
-  require_enumerator("update", update, Update::accumulate);
-  require_backward(attention, shape, x, dy, gradients, workspace, {}).require_addresses();
-  Span<const A> kept;
-  if (saved != nullptr)
-    kept = saved->summaries(shape, fingerprint_of<T>(attention, problem, Borrowed::contents));
-  const auto in_pairs = cpu::multiplies_pairs_backward<T>(attention, problem);
-  if (cpu::multiplies_pairs<T>(attention, problem) && (!in_pairs || normalizes<cpu::LoweredOf<V>>))
-    kept = {};  // the forward pass rounded them
-  require_workspace(workspace, backward_workspace_size<T>(attention, shape, executor),
-                    "mhla::backward_into");
-
-  if (shape.empty()) {
-    if (update == Update::accumulate) return;
-    cpu::set_zero(gradients.query);
-    cpu::set_zero(gradients.key);
-    cpu::set_zero(gradients.value);
-    cpu::set_zero(gradients.mix);
-    return;
-  }
-  Arena arena(workspace);
-  cpu::BackwardPlan<cpu::LoweredOf<V>, A> backward(arena, attention, problem, executor, in_pairs);
-  backward.plan.pack_mixing(mix, in_pairs);
-  const cpu::Operands<cpu::LoweredOf<V>, T> operands{
-      cpu::lower(attention), backward.plan, q, k, v, mix};
-  const cpu::BackwardRequest<cpu::LoweredOf<V>, T> request{dy, gradients, update};
-  cpu::run_backward(operands, request, backward, kept, executor);
-  cpu::write_mixing_gradient(operands, request, backward, executor);
-  if constexpr (requires { attention.masks; }) {
-    if (update == Update::accumulate) return;
-    cpu::clear_masked(attention.masks.query, gradients.query.view);
-    cpu::clear_masked(attention.masks.key, gradients.key.view);
-    cpu::clear_masked(attention.masks.key, gradients.value.view);
-  }
+  cpu::checked_backward_into(attention, executor, OperandViews<T>{query, k, v, mix}, dy, gradients,
+                             update, &workspace, saved);
 }
 
-/// The same with a workspace that is allocated for this call.
+/// The same in memory that is allocated for this call.
 template <AttentionVariant V, Executor E, class Query, class T = std::remove_const_t<Query>>
 requires StorageScalar<T>
 void backward_into(const V& attention, const E& executor, const TensorView<Query, 4>& query,
@@ -592,9 +167,8 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                    const std::type_identity_t<TensorView<const T, 4>>& dy,
                    const std::type_identity_t<GradientViews<T>>& gradients,
                    Update update = Update::overwrite) {
-  const Workspace workspace(
-      backward_workspace_size<T>(attention, shape_of(query, k, v, mix), executor));
-  backward_into(attention, executor, query, k, v, mix, dy, gradients, update, workspace);
+  cpu::checked_backward_into(attention, executor, OperandViews<T>{query, k, v, mix}, dy, gradients,
+                             update, nullptr, nullptr);
 }
 
 /// \}

@@ -68,16 +68,6 @@ SummaryFormat summary_format(CudaPath path, FloatProducts products) {
   return std::is_same_v<T, Half> ? SummaryFormat::half_planes : SummaryFormat::bfloat16_planes;
 }
 
-// Says why a call of mhla::plan does not compile.
-template <class... X>
-CudaPlan no_plan() {
-  static_assert(no_such_call<X...>,
-                "mhla: call plan<T>(attention, shape, device, state) with the scalar T of the "
-                "tensors, an mhla::Shape, as of mhla::shape_of(q, k, v, mix), an "
-                "mhla::CudaDevice and, for calls with a CudaForwardState, mhla::StateUse::given");
-  throw Error("mhla: no plan");
-}
-
 }  // namespace cuda
 
 /// \addtogroup cuda
@@ -194,10 +184,6 @@ void backward_into(const V& attention, const CudaDevice& device, const TensorVie
   cuda::CompiledKernels<V, T>::backward(
       path, {device, attention, problem, operands, dy, gradients, update, workspace, state});
 }
-
-/// \cond INTERNAL
-MHLA_ANY_CALL(CudaPlan plan, { return cuda::no_plan<Given...>(); })
-/// \endcond
 
 /// \}
 

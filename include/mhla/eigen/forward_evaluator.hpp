@@ -51,12 +51,9 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
       : op_(op),
         executor_(checked_executor(device)),
         operands_(op, device),
-        shape_(operands_.shape()),
-        workspace_size_(forward_workspace_size<T>(op.attention(), shape_, executor_)) {
+        shape_(operands_.shape()) {
+    static_cast<void>(checked_problem(op.attention(), shape_));
     require_host_state(op.device_state(), "attention(q, k, v, mix).save(state)");
-    if (op.workspace())
-      require_workspace(*op.workspace(), workspace_size_,
-                        "mhla: attention(q, k, v, mix).with(workspace)");
   }
 
   /// The result as a dense tensor at `data`; without memory, its extents.
@@ -74,10 +71,11 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
 
   /// Computes y from evaluated operands.
   MHLA_OUT_OF_LINE void write_result(const TensorView<T, 4>& y) const {
-    const Workspace own(op_.workspace() ? 0 : workspace_size_);
-    forward_into(op_.attention(), executor_, operands_.query.view(), operands_.key.view(),
-                 operands_.value.view(), operands_.mix.view(), y, op_.workspace().value_or(own),
-                 op_.state());
+    const OperandViews<T> x{operands_.query.view(), operands_.key.view(), operands_.value.view(),
+                            operands_.mix.view()};
+    const auto workspace = op_.workspace();
+    cpu::checked_forward_into(op_.attention(), executor_, x, y, workspace ? &*workspace : nullptr,
+                              op_.state(), "mhla: attention(q, k, v, mix).with(workspace)");
   }
 
   /// Computes the result in its own memory, as a dense tensor.
@@ -94,7 +92,6 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
   DeviceExecutor<Device> executor_;
   Operands<Query, Key, Value, Mix, Device> operands_;
   Shape shape_;
-  Index workspace_size_;
 };
 
 /// True, or a static_assert, if attention(q, k, v, mix) is assigned to a tensor.

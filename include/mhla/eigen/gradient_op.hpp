@@ -151,18 +151,13 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
         executor_(checked_executor(device)),
         operands_(op, device),
         grad_output_(op.grad_output(), device),
-        shape_(operands_.shape()),
-        workspace_size_(backward_workspace_size<T>(op.attention(), shape_, executor_)) {
+        shape_(operands_.shape()) {
+    const Problem problem = checked_problem(op.attention(), shape_);
     require_extents(grad_output_.view(), "dy", shape_.batch, shape_.heads, shape_.query_tokens,
                     shape_.value_dim, "dy is [batch, heads, query tokens, value_dim]");
     require_host_state(op.device_state(), "attention.backward(q, k, v, mix, dy).saved(state)");
     if (op.state() != nullptr)
-      op.state()->summaries(
-          shape_, fingerprint_of<T>(op.attention(), checked_problem(op.attention(), shape_),
-                                    Borrowed::contents));
-    if (op.workspace())
-      require_workspace(*op.workspace(), workspace_size_,
-                        "mhla: attention.backward(q, k, v, mix, dy).with(workspace)");
+      op.state()->summaries(shape_, fingerprint_of<T>(op.attention(), problem, Borrowed::contents));
   }
 
   void require_targets(const GradientViews<T>& gradients) const {
@@ -181,10 +176,12 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
     if (reads(gradients.value.view)) dv.take_place_of(gradients.value, update);
     if (reads(gradients.mix.view)) dmix.take_place_of(gradients.mix, update);
 
-    const Workspace own(op_.workspace() ? 0 : workspace_size_);
-    backward_into(op_.attention(), executor_, operands_.query.view(), operands_.key.view(),
-                  operands_.value.view(), operands_.mix.view(), grad_output_.view(), gradients,
-                  update, op_.workspace().value_or(own), op_.state());
+    const OperandViews<T> x{operands_.query.view(), operands_.key.view(), operands_.value.view(),
+                            operands_.mix.view()};
+    const auto workspace = op_.workspace();
+    cpu::checked_backward_into(op_.attention(), executor_, x, grad_output_.view(), gradients,
+                               update, workspace ? &*workspace : nullptr, op_.state(),
+                               "mhla: attention.backward(q, k, v, mix, dy).with(workspace)");
     dq.hand_over();
     dk.hand_over();
     dv.hand_over();
@@ -202,7 +199,6 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
   Operands<Query, Key, Value, Mix, Device> operands_;
   Operand<GradOutput, Device> grad_output_;
   Shape shape_;
-  Index workspace_size_;
 };
 
 // What gradients(...) makes of arguments that it refuses: no other error follows.

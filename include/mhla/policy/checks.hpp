@@ -365,6 +365,15 @@ const char* explain_choice() {
   return "";
 }
 
+template <class... X>
+int explain_plan() {
+  static_assert(no_such_call<X...>,
+                "mhla: call plan<T>(attention, shape, executor), or with an mhla::CudaDevice for "
+                "executor and, for calls with a CudaForwardState, mhla::StateUse::given: T is the "
+                "scalar of the tensors, shape an mhla::Shape, as of mhla::shape_of(q, k, v, mix)");
+  return 0;
+}
+
 // Takes {.query = dq, ...} too.
 struct NamedGradients {
   AnyArgument query, key, value, mix;
@@ -415,6 +424,7 @@ void backward_into(AnyArgument, AnyArgument, AnyArgument, AnyArgument, AnyArgume
 MHLA_ANY_CALL(Index forward_workspace_size, { return arguments::explain_size<Given...>(); })
 MHLA_ANY_CALL(Index backward_workspace_size, { return arguments::explain_size<Given...>(); })
 MHLA_ANY_CALL(Index forward_state_size, { return arguments::explain_size<Given...>(); })
+MHLA_ANY_CALL(int plan, { return arguments::explain_plan<Given...>(); })
 MHLA_ANY_CALL(std::string explain, { return arguments::explain_choice<Given...>(); })
 /// \endcond
 
