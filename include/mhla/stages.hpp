@@ -296,8 +296,8 @@ class Stages : public StageBlocks<V, T> {
         if (update.query == Update::overwrite) cpu::clear_masked(attention_.masks.query, dq.view);
     });
     if (problem_.shape.empty()) {
-      if (update.query == Update::overwrite) cpu::set_zero(dq);
-      if (update.mix == Update::overwrite) cpu::set_zero(dmix);
+      if (update.query == Update::overwrite) cpu::set_zero(dq.view);
+      if (update.mix == Update::overwrite) cpu::set_zero(dmix.view);
     }
   }
 
@@ -435,8 +435,8 @@ class Stages : public StageBlocks<V, T> {
       }
     });
     if (problem_.shape.empty() && update == Update::overwrite) {
-      cpu::set_zero(dk);
-      cpu::set_zero(dv);
+      cpu::set_zero(dk.view);
+      cpu::set_zero(dv.view);
     }
   }
 
@@ -458,7 +458,7 @@ class Stages : public StageBlocks<V, T> {
   }
   template <class E>
   static void clear_mix(const E&, const TensorView<A, 3>& dmix) {
-    cpu::set_zero(GradientView<A, 3>(dmix));
+    cpu::set_zero(dmix);
   }
 
   cpu::Extents extents() const { return cpu::Extents(problem_); }

@@ -72,6 +72,14 @@ struct GradientViews {
                   "mhla: gradients are four, in braces: {dq, dk, dv, dmix}; write mhla::skip in "
                   "place of one that is not wanted");
   }
+  // f(view, name) for each that is wanted.
+  template <class F>
+  void for_each(const F& f) const {
+    if (query.wanted) f(query.view, "dq");
+    if (key.wanted) f(key.view, "dk");
+    if (value.wanted) f(value.view, "dv");
+    if (mix.wanted) f(mix.view, "dmix");
+  }
 
  private:
   template <class Element, int Rank, class Gradient>

@@ -219,11 +219,18 @@ void clear_masked(const TensorView<const std::uint8_t, 2>& mask, const TensorVie
     }
 }
 
+/// The same of the overwritten gradients of a call.
+template <class T>
+void clear_masked(const TokenMasks& masks, const GradientViews<T>& gradients) {
+  clear_masked(masks.query, gradients.query.view);
+  clear_masked(masks.key, gradients.key.view);
+  clear_masked(masks.key, gradients.value.view);
+}
+
 /// Zeros the gradient of a call without an output.
 template <class T, int Rank>
-void set_zero(const GradientView<T, Rank>& gradient) {
-  if (!gradient.wanted) return;
-  for (Index i = 0; i < gradient.view.size(); ++i) gradient.view.element(i) = T{};
+void set_zero(const TensorView<T, Rank>& gradient) {
+  for (Index i = 0; i < gradient.size(); ++i) gradient.element(i) = T{};
 }
 
 /// Calls run(unit, memory, loop) for every unit: each on one slot while there is one for every
@@ -491,14 +498,9 @@ class BackwardCall {
     }
     if (update == Update::accumulate) return;
     if (!plan_) {
-      set_zero(gradients.query);
-      set_zero(gradients.key);
-      set_zero(gradients.value);
-      set_zero(gradients.mix);
+      gradients.for_each([](const auto& gradient, const char*) { set_zero(gradient); });
     } else if constexpr (requires { attention.masks; }) {
-      clear_masked(attention.masks.query, gradients.query.view);
-      clear_masked(attention.masks.key, gradients.key.view);
-      clear_masked(attention.masks.key, gradients.value.view);
+      clear_masked(attention.masks, gradients);
     }
   }
 

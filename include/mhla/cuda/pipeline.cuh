@@ -81,10 +81,8 @@ void CompiledKernels<V, T>::backward(CudaPath path, const BackwardCall<V, T>& ca
   require_memory_of_call(call.attention, call.operands, {call.workspace.data, call.workspace.size},
                          call.state);
   require_device_memory(call.dy, "dy");
-  if (gradients.query.wanted) require_device_memory(gradients.query.view, "dq");
-  if (gradients.key.wanted) require_device_memory(gradients.key.view, "dk");
-  if (gradients.value.wanted) require_device_memory(gradients.value.view, "dv");
-  if (gradients.mix.wanted) require_device_memory(gradients.mix.view, "dmix");
+  gradients.for_each(
+      [](const auto& gradient, const char* name) { require_device_memory(gradient, name); });
   if (call.problem.shape.empty()) {
     if (call.update == Update::accumulate) return;
     set_zero(call.device, gradients.query);

@@ -112,14 +112,12 @@ class HostHeads {
       plan->plan.pack_mixing(x.mix, cpu::multiplies_pairs_backward<T>(attention_, own_));
       cpu::run_backward(operands(), request, *plan, {}, executor);
       if constexpr (requires { attention_.masks; }) {
-        cpu::clear_masked(attention_.masks.query, gradients.query.view);
-        cpu::clear_masked(attention_.masks.key, gradients.key.view);
-        cpu::clear_masked(attention_.masks.key, gradients.value.view);
+        cpu::clear_masked(attention_.masks, gradients);
       }
     } else {
-      cpu::set_zero(gradients.query);
-      cpu::set_zero(gradients.key);
-      cpu::set_zero(gradients.value);
+      cpu::set_zero(gradients.query.view);
+      cpu::set_zero(gradients.key.view);
+      cpu::set_zero(gradients.value.view);
     }
     if (!gradients.mix.wanted) return;
     if (sums_over_heads() && !whole_.shape.empty()) gather_sums(exchange, memory);

@@ -16,6 +16,7 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/causality.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
@@ -143,7 +144,7 @@ void linear_attention_backward(const V& attention, const Query& query, Operand<T
   const Shape& shape = problem.shape;
   require_output_fit(dy, "dy", shape);
   require_no_mix(gradients);
-  require_gradients_fit(gradients, shape);
+  checked_gradients(shape, gradients);
 
   GradientSum<T, 4> grad_query(shape.batch, shape.heads, shape.query_tokens, shape.key_dim);
   GradientSum<T, 4> grad_key(shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim);

@@ -15,6 +15,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/policy/batch_layout.hpp>
 #include <mhla/policy/causality.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>
 #include <mhla/policy/problem.hpp>
@@ -200,7 +201,7 @@ void mhla_backward(const V& attention, const Query& query, Operand<T, 4> k, Oper
   const Shape shape = shape_of(q, k, v, mix);
   const Problem problem = checked_mhla(attention, shape, masks);
   require_output_fit(dy, "dy", shape);
-  require_gradients_fit(gradients, shape);
+  checked_gradients(shape, gradients);
 
   GradientSum<T, 4> grad_query(shape.batch, shape.heads, shape.query_tokens, shape.key_dim);
   GradientSum<T, 4> grad_key(shape.batch, shape.kv_heads, shape.key_tokens, shape.key_dim);

@@ -19,6 +19,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/token_masks.hpp>
 #include <mhla/policy/causality.hpp>
+#include <mhla/policy/checks.hpp>
 #include <mhla/reference/token_matrix.hpp>
 #include <optional>
 #include <type_traits>
@@ -134,7 +135,7 @@ void softmax_attention_backward(const SoftmaxAttention<C>& attention, const Quer
   const Shape shape = checked_softmax<C, T>(attention, q, k, v, masks);
   require_output_fit(dy, "dy", shape);
   require_no_mix(gradients);
-  require_gradients_fit(gradients, shape);
+  checked_gradients(shape, gradients);
   const A scale = softmax_scale<A>(attention, shape.key_dim);
 
   GradientSum<T, 4> grad_query(shape.batch, shape.heads, shape.query_tokens, shape.key_dim);

@@ -176,27 +176,6 @@ void require_output_fit(const TensorView<T, 4>& output, const char* argument, co
                   "it has the batch, heads and tokens of q and the dim of v");
 }
 
-// Throws ShapeError unless every wanted gradient has the extents of its operand.
-template <class T>
-void require_gradients_fit(const GradientViews<T>& gradients, const Shape& shape) {
-  const char* rule = "a gradient has the extents of its operand";
-  if (gradients.query.wanted)
-    require_extents(gradients.query.view, "dq", shape.batch, shape.heads, shape.query_tokens,
-                    shape.key_dim, rule);
-  if (gradients.key.wanted)
-    require_extents(gradients.key.view, "dk", shape.batch, shape.kv_heads, shape.key_tokens,
-                    shape.key_dim, rule);
-  if (gradients.value.wanted)
-    require_extents(gradients.value.view, "dv", shape.batch, shape.kv_heads, shape.key_tokens,
-                    shape.value_dim, rule);
-  if (gradients.mix.wanted) {
-    const auto& view = gradients.mix.view;
-    require_extent("dmix", "heads", view.extent[0], shape.mix_heads, rule);
-    require_extent("dmix", "query blocks", view.extent[1], shape.mix_query_blocks, rule);
-    require_extent("dmix", "key blocks", view.extent[2], shape.mix_key_blocks, rule);
-  }
-}
-
 // Throws ShapeError if a gradient of mix is requested of an attention without mix.
 template <class T>
 void require_no_mix(const GradientViews<T>& gradients) {
