@@ -87,7 +87,7 @@ class CpuPlan {
     require_enumerator("update", update, Update::accumulate);
     require_backward(attention, shape_, operands, dy, gradients, {}, {}).require_addresses();
     planned->run(attention, runner, operands, dy, gradients, update,
-                 planned->summaries(attention, saved));
+                 planned->template summaries<T>(attention, saved));
   }
 
   /// Bytes that the plan has allocated.
@@ -114,13 +114,15 @@ class CpuPlan {
     std::vector<Workspace> memory;
     Arena arena{memory};
     V attention;
-    cpu::ForwardCall<V, T> forward;
-    std::optional<cpu::BackwardCall<V, T>> backward;
+    cpu::ForwardCallOf<V, T> forward;
+    std::optional<cpu::BackwardCallOf<V, T>> backward;
 
     Calls(const V& variant, const Problem& problem, const ExecutorRef& executor,
           PlannedPasses passes)
-        : attention(variant), forward(arena, attention, problem, executor) {
-      if (passes == PlannedPasses::both) backward.emplace(arena, attention, problem, executor);
+        : attention(variant) {
+      forward.template lay_out<T>(arena, attention, problem, executor);
+      if (passes == PlannedPasses::both)
+        backward.emplace().template lay_out<T>(arena, attention, problem, executor);
     }
   };
 

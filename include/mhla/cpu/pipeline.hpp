@@ -15,7 +15,6 @@
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/problem.hpp>
 #include <type_traits>
-#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -29,12 +28,11 @@ void checked_forward_into(const V& attention, const ExecutorRef& executor, const
                           ForwardState<Accumulator<T>>* save,
                           const char* function = "mhla::forward_into") {
   const Problem problem = checked_problem(attention, x.shape());
-  const WorkspaceView given = workspace == nullptr ? WorkspaceView{} : *workspace;
-  require_forward(attention, problem.shape, x, y, given, {}).require_addresses();
-  std::vector<Workspace> own;
-  Arena arena = workspace == nullptr ? Arena(own) : Arena(given);
-  ForwardCall<V, T> call(arena, attention, problem, executor);
-  if (workspace != nullptr) require_workspace(given, arena.used(), function);
+  CallMemory memory(workspace);
+  require_forward(attention, problem.shape, x, y, memory.given(), {}).require_addresses();
+  ForwardCallOf<V, T> call;
+  call.template lay_out<T>(memory.arena(), attention, problem, executor);
+  memory.require_enough(function);
   call.run(attention, executor, x, y, save);
 }
 
@@ -48,13 +46,13 @@ void checked_backward_into(const V& attention, const ExecutorRef& executor,
                            const char* function = "mhla::backward_into") {
   const Problem problem = checked_problem(attention, x.shape());
   require_enumerator("update", update, Update::accumulate);
-  const WorkspaceView given = workspace == nullptr ? WorkspaceView{} : *workspace;
-  require_backward(attention, problem.shape, x, dy, gradients, given, {}).require_addresses();
-  std::vector<Workspace> own;
-  Arena arena = workspace == nullptr ? Arena(own) : Arena(given);
-  BackwardCall<V, T> call(arena, attention, problem, executor);
-  const auto kept = call.summaries(attention, saved);
-  if (workspace != nullptr) require_workspace(given, arena.used(), function);
+  CallMemory memory(workspace);
+  require_backward(attention, problem.shape, x, dy, gradients, memory.given(), {})
+      .require_addresses();
+  BackwardCallOf<V, T> call;
+  call.template lay_out<T>(memory.arena(), attention, problem, executor);
+  const auto kept = call.template summaries<T>(attention, saved);
+  memory.require_enough(function);
   call.run(attention, executor, x, dy, gradients, update, kept);
 }
 
@@ -70,7 +68,8 @@ template <StorageScalar T, AttentionVariant V, Executor E>
 MHLA_ONCE_A_CALL Index forward_workspace_size(const V& attention, const Shape& shape,
                                               const E& executor) {
   Arena arena;
-  cpu::ForwardCall<V, T>(arena, attention, checked_problem(attention, shape), executor);
+  cpu::ForwardCallOf<V, T>().template lay_out<T>(arena, attention,
+                                                 checked_problem(attention, shape), executor);
   return arena.used();
 }
 
@@ -81,7 +80,8 @@ template <StorageScalar T, AttentionVariant V, Executor E>
 MHLA_ONCE_A_CALL Index backward_workspace_size(const V& attention, const Shape& shape,
                                                const E& executor) {
   Arena arena;
-  cpu::BackwardCall<V, T>(arena, attention, checked_problem(attention, shape), executor);
+  cpu::BackwardCallOf<V, T>().template lay_out<T>(arena, attention,
+                                                  checked_problem(attention, shape), executor);
   return arena.used();
 }
 

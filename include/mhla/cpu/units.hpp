@@ -24,6 +24,7 @@
 #include <mhla/policy/problem.hpp>
 #include <optional>
 #include <type_traits>
+#include <vector>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -426,20 +427,20 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
 }
 
 /// A forward call of a checked problem, laid out; without an output it takes no memory.
-template <class V, class T>
+template <class L, class A>
 class ForwardCall {
  public:
-  using A = Accumulator<T>;
-  using L = LoweredOf<V>;
-
-  MHLA_ONCE_A_CALL ForwardCall(Arena& arena, const V& attention, const Problem& problem,
-                               const ExecutorRef& executor)
-      : problem_(problem) {
+  /// For tensors of T.
+  template <class T, class V>
+  MHLA_ONCE_A_CALL void lay_out(Arena& arena, const V& attention, const Problem& problem,
+                                const ExecutorRef& executor) {
+    problem_ = problem;
     if (!problem.shape.empty())
       plan_.emplace(arena, attention, problem, executor, multiplies_pairs<T>(attention, problem));
   }
 
   /// The same attention and number of slots; checked views.
+  template <class T, class V>
   void run(const V& attention, const ExecutorRef& executor, const OperandViews<T>& x,
            const TensorView<T, 4>& y, ForwardState<A>* save) {
     Span<A> saved;
@@ -462,21 +463,20 @@ class ForwardCall {
 };
 
 /// A backward call likewise.
-template <class V, class T>
+template <class L, class A>
 class BackwardCall {
  public:
-  using A = Accumulator<T>;
-  using L = LoweredOf<V>;
-
-  MHLA_ONCE_A_CALL BackwardCall(Arena& arena, const V& attention, const Problem& problem,
-                                const ExecutorRef& executor)
-      : problem_(problem) {
+  template <class T, class V>
+  MHLA_ONCE_A_CALL void lay_out(Arena& arena, const V& attention, const Problem& problem,
+                                const ExecutorRef& executor) {
+    problem_ = problem;
     if (!problem.shape.empty())
       plan_.emplace(arena, attention, problem, executor,
                     multiplies_pairs_backward<T>(attention, problem));
   }
 
   /// The summaries that a forward call has left in `saved`, if this one can use them.
+  template <class T, class V>
   Span<const A> summaries(const V& attention, const ForwardState<A>* saved) const {
     if (saved == nullptr) return {};
     const Span<const A> kept = saved->summaries(
@@ -486,6 +486,7 @@ class BackwardCall {
     return kept;
   }
 
+  template <class T, class V>
   void run(const V& attention, const ExecutorRef& executor, const OperandViews<T>& x,
            const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
            Span<const A> kept) {
@@ -507,6 +508,36 @@ class BackwardCall {
  private:
   Problem problem_;
   std::optional<BackwardPlan<L, A>> plan_;
+};
+
+template <class V, class T>
+using ForwardCallOf = ForwardCall<LoweredOf<V>, Accumulator<T>>;
+template <class V, class T>
+using BackwardCallOf = BackwardCall<LoweredOf<V>, Accumulator<T>>;
+
+/// What a call is laid out in: the caller's workspace, or without one memory of its own.
+class CallMemory {
+ public:
+  explicit CallMemory(const WorkspaceView* given)
+      : given_(given == nullptr ? WorkspaceView{} : *given),
+        arena_(given == nullptr ? Arena(own_) : Arena(given_)),
+        owns_(given == nullptr) {}
+  CallMemory(const CallMemory&) = delete;
+  CallMemory& operator=(const CallMemory&) = delete;
+
+  Arena& arena() { return arena_; }
+  /// No memory if it is the call's own.
+  WorkspaceView given() const { return given_; }
+  /// Once the call is laid out. \throws WorkspaceError in the name of `function`.
+  void require_enough(const char* function) const {
+    if (!owns_) require_workspace(given_, arena_.used(), function);
+  }
+
+ private:
+  std::vector<Workspace> own_;
+  WorkspaceView given_;
+  Arena arena_;
+  bool owns_;
 };
 
 }  // namespace cpu
