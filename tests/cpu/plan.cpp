@@ -102,7 +102,8 @@ TEST_CASE("plan: any other call is refused before anything is written", "[cpu]")
     CHECK(says(message, "mhla: ", why));
     CHECK(bitwise_equal(y.view(), x.dy.view()));
   };
-  refuse([&] { plan.forward(serial, views_of<float>(other), y.view()); }, "planned shape");
+  refuse([&] { plan.forward(serial, views_of<float>(other), y.view()); },
+         "do not have the planned shape");
   refuse([&] { plan.forward(ShuffledExecutor{2}, views_of<float>(x), y.view()); },
          "the executor has 2 slots but the plan is for 1");
   refuse([&] { plan.backward(serial, views_of<float>(x), x.dy, gradients.views()); },
@@ -111,6 +112,8 @@ TEST_CASE("plan: any other call is refused before anything is written", "[cpu]")
   refuse(
       [&] { mhla::plan<float>(Sequence{.blocks = {.block = 4}, .scale = -1}, x.shape(), serial); },
       "scale");
+  const auto taken = std::move(plan);
+  refuse([&] { plan.forward(serial, views_of<float>(x), y.view()); }, "moved from");  // NOLINT
   const Index least = mhla::forward_workspace_size<float>(attention, x.shape(), serial);
-  CHECK(plan.memory_size() >= least);
+  CHECK(taken.memory_size() >= least);
 }

@@ -135,7 +135,7 @@ class Arena {
     left_ -= bytes;
     return begin;
   }
-  // Twice as large as all before, so that there are few.
+  // At least as large as all chunks before it together, so that there are few.
   void add_chunk(Index bytes) {
     next_ = nullptr;
     left_ = 0;

@@ -32,8 +32,9 @@ enum class PlannedPasses {
 
 /// The calls of one variant, scalar type, shape and number of slots on the CPU, with their memory:
 /// block tables, angles of a rotation and scratch are laid out once, by mhla::plan. A call then
-/// allocates nothing, unless a ForwardState has to grow, and has the bits of forward_into and
-/// backward_into. One call at a time.
+/// allocates nothing, unless a ForwardState has to grow, and is bitwise equal to forward_into and
+/// backward_into. One call at a time. May be moved, after which the plan that was moved from
+/// throws.
 ///
 /// What the variant borrows (offsets of a packed batch, masks, a feature map's projection) must
 /// live as long as the plan. Offsets and masks are read when the plan is made: make another one
@@ -93,23 +94,24 @@ class CpuPlan {
   /// Bytes that the plan has allocated.
   Index memory_size() const {
     Index bytes = 0;
-    for (const Workspace& chunk : calls_->memory) bytes += chunk.size();
+    if (calls_ != nullptr)
+      for (const Workspace& chunk : calls_->memory) bytes += chunk.size();
     return bytes;
   }
 
  private:
   void require_planned(const ExecutorRef& executor, const OperandViews<T>& operands) const {
+    if (calls_ == nullptr) throw ShapeError("mhla: CpuPlan: the plan was moved from");
     if (!(operands.shape() == shape_))
       throw ShapeError(
-          "mhla: CpuPlan: q, k, v and mix are not of the planned shape; mhla::plan makes a plan "
-          "for "
-          "theirs");
+          "mhla: CpuPlan: q, k, v and mix do not have the planned shape; make a plan "
+          "for theirs");
     if (executor.num_slots() != num_slots_)
       throw ShapeError("mhla: CpuPlan: the executor has ", executor.num_slots(),
                        " slots but the plan is for ", num_slots_);
   }
 
-  // At an address of its own: what is laid out borrows the attention's mixing.
+  // Keeps its address when the plan is moved: what is laid out refers to the attention's mixing.
   struct Calls {
     std::vector<Workspace> memory;
     Arena arena{memory};

@@ -21,7 +21,7 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// Checks a forward call, lays it out in the workspace, and runs it; without a workspace, in memory
-/// of its own. `function` is who throws.
+/// of its own. Errors of the workspace name `function`.
 template <class V, class T>
 void checked_forward_into(const V& attention, const ExecutorRef& executor, const OperandViews<T>& x,
                           const TensorView<T, 4>& y, const WorkspaceView* workspace,

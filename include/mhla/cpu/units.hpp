@@ -439,7 +439,7 @@ class ForwardCall {
       plan_.emplace(arena, attention, problem, executor, multiplies_pairs<T>(attention, problem));
   }
 
-  /// The same attention and number of slots; checked views.
+  /// With the attention and the number of slots that it was laid out for; views must be checked.
   template <class T, class V>
   void run(const V& attention, const ExecutorRef& executor, const OperandViews<T>& x,
            const TensorView<T, 4>& y, ForwardState<A>* save) {
