@@ -15,8 +15,8 @@
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/unit.hpp>
-#include <mhla/cpu/used_blocks.hpp>
 #include <mhla/policy/problem.hpp>
+#include <mhla/stages/blocks.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -55,7 +55,7 @@ void copy_sums(const SummaryRows<A>& from, const SummaryRows<A>& to) {
 
 /// Unit `at` of a stage: kv head at % kv_heads of an item.
 template <class L, class A>
-Unit<A> stage_unit(const Plan<L, A>& plan, Index at, const UsedBlocks& used,
+Unit<A> stage_unit(const Plan<L, A>& plan, Index at, const StageMasks& masks,
                    const UnitMemory<A>& memory, const SummaryRows<A>& summaries,
                    Orientation orientation) {
   const Problem& problem = plan.problem;
@@ -63,13 +63,13 @@ Unit<A> stage_unit(const Plan<L, A>& plan, Index at, const UsedBlocks& used,
   const auto used_of = [&](Span<const Index> blocks, const Grid& grid) {
     return blocks.size > 0 ? blocks[item] : grid.num_blocks();
   };
-  const Index all = used_of(used.queries, problem.query_grid);
+  const Index all = used_of(masks.query_blocks, problem.query_grid);
   const Index queries = std::clamp(all - problem.queries.first, Index{0}, problem.query_blocks);
   const bool reads_all = !factors_mixing<L> && (problem.stage == Stage::read_out ||
                                                 problem.stage == Stage::read_out_gradient);
   return {{item, plan.tables.queries.sequences[item].first_block, queries},
           {item, plan.tables.keys.sequences[item].first_block,
-           reads_all ? used_of(used.keys, problem.key_grid) : problem.key_blocks},
+           reads_all ? used_of(masks.key_blocks, problem.key_grid) : problem.key_blocks},
           at % problem.shape.kv_heads,
           memory,
           summaries,

@@ -17,13 +17,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Of every item of a padded batch, the blocks of the whole sequence up to the last with a token
-/// that takes part: a whole pass drops the others. Empty: all of them.
-struct UsedBlocks {
-  Span<const Index> queries;
-  Span<const Index> keys;
-};
-
 /// One side's blocks whose tokens a mask [batch, tokens of `held`] has, and what mask and counts
 /// are called.
 struct MaskedBlocks {

@@ -17,6 +17,7 @@
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/stages.hpp>
 #include <mhla/cuda/token_block.cuh>
+#include <mhla/stages/calls.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -79,12 +80,18 @@ void StageKernels<V, T>::require_memory(const Footprint& memory) {
   require_device_memory(memory);
 }
 
-/// Throws unless CUDA knows the memory of what every stage has.
-template <class PassCall>
-void require_memory_of_stage(const PassCall& call) {
-  require_memory_of_call(call.attention, call.operands, {call.workspace.data, call.workspace.size},
-                         call.state);
+/// A stage as a pass of which it is a part.
+template <class T, class V>
+ForwardCall<V, T> forward_call(const StagePlace<V>& at, const OperandViews<T>& x) {
+  return {at.device, at.attention, at.problem, x, {}, at.workspace};
 }
+template <class T, class V>
+BackwardCall<V, T> backward_call(const StagePlace<V>& at, const OperandViews<T>& x,
+                                 const TensorView<const T, 4>& dy,
+                                 const GradientViews<T>& gradients, Update of_mix) {
+  return {at.device, at.attention, at.problem, x, dy, gradients, of_mix, at.workspace};
+}
+
 /// Calls f(pass, rows, cut) for the parts of a stage's batch.
 template <template <class, class> class PassCall, class V, class T, class F>
 void run_stage(const PassCall<V, T>& call, const F& f) {
@@ -109,52 +116,39 @@ void run_stage_gradient(const BackwardCall<V, T>& call, const F& f) {
 }
 
 template <class V, class T>
-void StageKernels<V, T>::summarize(const ForwardCall<V, T>& call,
-                                   const TensorView<A, 2>& summaries) {
-  require_memory_of_stage(call);
-  require_device_memory(summaries, "summaries");
-  run_stage(call, [&](const auto& pass, const auto& rows, const auto&) {
-    pass.pack_keys();
-    pass.summarize_blocks();
-    rows.copy_sums(1, pass.summaries(), rows.sums(summaries, 1));
-  });
+void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::Summarize<T>& call) {
+  run_stage(forward_call<T>(at, {{}, call.k, call.v, {}}),
+            [&](const auto& pass, const auto& rows, const auto&) {
+              pass.pack_keys();
+              pass.summarize_blocks();
+              rows.copy_sums(1, pass.summaries(), rows.sums(call.summaries, 1));
+            });
 }
 
 template <class V, class T>
-void StageKernels<V, T>::read_out(const ForwardCall<V, T>& call, const Rows& summaries) {
-  require_memory_of_stage(call);
-  require_device_memory(summaries, "summaries");
-  require_device_memory(call.y, "y");
-  run_stage(call, [&](const auto& pass, const auto& rows, const auto& cut) {
+void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOut<T>& call) {
+  run_stage(forward_call<T>(at, call.x), [&](const auto& pass, const auto& rows, const auto& cut) {
     if constexpr (masks_own_block<V>) pass.pack_keys();
-    pass.mix_blocks(rows.sums(summaries, 1));
+    pass.mix_blocks(rows.sums(call.sums.summaries, 1));
     pass.pack_queries();
     pass.sum_denominators();
     pass.read_out_blocks(cut(call.y));
   });
-  if constexpr (requires { call.attention.masks; })
-    clear_masked(call.device, call.attention.masks.query, call.y);
+  if constexpr (requires { at.attention.masks; })
+    clear_masked(at.device, at.attention.masks.query, call.y);
 }
 
 template <class V, class T>
-void StageKernels<V, T>::read_out_gradient(const BackwardCall<V, T>& call, const Rows& summaries,
-                                           const QueryRows<A>& left, Update update) {
-  const GradientViews<T>& gradients = call.gradients;
-  require_memory_of_stage(call);
-  require_device_memory(summaries, "summaries");
-  require_device_memory(call.dy, "dy");
-  if (gradients.query.wanted) require_device_memory(gradients.query.view, "dq");
-  if (gradients.mix.wanted) require_device_memory(gradients.mix.view, "dmix");
-  require_device_memory(left.mixtures, "mixtures");
-  if (masks_own_block<V> && normalizes<V>) require_device_memory(left.denominators, "denominators");
-  if (call.problem.shape.empty()) {
-    if (update == Update::overwrite) set_zero(call.device, gradients.query);
-    if (call.update == Update::overwrite) set_zero(call.device, gradients.mix);
+void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOutGradient<T>& call) {
+  if (at.problem.shape.empty()) {
+    if (call.update.query == Update::overwrite) set_zero(at.device, call.dq);
+    if (call.update.mix == Update::overwrite) set_zero(at.device, call.dmix);
     return;
   }
   run_stage_gradient(
-      call, [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
-        const BlockSums<A> from = rows.sums(summaries, 1);
+      backward_call<T>(at, call.x, call.dy, {call.dq, skip, skip, call.dmix}, call.update.mix),
+      [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
+        const BlockSums<A> from = rows.sums(call.sums.summaries, 1);
         if constexpr (masks_own_block<V>) pass.pack_keys();
         pass.mix_blocks(from);
         pass.pack_queries();
@@ -164,57 +158,46 @@ void StageKernels<V, T>::read_out_gradient(const BackwardCall<V, T>& call, const
         pass.denominators_gradient();
         if (to.query.wanted)
           pass.unpack_gradient(pass.queries_gradient(), pass.of.scale(), pass.of.q, to.query.view,
-                               update);
+                               call.update.query);
         if (to.mix.wanted) pass.mixing_gradient(from);
         const Index matrices = pass.e.matrices;
-        rows.copy_sums(matrices, pass.mixed_gradients(), rows.sums(left.mixtures, matrices));
+        rows.copy_sums(matrices, pass.mixed_gradients(), rows.sums(call.left.mixtures, matrices));
         if constexpr (masks_own_block<V> && normalizes<V>)
-          rows.for_denominators(left.denominators, [&](const auto& row, const auto& numbers) {
+          rows.for_denominators(call.left.denominators, [&](const auto& row, const auto& numbers) {
             rows.copy_denominators(numbers, row);
           });
       });
-  if constexpr (requires { call.attention.masks; })
-    if (update == Update::overwrite && gradients.query.wanted)
-      clear_masked(call.device, call.attention.masks.query, gradients.query.view);
+  if constexpr (requires { at.attention.masks; })
+    if (call.update.query == Update::overwrite && call.dq.wanted)
+      clear_masked(at.device, at.attention.masks.query, call.dq.view);
 }
 
 template <class V, class T>
-void StageKernels<V, T>::mix_gradient(const ForwardCall<V, T>& call, const Rows& mixtures,
-                                      const TensorView<A, 2>& summary_gradients) {
-  require_memory_of_stage(call);
-  require_device_memory(mixtures, "mixtures");
-  require_device_memory(summary_gradients, "summary_gradients");
-  run_stage(call, [&](const auto& pass, const auto& rows, const auto&) {
-    pass.mix_blocks_gradient(rows.sums(mixtures, pass.e.matrices), rows.sums(summary_gradients, 1));
-  });
+void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::MixGradient<T>& call) {
+  run_stage(forward_call<T>(at, {{}, {}, {}, call.mix}),
+            [&](const auto& pass, const auto& rows, const auto&) {
+              pass.mix_blocks_gradient(rows.sums(call.mixtures, pass.e.matrices),
+                                       rows.sums(call.summary_gradients, 1));
+            });
 }
 
 template <class V, class T>
-void StageKernels<V, T>::summarize_gradient(const BackwardCall<V, T>& call,
-                                            const Rows& summary_gradients, const Rows& denominators,
-                                            Update update) {
-  const GradientViews<T>& gradients = call.gradients;
-  require_memory_of_stage(call);
-  require_device_memory(summary_gradients, "summary_gradients");
-  if constexpr (masks_own_block<V>) {
-    require_device_memory(call.dy, "dy");
-    if (normalizes<V>) require_device_memory(denominators, "denominators");
-    if (gradients.mix.wanted) require_device_memory(gradients.mix.view, "dmix");
+void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::SummarizeGradient<T>& call) {
+  if (at.problem.shape.empty()) {
+    if (call.update == Update::accumulate) return;
+    set_zero(at.device, call.dk);
+    return set_zero(at.device, call.dv);
   }
-  if (gradients.key.wanted) require_device_memory(gradients.key.view, "dk");
-  if (gradients.value.wanted) require_device_memory(gradients.value.view, "dv");
-  if (call.problem.shape.empty()) {
-    if (update == Update::accumulate) return;
-    set_zero(call.device, gradients.key);
-    return set_zero(call.device, gradients.value);
-  }
+  // Only the diagonal of dmix comes from here; what it is added to stays.
   run_stage_gradient(
-      call, [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
+      backward_call<T>(at, call.x, call.dy, {skip, call.dk, call.dv, call.dmix},
+                       Update::accumulate),
+      [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
         pass.pack_keys();
         if constexpr (masks_own_block<V>) {
           pass.pack_queries();
           if constexpr (normalizes<V>)
-            rows.for_denominators(denominators, [&](const auto& row, const auto& numbers) {
+            rows.for_denominators(call.denominators, [&](const auto& row, const auto& numbers) {
               rows.copy_denominators(row, numbers);
             });
           pass.divide(dy);
@@ -225,14 +208,14 @@ void StageKernels<V, T>::summarize_gradient(const BackwardCall<V, T>& call,
           }
           if (to.mix.wanted) add_own_mixing_gradient(pass.of);
         }
-        rows.copy_sums(1, rows.sums(summary_gradients, 1), pass.summary_gradients());
-        pass.summarize_blocks_gradient(to, update);
+        rows.copy_sums(1, rows.sums(call.summary_gradients, 1), pass.summary_gradients());
+        pass.summarize_blocks_gradient(to, call.update);
       });
-  if constexpr (requires { call.attention.masks; }) {
-    if (update == Update::accumulate) return;
-    const auto& mask = call.attention.masks.key;
-    if (gradients.key.wanted) clear_masked(call.device, mask, gradients.key.view);
-    if (gradients.value.wanted) clear_masked(call.device, mask, gradients.value.view);
+  if constexpr (requires { at.attention.masks; }) {
+    if (call.update == Update::accumulate) return;
+    const auto& mask = at.attention.masks.key;
+    if (call.dk.wanted) clear_masked(at.device, mask, call.dk.view);
+    if (call.dv.wanted) clear_masked(at.device, mask, call.dv.view);
   }
 }
 

@@ -12,8 +12,8 @@
 #include <mhla/distributed/communicator.hpp>
 #include <mhla/distributed/shares.hpp>
 #include <mhla/policy/block_geometry.hpp>
-#include <mhla/policy/stage_blocks.hpp>
 #include <mhla/policy/sums_layout.hpp>
+#include <mhla/stages/blocks.hpp>
 #include <vector>
 
 MHLA_NAMESPACE_BEGIN

@@ -40,17 +40,17 @@ MHLA_ONCE_A_CALL void require_aligned(const TensorView<T, Rank>& tensor, const c
   if (tensor.size() > 0) require_aligned(tensor.data, alignof(T), name);
 }
 
-/// The memory that a call touches, piece by piece: first what it writes, then what it reads.
+/// The memory that a call touches, piece by piece.
 class Footprint {
  public:
   template <class T, int Rank>
   MHLA_ONCE_A_CALL void writes(const TensorView<T, Rank>& tensor, const char* name) {
     reads(tensor, name);
-    results_ = count_;
+    pieces_[count_ - 1].is_result = true;
   }
   template <class T, int Rank>
   MHLA_ONCE_A_CALL void reads(const TensorView<T, Rank>& tensor, const char* name) {
-    pieces_[count_++] = {overlap::strided(tensor), name, false};
+    pieces_[count_++] = {overlap::strided(tensor), name};
   }
 
   /// The same of what is in host memory on any device.
@@ -70,13 +70,14 @@ class Footprint {
   /// Throws ShapeError unless all results can be written: every element distinct, none shared with
   /// another piece.
   MHLA_ONCE_A_CALL void require_results() const {
-    for (int i = 0; i < results_; ++i) {
-      const auto& [view, name, on_host] = pieces_[i];
+    for (int i = 0; i < count_; ++i) {
+      const auto& [view, name, is_result, on_host] = pieces_[i];
+      if (!is_result) continue;
       if (!overlap::is_injective(view))
         throw ShapeError("mhla: ", name,
                          ": the strides give two elements one address; a destination needs every "
                          "element to be its own");
-      if (const char* other = sharing(view, i + 1))
+      if (const char* other = sharing(view, i))
         throw ShapeError("mhla: ", name, ": shares memory with ", other,
                          "; a destination needs memory of its own");
     }
@@ -86,7 +87,7 @@ class Footprint {
   /// (On a GPU the backend says so.)
   MHLA_ONCE_A_CALL void require_addresses() const {
     for (int i = 0; i < count_; ++i) {
-      const auto& [view, name, on_host] = pieces_[i];
+      const auto& [view, name, is_result, on_host] = pieces_[i];
       if (view.size == 0 || view.data != nullptr) continue;
       if (i >= scratch_)
         throw WorkspaceError("mhla: ", name, ": has ", view.size, " bytes but a null address");
@@ -98,7 +99,7 @@ class Footprint {
   MHLA_ONCE_A_CALL void require_scratch(WorkspaceView scratch, const char* name) {
     if (scratch_ > count_) scratch_ = count_;
     const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
-    if (const char* other = sharing(overlap::strided(bytes), 0))
+    if (const char* other = sharing(overlap::strided(bytes), -1))
       throw WorkspaceError("mhla: ", name, ": shares memory with ", other,
                            "; a call overwrites it: give it memory of its own");
     reads(bytes, name);
@@ -108,19 +109,19 @@ class Footprint {
   struct Piece {
     overlap::Strided view;
     const char* name;
-    bool on_host;
+    bool is_result = false;
+    bool on_host = false;
   };
 
-  // The name of the first piece, from `first` on, that shares memory with `view`, or null.
-  MHLA_ONCE_A_CALL const char* sharing(const overlap::Strided& view, int first) const {
-    for (int i = first; i < count_; ++i)
-      if (overlap::share_memory(view, pieces_[i].view)) return pieces_[i].name;
+  // The name of the first piece but `own` that shares memory with `view`, or null.
+  MHLA_ONCE_A_CALL const char* sharing(const overlap::Strided& view, int own) const {
+    for (int i = 0; i < count_; ++i)
+      if (i != own && overlap::share_memory(view, pieces_[i].view)) return pieces_[i].name;
     return nullptr;
   }
 
   static constexpr int most = 16;
   Piece pieces_[most];
-  int results_ = 0;
   int count_ = 0;
   int scratch_ = most;  // the first piece of scratch memory
 };
@@ -154,16 +155,19 @@ MHLA_ONCE_A_CALL void require_aligned_operands(const V& attention,
     require_aligned(attention.feature_map.projection, "feature_map.projection");
 }
 
-/// Throws unless results and scratch memory can be written: the workspace, and a forward state's
-/// memory if it is the caller's.
-template <class V, class T>
-MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
-                                    const OperandViews<T>& operands, WorkspaceView workspace,
-                                    WorkspaceView state) {
+template <class T>
+MHLA_ONCE_A_CALL void add_operands(Footprint& footprint, const OperandViews<T>& operands) {
   footprint.reads(operands.q, "q");
   footprint.reads(operands.k, "k");
   footprint.reads(operands.v, "v");
   footprint.reads(operands.mix, "mix");
+}
+
+/// Throws unless results and scratch memory can be written: the workspace, and a forward state's
+/// memory if it is the caller's.
+template <class V>
+MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
+                                    WorkspaceView workspace, WorkspaceView state) {
   if constexpr (borrows_projection<V>)
     footprint.reads(attention.feature_map.projection, "feature_map.projection");
   if constexpr (requires { attention.offsets; })
@@ -189,7 +193,8 @@ Footprint require_forward(const V& attention, const Shape& shape, const OperandV
   require_aligned(y, "y");
   Footprint footprint;
   footprint.writes(y, "y");
-  require_apart(footprint, attention, operands, workspace, state);
+  add_operands(footprint, operands);
+  require_apart(footprint, attention, workspace, state);
   return footprint;
 }
 
@@ -245,7 +250,8 @@ Footprint require_backward(const V& attention, const Shape& shape, const Operand
   require_aligned(dy, "dy");
   Footprint footprint = checked_gradients(shape, gradients);
   footprint.reads(dy, "dy");
-  require_apart(footprint, attention, operands, workspace, state);
+  add_operands(footprint, operands);
+  require_apart(footprint, attention, workspace, state);
   return footprint;
 }
 

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: MIT
+// The stages of any backend: their calls, checked once, and for packed sequences one after another.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/stage.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/checks.hpp>
+#include <mhla/policy/fingerprint.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/variant.hpp>
+#include <mhla/stages/blocks.hpp>
+#include <mhla/stages/calls.hpp>
+#include <mhla/stages/checks.hpp>
+#include <mhla/stages/errors.hpp>
+#include <mhla/stages/packed.hpp>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup stages
+/// \{
+
+/// The stages of attention over sequences of one shape, or over a packed batch, by a backend:
+/// Stages on the CPU, CudaStages on a GPU. T is the storage type of the tensors; mix, its gradient
+/// and all sums are in the accumulator type. An executor E is what the backend runs on, an Executor
+/// or a CudaDevice. Any number of threads may use one object; a call allocates nothing and has the
+/// same bits for any executor.
+///
+/// Of a packed batch, the blocks are those of all its sequences, end to end. Tensors
+/// [1, heads, tokens, dim] have the tokens of the given blocks, sums a row for each; mix and dmix
+/// are whole. Of summaries that queries read, the first is the first of `key_blocks(queries)`,
+/// which are those of their sequences alone; queries of mix_gradient are `query_blocks(keys)`, or
+/// those of them that see the keys. y, dq, dk and dv have the bits of a whole pass; dmix, with
+/// Update::overwrite, is the sum over the given blocks: it differs from a whole pass's in rounding.
+/// By RecurrentMixing, ranges begin and end at multiples of 16 blocks of a sequence, or with it.
+/// States before and behind them are those of the sequence that goes on there: `block_in_sequence`
+/// is not 0. Where none does, states behind are 0, and nothing else is read or written. Offsets are
+/// borrowed; after the constructor they must not change.
+///
+/// Every call throws ShapeError if views or blocks do not fit, or if a result shares memory with
+/// anything, WorkspaceError if `workspace` is smaller than workspace_size says or shares memory;
+/// nothing is written then.
+template <class V, class T, class Backend>
+class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
+  using Blocks = typename Backend::template Blocks<V, T>;
+  using A = Accumulator<T>;
+  using Blocks::attention_;
+  using Blocks::problem_;
+
+ public:
+  using Blocks::Blocks;
+  /// \cond INTERNAL
+  using Blocks::packs;
+  using Blocks::recurs;
+  using Blocks::sees_own;
+  using StageErrors::advance;
+  using StageErrors::advance_gradient;
+  using StageErrors::mix_gradient;
+  using StageErrors::read_out;
+  using StageErrors::read_out_gradient;
+  using StageErrors::summarize;
+  using StageErrors::summarize_gradient;
+  using StageErrors::workspace_size;
+  template <class E>
+  static constexpr bool runs_on = Backend::template runs_on<E>;
+  static constexpr Borrowed compared = Backend::compared;  // by ranks, of what the variant borrows
+  // Throws unless a call's stages can run on an executor and reach its memory.
+  template <class E>
+  static void require_device(const E& executor, const Footprint& memory) {
+    Backend::template require_device<typename Blocks::Sequence, T>(executor, memory);
+  }
+  /// \endcond
+
+  /// The stages of a padded batch on blocks whose tokens `masks` has. As in a whole pass, of which
+  /// they have the bits, tokens that a mask takes away leave nothing and have y and gradients 0.
+  /// Under Causal and BlockCausal, queries and keys have one mask. (On a GPU how far items reach is
+  /// not asked for.)
+  auto padded(const StageMasks& masks) const requires(!is_batch_layout<V>) {
+    BasicStages<Padded<V>, T, Backend> stages(problem_, Padded<V>(attention_, masks.tokens));
+    stages.held_ = this->held_;
+    stages.masks_ = masks;
+    return stages;
+  }
+
+  /// Bytes of workspace of a stage that processes `blocks`; for mix_gradient these are query
+  /// blocks, and `keys` its key blocks. No more than needed; 0 for a stage that the variant lacks.
+  /// \throws ShapeError if there are no such blocks.
+  template <class E>
+  requires runs_on<E> Index workspace_size(Stage stage, const E& executor, const BlockRange& blocks,
+                                           const BlockRange& keys = {})
+  const {
+    const bool mixes = stage == Stage::mix_gradient;
+    if (mixes ? recurs : !recurs && (stage == Stage::advance || stage == Stage::advance_gradient))
+      return 0;
+    if constexpr (!packs) {
+      return Backend::template workspace_size<T>(this->part_of(stage, blocks, keys), executor);
+    } else {
+      this->require_blocks_of(stage, blocks, keys);
+      Index bytes = 0;
+      for_each_sequence(mixes ? keys : blocks, {}, [&](const SequencePart& of, const auto& stages) {
+        bytes = (std::max)(bytes, stages.workspace_size(stage, executor, of.of(blocks), of.part));
+      });
+      return bytes;
+    }
+  }
+
+  /// S and z of key blocks: k [batch, kv_heads, tokens, key_dim], v [.., value_dim], summaries
+  /// [blocks, summary_size()].
+  template <class E>
+  requires runs_on<E>
+  void summarize(const E& executor, const BlockRange& keys, const TensorView<const T, 4>& k,
+                 const TensorView<const T, 4>& v, const TensorView<A, 2>& summaries,
+                 WorkspaceView workspace) const {
+    run(executor, stages::Summarize<T>{keys, k, v, summaries}, workspace);
+  }
+
+  /// y [batch, heads, tokens, value_dim] of query blocks. x.q has their tokens, x.mix their rows,
+  /// [heads, mix_rows(), all key blocks]; x.k and x.v, the same blocks' keys, are used under Causal
+  /// alone. Of all key blocks the summaries, under Causal and BlockCausal those that the queries
+  /// see at least; by RecurrentMixing the same blocks', which begin and end at multiples of 16, and
+  /// states.
+  template <class E>
+  requires runs_on<E>
+  void read_out(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
+                const std::type_identity_t<Sums<A>>& sums, const TensorView<T, 4>& y,
+                WorkspaceView workspace) const {
+    run(executor, stages::ReadOut<T>{queries, used(x), sums, y}, workspace);
+  }
+
+  /// dq and rows of dmix of query blocks, if they are wanted, and what these leave for keys.
+  /// Operands as in read_out, dy as y, dmix as x.mix: its diagonal, under Causal, is left to
+  /// summarize_gradient, by RecurrentMixing all of it to advance_gradient. Other gradients are not
+  /// touched.
+  template <class E>
+  requires runs_on<E>
+  void read_out_gradient(const E& executor, const BlockRange& queries, const OperandViews<T>& x,
+                         const std::type_identity_t<Sums<A>>& sums,
+                         const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                         QueryUpdate update, const QueryRows<A>& left,
+                         WorkspaceView workspace) const {
+    const GradientView<A, 3> dmix = recurs ? GradientView<A, 3>(skip) : gradients.mix;
+    run(executor,
+        stages::ReadOutGradient<T>{queries, used(x), sums, dy, gradients.query, dmix, update, left},
+        workspace);
+  }
+
+  /// dS and dz [key blocks, summary_size()] of key blocks, summed over query blocks: mix
+  /// [heads, query blocks, key blocks] has the entries of both, of a packed batch it is whole;
+  /// mixtures [query blocks, mixture_size()] is what read_out_gradient left.
+  template <class E>
+  requires runs_on<E>
+  void mix_gradient(const E& executor, const BlockRange& queries, const BlockRange& keys,
+                    const TensorView<const A, 3>& mix, const TensorView<const A, 2>& mixtures,
+                    const TensorView<A, 2>& summary_gradients, WorkspaceView workspace) const
+      requires(!recurs) {
+    run(executor, stages::MixGradient<T>{queries, keys, mix, mixtures, summary_gradients},
+        workspace);
+  }
+
+  /// dk and dv of key blocks, if they are wanted, from dS and dz. x.k and x.v have the tokens of
+  /// the blocks. The rest is used under Causal alone: x.q, dy and `denominators` of the same
+  /// blocks' queries, x.mix their rows as in read_out, and dmix, to whose diagonal this adds: it
+  /// holds what read_out_gradient, or advance_gradient, wrote. Other gradients are not touched.
+  template <class E>
+  requires runs_on<E>
+  void summarize_gradient(const E& executor, const BlockRange& keys, const OperandViews<T>& x,
+                          const TensorView<const A, 2>& summary_gradients,
+                          const TensorView<const T, 4>& dy,
+                          const TensorView<const A, 2>& denominators,
+                          const GradientViews<T>& gradients, Update update,
+                          WorkspaceView workspace) const {
+    stages::SummarizeGradient<T> call{keys,         {{}, x.k, x.v, {}}, summary_gradients, {},
+                                      denominators, gradients.key,      gradients.value,   skip,
+                                      update};
+    if constexpr (sees_own) {
+      call.x = x;
+      call.dy = dy;
+      call.dmix = gradients.mix;
+    }
+    run(executor, call, workspace);
+  }
+
+  /// RecurrentMixing: H behind some blocks, [num_states(), mixture_size()], from H before them and
+  /// their S. mix [heads, mix_rows(), columns]. The blocks begin and end at multiples of 16; there
+  /// may be none of them, but there are some behind.
+  template <class E>
+  requires runs_on<E>
+  void advance(const E& executor, const BlockRange& blocks, const TensorView<const A, 3>& mix,
+               const Sums<A>& sums, const TensorView<A, 2>& behind,
+               WorkspaceView workspace) const requires recurs {
+    run(executor, stages::Advance<T>{blocks, mix, sums, behind}, workspace);
+    if (packs && !this->has_states_before(blocks.end()))
+      for (Index i = 0; i < behind.size(); ++i) behind.element(i) = A(0);
+  }
+
+  /// RecurrentMixing: dS and dz [blocks, summary_size()] and dmix of blocks, and dH before them,
+  /// from mixtures [blocks, mixture_size()], which read_out_gradient left, and dH behind them.
+  /// Operands as in advance; the blocks may be the last.
+  ///
+  /// dmix as mix. A block's weights enter states at the row of the next: of its first row this
+  /// writes m_ii and a, of the last, the next block's, b and g, and of the others all, so that each
+  /// entry is written for one range, and no other touches it. Under Causal it leaves m_ii to
+  /// summarize_gradient, with 0 there if it overwrites. Rows behind the last block's are not
+  /// touched. A single row for all gets the sum over these blocks; sums of several calls differ
+  /// from the whole pass's in rounding.
+  template <class E>
+  requires runs_on<E>
+  void advance_gradient(const E& executor, const BlockRange& blocks,
+                        const TensorView<const A, 3>& mix, const Sums<A>& sums,
+                        const TensorView<const A, 2>& mixtures, const StateGradients<A>& states,
+                        const TensorView<A, 2>& summary_gradients,
+                        const std::type_identity_t<GradientView<A, 3>>& dmix, Update update,
+                        WorkspaceView workspace) const requires recurs {
+    run(executor,
+        stages::AdvanceGradient<T>{blocks, mix, sums, mixtures, states, summary_gradients, dmix,
+                                   update},
+        workspace);
+  }
+
+ private:
+  template <class, class, class>
+  friend class BasicStages;
+
+  // Of a padded batch, or of a packed sequence.
+  BasicStages(const Problem& problem, const V& attention) : Blocks(problem, attention) {}
+
+  // What queries use of x.
+  static OperandViews<T> used(const OperandViews<T>& x) {
+    if constexpr (sees_own) return x;
+    return {x.q, {}, {}, x.mix};
+  }
+
+  template <class E, class Call>
+  void run(const E& executor, const Call& call, WorkspaceView workspace) const {
+    const Footprint memory = checked_stage(*this, attention_, call, workspace);
+    Call::visit(call, *this, [](const char* name, stages::Holds holds, const auto& view) {
+      Backend::require_layout(Call::stage, name, holds, view);
+    });
+    require_device(executor, memory);
+    if constexpr (packs)
+      run_sequences(executor, call, workspace);
+    else
+      run_checked(executor, call, workspace);
+  }
+  template <class E, class Call>
+  void run_checked(const E& executor, Call call, WorkspaceView workspace) const {
+    if constexpr (Call::stage == Stage::summarize_gradient && sees_own) {
+      // Of mix, own keys see their columns.
+      call.x.mix = columns_of(call.x.mix, this->mix_columns(call.blocks));
+      if (call.dmix.wanted) call.dmix = columns_of(call.dmix.view, this->mix_columns(call.blocks));
+    }
+    Backend::template run<T>(this->part_of(Call::stage, call.blocks, stages::keys_of(call)),
+                             executor, call, workspace);
+  }
+  // All checks are made before the first sequence writes, whose calls add up dmix.
+  template <class E, class Call>
+  void run_sequences(const E& executor, Call call, WorkspaceView workspace) const {
+    Backend::require_room(
+        workspace, workspace_size(Call::stage, executor, call.blocks, stages::keys_of(call)));
+    constexpr bool overwrites_mix =
+        Call::stage == Stage::read_out_gradient || Call::stage == Stage::advance_gradient;
+    if constexpr (overwrites_mix) {
+      const QueryUpdate update = call.update;
+      if (call.dmix.wanted && update.mix == Update::overwrite)
+        Backend::template set_mix_zero<typename Blocks::Sequence, T>(executor, call.dmix.view);
+      if constexpr (Call::stage == Stage::read_out_gradient)
+        call.update.mix = Update::accumulate;
+      else
+        call.update = Update::accumulate;
+    }
+    const Index first_seen = this->key_blocks(call.blocks).first;
+    const BlockRange range = stages::keys_of(call);
+    constexpr bool of_keys =
+        Call::stage == Stage::summarize || Call::stage == Stage::summarize_gradient;
+    for_each_sequence(range, of_keys ? this->held_keys(range) : this->held_queries(range),
+                      [&](const SequencePart& of, const auto& stages) {
+                        if (Call::stage == Stage::advance && of.part.end() == of.blocks)
+                          return;  // has ended
+                        stages.run_checked(executor, stages::part_of(call, of, stages, first_seen),
+                                           workspace);
+                      });
+  }
+  // Calls visit(part, the stages of its sequence). Its tokens are counted as tensors hold them. Of
+  // no blocks, a recurrence alone makes something: it passes states on.
+  template <class Visit>
+  void for_each_sequence(const BlockRange& blocks, const BlockRange& held,
+                         const Visit& visit) const {
+    if (!recurs && blocks.count == 0) return;
+    using Sequence = typename Blocks::Sequence;
+    const auto list = this->queries_listed();
+    const Index before = list.first_token(blocks.first) - list.first_token(held.first);
+    list.for_each_part(blocks, [&](SequencePart of) {
+      of.tokens.first += before;
+      visit(of, BasicStages<Sequence, T, Backend>(stages::problem_of<recurs>(of, problem_),
+                                                  static_cast<const Sequence&>(attention_)));
+    });
+  }
+};
+
+/// \cond INTERNAL
+template <class V, class T, class Backend>
+requires(!VariantOfTensors<V, T>) class BasicStages<V, T, Backend>
+    : public NoVariantOfTensors<V, T> {
+ public:
+  using NoVariantOfTensors<V, T>::NoVariantOfTensors;
+};
+/// \endcond
+
+/// \}
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: MIT
+// The blocks that stages (mhla/stages.hpp) run on, and the sizes of what they leave.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/any_argument.hpp>
+#include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/core/stage.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/core/token_masks.hpp>
+#include <mhla/policy/batch_layout.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/block_list.hpp>
+#include <mhla/policy/checks.hpp>
+#include <mhla/policy/problem.hpp>
+#include <mhla/policy/recurrent_mixing.hpp>
+#include <mhla/policy/traits.hpp>
+#include <mhla/policy/variant.hpp>
+#include <mhla/stages/errors.hpp>
+#include <optional>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup stages
+/// \{
+
+/// \cond INTERNAL
+// Some blocks along an axis of a view, which may be of nothing.
+template <class T, int Rank>
+TensorView<T, Rank> blocks_along(int axis, TensorView<T, Rank> view, const BlockRange& blocks) {
+  if (view.data != nullptr) view.data += blocks.first * view.stride[axis];
+  view.extent[axis] = blocks.count;
+  return view;
+}
+/// \endcond
+
+/// The rows of some blocks in a matrix with a row for every block.
+template <class T>
+TensorView<T, 2> rows_of(const TensorView<T, 2>& matrix, const BlockRange& blocks) {
+  return blocks_along(0, matrix, blocks);
+}
+/// The rows of some query blocks in mix [heads, query blocks, key blocks], or in dmix.
+template <class T>
+TensorView<T, 3> rows_of(const TensorView<T, 3>& mix, const BlockRange& queries) {
+  return blocks_along(1, mix, queries);
+}
+/// The columns of some key blocks in mix [heads, query blocks, key blocks].
+template <class T>
+TensorView<T, 3> columns_of(const TensorView<T, 3>& mix, const BlockRange& keys) {
+  return blocks_along(2, mix, keys);
+}
+
+/// What Stages::padded takes: which tokens of a stage's blocks take part, as in a call (see
+/// mhla::padded), and how many blocks each item has up to its last such token, since a whole pass
+/// drops later ones. A side without a mask has empty members. All borrowed.
+struct StageMasks {
+  TokenMasks tokens;               ///< [batch, tokens of the blocks]; those that a stage lacks: any
+  Span<const Index> query_blocks;  ///< [batch]: from count_used_queries
+  Span<const Index> key_blocks;    ///< [batch]: from count_used_keys
+};
+
+/// \cond INTERNAL
+namespace stages {
+
+// The blocks whose tokens tensors hold.
+struct Held {
+  BlockRange queries;
+  BlockRange keys;
+};
+
+// The variant of one sequence of a packed batch.
+template <class V>
+struct UnpackedOf {
+  using Variant = V;
+};
+template <class V, class Offset>
+struct UnpackedOf<Packed<V, Offset>> {
+  using Variant = V;
+};
+
+// Some blocks' part of a call, by which a backend runs a stage.
+template <class V>
+struct Part {
+  const V& attention;
+  Problem problem;
+  const StageMasks& masks;
+};
+
+}  // namespace stages
+/// \endcond
+
+/// The blocks of one sequence shape, or of packed sequences, and what their stages leave: what the
+/// stages of every backend have in common.
+template <AttentionVariant V, StorageScalar T>
+class StageBlocks : RequireStages<V> {
+ public:
+  using Variant = V;  ///< 1st argument
+  using Scalar = T;   ///< 2nd argument
+  /// `shape` is that of the whole sequence. What the variant borrows must outlive this.
+  /// \throws ShapeError if variant and shape do not fit.
+  StageBlocks(const V& attention, const Shape& shape)
+      : attention_(attention), problem_(checked_problem(attention, shape)) {
+    static_assert(!masked,
+                  "mhla: the masks of Stages are those of a stage's tokens: give Stages the "
+                  "attention that was padded, and masks to padded()");
+  }
+
+  /// \cond INTERNAL
+  using Sequence = typename stages::UnpackedOf<V>::Variant;
+  static constexpr bool recurs = factors_mixing<V>;
+  static constexpr bool packs = requires(const V& v) { v.offsets; };
+  static constexpr bool masked = requires(const V& v) { v.masks; };
+  static constexpr bool sees_own = masks_own_block<V>;
+  // Whether own keys take up what read_out_gradient leaves of denominators.
+  static constexpr bool keeps_denominators = sees_own && normalizes<V>;
+  // Behind the blocks before it.
+  bool has_states_before(Index block) const { return recurs && block_in_sequence(block) > 0; }
+
+  MHLA_ANY_CALL(StageBlocks, {
+    static_assert(no_such_call<Given...>,
+                  "mhla: make stages by Stages<Attention, T>(attention, shape), or CudaStages: "
+                  "shape is an mhla::Shape, as of mhla::shape_of(q, k, v, mix), of the whole "
+                  "sequence");
+  })
+  /// \endcond
+
+  /// All query blocks: of packed sequences those of all, end to end, of which an empty one has
+  /// none.
+  BlockRange query_blocks() const { return {0, queries_listed().num_blocks()}; }
+  /// All key blocks.
+  BlockRange key_blocks() const { return {0, keys_listed().num_blocks()}; }
+  /// The query blocks of the sequences that some key blocks are of: all, but of packed sequences.
+  /// \throws ShapeError if these have no such blocks.
+  BlockRange query_blocks(const BlockRange& keys) const {
+    if (packs) require_blocks("keys", keys, key_blocks().count);
+    return queries_listed().sequences_of(keys);
+  }
+  /// The key blocks of the sequences that some query blocks are of. \throws ShapeError likewise.
+  BlockRange key_blocks(const BlockRange& queries) const {
+    if (packs) require_blocks("queries", queries, query_blocks().count);
+    return keys_listed().sequences_of(queries);
+  }
+  /// A query block's index within its sequence; 0 behind the last block. A recurrence has states
+  /// before a block if this is not 0. \throws ShapeError if there is neither such a block nor one
+  /// before it.
+  Index block_in_sequence(Index block) const {
+    require_blocks("block", {block, 0}, query_blocks().count);
+    return queries_listed().block_in_sequence(block);
+  }
+  /// Tokens of q, dy, y and dq for some blocks. \throws ShapeError if there are no such blocks.
+  Index query_tokens(const BlockRange& queries) const {
+    require_blocks("queries", queries, query_blocks().count);
+    return queries_listed().num_tokens(queries);
+  }
+  /// Tokens of k, v, dk and dv for some blocks. \throws ShapeError if there are no such blocks.
+  Index key_tokens(const BlockRange& keys) const {
+    require_blocks("keys", keys, key_blocks().count);
+    return keys_listed().num_tokens(keys);
+  }
+
+  /// From now on tensors, and masks, hold the tokens of these blocks, of which calls run on some:
+  /// q, y and their gradients of `queries`, k, v and theirs of `keys`, under Causal the same ones.
+  /// A call writes tokens of its own blocks, and zeros of any that a mask takes away.
+  /// \throws ShapeError if there are no such blocks.
+  void hold(const BlockRange& queries, const BlockRange& keys) {
+    require_blocks("queries", queries, query_blocks().count);
+    require_blocks("keys", keys, key_blocks().count);
+    if (masks_own_block<V> && queries != keys)
+      throw ShapeError(
+          "mhla: keys: under Causal, tensors of keys hold the blocks that those of "
+          "queries do");
+    held_ = stages::Held{queries, keys};
+  }
+
+  /// Elements that a key block's sums have: for every item and kv head S [feature_dim, value_dim],
+  /// in gradients S^T, and, if the variant has a normalizer, z [feature_dim].
+  Index summary_size() const { return checked_mul(units(), sums_size()); }
+  /// Elements that a query block's dS~^T and dz~ have, for every item and kv head, and for every
+  /// query head if mix has a matrix for each.
+  Index mixture_size() const { return checked_mul(summary_size(), matrices()); }
+  /// States of RecurrentMixing; otherwise 0.
+  Index num_states() const {
+    if constexpr (recurs) return attention_.mixing.states;
+    return 0;
+  }
+  /// Rows of mix that stages on some query blocks take: `rows_of(mix, mix_rows(queries))`. Of
+  /// RecurrentMixing the blocks', and the next if there is one, of which `advance` reads what
+  /// enters the states; or the single row for all. Of packed sequences all rows.
+  /// \throws ShapeError if there are no such blocks.
+  BlockRange mix_rows(const BlockRange& queries) const {
+    require_blocks("queries", queries, query_blocks().count);
+    const Index rows = problem_.shape.mix_query_blocks;
+    if (packs || (recurs && rows == 1)) return {0, rows};
+    if (!recurs) return queries;
+    return {queries.first, queries.count + Index{queries.end() < problem_.query_blocks}};
+  }
+  /// Columns of mix that mix_gradient takes for some key blocks: theirs; of packed sequences, and
+  /// of RecurrentMixing, all. \throws ShapeError if there are no such blocks.
+  BlockRange mix_columns(const BlockRange& keys) const {
+    require_blocks("keys", keys, key_blocks().count);
+    if (packs || recurs) return {0, problem_.shape.mix_key_blocks};
+    return keys;
+  }
+  /// Elements that den and its gradient have for the tokens of a query block, which its own keys
+  /// need under Causal with a normalizer; otherwise 0.
+  Index denominator_size() const {
+    if (!keeps_denominators) return 0;
+    return checked_mul(checked_mul(problem_.shape.batch, problem_.shape.heads),
+                       checked_mul(Index{2}, problem_.query_grid.block_tokens()));
+  }
+
+ protected:
+  template <class, class>
+  friend class StageViews;
+
+  // Of a padded batch, or of a packed sequence.
+  StageBlocks(const Problem& problem, const V& attention)
+      : attention_(attention), problem_(problem) {}
+
+  // The blocks whose tokens tensors hold in a call on some.
+  BlockRange held_queries(const BlockRange& queries) const {
+    return held_ ? held_->queries : queries;
+  }
+  BlockRange held_keys(const BlockRange& keys) const { return held_ ? held_->keys : keys; }
+
+  auto queries_listed() const { return query_list(attention_, problem_); }
+  auto keys_listed() const { return key_list(attention_, problem_); }
+
+  Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
+  // Of mix, for a kv head: 1 shared, or one per query head.
+  Index matrices() const {
+    const Index group_size = problem_.shape.group_size();
+    return problem_.shape.mix_heads == 1 ? (std::min)(Index{1}, group_size) : group_size;
+  }
+  // Elements of S and z.
+  Index sums_size() const {
+    const Index summary = checked_mul(problem_.feature_dim, problem_.shape.value_dim);
+    return checked_add(summary, normalizes<V> ? problem_.feature_dim : 0);
+  }
+
+  // The call that a stage is: which blocks have rows and columns of mix, which have tokens.
+  stages::Part<V> part_of(Stage stage, const BlockRange& blocks, const BlockRange& keys) const {
+    require_blocks_of(stage, blocks, keys);
+    Problem problem = problem_;
+    problem.stage = stage;
+    const bool reads_out = stage == Stage::read_out || stage == Stage::read_out_gradient;
+    const bool of_keys = stage == Stage::summarize || stage == Stage::summarize_gradient;
+    problem.queries = blocks;
+    if (stage == Stage::summarize || (of_keys && !sees_own)) problem.queries = {};
+    if (of_keys || recurs)
+      problem.keys = blocks;
+    else if (stage == Stage::mix_gradient)
+      problem.keys = keys;
+    problem.held_queries = held_queries(problem.queries);
+    problem.held_keys = held_keys(problem.keys);
+    problem.query_blocks = problem.queries.count;
+    problem.key_blocks = problem.keys.count;
+    if (!reads_out && !of_keys) problem.queries.count = 0;
+    if (!of_keys) problem.keys.count = 0;
+    require_chunks({problem.queries.first, problem.query_blocks});
+    return {attention_, problem, masks_};
+  }
+
+  void require_blocks_of(Stage stage, const BlockRange& blocks, const BlockRange& keys) const {
+    if (stage == Stage::summarize || stage == Stage::summarize_gradient)
+      return require_blocks("keys", blocks, key_blocks().count);
+    require_blocks("queries", blocks, query_blocks().count);
+    if (stage == Stage::mix_gradient) require_blocks("keys", keys, key_blocks().count);
+  }
+
+  static void require_blocks(const char* argument, const BlockRange& blocks, Index all) {
+    if (blocks.first < 0 || blocks.count < 0 || blocks.first > all - blocks.count)
+      throw ShapeError("mhla: ", argument, ": there are no blocks [", blocks.first, ", ",
+                       blocks.first, " + ", blocks.count, "): the sequence has ", all);
+  }
+  static constexpr Index chunk = RecurrentMixing::chunk;
+  void require_chunks(const BlockRange& blocks) const {
+    if (!recurs || blocks.count == 0) return;
+    if (block_in_sequence(blocks.first) % chunk != 0 ||
+        block_in_sequence(blocks.end()) % chunk != 0)
+      throw ShapeError("mhla: blocks: RecurrentMixing takes ", chunk, " blocks at a time: [",
+                       blocks.first, ", ", blocks.end(), ") must begin at a multiple of ", chunk,
+                       ", and end at one or with the sequence");
+  }
+
+  V attention_;
+  Problem problem_;
+  std::optional<stages::Held> held_;  // none: those of a call
+  StageMasks masks_;                  // of which `attention_` has the tokens
+};
+
+/// \}
+
+MHLA_NAMESPACE_END

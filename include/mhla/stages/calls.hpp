@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: MIT
+// A call of a stage (mhla/stages.hpp) as a value: the blocks that it runs on, and its views, which
+// `visit` lists with what each holds. Checks, packed batches and backends go over
+// that list; a view that the variant, or these blocks, do not use is not on it.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/stage.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/checks.hpp>
+#include <type_traits>
+
+MHLA_NAMESPACE_BEGIN
+
+/// \addtogroup stages
+/// \{
+
+/// Results of the query pass that the gradients of keys need, a row for each query block.
+template <class A>
+struct QueryRows {
+  TensorView<A, 2> mixtures;      ///< [query blocks, mixture_size()]: dS~^T, dz~
+  TensorView<A, 2> denominators;  ///< [query blocks, denominator_size()]: den and its gradient
+};
+
+/// What blocks leave for those that see them.
+template <class A>
+struct Sums {
+  TensorView<const A, 2> summaries;  ///< [key blocks, summary_size()]
+  /// RecurrentMixing alone: [num_states(), mixture_size()], what all blocks before left; not read
+  /// before block 0
+  TensorView<const A, 2> states;
+
+  /// Of any views.
+  Sums(const TensorView<const A, 2>& of_blocks,
+       const std::type_identity_t<TensorView<const A, 2>>& before = {})
+      : summaries(of_blocks), states(before) {}  // NOLINT: summaries are sums
+  /// Of summaries that can be written.
+  Sums(const TensorView<A, 2>& of_blocks) : summaries(of_blocks) {}  // NOLINT: likewise
+};
+
+/// Gradients of a recurrence's states, [num_states(), mixture_size()] each, H^T as S^T.
+template <class A>
+struct StateGradients {
+  TensorView<const A, 2> behind;  ///< of those behind some blocks; not read behind the last block
+  TensorView<A, 2> before;        ///< of those before them; not written before block 0
+};
+
+/// What read_out_gradient does with what dq and dmix hold; converts from one Update for both.
+struct QueryUpdate {
+  Update query;  ///< dq
+  Update mix;    ///< dmix
+
+  /// The same for both.
+  constexpr QueryUpdate(Update both) : query(both), mix(both) {}  // NOLINT: reads as one
+  /// One for each.
+  constexpr QueryUpdate(Update of_query, Update of_mix) : query(of_query), mix(of_mix) {}
+};
+
+/// \}
+
+/// \cond INTERNAL
+namespace stages {
+
+// What a view holds, by which its extents are known, and what a sequence has of it.
+enum class Holds {
+  query,         // [batch, heads, tokens of queries, key_dim]
+  output,        // [batch, heads, tokens of queries, value_dim]
+  key,           // [batch, kv_heads, tokens of keys, key_dim]
+  value,         // [batch, kv_heads, tokens of keys, value_dim]
+  mix,           // [heads, rows, columns]
+  summaries,     // [key blocks, summary_size()]
+  seen,          // [key blocks that queries read, summary_size()]
+  mixtures,      // [query blocks, mixture_size()]
+  denominators,  // [query blocks, denominator_size()]
+  states,        // [num_states(), mixture_size()]
+};
+
+// The key blocks of a call, of which mix_gradient alone has others than its `blocks`.
+template <class Call>
+BlockRange keys_of(const Call& call) {
+  if constexpr (requires { call.keys; })
+    return call.keys;
+  else
+    return call.blocks;
+}
+
+template <class Call, class Blocks, class F>
+void visit_sums(Call& call, const Blocks& of, const F& f) {
+  f("summaries", Holds::seen, call.sums.summaries);
+  if (of.has_states_before(call.blocks.first)) f("states", Holds::states, call.sums.states);
+}
+template <class Call, class Blocks, class F>
+void visit_operands(Call& call, const Blocks& of, const F& f) {
+  f("q", Holds::query, call.x.q);
+  if constexpr (Blocks::sees_own) {
+    f("k", Holds::key, call.x.k);
+    f("v", Holds::value, call.x.v);
+  }
+  f("mix", Holds::mix, call.x.mix);
+  visit_sums(call, of, f);
+}
+
+template <class T>
+struct Summarize {
+  static constexpr Stage stage = Stage::summarize;
+  BlockRange blocks;
+  TensorView<const T, 4> k;
+  TensorView<const T, 4> v;
+  TensorView<Accumulator<T>, 2> summaries;
+
+  template <class Call, class Blocks, class F>
+  static void visit(Call& call, const Blocks&, const F& f) {
+    f("k", Holds::key, call.k);
+    f("v", Holds::value, call.v);
+    f("summaries", Holds::summaries, call.summaries);
+  }
+};
+
+template <class T>
+struct ReadOut {
+  static constexpr Stage stage = Stage::read_out;
+  BlockRange blocks;
+  OperandViews<T> x;
+  Sums<Accumulator<T>> sums;
+  TensorView<T, 4> y;
+
+  template <class Call, class Blocks, class F>
+  static void visit(Call& call, const Blocks& of, const F& f) {
+    visit_operands(call, of, f);
+    f("y", Holds::output, call.y);
+  }
+};
+
+template <class T>
+struct ReadOutGradient {
+  static constexpr Stage stage = Stage::read_out_gradient;
+  BlockRange blocks;
+  OperandViews<T> x;
+  Sums<Accumulator<T>> sums;
+  TensorView<const T, 4> dy;
+  GradientView<T, 4> dq;
+  GradientView<Accumulator<T>, 3> dmix;
+  QueryUpdate update;
+  QueryRows<Accumulator<T>> left;
+
+  template <class Call, class Blocks, class F>
+  static void visit(Call& call, const Blocks& of, const F& f) {
+    visit_operands(call, of, f);
+    f("dy", Holds::output, call.dy);
+    if (call.dq.wanted) f("dq", Holds::query, call.dq.view);
+    if (call.dmix.wanted) f("dmix", Holds::mix, call.dmix.view);
+    f("mixtures", Holds::mixtures, call.left.mixtures);
+    if constexpr (Blocks::keeps_denominators)
+      f("denominators", Holds::denominators, call.left.denominators);
+  }
+};
+
+template <class T>
+struct Advance {
+  static constexpr Stage stage = Stage::advance;
+  BlockRange blocks;
+  TensorView<const Accumulator<T>, 3> mix;
+  Sums<Accumulator<T>> sums;
+  TensorView<Accumulator<T>, 2> behind;
+
+  template <class Call, class Blocks, class F>
+  static void visit(Call& call, const Blocks& of, const F& f) {
+    f("mix", Holds::mix, call.mix);
+    visit_sums(call, of, f);
+    f("behind", Holds::states, call.behind);
+  }
+};
+
+template <class T>
+struct AdvanceGradient {
+  static constexpr Stage stage = Stage::advance_gradient;
+  BlockRange blocks;
+  TensorView<const Accumulator<T>, 3> mix;
+  Sums<Accumulator<T>> sums;
+  TensorView<const Accumulator<T>, 2> mixtures;
+  StateGradients<Accumulator<T>> states;
+  TensorView<Accumulator<T>, 2> summary_gradients;
+  GradientView<Accumulator<T>, 3> dmix;
+  Update update;
+
+  template <class Call, class Blocks, class F>
+  static void visit(Call& call, const Blocks& of, const F& f) {
+    f("mix", Holds::mix, call.mix);
+    visit_sums(call, of, f);
+    f("mixtures", Holds::mixtures, call.mixtures);
+    if (of.has_states_before(call.blocks.end())) f("behind", Holds::states, call.states.behind);
+    if (of.has_states_before(call.blocks.first)) f("before", Holds::states, call.states.before);
+    f("summary_gradients", Holds::summaries, call.summary_gradients);
+    if (call.dmix.wanted) f("dmix", Holds::mix, call.dmix.view);
+  }
+};
+
+template <class T>
+struct MixGradient {
+  static constexpr Stage stage = Stage::mix_gradient;
+  BlockRange blocks;
+  BlockRange keys;
+  TensorView<const Accumulator<T>, 3> mix;
+  TensorView<const Accumulator<T>, 2> mixtures;
+  TensorView<Accumulator<T>, 2> summary_gradients;
+
+  template <class Call, class Blocks, class F>
+  static void visit(Call& call, const Blocks&, const F& f) {
+    f("mix", Holds::mix, call.mix);
+    f("mixtures", Holds::mixtures, call.mixtures);
+    f("summary_gradients", Holds::summaries, call.summary_gradients);
+  }
+};
+
+template <class T>
+struct SummarizeGradient {
+  static constexpr Stage stage = Stage::summarize_gradient;
+  BlockRange blocks;
+  OperandViews<T> x;
+  TensorView<const Accumulator<T>, 2> summary_gradients;
+  TensorView<const T, 4> dy;
+  TensorView<const Accumulator<T>, 2> denominators;
+  GradientView<T, 4> dk;
+  GradientView<T, 4> dv;
+  GradientView<Accumulator<T>, 3> dmix;
+  Update update;  // of dk and dv; dmix is added to
+
+  template <class Call, class Blocks, class F>
+  static void visit(Call& call, const Blocks&, const F& f) {
+    f("k", Holds::key, call.x.k);
+    f("v", Holds::value, call.x.v);
+    f("summary_gradients", Holds::summaries, call.summary_gradients);
+    if constexpr (Blocks::sees_own) {
+      f("q", Holds::query, call.x.q);
+      f("dy", Holds::output, call.dy);
+      f("mix", Holds::mix, call.x.mix);
+    }
+    if constexpr (Blocks::keeps_denominators)
+      f("denominators", Holds::denominators, call.denominators);
+    if (call.dk.wanted) f("dk", Holds::key, call.dk.view);
+    if (call.dv.wanted) f("dv", Holds::value, call.dv.view);
+    if (call.dmix.wanted) f("dmix", Holds::mix, call.dmix.view);
+  }
+};
+
+}  // namespace stages
+/// \endcond
+
+MHLA_NAMESPACE_END
