@@ -294,9 +294,9 @@ void check_executors(const V& attention, const Shape& shape) {
     call::check_same_bits(again, from_state);
   };
 #if defined(MHLA_SMALL_PRODUCT)
-  constexpr std::initializer_list<Index> slots{7};
+  const std::initializer_list<Index> slots{7};
 #else
-  constexpr std::initializer_list<Index> slots{2, 3, 7, 40};
+  const std::initializer_list<Index> slots{2, 3, 7, 40};
 #endif
   for (const Index num_slots : slots) {
     CAPTURE(num_slots);

@@ -82,7 +82,8 @@ class StageRun {
       if (recurs && call.blocks.count == 0) return;
       const Operands<L, T> operands = packed(plan, call.x);
       for_each_unit(plan, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-        read_out_unit(operands, unit_of(plan, at, memory, call.sums), call.y, loop);
+        const Unit<A> unit = unit_of(plan, at, memory, call.sums);
+        read_out_unit(exact::Forward<L, T>{operands, unit}, call.y, loop);
       });
       if constexpr (masked) clear_masked(attention_.masks.query, call.y);
     });
@@ -104,7 +105,8 @@ class StageRun {
               copy_sums(mixed_gradients(plan, unit, matrix).row_range(0, unit.queries.blocks),
                         mixtures(matrix));
             };
-            read_out_unit_gradient(operands, request, unit, loop, hand_over);
+            read_out_unit_gradient(exact::Backward<L, T>{{operands, unit}, request}, loop,
+                                   hand_over);
             if constexpr (!recurs) {
               if (request.mixing()) mix_unit_matrix_gradient(operands, unit, grad_mixing, loop);
               for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) hand_over(matrix);

@@ -10,7 +10,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
 #include <mhla/cpu/block_summary.hpp>
-#include <mhla/cpu/forward_unit.hpp>
+#include <mhla/cpu/exact/backward.hpp>
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/partition.hpp>
 #include <mhla/cpu/plan.hpp>
@@ -102,8 +102,8 @@ void summarize_stage_gradient(const Operands<L, T>& operands, const BackwardRequ
                               const Unit<A>& unit, const SummaryRows<A>& grad, A* grad_mixing,
                               const ExecutorRef& loop) {
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
-    summarize_block_gradient(operands, request, unit, b, grad, grad_mixing,
-                             operands.plan.scratch[slot]);
+    summarize_block_gradient(exact::Backward<L, T>{{operands, unit}, request}, b, {grad},
+                             grad_mixing, operands.plan.scratch[slot]);
   });
 }
 

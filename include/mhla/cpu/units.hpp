@@ -15,8 +15,11 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/backward_unit.hpp>
+#include <mhla/cpu/exact/backward.hpp>
+#include <mhla/cpu/exact/forward.hpp>
 #include <mhla/cpu/forward_unit.hpp>
-#include <mhla/cpu/pairs/backward_unit.hpp>
+#include <mhla/cpu/pairs/backward.hpp>
+#include <mhla/cpu/pairs/forward.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/policy/checks.hpp>
@@ -274,7 +277,7 @@ bool forward_in_pairs(const Operands<L, BFloat16>& operands, const Unit<float>& 
   // Under a causality the choice would be of later tokens as well.
   if constexpr (!sees_past_only<L>)
     if (pairs::rounding_shows(operands.plan, unit)) return false;
-  pairs::read_out_unit(operands, unit, y, loop);
+  read_out_unit(pairs::Forward<L>{operands, unit}, y, loop);
   return true;
 }
 
@@ -311,7 +314,7 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
     summarize_unit(part, unit, loop);
     if (kept != nullptr && forward.parts > 1)
       keep_part(unit.summaries, first_column, kept_rows(unit.keys.blocks), unit.keys.blocks);
-    read_out_unit(part, unit, results, loop);
+    read_out_unit(exact::Forward<L, T>{part, unit}, results, loop);
   };
   run_units(plan, forward.units(), executor, run);
 }
@@ -349,7 +352,7 @@ BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& oper
   } else {
     pairs::take_up_summaries(operands.plan, unit, saved, loop);
   }
-  pairs::backward_unit(operands, here, unit, centers, grad_mixing, loop);
+  backward_unit(pairs::Backward<L>{{operands, unit}, here, centers}, grad_mixing, loop);
   return left;
 }
 
@@ -421,7 +424,7 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
       take_up_summaries(
           unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept, Orientation::straight), loop);
     }
-    backward_unit(operands, left, unit, grad_mixing, loop);
+    backward_unit(exact::Backward<L, T>{{operands, unit}, left}, grad_mixing, loop);
   };
   run_backward_units(request, backward, executor, run);
 }

@@ -5,7 +5,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/forward_unit.hpp>
+#include <mhla/cpu/tiles.hpp>
 #include <mhla/cpu/pairs/memory.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 
@@ -112,7 +112,7 @@ struct PackedQueries {
 };
 template <class L>
 PackedQueries pack_queries(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                           const QueryTile<float>& at, Index g) {
+                           const QueryTile<float, PairPanel>& at, Index g) {
   const Plan<L, float>& plan = operands.plan;
   const TokenTile& tile = plan.tables.queries.tiles[at.index];
   const TokenRows<const BFloat16> queries = query_rows(plan, unit, g, operands.q);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The forward pass of one unit with Precision::fast: the stages of forward_unit.hpp, whose products
-// have factors rounded to bfloat16 and sums in float.
+// The products of a forward pass (forward_unit.hpp) with Precision::fast: factors rounded to
+// bfloat16, sums in float.
 //
 //   S_b   from rounded phi(k) and v, summed in float, then rounded: in pairs of blocks
 //   S~_i  from rounded m_i and S, summed in float, then rounded: in pairs of features
@@ -20,6 +20,7 @@
 #include <mhla/cpu/pairs/memory.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/pairs/token_block.hpp>
+#include <mhla/cpu/tiles.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
@@ -122,16 +123,6 @@ void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& un
   });
 }
 
-/// Groups of query or key blocks, each of whole pairs; the bits are the same for any groups.
-template <class L>
-RowGroups paired_groups(const Extents& e, Index rows, Index terms, Index num_slots) {
-  RowGroups groups = row_groups<L>(e, rows, terms);
-  groups = RowGroups(rows, groups.most, groups.unit % 2 == 0 ? groups.unit : 2);
-  groups.count =
-      (std::min)(ceil_div(rows, groups.unit), ceil_div(groups.count, num_slots) * num_slots);
-  return groups;
-}
-
 /// S~_i of a group of query blocks, in the scratch of a slot.
 template <class L>
 MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix,
@@ -179,37 +170,6 @@ inline void read_out_own_tile(const PairedRows& queries, const Panel<const float
   }
 }
 
-/// y of a tile of query head g. `summary` is S~, under Causal P.
-template <class L>
-void read_out_tile(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                   const QueryTile<float>& at, Index g, const PairPanel& summary,
-                   const TensorView<BFloat16, 4>& y) {
-  const Plan<L, float>& plan = operands.plan;
-  const Extents& e = plan.extents;
-  const BlockTable& table = plan.tables.queries;
-  const TokenTile& tile = table.tiles[at.index];
-  const PairScratch& scratch = at.scratch.pairs;
-  const TokenRows<const BFloat16> queries = query_rows(plan, unit, g, operands.q);
-  const TokenRows<BFloat16> results = query_rows(plan, unit, g, y);
-  const auto [rotated, denominators] = pack_queries(operands, unit, at, g);
-  Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, results});
-  const Span<float> inverses{at.scratch.inverses.data, denominators.size};
-  const bool invertible = invert<float>(denominators, inverses);
-  if (!masks_own_block<L> && invertible && is_in_place<float>(results))
-    return multiply_into_rows(in_place(table, tile, results), rotated, summary, inverses, &next);
-  const Panel<float> sums = whole_panel(scratch.tile.data, tile.tokens, e.value_dim);
-  multiply(sums, rotated, summary, Into::overwrite, &next);
-  if constexpr (masks_own_block<L>)
-    read_out_own_tile(rotated, panel(at.scratch.rotated.data, tile.tokens, e.feature_dim), at.own,
-                      scratch, sums);
-  if (invertible && is_in_place<float>(results))
-    return store_sums(in_place(table, tile, results), e.value_dim, inverses, sums);
-  const Panel<float> out = sums.col_range(0, e.value_dim);
-  if (!invertible) divide_rows<float>(out, denominators);
-  scatter<BFloat16, float>(table, tile, out, invertible ? inverses : Span<float>{}, results,
-                           Update::overwrite);
-}
-
 /// |v_t|^2 without NaN and infinities, which must not show in other columns.
 inline float square_of_finite(const PairPanel& values, Index t, Index columns) {
   const auto* const row = reinterpret_cast<const BFloat16*>(values.row(t / 2));
@@ -221,33 +181,10 @@ inline float square_of_finite(const PairPanel& values, Index t, Index columns) {
   return square;
 }
 
-/// The keys and values of a causal query tile's own block: m_ii phi(k) transposed, v, and in the
-/// first row of scores |v|^2.
-template <class L>
-OwnTile<float> pack_own_tile(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                             const TokenTile& tile, float own_weight, Span<float> running_key_sum,
-                             const SlotScratch<float>& scratch) {
-  OwnTile<float> own = pack_own_keys(operands, unit, tile, own_weight, running_key_sum, scratch);
-  transposed(pair_features(own.rotated, scratch.pairs.feature_rows), scratch.pairs.columns);
-  const BlockTable& table = operands.plan.tables.queries;
-  const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
-  const PairPanel packed = pack_values(table, tile, values, scratch.values, scratch.pairs.values);
-  own.values = panel(scratch.own.values.data, 1, values.dim);
-  std::fill_n(scratch.own.values.data, values.dim, 0.0f);
-  with_rows(table, tile, values, scratch.values, [&](const auto& rows) {
-    row_distances(rows, tile.tokens, {scratch.own.values.data, values.dim},
-                  {own.scores.row(0), tile.tokens});
-  });
-  for (Index t = 0; t < tile.tokens; ++t)
-    if (!(std::isfinite)(own.scores.row(0)[t]))
-      own.scores.row(0)[t] = square_of_finite(packed, t, values.dim);
-  return own;
-}
-
 /// P += a^T b, in float, and again in pairs of its rows: what a tile adds for later ones. The first
 /// tile of a block takes up its mixed summary.
-inline PairPanel absorb_own_tile(const PairPanel& a, const PairPanel& b, const PairPanel& running,
-                                 bool first, const PairScratch& scratch) {
+inline PairPanel absorb(const PairPanel& a, const PairPanel& b, const PairPanel& running,
+                        bool first, const PairScratch& scratch) {
   const Panel<float> sums = whole_panel(scratch.summary.data, 2 * running.pairs, running.cols);
   const Panel<float> lower = sums.row_range(0, running.pairs);
   const Panel<float> upper = sums.row_range(running.pairs, running.pairs);
@@ -258,44 +195,107 @@ inline PairPanel absorb_own_tile(const PairPanel& a, const PairPanel& b, const P
   return sum;
 }
 
-/// y of every query block of the unit's query heads.
 template <class L>
-void read_out_unit(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                   const TensorView<BFloat16, 4>& y, const ExecutorRef& loop) {
-  if constexpr (mixes_products<L>) mixed_products_of_unit(operands, unit, loop);
-  const Plan<L, float>& plan = operands.plan;
-  const Extents& e = plan.extents;
-  const BlockTable& table = plan.tables.queries;
-  const RowGroups groups =
-      paired_groups<L>(e, unit.queries.blocks, unit.keys.blocks, loop.num_slots());
-  loop.parallel_for(groups.count, [&](Index group, Index slot) {
-    const SlotScratch<float>& scratch = plan.scratch[slot];
-    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
-      const SummaryRows<float> key_sums =
-          cpu::mix_group(plan, unit, matrix, groups, group, scratch, false);
-      const MixedSummaries mixed = mix_group(plan, unit, matrix, groups, group, scratch.pairs);
-      for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
-        const BlockSpan& block = table.blocks[unit.queries.first_block + i];
-        const Index end = block.first_tile + block.tiles;
-        PairPanel summary = mixed.of(i - groups.begin(group));
-        for (Index t = block.first_tile; t < end; ++t) {
-          QueryTile<float> at{matrix, i, t, key_sums, scratch};
-          if constexpr (masks_own_block<L>)
-            at.own = pack_own_tile(operands, unit, table.tiles[t],
-                                   own_weight(plan, unit, matrix, i), key_sums.key_sum(i), scratch);
-          for (Index g = plan.heads_of(matrix).first; g < plan.heads_of(matrix).last; ++g)
-            read_out_tile(operands, unit, at, g, summary, y);
-          if constexpr (masks_own_block<L>)
-            if (t + 1 < end)
-              summary = absorb_own_tile(
-                  pair_tokens(at.own.rotated, scratch.pairs.features),
-                  pair_panel(scratch.pairs.values.data, table.tiles[t].tokens, e.value_dim),
-                  summary, t == block.first_tile, scratch.pairs);
-        }
-      }
+struct Forward {
+  using Variant = L;
+  using Scalar = BFloat16;
+  using A = float;
+  using Tile = QueryTile<float, PairPanel>;
+  /// z~ and S~ of a group of query blocks, or dz and dS of one of key blocks.
+  struct Mixtures {
+    SummaryRows<float> rows;
+    MixedSummaries summaries{};
+    PairPanel summary(Index block) const {
+      return summaries.data == nullptr ? PairPanel{} : summaries.of(block - rows.first);
     }
-  });
-}
+  };
+
+  const Operands<L, BFloat16>& operands;
+  const Unit<float>& unit;
+
+  const Plan<L, float>& plan() const { return operands.plan; }
+
+  /// Groups of `rows` blocks that mix `terms` others, each of whole pairs; the bits are the same
+  /// for any groups.
+  RowGroups groups(Index rows, Index terms, bool, const ExecutorRef& loop) const {
+    RowGroups groups = row_groups<L>(plan().extents, rows, terms);
+    groups = RowGroups(rows, groups.most, groups.unit % 2 == 0 ? groups.unit : 2);
+    groups.count = (std::min)(ceil_div(rows, groups.unit),
+                              ceil_div(groups.count, loop.num_slots()) * loop.num_slots());
+    return groups;
+  }
+  Mixtures mix(Index matrix, const RowGroups& groups, Index group,
+               const SlotScratch<float>& scratch, bool summaries_wanted) const {
+    Mixtures mixed{cpu::mix_group(plan(), unit, matrix, groups, group, scratch, false)};
+    if (summaries_wanted)
+      mixed.summaries = mix_group(plan(), unit, matrix, groups, group, scratch.pairs);
+    return mixed;
+  }
+  static void begin_block(Index, Index, bool, const SlotScratch<float>&) {}
+  static void end_block(Index, Index) {}
+
+  /// Packs a query tile's own keys and values: m_ii phi(k) transposed, v, and in the first row of
+  /// scores |v|^2.
+  void pack_own_tile(Tile& at) const {
+    const SlotScratch<float>& scratch = at.scratch;
+    const BlockTable& table = plan().tables.queries;
+    const TokenTile& tile = table.tiles[at.index];
+    OwnTile<float>& own = at.own;
+    own = pack_own_keys(operands, unit, tile, own_weight(plan(), unit, at.matrix, at.block),
+                        at.mixed.key_sum(at.block), scratch);
+    transposed(pair_features(own.rotated, scratch.pairs.feature_rows), scratch.pairs.columns);
+    const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
+    const PairPanel packed = pack_values(table, tile, values, scratch.values, scratch.pairs.values);
+    own.values = panel(scratch.own.values.data, 1, values.dim);
+    std::fill_n(scratch.own.values.data, values.dim, 0.0f);
+    with_rows(table, tile, values, scratch.values, [&](const auto& rows) {
+      row_distances(rows, tile.tokens, {scratch.own.values.data, values.dim},
+                    {own.scores.row(0), tile.tokens});
+    });
+    for (Index t = 0; t < tile.tokens; ++t)
+      if (!(std::isfinite)(own.scores.row(0)[t]))
+        own.scores.row(0)[t] = square_of_finite(packed, t, values.dim);
+  }
+  /// P of the tiles behind this one.
+  void absorb_own_tile(Tile& at) const {
+    const PairScratch& scratch = at.scratch.pairs;
+    const BlockTable& table = plan().tables.queries;
+    const TokenTile& tile = table.tiles[at.index];
+    const bool first = at.index == table.blocks[unit.queries.first_block + at.block].first_tile;
+    at.summary = absorb(pair_tokens(at.own.rotated, scratch.features),
+                        pair_panel(scratch.values.data, tile.tokens, plan().extents.value_dim),
+                        at.summary, first, scratch);
+  }
+
+  /// y of a tile of query head g.
+  void read_out(const Tile& at, Index g, const TensorView<BFloat16, 4>& y) const {
+    const Plan<L, float>& plan = operands.plan;
+    const Extents& e = plan.extents;
+    const BlockTable& table = plan.tables.queries;
+    const TokenTile& tile = table.tiles[at.index];
+    const PairScratch& scratch = at.scratch.pairs;
+    const TokenRows<const BFloat16> queries = query_rows(plan, unit, g, operands.q);
+    const TokenRows<BFloat16> results = query_rows(plan, unit, g, y);
+    const auto [rotated, denominators] = pack_queries(operands, unit, at, g);
+    Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, results});
+    const Span<float> inverses{at.scratch.inverses.data, denominators.size};
+    const bool invertible = invert<float>(denominators, inverses);
+    if (!masks_own_block<L> && invertible && is_in_place<float>(results))
+      return multiply_into_rows(in_place(table, tile, results), rotated, at.summary, inverses,
+                                &next);
+    const Panel<float> sums = whole_panel(scratch.tile.data, tile.tokens, e.value_dim);
+    multiply(sums, rotated, at.summary, Into::overwrite, &next);
+    if constexpr (masks_own_block<L>)
+      read_out_own_tile(rotated, panel(at.scratch.rotated.data, tile.tokens, e.feature_dim), at.own,
+                        scratch, sums);
+    if (invertible && is_in_place<float>(results))
+      return store_sums(in_place(table, tile, results), e.value_dim, inverses, sums);
+    const Panel<float> out = sums.col_range(0, e.value_dim);
+    if (!invertible) divide_rows<float>(out, denominators);
+    scatter<BFloat16, float>(table, tile, out, invertible ? inverses : Span<float>{}, results,
+                             Update::overwrite);
+  }
+};
 
 }  // namespace pairs
 }  // namespace cpu

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: MIT
+// The products of a backward pass (backward_unit.hpp) in the accumulator type.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/backward_unit.hpp>
+#include <mhla/cpu/block_mixing.hpp>
+#include <mhla/cpu/block_summary.hpp>
+#include <mhla/cpu/exact/forward.hpp>
+#include <mhla/cpu/intra_block.hpp>
+#include <mhla/cpu/readout.hpp>
+#include <mhla/cpu/tiles.hpp>
+#include <mhla/cpu/unit.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// Adds the unit's part of dmix to `grad_mixing` [matrices, query blocks, key blocks].
+template <class L, class T, class A>
+void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& unit, A* grad_mixing,
+                              const ExecutorRef& loop) {
+  const Plan<L, A>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  const Index most = matrix_gradient_cols(unit.keys.blocks);
+  const MatrixRows rows{plan.problem.queries.first, unit.queries.blocks + unit.other_queries};
+  loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) {
+    const Index first = task * most;
+    const Index count = (std::min)(most, unit.keys.blocks - first);
+    const auto columns_of = [&](Index matrix) {
+      return Panel<A>{grad_mixing + matrix * e.query_blocks * e.key_blocks, unit.queries.blocks,
+                      unit.keys.blocks, e.key_blocks}
+          .col_range(first, count);
+    };
+    const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from, Index matrix) {
+      const Panel<A> blocks = from.row_range(first, count);
+      if constexpr (sees_past_only<L>) {
+        mix_past_matrix_gradient<A>(grad_mixed, rows, first, lag_of(sight_of<L>), blocks,
+                                    columns_of(matrix), plan.scratch[slot].triangle);
+      } else {
+        mix_matrix_gradient<A>(grad_mixed, blocks, columns_of(matrix), rows.all);
+      }
+    };
+    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+      const SummaryRows<A> grad = mixed_gradients(plan, unit, matrix);
+      add(grad.summaries, unit.summaries.summaries, matrix);
+      if constexpr (mixes_key_sums<L>) add(grad.key_sums, unit.summaries.key_sums, matrix);
+    }
+    if constexpr (mixes_products<L>) {
+      for (Index g = 0; g < e.group_size; ++g) {
+        mixed_product_matrix_gradient<A>(
+            head_offsets(e, unit.memory.grad_denominators, g),
+            head_offsets(e, unit.memory.products, g).row_range(first, count),
+            columns_of(e.matrices == 1 ? 0 : g));
+      }
+    }
+  });
+}
+
+namespace exact {
+
+template <class L, class T>
+struct Backward : Forward<L, T> {
+  using A = Accumulator<T>;
+  using typename Forward<L, T>::Mixtures;
+  using typename Forward<L, T>::Tile;
+  using OwnKeys = KeyTile<A>;
+  /// dS of a key block, transposed and straight, and dz.
+  struct BlockGradient {
+    Panel<A> transposed;
+    Panel<A> straight;
+    Span<A> key_sum;
+  };
+
+  const BackwardRequest<L, T>& request;
+  using Forward<L, T>::operands;
+  using Forward<L, T>::unit;
+
+  const Plan<L, A>& plan() const { return operands.plan; }
+
+  /// A block without tokens sends nothing back.
+  void begin_block(Index matrix, Index i, bool empty, const SlotScratch<A>&) const {
+    if (!empty) return;
+    const SummaryRows<A> grad = mixed_gradients(plan(), unit, matrix);
+    set_zero(grad.summary(i), grad.key_sum(i));
+  }
+  void prefetch(const Tile& at, Index part, Index parts, Prefetch& now, Prefetch& next) const {
+    prefetch_summary(at.mixed, at.block + 1, part, parts, next);
+    prefetch_summary(mixed_gradients(plan(), unit, at.matrix), at.block + 1, part, parts, now);
+  }
+  /// dS~_i^T (+)= U^T Q^r
+  void add_summary_gradient(const Tile& at, const Panel<A>& rotated, const Panel<const A>& u,
+                            bool first, bool, Prefetch* prefetch) const {
+    read_out_summary_gradient<A>(rotated, u,
+                                 mixed_gradients(plan(), unit, at.matrix).summary(at.block),
+                                 first ? Into::overwrite : Into::add, prefetch);
+  }
+  /// dQ^r
+  Panel<A> query_gradient(const Tile& at, Index g, const Panel<const A>& u,
+                          Prefetch* prefetch) const {
+    Panel<A> grad = panel(at.scratch.grad_features.data, u.rows, plan().extents.feature_dim);
+    if constexpr (mixes_products<L>)
+      grad =
+          waiting_query_features(plan(), unit, g, at.block, plan().tables.queries.tiles[at.index]);
+    read_out_query_gradient<A>(u, at.summary, grad, prefetch);
+    if constexpr (masks_own_block<L>)
+      read_out_own_tile_query_gradient<A>(u, at.own.rotated, at.own.values, at.own.scores, grad);
+    return grad;
+  }
+  void denominator_gradient(const Tile&, const Panel<A>& rotated, const Panel<const A>&,
+                            Span<const A> denominators, const Panel<A>& grad_rotated,
+                            Span<A> c) const {
+    cpu::denominator_gradient<A>(rotated, grad_rotated, denominators, c);
+  }
+  /// dz~_i (+)= Q^T c
+  void add_key_sum_gradient(const Tile& at, const Panel<A>& features, const Panel<const A>&,
+                            Span<const A> c, Into into) const {
+    if (request.mixed_summaries())
+      read_out_key_sum_gradient<A>(
+          features, c, mixed_gradients(plan(), unit, at.matrix).key_sum(at.block), into);
+  }
+
+  void add_mixing_gradient(A* grad_mixing, const ExecutorRef& loop) const {
+    mix_unit_matrix_gradient(operands, unit, grad_mixing, loop);
+  }
+  /// dS and dz of a group of key blocks.
+  Mixtures mix_back(const RowGroups& groups, Index group, const SlotScratch<A>& scratch) const {
+    return {mix_group_gradient(operands, request, unit, groups, group, scratch)};
+  }
+  BlockGradient block_gradient(const Mixtures& mixed, Index b,
+                               const SlotScratch<A>& scratch) const {
+    const Extents& e = plan().extents;
+    BlockGradient grad{mixed.summary(b), panel(scratch.transposed.data, e.feature_dim, e.value_dim),
+                       mixed.rows.key_sum(b)};
+    if constexpr (mixes_products<L>)
+      grad.key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
+    if (request.gradients.value.wanted) transpose<A>(grad.straight, grad.transposed);
+    return grad;
+  }
+
+  /// Under Causal the tile's own queries meanwhile pass through the slot's panels.
+  OwnKeys pack_key_tile(OwnKeys k) const {
+    const Extents& e = plan().extents;
+    const SlotScratch<A>& scratch = k.scratch;
+    const BlockTable& table = plan().tables.keys;
+    const Index tokens = k.tile.tokens;
+    const auto of = [&](Span<A> usual, Span<A> own) {
+      return panel(masks_own_block<L> ? own.data : usual.data, tokens, e.feature_dim);
+    };
+    const Panel<A> rotated = of(scratch.rotated, scratch.own.rotated);
+    k.features = {normalizes<L> ? of(scratch.features, scratch.own.features) : rotated, rotated};
+    k.keys = rotated;
+    k.values = readable_panel<T>(table, k.tile, key_rows(unit, operands.v),
+                                 masks_own_block<L> ? scratch.own.values : scratch.values);
+    k.gradients = {panel(scratch.grad_features.data, tokens, e.feature_dim),
+                   panel(scratch.grad_unrotated.data,
+                         masks_own_block<L> && normalizes<L> ? tokens : 0, e.feature_dim),
+                   panel(scratch.grad_values.data, tokens, e.value_dim)};
+    pack_features(operands.variant.feature_map, plan().rotation, A(1), table, k.tile,
+                  key_rows(unit, operands.k), k.features.features, k.features.rotated, scratch.row);
+    return k;
+  }
+  static void prefetch(const Mixtures& mixed, Index b, Index part, Index parts, Prefetch& next) {
+    prefetch_summary(mixed.rows, b + 1, part, parts, next);
+  }
+  void key_gradient(const OwnKeys& k, const BlockGradient& grad, Prefetch* prefetch) const {
+    summarize_key_gradient<A>(k.values, grad.transposed, k.gradients.rotated, prefetch);
+  }
+  static bool writes_in_place(const TokenRows<T>& results) {
+    return is_in_place_of_products<A>(results);
+  }
+  /// In the tensor itself if `in_place`.
+  void value_gradient(const OwnKeys& k, const BlockGradient& grad, const TokenRows<T>* in_place,
+                      Prefetch* prefetch) const {
+    summarize_value_gradient<A>(k.keys, grad.straight,
+                                in_place != nullptr
+                                    ? in_place_of_products<A>(plan().tables.keys, k.tile, *in_place)
+                                    : k.gradients.values.placed(),
+                                prefetch);
+  }
+
+  // Of the tile's own block, under Causal:
+  KeyGradients<A> own_gradients(const OwnKeys& k) const {
+    const Extents& e = plan().extents;
+    const OwnTileScratch<A>& own = k.scratch.own;
+    return {panel(own.grad_rotated.data, k.tile.tokens, e.feature_dim),
+            panel(own.grad_key_sums.data, normalizes<L> ? k.tile.tokens : 0, e.feature_dim),
+            panel(own.grad_values.data, k.tile.tokens, e.value_dim)};
+  }
+  /// dP^T of one matrix: what later tiles have left.
+  Panel<A> grad_running(const OwnKeys& k, Index matrix) const {
+    const Extents& e = plan().extents;
+    return panel(k.scratch.own.grad_summaries.data + matrix * e.summary_size(), e.value_dim,
+                 e.feature_dim);
+  }
+  bool own_keys_wanted() const { return request.gradients.key.wanted || request.mixing(); }
+  void take_later_gradients(const OwnKeys& k, Index matrix, const KeyGradients<A>& own) const {
+    const Panel<A> later = grad_running(k, matrix);
+    if (own_keys_wanted()) summarize_key_gradient<A>(k.values, later, own.rotated, nullptr);
+    if (request.gradients.value.wanted) multiply_right_transposed<A>(own.values, k.keys, later);
+  }
+  void add_own_queries(const OwnKeys& k, Index matrix, const Panel<A>& rotated,
+                       const Panel<const A>& u, const KeyGradients<A>& own, bool starts) const {
+    const Panel<A> scores = panel(k.scratch.own.scores.data, u.rows, u.rows);
+    if (own_keys_wanted())
+      read_out_own_tile_key_gradient<A>(u, rotated, k.values, scores, own.rotated);
+    if (request.gradients.value.wanted)
+      read_out_own_tile_value_gradient<A>(u, rotated, k.keys, scores, own.values);
+    if (!k.first)  // an earlier tile needs it
+      read_out_summary_gradient<A>(rotated, u, grad_running(k, matrix),
+                                   starts ? Into::overwrite : Into::add, nullptr);
+  }
+};
+
+}  // namespace exact
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: MIT
+// The products of a backward pass (backward_unit.hpp) with Precision::fast: factors rounded to
+// bfloat16, sums in float. Summaries are transposed, [value_dim, feature_dim]. With a normalizer
+// they lack the means that centers.hpp takes out.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <mhla/core/config.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/backward_unit.hpp>
+#include <mhla/cpu/pairs/centers.hpp>
+#include <mhla/cpu/pairs/forward.hpp>
+#include <mhla/cpu/tiles.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+namespace pairs {
+
+/// S^T of a unit from where a forward pass left them, without a normalizer.
+template <class L>
+void take_up_summaries(const Plan<L, float>& plan, const Unit<float>& unit, const float* saved,
+                       const ExecutorRef& loop) {
+  const Extents& e = plan.extents;
+  const PairedSummaries summaries = summaries_of(plan, unit);
+  loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
+    summaries.clear_end(2 * pair);
+    for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b) {
+      const Panel<float> sums =
+          whole_panel(plan.scratch[slot].pairs.summary.data, e.value_dim, e.feature_dim);
+      transpose(sums, panel(saved + b * e.summary_stride(), e.feature_dim, e.value_dim));
+      round_into_half(summaries.with(b), static_cast<int>(b % 2), sums);
+    }
+    if constexpr (sees_past_only<L>) note_finite(summaries, 2 * pair, unit.memory.finite_summaries);
+  });
+}
+
+/// dS~^T of one mixing matrix of the unit, all query blocks.
+template <class L>
+PairedSummaries mixed_gradients(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix) {
+  const SummaryShape shape = plan.summary_shape();
+  return {unit.memory.paired_gradients.data +
+              matrix * PairedSummaries::size(shape, plan.extents.query_blocks),
+          unit.queries.blocks, shape};
+}
+/// Whether the pairs of it are finite.
+template <class L>
+Span<Pair> finite_gradients(const Plan<L, float>& plan, const Unit<float>& unit, Index matrix) {
+  const Index pairs = pairs_of(plan.extents.query_blocks);
+  return {unit.memory.finite_gradients.data + matrix * pairs, pairs};
+}
+
+/// A sum over the tiles and heads of a block, of which only the last step rounds.
+struct SummarySteps {
+  Panel<float> sums;
+  PairPanel result;
+  int half;
+
+  void add(const LeftFactor& a, const PairPanel& b, bool first, bool last,
+           Prefetch* prefetch) const {
+    if (last)
+      return multiply_into_half(result, half, a, b, first ? Panel<float>{} : sums, prefetch);
+    multiply(sums, a, b, first ? Into::overwrite : Into::add, prefetch);
+  }
+};
+
+/// <U_t, mu> epsilon / den_t: what the gradient of den_t has beside that of centered values.
+inline void add_center_gradient(const Centers& centers, float epsilon, const Panel<const float>& u,
+                                Span<const float> denominators, Span<float> gradient) {
+  constexpr float least = 1e-7f;  // of den, that shows in a float
+  for (Index t = 0; t < u.rows; ++t)
+    if (denominators[t] != 0 && (std::abs)(epsilon) > least * (std::abs)(denominators[t]))
+      gradient[t] +=
+          epsilon / denominators[t] *
+          inner_product<float>(u.row_range(t, 1), {centers.value.data, 1, u.cols, u.cols});
+}
+
+/// Adds the unit's part of dmix to `grad_mixing` [matrices, query blocks, key blocks].
+template <class L>
+void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
+                              const Centers* centers, float* grad_mixing, const ExecutorRef& loop) {
+  const Plan<L, float>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  const Index most = matrix_gradient_cols(unit.keys.blocks);
+  loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index) {
+    const Index first = task * most;
+    const Index count = (std::min)(most, unit.keys.blocks - first);
+    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+      const Panel<float> result{grad_mixing + matrix * e.query_blocks * e.key_blocks,
+                                unit.queries.blocks, unit.keys.blocks, e.key_blocks};
+      mix_matrix_gradient(mixed_gradients(plan, unit, matrix), summaries_of(plan, unit), first,
+                          count, !sees_past_only<L>, lag_of(sight_of<L>), result);
+      if constexpr (normalizes<L>) {
+        const auto add = [&](const Panel<float>& grad, const Panel<float>& from) {
+          cpu::mix_matrix_gradient<float>(grad, from.row_range(first, count),
+                                          result.col_range(first, count), grad.rows);
+        };
+        add(cpu::mixed_gradients(plan, unit, matrix).key_sums, unit.summaries.key_sums);
+        if (centers != nullptr)
+          add(centers->gradients(e, matrix, unit.queries.blocks), centers->sums(unit.keys.blocks));
+      }
+    }
+  });
+}
+
+/// dS^T of a group of key blocks, in the scratch of a slot.
+template <class L>
+MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>& unit,
+                                  const RowGroups& groups, Index group,
+                                  const PairScratch& scratch) {
+  const Extents& e = plan.extents;
+  const Index first = groups.begin(group);
+  const Index rows = groups.size(group);
+  const MixedSummaries grad{scratch.mixed.data, rows, plan.summary_shape()};
+  if (e.matrices == 0)  // no query head reads this kv head
+    std::fill_n(grad.data, rows * MixedSummaries::stride(grad.shape), Pair{0});
+  if (e.matrices == 0) return grad;
+  const auto terms_of = [&](Index index) {
+    const Index matrix = index / plan.mixing_parts;
+    const PairedRows weights = plan.transposed_mixing_of(
+        index % plan.mixing_parts, unit_matrix(plan, unit, matrix), unit.queries.blocks);
+    return MixingTerms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
+                       mixed_gradients(plan, unit, matrix),
+                       finite_gradients(plan, unit, matrix).data};
+  };
+  mix(grad, e.matrices * plan.mixing_parts, terms_of,
+      MixedBlocks{!sees_past_only<L>, {first + lag_of(sight_of<L>), true}}, scratch.mixed_sums);
+  return grad;
+}
+
+template <class L>
+struct Backward : Forward<L> {
+  using typename Forward<L>::Mixtures;
+  using typename Forward<L>::Tile;
+  using OwnKeys = KeyTile<float, PairedRows>;
+  /// dS of a key block, transposed and straight, and dz.
+  struct BlockGradient {
+    PairPanel transposed;
+    PairPanel straight;
+    Span<float> key_sum;
+  };
+
+  const BackwardRequest<L, BFloat16>& request;
+  const Centers* centers;  // of the unit, if its summaries lack them
+  using Forward<L>::operands;
+  using Forward<L>::plan;
+  using Forward<L>::unit;
+
+  void begin_block(Index matrix, Index i, bool empty, const SlotScratch<float>& scratch) const {
+    const Extents& e = plan().extents;
+    const PairedSummaries grad = mixed_gradients(plan(), unit, matrix);
+    if (i % 2 == 0) grad.clear_end(i);
+    if (!empty) return;
+    const Panel<float> nothing =
+        whole_panel(scratch.pairs.summary_gradient.data, e.value_dim, e.feature_dim);
+    set_zero(nothing, cpu::mixed_gradients(plan(), unit, matrix).key_sum(i));
+    if (centers != nullptr) set_zero(centers->gradients(e, matrix, i + 1).row_range(i, 1));
+    round_into_half(grad.with(i), static_cast<int>(i % 2), nothing);
+  }
+  void end_block(Index matrix, Index i) const {
+    if constexpr (sees_past_only<L>)
+      if (i % 2 == 1 || i + 1 == unit.queries.blocks)
+        note_finite(mixed_gradients(plan(), unit, matrix), i,
+                    finite_gradients(plan(), unit, matrix));
+  }
+
+  /// Packs a query tile's own keys and values: v, its transpose, and m_ii phi(k).
+  void pack_own_tile(Tile& at) const {
+    const SlotScratch<float>& scratch = at.scratch;
+    const BlockTable& table = plan().tables.queries;
+    const TokenTile& tile = table.tiles[at.index];
+    at.own = pack_own_keys(operands, unit, tile, own_weight(plan(), unit, at.matrix, at.block),
+                           at.mixed.key_sum(at.block), scratch);
+    const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
+    pair_tokens(at.own.rotated, scratch.pairs.own_keys);
+    pack_values(table, tile, values, scratch.values, scratch.pairs.own_values);
+    transposed(pack_value_rows(table, tile, values, scratch.values, scratch.pairs.value_rows),
+               scratch.pairs.columns);
+  }
+  void absorb_own_tile(Tile& at) const {
+    const Extents& e = plan().extents;
+    const PairScratch& scratch = at.scratch.pairs;
+    const BlockTable& table = plan().tables.queries;
+    const Index tokens = table.tiles[at.index].tokens;
+    const bool first = at.index == table.blocks[unit.queries.first_block + at.block].first_tile;
+    at.summary = absorb(pair_panel(scratch.own_values.data, tokens, e.value_dim),
+                        pair_panel(scratch.own_keys.data, tokens, e.feature_dim), at.summary, first,
+                        scratch);
+  }
+
+  static void prefetch(const Tile&, Index, Index, Prefetch&, Prefetch&) {}
+  /// dS~_i^T (+)= U^T Q^r
+  void add_summary_gradient(const Tile& at, const Panel<float>& rotated,
+                            const Panel<const float>& u, bool first, bool last,
+                            Prefetch* prefetch) const {
+    const Extents& e = plan().extents;
+    const PairScratch& scratch = at.scratch.pairs;
+    const SummarySteps steps{whole_panel(scratch.summary_gradient.data, e.value_dim, e.feature_dim),
+                             mixed_gradients(plan(), unit, at.matrix).with(at.block),
+                             static_cast<int>(at.block % 2)};
+    steps.add(LeftFactor::transposed(pair_tokens(u, scratch.values)),
+              pair_tokens(rotated, scratch.features), first, last, prefetch);
+  }
+  /// dQ^r
+  Panel<float> query_gradient(const Tile& at, Index, const Panel<const float>& u,
+                              Prefetch* prefetch) const {
+    const Extents& e = plan().extents;
+    const PairScratch& scratch = at.scratch.pairs;
+    const PairedRows u_rows = pair_features(u, scratch.value_rows);
+    const Panel<float> sums = whole_panel(scratch.tile.data, u.rows, e.feature_dim);
+    multiply(sums, u_rows, at.summary, Into::overwrite, prefetch);
+    if constexpr (masks_own_block<L>) {
+      const PairedRows scores = multiply_scores(
+          scratch.scores, u_rows, pair_panel(scratch.columns.data, e.value_dim, u.rows));
+      add_triangle(sums, scores, pair_panel(scratch.own_keys.data, u.rows, e.feature_dim), {1});
+    }
+    return sums.col_range(0, e.feature_dim);
+  }
+  /// Completes dQ^r before c is taken from it.
+  void denominator_gradient(const Tile& at, const Panel<float>& rotated,
+                            const Panel<const float>& u, Span<const float> denominators,
+                            const Panel<float>& grad_rotated, Span<float> c) const {
+    if (centers != nullptr)
+      add_mixed_values(*centers, centers->mixed(plan().extents, at.matrix, at.block), u,
+                       {at.scratch.inverses.data, u.rows}, grad_rotated);
+    cpu::denominator_gradient<float>(rotated, grad_rotated, denominators, c);
+    if (centers != nullptr)
+      add_center_gradient(*centers, static_cast<float>(operands.variant.normalizer.epsilon), u,
+                          denominators, c);
+  }
+  /// dz~_i (+)= Q^T c, and p_i.
+  void add_key_sum_gradient(const Tile& at, const Panel<float>& features,
+                            const Panel<const float>& u, Span<const float> c, Into into) const {
+    if (request.mixed_summaries())
+      read_out_key_sum_gradient<float>(
+          features, c, cpu::mixed_gradients(plan(), unit, at.matrix).key_sum(at.block), into);
+    if (centers == nullptr || !request.mixing()) return;
+    const Span<float> weights{at.scratch.inverses.data, u.rows};
+    row_products<float>(weights, features, Span<const float>(centers->feature));
+    weighted_row_sum<float>(centers->gradient(plan().extents, at.matrix, at.block), u, weights,
+                            into);
+  }
+
+  void add_mixing_gradient(float* grad_mixing, const ExecutorRef& loop) const {
+    mix_unit_matrix_gradient(operands, unit, centers, grad_mixing, loop);
+  }
+  /// dS and dz of a group of key blocks.
+  Mixtures mix_back(const RowGroups& groups, Index group, const SlotScratch<float>& scratch) const {
+    return {cpu::mix_group_gradient(operands, request, unit, groups, group, scratch, false),
+            mix_group_gradient(plan(), unit, groups, group, scratch.pairs)};
+  }
+  BlockGradient block_gradient(const Mixtures& mixed, Index b,
+                               const SlotScratch<float>& scratch) const {
+    const Extents& e = plan().extents;
+    const BlockGradient grad{mixed.summary(b),
+                             pair_panel(scratch.pairs.turned.data, e.feature_dim, e.value_dim),
+                             mixed.rows.key_sum(b)};
+    if (request.gradients.value.wanted) turn(grad.straight, grad.transposed);
+    if (centers != nullptr && request.gradients.key.wanted)
+      subtract_center(*centers, grad.transposed, grad.key_sum, scratch.pairs);
+    return grad;
+  }
+
+  /// Under Causal the tile's own queries meanwhile pass through the slot's panels.
+  OwnKeys pack_key_tile(OwnKeys k) const {
+    const Extents& e = plan().extents;
+    const SlotScratch<float>& scratch = k.scratch;
+    const PairScratch& pairs = scratch.pairs;
+    const BlockTable& table = plan().tables.keys;
+    const Index tokens = k.tile.tokens;
+    const TokenRows<const BFloat16> keys = key_rows(unit, operands.k);
+    k.values = pack_value_rows(table, k.tile, key_rows(unit, operands.v), scratch.values,
+                               masks_own_block<L> ? pairs.key_value_rows : pairs.value_rows);
+    k.gradients = {whole_panel(pairs.tile.data, tokens, e.feature_dim),
+                   {},
+                   whole_panel(pairs.value_gradients.data, tokens, e.value_dim)};
+    if constexpr (masks_own_block<L>) {
+      const Panel<float> features = panel(scratch.own.rotated.data, tokens, e.feature_dim);
+      k.features = {features, features};
+      pack_features(operands.variant.feature_map, plan().rotation, 1.0f, table, k.tile, keys,
+                    features, features, scratch.row);
+      k.keys = pair_features(features, pairs.key_rows);
+    } else {
+      k.keys = pack_key_rows(operands, k.tile, keys, scratch);
+    }
+    return k;
+  }
+  static void prefetch(const Mixtures&, Index, Index, Index, Prefetch&) {}
+  void key_gradient(const OwnKeys& k, const BlockGradient& grad, Prefetch* prefetch) const {
+    multiply(k.gradients.rotated, k.values, grad.transposed, Into::overwrite, prefetch);
+  }
+  static bool writes_in_place(const TokenRows<BFloat16>& results) {
+    return is_in_place<float>(results);
+  }
+  /// In the tensor itself if `tensor` is given.
+  void value_gradient(const OwnKeys& k, const BlockGradient& grad,
+                      const TokenRows<BFloat16>* tensor, Prefetch* prefetch) const {
+    if (tensor != nullptr)
+      return multiply_into_rows(in_place(plan().tables.keys, k.tile, *tensor), k.keys,
+                                grad.straight, {}, prefetch);
+    multiply(k.gradients.values, k.keys, grad.straight, Into::overwrite, prefetch);
+  }
+
+  // Of the tile's own block, under Causal:
+  KeyGradients<float> own_gradients(const OwnKeys& k) const {
+    const Extents& e = plan().extents;
+    const PairScratch& pairs = k.scratch.pairs;
+    return {whole_panel(pairs.own_key_gradients.data, k.tile.tokens, e.feature_dim),
+            {},
+            whole_panel(pairs.own_value_gradients.data, k.tile.tokens, e.value_dim)};
+  }
+  /// dP^T of one matrix, of whole pairs of rows: what later tiles have left.
+  Panel<float> grad_running(const OwnKeys& k, Index matrix) const {
+    const Extents& e = plan().extents;
+    const Index rows = 2 * pairs_of(e.value_dim);
+    const Index cols = whole_columns(e.feature_dim);
+    return {k.scratch.pairs.own_gradients.data + matrix * rows * cols, rows, cols, cols};
+  }
+  void take_later_gradients(const OwnKeys& k, Index matrix, const KeyGradients<float>& own) const {
+    const Extents& e = plan().extents;
+    const PairScratch& pairs = k.scratch.pairs;
+    const Panel<float> sums = grad_running(k, matrix);
+    const Index half = sums.rows / 2;
+    const PairPanel later = pair_panel(pairs.running.data, e.value_dim, e.feature_dim);
+    const PairPanel turned = pair_panel(pairs.own_turned.data, e.feature_dim, e.value_dim);
+    pair_sums(later, sums.row_range(0, half), sums.row_range(half, half));
+    turn(turned, later);
+    multiply(own.rotated, k.values, later, Into::overwrite);
+    multiply(own.values, k.keys, turned, Into::overwrite);
+  }
+  void add_own_queries(const OwnKeys& k, Index matrix, const Panel<float>& rotated,
+                       const Panel<const float>& u, const KeyGradients<float>& own,
+                       bool starts) const {
+    const PairScratch& pairs = k.scratch.pairs;
+    const PairPanel u_tokens = pair_tokens(u, pairs.values);
+    const PairPanel q_tokens = pair_tokens(rotated, pairs.features);
+    const Triangle future{0, true};
+    const auto scores_with = [&](const PairedRows& keys, const Panel<const float>& queries,
+                                 Span<Pair> rows) {
+      return multiply_scores(pairs.scores, keys,
+                             transposed(pair_features(queries, rows), pairs.columns));
+    };
+    if (request.gradients.key.wanted || request.mixing())
+      add_triangle(own.rotated, scores_with(k.values, u, pairs.value_rows), q_tokens, future);
+    if (request.gradients.value.wanted)
+      add_triangle(own.values, scores_with(k.keys, rotated, pairs.feature_rows), u_tokens, future);
+    if (k.first) return;
+    const Panel<float> sums = grad_running(k, matrix);  // which an earlier tile needs
+    if (starts) set_zero(sums);
+    multiply(sums.row_range(0, plan().extents.value_dim), LeftFactor::transposed(u_tokens),
+             q_tokens, Into::add);
+  }
+};
+
+}  // namespace pairs
+}  // namespace cpu
+
+MHLA_NAMESPACE_END

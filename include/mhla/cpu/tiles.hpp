@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT
+// Tiles of tokens at work on a slot: their panels, those of their own block's keys, and what is
+// fetched meanwhile for the next.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <mhla/core/config.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/intra_block.hpp>
+#include <mhla/cpu/plan.hpp>
+#include <mhla/cpu/readout.hpp>
+#include <mhla/cpu/token_block.hpp>
+#include <mhla/cpu/unit.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// The panels of a tile: phi(x), and the same rotated.
+template <class A>
+struct FeaturePanels {
+  Panel<A> features;
+  Panel<A> rotated;
+};
+
+template <class L, class T, class A>
+FeaturePanels<A> pack_tile(const Operands<L, T>& operands, A scale, const BlockTable& table,
+                           const TokenTile& tile, const TokenRows<const T>& rows,
+                           const SlotScratch<A>& scratch) {
+  const Index features = operands.plan.extents.feature_dim;
+  // Features before the rotation are the normalizer's.
+  const FeaturePanels<A> panels{
+      panel((normalizes<L> ? scratch.features : scratch.rotated).data, tile.tokens, features),
+      panel(scratch.rotated.data, tile.tokens, features)};
+  pack_features(operands.variant.feature_map, operands.plan.rotation, scale, table, tile, rows,
+                panels.features, panels.rotated, scratch.row);
+  return panels;
+}
+
+/// Packs a tile of query head g.
+template <class L, class T, class A>
+FeaturePanels<A> pack_query_tile(const Operands<L, T>& operands, const Unit<A>& unit, Index g,
+                                 const TokenTile& tile, const SlotScratch<A>& scratch) {
+  return pack_tile(operands, operands.scale(), operands.plan.tables.queries, tile,
+                   query_rows(operands.plan, unit, g, operands.q), scratch);
+}
+
+/// A query head's part of a [group_size, blocks, block tokens] array (MixedProduct).
+template <class A>
+Panel<A> head_offsets(const Extents& e, Span<A> array, Index g) {
+  return panel(array.data + g * e.query_blocks * e.block_tokens, e.query_blocks, e.block_tokens);
+}
+/// The same for a tile.
+template <class A>
+Span<A> tile_offsets(const Extents& e, Span<A> array, Index g, Index block, const TokenTile& tile) {
+  return {head_offsets(e, array, g).row(block) + tile.offset, tile.tokens};
+}
+
+/// The keys and values of a causal query tile's own block, in the scratch of a slot.
+template <class A>
+struct OwnTile {
+  Panel<A> features;      // m_ii phi(k)
+  Panel<A> rotated;       // the same, rotated
+  Panel<const A> values;  // v
+  Panel<A> key_sums;      // p_t; no rows without a normalizer
+  Panel<A> scores;        // scratch
+};
+
+/// Packs a query tile's own keys, and advances z~_i to p of the tile's last token.
+template <class L, class T, class A>
+OwnTile<A> pack_own_keys(const Operands<L, T>& operands, const Unit<A>& unit, const TokenTile& tile,
+                         A own_weight, Span<A> running_key_sum, const SlotScratch<A>& scratch) {
+  const Plan<L, A>& plan = operands.plan;
+  const Extents& e = plan.extents;
+  const OwnTile<A> own{
+      panel((normalizes<L> ? scratch.own.features : scratch.own.rotated).data, tile.tokens,
+            e.feature_dim),
+      panel(scratch.own.rotated.data, tile.tokens, e.feature_dim),
+      {},
+      panel(scratch.own.key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
+      panel(scratch.own.scores.data, tile.tokens, tile.tokens)};
+  pack_features(operands.variant.feature_map, plan.rotation, own_weight, plan.tables.queries, tile,
+                key_rows(unit, operands.k), own.features, own.rotated, scratch.row);
+  if constexpr (normalizes<L>) {
+    if (tile.offset == 0) std::fill_n(scratch.key_sum_rest.data, e.feature_dim, A(0));
+    running_key_sums<A>(own.features, A(1), {running_key_sum, scratch.key_sum_rest}, own.key_sums);
+  }
+  return own;
+}
+
+/// A tile of query block `block` on a slot, for one matrix and all its query heads in turn.
+template <class A, class Summary = Panel<A>>
+struct QueryTile {
+  Index matrix;
+  Index block;
+  Index index;                  // of the tile in the table
+  const SummaryRows<A>& mixed;  // S~ and z~ of its group of blocks; in pairs z~ alone
+  const SlotScratch<A>& scratch;
+  Summary summary;   // S~ of its block, as products take it; under Causal P
+  OwnTile<A> own{};  // under Causal
+};
+
+/// The denominators of a tile of query head g; empty without a normalizer.
+template <class L, class T, class A, class Summary>
+Span<const A> tile_denominators(const Operands<L, T>& operands, const Unit<A>& unit,
+                                const QueryTile<A, Summary>& at, Index g,
+                                const Panel<A>& features) {
+  if constexpr (mixes_key_sums<L>) {
+    const Span<A> denominators{at.scratch.denominators.data, features.rows};
+    const A epsilon = static_cast<A>(operands.variant.normalizer.epsilon);
+    if constexpr (masks_own_block<L>) {
+      mixed_key_sum_denominators<A>(features, at.own.key_sums, epsilon, denominators);
+    } else {
+      mixed_key_sum_denominators<A>(features, at.mixed.key_sum(at.block), epsilon, denominators);
+    }
+    return denominators;
+  } else if constexpr (mixes_products<L>) {
+    const Plan<L, A>& plan = operands.plan;
+    return tile_offsets(plan.extents, unit.memory.denominators, g, at.block,
+                        plan.tables.queries.tiles[at.index]);
+  } else {
+    return {};
+  }
+}
+
+/// U = dy / den of a tile.
+template <class L, class T, class A>
+Panel<const A> pack_grad_numerators(const Operands<L, T>& operands, const TokenRows<const T>& rows,
+                                    const TokenTile& tile, Span<const A> denominators,
+                                    const SlotScratch<A>& scratch) {
+  const BlockTable& table = operands.plan.tables.queries;
+  if (denominators.size == 0) return readable_panel<T>(table, tile, rows, scratch.values);
+  const Panel<A> u = panel(scratch.values.data, tile.tokens, operands.plan.extents.value_dim);
+  const Span<A> inverses{scratch.inverses.data, denominators.size};
+  if (invert<A>(denominators, inverses)) {
+    gather<T, A>(table, tile, rows, inverses, u);
+  } else {
+    gather<T, A>(table, tile, rows, {}, u);
+    divide_rows<A>(u, denominators);
+  }
+  return u;
+}
+
+/// The gradients of a key tile: dK^r, dK and dV.
+template <class A>
+struct KeyGradients {
+  Panel<A> rotated;
+  Panel<A> features;  // under Causal with a normalizer; else dz_b for all tokens
+  Panel<A> values;
+};
+
+/// A tile of key block `block` at work on a slot, its factors, and what its gradients are summed
+/// in.
+template <class A, class Factor = Panel<const A>>
+struct KeyTile {
+  Index block;
+  const TokenTile& tile;
+  bool first;  // of its block
+  bool last;
+  const SlotScratch<A>& scratch;
+  FeaturePanels<A> features{};  // phi(k), and the same rotated; in pairs under Causal alone
+  Factor keys{};                // phi(k), rotated
+  Factor values{};              // v
+  KeyGradients<A> gradients{};
+};
+
+/// The tokens of one (batch, head) of a tensor as memory, whatever their type.
+struct TokenBytes {
+  const void* data;
+  Index element_bytes;
+  Index dim;
+  Index token_stride;
+  Index stride;
+
+  template <class T>
+  TokenBytes(const TokenRows<T>& tokens)  // NOLINT: the same without the type
+      : data(tokens.data),
+        element_bytes(static_cast<Index>(sizeof(T))),
+        dim(tokens.dim),
+        token_stride(tokens.token_stride),
+        stride(tokens.stride) {}
+  bool lies_in_columns() const { return token_stride == 1 && stride != 1; }
+};
+
+/// What is prefetched during a tile's work: the rows of another tile, or its columns if the first
+/// tensor stores the tokens of a run contiguously; of the other tensors those with the same layout.
+/// Nothing if `index` is outside the sequence's tiles.
+MHLA_OUT_OF_LINE inline Prefetch prefetch_tile(const BlockTable& table,
+                                               const SequenceSpan& sequence, Index index,
+                                               std::initializer_list<TokenBytes> tensors) {
+  const BlockSpan* const blocks = table.blocks.data + sequence.first_block;
+  const BlockSpan& last = blocks[sequence.blocks - 1];
+  if (index < blocks->first_tile || index >= last.first_tile + last.tiles) return {};
+  const TokenTile& tile = table.tiles[index];
+  const Index* const places = table.places_of(tile);
+  const TokenBytes& first = *tensors.begin();
+  const bool by_columns = first.lies_in_columns() && tile.runs == 1;
+  Prefetch prefetch = by_columns ? Prefetch(nullptr, first.dim) : Prefetch(places, tile.tokens);
+  for (const TokenBytes& tokens : tensors) {
+    const Index bytes = tokens.element_bytes;
+    if (tokens.data == nullptr) continue;
+    if (by_columns && tokens.lies_in_columns())
+      prefetch.add(static_cast<const char*>(tokens.data) + places[0] * bytes, tokens.stride * bytes,
+                   tile.tokens * bytes, (std::min)(tokens.dim, first.dim));
+    if (!by_columns && tokens.stride == 1)
+      prefetch.add(tokens.data, tokens.token_stride * bytes, tokens.dim * bytes);
+  }
+  return prefetch;
+}
+
+/// Part `part` of `parts` of the summary of row `row`, if there are more summaries than the cache
+/// holds: the tiles of one block prefetch the next block's summary while they run.
+template <class A>
+void prefetch_summary(const SummaryRows<A>& rows, Index row, Index part, Index parts,
+                      Prefetch& prefetch) {
+  const Panel<A>& summaries = rows.summaries;
+  if (summaries.rows * summaries.stride <= cached_summaries || row < rows.first ||
+      row >= rows.first + summaries.rows)
+    return;
+  const Index begin = even_split(summaries.cols, parts, part);
+  const Index end = even_split(summaries.cols, parts, part + 1);
+  prefetch.add_piece(summaries.row(row - rows.first) + begin,
+                     (end - begin) * static_cast<Index>(sizeof(A)));
+}
+
+}  // namespace cpu
+
+MHLA_NAMESPACE_END
