@@ -5,9 +5,9 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cpu/tiles.hpp>
 #include <mhla/cpu/pairs/memory.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
+#include <mhla/cpu/tiles.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
