@@ -240,35 +240,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   static constexpr bool normalized = normalizes<V>;
   static constexpr bool recurrent = factors_mixing<V>;
 
-  // Scratch of one slot.
-  struct Slot {
-    Span<A> queries;       // [tile, feature_dim]
-    Span<A> rotated;       // [tile, feature_dim]
-    Span<A> keys;          // [tile, feature_dim]
-    Span<A> key_sums;      // [tile, feature_dim]
-    Span<A> running;       // [feature_dim]
-    Span<A> scores;        // [tile, block tokens]
-    Span<A> numerators;    // [tile, value_dim]
-    Span<A> denominators;  // [tile]
-    Span<A> summary;       // [value_dim, feature_dim], of a recurrence
-    Span<Index> places;    // [tile]
-    cpu::RowBuffers<A> row;
-
-    Slot(Arena& arena, const cpu::DecodeExtents& e, Index key_dim) {
-      const Index tile = (std::min)(e.block_tokens, cpu::max_decode_tile);
-      queries = arena.take<A>(checked_mul(tile, e.feature_dim));
-      rotated = arena.take<A>(checked_mul(tile, e.feature_dim));
-      keys = arena.take<A>(checked_mul(tile, e.feature_dim));
-      key_sums = arena.take<A>(checked_mul(tile, e.feature_dim));
-      running = arena.take<A>(e.feature_dim);
-      scores = arena.take<A>(checked_mul(tile, e.block_tokens));
-      numerators = arena.take<A>(checked_mul(tile, e.value_dim));
-      denominators = arena.take<A>(tile);
-      summary = arena.take<A>(recurrent ? e.summary_size() : 0);
-      row.input = arena.take<A>(checked_mul(tile, key_dim));
-      places = arena.take<Index>(tile);
-    }
-  };
+  using Slot = cpu::DecodeSlot<A>;
 
   // What save() writes first. Compared bytewise: it has no padding.
   struct Header {
@@ -295,7 +267,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     Arena unit, undo, slot, tables;
     cpu::DecodeUnit<A>(unit, extents_);
     cpu::DecodeUndo<A>(undo, extents_);
-    Slot(slot, extents_, shape_.key_dim);
+    Slot(slot, extents_, shape_.key_dim, recurrent);
     take_tables(tables);
     state_bytes_ = checked_mul(units, unit.used());
     const Index derived = checked_add(checked_mul(units, undo.used()), tables.used());
@@ -308,7 +280,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     for (Index u = 0; u < units; ++u) undos_.emplace_back(arena, extents_);
     take_tables(arena);
     for (Index s = 0; s < shape_.num_slots; ++s)
-      slots_.emplace_back(arena, extents_, shape_.key_dim);
+      slots_.emplace_back(arena, extents_, shape_.key_dim, recurrent);
   }
   std::byte* state_begin() const { return memory_.data(); }
 
@@ -418,7 +390,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
           at / extents_.block_tokens, first,
           (std::min)({tokens - done, extents_.block_tokens - first, cpu::max_decode_tile})};
       undo(index).keep(extents_, unit(index), tile);
-      run_tile(index, tile, slot, first_sequence, done, at, views);
+      run_tile(TileRun(*this, index, tile, slot, first_sequence, done, at), views);
       at += tile.tokens;
       done += tile.tokens;
     }
@@ -428,96 +400,137 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   }
   cpu::DecodeUndo<A>& undo(Index index) { return undos_[static_cast<std::size_t>(index)]; }
 
-  // One tile of one kv head: tokens [done, done + tile.tokens) of q, k, v and y.
-  void run_tile(Index index, const cpu::DecodeTile& tile, const Slot& slot, Index first_sequence,
-                Index done, Index position, const StepViews& step) const {
-    using cpu::panel;
-    const cpu::DecodeUnit<A>& unit = this->unit(index);
-    const Index sequence = index / shape_.kv_heads;
-    const Index item = sequence - first_sequence;
-    const Index kv_head = index % shape_.kv_heads;
-    const auto& [q, k, v, y] = step;
-    const cpu::DecodeExtents& e = extents_;
-    // A table of one run: tokens lie in the call's tensors, positions count from the sequence's
-    // first token.
-    cpu::TokenRun run{done, tile.tokens, {0, 0, position}};
-    cpu::TokenTile tokens{0, 1, 0, tile.tokens, 0};
-    for (Index t = 0; t < tile.tokens; ++t) slot.places[t] = done + t;
-    cpu::BlockTable table;
-    table.runs = {&run, 1};
-    table.places = slot.places;
+  // One tile of one kv head at work: tokens [done, done + tile.tokens) of q, k, v and y, as a table
+  // of one run, whose positions count from the sequence's first token.
+  struct TileRun {
+    const cpu::DecodeTile& tile;
+    const cpu::DecodeUnit<A>& unit;
+    const Slot& slot;
+    Index sequence;
+    Index item;
+    Index kv_head;
+    cpu::TokenRun run{};
+    cpu::TokenTile tokens{};
+    cpu::BlockTable table{};
 
-    const cpu::Panel<A> keys = panel(slot.keys.data, tile.tokens, e.feature_dim);
-    const cpu::Panel<A> open_keys{unit.keys[tile.open_turn()].data + tile.first * e.feature_dim,
-                                  tile.tokens, e.feature_dim, e.feature_dim};
-    const cpu::Panel<A> open_values{unit.values[tile.open_turn()].data + tile.first * e.value_dim,
-                                    tile.tokens, e.value_dim, e.value_dim};
-    cpu::pack_features(attention_.feature_map, rotation_, A(1), table, tokens,
-                       cpu::TokenRows<const T>(k, item, kv_head), keys, open_keys, slot.row);
-    if (!rotation_.rotates())
-      for (Index t = 0; t < tile.tokens; ++t)
-        cpu::copy_row(open_keys.row(t), keys.row(t), e.feature_dim);
-    cpu::gather<T, A>(table, tokens, cpu::TokenRows<const T>(v, item, kv_head), {}, open_values);
+    TileRun(const Decoder& of, Index index, const cpu::DecodeTile& next, const Slot& on,
+            Index first_sequence, Index done, Index position)
+        : tile(next),
+          unit(of.unit(index)),
+          slot(on),
+          sequence(index / of.shape_.kv_heads),
+          item(sequence - first_sequence),
+          kv_head(index % of.shape_.kv_heads),
+          run{done, tile.tokens, {0, 0, position}},
+          tokens{0, 1, 0, tile.tokens, 0} {
+      for (Index t = 0; t < tile.tokens; ++t) slot.places[t] = done + t;
+      table.runs = {&run, 1};
+      table.places = slot.places;
+    }
+    TileRun(const TileRun&) = delete;
+    TileRun& operator=(const TileRun&) = delete;
+
+    cpu::Panel<A> panel(Span<A> memory, Index cols) const {
+      return cpu::panel(memory.data, tile.tokens, cols);
+    }
+  };
+
+  void run_tile(const TileRun& at, const StepViews& step) const {
+    const cpu::DecodeTile& tile = at.tile;
+    const cpu::DecodeUnit<A>& unit = at.unit;
+    const cpu::DecodeExtents& e = extents_;
+    const cpu::Panel<A> keys = pack_open_keys(at, step);
     Span<A> key_sum;
     if constexpr (normalized) {
       key_sum = unit.open_key_sum(e, tile.block);
       if (tile.first == 0) std::fill_n(key_sum.data, key_sum.size, A(0));
     }
-
-    const auto mix_of = [&](Index matrix) {
-      return mix_shape_.mix_of(sequence, kv_head * group_size_ + matrix);
-    };
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
-      const cpu::DecodeWeights<A> weights = weights_of(mix_of(matrix), tile.block);
-      const cpu::Panel<A> key_sums = panel(slot.key_sums.data, tile.tokens, e.feature_dim);
-      if constexpr (normalized) {
-        const A* mixed_sum = unit.mixed_sums[tile.open_turn()].data + matrix * e.feature_dim;
-        if (tile.block == 0) {
-          std::fill_n(slot.running.data, e.feature_dim, A(0));
-        } else {
-          cpu::copy_row(slot.running.data, mixed_sum, e.feature_dim);
-        }
-        cpu::add_scaled_row(slot.running.data, weights.open, key_sum.data, e.feature_dim);
-        cpu::running_key_sums<A>(keys, weights.open, {slot.running}, key_sums);
-      }
+      const cpu::DecodeWeights<A> weights = weights_of(mix_of(at, matrix), tile.block);
+      if constexpr (normalized) sum_running_keys(at, matrix, weights.open, keys, key_sum);
       const Index heads_end = e.matrices == 1 ? group_size_ : matrix + 1;
-      for (Index g = e.matrices == 1 ? 0 : matrix; g < heads_end; ++g) {
-        const Index head = kv_head * group_size_ + g;
-        const cpu::Panel<A> features = panel(slot.queries.data, tile.tokens, e.feature_dim);
-        const cpu::Panel<A> rotated =
-            rotation_.rotates() ? panel(slot.rotated.data, tile.tokens, e.feature_dim) : features;
-        const cpu::Panel<A> out = panel(slot.numerators.data, tile.tokens, e.value_dim);
-        cpu::pack_features(attention_.feature_map, rotation_, static_cast<A>(attention_.scale),
-                           table, tokens, cpu::TokenRows<const T>(q, item, head), features, rotated,
-                           slot.row);
-        cpu::read_out_decode_tile<A>(e, unit, tile, matrix, weights, rotated,
-                                     panel(slot.scores.data, tile.tokens, e.block_tokens), out);
-        if constexpr (normalized) {
-          const Span<A> denominators{slot.denominators.data, tile.tokens};
-          cpu::mixed_key_sum_denominators<A>(
-              features, key_sums, static_cast<A>(attention_.normalizer.epsilon), denominators);
-          cpu::divide_rows<A>(out, denominators);
-        }
-        cpu::scatter<T, A>(table, tokens, out, {}, cpu::TokenRows<T>(y, item, head),
-                           Update::overwrite);
-      }
+      for (Index g = e.matrices == 1 ? 0 : matrix; g < heads_end; ++g)
+        read_out(at, step, matrix, weights, at.kv_head * group_size_ + g);
     }
-
     if constexpr (normalized) cpu::weighted_row_sum<A>(key_sum, keys, {}, Into::add);
     const bool closes = normalized && tile.first + tile.tokens == e.block_tokens;
     if constexpr (recurrent) {
       const auto row = [&](Index matrix, Index block) {
-        return recurrent_row(mix_of(matrix), block);
+        return recurrent_row(mix_of(at, matrix), block);
       };
-      cpu::advance_states(e, unit, tile, row, slot.summary.data);
+      cpu::advance_states(e, unit, tile, row, at.slot.summary.data);
       if (closes) cpu::advance_key_sums(e, unit, tile.block, row);
     } else {
       const auto next_row = [&](Index matrix) {
-        return mixing_row(mix_of(matrix), tile.block + 1);
+        return mixing_row(mix_of(at, matrix), tile.block + 1);
       };
       cpu::prepare_next_block(e, unit, tile, next_row);
       if (closes) cpu::mix_next_key_sums(e, unit, tile.block, next_row);
     }
+  }
+
+  cpu::TileFeatures<typename V::FeatureMapType, A> features_of(const TileRun& at, A scale) const {
+    return {attention_.feature_map, rotation_, scale, at.table, at.tokens};
+  }
+  Index mix_of(const TileRun& at, Index matrix) const {
+    return mix_shape_.mix_of(at.sequence, at.kv_head * group_size_ + matrix);
+  }
+
+  // Adds the tile to the open block's keys and values; returns its keys before the rotation.
+  cpu::Panel<A> pack_open_keys(const TileRun& at, const StepViews& step) const {
+    const cpu::DecodeTile& tile = at.tile;
+    const auto tile_of = [&](Span<A> rows, Index cols) {
+      return cpu::Panel<A>{rows.data + tile.first * cols, tile.tokens, cols, cols};
+    };
+    const cpu::Panel<A> keys = at.panel(at.slot.keys, extents_.feature_dim);
+    const cpu::Panel<A> open_keys = tile_of(at.unit.keys[tile.open_turn()], extents_.feature_dim);
+    cpu::pack_features(features_of(at, A(1)), cpu::TokenRows<const T>(step.k, at.item, at.kv_head),
+                       cpu::FeaturePanels<A>{keys, open_keys}, at.slot.row);
+    if (!rotation_.rotates())
+      for (Index t = 0; t < tile.tokens; ++t)
+        cpu::copy_row(open_keys.row(t), keys.row(t), extents_.feature_dim);
+    cpu::gather<T, A>(at.table, at.tokens, cpu::TokenRows<const T>(step.v, at.item, at.kv_head), {},
+                      tile_of(at.unit.values[tile.open_turn()], extents_.value_dim));
+    return keys;
+  }
+  // p_t by one matrix, in the slot's key_sums.
+  void sum_running_keys(const TileRun& at, Index matrix, A open_weight, const cpu::Panel<A>& keys,
+                        Span<const A> key_sum) const {
+    const Index features = extents_.feature_dim;
+    A* const running = at.slot.running.data;
+    if (at.tile.block == 0) {
+      std::fill_n(running, features, A(0));
+    } else {
+      cpu::copy_row(running, at.unit.mixed_sums[at.tile.open_turn()].data + matrix * features,
+                    features);
+    }
+    cpu::add_scaled_row(running, open_weight, key_sum.data, features);
+    cpu::running_key_sums<A>(keys, open_weight, {at.slot.running},
+                             at.panel(at.slot.key_sums, features));
+  }
+  // y of a query head.
+  void read_out(const TileRun& at, const StepViews& step, Index matrix,
+                const cpu::DecodeWeights<A>& weights, Index head) const {
+    const cpu::DecodeExtents& e = extents_;
+    const Slot& slot = at.slot;
+    const cpu::Panel<A> features = at.panel(slot.queries, e.feature_dim);
+    const cpu::Panel<A> rotated =
+        rotation_.rotates() ? at.panel(slot.rotated, e.feature_dim) : features;
+    const cpu::Panel<A> out = at.panel(slot.numerators, e.value_dim);
+    cpu::pack_features(features_of(at, static_cast<A>(attention_.scale)),
+                       cpu::TokenRows<const T>(step.q, at.item, head),
+                       cpu::FeaturePanels<A>{features, rotated}, slot.row);
+    cpu::read_out_decode_tile<A>(e, at.unit, at.tile, matrix, weights, rotated,
+                                 at.panel(slot.scores, e.block_tokens), out);
+    if constexpr (normalized) {
+      const Span<A> denominators{slot.denominators.data, at.tile.tokens};
+      cpu::mixed_key_sum_denominators<A>(features, at.panel(slot.key_sums, e.feature_dim),
+                                         static_cast<A>(attention_.normalizer.epsilon),
+                                         denominators);
+      cpu::divide_rows<A>(out, denominators);
+    }
+    cpu::scatter<T, A>(at.table, at.tokens, out, {}, cpu::TokenRows<T>(step.y, at.item, head),
+                       Update::overwrite);
   }
 
   // Row `block` of one of mix's matrices, or null if there is none.

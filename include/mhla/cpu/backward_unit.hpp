@@ -96,8 +96,8 @@ void mixed_products_of_unit_gradient(const Operands<L, T>& operands,
           own_key_sum_gradient<A>(q.features, weight, grad_key_sum, Into::add);
         }
         if (!request.query()) continue;
-        unpack_feature_gradient(operands.variant.feature_map, plan.rotation, operands.scale(),
-                                plan.tables.queries, tile, query_rows(plan, unit, g, operands.q),
+        unpack_feature_gradient(features_of(operands, operands.scale(), plan.tables.queries, tile),
+                                query_rows(plan, unit, g, operands.q),
                                 FeatureGradients<A>{waiting_query_features(plan, unit, g, i, tile),
                                                     weight, every_row(unit.summaries.key_sum(i))},
                                 query_rows(plan, unit, g, request.gradients.query.view),
@@ -212,8 +212,8 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
     if (masks_own_block<L>) total.unrotated = at.own.key_sums.placed();
   }
   if (request.query())
-    unpack_feature_gradient(operands.variant.feature_map, plan.rotation, operands.scale(), table,
-                            tile, queries, total, results, request.update, at.scratch.row);
+    unpack_feature_gradient(features_of(operands, operands.scale(), table, tile), queries, total,
+                            results, request.update, at.scratch.row);
 }
 
 /// dq if it is complete, dS~ and dz~ or C, of every query block of the unit. A structured mixing
@@ -322,8 +322,8 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
     if (normalizes<L>)
       total.unrotated =
           masks_own_block<L> ? k.gradients.features.placed() : every_row(grad.key_sum);
-    unpack_feature_gradient(operands.variant.feature_map, plan.rotation, A(1), table, k.tile, keys,
-                            total, key_results, request.update, scratch.row);
+    unpack_feature_gradient(features_of(operands, A(1), table, k.tile), keys, total, key_results,
+                            request.update, scratch.row);
   }
 }
 

@@ -24,6 +24,7 @@
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/intra_block.hpp>
 #include <mhla/cpu/readout.hpp>
+#include <mhla/cpu/token_block.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -84,6 +85,37 @@ struct DecodeUnit {
   }
   A* state_sum(const DecodeExtents& e, Index matrix, Index r) const {
     return state_sums.data + (matrix * e.states + r) * e.feature_dim;
+  }
+};
+
+/// Panels of one tile; one for every slot.
+template <class A>
+struct DecodeSlot {
+  Span<A> queries;       // [tile, feature_dim]
+  Span<A> rotated;       // [tile, feature_dim]
+  Span<A> keys;          // [tile, feature_dim]
+  Span<A> key_sums;      // [tile, feature_dim]
+  Span<A> running;       // [feature_dim]
+  Span<A> scores;        // [tile, block tokens]
+  Span<A> numerators;    // [tile, value_dim]
+  Span<A> denominators;  // [tile]
+  Span<A> summary;       // [value_dim, feature_dim], of a recurrence
+  Span<Index> places;    // [tile]
+  RowBuffers<A> row;
+
+  DecodeSlot(Arena& arena, const DecodeExtents& e, Index key_dim, bool recurrent) {
+    const Index tile = (std::min)(e.block_tokens, max_decode_tile);
+    queries = arena.take<A>(checked_mul(tile, e.feature_dim));
+    rotated = arena.take<A>(checked_mul(tile, e.feature_dim));
+    keys = arena.take<A>(checked_mul(tile, e.feature_dim));
+    key_sums = arena.take<A>(checked_mul(tile, e.feature_dim));
+    running = arena.take<A>(e.feature_dim);
+    scores = arena.take<A>(checked_mul(tile, e.block_tokens));
+    numerators = arena.take<A>(checked_mul(tile, e.value_dim));
+    denominators = arena.take<A>(tile);
+    summary = arena.take<A>(recurrent ? e.summary_size() : 0);
+    row.input = arena.take<A>(checked_mul(tile, key_dim));
+    places = arena.take<Index>(tile);
   }
 };
 

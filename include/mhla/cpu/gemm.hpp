@@ -317,9 +317,10 @@ MHLA_OUT_OF_LINE void unmap_rows(const Map& map, T scale, const Rows<const Store
                                  const Rows<const std::type_identity_t<T>>& h,
                                  const Rows<Stored>& result, Update update) {
   with_kernels<T>([&](auto kernels) {
-    kernels.template unmap_rows<Map, Stored>(map, scale, g.rows, g.cols, x, g.placed(),
-                                             weights.size > 0 ? weights.data : nullptr, h, result,
-                                             update == Update::accumulate);
+    kernels.template unmap_rows<Map, Stored>(
+        map, scale, g.rows, g.cols, x,
+        RowGradients<T>{g.placed(), weights.size > 0 ? weights.data : nullptr, h}, result,
+        update == Update::accumulate);
   });
 }
 

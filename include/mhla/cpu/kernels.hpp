@@ -35,6 +35,14 @@ struct Rows {
   }
 };
 
+/// g_r + weight_r h_r: weights are 1 if they are null, and h may be absent.
+template <class T>
+struct RowGradients {
+  Rows<const T> rows;
+  const T* weights;
+  Rows<const T> weighted;
+};
+
 /// Maximum rows of a product's factors that need not be contiguous.
 inline constexpr Index max_placed_rows = 128;
 

@@ -20,19 +20,16 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Checks a forward call, lays it out in the workspace, and runs it; without a workspace, in memory
-/// of its own. Errors of the workspace name `function`.
+/// Checks a forward call, lays it out in `memory`, and runs it.
 template <class V, class T>
 void checked_forward_into(const V& attention, const ExecutorRef& executor, const OperandViews<T>& x,
-                          const TensorView<T, 4>& y, const WorkspaceView* workspace,
-                          ForwardState<Accumulator<T>>* save,
-                          const char* function = "mhla::forward_into") {
+                          const TensorView<T, 4>& y, CallMemory&& memory,
+                          ForwardState<Accumulator<T>>* save) {
   const Problem problem = checked_problem(attention, x.shape());
-  CallMemory memory(workspace);
   require_forward(attention, problem.shape, x, y, memory.given(), {}).require_addresses();
   ForwardCallOf<V, T> call;
   call.template lay_out<T>(memory.arena(), attention, problem, executor);
-  memory.require_enough(function);
+  memory.require_enough();
   call.run(attention, executor, x, y, save);
 }
 
@@ -40,19 +37,16 @@ void checked_forward_into(const V& attention, const ExecutorRef& executor, const
 template <class V, class T>
 void checked_backward_into(const V& attention, const ExecutorRef& executor,
                            const OperandViews<T>& x, const TensorView<const T, 4>& dy,
-                           const GradientViews<T>& gradients, Update update,
-                           const WorkspaceView* workspace,
-                           const ForwardState<Accumulator<T>>* saved,
-                           const char* function = "mhla::backward_into") {
+                           const GradientViews<T>& gradients, Update update, CallMemory&& memory,
+                           const ForwardState<Accumulator<T>>* saved) {
   const Problem problem = checked_problem(attention, x.shape());
   require_enumerator("update", update, Update::accumulate);
-  CallMemory memory(workspace);
   require_backward(attention, problem.shape, x, dy, gradients, memory.given(), {})
       .require_addresses();
   BackwardCallOf<V, T> call;
   call.template lay_out<T>(memory.arena(), attention, problem, executor);
   const auto kept = call.template summaries<T>(attention, saved);
-  memory.require_enough(function);
+  memory.require_enough();
   call.run(attention, executor, x, dy, gradients, update, kept);
 }
 
@@ -118,8 +112,8 @@ void forward_into(const V& attention, const E& executor,
                   const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
                   const TensorView<T, 4>& y, WorkspaceView workspace,
                   std::type_identity_t<ForwardState<Accumulator<T>>*> save = nullptr) {
-  cpu::checked_forward_into(attention, executor, OperandViews<T>{q, k, v, mix}, y, &workspace,
-                            save);
+  cpu::checked_forward_into(attention, executor, OperandViews<T>{q, k, v, mix}, y,
+                            {"mhla::forward_into", &workspace}, save);
 }
 
 /// The same in memory that is allocated for this call.
@@ -130,8 +124,8 @@ void forward_into(const V& attention, const E& executor,
                   const std::type_identity_t<TensorView<const T, 4>>& v,
                   const std::type_identity_t<TensorView<const Accumulator<T>, 3>>& mix,
                   const TensorView<T, 4>& y) {
-  cpu::checked_forward_into(attention, executor, OperandViews<T>{q, k, v, mix}, y, nullptr,
-                            nullptr);
+  cpu::checked_forward_into(attention, executor, OperandViews<T>{q, k, v, mix}, y,
+                            {"mhla::forward_into", nullptr}, nullptr);
 }
 
 /// The gradients of sum(dy o attention(q, k, v, mix)) in q, k, v and mix, each of which may be
@@ -154,7 +148,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                    WorkspaceView workspace,
                    std::type_identity_t<const ForwardState<Accumulator<T>>*> saved = nullptr) {
   cpu::checked_backward_into(attention, executor, OperandViews<T>{query, k, v, mix}, dy, gradients,
-                             update, &workspace, saved);
+                             update, {"mhla::backward_into", &workspace}, saved);
 }
 
 /// The same in memory that is allocated for this call.
@@ -168,7 +162,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                    const std::type_identity_t<GradientViews<T>>& gradients,
                    Update update = Update::overwrite) {
   cpu::checked_backward_into(attention, executor, OperandViews<T>{query, k, v, mix}, dy, gradients,
-                             update, nullptr, nullptr);
+                             update, {"mhla::backward_into", nullptr}, nullptr);
 }
 
 /// \}

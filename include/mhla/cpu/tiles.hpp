@@ -17,12 +17,13 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// The panels of a tile: phi(x), and the same rotated.
-template <class A>
-struct FeaturePanels {
-  Panel<A> features;
-  Panel<A> rotated;
-};
+/// s phi of a tile, and R, by a call's variant.
+template <class L, class T, class A>
+TileFeatures<typename L::FeatureMapType, A> features_of(const Operands<L, T>& operands, A scale,
+                                                        const BlockTable& table,
+                                                        const TokenTile& tile) {
+  return {operands.variant.feature_map, operands.plan.rotation, scale, table, tile};
+}
 
 template <class L, class T, class A>
 FeaturePanels<A> pack_tile(const Operands<L, T>& operands, A scale, const BlockTable& table,
@@ -33,8 +34,7 @@ FeaturePanels<A> pack_tile(const Operands<L, T>& operands, A scale, const BlockT
   const FeaturePanels<A> panels{
       panel((normalizes<L> ? scratch.features : scratch.rotated).data, tile.tokens, features),
       panel(scratch.rotated.data, tile.tokens, features)};
-  pack_features(operands.variant.feature_map, operands.plan.rotation, scale, table, tile, rows,
-                panels.features, panels.rotated, scratch.row);
+  pack_features(features_of(operands, scale, table, tile), rows, panels, scratch.row);
   return panels;
 }
 
@@ -80,8 +80,9 @@ OwnTile<A> pack_own_keys(const Operands<L, T>& operands, const Unit<A>& unit, co
       {},
       panel(scratch.own.key_sums.data, normalizes<L> ? tile.tokens : 0, e.feature_dim),
       panel(scratch.own.scores.data, tile.tokens, tile.tokens)};
-  pack_features(operands.variant.feature_map, plan.rotation, own_weight, plan.tables.queries, tile,
-                key_rows(unit, operands.k), own.features, own.rotated, scratch.row);
+  pack_features(features_of(operands, own_weight, plan.tables.queries, tile),
+                key_rows(unit, operands.k), FeaturePanels<A>{own.features, own.rotated},
+                scratch.row);
   if constexpr (normalizes<L>) {
     if (tile.offset == 0) std::fill_n(scratch.key_sum_rest.data, e.feature_dim, A(0));
     running_key_sums<A>(own.features, A(1), {running_key_sum, scratch.key_sum_rest}, own.key_sums);

@@ -158,14 +158,34 @@ MHLA_OUT_OF_LINE void rotate_rows(const RotationTable<A>& rotation, const BlockT
   });
 }
 
-/// features = s phi(x), rotated = s R phi(x) for the tokens of a tile. Both panels are the same if
-/// there is no rotation, or if the unrotated features are not needed.
-//                                                                   // [tile tokens, feature_dim]
+/// s phi of the tokens of a tile, and R.
+template <class Map, class A>
+struct TileFeatures {
+  const Map& map;
+  const RotationTable<A>& rotation;
+  A scale;
+  const BlockTable& table;
+  const TokenTile& tile;
+};
+template <class Map, class A>
+TileFeatures(const Map&, const RotationTable<A>&, A, const BlockTable&, const TokenTile&)
+    -> TileFeatures<Map, A>;
+
+/// Their panels, [tile tokens, feature_dim]: the same one twice if there is no rotation, or if
+/// unrotated features are not needed.
+template <class A>
+struct FeaturePanels {
+  Panel<A> features;
+  Panel<A> rotated;
+};
+
+/// features = s phi(x), rotated = s R phi(x).
 template <class Map, class T, class A>
-MHLA_OUT_OF_LINE void pack_features(const Map& map, const RotationTable<A>& rotation, A scale,
-                                    const BlockTable& table, const TokenTile& tile,
-                                    const TokenRows<const T>& tokens, const Panel<A>& features,
-                                    const Panel<A>& rotated, const RowBuffers<A>& buffers) {
+MHLA_OUT_OF_LINE void pack_features(const TileFeatures<Map, A>& of,
+                                    const TokenRows<const T>& tokens, const FeaturePanels<A>& to,
+                                    const RowBuffers<A>& buffers) {
+  const auto& [map, rotation, scale, table, tile] = of;
+  const auto& [features, rotated] = to;
   if (ElementwiseFeatureMap<Map> && is_in_place<A>(tokens)) {
     if constexpr (ElementwiseFeatureMap<Map>)
       map_rows<Map, T>(map, scale, in_place(table, tile, tokens), features);
@@ -205,11 +225,10 @@ Rows<const A> every_row(Span<A> row) {
 
 /// The adjoint of `pack_features`: dx (+)= J^T s (R^T g^r + g), J of phi at x.
 template <class Map, class T, class A>
-void unpack_feature_gradient(const Map& map, const RotationTable<A>& rotation, A scale,
-                             const BlockTable& table, const TokenTile& tile,
-                             const TokenRows<const T>& tokens, const FeatureGradients<A>& gradients,
-                             const TokenRows<T>& destination, Update update,
-                             const RowBuffers<A>& buffers) {
+void unpack_feature_gradient(const TileFeatures<Map, A>& of, const TokenRows<const T>& tokens,
+                             const FeatureGradients<A>& gradients, const TokenRows<T>& destination,
+                             Update update, const RowBuffers<A>& buffers) {
+  const auto& [map, rotation, scale, table, tile] = of;
   const Panel<A>& g = gradients.rotated;
   if (rotation.rotates()) rotate_rows(rotation, table, tile, g, Turn::back);
   if constexpr (ElementwiseFeatureMap<Map>)

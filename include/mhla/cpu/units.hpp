@@ -518,11 +518,13 @@ using ForwardCallOf = ForwardCall<LoweredOf<V>, Accumulator<T>>;
 template <class V, class T>
 using BackwardCallOf = BackwardCall<LoweredOf<V>, Accumulator<T>>;
 
-/// What a call is laid out in: the caller's workspace, or without one memory of its own.
+/// What a call of `function` is laid out in: the caller's workspace, or without one memory of its
+/// own.
 class CallMemory {
  public:
-  explicit CallMemory(const WorkspaceView* given)
-      : given_(given == nullptr ? WorkspaceView{} : *given),
+  CallMemory(const char* function, const WorkspaceView* given)
+      : function_(function),
+        given_(given == nullptr ? WorkspaceView{} : *given),
         arena_(given == nullptr ? Arena(own_) : Arena(given_)),
         owns_(given == nullptr) {}
   CallMemory(const CallMemory&) = delete;
@@ -531,12 +533,13 @@ class CallMemory {
   Arena& arena() { return arena_; }
   /// No memory if it is the call's own.
   WorkspaceView given() const { return given_; }
-  /// Once the call is laid out. \throws WorkspaceError in the name of `function`.
-  void require_enough(const char* function) const {
-    if (!owns_) require_workspace(given_, arena_.used(), function);
+  /// Once the call is laid out. \throws WorkspaceError.
+  void require_enough() const {
+    if (!owns_) require_workspace(given_, arena_.used(), function_);
   }
 
  private:
+  const char* function_;
   std::vector<Workspace> own_;
   WorkspaceView given_;
   Arena arena_;

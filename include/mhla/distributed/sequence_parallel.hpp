@@ -223,16 +223,7 @@ class SequenceParallel : ParallelErrors {
       gather_sums(executor, x, memory);
 
     // dq and dmix stay in the workspace until everything has been exchanged.
-    const auto rows_of_dmix = rows_of(dmix.view, stages_.mix_rows(query_blocks()));
-    GradientViews<T> of_queries{skip, skip, skip, skip};
-    if (dq.wanted) of_queries.query = memory.query_gradient;
-    if (dmix.wanted) of_queries.mix = memory.mix_gradient;
-    if (recurs && dmix.wanted)
-      clear_tensor(stages_, executor, memory.mix_gradient);  // others' entries
-    if (update == Update::accumulate) {
-      if (dq.wanted) copy_tensor(stages_, executor, dq.view, memory.query_gradient);
-      if (dmix.wanted) copy_tensor(stages_, executor, rows_of_dmix, memory.mix_gradient);
-    }
+    const GradientViews<T> of_queries = query_gradients(executor, dq, dmix, update, memory);
     const BlockRange seeing = read_queries();
     const auto read_out_gradient = [&](const BlockRange& blocks) {
       stages_.read_out_gradient(
@@ -253,23 +244,9 @@ class SequenceParallel : ParallelErrors {
     if (dq.wanted) copy_tensor(stages_, executor, memory.query_gradient, dq.view);
     if (dmix.wanted) {
       if (update == Update::overwrite) clear_tensor(stages_, executor, dmix.view);
-      copy_tensor(stages_, executor, memory.mix_gradient, rows_of_dmix);
+      copy_tensor(stages_, executor, memory.mix_gradient, own_rows(dmix.view));
     }
-    if (!to_keys) clear_tensor(stages_, executor, memory.summary_gradients);
-    if constexpr (!recurs)
-      if (to_keys)
-        stages_.mix_gradient(
-            executor, seeing, key_blocks(),
-            columns_of(rows_of(x.mix, stages_.mix_rows(seeing)), stages_.mix_columns(key_blocks())),
-            memory.mixtures, memory.summary_gradients, memory.scratch);
-    OperandViews<T> of_keys = x;
-    GradientViews<T> key_gradients{skip, dk, dv, skip};
-    if constexpr (masks_own_block<V>) {
-      of_keys.mix = rows_of(x.mix, stages_.mix_rows(key_blocks()));
-      if (dmix.wanted) key_gradients.mix = rows_of_dmix;
-    }
-    stages_.summarize_gradient(executor, key_blocks(), of_keys, memory.summary_gradients, dy,
-                               memory.denominators, key_gradients, update, memory.scratch);
+    write_key_gradients(executor, x, dy, gradients, update, to_keys, memory);
   }
 
  private:
@@ -285,6 +262,48 @@ class SequenceParallel : ParallelErrors {
     TensorView<A, 3> mix_gradient;  // rows of query_blocks()
     WorkspaceView scratch;          // of a stage
   };
+
+  // The rows of dmix that this rank's queries have.
+  TensorView<A, 3> own_rows(const TensorView<A, 3>& dmix) const {
+    return rows_of(dmix, stages_.mix_rows(query_blocks()));
+  }
+  // Memory for dq and dmix, with what they hold if that is added to.
+  template <class E>
+  GradientViews<T> query_gradients(const E& executor, const GradientView<T, 4>& dq,
+                                   const GradientView<A, 3>& dmix, Update update,
+                                   const Memory& memory) const {
+    GradientViews<T> gradients{skip, skip, skip, skip};
+    if (dq.wanted) gradients.query = memory.query_gradient;
+    if (dmix.wanted) gradients.mix = memory.mix_gradient;
+    if (recurs && dmix.wanted)
+      clear_tensor(stages_, executor, memory.mix_gradient);  // others' entries
+    if (update == Update::overwrite) return gradients;
+    if (dq.wanted) copy_tensor(stages_, executor, dq.view, memory.query_gradient);
+    if (dmix.wanted) copy_tensor(stages_, executor, own_rows(dmix.view), memory.mix_gradient);
+    return gradients;
+  }
+
+  // dk, dv and, under Causal, the diagonal of dmix. Without others' dS~ (`to_keys`) dS is 0.
+  template <class E>
+  void write_key_gradients(const E& executor, const OperandViews<T>& x,
+                           const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
+                           Update update, bool to_keys, const Memory& memory) const {
+    if (!to_keys) clear_tensor(stages_, executor, memory.summary_gradients);
+    if constexpr (!recurs)
+      if (to_keys)
+        stages_.mix_gradient(executor, read_queries(), key_blocks(),
+                             columns_of(rows_of(x.mix, stages_.mix_rows(read_queries())),
+                                        stages_.mix_columns(key_blocks())),
+                             memory.mixtures, memory.summary_gradients, memory.scratch);
+    OperandViews<T> of_keys = x;
+    GradientViews<T> to{skip, gradients.key, gradients.value, skip};
+    if constexpr (masks_own_block<V>) {
+      of_keys.mix = rows_of(x.mix, stages_.mix_rows(key_blocks()));
+      if (gradients.mix.wanted) to.mix = own_rows(gradients.mix.view);
+    }
+    stages_.summarize_gradient(executor, key_blocks(), of_keys, memory.summary_gradients, dy,
+                               memory.denominators, to, update, memory.scratch);
+  }
 
   BlockRange own(const Shares& shares) const {
     return shares[static_cast<std::size_t>(communicator_->rank())];

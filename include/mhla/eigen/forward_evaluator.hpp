@@ -74,8 +74,10 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
     const OperandViews<T> x{operands_.query.view(), operands_.key.view(), operands_.value.view(),
                             operands_.mix.view()};
     const auto workspace = op_.workspace();
-    cpu::checked_forward_into(op_.attention(), executor_, x, y, workspace ? &*workspace : nullptr,
-                              op_.state(), "mhla: attention(q, k, v, mix).with(workspace)");
+    cpu::checked_forward_into(
+        op_.attention(), executor_, x, y,
+        {"mhla: attention(q, k, v, mix).with(workspace)", workspace ? &*workspace : nullptr},
+        op_.state());
   }
 
   /// Computes the result in its own memory, as a dense tensor.

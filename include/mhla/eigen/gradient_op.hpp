@@ -180,8 +180,10 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
                             operands_.mix.view()};
     const auto workspace = op_.workspace();
     cpu::checked_backward_into(op_.attention(), executor_, x, grad_output_.view(), gradients,
-                               update, workspace ? &*workspace : nullptr, op_.state(),
-                               "mhla: attention.backward(q, k, v, mix, dy).with(workspace)");
+                               update,
+                               {"mhla: attention.backward(q, k, v, mix, dy).with(workspace)",
+                                workspace ? &*workspace : nullptr},
+                               op_.state());
     dq.hand_over();
     dk.hand_over();
     dv.hand_over();

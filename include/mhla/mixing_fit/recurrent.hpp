@@ -75,6 +75,31 @@ inline Norms recurrent_error(const CausalMatrix& m, RecurrentParameters& p) {
   return {scale * std::sqrt(squares.matrix), scale * std::sqrt(squares.error)};
 }
 
+/// A of every k, rows i >= k, and A^T A.
+struct Readers {
+  std::vector<std::vector<double>> rows;
+  std::vector<double> squares;
+
+  Readers(RecurrentParameters& p, Index blocks)
+      : rows(at(blocks + 1)), squares(at((blocks + 1) * p.states * p.states)) {
+    const Index states = p.states;
+    for (Index k = blocks - 1; k > 0; --k) {
+      rows[at(k)].assign(p.a(k), p.a(k) + states);
+      for (Index i = k + 1; i < blocks; ++i)
+        for (Index r = 0; r < states; ++r)
+          rows[at(k)].push_back(p.g(k + 1)[r] * rows[at(k + 1)][at((i - k - 1) * states + r)]);
+      for (Index r = 0; r < states; ++r)
+        for (Index s = 0; s < states; ++s) {
+          const Index n = r * states + s;
+          const double later = k + 1 == blocks ? 0
+                                               : p.g(k + 1)[r] * p.g(k + 1)[s] *
+                                                     squares[at((k + 1) * states * states + n)];
+          squares[at(k * states * states + n)] = p.a(k)[r] * p.a(k)[s] + later;
+        }
+    }
+  }
+};
+
 /// One sweep over the blocks k, in each of which g_k, b_k and a_k in turn become the best there are
 /// with everything else as it is. With A_i = a_i prod_{l = k+1..i} g_l and h_j the weight of S_j in
 /// H_(k-1), the unknowns are linear:
@@ -91,36 +116,19 @@ inline void improve_recurrent(const CausalMatrix& m, RecurrentParameters& p,
   const auto weight = [&](Index) { return weights; };
   const auto decay = [](Index) { return Interval{0, 1}; };
 
-  // A of every k, rows i >= k, and A^T A.
-  std::vector<std::vector<double>> readers(at(blocks + 1));
-  std::vector<double> read_squares(at((blocks + 1) * states * states));
-  for (Index k = blocks - 1; k > 0; --k) {
-    readers[at(k)].assign(p.a(k), p.a(k) + states);
-    for (Index i = k + 1; i < blocks; ++i)
-      for (Index r = 0; r < states; ++r)
-        readers[at(k)].push_back(p.g(k + 1)[r] * readers[at(k + 1)][at((i - k - 1) * states + r)]);
-    for (Index r = 0; r < states; ++r)
-      for (Index s = 0; s < states; ++s) {
-        const Index n = r * states + s;
-        const double later = k + 1 == blocks ? 0
-                                             : p.g(k + 1)[r] * p.g(k + 1)[s] *
-                                                   read_squares[at((k + 1) * states * states + n)];
-        read_squares[at(k * states * states + n)] = p.a(k)[r] * p.a(k)[s] + later;
-      }
-  }
-
+  const Readers readers(p, blocks);
   BoxMinimizer least(states);
   std::vector<double> written(at(blocks * states));        // sum_j m_ij h_jr
   std::vector<double> write_squares(at(states * states));  // sum_j h_jr h_js
   for (Index k = 1; k < blocks; ++k) {
     double* const g = p.g(k);
     double* const b = p.b(k);
-    const double* const squares = &read_squares[at(k * states * states)];
+    const double* const squares = &readers.squares[at(k * states * states)];
     std::vector<double> of_b(at(states));
     std::fill(least.right.begin(), least.right.end(), 0.0);
     for (Index i = k; i < blocks; ++i)
       for (Index r = 0; r < states; ++r) {
-        const double reader = readers[at(k)][at((i - k) * states + r)];
+        const double reader = readers.rows[at(k)][at((i - k) * states + r)];
         least.right[at(r)] += reader * written[at(i * states + r)];
         of_b[at(r)] += reader * m(i, k - 1);
       }
@@ -147,41 +155,36 @@ inline void improve_recurrent(const CausalMatrix& m, RecurrentParameters& p,
   }
 }
 
-/// The best own weight, and exponentials c_r g_r^(d-1), for the mean weight at every distance d, by
-/// Levenberg and Marquardt's steps. b becomes 1.
-inline void fit_constant(const CausalMatrix& m, RecurrentParameters& p, const Interval& weights,
-                         Index sweeps) {
-  const Index states = p.states;
-  std::vector<double> mean(at(m.blocks));
-  for (Index d = 0; d < m.blocks; ++d) {
-    for (Index j = 0; j + d < m.blocks; ++j) mean[at(d)] += m(j + d, j);
-    mean[at(d)] /= static_cast<double>(m.blocks - d);
-  }
-  p.own(0) = m.blocks == 0 ? 0 : std::clamp(mean[0], weights.low, weights.high);
-  std::fill_n(p.b(0), states, 1.0);
+/// Exponentials c_r g_r^(d-1) for the mean weight at every distance d; x: c | g.
+struct ExponentialFit {
+  std::vector<double> mean;
+  Index states;
+  BoxMinimizer least;
 
-  // x: c | g
-  std::vector<double> x(at(2 * states));
-  for (Index r = 0; r < states; ++r) {
-    x[at(r)] = std::clamp(0.0, weights.low, weights.high);
-    x[at(states + r)] = spaced_decay(r, states, m.blocks);
+  ExponentialFit(const CausalMatrix& m, Index num_states)
+      : mean(at(m.blocks)), states(num_states), least(2 * num_states) {
+    for (Index d = 0; d < m.blocks; ++d) {
+      for (Index j = 0; j + d < m.blocks; ++j) mean[at(d)] += m(j + d, j);
+      mean[at(d)] /= static_cast<double>(m.blocks - d);
+    }
   }
-  BoxMinimizer least(2 * states);
-  std::vector<double> slope(at(2 * states));
-  // The squared error of x; with its normal matrix and right side.
-  const auto assess = [&](const std::vector<double>& y, bool differentiate) {
+
+  /// The squared error of x; with its normal matrix and right side.
+  double assess(const std::vector<double>& x, bool differentiate) {
+    const auto blocks = static_cast<Index>(mean.size());
     double error = 0;
     std::vector<double> power(at(states), 1.0);  // g^(d-1)
+    std::vector<double> slope(at(2 * states));
     if (differentiate) {
       std::fill(least.normal.begin(), least.normal.end(), 0.0);
       std::fill(least.right.begin(), least.right.end(), 0.0);
     }
-    for (Index d = 1; d < m.blocks; ++d) {
-      const double count = static_cast<double>(m.blocks - d);
+    for (Index d = 1; d < blocks; ++d) {
+      const double count = static_cast<double>(blocks - d);
       double left = mean[at(d)];
       for (Index r = 0; r < states; ++r) {
-        const double c = y[at(r)];
-        const double g = y[at(states + r)];
+        const double c = x[at(r)];
+        const double g = x[at(states + r)];
         left -= c * power[at(r)];
         slope[at(r)] = power[at(r)];
         slope[at(states + r)] =
@@ -197,11 +200,26 @@ inline void fit_constant(const CausalMatrix& m, RecurrentParameters& p, const In
       }
     }
     return error;
-  };
+  }
+};
+
+/// The best own weight, and exponentials, by Levenberg and Marquardt's steps. b becomes 1.
+inline void fit_constant(const CausalMatrix& m, RecurrentParameters& p, const Interval& weights,
+                         Index sweeps) {
+  const Index states = p.states;
+  ExponentialFit fit(m, states);
+  BoxMinimizer& least = fit.least;
+  p.own(0) = m.blocks == 0 ? 0 : std::clamp(fit.mean[0], weights.low, weights.high);
+  std::fill_n(p.b(0), states, 1.0);
+  std::vector<double> x(at(2 * states));
+  for (Index r = 0; r < states; ++r) {
+    x[at(r)] = std::clamp(0.0, weights.low, weights.high);
+    x[at(states + r)] = spaced_decay(r, states, m.blocks);
+  }
   // The exponentials as they are to begin with, then both.
   double damping = 0;
   for (Index sweep = 0; sweep < sweeps; ++sweep) {
-    const double error = assess(x, true);
+    const double error = fit.assess(x, true);
     if (sweep == 0)
       for (Index r = 0; r < 2 * states; ++r)
         for (Index s = 0; s < 2 * states; ++s)
@@ -216,7 +234,7 @@ inline void fit_constant(const CausalMatrix& m, RecurrentParameters& p, const In
     });
     std::vector<double> next = x;
     for (Index r = 0; r < 2 * states; ++r) next[at(r)] += step[at(r)];
-    const bool better = assess(next, false) < error;
+    const bool better = fit.assess(next, false) < error;
     if (better) x = next;
     damping = sweep == 0 ? 1e-3 : better ? damping / 3 : damping * 4;
     if (damping > 1e12) break;

@@ -130,6 +130,34 @@ void linear_attention_forward(const V& attention, Operand<T, 4> q, Operand<T, 4>
     }
 }
 
+/// \cond INTERNAL
+// Adds what the output of query t has to the gradients; value_row(j) is dv_j.
+template <class V, class A, class GradOutput, class ValueRow>
+void add_token_gradient(const LinearHead<V, A>& head, Index t, const Matrix<A>& values,
+                        const GradOutput& grad_out, TokenFeatures<A>& dq, TokenFeatures<A>& dk,
+                        const ValueRow& value_row) {
+  const A den = head.denominator(t);
+  if (den == A(0)) return;
+  A dy_dot_y = A(0);
+  for (Index j = 0; j < values.rows(); ++j) {
+    if (!head.sees(t, j)) continue;
+    const A weight = head.weight(t, j);
+    const A dweight = inner_product<A>(grad_out, values.row_of(j)) / den;
+    dy_dot_y += weight * dweight;
+    add_scaled<A>(weight / den, grad_out, value_row(j));
+    add_scaled<A>(head.scale() * dweight, head.key.rotated.row_of(j), dq.rotated.row_of(t));
+    add_scaled<A>(head.scale() * dweight, head.query.rotated.row_of(t), dk.rotated.row_of(j));
+  }
+  if constexpr (std::is_same_v<typename V::NormalizerType, Unnormalized>) return;
+  const A dscore = head.scale() * -dy_dot_y / den;  // d y_t / d den_t = -y_t / den_t
+  for (Index j = 0; j < values.rows(); ++j) {
+    if (!head.sees(t, j)) continue;
+    add_scaled<A>(dscore, head.key.plain.row_of(j), dq.plain.row_of(t));
+    add_scaled<A>(dscore, head.query.plain.row_of(t), dk.plain.row_of(j));
+  }
+}
+/// \endcond
+
 /// Gradients of sum(dy o y) in q, k and v, each of which may be skipped; that of mix must be.
 /// \throws ShapeError if variant, operands, masks, dy and gradients do not fit.
 template <AttentionVariant V, class Query, class T = std::remove_const_t<ElementOf<const Query>>>
@@ -160,29 +188,9 @@ void linear_attention_backward(const V& attention, const Query& query, Operand<T
       TokenFeatures<A> dq = zero_features<A>(shape.query_tokens, problem.feature_dim);
       TokenFeatures<A> dk = zero_features<A>(shape.key_tokens, problem.feature_dim);
 
-      for (Index t = 0; t < shape.query_tokens; ++t) {
-        const A den = head.denominator(t);
-        if (den == A(0)) continue;
-        A dy_dot_y = A(0);
-        for (Index j = 0; j < shape.key_tokens; ++j) {
-          if (!head.sees(t, j)) continue;
-          const A weight = head.weight(t, j);
-          const A dweight = inner_product<A>(grad_out.row_of(t), values.row_of(j)) / den;
-          dy_dot_y += weight * dweight;
-          add_scaled<A>(weight / den, grad_out.row_of(t), grad_value.row_of(n, kv_head, j));
-          add_scaled<A>(head.scale() * dweight, head.key.rotated.row_of(j), dq.rotated.row_of(t));
-          add_scaled<A>(head.scale() * dweight, head.query.rotated.row_of(t), dk.rotated.row_of(j));
-        }
-        if constexpr (!std::is_same_v<typename V::NormalizerType, Unnormalized>) {
-          const A dscore = head.scale() * -dy_dot_y / den;  // d y_t / d den_t = -y_t / den_t
-          for (Index j = 0; j < shape.key_tokens; ++j) {
-            if (!head.sees(t, j)) continue;
-            add_scaled<A>(dscore, head.key.plain.row_of(j), dq.plain.row_of(t));
-            add_scaled<A>(dscore, head.query.plain.row_of(t), dk.plain.row_of(j));
-          }
-        }
-      }
-
+      for (Index t = 0; t < shape.query_tokens; ++t)
+        add_token_gradient(head, t, values, grad_out.row_of(t), dq, dk,
+                           [&](Index j) { return grad_value.row_of(n, kv_head, j); });
       for (Index t = 0; t < shape.query_tokens; ++t)
         if (masks.takes_query(n, t))
           add_input_gradient(attention, problem.query_grid, t, queries, dq,

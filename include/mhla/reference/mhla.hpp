@@ -158,6 +158,52 @@ Problem checked_mhla(const V& attention, const Shape& shape, const TokenMasks& m
   return problem;
 }
 
+// Gradients of a head's features, and of its mixing matrix.
+template <class A>
+struct MhlaGradients {
+  TokenFeatures<A> query;
+  TokenFeatures<A> key;
+  Matrix<A> mix;
+};
+
+// Adds what the output of query t has to the gradients; value_row(j) is dv_j.
+template <class Head, class A, class GradOutput, class ValueRow>
+void add_token_gradient(const Head& head, Index t, const Matrix<A>& values,
+                        const GradOutput& grad_out, MhlaGradients<A>& sums,
+                        const ValueRow& value_row) {
+  const A den = head.denominator(t);
+  if (den == A(0)) return;
+  A dy_dot_y = A(0);
+
+  // Through the numerator: y_t = sum_j weight[t, j] v_j / den_t.
+  for (Index j = 0; j < values.rows(); ++j) {
+    if (!head.sees(t, j)) continue;
+    const A score = head.score(t, j);
+    const A weight = head.mix(t, j) * score;
+    const A dweight = inner_product<A>(grad_out, values.row_of(j)) / den;
+    dy_dot_y += weight * dweight;
+    add_scaled<A>(weight / den, grad_out, value_row(j));
+
+    const A dscore = head.scale() * head.mix(t, j) * dweight;
+    sums.mix(head.query_block(t), head.key_block(j)) += score * dweight;
+    add_scaled<A>(dscore, head.key.rotated.row_of(j), sums.query.rotated.row_of(t));
+    add_scaled<A>(dscore, head.query.rotated.row_of(t), sums.key.rotated.row_of(j));
+  }
+
+  // Through the denominator: d y_t / d den_t = -y_t / den_t.
+  if constexpr (Head::normalized) {
+    const A dden = -dy_dot_y / den;
+    for (Index j = 0; j < values.rows(); ++j) {
+      if (!head.sees(t, j)) continue;
+      const Index u = head.normalizing_query(t, j);
+      const A dscore = head.scale() * head.mix(t, j) * dden;
+      sums.mix(head.query_block(t), head.key_block(j)) += head.normalizing_score(t, j) * dden;
+      add_scaled<A>(dscore, head.key.plain.row_of(j), sums.query.plain.row_of(u));
+      add_scaled<A>(dscore, head.query.plain.row_of(u), sums.key.plain.row_of(j));
+    }
+  }
+}
+
 /// \endcond
 
 /// y = attention(q, k, v, mix).
@@ -212,59 +258,28 @@ void mhla_backward(const V& attention, const Query& query, Operand<T, 4> k, Oper
     for (Index h = 0; h < shape.heads; ++h) {
       const Index kv_head = h / shape.group_size();
       const Index matrix = shape.mix_of(n, h);
-      Matrix<A> dm(problem.query_blocks, problem.key_blocks);
       const Matrix<A> queries = head_of<T>(q, n, h);
       const Matrix<A> keys = head_of(k, n, kv_head);
       const Matrix<A> values = head_of(v, n, kv_head);
       const Matrix<A> grad_out = head_of(dy, n, h);
       const MhlaHead<V, A> head(attention, problem, masks, n, queries, keys,
                                 matrix_view(mix, matrix));
-      TokenFeatures<A> dq = zero_features<A>(shape.query_tokens, problem.feature_dim);
-      TokenFeatures<A> dk = zero_features<A>(shape.key_tokens, problem.feature_dim);
+      MhlaGradients<A> sums{zero_features<A>(shape.query_tokens, problem.feature_dim),
+                            zero_features<A>(shape.key_tokens, problem.feature_dim),
+                            Matrix<A>(problem.query_blocks, problem.key_blocks)};
+      for (Index t = 0; t < shape.query_tokens; ++t)
+        add_token_gradient(head, t, values, grad_out.row_of(t), sums,
+                           [&](Index j) { return grad_value.row_of(n, kv_head, j); });
 
-      for (Index t = 0; t < shape.query_tokens; ++t) {
-        const A den = head.denominator(t);
-        if (den == A(0)) continue;
-        A dy_dot_y = A(0);
-
-        // Through the numerator: y_t = sum_j weight[t, j] v_j / den_t.
-        for (Index j = 0; j < shape.key_tokens; ++j) {
-          if (!head.sees(t, j)) continue;
-          const A score = head.score(t, j);
-          const A weight = head.mix(t, j) * score;
-          const A dweight = inner_product<A>(grad_out.row_of(t), values.row_of(j)) / den;
-          dy_dot_y += weight * dweight;
-          add_scaled<A>(weight / den, grad_out.row_of(t), grad_value.row_of(n, kv_head, j));
-
-          const A dscore = head.scale() * head.mix(t, j) * dweight;
-          dm(head.query_block(t), head.key_block(j)) += score * dweight;
-          add_scaled<A>(dscore, head.key.rotated.row_of(j), dq.rotated.row_of(t));
-          add_scaled<A>(dscore, head.query.rotated.row_of(t), dk.rotated.row_of(j));
-        }
-
-        // Through the denominator: d y_t / d den_t = -y_t / den_t.
-        if constexpr (MhlaHead<V, A>::normalized) {
-          const A dden = -dy_dot_y / den;
-          for (Index j = 0; j < shape.key_tokens; ++j) {
-            if (!head.sees(t, j)) continue;
-            const Index u = head.normalizing_query(t, j);
-            const A dscore = head.scale() * head.mix(t, j) * dden;
-            dm(head.query_block(t), head.key_block(j)) += head.normalizing_score(t, j) * dden;
-            add_scaled<A>(dscore, head.key.plain.row_of(j), dq.plain.row_of(u));
-            add_scaled<A>(dscore, head.query.plain.row_of(u), dk.plain.row_of(j));
-          }
-        }
-      }
-
-      add_mixing_gradient(attention, problem, matrix_view(mix, matrix), dm,
+      add_mixing_gradient(attention, problem, matrix_view(mix, matrix), sums.mix,
                           matrix_view(grad_mix.view(), matrix));
       for (Index t = 0; t < shape.query_tokens; ++t)
         if (masks.takes_query(n, t))
-          add_input_gradient(attention, problem.query_grid, t, queries, dq,
+          add_input_gradient(attention, problem.query_grid, t, queries, sums.query,
                              grad_query.row_of(n, h, t));
       for (Index j = 0; j < shape.key_tokens; ++j)
         if (masks.takes_key(n, j))
-          add_input_gradient(attention, problem.key_grid, j, keys, dk,
+          add_input_gradient(attention, problem.key_grid, j, keys, sums.key,
                              grad_key.row_of(n, kv_head, j));
     }
 

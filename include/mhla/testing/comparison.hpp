@@ -77,6 +77,16 @@ struct Comparison {
   }
 };
 
+/// \cond INTERNAL
+// Equal infinities are equal; a NaN is as far as can be.
+template <class Wide>
+Wide error_of(Wide got, Wide want) {
+  const Wide error = got == want ? Wide(0) : (std::abs)(got - want);
+  return error <= (std::numeric_limits<Wide>::max)() ? error
+                                                     : std::numeric_limits<Wide>::infinity();
+}
+/// \endcond
+
 /// Compares two tensors of equal extents. The maximum is relative to `scale` or, without one, to
 /// the RMS of `expected`. Differences are taken in double, or in a wider type of either tensor.
 /// \throws ShapeError if extents differ.
@@ -85,12 +95,6 @@ Comparison<Rank> compare(const TensorView<T, Rank>& actual, const TensorView<U, 
                          double scale = std::numeric_limits<double>::quiet_NaN()) {
   using Wide = std::common_type_t<decltype(load(std::declval<T>())),
                                   decltype(load(std::declval<U>())), double>;
-  const auto error_of = [](Wide got, Wide want) {
-    const Wide error =
-        got == want ? Wide(0) : (std::abs)(got - want);  // equal infinities are equal
-    return error <= (std::numeric_limits<Wide>::max)() ? error
-                                                       : std::numeric_limits<Wide>::infinity();
-  };
   Comparison<Rank> result;
   Wide largest_error = 0;
   Wide largest_expected = 0;

@@ -159,8 +159,8 @@ struct Backward : Forward<L, T> {
                    panel(scratch.grad_unrotated.data,
                          masks_own_block<L> && normalizes<L> ? tokens : 0, e.feature_dim),
                    panel(scratch.grad_values.data, tokens, e.value_dim)};
-    pack_features(operands.variant.feature_map, plan().rotation, A(1), table, k.tile,
-                  key_rows(unit, operands.k), k.features.features, k.features.rotated, scratch.row);
+    pack_features(features_of(operands, A(1), table, k.tile), key_rows(unit, operands.k),
+                  k.features, scratch.row);
     return k;
   }
   static void prefetch(const Mixtures& mixed, Index b, Index part, Index parts, Prefetch& next) {

@@ -279,8 +279,7 @@ struct Backward : Forward<L> {
     if constexpr (masks_own_block<L>) {
       const Panel<float> features = panel(scratch.own.rotated.data, tokens, e.feature_dim);
       k.features = {features, features};
-      pack_features(operands.variant.feature_map, plan().rotation, 1.0f, table, k.tile, keys,
-                    features, features, scratch.row);
+      pack_features(features_of(operands, 1.0f, table, k.tile), keys, k.features, scratch.row);
       k.keys = pair_features(features, pairs.key_rows);
     } else {
       k.keys = pack_key_rows(operands, k.tile, keys, scratch);

@@ -38,6 +38,12 @@ PairedSummaries summaries_of(const Plan<L, float>& plan, const Unit<float>& unit
 struct KeptSummaries {
   SummaryRows<float> whole;  // of the head; no rows: nothing is kept
   Index first_column;
+
+  void keep(Index b, const Panel<float>& sums, Index columns, Span<const float> key_sum) const {
+    const Panel<float> to = whole.summary(b).col_range(first_column, columns);
+    for (Index r = 0; r < to.rows; ++r) copy_row(to.row(r), sums.row(r), to.cols);
+    if (first_column == 0) copy_row(whole.key_sum(b).data, key_sum.data, key_sum.size);
+  }
 };
 
 /// Sums S_b, with `centers` C_b, and z_b of one block, in float only if they are kept, have several
@@ -98,11 +104,7 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
     keep_value_sum(of_values, b, scratch.pairs);
   }
   if (block.tiles == 0 || keeps) round_into_half(summary, half, sums);
-  if (!keeps) return;
-  const Panel<float> to =
-      kept.whole.summary(b).col_range(kept.first_column, operands.plan.extents.value_dim);
-  for (Index r = 0; r < to.rows; ++r) copy_row(to.row(r), sums.row(r), to.cols);
-  if (kept.first_column == 0) copy_row(kept.whole.key_sum(b).data, key_sum.data, key_sum.size);
+  if (keeps) kept.keep(b, sums, operands.plan.extents.value_dim, key_sum);
 }
 
 /// Notes whether the pair of summaries that block b is in is finite.

@@ -131,7 +131,7 @@ MHLA_OUT_OF_LINE void map_pair_columns(const Map& map, float scale, const Paired
                                        Span<float> products) {
   with_pair_kernels<float>([&](auto kernels) {
     kernels.template map_pair_columns<Map, Stored>(
-        map, scale, to.rows, to.cols, from, to.data, to.stride,
+        map, scale, to.rows, to.cols, from, Rows<Pair>{to.data, to.stride},
         weights.size > 0 ? weights.data : nullptr, products.data);
   });
 }
