@@ -59,8 +59,13 @@ MHLA_OUT_OF_LINE void multiply(const Product<T>& product) {
 template <class T>
 void multiply(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
               const Panel<const std::type_identity_t<T>>& b, Into into = Into::overwrite) {
-  multiply(Product<T>{result.rows, result.cols, a.cols, a.placed(), false, b.placed(),
-                      result.placed(), into == Into::add});
+  multiply(Product<T>{.rows = result.rows,
+                      .cols = result.cols,
+                      .depth = a.cols,
+                      .a = a.placed(),
+                      .b = b.placed(),
+                      .c = result.placed(),
+                      .add = into == Into::add});
 }
 
 /// result_r = scale_r (a b)_r, where result's rows need not be contiguous; without scales all are
@@ -69,27 +74,41 @@ template <class T>
 void multiply_into_rows(const Rows<T>& result, const Panel<const std::type_identity_t<T>>& a,
                         const Panel<const std::type_identity_t<T>>& b,
                         Span<const std::type_identity_t<T>> scales, Prefetch* prefetch) {
-  multiply(Product<T>{a.rows, b.cols, a.cols, a.placed(), false, b.placed(), result, false,
-                      scales.size > 0 ? scales.data : nullptr, prefetch});
+  multiply(Product<T>{.rows = a.rows,
+                      .cols = b.cols,
+                      .depth = a.cols,
+                      .a = a.placed(),
+                      .b = b.placed(),
+                      .c = result,
+                      .scale = scales.size > 0 ? scales.data : nullptr,
+                      .prefetch = prefetch});
 }
 
-/// result (+)= a^T b, a part of a sum over many tiles
-template <class T>
-void multiply_left_transposed(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
-                              const Panel<const std::type_identity_t<T>>& b,
-                              Into into = Into::overwrite, Prefetch* prefetch = nullptr) {
-  multiply(Product<T>{result.rows, result.cols, a.rows, a.placed(), true, b.placed(),
-                      result.placed(), into == Into::add, nullptr, prefetch, true});
-}
-
-/// The same for `depth` <= max_placed_rows rows of a and of b that need not be contiguous.
+/// result (+)= a^T b, a part of a sum over many tiles, of `depth` rows of a and b; up to
+/// max_placed_rows need not be contiguous.
 template <class T>
 void multiply_left_transposed_rows(const Panel<T>& result, Index depth,
                                    const Rows<const std::type_identity_t<T>>& a,
                                    const Rows<const std::type_identity_t<T>>& b, Into into,
                                    Prefetch* prefetch) {
-  multiply(Product<T>{result.rows, result.cols, depth, a, true, b, result.placed(),
-                      into == Into::add, nullptr, prefetch, true});
+  multiply(Product<T>{.rows = result.rows,
+                      .cols = result.cols,
+                      .depth = depth,
+                      .a = a,
+                      .a_transposed = true,
+                      .b = b,
+                      .c = result.placed(),
+                      .add = into == Into::add,
+                      .prefetch = prefetch,
+                      .in_parts = true});
+}
+
+/// The same of panels.
+template <class T>
+void multiply_left_transposed(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
+                              const Panel<const std::type_identity_t<T>>& b,
+                              Into into = Into::overwrite, Prefetch* prefetch = nullptr) {
+  multiply_left_transposed_rows<T>(result, a.rows, a.placed(), b.placed(), into, prefetch);
 }
 
 /// This machine's products of rows.
@@ -111,8 +130,13 @@ MHLA_OUT_OF_LINE void multiply_right_transposed(const Panel<T>& result,
   constexpr Index few_rows = 4;
   constexpr Index many_rows = 96;
   constexpr Index long_row = 1024;
-  const Product<T> product{result.rows, result.cols, a.cols,          a.placed(),
-                           false,       b.placed(),  result.placed(), into == Into::add};
+  const Product<T> product{.rows = result.rows,
+                           .cols = result.cols,
+                           .depth = a.cols,
+                           .a = a.placed(),
+                           .b = b.placed(),
+                           .c = result.placed(),
+                           .add = into == Into::add};
   if (rows <= few_rows || (rows < many_rows && a.cols >= long_row)) {
     multiply_dots(dot_tiles<T>(), product);
   } else {
@@ -136,9 +160,14 @@ void transpose(const Panel<T>& result, const Panel<const std::type_identity_t<T>
 template <class T>
 Product<T> mixing_product(const Panel<T>& result, const Panel<const T>& weights, bool transposed,
                           const Panel<const T>& b, Into into) {
-  return {result.rows,      result.cols,      transposed ? weights.rows : weights.cols,
-          weights.placed(), transposed,       b.placed(),
-          result.placed(),  into == Into::add};
+  return {.rows = result.rows,
+          .cols = result.cols,
+          .depth = transposed ? weights.rows : weights.cols,
+          .a = weights.placed(),
+          .a_transposed = transposed,
+          .b = b.placed(),
+          .c = result.placed(),
+          .add = into == Into::add};
 }
 
 /// result (+)= weights b, or weights^T b, for rows of b that exceed the caches.
@@ -211,14 +240,13 @@ template <class T>
 void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identity_t<T>>& a,
                       const Span<const std::type_identity_t<T>>& weights, Into into) {
   if (weights.size > 0)
-    return multiply(Product<T>{1,
-                               result.size,
-                               a.rows,
-                               {weights.data, 0},
-                               false,
-                               a.placed(),
-                               Rows<T>{result.data, result.size},
-                               into == Into::add});
+    return multiply(Product<T>{.rows = 1,
+                               .cols = result.size,
+                               .depth = a.rows,
+                               .a = {weights.data, 0},
+                               .b = a.placed(),
+                               .c = {result.data, result.size},
+                               .add = into == Into::add});
   add_rows(LongSum<T>{result}, T(1), a, into);
 }
 

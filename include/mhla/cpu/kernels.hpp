@@ -133,7 +133,7 @@ struct Product {
   Index cols;
   Index depth;
   Rows<const T> a;  // [rows, depth], without places; or [depth, rows]
-  bool a_transposed;
+  bool a_transposed = false;
   Rows<const T> b;  // [depth, cols]; without places unless a is transposed
   Rows<T> c;
   bool add = false;

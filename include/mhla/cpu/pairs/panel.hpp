@@ -58,6 +58,12 @@ struct LeftFactor {
   Index row_stride;
   Index pair_stride;
 
+  LeftFactor(const Pair* elements, Index num_rows, Index num_pairs, Index from_row, Index from_pair)
+      : data(elements),
+        rows(num_rows),
+        pairs(num_pairs),
+        row_stride(from_row),
+        pair_stride(from_pair) {}
   LeftFactor(const PairedRows& a)  // NOLINT: the same matrix
       : data(a.data), rows(a.rows), pairs(pairs_of(a.cols)), row_stride(a.stride), pair_stride(1) {}
   const Pair* row(Index r) const { return data + r * row_stride; }
@@ -72,14 +78,10 @@ struct LeftFactor {
   /// One row of ones.
   static LeftFactor ones(Index terms) {
     static constexpr Pair one = 0x3f803f80;
-    LeftFactor factor(PairedRows{const_cast<Pair*>(&one), 1, terms, 0});
-    factor.pair_stride = 0;
-    return factor;
+    return {&one, 1, pairs_of(terms), 0, 0};
   }
   static LeftFactor transposed(const PairPanel& a) {
-    LeftFactor factor(PairedRows{a.data, a.cols, 2 * a.pairs, 1});
-    factor.pair_stride = a.stride;
-    return factor;
+    return {a.data, a.cols, a.pairs, 1, a.stride};
   }
 };
 

@@ -29,14 +29,14 @@ __global__ void __launch_bounds__(threads_of_block) run_body(const Body body, In
 
 /// Calls body(i) for every i in [0, count), in any order, on the device's stream.
 template <class Body>
-void launch(const CudaDevice& device, Index count, const Body& body) {
+void launch(const CudaDevice& device, Index count, Body body) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments are limited to 4 KB");
   if (count == 0) return;
   constexpr Index max_blocks = Index{1} << 20;
   const Index wanted = ceil_div(count, Index{threads_of_block});
   const auto blocks = static_cast<unsigned>(wanted < max_blocks ? wanted : max_blocks);
   // Not <<<>>>, whose errors only cudaGetLastError() reports, with those of the caller's calls.
-  void* arguments[] = {const_cast<Body*>(&body), &count};
+  void* arguments[] = {&body, &count};
   check_launch(cudaLaunchKernel(run_body<Body>, dim3(blocks), dim3(threads_of_block), arguments, 0,
                                 device.stream()));
 }
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(threads_of_block)
 /// `units`: of about eight, so that a row need not be located for each; of less where that leaves
 /// threads idle.
 template <class Body>
-void launch_rows(const CudaDevice& device, Index rows, Index units, const Body& body) {
+void launch_rows(const CudaDevice& device, Index rows, Index units, Body body) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments are limited to 4 KB");
   if (rows == 0 || units == 0) return;
   if (rows > 0x7fffffff || units > 0x7fffffff)
@@ -79,7 +79,7 @@ void launch_rows(const CudaDevice& device, Index rows, Index units, const Body& 
        lanes *= 2)
     ++threads.shift;
   const auto blocks = static_cast<unsigned>(ceil_div(rows, Index{threads_of_block} / lanes));
-  void* arguments[] = {const_cast<Body*>(&body), &threads};
+  void* arguments[] = {&body, &threads};
   check_launch(cudaLaunchKernel(run_rows<Body>, dim3(blocks), dim3(threads_of_block), arguments, 0,
                                 device.stream()));
 }
