@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -47,10 +48,11 @@ class Program {
                   mhla::explain<T>(attention_, shape_, split(Wire::exact)).c_str());
       Report::print_heading();
     }
-    const auto by_sequence = [&](Wire wire) {
-      return [this, wire](const auto& ranks) {
-        return mhla::sequence_parallel<T>(attention_, shape_, ranks, shares(ranks.size()), {},
-                                          wire);
+    Attention fast = attention_;
+    fast.precision = mhla::Precision::fast;
+    const auto by_sequence = [&](Wire wire, const Attention& attention) {
+      return [this, wire, attention](const auto& ranks) {
+        return mhla::sequence_parallel<T>(attention, shape_, ranks, shares(ranks.size()), {}, wire);
       };
     };
     const auto by_heads = [&](const auto& ranks) {
@@ -61,12 +63,20 @@ class Program {
     };
     const Index rank = ranks_.rank();
     const OneProcess whole{attention_, shape_};
-    share("by sequence", by_sequence(Wire::exact), said(Wire::exact).by_sequence(rank), whole);
-    share("by sequence, S as bfloat16", by_sequence(Wire::bfloat16),
-          said(Wire::bfloat16).by_sequence(rank),
-          by_sequence(Wire::bfloat16)(alone_));  // which rounds likewise
+    const auto exact = by_sequence(Wire::exact, attention_);
+    const auto rounded = by_sequence(Wire::bfloat16, attention_);
+    const auto in_pairs = by_sequence(Wire::exact, fast);
+    const auto y = share("by sequence", exact, said(Wire::exact).by_sequence(rank), whole);
+    // One process rounds likewise.
+    const auto of_rounded = share("by sequence, S as bfloat16", rounded,
+                                  said(Wire::bfloat16).by_sequence(rank), rounded(alone_));
+    const auto of_pairs =
+        share("by sequence, fast", in_pairs, said(Wire::exact).by_sequence(rank), in_pairs(alone_));
     share("by heads", by_heads, said(Wire::exact).by_heads(rank), whole);
+    const double errors[] = {distance(of_rounded, y), distance(of_pairs, y)};
     if (!first()) return true;
+    std::printf("y, RMS difference from exact: S as bfloat16 %.1e, fast %.1e\n", errors[0],
+                errors[1]);
     if (!options_.json.empty())
       std::ofstream(options_.json)
           << "{\"ranks\": " << ranks_.size() << ", \"tokens\": " << shape_.query_tokens
@@ -91,8 +101,10 @@ class Program {
 
   /// The layer that make(communicator) makes, beside what was said of this rank and what `whole`
   /// makes of all tokens.
+  /// Returns this rank's y.
   template <class Make, class Whole>
-  void share(const char* name, const Make& make, const mhla::Traffic& said, const Whole& whole) {
+  mhla::testing::HostTensor<T, 4> share(const char* name, const Make& make,
+                                        const mhla::Traffic& said, const Whole& whole) {
     const Metered communicator(ranks_, options_.link);
     const auto layer = make(communicator);
     const mhla::BlockRange own = shares(ranks_.size())[static_cast<std::size_t>(ranks_.rank())];
@@ -107,13 +119,27 @@ class Program {
                MPI_COMM_WORLD);
     sum_up(outcome.hashes.data(), static_cast<Index>(outcome.hashes.size()), MPI_UINT64_T);
     sum_up(outcome.dmix.view().data, outcome.dmix.size(), MPI_FLOAT);
-    if (!first()) return;
+    if (!first()) return outcome.y;
     report_.add(name, all);
-    if (options_.shared_only) return;
+    if (options_.shared_only) return outcome.y;
     const Outcome one = holder({0, blocks_}, 1).run(whole, [] { return Meter{}; });
     report_.require(outcome.hashes == one.hashes, name, "y, dq, dk or dv is not one process's");
     report_.require(outcome.dmix.elements() == one.dmix.elements(), name,
                     "dmix, summed over ranks, is not one process's");
+    return outcome.y;
+  }
+  // Of all tokens, relative to y; at the first rank.
+  double distance(const mhla::testing::HostTensor<T, 4>& other,
+                  const mhla::testing::HostTensor<T, 4>& y) const {
+    double squares[2] = {};
+    for (std::size_t i = 0; i < y.elements().size(); ++i) {
+      const double element = static_cast<double>(mhla::load(y.elements()[i]));
+      const double error = static_cast<double>(mhla::load(other.elements()[i])) - element;
+      squares[0] += error * error;
+      squares[1] += element * element;
+    }
+    sum_up(squares, 2, MPI_DOUBLE);
+    return squares[1] > 0 ? std::sqrt(squares[0] / squares[1]) : 0;
   }
   // At the first rank.
   void sum_up(void* numbers, Index count, MPI_Datatype type) const {

@@ -15,7 +15,7 @@ using mhla::Index;
 
 inline constexpr const char* about = R"(usage: mpirun -n P distributed_video [options]
 Forward and backward of the attention of a video model's layer in bfloat16, shared out over P
-processes: by sequence, with exact summaries and with rounded ones, and by heads. Says what moves,
+processes: by sequence, with exact summaries, with rounded ones and by Precision::fast, and by heads. Says what moves,
 how long it takes and what a process holds, and compares with one process, bit by bit. Wan's own:
   --frames 21 --rows 30 --columns 50
 Exit status: 0 bytes and bits are as they should be, 1 they are not, 2 the command line cannot be

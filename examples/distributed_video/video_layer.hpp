@@ -47,6 +47,7 @@ struct Outcome {
   Passes passes;
   std::vector<std::uint64_t> hashes;  ///< of each token's y, dq, dk and dv
   HostTensor<float, 3> dmix;
+  HostTensor<T, 4> y;
 };
 
 /// The whole call in one process, called as the layers of several are.
@@ -99,6 +100,7 @@ class VideoRank {
           measure(take_meter, [&] { layer.forward(threads_, x, y.view(), workspace); });
       finish(outcome.passes.forward, peak, workspace, 4);
       take_hashes(outcome, y);
+      outcome.y = std::move(y);
     }
     const mhla::Workspace workspace(layer.backward_workspace_size(threads_));
     const auto dy = random(4);

@@ -32,7 +32,12 @@
 /// y, dq and dmix have their bits, and so have dk and dv, unless feature_dim is no multiple of 16
 /// under Bidirectional with more than 128 query blocks, or with a matrix for each of the query
 /// heads that share a kv head. `mix_gradient` then is given all query blocks that see its keys;
-/// sums of several calls differ in rounding. Precision::fast is taken as exact.
+/// sums of several calls differ in rounding.
+///
+/// With Precision::fast `summarize` and `read_out` round what they multiply, but mix in the
+/// accumulator type: y has the same bits however blocks are shared out, and not those of
+/// forward_into, which also rounds what it mixes. Gradients are exact; give their stages the sums
+/// of `exact()`, since what all values have in common would show in them rounded.
 ///
 /// By RecurrentMixing a part of a sequence needs no other summaries, but the states that the parts
 /// before it left. These it waits for and sends on; their gradients go from the last part to the

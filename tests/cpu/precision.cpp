@@ -16,6 +16,7 @@
 #include <mhla/cpu/describe.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/packed.hpp>
+#include <mhla/stages.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,10 +40,11 @@ using namespace mhla;
 using Plain = Attention<Relu, Blocks1D>;
 using Shifted = Attention<EluPlusOne, Blocks1D>;  // its features have a common part
 using Tokens = Attention<EluPlusOne, Blocks1D, Causal, MixedKeySum, HalfSplitRotary>;
-using Sums = Attention<Relu, Blocks1D, Bidirectional, Unnormalized>;
+using SumsAlone = Attention<Relu, Blocks1D, Bidirectional, Unnormalized>;
 using Frames = Attention<Relu, Blocks1D, BlockCausal, Unnormalized>;  // exact
 using Image = Attention<EluPlusOne, Blocks2D, Bidirectional, MixedProduct, AxialRotary>;
 using Past = Attention<Relu, Blocks1D, Causal, Unnormalized>;
+using Recurrent = Attention<Relu, Blocks1D, Causal, Unnormalized, NoRotation, RecurrentMixing>;
 using Rowwise = Attention<Hedgehog, Blocks1D, Causal, Unnormalized>;
 
 template <class V>
@@ -143,7 +145,7 @@ TEST_CASE("precision: every head dimension", "[cpu]") {
   check(Shifted{.blocks = {.block = 9}, .normalizer = {.epsilon = 5}},
         {1, 2, 2, 61, 61, key_dim, value_dim});
   check(Tokens{.blocks = {.block = 12}}, {1, 2, 2, 61, 61, even, value_dim});
-  check(Sums{.blocks = {.block = 9}}, {1, 2, 2, 61, 61, key_dim, value_dim});
+  check(SumsAlone{.blocks = {.block = 9}}, {1, 2, 2, 61, 61, key_dim, value_dim});
   check(Image{.blocks = {.grid = {6, 8}, .block = {3, 4}}}, {1, 2, 2, 48, 48, even, value_dim});
   if (key_dim < 48) check(Rowwise{.blocks = {.block = 12}}, {1, 2, 2, 61, 61, key_dim, value_dim});
 }
@@ -161,7 +163,7 @@ TEST_CASE("precision: from one block to many, whole ones and ragged", "[cpu][fig
   check(Past{.blocks = {.block = block}}, {1, 8, 2, tokens, tokens, 32, 40, 8});
   check(Tokens{.blocks = {.block = block}, .normalizer = normalizer},
         {1, 1, 1, tokens, tokens, 34, 40});
-  check(Sums{.blocks = {.block = block}}, {1, 8, 2, tokens, tokens, 34, 40, 8});
+  check(SumsAlone{.blocks = {.block = block}}, {1, 8, 2, tokens, tokens, 34, 40, 8});
   check(
       Image{.blocks = {.grid = {block, blocks}, .block = {block, 1}}, .normalizer = {.epsilon = 5}},
       {1, 1, 1, block * blocks, block * blocks, 32, 40});
@@ -178,7 +180,7 @@ TEST_CASE("precision: grouped heads, one matrix or one for each, keys of another
       check(Past{.blocks = {.block = 6}}, {2, 6, kv_heads, 40, 40, 33, 40, mix_heads});
       check(Tokens{.blocks = {.block = 6}, .scale = 0.375},
             {2, 6, kv_heads, 40, 40, 34, 40, mix_heads});
-      check(Sums{.blocks = {.block = 7}}, {2, 6, kv_heads, 40, 40, 33, 40, mix_heads});
+      check(SumsAlone{.blocks = {.block = 7}}, {2, 6, kv_heads, 40, 40, 33, 40, mix_heads});
       check(Image{.blocks = {.grid = {4, 10}, .block = {2, 5}}, .scale = 0.375},
             {2, 6, kv_heads, 40, 40, 34, 40, mix_heads});
     }
@@ -311,18 +313,99 @@ TEST_CASE("precision: the same bits on every executor, with and without a forwar
   SECTION("units for every slot, and some left over") {
     check_executors(Plain{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 33, 40, 6});
     check_executors(Past{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 33, 40});
-    check_executors(Sums{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 33, 40});
+    check_executors(SumsAlone{.blocks = {.block = 6}}, {3, 6, 3, 45, 45, 33, 40});
   }
   SECTION("units that slots share, in several groups of rows") {
     check_executors(Plain{.blocks = {.block = 2}}, {1, 2, 1, 151, 151, 32, 33, 2});
     check_executors(Past{.blocks = {.block = 4}}, {1, 1, 1, 303, 303, 34, 33});
     check_executors(Past{.blocks = {.block = 70}}, {1, 1, 1, 213, 213, 34, 33});
-    check_executors(Sums{.blocks = {.block = 4}}, {1, 2, 1, 303, 303, 33, 34});
+    check_executors(SumsAlone{.blocks = {.block = 4}}, {1, 2, 1, 303, 303, 33, 34});
   }
   SECTION("value columns shared out") {
-    check_executors(Sums{.blocks = {.block = 5}}, {1, 1, 1, 83, 83, 32, 192});
-    check_executors(Sums{.blocks = {.block = 5}}, {1, 2, 2, 83, 83, 48, 128});
+    check_executors(SumsAlone{.blocks = {.block = 5}}, {1, 1, 1, 83, 83, 32, 192});
+    check_executors(SumsAlone{.blocks = {.block = 5}}, {1, 2, 2, 83, 83, 48, 128});
   }
+}
+
+namespace {
+
+// y of stages on the given ranges of blocks, with their own workspace each.
+template <class V>
+HostTensor<BFloat16, 4> forward_in_stages(const Stages<V, BFloat16>& stages,
+                                          const Operands<BFloat16>& x,
+                                          const std::vector<BlockRange>& ranges) {
+  const ShuffledExecutor executor{3, 5};
+  const Index blocks = stages.query_blocks().count;
+  HostTensor<float, 2> summaries(blocks, stages.summary_size());
+  HostTensor<float, 2> even(stages.num_states(), stages.mixture_size());
+  HostTensor<float, 2> odd = even;
+  const mhla::TensorView<float, 2> states[] = {even.view(), odd.view()};
+  HostTensor<BFloat16, 4> y = x.dy;
+  int turn = 0;
+  for (const bool reads_out : {false, true})
+    for (const BlockRange& range : ranges) {
+      const BlockRange tokens{stages.query_tokens({0, range.first}), stages.query_tokens(range)};
+      const auto part = [&](const auto& tensor) { return blocks_along(2, tensor.view(), tokens); };
+      const auto own = rows_of(summaries.view(), range);
+      const auto mix = rows_of(x.mix.view(), stages.mix_rows(range));
+      const Workspace memory(
+          stages.workspace_size(reads_out ? Stage::read_out : Stage::summarize, executor, range));
+      if (!reads_out) {
+        stages.summarize(executor, range, part(x.k), part(x.v), own, memory);
+        continue;
+      }
+      mhla::Sums<float> sums = summaries.view();
+      if constexpr (factors_mixing<V>) sums = {own, states[turn]};
+      stages.read_out(executor, range, {part(x.q), part(x.k), part(x.v), mix}, sums,
+                      blocks_along(2, y.view(), tokens), memory);
+      if constexpr (factors_mixing<V>)
+        if (range.end() < blocks) {
+          const Workspace more(stages.workspace_size(Stage::advance, executor, range));
+          stages.advance(executor, range, mix, sums, states[1 - turn], more);
+          turn = 1 - turn;
+        }
+    }
+  return y;
+}
+
+template <class V>
+void check_stages(const V& attention, const Shape& partial) {
+  const Operands<BFloat16> x = operands(attention, partial);
+  const Stages<V, BFloat16> stages(fast(attention), x.shape());
+  const Index blocks = stages.query_blocks().count;
+  const auto y = forward_in_stages(stages, x, {{0, blocks}});
+  const auto shared = forward_in_stages(stages, x, {{0, 16}, {16, 0}, {16, blocks - 16}});
+  CHECK(bitwise_equal(y.view(), shared.view()));
+  const auto exact = call::forward(attention, x);
+  CHECK_FALSE(bitwise_equal(y.view(), exact.view()));
+  CHECK(bitwise_equal(forward_in_stages(stages.exact(), x, {{0, blocks}}).view(), exact.view()));
+  call::check_close("y", y, call::oracle_forward(attention, call::converted<double>(x)),
+                    Bounds{}.forward, Bounds{}.largest);
+}
+
+}  // namespace
+
+TEST_CASE("precision: stages round tokens' products alone, however blocks are shared out",
+          "[cpu]") {
+  check_stages(Plain{.blocks = {.block = 6}}, {2, 4, 2, 117, 117, 33, 40, 4});
+  check_stages(Tokens{.blocks = {.block = 6}}, {2, 4, 2, 117, 117, 34, 33});
+  check_stages(Recurrent{.blocks = {.block = 6}, .mixing = {.states = 2}},
+               {2, 4, 2, 117, 117, 33, 40, 4});
+}
+
+TEST_CASE("precision: so does a structured mixing, whose gradients are exact", "[cpu]") {
+  const Recurrent attention{.blocks = {.block = 6}, .mixing = {.states = 2}};
+  const Operands<BFloat16> x = operands(attention, {2, 4, 2, 117, 117, 33, 40, 4});
+  mhla::ForwardState<float> state;
+  const auto y = call::forward(fast(attention), x, SerialExecutor{}, &state);
+  check_forward(attention, x);
+  CHECK_FALSE(bitwise_equal(y.view(), call::forward(attention, x).view()));
+  for (const Index num_slots : {3, 40})
+    CHECK(bitwise_equal(call::forward(fast(attention), x, ShuffledExecutor{num_slots, 1}).view(),
+                        y.view()));
+  Gradients<BFloat16> exact = call::backward(attention, x);
+  Gradients<BFloat16> gradients = call::backward(fast(attention), x, SerialExecutor{}, &state);
+  call::check_same_bits(gradients, exact);
 }
 
 TEST_CASE("precision: an exact backward pass takes no summaries that were rounded", "[cpu]") {
@@ -382,6 +465,7 @@ TEST_CASE("precision: a query sees nothing of later tokens, whatever they hold",
         }
     }
     // Nor is the matrix read above its diagonal.
+    if (mhla::factors_mixing<std::decay_t<decltype(attention)>>) return;
     Operands<BFloat16> poisoned = x;
     for (Index i = 0; i < x.mix.extent(1); ++i)
       for (Index b = i + 1; b < x.mix.extent(2); ++b) poisoned.mix(0, i, b) = not_a_number;
@@ -392,6 +476,7 @@ TEST_CASE("precision: a query sees nothing of later tokens, whatever they hold",
   check_past(Past{.blocks = {.block = 85}}, 33);
   check_past(Tokens{.blocks = {.block = 30}}, 34);
   check_past(Rowwise{.blocks = {.block = 30}}, 17);
+  check_past(Recurrent{.blocks = {.block = 5}, .mixing = {.states = 2}}, 33);
 }
 
 // Of a gradient, too: dq_t is of keys up to t, dk_j and dv_j are of queries from j on. A value that
@@ -485,8 +570,8 @@ TEST_CASE("precision: results stay close to the oracle however v's mean changes"
                       mhla::load(x.v(0, 0, t, c)) + size * course.at(t, tokens, t / block, c));
       check_forward(attention, x);
       check_backward(attention, x);
-      check_forward(Sums{.blocks = {.block = block}}, x);
-      check_backward(Sums{.blocks = {.block = block}}, x);
+      check_forward(SumsAlone{.blocks = {.block = block}}, x);
+      check_backward(SumsAlone{.blocks = {.block = block}}, x);
     }
 }
 

@@ -102,9 +102,9 @@ void for_each_query_tile(const By& by, bool summaries_wanted, const ExecutorRef&
     for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
       const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
       by.begin_block(matrix, i, block.tiles == 0, scratch);
-      for_each_tile_of_block(by, summaries_wanted,
-                             {matrix, i, block.first_tile, mixed.rows, scratch, mixed.summary(i)},
-                             run);
+      for_each_tile_of_block(
+          by, summaries_wanted,
+          {matrix, i, block.first_tile, mixed.rows, scratch, by.summary(mixed, i, scratch)}, run);
       by.end_block(matrix, i);
     }
   };

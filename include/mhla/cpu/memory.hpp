@@ -27,14 +27,17 @@ struct Needs {
   bool own_tiles;  // of causal queries
   bool rotation;
   bool backward;
-  bool sums;  // S, and dS~ of a backward pass: otherwise they are the caller's
+  bool sums;            // S, and dS~ of a backward pass: otherwise they are the caller's
+  bool mixes_in_float;  // in pairs: S and S~ are float, and S~ is rounded for the readout alone
   // Of a structured mixing's work array, and of its list; 0 of a dense one.
   Index mixing_rows;
   Index mixing_products;
 
   bool factored() const { return mixing_products > 0; }
   /// Whether a unit may also need memory for the exact pass (pairs/centers.hpp).
-  bool may_be_exact(bool in_pairs) const { return !in_pairs || backward || !own_tiles; }
+  bool may_be_exact(bool in_pairs) const {
+    return !in_pairs || mixes_in_float || backward || !own_tiles;
+  }
   bool normalizer() const { return mixed_key_sums || mixed_products; }
 };
 
@@ -111,7 +114,8 @@ struct SlotScratch {
     mixed_summaries = arena.take<A>(
         needs.may_be_exact(in_pairs) ? checked_mul(group_rows, e.summary_stride()) : 0);
     if (in_pairs)
-      pairs = PairScratch(arena, e, group_rows, needs.own_tiles, needs.backward, !needs.own_tiles);
+      pairs = PairScratch(arena, e, needs.mixes_in_float ? 0 : group_rows, needs.own_tiles,
+                          needs.backward, !needs.own_tiles && !needs.mixes_in_float);
     mixed_key_sums = arena.take<A>(needs.normalizer() ? checked_mul(group_rows, e.feature_dim) : 0);
     key_sum_rest = arena.take<A>(needs.normalizer() ? e.feature_dim : 0);
     const Index columns = (std::min)(e.key_blocks, matrix_gradient_cols(e.key_blocks));
@@ -191,10 +195,10 @@ struct UnitMemory {
     const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));
     if (needs.may_be_exact(in_pairs) && needs.sums) {
       summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));
-    } else if (in_pairs) {
+    } else if (in_pairs && !needs.mixes_in_float) {
       summaries = arena.take<A>(needs.normalizer() ? checked_mul(e.key_blocks, e.feature_dim) : 0);
     }
-    if (in_pairs) {
+    if (in_pairs && !needs.mixes_in_float) {
       const SummaryShape shape = paired_summary(e, needs.backward);
       paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
       finite_summaries = arena.take<Pair>(pairs_of(e.key_blocks));

@@ -80,6 +80,7 @@ struct Plan {
   // elements show, or a row's elements lose much alike; otherwise they average out.
   Index mixing_parts;
   bool pairs;             // Precision::fast
+  bool mixes_in_float;    // it alone is not in pairs: of a stage, and of a structured mixing
   bool transposes_pairs;  // the backward pass
   Span<SlotScratch<A>> scratch;
   Span<UnitMemory<A>> units;
@@ -104,10 +105,11 @@ struct Plan {
     mixing = arena.take<A>(checked_mul(shape.mix_heads, matrix_size));
 
     pairs = in_pairs;
+    mixes_in_float = in_pairs && (factors_mixing<L> || problem.stage);
     transposes_pairs = backward;
     mixing_parts = 2;
     rounded_mixing = mixing;
-    if (in_pairs) {
+    if (in_pairs && !mixes_in_float) {
       rounded_mixing = arena.take<A>(mixing.size);
       const Index matrices = checked_mul(mixing_parts, shape.mix_heads);
       const auto size = [&](Index rows, Index cols) {
@@ -126,6 +128,7 @@ struct Plan {
                       backward,
                       !problem.stage || problem.stage == Stage::read_out_gradient ||
                           problem.stage == Stage::advance_gradient,
+                      mixes_in_float,
                       mixes ? structure.num_rows() : 0,
                       mixes ? structure.num_products() : 0};
     const Index num_slots = executor.num_slots();
@@ -187,7 +190,7 @@ struct Plan {
         for (Index b = 0; b < problem.key_blocks; ++b)
           mixing[(h * problem.query_blocks + i) * problem.key_blocks + b] = mix(h, i, b);
     if constexpr (std::is_same_v<A, float>) {
-      if (in_pairs) pack_paired_mixing();
+      if (in_pairs && !mixes_in_float) pack_paired_mixing();
     }
   }
 

@@ -72,7 +72,7 @@ class StageRun {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
       const Operands<L, T> operands{lower(attention_), plan, {}, call.k, call.v, {}};
       for_each_unit(plan, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
-        summarize_unit(operands, unit_at(plan, at, memory, call.summaries), loop);
+        summarize_for_float_mixing(operands, unit_at(plan, at, memory, call.summaries), loop);
       });
     });
   }
@@ -83,7 +83,7 @@ class StageRun {
       const Operands<L, T> operands = packed(plan, call.x);
       for_each_unit(plan, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
         const Unit<A> unit = unit_of(plan, at, memory, call.sums);
-        read_out_unit(exact::Forward<L, T>{operands, unit}, call.y, loop);
+        read_out_by_float_mixing(operands, unit, call.y, loop);
       });
       if constexpr (masked) clear_masked(attention_.masks.query, call.y);
     });
@@ -212,7 +212,15 @@ class StageRun {
   }
 
  private:
-  static constexpr std::false_type in_pairs{};  // stages round nothing
+  static constexpr std::false_type exact{};
+  // Whether tokens' products are rounded: in stages of a forward pass, whose mixing is not.
+  auto in_pairs() const {
+    const auto rounds = multiplies_pairs<T>(attention_, problem_);
+    if constexpr (std::is_same_v<decltype(rounds), const std::false_type>)
+      return exact;
+    else
+      return rounds && (problem_.stage == Stage::summarize || problem_.stage == Stage::read_out);
+  }
 
   Index units() const { return checked_mul(problem_.shape.batch, problem_.shape.kv_heads); }
   // Whether it has states before its blocks, of which there may be none.
@@ -224,9 +232,9 @@ class StageRun {
   template <class PlanType>
   PlanType lay_out(Arena& arena) const {
     if constexpr (std::is_same_v<PlanType, BackwardPlan>)
-      return PlanType(arena, attention_, problem_, executor_, in_pairs);
+      return PlanType(arena, attention_, problem_, executor_, exact);
     else
-      return PlanType(arena, attention_, problem_, executor_, units(), false, in_pairs);
+      return PlanType(arena, attention_, problem_, executor_, units(), false, in_pairs());
   }
   // Calls body(plan) if there is anything to do.
   template <class PlanType, class Body>
@@ -238,7 +246,7 @@ class StageRun {
     body(plan);
   }
   Operands<L, T> packed(ForwardPlan& plan, const OperandViews<T>& x) const {
-    plan.pack_mixing(x.mix, in_pairs);
+    plan.pack_mixing(x.mix, exact);
     return {lower(attention_), plan, x.q, x.k, x.v, x.mix};
   }
   template <class Run>
@@ -352,6 +360,8 @@ struct StageBackend {
   template <class E>
   static constexpr bool runs_on = Executor<E>;
   static constexpr Borrowed compared = Borrowed::contents;
+  template <class V, class T>
+  static constexpr bool rounds = std::is_same_v<T, BFloat16>&& sight_of<V> != Sight::past_blocks;
 
   template <class V, class T>
   class Blocks : public StageBlocks<V, T> {

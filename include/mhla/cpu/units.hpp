@@ -109,8 +109,7 @@ struct BackwardPlan {
 template <class T, class V>
 auto multiplies_pairs([[maybe_unused]] const V& attention,
                       [[maybe_unused]] const Problem& problem) {
-  if constexpr (!std::is_same_v<T, BFloat16> || factors_mixing<V> ||
-                sight_of<V> == Sight::past_blocks) {
+  if constexpr (!std::is_same_v<T, BFloat16> || sight_of<V> == Sight::past_blocks) {
     return std::false_type{};
   } else {
     constexpr Index few = 32;
@@ -266,6 +265,25 @@ void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows
   }
 }
 
+/// S and z of a unit, and y from them, if mixing is in the accumulator type whatever else is in
+/// pairs.
+template <class L, class T, class A>
+void summarize_for_float_mixing(const Operands<L, T>& operands, const Unit<A>& unit,
+                                const ExecutorRef& loop) {
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (operands.plan.pairs)
+      return pairs::summarize_unit(operands, unit, nullptr,
+                                   pairs::KeptSummaries{unit.summaries, 0, true}, loop);
+  summarize_unit(operands, unit, loop);
+}
+template <class L, class T, class A>
+void read_out_by_float_mixing(const Operands<L, T>& operands, const Unit<A>& unit,
+                              const TensorView<T, 4>& y, const ExecutorRef& loop) {
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (operands.plan.pairs) return read_out_unit(pairs::Forward<L>{operands, unit, true}, y, loop);
+  read_out_unit(exact::Forward<L, T>{operands, unit}, y, loop);
+}
+
 /// One unit of a forward call with Precision::fast. Whether it was run: not if rounding would show.
 template <class L>
 bool forward_in_pairs(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
@@ -299,7 +317,7 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
     Operands<L, T> part = operands;
     part.v = value_columns(operands.v, first_column, columns);
     const TensorView<T, 4> results = value_columns(y, first_column, columns);
-    if constexpr (std::is_same_v<T, BFloat16>) {
+    if constexpr (std::is_same_v<T, BFloat16> && !factors_mixing<L>) {
       if (plan.pairs) {
         const Unit<float> unit =
             unit_in_pairs(plan, head / kv_heads, head % kv_heads, memory, Orientation::straight);
@@ -311,10 +329,16 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
     A* const summaries = kept != nullptr && forward.parts == 1 ? kept : memory.summaries.data;
     const Unit<A> unit =
         unit_of(plan, head / kv_heads, head % kv_heads, memory, summaries, Orientation::straight);
-    summarize_unit(part, unit, loop);
+    if constexpr (factors_mixing<L>)
+      summarize_for_float_mixing(part, unit, loop);
+    else
+      summarize_unit(part, unit, loop);
     if (kept != nullptr && forward.parts > 1)
       keep_part(unit.summaries, first_column, kept_rows(unit.keys.blocks), unit.keys.blocks);
-    read_out_unit(exact::Forward<L, T>{part, unit}, results, loop);
+    if constexpr (factors_mixing<L>)
+      read_out_by_float_mixing(part, unit, results, loop);
+    else
+      read_out_unit(exact::Forward<L, T>{part, unit}, results, loop);
   };
   run_units(plan, forward.units(), executor, run);
 }

@@ -73,6 +73,8 @@ struct StageBackend {
   template <class E>
   static constexpr bool runs_on = std::is_convertible_v<const E*, const CudaDevice*>;
   static constexpr Borrowed compared = Borrowed::nothing;
+  template <class V, class T>
+  static constexpr bool rounds = false;
 
   template <class V, class T>
   class Blocks : public StageBlocks<V, T> {

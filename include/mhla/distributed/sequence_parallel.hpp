@@ -59,7 +59,7 @@ void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor
 /// Backward: the same summaries, unless they were kept, then dS~ of all queries. Under Causal and
 /// BlockCausal summaries go to later ranks alone, dS~ to earlier ones. Results have the bits of one
 /// process's forward_into and backward_into, where Stages has them, for any number of ranks and any
-/// shares. Precision::fast is taken as exact.
+/// shares. With Precision::fast y has the bits of one rank, and gradients are exact.
 ///
 /// By RecurrentMixing a rank summarizes its own blocks, takes up the states of the ranks before it,
 /// and sends its own on to the next: one rank after another, but little work, and their gradients
@@ -168,6 +168,7 @@ class SequenceParallel : ParallelErrors {
   /// The same of backward.
   template <class E>
   requires S::template runs_on<E> Index backward_workspace_size(const E& executor) const {
+    if (stages_.may_round()) return exact().backward_workspace_size(executor);
     Arena arena;
     lay_out_backward(arena, executor);
     return arena.used();
@@ -193,14 +194,16 @@ class SequenceParallel : ParallelErrors {
     stages_.read_out(executor, query_blocks(), rows_of_queries(x), sums(memory), y, memory.scratch);
   }
 
-  /// The gradients of this rank's tokens, and of mix as said above. `kept` is empty, or what
-  /// forward kept of the same k and v. All ranks want dk or dv, or none does.
+  /// The gradients of this rank's tokens, and of mix as said above, by Precision::exact. `kept` is
+  /// empty, or what forward kept of the same k and v, which Precision::fast has rounded: they are
+  /// then made anew. All ranks want dk or dv, or none does.
   template <class E>
   requires S::template runs_on<E> void backward(const E& executor, const OperandViews<T>& x,
                                                 const TensorView<const T, 4>& dy,
                                                 const GradientViews<T>& gradients, Update update,
                                                 WorkspaceView workspace,
                                                 Span<const A> kept = {}) const {
+    if (stages_.may_round()) return exact().backward(executor, x, dy, gradients, update, workspace);
     const auto& [dq, dk, dv, dmix] = gradients;
     // Gradients that need those of other ranks' queries: a recurrence's parameters, too.
     const bool to_keys = dk.wanted || dv.wanted || (recurs && dmix.wanted);
@@ -263,6 +266,12 @@ class SequenceParallel : ParallelErrors {
     WorkspaceView scratch;          // of a stage
   };
 
+  SequenceParallel exact() const {
+    SequenceParallel other = *this;
+    other.attention_.precision = Precision::exact;
+    other.stages_ = stages_.exact();
+    return other;
+  }
   // The rows of dmix that this rank's queries have.
   TensorView<A, 3> own_rows(const TensorView<A, 3>& dmix) const {
     return rows_of(dmix, stages_.mix_rows(query_blocks()));

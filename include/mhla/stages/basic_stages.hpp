@@ -14,6 +14,7 @@
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
+#include <mhla/policy/precision.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/variant.hpp>
 #include <mhla/stages/blocks.hpp>
@@ -89,6 +90,19 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
     stages.masks_ = masks;
     return stages;
   }
+
+  /// The same stages with Precision::exact.
+  BasicStages exact() const {
+    BasicStages stages = *this;
+    stages.attention_.precision = Precision::exact;
+    return stages;
+  }
+  /// \cond INTERNAL
+  // Whether a forward pass' stages may round features: on machines that can.
+  bool may_round() const {
+    return Backend::template rounds<V, T> && attention_.precision == Precision::fast;
+  }
+  /// \endcond
 
   /// Bytes of workspace of a stage that processes `blocks`; for mix_gradient these are query
   /// blocks, and `keys` its key blocks. No more than needed; 0 for a stage that the variant lacks.

@@ -133,7 +133,8 @@ struct Backward : Forward<L, T> {
   BlockGradient block_gradient(const Mixtures& mixed, Index b,
                                const SlotScratch<A>& scratch) const {
     const Extents& e = plan().extents;
-    BlockGradient grad{mixed.summary(b), panel(scratch.transposed.data, e.feature_dim, e.value_dim),
+    BlockGradient grad{mixed.rows.summary(b),
+                       panel(scratch.transposed.data, e.feature_dim, e.value_dim),
                        mixed.rows.key_sum(b)};
     if constexpr (mixes_products<L>)
       grad.key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};

@@ -52,7 +52,6 @@ struct Forward {
   /// S~ and z~ of a group of query blocks, or dS and dz of one of key blocks.
   struct Mixtures {
     SummaryRows<A> rows;
-    Panel<A> summary(Index block) const { return rows.summary(block); }
   };
 
   const Operands<L, T>& operands;
@@ -66,6 +65,10 @@ struct Forward {
   Mixtures mix(Index matrix, const RowGroups& groups, Index group, const SlotScratch<A>& scratch,
                bool summaries_wanted) const {
     return {mix_group(operands.plan, unit, matrix, groups, group, scratch, summaries_wanted)};
+  }
+  /// S~ of a block.
+  static Panel<A> summary(const Mixtures& mixed, Index block, const SlotScratch<A>&) {
+    return mixed.rows.summary(block);
   }
   static void begin_block(Index, Index, bool, const SlotScratch<A>&) {}
   static void end_block(Index, Index) {}

@@ -254,7 +254,7 @@ struct Backward : Forward<L> {
   BlockGradient block_gradient(const Mixtures& mixed, Index b,
                                const SlotScratch<float>& scratch) const {
     const Extents& e = plan().extents;
-    const BlockGradient grad{mixed.summary(b),
+    const BlockGradient grad{mixed.summaries.of(b - mixed.rows.first),
                              pair_panel(scratch.pairs.turned.data, e.feature_dim, e.value_dim),
                              mixed.rows.key_sum(b)};
     if (request.gradients.value.wanted) turn(grad.straight, grad.transposed);

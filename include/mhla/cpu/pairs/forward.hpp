@@ -38,11 +38,12 @@ PairedSummaries summaries_of(const Plan<L, float>& plan, const Unit<float>& unit
 struct KeptSummaries {
   SummaryRows<float> whole;  // of the head; no rows: nothing is kept
   Index first_column;
+  bool alone = false;  // they are the unit's own, and nothing is rounded
 
   void keep(Index b, const Panel<float>& sums, Index columns, Span<const float> key_sum) const {
     const Panel<float> to = whole.summary(b).col_range(first_column, columns);
     for (Index r = 0; r < to.rows; ++r) copy_row(to.row(r), sums.row(r), to.cols);
-    if (first_column == 0) copy_row(whole.key_sum(b).data, key_sum.data, key_sum.size);
+    if (first_column == 0 && !alone) copy_row(whole.key_sum(b).data, key_sum.data, key_sum.size);
   }
 };
 
@@ -57,16 +58,17 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
   const TokenRows<const BFloat16> keys = key_rows(unit, operands.k);
   const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
   const PairedSummaries summaries = summaries_of(operands.plan, unit);
-  const PairPanel summary = summaries.with(b);
+  const PairPanel summary = kept.alone ? PairPanel{} : summaries.with(b);
   const int half = static_cast<int>(b % 2);
   const bool keeps = kept.whole.summaries.rows > 0;
   const bool straight = unit.orientation == Orientation::straight;
-  const bool sums_up = straight && !sees_past_only<L>;  // what rounding_shows asks for
+  // What rounding_shows asks for.
+  const bool sums_up = straight && !sees_past_only<L> && !kept.alone;
   Index tokens = 0;
   const Span<float> key_sum = unit.summaries.key_sum(b);
   const Panel<float> sums =
       whole_panel(scratch.pairs.summary.data, summaries.shape.rows, summaries.shape.cols);
-  if (half == 0) summaries.clear_end(b);
+  if (half == 0 && !kept.alone) summaries.clear_end(b);
   if (block.tiles == 0) set_zero(sums, key_sum);
   for (Index i = 0; i < block.tiles; ++i) {
     const TokenTile& tile = table.tiles[block.first_tile + i];
@@ -103,7 +105,7 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
     if (block.tiles == 0) std::fill_n(scratch.pairs.tile.data, of_values.value.size, 0.0f);
     keep_value_sum(of_values, b, scratch.pairs);
   }
-  if (block.tiles == 0 || keeps) round_into_half(summary, half, sums);
+  if ((block.tiles == 0 || keeps) && !kept.alone) round_into_half(summary, half, sums);
   if (keeps) kept.keep(b, sums, operands.plan.extents.value_dim, key_sum);
 }
 
@@ -121,7 +123,8 @@ void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& un
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
       summarize_block(operands, unit, b, centers, kept, plan.scratch[slot]);
     if constexpr (sees_past_only<L>)
-      note_finite(summaries_of(plan, unit), 2 * pair, unit.memory.finite_summaries);
+      if (!kept.alone)
+        note_finite(summaries_of(plan, unit), 2 * pair, unit.memory.finite_summaries);
   });
 }
 
@@ -141,6 +144,20 @@ MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, In
   mix(mixed, plan.mixing_parts, terms_of,
       MixedBlocks{!sees_past_only<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);
   return mixed;
+}
+
+/// S~ of a block in pairs of its rows, in the scratch of a slot.
+inline PairPanel round_summary(const Panel<const float>& summary, const PairScratch& scratch) {
+  const Index half = pairs_of(summary.rows);
+  const Panel<float> sums = whole_panel(scratch.summary.data, 2 * half, summary.cols);
+  for (Index r = 0; r < sums.rows; ++r) {
+    const Index cols = r < summary.rows ? summary.cols : 0;
+    copy_row(sums.row(r), summary.row(r), cols);
+    std::fill_n(sums.row(r) + cols, sums.cols - cols, 0.0f);
+  }
+  pair_sums({scratch.mixed.data, half, summary.cols, sums.stride}, sums.row_range(0, half),
+            sums.row_range(half, half));
+  return {scratch.mixed.data, half, summary.cols, sums.stride};
 }
 
 /// num += tril(Q^r (m_ii K^r)^T) V: a tile's own keys. Where one token has most of |v|^2 so far,
@@ -205,21 +222,21 @@ struct Forward {
   using Tile = QueryTile<float, PairPanel>;
   /// z~ and S~ of a group of query blocks, or dz and dS of one of key blocks.
   struct Mixtures {
-    SummaryRows<float> rows;
+    SummaryRows<float> rows;  // S~ in it, too, if it is mixed in float
     MixedSummaries summaries{};
-    PairPanel summary(Index block) const {
-      return summaries.data == nullptr ? PairPanel{} : summaries.of(block - rows.first);
-    }
   };
 
   const Operands<L, BFloat16>& operands;
   const Unit<float>& unit;
+  bool mixes_in_float = false;
 
   const Plan<L, float>& plan() const { return operands.plan; }
 
   /// Groups of `rows` blocks that mix `terms` others, each of whole pairs; the bits are the same
   /// for any groups.
   RowGroups groups(Index rows, Index terms, bool, const ExecutorRef& loop) const {
+    if (mixes_in_float)
+      return shared_row_groups<L>(plan().extents, rows, terms, Into::overwrite, loop.num_slots());
     RowGroups groups = row_groups<L>(plan().extents, rows, terms);
     groups = RowGroups(rows, groups.most, groups.unit % 2 == 0 ? groups.unit : 2);
     groups.count = (std::min)(ceil_div(rows, groups.unit),
@@ -228,10 +245,16 @@ struct Forward {
   }
   Mixtures mix(Index matrix, const RowGroups& groups, Index group,
                const SlotScratch<float>& scratch, bool summaries_wanted) const {
-    Mixtures mixed{cpu::mix_group(plan(), unit, matrix, groups, group, scratch, false)};
-    if (summaries_wanted)
+    Mixtures mixed{cpu::mix_group(plan(), unit, matrix, groups, group, scratch, mixes_in_float)};
+    if (summaries_wanted && !mixes_in_float)
       mixed.summaries = mix_group(plan(), unit, matrix, groups, group, scratch.pairs);
     return mixed;
+  }
+  /// S~ of a block.
+  PairPanel summary(const Mixtures& mixed, Index block, const SlotScratch<float>& scratch) const {
+    if (mixes_in_float) return round_summary(mixed.rows.summary(block), scratch.pairs);
+    return mixed.summaries.data == nullptr ? PairPanel{}
+                                           : mixed.summaries.of(block - mixed.rows.first);
   }
   static void begin_block(Index, Index, bool, const SlotScratch<float>&) {}
   static void end_block(Index, Index) {}

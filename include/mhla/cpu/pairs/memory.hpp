@@ -159,7 +159,7 @@ struct PairScratch {
   Span<Pair> values;             // [pairs of tile tokens, value_dim]: v, or U
   Span<Pair> feature_rows;       // [tile tokens, halves of features]: phi(q), or phi(k)
   Span<Pair> value_rows;         // [tile tokens, halves of values]: U, or v
-  Span<Pair> mixed;              // [group rows] of MixedSummaries: S~, S~^T, or dS^T
+  Span<Pair> mixed;              // [group rows] of MixedSummaries: S~, S~^T, or dS^T; or one S~
   Span<Pair> turned;             // [halves of features, value_dim]: dS of one block
   Span<float> summary;           // of one block: sums so far, or P
   Span<float> summary_gradient;  // of one block: dS~^T so far
@@ -193,7 +193,8 @@ struct PairScratch {
     values = arena.take<Pair>(checked_mul(pairs_of(tokens), value_cols));
     feature_rows = arena.take<Pair>(checked_mul(tokens, pairs_of(e.feature_dim)));
     value_rows = arena.take<Pair>(backward ? checked_mul(tokens, pairs_of(e.value_dim)) : 0);
-    mixed = arena.take<Pair>(checked_mul(group_rows, MixedSummaries::stride(shape)));
+    mixed = arena.take<Pair>(group_rows > 0 ? checked_mul(group_rows, MixedSummaries::stride(shape))
+                                            : summary_size / 2);
     turned = arena.take<Pair>(backward ? checked_mul(pairs_of(e.feature_dim), value_cols) : 0);
     summary = arena.take<float>(summary_size);
     summary_gradient = arena.take<float>(backward ? summary_size : 0);
