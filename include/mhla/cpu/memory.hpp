@@ -198,7 +198,9 @@ struct UnitMemory {
     } else if (in_pairs && !needs.mixes_in_float) {
       summaries = arena.take<A>(needs.normalizer() ? checked_mul(e.key_blocks, e.feature_dim) : 0);
     }
-    if (in_pairs && !needs.mixes_in_float) {
+    if (in_pairs && needs.mixes_in_float && needs.backward) {
+      centers = Centers(arena, e, false, false);
+    } else if (in_pairs && !needs.mixes_in_float) {
       const SummaryShape shape = paired_summary(e, needs.backward);
       paired_summaries = arena.take<Pair>(PairedSummaries::size(shape, e.key_blocks));
       finite_summaries = arena.take<Pair>(pairs_of(e.key_blocks));

@@ -123,12 +123,12 @@ auto multiplies_pairs([[maybe_unused]] const V& attention,
 /// Whether a variant's backward pass can be rounded. Rounding shows where differences are formed:
 /// in the derivative of a row-wise map, such as a softmax; and with a normalizer, unless what
 /// numerators and denominators have in common is subtracted before (pairs/centers.hpp). That is
-/// possible only where every query sees the same keys: with a causality the common part would
-/// include tokens that some queries do not see.
+/// possible only where every query sees the same keys, by a matrix: with a causality the common
+/// part would include tokens that some queries do not see.
 template <class L>
 inline constexpr bool rounds_backward =
-    ElementwiseFeatureMap<typename L::FeatureMapType> && !mixes_products<L> && !factors_mixing<L> &&
-    !(normalizes<L> && sees_past_only<L>);
+    ElementwiseFeatureMap<typename L::FeatureMapType> && !mixes_products<L> &&
+    !(normalizes<L> && (sees_past_only<L> || factors_mixing<L>));
 
 /// Whether a call's backward pass multiplies bfloat16 in pairs. Not with so few blocks that
 /// rounding errors of dmix do not average out. With a normalizer, numerators and denominators must
@@ -371,12 +371,21 @@ BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& oper
   if (sees_past_only<L>) here.gradients.query = request.gradients.query;
   if (sees_past_only<L>) left.gradients.query = skip;
   if (!here.query() && !here.mixed_summaries()) return left;
-  if (saved == nullptr) {
+  const Plan<L, float>& plan = operands.plan;
+  if constexpr (factors_mixing<L>) {
+    if (saved == nullptr)
+      summarize_for_float_mixing(operands, unit, loop);
+    else
+      cpu::take_up_summaries(
+          unit, summary_rows<L>(plan.extents, unit.keys.blocks, saved, Orientation::straight),
+          loop);
+  } else if (saved == nullptr) {
     pairs::summarize_unit(operands, unit, centers, {}, loop);
   } else {
-    pairs::take_up_summaries(operands.plan, unit, saved, loop);
+    pairs::take_up_summaries(plan, unit, saved, loop);
   }
-  backward_unit(pairs::Backward<L>{{operands, unit}, here, centers}, grad_mixing, loop);
+  backward_unit(pairs::Backward<L>{{operands, unit, factors_mixing<L>}, here, centers}, grad_mixing,
+                loop);
   return left;
 }
 
@@ -433,9 +442,14 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
     BackwardRequest<L, T> left = request;
     if constexpr (std::is_same_v<T, BFloat16> && rounds_backward<L>) {
       if (plan.pairs) {
-        left = backward_in_pairs(operands, request,
-                                 unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed),
-                                 kept, grad_mixing, loop);
+        const auto in_pairs = [&] {
+          if constexpr (factors_mixing<L>)
+            return unit_of(plan, s, kv_head, memory, memory.summaries.data,
+                           Orientation::transposed);
+          else
+            return unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed);
+        };
+        left = backward_in_pairs(operands, request, in_pairs(), kept, grad_mixing, loop);
         if (!left.query() && !left.mixed_summaries()) return;
         kept = nullptr;  // rounded
       }

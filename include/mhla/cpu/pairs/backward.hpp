@@ -52,20 +52,6 @@ Span<Pair> finite_gradients(const Plan<L, float>& plan, const Unit<float>& unit,
   return {unit.memory.finite_gradients.data + matrix * pairs, pairs};
 }
 
-/// A sum over the tiles and heads of a block, of which only the last step rounds.
-struct SummarySteps {
-  Panel<float> sums;
-  PairPanel result;
-  int half;
-
-  void add(const LeftFactor& a, const PairPanel& b, bool first, bool last,
-           Prefetch* prefetch) const {
-    if (last)
-      return multiply_into_half(result, half, a, b, first ? Panel<float>{} : sums, prefetch);
-    multiply(sums, a, b, first ? Into::overwrite : Into::add, prefetch);
-  }
-};
-
 /// <U_t, mu> epsilon / den_t: what the gradient of den_t has beside that of centered values.
 inline void add_center_gradient(const Centers& centers, float epsilon, const Panel<const float>& u,
                                 Span<const float> denominators, Span<float> gradient) {
@@ -144,12 +130,18 @@ struct Backward : Forward<L> {
 
   const BackwardRequest<L, BFloat16>& request;
   const Centers* centers;  // of the unit, if its summaries lack them
+  using Forward<L>::mixes_in_float;
   using Forward<L>::operands;
   using Forward<L>::plan;
   using Forward<L>::unit;
 
   void begin_block(Index matrix, Index i, bool empty, const SlotScratch<float>& scratch) const {
     const Extents& e = plan().extents;
+    if (mixes_in_float) {
+      const SummaryRows<float> grad = cpu::mixed_gradients(plan(), unit, matrix);
+      if (empty) set_zero(grad.summary(i), grad.key_sum(i));
+      return;
+    }
     const PairedSummaries grad = mixed_gradients(plan(), unit, matrix);
     if (i % 2 == 0) grad.clear_end(i);
     if (!empty) return;
@@ -161,7 +153,7 @@ struct Backward : Forward<L> {
   }
   void end_block(Index matrix, Index i) const {
     if constexpr (sees_past_only<L>)
-      if (i % 2 == 1 || i + 1 == unit.queries.blocks)
+      if (!mixes_in_float && (i % 2 == 1 || i + 1 == unit.queries.blocks))
         note_finite(mixed_gradients(plan(), unit, matrix), i,
                     finite_gradients(plan(), unit, matrix));
   }
@@ -197,11 +189,18 @@ struct Backward : Forward<L> {
                             Prefetch* prefetch) const {
     const Extents& e = plan().extents;
     const PairScratch& scratch = at.scratch.pairs;
-    const SummarySteps steps{whole_panel(scratch.summary_gradient.data, e.value_dim, e.feature_dim),
-                             mixed_gradients(plan(), unit, at.matrix).with(at.block),
-                             static_cast<int>(at.block % 2)};
-    steps.add(LeftFactor::transposed(pair_tokens(u, scratch.values)),
-              pair_tokens(rotated, scratch.features), first, last, prefetch);
+    const Panel<float> sums =
+        whole_panel(scratch.summary_gradient.data, e.value_dim, e.feature_dim);
+    const LeftFactor a = LeftFactor::transposed(pair_tokens(u, scratch.values));
+    const PairPanel b = pair_tokens(rotated, scratch.features);
+    if (last && !mixes_in_float)  // only this step rounds
+      return multiply_into_half(mixed_gradients(plan(), unit, at.matrix).with(at.block),
+                                static_cast<int>(at.block % 2), a, b, first ? Panel<float>{} : sums,
+                                prefetch);
+    multiply(sums, a, b, first ? Into::overwrite : Into::add, prefetch);
+    if (!last) return;
+    const Panel<float> to = cpu::mixed_gradients(plan(), unit, at.matrix).summary(at.block);
+    for (Index r = 0; r < to.rows; ++r) copy_row(to.row(r), sums.row(r), to.cols);
   }
   /// dQ^r
   Panel<float> query_gradient(const Tile& at, Index, const Panel<const float>& u,
@@ -254,7 +253,7 @@ struct Backward : Forward<L> {
   BlockGradient block_gradient(const Mixtures& mixed, Index b,
                                const SlotScratch<float>& scratch) const {
     const Extents& e = plan().extents;
-    const BlockGradient grad{mixed.summaries.of(b - mixed.rows.first),
+    const BlockGradient grad{this->summary(mixed, b, scratch),
                              pair_panel(scratch.pairs.turned.data, e.feature_dim, e.value_dim),
                              mixed.rows.key_sum(b)};
     if (request.gradients.value.wanted) turn(grad.straight, grad.transposed);

@@ -348,7 +348,7 @@ bool rounding_shows_in_gradients(const Operands<L, BFloat16>& operands, const Un
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
     const SlotScratch<float>& scratch = plan.scratch[slot];
     take_moments(operands, unit, b, scratch);
-    if constexpr (sees_past_only<L>) return;
+    if (sees_past_only<L> || plan.mixes_in_float) return;
     const BlockTable& table = plan.tables.keys;
     const BlockSpan& block = table.blocks[unit.keys.first_block + b];
     std::fill_n(scratch.pairs.tile.data, centers.value.size, 0.0f);
@@ -360,7 +360,8 @@ bool rounding_shows_in_gradients(const Operands<L, BFloat16>& operands, const Un
     }
     keep_value_sum(centers, b, scratch.pairs);
   });
-  return are_few(unit) || (!sees_past_only<L> && rounding_shows(plan, unit));
+  return are_few(unit) ||
+         (!sees_past_only<L> && !plan.mixes_in_float && rounding_shows(plan, unit));
 }
 
 /// What the unit's backward pass rounds; if that is centered, mu, zeta, W and W~ are there. Without

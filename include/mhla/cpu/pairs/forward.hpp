@@ -41,7 +41,8 @@ struct KeptSummaries {
   bool alone = false;  // they are the unit's own, and nothing is rounded
 
   void keep(Index b, const Panel<float>& sums, Index columns, Span<const float> key_sum) const {
-    const Panel<float> to = whole.summary(b).col_range(first_column, columns);
+    Panel<float> to = whole.summary(b);
+    if (!alone) to = to.col_range(first_column, columns);
     for (Index r = 0; r < to.rows; ++r) copy_row(to.row(r), sums.row(r), to.cols);
     if (first_column == 0 && !alone) copy_row(whole.key_sum(b).data, key_sum.data, key_sum.size);
   }
