@@ -40,7 +40,7 @@ KERNEL(mixing_pairs_72, MixingPairsGradient<Pairs72>);
 // The same for kernels of rows.
 #define ROWS(name, ...)         \
   struct name : __VA_ARGS__ {}; \
-  template void mhla::cuda::launch_rows(const CudaDevice&, Index, Index, const name&)
+  template void mhla::cuda::launch_rows(const CudaDevice&, Index, Index, name)
 
 ROWS(gather_float, mhla::cuda::Gather<float, float>);
 ROWS(gather_bfloat16, mhla::cuda::Gather<BFloat16, float>);

@@ -228,11 +228,10 @@ void read_out_unit_gradient(const By& by, const ExecutorRef& loop, const After& 
 }
 
 /// What the queries of a key tile's own block send back to it (Causal): adds m_bb times that to the
-/// tile's gradients, and that of m_bb to `grad_mixing`; then adds the tile's queries to dP and w.
+/// tile's gradients, and that of m_bb to dmix; then adds the tile's queries to dP and w.
 /// Tiles are visited from last to first.
 template <class By>
-void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k,
-                           typename By::A* grad_mixing) {
+void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k) {
   using L = typename By::Variant;
   using A = typename By::A;
   const auto& operands = by.operands;
@@ -270,16 +269,15 @@ void add_own_tile_gradient(const By& by, const typename By::OwnKeys& k,
       accumulate_backwards<A>(
           own.features, {scratch.own.grad_running.data + matrix * e.feature_dim, e.feature_dim});
 
-    add_own_gradients(request, own_weight(plan, unit, matrix, k.block), k.features, own,
-                      k.gradients,
-                      grad_mixing + matrix * plan.matrix_size + plan.own_entry(k.block));
+    add_own_gradients(
+        request, own_weight(plan, unit, matrix, k.block), k.features, own, k.gradients,
+        request.mixing() ? unit.memory.grad_mixing.row(matrix) + plan.own_entry(k.block) : nullptr);
   }
 }
 
 /// dk and dv of key block b of the unit, from its dS and dz; under Causal also m_bb's gradient.
 template <class By>
 void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures& mixed,
-                              typename By::A* grad_mixing,
                               const SlotScratch<typename By::A>& scratch) {
   using L = typename By::Variant;
   using T = typename By::Scalar;
@@ -312,7 +310,7 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
     if constexpr (masks_own_block<L>) {
       for (Index r = 0; r < k.gradients.features.rows; ++r)
         copy_row(k.gradients.features.row(r), grad.key_sum.data, e.feature_dim);
-      add_own_tile_gradient(by, k, grad_mixing);
+      add_own_tile_gradient(by, k);
     }
     if (request.gradients.value.wanted && !values_in_one_step)
       scatter<T, A>(table, k.tile, k.gradients.values.col_range(0, e.value_dim), {}, value_results,
@@ -329,14 +327,14 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
 
 /// dk and dv of every key block of the unit; under Causal also the diagonal of dmix.
 template <class By>
-void summarize_unit_gradient(const By& by, typename By::A* grad_mixing, const ExecutorRef& loop) {
+void summarize_unit_gradient(const By& by, const ExecutorRef& loop) {
   using Mixtures = typename By::Mixtures;
   const auto& unit = by.unit;
   const auto& plan = by.operands.plan;
   if constexpr (factors_mixing<typename By::Variant>) {
     const Mixtures grad{structured_gradients(plan, unit).keys};
     loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
-      summarize_block_gradient(by, b, grad, grad_mixing, plan.scratch[slot]);
+      summarize_block_gradient(by, b, grad, plan.scratch[slot]);
     });
   } else {
     const RowGroups groups =
@@ -345,14 +343,14 @@ void summarize_unit_gradient(const By& by, typename By::A* grad_mixing, const Ex
       const auto& scratch = plan.scratch[slot];
       const Mixtures grad = by.mix_back(groups, group, scratch);
       for (Index b = groups.begin(group); b < groups.begin(group + 1); ++b)
-        summarize_block_gradient(by, b, grad, grad_mixing, scratch);
+        summarize_block_gradient(by, b, grad, scratch);
     });
   }
 }
 
-/// All wanted gradients of one unit. `grad_mixing` is the caller's partial sum of dmix.
+/// All wanted gradients of one unit.
 template <class By>
-void backward_unit(const By& by, typename By::A* grad_mixing, const ExecutorRef& loop) {
+void backward_unit(const By& by, const ExecutorRef& loop) {
   using L = typename By::Variant;
   const auto& operands = by.operands;
   const auto& unit = by.unit;
@@ -361,16 +359,14 @@ void backward_unit(const By& by, typename By::A* grad_mixing, const ExecutorRef&
   read_out_unit_gradient(by, loop, [&]([[maybe_unused]] Index matrix) {
     if constexpr (factors_mixing<L>)
       if (request.mixed_summaries())
-        mix_unit_gradient(operands.plan, unit, matrix, request.mixing() ? grad_mixing : nullptr,
-                          loop);
+        mix_unit_gradient(operands.plan, unit, matrix, request.mixing(), loop);
   });
-  if (!factors_mixing<L> && request.mixing()) by.add_mixing_gradient(grad_mixing, loop);
+  if (!factors_mixing<L> && request.mixing()) by.add_mixing_gradient(loop);
   if constexpr (mixes_products<L>) {
     if (request.query() || request.gradients.key.wanted)
       mixed_products_of_unit_gradient(operands, request, unit, loop);
   }
-  if (request.keys() || (masks_own_block<L> && request.mixing()))
-    summarize_unit_gradient(by, grad_mixing, loop);
+  if (request.keys() || (masks_own_block<L> && request.mixing())) summarize_unit_gradient(by, loop);
 }
 
 }  // namespace cpu

@@ -108,10 +108,10 @@ StructuredGradients<A> structured_gradients(const Plan<L, A>& plan, const Unit<A
 }
 
 /// The adjoint of mix_unit: adds to dS and dz, which the first matrix clears, and to the
-/// coefficients' gradient in `grad_mixing` [matrices, coefficients], unless that is null.
+/// coefficients' gradient, [matrices, coefficients], if that is wanted.
 template <class L, class A>
-void mix_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix, A* grad_mixing,
-                       const ExecutorRef& loop) {
+void mix_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
+                       bool mixing_wanted, const ExecutorRef& loop) {
   const StructuredGradients<A> grad = structured_gradients(plan, unit);
   const SummaryRows<A> mixed = structured_mixtures(plan, unit);
   const Index others = num_rows(unit.products) - structured_key_blocks(plan, unit);
@@ -127,11 +127,11 @@ void mix_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix
       set_zero(part.others.row_range(left, others - left - behind));
       mix_by_products_gradient(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), part);
     });
-    if (grad_mixing == nullptr) return;
+    if (!mixing_wanted) return;
     const MixingRows<A> values = work_array(plan, unit, unit.summaries.*width, mixed.*width);
     loop.parallel_for(unit.products.size, [&](Index product, Index) {
       mixing_coefficient_gradient(unit.products[product], grads, values,
-                                  grad_mixing + matrix * plan.matrix_size);
+                                  unit.memory.grad_mixing.row(matrix));
     });
   };
   pull_back(&SummaryRows<A>::summaries);

@@ -80,11 +80,12 @@ void for_each_tile_of_block(const By& by, bool own_wanted, typename By::Tile at,
   const Index end =
       at.index + plan.tables.queries.blocks[by.unit.queries.first_block + at.block].tiles;
   const auto heads = plan.heads_of(at.matrix);
-  for (; at.index < end; ++at.index) {
+  for (Index tile = at.index; tile < end; ++tile) {
+    at.index = tile;
     if constexpr (masks_own_block<L>) by.pack_own_tile(at);
     for (Index g = heads.first; g < heads.last; ++g) run(at, g);
     if constexpr (masks_own_block<L>)
-      if (own_wanted && at.index + 1 < end) by.absorb_own_tile(at);
+      if (own_wanted && tile + 1 < end) by.absorb_own_tile(at);
   }
 }
 

@@ -180,6 +180,9 @@ struct UnitMemory {
   Span<MixingProduct> mixing_products;
   Span<A> mixed;       // of SummaryRows, the work array from S~ on
   Span<A> grad_mixed;  // of SummaryRows, the gradients of all of it, instead of dS~ and dz~
+  // The partial sum of dmix that the unit adds to, [matrices, elements of a matrix], which is the
+  // call's:
+  Panel<A> grad_mixing{};
   // What one pass over the queries leaves for the next, under MixedProduct and under Causal:
   Span<A> denominators;       // [group_size, blocks, block tokens]; later MixedProduct's dR
   Span<A> grad_denominators;  // [group_size, blocks, block tokens]: C

@@ -97,8 +97,7 @@ class StageRun {
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, call.x);
       for_each_unit(
-          request, backward,
-          [&](Index at, const UnitMemory<A>& memory, A* grad_mixing, const ExecutorRef& loop) {
+          request, backward, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
             const Unit<A> unit = transposed_unit_of(plan, at, memory, call.sums, loop);
             const auto mixtures = rows_for(plan, call.left.mixtures, at, Orientation::transposed);
             const auto hand_over = [&](Index matrix) {
@@ -108,7 +107,7 @@ class StageRun {
             read_out_unit_gradient(exact::Backward<L, T>{{operands, unit}, request}, loop,
                                    hand_over);
             if constexpr (!recurs) {
-              if (request.mixing()) mix_unit_matrix_gradient(operands, unit, grad_mixing, loop);
+              if (request.mixing()) mix_unit_matrix_gradient(operands, unit, loop);
               for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) hand_over(matrix);
             }
             if constexpr (masks_own_block<V> && normalizes<V>)
@@ -147,8 +146,7 @@ class StageRun {
       BackwardRequest<L, T> to_mix = request;
       to_mix.update = Update::accumulate;
       for_each_unit(
-          to_mix, backward,
-          [&](Index at, const UnitMemory<A>& memory, A* grad_mixing, const ExecutorRef& loop) {
+          to_mix, backward, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
             const Unit<A> unit =
                 stage_unit(plan, at, masks_, memory, SummaryRows<A>{}, Orientation::transposed);
             if constexpr (masks_own_block<V> && normalizes<V>)
@@ -156,7 +154,7 @@ class StageRun {
             summarize_stage_gradient(
                 operands, request, unit,
                 sums_at(plan, read_only(call.summary_gradients), at, Orientation::transposed),
-                grad_mixing, loop);
+                loop);
           });
       if constexpr (!recurs) {
         write_mixing_gradient(operands, to_mix, backward, executor_);
@@ -192,19 +190,18 @@ class StageRun {
       ForwardPlan& plan = backward.plan;
       const Operands<L, T> operands = packed(plan, {{}, {}, {}, call.mix});
       const BackwardRequest<L, T> request{{}, {skip, skip, skip, call.dmix}, Update::accumulate};
-      for_each_unit(
-          request, backward,
-          [&](Index at, const UnitMemory<A>& memory, A* grad_mixing, const ExecutorRef& loop) {
-            const auto rows = [&](const TensorView<A, 2>& of) {
-              return rows_for(plan, of, at, Orientation::transposed);
-            };
-            advance_unit_gradient(
-                plan, transposed_unit_of(plan, at, memory, call.sums, loop),
-                rows(read_only(call.mixtures)), rows(read_only(call.states.behind)),
-                rows(is_begun() ? call.states.before : TensorView<A, 2>{}),
-                sums_at(plan, call.summary_gradients, at, Orientation::transposed),
-                request.mixing() ? grad_mixing : nullptr, loop);
-          });
+      for_each_unit(request, backward,
+                    [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
+                      const auto rows = [&](const TensorView<A, 2>& of) {
+                        return rows_for(plan, of, at, Orientation::transposed);
+                      };
+                      advance_unit_gradient(
+                          plan, transposed_unit_of(plan, at, memory, call.sums, loop),
+                          rows(read_only(call.mixtures)), rows(read_only(call.states.behind)),
+                          rows(is_begun() ? call.states.before : TensorView<A, 2>{}),
+                          sums_at(plan, call.summary_gradients, at, Orientation::transposed),
+                          request.mixing(), loop);
+                    });
       if (overwrites) clear_parameters(call);
       write_mixing_gradient(operands, request, backward, executor_);
     });
@@ -256,12 +253,11 @@ class StageRun {
   template <class Run>
   void for_each_unit(const BackwardRequest<L, T>& request, const BackwardPlan& backward,
                      const Run& run_unit) const {
-    run_backward_units(request, backward, executor_,
-                       [&](Index item, Index kv_head, const UnitMemory<A>& memory, A* grad_mixing,
-                           const ExecutorRef& loop) {
-                         run_unit(item * problem_.shape.kv_heads + kv_head, memory, grad_mixing,
-                                  loop);
-                       });
+    run_backward_units(
+        request, backward, executor_,
+        [&](Index item, Index kv_head, const UnitMemory<A>& memory, const ExecutorRef& loop) {
+          run_unit(item * problem_.shape.kv_heads + kv_head, memory, loop);
+        });
   }
 
   // Sums `at` in rows that have those of many units.

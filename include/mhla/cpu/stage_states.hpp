@@ -81,19 +81,19 @@ void advance_unit(const Plan<L, A>& plan, const Unit<A>& unit, const Behind& beh
 
 /// The adjoint of the unit's mixing and of advance_unit: dS and dz in `grad`, those of states
 /// before the unit in before(matrix), of dS~ left(matrix) and of states behind it, behind(matrix).
-/// Adds the coefficients' to `grad_mixing` [matrices, coefficients] unless that is null.
+/// Adds the coefficients' if they are wanted.
 template <class L, class A, class Rows>
 void advance_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const Rows& left,
                            const Rows& behind, const Rows& before, const SummaryRows<A>& grad,
-                           A* grad_mixing, const ExecutorRef& loop) {
+                           bool mixing_wanted, const ExecutorRef& loop) {
   const StructuredGradients<A> all = structured_gradients(plan, unit);
   const Index blocks = unit.queries.blocks;
   for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
-    if (grad_mixing != nullptr) mix_states(plan, unit, matrix, loop);
+    if (mixing_wanted) mix_states(plan, unit, matrix, loop);
     copy_sums(left(matrix).row_range(0, blocks), all.mixed.row_range(0, blocks));
     const SummaryRows<A> to = states_behind(plan, unit, all.mixed);
     copy_sums(behind(matrix).row_range(0, to.summaries.rows), to);
-    mix_unit_gradient(plan, unit, matrix, grad_mixing, loop);
+    mix_unit_gradient(plan, unit, matrix, mixing_wanted, loop);
     copy_sums(states_before(unit, all.mixed), before(matrix));
   }
   copy_sums(all.keys.row_range(0, blocks), grad);

@@ -99,11 +99,11 @@ void mix_stage_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const Summa
 /// dk and dv of the unit's key blocks from their dS and dz; under Causal also dmix's diagonal.
 template <class L, class T, class A>
 void summarize_stage_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                              const Unit<A>& unit, const SummaryRows<A>& grad, A* grad_mixing,
+                              const Unit<A>& unit, const SummaryRows<A>& grad,
                               const ExecutorRef& loop) {
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
     summarize_block_gradient(exact::Backward<L, T>{{operands, unit}, request}, b, {grad},
-                             grad_mixing, operands.plan.scratch[slot]);
+                             operands.plan.scratch[slot]);
   });
 }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A call as units of work: which of them are rounded, what each does, and how slots share them.
+// A call as units of work: what each does, and how slots share them.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
@@ -22,6 +21,7 @@
 #include <mhla/cpu/pairs/forward.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/plan.hpp>
+#include <mhla/cpu/rounded_calls.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>
@@ -100,55 +100,6 @@ struct BackwardPlan {
     return {problem, problem.sequences, elements(problem), elements(all)};
   }
 };
-
-/// Whether a call with tensors of T multiplies bfloat16 in pairs. Not if its heads have so few
-/// features or values that rounding errors do not average out, nor under Causal if its blocks have
-/// so few tokens. Nor under BlockCausal: of a token that outweighs all others, and that one block
-/// sees in a summary that is rounded twice, too much would be lost. std::false_type if T or the
-/// variant rules it out.
-template <class T, class V>
-auto multiplies_pairs([[maybe_unused]] const V& attention,
-                      [[maybe_unused]] const Problem& problem) {
-  if constexpr (!std::is_same_v<T, BFloat16> || sight_of<V> == Sight::past_blocks) {
-    return std::false_type{};
-  } else {
-    constexpr Index few = 32;
-    constexpr Index few_tokens = 4;
-    return attention.precision == Precision::fast && has_pair_products() &&
-           problem.feature_dim >= few && problem.shape.value_dim >= few &&
-           !(sees_past_only<V> && problem.query_grid.block_tokens() < few_tokens);
-  }
-}
-
-/// Whether a variant's backward pass can be rounded. Rounding shows where differences are formed:
-/// in the derivative of a row-wise map, such as a softmax; and with a normalizer, unless what
-/// numerators and denominators have in common is subtracted before (pairs/centers.hpp). That is
-/// possible only where every query sees the same keys, by a matrix: with a causality the common
-/// part would include tokens that some queries do not see.
-template <class L>
-inline constexpr bool rounds_backward =
-    ElementwiseFeatureMap<typename L::FeatureMapType> && !mixes_products<L> &&
-    !(normalizes<L> && (sees_past_only<L> || factors_mixing<L>));
-
-/// Whether a call's backward pass multiplies bfloat16 in pairs. Not with so few blocks that
-/// rounding errors of dmix do not average out. With a normalizer, numerators and denominators must
-/// have the same features (no rotation), and phi(0) must be close to 0.
-template <class T, class V>
-auto multiplies_pairs_backward(const V& attention, const Problem& problem) {
-  constexpr Index few = 4;
-  constexpr float least = 1e-3f;  // from here on rounding phi(0) shows
-  if constexpr (!std::is_same_v<T, BFloat16> || !rounds_backward<LoweredOf<V>> ||
-                (normalizes<V> && rotates<V>) || sight_of<V> == Sight::past_blocks) {
-    return std::false_type{};
-  } else if ((std::min)(problem.query_blocks, problem.key_blocks) < few) {
-    return false;
-  } else if constexpr (!normalizes<V>) {
-    return multiplies_pairs<T>(attention, problem);
-  } else {
-    return multiplies_pairs<T>(attention, problem) &&
-           (std::abs)(value_of(attention.feature_map, 0.0f)) < least;
-  }
-}
 
 template <class V>
 LoweredOf<V> lower(const V& attention) {
@@ -360,7 +311,7 @@ template <class L>
 BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& operands,
                                                const BackwardRequest<L, BFloat16>& request,
                                                const Unit<float>& unit, const float* saved,
-                                               float* grad_mixing, const ExecutorRef& loop) {
+                                               const ExecutorRef& loop) {
   const pairs::Rounding rounding = pairs::center_unit(operands, unit, loop);
   const Centers* const centers =
       rounding == pairs::Rounding::centered ? &unit.memory.centers : nullptr;
@@ -384,13 +335,11 @@ BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& oper
   } else {
     pairs::take_up_summaries(plan, unit, saved, loop);
   }
-  backward_unit(pairs::Backward<L>{{operands, unit, factors_mixing<L>}, here, centers}, grad_mixing,
-                loop);
+  backward_unit(pairs::Backward<L>{{operands, unit, factors_mixing<L>}, here, centers}, loop);
   return left;
 }
 
-/// Calls run_unit(sequence, kv_head, memory, partial sum of dmix, loop) for all units of a backward
-/// call.
+/// Calls run_unit(sequence, kv_head, memory, loop) for all units of a backward call.
 template <class L, class T, class A, class Run>
 void run_backward_units(const BackwardRequest<L, T>& request, const BackwardPlan<L, A>& backward,
                         const ExecutorRef& executor, const Run& run_unit) {
@@ -399,14 +348,17 @@ void run_backward_units(const BackwardRequest<L, T>& request, const BackwardPlan
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index sequences = plan.problem.sequences;
   // The units of one partial sum, one after another.
-  const auto run = [&](Index task, const UnitMemory<A>& memory, const ExecutorRef& loop) {
+  const auto run = [&](Index task, UnitMemory<A> memory, const ExecutorRef& loop) {
     const Index kv_head = task % kv_heads;
     const Index group = task / kv_heads;
-    A* grad_mixing = backward.grad_mixing.data + task * partials.size;
-    if (request.mixing()) std::fill_n(grad_mixing, partials.size, A(0));
+    if (request.mixing()) {
+      A* const sums = backward.grad_mixing.data + task * partials.size;
+      memory.grad_mixing = panel(sums, plan.extents.matrices, partials.matrix_size);
+      std::fill_n(sums, partials.size, A(0));
+    }
     const Index end = even_split(sequences, partials.sequence_groups, group + 1);
     for (Index s = even_split(sequences, partials.sequence_groups, group); s < end; ++s)
-      run_unit(s, kv_head, memory, grad_mixing, loop);
+      run_unit(s, kv_head, memory, loop);
   };
   run_units(plan, partials.count(), executor, run);
 }
@@ -436,7 +388,7 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
   const Plan<L, A>& plan = backward.plan;
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index saved_size = saved.size == 0 ? 0 : saved.size / (plan.problem.sequences * kv_heads);
-  const auto run = [&](Index s, Index kv_head, const UnitMemory<A>& memory, A* grad_mixing,
+  const auto run = [&](Index s, Index kv_head, const UnitMemory<A>& memory,
                        const ExecutorRef& loop) {
     const A* kept = saved.size == 0 ? nullptr : saved.data + (s * kv_heads + kv_head) * saved_size;
     BackwardRequest<L, T> left = request;
@@ -449,7 +401,7 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
           else
             return unit_in_pairs(plan, s, kv_head, memory, Orientation::transposed);
         };
-        left = backward_in_pairs(operands, request, in_pairs(), kept, grad_mixing, loop);
+        left = backward_in_pairs(operands, request, in_pairs(), kept, loop);
         if (!left.query() && !left.mixed_summaries()) return;
         kept = nullptr;  // rounded
       }
@@ -462,7 +414,7 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
       take_up_summaries(
           unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept, Orientation::straight), loop);
     }
-    backward_unit(exact::Backward<L, T>{{operands, unit}, left}, grad_mixing, loop);
+    backward_unit(exact::Backward<L, T>{{operands, unit}, left}, loop);
   };
   run_backward_units(request, backward, executor, run);
 }

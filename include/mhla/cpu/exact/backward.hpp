@@ -19,9 +19,9 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Adds the unit's part of dmix to `grad_mixing` [matrices, query blocks, key blocks].
+/// Adds the unit's part of dmix, [matrices, query blocks, key blocks].
 template <class L, class T, class A>
-void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& unit, A* grad_mixing,
+void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& unit,
                               const ExecutorRef& loop) {
   const Plan<L, A>& plan = operands.plan;
   const Extents& e = plan.extents;
@@ -31,8 +31,8 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
     const Index first = task * most;
     const Index count = (std::min)(most, unit.keys.blocks - first);
     const auto columns_of = [&](Index matrix) {
-      return Panel<A>{grad_mixing + matrix * e.query_blocks * e.key_blocks, unit.queries.blocks,
-                      unit.keys.blocks, e.key_blocks}
+      return Panel<A>{unit.memory.grad_mixing.row(matrix), unit.queries.blocks, unit.keys.blocks,
+                      e.key_blocks}
           .col_range(first, count);
     };
     const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from, Index matrix) {
@@ -123,8 +123,8 @@ struct Backward : Forward<L, T> {
           features, c, mixed_gradients(plan(), unit, at.matrix).key_sum(at.block), into);
   }
 
-  void add_mixing_gradient(A* grad_mixing, const ExecutorRef& loop) const {
-    mix_unit_matrix_gradient(operands, unit, grad_mixing, loop);
+  void add_mixing_gradient(const ExecutorRef& loop) const {
+    mix_unit_matrix_gradient(operands, unit, loop);
   }
   /// dS and dz of a group of key blocks.
   Mixtures mix_back(const RowGroups& groups, Index group, const SlotScratch<A>& scratch) const {

@@ -63,10 +63,10 @@ inline void add_center_gradient(const Centers& centers, float epsilon, const Pan
           inner_product<float>(u.row_range(t, 1), {centers.value.data, 1, u.cols, u.cols});
 }
 
-/// Adds the unit's part of dmix to `grad_mixing` [matrices, query blocks, key blocks].
+/// Adds the unit's part of dmix, [matrices, query blocks, key blocks].
 template <class L>
 void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                              const Centers* centers, float* grad_mixing, const ExecutorRef& loop) {
+                              const Centers* centers, const ExecutorRef& loop) {
   const Plan<L, float>& plan = operands.plan;
   const Extents& e = plan.extents;
   const Index most = matrix_gradient_cols(unit.keys.blocks);
@@ -74,8 +74,8 @@ void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<
     const Index first = task * most;
     const Index count = (std::min)(most, unit.keys.blocks - first);
     for (Index matrix = 0; matrix < e.matrices; ++matrix) {
-      const Panel<float> result{grad_mixing + matrix * e.query_blocks * e.key_blocks,
-                                unit.queries.blocks, unit.keys.blocks, e.key_blocks};
+      const Panel<float> result{unit.memory.grad_mixing.row(matrix), unit.queries.blocks,
+                                unit.keys.blocks, e.key_blocks};
       mix_matrix_gradient(mixed_gradients(plan, unit, matrix), summaries_of(plan, unit), first,
                           count, !sees_past_only<L>, lag_of(sight_of<L>), result);
       if constexpr (normalizes<L>) {
@@ -242,8 +242,8 @@ struct Backward : Forward<L> {
                             into);
   }
 
-  void add_mixing_gradient(float* grad_mixing, const ExecutorRef& loop) const {
-    mix_unit_matrix_gradient(operands, unit, centers, grad_mixing, loop);
+  void add_mixing_gradient(const ExecutorRef& loop) const {
+    mix_unit_matrix_gradient(operands, unit, centers, loop);
   }
   /// dS and dz of a group of key blocks.
   Mixtures mix_back(const RowGroups& groups, Index group, const SlotScratch<float>& scratch) const {
