@@ -35,9 +35,9 @@
 /// sums of several calls differ in rounding.
 ///
 /// With Precision::fast `summarize` and `read_out` round what they multiply, but mix in the
-/// accumulator type: y has the same bits however blocks are shared out, and not those of
-/// forward_into, which also rounds what it mixes. Gradients are exact; give their stages the sums
-/// of `exact()`, since what all values have in common would show in them rounded.
+/// accumulator type: y has the same bits however blocks are shared out, though not those of
+/// forward_into, which also rounds what it mixes. Gradients are always exact. Pass their stages the
+/// sums that `exact()` summarizes: in rounded sums, a mean that all values share shows as an error.
 ///
 /// By RecurrentMixing a part of a sequence needs no other summaries, but the states that the parts
 /// before it left. These it waits for and sends on; their gradients go from the last part to the

@@ -180,8 +180,8 @@ struct UnitMemory {
   Span<MixingProduct> mixing_products;
   Span<A> mixed;       // of SummaryRows, the work array from S~ on
   Span<A> grad_mixed;  // of SummaryRows, the gradients of all of it, instead of dS~ and dz~
-  // The partial sum of dmix that the unit adds to, [matrices, elements of a matrix], which is the
-  // call's:
+  // The call's partial sum of dmix that the unit adds to, [matrices, elements of a matrix]; no rows
+  // if dmix is not wanted:
   Panel<A> grad_mixing{};
   // What one pass over the queries leaves for the next, under MixedProduct and under Causal:
   Span<A> denominators;       // [group_size, blocks, block tokens]; later MixedProduct's dR

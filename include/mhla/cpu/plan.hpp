@@ -80,7 +80,7 @@ struct Plan {
   // elements show, or a row's elements lose much alike; otherwise they average out.
   Index mixing_parts;
   bool pairs;             // Precision::fast
-  bool mixes_in_float;    // it alone is not in pairs: of a stage, and of a structured mixing
+  bool mixes_in_float;    // with pairs, in a stage or by a structured mixing
   bool transposes_pairs;  // the backward pass
   Span<SlotScratch<A>> scratch;
   Span<UnitMemory<A>> units;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Stages (mhla/stages.hpp) on the CPU: each is a checked call's plan, and the part of a pass that
-// it is on every unit.
+// Stages (mhla/stages.hpp) on the CPU: each lays its plan out, then runs its part of a pass on
+// every unit.
 #pragma once
 
 #include <cstdint>

@@ -216,7 +216,7 @@ void keep_part(const SummaryRows<A>& part, Index first_column, const SummaryRows
   }
 }
 
-/// S and z of a unit, and y from them, if mixing is in the accumulator type whatever else is in
+/// S and z of a unit, and y from them, where mixing is in float even if tokens' products are in
 /// pairs.
 template <class L, class T, class A>
 void summarize_for_float_mixing(const Operands<L, T>& operands, const Unit<A>& unit,

@@ -80,7 +80,7 @@ void StageKernels<V, T>::require_memory(const Footprint& memory) {
   require_device_memory(memory);
 }
 
-/// A stage as a pass of which it is a part.
+/// The pass that a stage is a part of.
 template <class T, class V>
 ForwardCall<V, T> forward_call(const StagePlace<V>& at, const OperandViews<T>& x) {
   return {at.device, at.attention, at.problem, x, {}, at.workspace};

@@ -104,7 +104,7 @@ struct StageBackend {
     if (rank != 2 || (stage != Stage::mix_gradient && holds != stages::Holds::seen)) return;
     if (rows.extent[0] > 1 && rows.stride[0] < rows.extent[1])
       throw ShapeError("mhla: ", name, ": axis blocks' stride is ", rows.stride[0], " but must be ",
-                       rows.extent[1], " or more; on CUDA a row begins behind the one before it");
+                       rows.extent[1], " or more; on CUDA rows do not overlap");
   }
   template <class V, class T>
   static void set_mix_zero(const CudaDevice& device, const TensorView<Accumulator<T>, 3>& dmix) {

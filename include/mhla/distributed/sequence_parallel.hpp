@@ -59,7 +59,8 @@ void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor
 /// Backward: the same summaries, unless they were kept, then dS~ of all queries. Under Causal and
 /// BlockCausal summaries go to later ranks alone, dS~ to earlier ones. Results have the bits of one
 /// process's forward_into and backward_into, where Stages has them, for any number of ranks and any
-/// shares. With Precision::fast y has the bits of one rank, and gradients are exact.
+/// shares. With Precision::fast, y has the same bits for any number of ranks, though not those of
+/// forward_into; gradients are exact.
 ///
 /// By RecurrentMixing a rank summarizes its own blocks, takes up the states of the ranks before it,
 /// and sends its own on to the next: one rank after another, but little work, and their gradients
@@ -194,9 +195,9 @@ class SequenceParallel : ParallelErrors {
     stages_.read_out(executor, query_blocks(), rows_of_queries(x), sums(memory), y, memory.scratch);
   }
 
-  /// The gradients of this rank's tokens, and of mix as said above, by Precision::exact. `kept` is
-  /// empty, or what forward kept of the same k and v, which Precision::fast has rounded: they are
-  /// then made anew. All ranks want dk or dv, or none does.
+  /// The gradients of this rank's tokens, and of mix as said above, always exact. `kept` is empty,
+  /// or what forward kept of the same k and v; with Precision::fast it is ignored, since forward
+  /// has rounded it, and summaries are computed again. All ranks want dk or dv, or none does.
   template <class E>
   requires S::template runs_on<E> void backward(const E& executor, const OperandViews<T>& x,
                                                 const TensorView<const T, 4>& dy,

@@ -42,9 +42,9 @@ MHLA_NAMESPACE_BEGIN
 /// those of them that see the keys. y, dq, dk and dv have the bits of a whole pass; dmix, with
 /// Update::overwrite, is the sum over the given blocks: it differs from a whole pass's in rounding.
 /// By RecurrentMixing, ranges begin and end at multiples of 16 blocks of a sequence, or with it.
-/// States before and behind them are those of the sequence that goes on there: `block_in_sequence`
-/// is not 0. Where none does, states behind are 0, and nothing else is read or written. Offsets are
-/// borrowed; after the constructor they must not change.
+/// States before and after them belong to the sequence that the range cuts there, if it cuts one:
+/// then `block_in_sequence` is not 0. Otherwise states after the blocks are written as 0, and no
+/// other state is read or written. Offsets are borrowed and must not change after the constructor.
 ///
 /// Every call throws ShapeError if views or blocks do not fit, or if a result shares memory with
 /// anything, WorkspaceError if `workspace` is smaller than workspace_size says or shares memory;
@@ -82,8 +82,8 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
 
   /// The stages of a padded batch on blocks whose tokens `masks` has. As in a whole pass, of which
   /// they have the bits, tokens that a mask takes away leave nothing and have y and gradients 0.
-  /// Under Causal and BlockCausal, queries and keys have one mask. (On a GPU how far items reach is
-  /// not asked for.)
+  /// Under Causal and BlockCausal, queries and keys have one mask. (CudaStages ignore the counts of
+  /// blocks in `masks`.)
   auto padded(const StageMasks& masks) const requires(!is_batch_layout<V>) {
     BasicStages<Padded<V>, T, Backend> stages(problem_, Padded<V>(attention_, masks.tokens));
     stages.held_ = this->held_;
@@ -98,7 +98,7 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
     return stages;
   }
   /// \cond INTERNAL
-  // Whether a forward pass' stages may round features: on machines that can.
+  // Whether stages of a forward pass round features on machines that multiply bfloat16.
   bool may_round() const {
     return Backend::template rounds<V, T> && attention_.precision == Precision::fast;
   }
@@ -202,9 +202,9 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
     run(executor, call, workspace);
   }
 
-  /// RecurrentMixing: H behind some blocks, [num_states(), mixture_size()], from H before them and
-  /// their S. mix [heads, mix_rows(), columns]. The blocks begin and end at multiples of 16; there
-  /// may be none of them, but there are some behind.
+  /// RecurrentMixing: the states H after some blocks, [num_states(), mixture_size()], from H before
+  /// them and their S. mix [heads, mix_rows(), columns]. The blocks begin and end at multiples of
+  /// 16; the range may be empty, but blocks follow it.
   template <class E>
   requires runs_on<E>
   void advance(const E& executor, const BlockRange& blocks, const TensorView<const A, 3>& mix,
@@ -216,13 +216,13 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
   }
 
   /// RecurrentMixing: dS and dz [blocks, summary_size()] and dmix of blocks, and dH before them,
-  /// from mixtures [blocks, mixture_size()], which read_out_gradient left, and dH behind them.
+  /// from mixtures [blocks, mixture_size()], which read_out_gradient left, and dH after them.
   /// Operands as in advance; the blocks may be the last.
   ///
   /// dmix as mix. A block's weights enter states at the row of the next: of its first row this
   /// writes m_ii and a, of the last, the next block's, b and g, and of the others all, so that each
   /// entry is written for one range, and no other touches it. Under Causal it leaves m_ii to
-  /// summarize_gradient, with 0 there if it overwrites. Rows behind the last block's are not
+  /// summarize_gradient, with 0 there if it overwrites. Rows after the last block's are not
   /// touched. A single row for all gets the sum over these blocks; sums of several calls differ
   /// from the whole pass's in rounding.
   template <class E>
@@ -267,7 +267,7 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
   template <class E, class Call>
   void run_checked(const E& executor, Call call, WorkspaceView workspace) const {
     if constexpr (Call::stage == Stage::summarize_gradient && sees_own) {
-      // Of mix, own keys see their columns.
+      // Own keys use their own columns of mix.
       call.x.mix = columns_of(call.x.mix, this->mix_columns(call.blocks));
       if (call.dmix.wanted) call.dmix = columns_of(call.dmix.view, this->mix_columns(call.blocks));
     }

@@ -83,7 +83,7 @@ struct Forward {
     at.own.values =
         readable_panel<T>(table, tile, key_rows(unit, operands.v), at.scratch.own.values);
   }
-  /// P of the tiles behind this one.
+  /// Adds the tile to P, which later tiles of its block read.
   void absorb_own_tile(const Tile& at) const {
     cpu::absorb_own_tile<A>(at.own.rotated, at.own.values, unit.orientation, at.summary);
   }

@@ -282,7 +282,7 @@ struct Forward {
       if (!(std::isfinite)(own.scores.row(0)[t]))
         own.scores.row(0)[t] = square_of_finite(packed, t, values.dim);
   }
-  /// P of the tiles behind this one.
+  /// Adds the tile to P, which later tiles of its block read.
   void absorb_own_tile(Tile& at) const {
     const PairScratch& scratch = at.scratch.pairs;
     const BlockTable& table = plan().tables.queries;
