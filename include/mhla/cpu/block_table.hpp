@@ -3,6 +3,11 @@
 // that packed, ragged and masked batches differ in their tables, not in the stages.
 //
 //   sequence -> blocks -> tiles (what a stage works on) -> runs of tokens
+//
+// On the quadratic path (quadratic/unit.hpp) tiles are of the sequence instead, whatever its
+// blocks, in their order:
+//
+//   sequence -> tiles -> runs of tokens       sequence -> blocks
 #pragma once
 
 #include <algorithm>
@@ -33,7 +38,7 @@ struct TokenRun {
   Index coordinate[3];  // of the first token; the others follow along the last axis
 };
 
-/// A part of a block, at `offset` tokens from its start. Its tokens are entries [first_place,
+/// A part of a block, or of a sequence, at `offset` tokens from its start. Its tokens are entries [first_place,
 /// first_place + tokens) of the table's places.
 struct TokenTile {
   Index first_run;
@@ -43,10 +48,16 @@ struct TokenTile {
   Index first_place;
 };
 
-/// A block: tiles [first_tile, first_tile + tiles).
+/// What tiles are cut from.
+enum class TilesOf { block, sequence };
+
+/// A block: tiles [first_tile, first_tile + tiles), and which tokens of its sequence it has. With
+/// tiles of a sequence its first block has them all.
 struct BlockSpan {
   Index first_tile;
   Index tiles;
+  Index first_token;
+  Index tokens;
 };
 
 /// A sequence of one batch item: blocks [first_block, first_block + blocks). A block's place in its
@@ -112,7 +123,8 @@ void for_each_run(const Grid& grid, Index block, const Place& place, const Takes
 // Counts the entries of a table, or fills them: the same traversal does both.
 class Builder {
  public:
-  Builder(Index max_tokens, const BlockTable* table) : max_tokens_(max_tokens), table_(table) {}
+  Builder(Index max_tokens, TilesOf tiles_of, const BlockTable* table)
+      : max_tokens_(max_tokens), tiles_of_(tiles_of), table_(table) {}
 
   // Adds the blocks of a grid whose first token is `first_token`; returns how many there are up to
   // the last one with a token that takes part.
@@ -125,49 +137,35 @@ class Builder {
   template <class Takes>
   Index add(const Grid& grid, const BlockRange& range, const BlockRange& held, Index first_token,
             const Takes& takes) {
-    const Index before = blocks;
-    Index used = 0;
     const bool part = held.count < grid.num_blocks();
     const auto place = [&](Index token) {
       return first_token +
              (part ? grid.tokens_before(held.end(), token) - grid.tokens_before(held.first, token)
                    : token);
     };
-    for (Index b = range.first; b < range.end(); ++b) {
+    const auto for_each_run_of = [&](const BlockRange& some, const auto& run) {
+      for (Index b = some.first; b < some.end(); ++b) for_each_run(grid, b, place, takes, run);
+    };
+    const auto tokens_of = [&](const BlockRange& some) {
       Index tokens = 0;
-      for_each_run(grid, b, place, takes, [&](const TokenRun& run) { tokens += run.count; });
-      const Index tiles_of_block = ceil_div(tokens, max_tokens_);
-      if (table_ != nullptr) table_->blocks[blocks] = {tiles, tiles_of_block};
+      for_each_run_of(some, [&](const TokenRun& run) { tokens += run.count; });
+      return tokens;
+    };
+    const Index before = blocks;
+    Index used = 0;
+    Index of_sequence = 0;
+    for (Index b = range.first; b < range.end(); ++b) {
+      const BlockRange block{b, 1};
+      const Index tokens = tokens_of(block);
+      if (table_ != nullptr) table_->blocks[blocks] = {tiles, 0, of_sequence, tokens};
+      if (tiles_of_ == TilesOf::block)
+        cut(blocks, tokens, [&](const auto& run) { for_each_run_of(block, run); });
       ++blocks;
+      of_sequence += tokens;
       if (tokens > 0) used = blocks - before;
-
-      Index tile = 0;
-      Index tile_end = 0;  // counts tokens from the start of the block, as does position
-      Index position = 0;
-      for_each_run(grid, b, place, takes, [&](TokenRun run) {
-        while (run.count > 0) {  // a run continues in the next tile
-          if (position == tile_end) {
-            tile_end = even_split(tokens, tiles_of_block, ++tile);
-            if (table_ != nullptr)
-              table_->tiles[tiles] = {runs, 0, position, tile_end - position, places};
-            ++tiles;
-          }
-          const Index count = (std::min)(run.count, tile_end - position);
-          if (table_ != nullptr) {
-            table_->runs[runs] = {
-                run.first, count, {run.coordinate[0], run.coordinate[1], run.coordinate[2]}};
-            ++table_->tiles[tiles - 1].runs;
-            for (Index i = 0; i < count; ++i) table_->places[places + i] = run.first + i;
-          }
-          ++runs;
-          places += count;
-          position += count;
-          run.first += count;
-          run.coordinate[2] += count;
-          run.count -= count;
-        }
-      });
     }
+    if (tiles_of_ == TilesOf::sequence && range.count > 0)
+      cut(before, of_sequence, [&](const auto& run) { for_each_run_of(range, run); });
     return used;
   }
   // The same of an item's tokens that a mask, if there is one, does not take away.
@@ -188,15 +186,50 @@ class Builder {
   Index places = 0;
 
  private:
+  // Cuts the runs that for_each_run_of(run) gives, of `tokens` tokens, into tiles of nearly equal
+  // length, which `block` gets.
+  template <class Runs>
+  void cut(Index block, Index tokens, const Runs& for_each_run_of) {
+    const Index num_tiles = ceil_div(tokens, max_tokens_);
+    if (table_ != nullptr) table_->blocks[block].tiles = num_tiles;
+    Index tile = 0;
+    Index tile_end = 0;  // counts tokens from the start, as does position
+    Index position = 0;
+    for_each_run_of([&](TokenRun run) {
+      while (run.count > 0) {  // a run continues in the next tile
+        if (position == tile_end) {
+          tile_end = even_split(tokens, num_tiles, ++tile);
+          if (table_ != nullptr)
+            table_->tiles[tiles] = {runs, 0, position, tile_end - position, places};
+          ++tiles;
+        }
+        const Index count = (std::min)(run.count, tile_end - position);
+        if (table_ != nullptr) {
+          table_->runs[runs] = {
+              run.first, count, {run.coordinate[0], run.coordinate[1], run.coordinate[2]}};
+          ++table_->tiles[tiles - 1].runs;
+          for (Index i = 0; i < count; ++i) table_->places[places + i] = run.first + i;
+        }
+        ++runs;
+        places += count;
+        position += count;
+        run.first += count;
+        run.coordinate[2] += count;
+        run.count -= count;
+      }
+    });
+  }
+
   Index max_tokens_;
+  TilesOf tiles_of_;
   const BlockTable* table_;
 };
 
 // Takes the table that describe(builder) makes from the arena, and fills it unless the arena only
 // measures.
 template <class Describe>
-BlockTable build(Arena& arena, Index max_tokens, const Describe& describe) {
-  Builder counts(max_tokens, nullptr);
+BlockTable build(Arena& arena, Index max_tokens, TilesOf tiles_of, const Describe& describe) {
+  Builder counts(max_tokens, tiles_of, nullptr);
   describe(counts);
   BlockTable table;
   table.sequences = arena.take<SequenceSpan>(counts.sequences);
@@ -205,7 +238,7 @@ BlockTable build(Arena& arena, Index max_tokens, const Describe& describe) {
   table.runs = arena.take<TokenRun>(counts.runs);
   table.places = arena.take<Index>(counts.places);
   if (arena.measures()) return table;
-  Builder entries(max_tokens, &table);
+  Builder entries(max_tokens, tiles_of, &table);
   describe(entries);
   return table;
 }
@@ -222,8 +255,9 @@ struct BlockTables {
 /// in tensors that hold those of `held`.
 inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, const BlockRange& range,
                                       const BlockRange& held, Index batch,
-                                      Index max_tokens = max_tile_tokens) {
-  return block_table::build(arena, max_tokens, [&](block_table::Builder& builder) {
+                                      Index max_tokens = max_tile_tokens,
+                                      TilesOf tiles_of = TilesOf::block) {
+  return block_table::build(arena, max_tokens, tiles_of, [&](block_table::Builder& builder) {
     builder.add(grid, range, held, 0, block_table::EveryToken{});
     for (Index item = 0; item < batch; ++item) builder.add_sequence(item, 0, range.count);
   });
@@ -237,20 +271,22 @@ inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, Index batc
 
 /// One sequence per batch item, all cut the same way.
 template <AttentionVariant V>
-BlockTables block_tables(Arena& arena, const V&, const Problem& problem, Index max_tokens) {
+BlockTables block_tables(Arena& arena, const V&, const Problem& problem, Index max_tokens,
+                         TilesOf tiles_of) {
   const Index batch = problem.shape.batch;
-  const BlockTable queries = uniform_block_table(arena, problem.query_grid, problem.queries,
-                                                 problem.held_queries, batch, max_tokens);
+  const BlockTable queries =
+      uniform_block_table(arena, problem.query_grid, problem.queries, problem.held_queries, batch,
+                          max_tokens, tiles_of);
   return {queries, uniform_block_table(arena, problem.key_grid, problem.keys, problem.held_keys,
-                                       batch, max_tokens)};
+                                       batch, max_tokens, tiles_of)};
 }
 
 /// The sequences of one item, each with its own blocks, shared by queries and keys.
 template <class A, class Offset>
 BlockTables block_tables(Arena& arena, const Packed<A, Offset>& packed, const Problem& problem,
-                         Index max_tokens) {
+                         Index max_tokens, TilesOf tiles_of) {
   const BlockTable table =
-      block_table::build(arena, max_tokens, [&](block_table::Builder& builder) {
+      block_table::build(arena, max_tokens, tiles_of, [&](block_table::Builder& builder) {
         Grid grid = problem.query_grid;
         for (Index s = 0; s < packed.sequences(); ++s) {
           grid.extent[2] = packed.length(s);
@@ -266,10 +302,10 @@ BlockTables block_tables(Arena& arena, const Packed<A, Offset>& packed, const Pr
 /// are dropped, so that a sequence padded at its end is cut and summed as without padding.
 template <class A>
 BlockTables block_tables(Arena& arena, const Padded<A>& padded, const Problem& problem,
-                         Index max_tokens) {
+                         Index max_tokens, TilesOf tiles_of) {
   const auto table = [&](const Grid& grid, const BlockRange& range, const BlockRange& held,
                          const TensorView<const std::uint8_t, 2>& mask) {
-    return block_table::build(arena, max_tokens, [&](block_table::Builder& builder) {
+    return block_table::build(arena, max_tokens, tiles_of, [&](block_table::Builder& builder) {
       for (Index item = 0; item < problem.shape.batch; ++item) {
         const Index first = builder.blocks;
         builder.add_sequence(item, first, builder.add(grid, range, held, mask, item));

@@ -27,7 +27,9 @@ struct Extents {
   Index matrices;      // mixing matrices per unit: 1 shared, or one per query head
   Index tile_tokens;   // of the longest tile
   Index block_tokens;  // of the longest query block
+  Index key_block_tokens;
   Index query_tokens;
+  Index key_tokens;  // of the longest sequence
 
   Index summary_size() const { return checked_mul(feature_dim, value_dim); }
   /// Distance between summaries: an odd number of cache lines, so that the same element of many
@@ -37,17 +39,21 @@ struct Extents {
     return checked_mul(ceil_div(summary_size(), line) | 1, line);
   }
 
-  explicit Extents(const Problem& problem, Index max_tokens = max_tile_tokens)
+  explicit Extents(const Problem& problem, Index max_tokens = max_tile_tokens,
+                   TilesOf tiles_of = TilesOf::block)
       : query_blocks(problem.query_blocks),
         key_blocks(problem.key_blocks),
         feature_dim(problem.feature_dim),
         value_dim(problem.shape.value_dim),
         group_size(problem.shape.group_size()),
         matrices(problem.shape.mix_heads == 1 ? (std::min)(Index{1}, group_size) : group_size),
-        query_tokens(problem.shape.query_tokens) {
-    block_tokens = problem.query_grid.block_tokens();
-    const Index key_block_tokens = problem.key_grid.block_tokens();
-    const Index longest = block_tokens > key_block_tokens ? block_tokens : key_block_tokens;
+        block_tokens(problem.query_grid.block_tokens()),
+        key_block_tokens(problem.key_grid.block_tokens()),
+        query_tokens(problem.shape.query_tokens),
+        key_tokens(problem.key_grid.num_tokens()) {
+    const Index longest =
+        tiles_of == TilesOf::block ? (std::max)(block_tokens, key_block_tokens)
+                                   : (std::max)(problem.query_grid.num_tokens(), key_tokens);
     tile_tokens = (std::min)(longest, max_tokens);
   }
 };

@@ -13,6 +13,7 @@
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/pairs/memory.hpp>
 #include <mhla/cpu/partition.hpp>
+#include <mhla/cpu/quadratic/memory.hpp>
 #include <mhla/cpu/token_block.hpp>
 #include <mhla/policy/mixing.hpp>
 
@@ -32,6 +33,7 @@ struct Needs {
   // Of a structured mixing's work array, and of its list; 0 of a dense one.
   Index mixing_rows;
   Index mixing_products;
+  bool quadratic;  // the path; it needs none of the above but backward
 
   bool factored() const { return mixing_products > 0; }
   /// Whether a unit may also need memory for the exact pass (pairs/centers.hpp).
@@ -39,6 +41,8 @@ struct Needs {
     return !in_pairs || mixes_in_float || backward || !own_tiles;
   }
   bool normalizer() const { return mixed_key_sums || mixed_products; }
+  /// Whether denominators have features of their own: those before the rotation.
+  bool unrotated_too() const { return normalizer() && rotation; }
 };
 
 /// Panels of the keys of a causal query tile's own block.
@@ -95,6 +99,7 @@ struct SlotScratch {
   RowBuffers<A> row;
   OwnTileScratch<A> own;
   PairScratch pairs;
+  quadratic::Scratch<A> quadratic;
 
   SlotScratch() = default;
   template <class InPairs>
@@ -123,6 +128,7 @@ struct SlotScratch {
     transposed = arena.take<A>(needs.backward ? e.summary_size() : 0);
     row.input = arena.take<A>(checked_mul(e.tile_tokens, key_dim));
     row.gradient = arena.take<A>(needs.backward ? row.input.size : 0);
+    if (needs.quadratic) quadratic = {arena, e, needs.unrotated_too()};
   }
 };
 
@@ -190,11 +196,16 @@ struct UnitMemory {
   Span<A> products;       // [group_size, blocks, block tokens]: R
   Span<A> grad_features;  // [group_size, query tokens, feature_dim]: dQ^r, until dR is known
   Span<A> grad_key_sums;  // [key blocks, feature_dim]: dz
+  quadratic::Memory<A> quadratic;  // instead of all of the above but grad_mixing
 
   UnitMemory() = default;
   template <class InPairs>
   MHLA_ONCE_A_CALL UnitMemory(Arena& arena, const Extents& e, const Needs& needs,
                               InPairs in_pairs) {
+    if (needs.quadratic) {
+      quadratic = {arena, e, needs.unrotated_too(), needs.backward};
+      return;
+    }
     const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));
     if (needs.may_be_exact(in_pairs) && needs.sums) {
       summaries = arena.take<A>(SummaryRows<A>::size(e, e.key_blocks, needs.normalizer()));

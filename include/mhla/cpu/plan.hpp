@@ -18,6 +18,7 @@
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/partition.hpp>
+#include <mhla/cpu/quadratic/choice.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
@@ -57,11 +58,22 @@ MixingRef<A> structured_mixing([[maybe_unused]] const V& attention,
   return {};
 }
 
+/// in_pairs, unless `other`: std::false_type stays one.
+template <class InPairs>
+auto and_not(InPairs in_pairs, [[maybe_unused]] bool other) {
+  if constexpr (std::is_same_v<InPairs, std::false_type>) {
+    return in_pairs;
+  } else {
+    return in_pairs && !other;
+  }
+}
+
 /// Everything a call knows before it runs. Constructed on a measuring arena, it only determines how
 /// much workspace the call takes.
 template <class L, class A>
 struct Plan {
   Problem problem;
+  bool quadratic;  // the path (quadratic/)
   Extents extents;
   BlockTables tables;
   RotationTable<A> rotation;
@@ -95,8 +107,9 @@ struct Plan {
                         const ExecutorRef& executor, Index concurrent, bool backward,
                         InPairs in_pairs)
       : problem(checked),
-        extents(checked, max_tokens_of_tile<L>),
-        tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>)),
+        quadratic(takes_quadratic_path(attention, checked, backward)),
+        extents(checked, max_tokens_of_tile<L>, tiles_of()),
+        tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>, tiles_of())),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
                                    checked.feature_dim, checked.grid_box(), executor)) {
     const Shape& shape = problem.shape;
@@ -104,12 +117,13 @@ struct Plan {
     matrix_size = matrix_size_of(structure, problem);
     mixing = arena.take<A>(checked_mul(shape.mix_heads, matrix_size));
 
-    pairs = in_pairs;
-    mixes_in_float = in_pairs && (factors_mixing<L> || problem.stage);
+    const auto rounds = and_not(in_pairs, quadratic);
+    pairs = rounds;
+    mixes_in_float = rounds && (factors_mixing<L> || problem.stage);
     transposes_pairs = backward;
     mixing_parts = 2;
     rounded_mixing = mixing;
-    if (in_pairs && !mixes_in_float) {
+    if (rounds && !mixes_in_float) {
       rounded_mixing = arena.take<A>(mixing.size);
       const Index matrices = checked_mul(mixing_parts, shape.mix_heads);
       const auto size = [&](Index rows, Index cols) {
@@ -123,14 +137,15 @@ struct Plan {
                        problem.stage != Stage::summarize_gradient;
     const Needs needs{mixes_key_sums<L>,
                       mixes_products<L>,
-                      masks_own_block<L>,
+                      masks_own_block<L> && !quadratic,
                       rotation.rotates(),
                       backward,
                       !problem.stage || problem.stage == Stage::read_out_gradient ||
                           problem.stage == Stage::advance_gradient,
                       mixes_in_float,
                       mixes ? structure.num_rows() : 0,
-                      mixes ? structure.num_products() : 0};
+                      mixes ? structure.num_products() : 0,
+                      quadratic};
     const Index num_slots = executor.num_slots();
     whole_units = concurrent >= num_slots;
     Index group_rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();
@@ -138,16 +153,17 @@ struct Plan {
     if (backward && !factors_mixing<L>)
       group_rows = (std::max)(
           group_rows, row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
-    if (problem.stage == Stage::mix_gradient || problem.stage == Stage::summarize_gradient)
+    if (quadratic || problem.stage == Stage::mix_gradient ||
+        problem.stage == Stage::summarize_gradient)
       group_rows = 0;
     scratch = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
-      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs, in_pairs);
+      const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs, rounds);
       if (!arena.measures()) scratch[s] = slot;
     }
     units = arena.take<UnitMemory<A>>(whole_units ? num_slots : 1);
     for (Index u = 0; u < units.size; ++u) {
-      const UnitMemory<A> unit(arena, extents, needs, in_pairs);
+      const UnitMemory<A> unit(arena, extents, needs, rounds);
       if (!arena.measures()) units[u] = unit;
     }
   }
@@ -190,7 +206,7 @@ struct Plan {
         for (Index b = 0; b < problem.key_blocks; ++b)
           mixing[(h * problem.query_blocks + i) * problem.key_blocks + b] = mix(h, i, b);
     if constexpr (std::is_same_v<A, float>) {
-      if (in_pairs && !mixes_in_float) pack_paired_mixing();
+      if (and_not(in_pairs, quadratic || mixes_in_float)) pack_paired_mixing();
     }
   }
 
@@ -213,6 +229,8 @@ struct Plan {
   }
 
  private:
+  TilesOf tiles_of() const { return quadratic ? TilesOf::sequence : TilesOf::block; }
+
   // Key sums are mixed by rounded_mixing: if the matrix is rounded, its error then is that of
   // another matrix, and not one of weights that no longer add up to 1. What a row does not see is 0
   // in pairs.

@@ -21,6 +21,8 @@
 #include <mhla/cpu/pairs/forward.hpp>
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/plan.hpp>
+#include <mhla/cpu/quadratic/backward.hpp>
+#include <mhla/cpu/quadratic/forward.hpp>
 #include <mhla/cpu/rounded_calls.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
@@ -57,7 +59,7 @@ struct ForwardPlan {
   MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
                                const ExecutorRef& executor, InPairs in_pairs)
       : whole(problem, max_tokens_of_tile<L>),
-        parts(decides_by_values(in_pairs)
+        parts(decides_by_values(in_pairs) || takes_quadratic_path(attention, problem, false)
                   ? 1
                   : value_parts<L>(problem, heads(problem), executor.num_slots())),
         plan(arena, attention, value_columns(problem, problem.shape.value_dim / parts), executor,
@@ -141,6 +143,19 @@ Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const Uni
   if constexpr (factors_mixing<L>)
     unit.products = plan.structure.products(keys.blocks, false, memory.mixing_products);
   return unit;
+}
+
+/// A unit of the quadratic path, without summaries.
+template <class L, class A>
+Unit<A> unit_without_sums(const Plan<L, A>& plan, Index sequence, Index kv_head,
+                          const UnitMemory<A>& memory) {
+  return {plan.tables.queries.sequences[sequence],
+          plan.tables.keys.sequences[sequence],
+          kv_head,
+          memory,
+          {},
+          Orientation::straight,
+          {}};
 }
 
 /// The same whose summaries are in pairs: it has key sums alone.
@@ -260,6 +275,10 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
   const Index saved_size = forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
   const auto run = [&](Index index, const UnitMemory<A>& memory, const ExecutorRef& loop) {
     const Index head = index / forward.parts;
+    if constexpr (has_quadratic_path<L>)
+      if (plan.quadratic)
+        return quadratic::forward_unit(
+            operands, unit_without_sums(plan, head / kv_heads, head % kv_heads, memory), y, loop);
     const Index first_column = index % forward.parts * columns;
     A* const kept = saved.size > 0 ? saved.data + head * saved_size : nullptr;
     const auto kept_rows = [&](Index blocks) {
@@ -390,6 +409,11 @@ void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& r
   const Index saved_size = saved.size == 0 ? 0 : saved.size / (plan.problem.sequences * kv_heads);
   const auto run = [&](Index s, Index kv_head, const UnitMemory<A>& memory,
                        const ExecutorRef& loop) {
+    if constexpr (has_quadratic_path<L>)
+      if (plan.quadratic)
+        return quadratic::BackwardUnit<L, T>(operands, request,
+                                             unit_without_sums(plan, s, kv_head, memory))
+            .run(loop);
     const A* kept = saved.size == 0 ? nullptr : saved.data + (s * kv_heads + kv_head) * saved_size;
     BackwardRequest<L, T> left = request;
     if constexpr (std::is_same_v<T, BFloat16> && rounds_backward<L>) {
@@ -440,7 +464,7 @@ class ForwardCall {
     if (save != nullptr)
       saved =
           save->prepare(problem_.shape, fingerprint_of<T>(attention, problem_, Borrowed::contents),
-                        call_summary_size<A, V>(problem_));
+                        plan_ && plan_->plan.quadratic ? 0 : call_summary_size<A, V>(problem_));
     if (plan_) {
       plan_->plan.pack_mixing(x.mix, multiplies_pairs<T>(attention, problem_));
       run_forward(Operands<L, T>{lower(attention), plan_->plan, x.q, x.k, x.v, x.mix}, y, *plan_,

@@ -146,7 +146,7 @@ void add_values(Hash& hash, const V& attention, Borrowed borrowed) {
 }  // namespace fingerprint
 
 /// The fingerprint of a checked call on tensors of T: types, grids, offsets, masks, feature map,
-/// normalizer, rotation, mixing, scale and precision. Allocates nothing; valid within the process
+/// normalizer, rotation, mixing, scale, precision and path. Allocates nothing; valid within the process
 /// only.
 template <class T, AttentionVariant V>
 std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowed borrowed) {
@@ -156,6 +156,7 @@ std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowe
   add(hash, problem.query_grid);
   add(hash, problem.key_grid);
   add(hash, attention.precision);
+  add(hash, attention.path);
   fingerprint::add_values(hash, attention, borrowed);
   if constexpr (requires { attention.offsets; })
     for (const auto offset : attention.offsets) hash.add(static_cast<std::uint64_t>(offset));

@@ -63,6 +63,11 @@ MHLA_ONCE_A_CALL void require_settings(const A& attention) {
   require_valid(attention.rotation);
   require_not_negative("scale", attention.scale);
   require_enumerator("precision", attention.precision, Precision::fast);
+  require_enumerator("path", attention.path, Path::quadratic);
+  if (attention.path == Path::quadratic && (factors_mixing<A> || mixes_products<A>))
+    throw ShapeError(
+        "mhla: path: Path::quadratic needs DenseMixing without MixedProduct; Path::automatic takes "
+        "a path that can");
 }
 
 // The rest of checked_problem, once sequences and grids are known.

@@ -11,6 +11,7 @@
 #include <mhla/policy/feature_map.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/normalizer.hpp>
+#include <mhla/policy/path.hpp>
 #include <mhla/policy/precision.hpp>
 #include <mhla/policy/rotation.hpp>
 #include <type_traits>
@@ -91,6 +92,7 @@ struct Attention {
   MixingT mixing = {};           ///< how S~ comes from S
   double scale = 1;              ///< multiplies phi(q) in numerator and denominator; 0 or more
   Precision precision = Precision::exact;  ///< of products with bfloat16 tensors
+  Path path = Path::automatic;             ///< how the CPU computes it
 
   using FeatureMapType = FeatureMapT;  ///< 1st argument
   using GeometryType = GeometryT;      ///< 2nd argument

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: MIT
+// The backward pass of one unit by the scores of all pairs, the adjoint of forward.hpp. With
+// U = dy / den, G_xy = <dy_x, v_y> and c_x = -<w_x, P_x o G_x> / den_x^2, the gradient of den_x
+// (0 where den is 0), and t = G / den:
+//
+//   dQ^r = (w o t) K^r      dK^r = (w o t)^T Q^r      dQ += (c w) K    dK += (c w)^T Q
+//   dV   = (w o P)^T U      dm_ib = sum over x of i, y of b of P_xy t_xy + c_x E_xy
+//
+// Without a rotation t = G / den + c takes in what the denominators send back.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/executor.hpp>
+#include <mhla/core/gradient_views.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cpu/backward_unit.hpp>
+#include <mhla/cpu/quadratic/keys.hpp>
+#include <mhla/cpu/quadratic/scores.hpp>
+#include <mhla/cpu/readout.hpp>
+#include <mhla/cpu/tiles.hpp>
+#include <mhla/cpu/unit.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu::quadratic {
+
+/// A tile of queries of one head with a range of keys: panels of its unit's memory.
+template <class A>
+struct TileGradient {
+  const Weights<A>& weights;
+  QueryRange tile;
+  FeaturePanels<A> q;            // [tile tokens, feature_dim]
+  Panel<A> grad_numerators;      // [tile tokens, value_dim]: dy, then U
+  Span<A> denominators;          // [tile tokens]; empty without a normalizer
+  Span<A> inverses;              // 1 / den, 0 where den is 0
+  Span<A> grad_denominators;     // c
+  bool unrotated_too;
+  bool values_wanted;
+  bool queries_wanted;
+  bool keys_wanted;
+  Panel<A> grad_mixing;  // [query blocks, key blocks]; no rows if dmix is not wanted
+
+  Index rows() const { return tile.end - tile.first; }
+  /// How many keys of a range the last row sees, and so any.
+  Index seen(const KeyRange& range) const {
+    return weights.seen(tile.end - 1, weights.block_of(tile.end - 1), range);
+  }
+};
+
+/// Panels of a range in the memory of a unit.
+template <class A>
+struct RangePanels {
+  Panel<A> scores;            // [tile tokens, seen]: P
+  Panel<A> unrotated_scores;  // E; P itself without a rotation
+  Panel<A> products;          // G
+  Span<A> weights;            // [seen]
+  Span<A> by_weight;
+  Panel<A> keys, unrotated_keys;             // [range tokens, feature_dim]
+  Panel<A> grad_keys, grad_unrotated;        // the same
+  Panel<A> grad_values;                      // [range tokens, value_dim]
+  Panel<A> grad_queries, grad_unrotated_queries;  // [tile tokens, feature_dim], of this range alone
+};
+
+/// P, G and E of a range, and the sums of its rows: of den, and of den c.
+template <class A>
+MHLA_OUT_OF_LINE void score_range(const TileGradient<A>& at, const KeyRange& range,
+                                  const RangePanels<A>& in, const Panel<const A>& keys_transposed,
+                                  const Panel<const A>& unrotated_transposed,
+                                  const Panel<const A>& values_transposed, A* sums,
+                                  A* sums_of_products) {
+  const Index seen = in.scores.cols;
+  const auto columns = [&](const Panel<const A>& of) { return of.col_range(range.first, seen); };
+  multiply<A>(in.scores, at.q.rotated, columns(keys_transposed));
+  if (at.unrotated_too)
+    multiply<A>(in.unrotated_scores, at.q.features, columns(unrotated_transposed));
+  multiply<A>(in.products, at.grad_numerators, columns(values_transposed));
+  if (at.denominators.size > 0)
+    weighted_sums<A>(at.weights, at.tile, range, in.unrotated_scores, in.scores, in.products,
+                     in.weights, sums, sums_of_products);
+}
+
+/// t, w o t and w o P of a range, in place of G and P, and of E c w; adds to dmix.
+template <class A>
+MHLA_OUT_OF_LINE void score_gradients(const TileGradient<A>& at, const KeyRange& range,
+                                      const RangePanels<A>& in) {
+  const Weights<A>& weights = at.weights;
+  const bool mixing = at.grad_mixing.rows > 0;
+  with_kernels<A>([&](auto kernels) {
+    weights.for_each_block(at.tile, [&](Index i, Index first, Index end) {
+      const Index most = weights.seen(end - 1, i, range);
+      if (most == 0) return;
+      const A* const w = weights.of(i, range, in.weights.data);
+      if (mixing) std::fill_n(in.by_weight.data, most, A(0));
+      for (Index x = first; x < end; ++x) {
+        const Index row = x - at.tile.first;
+        const Index seen = weights.seen(x, i, range);
+        const A c = at.grad_denominators.size > 0 ? at.grad_denominators[row] : A(0);
+        kernels.score_gradients(seen, w, at.inverses.size > 0 ? at.inverses[row] : A(1),
+                                at.unrotated_too ? A(0) : c, in.scores.row(row),
+                                in.products.row(row), mixing ? in.by_weight.data : nullptr);
+        if (!at.unrotated_too) continue;
+        A* const e = in.unrotated_scores.row(row);
+        if (mixing) kernels.add_scaled(seen, c, e, in.by_weight.data);
+        std::fill_n(e, seen, A(0));
+        kernels.add_scaled(seen, c, w, e);
+      }
+      if (!mixing) return;
+      for (Index b = range.first_block; b < range.end_block; ++b) {
+        const BlockSpan& block = weights.keys[b];
+        const Index from = block.first_token - range.first;
+        A sum = A(0);
+        for (Index y = from; y < (std::min)(from + block.tokens, most); ++y) sum += in.by_weight[y];
+        at.grad_mixing.row(i)[b] += sum;
+      }
+    });
+  });
+}
+
+/// What a range contributes to all gradients, from P, G and E.
+template <class A>
+MHLA_OUT_OF_LINE void gradients_of_range(const TileGradient<A>& at, const KeyRange& range,
+                                         const RangePanels<A>& in, Span<A> square) {
+  const Weights<A>& weights = at.weights;
+  const QueryRange& tile = at.tile;
+  score_gradients(at, range, in);
+  const auto features = [&](const Panel<A>& scores, const Panel<A>& queries, const Panel<A>& keys,
+                            const Panel<A>& grad_queries, const Panel<A>& grad_keys) {
+    if (at.queries_wanted) {
+      set_zero(grad_queries);
+      add_keys<A>(weights, tile, range, scores, keys, grad_queries, square);
+    }
+    if (at.keys_wanted) add_rows<A>(weights, tile, range, scores, queries, grad_keys);
+  };
+  features(in.products, at.q.rotated, in.keys, in.grad_queries, in.grad_keys);
+  if (at.unrotated_too)
+    features(in.unrotated_scores, at.q.features, in.unrotated_keys, in.grad_unrotated_queries,
+             in.grad_unrotated);
+  if (at.values_wanted)
+    add_rows<A>(weights, tile, range, in.scores, at.grad_numerators, in.grad_values);
+}
+
+/// den, 1 / den, c and U of a tile, from the sums of its ranges.
+template <class A>
+MHLA_OUT_OF_LINE void divide_tile(const TileGradient<A>& at, Index ranges, A epsilon,
+                                  const A* sums, const A* sums_of_products, Index stride) {
+  for (Index t = 0; t < at.denominators.size; ++t) {
+    A den = A(0);
+    A products = A(0);
+    for (Index r = 0; r < ranges; ++r) {
+      den += sums[r * stride + t];
+      products += sums_of_products[r * stride + t];
+    }
+    den += epsilon;
+    at.denominators[t] = den;
+    at.inverses[t] = den == A(0) ? A(0) : quotient(A(1), den);
+    at.grad_denominators[t] =
+        den == A(0) ? A(0) : quotient(quotient(-products, den), den);
+  }
+  divide_rows<A>(at.grad_numerators, at.denominators);
+}
+
+/// A unit's backward pass: tile by tile of its queries, whose ranges of keys slots share.
+template <class L, class T>
+class BackwardUnit {
+ public:
+  using A = Accumulator<T>;
+
+  BackwardUnit(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
+               const Unit<A>& unit)
+      : of_(operands, unit), request_(request) {}
+
+  void run(const ExecutorRef& loop) const {
+    of_.pack_keys(loop);
+    for (const Span<A>& sums : {memory().grad_keys, memory().grad_unrotated, memory().grad_values})
+      std::fill_n(sums.data, sums.size, A(0));
+    for (Index g = 0; g < extents().group_size; ++g) {
+      const Weights<A> weights = of_.weights(g);
+      for (const TokenTile& tile : of_.query_tiles) run_tile(g, weights, tile, loop);
+    }
+    loop.parallel_for(of_.key_tiles.size, [&](Index tile, Index slot) {
+      unpack_keys(of_.key_tiles[tile], plan().scratch[slot]);
+    });
+  }
+
+ private:
+  const Plan<L, A>& plan() const { return of_.operands.plan; }
+  const Extents& extents() const { return plan().extents; }
+  const Memory<A>& memory() const { return of_.memory; }
+
+  void run_tile(Index g, const Weights<A>& weights, const TokenTile& tile,
+                const ExecutorRef& loop) const {
+    const Memory<A>& m = memory();
+    const Extents& e = extents();
+    const Index count = normalizes<L> ? tile.tokens : 0;
+    const Index matrix = e.matrices == 1 ? 0 : g;
+    const bool values_wanted = request_.gradients.value.wanted;
+    const bool keys_wanted = request_.gradients.key.wanted;
+    const Panel<A> rotated = panel(m.queries.data, tile.tokens, e.feature_dim);
+    const TileGradient<A> at{
+        weights,
+        {tile.offset, tile.offset + tile.tokens},
+        {of_.unrotated_too() ? panel(m.unrotated_queries.data, tile.tokens, e.feature_dim)
+                             : rotated,
+         rotated},
+        panel(m.grad_numerators.data, tile.tokens, e.value_dim),
+        {m.denominators.data, count},
+        {m.inverses.data, count},
+        {m.grad_denominators.data, count},
+        of_.unrotated_too(),
+        values_wanted,
+        request_.query(),
+        keys_wanted,
+        request_.mixing() ? mixing_gradient(matrix) : Panel<A>{}};
+    loop.parallel_for(1, [&](Index, Index slot) {
+      const SlotScratch<A>& scratch = plan().scratch[slot];
+      const BlockTable& table = plan().tables.queries;
+      pack_features(features_of(of_.operands, of_.operands.scale(), table, tile),
+                    query_rows(plan(), of_.unit, g, of_.operands.q), at.q, scratch.row);
+      gather<T, A>(table, tile, query_rows(plan(), of_.unit, g, request_.dy), {},
+                   at.grad_numerators);
+    });
+    Index seen = 0;  // ranges
+    while (seen < of_.ranges.size && at.seen(of_.ranges[seen]) > 0) ++seen;
+    A* const sums = m.sums.data;
+    A* const products = sums + m.sums.size / 2;
+    loop.parallel_for(seen, [&](Index r, Index) {
+      const KeyRange& range = of_.ranges[r];
+      score_range<A>(at, range, panels(at, r), of_.keys_transposed(), of_.unrotated_transposed(),
+                     of_.values_transposed(), sums + r * e.tile_tokens,
+                     products + r * e.tile_tokens);
+    });
+    A epsilon = A(0);
+    if constexpr (normalizes<L>)
+      epsilon = static_cast<A>(of_.operands.variant.normalizer.epsilon);
+    loop.parallel_for(1, [&](Index, Index) {
+      divide_tile<A>(at, seen, epsilon, sums, products, e.tile_tokens);
+    });
+    loop.parallel_for(seen, [&](Index r, Index slot) {
+      gradients_of_range<A>(at, of_.ranges[r], panels(at, r), plan().scratch[slot].quadratic.square);
+    });
+    if (request_.query())
+      loop.parallel_for(1, [&](Index, Index slot) {
+        unpack_queries(g, tile, at, seen, plan().scratch[slot]);
+      });
+  }
+
+  Panel<A> mixing_gradient(Index matrix) const {
+    return {of_.unit.memory.grad_mixing.row(matrix), of_.unit.queries.blocks, of_.unit.keys.blocks,
+            plan().problem.key_blocks};
+  }
+
+  RangePanels<A> panels(const TileGradient<A>& at, Index r) const {
+    const Memory<A>& m = memory();
+    const Extents& e = extents();
+    const KeyRange& range = of_.ranges[r];
+    const Index seen = at.seen(range);
+    const auto columns = [&](Span<A> memory) {
+      return key_columns(memory, e, at.rows(), of_.key_tokens).col_range(range.first, seen);
+    };
+    const auto rows = [&](Span<A> memory, Index cols) {
+      return panel(memory.data + range.first * cols, range.tokens(), cols);
+    };
+    const Index queries = checked_mul(e.tile_tokens, e.feature_dim);
+    const auto of_queries = [&](Index index) {
+      return panel(m.grad_queries.data + index * queries, at.rows(), e.feature_dim);
+    };
+    RangePanels<A> in;
+    in.scores = columns(m.scores);
+    in.unrotated_scores = at.unrotated_too ? columns(m.unrotated_scores) : in.scores;
+    in.products = columns(m.products);
+    in.weights = {m.weights.data + range.first, range.tokens()};
+    in.by_weight = {m.by_weight.data + range.first, range.tokens()};
+    in.keys = rows(m.keys, e.feature_dim);
+    in.grad_keys = rows(m.grad_keys, e.feature_dim);
+    in.grad_values = rows(m.grad_values, e.value_dim);
+    in.grad_queries = of_queries(r);
+    if (!at.unrotated_too) return in;
+    in.unrotated_keys = rows(m.unrotated_keys, e.feature_dim);
+    in.grad_unrotated = rows(m.grad_unrotated, e.feature_dim);
+    in.grad_unrotated_queries = of_queries(m.ranges.size + r);
+    return in;
+  }
+
+  /// The sum of a tile's ranges, in their order.
+  Panel<A> sum_of_ranges(const TileGradient<A>& at, Index first, Index ranges) const {
+    const Extents& e = extents();
+    const auto of = [&](Index r) {
+      return panel(memory().grad_queries.data + (first + r) * e.tile_tokens * e.feature_dim,
+                   at.rows(), e.feature_dim);
+    };
+    const Panel<A> sum = of(0);
+    if (ranges == 0) set_zero(sum);
+    for (Index r = 1; r < ranges; ++r) add_scaled(sum, A(1), of(r));
+    return sum;
+  }
+
+  void unpack_queries(Index g, const TokenTile& tile, const TileGradient<A>& at, Index ranges,
+                      const SlotScratch<A>& scratch) const {
+    const Operands<L, T>& operands = of_.operands;
+    FeatureGradients<A> total{sum_of_ranges(at, 0, ranges)};
+    if (at.unrotated_too)
+      total.unrotated = sum_of_ranges(at, memory().ranges.size, ranges).placed();
+    unpack_feature_gradient(features_of(operands, operands.scale(), plan().tables.queries, tile),
+                            query_rows(plan(), of_.unit, g, operands.q), total,
+                            query_rows(plan(), of_.unit, g, request_.gradients.query.view),
+                            request_.update, scratch.row);
+  }
+
+  void unpack_keys(const TokenTile& tile, const SlotScratch<A>& scratch) const {
+    const Operands<L, T>& operands = of_.operands;
+    const BlockTable& table = plan().tables.keys;
+    const Extents& e = extents();
+    const auto rows = [&](Span<A> memory, Index cols) {
+      return panel(memory.data + tile.offset * cols, tile.tokens, cols);
+    };
+    if (request_.gradients.key.wanted) {
+      FeatureGradients<A> total{rows(memory().grad_keys, e.feature_dim)};
+      if (of_.unrotated_too())
+        total.unrotated = rows(memory().grad_unrotated, e.feature_dim).placed();
+      unpack_feature_gradient(features_of(operands, A(1), table, tile),
+                              key_rows(of_.unit, operands.k), total,
+                              key_rows(of_.unit, request_.gradients.key.view), request_.update,
+                              scratch.row);
+    }
+    if (request_.gradients.value.wanted)
+      scatter<T, A>(table, tile, rows(memory().grad_values, e.value_dim), {},
+                    key_rows(of_.unit, request_.gradients.value.view), request_.update);
+  }
+
+  QuadraticUnit<L, T> of_;
+  const BackwardRequest<L, T>& request_;
+};
+
+}  // namespace cpu::quadratic
+
+MHLA_NAMESPACE_END

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+// A unit's keys and values as the quadratic path takes them.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/executor.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cpu/plan.hpp>
+#include <mhla/cpu/quadratic/memory.hpp>
+#include <mhla/cpu/quadratic/scores.hpp>
+#include <mhla/cpu/tiles.hpp>
+#include <mhla/cpu/unit.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu::quadratic {
+
+/// Whether denominators have features of their own: those before the rotation.
+template <class L, class A>
+bool has_unrotated(const Plan<L, A>& plan) {
+  return normalizes<L> && plan.rotation.rotates();
+}
+
+/// Rows of [key tokens, columns], of a unit whose sequence has `tokens`.
+template <class A>
+Panel<A> key_panel(Span<A> memory, Index tokens, Index columns) {
+  return panel(memory.data, memory.size > 0 ? tokens : 0, columns);
+}
+/// Of [rows, key tokens].
+template <class A>
+Panel<A> key_columns(Span<A> memory, const Extents& e, Index rows, Index tokens) {
+  return {memory.data, memory.size > 0 ? rows : 0, tokens, key_stride(e.key_tokens)};
+}
+
+template <class A>
+Span<const BlockSpan> blocks_of(const BlockTable& table, const SequenceSpan& sequence) {
+  return {table.blocks.data + sequence.first_block, sequence.blocks};
+}
+
+/// The tiles of a sequence.
+inline Span<const TokenTile> tiles_of(const BlockTable& table, const SequenceSpan& sequence) {
+  if (sequence.blocks == 0) return {};
+  const BlockSpan& all = table.blocks[sequence.first_block];
+  return {table.tiles.data + all.first_tile, all.tiles};
+}
+
+/// A unit at work on the quadratic path.
+template <class L, class T>
+struct QuadraticUnit {
+  using A = Accumulator<T>;
+
+  const Operands<L, T>& operands;
+  const Unit<A>& unit;
+  const Memory<A>& memory;
+  Span<const TokenTile> query_tiles;
+  Span<const TokenTile> key_tiles;
+  Span<const BlockSpan> key_blocks;
+  Index key_tokens;
+  Span<const KeyRange> ranges;
+
+  QuadraticUnit(const Operands<L, T>& of, const Unit<A>& at)
+      : operands(of),
+        unit(at),
+        memory(at.memory.quadratic),
+        query_tiles(tiles_of(of.plan.tables.queries, at.queries)),
+        key_tiles(tiles_of(of.plan.tables.keys, at.keys)),
+        key_blocks{of.plan.tables.keys.blocks.data + at.keys.first_block, at.keys.blocks},
+        key_tokens(key_blocks.size == 0 ? 0
+                                        : key_blocks[key_blocks.size - 1].first_token +
+                                              key_blocks[key_blocks.size - 1].tokens),
+        ranges{memory.ranges.data, cut_keys(key_blocks, memory.ranges)} {}
+
+  const Extents& extents() const { return operands.plan.extents; }
+  bool unrotated_too() const { return has_unrotated(operands.plan); }
+  Weights<A> weights(Index matrix) const {
+    const BlockTable& table = operands.plan.tables.queries;
+    return {sight_of<L>,
+            {table.blocks.data + unit.queries.first_block, unit.queries.blocks},
+            key_blocks,
+            unit_mixing(operands.plan, unit, matrix)};
+  }
+  Panel<A> keys_transposed() const {
+    return key_columns(memory.keys_transposed, extents(), extents().feature_dim, key_tokens);
+  }
+  Panel<A> unrotated_transposed() const {
+    return key_columns(memory.unrotated_transposed, extents(), extents().feature_dim, key_tokens);
+  }
+  Panel<A> values_transposed() const {
+    return key_columns(memory.values_transposed, extents(), extents().value_dim, key_tokens);
+  }
+  Panel<A> values() const { return key_panel(memory.values, key_tokens, extents().value_dim); }
+
+  /// phi(k), v and what is transposed of them.
+  void pack_keys(const ExecutorRef& loop) const {
+    const BlockTable& table = operands.plan.tables.keys;
+    const bool backward = memory.keys.size > 0;
+    loop.parallel_for(key_tiles.size, [&](Index index, Index slot) {
+      const SlotScratch<A>& scratch = operands.plan.scratch[slot];
+      const TokenTile& tile = key_tiles[index];
+      const FeaturePanels<A> k =
+          pack_tile(operands, A(1), table, tile, key_rows(unit, operands.k), scratch);
+      const auto keep = [&](const Panel<A>& features, const Panel<A>& transposed, Span<A> rows) {
+        transpose<A>(transposed.col_range(tile.offset, tile.tokens), features);
+        if (!backward) return;
+        const Panel<A> to = key_panel(rows, key_tokens, features.cols);
+        for (Index r = 0; r < tile.tokens; ++r)
+          copy_row(to.row(tile.offset + r), features.row(r), features.cols);
+      };
+      keep(k.rotated, keys_transposed(), memory.keys);
+      if (unrotated_too()) keep(k.features, unrotated_transposed(), memory.unrotated_keys);
+      const TokenRows<const T> tokens = key_rows(unit, operands.v);
+      if (!backward)
+        return gather<T, A>(table, tile, tokens, {}, values().row_range(tile.offset, tile.tokens));
+      transpose<A>(values_transposed().col_range(tile.offset, tile.tokens),
+                   readable_panel<T>(table, tile, tokens, scratch.values));
+    });
+  }
+};
+
+}  // namespace cpu::quadratic
+
+MHLA_NAMESPACE_END

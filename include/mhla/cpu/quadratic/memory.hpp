@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+// The memory of the quadratic path: of every executor slot, and of every unit in progress.
+#pragma once
+
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/workspace.hpp>
+#include <mhla/cpu/extents.hpp>
+#include <mhla/cpu/gemm.hpp>
+#include <mhla/cpu/quadratic/scores.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu::quadratic {
+
+/// Elements from row to row of [rows, key tokens]: an odd number of cache lines, so that the same
+/// key of many rows does not map to the same cache set.
+inline Index key_stride(Index key_tokens) {
+  constexpr Index line = 16;
+  return checked_mul(ceil_div(key_tokens, line) | 1, line);
+}
+
+/// Of one tile and one range.
+template <class A>
+struct Scratch {
+  Span<A> scores;     // [tile tokens, range tokens]
+  Span<A> unrotated;  // the same of unrotated features, if the normalizer has others
+  Span<A> weights;    // [range tokens]
+  Span<A> square;     // [tile tokens, tile tokens]: of a triangle
+
+  Scratch() = default;
+  MHLA_ONCE_A_CALL Scratch(Arena& arena, const Extents& e, bool unrotated_too) {
+    const Index range = key_stride(max_tokens_of_range(e.key_tokens, e.key_block_tokens));
+    scores = arena.take<A>(checked_mul(e.tile_tokens, range));
+    unrotated = arena.take<A>(unrotated_too ? scores.size : 0);
+    weights = arena.take<A>(range);
+    square = arena.take<A>(checked_mul(e.tile_tokens, e.tile_tokens));
+  }
+};
+
+/// Of a unit: its keys and values, and in a backward pass one tile of queries with all of them.
+template <class A>
+struct Memory {
+  Span<KeyRange> ranges;
+  Span<A> keys_transposed;       // [feature_dim, key tokens]: K^r
+  Span<A> unrotated_transposed;  // the same of K, if the normalizer has others
+  Span<A> values;                // [key tokens, value_dim]; backward not needed
+  // Backward only:
+  Span<A> keys;               // [key tokens, feature_dim]
+  Span<A> unrotated_keys;     // the same of K
+  Span<A> values_transposed;  // [value_dim, key tokens]
+  Span<A> grad_keys;          // [key tokens, feature_dim]
+  Span<A> grad_unrotated;     // the same of K
+  Span<A> grad_values;        // [key tokens, value_dim]
+  Span<A> queries;            // [tile tokens, feature_dim]
+  Span<A> unrotated_queries;  // the same of Q
+  Span<A> grad_numerators;    // [tile tokens, value_dim]: dy, then U
+  Span<A> denominators;       // [tile tokens]; likewise:
+  Span<A> inverses;
+  Span<A> grad_denominators;
+  Span<A> scores;            // [tile tokens, key tokens]: P
+  Span<A> unrotated_scores;   // the same: E
+  Span<A> products;           // [tile tokens, key tokens]: G
+  Span<A> weights;            // [key tokens]
+  Span<A> by_weight;          // [key tokens]: of dmix, before they are summed over a key block
+  Span<A> sums;               // [2, ranges, tile tokens]
+  Span<A> grad_queries;       // [ranges, tile tokens, feature_dim], and the same of Q
+
+  Memory() = default;
+  MHLA_ONCE_A_CALL Memory(Arena& arena, const Extents& e, bool unrotated_too, bool backward) {
+    const Index stride = key_stride(e.key_tokens);
+    const auto take = [&](Index rows, Index cols) { return arena.take<A>(checked_mul(rows, cols)); };
+    const Index also = unrotated_too ? 1 : 0;
+    const Index max_count = max_ranges(e.key_tokens);
+    ranges = arena.take<KeyRange>(max_count);
+    keys_transposed = take(e.feature_dim, stride);
+    unrotated_transposed = take(also * e.feature_dim, stride);
+    values = take(backward ? 0 : e.key_tokens, e.value_dim);
+    if (!backward) return;
+    keys = take(e.key_tokens, e.feature_dim);
+    unrotated_keys = take(also * e.key_tokens, e.feature_dim);
+    values_transposed = take(e.value_dim, stride);
+    grad_keys = take(e.key_tokens, e.feature_dim);
+    grad_unrotated = take(also * e.key_tokens, e.feature_dim);
+    grad_values = take(e.key_tokens, e.value_dim);
+    queries = take(e.tile_tokens, e.feature_dim);
+    unrotated_queries = take(also * e.tile_tokens, e.feature_dim);
+    grad_numerators = take(e.tile_tokens, e.value_dim);
+    for (Span<A>* const of_tile : {&denominators, &inverses, &grad_denominators})
+      *of_tile = take(1, e.tile_tokens);
+    scores = take(e.tile_tokens, stride);
+    unrotated_scores = take(also * e.tile_tokens, stride);
+    products = take(e.tile_tokens, stride);
+    weights = take(1, stride);
+    by_weight = take(1, stride);
+    sums = take(checked_mul(2, max_count), e.tile_tokens);
+    grad_queries = take(checked_mul(1 + also, checked_mul(max_count, e.tile_tokens)), e.feature_dim);
+  }
+};
+
+}  // namespace cpu::quadratic
+
+MHLA_NAMESPACE_END

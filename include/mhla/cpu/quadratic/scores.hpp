@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT
+// Scores of all pairs of a query tile and a range of keys, times the mixing weights of their blocks
+// (arXiv 2601.07832, eq. 3 to 5, with the sums over a block's keys written out):
+//
+//   P_xy = <Q^r_x, K^r_y>    E_xy = <Q_x, K_y>    w_xy = m_ib of the blocks i of x and b of y
+//   num_x = sum_y w_xy P_xy v_y                   den_x = sum_y w_xy E_xy + epsilon
+//
+// over the keys that x sees. Without a rotation E is P. The adjoint is in backward.hpp.
+#pragma once
+
+#include <algorithm>
+#include <mhla/core/config.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/cpu/block_table.hpp>
+#include <mhla/cpu/gemm.hpp>
+#include <mhla/policy/causality.hpp>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu::quadratic {
+
+/// Keys that are scored together: whole blocks, so that one task writes an element of dmix; as many
+/// tokens, or more, as keep a tile's scores in L2. The last range may have fewer.
+inline constexpr Index range_tokens = 256;
+
+/// Tokens [first, end) of a sequence: blocks [first_block, end_block).
+struct KeyRange {
+  Index first_block;
+  Index end_block;
+  Index first;
+  Index end;
+  bool single_tokens;  // every block has one
+
+  Index tokens() const { return end - first; }
+};
+
+/// Tokens [first, end) of a sequence's queries.
+struct QueryRange {
+  Index first;
+  Index end;
+};
+
+/// Which keys the queries of a unit's sequence see, and by which weights.
+template <class A>
+struct Weights {
+  Sight sight;
+  Span<const BlockSpan> queries;
+  Span<const BlockSpan> keys;
+  Panel<const A> mixing;  // [query blocks, key blocks]
+
+  Index key_tokens() const {
+    return keys.size == 0 ? 0 : keys[keys.size - 1].first_token + keys[keys.size - 1].tokens;
+  }
+  /// How many keys the query at `token`, of block i, sees.
+  Index seen(Index token, Index i) const {
+    if (sight == Sight::all) return key_tokens();
+    return sight == Sight::past_tokens ? token + 1 : keys[i].first_token + keys[i].tokens;
+  }
+  /// How many of a range.
+  Index seen(Index token, Index i, const KeyRange& range) const {
+    return std::clamp(seen(token, i) - range.first, Index{0}, range.tokens());
+  }
+  Index block_of(Index query) const {
+    const auto* const after = std::upper_bound(
+        queries.data, queries.data + queries.size, query,
+        [](Index token, const BlockSpan& block) { return token < block.first_token; });
+    return static_cast<Index>(after - queries.data) - 1;
+  }
+
+  /// Calls f(i, first, end) for the tokens [first, end) of a tile in each query block i.
+  template <class F>
+  void for_each_block(const QueryRange& tile, const F& f) const {
+    Index i = block_of(tile.first);
+    for (Index first = tile.first; first < tile.end; ++i) {
+      const Index end = (std::min)(tile.end, queries[i].first_token + queries[i].tokens);
+      if (first < end) f(i, first, end);
+      first = (std::max)(first, end);
+    }
+  }
+
+  /// w of query block i and the keys of a range that it sees: in the matrix, or in `buffer`.
+  const A* of(Index i, const KeyRange& range, A* buffer) const {
+    const A* const row = mixing.row(i);
+    if (range.single_tokens) return row + range.first_block;
+    const Index end = sight == Sight::all ? range.end_block : (std::min)(range.end_block, i + 1);
+    for (Index b = range.first_block; b < end; ++b)
+      std::fill_n(buffer + keys[b].first_token - range.first, keys[b].tokens, row[b]);
+    return buffer;
+  }
+};
+
+/// Cuts the key blocks of a sequence; returns the number of ranges.
+inline Index cut_keys(Span<const BlockSpan> keys, Span<KeyRange> ranges) {
+  Index count = 0;
+  KeyRange range{0, 0, 0, 0, true};
+  for (Index b = 0; b < keys.size; ++b) {
+    range.end_block = b + 1;
+    range.end = keys[b].first_token + keys[b].tokens;
+    range.single_tokens = range.single_tokens && keys[b].tokens == 1;
+    if (range.tokens() < range_tokens && b + 1 < keys.size) continue;
+    if (range.tokens() > 0) ranges[count++] = range;
+    range = {b + 1, b + 1, range.end, range.end, true};
+  }
+  return count;
+}
+/// At most so many of `tokens` tokens, and tokens of one if no block is longer than `longest`.
+inline Index max_ranges(Index tokens) { return tokens / range_tokens + 1; }
+inline Index max_tokens_of_range(Index tokens, Index longest) {
+  return (std::min)(tokens, range_tokens - 1 + longest);
+}
+
+/// Rows of a tile and keys of a range that see each other: all of them, or in a triangle only keys
+/// up to the row's own token.
+struct SeenPart {
+  Index row;
+  Index rows;
+  Index key;
+  Index keys;
+  bool triangle;
+};
+
+/// Calls f(part) for the parts of a range that the rows of a tile see. Nothing else is multiplied,
+/// so that a NaN in a key that a query does not see does not reach it, nor the other way round.
+template <class A, class F>
+void for_each_seen_part(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
+                        const F& f) {
+  const auto part = [&](Index row, Index end_row, Index key, Index end_key, bool triangle = false) {
+    if (row < end_row && key < end_key) f(SeenPart{row, end_row - row, key, end_key - key, triangle});
+  };
+  const Index rows = tile.end - tile.first;
+  if (weights.sight == Sight::past_tokens) {
+    const Index own = std::clamp(tile.first, range.first, range.end);
+    const Index end = std::clamp(tile.end, range.first, range.end);
+    part(0, rows, 0, own - range.first);
+    part(own - tile.first, end - tile.first, own - range.first, end - range.first, true);
+    part(end - tile.first, rows, own - range.first, end - range.first);
+    return;
+  }
+  const Index by_all =
+      weights.seen(tile.first, weights.block_of(tile.first), range);  // and later rows see more
+  part(0, rows, 0, by_all);
+  if (weights.sight == Sight::all) return;
+  weights.for_each_block(tile, [&](Index i, Index first, Index end) {
+    part(first - tile.first, end - tile.first, by_all, weights.seen(first, i, range));
+  });
+}
+
+template <class A>
+Panel<A> part_of(const Panel<A>& scores, const SeenPart& part) {
+  return scores.row_range(part.row, part.rows).col_range(part.key, part.keys);
+}
+
+/// rows += scores keys over what is seen; `square` has room for a tile's triangle.
+//                                                                              // [rows, columns]
+template <class A>
+void add_keys(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
+              const Panel<A>& scores, const Panel<const A>& keys, const Panel<A>& rows,
+              Span<A> square) {
+  for_each_seen_part(weights, tile, range, [&](const SeenPart& part) {
+    const Panel<A> to = rows.row_range(part.row, part.rows);
+    const Panel<const A> from = keys.row_range(part.key, part.keys);
+    if (!part.triangle) return multiply(to, part_of(scores, part), from, Into::add);
+    const Panel<A> transposed = panel(square.data, part.keys, part.rows);
+    transpose<A>(transposed, part_of(scores, part));
+    multiply_lower(to, transposed, from, Into::add);
+  });
+}
+
+/// keys += scores^T rows over what is seen.                              // [range tokens, columns]
+template <class A>
+void add_rows(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
+              const Panel<A>& scores, const Panel<const A>& rows, const Panel<A>& keys) {
+  for_each_seen_part(weights, tile, range, [&](const SeenPart& part) {
+    const Panel<A> to = keys.row_range(part.key, part.keys);
+    const Panel<const A> from = rows.row_range(part.row, part.rows);
+    if (part.triangle) return multiply_lower_transposed(to, part_of(scores, part), from, Into::add);
+    multiply_left_transposed(to, part_of(scores, part), from, Into::add);
+  });
+}
+
+/// w o scores, in place; adds the sum of row x to sums_x.
+template <class A>
+MHLA_OUT_OF_LINE void weigh(const Weights<A>& weights, const QueryRange& tile,
+                            const KeyRange& range, const Panel<A>& scores, Span<A> buffer,
+                            Span<A> sums) {
+  with_kernels<A>([&](auto kernels) {
+    weights.for_each_block(tile, [&](Index i, Index first, Index end) {
+      if (weights.seen(end - 1, i, range) == 0) return;
+      const A* const w = weights.of(i, range, buffer.data);
+      for (Index x = first; x < end; ++x) {
+        const Index row = x - tile.first;
+        const A sum = kernels.weigh(weights.seen(x, i, range), w, scores.row(row));
+        if (sums.size > 0) sums[row] += sum;
+      }
+    });
+  });
+}
+
+/// <w_x, E_x> and <w_x, P_x o G_x> of the rows x of a tile.
+template <class A>
+MHLA_OUT_OF_LINE void weighted_sums(const Weights<A>& weights, const QueryRange& tile,
+                                    const KeyRange& range, const Panel<const A>& unrotated,
+                                    const Panel<const A>& scores, const Panel<const A>& products,
+                                    Span<A> buffer, A* sums, A* sums_of_products) {
+  with_kernels<A>([&](auto kernels) {
+    weights.for_each_block(tile, [&](Index i, Index first, Index end) {
+      const A* const w = weights.of(i, range, buffer.data);
+      for (Index x = first; x < end; ++x) {
+        const Index row = x - tile.first;
+        sums[row] =
+            kernels.weighted_sums(weights.seen(x, i, range), w, unrotated.row(row),
+                                  scores.row(row), products.row(row), sums_of_products + row);
+      }
+    });
+  });
+}
+
+}  // namespace cpu::quadratic
+
+MHLA_NAMESPACE_END
