@@ -54,8 +54,7 @@ struct RangePanels {
   Panel<A> scores;            // [tile tokens, seen]: P
   Panel<A> unrotated_scores;  // E; P itself without a rotation
   Panel<A> products;          // G
-  Span<A> weights;            // [seen]
-  Span<A> by_weight;
+  Span<A> by_weight;          // [range tokens]
   Panel<A> keys, unrotated_keys;             // [range tokens, feature_dim]
   Panel<A> grad_keys, grad_unrotated;        // the same
   Panel<A> grad_values;                      // [range tokens, value_dim]
@@ -67,8 +66,8 @@ template <class A>
 MHLA_OUT_OF_LINE void score_range(const TileGradient<A>& at, const KeyRange& range,
                                   const RangePanels<A>& in, const Panel<const A>& keys_transposed,
                                   const Panel<const A>& unrotated_transposed,
-                                  const Panel<const A>& values_transposed, A* sums,
-                                  A* sums_of_products) {
+                                  const Panel<const A>& values_transposed, Span<A> weights,
+                                  A* sums, A* sums_of_products) {
   const Index seen = in.scores.cols;
   const auto columns = [&](const Panel<const A>& of) { return of.col_range(range.first, seen); };
   multiply<A>(in.scores, at.q.rotated, columns(keys_transposed));
@@ -77,42 +76,56 @@ MHLA_OUT_OF_LINE void score_range(const TileGradient<A>& at, const KeyRange& ran
   multiply<A>(in.products, at.grad_numerators, columns(values_transposed));
   if (at.denominators.size > 0)
     weighted_sums<A>(at.weights, at.tile, range, in.unrotated_scores, in.scores, in.products,
-                     in.weights, sums, sums_of_products);
+                     weights, sums, sums_of_products);
+}
+
+/// Adds the sum over each key block of `tokens` tokens of a range to its element of a row of dmix.
+template <class A>
+void add_block_sums(const Weights<A>& weights, const KeyRange& range, Index tokens,
+                    const A* by_token, A* grad_mixing) {
+  for (Index b = range.first_block; b < range.end_block; ++b) {
+    const BlockSpan& block = weights.keys[b];
+    const Index first = block.first_token - range.first;
+    const Index end = (std::min)(first + block.tokens, tokens);
+    A sum = A(0);
+    for (Index y = first; y < end; ++y) sum += by_token[y];
+    grad_mixing[b] += sum;
+  }
 }
 
 /// t, w o t and w o P of a range, in place of G and P, and of E c w; adds to dmix.
 template <class A>
 MHLA_OUT_OF_LINE void score_gradients(const TileGradient<A>& at, const KeyRange& range,
-                                      const RangePanels<A>& in) {
+                                      const RangePanels<A>& in, Span<A> buffer) {
   const Weights<A>& weights = at.weights;
   const bool mixing = at.grad_mixing.rows > 0;
   with_kernels<A>([&](auto kernels) {
     weights.for_each_block(at.tile, [&](Index i, Index first, Index end) {
       const Index most = weights.seen(end - 1, i, range);
       if (most == 0) return;
-      const A* const w = weights.of(i, range, in.weights.data);
-      if (mixing) std::fill_n(in.by_weight.data, most, A(0));
+      const A* const w = weights.of(i, range, buffer.data);
+      // With a token a block dmix's own row.
+      A* by_weight = nullptr;
+      if (mixing && range.single_tokens) by_weight = at.grad_mixing.row(i) + range.first_block;
+      if (mixing && !range.single_tokens) {
+        by_weight = in.by_weight.data;
+        std::fill_n(by_weight, most, A(0));
+      }
       for (Index x = first; x < end; ++x) {
         const Index row = x - at.tile.first;
         const Index seen = weights.seen(x, i, range);
         const A c = at.grad_denominators.size > 0 ? at.grad_denominators[row] : A(0);
         kernels.score_gradients(seen, w, at.inverses.size > 0 ? at.inverses[row] : A(1),
                                 at.unrotated_too ? A(0) : c, in.scores.row(row),
-                                in.products.row(row), mixing ? in.by_weight.data : nullptr);
+                                in.products.row(row), by_weight);
         if (!at.unrotated_too) continue;
         A* const e = in.unrotated_scores.row(row);
-        if (mixing) kernels.add_scaled(seen, c, e, in.by_weight.data);
+        if (mixing) kernels.add_scaled(seen, c, e, by_weight);
         std::fill_n(e, seen, A(0));
         kernels.add_scaled(seen, c, w, e);
       }
-      if (!mixing) return;
-      for (Index b = range.first_block; b < range.end_block; ++b) {
-        const BlockSpan& block = weights.keys[b];
-        const Index from = block.first_token - range.first;
-        A sum = A(0);
-        for (Index y = from; y < (std::min)(from + block.tokens, most); ++y) sum += in.by_weight[y];
-        at.grad_mixing.row(i)[b] += sum;
-      }
+      if (mixing && !range.single_tokens)
+        add_block_sums(weights, range, most, by_weight, at.grad_mixing.row(i));
     });
   });
 }
@@ -120,15 +133,15 @@ MHLA_OUT_OF_LINE void score_gradients(const TileGradient<A>& at, const KeyRange&
 /// What a range contributes to all gradients, from P, G and E.
 template <class A>
 MHLA_OUT_OF_LINE void gradients_of_range(const TileGradient<A>& at, const KeyRange& range,
-                                         const RangePanels<A>& in, Span<A> square) {
+                                         const RangePanels<A>& in, const Scratch<A>& scratch) {
   const Weights<A>& weights = at.weights;
   const QueryRange& tile = at.tile;
-  score_gradients(at, range, in);
+  score_gradients(at, range, in, scratch.weights);
   const auto features = [&](const Panel<A>& scores, const Panel<A>& queries, const Panel<A>& keys,
                             const Panel<A>& grad_queries, const Panel<A>& grad_keys) {
     if (at.queries_wanted) {
       set_zero(grad_queries);
-      add_keys<A>(weights, tile, range, scores, keys, grad_queries, square);
+      add_keys<A>(weights, tile, range, scores, keys, grad_queries, scratch.square);
     }
     if (at.keys_wanted) add_rows<A>(weights, tile, range, scores, queries, grad_keys);
   };
@@ -224,10 +237,10 @@ class BackwardUnit {
     while (seen < of_.ranges.size && at.seen(of_.ranges[seen]) > 0) ++seen;
     A* const sums = m.sums.data;
     A* const products = sums + m.sums.size / 2;
-    loop.parallel_for(seen, [&](Index r, Index) {
+    loop.parallel_for(seen, [&](Index r, Index slot) {
       const KeyRange& range = of_.ranges[r];
       score_range<A>(at, range, panels(at, r), of_.keys_transposed(), of_.unrotated_transposed(),
-                     of_.values_transposed(), sums + r * e.tile_tokens,
+                     of_.values_transposed(), plan().scratch[slot].quadratic.weights, sums + r * e.tile_tokens,
                      products + r * e.tile_tokens);
     });
     A epsilon = A(0);
@@ -237,7 +250,7 @@ class BackwardUnit {
       divide_tile<A>(at, seen, epsilon, sums, products, e.tile_tokens);
     });
     loop.parallel_for(seen, [&](Index r, Index slot) {
-      gradients_of_range<A>(at, of_.ranges[r], panels(at, r), plan().scratch[slot].quadratic.square);
+      gradients_of_range<A>(at, of_.ranges[r], panels(at, r), plan().scratch[slot].quadratic);
     });
     if (request_.query())
       loop.parallel_for(1, [&](Index, Index slot) {
@@ -269,7 +282,6 @@ class BackwardUnit {
     in.scores = columns(m.scores);
     in.unrotated_scores = at.unrotated_too ? columns(m.unrotated_scores) : in.scores;
     in.products = columns(m.products);
-    in.weights = {m.weights.data + range.first, range.tokens()};
     in.by_weight = {m.by_weight.data + range.first, range.tokens()};
     in.keys = rows(m.keys, e.feature_dim);
     in.grad_keys = rows(m.grad_keys, e.feature_dim);

@@ -25,7 +25,7 @@ template <class A>
 struct Scratch {
   Span<A> scores;     // [tile tokens, range tokens]
   Span<A> unrotated;  // the same of unrotated features, if the normalizer has others
-  Span<A> weights;    // [range tokens]
+  Span<A> weights;    // [range tokens and some]
   Span<A> square;     // [tile tokens, tile tokens]: of a triangle
 
   Scratch() = default;
@@ -33,7 +33,7 @@ struct Scratch {
     const Index range = key_stride(max_tokens_of_range(e.key_tokens, e.key_block_tokens));
     scores = arena.take<A>(checked_mul(e.tile_tokens, range));
     unrotated = arena.take<A>(unrotated_too ? scores.size : 0);
-    weights = arena.take<A>(range);
+    weights = arena.take<A>(range + written_weights);
     square = arena.take<A>(checked_mul(e.tile_tokens, e.tile_tokens));
   }
 };
@@ -61,7 +61,6 @@ struct Memory {
   Span<A> scores;            // [tile tokens, key tokens]: P
   Span<A> unrotated_scores;   // the same: E
   Span<A> products;           // [tile tokens, key tokens]: G
-  Span<A> weights;            // [key tokens]
   Span<A> by_weight;          // [key tokens]: of dmix, before they are summed over a key block
   Span<A> sums;               // [2, ranges, tile tokens]
   Span<A> grad_queries;       // [ranges, tile tokens, feature_dim], and the same of Q
@@ -91,7 +90,6 @@ struct Memory {
     scores = take(e.tile_tokens, stride);
     unrotated_scores = take(also * e.tile_tokens, stride);
     products = take(e.tile_tokens, stride);
-    weights = take(1, stride);
     by_weight = take(1, stride);
     sums = take(checked_mul(2, max_count), e.tile_tokens);
     grad_queries = take(checked_mul(1 + also, checked_mul(max_count, e.tile_tokens)), e.feature_dim);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cpu/block_table.hpp>
@@ -39,6 +40,9 @@ struct QueryRange {
   Index first;
   Index end;
 };
+
+/// Weights that are written at once.
+inline constexpr Index written_weights = 4;
 
 /// Which keys the queries of a unit's sequence see, and by which weights.
 template <class A>
@@ -78,13 +82,19 @@ struct Weights {
     }
   }
 
-  /// w of query block i and the keys of a range that it sees: in the matrix, or in `buffer`.
+  /// w of query block i and the keys of a range that it sees: in the matrix, or in `buffer`, of
+  /// written_weights more.
   const A* of(Index i, const KeyRange& range, A* buffer) const {
     const A* const row = mixing.row(i);
     if (range.single_tokens) return row + range.first_block;
     const Index end = sight == Sight::all ? range.end_block : (std::min)(range.end_block, i + 1);
-    for (Index b = range.first_block; b < end; ++b)
-      std::fill_n(buffer + keys[b].first_token - range.first, keys[b].tokens, row[b]);
+    for (Index b = range.first_block; b < end; ++b) {
+      // In fours, of which the next block overwrites what is too many: blocks are short here.
+      const A four[] = {row[b], row[b], row[b], row[b]};
+      A* const to = buffer + keys[b].first_token - range.first;
+      for (Index t = 0; t < keys[b].tokens; t += written_weights)
+        std::memcpy(to + t, four, sizeof(four));
+    }
     return buffer;
   }
 };
