@@ -91,14 +91,30 @@ constexpr Strided strided(const TensorView<T, Rank>& view) {
   return all;
 }
 
+// Bytes [low, high) from a view's address on, which hold all its elements.
+struct Reach {
+  Index low = 0;
+  Index high;
+
+  constexpr explicit Reach(const Strided& view) : high(view.element_bytes) {
+    for (int i = 0; i < view.rank; ++i) {
+      const Index last = view.stride[i] * (view.extent[i] - 1) * view.element_bytes;
+      (last < 0 ? low : high) += last;
+    }
+  }
+};
+
 MHLA_OUT_OF_LINE inline bool share_memory(const Strided& a, const Strided& b) {
   if (a.data == nullptr || b.data == nullptr || a.size == 0 || b.size == 0) return false;
+  const auto distance = static_cast<Index>(reinterpret_cast<std::uintptr_t>(b.data) -
+                                           reinterpret_cast<std::uintptr_t>(a.data));
+  const Reach of_a(a);
+  const Reach of_b(b);
+  if (distance + of_b.low >= of_a.high || distance + of_b.high <= of_a.low) return false;
   Lattice lattice;
   for (int i = 0; i < a.rank; ++i) lattice.add(a.stride[i] * a.element_bytes, 0, a.extent[i] - 1);
   for (int i = 0; i < b.rank; ++i) lattice.add(b.stride[i] * b.element_bytes, 1 - b.extent[i], 0);
   lattice.add(1, 1 - b.element_bytes, a.element_bytes - 1);  // the bytes of one element
-  const auto distance = static_cast<Index>(reinterpret_cast<std::uintptr_t>(b.data) -
-                                           reinterpret_cast<std::uintptr_t>(a.data));
   int budget = search_budget;
   return lattice.reaches(distance, 0, budget);
 }

@@ -107,7 +107,7 @@ struct Plan {
                         const ExecutorRef& executor, Index concurrent, bool backward,
                         InPairs in_pairs)
       : problem(checked),
-        quadratic(takes_quadratic_path(attention, checked, backward)),
+        quadratic(takes_quadratic_path(attention, checked, backward, in_pairs)),
         extents(checked, max_tokens_of_tile<L>, tiles_of()),
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>, tiles_of())),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,

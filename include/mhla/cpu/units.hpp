@@ -59,7 +59,7 @@ struct ForwardPlan {
   MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
                                const ExecutorRef& executor, InPairs in_pairs)
       : whole(problem, max_tokens_of_tile<L>),
-        parts(decides_by_values(in_pairs) || takes_quadratic_path(attention, problem, false)
+        parts(decides_by_values(in_pairs) || takes_quadratic_path(attention, problem, false, in_pairs)
                   ? 1
                   : value_parts<L>(problem, heads(problem), executor.num_slots())),
         plan(arena, attention, value_columns(problem, problem.shape.value_dim / parts), executor,

@@ -157,20 +157,26 @@ MHLA_OUT_OF_LINE void gradients_of_range(const TileGradient<A>& at, const KeyRan
 template <class A>
 MHLA_OUT_OF_LINE void divide_tile(const TileGradient<A>& at, Index ranges, A epsilon,
                                   const A* sums, const A* sums_of_products, Index stride) {
-  for (Index t = 0; t < at.denominators.size; ++t) {
-    A den = A(0);
-    A products = A(0);
+  const Index rows = at.denominators.size;
+  const Span<A>& den = at.denominators;
+  const Span<A>& c = at.grad_denominators;
+  for (Index t = 0; t < rows; ++t) {
+    den[t] = c[t] = A(0);
     for (Index r = 0; r < ranges; ++r) {
-      den += sums[r * stride + t];
-      products += sums_of_products[r * stride + t];
+      den[t] += sums[r * stride + t];
+      c[t] -= sums_of_products[r * stride + t];
     }
-    den += epsilon;
-    at.denominators[t] = den;
-    at.inverses[t] = den == A(0) ? A(0) : quotient(A(1), den);
-    at.grad_denominators[t] =
-        den == A(0) ? A(0) : quotient(quotient(-products, den), den);
+    den[t] += epsilon;
   }
-  divide_rows<A>(at.grad_numerators, at.denominators);
+  if (invert<A>(den, at.inverses)) {
+    for (Index t = 0; t < rows; ++t) c[t] *= at.inverses[t] * at.inverses[t];
+    return weighted_rows<A, A>(at.grad_numerators, at.inverses, at.grad_numerators.placed());
+  }
+  for (Index t = 0; t < rows; ++t) {
+    at.inverses[t] = den[t] == A(0) ? A(0) : quotient(A(1), den[t]);
+    c[t] = den[t] == A(0) ? A(0) : quotient(quotient(c[t], den[t]), den[t]);
+  }
+  divide_rows<A>(at.grad_numerators, den);
 }
 
 /// A unit's backward pass: tile by tile of its queries, whose ranges of keys slots share.

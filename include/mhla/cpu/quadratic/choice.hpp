@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Which calls take the quadratic path.
+// Which calls take the quadratic path: those that it takes fewer multiply-adds for. Nothing else
+// counts, so that a call has the same bits on every machine and for any number of threads. (Products
+// of both paths run at about the same rate, those that mix summaries included.)
 #pragma once
 
+#include <algorithm>
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/path.hpp>
@@ -16,14 +19,64 @@ namespace cpu {
 template <class V>
 inline constexpr bool has_quadratic_path = !factors_mixing<V> && !mixes_products<V>;
 
+/// Multiply-adds of a kv head of the longest sequence, in a forward or a backward pass, and what
+/// else takes time in the same unit.
+struct PathCosts {
+  double linear;
+  double quadratic;
+};
+
+/// `rounded` if the linear path multiplies bfloat16 in pairs.
 template <class V>
-bool takes_quadratic_path(const V& attention, const Problem& problem, [[maybe_unused]] bool backward) {
+PathCosts path_costs(const Problem& problem, bool backward, bool rounded) {
+  constexpr double tile = 2e4;       // beginning another one
+  constexpr double weight = 40;      // of a block's row and a key
+  constexpr double in_pairs = 1.8;   // times as fast
+  constexpr double causal_tile = 64;
+  const Shape& shape = problem.shape;
+  const auto of = [](Index count) { return static_cast<double>(count); };
+  const double group = of(shape.group_size());
+  const double queries = of(problem.query_grid.num_tokens());
+  const double keys = of(problem.key_grid.num_tokens());
+  const double rows = of(problem.query_blocks);
+  const double columns = of(problem.key_blocks);
+  const double features = of(problem.feature_dim);
+  const double values = of(shape.value_dim);
+  const double seen = sees_past_only<V> ? 0.5 : 1;
+  const double matrices = shape.mix_heads == 1 ? (std::min)(1.0, group) : group;
+
+  const double summary = features * values;
+  const double pair = features + values;
+  double linear = (keys + group * queries) * summary;
+  double mixing = matrices * rows * columns * seen * summary;
+  double quadratic = (normalizes<V> && rotates<V> ? features : 0) + pair;
+  if (backward) {
+    linear = (3 * keys + 2 * group * queries) * summary;
+    mixing *= 3;
+    quadratic = 3 * quadratic - values;  // of five products two are with values
+  }
+  if (masks_own_block<V>) {
+    const double own = (std::min)(causal_tile, keys / columns) / 2;
+    linear += group * queries * own * pair * (backward ? 3 : 1) + keys * summary;
+  }
+  linear = (linear + mixing) / (rounded ? in_pairs : 1) + tile * (columns + group * rows);
+  const double last = sees_past_only<V> ? causal_tile / keys / 2 : 0;  // of the keys, in triangles
+  quadratic *= group * queries * keys * (std::min)(1.0, seen + last);
+  return {linear, quadratic + group * rows * keys * weight + tile};
+}
+
+/// Whether a call of a checked problem takes it.
+template <class V, class InPairs>
+bool takes_quadratic_path([[maybe_unused]] const V& attention,
+                          [[maybe_unused]] const Problem& problem, [[maybe_unused]] bool backward,
+                          [[maybe_unused]] InPairs in_pairs) {
   if constexpr (!has_quadratic_path<V>) {
     return false;
   } else {
-    if (problem.stage) return false;
+    if (problem.stage || problem.shape.empty()) return false;
     if (attention.path != Path::automatic) return attention.path == Path::quadratic;
-    return false;
+    const PathCosts costs = path_costs<V>(problem, backward, in_pairs);
+    return costs.quadratic < costs.linear;
   }
 }
 

@@ -88,7 +88,15 @@ struct QuadraticUnit {
   Panel<A> values_transposed() const {
     return key_columns(memory.values_transposed, extents(), extents().value_dim, key_tokens);
   }
-  Panel<A> values() const { return key_panel(memory.values, key_tokens, extents().value_dim); }
+  /// In place, if one tile has all of them.
+  Panel<const A> values() const {
+    if (key_tiles.size == 1) {
+      const Panel<const A> there = panel_in_place<const A>(
+          operands.plan.tables.keys, key_tiles[0], key_rows(unit, operands.v));
+      if (there.rows > 0) return there;
+    }
+    return key_panel(memory.values, key_tokens, extents().value_dim);
+  }
 
   /// phi(k), v and what is transposed of them.
   void pack_keys(const ExecutorRef& loop) const {
@@ -109,8 +117,11 @@ struct QuadraticUnit {
       keep(k.rotated, keys_transposed(), memory.keys);
       if (unrotated_too()) keep(k.features, unrotated_transposed(), memory.unrotated_keys);
       const TokenRows<const T> tokens = key_rows(unit, operands.v);
-      if (!backward)
-        return gather<T, A>(table, tile, tokens, {}, values().row_range(tile.offset, tile.tokens));
+      if (!backward && values().data == memory.values.data)
+        gather<T, A>(table, tile, tokens, {},
+                     key_panel(memory.values, key_tokens, extents().value_dim)
+                         .row_range(tile.offset, tile.tokens));
+      if (!backward) return;
       transpose<A>(values_transposed().col_range(tile.offset, tile.tokens),
                    readable_panel<T>(table, tile, tokens, scratch.values));
     });
