@@ -36,6 +36,13 @@ struct TokenRun {
   Index first;
   Index count;
   Index coordinate[3];  // of the first token; the others follow along the last axis
+
+  /// Whether `before`, unless it is no run, goes on as this one.
+  bool continues(const TokenRun& before) const {
+    return before.first >= 0 && first == before.first + before.count &&
+           coordinate[0] == before.coordinate[0] && coordinate[1] == before.coordinate[1] &&
+           coordinate[2] == before.coordinate[2] + before.count;
+  }
 };
 
 /// A part of a block, or of a sequence, at `offset` tokens from its start. Its tokens are entries [first_place,
@@ -195,6 +202,7 @@ class Builder {
     Index tile = 0;
     Index tile_end = 0;  // counts tokens from the start, as does position
     Index position = 0;
+    TokenRun last{-1, 0, {}};
     for_each_run_of([&](TokenRun run) {
       while (run.count > 0) {  // a run continues in the next tile
         if (position == tile_end) {
@@ -202,15 +210,21 @@ class Builder {
           if (table_ != nullptr)
             table_->tiles[tiles] = {runs, 0, position, tile_end - position, places};
           ++tiles;
+          last.first = -1;
         }
         const Index count = (std::min)(run.count, tile_end - position);
+        const bool continues = run.continues(last);  // in the next block
+        if (continues) {
+          last.count += count;
+        } else {
+          last = {run.first, count, {run.coordinate[0], run.coordinate[1], run.coordinate[2]}};
+          ++runs;
+        }
         if (table_ != nullptr) {
-          table_->runs[runs] = {
-              run.first, count, {run.coordinate[0], run.coordinate[1], run.coordinate[2]}};
-          ++table_->tiles[tiles - 1].runs;
+          table_->runs[runs - 1] = last;
+          if (!continues) ++table_->tiles[tiles - 1].runs;
           for (Index i = 0; i < count; ++i) table_->places[places + i] = run.first + i;
         }
-        ++runs;
         places += count;
         position += count;
         run.first += count;

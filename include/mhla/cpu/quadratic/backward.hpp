@@ -31,7 +31,8 @@ struct TileGradient {
   const Weights<A>& weights;
   QueryRange tile;
   FeaturePanels<A> q;            // [tile tokens, feature_dim]
-  Panel<A> grad_numerators;      // [tile tokens, value_dim]: dy, then U
+  Panel<const A> grad_outputs;     // [tile tokens, value_dim]: dy
+  Panel<const A> grad_numerators;  // the same: U
   Span<A> denominators;          // [tile tokens]; empty without a normalizer
   Span<A> inverses;              // 1 / den, 0 where den is 0
   Span<A> grad_denominators;     // c
@@ -39,6 +40,7 @@ struct TileGradient {
   bool values_wanted;
   bool queries_wanted;
   bool keys_wanted;
+  Into into;             // what keys get: the first tile overwrites it
   Panel<A> grad_mixing;  // [query blocks, key blocks]; no rows if dmix is not wanted
 
   Index rows() const { return tile.end - tile.first; }
@@ -73,7 +75,7 @@ MHLA_OUT_OF_LINE void score_range(const TileGradient<A>& at, const KeyRange& ran
   multiply<A>(in.scores, at.q.rotated, columns(keys_transposed));
   if (at.unrotated_too)
     multiply<A>(in.unrotated_scores, at.q.features, columns(unrotated_transposed));
-  multiply<A>(in.products, at.grad_numerators, columns(values_transposed));
+  multiply<A>(in.products, at.grad_outputs, columns(values_transposed));
   if (at.denominators.size > 0)
     weighted_sums<A>(at.weights, at.tile, range, in.unrotated_scores, in.scores, in.products,
                      weights, sums, sums_of_products);
@@ -139,25 +141,27 @@ MHLA_OUT_OF_LINE void gradients_of_range(const TileGradient<A>& at, const KeyRan
   score_gradients(at, range, in, scratch.weights);
   const auto features = [&](const Panel<A>& scores, const Panel<A>& queries, const Panel<A>& keys,
                             const Panel<A>& grad_queries, const Panel<A>& grad_keys) {
-    if (at.queries_wanted) {
-      set_zero(grad_queries);
-      add_keys<A>(weights, tile, range, scores, keys, grad_queries, scratch.square);
-    }
-    if (at.keys_wanted) add_rows<A>(weights, tile, range, scores, queries, grad_keys);
+    if (at.queries_wanted)
+      multiply_keys<A>(weights, tile, range, scores, keys.row_range(0, scores.cols), grad_queries,
+                       Into::overwrite, scratch.square);
+    if (at.keys_wanted)
+      multiply_rows<A>(weights, tile, range, scores, queries, grad_keys, at.into);
   };
   features(in.products, at.q.rotated, in.keys, in.grad_queries, in.grad_keys);
   if (at.unrotated_too)
     features(in.unrotated_scores, at.q.features, in.unrotated_keys, in.grad_unrotated_queries,
              in.grad_unrotated);
   if (at.values_wanted)
-    add_rows<A>(weights, tile, range, in.scores, at.grad_numerators, in.grad_values);
+    multiply_rows<A>(weights, tile, range, in.scores, at.grad_numerators, in.grad_values, at.into);
 }
 
 /// den, 1 / den, c and U of a tile, from the sums of its ranges.
 template <class A>
-MHLA_OUT_OF_LINE void divide_tile(const TileGradient<A>& at, Index ranges, A epsilon,
-                                  const A* sums, const A* sums_of_products, Index stride) {
+MHLA_OUT_OF_LINE void divide_tile(const TileGradient<A>& at, const Panel<A>& grad_numerators,
+                                  Index ranges, A epsilon, const A* sums,
+                                  const A* sums_of_products, Index stride) {
   const Index rows = at.denominators.size;
+  if (rows == 0) return;
   const Span<A>& den = at.denominators;
   const Span<A>& c = at.grad_denominators;
   for (Index t = 0; t < rows; ++t) {
@@ -170,13 +174,15 @@ MHLA_OUT_OF_LINE void divide_tile(const TileGradient<A>& at, Index ranges, A eps
   }
   if (invert<A>(den, at.inverses)) {
     for (Index t = 0; t < rows; ++t) c[t] *= at.inverses[t] * at.inverses[t];
-    return weighted_rows<A, A>(at.grad_numerators, at.inverses, at.grad_numerators.placed());
+    return weighted_rows<A, A>(grad_numerators, at.inverses, at.grad_outputs.placed());
   }
   for (Index t = 0; t < rows; ++t) {
     at.inverses[t] = den[t] == A(0) ? A(0) : quotient(A(1), den[t]);
     c[t] = den[t] == A(0) ? A(0) : quotient(quotient(c[t], den[t]), den[t]);
   }
-  divide_rows<A>(at.grad_numerators, den);
+  for (Index t = 0; t < rows; ++t)
+    copy_row(grad_numerators.row(t), at.grad_outputs.row(t), grad_numerators.cols);
+  divide_rows<A>(grad_numerators, den);
 }
 
 /// A unit's backward pass: tile by tile of its queries, whose ranges of keys slots share.
@@ -191,8 +197,10 @@ class BackwardUnit {
 
   void run(const ExecutorRef& loop) const {
     of_.pack_keys(loop);
-    for (const Span<A>& sums : {memory().grad_keys, memory().grad_unrotated, memory().grad_values})
-      std::fill_n(sums.data, sums.size, A(0));
+    if (sees_past_only<L> || extents().group_size * of_.query_tiles.size == 0)
+      for (const Span<A>& sums :
+           {memory().grad_keys, memory().grad_unrotated, memory().grad_values})
+        std::fill_n(sums.data, sums.size, A(0));
     for (Index g = 0; g < extents().group_size; ++g) {
       const Weights<A> weights = of_.weights(g);
       for (const TokenTile& tile : of_.query_tiles) run_tile(g, weights, tile, loop);
@@ -215,14 +223,23 @@ class BackwardUnit {
     const Index matrix = e.matrices == 1 ? 0 : g;
     const bool values_wanted = request_.gradients.value.wanted;
     const bool keys_wanted = request_.gradients.key.wanted;
+    const bool first = !sees_past_only<L> && g == 0 && tile.offset == 0;
     const Panel<A> rotated = panel(m.queries.data, tile.tokens, e.feature_dim);
+    const BlockTable& table = plan().tables.queries;
+    const TokenRows<const T> dy = query_rows(plan(), of_.unit, g, request_.dy);
+    const Panel<A> gathered = panel(m.grad_outputs.data, tile.tokens, e.value_dim);
+    Panel<const A> grad_outputs = panel_in_place<const A>(table, tile, dy);
+    const bool in_place = grad_outputs.rows > 0;
+    if (!in_place) grad_outputs = gathered;
+    const Panel<A> grad_numerators = panel(m.grad_numerators.data, tile.tokens, e.value_dim);
     const TileGradient<A> at{
         weights,
         {tile.offset, tile.offset + tile.tokens},
         {of_.unrotated_too() ? panel(m.unrotated_queries.data, tile.tokens, e.feature_dim)
                              : rotated,
          rotated},
-        panel(m.grad_numerators.data, tile.tokens, e.value_dim),
+        grad_outputs,
+        normalizes<L> ? Panel<const A>(grad_numerators) : grad_outputs,
         {m.denominators.data, count},
         {m.inverses.data, count},
         {m.grad_denominators.data, count},
@@ -230,14 +247,13 @@ class BackwardUnit {
         values_wanted,
         request_.query(),
         keys_wanted,
+        first ? Into::overwrite : Into::add,
         request_.mixing() ? mixing_gradient(matrix) : Panel<A>{}};
     loop.parallel_for(1, [&](Index, Index slot) {
       const SlotScratch<A>& scratch = plan().scratch[slot];
-      const BlockTable& table = plan().tables.queries;
       pack_features(features_of(of_.operands, of_.operands.scale(), table, tile),
                     query_rows(plan(), of_.unit, g, of_.operands.q), at.q, scratch.row);
-      gather<T, A>(table, tile, query_rows(plan(), of_.unit, g, request_.dy), {},
-                   at.grad_numerators);
+      if (!in_place) gather<T, A>(table, tile, dy, {}, gathered);
     });
     Index seen = 0;  // ranges
     while (seen < of_.ranges.size && at.seen(of_.ranges[seen]) > 0) ++seen;
@@ -253,7 +269,7 @@ class BackwardUnit {
     if constexpr (normalizes<L>)
       epsilon = static_cast<A>(of_.operands.variant.normalizer.epsilon);
     loop.parallel_for(1, [&](Index, Index) {
-      divide_tile<A>(at, seen, epsilon, sums, products, e.tile_tokens);
+      divide_tile<A>(at, grad_numerators, seen, epsilon, sums, products, e.tile_tokens);
     });
     loop.parallel_for(seen, [&](Index r, Index slot) {
       gradients_of_range<A>(at, of_.ranges[r], panels(at, r), plan().scratch[slot].quadratic);

@@ -25,7 +25,7 @@ MHLA_OUT_OF_LINE void read_out_scores(const Weights<A>& weights, const QueryRang
                                       const Panel<const A>& unrotated_transposed,
                                       const Panel<const A>& values, const Scratch<A>& scratch,
                                       const Panel<A>& numerators, Span<A> denominators) {
-  set_zero(numerators);
+  if (ranges.size == 0) set_zero(numerators);
   std::fill_n(denominators.data, denominators.size, A(0));
   const bool same = unrotated_transposed.rows == 0;
   const Index last = weights.block_of(tile.end - 1);
@@ -42,8 +42,8 @@ MHLA_OUT_OF_LINE void read_out_scores(const Weights<A>& weights, const QueryRang
             scratch.weights, denominators);
     const Panel<A> scores = scores_of(q.rotated, keys_transposed, scratch.scores);
     weigh(weights, tile, range, scores, scratch.weights, same ? denominators : Span<A>{});
-    add_keys<A>(weights, tile, range, scores, values.row_range(range.first, range.tokens()),
-                numerators, scratch.square);
+    multiply_keys<A>(weights, tile, range, scores, values.row_range(range.first, seen), numerators,
+                     range.first == 0 ? Into::overwrite : Into::add, scratch.square);
   }
 }
 

@@ -102,28 +102,31 @@ struct QuadraticUnit {
   void pack_keys(const ExecutorRef& loop) const {
     const BlockTable& table = operands.plan.tables.keys;
     const bool backward = memory.keys.size > 0;
+    const bool packs_values = !backward && values().data == memory.values.data;
     loop.parallel_for(key_tiles.size, [&](Index index, Index slot) {
       const SlotScratch<A>& scratch = operands.plan.scratch[slot];
       const TokenTile& tile = key_tiles[index];
-      const FeaturePanels<A> k =
-          pack_tile(operands, A(1), table, tile, key_rows(unit, operands.k), scratch);
-      const auto keep = [&](const Panel<A>& features, const Panel<A>& transposed, Span<A> rows) {
-        transpose<A>(transposed.col_range(tile.offset, tile.tokens), features);
-        if (!backward) return;
-        const Panel<A> to = key_panel(rows, key_tokens, features.cols);
-        for (Index r = 0; r < tile.tokens; ++r)
-          copy_row(to.row(tile.offset + r), features.row(r), features.cols);
+      const auto rows = [&](Span<A> of_unit, Span<A> of_slot) {
+        const Index columns = extents().feature_dim;
+        return backward ? key_panel(of_unit, key_tokens, columns).row_range(tile.offset, tile.tokens)
+                        : panel(of_slot.data, tile.tokens, columns);
       };
-      keep(k.rotated, keys_transposed(), memory.keys);
-      if (unrotated_too()) keep(k.features, unrotated_transposed(), memory.unrotated_keys);
+      const Panel<A> rotated = rows(memory.keys, scratch.rotated);
+      const Panel<A> features =
+          unrotated_too() ? rows(memory.unrotated_keys, scratch.features) : rotated;
+      pack_features(features_of(operands, A(1), table, tile), key_rows(unit, operands.k),
+                    FeaturePanels<A>{features, rotated}, scratch.row);
+      transpose<A>(keys_transposed().col_range(tile.offset, tile.tokens), rotated);
+      if (unrotated_too())
+        transpose<A>(unrotated_transposed().col_range(tile.offset, tile.tokens), features);
       const TokenRows<const T> tokens = key_rows(unit, operands.v);
-      if (!backward && values().data == memory.values.data)
+      if (backward)
+        transpose<A>(values_transposed().col_range(tile.offset, tile.tokens),
+                     readable_panel<T>(table, tile, tokens, scratch.values));
+      if (packs_values)
         gather<T, A>(table, tile, tokens, {},
-                     key_panel(memory.values, key_tokens, extents().value_dim)
-                         .row_range(tile.offset, tile.tokens));
-      if (!backward) return;
-      transpose<A>(values_transposed().col_range(tile.offset, tile.tokens),
-                   readable_panel<T>(table, tile, tokens, scratch.values));
+                     panel(memory.values.data + tile.offset * extents().value_dim, tile.tokens,
+                           extents().value_dim));
     });
   }
 };

@@ -54,7 +54,8 @@ struct Memory {
   Span<A> grad_values;        // [key tokens, value_dim]
   Span<A> queries;            // [tile tokens, feature_dim]
   Span<A> unrotated_queries;  // the same of Q
-  Span<A> grad_numerators;    // [tile tokens, value_dim]: dy, then U
+  Span<A> grad_outputs;       // [tile tokens, value_dim]: dy
+  Span<A> grad_numerators;    // the same: U
   Span<A> denominators;       // [tile tokens]; likewise:
   Span<A> inverses;
   Span<A> grad_denominators;
@@ -84,6 +85,7 @@ struct Memory {
     grad_values = take(e.key_tokens, e.value_dim);
     queries = take(e.tile_tokens, e.feature_dim);
     unrotated_queries = take(also * e.tile_tokens, e.feature_dim);
+    grad_outputs = take(e.tile_tokens, e.value_dim);
     grad_numerators = take(e.tile_tokens, e.value_dim);
     for (Span<A>* const of_tile : {&denominators, &inverses, &grad_denominators})
       *of_tile = take(1, e.tile_tokens);

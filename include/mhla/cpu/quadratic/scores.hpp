@@ -129,7 +129,7 @@ struct SeenPart {
   bool triangle;
 };
 
-/// Calls f(part) for the parts of a range that the rows of a tile see. Nothing else is multiplied,
+/// Under a causality, calls f(part) for the parts of a range that the rows of a tile see. Nothing else is multiplied,
 /// so that a NaN in a key that a query does not see does not reach it, nor the other way round.
 template <class A, class F>
 void for_each_seen_part(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
@@ -149,7 +149,6 @@ void for_each_seen_part(const Weights<A>& weights, const QueryRange& tile, const
   const Index by_all =
       weights.seen(tile.first, weights.block_of(tile.first), range);  // and later rows see more
   part(0, rows, 0, by_all);
-  if (weights.sight == Sight::all) return;
   weights.for_each_block(tile, [&](Index i, Index first, Index end) {
     part(first - tile.first, end - tile.first, by_all, weights.seen(first, i, range));
   });
@@ -160,12 +159,14 @@ Panel<A> part_of(const Panel<A>& scores, const SeenPart& part) {
   return scores.row_range(part.row, part.rows).col_range(part.key, part.keys);
 }
 
-/// rows += scores keys over what is seen; `square` has room for a tile's triangle.
+/// rows (+)= scores keys over what is seen; `square` has room for a tile's triangle.
 //                                                                              // [rows, columns]
 template <class A>
-void add_keys(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
-              const Panel<A>& scores, const Panel<const A>& keys, const Panel<A>& rows,
-              Span<A> square) {
+void multiply_keys(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
+                   const Panel<A>& scores, const Panel<const A>& keys, const Panel<A>& rows,
+                   Into into, Span<A> square) {
+  if (weights.sight == Sight::all) return multiply(rows, scores, keys, into);
+  if (into == Into::overwrite) set_zero(rows);
   for_each_seen_part(weights, tile, range, [&](const SeenPart& part) {
     const Panel<A> to = rows.row_range(part.row, part.rows);
     const Panel<const A> from = keys.row_range(part.key, part.keys);
@@ -176,10 +177,13 @@ void add_keys(const Weights<A>& weights, const QueryRange& tile, const KeyRange&
   });
 }
 
-/// keys += scores^T rows over what is seen.                              // [range tokens, columns]
+/// keys (+)= scores^T rows over what is seen.                            // [range tokens, columns]
 template <class A>
-void add_rows(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
-              const Panel<A>& scores, const Panel<const A>& rows, const Panel<A>& keys) {
+void multiply_rows(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
+                   const Panel<A>& scores, const Panel<const A>& rows, const Panel<A>& keys,
+                   Into into) {
+  if (weights.sight == Sight::all) return multiply_left_transposed(keys, scores, rows, into);
+  if (into == Into::overwrite) set_zero(keys);
   for_each_seen_part(weights, tile, range, [&](const SeenPart& part) {
     const Panel<A> to = keys.row_range(part.key, part.keys);
     const Panel<const A> from = rows.row_range(part.row, part.rows);
