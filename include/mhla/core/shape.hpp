@@ -86,9 +86,10 @@ MHLA_ONCE_A_CALL inline void require_tensor(const char* argument,
       throw ShapeError("mhla: ", argument, ": axis ", name, " is ", got, rule);
     };
     if (extent < 0) fail(", which is negative; an extent is 0 or more");
-    if (extent > max_elements / elements)
+    Index product = 0;
+    if (__builtin_mul_overflow(elements, extent, &product) || product > max_elements)
       fail(", which makes the tensor too large: it would have more than 2^56 elements");
-    if (extent > 0) elements *= extent;
+    if (extent > 0) elements = product;
   }
 }
 
