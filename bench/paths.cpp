@@ -37,7 +37,8 @@ struct Head {
   HostTensor<float, 4> q, k, v, dy, y, dq, dk, dv;
 
   explicit Head(Index tokens) {
-    for (auto* tensor : {&q, &k, &v, &dy, &y, &dq, &dk, &dv}) *tensor = HostTensor<float, 4>(1, 1, tokens, dim);
+    for (auto* tensor : {&q, &k, &v, &dy, &y, &dq, &dk, &dv})
+      *tensor = HostTensor<float, 4>(1, 1, tokens, dim);
     std::uint64_t seed = 1;
     for (auto* tensor : {&q, &k, &v, &dy})
       mhla::testing::fill_random(mhla::testing::Normal{}, seed++, tensor->view());
@@ -93,10 +94,10 @@ Contender mhla_call(Head& of, Index block, mhla::Path path, const std::string& n
   HostTensor<float, 3> mix(1, blocks, blocks);
   mhla::initialize(mix.view(), attention);
   const mhla::SerialExecutor executor;
-  const auto memory = std::make_shared<Memory>(
-      Memory{mix, mix, mhla::plan<float>(attention, mhla::shape_of(of.q.view(), of.k.view(),
-                                                                   of.v.view(), mix.view()),
-                                         executor)});
+  const auto memory = std::make_shared<Memory>(Memory{
+      mix, mix,
+      mhla::plan<float>(
+          attention, mhla::shape_of(of.q.view(), of.k.view(), of.v.view(), mix.view()), executor)});
   const auto operands = [=, &of] {
     return mhla::OperandViews<float>{of.q.view(), of.k.view(), of.v.view(), memory->mix.view()};
   };

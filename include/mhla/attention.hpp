@@ -46,6 +46,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cpu/cpu_plan.hpp>
+#include <mhla/cpu/explain.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/eigen/forward_evaluator.hpp>
 #include <mhla/eigen/forward_op.hpp>

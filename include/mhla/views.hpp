@@ -18,6 +18,7 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/cpu_plan.hpp>
+#include <mhla/cpu/explain.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/decoding.hpp>
 #include <mhla/mixing_matrix.hpp>

@@ -118,7 +118,7 @@ TEST_CASE("allocation: nothing with structured mixings", "[cpu]") {
 }
 
 TEST_CASE("allocation: one that a state has to make is seen", "[cpu]") {
-  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 4}};
+  const Attention<Relu, Blocks1D> attention{.blocks = {.block = 4}, .path = mhla::Path::linear};
   const auto x = operands<float>(attention, {1, 1, 1, 8, 8, 5, 7});
   auto y = x.dy;
   const Workspace workspace(

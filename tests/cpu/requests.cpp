@@ -84,7 +84,7 @@ TEMPLATE_TEST_CASE("requests: a saved state changes no bit of either pass", "[cp
 }
 
 TEST_CASE("requests: a saved state is used, not computed again", "[cpu]") {
-  const Variant<MixedKeySum> attention{.blocks = {.block = 3}};
+  const Variant<MixedKeySum> attention{.blocks = {.block = 3}, .path = mhla::Path::linear};
   const Operands<double> x = operands<double>(attention, shape);
   Operands<double> other = x;
   for (double& element : other.v.elements()) element += 1;

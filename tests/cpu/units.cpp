@@ -120,12 +120,14 @@ TEST_CASE("units: value columns shared out leave the bits of y and of a forward 
   using Image = Attention<mhla::SquaredRelu, Blocks2D, Bidirectional, MixedProduct, AxialRotary>;
   for (const Index num_slots : {2, 3, 4}) {
     CAPTURE(num_slots);
-    check_value_parts<float>(Causal{.blocks = {.block = 5}}, {1, 2, 1, 83, 83, 16, 192}, num_slots);
-    check_value_parts<float>(Causal{.blocks = {.block = 72}}, {1, 1, 1, 200, 200, 16, 288},
-                             num_slots);
-    check_value_parts<double>(Image{.blocks = {.grid = {6, 9}, .block = {3, 3}}},
+    constexpr auto path = mhla::Path::linear;
+    check_value_parts<float>(Causal{.blocks = {.block = 5}, .path = path},
+                             {1, 2, 1, 83, 83, 16, 192}, num_slots);
+    check_value_parts<float>(Causal{.blocks = {.block = 72}, .path = path},
+                             {1, 1, 1, 200, 200, 16, 288}, num_slots);
+    check_value_parts<double>(Image{.blocks = {.grid = {6, 9}, .block = {3, 3}}, .path = path},
                               {2, 1, 1, 54, 54, 32, 128}, num_slots);
-    check_value_parts<mhla::Half>(Attention<Relu, Blocks1D>{.blocks = {.block = 7}},
+    check_value_parts<mhla::Half>(Attention<Relu, Blocks1D>{.blocks = {.block = 7}, .path = path},
                                   {1, 2, 1, 100, 100, 16, 192, 2}, num_slots);
   }
 }

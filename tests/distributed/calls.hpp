@@ -60,6 +60,7 @@ struct SharedCall {
         shape(x.shape()),
         rank(of),
         local(x) {
+    attention.path = mhla::Path::linear;  // as ranks have it
     const mhla::Problem problem = mhla::checked_problem(variant, shape);
     const auto query_list = mhla::query_list(variant, problem);
     const auto key_list = mhla::key_list(variant, problem);

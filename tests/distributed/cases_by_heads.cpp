@@ -14,7 +14,8 @@ namespace {
 template <class T, class V>
 void run_by_heads(const AnyCommunicator& communicator, const V& attention, const Shape& partial,
                   std::uint64_t seed) {
-  const SharedCall<T, V> part(attention, partial, communicator.size(), communicator.rank(), seed);
+  SharedCall<T, V> part(attention, partial, communicator.size(), communicator.rank(), seed);
+  part.attention.path = attention.path;
   const executors::ShuffledExecutor executor{2, seed};
   const auto layer =
       mhla::head_parallel<T>(attention, part.shape, communicator, part.queries, part.keys);

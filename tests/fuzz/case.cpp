@@ -148,6 +148,10 @@ Case random_case(Draw& draw, Wish wish) {
   Numbers& numbers = problem.numbers;
   const Format accumulator = format_of(accumulator_of(entry.scalar));
   numbers.fast = entry.scalar == Scalar::bfloat16 && (rounded || !draw.once_in(4));
+  // By summaries, by scores of all pairs where there are such, or as the library chooses.
+  const bool by_scores = policies.mixing == Mixing::dense && !policies.mixes_products();
+  numbers.path =
+      numbers.fast && !draw.once_in(4) ? 1 : static_cast<int>(draw.between(0, by_scores ? 2 : 1));
   // Without an epsilon denominators may be 0, with a large one a mistake in it shows in any scalar.
   numbers.feature_epsilon = draw.one_of({0.0, 1e-6, 1e-3, 0.0625});
   numbers.normalizer_epsilon = draw.one_of({0.0, 1e-6, 0.125, 2.0});
@@ -350,7 +354,8 @@ std::string description_of(const Case& random) {
   if (random.own_key_blocks) grid("keys", random.keys);
   out << ", epsilons " << n.feature_epsilon << " and " << n.normalizer_epsilon << ", scale "
       << n.scale << ", theta " << n.theta << ", nu " << n.nu << ", terms " << n.terms
-      << (n.leading_corner ? ", leading corner" : "") << (n.fast ? ", fast" : "");
+      << (n.leading_corner ? ", leading corner" : "") << (n.fast ? ", fast" : "") << ", path "
+      << n.path;
   return out.str();
 }
 

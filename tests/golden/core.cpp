@@ -103,12 +103,17 @@ void require_result(const std::string& name, const std::string& array,
 template <class T>
 void check(const std::string& name, const AttentionCase& c, const Variant& variant) {
   INFO("in a type of " << std::numeric_limits<T>::digits << " bits");
-  const Outcome<T> found = run<T>(variant, case_of(name, c));
-  require_result(name, "out", found.y, c.error_scale.out);
-  require_result(name, "dq", found.gradients.q, c.error_scale.dq);
-  require_result(name, "dk", found.gradients.k, c.error_scale.dk);
-  require_result(name, "dv", found.gradients.v, c.error_scale.dv);
-  require_result(name, "dmix", found.gradients.mix, c.error_scale.dmix);
+  Case call = case_of(name, c);
+  for (const Path path : variant.paths()) {
+    INFO("by path " << static_cast<int>(path));
+    call.setting.path = path;
+    const Outcome<T> found = run<T>(variant, call);
+    require_result(name, "out", found.y, c.error_scale.out);
+    require_result(name, "dq", found.gradients.q, c.error_scale.dq);
+    require_result(name, "dk", found.gradients.k, c.error_scale.dk);
+    require_result(name, "dv", found.gradients.v, c.error_scale.dv);
+    require_result(name, "dmix", found.gradients.mix, c.error_scale.dmix);
+  }
 }
 
 }  // namespace

@@ -59,9 +59,10 @@ void add_to(HostTensor<double, 3>& sum, const HostTensor<double, 3>& term) {
   for (std::size_t i = 0; i < sum.elements().size(); ++i) sum.elements()[i] += term.elements()[i];
 }
 
-// Packed against the loop, to the bit, and against the oracle's loop.
+// By one path packed is the loop, to the bit, and by each the oracle's loop.
 template <class Offset, class V>
-void check_is_the_loop(const V& attention, const Lengths& lengths, const Operands<double>& x) {
+void check_is_the_loop(V attention, Path path, const Lengths& lengths, const Operands<double>& x) {
+  attention.path = path;
   CAPTURE(lengths, sizeof(Offset), x.q.extent(1), x.k.extent(1), x.mix.extent(0), x.mix.extent(1));
   const std::vector<Offset> offsets = offsets_of<Offset>(lengths);
   const auto packed = mhla::packed(attention, offsets);
@@ -106,6 +107,12 @@ void check_is_the_loop(const V& attention, const Lengths& lengths, const Operand
                     tolerance::forward_max<double>);
   call::check_close(gradients, loop);
   call::check_close(gradients, oracle);
+}
+template <class Offset, class V>
+void check_is_the_loop(const V& attention, const Lengths& lengths, const Operands<double>& x) {
+  check_is_the_loop<Offset>(attention, Path::linear, lengths, x);
+  if (mhla::cpu::has_quadratic_path<V>)
+    check_is_the_loop<Offset>(attention, Path::quadratic, lengths, x);
 }
 
 const std::vector<Lengths> batches_of_sequences = {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Masks that do not fit a stage's tokens, or what other stages were told of them.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -23,11 +24,18 @@ struct PaddedCase : Case {
   call::HostTensor<std::uint8_t, 2> mask{2, 8};
   std::vector<Index> used{0, 0};
   mhla::StageMasks masks{{mask.view(), mask.view()}, {}, {}};
+  mhla::Workspace padded_memory;
 
   PaddedCase() {
     for (Index t = 0; t < 6; ++t) mask(1, t) = 1;  // block 1, and a half of 2
     stages.count_used_queries(blocks, mask.view(), {used.data(), 2});
     masks.query_blocks = masks.key_blocks = {used.data(), 2};
+    Index bytes = 0;
+    for (const Stage stage : {Stage::summarize, Stage::read_out, Stage::read_out_gradient,
+                              Stage::mix_gradient, Stage::summarize_gradient})
+      bytes = std::max(bytes, stages.padded(masks).workspace_size(stage, executor, blocks, blocks));
+    padded_memory = mhla::Workspace(bytes);
+    workspace = padded_memory;
   }
   void run(Stage stage) {
     const auto padded = stages.padded(masks);

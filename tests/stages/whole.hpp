@@ -154,6 +154,7 @@ struct Whole {
         seed(of),
         used_queries(static_cast<std::size_t>(shape.batch)),
         used_keys(static_cast<std::size_t>(shape.batch)) {
+    attention.path = mhla::Path::linear;  // as stages have it
     const mhla::Problem problem = mhla::checked_problem(variant, x.shape());
     query_grid = problem.query_grid;
     key_grid = problem.key_grid;

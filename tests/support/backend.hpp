@@ -34,6 +34,8 @@ using Device = mhla::CudaDevice;
 inline Device device() { return machine::device(); }
 /// Whether summaries can be saved for the backward pass.
 inline constexpr bool saves_states = false;
+/// Whether a call can ask for a mhla::Path.
+inline constexpr bool has_paths = false;
 /// What cuBLAS knows.
 template <class T>
 inline constexpr bool computes_in = std::is_same_v<T, float> || std::is_same_v<T, double>;
@@ -41,6 +43,7 @@ inline constexpr bool computes_in = std::is_same_v<T, float> || std::is_same_v<T
 using Device = mhla::SerialExecutor;
 inline Device device() { return {}; }
 inline constexpr bool saves_states = true;
+inline constexpr bool has_paths = true;
 template <class T>
 inline constexpr bool computes_in = true;
 #endif

@@ -104,6 +104,7 @@ V attention_of(const Call& call) {
   if constexpr (requires { attention.mixing.rank; }) attention.mixing.rank = numbers.terms;
   attention.scale = numbers.scale;
   attention.precision = numbers.fast ? mhla::Precision::fast : mhla::Precision::exact;
+  attention.path = mhla::Path{numbers.path};
   return attention;
 }
 

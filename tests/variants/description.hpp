@@ -63,6 +63,7 @@ struct Numbers {
   Size nu = 1;                     ///< of Dpfp
   Size features = 0;               ///< of Favor
   bool fast = false;               ///< Precision::fast
+  int path = 0;                    ///< mhla::Path, by its number
   Size terms = 1;                  ///< states of a recurrence, or Kronecker products
   std::vector<double> projection;  ///< [features, key_dim]
   bool leading_corner = false;     ///< of a mix that is larger than a bidirectional layout

@@ -45,8 +45,8 @@ struct TokenRun {
   }
 };
 
-/// A part of a block, or of a sequence, at `offset` tokens from its start. Its tokens are entries [first_place,
-/// first_place + tokens) of the table's places.
+/// A part of a block, or of a sequence, at `offset` tokens from its start. Its tokens are entries
+/// [first_place, first_place + tokens) of the table's places.
 struct TokenTile {
   Index first_run;
   Index runs;
@@ -288,9 +288,8 @@ template <AttentionVariant V>
 BlockTables block_tables(Arena& arena, const V&, const Problem& problem, Index max_tokens,
                          TilesOf tiles_of) {
   const Index batch = problem.shape.batch;
-  const BlockTable queries =
-      uniform_block_table(arena, problem.query_grid, problem.queries, problem.held_queries, batch,
-                          max_tokens, tiles_of);
+  const BlockTable queries = uniform_block_table(arena, problem.query_grid, problem.queries,
+                                                 problem.held_queries, batch, max_tokens, tiles_of);
   return {queries, uniform_block_table(arena, problem.key_grid, problem.keys, problem.held_keys,
                                        batch, max_tokens, tiles_of)};
 }

@@ -51,9 +51,9 @@ struct Extents {
         key_block_tokens(problem.key_grid.block_tokens()),
         query_tokens(problem.shape.query_tokens),
         key_tokens(problem.key_grid.num_tokens()) {
-    const Index longest =
-        tiles_of == TilesOf::block ? (std::max)(block_tokens, key_block_tokens)
-                                   : (std::max)(problem.query_grid.num_tokens(), key_tokens);
+    const Index longest = tiles_of == TilesOf::block
+                              ? (std::max)(block_tokens, key_block_tokens)
+                              : (std::max)(problem.query_grid.num_tokens(), key_tokens);
     tile_tokens = (std::min)(longest, max_tokens);
   }
 };

@@ -18,7 +18,6 @@
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/partition.hpp>
-#include <mhla/cpu/quadratic/choice.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
@@ -93,7 +92,7 @@ struct Plan {
   Index mixing_parts;
   bool pairs;             // Precision::fast
   bool mixes_in_float;    // with pairs, in a stage or by a structured mixing
-  bool transposes_pairs;  // the backward pass
+  bool is_backward;
   Span<SlotScratch<A>> scratch;
   Span<UnitMemory<A>> units;
   // Whether there are enough units for every slot to run its own. Otherwise, and for the remainder,
@@ -105,9 +104,9 @@ struct Plan {
   template <class V, class InPairs>
   MHLA_ONCE_A_CALL Plan(Arena& arena, const V& attention, const Problem& checked,
                         const ExecutorRef& executor, Index concurrent, bool backward,
-                        InPairs in_pairs)
+                        bool takes_quadratic, InPairs in_pairs)
       : problem(checked),
-        quadratic(takes_quadratic_path(attention, checked, backward, in_pairs)),
+        quadratic(takes_quadratic),
         extents(checked, max_tokens_of_tile<L>, tiles_of()),
         tables(block_tables(arena, attention, checked, max_tokens_of_tile<L>, tiles_of())),
         rotation(rotation_table<A>(arena, attention.rotation, V::GeometryType::rank,
@@ -120,7 +119,7 @@ struct Plan {
     const auto rounds = and_not(in_pairs, quadratic);
     pairs = rounds;
     mixes_in_float = rounds && (factors_mixing<L> || problem.stage);
-    transposes_pairs = backward;
+    is_backward = backward;
     mixing_parts = 2;
     rounded_mixing = mixing;
     if (rounds && !mixes_in_float) {
@@ -210,7 +209,7 @@ struct Plan {
     }
   }
 
-  SummaryShape summary_shape() const { return paired_summary(extents, transposes_pairs); }
+  SummaryShape summary_shape() const { return paired_summary(extents, is_backward); }
 
   /// As mixing_of, a part of it.                             // [query blocks, pairs of key blocks]
   PairedRows paired_mixing_of(Index part, Index matrix, Index query_blocks,

@@ -231,7 +231,7 @@ class StageRun {
     if constexpr (std::is_same_v<PlanType, BackwardPlan>)
       return PlanType(arena, attention_, problem_, executor_, exact);
     else
-      return PlanType(arena, attention_, problem_, executor_, units(), false, in_pairs());
+      return PlanType(arena, attention_, problem_, executor_, units(), false, false, in_pairs());
   }
   // Calls body(plan) if there is anything to do.
   template <class PlanType, class Body>

@@ -22,6 +22,7 @@
 #include <mhla/cpu/partial_sums.hpp>
 #include <mhla/cpu/plan.hpp>
 #include <mhla/cpu/quadratic/backward.hpp>
+#include <mhla/cpu/quadratic/choice.hpp>
 #include <mhla/cpu/quadratic/forward.hpp>
 #include <mhla/cpu/rounded_calls.hpp>
 #include <mhla/policy/checks.hpp>
@@ -51,19 +52,21 @@ TensorView<T, 4> value_columns(TensorView<T, 4> tensor, Index first, Index colum
 /// value columns.
 template <class L, class A>
 struct ForwardPlan {
-  Extents whole;  // with all value columns
-  Index parts;    // of the value columns of a head
+  Extents whole;   // with all value columns
+  bool quadratic;  // the path
+  Index parts;     // of the value columns of a head
   Plan<L, A> plan;
 
   template <class V, class InPairs>
   MHLA_ONCE_A_CALL ForwardPlan(Arena& arena, const V& attention, const Problem& problem,
                                const ExecutorRef& executor, InPairs in_pairs)
       : whole(problem, max_tokens_of_tile<L>),
-        parts(decides_by_values(in_pairs) || takes_quadratic_path(attention, problem, false, in_pairs)
+        quadratic(takes_quadratic_path(attention, problem, false, in_pairs)),
+        parts(quadratic || decides_by_values(in_pairs)
                   ? 1
                   : value_parts<L>(problem, heads(problem), executor.num_slots())),
         plan(arena, attention, value_columns(problem, problem.shape.value_dim / parts), executor,
-             checked_mul(heads(problem), parts), false, in_pairs) {}
+             checked_mul(heads(problem), parts), false, quadratic, in_pairs) {}
 
   Index units() const { return heads(plan.problem) * parts; }
 
@@ -86,7 +89,8 @@ struct BackwardPlan {
   MHLA_ONCE_A_CALL BackwardPlan(Arena& arena, const V& attention, const Problem& problem,
                                 const ExecutorRef& executor, InPairs in_pairs)
       : partials(partial_sums(attention, problem)),
-        plan(arena, attention, problem, executor, partials.count(), true, in_pairs),
+        plan(arena, attention, problem, executor, partials.count(), true,
+             takes_quadratic_path(attention, problem, true, in_pairs), in_pairs),
         grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
 
   template <class V>

@@ -35,8 +35,8 @@ void for_each_used(const MaskedBlocks& of, Index batch, Span<X> used, const Visi
   TokenMasks::require_fit(of.mask, of.mask_name, batch, of.grid.num_tokens(of.held));
   require_extent(of.used_name, "batch", used.size, batch, "it counts the blocks of every item");
   for (Index item = 0; item < batch; ++item) {
-    const Index last =
-        block_table::Builder(1, TilesOf::block, nullptr).add(of.grid, of.blocks, of.held, of.mask, item);
+    const Index last = block_table::Builder(1, TilesOf::block, nullptr)
+                           .add(of.grid, of.blocks, of.held, of.mask, item);
     visit(item, last == 0 ? 0 : of.blocks.first + last);
   }
 }

@@ -93,7 +93,8 @@ void add_call(Agreement& agreement, const V& attention, const Shape& whole, cons
       .add("mix_heads", whole.mix_heads)
       .add("mix_query_blocks", whole.mix_query_blocks)
       .add("mix_key_blocks", whole.mix_key_blocks)
-      .add("precision", static_cast<Index>(attention.precision));
+      .add("precision", static_cast<Index>(attention.precision))
+      .add("path", static_cast<Index>(attention.path));
   const auto add_geometry = [&](const char* name, const auto& blocks) {
     fingerprint::Hash hash;
     fingerprint::add(hash, blocks);

@@ -364,10 +364,11 @@ Index explain_size() {
 
 template <class... X>
 const char* explain_choice() {
-  static_assert(no_such_call<X...>,
-                "mhla: call explain<T>(attention, shape, device) with an mhla::CudaDevice, or "
-                "explain<T>(attention, shape, {.queries = shares}) with an mhla::SplitCall: T is "
-                "the scalar of the tensors, shape an mhla::Shape");
+  static_assert(
+      no_such_call<X...>,
+      "mhla: call explain<T>(attention, shape, executor), or with an mhla::CudaDevice, or "
+      "explain<T>(attention, shape, {.queries = shares}) with an mhla::SplitCall: T is "
+      "the scalar of the tensors, shape an mhla::Shape");
   return "";
 }
 

@@ -146,8 +146,8 @@ void add_values(Hash& hash, const V& attention, Borrowed borrowed) {
 }  // namespace fingerprint
 
 /// The fingerprint of a checked call on tensors of T: types, grids, offsets, masks, feature map,
-/// normalizer, rotation, mixing, scale, precision and path. Allocates nothing; valid within the process
-/// only.
+/// normalizer, rotation, mixing, scale, precision and path. Allocates nothing; valid within the
+/// process only.
 template <class T, AttentionVariant V>
 std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowed borrowed) {
   using fingerprint::add;

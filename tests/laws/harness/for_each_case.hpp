@@ -59,8 +59,9 @@ inline std::uint64_t seed_of_case(const Policies& policies, Index number) {
 /// For laws that every variant obeys.
 inline bool anything(const Policies&) { return true; }
 
-/// Calls law(variant, case) for every variant that `applies`. `weight` is how many times the number
-/// of shapes a cheap law can afford. Fails where it never came to call the law.
+/// Calls law(variant, case) for every variant that `applies`, each case by one of its paths.
+/// `weight` is how many times the number of shapes a cheap law can afford. Fails where it never
+/// came to call the law.
 template <class Applies, class Law>
 void for_each_case(const Wishes& wishes, Index weight, Applies&& applies, Law&& law) {
   const Options& options = Options::get();
@@ -71,7 +72,9 @@ void for_each_case(const Wishes& wishes, Index weight, Applies&& applies, Law&& 
     if (!applies(policies) || name_of(policies).find(options.variant) == std::string::npos)
       continue;
     for (Index number = options.first; number < options.first + count; ++number) {
-      const Case random = random_case(policies, wishes, seed_of_case(policies, number));
+      Case random = random_case(policies, wishes, seed_of_case(policies, number));
+      const std::vector<Path> paths = variant.paths();
+      random.setting.path = paths[random.seed / 8 % paths.size()];
       INFO(policies << ": " << description_of(random));
       INFO("replay: MHLA_LAWS_SEED=" << options.seed << " MHLA_LAWS_SHAPES=1 MHLA_LAWS_FIRST="
                                      << number << " MHLA_LAWS_VARIANT=\"" << policies

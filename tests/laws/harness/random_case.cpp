@@ -217,7 +217,8 @@ std::string description_of(const Case& random) {
       << ", " << s.mix_query_blocks << ", " << s.mix_key_blocks << "], scale "
       << random.setting.scale << ", epsilons " << random.setting.feature_epsilon << " and "
       << random.setting.normalizer_epsilon << ", theta " << random.setting.theta << ", nu "
-      << random.setting.nu << ", features " << random.setting.projection.extent(0);
+      << random.setting.nu << ", path " << static_cast<int>(random.setting.path) << ", features "
+      << random.setting.projection.extent(0);
   return out.str();
 }
 

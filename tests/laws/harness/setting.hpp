@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/block_geometry.hpp>
+#include <mhla/policy/path.hpp>
 #include <mhla/testing/host_tensor.hpp>
 
 #include "tests/variants/library.hpp"
@@ -33,6 +34,7 @@ struct Setting {
   double theta = 10000;
   bool leading_corner = false;
   Index nu = 2;
+  mhla::Path path = mhla::Path::automatic;
   HostTensor<double, 2> projection;  ///< Favor's [features, key_dim]
 };
 
@@ -60,6 +62,7 @@ inline variants::Call call_of(const Setting& setting, const variants::View& proj
   call.numbers.theta = setting.theta;
   call.numbers.nu = setting.nu;
   call.numbers.leading_corner = setting.leading_corner;
+  call.numbers.path = static_cast<int>(setting.path);
   call.queries = grid(setting.queries);
   call.keys = grid(setting.keys);
   call.own_key_blocks = setting.cross;

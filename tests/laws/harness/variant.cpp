@@ -101,6 +101,12 @@ template Backend<float> backend_in(const Variant&);
 template Backend<double> backend_in(const Variant&);
 template Backend<long double> backend_in(const Variant&);
 
+std::vector<Path> Variant::paths() const {
+  if (!backend::has_paths) return {Path::automatic};
+  if (policies_.mixes_products()) return {Path::linear};
+  return {Path::linear, Path::quadratic};
+}
+
 Backend<double> Variant::in_double() const { return backend_in<double>(*this); }
 
 Index Variant::feature_dim(const Setting& setting, Index key_dim) const {

@@ -56,6 +56,8 @@ class Variant {
   explicit Variant(const Policies& policies) : policies_(policies) {}
 
   const Policies& policies() const { return policies_; }
+  /// The paths of the backend under test that it can be asked for.
+  std::vector<Path> paths() const;
   /// Every variant is compiled in double.
   Backend<double> in_double() const;
 

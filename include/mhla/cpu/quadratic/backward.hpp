@@ -30,12 +30,12 @@ template <class A>
 struct TileGradient {
   const Weights<A>& weights;
   QueryRange tile;
-  FeaturePanels<A> q;            // [tile tokens, feature_dim]
+  FeaturePanels<A> q;              // [tile tokens, feature_dim]
   Panel<const A> grad_outputs;     // [tile tokens, value_dim]: dy
   Panel<const A> grad_numerators;  // the same: U
-  Span<A> denominators;          // [tile tokens]; empty without a normalizer
-  Span<A> inverses;              // 1 / den, 0 where den is 0
-  Span<A> grad_denominators;     // c
+  Span<A> denominators;            // [tile tokens]; empty without a normalizer
+  Span<A> inverses;                // 1 / den, 0 where den is 0
+  Span<A> grad_denominators;       // c
   bool unrotated_too;
   bool values_wanted;
   bool queries_wanted;
@@ -53,13 +53,13 @@ struct TileGradient {
 /// Panels of a range in the memory of a unit.
 template <class A>
 struct RangePanels {
-  Panel<A> scores;            // [tile tokens, seen]: P
-  Panel<A> unrotated_scores;  // E; P itself without a rotation
-  Panel<A> products;          // G
-  Span<A> by_weight;          // [range tokens]
-  Panel<A> keys, unrotated_keys;             // [range tokens, feature_dim]
-  Panel<A> grad_keys, grad_unrotated;        // the same
-  Panel<A> grad_values;                      // [range tokens, value_dim]
+  Panel<A> scores;                                // [tile tokens, seen]: P
+  Panel<A> unrotated_scores;                      // E; P itself without a rotation
+  Panel<A> products;                              // G
+  Span<A> by_weight;                              // [range tokens]
+  Panel<A> keys, unrotated_keys;                  // [range tokens, feature_dim]
+  Panel<A> grad_keys, grad_unrotated;             // the same
+  Panel<A> grad_values;                           // [range tokens, value_dim]
   Panel<A> grad_queries, grad_unrotated_queries;  // [tile tokens, feature_dim], of this range alone
 };
 
@@ -68,8 +68,8 @@ template <class A>
 MHLA_OUT_OF_LINE void score_range(const TileGradient<A>& at, const KeyRange& range,
                                   const RangePanels<A>& in, const Panel<const A>& keys_transposed,
                                   const Panel<const A>& unrotated_transposed,
-                                  const Panel<const A>& values_transposed, Span<A> weights,
-                                  A* sums, A* sums_of_products) {
+                                  const Panel<const A>& values_transposed, Span<A> weights, A* sums,
+                                  A* sums_of_products) {
   const Index seen = in.scores.cols;
   const auto columns = [&](const Panel<const A>& of) { return of.col_range(range.first, seen); };
   multiply<A>(in.scores, at.q.rotated, columns(keys_transposed));
@@ -144,8 +144,7 @@ MHLA_OUT_OF_LINE void gradients_of_range(const TileGradient<A>& at, const KeyRan
     if (at.queries_wanted)
       multiply_keys<A>(weights, tile, range, scores, keys.row_range(0, scores.cols), grad_queries,
                        Into::overwrite, scratch.square);
-    if (at.keys_wanted)
-      multiply_rows<A>(weights, tile, range, scores, queries, grad_keys, at.into);
+    if (at.keys_wanted) multiply_rows<A>(weights, tile, range, scores, queries, grad_keys, at.into);
   };
   features(in.products, at.q.rotated, in.keys, in.grad_queries, in.grad_keys);
   if (at.unrotated_too)
@@ -158,8 +157,8 @@ MHLA_OUT_OF_LINE void gradients_of_range(const TileGradient<A>& at, const KeyRan
 /// den, 1 / den, c and U of a tile, from the sums of its ranges.
 template <class A>
 MHLA_OUT_OF_LINE void divide_tile(const TileGradient<A>& at, const Panel<A>& grad_numerators,
-                                  Index ranges, A epsilon, const A* sums,
-                                  const A* sums_of_products, Index stride) {
+                                  Index ranges, A epsilon, const A* sums, const A* sums_of_products,
+                                  Index stride) {
   const Index rows = at.denominators.size;
   if (rows == 0) return;
   const Span<A>& den = at.denominators;
@@ -262,12 +261,11 @@ class BackwardUnit {
     loop.parallel_for(seen, [&](Index r, Index slot) {
       const KeyRange& range = of_.ranges[r];
       score_range<A>(at, range, panels(at, r), of_.keys_transposed(), of_.unrotated_transposed(),
-                     of_.values_transposed(), plan().scratch[slot].quadratic.weights, sums + r * e.tile_tokens,
-                     products + r * e.tile_tokens);
+                     of_.values_transposed(), plan().scratch[slot].quadratic.weights,
+                     sums + r * e.tile_tokens, products + r * e.tile_tokens);
     });
     A epsilon = A(0);
-    if constexpr (normalizes<L>)
-      epsilon = static_cast<A>(of_.operands.variant.normalizer.epsilon);
+    if constexpr (normalizes<L>) epsilon = static_cast<A>(of_.operands.variant.normalizer.epsilon);
     loop.parallel_for(1, [&](Index, Index) {
       divide_tile<A>(at, grad_numerators, seen, epsilon, sums, products, e.tile_tokens);
     });
@@ -275,9 +273,8 @@ class BackwardUnit {
       gradients_of_range<A>(at, of_.ranges[r], panels(at, r), plan().scratch[slot].quadratic);
     });
     if (request_.query())
-      loop.parallel_for(1, [&](Index, Index slot) {
-        unpack_queries(g, tile, at, seen, plan().scratch[slot]);
-      });
+      loop.parallel_for(
+          1, [&](Index, Index slot) { unpack_queries(g, tile, at, seen, plan().scratch[slot]); });
   }
 
   Panel<A> mixing_gradient(Index matrix) const {
@@ -352,10 +349,9 @@ class BackwardUnit {
       FeatureGradients<A> total{rows(memory().grad_keys, e.feature_dim)};
       if (of_.unrotated_too())
         total.unrotated = rows(memory().grad_unrotated, e.feature_dim).placed();
-      unpack_feature_gradient(features_of(operands, A(1), table, tile),
-                              key_rows(of_.unit, operands.k), total,
-                              key_rows(of_.unit, request_.gradients.key.view), request_.update,
-                              scratch.row);
+      unpack_feature_gradient(
+          features_of(operands, A(1), table, tile), key_rows(of_.unit, operands.k), total,
+          key_rows(of_.unit, request_.gradients.key.view), request_.update, scratch.row);
     }
     if (request_.gradients.value.wanted)
       scatter<T, A>(table, tile, rows(memory().grad_values, e.value_dim), {},

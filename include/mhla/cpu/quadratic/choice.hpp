@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Which calls take the quadratic path: those that it takes fewer multiply-adds for. Nothing else
-// counts, so that a call has the same bits on every machine and for any number of threads. (Products
-// of both paths run at about the same rate, those that mix summaries included.)
+// counts, so that a call has the same bits on every machine and for any number of threads.
+// (Products of both paths run at about the same rate, those that mix summaries included.)
 #pragma once
 
 #include <algorithm>
@@ -29,9 +29,9 @@ struct PathCosts {
 /// `rounded` if the linear path multiplies bfloat16 in pairs.
 template <class V>
 PathCosts path_costs(const Problem& problem, bool backward, bool rounded) {
-  constexpr double tile = 2e4;       // beginning another one
-  constexpr double weight = 40;      // of a block's row and a key
-  constexpr double in_pairs = 1.8;   // times as fast
+  constexpr double tile = 2e4;      // beginning another one
+  constexpr double weight = 40;     // of a block's row and a key
+  constexpr double in_pairs = 1.8;  // times as fast
   constexpr double causal_tile = 64;
   const Shape& shape = problem.shape;
   const auto of = [](Index count) { return static_cast<double>(count); };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The forward pass of one unit by the scores of all pairs (scores.hpp): cheaper than summaries where
-// blocks are short, or the sequence is.
+// The forward pass of one unit by the scores of all pairs (scores.hpp): cheaper than summaries
+// where blocks are short, or the sequence is.
 #pragma once
 
 #include <algorithm>
@@ -71,8 +71,8 @@ void forward_unit(const Operands<L, T>& operands, const Unit<A>& unit, const Ten
     const Span<A> inverses{scratch.inverses.data, denominators.size};
     const bool invertible = invert<A>(denominators, inverses);
     if (!invertible) divide_rows<A>(out, denominators);
-    scatter<T, A>(table, tile, out, invertible ? inverses : Span<A>{},
-                  query_rows(plan, unit, g, y), Update::overwrite);
+    scatter<T, A>(table, tile, out, invertible ? inverses : Span<A>{}, query_rows(plan, unit, g, y),
+                  Update::overwrite);
   });
 }
 

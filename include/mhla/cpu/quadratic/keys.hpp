@@ -91,8 +91,8 @@ struct QuadraticUnit {
   /// In place, if one tile has all of them.
   Panel<const A> values() const {
     if (key_tiles.size == 1) {
-      const Panel<const A> there = panel_in_place<const A>(
-          operands.plan.tables.keys, key_tiles[0], key_rows(unit, operands.v));
+      const Panel<const A> there = panel_in_place<const A>(operands.plan.tables.keys, key_tiles[0],
+                                                           key_rows(unit, operands.v));
       if (there.rows > 0) return there;
     }
     return key_panel(memory.values, key_tokens, extents().value_dim);
@@ -101,15 +101,16 @@ struct QuadraticUnit {
   /// phi(k), v and what is transposed of them.
   void pack_keys(const ExecutorRef& loop) const {
     const BlockTable& table = operands.plan.tables.keys;
-    const bool backward = memory.keys.size > 0;
+    const bool backward = operands.plan.is_backward;
     const bool packs_values = !backward && values().data == memory.values.data;
     loop.parallel_for(key_tiles.size, [&](Index index, Index slot) {
       const SlotScratch<A>& scratch = operands.plan.scratch[slot];
       const TokenTile& tile = key_tiles[index];
       const auto rows = [&](Span<A> of_unit, Span<A> of_slot) {
         const Index columns = extents().feature_dim;
-        return backward ? key_panel(of_unit, key_tokens, columns).row_range(tile.offset, tile.tokens)
-                        : panel(of_slot.data, tile.tokens, columns);
+        return backward
+                   ? key_panel(of_unit, key_tokens, columns).row_range(tile.offset, tile.tokens)
+                   : panel(of_slot.data, tile.tokens, columns);
       };
       const Panel<A> rotated = rows(memory.keys, scratch.rotated);
       const Panel<A> features =

@@ -60,16 +60,18 @@ struct Memory {
   Span<A> inverses;
   Span<A> grad_denominators;
   Span<A> scores;            // [tile tokens, key tokens]: P
-  Span<A> unrotated_scores;   // the same: E
-  Span<A> products;           // [tile tokens, key tokens]: G
-  Span<A> by_weight;          // [key tokens]: of dmix, before they are summed over a key block
-  Span<A> sums;               // [2, ranges, tile tokens]
-  Span<A> grad_queries;       // [ranges, tile tokens, feature_dim], and the same of Q
+  Span<A> unrotated_scores;  // the same: E
+  Span<A> products;          // [tile tokens, key tokens]: G
+  Span<A> by_weight;         // [key tokens]: of dmix, before they are summed over a key block
+  Span<A> sums;              // [2, ranges, tile tokens]
+  Span<A> grad_queries;      // [ranges, tile tokens, feature_dim], and the same of Q
 
   Memory() = default;
   MHLA_ONCE_A_CALL Memory(Arena& arena, const Extents& e, bool unrotated_too, bool backward) {
     const Index stride = key_stride(e.key_tokens);
-    const auto take = [&](Index rows, Index cols) { return arena.take<A>(checked_mul(rows, cols)); };
+    const auto take = [&](Index rows, Index cols) {
+      return arena.take<A>(checked_mul(rows, cols));
+    };
     const Index also = unrotated_too ? 1 : 0;
     const Index max_count = max_ranges(e.key_tokens);
     ranges = arena.take<KeyRange>(max_count);
@@ -94,7 +96,8 @@ struct Memory {
     products = take(e.tile_tokens, stride);
     by_weight = take(1, stride);
     sums = take(checked_mul(2, max_count), e.tile_tokens);
-    grad_queries = take(checked_mul(1 + also, checked_mul(max_count, e.tile_tokens)), e.feature_dim);
+    grad_queries =
+        take(checked_mul(1 + also, checked_mul(max_count, e.tile_tokens)), e.feature_dim);
   }
 };
 

@@ -129,13 +129,15 @@ struct SeenPart {
   bool triangle;
 };
 
-/// Under a causality, calls f(part) for the parts of a range that the rows of a tile see. Nothing else is multiplied,
-/// so that a NaN in a key that a query does not see does not reach it, nor the other way round.
+/// Under a causality, calls f(part) for the parts of a range that the rows of a tile see. Nothing
+/// else is multiplied, so that a NaN in a key that a query does not see does not reach it, nor the
+/// other way round.
 template <class A, class F>
 void for_each_seen_part(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
                         const F& f) {
   const auto part = [&](Index row, Index end_row, Index key, Index end_key, bool triangle = false) {
-    if (row < end_row && key < end_key) f(SeenPart{row, end_row - row, key, end_key - key, triangle});
+    if (row < end_row && key < end_key)
+      f(SeenPart{row, end_row - row, key, end_key - key, triangle});
   };
   const Index rows = tile.end - tile.first;
   if (weights.sight == Sight::past_tokens) {
@@ -222,8 +224,8 @@ MHLA_OUT_OF_LINE void weighted_sums(const Weights<A>& weights, const QueryRange&
       for (Index x = first; x < end; ++x) {
         const Index row = x - tile.first;
         sums[row] =
-            kernels.weighted_sums(weights.seen(x, i, range), w, unrotated.row(row),
-                                  scores.row(row), products.row(row), sums_of_products + row);
+            kernels.weighted_sums(weights.seen(x, i, range), w, unrotated.row(row), scores.row(row),
+                                  products.row(row), sums_of_products + row);
       }
     });
   });

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+// What a call does on the CPU, in words and numbers, before it is made.
+#pragma once
+
+#include <cmath>
+#include <mhla/core/config.hpp>
+#include <mhla/core/executor.hpp>
+#include <mhla/core/index.hpp>
+#include <mhla/core/scalar.hpp>
+#include <mhla/core/shape.hpp>
+#include <mhla/cpu/pipeline.hpp>
+#include <mhla/cpu/plan.hpp>
+#include <mhla/cpu/quadratic/choice.hpp>
+#include <mhla/cpu/rounded_calls.hpp>
+#include <mhla/policy/problem.hpp>
+#include <string>
+
+MHLA_NAMESPACE_BEGIN
+
+namespace cpu {
+
+/// One direction of a call. Costs count only where there is a choice.
+struct DirectionReport {
+  bool quadratic;
+  bool rounded;  // products of bfloat16
+  PathCosts costs;
+  Index workspace;
+};
+
+template <class V>
+std::string to_string(const V& attention, const DirectionReport& of, const char* direction) {
+  const auto thousands = [](double count) { return std::to_string(std::llround(count / 1e3)); };
+  std::string text =
+      std::string(direction) + ": path " + (of.quadratic ? "quadratic, " : "linear, ");
+  if (!has_quadratic_path<V>)
+    text += "the one that can run it";
+  else if (attention.path != Path::automatic)
+    text += "as asked for";
+  else
+    text += "the fewer multiply-adds";
+  text += of.rounded ? "; products of bfloat16" : "; products in the accumulator type";
+  if (has_quadratic_path<V>)
+    text += "\n  thousand multiply-adds of a kv head, what else takes time included: linear " +
+            thousands(of.costs.linear) + ", quadratic " + thousands(of.costs.quadratic);
+  return text + "\n  workspace " + std::to_string(of.workspace) + " bytes\n";
+}
+
+}  // namespace cpu
+
+/// \addtogroup core_calls
+/// \{
+
+/// Says which mhla::Path forward_into and backward_into take with this executor, and why; whether
+/// products are rounded to bfloat16; what each path would take, and the workspace. Runs nothing.
+/// \code
+/// std::cout << mhla::explain<float>(attention, call, executor);
+/// \endcode
+/// \throws ShapeError if attention and shape do not fit.
+template <StorageScalar T, AttentionVariant V, Executor E>
+std::string explain(const V& attention, const Shape& shape, const E& executor) {
+  const Problem problem = checked_problem(attention, shape);
+  const auto part = [&](bool backward, bool rounds, Index workspace, const char* name) {
+    const bool quadratic = cpu::takes_quadratic_path(attention, problem, backward, rounds);
+    return cpu::to_string(
+        attention,
+        {quadratic, rounds && !quadratic, cpu::path_costs<V>(problem, backward, rounds), workspace},
+        name);
+  };
+  return part(false, cpu::multiplies_pairs<T>(attention, problem),
+              forward_workspace_size<T>(attention, shape, executor), "forward") +
+         part(true, cpu::multiplies_pairs_backward<T>(attention, problem),
+              backward_workspace_size<T>(attention, shape, executor), "backward");
+}
+
+/// \}
+
+MHLA_NAMESPACE_END
