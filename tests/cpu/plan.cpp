@@ -2,8 +2,10 @@
 // A CpuPlan's calls have the bits of calls that are laid out anew, whatever was called before; it
 // refuses every call but the planned one.
 #include <mhla/cpu/cpu_plan.hpp>
+#include <mhla/cpu/explain.hpp>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/packed.hpp>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -86,6 +88,38 @@ TEST_CASE("plan: calls have the bits of those that are laid out anew", "[cpu]") 
     check_bits<float>(Sequence{.blocks = {.block = 4}}, {2, 2, 2, 12, 0, 6, 3});
     check_bits<float>(Sequence{.blocks = {.block = 4}}, {0, 2, 2, 12, 12, 6, 3});
   }
+}
+
+TEST_CASE("path: the one of fewer multiply-adds, by the shape alone", "[cpu]") {
+  const auto check = [](Sequence attention, const Shape& shape, Path expected) {
+    const auto x = operands<float>(attention, shape);
+    CAPTURE(attention.blocks.block, shape.query_tokens);
+    const bool quadratic = expected == Path::quadratic;
+    const std::string text = mhla::explain<float>(attention, x.shape(), SerialExecutor{});
+    INFO(text);
+    CHECK(says(text, quadratic ? "forward: path quadratic, the fewer" : "forward: path linear, the",
+               quadratic ? "backward: path quadratic, the" : "backward: path linear, the"));
+    ForwardState<float> state;
+    const auto y = call::forward(attention, x, ShuffledExecutor{3}, &state);
+    auto gradients = call::backward(attention, x, ShuffledExecutor{3}, &state);
+    attention.path = expected;
+    CHECK(bitwise_equal(y.view(), call::forward(attention, x).view()));
+    auto asked = call::backward(attention, x);
+    call::check_same_bits(gradients, asked);
+    CHECK(says(mhla::explain<float>(attention, x.shape(), SerialExecutor{}), "as asked for"));
+    // The other one is the same function.
+    attention.path = quadratic ? Path::linear : Path::quadratic;
+    call::check_close("y", call::forward(attention, x), y, tolerance::forward_rms<float>,
+                      tolerance::forward_max<float>);
+  };
+  check({.blocks = {.block = 1}}, {1, 2, 1, 20, 20, 32, 32}, Path::quadratic);
+  check({.blocks = {.block = 4}}, {1, 2, 2, 300, 300, 32, 32}, Path::quadratic);
+  check({.blocks = {.block = 64}}, {1, 2, 2, 300, 300, 32, 32}, Path::linear);
+  using Product = Attention<Relu, Blocks1D, Bidirectional, MixedProduct>;
+  const Product product{.blocks = {.block = 4}};
+  const auto x = operands<float>(product, {1, 1, 1, 8, 8, 6, 3});
+  CHECK(says(mhla::explain<float>(product, x.shape(), SerialExecutor{}),
+             "linear, the one that can run it"));
 }
 
 TEST_CASE("plan: any other call is refused before anything is written", "[cpu]") {

@@ -419,7 +419,7 @@ TEST_CASE("precision: an exact backward pass takes no summaries that were rounde
     mhla::ForwardState<float> state;
     call::forward(variant, x, SerialExecutor{}, &state);
     Gradients<BFloat16> saved = call::backward(variant, x, SerialExecutor{}, &state);
-    Gradients<BFloat16> exact = call::backward(attention, x);
+    Gradients<BFloat16> exact = call::backward(linear(attention), x);
     call::check_same_bits(saved, exact);
   };
   check_saved(Shifted{.blocks = {.block = 6}});
@@ -604,9 +604,9 @@ TEST_CASE("precision: exact is the default, and rounds what float has once", "[c
 
     // Other tensors have none.
     CHECK(bitwise_equal(call::forward(fast(attention), wide).view(),
-                        call::forward(attention, wide).view()));
+                        call::forward(exact, wide).view()));
     Gradients<float> fast_float = call::backward(fast(attention), wide);
-    Gradients<float> exact_float = call::backward(attention, wide);
+    Gradients<float> exact_float = call::backward(exact, wide);
     call::check_same_bits(fast_float, exact_float);
   };
   check_exact(Plain{.blocks = {.block = 7}}, {1, 4, 2, 60, 60, 34, 33, 4});
@@ -614,7 +614,7 @@ TEST_CASE("precision: exact is the default, and rounds what float has once", "[c
   const auto check_ignored = [](const auto& x) {
     const Plain attention{.blocks = {.block = 7}};
     CHECK(bitwise_equal(call::forward(fast(attention), x).view(),
-                        call::forward(attention, x).view()));
+                        call::forward(linear(attention), x).view()));
   };
   const Plain attention{.blocks = {.block = 7}};
   check_ignored(operands<mhla::Half>(attention, {1, 4, 2, 60, 60, 34, 33}));

@@ -65,6 +65,14 @@ void check_even_calls() {
     check_executors<float>(Sequence{.blocks = {.block = 4}}, {150, 2, 1, 12, 12, 3, 2});
     check_executors<float>(Sequence{.blocks = {.block = 4}}, {67, 6, 3, 12, 12, 3, 2, 6});
   }
+  SECTION("by scores of all pairs, several tiles with several ranges of keys") {
+    constexpr bool has = mhla::cpu::has_quadratic_path<Sequence>;
+    constexpr auto path = has ? mhla::Path::quadratic : mhla::Path::linear;
+    check_executors<float>(Sequence{.blocks = {.block = 4}, .path = path},
+                           {2, 2, 1, 600, 600, 9, 5});
+    check_executors<float>(Sequence{.blocks = {.block = 150}, .path = path},
+                           {1, 3, 3, 600, 600, 16, 5, 3});
+  }
   SECTION("blocks of several tiles") {
     check_executors<float>(Sequence{.blocks = {.block = 300}}, {2, 2, 1, 600, 600, 9, 5});
   }
@@ -136,6 +144,7 @@ TEST_CASE("units: every slot has something to do", "[cpu]") {
   const auto loops_of = [](auto attention, Index num_slots, Index heads, Index blocks,
                            Index key_dim = 4, Index value_dim = 3, Index block = 2) {
     attention.blocks.block = block;
+    attention.path = mhla::Path::linear;
     const Index tokens = block * blocks;
     const auto x =
         call::operands<float>(attention, {1, heads, heads, tokens, tokens, key_dim, value_dim});

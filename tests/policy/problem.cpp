@@ -211,6 +211,11 @@ TEST_CASE("problem: settings that make no sense are refused by name", "[policy]"
         message(Sequence{.blocks = {.block = 9}, .precision = static_cast<Precision>(precision)},
                 shape),
         "mhla: precision is " + std::to_string(precision)));
+  CHECK(says(message(Sequence{.blocks = {.block = 9}, .path = static_cast<Path>(3)}, shape),
+             "mhla: path is 3"));
+  using Product = Attention<Relu, Blocks1D, Bidirectional, MixedProduct>;
+  CHECK(says(message(Product{.blocks = {.block = 9}, .path = Path::quadratic}, shape),
+             "mhla: path: Path::quadratic needs DenseMixing without MixedProduct"));
 }
 
 TEST_CASE("problem: a user's own map says which of its numbers make sense", "[policy]") {

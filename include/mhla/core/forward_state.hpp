@@ -52,7 +52,8 @@ class SavedCall {
     if (!(shape_ == shape) || variant_ != variant)
       throw StateError(
           "mhla: saved(state): the state was saved by a call of another shape or variant (types, "
-          "blocks, offsets, masks, feature map, epsilon, rotation, scale and precision count); "
+          "blocks, offsets, masks, feature map, epsilon, rotation, scale, precision and path "
+          "count); "
           "save it with the attention, q, k, v and mix of this backward pass");
     return count_;
   }
