@@ -10,6 +10,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/gradient_views.hpp>
@@ -175,9 +177,16 @@ MHLA_OUT_OF_LINE void divide_tile(const TileGradient<A>& at, const Panel<A>& gra
     for (Index t = 0; t < rows; ++t) c[t] *= at.inverses[t] * at.inverses[t];
     return weighted_rows<A, A>(grad_numerators, at.inverses, at.grad_outputs.placed());
   }
+  // Row by row as above, whatever other rows have.
   for (Index t = 0; t < rows; ++t) {
-    at.inverses[t] = den[t] == A(0) ? A(0) : quotient(A(1), den[t]);
-    c[t] = den[t] == A(0) ? A(0) : quotient(quotient(c[t], den[t]), den[t]);
+    const bool zero = den[t] == A(0);
+    const bool small = !((std::abs)(den[t]) > A(1) / (std::numeric_limits<A>::max)());
+    at.inverses[t] = zero ? A(0) : quotient(A(1), den[t]);
+    if (zero || !small)
+      c[t] *= at.inverses[t] * at.inverses[t];
+    else
+      c[t] = quotient(quotient(c[t], den[t]), den[t]);
+    if (zero) c[t] = A(0);
   }
   for (Index t = 0; t < rows; ++t)
     copy_row(grad_numerators.row(t), at.grad_outputs.row(t), grad_numerators.cols);
