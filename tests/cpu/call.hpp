@@ -13,6 +13,7 @@
 #include <mhla/testing/host_tensor.hpp>
 #include <mhla/testing/random_tensor.hpp>
 #include <type_traits>
+#include <vector>
 
 #include "tests/support/backend.hpp"
 #include "tests/support/catch.hpp"
@@ -177,14 +178,35 @@ void check_close(const Gradients<T>& actual, const Gradients<U>& expected) {
   check_close("dmix", actual.mix, expected.mix, rms, max);
 }
 
-/// Fails unless the backend agrees on y and every gradient with the oracle in a wider type.
+/// The paths that a variant can ask the backend for.
+template <class V>
+std::vector<mhla::Path> paths_of() {
+  using mhla::Path;
+  if (!backend::has_paths) return {Path::automatic};
+  if (mhla::factors_mixing<V> || mhla::mixes_products<V>) return {Path::linear};
+  return {Path::linear, Path::quadratic};
+}
+/// The variant by one after the other of them, as GENERATE does.
+template <class V>
+V by_each_path(V attention) {
+  attention.path = GENERATE(from_range(paths_of<V>()));
+  return attention;
+}
+
+/// Fails unless the backend agrees on y and every gradient with the oracle in a wider type, by each
+/// path.
 template <class T, class V>
-void check_against_oracle(const V& attention, const Operands<T>& x) {
+void check_against_oracle(V attention, const Operands<T>& x) {
   using Wide = std::conditional_t<std::is_same_v<T, float>, double, long double>;
   const Operands<Wide> wide = converted<Wide>(x);
-  check_close("y", forward(attention, x), oracle_forward(attention, wide),
-              tolerance::forward_rms<T>, tolerance::forward_max<T>);
-  check_close(backward(attention, x), oracle_backward(attention, wide));
+  const auto y = oracle_forward(attention, wide);
+  const auto gradients = oracle_backward(attention, wide);
+  for (const mhla::Path path : paths_of<V>()) {
+    attention.path = path;
+    check_close("y", forward(attention, x), y, tolerance::forward_rms<T>,
+                tolerance::forward_max<T>);
+    check_close(backward(attention, x), gradients);
+  }
 }
 
 /// Fails unless both hold the same bits.

@@ -27,7 +27,7 @@ using Variant = Attention<Relu, Blocks1D, Mode, Normalizer>;
 
 TEMPLATE_TEST_CASE("causal: every subset of the gradients, replaced and added to", "[cpu]",
                    CAUSAL_VARIANTS) {
-  const TestType attention{.blocks = {.block = 5}};
+  const auto attention = by_each_path(TestType{.blocks = {.block = 5}});
   const Operands<double> x = operands<double>(
       attention, GENERATE(Shape{3, 6, 2, 18, 18, 5, 3}, Shape{3, 6, 2, 18, 18, 5, 3, 6}));
   const bool from_saved = GENERATE(false, true);
@@ -70,7 +70,7 @@ TEMPLATE_TEST_CASE("causal: the same bits on every executor", "[cpu]", CAUSAL_VA
                                        std::pair{Index{4}, Shape{1, 3, 1, 137, 137, 6, 2}},
                                        std::pair{Index{2}, Shape{1, 1, 1, 67, 67, 16, 72}},
                                        std::pair{Index{2}, Shape{1, 3, 3, 41, 41, 16, 40}});
-  const TestType attention{.blocks = {.block = block}};
+  const auto attention = by_each_path(TestType{.blocks = {.block = block}});
   const auto x = operands<double>(attention, shape);
   const auto y = call::forward(attention, x);
   auto gradients = call::backward(attention, x);
@@ -88,7 +88,7 @@ TEMPLATE_TEST_CASE("causal: one block, blocks of one token, blocks of several ti
   const Index block = GENERATE(1, 13, 63, 64, 65, 130, 290);
   const Index tokens = block == 1 ? 13 : block == 130 ? 390 : block == 290 ? 290 : 3 * block - 1;
   CAPTURE(block, tokens);
-  TestType attention{.blocks = {.block = block}};
+  auto attention = by_each_path(TestType{.blocks = {.block = block}});
   // With one block dmix nearly cancels but for the normalizer's epsilon.
   if constexpr (requires { attention.normalizer.epsilon; })
     attention.normalizer.epsilon = static_cast<double>(tokens);
@@ -97,8 +97,8 @@ TEMPLATE_TEST_CASE("causal: one block, blocks of one token, blocks of several ti
 
 TEMPLATE_TEST_CASE("causal: a query that sees no positive feature has output 0 and no gradient",
                    "[cpu]", (Variant<Causal, MixedKeySum>), (Variant<BlockCausal, MixedKeySum>)) {
-  const TestType attention{
-      .feature_map = {.epsilon = 0}, .blocks = {.block = 4}, .normalizer = {.epsilon = 0}};
+  const auto attention = by_each_path(TestType{
+      .feature_map = {.epsilon = 0}, .blocks = {.block = 4}, .normalizer = {.epsilon = 0}});
   auto x = operands<double>(attention, {2, 4, 2, 14, 14, 5, 7});
   for (Index c = 0; c < 5; ++c) {
     x.q(1, 2, 6, c) = -1;                                // a query of no features

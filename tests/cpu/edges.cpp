@@ -149,8 +149,8 @@ TEST_CASE("edges: a block larger than the grid is one block", "[cpu]") {
 // Along one axis after the other there is nothing. The mixing matrix keeps its extents: it is
 // larger than a layout of no blocks.
 TEMPLATE_TEST_CASE("edges: extents of 0", "[cpu]", MixedKeySum, MixedProduct, Unnormalized) {
-  const Variant<Blocks1D, TestType> attention{.blocks = {.block = 4},
-                                              .mixing = {.leading_corner = true}};
+  const auto attention = call::by_each_path(
+      Variant<Blocks1D, TestType>{.blocks = {.block = 4}, .mixing = {.leading_corner = true}});
   constexpr bool equal_sides = std::is_same_v<TestType, MixedProduct>;
   Shape shape{2, 4, 2, 12, 12, 5, 7, 1, 4, 3};
   const std::string axis =
@@ -223,8 +223,8 @@ TEST_CASE("edges: of a larger mixing matrix the leading corner is used", "[cpu]"
 // No feature is above 0, so the denominator is exactly 0.
 TEMPLATE_TEST_CASE("edges: a query without a positive feature has output 0 and no gradient",
                    "[cpu]", MixedKeySum, MixedProduct) {
-  const Variant<Blocks1D, TestType> attention{
-      .feature_map = {.epsilon = 0}, .blocks = {.block = 4}, .normalizer = {.epsilon = 0}};
+  const auto attention = call::by_each_path(Variant<Blocks1D, TestType>{
+      .feature_map = {.epsilon = 0}, .blocks = {.block = 4}, .normalizer = {.epsilon = 0}});
   auto x = operands<double>(attention, {2, 4, 2, 12, 12, 5, 7});
   const bool all = GENERATE(false, true);
   // Under MixedProduct a denominator is made of the queries at one offset of every block.

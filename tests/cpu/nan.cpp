@@ -39,7 +39,7 @@ void check_normalizer(Index key_dim, Index value_dim) {
   CAPTURE(key_dim, value_dim);
   using V = Attention<Relu, Blocks1D, Bidirectional, Normalizer>;
   constexpr bool mixes_products = std::is_same_v<Normalizer, MixedProduct>;
-  const V attention{.blocks = {.block = block}};
+  const auto attention = call::by_each_path(V{.blocks = {.block = block}});
   const auto clean = call::operands<float>(attention, Shape{2, 4, 2, 20, 20, key_dim, value_dim});
 
   for (const Index c : {Index{0}, key_dim / 2, key_dim - 1}) {
@@ -86,7 +86,7 @@ TEST_CASE("nan: MixedProduct keeps a NaN where it belongs", "[cpu]") { check_dim
 TEST_CASE("nan: Unnormalized keeps a NaN where it belongs", "[cpu]") { check_dims<Unnormalized>(); }
 
 TEST_CASE("nan: gradients of other heads and batches keep their bits", "[cpu]") {
-  const Attention<Relu, Blocks1D> attention{.blocks = {.block = block}};
+  const auto attention = call::by_each_path(Attention<Relu, Blocks1D>{.blocks = {.block = block}});
   const auto clean = call::operands<float>(attention, Shape{2, 4, 2, 20, 20, 5, 7, 4});
   const auto before = call::backward(attention, clean);
   auto poisoned = clean;

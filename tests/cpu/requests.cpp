@@ -38,7 +38,7 @@ constexpr Shape shape_with_matrices{3, 6, 2, 12, 12, 5, 3, 6};
 
 TEMPLATE_TEST_CASE("requests: every subset of the gradients, replaced and added to", "[cpu]",
                    MixedKeySum, MixedProduct, Unnormalized) {
-  const Variant<TestType> attention{.blocks = {.block = 3}};
+  const auto attention = call::by_each_path(Variant<TestType>{.blocks = {.block = 3}});
   const Operands<double> x = operands<double>(attention, GENERATE(shape, shape_with_matrices));
   const Update update = GENERATE(Update::overwrite, Update::accumulate);
   const bool from_saved = GENERATE(false, true);
