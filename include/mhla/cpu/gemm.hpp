@@ -41,6 +41,11 @@ Panel<T> panel(T* data, Index rows, Index cols) {
   return {data, rows, cols, cols};
 }
 
+template <class A>
+void set_zero(const Panel<A>& panel) {
+  for (Index r = 0; r < panel.rows; ++r) std::fill_n(panel.row(r), panel.cols, A(0));
+}
+
 /// The tile shapes of this machine.
 template <class T>
 MHLA_OUT_OF_LINE const ProductTiles<T>& product_tiles() {

@@ -10,29 +10,47 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
+#include <mhla/cpu/quadratic/score_gradients.hpp>
+#include <mhla/cpu/quadratic/scores.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/cpu/strided_rows.hpp>
 #include <mhla/policy/feature_map.hpp>
 
 // For an accumulator type.
-#define MHLA_KERNELS(prefix, T)                                                             \
-  prefix template const ProductTiles<T>& product_tiles<T>();                                \
-  prefix template const DotTiles<T>& dot_tiles<T>();                                        \
-  prefix template void multiply<T>(const Product<T>&);                                      \
-  prefix template void multiply_right_transposed<T>(const Panel<T>&, const Panel<const T>&, \
-                                                    const Panel<const T>&, Into, Index);    \
-  prefix template void mix_rows<T>(const Panel<T>&, const Panel<const T>&, bool,            \
-                                   const Panel<const T>&, Into);                            \
-  prefix template void mix_rows<T>(const Panel<T>&, const Panel<const T>&, bool,            \
-                                   const Panel<const T>&, Into, Terms);                     \
-  prefix template void row_products<T>(const Span<T>&, const Panel<const T>&,               \
-                                       const Panel<const T>&);                              \
-  prefix template void add_rows<T>(const LongSum<T>&, T, const Panel<const T>&, Into,       \
-                                   const Panel<T>&);                                        \
-  prefix template void add_scaled_row<T>(T*, T, const T*, Index);                           \
-  prefix template T inner_product<T>(const Panel<const T>&, const Panel<const T>&);         \
-  prefix template bool invert<T>(const Span<const T>&, const Span<T>&);                     \
-  prefix template void RotationTable<T>::turn(const Panel<T>&, const Index(&)[3], Turn) const;
+#define MHLA_KERNELS(prefix, T)                                                                \
+  prefix template const ProductTiles<T>& product_tiles<T>();                                   \
+  prefix template const DotTiles<T>& dot_tiles<T>();                                           \
+  prefix template void multiply<T>(const Product<T>&);                                         \
+  prefix template void multiply_right_transposed<T>(const Panel<T>&, const Panel<const T>&,    \
+                                                    const Panel<const T>&, Into, Index);       \
+  prefix template void mix_rows<T>(const Panel<T>&, const Panel<const T>&, bool,               \
+                                   const Panel<const T>&, Into);                               \
+  prefix template void mix_rows<T>(const Panel<T>&, const Panel<const T>&, bool,               \
+                                   const Panel<const T>&, Into, Terms);                        \
+  prefix template void row_products<T>(const Span<T>&, const Panel<const T>&,                  \
+                                       const Panel<const T>&);                                 \
+  prefix template void add_rows<T>(const LongSum<T>&, T, const Panel<const T>&, Into,          \
+                                   const Panel<T>&);                                           \
+  prefix template void add_scaled_row<T>(T*, T, const T*, Index);                              \
+  prefix template T inner_product<T>(const Panel<const T>&, const Panel<const T>&);            \
+  prefix template bool invert<T>(const Span<const T>&, const Span<T>&);                        \
+  prefix template void RotationTable<T>::turn(const Panel<T>&, const Index(&)[3], Turn) const; \
+  MHLA_SCORE_KERNELS(prefix, T)
+
+// Of scores.
+#define MHLA_SCORE_KERNELS(prefix, T)                                                              \
+  prefix template void quadratic::read_out_scores<T>(                                              \
+      const quadratic::Weights<T>&, const quadratic::QueryRange&, const quadratic::KeyPanels<T>&,  \
+      const Panel<const T>&, const Panel<const T>&, const quadratic::Scratch<T>&, const Panel<T>&, \
+      Span<T>);                                                                                    \
+  prefix template void quadratic::score_range<T>(                                                  \
+      const quadratic::TileGradient<T>&, const quadratic::KeyRange&,                               \
+      const quadratic::RangePanels<T>&, const quadratic::KeyPanels<T>&, Span<T>, T*, T*);          \
+  prefix template void quadratic::gradients_of_range<T>(                                           \
+      const quadratic::TileGradient<T>&, const quadratic::KeyRange&,                               \
+      const quadratic::RangePanels<T>&, const quadratic::Scratch<T>&);                             \
+  prefix template void quadratic::divide_tile<T>(                                                  \
+      const quadratic::TileGradient<T>&, const Panel<T>&, Index, T, const T*, const T*, Index);
 
 // For a storage type.
 #define MHLA_STORAGE_KERNELS(prefix, T, Stored)                                         \

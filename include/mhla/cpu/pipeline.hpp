@@ -79,7 +79,7 @@ MHLA_ONCE_A_CALL Index backward_workspace_size(const V& attention, const Shape& 
   return arena.used();
 }
 
-/// Elements of the accumulator type that ForwardState::reserve takes for a shape.
+/// Elements of the accumulator type that ForwardState::reserve takes for a shape, at the most.
 /// \throws ShapeError if attention and shape do not fit.
 template <AttentionVariant V>
 Index forward_state_size(const V& attention, const Shape& shape) {

@@ -90,8 +90,8 @@ struct Plan {
   // 2, the rounded matrix and what it lacks, if so few blocks are mixed that errors of single
   // elements show, or a row's elements lose much alike; otherwise they average out.
   Index mixing_parts;
-  bool pairs;             // Precision::fast
-  bool mixes_in_float;    // with pairs, in a stage or by a structured mixing
+  bool pairs;           // Precision::fast
+  bool mixes_in_float;  // with pairs, in a stage or by a structured mixing
   bool is_backward;
   Span<SlotScratch<A>> scratch;
   Span<UnitMemory<A>> units;
@@ -147,14 +147,7 @@ struct Plan {
                       quadratic};
     const Index num_slots = executor.num_slots();
     whole_units = concurrent >= num_slots;
-    Index group_rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();
-    if constexpr (factors_mixing<L>) group_rows = 0;
-    if (backward && !factors_mixing<L>)
-      group_rows = (std::max)(
-          group_rows, row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
-    if (quadratic || problem.stage == Stage::mix_gradient ||
-        problem.stage == Stage::summarize_gradient)
-      group_rows = 0;
+    const Index group_rows = rows_mixed_at_once();
     scratch = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
       const SlotScratch<A> slot(arena, extents, shape.key_dim, group_rows, needs, rounds);
@@ -229,6 +222,16 @@ struct Plan {
 
  private:
   TilesOf tiles_of() const { return quadratic ? TilesOf::sequence : TilesOf::block; }
+
+  Index rows_mixed_at_once() const {
+    if (factors_mixing<L> || quadratic || problem.stage == Stage::mix_gradient ||
+        problem.stage == Stage::summarize_gradient)
+      return 0;
+    const Index rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();
+    if (!is_backward) return rows;
+    return (std::max)(rows,
+                      row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
+  }
 
   // Key sums are mixed by rounded_mixing: if the matrix is rounded, its error then is that of
   // another matrix, and not one of weights that no longer add up to 1. What a row does not see is 0

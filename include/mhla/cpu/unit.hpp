@@ -79,11 +79,6 @@ A own_weight(const Plan<L, A>& plan, const Unit<A>& unit, Index g, Index block) 
   return plan.matrix(unit_matrix(plan, unit, g), unit.in_pairs)[plan.own_entry(block)];
 }
 
-template <class A>
-void set_zero(const Panel<A>& panel) {
-  for (Index r = 0; r < panel.rows; ++r) std::fill_n(panel.row(r), panel.cols, A(0));
-}
-
 /// A block that a mask has emptied has empty sums.
 template <class A>
 void set_zero(const Panel<A>& summary, Span<A> key_sum) {

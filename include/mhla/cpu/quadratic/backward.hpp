@@ -1,197 +1,22 @@
 // SPDX-License-Identifier: MIT
-// The backward pass of one unit by the scores of all pairs, the adjoint of forward.hpp. With
-// U = dy / den, G_xy = <dy_x, v_y> and c_x = -<w_x, P_x o G_x> / den_x^2, the gradient of den_x
-// (0 where den is 0), and t = G / den:
-//
-//   dQ^r = (w o t) K^r      dK^r = (w o t)^T Q^r      dQ += (c w) K    dK += (c w)^T Q
-//   dV   = (w o P)^T U      dm_ib = sum over x of i, y of b of P_xy t_xy + c_x E_xy
-//
-// Without a rotation t = G / den + c takes in what the denominators send back.
+// The backward pass of one unit by the scores of all pairs: the adjoint of forward.hpp.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <mhla/core/config.hpp>
 #include <mhla/core/executor.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cpu/backward_unit.hpp>
 #include <mhla/cpu/quadratic/keys.hpp>
+#include <mhla/cpu/quadratic/score_gradients.hpp>
 #include <mhla/cpu/quadratic/scores.hpp>
-#include <mhla/cpu/readout.hpp>
 #include <mhla/cpu/tiles.hpp>
 #include <mhla/cpu/unit.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu::quadratic {
-
-/// A tile of queries of one head with a range of keys: panels of its unit's memory.
-template <class A>
-struct TileGradient {
-  const Weights<A>& weights;
-  QueryRange tile;
-  FeaturePanels<A> q;              // [tile tokens, feature_dim]
-  Panel<const A> grad_outputs;     // [tile tokens, value_dim]: dy
-  Panel<const A> grad_numerators;  // the same: U
-  Span<A> denominators;            // [tile tokens]; empty without a normalizer
-  Span<A> inverses;                // 1 / den, 0 where den is 0
-  Span<A> grad_denominators;       // c
-  bool unrotated_too;
-  bool values_wanted;
-  bool queries_wanted;
-  bool keys_wanted;
-  Into into;             // what keys get: the first tile overwrites it
-  Panel<A> grad_mixing;  // [query blocks, key blocks]; no rows if dmix is not wanted
-
-  Index rows() const { return tile.end - tile.first; }
-  /// How many keys of a range the last row sees, and so any.
-  Index seen(const KeyRange& range) const {
-    return weights.seen(tile.end - 1, weights.block_of(tile.end - 1), range);
-  }
-};
-
-/// Panels of a range in the memory of a unit.
-template <class A>
-struct RangePanels {
-  Panel<A> scores;                                // [tile tokens, seen]: P
-  Panel<A> unrotated_scores;                      // E; P itself without a rotation
-  Panel<A> products;                              // G
-  Span<A> by_weight;                              // [range tokens]
-  Panel<A> keys, unrotated_keys;                  // [range tokens, feature_dim]
-  Panel<A> grad_keys, grad_unrotated;             // the same
-  Panel<A> grad_values;                           // [range tokens, value_dim]
-  Panel<A> grad_queries, grad_unrotated_queries;  // [tile tokens, feature_dim], of this range alone
-};
-
-/// P, G and E of a range, and the sums of its rows: of den, and of den c.
-template <class A>
-MHLA_OUT_OF_LINE void score_range(const TileGradient<A>& at, const KeyRange& range,
-                                  const RangePanels<A>& in, const Panel<const A>& keys_transposed,
-                                  const Panel<const A>& unrotated_transposed,
-                                  const Panel<const A>& values_transposed, Span<A> weights, A* sums,
-                                  A* sums_of_products) {
-  const Index seen = in.scores.cols;
-  const auto columns = [&](const Panel<const A>& of) { return of.col_range(range.first, seen); };
-  multiply<A>(in.scores, at.q.rotated, columns(keys_transposed));
-  if (at.unrotated_too)
-    multiply<A>(in.unrotated_scores, at.q.features, columns(unrotated_transposed));
-  multiply<A>(in.products, at.grad_outputs, columns(values_transposed));
-  if (at.denominators.size > 0)
-    weighted_sums<A>(at.weights, at.tile, range, in.unrotated_scores, in.scores, in.products,
-                     weights, sums, sums_of_products);
-}
-
-/// Adds the sum over each key block of `tokens` tokens of a range to its element of a row of dmix.
-template <class A>
-void add_block_sums(const Weights<A>& weights, const KeyRange& range, Index tokens,
-                    const A* by_token, A* grad_mixing) {
-  for (Index b = range.first_block; b < range.end_block; ++b) {
-    const BlockSpan& block = weights.keys[b];
-    const Index first = block.first_token - range.first;
-    const Index end = (std::min)(first + block.tokens, tokens);
-    A sum = A(0);
-    for (Index y = first; y < end; ++y) sum += by_token[y];
-    grad_mixing[b] += sum;
-  }
-}
-
-/// t, w o t and w o P of a range, in place of G and P, and of E c w; adds to dmix.
-template <class A>
-MHLA_OUT_OF_LINE void score_gradients(const TileGradient<A>& at, const KeyRange& range,
-                                      const RangePanels<A>& in, Span<A> buffer) {
-  const Weights<A>& weights = at.weights;
-  const bool mixing = at.grad_mixing.rows > 0;
-  with_kernels<A>([&](auto kernels) {
-    weights.for_each_block(at.tile, [&](Index i, Index first, Index end) {
-      const Index most = weights.seen(end - 1, i, range);
-      if (most == 0) return;
-      const A* const w = weights.of(i, range, buffer.data);
-      // With a token a block dmix's own row.
-      A* by_weight = nullptr;
-      if (mixing && range.single_tokens) by_weight = at.grad_mixing.row(i) + range.first_block;
-      if (mixing && !range.single_tokens) {
-        by_weight = in.by_weight.data;
-        std::fill_n(by_weight, most, A(0));
-      }
-      for (Index x = first; x < end; ++x) {
-        const Index row = x - at.tile.first;
-        const Index seen = weights.seen(x, i, range);
-        const A c = at.grad_denominators.size > 0 ? at.grad_denominators[row] : A(0);
-        kernels.score_gradients(seen, w, at.inverses.size > 0 ? at.inverses[row] : A(1),
-                                at.unrotated_too ? A(0) : c, in.scores.row(row),
-                                in.products.row(row), by_weight);
-        if (!at.unrotated_too) continue;
-        A* const e = in.unrotated_scores.row(row);
-        if (mixing) kernels.add_scaled(seen, c, e, by_weight);
-        std::fill_n(e, seen, A(0));
-        kernels.add_scaled(seen, c, w, e);
-      }
-      if (mixing && !range.single_tokens)
-        add_block_sums(weights, range, most, by_weight, at.grad_mixing.row(i));
-    });
-  });
-}
-
-/// What a range contributes to all gradients, from P, G and E.
-template <class A>
-MHLA_OUT_OF_LINE void gradients_of_range(const TileGradient<A>& at, const KeyRange& range,
-                                         const RangePanels<A>& in, const Scratch<A>& scratch) {
-  const Weights<A>& weights = at.weights;
-  const QueryRange& tile = at.tile;
-  score_gradients(at, range, in, scratch.weights);
-  const auto features = [&](const Panel<A>& scores, const Panel<A>& queries, const Panel<A>& keys,
-                            const Panel<A>& grad_queries, const Panel<A>& grad_keys) {
-    if (at.queries_wanted)
-      multiply_keys<A>(weights, tile, range, scores, keys.row_range(0, scores.cols), grad_queries,
-                       Into::overwrite, scratch.square);
-    if (at.keys_wanted) multiply_rows<A>(weights, tile, range, scores, queries, grad_keys, at.into);
-  };
-  features(in.products, at.q.rotated, in.keys, in.grad_queries, in.grad_keys);
-  if (at.unrotated_too)
-    features(in.unrotated_scores, at.q.features, in.unrotated_keys, in.grad_unrotated_queries,
-             in.grad_unrotated);
-  if (at.values_wanted)
-    multiply_rows<A>(weights, tile, range, in.scores, at.grad_numerators, in.grad_values, at.into);
-}
-
-/// den, 1 / den, c and U of a tile, from the sums of its ranges.
-template <class A>
-MHLA_OUT_OF_LINE void divide_tile(const TileGradient<A>& at, const Panel<A>& grad_numerators,
-                                  Index ranges, A epsilon, const A* sums, const A* sums_of_products,
-                                  Index stride) {
-  const Index rows = at.denominators.size;
-  if (rows == 0) return;
-  const Span<A>& den = at.denominators;
-  const Span<A>& c = at.grad_denominators;
-  for (Index t = 0; t < rows; ++t) {
-    den[t] = c[t] = A(0);
-    for (Index r = 0; r < ranges; ++r) {
-      den[t] += sums[r * stride + t];
-      c[t] -= sums_of_products[r * stride + t];
-    }
-    den[t] += epsilon;
-  }
-  if (invert<A>(den, at.inverses)) {
-    for (Index t = 0; t < rows; ++t) c[t] *= at.inverses[t] * at.inverses[t];
-    return weighted_rows<A, A>(grad_numerators, at.inverses, at.grad_outputs.placed());
-  }
-  // Row by row as above, whatever other rows have.
-  for (Index t = 0; t < rows; ++t) {
-    const bool zero = den[t] == A(0);
-    const bool small = !((std::abs)(den[t]) > A(1) / (std::numeric_limits<A>::max)());
-    at.inverses[t] = zero ? A(0) : quotient(A(1), den[t]);
-    if (zero || !small)
-      c[t] *= at.inverses[t] * at.inverses[t];
-    else
-      c[t] = quotient(quotient(c[t], den[t]), den[t]);
-    if (zero) c[t] = A(0);
-  }
-  for (Index t = 0; t < rows; ++t)
-    copy_row(grad_numerators.row(t), at.grad_outputs.row(t), grad_numerators.cols);
-  divide_rows<A>(grad_numerators, den);
-}
 
 /// A unit's backward pass: tile by tile of its queries, whose ranges of keys slots share.
 template <class L, class T>
@@ -227,50 +52,31 @@ class BackwardUnit {
                 const ExecutorRef& loop) const {
     const Memory<A>& m = memory();
     const Extents& e = extents();
-    const Index count = normalizes<L> ? tile.tokens : 0;
-    const Index matrix = e.matrices == 1 ? 0 : g;
-    const bool values_wanted = request_.gradients.value.wanted;
-    const bool keys_wanted = request_.gradients.key.wanted;
-    const bool first = !sees_past_only<L> && g == 0 && tile.offset == 0;
-    const Panel<A> rotated = panel(m.queries.data, tile.tokens, e.feature_dim);
     const BlockTable& table = plan().tables.queries;
     const TokenRows<const T> dy = query_rows(plan(), of_.unit, g, request_.dy);
     const Panel<A> gathered = panel(m.grad_outputs.data, tile.tokens, e.value_dim);
-    Panel<const A> grad_outputs = panel_in_place<const A>(table, tile, dy);
-    const bool in_place = grad_outputs.rows > 0;
-    if (!in_place) grad_outputs = gathered;
     const Panel<A> grad_numerators = panel(m.grad_numerators.data, tile.tokens, e.value_dim);
-    const TileGradient<A> at{
-        weights,
-        {tile.offset, tile.offset + tile.tokens},
-        {of_.unrotated_too() ? panel(m.unrotated_queries.data, tile.tokens, e.feature_dim)
-                             : rotated,
-         rotated},
-        grad_outputs,
-        normalizes<L> ? Panel<const A>(grad_numerators) : grad_outputs,
-        {m.denominators.data, count},
-        {m.inverses.data, count},
-        {m.grad_denominators.data, count},
-        of_.unrotated_too(),
-        values_wanted,
-        request_.query(),
-        keys_wanted,
-        first ? Into::overwrite : Into::add,
-        request_.mixing() ? mixing_gradient(matrix) : Panel<A>{}};
+    const Panel<const A> there = panel_in_place<const A>(table, tile, dy);
+    const bool in_place = there.rows > 0;
+    const Panel<const A> grad_outputs = in_place ? there : Panel<const A>(gathered);
+    const TileGradient<A> at =
+        tile_gradient(g, weights, tile, grad_outputs,
+                      normalizes<L> ? Panel<const A>(grad_numerators) : grad_outputs);
     loop.parallel_for(1, [&](Index, Index slot) {
       const SlotScratch<A>& scratch = plan().scratch[slot];
       pack_features(features_of(of_.operands, of_.operands.scale(), table, tile),
-                    query_rows(plan(), of_.unit, g, of_.operands.q), at.q, scratch.row);
+                    query_rows(plan(), of_.unit, g, of_.operands.q),
+                    FeaturePanels<A>{at.features, at.rotated}, scratch.row);
       if (!in_place) gather<T, A>(table, tile, dy, {}, gathered);
     });
     Index seen = 0;  // ranges
     while (seen < of_.ranges.size && at.seen(of_.ranges[seen]) > 0) ++seen;
+    const KeyPanels<A> keys = of_.key_panels(of_.values_transposed());
     A* const sums = m.sums.data;
     A* const products = sums + m.sums.size / 2;
     loop.parallel_for(seen, [&](Index r, Index slot) {
       const KeyRange& range = of_.ranges[r];
-      score_range<A>(at, range, panels(at, r), of_.keys_transposed(), of_.unrotated_transposed(),
-                     of_.values_transposed(), plan().scratch[slot].quadratic.weights,
+      score_range<A>(at, range, panels(at, r), keys, plan().scratch[slot].quadratic.weights,
                      sums + r * e.tile_tokens, products + r * e.tile_tokens);
     });
     A epsilon = A(0);
@@ -284,6 +90,32 @@ class BackwardUnit {
     if (request_.query())
       loop.parallel_for(
           1, [&](Index, Index slot) { unpack_queries(g, tile, at, seen, plan().scratch[slot]); });
+  }
+
+  TileGradient<A> tile_gradient(Index g, const Weights<A>& weights, const TokenTile& tile,
+                                const Panel<const A>& grad_outputs,
+                                const Panel<const A>& grad_numerators) const {
+    const Memory<A>& m = memory();
+    const Index features = extents().feature_dim;
+    const Index count = normalizes<L> ? tile.tokens : 0;
+    const Panel<A> rotated = panel(m.queries.data, tile.tokens, features);
+    const bool overwrites = !sees_past_only<L> && g == 0 && tile.offset == 0;
+    const Index matrix = extents().matrices == 1 ? 0 : g;
+    return {weights,
+            {tile.offset, tile.offset + tile.tokens},
+            of_.unrotated_too() ? panel(m.unrotated_queries.data, tile.tokens, features) : rotated,
+            rotated,
+            grad_outputs,
+            grad_numerators,
+            {m.denominators.data, count},
+            {m.inverses.data, count},
+            {m.grad_denominators.data, count},
+            of_.unrotated_too(),
+            request_.gradients.value.wanted,
+            request_.query(),
+            request_.gradients.key.wanted,
+            overwrites ? Into::overwrite : Into::add,
+            request_.mixing() ? mixing_gradient(matrix) : Panel<A>{}};
   }
 
   Panel<A> mixing_gradient(Index matrix) const {

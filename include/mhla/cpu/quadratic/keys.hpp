@@ -88,6 +88,9 @@ struct QuadraticUnit {
   Panel<A> values_transposed() const {
     return key_columns(memory.values_transposed, extents(), extents().value_dim, key_tokens);
   }
+  KeyPanels<A> key_panels(const Panel<const A>& of_values) const {
+    return {ranges, keys_transposed(), unrotated_transposed(), of_values};
+  }
   /// In place, if one tile has all of them.
   Panel<const A> values() const {
     if (key_tiles.size == 1) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The memory of the quadratic path: of every executor slot, and of every unit in progress.
+// The memory of a unit in progress on the quadratic path.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -12,31 +12,6 @@
 MHLA_NAMESPACE_BEGIN
 
 namespace cpu::quadratic {
-
-/// Elements from row to row of [rows, key tokens]: an odd number of cache lines, so that the same
-/// key of many rows does not map to the same cache set.
-inline Index key_stride(Index key_tokens) {
-  constexpr Index line = 16;
-  return checked_mul(ceil_div(key_tokens, line) | 1, line);
-}
-
-/// Of one tile and one range.
-template <class A>
-struct Scratch {
-  Span<A> scores;     // [tile tokens, range tokens]
-  Span<A> unrotated;  // the same of unrotated features, if the normalizer has others
-  Span<A> weights;    // [range tokens and some]
-  Span<A> square;     // [tile tokens, tile tokens]: of a triangle
-
-  Scratch() = default;
-  MHLA_ONCE_A_CALL Scratch(Arena& arena, const Extents& e, bool unrotated_too) {
-    const Index range = key_stride(max_tokens_of_range(e.key_tokens, e.key_block_tokens));
-    scores = arena.take<A>(checked_mul(e.tile_tokens, range));
-    unrotated = arena.take<A>(unrotated_too ? scores.size : 0);
-    weights = arena.take<A>(range + written_weights);
-    square = arena.take<A>(checked_mul(e.tile_tokens, e.tile_tokens));
-  }
-};
 
 /// Of a unit: its keys and values, and in a backward pass one tile of queries with all of them.
 template <class A>

@@ -11,8 +11,11 @@
 #include <algorithm>
 #include <cstring>
 #include <mhla/core/config.hpp>
+#include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/workspace.hpp>
 #include <mhla/cpu/block_table.hpp>
+#include <mhla/cpu/extents.hpp>
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/policy/causality.hpp>
 
@@ -119,6 +122,31 @@ inline Index max_tokens_of_range(Index tokens, Index longest) {
   return (std::min)(tokens, range_tokens - 1 + longest);
 }
 
+/// Elements from row to row of [rows, key tokens]: an odd number of cache lines, so that the same
+/// key of many rows does not map to the same cache set.
+inline Index key_stride(Index key_tokens) {
+  constexpr Index line = 16;
+  return checked_mul(ceil_div(key_tokens, line) | 1, line);
+}
+
+/// Memory for one tile and one range, of every executor slot.
+template <class A>
+struct Scratch {
+  Span<A> scores;     // [tile tokens, range tokens]
+  Span<A> unrotated;  // the same of unrotated features, if the normalizer has others
+  Span<A> weights;    // [range tokens and some]
+  Span<A> square;     // [tile tokens, tile tokens]: of a triangle
+
+  Scratch() = default;
+  MHLA_ONCE_A_CALL Scratch(Arena& arena, const Extents& e, bool unrotated_too) {
+    const Index range = key_stride(max_tokens_of_range(e.key_tokens, e.key_block_tokens));
+    scores = arena.take<A>(checked_mul(e.tile_tokens, range));
+    unrotated = arena.take<A>(unrotated_too ? scores.size : 0);
+    weights = arena.take<A>(range + written_weights);
+    square = arena.take<A>(checked_mul(e.tile_tokens, e.tile_tokens));
+  }
+};
+
 /// Rows of a tile and keys of a range that see each other: all of them, or in a triangle only keys
 /// up to the row's own token.
 struct SeenPart {
@@ -212,23 +240,42 @@ MHLA_OUT_OF_LINE void weigh(const Weights<A>& weights, const QueryRange& tile,
   });
 }
 
-/// <w_x, E_x> and <w_x, P_x o G_x> of the rows x of a tile.
+/// A unit's keys and values.
 template <class A>
-MHLA_OUT_OF_LINE void weighted_sums(const Weights<A>& weights, const QueryRange& tile,
-                                    const KeyRange& range, const Panel<const A>& unrotated,
-                                    const Panel<const A>& scores, const Panel<const A>& products,
-                                    Span<A> buffer, A* sums, A* sums_of_products) {
-  with_kernels<A>([&](auto kernels) {
-    weights.for_each_block(tile, [&](Index i, Index first, Index end) {
-      const A* const w = weights.of(i, range, buffer.data);
-      for (Index x = first; x < end; ++x) {
-        const Index row = x - tile.first;
-        sums[row] =
-            kernels.weighted_sums(weights.seen(x, i, range), w, unrotated.row(row), scores.row(row),
-                                  products.row(row), sums_of_products + row);
-      }
-    });
-  });
+struct KeyPanels {
+  Span<const KeyRange> ranges;
+  Panel<const A> transposed;            // [feature_dim, key tokens]: K^r
+  Panel<const A> unrotated_transposed;  // the same of K; no rows if the normalizer has no others
+  Panel<const A> values;                // [key tokens, value_dim]; backward transposed
+};
+
+/// num and, before epsilon, den of a tile of queries: den has no elements without a normalizer.
+template <class A>
+MHLA_OUT_OF_LINE void read_out_scores(const Weights<A>& weights, const QueryRange& tile,
+                                      const KeyPanels<A>& keys, const Panel<const A>& features,
+                                      const Panel<const A>& rotated, const Scratch<A>& scratch,
+                                      const Panel<A>& numerators, Span<A> denominators) {
+  if (keys.ranges.size == 0) set_zero(numerators);
+  std::fill_n(denominators.data, denominators.size, A(0));
+  const bool same = keys.unrotated_transposed.rows == 0;
+  const Index last = weights.block_of(tile.end - 1);
+  for (const KeyRange& range : keys.ranges) {
+    const Index seen = weights.seen(tile.end - 1, last, range);
+    if (seen == 0) break;
+    const auto scores_of = [&](const Panel<const A>& rows, const Panel<const A>& columns,
+                               Span<A> memory) {
+      const Panel<A> scores{memory.data, rows.rows, seen, key_stride(seen)};
+      multiply(scores, rows, columns.col_range(range.first, seen));
+      return scores;
+    };
+    if (!same)
+      weigh(weights, tile, range, scores_of(features, keys.unrotated_transposed, scratch.unrotated),
+            scratch.weights, denominators);
+    const Panel<A> scores = scores_of(rotated, keys.transposed, scratch.scores);
+    weigh(weights, tile, range, scores, scratch.weights, same ? denominators : Span<A>{});
+    multiply_keys<A>(weights, tile, range, scores, keys.values.row_range(range.first, seen),
+                     numerators, range.first == 0 ? Into::overwrite : Into::add, scratch.square);
+  }
 }
 
 }  // namespace cpu::quadratic
