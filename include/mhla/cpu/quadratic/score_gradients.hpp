@@ -193,9 +193,9 @@ MHLA_OUT_OF_LINE void divide_tile(const TileGradient<A>& at, const Panel<A>& gra
   // Row by row as above, whatever other rows have.
   for (Index t = 0; t < rows; ++t) {
     const bool zero = den[t] == A(0);
-    const bool small = !((std::abs)(den[t]) > A(1) / (std::numeric_limits<A>::max)());
+    const bool invertible = (std::abs)(den[t]) > A(1) / (std::numeric_limits<A>::max)();
     at.inverses[t] = zero ? A(0) : quotient(A(1), den[t]);
-    if (zero || !small)
+    if (zero || invertible)
       c[t] *= at.inverses[t] * at.inverses[t];
     else
       c[t] = quotient(quotient(c[t], den[t]), den[t]);
