@@ -290,6 +290,9 @@ BlockTables block_tables(Arena& arena, const V&, const Problem& problem, Index m
   const Index batch = problem.shape.batch;
   const BlockTable queries = uniform_block_table(arena, problem.query_grid, problem.queries,
                                                  problem.held_queries, batch, max_tokens, tiles_of);
+  if (problem.query_grid == problem.key_grid && problem.queries == problem.keys &&
+      problem.held_queries == problem.held_keys)
+    return {queries, queries};
   return {queries, uniform_block_table(arena, problem.key_grid, problem.keys, problem.held_keys,
                                        batch, max_tokens, tiles_of)};
 }
