@@ -154,8 +154,8 @@ void require_unchanged(const std::string& name, const Case& random, const Later&
                     after, hidden);
 }
 
-// Both passes in stages have the bits of whole ones on the linear path; but for dk and dv, where sums of several query
-// heads, or of very many blocks, are in another order.
+// Both passes in stages have the bits of whole ones on the linear path; but for dk and dv, where
+// sums of several query heads, or of very many blocks, are in another order.
 void run_stages(Draw& draw, const Case& random, const Placed& whole, const Dense<Estimate>& y,
                 const std::array<const Dense<Estimate>*, 4>& gradients, Tally& tally) {
   Case all = random;
