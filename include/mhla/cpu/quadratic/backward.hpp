@@ -30,10 +30,12 @@ class BackwardUnit {
 
   void run(const ExecutorRef& loop) const {
     of_.pack_keys(loop);
-    if (sees_past_only<L> || extents().group_size * of_.query_tiles.size == 0)
-      for (const Span<A>& sums :
-           {memory().grad_keys, memory().grad_unrotated, memory().grad_values})
-        std::fill_n(sums.data, sums.size, A(0));
+    if (sees_past_only<L> || extents().group_size * of_.query_tiles.size == 0) {
+      const auto clear_sums = [](Span<A> sums) { std::fill_n(sums.data, sums.size, A(0)); };
+      clear_sums(memory().grad_keys);
+      clear_sums(memory().grad_unrotated);
+      clear_sums(memory().grad_values);
+    }
     for (Index g = 0; g < extents().group_size; ++g) {
       const Weights<A> weights = of_.weights(g);
       for (const TokenTile& tile : of_.query_tiles) run_tile(g, weights, tile, loop);

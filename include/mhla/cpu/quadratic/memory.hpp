@@ -64,8 +64,9 @@ struct Memory {
     unrotated_queries = take(also * e.tile_tokens, e.feature_dim);
     grad_outputs = take(e.tile_tokens, e.value_dim);
     grad_numerators = take(e.tile_tokens, e.value_dim);
-    for (Span<A>* const of_tile : {&denominators, &inverses, &grad_denominators})
-      *of_tile = take(1, e.tile_tokens);
+    denominators = take(1, e.tile_tokens);
+    inverses = take(1, e.tile_tokens);
+    grad_denominators = take(1, e.tile_tokens);
     scores = take(e.tile_tokens, stride);
     unrotated_scores = take(also * e.tile_tokens, stride);
     products = take(e.tile_tokens, stride);
