@@ -142,8 +142,8 @@ class Builder {
   }
   // The same for some of its blocks, where the tokens of `held` blocks alone are counted.
   template <class Takes>
-  Index add(const Grid& grid, const BlockRange& range, const BlockRange& held, Index first_token,
-            const Takes& takes) {
+  MHLA_ONCE_A_CALL Index add(const Grid& grid, const BlockRange& range, const BlockRange& held,
+                             Index first_token, const Takes& takes) {
     const bool part = held.count < grid.num_blocks();
     const auto place = [&](Index token) {
       return first_token +
@@ -165,14 +165,13 @@ class Builder {
       const BlockRange block{b, 1};
       const Index tokens = tokens_of(block);
       if (table_ != nullptr) table_->blocks[blocks] = {tiles, 0, of_sequence, tokens};
-      if (tiles_of_ == TilesOf::block)
-        cut(blocks, tokens, [&](const auto& run) { for_each_run_of(block, run); });
+      if (tiles_of_ == TilesOf::block) cut(blocks, tokens, block, for_each_run_of);
       ++blocks;
       of_sequence += tokens;
       if (tokens > 0) used = blocks - before;
     }
     if (tiles_of_ == TilesOf::sequence && range.count > 0)
-      cut(before, of_sequence, [&](const auto& run) { for_each_run_of(range, run); });
+      cut(before, of_sequence, range, for_each_run_of);
     return used;
   }
   // The same of an item's tokens that a mask, if there is one, does not take away.
@@ -193,17 +192,18 @@ class Builder {
   Index places = 0;
 
  private:
-  // Cuts the runs that for_each_run_of(run) gives, of `tokens` tokens, into tiles of nearly equal
-  // length, which `block` gets.
+  // Cuts the runs that for_each_run_of(range, run) gives, of `tokens` tokens, into tiles of nearly
+  // equal length, which `block` gets.
   template <class Runs>
-  void cut(Index block, Index tokens, const Runs& for_each_run_of) {
+  MHLA_ONCE_A_CALL void cut(Index block, Index tokens, const BlockRange& range,
+                            const Runs& for_each_run_of) {
     const Index num_tiles = ceil_div(tokens, max_tokens_);
     if (table_ != nullptr) table_->blocks[block].tiles = num_tiles;
     Index tile = 0;
     Index tile_end = 0;  // counts tokens from the start, as does position
     Index position = 0;
     TokenRun last{-1, 0, {}};
-    for_each_run_of([&](TokenRun run) {
+    for_each_run_of(range, [&](TokenRun run) {
       while (run.count > 0) {  // a run continues in the next tile
         if (position == tile_end) {
           tile_end = even_split(tokens, num_tiles, ++tile);
@@ -267,10 +267,11 @@ struct BlockTables {
 
 /// The table of `batch` sequences, one per item, of which there are the blocks `range` of `grid`,
 /// in tensors that hold those of `held`.
-inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, const BlockRange& range,
-                                      const BlockRange& held, Index batch,
-                                      Index max_tokens = max_tile_tokens,
-                                      TilesOf tiles_of = TilesOf::block) {
+MHLA_ONCE_A_CALL inline BlockTable uniform_block_table(Arena& arena, const Grid& grid,
+                                                       const BlockRange& range,
+                                                       const BlockRange& held, Index batch,
+                                                       Index max_tokens = max_tile_tokens,
+                                                       TilesOf tiles_of = TilesOf::block) {
   return block_table::build(arena, max_tokens, tiles_of, [&](block_table::Builder& builder) {
     builder.add(grid, range, held, 0, block_table::EveryToken{});
     for (Index item = 0; item < batch; ++item) builder.add_sequence(item, 0, range.count);

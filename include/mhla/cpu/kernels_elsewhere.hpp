@@ -37,20 +37,24 @@
   prefix template void RotationTable<T>::turn(const Panel<T>&, const Index(&)[3], Turn) const; \
   MHLA_SCORE_KERNELS(prefix, T)
 
-// Of scores.
-#define MHLA_SCORE_KERNELS(prefix, T)                                                              \
-  prefix template void quadratic::read_out_scores<T>(                                              \
-      const quadratic::Weights<T>&, const quadratic::QueryRange&, const quadratic::KeyPanels<T>&,  \
-      const Panel<const T>&, const Panel<const T>&, const quadratic::Scratch<T>&, const Panel<T>&, \
-      Span<T>);                                                                                    \
-  prefix template void quadratic::score_range<T>(                                                  \
-      const quadratic::TileGradient<T>&, const quadratic::KeyRange&,                               \
-      const quadratic::RangePanels<T>&, const quadratic::KeyPanels<T>&, Span<T>, T*, T*);          \
-  prefix template void quadratic::gradients_of_range<T>(                                           \
-      const quadratic::TileGradient<T>&, const quadratic::KeyRange&,                               \
-      const quadratic::RangePanels<T>&, const quadratic::Scratch<T>&);                             \
-  prefix template void quadratic::divide_tile<T>(                                                  \
-      const quadratic::TileGradient<T>&, const Panel<T>&, Index, T, const T*, const T*, Index);
+// Of scores, by what queries see.
+#define MHLA_SCORE_KERNELS(prefix, T)                  \
+  MHLA_SCORE_KERNELS_OF(prefix, T, Sight::all)         \
+  MHLA_SCORE_KERNELS_OF(prefix, T, Sight::past_blocks) \
+  MHLA_SCORE_KERNELS_OF(prefix, T, Sight::past_tokens)
+#define MHLA_SCORE_KERNELS_OF(prefix, T, S)                                               \
+  prefix template void quadratic::read_out_scores<T, S>(                                  \
+      const quadratic::Weights<T, S>&, const quadratic::QueryRange&,                      \
+      const quadratic::KeyPanels<T>&, const Panel<const T>&, const Panel<const T>&,       \
+      const quadratic::Scratch<T>&, const Panel<T>&, Span<T>);                            \
+  prefix template void quadratic::score_range<T, S>(                                      \
+      const quadratic::TileGradient<T, S>&, const quadratic::KeyRange&,                   \
+      const quadratic::RangePanels<T>&, const quadratic::KeyPanels<T>&, Span<T>, T*, T*); \
+  prefix template void quadratic::gradients_of_range<T, S>(                               \
+      const quadratic::TileGradient<T, S>&, const quadratic::KeyRange&,                   \
+      const quadratic::RangePanels<T>&, const quadratic::Scratch<T>&);                    \
+  prefix template void quadratic::divide_tile<T, S>(                                      \
+      const quadratic::TileGradient<T, S>&, const Panel<T>&, Index, T, const T*, const T*, Index);
 
 // For a storage type.
 #define MHLA_STORAGE_KERNELS(prefix, T, Stored)                                         \

@@ -128,7 +128,7 @@ struct SlotScratch {
     transposed = arena.take<A>(needs.backward ? e.summary_size() : 0);
     row.input = arena.take<A>(checked_mul(e.tile_tokens, key_dim));
     row.gradient = arena.take<A>(needs.backward ? row.input.size : 0);
-    if (needs.quadratic) quadratic = {arena, e, needs.unrotated_too()};
+    if (needs.quadratic) quadratic.lay_out(arena, e, needs.unrotated_too());
   }
 };
 
@@ -203,7 +203,7 @@ struct UnitMemory {
   MHLA_ONCE_A_CALL UnitMemory(Arena& arena, const Extents& e, const Needs& needs,
                               InPairs in_pairs) {
     if (needs.quadratic) {
-      quadratic = {arena, e, needs.unrotated_too(), needs.backward};
+      quadratic.lay_out(arena, e, needs.unrotated_too(), needs.backward);
       return;
     }
     const Index offsets = checked_mul(e.group_size, checked_mul(e.query_blocks, e.block_tokens));

@@ -281,8 +281,9 @@ void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
     const Index head = index / forward.parts;
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
-        return quadratic::forward_unit(
-            operands, unit_without_sums(plan, head / kv_heads, head % kv_heads, memory), y, loop);
+        return quadratic::ForwardUnit<L, T>(
+                   operands, unit_without_sums(plan, head / kv_heads, head % kv_heads, memory), y)
+            .run(loop);
     const Index first_column = index % forward.parts * columns;
     A* const kept = saved.size > 0 ? saved.data + head * saved_size : nullptr;
     const auto kept_rows = [&](Index blocks) {

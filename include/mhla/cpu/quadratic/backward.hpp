@@ -28,7 +28,7 @@ class BackwardUnit {
                const Unit<A>& unit)
       : of_(operands, unit), request_(request) {}
 
-  void run(const ExecutorRef& loop) const {
+  MHLA_ONCE_A_CALL void run(const ExecutorRef& loop) const {
     of_.pack_keys(loop);
     if (sees_past_only<L> || extents().group_size * of_.query_tiles.size == 0) {
       const auto clear_sums = [](Span<A> sums) { std::fill_n(sums.data, sums.size, A(0)); };
@@ -37,7 +37,7 @@ class BackwardUnit {
       clear_sums(memory().grad_values);
     }
     for (Index g = 0; g < extents().group_size; ++g) {
-      const Weights<A> weights = of_.weights(g);
+      const Weights<A, sight_of<L>> weights = of_.weights(g);
       for (const TokenTile& tile : of_.query_tiles) run_tile(g, weights, tile, loop);
     }
     loop.parallel_for(of_.key_tiles.size, [&](Index tile, Index slot) {
@@ -50,8 +50,8 @@ class BackwardUnit {
   const Extents& extents() const { return plan().extents; }
   const Memory<A>& memory() const { return of_.memory; }
 
-  void run_tile(Index g, const Weights<A>& weights, const TokenTile& tile,
-                const ExecutorRef& loop) const {
+  MHLA_ONCE_A_CALL void run_tile(Index g, const Weights<A, sight_of<L>>& weights,
+                                 const TokenTile& tile, const ExecutorRef& loop) const {
     const Memory<A>& m = memory();
     const Extents& e = extents();
     const BlockTable& table = plan().tables.queries;
@@ -61,7 +61,7 @@ class BackwardUnit {
     const Panel<const A> there = panel_in_place<const A>(table, tile, dy);
     const bool in_place = there.rows > 0;
     const Panel<const A> grad_outputs = in_place ? there : Panel<const A>(gathered);
-    const TileGradient<A> at =
+    const TileGradient<A, sight_of<L>> at =
         tile_gradient(g, weights, tile, grad_outputs,
                       normalizes<L> ? Panel<const A>(grad_numerators) : grad_outputs);
     loop.parallel_for(1, [&](Index, Index slot) {
@@ -94,9 +94,9 @@ class BackwardUnit {
           1, [&](Index, Index slot) { unpack_queries(g, tile, at, seen, plan().scratch[slot]); });
   }
 
-  TileGradient<A> tile_gradient(Index g, const Weights<A>& weights, const TokenTile& tile,
-                                const Panel<const A>& grad_outputs,
-                                const Panel<const A>& grad_numerators) const {
+  MHLA_ONCE_A_CALL TileGradient<A, sight_of<L>> tile_gradient(
+      Index g, const Weights<A, sight_of<L>>& weights, const TokenTile& tile,
+      const Panel<const A>& grad_outputs, const Panel<const A>& grad_numerators) const {
     const Memory<A>& m = memory();
     const Index features = extents().feature_dim;
     const Index count = normalizes<L> ? tile.tokens : 0;
@@ -125,7 +125,7 @@ class BackwardUnit {
             plan().problem.key_blocks};
   }
 
-  RangePanels<A> panels(const TileGradient<A>& at, Index r) const {
+  MHLA_ONCE_A_CALL RangePanels<A> panels(const TileGradient<A, sight_of<L>>& at, Index r) const {
     const Memory<A>& m = memory();
     const Extents& e = extents();
     const KeyRange& range = of_.ranges[r];
@@ -157,7 +157,7 @@ class BackwardUnit {
   }
 
   /// The sum of a tile's ranges, in their order.
-  Panel<A> sum_of_ranges(const TileGradient<A>& at, Index first, Index ranges) const {
+  Panel<A> sum_of_ranges(const TileGradient<A, sight_of<L>>& at, Index first, Index ranges) const {
     const Extents& e = extents();
     const auto of = [&](Index r) {
       return panel(memory().grad_queries.data + (first + r) * e.tile_tokens * e.feature_dim,
@@ -169,8 +169,9 @@ class BackwardUnit {
     return sum;
   }
 
-  void unpack_queries(Index g, const TokenTile& tile, const TileGradient<A>& at, Index ranges,
-                      const SlotScratch<A>& scratch) const {
+  MHLA_ONCE_A_CALL void unpack_queries(Index g, const TokenTile& tile,
+                                       const TileGradient<A, sight_of<L>>& at, Index ranges,
+                                       const SlotScratch<A>& scratch) const {
     const Operands<L, T>& operands = of_.operands;
     FeatureGradients<A> total{sum_of_ranges(at, 0, ranges)};
     if (at.unrotated_too)
@@ -181,7 +182,7 @@ class BackwardUnit {
                             request_.update, scratch.row);
   }
 
-  void unpack_keys(const TokenTile& tile, const SlotScratch<A>& scratch) const {
+  MHLA_ONCE_A_CALL void unpack_keys(const TokenTile& tile, const SlotScratch<A>& scratch) const {
     const Operands<L, T>& operands = of_.operands;
     const BlockTable& table = plan().tables.keys;
     const Extents& e = extents();

@@ -28,7 +28,7 @@ struct PathCosts {
 
 /// `rounded` if the linear path multiplies bfloat16 in pairs.
 template <class V>
-PathCosts path_costs(const Problem& problem, bool backward, bool rounded) {
+MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, bool rounded) {
   constexpr double tile = 2e4;      // beginning another one
   constexpr double weight = 40;     // of a block's row and a key
   constexpr double in_pairs = 1.8;  // times as fast
@@ -67,9 +67,10 @@ PathCosts path_costs(const Problem& problem, bool backward, bool rounded) {
 
 /// Whether a call of a checked problem takes it.
 template <class V, class InPairs>
-bool takes_quadratic_path([[maybe_unused]] const V& attention,
-                          [[maybe_unused]] const Problem& problem, [[maybe_unused]] bool backward,
-                          [[maybe_unused]] InPairs in_pairs) {
+MHLA_ONCE_A_CALL bool takes_quadratic_path([[maybe_unused]] const V& attention,
+                                           [[maybe_unused]] const Problem& problem,
+                                           [[maybe_unused]] bool backward,
+                                           [[maybe_unused]] InPairs in_pairs) {
   if constexpr (!has_quadratic_path<V>) {
     return false;
   } else {

@@ -16,35 +16,47 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu::quadratic {
 
-/// y of the unit's queries.
-template <class L, class T, class A>
-void forward_unit(const Operands<L, T>& operands, const Unit<A>& unit, const TensorView<T, 4>& y,
-                  const ExecutorRef& loop) {
-  const Plan<L, A>& plan = operands.plan;
-  const QuadraticUnit<L, T> of(operands, unit);
-  of.pack_keys(loop);
-  const KeyPanels<A> keys = of.key_panels(of.values());
-  const BlockTable& table = plan.tables.queries;
-  const Index tiles = of.query_tiles.size;
-  loop.parallel_for(plan.extents.group_size * tiles, [&](Index task, Index slot) {
-    const Index g = task / tiles;
-    const TokenTile& tile = of.query_tiles[task % tiles];
+/// A unit's forward pass: slots share its tiles of queries.
+template <class L, class T>
+class ForwardUnit {
+ public:
+  using A = Accumulator<T>;
+
+  ForwardUnit(const Operands<L, T>& operands, const Unit<A>& unit, const TensorView<T, 4>& y)
+      : of_(operands, unit), y_(y) {}
+
+  MHLA_ONCE_A_CALL void run(const ExecutorRef& loop) const {
+    of_.pack_keys(loop);
+    const Index tiles = of_.query_tiles.size;
+    loop.parallel_for(of_.extents().group_size * tiles, [&](Index task, Index slot) {
+      run_tile(task / tiles, of_.query_tiles[task % tiles], slot);
+    });
+  }
+
+ private:
+  // Optimized for size, as it calls what takes the time.
+  MHLA_ONCE_A_CALL void run_tile(Index g, const TokenTile& tile, Index slot) const {
+    const Plan<L, A>& plan = of_.operands.plan;
     const SlotScratch<A>& scratch = plan.scratch[slot];
-    const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, scratch);
+    const FeaturePanels<A> q = pack_query_tile(of_.operands, of_.unit, g, tile, scratch);
     const Panel<A> out = panel(scratch.values.data, tile.tokens, plan.extents.value_dim);
     const Span<A> denominators{scratch.denominators.data, normalizes<L> ? tile.tokens : 0};
-    read_out_scores<A>(of.weights(g), {tile.offset, tile.offset + tile.tokens}, keys, q.features,
-                       q.rotated, scratch.quadratic, out, denominators);
+    read_out_scores<A>(of_.weights(g), {tile.offset, tile.offset + tile.tokens},
+                       of_.key_panels(of_.values()), q.features, q.rotated, scratch.quadratic, out,
+                       denominators);
     if constexpr (normalizes<L>)
       for (Index t = 0; t < tile.tokens; ++t)
-        denominators[t] += static_cast<A>(operands.variant.normalizer.epsilon);
+        denominators[t] += static_cast<A>(of_.operands.variant.normalizer.epsilon);
     const Span<A> inverses{scratch.inverses.data, denominators.size};
     const bool invertible = invert<A>(denominators, inverses);
     if (!invertible) divide_rows<A>(out, denominators);
-    scatter<T, A>(table, tile, out, invertible ? inverses : Span<A>{}, query_rows(plan, unit, g, y),
-                  Update::overwrite);
-  });
-}
+    scatter<T, A>(plan.tables.queries, tile, out, invertible ? inverses : Span<A>{},
+                  query_rows(plan, of_.unit, g, y_), Update::overwrite);
+  }
+
+  QuadraticUnit<L, T> of_;
+  const TensorView<T, 4>& y_;
+};
 
 }  // namespace cpu::quadratic
 

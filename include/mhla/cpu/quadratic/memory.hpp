@@ -41,8 +41,7 @@ struct Memory {
   Span<A> sums;              // [2, ranges, tile tokens]
   Span<A> grad_queries;      // [ranges, tile tokens, feature_dim], and the same of Q
 
-  Memory() = default;
-  MHLA_ONCE_A_CALL Memory(Arena& arena, const Extents& e, bool unrotated_too, bool backward) {
+  MHLA_ONCE_A_CALL void lay_out(Arena& arena, const Extents& e, bool unrotated_too, bool backward) {
     const Index stride = key_stride(e.key_tokens);
     const auto take = [&](Index rows, Index cols) {
       return arena.take<A>(checked_mul(rows, cols));

@@ -23,9 +23,9 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu::quadratic {
 
 /// A tile of queries of one head with a range of keys: panels of its unit's memory.
-template <class A>
+template <class A, Sight S>
 struct TileGradient {
-  const Weights<A>& weights;
+  const Weights<A, S>& weights;
   QueryRange tile;
   Panel<A> features;               // [tile tokens, feature_dim]: Q
   Panel<A> rotated;                // Q^r
@@ -61,28 +61,34 @@ struct RangePanels {
   Panel<A> grad_queries, grad_unrotated_queries;  // [tile tokens, feature_dim], of this range alone
 };
 
-/// <w_x, E_x> and <w_x, P_x o G_x> of the rows x of a tile.
+/// This machine's kernels.
 template <class A>
-MHLA_OUT_OF_LINE void weighted_sums(const Weights<A>& weights, const QueryRange& tile,
+MHLA_OUT_OF_LINE const ScoreGradientKernels<A>& score_gradient_kernels() {
+  const ScoreGradientKernels<A>* found = nullptr;
+  with_kernels<A>([&](auto kernels) { found = &kernels.score_gradient_kernels; });
+  return *found;
+}
+
+/// <w_x, E_x> and <w_x, P_x o G_x> of the rows x of a tile.
+template <class A, Sight S>
+MHLA_OUT_OF_LINE void weighted_sums(const Weights<A, S>& weights, const QueryRange& tile,
                                     const KeyRange& range, const Panel<const A>& unrotated,
                                     const Panel<const A>& scores, const Panel<const A>& products,
                                     Span<A> buffer, A* sums, A* sums_of_products) {
-  with_kernels<A>([&](auto kernels) {
-    weights.for_each_block(tile, [&](Index i, Index first, Index end) {
-      const A* const w = weights.of(i, range, buffer.data);
-      for (Index x = first; x < end; ++x) {
-        const Index row = x - tile.first;
-        sums[row] =
-            kernels.weighted_sums(weights.seen(x, i, range), w, unrotated.row(row), scores.row(row),
-                                  products.row(row), sums_of_products + row);
-      }
-    });
+  const ScoreGradientKernels<A>& kernels = score_gradient_kernels<A>();
+  weights.for_each_block(tile, [&](Index i, Index first, Index end) {
+    const A* const w = weights.of(i, range, buffer.data);
+    for (Index x = first; x < end; ++x) {
+      const Index row = x - tile.first;
+      sums[row] = kernels.weighted_sums(weights.seen(x, i, range), w, unrotated.row(row),
+                                        scores.row(row), products.row(row), sums_of_products + row);
+    }
   });
 }
 
 /// P, G and E of a range, and the sums of its rows: of den, and of den c.
-template <class A>
-MHLA_OUT_OF_LINE void score_range(const TileGradient<A>& at, const KeyRange& range,
+template <class A, Sight S>
+MHLA_ONCE_A_CALL void score_range(const TileGradient<A, S>& at, const KeyRange& range,
                                   const RangePanels<A>& in, const KeyPanels<A>& keys,
                                   Span<A> weights, A* sums, A* sums_of_products) {
   const Index seen = in.scores.cols;
@@ -97,8 +103,8 @@ MHLA_OUT_OF_LINE void score_range(const TileGradient<A>& at, const KeyRange& ran
 }
 
 /// Adds the sum over each key block of `tokens` tokens of a range to its element of a row of dmix.
-template <class A>
-void add_block_sums(const Weights<A>& weights, const KeyRange& range, Index tokens,
+template <class A, Sight S>
+void add_block_sums(const Weights<A, S>& weights, const KeyRange& range, Index tokens,
                     const A* by_token, A* grad_mixing) {
   for (Index b = range.first_block; b < range.end_block; ++b) {
     const BlockSpan& block = weights.keys[b];
@@ -111,47 +117,46 @@ void add_block_sums(const Weights<A>& weights, const KeyRange& range, Index toke
 }
 
 /// t, w o t and w o P of a range, in place of G and P, and of E c w; adds to dmix.
-template <class A>
-MHLA_OUT_OF_LINE void score_gradients(const TileGradient<A>& at, const KeyRange& range,
+template <class A, Sight S>
+MHLA_OUT_OF_LINE void score_gradients(const TileGradient<A, S>& at, const KeyRange& range,
                                       const RangePanels<A>& in, Span<A> buffer) {
-  const Weights<A>& weights = at.weights;
+  const Weights<A, S>& weights = at.weights;
   const bool mixing = at.grad_mixing.rows > 0;
-  with_kernels<A>([&](auto kernels) {
-    weights.for_each_block(at.tile, [&](Index i, Index first, Index end) {
-      const Index most = weights.seen(end - 1, i, range);
-      if (most == 0) return;
-      const A* const w = weights.of(i, range, buffer.data);
-      // With a token a block dmix's own row.
-      A* by_weight = nullptr;
-      if (mixing && range.single_tokens) by_weight = at.grad_mixing.row(i) + range.first_block;
-      if (mixing && !range.single_tokens) {
-        by_weight = in.by_weight.data;
-        std::fill_n(by_weight, most, A(0));
-      }
-      for (Index x = first; x < end; ++x) {
-        const Index row = x - at.tile.first;
-        const Index seen = weights.seen(x, i, range);
-        const A c = at.grad_denominators.size > 0 ? at.grad_denominators[row] : A(0);
-        kernels.score_gradients(seen, w, at.inverses.size > 0 ? at.inverses[row] : A(1),
-                                at.unrotated_too ? A(0) : c, in.scores.row(row),
-                                in.products.row(row), by_weight);
-        if (!at.unrotated_too) continue;
-        A* const e = in.unrotated_scores.row(row);
-        if (mixing) kernels.add_scaled(seen, c, e, by_weight);
-        std::fill_n(e, seen, A(0));
-        kernels.add_scaled(seen, c, w, e);
-      }
-      if (mixing && !range.single_tokens)
-        add_block_sums(weights, range, most, by_weight, at.grad_mixing.row(i));
-    });
+  const ScoreGradientKernels<A>& kernels = score_gradient_kernels<A>();
+  weights.for_each_block(at.tile, [&](Index i, Index first, Index end) {
+    const Index most = weights.seen(end - 1, i, range);
+    if (most == 0) return;
+    const A* const w = weights.of(i, range, buffer.data);
+    // With a token a block dmix's own row.
+    A* by_weight = nullptr;
+    if (mixing && range.single_tokens) by_weight = at.grad_mixing.row(i) + range.first_block;
+    if (mixing && !range.single_tokens) {
+      by_weight = in.by_weight.data;
+      std::fill_n(by_weight, most, A(0));
+    }
+    for (Index x = first; x < end; ++x) {
+      const Index row = x - at.tile.first;
+      const Index seen = weights.seen(x, i, range);
+      const A c = at.grad_denominators.size > 0 ? at.grad_denominators[row] : A(0);
+      kernels.score_gradients(seen, w, at.inverses.size > 0 ? at.inverses[row] : A(1),
+                              at.unrotated_too ? A(0) : c, in.scores.row(row), in.products.row(row),
+                              by_weight);
+      if (!at.unrotated_too) continue;
+      A* const e = in.unrotated_scores.row(row);
+      if (mixing) kernels.add_scaled(seen, c, e, by_weight);
+      std::fill_n(e, seen, A(0));
+      kernels.add_scaled(seen, c, w, e);
+    }
+    if (mixing && !range.single_tokens)
+      add_block_sums(weights, range, most, by_weight, at.grad_mixing.row(i));
   });
 }
 
 /// What a range contributes to all gradients, from P, G and E.
-template <class A>
-MHLA_OUT_OF_LINE void gradients_of_range(const TileGradient<A>& at, const KeyRange& range,
+template <class A, Sight S>
+MHLA_ONCE_A_CALL void gradients_of_range(const TileGradient<A, S>& at, const KeyRange& range,
                                          const RangePanels<A>& in, const Scratch<A>& scratch) {
-  const Weights<A>& weights = at.weights;
+  const Weights<A, S>& weights = at.weights;
   const QueryRange& tile = at.tile;
   score_gradients(at, range, in, scratch.weights);
   const auto features = [&](const Panel<A>& scores, const Panel<A>& queries, const Panel<A>& keys,
@@ -170,8 +175,8 @@ MHLA_OUT_OF_LINE void gradients_of_range(const TileGradient<A>& at, const KeyRan
 }
 
 /// den, 1 / den, c and U of a tile, from the sums of its ranges.
-template <class A>
-MHLA_OUT_OF_LINE void divide_tile(const TileGradient<A>& at, const Panel<A>& grad_numerators,
+template <class A, Sight S>
+MHLA_OUT_OF_LINE void divide_tile(const TileGradient<A, S>& at, const Panel<A>& grad_numerators,
                                   Index ranges, A epsilon, const A* sums, const A* sums_of_products,
                                   Index stride) {
   const Index rows = at.denominators.size;

@@ -48,9 +48,10 @@ struct QueryRange {
 inline constexpr Index written_weights = 4;
 
 /// Which keys the queries of a unit's sequence see, and by which weights.
-template <class A>
+template <class A, Sight S>
 struct Weights {
-  Sight sight;
+  static constexpr Sight sight = S;
+
   Span<const BlockSpan> queries;
   Span<const BlockSpan> keys;
   Panel<const A> mixing;  // [query blocks, key blocks]
@@ -67,11 +68,12 @@ struct Weights {
   Index seen(Index token, Index i, const KeyRange& range) const {
     return std::clamp(seen(token, i) - range.first, Index{0}, range.tokens());
   }
+  /// The last block that begins at or before a query.
   Index block_of(Index query) const {
-    const auto* const after = std::upper_bound(
-        queries.data, queries.data + queries.size, query,
-        [](Index token, const BlockSpan& block) { return token < block.first_token; });
-    return static_cast<Index>(after - queries.data) - 1;
+    Index first = 0;
+    for (Index count = queries.size; count > 1; count -= count / 2)
+      if (queries[first + count / 2].first_token <= query) first += count / 2;
+    return first;
   }
 
   /// Calls f(i, first, end) for the tokens [first, end) of a tile in each query block i.
@@ -137,8 +139,7 @@ struct Scratch {
   Span<A> weights;    // [range tokens and some]
   Span<A> square;     // [tile tokens, tile tokens]: of a triangle
 
-  Scratch() = default;
-  MHLA_ONCE_A_CALL Scratch(Arena& arena, const Extents& e, bool unrotated_too) {
+  MHLA_ONCE_A_CALL void lay_out(Arena& arena, const Extents& e, bool unrotated_too) {
     const Index range = key_stride(max_tokens_of_range(e.key_tokens, e.key_block_tokens));
     scores = arena.take<A>(checked_mul(e.tile_tokens, range));
     unrotated = arena.take<A>(unrotated_too ? scores.size : 0);
@@ -160,28 +161,28 @@ struct SeenPart {
 /// Under a causality, calls f(part) for the parts of a range that the rows of a tile see. Nothing
 /// else is multiplied, so that a NaN in a key that a query does not see does not reach it, nor the
 /// other way round.
-template <class A, class F>
-void for_each_seen_part(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
+template <class A, Sight S, class F>
+void for_each_seen_part(const Weights<A, S>& weights, const QueryRange& tile, const KeyRange& range,
                         const F& f) {
   const auto part = [&](Index row, Index end_row, Index key, Index end_key, bool triangle = false) {
     if (row < end_row && key < end_key)
       f(SeenPart{row, end_row - row, key, end_key - key, triangle});
   };
   const Index rows = tile.end - tile.first;
-  if (weights.sight == Sight::past_tokens) {
+  if constexpr (S == Sight::past_tokens) {
     const Index own = std::clamp(tile.first, range.first, range.end);
     const Index end = std::clamp(tile.end, range.first, range.end);
     part(0, rows, 0, own - range.first);
     part(own - tile.first, end - tile.first, own - range.first, end - range.first, true);
     part(end - tile.first, rows, own - range.first, end - range.first);
-    return;
+  } else {
+    const Index by_all =
+        weights.seen(tile.first, weights.block_of(tile.first), range);  // and later rows see more
+    part(0, rows, 0, by_all);
+    weights.for_each_block(tile, [&](Index i, Index first, Index end) {
+      part(first - tile.first, end - tile.first, by_all, weights.seen(first, i, range));
+    });
   }
-  const Index by_all =
-      weights.seen(tile.first, weights.block_of(tile.first), range);  // and later rows see more
-  part(0, rows, 0, by_all);
-  weights.for_each_block(tile, [&](Index i, Index first, Index end) {
-    part(first - tile.first, end - tile.first, by_all, weights.seen(first, i, range));
-  });
 }
 
 template <class A>
@@ -191,52 +192,62 @@ Panel<A> part_of(const Panel<A>& scores, const SeenPart& part) {
 
 /// rows (+)= scores keys over what is seen; `square` has room for a tile's triangle.
 //                                                                              // [rows, columns]
-template <class A>
-void multiply_keys(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
+template <class A, Sight S>
+void multiply_keys(const Weights<A, S>& weights, const QueryRange& tile, const KeyRange& range,
                    const Panel<A>& scores, const Panel<const A>& keys, const Panel<A>& rows,
                    Into into, Span<A> square) {
-  if (weights.sight == Sight::all) return multiply(rows, scores, keys, into);
-  if (into == Into::overwrite) set_zero(rows);
-  for_each_seen_part(weights, tile, range, [&](const SeenPart& part) {
-    const Panel<A> to = rows.row_range(part.row, part.rows);
-    const Panel<const A> from = keys.row_range(part.key, part.keys);
-    if (!part.triangle) return multiply(to, part_of(scores, part), from, Into::add);
-    const Panel<A> transposed = panel(square.data, part.keys, part.rows);
-    transpose<A>(transposed, part_of(scores, part));
-    multiply_lower(to, transposed, from, Into::add);
-  });
+  if constexpr (S == Sight::all) {
+    multiply(rows, scores, keys, into);
+  } else {
+    if (into == Into::overwrite) set_zero(rows);
+    for_each_seen_part(weights, tile, range, [&](const SeenPart& part) {
+      const Panel<A> to = rows.row_range(part.row, part.rows);
+      const Panel<const A> from = keys.row_range(part.key, part.keys);
+      if (!part.triangle) return multiply(to, part_of(scores, part), from, Into::add);
+      if constexpr (S == Sight::past_tokens) {
+        const Panel<A> transposed = panel(square.data, part.keys, part.rows);
+        transpose<A>(transposed, part_of(scores, part));
+        multiply_lower(to, transposed, from, Into::add);
+      }
+    });
+  }
 }
 
 /// keys (+)= scores^T rows over what is seen.                            // [range tokens, columns]
-template <class A>
-void multiply_rows(const Weights<A>& weights, const QueryRange& tile, const KeyRange& range,
+template <class A, Sight S>
+void multiply_rows(const Weights<A, S>& weights, const QueryRange& tile, const KeyRange& range,
                    const Panel<A>& scores, const Panel<const A>& rows, const Panel<A>& keys,
                    Into into) {
-  if (weights.sight == Sight::all) return multiply_left_transposed(keys, scores, rows, into);
-  if (into == Into::overwrite) set_zero(keys);
-  for_each_seen_part(weights, tile, range, [&](const SeenPart& part) {
-    const Panel<A> to = keys.row_range(part.key, part.keys);
-    const Panel<const A> from = rows.row_range(part.row, part.rows);
-    if (part.triangle) return multiply_lower_transposed(to, part_of(scores, part), from, Into::add);
-    multiply_left_transposed(to, part_of(scores, part), from, Into::add);
-  });
+  if constexpr (S == Sight::all) {
+    multiply_left_transposed(keys, scores, rows, into);
+  } else {
+    if (into == Into::overwrite) set_zero(keys);
+    for_each_seen_part(weights, tile, range, [&](const SeenPart& part) {
+      const Panel<A> to = keys.row_range(part.key, part.keys);
+      const Panel<const A> from = rows.row_range(part.row, part.rows);
+      if (!part.triangle)
+        return multiply_left_transposed(to, part_of(scores, part), from, Into::add);
+      if constexpr (S == Sight::past_tokens)
+        multiply_lower_transposed(to, part_of(scores, part), from, Into::add);
+    });
+  }
 }
 
 /// w o scores, in place; adds the sum of row x to sums_x.
-template <class A>
-MHLA_OUT_OF_LINE void weigh(const Weights<A>& weights, const QueryRange& tile,
+template <class A, Sight S>
+MHLA_OUT_OF_LINE void weigh(const Weights<A, S>& weights, const QueryRange& tile,
                             const KeyRange& range, const Panel<A>& scores, Span<A> buffer,
                             Span<A> sums) {
-  with_kernels<A>([&](auto kernels) {
-    weights.for_each_block(tile, [&](Index i, Index first, Index end) {
-      if (weights.seen(end - 1, i, range) == 0) return;
-      const A* const w = weights.of(i, range, buffer.data);
-      for (Index x = first; x < end; ++x) {
-        const Index row = x - tile.first;
-        const A sum = kernels.weigh(weights.seen(x, i, range), w, scores.row(row));
-        if (sums.size > 0) sums[row] += sum;
-      }
-    });
+  A (*weigh_row)(Index, const A*, A*) = nullptr;
+  with_kernels<A>([&](auto kernels) { weigh_row = kernels.weigh; });
+  weights.for_each_block(tile, [&](Index i, Index first, Index end) {
+    if (weights.seen(end - 1, i, range) == 0) return;
+    const A* const w = weights.of(i, range, buffer.data);
+    for (Index x = first; x < end; ++x) {
+      const Index row = x - tile.first;
+      const A sum = weigh_row(weights.seen(x, i, range), w, scores.row(row));
+      if (sums.size > 0) sums[row] += sum;
+    }
   });
 }
 
@@ -250,8 +261,8 @@ struct KeyPanels {
 };
 
 /// num and, before epsilon, den of a tile of queries: den has no elements without a normalizer.
-template <class A>
-MHLA_OUT_OF_LINE void read_out_scores(const Weights<A>& weights, const QueryRange& tile,
+template <class A, Sight S>
+MHLA_ONCE_A_CALL void read_out_scores(const Weights<A, S>& weights, const QueryRange& tile,
                                       const KeyPanels<A>& keys, const Panel<const A>& features,
                                       const Panel<const A>& rotated, const Scratch<A>& scratch,
                                       const Panel<A>& numerators, Span<A> denominators) {
