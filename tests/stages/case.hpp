@@ -30,7 +30,13 @@ struct CaseOf {
   static constexpr Index batch = packs ? 1 : 2;
   static constexpr Index columns = packs ? 2 : 4;  // of mix
 
-  std::vector<std::int32_t> offsets{0, 8, 8, 14};
+  // With room behind them, so that what is laid over them reaches nothing else.
+  std::vector<std::int32_t> offsets = [] {
+    std::vector<std::int32_t> list;
+    list.reserve(1024);
+    list.assign({0, 8, 8, 14});
+    return list;
+  }();
   V attention = variant(offsets);
   call::Operands<float> x =
       call::operands<float>(attention, {batch, 4, 2, 14, 14, 3, 5, 1, columns, columns});

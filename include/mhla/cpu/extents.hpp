@@ -21,6 +21,7 @@ inline constexpr Index max_tokens_of_tile =
 struct Extents {
   Index query_blocks;
   Index key_blocks;
+  Index key_dim;
   Index feature_dim;
   Index value_dim;
   Index group_size;    // query heads per kv head
@@ -43,6 +44,7 @@ struct Extents {
                    TilesOf tiles_of = TilesOf::block)
       : query_blocks(problem.query_blocks),
         key_blocks(problem.key_blocks),
+        key_dim(problem.shape.key_dim),
         feature_dim(problem.feature_dim),
         value_dim(problem.shape.value_dim),
         group_size(problem.shape.group_size()),

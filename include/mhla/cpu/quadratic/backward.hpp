@@ -64,13 +64,10 @@ class BackwardUnit {
     const TileGradient<A, sight_of<L>> at =
         tile_gradient(g, weights, tile, grad_outputs,
                       normalizes<L> ? Panel<const A>(grad_numerators) : grad_outputs);
-    loop.parallel_for(1, [&](Index, Index slot) {
-      const SlotScratch<A>& scratch = plan().scratch[slot];
-      pack_features(features_of(of_.operands, of_.operands.scale(), table, tile),
-                    query_rows(plan(), of_.unit, g, of_.operands.q),
-                    FeaturePanels<A>{at.features, at.rotated}, scratch.row);
-      if (!in_place) gather<T, A>(table, tile, dy, {}, gathered);
-    });
+    pack_features(features_of(of_.operands, of_.operands.scale(), table, tile),
+                  query_rows(plan(), of_.unit, g, of_.operands.q),
+                  FeaturePanels<A>{at.features, at.rotated}, m.row);
+    if (!in_place) gather<T, A>(table, tile, dy, {}, gathered);
     Index seen = 0;  // ranges
     while (seen < of_.ranges.size && at.seen(of_.ranges[seen]) > 0) ++seen;
     const KeyPanels<A> keys = of_.key_panels(of_.values_transposed());
@@ -83,15 +80,11 @@ class BackwardUnit {
     });
     A epsilon = A(0);
     if constexpr (normalizes<L>) epsilon = static_cast<A>(of_.operands.variant.normalizer.epsilon);
-    loop.parallel_for(1, [&](Index, Index) {
-      divide_tile<A>(at, grad_numerators, seen, epsilon, sums, products, e.tile_tokens);
-    });
+    divide_tile<A>(at, grad_numerators, seen, epsilon, sums, products, e.tile_tokens);
     loop.parallel_for(seen, [&](Index r, Index slot) {
       gradients_of_range<A>(at, of_.ranges[r], panels(at, r), plan().scratch[slot].quadratic);
     });
-    if (request_.query())
-      loop.parallel_for(
-          1, [&](Index, Index slot) { unpack_queries(g, tile, at, seen, plan().scratch[slot]); });
+    if (request_.query()) unpack_queries(g, tile, at, seen);
   }
 
   MHLA_ONCE_A_CALL TileGradient<A, sight_of<L>> tile_gradient(
@@ -170,8 +163,7 @@ class BackwardUnit {
   }
 
   MHLA_ONCE_A_CALL void unpack_queries(Index g, const TokenTile& tile,
-                                       const TileGradient<A, sight_of<L>>& at, Index ranges,
-                                       const SlotScratch<A>& scratch) const {
+                                       const TileGradient<A, sight_of<L>>& at, Index ranges) const {
     const Operands<L, T>& operands = of_.operands;
     FeatureGradients<A> total{sum_of_ranges(at, 0, ranges)};
     if (at.unrotated_too)
@@ -179,7 +171,7 @@ class BackwardUnit {
     unpack_feature_gradient(features_of(operands, operands.scale(), plan().tables.queries, tile),
                             query_rows(plan(), of_.unit, g, operands.q), total,
                             query_rows(plan(), of_.unit, g, request_.gradients.query.view),
-                            request_.update, scratch.row);
+                            request_.update, memory().row);
   }
 
   MHLA_ONCE_A_CALL void unpack_keys(const TokenTile& tile, const SlotScratch<A>& scratch) const {

@@ -8,6 +8,7 @@
 #include <mhla/cpu/extents.hpp>
 #include <mhla/cpu/gemm.hpp>
 #include <mhla/cpu/quadratic/scores.hpp>
+#include <mhla/cpu/token_block.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -39,7 +40,8 @@ struct Memory {
   Span<A> products;          // [tile tokens, key tokens]: G
   Span<A> by_weight;         // [key tokens]: of dmix, before they are summed over a key block
   Span<A> sums;              // [2, ranges, tile tokens]
-  Span<A> grad_queries;      // [ranges, tile tokens, feature_dim], and the same of Q
+  RowBuffers<A> row;
+  Span<A> grad_queries;  // [ranges, tile tokens, feature_dim], and the same of Q
 
   MHLA_ONCE_A_CALL void lay_out(Arena& arena, const Extents& e, bool unrotated_too, bool backward) {
     const Index stride = key_stride(e.key_tokens);
@@ -59,6 +61,7 @@ struct Memory {
     grad_keys = take(e.key_tokens, e.feature_dim);
     grad_unrotated = take(also * e.key_tokens, e.feature_dim);
     grad_values = take(e.key_tokens, e.value_dim);
+    row = {take(e.tile_tokens, e.key_dim), take(e.tile_tokens, e.key_dim)};
     queries = take(e.tile_tokens, e.feature_dim);
     unrotated_queries = take(also * e.tile_tokens, e.feature_dim);
     grad_outputs = take(e.tile_tokens, e.value_dim);
