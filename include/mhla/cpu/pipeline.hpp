@@ -22,9 +22,10 @@ namespace cpu {
 
 /// Checks a forward call, lays it out in `memory`, and runs it.
 template <class V, class T>
-void checked_forward_into(const V& attention, const ExecutorRef& executor, const OperandViews<T>& x,
-                          const TensorView<T, 4>& y, CallMemory&& memory,
-                          ForwardState<Accumulator<T>>* save) {
+MHLA_ONCE_A_CALL void checked_forward_into(const V& attention, const ExecutorRef& executor,
+                                           const OperandViews<T>& x, const TensorView<T, 4>& y,
+                                           CallMemory&& memory,
+                                           ForwardState<Accumulator<T>>* save) {
   const Problem problem = checked_problem(attention, x.shape());
   require_forward(attention, problem.shape, x, y, memory.given(), {}).require_addresses();
   ForwardCallOf<V, T> call;
@@ -35,10 +36,12 @@ void checked_forward_into(const V& attention, const ExecutorRef& executor, const
 
 /// Likewise a backward call.
 template <class V, class T>
-void checked_backward_into(const V& attention, const ExecutorRef& executor,
-                           const OperandViews<T>& x, const TensorView<const T, 4>& dy,
-                           const GradientViews<T>& gradients, Update update, CallMemory&& memory,
-                           const ForwardState<Accumulator<T>>* saved) {
+MHLA_ONCE_A_CALL void checked_backward_into(const V& attention, const ExecutorRef& executor,
+                                            const OperandViews<T>& x,
+                                            const TensorView<const T, 4>& dy,
+                                            const GradientViews<T>& gradients, Update update,
+                                            CallMemory&& memory,
+                                            const ForwardState<Accumulator<T>>* saved) {
   const Problem problem = checked_problem(attention, x.shape());
   require_enumerator("update", update, Update::accumulate);
   require_backward(attention, problem.shape, x, dy, gradients, memory.given(), {})

@@ -271,8 +271,9 @@ bool forward_in_pairs(const Operands<L, BFloat16>& operands, const Unit<float>& 
 
 /// All units of a forward call. Summaries are left in `saved` unless it is empty.
 template <class L, class T, class A>
-void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
-                 const ForwardPlan<L, A>& forward, Span<A> saved, const ExecutorRef& executor) {
+MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorView<T, 4>& y,
+                                  const ForwardPlan<L, A>& forward, Span<A> saved,
+                                  const ExecutorRef& executor) {
   const Plan<L, A>& plan = forward.plan;
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index columns = plan.extents.value_dim;
@@ -389,8 +390,10 @@ void run_backward_units(const BackwardRequest<L, T>& request, const BackwardPlan
 
 /// Writes dmix, if it is wanted, from the partial sums of all units.
 template <class L, class T, class A>
-void write_mixing_gradient(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                           const BackwardPlan<L, A>& backward, const ExecutorRef& executor) {
+MHLA_ONCE_A_CALL void write_mixing_gradient(const Operands<L, T>& operands,
+                                            const BackwardRequest<L, T>& request,
+                                            const BackwardPlan<L, A>& backward,
+                                            const ExecutorRef& executor) {
   if (!request.mixing()) return;
   const Plan<L, A>& plan = backward.plan;
   const PartialSums& partials = backward.partials;
@@ -406,9 +409,10 @@ void write_mixing_gradient(const Operands<L, T>& operands, const BackwardRequest
 
 /// All units of a backward call. Summaries are taken from `saved` unless it is empty.
 template <class L, class T, class A>
-void run_backward(const Operands<L, T>& operands, const BackwardRequest<L, T>& request,
-                  const BackwardPlan<L, A>& backward, Span<const A> saved,
-                  const ExecutorRef& executor) {
+MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
+                                   const BackwardRequest<L, T>& request,
+                                   const BackwardPlan<L, A>& backward, Span<const A> saved,
+                                   const ExecutorRef& executor) {
   const Plan<L, A>& plan = backward.plan;
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index saved_size = saved.size == 0 ? 0 : saved.size / (plan.problem.sequences * kv_heads);
@@ -463,8 +467,9 @@ class ForwardCall {
 
   /// With the attention and the number of slots that it was laid out for; views must be checked.
   template <class T, class V>
-  void run(const V& attention, const ExecutorRef& executor, const OperandViews<T>& x,
-           const TensorView<T, 4>& y, ForwardState<A>* save) {
+  MHLA_ONCE_A_CALL void run(const V& attention, const ExecutorRef& executor,
+                            const OperandViews<T>& x, const TensorView<T, 4>& y,
+                            ForwardState<A>* save) {
     Span<A> saved;
     if (save != nullptr)
       saved =
@@ -509,9 +514,9 @@ class BackwardCall {
   }
 
   template <class T, class V>
-  void run(const V& attention, const ExecutorRef& executor, const OperandViews<T>& x,
-           const TensorView<const T, 4>& dy, const GradientViews<T>& gradients, Update update,
-           Span<const A> kept) {
+  MHLA_ONCE_A_CALL void run(const V& attention, const ExecutorRef& executor,
+                            const OperandViews<T>& x, const TensorView<const T, 4>& dy,
+                            const GradientViews<T>& gradients, Update update, Span<const A> kept) {
     if (plan_) {
       plan_->plan.pack_mixing(x.mix, multiplies_pairs_backward<T>(attention, problem_));
       const Operands<L, T> operands{lower(attention), plan_->plan, x.q, x.k, x.v, x.mix};

@@ -185,8 +185,10 @@ MHLA_ONCE_A_CALL void require_apart(Footprint& footprint, const V& attention,
 /// Throws ShapeError unless y can be written in a call of `shape` with these operands,
 /// WorkspaceError if scratch memory shares a byte with a tensor; returns what it touches.
 template <AttentionVariant V, class T>
-Footprint require_forward(const V& attention, const Shape& shape, const OperandViews<T>& operands,
-                          const TensorView<T, 4>& y, WorkspaceView workspace, WorkspaceView state) {
+MHLA_ONCE_A_CALL Footprint require_forward(const V& attention, const Shape& shape,
+                                           const OperandViews<T>& operands,
+                                           const TensorView<T, 4>& y, WorkspaceView workspace,
+                                           WorkspaceView state) {
   require_extents(y, "y", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "y is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);
@@ -241,9 +243,11 @@ MHLA_ONCE_A_CALL Footprint checked_gradients(const Shape& shape,
 
 /// As require_forward, for the wanted gradients.
 template <AttentionVariant V, class T>
-Footprint require_backward(const V& attention, const Shape& shape, const OperandViews<T>& operands,
-                           const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
-                           WorkspaceView workspace, WorkspaceView state) {
+MHLA_ONCE_A_CALL Footprint require_backward(const V& attention, const Shape& shape,
+                                            const OperandViews<T>& operands,
+                                            const TensorView<const T, 4>& dy,
+                                            const GradientViews<T>& gradients,
+                                            WorkspaceView workspace, WorkspaceView state) {
   require_extents(dy, "dy", shape.batch, shape.heads, shape.query_tokens, shape.value_dim,
                   "dy is [batch, heads, query tokens, value_dim]");
   require_aligned_operands(attention, operands);

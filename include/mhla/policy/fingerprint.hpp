@@ -149,7 +149,8 @@ void add_values(Hash& hash, const V& attention, Borrowed borrowed) {
 /// normalizer, rotation, mixing, scale, precision and path. Allocates nothing; valid within the
 /// process only.
 template <class T, AttentionVariant V>
-std::uint64_t fingerprint_of(const V& attention, const Problem& problem, Borrowed borrowed) {
+MHLA_ONCE_A_CALL std::uint64_t fingerprint_of(const V& attention, const Problem& problem,
+                                              Borrowed borrowed) {
   using fingerprint::add;
   fingerprint::Hash hash;
   hash.add(fingerprint::number_of_types<V, T>());
