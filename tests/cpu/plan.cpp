@@ -97,7 +97,8 @@ TEST_CASE("path: the one of fewer multiply-adds, by the shape alone", "[cpu]") {
     const bool quadratic = expected == Path::quadratic;
     const std::string text = mhla::explain<float>(attention, x.shape(), SerialExecutor{});
     INFO(text);
-    CHECK(says(text, quadratic ? "forward: path quadratic, the fewer" : "forward: path linear, the",
+    CHECK(says(text,
+               quadratic ? "forward: path quadratic, the cheaper" : "forward: path linear, the",
                quadratic ? "backward: path quadratic, the" : "backward: path linear, the"));
     ForwardState<float> state;
     const auto y = call::forward(attention, x, ShuffledExecutor{3}, &state);

@@ -30,7 +30,7 @@ struct CaseOf {
   static constexpr Index batch = packs ? 1 : 2;
   static constexpr Index columns = packs ? 2 : 4;  // of mix
 
-  // With room behind them, so that what is laid over them reaches nothing else.
+  // With capacity to spare, so that a view laid over them reaches no other memory.
   std::vector<std::int32_t> offsets = [] {
     std::vector<std::int32_t> list;
     list.reserve(1024);

@@ -53,8 +53,7 @@ class SavedCall {
       throw StateError(
           "mhla: saved(state): the state was saved by a call of another shape or variant (types, "
           "blocks, offsets, masks, feature map, epsilon, rotation, scale, precision and path "
-          "count); "
-          "save it with the attention, q, k, v and mix of this backward pass");
+          "count); save it with the attention, q, k, v and mix of this backward pass");
     return count_;
   }
 

@@ -4,8 +4,8 @@
 //
 //   sequence -> blocks -> tiles (what a stage works on) -> runs of tokens
 //
-// On the quadratic path (quadratic/unit.hpp) tiles are of the sequence instead, whatever its
-// blocks, in their order:
+// On the quadratic path (quadratic/keys.hpp) a tile may cross blocks. Tiles have the tokens in the
+// order of their blocks:
 //
 //   sequence -> tiles -> runs of tokens       sequence -> blocks
 #pragma once

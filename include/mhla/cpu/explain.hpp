@@ -37,10 +37,10 @@ std::string to_string(const V& attention, const DirectionReport& of, const char*
   else if (attention.path != Path::automatic)
     text += "as asked for";
   else
-    text += "the fewer multiply-adds";
+    text += "the cheaper one by estimate";
   text += of.rounded ? "; products of bfloat16" : "; products in the accumulator type";
   if (has_quadratic_path<V>)
-    text += "\n  thousand multiply-adds of a kv head, what else takes time included: linear " +
+    text += "\n  estimated cost of a kv head in thousand multiply-adds: linear " +
             thousands(of.costs.linear) + ", quadratic " + thousands(of.costs.quadratic);
   return text + "\n  workspace " + std::to_string(of.workspace) + " bytes\n";
 }
@@ -51,7 +51,8 @@ std::string to_string(const V& attention, const DirectionReport& of, const char*
 /// \{
 
 /// Says which mhla::Path forward_into and backward_into take with this executor, and why; whether
-/// products are rounded to bfloat16; what each path would take, and the workspace. Runs nothing.
+/// products are rounded to bfloat16; the estimated cost of each path, and the workspace. Runs
+/// nothing.
 /// \code
 /// std::cout << mhla::explain<float>(attention, call, executor);
 /// \endcode

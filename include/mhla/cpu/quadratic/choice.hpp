@@ -19,8 +19,8 @@ namespace cpu {
 template <class V>
 inline constexpr bool has_quadratic_path = !factors_mixing<V> && !mixes_products<V>;
 
-/// Multiply-adds of a kv head of the longest sequence, in a forward or a backward pass, and what
-/// else takes time in the same unit.
+/// Estimated cost of a kv head of the longest sequence in a forward or a backward pass, in
+/// multiply-adds; other work is counted as the multiply-adds that would take as long.
 struct PathCosts {
   double linear;
   double quadratic;
@@ -29,15 +29,16 @@ struct PathCosts {
 /// `rounded` if the linear path multiplies bfloat16 in pairs.
 template <class V>
 MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, bool rounded) {
-  constexpr double tile = 2e4;      // beginning another one
-  constexpr double weight = 40;     // of a block's row and a key
-  constexpr double in_pairs = 1.8;  // times as fast
+  constexpr double tile = 2e4;      // the fixed cost of a tile
+  constexpr double weight = 40;     // to write the weight of a query block for a key
+  constexpr double in_pairs = 1.8;  // how many times as fast rounded products are
   constexpr double causal_tile = 64;
   const Shape& shape = problem.shape;
   const auto of = [](Index count) { return static_cast<double>(count); };
   const double group = of(shape.group_size());
   const double queries = of(problem.query_grid.num_tokens());
   const double keys = of(problem.key_grid.num_tokens());
+  if (queries == 0 || keys == 0) return {0, 0};
   const double rows = of(problem.query_blocks);
   const double columns = of(problem.key_blocks);
   const double features = of(problem.feature_dim);

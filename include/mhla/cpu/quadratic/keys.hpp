@@ -15,12 +15,6 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu::quadratic {
 
-/// Whether denominators have features of their own: those before the rotation.
-template <class L, class A>
-bool has_unrotated(const Plan<L, A>& plan) {
-  return normalizes<L> && plan.rotation.rotates();
-}
-
 /// Rows of [key tokens, columns], of a unit whose sequence has `tokens`.
 template <class A>
 Panel<A> key_panel(Span<A> memory, Index tokens, Index columns) {
@@ -32,8 +26,7 @@ Panel<A> key_columns(Span<A> memory, const Extents& e, Index rows, Index tokens)
   return {memory.data, memory.size > 0 ? rows : 0, tokens, key_stride(e.key_tokens)};
 }
 
-template <class A>
-Span<const BlockSpan> blocks_of(const BlockTable& table, const SequenceSpan& sequence) {
+inline Span<const BlockSpan> blocks_of(const BlockTable& table, const SequenceSpan& sequence) {
   return {table.blocks.data + sequence.first_block, sequence.blocks};
 }
 
@@ -64,18 +57,15 @@ struct QuadraticUnit {
         memory(at.memory.quadratic),
         query_tiles(tiles_of(of.plan.tables.queries, at.queries)),
         key_tiles(tiles_of(of.plan.tables.keys, at.keys)),
-        key_blocks{of.plan.tables.keys.blocks.data + at.keys.first_block, at.keys.blocks},
-        key_tokens(key_blocks.size == 0 ? 0
-                                        : key_blocks[key_blocks.size - 1].first_token +
-                                              key_blocks[key_blocks.size - 1].tokens),
+        key_blocks(blocks_of(of.plan.tables.keys, at.keys)),
+        key_tokens(tokens_of(key_blocks)),
         ranges{memory.ranges.data, cut_keys(key_blocks, memory.ranges)} {}
 
   const Extents& extents() const { return operands.plan.extents; }
-  bool unrotated_too() const { return has_unrotated(operands.plan); }
+  /// Whether denominators have features of their own: those before the rotation.
+  bool unrotated_too() const { return normalizes<L> && operands.plan.rotation.rotates(); }
   MHLA_ONCE_A_CALL Weights<A, sight_of<L>> weights(Index matrix) const {
-    const BlockTable& table = operands.plan.tables.queries;
-    return {{table.blocks.data + unit.queries.first_block, unit.queries.blocks},
-            key_blocks,
+    return {blocks_of(operands.plan.tables.queries, unit.queries), key_blocks,
             unit_mixing(operands.plan, unit, matrix)};
   }
   Panel<A> keys_transposed() const {

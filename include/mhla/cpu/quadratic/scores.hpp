@@ -5,7 +5,7 @@
 //   P_xy = <Q^r_x, K^r_y>    E_xy = <Q_x, K_y>    w_xy = m_ib of the blocks i of x and b of y
 //   num_x = sum_y w_xy P_xy v_y                   den_x = sum_y w_xy E_xy + epsilon
 //
-// over the keys that x sees. Without a rotation E is P. The adjoint is in backward.hpp.
+// over the keys that x sees. Without a rotation E is P. The adjoint is in score_gradients.hpp.
 #pragma once
 
 #include <algorithm>
@@ -44,6 +44,13 @@ struct QueryRange {
   Index end;
 };
 
+/// Of all blocks of a sequence.
+inline Index tokens_of(Span<const BlockSpan> blocks) {
+  if (blocks.size == 0) return 0;
+  const BlockSpan& last = blocks[blocks.size - 1];
+  return last.first_token + last.tokens;
+}
+
 /// Weights that are written at once.
 inline constexpr Index written_weights = 4;
 
@@ -56,12 +63,9 @@ struct Weights {
   Span<const BlockSpan> keys;
   Panel<const A> mixing;  // [query blocks, key blocks]
 
-  Index key_tokens() const {
-    return keys.size == 0 ? 0 : keys[keys.size - 1].first_token + keys[keys.size - 1].tokens;
-  }
   /// How many keys the query at `token`, of block i, sees.
   Index seen(Index token, Index i) const {
-    if (sight == Sight::all) return key_tokens();
+    if (sight == Sight::all) return tokens_of(keys);
     return sight == Sight::past_tokens ? token + 1 : keys[i].first_token + keys[i].tokens;
   }
   /// How many of a range.
