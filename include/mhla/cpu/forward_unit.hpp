@@ -92,8 +92,9 @@ void for_each_tile_of_block(const By& by, bool own_wanted, typename By::Tile at,
 /// Calls run(at, g) for every tile of the unit's query blocks and every query head g. S~ is mixed
 /// only if it is needed. A structured mixing takes one matrix after the other, `after(matrix)` it.
 template <class By, class Run, class After>
-void for_each_query_tile(const By& by, bool summaries_wanted, const ExecutorRef& loop,
-                         const Run& run, const After& after) {
+MHLA_ONCE_A_CALL void for_each_query_tile(const By& by, bool summaries_wanted,
+                                          const ExecutorRef& loop, const Run& run,
+                                          const After& after) {
   using L = typename By::Variant;
   using Mixtures = typename By::Mixtures;
   const auto& unit = by.unit;
@@ -131,8 +132,8 @@ void for_each_query_tile(const By& by, bool summaries_wanted, const ExecutorRef&
 
 /// y of every query block of the unit's query heads.
 template <class By>
-void read_out_unit(const By& by, const TensorView<typename By::Scalar, 4>& y,
-                   const ExecutorRef& loop) {
+MHLA_ONCE_A_CALL void read_out_unit(const By& by, const TensorView<typename By::Scalar, 4>& y,
+                                    const ExecutorRef& loop) {
   if constexpr (mixes_products<typename By::Variant>)
     mixed_products_of_unit(by.operands, by.unit, loop);
   for_each_query_tile(

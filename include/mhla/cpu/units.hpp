@@ -91,7 +91,10 @@ struct BackwardPlan {
       : partials(partial_sums(attention, problem)),
         plan(arena, attention, problem, executor, partials.count(), true,
              takes_quadratic_path(attention, problem, true, in_pairs), in_pairs),
-        grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {}
+        grad_mixing(arena.take<A>(checked_mul(partials.count(), partials.size))) {
+    if constexpr (has_quadratic_path<L>)
+      if (plan.quadratic) lay_out_quadratic(arena);
+  }
 
   template <class V>
   static PartialSums partial_sums(const V& attention, const Problem& problem) {
@@ -104,6 +107,18 @@ struct BackwardPlan {
       return Plan<L, A>::matrix_size_of(structured_mixing<A>(attention, of), of);
     };
     return {problem, problem.sequences, elements(problem), elements(all)};
+  }
+
+ private:
+  void lay_out_quadratic(Arena& arena) {
+    const auto units = arena.take<quadratic::BackwardMemory<A>>(plan.units.size);
+    for (Index u = 0; u < units.size; ++u) {
+      quadratic::BackwardMemory<A> unit;
+      unit.lay_out(arena, plan.extents, normalizes<L> && plan.rotation.rotates());
+      if (arena.measures()) continue;
+      units[u] = unit;
+      plan.units[u].quadratic.backward = &units[u];
+    }
   }
 };
 
@@ -211,7 +226,8 @@ void set_zero(const TensorView<T, Rank>& gradient) {
 /// or follows several rounds, is run like the others: sharing a unit costs a barrier at every
 /// stage.
 template <class L, class A, class Run>
-void run_units(const Plan<L, A>& plan, Index units, const ExecutorRef& executor, const Run& run) {
+MHLA_ONCE_A_CALL void run_units(const Plan<L, A>& plan, Index units, const ExecutorRef& executor,
+                                const Run& run) {
   const Index num_slots = executor.num_slots();
   Index shared = units;
   if (plan.whole_units) shared = 2 * (units - num_slots) <= num_slots ? units - num_slots : 0;

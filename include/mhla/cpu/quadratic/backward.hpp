@@ -29,7 +29,9 @@ class BackwardUnit {
       : of_(operands, unit), request_(request) {}
 
   MHLA_ONCE_A_CALL void run(const ExecutorRef& loop) const {
-    of_.pack_keys(loop);
+    loop.parallel_for(of_.key_tiles.size, [&](Index tile, Index slot) {
+      pack_keys(of_.key_tiles[tile], plan().scratch[slot]);
+    });
     if (sees_past_only<L> || extents().group_size * of_.query_tiles.size == 0) {
       const auto clear_sums = [](Span<A> sums) { std::fill_n(sums.data, sums.size, A(0)); };
       clear_sums(memory().grad_keys);
@@ -48,11 +50,29 @@ class BackwardUnit {
  private:
   const Plan<L, A>& plan() const { return of_.operands.plan; }
   const Extents& extents() const { return plan().extents; }
-  const Memory<A>& memory() const { return of_.memory; }
+  const BackwardMemory<A>& memory() const { return *of_.memory.backward; }
+  Panel<A> values_transposed() const {
+    return key_columns(memory().values_transposed, extents(), extents().value_dim, of_.key_tokens);
+  }
+
+  // Optimized for size, as they call what takes the time.
+  MHLA_ONCE_A_CALL void pack_keys(const TokenTile& tile, const SlotScratch<A>& scratch) const {
+    const auto features = [&](Span<A> memory) {
+      return key_panel(memory, of_.key_tokens, extents().feature_dim)
+          .row_range(tile.offset, tile.tokens);
+    };
+    const Panel<A> rotated = features(memory().keys);
+    of_.pack_keys(tile,
+                  {of_.unrotated_too() ? features(memory().unrotated_keys) : rotated, rotated},
+                  scratch.row);
+    transpose<A>(values_transposed().col_range(tile.offset, tile.tokens),
+                 readable_panel<T>(plan().tables.keys, tile, key_rows(of_.unit, of_.operands.v),
+                                   scratch.values));
+  }
 
   MHLA_ONCE_A_CALL void run_tile(Index g, const Weights<A, sight_of<L>>& weights,
                                  const TokenTile& tile, const ExecutorRef& loop) const {
-    const Memory<A>& m = memory();
+    const BackwardMemory<A>& m = memory();
     const Extents& e = extents();
     const BlockTable& table = plan().tables.queries;
     const TokenRows<const T> dy = query_rows(plan(), of_.unit, g, request_.dy);
@@ -70,7 +90,7 @@ class BackwardUnit {
     if (!in_place) gather<T, A>(table, tile, dy, {}, gathered);
     Index seen = 0;  // ranges
     while (seen < of_.ranges.size && at.seen(of_.ranges[seen]) > 0) ++seen;
-    const KeyPanels<A> keys = of_.key_panels(of_.values_transposed());
+    const KeyPanels<A> keys = of_.key_panels(values_transposed());
     A* const sums = m.sums.data;
     A* const products = sums + m.sums.size / 2;
     loop.parallel_for(seen, [&](Index r, Index slot) {
@@ -90,7 +110,7 @@ class BackwardUnit {
   MHLA_ONCE_A_CALL TileGradient<A, sight_of<L>> tile_gradient(
       Index g, const Weights<A, sight_of<L>>& weights, const TokenTile& tile,
       const Panel<const A>& grad_outputs, const Panel<const A>& grad_numerators) const {
-    const Memory<A>& m = memory();
+    const BackwardMemory<A>& m = memory();
     const Index features = extents().feature_dim;
     const Index count = normalizes<L> ? tile.tokens : 0;
     const Panel<A> rotated = panel(m.queries.data, tile.tokens, features);
@@ -119,7 +139,7 @@ class BackwardUnit {
   }
 
   MHLA_ONCE_A_CALL RangePanels<A> panels(const TileGradient<A, sight_of<L>>& at, Index r) const {
-    const Memory<A>& m = memory();
+    const BackwardMemory<A>& m = memory();
     const Extents& e = extents();
     const KeyRange& range = of_.ranges[r];
     const Index seen = at.seen(range);
@@ -145,7 +165,7 @@ class BackwardUnit {
     if (!at.unrotated_too) return in;
     in.unrotated_keys = rows(m.unrotated_keys, e.feature_dim);
     in.grad_unrotated = rows(m.grad_unrotated, e.feature_dim);
-    in.grad_unrotated_queries = of_queries(m.ranges.size + r);
+    in.grad_unrotated_queries = of_queries(of_.memory.ranges.size + r);
     return in;
   }
 
@@ -167,7 +187,7 @@ class BackwardUnit {
     const Operands<L, T>& operands = of_.operands;
     FeatureGradients<A> total{sum_of_ranges(at, 0, ranges)};
     if (at.unrotated_too)
-      total.unrotated = sum_of_ranges(at, memory().ranges.size, ranges).placed();
+      total.unrotated = sum_of_ranges(at, of_.memory.ranges.size, ranges).placed();
     unpack_feature_gradient(features_of(operands, operands.scale(), plan().tables.queries, tile),
                             query_rows(plan(), of_.unit, g, operands.q), total,
                             query_rows(plan(), of_.unit, g, request_.gradients.query.view),

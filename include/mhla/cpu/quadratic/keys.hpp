@@ -74,56 +74,19 @@ struct QuadraticUnit {
   Panel<A> unrotated_transposed() const {
     return key_columns(memory.unrotated_transposed, extents(), extents().feature_dim, key_tokens);
   }
-  Panel<A> values_transposed() const {
-    return key_columns(memory.values_transposed, extents(), extents().value_dim, key_tokens);
-  }
-  MHLA_ONCE_A_CALL KeyPanels<A> key_panels(const Panel<const A>& of_values) const {
-    return {ranges, keys_transposed(), unrotated_transposed(), of_values};
-  }
-  /// In place, if one tile has all of them.
-  MHLA_ONCE_A_CALL Panel<const A> values() const {
-    if (key_tiles.size == 1) {
-      const Panel<const A> there = panel_in_place<const A>(operands.plan.tables.keys, key_tiles[0],
-                                                           key_rows(unit, operands.v));
-      if (there.rows > 0) return there;
-    }
-    return key_panel(memory.values, key_tokens, extents().value_dim);
+  MHLA_ONCE_A_CALL KeyPanels<A> key_panels(const Panel<const A>& values) const {
+    return {ranges, keys_transposed(), unrotated_transposed(), values};
   }
 
-  /// phi(k), v and what is transposed of them.
-  MHLA_ONCE_A_CALL void pack_keys(const ExecutorRef& loop) const {
-    loop.parallel_for(key_tiles.size,
-                      [&](Index index, Index slot) { pack_keys(key_tiles[index], slot); });
-  }
-
- private:
-  // Optimized for size, as it calls what takes the time.
-  MHLA_ONCE_A_CALL void pack_keys(const TokenTile& tile, Index slot) const {
-    const BlockTable& table = operands.plan.tables.keys;
-    const SlotScratch<A>& scratch = operands.plan.scratch[slot];
-    const bool backward = operands.plan.is_backward;
-    const auto rows = [&](Span<A> of_unit, Span<A> of_slot) {
-      const Index columns = extents().feature_dim;
-      return backward ? key_panel(of_unit, key_tokens, columns).row_range(tile.offset, tile.tokens)
-                      : panel(of_slot.data, tile.tokens, columns);
-    };
-    const Panel<A> rotated = rows(memory.keys, scratch.rotated);
-    const Panel<A> features =
-        unrotated_too() ? rows(memory.unrotated_keys, scratch.features) : rotated;
-    pack_features(features_of(operands, A(1), table, tile), key_rows(unit, operands.k),
-                  FeaturePanels<A>{features, rotated}, scratch.row);
-    transpose<A>(keys_transposed().col_range(tile.offset, tile.tokens), rotated);
+  /// Packs a tile's features, and keeps them transposed. Optimized for size, as it calls what takes
+  /// the time.
+  MHLA_ONCE_A_CALL void pack_keys(const TokenTile& tile, const FeaturePanels<A>& k,
+                                  const RowBuffers<A>& row) const {
+    pack_features(features_of(operands, A(1), operands.plan.tables.keys, tile),
+                  key_rows(unit, operands.k), k, row);
+    transpose<A>(keys_transposed().col_range(tile.offset, tile.tokens), k.rotated);
     if (unrotated_too())
-      transpose<A>(unrotated_transposed().col_range(tile.offset, tile.tokens), features);
-    const TokenRows<const T> tokens = key_rows(unit, operands.v);
-    if (backward) {
-      transpose<A>(values_transposed().col_range(tile.offset, tile.tokens),
-                   readable_panel<T>(table, tile, tokens, scratch.values));
-    } else if (values().data == memory.values.data) {
-      gather<T, A>(table, tile, tokens, {},
-                   panel(memory.values.data + tile.offset * extents().value_dim, tile.tokens,
-                         extents().value_dim));
-    }
+      transpose<A>(unrotated_transposed().col_range(tile.offset, tile.tokens), k.features);
   }
 };
 
