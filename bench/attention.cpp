@@ -101,11 +101,10 @@ void add_shape(const Shape& shape, const Executors& executors) {
   }
   if (is_one_of(shape, {"DeiT-T", "Tab14_N4096_M64"}))
     bench::add_passes<float>(shape, "float", serial, WorkingSet::DRAM);
+  bench::add_storage(shape, serial);
   if (is_one_of(shape, {"DeiT-T", "DeiT-S", "DiT-S/2_512", "DiT-XL/2_512", "Tab14_N4096_M64",
-                        "NLP_N2048_M32", "Wan_M105", "Wan_M150"})) {
-    bench::add_storage(shape, serial);
+                        "NLP_N2048_M32", "Wan_M105", "Wan_M150"}))
     for (const NamedExecutor& parallel : executors.parallel()) bench::add_storage(shape, parallel);
-  }
   if (is_one_of(shape, {"DeiT-T", "DiT-XL/2_512", "Tab14_N4096_M64", "NLP_N2048_M32"}))
     bench::add_passes<double>(shape, "double", serial, WorkingSet::L3);
 }

@@ -39,7 +39,7 @@ extern template LibraryCalls library_calls(const Shape&, Tensors<mhla::BFloat16>
 extern template LibraryCalls library_calls(const Shape&, Tensors<mhla::Half>&,
                                            const mhla::ExecutorRef&, mhla::Precision);
 
-/// The shapes that every scalar is compiled for; float has all, bfloat16 video's as well.
+/// The shapes that every scalar is compiled for; float and bfloat16 have all.
 inline bool runs_in_every_scalar(const Shape& shape) {
   return shape.model == Model::key_sum || shape.model == Model::language;
 }

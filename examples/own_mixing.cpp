@@ -15,7 +15,7 @@ struct LocalMixing {
   MHLA_HOST_DEVICE mhla::Index width() const { return 2 * reach + 1; }
   void require_parameters(const mhla::MixingLayout&, mhla::Index rows, mhla::Index columns) const {
     if (rows != 1 || columns != width())
-      throw mhla::ShapeError("LocalMixing: mix is [.., 1, ", width(), "]");
+      throw mhla::ShapeError({"LocalMixing: mix is [.., 1, ", width(), "]"});
   }
 
   // S of the blocks, then S~ of the blocks: nothing in between.

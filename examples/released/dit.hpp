@@ -162,7 +162,7 @@ class Dit {
     const Index batch = latents.rows();
     for (const Index label : labels)
       if (label < 0 || label >= label_.table().rows())
-        throw mhla::ShapeError("label ", label, " is not one of ", label_.table().rows());
+        throw mhla::ShapeError({"label ", label, " is not one of ", label_.table().rows()});
     labels_ = labels;
     Matrix<T> x;
     embed_.forward(values, latents, x, patches_);

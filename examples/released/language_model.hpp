@@ -212,8 +212,8 @@ class LanguageModelLayer {
   /// As the released code cuts it in every forward pass: lower triangle of clamp(m, 1e-5, 1).
   Matrix<T> cut_mixing(const Values<T>& values, Index blocks) const {
     if (blocks > shape_.mix_blocks)
-      throw mhla::ShapeError("the mixing matrix reaches ", shape_.mix_blocks * shape_.block,
-                             " tokens");
+      throw mhla::ShapeError(
+          {"the mixing matrix reaches ", shape_.mix_blocks * shape_.block, " tokens"});
     Matrix<T> mix = mixing_.in(values).topLeftCorner(blocks, blocks);
     mix = mix.cwiseMax(T(1e-5)).cwiseMin(T(1));
     mix.template triangularView<Eigen::StrictlyUpper>().setZero();
@@ -463,7 +463,7 @@ class LanguageModel {
   void embed(const Values<T>& values, const std::vector<Index>& ids, Matrix<T>& x) {
     for (const Index id : ids)
       if (id < 0 || id >= vocabulary_)
-        throw mhla::ShapeError("token ", id, " is not one of ", vocabulary_);
+        throw mhla::ShapeError({"token ", id, " is not one of ", vocabulary_});
     ids_ = ids;
     embedding_.forward(values, ids, x);
   }

@@ -187,8 +187,8 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   /// \throws StateError if there are fewer than saved_size() bytes.
   void save(Span<std::byte> bytes) const {
     if (bytes.size < saved_size())
-      throw StateError("mhla: save: ", saved_size(), " bytes are needed, ", bytes.size,
-                       " were given");
+      throw StateError(
+          {"mhla: save: ", saved_size(), " bytes are needed, ", bytes.size, " were given"});
     std::byte* to = bytes.data + sizeof(Header);
     for (const Index position : positions_) {
       const auto stored = static_cast<std::int64_t>(position);
@@ -206,16 +206,16 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
   /// changed then.
   void load(Span<const std::byte> bytes) {
     if (bytes.size < saved_size())
-      throw StateError("mhla: load: the saved state is cut short: ", saved_size(),
-                       " bytes are needed, ", bytes.size, " were given");
+      throw StateError({"mhla: load: the saved state is cut short: ", saved_size(),
+                        " bytes are needed, ", bytes.size, " were given"});
     Header stored;
     std::memcpy(&stored, bytes.data, sizeof(stored));
     Header expected = header();
     if (std::memcmp(stored.magic, expected.magic, sizeof(stored.magic)) != 0)
       throw StateError("mhla: load: the bytes are not a decoder's saved state");
     if (stored.version != expected.version)
-      throw StateError("mhla: load: the saved state has format ", stored.version,
-                       ", this library reads format ", expected.version);
+      throw StateError({"mhla: load: the saved state has format ", stored.version,
+                        ", this library reads format ", expected.version});
     expected.checksum = stored.checksum;
     if (std::memcmp(&stored, &expected, sizeof(stored)) != 0)
       throw StateError(
@@ -230,8 +230,8 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
     };
     for (std::size_t s = 0; s < positions_.size(); ++s)
       if (stored_position(s) < 0 || stored_position(s) > capacity_)
-        throw StateError("mhla: load: the saved state is damaged: a sequence has ",
-                         stored_position(s), " tokens");
+        throw StateError({"mhla: load: the saved state is damaged: a sequence has ",
+                          stored_position(s), " tokens"});
     for (std::size_t s = 0; s < positions_.size(); ++s) positions_[s] = stored_position(s);
     copy_bytes(state_begin(), from + positions_.size() * sizeof(std::int64_t), state_bytes_);
   }
@@ -350,8 +350,8 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
       require_room(s, position(s), tokens, capacity_, mix_limits<V>(mix_shape_.mix_query_blocks));
     require_decoder_tensors(attention_, q, k, v, y).require_addresses();
     if (executor.num_slots() > shape_.num_slots)
-      throw StateError("mhla: num_slots: the executor has ", executor.num_slots(),
-                       " but the decoder was made for ", shape_.num_slots);
+      throw StateError({"mhla: num_slots: the executor has ", executor.num_slots(),
+                        " but the decoder was made for ", shape_.num_slots});
 
     if (y.size() > 0) {
       const Index first = first_sequence * shape_.kv_heads;

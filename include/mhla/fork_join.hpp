@@ -58,16 +58,16 @@ class ForkJoin {
   explicit ForkJoin(int threads = hardware_threads(), std::chrono::microseconds spin = default_spin)
       : spin_(threads <= hardware_threads() ? (std::min)(spin, longest_spin) : spin.zero()) {
     if (threads < 1)
-      throw ShapeError("mhla::ForkJoin: threads is ", threads,
-                       "; it must be at least 1, the calling thread");
+      throw ShapeError(
+          {"mhla::ForkJoin: threads is ", threads, "; it must be at least 1, the calling thread"});
     workers_.reserve(static_cast<std::size_t>(threads - 1));
     try {
       for (Index slot = 1; slot < threads; ++slot)
         workers_.emplace_back([this, slot] { work(slot); });
     } catch (const std::system_error& error) {
       dismiss();
-      throw Error("mhla::ForkJoin: thread ", workers_.size() + 1, " of ", threads - 1,
-                  " could not be started: ", error.what());
+      throw Error({"mhla::ForkJoin: thread ", workers_.size() + 1, " of ", threads - 1,
+                   " could not be started: ", error.what()});
     } catch (...) {  // out of memory
       dismiss();
       throw;

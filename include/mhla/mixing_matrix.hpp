@@ -123,7 +123,8 @@ TensorView<T, 3> with_heads(const TensorView<T, Rank>& mix, const char* argument
   const TensorView<T, 3> matrices = mix;
   require_tensor(argument, matrices);
   if (matrices.data == nullptr && matrices.size() > 0)
-    throw ShapeError("mhla: ", argument, ": has ", matrices.size(), " elements but a null address");
+    throw ShapeError(
+        {"mhla: ", argument, ": has ", matrices.size(), " elements but a null address"});
   return matrices;
 }
 
@@ -216,9 +217,9 @@ inline NormAxis resolved_axis(const InitialMixing& options, bool equal_layouts) 
 inline void require_valid(const Grid& grid, const char* side) {
   for (int axis = 0; axis < 3; ++axis)
     if (grid.block[axis] <= 0 || grid.extent[axis] < 0)
-      throw ShapeError("mhla: initialize: the ", side, " grid has axis ", axis, " of ",
-                       grid.extent[axis], " tokens in blocks of ", grid.block[axis],
-                       "; a block holds at least 1 token and an extent cannot be negative");
+      throw ShapeError({"mhla: initialize: the ", side, " grid has axis ", axis, " of ",
+                        grid.extent[axis], " tokens in blocks of ", grid.block[axis],
+                        "; a block holds at least 1 token and an extent cannot be negative"});
   require_tensor((std::string("initialize: the ") + side + " grid's blocks").c_str(),
                  {{"0", grid.layout(0)}, {"1", grid.layout(1)}, {"2", grid.layout(2)}});
 }
@@ -245,8 +246,8 @@ inline void require_valid(const InitialMixing& options, const Grid& query_grid,
 // A side without a bound has an infinite one.
 inline void require_valid(const Projection& onto) {
   if (onto.low <= onto.high && onto.low <= largest_setting && onto.high >= -largest_setting) return;
-  throw ShapeError("mhla: project: low is ", onto.low, " and high is ", onto.high,
-                   "; low must not exceed high, and the range must contain finite floats");
+  throw ShapeError({"mhla: project: low is ", onto.low, " and high is ", onto.high,
+                    "; low must not exceed high, and the range must contain finite floats"});
 }
 
 // A geometry's grid when no tensor gives the number of tokens. A sequence has as many blocks as the
@@ -402,8 +403,8 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
   require_extent("larger", "key blocks", matrices.extent[2], all_blocks,
                  "causal attention has one sequence of blocks: an extended mix is square");
   if (all_blocks < blocks)
-    throw ShapeError("mhla: larger: axis query blocks is ", all_blocks, " but mix has ", blocks,
-                     "; extend makes a matrix larger, a smaller one is its leading corner");
+    throw ShapeError({"mhla: larger: axis query blocks is ", all_blocks, " but mix has ", blocks,
+                      "; extend makes a matrix larger, a smaller one is its leading corner"});
   if (extension == Extension::last_row && blocks == 0 && all_blocks > 0)
     throw ShapeError(
         "mhla: mix: axis query blocks is 0; Extension::last_row needs a row to go by, use "

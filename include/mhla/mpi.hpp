@@ -114,8 +114,8 @@ class MpiCommunicator {
   std::vector<Message> post(const void* sent, Span<const Part> to, void* received,
                             Span<const Part> from) const {
     if (failed_)
-      throw CommunicationError("mhla: rank ", rank_,
-                               " uses a communicator that has failed: end the process");
+      throw CommunicationError(
+          {"mhla: rank ", rank_, " uses a communicator that has failed: end the process"});
     const auto* const out = static_cast<const std::byte*>(sent);
     auto* const in = static_cast<std::byte*>(received);
     std::vector<Message> messages;
@@ -182,9 +182,9 @@ class MpiCommunicator {
     require_success(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count", message.peer);
     if (bytes == message.bytes) return;
     failed_ = true;
-    throw CommunicationError("mhla: rank ", rank_, " has received ", bytes, " bytes of rank ",
-                             message.peer, " in place of ", message.bytes,
-                             ": they are not in the same call");
+    throw CommunicationError({"mhla: rank ", rank_, " has received ", bytes, " bytes of rank ",
+                              message.peer, " in place of ", message.bytes,
+                              ": they are not in the same call"});
   }
 
   // Ends messages for which nobody has waited, since their memory is about to go: what comes is
@@ -213,10 +213,10 @@ class MpiCommunicator {
       }
       if (!silent.empty()) break;
     }
-    throw CommunicationError("mhla: rank ", rank_, " has waited ", timeout_.count(),
-                             " ms for rank ", silent,
-                             ", which is gone or busy with something else; the communicator "
-                             "cannot be used any more: end the process");
+    throw CommunicationError({"mhla: rank ", rank_, " has waited ", timeout_.count(),
+                              " ms for rank ", silent,
+                              ", which is gone or busy with something else; the communicator "
+                              "cannot be used any more: end the process"});
   }
 
   void require_success(int status, const char* call, int peer = -1) const {
@@ -225,8 +225,8 @@ class MpiCommunicator {
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
     MPI_Error_string(status, text, &length);
-    throw CommunicationError("mhla: ", call, peer < 0 ? "" : " with rank ",
-                             peer < 0 ? "" : std::to_string(peer), ": ", text);
+    throw CommunicationError({"mhla: ", call, peer < 0 ? "" : " with rank ",
+                              peer < 0 ? "" : std::to_string(peer), ": ", text});
   }
 
   MPI_Comm communicator_ = MPI_COMM_NULL;

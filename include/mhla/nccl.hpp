@@ -215,8 +215,8 @@ class NcclCommunicator {
   [[gnu::__noreturn__]] void fail(const char* call, const std::string& why) const {
     if (!failed_) ncclCommAbort(communicator_);
     failed_ = true;
-    throw CommunicationError("mhla: rank ", rank_, " of ", size_, ": ", call, ": ", why,
-                             "; the communicator cannot be used any more");
+    throw CommunicationError({"mhla: rank ", rank_, " of ", size_, ": ", call, ": ", why,
+                              "; the communicator cannot be used any more"});
   }
 
   ncclComm_t communicator_;

@@ -121,9 +121,9 @@ template <class T, int Rank>
 TensorView<T, 3> destination(const TensorView<T, Rank>& mix, const char* argument) {
   const TensorView<T, 3> parameters = mixing_matrix::with_heads(mix, argument);
   if (!is_injective(parameters))
-    throw ShapeError("mhla: ", argument,
-                     ": two of its elements share memory; a destination needs elements of their "
-                     "own");
+    throw ShapeError({"mhla: ", argument,
+                      ": two of its elements share memory; a destination needs elements of their "
+                      "own"});
   return parameters;
 }
 
@@ -359,8 +359,8 @@ void extend(const std::type_identity_t<TensorView<const T, Rank>>& mix,
                    "a row of RecurrentMixing's mix is the own weight, then read, write and decay "
                    "factors of every state");
   if (parameters.extent[1] < known.extent[1] || known.extent[1] == 0)
-    throw ShapeError("mhla: larger: axis rows is ", parameters.extent[1], " but mix has ",
-                     known.extent[1], "; extend repeats the last of at least one row");
+    throw ShapeError({"mhla: larger: axis rows is ", parameters.extent[1], " but mix has ",
+                      known.extent[1], "; extend repeats the last of at least one row"});
   if (share_memory(parameters, known))
     throw ShapeError(
         "mhla: larger: shares memory with mix; a destination needs elements of its own");

@@ -265,7 +265,7 @@ std::vector<std::string> failing(const std::function<void(Ranks&)>& plant, bool 
       // It cannot be used any more, and is not.
       const std::string again = error_message<CommunicationError>([&] { exchange(c, 1); });
       if (!says(again, "rank ", " of 3: all_to_all: the communicator was aborted"))
-        throw CommunicationError("then it says: ", again);
+        throw CommunicationError({"then it says: ", again});
       throw;
     }
   });

@@ -34,7 +34,7 @@ class Mail {
     std::unique_lock<std::mutex> lock(mutex_);
     auto& box = boxes_[{from, to}];
     if (!arrived_.wait_for(lock, patience_, [&] { return !box.empty(); }))
-      throw mhla::CommunicationError("rank ", from, " did not answer");
+      throw mhla::CommunicationError({"rank ", from, " did not answer"});
     std::vector<std::byte> bytes = std::move(box.front());
     box.pop_front();
     return bytes;
@@ -89,8 +89,8 @@ class Communicator {
         if (rank == communicator_->rank_ || part.bytes == 0) continue;
         const std::vector<std::byte> bytes = communicator_->mail_->take(rank, communicator_->rank_);
         if (static_cast<Index>(bytes.size()) != part.bytes)
-          throw mhla::CommunicationError("rank ", rank, " sent ", static_cast<Index>(bytes.size()),
-                                         " bytes in place of ", part.bytes);
+          throw mhla::CommunicationError({"rank ", rank, " sent ", static_cast<Index>(bytes.size()),
+                                          " bytes in place of ", part.bytes});
         std::memcpy(received_ + part.first, bytes.data(), bytes.size());
       }
     }

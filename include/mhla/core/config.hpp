@@ -67,15 +67,15 @@
 // are compiled once, not at every call.
 #define MHLA_OUT_OF_LINE __attribute__((noinline))
 
-// Functions that run once per call: not inlined, optimized for size, which compiles faster than for
-// speed; without optimization, as all else. (Not `cold`: g++ would take their callers for cold,
-// too, a program's own functions among them.)
+// Functions that run once per call, or that call what takes the time: not inlined, and optimized
+// less, which compiles faster; without optimization, as all else. (Not `cold`: g++ would take their
+// callers for cold, too, a program's own functions among them.)
 #if defined(__CUDACC__) || !defined(__OPTIMIZE__)
 #define MHLA_ONCE_A_CALL __attribute__((noinline))
 #elif defined(__clang__)
 #define MHLA_ONCE_A_CALL __attribute__((noinline, minsize))
 #else
-#define MHLA_ONCE_A_CALL __attribute__((noinline, optimize("Os")))
+#define MHLA_ONCE_A_CALL __attribute__((noinline, optimize("O1")))
 #endif
 /// \endcond
 

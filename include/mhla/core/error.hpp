@@ -47,13 +47,10 @@ class MessagePart {
 class MHLA_EXCEPTION Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
-  /// The message, joined from text and numbers: `Error("axis ", name, " is ", extent)`.
-  template <class... Parts>
-  Error(MessagePart first, MessagePart second, Parts... more)
-      : Error(std::initializer_list<MessagePart>{first, second, MessagePart(more)...}) {}
+  /// The message, joined from text and numbers: `Error({"axis ", name, " is ", extent})`.
+  MHLA_ONCE_A_CALL Error(std::initializer_list<MessagePart> parts) : runtime_error(joined(parts)) {}
 
  private:
-  MHLA_ONCE_A_CALL Error(std::initializer_list<MessagePart> parts) : runtime_error(joined(parts)) {}
   MHLA_ONCE_A_CALL static std::string joined(std::initializer_list<MessagePart> parts) {
     std::string message;
     for (const MessagePart& part : parts) part.append_to(message);

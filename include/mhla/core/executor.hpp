@@ -116,7 +116,7 @@ class ExecutorRef {
           }
         }) {
     if (slots_ < 1 || slots_ > max_slots)
-      throw ShapeError("mhla: the executor has ", slots_, " slots but must have 1 to 2^20");
+      throw ShapeError({"mhla: the executor has ", slots_, " slots but must have 1 to 2^20"});
   }
 
   Index num_slots() const { return slots_; }

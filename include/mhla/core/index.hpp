@@ -20,7 +20,7 @@ using Index = std::ptrdiff_t;
 // Throws that "a sign b" does not fit an Index.
 [[gnu::__noreturn__]] MHLA_ONCE_A_CALL inline void throw_overflow(Index a, const char* sign,
                                                                   Index b) {
-  throw ShapeError("mhla: a size overflows 64 bits: ", a, sign, b);
+  throw ShapeError({"mhla: a size overflows 64 bits: ", a, sign, b});
 }
 
 // a * b for sizes; throws ShapeError if the product does not fit an Index.

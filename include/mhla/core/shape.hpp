@@ -53,8 +53,8 @@ struct Shape {
                                                                      const char* axis, Index got,
                                                                      Index expected,
                                                                      const char* rule) {
-  throw ShapeError("mhla: ", argument, ": axis ", axis, " is ", got, " but must be ", expected,
-                   "; ", rule);
+  throw ShapeError(
+      {"mhla: ", argument, ": axis ", axis, " is ", got, " but must be ", expected, "; ", rule});
 }
 
 inline void require_extent(const char* argument, const char* axis, Index got, Index expected,
@@ -83,7 +83,7 @@ MHLA_ONCE_A_CALL inline void require_tensor(const char* argument,
   Index elements = 1;
   for (const auto& [axis, extent] : extents) {
     const auto fail = [&, name = axis, got = extent](const char* rule) {
-      throw ShapeError("mhla: ", argument, ": axis ", name, " is ", got, rule);
+      throw ShapeError({"mhla: ", argument, ": axis ", name, " is ", got, rule});
     };
     if (extent < 0) fail(", which is negative; an extent is 0 or more");
     Index product = 0;
@@ -156,19 +156,19 @@ MHLA_ONCE_A_CALL inline void require_consistent(const Shape& shape) {
   require_tensors(shape);
   const auto require_countable = [&](const char* argument, Index tokens) {
     if (!shape.empty() && tokens > max_call_tokens / shape.batch)
-      throw ShapeError("mhla: ", argument, ": axis tokens is ", tokens, " in a batch of ",
-                       shape.batch, ", more than the 2^36 tokens that a call can have");
+      throw ShapeError({"mhla: ", argument, ": axis tokens is ", tokens, " in a batch of ",
+                        shape.batch, ", more than the 2^36 tokens that a call can have"});
   };
   require_countable("q", shape.query_tokens);
   require_countable("k", shape.key_tokens);
   if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0)
-    throw ShapeError("mhla: k: axis heads is ", shape.kv_heads, " but q has ", shape.heads,
-                     " heads; the heads of q must be a multiple of the heads of k and v");
+    throw ShapeError({"mhla: k: axis heads is ", shape.kv_heads, " but q has ", shape.heads,
+                      " heads; the heads of q must be a multiple of the heads of k and v"});
   const Index heads_of_items = checked_mul(shape.batch, shape.heads);
   if (shape.mix_heads != 1 && shape.mix_heads != shape.heads && shape.mix_heads != heads_of_items)
-    throw ShapeError("mhla: mix: axis heads is ", shape.mix_heads, " but must be 1 (shared), ",
-                     shape.heads, " (one matrix per head of q) or ", heads_of_items,
-                     " (and per batch item)");
+    throw ShapeError({"mhla: mix: axis heads is ", shape.mix_heads, " but must be 1 (shared), ",
+                      shape.heads, " (one matrix per head of q) or ", heads_of_items,
+                      " (and per batch item)"});
 }
 
 /// \endcond

@@ -158,11 +158,11 @@ MHLA_ONCE_A_CALL inline void require_workspace(
     WorkspaceView workspace, Index bytes, const char* function,
     const char* rule = "forward_workspace_size and backward_workspace_size say how many it takes") {
   if (workspace.size < bytes)
-    throw WorkspaceError(function, ": workspace: ", bytes, " bytes are needed, ", workspace.size,
-                         " were given; ", rule);
+    throw WorkspaceError({function, ": workspace: ", bytes, " bytes are needed, ", workspace.size,
+                          " were given; ", rule});
   if (bytes > 0 && !is_aligned_workspace(workspace.data))
-    throw WorkspaceError(function, ": workspace: the address must be a multiple of ",
-                         workspace_alignment, "; mhla::Workspace allocates so");
+    throw WorkspaceError({function, ": workspace: the address must be a multiple of ",
+                          workspace_alignment, "; mhla::Workspace allocates so"});
 }
 
 /// \endcond

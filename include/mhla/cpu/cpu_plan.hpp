@@ -107,8 +107,8 @@ class CpuPlan {
           "mhla: CpuPlan: q, k, v and mix do not have the planned shape; make a plan "
           "for theirs");
     if (executor.num_slots() != num_slots_)
-      throw ShapeError("mhla: CpuPlan: the executor has ", executor.num_slots(),
-                       " slots but the plan is for ", num_slots_);
+      throw ShapeError({"mhla: CpuPlan: the executor has ", executor.num_slots(),
+                        " slots but the plan is for ", num_slots_});
   }
 
   // Keeps its address when the plan is moved: what is laid out refers to the attention's mixing.

@@ -51,9 +51,9 @@ inline void count_used(const MaskedBlocks& of, Index batch, Span<Index> used) {
 inline void require_used(const MaskedBlocks& of, Index batch, Span<const Index> used) {
   for_each_used(of, batch, used, [&](Index item, Index n) {
     if (used[item] < n || used[item] > of.grid.num_blocks())
-      throw ShapeError("mhla: ", of.used_name, "[", item, "] is ", used[item],
-                       " but must be at least ", n, ", by the mask of blocks [", of.blocks.first,
-                       ", ", of.blocks.end(), "), and at most ", of.grid.num_blocks());
+      throw ShapeError({"mhla: ", of.used_name, "[", item, "] is ", used[item],
+                        " but must be at least ", n, ", by the mask of blocks [", of.blocks.first,
+                        ", ", of.blocks.end(), "), and at most ", of.grid.num_blocks()});
   });
 }
 

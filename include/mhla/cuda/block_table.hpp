@@ -103,15 +103,15 @@ BlockTable block_table(Arena& arena, const V& attention, const Grid& grid, const
   }
   table.block_tokens = grid.block_tokens();
   if (grid.num_tokens() > 0x7fffffff)  // of which a stage may have a few
-    throw ShapeError("mhla: on CUDA a sequence has at most 2147483647 tokens, not ",
-                     grid.num_tokens());
+    throw ShapeError(
+        {"mhla: on CUDA a sequence has at most 2147483647 tokens, not ", grid.num_tokens()});
   if (checked_mul(table.blocks, table.block_tokens) > 0x7fffffff)
     throw ShapeError(
-        "mhla: on CUDA the blocks of a batch item, padded to one length, have at most ",
-        "2147483647 tokens");
+        {"mhla: on CUDA the blocks of a batch item, padded to one length, have at most ",
+         "2147483647 tokens"});
   if (mask.data != nullptr && (mask.stride[1] > 0x7fffffff || mask.stride[1] < -0x7fffffff))
-    throw ShapeError("mhla: on CUDA the tokens of a mask are at most 2147483647 bytes apart, not ",
-                     mask.stride[1]);
+    throw ShapeError({"mhla: on CUDA the tokens of a mask are at most 2147483647 bytes apart, not ",
+                      mask.stride[1]});
   table.places = arena.take<Place>(checked_mul(table.blocks, table.block_tokens));
   table.mix_rows = arena.take<Index>(table.blocks);
   return table;

@@ -132,9 +132,9 @@ template <class V, class T>
 void require_path(CudaPath asked, const Call<V, T>& call, const NominalGpu& gpu) {
   Paths::visit(asked, [&]<class Path>(Path) {
     if (const Refusal refusal = refusal_of<Path>(call, gpu); !refusal.none())
-      throw ShapeError("mhla: the CudaDevice was given CudaPath::", Path::name,
-                       ", which cannot run this call: ", refusal.text(),
-                       "; CudaPath::automatic takes a path that can");
+      throw ShapeError({"mhla: the CudaDevice was given CudaPath::", Path::name,
+                        ", which cannot run this call: ", refusal.text(),
+                        "; CudaPath::automatic takes a path that can"});
   });
 }
 

@@ -71,9 +71,9 @@ struct DecoderKernels {
 inline void require_decoder_memory(WorkspaceView memory, Index bytes, const char* function,
                                    const char* size) {
   if (memory.size < bytes)
-    throw WorkspaceError("mhla::CudaDecoder: ", function, ": memory: ", bytes,
-                         " bytes are needed, ", memory.size, " were given; ", size,
-                         "() says how many");
+    throw WorkspaceError({"mhla::CudaDecoder: ", function, ": memory: ", bytes,
+                          " bytes are needed, ", memory.size, " were given; ", size,
+                          "() says how many"});
   require_workspace({memory.data, bytes}, bytes, "mhla::CudaDecoder");
 }
 
@@ -157,9 +157,9 @@ class CudaDecoder : DecoderErrors, RequireStreaming<V> {
   Index position(Index sequence) const {
     const Index position = positions_[static_cast<std::size_t>(checked_sequence(shape_, sequence))];
     if (position == lost)
-      throw StateError("mhla: sequence ", sequence,
-                       " was lost when a kernel could not be launched; reset it, or load a "
-                       "snapshot");
+      throw StateError({"mhla: sequence ", sequence,
+                        " was lost when a kernel could not be launched; reset it, or load a "
+                        "snapshot"});
     return position;
   }
 

@@ -73,14 +73,15 @@ class CudaForwardState {
   // nothing changed, if the memory is too small, or not aligned to A, or to 16 bytes for planes.
   Span<A> prepare(const Shape& shape, std::uint64_t variant, Index count, SummaryFormat format) {
     if (memory_.size < count)
-      throw WorkspaceError("mhla: save(state): ", count,
-                           " elements of device memory are needed, the state has ", memory_.size,
-                           "; forward_state_size says how many");
+      throw WorkspaceError({"mhla: save(state): ", count,
+                            " elements of device memory are needed, the state has ", memory_.size,
+                            "; forward_state_size says how many"});
     const bool planes =
         format == SummaryFormat::bfloat16_planes || format == SummaryFormat::half_planes;
     const std::size_t alignment = planes ? 16 : alignof(A);
     if (reinterpret_cast<std::uintptr_t>(memory_.data) % alignment != 0)
-      throw WorkspaceError("mhla: save(state): the memory is not aligned to ", alignment, " bytes");
+      throw WorkspaceError(
+          {"mhla: save(state): the memory is not aligned to ", alignment, " bytes"});
     call_.begin(shape, variant, count);
     format_ = format;
     return {memory_.data, count};

@@ -48,7 +48,7 @@ Panels<A> panels(A* data, Index count, Index rows, Index cols) {
 
 inline void check_cublas(cublasStatus_t status, const char* function) {
   if (status != CUBLAS_STATUS_SUCCESS)
-    throw CudaError("mhla: ", function, " failed: ", cublasGetStatusString(status));
+    throw CudaError({"mhla: ", function, " failed: ", cublasGetStatusString(status)});
 }
 
 /// The settings of a cuBLAS handle, saved when a call begins and restored when it ends.
@@ -120,7 +120,8 @@ namespace gemm {
 
 inline int narrow(Index size) {
   if (size > (std::numeric_limits<int>::max)())
-    throw ShapeError("mhla: a matrix of ", size, " rows or columns is more than cuBLAS can index");
+    throw ShapeError(
+        {"mhla: a matrix of ", size, " rows or columns is more than cuBLAS can index"});
   return static_cast<int>(size);
 }
 

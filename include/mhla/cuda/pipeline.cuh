@@ -52,8 +52,8 @@ void run_on_path(CudaPath path, const Shape& shape, const F& f) {
       f.template operator()<Path, void>();
     } else if (!List::visit(shape.key_dim, shape.value_dim,
                             [&]<class Dims>(Dims) { f.template operator()<Path, Dims>(); })) {
-      throw CudaError("mhla: no fused pass was compiled for head dimensions ",
-                      to_string(HeadDimsPair{shape.key_dim, shape.value_dim}));
+      throw CudaError({"mhla: no fused pass was compiled for head dimensions ",
+                       to_string(HeadDimsPair{shape.key_dim, shape.value_dim})});
     }
   });
 }

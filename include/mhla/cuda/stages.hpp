@@ -93,8 +93,8 @@ struct StageBackend {
       throw ShapeError(
           "mhla: the CudaDevice has a plan, which CudaStages cannot use: leave it out");
     if (device.path() != CudaPath::automatic && device.path() != CudaPath::cublas)
-      throw ShapeError("mhla: the CudaDevice was given CudaPath::", name_of(device.path()),
-                       ", which has no stages: they run on CudaPath::cublas");
+      throw ShapeError({"mhla: the CudaDevice was given CudaPath::", name_of(device.path()),
+                        ", which has no stages: they run on CudaPath::cublas"});
     StageKernels<V, T>::require_memory(memory);
   }
   // cuBLAS reads these rows as a matrix.
@@ -103,8 +103,8 @@ struct StageBackend {
                              const TensorView<X, rank>& rows) {
     if (rank != 2 || (stage != Stage::mix_gradient && holds != stages::Holds::seen)) return;
     if (rows.extent[0] > 1 && rows.stride[0] < rows.extent[1])
-      throw ShapeError("mhla: ", name, ": axis blocks' stride is ", rows.stride[0], " but must be ",
-                       rows.extent[1], " or more; on CUDA rows do not overlap");
+      throw ShapeError({"mhla: ", name, ": axis blocks' stride is ", rows.stride[0],
+                        " but must be ", rows.extent[1], " or more; on CUDA rows do not overlap"});
   }
   template <class V, class T>
   static void set_mix_zero(const CudaDevice& device, const TensorView<Accumulator<T>, 3>& dmix) {

@@ -31,7 +31,8 @@ constexpr Index linear_attention_rank_bound(Index query_tokens, Index key_tokens
 constexpr Index block_rank_bound(const Grid& grid, Index feature_dim) {
   for (const Index extent : grid.block)
     if (extent < 1)
-      throw ShapeError("mhla: grid: a block has an extent of ", extent, "; it must be at least 1");
+      throw ShapeError(
+          {"mhla: grid: a block has an extent of ", extent, "; it must be at least 1"});
   for (const Index extent : grid.extent)
     if (extent < 0) require_at_least("grid.extent", extent, 0);
   if (feature_dim < 0) require_at_least("feature_dim", feature_dim, 0);

@@ -108,7 +108,7 @@ class Agreement {
     for (Index r = 0; r < ranks; ++r) {
       const char* const refusal = all[static_cast<std::size_t>(r)].refusal;
       if (refusal[0] != 0)
-        throw ShapeError("mhla: rank ", r, " refused the call, so no rank ran it: ", refusal + 1);
+        throw ShapeError({"mhla: rank ", r, " refused the call, so no rank ran it: ", refusal + 1});
     }
     for (Index i = 0; i < count_; ++i)
       for (Index r = 1; r < ranks; ++r) {
@@ -116,10 +116,10 @@ class Agreement {
         const Index there = all[static_cast<std::size_t>(r)].value[i];
         if (here == there) continue;
         if ((hashed_ >> i & 1) != 0)
-          throw ShapeError("mhla: ranks disagree: rank ", r, " has another ", name_[i],
-                           " than rank 0");
-        throw ShapeError("mhla: ranks disagree: ", name_[i], " is ", there, " on rank ", r, " but ",
-                         here, " on rank 0");
+          throw ShapeError(
+              {"mhla: ranks disagree: rank ", r, " has another ", name_[i], " than rank 0"});
+        throw ShapeError({"mhla: ranks disagree: ", name_[i], " is ", there, " on rank ", r,
+                          " but ", here, " on rank 0"});
       }
   }
 

@@ -32,8 +32,8 @@ using Shares = std::vector<BlockRange>;
 /// \throws ShapeError if blocks < 0 or ranks < 1.
 inline Shares equal_shares(Index blocks, Index ranks) {
   if (blocks < 0 || ranks < 1)
-    throw ShapeError("mhla: equal_shares: ", blocks, " blocks cannot be shared by ", ranks,
-                     " ranks");
+    throw ShapeError(
+        {"mhla: equal_shares: ", blocks, " blocks cannot be shared by ", ranks, " ranks"});
   Shares shares;
   for (Index r = 0; r < ranks; ++r) {
     const Index begin = even_split(blocks, ranks, r);
@@ -86,20 +86,20 @@ std::vector<Index> tokens_of(const PackedBlocks<Offset>& list, const BlockRange&
 // Throws ShapeError unless `shares` cut [0, blocks) into a part for every rank.
 inline void require_shares(const char* argument, const Shares& shares, Index blocks, Index ranks) {
   if (static_cast<Index>(shares.size()) != ranks)
-    throw ShapeError("mhla: ", argument, ": has shares for ", static_cast<Index>(shares.size()),
-                     " ranks but there are ", ranks);
+    throw ShapeError({"mhla: ", argument, ": has shares for ", static_cast<Index>(shares.size()),
+                      " ranks but there are ", ranks});
   Index end = 0;
   for (Index r = 0; r < ranks; ++r) {
     const BlockRange& share = shares[static_cast<std::size_t>(r)];
     if (share.first != end || share.count < 0)
-      throw ShapeError("mhla: ", argument, ": rank ", r, " has ", share.count,
-                       " blocks from block ", share.first, " but must begin at ", end,
-                       ", where the rank before it ends");
+      throw ShapeError({"mhla: ", argument, ": rank ", r, " has ", share.count,
+                        " blocks from block ", share.first, " but must begin at ", end,
+                        ", where the rank before it ends"});
     end = checked_add(end, share.count);
   }
   if (end != blocks)
-    throw ShapeError("mhla: ", argument, ": all shares together have ", end,
-                     " blocks but the sequence has ", blocks);
+    throw ShapeError({"mhla: ", argument, ": all shares together have ", end,
+                      " blocks but the sequence has ", blocks});
 }
 
 // The same unless those of a recurrence begin where its chunks do. `list` has the blocks.
@@ -109,10 +109,10 @@ void require_chunks(const char* argument, const Shares& shares, const List& list
   for (std::size_t r = 0; r < shares.size(); ++r) {
     const Index first = list.block_in_sequence(shares[r].first);
     if (first % RecurrentMixing::chunk != 0)
-      throw ShapeError("mhla: ", argument, ": rank ", static_cast<Index>(r), " begins at block ",
-                       first, is_batch_layout<V> ? " of a sequence" : "",
-                       " but must begin at a multiple of ", RecurrentMixing::chunk,
-                       " with RecurrentMixing");
+      throw ShapeError({"mhla: ", argument, ": rank ", static_cast<Index>(r), " begins at block ",
+                        first, is_batch_layout<V> ? " of a sequence" : "",
+                        " but must begin at a multiple of ", RecurrentMixing::chunk,
+                        " with RecurrentMixing"});
   }
 }
 /// \endcond

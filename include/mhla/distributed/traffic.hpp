@@ -177,7 +177,7 @@ class SplitTraffic {
  private:
   void require_rank(Index rank) const {
     if (rank < 0 || rank >= ranks())
-      throw ShapeError("mhla: rank: is ", rank, " but there are ", ranks(), " ranks");
+      throw ShapeError({"mhla: rank: is ", rank, " but there are ", ranks(), " ranks"});
   }
 
   static constexpr Index token_bytes = sizeof(T);

@@ -99,9 +99,10 @@ WorkspaceView device_workspace(const CudaDevice& device, const Op& op, const cha
                                const Size& size) {
   const WorkspaceView workspace = op.workspace().value_or(device.workspace());
   if (workspace.data == nullptr)
-    throw WorkspaceError("mhla: ", expression,
-                         " on a CudaDevice allocates nothing: give the CudaDevice, or .with(...), ",
-                         size(), " bytes of device memory as workspace");
+    throw WorkspaceError(
+        {"mhla: ", expression,
+         " on a CudaDevice allocates nothing: give the CudaDevice, or .with(...), ", size(),
+         " bytes of device memory as workspace"});
   return workspace;
 }
 

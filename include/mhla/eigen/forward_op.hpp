@@ -129,9 +129,9 @@ namespace eigen {
 template <class A>
 void require_host_state(const CudaForwardState<A>* state, const char* expression) {
   if (state != nullptr)
-    throw StateError("mhla: ", expression,
-                     ": a CudaForwardState is device memory, which the CPU does not reach: use a "
-                     "mhla::ForwardState, or evaluate on a CudaDevice");
+    throw StateError({"mhla: ", expression,
+                      ": a CudaForwardState is device memory, which the CPU does not reach: use a "
+                      "mhla::ForwardState, or evaluate on a CudaDevice"});
 }
 
 }  // namespace eigen

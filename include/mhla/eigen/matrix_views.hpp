@@ -74,11 +74,11 @@ auto heads_view(X&& matrix, Index heads, Index batch = 1) {
   }
   const auto [rows, columns] = memory.extent;
   if (heads < 1 || columns % heads != 0)
-    throw ShapeError("mhla: heads_view: ", columns, " columns do not make ", heads,
-                     " heads of equal dim");
+    throw ShapeError(
+        {"mhla: heads_view: ", columns, " columns do not make ", heads, " heads of equal dim"});
   if (batch < 1 || rows % batch != 0)
-    throw ShapeError("mhla: heads_view: ", rows, " rows do not make ", batch,
-                     " sequences of equal length");
+    throw ShapeError(
+        {"mhla: heads_view: ", rows, " rows do not make ", batch, " sequences of equal length"});
   const auto [row, column] = memory.stride;
   const Index tokens = rows / batch;
   const Index dim = columns / heads;

@@ -145,8 +145,8 @@ inline void initialize_all_blocks(const InitialMixing& options, RecurrentParamet
       break;
     case Transform::local:
       if (options.local_threshold >= 2)
-        throw ShapeError("mhla: initialize: local_threshold is ", options.local_threshold,
-                         "; one row for all blocks reaches the block before, at a distance of 1");
+        throw ShapeError({"mhla: initialize: local_threshold is ", options.local_threshold,
+                          "; one row for all blocks reaches the block before, at a distance of 1"});
       next = options.local_threshold >= 1 ? 1 : 0;
       sum = 1 + 2 * next;
       break;

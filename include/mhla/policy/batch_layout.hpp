@@ -132,19 +132,19 @@ Index checked_longest(const Packed<A, Offset>& packed, const Shape& shape) {
   if (packed.offsets.size <= 0)
     throw ShapeError("mhla: offsets: is empty; n sequences have n + 1 offsets");
   if (packed.offsets[0] != 0)
-    throw ShapeError("mhla: offsets[0] is ", packed.offsets[0],
-                     " but must be 0, where the first sequence begins");
+    throw ShapeError({"mhla: offsets[0] is ", packed.offsets[0],
+                      " but must be 0, where the first sequence begins"});
   Index longest = 0;
   for (Index s = 0; s < packed.sequences(); ++s) {
     if (packed.offsets[s + 1] < packed.offsets[s])
-      throw ShapeError("mhla: offsets[", s + 1, "] is ", packed.offsets[s + 1], ", less than the ",
-                       packed.offsets[s], " before it; offsets never fall");
+      throw ShapeError({"mhla: offsets[", s + 1, "] is ", packed.offsets[s + 1], ", less than the ",
+                        packed.offsets[s], " before it; offsets never fall"});
     if (packed.length(s) > longest) longest = packed.length(s);
   }
   if (packed.begin(packed.sequences()) != shape.query_tokens)
-    throw ShapeError("mhla: offsets[", packed.sequences(), "] is ",
-                     packed.offsets[packed.sequences()], " but must be ", shape.query_tokens,
-                     ", the number of tokens of q");
+    throw ShapeError({"mhla: offsets[", packed.sequences(), "] is ",
+                      packed.offsets[packed.sequences()], " but must be ", shape.query_tokens,
+                      ", the number of tokens of q"});
   return longest;
 }
 /// \endcond

@@ -215,24 +215,25 @@ MHLA_ONCE_A_CALL inline void require_grid(const Grid& grid, int rank, Index toke
                                           const char* member, const char* tensor) {
   for (int axis = 0; axis < 3 - rank; ++axis)
     if (grid.extent[axis] != 1 || grid.block[axis] != 1)
-      throw ShapeError("mhla: ", member, ": leading axis ", axis, " of the grid has ",
-                       grid.extent[axis], " tokens in blocks of ", grid.block[axis],
-                       "; a geometry of fewer than 3 axes has 1 in blocks of 1 there");
+      throw ShapeError({"mhla: ", member, ": leading axis ", axis, " of the grid has ",
+                        grid.extent[axis], " tokens in blocks of ", grid.block[axis],
+                        "; a geometry of fewer than 3 axes has 1 in blocks of 1 there"});
   for (int axis = 3 - rank; axis < 3; ++axis) {
     if (grid.block[axis] > 0 && grid.extent[axis] >= 0) continue;
     const char* const at[] = {"[0]", "[1]", "[2]"};
     const char* const which = rank == 1 ? "" : at[axis - 3 + rank];
     if (grid.block[axis] <= 0)
-      throw ShapeError("mhla: ", member, ".block", which, " is ", grid.block[axis],
-                       grid.block[axis] == 0 ? " (unset)" : "",
-                       "; every block extent must be at least 1");
-    throw ShapeError("mhla: ", member, ".grid", which, " is ", grid.extent[axis],
-                     "; a grid extent cannot be negative");
+      throw ShapeError({"mhla: ", member, ".block", which, " is ", grid.block[axis],
+                        grid.block[axis] == 0 ? " (unset)" : "",
+                        "; every block extent must be at least 1"});
+    throw ShapeError({"mhla: ", member, ".grid", which, " is ", grid.extent[axis],
+                      "; a grid extent cannot be negative"});
   }
   const Index count = checked_mul(checked_mul(grid.extent[0], grid.extent[1]), grid.extent[2]);
   if (count != tokens)
-    throw ShapeError("mhla: ", tensor, ": axis tokens is ", tokens, " but ", member, ".grid holds ",
-                     count, "; tokens must lie in raster order of the grid, one per cell");
+    throw ShapeError({"mhla: ", tensor, ": axis tokens is ", tokens, " but ", member,
+                      ".grid holds ", count,
+                      "; tokens must lie in raster order of the grid, one per cell"});
 }
 
 // The grid of a tensor's `tokens`; throws ShapeError if geometry and tensor do not fit. `member`

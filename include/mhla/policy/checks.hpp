@@ -30,8 +30,8 @@ class CudaDevice;
 MHLA_ONCE_A_CALL inline void require_aligned(const void* data, std::size_t alignment,
                                              const char* name) {
   if (reinterpret_cast<std::uintptr_t>(data) % alignment != 0)
-    throw ShapeError("mhla: ", name, ": the address is not a multiple of ", alignment,
-                     ", the size of its elements");
+    throw ShapeError({"mhla: ", name, ": the address is not a multiple of ", alignment,
+                      ", the size of its elements"});
 }
 
 /// Throws if a non-empty tensor is not aligned to its elements.
@@ -74,12 +74,12 @@ class Footprint {
       const auto& [view, name, is_result, on_host] = pieces_[i];
       if (!is_result) continue;
       if (!overlap::is_injective(view))
-        throw ShapeError("mhla: ", name,
-                         ": the strides give two elements one address; a destination needs every "
-                         "element to be its own");
+        throw ShapeError({"mhla: ", name,
+                          ": the strides give two elements one address; a destination needs every "
+                          "element to be its own"});
       if (const char* other = sharing(view, i))
-        throw ShapeError("mhla: ", name, ": shares memory with ", other,
-                         "; a destination needs memory of its own");
+        throw ShapeError({"mhla: ", name, ": shares memory with ", other,
+                          "; a destination needs memory of its own"});
     }
   }
 
@@ -90,8 +90,8 @@ class Footprint {
       const auto& [view, name, is_result, on_host] = pieces_[i];
       if (view.size == 0 || view.data != nullptr) continue;
       if (i >= scratch_)
-        throw WorkspaceError("mhla: ", name, ": has ", view.size, " bytes but a null address");
-      throw ShapeError("mhla: ", name, ": has ", view.size, " elements but a null address");
+        throw WorkspaceError({"mhla: ", name, ": has ", view.size, " bytes but a null address"});
+      throw ShapeError({"mhla: ", name, ": has ", view.size, " elements but a null address"});
     }
   }
 
@@ -100,8 +100,8 @@ class Footprint {
     if (scratch_ > count_) scratch_ = count_;
     const TensorView<const std::byte, 1> bytes = make_view(scratch.data, scratch.size);
     if (const char* other = sharing(overlap::strided(bytes), -1))
-      throw WorkspaceError("mhla: ", name, ": shares memory with ", other,
-                           "; a call overwrites it: give it memory of its own");
+      throw WorkspaceError({"mhla: ", name, ": shares memory with ", other,
+                            "; a call overwrites it: give it memory of its own"});
     reads(bytes, name);
   }
 

@@ -148,8 +148,8 @@ Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
 
 inline Index checked_sequence(const DecoderShape& shape, Index sequence) {
   if (sequence < 0 || sequence >= shape.batch)
-    throw ShapeError("mhla: sequence is ", sequence, " but the decoder has ", shape.batch,
-                     " of them");
+    throw ShapeError(
+        {"mhla: sequence is ", sequence, " but the decoder has ", shape.batch, " of them"});
   return sequence;
 }
 
@@ -198,9 +198,9 @@ Footprint require_decoder_tensors(const V& attention, const TensorView<const T, 
 inline void require_room(Index sequence, Index position, Index tokens, Index capacity,
                          bool by_mix) {
   if (tokens > capacity - position)
-    throw StateError("mhla: sequence ", sequence, " has ", position, " tokens and would get ",
-                     tokens, " more, but ", by_mix ? "mix has rows for " : "max_tokens is ",
-                     capacity, by_mix ? "; mhla::extend makes a larger mix" : "");
+    throw StateError({"mhla: sequence ", sequence, " has ", position, " tokens and would get ",
+                      tokens, " more, but ", by_mix ? "mix has rows for " : "max_tokens is ",
+                      capacity, by_mix ? "; mhla::extend makes a larger mix" : ""});
 }
 /// \endcond
 

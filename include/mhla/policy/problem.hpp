@@ -110,8 +110,9 @@ MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape,
   }
   if constexpr (rotates<A>) {
     if (problem.feature_dim % 2 != 0)
-      throw ShapeError("mhla: rotation: phi gives ", problem.feature_dim,
-                       " features but a rotation turns pairs; the number of features must be even");
+      throw ShapeError(
+          {"mhla: rotation: phi gives ", problem.feature_dim,
+           " features but a rotation turns pairs; the number of features must be even"});
   }
 
   constexpr bool equal_sides = mixes_products<A> || sees_past_only<A>;

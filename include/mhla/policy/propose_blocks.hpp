@@ -92,11 +92,11 @@ inline Choice nearest(const Grid& of, const BlockNeeds& needs, bool ragged) {
 inline Grid blocks_of(const Grid& grid, const BlockNeeds& needs) {
   for (int axis = 0; axis < 3; ++axis)
     if (grid.extent[axis] < 1)
-      throw ShapeError("mhla::propose_blocks: a grid of ", grid.extent[0], " x ", grid.extent[1],
-                       " x ", grid.extent[2], " tokens; every extent must be at least 1");
+      throw ShapeError({"mhla::propose_blocks: a grid of ", grid.extent[0], " x ", grid.extent[1],
+                        " x ", grid.extent[2], " tokens; every extent must be at least 1"});
   if (checked_mul(checked_mul(grid.extent[0], grid.extent[1]), grid.extent[2]) > max_call_tokens)
-    throw ShapeError("mhla::propose_blocks: a grid of ", grid.extent[0], " x ", grid.extent[1],
-                     " x ", grid.extent[2], " tokens exceeds 2^36, the most tokens of a call");
+    throw ShapeError({"mhla::propose_blocks: a grid of ", grid.extent[0], " x ", grid.extent[1],
+                      " x ", grid.extent[2], " tokens exceeds 2^36, the most tokens of a call"});
   require_at_least("propose_blocks: key_dim", needs.key_dim, 1);
   require_at_least("propose_blocks: value_dim", needs.value_dim, 1);
   const Choice exact = nearest(grid, needs, false);

@@ -162,8 +162,8 @@ template <class A>
 void require_weights_fit(const TensorView<A, 2>& weights, const Shape& shape, Index batch,
                          Index head) {
   if (batch < 0 || batch >= shape.batch || head < 0 || head >= shape.heads)
-    throw ShapeError("mhla: weights: (batch, head) is (", batch, ", ", head, ") but q has ",
-                     shape.batch, " batches and ", shape.heads, " heads");
+    throw ShapeError({"mhla: weights: (batch, head) is (", batch, ", ", head, ") but q has ",
+                      shape.batch, " batches and ", shape.heads, " heads"});
   const char* rule = "weights is [query tokens, key tokens]";
   require_extent("weights", "query tokens", weights.extent[0], shape.query_tokens, rule);
   require_extent("weights", "key tokens", weights.extent[1], shape.key_tokens, rule);

@@ -274,17 +274,17 @@ class StageBlocks : RequireStages<V> {
 
   static void require_blocks(const char* argument, const BlockRange& blocks, Index all) {
     if (blocks.first < 0 || blocks.count < 0 || blocks.first > all - blocks.count)
-      throw ShapeError("mhla: ", argument, ": there are no blocks [", blocks.first, ", ",
-                       blocks.first, " + ", blocks.count, "): the sequence has ", all);
+      throw ShapeError({"mhla: ", argument, ": there are no blocks [", blocks.first, ", ",
+                        blocks.first, " + ", blocks.count, "): the sequence has ", all});
   }
   static constexpr Index chunk = RecurrentMixing::chunk;
   void require_chunks(const BlockRange& blocks) const {
     if (!recurs || blocks.count == 0) return;
     if (block_in_sequence(blocks.first) % chunk != 0 ||
         block_in_sequence(blocks.end()) % chunk != 0)
-      throw ShapeError("mhla: blocks: RecurrentMixing takes ", chunk, " blocks at a time: [",
-                       blocks.first, ", ", blocks.end(), ") must begin at a multiple of ", chunk,
-                       ", and end at one or with the sequence");
+      throw ShapeError({"mhla: blocks: RecurrentMixing takes ", chunk, " blocks at a time: [",
+                        blocks.first, ", ", blocks.end(), ") must begin at a multiple of ", chunk,
+                        ", and end at one or with the sequence"});
   }
 
   V attention_;

@@ -30,8 +30,8 @@ class StageViews {
       : of_(of), stage_(Call::stage), blocks_(call.blocks), keys_(stages::keys_of(call)) {
     of.require_blocks_of(stage_, blocks_, keys_);
     if (stage_ == Stage::advance && blocks_.end() == of.query_blocks().count)
-      throw ShapeError("mhla: blocks: [", blocks_.first, ", ", blocks_.end(),
-                       ") ends the sequence: no blocks follow that receive states");
+      throw ShapeError({"mhla: blocks: [", blocks_.first, ", ", blocks_.end(),
+                        ") ends the sequence: no blocks follow that receive states"});
   }
 
   // Tokens.
@@ -42,9 +42,9 @@ class StageViews {
     const bool of_keys = holds == Holds::key || holds == Holds::value;
     const BlockRange held = of_keys ? of_.held_keys(blocks_) : of_.held_queries(blocks_);
     if (blocks_.count > 0 && (blocks_.first < held.first || blocks_.end() > held.end()))
-      throw ShapeError("mhla: ", of_keys ? "keys" : "queries", ": tensors hold blocks [",
-                       held.first, ", ", held.end(), "), not all of [", blocks_.first, ", ",
-                       blocks_.end(), ")");
+      throw ShapeError({"mhla: ", of_keys ? "keys" : "queries", ": tensors hold blocks [",
+                        held.first, ", ", held.end(), "), not all of [", blocks_.first, ", ",
+                        blocks_.end(), ")"});
     const bool of_values = holds == Holds::output || holds == Holds::value;
     require_extents(tensor, name, shape.batch, of_keys ? shape.kv_heads : shape.heads,
                     of_keys ? of_.key_tokens(held) : of_.query_tokens(held),
@@ -96,8 +96,8 @@ class StageViews {
                            ? (std::max)(Index{0}, blocks_.end() - keys.first - lag_of(sight_of<V>))
                            : keys.count;
     if (rows < seen || rows > keys.count)
-      throw ShapeError("mhla: ", name, ": axis blocks is ", rows, " but must be ", seen,
-                       " or more, which the queries see, and at most ", keys.count);
+      throw ShapeError({"mhla: ", name, ": axis blocks is ", rows, " but must be ", seen,
+                        " or more, which the queries see, and at most ", keys.count});
   }
 
   const StageBlocks<V, T>& of_;

@@ -139,8 +139,8 @@ GradientCheck check_gradient(const Loss& loss, std::uint64_t seed, int direction
   using S = decltype(loss());
   static_assert(std::is_floating_point_v<S>, "mhla: a loss is a floating-point number");
   if (directions < 1)
-    throw ShapeError("mhla: check_gradient: directions is ", directions,
-                     "; without one nothing is checked");
+    throw ShapeError(
+        {"mhla: check_gradient: directions is ", directions, "; without one nothing is checked"});
   constexpr double steps[] = {3e-3, 1e-3, 3e-4};
   std::tuple<DisplacedOperand<T, Rank>...> displaced(operands...);
   const auto loss_at = [&](S step) {

@@ -55,7 +55,6 @@ class BackwardUnit {
     return key_columns(memory().values_transposed, extents(), extents().value_dim, of_.key_tokens);
   }
 
-  // Optimized for size, as they call what takes the time.
   MHLA_ONCE_A_CALL void pack_keys(const TokenTile& tile, const SlotScratch<A>& scratch) const {
     const auto features = [&](Span<A> memory) {
       return key_panel(memory, of_.key_tokens, extents().feature_dim)

@@ -48,7 +48,6 @@ class ForwardUnit {
     return key_panel(of_.memory.values, of_.key_tokens, of_.extents().value_dim);
   }
 
-  // Optimized for size, as they call what takes the time.
   MHLA_ONCE_A_CALL void pack_tile(const TokenTile& tile, const SlotScratch<A>& scratch) const {
     const auto features = [&](Span<A> memory) {
       return panel(memory.data, tile.tokens, of_.extents().feature_dim);

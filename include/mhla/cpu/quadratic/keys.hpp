@@ -78,8 +78,7 @@ struct QuadraticUnit {
     return {ranges, keys_transposed(), unrotated_transposed(), values};
   }
 
-  /// Packs a tile's features, and keeps them transposed. Optimized for size, as it calls what takes
-  /// the time.
+  /// Packs a tile's features, and keeps them transposed.
   MHLA_ONCE_A_CALL void pack_keys(const TokenTile& tile, const FeaturePanels<A>& k,
                                   const RowBuffers<A>& row) const {
     pack_features(features_of(operands, A(1), operands.plan.tables.keys, tile),

@@ -48,8 +48,8 @@ inline void take_back(cudaError_t status) {
 /// Throws the error of a CUDA call, and clears it, since the caller has the exception.
 [[gnu::__noreturn__]] inline void throw_cuda_error(cudaError_t status, const std::string& what) {
   take_back(status);
-  throw CudaError("mhla: ", what, ": ", cudaGetErrorString(status),
-                  (lacks_code(status) ? advice_on_code() : std::string()));
+  throw CudaError({"mhla: ", what, ": ", cudaGetErrorString(status),
+                   (lacks_code(status) ? advice_on_code() : std::string())});
 }
 
 /// The same for a call that may have succeeded; `what` names what failed otherwise.
@@ -82,8 +82,9 @@ inline Index shared_bytes_of_device(Index otherwise) {
 inline void give_shared_memory(const void* kernel, int bytes) {
   const Index most = shared_bytes_of_device(bytes);
   if (bytes > most)
-    throw CudaError("mhla: a kernel needs ", bytes, " bytes of shared memory, of which the device ",
-                    "has ", most, " for a thread block");
+    throw CudaError({"mhla: a kernel needs ", bytes,
+                     " bytes of shared memory, of which the device ", "has ", most,
+                     " for a thread block"});
   check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(most)));
   check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -98,9 +99,9 @@ inline void require_device_memory(const void* address, const char* name) {
   if (status != cudaSuccess)
     throw_cuda_error(status, std::string(name) + ": cudaPointerGetAttributes failed");
   if (attributes.type == cudaMemoryTypeUnregistered)
-    throw CudaError("mhla: ", name,
-                    ": the address is not in memory that CUDA knows: a CudaDevice takes device "
-                    "memory (cudaMalloc), managed, or registered host memory");
+    throw CudaError({"mhla: ", name,
+                     ": the address is not in memory that CUDA knows: a CudaDevice takes device "
+                     "memory (cudaMalloc), managed, or registered host memory"});
 }
 
 /// The same for arrays and tensors, which need no memory if they are empty.

@@ -70,8 +70,8 @@ void launch_rows(const CudaDevice& device, Index rows, Index units, Body body) {
   static_assert(sizeof(Body) <= 4000, "mhla: a kernel's arguments are limited to 4 KB");
   if (rows == 0 || units == 0) return;
   if (rows > 0x7fffffff || units > 0x7fffffff)
-    throw ShapeError("mhla: ", rows, " rows of ", units,
-                     " elements are more than a CUDA kernel of this library can index");
+    throw ShapeError({"mhla: ", rows, " rows of ", units,
+                      " elements are more than a CUDA kernel of this library can index"});
   constexpr Index enough_threads = Index{1} << 18;
   RowThreads threads{static_cast<std::uint32_t>(rows), 0};
   Index lanes = 1;

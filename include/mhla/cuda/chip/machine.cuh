@@ -268,7 +268,7 @@ void run(const CudaDevice& device, Index blocks, const Body& body) {
   static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
   if (blocks == 0) return;
   if (blocks > max_blocks)
-    throw ShapeError("mhla: ", blocks, " thread blocks are more than a CUDA launch can have");
+    throw ShapeError({"mhla: ", blocks, " thread blocks are more than a CUDA launch can have"});
   const auto kernel = reinterpret_cast<const void*>(&run_blocks<Body>);
   const int shared_bytes = shared_bytes_of(body);
   give_shared_memory(kernel, shared_bytes);

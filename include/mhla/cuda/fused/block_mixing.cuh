@@ -423,8 +423,8 @@ template <class T>
 void run_mixing(const CudaDevice& device, const MixingWork& work, const MixingMatrices& mixing,
                 const SummaryRows<const T>& source, const SummaryRows<T>& result) {
   if (source.data == result.data && !(work.keeps && work.rows <= work.inner && work.outputs == 1))
-    throw ShapeError("mhla: summaries of ", work.inner, " blocks cannot be mixed to ", work.rows,
-                     " in place");
+    throw ShapeError(
+        {"mhla: summaries of ", work.inner, " blocks cannot be mixed to ", work.rows, " in place"});
   const auto run = [&](const auto& body) { machine::run(device, work.blocks, body); };
   const auto run_of_planes = [&]<int Planes>() {
     if (!work.keeps)

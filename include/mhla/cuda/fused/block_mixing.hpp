@@ -138,8 +138,8 @@ struct MixingWork {
   // Neither tiles nor blocks in memory exceed 31 bits.
   static int narrow(Index count) {
     if (count > (std::numeric_limits<int>::max)())
-      throw ShapeError("mhla: ", count,
-                       " blocks, or tiles of summaries, are more than a kernel mixes");
+      throw ShapeError(
+          {"mhla: ", count, " blocks, or tiles of summaries, are more than a kernel mixes"});
     return static_cast<int>(count);
   }
 };
