@@ -81,17 +81,21 @@ struct Plan {
   // [mix_heads, query blocks, key blocks]: the leading corner, packed; of a structured mixing
   // [mix_heads, coefficients].
   Span<A> mixing;
-  // What key sums are mixed by in pairs: the same, rounded if mixing_parts is 1.
+  // What key sums are mixed by in pairs: the same, as the rounded rows and their scales have it if
+  // mixing_parts is 1.
   Span<A> rounded_mixing;
   // The same in bfloat16, empty without pairs: [parts, mix_heads, query blocks, pairs of key
   // blocks], and for the backward pass its transpose.
   Span<Pair> paired_mixing;
   Span<Pair> transposed_mixing;
   // 2, the rounded matrix and what it lacks, if so few blocks are mixed that errors of single
-  // elements show, or a row's elements lose much alike; otherwise they average out.
+  // elements show. Otherwise they average out once each row is times a scale that takes back what
+  // its elements lose alike, as those of 1 / 53 do.
   Index mixing_parts;
-  bool pairs;           // Precision::fast
-  bool mixes_in_float;  // with pairs, in a stage or by a structured mixing
+  Span<float> mixing_scales;      // [mix_heads, query blocks]
+  Span<float> transposed_scales;  // [mix_heads, key blocks]: the same for all heads of a unit
+  bool pairs;                     // Precision::fast
+  bool mixes_in_float;            // with pairs, in a stage or by a structured mixing
   bool is_backward;
   Span<SlotScratch<A>> scratch;
   Span<UnitMemory<A>> units;
@@ -129,8 +133,11 @@ struct Plan {
         return checked_mul(matrices, checked_mul(rows, pairs_of(cols)));
       };
       paired_mixing = arena.take<Pair>(size(problem.query_blocks, problem.key_blocks));
-      if (backward)
+      mixing_scales = arena.take<float>(checked_mul(shape.mix_heads, problem.query_blocks));
+      if (backward) {
         transposed_mixing = arena.take<Pair>(size(problem.key_blocks, problem.query_blocks));
+        transposed_scales = arena.take<float>(checked_mul(shape.mix_heads, problem.key_blocks));
+      }
     }
     const bool mixes = factors_mixing<L> && problem.stage != Stage::summarize &&
                        problem.stage != Stage::summarize_gradient;
@@ -219,6 +226,13 @@ struct Plan {
                 (part * problem.shape.mix_heads + matrix) * problem.key_blocks * stride,
             problem.key_blocks, query_blocks, stride};
   }
+  /// What their rows are times, or nothing.
+  const float* scales_of(Index matrix) const {
+    return mixing_parts == 1 ? mixing_scales.data + matrix * problem.query_blocks : nullptr;
+  }
+  const float* transposed_scales_of(Index matrix) const {
+    return mixing_parts == 1 ? transposed_scales.data + matrix * problem.key_blocks : nullptr;
+  }
 
  private:
   TilesOf tiles_of() const { return quadratic ? TilesOf::sequence : TilesOf::block; }
@@ -233,28 +247,44 @@ struct Plan {
                       row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
   }
 
+  // What is not masked of a row of a matrix, or of a column, and of its rounded elements: the scale
+  // that brings these nearest to the former.
+  struct Fit {
+    float products = 0;
+    float squares = 0;
+
+    void add(float exact, float rounded) {
+      products += exact * rounded;
+      squares += rounded * rounded;
+    }
+    float scale() const {
+      const float scale = products / squares;
+      return (std::isfinite)(scale) && scale > 0 ? scale : 1;
+    }
+  };
+
   // Key sums are mixed by rounded_mixing: if the matrix is rounded, its error then is that of
   // another matrix, and not one of weights that no longer add up to 1. What a row does not see is 0
   // in pairs.
   void pack_paired_mixing() {
-    mixing_parts = errors_average_out() ? 1 : 2;
+    constexpr Index few_blocks = 16;
     const Index rows = problem.query_blocks;
     const Index cols = problem.key_blocks;
     const Index mix_heads = problem.shape.mix_heads;
+    mixing_parts = (std::min)(rows, cols) < few_blocks ? 2 : 1;
     std::copy_n(mixing.data, mixing.size, rounded_mixing.data);
     std::fill_n(paired_mixing.data, paired_mixing.size, Pair{0});
     std::fill_n(transposed_mixing.data, transposed_mixing.size, Pair{0});
     for (Index h = 0; h < mix_heads; ++h)
-      for (Index i = 0; i < rows; ++i)
-        for (Index b = 0; b < cols; ++b) {
-          if (sees_past_only<L> && b > i - lag_of(sight_of<L>)) continue;
-          const Index element = (h * rows + i) * cols + b;
-          float rest = mixing[element];
+      for (Index i = 0; i < rows; ++i) {
+        Fit row;
+        for (Index b = 0; b < seen_blocks(i); ++b) {
+          float rest = mixing[(h * rows + i) * cols + b];
           for (Index part = 0; part < mixing_parts; ++part) {
             BFloat16 rounded;
             store(rounded, rest);
+            if (part == 0) row.add(rest, load(rounded));
             rest -= load(rounded);
-            if (mixing_parts == 1) rounded_mixing[element] = load(rounded);
             const Index matrix = part * mix_heads + h;
             const Pair bits = rounded.bits;
             paired_mixing[(matrix * rows + i) * pairs_of(cols) + b / 2] |= bits << b % 2 * 16;
@@ -262,31 +292,41 @@ struct Plan {
               transposed_mixing[(matrix * cols + b) * pairs_of(rows) + i / 2] |= bits << i % 2 * 16;
           }
         }
-  }
-
-  // Whether rounding errors of mixing's elements do, in the sums that its rows make: 1.5e-3 of a
-  // row's that all its elements lose alike, as those of 1 / 53 do, would show.
-  bool errors_average_out() const {
-    constexpr Index few_blocks = 16;
-    constexpr float most = 1.5e-3f;
-    if ((std::min)(problem.query_blocks, problem.key_blocks) < few_blocks) return false;
-    const Index rows = problem.shape.mix_heads * problem.query_blocks;
-    float lost = 0;
-    for (Index r = 0; r < rows; ++r) {
-      const Index last = sees_past_only<L> ? r % problem.query_blocks - lag_of(sight_of<L>)
-                                           : problem.key_blocks - 1;
-      float products = 0;
-      float squares = 0;
-      for (Index b = 0; b <= last; ++b) {
-        const float m = mixing[r * problem.key_blocks + b];
-        BFloat16 rounded;
-        store(rounded, m);
-        products += m * (m - load(rounded));
-        squares += m * m;
+        if (mixing_parts == 1) keep_scaled(h * rows + i, seen_blocks(i), row.scale());
       }
-      if (squares > 0) lost += (products / squares) * (products / squares);
+    if (mixing_parts == 1 && is_backward) fit_columns();
+  }
+  Index seen_blocks(Index row) const {
+    if (!sees_past_only<L>) return problem.key_blocks;
+    return (std::max)(Index{0}, (std::min)(problem.key_blocks, row - lag_of(sight_of<L>) + 1));
+  }
+  static float in_bfloat16(float x) {
+    BFloat16 rounded;
+    store(rounded, x);
+    return load(rounded);
+  }
+  void keep_scaled(Index row, Index seen, float scale) {
+    mixing_scales[row] = scale;
+    for (Index b = 0; b < seen; ++b) {
+      const Index element = row * problem.key_blocks + b;
+      rounded_mixing[element] = scale * in_bfloat16(mixing[element]);
     }
-    return lost <= most * most * static_cast<float>(rows);
+  }
+  void fit_columns() {
+    const Index rows = problem.query_blocks;
+    const Index cols = problem.key_blocks;
+    const Index heads = (std::max)(Index{1}, extents.matrices);  // whose products a unit adds up
+    for (Index first = 0; first < problem.shape.mix_heads; first += heads)
+      for (Index b = 0; b < cols; ++b) {
+        Fit column;
+        for (Index row = first * rows; row < (first + heads) * rows; ++row)
+          if (b < seen_blocks(row % rows)) {
+            const float exact = mixing[row * cols + b];
+            column.add(exact, in_bfloat16(exact));
+          }
+        for (Index h = first; h < first + heads; ++h)
+          transposed_scales[h * cols + b] = column.scale();
+      }
   }
 };
 

@@ -111,7 +111,8 @@ MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>&
                        mixed_gradients(plan, unit, matrix),
                        finite_gradients(plan, unit, matrix).data};
   };
-  mix(grad, e.matrices * plan.mixing_parts, terms_of,
+  const float* const scales = plan.transposed_scales_of(unit_matrix(plan, unit, 0));
+  mix(grad, e.matrices * plan.mixing_parts, terms_of, scales == nullptr ? nullptr : scales + first,
       MixedBlocks{!sees_past_only<L>, {first + lag_of(sight_of<L>), true}}, scratch.mixed_sums);
   return grad;
 }

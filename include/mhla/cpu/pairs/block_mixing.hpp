@@ -38,10 +38,16 @@ bool are_finite(Index matrices, const TermsOf& terms_of, Index begin, Index end)
   return true;
 }
 
-/// mixed = the sum of weights times summaries over all matrices; terms_of(matrix) are MixingTerms.
-/// `sums` has room for 2 * mixed_at_once floats of each row.
+inline void scale_rows(const Panel<float>& rows, const float* scales) {
+  for (Index r = 0; r < rows.rows; ++r)
+    for (Index c = 0; c < rows.cols; ++c) rows.row(r)[c] *= scales[r];
+}
+
+/// mixed = the sum of weights times summaries over all matrices, each row times its scale if there
+/// are any; terms_of(matrix) are MixingTerms. `sums` has room for 2 * mixed_at_once floats of each
+/// row.
 template <class TermsOf>
-void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
+void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of, const float* scales,
          const MixedBlocks& blocks, Span<float> sums) {
   const Index half = mixed.shape.half();
   // Of a triangle two tiles' rows: a third would cost more than the zeros beside the diagonal.
@@ -52,6 +58,7 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
     const Index begin = blocks.all ? 0 : blocks.triangle.begin(row);
     const Index end = blocks.all ? pairs : blocks.triangle.end(row, rows, pairs);
     const bool in_strips = blocks.all || are_finite(matrices, terms_of, begin, end);
+    const float* const strip_scales = scales == nullptr ? nullptr : scales + row;
     for (Index at = 0; at < half; at += mixed_at_once) {
       const Index cols = (std::min)(mixed_at_once, whole_columns(half - at));
       const PairPanel to = mixed.elements(at, cols).range(row, row + rows);
@@ -63,7 +70,8 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
           for (const Index next : {Index{0}, half})
             ahead.add(from.data + next + cols, from.stride * Index{sizeof(Pair)},
                       cols * Index{sizeof(Pair)});
-        multiply_into_pairs(to, one.weights.range(row, rows, begin, end), from, half, &ahead);
+        multiply_into_pairs(to, one.weights.range(row, rows, begin, end), from, strip_scales, half,
+                            &ahead);
         continue;
       }
       const Panel<float> lower{sums.data, rows, cols, mixed_at_once};
@@ -81,6 +89,10 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
                               from.range(begin, end), blocks.triangle.of(row, begin), into);
           }
         }
+      }
+      if (scales != nullptr) {
+        scale_rows(lower, strip_scales);
+        scale_rows(upper, strip_scales);
       }
       pair_sums(to, lower, upper);
     }

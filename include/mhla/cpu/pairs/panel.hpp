@@ -212,11 +212,13 @@ inline void multiply_into_half(const PairPanel& pairs, int half, const LeftFacto
   multiply(product);
 }
 
-/// pairs = a b, and a times the columns `next` further on, rounded, in the lower and upper halves.
+/// pairs = a b, and a times the columns `next` further on, each row times its scale if there are
+/// any, rounded, in the lower and upper halves.
 inline void multiply_into_pairs(const PairPanel& pairs, const LeftFactor& a, const PairPanel& b,
-                                Index next, Prefetch* prefetch) {
+                                const float* scales, Index next, Prefetch* prefetch) {
   PairProduct product = product_of(a, b);
   product.into = PairSums::pairs;
+  product.scale = scales;
   product.next = next;
   product.pairs = pairs.data;
   product.pairs_stride = pairs.stride;
