@@ -93,7 +93,7 @@ struct Plan {
   // its elements lose alike, as those of 1 / 53 do.
   Index mixing_parts;
   Span<float> mixing_scales;      // [mix_heads, query blocks]
-  Span<float> transposed_scales;  // [mix_heads, key blocks]: the same for all heads of a unit
+  Span<float> transposed_scales;  // [mix_heads, key blocks]
   bool pairs;                     // Precision::fast
   bool mixes_in_float;            // with pairs, in a stage or by a structured mixing
   bool is_backward;
@@ -226,12 +226,12 @@ struct Plan {
                 (part * problem.shape.mix_heads + matrix) * problem.key_blocks * stride,
             problem.key_blocks, query_blocks, stride};
   }
-  /// What their rows are times, or nothing.
-  const float* scales_of(Index matrix) const {
-    return mixing_parts == 1 ? mixing_scales.data + matrix * problem.query_blocks : nullptr;
+  /// What rows of these are times, from one of a matrix on, or nothing.
+  const float* scales_of(Index matrix, Index block) const {
+    return mixing_parts == 1 ? &mixing_scales[matrix * problem.query_blocks + block] : nullptr;
   }
-  const float* transposed_scales_of(Index matrix) const {
-    return mixing_parts == 1 ? transposed_scales.data + matrix * problem.key_blocks : nullptr;
+  const float* transposed_scales_of(Index matrix, Index block) const {
+    return mixing_parts == 1 ? &transposed_scales[matrix * problem.key_blocks + block] : nullptr;
   }
 
  private:
@@ -247,18 +247,19 @@ struct Plan {
                       row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
   }
 
-  // What is not masked of a row of a matrix, or of a column, and of its rounded elements: the scale
-  // that brings these nearest to the former.
+  // The scale that takes back what the elements of a row of a matrix, or of a column, lose alike by
+  // rounding: then the sizes of the rounded ones add up to those of the others. What is masked does
+  // not count.
   struct Fit {
-    float products = 0;
-    float squares = 0;
+    float exact = 0;
+    float rounded = 0;
 
-    void add(float exact, float rounded) {
-      products += exact * rounded;
-      squares += rounded * rounded;
+    void add(float element, float rounded_element) {
+      exact += std::abs(element);
+      rounded += std::abs(rounded_element);
     }
     float scale() const {
-      const float scale = products / squares;
+      const float scale = exact / rounded;
       return (std::isfinite)(scale) && scale > 0 ? scale : 1;
     }
   };
@@ -315,17 +316,15 @@ struct Plan {
   void fit_columns() {
     const Index rows = problem.query_blocks;
     const Index cols = problem.key_blocks;
-    const Index heads = (std::max)(Index{1}, extents.matrices);  // whose products a unit adds up
-    for (Index first = 0; first < problem.shape.mix_heads; first += heads)
+    for (Index h = 0; h < problem.shape.mix_heads; ++h)
       for (Index b = 0; b < cols; ++b) {
         Fit column;
-        for (Index row = first * rows; row < (first + heads) * rows; ++row)
-          if (b < seen_blocks(row % rows)) {
-            const float exact = mixing[row * cols + b];
-            column.add(exact, in_bfloat16(exact));
+        for (Index i = 0; i < rows; ++i)
+          if (b < seen_blocks(i)) {
+            const float element = mixing[(h * rows + i) * cols + b];
+            column.add(element, in_bfloat16(element));
           }
-        for (Index h = first; h < first + heads; ++h)
-          transposed_scales[h * cols + b] = column.scale();
+        transposed_scales[h * cols + b] = column.scale();
       }
   }
 };

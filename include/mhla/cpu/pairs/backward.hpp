@@ -105,14 +105,15 @@ MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>&
   if (e.matrices == 0) return grad;
   const auto terms_of = [&](Index index) {
     const Index matrix = index / plan.mixing_parts;
-    const PairedRows weights = plan.transposed_mixing_of(
-        index % plan.mixing_parts, unit_matrix(plan, unit, matrix), unit.queries.blocks);
+    const Index of_unit = unit_matrix(plan, unit, matrix);
+    const PairedRows weights =
+        plan.transposed_mixing_of(index % plan.mixing_parts, of_unit, unit.queries.blocks);
     return MixingTerms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
                        mixed_gradients(plan, unit, matrix),
-                       finite_gradients(plan, unit, matrix).data};
+                       finite_gradients(plan, unit, matrix).data,
+                       plan.transposed_scales_of(of_unit, first)};
   };
-  const float* const scales = plan.transposed_scales_of(unit_matrix(plan, unit, 0));
-  mix(grad, e.matrices * plan.mixing_parts, terms_of, scales == nullptr ? nullptr : scales + first,
+  mix(grad, e.matrices * plan.mixing_parts, terms_of,
       MixedBlocks{!sees_past_only<L>, {first + lag_of(sight_of<L>), true}}, scratch.mixed_sums);
   return grad;
 }

@@ -20,7 +20,8 @@ namespace pairs {
 struct MixingTerms {
   LeftFactor weights;
   PairedSummaries summaries;
-  const Pair* finite;  // [pairs of blocks], unless every row has all of them
+  const Pair* finite;   // [pairs of blocks], unless every row has all of them
+  const float* scales;  // [blocks of the group], of the weights' rows; null: 1
 };
 
 /// Which blocks a row mixes: all, or those of a triangle.
@@ -38,16 +39,16 @@ bool are_finite(Index matrices, const TermsOf& terms_of, Index begin, Index end)
   return true;
 }
 
-inline void scale_rows(const Panel<float>& rows, const float* scales) {
+/// Rows whose sums are to be times `scales`, as sums that are to be times `next`, if it is there.
+inline void scale_rows(const Panel<float>& rows, const float* scales, const float* next) {
   for (Index r = 0; r < rows.rows; ++r)
-    for (Index c = 0; c < rows.cols; ++c) rows.row(r)[c] *= scales[r];
+    cpu::scale_rows(rows.row_range(r, 1), next == nullptr ? scales[r] : scales[r] / next[r]);
 }
 
-/// mixed = the sum of weights times summaries over all matrices, each row times its scale if there
-/// are any; terms_of(matrix) are MixingTerms. `sums` has room for 2 * mixed_at_once floats of each
-/// row.
+/// mixed = the sum of scaled weights times summaries over all matrices; terms_of(matrix) are
+/// MixingTerms. `sums` has room for 2 * mixed_at_once floats of each row.
 template <class TermsOf>
-void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of, const float* scales,
+void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
          const MixedBlocks& blocks, Span<float> sums) {
   const Index half = mixed.shape.half();
   // Of a triangle two tiles' rows: a third would cost more than the zeros beside the diagonal.
@@ -58,7 +59,10 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of, c
     const Index begin = blocks.all ? 0 : blocks.triangle.begin(row);
     const Index end = blocks.all ? pairs : blocks.triangle.end(row, rows, pairs);
     const bool in_strips = blocks.all || are_finite(matrices, terms_of, begin, end);
-    const float* const strip_scales = scales == nullptr ? nullptr : scales + row;
+    const auto scales_of = [&](Index matrix) {
+      const float* const scales = matrix < matrices ? terms_of(matrix).scales : nullptr;
+      return scales == nullptr ? nullptr : scales + row;
+    };
     for (Index at = 0; at < half; at += mixed_at_once) {
       const Index cols = (std::min)(mixed_at_once, whole_columns(half - at));
       const PairPanel to = mixed.elements(at, cols).range(row, row + rows);
@@ -70,7 +74,7 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of, c
           for (const Index next : {Index{0}, half})
             ahead.add(from.data + next + cols, from.stride * Index{sizeof(Pair)},
                       cols * Index{sizeof(Pair)});
-        multiply_into_pairs(to, one.weights.range(row, rows, begin, end), from, strip_scales, half,
+        multiply_into_pairs(to, one.weights.range(row, rows, begin, end), from, scales_of(0), half,
                             &ahead);
         continue;
       }
@@ -88,11 +92,8 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of, c
             multiply_triangle(*part, terms.weights.range(row, rows, begin, end),
                               from.range(begin, end), blocks.triangle.of(row, begin), into);
           }
+          if (terms.scales != nullptr) scale_rows(*part, scales_of(matrix), scales_of(matrix + 1));
         }
-      }
-      if (scales != nullptr) {
-        scale_rows(lower, strip_scales);
-        scale_rows(upper, strip_scales);
       }
       pair_sums(to, lower, upper);
     }

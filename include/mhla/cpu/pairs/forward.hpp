@@ -137,14 +137,14 @@ MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, In
   const Index rows = groups.size(group);
   const MixedSummaries mixed{scratch.mixed.data, rows, plan.summary_shape()};
   const Index of_unit = unit_matrix(plan, unit, matrix);
-  const float* const scales = plan.scales_of(of_unit);
   const auto terms_of = [&](Index part) {
     const PairedRows weights =
         plan.paired_mixing_of(part, of_unit, unit.queries.blocks, unit.keys.blocks);
     return MixingTerms{PairedRows{weights.row(first), rows, weights.cols, weights.stride},
-                       summaries_of(plan, unit), unit.memory.finite_summaries.data};
+                       summaries_of(plan, unit), unit.memory.finite_summaries.data,
+                       plan.scales_of(of_unit, first)};
   };
-  mix(mixed, plan.mixing_parts, terms_of, scales == nullptr ? nullptr : scales + first,
+  mix(mixed, plan.mixing_parts, terms_of,
       MixedBlocks{!sees_past_only<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);
   return mixed;
 }
