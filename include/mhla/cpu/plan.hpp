@@ -255,8 +255,8 @@ struct Plan {
     float rounded = 0;
 
     void add(float element, float rounded_element) {
-      exact += std::abs(element);
-      rounded += std::abs(rounded_element);
+      exact += (std::abs)(element);
+      rounded += (std::abs)(rounded_element);
     }
     float scale() const {
       const float scale = exact / rounded;
