@@ -89,8 +89,8 @@ struct Plan {
   Span<Pair> paired_mixing;
   Span<Pair> transposed_mixing;
   // 2, the rounded matrix and what it lacks, if so few blocks are mixed that errors of single
-  // elements show. Otherwise they average out once each row is times a scale that takes back what
-  // its elements lose alike, as those of 1 / 53 do.
+  // elements show, or has so few different elements. Otherwise they average out, once each row is
+  // times a scale that takes back what its elements lose alike, as those of 1 / 53 do.
   Index mixing_parts;
   Span<float> mixing_scales;      // [mix_heads, query blocks]
   Span<float> transposed_scales;  // [mix_heads, key blocks]
@@ -247,45 +247,29 @@ struct Plan {
                       row_groups<L>(extents, problem.key_blocks, problem.query_blocks).max_size());
   }
 
-  // The scale that takes back what the elements of a row of a matrix, or of a column, lose alike by
-  // rounding: then the sizes of the rounded ones add up to those of the others. What is masked does
-  // not count.
-  struct Fit {
-    float exact = 0;
-    float rounded = 0;
-
-    void add(float element, float rounded_element) {
-      exact += (std::abs)(element);
-      rounded += (std::abs)(rounded_element);
-    }
-    float scale() const {
-      const float scale = exact / rounded;
-      return (std::isfinite)(scale) && scale > 0 ? scale : 1;
-    }
-  };
-
   // Key sums are mixed by rounded_mixing: if the matrix is rounded, its error then is that of
   // another matrix, and not one of weights that no longer add up to 1. What a row does not see is 0
   // in pairs.
   void pack_paired_mixing() {
-    constexpr Index few_blocks = 16;
     const Index rows = problem.query_blocks;
     const Index cols = problem.key_blocks;
     const Index mix_heads = problem.shape.mix_heads;
-    mixing_parts = (std::min)(rows, cols) < few_blocks ? 2 : 1;
+    mixing_parts = errors_average_out() ? 1 : 2;
     std::copy_n(mixing.data, mixing.size, rounded_mixing.data);
     std::fill_n(paired_mixing.data, paired_mixing.size, Pair{0});
     std::fill_n(transposed_mixing.data, transposed_mixing.size, Pair{0});
     for (Index h = 0; h < mix_heads; ++h)
-      for (Index i = 0; i < rows; ++i) {
-        Fit row;
-        for (Index b = 0; b < seen_blocks(i); ++b) {
-          float rest = mixing[(h * rows + i) * cols + b];
+      for (Index i = 0; i < rows; ++i)
+        for (Index b = 0; b < cols; ++b) {
+          if (!sees(i, b)) continue;
+          const Index element = (h * rows + i) * cols + b;
+          float rest = mixing[element];
           for (Index part = 0; part < mixing_parts; ++part) {
             BFloat16 rounded;
             store(rounded, rest);
-            if (part == 0) row.add(rest, load(rounded));
             rest -= load(rounded);
+            if (mixing_parts == 1)
+              rounded_mixing[element] = mixing_scales[h * rows + i] * load(rounded);
             const Index matrix = part * mix_heads + h;
             const Pair bits = rounded.bits;
             paired_mixing[(matrix * rows + i) * pairs_of(cols) + b / 2] |= bits << b % 2 * 16;
@@ -293,39 +277,64 @@ struct Plan {
               transposed_mixing[(matrix * cols + b) * pairs_of(rows) + i / 2] |= bits << i % 2 * 16;
           }
         }
-        if (mixing_parts == 1) keep_scaled(h * rows + i, seen_blocks(i), row.scale());
-      }
-    if (mixing_parts == 1 && is_backward) fit_columns();
   }
-  Index seen_blocks(Index row) const {
-    if (!sees_past_only<L>) return problem.key_blocks;
-    return (std::max)(Index{0}, (std::min)(problem.key_blocks, row - lag_of(sight_of<L>) + 1));
+  static bool sees(Index row, Index block) {
+    return !sees_past_only<L> || block <= row - lag_of(sight_of<L>);
   }
-  static float in_bfloat16(float x) {
-    BFloat16 rounded;
-    store(rounded, x);
-    return load(rounded);
-  }
-  void keep_scaled(Index row, Index seen, float scale) {
-    mixing_scales[row] = scale;
-    for (Index b = 0; b < seen; ++b) {
-      const Index element = row * problem.key_blocks + b;
-      rounded_mixing[element] = scale * in_bfloat16(mixing[element]);
-    }
-  }
-  void fit_columns() {
+
+  // Whether rounding errors of mixing's elements do, once rows and columns have their
+  // scales: 1.8e-3 of a row and more is what few different elements lose.
+  bool errors_average_out() {
+    constexpr Index few_blocks = 16;
+    constexpr float most = 1.8e-3f;
     const Index rows = problem.query_blocks;
     const Index cols = problem.key_blocks;
-    for (Index h = 0; h < problem.shape.mix_heads; ++h)
-      for (Index b = 0; b < cols; ++b) {
-        Fit column;
-        for (Index i = 0; i < rows; ++i)
-          if (b < seen_blocks(i)) {
-            const float element = mixing[(h * rows + i) * cols + b];
-            column.add(element, in_bfloat16(element));
-          }
-        transposed_scales[h * cols + b] = column.scale();
-      }
+    if ((std::min)(rows, cols) < few_blocks) return false;
+    float lost_by_rows = 0;
+    float lost_by_columns = 0;
+    for (Index h = 0; h < problem.shape.mix_heads; ++h) {
+      const auto seen = [&](Index i, Index b) {
+        return sees(i, b) ? mixing[(h * rows + i) * cols + b] : 0;
+      };
+      for (Index i = 0; i < rows; ++i)
+        lost_by_rows += fit(
+            cols, [&](Index b) { return seen(i, b); }, mixing_scales[h * rows + i]);
+      if (!is_backward) continue;
+      for (Index b = 0; b < cols; ++b)
+        lost_by_columns += fit(
+            rows, [&](Index i) { return seen(i, b); }, transposed_scales[h * cols + b]);
+    }
+    const auto is_little = [&](float lost, Index lines) {
+      return lost <= most * most * static_cast<float>(problem.shape.mix_heads * lines);
+    };
+    return is_little(lost_by_rows, rows) && is_little(lost_by_columns, cols);
+  }
+
+  // The scale that takes back what elements lose alike by rounding: the sizes of the rounded ones
+  // then add up to those of the others. Returns which share of their squares is lost nevertheless.
+  template <class Element>
+  static float fit(Index count, const Element& element, float& scale) {
+    const auto rounded = [&](Index n) {
+      BFloat16 to;
+      store(to, element(n));
+      return load(to);
+    };
+    float exact_sizes = 0;
+    float rounded_sizes = 0;
+    for (Index n = 0; n < count; ++n) {
+      exact_sizes += (std::abs)(element(n));
+      rounded_sizes += (std::abs)(rounded(n));
+    }
+    scale = exact_sizes / rounded_sizes;
+    if (!(std::isfinite)(scale) || scale <= 0) scale = 1;
+    float squares = 0;
+    float lost = 0;
+    for (Index n = 0; n < count; ++n) {
+      const float rest = element(n) - scale * rounded(n);
+      squares += element(n) * element(n);
+      lost += rest * rest;
+    }
+    return lost > 0 && (std::isfinite)(lost / squares) ? lost / squares : 0;
   }
 };
 
