@@ -68,8 +68,9 @@
 #define MHLA_OUT_OF_LINE __attribute__((noinline))
 
 // Functions that run once per call, or that call what takes the time: not inlined, and optimized
-// less, which compiles faster; without optimization, as all else. (Not `cold`: g++ would take their
-// callers for cold, too, a program's own functions among them.)
+// less, which compiles faster; without optimization, as all else. Loops over elements belong
+// elsewhere: they would not become vectors. (Not `cold`: g++ would take their callers for cold, too,
+// a program's own functions among them.)
 #if defined(__CUDACC__) || !defined(__OPTIMIZE__)
 #define MHLA_ONCE_A_CALL __attribute__((noinline))
 #elif defined(__clang__)

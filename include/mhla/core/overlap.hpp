@@ -21,7 +21,7 @@ struct Lattice {
   Axis axis[max_axes];
   int axes = 0;
 
-  MHLA_OUT_OF_LINE constexpr void add(Index stride, Index low, Index high) {
+  MHLA_ONCE_A_CALL constexpr void add(Index stride, Index low, Index high) {
     if (stride == 0 || (low == 0 && high == 0)) return;
     if (stride < 0) {
       stride = -stride;
@@ -44,7 +44,7 @@ struct Lattice {
   // Whether the combination can be `target`, axes [first, axes) alone. Where strides nest, each
   // level leaves one or two candidates and the search is exact; it gives up and answers "yes" after
   // `budget` candidates. (Out of line: compilers would unroll the recursion several levels deep.)
-  MHLA_OUT_OF_LINE constexpr bool reaches(Index target, int first, int& budget) const {
+  MHLA_ONCE_A_CALL constexpr bool reaches(Index target, int first, int& budget) const {
     if (first == axes) return target == 0;
     Index rest_low = 0;
     Index rest_high = 0;
@@ -104,7 +104,7 @@ struct Reach {
   }
 };
 
-MHLA_OUT_OF_LINE inline bool share_memory(const Strided& a, const Strided& b) {
+MHLA_ONCE_A_CALL inline bool share_memory(const Strided& a, const Strided& b) {
   if (a.data == nullptr || b.data == nullptr || a.size == 0 || b.size == 0) return false;
   const auto distance = static_cast<Index>(reinterpret_cast<std::uintptr_t>(b.data) -
                                            reinterpret_cast<std::uintptr_t>(a.data));
@@ -119,7 +119,7 @@ MHLA_OUT_OF_LINE inline bool share_memory(const Strided& a, const Strided& b) {
   return lattice.reaches(distance, 0, budget);
 }
 
-MHLA_OUT_OF_LINE constexpr bool is_injective(const Strided& view) {
+MHLA_ONCE_A_CALL constexpr bool is_injective(const Strided& view) {
   if (view.size == 0) return true;
   Lattice lattice;
   for (int i = 0; i < view.rank; ++i) {

@@ -124,7 +124,7 @@ class Arena {
   bool measures() const { return next_ == nullptr && chunks_ == nullptr; }
 
  private:
-  MHLA_OUT_OF_LINE std::byte* take_elements(Index count, Index element_bytes) {
+  MHLA_ONCE_A_CALL std::byte* take_elements(Index count, Index element_bytes) {
     const Index bytes = checked_mul(
         ceil_div(checked_mul(count, element_bytes), workspace_alignment), workspace_alignment);
     used_ = checked_add(used_, bytes);

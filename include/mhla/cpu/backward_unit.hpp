@@ -339,7 +339,7 @@ void summarize_unit_gradient(const By& by, const ExecutorRef& loop) {
   } else {
     const RowGroups groups =
         by.groups(unit.keys.blocks, unit.queries.blocks, plan.extents.matrices > 1, loop);
-    loop.parallel_for(groups.count, [&](Index group, Index slot) {
+    loop.parallel_for(groups.count, [&](Index group, Index slot) MHLA_ONCE_A_CALL {
       const auto& scratch = plan.scratch[slot];
       const Mixtures grad = by.mix_back(groups, group, scratch);
       for (Index b = groups.begin(group); b < groups.begin(group + 1); ++b)
@@ -350,7 +350,7 @@ void summarize_unit_gradient(const By& by, const ExecutorRef& loop) {
 
 /// All wanted gradients of one unit.
 template <class By>
-void backward_unit(const By& by, const ExecutorRef& loop) {
+MHLA_ONCE_A_CALL void backward_unit(const By& by, const ExecutorRef& loop) {
   using L = typename By::Variant;
   const auto& operands = by.operands;
   const auto& unit = by.unit;

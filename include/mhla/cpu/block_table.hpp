@@ -103,8 +103,8 @@ struct MaskRow {
 // Calls run(run) for the longest runs of tokens of a block that `takes` lets through, in order.
 // place(token) is where a tensor has it.
 template <class Place, class Takes, class Visitor>
-void for_each_run(const Grid& grid, Index block, const Place& place, const Takes& takes,
-                  Visitor&& run) {
+MHLA_ONCE_A_CALL void for_each_run(const Grid& grid, Index block, const Place& place,
+                                   const Takes& takes, Visitor&& run) {
   Index begin[3];
   Index end[3];
   for (int axis = 0; axis < 3; ++axis) {
@@ -145,7 +145,7 @@ class Builder {
   MHLA_ONCE_A_CALL Index add(const Grid& grid, const BlockRange& range, const BlockRange& held,
                              Index first_token, const Takes& takes) {
     const bool part = held.count < grid.num_blocks();
-    const auto place = [&](Index token) {
+    const auto place = [&](Index token) MHLA_ONCE_A_CALL {
       return first_token +
              (part ? grid.tokens_before(held.end(), token) - grid.tokens_before(held.first, token)
                    : token);
@@ -203,7 +203,7 @@ class Builder {
     Index tile_end = 0;  // counts tokens from the start, as does position
     Index position = 0;
     TokenRun last{-1, 0, {}};
-    for_each_run_of(range, [&](TokenRun run) {
+    for_each_run_of(range, [&](TokenRun run) MHLA_ONCE_A_CALL {
       while (run.count > 0) {  // a run continues in the next tile
         if (position == tile_end) {
           tile_end = even_split(tokens, num_tiles, ++tile);
@@ -286,8 +286,8 @@ inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, Index batc
 
 /// One sequence per batch item, all cut the same way.
 template <AttentionVariant V>
-BlockTables block_tables(Arena& arena, const V&, const Problem& problem, Index max_tokens,
-                         TilesOf tiles_of) {
+MHLA_ONCE_A_CALL BlockTables block_tables(Arena& arena, const V&, const Problem& problem,
+                                          Index max_tokens, TilesOf tiles_of) {
   const Index batch = problem.shape.batch;
   const BlockTable queries = uniform_block_table(arena, problem.query_grid, problem.queries,
                                                  problem.held_queries, batch, max_tokens, tiles_of);
@@ -300,8 +300,9 @@ BlockTables block_tables(Arena& arena, const V&, const Problem& problem, Index m
 
 /// The sequences of one item, each with its own blocks, shared by queries and keys.
 template <class A, class Offset>
-BlockTables block_tables(Arena& arena, const Packed<A, Offset>& packed, const Problem& problem,
-                         Index max_tokens, TilesOf tiles_of) {
+MHLA_ONCE_A_CALL BlockTables block_tables(Arena& arena, const Packed<A, Offset>& packed,
+                                          const Problem& problem, Index max_tokens,
+                                          TilesOf tiles_of) {
   const BlockTable table =
       block_table::build(arena, max_tokens, tiles_of, [&](block_table::Builder& builder) {
         Grid grid = problem.query_grid;
@@ -318,8 +319,9 @@ BlockTables block_tables(Arena& arena, const Packed<A, Offset>& packed, const Pr
 /// One sequence per batch item, without its masked tokens. Blocks after the last one with a token
 /// are dropped, so that a sequence padded at its end is cut and summed as without padding.
 template <class A>
-BlockTables block_tables(Arena& arena, const Padded<A>& padded, const Problem& problem,
-                         Index max_tokens, TilesOf tiles_of) {
+MHLA_ONCE_A_CALL BlockTables block_tables(Arena& arena, const Padded<A>& padded,
+                                          const Problem& problem, Index max_tokens,
+                                          TilesOf tiles_of) {
   const auto table = [&](const Grid& grid, const BlockRange& range, const BlockRange& held,
                          const TensorView<const std::uint8_t, 2>& mask) {
     return block_table::build(arena, max_tokens, tiles_of, [&](block_table::Builder& builder) {

@@ -40,8 +40,8 @@ struct Extents {
     return checked_mul(ceil_div(summary_size(), line) | 1, line);
   }
 
-  explicit Extents(const Problem& problem, Index max_tokens = max_tile_tokens,
-                   TilesOf tiles_of = TilesOf::block)
+  MHLA_ONCE_A_CALL explicit Extents(const Problem& problem, Index max_tokens = max_tile_tokens,
+                                    TilesOf tiles_of = TilesOf::block)
       : query_blocks(problem.query_blocks),
         key_blocks(problem.key_blocks),
         key_dim(problem.shape.key_dim),

@@ -52,9 +52,9 @@ void mixed_products_of_unit(const Operands<L, T>& operands, const Unit<A>& unit,
 
 /// S~_i and z~_i of a group of query blocks, in the scratch of a slot.
 template <class L, class A>
-SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
-                         const RowGroups& groups, Index group, const SlotScratch<A>& scratch,
-                         bool summaries_wanted) {
+MHLA_ONCE_A_CALL SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
+                                          const RowGroups& groups, Index group,
+                                          const SlotScratch<A>& scratch, bool summaries_wanted) {
   const SummaryRows<A> mixed(scratch.mixed_summaries.data, scratch.mixed_key_sums.data,
                              plan.extents, unit.orientation, groups.begin(group),
                              groups.size(group), mixes_key_sums<L>);
@@ -100,7 +100,7 @@ MHLA_ONCE_A_CALL void for_each_query_tile(const By& by, bool summaries_wanted,
   const auto& unit = by.unit;
   const auto& plan = by.operands.plan;
   const auto run_group = [&](const RowGroups& groups, Index group, Index matrix,
-                             const Mixtures& mixed, const auto& scratch) {
+                             const Mixtures& mixed, const auto& scratch) MHLA_ONCE_A_CALL {
     for (Index i = groups.begin(group); i < groups.begin(group + 1); ++i) {
       const BlockSpan& block = plan.tables.queries.blocks[unit.queries.first_block + i];
       by.begin_block(matrix, i, block.tiles == 0, scratch);

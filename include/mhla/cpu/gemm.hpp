@@ -177,7 +177,7 @@ Product<T> mixing_product(const Panel<T>& result, const Panel<const T>& weights,
 
 /// result (+)= weights b, or weights^T b, for rows of b that exceed the caches.
 template <class T>
-MHLA_OUT_OF_LINE void mix_rows(const Panel<T>& result,
+MHLA_ONCE_A_CALL void mix_rows(const Panel<T>& result,
                                const Panel<const std::type_identity_t<T>>& weights, bool transposed,
                                const Panel<const std::type_identity_t<T>>& b, Into into) {
   multiply_panels<T>(product_tiles<T>(), mixing_product<T>(result, weights, transposed, b, into),
@@ -186,7 +186,7 @@ MHLA_OUT_OF_LINE void mix_rows(const Panel<T>& result,
 
 /// The same for triangles, too: rows of b without a weight are not read.
 template <class T>
-MHLA_OUT_OF_LINE void mix_rows(const Panel<T>& result,
+MHLA_ONCE_A_CALL void mix_rows(const Panel<T>& result,
                                const Panel<const std::type_identity_t<T>>& weights, bool transposed,
                                const Panel<const std::type_identity_t<T>>& b, Into into,
                                Terms terms) {

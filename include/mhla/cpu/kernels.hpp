@@ -78,8 +78,8 @@ class Prefetch {
     piece_ = {begin, begin + bytes, line_bytes};
   }
 
-  /// Lines from here to the end of a row: what a loop keeps in registers. After the last line, that
-  /// line repeats.
+  /// Lines from here to the end of a row: what a loop keeps in registers. After the last line,
+  /// one line repeats.
   struct Lines {
     const char* next;
     const char* end;
@@ -90,12 +90,15 @@ class Prefetch {
 
   /// The lines of the next row.
   __attribute__((always_inline)) Lines next_row() {
-    if (++tensor_ < count_ && row_ < tensors_[tensor_].rows) return row();
-    tensor_ = 0;
-    if (++row_ < rows_) return row();
-    const Lines last = piece_;
-    piece_ = {here, here + 1, 0};
-    return last;
+    if (++tensor_ >= count_ || row_ >= tensors_[tensor_].rows) {
+      tensor_ = 0;
+      if (++row_ >= rows_) {
+        const Lines last = piece_;
+        piece_.step = 0;
+        return last;
+      }
+    }
+    return row();
   }
 
  private:

@@ -72,7 +72,8 @@ inline Index matrix_gradient_cols(Index cols) { return cols < 128 ? 32 : 64; }
 /// every slot, provided the bits are the same for any groups. They are not if rows of summaries or
 /// of key sums end in half a vector, where kernels sum pairs of rows differently from single rows.
 template <class L>
-RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into, Index num_slots) {
+MHLA_ONCE_A_CALL RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into,
+                                             Index num_slots) {
   constexpr Index vector = 16;
   RowGroups groups = row_groups<L>(e, rows, terms);
   const bool same_bits =
@@ -89,7 +90,7 @@ RowGroups shared_row_groups(const Extents& e, Index rows, Index terms, Into into
 /// faster if summaries are large compared with what is recomputed. Rows that end within a vector
 /// might get different bits.
 template <class L>
-Index value_parts(const Problem& problem, Index heads, Index num_slots) {
+MHLA_ONCE_A_CALL Index value_parts(const Problem& problem, Index heads, Index num_slots) {
   constexpr Index vector = 16;
   constexpr Index fewest = 2 * vector;
   const Shape& shape = problem.shape;

@@ -97,7 +97,7 @@ struct BackwardPlan {
   }
 
   template <class V>
-  static PartialSums partial_sums(const V& attention, const Problem& problem) {
+  MHLA_ONCE_A_CALL static PartialSums partial_sums(const V& attention, const Problem& problem) {
     // Of a stage some rows, of a recurrence some chunks.
     Problem all = problem;
     all.queries.first = all.keys.first = 0;
@@ -133,7 +133,7 @@ Index unit_summary_size(const Problem& problem) {
   return SummaryRows<A>::size(Extents(problem), problem.key_blocks, normalizes<LoweredOf<V>>);
 }
 template <class A, class V>
-Index call_summary_size(const Problem& problem) {
+MHLA_ONCE_A_CALL Index call_summary_size(const Problem& problem) {
   if (problem.shape.empty()) return 0;
   return checked_mul(checked_mul(problem.sequences, problem.shape.kv_heads),
                      unit_summary_size<A, V>(problem));
@@ -294,7 +294,8 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index columns = plan.extents.value_dim;
   const Index saved_size = forward.units() == 0 ? 0 : saved.size * forward.parts / forward.units();
-  const auto run = [&](Index index, const UnitMemory<A>& memory, const ExecutorRef& loop) {
+  const auto run = [&](Index index, const UnitMemory<A>& memory,
+                       const ExecutorRef& loop) MHLA_ONCE_A_CALL {
     const Index head = index / forward.parts;
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
@@ -433,7 +434,7 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
   const Index kv_heads = plan.problem.shape.kv_heads;
   const Index saved_size = saved.size == 0 ? 0 : saved.size / (plan.problem.sequences * kv_heads);
   const auto run = [&](Index s, Index kv_head, const UnitMemory<A>& memory,
-                       const ExecutorRef& loop) {
+                       const ExecutorRef& loop) MHLA_ONCE_A_CALL {
     if constexpr (has_quadratic_path<L>)
       if (plan.quadratic)
         return quadratic::BackwardUnit<L, T>(operands, request,

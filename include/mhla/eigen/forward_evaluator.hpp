@@ -47,7 +47,7 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
   using T = Storage<typename Op::Scalar>;
 
  public:
-  ForwardRun(const Op& op, const Device& device)
+  MHLA_ONCE_A_CALL ForwardRun(const Op& op, const Device& device)
       : op_(op),
         executor_(checked_executor(device)),
         operands_(op, device),
@@ -62,15 +62,15 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
                      shape_.value_dim);
   }
 
-  MHLA_OUT_OF_LINE void evaluate_operands() { operands_.evaluate(); }
+  MHLA_ONCE_A_CALL void evaluate_operands() { operands_.evaluate(); }
 
   /// Whether y could not be written without destroying an operand.
-  MHLA_OUT_OF_LINE bool reads(const TensorView<T, 4>& y) const {
+  MHLA_ONCE_A_CALL bool reads(const TensorView<T, 4>& y) const {
     return operands_.share_memory_with(y);
   }
 
   /// Computes y from evaluated operands.
-  MHLA_OUT_OF_LINE void write_result(const TensorView<T, 4>& y) const {
+  MHLA_ONCE_A_CALL void write_result(const TensorView<T, 4>& y) const {
     const OperandViews<T> x{operands_.query.view(), operands_.key.view(), operands_.value.view(),
                             operands_.mix.view()};
     const auto workspace = op_.workspace();
@@ -81,7 +81,7 @@ class ForwardRun<ForwardOp<Attention, Query, Key, Value, Mix>, Device> {
   }
 
   /// Computes the result in its own memory, as a dense tensor.
-  MHLA_OUT_OF_LINE Workspace result_in_memory() const {
+  MHLA_ONCE_A_CALL Workspace result_in_memory() const {
     TensorView<T, 4> y = result();
     Workspace memory(checked_mul(y.size(), static_cast<Index>(sizeof(T))));
     y.data = reinterpret_cast<T*>(memory.data());
@@ -181,7 +181,7 @@ struct TensorEvaluator<const mhla::ForwardOp<Attention, Query, Key, Value, Mix>,
 
   const Dimensions& dimensions() const { return dimensions_; }
 
-  bool evalSubExprsIfNeeded(EvaluatorPointerType destination) {
+  MHLA_ONCE_A_CALL bool evalSubExprsIfNeeded(EvaluatorPointerType destination) {
     Run run(op_, device_);
     run.evaluate_operands();
     if (destination != nullptr) {
@@ -271,7 +271,7 @@ struct TensorEvaluator<
   const Dimensions& dimensions() const { return right_.dimensions(); }
 
   // Does the whole assignment and leaves nothing for Eigen to do.
-  bool evalSubExprsIfNeeded(EvaluatorPointerType) {
+  MHLA_ONCE_A_CALL bool evalSubExprsIfNeeded(EvaluatorPointerType) {
     using mhla::eigen::destination_view;
     mhla::eigen::ForwardRun<Forward, Device> run(op_, device_);
     const auto result = run.result();
@@ -400,7 +400,7 @@ struct TensorEvaluator<const TensorAssignOp<Tensor<T, Rank, Options, IndexType>,
     return dimensions;
   }
 
-  bool evalSubExprsIfNeeded(EvaluatorPointerType) {
+  MHLA_ONCE_A_CALL bool evalSubExprsIfNeeded(EvaluatorPointerType) {
     if (!assignment_.done) assign(assignment_.lhsExpression());
     return false;
   }

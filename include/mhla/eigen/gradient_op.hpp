@@ -146,7 +146,7 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
   using T = Storage<typename Op::Scalar>;
 
  public:
-  BackwardRun(const Op& op, const Device& device)
+  MHLA_ONCE_A_CALL BackwardRun(const Op& op, const Device& device)
       : op_(op),
         executor_(checked_executor(device)),
         operands_(op, device),
@@ -160,11 +160,11 @@ class BackwardRun<BackwardOp<Attention, Query, Key, Value, Mix, GradOutput>, Dev
       op.state()->summaries(shape_, fingerprint_of<T>(op.attention(), problem, Borrowed::contents));
   }
 
-  void require_targets(const GradientViews<T>& gradients) const {
+  MHLA_ONCE_A_CALL void require_targets(const GradientViews<T>& gradients) const {
     checked_gradients(shape_, gradients).require_results();
   }
 
-  void write_result(GradientViews<T> gradients, Update update) {
+  MHLA_ONCE_A_CALL void write_result(GradientViews<T> gradients, Update update) {
     operands_.evaluate();
     grad_output_.evaluate();
     StandIn<T, 4> dq;
@@ -270,7 +270,8 @@ class Gradients {
 
  private:
   template <class Backward, class Device>
-  void write_result(const Backward& backward, const Device& device, Update update) {
+  MHLA_ONCE_A_CALL void write_result(const Backward& backward, const Device& device,
+                                     Update update) {
     static_assert(eigen::is_backward<Backward>,
                   "mhla: gradients(dq, dk, dv, dmix) take attention.backward(q, k, v, mix, dy)");
     if constexpr (eigen::is_backward<Backward>) {

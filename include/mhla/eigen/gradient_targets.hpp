@@ -74,7 +74,7 @@ GradientView<T, Rank> gradient_view(Target& target) {
 template <class T, int Rank>
 class StandIn {
  public:
-  MHLA_OUT_OF_LINE void take_place_of(GradientView<T, Rank>& gradient, Update update) {
+  MHLA_ONCE_A_CALL void take_place_of(GradientView<T, Rank>& gradient, Update update) {
     target_ = gradient.view;
     memory_ = Workspace(checked_mul(target_.size(), static_cast<Index>(sizeof(T))));
     constexpr int layout = Eigen::RowMajor;
@@ -88,7 +88,7 @@ class StandIn {
   void hand_over() const { copy(stand_in_, target_); }
 
  private:
-  MHLA_OUT_OF_LINE static void copy(const TensorView<T, Rank>& from,
+  MHLA_ONCE_A_CALL static void copy(const TensorView<T, Rank>& from,
                                     const TensorView<T, Rank>& to) {
     if (from.data == nullptr) return;
     for (Index n = 0; n < from.size(); ++n) {

@@ -36,8 +36,8 @@ struct DenseMixing {
   /// \cond INTERNAL
   // `any_length`: sequences may have any length, as causal and packed ones. Without tokens any
   // number of blocks fits.
-  void require_parameters(const MixingLayout& layout, Index rows, Index columns,
-                          bool any_length = false) const {
+  MHLA_ONCE_A_CALL void require_parameters(const MixingLayout& layout, Index rows, Index columns,
+                                           bool any_length = false) const {
     const bool corner = layout.rank == 1 && (any_length || leading_corner);
     const auto fits = [&](Index extent, Index blocks) {
       return extent == blocks || (extent > blocks && (corner || (layout.rank == 1 && blocks == 0)));

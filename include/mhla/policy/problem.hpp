@@ -36,12 +36,14 @@ struct Problem {
   std::optional<Stage> stage;  ///< that it is alone; none: the whole pass
 
   /// The coordinates of the tokens that are there.
-  GridBox grid_box() const { return hull(query_grid.grid_box(queries), key_grid.grid_box(keys)); }
+  MHLA_ONCE_A_CALL GridBox grid_box() const {
+    return hull(query_grid.grid_box(queries), key_grid.grid_box(keys));
+  }
 };
 
 /// The blocks that the mixing of a call maps from and to; of a stage of a recurrence, its own.
 template <class V>
-MixingLayout mixing_layout(const Problem& problem) {
+MHLA_ONCE_A_CALL MixingLayout mixing_layout(const Problem& problem) {
   MixingLayout layout =
       MixingLayout::of(V::GeometryType::rank, problem.query_grid, problem.key_grid, sight_of<V>);
   if constexpr (sees_past_only<V> && factors_mixing<V>) {

@@ -27,7 +27,7 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
   const Extents& e = plan.extents;
   const Index most = matrix_gradient_cols(unit.keys.blocks);
   const MatrixRows rows{plan.problem.queries.first, unit.queries.blocks + unit.other_queries};
-  loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) {
+  loop.parallel_for(ceil_div(unit.keys.blocks, most), [&](Index task, Index slot) MHLA_ONCE_A_CALL {
     const Index first = task * most;
     const Index count = (std::min)(most, unit.keys.blocks - first);
     const auto columns_of = [&](Index matrix) {
