@@ -69,8 +69,8 @@
 
 // Functions that run once per call, or that call what takes the time: not inlined, and optimized
 // less, which compiles faster; without optimization, as all else. Loops over elements belong
-// elsewhere: they would not become vectors. (Not `cold`: g++ would take their callers for cold, too,
-// a program's own functions among them.)
+// elsewhere: they would not become vectors. (Not `cold`: g++ would take their callers for cold,
+// too, a program's own functions among them.)
 #if defined(__CUDACC__) || !defined(__OPTIMIZE__)
 #define MHLA_ONCE_A_CALL __attribute__((noinline))
 #elif defined(__clang__)

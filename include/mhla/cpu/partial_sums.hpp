@@ -88,15 +88,20 @@ void write_mixing_gradient(const Problem& problem, const PartialSums& partials, 
                            const ExecutorRef& executor) {
   const Index rows = problem.query_blocks;
   const Index columns = problem.key_blocks;
-  executor.parallel_for(checked_mul(destination.extent[0], rows), [&](Index task, Index) {
-    const Index h = task / rows;
-    const Index i = task % rows;
+  const auto write_row = [&](Index h, Index i) {
     const A* const row = add_up_partials(problem.shape, partials, sums, h, i * columns, columns);
     for (Index b = 0; b < columns; ++b) {
       A& to = destination(h, i, b);
       const A sum = row == nullptr ? A(0) : row[b];
       to = update == Update::overwrite ? sum : to + sum;
     }
+  };
+  const Index all_rows = checked_mul(destination.extent[0], rows);
+  constexpr Index least = 4096;  // summands of a task: about a microsecond
+  const Index rows_of_task = ceil_div(least, (std::max)(Index{1}, columns * partials.count()));
+  executor.parallel_for(ceil_div(all_rows, rows_of_task), [&](Index task, Index) {
+    const Index end = (std::min)(all_rows, (task + 1) * rows_of_task);
+    for (Index row = task * rows_of_task; row < end; ++row) write_row(row / rows, row % rows);
   });
   if (update == Update::accumulate) return;
   for (Index h = 0; h < destination.extent[0]; ++h)

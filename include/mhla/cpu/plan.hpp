@@ -18,6 +18,7 @@
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/partition.hpp>
+#include <mhla/cpu/quadratic/choice.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
@@ -99,8 +100,8 @@ struct Plan {
   bool is_backward;
   Span<SlotScratch<A>> scratch;
   Span<UnitMemory<A>> units;
-  // Whether there are enough units for every slot to run its own. Otherwise, and for the remainder,
-  // all slots share one unit at a time.
+  bool shares_units;  // all slots work on one unit at a time, at least on those that remain
+  // Whether a slot runs units of its own: there are enough for every slot, or none is shared.
   bool whole_units;
 
   /// `concurrent` is the number of tasks that could run at once without sharing a unit; `in_pairs`
@@ -153,7 +154,8 @@ struct Plan {
                       mixes ? structure.num_products() : 0,
                       quadratic};
     const Index num_slots = executor.num_slots();
-    whole_units = concurrent >= num_slots;
+    shares_units = may_share_head<V>(problem, backward, quadratic, pairs);
+    whole_units = !shares_units || concurrent >= num_slots;
     const Index group_rows = rows_mixed_at_once();
     scratch = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
@@ -207,6 +209,15 @@ struct Plan {
     if constexpr (std::is_same_v<A, float>) {
       if (and_not(in_pairs, quadratic || mixes_in_float)) pack_paired_mixing();
     }
+  }
+
+  /// How many of `units` all slots share, one after another, once each has run its own. A remainder
+  /// that is most of a round is run like the others: sharing a unit costs a barrier at every stage.
+  Index shared_units(Index units, Index num_slots) const {
+    if (!shares_units) return 0;
+    if (!whole_units) return units;
+    const Index rest = units % num_slots;
+    return 2 * rest <= num_slots ? rest : 0;
   }
 
   SummaryShape summary_shape() const { return paired_summary(extents, is_backward); }

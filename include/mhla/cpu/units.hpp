@@ -221,17 +221,11 @@ void set_zero(const TensorView<T, Rank>& gradient) {
   for (Index i = 0; i < gradient.size(); ++i) gradient.element(i) = T{};
 }
 
-/// Calls run(unit, memory, loop) for every unit: each on one slot while there is one for every
-/// slot, and all slots together on each unit of the remainder. A remainder that is most of a round,
-/// or follows several rounds, is run like the others: sharing a unit costs a barrier at every
-/// stage.
+/// Calls run(unit, memory, loop) for every unit: on one slot, or on all of them together.
 template <class L, class A, class Run>
 MHLA_ONCE_A_CALL void run_units(const Plan<L, A>& plan, Index units, const ExecutorRef& executor,
                                 const Run& run) {
-  const Index num_slots = executor.num_slots();
-  Index shared = units;
-  if (plan.whole_units) shared = 2 * (units - num_slots) <= num_slots ? units - num_slots : 0;
-  const Index whole = units - shared;
+  const Index whole = units - plan.shared_units(units, executor.num_slots());
   executor.parallel_for(
       whole, [&](Index unit, Index slot) { run(unit, plan.units[slot], OneSlot{slot}); });
   for (Index unit = whole; unit < units; ++unit) run(unit, plan.units[0], executor);
