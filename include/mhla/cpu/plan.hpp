@@ -211,12 +211,13 @@ struct Plan {
     }
   }
 
-  /// How many of `units` all slots share, one after another, once each has run its own. A remainder
-  /// that is most of a round is run like the others: sharing a unit costs a barrier at every stage.
-  Index shared_units(Index units, Index num_slots) const {
+  /// How many of `count` units all slots share, one after another, once each has run its own. A
+  /// remainder that is most of a round is run like the others: a shared unit has a barrier at every
+  /// stage.
+  Index shared_units(Index count, Index num_slots) const {
     if (!shares_units) return 0;
-    if (!whole_units) return units;
-    const Index rest = units % num_slots;
+    if (!whole_units) return count;
+    const Index rest = count % num_slots;
     return 2 * rest <= num_slots ? rest : 0;
   }
 
