@@ -18,7 +18,7 @@
 #include <mhla/cpu/memory.hpp>
 #include <mhla/cpu/pairs/panel.hpp>
 #include <mhla/cpu/partition.hpp>
-#include <mhla/cpu/quadratic/choice.hpp>
+#include <mhla/cpu/quadratic/scores.hpp>
 #include <mhla/cpu/rotation_table.hpp>
 #include <mhla/policy/mixing.hpp>
 #include <mhla/policy/problem.hpp>
@@ -100,7 +100,7 @@ struct Plan {
   bool is_backward;
   Span<SlotScratch<A>> scratch;
   Span<UnitMemory<A>> units;
-  bool shares_units;  // all slots work on one unit at a time, at least on those that remain
+  bool shares_units;  // whether slots share a unit: not if it is a single task
   // Whether a slot runs units of its own: there are enough for every slot, or none is shared.
   bool whole_units;
 
@@ -154,7 +154,7 @@ struct Plan {
                       mixes ? structure.num_products() : 0,
                       quadratic};
     const Index num_slots = executor.num_slots();
-    shares_units = may_share_head<V>(problem, backward, quadratic, pairs);
+    shares_units = !quadratic || quadratic_tasks() > 1;
     whole_units = !shares_units || concurrent >= num_slots;
     const Index group_rows = rows_mixed_at_once();
     scratch = arena.take<SlotScratch<A>>(num_slots);
@@ -247,6 +247,11 @@ struct Plan {
   }
 
  private:
+  // Into how many a unit's work is cut, apart from its keys' features.
+  Index quadratic_tasks() const {
+    if (is_backward) return cpu::quadratic::max_ranges(extents.key_tokens);
+    return extents.group_size * ceil_div(extents.query_tokens, max_tokens_of_tile<L>);
+  }
   TilesOf tiles_of() const { return quadratic ? TilesOf::sequence : TilesOf::block; }
 
   Index rows_mixed_at_once() const {

@@ -82,16 +82,6 @@ MHLA_ONCE_A_CALL bool takes_quadratic_path([[maybe_unused]] const V& attention,
   }
 }
 
-/// Whether slots may share a kv head. If its pass takes only a few microseconds, they would spend
-/// them on waiting for each other.
-template <class V>
-MHLA_ONCE_A_CALL bool may_share_head(const Problem& problem, bool backward, bool quadratic,
-                                     bool rounded) {
-  const double least = backward ? 1.8e6 : 6e5;  // more stages, more barriers
-  const PathCosts costs = path_costs<V>(problem, backward, rounded);
-  return (quadratic ? costs.quadratic : costs.linear) >= least;
-}
-
 }  // namespace cpu
 
 MHLA_NAMESPACE_END
