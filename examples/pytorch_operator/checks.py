@@ -19,18 +19,26 @@ from torch import library  # noqa: E402
 
 import mhla_torch  # noqa: E402
 from dump_case import dump_case  # noqa: E402
-from formula import formula  # noqa: E402
+from mhla_torch.formula import formula  # noqa: E402
 
-# (tokens, options): with shorter blocks at the edges, and every variant.
+# (tokens, options): with shorter blocks at the edges. First those that the extension has, then some of
+# what is compiled on first use.
 VARIANTS = [
     (30, dict(block=4)),
-    (30, dict(block=4, normalize=False, scale=0.5)),
     (30, dict(block=5, causal=True)),
-    (30, dict(block=4, causal=True, normalize=False)),
-    (30, dict(block=(2, 3), grid=(5, 6))),
-    (30, dict(block=(2, 2), grid=(6, 5), normalize=False)),
+    (30, dict(block=4, causal=True, normalizer=None, rotation="half_split", theta=100.0, scale=0.5)),
+    (30, dict(block=(2, 3), grid=(5, 6), feature_epsilon=1e-3, normalizer_epsilon=1e-2)),
     (48, dict(block=(1, 2, 2), grid=(3, 4, 4), scale=2.0)),
-    (48, dict(block=(2, 4, 1), grid=(3, 4, 4), normalize=False)),
+    (48, dict(block=(2, 4, 1), grid=(3, 4, 4), normalizer=None, rotation="axial")),
+    (32, dict(block=4, normalizer="mixed_product", normalizer_epsilon=1e-2)),
+]
+OTHERS = [
+    (30, dict(block=4, normalizer=None, scale=0.5)),
+    (30, dict(block=(2, 2), grid=(6, 5), rotation="axial", theta=50.0)),
+    (24, dict(block=(2, 3), grid=(4, 6), normalizer="mixed_product")),
+    (30, dict(block=5, causal="block", feature_map="elu_plus_one")),
+    (30, dict(block=4, feature_map="hedgehog")),
+    (30, dict(block=4, offsets=torch.tensor([0, 5, 5, 30]), causal=True)),
 ]
 
 
@@ -41,11 +49,12 @@ def operands(tokens, options, dtype=torch.float64, heads=4, kv_heads=4, mix_head
     blocks = 1
     for extent, length in zip(grid, (block,) if isinstance(block, int) else block):
         blocks *= -(-extent // length)
-    shapes = [(2, heads, tokens, 6), (2, kv_heads, tokens, 6), (2, kv_heads, tokens, 5)]
+    batch = 1 if "offsets" in options else 2
+    shapes = [(batch, heads, tokens, 6), (batch, kv_heads, tokens, 6), (batch, kv_heads, tokens, 5)]
     q, k, v = (torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes)
     mix = torch.rand(*([mix_heads] if mix_heads else []), blocks, blocks,
-                     dtype=torch.float32 if dtype == torch.bfloat16 else dtype)
-    dy = torch.randn(2, heads, tokens, 5, dtype=torch.float64).to(dtype)
+                     dtype=torch.float32 if dtype.itemsize == 2 else dtype)
+    dy = torch.randn(batch, heads, tokens, 5, dtype=torch.float64).to(dtype)
     return [x.to(device).requires_grad_() for x in (q, k, v, mix)] + [dy.to(device)]
 
 
@@ -65,8 +74,8 @@ def errors(tokens, options, **how):
     return off[0], max(off[1:])
 
 
-def worst(bound, **how):
-    y, gradient = map(max, zip(*(errors(*variant, **how) for variant in VARIANTS)))
+def worst(bound, among=VARIANTS, **how):
+    y, gradient = map(max, zip(*(errors(*variant, **how) for variant in among)))
     assert y < bound and gradient < bound, f"y is off by {y:.1e}, a gradient by {gradient:.1e}"
     return f"y {y:.1e}, gradients {gradient:.1e}"
 
@@ -92,6 +101,73 @@ def check_bfloat16():
     return worst(6e-3, dtype=torch.bfloat16)
 
 
+def check_float16():
+    return worst(1e-3, VARIANTS[:1] + VARIANTS[-1:], dtype=torch.float16)
+
+
+def check_variants_compiled_on_first_use():
+    return worst(1e-12, OTHERS)
+
+
+def check_masks():
+    """Padding changes nothing of the other tokens, whatever it holds."""
+    *x, dy = operands(30, dict(block=4))
+    mask = torch.ones(2, 30, dtype=torch.bool)
+    mask[0, 25:] = mask[1, 7:] = False
+    with torch.no_grad():
+        x[1][0, :, 25:] = x[2][0, :, 25:] = float("nan")
+    options = dict(block=4, query_mask=mask, key_mask=mask)
+    y, *gradients = results(mhla_torch.attention, *x, dy, options)
+    clean = [a.detach().nan_to_num().requires_grad_() for a in x]
+    exact = results(formula, *clean, dy, options)
+    for a, b in zip((y, *gradients), exact):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def check_cross_attention():
+    options = dict(block=4, key_block=(2, 3), key_grid=(4, 6), normalizer=None)
+    raises(ValueError, "mix: axis key blocks", lambda: mhla_torch.attention(
+        *operands(30, dict(block=4))[:4], block=4, key_block=5))
+    *x, dy = operands(30, dict(block=4))
+    options = dict(block=4, key_block=6)
+    x[1:] = (x[1].detach()[:, :, :17].requires_grad_(), x[2].detach()[:, :, :17].requires_grad_(),
+             torch.rand(8, 3, dtype=torch.float64).requires_grad_())
+    for a, b in zip(results(mhla_torch.attention, *x, dy, options), results(formula, *x, dy, options)):
+        assert torch.allclose(a, b, rtol=1e-11)
+
+
+def check_structured_mixings():
+    """Equal to the dense mix that their parameters stand for."""
+    *x, dy = operands(30, dict(block=(2, 2), grid=(5, 6)))
+    rows, columns = (torch.rand(2, n, n, dtype=torch.float64) for n in (3, 3))
+    dense = torch.einsum("rij,rkl->ikjl", rows, columns).reshape(9, 9)
+    factors = torch.cat((rows.flatten(1), columns.flatten(1)), 1)
+    options = dict(block=(2, 2), grid=(5, 6))
+    want = mhla_torch.attention(*x[:3], dense, **options)
+    y = mhla_torch.attention(*x[:3], factors, **options, mixing="separable", mixing_size=2)
+    assert torch.allclose(y, want, rtol=1e-11)
+    own, read, write, keep = torch.rand(4, dtype=torch.float64)
+    i = torch.arange(8)
+    power = (i[:, None] - i - 1).clamp(min=0)
+    dense = (read * write * keep ** power).tril(-1) + own * torch.eye(8)
+    options = dict(block=4, causal=True)
+    want = mhla_torch.attention(*x[:3], dense.double(), **options)
+    row = torch.stack((own, read, write, keep))[None].requires_grad_()
+    y = mhla_torch.attention(*x[:3], row, **options, mixing="recurrent")
+    assert torch.allclose(y, want, rtol=1e-11)
+    y.sum().backward()
+    assert row.grad.abs().min() > 0
+
+
+def check_layout():
+    *x, dy = operands(30, dict(block=4))
+    options = dict(block=4, layout="bnhd")
+    other = [a.detach().transpose(1, 2).contiguous().requires_grad_() for a in x[:3]]
+    y = mhla_torch.attention(*other, x[3], **options)
+    assert y.is_contiguous()
+    assert torch.equal(y.transpose(1, 2), mhla_torch.attention(*x, block=4))
+
+
 def check_grouped_heads():
     return worst(1e-12, heads=6, kv_heads=2)
 
@@ -111,7 +187,9 @@ def check_gradcheck():
 
 
 def check_opcheck():
-    options = ([4], [], True, True, 1.0)
+    variant = mhla_torch.variants.name("float64")
+    mhla_torch.compiling.ready(variant)
+    options = (None, None, None, variant, [1, 1, 4, 1, 1, 0] + 6 * [0] + [1, 4], [1.0, 1e-6, 1e-6, 1.0], False)
     q, k, v, mix, dy = operands(30, dict(block=4), kv_heads=2)
     library.opcheck(torch.ops.mhla_torch.attention.default, (q, k, v, mix, *options))
     detached = (x.detach() for x in (dy, q, k, v, mix))
@@ -213,10 +291,14 @@ def check_errors():
     raises(ValueError, "causal attention takes no grid", call, q, k, v, mix, block=(2, 2), grid=(5, 6),
            causal=True)
     raises(ValueError, "q has 3 axes", call, q[0], k, v, mix, block=4)
-    raises(TypeError, "k is of Float, but q is of Double", call, q, k.float(), v, mix, block=4)
-    raises(TypeError, "mix is of Float on cpu, but must be of Double", call, q, k, v, mix.float(), block=4)
-    raises(TypeError, "must be of float32, float64 or bfloat16", call, *(x.half() for x in (q, k, v)),
-           mix.float(), block=4)
+    raises(TypeError, "k is of Float, but must be of Double", call, q, k.float(), v, mix, block=4)
+    raises(TypeError, "mix is of Float, but must be of Double", call, q, k, v, mix.float(), block=4)
+    raises(TypeError, "must be of float32, float64, bfloat16 or float16", call, *(x.int() for x in (q, k, v)),
+           mix, block=4)
+    raises(ValueError, "normalizer is 'mean', but must be one of", call, q, k, v, mix, block=4, normalizer="mean")
+    raises(ValueError, "layout is 'hnd'", call, q, k, v, mix, block=4, layout="hnd")
+    raises(ValueError, "MixedProduct divides by products of later blocks' queries", call, q, k, v, mix, block=4,
+           causal=True, normalizer="mixed_product")
 
 
 def check_autograd_rules():
@@ -233,7 +315,7 @@ def check_autograd_rules():
 def check_training():
     """Every token learns to tell the mean of the block beside its own."""
     torch.manual_seed(0)
-    layer = mhla_torch.MultiHeadLinearAttention(16, heads=4, block=(2, 2), grid=(4, 4))
+    layer = mhla_torch.nn.MultiHeadLinearAttention(16, heads=4, block=(2, 2), grid=(4, 4))
     optimizer = torch.optim.Adam(layer.parameters(), lr=2e-2)
     losses = []
     for _ in range(200):
@@ -249,8 +331,9 @@ def check_training():
     first, last = losses[0], sum(losses[-10:]) / 10
     assert last < first / 10, f"{first:.3f} -> {last:.3f}"
     assert layer.mix[0, 1] > 0.5 and layer.mix[0].sum() - layer.mix[0, 1] < 0.1  # where it looks
-    with torch.autocast("cpu", torch.bfloat16):
-        layer(x).sum().backward()
+    for half in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", half):
+            layer(x).sum().backward()
     layer.bfloat16()(x.bfloat16()).sum().backward()
     return f"loss {first:.3f} -> {last:.4f}; then in bfloat16, by autocast and as a whole"
 
@@ -258,6 +341,11 @@ def check_training():
 def dpfp(x):
     y = torch.relu(torch.cat((x, -x), -1))
     return torch.cat([y * y.roll(j, -1) for j in (1, 2, 3)], -1)
+
+
+# The words of mhla_replay.
+WORDS = {"normalizer": {"mixed_key_sum": "paper", "mixed_product": "code", None: "none"},
+         "rotation": {"half_split": "neox_1d", "axial": "wan_3d"}}
 
 
 def replay_every_key(verdict, folder):
@@ -275,7 +363,7 @@ def replay_every_key(verdict, folder):
         return torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
 
     hedgehog = dict(feature_map=lambda x: torch.cat((2 * x, -2 * x), -1).softmax(-1))
-    other = dict(block=4, normalize=False)
+    other = dict(block=4, normalizer=None)
     cases = {  # what the formula takes, and dump_case
         "dpfp": (dict(other, feature_map=dpfp), dict(nu=3)),
         "favor": (dict(other, feature_map=favor), dict(projection=projection)),
@@ -309,15 +397,17 @@ def check_replay(program):
     with tempfile.TemporaryDirectory() as temporary:
         for i, (tokens, options) in enumerate(VARIANTS):
             *x, dy = operands(tokens, options, heads=4, kv_heads=2)
-            said = {name: value for name, value in options.items() if name != "normalize"}
-            said["normalizer"] = "paper" if options.get("normalize", True) else "none"
+            said = {name: value for name, value in options.items() if name not in WORDS}
+            for name, words in WORDS.items():
+                if name in options or name == "normalizer":
+                    said[name] = words[options.get(name, "mixed_key_sum")]
             folder = Path(temporary, str(i))
             dump_case(folder, lambda *x: formula(*x, **options), *x, dout=dy, **said)
             run = verdict(folder)
             assert run.returncode == 0, run.stdout + run.stderr
             said["scale"] = options.get("scale", 1.0) * 1.001
-            dump_case(folder, lambda *x: formula(*x, **options), *x, dout=dy, **said,
-                      normalizer_epsilon=1e-3)
+            dump_case(folder, lambda *x: formula(*x, **options), *x, dout=dy,
+                      **{**said, "normalizer_epsilon": 1e-3})
             assert verdict(folder).returncode == 1
         written = replay_every_key(verdict, Path(temporary, "keys"))
         listed = subprocess.run([program, "--help"], capture_output=True, text=True).stdout

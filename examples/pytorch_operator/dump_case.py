@@ -83,6 +83,7 @@ def dump_case(folder, attention, q, k, v, mix, *, block, grid=None, key_block=No
 
 
 def main():
+    sys.path.append(str(Path(__file__).parent / "src" / "mhla_torch"))
     from formula import formula  # the attention of your program
 
     if len(sys.argv) != 2:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The attention and its gradients as operators of PyTorch, over the tensors' own memory and
-// strides. mhla_torch/__init__.py joins the two for autograd.
+// strides. mhla_torch/__init__.py names the variant of a call, sees to it that it is compiled, and
+// joins the two passes for autograd.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -9,266 +10,294 @@
 #ifdef MHLA_TORCH_CUDA
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAGuard.h>
-
-#include <mhla/cuda/pipeline.hpp>
 #endif
 
 #include <array>
-#include <mhla/cpu/pipeline.hpp>
+#include <map>
 #include <mhla/mixing_matrix.hpp>
-#include <type_traits>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
-#include "variants.hpp"
+#include "variant.hpp"
 
 namespace mhla_torch {
 namespace {
 
 using at::Tensor;
+using Extents = at::IntArrayRef;
+using Numbers = at::ArrayRef<double>;
 
 /// PyTorch's own threads, as many as torch.set_num_threads says.
 struct TorchThreads {
-  mhla::Index num_slots() const { return at::get_num_threads(); }
+  Index num_slots() const { return at::get_num_threads(); }
 
   template <class Task>
-  void parallel_for(mhla::Index tasks, const Task& f) const {
+  void parallel_for(Index tasks, const Task& f) const {
     at::parallel_for(0, tasks, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t task = begin; task < end; ++task) f(task, at::get_thread_num());
     });
   }
 };
+constexpr TorchThreads torch_threads{};
 
-/// Where a call runs, as the library takes it.
+/// Where a call runs.
 struct OnCpu {
-  TorchThreads executor;
-
   explicit OnCpu(const Tensor& /*q*/) {}
+  static constexpr const void* gpu() { return nullptr; }
 };
-struct OnCuda {
 #ifdef MHLA_TORCH_CUDA
+struct OnCuda {
   c10::cuda::CUDAGuard guard;
-  mhla::CudaDevice executor;
+  mhla::CudaDevice device;
 
   explicit OnCuda(const Tensor& q)
       : guard(q.device()),
-        executor(at::cuda::getCurrentCUDAStream(), at::cuda::getCurrentCUDABlasHandle()) {}
+        device(at::cuda::getCurrentCUDAStream(), at::cuda::getCurrentCUDABlasHandle()) {}
+  const void* gpu() const { return &device; }
+};
 #else
-  TorchThreads executor;
-
-  explicit OnCuda(const Tensor& /*q*/) {
+struct OnCuda : OnCpu {
+  explicit OnCuda(const Tensor& q) : OnCpu(q) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, "mhla_torch was compiled without CUDA, which takes nvcc and a GPU at hand");
   }
+};
 #endif
-};
 
-/// What a call is told beside its tensors. `grid` is empty for a sequence.
-struct Options {
-  at::IntArrayRef block;
-  at::IntArrayRef grid;
-  bool causal;
-  bool normalize;
-  double scale;
+/// The variants that there are, by their names.
+class Variants {
+ public:
+  void add(const std::string& name, const Variant& variant) {
+    const std::lock_guard lock(mutex_);
+    all_[name] = variant;
+  }
+  std::vector<std::string> names() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> names;
+    for (const auto& [name, variant] : all_) names.push_back(name);
+    return names;
+  }
+  Variant named(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    const auto found = all_.find(name);
+    TORCH_CHECK_NOT_IMPLEMENTED(found != all_.end(), "mhla: there is no ", name,
+                                "; call mhla_torch.attention, which compiles it");
+    return found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, Variant> all_;
 };
+Variants& variants() {
+  static Variants all;
+  return all;
+}
 
 /// A tensor as the library sees it. Nothing is copied.
-template <class T, int Rank>
-mhla::TensorView<T, Rank> view(const Tensor& tensor, const char* name) {
-  TORCH_CHECK_VALUE(tensor.dim() == Rank, "mhla: ", name, " has ", tensor.dim(),
-                    " axes, but must be ",
-                    Rank == 4 ? "[batch, heads, tokens, dim]" : "[(heads,) blocks, blocks]");
-  mhla::TensorView<T, Rank> view;
-  if constexpr (std::is_const_v<T>) {
-    view.data = static_cast<T*>(tensor.const_data_ptr());
-  } else {
-    view.data = static_cast<T*>(tensor.mutable_data_ptr());
+Strided strided(const Tensor& tensor, int rank, const char* name, const char* axes) {
+  TORCH_CHECK_VALUE(tensor.dim() == rank, "mhla: ", name, " has ", tensor.dim(),
+                    " axes, but must be ", axes);
+  Strided memory{const_cast<void*>(tensor.const_data_ptr()), {}, {}};
+  for (int axis = 0; axis < rank; ++axis) {
+    memory.extent[axis] = tensor.size(axis);
+    memory.stride[axis] = tensor.stride(axis);
   }
-  for (int axis = 0; axis < Rank; ++axis) {
-    view.extent[axis] = tensor.size(axis);
-    view.stride[axis] = tensor.stride(axis);
-  }
-  return view;
+  return memory;
 }
-
+Strided of_tokens(const Tensor& tensor, const char* name) {
+  return strided(tensor, 4, name, "[batch, heads, tokens, dim]");
+}
 /// mix, or its gradient: one matrix for all heads, or one for each.
-template <class A>
-mhla::TensorView<A, 3> matrices(const Tensor& mix) {
-  return view<A, 3>(mix.dim() == 2 ? mix.unsqueeze(0) : mix, "mix");
+Strided matrices(const Tensor& mix) {
+  return strided(mix.dim() == 2 ? mix.unsqueeze(0) : mix, 3, "mix", "[(heads,) blocks, blocks]");
 }
 
-template <class T>
-mhla::OperandViews<T> views(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mix) {
-  return {view<const T, 4>(q, "q"), view<const T, 4>(k, "k"), view<const T, 4>(v, "v"),
-          matrices<const mhla::Accumulator<T>>(mix)};
+void require_type(const Tensor& tensor, const char* name, at::ScalarType type, const Tensor& q) {
+  TORCH_CHECK_TYPE(tensor.device() == q.device(), "mhla: ", name, " is on ", tensor.device(),
+                   ", but q is on ", q.device());
+  TORCH_CHECK_TYPE(tensor.scalar_type() == type, "mhla: ", name, " is of ", tensor.scalar_type(),
+                   ", but must be of ", type, ", as q is of ", q.scalar_type());
 }
 
-/// Calls f with a scalar of the tensors' storage type.
-template <class F>
-void with_scalar(const Tensor& q, const F& f) {
-  switch (q.scalar_type()) {
-    case at::kFloat:
-      return f(float{});
-    case at::kDouble:
-      return f(double{});
-    case at::kBFloat16:
-      return f(mhla::BFloat16{});
-    default:
-      TORCH_CHECK_TYPE(false, "mhla: q is of ", q.scalar_type(),
-                       ", but must be of float32, float64 or bfloat16");
+/// What a call is told beside q, k, v and mix. `extents`: block, grid, key_block and key_grid on
+/// three axes each, then the size of the mixing and nu. `numbers`: scale and the epsilons of
+/// features and of the normalizer, then theta.
+struct Options {
+  const std::optional<Tensor>& offsets;
+  const std::optional<Tensor>& query_mask;
+  const std::optional<Tensor>& key_mask;
+  const std::string& variant;
+  Extents extents;
+  Numbers numbers;
+  bool fast;
+};
+
+Settings settings(const Options& o) {
+  TORCH_CHECK_VALUE(o.extents.size() == 14 && o.numbers.size() == 4,
+                    "mhla: call mhla_torch.attention; the operator's arguments are its own");
+  Settings s{};
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    s.block[axis] = o.extents[axis];
+    s.grid[axis] = o.extents[3 + axis];
+    s.key_block[axis] = o.extents[6 + axis];
+    s.key_grid[axis] = o.extents[9 + axis];
   }
+  s.mixing_size = o.extents[12];
+  s.nu = o.extents[13];
+  s.scale = o.numbers[0];
+  s.feature_epsilon = o.numbers[1];
+  s.normalizer_epsilon = o.numbers[2];
+  s.theta = o.numbers[3];
+  s.fast = o.fast;
+  return s;
 }
 
-/// Extents on the three axes of a video; those that are missing are 1, in front.
-void copy_axes(at::IntArrayRef from, mhla::Index (&to)[3]) {
-  for (std::size_t axis = 0; axis < 3; ++axis)
-    to[axis] = axis + from.size() < 3 ? 1 : from[axis + from.size() - 3];
-}
-
-void require_axes(at::IntArrayRef block, std::size_t axes) {
-  TORCH_CHECK_VALUE(axes >= 1 && axes <= 3, "mhla: grid has ", axes,
-                    " extents, but must have 1 to 3");
-  TORCH_CHECK_VALUE(block.size() == axes, "mhla: block has ", block.size(),
-                    " extents, but must have ", axes,
-                    ", one for each axis of grid; without grid the tokens are a sequence");
-  for (const std::int64_t extent : block)
-    TORCH_CHECK_VALUE(extent > 0, "mhla: block holds ", extent, ", but must hold at least 1 token");
-}
-
-/// Calls f with the variant that the options ask for.
-template <class F>
-void with_variant(const Options& o, const F& f) {
-  using mhla::MixedKeySum, mhla::Unnormalized;
-  const std::size_t axes = o.grid.empty() ? 1 : o.grid.size();
-  require_axes(o.block, axes);
-  TORCH_CHECK_VALUE(!o.causal || o.grid.empty(), "mhla: causal attention takes no grid");
-  if (o.grid.empty()) {
-    const mhla::Blocks1D blocks{o.block[0]};
-    if (o.causal && o.normalize) return f(Causal<MixedKeySum>{.blocks = blocks, .scale = o.scale});
-    if (o.causal) return f(Causal<Unnormalized>{.blocks = blocks, .scale = o.scale});
-    if (o.normalize) return f(Sequence<MixedKeySum>{.blocks = blocks, .scale = o.scale});
-    return f(Sequence<Unnormalized>{.blocks = blocks, .scale = o.scale});
+Call call_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mix, const Options& o,
+             const void* gpu) {
+  require_type(k, "k", q.scalar_type(), q);
+  require_type(v, "v", q.scalar_type(), q);
+  require_type(mix, "mix", q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat, q);
+  Call call{settings(o), of_tokens(q, "q"), of_tokens(k, "k"), of_tokens(v, "v"), matrices(mix),
+            {},          {},                {},                {},                {},
+            {},          {},                {},                {},                torch_threads,
+            gpu};
+  if (o.offsets) {
+    TORCH_CHECK_TYPE(o.offsets->scalar_type() == at::kLong && o.offsets->is_contiguous() &&
+                         o.offsets->device().is_cpu(),
+                     "mhla: offsets are contiguous, of int64 and on the CPU");
+    call.offsets = strided(*o.offsets, 1, "offsets", "[sequences + 1]");
   }
-  mhla::Blocks3D blocks;
-  copy_axes(o.grid, blocks.grid);
-  copy_axes(o.block, blocks.block);
-  if (o.normalize) return f(Video<MixedKeySum>{.blocks = blocks, .scale = o.scale});
-  return f(Video<Unnormalized>{.blocks = blocks, .scale = o.scale});
+  const auto mask = [&](const std::optional<Tensor>& tensor, const char* name) -> Strided {
+    if (!tensor) return {};
+    require_type(*tensor, name, at::kBool, q);
+    return strided(*tensor, 2, name, "[batch, tokens]");
+  };
+  call.query_mask = mask(o.query_mask, "query_mask");
+  call.key_mask = mask(o.key_mask, "key_mask");
+  return call;
 }
 
 /// Calls f; a ShapeError becomes Python's ValueError.
 template <class F>
-void translated(const F& f) {
+auto translated(const F& f) {
   try {
-    f();
+    return f();
   } catch (const mhla::ShapeError& error) {
     TORCH_CHECK_VALUE(false, error.what());
   }
 }
 
-void require_same_type(const Tensor& q, const Tensor& other, const char* name) {
-  TORCH_CHECK_TYPE(other.device() == q.device(), "mhla: ", name, " is on ", other.device(),
-                   ", but q is on ", q.device());
-  TORCH_CHECK_TYPE(other.scalar_type() == q.scalar_type(), "mhla: ", name, " is of ",
-                   other.scalar_type(), ", but q is of ", q.scalar_type());
-}
-
-/// Calls f(attention, scalar) for the operands.
-template <class F>
-void call(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mix, const Options& o,
-          const F& f) {
-  require_same_type(q, k, "k");
-  require_same_type(q, v, "v");
-  const at::ScalarType sums = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  TORCH_CHECK_TYPE(mix.scalar_type() == sums && mix.device() == q.device(), "mhla: mix is of ",
-                   mix.scalar_type(), " on ", mix.device(), ", but must be of ", sums, " on ",
-                   q.device());
+/// Runs a pass with as much scratch memory as it takes, from PyTorch's allocator.
+void run(const Call& call, Index (*size)(const Call&), void (*pass)(const Call&, mhla::WorkspaceView),
+         const Tensor& like) {
   translated([&] {
-    with_scalar(q, [&](auto scalar) {
-      with_variant(o, [&](const auto& attention) { f(attention, scalar); });
-    });
+    const Tensor bytes = at::empty({size(call)}, like.options().dtype(at::kByte));
+    pass(call, {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.numel()});
   });
 }
-
-/// Scratch memory for one call, from PyTorch's allocator.
-struct Scratch {
-  Tensor bytes;
-
-  Scratch(const Tensor& like, mhla::Index size)
-      : bytes(at::empty({size}, like.options().dtype(at::kByte))) {}
-  operator mhla::WorkspaceView() const {  // NOLINT: it is one
-    return {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.numel()};
-  }
-};
 
 template <class Machine>
 Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mix,
-               at::IntArrayRef block, at::IntArrayRef grid, bool causal, bool normalize,
-               double scale) {
+               const std::optional<Tensor>& offsets, const std::optional<Tensor>& query_mask,
+               const std::optional<Tensor>& key_mask, std::string variant, Extents extents,
+               Numbers numbers, bool fast) {
   const Machine on(q);
-  Tensor y;
-  call(q, k, v, mix, {block, grid, causal, normalize, scale}, [&](const auto& attention, auto t) {
-    using T = decltype(t);
-    const mhla::OperandViews<T> x = views<T>(q, k, v, mix);
-    const Scratch scratch(q, mhla::forward_workspace_size<T>(attention, x.shape(), on.executor));
-    // Tokens first in memory, so that joining the heads afterwards copies nothing.
-    y = at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options()).transpose(1, 2);
-    mhla::forward_into(attention, on.executor, x.q, x.k, x.v, x.mix, view<T, 4>(y, "y"), scratch);
-  });
+  const Options options{offsets, query_mask, key_mask, variant, extents, numbers, fast};
+  Call call = call_of(q, k, v, mix, options, on.gpu());
+  // Tokens first in memory, so that joining the heads afterwards copies nothing.
+  const Tensor y =
+      at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options()).transpose(1, 2);
+  call.y = of_tokens(y, "y");
+  const Variant functions = variants().named(variant);
+  run(call, functions.forward_size, functions.forward, q);
   return y;
 }
 
 /// The gradients that are wanted of q, k, v and mix, in this order.
 template <class Machine>
 std::vector<Tensor> backward(const Tensor& dy, const Tensor& q, const Tensor& k, const Tensor& v,
-                             const Tensor& mix, at::IntArrayRef block, at::IntArrayRef grid,
-                             bool causal, bool normalize, double scale,
+                             const Tensor& mix, const std::optional<Tensor>& offsets,
+                             const std::optional<Tensor>& query_mask,
+                             const std::optional<Tensor>& key_mask, std::string variant,
+                             Extents extents, Numbers numbers, bool fast,
                              std::array<bool, 4> wanted) {
   const Machine on(q);
+  const Options options{offsets, query_mask, key_mask, variant, extents, numbers, fast};
+  Call call = call_of(q, k, v, mix, options, on.gpu());
+  require_type(dy, "dy", q.scalar_type(), q);
+  call.dy = of_tokens(dy, "dy");
   std::vector<Tensor> results;
-  require_same_type(q, dy, "dy");
-  call(q, k, v, mix, {block, grid, causal, normalize, scale}, [&](const auto& attention, auto t) {
-    using T = decltype(t);
-    const mhla::OperandViews<T> x = views<T>(q, k, v, mix);
-    const Scratch scratch(q, mhla::backward_workspace_size<T>(attention, x.shape(), on.executor));
-    const auto like = [&](const Tensor& operand) {
-      return results.emplace_back(at::empty_like(operand));
-    };
-    mhla::GradientViews<T> gradients{mhla::skip, mhla::skip, mhla::skip, mhla::skip};
-    if (wanted[0]) gradients.query = view<T, 4>(like(q), "dq");
-    if (wanted[1]) gradients.key = view<T, 4>(like(k), "dk");
-    if (wanted[2]) gradients.value = view<T, 4>(like(v), "dv");
-    if (wanted[3]) gradients.mix = matrices<mhla::Accumulator<T>>(like(mix));
-    mhla::backward_into(attention, on.executor, x.q, x.k, x.v, x.mix, view<const T, 4>(dy, "dy"),
-                        gradients, mhla::Update::overwrite, scratch);
-  });
+  const auto like = [&](const Tensor& operand) {
+    return results.emplace_back(at::empty_like(operand));
+  };
+  if (wanted[0]) call.dq = of_tokens(like(q), "dq");
+  if (wanted[1]) call.dk = of_tokens(like(k), "dk");
+  if (wanted[2]) call.dv = of_tokens(like(v), "dv");
+  if (wanted[3]) call.dmix = matrices(like(mix));
+  const Variant functions = variants().named(variant);
+  run(call, functions.backward_size, functions.backward, q);
   return results;
 }
 
-/// mix between blocks of a grid, as mhla::initialize fills it.
-Tensor initial_mix(at::IntArrayRef block, at::IntArrayRef grid, bool causal) {
-  require_axes(block, grid.size());
-  Tensor mix;
-  translated([&] {
-    mhla::Grid blocks;
-    copy_axes(grid, blocks.extent);
-    copy_axes(block, blocks.block);
-    mix = at::empty({blocks.num_blocks(), blocks.num_blocks()}, at::kFloat);
-    mhla::initialize(view<float, 2>(mix, "mix"), blocks,
-                     {.transform = causal ? mhla::Transform::causal : mhla::Transform::linear});
+mhla::Grid grid_of(Extents block, Extents grid) {
+  TORCH_CHECK_VALUE(block.size() == 3 && grid.size() == 3, "mhla: call mhla_torch.initial_mix");
+  mhla::Grid blocks;
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    blocks.extent[axis] = grid[axis];
+    blocks.block[axis] = block[axis];
+  }
+  return blocks;
+}
+
+/// Memory of a float matrix.
+mhla::TensorView<float, 2> matrix(const Tensor& mix) {
+  return {mix.data_ptr<float>(), {mix.size(0), mix.size(1)}, {mix.stride(0), mix.stride(1)}};
+}
+
+/// mix between blocks of two grids, as mhla::initialize fills it. The integers are enumerators.
+Tensor initial_mix(Extents block, Extents grid, Extents key_block, Extents key_grid,
+                   std::int64_t transform, std::int64_t max_mode, std::int64_t norm_axis,
+                   double exp_sigma, double local_threshold) {
+  return translated([&] {
+    const mhla::Grid queries = grid_of(block, grid);
+    const mhla::Grid keys = grid_of(key_block, key_grid);
+    const Tensor mix = at::empty({queries.num_blocks(), keys.num_blocks()}, at::kFloat);
+    mhla::initialize(matrix(mix), queries, keys,
+                     {.transform = static_cast<mhla::Transform>(transform),
+                      .max_mode = static_cast<mhla::MaxMode>(max_mode),
+                      .norm_axis = static_cast<mhla::NormAxis>(norm_axis),
+                      .exp_sigma = exp_sigma,
+                      .local_threshold = local_threshold});
+    return mix;
   });
-  return mix;
+}
+
+/// Adds a variant that was compiled on its own: `functions` is the address of its Variant.
+void add_variant(std::string name, std::int64_t functions) {
+  variants().add(name, *reinterpret_cast<const Variant*>(functions));
 }
 
 }  // namespace
 
+void add(const char* name, const Variant& variant) { variants().add(name, variant); }
+
+#define MHLA_TORCH_OPTIONS \
+  "Tensor? offsets, Tensor? query_mask, Tensor? key_mask, str variant, int[] extents, float[] numbers, bool fast"
+
 TORCH_LIBRARY(mhla_torch, library) {
+  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor mix, " MHLA_TORCH_OPTIONS
+              ") -> Tensor");
+  library.def("attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor mix, "
+              MHLA_TORCH_OPTIONS ", bool[4] wanted) -> Tensor[]");
   library.def(
-      "attention(Tensor q, Tensor k, Tensor v, Tensor mix, int[] block, int[] grid, bool causal, "
-      "bool normalize, float scale) -> Tensor");
-  library.def(
-      "attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor mix, int[] block, "
-      "int[] grid, bool causal, bool normalize, float scale, bool[4] wanted) -> Tensor[]");
-  library.def("initial_mix(int[] block, int[] grid, bool causal) -> Tensor", initial_mix);
+      "initial_mix(int[] block, int[] grid, int[] key_block, int[] key_grid, int transform, "
+      "int max_mode, int norm_axis, float exp_sigma, float local_threshold) -> Tensor",
+      initial_mix);
+  library.def("add_variant(str name, int functions) -> ()", add_variant);
+  library.def("variants() -> str[]", [] { return variants().names(); });
 }
 TORCH_LIBRARY_IMPL(mhla_torch, CPU, library) {
   library.impl("attention", forward<OnCpu>);

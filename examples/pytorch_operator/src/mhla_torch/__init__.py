@@ -1,67 +1,140 @@
 # SPDX-License-Identifier: MIT
-"""Multi-Head Linear Attention (arXiv 2601.07832) for PyTorch: a function and a layer."""
+"""Multi-Head Linear Attention (arXiv 2601.07832) for PyTorch: functions here, layers in mhla_torch.nn."""
 from pathlib import Path
 
 import torch
 from torch import library
 
 torch.ops.load_library(next(Path(__file__).parent.glob("_C*")))
+from . import compiling, variants  # noqa: E402: they take the operators
+
 _operators = torch.ops.mhla_torch
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+TRANSFORMS = ("automatic", "linear", "cos", "exp", "gaussian", "local", "uniform", "identity", "causal")
+MAX_MODES = ("global", "row")
+NORM_AXES = ("automatic", "column", "row", None)
 
 
-def attention(q, k, v, mix, *, block, grid=None, causal=False, normalize=True, scale=1.0):
-    """Attention over tensors of any strides, in time linear in the tokens. Features are relu(x) + 1e-6.
+def attention(q, k, v, mix, *, block, grid=None, key_block=None, key_grid=None, causal=False,
+              feature_map="relu", feature_epsilon=1e-6, nu=4, normalizer="mixed_key_sum",
+              normalizer_epsilon=1e-6, rotation=None, theta=10000.0, scale=1.0, mixing="dense",
+              mixing_size=1, offsets=None, query_mask=None, key_mask=None, layout="bhnd", precision="exact"):
+    """Attention over tensors of any strides, in a time linear in the tokens.
 
     q [batch, heads, tokens, dim]; k, v [batch, kv_heads, tokens, dim], heads a multiple of kv_heads;
-    mix [blocks, blocks] or [heads, blocks, blocks]: what a query's block (row) takes from each block
-    of keys (column). float32, float64, or bfloat16 with a mix of float32.
+    mix [blocks, blocks], [heads, blocks, blocks] or [batch * heads, blocks, blocks]: what a query's
+    block (row) takes from each block of keys (column). float32, float64, bfloat16 or float16; mix of
+    16-bit tensors is float32. Returns y, shaped as q with the dim of v.
 
-    block      tokens of a block: an int for sequences, else an extent for each axis of the grid
-    grid       (rows, columns) or (frames, rows, columns) of tokens in raster order; None: a sequence
-    causal     a token sees itself and those before it; sequences only
-    normalize  weights sum to one; without, put an RMS norm behind it
+    block, grid        Without grid, tokens are a sequence in blocks of `block`, the last may be shorter.
+                       With grid, (rows, columns) or (frames, rows, columns), they are in raster order,
+                       and block is an extent for each axis. Tokens in block order, as the released
+                       vision models keep them, [batch, blocks, tokens of a block, dim], are a sequence:
+                       flatten the two axes, and block is their tokens of a block.
+    key_block, key_grid  the same of the keys in cross-attention; without them, as the queries'
+    causal             False; True: a token sees itself and those before it; "block": also those of its
+                       own block behind it. Sequences only
+    feature_map        "relu": relu(x) + feature_epsilon, "squared_relu", "elu_plus_one", "exp",
+                       "identity", "softmax", "hedgehog", "dpfp" (of nu)
+    normalizer         "mixed_key_sum": by the mixed key sums, the paper's; "mixed_product": as the
+                       released vision models; None: none, as Wan and the language model, which have an
+                       RMS norm after it. normalizer_epsilon is added to the divisor
+    rotation           of features, after the map: "half_split", pairs (j, j + dim / 2) of a sequence;
+                       "axial", pairs (2j, 2j + 1) shared out to the axes of the grid; with theta
+    scale              of features of q
+    mixing             "dense"; "separable": mix is [mixing_size, sum of blocks^2 along the axes];
+                       "recurrent": mix is [blocks or 1, 3 mixing_size + 1], causal only
+    offsets            [sequences + 1], int64: the batch of 1 holds sequences end to end
+    query_mask, key_mask  [batch, tokens], bool: which tokens are real; causal: one and the same
+    layout             "bhnd"; "bnhd": q, k, v and the result are [batch, tokens, heads, dim]
+    precision          "fast": 16-bit products on the CPU, bfloat16 only
     """
-    if q.dtype == torch.bfloat16:
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    if q.dtype in _SIXTEEN_BITS:
         mix = mix.float()  # sums are float32, and so is what they are mixed with
-    return _operators.attention(q, k, v, mix, _extents(block), _extents(grid), causal, normalize, scale)
+    if layout == "bnhd":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    elif layout != "bhnd":
+        raise ValueError(f'mhla: layout is {layout!r}, but must be "bhnd" or "bnhd"')
+    if precision not in ("exact", "fast"):
+        raise ValueError(f'mhla: precision is {precision!r}, but must be "exact" or "fast"')
+    masked = query_mask is not None or key_mask is not None
+    if masked and offsets is not None:
+        raise ValueError("mhla: offsets pack sequences end to end, and masks are of padded ones: give one")
+    if causal and grid is not None:
+        raise ValueError("mhla: causal attention takes no grid")
+    axes, extents = _extents(block, grid)
+    key_extents = [0] * 6 if key_block is None else _extents(key_block, key_grid)[1]
+    scalar = str(q.dtype).removeprefix("torch.")
+    if scalar not in variants.SCALARS:
+        raise TypeError(f"mhla: q is of {q.dtype}, but must be of float32, float64, bfloat16 or float16")
+    variant = variants.name(scalar, feature_map=feature_map, axes=axes, causal=causal, normalizer=normalizer,
+                            rotation=rotation, mixing=mixing,
+                            batch="padded" if masked else None if offsets is None else "packed")
+    _ready(variant)
+    y = _operators.attention(q, k, v, mix, offsets, query_mask, key_mask, variant,
+                             [*extents, *key_extents, mixing_size, nu],
+                             [float(scale), float(feature_epsilon), float(normalizer_epsilon), float(theta)],
+                             precision == "fast")
+    return y.transpose(1, 2) if layout == "bnhd" else y
 
 
-def initial_mix(*, block, grid, causal=False):
+def initial_mix(*, block, grid, key_block=None, key_grid=None, causal=False, transform="automatic",
+                max_mode="global", norm_axis="automatic", exp_sigma=3.0, local_threshold=1.5):
     """[blocks, blocks] to begin training from: larger for near blocks than for far ones; causal: the
-    mean of a block and those before it. grid: the tokens, a number for sequences."""
-    return _operators.initial_mix(_extents(block), _extents(grid), causal)
+    mean of a block and those before it. grid: the tokens, a number for sequences. The defaults are those
+    of the released code; the paper has max_mode="row" and norm_axis="row".
+
+    transform  of the distance between blocks: one of TRANSFORMS
+    max_mode   what distances are relative to: one of MAX_MODES
+    norm_axis  what sums to one: one of NORM_AXES
+    """
+    if transform == "automatic":
+        transform = "causal" if causal else "linear"
+    queries = _extents(block, [grid] if isinstance(grid, int) else grid)[1]
+    keys = queries
+    if key_block is not None:
+        keys = _extents(key_block, [key_grid] if isinstance(key_grid, int) else key_grid)[1]
+    numbers = [_index(transform, TRANSFORMS, "transform"), _index(max_mode, MAX_MODES, "max_mode"),
+               _index(norm_axis, NORM_AXES, "norm_axis")]
+    return _operators.initial_mix(queries[:3], queries[3:], keys[:3], keys[3:], *numbers, exp_sigma,
+                                  local_threshold)
 
 
-class MultiHeadLinearAttention(torch.nn.Module):
-    """[batch, tokens, dim] -> [batch, tokens, dim], with projections and a learned mix.
-
-    grid: the tokens; a number for sequences of at most that length, or an extent for each axis."""
-
-    def __init__(self, dim, heads, *, block, grid, kv_heads=None, causal=False, normalize=True):
-        super().__init__()
-        if dim % heads:
-            raise ValueError(f"dim is {dim}, which does not make {heads} heads of equal size")
-        self.heads = [heads, kv_heads or heads, kv_heads or heads]
-        self.options = dict(block=block, grid=None if isinstance(grid, int) else grid, causal=causal,
-                            normalize=normalize)
-        self.qkv = torch.nn.Linear(dim, sum(self.heads) * (dim // heads))
-        self.mix = torch.nn.Parameter(initial_mix(block=block, grid=grid, causal=causal))
-        self.out = torch.nn.Linear(dim, dim)
-
-    def forward(self, x):
-        packed = self.qkv(x).unflatten(-1, (sum(self.heads), -1)).transpose(1, 2)
-        q, k, v = packed.split(self.heads, dim=1)  # views: the operator reads them where they are
-        y = attention(q, k, v, self.mix, **self.options)
-        return self.out(y.transpose(1, 2).flatten(2))
-
-    @torch.no_grad()
-    def project(self):
-        """After each step of the optimizer: weights of the mix stay between 0 and 1."""
-        self.mix.clamp_(0, 1)
+@torch.no_grad()
+def project_(mix, low=0.0, high=1.0, lower_triangle=False):
+    """Limits the entries of a mix, in place, after each step of the optimizer: the released vision models
+    and DiT to [0, 1], the language model to [1e-5, 1] with nothing above the diagonal."""
+    mix.clamp_(low, high)
+    return mix.tril_() if lower_triangle else mix
 
 
-def _extents(extents):
-    return [] if extents is None else [extents] if isinstance(extents, int) else list(extents)
+@torch.compiler.assume_constant_result
+def _ready(variant):
+    compiling.ready(variant)
+    return True
+
+
+def _index(value, values, argument):
+    if value not in values:
+        raise ValueError(f"mhla: {argument} is {value!r}, but must be one of " + ", ".join(map(repr, values)))
+    return values.index(value)
+
+
+def _extents(block, grid):
+    """The number of axes; block and grid on three axes each, those that are missing in front."""
+    block = [block] if isinstance(block, int) else list(block)
+    grid = [0] if grid is None else list(grid)
+    if not 1 <= len(grid) <= 3:
+        raise ValueError(f"mhla: grid has {len(grid)} extents, but must have 1 to 3")
+    if len(block) != len(grid):
+        raise ValueError(f"mhla: block has {len(block)} extents, but must have {len(grid)}, one for each axis "
+                         "of grid; without grid the tokens are a sequence")
+    if min(block) < 1:
+        raise ValueError(f"mhla: block holds {min(block)}, but must hold at least 1 token")
+    missing = [1] * (3 - len(grid))
+    return len(grid), [*missing, *block, *missing, *grid]
 
 
 # What follows tells PyTorch of the operators' shapes, for torch.compile, and of their derivatives.
@@ -79,14 +152,14 @@ def _(dy, q, k, v, mix, *options):
 
 
 def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:4])
-    ctx.options = inputs[4:]
+    ctx.save_for_backward(*inputs[:7])
+    ctx.options = inputs[7:]
 
 
 def _backward(ctx, dy):
     wanted = ctx.needs_input_grad[:4]
     gradients = iter(_operators.attention_backward(dy, *ctx.saved_tensors, *ctx.options, wanted))
-    return *(next(gradients) if w else None for w in wanted), *(None for _ in ctx.options)
+    return *(next(gradients) if w else None for w in wanted), *(None for _ in range(3 + len(ctx.options)))
 
 
 def _refuse(ctx, *gradients):
@@ -96,3 +169,6 @@ def _refuse(ctx, *gradients):
 
 library.register_autograd("mhla_torch::attention", _backward, setup_context=_save)
 library.register_autograd("mhla_torch::attention_backward", _refuse)
+
+
+from . import nn  # noqa: E402: it takes what is above

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: MIT
+"""Attention layers of the released models (arXiv 2601.07832), with their parameters' names: a layer loads
+the state of theirs, and takes its place in a model that is built:
+
+    for block in model.blocks:                                  # an official DeiT
+        layer = mhla_torch.nn.WindowAttention.like(block.attn, heads=6, grid=(14, 14))
+        block.attn = layer
+
+and a layer for models of your own. After each step of the optimizer call layer.project()."""
+import torch
+from torch import nn
+from torch.nn import functional
+
+from . import attention, initial_mix, project_
+
+
+class Mix(nn.Module):
+    """A mix as the released vision models keep it: the weight of a convolution, [blocks, blocks, 1, 1]."""
+
+    def __init__(self, block, grid, **initial):
+        super().__init__()
+        matrix = initial_mix(block=block, grid=grid, **initial)
+        self.conv = nn.Conv2d(matrix.shape[1], matrix.shape[0], 1, bias=False)
+        self.conv.weight = nn.Parameter(matrix[:, :, None, None].clone())
+
+    def forward(self):
+        return self.conv.weight[:, :, 0, 0]
+
+
+def _split(x, heads):
+    """[batch, tokens, heads * dim] -> [batch, tokens, heads, dim]"""
+    return x.unflatten(-1, (heads, -1))
+
+
+class WindowAttention(nn.Module):
+    """Attention of the released DeiT and DiT: tokens in block order, windows of a square image.
+
+    x [batch, windows, tokens of a window, dim], or [batch, tokens, dim] with the windows joined. The
+    defaults are DeiT's; DiT has qkv_bias=True, qk_norm=False, lepe_kernel=3.
+
+    dim, heads     of the tokens
+    grid, window   (rows, columns) of tokens, and of a window; an int is both
+    """
+
+    def __init__(self, dim, heads, grid, window, *, qkv_bias=False, qk_norm=True, lepe_kernel=5, dropout=0.0,
+                 norm_eps=1e-5, feature_epsilon=1e-6, normalizer_epsilon=1e-6, **initial):
+        super().__init__()
+        if dim % heads:
+            raise ValueError(f"dim is {dim}, which does not make {heads} heads of equal size")
+        grid, window = (2 * (x,) if isinstance(x, int) else tuple(x) for x in (grid, window))
+        if any(extent % part for extent, part in zip(grid, window)):
+            raise ValueError(f"grid is {grid}, which windows of {window} do not divide: MixedProduct needs "
+                             "windows of one size")
+        self.heads, self.grid, self.window = heads, grid, window
+        self.options = dict(block=window[0] * window[1], normalizer="mixed_product", layout="bnhd",
+                            feature_epsilon=feature_epsilon, normalizer_epsilon=normalizer_epsilon)
+        self.norm = nn.LayerNorm(dim, eps=norm_eps)
+        self.to_qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        # The released norms name no epsilon: it is that of the numbers' type.
+        self.q_norm = nn.RMSNorm(dim) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(dim) if qk_norm else nn.Identity()
+        self.lepe = nn.Conv2d(dim, dim, lepe_kernel, padding=lepe_kernel // 2, groups=dim) if lepe_kernel else None
+        self.piece_attn = Mix(window, grid, **initial)
+        self.to_out = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(dropout))
+
+    @classmethod
+    def like(cls, layer, heads, grid):
+        """A layer with the state of a released one, on its device and of its type. What the state does not
+        tell is told here."""
+        state = layer.state_dict()
+        windows = len(state["piece_attn.conv.weight"])
+        grid = 2 * (grid,) if isinstance(grid, int) else tuple(grid)
+        side = round((grid[0] * grid[1] / windows) ** 0.5)
+        lepe = state.get("lepe.weight")
+        made = cls(state["norm.weight"].numel(), heads, grid, side, qkv_bias="to_qkv.bias" in state,
+                   qk_norm="q_norm.weight" in state, lepe_kernel=0 if lepe is None else lepe.shape[-1])
+        made.load_state_dict(state)
+        return made.to(state["to_qkv.weight"]).train(layer.training)
+
+    def forward(self, x):
+        shape = x.shape
+        q, k, v = self.to_qkv(self.norm(x.flatten(1, -2))).chunk(3, -1)
+        q, k = self.q_norm(q), self.k_norm(k)
+        y = attention(*(_split(a, self.heads) for a in (q, k, v)), self.piece_attn(), **self.options).flatten(2)
+        if self.lepe is not None:
+            y = y + self._blocks(self.lepe(self._image(v)))
+        return self.to_out(y).view(shape)
+
+    def _image(self, x):
+        """[batch, tokens in block order, dim] -> [batch, dim, rows, columns]"""
+        (rows, columns), (height, width) = self.grid, self.window
+        x = x.unflatten(1, (rows // height, columns // width, height, width))
+        return x.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+
+    def _blocks(self, x):
+        (rows, columns), (height, width) = self.grid, self.window
+        x = x.unflatten(3, (columns // width, width)).unflatten(2, (rows // height, height))
+        return x.permute(0, 2, 4, 3, 5, 1).flatten(1, 4)
+
+    def project(self):
+        project_(self.piece_attn.conv.weight)
+
+
+class VideoAttention(nn.Module):
+    """Self-attention of the released Wan: x [batch, tokens in raster order, dim] -> the same.
+
+    grid       (frames, rows, columns) of tokens
+    layout     how many blocks each axis has
+    gate, lepe with the gate SiLU(g(x)); with a 3 x 3 x 3 convolution of v added
+    norm_output  an RMS norm over each head's results
+    """
+
+    def __init__(self, dim, heads, grid, layout, *, qk_norm=True, norm_output=True, gate=False, lepe=False,
+                 rotation="axial", theta=10000.0, feature_epsilon=1e-6, eps=1e-6, **initial):
+        super().__init__()
+        block = tuple(-(-extent // blocks) for extent, blocks in zip(grid, layout))
+        self.heads, self.grid = heads, tuple(grid)
+        self.options = dict(block=block, grid=self.grid, normalizer=None, rotation=rotation, theta=theta,
+                            feature_epsilon=feature_epsilon, layout="bnhd")
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+        self.norm_q = nn.RMSNorm(dim, eps) if qk_norm else nn.Identity()
+        self.norm_k = nn.RMSNorm(dim, eps) if qk_norm else nn.Identity()
+        self.g_norm = nn.RMSNorm(dim // heads, eps) if norm_output else nn.Identity()
+        self.g = nn.Linear(dim, dim) if gate else None
+        self.lepe = nn.Conv3d(dim, dim, 3, padding=1, groups=dim) if lepe else None
+        self.block_attn = Mix(block, self.grid, **initial)
+
+    @classmethod
+    def like(cls, layer, heads, grid, layout):
+        """A layer with the state of a released one, on its device and of its type."""
+        state = layer.state_dict()
+        made = cls(len(state["q.weight"]), heads, grid, layout, qk_norm="norm_q.weight" in state,
+                   norm_output="g_norm.weight" in state, gate="g.weight" in state, lepe="lepe.weight" in state)
+        made.load_state_dict(state)
+        return made.to(state["q.weight"]).train(layer.training)
+
+    def forward(self, x):
+        q, k, v = self.norm_q(self.q(x)), self.norm_k(self.k(x)), self.v(x)
+        y = attention(*(_split(a, self.heads) for a in (q, k, v)), self.block_attn(), **self.options)
+        y = self.g_norm(y).flatten(2)
+        if self.g is not None:
+            y = y * functional.silu(self.g(x))
+        if self.lepe is not None:
+            y = y + self.lepe(v.mT.unflatten(2, self.grid)).flatten(2).mT
+        return self.o(y)
+
+    def project(self):
+        project_(self.block_attn.conv.weight)
+
+
+class _CausalConvolution(nn.Conv1d):
+    """Of each channel with its past, and SiLU."""
+
+    def __init__(self, dim, size):
+        super().__init__(dim, dim, size, groups=dim, padding=size - 1, bias=False)
+
+    def forward(self, x):
+        return functional.silu(super().forward(x.mT)[..., : x.shape[1]].mT)
+
+
+class LanguageAttention(nn.Module):
+    """Attention of the released language model: x [batch, tokens, dim] -> the same, causal.
+
+    expand_k, expand_v   the dimensions of all heads of keys and of values, as shares of dim
+    blocks, block        the blocks that the mix has, and their tokens: the longest sequence is their product
+    conv_size            taps of the convolutions of q, k and v; 0: none
+    gate                 the gate SiLU(g_proj(x)); without, only the norm
+    """
+
+    def __init__(self, dim, heads, *, kv_heads=None, expand_k=0.5, expand_v=1.0, blocks=32, block=64, conv_size=0,
+                 gate=True, feature_map="relu", feature_epsilon=0.0, theta=10000.0, norm_eps=1e-6):
+        super().__init__()
+        kv_heads = kv_heads or heads
+        keys, values = int(dim * expand_k), int(dim * expand_v)
+        if keys % heads or values % heads or heads % kv_heads:
+            raise ValueError(f"{keys} and {values} channels of keys and values do not make {heads} heads, of "
+                             f"which groups share {kv_heads}")
+        self.heads, self.kv_heads = heads, kv_heads
+        self.options = dict(block=block, causal=True, normalizer=None, rotation="half_split", theta=theta,
+                            feature_map=feature_map, feature_epsilon=feature_epsilon, layout="bnhd",
+                            scale=(keys // heads) ** -0.5)
+        shared_keys, shared_values = (x * kv_heads // heads for x in (keys, values))
+        self.q_proj = nn.Linear(dim, keys, bias=False)
+        self.k_proj = nn.Linear(dim, shared_keys, bias=False)
+        self.v_proj = nn.Linear(dim, shared_values, bias=False)
+        self.g_proj = nn.Linear(dim, values, bias=False) if gate else None
+        self.o_proj = nn.Linear(values, dim, bias=False)
+        if conv_size:
+            self.q_conv1d = _CausalConvolution(keys, conv_size)
+            self.k_conv1d = _CausalConvolution(shared_keys, conv_size)
+            self.v_conv1d = _CausalConvolution(shared_values, conv_size)
+        else:
+            self.q_conv1d = self.k_conv1d = self.v_conv1d = nn.Identity()
+        mix = initial_mix(block=block, grid=blocks * block, causal=True)
+        self.mixing_matrix = nn.Parameter(mix[:, :, None, None, None, None].clone())
+        # The names of the released norms, one of which has a gate inside.
+        setattr(self, self._norm_name(gate), nn.RMSNorm(values // heads, norm_eps))
+
+    @staticmethod
+    def _norm_name(gate):
+        return "g_norm_swish_gate" if gate else "g_norm"
+
+    @classmethod
+    def like(cls, layer, heads, **options):
+        """A layer with the state of a released one, on its device and of its type."""
+        state = layer.state_dict()
+        keys, dim = state["q_proj.weight"].shape
+        values = state["o_proj.weight"].shape[1]
+        convolution = state.get("q_conv1d.weight")
+        made = cls(dim, heads, kv_heads=heads * len(state["k_proj.weight"]) // keys, expand_k=keys / dim,
+                   expand_v=values / dim, blocks=len(state["mixing_matrix"]), gate="g_proj.weight" in state,
+                   conv_size=0 if convolution is None else convolution.shape[-1], **options)
+        made.load_state_dict(state)
+        return made.to(state["q_proj.weight"]).train(layer.training)
+
+    def forward(self, x):
+        q, k, v = (convolution(projection(x)) for projection, convolution in (
+            (self.q_proj, self.q_conv1d), (self.k_proj, self.k_conv1d), (self.v_proj, self.v_conv1d)))
+        # The cut that the released forward pass makes each time, and its gradient passes through.
+        mix = self.mixing_matrix[:, :, 0, 0, 0, 0]
+        mix = mix + (mix.clamp(1e-5, 1) - mix).detach()
+        y = attention(_split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads), mix,
+                      **self.options)
+        gate = self.g_proj is not None
+        y = getattr(self, self._norm_name(gate))(y).flatten(2)
+        return self.o_proj(y * functional.silu(self.g_proj(x)) if gate else y)
+
+    def project(self):
+        project_(self.mixing_matrix[:, :, 0, 0, 0, 0], 1e-5, 1.0, lower_triangle=True)
+
+
+class MultiHeadLinearAttention(nn.Module):
+    """[batch, tokens, dim] -> [batch, tokens, dim], with projections and a learned mix, for models of
+    your own.
+
+    grid: the tokens; a number for sequences of at most that length, or an extent for each axis. Other
+    options are those of mhla_torch.attention."""
+
+    def __init__(self, dim, heads, *, block, grid, kv_heads=None, causal=False, **options):
+        super().__init__()
+        if dim % heads:
+            raise ValueError(f"dim is {dim}, which does not make {heads} heads of equal size")
+        self.heads = [heads, kv_heads or heads, kv_heads or heads]
+        self.options = dict(options, block=block, grid=None if isinstance(grid, int) else grid, causal=causal,
+                            layout="bnhd")
+        self.qkv = nn.Linear(dim, sum(self.heads) * (dim // heads))
+        self.mix = nn.Parameter(initial_mix(block=block, grid=grid, causal=causal))
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x, **options):
+        packed = _split(self.qkv(x), sum(self.heads))
+        q, k, v = packed.split(self.heads, dim=2)  # views: the operator reads them where they are
+        return self.out(attention(q, k, v, self.mix, **self.options, **options).flatten(2))
+
+    def project(self):
+        project_(self.mix)

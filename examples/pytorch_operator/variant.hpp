@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+// A variant of the attention on tensors of one scalar, as functions that know neither: what
+// operator.cpp looks up by a name. Includes nothing of PyTorch's, so that a variant compiles in
+// seconds, alone and on first use.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mhla/packed.hpp>
+#ifdef MHLA_TORCH_CUDA
+#include <mhla/cuda/pipeline.hpp>
+#endif
+
+namespace mhla_torch {
+
+using mhla::Index;
+
+/// Memory with strides, in elements; without data it is absent.
+struct Strided {
+  void* data = nullptr;
+  Index extent[4] = {};
+  Index stride[4] = {};
+};
+
+/// The numbers of a variant. Those that a variant does not have are not read.
+struct Settings {
+  Index block[3];  // frames, rows, columns; a sequence has the last
+  Index grid[3];
+  Index key_block[3];  // 0: as block
+  Index key_grid[3];
+  Index mixing_size;  // terms of SeparableMixing, states of RecurrentMixing
+  Index nu;           // of Dpfp
+  double scale;
+  double feature_epsilon;
+  double normalizer_epsilon;
+  double theta;
+  bool fast;
+};
+
+/// One call. Results that are absent are not wanted.
+struct Call {
+  Settings settings;
+  Strided q, k, v, mix, dy, offsets, query_mask, key_mask;
+  Strided y, dq, dk, dv, dmix;
+  mhla::ExecutorRef threads;
+  const void* gpu = nullptr;  // an mhla::CudaDevice to run on
+};
+
+/// The functions of a variant: bytes of workspace, and the passes.
+struct Variant {
+  Index (*forward_size)(const Call&);
+  void (*forward)(const Call&, mhla::WorkspaceView);
+  Index (*backward_size)(const Call&);
+  void (*backward)(const Call&, mhla::WorkspaceView);
+};
+
+/// Makes a variant known that is a part of the extension.
+void add(const char* name, const Variant& variant);
+
+/// The functions of a variant V on tensors of T.
+template <class V, class T>
+class Functions {
+  using A = mhla::Accumulator<T>;
+
+ public:
+  static constexpr Variant all() { return {forward_size, forward, backward_size, backward}; }
+
+ private:
+  template <class E, int Rank>
+  static mhla::TensorView<E, Rank> view(const Strided& memory) {
+    mhla::TensorView<E, Rank> view;
+    view.data = static_cast<E*>(memory.data);
+    for (int axis = 0; axis < Rank; ++axis) {
+      view.extent[axis] = memory.extent[axis];
+      view.stride[axis] = memory.stride[axis];
+    }
+    return view;
+  }
+  static mhla::OperandViews<T> operands(const Call& c) {
+    return {view<const T, 4>(c.q), view<const T, 4>(c.k), view<const T, 4>(c.v),
+            view<const A, 3>(c.mix)};
+  }
+  static mhla::GradientViews<T> gradients(const Call& c) {
+    mhla::GradientViews<T> wanted{mhla::skip, mhla::skip, mhla::skip, mhla::skip};
+    if (c.dq.data != nullptr) wanted.query = view<T, 4>(c.dq);
+    if (c.dk.data != nullptr) wanted.key = view<T, 4>(c.dk);
+    if (c.dv.data != nullptr) wanted.value = view<T, 4>(c.dv);
+    if (c.dmix.data != nullptr) wanted.mix = view<A, 3>(c.dmix);
+    return wanted;
+  }
+
+  // Calls f(attention), with offsets or masks if the variant takes them.
+  template <class F>
+  static auto with_attention(const Call& c, const F& f) {
+    if constexpr (requires(V v) { v.offsets; }) {
+      using Alone = typename InBatch<V>::Alone;
+      const mhla::Span<const std::int64_t> offsets{static_cast<std::int64_t*>(c.offsets.data),
+                                                   c.offsets.extent[0]};
+      return f(V(attention_of<Alone>(c.settings), offsets));
+    } else if constexpr (requires(V v) { v.masks; }) {
+      using Alone = typename InBatch<V>::Alone;
+      const mhla::TokenMasks masks{view<const std::uint8_t, 2>(c.query_mask),
+                                   view<const std::uint8_t, 2>(c.key_mask)};
+      return f(V(attention_of<Alone>(c.settings), masks));
+    } else {
+      return f(attention_of<V>(c.settings));
+    }
+  }
+  template <class Batch>
+  struct InBatch;
+  template <class B>
+  struct InBatch<mhla::Packed<B, std::int64_t>> {
+    using Alone = B;
+  };
+  template <class B>
+  struct InBatch<mhla::Padded<B>> {
+    using Alone = B;
+  };
+
+  template <class Alone>
+  static Alone attention_of(const Settings& s) {
+    Alone a{.scale = s.scale};
+    if constexpr (requires { a.feature_map.epsilon; }) a.feature_map.epsilon = s.feature_epsilon;
+    if constexpr (requires { a.feature_map.nu; }) a.feature_map.nu = s.nu;
+    if constexpr (requires { a.normalizer.epsilon; }) a.normalizer.epsilon = s.normalizer_epsilon;
+    if constexpr (requires { a.rotation.theta; }) a.rotation.theta = s.theta;
+    if constexpr (requires { a.mixing.rank; }) a.mixing.rank = s.mixing_size;
+    if constexpr (requires { a.mixing.states; }) a.mixing.states = s.mixing_size;
+    if (s.fast) a.precision = mhla::Precision::fast;
+    cut(a.blocks, s.block, s.grid);
+    if (s.key_block[2] != 0) cut(a.key_blocks, s.key_block, s.key_grid);
+    return a;
+  }
+  static void cut(mhla::Blocks1D& blocks, const Index (&block)[3], const Index (&)[3]) {
+    blocks.block = block[2];
+  }
+  template <class Blocks>
+  static void cut(Blocks& blocks, const Index (&block)[3], const Index (&grid)[3]) {
+    for (int axis = 0; axis < Blocks::rank; ++axis) {
+      blocks.block[axis] = block[axis + 3 - Blocks::rank];
+      blocks.grid[axis] = grid[axis + 3 - Blocks::rank];
+    }
+  }
+
+  // Calls f with what the call runs on.
+  template <class F>
+  static auto with_executor(const Call& c, const F& f) {
+#ifdef MHLA_TORCH_CUDA
+    if (c.gpu != nullptr) return f(*static_cast<const mhla::CudaDevice*>(c.gpu));
+#endif
+    return f(c.threads);
+  }
+
+  static Index forward_size(const Call& c) {
+    return with_attention(c, [&](const V& attention) {
+      return with_executor(c, [&](const auto& on) {
+        return mhla::forward_workspace_size<T>(attention, operands(c).shape(), on);
+      });
+    });
+  }
+  static void forward(const Call& c, mhla::WorkspaceView scratch) {
+    with_attention(c, [&](const V& attention) {
+      with_executor(c, [&](const auto& on) {
+        const mhla::OperandViews<T> x = operands(c);
+        mhla::forward_into(attention, on, x.q, x.k, x.v, x.mix, view<T, 4>(c.y), scratch);
+      });
+    });
+  }
+  static Index backward_size(const Call& c) {
+    return with_attention(c, [&](const V& attention) {
+      return with_executor(c, [&](const auto& on) {
+        return mhla::backward_workspace_size<T>(attention, operands(c).shape(), on);
+      });
+    });
+  }
+  static void backward(const Call& c, mhla::WorkspaceView scratch) {
+    with_attention(c, [&](const V& attention) {
+      with_executor(c, [&](const auto& on) {
+        const mhla::OperandViews<T> x = operands(c);
+        mhla::backward_into(attention, on, x.q, x.k, x.v, x.mix, view<const T, 4>(c.dy),
+                            gradients(c), mhla::Update::overwrite, scratch);
+      });
+    });
+  }
+};
+
+}  // namespace mhla_torch
