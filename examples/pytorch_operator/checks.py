@@ -19,6 +19,7 @@ from torch import library  # noqa: E402
 
 import mhla_torch  # noqa: E402
 from dump_case import dump_case  # noqa: E402
+from layer_checks import *  # noqa: E402, F403: checks, found by their names
 from mhla_torch.formula import formula  # noqa: E402
 
 # (tokens, options): with shorter blocks at the edges. First those that the extension has, then some of
