@@ -86,7 +86,8 @@ def build_here(arguments):
                     str(packages.parent), "--build-lib", str(packages)],
                    cwd=HERE, env=environment, check=True)
     path = [str(packages)] + [p for p in (environment.get("PYTHONPATH"),) if p]
-    return sys.executable, dict(environment, PYTHONPATH=os.pathsep.join(path))
+    return sys.executable, dict(environment, PYTHONPATH=os.pathsep.join(path),
+                                MHLA_TORCH_CACHE=str(packages.parent / "variants"))
 
 
 def main():

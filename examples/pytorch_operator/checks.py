@@ -20,60 +20,8 @@ from torch import library  # noqa: E402
 import mhla_torch  # noqa: E402
 from dump_case import dump_case  # noqa: E402
 from layer_checks import *  # noqa: E402, F403: checks, found by their names
+from mhla_torch.check import OTHERS, VARIANTS, errors, operands, results  # noqa: E402
 from mhla_torch.formula import formula  # noqa: E402
-
-# (tokens, options): with shorter blocks at the edges. First those that the extension has, then some of
-# what is compiled on first use.
-VARIANTS = [
-    (30, dict(block=4)),
-    (30, dict(block=5, causal=True)),
-    (30, dict(block=4, causal=True, normalizer=None, rotation="half_split", theta=100.0, scale=0.5)),
-    (30, dict(block=(2, 3), grid=(5, 6), feature_epsilon=1e-3, normalizer_epsilon=1e-2)),
-    (48, dict(block=(1, 2, 2), grid=(3, 4, 4), scale=2.0)),
-    (48, dict(block=(2, 4, 1), grid=(3, 4, 4), normalizer=None, rotation="axial")),
-    (32, dict(block=4, normalizer="mixed_product", normalizer_epsilon=1e-2)),
-]
-OTHERS = [
-    (30, dict(block=4, normalizer=None, scale=0.5)),
-    (30, dict(block=(2, 2), grid=(6, 5), rotation="axial", theta=50.0)),
-    (24, dict(block=(2, 3), grid=(4, 6), normalizer="mixed_product")),
-    (30, dict(block=5, causal="block", feature_map="elu_plus_one")),
-    (30, dict(block=4, feature_map="hedgehog")),
-    (30, dict(block=4, offsets=torch.tensor([0, 5, 5, 30]), causal=True)),
-]
-
-
-def operands(tokens, options, dtype=torch.float64, heads=4, kv_heads=4, mix_heads=None, device="cpu"):
-    """q, k, v, mix and dy, with gradients; the dimension of values is another than that of keys."""
-    torch.manual_seed(tokens)
-    block, grid = options["block"], options.get("grid") or (tokens,)
-    blocks = 1
-    for extent, length in zip(grid, (block,) if isinstance(block, int) else block):
-        blocks *= -(-extent // length)
-    batch = 1 if "offsets" in options else 2
-    shapes = [(batch, heads, tokens, 6), (batch, kv_heads, tokens, 6), (batch, kv_heads, tokens, 5)]
-    q, k, v = (torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes)
-    mix = torch.rand(*([mix_heads] if mix_heads else []), blocks, blocks,
-                     dtype=torch.float32 if dtype.itemsize == 2 else dtype)
-    dy = torch.randn(batch, heads, tokens, 5, dtype=torch.float64).to(dtype)
-    return [x.to(device).requires_grad_() for x in (q, k, v, mix)] + [dy.to(device)]
-
-
-def results(function, q, k, v, mix, dy, options):
-    """y, dq, dk, dv, dmix"""
-    y = function(q, k, v, mix, **options)
-    return [y, *torch.autograd.grad(y, (q, k, v, mix), dy)]
-
-
-def errors(tokens, options, **how):
-    """Of y and of the worst gradient, relative to the formula in double."""
-    *x, dy = operands(tokens, options, **how)
-    actual = results(mhla_torch.attention, *x, dy, options)
-    exact = results(formula, *(a.detach().cpu().double().requires_grad_() for a in x),
-                    dy.cpu().double(), options)
-    off = [float((a.cpu().double() - e).norm() / e.norm()) for a, e in zip(actual, exact)]
-    return off[0], max(off[1:])
-
 
 def worst(bound, among=VARIANTS, **how):
     y, gradient = map(max, zip(*(errors(*variant, **how) for variant in among)))
@@ -158,6 +106,25 @@ def check_structured_mixings():
     assert torch.allclose(y, want, rtol=1e-11)
     y.sum().backward()
     assert row.grad.abs().min() > 0
+
+
+def check_decoder():
+    """Sequences of different lengths, token by token, as attention gives them over the whole."""
+    options = dict(block=4, normalizer=None, rotation="half_split")
+    q, k, v, mix, _ = (x.detach() for x in operands(30, dict(block=4), kv_heads=2))
+    whole = mhla_torch.attention(q, k, v, mix, causal=True, **options)
+    decoder = mhla_torch.Decoder(mix, batch=2, heads=4, kv_heads=2, dim=6, value_dim=5, dtype=q.dtype, **options)
+    first = decoder.prefill(1, *(x[1:, :, :7] for x in (q, k, v)))
+    assert torch.allclose(first, whole[1:, :, :7], rtol=1e-11)
+    for t in range(20):
+        tokens = (torch.stack((x[0, :, t], x[1, :, 7 + t]))[:, :, None] for x in (q, k, v))
+        y = decoder.step(*tokens)[:, :, 0]
+        assert torch.allclose(y, torch.stack((whole[0, :, t], whole[1, :, 7 + t])), rtol=1e-11)
+    assert [decoder.position(0), decoder.position(1), decoder.capacity] == [20, 27, 32]
+    raises(RuntimeError, "mix has rows for 32", decoder.step, *(x[:, :, :7] for x in (q, k, v)))
+    decoder.reset(0)
+    assert decoder.position(0) == 0
+    raises(ValueError, "must be a multiple of the heads", mhla_torch.Decoder, mix, heads=4, kv_heads=3, dim=6, block=4)
 
 
 def check_layout():

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import mhla_torch
+import mhla_torch.eager
 from mhla_torch.formula import formula
 
 MODELS = Path(__file__).resolve().parents[2] / "tests" / "models"
@@ -270,3 +271,30 @@ def check_like():
     assert torch.equal(swapped(x), deit(x)) and not swapped.training
     assert torch.equal(mhla_torch.nn.VideoAttention.like(wan, 2, (3, 4, 6), (3, 2, 2))(video), wan(video))
     assert torch.equal(mhla_torch.nn.LanguageAttention.like(lm, 4, block=16, feature_epsilon=1e-6)(text), lm(text))
+
+
+def check_generation():
+    """A stream gives what the layer gives over the whole sequence, whatever pieces it comes in."""
+    worst = 0.0
+    for conv_size, kv_heads in ((0, 4), (4, 2)):
+        torch.manual_seed(0)
+        layer = mhla_torch.nn.LanguageAttention(64, 4, kv_heads=kv_heads, block=16, conv_size=conv_size,
+                                                feature_epsilon=1e-6)
+        x = torch.randn(3, 72, 64)
+        stream = layer.stream(batch=3)
+        pieces = [stream(x[:, a:b]) for a, b in ((0, 40), (40, 41), (41, 42), (42, 43), (43, 72))]
+        worst = max(worst, relative(torch.cat(pieces, 1), layer(x)))
+        assert stream.decoder.position(1) == 72 and stream.decoder.capacity == 32 * 16
+    assert worst < 1e-5
+    return f"off by {worst:.1e}"
+
+
+def check_eager():
+    """What the operator is timed beside computes the same."""
+    for name, (layer, x) in layers().items():
+        kept, mhla_torch.nn.attention = mhla_torch.nn.attention, mhla_torch.eager.attention
+        try:
+            theirs = layer(x)
+        finally:
+            mhla_torch.nn.attention = kept
+        assert relative(theirs, layer(x)) < 1e-5, name

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>
 #ifdef MHLA_TORCH_CUDA
 #include <ATen/cuda/CUDAContext.h>
@@ -79,11 +80,16 @@ class Variants {
     for (const auto& [name, variant] : all_) names.push_back(name);
     return names;
   }
-  Variant named(const std::string& name) {
+  /// The variant of a call; `gpu` is where it runs, or null.
+  Variant named(const std::string& name, const void* gpu = nullptr) {
     const std::lock_guard lock(mutex_);
     const auto found = all_.find(name);
     TORCH_CHECK_NOT_IMPLEMENTED(found != all_.end(), "mhla: there is no ", name,
                                 "; call mhla_torch.attention, which compiles it");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        gpu == nullptr || found->second.runs_on_gpu, "mhla: ", name,
+        " was compiled on first use, for the CPU alone; for a GPU add it to "
+        "PREBUILT in variants.py and install again");
     return found->second;
   }
 
@@ -160,10 +166,13 @@ Call call_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mi
   require_type(k, "k", q.scalar_type(), q);
   require_type(v, "v", q.scalar_type(), q);
   require_type(mix, "mix", q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat, q);
-  Call call{settings(o), of_tokens(q, "q"), of_tokens(k, "k"), of_tokens(v, "v"), matrices(mix),
-            {},          {},                {},                {},                {},
-            {},          {},                {},                {},                torch_threads,
-            gpu};
+  Call call{.threads = torch_threads,
+            .settings = settings(o),
+            .q = of_tokens(q, "q"),
+            .k = of_tokens(k, "k"),
+            .v = of_tokens(v, "v"),
+            .mix = matrices(mix),
+            .gpu = gpu};
   if (o.offsets) {
     TORCH_CHECK_TYPE(o.offsets->scalar_type() == at::kLong && o.offsets->is_contiguous() &&
                          o.offsets->device().is_cpu(),
@@ -180,19 +189,21 @@ Call call_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mi
   return call;
 }
 
-/// Calls f; a ShapeError becomes Python's ValueError.
+/// Calls f; a ShapeError becomes Python's ValueError, another error a RuntimeError.
 template <class F>
 auto translated(const F& f) {
   try {
     return f();
   } catch (const mhla::ShapeError& error) {
     TORCH_CHECK_VALUE(false, error.what());
+  } catch (const mhla::Error& error) {
+    TORCH_CHECK(false, error.what());
   }
 }
 
 /// Runs a pass with as much scratch memory as it takes, from PyTorch's allocator.
-void run(const Call& call, Index (*size)(const Call&), void (*pass)(const Call&, mhla::WorkspaceView),
-         const Tensor& like) {
+void run(const Call& call, Index (*size)(const Call&),
+         void (*pass)(const Call&, mhla::WorkspaceView), const Tensor& like) {
   translated([&] {
     const Tensor bytes = at::empty({size(call)}, like.options().dtype(at::kByte));
     pass(call, {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.numel()});
@@ -211,7 +222,7 @@ Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
   const Tensor y =
       at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options()).transpose(1, 2);
   call.y = of_tokens(y, "y");
-  const Variant functions = variants().named(variant);
+  const Variant functions = variants().named(variant, call.gpu);
   run(call, functions.forward_size, functions.forward, q);
   return y;
 }
@@ -237,10 +248,71 @@ std::vector<Tensor> backward(const Tensor& dy, const Tensor& q, const Tensor& k,
   if (wanted[1]) call.dk = of_tokens(like(k), "dk");
   if (wanted[2]) call.dv = of_tokens(like(v), "dv");
   if (wanted[3]) call.dmix = matrices(like(mix));
-  const Variant functions = variants().named(variant);
+  const Variant functions = variants().named(variant, call.gpu);
   run(call, functions.backward_size, functions.backward, q);
   return results;
 }
+
+/// Sequences that grow, on the CPU.
+class Decoder : public torch::CustomClassHolder {
+ public:
+  /// `sizes`: sequences, heads, kv_heads, key_dim, value_dim, max_tokens.
+  Decoder(Tensor mix, std::vector<std::int64_t> sizes, std::string variant,
+          std::vector<std::int64_t> extents, std::vector<double> numbers)
+      : sizes_(std::move(sizes)) {
+    const std::optional<Tensor> none;
+    Call call{torch_threads, settings({none, none, none, variant, extents, numbers, false})};
+    call.mix = matrices(mix);
+    const Variant functions = variants().named(variant);
+    TORCH_CHECK_VALUE(functions.streams != nullptr,
+                      "mhla: a decoder generates token by token: "
+                      "its attention must be causal=True");
+    streams_ = translated([&] {
+      return functions.streams(call, {.batch = sizes_.at(0),
+                                      .heads = sizes_.at(1),
+                                      .kv_heads = sizes_.at(2),
+                                      .key_dim = sizes_.at(3),
+                                      .value_dim = sizes_.at(4),
+                                      .num_slots = torch_threads.num_slots(),
+                                      .max_tokens = sizes_.at(5)});
+    });
+  }
+
+  Tensor step(const Tensor& q, const Tensor& k, const Tensor& v) {
+    return run(q, k, v, [&](const Call& call) { streams_->step(call); });
+  }
+  Tensor prefill(std::int64_t sequence, const Tensor& q, const Tensor& k, const Tensor& v) {
+    return run(q, k, v, [&](const Call& call) { streams_->prefill(sequence, call); });
+  }
+  void reset(std::int64_t sequence) {
+    translated([&] { streams_->reset(sequence); });
+  }
+  std::int64_t position(std::int64_t sequence) const {
+    return translated([&] { return streams_->position(sequence); });
+  }
+  std::int64_t capacity() const { return streams_->capacity(); }
+
+ private:
+  template <class F>
+  Tensor run(const Tensor& q, const Tensor& k, const Tensor& v, const F& f) const {
+    TORCH_CHECK_VALUE(q.dim() == 4 && v.dim() == 4 && q.device().is_cpu(),
+                      "mhla: q, k and v are [batch, heads, tokens, dim], on the CPU");
+    require_type(k, "k", q.scalar_type(), q);
+    require_type(v, "v", q.scalar_type(), q);
+    const Tensor y =
+        at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options()).transpose(1, 2);
+    Call call{torch_threads};
+    call.q = of_tokens(q, "q");
+    call.k = of_tokens(k, "k");
+    call.v = of_tokens(v, "v");
+    call.y = of_tokens(y, "y");
+    translated([&] { f(call); });
+    return y;
+  }
+
+  std::vector<std::int64_t> sizes_;
+  std::unique_ptr<Streams> streams_;
+};
 
 mhla::Grid grid_of(Extents block, Extents grid) {
   TORCH_CHECK_VALUE(block.size() == 3 && grid.size() == 3, "mhla: call mhla_torch.initial_mix");
@@ -284,20 +356,30 @@ void add_variant(std::string name, std::int64_t functions) {
 
 void add(const char* name, const Variant& variant) { variants().add(name, variant); }
 
-#define MHLA_TORCH_OPTIONS \
-  "Tensor? offsets, Tensor? query_mask, Tensor? key_mask, str variant, int[] extents, float[] numbers, bool fast"
+#define MHLA_TORCH_OPTIONS                                                                      \
+  "Tensor? offsets, Tensor? query_mask, Tensor? key_mask, str variant, int[] extents, float[] " \
+  "numbers, bool fast"
 
 TORCH_LIBRARY(mhla_torch, library) {
   library.def("attention(Tensor q, Tensor k, Tensor v, Tensor mix, " MHLA_TORCH_OPTIONS
               ") -> Tensor");
-  library.def("attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor mix, "
-              MHLA_TORCH_OPTIONS ", bool[4] wanted) -> Tensor[]");
+  library.def(
+      "attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor mix, " MHLA_TORCH_OPTIONS
+      ", bool[4] wanted) -> Tensor[]");
   library.def(
       "initial_mix(int[] block, int[] grid, int[] key_block, int[] key_grid, int transform, "
       "int max_mode, int norm_axis, float exp_sigma, float local_threshold) -> Tensor",
       initial_mix);
   library.def("add_variant(str name, int functions) -> ()", add_variant);
   library.def("variants() -> str[]", [] { return variants().names(); });
+  library.class_<Decoder>("Decoder")
+      .def(torch::init<Tensor, std::vector<std::int64_t>, std::string, std::vector<std::int64_t>,
+                       std::vector<double>>())
+      .def("step", &Decoder::step)
+      .def("prefill", &Decoder::prefill)
+      .def("reset", &Decoder::reset)
+      .def("position", &Decoder::position)
+      .def("capacity", &Decoder::capacity);
 }
 TORCH_LIBRARY_IMPL(mhla_torch, CPU, library) {
   library.impl("attention", forward<OnCpu>);

@@ -32,11 +32,11 @@ class Build(BuildExtension):
         folder.mkdir(parents=True, exist_ok=True)
         sources = self.extensions[0].sources
         for index, variant in enumerate(variants.PREBUILT):
-            text = variants.source(variant, prebuilt=True)
-            for suffix in (".cpp", ".cu") if for_cuda else (".cpp",):
-                path = folder / f"variant_{index}{suffix}"
-                if suffix == ".cu":
-                    text = variants.cuda_source(variant)
+            texts = {f"variant_{index}.cpp": variants.source(variant, prebuilt=True)}
+            if for_cuda:
+                texts[f"gpu_{index}.cu"] = variants.cuda_source(variant)
+            for name, text in texts.items():
+                path = folder / name
                 if not path.exists() or path.read_text() != text:
                     path.write_text(text)
                 sources.append(str(path))

@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mhla/decoding.hpp>
 #include <mhla/packed.hpp>
 #ifdef MHLA_TORCH_CUDA
 #include <mhla/cuda/pipeline.hpp>
@@ -39,11 +41,22 @@ struct Settings {
 
 /// One call. Results that are absent are not wanted.
 struct Call {
-  Settings settings;
-  Strided q, k, v, mix, dy, offsets, query_mask, key_mask;
-  Strided y, dq, dk, dv, dmix;
   mhla::ExecutorRef threads;
+  Settings settings{};
+  Strided q{}, k{}, v{}, mix{}, dy{}, offsets{}, query_mask{}, key_mask{};
+  Strided y{}, dq{}, dk{}, dv{}, dmix{};
   const void* gpu = nullptr;  // an mhla::CudaDevice to run on
+};
+
+/// An mhla::Decoder: sequences that grow. Of a call it reads q, k and v, and writes y.
+class Streams {
+ public:
+  virtual ~Streams() = default;
+  virtual void step(const Call& call) = 0;
+  virtual void prefill(Index sequence, const Call& call) = 0;
+  virtual void reset(Index sequence) = 0;
+  virtual Index position(Index sequence) const = 0;
+  virtual Index capacity() const = 0;
 };
 
 /// The functions of a variant: bytes of workspace, and the passes.
@@ -52,6 +65,9 @@ struct Variant {
   void (*forward)(const Call&, mhla::WorkspaceView);
   Index (*backward_size)(const Call&);
   void (*backward)(const Call&, mhla::WorkspaceView);
+  // Of a call the settings and mix; null if the variant does not generate token by token.
+  std::unique_ptr<Streams> (*streams)(const Call&, const mhla::DecoderShape&);
+  bool runs_on_gpu;
 };
 
 /// Makes a variant known that is a part of the extension.
@@ -63,9 +79,19 @@ class Functions {
   using A = mhla::Accumulator<T>;
 
  public:
-  static constexpr Variant all() { return {forward_size, forward, backward_size, backward}; }
+  static constexpr Variant all() {
+    Variant functions{forward_size, forward, backward_size, backward, nullptr, compiled_for_gpu};
+    if constexpr (is_streaming) functions.streams = streams;
+    return functions;
+  }
 
  private:
+#ifdef MHLA_TORCH_CUDA
+  static constexpr bool compiled_for_gpu = true;
+#else
+  static constexpr bool compiled_for_gpu = false;
+#endif
+
   template <class E, int Rank>
   static mhla::TensorView<E, Rank> view(const Strided& memory) {
     mhla::TensorView<E, Rank> view;
@@ -173,6 +199,40 @@ class Functions {
       });
     });
   }
+  static constexpr bool is_streaming =
+      V::CausalityType::sight == mhla::Sight::past_tokens && !requires(V v) {
+    v.offsets;
+  }
+  &&!requires(V v) { v.masks; };
+  class Decoder final : public Streams {
+   public:
+    Decoder(const Call& c, const mhla::DecoderShape& shape)
+        : decoder_(attention_of<V>(c.settings), view<const A, 3>(c.mix), shape) {}
+    void step(const Call& c) override {
+      const auto [q, k, v] = tokens(c);
+      decoder_.step(c.threads, q, k, v, view<T, 4>(c.y));
+    }
+    void prefill(Index sequence, const Call& c) override {
+      const auto [q, k, v] = tokens(c);
+      decoder_.prefill(c.threads, sequence, q, k, v, view<T, 4>(c.y));
+    }
+    void reset(Index sequence) override { decoder_.reset(sequence); }
+    Index position(Index sequence) const override { return decoder_.position(sequence); }
+    Index capacity() const override { return decoder_.capacity(); }
+
+   private:
+    struct Tokens {
+      mhla::TensorView<const T, 4> q, k, v;
+    };
+    static Tokens tokens(const Call& c) {
+      return {view<const T, 4>(c.q), view<const T, 4>(c.k), view<const T, 4>(c.v)};
+    }
+    mhla::Decoder<V, T> decoder_;
+  };
+  static std::unique_ptr<Streams> streams(const Call& c, const mhla::DecoderShape& shape) {
+    return std::make_unique<Decoder>(c, shape);
+  }
+
   static void backward(const Call& c, mhla::WorkspaceView scratch) {
     with_attention(c, [&](const V& attention) {
       with_executor(c, [&](const auto& on) {

@@ -59,25 +59,80 @@ def attention(q, k, v, mix, *, block, grid=None, key_block=None, key_grid=None, 
         raise ValueError(f'mhla: layout is {layout!r}, but must be "bhnd" or "bnhd"')
     if precision not in ("exact", "fast"):
         raise ValueError(f'mhla: precision is {precision!r}, but must be "exact" or "fast"')
-    masked = query_mask is not None or key_mask is not None
-    if masked and offsets is not None:
-        raise ValueError("mhla: offsets pack sequences end to end, and masks are of padded ones: give one")
+    if query_mask is not None or key_mask is not None:
+        if offsets is not None:
+            raise ValueError("mhla: offsets pack sequences end to end, and masks are of padded ones: give one")
+        batch = "padded"
+    else:
+        batch = None if offsets is None else "packed"
+    y = _operators.attention(q, k, v, mix, offsets, query_mask, key_mask, *_variant(
+        q.dtype, batch, block=block, grid=grid, key_block=key_block, key_grid=key_grid, causal=causal,
+        feature_map=feature_map, feature_epsilon=feature_epsilon, nu=nu, normalizer=normalizer,
+        normalizer_epsilon=normalizer_epsilon, rotation=rotation, theta=theta, scale=scale, mixing=mixing,
+        mixing_size=mixing_size), precision == "fast")
+    return y.transpose(1, 2) if layout == "bnhd" else y
+
+
+def _variant(dtype, batch=None, *, block, grid=None, key_block=None, key_grid=None, causal=False,
+             feature_map="relu", feature_epsilon=1e-6, nu=4, normalizer="mixed_key_sum",
+             normalizer_epsilon=1e-6, rotation=None, theta=10000.0, scale=1.0, mixing="dense", mixing_size=1):
+    """The name of a variant, which is compiled by then, its extents and its numbers."""
     if causal and grid is not None:
         raise ValueError("mhla: causal attention takes no grid")
     axes, extents = _extents(block, grid)
     key_extents = [0] * 6 if key_block is None else _extents(key_block, key_grid)[1]
-    scalar = str(q.dtype).removeprefix("torch.")
+    scalar = str(dtype).removeprefix("torch.")
     if scalar not in variants.SCALARS:
-        raise TypeError(f"mhla: q is of {q.dtype}, but must be of float32, float64, bfloat16 or float16")
+        raise TypeError(f"mhla: q is of {dtype}, but must be of float32, float64, bfloat16 or float16")
     variant = variants.name(scalar, feature_map=feature_map, axes=axes, causal=causal, normalizer=normalizer,
-                            rotation=rotation, mixing=mixing,
-                            batch="padded" if masked else None if offsets is None else "packed")
+                            rotation=rotation, mixing=mixing, batch=batch)
     _ready(variant)
-    y = _operators.attention(q, k, v, mix, offsets, query_mask, key_mask, variant,
-                             [*extents, *key_extents, mixing_size, nu],
-                             [float(scale), float(feature_epsilon), float(normalizer_epsilon), float(theta)],
-                             precision == "fast")
-    return y.transpose(1, 2) if layout == "bnhd" else y
+    return (variant, [*extents, *key_extents, mixing_size, nu],
+            [float(scale), float(feature_epsilon), float(normalizer_epsilon), float(theta)])
+
+
+class Decoder:
+    """Causal attention token by token, in constant time and memory a token, on the CPU:
+
+        decoder = mhla_torch.Decoder(mix, heads=8, dim=64, block=64, normalizer=None)
+        y = decoder.step(q, k, v)              # the next tokens of all sequences, any number of them
+        y = decoder.prefill(3, q, k, v)        # those of one sequence, with a batch of 1
+
+    batch      sequences, each with a length of its own
+    heads, kv_heads, dim, value_dim   of q, k and v, which are [batch, heads, tokens, dim] of `dtype`
+    max_tokens of a sequence that a "recurrent" mix of one row does not limit, if there is a rotation
+
+    mix, which is copied, and the other options are those of mhla_torch.attention; causal is True. Has no
+    gradients. Results are those of mhla_torch.attention over the whole sequence, but for rounding."""
+
+    def __init__(self, mix, *, heads, dim, block, batch=1, kv_heads=None, value_dim=None, max_tokens=0,
+                 dtype=torch.float32, **options):
+        variant = _variant(dtype, block=block, causal=True, **options)
+        sums = torch.float64 if dtype == torch.float64 else torch.float32
+        self._decoder = torch.classes.mhla_torch.Decoder(
+            mix.detach().to("cpu", sums), [batch, heads, kv_heads or heads, dim, value_dim or dim, max_tokens],
+            *variant)
+
+    def step(self, q, k, v):
+        """y of the next tokens of every sequence."""
+        return self._decoder.step(q, k, v)
+
+    def prefill(self, sequence, q, k, v):
+        """y of the next tokens of one sequence, [1, heads, tokens, dim]."""
+        return self._decoder.prefill(sequence, q, k, v)
+
+    def reset(self, sequence):
+        """Forgets the tokens of a sequence."""
+        self._decoder.reset(sequence)
+
+    def position(self, sequence):
+        """Tokens that a sequence has seen."""
+        return self._decoder.position(sequence)
+
+    @property
+    def capacity(self):
+        """The most tokens of a sequence: mix has no row for the next one."""
+        return self._decoder.capacity()
 
 
 def initial_mix(*, block, grid, key_block=None, key_grid=None, causal=False, transform="automatic",

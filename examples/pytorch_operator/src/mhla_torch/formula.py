@@ -59,7 +59,7 @@ def rotated(x, rotation, theta, grid):
 def formula(q, k, v, mix, *, block, grid=None, key_block=None, key_grid=None, causal=False,
             normalizer="mixed_key_sum", normalizer_epsilon=1e-6, feature_map="relu", feature_epsilon=1e-6,
             rotation=None, theta=10000.0, scale=1.0, query_mask=None, key_mask=None, offsets=None,
-            layout="bhnd"):
+            layout="bhnd", precision="exact"):
     """As mhla_torch.attention, of a dense mix; feature_map may be a function of x."""
     options = dict(causal=causal, normalizer=normalizer, normalizer_epsilon=normalizer_epsilon, theta=theta,
                    feature_map=feature_map, feature_epsilon=feature_epsilon, rotation=rotation, scale=scale)

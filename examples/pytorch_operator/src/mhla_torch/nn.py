@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from . import attention, initial_mix, project_
+from . import Decoder, attention, initial_mix, project_
 
 
 class Mix(nn.Module):
@@ -43,7 +43,7 @@ class WindowAttention(nn.Module):
     """
 
     def __init__(self, dim, heads, grid, window, *, qkv_bias=False, qk_norm=True, lepe_kernel=5, dropout=0.0,
-                 norm_eps=1e-5, feature_epsilon=1e-6, normalizer_epsilon=1e-6, **initial):
+                 norm_eps=1e-5, feature_epsilon=1e-6, normalizer_epsilon=1e-6, precision="exact", **initial):
         super().__init__()
         if dim % heads:
             raise ValueError(f"dim is {dim}, which does not make {heads} heads of equal size")
@@ -53,7 +53,8 @@ class WindowAttention(nn.Module):
                              "windows of one size")
         self.heads, self.grid, self.window = heads, grid, window
         self.options = dict(block=window[0] * window[1], normalizer="mixed_product", layout="bnhd",
-                            feature_epsilon=feature_epsilon, normalizer_epsilon=normalizer_epsilon)
+                            feature_epsilon=feature_epsilon, normalizer_epsilon=normalizer_epsilon,
+                            precision=precision)
         self.norm = nn.LayerNorm(dim, eps=norm_eps)
         self.to_qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         # The released norms name no epsilon: it is that of the numbers' type.
@@ -64,7 +65,7 @@ class WindowAttention(nn.Module):
         self.to_out = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(dropout))
 
     @classmethod
-    def like(cls, layer, heads, grid):
+    def like(cls, layer, heads, grid, **options):
         """A layer with the state of a released one, on its device and of its type. What the state does not
         tell is told here."""
         state = layer.state_dict()
@@ -73,7 +74,7 @@ class WindowAttention(nn.Module):
         side = round((grid[0] * grid[1] / windows) ** 0.5)
         lepe = state.get("lepe.weight")
         made = cls(state["norm.weight"].numel(), heads, grid, side, qkv_bias="to_qkv.bias" in state,
-                   qk_norm="q_norm.weight" in state, lepe_kernel=0 if lepe is None else lepe.shape[-1])
+                   qk_norm="q_norm.weight" in state, lepe_kernel=0 if lepe is None else lepe.shape[-1], **options)
         made.load_state_dict(state)
         return made.to(state["to_qkv.weight"]).train(layer.training)
 
@@ -111,12 +112,12 @@ class VideoAttention(nn.Module):
     """
 
     def __init__(self, dim, heads, grid, layout, *, qk_norm=True, norm_output=True, gate=False, lepe=False,
-                 rotation="axial", theta=10000.0, feature_epsilon=1e-6, eps=1e-6, **initial):
+                 rotation="axial", theta=10000.0, feature_epsilon=1e-6, eps=1e-6, precision="exact", **initial):
         super().__init__()
         block = tuple(-(-extent // blocks) for extent, blocks in zip(grid, layout))
         self.heads, self.grid = heads, tuple(grid)
         self.options = dict(block=block, grid=self.grid, normalizer=None, rotation=rotation, theta=theta,
-                            feature_epsilon=feature_epsilon, layout="bnhd")
+                            feature_epsilon=feature_epsilon, layout="bnhd", precision=precision)
         self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
         self.norm_q = nn.RMSNorm(dim, eps) if qk_norm else nn.Identity()
         self.norm_k = nn.RMSNorm(dim, eps) if qk_norm else nn.Identity()
@@ -126,11 +127,12 @@ class VideoAttention(nn.Module):
         self.block_attn = Mix(block, self.grid, **initial)
 
     @classmethod
-    def like(cls, layer, heads, grid, layout):
+    def like(cls, layer, heads, grid, layout, **options):
         """A layer with the state of a released one, on its device and of its type."""
         state = layer.state_dict()
         made = cls(len(state["q.weight"]), heads, grid, layout, qk_norm="norm_q.weight" in state,
-                   norm_output="g_norm.weight" in state, gate="g.weight" in state, lepe="lepe.weight" in state)
+                   norm_output="g_norm.weight" in state, gate="g.weight" in state, lepe="lepe.weight" in state,
+                   **options)
         made.load_state_dict(state)
         return made.to(state["q.weight"]).train(layer.training)
 
@@ -168,7 +170,8 @@ class LanguageAttention(nn.Module):
     """
 
     def __init__(self, dim, heads, *, kv_heads=None, expand_k=0.5, expand_v=1.0, blocks=32, block=64, conv_size=0,
-                 gate=True, feature_map="relu", feature_epsilon=0.0, theta=10000.0, norm_eps=1e-6):
+                 gate=True, feature_map="relu", feature_epsilon=0.0, theta=10000.0, norm_eps=1e-6,
+                 precision="exact"):
         super().__init__()
         kv_heads = kv_heads or heads
         keys, values = int(dim * expand_k), int(dim * expand_v)
@@ -178,7 +181,7 @@ class LanguageAttention(nn.Module):
         self.heads, self.kv_heads = heads, kv_heads
         self.options = dict(block=block, causal=True, normalizer=None, rotation="half_split", theta=theta,
                             feature_map=feature_map, feature_epsilon=feature_epsilon, layout="bnhd",
-                            scale=(keys // heads) ** -0.5)
+                            scale=(keys // heads) ** -0.5, precision=precision)
         shared_keys, shared_values = (x * kv_heads // heads for x in (keys, values))
         self.q_proj = nn.Linear(dim, keys, bias=False)
         self.k_proj = nn.Linear(dim, shared_keys, bias=False)
@@ -214,19 +217,57 @@ class LanguageAttention(nn.Module):
         return made.to(state["q_proj.weight"]).train(layer.training)
 
     def forward(self, x):
-        q, k, v = (convolution(projection(x)) for projection, convolution in (
-            (self.q_proj, self.q_conv1d), (self.k_proj, self.k_conv1d), (self.v_proj, self.v_conv1d)))
+        q, k, v = (convolution(projection(x)) for projection, convolution in self._projections())
         # The cut that the released forward pass makes each time, and its gradient passes through.
         mix = self.mixing_matrix[:, :, 0, 0, 0, 0]
         mix = mix + (mix.clamp(1e-5, 1) - mix).detach()
-        y = attention(_split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads), mix,
-                      **self.options)
+        return self._output(attention(*self._heads(q, k, v), mix, **self.options), x)
+
+    def stream(self, batch=1):
+        """What generates: stream(x), x [batch, tokens, dim] the next tokens, of any number, returns theirs."""
+        return _LanguageStream(self, batch)
+
+    def _projections(self):
+        return ((self.q_proj, self.q_conv1d), (self.k_proj, self.k_conv1d), (self.v_proj, self.v_conv1d))
+
+    def _heads(self, q, k, v):
+        return _split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads)
+
+    def _output(self, y, x):
         gate = self.g_proj is not None
         y = getattr(self, self._norm_name(gate))(y).flatten(2)
         return self.o_proj(y * functional.silu(self.g_proj(x)) if gate else y)
 
     def project(self):
         project_(self.mixing_matrix[:, :, 0, 0, 0, 0], 1e-5, 1.0, lower_triangle=True)
+
+
+class _LanguageStream:
+    """The state of a LanguageAttention that generates: a decoder, and the last inputs of the convolutions."""
+
+    @torch.no_grad()
+    def __init__(self, layer, batch):
+        self.layer = layer
+        mix = layer.mixing_matrix[:, :, 0, 0, 0, 0].clamp(1e-5, 1)
+        options = {name: value for name, value in layer.options.items()
+                   if name not in ("causal", "layout", "precision")}
+        self.decoder = Decoder(mix, batch=batch, heads=layer.heads, kv_heads=layer.kv_heads,
+                               dim=layer.q_proj.out_features // layer.heads,
+                               value_dim=layer.o_proj.in_features // layer.heads,
+                               dtype=layer.q_proj.weight.dtype, **options)
+        self.past = [projection.weight.new_zeros(batch, getattr(convolution, "padding", [0])[0],
+                                                 projection.out_features)
+                     for projection, convolution in layer._projections()]
+
+    @torch.no_grad()
+    def __call__(self, x):
+        convolved = []
+        for at, (projection, convolution) in enumerate(self.layer._projections()):
+            inputs = torch.cat((self.past[at], projection(x)), 1)
+            convolved.append(convolution(inputs)[:, -x.shape[1]:])
+            self.past[at] = inputs[:, inputs.shape[1] - self.past[at].shape[1]:]
+        y = self.decoder.step(*(a.transpose(1, 2) for a in self.layer._heads(*convolved)))
+        return self.layer._output(y.transpose(1, 2), x)
 
 
 class MultiHeadLinearAttention(nn.Module):
