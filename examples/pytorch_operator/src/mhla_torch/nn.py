@@ -170,8 +170,8 @@ class LanguageAttention(nn.Module):
     """
 
     def __init__(self, dim, heads, *, kv_heads=None, expand_k=0.5, expand_v=1.0, blocks=32, block=64, conv_size=0,
-                 gate=True, feature_map="relu", feature_epsilon=0.0, theta=10000.0, norm_eps=1e-6,
-                 precision="exact"):
+                 gate=True, feature_map="relu", feature_epsilon=0.0, rotation="half_split", theta=10000.0,
+                 norm_eps=1e-6, precision="exact"):
         super().__init__()
         kv_heads = kv_heads or heads
         keys, values = int(dim * expand_k), int(dim * expand_v)
@@ -179,7 +179,7 @@ class LanguageAttention(nn.Module):
             raise ValueError(f"{keys} and {values} channels of keys and values do not make {heads} heads, of "
                              f"which groups share {kv_heads}")
         self.heads, self.kv_heads = heads, kv_heads
-        self.options = dict(block=block, causal=True, normalizer=None, rotation="half_split", theta=theta,
+        self.options = dict(block=block, causal=True, normalizer=None, rotation=rotation, theta=theta,
                             feature_map=feature_map, feature_epsilon=feature_epsilon, layout="bnhd",
                             scale=(keys // heads) ** -0.5, precision=precision)
         shared_keys, shared_values = (x * kv_heads // heads for x in (keys, values))
