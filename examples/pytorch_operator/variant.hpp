@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A variant of the attention on tensors of one scalar, as functions that know neither: what
-// operator.cpp looks up by a name. Includes nothing of PyTorch's, so that a variant compiles in
-// seconds, alone and on first use.
+// Type-erased entry points of one variant for one scalar type, which operator.cpp finds by name. No
+// header of PyTorch is included, so that a variant compiles in seconds on first use.
 #pragma once
 
 #include <cstddef>

@@ -32,8 +32,8 @@ def attention(q, k, v, mix, *, block, grid=None, key_block=None, key_grid=None, 
                        vision models keep them, [batch, blocks, tokens of a block, dim], are a sequence:
                        flatten the two axes, and block is their tokens of a block.
     key_block, key_grid  the same of the keys in cross-attention; without them, as the queries'
-    causal             False; True: a token sees itself and those before it; "block": also those of its
-                       own block behind it. Sequences only
+    causal             False; True: a token attends to itself and to earlier tokens; "block": also to the
+                       later tokens of its own block. Sequences only
     feature_map        "relu": relu(x) + feature_epsilon, "squared_relu", "elu_plus_one", "exp",
                        "identity", "softmax", "hedgehog", "dpfp" (of nu)
     normalizer         "mixed_key_sum": by the mixed key sums, the paper's; "mixed_product": as the
