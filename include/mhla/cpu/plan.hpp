@@ -101,7 +101,8 @@ struct Plan {
   Span<SlotScratch<A>> scratch;
   Span<UnitMemory<A>> units;
   bool shares_units;  // whether slots share a unit: not if it is a single task
-  // Whether a slot runs units of its own: there are enough for every slot, or none is shared.
+  // Whether a slot runs units of its own: there are enough for every slot, or several that are not
+  // shared.
   bool whole_units;
 
   /// `concurrent` is the number of tasks that could run at once without sharing a unit; `in_pairs`
@@ -155,7 +156,7 @@ struct Plan {
                       quadratic};
     const Index num_slots = executor.num_slots();
     shares_units = !quadratic || quadratic_tasks() > 1;
-    whole_units = !shares_units || concurrent >= num_slots;
+    whole_units = concurrent >= num_slots || (concurrent > 1 && !shares_units);
     const Index group_rows = rows_mixed_at_once();
     scratch = arena.take<SlotScratch<A>>(num_slots);
     for (Index s = 0; s < num_slots; ++s) {
@@ -215,8 +216,8 @@ struct Plan {
   /// remainder that is most of a round is run like the others: a shared unit has a barrier at every
   /// stage.
   Index shared_units(Index count, Index num_slots) const {
-    if (!shares_units) return 0;
     if (!whole_units) return count;
+    if (!shares_units) return 0;
     const Index rest = count % num_slots;
     return 2 * rest <= num_slots ? rest : 0;
   }
