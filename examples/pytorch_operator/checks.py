@@ -264,6 +264,8 @@ def check_errors():
     raises(TypeError, "must be of float32, float64, bfloat16 or float16", call, *(x.int() for x in (q, k, v)),
            mix, block=4)
     raises(ValueError, "normalizer is 'mean', but must be one of", call, q, k, v, mix, block=4, normalizer="mean")
+    raises(TypeError, "query_mask is of Float on cpu, but must be of Bool", call, q, k, v, mix, block=4,
+           query_mask=torch.ones(2, 30))
     raises(ValueError, "layout is 'hnd'", call, q, k, v, mix, block=4, layout="hnd")
     raises(ValueError, "MixedProduct divides by products of later blocks' queries", call, q, k, v, mix, block=4,
            causal=True, normalizer="mixed_product")

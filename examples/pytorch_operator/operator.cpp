@@ -181,7 +181,9 @@ Call call_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mi
   }
   const auto mask = [&](const std::optional<Tensor>& tensor, const char* name) -> Strided {
     if (!tensor) return {};
-    require_type(*tensor, name, at::kBool, q);
+    TORCH_CHECK_TYPE(tensor->scalar_type() == at::kBool && tensor->device() == q.device(),
+                     "mhla: ", name, " is of ", tensor->scalar_type(), " on ", tensor->device(),
+                     ", but must be of Bool on ", q.device());
     return strided(*tensor, 2, name, "[batch, tokens]");
   };
   call.query_mask = mask(o.query_mask, "query_mask");

@@ -76,7 +76,9 @@
 #elif defined(__clang__)
 #define MHLA_ONCE_A_CALL __attribute__((noinline, minsize))
 #else
-#define MHLA_ONCE_A_CALL __attribute__((noinline, optimize("O1")))
+#define MHLA_ONCE_A_CALL \
+  __attribute__((        \
+      noinline, optimize("O1", "no-tree-pta", "no-tree-dse", "no-dse", "no-tree-dominator-opts")))
 #endif
 /// \endcond
 
