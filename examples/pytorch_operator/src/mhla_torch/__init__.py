@@ -159,8 +159,9 @@ def initial_mix(*, block, grid, key_block=None, key_grid=None, causal=False, tra
 
 @torch.no_grad()
 def project_(mix, low=0.0, high=1.0, lower_triangle=False):
-    """Limits the entries of a mix, in place, after each step of the optimizer: the released vision models
-    and DiT to [0, 1], the language model to [1e-5, 1] with nothing above the diagonal."""
+    """Limits the entries of a mix, in place: after each step of the optimizer, the released DeiT and DiT to
+    [0, 1]; before each forward pass, the language model to [1e-5, 1] with nothing above the diagonal. Wan
+    does not limit it."""
     mix.clamp_(low, high)
     return mix.tril_() if lower_triangle else mix
 

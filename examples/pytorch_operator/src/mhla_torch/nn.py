@@ -2,9 +2,8 @@
 """Attention layers of the released models (arXiv 2601.07832), with their parameters' names: a layer loads
 the state of theirs, and takes its place in a model that is built:
 
-    for block in model.blocks:                                  # an official DeiT
-        layer = mhla_torch.nn.WindowAttention.like(block.attn, heads=6, grid=(14, 14))
-        block.attn = layer
+    for block in model.blocks:  # an official DeiT
+        block.attn = mhla_torch.nn.WindowAttention.like(block.attn, heads=6, grid=16)
 
 and a layer for models of your own. After each step of the optimizer call layer.project()."""
 import torch
@@ -25,6 +24,18 @@ class Mix(nn.Module):
 
     def forward(self):
         return self.conv.weight[:, :, 0, 0]
+
+
+def _take_over(made, layer):
+    """The state of a released layer, its epsilons and dropout, device, type and mode."""
+    state = layer.state_dict()
+    made.load_state_dict(state)
+    theirs = dict(layer.named_modules())
+    for name, module in made.named_modules():
+        for setting in ("eps", "p"):
+            if hasattr(module, setting) and hasattr(theirs.get(name), setting):
+                setattr(module, setting, getattr(theirs[name], setting))
+    return made.to(next(iter(state.values()))).train(layer.training)
 
 
 def _split(x, heads):
@@ -66,8 +77,8 @@ class WindowAttention(nn.Module):
 
     @classmethod
     def like(cls, layer, heads, grid, **options):
-        """A layer with the state of a released one, on its device and of its type. What the state does not
-        tell is told here."""
+        """A layer with the state of a released one, on its device and of its type. The state does not contain
+        heads and grid."""
         state = layer.state_dict()
         windows = len(state["piece_attn.conv.weight"])
         grid = 2 * (grid,) if isinstance(grid, int) else tuple(grid)
@@ -75,8 +86,7 @@ class WindowAttention(nn.Module):
         lepe = state.get("lepe.weight")
         made = cls(state["norm.weight"].numel(), heads, grid, side, qkv_bias="to_qkv.bias" in state,
                    qk_norm="q_norm.weight" in state, lepe_kernel=0 if lepe is None else lepe.shape[-1], **options)
-        made.load_state_dict(state)
-        return made.to(state["to_qkv.weight"]).train(layer.training)
+        return _take_over(made, layer)
 
     def forward(self, x):
         shape = x.shape
@@ -99,6 +109,7 @@ class WindowAttention(nn.Module):
         return x.permute(0, 2, 4, 3, 5, 1).flatten(1, 4)
 
     def project(self):
+        """Limits the mix to [0, 1]."""
         project_(self.piece_attn.conv.weight)
 
 
@@ -133,8 +144,7 @@ class VideoAttention(nn.Module):
         made = cls(len(state["q.weight"]), heads, grid, layout, qk_norm="norm_q.weight" in state,
                    norm_output="g_norm.weight" in state, gate="g.weight" in state, lepe="lepe.weight" in state,
                    **options)
-        made.load_state_dict(state)
-        return made.to(state["q.weight"]).train(layer.training)
+        return _take_over(made, layer)
 
     def forward(self, x):
         q, k, v = self.norm_q(self.q(x)), self.norm_k(self.k(x)), self.v(x)
@@ -147,7 +157,7 @@ class VideoAttention(nn.Module):
         return self.o(y)
 
     def project(self):
-        project_(self.block_attn.conv.weight)
+        """Nothing: the released Wan does not limit its mix."""
 
 
 class _CausalConvolution(nn.Conv1d):
@@ -213,14 +223,12 @@ class LanguageAttention(nn.Module):
         made = cls(dim, heads, kv_heads=heads * len(state["k_proj.weight"]) // keys, expand_k=keys / dim,
                    expand_v=values / dim, blocks=len(state["mixing_matrix"]), gate="g_proj.weight" in state,
                    conv_size=0 if convolution is None else convolution.shape[-1], **options)
-        made.load_state_dict(state)
-        return made.to(state["q_proj.weight"]).train(layer.training)
+        return _take_over(made, layer)
 
     def forward(self, x):
         q, k, v = (convolution(projection(x)) for projection, convolution in self._projections())
-        # The cut that the released forward pass makes each time, and its gradient passes through.
+        self.project()  # in every forward pass, as the released layer
         mix = self.mixing_matrix[:, :, 0, 0, 0, 0]
-        mix = mix + (mix.clamp(1e-5, 1) - mix).detach()
         return self._output(attention(*self._heads(q, k, v), mix, **self.options), x)
 
     def stream(self, batch=1):
@@ -239,6 +247,7 @@ class LanguageAttention(nn.Module):
         return self.o_proj(y * functional.silu(self.g_proj(x)) if gate else y)
 
     def project(self):
+        """Limits the mix to [1e-5, 1], with nothing above the diagonal."""
         project_(self.mixing_matrix[:, :, 0, 0, 0, 0], 1e-5, 1.0, lower_triangle=True)
 
 
@@ -294,4 +303,5 @@ class MultiHeadLinearAttention(nn.Module):
         return self.out(attention(q, k, v, self.mix, **self.options, **options).flatten(2))
 
     def project(self):
+        """Limits the mix to [0, 1]."""
         project_(self.mix)
