@@ -166,14 +166,8 @@ def check_layers_of_language_models():
     return f"off by {worst:.1e}"
 
 
-@contextlib.contextmanager
 def by_formula():
-    """Layers compute by the formula."""
-    kept, mhla_torch.nn.attention = mhla_torch.nn.attention, formula
-    try:
-        yield
-    finally:
-        mhla_torch.nn.attention = kept
+    return mhla_torch.eager.layers_by(formula)
 
 
 def layers():
@@ -293,9 +287,12 @@ def check_generation():
 def check_eager():
     """What the operator is timed beside computes the same."""
     for name, (layer, x) in layers().items():
-        kept, mhla_torch.nn.attention = mhla_torch.nn.attention, mhla_torch.eager.attention
-        try:
+        with mhla_torch.eager.layers_by(mhla_torch.eager.attention):
             theirs = layer(x)
-        finally:
-            mhla_torch.nn.attention = kept
         assert relative(theirs, layer(x)) < 1e-5, name
+
+
+def check_two_passes_before_a_backward():
+    for name, (layer, x) in layers().items():
+        (layer(x).sum() + layer(2 * x).sum()).backward()
+        assert all(p.grad is not None for p in layer.parameters()), name

@@ -31,23 +31,23 @@ def attention(q, k, v, mix, *, block, grid=None, key_block=None, key_grid=None, 
                        and block is an extent for each axis. Tokens in block order, as the released
                        vision models keep them, [batch, blocks, tokens of a block, dim], are a sequence:
                        flatten the two axes, and block is their tokens of a block.
-    key_block, key_grid  the same of the keys in cross-attention; without them, as the queries'
+    key_block, key_grid  the same for the keys of cross-attention; by default those of the queries
     causal             False; True: a token attends to itself and to earlier tokens; "block": also to the
                        later tokens of its own block. Sequences only
     feature_map        "relu": relu(x) + feature_epsilon, "squared_relu", "elu_plus_one", "exp",
                        "identity", "softmax", "hedgehog", "dpfp" (of nu)
-    normalizer         "mixed_key_sum": by the mixed key sums, the paper's; "mixed_product": as the
-                       released vision models; None: none, as Wan and the language model, which have an
-                       RMS norm after it. normalizer_epsilon is added to the divisor
+    normalizer         "mixed_key_sum": divides by the mixed key sums, as the paper; "mixed_product": as the
+                       released vision models; None: does not divide, as Wan and the language model, where
+                       an RMS norm follows. normalizer_epsilon is added to the divisor
     rotation           of features, after the map: "half_split", pairs (j, j + dim / 2) of a sequence;
                        "axial", pairs (2j, 2j + 1) shared out to the axes of the grid; with theta
-    scale              of features of q
+    scale              multiplies the features of q
     mixing             "dense"; "separable": mix is [mixing_size, sum of blocks^2 along the axes];
                        "recurrent": mix is [blocks or 1, 3 mixing_size + 1], causal only
     offsets            [sequences + 1], int64: the batch of 1 holds sequences end to end
     query_mask, key_mask  [batch, tokens], bool: which tokens are real; causal: one and the same
     layout             "bhnd"; "bnhd": q, k, v and the result are [batch, tokens, heads, dim]
-    precision          "fast": 16-bit products on the CPU, bfloat16 only
+    precision          "exact", or "fast": bfloat16 tensors are multiplied in 16 bits on the CPU
     """
     if torch.is_autocast_enabled(q.device.type):
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
@@ -92,7 +92,7 @@ def _variant(dtype, batch=None, *, block, grid=None, key_block=None, key_grid=No
 
 
 class Decoder:
-    """Causal attention token by token, in constant time and memory a token, on the CPU:
+    """Causal attention token by token, from a state that it keeps, on the CPU:
 
         decoder = mhla_torch.Decoder(mix, heads=8, dim=64, block=64, normalizer=None)
         y = decoder.step(q, k, v)              # the next tokens of all sequences, any number of them

@@ -46,7 +46,10 @@ def parse_arguments():
     parser.add_argument("--threads", type=int)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.layer == "VideoAttention" and (not arguments.blocks or len(arguments.grid) != 3):
+        parser.error("VideoAttention needs --grid and --blocks, three numbers each")
+    return arguments
 
 
 def chosen(arguments):
@@ -67,13 +70,10 @@ def tokens_of(layer, tokens):
 
 
 def with_attention(attention, function):
-    """A function that computes layers by an attention, when it is traced as well."""
+    """A function that computes a layer by an attention, also while torch.compile traces it."""
     def run(layer, x):
-        kept, nn.attention = nn.attention, attention
-        try:
+        with eager.layers_by(attention):
             return function(layer, x)
-        finally:
-            nn.attention = kept
     return run
 
 

@@ -1,9 +1,22 @@
 # SPDX-License-Identifier: MIT
 """The attention in a time linear in the tokens by PyTorch's own operations, as the released code computes
 it, for blocks of one size and a dense mix: what mhla_torch.bench is timed beside."""
+import contextlib
+
 import torch
 
+from . import nn
 from .formula import FEATURE_MAPS, rotated
+
+
+@contextlib.contextmanager
+def layers_by(other):
+    """Layers of mhla_torch.nn compute by another attention."""
+    kept, nn.attention = nn.attention, other
+    try:
+        yield
+    finally:
+        nn.attention = kept
 
 
 def attention(q, k, v, mix, *, block, grid=None, causal=False, normalizer="mixed_key_sum",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Attention layers of the released models (arXiv 2601.07832), with their parameters' names: a layer loads
-the state of theirs, and takes its place in a model that is built:
+"""Attention layers of the released models (arXiv 2601.07832). Parameters have the released names, so that a
+layer loads a released state and can replace the attention of a model that is already built:
 
     for block in model.blocks:  # an official DeiT
         block.attn = mhla_torch.nn.WindowAttention.like(block.attn, heads=6, grid=16)
@@ -117,9 +117,10 @@ class VideoAttention(nn.Module):
     """Self-attention of the released Wan: x [batch, tokens in raster order, dim] -> the same.
 
     grid       (frames, rows, columns) of tokens
-    layout     how many blocks each axis has
-    gate, lepe with the gate SiLU(g(x)); with a 3 x 3 x 3 convolution of v added
-    norm_output  an RMS norm over each head's results
+    layout       number of blocks on each axis
+    gate         whether results are multiplied by SiLU(g(x))
+    lepe         whether a 3 x 3 x 3 convolution of v is added
+    norm_output  whether an RMS norm follows, over each head's results
     """
 
     def __init__(self, dim, heads, grid, layout, *, qk_norm=True, norm_output=True, gate=False, lepe=False,
@@ -173,10 +174,10 @@ class _CausalConvolution(nn.Conv1d):
 class LanguageAttention(nn.Module):
     """Attention of the released language model: x [batch, tokens, dim] -> the same, causal.
 
-    expand_k, expand_v   the dimensions of all heads of keys and of values, as shares of dim
-    blocks, block        the blocks that the mix has, and their tokens: the longest sequence is their product
+    expand_k, expand_v   dimensions of keys and of values, all heads together, divided by dim
+    blocks, block        rows of the mix, and tokens of a block; a sequence has at most blocks * block tokens
     conv_size            taps of the convolutions of q, k and v; 0: none
-    gate                 the gate SiLU(g_proj(x)); without, only the norm
+    gate                 whether the normed result is multiplied by SiLU(g_proj(x))
     """
 
     def __init__(self, dim, heads, *, kv_heads=None, expand_k=0.5, expand_v=1.0, blocks=32, block=64, conv_size=0,
@@ -184,7 +185,7 @@ class LanguageAttention(nn.Module):
                  norm_eps=1e-6, precision="exact"):
         super().__init__()
         kv_heads = kv_heads or heads
-        keys, values = int(dim * expand_k), int(dim * expand_v)
+        keys, values = round(dim * expand_k), round(dim * expand_v)
         if keys % heads or values % heads or heads % kv_heads:
             raise ValueError(f"{keys} and {values} channels of keys and values do not make {heads} heads, of "
                              f"which groups share {kv_heads}")
@@ -232,7 +233,8 @@ class LanguageAttention(nn.Module):
         return self._output(attention(*self._heads(q, k, v), mix, **self.options), x)
 
     def stream(self, batch=1):
-        """What generates: stream(x), x [batch, tokens, dim] the next tokens, of any number, returns theirs."""
+        """A function that generates: it takes any number of next tokens, [batch, tokens, dim], and returns
+        their results. Later changes of the mix do not reach it."""
         return _LanguageStream(self, batch)
 
     def _projections(self):
@@ -248,7 +250,8 @@ class LanguageAttention(nn.Module):
 
     def project(self):
         """Limits the mix to [1e-5, 1], with nothing above the diagonal."""
-        project_(self.mixing_matrix[:, :, 0, 0, 0, 0], 1e-5, 1.0, lower_triangle=True)
+        # .data, as the released layer: a second forward pass before the first one's backward is no error.
+        project_(self.mixing_matrix.data[:, :, 0, 0, 0, 0], 1e-5, 1.0, lower_triangle=True)
 
 
 class _LanguageStream:
