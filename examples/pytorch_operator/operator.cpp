@@ -260,8 +260,7 @@ class Decoder : public torch::CustomClassHolder {
  public:
   /// `sizes`: sequences, heads, kv_heads, key_dim, value_dim, max_tokens.
   Decoder(Tensor mix, std::vector<std::int64_t> sizes, std::string variant,
-          std::vector<std::int64_t> extents, std::vector<double> numbers)
-      : sizes_(std::move(sizes)) {
+          std::vector<std::int64_t> extents, std::vector<double> numbers) {
     const std::optional<Tensor> none;
     Call call{torch_threads, settings({none, none, none, variant, extents, numbers, false})};
     call.mix = matrices(mix);
@@ -270,13 +269,13 @@ class Decoder : public torch::CustomClassHolder {
                       "mhla: a decoder generates token by token: "
                       "its attention must be causal=True");
     streams_ = translated([&] {
-      return functions.streams(call, {.batch = sizes_.at(0),
-                                      .heads = sizes_.at(1),
-                                      .kv_heads = sizes_.at(2),
-                                      .key_dim = sizes_.at(3),
-                                      .value_dim = sizes_.at(4),
+      return functions.streams(call, {.batch = sizes.at(0),
+                                      .heads = sizes.at(1),
+                                      .kv_heads = sizes.at(2),
+                                      .key_dim = sizes.at(3),
+                                      .value_dim = sizes.at(4),
                                       .num_slots = torch_threads.num_slots(),
-                                      .max_tokens = sizes_.at(5)});
+                                      .max_tokens = sizes.at(5)});
     });
   }
 
@@ -312,7 +311,6 @@ class Decoder : public torch::CustomClassHolder {
     return y;
   }
 
-  std::vector<std::int64_t> sizes_;
   std::unique_ptr<Streams> streams_;
 };
 
