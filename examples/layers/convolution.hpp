@@ -145,10 +145,10 @@ void join_patches(const Matrix<T>& windows, const ImageShape& shape, Index patch
 class PatchEmbedding {
  public:
   PatchEmbedding(ParameterList& list, const std::string& name, const ImageShape& shape, Index patch,
-                 Index width)
+                 Index width, Bias bias = Bias::one)
       : shape_(shape),
         patch_(patch),
-        project_(list, name, {width, shape.channels, patch, patch}, Bias::one) {}
+        project_(list, name, {width, shape.channels, patch, patch}, bias) {}
 
   /// `windows` is kept for the backward pass.
   template <class T>

@@ -30,6 +30,8 @@ class MhlaAttention {
                 Storage storage = Storage::as_computed)
       : variant_(variant), team_(team), storage_(storage) {}
 
+  const Variant& variant() const { return variant_; }
+
   /// y [batch * tokens, heads * value_dim], for mix [query blocks, key blocks] shared by all heads.
   template <class T, class Q, class K, class V, class Mix>
   void forward(const Heads& heads, const Q& q, const K& k, const V& v, const Mix& mix,

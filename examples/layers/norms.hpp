@@ -5,6 +5,8 @@
 #include <cmath>
 #include <string>
 #include <type_traits>
+#include <utility>
+#include <variant>
 
 #include "parameters.hpp"
 
@@ -123,6 +125,40 @@ class LayerNorm {
   bool is_affine_;
   Parameter weight_;
   Parameter bias_;
+};
+
+/// In place of a norm that a model is built without.
+struct Identity {
+  template <class T>
+  void forward(const Values<T>& /*values*/, const Matrix<T>& x, Matrix<T>& y) const {
+    y = x;
+  }
+  template <class T>
+  void backward(const Values<T>& /*values*/, const Matrix<T>& /*x*/, const Matrix<T>& dy,
+                Matrix<T>& dx, Values<T>& /*gradient*/) const {
+    dx = dy;
+  }
+};
+
+/// Any of these, chosen when a model is built.
+class Norm {
+ public:
+  Norm() = default;
+  Norm(LayerNorm norm) : kind_(std::move(norm)) {}
+  Norm(RmsNorm norm) : kind_(std::move(norm)) {}
+
+  template <class T>
+  void forward(const Values<T>& values, const Matrix<T>& x, Matrix<T>& y) const {
+    std::visit([&](const auto& norm) { norm.forward(values, x, y); }, kind_);
+  }
+  template <class T>
+  void backward(const Values<T>& values, const Matrix<T>& x, const Matrix<T>& dy, Matrix<T>& dx,
+                Values<T>& gradient) const {
+    std::visit([&](const auto& norm) { norm.backward(values, x, dy, dx, gradient); }, kind_);
+  }
+
+ private:
+  std::variant<Identity, LayerNorm, RmsNorm> kind_;
 };
 
 }  // namespace layers

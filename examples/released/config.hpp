@@ -12,6 +12,7 @@
 #include <mhla/core/index.hpp>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -95,7 +96,7 @@ class Config {
   }
 
   /// Whichever of two names for the same number is given.
-  const std::string& either(const std::string& name, const std::string& alias) const {
+  std::string either(const std::string& name, const std::string& alias) const {
     const bool has_both = has(name) && has(alias);
     if (has_both) require_same(alias, value(name), "the value of " + name);
     return has(name) ? name : alias;
@@ -120,14 +121,17 @@ class Config {
     if (has(name) && value(name) != as) reject(name, as.dump() + " (" + reason + ")");
   }
   /// The name of the configuration's class must begin with one of these.
-  void require_class(std::initializer_list<std::string_view> classes) const {
-    if (!has("model")) return;
+  void require_class(std::span<const std::string_view> classes) const {
+    if (!has("model") || names_one_of(classes)) return;
     std::string list;
-    for (const std::string_view one : classes) {
-      if (word("model").rfind(one, 0) == 0) return;
+    for (const std::string_view one : classes)
       list += (list.empty() ? "" : " or ") + std::string(one);
-    }
     reject("model", "one that begins with " + list);
+  }
+  bool names_one_of(std::span<const std::string_view> classes) const {
+    const std::string name = word("model");
+    return std::any_of(classes.begin(), classes.end(),
+                       [&](std::string_view one) { return name.rfind(one, 0) == 0; });
   }
   /// Keys that change no result.
   void ignore(std::initializer_list<const char*> names) const {

@@ -43,6 +43,6 @@ void run_deit(const Arguments& arguments, const RunContext& run) {
 
 }  // namespace
 
-const ReleasedModel deit = {"deit", "MHLA_ViT", &check_deit, &run_deit};
+const ReleasedModel deit = {"deit", Deit<float>::classes, &check_deit, &run_deit};
 
 }  // namespace released

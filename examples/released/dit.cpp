@@ -31,6 +31,6 @@ void run_dit(const Arguments& arguments, const RunContext& run) {
 
 }  // namespace
 
-const ReleasedModel dit = {"dit", "DiT_MHLA", &check_dit, &run_dit};
+const ReleasedModel dit = {"dit", Dit<float>::classes, &check_dit, &run_dit};
 
 }  // namespace released

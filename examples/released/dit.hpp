@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cmath>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../layers/activations.hpp"
@@ -23,7 +25,8 @@
 namespace released {
 
 /// x += g1 attn(LN(x)(1 + a1) + h1); x += g2 mlp(LN(x)(1 + a2) + h2) with [h1, a1, g1, h2, a2, g2]
-/// = silu(c) W^T + b.
+/// = silu(c) W^T + b. With `dwconv`, a depthwise convolution of x follows. As released, it takes
+/// the tokens in the order of windows for an image in raster order.
 template <class T>
 class DitBlock {
  public:
@@ -36,7 +39,11 @@ class DitBlock {
         norm_(list, "", width, config.number("norm_eps", 1e-6), layers::Affine::no),
         attention_(list, name + ".attn", config, file, width, windows, run),
         mlp_(list, {name + ".mlp.fc1", name + ".mlp.fc2"}, width,
-             config.scaled(width, "mlp_ratio", 4.0), width) {}
+             config.scaled(width, "mlp_ratio", 4.0), width) {
+    if (config.flag("dwconv", false))
+      convolution_.emplace(list, name + ".dw_conv", width, std::vector<Index>{3, 3},
+                           layers::Bias::one);
+  }
 
   /// x [batch * tokens, width], steered by silu(c) [batch, width].
   void forward(const Values<T>& values, const Matrix<T>& steering, Matrix<T>& x,
@@ -61,12 +68,22 @@ class DitBlock {
       }
       layers::add_gated(half->added, part(at + 2), x);
     }
+    if (convolution_) {
+      convolved_ = windows_.by_window(x);
+      convolution_->forward(values, windows_.grid(), convolved_, x);
+      x = windows_.by_row(x);
+    }
     record_tokens(".out", x, record);
   }
 
   /// dx as in the layers; the gradient of silu(c) is added to d_steering.
   void backward(const Values<T>& values, Matrix<T>& dx, Matrix<T>& d_steering,
                 Values<T>& gradient) {
+    if (convolution_) {
+      convolution_->backward(values, windows_.grid(), convolved_, windows_.by_window(dx), dx,
+                             gradient);
+      dx = windows_.by_row(dx);
+    }
     Matrix<T> d_parts(parts_.rows(), parts_.cols());
     const auto d_part = [&](Index at) { return d_parts.middleCols(at * width_, width_); };
     for (Half* half : {&second_, &first_}) {
@@ -106,7 +123,8 @@ class DitBlock {
   layers::LayerNorm norm_;
   WindowAttention attention_;
   layers::Mlp<layers::GeluTanh> mlp_;
-  Matrix<T> steering_, parts_;
+  std::optional<layers::DepthwiseConvolution> convolution_;
+  Matrix<T> steering_, parts_, convolved_;
   Half first_, second_;
   WindowAttentionActivations<T> attention_activations_;
   layers::MlpActivations<T> mlp_activations_;
@@ -116,6 +134,7 @@ template <class T>
 class Dit {
  public:
   static constexpr const char* output = "output";
+  static constexpr std::string_view classes[] = {"DiT"};
 
   Dit(const Config& config, const Checkpoint& file, const RunContext& run)
       : windows_(windows_of(config, file)),
@@ -253,12 +272,13 @@ class Dit {
     file.require_layers("blocks.", "depth", config.size("depth"));
     const char* const table = "y_embedder.embedding_table.weight";
     file.require(table, {file.shape(table, 2)[0], width});
-    return {grid, grid, side};
+    file.require("blocks.0.attn.piece_attn.conv.weight",
+                 {grid * grid / tokens, grid * grid / tokens, 1, 1});
+    return {grid, grid, side, side};
   }
   /// Arguments of DiT_MHLA.
   void require_supported(const Config& config) const {
-    config.require_class({"DiT"});
-    config.require_off({"dwconv"});
+    config.require_class(classes);
     // Training with dropped labels adds a row for "no class".
     const Index rows = label_.table().rows();
     if (config.has("num_classes") && config.size("num_classes") != rows)

@@ -87,7 +87,7 @@ void run_language_model(const Arguments& arguments, const RunContext& run) {
 
 }  // namespace
 
-const ReleasedModel language_model = {"lm", "GLAForCausalLM", &check_language_model,
+const ReleasedModel language_model = {"lm", LanguageModel<float>::classes, &check_language_model,
                                       &run_language_model};
 
 }  // namespace released

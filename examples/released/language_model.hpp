@@ -4,7 +4,8 @@
 //   x += (RMS(MHLA(q, k, v)) o silu(g)) Wo^T    x += swiglu(RMS(x))    logits = RMS(x) Whead^T
 //
 // with q, k, v and g linear in RMS(x); q, k and v pass short causal convolutions where the
-// configuration has them. Tokens come all at once, to be differentiated, or a few at a time.
+// configuration has them, and there may be no gate. Tokens come all at once, to be differentiated,
+// or a few at a time.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +18,9 @@
 #include <mhla/policy/rotation.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "../layers/activations.hpp"
@@ -28,6 +32,7 @@
 #include "../layers/norms.hpp"
 #include "checkpoint.hpp"
 #include "config.hpp"
+#include "feature_maps.hpp"
 #include "record.hpp"
 #include "run_context.hpp"
 
@@ -37,11 +42,14 @@ namespace released {
 struct LanguageModelShape {
   Index width, heads, kv_heads, key_dim, value_dim, hidden, block, mix_blocks;
   Index taps;  // of the short convolutions; 0: there are none
+  FeatureMap feature_map;
+  bool is_gated;
   double theta, epsilon;
 
   Index key_width() const { return kv_heads * key_dim; }
   Index value_width() const { return kv_heads * value_dim; }
   Index out_width() const { return heads * value_dim; }
+  Index features() const { return feature_count(feature_map, key_dim); }
 };
 
 /// A linear map and, where there is one, its short convolution: silu(conv(x W^T)).
@@ -78,7 +86,6 @@ class ConvolvedLinear {
     history = all.bottomRows(std::min(all.rows(), history_rows_));
   }
   const Matrix<T>& result() const { return convolution_ ? activated_ : projected_; }
-  Matrix<T>& result() { return convolution_ ? activated_ : projected_; }
 
   /// dx += what the gradient `d` of the result makes of it.
   void add_backward(const Values<T>& values, const Matrix<T>& x, Index batch, Matrix<T> d,
@@ -105,11 +112,15 @@ class ConvolvedLinear {
 template <class T>
 class LanguageModelLayer {
  public:
-  using Variant = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized,
-                                  mhla::HalfSplitRotary>;
+  /// Maps features and rotates them; or takes those of FeatureLayer.
+  using ReluAttention = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal,
+                                        mhla::Unnormalized, mhla::HalfSplitRotary>;
+  using FeatureAttention = mhla::Attention<mhla::Identity, mhla::Blocks1D, mhla::Causal,
+                                           mhla::Unnormalized, mhla::NoRotation>;
+  using Decoder = std::variant<mhla::Decoder<ReluAttention, T>, mhla::Decoder<FeatureAttention, T>>;
   /// What a sequence that grows leaves for its next tokens.
   struct Past {
-    mhla::Decoder<Variant, T> decoder;
+    Decoder decoder;
     Matrix<T> q, k, v;  // for the convolutions
   };
 
@@ -120,19 +131,21 @@ class LanguageModelLayer {
         q_(list, name + ".attn", "q", shape.width, shape.heads * shape.key_dim, shape.taps),
         k_(list, name + ".attn", "k", shape.width, shape.key_width(), shape.taps),
         v_(list, name + ".attn", "v", shape.width, shape.value_width(), shape.taps),
-        g_(list, name + ".attn", "g", shape.width, shape.out_width(), 0),
+        features_q_(list, name + ".attn.feature_map_q", shape.feature_map, shape.heads,
+                    shape.key_dim, run.frequency_base(shape.theta)),
+        features_k_(list, name + ".attn.feature_map_k", shape.feature_map, shape.kv_heads,
+                    shape.key_dim, run.frequency_base(shape.theta)),
         mixing_(list.add(name + ".attn.mixing_matrix",
                          {shape.mix_blocks, shape.mix_blocks, 1, 1, 1, 1}, 0, 0)),
-        head_norm_(list, name + ".attn.g_norm_swish_gate", shape.value_dim, shape.epsilon),
+        head_norm_(list, name + (shape.is_gated ? ".attn.g_norm_swish_gate" : ".attn.g_norm"),
+                   shape.value_dim, shape.epsilon),
         o_(list, name + ".attn.o_proj", shape.out_width(), shape.width),
         mlp_norm_(list, name + ".mlp_norm", shape.width, shape.epsilon),
         mlp_(list, name + ".mlp", shape.width, shape.hidden),
-        variant_{.feature_map = {.epsilon = 0},
-                 .blocks = {.block = shape.block},
-                 .rotation = {.theta = run.frequency_base(shape.theta)},
-                 .scale = 1 / std::sqrt(static_cast<double>(shape.key_dim))},
-        attention_(variant_, run.team, run.storage),
-        run_(run) {}
+        attention_(attention_of(shape, run)),
+        run_(run) {
+    if (shape.is_gated) g_.emplace(list, name + ".attn", "g", shape.width, shape.out_width(), 0);
+  }
 
   void forward(const Values<T>& values, Index batch, Matrix<T>& x, const std::string& name,
                const Record& record) {
@@ -143,10 +156,15 @@ class LanguageModelLayer {
     q_.forward(values, normed_, batch, name, record);
     k_.forward(values, normed_, batch, name, record);
     v_.forward(values, normed_, batch, name, record);
-    g_.forward(values, normed_, batch, name, record);
-    run_.at_kink(name, q_.result(), k_.result());
+    if (g_) g_->forward(values, normed_, batch, name, record);
+    mapped_ = {.tokens = tokens};
+    make_features(values, mapped_, name);
     mix_ = cut_mixing(values, mhla::ceil_div(tokens, shape_.block));
-    attention_.forward(heads(batch), q_.result(), k_.result(), v_.result(), mix_, attended_);
+    std::visit(
+        [&](const auto& attention) {
+          attention.forward(heads(batch), mapped_q_, mapped_k_, v_.result(), mix_, attended_);
+        },
+        attention_);
     record(name + ".attention", {batch, tokens, shape_.heads, shape_.value_dim}, attended_);
     after_attention(values, x);
     record(name + ".gated", {batch, tokens, shape_.heads, shape_.value_dim}, gated_);
@@ -157,14 +175,17 @@ class LanguageModelLayer {
   /// Nothing has come yet. Results do not depend on how many tokens come at a time.
   Past no_past(const Values<T>& values) {
     mix_ = cut_mixing(values, shape_.mix_blocks);
-    return {mhla::Decoder<Variant, T>(variant_, mhla::mix_view(mix_),
-                                      {.batch = 1,
-                                       .heads = shape_.heads,
-                                       .kv_heads = shape_.kv_heads,
-                                       .key_dim = shape_.key_dim,
-                                       .value_dim = shape_.value_dim}),
-            Matrix<T>(0, shape_.heads * shape_.key_dim), Matrix<T>(0, shape_.key_width()),
-            Matrix<T>(0, shape_.value_width())};
+    const auto decoder = [&](const auto& attention) -> Decoder {
+      using Variant = std::decay_t<decltype(attention.variant())>;
+      return mhla::Decoder<Variant, T>(attention.variant(), mhla::mix_view(mix_),
+                                       {.batch = 1,
+                                        .heads = shape_.heads,
+                                        .kv_heads = shape_.kv_heads,
+                                        .key_dim = shape_.features(),
+                                        .value_dim = shape_.value_dim});
+    };
+    return {std::visit(decoder, attention_), Matrix<T>(0, shape_.heads * shape_.key_dim),
+            Matrix<T>(0, shape_.key_width()), Matrix<T>(0, shape_.value_width())};
   }
   void forward(const Values<T>& values, Past& past, Matrix<T>& x) {
     const Record unrecorded;
@@ -172,11 +193,16 @@ class LanguageModelLayer {
     q_.forward(values, normed_, past.q);
     k_.forward(values, normed_, past.k);
     v_.forward(values, normed_, past.v);
-    g_.forward(values, normed_, 1, "", unrecorded);
+    if (g_) g_->forward(values, normed_, 1, "", unrecorded);
     attended_.resize(x.rows(), shape_.out_width());
-    past.decoder.step(
-        mhla::heads_view(q_.result(), shape_.heads), mhla::heads_view(k_.result(), shape_.kv_heads),
-        mhla::heads_view(v_.result(), shape_.kv_heads), mhla::heads_view(attended_, shape_.heads));
+    const auto step = [&](auto& decoder) {
+      make_features(values, {.tokens = x.rows(), .first = decoder.position(0)}, "");
+      decoder.step(mhla::heads_view(mapped_q_, shape_.heads),
+                   mhla::heads_view(mapped_k_, shape_.kv_heads),
+                   mhla::heads_view(v_.result(), shape_.kv_heads),
+                   mhla::heads_view(attended_, shape_.heads));
+    };
+    std::visit(step, past.decoder);
     after_attention(values, x);
   }
 
@@ -188,12 +214,19 @@ class LanguageModelLayer {
     dx += d_part;
 
     o_.backward(values, gated_, dx, d_gated, gradient);
-    layers::gate_backward(g_.result(), head_normed_, d_gated, d_gate, d_part);
+    d_part = d_gated;
+    if (g_) layers::gate_backward(g_->result(), head_normed_, d_gated, d_gate, d_part);
     head_norm_.backward(values, attended_, d_part, d_attended, gradient);
-    const Matrix<T>&q = q_.result(), &k = k_.result(), &v = v_.result();
+    const Matrix<T>&q = mapped_q_, &k = mapped_k_, &v = v_.result();
     Matrix<T> dq(q.rows(), q.cols()), dk(k.rows(), k.cols()), dv(v.rows(), v.cols());
     Matrix<T> d_mix(mix_.rows(), mix_.cols());
-    attention_.backward(heads(batch), q, k, v, mix_, d_attended, dq, dk, dv, d_mix);
+    std::visit(
+        [&](const auto& attention) {
+          attention.backward(heads(batch), q, k, v, mix_, d_attended, dq, dk, dv, d_mix);
+        },
+        attention_);
+    features_q_.backward(values, Matrix<T>(dq), mapped_, dq, gradient);
+    features_k_.backward(values, Matrix<T>(dk), mapped_, dk, gradient);
     // By the matrix as it was cut: an entry that was clamped has the gradient of its bound.
     auto d_mixing = mixing_.in(gradient);
     d_mixing.setZero();
@@ -203,7 +236,7 @@ class LanguageModelLayer {
     q_.add_backward(values, normed_, batch, dq, d_normed, gradient);
     k_.add_backward(values, normed_, batch, dk, d_normed, gradient);
     v_.add_backward(values, normed_, batch, dv, d_normed, gradient);
-    g_.add_backward(values, normed_, batch, d_gate, d_normed, gradient);
+    if (g_) g_->add_backward(values, normed_, batch, d_gate, d_normed, gradient);
     attn_norm_.backward(values, input_, d_normed, d_part, gradient);
     dx += d_part;
   }
@@ -221,9 +254,31 @@ class LanguageModelLayer {
   }
   layers::Heads heads(Index batch) const { return {shape_.heads, shape_.kv_heads, batch}; }
 
+  using AnyAttention =
+      std::variant<layers::MhlaAttention<ReluAttention>, layers::MhlaAttention<FeatureAttention>>;
+  static AnyAttention attention_of(const LanguageModelShape& shape, const RunContext& run) {
+    const mhla::Blocks1D blocks{.block = shape.block};
+    const double scale = 1 / std::sqrt(static_cast<double>(shape.features()));
+    if (!is_relu_in_attention(shape.feature_map))
+      return layers::MhlaAttention<FeatureAttention>({.blocks = blocks, .scale = scale}, run.team,
+                                                     run.storage);
+    return layers::MhlaAttention<ReluAttention>(
+        {.feature_map = {.epsilon = 0},
+         .blocks = blocks,
+         .rotation = {.theta = run.frequency_base(shape.theta)},
+         .scale = scale},
+        run.team, run.storage);
+  }
+  void make_features(const Values<T>& values, const Positions& at, const std::string& name) {
+    features_q_.forward(
+        values, q_.result(), at, [&](Matrix<T>& x) { run_.at_kink(name + ".q", x); }, mapped_q_);
+    features_k_.forward(
+        values, k_.result(), at, [&](Matrix<T>& x) { run_.at_kink(name + ".k", x); }, mapped_k_);
+  }
   void after_attention(const Values<T>& values, Matrix<T>& x) {
     head_norm_.forward(values, attended_, head_normed_);
-    layers::gate(g_.result(), head_normed_, gated_);
+    gated_ = head_normed_;
+    if (g_) layers::gate(g_->result(), head_normed_, gated_);
     o_.forward(values, gated_, attn_out_);
     x += attn_out_;
     middle_ = x;
@@ -235,17 +290,20 @@ class LanguageModelLayer {
 
   LanguageModelShape shape_;
   layers::RmsNorm attn_norm_;
-  ConvolvedLinear<T> q_, k_, v_, g_;
+  ConvolvedLinear<T> q_, k_, v_;
+  std::optional<ConvolvedLinear<T>> g_;
+  FeatureLayer<T> features_q_, features_k_;
   layers::Parameter mixing_;
   layers::RmsNorm head_norm_;
   layers::Linear o_;
   layers::RmsNorm mlp_norm_;
   layers::GatedMlp mlp_;
-  Variant variant_;
-  layers::MhlaAttention<Variant> attention_;
+  AnyAttention attention_;
   RunContext run_;
 
-  Matrix<T> input_, normed_, mix_, attended_, head_normed_, gated_, attn_out_, middle_;
+  Positions mapped_{};
+  Matrix<T> input_, normed_, mapped_q_, mapped_k_, mix_, attended_, head_normed_, gated_, attn_out_,
+      middle_;
   layers::GatedMlpActivations<T> mlp_activations_;
 };
 
@@ -253,6 +311,7 @@ template <class T>
 class LanguageModel {
  public:
   static constexpr const char* output = "logits";
+  static constexpr std::string_view classes[] = {"GLAForCausalLM"};
   using Layer = LanguageModelLayer<T>;
   using Past = std::vector<typename Layer::Past>;
 
@@ -347,6 +406,8 @@ class LanguageModel {
     shape.block = config.size("chunk_size", 64);
     const Index taps = config.size("conv_size", 4);
     shape.taps = config.flag("use_short_conv", false) ? taps : 0;
+    shape.feature_map = feature_map_of(config);
+    shape.is_gated = config.flag("use_output_gate", true);
     shape.theta = config.positive("rope_theta", 10000.0);
     shape.epsilon = config.number("norm_eps", 1e-6);
     const std::string first = "model.layers.0.attn.";
@@ -384,13 +445,11 @@ class LanguageModel {
   }
   /// Arguments of GLAConfig, and of transformers' PretrainedConfig.
   static void require_supported(const Config& config) {
-    config.require_class({"GLAForCausalLM"});
+    config.require_class(classes);
     config.require("model_type", {"gla"});
     config.require("attn_extends", {"mhla"});
     config.require("attn_mode", {"chunk"});
-    config.require("feature_map", {"relu"});
     config.require("hidden_act", {"swish", "silu"});
-    config.require("use_output_gate", {true});
     config.require("elementwise_affine", {true});
     config.require("fuse_norm", {true});  // without it the released layer cannot be run
     config.require_off({"attn", "conv_bias", "add_cross_attention", "is_encoder_decoder"});

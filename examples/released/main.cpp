@@ -36,9 +36,9 @@ constexpr char usage[] =
 /// Whether all agreed.
 bool check_folder(const std::filesystem::path& folder, const RunContext& run) {
   std::printf("%s\n", folder.c_str());
-  const std::string class_name = Config(folder / "config.json").word("model");
+  const Config config(folder / "config.json");
   for (const ReleasedModel* model : all_models) {
-    if (class_name.rfind(model->class_name, 0) != 0) continue;
+    if (!config.names_one_of(model->classes)) continue;
     Comparison in_float("float"), in_double("double");
     model->check(folder, run, in_float, in_double);
     const int failed = in_float.failed() + in_double.failed();
@@ -46,7 +46,7 @@ bool check_folder(const std::filesystem::path& folder, const RunContext& run) {
                 failed);
     return failed == 0;
   }
-  throw UnreadableFile(folder / "config.json", "names the model " + class_name);
+  throw UnreadableFile(folder / "config.json", "names the model " + config.word("model"));
 }
 
 Arguments parse(int argc, char** argv, int& threads) {

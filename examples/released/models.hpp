@@ -3,7 +3,9 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "check.hpp"
@@ -28,8 +30,8 @@ struct Arguments {
 
 /// A model of the released code.
 struct ReleasedModel {
-  const char* name;        ///< on the command line
-  const char* class_name;  ///< that its configuration begins with, under "model"
+  const char* name;                           ///< on the command line
+  std::span<const std::string_view> classes;  ///< as a configuration names them under "model"
   /// In float and in double.
   void (*check)(const std::filesystem::path&, const RunContext&, Comparison& in_float,
                 Comparison& in_double);

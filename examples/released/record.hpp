@@ -69,10 +69,11 @@ Matrix<T> matrix_of(const checkpoints::StoredTensor& tensor) {
 struct Windows {
   Index rows = 0;  // tokens of the grid
   Index columns = 0;
-  Index side = 0;  // tokens of a window's side
+  Index height = 0;  // tokens of a window
+  Index width = 0;
 
   Index tokens() const { return rows * columns; }
-  Index window_tokens() const { return side * side; }
+  Index window_tokens() const { return height * width; }
   Index count() const { return tokens() / window_tokens(); }
   layers::Grid grid() const { return {{1, rows, columns}}; }
 
@@ -80,9 +81,9 @@ struct Windows {
   Index raster(Index t) const {
     const Index window = t / window_tokens();
     const Index inside = t % window_tokens();
-    const Index across = columns / side;
-    return (window / across * side + inside / side) * columns + window % across * side +
-           inside % side;
+    const Index across = columns / width;
+    return (window / across * height + inside / width) * columns + window % across * width +
+           inside % width;
   }
   /// Rows of every image, from row by row to window by window.
   template <class M>

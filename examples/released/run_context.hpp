@@ -22,12 +22,15 @@ struct RunContext {
   double frequency_base(double base) const {
     return moved == 0 ? base : base * (1 + (moved % 2 == 0 ? 0x1p-52 : -0x1p-52) * std::log(base));
   }
-  /// Call it with the arguments of attention's feature maps.
+  /// Call it with the arguments of Relu in attention's feature maps.
+  template <class T>
+  void at_kink(const std::string& name, layers::Matrix<T>& x) const {
+    if (branches != nullptr) (*branches)(name, x);
+  }
   template <class T>
   void at_kink(const std::string& name, layers::Matrix<T>& q, layers::Matrix<T>& k) const {
-    if (branches == nullptr) return;
-    (*branches)(name + ".q", q);
-    (*branches)(name + ".k", k);
+    at_kink(name + ".q", q);
+    at_kink(name + ".k", k);
   }
 };
 

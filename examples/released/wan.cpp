@@ -26,6 +26,6 @@ void run_wan(const Arguments& arguments, const RunContext& run) {
 
 }  // namespace
 
-const ReleasedModel wan = {"wan", "MHLA_Video_Uni", &check_wan, &run_wan};
+const ReleasedModel wan = {"wan", Wan<float>::classes, &check_wan, &run_wan};
 
 }  // namespace released

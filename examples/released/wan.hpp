@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The self-attention of the released video models (MHLA_Video_Uni):
+// The self-attention of the released video models, in its six classes:
 //
-//   q, k, v, g linear in x   r = RMS(MHLA(RMS(q), RMS(k), v))   y = (r o silu(g) + lepe(v)) Wo^T +
-//   b
+//   q, k, v, g linear in x    r = norm(MHLA(RMS(q), RMS(k), v))    y = (r o silu(g) + lepe(v)) Wo^T
+//   + b
 //
-// over boxes of the video, rotated along its three axes; RMS norms of q and k, gate and lepe where
-// the configuration has them.
+// over boxes of the video, rotated along its three axes. The classes differ in which of norm, gate
+// and lepe they have, and in whether y passes a norm of its own.
 #pragma once
 
 #include <mhla/policy/block_geometry.hpp>
@@ -15,6 +15,7 @@
 #include <mhla/policy/rotation.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -30,10 +31,24 @@
 
 namespace released {
 
+/// What a class has between attention and its result.
+struct WanClass {
+  enum class Norm { none, of_heads, of_tokens };
+
+  std::string_view name;
+  std::string_view type;  ///< its name in configurations of whole models
+  bool is_gated;
+  bool is_lepe;
+  Norm norm;
+  bool may_norm_result;
+};
+
 template <class T>
 class Wan {
  public:
   static constexpr const char* output = "output";
+  /// And models of many layers.
+  static constexpr std::string_view classes[] = {"MHLA_Video", "Gated_MHLA_Video", "Wan"};
 
   Wan(const Config& config, const Checkpoint& file, const RunContext& run)
       : run_(run),
@@ -41,21 +56,27 @@ class Wan {
         heads_(config.size("num_heads")),
         grid_{{config.sizes("grid", 3)[0], config.sizes("grid", 3)[1], config.sizes("grid", 3)[2]}},
         norm_epsilon_(config.number(config.either("norm_eps", "eps"), 1e-6)),
+        class_(class_of(config)),
         attention_(attention_of(config, file, run)),
         q_(list_, "q", width_, width_, layers::Bias::one),
         k_(list_, "k", width_, width_, layers::Bias::one),
         v_(list_, "v", width_, width_, layers::Bias::one),
         o_(list_, "o", width_, width_, layers::Bias::one),
-        mix_(list_.add("block_attn.conv.weight", {blocks_, blocks_, 1, 1}, 0, 0)),
-        norm_(list_, "g_norm", width_ / heads_, norm_epsilon_) {
+        mix_(list_.add("block_attn.conv.weight", {blocks_, blocks_, 1, 1}, 0, 0)) {
     if (width_ % heads_ != 0) config.fail("num_heads does not divide dim");
     if (config.flag("qk_norm", true)) {
-      norm_q_.emplace(list_, "norm_q", width_, norm_epsilon_);
-      norm_k_.emplace(list_, "norm_k", width_, norm_epsilon_);
+      norm_q_ = layers::RmsNorm(list_, "norm_q", width_, norm_epsilon_);
+      norm_k_ = layers::RmsNorm(list_, "norm_k", width_, norm_epsilon_);
     }
-    if (config.flag("is_gated", false)) g_.emplace(list_, "g", width_, width_, layers::Bias::one);
-    if (config.flag("is_lepe", false))
+    if (class_.norm != WanClass::Norm::none)
+      norm_ = layers::RmsNorm(list_, "g_norm",
+                              class_.norm == WanClass::Norm::of_heads ? width_ / heads_ : width_,
+                              norm_epsilon_);
+    if (class_.is_gated) g_.emplace(list_, "g", width_, width_, layers::Bias::one);
+    if (class_.is_lepe)
       lepe_.emplace(list_, "lepe", width_, std::vector<Index>{3, 3, 3}, layers::Bias::one);
+    if (config.flag(config.either("out_rmsnorm", "rms_output"), false) && class_.may_norm_result)
+      result_norm_ = layers::RmsNorm(list_, "out_rmsnorm", width_, norm_epsilon_);
     require_supported(config);
   }
 
@@ -81,14 +102,10 @@ class Wan {
     record("q", shape, projected_q_);
     record("k", shape, projected_k_);
     record("v", shape, projected_v_);
-    normed_q_ = projected_q_;
-    normed_k_ = projected_k_;
-    if (norm_q_) {
-      norm_q_->forward(values, projected_q_, normed_q_);
-      norm_k_->forward(values, projected_k_, normed_k_);
-      record("norm_q", shape, normed_q_);
-      record("norm_k", shape, normed_k_);
-    }
+    norm_q_.forward(values, projected_q_, normed_q_);
+    norm_k_.forward(values, projected_k_, normed_k_);
+    record("norm_q", shape, normed_q_);
+    record("norm_k", shape, normed_k_);
     run_.at_kink("", normed_q_, normed_k_);
     std::visit(
         [&](const auto& attention) {
@@ -98,7 +115,7 @@ class Wan {
         attention_);
     record("attention", by_head, attended_);
     norm_.forward(values, attended_, normed_);
-    record("g_norm", by_head, normed_);
+    record("g_norm", class_.norm == WanClass::Norm::of_tokens ? shape : by_head, normed_);
     last_ = normed_;
     if (g_) {
       g_->forward(values, x, projected_g_);
@@ -113,8 +130,9 @@ class Wan {
       last_ += lepe;
     }
     record("o_in", shape, last_);
+    o_.forward(values, last_, result_);
     Matrix<T> y;
-    o_.forward(values, last_, y);
+    result_norm_.forward(values, result_, y);
     record(output, shape, y);
     return y;
   }
@@ -122,9 +140,10 @@ class Wan {
   void backward(const Values<T>& values, const Matrix<T>& dy, Values<T>& gradient,
                 const Record& record) {
     const Index batch = dy.rows() / grid_.tokens();
-    Matrix<T> d_last, d_attended, dx, d_part;
+    Matrix<T> d_result, d_last, d_attended, dx, d_part;
     Matrix<T> dq(x_.rows(), width_), dk(x_.rows(), width_), dv(x_.rows(), width_);
-    o_.backward(values, last_, dy, d_last, gradient);
+    result_norm_.backward(values, result_, dy, d_result, gradient);
+    o_.backward(values, last_, d_result, d_last, gradient);
     Matrix<T> d_normed = d_last;
     Matrix<T> d_gate;
     if (g_) layers::gate_backward(projected_g_, normed_, d_last, d_gate, d_normed);
@@ -135,10 +154,8 @@ class Wan {
                              d_attended, dq, dk, dv, mix_.in(gradient));
         },
         attention_);
-    if (norm_q_) {
-      norm_q_->backward(values, projected_q_, Matrix<T>(dq), dq, gradient);
-      norm_k_->backward(values, projected_k_, Matrix<T>(dk), dk, gradient);
-    }
+    norm_q_.backward(values, projected_q_, Matrix<T>(dq), dq, gradient);
+    norm_k_.backward(values, projected_k_, Matrix<T>(dk), dk, gradient);
     if (lepe_) {
       lepe_->backward(values, grid_, projected_v_, d_last, d_part, gradient);
       dv += d_part;
@@ -162,18 +179,38 @@ class Wan {
                                             Normalizer, mhla::AxialRotary>>;
   using AnyAttention = std::variant<Attention<mhla::Unnormalized>, Attention<mhla::MixedProduct>>;
 
-  /// Arguments of MHLA_Video_Uni, and keys that configure it in released models.
+  /// By its name, or by its type in the configuration of a whole model.
+  static WanClass class_of(const Config& config) {
+    using enum WanClass::Norm;
+    const WanClass all[] = {
+        {"MHLA_Video_Uni", "mhla_uni", config.flag("is_gated", false),
+         config.flag("is_lepe", false), of_heads, false},
+        {"Gated_MHLA_Video_LePE", "gated_mhla_lepe", true, true, of_heads, false},
+        {"Gated_MHLA_Video", "gated_mhla", true, false, of_tokens, false},
+        {"MHLA_Video_LePE", "mhla_lepe", false, true, none, true},
+        {"MHLA_Video_Nope", "mhla_nope", false, false, none, true},  // rotates all the same
+        {"MHLA_Video", "mhla", false, false, none, true}};
+    config.require_class(classes);
+    const std::string name = config.has("model") ? config.word("model") : "Wan";
+    const std::string key = config.either("self_attn_type", "attn_type");
+    config.require(key,
+                   {"mhla_uni", "gated_mhla_lepe", "gated_mhla", "mhla_lepe", "mhla_nope", "mhla"});
+    const std::string type = config.has(key) ? config.word(key) : "mhla_uni";
+    for (const WanClass& one : all) {
+      if (name.rfind("Wan", 0) == 0 ? type != one.type : name != one.name) continue;
+      config.require_same(key, std::string(one.type), "the type of " + name);
+      return one;
+    }
+    config.fail("model is " + name + ", which is no class of attention");
+  }
+  /// Arguments of the classes, and keys that configure them in released models.
   void require_supported(const Config& config) const {
-    config.require_class({"MHLA_Video_Uni", "Wan"});
-    config.require("self_attn_type", {"mhla_uni"});
-    config.require("qkv_bias", {true});
-    config.require_off({"without_rope"});
     config.require_same("head_dim", width_ / heads_, "dim / num_heads");
     // Only the initial value of mix: the checkpoint holds the trained one.
     config.require("transform", {"linear", "cos", "exp", "gaussian", "local"});
     // The released layer takes these but does not use them.
-    config.ignore({"dim_head", "dropout", "fixed_weight_value", "window_size", "rope_after",
-                   "rms_output", "out_rmsnorm", "power", "mhla_adjust"});
+    config.ignore({"dim_head", "dropout", "fixed_weight_value", "window_size", "qkv_bias",
+                   "rope_after", "without_rope", "power", "mhla_adjust"});
     // Keys of the rest of the model, or of its inputs.
     config.ignore({"batch",
                    "ffn_dim",
@@ -225,7 +262,7 @@ class Wan {
     const mhla::AxialRotary rotation{
         .theta = run.frequency_base(config.positive("rope_theta", 10000.0))};
     const double epsilon = config.number(config.either("normalizer_eps", "eps"), 1e-6);
-    if (!config.flag(config.either("normalize_out", "norm_output"), false))
+    if (!config.flag(config.either("normalize_out", "norm_output"), true))
       return Attention<mhla::Unnormalized>(
           {.feature_map = feature_map, .blocks = blocks, .rotation = rotation}, run.team,
           run.storage);
@@ -244,17 +281,17 @@ class Wan {
   layers::Grid grid_;
   Index blocks_ = 0;
   double norm_epsilon_;
+  WanClass class_;
   AnyAttention attention_;
   layers::ParameterList list_;
   layers::Linear q_, k_, v_, o_;
-  std::optional<layers::RmsNorm> norm_q_, norm_k_;
   layers::Parameter mix_;
-  layers::RmsNorm norm_;
+  layers::Norm norm_q_, norm_k_, norm_, result_norm_;
   std::optional<layers::Linear> g_;
   std::optional<layers::DepthwiseConvolution> lepe_;
 
   Matrix<T> x_, projected_q_, projected_k_, projected_v_, projected_g_;
-  Matrix<T> normed_q_, normed_k_, attended_, normed_, last_;
+  Matrix<T> normed_q_, normed_k_, attended_, normed_, last_, result_;
 };
 
 }  // namespace released
