@@ -155,23 +155,29 @@ def check_gradcheck():
 
 
 def check_opcheck():
-    variant = mhla_torch.variants.name("float64")
-    mhla_torch.compiling.ready(variant)
-    options = (None, None, None, variant, [1, 1, 4, 1, 1, 0] + 6 * [0] + [1, 4], [1.0, 1e-6, 1e-6, 1.0], False)
-    q, k, v, mix, dy = operands(30, dict(block=4), kv_heads=2)
-    library.opcheck(torch.ops.mhla_torch.attention.default, (q, k, v, mix, *options))
-    detached = (x.detach() for x in (dy, q, k, v, mix))
-    library.opcheck(torch.ops.mhla_torch.attention_backward.default,
-                    (*detached, *options, [True, False, True, True]))
+    """Of dense, packed and padded batches."""
+    offsets, mask = torch.tensor([0, 5, 5, 30]), torch.rand(2, 30) < 0.7
+    for batch, tensors in ((None, (None, None, None)), ("packed", (offsets, None, None)),
+                           ("padded", (None, mask, mask))):
+        variant = mhla_torch.variants.name("float64", batch=batch)
+        mhla_torch.compiling.ready(variant)
+        options = (*tensors, variant, [1, 1, 4, 1, 1, 0] + 6 * [0] + [1, 4], [1.0, 1e-6, 1e-6, 1.0], False)
+        q, k, v, mix, dy = operands(30, dict(block=4, **({"offsets": offsets} if batch == "packed" else {})),
+                                    kv_heads=2)
+        library.opcheck(torch.ops.mhla_torch.attention.default, (q, k, v, mix, *options))
+        detached = (x.detach() for x in (dy, q, k, v, mix))
+        library.opcheck(torch.ops.mhla_torch.attention_backward.default,
+                        (*detached, *options, [True, False, True, True]))
 
 
 def check_compile():
     options = dict(block=4, causal=True)
     x = operands(30, options)
-    compiled = torch.compile(lambda *x, **o: mhla_torch.attention(*x, **o), backend="aot_eager",
-                             fullgraph=True)
-    for a, b in zip(results(compiled, *x, options), results(mhla_torch.attention, *x, options)):
-        assert torch.equal(a, b)
+    for backend in ("aot_eager", "inductor"):
+        torch.compiler.reset()
+        compiled = torch.compile(lambda *x, **o: mhla_torch.attention(*x, **o), backend=backend, fullgraph=True)
+        for a, b in zip(results(compiled, *x, options), results(mhla_torch.attention, *x, options)):
+            assert torch.equal(a, b), backend
 
 
 def check_packed_qkv():

@@ -145,10 +145,14 @@ def check_layer_of_dit():
 
 def check_layers_of_wan():
     worst = 0.0
-    for model in ("wan", "wan_gated"):
+    uni, small = (32, 2, (3, 4, 6), (3, 2, 2)), (24, 2, (2, 4, 4), (2, 2, 2))
+    for model, sizes, options in (
+            ("wan", uni, dict(normalize_out=False)),
+            ("wan_gated", uni, dict(normalize_out=False, gate=True, lepe=True)),
+            ("wan_gated_mhla", small, dict(norm="tokens", gate=True)),
+            ("wan_mhla_lepe", small, dict(normalize_out=False, norm=None, lepe=True, out_rmsnorm=True))):
         forward, gradients = tensors(model, "forward"), tensors(model, "gradients")
-        gated = model == "wan_gated"
-        layer = mhla_torch.nn.VideoAttention(32, 2, (3, 4, 6), (3, 2, 2), gate=gated, lepe=gated)
+        layer = mhla_torch.nn.VideoAttention(*sizes, **options)
         worst = max(worst, compare(layer, tensors(model, "model"), [forward["x"]], forward["output"], gradients,
                                    gradients["loss_weight.output"]))
     return f"off by {worst:.1e}"
@@ -159,6 +163,9 @@ def check_layers_of_language_models():
     for name, model in dict(
             lm=LanguageModel(47, 40, 2, True, inner=80, heads=2),
             lm_conv=LanguageModel(29, 32, 1, False, inner=48, heads=4, kv_heads=2, expand_k=1.0, conv_size=4),
+            **{f"lm_{kind}": LanguageModel(7, 8, 1, False, inner=8, heads=2, kv_heads=1, expand_k=1.0, expand_v=1.5,
+                                           gate=kind == "elu", feature_map=kind)
+               for kind in ("dpfp", "elementwise_product", "elu", "hedgehog", "identity", "t2r")},
     ).items():
         forward, gradients = tensors(name, "forward"), tensors(name, "gradients")
         worst = max(worst, compare(model, tensors(name, "model"), [forward["input_ids"]], forward["logits"],
@@ -177,7 +184,7 @@ def layers():
         "DeiT": (mhla_torch.nn.WindowAttention(48, 3, 8, 4), torch.randn(2, 64, 48)),
         "DiT": (mhla_torch.nn.WindowAttention(32, 2, 8, 2, qkv_bias=True, qk_norm=False, lepe_kernel=3),
                 torch.randn(2, 64, 32)),
-        "Wan": (mhla_torch.nn.VideoAttention(48, 2, (3, 4, 6), (3, 2, 2), gate=True, lepe=True),
+        "Wan": (mhla_torch.nn.VideoAttention(48, 2, (3, 4, 6), (3, 2, 2), normalize_out=False, gate=True, lepe=True),
                 torch.randn(2, 72, 48)),
         "LM": (mhla_torch.nn.LanguageAttention(64, 4, kv_heads=2, block=16, conv_size=4, feature_epsilon=1e-6),
                torch.randn(2, 72, 64)),
@@ -252,8 +259,8 @@ def check_autocast_of_layers():
 
 def check_layers_compile():
     for name, (layer, x) in layers().items():
-        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        assert relative(compiled(x), layer(x)) < 1e-6, name
+        compiled = torch.compile(layer, fullgraph=True)
+        assert relative(compiled(x), layer(x)) < 1e-5, name
 
 
 def check_like():
@@ -271,10 +278,10 @@ def check_like():
 def check_generation():
     """A stream gives what the layer gives over the whole sequence, whatever pieces it comes in."""
     worst = 0.0
-    for conv_size, kv_heads in ((0, 4), (4, 2)):
+    for conv_size, kv_heads, feature_map in ((0, 4, "relu"), (4, 2, "relu"), (0, 4, "hedgehog")):
         torch.manual_seed(0)
         layer = mhla_torch.nn.LanguageAttention(64, 4, kv_heads=kv_heads, block=16, conv_size=conv_size,
-                                                feature_epsilon=1e-6)
+                                                feature_map=feature_map, feature_epsilon=1e-6)
         x = torch.randn(3, 72, 64)
         stream = layer.stream(batch=3)
         pieces = [stream(x[:, a:b]) for a, b in ((0, 40), (40, 41), (41, 42), (42, 43), (43, 72))]

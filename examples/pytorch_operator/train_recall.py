@@ -20,7 +20,7 @@ class Layer(nn.Module):
         super().__init__()
         self.attn_norm, self.mlp_norm = nn.RMSNorm(WIDTH, 1e-6), nn.RMSNorm(WIDTH, 1e-6)
         self.attn = LanguageAttention(WIDTH, heads=2, expand_k=1.0, block=block, blocks=-(-tokens // block),
-                                      feature_map="elu_plus_one", rotation=None)
+                                      feature_map="elu", rotation=None)
         self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False) for sizes in (
             (WIDTH, hidden), (WIDTH, hidden), (hidden, WIDTH)))
 

@@ -25,7 +25,8 @@ RELEASED = {
                                                           qkv_bias=True, qk_norm=False, lepe_kernel=3), 1),
     "DiT-S/2 512, blocks of 64": ("WindowAttention", dict(dim=384, heads=6, grid=(32, 32), window=(8, 8),
                                                           qkv_bias=True, qk_norm=False, lepe_kernel=3), 1),
-    "Wan, 7 frames": ("VideoAttention", dict(dim=1536, heads=12, grid=(7, 30, 50), layout=(7, 3, 5)), 1),
+    "Wan, 7 frames": ("VideoAttention", dict(dim=1536, heads=12, grid=(7, 30, 50), layout=(7, 3, 5),
+                                        normalize_out=False), 1),
     "language model": ("LanguageAttention", dict(dim=1024, heads=4), 1),
 }
 

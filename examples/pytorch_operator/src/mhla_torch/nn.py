@@ -116,46 +116,61 @@ class WindowAttention(nn.Module):
 class VideoAttention(nn.Module):
     """Self-attention of the released Wan: x [batch, tokens in raster order, dim] -> the same.
 
-    grid       (frames, rows, columns) of tokens
-    layout       number of blocks on each axis
-    gate         whether results are multiplied by SiLU(g(x))
-    lepe         whether a 3 x 3 x 3 convolution of v is added
-    norm_output  whether an RMS norm follows, over each head's results
+    grid           (frames, rows, columns) of tokens
+    layout         number of blocks on each axis
+    normalize_out  whether attention divides by its normalizer; the released configuration says no (norm_output)
+    norm           RMS norm of the results: of each head's, "heads"; of all together, "tokens"; or None
+    gate           whether results are multiplied by SiLU(g(x))
+    lepe           whether a 3 x 3 x 3 convolution of v is added
+    out_rmsnorm    whether the projected result passes an RMS norm
+
+    The defaults are MHLA_Video_Uni's. Gated_MHLA_Video has norm="tokens", gate=True; MHLA_Video and
+    MHLA_Video_LePE have norm=None.
     """
 
-    def __init__(self, dim, heads, grid, layout, *, qk_norm=True, norm_output=True, gate=False, lepe=False,
-                 rotation="axial", theta=10000.0, feature_epsilon=1e-6, eps=1e-6, precision="exact", **initial):
+    def __init__(self, dim, heads, grid, layout, *, qk_norm=True, normalize_out=True, norm="heads", gate=False,
+                 lepe=False, out_rmsnorm=False, rotation="axial", theta=10000.0, feature_epsilon=1e-6, eps=1e-6,
+                 precision="exact", **initial):
         super().__init__()
+        if dim % heads:
+            raise ValueError(f"dim is {dim}, which does not make {heads} heads of equal size")
+        if norm not in ("heads", "tokens", None):
+            raise ValueError(f'norm is {norm!r}, but must be "heads", "tokens" or None')
         block = tuple(-(-extent // blocks) for extent, blocks in zip(grid, layout))
-        self.heads, self.grid = heads, tuple(grid)
-        self.options = dict(block=block, grid=self.grid, normalizer=None, rotation=rotation, theta=theta,
+        self.heads, self.grid, self.normalize_out, self.norm = heads, tuple(grid), normalize_out, norm
+        self.options = dict(block=block, grid=self.grid, normalizer="mixed_product" if normalize_out else None,
+                            normalizer_epsilon=eps, rotation=rotation, theta=theta,
                             feature_epsilon=feature_epsilon, layout="bnhd", precision=precision)
         self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
         self.norm_q = nn.RMSNorm(dim, eps) if qk_norm else nn.Identity()
         self.norm_k = nn.RMSNorm(dim, eps) if qk_norm else nn.Identity()
-        self.g_norm = nn.RMSNorm(dim // heads, eps) if norm_output else nn.Identity()
+        self.g_norm = nn.RMSNorm(dim // heads if norm == "heads" else dim, eps) if norm else nn.Identity()
         self.g = nn.Linear(dim, dim) if gate else None
         self.lepe = nn.Conv3d(dim, dim, 3, padding=1, groups=dim) if lepe else None
+        self.out_rmsnorm = nn.RMSNorm(dim, eps) if out_rmsnorm else nn.Identity()
         self.block_attn = Mix(block, self.grid, **initial)
 
     @classmethod
     def like(cls, layer, heads, grid, layout, **options):
         """A layer with the state of a released one, on its device and of its type."""
         state = layer.state_dict()
-        made = cls(len(state["q.weight"]), heads, grid, layout, qk_norm="norm_q.weight" in state,
-                   norm_output="g_norm.weight" in state, gate="g.weight" in state, lepe="lepe.weight" in state,
-                   **options)
+        dim, norm = len(state["q.weight"]), None
+        if "g_norm.weight" in state:
+            norm = "heads" if len(state["g_norm.weight"]) == dim // heads else "tokens"
+        options = dict(normalize_out=layer.normalize_out) | options
+        made = cls(dim, heads, grid, layout, qk_norm="norm_q.weight" in state, norm=norm, gate="g.weight" in state,
+                   lepe="lepe.weight" in state, out_rmsnorm="out_rmsnorm.weight" in state, **options)
         return _take_over(made, layer)
 
     def forward(self, x):
         q, k, v = self.norm_q(self.q(x)), self.norm_k(self.k(x)), self.v(x)
         y = attention(*(_split(a, self.heads) for a in (q, k, v)), self.block_attn(), **self.options)
-        y = self.g_norm(y).flatten(2)
+        y = self.g_norm(y).flatten(2) if self.norm == "heads" else self.g_norm(y.flatten(2))
         if self.g is not None:
             y = y * functional.silu(self.g(x))
         if self.lepe is not None:
             y = y + self.lepe(v.mT.unflatten(2, self.grid)).flatten(2).mT
-        return self.o(y)
+        return self.out_rmsnorm(self.o(y))
 
     def project(self):
         """Nothing: the released Wan does not limit its mix."""
@@ -171,6 +186,67 @@ class _CausalConvolution(nn.Conv1d):
         return functional.silu(super().forward(x.mT)[..., : x.shape[1]].mT)
 
 
+class _Features(nn.Module):
+    """What the released language model makes of q or k, [batch, tokens, heads, dim], before its rotation.
+
+    operators   the map that the operator itself applies to the result, with the rotation; None: there is
+                nothing left to do, as this rotates, too. The released rotation turns the first dim features,
+                which are not all that hedgehog and dpfp have.
+    """
+
+    operators = dict(relu="relu", t2r="relu", elu="elu_plus_one", identity="identity",
+                     elementwise_product="identity", hedgehog=None, dpfp=None)
+
+    def __init__(self, kind, dim, rotation, theta):
+        super().__init__()
+        if kind not in self.operators:
+            raise ValueError(f"feature_map is {kind!r}, but must be one of " + ", ".join(map(repr, self.operators)))
+        self.kind, self.rotation, self.theta = kind, rotation, theta
+        self.count = dim * dict(hedgehog=2, dpfp=8).get(kind, 1)
+        if kind in ("t2r", "hedgehog"):
+            self.layer = nn.Linear(dim, dim, bias=kind == "hedgehog")
+        if kind == "elementwise_product":
+            self.layer1, self.layer2 = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, x, position=0):
+        if self.kind == "elementwise_product":
+            return self.layer1(x) * self.layer2(x)
+        z = self.layer(x) if hasattr(self, "layer") else x
+        if self.operators[self.kind]:
+            return z
+        if self.kind == "hedgehog":
+            features = torch.cat((2 * z, -2 * z), -1).softmax(-1)
+        else:  # as released; DPFP's paper has relu(-z) in the second half
+            pair = torch.cat((z.relu(), -z.relu()), -1)
+            features = torch.cat([pair * pair.roll(j, -1) for j in range(1, 5)], -1)
+        if self.rotation is None:
+            return features
+        first, rest = features.split((x.shape[-1], self.count - x.shape[-1]), -1)
+        return torch.cat((self._rotated(first, position), rest), -1)
+
+    def _rotated(self, x, position):
+        dim = x.shape[-1]
+        place = torch.arange(position, position + x.shape[1], device=x.device, dtype=torch.float64)
+        angle = place[:, None] * self.theta ** -(torch.arange(0, dim, 2, device=x.device, dtype=torch.float64) / dim)
+        cos, sin = (f[:, None].to(x.dtype) for f in (angle.cos(), angle.sin()))
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+    @classmethod
+    def kind_of(cls, layer):
+        """Of a released layer."""
+        of_q = layer.feature_map_q
+        names = set(of_q.state_dict()) if isinstance(of_q, nn.Module) else set()
+        if isinstance(of_q, _Features):
+            return of_q.kind
+        if "layer1.weight" in names:
+            return "elementwise_product"
+        if "layer.weight" in names:
+            return "hedgehog" if "layer.bias" in names else "t2r"
+        kinds = dict(ReLU="relu", Identity="identity", DPFPFeatureMap="dpfp", function="elu")
+        return kinds[type(of_q).__name__]
+
+
 class LanguageAttention(nn.Module):
     """Attention of the released language model: x [batch, tokens, dim] -> the same, causal.
 
@@ -178,6 +254,8 @@ class LanguageAttention(nn.Module):
     blocks, block        rows of the mix, and tokens of a block; a sequence has at most blocks * block tokens
     conv_size            taps of the convolutions of q, k and v; 0: none
     gate                 whether the normed result is multiplied by SiLU(g_proj(x))
+    feature_map          "relu", "elu", "identity", "t2r", "hedgehog", "dpfp" or "elementwise_product"
+    rotation             "half_split" or None
     """
 
     def __init__(self, dim, heads, *, kv_heads=None, expand_k=0.5, expand_v=1.0, blocks=32, block=64, conv_size=0,
@@ -190,9 +268,12 @@ class LanguageAttention(nn.Module):
             raise ValueError(f"{keys} and {values} channels of keys and values do not make {heads} heads, of "
                              f"which groups share {kv_heads}")
         self.heads, self.kv_heads = heads, kv_heads
-        self.options = dict(block=block, causal=True, normalizer=None, rotation=rotation, theta=theta,
-                            feature_map=feature_map, feature_epsilon=feature_epsilon, layout="bnhd",
-                            scale=(keys // heads) ** -0.5, precision=precision)
+        self.feature_map_q, self.feature_map_k = (_Features(feature_map, keys // heads, rotation, theta)
+                                                  for _ in range(2))
+        inside = self.feature_map_q.operators[feature_map]
+        self.options = dict(block=block, causal=True, normalizer=None, rotation=rotation if inside else None,
+                            theta=theta, feature_map=inside or "identity", feature_epsilon=feature_epsilon,
+                            layout="bnhd", scale=self.feature_map_q.count ** -0.5, precision=precision)
         shared_keys, shared_values = (x * kv_heads // heads for x in (keys, values))
         self.q_proj = nn.Linear(dim, keys, bias=False)
         self.k_proj = nn.Linear(dim, shared_keys, bias=False)
@@ -223,7 +304,8 @@ class LanguageAttention(nn.Module):
         convolution = state.get("q_conv1d.weight")
         made = cls(dim, heads, kv_heads=heads * len(state["k_proj.weight"]) // keys, expand_k=keys / dim,
                    expand_v=values / dim, blocks=len(state["mixing_matrix"]), gate="g_proj.weight" in state,
-                   conv_size=0 if convolution is None else convolution.shape[-1], **options)
+                   conv_size=0 if convolution is None else convolution.shape[-1],
+                   feature_map=_Features.kind_of(layer), **options)
         return _take_over(made, layer)
 
     def forward(self, x):
@@ -240,8 +322,10 @@ class LanguageAttention(nn.Module):
     def _projections(self):
         return ((self.q_proj, self.q_conv1d), (self.k_proj, self.k_conv1d), (self.v_proj, self.v_conv1d))
 
-    def _heads(self, q, k, v):
-        return _split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads)
+    def _heads(self, q, k, v, position=0):
+        """What attention takes, from the position of the first token on."""
+        return (self.feature_map_q(_split(q, self.heads), position),
+                self.feature_map_k(_split(k, self.kv_heads), position), _split(v, self.kv_heads))
 
     def _output(self, y, x):
         gate = self.g_proj is not None
@@ -264,7 +348,7 @@ class _LanguageStream:
         options = {name: value for name, value in layer.options.items()
                    if name not in ("causal", "layout", "precision")}
         self.decoder = Decoder(mix, batch=batch, heads=layer.heads, kv_heads=layer.kv_heads,
-                               dim=layer.q_proj.out_features // layer.heads,
+                               dim=layer.feature_map_q.count,
                                value_dim=layer.o_proj.in_features // layer.heads,
                                dtype=layer.q_proj.weight.dtype, **options)
         self.past = [projection.weight.new_zeros(batch, getattr(convolution, "padding", [0])[0],
@@ -278,7 +362,8 @@ class _LanguageStream:
             inputs = torch.cat((self.past[at], projection(x)), 1)
             convolved.append(convolution(inputs)[:, -x.shape[1]:])
             self.past[at] = inputs[:, inputs.shape[1] - self.past[at].shape[1]:]
-        y = self.decoder.step(*(a.transpose(1, 2) for a in self.layer._heads(*convolved)))
+        heads = self.layer._heads(*convolved, self.decoder.position(0))
+        y = self.decoder.step(*(a.transpose(1, 2) for a in heads))
         return self.layer._output(y.transpose(1, 2), x)
 
 
