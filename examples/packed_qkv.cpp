@@ -15,12 +15,10 @@ using RowMajorMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eige
 std::vector<float> attend(const Attention& attention, const std::vector<float>& qkv,
                           const std::vector<float>& mix) {
   std::vector<float> y(tokens * width);
-  const auto q = mhla::heads_view(qkv.data(), tokens, heads, dim, 3 * width);
-  const auto k = mhla::heads_view(qkv.data() + width, tokens, heads, dim, 3 * width);
-  const auto v = mhla::heads_view(qkv.data() + 2 * width, tokens, heads, dim, 3 * width);
+  const auto [q, k, v] = mhla::qkv_views(qkv.data(), tokens, heads, dim);
   mhla::forward_into(attention, mhla::SerialExecutor{}, q, k, v,
                      mhla::make_view(mix.data(), tokens / block, tokens / block),
-                     mhla::heads_view(y.data(), tokens, heads, dim, width));
+                     mhla::heads_view(y.data(), tokens, heads, dim));
   return y;
 }
 

@@ -15,6 +15,7 @@
 
 #include <array>
 #include <map>
+#include <mhla/executors/at_parallel.hpp>
 #include <mhla/mixing_matrix.hpp>
 #include <mutex>
 #include <optional>
@@ -30,18 +31,7 @@ using at::Tensor;
 using Extents = at::IntArrayRef;
 using Numbers = at::ArrayRef<double>;
 
-/// PyTorch's own threads, as many as torch.set_num_threads says.
-struct TorchThreads {
-  Index num_slots() const { return at::get_num_threads(); }
-
-  template <class Task>
-  void parallel_for(Index tasks, const Task& f) const {
-    at::parallel_for(0, tasks, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t task = begin; task < end; ++task) f(task, at::get_thread_num());
-    });
-  }
-};
-constexpr TorchThreads torch_threads{};
+constexpr mhla::AtParallelExecutor torch_threads{};
 
 /// Where a call runs.
 struct OnCpu {

@@ -27,7 +27,9 @@
 // EXPECT: mhla: make a CudaDevice from (stream, cublas, {memory, bytes}, products, path)
 // EXPECT: mhla: call plan<T>(attention, shape, executor)
 // EXPECT: mhla: call shape_of(q, k, v, mix)
-// EXPECT: mhla: call heads_view(data, tokens, heads, dim, row_stride, batch = 1)
+// EXPECT: mhla: call heads_view(data, tokens, heads, dim, row_stride = 0, batch = 1)
+// EXPECT: mhla: call qkv_views(data, tokens, heads, dim, batch = 1, order =
+// EXPECT: mhla: call slice(view, axis, first, count) with a view
 // EXPECT: mhla: make_view(data, extents...) takes a pointer and an integer for each axis
 // EXPECT: mhla: call mhla_forward(attention, q, k, v, mix, y, masks)
 // EXPECT: mhla: call equal_shares(blocks, ranks) or equal_shares(attention, shape, ranks)
@@ -113,6 +115,8 @@ struct Call {
     mhla::plan<float>(attention, executor, shape);
     mhla::shape_of(q, q, q, q);
     mhla::heads_view(vector, 4);
+    mhla::qkv_views(vector, 64, 4, 8);
+    mhla::slice(vector, 1, 0, 2);
     mhla::make_view(vector, 4, 4);
     mhla::reference::mhla_forward(attention, q, q, q, mix, read_only);
     mhla::equal_shares(attention, shape);

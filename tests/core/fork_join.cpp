@@ -22,6 +22,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/error_message.hpp"
 #include "tests/support/floating_point.hpp"
+#include "tests/support/task_record.hpp"
 #include "tests/support/whole_team.hpp"
 
 using mhla::ForkJoin;
@@ -35,37 +36,6 @@ static_assert(!std::is_convertible_v<int, ForkJoin>);
 namespace {
 
 using std::chrono::microseconds;
-
-// Sees on which slots tasks run at the same time, and how often each task does.
-class Record {
- public:
-  Record(Index tasks, Index num_slots)
-      : runs_(static_cast<std::size_t>(tasks)), busy_(static_cast<std::size_t>(num_slots)) {}
-
-  void run(Index task, Index slot) {
-    if (task < 0 || task >= static_cast<Index>(runs_.size()) || slot < 0 ||
-        slot >= static_cast<Index>(busy_.size())) {
-      ++foreign_;
-      return;
-    }
-    auto& mine = busy_[static_cast<std::size_t>(slot)];
-    if (mine.exchange(1) != 0) ++collisions_;
-    ++runs_[static_cast<std::size_t>(task)];
-    mine = 0;
-  }
-
-  /// Whether every task has run `times` times, on slots that there are, each by one thread.
-  bool in_order(int times = 1) const {
-    return foreign_ == 0 && collisions_ == 0 &&
-           std::all_of(runs_.begin(), runs_.end(), [&](const auto& n) { return n == times; });
-  }
-
- private:
-  std::vector<std::atomic<int>> runs_;
-  std::vector<std::atomic<int>> busy_;
-  std::atomic<int> foreign_{0};
-  std::atomic<int> collisions_{0};
-};
 
 // Tasks which end only when all of them have begun: each needs a thread of its own.
 void meet(const ForkJoin& team, Index tasks, std::vector<Index>* slot_of = nullptr) {
@@ -84,7 +54,7 @@ TEST_CASE("fork-join: runs every task once, no slot twice at a time", "[core]") 
     const ForkJoin team(threads);
     REQUIRE(team.num_slots() == threads);
     for (Index tasks = 0; tasks <= 200; ++tasks) {
-      Record record(tasks, threads);
+      TaskRecord record(tasks, threads);
       team.parallel_for(tasks, [&](Index task, Index slot) { record.run(task, slot); });
       CAPTURE(threads, tasks);
       CHECK(record.in_order());
@@ -97,7 +67,7 @@ TEST_CASE("fork-join: ten thousand calls, of threads that sleep and of threads t
   for (const microseconds spin : {microseconds{0}, ForkJoin::default_spin})
     for (const int threads : {2, 3}) {
       const ForkJoin team(threads, spin);
-      Record record(5, threads);
+      TaskRecord record(5, threads);
       std::atomic<long> sum{0};
       for (int call = 0; call < 10000; ++call)
         team.parallel_for(5, [&](Index task, Index slot) {
@@ -131,7 +101,7 @@ TEST_CASE("fork-join: what a task throws reaches the caller once all have left",
   CHECK_THROWS_AS(team.parallel_for(100, throwing), std::runtime_error);
   CHECK_THROWS_AS(team.parallel_for(1, throwing), std::runtime_error);
   CHECK_THROWS_AS(ForkJoin(1).parallel_for(100, throwing), std::runtime_error);
-  Record record(100, 3);
+  TaskRecord record(100, 3);
   team.parallel_for(100, [&](Index task, Index slot) { record.run(task, slot); });
   CHECK(record.in_order());
 }
@@ -140,7 +110,7 @@ TEST_CASE("fork-join: a call from inside a task runs on the slot of that task", 
   for (const int threads : {1, 2, 3}) {
     const ForkJoin team(threads);
     for (const Index outer : {1, 2, 20}) {
-      Record record(outer * 10, threads);
+      TaskRecord record(outer * 10, threads);
       std::atomic<int> moved{0};
       team.parallel_for(outer, [&](Index i, Index slot) {
         team.parallel_for(10, [&](Index j, Index inner_slot) {
@@ -167,7 +137,7 @@ TEST_CASE("fork-join: a call from inside a task runs on the slot of that task", 
 TEST_CASE("fork-join: threads that call at the same time take turns", "[core]") {
   for (const int threads : {1, 3}) {
     const ForkJoin team(threads);
-    Record record(7, threads);
+    TaskRecord record(7, threads);
     std::vector<std::thread> callers;
     for (int caller = 0; caller < 4; ++caller)
       callers.emplace_back([&] {

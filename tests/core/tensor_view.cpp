@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <array>
+#include <mhla/core/error.hpp>
+#include <mhla/core/qkv_views.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <numeric>
 #include <type_traits>
@@ -35,21 +37,52 @@ TEST_CASE("tensor_view: make_view is row-major", "[core]") {
   CHECK(&read_only(1, 2, 4, 6) == &view(1, 2, 4, 6));
 }
 
-TEST_CASE("tensor_view: heads_view is a projection's rows", "[core]") {
+TEST_CASE("tensor_view: qkv_views and heads_view find each element of a buffer", "[core]") {
   constexpr Index batch = 2, tokens = 3, heads = 5, dim = 7, width = heads * dim;
-  std::array<int, std::size_t{batch * tokens * 3 * width}> qkv{};
-  std::iota(qkv.begin(), qkv.end(), 0);
-  const auto key = mhla::heads_view(qkv.data() + width, tokens, heads, dim, 3 * width, batch);
-  static_assert(std::is_same_v<decltype(key), const TensorView<int, 4>>);
-  CHECK(key.extent[0] == batch);
-  CHECK(key.extent[1] == heads);
-  CHECK(key.extent[2] == tokens);
-  CHECK(key.extent[3] == dim);
-  for (Index n = 0; n < batch; ++n)
-    for (Index h = 0; h < heads; ++h)
-      for (Index t = 0; t < tokens; ++t)
-        for (Index c = 0; c < dim; ++c)
-          CHECK(key(n, h, t, c) == (n * tokens + t) * 3 * width + width + h * dim + c);
+  std::array<int, std::size_t{batch * tokens * 3 * width}> memory{};
+  std::iota(memory.begin(), memory.end(), 0);
+  int* const data = memory.data();
+  const auto one = mhla::heads_view(data, tokens, heads, dim);
+  static_assert(std::is_same_v<decltype(one), const TensorView<int, 4>>);
+  CHECK(one.extent[0] == 1);
+  const auto rows = mhla::qkv_views(data, tokens, heads, dim, batch);
+  const auto parts = mhla::qkv_views(data, tokens, heads, dim, batch, QkvOrder::parts_first);
+  const auto by_head = mhla::qkv_views(data, tokens, heads, dim, batch, QkvOrder::heads_first);
+  for (Index part = 0; part < 3; ++part) {
+    const auto of = [part](const QkvViews<int>& views) {
+      return part == 0 ? views.q : part == 1 ? views.k : views.v;
+    };
+    const auto key = mhla::heads_view(data + part * width, tokens, heads, dim, 3 * width, batch);
+    for (const TensorView<int, 4>& view : {of(rows), of(parts), of(by_head), key})
+      CHECK((view.extent[0] == batch && view.extent[1] == heads && view.extent[2] == tokens &&
+             view.extent[3] == dim));
+    for (Index n = 0; n < batch; ++n)
+      for (Index h = 0; h < heads; ++h)
+        for (Index t = 0; t < tokens; ++t)
+          for (Index c = 0; c < dim; ++c) {
+            const Index row = (n * tokens + t) * 3 * width;
+            CHECK(of(rows)(n, h, t, c) == row + part * width + h * dim + c);
+            CHECK(key(n, h, t, c) == row + part * width + h * dim + c);
+            CHECK(of(by_head)(n, h, t, c) == row + (h * 3 + part) * dim + c);
+            CHECK(of(parts)(n, h, t, c) ==
+                  (((part * batch + n) * heads + h) * tokens + t) * dim + c);
+            if (part == 0 && n == 0) CHECK(one(0, h, t, c) == t * width + h * dim + c);
+          }
+  }
+}
+
+TEST_CASE("tensor_view: slice takes indices of one axis, and refuses others", "[core]") {
+  std::array<int, 2 * 3 * 5 * 7> memory{};
+  const auto view = mhla::make_view(memory.data(), 2, 3, 5, 7);
+  const auto heads = mhla::slice(view, 1, 1, 2);
+  CHECK(heads.extent[1] == 2);
+  CHECK(&heads(1, 0, 2, 3) == &view(1, 1, 2, 3));
+  CHECK(&mhla::slice(view, 2, 4, 1)(0, 2, 0, 6) == &view(0, 2, 4, 6));
+  CHECK(mhla::slice(view, 1, 3, 0).size() == 0);
+  CHECK_THROWS_WITH(mhla::slice(view, 1, 2, 2),
+                    "mhla: slice: [2, 2 + 2) of axis 1 exceeds its extent, 3");
+  CHECK_THROWS_AS(mhla::slice(view, 1, -1, 2), mhla::ShapeError);
+  CHECK_THROWS_AS(mhla::slice(view, 4, 0, 1), mhla::ShapeError);
 }
 
 TEST_CASE("tensor_view: offsets and sizes beyond 2^31 elements", "[core]") {

@@ -17,6 +17,7 @@ set(rooms
   "mixing_fit        : core policy mixing_matrix.hpp"
   "structured_mixing.hpp : core policy mixing_fit mixing_matrix.hpp"
   "fork_join.hpp     : core"
+  "executors         : core"
   "diagnostics       : core policy reference eigen"
   "attention.hpp     : core policy cpu eigen"
   "decoding.hpp      : core policy cpu"

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
+#include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <type_traits>
 
@@ -131,16 +132,17 @@ MHLA_HOST_DEVICE constexpr TensorView<T, int(sizeof...(Extents))> make_view(T* d
 }
 
 /// The heads of a matrix of tokens, as projections leave them: token t of sequence b is row
-/// b * tokens + t, `row_stride` elements behind the one before, and begins with `heads` times `dim`
-/// features. The view is [batch, heads, tokens, dim]; nothing is copied.
+/// b * tokens + t, `row_stride` elements after the previous one (0: heads * dim), and begins with
+/// `heads` times `dim` features. The view is [batch, heads, tokens, dim]; nothing is copied.
 /// \code
 /// // rows: a std::vector<float> of [tokens, 3 * heads * dim], q, k and v side by side
 /// auto k = mhla::heads_view(rows.data() + heads * dim, tokens, heads, dim, 3 * heads * dim);
 /// \endcode
 template <class T>
 MHLA_HOST_DEVICE constexpr TensorView<T, 4> heads_view(T* data, Index tokens, Index heads,
-                                                       Index dim, Index row_stride,
+                                                       Index dim, Index row_stride = 0,
                                                        Index batch = 1) {
+  if (row_stride == 0) row_stride = heads * dim;
   return {data, {batch, heads, tokens, dim}, {tokens * row_stride, dim, row_stride, 1}};
 }
 
@@ -150,6 +152,24 @@ MHLA_HOST_DEVICE constexpr TensorView<T, 4> tokens_first(TensorView<T, 4> view) 
   return {view.data,
           {view.extent[0], view.extent[2], view.extent[1], view.extent[3]},
           {view.stride[0], view.stride[2], view.stride[1], view.stride[3]}};
+}
+
+/// `count` indices of an axis, from `first` on: of [batch, heads, tokens, dim] some heads (axis 1),
+/// as each thread of a pool takes them, or some tokens (axis 2).
+/// \code
+/// const auto heads_2_to_5 = mhla::slice(q_view, 1, 2, 4);
+/// \endcode
+/// \throws ShapeError if the view does not have them.
+template <class T, int Rank>
+TensorView<T, Rank> slice(TensorView<T, Rank> view, int axis, Index first, Index count) {
+  if (axis < 0 || axis >= Rank)
+    throw ShapeError({"mhla: slice: axis is ", axis, "; the view has axes 0 to ", Rank - 1});
+  if (first < 0 || count < 0 || first > view.extent[axis] - count)
+    throw ShapeError({"mhla: slice: [", first, ", ", first, " + ", count, ") of axis ", axis,
+                      " exceeds its extent, ", view.extent[axis]});
+  view.data += first * view.stride[axis];
+  view.extent[axis] = count;
+  return view;
 }
 
 /// \cond INTERNAL
@@ -162,9 +182,15 @@ MHLA_ANY_CALL(constexpr AnyView make_view, {
 })
 MHLA_ANY_CALL(constexpr AnyView heads_view, {
   static_assert(no_such_call<Given...>,
-                "mhla: call heads_view(data, tokens, heads, dim, row_stride, batch = 1) with a "
+                "mhla: call heads_view(data, tokens, heads, dim, row_stride = 0, batch = 1) with a "
                 "pointer, as x.data() of a std::vector, or, after #include <mhla/attention.hpp>, "
                 "heads_view(matrix, heads, batch = 1) with an Eigen matrix");
+  return {};
+})
+MHLA_ANY_CALL(AnyView slice, {
+  static_assert(no_such_call<Given...>,
+                "mhla: call slice(view, axis, first, count) with a view, as made by make_view, "
+                "heads_view or qkv_views, and three integers");
   return {};
 })
 MHLA_ANY_CALL(constexpr AnyView tokens_first, {
