@@ -362,6 +362,11 @@ TORCH_LIBRARY(mhla_torch, library) {
       initial_mix);
   library.def("add_variant(str name, int functions) -> ()", add_variant);
   library.def("variants() -> str[]", [] { return variants().names(); });
+#ifdef MHLA_TORCH_CUDA
+  library.def("is_for_gpu() -> bool", [] { return true; });
+#else
+  library.def("is_for_gpu() -> bool", [] { return false; });
+#endif
   library.class_<Decoder>("Decoder")
       .def(torch::init<Tensor, std::vector<std::int64_t>, std::string, std::vector<std::int64_t>,
                        std::vector<double>>())

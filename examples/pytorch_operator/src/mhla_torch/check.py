@@ -68,10 +68,12 @@ def errors(tokens, options, **how):
 def main():
     bounds = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 2e-2}
     failed = 0
-    for tokens, options in VARIANTS + OTHERS[:1]:
-        said = []
+    on_gpu = torch.cuda.is_available() and torch.ops.mhla_torch.is_for_gpu()
+    for device, (tokens, options) in [(device, variant) for device in ["cpu", "cuda"][: 1 + on_gpu]
+                                      for variant in VARIANTS + OTHERS[:1]]:
+        said = [] if device == "cpu" else ["on the GPU"]
         for dtype, bound in bounds.items():
-            worst = max(errors(tokens, options, dtype=dtype))
+            worst = max(errors(tokens, options, dtype=dtype, device=device))
             failed += not worst < bound
             said.append(f"{str(dtype).removeprefix('torch.')} {worst:.1e}{'' if worst < bound else ' WRONG'}")
         print(", ".join(f"{name}={value!r}" for name, value in options.items()) + ":  " + ", ".join(said))

@@ -46,13 +46,24 @@ def _include():
     return packed if packed.is_dir() else HERE.parents[3] / "include"
 
 
+def _gpu_flags():
+    """For the GPU at hand, or those that TORCH_CUDA_ARCH_LIST names, as PyTorch's own extensions."""
+    from torch.utils import cpp_extension
+    return ["-O2", "-std=c++20", "-shared", "-Xcompiler=-fPIC", "-DMHLA_TORCH_CUDA", "--cudart=shared", "-lcublas",
+            *cpp_extension._get_cuda_arch_flags()], f"{cpp_extension.CUDA_HOME}/bin/nvcc"
+
+
 def _compiled(variant):
     """The shared library of a variant. Its name has a hash of all it is made of."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or "c++"
+    flags, texts, takes = FLAGS, {"variant.cpp": variants.source(variant)}, "some 5 seconds"
+    if _operators.is_for_gpu():
+        flags, compiler = _gpu_flags()
+        texts["kernels.cu"] = variants.cuda_source(variant)
+        takes = "up to a minute"
     headers = _include()
     folders = [headers] if (headers / "variant.hpp").exists() else [headers, HERE.parents[1]]
-    text = variants.source(variant)
-    digest = hashlib.sha256(" ".join([compiler, *FLAGS, text]).encode())
+    digest = hashlib.sha256(" ".join([compiler, *flags, *texts.values()]).encode())
     for folder in folders:
         for header in sorted(folder.rglob("*.[hi][pn][pc]")):
             digest.update(header.read_bytes())
@@ -60,12 +71,14 @@ def _compiled(variant):
     if library.exists():
         return library
     cache().mkdir(parents=True, exist_ok=True)
-    print(f"mhla_torch: compiles {variant} for this machine: some 5 seconds, once", file=sys.stderr, flush=True)
+    print(f"mhla_torch: compiles {variant} for this machine: {takes}, once", file=sys.stderr, flush=True)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=cache()) as temporary:
-        source, made = Path(temporary, "variant.cpp"), Path(temporary, "variant.so")
-        source.write_text(text)
-        command = [compiler, *FLAGS, *(f"-I{folder}" for folder in folders), str(source), "-o", str(made)]
+        made = Path(temporary, "variant.so")
+        for name, text in texts.items():
+            Path(temporary, name).write_text(text)
+        sources = [str(Path(temporary, name)) for name in texts]
+        command = [compiler, *flags, *(f"-I{folder}" for folder in folders), *sources, "-o", str(made)]
         try:
             run = subprocess.run(command, capture_output=True, text=True)
         except OSError as error:

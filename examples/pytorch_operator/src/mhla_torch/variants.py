@@ -52,7 +52,16 @@ PREBUILT = [name(scalar, **variant) for scalar in ("float32", "bfloat16") for va
 
 
 def cuda_source(variant):
-    """The kernels of a variant for a GPU."""
+    """The kernels of a variant for a GPU, fused for the heads of the released models where it has such."""
     attention, scalar = variant.rsplit(" of ", 1)
-    return ("#include <mhla/cuda/instantiate.cuh>\nusing namespace mhla;\n"
-            f"using Variant = {attention};\nMHLA_INSTANTIATE_CUDA(Variant, {scalar});\n")
+    dims = "128, 128" if "Axial" in attention else "128, 256" if "HalfSplit" in attention else "64, 64"
+    return f"""#include <mhla/cuda/instantiate.cuh>
+#include <type_traits>
+using namespace mhla;
+using Variant = {attention};
+template <>
+struct mhla::cuda::FusedHeadDims<Variant, {scalar}> {{
+  using List = std::conditional_t<has_fused_passes<Variant, {scalar}>, HeadDimsOf<HeadDims<{dims}>>, HeadDimsOf<>>;
+}};
+MHLA_INSTANTIATE_CUDA(Variant, {scalar});
+"""
