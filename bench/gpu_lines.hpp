@@ -54,7 +54,7 @@ class JsonLine {
   std::string fields_;
 };
 
-/// Where the lines go: to the terminal, and behind what a file holds.
+/// Where the lines go: to the terminal, and after what a file holds.
 class Lines {
  public:
   Lines(const std::string& path, const JsonLine& machine) : machine_(machine) {

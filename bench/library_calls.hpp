@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The template behind library.hpp, for the sources that compile it.
+// The template after library.hpp, for the sources that compile it.
 #pragma once
 
 #include <memory>

@@ -3,7 +3,7 @@
 // 64 in float, on one thread.
 //   bench_mixing --benchmark_filter='forward/causal'
 // Names are PASS/SIGHT/MIXING/N: dense and recurrent (8 states) over a causal sequence, dense and
-// separable (rank 2) over a square of 8 x 8 windows. decode/MIXING/N is a step of one token behind
+// separable (rank 2) over a square of 8 x 8 windows. decode/MIXING/N is a step of one token after
 // N others. Columns: measurement.hpp; FLOPs are the forward pass's.
 #include <benchmark/benchmark.h>
 

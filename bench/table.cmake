@@ -39,7 +39,7 @@ function(digits_of digits power number)
   set(${power} "${first}" PARENT_SCOPE)
 endfunction()
 
-# Three digits, cut off behind them: 0.34487 -> 0.344, 12.345 -> 12.3, 4711.5 -> 4711.
+# Three digits, cut off after them: 0.34487 -> 0.344, 12.345 -> 12.3, 4711.5 -> 4711.
 function(readable result number)
   if(NOT number MATCHES "^[0-9.]+([eE][-+]?[0-9]+)?$")
     set(${result} "" PARENT_SCOPE)

@@ -70,7 +70,7 @@ endfunction()
 # mhla_add_cuda_variants(my_program HEADER my_variants.hpp
 #   INSTANTIATE Vision:float Vision:mhla::BFloat16:64,64:72,72 Language:mhla::Half)
 #
-# Compiles the kernels of variants for scalars, and links them and cuBLAS to the target. Behind a scalar of
+# Compiles the kernels of variants for scalars, and links them and cuBLAS to the target. After a scalar of
 # 16 bits stand the head dimensions, of keys and of values, that get fused kernels; others run on cuBLAS.
 # HEADER names the variants (using Vision = mhla::Attention<...>;) and includes <mhla/policy/variant.hpp>, or
 # <mhla/policy/batch_layout.hpp> for packed and padded batches, rather than Eigen. The architectures are

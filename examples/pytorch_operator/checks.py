@@ -121,7 +121,7 @@ def check_decoder():
         y = decoder.step(*tokens)[:, :, 0]
         assert torch.allclose(y, torch.stack((whole[0, :, t], whole[1, :, 7 + t])), rtol=1e-11)
     assert [decoder.position(0), decoder.position(1), decoder.capacity] == [20, 27, 32]
-    raises(RuntimeError, "mix has rows for 32", decoder.step, *(x[:, :, :7] for x in (q, k, v)))
+    raises(RuntimeError, "exceed the rows of mix, for 32", decoder.step, *(x[:, :, :7] for x in (q, k, v)))
     decoder.reset(0)
     assert decoder.position(0) == 0
     raises(ValueError, "must be a multiple of the heads", mhla_torch.Decoder, mix, heads=4, kv_heads=3, dim=6, block=4)

@@ -45,7 +45,7 @@ Result train(const std::string& name, const Task& task, const Schedule& schedule
 void print_table(const std::vector<Result>& results);
 
 /// Curves of the losses, whose names end with the validation loss: a chart for those of each text
-/// behind the first comma of a name.
+/// after the first comma of a name.
 std::vector<drawing::LineChart> loss_charts(const std::vector<Result>& results,
                                             const std::string& title, const std::string& loss);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /// \file
-/// A sequence shared out over GPUs, by blocks or by heads, from a plain .cpp.
+/// A sequence divided over GPUs, by blocks or by heads, from a plain .cpp.
 #pragma once
 
 #include <array>

@@ -10,7 +10,7 @@
 /// decoder.step(token, token, token, token_out);            // the next tokens of every sequence
 /// \endcode
 /// A step costs the same wherever in its block a token lies: the work that a full block leaves
-/// behind is spread over the tokens of the next one. Memory is allocated by the constructor only.
+/// is spread over the tokens of the next one. Memory is allocated by the constructor only.
 /// With RecurrentMixing a step also costs the same wherever in its sequence a token lies, and the
 /// state is that of two blocks' tokens and of `states` summaries for each of mix's heads.
 #pragma once
@@ -151,7 +151,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
             const std::type_identity_t<TensorView<T, 4>>& y) {
     advance(executor, 0, shape_.batch, q, k, v, y);
   }
-  /// The same on the calling thread.
+  /// On the calling thread.
   void step(const std::type_identity_t<TensorView<const T, 4>>& q,
             const std::type_identity_t<TensorView<const T, 4>>& k,
             const std::type_identity_t<TensorView<const T, 4>>& v,
@@ -168,7 +168,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
                const std::type_identity_t<TensorView<T, 4>>& y) {
     advance(executor, checked_sequence(shape_, sequence), 1, q, k, v, y);
   }
-  /// The same on the calling thread.
+  /// On the calling thread.
   void prefill(Index sequence, const std::type_identity_t<TensorView<const T, 4>>& q,
                const std::type_identity_t<TensorView<const T, 4>>& k,
                const std::type_identity_t<TensorView<const T, 4>>& v,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /// \defgroup distributed Several processes
-/// A sequence too long for one machine, shared out over ranks. Each has some whole blocks of
+/// A sequence too long for one machine, divided over ranks. Each has some whole blocks of
 /// tokens, and asks for what it computes itself:
 /// \code
 /// // On every rank; `ranks` is an mhla::MpiCommunicator, or any other Communicator.

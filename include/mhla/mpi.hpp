@@ -203,7 +203,8 @@ class MpiCommunicator {
   [[gnu::__noreturn__]] void give_up(std::vector<Message>& messages) const {
     failed_ = true;
     std::string silent;
-    for (const bool receives : {true, false}) {  // who has sent nothing is gone, not who waits
+    for (const bool receives :
+         {true, false}) {  // a rank that has sent nothing failed, not one that waits
       int last = -1;
       for (const Message& message : messages) {
         if (message.request == MPI_REQUEST_NULL || message.receives != receives) continue;
@@ -215,7 +216,7 @@ class MpiCommunicator {
     }
     throw CommunicationError({"mhla: rank ", rank_, " has waited ", timeout_.count(),
                               " ms for rank ", silent,
-                              ", which is gone or busy with something else; the communicator "
+                              ", which has ended or is busy with something else; the communicator "
                               "cannot be used any more: end the process"});
   }
 

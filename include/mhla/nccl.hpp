@@ -173,7 +173,7 @@ class NcclCommunicator {
     enqueue([&](const char* call, ncclResult_t status) {
       if (failed == nullptr && !accepted(status)) failure = status, failed = call;
     });
-    const ncclResult_t ended = ncclGroupEnd();  // in any case: calls behind it are others'
+    const ncclResult_t ended = ncclGroupEnd();  // in any case: calls after it are others'
     if (failed != nullptr) require_success(failure, failed);
     require_success(ended, "ncclGroupEnd");
     wait(collective);
@@ -193,7 +193,7 @@ class NcclCommunicator {
       }
       if (std::chrono::steady_clock::now() > deadline)
         fail(collective, "it has waited " + std::to_string(timeout_.count()) +
-                             " ms for a rank that is gone or busy with something else");
+                             " ms for a rank that has ended or is busy with something else");
       std::this_thread::yield();
     }
   }

@@ -34,7 +34,7 @@ template <AttentionVariant A, class Offset>
 Packed<A, Offset> packed(const A& attention, Span<const Offset> offsets) {
   return {attention, offsets};
 }
-/// The same; `offsets` must outlive the result and what is made of it.
+/// Packed sequences whose `offsets` must outlive the result and what is made of it.
 template <AttentionVariant A, class Offset>
 Packed<A, Offset> packed(const A& attention, const std::vector<Offset>& offsets) {
   return {attention, {offsets.data(), static_cast<Index>(offsets.size())}};

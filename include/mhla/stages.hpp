@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /// \defgroup stages Stages
 /// What a whole pass does in turn, on blocks of a sequence: for caches of summaries, and for
-/// sequences that are shared out.
+/// sequences that are divided.
 /// \code
 /// // A video of which 8 blocks are known, 4 are not.
 /// const mhla::Stages<mhla::Attention<mhla::Relu, mhla::Blocks2D>, float> stages(attention, call);
@@ -23,19 +23,19 @@
 /// Tensors, and masks of a padded batch (`padded`), have the tokens of the given blocks alone, or
 /// of more (`hold`), in raster order; blocks of a packed batch are those of its sequences, end to
 /// end (BasicStages); positions of a rotation are those of the whole sequence, with which neither
-/// a stage's time nor its memory grows, but for sums and rows of mix that it is given. What passes
-/// from stage to stage is matrices whose row b is all that block b leaves, for the whole batch, so
-/// that some blocks are some rows: an all-gather appends them, a reduce-scatter adds them up and
-/// shares them out.
+/// a stage's time nor its memory grows, except by sums and rows of mix that it is given. What
+/// passes from stage to stage is matrices whose row b is all that block b leaves, for the whole
+/// batch, so that some blocks are some rows: an all-gather appends them, a reduce-scatter adds them
+/// up and shares them out.
 ///
-/// forward_into and backward_into are these stages, called in turn: however blocks are shared out,
-/// y, dq and dmix have their bits, and so have dk and dv, unless feature_dim is no multiple of 16
-/// under Bidirectional with more than 128 query blocks, or with a matrix for each of the query
+/// forward_into and backward_into are these stages, called in turn: however blocks are divided,
+/// y, dq and dmix have their bits, and so have dk and dv, unless feature_dim is not a multiple of
+/// 16 under Bidirectional with more than 128 query blocks, or with a matrix for each of the query
 /// heads that share a kv head. `mix_gradient` then is given all query blocks that see its keys;
 /// sums of several calls differ in rounding.
 ///
 /// With Precision::fast `summarize` and `read_out` round what they multiply, but mix in the
-/// accumulator type: y has the same bits however blocks are shared out, though not those of
+/// accumulator type: y has the same bits however blocks are divided, though not those of
 /// forward_into, which also rounds what it mixes. Gradients are always exact. Pass their stages the
 /// sums that `exact()` summarizes: in rounded sums, a mean that all values share shows as an error.
 ///
@@ -49,20 +49,20 @@
 /// const mhla::Stages<Recurrent, float> stages({.blocks = {.block = 64}}, call);
 /// const mhla::BlockRange own{32, 32};
 /// const auto rows = mhla::rows_of(mix_view, stages.mix_rows(own));
-/// mhla::TensorView<float, 2> sums, before, behind, mixtures, dens, dsums, dbefore, dbehind;
+/// mhla::TensorView<float, 2> sums, before, after, mixtures, dens, dsums, dbefore, dafter;
 /// mhla::TensorView<float, 3> drows;  // of dmix, as rows of mix
 /// stages.summarize(executor, own, k_view, v_view, sums, workspace);
 /// // Receive `before`,
-/// stages.advance(executor, own, rows, {sums, before}, behind, workspace);
-/// // send `behind`.
+/// stages.advance(executor, own, rows, {sums, before}, after, workspace);
+/// // send `after`.
 /// const mhla::OperandViews<float> x{q_view, k_view, v_view, rows};
 /// stages.read_out(executor, own, x, {sums, before}, y_view, workspace);
 ///
 /// stages.read_out_gradient(executor, own, x, {sums, before}, dy_view,
 ///                          {dq_view, mhla::skip, mhla::skip, mhla::skip}, mhla::Update::overwrite,
 ///                          {mixtures, dens}, workspace);
-/// // Receive `dbehind`,
-/// stages.advance_gradient(executor, own, rows, {sums, before}, mixtures, {dbehind, dbefore},
+/// // Receive `dafter`,
+/// stages.advance_gradient(executor, own, rows, {sums, before}, mixtures, {dafter, dbefore},
 ///                         dsums, drows, mhla::Update::overwrite, workspace);
 /// // send `dbefore`.
 /// stages.summarize_gradient(executor, own, x, dsums, dy_view, dens,

@@ -19,7 +19,7 @@
 // EXPECT: mhla: a CudaDevice computes with float, double, Eigen::bfloat16 and Eigen::half
 // EXPECT: mhla: CudaStages have rows of the mixing matrix: use DenseMixing
 // EXPECT: mhla: fused CUDA kernels exist for head dimensions
-// EXPECT: mhla: MHLA_INSTANTIATE_CUDA(Variant, Scalar, ...) takes head dimensions behind the
+// EXPECT: mhla: MHLA_INSTANTIATE_CUDA(Variant, Scalar, ...) takes head dimensions after the
 #include <mhla/attention.hpp>
 #include <mhla/cuda.hpp>
 #include <mhla/cuda/head_dims.hpp>

@@ -117,7 +117,7 @@ void check_rounded(const V& attention, const Operands<T>& x) {
   call::check_same_bits(from_state, gradients);
 }
 
-// Bits behind the first of a number.
+// Bits after the first of a number.
 template <class T>
 constexpr int fraction_bits = std::is_same_v<T, BFloat16> ? 7 : 10;
 

@@ -370,7 +370,7 @@ TEST_CASE("Copies are not to be touched before they were waited for, and made kn
   };
   check_fault([&](const Block& block) { ring(block, false); }, "a race", "read", "copy by thread");
   check_no_fault([&](const Block& block) { ring(block, true); });
-  // Left behind.
+  // Left over.
   check_fault(
       [&from](const Block& block) {
         if (block.thread == 7) kernel::copy_chunk(at(0), from.of(block), true);

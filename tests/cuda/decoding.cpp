@@ -282,7 +282,7 @@ TEST_CASE("cuda decoding: a step that a graph has recorded goes on where sequenc
                           tokens_of(x.k.view(), 1, 0, 1), tokens_of(x.v.view(), 1, 0, 1),
                           tokens_of(counted.y.view(), 1, 0, 1));
   const std::string message = error_message<StateError>([&] { counted.decoder.count_replay(); });
-  CHECK(says(message, "sequence 1 has 20 tokens and would get 1 more", "mix has rows for 20"));
+  CHECK(says(message, "sequence 1 is full: 20 + 1 tokens exceed the rows of mix, for 20"));
   CHECK(counted.decoder.position(0) == 19);
   const DeviceMemory before_memory(counted.decoder.snapshot_size());
   HostTensor<double, 4> q(3, 4, 1, 4), k(3, 2, 1, 4), v(3, 2, 1, 3), y(3, 4, 1, 3);
@@ -470,7 +470,7 @@ TEST_CASE("cuda decoding: wrong calls change nothing", "[cuda]") {
   HostTensor<double, 4> long_q(3, 4, 10, 4), long_k(3, 2, 10, 4), long_v(3, 2, 10, 3),
       long_y(3, 4, 10, 3);
   refuse([&] { decoder.step(device, long_q, long_k, long_v, long_y.view()); },
-         "sequence 2 has 11 tokens and would get 10 more", "mix has rows for 20");
+         "sequence 2 is full: 11 + 10 tokens exceed the rows of mix, for 20");
   HostTensor<double, 4> no_q(3, 4, 0, 4), no_k(3, 2, 0, 4), no_v(3, 2, 0, 3), no_y(3, 4, 0, 3);
   decoder.step(device, no_q, no_k, no_v, no_y.view());  // no token is no step
 

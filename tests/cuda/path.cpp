@@ -275,7 +275,7 @@ TEST_CASE("cuda path: values are cut into as few slices as fit", "[cuda]") {
   CHECK(resident_slice_of(128, 128, 4, true, false, 227 * 1024) == 64);
   CHECK(resident_slice_of(128, 128, 32, false, true, 227 * 1024) == 16);
   CHECK(resident_slice_of(96, 96, 16, true, false, 227 * 1024) == 48);
-  // To the byte: S, z and z~ of a block, behind tiles of 64 rows of 9 chunks of 16 bytes, twice.
+  // To the byte: S, z and z~ of a block, after tiles of 64 rows of 9 chunks of 16 bytes, twice.
   const Index bytes = 8 * 72 * 4 + 4 * 64 * 144 + 16 * (72 * 72 * 2 + 16 + 2 * 72 * 4);
   CHECK(resident_slice_of(72, 72, 16, true, false, bytes) == 72);
   CHECK(resident_slice_of(72, 72, 16, true, false, bytes - 1) == 24);

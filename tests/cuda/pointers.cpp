@@ -109,7 +109,7 @@ struct Call {
             {"masks.key", range(key_mask), true, true, false},
             {"state", range(state_memory), true, true, true}};
   }
-  // Every byte of every argument, one behind the other.
+  // Every byte of every argument, one after the other.
   std::vector<char> bytes() const {
     std::vector<char> all;
     for (const Argument& argument : arguments()) {
@@ -142,7 +142,7 @@ TEST_CASE("pointers: memory that CUDA does not know is refused, whose ever it is
       CAPTURE(saved, argument.name);
       const Trouble trouble(argument.memory);
       const std::string prefix = std::string("mhla: ") + argument.name + ": ";
-      // Backward first: a save that fails leaves nothing behind.
+      // Backward first: a save that fails leaves nothing.
       const auto backward = [&] { call.backward(saved); };
       if (argument.backward && (saved || !argument.saved))
         check_refused(call, backward, prefix, why, "cudaMalloc");

@@ -95,9 +95,9 @@ TEST_CASE("recurrent decoding: says what limits a sequence", "[decoding]") {
   const auto no_room = [&](auto& decoder) {
     return error_message<StateError>([&] { decoder.step(q, q, v, y.view()); });
   };
-  CHECK(says(no_room(six), "would get 7 more, but max_tokens is 6"));
+  CHECK(says(no_room(six), " + 7 tokens exceed max_tokens, 6"));
   sizes.max_tokens = 4;  // mix limits it
   const Rotated of_two{.blocks = {.block = 2}, .mixing = {.states = 2}};
   Decoder<Rotated, double> two(of_two, Mix(1, 2, 7), sizes);
-  CHECK(says(no_room(two), "would get 7 more, but mix has rows for 4; mhla::extend"));
+  CHECK(says(no_room(two), " + 7 tokens exceed the rows of mix, for 4; mhla::extend"));
 }

@@ -42,7 +42,7 @@ void load(D& decoder, const Bytes& bytes) {
   decoder.load({bytes.data(), static_cast<Index>(bytes.size())});
 }
 
-// x with NaN everywhere: what a decoder is filled with that must leave nothing behind.
+// x with NaN everywhere: what a decoder is filled with that must leave nothing.
 Operands<double> poison(Operands<double> x) {
   for (auto* tensor : {&x.q, &x.k, &x.v})
     for (double& element : tensor->elements()) element = std::numeric_limits<double>::quiet_NaN();
@@ -377,7 +377,7 @@ TEST_CASE("decoder: wrong calls name what is wrong, and nothing changes", "[deco
       long_y(3, 4, 10, 3);
   const auto long_y_before = long_y;
   refuse([&] { decoder.step(long_q, long_k, long_v, long_y.view()); },
-         "sequence 2 has 11 tokens and would get 10 more", "mix has rows for 20",
+         "sequence 2 is full: 11 + 10 tokens exceed the rows of mix, for 20",
          "mhla::extend makes a larger mix");
   CHECK(bitwise_equal(long_y.view(), long_y_before.view()));
   CHECK_THROWS_AS(decoder.step(long_q, long_k, long_v, long_y.view()), StateError);
@@ -389,7 +389,7 @@ TEST_CASE("decoder: wrong calls name what is wrong, and nothing changes", "[deco
       last_y(3, 4, 1, 3);
   decoder.step(last_q, last_k, last_v, last_y.view());
   refuse([&] { decoder.step(last_q, last_k, last_v, last_y.view()); },
-         "sequence 0 has 20 tokens and would get 1 more");
+         "sequence 0 is full: 20 + 1 tokens exceed");
   CHECK(decoder.position(0) == 20);
   HostTensor<double, 4> no_q(3, 4, 0, 4), no_k(3, 2, 0, 4), no_v(3, 2, 0, 3), no_y(3, 4, 0, 3);
   decoder.step(no_q, no_k, no_v, no_y.view());  // no token is no step
@@ -428,7 +428,7 @@ struct ThrowingExecutor {
 
 // Calls that fail at every place they can, each followed by the same call, which does not; checks
 // that it decodes what a decoder without failures does. Chunks of 19 tokens in blocks of 4 end in
-// the block they begin in, or one, two or three behind it.
+// the block they begin in, or one, two or three after it.
 template <class V, class Fail>
 void check_strong_guarantee(const V& variant, const Fail& fail) {
   const auto x = operands<double>(variant, shape);

@@ -247,7 +247,7 @@ TEST_CASE("a recurrence's shares begin at its chunks, and its states travel exac
   refused({{0, 16}, {16, 10}, {26, 14}}, mhla::Wire::exact,
           "queries: rank 2 begins at block 26 but must begin at a multiple of 16");
   refused({{0, 16}, {16, 16}, {32, 8}}, mhla::Wire::bfloat16,
-          "wire: RecurrentMixing's states travel exact");
+          "wire: RecurrentMixing requires Wire::exact");
 }
 
 TEST_CASE("a packed batch's shares") {

@@ -96,9 +96,9 @@ void gather(const NcclCommunicator& ranks, const std::function<Index(Index)>& by
     end += bytes_of(r) + gap;
   }
   const Part& own = parts[static_cast<std::size_t>(ranks.rank())];
-  constexpr Index behind = 16;  // bytes that are nobody's
-  Bytes received(static_cast<std::size_t>(end + behind), 0);
-  Bytes sent(static_cast<std::size_t>(own.bytes + behind));
+  constexpr Index after = 16;  // bytes that are nobody's
+  Bytes received(static_cast<std::size_t>(end + after), 0);
+  Bytes sent(static_cast<std::size_t>(own.bytes + after));
   for (std::size_t i = 0; i < sent.size(); ++i)
     sent[i] = sent_byte(ranks.rank(), -1, static_cast<Index>(i));
   Bytes expected(received.size(), 0);

@@ -122,9 +122,9 @@ Counted count_by_sequence(const V& attention, const Case& c) {
   // before it, where there are blocks on both sides.
   const auto reads = [&](Index rank, Index other) {
     if (states == 0) return other != rank && (!mhla::sees_past_only<V> || other < rank);
-    Index before = 0, behind = 0;
-    for (Index r = 0; r < ranks; ++r) (r < rank ? before : behind) += blocks_of(r);
-    return other + 1 == rank && before > 0 && behind > 0;
+    Index before = 0, after = 0;
+    for (Index r = 0; r < ranks; ++r) (r < rank ? before : after) += blocks_of(r);
+    return other + 1 == rank && before > 0 && after > 0;
   };
   const auto rows = [&](const Shares& shares, Index rank) {
     return states == 0 ? shares[std::size_t(rank)].count : states;

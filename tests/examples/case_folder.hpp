@@ -17,7 +17,7 @@ inline fs::path golden_folder(const std::string& name) {
   return fs::path(MHLA_SOURCE_DIR) / "tests/golden" / name;
 }
 
-/// A case in a folder of its own, which is gone at the end.
+/// A case in a folder of its own, removed at the end.
 struct Case {
   TemporaryFolder temporary;
   fs::path folder;
@@ -33,7 +33,7 @@ struct Case {
   fs::path text() const { return folder / "case.txt"; }
   fs::path array(const std::string& name) const { return folder / (name + ".npy"); }
 
-  /// Gives a key of case.txt another value, behind which lines of others may be; an empty one
+  /// Gives a key of case.txt another value, after which lines of others may be; an empty one
   /// removes the line.
   void set(const std::string& key, const std::string& value) const {
     const std::string added = key + " " + value + "\n";

@@ -577,7 +577,7 @@ void check_pointers(Report& report) {
   check_argument("dk", false, call.dk);
   check_argument("dv", false, call.dv);
   check_argument("dmix", false, call.dmix);
-  report.expect(cudaGetLastError() == cudaSuccess, what("no error is left behind"));
+  report.expect(cudaGetLastError() == cudaSuccess, what("no error is left"));
   lane.stream.wait();
   report.expect(call.results() == before, what("nothing was written"));
 

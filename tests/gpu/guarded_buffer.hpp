@@ -46,7 +46,7 @@ class GuardedBuffer {
     if (bytes_ > 0) check(cudaMemcpy(to, data(), bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy");
   }
 
-  /// Whether nothing was written before or behind the memory.
+  /// Whether nothing was written before or after the memory.
   bool intact() const { return holds_guard(memory_) && holds_guard(data() + bytes_); }
 
  private:

@@ -101,7 +101,7 @@ TEST_CASE("recurrent mixing: what row 0 writes and decays is not read", "[policy
   attention.mixing.vjp(layout, mix.view(), Span<const double>{grad.data(), count}, grad_mix.view());
   for (Index c = 3; c < 7; ++c) CHECK(grad_mix(0, c) == 0);
   for (Index c = 0; c < 7; ++c) {
-    CHECK(grad_mix(20, c) == 0);  // behind the blocks
+    CHECK(grad_mix(20, c) == 0);  // after the blocks
     CHECK(grad_mix(19, c) != 0);
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Stages by a recurrence: parts of a sequence, each of which waits for the states of the one before
-// it, and in the backward pass for their gradients from the one behind, make what the whole pass
+// it, and in the backward pass for their gradients from the one after, make what the whole pass
 // makes, bit for bit.
 #include <mhla/stages.hpp>
 #include <type_traits>
@@ -30,7 +30,7 @@ struct Chain : staged::Whole<T, V, masked> {
 
   using Base::Base;
 
-  // The states behind each part. What the first is given is not read.
+  // The states after each part. What the first is given is not read.
   std::vector<HostTensor<A, 2>> states;
   HostTensor<A, 2> summaries = unwritten<A>(stages.key_blocks().count, stages.summary_size());
   HostTensor<A, 2> mixtures = unwritten<A>(stages.key_blocks().count, stages.mixture_size());
@@ -78,7 +78,7 @@ struct Chain : staged::Whole<T, V, masked> {
   template <class Dmix>
   void backward(const std::vector<BlockRange>& parts, call::Gradients<T>& gradients, Update update,
                 const Dmix& dmix) {
-    HostTensor<A, 2> behind = no_states();
+    HostTensor<A, 2> after = no_states();
     for (std::size_t p = parts.size(); p-- > 0;) {
       const BlockRange& range = parts[p];
       const auto part = on(range, range);
@@ -102,13 +102,13 @@ struct Chain : staged::Whole<T, V, masked> {
       const TensorView<const A, 2> left = mixtures.view();
       const auto of_mix = dmix(p);
       part.stages.advance_gradient(executor(), range, operands.mix, sums(p, range),
-                                   rows_of(left, range), {behind.view(), before.view()},
+                                   rows_of(left, range), {after.view(), before.view()},
                                    summary_gradients.view(), of_mix, update,
                                    workspace(part, Stage::advance_gradient, range));
       if (!x.shape().empty())
         CHECK((all_written(summary_gradients) &&
                (stages.block_in_sequence(range.first) == 0 || all_written(before))));
-      behind = before;
+      after = before;
 
       mhla::GradientViews<T> to{mhla::skip, dk.view(), dv.view(), mhla::skip};
       if (own) to.mix = of_mix;

@@ -45,7 +45,7 @@ struct RecurrentCase {
   TensorView<const float, 2> summaries = summary_memory.view();
   TensorView<const float, 2> states = state_memory.view();
   TensorView<const float, 2> mixtures = mixture_memory.view();
-  TensorView<float, 2> behind = behind_memory.view();
+  TensorView<float, 2> after = behind_memory.view();
   TensorView<float, 2> before = before_memory.view();
   TensorView<float, 2> summary_gradients = gradient_memory.view();
   TensorView<float, 3> dmix = dmix_memory.view();
@@ -62,13 +62,13 @@ struct RecurrentCase {
   }
   Index size(Stage stage) const { return stages.workspace_size(stage, executor, blocks); }
 
-  void advance() { stages.advance(executor, blocks, mix, {summaries, states}, behind, workspace); }
+  void advance() { stages.advance(executor, blocks, mix, {summaries, states}, after, workspace); }
   void read_out() {
     stages.read_out(executor, blocks, {part.q.view(), part.k.view(), part.v.view(), mix},
                     {summaries, states}, y.view(), workspace);
   }
   void advance_gradient() {
-    stages.advance_gradient(executor, blocks, mix, {summaries, states}, mixtures, {behind, before},
+    stages.advance_gradient(executor, blocks, mix, {summaries, states}, mixtures, {after, before},
                             summary_gradients, dmix, Update::overwrite, workspace);
   }
   bool wrote() const {
@@ -117,26 +117,26 @@ TEST_CASE("stages of a recurrence refuse what does not fit") {
     CHECK(says(message<WorkspaceError>(stage, [](R& r) { r.workspace.size = 64; }),
                "mhla::Stages: workspace: "));
   }
-  CHECK(says(spoilt(&R::advance, [](R& r) { shorten(r.behind, 0); }),
-             "mhla: behind: axis states is 1 but must be 2"));
-  CHECK(says(spoilt(&R::advance, [](R& r) { r.states.data = r.behind.data; }),
-             "mhla: behind: shares memory with states"));
+  CHECK(says(spoilt(&R::advance, [](R& r) { shorten(r.after, 0); }),
+             "mhla: after: axis states is 1 but must be 2"));
+  CHECK(says(spoilt(&R::advance, [](R& r) { r.states.data = r.after.data; }),
+             "mhla: after: shares memory with states"));
   CHECK(says(spoilt(&R::advance,
                     [](R& r) {
                       r.blocks = {48, 2};
                       r.mix.extent[1] = r.summaries.extent[0] = 2;
                     }),
              "mhla: blocks: [48, 50) ends the sequence: no blocks follow that receive states"));
-  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.behind, 0); }),
-             "mhla: behind: axis states is 1 but must be 2"));
+  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.after, 0); }),
+             "mhla: after: axis states is 1 but must be 2"));
   CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.before, 0); }),
              "mhla: before: axis states is 1 but must be 2"));
   CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.mixtures, 0); }),
              "mhla: mixtures: axis blocks is 31 but must be 32"));
   CHECK(says(spoilt(&R::advance_gradient, [](R& r) { shorten(r.dmix, 1); }),
              "mhla: dmix: axis query blocks is 32 but must be 33"));
-  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { r.before.data = r.behind.data; }),
-             "mhla: before: shares memory with behind"));
+  CHECK(says(spoilt(&R::advance_gradient, [](R& r) { r.before.data = r.after.data; }),
+             "mhla: before: shares memory with after"));
 }
 
 TEST_CASE("parts of a recurrence are whole chunks") {

@@ -104,7 +104,7 @@ inline Mask random_mask(const Grid& grid, Index batch, std::uint64_t seed) {
   return mask;
 }
 
-// Scratch memory full of NaN; what lies behind it must stay as it is.
+// Scratch memory full of NaN; what lies after it must stay as it is.
 class Scratch {
  public:
   explicit Scratch(Index size) : size_(size), memory_(size + guard) {
@@ -112,7 +112,7 @@ class Scratch {
   }
   ~Scratch() {
     for (Index i = 0; i < guard; ++i)
-      if (memory_.data()[size_ + i] != std::byte{0xff}) FAIL_CHECK("written behind the workspace");
+      if (memory_.data()[size_ + i] != std::byte{0xff}) FAIL_CHECK("written after the workspace");
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

@@ -7,6 +7,7 @@ set(allowed
   "cuda/chip/machine.cuh : asm __CUDA_ARCH__ __global__ __device__ __shared__ __syncthreads __syncwarp __shfl __launch_bounds__ blockIdx blockDim gridDim threadIdx cuda_runtime"
   "cuda/chip/launch.cuh  : __global__ __launch_bounds__ blockIdx blockDim gridDim threadIdx <<< cuda_runtime"
   "cuda/chip/device_memory.cuh : cuda_runtime"
+  "cuda/workspace.cuh : cuda_runtime"
   "policy/feature_map.hpp : asm __CUDA_ARCH__" # an instruction that compilers do not find
   "core/config.hpp  : __host__ __device__")
 set(words asm __CUDA_ARCH__ __global__ __device__ __host__ __shared__ __constant__ __syncthreads

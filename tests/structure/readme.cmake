@@ -22,7 +22,7 @@ if(count GREATER most_words)
 endif()
 
 # require_shown(page example first last): the page has the lines of the example from the one that
-# begins with `first` to the end of the first text `last` behind it, or of the file.
+# begins with `first` to the end of the first text `last` after it, or of the file.
 function(require_shown page example first last)
   file(READ "${SOURCE_DIR}/${page}" text)
   file(READ "${SOURCE_DIR}/examples/${example}" program)
@@ -77,7 +77,7 @@ foreach(page IN LISTS pages)
   get_filename_component(folder "${SOURCE_DIR}/${page}" DIRECTORY)
   file(READ "${SOURCE_DIR}/${page}" text)
   string(REGEX REPLACE "[;[]" "," text "${text}")
-  string(REPLACE "](" "<link>" text "${text}") # a list splits at no semicolon behind an open bracket
+  string(REPLACE "](" "<link>" text "${text}") # a list splits at no semicolon after an open bracket
   string(REGEX MATCHALL "<link>[^)# ]+[)#]" links "${text}")
   foreach(link IN LISTS links)
     string(REGEX REPLACE "^<link>|[)#]$" "" link "${link}")

@@ -34,7 +34,7 @@ class SavedCall {
     return *this;
   }
 
-  // A save of `count` elements begins; what was saved before is gone.
+  // A save of `count` elements begins; overwrites what was saved before.
   void begin(const Shape& shape, std::uint64_t variant, Index count) {
     filled_ = false;
     shape_ = shape;
@@ -90,7 +90,7 @@ class ForwardState {
   }
 
   /// \cond INTERNAL
-  // Room for the summaries of a call; what was saved before is gone.
+  // Room for the summaries of a call; overwrites what was saved before.
   Span<A> prepare(const Shape& shape, std::uint64_t variant, Index count) {
     call_ = {};
     reserve(count);

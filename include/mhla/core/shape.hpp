@@ -93,7 +93,7 @@ MHLA_ONCE_A_CALL inline void require_tensor(const char* argument,
   }
 }
 
-// The same for a view of matrices [heads, query blocks, key blocks].
+// Checks matrices [heads, query blocks, key blocks].
 template <class T>
 void require_tensor(const char* argument, const TensorView<T, 3>& mix) {
   require_tensor(

@@ -13,7 +13,7 @@ enum class Stage {
   read_out,            ///< y of query blocks
   read_out_gradient,   ///< dq, rows of dmix, dS~ and dz~ of query blocks
   mix_gradient,        ///< dS and dz of key blocks
-  advance,             ///< a recurrence's states behind blocks
+  advance,             ///< a recurrence's states after blocks
   advance_gradient,    ///< its dS and dz, rows of dmix, and gradients of the states before blocks
   summarize_gradient,  ///< dk and dv of key blocks
 };

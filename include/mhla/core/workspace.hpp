@@ -69,7 +69,7 @@ class Workspace {
                   "mhla::WorkspaceView {memory, bytes}");
   })
   /// \endcond
-  /// Leaves an empty one behind.
+  /// Empties the other.
   Workspace(Workspace&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   /// Swaps.
@@ -112,7 +112,7 @@ class Arena {
     next_ = workspace.data;
     left_ = workspace.size;
   }
-  // Allocates what it takes, and leaves it in `chunks`.
+  // Allocates as it is laid out, into `chunks`.
   explicit Arena(std::vector<Workspace>& chunks) : chunks_(&chunks) {}
 
   template <class T>

@@ -25,7 +25,7 @@ void mix(const Panel<const A>& mixing, const Panel<const A>& summaries, const Pa
   mix_rows(mixed, mixing, false, summaries, Into::overwrite);
 }
 
-/// The same for query blocks [first, first + rows) and key blocks b <= i - lag.
+/// Mixes query blocks [first, first + rows) over key blocks b <= i - lag.
 template <class A>
 void mix_past(const Panel<const A>& mixing, Index first, Index lag, const Panel<const A>& summaries,
               const Panel<A>& mixed) {
@@ -78,7 +78,7 @@ struct MatrixRows {
   Index all;
 };
 
-/// The same for query blocks `rows` and key blocks [first, first + summaries.rows), where
+/// The gradient for query blocks `rows` and key blocks [first, first + summaries.rows), where
 /// b <= i - lag. `scratch` has room for a product of two key blocks each.
 template <class A>
 void mix_past_matrix_gradient(const Panel<const A>& grad_mixed, const MatrixRows& rows, Index first,

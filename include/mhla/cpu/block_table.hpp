@@ -37,7 +37,7 @@ struct TokenRun {
   Index count;
   Index coordinate[3];  // of the first token; the others follow along the last axis
 
-  /// Whether `before`, unless it is no run, goes on as this one.
+  /// Whether `before`, unless it is not a run, goes on as this one.
   bool continues(const TokenRun& before) const {
     return before.first >= 0 && first == before.first + before.count &&
            coordinate[0] == before.coordinate[0] && coordinate[1] == before.coordinate[1] &&
@@ -140,7 +140,7 @@ class Builder {
     const BlockRange all{0, grid.num_blocks()};
     return add(grid, all, all, first_token, takes);
   }
-  // The same for some of its blocks, where the tokens of `held` blocks alone are counted.
+  // Adds some of a grid's blocks, where the tokens of `held` blocks alone are counted.
   template <class Takes>
   MHLA_ONCE_A_CALL Index add(const Grid& grid, const BlockRange& range, const BlockRange& held,
                              Index first_token, const Takes& takes) {
@@ -174,7 +174,7 @@ class Builder {
       cut(before, of_sequence, range, for_each_run_of);
     return used;
   }
-  // The same of an item's tokens that a mask, if there is one, does not take away.
+  // Adds an item's tokens that a mask, if there is one, does not take away.
   Index add(const Grid& grid, const BlockRange& range, const BlockRange& held,
             const TensorView<const std::uint8_t, 2>& mask, Index item) {
     if (mask.data == nullptr) return add(grid, range, held, 0, EveryToken{});
@@ -277,7 +277,7 @@ MHLA_ONCE_A_CALL inline BlockTable uniform_block_table(Arena& arena, const Grid&
     for (Index item = 0; item < batch; ++item) builder.add_sequence(item, 0, range.count);
   });
 }
-/// The same of all blocks.
+/// The table of all blocks.
 inline BlockTable uniform_block_table(Arena& arena, const Grid& grid, Index batch,
                                       Index max_tokens = max_tile_tokens) {
   const BlockRange all{0, grid.num_blocks()};

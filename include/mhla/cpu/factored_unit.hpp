@@ -18,7 +18,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// Key blocks of the unit's work array: those of a whole grid count, also behind a padded
+/// Key blocks of the unit's work array: those of a whole grid count, also after a padded
 /// sequence's last token.
 template <class L, class A>
 Index structured_key_blocks(const Plan<L, A>& plan, const Unit<A>& unit) {
@@ -60,7 +60,7 @@ void take_up_sums(const Unit<A>& unit, const SummaryRows<A>& from, const Summary
   }
   copy_row(to.key_sums.row(row), from.key_sums.row(row), from.key_sums.cols);
 }
-/// The states before a stage's blocks, of matrix `matrix`, in the work array behind S~.
+/// The states before a stage's blocks, of matrix `matrix`, in the work array after S~.
 template <class L, class A>
 void take_up_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
                     const SummaryRows<A>& mixed) {
@@ -116,15 +116,15 @@ void mix_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix
   const SummaryRows<A> mixed = structured_mixtures(plan, unit);
   const Index others = num_rows(unit.products) - structured_key_blocks(plan, unit);
   const Index left = unit.queries.blocks;
-  const Index behind = unit.states_behind ? plan.structure.num_states() : 0;
+  const Index after = unit.states_after ? plan.structure.num_states() : 0;
   const auto pull_back = [&](Panel<A> SummaryRows<A>::*width) {
     const MixingRows<A> grads =
         work_array(plan, unit, grad.keys.*width, (grad.mixed.*width).row_range(0, others));
     for_each_column_range(grads.width(), loop, [&](Index first, Index count) {
       const MixingRows<A> part = grads.col_range(first, count);
       if (matrix == 0) set_zero(part.inputs);
-      // But dS~, which the readout has left, of blocks with tokens, and that of states behind them.
-      set_zero(part.others.row_range(left, others - left - behind));
+      // But dS~, which the readout has left, of blocks with tokens, and that of states after them.
+      set_zero(part.others.row_range(left, others - left - after));
       mix_by_products_gradient(unit.products, plan.matrix(unit_matrix(plan, unit, matrix)), part);
     });
     if (!mixing_wanted) return;

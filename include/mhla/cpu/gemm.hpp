@@ -108,7 +108,7 @@ void multiply_left_transposed_rows(const Panel<T>& result, Index depth,
                       .in_parts = true});
 }
 
-/// The same of panels.
+/// The product of panels.
 template <class T>
 void multiply_left_transposed(const Panel<T>& result, const Panel<const std::type_identity_t<T>>& a,
                               const Panel<const std::type_identity_t<T>>& b,
@@ -184,7 +184,7 @@ MHLA_ONCE_A_CALL void mix_rows(const Panel<T>& result,
                      Terms::all, nullptr);
 }
 
-/// The same for triangles, too: rows of b without a weight are not read.
+/// The weighted product, for triangles, too: rows of b without a weight are not read.
 template <class T>
 MHLA_ONCE_A_CALL void mix_rows(const Panel<T>& result,
                                const Panel<const std::type_identity_t<T>>& weights, bool transposed,

@@ -65,7 +65,7 @@ class Prefetch {
 
   /// Row r at data + places[r] * stride; `stride` and `length` of a row in bytes.
   void add(const void* data, Index stride, Index length) { add(data, stride, length, rows_); }
-  /// The same for the first `rows` rows only; the first tensor has all of them.
+  /// Adds the first `rows` rows only; the first tensor has all of them.
   void add(const void* data, Index stride, Index length, Index rows) {
     if (rows == 0 || length == 0) return;
     tensors_[count_++] = {static_cast<const char*>(data), stride, length, rows};

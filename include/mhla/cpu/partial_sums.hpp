@@ -110,7 +110,7 @@ void write_mixing_gradient(const Problem& problem, const PartialSums& partials, 
         destination(h, i, b) = A(0);
 }
 
-/// The same of a structured mixing, whose partial sums are of coefficients.
+/// Adds up those of a structured mixing, whose partial sums are of coefficients.
 template <class A>
 void write_mixing_gradient(const Problem& problem, const PartialSums& partials, Span<A> sums,
                            const MixingRef<A>& structure, const TensorView<const A, 3>& mix,

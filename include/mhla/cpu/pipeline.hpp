@@ -119,7 +119,7 @@ void forward_into(const V& attention, const E& executor,
                             {"mhla::forward_into", &workspace}, save);
 }
 
-/// The same in memory that is allocated for this call.
+/// In memory that is allocated for this call.
 template <AttentionVariant V, Executor E, StorageScalar T>
 void forward_into(const V& attention, const E& executor,
                   const std::type_identity_t<TensorView<const T, 4>>& q,
@@ -154,7 +154,7 @@ void backward_into(const V& attention, const E& executor, const TensorView<Query
                              update, {"mhla::backward_into", &workspace}, saved);
 }
 
-/// The same in memory that is allocated for this call.
+/// In memory that is allocated for this call.
 template <AttentionVariant V, Executor E, class Query, class T = std::remove_const_t<Query>>
 requires StorageScalar<T>
 void backward_into(const V& attention, const E& executor, const TensorView<Query, 4>& query,

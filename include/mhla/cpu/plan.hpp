@@ -85,7 +85,7 @@ struct Plan {
   // What key sums are mixed by in pairs: the same, as the rounded rows and their scales have it if
   // mixing_parts is 1.
   Span<A> rounded_mixing;
-  // The same in bfloat16, empty without pairs: [parts, mix_heads, query blocks, pairs of key
+  // mix in bfloat16, empty without pairs: [parts, mix_heads, query blocks, pairs of key
   // blocks], and for the backward pass its transpose.
   Span<Pair> paired_mixing;
   Span<Pair> transposed_mixing;

@@ -26,7 +26,7 @@ void advance_state(A* state, Index row, A decay, A write, const A* sum, Index co
   add_scaled_row(state, write, sum, count);
 }
 
-/// The same as prepare_next_block by a recurrence: the share's columns of H_i and of P_i+1.
+/// prepare_next_block by a recurrence: the share's columns of H_i and of P_i+1.
 /// `row(matrix, block)` is a RecurrentRow, or has no data; `summary` is scratch
 /// [value_dim, feature_dim].
 template <class A, class Row>
@@ -51,7 +51,7 @@ void advance_states(const DecodeExtents& e, const DecodeUnit<A>& unit, const Dec
   }
 }
 
-/// The same of key sums, when block i is closed: H_i+1 and z~_i+1.
+/// The recurrence of key sums, when block i is closed: H_i+1 and z~_i+1.
 template <class A, class Row>
 void advance_key_sums(const DecodeExtents& e, const DecodeUnit<A>& unit, Index block,
                       const Row& row) {

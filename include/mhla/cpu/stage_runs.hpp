@@ -171,11 +171,11 @@ class StageRun {
 
   void run(const stages::Advance<T>& call, WorkspaceView workspace) const requires recurs {
     in<ForwardPlan>(workspace, [&](ForwardPlan& plan) {
-      if (call.blocks.count == 0) return pass_on(call.sums.states, call.behind);
+      if (call.blocks.count == 0) return pass_on(call.sums.states, call.after);
       packed(plan, {{}, {}, {}, call.mix});
       for_each_unit(plan, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
         advance_unit(plan, unit_of(plan, at, memory, call.sums),
-                     rows_for(plan, call.behind, at, Orientation::straight), loop);
+                     rows_for(plan, call.after, at, Orientation::straight), loop);
       });
     });
   }
@@ -184,7 +184,7 @@ class StageRun {
     const bool overwrites = call.update == Update::overwrite;
     in<BackwardPlan>(workspace, [&](BackwardPlan& backward) {
       if (call.blocks.count == 0) {
-        if (is_begun()) pass_on(call.states.behind, call.states.before);
+        if (is_begun()) pass_on(call.states.after, call.states.before);
         return;
       }
       ForwardPlan& plan = backward.plan;
@@ -197,7 +197,7 @@ class StageRun {
                       };
                       advance_unit_gradient(
                           plan, transposed_unit_of(plan, at, memory, call.sums, loop),
-                          rows(read_only(call.mixtures)), rows(read_only(call.states.behind)),
+                          rows(read_only(call.mixtures)), rows(read_only(call.states.after)),
                           rows(is_begun() ? call.states.before : TensorView<A, 2>{}),
                           sums_at(plan, call.summary_gradients, at, Orientation::transposed),
                           request.mixing(), loop);
@@ -281,12 +281,12 @@ class StageRun {
     return stage_unit(plan, at, masks_, memory, sums_at(plan, summaries, at, Orientation::straight),
                       Orientation::straight);
   }
-  // The same by RecurrentMixing, and with states.
+  // The unit by RecurrentMixing, with states.
   Unit<A> unit_of(const ForwardPlan& plan, Index at, const UnitMemory<A>& memory,
                   const Sums<A>& sums) const {
     return with_states(plan, at, sums, unit_at(plan, at, memory, read_only(sums.summaries)));
   }
-  // The same with summaries of its own, transposed.
+  // The unit with summaries of its own, transposed.
   Unit<A> transposed_unit_of(const ForwardPlan& plan, Index at, const UnitMemory<A>& memory,
                              const Sums<A>& sums, const ExecutorRef& loop) const {
     const Unit<A> unit = stage_unit(plan, at, masks_, memory,
@@ -372,7 +372,7 @@ struct StageBackend {
                             const TensorView<const std::uint8_t, 2>& mask, Span<Index> used) const {
       count(this->problem_.query_grid, queries, mask, used);
     }
-    /// The same of key blocks.
+    /// Counts the tokens of key blocks.
     void count_used_keys(const BlockRange& keys, const TensorView<const std::uint8_t, 2>& mask,
                          Span<Index> used) const {
       count(this->problem_.key_grid, keys, mask, used);

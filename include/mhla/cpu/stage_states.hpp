@@ -2,8 +2,8 @@
 // What a recurrence does with some of its blocks (mhla/stages.hpp): the products of its list
 // (policy/recurrent_mixing.hpp) whose sums are states, and the adjoint of all of them.
 //
-//   H = states before, S   ->   states behind
-//   dH behind, dS~         ->   dH before, dS, dC
+//   H = states before, S   ->   states after
+//   dH after, dS~         ->   dH before, dS, dC
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -24,7 +24,7 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// The unit of a stage by a recurrence, with the states before it, straight, and if it `advances`
-/// those behind.
+/// those after.
 template <class L, class A>
 Unit<A> with_states(const Plan<L, A>& plan, const Unit<A>& stage, const SummaryRows<A>& states,
                     bool advances) {
@@ -32,13 +32,13 @@ Unit<A> with_states(const Plan<L, A>& plan, const Unit<A>& stage, const SummaryR
   Unit<A> unit = stage;
   unit.keys.blocks = unit.queries.blocks;
   unit.states = states;
-  unit.states_behind = advances && unit.queries.blocks + unit.other_queries > end;
+  unit.states_after = advances && unit.queries.blocks + unit.other_queries > end;
   unit.products =
-      plan.structure.products(unit.queries.blocks, unit.states_behind, unit.memory.mixing_products);
+      plan.structure.products(unit.queries.blocks, unit.states_after, unit.memory.mixing_products);
   return unit;
 }
 
-/// All states of the unit by matrix `matrix`; S~ is not formed. The last are those behind it.
+/// All states of the unit by matrix `matrix`; S~ is not formed. The last are those after it.
 template <class L, class A>
 SummaryRows<A> mix_states(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix,
                           const ExecutorRef& loop) {
@@ -57,42 +57,42 @@ SummaryRows<A> mix_states(const Plan<L, A>& plan, const Unit<A>& unit, Index mat
   return mixed;
 }
 
-/// The rows of a work array from S~ on that have the states before the unit, or behind it.
+/// The rows of a work array from S~ on that have the states before the unit, or after it.
 template <class A>
 SummaryRows<A> states_before(const Unit<A>& unit, const SummaryRows<A>& others) {
   return others.row_range(unit.queries.blocks,
                           unit.queries.blocks > 0 ? unit.states.summaries.rows : 0);
 }
 template <class L, class A>
-SummaryRows<A> states_behind(const Plan<L, A>& plan, const Unit<A>& unit,
-                             const SummaryRows<A>& others) {
+SummaryRows<A> states_after(const Plan<L, A>& plan, const Unit<A>& unit,
+                            const SummaryRows<A>& others) {
   const Index rows = num_rows(unit.products) - unit.queries.blocks;
-  const Index states = unit.states_behind ? plan.structure.num_states() : 0;
+  const Index states = unit.states_after ? plan.structure.num_states() : 0;
   return others.row_range(rows - states, states);
 }
 
-/// The states behind the unit; 0 if no blocks there have tokens. behind(matrix) takes them.
-template <class L, class A, class Behind>
-void advance_unit(const Plan<L, A>& plan, const Unit<A>& unit, const Behind& behind,
+/// The states after the unit; 0 if no blocks there have tokens. after(matrix) takes them.
+template <class L, class A, class After>
+void advance_unit(const Plan<L, A>& plan, const Unit<A>& unit, const After& after,
                   const ExecutorRef& loop) {
   for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix)
-    copy_sums(states_behind(plan, unit, mix_states(plan, unit, matrix, loop)), behind(matrix));
+    copy_sums(states_after(plan, unit, mix_states(plan, unit, matrix, loop)), after(matrix));
 }
 
 /// The adjoint of the unit's mixing and of advance_unit: dS and dz in `grad`, those of states
-/// before the unit in before(matrix), of dS~ left(matrix) and of states behind it, behind(matrix).
+/// before the unit in before(matrix), of dS~ left(matrix) and of states after it, after(matrix).
 /// Adds the coefficients' if they are wanted.
 template <class L, class A, class Rows>
 void advance_unit_gradient(const Plan<L, A>& plan, const Unit<A>& unit, const Rows& left,
-                           const Rows& behind, const Rows& before, const SummaryRows<A>& grad,
+                           const Rows& after, const Rows& before, const SummaryRows<A>& grad,
                            bool mixing_wanted, const ExecutorRef& loop) {
   const StructuredGradients<A> all = structured_gradients(plan, unit);
   const Index blocks = unit.queries.blocks;
   for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
     if (mixing_wanted) mix_states(plan, unit, matrix, loop);
     copy_sums(left(matrix).row_range(0, blocks), all.mixed.row_range(0, blocks));
-    const SummaryRows<A> to = states_behind(plan, unit, all.mixed);
-    copy_sums(behind(matrix).row_range(0, to.summaries.rows), to);
+    const SummaryRows<A> to = states_after(plan, unit, all.mixed);
+    copy_sums(after(matrix).row_range(0, to.summaries.rows), to);
     mix_unit_gradient(plan, unit, matrix, mixing_wanted, loop);
     copy_sums(states_before(unit, all.mixed), before(matrix));
   }

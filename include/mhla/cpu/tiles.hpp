@@ -51,7 +51,7 @@ template <class A>
 Panel<A> head_offsets(const Extents& e, Span<A> array, Index g) {
   return panel(array.data + g * e.query_blocks * e.block_tokens, e.query_blocks, e.block_tokens);
 }
-/// The same for a tile.
+/// A tile's part of it.
 template <class A>
 Span<A> tile_offsets(const Extents& e, Span<A> array, Index g, Index block, const TokenTile& tile) {
   return {head_offsets(e, array, g).row(block) + tile.offset, tile.tokens};

@@ -79,7 +79,7 @@ template <class T>
 Rows<T> in_place(const BlockTable& table, const TokenTile& tile, const TokenRows<T>& tokens) {
   return {tokens.data, tokens.token_stride, table.places_of(tile)};
 }
-/// The same rows as rows of A; none for another type.
+/// These rows as rows of A; none for another type.
 template <class A, class T>
 Rows<A> in_place_of_products(const BlockTable& table, const TokenTile& tile,
                              const TokenRows<T>& tokens) {

@@ -47,8 +47,8 @@ struct Unit {
   Index other_queries = 0;  // blocks of the sequence that it lacks
   SummaryRows<A>
       states{};  // that a recurrence left before its blocks: of the first matrix, straight
-  bool states_behind = false;  // whether blocks behind take states up
-  bool in_pairs = false;       // Precision::fast
+  bool states_after = false;  // whether later blocks take its states
+  bool in_pairs = false;      // Precision::fast
 };
 
 /// The rows of a unit in a tensor of queries, for its query head g, and in one of keys.

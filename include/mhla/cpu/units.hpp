@@ -177,7 +177,7 @@ Unit<A> unit_without_sums(const Plan<L, A>& plan, Index sequence, Index kv_head,
           {}};
 }
 
-/// The same whose summaries are in pairs: it has key sums alone.
+/// A unit whose summaries are in pairs: it has key sums alone.
 template <class L>
 Unit<float> unit_in_pairs(const Plan<L, float>& plan, Index sequence, Index kv_head,
                           const UnitMemory<float>& memory, Orientation orientation) {
@@ -207,7 +207,7 @@ void clear_masked(const TensorView<const std::uint8_t, 2>& mask, const TensorVie
     }
 }
 
-/// The same of the overwritten gradients of a call.
+/// Zeroes the overwritten gradients of a call.
 template <class T>
 void clear_masked(const TokenMasks& masks, const GradientViews<T>& gradients) {
   clear_masked(masks.query, gradients.query.view);

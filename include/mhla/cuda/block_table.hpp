@@ -130,7 +130,7 @@ struct PanelRows {
   MHLA_HOST_DEVICE Index count() const { return units() * of_unit(); }
 };
 
-/// The same for kernels, which divide by products. There are less than 2^31 rows.
+/// Finds rows in kernels, which divide by products. There are less than 2^31 rows.
 struct RowFinder {
   Divisor block_tokens;
   Divisor group_size;

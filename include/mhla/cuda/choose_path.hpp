@@ -152,7 +152,7 @@ CudaPath path_of(const Call<V, T>& call, const CudaDevice& device, const Nominal
   return fastest_path(call, gpu).path;
 }
 
-/// The same with its reason, and all options.
+/// The chosen path with its reason, and all options.
 template <class V, class T>
 PathChoice choose_path(const Call<V, T>& call, const CudaDevice& device, const NominalGpu& gpu) {
   PathChoice choice = fastest_path(call, gpu);

@@ -84,7 +84,7 @@ class CudaDevice {
   FloatProducts products() const { return products_; }
   /// What runs calls. A call that the requested path cannot run throws a ShapeError that says why.
   CudaPath path() const { return path_; }
-  /// The same device, whose calls take their paths from `plan`, of <mhla/cuda/pipeline.hpp>, which
+  /// This device, whose calls take their paths from `plan`, of <mhla/cuda/pipeline.hpp>, which
   /// outlives them. A call that it is not for throws ShapeError.
   CudaDevice with(const CudaPlan& plan) const {
     CudaDevice device = *this;

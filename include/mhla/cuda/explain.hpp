@@ -21,7 +21,7 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
 
-/// The numbers behind explain(attention, shape, device), of one direction.
+/// What explain(attention, shape, device) prints, for one direction.
 struct CallCost {
   PathChoice choice;
   Index workspace_bytes = 0;

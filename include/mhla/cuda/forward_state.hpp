@@ -69,7 +69,7 @@ class CudaForwardState {
   }
 
   /// \cond INTERNAL
-  // Room for the summaries of a call; what was saved before is gone. Throws WorkspaceError, with
+  // Room for the summaries of a call; overwrites what was saved before. Throws WorkspaceError, with
   // nothing changed, if the memory is too small, or not aligned to A, or to 16 bytes for planes.
   Span<A> prepare(const Shape& shape, std::uint64_t variant, Index count, SummaryFormat format) {
     if (memory_.size < count)

@@ -95,7 +95,7 @@ inline constexpr bool is_head_dims<HeadDims<KeyDim, ValueDim>> = true;
 template <class... Dims>
 struct HeadDimsOf {
   static_assert((is_head_dims<Dims> && ...),
-                "mhla: MHLA_INSTANTIATE_CUDA(Variant, Scalar, ...) takes head dimensions behind "
+                "mhla: MHLA_INSTANTIATE_CUDA(Variant, Scalar, ...) takes head dimensions after "
                 "the scalar: mhla::HeadDims<128, 128>, mhla::HeadDims<64, 64>");
   static constexpr Index size = sizeof...(Dims);
 

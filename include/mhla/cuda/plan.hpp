@@ -45,7 +45,7 @@ struct Extents {
   Index first_column;
   MixingLayout layout;     // of the longest sequence
   Index coefficients = 0;  // of a matrix of a structured mixing
-  Index between = 0;       // rows of its work array behind S~, of all sequences
+  Index between = 0;       // rows of its work array after S~, of all sequences
 
   Extents(Arena& arena, const V& attention, const Problem& problem, Index items)
       : feature_dim(problem.feature_dim),
@@ -171,7 +171,7 @@ struct TablePlan {
   Span<A> take(Index rows, Index dim, Needed... needed) {
     return (true && ... && needed) ? arena.take<A>(checked_mul(rows, dim)) : Span<A>();
   }
-  /// The same of the backward pass.
+  /// An array of the backward pass; none in a forward pass.
   template <class... Needed>
   Span<A> take_back(Index rows, Index dim, Needed... needed) {
     return take(rows, dim, backward, needed...);

@@ -234,7 +234,7 @@ void StageKernels<V, T>::clear_tensor(const CudaDevice& device, const TensorView
   fill(device, tensor, A(0));
 }
 
-/// An element of rows of sums, and where it travels: S as bfloat16, z behind all of S.
+/// An element of rows of sums, and where it travels: S as bfloat16, z after all of S.
 template <class A, bool widens>
 struct RoundSums {
   SumsLayout of;

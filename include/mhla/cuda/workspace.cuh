@@ -16,7 +16,8 @@ MHLA_NAMESPACE_BEGIN
 /// \{
 
 /// Scratch memory on the current device that the caller owns, for any number of calls on one
-/// stream. mhla::forward_workspace_size and backward_workspace_size say how many bytes a call takes.
+/// stream. mhla::forward_workspace_size and backward_workspace_size say how many bytes a call
+/// takes.
 class CudaWorkspace {
  public:
   CudaWorkspace() = default;
@@ -29,7 +30,7 @@ class CudaWorkspace {
     (void)cudaGetLastError();  // the error is reported here
     throw CudaError({"mhla: cudaMalloc of ", bytes, " bytes: ", cudaGetErrorString(status)});
   }
-  /// Leaves an empty one behind.
+  /// Empties the other.
   CudaWorkspace(CudaWorkspace&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   /// Swaps.

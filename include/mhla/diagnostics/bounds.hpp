@@ -53,7 +53,7 @@ constexpr Index mhla_rank_bound(const Grid& query_grid, const Grid& key_grid, In
   return by_query < by_key ? by_query : by_key;
 }
 
-/// The same for a mix of known rank r: at most r D, since such a mix is a sum of r outer products,
+/// The bound for a mix of known rank r: at most r D, since such a mix is a sum of r outer products,
 /// and the attention matrix a sum of r matrices diag(u) phi(Q) phi(K)^T diag(w). Under BlockCausal
 /// r is the rank of mix with zeros above the diagonal.
 constexpr Index mhla_rank_bound(const Grid& query_grid, const Grid& key_grid, Index feature_dim,

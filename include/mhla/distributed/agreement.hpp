@@ -25,7 +25,7 @@ inline constexpr Index agreement_bytes = 512;
 /// Bytes of the same before results are written.
 inline constexpr Index confirmation_bytes = 8;
 
-/// What every rank has of this: as many elements of each, one rank's behind the other's.
+/// What every rank has of this: as many elements of each, one rank's after the other's.
 template <class T, Communicator C>
 std::vector<T> gather_all(const C& communicator, Span<const T> mine) {
   const Index bytes = mine.size * static_cast<Index>(sizeof(T));
@@ -38,7 +38,7 @@ std::vector<T> gather_all(const C& communicator, Span<const T> mine) {
 }
 
 /// Returns when all ranks have got here: each has received what it needs, and writes its results
-/// alone. \throws CommunicationError if one is gone.
+/// alone. \throws CommunicationError if one does not answer.
 template <Communicator C>
 void confirm(const C& communicator) {
   static_assert(sizeof(std::int64_t) == confirmation_bytes);
@@ -80,7 +80,7 @@ class Agreement {
     } catch (const std::exception& reason) {
       refusal = refuse(reason.what());
     } catch (...) {  // whatever code of the caller's throws
-      refusal = refuse("what it threw is no std::exception");
+      refusal = refuse("what it threw is not a std::exception");
     }
     const std::vector<Record> all = gather_all(communicator, Span<const Record>{&record_, 1});
     if (refusal) std::rethrow_exception(refusal);

@@ -15,7 +15,7 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup distributed
 /// \{
 
-/// A rank is gone or does not answer, or the engine failed. The message says which, and names the
+/// A rank does not answer, or the engine failed. The message says which, and names the
 /// rank that waited or is waited for. The communicator cannot be used any more.
 class MHLA_EXCEPTION CommunicationError : public Error {
  public:
@@ -43,7 +43,7 @@ struct Part {
 /// - `all_to_all(sent, to, received, from)`: to[r] of `sent` goes to rank r, from[r] of `received`
 ///   comes from it. A rank does not wait for ranks that send it no bytes.
 ///
-/// \throws CommunicationError if a rank is gone, or does not answer within the communicator's
+/// \throws CommunicationError if a rank does not answer within the communicator's
 /// time.
 ///
 /// One that OverlapsMessages also lets its ranks compute while messages travel.

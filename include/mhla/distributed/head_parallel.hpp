@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A sequence shared out by tokens, computed by heads: what ranks tell each other is tensors.
+// A sequence divided by tokens, computed by heads: what ranks tell each other is tensors.
 #pragma once
 
 #include <algorithm>
@@ -84,7 +84,7 @@ class HeadParallel : ParallelErrors {
     lay_out(arena, false, heads_.forward_workspace_size(executor));
     return arena.used();
   }
-  /// The same of backward.
+  /// Bytes of workspace of backward.
   template <class E>
   requires H::template runs_on<E> Index backward_workspace_size(const E& executor) const {
     Arena arena;

@@ -89,7 +89,7 @@ class HeadsExchange {
   }
 
  private:
-  // A tensor as it is shared out by tokens, whose heads go to other ranks or come from them, or by
+  // A tensor as it is divided by tokens, whose heads go to other ranks or come from them, or by
   // heads, whose tokens do.
   enum class Side { tokens, heads };
 
@@ -113,7 +113,7 @@ class HeadsExchange {
   }
 
   // Calls visit(piece, its first element in the message) for what is exchanged with each rank: all
-  // tensors' pieces, one behind the other.
+  // tensors' pieces, one after the other.
   template <class Visit>
   void for_each_piece(Side side, const Tensors<H>& tensors, const Visit& visit) const {
     Index end = 0;

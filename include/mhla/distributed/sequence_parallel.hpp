@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A sequence shared out by blocks: what ranks tell each other is sums.
+// A sequence divided by blocks: what ranks tell each other is sums.
 #pragma once
 
 #include <algorithm>
@@ -64,7 +64,7 @@ void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor
 ///
 /// By RecurrentMixing a rank summarizes its own blocks, takes up the states of the ranks before it,
 /// and sends its own on to the next: one rank after another, but little work, and their gradients
-/// back. Shares begin at multiples of 16 blocks (see equal_shares); states travel exact. If a
+/// back. Shares begin at multiples of 16 blocks (see equal_shares); states are sent exactly. If a
 /// single row of parameters serves all blocks, every rank has a part of its gradient, and the sum
 /// over ranks differs from one process's in rounding.
 ///
@@ -79,8 +79,9 @@ void clear_tensor(const S&, const E& executor, const TensorView<T, Rank>& tensor
 /// All members but the sizes are called by all ranks together. They begin by an exchange of
 /// agreement_bytes: a rank whose call differs, or throws, makes all throw. \throws ShapeError,
 /// WorkspaceError as Stages, on the rank that gave the reason; ShapeError that names it on others;
-/// CommunicationError if a rank is gone. Nothing is written then, on no rank: results are written
-/// when all ranks have confirmed, by confirmation_bytes, that they have received what they need.
+/// CommunicationError if a rank does not answer. Nothing is written then, on no rank: results are
+/// written when all ranks have confirmed, by confirmation_bytes, that they have received what they
+/// need.
 ///
 /// S is Stages<V, T>, and E what its calls take: an Executor. On GPUs see cuda_sequence_parallel.
 template <class S, class C = void>
@@ -117,7 +118,7 @@ class SequenceParallel : ParallelErrors {
     local_.key_tokens = stages_.key_tokens(key_blocks());
   }
 
-  /// The same of a padded batch: masks [batch, this rank's tokens], borrowed, of queries and of
+  /// For a padded batch: masks [batch, this rank's tokens], borrowed, of queries and of
   /// keys; under Causal and BlockCausal one for both. Called by all ranks together, each with masks
   /// of the same sides. Calls of it have the bits of one process's on mhla::padded(attention, ..).
   /// \throws as other calls.
@@ -166,7 +167,7 @@ class SequenceParallel : ParallelErrors {
     lay_out_forward(arena, executor);
     return arena.used();
   }
-  /// The same of backward.
+  /// Bytes of workspace of backward.
   template <class E>
   requires S::template runs_on<E> Index backward_workspace_size(const E& executor) const {
     if (stages_.may_round()) return exact().backward_workspace_size(executor);
@@ -256,7 +257,7 @@ class SequenceParallel : ParallelErrors {
  private:
   struct Memory {
     TensorView<A, 2> summaries;     // [read_keys(), summary_size()]
-    TensorView<A, 2> states, next;  // [num_states(), mixture_size()]: before the blocks, behind
+    TensorView<A, 2> states, next;  // [num_states(), mixture_size()]: before the blocks, after
     TensorView<A, 2> state_gradients, next_gradients;  // of these
     Span<std::byte> wire;
     TensorView<A, 2> mixtures;           // [read_queries(), mixture_size()]
@@ -390,7 +391,7 @@ class SequenceParallel : ParallelErrors {
             "of queries: leave them empty");
       require_enumerator("wire", wire_, Wire::bfloat16);
       if (recurs && wire_ != Wire::exact)
-        throw ShapeError("mhla: wire: RecurrentMixing's states travel exact");
+        throw ShapeError("mhla: wire: RecurrentMixing requires Wire::exact");
       require_chunks<V>("queries", queries_, stages);
       stages.hold(own(queries_), own(keys_));
       return stages;

@@ -102,7 +102,7 @@ inline void require_shares(const char* argument, const Shares& shares, Index blo
                       " blocks but the sequence has ", blocks});
 }
 
-// The same unless those of a recurrence begin where its chunks do. `list` has the blocks.
+// \throws ShapeError unless those of a recurrence begin where its chunks do. `list` has the blocks.
 template <AttentionVariant V, class List>
 void require_chunks(const char* argument, const Shares& shares, const List& list) {
   if constexpr (!factors_mixing<V>) return;

@@ -28,7 +28,7 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup distributed
 /// \{
 
-/// How a call is shared out.
+/// How a call is divided.
 struct SplitCall {
   Shares queries;               ///< of query blocks
   Shares keys = {};             ///< of key blocks; empty: as `queries`
@@ -53,7 +53,7 @@ struct Traffic {
   RankTraffic backward;  ///< dq, dk, dv, dmix
 };
 
-/// Why calls of a variant cannot be shared out by sequence; nullptr if they can.
+/// Why calls of a variant cannot be divided by sequence; nullptr if they can.
 template <AttentionVariant V>
 inline constexpr const char* refusal_by_sequence =
     mixes_products<V>

@@ -92,7 +92,7 @@ class ForwardOp : public Eigen::TensorBase<ForwardOp<Attention, Query, Key, Valu
     changed.state_ = &state;
     return changed;
   }
-  /// The same in device memory, on a CudaDevice.
+  /// Keeps the summaries in device memory, on a CudaDevice.
   ForwardOp save(CudaForwardState<Accumulator<Scalar>>& state) const {
     ForwardOp changed = *this;
     changed.device_state_ = &state;

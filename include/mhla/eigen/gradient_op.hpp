@@ -70,7 +70,7 @@ class BackwardOp {
     changed.state_ = &state;
     return changed;
   }
-  /// The same in device memory, on a CudaDevice.
+  /// Takes summaries from device memory, on a CudaDevice.
   BackwardOp saved(const CudaForwardState<Accumulator<Scalar>>& state) const {
     BackwardOp changed = *this;
     changed.device_state_ = &state;
@@ -227,7 +227,7 @@ class Gradients {
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
 
-  /// The same gradients, to be computed on an Eigen device.
+  /// These gradients, to be computed on an Eigen device.
   template <class Device>
   class On {
    public:

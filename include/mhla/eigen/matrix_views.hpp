@@ -64,7 +64,7 @@ auto matrix_memory(X&& matrix) {
 /// auto k = mhla::heads_view(qkv.middleCols(width, width), heads);
 /// auto q_of_token = mhla::heads_view(qkv_of_token.head(width), heads);
 /// \endcode
-/// \throws ShapeError where rows or columns cannot be shared out evenly.
+/// \throws ShapeError where rows or columns cannot be divided evenly.
 template <EigenMatrix X>
 auto heads_view(X&& matrix, Index heads, Index batch = 1) {
   auto memory = eigen::matrix_memory(std::forward<X>(matrix));

@@ -41,13 +41,13 @@ void initialize(X&& mix, const A& attention, const InitialMixing& options = {}) 
   initialize(eigen::view_of_mix(mix), attention, options);
 }
 
-/// The same between the blocks of one grid.
+/// Fills mix between the blocks of one grid.
 template <eigen::WritableTensor X>
 void initialize(X&& mix, const Grid& grid, const InitialMixing& options = {}) {
   initialize(eigen::view_of_mix(mix), grid, options);
 }
 
-/// The same between the blocks of two grids.
+/// Fills mix between the blocks of two grids.
 template <eigen::WritableTensor X, std::same_as<Grid> KeyGrid>
 void initialize(X&& mix, const Grid& query_grid, const KeyGrid& key_grid,
                 const InitialMixing& options = {}) {
@@ -60,7 +60,7 @@ void project(X&& mix, const Projection& onto = {}) {
   project(eigen::view_of_mix(mix), onto);
 }
 
-/// The same for the parameters of any mixing.
+/// Limits the parameters of any mixing.
 template <eigen::WritableTensor X, AttentionVariant A>
 void project(X&& mix, const A& attention, const Projection& onto = {}) {
   project(eigen::view_of_mix(mix), attention, onto);

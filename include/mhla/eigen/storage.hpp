@@ -67,8 +67,8 @@ using TensorScalar = typename TensorScalarOf<T>::type;
 template <class T>
 concept SixteenBitScalar = std::is_same_v<T, Eigen::bfloat16> || std::is_same_v<T, Eigen::half>;
 
-/// The same memory as elements of the core. Both types are the same 16 bits, whatever Eigen makes
-/// of them internally (on some machines an __fp16), and ours may alias any other: see
+/// An Eigen scalar's memory as elements of the core. Both types are the same 16 bits, whatever
+/// Eigen makes of them internally (on some machines an __fp16), and ours may alias any other: see
 /// core/scalar.hpp.
 template <class Scalar>
 Storage<Scalar>* storage(Scalar* data) {

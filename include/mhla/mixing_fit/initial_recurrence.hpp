@@ -133,7 +133,7 @@ inline void initialize_each_block(const InitialMixing& options, RecurrentParamet
 // What that matrix has far from its ends, for kernels that know no end.
 inline void initialize_all_blocks(const InitialMixing& options, RecurrentParameters& p) {
   const bool normalized = mixing_matrix::resolved_axis(options, true) != NormAxis::none;
-  double sum = 1;  // over blocks before, behind, and the own one
+  double sum = 1;  // over blocks before, after, and the own one
   double decay = 0;
   double next = 0;
   switch (options.transform) {

@@ -34,7 +34,7 @@ struct BlockRange {
 /// A box of coordinates: [begin, end) on each axis.
 struct GridBox {
   Index begin[3] = {0, 0, 0};  ///< first coordinate on each axis
-  Index end[3] = {0, 0, 0};    ///< the coordinate behind the last
+  Index end[3] = {0, 0, 0};    ///< the coordinate after the last
 
   /// Coordinates on an axis.
   constexpr Index extent(int axis) const { return end[axis] - begin[axis]; }

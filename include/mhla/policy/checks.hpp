@@ -53,7 +53,7 @@ class Footprint {
     pieces_[count_++] = {overlap::strided(tensor), name};
   }
 
-  /// The same of what is in host memory on any device.
+  /// Reads a tensor that is in host memory on any device.
   template <class T, int Rank>
   void reads_on_host(const TensorView<T, Rank>& tensor, const char* name) {
     reads(tensor, name);
@@ -200,7 +200,7 @@ MHLA_ONCE_A_CALL Footprint require_forward(const V& attention, const Shape& shap
   return footprint;
 }
 
-/// The same unless y = attention(q, k, v, mix) can be computed.
+/// \throws ShapeError unless y = attention(q, k, v, mix) can be computed.
 template <AttentionVariant V, class T>
 Problem checked_forward(const V& attention, const OperandViews<T>& operands,
                         const TensorView<T, 4>& y, WorkspaceView workspace,

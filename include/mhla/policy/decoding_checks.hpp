@@ -198,8 +198,8 @@ Footprint require_decoder_tensors(const V& attention, const TensorView<const T, 
 inline void require_room(Index sequence, Index position, Index tokens, Index capacity,
                          bool by_mix) {
   if (tokens > capacity - position)
-    throw StateError({"mhla: sequence ", sequence, " has ", position, " tokens and would get ",
-                      tokens, " more, but ", by_mix ? "mix has rows for " : "max_tokens is ",
+    throw StateError({"mhla: sequence ", sequence, " is full: ", position, " + ", tokens,
+                      " tokens exceed ", by_mix ? "the rows of mix, for " : "max_tokens, ",
                       capacity, by_mix ? "; mhla::extend makes a larger mix" : ""});
 }
 /// \endcond

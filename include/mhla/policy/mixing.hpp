@@ -154,16 +154,16 @@ class MixingRef {
   // m_ii under Causal.
   Index own_coefficient(Index block) const { return own_coefficient_(mixing_, block); }
   // Blocks that a sequence of `blocks` blocks takes part with; of a part of one, whether it has
-  // blocks behind.
-  MixingLayout layout_of(Index blocks, bool behind = false) const {
+  // blocks after.
+  MixingLayout layout_of(Index blocks, bool after = false) const {
     MixingLayout layout = layout_;
-    layout.behind = behind;
+    layout.after = after;
     if (causal_) layout.queries[2] = layout.keys[2] = blocks;
     return layout;
   }
   // The products of a sequence, in memory for num_products() of them.
-  Span<const MixingProduct> products(Index blocks, bool behind, Span<MixingProduct> memory) const {
-    return {memory.data, products_(mixing_, layout_of(blocks, behind), memory.data)};
+  Span<const MixingProduct> products(Index blocks, bool after, Span<MixingProduct> memory) const {
+    return {memory.data, products_(mixing_, layout_of(blocks, after), memory.data)};
   }
   void coefficients(const TensorView<const A, 2>& mix, const Span<A>& to) const {
     coefficients_(mixing_, layout_, mix, to);

@@ -19,7 +19,7 @@ struct MixingLayout {
   Index keys[3] = {1, 1, 1};     ///< key blocks along each axis
   Sight sight = Sight::all;      ///< past_tokens: S~ lacks the own block, which is read apart
   bool before = false;           ///< of a part of a recurrence: blocks before it leave states
-  bool behind = false;           ///< and blocks behind it take states up
+  bool after = false;            ///< and later blocks take its states
 
   /// Between the blocks of two grids.
   static constexpr MixingLayout of(int rank, const Grid& query, const Grid& key, Sight sight) {

@@ -28,7 +28,7 @@ struct SequencePart {
 };
 
 /// The list of the blocks of packed sequences: those of sequence s are the ceil(tokens / block)
-/// behind the blocks of the sequences before it. Borrows offsets that never fall.
+/// after the blocks of the sequences before it. Borrows offsets that never fall.
 template <class Offset>
 class PackedBlocks {
  public:
@@ -47,7 +47,7 @@ class PackedBlocks {
   Index num_tokens(const BlockRange& range) const {
     return first_token(range.end()) - first_token(range.first);
   }
-  /// A block's index within its sequence; 0 behind the last block.
+  /// A block's index within its sequence; 0 after the last block.
   Index block_in_sequence(Index block) const { return place_of(block).block; }
   /// All blocks of the sequences of which some are in `range`; none if it is empty.
   BlockRange sequences_of(const BlockRange& range) const {

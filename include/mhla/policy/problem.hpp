@@ -49,7 +49,7 @@ MHLA_ONCE_A_CALL MixingLayout mixing_layout(const Problem& problem) {
   if constexpr (sees_past_only<V> && factors_mixing<V>) {
     layout.queries[2] = layout.keys[2] = problem.query_blocks;
     layout.before = problem.queries.first > 0;
-    layout.behind = problem.queries.first + problem.query_blocks < problem.query_grid.num_blocks();
+    layout.after = problem.queries.first + problem.query_blocks < problem.query_grid.num_blocks();
   }
   return layout;
 }
@@ -145,7 +145,7 @@ MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape)
   return checked_problem(attention, shape, shape.batch, query_grid, key_grid);
 }
 
-/// The same for packed sequences: mix must be large enough for the longest.
+/// The problem of packed sequences: mix must be large enough for the longest.
 template <class A, class Offset>
 Problem checked_problem(const Packed<A, Offset>& packed, const Shape& shape) {
   require_consistent(shape);
@@ -154,7 +154,7 @@ Problem checked_problem(const Packed<A, Offset>& packed, const Shape& shape) {
   return checked_problem(packed, shape, packed.sequences(), grid, grid);
 }
 
-/// The same for a padded batch.
+/// The problem of a padded batch.
 template <class A>
 Problem checked_problem(const Padded<A>& padded, const Shape& shape) {
   require_consistent(shape);

@@ -123,12 +123,12 @@ inline Grid blocks_of(const Grid& grid, const BlockNeeds& needs) {
 inline Blocks1D propose_blocks(Index tokens, const BlockNeeds& needs = {}) {
   return {proposal::blocks_of({{1, 1, tokens}, {1, 1, tokens}}, needs).block[2]};
 }
-/// The same for an image, of blocks as near to squares as its extents allow.
+/// Blocks for an image, as square as its extents allow.
 inline Blocks2D propose_blocks(Index rows, Index columns, const BlockNeeds& needs = {}) {
   const Grid grid = proposal::blocks_of({{1, rows, columns}, {1, rows, columns}}, needs);
   return {{rows, columns}, {grid.block[1], grid.block[2]}};
 }
-/// The same for a video, of blocks as near to cubes.
+/// Blocks for a video, as cubic as its extents allow.
 inline Blocks3D propose_blocks(Index frames, Index rows, Index columns,
                                const BlockNeeds& needs = {}) {
   const Grid grid = proposal::blocks_of({{frames, rows, columns}, {frames, rows, columns}}, needs);

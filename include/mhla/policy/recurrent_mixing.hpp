@@ -74,7 +74,7 @@ struct RecurrentMixing {
   Index num_rows(const MixingLayout& layout) const {
     const Index blocks = layout.query_blocks();
     const Index between = (std::max)(Index{0}, ceil_div(blocks, chunk) - 1);
-    const Index at_ends = Index{layout.before} + Index{layout.behind};
+    const Index at_ends = Index{layout.before} + Index{layout.after};
     return checked_add(checked_mul(2, blocks), checked_mul(between + at_ends, states));
   }
   MHLA_HOST_DEVICE Index own_coefficient(Index block) const {
@@ -94,7 +94,7 @@ struct RecurrentMixing {
       const Index begin = next - states;
       visit(MixingProduct{at.blocks, chunk, blocks + first, first, rows, rows - lag, false, true});
       if (begun) visit(MixingProduct{at.reads, states, blocks + first, begin, rows, states, true});
-      if (first + rows == blocks && !layout.behind) return;
+      if (first + rows == blocks && !layout.after) return;
       visit(MixingProduct{at.writes, chunk, next, first, states, rows});
       if (begun) visit(MixingProduct{at.decay, states, next, begin, states, states, true});
     }
@@ -158,7 +158,7 @@ struct RecurrentMixing {
     Index states;
     Index from;
     Index begin;  // first row that reads it
-    Index last;   // the chunk's end if there are blocks behind it
+    Index last;   // the chunk's end if there are blocks after it
 
     MHLA_HOST_DEVICE Index chunk_end() const { return chunk_begin + chunk; }
     MHLA_HOST_DEVICE Index entry(Index i) const {
@@ -208,7 +208,7 @@ struct RecurrentMixing {
   MHLA_HOST_DEVICE void for_each_path(const MixingLayout& layout, Index of, Index state,
                                       const Run& run) const {
     const Index first = of * chunk;
-    const Index final_row = layout.query_blocks() - 1 + Index{layout.behind};
+    const Index final_row = layout.query_blocks() - 1 + Index{layout.after};
     for (Index from = first > 0 || layout.before ? -1 : 0; from < chunk; ++from) {
       const Path path{ChunkCoefficients(of, states),
                       first,

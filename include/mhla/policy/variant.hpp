@@ -31,7 +31,7 @@ auto expression_of_forward(const Variant& variant, const Query& q, const Key& k,
   if constexpr (eigen_layer) return forward_expression(variant, q, k, v, mix);
 }
 
-// The same for backward_expression(...).
+// The expression of attention.backward(q, k, v, mix, dy).
 template <class Variant, class Query, class Key, class Value, class Mix, class GradOutput>
 auto expression_of_backward(const Variant& variant, const Query& q, const Key& k, const Value& v,
                             const Mix& mix, const GradOutput& dy) {

@@ -91,7 +91,7 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
     return stages;
   }
 
-  /// The same stages with Precision::exact.
+  /// These stages with Precision::exact.
   BasicStages exact() const {
     BasicStages stages = *this;
     stages.attention_.precision = Precision::exact;
@@ -208,11 +208,11 @@ class BasicStages : public Backend::template Blocks<V, T>, public StageErrors {
   template <class E>
   requires runs_on<E>
   void advance(const E& executor, const BlockRange& blocks, const TensorView<const A, 3>& mix,
-               const Sums<A>& sums, const TensorView<A, 2>& behind,
+               const Sums<A>& sums, const TensorView<A, 2>& after,
                WorkspaceView workspace) const requires recurs {
-    run(executor, stages::Advance<T>{blocks, mix, sums, behind}, workspace);
+    run(executor, stages::Advance<T>{blocks, mix, sums, after}, workspace);
     if (packs && !this->has_states_before(blocks.end()))
-      for (Index i = 0; i < behind.size(); ++i) behind.element(i) = A(0);
+      for (Index i = 0; i < after.size(); ++i) after.element(i) = A(0);
   }
 
   /// RecurrentMixing: dS and dz [blocks, summary_size()] and dmix of blocks, and dH before them,

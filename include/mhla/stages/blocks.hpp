@@ -117,7 +117,7 @@ class StageBlocks : RequireStages<V> {
   static constexpr bool sees_own = masks_own_block<V>;
   // Whether own keys take up what read_out_gradient leaves of denominators.
   static constexpr bool keeps_denominators = sees_own && normalizes<V>;
-  // Behind the blocks before it.
+  // After the blocks before it.
   bool has_states_before(Index block) const { return recurs && block_in_sequence(block) > 0; }
 
   MHLA_ANY_CALL(StageBlocks, {
@@ -144,7 +144,7 @@ class StageBlocks : RequireStages<V> {
     if (packs) require_blocks("queries", queries, query_blocks().count);
     return keys_listed().sequences_of(queries);
   }
-  /// A query block's index within its sequence; 0 behind the last block. A recurrence has states
+  /// A query block's index within its sequence; 0 after the last block. A recurrence has states
   /// before a block if this is not 0. \throws ShapeError if there is neither such a block nor one
   /// before it.
   Index block_in_sequence(Index block) const {

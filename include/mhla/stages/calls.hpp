@@ -44,8 +44,8 @@ struct Sums {
 /// Gradients of a recurrence's states, [num_states(), mixture_size()] each, H^T as S^T.
 template <class A>
 struct StateGradients {
-  TensorView<const A, 2> behind;  ///< of those behind some blocks; not read behind the last block
-  TensorView<A, 2> before;        ///< of those before them; not written before block 0
+  TensorView<const A, 2> after;  ///< of those after some blocks; not read after the last block
+  TensorView<A, 2> before;       ///< of those before them; not written before block 0
 };
 
 /// What read_out_gradient does with what dq and dmix hold; converts from one Update for both.
@@ -53,7 +53,7 @@ struct QueryUpdate {
   Update query;  ///< dq
   Update mix;    ///< dmix
 
-  /// The same for both.
+  /// One update for both.
   constexpr QueryUpdate(Update both) : query(both), mix(both) {}  // NOLINT: reads as one
   /// One for each.
   constexpr QueryUpdate(Update of_query, Update of_mix) : query(of_query), mix(of_mix) {}
@@ -164,13 +164,13 @@ struct Advance {
   BlockRange blocks;
   TensorView<const Accumulator<T>, 3> mix;
   Sums<Accumulator<T>> sums;
-  TensorView<Accumulator<T>, 2> behind;
+  TensorView<Accumulator<T>, 2> after;
 
   template <class Call, class Blocks, class F>
   static void visit(Call& call, const Blocks& of, const F& f) {
     f("mix", Holds::mix, call.mix);
     visit_sums(call, of, f);
-    f("behind", Holds::states, call.behind);
+    f("after", Holds::states, call.after);
   }
 };
 
@@ -191,7 +191,7 @@ struct AdvanceGradient {
     f("mix", Holds::mix, call.mix);
     visit_sums(call, of, f);
     f("mixtures", Holds::mixtures, call.mixtures);
-    if (of.has_states_before(call.blocks.end())) f("behind", Holds::states, call.states.behind);
+    if (of.has_states_before(call.blocks.end())) f("after", Holds::states, call.states.after);
     if (of.has_states_before(call.blocks.first)) f("before", Holds::states, call.states.before);
     f("summary_gradients", Holds::summaries, call.summary_gradients);
     if (call.dmix.wanted) f("dmix", Holds::mix, call.dmix.view);

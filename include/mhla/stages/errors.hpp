@@ -54,12 +54,12 @@ struct StageErrors {
   })
   MHLA_ANY_CALL(static void advance, {
     static_assert(no_such_call<Given...>,
-                  "mhla: call advance(executor, blocks, mix, sums, behind, workspace), with "
+                  "mhla: call advance(executor, blocks, mix, sums, after, workspace), with "
                   "RecurrentMixing: " MHLA_STAGE_ARGUMENTS);
   })
   MHLA_ANY_CALL(static void advance_gradient, {
     static_assert(no_such_call<Given...>,
-                  "mhla: call advance_gradient(executor, blocks, mix, sums, mixtures, {behind, "
+                  "mhla: call advance_gradient(executor, blocks, mix, sums, mixtures, {after, "
                   "before}, summary_gradients, dmix, update, workspace), with "
                   "RecurrentMixing: " MHLA_STAGE_ARGUMENTS);
   })

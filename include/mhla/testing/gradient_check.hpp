@@ -45,7 +45,7 @@ Differentiated<T, Rank> differentiate(
     const std::type_identity_t<TensorView<const T, Rank>>& gradient) {
   return {operand, gradient};
 }
-/// The same for HostTensors.
+/// The gradient check for HostTensors.
 template <class T, int Rank>
 Differentiated<T, Rank> differentiate(HostTensor<T, Rank>& operand,
                                       const HostTensor<T, Rank>& gradient) {

@@ -157,7 +157,7 @@ HostTensor<T, Rank> converted(const TensorView<U, Rank>& from) {
       to.view(), from);
   return to;
 }
-/// The same for a HostTensor.
+/// From a HostTensor.
 template <class T, class U, int Rank>
 HostTensor<T, Rank> converted(const HostTensor<U, Rank>& from) {
   return converted<T>(from.view());

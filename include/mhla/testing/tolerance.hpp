@@ -43,7 +43,7 @@ inline constexpr double gradient_rms = forward_rms<T>;
 template <>
 inline constexpr double gradient_rms<float> = 5e-6;  // 84 u
 
-/// The same of compare(...).max_ratio, the largest error in units of the RMS.
+/// Bounds on compare(...).max_ratio, the largest error in units of the RMS.
 // A thousand normal errors reach 3.3 of their
 // standard deviations, ten million 5.3, and outputs differ in size by a few.
 template <class T>

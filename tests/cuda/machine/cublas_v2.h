@@ -40,9 +40,9 @@ namespace stand_in {
 
 /// What may still be under way when the next kernel of machine::run() begins.
 enum class UnderWay {
-  last_kernel,  // and the products behind it
+  last_kernel,  // and the products after it
   anything,     // of the caller's: the kernel is the first of a call
-  nothing       // that it or the kernels behind it have to do with
+  nothing       // that it or the kernels after it have to do with
 };
 
 }  // namespace stand_in

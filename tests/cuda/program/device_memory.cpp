@@ -33,7 +33,7 @@ constexpr long of_mix = program::blocks * program::blocks;
 constexpr long operands = of_q + of_k + of_v + of_mix + of_y;
 constexpr long results = of_y + of_q + of_k + of_v + of_mix;
 
-// All tensors of the call, one behind the other.
+// All tensors of the call, one after the other.
 Memory memory_at(float* at) {
   const auto take = [&](long count) {
     float* const begin = at;

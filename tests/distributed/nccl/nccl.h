@@ -125,7 +125,7 @@ struct cudaPointerAttributes {
 namespace stand_in {
 struct DeviceMemory {
   std::mutex mutex;
-  std::map<const std::byte*, std::size_t> allocated;  // bytes behind an address
+  std::map<const std::byte*, std::size_t> allocated;  // bytes after an address
   bool is_all = true;
   int copies = 0;
 

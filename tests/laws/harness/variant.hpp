@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A variant of the product of policies behind one interface, so that a law is written, and
+// A variant of the product of policies with one interface, so that a law is written, and
 // compiled, once for all of them.
 #pragma once
 

@@ -338,7 +338,7 @@ bool rounding_shows(const Plan<L, float>& plan, const Unit<float>& unit) {
   return SampledTerms(plan, unit).cancel();
 }
 
-/// The same of gradients without a normalizer.
+/// Whether rounding shows in gradients without a normalizer.
 template <class L>
 bool rounding_shows_in_gradients(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
                                  const ExecutorRef& loop) {

@@ -54,7 +54,7 @@ struct PairedSummaries {
   PairPanel elements(Index first, Index count) const {
     return {data + first, pairs_of(blocks), count, stride()};
   }
-  /// 0 behind the last row: an odd row's partner, and the end of the last vector.
+  /// 0 after the last row: an odd row's partner, and the end of the last vector.
   void clear_end(Index block) const {
     const Index used = shape.rows * shape.cols;
     std::fill_n(with(block).data + used, stride() - used, Pair{0});

@@ -104,7 +104,7 @@ void pair_rows(const PairPanel& to, Index rows, const Rows<const Stored>& from) 
   }
 }
 
-/// The same in pairs of features.
+/// Rows in pairs of features.
 template <class Stored>
 void pair_columns(const PairedRows& to, const Rows<const Stored>& from) {
   const PairFunctions<float>& kernels = pair_functions<float>();

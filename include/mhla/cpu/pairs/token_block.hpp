@@ -32,7 +32,7 @@ inline PairPanel pack_values(const BlockTable& table, const TokenTile& tile,
   });
   return panel;
 }
-/// The same, in pairs of values.
+/// Rows of v, in pairs of values.
 inline PairedRows pack_value_rows(const BlockTable& table, const TokenTile& tile,
                                   const TokenRows<const BFloat16>& values, Span<float> buffer,
                                   Span<Pair> memory) {
@@ -49,7 +49,7 @@ inline PairPanel pair_tokens(const Panel<const float>& from, Span<Pair> memory) 
   pair_rows<float>(panel, from.rows, from.placed());
   return panel;
 }
-/// The same, in pairs of features.
+/// Rows of features, in pairs of features.
 inline PairedRows pair_features(const Panel<const float>& from, Span<Pair> memory) {
   const PairedRows rows = paired_rows(memory.data, from.rows, from.cols);
   pair_columns<float>(rows, from.placed());

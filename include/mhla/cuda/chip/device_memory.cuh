@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // CUDA's errors as exceptions, device properties, and whether CUDA knows the memory that a call is
 // given: a kernel that dereferences a host address ends in a sticky error. These queries start no
-// work and wait for none, so that they are allowed during stream capture.
+// work and do not wait for any, so that they are allowed during stream capture.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -52,7 +52,7 @@ inline void take_back(cudaError_t status) {
                    (lacks_code(status) ? advice_on_code() : std::string())});
 }
 
-/// The same for a call that may have succeeded; `what` names what failed otherwise.
+/// Throws unless a call succeeded; `what` names what failed.
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw_cuda_error(status, what);
 }
@@ -104,7 +104,7 @@ inline void require_device_memory(const void* address, const char* name) {
                      "memory (cudaMalloc), managed, or registered host memory"});
 }
 
-/// The same for arrays and tensors, which need no memory if they are empty.
+/// Checks arrays and tensors, which need no memory if they are empty.
 template <class T>
 void require_device_memory(const Span<T>& array, const char* name) {
   if (array.size > 0) require_device_memory(array.data, name);

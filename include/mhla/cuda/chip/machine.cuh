@@ -76,7 +76,7 @@ struct Block {
   /// Waits for all threads of the block (__syncthreads); what they wrote to shared memory can be
   /// read then.
   MHLA_DEVICE void sync() const { __syncthreads(); }
-  /// The same for the threads of a warp.
+  /// Synchronizes the threads of a warp.
   MHLA_DEVICE void sync_warp() const { __syncwarp(); }
 };
 
@@ -135,7 +135,7 @@ MHLA_DEVICE void wait_for_earlier_kernels() {
 #endif
 }
 
-/// The same thread and block, opaque to the compiler: what depends on them is recomputed after
+/// This thread and block, opaque to the compiler: what depends on them is recomputed after
 /// this, instead of being kept in registers across a loop.
 MHLA_DEVICE Block known_anew(Block block) {
   asm volatile("" : "+r"(block.thread));
@@ -153,7 +153,7 @@ MHLA_DEVICE Index wide_product(int a, int b) {
   return product;
 }
 
-/// The same number, opaque to the compiler: found once, not from its parts wherever it is used.
+/// A number that is opaque to the compiler: found once, not from its parts wherever it is used.
 MHLA_DEVICE Index found(Index number) {
   asm("" : "+l"(number));
   return number;
@@ -168,7 +168,7 @@ MHLA_DEVICE void load_matrices(std::uint32_t (&registers)[4], Shared row) {
                : "r"(address_of(row))
                : "memory");
 }
-/// The same for the matrices' transposes.
+/// Loads the matrices' transposes.
 MHLA_DEVICE void load_matrices_transposed(std::uint32_t (&registers)[4], Shared row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])

@@ -113,7 +113,7 @@ struct Accumulators {
         const int present = left < of_warp ? left : of_warp;
         MHLA_DEVICE_UNROLL
         for (int half = 0; half < 2; ++half) {
-          // The same for all lanes: parts have 8 rows or 16.
+          // All lanes take one branch: parts have 8 rows or 16.
           const int first_row = row_part(block, i) * 16 + half * 8;
           if (present <= 0 || first_row >= M) continue;
           float pairs[4][2] = {};

@@ -52,7 +52,7 @@ class SharedLayout {
   MHLA_HOST_DEVICE constexpr SharedArray<U> take_array(int count) {
     return {place(count * static_cast<int>(sizeof(U)))};
   }
-  /// A layout that goes on from `mark`: what it takes overlaps what was taken since `bytes()` was
+  /// A layout that goes on from `mark`: its memory overlaps what was taken since `bytes()` was
   /// that.
   MHLA_HOST_DEVICE constexpr SharedLayout from(int mark) const {
     SharedLayout other;

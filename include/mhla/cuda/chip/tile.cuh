@@ -63,7 +63,7 @@ struct Tile {
   }
 };
 
-/// The same without padding: the chunks of a column of chunks are contiguous, row by row, so that
+/// A tile without padding: the chunks of a column of chunks are contiguous, row by row, so that
 /// eight rows of a matrix load, and pairs of accumulators, are adjacent.
 template <int Rows, int Cols>
 struct DenseTile {
@@ -162,7 +162,7 @@ MHLA_DEVICE void copy_rows(const Block& block, const Tile<Rows, Cols>& tile, con
                           from[n].present);
   });
 }
-/// The same, row by row: for rows that take long to locate.
+/// Loads a tile row by row: for rows that take long to locate.
 template <int Threads, class T, int Rows, int Cols, class Row>
 MHLA_DEVICE void copy_rows_rolled(const Block& block, const Tile<Rows, Cols>& tile,
                                   const Row& row) {
@@ -174,7 +174,7 @@ MHLA_DEVICE void copy_rows_rolled(const Block& block, const Tile<Rows, Cols>& ti
                         from.present);
   }
 }
-/// The same, synchronously, for rows that are not aligned or not contiguous.
+/// Loads a tile synchronously, for rows that are not aligned or not contiguous.
 template <int Threads, class T, int Rows, int Cols, class Row>
 MHLA_DEVICE void copy_elements(const Block& block, const Tile<Rows, Cols>& tile, const Row& row) {
   MHLA_DEVICE_ROLLED

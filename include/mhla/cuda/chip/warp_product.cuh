@@ -173,7 +173,7 @@ MHLA_DEVICE void multiply_add_rows(const Block& block, WarpRows<Cols>& sum,
   }
 }
 
-/// The same where b has infinities, and sums see those of its rows with sees(half, row).
+/// The product where b has infinities, and sums see those of its rows with sees(half, row).
 template <class T, int N, int K, int Cols, class TileB, class Sees>
 MHLA_DEVICE void multiply_add_seen_rows(const Block& block, WarpRows<Cols>& sum,
                                         const RowsInRegisters<K>& a, const TileB& b, int row,

@@ -286,7 +286,7 @@ struct MixBlocks {
       }
     });
   }
-  /// The same with coefficients from memory, part by part.
+  /// Multiplies with coefficients from memory, part by part.
   MHLA_DEVICE void multiply_guarded(const Block& block, const Item& item, int n, int stage,
                                     Sum& sum) const {
     const Term of = term(item, n);

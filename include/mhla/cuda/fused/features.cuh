@@ -175,7 +175,7 @@ MHLA_DEVICE void make_features(const Block& block, const FeatureTokens<T, Map, R
         row_end(row);
       });
 }
-/// The same of s phi^r alone.
+/// Makes s phi^r alone.
 template <int Threads, class T, class Map, bool Rotates, int Rows, int Dim>
 MHLA_DEVICE void make_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
                                const TokenRange& range, const Tile<Rows, Dim>& tile) {

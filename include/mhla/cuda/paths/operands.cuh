@@ -193,7 +193,7 @@ struct AddOwnMixingGradient {
     }
   }
 };
-/// The same of a call that masks own blocks; nothing in other calls.
+/// Adds m_ii's gradient in a call that masks own blocks; does nothing in other calls.
 template <class V, class T, class PlanType>
 void add_own_mixing_gradient(const Operands<V, T, PlanType>& part) {
   const Extents<V>& e = part.e;
