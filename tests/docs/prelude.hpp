@@ -33,7 +33,7 @@ struct Ranks {
 struct Objects {
   mhla::Attention<mhla::Relu, mhla::Blocks2D> attention;
   mhla::Attention<mhla::Relu, mhla::Blocks1D> sequence;
-  mhla::Index batch, heads, tokens, dim, key_dim, width, blocks;
+  mhla::Index batch, heads, tokens, dim, key_dim, width, blocks, count;
   Ranks ranks;
   mhla::Shape call;
   std::vector<float> rows;
