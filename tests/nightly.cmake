@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 # A workflow preset knows one build folder only, so the nightly one runs the others as tests.
 # (nightly-tsan does without eigen/allocations: the hooks of that sanitizer see no aligned allocation.)
-foreach(preset IN ITEMS nightly-clang nightly-asan nightly-asan-gcc nightly-tsan nightly-neon)
+foreach(preset IN ITEMS nightly-clang nightly-asan nightly-asan-gcc nightly-tsan nightly-neon
+    nightly-riscv64 nightly-ppc64le nightly-windows)
   add_test(NAME nightly/${preset} COMMAND "${CMAKE_COMMAND}" --workflow --preset ${preset}
            WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
   set_tests_properties(nightly/${preset} PROPERTIES LABELS nightly RUN_SERIAL ON TIMEOUT 14400)

@@ -339,7 +339,7 @@ TEST_CASE("mhla_run_released refuses tensors that it does not apply, all at once
 TEST_CASE("mhla_run_released --check notices a wrong epsilon and NaN, in either precision") {
   for (const char* name : {"forward.safetensors", "gradients.safetensors"})
     fs::copy_file(fs::path(MHLA_SOURCE_DIR "/tests/models/wan") / name, temporary / name);
-  // The arithmetics in which it fails.
+  // The precisions in which it fails.
   const auto failed = [](double epsilon, float factor) {
     ReleasedModel wan("wan");
     wan.config["norm_eps"] = epsilon;
