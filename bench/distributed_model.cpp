@@ -53,7 +53,7 @@ void print_rows(const char* name, const V& attention, Shape shape) {
   const Index blocks = grid.num_blocks();
   for (const Index ranks : {2, 8, 32, 128, 512}) {
     if (ranks > blocks) continue;
-    constexpr bool recurs = mhla::factors_mixing<V>;
+    constexpr bool recurs = mhla::is_structured<V>;
     const Index turns = recurs ? ranks - 1 : 1;  // states go from rank to rank
     mhla::SplitCall call{.queries = mhla::equal_shares(attention, shape, ranks)};
     const auto in_float = mhla::propose_split<mhla::BFloat16>(attention, shape, call);
@@ -72,7 +72,7 @@ void print_rows(const char* name, const V& attention, Shape shape) {
     const Index linear_flops =
         mhla::diagnostics::linear_attention_flops(shape, shape.key_dim) / ranks;
     const Index all_pairs = mhla::diagnostics::softmax_attention_flops(shape) / ranks;
-    const double softmax = seconds(mhla::sees_past_only<V> ? all_pairs / 2 : all_pairs, tensors);
+    const double softmax = seconds(mhla::is_causal<V> ? all_pairs / 2 : all_pairs, tensors);
     const Index ring = tensors / 2 * (ranks - 1);
     const Index lasp = (ranks - 1) * shape.kv_heads * shape.key_dim * shape.value_dim * state_bytes;
     std::puts(("| " + std::string(ranks == 2 ? name : "") + " | " + std::to_string(ranks) + " | " +

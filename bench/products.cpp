@@ -30,9 +30,9 @@ namespace {
 using mhla::BFloat16;
 using mhla::Into;
 using mhla::cpu::LeftFactor;
-using mhla::cpu::PairPanel;
 using mhla::cpu::Panel;
 using mhla::cpu::panel;
+using mhla::cpu::VnniPanel;
 
 enum class ProductKind { cube, summary, readout };
 
@@ -130,14 +130,14 @@ Contenders contenders_of(Factors& f, BFloat16) {
         f.take<mhla::cpu::Pair>(mhla::cpu::pairs_of(terms) * mhla::cpu::whole_columns(cols)), terms,
         cols);
   };
-  const PairPanel b = pair_panel(e.depth, e.cols);
+  const VnniPanel b = pair_panel(e.depth, e.cols);
   mhla::cpu::pair_rows<float>(b, e.depth, Panel<const float>(f.b).placed());
   LeftFactor left =
       mhla::cpu::paired_rows(reinterpret_cast<mhla::cpu::Pair*>(a.data), e.rows, e.depth);
   if (e.transposed()) {
     const Panel<float> tokens = panel(f.take<float>(e.rows * e.depth), e.depth, e.rows);
     mhla::cpu::transpose<float>(tokens, f.a);
-    const PairPanel pairs = pair_panel(e.depth, e.rows);
+    const VnniPanel pairs = pair_panel(e.depth, e.rows);
     mhla::cpu::pair_rows<float>(pairs, e.depth, Panel<const float>(tokens).placed());
     left = LeftFactor::transposed(pairs);
   }

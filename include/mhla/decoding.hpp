@@ -238,7 +238,7 @@ class Decoder : DecoderErrors, RequireStreaming<V> {
 
  private:
   static constexpr bool normalized = normalizes<V>;
-  static constexpr bool recurrent = factors_mixing<V>;
+  static constexpr bool recurrent = is_structured<V>;
 
   using Slot = cpu::DecodeSlot<A>;
 

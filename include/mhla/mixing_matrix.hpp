@@ -349,7 +349,7 @@ void initialize(const TensorView<T, Rank>& mix, const A& attention,
                                                  mix.extent[Rank - 1])
             : mixing_matrix::grid_without_tokens(attention.blocks, "blocks", mix.extent[Rank - 1]);
   InitialMixing resolved = options;
-  if (options.transform == Transform::automatic && sees_past_only<A>)
+  if (options.transform == Transform::automatic && is_causal<A>)
     resolved.transform = Transform::causal;
   initialize(mix, query_grid, key_grid, resolved);
 }

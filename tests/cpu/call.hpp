@@ -183,7 +183,7 @@ template <class V>
 std::vector<mhla::Path> paths_of() {
   using mhla::Path;
   if (!backend::has_paths) return {Path::automatic};
-  if (mhla::factors_mixing<V> || mhla::mixes_products<V>) return {Path::linear};
+  if (mhla::is_structured<V> || mhla::mixes_products<V>) return {Path::linear};
   return {Path::linear, Path::quadratic};
 }
 /// The variant by one after the other of them, as GENERATE does.

@@ -429,7 +429,7 @@ TEST_CASE("pair products: a triangle is that of a loop, and what its rows lack s
             Floats sums = before;
             mhla::cpu::add_triangle(Panel<float>{sums.data(), rows, sums.cols, sums.stride},
                                     PairedRows{left.data(), rows, terms, left.stride},
-                                    PairPanel{right.data(), right.rows, cols, right.stride},
+                                    VnniPanel{right.data(), right.rows, cols, right.stride},
                                     triangle);
             return sums;
           };

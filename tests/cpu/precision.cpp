@@ -362,10 +362,10 @@ HostTensor<BFloat16, 4> forward_in_stages(const Stages<V, BFloat16>& stages,
         continue;
       }
       mhla::Sums<float> sums = summaries.view();
-      if constexpr (factors_mixing<V>) sums = {own, states[turn]};
+      if constexpr (is_structured<V>) sums = {own, states[turn]};
       stages.read_out(executor, range, {part(x.q), part(x.k), part(x.v), mix}, sums,
                       blocks_along(2, y.view(), tokens), memory);
-      if constexpr (factors_mixing<V>)
+      if constexpr (is_structured<V>)
         if (range.end() < blocks) {
           const Workspace more(stages.workspace_size(Stage::advance, executor, range));
           stages.advance(executor, range, mix, sums, states[1 - turn], more);
@@ -470,7 +470,7 @@ TEST_CASE("precision: a query sees nothing of later tokens, whatever they hold",
         }
     }
     // Nor is the matrix read above its diagonal.
-    if (mhla::factors_mixing<std::decay_t<decltype(attention)>>) return;
+    if (mhla::is_structured<std::decay_t<decltype(attention)>>) return;
     Operands<BFloat16> poisoned = x;
     for (Index i = 0; i < x.mix.extent(1); ++i)
       for (Index b = i + 1; b < x.mix.extent(2); ++b) poisoned.mix(0, i, b) = not_a_number;

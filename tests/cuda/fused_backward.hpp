@@ -110,7 +110,7 @@ class Backward {
   using Map = typename V::FeatureMapType;
   static constexpr bool rotates = mhla::rotates<V>;
   static constexpr bool normalizes = mhla::normalizes<V>;
-  static constexpr bool own = mhla::masks_own_block<V>;
+  static constexpr bool own = mhla::is_causal_within_block<V>;
   static constexpr int parts = BlockSums<T>::parts;
   using Features = fused::FeatureTokens<T, Map, rotates>;
   using OwnKeys = std::conditional_t<own, fused::OwnTokens<T, Map, rotates>, fused::NoOwnTokens>;
@@ -375,7 +375,7 @@ class Backward {
     for (Index of_keys = 0; of_keys < e_.keys.table.blocks; ++of_keys) {
       const Index b = e_.keys.table.mix_rows[of_keys];
       const bool same_sequence = !cuda::is_packed<V> || block - i == of_keys - b;
-      if (!same_sequence || (mhla::sees_past_only<V> && b + (own ? 1 : 0) > i)) continue;
+      if (!same_sequence || (mhla::is_causal<V> && b + (own ? 1 : 0) > i)) continue;
       f(unit * e_.keys.table.blocks + of_keys, mixing_at(head, i, b));
     }
   }

@@ -42,7 +42,7 @@ template <class V>
 Index slice_of(const Problem& problem) {
   return cuda::fused::resident_slice_of(problem.shape.key_dim, problem.shape.value_dim,
                                         std::max(problem.query_blocks, problem.key_blocks),
-                                        mhla::normalizes<V>, mhla::masks_own_block<V>,
+                                        mhla::normalizes<V>, mhla::is_causal_within_block<V>,
                                         stand_in::runtime().shared_bytes);
 }
 
@@ -73,7 +73,7 @@ HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const TensorV
   const traffic::Tokens keys{e.keys.table, items, cuda::tile_rows(Dim)};
   const Index slices = Dim / slice_of<V>(problem);
   const Index heads = problem.shape.heads, summaries = problem.shape.kv_heads * e.matrices;
-  const Index own = mhla::masks_own_block<V> ? heads * keys.of_pairs(false) : 0;
+  const Index own = mhla::is_causal_within_block<V> ? heads * keys.of_pairs(false) : 0;
   watch.check("q", slices * heads * queries.all() * Dim, 0);
   watch.check("k", slices * (summaries * keys.all() + own) * Dim, 0);
   watch.check("v", (summaries * keys.all() + own) * Dim, 0);

@@ -64,7 +64,7 @@ struct SharedCall {
     const mhla::Problem problem = mhla::checked_problem(variant, shape);
     const auto query_list = mhla::query_list(variant, problem);
     const auto key_list = mhla::key_list(variant, problem);
-    const Index unit = mhla::factors_mixing<V> ? mhla::RecurrentMixing::chunk : 1;
+    const Index unit = mhla::is_structured<V> ? mhla::RecurrentMixing::chunk : 1;
     queries = seed == 0 ? mhla::equal_shares(variant, shape, ranks)
                         : random_shares(query_list, ranks, unit, seed);
     keys = queries;

@@ -20,7 +20,7 @@ void run(const AnyCommunicator& communicator, const V& attention, const Part& pa
   const BlockRange own = layer.query_blocks();
   const auto owns = [&](Index, Index row, [[maybe_unused]] Index column) {
     // What writes to a recurrence's states, after m_ii and a, is the block's before.
-    if constexpr (mhla::factors_mixing<V>)
+    if constexpr (mhla::is_structured<V>)
       if (column > attention.mixing.states) --row;
     return row >= own.first && row < own.end();
   };

@@ -114,14 +114,14 @@ Counted count_by_sequence(const V& attention, const Case& c) {
                        Counted::hold(bytes, rank, out + back);
                      });
   const auto states = [&]() -> Index {
-    if constexpr (mhla::factors_mixing<V>) return attention.mixing.states;
+    if constexpr (mhla::is_structured<V>) return attention.mixing.states;
     return 0;
   }();
   const auto blocks_of = [&](Index rank) { return c.queries[std::size_t(rank)].count; };
   // Whether a rank reads all rows of another one; by a recurrence those of states of the rank
   // before it, where there are blocks on both sides.
   const auto reads = [&](Index rank, Index other) {
-    if (states == 0) return other != rank && (!mhla::sees_past_only<V> || other < rank);
+    if (states == 0) return other != rank && (!mhla::is_causal<V> || other < rank);
     Index before = 0, after = 0;
     for (Index r = 0; r < ranks; ++r) (r < rank ? before : after) += blocks_of(r);
     return other + 1 == rank && before > 0 && after > 0;
@@ -183,7 +183,7 @@ Counted count_by_heads(const V& attention, const Case& c) {
   Index groups = 1;
   while (groups < c.shape.batch && (groups + 1) * c.shape.kv_heads <= 64) ++groups;
   Index elements = problem.query_blocks * problem.key_blocks;
-  if constexpr (mhla::factors_mixing<V>)
+  if constexpr (mhla::is_structured<V>)
     elements = attention.mixing.num_coefficients(mhla::mixing_layout<V>(problem));
   for (const Index rank : rank_of_head)
     for (Index sum = 0; sum < groups * elements; ++sum)

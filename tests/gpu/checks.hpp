@@ -231,7 +231,7 @@ void expect_parity(Report& report, const Lane& lane, const char* group, const st
     add(twice.dq, expected.dq), add(twice.dk, expected.dk), add(twice.dv, expected.dv);
     add(twice.dmix, expected.dmix);
     expect_near(report, what + ", accumulated", call.results(), twice, tolerated * 2);
-    if constexpr (mhla::masks_own_block<V>)
+    if constexpr (mhla::is_causal_within_block<V>)
       if (layout == Layout::heads_first)
         expect_causality(report, lane, what, attention, inputs, results, path, tolerated);
   }

@@ -42,7 +42,8 @@ struct BlockTokens {
     };
     T* data = summary.elements().data();
     mhla::cpu::summarize<T>(rows(features), rows(rotated), rows(values).placed(),
-                            mhla::cpu::Orientation::straight, panel(data, feature_dim, value_dim),
+                            mhla::cpu::Orientation::not_transposed,
+                            panel(data, feature_dim, value_dim),
                             {Span<T>{data + feature_dim * value_dim, feature_dim}}, into, nullptr);
   }
   Summary<T> empty() const { return Summary<T>(feature_dim * (value_dim + 1)); }

@@ -26,7 +26,7 @@ struct Chain : staged::Whole<T, V, masked> {
   using Base::tokens_of;
   using Base::workspace;
   using Base::x;
-  static constexpr bool own = mhla::masks_own_block<V>;
+  static constexpr bool own = mhla::is_causal_within_block<V>;
 
   using Base::Base;
 

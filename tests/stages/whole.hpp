@@ -160,7 +160,7 @@ struct Whole {
     key_grid = problem.key_grid;
     if (!masked) return;
     query_mask = random_mask(query_grid, shape.batch, seed);
-    key_mask = mhla::sees_past_only<V> ? query_mask : random_mask(key_grid, shape.batch, seed + 1);
+    key_mask = mhla::is_causal<V> ? query_mask : random_mask(key_grid, shape.batch, seed + 1);
     for (auto* tensor : {&x.q, &x.dy}) spoil(*tensor, query_mask);
     for (auto* tensor : {&x.k, &x.v}) spoil(*tensor, key_mask);
     if constexpr (masked && backend::stages_count_blocks) {  // as ranks do, each with its own
@@ -227,13 +227,14 @@ struct Whole {
         : Tokens(whole, queries, keys),
           query(taken(whole.query_mask, this->query_tokens)),
           key(taken(whole.key_mask, this->key_tokens)),
-          stages(this->holding(
-              whole.stages.padded(
-                  {{query.view(),
-                    mhla::masks_own_block<V> && queries.count > 0 ? query.view() : key.view()},
-                   span(whole.used_queries),
-                   span(whole.used_keys)}),
-              queries, keys)) {}
+          stages(
+              this->holding(whole.stages.padded(
+                                {{query.view(), mhla::is_causal_within_block<V> && queries.count > 0
+                                                    ? query.view()
+                                                    : key.view()},
+                                 span(whole.used_queries),
+                                 span(whole.used_keys)}),
+                            queries, keys)) {}
   };
   // Under Causal, which has both sides' tensors of the same blocks.
   auto on(const BlockRange& queries, const BlockRange& keys) {
@@ -242,7 +243,7 @@ struct Whole {
   auto padded() const {
     if constexpr (masked) {
       return mhla::padded(attention, query_mask.view(),
-                          mhla::sees_past_only<V> ? query_mask.view() : key_mask.view());
+                          mhla::is_causal<V> ? query_mask.view() : key_mask.view());
     } else {
       return attention;
     }
@@ -274,7 +275,7 @@ struct Whole {
   TensorView<const A, 2> seen(const HostTensor<A, 2>& summaries, const BlockRange& queries) const {
     const TensorView<const A, 2> all = summaries.view();
     BlockRange keys = stages.key_blocks(queries);
-    if (mhla::sees_past_only<V>)
+    if (mhla::is_causal<V>)
       keys.count = std::max(Index{0}, queries.end() - keys.first - lag_of(mhla::sight_of<V>));
     return rows_of(all, keys);
   }
@@ -292,7 +293,7 @@ struct Whole {
   // What stages make on parts of the blocks.
   Results<T> run(const std::vector<BlockRange>& queries, const std::vector<BlockRange>& keys,
                  Update update) {
-    constexpr bool own = mhla::masks_own_block<V>;
+    constexpr bool own = mhla::is_causal_within_block<V>;
     HostTensor<T, 4> y = x.dy;
     call::Gradients<T> gradients(x);
     if (packs && update == Update::overwrite)
@@ -343,7 +344,7 @@ struct Whole {
     for (const BlockRange& range : keys) {
       // Under Causal and BlockCausal, no earlier queries than see the keys.
       BlockRange later = stages.query_blocks(range);
-      if (mhla::sees_past_only<V>) later = {range.first, later.end() - range.first};
+      if (mhla::is_causal<V>) later = {range.first, later.end() - range.first};
       const TensorView<const A, 2> left = mixtures.view();
       const auto mixed = on({}, {});
       mixed.stages.mix_gradient(

@@ -45,14 +45,14 @@ struct BackwardRequest {
 
 /// Under Causal the keys' gradients also need den and c of the same block's queries.
 template <class L>
-inline constexpr bool keeps_denominators = masks_own_block<L>&& normalizes<L>;
+inline constexpr bool keeps_denominators = is_causal_within_block<L>&& normalizes<L>;
 
 /// dS~ and dz~ of one mixing matrix of the unit, all query blocks. A structured mixing has them in
 /// one place for all matrices.
 template <class L, class A>
 SummaryRows<A> mixed_gradients(const Plan<L, A>& plan, const Unit<A>& unit, Index matrix) {
   const Extents& e = plan.extents;
-  if constexpr (factors_mixing<L>) return structured_gradients(plan, unit).mixed;
+  if constexpr (is_structured<L>) return structured_gradients(plan, unit).mixed;
   const Index row = matrix * e.query_blocks;
   return SummaryRows<A>(unit.memory.grad_mixed_summaries.data + row * e.summary_stride(),
                         unit.memory.grad_mixed_key_sums.data + row * e.feature_dim, e,
@@ -117,7 +117,7 @@ void mix_group_gradient(const Plan<L, A>& plan, const Unit<A>& unit, Index first
   for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
     const Into into = matrix == 0 ? Into::overwrite : Into::add;
     const Panel<const A> mixing = unit_mixing(plan, unit, matrix);
-    if constexpr (sees_past_only<L>) {
+    if constexpr (is_causal<L>) {
       mix_past_summary_gradient<A>(mixing, first, lag, from(matrix), to, into);
     } else {
       mix_summary_gradient<A>(mixing, first, from(matrix), to, into);
@@ -209,7 +209,7 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
     by.add_key_sum_gradient(at, q.features, u, c, first ? Into::overwrite : Into::add);
     total.weights = c;
     total.unrotated = every_row(at.mixed.key_sum(at.block));
-    if (masks_own_block<L>) total.unrotated = at.own.key_sums.placed();
+    if (is_causal_within_block<L>) total.unrotated = at.own.key_sums.placed();
   }
   if (request.query())
     unpack_feature_gradient(features_of(operands, operands.scale(), table, tile), queries, total,
@@ -221,7 +221,7 @@ void read_out_tile_gradient(const By& by, const typename By::Tile& at, Index g) 
 template <class By, class After>
 void read_out_unit_gradient(const By& by, const ExecutorRef& loop, const After& after) {
   const bool mixed_wanted =
-      by.request.query_features() || (factors_mixing<typename By::Variant> && by.request.mixing());
+      by.request.query_features() || (is_structured<typename By::Variant> && by.request.mixing());
   for_each_query_tile(
       by, mixed_wanted, loop,
       [&](const typename By::Tile& at, Index g) { read_out_tile_gradient(by, at, g); }, after);
@@ -293,7 +293,8 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
   const TokenRows<const T> values = key_rows(unit, operands.v);
   const TokenRows<T> key_results = key_rows(unit, request.gradients.key.view);
   const TokenRows<T> value_results = key_rows(unit, request.gradients.value.view);
-  const bool values_in_one_step = !masks_own_block<L> && By::writes_in_place(value_results) &&
+  const bool values_in_one_step = !is_causal_within_block<L> &&
+                                  By::writes_in_place(value_results) &&
                                   request.update == Update::overwrite;
   const auto grad = by.block_gradient(mixed, b, scratch);
   std::fill_n(scratch.own.grad_running.data, scratch.own.grad_running.size, A(0));
@@ -307,7 +308,7 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
     if (request.gradients.key.wanted) by.key_gradient(k, grad, &results);
     if (request.gradients.value.wanted)
       by.value_gradient(k, grad, values_in_one_step ? &value_results : nullptr, &next);
-    if constexpr (masks_own_block<L>) {
+    if constexpr (is_causal_within_block<L>) {
       for (Index r = 0; r < k.gradients.features.rows; ++r)
         copy_row(k.gradients.features.row(r), grad.key_sum.data, e.feature_dim);
       add_own_tile_gradient(by, k);
@@ -319,7 +320,7 @@ void summarize_block_gradient(const By& by, Index b, const typename By::Mixtures
     FeatureGradients<A> total{k.gradients.rotated.col_range(0, e.feature_dim)};
     if (normalizes<L>)
       total.unrotated =
-          masks_own_block<L> ? k.gradients.features.placed() : every_row(grad.key_sum);
+          is_causal_within_block<L> ? k.gradients.features.placed() : every_row(grad.key_sum);
     unpack_feature_gradient(features_of(operands, A(1), table, k.tile), keys, total, key_results,
                             request.update, scratch.row);
   }
@@ -331,7 +332,7 @@ void summarize_unit_gradient(const By& by, const ExecutorRef& loop) {
   using Mixtures = typename By::Mixtures;
   const auto& unit = by.unit;
   const auto& plan = by.operands.plan;
-  if constexpr (factors_mixing<typename By::Variant>) {
+  if constexpr (is_structured<typename By::Variant>) {
     const Mixtures grad{structured_gradients(plan, unit).keys};
     loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
       summarize_block_gradient(by, b, grad, plan.scratch[slot]);
@@ -357,16 +358,17 @@ MHLA_ONCE_A_CALL void backward_unit(const By& by, const ExecutorRef& loop) {
   const auto& request = by.request;
   if constexpr (mixes_products<L>) mixed_products_of_unit(operands, unit, loop);
   read_out_unit_gradient(by, loop, [&]([[maybe_unused]] Index matrix) {
-    if constexpr (factors_mixing<L>)
+    if constexpr (is_structured<L>)
       if (request.mixed_summaries())
         mix_unit_gradient(operands.plan, unit, matrix, request.mixing(), loop);
   });
-  if (!factors_mixing<L> && request.mixing()) by.add_mixing_gradient(loop);
+  if (!is_structured<L> && request.mixing()) by.add_mixing_gradient(loop);
   if constexpr (mixes_products<L>) {
     if (request.query() || request.gradients.key.wanted)
       mixed_products_of_unit_gradient(operands, request, unit, loop);
   }
-  if (request.keys() || (masks_own_block<L> && request.mixing())) summarize_unit_gradient(by, loop);
+  if (request.keys() || (is_causal_within_block<L> && request.mixing()))
+    summarize_unit_gradient(by, loop);
 }
 
 }  // namespace cpu

@@ -19,15 +19,15 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// Orientation of summaries: [feature_dim, value_dim], or [value_dim, feature_dim].
-enum class Orientation { straight, transposed };
+enum class Orientation { not_transposed, transposed };
 
 /// Adds a tile to its block's summary and key sum; the first tile of a block overwrites. Without a
 /// normalizer `key_sum` is empty. `prefetch`, if any, is fetched meanwhile.
 template <class A>
 void summarize(const Panel<const A>& features, const Panel<const A>& rotated,
                const Rows<const A>& values, Orientation orientation, const Panel<A>& summary,
-               const LongSum<A>& key_sum, Into into, Prefetch* prefetch) {
-  if (orientation == Orientation::straight) {
+               const CompensatedSum<A>& key_sum, Into into, Prefetch* prefetch) {
+  if (orientation == Orientation::not_transposed) {
     multiply_left_transposed_rows(summary, rotated.rows, rotated.placed(), values, into, prefetch);
   } else {
     multiply_left_transposed_rows(summary, rotated.rows, values, rotated.placed(), into, prefetch);

@@ -15,7 +15,7 @@ namespace cpu {
 
 template <class L>
 inline constexpr Index max_tokens_of_tile =
-    masks_own_block<L> ? max_causal_tile_tokens : max_tile_tokens;
+    is_causal_within_block<L> ? max_causal_tile_tokens : max_tile_tokens;
 
 /// The sizes that every stage uses.
 struct Extents {

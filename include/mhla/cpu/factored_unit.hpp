@@ -49,7 +49,7 @@ SummaryRows<A> structured_mixtures(const Plan<L, A>& plan, const Unit<A>& unit) 
                          plan.structure.num_rows() - plan.extents.key_blocks, 0);
 }
 
-/// A row of sums as the unit has them, from where it was left, straight.
+/// A row of sums as the unit has them, from where it was left, not transposed.
 template <class A>
 void take_up_sums(const Unit<A>& unit, const SummaryRows<A>& from, const SummaryRows<A>& to,
                   Index row) {

@@ -61,7 +61,7 @@ MHLA_ONCE_A_CALL SummaryRows<A> mix_group(const Plan<L, A>& plan, const Unit<A>&
   const Panel<const A> rows =
       unit_mixing(plan, unit, matrix).row_range(mixed.first, groups.size(group));
   const auto mix_rows = [&](const Panel<A>& from, const Panel<A>& to) {
-    if constexpr (sees_past_only<L>) {
+    if constexpr (is_causal<L>) {
       mix_past<A>(rows, plan.problem.queries.first + mixed.first, lag_of(sight_of<L>), from, to);
     } else {
       mix<A>(rows, from, to);
@@ -82,9 +82,9 @@ void for_each_tile_of_block(const By& by, bool own_wanted, typename By::Tile at,
   const auto heads = plan.heads_of(at.matrix);
   for (Index tile = at.index; tile < end; ++tile) {
     at.index = tile;
-    if constexpr (masks_own_block<L>) by.pack_own_tile(at);
+    if constexpr (is_causal_within_block<L>) by.pack_own_tile(at);
     for (Index g = heads.first; g < heads.last; ++g) run(at, g);
-    if constexpr (masks_own_block<L>)
+    if constexpr (is_causal_within_block<L>)
       if (own_wanted && tile + 1 < end) by.absorb_own_tile(at);
   }
 }
@@ -110,7 +110,7 @@ MHLA_ONCE_A_CALL void for_each_query_tile(const By& by, bool summaries_wanted,
       by.end_block(matrix, i);
     }
   };
-  if constexpr (factors_mixing<L>) {
+  if constexpr (is_structured<L>) {
     const RowGroups blocks(unit.queries.blocks, 1);
     for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) {
       const Mixtures mixed{mix_unit(plan, unit, matrix, loop, summaries_wanted)};

@@ -217,7 +217,7 @@ void row_products(const Span<T>& result, const Panel<const std::type_identity_t<
 /// A row that is a sum of many parts, and the rounding errors so far, which do not accumulate if
 /// kept. Without `rest` they do.
 template <class T>
-struct LongSum {
+struct CompensatedSum {
   Span<T> sum;
   Span<T> rest{};
 
@@ -230,7 +230,7 @@ struct LongSum {
 /// result (+)= weight times the sum of the rows of a; row r of `running`, if any, is the result
 /// after row r
 template <class T>
-MHLA_OUT_OF_LINE void add_rows(const LongSum<T>& result, std::type_identity_t<T> weight,
+MHLA_OUT_OF_LINE void add_rows(const CompensatedSum<T>& result, std::type_identity_t<T> weight,
                                const Panel<const std::type_identity_t<T>>& a, Into into,
                                const Panel<std::type_identity_t<T>>& running = {}) {
   if (into == Into::overwrite) result.set_zero();
@@ -252,7 +252,7 @@ void weighted_row_sum(const Span<T>& result, const Panel<const std::type_identit
                                .b = a.placed(),
                                .c = {result.data, result.size},
                                .add = into == Into::add});
-  add_rows(LongSum<T>{result}, T(1), a, into);
+  add_rows(CompensatedSum<T>{result}, T(1), a, into);
 }
 
 /// result_r = weight_r x_r, all 1 if `weights` is empty; the rows x need not be contiguous and may

@@ -40,7 +40,7 @@ void read_out_own_tile(const Panel<const A>& rotated_queries, const Panel<const 
 template <class A>
 void absorb_own_tile(const Panel<const A>& scaled_keys, const Panel<const A>& values,
                      Orientation orientation, const Panel<A>& running_summary) {
-  if (orientation == Orientation::straight) {
+  if (orientation == Orientation::not_transposed) {
     multiply_left_transposed(running_summary, scaled_keys, values, Into::add);
   } else {
     multiply_left_transposed(running_summary, values, scaled_keys, Into::add);
@@ -50,7 +50,7 @@ void absorb_own_tile(const Panel<const A>& scaled_keys, const Panel<const A>& va
 /// p_t of every token of the tile; `running` is p before the tile, and on return p after it.
 //                                                                     // [tile tokens, feature_dim]
 template <class A>
-void running_key_sums(const Panel<const A>& keys, A own_weight, const LongSum<A>& running,
+void running_key_sums(const Panel<const A>& keys, A own_weight, const CompensatedSum<A>& running,
                       const Panel<A>& sums) {
   add_rows(running, own_weight, keys, Into::add, sums);
 }

@@ -29,7 +29,7 @@
                                    const Panel<const T>&, Into, Terms);                        \
   prefix template void row_products<T>(const Span<T>&, const Panel<const T>&,                  \
                                        const Panel<const T>&);                                 \
-  prefix template void add_rows<T>(const LongSum<T>&, T, const Panel<const T>&, Into,          \
+  prefix template void add_rows<T>(const CompensatedSum<T>&, T, const Panel<const T>&, Into,   \
                                    const Panel<T>&);                                           \
   prefix template void add_scaled_row<T>(T*, T, const T*, Index);                              \
   prefix template T inner_product<T>(const Panel<const T>&, const Panel<const T>&);            \
@@ -89,7 +89,7 @@
   MHLA_PAIR_MAP_KERNELS(prefix, Exp)                                   \
   MHLA_PAIR_MAP_KERNELS(prefix, Identity)
 #define MHLA_PAIR_MAP_KERNELS(prefix, Map)                                                     \
-  prefix template void map_pair_rows<Map, BFloat16>(const Map&, const PairPanel&, Index,       \
+  prefix template void map_pair_rows<Map, BFloat16>(const Map&, const VnniPanel&, Index,       \
                                                     const Rows<const BFloat16>&, Span<float>); \
   prefix template void map_pair_columns<Map, BFloat16>(const Map&, float, const PairedRows&,   \
                                                        const Rows<const BFloat16>&,            \

@@ -93,7 +93,7 @@ struct SlotScratch {
   Span<A> grad_denominators;  // [tile tokens]
   Span<A> mixed_summaries;    // [group rows, feature_dim * value_dim]: S~, or dS; not in pairs
   Span<A> mixed_key_sums;     // [group rows, feature_dim]: z~, or dz
-  Span<A> key_sum_rest;       // [feature_dim]: of the LongSum of a block's key sum
+  Span<A> key_sum_rest;       // [feature_dim]: of the CompensatedSum of a block's key sum
   Span<A> triangle;           // [columns of dM, columns of dM]: if queries see only some
   Span<A> transposed;         // [feature_dim, value_dim]: dS of one block
   RowBuffers<A> row;
@@ -148,8 +148,8 @@ struct SummaryRows {
       : summaries{summary_data, rows, e.summary_size(), e.summary_stride()},
         key_sums(panel(key_sum_data, rows, with_key_sums ? e.feature_dim : 0)),
         first(first_block),
-        matrix_rows(orientation == Orientation::straight ? e.feature_dim : e.value_dim),
-        matrix_cols(orientation == Orientation::straight ? e.value_dim : e.feature_dim) {}
+        matrix_rows(orientation == Orientation::not_transposed ? e.feature_dim : e.value_dim),
+        matrix_cols(orientation == Orientation::not_transposed ? e.value_dim : e.feature_dim) {}
 
   /// Elements of `blocks` rows.
   static Index size(const Extents& e, Index blocks, bool with_key_sums) {

@@ -48,13 +48,13 @@ struct Lowered {
 template <class V>
 using LoweredOf =
     Lowered<typename V::FeatureMapType, typename V::CausalityType, typename V::NormalizerType,
-            std::conditional_t<factors_mixing<V>, Factored, DenseMixing>>;
+            std::conditional_t<is_structured<V>, Factored, DenseMixing>>;
 
 /// The structured mixing of a call; nothing of a dense one.
 template <class A, class V>
 MixingRef<A> structured_mixing([[maybe_unused]] const V& attention,
                                [[maybe_unused]] const Problem& problem) {
-  if constexpr (factors_mixing<V>) return {attention.mixing, mixing_layout<V>(problem)};
+  if constexpr (is_structured<V>) return {attention.mixing, mixing_layout<V>(problem)};
   return {};
 }
 
@@ -124,7 +124,7 @@ struct Plan {
 
     const auto rounds = and_not(in_pairs, quadratic);
     pairs = rounds;
-    mixes_in_float = rounds && (factors_mixing<L> || problem.stage);
+    mixes_in_float = rounds && (is_structured<L> || problem.stage);
     is_backward = backward;
     mixing_parts = 2;
     rounded_mixing = mixing;
@@ -141,11 +141,11 @@ struct Plan {
         transposed_scales = arena.take<float>(checked_mul(shape.mix_heads, problem.key_blocks));
       }
     }
-    const bool mixes = factors_mixing<L> && problem.stage != Stage::summarize &&
+    const bool mixes = is_structured<L> && problem.stage != Stage::summarize &&
                        problem.stage != Stage::summarize_gradient;
     const Needs needs{mixes_key_sums<L>,
                       mixes_products<L>,
-                      masks_own_block<L> && !quadratic,
+                      is_causal_within_block<L> && !quadratic,
                       rotation.rotates(),
                       backward,
                       !problem.stage || problem.stage == Stage::read_out_gradient ||
@@ -172,7 +172,7 @@ struct Plan {
 
   /// Elements of one matrix of `mixing`, or of its gradient.
   static Index matrix_size_of(const MixingRef<A>& structure, const Problem& problem) {
-    if constexpr (factors_mixing<L>) return structure.num_coefficients();
+    if constexpr (is_structured<L>) return structure.num_coefficients();
     return checked_mul(problem.query_blocks, problem.key_blocks);
   }
 
@@ -181,7 +181,7 @@ struct Plan {
   }
   /// Where a matrix of `mixing`, or of its gradient, has m_ii.
   Index own_entry(Index block) const {
-    if constexpr (factors_mixing<L>) return structure.own_coefficient(block);
+    if constexpr (is_structured<L>) return structure.own_coefficient(block);
     return block * (problem.key_blocks + 1) + problem.queries.first - problem.keys.first;
   }
 
@@ -198,7 +198,7 @@ struct Plan {
   /// `in_pairs` is the constructor's.
   template <class InPairs>
   void pack_mixing(const TensorView<const A, 3>& mix, InPairs in_pairs) {
-    if constexpr (factors_mixing<L>) {
+    if constexpr (is_structured<L>) {
       for (Index h = 0; h < problem.shape.mix_heads; ++h)
         structure.coefficients(matrix_view(mix, h), {mixing.data + h * matrix_size, matrix_size});
       return;
@@ -256,7 +256,7 @@ struct Plan {
   TilesOf tiles_of() const { return quadratic ? TilesOf::sequence : TilesOf::block; }
 
   Index rows_mixed_at_once() const {
-    if (factors_mixing<L> || quadratic || problem.stage == Stage::mix_gradient ||
+    if (is_structured<L> || quadratic || problem.stage == Stage::mix_gradient ||
         problem.stage == Stage::summarize_gradient)
       return 0;
     const Index rows = row_groups<L>(extents, problem.query_blocks, problem.key_blocks).max_size();
@@ -297,7 +297,7 @@ struct Plan {
         }
   }
   static bool sees(Index row, Index block) {
-    return !sees_past_only<L> || block <= row - lag_of(sight_of<L>);
+    return !is_causal<L> || block <= row - lag_of(sight_of<L>);
   }
 
   // Whether rounding errors of mixing's elements do, once rows and columns have their

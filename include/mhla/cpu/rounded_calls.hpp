@@ -33,7 +33,7 @@ auto multiplies_pairs([[maybe_unused]] const V& attention,
     constexpr Index few_tokens = 4;
     return attention.precision == Precision::fast && has_pair_products() &&
            problem.feature_dim >= few && problem.shape.value_dim >= few &&
-           !(sees_past_only<V> && problem.query_grid.block_tokens() < few_tokens);
+           !(is_causal<V> && problem.query_grid.block_tokens() < few_tokens);
   }
 }
 
@@ -45,7 +45,7 @@ auto multiplies_pairs([[maybe_unused]] const V& attention,
 template <class L>
 inline constexpr bool rounds_backward =
     ElementwiseFeatureMap<typename L::FeatureMapType> && !mixes_products<L> &&
-    !(normalizes<L> && (sees_past_only<L> || factors_mixing<L>));
+    !(normalizes<L> && (is_causal<L> || is_structured<L>));
 
 /// Whether a call's backward pass multiplies bfloat16 in pairs. Not with so few blocks that
 /// rounding errors of dmix do not average out. With a normalizer, numerators and denominators must

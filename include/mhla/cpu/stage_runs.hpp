@@ -43,7 +43,7 @@ class StageRun {
   using L = LoweredOf<V>;
   using ForwardPlan = Plan<L, A>;
   using BackwardPlan = cpu::BackwardPlan<L, A>;
-  static constexpr bool recurs = factors_mixing<V>;
+  static constexpr bool recurs = is_structured<V>;
   static constexpr bool masked = requires(const V& v) { v.masks; };
 
  public:
@@ -110,7 +110,7 @@ class StageRun {
               if (request.mixing()) mix_unit_matrix_gradient(operands, unit, loop);
               for (Index matrix = 0; matrix < plan.extents.matrices; ++matrix) hand_over(matrix);
             }
-            if constexpr (masks_own_block<V> && normalizes<V>)
+            if constexpr (is_causal_within_block<V> && normalizes<V>)
               leave_denominators(plan, unit, at, call.left.denominators);
           });
       request.update = call.update.mix;
@@ -149,7 +149,7 @@ class StageRun {
           to_mix, backward, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
             const Unit<A> unit =
                 stage_unit(plan, at, masks_, memory, SummaryRows<A>{}, Orientation::transposed);
-            if constexpr (masks_own_block<V> && normalizes<V>)
+            if constexpr (is_causal_within_block<V> && normalizes<V>)
               take_up_denominators(plan, unit, at, call.denominators);
             summarize_stage_gradient(
                 operands, request, unit,
@@ -175,7 +175,7 @@ class StageRun {
       packed(plan, {{}, {}, {}, call.mix});
       for_each_unit(plan, [&](Index at, const UnitMemory<A>& memory, const ExecutorRef& loop) {
         advance_unit(plan, unit_of(plan, at, memory, call.sums),
-                     rows_for(plan, call.after, at, Orientation::straight), loop);
+                     rows_for(plan, call.after, at, Orientation::not_transposed), loop);
       });
     });
   }
@@ -278,8 +278,9 @@ class StageRun {
   }
   Unit<A> unit_at(const ForwardPlan& plan, Index at, const UnitMemory<A>& memory,
                   const TensorView<A, 2>& summaries) const {
-    return stage_unit(plan, at, masks_, memory, sums_at(plan, summaries, at, Orientation::straight),
-                      Orientation::straight);
+    return stage_unit(plan, at, masks_, memory,
+                      sums_at(plan, summaries, at, Orientation::not_transposed),
+                      Orientation::not_transposed);
   }
   // The unit by RecurrentMixing, with states.
   Unit<A> unit_of(const ForwardPlan& plan, Index at, const UnitMemory<A>& memory,
@@ -294,7 +295,7 @@ class StageRun {
                                                     memory.summaries.data, Orientation::transposed),
                                     Orientation::transposed);
     const auto& summaries = sums.summaries;
-    take_up_summaries(unit, sums_at(plan, summaries, at, Orientation::straight), loop);
+    take_up_summaries(unit, sums_at(plan, summaries, at, Orientation::not_transposed), loop);
     for (Index b = summaries.extent[0]; b < unit.keys.blocks; ++b)  // that are not seen
       set_zero(unit.summaries.summary(b), unit.summaries.key_sum(b));
     return with_states(plan, at, sums, unit);
@@ -303,7 +304,8 @@ class StageRun {
                       const Unit<A>& unit) const {
     if constexpr (!recurs) return unit;
     SummaryRows<A> before;
-    if (is_begun()) before = rows_for(plan, read_only(sums.states), at, Orientation::straight)(0);
+    if (is_begun())
+      before = rows_for(plan, read_only(sums.states), at, Orientation::not_transposed)(0);
     return cpu::with_states(
         plan, unit, before,
         problem_.stage == Stage::advance || problem_.stage == Stage::advance_gradient);
@@ -330,7 +332,7 @@ class StageRun {
   // Throws unless the masks fit the blocks of which a stage has tokens.
   void require_masks() const {
     const TokenMasks& masks = masks_.tokens;
-    if (masks_own_block<V> && problem_.queries.count > 0) masks.require_one();
+    if (is_causal_within_block<V> && problem_.queries.count > 0) masks.require_one();
     const auto of = [](const BlockRange& blocks, const TensorView<const std::uint8_t, 2>& mask) {
       return blocks.count > 0 ? mask : TensorView<const std::uint8_t, 2>{};
     };

@@ -23,8 +23,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cpu {
 
-/// The unit of a stage by a recurrence, with the states before it, straight, and if it `advances`
-/// those after.
+/// The unit of a stage by a recurrence, with the states before it, not transposed, and if it
+/// `advances` those after.
 template <class L, class A>
 Unit<A> with_states(const Plan<L, A>& plan, const Unit<A>& stage, const SummaryRows<A>& states,
                     bool advances) {

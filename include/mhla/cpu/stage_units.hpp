@@ -65,8 +65,8 @@ Unit<A> stage_unit(const Plan<L, A>& plan, Index at, const StageMasks& masks,
   };
   const Index all = used_of(masks.query_blocks, problem.query_grid);
   const Index queries = std::clamp(all - problem.queries.first, Index{0}, problem.query_blocks);
-  const bool reads_all = !factors_mixing<L> && (problem.stage == Stage::read_out ||
-                                                problem.stage == Stage::read_out_gradient);
+  const bool reads_all = !is_structured<L> && (problem.stage == Stage::read_out ||
+                                               problem.stage == Stage::read_out_gradient);
   return {{item, plan.tables.queries.sequences[item].first_block, queries},
           {item, plan.tables.keys.sequences[item].first_block,
            reads_all ? used_of(masks.key_blocks, problem.key_grid) : problem.key_blocks},

@@ -110,7 +110,7 @@ Span<const A> tile_denominators(const Operands<L, T>& operands, const Unit<A>& u
   if constexpr (mixes_key_sums<L>) {
     const Span<A> denominators{at.scratch.denominators.data, features.rows};
     const A epsilon = static_cast<A>(operands.variant.normalizer.epsilon);
-    if constexpr (masks_own_block<L>) {
+    if constexpr (is_causal_within_block<L>) {
       mixed_key_sum_denominators<A>(features, at.own.key_sums, epsilon, denominators);
     } else {
       mixed_key_sum_denominators<A>(features, at.mixed.key_sum(at.block), epsilon, denominators);

@@ -46,7 +46,7 @@ struct Unit {
   // Of a stage:
   Index other_queries = 0;  // blocks of the sequence that it lacks
   SummaryRows<A>
-      states{};  // that a recurrence left before its blocks: of the first matrix, straight
+      states{};  // that a recurrence left before its blocks: of the first matrix, not transposed
   bool states_after = false;  // whether later blocks take its states
   bool in_pairs = false;      // Precision::fast
 };

@@ -72,7 +72,7 @@ struct ForwardPlan {
 
  private:
   // Whether a unit is rounded or exact by all of its head's values.
-  static bool decides_by_values(bool in_pairs) { return in_pairs && !sees_past_only<L>; }
+  static bool decides_by_values(bool in_pairs) { return in_pairs && !is_causal<L>; }
   static Index heads(const Problem& problem) {
     return checked_mul(problem.sequences, problem.shape.kv_heads);
   }
@@ -139,7 +139,7 @@ MHLA_ONCE_A_CALL Index call_summary_size(const Problem& problem) {
                      unit_summary_size<A, V>(problem));
 }
 
-/// S and z of all key blocks of a sequence, straight or transposed, in the memory of a unit or of a
+/// S and z of all key blocks of a sequence, transposed or not, in the memory of a unit or of a
 /// forward state.
 template <class L, class A>
 SummaryRows<A> summary_rows(const Extents& e, Index blocks, A* summaries, Orientation orientation) {
@@ -159,7 +159,7 @@ Unit<A> unit_of(const Plan<L, A>& plan, Index sequence, Index kv_head, const Uni
                summary_rows<L>(plan.extents, keys.blocks, summaries, orientation),
                orientation,
                {}};
-  if constexpr (factors_mixing<L>)
+  if constexpr (is_structured<L>)
     unit.products = plan.structure.products(keys.blocks, false, memory.mixing_products);
   return unit;
 }
@@ -173,7 +173,7 @@ Unit<A> unit_without_sums(const Plan<L, A>& plan, Index sequence, Index kv_head,
           kv_head,
           memory,
           {},
-          Orientation::straight,
+          Orientation::not_transposed,
           {}};
 }
 
@@ -273,7 +273,7 @@ bool forward_in_pairs(const Operands<L, BFloat16>& operands, const Unit<float>& 
   std::fill_n(mean.data, mean.size, 0.0f);
   pairs::summarize_unit(operands, unit, nullptr, kept, loop);
   // Under a causality the choice would be of later tokens as well.
-  if constexpr (!sees_past_only<L>)
+  if constexpr (!is_causal<L>)
     if (pairs::rounding_shows(operands.plan, unit)) return false;
   read_out_unit(pairs::Forward<L>{operands, unit}, y, loop);
   return true;
@@ -299,30 +299,30 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
     const Index first_column = index % forward.parts * columns;
     A* const kept = saved.size > 0 ? saved.data + head * saved_size : nullptr;
     const auto kept_rows = [&](Index blocks) {
-      return summary_rows<L>(forward.whole, blocks, kept, Orientation::straight);
+      return summary_rows<L>(forward.whole, blocks, kept, Orientation::not_transposed);
     };
     Operands<L, T> part = operands;
     part.v = value_columns(operands.v, first_column, columns);
     const TensorView<T, 4> results = value_columns(y, first_column, columns);
-    if constexpr (std::is_same_v<T, BFloat16> && !factors_mixing<L>) {
+    if constexpr (std::is_same_v<T, BFloat16> && !is_structured<L>) {
       if (plan.pairs) {
-        const Unit<float> unit =
-            unit_in_pairs(plan, head / kv_heads, head % kv_heads, memory, Orientation::straight);
+        const Unit<float> unit = unit_in_pairs(plan, head / kv_heads, head % kv_heads, memory,
+                                               Orientation::not_transposed);
         pairs::KeptSummaries to{{}, first_column};
         if (kept != nullptr) to.whole = kept_rows(unit.keys.blocks);
         if (forward_in_pairs(part, unit, to, results, loop)) return;
       }
     }
     A* const summaries = kept != nullptr && forward.parts == 1 ? kept : memory.summaries.data;
-    const Unit<A> unit =
-        unit_of(plan, head / kv_heads, head % kv_heads, memory, summaries, Orientation::straight);
-    if constexpr (factors_mixing<L>)
+    const Unit<A> unit = unit_of(plan, head / kv_heads, head % kv_heads, memory, summaries,
+                                 Orientation::not_transposed);
+    if constexpr (is_structured<L>)
       summarize_for_float_mixing(part, unit, loop);
     else
       summarize_unit(part, unit, loop);
     if (kept != nullptr && forward.parts > 1)
       keep_part(unit.summaries, first_column, kept_rows(unit.keys.blocks), unit.keys.blocks);
-    if constexpr (factors_mixing<L>)
+    if constexpr (is_structured<L>)
       read_out_by_float_mixing(part, unit, results, loop);
     else
       read_out_unit(exact::Forward<L, T>{part, unit}, results, loop);
@@ -330,7 +330,7 @@ MHLA_ONCE_A_CALL void run_forward(const Operands<L, T>& operands, const TensorVi
   run_units(plan, forward.units(), executor, run);
 }
 
-/// S and z of a unit from where they were left, straight.
+/// S and z of a unit from where they were left, not transposed.
 template <class A>
 void take_up_summaries(const Unit<A>& unit, const SummaryRows<const A>& saved,
                        const ExecutorRef& loop) {
@@ -355,23 +355,23 @@ BackwardRequest<L, BFloat16> backward_in_pairs(const Operands<L, BFloat16>& oper
   BackwardRequest<L, BFloat16> left = request;
   (rounding == pairs::Rounding::nothing ? here : left).gradients = {skip, skip, skip, skip};
   // Under a causality later tokens, of which the choice is, must not show in dq.
-  if (sees_past_only<L>) here.gradients.query = request.gradients.query;
-  if (sees_past_only<L>) left.gradients.query = skip;
+  if (is_causal<L>) here.gradients.query = request.gradients.query;
+  if (is_causal<L>) left.gradients.query = skip;
   if (!here.query() && !here.mixed_summaries()) return left;
   const Plan<L, float>& plan = operands.plan;
-  if constexpr (factors_mixing<L>) {
+  if constexpr (is_structured<L>) {
     if (saved == nullptr)
       summarize_for_float_mixing(operands, unit, loop);
     else
       cpu::take_up_summaries(
-          unit, summary_rows<L>(plan.extents, unit.keys.blocks, saved, Orientation::straight),
+          unit, summary_rows<L>(plan.extents, unit.keys.blocks, saved, Orientation::not_transposed),
           loop);
   } else if (saved == nullptr) {
     pairs::summarize_unit(operands, unit, centers, {}, loop);
   } else {
     pairs::take_up_summaries(plan, unit, saved, loop);
   }
-  backward_unit(pairs::Backward<L>{{operands, unit, factors_mixing<L>}, here, centers}, loop);
+  backward_unit(pairs::Backward<L>{{operands, unit, is_structured<L>}, here, centers}, loop);
   return left;
 }
 
@@ -409,7 +409,7 @@ MHLA_ONCE_A_CALL void write_mixing_gradient(const Operands<L, T>& operands,
   const Plan<L, A>& plan = backward.plan;
   const PartialSums& partials = backward.partials;
   const TensorView<A, 3>& destination = request.gradients.mix.view;
-  if constexpr (factors_mixing<L>) {
+  if constexpr (is_structured<L>) {
     write_mixing_gradient(plan.problem, partials, backward.grad_mixing, plan.structure,
                           operands.mix, destination, request.update, executor);
   } else {
@@ -439,7 +439,7 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
     if constexpr (std::is_same_v<T, BFloat16> && rounds_backward<L>) {
       if (plan.pairs) {
         const auto in_pairs = [&] {
-          if constexpr (factors_mixing<L>)
+          if constexpr (is_structured<L>)
             return unit_of(plan, s, kv_head, memory, memory.summaries.data,
                            Orientation::transposed);
           else
@@ -456,7 +456,8 @@ MHLA_ONCE_A_CALL void run_backward(const Operands<L, T>& operands,
       summarize_unit(operands, unit, loop);
     } else {
       take_up_summaries(
-          unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept, Orientation::straight), loop);
+          unit, summary_rows<L>(plan.extents, unit.keys.blocks, kept, Orientation::not_transposed),
+          loop);
     }
     backward_unit(exact::Backward<L, T>{{operands, unit}, left}, loop);
   };

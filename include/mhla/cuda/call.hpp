@@ -124,9 +124,9 @@ constexpr std::string_view refusal_of_types() {
   if (std::is_same_v<T, double>) return "double tensors";
   if (std::is_same_v<T, float>) return "float tensors";
   if (is_rowwise<V>) return "the feature map sees whole rows";
-  if (factors_mixing<V>) return "structured mixing";
+  if (is_structured<V>) return "structured mixing";
   if (mixes_products<V>) return "MixedProduct";
-  if (masks_own_block<V> && mixes_key_sums<V> && rotates<V>)
+  if (is_causal_within_block<V> && mixes_key_sums<V> && rotates<V>)
     return "Causal with MixedKeySum and a rotation";
   return {};
 }

@@ -143,7 +143,7 @@ struct DecoderParts {
   DecodeScratch<V, A> scratch;
 
   static Index states_of(const V& variant) {
-    if constexpr (factors_mixing<V>) return variant.mixing.states;
+    if constexpr (is_structured<V>) return variant.mixing.states;
     return 0;
   }
   DecoderParts(Arena& arena, const V& variant, const Problem& longest, Index capacity)

@@ -26,7 +26,7 @@ namespace cuda {
 
 /// A compensated sum: its error does not grow with the number of terms. Zeros change nothing.
 template <class A>
-class LongSum {
+class CompensatedSum {
  public:
   MHLA_HOST_DEVICE void add(A term) {
     const A before = sum_;
@@ -51,7 +51,7 @@ struct WeightedRowSum {
   MHLA_HOST_DEVICE void operator()(Index i) const {
     const Index n = i / rows.cols;
     const Index c = i % rows.cols;
-    LongSum<A> sum;
+    CompensatedSum<A> sum;
     for (Index r = 0; r < rows.rows; ++r)
       sum.add(weights != nullptr ? weights[n * rows.rows + r] * rows.row(n, r)[c]
                                  : rows.row(n, r)[c]);

@@ -124,7 +124,7 @@ struct FactoredMixing {
     const Index size = e.mixing_size();
     launch(device, e.mixings() * parts,
            FillCoefficients<M, A>{mixing, e.layout, mix, parts, size, plan.mixing.data});
-    if constexpr (masks_own_block<V>)
+    if constexpr (is_causal_within_block<V>)
       launch(
           device, e.mixings() * e.mix_rows,
           OwnCoefficients<M, A>{mixing, e.mix_rows, size, plan.mixing.data, plan.own_mixing.data});

@@ -71,7 +71,7 @@ struct RunningKeySums {
   MHLA_HOST_DEVICE void operator()(Index i) const {
     const Index n = i / keys.cols;
     const Index c = i % keys.cols;
-    LongSum<A> sum;
+    CompensatedSum<A> sum;
     for (Index t = 0; t < keys.rows; ++t) {
       sum.add(keys.row(n, t)[c]);
       sums[(n * keys.rows + t) * keys.cols + c] = sum.value();

@@ -71,14 +71,15 @@ struct Extents {
                items, problem.shape.kv_heads, problem.shape.group_size()};
     keys = queries;
     keys.group_size = 1;
-    const bool own_keys = masks_own_block<V> && problem.keys.count == 0;  // of queries in a stage
+    const bool own_keys =
+        is_causal_within_block<V> && problem.keys.count == 0;  // of queries in a stage
     if (problem.query_grid != problem.key_grid || (problem.keys != problem.queries && !own_keys))
       keys.table = block_table(arena, attention, problem.key_grid, problem.keys, problem.held_keys,
                                key_mask);
     keys.table.mask = key_mask;
     for (int a = 0; a < 3; ++a)
       queries.table.origin[a] = keys.table.origin[a] = problem.grid_box().begin[a];
-    if constexpr (factors_mixing<V>) {
+    if constexpr (is_structured<V>) {
       coefficients = attention.mixing.num_coefficients(layout);
       for_each_sequence(attention, queries.table.grid, [&](const Sequence& sequence) {
         const MixingLayout own = layout_of(sequence);
@@ -99,12 +100,12 @@ struct Extents {
   Index readers() const { return matrices == 0 ? 0 : queries.of_block() / matrices; }
   /// Coefficients of a matrix of mix, and packed matrices.
   Index mixing_size() const {
-    return factors_mixing<V> ? coefficients : checked_mul(mix_rows, mix_columns);
+    return is_structured<V> ? coefficients : checked_mul(mix_rows, mix_columns);
   }
   /// Where row 0 has m_ii.
   Index own_column() const { return first_row - first_column; }
   Index mixings() const {
-    const bool of_units = per_item || (factors_mixing<V> && mix_heads > 1);
+    const bool of_units = per_item || (is_structured<V> && mix_heads > 1);
     return of_units ? checked_mul(units(), matrices) : mix_heads;
   }
   /// The blocks that a sequence is mixed between.
@@ -199,7 +200,7 @@ struct Plan : TablePlan<V, A, false> {
   Index map_rows = is_rowwise<V> ? (std::max)(query_rows, key_rows) : 0;
 
   // What a variant needs, and what a stage.
-  static constexpr bool own = masks_own_block<V>;
+  static constexpr bool own = is_causal_within_block<V>;
   static constexpr bool divides = normalizes<V>;
   static constexpr bool mixes_sums = mixes_key_sums<V>;
   bool mixes = in(Stage::read_out, Stage::read_out_gradient);
@@ -226,7 +227,7 @@ struct Plan : TablePlan<V, A, false> {
   // of all matrices.
   Index between = checked_mul(extents.units(), extents.between);
   Index kept = checked_mul(between, this->backward ? extents.matrices : 1);
-  Span<A> own_mixing = take(extents.mixings(), factors_mixing<V> ? extents.mix_rows : 0, own);
+  Span<A> own_mixing = take(extents.mixings(), is_structured<V> ? extents.mix_rows : 0, own);
   Span<A> between_summaries = take(kept, extents.summary_size());
   Span<A> between_key_sums = take(kept, feature_dim, mixes_sums);
   Span<A> scores = take(extents.key_summaries(), score_size, own,
@@ -250,7 +251,7 @@ struct Plan : TablePlan<V, A, false> {
   Span<A> grad_row = take_back(map_rows, extents.key_dim);
   Span<A> grad_mixing = take_back(parts, extents.mixing_size(), to_queries);
   // The diagonal's, if it is separate.
-  Span<A> grad_own_mixing = take_back(parts, extents.mix_rows, own, !factors_mixing<V>, to_keys);
+  Span<A> grad_own_mixing = take_back(parts, extents.mix_rows, own, !is_structured<V>, to_keys);
   Span<A> grad_between_summaries = take_back(between, extents.summary_size());
   Span<A> grad_between_key_sums = take_back(between, feature_dim, mixes_sums);
 

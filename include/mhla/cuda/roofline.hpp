@@ -215,7 +215,7 @@ struct CallSize {
     if (problem.query_grid != problem.key_grid) entries += key_blocks * key_block_tokens;
     KernelCost cost{"tables"};
     cost.cached_bytes = 16 * entries + 8 * number(e.mixings()) * number(e.mixing_size());
-    if (factors_mixing<V>) cost.launches += masks_own_block<V> ? 2 : 1;  // coefficients
+    if (is_structured<V>) cost.launches += is_causal_within_block<V> ? 2 : 1;  // coefficients
     return cost;
   }
   /// The sequences of an item.
@@ -235,15 +235,15 @@ struct CallSize {
   /// terms of its products.
   double block_pairs() const {
     double pairs = 0;
-    if constexpr (factors_mixing<V>) {
+    if constexpr (is_structured<V>) {
       for_each_product([&](const MixingProduct& product) { pairs += number(product.terms()); });
       return pairs;
     }
     for_each_sequence_side(attention, e, [&](const Sequence& of_queries, const Sequence& of_keys) {
       const double n = number(of_queries.blocks);
-      pairs += !sees_past_only<V>   ? n * number(of_keys.blocks)
-               : masks_own_block<V> ? n * (n - 1) / 2
-                                    : n * (n + 1) / 2;
+      pairs += !is_causal<V>               ? n * number(of_keys.blocks)
+               : is_causal_within_block<V> ? n * (n - 1) / 2
+                                           : n * (n + 1) / 2;
     });
     return pairs;
   }

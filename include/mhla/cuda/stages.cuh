@@ -128,7 +128,7 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::Summarize<T>
 template <class V, class T>
 void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOut<T>& call) {
   run_stage(forward_call<T>(at, call.x), [&](const auto& pass, const auto& rows, const auto& cut) {
-    if constexpr (masks_own_block<V>) pass.pack_keys();
+    if constexpr (is_causal_within_block<V>) pass.pack_keys();
     pass.mix_blocks(rows.sums(call.sums.summaries, 1));
     pass.pack_queries();
     pass.sum_denominators();
@@ -149,7 +149,7 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOutGradi
       backward_call<T>(at, call.x, call.dy, {call.dq, skip, skip, call.dmix}, call.update.mix),
       [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
         const BlockSums<A> from = rows.sums(call.sums.summaries, 1);
-        if constexpr (masks_own_block<V>) pass.pack_keys();
+        if constexpr (is_causal_within_block<V>) pass.pack_keys();
         pass.mix_blocks(from);
         pass.pack_queries();
         pass.sum_denominators();
@@ -162,7 +162,7 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::ReadOutGradi
         if (to.mix.wanted) pass.mixing_gradient(from);
         const Index matrices = pass.e.matrices;
         rows.copy_sums(matrices, pass.mixed_gradients(), rows.sums(call.left.mixtures, matrices));
-        if constexpr (masks_own_block<V> && normalizes<V>)
+        if constexpr (is_causal_within_block<V> && normalizes<V>)
           rows.for_denominators(call.left.denominators, [&](const auto& row, const auto& numbers) {
             rows.copy_denominators(numbers, row);
           });
@@ -194,7 +194,7 @@ void StageKernels<V, T>::run(const StagePlace<V>& at, const stages::SummarizeGra
                        Update::accumulate),
       [&](const auto& pass, const auto& rows, const auto& dy, const GradientViews<T>& to) {
         pass.pack_keys();
-        if constexpr (masks_own_block<V>) {
+        if constexpr (is_causal_within_block<V>) {
           pass.pack_queries();
           if constexpr (normalizes<V>)
             rows.for_denominators(call.denominators, [&](const auto& row, const auto& numbers) {

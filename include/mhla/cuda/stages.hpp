@@ -78,7 +78,7 @@ struct StageBackend {
 
   template <class V, class T>
   class Blocks : public StageBlocks<V, T> {
-    static_assert(!factors_mixing<V>,
+    static_assert(!is_structured<V>,
                   "mhla: CudaStages have rows of the mixing matrix: use DenseMixing, with the "
                   "matrix that mhla::expand makes");
 
@@ -143,7 +143,7 @@ struct StageBackend {
     if constexpr (requires { attention.masks; }) {
       TokenMasks& masks = attention.masks;
       const Problem& problem = part.problem;
-      const bool own_keys = masks_own_block<V> && problem.queries.count > 0;
+      const bool own_keys = is_causal_within_block<V> && problem.queries.count > 0;
       if (own_keys) masks.require_one();
       if (problem.queries.count == 0) masks.query = {};
       if (problem.keys.count == 0 && !own_keys) masks.key = {};

@@ -49,10 +49,11 @@ ForwardCost forward_cost(const A& attention, const Shape& shape) {
   const Index rows = problem.query_blocks;
   const Index summary = checked_mul(problem.feature_dim, shape.value_dim);
   Index pairs = checked_mul(rows, problem.key_blocks);
-  if constexpr (masks_own_block<A>) pairs = (pairs - rows) / 2;  // a query's own block is not mixed
+  if constexpr (is_causal_within_block<A>)
+    pairs = (pairs - rows) / 2;  // a query's own block is not mixed
   if constexpr (sight_of<A> == Sight::past_blocks) pairs = (pairs + rows) / 2;
 
-  if constexpr (factors_mixing<A>) {
+  if constexpr (is_structured<A>) {
     pairs = 0;
     attention.mixing.for_each_product(
         mixing_layout<A>(problem), [&](const MixingProduct& product) { pairs += product.terms(); });
@@ -63,7 +64,7 @@ ForwardCost forward_cost(const A& attention, const Shape& shape) {
   cost.summaries = checked_product({2, shape.batch, shape.kv_heads, shape.key_tokens, summary});
   cost.mixing = checked_product({2, shape.batch, shape.heads, pairs, summary});
   cost.readout = checked_product({2, shape.batch, shape.heads, shape.query_tokens, summary});
-  if constexpr (masks_own_block<A>) {
+  if constexpr (is_causal_within_block<A>) {
     for (Index i = 0; i < rows; ++i) {
       const Index tokens = problem.query_grid.block_extent(i, 2);
       cost.intra_block = checked_add(

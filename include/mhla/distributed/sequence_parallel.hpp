@@ -89,9 +89,9 @@ class SequenceParallel : ParallelErrors {
   using V = typename S::Variant;
   using T = typename S::Scalar;
   using A = Accumulator<T>;
-  static constexpr bool recurs = factors_mixing<V>;  // RecurrentMixing, as Stages require
-  static constexpr Others keys_read = sees_past_only<V> ? Others::earlier : Others::all;
-  static constexpr Others queries_read = sees_past_only<V> ? Others::later : Others::all;
+  static constexpr bool recurs = is_structured<V>;  // RecurrentMixing, as Stages require
+  static constexpr Others keys_read = is_causal<V> ? Others::earlier : Others::all;
+  static constexpr Others queries_read = is_causal<V> ? Others::later : Others::all;
 
  public:
   /// \cond INTERNAL
@@ -131,7 +131,7 @@ class SequenceParallel : ParallelErrors {
         .add("whether keys have a mask", of_keys);
     const auto counts = agreement.settle(*communicator_, [&] {
       masks.require_fit(local_);
-      if (sees_past_only<V>) masks.require_one();
+      if (is_causal<V>) masks.require_one();
       return std::make_shared<std::vector<Index>>(static_cast<std::size_t>(2 * whole_.batch));
     });
     const Span<Index> queries{counts->data(), of_queries ? whole_.batch : 0};
@@ -308,7 +308,7 @@ class SequenceParallel : ParallelErrors {
                              memory.mixtures, memory.summary_gradients, memory.scratch);
     OperandViews<T> of_keys = x;
     GradientViews<T> to{skip, gradients.key, gradients.value, skip};
-    if constexpr (masks_own_block<V>) {
+    if constexpr (is_causal_within_block<V>) {
       of_keys.mix = rows_of(x.mix, stages_.mix_rows(key_blocks()));
       if (gradients.mix.wanted) to.mix = own_rows(gradients.mix.view);
     }
@@ -385,7 +385,7 @@ class SequenceParallel : ParallelErrors {
       S stages(attention_, whole_);
       require_shares("queries", queries_, stages.query_blocks().count, communicator_->size());
       require_shares("keys", keys_, stages.key_blocks().count, communicator_->size());
-      if ((sees_past_only<V> || is_batch_layout<V>)&&keys_ != queries_)
+      if ((is_causal<V> || is_batch_layout<V>)&&keys_ != queries_)
         throw ShapeError(
             "mhla: keys: under Causal and BlockCausal, and of a packed batch, they have the shares "
             "of queries: leave them empty");

@@ -49,7 +49,7 @@ template <AttentionVariant V>
 Shares equal_shares(const V& attention, const Shape& shape, Index ranks) {
   const auto list = query_list(attention, checked_problem(attention, shape));
   Shares shares = equal_shares(list.num_blocks(), ranks);
-  if constexpr (!factors_mixing<V>) return shares;
+  if constexpr (!is_structured<V>) return shares;
   constexpr Index chunk = RecurrentMixing::chunk;
   for (std::size_t r = 1; r < shares.size(); ++r) {
     Index begin = shares[r].first;
@@ -105,7 +105,7 @@ inline void require_shares(const char* argument, const Shares& shares, Index blo
 // \throws ShapeError unless those of a recurrence begin where its chunks do. `list` has the blocks.
 template <AttentionVariant V, class List>
 void require_chunks(const char* argument, const Shares& shares, const List& list) {
-  if constexpr (!factors_mixing<V>) return;
+  if constexpr (!is_structured<V>) return;
   for (std::size_t r = 0; r < shares.size(); ++r) {
     const Index first = list.block_in_sequence(shares[r].first);
     if (first % RecurrentMixing::chunk != 0)

@@ -59,7 +59,7 @@ inline constexpr const char* refusal_by_sequence =
     mixes_products<V>
         ? "MixedProduct divides by products at the same offset of every other block, which other "
           "ranks hold"
-    : factors_mixing<V> && !std::is_same_v<typename V::MixingType, RecurrentMixing>
+    : is_structured<V> && !std::is_same_v<typename V::MixingType, RecurrentMixing>
         ? "a structured mixing has no rows that ranks could share; RecurrentMixing has states"
         : nullptr;
 
@@ -114,7 +114,7 @@ class SplitTraffic {
     require_shares("keys", call_.keys, key_list(attention_, problem_).num_blocks(), ranks);
     if constexpr (refusal_by_sequence<V> == nullptr)
       require_chunks<V>("queries", call_.queries, query_list(attention_, problem_));
-    if (!sees_past_only<V> && !is_batch_layout<V>) return;
+    if (!is_causal<V> && !is_batch_layout<V>) return;
     for (Index r = 0; r < ranks; ++r)
       require_extent("keys", "blocks of a rank", keys(r).count, queries(r).count,
                      is_batch_layout<V>
@@ -130,7 +130,7 @@ class SplitTraffic {
     static_assert(refusal_by_sequence<V> == nullptr,
                   "mhla: refusal_by_sequence<V> says why this variant goes by heads alone");
     require_rank(rank);
-    const SumsLayout summary = sums(factors_mixing<V> ? matrices() : 1);
+    const SumsLayout summary = sums(is_structured<V> ? matrices() : 1);
     const SumsLayout mixture = sums(matrices());
     const Rows summaries = rows(rank, call_.keys, false);
     const Rows mixtures = rows(rank, call_.queries, true);
@@ -261,7 +261,7 @@ class SplitTraffic {
     Rows rows;
     const auto list = gradients ? query_list(attention_, problem_) : key_list(attention_, problem_);
     const auto share = [&](Index of) { return shares[static_cast<std::size_t>(of)]; };
-    if constexpr (factors_mixing<V>) {  // states, from rank to rank
+    if constexpr (is_structured<V>) {  // states, from rank to rank
       const auto is_inner = [&](Index of) {
         return of < ranks() && list.block_in_sequence(share(of).first) > 0;
       };
@@ -272,7 +272,7 @@ class SplitTraffic {
     }
     // Blocks of rank `from` that are in the sequences which `to` has some of.
     const auto blocks_between = [&](Index from, Index to) -> Index {
-      if (sees_past_only<V> && (gradients ? from < to : from > to)) return 0;
+      if (is_causal<V> && (gradients ? from < to : from > to)) return 0;
       const BlockRange all = list.sequences_of(share(to));
       return (std::max)(Index{0}, (std::min)(all.end(), share(from).end()) -
                                       (std::max)(all.first, share(from).first));
@@ -285,7 +285,7 @@ class SplitTraffic {
     return rows;
   }
   void add(RankTraffic& traffic, const Rows& rows, const SumsLayout& row) const {
-    const CheckedSize bytes = row.bytes<A>(factors_mixing<V> ? Wire::exact : call_.wire);
+    const CheckedSize bytes = row.bytes<A>(is_structured<V> ? Wire::exact : call_.wire);
     add(traffic.sent, bytes * rows.sent);
     add(traffic.received, bytes * rows.received);
   }

@@ -38,14 +38,14 @@ struct DecoderShape {
 // Rejects, at compile time, a variant that cannot run token by token: a base of every decoder.
 template <AttentionVariant V>
 struct RequireStreaming {
-  static_assert(masks_own_block<V>,
+  static_assert(is_causal_within_block<V>,
                 "mhla: a Decoder generates token by token: its attention must be Causal");
   static_assert(V::GeometryType::rank == 1);
   static_assert(!is_batch_layout<V>,
                 "mhla: the sequences of a Decoder have lengths of their own: give it the attention "
                 "that was packed or padded");
   static_assert(
-      !factors_mixing<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
+      !is_structured<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
       "mhla: a Decoder keeps all summaries or the states of a recurrence: use DenseMixing "
       "or RecurrentMixing");
 };
@@ -98,7 +98,7 @@ inline constexpr Index no_limit = max_elements;
 // Whether rows of mix limit a sequence, not max_tokens.
 template <AttentionVariant V>
 bool mix_limits(Index mix_rows) {
-  return !factors_mixing<V> || mix_rows != 1;
+  return !is_structured<V> || mix_rows != 1;
 }
 
 // Tokens that a sequence can have.
@@ -123,7 +123,7 @@ Problem checked_decoder(const V& variant, const TensorView<const M, 3>& mix,
   require_at_least("num_slots", shape.num_slots, 1);
   checked_grid(variant.blocks, 0, "blocks", "q");
   require_tensor("mix", mix);
-  if (!factors_mixing<V> && mix.extent[1] != mix.extent[2])
+  if (!is_structured<V> && mix.extent[1] != mix.extent[2])
     throw_shape_error("mix", "key blocks", mix.extent[2], mix.extent[1],
                       "a decoder needs a column for every row of mix");
   Index capacity = decoder_capacity(variant, mix, shape);

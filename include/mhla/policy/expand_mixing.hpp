@@ -85,13 +85,13 @@ void expand(const V& attention, const Shape& shape,
         "mhla: dense: shares memory with mix, or with itself; a destination needs elements of its "
         "own");
   for (Index h = 0; h < shape.mix_heads; ++h) {
-    if constexpr (factors_mixing<V>) {
+    if constexpr (is_structured<V>) {
       expand(attention.mixing, mixing_layout<V>(problem), matrix_view(mix, h),
              matrix_view(dense, h));
     } else {
       for (Index i = 0; i < problem.query_blocks; ++i)
         for (Index b = 0; b < problem.key_blocks; ++b)
-          dense(h, i, b) = sees_past_only<V> && b > i ? A(0) : mix(h, i, b);
+          dense(h, i, b) = is_causal<V> && b > i ? A(0) : mix(h, i, b);
     }
   }
 }

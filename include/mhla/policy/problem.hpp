@@ -46,7 +46,7 @@ template <class V>
 MHLA_ONCE_A_CALL MixingLayout mixing_layout(const Problem& problem) {
   MixingLayout layout =
       MixingLayout::of(V::GeometryType::rank, problem.query_grid, problem.key_grid, sight_of<V>);
-  if constexpr (sees_past_only<V> && factors_mixing<V>) {
+  if constexpr (is_causal<V> && is_structured<V>) {
     layout.queries[2] = layout.keys[2] = problem.query_blocks;
     layout.before = problem.queries.first > 0;
     layout.after = problem.queries.first + problem.query_blocks < problem.query_grid.num_blocks();
@@ -66,7 +66,7 @@ MHLA_ONCE_A_CALL void require_settings(const A& attention) {
   require_not_negative("scale", attention.scale);
   require_enumerator("precision", attention.precision, Precision::fast);
   require_enumerator("path", attention.path, Path::quadratic);
-  if (attention.path == Path::quadratic && (factors_mixing<A> || mixes_products<A>))
+  if (attention.path == Path::quadratic && (is_structured<A> || mixes_products<A>))
     throw ShapeError(
         "mhla: path: Path::quadratic needs DenseMixing without MixedProduct; Path::automatic takes "
         "a path that can");
@@ -89,10 +89,10 @@ MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape,
   problem.keys = problem.held_keys = {0, problem.key_blocks};
 
   const MixingLayout layout = mixing_layout<A>(problem);
-  if constexpr (factors_mixing<A>) {
+  if constexpr (is_structured<A>) {
     attention.mixing.require_parameters(layout, shape.mix_query_blocks, shape.mix_key_blocks);
   } else {
-    constexpr bool any_length = sees_past_only<A> || requires { attention.offsets; };
+    constexpr bool any_length = is_causal<A> || requires { attention.offsets; };
     attention.mixing.require_parameters(layout, shape.mix_query_blocks, shape.mix_key_blocks,
                                         any_length);
   }
@@ -117,7 +117,7 @@ MHLA_ONCE_A_CALL Problem checked_problem(const A& attention, const Shape& shape,
            " features but a rotation turns pairs; the number of features must be even"});
   }
 
-  constexpr bool equal_sides = mixes_products<A> || sees_past_only<A>;
+  constexpr bool equal_sides = mixes_products<A> || is_causal<A>;
   if constexpr (equal_sides) {
     if (query_grid != key_grid)
       throw ShapeError(
@@ -159,7 +159,7 @@ template <class A>
 Problem checked_problem(const Padded<A>& padded, const Shape& shape) {
   require_consistent(shape);
   padded.masks.require_fit(shape);
-  if (sees_past_only<A>) padded.masks.require_one();
+  if (is_causal<A>) padded.masks.require_one();
   return checked_problem(static_cast<const A&>(padded), shape);
 }
 

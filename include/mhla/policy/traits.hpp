@@ -23,16 +23,16 @@ inline constexpr bool normalizes = V::NormalizerType::needs.key_sums();
 template <class V>
 inline constexpr Sight sight_of = V::CausalityType::sight;
 template <class V>
-inline constexpr bool sees_past_only = sight_of<V> != Sight::all;
+inline constexpr bool is_causal = sight_of<V> != Sight::all;
 /// Queries see their own block only up to themselves: it is handled token by token.
 template <class V>
-inline constexpr bool masks_own_block = sight_of<V> == Sight::past_tokens;
+inline constexpr bool is_causal_within_block = sight_of<V> == Sight::past_tokens;
 
 template <class V>
 inline constexpr bool rotates = !std::is_same_v<typename V::RotationType, NoRotation>;
 /// S~ comes from S by a list of products in place of one matrix.
 template <class V>
-inline constexpr bool factors_mixing = !std::is_same_v<typename V::MixingType, DenseMixing>;
+inline constexpr bool is_structured = !std::is_same_v<typename V::MixingType, DenseMixing>;
 template <class V>
 inline constexpr bool is_rowwise = RowwiseFeatureMap<typename V::FeatureMapType>;
 

@@ -39,7 +39,7 @@ Problem checked_linear(const V& attention, const TensorView<const T, 4>& q,
                        const TokenMasks& masks) {
   static_assert(!std::is_same_v<typename V::NormalizerType, MixedProduct>,
                 "mhla: linear attention has one normalizer: use MixedKeySum or Unnormalized");
-  static_assert(!factors_mixing<V>, "mhla: linear attention does not mix: use DenseMixing");
+  static_assert(!is_structured<V>, "mhla: linear attention does not mix: use DenseMixing");
   const bool cross = !attention.key_blocks.unset();
   Shape shape = shape_of(q, k, v, TensorView<const T, 3>{nullptr, {1, 0, 0}, {}});
   shape.mix_query_blocks =

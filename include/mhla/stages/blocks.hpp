@@ -111,10 +111,10 @@ class StageBlocks : RequireStages<V> {
 
   /// \cond INTERNAL
   using Sequence = typename stages::UnpackedOf<V>::Variant;
-  static constexpr bool recurs = factors_mixing<V>;
+  static constexpr bool recurs = is_structured<V>;
   static constexpr bool packs = requires(const V& v) { v.offsets; };
   static constexpr bool masked = requires(const V& v) { v.masks; };
-  static constexpr bool sees_own = masks_own_block<V>;
+  static constexpr bool sees_own = is_causal_within_block<V>;
   // Whether own keys take up what read_out_gradient leaves of denominators.
   static constexpr bool keeps_denominators = sees_own && normalizes<V>;
   // After the blocks before it.
@@ -169,7 +169,7 @@ class StageBlocks : RequireStages<V> {
   void hold(const BlockRange& queries, const BlockRange& keys) {
     require_blocks("queries", queries, query_blocks().count);
     require_blocks("keys", keys, key_blocks().count);
-    if (masks_own_block<V> && queries != keys)
+    if (is_causal_within_block<V> && queries != keys)
       throw ShapeError(
           "mhla: keys: under Causal, tensors of keys hold the blocks that those of "
           "queries do");

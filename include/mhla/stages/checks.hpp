@@ -92,7 +92,7 @@ class StageViews {
   // Summaries of the key blocks, up to the last that queries see at least.
   void require_seen(const char* name, Index rows) const {
     const BlockRange keys = of_.key_blocks(blocks_);
-    const Index seen = sees_past_only<V>
+    const Index seen = is_causal<V>
                            ? (std::max)(Index{0}, blocks_.end() - keys.first - lag_of(sight_of<V>))
                            : keys.count;
     if (rows < seen || rows > keys.count)

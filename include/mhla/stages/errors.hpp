@@ -16,7 +16,7 @@ MHLA_NAMESPACE_BEGIN
 // Rejects, at compile time, a variant whose stages need more than blocks of their own.
 template <AttentionVariant V>
 struct RequireStages {
-  static_assert(!factors_mixing<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
+  static_assert(!is_structured<V> || std::is_same_v<typename V::MixingType, RecurrentMixing>,
                 "mhla: Stages have rows of the mixing matrix, or of RecurrentMixing's parameters: "
                 "for another structured mixing use DenseMixing, with the matrix that mhla::expand "
                 "makes");

@@ -37,7 +37,7 @@ void mix_unit_matrix_gradient(const Operands<L, T>& operands, const Unit<A>& uni
     };
     const auto add = [&](const Panel<A>& grad_mixed, const Panel<A>& from, Index matrix) {
       const Panel<A> blocks = from.row_range(first, count);
-      if constexpr (sees_past_only<L>) {
+      if constexpr (is_causal<L>) {
         mix_past_matrix_gradient<A>(grad_mixed, rows, first, lag_of(sight_of<L>), blocks,
                                     columns_of(matrix), plan.scratch[slot].triangle);
       } else {
@@ -68,10 +68,10 @@ struct Backward : Forward<L, T> {
   using typename Forward<L, T>::Mixtures;
   using typename Forward<L, T>::Tile;
   using OwnKeys = KeyTile<A>;
-  /// dS of a key block, transposed and straight, and dz.
+  /// dS of a key block, transposed and not, and dz.
   struct BlockGradient {
     Panel<A> transposed;
-    Panel<A> straight;
+    Panel<A> not_transposed;
     Span<A> key_sum;
   };
 
@@ -106,7 +106,7 @@ struct Backward : Forward<L, T> {
       grad =
           waiting_query_features(plan(), unit, g, at.block, plan().tables.queries.tiles[at.index]);
     read_out_query_gradient<A>(u, at.summary, grad, prefetch);
-    if constexpr (masks_own_block<L>)
+    if constexpr (is_causal_within_block<L>)
       read_out_own_tile_query_gradient<A>(u, at.own.rotated, at.own.values, at.own.scores, grad);
     return grad;
   }
@@ -138,7 +138,7 @@ struct Backward : Forward<L, T> {
                        mixed.rows.key_sum(b)};
     if constexpr (mixes_products<L>)
       grad.key_sum = {unit.memory.grad_key_sums.data + b * e.feature_dim, e.feature_dim};
-    if (request.gradients.value.wanted) transpose<A>(grad.straight, grad.transposed);
+    if (request.gradients.value.wanted) transpose<A>(grad.not_transposed, grad.transposed);
     return grad;
   }
 
@@ -149,16 +149,16 @@ struct Backward : Forward<L, T> {
     const BlockTable& table = plan().tables.keys;
     const Index tokens = k.tile.tokens;
     const auto of = [&](Span<A> usual, Span<A> own) {
-      return panel(masks_own_block<L> ? own.data : usual.data, tokens, e.feature_dim);
+      return panel(is_causal_within_block<L> ? own.data : usual.data, tokens, e.feature_dim);
     };
     const Panel<A> rotated = of(scratch.rotated, scratch.own.rotated);
     k.features = {normalizes<L> ? of(scratch.features, scratch.own.features) : rotated, rotated};
     k.keys = rotated;
     k.values = readable_panel<T>(table, k.tile, key_rows(unit, operands.v),
-                                 masks_own_block<L> ? scratch.own.values : scratch.values);
+                                 is_causal_within_block<L> ? scratch.own.values : scratch.values);
     k.gradients = {panel(scratch.grad_features.data, tokens, e.feature_dim),
                    panel(scratch.grad_unrotated.data,
-                         masks_own_block<L> && normalizes<L> ? tokens : 0, e.feature_dim),
+                         is_causal_within_block<L> && normalizes<L> ? tokens : 0, e.feature_dim),
                    panel(scratch.grad_values.data, tokens, e.value_dim)};
     pack_features(features_of(operands, A(1), table, k.tile), key_rows(unit, operands.k),
                   k.features, scratch.row);
@@ -176,7 +176,7 @@ struct Backward : Forward<L, T> {
   /// In the tensor itself if `in_place`.
   void value_gradient(const OwnKeys& k, const BlockGradient& grad, const TokenRows<T>* in_place,
                       Prefetch* prefetch) const {
-    summarize_value_gradient<A>(k.keys, grad.straight,
+    summarize_value_gradient<A>(k.keys, grad.not_transposed,
                                 in_place != nullptr
                                     ? in_place_of_products<A>(plan().tables.keys, k.tile, *in_place)
                                     : k.gradients.values.placed(),

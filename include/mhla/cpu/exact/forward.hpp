@@ -98,7 +98,7 @@ struct Forward {
     const FeaturePanels<A> q = pack_query_tile(operands, unit, g, tile, at.scratch);
     const Span<const A> denominators = tile_denominators(operands, unit, at, g, q.features);
     Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, results});
-    if constexpr (masks_own_block<L>)
+    if constexpr (is_causal_within_block<L>)
       next =
           prefetch_tile(table, unit.queries, at.index + 1,
                         {queries, results, key_rows(unit, operands.k), key_rows(unit, operands.v)});
@@ -107,7 +107,7 @@ struct Forward {
 
     const Span<A> inverses{at.scratch.inverses.data, denominators.size};
     const bool invertible = invert<A>(denominators, inverses);
-    if (!masks_own_block<L> && invertible && is_in_place_of_products<A>(results))
+    if (!is_causal_within_block<L> && invertible && is_in_place_of_products<A>(results))
       return cpu::read_out<A>(q.rotated, at.summary, inverses,
                               in_place_of_products<A>(table, tile, results), &next);
     const Panel<A> there =
@@ -115,9 +115,9 @@ struct Forward {
     const Panel<A> out =
         there.rows > 0 ? there : panel(at.scratch.values.data, tile.tokens, plan.extents.value_dim);
     // The own block's contribution is added before the rows are scaled.
-    const bool scaled = !masks_own_block<L> && invertible;
+    const bool scaled = !is_causal_within_block<L> && invertible;
     cpu::read_out<A>(q.rotated, at.summary, scaled ? inverses : Span<A>{}, out.placed(), &next);
-    if constexpr (masks_own_block<L>)
+    if constexpr (is_causal_within_block<L>)
       read_out_own_tile<A>(q.rotated, at.own.rotated, at.own.values, at.own.scores, out);
     if (there.rows > 0) return;
     if (!invertible) divide_rows<A>(out, denominators);

@@ -33,7 +33,7 @@ void take_up_summaries(const Plan<L, float>& plan, const Unit<float>& unit, cons
       transpose(sums, panel(saved + b * e.summary_stride(), e.feature_dim, e.value_dim));
       round_into_half(summaries.with(b), static_cast<int>(b % 2), sums);
     }
-    if constexpr (sees_past_only<L>) note_finite(summaries, 2 * pair, unit.memory.finite_summaries);
+    if constexpr (is_causal<L>) note_finite(summaries, 2 * pair, unit.memory.finite_summaries);
   });
 }
 
@@ -77,7 +77,7 @@ void mix_unit_matrix_gradient(const Operands<L, BFloat16>& operands, const Unit<
       const Panel<float> result{unit.memory.grad_mixing.row(matrix), unit.queries.blocks,
                                 unit.keys.blocks, e.key_blocks};
       mix_matrix_gradient(mixed_gradients(plan, unit, matrix), summaries_of(plan, unit), first,
-                          count, !sees_past_only<L>, lag_of(sight_of<L>), result);
+                          count, !is_causal<L>, lag_of(sight_of<L>), result);
       if constexpr (normalizes<L>) {
         const auto add = [&](const Panel<float>& grad, const Panel<float>& from) {
           cpu::mix_matrix_gradient<float>(grad, from.row_range(first, count),
@@ -114,7 +114,7 @@ MixedSummaries mix_group_gradient(const Plan<L, float>& plan, const Unit<float>&
                        plan.transposed_scales_of(of_unit, first)};
   };
   mix(grad, e.matrices * plan.mixing_parts, terms_of,
-      MixedBlocks{!sees_past_only<L>, {first + lag_of(sight_of<L>), true}}, scratch.mixed_sums);
+      MixedBlocks{!is_causal<L>, {first + lag_of(sight_of<L>), true}}, scratch.mixed_sums);
   return grad;
 }
 
@@ -123,10 +123,10 @@ struct Backward : Forward<L> {
   using typename Forward<L>::Mixtures;
   using typename Forward<L>::Tile;
   using OwnKeys = KeyTile<float, PairedRows>;
-  /// dS of a key block, transposed and straight, and dz.
+  /// dS of a key block, transposed and not, and dz.
   struct BlockGradient {
-    PairPanel transposed;
-    PairPanel straight;
+    VnniPanel transposed;
+    VnniPanel not_transposed;
     Span<float> key_sum;
   };
 
@@ -154,7 +154,7 @@ struct Backward : Forward<L> {
     round_into_half(grad.with(i), static_cast<int>(i % 2), nothing);
   }
   void end_block(Index matrix, Index i) const {
-    if constexpr (sees_past_only<L>)
+    if constexpr (is_causal<L>)
       if (!mixes_in_float && (i % 2 == 1 || i + 1 == unit.queries.blocks))
         note_finite(mixed_gradients(plan(), unit, matrix), i,
                     finite_gradients(plan(), unit, matrix));
@@ -194,7 +194,7 @@ struct Backward : Forward<L> {
     const Panel<float> sums =
         whole_panel(scratch.summary_gradient.data, e.value_dim, e.feature_dim);
     const LeftFactor a = LeftFactor::transposed(pair_tokens(u, scratch.values));
-    const PairPanel b = pair_tokens(rotated, scratch.features);
+    const VnniPanel b = pair_tokens(rotated, scratch.features);
     if (last && !mixes_in_float)  // only this step rounds
       return multiply_into_half(mixed_gradients(plan(), unit, at.matrix).with(at.block),
                                 static_cast<int>(at.block % 2), a, b, first ? Panel<float>{} : sums,
@@ -212,7 +212,7 @@ struct Backward : Forward<L> {
     const PairedRows u_rows = pair_features(u, scratch.value_rows);
     const Panel<float> sums = whole_panel(scratch.tile.data, u.rows, e.feature_dim);
     multiply(sums, u_rows, at.summary, Into::overwrite, prefetch);
-    if constexpr (masks_own_block<L>) {
+    if constexpr (is_causal_within_block<L>) {
       const PairedRows scores = multiply_scores(
           scratch.scores, u_rows, pair_panel(scratch.columns.data, e.value_dim, u.rows));
       add_triangle(sums, scores, pair_panel(scratch.own_keys.data, u.rows, e.feature_dim), {1});
@@ -258,7 +258,7 @@ struct Backward : Forward<L> {
     const BlockGradient grad{this->summary(mixed, b, scratch),
                              pair_panel(scratch.pairs.turned.data, e.feature_dim, e.value_dim),
                              mixed.rows.key_sum(b)};
-    if (request.gradients.value.wanted) turn(grad.straight, grad.transposed);
+    if (request.gradients.value.wanted) turn(grad.not_transposed, grad.transposed);
     if (centers != nullptr && request.gradients.key.wanted)
       subtract_center(*centers, grad.transposed, grad.key_sum, scratch.pairs);
     return grad;
@@ -273,11 +273,11 @@ struct Backward : Forward<L> {
     const Index tokens = k.tile.tokens;
     const TokenRows<const BFloat16> keys = key_rows(unit, operands.k);
     k.values = pack_value_rows(table, k.tile, key_rows(unit, operands.v), scratch.values,
-                               masks_own_block<L> ? pairs.key_value_rows : pairs.value_rows);
+                               is_causal_within_block<L> ? pairs.key_value_rows : pairs.value_rows);
     k.gradients = {whole_panel(pairs.tile.data, tokens, e.feature_dim),
                    {},
                    whole_panel(pairs.value_gradients.data, tokens, e.value_dim)};
-    if constexpr (masks_own_block<L>) {
+    if constexpr (is_causal_within_block<L>) {
       const Panel<float> features = panel(scratch.own.rotated.data, tokens, e.feature_dim);
       k.features = {features, features};
       pack_features(features_of(operands, 1.0f, table, k.tile), keys, k.features, scratch.row);
@@ -299,8 +299,8 @@ struct Backward : Forward<L> {
                       const TokenRows<BFloat16>* tensor, Prefetch* prefetch) const {
     if (tensor != nullptr)
       return multiply_into_rows(in_place(plan().tables.keys, k.tile, *tensor), k.keys,
-                                grad.straight, {}, prefetch);
-    multiply(k.gradients.values, k.keys, grad.straight, Into::overwrite, prefetch);
+                                grad.not_transposed, {}, prefetch);
+    multiply(k.gradients.values, k.keys, grad.not_transposed, Into::overwrite, prefetch);
   }
 
   // Of the tile's own block, under Causal:
@@ -323,8 +323,8 @@ struct Backward : Forward<L> {
     const PairScratch& pairs = k.scratch.pairs;
     const Panel<float> sums = grad_running(k, matrix);
     const Index half = sums.rows / 2;
-    const PairPanel later = pair_panel(pairs.running.data, e.value_dim, e.feature_dim);
-    const PairPanel turned = pair_panel(pairs.own_turned.data, e.feature_dim, e.value_dim);
+    const VnniPanel later = pair_panel(pairs.running.data, e.value_dim, e.feature_dim);
+    const VnniPanel turned = pair_panel(pairs.own_turned.data, e.feature_dim, e.value_dim);
     pair_sums(later, sums.row_range(0, half), sums.row_range(half, half));
     turn(turned, later);
     multiply(own.rotated, k.values, later, Into::overwrite);
@@ -334,8 +334,8 @@ struct Backward : Forward<L> {
                        const Panel<const float>& u, const KeyGradients<float>& own,
                        bool starts) const {
     const PairScratch& pairs = k.scratch.pairs;
-    const PairPanel u_tokens = pair_tokens(u, pairs.values);
-    const PairPanel q_tokens = pair_tokens(rotated, pairs.features);
+    const VnniPanel u_tokens = pair_tokens(u, pairs.values);
+    const VnniPanel q_tokens = pair_tokens(rotated, pairs.features);
     const Triangle future{0, true};
     const auto scores_with = [&](const PairedRows& keys, const Panel<const float>& queries,
                                  Span<Pair> rows) {

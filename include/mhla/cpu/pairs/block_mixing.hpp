@@ -65,10 +65,10 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
     };
     for (Index at = 0; at < half; at += mixed_at_once) {
       const Index cols = (std::min)(mixed_at_once, whole_columns(half - at));
-      const PairPanel to = mixed.elements(at, cols).range(row, row + rows);
+      const VnniPanel to = mixed.elements(at, cols).range(row, row + rows);
       if (matrices == 1 && in_strips) {
         const MixingTerms one = terms_of(0);
-        const PairPanel from = one.summaries.elements(at, cols).range(begin, end);
+        const VnniPanel from = one.summaries.elements(at, cols).range(begin, end);
         Prefetch ahead(nullptr, from.pairs);
         if (at + cols < half)
           for (const Index next : {Index{0}, half})
@@ -84,7 +84,7 @@ void mix(const MixedSummaries& mixed, Index matrices, const TermsOf& terms_of,
         const MixingTerms terms = terms_of(matrix);
         const Into into = matrix == 0 ? Into::overwrite : Into::add;
         for (const Panel<float>* part : {&lower, &upper}) {
-          const PairPanel from = terms.summaries.elements(part == &lower ? at : half + at, cols);
+          const VnniPanel from = terms.summaries.elements(part == &lower ? at : half + at, cols);
           if (in_strips) {
             multiply(*part, terms.weights.range(row, rows, begin, end), from.range(begin, end),
                      into);

@@ -62,7 +62,7 @@ void sum_up_values(const Operands<L, BFloat16>& operands, const Unit<float>& uni
     } else {
       const Panel<float> rows = panel(scratch.values.data, tile.tokens, values.dim);
       gather<BFloat16, float>(table, tile, values, {}, rows);
-      cpu::add_rows<float>(LongSum<float>{sum}, 1.0f, rows, Into::add);
+      cpu::add_rows<float>(CompensatedSum<float>{sum}, 1.0f, rows, Into::add);
     }
   }
   centers.tokens[b] = static_cast<float>(tokens);
@@ -238,7 +238,7 @@ inline bool may_have_block_means(const Unit<float>& unit) {
 
 /// Adds v of a tile to a row of `scratch`, from which keep_value_sum takes sum_j v_j of a block: as
 /// the forward pass does it, so that both passes decide alike.
-inline void add_values(const PairPanel& v, Index tokens, Into into, const PairScratch& scratch) {
+inline void add_values(const VnniPanel& v, Index tokens, Into into, const PairScratch& scratch) {
   multiply(whole_panel(scratch.tile.data, 1, v.cols), LeftFactor::ones(tokens), v, into);
 }
 inline void keep_value_sum(const Centers& centers, Index b, const PairScratch& scratch) {
@@ -348,7 +348,7 @@ bool rounding_shows_in_gradients(const Operands<L, BFloat16>& operands, const Un
   loop.parallel_for(unit.keys.blocks, [&](Index b, Index slot) {
     const SlotScratch<float>& scratch = plan.scratch[slot];
     take_moments(operands, unit, b, scratch);
-    if (sees_past_only<L> || plan.mixes_in_float) return;
+    if (is_causal<L> || plan.mixes_in_float) return;
     const BlockTable& table = plan.tables.keys;
     const BlockSpan& block = table.blocks[unit.keys.first_block + b];
     std::fill_n(scratch.pairs.tile.data, centers.value.size, 0.0f);
@@ -360,8 +360,7 @@ bool rounding_shows_in_gradients(const Operands<L, BFloat16>& operands, const Un
     }
     keep_value_sum(centers, b, scratch.pairs);
   });
-  return are_few(unit) ||
-         (!sees_past_only<L> && !plan.mixes_in_float && rounding_shows(plan, unit));
+  return are_few(unit) || (!is_causal<L> && !plan.mixes_in_float && rounding_shows(plan, unit));
 }
 
 /// What the unit's backward pass rounds; if that is centered, mu, zeta, W and W~ are there. Without
@@ -417,7 +416,7 @@ inline void add_mixed_values(const Centers& centers, Span<const float> mixed,
 }
 
 /// dz_b -= dS_b mu, so that dS_b v_j is of w_j.
-inline void subtract_center(const Centers& centers, const PairPanel& grad_transposed,
+inline void subtract_center(const Centers& centers, const VnniPanel& grad_transposed,
                             Span<float> grad_key_sum, const PairScratch& scratch) {
   const Panel<float> product = whole_panel(scratch.tile.data, 1, grad_transposed.cols);
   multiply(product, paired_rows(centers.paired_value.data, 1, centers.value.size), grad_transposed,

@@ -59,12 +59,12 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
   const TokenRows<const BFloat16> keys = key_rows(unit, operands.k);
   const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
   const PairedSummaries summaries = summaries_of(operands.plan, unit);
-  const PairPanel summary = kept.alone ? PairPanel{} : summaries.with(b);
+  const VnniPanel summary = kept.alone ? VnniPanel{} : summaries.with(b);
   const int half = static_cast<int>(b % 2);
   const bool keeps = kept.whole.summaries.rows > 0;
-  const bool straight = unit.orientation == Orientation::straight;
+  const bool not_transposed = unit.orientation == Orientation::not_transposed;
   // What rounding_shows asks for.
-  const bool sums_up = straight && !sees_past_only<L> && !kept.alone;
+  const bool sums_up = not_transposed && !is_causal<L> && !kept.alone;
   Index tokens = 0;
   const Span<float> key_sum = unit.summaries.key_sum(b);
   const Panel<float> sums =
@@ -75,9 +75,9 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
     const TokenTile& tile = table.tiles[block.first_tile + i];
     const bool last = i + 1 == block.tiles;
     Into into = i == 0 ? Into::overwrite : Into::add;
-    const PairPanel k =
+    const VnniPanel k =
         pack_keys(operands, tile, keys, {key_sum, scratch.key_sum_rest}, into, scratch);
-    const PairPanel v = pack_values(table, tile, values, scratch.values, scratch.pairs.values);
+    const VnniPanel v = pack_values(table, tile, values, scratch.values, scratch.pairs.values);
     if (centers != nullptr) {
       const Panel<float> rows = whole_panel(scratch.pairs.tile.data, 2, k.cols);
       multiply(rows.row_range(0, 1), LeftFactor::ones(tile.tokens), k, into);
@@ -90,12 +90,12 @@ void summarize_block(const Operands<L, BFloat16>& operands, const Unit<float>& u
       add_values(v, tile.tokens, into, scratch.pairs);
       tokens += tile.tokens;
     }
-    const LeftFactor a = LeftFactor::transposed(straight ? k : v);
+    const LeftFactor a = LeftFactor::transposed(not_transposed ? k : v);
     Prefetch next = prefetch_tile(table, unit.keys, block.first_tile + i + 1, {keys, values});
     if (!last || keeps) {
-      multiply(sums, a, straight ? v : k, into, &next);
+      multiply(sums, a, not_transposed ? v : k, into, &next);
     } else {
-      multiply_into_half(summary, half, a, straight ? v : k,
+      multiply_into_half(summary, half, a, not_transposed ? v : k,
                          into == Into::add ? sums : Panel<float>{}, &next);
     }
   }
@@ -123,7 +123,7 @@ void summarize_unit(const Operands<L, BFloat16>& operands, const Unit<float>& un
   loop.parallel_for(pairs_of(unit.keys.blocks), [&](Index pair, Index slot) {
     for (Index b = 2 * pair; b < (std::min)(2 * pair + 2, unit.keys.blocks); ++b)
       summarize_block(operands, unit, b, centers, kept, plan.scratch[slot]);
-    if constexpr (sees_past_only<L>)
+    if constexpr (is_causal<L>)
       if (!kept.alone)
         note_finite(summaries_of(plan, unit), 2 * pair, unit.memory.finite_summaries);
   });
@@ -145,12 +145,12 @@ MixedSummaries mix_group(const Plan<L, float>& plan, const Unit<float>& unit, In
                        plan.scales_of(of_unit, first)};
   };
   mix(mixed, plan.mixing_parts, terms_of,
-      MixedBlocks{!sees_past_only<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);
+      MixedBlocks{!is_causal<L>, {first + 1 - lag_of(sight_of<L>)}}, scratch.mixed_sums);
   return mixed;
 }
 
 /// S~ of a block in pairs of its rows, in the scratch of a slot.
-inline PairPanel round_summary(const Panel<const float>& summary, const PairScratch& scratch) {
+inline VnniPanel round_summary(const Panel<const float>& summary, const PairScratch& scratch) {
   const Index half = pairs_of(summary.rows);
   const Panel<float> sums = whole_panel(scratch.summary.data, 2 * half, summary.cols);
   for (Index r = 0; r < sums.rows; ++r) {
@@ -169,7 +169,7 @@ inline void read_out_own_tile(const PairedRows& queries, const Panel<const float
                               const OwnTile<float>& own, const PairScratch& scratch,
                               const Panel<float>& numerators) {
   const Index tokens = own.rotated.rows;
-  const PairPanel values = pair_panel(scratch.values.data, tokens, numerators.cols);
+  const VnniPanel values = pair_panel(scratch.values.data, tokens, numerators.cols);
   const PairedRows scores = multiply_scores(
       scratch.scores, queries, pair_panel(scratch.columns.data, own.rotated.cols, tokens));
   add_triangle(numerators, scores, values, {1});
@@ -193,7 +193,7 @@ inline void read_out_own_tile(const PairedRows& queries, const Panel<const float
 }
 
 /// |v_t|^2 without NaN and infinities, which must not show in other columns.
-inline float square_of_finite(const PairPanel& values, Index t, Index columns) {
+inline float square_of_finite(const VnniPanel& values, Index t, Index columns) {
   const auto* const row = reinterpret_cast<const BFloat16*>(values.row(t / 2));
   float square = 0;
   for (Index c = 0; c < columns; ++c) {
@@ -205,14 +205,14 @@ inline float square_of_finite(const PairPanel& values, Index t, Index columns) {
 
 /// P += a^T b, in float, and again in pairs of its rows: what a tile adds for later ones. The first
 /// tile of a block takes up its mixed summary.
-inline PairPanel absorb(const PairPanel& a, const PairPanel& b, const PairPanel& running,
+inline VnniPanel absorb(const VnniPanel& a, const VnniPanel& b, const VnniPanel& running,
                         bool first, const PairScratch& scratch) {
   const Panel<float> sums = whole_panel(scratch.summary.data, 2 * running.pairs, running.cols);
   const Panel<float> lower = sums.row_range(0, running.pairs);
   const Panel<float> upper = sums.row_range(running.pairs, running.pairs);
   if (first) unpair(lower, upper, running);
   multiply(sums.row_range(0, a.cols), LeftFactor::transposed(a), b, Into::add);
-  const PairPanel sum{scratch.running.data, running.pairs, running.cols, sums.stride};
+  const VnniPanel sum{scratch.running.data, running.pairs, running.cols, sums.stride};
   pair_sums(sum, lower, upper);
   return sum;
 }
@@ -222,7 +222,7 @@ struct Forward {
   using Variant = L;
   using Scalar = BFloat16;
   using A = float;
-  using Tile = QueryTile<float, PairPanel>;
+  using Tile = QueryTile<float, VnniPanel>;
   /// z~ and S~ of a group of query blocks, or dz and dS of one of key blocks.
   struct Mixtures {
     SummaryRows<float> rows;  // S~ in it, too, if it is mixed in float
@@ -254,9 +254,9 @@ struct Forward {
     return mixed;
   }
   /// S~ of a block.
-  PairPanel summary(const Mixtures& mixed, Index block, const SlotScratch<float>& scratch) const {
+  VnniPanel summary(const Mixtures& mixed, Index block, const SlotScratch<float>& scratch) const {
     if (mixes_in_float) return round_summary(mixed.rows.summary(block), scratch.pairs);
-    return mixed.summaries.data == nullptr ? PairPanel{}
+    return mixed.summaries.data == nullptr ? VnniPanel{}
                                            : mixed.summaries.of(block - mixed.rows.first);
   }
   static void begin_block(Index, Index, bool, const SlotScratch<float>&) {}
@@ -273,7 +273,7 @@ struct Forward {
                         at.mixed.key_sum(at.block), scratch);
     transposed(pair_features(own.rotated, scratch.pairs.feature_rows), scratch.pairs.columns);
     const TokenRows<const BFloat16> values = key_rows(unit, operands.v);
-    const PairPanel packed = pack_values(table, tile, values, scratch.values, scratch.pairs.values);
+    const VnniPanel packed = pack_values(table, tile, values, scratch.values, scratch.pairs.values);
     own.values = panel(scratch.own.values.data, 1, values.dim);
     std::fill_n(scratch.own.values.data, values.dim, 0.0f);
     with_rows(table, tile, values, scratch.values, [&](const auto& rows) {
@@ -308,12 +308,12 @@ struct Forward {
     Prefetch next = prefetch_tile(table, unit.queries, at.index + 1, {queries, results});
     const Span<float> inverses{at.scratch.inverses.data, denominators.size};
     const bool invertible = invert<float>(denominators, inverses);
-    if (!masks_own_block<L> && invertible && is_in_place<float>(results))
+    if (!is_causal_within_block<L> && invertible && is_in_place<float>(results))
       return multiply_into_rows(in_place(table, tile, results), rotated, at.summary, inverses,
                                 &next);
     const Panel<float> sums = whole_panel(scratch.tile.data, tile.tokens, e.value_dim);
     multiply(sums, rotated, at.summary, Into::overwrite, &next);
-    if constexpr (masks_own_block<L>)
+    if constexpr (is_causal_within_block<L>)
       read_out_own_tile(rotated, panel(at.scratch.rotated.data, tile.tokens, e.feature_dim), at.own,
                         scratch, sums);
     if (invertible && is_in_place<float>(results))

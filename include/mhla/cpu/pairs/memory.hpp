@@ -46,12 +46,12 @@ struct PairedSummaries {
   }
 
   /// The pair that a block is in, as a matrix.                                   // [rows, cols]
-  PairPanel with(Index block) const {
+  VnniPanel with(Index block) const {
     return {data + block / 2 * stride(), shape.rows, shape.cols, shape.cols};
   }
   /// Some elements of one half of all of them: the right factor of mixing.
   //                                                                 // [pairs of blocks, count]
-  PairPanel elements(Index first, Index count) const {
+  VnniPanel elements(Index first, Index count) const {
     return {data + first, pairs_of(blocks), count, stride()};
   }
   /// 0 after the last row: an odd row's partner, and the end of the last vector.
@@ -69,11 +69,11 @@ struct MixedSummaries {
 
   static Index stride(const SummaryShape& shape) { return whole_columns(shape.half()) + 16; }
   /// Of block `row` of the group.                                         // [pairs of rows, cols]
-  PairPanel of(Index row) const {
+  VnniPanel of(Index row) const {
     return {data + row * stride(shape), pairs_of(shape.rows), shape.cols, shape.cols};
   }
   /// Some elements of all of them.                                           // [blocks, count]
-  PairPanel elements(Index first, Index count) const {
+  VnniPanel elements(Index first, Index count) const {
     return {data + first, blocks, count, stride(shape)};
   }
 };

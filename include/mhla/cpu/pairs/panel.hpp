@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Panels of bfloat16 in pairs, the factors of Precision::fast, and all products of them.
 //
-// A right factor's terms are its rows: PairPanel. A left factor's are its columns (PairedRows), or
-// the rows of a PairPanel, transposed. Which terms are paired is the same in both factors of a
+// A right factor's terms are its rows: VnniPanel. A left factor's are its columns (PairedRows), or
+// the rows of a VnniPanel, transposed. Which terms are paired is the same in both factors of a
 // product:
 //   tokens and blocks   2 t and 2 t + 1
 //   features            c and c + half, half = pairs_of(features)
@@ -18,17 +18,17 @@ MHLA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// Pairs of rows, [pairs of terms, cols], which are read in whole vectors. Borrowed.
-struct PairPanel {
+struct VnniPanel {
   Pair* data = nullptr;
   Index pairs = 0;
   Index cols = 0;
   Index stride = 0;
 
   Pair* row(Index pair) const { return data + pair * stride; }
-  PairPanel range(Index begin, Index end) const { return {row(begin), end - begin, cols, stride}; }
+  VnniPanel range(Index begin, Index end) const { return {row(begin), end - begin, cols, stride}; }
 };
 /// A contiguous one for `terms` rows.
-inline PairPanel pair_panel(Pair* data, Index terms, Index cols) {
+inline VnniPanel pair_panel(Pair* data, Index terms, Index cols) {
   return {data, pairs_of(terms), cols, whole_columns(cols)};
 }
 
@@ -80,7 +80,7 @@ struct LeftFactor {
     static constexpr Pair one = 0x3f803f80;
     return {&one, 1, pairs_of(terms), 0, 0};
   }
-  static LeftFactor transposed(const PairPanel& a) {
+  static LeftFactor transposed(const VnniPanel& a) {
     return {a.data, a.cols, a.pairs, 1, a.stride};
   }
 };
@@ -95,7 +95,7 @@ MHLA_OUT_OF_LINE const PairFunctions<T>& pair_functions() {
 
 /// to = from [rows, cols], rounded, in pairs of rows.
 template <class Stored>
-void pair_rows(const PairPanel& to, Index rows, const Rows<const Stored>& from) {
+void pair_rows(const VnniPanel& to, Index rows, const Rows<const Stored>& from) {
   const PairFunctions<float>& kernels = pair_functions<float>();
   if constexpr (std::is_same_v<Stored, float>) {
     kernels.pair_rows(rows, to.cols, from, to.data, to.stride);
@@ -117,7 +117,7 @@ void pair_columns(const PairedRows& to, const Rows<const Stored>& from) {
 
 /// to = map(from), rounded, in pairs of rows; sum += its rows unless that is empty.
 template <class Map, class Stored>
-MHLA_OUT_OF_LINE void map_pair_rows(const Map& map, const PairPanel& to, Index rows,
+MHLA_OUT_OF_LINE void map_pair_rows(const Map& map, const VnniPanel& to, Index rows,
                                     const Rows<const Stored>& from, Span<float> sum) {
   with_pair_kernels<float>([&](auto kernels) {
     kernels.template map_pair_rows<Map, Stored>(map, rows, to.cols, from, to.data, to.stride,
@@ -139,7 +139,7 @@ MHLA_OUT_OF_LINE void map_pair_columns(const Map& map, float scale, const Paired
 }
 
 /// to = from^T: pairs of rows of the transpose.
-MHLA_OUT_OF_LINE inline void transpose(const PairPanel& to, const PairedRows& from) {
+MHLA_OUT_OF_LINE inline void transpose(const VnniPanel& to, const PairedRows& from) {
   pair_functions<float>().transpose(from.rows, pairs_of(from.cols), from.data, from.stride, to.data,
                                     to.stride);
 }
@@ -163,13 +163,13 @@ MHLA_OUT_OF_LINE void row_distances(const Rows<Stored>& from, Index rows, Span<c
 }
 
 /// to [cols, rows] = from [rows, cols]^T, both in pairs of their halves.
-MHLA_OUT_OF_LINE inline void turn(const PairPanel& to, const PairPanel& from) {
+MHLA_OUT_OF_LINE inline void turn(const VnniPanel& to, const VnniPanel& from) {
   pair_functions<float>().turn(from.pairs, to.cols, from.cols, from.data, from.stride, to.data,
                                to.stride);
 }
 
 /// The product of a and b, without what becomes of it.
-inline PairProduct product_of(const LeftFactor& a, const PairPanel& b) {
+inline PairProduct product_of(const LeftFactor& a, const VnniPanel& b) {
   return {.rows = a.rows,
           .cols = whole_columns(b.cols),
           .depth = b.pairs,
@@ -187,7 +187,7 @@ MHLA_OUT_OF_LINE inline void multiply(PairProduct product) {
 }
 
 /// sums (+)= a b
-inline void multiply(const Panel<float>& sums, const LeftFactor& a, const PairPanel& b, Into into,
+inline void multiply(const Panel<float>& sums, const LeftFactor& a, const VnniPanel& b, Into into,
                      Prefetch* prefetch = nullptr) {
   PairProduct product = product_of(a, b);
   product.sums = sums.data;
@@ -199,8 +199,8 @@ inline void multiply(const Panel<float>& sums, const LeftFactor& a, const PairPa
 
 /// Half `half` of pairs = a b, rounded, plus `add` if that has rows. The upper half is written
 /// after the lower.
-inline void multiply_into_half(const PairPanel& pairs, int half, const LeftFactor& a,
-                               const PairPanel& b, const Panel<float>& add, Prefetch* prefetch) {
+inline void multiply_into_half(const VnniPanel& pairs, int half, const LeftFactor& a,
+                               const VnniPanel& b, const Panel<float>& add, Prefetch* prefetch) {
   PairProduct product = product_of(a, b);
   product.into = half == 0 ? PairSums::lower_halves : PairSums::upper_halves;
   product.pairs = pairs.data;
@@ -214,7 +214,7 @@ inline void multiply_into_half(const PairPanel& pairs, int half, const LeftFacto
 
 /// pairs = a b, and a times the columns `next` further on, each row times its scale if there are
 /// any, rounded, in the lower and upper halves.
-inline void multiply_into_pairs(const PairPanel& pairs, const LeftFactor& a, const PairPanel& b,
+inline void multiply_into_pairs(const VnniPanel& pairs, const LeftFactor& a, const VnniPanel& b,
                                 const float* scales, Index next, Prefetch* prefetch) {
   PairProduct product = product_of(a, b);
   product.into = PairSums::pairs;
@@ -227,7 +227,7 @@ inline void multiply_into_pairs(const PairPanel& pairs, const LeftFactor& a, con
 }
 
 /// pairs = lower and upper, rounded. Columns are whole vectors.
-MHLA_OUT_OF_LINE inline void pair_sums(const PairPanel& pairs, const Panel<float>& lower,
+MHLA_OUT_OF_LINE inline void pair_sums(const VnniPanel& pairs, const Panel<float>& lower,
                                        const Panel<float>& upper) {
   pair_functions<float>().pair_sums(lower.rows, lower.cols, lower.data, upper.data, lower.stride,
                                     pairs.data, pairs.stride);
@@ -235,13 +235,13 @@ MHLA_OUT_OF_LINE inline void pair_sums(const PairPanel& pairs, const Panel<float
 
 /// The inverse, without its rounding.
 MHLA_OUT_OF_LINE inline void unpair(const Panel<float>& lower, const Panel<float>& upper,
-                                    const PairPanel& pairs) {
+                                    const VnniPanel& pairs) {
   for (Index r = 0; r < lower.rows; ++r)
     pair_functions<float>().unpair(lower.cols, pairs.row(r), lower.row(r), upper.row(r));
 }
 
 /// Rows of a tensor = a b, each times its scale unless `scales` is empty, rounded.
-inline void multiply_into_rows(const Rows<BFloat16>& rows, const LeftFactor& a, const PairPanel& b,
+inline void multiply_into_rows(const Rows<BFloat16>& rows, const LeftFactor& a, const VnniPanel& b,
                                Span<const float> scales, Prefetch* prefetch) {
   PairProduct product = product_of(a, b);
   product.into = PairSums::stored;
@@ -253,7 +253,7 @@ inline void multiply_into_rows(const Rows<BFloat16>& rows, const LeftFactor& a, 
 }
 
 /// Half `half` of pairs = sums, rounded.
-MHLA_OUT_OF_LINE inline void round_into_half(const PairPanel& pairs, int half,
+MHLA_OUT_OF_LINE inline void round_into_half(const VnniPanel& pairs, int half,
                                              const Panel<float>& sums) {
   PairProduct product{.rows = sums.rows,
                       .cols = sums.cols,
@@ -281,7 +281,7 @@ MHLA_OUT_OF_LINE inline void store_sums(const Rows<BFloat16>& rows, Index cols,
 }
 
 /// Whether no element is infinite or NaN.
-MHLA_OUT_OF_LINE inline bool all_finite(const PairPanel& pairs) {
+MHLA_OUT_OF_LINE inline bool all_finite(const VnniPanel& pairs) {
   return pair_functions<float>().all_finite(pairs.pairs, whole_columns(pairs.cols), pairs.data,
                                             pairs.stride);
 }
@@ -317,7 +317,7 @@ inline void clear_rest(const PairedRows& scores, Triangle triangle) {
 
 /// Scores of a tile's tokens, [rows of a, cols of b] in pairs of columns; an odd last column's
 /// partner is 0.
-inline PairedRows multiply_scores(Span<Pair> memory, const LeftFactor& a, const PairPanel& b) {
+inline PairedRows multiply_scores(Span<Pair> memory, const LeftFactor& a, const VnniPanel& b) {
   const PairedRows scores = paired_rows(memory.data, a.rows, b.cols);
   if (b.cols % 2 != 0)
     for (Index r = 0; r < a.rows; ++r) scores.row(r)[scores.stride - 1] = 0;
@@ -331,7 +331,7 @@ inline PairedRows multiply_scores(Span<Pair> memory, const LeftFactor& a, const 
 /// one product, of an a with 0 there: a copy is as deep as the strip, or a multiple of what an
 /// instruction takes at once.
 MHLA_OUT_OF_LINE inline void multiply_triangle(const Panel<float>& sums, const LeftFactor& a,
-                                               const PairPanel& b, Triangle triangle, Into into) {
+                                               const VnniPanel& b, Triangle triangle, Into into) {
   constexpr Index cols = tile_side;
   constexpr Index piece = 4 * tile_side;  // pairs
   Pair copy[2 * piece * cols];
@@ -349,14 +349,14 @@ MHLA_OUT_OF_LINE inline void multiply_triangle(const Panel<float>& sums, const L
           for (Index c = 0; c < cols; ++c) copy[k * cols + c] = b.row(done + k)[col + c] & seen;
         }
         multiply(Panel<float>{sums.row(r) + col, 1, cols, cols}, a.range(r, 1, done, done + count),
-                 PairPanel{copy, count, cols, cols}, done == 0 ? into : Into::add);
+                 VnniPanel{copy, count, cols, cols}, done == 0 ? into : Into::add);
         done += count;
       } while (done < b.pairs);
     }
 }
 
 /// sums += scores b for a triangle of a tile's tokens.
-inline void add_triangle(const Panel<float>& sums, const PairedRows& scores, const PairPanel& b,
+inline void add_triangle(const Panel<float>& sums, const PairedRows& scores, const VnniPanel& b,
                          Triangle triangle) {
   clear_rest(scores, triangle);
   const bool finite = all_finite(b);

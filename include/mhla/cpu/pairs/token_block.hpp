@@ -23,10 +23,10 @@ void with_rows(const BlockTable& table, const TokenTile& tile,
 }
 
 /// v of a tile, in pairs of tokens.
-inline PairPanel pack_values(const BlockTable& table, const TokenTile& tile,
+inline VnniPanel pack_values(const BlockTable& table, const TokenTile& tile,
                              const TokenRows<const BFloat16>& values, Span<float> buffer,
                              Span<Pair> memory) {
-  const PairPanel panel = pair_panel(memory.data, tile.tokens, values.dim);
+  const VnniPanel panel = pair_panel(memory.data, tile.tokens, values.dim);
   with_rows(table, tile, values, buffer, [&]<class Stored>(const Rows<Stored>& rows) {
     pair_rows<std::remove_const_t<Stored>>(panel, tile.tokens, rows);
   });
@@ -44,8 +44,8 @@ inline PairedRows pack_value_rows(const BlockTable& table, const TokenTile& tile
 }
 
 /// A panel of floats, in pairs of tokens.
-inline PairPanel pair_tokens(const Panel<const float>& from, Span<Pair> memory) {
-  const PairPanel panel = pair_panel(memory.data, from.rows, from.cols);
+inline VnniPanel pair_tokens(const Panel<const float>& from, Span<Pair> memory) {
+  const VnniPanel panel = pair_panel(memory.data, from.rows, from.cols);
   pair_rows<float>(panel, from.rows, from.placed());
   return panel;
 }
@@ -56,8 +56,8 @@ inline PairedRows pair_features(const Panel<const float>& from, Span<Pair> memor
   return rows;
 }
 /// The transpose of rows in pairs of features: the same pairs, as rows.
-inline PairPanel transposed(const PairedRows& from, Span<Pair> memory) {
-  const PairPanel panel = pair_panel(memory.data, from.cols, from.rows);
+inline VnniPanel transposed(const PairedRows& from, Span<Pair> memory) {
+  const VnniPanel panel = pair_panel(memory.data, from.cols, from.rows);
   transpose(panel, from);
   return panel;
 }
@@ -72,13 +72,13 @@ bool maps_into_pairs(const Operands<L, BFloat16>& operands, const TokenRows<cons
 
 /// phi(k) of a tile, rotated, in pairs of tokens; adds phi(k) to the block's key sum.
 template <class L>
-PairPanel pack_keys(const Operands<L, BFloat16>& operands, const TokenTile& tile,
-                    const TokenRows<const BFloat16>& keys, const LongSum<float>& key_sum, Into into,
-                    const SlotScratch<float>& scratch) {
+VnniPanel pack_keys(const Operands<L, BFloat16>& operands, const TokenTile& tile,
+                    const TokenRows<const BFloat16>& keys, const CompensatedSum<float>& key_sum,
+                    Into into, const SlotScratch<float>& scratch) {
   const BlockTable& table = operands.plan.tables.keys;
   if constexpr (ElementwiseFeatureMap<typename L::FeatureMapType>)
     if (maps_into_pairs(operands, keys)) {
-      const PairPanel panel = pair_panel(scratch.pairs.features.data, tile.tokens, keys.dim);
+      const VnniPanel panel = pair_panel(scratch.pairs.features.data, tile.tokens, keys.dim);
       if (into == Into::overwrite) key_sum.set_zero();
       map_pair_rows(operands.variant.feature_map, panel, tile.tokens, in_place(table, tile, keys),
                     key_sum.sum);
@@ -112,11 +112,11 @@ struct PackedQueries {
 };
 template <class L>
 PackedQueries pack_queries(const Operands<L, BFloat16>& operands, const Unit<float>& unit,
-                           const QueryTile<float, PairPanel>& at, Index g) {
+                           const QueryTile<float, VnniPanel>& at, Index g) {
   const Plan<L, float>& plan = operands.plan;
   const TokenTile& tile = plan.tables.queries.tiles[at.index];
   const TokenRows<const BFloat16> queries = query_rows(plan, unit, g, operands.q);
-  if constexpr (ElementwiseFeatureMap<typename L::FeatureMapType> && !masks_own_block<L> &&
+  if constexpr (ElementwiseFeatureMap<typename L::FeatureMapType> && !is_causal_within_block<L> &&
                 !mixes_products<L>)
     if (maps_into_pairs(operands, queries)) {
       const PairedRows rows =

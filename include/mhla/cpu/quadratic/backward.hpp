@@ -32,7 +32,7 @@ class BackwardUnit {
     loop.parallel_for(of_.key_tiles.size, [&](Index tile, Index slot) {
       pack_keys(of_.key_tiles[tile], plan().scratch[slot]);
     });
-    if (sees_past_only<L> || extents().group_size * of_.query_tiles.size == 0) {
+    if (is_causal<L> || extents().group_size * of_.query_tiles.size == 0) {
       const auto clear_sums = [](Span<A> sums) { std::fill_n(sums.data, sums.size, A(0)); };
       clear_sums(memory().grad_keys);
       clear_sums(memory().grad_unrotated);
@@ -113,7 +113,7 @@ class BackwardUnit {
     const Index features = extents().feature_dim;
     const Index count = normalizes<L> ? tile.tokens : 0;
     const Panel<A> rotated = panel(m.queries.data, tile.tokens, features);
-    const bool overwrites = !sees_past_only<L> && g == 0 && tile.offset == 0;
+    const bool overwrites = !is_causal<L> && g == 0 && tile.offset == 0;
     const Index matrix = extents().matrices == 1 ? 0 : g;
     return {weights,
             {tile.offset, tile.offset + tile.tokens},

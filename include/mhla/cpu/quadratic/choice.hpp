@@ -17,7 +17,7 @@ namespace cpu {
 
 /// Whether a variant has the quadratic path.
 template <class V>
-inline constexpr bool has_quadratic_path = !factors_mixing<V> && !mixes_products<V>;
+inline constexpr bool has_quadratic_path = !is_structured<V> && !mixes_products<V>;
 
 /// Estimated cost of a kv head of the longest sequence in a forward or a backward pass, in
 /// multiply-adds; other work is counted as the multiply-adds that would take as long.
@@ -43,7 +43,7 @@ MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, boo
   const double columns = of(problem.key_blocks);
   const double features = of(problem.feature_dim);
   const double values = of(shape.value_dim);
-  const double seen = sees_past_only<V> ? 0.5 : 1;
+  const double seen = is_causal<V> ? 0.5 : 1;
   const double matrices = shape.mix_heads == 1 ? (std::min)(1.0, group) : group;
 
   const double summary = features * values;
@@ -56,12 +56,12 @@ MHLA_ONCE_A_CALL PathCosts path_costs(const Problem& problem, bool backward, boo
     mixing *= 3;
     quadratic = 3 * quadratic - values;  // of five products two are with values
   }
-  if (masks_own_block<V>) {
+  if (is_causal_within_block<V>) {
     const double own = (std::min)(causal_tile, keys / columns) / 2;
     linear += group * queries * own * pair * (backward ? 3 : 1) + keys * summary;
   }
   linear = (linear + mixing) / (rounded ? in_pairs : 1) + tile * (columns + group * rows);
-  const double last = sees_past_only<V> ? causal_tile / keys / 2 : 0;  // of the keys, in triangles
+  const double last = is_causal<V> ? causal_tile / keys / 2 : 0;  // of the keys, in triangles
   quadratic *= group * queries * keys * (std::min)(1.0, seen + last);
   return {linear, quadratic + group * rows * keys * weight + tile};
 }

@@ -157,14 +157,14 @@ MHLA_DEVICE void transpose_words(const Block& block, std::uint32_t (&word)[4]) {
 }
 
 /// A factor's orientation in its tile.
-enum class Stored { straight, transposed };
+enum class Stored { not_transposed, transposed };
 
 /// Addresses of a lane's rows in matrix loads of a factor: of parts of the outer extent, two
 /// matrices or one wide, from inner index 0 on. Places outside of the tile, whose products are not
 /// used, become the last inside; where there are none nothing is compared.
 template <Stored stored, bool is_exact, class TileType>
 MHLA_DEVICE Shared factor_row(const TileType& tile, int outer, int outer_lane, int inner_lane) {
-  if constexpr (stored == Stored::straight) {
+  if constexpr (stored == Stored::not_transposed) {
     const int row = outer * 8 + outer_lane;
     return is_exact ? tile.begin + tile.chunk_offset(row, inner_lane) : tile.chunk(row, inner_lane);
   } else {
@@ -176,8 +176,8 @@ MHLA_DEVICE Shared factor_row(const TileType& tile, int outer, int outer_lane, i
 /// From there to inner index k.
 template <Stored stored, class TileType>
 MHLA_DEVICE constexpr Shared inner_offset(int k) {
-  return stored == Stored::straight ? TileType::chunk_offset(0, k / 8)
-                                    : TileType::chunk_offset(k, 0);
+  return stored == Stored::not_transposed ? TileType::chunk_offset(0, k / 8)
+                                          : TileType::chunk_offset(k, 0);
 }
 
 /// Sums of the rows of a product's first factor, of which each warp has those of its parts.
@@ -220,13 +220,13 @@ template <class T, int K, Stored a_stored, Stored b_stored, int M, int N, int Wa
 MHLA_DEVICE void multiply_add(const Block& block, Accumulators<M, N, WarpsM, WarpsN>& sum,
                               const TileA& a, const TileB& b, Use& use = NoUse()) {
   using Sum = Accumulators<M, N, WarpsM, WarpsN>;
-  constexpr bool a_straight = a_stored == Stored::straight;
-  constexpr bool b_straight = b_stored == Stored::straight;
+  constexpr bool a_as_stored = a_stored == Stored::not_transposed;
+  constexpr bool b_as_stored = b_stored == Stored::not_transposed;
   static_assert(K % (std::is_same_v<Use, const NoUse> ? 8 : 16) == 0);
-  static_assert(a_straight ? TileA::rows >= M && TileA::cols >= K
-                           : TileA::rows >= K && TileA::cols >= M);
-  static_assert(b_straight ? TileB::rows >= K && TileB::cols >= N
-                           : TileB::rows >= N && TileB::cols >= K);
+  static_assert(a_as_stored ? TileA::rows >= M && TileA::cols >= K
+                            : TileA::rows >= K && TileA::cols >= M);
+  static_assert(b_as_stored ? TileB::rows >= K && TileB::cols >= N
+                            : TileB::rows >= N && TileB::cols >= K);
   constexpr bool a_exact = M % 16 == 0 && Sum::all_row_parts % WarpsM == 0;
   constexpr bool b_exact = Sum::col_parts % 2 == 0 && Sum::all_col_parts % WarpsN == 0;
   const int lane = block.lane();
@@ -238,8 +238,8 @@ MHLA_DEVICE void multiply_add(const Block& block, Accumulators<M, N, WarpsM, War
   MHLA_DEVICE_UNROLL
   for (int i = 0; i < Sum::row_parts; ++i) {
     const int part = Sum::row_part(block, i) * 2;
-    of_a[i] = a_straight
-                  ? factor_row<Stored::straight, a_exact>(a, part, second * 8 + in_eight, 0)
+    of_a[i] = a_as_stored
+                  ? factor_row<Stored::not_transposed, a_exact>(a, part, second * 8 + in_eight, 0)
                   : factor_row<Stored::transposed, a_exact>(a, part, second, upper * 8 + in_eight);
   }
   constexpr int pairs = (Sum::col_parts + 1) / 2;  // of parts, one load each
@@ -247,9 +247,9 @@ MHLA_DEVICE void multiply_add(const Block& block, Accumulators<M, N, WarpsM, War
   MHLA_DEVICE_UNROLL
   for (int j = 0; j < pairs; ++j) {
     const int part = Sum::col_part(block, 2 * j);
-    of_b[j] = b_straight
+    of_b[j] = b_as_stored
                   ? factor_row<Stored::transposed, b_exact>(b, part, upper, second * 8 + in_eight)
-                  : factor_row<Stored::straight, b_exact>(b, part, upper * 8 + in_eight, 0);
+                  : factor_row<Stored::not_transposed, b_exact>(b, part, upper * 8 + in_eight, 0);
   }
 
   MHLA_DEVICE_UNROLL
@@ -259,8 +259,8 @@ MHLA_DEVICE void multiply_add(const Block& block, Accumulators<M, N, WarpsM, War
     MHLA_DEVICE_UNROLL
     for (int i = 0; i < Sum::row_parts; ++i) {
       if (!Sum::has_row_part(block, i)) continue;
-      if constexpr (a_straight) {
-        machine::load_matrices(rows[i], of_a[i] + inner_offset<Stored::straight, TileA>(k) +
+      if constexpr (a_as_stored) {
+        machine::load_matrices(rows[i], of_a[i] + inner_offset<Stored::not_transposed, TileA>(k) +
                                             (is_half ? Shared{0} : TileA::chunk_offset(0, upper)));
       } else {
         machine::load_matrices_transposed(
@@ -273,12 +273,13 @@ MHLA_DEVICE void multiply_add(const Block& block, Accumulators<M, N, WarpsM, War
     for (int j = 0; j < Sum::col_parts; j += 2) {
       if (!Sum::has_col_part(block, j)) continue;
       std::uint32_t columns[4];
-      if constexpr (b_straight) {
+      if constexpr (b_as_stored) {
         machine::load_matrices_transposed(
             columns, of_b[j / 2] + inner_offset<Stored::transposed, TileB>(k) -
                          (is_half ? TileB::chunk_offset(second * 8, 0) : Shared{0}));
       } else {
-        machine::load_matrices(columns, of_b[j / 2] + inner_offset<Stored::straight, TileB>(k) +
+        machine::load_matrices(columns, of_b[j / 2] +
+                                            inner_offset<Stored::not_transposed, TileB>(k) +
                                             (is_half ? Shared{0} : TileB::chunk_offset(0, second)));
       }
       MHLA_DEVICE_UNROLL

@@ -136,10 +136,11 @@ class KeySumsOfTiles {
                                 const ValueTile& values) {
     using T = typename Traits::T;
     if constexpr (of_product) {
-      fused::multiply_add<T, Rows, Stored::transposed, Stored::straight>(block, sum, keys, values,
-                                                                         sums);
+      fused::multiply_add<T, Rows, Stored::transposed, Stored::not_transposed>(block, sum, keys,
+                                                                               values, sums);
     } else {
-      fused::multiply_add<T, Rows, Stored::transposed, Stored::straight>(block, sum, keys, values);
+      fused::multiply_add<T, Rows, Stored::transposed, Stored::not_transposed>(block, sum, keys,
+                                                                               values);
     }
   }
   /// Calls store(col, sum) for every column, and begins again. Synchronizes the thread block where

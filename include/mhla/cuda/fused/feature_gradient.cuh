@@ -220,7 +220,7 @@ struct FeatureGradient {
       machine::wait_for_copies<0>();
       block.sync();  // this slice has landed, and the previous one has been read
       begin_copy(step + 1);
-      multiply_add<T, slice, Stored::straight, Stored::transposed>(
+      multiply_add<T, slice, Stored::not_transposed, Stored::transposed>(
           block, gradient, value_slice_of(step / Parts), memory().summary[step % 2]);
     }
     machine::wait_for_copies<0>();
@@ -313,7 +313,7 @@ struct FeatureGradient {
       machine::commit_copies();
       machine::wait_for_copies<0>();
       block.sync();
-      multiply_add<T, slice, Stored::straight, Stored::transposed>(
+      multiply_add<T, slice, Stored::not_transposed, Stored::transposed>(
           block, products, value_slice_of(s), memory().own_values);
     }
     make_features<threads>(block, own.y, y, features);
@@ -359,8 +359,8 @@ struct FeatureGradient {
       products.set_zero();
       make_own_products(block, y, products);
       Scores<rows> scores;
-      multiply_add<T, key_dim, Stored::straight, Stored::transposed>(block, scores, memory().x,
-                                                                     memory().own_features);
+      multiply_add<T, key_dim, Stored::not_transposed, Stored::transposed>(
+          block, scores, memory().x, memory().own_features);
       keep_counted(block, scores, range, y);
       add_row_sums<rows>(block, scores, own_number(0, 0));
       scores.multiply(products);

@@ -82,7 +82,7 @@ struct SummaryPlan : TablePlan<V, float, true> {
   // Backward pass only. Of every query: 1 / den, c / r, its part of dm_ii.
   Span<float> weights = take_back(query_rows, 1, normalizes<V>);
   Span<float> sum_weights = take_back(query_rows, 1, normalizes<V>);
-  Span<float> own_products = take_back(query_rows, 1, masks_own_block<V>);
+  Span<float> own_products = take_back(query_rows, 1, is_causal_within_block<V>);
   Summaries<T> grad_mixed_summaries =
       take_summaries(backward ? extents.mixed_summaries() : 0, gradient_scale());
   Span<float> grad_mixed_key_sums =
@@ -93,7 +93,7 @@ struct SummaryPlan : TablePlan<V, float, true> {
   Span<float> partial_sums = take(backward ? partial_sums_of(this->variant, extents) : 0, 1);
   Span<float> grad_mixing = take_back(grad_parts, extents.mixing_size());
   // The diagonal's, if it is separate.
-  Span<float> grad_own_mixing = take_back(grad_parts, extents.mix_rows, masks_own_block<V>);
+  Span<float> grad_own_mixing = take_back(grad_parts, extents.mix_rows, is_causal_within_block<V>);
 
   /// [parts, count, feature_dim, value_dim]
   Summaries<T> take_summaries(Index count, float scale_of) {

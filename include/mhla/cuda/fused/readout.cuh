@@ -141,8 +141,8 @@ struct TileReadOut {
           look_for_infinities<threads>(block, values, exponent_bits<T>, at.flags);
           block.sync();
           Scores<rows> scores;
-          multiply_add<T, key_dim, Stored::straight, Stored::transposed>(block, scores, features,
-                                                                         others);
+          multiply_add<T, key_dim, Stored::not_transposed, Stored::transposed>(block, scores,
+                                                                               features, others);
           const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, ys, j); };
           write_scores<T>(block, scores, scores_tile, [&](int t, int j, float score) {
             if (!pair_counts(t, j)) return 0.0f;
@@ -301,8 +301,8 @@ struct ReadOutBlocks {
     typename Tiles::Sum sum;
     MHLA_DEVICE_UNROLL
     for (int part = 0; part < Parts; ++part)
-      multiply_add<T, key_dim, Stored::straight, Stored::straight>(block, sum, of_tile,
-                                                                   summary_tile(part));
+      multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(block, sum, of_tile,
+                                                                               summary_tile(part));
     tiles.finish(block, sum, summaries.scale, of_tile, tile, sharing, o, update, column_of(block));
   }
 };

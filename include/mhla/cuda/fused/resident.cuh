@@ -299,7 +299,7 @@ struct AttendResident {
         [&](int n) { readout().make_query_features(block, tile.range, features(n % num_slots)); },
         [&](int n) {
           typename Tiles::Sum sum;
-          multiply_add<T, key_dim, Stored::straight, Stored::straight>(
+          multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(
               block, sum, features(n % num_slots), summary(i));
           readout().finish(block, sum, scale, features(n % num_slots), tile.range, sharing, o,
                            Update::overwrite, part.column);

@@ -88,7 +88,8 @@ MHLA_DEVICE void add_pairs(const Block& block, Accumulators<Rows, N, WarpsM, War
                            const Tile<Rows, Rows>& scores, const Tile<Rows, N>& values, bool spoilt,
                            const Counts& counts) {
   if (!spoilt) {
-    multiply_add<T, Rows, Stored::straight, Stored::straight>(block, sum, scores, values);
+    multiply_add<T, Rows, Stored::not_transposed, Stored::not_transposed>(block, sum, scores,
+                                                                          values);
     return;
   }
   using Sum = Accumulators<Rows, N, WarpsM, WarpsN>;

@@ -101,7 +101,7 @@ struct CublasPass {
   const Extents<V>& e = plan.extents;
 
   /// Whether own blocks add to the gradients of features: to those that are otherwise finished.
-  static constexpr bool adds_own_key_sums = masks_own_block<V> && mixes_key_sums<V>;
+  static constexpr bool adds_own_key_sums = is_causal_within_block<V> && mixes_key_sums<V>;
 
   void forward(const TensorView<T, 4>& y) const {
     pack_keys();
@@ -125,7 +125,7 @@ struct CublasPass {
     if (gradients.query.wanted)
       unpack_gradient(queries_gradient(), of.scale(), of.q, gradients.query.view, update);
     const bool keys_wanted = gradients.key.wanted || gradients.value.wanted;
-    if constexpr (factors_mixing<V>) {
+    if constexpr (is_structured<V>) {
       if (gradients.mix.wanted) add_own_mixing_gradient(of);
       if (gradients.mix.wanted || keys_wanted) factored_mixing().mix_gradient(gradients.mix.wanted);
     } else {
@@ -179,7 +179,7 @@ struct CublasPass {
   RowBuffers<A> row_buffers() const { return {plan.row_input, plan.grad_row}; }
   OwnWeights<A> own_weights() const {
     const bool shared = e.mix_heads == 1;
-    if constexpr (factors_mixing<V>) {
+    if constexpr (is_structured<V>) {
       return {e.queries, RowFinder(e.queries), plan.own_mixing.data, shared ? 0 : e.mix_rows,
               1,         Divisor(e.units())};
     } else {
@@ -235,13 +235,13 @@ struct CublasPass {
 
   /// S~_i = sum_b m_ib S_b and z~_i of every query block (eq. 4); causal: over b <= i - lag only.
   void mix_blocks(const BlockSums<A>& from) const {
-    if constexpr (factors_mixing<V>) {
+    if constexpr (is_structured<V>) {
       factored_mixing().mix();
       return;
     }
     for_each_mixing([&](const Mixing<V>& m) {
       const auto mix_rows = [&](const BlockRows<A>& rows, const BlockRows<A>& to) {
-        if (sees_past_only<V>) {
+        if (is_causal<V>) {
           multiply_lower(device, m.query_blocks(to), m.matrix_of(plan.mixing), m.key_blocks(rows),
                          m.triangle());
         } else {
@@ -276,7 +276,7 @@ struct CublasPass {
                                         {Divisor(e.readers()), nullptr, plan.mixed_key_sums.data},
                                         of.epsilon(),
                                         plan.denominators.data});
-      if constexpr (masks_own_block<V>) {
+      if constexpr (is_causal_within_block<V>) {
         sum_own_keys();
         launch(device, rows,
                AddOwnDenominators<A>{own_weights(), plan.queries.data, plan.running_key_sums.data,
@@ -304,7 +304,7 @@ struct CublasPass {
   void read_out_blocks(const TensorView<T, 4>& y) const {
     multiply(device, queries(plan.outputs, e.value_dim),
              queries(plan.rotated_queries, e.feature_dim), mixed_summaries(plan.mixed_summaries));
-    if constexpr (masks_own_block<V>) own_blocks().read_out(plan.outputs.data);
+    if constexpr (is_causal_within_block<V>) own_blocks().read_out(plan.outputs.data);
     scatter<T, A>(device, e.queries, plan.outputs.data, y, Update::overwrite,
                   normalizes<V> ? plan.denominators.data : nullptr);
   }
@@ -322,7 +322,7 @@ struct CublasPass {
                              queries(plan.rotated_queries, e.feature_dim), u);
     multiply_right_transposed(device, queries(plan.grad_queries, e.feature_dim), u,
                               mixed_summaries(plan.mixed_summaries));
-    if constexpr (masks_own_block<V>) own_blocks_gradient();
+    if constexpr (is_causal_within_block<V>) own_blocks_gradient();
     if constexpr (normalizes<V>)
       launch(device, e.queries.count(),
              DenominatorGradient<A>{RowFinder(e.queries), plan.rotated_queries.data,
@@ -420,7 +420,7 @@ struct CublasPass {
     for_each_mixing([&](const Mixing<V>& m) {
       const auto mix_rows = [&](const BlockRows<A>& rows, const BlockRows<A>& grad) {
         const Into into = m.matrix == 0 ? Into::overwrite : Into::add;
-        if (sees_past_only<V>) {
+        if (is_causal<V>) {
           multiply_lower_transposed(device, m.key_blocks(grad), m.matrix_of(plan.mixing),
                                     m.query_blocks(rows), m.triangle(), into);
         } else {
@@ -437,7 +437,7 @@ struct CublasPass {
   void summarize_blocks_gradient(const GradientViews<T>& gradients, Update update) const {
     const Panels<A> grad_summaries = key_summaries(plan.grad_summaries);
     // The own blocks' contributions are already there.
-    const Into into = masks_own_block<V> ? Into::add : Into::overwrite;
+    const Into into = is_causal_within_block<V> ? Into::add : Into::overwrite;
     if (gradients.value.wanted) {
       multiply(device, keys(plan.grad_values, e.value_dim), keys(plan.rotated_keys, e.feature_dim),
                grad_summaries, into);

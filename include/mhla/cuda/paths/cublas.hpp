@@ -37,7 +37,7 @@ struct CublasCost {
   double of_mixing = 2 * size.units * size.matrices * size.block_pairs() * size.summary;
   /// Of a causal block's scores, or another product over pairs of its tokens and `dim`.
   double of_own_blocks(double dim) const {
-    return masks_own_block<V> ? 2 * query_rows * size.query_block_tokens * dim : 0;
+    return is_causal_within_block<V> ? 2 * query_rows * size.query_block_tokens * dim : 0;
   }
 
   /// phi of tokens, rotated, to panels; or gradients in panels, back.
@@ -88,14 +88,14 @@ struct CublasCost {
   /// One call for every sequence and matrix; if causal, a corner and a call for every 16 rows, each
   /// of which reads what the rows before it read.
   KernelCost mixing(const char* name, double flops) const {
-    if constexpr (factors_mixing<V>) return products(name, flops);
+    if constexpr (is_structured<V>) return products(name, flops);
     const double from = size.key_summaries * size.matrices;
-    const double groups = sees_past_only<V> ? tiles_of(size.mix_rows, 16) : 1;
+    const double groups = is_causal<V> ? tiles_of(size.mix_rows, 16) : 1;
     KernelCost cost{name};
     cost.summary_bytes = accumulator * (from + size.mixed_summaries) * size.summary;
     cost.cached_bytes = accumulator * from * size.summary * (groups - 1) / 2;
     cost.flops = flops;
-    cost.launches = size.sequences() * size.mix_heads * (sees_past_only<V> ? 1 + groups : 1);
+    cost.launches = size.sequences() * size.mix_heads * (is_causal<V> ? 1 + groups : 1);
     return cost;
   }
   /// Scores of a causal block, `arrays` of them, in slabs; `passes` of operands over `flops`.
@@ -118,11 +118,12 @@ struct CublasCost {
     if (normalizes<V>) path.add(sums("key sums", key_rows, 1));
     path.add(mixing("mixing", of_mixing));
     path.add(pack("phi(q)", size.queries, query_rows, 1));
-    if (normalizes<V>) path.add(sums("denominators", query_rows, masks_own_block<V> ? 3 : 1));
+    if (normalizes<V>)
+      path.add(sums("denominators", query_rows, is_causal_within_block<V> ? 3 : 1));
   }
   void add_readout(PathCost& path) const {
     path.add(product("readout", query_rows, size.mixed_summaries, of_queries));
-    if (masks_own_block<V>)
+    if (is_causal_within_block<V>)
       path.add(own_blocks("own blocks", 1, 2, of_own_blocks(size.feature_dim + size.value_dim)));
     path.add(gather("y", size.queries, query_rows));
   }
@@ -132,19 +133,20 @@ struct CublasCost {
     path.add(gather("dy", size.queries, query_rows));
     path.add(product("dS~", query_rows, size.mixed_summaries, of_queries));
     path.add(product("dQ", query_rows, size.mixed_summaries, of_queries));
-    if (masks_own_block<V>) path.add(own_blocks("own blocks", 2, 6, of_own_blocks(3 * d + 2 * e)));
+    if (is_causal_within_block<V>)
+      path.add(own_blocks("own blocks", 2, 6, of_own_blocks(3 * d + 2 * e)));
     if (normalizes<V>)
-      path.add(sums("gradients of denominators", query_rows, masks_own_block<V> ? 6 : 4));
+      path.add(sums("gradients of denominators", query_rows, is_causal_within_block<V> ? 6 : 4));
     path.add(pack("dq", size.queries, query_rows, 2));
     KernelCost dm = mixing("dm", of_mixing);
     dm.cached_bytes = 0;  // a full product, not a triangle
-    if (!factors_mixing<V>) dm.launches = size.sequences() * size.mix_heads;
+    if (!is_structured<V>) dm.launches = size.sequences() * size.mix_heads;
     path.add(dm);
     path.add(mixing("dS", of_mixing));
     path.add(product("dV", key_rows, size.key_summaries, of_keys));
     path.add(gather("dv", size.keys, key_rows));
     path.add(product("dK", key_rows, size.key_summaries, of_keys));
-    if (normalizes<V>) path.add(sums("dz", key_rows, masks_own_block<V> ? 2 : 1));
+    if (normalizes<V>) path.add(sums("dz", key_rows, is_causal_within_block<V> ? 2 : 1));
     path.add(pack("dk", size.keys, key_rows, 2));
   }
 };

@@ -67,7 +67,7 @@ struct Operands {
   }
   /// A causal query's own keys, whose weights are scaled by a power of two; empty in other calls.
   auto own_keys(float weight_scale) const {
-    if constexpr (masks_own_block<V>) {
+    if constexpr (is_causal_within_block<V>) {
       return fused::OwnTokens<T, Map, rotates<V>>{key_features(), values(), mixing(), weight_scale};
     } else {
       return fused::NoOwnTokens{};
@@ -75,7 +75,7 @@ struct Operands {
   }
   void fill_tables() const {
     PackMixing<A> dense{mix, e.mix_rows, e.mix_columns, {}};
-    if constexpr (factors_mixing<V>) {
+    if constexpr (is_structured<V>) {
       FactoredMixing<V, A>{device, variant, plan}.fill_coefficients(mix);
     } else {
       dense.packed = {plan.mixing.data, e.mixings() * e.mixing_size()};
@@ -197,11 +197,11 @@ struct AddOwnMixingGradient {
 template <class V, class T, class PlanType>
 void add_own_mixing_gradient(const Operands<V, T, PlanType>& part) {
   const Extents<V>& e = part.e;
-  if constexpr (masks_own_block<V>)
+  if constexpr (is_causal_within_block<V>)
     launch(part.device, e.units() * e.matrices * e.mix_rows,
            AddOwnMixingGradient<Accumulator<T>, typename V::MixingType>{
                e.queries, part.plan.own_products.data, e.matrices, e.mix_rows,
-               factors_mixing<V> ? part.plan.grad_mixing.data : part.plan.grad_own_mixing.data,
+               is_structured<V> ? part.plan.grad_mixing.data : part.plan.grad_own_mixing.data,
                part.variant.mixing, e.mixing_size()});
 }
 
@@ -300,12 +300,12 @@ void run_backward_in_parts(const BackwardCall<V, T>& call, const PlanType& large
     set_zero(call.device, largest.grad_own_mixing);
   };
   const auto write = [&](const PlanType& plan, const auto& mix, const auto& to) {
-    if constexpr (factors_mixing<V>) {
+    if constexpr (is_structured<V>) {
       if (to.wanted)
         FactoredMixing<V, Accumulator<T>>{call.device, call.attention, plan}.parameter_gradient(
             mix, to.view, call.update);
     } else {
-      const auto* const own = masks_own_block<V> ? plan.grad_own_mixing.data : nullptr;
+      const auto* const own = is_causal_within_block<V> ? plan.grad_own_mixing.data : nullptr;
       write_mixing_gradient(call, plan.extents, plan.grad_mixing, own, sight_of<V>, to);
     }
   };

@@ -71,7 +71,7 @@ void QuadraticPath::backward(const BackwardCall<V, T>& call) {
   if (!dmix.wanted) return;
   run_over_items(call, fused::MixingPairsGradient<Traits>{operands, plan.grad_mixing.data});
   write_mixing_gradient(call, of.e, plan.grad_mixing, nullptr,
-                        sees_past_only<V> ? Sight::past_blocks : Sight::all, dmix);
+                        is_causal<V> ? Sight::past_blocks : Sight::all, dmix);
 }
 
 }  // namespace cuda

@@ -40,14 +40,14 @@ struct PairsCost {
     for_each_sequence(call.attention, call.problem.query_grid, [&](const Sequence& sequence) {
       const Index entries = sequence.blocks * query_block;
       const Index key_blocks = is_packed<V> ? sequence.blocks : call.problem.key_blocks;
-      if (!sees_past_only<V>) {
+      if (!is_causal<V>) {
         pairs += ceil_div(entries, own) * ceil_div(key_blocks * key_block, others);
         return;
       }
       for (Index first = 0; first < entries; first += own) {
         const Index end = (std::min)(first + own, entries);
-        pairs +=
-            ceil_div(masks_own_block<V> ? end : ceil_div(end, query_block) * query_block, others);
+        pairs += ceil_div(
+            is_causal_within_block<V> ? end : ceil_div(end, query_block) * query_block, others);
       }
     });
     return static_cast<double>(pairs);

@@ -221,7 +221,7 @@ struct SummaryPass {
 
   /// A causal key's own queries, of all heads that share it; nothing in other calls.
   auto own_queries(const TensorView<const T, 4>& dy) const {
-    if constexpr (masks_own_block<V>) {
+    if constexpr (is_causal_within_block<V>) {
       return OwnQueries<T, typename V::FeatureMapType, rotates<V>>{
           of.query_features(),        tokens(dy, e.queries.table), of.mixing(),
           plan.weight_scale(),        e.queries.group_size,        query_numbers().weights,

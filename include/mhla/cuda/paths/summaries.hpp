@@ -78,7 +78,7 @@ struct TokenCost {
   /// Pairs of tiles of causal blocks: the other side is read by every tile that sees it, features
   /// by every slice of values; `inner` is the sum of the products' other extents.
   void add_own_pairs(KernelCost& cost, const Side& other, double slices, double inner) const {
-    if (!masks_own_block<V>) return;
+    if (!is_causal_within_block<V>) return;
     const double of_block = tiles_of(size.query_block_tokens, rows());
     const double pairs = size.heads * size.query_blocks * of_block * (of_block + 1) / 2;
     const auto side = static_cast<double>(rows());
@@ -133,10 +133,10 @@ struct TokenCost {
   }
   KernelCost read_out(const char* name, const Side& x, const Side& other, bool later) const {
     const fused::ReadOutShape shape{static_cast<int>(size.key_dim),
-                                    static_cast<int>(size.value_dim), planes, masks_own_block<V>,
-                                    masks_own_block<V> && later};
+                                    static_cast<int>(size.value_dim), planes,
+                                    is_causal_within_block<V>, is_causal_within_block<V> && later};
     const double slices = shape.slices();
-    const double reads = masks_own_block<V> ? tiles(x) : x.blocks;
+    const double reads = is_causal_within_block<V> ? tiles(x) : x.blocks;
     KernelCost cost = product(name, x, {.slices = slices, .planes = planes, .reads = reads});
     add_own_pairs(cost, other, slices, slices * size.key_dim + size.value_dim);
     return per_part(cost);
