@@ -12,3 +12,5 @@ set(CMAKE_CXX_COMPILER "${MHLA_CROSS_COMPILER}")
 set(CMAKE_CROSSCOMPILING_EMULATOR "${MHLA_CROSS_EMULATOR}")
 # Programs that need no DLL beside them.
 set(CMAKE_EXE_LINKER_FLAGS_INIT -static)
+# Tests of many variants have more sections than an object file has by default.
+set(CMAKE_CXX_FLAGS_INIT -Wa,-mbig-obj)

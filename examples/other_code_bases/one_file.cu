@@ -53,7 +53,8 @@ int main() {
     mhla::forward_into(attention, cuda, q, k, v, mix, y, memory);
     step<<<64, 256>>>(y.data, target.data, dy.data, 4 * 256 * 16);
     mhla::backward_into(attention, cuda, q, k, v, mix, dy,
-                        {mhla::skip, mhla::skip, mhla::skip, dmix}, mhla::Update::overwrite, memory);
+                        {mhla::skip, mhla::skip, mhla::skip, dmix}, mhla::Update::overwrite,
+                        memory);
     descend<<<1, 256>>>(mix.data, dmix.data, 1e3f, 256);
   }
   cudaDeviceSynchronize();

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -108,6 +109,30 @@ class ForkJoin {
   static constexpr std::chrono::microseconds longest_spin = std::chrono::hours(24 * 365 * 10);
   // On separate cache lines: one is written by all threads, the other watched by all.
   static constexpr std::size_t cache_line = 64;
+
+  // A counter that threads wait for. Where there is no futex (Windows, macOS), libstdc++ 12 loses a
+  // notification between a waiting thread's look at the value and its sleep.
+#if defined(__GLIBCXX__) && !defined(_GLIBCXX_HAVE_LINUX_FUTEX)
+  class Counter : public std::atomic<std::uint32_t> {
+   public:
+    using std::atomic<std::uint32_t>::atomic;
+    void wait(std::uint32_t seen) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return load() != seen; });
+    }
+    void notify_all() {
+      { const std::lock_guard between_look_and_sleep(mutex_); }
+      changed_.notify_all();
+    }
+    void notify_one() { notify_all(); }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+  };
+#else
+  using Counter = std::atomic<std::uint32_t>;
+#endif
 
   // The tasks of a call, on the stack of the caller.
   struct Call {
@@ -242,10 +267,10 @@ class ForkJoin {
   std::vector<std::thread> workers_;
   mutable std::mutex turn_;
   mutable std::atomic<std::thread::id> caller_{};
-  mutable Call* call_ = nullptr;                                     // of an open epoch
-  alignas(cache_line) mutable std::atomic<std::uint32_t> epoch_{0};  // odd while a call is open
+  mutable Call* call_ = nullptr;                  // of an open epoch
+  alignas(cache_line) mutable Counter epoch_{0};  // odd while a call is open
   std::atomic<bool> stop_{false};
-  alignas(cache_line) mutable std::atomic<std::uint32_t> inside_{0};  // threads that may use call_
+  alignas(cache_line) mutable Counter inside_{0};  // threads that may use call_
 };
 
 /// \}

@@ -68,7 +68,7 @@ TEST_CASE("fork-join: ten thousand calls, of threads that sleep and of threads t
     for (const int threads : {2, 3}) {
       const ForkJoin team(threads, spin);
       TaskRecord record(5, threads);
-      std::atomic<long> sum{0};
+      std::atomic<Index> sum{0};
       for (int call = 0; call < 10000; ++call)
         team.parallel_for(5, [&](Index task, Index slot) {
           record.run(task, slot);
@@ -163,7 +163,7 @@ TEST_CASE("fork-join: a call allocates nothing", "[core]") {
   for (const microseconds spin : {microseconds{0}, ForkJoin::default_spin}) {
     const ForkJoin team(3, spin);
     meet(team, 3);  // a thread that is still starting allocates
-    std::atomic<long> sum{0};
+    std::atomic<Index> sum{0};
     const AllocationCounter counter;
     for (int call = 0; call < 1000; ++call) {
       team.parallel_for(20, [&](Index task, Index) { sum += task; });

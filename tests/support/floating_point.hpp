@@ -37,6 +37,9 @@ class Scope {
  public:
   explicit Scope(Setting setting) {
     std::fegetenv(&before_);
+#if defined(__x86_64__)
+    sse_before_ = __builtin_ia32_stmxcsr();
+#endif
     if (setting == Setting::upward) std::fesetround(FE_UPWARD);
 #if defined(__x86_64__)
     constexpr unsigned flush = 0x8040;  // results and operands
@@ -60,10 +63,18 @@ class Scope {
   }
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
-  ~Scope() { std::fesetenv(&before_); }
+  ~Scope() {
+    std::fesetenv(&before_);
+#if defined(__x86_64__)  // of which Windows' fesetenv restores a part
+    __builtin_ia32_ldmxcsr(sse_before_);
+#endif
+  }
 
  private:
   std::fenv_t before_;
+#if defined(__x86_64__)
+  unsigned sse_before_ = 0;
+#endif
 };
 
 /// What an environment shows in, as bits: comparisons of numbers would obey it as well.

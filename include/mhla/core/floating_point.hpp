@@ -69,18 +69,28 @@ class FloatingPointScope {
   explicit FloatingPointScope(const FloatingPointModes& modes)
       : changes_(!(FloatingPointModes::of_this_thread() == modes)) {
     if (!changes_) return;
+#if defined(__x86_64__)
+    __asm__ __volatile__("stmxcsr %0" : "=m"(own_sse_) : : "memory");
+#endif
     std::feholdexcept(&own_);  // clears raised exceptions, which might trap under the new modes
     modes.apply();
   }
   FloatingPointScope(const FloatingPointScope&) = delete;
   FloatingPointScope& operator=(const FloatingPointScope&) = delete;
   ~FloatingPointScope() {
-    if (changes_) std::fesetenv(&own_);
+    if (!changes_) return;
+    std::fesetenv(&own_);
+#if defined(__x86_64__)  // Windows' fesetenv leaves the flushing of subnormals as it is
+    __asm__ __volatile__("ldmxcsr %0" : : "m"(own_sse_) : "memory");
+#endif
   }
 
  private:
   const bool changes_;
   std::fenv_t own_;
+#if defined(__x86_64__)
+  std::uint32_t own_sse_;
+#endif
 };
 /// \endcond
 
