@@ -28,6 +28,6 @@ int main() {
     std::printf("\n");
     mhla::gradients(dq, dk, dv, dmix).device(pool) = attention.backward(q, k, v, mix, dy);
     mix = mix - dmix * 1e-2f;
-    mhla::project(mix);
+    mhla::project(mix);  // onto [0, 1]
   }
 }

@@ -7,9 +7,11 @@
 
 namespace {
 
-constexpr mhla::Index tokens = 1024, heads = 8, dim = 64, width = heads * dim, block = 64;
-using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
 using RowMajorMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+using Attention = mhla::Attention<mhla::Relu, mhla::Blocks1D>;
+constexpr mhla::Index tokens = 1024, heads = 8, dim = 64, width = heads * dim, block = 64;
+constexpr mhla::Index blocks = mhla::ceil_div(tokens, block);
 
 // qkv [tokens, 3 * heads * dim] -> y [tokens, heads * dim]
 std::vector<float> attend(const Attention& attention, const std::vector<float>& qkv,
@@ -17,7 +19,7 @@ std::vector<float> attend(const Attention& attention, const std::vector<float>& 
   std::vector<float> y(tokens * width);
   const auto [q, k, v] = mhla::qkv_views(qkv.data(), tokens, heads, dim);
   mhla::forward_into(attention, mhla::SerialExecutor{}, q, k, v,
-                     mhla::make_view(mix.data(), tokens / block, tokens / block),
+                     mhla::make_view(mix.data(), blocks, blocks),
                      mhla::heads_view(y.data(), tokens, heads, dim));
   return y;
 }
@@ -39,7 +41,7 @@ Matrix attend(const Attention& attention, const Matrix& qkv, const Matrix& mix) 
 int main() {
   const Attention attention{.blocks = {.block = block}};
   const RowMajorMatrix qkv = RowMajorMatrix::Random(tokens, 3 * width);
-  RowMajorMatrix mix(tokens / block, tokens / block);
+  RowMajorMatrix mix(blocks, blocks);
   mhla::initialize(mhla::mix_view(mix), attention);
 
   const RowMajorMatrix y = attend(attention, qkv, mix);

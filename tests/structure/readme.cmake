@@ -45,7 +45,7 @@ function(require_shown page example first last)
   endif()
 endfunction()
 require_shown(README.md minimal.cpp "#define EIGEN_USE_THREADS" "")
-require_shown(README.md packed_qkv.cpp "// qkv [tokens" "\n}\n")
+require_shown(README.md packed_qkv.cpp "using Attention" "\n}\n")
 require_shown(include/mhla/README.md own_feature_map.cpp "// phi(x)" "mhla::Blocks1D>;\n")
 require_shown(examples/README.md own_kernel_test.cpp "TEST_CASE" "")
 
