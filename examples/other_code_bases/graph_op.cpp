@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Attention as a custom operation of a graph library with threads of its own, as ggml's: each of
 // its nth threads calls with its number, and computes its share of the heads. q, k, v and dst: ne =
-// [dim, tokens, heads, batch]; userdata: a matrix of mixing coefficients.
+// [dim, tokens, heads, batch]; userdata: an mhla::TensorView<float, 2> of
+// the mixing coefficients; shorter sequences use its leading corner.
 #include <ggml.h>
 
 #include <mhla/views.hpp>
@@ -20,7 +21,6 @@ void mhla_op(ggml_tensor* dst, const ggml_tensor* q, const ggml_tensor* k, const
              int ith, int nth, void* mix) {
   const mhla::Index first = dst->ne[2] * ith / nth, count = dst->ne[2] * (ith + 1) / nth - first;
   const auto mine = [&](const ggml_tensor* t) { return mhla::slice(view(t), 1, first, count); };
-  const mhla::Index blocks = mhla::ceil_div(dst->ne[1], attention.blocks.block);
   mhla::forward_into(attention, mhla::SerialExecutor{}, mine(q), mine(k), mine(v),
-                     mhla::make_view(static_cast<float*>(mix), blocks, blocks), mine(dst));
+                     *static_cast<const mhla::TensorView<float, 2>*>(mix), mine(dst));
 }

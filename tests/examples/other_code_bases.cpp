@@ -16,8 +16,8 @@
 void mhla_op(ggml_tensor* dst, const ggml_tensor* q, const ggml_tensor* k, const ggml_tensor* v,
              int ith, int nth, void* userdata);
 extern "C" {
-void mhla_initialize(float* mix, int T, int heads);
-void mhla_project(float* mix, int T, int heads);
+void mhla_initialize(float* mix, int heads);
+void mhla_project(float* mix, int heads);
 void mhla_forward(float* out, const float* qkv, const float* mix, int B, int T, int C, int heads);
 void mhla_backward(float* dqkv, float* dmix, const float* dout, const float* qkv, const float* mix,
                    int B, int T, int C, int heads);
@@ -72,12 +72,12 @@ void check_backward(const Attention& attention, const mhla::TensorView<float, 4>
 
 #ifdef _OPENMP
 TEST_CASE("other_code_bases: a trainer in C with packed q, k and v", "[examples]") {
-  constexpr int B = 2, T = 70, heads = 3, C = heads * 8, blocks = 2;
+  constexpr int B = 2, T = 70, heads = 3, C = heads * 8, blocks = 16;
   auto qkv = testing::random_tensor<float>(testing::Normal{}, 1, B, T, 3 * C);
   auto dout = testing::random_tensor<float>(testing::Normal{}, 2, B, T, C);
   testing::HostTensor<float, 3> out(B, T, C), dqkv(B, T, 3 * C), mix(heads, blocks, blocks),
       dmix(heads, blocks, blocks);
-  mhla_initialize(mix.view().data, T, heads);
+  mhla_initialize(mix.view().data, heads);
   mhla_forward(out.view().data, qkv.view().data, mix.view().data, B, T, C, heads);
   const auto [q, k, v] = mhla::qkv_views(qkv.view().data, T, heads, C / heads, B);
   const mhla::Attention<mhla::EluPlusOne, mhla::Blocks1D, mhla::Causal> trained{
@@ -94,14 +94,15 @@ TEST_CASE("other_code_bases: a trainer in C with packed q, k and v", "[examples]
                  dmix.view(), 2);
 
   mix(0, 1, 0) = -3;
-  mhla_project(mix.view().data, T, heads);
+  mhla_project(mix.view().data, heads);
   CHECK(mix(0, 1, 0) == 0);
 }
 #endif
 
 TEST_CASE("other_code_bases: an operation on the threads of a graph library", "[examples]") {
-  constexpr Index batch = 2, heads = 5, tokens = 70, dim = 8, blocks = 2;
+  constexpr Index batch = 2, heads = 5, tokens = 70, dim = 8, blocks = 3;  // one more than needed
   auto mix = testing::random_tensor<float>(testing::Uniform{}, 4, 1, blocks, blocks);
+  auto matrix = mhla::make_view(mix.view().data, blocks, blocks);
   std::vector<testing::HostTensor<float, 4>> memory;
   std::vector<ggml_tensor> tensors;
   for (std::uint64_t i = 0; i < 4; ++i) {
@@ -116,7 +117,7 @@ TEST_CASE("other_code_bases: an operation on the threads of a graph library", "[
   std::vector<std::thread> threads;
   for (int ith = 0; ith < nth; ++ith)
     threads.emplace_back([&, ith] {
-      mhla_op(&tensors[3], tensors.data(), &tensors[1], &tensors[2], ith, nth, mix.view().data);
+      mhla_op(&tensors[3], tensors.data(), &tensors[1], &tensors[2], ith, nth, &matrix);
     });
   for (std::thread& thread : threads) thread.join();
   using Op = mhla::Attention<mhla::Relu, mhla::Blocks1D, mhla::Causal, mhla::Unnormalized>;
