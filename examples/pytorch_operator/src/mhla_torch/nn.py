@@ -244,6 +244,9 @@ class _Features(nn.Module):
         if "layer.weight" in names:
             return "hedgehog" if "layer.bias" in names else "t2r"
         kinds = dict(ReLU="relu", Identity="identity", DPFPFeatureMap="dpfp", function="elu")
+        if type(of_q).__name__ not in kinds:
+            raise ValueError(f"the layer's feature_map_q is {of_q!r}, which is none of the released ones: give "
+                             "like(...) the feature_map that it is")
         return kinds[type(of_q).__name__]
 
 
@@ -302,10 +305,11 @@ class LanguageAttention(nn.Module):
         keys, dim = state["q_proj.weight"].shape
         values = state["o_proj.weight"].shape[1]
         convolution = state.get("q_conv1d.weight")
+        feature_map = options.pop("feature_map", None) or _Features.kind_of(layer)
         made = cls(dim, heads, kv_heads=heads * len(state["k_proj.weight"]) // keys, expand_k=keys / dim,
                    expand_v=values / dim, blocks=len(state["mixing_matrix"]), gate="g_proj.weight" in state,
                    conv_size=0 if convolution is None else convolution.shape[-1],
-                   feature_map=_Features.kind_of(layer), **options)
+                   feature_map=feature_map, **options)
         return _take_over(made, layer)
 
     def forward(self, x):
