@@ -11,9 +11,9 @@
 //
 // x are the key_dim numbers of a head; W, shared by all heads, is [key_dim, key_dim].
 //
-// The released rotation turns the first key_dim features, which for hedgehog and dpfp are not all,
-// so these features are rotated here. Those of relu and t2r are left to attention, which maps and
-// rotates while it reads.
+// The released rotation turns the first key_dim features, which for hedgehog and dpfp are not all
+// of them. So features are rotated here, except those of relu and t2r, which attention itself maps
+// and rotates while it reads.
 #pragma once
 
 #include <cmath>
@@ -41,11 +41,11 @@ inline FeatureMap feature_map_of(const Config& config) {
   while (config.word("feature_map") != names[at]) ++at;
   return static_cast<FeatureMap>(at);
 }
-/// Whether attention applies Relu to them, and rotates.
+/// Whether attention itself applies Relu and rotates.
 inline bool is_relu_in_attention(FeatureMap map) {
   return map == FeatureMap::relu || map == FeatureMap::t2r;
 }
-/// The features of a head.
+/// The number of features of a head.
 inline Index feature_count(FeatureMap map, Index key_dim) {
   if (map == FeatureMap::hedgehog) return 2 * key_dim;
   return map == FeatureMap::dpfp ? 8 * key_dim : key_dim;

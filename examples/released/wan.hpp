@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The self-attention of the released video models, in its six classes:
 //
-//   q, k, v, g linear in x    r = norm(MHLA(RMS(q), RMS(k), v))    y = (r o silu(g) + lepe(v)) Wo^T
-//   + b
+//   q, k, v, g linear in x
+//   r = norm(MHLA(RMS(q), RMS(k), v))
+//   y = (r o silu(g) + lepe(v)) Wo^T + b
 //
 // over boxes of the video, rotated along its three axes. The classes differ in which of norm, gate
 // and lepe they have, and in whether y passes a norm of its own.
@@ -47,7 +48,7 @@ template <class T>
 class Wan {
  public:
   static constexpr const char* output = "output";
-  /// And models of many layers.
+  /// Of a layer, or of the whole model that it is from.
   static constexpr std::string_view classes[] = {"MHLA_Video", "Gated_MHLA_Video", "Wan"};
 
   Wan(const Config& config, const Checkpoint& file, const RunContext& run)
@@ -188,7 +189,7 @@ class Wan {
         {"Gated_MHLA_Video_LePE", "gated_mhla_lepe", true, true, of_heads, false},
         {"Gated_MHLA_Video", "gated_mhla", true, false, of_tokens, false},
         {"MHLA_Video_LePE", "mhla_lepe", false, true, none, true},
-        {"MHLA_Video_Nope", "mhla_nope", false, false, none, true},  // rotates all the same
+        {"MHLA_Video_Nope", "mhla_nope", false, false, none, true},  // rotates, despite its name
         {"MHLA_Video", "mhla", false, false, none, true}};
     config.require_class(classes);
     const std::string name = config.has("model") ? config.word("model") : "Wan";
@@ -201,7 +202,7 @@ class Wan {
       config.require_same(key, std::string(one.type), "the type of " + name);
       return one;
     }
-    config.fail("model is " + name + ", which is no class of attention");
+    config.fail("model is " + name + ", which is not a class of attention");
   }
   /// Arguments of the classes, and keys that configure them in released models.
   void require_supported(const Config& config) const {

@@ -26,7 +26,7 @@
 /// a stage's time nor its memory grows, except by sums and rows of mix that it is given. What
 /// passes from stage to stage is matrices whose row b is all that block b leaves, for the whole
 /// batch, so that some blocks are some rows: an all-gather appends them, a reduce-scatter adds them
-/// up and shares them out.
+/// up and scatters the sums.
 ///
 /// forward_into and backward_into are these stages, called in turn: however blocks are divided,
 /// y, dq and dmix have their bits, and so have dk and dv, unless feature_dim is not a multiple of

@@ -80,7 +80,7 @@ class FloatingPointScope {
   ~FloatingPointScope() {
     if (!changes_) return;
     std::fesetenv(&own_);
-#if defined(__x86_64__)  // Windows' fesetenv leaves the flushing of subnormals as it is
+#if defined(__x86_64__)  // on Windows fesetenv does not restore the flushing of subnormals
     __asm__ __volatile__("ldmxcsr %0" : : "m"(own_sse_) : "memory");
 #endif
   }

@@ -21,7 +21,7 @@ MHLA_NAMESPACE_BEGIN
 /// nested ones are enabled, the calling thread runs all of them. If tasks throw, the caller gets
 /// one of the exceptions after all tasks have run.
 struct OpenMpExecutor {
-  int threads = 0;  ///< 0: as many as omp_get_max_threads() says
+  int threads = 0;  ///< 0: omp_get_max_threads()
 
   /// Threads of a call.
   Index num_slots() const { return threads > 0 ? threads : omp_get_max_threads(); }

@@ -15,9 +15,9 @@ MHLA_NAMESPACE_BEGIN
 /// \addtogroup executors
 /// \{
 
-/// Runs the tasks of a call in the calling thread's arena; for fewer threads, make the call inside
-/// tbb::task_arena::execute. What a task throws reaches the caller;
-/// tasks not yet begun are not run then.
+/// Runs the tasks of a call in the calling thread's arena. For fewer threads, make the call inside
+/// tbb::task_arena::execute. What a task throws reaches the caller; tasks that have not begun are
+/// not run then.
 struct TbbExecutor {
   /// Threads of the arena.
   Index num_slots() const { return tbb::this_task_arena::max_concurrency(); }
