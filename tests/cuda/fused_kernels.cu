@@ -11,7 +11,6 @@
 #include <mhla/cuda/fused/quadratic.cuh>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_key_gradient.cuh>
-#include <mhla/cuda/fused/quadratic_mixing_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_query_gradient.cuh>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/fused/resident.cuh>
@@ -91,7 +90,6 @@ KERNEL(add_partial_sums, AddPartialSums);
 KERNEL(attend_64, AttendPairs<Pairs64>);
 KERNEL(query_pairs_64, QueryPairsGradient<Pairs64>);
 KERNEL(key_pairs_64, KeyPairsGradient<Pairs64>);
-KERNEL(mixing_pairs_64, MixingPairsGradient<Pairs64>);
 KERNEL(resident_72, AttendResident<KernelTraits<BFloat16, Relu, !rotated, 72, 72>, 72, divides>);
 KERNEL(resident_causal_128,
        AttendResidentCausal<BFloat16, Identity, rotated, 128, 128, 16, !divides>);
@@ -148,7 +146,6 @@ KERNEL(value_gradient_causal_128, ValueGradientCausal<BFloat16, EluPlusOne, !rot
 KERNEL(attend_72, AttendPairs<Pairs72>);
 KERNEL(query_pairs_72, QueryPairsGradient<Pairs72>);
 KERNEL(key_pairs_72, KeyPairsGradient<Pairs72>);
-KERNEL(mixing_pairs_72, MixingPairsGradient<Pairs72>);
 KERNEL(attend_72_rotated, AttendPairs<PairsRotated72>);
 KERNEL(attend_causal_128, AttendPairs<PairsCausal128>);
 KERNEL(query_pairs_causal_128, QueryPairsGradient<PairsCausal128>);

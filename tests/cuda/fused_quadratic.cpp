@@ -66,7 +66,6 @@ template <class V>
 struct PairTraffic {
   const cuda::Extents<V>& e;
   cuda::fused::PairTiles tiles;
-  Index rows;  // of a tile of dm
 
   const cuda::BlockTable& table(bool of_queries) const {
     return of_queries ? e.queries.table : e.keys.table;
@@ -75,7 +74,7 @@ struct PairTraffic {
     return table(of_queries).blocks * table(of_queries).block_tokens;
   }
   Index tokens(bool of_queries) const {
-    return traffic::Tokens{table(of_queries), e.queries.batch, rows}.all();
+    return traffic::Tokens{table(of_queries), e.queries.batch, tiles.own}.all();
   }
   bool present(bool of_queries, Index item, Index entry) const {
     return table(of_queries).place(item, entry).token >= 0;
@@ -105,53 +104,12 @@ struct PairTraffic {
       }
     return count;
   }
-  /// Calls f(first, end) for the tiles of some blocks.
-  template <class F>
-  void for_each_tile(bool of_queries, Index block, Index end_block, const F& f) const {
-    const Index tokens = table(of_queries).block_tokens;
-    for (Index first = block * tokens; first < end_block * tokens; first += rows)
-      f(first, std::min(first + rows, end_block * tokens));
-  }
-  /// Queries and keys that parts of dm read: every pair of tiles of the part's blocks that may see
-  /// each other. A part has as many blocks as fit into a tile.
-  std::pair<Index, Index> read_by_mixing() const {
-    std::pair<Index, Index> count{0, 0};
-    const auto blocks_of_part = [&](bool of_queries) {
-      return std::max(Index{1}, rows / table(of_queries).block_tokens);
-    };
-    const auto add = [&](bool of_queries, Index first, Index end, Index& to) {
-      for (Index item = 0; item < e.queries.batch; ++item)
-        for (Index entry = first; entry < end; ++entry) to += present(of_queries, item, entry);
-    };
-    const auto meet = [&](Index row, Index end_row, Index column, Index end_column) {
-      for_each_tile(true, row, end_row, [&](Index query, Index end_query) {
-        for_each_tile(false, column, end_column, [&](Index key, Index end_key) {
-          if (sight_of<V> == Sight::past_tokens && key > query) return;
-          add(true, query, end_query, count.first);
-          add(false, key, end_key, count.second);
-        });
-      });
-    };
-    cuda::for_each_sequence_side(
-        *attention, e, [&](const cuda::Sequence& queries, const cuda::Sequence& keys) {
-          const Index row_end = queries.first_block + queries.blocks;
-          const Index column_end = keys.first_block + keys.blocks;
-          for (Index row = queries.first_block; row < row_end; row += blocks_of_part(true))
-            for (Index col = keys.first_block; col < column_end; col += blocks_of_part(false))
-              if (sight_of<V> == Sight::all || col <= row)
-                meet(row, std::min(row + blocks_of_part(true), row_end), col,
-                     std::min(col + blocks_of_part(false), column_end));
-        });
-    return count;
-  }
-  const V* attention;
 };
 
 template <class V>
-PairTraffic<V> pair_traffic(const V& attention, const cuda::Extents<V>& e, const Shape& shape) {
+PairTraffic<V> pair_traffic(const cuda::Extents<V>& e, const Shape& shape) {
   constexpr bool twofold = rotates<V> && normalizes<V>;
-  return {e, cuda::fused::pair_tiles(shape.key_dim, shape.value_dim, twofold),
-          cuda::fused::pair_rows(shape.key_dim, shape.value_dim), &attention};
+  return {e, cuda::fused::pair_tiles(shape.key_dim, shape.value_dim, twofold)};
 }
 
 template <class T, int KeyDim, int ValueDim, class V>
@@ -170,7 +128,7 @@ HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const Views<T
       {device, attention, problem, {views.q, views.k, views.v, x.mix.view()}, y.view(), workspace});
   Arena arena(workspace);
   const cuda::Extents<V> extents(arena, attention, problem, problem.shape.batch);
-  const auto moved = pair_traffic(attention, extents, problem.shape);
+  const auto moved = pair_traffic(extents, problem.shape);
   const Index heads = problem.shape.heads;
   watch.check("q", heads * moved.tokens(true) * KeyDim, 0);
   watch.check("k", heads * moved.read_by(true) * KeyDim, 0);
@@ -209,13 +167,16 @@ void backward_to(const V& attention, const Operands<T>& x, const Views<T>& views
        workspace});
   Arena arena(workspace);
   const cuda::Extents<V> extents(arena, attention, problem, problem.shape.batch);
-  const auto moved = pair_traffic(attention, extents, problem.shape);
+  const auto moved = pair_traffic(extents, problem.shape);
   const Index heads = problem.shape.heads, kv_heads = problem.shape.kv_heads;
   const Index queries = heads * moved.tokens(true), keys = kv_heads * moved.tokens(false);
   const bool dq = gradients.query.wanted, dk = gradients.key.wanted, dv = gradients.value.wanted;
-  // Tiles of queries: q with the denominators and with dq, and all keys once for each.
-  const Index passes = (normalizes<V> ? 1 : 0) + (dq ? 1 : 0);
-  Index q_read = passes * queries, dy_read = passes > 0 ? queries : 0;
+  const bool dmix = gradients.mix.wanted;
+  // Tiles of queries: all keys for the denominators, and again for dq and dm; q at first for
+  // scores, and at the end for dq.
+  const Index passes = (normalizes<V> ? 1 : 0) + (dq || dmix ? 1 : 0);
+  Index q_read = ((normalizes<V> || dmix ? 1 : 0) + (dq ? 1 : 0)) * queries;
+  Index dy_read = passes > 0 ? queries : 0;
   Index k_read = passes * heads * moved.read_by(true), v_read = k_read;
   // Tiles of keys.
   if (dk || dv) {
@@ -224,14 +185,6 @@ void backward_to(const V& attention, const Operands<T>& x, const Views<T>& views
     dy_read += seeing;
     k_read += (dk ? 2 : 1) * keys;
     v_read += keys;
-  }
-  // Parts of dm, for every head.
-  if (gradients.mix.wanted) {
-    const auto [of_queries, of_keys] = moved.read_by_mixing();
-    q_read += heads * of_queries;
-    dy_read += heads * of_queries;
-    k_read += heads * of_keys;
-    v_read += heads * of_keys;
   }
   watch.check("q", q_read * KeyDim, 0);
   watch.check("dy", dy_read * ValueDim, 0);

@@ -6,7 +6,6 @@
 #include <mhla/cuda/fused/feature_gradient.cuh>
 #include <mhla/cuda/fused/quadratic.cuh>
 #include <mhla/cuda/fused/quadratic_key_gradient.cuh>
-#include <mhla/cuda/fused/quadratic_mixing_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_query_gradient.cuh>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/fused/resident.cuh>
@@ -35,7 +34,6 @@ using Pairs72 = PairTraits<BFloat16, Relu, !rotated, 72, 72, Sight::all, divides
 KERNEL(attend_72, AttendPairs<Pairs72>);
 KERNEL(query_pairs_72, QueryPairsGradient<Pairs72>);
 KERNEL(key_pairs_72, KeyPairsGradient<Pairs72>);
-KERNEL(mixing_pairs_72, MixingPairsGradient<Pairs72>);
 
 // The same for kernels of rows.
 #define ROWS(name, ...)         \

@@ -32,9 +32,12 @@ constexpr PairTiles pair_tiles(Index key_dim, Index value_dim, bool is_twofold) 
   if (dim > 96 || is_twofold) return {64, 32, 1, 2};
   return {128, 64, 1, 2};
 }
-/// Tokens of either side of a tile of dmix.
-constexpr int pair_rows(Index key_dim, Index value_dim) {
-  return key_dim > 128 || value_dim > 128 ? 32 : 64;
+/// Tokens of a thread block's own tile that one warp has.
+inline constexpr int pair_warp_rows = 16;
+/// At most so many warps have queries of one block.
+constexpr Index runs_of_block(Index block_tokens) {
+  if (block_tokens % pair_warp_rows == 0) return block_tokens / pair_warp_rows;
+  return (block_tokens + pair_warp_rows - 2) / pair_warp_rows + 1;
 }
 
 /// Elements of a mixing matrix that a thread block keeps in its shared memory; larger ones are read
@@ -74,11 +77,16 @@ struct PairPlan : TablePlan<V, float, true> {
   using Base::extents;
   using Base::take_back;
 
-  // 1 / den of every query, and the gradient of den; the units' parts of dmix.
+  // 1 / den of every query, and the gradient of den; parts of dmix, of every query head and run of
+  // a block's queries, and their sums over packed sequences.
   Span<float> weights = take_back(extents.queries.count(), 1, normalizes<V>);
   Span<float> sum_weights = take_back(extents.queries.count(), 1, normalizes<V>);
+  Index runs = runs_of_block(extents.queries.table.block_tokens);
+  Index grad_parts =
+      checked_mul(extents.queries.units(), checked_mul(extents.queries.group_size, runs));
   Span<float> grad_mixing =
-      take_back(checked_mul(extents.units(), extents.matrices), extents.mixing_size());
+      take_back(checked_mul(grad_parts, extents.queries.table.blocks), extents.mix_columns);
+  Span<float> packed_grad_mixing = take_back(grad_parts, extents.mixing_size(), is_packed<V>);
 };
 
 }  // namespace cuda::fused

@@ -139,6 +139,11 @@ MHLA_DEVICE bool hides_some(bool packed, const BlockTable& table, int query_begi
 struct alignas(8) RowBlock {
   std::int32_t mix_index;  // row or column of mix
   std::int32_t sequence;   // the first block of its sequence
+
+  MHLA_DEVICE int in_table() const { return sequence + mix_index; }
+  MHLA_DEVICE bool operator==(const RowBlock& other) const {
+    return mix_index == other.mix_index && sequence == other.sequence;
+  }
 };
 
 /// Those of all rows of a tile, in shared memory. Rows without a token, whose features and values
@@ -449,7 +454,7 @@ MHLA_DEVICE bool is_large(float feature) {
 }
 /// Writes what each warp's threads found to `flags`. The warp meets.
 MHLA_DEVICE void write_flags(const Block& block, float found, Shared flags) {
-  for (int mask = 1; mask < 32; mask *= 2) found += machine::exchange(found, mask);
+  found = sum_of_warp(found);
   if (block.lane() == 0)
     machine::write<float>(flags + static_cast<Shared>(block.warp() * 4), found);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The query side of quadratic_gradient.cuh: dq, and r and c, which the other kernels read.
+// The query side of quadratic_gradient.cuh: dq, dmix, and r and c, which the key side reads.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -9,6 +9,7 @@
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
+#include <mhla/cuda/fused/quadratic_mixing_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <type_traits>
@@ -17,8 +18,8 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// dq, and r and c of every query: a thread block per tile of queries of one head. The first pass
-/// over the keys sums den and s(m P o dP).
+/// dq, parts of dmix, and r and c of every query: a thread block per tile of queries of one head.
+/// The first pass over the keys sums den and s(m P o dP).
 template <class Traits>
 struct QueryPairsGradient {
   using T = typename Traits::T;
@@ -49,8 +50,10 @@ struct QueryPairsGradient {
   PairGradientOperands<Traits> operands;
   float epsilon;
   Tokens<T> dq;
-  bool wants_query;  // otherwise only r and c
+  bool wants_query;
   Update update;
+  MixingParts mixing;
+  bool wants_mixing;
 
   /// Thread blocks for `items` items of the batch.
   Index blocks(Index items) const {
@@ -63,13 +66,12 @@ struct QueryPairsGradient {
     const TokenRange xs = of.template query_tile<rows>(block);
     const QueryTile query_tile{Memory::at.own.begin};
     const OutTile dy_tile{Memory::at.own_values.begin};
-    if constexpr (Traits::divides) copy_tokens<threads>(block, of.q.x, xs, query_tile);
+    if (Traits::divides || wants_mixing) copy_tokens<threads>(block, of.q.x, xs, query_tile);
     copy_tokens<threads>(block, operands.dy, xs, dy_tile);
     RowBlocks<rows>{Memory::at.own_blocks.begin}.look_up(block, of.q.x.table, of.packed, xs);
     auto pairs = Memory::template pairs<Pairs>(block, of, of.k.x.table, xs.head, 1);
     pairs.mixing.template keep<threads>(block, pairs.kept);
-    float r[2] = {1, 1};
-    float c[2] = {0, 0};
+    Sums sums;
     if constexpr (Traits::divides) {
       float denominator[2] = {0, 0};
       float product[2] = {0, 0};
@@ -79,24 +81,30 @@ struct QueryPairsGradient {
       });
       for (int half = 0; half < 2; ++half) {
         const float den = sum_of_warp_row(denominator[half]) + epsilon;
-        r[half] = den == 0 ? 0.0f : 1 / den;
-        c[half] = -sum_of_warp_row(product[half]) * r[half] * r[half];
-        store_weights(block, xs, pairs.row(block, half), den == 0, r[half], c[half]);
+        sums.r[half] = den == 0 ? 0.0f : 1 / den;
+        sums.c[half] = -sum_of_warp_row(product[half]) * sums.r[half] * sums.r[half];
+        store_weights(block, xs, pairs.row(block, half), den == 0, sums.r[half], sums.c[half]);
       }
-      if (!wants_query) return;
+      if (!wants_query && !wants_mixing) return;
     }
 
     for (int half = 0; half < 2; ++half) {
-      r[half] *= operands.gradient_scale;
-      c[half] *= operands.gradient_scale;
+      sums.r[half] *= operands.gradient_scale;
+      sums.c[half] *= operands.gradient_scale;
     }
-    Sum sum;
-    PlainSum key_sum;  // s(m K), if features are twofold
+    const auto store_mixing = [&](int row, const RowBlock& query, int column, float of_pairs) {
+      if (block.warp() >= row_warps || xs.begin + row >= xs.end) return;
+      machine::store_to(
+          mixing.row(of.q.x.table, xs.item, xs.head, query.in_table(), xs.begin + row) + column,
+          of_pairs / operands.gradient_scale);
+    };
     for_each_key_tile<QueryPairsGradient, true>(
-        block, of, xs, false, pairs, [&](int tile, bool spoilt) {
-          add_tile(block, pairs, Memory::others(tile), Memory::other_values(tile), spoilt, r, c,
-                   sum, key_sum);
+        block, of, xs, !Traits::divides && wants_mixing, pairs, [&](int tile, bool spoilt) {
+          add_tile(block, pairs, Memory::others(tile), Memory::other_values(tile), spoilt, sums,
+                   store_mixing);
         });
+    if (wants_mixing) sums.mixing.finish(block, pairs, store_mixing);
+    if (!wants_query) return;
 
     block.sync();  // tiles have been read
     copy_tokens<threads>(block, of.q.x, xs, query_tile);
@@ -105,20 +113,27 @@ struct QueryPairsGradient {
     const typename Memory::Gradient gradient{Memory::at.gradient.begin};
     const float unscale = 1 / operands.gradient_scale;
     if constexpr (is_twofold) {
-      unmake_sums<threads, Sum::cols>(block, of.q, xs, query_tile, gradient, pairs.first_row,
-                                      first_column_of(block), sum, unscale, [&](int first_row) {
-                                        add_sums<Sum::cols>(
-                                            block, gradient, first_row, first_column_of(block),
-                                            key_sum, [&](int half) { return unscale * c[half]; });
-                                      });
+      unmake_sums<threads, Sum::cols>(
+          block, of.q, xs, query_tile, gradient, pairs.first_row, first_column_of(block),
+          sums.query, unscale, [&](int first_row) {
+            add_sums<Sum::cols>(block, gradient, first_row, first_column_of(block), sums.key,
+                                [&](int half) { return unscale * sums.c[half]; });
+          });
     } else {
       unmake_sums<threads, Sum::cols>(block, of.q, xs, query_tile, gradient, pairs.first_row,
-                                      first_column_of(block), sum, unscale, nullptr);
+                                      first_column_of(block), sums.query, unscale, nullptr);
     }
     store_tokens<threads>(block, query_tile, dq, xs, update);
   }
 
  private:
+  struct Sums {
+    float r[2] = {1, 1};
+    float c[2] = {0, 0};
+    Sum query;
+    PlainSum key;  // s(m K), if features are twofold
+    WarpMixingGradient<Pairs> mixing;
+  };
   MHLA_DEVICE static int first_column_of(const Block& block) {
     return block.warp() / row_warps * Sum::cols;
   }
@@ -163,11 +178,19 @@ struct QueryPairsGradient {
     machine::store_to(operands.sum_weights + to, is_zero ? 0.0f : c);
   }
 
-  /// sum += W K of the pairs of a warp's queries and a tile of keys, and key_sum += m K.
+  template <int Cols, class F>
+  MHLA_DEVICE static void for_each_element(const F& f) {
+    MHLA_DEVICE_UNROLL
+    for (int part = 0; part < WarpRows<Cols>::parts; ++part) {
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < 4; ++e) f(part, e);
+    }
+  }
+  /// Of the pairs of a warp's queries and a tile of keys: query += W K, key += m K, and dm.
+  template <class Store>
   MHLA_DEVICE void add_tile(const Block& block, const Pairs& pairs, const KeyTile& keys,
-                            const ValueTile& values, bool spoilt, const float (&r)[2],
-                            const float (&c)[2], Sum& sum,
-                            [[maybe_unused]] PlainSum& key_sum) const {
+                            const ValueTile& values, bool spoilt, Sums& sums,
+                            const Store& store_mixing) const {
     const Outs dy(block, OutTile{Memory::at.own_values.begin}, pairs.first_row);
     MHLA_DEVICE_UNROLL
     for (int first = 0; first < columns; first += strip) {
@@ -175,22 +198,43 @@ struct QueryPairsGradient {
       if (counted == Counted::none) continue;
       const bool meets_infinities = spoilt && counted == Counted::some;
       auto w = product_with_rows<T, ValueDim, strip>(block, dy, values, first);
-      pairs.weigh(block, w, first, counted, [&](int, int e, float weight, float product) {
-        return weight * (is_twofold ? r[e / 2] * product : r[e / 2] * product + c[e / 2]);
+      WarpRows<strip> factors;  // of scores in dm: r dP + c, 0 where a pair does not count
+      pairs.weigh(block, w, first, counted, [&](int part, int e, float weight, float product) {
+        const float x =
+            is_twofold ? sums.r[e / 2] * product : sums.r[e / 2] * product + sums.c[e / 2];
+        factors.value[part][e] = x;
+        return weight * x;
       });
-      add_strip<T, Sum::cols>(block, pairs, sum, rounded<T>(w),
+      add_strip<T, Sum::cols>(block, pairs, sums.query, rounded<T>(w),
                               from_column(keys, first_column_of(block)), first, meets_infinities);
+      [[maybe_unused]] WarpRows<is_twofold ? strip : 8> plain_factors;  // c
       if constexpr (is_twofold) {
         // c multiplies m K only at the end: m is the same for all keys of a block, so that its
         // rounding would not average out; hence it is split into two parts.
         const KeyTile plain_keys =
             from_column(KeyTile{Memory::at.others_plain.begin}, first_column_of(block));
-        pairs.weigh(block, w, first, counted, [](int, int, float weight, float) { return weight; });
+        pairs.weigh(block, w, first, counted, [&](int part, int e, float weight, float) {
+          plain_factors.value[part][e] = sums.c[e / 2];
+          return weight;
+        });
         const RowsInRegisters<strip> large = rounded<T>(w);
-        add_strip<T, Sum::cols>(block, pairs, key_sum, large, plain_keys, first, meets_infinities);
-        add_strip<T, Sum::cols>(block, pairs, key_sum, rest_of<T>(w, large), plain_keys, first,
+        add_strip<T, Sum::cols>(block, pairs, sums.key, large, plain_keys, first, meets_infinities);
+        add_strip<T, Sum::cols>(block, pairs, sums.key, rest_of<T>(w, large), plain_keys, first,
                                 meets_infinities);
       }
+      if (!wants_mixing) continue;
+      const Queries queries(block, QueryTile{Memory::at.own.begin}, pairs.first_row);
+      auto p = product_with_rows<T, KeyDim, strip>(block, queries, keys, first);
+      for_each_element<strip>([&](int part, int e) { p.value[part][e] *= factors.value[part][e]; });
+      if constexpr (is_twofold) {
+        const Queries plain(block, QueryTile{Memory::at.own_plain.begin}, pairs.first_row);
+        const auto plain_p = product_with_rows<T, KeyDim, strip>(
+            block, plain, KeyTile{Memory::at.others_plain.begin}, first);
+        for_each_element<strip>([&](int part, int e) {
+          p.value[part][e] += plain_p.value[part][e] * plain_factors.value[part][e];
+        });
+      }
+      sums.mixing.add(block, pairs, p, first, store_mixing);
     }
   }
 };

@@ -276,13 +276,13 @@ struct WriteMixingGradient {
     return sum;
   }
 };
-/// dmix, if it is wanted, from the parts of all units; `own_parts`, if not null, are those of the
-/// diagonal.
+/// dmix, if it is wanted, from `count` matrices of parts; `own_parts`, if not null, are those of
+/// the diagonal.
 template <class V, class T>
 void write_mixing_gradient(const BackwardCall<V, T>& call, const Extents<V>& e,
-                           Span<Accumulator<T>> parts, const Accumulator<T>* own_parts, Sight sight,
-                           const GradientView<Accumulator<T>, 3>& to) {
-  const WriteMixingGradient<Accumulator<T>> body{parts.data, own_parts,     e.units() * e.matrices,
+                           Span<Accumulator<T>> parts, Index count, const Accumulator<T>* own_parts,
+                           Sight sight, const GradientView<Accumulator<T>, 3>& to) {
+  const WriteMixingGradient<Accumulator<T>> body{parts.data, own_parts,     count,
                                                  e.mix_rows, e.mix_columns, sight,
                                                  to.view,    call.update,   e.own_column()};
   if (to.wanted) machine::run(call.device, body.blocks(), body);
@@ -306,7 +306,8 @@ void run_backward_in_parts(const BackwardCall<V, T>& call, const PlanType& large
             mix, to.view, call.update);
     } else {
       const auto* const own = is_causal_within_block<V> ? plan.grad_own_mixing.data : nullptr;
-      write_mixing_gradient(call, plan.extents, plan.grad_mixing, own, sight_of<V>, to);
+      write_mixing_gradient(call, plan.extents, plan.grad_mixing,
+                            plan.extents.units() * plan.extents.matrices, own, sight_of<V>, to);
     }
   };
   clear_parts();

@@ -60,18 +60,25 @@ void QuadraticPath::backward(const BackwardCall<V, T>& call) {
       pair_operands(of), fused::tokens(call.dy, queries), plan.weights.data, plan.sum_weights.data,
       fused::gradient_scale<T>(Dims::key_dim, call.problem.key_grid.num_tokens(), Traits::divides,
                                Traits::sees)};
-  if (Traits::divides || dq.wanted)
-    run_over_items(
-        call, fused::QueryPairsGradient<Traits>{
-                  operands, of.epsilon(), fused::tokens(dq.view, queries), dq.wanted, call.update});
+  const fused::MixingParts parts{plan.grad_mixing.data, static_cast<int>(plan.runs),
+                                 static_cast<int>(call.problem.shape.heads),
+                                 static_cast<int>(of.e.mix_columns)};
+  if (dmix.wanted) set_zero(call.device, plan.grad_mixing);
+  if (Traits::divides || dq.wanted || dmix.wanted)
+    run_over_items(call, fused::QueryPairsGradient<Traits>{
+                             operands, of.epsilon(), fused::tokens(dq.view, queries), dq.wanted,
+                             call.update, parts, dmix.wanted});
   if (dk.wanted || dv.wanted)
     run_over_items(call, fused::KeyPairsGradient<Traits>{operands, fused::tokens(dk.view, keys),
                                                          dk.wanted, fused::tokens(dv.view, keys),
                                                          dv.wanted, call.update});
   if (!dmix.wanted) return;
-  run_over_items(call, fused::MixingPairsGradient<Traits>{operands, plan.grad_mixing.data});
-  write_mixing_gradient(call, of.e, plan.grad_mixing, nullptr,
-                        is_causal<V> ? Sight::past_blocks : Sight::all, dmix);
+  if constexpr (is_packed<V>)
+    launch(call.device, plan.packed_grad_mixing.size,
+           fused::AddSequences{queries, parts, of.e.mix_rows, plan.packed_grad_mixing.data});
+  write_mixing_gradient(call, of.e, is_packed<V> ? plan.packed_grad_mixing : plan.grad_mixing,
+                        plan.grad_parts, nullptr, is_causal<V> ? Sight::past_blocks : Sight::all,
+                        dmix);
 }
 
 }  // namespace cuda

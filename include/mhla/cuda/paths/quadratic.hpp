@@ -72,21 +72,19 @@ struct PairsCost {
   void add_backward(PathCost& path) const {
     const double d = size.key_dim, e = size.value_dim;
     const double numbers = normalizes<V> ? 8 * size.queries : 0;  // of queries, for the others
-    // dy v^T and its product with k; before that, with a normalizer, q k^T and dy v^T.
+    // dy v^T, its product with k, and q k^T for dm; before that, with a normalizer, both once more.
     const int passes = normalizes<V> ? 2 : 1;
-    KernelCost query = pass("dq", tiles().own, tiles().others, passes, passes * (d + e));
-    query.tensor_bytes += element * size.queries * d + numbers;
+    KernelCost query = pass("dq, dm", tiles().own, tiles().others, passes, passes * (d + e) + d);
+    const auto runs =
+        static_cast<double>(fused::runs_of_block(call.problem.query_grid.block_tokens()));
+    const double parts = size.heads * runs * size.mix_rows * size.mix_columns;
+    query.tensor_bytes += element * size.queries * d + numbers + 12 * parts;  // cleared, too
+    query.launches += 2;
     path.add(query);
     // q k^T, dy v^T, and their products with dy and q.
     KernelCost key = pass("dk, dv", tiles().own_of_two(), tiles().others, 1, 2 * (d + e));
     key.tensor_bytes += element * size.keys * (d + e) + numbers;
     path.add(key);
-    // q k^T and dy v^T once more, and the sum of the units' parts.
-    const Index side = fused::pair_rows(call.problem.shape.key_dim, call.problem.shape.value_dim);
-    KernelCost mix = pass("dm", side, side, 2, d + e);
-    mix.tensor_bytes += numbers + 8 * size.units * size.matrices * size.mix_rows * size.mix_columns;
-    ++mix.launches;
-    path.add(mix);
   }
 };
 
