@@ -37,7 +37,7 @@ struct AttendPairs {
   static constexpr int rows = Traits::tiles.own;
   static constexpr int columns = Traits::tiles.others;
   // Columns of scores at once: the longer the sums, the fewer registers are left for scores.
-  static constexpr int strip = columns < 32 || Traits::value_dim > 64 ? 16 : 32;
+  static constexpr int strip = columns < 32 || Traits::value_dim > 96 ? 16 : 32;
   static constexpr int row_warps = rows / 16;
   static constexpr int warps = row_warps * Traits::tiles.slices;
   static constexpr int threads = 32 * warps;
