@@ -90,12 +90,19 @@ MHLA_DEVICE void copy_part(const Block& block, const Tile<Rows, Cols>& tile, con
                            Index row_stride, int first, int end, int cols, int zeros_first,
                            int zeros_end) {
   constexpr int chunks = Tile<Rows, Cols>::chunks;
-  for (int i = zeros_first * chunks + block.thread; i < zeros_end * chunks; i += Threads) {
-    const int row = i / chunks;
-    const int c = i % chunks;
-    const bool present = row >= first && row < end && c * chunk_size < cols;
-    machine::copy_chunk(tile.chunk(row, c),
-                        present ? from + row * row_stride + c * chunk_size : from, present);
+  static_assert(Threads % chunks == 0);
+  constexpr int step = Threads / chunks;  // rows at once
+  const int c = block.thread % chunks;
+  int row = zeros_first + block.thread / chunks;
+  const bool is_inside = c * chunk_size < cols;
+  const T* at = from + row * row_stride + c * chunk_size;
+  Shared to = tile.begin + tile.chunk_offset(row, c);
+  MHLA_DEVICE_UNROLL
+  for (int n = 0; n < (Rows + step - 1) / step; ++n) {
+    if (row < zeros_end) machine::copy_chunk(to, at, is_inside && row >= first && row < end);
+    row += step;
+    at += step * row_stride;
+    to += tile.chunk_offset(step, 0);
   }
 }
 
@@ -108,11 +115,10 @@ struct MixBlocks {
   static constexpr int col_warps = 8 / row_warps;
   static constexpr int inner_parts = Side / 16;
   using Panel = Tile<Side, 64 * col_warps>;
-  using Part = Tile<16, 16>;  // of the matrix, for a warp
   using Sum = Accumulators<Side, 64 * col_warps, row_warps, col_warps>;
   static_assert(Sum::row_parts == 1 && Sum::col_parts == 8);
   static constexpr int stage_bytes = Planes * Panel::bytes;
-  static constexpr int shared_bytes = 2 * stage_bytes + threads / 32 * Part::bytes;
+  static constexpr int shared_bytes = 2 * stage_bytes;
   static constexpr int min_blocks_per_sm = 2;
 
   MixingWork work;
@@ -135,6 +141,17 @@ struct MixBlocks {
     number /= work.row_tiles;
     item.group = number / work.units_of_group;
     item.unit = number % work.units_of_group * work.kv_heads + item.group / work.outputs;
+    return item;
+  }
+  /// The one after it, if the matrix is one tile.
+  MHLA_DEVICE Item after(Item item) const {
+    item.first_col += Panel::cols;
+    if (item.first_col < work.width) return item;
+    item.first_col = 0;
+    item.unit += work.kv_heads;
+    if (item.unit < work.units_of_group * work.kv_heads) return item;
+    ++item.group;
+    item.unit = item.group / work.outputs;
     return item;
   }
   MHLA_DEVICE int end_row(const Item& item) const {
@@ -186,58 +203,40 @@ struct MixBlocks {
   };
   /// Those of a warp's rows and a part of its tile, as loaded from memory.
   struct Loaded {
-    float value[8];
+    float value[4][2];
   };
   MHLA_DEVICE Loaded load_part(const Block& block, const Item& item, const Term& of,
                                int part) const {
     const int head =
         item.group / work.outputs * work.matrices + item.group % work.outputs + of.matrix;
-    const float* const matrix = mixing.data + head * mixing.head_stride;
-    const int first_row = item.first_row + Sum::row_part(block, 0) * 16;
-    const int first = of.first + part * 16;
+    const Index row_step = work.adjoint ? 1 : mixing.row_stride;
+    const Index inner_step = work.adjoint ? mixing.row_stride : 1;
+    const int first_row = item.first_row + Sum::row_part(block, 0) * 16 + block.lane() / 4;
+    const int first = of.first + part * 16 + block.lane() % 4 * 2;
+    const float* const from =
+        mixing.data + head * mixing.head_stride + first_row * row_step + first * inner_step;
     Loaded loaded;
     MHLA_DEVICE_UNROLL
-    for (int e = 0; e < 8; ++e) {
-      const Place place = place_in_part(block, e);
-      const int row = first_row + place.row;
-      const int at = first + place.col;
-      const Index offset =
-          work.adjoint ? at * mixing.row_stride + row : row * mixing.row_stride + at;
-      loaded.value[e] = work.sees(row, at) ? machine::load_from(matrix + offset) : 0;
+    for (int x = 0; x < 4; ++x) {
+      MHLA_DEVICE_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const int row = x % 2 * 8, at = x / 2 * 8 + e;
+        loaded.value[x][e] = work.sees(first_row + row, first + at)
+                                 ? machine::load_from(from + row * row_step + at * inner_step)
+                                 : 0;
+      }
     }
     return loaded;
   }
-  /// Where a lane's elements are in a part: lanes follow memory order, which is transposed in the
-  /// adjoint.
-  struct Place {
-    int row;
-    int col;
-  };
-  MHLA_DEVICE Place place_in_part(const Block& block, int e) const {
-    const int slow = e * 2 + block.lane() / 16;
-    const int fast = block.lane() % 16;
-    return work.adjoint ? Place{fast, slow} : Place{slow, fast};
-  }
-  /// Rounds them, and then their rounding errors. Both go through the warp's shared memory.
-  MHLA_DEVICE Coefficients coefficients_of(const Block& block, Loaded loaded) const {
+  /// Rounds them, and then their rounding errors.
+  MHLA_DEVICE static Coefficients coefficients_of(Loaded loaded) {
     Coefficients of;
-    round(block, loaded, of.high);
-    round(block, loaded, of.low);
-    return of;
-  }
-  MHLA_DEVICE void round(const Block& block, Loaded& loaded, std::uint32_t (&to)[4]) const {
-    const Part part{static_cast<Shared>(2 * stage_bytes + block.warp() * Part::bytes)};
     MHLA_DEVICE_UNROLL
-    for (int e = 0; e < 8; e += 2) {
-      const std::uint32_t pair = split_off<T>(loaded.value[e], loaded.value[e + 1]);
-      const Place first = place_in_part(block, e);
-      const Place second = place_in_part(block, e + 1);
-      machine::write(part.at(first.row, first.col), static_cast<std::uint16_t>(pair));
-      machine::write(part.at(second.row, second.col), static_cast<std::uint16_t>(pair >> 16));
+    for (int x = 0; x < 4; ++x) {
+      of.high[x] = split_off<T>(loaded.value[x][0], loaded.value[x][1]);
+      of.low[x] = machine::rounded_pair<T>(loaded.value[x][0], loaded.value[x][1]);
     }
-    block.sync_warp();
-    machine::load_matrices(to, part.chunk(block.lane() % 16, block.lane() / 16));
-    block.sync_warp();
+    return of;
   }
 
   /// sum += m source, of one tile of inner rows: for_each_part(f) calls f(part, coefficients) of
@@ -296,7 +295,7 @@ struct MixBlocks {
       for (int part = 0; part < inner_parts; ++part) {
         const Loaded loaded = next;
         if (part + 1 < inner_parts) next = load_part(block, item, of, part + 1);
-        multiply_part(part, coefficients_of(block, loaded));
+        multiply_part(part, coefficients_of(loaded));
       }
     });
   }
@@ -321,12 +320,20 @@ struct MixBlocks {
       T* to = result.data + plane * result.plane_stride + item.unit * result.unit_stride +
               item.group % work.outputs * result.matrix_stride +
               item.first_row * result.row_stride + item.first_col;
-      MHLA_DEVICE_UNROLL
-      for (int j = 0; j < Sum::col_parts; ++j) {
-        float(&value)[4] = sum.value[0][j];
-        const Shared at = of_lane + static_cast<Shared>(j * 16);
-        machine::write(at, split_off<T>(value[0], value[1]));
-        machine::write(at + 8 * Panel::stride, split_off<T>(value[2], value[3]));
+      const auto write_pairs = [&](const auto& rounded) {
+        MHLA_DEVICE_UNROLL
+        for (int j = 0; j < Sum::col_parts; ++j) {
+          float(&value)[4] = sum.value[0][j];
+          const Shared at = of_lane + static_cast<Shared>(j * 16);
+          machine::write(at, rounded(value[0], value[1]));
+          machine::write(at + 8 * Panel::stride, rounded(value[2], value[3]));
+        }
+      };
+      if (plane + 1 < result.planes) {
+        write_pairs([](float& first, float& second) { return split_off<T>(first, second); });
+      } else {
+        write_pairs(
+            [](float first, float second) { return machine::rounded_pair<T>(first, second); });
       }
       block.sync_warp();
       // A lane handles one chunk of every fourth row.
@@ -349,73 +356,96 @@ struct MixBlocks {
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
+    if constexpr (Keeps) {
+      mix_stretch(block);
+    } else {
+      mix_item(block, item(static_cast<int>(block.number)));
+    }
+  }
+
+ private:
+  /// Of a stretch of items, each of which has one term.
+  MHLA_DEVICE void mix_stretch(const Block& block) const {
     const auto stretch = [&](Index part) {
       return even_split(work.items, static_cast<int>(block.blocks), static_cast<int>(part));
     };
-    int number = stretch(block.number);
-    bool has_next = number < stretch(block.number + 1);
-    const auto copy = [&](const Item& of, int n, int to) {
-      copy_source(machine::known_anew(block), of, n, to);
-    };
-    bool is_kept = false;  // the matrix of the last item's group
-    Coefficients kept[std::size_t{inner_parts}] = {};
+    const int first = stretch(block.number);
+    int left = stretch(block.number + 1) - first;
+    Item current = item(first);
+    Item next = current;
     int stage = 0;
-    const auto begin = [&] {
-      machine::wait_for_earlier_kernels();
-      copy(item(number), 0, stage);
+    const auto begin_copy = [&] {
+      if (left > 0) copy_source(machine::known_anew(block), next, 0, stage);
       machine::commit_copies();
     };
-    if (!Keeps || mixing.is_new) begin();
-    for (; has_next; ++number) {
-      const Item current = item(number);
-      if constexpr (Keeps) {
-        if (!is_kept || current.group != item(number - 1).group) {
-          const Block anew = machine::known_anew(block);
-          MHLA_DEVICE_UNROLL
-          for (int part = 0; part < inner_parts; ++part)
-            kept[part] = coefficients_of(anew, load_part(anew, current, term(current, 0), part));
-          // The matrix is a table, already filled: the previous kernel only makes summaries.
-          if (number == stretch(anew.number) && !mixing.is_new) begin();
-          is_kept = true;
-        }
+    if (mixing.is_new) {
+      machine::wait_for_earlier_kernels();
+      begin_copy();
+    }
+    bool has_begun = mixing.is_new;
+    int kept_group = -1;
+    Coefficients kept[std::size_t{inner_parts}] = {};
+    for (; left > 0; current = next) {
+      if (current.group != kept_group) {
+        const Block anew = machine::known_anew(block);
+        MHLA_DEVICE_UNROLL
+        for (int part = 0; part < inner_parts; ++part)
+          kept[part] = coefficients_of(load_part(anew, current, {0, 0}, part));
+        kept_group = current.group;
       }
+      if (!has_begun) {
+        // The matrix is a table, already filled: the previous kernel only makes summaries.
+        machine::wait_for_earlier_kernels();
+        begin_copy();
+        has_begun = true;
+      }
+      machine::wait_for_copies<0>();
+      // The copies of all threads have landed, and the other stage is no longer read.
+      block.sync();
+      stage = 1 - stage;
+      --left;
+      next = after(current);
+      begin_copy();
       Sum sum;
-      const int terms = Keeps ? 1 : tiles(item(number)) * work.summed;
-      for (int n = 0; n < terms; ++n) {
-        machine::wait_for_copies<0>();
-        // The copies of all threads have landed, and the other stage is no longer read.
-        block.sync();
-        if (n + 1 < terms) {
-          copy(item(number), n + 1, 1 - stage);
-        } else {
-          has_next = number + 1 < stretch(machine::known_anew(block).number + 1);
-          if (has_next) copy(item(number + 1), 0, 1 - stage);
-        }
-        machine::commit_copies();
-        if constexpr (Keeps) {
-          multiply<false>(machine::known_anew(block), current, n, stage, sum,
-                          [&](const auto& multiply_part) {
-                            MHLA_DEVICE_UNROLL
-                            for (int part = 0; part < inner_parts; ++part)
-                              multiply_part(part, kept[part]);
-                          });
-          if (work.past_only && has_not_finite(sum)) {
-            sum.set_zero();
-            multiply_guarded(machine::known_anew(block), item(number), n, stage, sum);
-            // No registers keep the matrix meanwhile.
-            for (Coefficients& of_part : kept) of_part = {};
-            is_kept = false;
-          }
-        } else {
-          multiply_guarded(block, current, n, stage, sum);
-        }
-        stage = 1 - stage;
+      multiply<false>(machine::known_anew(block), current, 0, 1 - stage, sum,
+                      [&](const auto& multiply_part) {
+                        MHLA_DEVICE_UNROLL
+                        for (int part = 0; part < inner_parts; ++part)
+                          multiply_part(part, kept[part]);
+                      });
+      if (work.past_only && has_not_finite(sum)) {
+        sum.set_zero();
+        multiply_guarded(machine::known_anew(block), current, 0, 1 - stage, sum);
+        // No registers keep the matrix meanwhile.
+        for (Coefficients& of_part : kept) of_part = {};
+        kept_group = -1;
       }
       block.sync();
-      // Computed again, to save registers.
-      const Item done = item(number);
-      write(machine::known_anew(block), done, 1 - stage, sum);
+      write(machine::known_anew(block), current, 1 - stage, sum);
     }
+    if (!has_begun) machine::wait_for_earlier_kernels();
+  }
+
+  /// Of one item.
+  MHLA_DEVICE void mix_item(const Block& block, const Item& current) const {
+    machine::wait_for_earlier_kernels();
+    Sum sum;
+    const int terms = tiles(current) * work.summed;
+    int stage = 0;
+    const auto begin_copy = [&](int n) {
+      if (n < terms) copy_source(machine::known_anew(block), current, n, n % 2);
+      machine::commit_copies();
+    };
+    begin_copy(0);
+    for (int n = 0; n < terms; ++n) {
+      stage = n % 2;
+      machine::wait_for_copies<0>();
+      block.sync();  // this term has landed, and the previous one has been read
+      begin_copy(n + 1);
+      multiply_guarded(block, current, n, stage, sum);
+    }
+    block.sync();
+    write(machine::known_anew(block), current, stage, sum);
   }
 };
 

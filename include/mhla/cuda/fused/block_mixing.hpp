@@ -118,7 +118,8 @@ struct MixingWork {
     return end < lag ? 0 : end - lag;
   }
   MHLA_HOST_DEVICE bool sees(int row, int at) const {
-    return row < rows && at >= inner_begin(row) && at < inner_end(row + 1);
+    const bool is_inside = row < rows && at < inner;
+    return is_inside && (!past_only || (adjoint ? row + lag <= at : at + lag <= row));
   }
 
   /// Multiply-adds of all products: warps process parts of 16 rows and 16 inner rows that see each
