@@ -163,9 +163,14 @@ GradientViews<T> part_of(const BackwardCall<V, T>& call, Index first, const Cut&
 }
 
 /// Sums the queries' parts of dm_ii, of all blocks of a unit with this row of mix: one per
-/// sequence.
+/// sequence. A few lanes share an element.
 template <class A, class M>
 struct AddOwnMixingGradient {
+  static constexpr int threads = 256;
+  static constexpr int lanes = 8;
+  static constexpr int shared_bytes = threads * int{sizeof(A)};
+  static constexpr int min_blocks_per_sm = 4;
+
   PanelRows rows;
   const A* products;
   Index matrices;
@@ -174,35 +179,61 @@ struct AddOwnMixingGradient {
   M mixing;
   Index size;  // of a matrix in `parts`
 
-  MHLA_HOST_DEVICE void operator()(Index at) const {
+  MHLA_HOST_DEVICE Index count() const { return rows.units() * matrices * mix_blocks; }
+  Index blocks() const { return ceil_div(count() * lanes, Index{threads}); }
+
+  MHLA_DEVICE void operator()(const machine::Block& block) const {
+    machine::wait_for_earlier_kernels();
+    const Index at = (block.number * threads + block.thread) / lanes;
+    const int lane = block.thread % lanes;
+    const bool is_one = at < count();
     const Index i = at % mix_blocks;
-    const Index matrix = at / mix_blocks % matrices;
-    const Index part = at / mix_blocks / matrices;
+    machine::write<A>(place(block.thread), is_one ? sum_of(at / mix_blocks, i, lane) : A(0));
+    block.sync();
+    if (lane != 0 || !is_one) return;
+    A sum = A(0);
+    for (int n = 0; n < lanes; ++n) sum += machine::read<A>(place(block.thread + n));
+    A* to = parts + at;
+    if constexpr (StructuredMixing<M>)
+      to = parts + at / mix_blocks * size + mixing.own_coefficient(i);
+    machine::store_to(to, machine::load_from(to) + sum);
+  }
+
+ private:
+  MHLA_DEVICE static machine::Shared place(int n) {
+    return static_cast<machine::Shared>(n * int{sizeof(A)});
+  }
+  /// A lane's share, of a unit's matrix.
+  MHLA_DEVICE A sum_of(Index part, Index i, int lane) const {
     const Index tokens = rows.table.block_tokens;
     const Index heads = rows.group_size / matrices;
+    const bool is_one_sequence = rows.table.blocks == mix_blocks;
     A sum = A(0);
-    for (Index b = 0; b < rows.table.blocks; ++b) {
-      if (rows.table.mix_rows[b] != i) continue;
-      const Index first = part * rows.of_unit() + b * rows.of_block() + matrix * heads * tokens;
-      for (Index r = 0; r < heads * tokens; ++r) sum += products[first + r];
+    for (Index b = is_one_sequence ? i : 0; b < (is_one_sequence ? i + 1 : rows.table.blocks);
+         ++b) {
+      if (machine::load_from(rows.table.mix_rows.data + b) != i) continue;
+      const A* const from = products + part / matrices * rows.of_unit() + b * rows.of_block() +
+                            part % matrices * heads * tokens;
+      for (Index r = lane; r < heads * tokens; r += lanes) sum += machine::load_from(from + r);
     }
-    if constexpr (StructuredMixing<M>) {
-      parts[at / mix_blocks * size + mixing.own_coefficient(i)] += sum;
-    } else {
-      parts[at] += sum;
-    }
+    return sum;
   }
 };
 /// Adds m_ii's gradient in a call that masks own blocks; does nothing in other calls.
 template <class V, class T, class PlanType>
 void add_own_mixing_gradient(const Operands<V, T, PlanType>& part) {
   const Extents<V>& e = part.e;
-  if constexpr (is_causal_within_block<V>)
-    launch(part.device, e.units() * e.matrices * e.mix_rows,
-           AddOwnMixingGradient<Accumulator<T>, typename V::MixingType>{
-               e.queries, part.plan.own_products.data, e.matrices, e.mix_rows,
-               is_structured<V> ? part.plan.grad_mixing.data : part.plan.grad_own_mixing.data,
-               part.variant.mixing, e.mixing_size()});
+  if constexpr (is_causal_within_block<V>) {
+    const AddOwnMixingGradient<Accumulator<T>, typename V::MixingType> body{
+        e.queries,
+        part.plan.own_products.data,
+        e.matrices,
+        e.mix_rows,
+        is_structured<V> ? part.plan.grad_mixing.data : part.plan.grad_own_mixing.data,
+        part.variant.mixing,
+        e.mixing_size()};
+    machine::run(part.device, body.blocks(), body);
+  }
 }
 
 /// dmix from its parts, [parts, matrices of a kv head, query blocks, key blocks], summed in one
