@@ -40,10 +40,10 @@ Buffer<T> poisoned(Index count) {
   return Buffer<T>(static_cast<std::size_t>(count), poison<T>());
 }
 
-/// Summaries in two planes, with the key sums.
-template <class T>
+/// Summaries in planes, with the key sums.
+template <class T, int Planes>
 struct BlockSums {
-  static constexpr int parts = 2;
+  static constexpr int parts = Planes;
   Index count;
   Index size;
   Index feature_dim;
@@ -111,7 +111,8 @@ class Backward {
   static constexpr bool rotates = mhla::rotates<V>;
   static constexpr bool normalizes = mhla::normalizes<V>;
   static constexpr bool own = mhla::is_causal_within_block<V>;
-  static constexpr int parts = BlockSums<T>::parts;
+  static constexpr int parts = fused::backward_parts<V>;
+  using Sums = BlockSums<T, parts>;
   using Features = fused::FeatureTokens<T, Map, rotates>;
   using OwnKeys = std::conditional_t<own, fused::OwnTokens<T, Map, rotates>, fused::NoOwnTokens>;
   using OwnQueries =
@@ -244,9 +245,9 @@ class Backward {
     return sums;
   }
   /// Watches summaries and key sums.
-  BlockSums<T>& of_keys() { return summaries_; }
-  BlockSums<T>& of_queries() { return grad_mixed_; }
-  static void poison(BlockSums<T>& of) {
+  Sums& of_keys() { return summaries_; }
+  Sums& of_queries() { return grad_mixed_; }
+  static void poison(Sums& of) {
     const auto planes = poisoned<T>(static_cast<Index>(of.planes.size()));
     const auto sums = poisoned<float>(static_cast<Index>(of.sums.size()));
     std::copy(planes.begin(), planes.end(), of.planes.begin());  // where kernels know them
@@ -255,7 +256,7 @@ class Backward {
 
   template <class Watch>
   void watch(Watch& watch) const {
-    const auto add = [&](const std::string& name, const BlockSums<T>& of) {
+    const auto add = [&](const std::string& name, const Sums& of) {
       watch(name, of.planes.data(), static_cast<Index>(of.planes.size()));
       watch(name + " sums", of.sums.data(), static_cast<Index>(of.sums.size()));
     };
@@ -315,8 +316,8 @@ class Backward {
                                 cuda::strip_width(problem.feature_dim));
     return arena.used();
   }
-  const BlockSums<T>& mixed() const { return mixed_; }
-  const BlockSums<T>& grad_summaries() const { return grad_summaries_; }
+  const Sums& mixed() const { return mixed_; }
+  const Sums& grad_summaries() const { return grad_summaries_; }
 
   /// Gradients of summaries are as small as 1 / den.
   float grad_scale() const {
@@ -385,7 +386,7 @@ class Backward {
       for_each_seen(mixed, [&](Index summary, std::size_t m) { f(mixed, summary, m); });
   }
   template <class F>
-  void for_each_mixed(BlockSums<T>& to, const F& f) const {
+  void for_each_mixed(Sums& to, const F& f) const {
     for (Index summary = 0; summary < to.count; ++summary) {
       for (Index c = 0; c < to.size; ++c) to.set(summary, c, f(summary, c, false));
       if constexpr (normalizes)
@@ -405,10 +406,10 @@ class Backward {
   cuda::Extents<V> e_;
   cuda::RotationTable<float> rotation_;
   std::vector<float> mixing_;
-  BlockSums<T> summaries_;
-  BlockSums<T> mixed_;
-  BlockSums<T> grad_mixed_;
-  BlockSums<T> grad_summaries_;
+  Sums summaries_;
+  Sums mixed_;
+  Sums grad_mixed_;
+  Sums grad_summaries_;
   Buffer<float> weights_;
   Buffer<float> sum_weights_;
   Buffer<float> own_products_;

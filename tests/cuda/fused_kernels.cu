@@ -82,7 +82,7 @@ KERNEL(read_out_128,
 KERNEL(read_out_causal_128, ReadOutCausal<BFloat16, EluPlusOne, !rotated, 128, 128, divides>);
 KERNEL(query_gradient_128, QueryGradient<BFloat16, EluPlusOne, !rotated, 128, 128, divides>);
 KERNEL(key_gradient_128, KeyGradient<BFloat16, EluPlusOne, !rotated, 128, 128, divides>);
-KERNEL(mixing_gradient_64, MultiplyMixedSummaries<BFloat16, 64>);
+KERNEL(mixing_gradient_64, MultiplyMixedSummaries<BFloat16, 2, 64>);
 KERNEL(tables_of_call, mhla::cuda::FillTables<float>);
 KERNEL(key_sum_mixing, MixKeySums);
 KERNEL(key_sum_products, AddKeySumProducts);

@@ -458,7 +458,7 @@ struct GradientCall {
     traffic::Watch watch;
     watch("dS~", grad_mixed.memory.data(), static_cast<Index>(grad_mixed.memory.size()));
     watch("S", summaries.memory.data(), static_cast<Index>(summaries.memory.size()));
-    fused::mix_matrix_gradient<T>(device, shape, a, b, partial_sums.data(), view(parts), into);
+    fused::mix_matrix_gradient<T, 2>(device, shape, a, b, partial_sums.data(), view(parts), into);
     // Tiles that see each other.
     const Index side = fused::MixingGradientWork(shape).side;
     Index of_queries = 0, of_keys = 0;

@@ -10,16 +10,18 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/policy/causality.hpp>
+#include <mhla/policy/traits.hpp>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Planes of 16-bit elements that a summary has: its rounded value, and in the backward pass, where
-/// large terms cancel, its rounding error.
+/// Planes of 16-bit elements that a summary has: its rounded value, and in the backward pass of a
+/// call with a normalizer, where large terms cancel, its rounding error.
 inline constexpr int forward_parts = 1;
-inline constexpr int backward_parts = 2;
+template <class V>
+inline constexpr int backward_parts = normalizes<V> ? 2 : 1;
 
 /// 16-bit summaries in memory, [units, blocks, matrices, feature_dim, value_dim], times a power of
 /// two, in planes.

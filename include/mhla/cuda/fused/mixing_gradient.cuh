@@ -31,14 +31,13 @@ struct MixingGradients {
 };
 
 /// A tile of dm of a unit and a matrix, summed over a split's columns.
-template <class T, int Side>
+template <class T, int Planes, int Side>
 struct MultiplyMixedSummaries {
   static constexpr int threads = 256;
-  static constexpr int planes = 2;  // of a summary of the backward pass
   static constexpr int step_cols = static_cast<int>(MixingGradientWork::step_cols);
   using Factor = Tile<Side, step_cols>;
   using Sum = Accumulators<Side, Side, Side / 16, 8 / (Side / 16)>;
-  static constexpr int stage_bytes = 2 * planes * Factor::bytes;
+  static constexpr int stage_bytes = 2 * Planes * Factor::bytes;
   static constexpr int shared_bytes = 2 * stage_bytes;
   static constexpr int min_blocks_per_sm = 2;
 
@@ -48,7 +47,7 @@ struct MultiplyMixedSummaries {
   float* partial_sums;  // [units, matrices, splits, query blocks, key blocks]
 
   MHLA_DEVICE static Factor factor(int stage, int which, int plane) {
-    return {static_cast<Shared>(stage * stage_bytes + (which * planes + plane) * Factor::bytes)};
+    return {static_cast<Shared>(stage * stage_bytes + (which * Planes + plane) * Factor::bytes)};
   }
   MHLA_DEVICE static int at_most_side(Index rows) {
     return rows < Side ? static_cast<int>(rows) : Side;
@@ -76,7 +75,7 @@ struct MultiplyMixedSummaries {
       const Index first = step * step_cols;
       const Index left = work.width - first;
       const int cols = left < step_cols ? static_cast<int>(left) : step_cols;
-      for (int plane = 0; plane < planes; ++plane) {
+      for (int plane = 0; plane < Planes; ++plane) {
         copy_part<threads>(block, factor(stage, 0, plane),
                            of_queries + plane * grad_mixed.plane_stride + first,
                            grad_mixed.row_stride, 0, queries, cols, 0, Side);
@@ -101,8 +100,10 @@ struct MultiplyMixedSummaries {
             block, sum, factor(stage, 0, query_plane), factor(stage, 1, key_plane));
       };
       multiply(0, 0);
-      multiply(0, 1);
-      multiply(1, 0);
+      if constexpr (Planes > 1) {
+        multiply(0, 1);
+        multiply(1, 0);
+      }
       stage = 1 - stage;
     }
     float* const to =
@@ -152,9 +153,9 @@ struct AddPartialSums {
   }
 };
 
-/// dm (+)= dS~ S^T, both in two planes; `partial_sums` has mix_matrix_gradient_partial_sums()
+/// dm (+)= dS~ S^T, both in `Planes` planes; `partial_sums` has mix_matrix_gradient_partial_sums()
 /// elements.
-template <class T>
+template <class T, int Planes>
 void mix_matrix_gradient(const CudaDevice& device, const MixingShape& shape,
                          const SummaryRows<const T>& grad_mixed,
                          const SummaryRows<const T>& summaries, float* partial_sums,
@@ -162,9 +163,9 @@ void mix_matrix_gradient(const CudaDevice& device, const MixingShape& shape,
   const MixingGradientWork work(shape);
   const auto run = [&](const auto& body) { machine::run(device, work.blocks(), body); };
   if (work.side == 32)
-    run(MultiplyMixedSummaries<T, 32>{work, grad_mixed, summaries, partial_sums});
+    run(MultiplyMixedSummaries<T, Planes, 32>{work, grad_mixed, summaries, partial_sums});
   else
-    run(MultiplyMixedSummaries<T, 64>{work, grad_mixed, summaries, partial_sums});
+    run(MultiplyMixedSummaries<T, Planes, 64>{work, grad_mixed, summaries, partial_sums});
   const AddPartialSums body{work, partial_sums, grad_mixing, into};
   machine::run(device, work.units * work.matrices * body.thread_blocks(), body);
 }

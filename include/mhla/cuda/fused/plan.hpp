@@ -64,7 +64,7 @@ struct SummaryPlan : TablePlan<V, float, true> {
   using Base::take;
   using Base::take_back;
 
-  int parts = backward ? backward_parts : forward_parts;  // planes of every summary
+  int parts = backward ? backward_parts<V> : forward_parts;  // planes of every summary
   bool in_state = false;  // summaries and key sums lie in a forward state
   Index feature_dim = extents.feature_dim;
   Index query_rows = extents.queries.count();
@@ -105,7 +105,7 @@ struct SummaryPlan : TablePlan<V, float, true> {
   /// whole batch, as in the backward pass, followed by the key sums.
   void keep_summaries(Index batch, Index first, Span<float> state) {
     if (state.data == nullptr) return;
-    static_assert(backward_parts * sizeof(T) == sizeof(float), "planes take the memory of floats");
+    static_assert(2 * sizeof(T) == sizeof(float), "planes take at most the memory of floats");
     const Index of_item = extents.keys.kv_heads * extents.keys.table.blocks;
     const Index size = extents.summary_size();
     const Index plane = batch * of_item * size;

@@ -93,7 +93,7 @@ struct SummaryPass {
   void forward(const TensorView<T, 4>& y) const {
     // A state is for the backward pass; mixing reads the same as without one.
     if (plan.in_state) {
-      summarize_blocks<backward_parts>();
+      summarize_blocks<backward_parts<V>>();
     } else {
       summarize_blocks<forward_parts>();
     }
@@ -104,7 +104,7 @@ struct SummaryPass {
   void backward(const TensorView<const T, 4>& dy, const GradientViews<T>& gradients,
                 Update update) const {
     const bool wants_keys = gradients.key.wanted || gradients.value.wanted;
-    if (!plan.in_state) summarize_blocks<backward_parts>();
+    if (!plan.in_state) summarize_blocks<backward_parts<V>>();
     mix_blocks();
     query_gradient(dy, gradients.query, update);
     if (!gradients.mix.wanted && !wants_keys) return;
@@ -120,7 +120,7 @@ struct SummaryPass {
   Sharing of_key_heads() const { return {static_cast<int>(e.keys.kv_heads), 1, 1}; }
   MixingMatrices matrices() const {
     // With summaries from a state, the backward pass begins with mixing.
-    const bool is_new = plan.in_state && plan.parts == backward_parts;
+    const bool is_new = plan.in_state && plan.backward;
     return {plan.mixing.data, e.mixing_size(), e.mix_columns, is_new};
   }
   /// Calls f(summaries) for every sequence of a batch item.
@@ -176,7 +176,7 @@ struct SummaryPass {
     using Own = std::remove_const_t<decltype(own)>;
     feature_gradient(
         device, e.queries.batch,
-        FeatureGradient<Traits, backward_parts, Side::queries, normalizes<V>, Own>{
+        FeatureGradient<Traits, backward_parts<V>, Side::queries, normalizes<V>, Own>{
             of.query_features(), tokens(dy, e.queries.table), tokens(dq.view, e.queries.table),
             dq.wanted, update, of.of_query_heads(), plan.mixed_summaries, plan.mixed_key_sums.data,
             of.epsilon(), query_numbers(), own});
@@ -186,7 +186,7 @@ struct SummaryPass {
   void mixed_summary_gradient(const TensorView<const T, 4>& dy) const {
     constexpr KeySums sums = normalizes<V> ? KeySums::weighted : KeySums::none;
     summarize(device, e.queries.batch,
-              SummarizeBlocks<Traits, backward_parts, sums>{
+              SummarizeBlocks<Traits, backward_parts<V>, sums>{
                   of.query_features(), tokens(dy, e.queries.table), of.of_query_heads(),
                   query_numbers().weights, query_numbers().sum_weights, plan.weight_scale(),
                   plan.grad_mixed_summaries, plan.grad_mixed_key_sums.data});
@@ -198,8 +198,9 @@ struct SummaryPass {
                              e.mix_columns,
                              1 / (plan.summaries.scale * plan.grad_mixed_summaries.scale)};
     for_each_sequence([&](const SequenceSummaries<V>& s) {
-      mix_matrix_gradient<T>(device, s.shape(), s.of_queries(plan.grad_mixed_summaries),
-                             s.of_keys(plan.summaries), plan.partial_sums.data, to, Into::add);
+      mix_matrix_gradient<T, backward_parts<V>>(
+          device, s.shape(), s.of_queries(plan.grad_mixed_summaries), s.of_keys(plan.summaries),
+          plan.partial_sums.data, to, Into::add);
       if constexpr (normalizes<V>)
         add_key_sum_products(device, s.key_sum_shape(), s.of_queries(plan.grad_mixed_key_sums),
                              s.of_keys(plan.key_sums), to);
@@ -236,7 +237,7 @@ struct SummaryPass {
     const auto own = own_queries(dy);
     using Own = std::remove_const_t<decltype(own)>;
     read_out(device, e.keys.batch,
-             ReadOutBlocks<Traits, backward_parts, false, Own>{
+             ReadOutBlocks<Traits, backward_parts<V>, false, Own>{
                  of.key_features(), tokens(dv, e.keys.table), update, of_key_heads(),
                  plan.grad_summaries, nullptr, 0.0f, own});
   }
@@ -247,7 +248,7 @@ struct SummaryPass {
     using Own = std::remove_const_t<decltype(own)>;
     feature_gradient(
         device, e.keys.batch,
-        FeatureGradient<Traits, backward_parts, Side::keys, normalizes<V>, Own>{
+        FeatureGradient<Traits, backward_parts<V>, Side::keys, normalizes<V>, Own>{
             of.key_features(), of.values(), tokens(dk, e.keys.table), true, update, of_key_heads(),
             plan.grad_summaries, plan.grad_key_sums.data, 0.0f, QueryNumbers{}, own});
   }

@@ -4,8 +4,8 @@
 //   forward:   summarize -> mix -> read out
 //   backward:  summarize -> mix -> dq, then dS~ -> dS and dm -> dv, dk
 //
-// Summaries are kept in planes of 16 bits: one for the forward pass, two for the backward pass.
-// summaries.cuh runs it; this needs no CUDA header.
+// Summaries are kept in planes of 16 bits: one, or two for the backward pass of a call with a
+// normalizer. summaries.cuh runs it; this needs no CUDA header.
 #pragma once
 
 #include <algorithm>
@@ -182,7 +182,7 @@ struct SummariesPath {
   static PathCost cost(const Call<V, T>& call, const NominalGpu& gpu) {
     const Index at_once =
         items_at_once<fused::SummaryPlan<V, T>>(call.attention, call.problem, call.is_backward());
-    const int planes = call.is_backward() ? fused::backward_parts : fused::forward_parts;
+    const int planes = call.is_backward() ? fused::backward_parts<V> : fused::forward_parts;
     const auto parts = static_cast<double>(ceil_div(call.problem.shape.batch, at_once));
     return TokenCost<V>{{call.attention, call.problem}, planes, parts}.path(call.direction, gpu);
   }
