@@ -91,7 +91,7 @@ struct FeatureGradient {
                 "cuBLAS runs it");
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
-  static constexpr int min_blocks_per_sm = 2;
+  static constexpr int min_blocks_per_sm = adds_own ? 2 : 3;
   static constexpr int rows = tile_rows(key_dim);
   static constexpr int sums_of_row = warps / (rows / 16);
   using FeatureTile = Tile<rows, key_dim>;
