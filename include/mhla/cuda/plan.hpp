@@ -162,6 +162,8 @@ struct TablePlan {
                                    is_fused ? strip_width(problem.feature_dim) : 0)),
         mixing(take(extents.mixings(), extents.mixing_size())) {}
 
+  /// Whether parts of the batch that stay in the L2 cache are faster than large ones.
+  static constexpr bool gains_by_cache(bool /*backward*/) { return false; }
   /// Whether it is a pass, or one of these stages.
   template <class... Stages>
   bool in(Stages... stages) const {
@@ -273,16 +275,19 @@ Index plan_size(const V& attention, const Problem& problem, Index items, bool ba
   return PlanType(Arena(), attention, problem, items, backward).arena.used();
 }
 
-/// Items of the batch processed at once, so that panels and summaries take bounded memory.
+/// Items of the batch processed at once, so that panels and summaries take bounded memory, or stay
+/// in the L2 cache.
 template <class PlanType, class V>
 Index items_at_once(const V& attention, const Problem& problem, bool backward) {
   const Index batch = problem.shape.batch;
   if (batch <= 1) return batch;
   const Index one = plan_size<PlanType>(attention, problem, 1, backward);
   const Index more = plan_size<PlanType>(attention, problem, 2, backward) - one;
-  const Index room =
-      one < affordable_bytes ? (affordable_bytes - one) / (std::max)(Index{1}, more) : 0;
-  return (std::min)(batch, 1 + room);
+  const bool caches = PlanType::gains_by_cache(backward) && one <= cached_bytes;
+  const Index bytes = caches ? (std::min)(cached_bytes, affordable_bytes) : affordable_bytes;
+  const Index room = one < bytes ? (bytes - one) / (std::max)(Index{1}, more) : 0;
+  const Index most = (std::min)(batch, 1 + room);
+  return caches ? ceil_div(batch, ceil_div(batch, most)) : most;
 }
 
 }  // namespace cuda

@@ -95,6 +95,8 @@ struct SummaryPlan : TablePlan<V, float, true> {
   // The diagonal's, if it is separate.
   Span<float> grad_own_mixing = take_back(grad_parts, extents.mix_rows, is_causal_within_block<V>);
 
+  /// A backward pass has so many kernels that launching more of them takes what the cache saves.
+  static constexpr bool gains_by_cache(bool of_backward) { return !of_backward; }
   /// [parts, count, feature_dim, value_dim]
   Summaries<T> take_summaries(Index count, float scale_of) {
     const Index size = checked_mul(count, extents.summary_size());
