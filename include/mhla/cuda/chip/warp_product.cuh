@@ -72,6 +72,21 @@ struct RowsInTile {
   }
 };
 
+/// The same, read once and kept in registers.
+template <int K>
+struct RowsKept {
+  std::uint32_t part[std::size_t{(K + 15) / 16}][4];
+
+  template <class TileA>
+  MHLA_DEVICE void load(const RowsInTile<K, TileA>& rows) {
+    MHLA_DEVICE_UNROLL
+    for (int k = 0; k < K; k += 16) rows.read(k, part[k / 16]);
+  }
+  MHLA_DEVICE void read(int k, std::uint32_t (&a)[4]) const {
+    for (int x = 0; x < 4; ++x) a[x] = part[k / 16][x];
+  }
+};
+
 /// 16 rows of K columns in registers, a first factor.
 template <int K>
 struct RowsInRegisters {

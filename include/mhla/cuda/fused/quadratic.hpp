@@ -30,7 +30,8 @@ constexpr PairTiles pair_tiles(Index key_dim, Index value_dim, bool is_twofold) 
   const Index dim = key_dim < value_dim ? value_dim : key_dim;
   if (dim > 128) return is_twofold ? PairTiles{32, 16, 2, 2} : PairTiles{64, 16, 1, 2};
   if (dim > 96 || is_twofold) return {64, 32, 1, 2};
-  return {128, 64, 1, 2};
+  if (dim > 72) return {128, 64, 1, 2};
+  return {128, 128, 1, 2};
 }
 /// Tokens of a thread block's own tile that one warp has.
 inline constexpr int pair_warp_rows = 16;

@@ -108,13 +108,13 @@ struct KeyPairsGradient {
         [&](int tile) {
           const TokenRange xs = xs_of(tile);
           if (tile == 0)
-            make_flagged_features<threads>(block, of.k, ys, KeyTile{Memory::at.own.begin}, false,
-                                           Shared{0});
+            make_flagged_features<threads, Side::keys>(
+                block, of.k, ys, KeyTile{Memory::at.own.begin}, false, Shared{0});
           if constexpr (is_twofold)
             make_plain_features<threads>(block, of.q, xs, Memory::others(tile),
                                          QueryTile{Memory::at.others_plain.begin});
-          make_flagged_features<threads>(block, of.q, xs, Memory::others(tile), hides(tile),
-                                         Memory::at.feature_flags.begin);
+          make_flagged_features<threads, Side::queries>(
+              block, of.q, xs, Memory::others(tile), hides(tile), Memory::at.feature_flags.begin);
           if (hides(tile))
             look_for_infinities<threads>(block, Memory::other_values(tile), exponent_bits<T>,
                                          Memory::at.value_flags.begin);

@@ -17,6 +17,7 @@
 #include <mhla/cuda/fused/float_tile.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
+#include <mhla/cuda/fused/readout_shape.hpp>
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 
@@ -459,14 +460,14 @@ MHLA_DEVICE void write_flags(const Block& block, float found, Shared flags) {
     machine::write<float>(flags + static_cast<Shared>(block.warp() * 4), found);
 }
 
-/// make_features, and flags for infinities among them.
-template <int Threads, class T, class Map, bool Rotates, int Rows, int Dim>
+/// make_features, and flags for infinities among them. Keys have no scale.
+template <int Threads, Side side, class T, class Map, bool Rotates, int Rows, int Dim>
 MHLA_DEVICE void make_flagged_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
                                        const TokenRange& range, const Tile<Rows, Dim>& tile,
                                        bool wants_flags, Shared flags) {
   float found = 0;
   make_features<Threads>(
-      block, of, range, tile, [&](int) { return of.scale; },
+      block, of, range, tile, [&](int) { return side == Side::keys ? 1.0f : of.scale; },
       [&](int, int, const typename Strips<Dim>::Elements& plain) {
         for (const float feature : plain)
           if (is_large<T>(feature)) found = 1;
@@ -514,9 +515,10 @@ MHLA_DEVICE void for_each_key_tile(const Block& block, const typename Kernel::Op
           make_plain_features<threads>(block, of.k, ys_of(tile), Memory::others(tile),
                                        typename Memory::Others{Memory::at.others_plain.begin});
         }
-        if (is_first) make_flagged_features<threads>(block, of.q, xs, queries, false, Shared{0});
-        make_flagged_features<threads>(block, of.k, ys_of(tile), Memory::others(tile),
-                                       reads_features && hides(tile), flags);
+        if (is_first)
+          make_flagged_features<threads, Side::queries>(block, of.q, xs, queries, false, Shared{0});
+        make_flagged_features<threads, Side::keys>(block, of.k, ys_of(tile), Memory::others(tile),
+                                                   reads_features && hides(tile), flags);
         RowBlocks<columns>{Memory::at.other_blocks.begin}.look_up(block, of.k.x.table, of.packed,
                                                                   ys_of(tile));
         if (!reads_features && hides(tile))
