@@ -73,6 +73,10 @@ struct Block {
 
   MHLA_DEVICE int lane() const { return thread % 32; }
   MHLA_DEVICE int warp() const { return warp_index; }
+  /// As one of the threads of a team of so many, whole warps. sync() still waits for all.
+  MHLA_DEVICE Block in_team(int threads) const {
+    return {number, blocks, thread % threads, warp_index % (threads / 32)};
+  }
   /// Waits for all threads of the block (__syncthreads); what they wrote to shared memory can be
   /// read then.
   MHLA_DEVICE void sync() const { __syncthreads(); }

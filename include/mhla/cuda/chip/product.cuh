@@ -84,17 +84,31 @@ struct Accumulators {
   /// Calls f(row, col, first, second) for this thread's elements: those of columns col and col + 1.
   template <class F>
   MHLA_DEVICE void for_each_pair(const Block& block, const F& f) {
+    for_each_pair_from(block, [&](int down, int right, float& first, float& second) {
+      f(first_row(block) + down, first_col(block) + right, first, second);
+    });
+  }
+  /// Where this thread has its first element.
+  MHLA_DEVICE static int first_row(const Block& block) {
+    return row_part(block, 0) * 16 + block.lane() / 4;
+  }
+  MHLA_DEVICE static int first_col(const Block& block) {
+    return col_part(block, 0) * 8 + block.lane() % 4 * 2;
+  }
+  /// The same from there on, by offsets that the compiler knows.
+  template <class F>
+  MHLA_DEVICE void for_each_pair_from(const Block& block, const F& f) {
     MHLA_DEVICE_UNROLL
     for (int i = 0; i < row_parts; ++i) {
       MHLA_DEVICE_UNROLL
-      for (int j = 0; j < col_parts; ++j) {
-        const int col = col_part(block, j) * 8 + block.lane() % 4 * 2;
+      for (int half = 0; half < 2; ++half) {
+        // All lanes take one branch: parts have 8 rows or 16.
+        const bool has_row = has_row_part(block, i) && row_part(block, i) * 16 + half * 8 < M;
+        if (!has_row) continue;
         MHLA_DEVICE_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const int row = row_part(block, i) * 16 + block.lane() / 4 + half * 8;
-          if (has_row_part(block, i) && has_col_part(block, j) && (M % 16 == 0 || row < M))
-            f(row, col, value[i][j][2 * half], value[i][j][2 * half + 1]);
-        }
+        for (int j = 0; j < col_parts; ++j)
+          if (has_col_part(block, j))
+            f(i * WarpsM * 16 + half * 8, j * 8, value[i][j][2 * half], value[i][j][2 * half + 1]);
       }
     }
   }

@@ -39,6 +39,28 @@ MHLA_DEVICE void for_each_tile(const Block& block, int tiles, const BeginCopy& b
   machine::wait_for_copies<0>();
 }
 
+/// The same by two teams of warps and three slots, with one sync for a tile: while one team
+/// prepares a tile, by begin_copy() of the next one and landed(), the other use()s the previous
+/// one.
+template <class BeginCopy, class Landed, class Use>
+MHLA_DEVICE void for_each_tile_in_teams(const Block& block, bool prepares, int tiles,
+                                        const BeginCopy& begin_copy, const Landed& landed,
+                                        const Use& use) {
+  const auto begin = [&](int tile) {
+    if (prepares && tile < tiles) begin_copy(tile);
+    machine::commit_copies();
+  };
+  block.sync();  // what was in the ring has been read
+  begin(0);
+  for (int step = 0; step <= tiles; ++step) {
+    machine::wait_for_copies<0>();
+    block.sync();  // this tile has landed, the previous one is prepared, the one before was used
+    begin(step + 1);
+    if (prepares && step < tiles) landed(step);
+    if (!prepares && step > 0) use(step - 1);
+  }
+}
+
 }  // namespace cuda::fused
 
 MHLA_NAMESPACE_END

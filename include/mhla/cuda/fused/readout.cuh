@@ -109,9 +109,28 @@ struct TileReadOut {
     }
     block.sync();  // features have been read, denominators written
     const ValueTile out{features.begin};
-    write(block, sum, unscale, out);
+    assemble(block, sum, unscale, out);
     block.sync();
     store_tokens<threads>(block, out, o, range, update, column);
+  }
+  /// scale num / den, rounded, into a tile.
+  MHLA_DEVICE void assemble(const Block& block, Sum& sum, float scale, const ValueTile& out) const {
+    if constexpr (Divides) {
+      sum.for_each_row(block, [&](int row, const auto& each) {
+        const float den = denominator(row);
+        const float factor = scale / den;
+        if (den == 0) {
+          each([](float& element) { element = 0; });
+        } else {
+          each([&](float& element) { element *= factor; });
+        }
+      });
+    } else {
+      sum.scale(scales_result ? scale * x.scale : scale);
+    }
+    sum.for_each_pair(block, [&](int row, int col, float first, float second) {
+      machine::write(out.at(row, col), machine::rounded_pair<T>(first, second));
+    });
   }
 
  private:
@@ -155,26 +174,6 @@ struct TileReadOut {
           add_pairs<T>(block, sum, scores_tile, values, found_infinities<warps>(at.flags),
                        pair_counts);
         });
-  }
-
-  /// scale num / den, rounded, into a tile.
-  MHLA_DEVICE void write(const Block& block, Sum& sum, float scale, const ValueTile& out) const {
-    if constexpr (Divides) {
-      sum.for_each_row(block, [&](int row, const auto& each) {
-        const float den = denominator(row);
-        const float factor = scale / den;
-        if (den == 0) {
-          each([](float& element) { element = 0; });
-        } else {
-          each([&](float& element) { element *= factor; });
-        }
-      });
-    } else {
-      sum.scale(scales_result ? scale * x.scale : scale);
-    }
-    sum.for_each_pair(block, [&](int row, int col, float first, float second) {
-      machine::write(out.at(row, col), machine::rounded_pair<T>(first, second));
-    });
   }
 
   MHLA_DEVICE static Shared place(Shared of, int n) { return of + static_cast<Shared>(n * 4); }

@@ -48,18 +48,20 @@ struct AttendResident {
   using KeySum =
       KeySumsOfTiles<Traits, SummarySum, Divides ? KeySums::plain : KeySums::none, false>;
   using Four = Vector<float, 4>;
-  static constexpr int threads = Tiles::threads;
-  static constexpr int warps = Tiles::warps;
-  static constexpr int min_blocks_per_sm = 2;
   static constexpr int rows = Tiles::rows;
   static constexpr int slices = Traits::value_dim / Slice;
-  static constexpr ResidentShape shape{key_dim, Slice, Divides, Tiles::adds_own};
-  static constexpr int stages = shape.stages;
+  static constexpr ResidentShape shape{key_dim, Slice, Divides, Traits::rotates, Tiles::adds_own};
+  static constexpr int teams = shape.teams();
+  static constexpr int team_threads = Tiles::threads;
+  static constexpr int threads = teams * team_threads;
+  static constexpr int warps = threads / 32;
+  static constexpr int min_blocks_per_sm = 2 / teams;
+  static constexpr int stages = shape.stages();
   /// Tiles of own tokens take the rings' second slots.
   static constexpr int read_out_stages = Tiles::adds_own ? 1 : stages;
   static constexpr int inner_parts = max_resident_blocks / 16;  // of a column of all blocks
   MHLA_HOST_DEVICE static constexpr ResidentMemory memory() { return shape.memory(); }
-  static_assert(Traits::value_dim % Slice == 0 && warps == shape.warps);
+  static_assert(Traits::value_dim % Slice == 0 && Tiles::warps == shape.warps);
   static_assert(KeySum::bytes <= shape.warp_sum_bytes());
   static_assert(memory().key_sum >= SummaryTile::bytes);
   static_assert(has_no_bank_conflicts<16>([](int lane) {
@@ -115,6 +117,16 @@ struct AttendResident {
     return part;
   }
 
+  /// For each tile, by one team or by two.
+  template <int Slots, class BeginCopy, class Landed, class Use>
+  MHLA_DEVICE static void for_each(const Block& block, int tiles, const BeginCopy& begin_copy,
+                                   const Landed& landed, const Use& use) {
+    if constexpr (teams == 1) {
+      for_each_tile<Slots>(block, tiles, begin_copy, landed, use);
+    } else {
+      for_each_tile_in_teams(block, block.warp() < Tiles::warps, tiles, begin_copy, landed, use);
+    }
+  }
   MHLA_DEVICE static FeatureTile features(int tile) {
     return Ring<FeatureTile, stages>{memory().tile.features}[tile % stages];
   }
@@ -138,34 +150,37 @@ struct AttendResident {
     const Part part = part_of(block);
     TileCursor tile(k.x.table, part.item, part.kv_head, 1, keys.first_block);
     TileCursor ahead = tile;
+    const Block team = block.in_team(team_threads);
     int b = 0;
     SummarySum sum;
-    KeySum key_sums(block, memory().warp_sums);
-    for_each_tile<stages>(
+    KeySum key_sums(team, memory().warp_sums);
+    for_each<stages>(
         block, static_cast<int>(keys.blocks) * k.x.table.tiles_of_block(rows),
         [&](int n) {
-          copy_tokens<threads>(block, k.x, ahead.range, features(n));
-          copy_tokens<threads>(block, v, ahead.range, values(n), part.column);
+          copy_tokens<team_threads>(team, k.x, ahead.range, features(n));
+          copy_tokens<team_threads>(team, v, ahead.range, values(n), part.column);
           ahead.template next<rows>();
         },
         [&](int n) {
-          make_features<threads>(
-              block, k, tile.range, features(n), [](int) { return 1.0f; },
+          make_features<team_threads>(
+              team, k, tile.range, features(n), [](int) { return 1.0f; },
               [&](int, int i, const typename Strips<key_dim>::Elements& of_strip) {
-                key_sums.add_strip(block, i, of_strip, 1.0f);
+                key_sums.add_strip(team, i, of_strip, 1.0f);
               },
               [](int) {});
+          if constexpr (teams > 1) tile.template next<rows>();
         },
         [&](int n) {
-          key_sums.template multiply_add<rows>(block, sum, features(n), values(n));
-          if (tile.template next<rows>()) keep(block, b++, sum, key_sums);
+          key_sums.template multiply_add<rows>(team, sum, features(n), values(n));
+          if (tile.template next<rows>()) keep(team, b++, sum, key_sums);
         });
   }
 
   /// Stores a block's sums, and starts those of the next.
   MHLA_DEVICE void keep(const Block& block, int b, SummarySum& sum, KeySum& key_sums) const {
-    sum.for_each_pair(block, [&](int row, int col, float first, float second) {
-      machine::write(summary(b).at(row, col),
+    const Shared at = summary(b).at(SummarySum::first_row(block), SummarySum::first_col(block));
+    sum.for_each_pair_from(block, [&](int down, int right, float first, float second) {
+      machine::write(at + SummaryTile::chunk_offset(down, right / chunk_size),
                      machine::rounded_pair<T>(scale * first, scale * second));
     });
     sum.set_zero();
@@ -276,6 +291,13 @@ struct AttendResident {
     }
   }
 
+  /// The readout of a tile, the n-th, of block i.
+  MHLA_DEVICE Tiles readout(int n, int i) const {
+    ReadOutMemory at = memory().tile;
+    at.key_sum = mixed_key_sum(i);
+    if (teams > 1 && n % 2 == 1) at.denominators = memory().next_denominators;
+    return {q, own, Tiles::epsilon_for(epsilon, q.scale), at};
+  }
   /// y of every query of the heads that the matrix mixes for.
   MHLA_DEVICE void read_out(const Block& block) const {
     constexpr int num_slots = read_out_stages;
@@ -283,28 +305,44 @@ struct AttendResident {
     TileCursor tile(q.x.table, part.item, part.head, sharing.heads_of_matrix(),
                     queries.first_block);
     TileCursor ahead = tile;
+    const Block team = block.in_team(team_threads);
+    const int tiles =
+        static_cast<int>(queries.blocks) * tile.heads * q.x.table.tiles_of_block(rows);
     int i = 0;
-    const float of_features = Tiles::epsilon_for(epsilon, q.scale);
-    const auto readout = [&] {
-      ReadOutMemory at = memory().tile;
-      at.key_sum = mixed_key_sum(i);
-      return Tiles{q, own, of_features, at};
-    };
-    for_each_tile<num_slots>(
-        block, static_cast<int>(queries.blocks) * tile.heads * q.x.table.tiles_of_block(rows),
+    TokenRange done = tile.range;  // what the previous tile of values has the results of
+    for_each<num_slots>(
+        block, tiles,
         [&](int n) {
-          copy_tokens<threads>(block, q.x, ahead.range, features(n % num_slots));
+          copy_tokens<team_threads>(team, q.x, ahead.range, features(n % num_slots));
           ahead.template next<rows>();
         },
-        [&](int n) { readout().make_query_features(block, tile.range, features(n % num_slots)); },
         [&](int n) {
+          readout(n, i).make_query_features(team, tile.range, features(n % num_slots));
+          if constexpr (teams > 1)
+            if (tile.template next<rows>()) ++i;
+        },
+        [&](int n) {
+          if (teams > 1 && n > 0) store(team, n - 1, done, part.column);
           typename Tiles::Sum sum;
           multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(
-              block, sum, features(n % num_slots), summary(i));
-          readout().finish(block, sum, scale, features(n % num_slots), tile.range, sharing, o,
-                           Update::overwrite, part.column);
+              team, sum, features(n % num_slots), summary(i));
+          if constexpr (teams > 1) {
+            readout(n, i).assemble(team, sum, 1 / scale, values(n));
+            done = tile.range;
+          } else {
+            readout(n, i).finish(block, sum, scale, features(n % num_slots), tile.range, sharing, o,
+                                 Update::overwrite, part.column);
+          }
           if (tile.template next<rows>()) ++i;
         });
+    if constexpr (teams > 1) {
+      block.sync();
+      if (block.warp() >= Tiles::warps && tiles > 0) store(team, tiles - 1, done, part.column);
+    }
+  }
+  /// Stores the results of a tile, the n-th.
+  MHLA_DEVICE void store(const Block& team, int n, const TokenRange& range, int column) const {
+    store_tokens<team_threads>(team, values(n), o, range, Update::overwrite, column);
   }
 };
 

@@ -37,6 +37,7 @@ constexpr int resident_slice(int value_dim, int n) {
 /// record for every block: S, later S~, and z and z~.
 struct ResidentMemory {
   ReadOutMemory tile;
+  std::uint32_t next_denominators;  // those of every other tile, where two teams work
   std::uint32_t warp_sums;
   std::uint32_t values;  // a ring of tiles
   std::uint32_t records;
@@ -49,13 +50,19 @@ struct ResidentShape {
   int key_dim;
   int slice;
   bool divides;
+  bool rotates;
   bool adds_own;
 
-  static constexpr int warps = 8;
-  static constexpr int stages = 2;
+  static constexpr int warps = 8;  // of a team
 
+  /// Two where key sums come out of the summaries' product and no own tokens are added: one team
+  /// makes features while the other multiplies.
+  MHLA_HOST_DEVICE constexpr int teams() const { return adds_own || (divides && rotates) ? 1 : 2; }
+  MHLA_HOST_DEVICE constexpr int stages() const { return teams() + 1; }
   MHLA_HOST_DEVICE constexpr int key_sum_bytes() const { return divides ? key_dim * 4 : 0; }
-  MHLA_HOST_DEVICE constexpr int warp_sum_bytes() const { return warps * key_sum_bytes(); }
+  MHLA_HOST_DEVICE constexpr int warp_sum_bytes() const {
+    return rotates ? warps * key_sum_bytes() : 0;
+  }
   MHLA_HOST_DEVICE constexpr ResidentMemory memory() const {
     constexpr auto side = static_cast<int>(max_resident_blocks);
     const int rows = tile_rows(key_dim);
@@ -65,11 +72,12 @@ struct ResidentShape {
     SharedLayout layout;
     SharedLayout other;
     at.tile.take_rows(layout, rows, adds_own);
+    at.next_denominators = layout.take_bytes(teams() == 1 ? 0 : rows * 4);
     at.warp_sums = other.take_bytes(warp_sum_bytes());
     layout.go_past(other);
     other = layout;
-    at.tile.features = layout.take_bytes(stages * feature_bytes);
-    at.values = layout.take_bytes(stages * value_bytes);
+    at.tile.features = layout.take_bytes(stages() * feature_bytes);
+    at.values = layout.take_bytes(stages() * value_bytes);
     at.tile.others = at.tile.features + static_cast<std::uint32_t>(feature_bytes);
     at.tile.values = at.values + static_cast<std::uint32_t>(value_bytes);
     other.take_bytes(2 * tile_bytes(side, side));  // the matrix, high and low
@@ -90,11 +98,12 @@ struct ResidentShape {
 /// Value columns that a thread block takes: the widest slice for which the summaries of all blocks
 /// fit into `shared_bytes`; 0 if none does.
 inline Index resident_slice_of(Index key_dim, Index value_dim, Index blocks, bool divides,
-                               bool adds_own, Index shared_bytes) {
+                               bool rotates, bool adds_own, Index shared_bytes) {
   if (!has_resident_kernels(key_dim, value_dim) || blocks > max_resident_blocks) return 0;
   for (int n = 0; n < resident_slices; ++n) {
     const ResidentShape shape{static_cast<int>(key_dim),
-                              resident_slice(static_cast<int>(value_dim), n), divides, adds_own};
+                              resident_slice(static_cast<int>(value_dim), n), divides, rotates,
+                              adds_own};
     if (shape.bytes(static_cast<int>(blocks)) <= shared_bytes) return shape.slice;
   }
   return 0;

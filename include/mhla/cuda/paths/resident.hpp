@@ -34,7 +34,8 @@ struct ResidentPath {
   static Index slice(const Problem& problem, Index shared_bytes) {
     return fused::resident_slice_of(problem.shape.key_dim, problem.shape.value_dim,
                                     (std::max)(problem.query_blocks, problem.key_blocks),
-                                    normalizes<V>, is_causal_within_block<V>, shared_bytes);
+                                    normalizes<V>, rotates<V>, is_causal_within_block<V>,
+                                    shared_bytes);
   }
   /// Whether an SM's shared memory holds two thread blocks, each with what CUDA keeps for itself.
   template <class V>
@@ -42,7 +43,7 @@ struct ResidentPath {
     constexpr Index reserved = 1024;
     const fused::ResidentShape shape{static_cast<int>(problem.shape.key_dim),
                                      static_cast<int>(slice<V>(problem, gpu.shared_bytes)),
-                                     normalizes<V>, is_causal_within_block<V>};
+                                     normalizes<V>, rotates<V>, is_causal_within_block<V>};
     const auto blocks = static_cast<int>((std::max)(problem.query_blocks, problem.key_blocks));
     return 2 * (shape.bytes(blocks) + reserved) <= gpu.shared_bytes + reserved;
   }

@@ -76,6 +76,7 @@ struct Block {
 
   int lane() const { return thread % 32; }
   int warp() const { return thread / 32; }
+  Block in_team(int threads) const { return {number, blocks, thread % threads}; }
   void sync(Site site = Site::current()) const { threads_of_block().meet(Meeting::sync, site); }
   void sync_warp(Site site = Site::current()) const {
     threads_of_block().meet(Meeting::sync_warp, site);
