@@ -192,7 +192,8 @@ struct QueryPairsGradient {
                             const ValueTile& values, bool spoilt, Sums& sums,
                             const Store& store_mixing) const {
     const Outs dy(block, OutTile{Memory::at.own_values.begin}, pairs.first_row);
-    MHLA_DEVICE_UNROLL
+    // Unrolled, what each strip has of its own would take the registers of the sums.
+    MHLA_DEVICE_ROLLED
     for (int first = 0; first < columns; first += strip) {
       const Counted counted = pairs.counted(first, strip);
       if (counted == Counted::none) continue;

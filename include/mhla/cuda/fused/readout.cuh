@@ -205,7 +205,9 @@ struct ReadOutBlocks {
   using ValueTile = typename Tiles::ValueTile;
   using SummaryTile = Tile<key_dim, slice>;
   static constexpr int threads = Tiles::threads;
-  static constexpr int min_blocks_per_sm = key_dim > 128 ? 1 : adds_own ? 2 : 3;
+  static constexpr int min_blocks_per_sm = key_dim > 128                             ? 1
+                                           : adds_own || (Divides && key_dim == 128) ? 2
+                                                                                     : 3;
   static constexpr int rows = Tiles::rows;
   static constexpr int stages = shape.stages();
   MHLA_DEVICE static FeatureTile features(int tile) {
