@@ -368,9 +368,11 @@ TEST_CASE("cuda path: a kernel's time is that of what binds it", "[cuda]") {
   CHECK(microseconds({"", 10e6, 20e6, 30e6, 5e9, 70e6}, true) == 1 + 70);  // instructions
   cost.busy = 0.5;
   CHECK(microseconds(cost, true) == 2 + 60);
-  KernelCost alone{"", 10e6, 0, 0, 0, 50e6};
+  KernelCost alone{"", 10e6, 0, 0, 0, 36e6};
   alone.alone = true;
-  CHECK(microseconds(alone, true) == 1 + 70);
+  CHECK(microseconds(alone, true) == 1 + 50);
+  cost.memory_share = 0.75;
+  CHECK(microseconds(cost, true) == 2 + 80);
 
   PathCost path;
   path.flops_per_second = 1e14;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The cost model of paths: a kernel takes as long as the slowest of moving its bytes, computing its
-// products and issuing its instructions, and a launch. Good enough to choose between paths that are
-// far apart; measurements are to replace it. Needs no CUDA header.
+// products and issuing its instructions, at the share of the chip's rates that its warps reach, and
+// a launch. Shares and instructions are those of a simulation of the compiled kernels at the shapes
+// of bench/gpu_shapes.hpp, which the model meets within a quarter. Needs no CUDA header.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/problem.hpp>
 #include <mhla/policy/traits.hpp>
 
@@ -21,9 +23,14 @@ namespace cuda {
 
 /// The share of its SMs' issue slots that a kernel of ours can fill, where nothing else binds:
 /// barriers between tiles, dependent products and bank conflicts leave the others empty. With one
-/// thread block of eight warps per SM, a scheduler has two warps to choose from, not four.
-inline constexpr double issue_share = 0.7;
-inline constexpr double issue_share_alone = 0.5;
+/// thread block of eight warps per SM, a scheduler has two warps to choose from, not four. And the
+/// shares of the memory's rate that kernels reach which go through tokens, which also pair those of
+/// a block, and whose thread blocks take one tile from its copy to its last store.
+inline constexpr double issue_share = 0.5;
+inline constexpr double issue_share_alone = 0.36;
+inline constexpr double memory_share_of_tokens = 0.92;
+inline constexpr double memory_share_of_pairs = 0.8;
+inline constexpr double memory_share_of_tile = 0.72;
 
 /// A GPU in round numbers: what copies and large matrix products are known to reach on it, not data
 /// sheet values. Of an H100 the rate of copies is measured (3.02e12), and that large products run
@@ -32,7 +39,7 @@ struct NominalGpu {
   const char* name = "H200";
   double memory_bandwidth = 4.3e12;   ///< bytes a second, of copies
   double cache_bandwidth = 5.5e12;    ///< of L2
-  double cache_bytes = 30e6;          ///< certain to stay in L2, whose halves may both hold a line
+  double cache_bytes = 37.5e6;        ///< that stay in L2
   double sixteen_bit_flops = 420e12;  ///< of mma.sync
   double tf32_flops = 395e12;
   double float_flops = 55e12;  ///< outside the tensor cores
@@ -75,15 +82,17 @@ struct KernelCost {
   double instructions = 0;   ///< of warps
   double launches = 1;
   double busy = 1;     ///< share of the SMs that have a thread block
-  bool alone = false;  ///< one thread block per SM
+  bool alone = false;  ///< one thread block per SM, of eight warps
+  double memory_share = 1;
 
   constexpr double bytes() const { return tensor_bytes + summary_bytes + cached_bytes; }
 
   /// `in_cache`: summaries stay in L2 between kernels.
   constexpr Times times(const NominalGpu& gpu, double flops_per_second, bool in_cache) const {
     const double memory = tensor_bytes + (in_cache ? 0 : summary_bytes);
-    return {(std::max)(memory / gpu.memory_bandwidth, bytes() / gpu.cache_bandwidth) / busy,
-            flops / flops_per_second / busy,
+    const double moving =
+        (std::max)(memory / gpu.memory_bandwidth, bytes() / gpu.cache_bandwidth) / memory_share;
+    return {moving / busy, flops / flops_per_second / busy,
             instructions / gpu.issue_rate() / (alone ? issue_share_alone : issue_share) / busy,
             launches * gpu.launch_seconds};
   }
@@ -162,14 +171,20 @@ constexpr double tile_instructions(double rows, double columns, double multiply_
   constexpr double of_column = 1.6 / 64, of_mma = 4.7;
   return of_column * rows * columns + of_mma * rows * multiply_adds / (8 * 2048);
 }
-/// For a pair of tiles, with products of which the sum of the other extents is `inner`: 450 for 64
-/// x 64 tokens and 72 + 72.
+/// For an entry of the tables that a call begins with.
+inline constexpr double instructions_of_entry = 17;
+/// For a summary, stored or loaded, in a thread block of its own or between tiles of others.
+inline constexpr double instructions_of_summary = 400;
+/// For a pair of tiles, with products of which the sum of the other extents is `inner`: 334 for 64
+/// x 64 tokens and 64 + 64.
 constexpr double pair_instructions(double rows, double columns, double inner) {
-  return 450.0 / (64 * 64 * 144) * rows * columns * inner;
+  return 334.0 / (64 * 64 * 128) * rows * columns * inner;
 }
-/// For the FLOPs of summaries' products, by all warps: three for each mma, with its loads of
+/// For the FLOPs of summaries' products, by all warps: 2.4 for each mma, with its loads of
 /// matrices.
-constexpr double mixing_instructions(double flops) { return 3 * flops / (2 * 2048); }
+constexpr double mixing_instructions(double flops) { return 2.4 * flops / (2 * 2048); }
+/// Of a tile of mixed summaries, by all of its warps: copies and stores.
+inline constexpr double mixing_instructions_of_tile = 8 * 420;
 
 /// The sizes that costs depend on. Masked tokens count, since only the device can read the masks.
 template <class V>
@@ -213,8 +228,16 @@ struct CallSize {
   KernelCost tables() const {
     double entries = query_blocks * query_block_tokens;
     if (problem.query_grid != problem.key_grid) entries += key_blocks * key_block_tokens;
+    Arena arena;
+    const Index strips = problem.feature_dim % 8 == 0 ? strip_width(problem.feature_dim) : 0;
+    const double angles =
+        number(rotation_table<float>(arena, attention.rotation, V::GeometryType::rank,
+                                     problem.feature_dim, problem.grid_box(), strips)
+                   .angles.size);
+    const double coefficients = number(e.mixings()) * number(e.mixing_size());
     KernelCost cost{"tables"};
-    cost.cached_bytes = 16 * entries + 8 * number(e.mixings()) * number(e.mixing_size());
+    cost.cached_bytes = 16 * entries + 8 * (angles + coefficients);
+    cost.instructions = instructions_of_entry * (entries + angles + coefficients);
     if (is_structured<V>) cost.launches += is_causal_within_block<V> ? 2 : 1;  // coefficients
     return cost;
   }

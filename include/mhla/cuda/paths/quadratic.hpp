@@ -27,6 +27,8 @@ struct PairsCost {
   CallSize<V> size{call.attention, call.problem};
 
   static constexpr double element = 2;  // bytes
+  double d = filled(size.key_dim, 16);  // of products
+  double e = filled(size.value_dim, 16);
 
   fused::PairTiles tiles() const {
     const Shape& shape = call.problem.shape;
@@ -67,23 +69,25 @@ struct PairsCost {
     return cost;
   }
   void add_forward(PathCost& path) const {
-    path.add(pass("y", tiles().own, tiles().others, 1, size.key_dim + size.value_dim));
+    path.add(pass("y", tiles().own, tiles().others, 1, d + e));
   }
   void add_backward(PathCost& path) const {
-    const double d = size.key_dim, e = size.value_dim;
     const double numbers = normalizes<V> ? 8 * size.queries : 0;  // of queries, for the others
     // dy v^T, its product with k, and q k^T for dm; before that, with a normalizer, both once more.
     const int passes = normalizes<V> ? 2 : 1;
     KernelCost query = pass("dq, dm", tiles().own, tiles().others, passes, passes * (d + e) + d);
+    query.instructions *= 1.2;  // sums over blocks, of dm
     const auto runs =
         static_cast<double>(fused::runs_of_block(call.problem.query_grid.block_tokens()));
     const double parts = size.heads * runs * size.mix_rows * size.mix_columns;
-    query.tensor_bytes += element * size.queries * d + numbers + 12 * parts;  // cleared, too
+    query.tensor_bytes +=
+        element * size.queries * size.key_dim + numbers + 12 * parts;  // cleared, too
     query.launches += 2;
     path.add(query);
     // q k^T, dy v^T, and their products with dy and q.
     KernelCost key = pass("dk, dv", tiles().own_of_two(), tiles().others, 1, 2 * (d + e));
-    key.tensor_bytes += element * size.keys * (d + e) + numbers;
+    key.instructions *= 1.2;  // features of the queries, for every tile of keys
+    key.tensor_bytes += element * size.keys * (size.key_dim + size.value_dim) + numbers;
     path.add(key);
   }
 };

@@ -41,11 +41,14 @@ struct ResidentPath {
   template <class V>
   static bool two_fit(const Problem& problem, const NominalGpu& gpu) {
     constexpr Index reserved = 1024;
-    const fused::ResidentShape shape{static_cast<int>(problem.shape.key_dim),
-                                     static_cast<int>(slice<V>(problem, gpu.shared_bytes)),
-                                     normalizes<V>, rotates<V>, is_causal_within_block<V>};
     const auto blocks = static_cast<int>((std::max)(problem.query_blocks, problem.key_blocks));
-    return 2 * (shape.bytes(blocks) + reserved) <= gpu.shared_bytes + reserved;
+    return 2 * (shape_of<V>(problem, gpu).bytes(blocks) + reserved) <= gpu.shared_bytes + reserved;
+  }
+  template <class V>
+  static fused::ResidentShape shape_of(const Problem& problem, const NominalGpu& gpu) {
+    return {static_cast<int>(problem.shape.key_dim),
+            static_cast<int>(slice<V>(problem, gpu.shared_bytes)), normalizes<V>, rotates<V>,
+            is_causal_within_block<V>};
   }
   template <class V, class T>
   static Refusal refusal(const Call<V, T>& call, const NominalGpu& gpu) {
@@ -85,10 +88,12 @@ struct ResidentPath {
         });
     cost.flops += mixing;
     cost.instructions += mixing_instructions(mixing);
-    // An SM that has two thread blocks takes as long for each, but stands still less.
+    // An SM that has two thread blocks, or a larger one, takes as long for each, but stands still
+    // less.
     const double blocks = size.units * size.matrices * slices;
     cost.busy = blocks / filled(blocks, gpu.sms);
-    cost.alone = blocks <= static_cast<double>(gpu.sms) || !two_fit<V>(call.problem, gpu);
+    cost.alone = shape_of<V>(call.problem, gpu).teams() == 1 &&
+                 (blocks <= static_cast<double>(gpu.sms) || !two_fit<V>(call.problem, gpu));
     PathCost path;
     path.flops_per_second = gpu.sixteen_bit_flops;
     path.add(size.tables());

@@ -63,6 +63,7 @@ struct TokenCost {
   KernelCost product(const char* name, const Side& x, const Product& by) const {
     const double d = size.key_dim, e = size.value_dim;
     KernelCost cost{name};
+    cost.memory_share = memory_share_of_tokens;
     cost.tensor_bytes = element * x.tokens * ((1 + by.gradients) * d + e);
     cost.summary_bytes = x.summaries * summary_bytes();
     cost.cached_bytes = element * (by.slices - 1) * x.tokens * d +
@@ -70,15 +71,18 @@ struct TokenCost {
                         (std::max)(0.0, by.reads - x.summaries) * summary_bytes();
     const double padded = tiles(x) * static_cast<double>(rows());
     cost.flops = 2 * by.planes * padded * d * e;
-    cost.instructions = warps * tiles(x) *
-                        tile_instructions(static_cast<double>(rows()),
-                                          (by.slices + by.gradients) * d + e, by.planes * d * e);
+    cost.instructions =
+        warps * tiles(x) *
+            tile_instructions(static_cast<double>(rows()), (by.slices + by.gradients) * d + e,
+                              by.planes * d * e) +
+        warps * by.slices * x.blocks * instructions_of_summary;
     return cost;
   }
   /// Pairs of tiles of causal blocks: the other side is read by every tile that sees it, features
   /// by every slice of values; `inner` is the sum of the products' other extents.
   void add_own_pairs(KernelCost& cost, const Side& other, double slices, double inner) const {
     if (!is_causal_within_block<V>) return;
+    cost.memory_share = (std::min)(cost.memory_share, memory_share_of_pairs);
     const double of_block = tiles_of(size.query_block_tokens, rows());
     const double pairs = size.heads * size.query_blocks * of_block * (of_block + 1) / 2;
     const auto side = static_cast<double>(rows());
@@ -90,6 +94,12 @@ struct TokenCost {
     cost.instructions += warps * pairs * pair_instructions(side, side, inner);
   }
 
+  /// What a kernel does of a sequence.
+  struct MixingLoad {
+    double multiply_adds;
+    double tiles;      // of mixed summaries
+    double summaries;  // read and written, of a unit and matrix
+  };
   /// Kernels that mix summaries, or multiply them: one launch per sequence and part.
   template <class Work>
   KernelCost mixing(const char* name, const Work& work_of) const {
@@ -99,24 +109,30 @@ struct TokenCost {
         size.attention, size.e, [&](const Sequence& of_queries, const Sequence& of_keys) {
           if (of_queries.blocks == 0) return;
           const fused::MixingShape shape = fused::mixing_shape(size.e, of_queries, of_keys);
-          cost.flops += 2 * work_of(shape);
+          const MixingLoad load = work_of(shape);
+          cost.flops += 2 * load.multiply_adds;
+          cost.instructions += mixing_instructions_of_tile * load.tiles;
+          cost.summary_bytes += load.summaries * size.units * size.matrices * summary_bytes();
           cost.launches += parts;
         });
-    cost.summary_bytes =
-        (size.key_summaries * size.matrices + size.mixed_summaries) * summary_bytes();
     cost.cached_bytes = 4 * size.units * size.matrices * size.block_pairs();
-    cost.instructions = mixing_instructions(cost.flops);
+    cost.instructions += mixing_instructions(cost.flops);
     if (normalizes<V>) cost.launches *= 2;  // key sums have a kernel of their own
     return cost;
   }
   KernelCost mix(const char* name, bool adjoint) const {
     return mixing(name, [&](const fused::MixingShape& shape) {
-      return fused::MixingWork(shape, adjoint).multiply_adds(planes);
+      const fused::MixingWork work(shape, adjoint);
+      return MixingLoad{work.multiply_adds(planes), static_cast<double>(work.items),
+                        static_cast<double>(shape.query_blocks + shape.key_blocks)};
     });
   }
   KernelCost mixing_gradient() const {
     KernelCost cost = mixing("dm", [&](const fused::MixingShape& shape) {
-      return fused::MixingGradientWork(shape).multiply_adds(planes);
+      const fused::MixingGradientWork work(shape);
+      return MixingLoad{work.multiply_adds(planes), 0,
+                        static_cast<double>(shape.query_blocks * work.key_tiles +
+                                            shape.key_blocks * work.query_tiles)};
     });
     cost.launches *= 2;  // sums over columns
     ++cost.launches;     // and over units
@@ -144,6 +160,7 @@ struct TokenCost {
   /// dx, a thread block per tile; queries also multiply q k^T, for dm_ii and the denominators.
   KernelCost gradient(const char* name, const Side& x, const Side& other, double inner) const {
     KernelCost cost = product(name, x, {.planes = planes, .reads = tiles(x), .gradients = 1});
+    cost.memory_share = memory_share_of_tile;
     add_own_pairs(cost, other, 1, inner);
     return per_part(cost);
   }
@@ -152,7 +169,8 @@ struct TokenCost {
     PathCost path;
     path.flops_per_second = gpu.sixteen_bit_flops;
     path.summaries_in_cache =
-        (std::max)(size.key_summaries, size.mixed_summaries) * summary_bytes() <= gpu.cache_bytes;
+        (std::max)(size.key_summaries, size.mixed_summaries) * summary_bytes() <=
+        parts * gpu.cache_bytes;
     path.add(size.tables());
     path.add(summarize("summaries", keys()));
     path.add(mix("mixing", false));
