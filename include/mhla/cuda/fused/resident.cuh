@@ -43,7 +43,7 @@ struct AttendResident {
   using FeatureTile = typename Tiles::FeatureTile;
   using ValueTile = typename Tiles::ValueTile;
   using SummaryTile = DenseTile<key_dim, Slice>;
-  using SummarySum = Accumulators<key_dim, Slice, 4, 2>;
+  using SummarySum = Accumulators<key_dim, Slice, 2, 4>;
   using MatrixTile = Tile<max_resident_blocks, max_resident_blocks>;
   using KeySum =
       KeySumsOfTiles<Traits, SummarySum, Divides ? KeySums::plain : KeySums::none, false>;
