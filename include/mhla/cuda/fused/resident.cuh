@@ -43,7 +43,9 @@ struct AttendResident {
   using FeatureTile = typename Tiles::FeatureTile;
   using ValueTile = typename Tiles::ValueTile;
   using SummaryTile = DenseTile<key_dim, Slice>;
-  using SummarySum = Accumulators<key_dim, Slice, 2, 4>;
+  // Of few columns, more warps share the rows, so that none is without parts.
+  static constexpr int col_warps = Slice > 16 ? 4 : 2;
+  using SummarySum = Accumulators<key_dim, Slice, 8 / col_warps, col_warps>;
   using MatrixTile = Tile<max_resident_blocks, max_resident_blocks>;
   using KeySum =
       KeySumsOfTiles<Traits, SummarySum, Divides ? KeySums::plain : KeySums::none, false>;
