@@ -99,6 +99,17 @@ TEST_CASE("cuda explain: workspace and parts of the batch", "[cuda]") {
   const auto backward = mhla::cuda::call_cost<float>(attention, shape, device, Direction::backward);
   CHECK(backward.workspace_bytes == mhla::backward_workspace_size<float>(attention, shape, device));
   CHECK(backward.items_at_once < forward.items_at_once);
+
+  // Summaries of a forward pass stay in the L2 cache, where those of one item do: in even parts.
+  using Plan = mhla::cuda::fused::SummaryPlan<OneD, mhla::BFloat16>;
+  const auto at_once = [&](Index batch, Index heads, bool is_backward) {
+    const Shape of{batch, heads, heads, 2048, 2048, 128, 128, 1, 32, 32};
+    return mhla::cuda::items_at_once<Plan>(attention, checked_problem(attention, of), is_backward);
+  };
+  CHECK(at_once(8, 8, false) == 4);  // 8.5 MB each
+  CHECK(at_once(9, 8, false) == 3);
+  CHECK(at_once(8, 64, false) == 8);  // 68 MB
+  CHECK(at_once(8, 8, true) == 8);
 }
 
 TEST_CASE("cuda explain: the text", "[cuda]") {
