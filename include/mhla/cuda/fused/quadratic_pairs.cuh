@@ -281,6 +281,7 @@ struct PairMemory {
             at.mixing.begin,
             of.packed || Traits::sees != Sight::all,
             columns_table.block_tokens % 8 == 0,
+            of.q.x.table.block_tokens % 16 == 0 && of.k.x.table.block_tokens % 16 == 0,
             Pairs::first_row_of(block, Rows / 16),
             0,
             {of.mixing, head, scale}};
@@ -302,11 +303,12 @@ template <Sight sees, bool Transposed, int Rows, int Columns>
 struct WarpPairs {
   RowBlocks<Rows> rows;
   RowBlocks<Columns> columns;
-  Shared kept;      // the mixing matrix, if it is
-  bool is_bounded;  // not every query sees every key
-  bool has_eights;  // every eight columns from a multiple of eight on are of one block
-  int first_row;    // of the warp
-  int ahead = 0;    // by how many entries the rows are ahead of the columns
+  Shared kept;        // the mixing matrix, if it is
+  bool is_bounded;    // not every query sees every key
+  bool has_eights;    // every eight columns from a multiple of eight on are of one block
+  bool has_sixteens;  // likewise, and of rows
+  int first_row;      // of the warp
+  int ahead = 0;      // by how many entries the rows are ahead of the columns
   MixingOfHead mixing;
 
   MHLA_DEVICE static int first_row_of(const Block& block, int row_warps) {
@@ -347,8 +349,10 @@ struct WarpPairs {
   template <int Strip, class F>
   MHLA_DEVICE void weigh(const Block& block, WarpRows<Strip>& scores, int first, Counted counted,
                          const F& f) const {
-    if (counted == Counted::all && has_eights && mixing.is_kept()) {
-      weigh_eights(block, scores, first, f);
+    if (counted == Counted::all && has_sixteens && mixing.is_kept()) {
+      weigh_groups<16>(block, scores, first, f);
+    } else if (counted == Counted::all && has_eights && mixing.is_kept()) {
+      weigh_groups<8>(block, scores, first, f);
     } else if (mixing.is_kept()) {
       weigh_each<true>(block, scores, first, counted, f);
     } else {
@@ -363,19 +367,25 @@ struct WarpPairs {
     return kept + static_cast<Shared>(of_row.mix_index * step * 4);
   }
   MHLA_DEVICE int kept_step() const { return (Transposed ? mixing.of.columns : 1) * 4; }
-  template <int Strip, class F>
-  MHLA_DEVICE void weigh_eights(const Block& block, WarpRows<Strip>& scores, int first,
+  template <int Group, int Strip, class F>
+  MHLA_DEVICE void weigh_groups(const Block& block, WarpRows<Strip>& scores, int first,
                                 const F& f) const {
-    const Shared row_at[2] = {kept_row(rows[row(block, 0)]), kept_row(rows[row(block, 1)])};
+    constexpr int weights = 16 / Group;  // of a group: those of a warp's rows, or one
+    Shared row_at[std::size_t{weights}];
+    for (int half = 0; half < weights; ++half) row_at[half] = kept_row(rows[row(block, half)]);
     const int step = kept_step();
     MHLA_DEVICE_UNROLL
-    for (int part = 0; part < Strip / 8; ++part) {
-      const auto at = static_cast<Shared>(columns[first + part * 8].mix_index * step);
-      const float weight[2] = {machine::read<float>(row_at[0] + at),
-                               machine::read<float>(row_at[1] + at)};
+    for (int group = 0; group < Strip / 8; group += Group / 8) {
+      const auto at = static_cast<Shared>(columns[first + group * 8].mix_index * step);
+      float weight[std::size_t{weights}];
+      for (int half = 0; half < weights; ++half)
+        weight[half] = machine::read<float>(row_at[half] + at);
       MHLA_DEVICE_UNROLL
-      for (int e = 0; e < 4; ++e)
-        scores.value[part][e] = f(part, e, weight[e / 2], scores.value[part][e]);
+      for (int part = group; part < group + Group / 8; ++part) {
+        MHLA_DEVICE_UNROLL
+        for (int e = 0; e < 4; ++e)
+          scores.value[part][e] = f(part, e, weight[e / 2 % weights], scores.value[part][e]);
+      }
     }
   }
   template <bool is_kept, int Strip, class F>
