@@ -95,7 +95,7 @@ struct Accumulators {
   MHLA_DEVICE static int first_col(const Block& block) {
     return col_part(block, 0) * 8 + block.lane() % 4 * 2;
   }
-  /// The same from there on, by offsets that the compiler knows.
+  /// for_each_pair() by offsets from there on, which the compiler knows.
   template <class F>
   MHLA_DEVICE void for_each_pair_from(const Block& block, const F& f) {
     MHLA_DEVICE_UNROLL

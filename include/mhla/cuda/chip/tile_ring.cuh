@@ -39,7 +39,7 @@ MHLA_DEVICE void for_each_tile(const Block& block, int tiles, const BeginCopy& b
   machine::wait_for_copies<0>();
 }
 
-/// The same by two teams of warps and three slots, with one sync for a tile: while one team
+/// for_each_tile() by two teams of warps, with three slots and one sync for a tile: while one team
 /// prepares a tile, by begin_copy() of the next one and landed(), the other use()s the previous
 /// one.
 template <class BeginCopy, class Landed, class Use>

@@ -72,7 +72,7 @@ struct RowsInTile {
   }
 };
 
-/// The same, read once and kept in registers.
+/// 16 rows of a tile, read once and kept in registers.
 template <int K>
 struct RowsKept {
   std::uint32_t part[std::size_t{(K + 15) / 16}][4];
