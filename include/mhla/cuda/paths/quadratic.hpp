@@ -3,8 +3,8 @@
 // y = W V / den.
 //
 //   forward:   a tile of queries sees every tile of keys that it may see
-//   backward:  denominators, their gradients and dq, by tiles of queries; dk and dv, by tiles of
-//              keys; the units' parts of dm, by parts of the mixing matrix; the sum of those
+//   backward:  denominators, their gradients, dq and parts of dm, by tiles of queries; dk and dv,
+//              by tiles of keys; the sum of dm's parts
 //
 // quadratic.cuh runs it; this needs no CUDA header.
 #pragma once
