@@ -86,10 +86,16 @@ struct MixKeySums {
       const float* const from =
           source.data + unit * source.unit_stride + matrix * source.matrix_stride + column;
       for (int first = begin; first < end; first += staged) {
+        const int last = end < first + staged ? end : first + staged;
         block.sync();
-        stage(block, matrices.data + head * matrices.head_stride, first_row, first);
+        stage(block, matrices.data + head * matrices.head_stride, first_row, first, last - first);
         block.sync();
-        if (!idle) add(from, row, group, first, end < first + staged ? end : first + staged, sum);
+        if (idle) continue;
+        if (mixing.past_only) {
+          add<true>(from, row, group, first, last, sum);
+        } else {
+          add<false>(from, row, group, first, last, sum);
+        }
       }
     }
     if (idle) return;
@@ -100,12 +106,13 @@ struct MixKeySums {
       if (row + r < mixing.rows) machine::store_to(to + r * result.row_stride, sum[r]);
   }
 
-  /// Weights of inner rows [first, first + staged_weights / rows), one after the other; 0 where
-  /// unseen.
-  MHLA_DEVICE void stage(const Block& block, const float* matrix, int first_row, int first) const {
-    for (int n = block.thread; n < staged_weights; n += threads) {
+  /// Weights of `count` inner rows from `first` on, and up to whole steps, one after the other; 0
+  /// where unseen.
+  MHLA_DEVICE void stage(const Block& block, const float* matrix, int first_row, int first,
+                         int count) const {
+    const int inner = (count + step - 1) / step * step;
+    for (int n = block.thread; n < inner * work.rows; n += threads) {
       // Threads follow memory order.
-      const int inner = staged_weights / work.rows;
       const int r = work.mixing.adjoint ? n % work.rows : n / inner;
       const int k = work.mixing.adjoint ? n / work.rows : n % inner;
       const int row = first_row + r;
@@ -119,6 +126,7 @@ struct MixKeySums {
 
   /// Adds inner rows [first, end). What a row does not see may be NaN, so it is not even multiplied
   /// by 0.
+  template <bool past_only>
   MHLA_DEVICE void add(const float* from, int row, int group, int first, int end,
                        float (&sum)[std::size_t{rows_of_thread}]) const {
     for (int k = 0; first + k < end; k += step) {
@@ -137,7 +145,7 @@ struct MixKeySums {
           const auto four = machine::read<Vector<float, 4>>(weights + static_cast<Shared>(r * 4));
           MHLA_DEVICE_UNROLL
           for (int x = 0; x < 4; ++x)
-            if (!work.mixing.past_only || work.mixing.sees(row + r + x, first + k + e))
+            if (!past_only || work.mixing.sees(row + r + x, first + k + e))
               sum[r + x] += four.element[x] * value[e];
         }
       }
