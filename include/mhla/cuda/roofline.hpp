@@ -12,6 +12,7 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/head_dims.hpp>
+#include <mhla/cuda/limits.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/problem.hpp>
@@ -23,11 +24,12 @@ namespace cuda {
 
 /// The share of its SMs' issue slots that a kernel of ours can fill, where nothing else binds:
 /// barriers between tiles, dependent products and bank conflicts leave the others empty. With one
-/// thread block of eight warps per SM, a scheduler has two warps to choose from, not four. And the
-/// shares of the memory's rate that kernels reach which go through tokens, which also pair those of
-/// a block, and whose thread blocks take one tile from its copy to its last store.
+/// thread block of eight warps per SM, a scheduler has two warps to choose from, not four.
 inline constexpr double issue_share = 0.5;
 inline constexpr double issue_share_alone = 0.36;
+/// The share of the memory's rate that kernels reach: those that go through tokens, those that also
+/// pair a block's own tokens, and those with one tile for a thread block, whose copy and store
+/// overlap with nothing of that block.
 inline constexpr double memory_share_of_tokens = 0.92;
 inline constexpr double memory_share_of_pairs = 0.8;
 inline constexpr double memory_share_of_tile = 0.72;
@@ -37,10 +39,10 @@ inline constexpr double memory_share_of_tile = 0.72;
 /// at 1.8e9 Hz (bench/results.csv).
 struct NominalGpu {
   const char* name = "H200";
-  double memory_bandwidth = 4.3e12;   ///< bytes a second, of copies
-  double cache_bandwidth = 5.5e12;    ///< of L2
-  double cache_bytes = 37.5e6;        ///< that stay in L2
-  double sixteen_bit_flops = 420e12;  ///< of mma.sync
+  double memory_bandwidth = 4.3e12;                        ///< bytes a second, of copies
+  double cache_bandwidth = 5.5e12;                         ///< of L2
+  double cache_bytes = static_cast<double>(cached_bytes);  ///< that stay in L2
+  double sixteen_bit_flops = 420e12;                       ///< of mma.sync
   double tf32_flops = 395e12;
   double float_flops = 55e12;  ///< outside the tensor cores
   double double_flops = 60e12;

@@ -152,6 +152,12 @@ MHLA_DEVICE std::uint32_t split_off(float& first, float& second) {
   return pair;
 }
 
+/// The warp meets.
+MHLA_DEVICE float sum_of_warp(float value) {
+  for (int mask = 1; mask < 32; mask *= 2) value += machine::exchange(value, mask);
+  return value;
+}
+
 /// Transposes four words of each of the four lanes that share a row: lane t's n-th becomes lane
 /// n's t-th. The warp meets.
 MHLA_DEVICE void transpose_words(const Block& block, std::uint32_t (&word)[4]) {

@@ -49,12 +49,6 @@ MHLA_DEVICE float sum_of_warp_row(float value) {
   return value + machine::exchange(value, 2);
 }
 
-/// The warp meets.
-MHLA_DEVICE float sum_of_warp(float value) {
-  for (int mask = 1; mask < 32; mask *= 2) value += machine::exchange(value, mask);
-  return value;
-}
-
 /// 16 rows of a tile of K columns, a first factor, read from shared memory for every product.
 template <int K, class TileA>
 struct RowsInTile {

@@ -304,8 +304,7 @@ struct MixBlocks {
     float found = 0;
     for (const auto& part : sum.value[0])
       for (const float element : part) found += element - element;
-    for (int mask = 1; mask < 32; mask *= 2) found += machine::exchange(found, mask);
-    return found != 0;
+    return sum_of_warp(found) != 0;
   }
 
   /// Rounds a warp's part of a result, plane by plane, and writes its rows in full chunks, through

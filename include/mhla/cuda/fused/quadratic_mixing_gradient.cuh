@@ -7,6 +7,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/quadratic_pairs.cuh>
@@ -80,8 +81,8 @@ struct WarpMixingGradient {
       }
     }
   }
-  /// Calls store(row, sum) for each block of the warp's queries, of which `row` is the first: what
-  /// the last block of keys brings.
+  /// Calls store(row, queries, column, sum) for each block of the warp's queries, of which `row` is
+  /// the first: what the last block of keys, a column of mix, brings.
   template <class Store>
   MHLA_DEVICE void finish(const Block& block, const Pairs& pairs, const Store& store) {
     const RowBlock of[2] = {pairs.rows[pairs.row(block, 0)], pairs.rows[pairs.row(block, 1)]};

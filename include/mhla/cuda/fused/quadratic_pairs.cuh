@@ -8,6 +8,7 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/chip/tile_ring.cuh>
@@ -306,7 +307,7 @@ struct WarpPairs {
   Shared kept;        // the mixing matrix, if it is
   bool is_bounded;    // not every query sees every key
   bool has_eights;    // every eight columns from a multiple of eight on are of one block
-  bool has_sixteens;  // likewise, and of rows
+  bool has_sixteens;  // every sixteen columns, and every sixteen rows, likewise
   int first_row;      // of the warp
   int ahead = 0;      // by how many entries the rows are ahead of the columns
   MixingOfHead mixing;

@@ -67,7 +67,7 @@ MHLA_DEVICE void look_for_infinities(const Block& block, const Tile<Rows, Cols>&
     for (const std::uint32_t word : chunk.word)
       if ((word & exponent) == exponent || (word >> 16 & exponent) == exponent) found = 1;
   }
-  for (int mask = 1; mask < 32; mask *= 2) found += machine::exchange(found, mask);
+  found = sum_of_warp(found);
   if (block.lane() == 0)
     machine::write<float>(flags + static_cast<Shared>(block.warp() * 4), found);
 }

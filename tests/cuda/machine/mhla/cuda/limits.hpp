@@ -12,7 +12,7 @@ namespace cuda {
 
 inline constexpr Index cublas_workspace_bytes = 4096;
 inline Index affordable_bytes = Index{1} << 30;
-inline Index cached_bytes = 37'500'000;
+inline constexpr Index cached_bytes = 37'500'000;
 
 }  // namespace cuda
 
