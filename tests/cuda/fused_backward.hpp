@@ -128,7 +128,6 @@ class Backward {
       fused::FeatureGradient<Traits, parts, fused::Side::queries, normalizes, OwnKeys>;
   using KeyGradient =
       fused::FeatureGradient<Traits, parts, fused::Side::keys, normalizes, OwnQueries>;
-  using ValueGradient = fused::ReadOutBlocks<Traits, parts, false, OwnQueries>;
 
   Backward(const V& attention, const mhla::Problem& problem, const TensorView<const float, 3>& mix,
            const Request<T>& request)
@@ -161,9 +160,7 @@ class Backward {
     fused::feature_gradient(device_, e_.queries.batch, query_gradient());
     fused::summarize(device_, e_.queries.batch, summarize_gradient());
     mix_gradient();
-    if (request_.dv.data != nullptr) fused::read_out(device_, e_.keys.batch, value_gradient());
-    if (request_.dk.data != nullptr)
-      fused::feature_gradient(device_, e_.keys.batch, key_gradient());
+    fused::feature_gradient(device_, e_.keys.batch, key_gradient());
   }
 
   // The kernels.
@@ -198,27 +195,17 @@ class Backward {
             sum_weights_.data(), normalizes ? request_.weight_scale : 1.0f,
             grad_mixed_.view(),  grad_mixed_.sums.data()};
   }
-  ValueGradient value_gradient() {
-    return {key_features(),
-            fused::tokens(request_.dv, e_.keys.table),
-            request_.update,
-            {static_cast<int>(e_.keys.kv_heads), 1, 1},
-            grad_summaries().view(),
-            nullptr,
-            0.0f,
-            own_queries()};
-  }
   KeyGradient key_gradient() {
     return {key_features(),
             values(),
             fused::tokens(request_.dk, e_.keys.table),
-            true,
+            request_.dk.data != nullptr,
             request_.update,
             {static_cast<int>(e_.keys.kv_heads), 1, 1},
             grad_summaries().view(),
             grad_summaries_.sums.data(),
             0.0f,
-            {},
+            {fused::tokens(request_.dv, e_.keys.table), request_.dv.data != nullptr},
             own_queries()};
   }
 

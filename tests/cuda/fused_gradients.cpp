@@ -169,7 +169,7 @@ TEST_CASE("fused gradients: blocks of one, two and three axes", "[cuda]") {
       Video<MixedKeySum, AxialRotary, Relu>{.blocks = {.grid = {3, 5, 6}, .block = {2, 3, 4}},
                                             .scale = 0.5},
       {1, 1, 1, 90, 90});
-  check<OfRotation, 64, 64>(
+  check<OfRotation, 64, 128>(
       "line with a rotation",
       Line<Bidirectional, MixedKeySum, HalfSplitRotary>{.blocks = {.block = 20}, .scale = 0.5},
       {1, 1, 1, 50, 50});
@@ -322,16 +322,17 @@ void check_traffic(const char* name, const V& attention, Shape shape, Update upd
   shape.value_dim = ValueDim;
   const auto x = operands_of<BFloat16>(attention, shape);
   call::Gradients<BFloat16> gradients(x);
-  auto request = request_of(x, gradients);
-  request.update = update;
   using B = Backward<V, BFloat16, KeyDim, ValueDim>;
   constexpr bool own = B::own, normalizes = B::normalizes;
   const Index accumulated = update == Update::accumulate ? 1 : 0;
   const Index summary_slices = ValueDim / cuda::fused::summary_slice(ValueDim);
-  const Index value_slices =
-      cuda::fused::ReadOutShape{KeyDim, ValueDim, B::parts, own, own}.slices();
-  for (const bool wanted : {true, false}) {
-    if (!wanted) request.dq.data = nullptr;
+  for (const std::string left_out : {"", "dq, dk", "dv"}) {
+    CAPTURE(left_out);
+    const bool wanted = left_out != "dq, dk", values_wanted = left_out != "dv";
+    auto request = request_of(x, gradients);
+    request.update = update;
+    if (!wanted) request.dq.data = request.dk.data = nullptr;
+    if (!values_wanted) request.dv.data = nullptr;
     B backward(attention, checked_problem(attention, x.shape()), x.mix.view(), request);
     const auto& e = backward.extents();
     const traffic::Tokens queries{e.queries.table, e.queries.batch, B::Summarize::rows};
@@ -382,20 +383,17 @@ void check_traffic(const char* name, const V& attention, Shape shape, Update upd
     watch.check_rest(table_share);
 
     backward.mix_gradient();
-    cuda::fused::read_out(backward.device(), e.keys.batch, backward.value_gradient());
-    watch.check("k", value_slices * k_tokens * KeyDim, 0);
-    watch.check("q", own ? value_slices * q_pairs * KeyDim : 0, 0);
-    watch.check("dy", own ? q_pairs * ValueDim : 0, 0);
-    watch.check("dv", accumulated * k_tokens * ValueDim, k_tokens * ValueDim);
-    watch.check("dS", (own ? keys.tiles_of_block() : 1) * e.key_summaries() * summary, 0);
-    watch.check_rest(table_share);
-
     cuda::fused::feature_gradient(backward.device(), e.keys.batch, backward.key_gradient());
-    watch.check("k", k_tokens * KeyDim, 0);
+    // Features take the keys' place, and the keys' last own slice of dy stays for dv.
+    constexpr Index slices = B::KeyGradient::own_slices;
+    watch.check("k", 2 * k_tokens * KeyDim, 0);
     watch.check("v", k_tokens * ValueDim, 0);
     watch.check("q", own ? q_pairs * KeyDim : 0, 0);
-    watch.check("dy", own ? q_pairs * ValueDim : 0, 0);
-    watch.check("dk", accumulated * k_tokens * KeyDim, k_tokens * KeyDim);
+    watch.check("dy", own ? q_pairs * (2 * slices - 1) * ValueDim / slices : 0, 0);
+    const Index of_dk = wanted ? k_tokens * KeyDim : 0;
+    const Index of_dv = values_wanted ? k_tokens * ValueDim : 0;
+    watch.check("dk", accumulated * of_dk, of_dk);
+    watch.check("dv", accumulated * of_dv, of_dv);
     check_sums("dS", keys.tiles_of_block(), 0, e.key_summaries());
     watch.check_rest(table_share);
   }

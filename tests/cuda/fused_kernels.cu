@@ -42,7 +42,7 @@ inline constexpr bool divides = true;
   template void mhla::cuda::machine::run(const CudaDevice&, Index, const name&)
 
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, bool Divides>
-using ReadOutCausal = ReadOutBlocks<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, 1, Divides,
+using ReadOutCausal = ReadOutBlocks<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, Divides,
                                     OwnTokens<T, Map, Rotates>>;
 
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, bool Normalizes>
@@ -57,9 +57,6 @@ using QueryGradientCausal = FeatureGradient<KernelTraits<T, Map, Rotates, KeyDim
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, bool Normalizes>
 using KeyGradientCausal = FeatureGradient<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, 2,
                                           Side::keys, Normalizes, OwnQueries<T, Map, Rotates>>;
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim>
-using ValueGradientCausal = ReadOutBlocks<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, 2, false,
-                                          OwnQueries<T, Map, Rotates>>;
 
 template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Slice, bool Divides>
 using AttendResidentCausal = AttendResident<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, Slice,
@@ -78,7 +75,7 @@ KERNEL(summarize_128,
 KERNEL(mix_128, MixBlocks<BFloat16, 1, 128, true>);
 KERNEL(mix_tiled, MixBlocks<BFloat16, 1, 128, false>);
 KERNEL(read_out_128,
-       ReadOutBlocks<KernelTraits<BFloat16, EluPlusOne, !rotated, 128, 128>, 1, divides>);
+       ReadOutBlocks<KernelTraits<BFloat16, EluPlusOne, !rotated, 128, 128>, divides>);
 KERNEL(read_out_causal_128, ReadOutCausal<BFloat16, EluPlusOne, !rotated, 128, 128, divides>);
 KERNEL(query_gradient_128, QueryGradient<BFloat16, EluPlusOne, !rotated, 128, 128, divides>);
 KERNEL(key_gradient_128, KeyGradient<BFloat16, EluPlusOne, !rotated, 128, 128, divides>);
@@ -116,18 +113,17 @@ KERNEL(summarize_128_rotated,
 KERNEL(mix_32, MixBlocks<BFloat16, 1, 32, true>);
 KERNEL(mix_128_half, MixBlocks<Half, 1, 128, true>);
 
-KERNEL(read_out_32,
-       ReadOutBlocks<KernelTraits<BFloat16, EluPlusOne, !rotated, 32, 32>, 1, divides>);
-KERNEL(read_out_64, ReadOutBlocks<KernelTraits<BFloat16, Relu, rotated, 64, 64>, 1, divides>);
-KERNEL(read_out_64_cube, ReadOutBlocks<KernelTraits<Half, Cube, rotated, 64, 64>, 2, !divides>);
-KERNEL(read_out_72, ReadOutBlocks<KernelTraits<BFloat16, Relu, !rotated, 72, 72>, 1, divides>);
-KERNEL(read_out_96, ReadOutBlocks<KernelTraits<Half, SquaredRelu, !rotated, 96, 96>, 1, divides>);
+KERNEL(read_out_32, ReadOutBlocks<KernelTraits<BFloat16, EluPlusOne, !rotated, 32, 32>, divides>);
+KERNEL(read_out_64, ReadOutBlocks<KernelTraits<BFloat16, Relu, rotated, 64, 64>, divides>);
+KERNEL(read_out_64_cube, ReadOutBlocks<KernelTraits<Half, Cube, rotated, 64, 64>, !divides>);
+KERNEL(read_out_72, ReadOutBlocks<KernelTraits<BFloat16, Relu, !rotated, 72, 72>, divides>);
+KERNEL(read_out_96, ReadOutBlocks<KernelTraits<Half, SquaredRelu, !rotated, 96, 96>, divides>);
 KERNEL(read_out_128_rotated,
-       ReadOutBlocks<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 2, !divides>);
+       ReadOutBlocks<KernelTraits<BFloat16, Relu, rotated, 128, 128>, !divides>);
 KERNEL(read_out_128_256,
-       ReadOutBlocks<KernelTraits<BFloat16, Identity, rotated, 128, 256>, 1, !divides>);
+       ReadOutBlocks<KernelTraits<BFloat16, Identity, rotated, 128, 256>, !divides>);
 KERNEL(read_out_256,
-       ReadOutBlocks<KernelTraits<BFloat16, EluPlusOne, !rotated, 256, 256>, 1, divides>);
+       ReadOutBlocks<KernelTraits<BFloat16, EluPlusOne, !rotated, 256, 256>, divides>);
 KERNEL(read_out_causal_64, ReadOutCausal<BFloat16, EluPlusOne, !rotated, 64, 64, divides>);
 KERNEL(read_out_causal_72, ReadOutCausal<Half, Relu, !rotated, 72, 72, divides>);
 KERNEL(read_out_causal_128_256, ReadOutCausal<BFloat16, Identity, rotated, 128, 256, !divides>);
@@ -141,7 +137,11 @@ KERNEL(query_gradient_causal_128,
        QueryGradientCausal<BFloat16, EluPlusOne, !rotated, 128, 128, divides>);
 KERNEL(key_gradient_causal_128,
        KeyGradientCausal<BFloat16, EluPlusOne, !rotated, 128, 128, divides>);
-KERNEL(value_gradient_causal_128, ValueGradientCausal<BFloat16, EluPlusOne, !rotated, 128, 128>);
+KERNEL(key_gradient_72, KeyGradient<BFloat16, Relu, !rotated, 72, 72, divides>);
+KERNEL(key_gradient_128_rotated, KeyGradient<Half, Cube, rotated, 128, 128, divides>);
+KERNEL(key_gradient_256, KeyGradient<Half, EluPlusOne, !rotated, 256, 256, divides>);
+KERNEL(key_gradient_causal_128_256,
+       KeyGradientCausal<BFloat16, Identity, rotated, 128, 256, !divides>);
 
 KERNEL(attend_72, AttendPairs<Pairs72>);
 KERNEL(query_pairs_72, QueryPairsGradient<Pairs72>);

@@ -27,8 +27,8 @@ KERNEL(summarize_128,
        SummarizeBlocks<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 1, KeySums::plain>);
 KERNEL(summarize_64,
        SummarizeBlocks<KernelTraits<BFloat16, Relu, !rotated, 64, 64>, 1, KeySums::plain>);
-KERNEL(read_out_128, ReadOutBlocks<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 1, divides>);
-KERNEL(read_out_64, ReadOutBlocks<KernelTraits<BFloat16, Relu, !rotated, 64, 64>, 1, divides>);
+KERNEL(read_out_128, ReadOutBlocks<KernelTraits<BFloat16, Relu, rotated, 128, 128>, divides>);
+KERNEL(read_out_64, ReadOutBlocks<KernelTraits<BFloat16, Relu, !rotated, 64, 64>, divides>);
 
 using Pairs72 = PairTraits<BFloat16, Relu, !rotated, 72, 72, Sight::all, divides>;
 KERNEL(attend_72, AttendPairs<Pairs72>);
@@ -54,9 +54,6 @@ KERNEL(summarize_dy_128,
        SummarizeBlocks<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 2, KeySums::weighted>);
 KERNEL(summarize_dy_64,
        SummarizeBlocks<KernelTraits<BFloat16, Relu, !rotated, 64, 64>, 2, KeySums::weighted>);
-KERNEL(read_out_dv_128,
-       ReadOutBlocks<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 2, !divides>);
-KERNEL(read_out_dv_64, ReadOutBlocks<KernelTraits<BFloat16, Relu, !rotated, 64, 64>, 2, !divides>);
 KERNEL(query_gradient_128,
        FeatureGradient<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 2, Side::queries, divides>);
 KERNEL(query_gradient_64,

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT
-// Gradients of queries and keys through their features, a thread block per tile of tokens of a
-// block:
+// Gradients of queries and keys through their features, and of values, a thread block per tile of
+// tokens of a block:
 //
 //   dx = s phi'(x) o (R^T(g) + c z)
 //
 // Queries, X = dy, S = S~_i, z = z~_i: u_t = S~_i dy_t, den_t = phi(q_t) z~_i + epsilon,
 //   r_t = 1 / den_t, c_t = -(phi^r(q_t) u_t) r_t^2, both 0 where den_t is 0, and g_t = r_t u_t. r
 //   and c are kept: the gradients of summaries and of keys are weighted by them.
-// Keys, X = v, S = dS_b, z = dz_b: g_j = dS_b v_j and c = 1.
+// Keys, X = v, S = dS_b, z = dz_b: g_j = dS_b v_j and c = 1; dv_j = dS_b^T phi^r(k_j).
 //
 // Causal blocks add their own pairs of a query t and a key j <= t, P = phi^r(q_t) phi^r(k_j) and
 // D = dy_t v_j:
 //
 //   den_t += m_ii sum_j P     phi^r(q_t) u_t += m_ii sum_j P D
 //   g_t += sum_j W phi^r(k_j)     g_j += sum_t W phi^r(q_t)     W = m_ii (r_t D + c_t)
+//   dv_j += sum_t m_ii r_t P dy_t
 //
 // and each query's part of dm_ii is sum_j P (r_t D + c_t). W is rounded to 16 bits after its two
 // parts, which nearly cancel if values have a common mean, are added.
@@ -38,22 +39,29 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// What the query side keeps for others; the key side keeps nothing.
+/// What the query side keeps for others.
 struct QueryNumbers {
   float* weights;       // r, [units, blocks, heads, block tokens]; absent without a normalizer
   float* sum_weights;   // c / r, likewise; 0 where r is
   float* own_products;  // causal blocks: each query's part of dm_ii, likewise
 };
 
+/// What the key side has besides dk.
+template <class T>
+struct ValueGradient {
+  Tokens<T> dv;
+  bool wanted;
+};
+
 /// Its shared memory, with a summary's columns, and those of own values, in slices.
-template <int KeyDim, int ValueDim, int Slice, bool adds_own>
+template <int KeyDim, int ValueDim, int Slice, int OwnSlice, bool adds_own>
 struct FeatureGradientMemory {
   static constexpr int rows = tile_rows(KeyDim);
   using FeatureTile = Tile<rows, KeyDim>;
   using ValueTile = Tile<rows, ValueDim>;
   using ScoreTile = Tile<rows, rows>;
   using SummaryTiles = Ring<Tile<KeyDim, Slice>, 2>;
-  using OwnValueTile = Tile<rows, Slice>;
+  using OwnValueTile = Tile<rows, OwnSlice>;
   using GradientTile = FloatTile<rows, KeyDim>;
 
   MHLA_HOST_DEVICE constexpr FeatureGradientMemory() {}
@@ -91,24 +99,35 @@ struct FeatureGradient {
                 "cuBLAS runs it");
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
-  static constexpr int min_blocks_per_sm = adds_own ? 2 : 3;
   static constexpr int rows = tile_rows(key_dim);
   static constexpr int sums_of_row = warps / (rows / 16);
   using FeatureTile = Tile<rows, key_dim>;
   using Gradient = Accumulators<rows, key_dim, rows / 16, sums_of_row>;
 
-  template <int Slice>
-  using MemoryOf = FeatureGradientMemory<key_dim, value_dim, Slice, adds_own>;
+  template <int Slice, int OwnSlice>
+  using MemoryOf = FeatureGradientMemory<key_dim, value_dim, Slice, OwnSlice, adds_own>;
+  template <int Slice, int OwnSlice>
+  static constexpr bool fits = MemoryOf<Slice, OwnSlice>().bytes <= machine::max_shared_bytes;
   static constexpr int wide = value_slice(value_dim, key_dim < 96 ? 96 : 64);
-  static constexpr int slice =
-      MemoryOf<wide>().bytes <= machine::max_shared_bytes ? wide : value_slice(value_dim, 32);
+  static constexpr int slice = fits<wide, wide> ? wide : value_slice(value_dim, 32);
   static constexpr int slices = value_dim / slice;
+  // Keys need own values twice.
+  static constexpr int own_slice = !of_queries && fits<slice, value_dim> ? value_dim : slice;
+  static constexpr int own_slices = value_dim / own_slice;
   static_assert(slices == 1 || slice % 16 == 0,
                 "mhla: this kernel takes the columns of values all at once or in slices of whole "
                 "sixteens, into which they cannot be cut here");
-  MHLA_HOST_DEVICE static constexpr MemoryOf<slice> memory() { return {}; }
+  MHLA_HOST_DEVICE static constexpr MemoryOf<slice, own_slice> memory() { return {}; }
   static constexpr int shared_bytes = memory().bytes;
   static_assert(shared_bytes <= machine::max_shared_bytes);
+  /// A slice of dv. If pairs are added to them, all are kept.
+  using ValueSum = Accumulators<rows, slice, rows / 16, sums_of_row>;
+  static constexpr bool keeps_values = !of_queries && adds_own;
+  using ValueSums = ValueSum[std::size_t{keeps_values ? slices : 1}];
+  static constexpr bool has_many_sums = !of_queries && key_dim >= 128 && Parts > 1;
+  static constexpr int min_blocks_per_sm = keeps_values && value_dim > 128 ? 1
+                                           : adds_own || has_many_sums     ? 2
+                                                                           : 3;
 
   FeatureTokens<T, typename Traits::Map, Traits::rotates> x;
   Tokens<const T> values;  // X
@@ -119,7 +138,7 @@ struct FeatureGradient {
   Summaries<const T> summaries;
   const float* key_sums;  // z, [units, blocks, matrices, key_dim]
   float epsilon;
-  QueryNumbers numbers;
+  std::conditional_t<of_queries, QueryNumbers, ValueGradient<T>> other;
   Own own;
 
   /// Thread blocks for `items` items of the batch.
@@ -140,7 +159,8 @@ struct FeatureGradient {
         machine::write(memory().key_sum.at(c),
                        machine::load_from(key_sums + summary * key_dim + c));
     Gradient gradient;
-    multiply_summary(block, summary, gradient);
+    [[maybe_unused]] ValueSums value_sums;
+    multiply_summary(block, range, summary, gradient, value_sums);
 
     if constexpr (of_queries) {
       if constexpr (divides) {
@@ -159,21 +179,16 @@ struct FeatureGradient {
         block.sync();
         finish_sums(block, range, 0);
       }
+      if (!wanted) return;
     } else if constexpr (adds_own) {
-      pair_keys(block, range, gradient);
+      pair_keys(block, range, gradient, value_sums);
     }
-    if (!wanted) return;
-    block.sync();  // tiles have been read, numbers written
-    if constexpr (adds_own || !divides) memory().gradient.write(block, gradient);
-    if constexpr (adds_own && of_queries) {
-      copy_tokens<threads>(block, x.x, range, memory().x);
-      machine::commit_copies();
-      machine::wait_for_copies<0>();
-    }
-    if constexpr (adds_own || !divides) block.sync();
-    go_back_through_features(block, range);
-    block.sync();
-    store_tokens<threads>(block, memory().x, dx, range, update);
+    block.sync();                                   // tiles have been read, numbers written
+    const Block anew = machine::known_anew(block);  // keys lack registers for what is known
+    if constexpr (of_queries)
+      write(block, range, gradient, value_sums);
+    else
+      write(anew, range_of(anew), gradient, value_sums);
   }
 
  private:
@@ -197,13 +212,15 @@ struct FeatureGradient {
   MHLA_DEVICE static Shared own_number(int part, int row) {
     return memory().own_numbers.at(part * rows + row);
   }
-  /// A slice of X.
-  MHLA_DEVICE static Tile<rows, value_dim> value_slice_of(int n) {
-    return {memory().values.at(0, n * slice)};
+  /// A slice of a tile of all columns.
+  template <class Values>
+  MHLA_DEVICE static Values slice_of(const Values& values, int n) {
+    return {values.at(0, n * slice)};
   }
 
-  /// gradient = X S^T
-  MHLA_DEVICE void multiply_summary(const Block& block, Index summary, Gradient& gradient) const {
+  /// gradient = X S^T and, of keys, value_sums = phi^r(x) S, of features that replace x.
+  MHLA_DEVICE void multiply_summary(const Block& block, const TokenRange& range, Index summary,
+                                    Gradient& gradient, ValueSums& value_sums) const {
     constexpr int steps = slices * Parts;
     const auto begin_copy = [&](int step) {
       if (step < steps) {
@@ -215,16 +232,42 @@ struct FeatureGradient {
       }
       machine::commit_copies();
     };
-    begin_copy(0);
-    for (int step = 0; step < steps; ++step) {
+    const auto multiply = [&](int step, ValueSum& of_values) {
       machine::wait_for_copies<0>();
       block.sync();  // this slice has landed, and the previous one has been read
       begin_copy(step + 1);
+      if constexpr (!of_queries && !keeps_values)
+        if (step > 0 && step % Parts == 0) round_values(block, of_values, step / Parts - 1);
       multiply_add<T, slice, Stored::not_transposed, Stored::transposed>(
-          block, gradient, value_slice_of(step / Parts), memory().summary[step % 2]);
+          block, gradient, slice_of(memory().values, step / Parts), memory().summary[step % 2]);
+      if constexpr (!of_queries)
+        multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(
+            block, of_values, memory().x, memory().summary[step % 2]);
+    };
+    begin_copy(0);
+    if constexpr (!of_queries) {
+      machine::wait_for_copies<0>();
+      block.sync();
+      make_features<threads>(block, x, range, memory().x);
+    }
+    if constexpr (keeps_values || steps <= 2) {
+      MHLA_DEVICE_UNROLL
+      for (int step = 0; step < steps; ++step)
+        multiply(step, value_sums[keeps_values ? step / Parts : 0]);
+    } else {
+      for (int step = 0; step < steps; ++step) multiply(step, value_sums[0]);
     }
     machine::wait_for_copies<0>();
     gradient.scale(1 / summaries.scale);
+  }
+  /// Rounds a slice of dv into the place of X's, which has been read.
+  MHLA_DEVICE void round_values(const Block& block, ValueSum& sum, int n) const {
+    if constexpr (!keeps_values) sum.scale(1 / summaries.scale);
+    sum.for_each_pair(block, [&](int row, int col, float first, float second) {
+      machine::write(slice_of(memory().values, n).at(row, col),
+                     machine::rounded_pair<T>(first, second));
+    });
+    sum.set_zero();
   }
 
   /// z, of the lane's strips.
@@ -289,15 +332,15 @@ struct FeatureGradient {
         r = !present || den == 0 ? 0.0f : 1 / den;
         c = !present || den == 0 ? 0.0f : -along * r * r;
         if (inside) {
-          machine::store_to(numbers.weights + first + row, r);
-          machine::store_to(numbers.sum_weights + first + row, -along * r);
+          machine::store_to(other.weights + first + row, r);
+          machine::store_to(other.sum_weights + first + row, -along * r);
         }
         machine::write<float>(number(weight, row), r);
         machine::write<float>(number(sum_weight, row), c);
       }
       if constexpr (adds_own)
         if (inside)
-          machine::store_to(numbers.own_products + first + row,
+          machine::store_to(other.own_products + first + row,
                             present ? r * products + c * scores : 0.0f);
     }
   }
@@ -306,15 +349,15 @@ struct FeatureGradient {
   MHLA_DEVICE void make_own_products(const Block& block, const TokenRange& y,
                                      Scores<rows>& products) const {
     const FeatureTile& features = memory().own_features;
-    for (int s = 0; s < slices; ++s) {
+    for (int s = 0; s < own_slices; ++s) {
       block.sync();  // what was in the tiles has been read
       if (s == 0) copy_tokens<threads>(block, own.y.x, y, features);
-      copy_tokens<threads>(block, own.values, y, memory().own_values, s * slice);
+      copy_tokens<threads>(block, own.values, y, memory().own_values, s * own_slice);
       machine::commit_copies();
       machine::wait_for_copies<0>();
       block.sync();
-      multiply_add<T, slice, Stored::not_transposed, Stored::transposed>(
-          block, products, value_slice_of(s), memory().own_values);
+      multiply_add<T, own_slice, Stored::not_transposed, Stored::transposed>(
+          block, products, slice_of(memory().values, s), memory().own_values);
     }
     make_features<threads>(block, own.y, y, features);
     block.sync();
@@ -400,33 +443,95 @@ struct FeatureGradient {
     });
   }
 
-  /// The part of the keys' gradient from pairs with later queries.
-  MHLA_DEVICE void pair_keys(const Block& block, const TokenRange& range,
-                             Gradient& gradient) const {
+  /// The parts of dk and dv from pairs with later queries.
+  MHLA_DEVICE void pair_keys(const Block& block, const TokenRange& range, Gradient& gradient,
+                             ValueSums& value_sums) const {
     const BlockTable& table = x.x.table;
     const float scale = own.weight_scale;
     gradient.scale(scale);
+    for (auto& sum : value_sums) sum.scale(scale / summaries.scale);
     for_each_own_tile<rows>(own, table, range, kv_head_of(range), [&](const TokenRange& y) {
       const float mixing = own_mixing(own, table, range, y);
-      Scores<rows> products;
       block.sync();  // the previous tile's numbers have been read
       if constexpr (Normalizes) {
         const Index first = first_number(table, sharing.kv_heads, own.heads(), y);
         copy_numbers<threads, rows>(block, own.weights, first, y, 1.0f, own_number(0, 0));
         copy_numbers<threads, rows>(block, own.sum_weights, first, y, 0.0f, own_number(1, 0));
       }
+      const auto weight_of = [&](int j) {
+        return mixing * scale * (Normalizes ? machine::read<float>(own_number(0, j)) : 1.0f);
+      };
+      Scores<rows> products;
       make_own_products(block, y, products);
       add_own_features(
           block, range, y, products,
           [&](int, int j, float d) {
             if constexpr (Normalizes)
-              return mixing * scale * machine::read<float>(own_number(0, j)) *
-                     (d + machine::read<float>(own_number(1, j)));
-            return mixing * scale * d;
+              return weight_of(j) * (d + machine::read<float>(own_number(1, j)));
+            return weight_of(j) * d;
           },
           gradient);
+      Scores<rows> scores;
+      multiply_add<T, key_dim, Stored::not_transposed, Stored::transposed>(
+          block, scores, memory().x, memory().own_features);
+      block.sync();  // the former weights have been read
+      add_own_values(block, range, y, scores, weight_of, value_sums);
     });
     gradient.scale(1 / scale);
+    for (auto& sum : value_sums) sum.scale(1 / scale);
+  }
+  /// dv += m_ii r_t P dy_t, weights rounded; the last of dy's slices is in shared memory.
+  template <class Weight>
+  MHLA_DEVICE void add_own_values(const Block& block, const TokenRange& range, const TokenRange& y,
+                                  Scores<rows>& scores, const Weight& weight_of,
+                                  ValueSums& value_sums) const {
+    const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, y, j); };
+    write_scores<T>(block, scores, memory().scores, [&](int t, int j, float p) {
+      return pair_counts(t, j) ? weight_of(j) * p : 0.0f;
+    });
+    const Shared flags = memory().flags.begin;
+    MHLA_DEVICE_UNROLL
+    for (int n = slices - 1; n >= 0; --n) {
+      if (own_slices > 1 && n + 1 < slices) {
+        block.sync();  // the slice after it has been read
+        copy_tokens<threads>(block, own.values, y, memory().own_values, n * slice);
+        machine::commit_copies();
+        machine::wait_for_copies<0>();
+        block.sync();
+      }
+      if (own_slices > 1 || n + 1 == slices) {
+        look_for_infinities<threads>(block, memory().own_values, exponent_bits<T>, flags);
+        block.sync();
+      }
+      add_pairs<T>(block, value_sums[n], memory().scores,
+                   own_slices > 1 ? memory().own_values : slice_of(memory().own_values, n),
+                   found_infinities<warps>(flags), pair_counts);
+    }
+  }
+
+  /// Stores the wanted gradients, rounded in the places of X and x.
+  MHLA_DEVICE void write(const Block& block, const TokenRange& range, Gradient& gradient,
+                         ValueSums& value_sums) const {
+    if constexpr (adds_own || !of_queries) {
+      copy_tokens<threads>(block, x.x, range, memory().x);
+      machine::commit_copies();
+    }
+    if constexpr (adds_own || !divides) memory().gradient.write(block, gradient);
+    if constexpr (keeps_values) {
+      MHLA_DEVICE_UNROLL
+      for (int n = 0; n < slices; ++n) round_values(block, value_sums[n], n);
+    } else if constexpr (!of_queries) {
+      round_values(block, value_sums[0], slices - 1);
+    }
+    machine::wait_for_copies<0>();
+    if constexpr (adds_own || !divides) block.sync();
+    if constexpr (!of_queries) {
+      if (other.wanted) store_tokens<threads>(block, memory().values, other.dv, range, update);
+      if (!wanted) return;
+    }
+    go_back_through_features(block, range);
+    block.sync();
+    store_tokens<threads>(block, memory().x, dx, range, update);
   }
 
   /// x = s phi'(x) o (R^T(g) + c z), in place.

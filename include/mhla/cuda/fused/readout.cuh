@@ -2,13 +2,11 @@
 // Readout of all blocks (arXiv 2601.07832, eq. 5), a thread block per block, head and slice of
 // value columns:
 //
-//   num_t = phi^r(x_t) S     den_t = phi(x_t) z + epsilon
-//   o_t = num_t / den_t, 0 where den_t is 0
+//   num_t = phi^r(q_t) S~_i     den_t = phi(q_t) z~_i + epsilon
+//   y_t = num_t / den_t, 0 where den_t is 0
 //
-// Forward: x = q, S = S~_i, z = z~_i. Backward, without denominators: x = k, S = dS_b gives dv.
-// Causal blocks add their own tokens: forward m_ii phi^r(q_t)^T phi^r(k_j) v_j for j <= t, and to
-// den_t the scores themselves, unless there is a rotation; backward to dv_j, over the heads that
-// share it, m_ii r_t phi^r(q_t)^T phi^r(k_j) dy_t for t >= j.
+// Causal blocks add their own tokens: m_ii phi^r(q_t)^T phi^r(k_j) v_j for j <= t, and to den_t the
+// scores themselves, unless there is a rotation.
 #pragma once
 
 #include <cmath>
@@ -36,8 +34,6 @@ struct TileReadOut {
   using T = typename Traits::T;
   static constexpr int key_dim = Traits::key_dim;
   static constexpr bool adds_own = Own::is_some;
-  static constexpr bool weighs_own = Own::later;
-  static_assert(!(weighs_own && Divides), "mhla: only the forward pass divides");
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
   static constexpr int rows = tile_rows(key_dim);
@@ -50,7 +46,7 @@ struct TileReadOut {
   using Sum = Accumulators<rows, Slice, rows / 16, warps / (rows / 16)>;
   using S = Strips<key_dim>;
 
-  const FeatureTokens<T, typename Traits::Map, Traits::rotates>& x;
+  const FeatureTokens<T, typename Traits::Map, Traits::rotates>& q;
   const Own& own;
   float epsilon;  // of epsilon_for()
   ReadOutMemory at;
@@ -58,13 +54,13 @@ struct TileReadOut {
   /// Without own tokens all that a query's scale s multiplies is one product, so that features need
   /// not have it: y = s N / (s D + epsilon) = N / (D + epsilon / s).
   static constexpr bool scales_result = !adds_own;
-  MHLA_DEVICE float scale_of_features() const { return scales_result ? 1.0f : x.scale; }
+  MHLA_DEVICE float scale_of_features() const { return scales_result ? 1.0f : q.scale; }
   MHLA_DEVICE static float epsilon_for(float epsilon, float scale) {
     if constexpr (!scales_result) return epsilon;
     return scale == 0 ? HUGE_VALF : epsilon / scale;
   }
 
-  /// phi^r(x) in place, and den = phi(x) z + epsilon. Synchronizes the thread block before and
+  /// phi^r(q) in place, and den = phi(q) z + epsilon. Synchronizes the thread block before and
   /// after.
   MHLA_DEVICE void make_query_features(const Block& block, const TokenRange& range,
                                        const FeatureTile& tile) const {
@@ -74,7 +70,7 @@ struct TileReadOut {
       S::for_each(block, [&](int n, int i) { read_strip<key_dim>(at.key_sum, n, z[i]); });
       float product = 0;
       make_features<threads>(
-          block, x, range, tile, weight,
+          block, q, range, tile, weight,
           [&](int, int i, const typename S::Elements& features) {
             for (int e = 0; e < S::size; ++e) product += features[e] * z[i][e];
           },
@@ -86,7 +82,7 @@ struct TileReadOut {
           });
     } else {
       make_features<threads>(
-          block, x, range, tile, weight, [](int, int, const typename S::Elements&) {}, [](int) {});
+          block, q, range, tile, weight, [](int, int, const typename S::Elements&) {}, [](int) {});
     }
     if constexpr (adds_own)
       for (int i = block.thread; i < rows * sums_of_row; i += threads)
@@ -96,22 +92,19 @@ struct TileReadOut {
   /// Stores a slice of the results of the range's first tokens from `sum`, their features' product
   /// with the summary, which is scaled. Assembles them in the features' place.
   MHLA_DEVICE void finish(const Block& block, Sum& sum, float scale, const FeatureTile& features,
-                          const TokenRange& range, const Sharing& sharing, const Tokens<T>& o,
-                          Update update, int column) const {
-    float unscale = 1 / scale;
+                          const TokenRange& range, const Sharing& sharing, const Tokens<T>& y,
+                          int column) const {
     if constexpr (adds_own) {
-      // A gradient's pairs are added at their own scale.
-      float pair_scale = 1;
-      if constexpr (weighs_own) pair_scale = own.weight_scale;
-      sum.scale(unscale * pair_scale);
+      sum.scale(1 / scale);
+      scale = 1;
       add_own(block, features, range, sharing, column, sum);
-      unscale = 1 / pair_scale;
     }
     block.sync();  // features have been read, denominators written
     const ValueTile out{features.begin};
-    assemble(block, sum, unscale, out);
+    assemble(block, sum, 1 / scale, out);
     block.sync();
-    store_tokens<threads>(block, out, o, range, update, column);
+    store_tokens<threads>(adds_own ? machine::known_anew(block) : block, out, y, range,
+                          Update::overwrite, column);
   }
   /// scale num / den, rounded, into a tile.
   MHLA_DEVICE void assemble(const Block& block, Sum& sum, float scale, const ValueTile& out) const {
@@ -126,7 +119,7 @@ struct TileReadOut {
         }
       });
     } else {
-      sum.scale(scales_result ? scale * x.scale : scale);
+      sum.scale(scales_result ? scale * q.scale : scale);
     }
     sum.for_each_pair(block, [&](int row, int col, float first, float second) {
       machine::write(out.at(row, col), machine::rounded_pair<T>(first, second));
@@ -138,7 +131,7 @@ struct TileReadOut {
   MHLA_DEVICE void add_own(const Block& before, const FeatureTile& features,
                            const TokenRange& range, const Sharing& sharing, int column,
                            Sum& sum) const {
-    const BlockTable& table = x.x.table;
+    const BlockTable& table = q.x.table;
     const FeatureTile others{at.others};
     const ValueTile values{at.values};
     const ScoreTile scores_tile{at.scores};
@@ -150,10 +143,6 @@ struct TileReadOut {
           copy_tokens<threads>(block, own.y.x, ys, others);
           copy_tokens<threads>(block, own.values, ys, values, column);
           machine::commit_copies();
-          if constexpr (weighs_own)
-            copy_numbers<threads, rows>(block, own.weights,
-                                        first_number(table, sharing.kv_heads, own.heads(), ys), ys,
-                                        1.0f, at.own_weights);
           machine::wait_for_copies<0>();
           block.sync();
           make_features<threads>(block, own.y, ys, others);
@@ -164,10 +153,7 @@ struct TileReadOut {
                                                                                features, others);
           const auto pair_counts = [&](int t, int j) { return counts<Own>(range, t, ys, j); };
           write_scores<T>(block, scores, scores_tile, [&](int t, int j, float score) {
-            if (!pair_counts(t, j)) return 0.0f;
-            if constexpr (weighs_own)
-              return weight * own.weight_scale * number(at.own_weights, j) * score;
-            return weight * score;
+            return pair_counts(t, j) ? weight * score : 0.0f;
           });
           if constexpr (Divides) add_row_sums<rows>(block, scores, at.own_sums);
           block.sync();
@@ -186,13 +172,13 @@ struct TileReadOut {
   }
 };
 
-template <class Traits, int Parts, bool Divides, class Own = NoOwnTokens>
+template <class Traits, bool Divides, class Own = NoOwnTokens>
 struct ReadOutBlocks {
   using T = typename Traits::T;
   static constexpr int key_dim = Traits::key_dim;
   static constexpr int value_dim = Traits::value_dim;
   static constexpr bool adds_own = Own::is_some;
-  static constexpr ReadOutShape shape{key_dim, value_dim, Parts, adds_own, Own::later};
+  static constexpr ReadOutShape shape{key_dim, value_dim, adds_own};
   static constexpr int slice = shape.slice();
   static constexpr int slices = shape.slices();
   MHLA_HOST_DEVICE static constexpr ReadOutMemory memory() {
@@ -213,13 +199,10 @@ struct ReadOutBlocks {
   MHLA_DEVICE static FeatureTile features(int tile) {
     return Ring<FeatureTile, stages>{memory().features}[tile % stages];
   }
-  MHLA_DEVICE static SummaryTile summary_tile(int part) {
-    return Ring<SummaryTile, Parts>{memory().summary}[part];
-  }
+  MHLA_DEVICE static SummaryTile summary_tile() { return {memory().summary}; }
 
-  FeatureTokens<T, typename Traits::Map, Traits::rotates> x;
-  Tokens<T> o;
-  Update update;
+  FeatureTokens<T, typename Traits::Map, Traits::rotates> q;
+  Tokens<T> y;
   Sharing sharing;
   Summaries<const T> summaries;
   const float* key_sums;  // z, [units, blocks, matrices, key_dim]
@@ -228,11 +211,11 @@ struct ReadOutBlocks {
 
   /// Thread blocks for `items` items of the batch.
   Index blocks(Index items) const {
-    return items * sharing.kv_heads * sharing.heads * slices * x.x.table.blocks;
+    return items * sharing.kv_heads * sharing.heads * slices * q.x.table.blocks;
   }
 
   MHLA_DEVICE void operator()(const Block& block) const {
-    const BlockTable& table = x.x.table;
+    const BlockTable& table = q.x.table;
     BlockIndices indices(block);
     const int head = indices.next(sharing.all_heads());
     indices.next(slices);
@@ -240,7 +223,7 @@ struct ReadOutBlocks {
     TokenRange tile = TokenRange::of_block(table, Index{indices.rest}, head, b);
 
     // Never the first kernel of a call: the tokens are valid.
-    copy_tokens<threads>(block, x.x, tile, features(0));
+    copy_tokens<threads>(block, q.x, tile, features(0));
     machine::wait_for_earlier_kernels();
     if constexpr (Divides)
       for (int c = block.thread; c < key_dim; c += threads)
@@ -249,14 +232,14 @@ struct ReadOutBlocks {
             machine::load_from(key_sums + sharing.summary_of(table, tile) * key_dim + c));
     copy_summary(block, tile);
     machine::commit_copies();
-    const Tiles tiles{x, own, Tiles::epsilon_for(epsilon, x.scale), memory()};
+    const Tiles tiles{q, own, Tiles::epsilon_for(epsilon, q.scale), memory()};
 
     for (int n = 0; tile.begin < tile.end; tile.begin += rows, ++n) {
       if constexpr (stages == 1) {
         if (n > 0) {
           block.sync();  // the previous tile has been read
           if constexpr (adds_own) copy_summary(block, tile);
-          copy_tokens<threads>(block, x.x, tile, features(0));
+          copy_tokens<threads>(block, q.x, tile, features(0));
           machine::commit_copies();
         }
         machine::wait_for_copies<0>();
@@ -278,15 +261,12 @@ struct ReadOutBlocks {
     return slices == 1 ? 0 : indices.next(slices) * slice;
   }
   MHLA_DEVICE void copy_summary(const Block& block, const TokenRange& range) const {
-    MHLA_DEVICE_UNROLL
-    for (int part = 0; part < Parts; ++part) {
-      const T* const from = summaries.data + part * summaries.plane +
-                            sharing.summary_of(x.x.table, range) * (key_dim * value_dim) +
-                            column_of(block);
-      copy_rows<threads, T>(block, summary_tile(part), [&](int r, int c) {
-        return TensorRow<const T>{from + (r * value_dim + c), true};
-      });
-    }
+    const T* const from = summaries.data +
+                          sharing.summary_of(q.x.table, range) * (key_dim * value_dim) +
+                          column_of(block);
+    copy_rows<threads, T>(block, summary_tile(), [&](int r, int c) {
+      return TensorRow<const T>{from + (r * value_dim + c), true};
+    });
   }
   /// A tile that has landed, with the summary. The next copy begins after this tile's features:
   /// their loads would wait for it.
@@ -295,23 +275,21 @@ struct ReadOutBlocks {
     tiles.make_query_features(block, tile, of_tile);
     if constexpr (stages > 1) {
       if (tile.begin + rows < tile.end)
-        copy_tokens<threads>(block, x.x, tile.from(tile.begin + rows), next);
+        copy_tokens<threads>(block, q.x, tile.from(tile.begin + rows), next);
       machine::commit_copies();
     }
     block.sync();
     typename Tiles::Sum sum;
-    MHLA_DEVICE_UNROLL
-    for (int part = 0; part < Parts; ++part)
-      multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(block, sum, of_tile,
-                                                                               summary_tile(part));
-    tiles.finish(block, sum, summaries.scale, of_tile, tile, sharing, o, update, column_of(block));
+    multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(block, sum, of_tile,
+                                                                             summary_tile());
+    tiles.finish(block, sum, summaries.scale, of_tile, tile, sharing, y, column_of(block));
   }
 };
 
 /// Launches it for `items` items of the batch.
-template <class Traits, int Parts, bool Divides, class Own>
+template <class Traits, bool Divides, class Own>
 void read_out(const CudaDevice& device, Index items,
-              const ReadOutBlocks<Traits, Parts, Divides, Own>& body) {
+              const ReadOutBlocks<Traits, Divides, Own>& body) {
   machine::run(device, body.blocks(items), body);
 }
 

@@ -26,7 +26,6 @@ struct ReadOutMemory {
   std::uint32_t denominators;  // of a tile
   std::uint32_t own_sums;      // own tokens' parts of them
   std::uint32_t flags;         // whether a warp found an infinity
-  std::uint32_t own_weights;
   std::uint32_t features;  // a ring of tiles
   std::uint32_t scores;
   std::uint32_t summary;
@@ -48,9 +47,7 @@ struct ReadOutMemory {
 struct ReadOutShape {
   int key_dim;
   int value_dim;
-  int parts;
   bool adds_own;
-  bool weighs_own;
 
   MHLA_HOST_DEVICE constexpr int rows() const { return tile_rows(key_dim); }
   /// Tiles of tokens on the way: one where a second would narrow the slice, as another thread block
@@ -64,10 +61,9 @@ struct ReadOutShape {
     ReadOutMemory at{};
     at.key_sum = layout.take_bytes(key_dim * 4);
     at.take_rows(layout, rows(), adds_own);
-    at.own_weights = layout.take_bytes(weighs_own ? rows() * 4 : 0);
     at.features = layout.take_bytes(stages * feature_bytes);
     SharedLayout own = layout;
-    at.summary = layout.take_bytes(parts * tile_bytes(key_dim, slice));
+    at.summary = layout.take_bytes(tile_bytes(key_dim, slice));
     at.others = own.take_bytes(adds_own ? feature_bytes : 0);
     at.values = own.take_bytes(adds_own ? tile_bytes(rows(), slice) : 0);
     layout.go_past(own);

@@ -74,7 +74,7 @@ struct AttendResident {
   FeatureTokens<T, typename Traits::Map, Traits::rotates> q;
   FeatureTokens<T, typename Traits::Map, Traits::rotates> k;
   Tokens<const T> v;
-  Tokens<T> o;
+  Tokens<T> y;
   Sharing sharing;
   MixingWeights mixing;
   Sight sight;
@@ -332,8 +332,8 @@ struct AttendResident {
             readout(n, i).assemble(team, sum, 1 / scale, values(n));
             done = tile.range;
           } else {
-            readout(n, i).finish(block, sum, scale, features(n % num_slots), tile.range, sharing, o,
-                                 Update::overwrite, part.column);
+            readout(n, i).finish(block, sum, scale, features(n % num_slots), tile.range, sharing, y,
+                                 part.column);
           }
           if (tile.template next<rows>()) ++i;
         });
@@ -344,7 +344,7 @@ struct AttendResident {
   }
   /// Stores the results of a tile, the n-th.
   MHLA_DEVICE void store(const Block& team, int n, const TokenRange& range, int column) const {
-    store_tokens<team_threads>(team, values(n), o, range, Update::overwrite, column);
+    store_tokens<team_threads>(team, values(n), y, range, Update::overwrite, column);
   }
 };
 

@@ -83,9 +83,9 @@ template <class T>
 inline constexpr std::uint32_t exponent_bits = std::is_same_v<T, BFloat16> ? 0x7f80u : 0x7c00u;
 
 /// sum += P V for pairs with counts(x, y). `spoilt`: V has infinities.
-template <class T, int Rows, int N, int WarpsM, int WarpsN, class Counts>
+template <class T, int Rows, int N, int WarpsM, int WarpsN, class Values, class Counts>
 MHLA_DEVICE void add_pairs(const Block& block, Accumulators<Rows, N, WarpsM, WarpsN>& sum,
-                           const Tile<Rows, Rows>& scores, const Tile<Rows, N>& values, bool spoilt,
+                           const Tile<Rows, Rows>& scores, const Values& values, bool spoilt,
                            const Counts& counts) {
   if (!spoilt) {
     multiply_add<T, Rows, Stored::not_transposed, Stored::not_transposed>(block, sum, scores,

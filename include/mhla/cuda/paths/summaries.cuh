@@ -10,7 +10,7 @@
 //                  causal blocks
 //   mixing:                                        dm_ib += <dS~_i, S_b> + <dz~_i, z_b>;
 //                                                  dS_b = sum_i m_ib dS~_i, dz_b likewise
-//   key blocks:                                    dv, dk
+//   key blocks:                                    dk and dv
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -112,8 +112,7 @@ struct SummaryPass {
     if (gradients.mix.wanted) mixing_gradient();
     if (!wants_keys) return;
     mix_blocks_gradient();
-    if (gradients.value.wanted) value_gradient(dy, gradients.value.view, update);
-    if (gradients.key.wanted) key_gradient(dy, gradients.key.view, update);
+    key_gradient(dy, gradients.key, gradients.value, update);
   }
 
  private:
@@ -156,11 +155,10 @@ struct SummaryPass {
   void read_out_blocks(const TensorView<T, 4>& y) const {
     const auto own = of.own_keys(plan.weight_scale());
     using Own = std::remove_const_t<decltype(own)>;
-    read_out(
-        device, e.queries.batch,
-        ReadOutBlocks<Traits, forward_parts, normalizes<V>, Own>{
-            of.query_features(), tokens(y, e.queries.table), Update::overwrite, of.of_query_heads(),
-            plan.mixed_summaries, plan.mixed_key_sums.data, of.epsilon(), own});
+    read_out(device, e.queries.batch,
+             ReadOutBlocks<Traits, normalizes<V>, Own>{
+                 of.query_features(), tokens(y, e.queries.table), of.of_query_heads(),
+                 plan.mixed_summaries, plan.mixed_key_sums.data, of.epsilon(), own});
   }
 
   /// What queries keep for the other gradients; weights are 1 without a normalizer.
@@ -232,25 +230,16 @@ struct SummaryPass {
     }
   }
 
-  void value_gradient(const TensorView<const T, 4>& dy, const TensorView<T, 4>& dv,
-                      Update update) const {
+  /// dk and dv.
+  void key_gradient(const TensorView<const T, 4>& dy, const GradientView<T, 4>& dk,
+                    const GradientView<T, 4>& dv, Update update) const {
     const auto own = own_queries(dy);
     using Own = std::remove_const_t<decltype(own)>;
-    read_out(device, e.keys.batch,
-             ReadOutBlocks<Traits, backward_parts<V>, false, Own>{
-                 of.key_features(), tokens(dv, e.keys.table), update, of_key_heads(),
-                 plan.grad_summaries, nullptr, 0.0f, own});
-  }
-
-  void key_gradient(const TensorView<const T, 4>& dy, const TensorView<T, 4>& dk,
-                    Update update) const {
-    const auto own = own_queries(dy);
-    using Own = std::remove_const_t<decltype(own)>;
-    feature_gradient(
-        device, e.keys.batch,
-        FeatureGradient<Traits, backward_parts<V>, Side::keys, normalizes<V>, Own>{
-            of.key_features(), of.values(), tokens(dk, e.keys.table), true, update, of_key_heads(),
-            plan.grad_summaries, plan.grad_key_sums.data, 0.0f, QueryNumbers{}, own});
+    feature_gradient(device, e.keys.batch,
+                     FeatureGradient<Traits, backward_parts<V>, Side::keys, normalizes<V>, Own>{
+                         of.key_features(), of.values(), tokens(dk.view, e.keys.table), dk.wanted,
+                         update, of_key_heads(), plan.grad_summaries, plan.grad_key_sums.data, 0.0f,
+                         ValueGradient<T>{tokens(dv.view, e.keys.table), dv.wanted}, own});
   }
 };
 

@@ -2,7 +2,7 @@
 // The path over block summaries, linear in the tokens:
 //
 //   forward:   summarize -> mix -> read out
-//   backward:  summarize -> mix -> dq, then dS~ -> dS and dm -> dv, dk
+//   backward:  summarize -> mix -> dq, then dS~ -> dS and dm -> dk and dv
 //
 // Summaries are kept in planes of 16 bits: one, or two for the backward pass of a call with a
 // normalizer. summaries.cuh runs it; this needs no CUDA header.
@@ -59,22 +59,24 @@ struct TokenCost {
     int planes = 1;     // of a summary that a tile is multiplied with
     double reads = 0;   // of summaries, where one is read more than once
     int gradients = 0;  // of the features, written
+    int values = 0;     // gradients of values, of features made besides
   };
   KernelCost product(const char* name, const Side& x, const Product& by) const {
     const double d = size.key_dim, e = size.value_dim;
     KernelCost cost{name};
     cost.memory_share = memory_share_of_tokens;
-    cost.tensor_bytes = element * x.tokens * ((1 + by.gradients) * d + e);
+    cost.tensor_bytes = element * x.tokens * ((1 + by.gradients) * d + (1 + by.values) * e);
     cost.summary_bytes = x.summaries * summary_bytes();
-    cost.cached_bytes = element * (by.slices - 1) * x.tokens * d +
+    cost.cached_bytes = element * (by.slices - 1 + by.values) * x.tokens * d +
                         16 * by.slices * x.blocks * x.block_tokens +
                         (std::max)(0.0, by.reads - x.summaries) * summary_bytes();
     const double padded = tiles(x) * static_cast<double>(rows());
-    cost.flops = 2 * by.planes * padded * d * e;
+    const double products = by.planes * (1 + by.values) * d * e;
+    const double columns =
+        (by.slices + by.gradients + by.values) * d + (1 + by.values) * e;  // copied, or made
+    cost.flops = 2 * padded * products;
     cost.instructions =
-        warps * tiles(x) *
-            tile_instructions(static_cast<double>(rows()), (by.slices + by.gradients) * d + e,
-                              by.planes * d * e) +
+        warps * tiles(x) * tile_instructions(static_cast<double>(rows()), columns, products) +
         warps * by.slices * x.blocks * instructions_of_summary;
     return cost;
   }
@@ -147,21 +149,23 @@ struct TokenCost {
     const auto slices = size.value_dim / fused::summary_slice(static_cast<int>(size.value_dim));
     return per_part(product(name, x, {.slices = slices}));
   }
-  KernelCost read_out(const char* name, const Side& x, const Side& other, bool later) const {
+  KernelCost read_out() const {
     const fused::ReadOutShape shape{static_cast<int>(size.key_dim),
-                                    static_cast<int>(size.value_dim), planes,
-                                    is_causal_within_block<V>, is_causal_within_block<V> && later};
+                                    static_cast<int>(size.value_dim), is_causal_within_block<V>};
+    const Side x = queries();
     const double slices = shape.slices();
     const double reads = is_causal_within_block<V> ? tiles(x) : x.blocks;
-    KernelCost cost = product(name, x, {.slices = slices, .planes = planes, .reads = reads});
-    add_own_pairs(cost, other, slices, slices * size.key_dim + size.value_dim);
+    KernelCost cost = product("readout", x, {.slices = slices, .planes = planes, .reads = reads});
+    add_own_pairs(cost, keys(), slices, slices * size.key_dim + size.value_dim);
     return per_part(cost);
   }
-  /// dx, a thread block per tile; queries also multiply q k^T, for dm_ii and the denominators.
-  KernelCost gradient(const char* name, const Side& x, const Side& other, double inner) const {
-    KernelCost cost = product(name, x, {.planes = planes, .reads = tiles(x), .gradients = 1});
+  /// A thread block per tile. Queries also multiply q k^T, for dm_ii and the denominators, and keys
+  /// for dv.
+  KernelCost gradient(const char* name, const Side& x, const Side& other, int values) const {
+    KernelCost cost =
+        product(name, x, {.planes = planes, .reads = tiles(x), .gradients = 1, .values = values});
     cost.memory_share = memory_share_of_tile;
-    add_own_pairs(cost, other, 1, inner);
+    add_own_pairs(cost, other, 1, 2 * size.key_dim + (1 + values) * size.value_dim);
     return per_part(cost);
   }
 
@@ -175,15 +179,14 @@ struct TokenCost {
     path.add(summarize("summaries", keys()));
     path.add(mix("mixing", false));
     if (direction == Direction::forward) {
-      path.add(read_out("readout", queries(), keys(), false));
+      path.add(read_out());
       return path;
     }
-    path.add(gradient("dq", queries(), keys(), 2 * size.key_dim + size.value_dim));
+    path.add(gradient("dq", queries(), keys(), 0));
     path.add(summarize("dS~", queries()));
     path.add(mixing_gradient());
     path.add(mix("dS", true));
-    path.add(read_out("dv", keys(), queries(), true));
-    path.add(gradient("dk", keys(), queries(), size.key_dim + size.value_dim));
+    path.add(gradient("dk, dv", keys(), queries(), 1));
     return path;
   }
 };
