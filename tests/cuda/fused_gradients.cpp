@@ -8,6 +8,7 @@
 #include <limits>
 #include <mhla/cpu/pipeline.hpp>
 #include <mhla/packed.hpp>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
