@@ -157,10 +157,10 @@ class Backward {
   void run() {
     fused::summarize(device_, e_.keys.batch, summarize());
     mix();
-    fused::feature_gradient(device_, e_.queries.batch, query_gradient());
+    fused::run_over_items(device_, e_.queries.batch, query_gradient());
     fused::summarize(device_, e_.queries.batch, summarize_gradient());
     mix_gradient();
-    fused::feature_gradient(device_, e_.keys.batch, key_gradient());
+    fused::run_over_items(device_, e_.keys.batch, key_gradient());
   }
 
   // The kernels.

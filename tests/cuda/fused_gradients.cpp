@@ -294,7 +294,7 @@ TEST_CASE("fused gradients: a thread block that summarizes several blocks gives 
     };
     several([&] { return backward.summarize(); }, [&]() -> auto& { return backward.of_keys(); });
     backward.mix();
-    cuda::fused::feature_gradient(backward.device(), 2, backward.query_gradient());
+    cuda::fused::run_over_items(backward.device(), 2, backward.query_gradient());
     several([&] { return backward.summarize_gradient(); },
             [&]() -> auto& { return backward.of_queries(); });
   };
@@ -365,7 +365,7 @@ void check_traffic(const char* name, const V& attention, Shape shape, Update upd
     watch.check_rest(table_share);
 
     backward.mix();
-    cuda::fused::feature_gradient(backward.device(), e.queries.batch, backward.query_gradient());
+    cuda::fused::run_over_items(backward.device(), e.queries.batch, backward.query_gradient());
     watch.check("q", (own && wanted ? 2 : 1) * q_tokens * KeyDim, 0);
     watch.check("dy", q_tokens * ValueDim, 0);
     watch.check("dq", wanted ? accumulated * q_tokens * KeyDim : 0, wanted ? q_tokens * KeyDim : 0);
@@ -384,7 +384,7 @@ void check_traffic(const char* name, const V& attention, Shape shape, Update upd
     watch.check_rest(table_share);
 
     backward.mix_gradient();
-    cuda::fused::feature_gradient(backward.device(), e.keys.batch, backward.key_gradient());
+    cuda::fused::run_over_items(backward.device(), e.keys.batch, backward.key_gradient());
     // Features take the keys' place, and the keys' last own slice of dy stays for dv.
     constexpr Index slices = B::KeyGradient::own_slices;
     watch.check("k", 2 * k_tokens * KeyDim, 0);

@@ -384,15 +384,6 @@ struct AdvancePositions {
   }
 };
 
-/// to = from
-template <class T>
-struct CopyElements {
-  const T* from;
-  T* to;
-
-  MHLA_HOST_DEVICE void operator()(Index i) const { to[i] = from[i]; }
-};
-
 }  // namespace cuda
 
 MHLA_NAMESPACE_END

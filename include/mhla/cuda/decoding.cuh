@@ -7,6 +7,7 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
+#include <mhla/cuda/chip/tensors.cuh>
 #include <mhla/cuda/decode_step.cuh>
 #include <mhla/cuda/decoding.hpp>
 #include <mhla/cuda/gemm.cuh>
@@ -114,7 +115,7 @@ void DecoderKernels<V, T>::require_memory(const Memory& memory) {
 template <class V, class T>
 void DecoderKernels<V, T>::copy(const CudaDevice& device, const Memory& from, const Memory& to) {
   const auto copy_array = [&]<class U>(const Span<U>& source, const Span<U>& target) {
-    launch(device, source.size, CopyElements<U>{source.data, target.data});
+    cuda::copy<U, 1>(device, {source.data, {source.size}, {1}}, {target.data, {target.size}, {1}});
   };
   copy_array(from.positions, to.positions);
   copy_array(from.summaries, to.summaries);

@@ -44,20 +44,9 @@ class SharedLayout {
   MHLA_HOST_DEVICE constexpr TileType take(bool is_used = true) {
     return {place(is_used ? TileType::bytes : 0)};
   }
-  template <class TileType, int Slots>
-  MHLA_HOST_DEVICE constexpr Ring<TileType, Slots> take_ring() {
-    return take<Ring<TileType, Slots>>();
-  }
   template <class U>
   MHLA_HOST_DEVICE constexpr SharedArray<U> take_array(int count) {
     return {place(count * static_cast<int>(sizeof(U)))};
-  }
-  /// A layout that goes on from `mark`: its memory overlaps what was taken since `bytes()` was
-  /// that.
-  MHLA_HOST_DEVICE constexpr SharedLayout from(int mark) const {
-    SharedLayout other;
-    other.size = mark;
-    return other;
   }
   /// Goes on after what another layout has taken, too.
   MHLA_HOST_DEVICE constexpr SharedLayout& go_past(const SharedLayout& other) {

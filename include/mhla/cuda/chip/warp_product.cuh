@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/chip/unseen.cuh>
 
@@ -66,9 +67,9 @@ struct RowsInTile {
   }
 };
 
-/// 16 rows of a tile, read once and kept in registers.
+/// 16 rows of K columns in registers, a first factor: rows of a tile, read once, or rounded sums.
 template <int K>
-struct RowsKept {
+struct RowsInRegisters {
   std::uint32_t part[std::size_t{(K + 15) / 16}][4];
 
   template <class TileA>
@@ -79,13 +80,6 @@ struct RowsKept {
   MHLA_DEVICE void read(int k, std::uint32_t (&a)[4]) const {
     for (int x = 0; x < 4; ++x) a[x] = part[k / 16][x];
   }
-};
-
-/// 16 rows of K columns in registers, a first factor.
-template <int K>
-struct RowsInRegisters {
-  static_assert(K % 16 == 0);
-  std::uint32_t part[std::size_t{K / 16}][4];
 };
 
 /// The product of a and the transpose of rows [row, row + Cols) of b, of inner extent K. The warp
@@ -125,9 +119,9 @@ MHLA_DEVICE WarpRows<Cols> product_with_rows(const Block& block, const A& a, con
   return sum;
 }
 
-/// Sums rounded to T, as a first factor.
+/// Sums rounded to T, as a first factor; their rounding errors are left in their place.
 template <class T, int Cols>
-MHLA_DEVICE RowsInRegisters<Cols> rounded(const WarpRows<Cols>& sum) {
+MHLA_DEVICE RowsInRegisters<Cols> rounded(WarpRows<Cols>& sum) {
   static_assert(Cols % 16 == 0);
   RowsInRegisters<Cols> a;
   MHLA_DEVICE_UNROLL
@@ -135,24 +129,9 @@ MHLA_DEVICE RowsInRegisters<Cols> rounded(const WarpRows<Cols>& sum) {
     MHLA_DEVICE_UNROLL
     for (int half = 0; half < 2; ++half)
       a.part[part / 2][part % 2 * 2 + half] =
-          machine::rounded_pair<T>(sum.value[part][2 * half], sum.value[part][2 * half + 1]);
+          split_off<T>(sum.value[part][2 * half], sum.value[part][2 * half + 1]);
   }
   return a;
-}
-
-/// What rounding took away, rounded to T.
-template <class T, int Cols>
-MHLA_DEVICE RowsInRegisters<Cols> rest_of(WarpRows<Cols> sum, const RowsInRegisters<Cols>& a) {
-  MHLA_DEVICE_UNROLL
-  for (int part = 0; part < WarpRows<Cols>::parts; ++part) {
-    MHLA_DEVICE_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const std::uint32_t pair = a.part[part / 2][part % 2 * 2 + half];
-      sum.value[part][2 * half] -= machine::first_of<T>(pair);
-      sum.value[part][2 * half + 1] -= machine::second_of<T>(pair);
-    }
-  }
-  return rounded<T>(sum);
 }
 
 /// sum += a and rows [row, row + K) of b multiplied, N columns. The warp meets.

@@ -242,17 +242,14 @@ struct SummarizeBlocks {
   using KeySum = KeySumsOfTiles<Traits, Sum, Sums, lacks_registers>;
 
   struct Memory {
-    Ring<KeyTile, stages> keys;
-    Ring<ValueTile, stages> values;
-    std::uint32_t key_sums;
-    int bytes;
+    MHLA_HOST_DEVICE constexpr Memory() {}
+    SharedLayout layout{};
+    Ring<KeyTile, stages> keys = layout.take<Ring<KeyTile, stages>>();
+    Ring<ValueTile, stages> values = layout.take<Ring<ValueTile, stages>>();
+    std::uint32_t key_sums = layout.take_bytes(KeySum::bytes);
   };
-  MHLA_HOST_DEVICE static constexpr Memory memory() {
-    SharedLayout layout;
-    return {layout.take_ring<KeyTile, stages>(), layout.take_ring<ValueTile, stages>(),
-            layout.take_bytes(KeySum::bytes), layout.bytes()};
-  }
-  static constexpr int shared_bytes = memory().bytes;
+  MHLA_HOST_DEVICE static constexpr Memory memory() { return {}; }
+  static constexpr int shared_bytes = memory().layout.bytes();
   static_assert(shared_bytes <= machine::max_shared_bytes);
 
   FeatureTokens<T, typename Traits::Map, Traits::rotates> x;

@@ -29,9 +29,9 @@
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/float_tile.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/readout_shape.hpp>
+#include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 
@@ -538,35 +538,18 @@ struct FeatureGradient {
   MHLA_DEVICE void go_back_through_features(const Block& block, const TokenRange& range) const {
     KeySums z;
     read_key_sums(block, z);
-    const LaneAngles<key_dim, Traits::rotates> angles(block, x.rotation);
-    for_each_token<threads, rows, key_dim, Traits::rotates>(
-        block, x.x.table, range, [&](int row, const Place& place) {
-          if (place.token < 0) return;
-          const float r = divides && !adds_own ? machine::read<float>(number(weight, row)) : 1.0f;
+    unmake_features<threads, Traits::rotates>(
+        block, x, range, memory().x, memory().gradient,
+        [&](int row) {
+          return divides && !adds_own ? machine::read<float>(number(weight, row)) : 1.0f;
+        },
+        [&](int row, int i, typename S::Elements& g) {
           const float c = divides ? machine::read<float>(number(sum_weight, row)) : 1.0f;
-          const auto of_token = angles.of(block, place);
-          S::for_each(block, [&](int n, int i) {
-            typename S::Elements g, features;
-            memory().gradient.read_strip(row, n, g);
-            for (float& element : g) element *= r;
-            angles.turn(i, of_token, Turn::back, g);
-            read_strip<T>(memory().x, row, n, features);
-            for (int e = 0; e < S::size; ++e) {
-              if constexpr (Normalizes) g[e] += c * z[i][e];
-              features[e] = x.scale * x.map.derivative(features[e]) * g[e];
-            }
-            write_strip<T>(memory().x, row, n, features);
-          });
+          if constexpr (Normalizes)
+            for (int e = 0; e < S::size; ++e) g[e] += c * z[i][e];
         });
   }
 };
-
-/// Launches it for `items` items of the batch.
-template <class Traits, int Parts, Side side, bool Normalizes, class Own>
-void feature_gradient(const CudaDevice& device, Index items,
-                      const FeatureGradient<Traits, Parts, side, Normalizes, Own>& body) {
-  machine::run(device, body.blocks(items), body);
-}
 
 }  // namespace cuda::fused
 

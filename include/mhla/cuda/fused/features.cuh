@@ -184,6 +184,35 @@ MHLA_DEVICE void make_features(const Block& block, const FeatureTokens<T, Map, R
       [](int, int, const typename Strips<Dim>::Elements&) {}, [](int) {});
 }
 
+/// Its adjoint, of a gradient g of features: s phi'(x) o (R^T(r g) + what is added), or without R^T
+/// if that is done, replaces x in the tile. weight(row) is r; add(row, i, elements) adds to the
+/// lane's i-th strip. Synchronizes the thread block before and after.
+template <int Threads, bool turns_back, class T, class Map, bool Rotates, int Rows, int Dim,
+          class Weight, class Add>
+MHLA_DEVICE void unmake_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
+                                 const TokenRange& range, const Tile<Rows, Dim>& tile,
+                                 const FloatTile<Rows, Dim>& gradient, const Weight& weight,
+                                 const Add& add) {
+  const LaneAngles<Dim, turns_back> angles(block, of.rotation);
+  for_each_token<Threads, Rows, Dim, turns_back>(block, of.x.table, range,
+                                                 [&](int row, const Place& place) {
+                                                   if (place.token < 0) return;
+                                                   const float r = weight(row);
+                                                   const auto of_token = angles.of(block, place);
+                                                   Strips<Dim>::for_each(block, [&](int n, int i) {
+                                                     typename Strips<Dim>::Elements g, x;
+                                                     gradient.read_strip(row, n, g);
+                                                     for (float& element : g) element *= r;
+                                                     angles.turn(i, of_token, Turn::back, g);
+                                                     add(row, i, g);
+                                                     read_strip<T>(tile, row, n, x);
+                                                     for (int e = 0; e < Strips<Dim>::size; ++e)
+                                                       g[e] *= of.scale * of.map.derivative(x[e]);
+                                                     write_strip<T>(tile, row, n, g);
+                                                   });
+                                                 });
+}
+
 }  // namespace cuda::fused
 
 MHLA_NAMESPACE_END

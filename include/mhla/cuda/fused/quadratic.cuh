@@ -72,7 +72,7 @@ struct AttendPairs {
     pairs.mixing.template keep<threads>(block, pairs.kept);
     Sum sum;
     float denominator[2] = {0, 0};
-    RowsKept<KeyDim> queries;
+    RowsInRegisters<KeyDim> queries;
     for_each_key_tile<AttendPairs, false>(block, of, xs, true, pairs, [&](int tile, bool spoilt) {
       if (tile == 0) queries.load(Rows(block, QueryTile{Memory::at.own.begin}, pairs.first_row));
       add_tile(block, pairs, queries, Memory::others(tile), Memory::other_values(tile), spoilt, sum,
@@ -87,8 +87,9 @@ struct AttendPairs {
   }
 
   /// The pairs of a warp's queries and a tile of keys.
-  MHLA_DEVICE void add_tile(const Block& block, const Pairs& pairs, const RowsKept<KeyDim>& queries,
-                            const KeyTile& keys, const ValueTile& values, bool spoilt, Sum& sum,
+  MHLA_DEVICE void add_tile(const Block& block, const Pairs& pairs,
+                            const RowsInRegisters<KeyDim>& queries, const KeyTile& keys,
+                            const ValueTile& values, bool spoilt, Sum& sum,
                             float (&denominator)[2]) const {
     [[maybe_unused]] const Rows plain_queries(block, QueryTile{Memory::at.own_plain.begin},
                                               pairs.first_row);

@@ -20,36 +20,14 @@
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/float_tile.cuh>
 #include <mhla/cuda/fused/quadratic_pairs.cuh>
+#include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
-
-/// Turns the gradient of features into that of tokens: s phi'(x) o R^T g, or without R if that is
-/// done, replacing x in the tile. Synchronizes the thread block before and after.
-template <int Threads, bool turns_back, class T, class Map, bool Rotates, int Rows, int Dim>
-MHLA_DEVICE void unmake_features(const Block& block, const FeatureTokens<T, Map, Rotates>& of,
-                                 const TokenRange& range, const Tile<Rows, Dim>& tile,
-                                 const FloatTile<Rows, Dim>& gradient) {
-  const LaneAngles<Dim, Rotates && turns_back> angles(block, of.rotation);
-  for_each_token<Threads, Rows, Dim, Rotates && turns_back>(
-      block, of.x.table, range, [&](int row, const Place& place) {
-        if (place.token < 0) return;
-        const auto of_token = angles.of(block, place);
-        Strips<Dim>::for_each(block, [&](int n, [[maybe_unused]] int i) {
-          typename Strips<Dim>::Elements g, x;
-          gradient.read_strip(row, n, g);
-          angles.turn(i, of_token, Turn::back, g);
-          read_strip<T>(tile, row, n, x);
-          for (int e = 0; e < Strips<Dim>::size; ++e) g[e] *= of.scale * of.map.derivative(x[e]);
-          write_strip<T>(tile, row, n, g);
-        });
-      });
-}
 
 /// R^T g of a tile's present tokens, in place, before sums of unrotated features are added.
 /// Synchronizes the thread block before and after.
@@ -102,7 +80,7 @@ MHLA_DEVICE void unmake_sums(const Block& block, const FeatureTokens<T, Map, Rot
     unmake_features<Threads, Rotates && !has_plain>(
         block, of, part,
         Tile<PartRows, Dim>{x.begin + static_cast<Shared>(begin * Tile<Rows, Dim>::stride)},
-        gradient);
+        gradient, [](int) { return 1.0f; }, [](int, int, typename Strips<Dim>::Elements&) {});
   }
   block.sync();
 }

@@ -15,10 +15,10 @@
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/float_tile.cuh>
 #include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/readout_shape.hpp>
+#include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 
@@ -463,12 +463,6 @@ template <class T>
 MHLA_DEVICE bool is_large(float feature) {
   constexpr float limit = std::is_same_v<T, BFloat16> ? 1e38f : 3e4f;
   return !(feature <= limit && feature >= -limit);
-}
-/// Writes what each warp's threads found to `flags`. The warp meets.
-MHLA_DEVICE void write_flags(const Block& block, float found, Shared flags) {
-  found = sum_of_warp(found);
-  if (block.lane() == 0)
-    machine::write<float>(flags + static_cast<Shared>(block.warp() * 4), found);
 }
 
 /// make_features, and flags for infinities among them. Keys have no scale.

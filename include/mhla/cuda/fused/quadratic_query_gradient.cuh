@@ -218,10 +218,10 @@ struct QueryPairsGradient {
           plain_factors.value[part][e] = sums.c[e / 2];
           return weight;
         });
-        const RowsInRegisters<strip> large = rounded<T>(w);
-        add_strip<T, Sum::cols>(block, pairs, sums.key, large, plain_keys, first, meets_infinities);
-        add_strip<T, Sum::cols>(block, pairs, sums.key, rest_of<T>(w, large), plain_keys, first,
-                                meets_infinities);
+        MHLA_DEVICE_UNROLL
+        for (int half = 0; half < 2; ++half)
+          add_strip<T, Sum::cols>(block, pairs, sums.key, rounded<T>(w), plain_keys, first,
+                                  meets_infinities);
       }
       if (!wants_mixing) continue;
       const Queries queries(block, QueryTile{Memory::at.own.begin}, pairs.first_row);

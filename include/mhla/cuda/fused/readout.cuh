@@ -286,13 +286,6 @@ struct ReadOutBlocks {
   }
 };
 
-/// Launches it for `items` items of the batch.
-template <class Traits, bool Divides, class Own>
-void read_out(const CudaDevice& device, Index items,
-              const ReadOutBlocks<Traits, Divides, Own>& body) {
-  machine::run(device, body.blocks(items), body);
-}
-
 }  // namespace cuda::fused
 
 MHLA_NAMESPACE_END

@@ -26,7 +26,7 @@ struct ReadOutMemory {
   std::uint32_t denominators;  // of a tile
   std::uint32_t own_sums;      // own tokens' parts of them
   std::uint32_t flags;         // whether a warp found an infinity
-  std::uint32_t features;  // a ring of tiles
+  std::uint32_t features;      // a ring of tiles
   std::uint32_t scores;
   std::uint32_t summary;
   std::uint32_t others;  // the other side's features

@@ -84,6 +84,10 @@ struct AttendResident {
   float epsilon;
   Own own;
 
+  /// Thread blocks for `items` items of the batch, and one sequence of each.
+  Index blocks(Index items) const {
+    return queries.blocks == 0 ? 0 : items * sharing.kv_heads * sharing.matrices * slices;
+  }
   /// Per thread block.
   int shared_bytes() const {
     return shape.bytes(static_cast<int>((std::max)(queries.blocks, keys.blocks)));
@@ -347,14 +351,6 @@ struct AttendResident {
     store_tokens<team_threads>(team, values(n), y, range, Update::overwrite, column);
   }
 };
-
-/// Launches it for `items` items of the batch and one sequence of each.
-template <class Traits, int Slice, bool Divides, class Own>
-void attend_resident(const CudaDevice& device, Index items,
-                     const AttendResident<Traits, Slice, Divides, Own>& body) {
-  if (body.queries.blocks == 0) return;
-  machine::run(device, items * body.sharing.kv_heads * body.sharing.matrices * body.slices, body);
-}
 
 }  // namespace cuda::fused
 

@@ -54,8 +54,14 @@ MHLA_DEVICE void add_row_sums(const Block& block, const Scores<Rows>& scores, Sh
   }
 }
 
-/// Whether a tile has an infinity or NaN: every warp writes one int to `flags` for its share; read
-/// them after the next sync.
+/// Writes to `flags` what each warp's threads found. The warp meets.
+MHLA_DEVICE void write_flags(const Block& block, float found, Shared flags) {
+  found = sum_of_warp(found);
+  if (block.lane() == 0)
+    machine::write<float>(flags + static_cast<Shared>(block.warp() * 4), found);
+}
+/// Whether a tile has an infinity or NaN: each warp's flag is for its share; read them after the
+/// next sync.
 template <int Threads, int Rows, int Cols>
 MHLA_DEVICE void look_for_infinities(const Block& block, const Tile<Rows, Cols>& tile,
                                      std::uint32_t exponent, Shared flags) {
@@ -67,9 +73,7 @@ MHLA_DEVICE void look_for_infinities(const Block& block, const Tile<Rows, Cols>&
     for (const std::uint32_t word : chunk.word)
       if ((word & exponent) == exponent || (word >> 16 & exponent) == exponent) found = 1;
   }
-  found = sum_of_warp(found);
-  if (block.lane() == 0)
-    machine::write<float>(flags + static_cast<Shared>(block.warp() * 4), found);
+  write_flags(block, found, flags);
 }
 template <int Warps>
 MHLA_DEVICE bool found_infinities(Shared flags) {

@@ -87,6 +87,12 @@ struct RangeTokens {
   }
 };
 
+/// Runs a body on the thread blocks that it has for `items` items of the batch.
+template <class Body>
+void run_over_items(const CudaDevice& device, Index items, const Body& body) {
+  machine::run(device, body.blocks(items), body);
+}
+
 /// A tensor [batch, heads, tokens, dim], with the block table of its tokens.
 template <class T>
 struct Tokens {

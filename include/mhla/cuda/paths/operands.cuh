@@ -84,7 +84,7 @@ struct Operands {
   }
 };
 
-/// Of a call that takes the whole batch at once: its plan, its operands, and a launch of a kernel.
+/// Of a call that takes the whole batch at once: its plan and its operands.
 template <class PlanType, class PassCall>
 PlanType plan_of_batch(const PassCall& call) {
   return PlanType(Arena(call.workspace), call.attention, call.problem, call.problem.shape.batch,
@@ -94,11 +94,6 @@ template <template <class, class> class PassCall, class V, class T, class PlanTy
 Operands<V, T, PlanType> whole_batch(const PassCall<V, T>& call, const PlanType& plan) {
   const OperandViews<T>& of = call.operands;
   return {call.device, call.attention, plan, of.q, of.k, of.v, of.mix};
-}
-
-template <class PassCall, class Body>
-void run_over_items(const PassCall& call, const Body& body) {
-  machine::run(call.device, body.blocks(call.problem.shape.batch), body);
 }
 
 /// The plan of the largest part of a call's batch, in the call's workspace.

@@ -42,9 +42,10 @@ void QuadraticPath::forward(const ForwardCall<V, T>& call) {
   const auto plan = plan_of_batch<fused::PairPlan<V>>(call);
   const auto of = whole_batch(call, plan);
   of.fill_tables();
-  run_over_items(call, fused::AttendPairs<Traits>{
-                           pair_operands(of), fused::tokens(call.y, of.e.queries.table),
-                           Update::overwrite, of.epsilon(), fused::score_scale<T>(Dims::key_dim)});
+  fused::run_over_items(call.device, of.e.queries.batch,
+                        fused::AttendPairs<Traits>{
+                            pair_operands(of), fused::tokens(call.y, of.e.queries.table),
+                            Update::overwrite, of.epsilon(), fused::score_scale<T>(Dims::key_dim)});
 }
 
 template <class Dims, class V, class T>
@@ -65,13 +66,15 @@ void QuadraticPath::backward(const BackwardCall<V, T>& call) {
                                  static_cast<int>(of.e.mix_columns)};
   if (dmix.wanted) set_zero(call.device, plan.grad_mixing);
   if (Traits::divides || dq.wanted || dmix.wanted)
-    run_over_items(call, fused::QueryPairsGradient<Traits>{
-                             operands, of.epsilon(), fused::tokens(dq.view, queries), dq.wanted,
-                             call.update, parts, dmix.wanted});
+    fused::run_over_items(
+        call.device, of.e.queries.batch,
+        fused::QueryPairsGradient<Traits>{operands, of.epsilon(), fused::tokens(dq.view, queries),
+                                          dq.wanted, call.update, parts, dmix.wanted});
   if (dk.wanted || dv.wanted)
-    run_over_items(call, fused::KeyPairsGradient<Traits>{operands, fused::tokens(dk.view, keys),
-                                                         dk.wanted, fused::tokens(dv.view, keys),
-                                                         dv.wanted, call.update});
+    fused::run_over_items(
+        call.device, of.e.queries.batch,
+        fused::KeyPairsGradient<Traits>{operands, fused::tokens(dk.view, keys), dk.wanted,
+                                        fused::tokens(dv.view, keys), dv.wanted, call.update});
   if (!dmix.wanted) return;
   if constexpr (is_packed<V>)
     launch(call.device, plan.packed_grad_mixing.size,

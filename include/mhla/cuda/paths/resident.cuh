@@ -31,7 +31,7 @@ void attend_resident_slices(const Operands<V, T, ResidentPlan<V>>& of, const Ten
   const auto own = of.own_keys(1.0f);
   using Own = std::remove_const_t<decltype(own)>;
   for_each_sequence_side(of.variant, e, [&](const Sequence& queries, const Sequence& keys) {
-    attend_resident(
+    run_over_items(
         of.device, e.queries.batch,
         AttendResident<Traits, Slice, normalizes<V>, Own>{
             of.query_features(), of.key_features(), of.values(), tokens(y, e.queries.table),

@@ -155,10 +155,10 @@ struct SummaryPass {
   void read_out_blocks(const TensorView<T, 4>& y) const {
     const auto own = of.own_keys(plan.weight_scale());
     using Own = std::remove_const_t<decltype(own)>;
-    read_out(device, e.queries.batch,
-             ReadOutBlocks<Traits, normalizes<V>, Own>{
-                 of.query_features(), tokens(y, e.queries.table), of.of_query_heads(),
-                 plan.mixed_summaries, plan.mixed_key_sums.data, of.epsilon(), own});
+    run_over_items(device, e.queries.batch,
+                   ReadOutBlocks<Traits, normalizes<V>, Own>{
+                       of.query_features(), tokens(y, e.queries.table), of.of_query_heads(),
+                       plan.mixed_summaries, plan.mixed_key_sums.data, of.epsilon(), own});
   }
 
   /// What queries keep for the other gradients; weights are 1 without a normalizer.
@@ -172,7 +172,7 @@ struct SummaryPass {
                       Update update) const {
     const auto own = of.own_keys(plan.weight_scale());
     using Own = std::remove_const_t<decltype(own)>;
-    feature_gradient(
+    run_over_items(
         device, e.queries.batch,
         FeatureGradient<Traits, backward_parts<V>, Side::queries, normalizes<V>, Own>{
             of.query_features(), tokens(dy, e.queries.table), tokens(dq.view, e.queries.table),
@@ -235,7 +235,7 @@ struct SummaryPass {
                     const GradientView<T, 4>& dv, Update update) const {
     const auto own = own_queries(dy);
     using Own = std::remove_const_t<decltype(own)>;
-    feature_gradient(device, e.keys.batch,
+    run_over_items(device, e.keys.batch,
                      FeatureGradient<Traits, backward_parts<V>, Side::keys, normalizes<V>, Own>{
                          of.key_features(), of.values(), tokens(dk.view, e.keys.table), dk.wanted,
                          update, of_key_heads(), plan.grad_summaries, plan.grad_key_sums.data, 0.0f,
