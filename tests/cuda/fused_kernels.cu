@@ -7,13 +7,13 @@
 #include <mhla/cuda/fused/feature_gradient.cuh>
 #include <mhla/cuda/fused/key_sum_mixing.cuh>
 #include <mhla/cuda/fused/mixing_gradient.cuh>
-#include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/quadratic.cuh>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_key_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_query_gradient.cuh>
 #include <mhla/cuda/fused/readout.cuh>
 #include <mhla/cuda/fused/resident.cuh>
+#include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/tables.cuh>
 #include <mhla/policy/feature_map.hpp>
 

@@ -7,7 +7,7 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
-#include <mhla/cuda/chip/tensors.cuh>
+#include <mhla/cuda/copies.cuh>
 #include <mhla/cuda/decode_step.cuh>
 #include <mhla/cuda/decoding.hpp>
 #include <mhla/cuda/gemm.cuh>

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
-// A structured mixing (policy/mixing.hpp) and its adjoint, of all units at once: a list of products
+// A structured mixing (policy/mixing.hpp) of a part of the batch, and its adjoint: coefficients
+// from the parameters, then a list of products
 //
 //   out (+)= (1 x C x 1) in
 //
-// on rows of a work array, S of the key blocks, then S~ of the query blocks, then rows in between.
-// The adjoint runs the list backwards:
+// on rows of a work array, S of the key blocks, then S~ of the query blocks, then rows in between;
+// of z likewise, one matrix of every unit at a time. The adjoint runs the list backwards:
 //
 //   din += (1 x C^T x 1) dout          dC += dout in^T, over all neighbours that C treats alike
+//
+// and makes the parameters' gradient from the coefficients'. Every unit and matrix has coefficients
+// of its own, unless all share one matrix.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +18,15 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
+#include <mhla/core/tensor_view.hpp>
+#include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/gemm.cuh>
+#include <mhla/cuda/plan.hpp>
+#include <mhla/cuda/token_block.cuh>
+#include <mhla/policy/mixing.hpp>
 #include <mhla/policy/mixing_product.hpp>
+#include <mhla/policy/traits.hpp>
 #include <utility>
 
 MHLA_NAMESPACE_BEGIN
@@ -147,6 +157,210 @@ void mix_by_products_gradient(const CudaDevice& device, const M& mixing, const M
                   });
   });
 }
+
+/// The parts that coefficients, or gradients, of one of mix's matrices are computed in.
+template <class M>
+Index coefficient_parts(const M& mixing, const MixingLayout& layout) {
+  if constexpr (requires { mixing.num_parts(layout); }) return mixing.num_parts(layout);
+  return 1;
+}
+template <class M>
+Index gradient_parts(const M& mixing, const MixingLayout& layout, Index rows) {
+  if constexpr (requires { mixing.num_gradient_parts(layout, rows); })
+    return mixing.num_gradient_parts(layout, rows);
+  return 1;
+}
+
+/// A part of the coefficients of one unit and matrix.
+template <class M, class A>
+struct FillCoefficients {
+  M mixing;
+  MixingLayout layout;
+  TensorView<const A, 3> mix;
+  Index parts;
+  Index size;  // coefficients of a matrix
+  A* to;       // [units * matrices or 1, size]
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index n = i / parts;
+    const TensorView<const A, 2> matrix = matrix_view(mix, n % mix.extent[0]);
+    const Span<A> coefficients{to + n * size, size};
+    if constexpr (requires { mixing.num_parts(layout); }) {
+      mixing.coefficients(layout, matrix, coefficients, i % parts);
+    } else {
+      mixing.coefficients(layout, matrix, coefficients);
+    }
+  }
+};
+
+/// m_ii, [units * matrices or 1, blocks].
+template <class M, class A>
+struct OwnCoefficients {
+  M mixing;
+  Index blocks;
+  Index size;
+  const A* coefficients;
+  A* to;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    to[i] = coefficients[i / blocks * size + mixing.own_coefficient(i % blocks)];
+  }
+};
+
+/// Sums the gradients of coefficients, in order, over the units that have one matrix of mix: into
+/// its first one's.
+template <class A>
+struct SumCoefficientGradients {
+  A* parts;        // [units * matrices, size]
+  Index count;     // units * matrices
+  Index matrices;  // of mix
+  Index size;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    double sum = 0;
+    for (Index n = i / size; n < count; n += matrices)
+      sum += static_cast<double>(parts[n * size + i % size]);
+    parts[i] = static_cast<A>(sum);
+  }
+};
+
+/// Adds a part of the gradient of one of mix's matrices.
+template <class M, class A>
+struct AddParameterGradient {
+  M mixing;
+  MixingLayout layout;
+  TensorView<const A, 3> mix;
+  Index parts;
+  Index size;
+  const A* grad;  // [mix matrices, size]
+  TensorView<A, 3> to;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    const Index n = i / parts;
+    const Span<const A> coefficients{grad + n * size, size};
+    if constexpr (requires { mixing.num_gradient_parts(layout, parts); }) {
+      mixing.vjp(layout, matrix_view(mix, n), coefficients, matrix_view(to, n), i % parts);
+    } else {
+      mixing.vjp(layout, matrix_view(mix, n), coefficients, matrix_view(to, n));
+    }
+  }
+};
+
+/// The structured mixing of a part of the batch.
+template <class V, class A>
+struct FactoredMixing {
+  using M = typename V::MixingType;
+  const CudaDevice& device;
+  const V& variant;
+  const Plan<V, A>& plan;
+  const Extents<V>& e = plan.extents;
+  const M& mixing = variant.mixing;
+
+  /// The coefficients of the part's matrices, and m_ii.
+  void fill_coefficients(const TensorView<const A, 3>& mix) const {
+    const Index parts = coefficient_parts(mixing, e.layout);
+    const Index size = e.mixing_size();
+    launch(device, e.mixings() * parts,
+           FillCoefficients<M, A>{mixing, e.layout, mix, parts, size, plan.mixing.data});
+    if constexpr (is_causal_within_block<V>)
+      launch(
+          device, e.mixings() * e.mix_rows,
+          OwnCoefficients<M, A>{mixing, e.mix_rows, size, plan.mixing.data, plan.own_mixing.data});
+  }
+
+  /// S~_i and z~_i of every query block.
+  void mix() const {
+    for_each_list([&](Index matrix, const MixingLayout& layout, const auto& rows_of) {
+      const auto run = [&](const Arrays& values) {
+        mix_by_products(device, mixing, layout, coefficients(matrix), rows_of(values));
+      };
+      run(summaries());
+      if constexpr (mixes_key_sums<V>) run(key_sums());
+    });
+  }
+
+  /// dS_b and dz_b of every key block; adds to the units' parts of dC, if they are wanted.
+  void mix_gradient(bool coefficients_wanted) const {
+    set_zero(device, plan.grad_summaries);
+    if constexpr (mixes_key_sums<V>) set_zero(device, plan.grad_key_sums);
+    for_each_list([&](Index matrix, const MixingLayout& layout, const auto& rows_of) {
+      const Index size = e.mixing_size();
+      const MixingCoefficients<A> parts{
+          coefficients_wanted ? plan.grad_mixing.data + matrix * size : nullptr, e.matrices * size};
+      const auto run = [&](const Arrays& values, const Arrays& grad) {
+        mix_by_products_gradient(device, mixing, layout, coefficients(matrix), rows_of(values),
+                                 rows_of(grad), parts);
+      };
+      run(summaries(), {e.summary_size(), plan.grad_summaries, plan.grad_mixed_summaries,
+                        plan.grad_between_summaries});
+      if constexpr (mixes_key_sums<V>)
+        run(key_sums(), {e.feature_dim, plan.grad_key_sums, plan.grad_mixed_key_sums,
+                         plan.grad_between_key_sums});
+    });
+  }
+
+  /// dmix from the units' parts of dC.
+  void parameter_gradient(const TensorView<const A, 3>& mix, const TensorView<A, 3>& grad_mix,
+                          Update update) const {
+    if (update == Update::overwrite) set_zero(device, GradientView<A, 3>(grad_mix));
+    const Index size = e.mixing_size();
+    A* const sums = plan.grad_mixing.data;
+    launch(device, mix.extent[0] * size,
+           SumCoefficientGradients<A>{sums, e.units() * e.matrices, mix.extent[0], size});
+    const Index parts = gradient_parts(mixing, e.layout, mix.extent[1]);
+    launch(device, mix.extent[0] * parts,
+           AddParameterGradient<M, A>{mixing, e.layout, mix, parts, size, sums, grad_mix});
+  }
+
+ private:
+  /// What work arrays of one width consist of.
+  struct Arrays {
+    Index width;
+    Span<A> inputs;
+    Span<A> mixed;
+    Span<A> between;
+    bool kept = false;  // rows in between, of every matrix
+  };
+  Arrays summaries() const {
+    return {e.summary_size(), plan.summaries, plan.mixed_summaries, plan.between_summaries,
+            plan.backward};
+  }
+  Arrays key_sums() const {
+    return {e.feature_dim, plan.key_sums, plan.mixed_key_sums, plan.between_key_sums,
+            plan.backward};
+  }
+  MixingCoefficients<A> coefficients(Index matrix) const {
+    const Index size = e.mixing_size();
+    return {plan.mixing.data + matrix * size, e.mix_heads == 1 ? 0 : e.matrices * size};
+  }
+
+  /// Calls f(matrix, layout, rows_of) for every matrix of a unit and every sequence;
+  /// rows_of(arrays) are the sequence's.
+  template <class F>
+  void for_each_list(const F& f) const {
+    for (Index matrix = 0; matrix < e.matrices; ++matrix) {
+      Index between = 0;
+      for_each_sequence_side(variant, e, [&](const Sequence& queries, const Sequence& keys) {
+        const MixingLayout layout = e.layout_of(queries);
+        const Index end_of_keys = layout.key_blocks();
+        const Index end = end_of_keys + layout.query_blocks();
+        f(matrix, layout, [&](const Arrays& of) {
+          const Index width = of.width;
+          const Index row = e.matrices * width;
+          const Index first = (of.kept ? matrix * e.units() * e.between : 0) + between;
+          return MixingRows<A>{
+              {{0, of.inputs.data + keys.first_block * width, width, e.keys.table.blocks * width},
+               {end_of_keys, of.mixed.data + queries.first_block * row + matrix * width, row,
+                e.queries.table.blocks * row},
+               {end, of.between.data + first * width, width, e.between * width}},
+              e.units(),
+              width};
+        });
+        between += mixing.num_rows(layout) - end;
+      });
+    }
+  }
+};
 
 }  // namespace cuda
 

@@ -10,7 +10,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/chip/launch.cuh>
-#include <mhla/cuda/chip/tensors.cuh>
+#include <mhla/cuda/copies.cuh>
 #include <mhla/cuda/heads.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/block_list.hpp>

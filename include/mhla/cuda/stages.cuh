@@ -7,10 +7,9 @@
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/block_sums.cuh>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
-#include <mhla/cuda/chip/tensors.cuh>
+#include <mhla/cuda/copies.cuh>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/paths/cublas.cuh>
 #include <mhla/cuda/paths/operands.cuh>

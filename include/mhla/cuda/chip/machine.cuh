@@ -38,7 +38,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
-#include <mhla/cuda/chip/tile_shape.hpp>
+#include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/device.hpp>
 #include <type_traits>
 

@@ -16,7 +16,7 @@
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_mixing.hpp>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/readout_shape.hpp>
+#include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/head_dims.hpp>
 

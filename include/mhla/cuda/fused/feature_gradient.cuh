@@ -29,10 +29,9 @@
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/own_tokens.cuh>
-#include <mhla/cuda/fused/readout_shape.hpp>
 #include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
+#include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN

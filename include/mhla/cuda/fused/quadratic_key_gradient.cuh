@@ -9,7 +9,6 @@
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/chip/tile_ring.cuh>
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_pairs.cuh>

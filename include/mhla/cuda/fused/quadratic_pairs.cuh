@@ -11,15 +11,13 @@
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/chip/tile_ring.cuh>
 #include <mhla/cuda/chip/warp_product.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/quadratic.hpp>
-#include <mhla/cuda/fused/readout_shape.hpp>
 #include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/token_pairs.cuh>
+#include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 
 MHLA_NAMESPACE_BEGIN

@@ -20,14 +20,13 @@
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/chip/tile_ring.cuh>
 #include <mhla/cuda/fused/block_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/own_tokens.cuh>
 #include <mhla/cuda/fused/readout.cuh>
-#include <mhla/cuda/fused/resident.hpp>
 #include <mhla/cuda/fused/strips.cuh>
+#include <mhla/cuda/fused/token_pairs.cuh>
+#include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/policy/causality.hpp>
 

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <mhla/core/config.hpp>
 #include <mhla/cuda/chip/machine.cuh>
+#include <mhla/cuda/chip/shared_layout.hpp>
 #include <mhla/cuda/chip/tile.cuh>
-#include <mhla/cuda/chip/tile_shape.hpp>
 #include <mhla/cuda/head_dims.hpp>
 
 MHLA_NAMESPACE_BEGIN

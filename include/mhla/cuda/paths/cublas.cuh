@@ -19,11 +19,11 @@
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
-#include <mhla/cuda/block_sums.cuh>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/launch.cuh>
+#include <mhla/cuda/copies.cuh>
 #include <mhla/cuda/denominators.cuh>
-#include <mhla/cuda/factored_unit.cuh>
+#include <mhla/cuda/factored_mixing.cuh>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/intra_block.cuh>
 #include <mhla/cuda/paths/cublas.hpp>

@@ -13,10 +13,10 @@
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/machine.cuh>
-#include <mhla/cuda/factored_unit.cuh>
+#include <mhla/cuda/factored_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>
 #include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/own_tokens.cuh>
+#include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/gemm.cuh>
 #include <mhla/cuda/plan.hpp>

@@ -9,7 +9,6 @@
 #include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/quadratic_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_key_gradient.cuh>
-#include <mhla/cuda/fused/quadratic_mixing_gradient.cuh>
 #include <mhla/cuda/fused/quadratic_pairs.cuh>
 #include <mhla/cuda/fused/quadratic_query_gradient.cuh>
 #include <mhla/cuda/fused/tokens.cuh>

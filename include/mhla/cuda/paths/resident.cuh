@@ -7,12 +7,12 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
-#include <mhla/cuda/fused/plan.hpp>
 #include <mhla/cuda/fused/resident.cuh>
-#include <mhla/cuda/fused/resident.hpp>
+#include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/paths/operands.cuh>
 #include <mhla/cuda/paths/resident.hpp>
+#include <mhla/cuda/paths/summaries.hpp>
 #include <type_traits>
 #include <utility>
 

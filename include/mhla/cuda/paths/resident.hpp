@@ -9,7 +9,7 @@
 #include <mhla/core/index.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/fused/block_mixing.hpp>
-#include <mhla/cuda/fused/resident.hpp>
+#include <mhla/cuda/fused/token_shapes.hpp>
 #include <mhla/cuda/paths/summaries.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/cuda/roofline.hpp>

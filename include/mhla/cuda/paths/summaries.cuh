@@ -24,9 +24,8 @@
 #include <mhla/cuda/fused/features.cuh>
 #include <mhla/cuda/fused/key_sum_mixing.cuh>
 #include <mhla/cuda/fused/mixing_gradient.cuh>
-#include <mhla/cuda/fused/own_tokens.cuh>
-#include <mhla/cuda/fused/plan.hpp>
 #include <mhla/cuda/fused/readout.cuh>
+#include <mhla/cuda/fused/token_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 #include <mhla/cuda/paths/operands.cuh>
 #include <mhla/cuda/paths/summaries.hpp>
@@ -236,10 +235,10 @@ struct SummaryPass {
     const auto own = own_queries(dy);
     using Own = std::remove_const_t<decltype(own)>;
     run_over_items(device, e.keys.batch,
-                     FeatureGradient<Traits, backward_parts<V>, Side::keys, normalizes<V>, Own>{
-                         of.key_features(), of.values(), tokens(dk.view, e.keys.table), dk.wanted,
-                         update, of_key_heads(), plan.grad_summaries, plan.grad_key_sums.data, 0.0f,
-                         ValueGradient<T>{tokens(dv.view, e.keys.table), dv.wanted}, own});
+                   FeatureGradient<Traits, backward_parts<V>, Side::keys, normalizes<V>, Own>{
+                       of.key_features(), of.values(), tokens(dk.view, e.keys.table), dk.wanted,
+                       update, of_key_heads(), plan.grad_summaries, plan.grad_key_sums.data, 0.0f,
+                       ValueGradient<T>{tokens(dv.view, e.keys.table), dv.wanted}, own});
   }
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Sums of blocks, in a plan's arrays or in rows of the caller's that hold all that a block leaves.
+// Copies and fills of tensors, and copies of sums of blocks, in a plan's arrays or in rows of the
+// caller's that hold all that a block leaves.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +9,36 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/chip/divisor.hpp>
 #include <mhla/cuda/chip/launch.cuh>
+#include <mhla/cuda/device.hpp>
 
 MHLA_NAMESPACE_BEGIN
 
 namespace cuda {
+
+template <class T, int Rank>
+struct CopyTensor {
+  TensorView<const T, Rank> from;
+  TensorView<T, Rank> to;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const { to.element(i) = from.element(i); }
+};
+template <class T, int Rank>
+void copy(const CudaDevice& device, const TensorView<const T, Rank>& from,
+          const TensorView<T, Rank>& to) {
+  launch(device, to.size(), CopyTensor<T, Rank>{from, to});
+}
+
+template <class T, int Rank>
+struct FillTensor {
+  TensorView<T, Rank> tensor;
+  T value;
+
+  MHLA_HOST_DEVICE void operator()(Index i) const { tensor.element(i) = value; }
+};
+template <class T, int Rank>
+void fill(const CudaDevice& device, const TensorView<T, Rank>& tensor, T value) {
+  launch(device, tensor.size(), FillTensor<T, Rank>{tensor, value});
+}
 
 /// `size` numbers of every block of every unit, for each of its matrices or query heads.
 template <class A>
