@@ -147,7 +147,8 @@ void check_key_sums_and_matrices_are_not_rounded(const Run& run) {
 /// a causal sequence, of `dim` dimensions.
 template <class T, class V, class Run>
 void check_later_tokens_reach_nothing(const V& attention, Index dim,
-                                      std::initializer_list<Index> tokens, const Run& run) {
+                                      std::initializer_list<Index> tokens, const Run& run,
+                                      Index seen_at_once = 1) {
   const auto x = cancelling_operands_of<T>(attention, {1, 1, 1, 50, 50, dim, dim});
   const auto y = run(attention, x);
   for (const float bad :
@@ -161,7 +162,8 @@ void check_later_tokens_reach_nothing(const V& attention, Index dim,
         Index different = 0, finite = 0;
         for (Index t = 0; t < 50; ++t)
           for (Index c = 0; c < dim; ++c) {
-            const bool reached = t >= token && (!in_value || c == 3);
+            const bool later = t >= token / seen_at_once * seen_at_once;
+            const bool reached = later && (!in_value || c == 3);
             if (!reached) different += z(0, 0, t, c).bits != y(0, 0, t, c).bits;
             if (reached) finite += std::isfinite(mhla::load(z(0, 0, t, c)));
           }

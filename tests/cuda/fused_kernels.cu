@@ -58,10 +58,6 @@ template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, bool Norma
 using KeyGradientCausal = FeatureGradient<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, 2,
                                           Side::keys, Normalizes, OwnQueries<T, Map, Rotates>>;
 
-template <class T, class Map, bool Rotates, int KeyDim, int ValueDim, int Slice, bool Divides>
-using AttendResidentCausal = AttendResident<KernelTraits<T, Map, Rotates, KeyDim, ValueDim>, Slice,
-                                            Divides, OwnTokens<T, Map, Rotates>>;
-
 template <class T, class Map, bool Rotates, int Dim, Sight sees, bool Divides>
 using Pairs = PairTraits<T, Map, Rotates, Dim, Dim, sees, Divides>;
 using Pairs64 = Pairs<BFloat16, Relu, !rotated, 64, Sight::all, divides>;
@@ -88,8 +84,8 @@ KERNEL(attend_64, AttendPairs<Pairs64>);
 KERNEL(query_pairs_64, QueryPairsGradient<Pairs64>);
 KERNEL(key_pairs_64, KeyPairsGradient<Pairs64>);
 KERNEL(resident_72, AttendResident<KernelTraits<BFloat16, Relu, !rotated, 72, 72>, 72, divides>);
-KERNEL(resident_causal_128,
-       AttendResidentCausal<BFloat16, Identity, rotated, 128, 128, 16, !divides>);
+KERNEL(resident_one_team_128,
+       AttendResident<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 16, divides>);
 
 #ifndef MHLA_ONE_OF_EACH_KIND
 
@@ -154,7 +150,5 @@ KERNEL(key_pairs_causal_128, KeyPairsGradient<PairsCausal128>);
 KERNEL(resident_64_cube, AttendResident<KernelTraits<Half, Cube, rotated, 64, 64>, 16, divides>);
 KERNEL(resident_96, AttendResident<KernelTraits<Half, SquaredRelu, !rotated, 96, 96>, 96, divides>);
 KERNEL(resident_128, AttendResident<KernelTraits<BFloat16, Relu, rotated, 128, 128>, 64, divides>);
-KERNEL(resident_causal_96,
-       AttendResidentCausal<BFloat16, EluPlusOne, !rotated, 96, 96, 96, divides>);
 
 #endif

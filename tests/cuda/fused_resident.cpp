@@ -40,10 +40,10 @@ class SharedBytes {
 /// How wide the slices of a call's values are.
 template <class V>
 Index slice_of(const Problem& problem) {
-  return cuda::fused::resident_slice_of(
-      problem.shape.key_dim, problem.shape.value_dim,
-      std::max(problem.query_blocks, problem.key_blocks), mhla::normalizes<V>, mhla::rotates<V>,
-      mhla::is_causal_within_block<V>, stand_in::runtime().shared_bytes);
+  return cuda::fused::resident_slice_of(problem.shape.key_dim, problem.shape.value_dim,
+                                        std::max(problem.query_blocks, problem.key_blocks),
+                                        mhla::normalizes<V>, mhla::rotates<V>,
+                                        stand_in::runtime().shared_bytes);
 }
 
 /// y, wherever it is written poisoned before; checks what the kernel reads and writes of tensors.
@@ -73,10 +73,9 @@ HostTensor<T, 4> forward(const V& attention, const Operands<T>& x, const TensorV
   const traffic::Tokens keys{e.keys.table, items, cuda::tile_rows(Dim)};
   const Index slices = Dim / slice_of<V>(problem);
   const Index heads = problem.shape.heads, summaries = problem.shape.kv_heads * e.matrices;
-  const Index own = mhla::is_causal_within_block<V> ? heads * keys.of_pairs(false) : 0;
   watch.check("q", slices * heads * queries.all() * Dim, 0);
-  watch.check("k", slices * (summaries * keys.all() + own) * Dim, 0);
-  watch.check("v", (summaries * keys.all() + own) * Dim, 0);
+  watch.check("k", slices * summaries * keys.all() * Dim, 0);
+  watch.check("v", summaries * keys.all() * Dim, 0);
   watch.check("y", 0, heads * queries.all() * Dim);
   watch.check_rest(0.95);
   if constexpr (requires { attention.masks; })
@@ -105,6 +104,8 @@ void check(const char* name, Index slice, const V& attention, Shape shape) {
   CHECK(call::bitwise_equal(y.view(), forward<T, Dim>(attention, x).view()));
 }
 
+using RotatedLine = Line<BlockCausal, Unnormalized, HalfSplitRotary>;
+
 }  // namespace
 
 TEST_CASE("resident: blocks of one, two and three axes", "[cuda]") {
@@ -119,20 +120,23 @@ TEST_CASE("resident: blocks of one, two and three axes", "[cuda]") {
                       {1, 1, 1, 105, 105});
 }
 
-TEST_CASE("resident: causal blocks", "[cuda]") {
-  check<BFloat16, 64>("own tokens", 64, Line<Causal>{.blocks = {.block = 20}}, {1, 2, 1, 50, 50});
-  check<BFloat16, 64>("own tokens of several tiles", 64, Line<Causal>{.blocks = {.block = 150}},
+TEST_CASE("resident: blocks of the past", "[cuda]") {
+  check<BFloat16, 64>("tiles of several", 64, Line<BlockCausal>{.blocks = {.block = 20}},
+                      {1, 2, 1, 50, 50});
+  check<BFloat16, 64>("several tiles", 64, Line<BlockCausal>{.blocks = {.block = 150}},
                       {1, 1, 1, 170, 170});
   check<Half, 128>("a rotation, no denominators", 64,
-                   Language{.blocks = {.block = 20}, .scale = 0.1}, {1, 1, 1, 67, 67});
-  check<Half, 32>("whole blocks", 32, Line<BlockCausal>{.blocks = {.block = 3}}, {1, 1, 1, 61, 61});
+                   RotatedLine{.blocks = {.block = 20}, .scale = 0.1}, {1, 1, 1, 67, 67});
+  check<Half, 32>("one that is short", 32, Line<BlockCausal>{.blocks = {.block = 3}},
+                  {1, 1, 1, 61, 61});
 }
 
 TEST_CASE("resident: many blocks, and little shared memory", "[cuda]") {
   // Parts of 16 blocks that are full, and one that is not.
-  check<BFloat16, 64>("39 blocks", 32, Line<Causal>{.blocks = {.block = 2}}, {1, 1, 1, 77, 77});
+  check<BFloat16, 64>("39 blocks", 32, Line<BlockCausal>{.blocks = {.block = 2}},
+                      {1, 1, 1, 77, 77});
   check<Half, 32>("64 blocks", 32, Line<>{.blocks = {.block = 1}}, {1, 1, 1, 64, 64});
-  check<Half, 128>("32 blocks", 16, Language{.blocks = {.block = 2}, .scale = 0.1},
+  check<Half, 128>("32 blocks", 16, RotatedLine{.blocks = {.block = 2}, .scale = 0.1},
                    {1, 1, 1, 63, 63});
   {
     const SharedBytes of_sm_120(99 * 1024);
@@ -150,7 +154,7 @@ TEST_CASE("resident: many blocks, and little shared memory", "[cuda]") {
 
 TEST_CASE("resident: packed and padded batches", "[cuda]") {
   const std::vector<std::int32_t> offsets = {0, 1, 34, 34, 80};
-  const Line<Causal> causal{.blocks = {.block = 20}};
+  const Line<BlockCausal> causal{.blocks = {.block = 20}};
   check<Half, 32>("packed", 32, packed(causal, offsets), {1, 2, 1, 80, 80, 0, 0, 1, 3, 3});
   HostTensor<std::uint8_t, 2> mask(2, 50);
   for (Index n = 0; n < 2; ++n)
@@ -160,8 +164,8 @@ TEST_CASE("resident: packed and padded batches", "[cuda]") {
 
 TEST_CASE("resident: nothing of a later token reaches an earlier one", "[cuda]") {
   fused_call::check_later_tokens_reach_nothing<BFloat16>(
-      Line<Causal>{.blocks = {.block = 20}}, 64, {7, 29},
-      [](const auto& attention, const auto& x) { return forward<BFloat16, 64>(attention, x); });
+      Line<BlockCausal>{.blocks = {.block = 20}}, 64, {7, 29},
+      [](const auto& attention, const auto& x) { return forward<BFloat16, 64>(attention, x); }, 20);
 }
 
 TEST_CASE("resident: key sums and matrices have more than 16 bits", "[cuda]") {

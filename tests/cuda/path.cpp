@@ -248,6 +248,10 @@ TEST_CASE("cuda path: what the resident path refuses besides, and why", "[cuda]"
   const char* const too_large = "the block summaries do not fit into the chip's shared memory";
   CHECK(said(of(64, 64, 96), 1, Direction::forward) == too_large);
 
+  const mhla::Attention<Relu, Blocks1D, Causal> causal{.blocks = {.block = 16}};
+  CHECK(why_not(choice_of<Half>(causal, of(64, 4, 64), Direction::forward), CudaPath::resident) ==
+        "Causal, with tokens that see a part of their block");
+
   // What no fused path runs is said of all of them.
   const mhla::Attention<Relu, Blocks1D> other{.blocks = {.block = 16}};
   const Shape odd{2, 4, 2, 64, 64, 12, 10, 1, 4, 4};
@@ -270,19 +274,19 @@ TEST_CASE("cuda path: what the resident path refuses besides, and why", "[cuda]"
 TEST_CASE("cuda path: values are cut into as few slices as fit", "[cuda]") {
   using mhla::cuda::fused::resident_slice_of;
   // 72 columns in one slice: DiT on an H200; in three on an A100.
-  CHECK(resident_slice_of(72, 72, 16, true, false, false, 227 * 1024) == 72);
-  CHECK(resident_slice_of(72, 72, 16, true, false, false, 163 * 1024) == 24);
-  CHECK(resident_slice_of(128, 128, 4, true, false, false, 227 * 1024) == 64);
-  CHECK(resident_slice_of(128, 128, 32, false, false, true, 227 * 1024) == 16);
-  CHECK(resident_slice_of(96, 96, 16, true, false, false, 227 * 1024) == 48);
+  CHECK(resident_slice_of(72, 72, 16, true, false, 227 * 1024) == 72);
+  CHECK(resident_slice_of(72, 72, 16, true, false, 163 * 1024) == 24);
+  CHECK(resident_slice_of(128, 128, 4, true, false, 227 * 1024) == 64);
+  CHECK(resident_slice_of(128, 128, 32, false, false, 227 * 1024) == 16);
+  CHECK(resident_slice_of(96, 96, 16, true, false, 227 * 1024) == 48);
   // To the byte: S, z and z~ of a block, after two denominators of a row and three times two tiles
   // of 64 rows of 9 chunks of 16 bytes.
   const Index bytes = 2 * 64 * 4 + 6 * 64 * 144 + 16 * (72 * 72 * 2 + 16 + 2 * 72 * 4);
-  CHECK(resident_slice_of(72, 72, 16, true, false, false, bytes) == 72);
-  CHECK(resident_slice_of(72, 72, 16, true, false, false, bytes - 1) == 24);
-  CHECK(resident_slice_of(128, 256, 1, false, false, false, 227 * 1024) == 0);
-  CHECK(resident_slice_of(32, 32, 65, false, false, false, 227 * 1024) == 0);
-  CHECK(resident_slice_of(12, 10, 4, false, false, false, 227 * 1024) == 0);
+  CHECK(resident_slice_of(72, 72, 16, true, false, bytes) == 72);
+  CHECK(resident_slice_of(72, 72, 16, true, false, bytes - 1) == 24);
+  CHECK(resident_slice_of(128, 256, 1, false, false, 227 * 1024) == 0);
+  CHECK(resident_slice_of(32, 32, 65, false, false, 227 * 1024) == 0);
+  CHECK(resident_slice_of(12, 10, 4, false, false, 227 * 1024) == 0);
 }
 
 TEST_CASE("cuda path: what is chosen for known models", "[cuda]") {

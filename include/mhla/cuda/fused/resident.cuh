@@ -4,11 +4,11 @@
 // and a slice of value columns:
 //
 //   key blocks:    S_b = sum_s phi^r(k_s) v_s^T, in 16 bits     z_b = sum_s phi(k_s), in float
-//   mixing:        S~_i = sum_b m_ib S_b     z~_i = sum_b m_ib z_b     causal: over b <= i - lag
+//   mixing:        S~_i = sum_b m_ib S_b     z~_i = sum_b m_ib z_b     causal: over b <= i
 //   query blocks:  y_t = phi^r(q_t) S~_i / (phi(q_t) z~_i + epsilon), 0 where that is 0
 //
 // in sequence, S~ overwriting S. So q, k and v are read once per slice, and y is written once.
-// Causal blocks add their own tokens as in readout.cuh.
+// Blocks see their own keys whole.
 #pragma once
 
 #include <algorithm>
@@ -34,11 +34,11 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-template <class Traits, int Slice, bool Divides, class Own = NoOwnTokens>
+template <class Traits, int Slice, bool Divides>
 struct AttendResident {
   using T = typename Traits::T;
   static constexpr int key_dim = Traits::key_dim;
-  using Tiles = TileReadOut<Traits, Slice, Divides, Own>;
+  using Tiles = TileReadOut<Traits, Slice, Divides, NoOwnTokens>;
   using FeatureTile = typename Tiles::FeatureTile;
   using ValueTile = typename Tiles::ValueTile;
   using SummaryTile = DenseTile<key_dim, Slice>;
@@ -51,15 +51,13 @@ struct AttendResident {
   using Four = Vector<float, 4>;
   static constexpr int rows = Tiles::rows;
   static constexpr int slices = Traits::value_dim / Slice;
-  static constexpr ResidentShape shape{key_dim, Slice, Divides, Traits::rotates, Tiles::adds_own};
+  static constexpr ResidentShape shape{key_dim, Slice, Divides, Traits::rotates};
   static constexpr int teams = shape.teams();
   static constexpr int team_threads = Tiles::threads;
   static constexpr int threads = teams * team_threads;
   static constexpr int warps = threads / 32;
   static constexpr int min_blocks_per_sm = 2 / teams;
   static constexpr int stages = shape.stages();
-  /// Tiles of own tokens take the rings' second slots.
-  static constexpr int read_out_stages = Tiles::adds_own ? 1 : stages;
   static constexpr int inner_parts = max_resident_blocks / 16;  // of a column of all blocks
   MHLA_HOST_DEVICE static constexpr ResidentMemory memory() { return shape.memory(); }
   static_assert(Traits::value_dim % Slice == 0 && Tiles::warps == shape.warps);
@@ -81,7 +79,7 @@ struct AttendResident {
   Sequence keys;
   float scale;  // a power of two that scales summaries before rounding
   float epsilon;
-  Own own;
+  NoOwnTokens own = {};
 
   /// Thread blocks for `items` items of the batch, and one sequence of each.
   Index blocks(Index items) const {
@@ -123,11 +121,11 @@ struct AttendResident {
   }
 
   /// For each tile, by one team or by two.
-  template <int Slots, class BeginCopy, class Landed, class Use>
+  template <class BeginCopy, class Landed, class Use>
   MHLA_DEVICE static void for_each(const Block& block, int tiles, const BeginCopy& begin_copy,
                                    const Landed& landed, const Use& use) {
     if constexpr (teams == 1) {
-      for_each_tile<Slots>(block, tiles, begin_copy, landed, use);
+      for_each_tile<stages>(block, tiles, begin_copy, landed, use);
     } else {
       for_each_tile_in_teams(block, block.warp() < Tiles::warps, tiles, begin_copy, landed, use);
     }
@@ -159,7 +157,7 @@ struct AttendResident {
     int b = 0;
     SummarySum sum;
     KeySum key_sums(team, memory().warp_sums);
-    for_each<stages>(
+    for_each(
         block, static_cast<int>(keys.blocks) * k.x.table.tiles_of_block(rows),
         [&](int n) {
           copy_tokens<team_threads>(team, k.x, ahead.range, features(n));
@@ -305,7 +303,6 @@ struct AttendResident {
   }
   /// y of every query of the heads that the matrix mixes for.
   MHLA_DEVICE void read_out(const Block& block) const {
-    constexpr int num_slots = read_out_stages;
     const Part part = part_of(block);
     TileCursor tile(q.x.table, part.item, part.head, sharing.heads_of_matrix(),
                     queries.first_block);
@@ -315,14 +312,14 @@ struct AttendResident {
         static_cast<int>(queries.blocks) * tile.heads * q.x.table.tiles_of_block(rows);
     int i = 0;
     TokenRange done = tile.range;  // what the previous tile of values has the results of
-    for_each<num_slots>(
+    for_each(
         block, tiles,
         [&](int n) {
-          copy_tokens<team_threads>(team, q.x, ahead.range, features(n % num_slots));
+          copy_tokens<team_threads>(team, q.x, ahead.range, features(n));
           ahead.template next<rows>();
         },
         [&](int n) {
-          readout(n, i).make_query_features(team, tile.range, features(n % num_slots));
+          readout(n, i).make_query_features(team, tile.range, features(n));
           if constexpr (teams > 1)
             if (tile.template next<rows>()) ++i;
         },
@@ -330,12 +327,12 @@ struct AttendResident {
           if (teams > 1 && n > 0) store(team, n - 1, done, part.column);
           typename Tiles::Sum sum;
           multiply_add<T, key_dim, Stored::not_transposed, Stored::not_transposed>(
-              team, sum, features(n % num_slots), summary(i));
+              team, sum, features(n), summary(i));
           if constexpr (teams > 1) {
             readout(n, i).assemble(team, sum, 1 / scale, values(n));
             done = tile.range;
           } else {
-            readout(n, i).finish(block, sum, scale, features(n % num_slots), tile.range, sharing, y,
+            readout(n, i).finish(block, sum, scale, features(n), tile.range, sharing, y,
                                  part.column);
           }
           if (tile.template next<rows>()) ++i;

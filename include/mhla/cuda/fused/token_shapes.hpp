@@ -32,15 +32,6 @@ struct ReadOutMemory {
   std::uint32_t others;  // the other side's features
   std::uint32_t values;  // and values
   int bytes;
-
-  /// What every readout has of a tile's rows.
-  MHLA_HOST_DEVICE constexpr void take_rows(SharedLayout& layout, int rows, bool adds_own) {
-    const int own_rows = adds_own ? rows : 0;
-    denominators = layout.take_bytes(rows * 4);
-    own_sums = layout.take_bytes(own_rows * (8 / (rows / 16)) * 4);
-    flags = layout.take_bytes(adds_own ? 8 * 4 : 0);
-    scores = layout.take_bytes(tile_bytes(own_rows, rows));
-  }
 };
 
 /// Of ReadOutBlocks.
@@ -60,12 +51,16 @@ struct ReadOutShape {
     SharedLayout layout;
     ReadOutMemory at{};
     at.key_sum = layout.take_bytes(key_dim * 4);
-    at.take_rows(layout, rows(), adds_own);
+    const int own_rows = adds_own ? rows() : 0;
+    at.denominators = layout.take_bytes(rows() * 4);
+    at.own_sums = layout.take_bytes(own_rows * (8 / (rows() / 16)) * 4);
+    at.flags = layout.take_bytes(adds_own ? 8 * 4 : 0);
+    at.scores = layout.take_bytes(tile_bytes(own_rows, rows()));
     at.features = layout.take_bytes(stages * feature_bytes);
     SharedLayout own = layout;
     at.summary = layout.take_bytes(tile_bytes(key_dim, slice));
-    at.others = own.take_bytes(adds_own ? feature_bytes : 0);
-    at.values = own.take_bytes(adds_own ? tile_bytes(rows(), slice) : 0);
+    at.others = own.take_bytes(tile_bytes(own_rows, key_dim));
+    at.values = own.take_bytes(tile_bytes(own_rows, slice));
     layout.go_past(own);
     at.bytes = layout.bytes();
     return at;
@@ -97,8 +92,8 @@ constexpr int resident_slice(int value_dim, int n) {
 }
 
 /// Its shared memory: the readout's data of a tile, where the warps' key sums are before; rings of
-/// tiles, whose second slots are for own tokens, and where the mixing matrix is in between; then a
-/// record for every block: S, later S~, and z and z~.
+/// tiles, where the mixing matrix is in between; then a record for every block: S, later S~, and z
+/// and z~.
 struct ResidentMemory {
   ReadOutMemory tile;
   std::uint32_t next_denominators;  // those of every other tile, where two teams work
@@ -115,13 +110,12 @@ struct ResidentShape {
   int slice;
   bool divides;
   bool rotates;
-  bool adds_own;
 
   static constexpr int warps = 8;  // of a team
 
-  /// Two where key sums come out of the summaries' product and no own tokens are added: one team
-  /// makes features while the other multiplies.
-  MHLA_HOST_DEVICE constexpr int teams() const { return adds_own || (divides && rotates) ? 1 : 2; }
+  /// Two where key sums come out of the summaries' product: one team makes features while the other
+  /// multiplies.
+  MHLA_HOST_DEVICE constexpr int teams() const { return divides && rotates ? 1 : 2; }
   MHLA_HOST_DEVICE constexpr int stages() const { return teams() + 1; }
   MHLA_HOST_DEVICE constexpr int key_sum_bytes() const { return divides ? key_dim * 4 : 0; }
   MHLA_HOST_DEVICE constexpr int warp_sum_bytes() const {
@@ -135,15 +129,13 @@ struct ResidentShape {
     ResidentMemory at{};
     SharedLayout layout;
     SharedLayout other;
-    at.tile.take_rows(layout, rows, adds_own);
+    at.tile.denominators = layout.take_bytes(rows * 4);
     at.next_denominators = layout.take_bytes(teams() == 1 ? 0 : rows * 4);
     at.warp_sums = other.take_bytes(warp_sum_bytes());
     layout.go_past(other);
     other = layout;
     at.tile.features = layout.take_bytes(stages() * feature_bytes);
     at.values = layout.take_bytes(stages() * value_bytes);
-    at.tile.others = at.tile.features + static_cast<std::uint32_t>(feature_bytes);
-    at.tile.values = at.values + static_cast<std::uint32_t>(value_bytes);
     other.take_bytes(2 * tile_bytes(side, side));  // the matrix, high and low
     layout.go_past(other);
     at.records = layout.take_bytes(0);
@@ -162,12 +154,11 @@ struct ResidentShape {
 /// Value columns that a thread block takes: the widest slice for which the summaries of all blocks
 /// fit into `shared_bytes`; 0 if none does.
 inline Index resident_slice_of(Index key_dim, Index value_dim, Index blocks, bool divides,
-                               bool rotates, bool adds_own, Index shared_bytes) {
+                               bool rotates, Index shared_bytes) {
   if (!has_resident_kernels(key_dim, value_dim) || blocks > max_resident_blocks) return 0;
   for (int n = 0; n < resident_slices; ++n) {
     const ResidentShape shape{static_cast<int>(key_dim),
-                              resident_slice(static_cast<int>(value_dim), n), divides, rotates,
-                              adds_own};
+                              resident_slice(static_cast<int>(value_dim), n), divides, rotates};
     if (shape.bytes(static_cast<int>(blocks)) <= shared_bytes) return shape.slice;
   }
   return 0;

@@ -28,15 +28,12 @@ void attend_resident_slices(const Operands<V, T, ResidentPlan<V>>& of, const Ten
   using Traits =
       KernelTraits<T, typename V::FeatureMapType, rotates<V>, Dims::key_dim, Dims::value_dim>;
   const Extents<V>& e = of.e;
-  const auto own = of.own_keys(1.0f);
-  using Own = std::remove_const_t<decltype(own)>;
   for_each_sequence_side(of.variant, e, [&](const Sequence& queries, const Sequence& keys) {
-    run_over_items(
-        of.device, e.queries.batch,
-        AttendResident<Traits, Slice, normalizes<V>, Own>{
-            of.query_features(), of.key_features(), of.values(), tokens(y, e.queries.table),
-            of.of_query_heads(), of.mixing(), sight_of<V>, queries, keys,
-            summary_scale<T>(e.keys.table.block_tokens), of.epsilon(), own});
+    run_over_items(of.device, e.queries.batch,
+                   AttendResident<Traits, Slice, normalizes<V>>{
+                       of.query_features(), of.key_features(), of.values(),
+                       tokens(y, e.queries.table), of.of_query_heads(), of.mixing(), sight_of<V>,
+                       queries, keys, summary_scale<T>(e.keys.table.block_tokens), of.epsilon()});
   });
 }
 
@@ -58,7 +55,8 @@ template <class Dims, class V, class T>
 void ResidentPath::forward(const ForwardCall<V, T>& call) {
   const auto plan = plan_of_batch<ResidentPlan<V>>(call);
   const auto operands = whole_batch(call, plan);
-  if constexpr (fused::has_resident_kernels(Dims::key_dim, Dims::value_dim)) {
+  if constexpr (!is_causal_within_block<V> &&
+                fused::has_resident_kernels(Dims::key_dim, Dims::value_dim)) {
     const Index columns = slice<V>(call.problem, shared_bytes_of_device(NominalGpu().shared_bytes));
     if (fused::visit_resident_slice<Dims::value_dim>(columns, [&](auto compiled) {
           operands.fill_tables();

@@ -34,8 +34,7 @@ struct ResidentPath {
   static Index slice(const Problem& problem, Index shared_bytes) {
     return fused::resident_slice_of(problem.shape.key_dim, problem.shape.value_dim,
                                     (std::max)(problem.query_blocks, problem.key_blocks),
-                                    normalizes<V>, rotates<V>, is_causal_within_block<V>,
-                                    shared_bytes);
+                                    normalizes<V>, rotates<V>, shared_bytes);
   }
   /// Whether an SM's shared memory holds two thread blocks, each with what CUDA keeps for itself.
   template <class V>
@@ -47,12 +46,12 @@ struct ResidentPath {
   template <class V>
   static fused::ResidentShape shape_of(const Problem& problem, const NominalGpu& gpu) {
     return {static_cast<int>(problem.shape.key_dim),
-            static_cast<int>(slice<V>(problem, gpu.shared_bytes)), normalizes<V>, rotates<V>,
-            is_causal_within_block<V>};
+            static_cast<int>(slice<V>(problem, gpu.shared_bytes)), normalizes<V>, rotates<V>};
   }
   template <class V, class T>
   static Refusal refusal(const Call<V, T>& call, const NominalGpu& gpu) {
     const Shape& shape = call.problem.shape;
+    if (is_causal_within_block<V>) return {"Causal, with tokens that see a part of their block"};
     if (!fused::has_resident_kernels(shape.key_dim, shape.value_dim))
       return {"head dimensions over 128"};
     static_assert(fused::max_resident_blocks == 64);
@@ -69,7 +68,6 @@ struct ResidentPath {
     const auto slices =
         size.value_dim / static_cast<double>(slice<V>(call.problem, gpu.shared_bytes));
     KernelCost cost = of.product("summaries, mixing and readout", of.queries(), {.slices = slices});
-    of.add_own_pairs(cost, of.keys(), slices, slices * size.key_dim + size.value_dim);
     // Every matrix mixes summaries of its own.
     const KernelCost keys = of.product("", of.keys(), {.slices = slices * size.matrices});
     cost.tensor_bytes += keys.tensor_bytes;
