@@ -7,7 +7,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/error.hpp>
 #include <mhla/cuda/call.hpp>
-#include <mhla/cuda/cuda_plan.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/paths/cublas.hpp>

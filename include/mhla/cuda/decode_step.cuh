@@ -25,7 +25,7 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/chip/row_units.cuh>
-#include <mhla/cuda/decode_state.hpp>
+#include <mhla/cuda/decoding.hpp>
 #include <mhla/cuda/rotation_table.hpp>
 #include <mhla/policy/recurrent_mixing.hpp>
 
@@ -150,37 +150,21 @@ struct TurnDecoded {
   }
 };
 
-/// Copies the tile's keys to their places in the open block, if there is no rotation.
-template <class A>
-struct KeepKeys {
+/// Copies the tile's values, or keys without a rotation, to their places in the open block.
+template <class T, class A, bool are_keys>
+struct KeepRows {
   DecodeStep<A> step;
-  const A* features;  // [key rows, D]
+  TensorView<const T, 4> rows;  // [sequences, kv_heads, tokens, e or D]
 
   MHLA_HOST_DEVICE void operator()(Index i) const {
-    const Index r = i / step.e.feature_dim;
-    const Index u = r / step.tokens();
+    const Index c = i % rows.extent[3];
+    const Index u = i / rows.extent[3] / step.tokens();
+    const Index t = i / rows.extent[3] % step.tokens();
     const DecodeTile tile = step.tile(u / step.e.kv_heads);
     if (!tile.fits) return;
-    step.key(u, tile.open_turn(), tile.first + r % step.tokens())[i % step.e.feature_dim] =
-        features[i];
-  }
-};
-
-/// Copies the tile's values to their places in the open block.
-template <class T, class A>
-struct KeepValues {
-  DecodeStep<A> step;
-  TensorView<const T, 4> v;
-
-  MHLA_HOST_DEVICE void operator()(Index i) const {
-    const Index c = i % step.e.value_dim;
-    const Index r = i / step.e.value_dim;
-    const Index u = r / step.tokens();
-    const Index t = r % step.tokens();
-    const DecodeTile tile = step.tile(u / step.e.kv_heads);
-    if (!tile.fits) return;
-    step.value(u, tile.open_turn(), tile.first + t)[c] =
-        static_cast<A>(load(v(u / step.e.kv_heads, u % step.e.kv_heads, t, c)));
+    A* const to = are_keys ? step.key(u, tile.open_turn(), tile.first + t)
+                           : step.value(u, tile.open_turn(), tile.first + t);
+    to[c] = static_cast<A>(load(rows(u / step.e.kv_heads, u % step.e.kv_heads, t, c)));
   }
 };
 
@@ -251,16 +235,13 @@ struct DecodeScores {
     const DecodeTile& tile = query.tile;
     if (!tile.fits) return;
     const A* const row = step.mixing_row(query.unit, query.g, tile.block);
-    if (j < n) {
-      if (tile.block == 0) return;
-      scores[i] = step.closing_weight(row, tile.block) *
+    if (j < 2 * n) {
+      const bool own = j >= n;
+      if (own ? j - n > tile.first + query.t : tile.block == 0) return;
+      scores[i] = (own ? step.own_weight(row, tile.block) : step.closing_weight(row, tile.block)) *
                   inner_product(e.feature_dim, rotated + r * e.feature_dim,
-                                step.key(query.unit, tile.closing(), j));
-    } else if (j < 2 * n) {
-      if (j - n > tile.first + query.t) return;
-      scores[i] = step.own_weight(row, tile.block) *
-                  inner_product(e.feature_dim, rotated + r * e.feature_dim,
-                                step.key(query.unit, tile.open_turn(), j - n));
+                                step.key(query.unit, own ? tile.open_turn() : tile.closing(),
+                                         own ? j - n : j));
     } else if (running != nullptr) {
       const A* const q = features + r * e.feature_dim;
       const A own = inner_product(e.feature_dim, q,

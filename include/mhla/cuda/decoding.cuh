@@ -4,7 +4,6 @@
 
 #include <limits>
 #include <mhla/core/config.hpp>
-#include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/copies.cuh>
@@ -77,9 +76,11 @@ void DecoderKernels<V, T>::run_tile(const CudaDevice& device, const Parts& decod
            TurnDecoded<A>{step, scratch.rotation, e.kv_heads * e.group_size * tokens,
                           scratch.queries.data, scratch.rotated.data});
   } else {
-    launch(device, key_rows * e.feature_dim, KeepKeys<A>{step, scratch.key_features.data});
+    const auto keys = make_view(static_cast<const A*>(scratch.key_features.data), sequences,
+                                e.kv_heads, tokens, e.feature_dim);
+    launch(device, keys.size(), KeepRows<A, A, true>{step, keys});
   }
-  launch(device, key_rows * e.value_dim, KeepValues<T, A>{step, v});
+  launch(device, v.size(), KeepRows<T, A, false>{step, v});
   A epsilon = A(0);
   if constexpr (normalizes<V>) {
     epsilon = static_cast<A>(attention.normalizer.epsilon);

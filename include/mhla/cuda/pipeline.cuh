@@ -4,7 +4,6 @@
 
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
-#include <mhla/core/tensor_view.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/chip/device_memory.cuh>
 #include <mhla/cuda/choose_path.hpp>
@@ -14,7 +13,6 @@
 #include <mhla/cuda/paths/resident.cuh>
 #include <mhla/cuda/paths/summaries.cuh>
 #include <mhla/cuda/pipeline.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 
@@ -64,13 +62,8 @@ void CompiledKernels<V, T>::forward(CudaPath path, const ForwardCall<V, T>& call
                          call.state);
   require_device_memory(call.y, "y");
   if (call.problem.shape.empty()) return;
-  run_on_path<V, T>(path, call.problem.shape, [&]<class Path, class Dims>() {
-    if constexpr (std::is_void_v<Dims>) {
-      Path::forward(call);
-    } else {
-      Path::template forward<Dims>(call);
-    }
-  });
+  run_on_path<V, T>(path, call.problem.shape,
+                    [&]<class Path, class Dims>() { Path::template forward<Dims>(call); });
   if constexpr (requires { call.attention.masks; })
     clear_masked(call.device, call.attention.masks.query, call.y);
 }
@@ -92,11 +85,7 @@ void CompiledKernels<V, T>::backward(CudaPath path, const BackwardCall<V, T>& ca
     return;
   }
   run_on_path<V, T>(path, call.problem.shape, [&]<class Path, class Dims>() {
-    if constexpr (std::is_void_v<Dims>) {
-      Path::backward(call);
-    } else if constexpr (Path::has_backward) {
-      Path::template backward<Dims>(call);
-    }
+    if constexpr (Path::has_backward) Path::template backward<Dims>(call);
   });
   if constexpr (requires { call.attention.masks; }) {
     if (call.update == Update::accumulate) return;

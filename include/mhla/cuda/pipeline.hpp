@@ -4,9 +4,7 @@
 // <mhla/cuda/instantiate.cuh>; a missing variant is a link error that names it.
 #pragma once
 
-#include <mhla/core/any_argument.hpp>
 #include <mhla/core/config.hpp>
-#include <mhla/core/error.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/setting.hpp>
@@ -15,7 +13,6 @@
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/choose_path.hpp>
-#include <mhla/cuda/cuda_plan.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/forward_state.hpp>
 #include <mhla/cuda/plan.hpp>

@@ -8,7 +8,6 @@
 #include <mhla/core/error.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cuda/block_table.hpp>
 #include <mhla/policy/block_geometry.hpp>
 #include <mhla/policy/rotation.hpp>
 #include <type_traits>

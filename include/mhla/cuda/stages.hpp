@@ -16,7 +16,6 @@
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/choose_path.hpp>
 #include <mhla/cuda/device.hpp>
-#include <mhla/cuda/plan.hpp>
 #include <mhla/policy/checks.hpp>
 #include <mhla/policy/fingerprint.hpp>
 #include <mhla/policy/problem.hpp>

@@ -14,7 +14,7 @@
 #include <mhla/core/shape.hpp>
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
-#include <mhla/cuda/cuda_plan.hpp>
+#include <mhla/cuda/call.hpp>
 #include <mhla/cuda/device.hpp>
 #include <mhla/cuda/explain.hpp>
 #include <mhla/cuda/forward_state.hpp>

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <mhla/core/config.hpp>
-#include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
 #include <mhla/core/tensor_view.hpp>

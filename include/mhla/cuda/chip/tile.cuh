@@ -8,7 +8,6 @@
 #include <mhla/core/scalar.hpp>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/shared_layout.hpp>
-#include <type_traits>
 
 MHLA_NAMESPACE_BEGIN
 

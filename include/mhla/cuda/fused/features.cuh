@@ -9,7 +9,6 @@
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/fused/strips.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
-#include <mhla/cuda/head_dims.hpp>
 #include <mhla/cuda/rotation_table.hpp>
 
 MHLA_NAMESPACE_BEGIN

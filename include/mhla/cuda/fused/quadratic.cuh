@@ -17,8 +17,6 @@
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/tile.cuh>
 #include <mhla/cuda/chip/warp_product.cuh>
-#include <mhla/cuda/fused/features.cuh>
-#include <mhla/cuda/fused/quadratic.hpp>
 #include <mhla/cuda/fused/quadratic_pairs.cuh>
 #include <mhla/cuda/fused/tokens.cuh>
 

@@ -6,7 +6,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cuda/plan.hpp>
 #include <mhla/policy/causality.hpp>
 #include <type_traits>

@@ -6,7 +6,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/gradient_views.hpp>
 #include <mhla/core/index.hpp>
-#include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/chip/product.cuh>
 #include <mhla/cuda/chip/tile.cuh>

@@ -458,7 +458,7 @@ struct CublasPass {
   }
 };
 
-template <class V, class T>
+template <class Dims, class V, class T>
 void CublasPath::forward(const ForwardCall<V, T>& call) {
   const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
   const BorrowedCublas cublas(call.device, largest.cublas);
@@ -467,7 +467,7 @@ void CublasPath::forward(const ForwardCall<V, T>& call) {
   });
 }
 
-template <class V, class T>
+template <class Dims, class V, class T>
 void CublasPath::backward(const BackwardCall<V, T>& call) {
   const auto largest = plan_of_parts<Plan<V, Accumulator<T>>>(call);
   const BorrowedCublas cublas(call.device, largest.cublas);

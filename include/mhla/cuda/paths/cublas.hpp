@@ -36,30 +36,23 @@ struct CublasCost {
   double of_queries = 2 * query_rows * size.summary;
   double of_mixing = 2 * size.units * size.matrices * size.block_pairs() * size.summary;
   /// Of a causal block's scores, or another product over pairs of its tokens and `dim`.
-  double of_own_blocks(double dim) const {
-    return is_causal_within_block<V> ? 2 * query_rows * size.query_block_tokens * dim : 0;
-  }
+  double of_own_blocks(double dim) const { return 2 * query_rows * size.query_block_tokens * dim; }
 
-  /// phi of tokens, rotated, to panels; or gradients in panels, back.
-  KernelCost pack(const char* name, double tokens, double rows, double tensors) const {
-    KernelCost cost{name};
-    cost.tensor_bytes =
-        tensors * storage * tokens * size.key_dim + accumulator * rows * size.feature_dim;
-    if (rotates<V>) cost.tensor_bytes += accumulator * rows * size.feature_dim;
-    if (is_rowwise<V>) {
+  /// Tokens to rows of panels, or back; features are rotated there, too, and go by way of other
+  /// rows if their map sees whole ones.
+  KernelCost pack(const char* name, double tokens, double rows, bool features,
+                  double tensors = 1) const {
+    const double dim = features ? size.feature_dim : size.value_dim;
+    const double panels = features && rotates<V> ? 2 : 1;
+    KernelCost cost{name, tensors * storage * tokens * (features ? size.key_dim : dim) +
+                              panels * accumulator * rows * dim};
+    if (features && is_rowwise<V>) {
       cost.tensor_bytes += 2 * accumulator * rows * size.key_dim;
       ++cost.launches;
     }
-    cost.instructions = cost.launches * issued(rows * size.feature_dim);
+    cost.instructions = cost.launches * element_instructions * rows * dim / 32;  // of warps
     return cost;
   }
-  KernelCost gather(const char* name, double tokens, double rows) const {
-    KernelCost cost{name, (storage * tokens + accumulator * rows) * size.value_dim};
-    cost.instructions = issued(rows * size.value_dim);
-    return cost;
-  }
-  /// By the warps of an element-wise kernel.
-  static double issued(double elements) { return element_instructions * elements / 32; }
   /// A product of panels of tokens with summaries.
   KernelCost product(const char* name, double rows, double summaries, double flops) const {
     return {name, accumulator * rows * (size.feature_dim + size.value_dim),
@@ -71,31 +64,26 @@ struct CublasCost {
     cost.launches = passes;
     return cost;
   }
-  /// Of a structured mixing a call for every product, and another for a triangle's corners, which
-  /// takes all units.
-  KernelCost products(const char* name, double flops) const {
-    KernelCost cost{name};
-    const double rows = size.key_summaries * size.matrices + size.mixed_summaries +
-                        2 * size.units * size.matrices * size.number(size.e.between);
-    cost.summary_bytes = accumulator * rows * size.summary;
-    cost.flops = flops;
-    cost.launches = 0;
-    size.for_each_product([&](const MixingProduct& product) {
-      cost.launches += size.matrices * (product.triangular ? 2 : 1);
-    });
-    return cost;
-  }
   /// One call for every sequence and matrix; if causal, a corner and a call for every 16 rows, each
-  /// of which reads what the rows before it read.
-  KernelCost mixing(const char* name, double flops) const {
-    if constexpr (is_structured<V>) return products(name, flops);
+  /// of which reads what the rows before it read. Of a structured mixing a call for every product,
+  /// and another for a triangle's corners, which takes all units.
+  KernelCost mixing(const char* name) const {
     const double from = size.key_summaries * size.matrices;
-    const double groups = is_causal<V> ? tiles_of(size.mix_rows, 16) : 1;
     KernelCost cost{name};
     cost.summary_bytes = accumulator * (from + size.mixed_summaries) * size.summary;
-    cost.cached_bytes = accumulator * from * size.summary * (groups - 1) / 2;
-    cost.flops = flops;
-    cost.launches = size.sequences() * size.mix_heads * (is_causal<V> ? 1 + groups : 1);
+    cost.flops = of_mixing;
+    if constexpr (is_structured<V>) {
+      const double between = size.units * size.matrices * size.number(size.e.between);
+      cost.summary_bytes += 2 * accumulator * between * size.summary;
+      cost.launches = 0;
+      size.for_each_product([&](const MixingProduct& product) {
+        cost.launches += size.matrices * (product.triangular ? 2 : 1);
+      });
+    } else {
+      const double groups = is_causal<V> ? tiles_of(size.mix_rows, 16) : 1;
+      cost.cached_bytes = accumulator * from * size.summary * (groups - 1) / 2;
+      cost.launches = size.sequences() * size.mix_heads * (is_causal<V> ? 1 + groups : 1);
+    }
     return cost;
   }
   /// Scores of a causal block, `arrays` of them, in slabs; `passes` of operands over `flops`.
@@ -111,43 +99,39 @@ struct CublasCost {
     return cost;
   }
 
-  void add_forward_stages(PathCost& path) const {
-    path.add(pack("phi(k)", size.keys, key_rows, 1));
-    path.add(gather("v", size.keys, key_rows));
-    path.add(product("summaries", key_rows, size.key_summaries, of_keys));
-    if (normalizes<V>) path.add(sums("key sums", key_rows, 1));
-    path.add(mixing("mixing", of_mixing));
-    path.add(pack("phi(q)", size.queries, query_rows, 1));
-    if (normalizes<V>)
-      path.add(sums("denominators", query_rows, is_causal_within_block<V> ? 3 : 1));
-  }
-  void add_readout(PathCost& path) const {
-    path.add(product("readout", query_rows, size.mixed_summaries, of_queries));
-    if (is_causal_within_block<V>)
-      path.add(own_blocks("own blocks", 1, 2, of_own_blocks(size.feature_dim + size.value_dim)));
-    path.add(gather("y", size.queries, query_rows));
-  }
-  void add_backward_stages(PathCost& path) const {
+  void add_stages(PathCost& path, Direction direction) const {
+    constexpr bool own = is_causal_within_block<V>;
     const double d = size.feature_dim;
     const double e = size.value_dim;
-    path.add(gather("dy", size.queries, query_rows));
+    path.add(pack("phi(k)", size.keys, key_rows, true));
+    path.add(pack("v", size.keys, key_rows, false));
+    path.add(product("summaries", key_rows, size.key_summaries, of_keys));
+    if (normalizes<V>) path.add(sums("key sums", key_rows, 1));
+    path.add(mixing("mixing"));
+    path.add(pack("phi(q)", size.queries, query_rows, true));
+    if (normalizes<V>) path.add(sums("denominators", query_rows, own ? 3 : 1));
+    if (direction == Direction::forward) {
+      path.add(product("readout", query_rows, size.mixed_summaries, of_queries));
+      if (own) path.add(own_blocks("own blocks", 1, 2, of_own_blocks(d + e)));
+      path.add(pack("y", size.queries, query_rows, false));
+      return;
+    }
+    path.add(pack("dy", size.queries, query_rows, false));
     path.add(product("dS~", query_rows, size.mixed_summaries, of_queries));
     path.add(product("dQ", query_rows, size.mixed_summaries, of_queries));
-    if (is_causal_within_block<V>)
-      path.add(own_blocks("own blocks", 2, 6, of_own_blocks(3 * d + 2 * e)));
-    if (normalizes<V>)
-      path.add(sums("gradients of denominators", query_rows, is_causal_within_block<V> ? 6 : 4));
-    path.add(pack("dq", size.queries, query_rows, 2));
-    KernelCost dm = mixing("dm", of_mixing);
+    if (own) path.add(own_blocks("own blocks", 2, 6, of_own_blocks(3 * d + 2 * e)));
+    if (normalizes<V>) path.add(sums("gradients of denominators", query_rows, own ? 6 : 4));
+    path.add(pack("dq", size.queries, query_rows, true, 2));
+    KernelCost dm = mixing("dm");
     dm.cached_bytes = 0;  // a full product, not a triangle
     if (!is_structured<V>) dm.launches = size.sequences() * size.mix_heads;
     path.add(dm);
-    path.add(mixing("dS", of_mixing));
+    path.add(mixing("dS"));
     path.add(product("dV", key_rows, size.key_summaries, of_keys));
-    path.add(gather("dv", size.keys, key_rows));
+    path.add(pack("dv", size.keys, key_rows, false));
     path.add(product("dK", key_rows, size.key_summaries, of_keys));
-    if (normalizes<V>) path.add(sums("dz", key_rows, is_causal_within_block<V> ? 2 : 1));
-    path.add(pack("dk", size.keys, key_rows, 2));
+    if (normalizes<V>) path.add(sums("dz", key_rows, own ? 2 : 1));
+    path.add(pack("dk", size.keys, key_rows, true, 2));
   }
 };
 
@@ -168,12 +152,7 @@ struct CublasPath {
                             : call.products == FloatProducts::tf32 ? gpu.tf32_flops
                                                                    : gpu.float_flops;
     path.add(cost.size.tables());
-    cost.add_forward_stages(path);
-    if (call.is_backward()) {
-      cost.add_backward_stages(path);
-    } else {
-      cost.add_readout(path);
-    }
+    cost.add_stages(path, call.direction);
     // Parts of the batch repeat the launches.
     const Index at_once =
         items_at_once<Plan<V, A>>(call.attention, call.problem, call.is_backward());
@@ -185,11 +164,11 @@ struct CublasPath {
   static CallMemory workspace(const Call<V, T>& call) {
     return memory_in_parts<Plan<V, Accumulator<T>>>(call);
   }
-  /// y of every query.
-  template <class V, class T>
+  /// y of every query; `Dims` is void, as kernels know no head dimensions.
+  template <class Dims, class V, class T>
   static void forward(const ForwardCall<V, T>& call);
   /// The wanted gradients.
-  template <class V, class T>
+  template <class Dims, class V, class T>
   static void backward(const BackwardCall<V, T>& call);
 };
 

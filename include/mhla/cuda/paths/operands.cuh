@@ -11,7 +11,6 @@
 #include <mhla/core/tensor_view.hpp>
 #include <mhla/core/workspace.hpp>
 #include <mhla/cuda/call.hpp>
-#include <mhla/cuda/chip/launch.cuh>
 #include <mhla/cuda/chip/machine.cuh>
 #include <mhla/cuda/factored_mixing.cuh>
 #include <mhla/cuda/fused/block_summary.cuh>

@@ -12,7 +12,6 @@
 #include <mhla/core/config.hpp>
 #include <mhla/core/index.hpp>
 #include <mhla/core/scalar.hpp>
-#include <mhla/core/workspace.hpp>
 #include <mhla/cuda/block_table.hpp>
 #include <mhla/cuda/call.hpp>
 #include <mhla/cuda/fused/block_mixing.hpp>
