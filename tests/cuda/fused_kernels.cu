@@ -79,7 +79,6 @@ KERNEL(mixing_gradient_64, MultiplyMixedSummaries<BFloat16, 2, 64>);
 KERNEL(tables_of_call, mhla::cuda::FillTables<float>);
 KERNEL(key_sum_mixing, MixKeySums);
 KERNEL(key_sum_products, AddKeySumProducts);
-KERNEL(add_partial_sums, AddPartialSums);
 KERNEL(attend_64, AttendPairs<Pairs64>);
 KERNEL(query_pairs_64, QueryPairsGradient<Pairs64>);
 KERNEL(key_pairs_64, KeyPairsGradient<Pairs64>);

@@ -107,13 +107,17 @@ void set_zero(const CudaDevice& device, const Panels<A>& panels) {
 }
 template <class A>
 struct ClearArray {
-  A* data;
+  Span<A> array;
+  Index step;
 
-  MHLA_HOST_DEVICE void operator()(Index i) const { data[i] = A(0); }
+  MHLA_HOST_DEVICE void operator()(Index i) const {
+    for (; i < array.size; i += step) array[i] = A(0);
+  }
 };
 template <class A>
 void set_zero(const CudaDevice& device, const Span<A>& array) {
-  launch(device, array.size, ClearArray<A>{array.data});
+  const Index threads = ceil_div(array.size, Index{8});
+  launch(device, threads, ClearArray<A>{array, threads});
 }
 
 namespace gemm {

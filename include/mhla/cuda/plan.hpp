@@ -199,6 +199,7 @@ struct Plan : TablePlan<V, A, false> {
   Index block_tokens = extents.keys.table.block_tokens;
   Index score_size = checked_mul((std::min)(slab_tokens, block_tokens), block_tokens);
   Index parts = checked_mul(extents.units(), extents.matrices);  // of dmix
+  static constexpr Index splits = 1;                             // of each of their sums
   Index map_rows = is_rowwise<V> ? (std::max)(query_rows, key_rows) : 0;
 
   // What a variant needs, and what a stage.

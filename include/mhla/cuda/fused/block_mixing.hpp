@@ -154,7 +154,7 @@ inline bool mixes_in_place(const MixingShape& shape) {
 }
 
 /// dm = dS~ S^T: tiles of dm for every unit and matrix, each a sum over all columns, which are cut
-/// into splits, whose number, like all bits of the result, depends only on the shape.
+/// into splits.
 struct MixingGradientWork {
   static constexpr Index step_cols = 64;
 
@@ -170,7 +170,8 @@ struct MixingGradientWork {
   Index steps;
   Index splits;
 
-  explicit MixingGradientWork(const MixingShape& shape)
+  /// Of so many splits or, if that is 0, of a number that depends on the shape.
+  explicit MixingGradientWork(const MixingShape& shape, Index wanted_splits = 0)
       : query_blocks(shape.query_blocks),
         key_blocks(shape.key_blocks),
         width(shape.width),
@@ -180,7 +181,9 @@ struct MixingGradientWork {
         side((std::max)(query_blocks, key_blocks) <= 32 ? 32 : 64),
         query_tiles(ceil_div(query_blocks, side)),
         key_tiles(ceil_div(key_blocks, side)),
-        steps(ceil_div(width, step_cols)) {
+        steps(ceil_div(width, step_cols)),
+        splits(wanted_splits) {
+    if (splits > 0) return;
     // Twice the resident thread blocks, of at least four steps.
     const Index tiles = (std::max)(Index{1}, units * matrices * query_tiles * key_tiles);
     const Index most = (std::max)(Index{1}, steps / 4);
@@ -188,10 +191,6 @@ struct MixingGradientWork {
   }
 
   Index blocks() const { return units * matrices * query_tiles * key_tiles * splits; }
-  Index partial_sums() const {
-    return checked_mul(checked_mul(checked_mul(units, matrices), splits),
-                       checked_mul(query_blocks, key_blocks));
-  }
   /// Multiply-adds of all products, of tiles that see each other: the low planes are not multiplied
   /// with each other.
   double multiply_adds(int planes) const {
@@ -207,11 +206,6 @@ struct MixingGradientWork {
     return sees_whole_block(sight, end - 1, first);
   }
 };
-
-/// Floats of workspace that the partial sums of mix_matrix_gradient take.
-inline Index mix_matrix_gradient_partial_sums(const MixingShape& shape) {
-  return MixingGradientWork(shape).partial_sums();
-}
 
 }  // namespace cuda::fused
 

@@ -4,7 +4,7 @@
 //
 //   dm^g_ib = <dS~_(i,g), S_b>     causal: for b <= i - lag only
 //
-// Sums over columns are cut into splits, which are summed in order.
+// Sums over columns are cut into splits, whose parts of dm are kept apart.
 #pragma once
 
 #include <mhla/core/config.hpp>
@@ -20,17 +20,19 @@ MHLA_NAMESPACE_BEGIN
 
 namespace cuda::fused {
 
-/// Gradients of matrices of mix, as MixingMatrices, for every unit and matrix; products of
+/// Gradients of matrices of mix, as MixingMatrices, for every split, unit and matrix; products of
 /// summaries are multiplied by `scale`.
 struct MixingGradients {
   float* data = nullptr;
+  Index split_stride = 0;
   Index unit_stride = 0;
   Index matrix_stride = 0;
   Index row_stride = 0;
   float scale = 1;
 };
 
-/// A tile of dm of a unit and a matrix, summed over a split's columns.
+/// dm += a tile of it, of a unit and a matrix, summed over a split's columns; what no query sees is
+/// unchanged.
 template <class T, int Planes, int Side>
 struct MultiplyMixedSummaries {
   static constexpr int threads = 256;
@@ -44,7 +46,7 @@ struct MultiplyMixedSummaries {
   MixingGradientWork work;
   SummaryRows<const T> grad_mixed;
   SummaryRows<const T> summaries;
-  float* partial_sums;  // [units, matrices, splits, query blocks, key blocks]
+  MixingGradients to;
 
   MHLA_DEVICE static Factor factor(int stage, int which, int plane) {
     return {static_cast<Shared>(stage * stage_bytes + (which * Planes + plane) * Factor::bytes)};
@@ -87,6 +89,7 @@ struct MultiplyMixedSummaries {
     Sum sum;
     const Index end = even_split(work.steps, work.splits, split + 1);
     Index step = even_split(work.steps, work.splits, split);
+    if (step == end) return;
     int stage = 0;
     copy(step, stage);
     machine::commit_copies();
@@ -106,68 +109,32 @@ struct MultiplyMixedSummaries {
       }
       stage = 1 - stage;
     }
-    float* const to =
-        partial_sums + ((part * work.splits + split) * work.query_blocks + i) * work.key_blocks + b;
+    float* const of_tile = to.data + split * to.split_stride + unit * to.unit_stride +
+                           part % work.matrices * to.matrix_stride + i * to.row_stride + b;
+    const auto add = [&](int row, int col, float product) {
+      if (row >= queries || col >= keys || !sees_whole_block(work.sight, i + row, b + col)) return;
+      float* const element = of_tile + row * to.row_stride + col;
+      machine::store_to(element, machine::load_from(element) + to.scale * product);
+    };
     sum.for_each_pair(block, [&](int row, int col, float first, float second) {
-      if (row >= queries) return;
-      if (col < keys) machine::store_to(to + row * work.key_blocks + col, first);
-      if (col + 1 < keys) machine::store_to(to + row * work.key_blocks + col + 1, second);
+      add(row, col, first);
+      add(row, col + 1, second);
     });
   }
 };
 
-/// Sums the partial sums, split by split; what no query sees is unchanged.
-struct AddPartialSums {
-  static constexpr int threads = 256;
-  static constexpr int shared_bytes = 0;
-  static constexpr int min_blocks_per_sm = 2;
-
-  MixingGradientWork work;
-  const float* partial_sums;
-  MixingGradients to;
-  Into into;
-
-  /// Of each unit and matrix.
-  Index thread_blocks() const { return ceil_div(work.query_blocks * work.key_blocks, threads); }
-
-  MHLA_DEVICE void operator()(const Block& block) const {
-    machine::wait_for_earlier_kernels();
-    const auto columns = static_cast<int>(work.key_blocks);
-    const int of_matrix = static_cast<int>(work.query_blocks) * columns;
-    BlockIndices index(block);
-    const int at = index.next((of_matrix + threads - 1) / threads) * threads + block.thread;
-    const int matrix = index.next(work.matrices);
-    const Index unit = index.rest;
-    const int i = at / columns;
-    const int b = at % columns;
-    if (at >= of_matrix || !sees_whole_block(work.sight, i, b)) return;
-    const float* from =
-        partial_sums + (unit * work.matrices + matrix) * work.splits * of_matrix + at;
-    float sum = 0;
-    for (Index split = 0; split < work.splits; ++split, from += of_matrix)
-      sum += machine::load_from(from);
-    float* const element =
-        to.data + unit * to.unit_stride + matrix * to.matrix_stride + i * to.row_stride + b;
-    const float before = into == Into::add ? machine::load_from(element) : 0;
-    machine::store_to(element, before + to.scale * sum);
-  }
-};
-
-/// dm (+)= dS~ S^T, both in `Planes` planes; `partial_sums` has mix_matrix_gradient_partial_sums()
-/// elements.
+/// dm += dS~ S^T, both in `Planes` planes, in `splits` parts.
 template <class T, int Planes>
-void mix_matrix_gradient(const CudaDevice& device, const MixingShape& shape,
+void mix_matrix_gradient(const CudaDevice& device, const MixingShape& shape, Index splits,
                          const SummaryRows<const T>& grad_mixed,
-                         const SummaryRows<const T>& summaries, float* partial_sums,
-                         const MixingGradients& grad_mixing, Into into) {
-  const MixingGradientWork work(shape);
+                         const SummaryRows<const T>& summaries,
+                         const MixingGradients& grad_mixing) {
+  const MixingGradientWork work(shape, splits);
   const auto run = [&](const auto& body) { machine::run(device, work.blocks(), body); };
   if (work.side == 32)
-    run(MultiplyMixedSummaries<T, Planes, 32>{work, grad_mixed, summaries, partial_sums});
+    run(MultiplyMixedSummaries<T, Planes, 32>{work, grad_mixed, summaries, grad_mixing});
   else
-    run(MultiplyMixedSummaries<T, Planes, 64>{work, grad_mixed, summaries, partial_sums});
-  const AddPartialSums body{work, partial_sums, grad_mixing, into};
-  machine::run(device, work.units * work.matrices * body.thread_blocks(), body);
+    run(MultiplyMixedSummaries<T, Planes, 64>{work, grad_mixed, summaries, grad_mixing});
 }
 
 }  // namespace cuda::fused

@@ -243,6 +243,7 @@ struct WriteMixingGradient {
   const A* parts;
   const A* own_parts;  // [parts, matrices, blocks]: the diagonal's, if own blocks are separate
   Index count;  // matrices of all parts: of one of mix's all that are multiples of mix's apart
+  Index own_count;
   Index query_blocks;
   Index key_blocks;
   Sight sight;
@@ -265,7 +266,8 @@ struct WriteMixingGradient {
     if (has_parts && h < destination.extent[0]) {
       const A* const from = own ? own_parts + i : parts + (i * key_blocks + b);
       const Index size = own ? query_blocks : query_blocks * key_blocks;
-      sum = sum_of(from + h * size, block.warp(), ceil_div(count - h, destination.extent[0]),
+      sum = sum_of(from + h * size, block.warp(),
+                   ceil_div((own ? own_count : count) - h, destination.extent[0]),
                    size * destination.extent[0]);
     }
     machine::write<double>(place(block.thread), sum);
@@ -306,10 +308,11 @@ struct WriteMixingGradient {
 template <class V, class T>
 void write_mixing_gradient(const BackwardCall<V, T>& call, const Extents<V>& e,
                            Span<Accumulator<T>> parts, Index count, const Accumulator<T>* own_parts,
-                           Sight sight, const GradientView<Accumulator<T>, 3>& to) {
-  const WriteMixingGradient<Accumulator<T>> body{parts.data, own_parts,     count,
-                                                 e.mix_rows, e.mix_columns, sight,
-                                                 to.view,    call.update,   e.own_column()};
+                           Index own_count, Sight sight,
+                           const GradientView<Accumulator<T>, 3>& to) {
+  const WriteMixingGradient<Accumulator<T>> body{parts.data,  own_parts,     count, own_count,
+                                                 e.mix_rows,  e.mix_columns, sight, to.view,
+                                                 call.update, e.own_column()};
   if (to.wanted) machine::run(call.device, body.blocks(), body);
 }
 
@@ -331,8 +334,9 @@ void run_backward_in_parts(const BackwardCall<V, T>& call, const PlanType& large
             mix, to.view, call.update);
     } else {
       const auto* const own = is_causal_within_block<V> ? plan.grad_own_mixing.data : nullptr;
-      write_mixing_gradient(call, plan.extents, plan.grad_mixing,
-                            plan.extents.units() * plan.extents.matrices, own, sight_of<V>, to);
+      const Index count = plan.extents.units() * plan.extents.matrices;
+      write_mixing_gradient(call, plan.extents, plan.grad_mixing, plan.splits * count, own, count,
+                            sight_of<V>, to);
     }
   };
   clear_parts();

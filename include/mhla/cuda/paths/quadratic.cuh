@@ -79,7 +79,7 @@ void QuadraticPath::backward(const BackwardCall<V, T>& call) {
     launch(call.device, plan.packed_grad_mixing.size,
            fused::AddSequences{queries, parts, of.e.mix_rows, plan.packed_grad_mixing.data});
   write_mixing_gradient(call, of.e, is_packed<V> ? plan.packed_grad_mixing : plan.grad_mixing,
-                        plan.grad_parts, nullptr, is_causal<V> ? Sight::past_blocks : Sight::all,
+                        plan.grad_parts, nullptr, 0, is_causal<V> ? Sight::past_blocks : Sight::all,
                         dmix);
 }
 

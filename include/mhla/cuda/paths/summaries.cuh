@@ -191,13 +191,16 @@ struct SummaryPass {
 
   /// Adds to the units' parts of dmix.
   void mixing_gradient() const {
-    const MixingGradients to{plan.grad_mixing.data, e.matrices * e.mixing_size(), e.mixing_size(),
+    const MixingGradients to{plan.grad_mixing.data,
+                             plan.grad_mixing.size / plan.splits,
+                             e.matrices * e.mixing_size(),
+                             e.mixing_size(),
                              e.mix_columns,
                              1 / (plan.summaries.scale * plan.grad_mixed_summaries.scale)};
     for_each_sequence([&](const SequenceSummaries<V>& s) {
-      mix_matrix_gradient<T, backward_parts<V>>(
-          device, s.shape(), s.of_queries(plan.grad_mixed_summaries), s.of_keys(plan.summaries),
-          plan.partial_sums.data, to, Into::add);
+      mix_matrix_gradient<T, backward_parts<V>>(device, s.shape(), plan.splits,
+                                                s.of_queries(plan.grad_mixed_summaries),
+                                                s.of_keys(plan.summaries), to);
       if constexpr (normalizes<V>)
         add_key_sum_products(device, s.key_sum_shape(), s.of_queries(plan.grad_mixed_key_sums),
                              s.of_keys(plan.key_sums), to);

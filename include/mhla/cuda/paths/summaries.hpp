@@ -53,12 +53,12 @@ bool mix_in_place(const V& variant, const Extents<V>& e) {
   return all;
 }
 
-/// Floats that partial sums of dm's products take.
+/// Splits of dm's products: as many as fill the chip for the longest sequence.
 template <class V>
-Index partial_sums_of(const V& variant, const Extents<V>& e) {
-  Index most = 0;
+Index splits_of(const V& variant, const Extents<V>& e) {
+  Index most = 1;
   for_each_sequence_side(variant, e, [&](const Sequence& queries, const Sequence& keys) {
-    most = (std::max)(most, mix_matrix_gradient_partial_sums(mixing_shape(e, queries, keys)));
+    most = (std::max)(most, MixingGradientWork(mixing_shape(e, queries, keys)).splits);
   });
   return most;
 }
@@ -77,7 +77,8 @@ struct SummaryPlan : TablePlan<V, float, true> {
   bool in_state = false;  // summaries and key sums lie in a forward state
   Index feature_dim = extents.feature_dim;
   Index query_rows = extents.queries.count();
-  Index grad_parts = checked_mul(extents.units(), extents.matrices);  // of dmix
+  Index grad_parts = checked_mul(extents.units(), extents.matrices);  // of dmix, in each split
+  Index splits = splits_of(this->variant, extents);
 
   Summaries<T> summaries = take_summaries(extents.key_summaries(), scale());
   Span<float> key_sums = take(extents.key_summaries(), feature_dim, normalizes<V>);
@@ -99,8 +100,7 @@ struct SummaryPlan : TablePlan<V, float, true> {
   Summaries<T> grad_summaries =
       take_summaries(backward ? extents.key_summaries() : 0, gradient_scale());
   Span<float> grad_key_sums = take_back(extents.key_summaries(), feature_dim, normalizes<V>);
-  Span<float> partial_sums = take(backward ? partial_sums_of(this->variant, extents) : 0, 1);
-  Span<float> grad_mixing = take_back(grad_parts, extents.mixing_size());
+  Span<float> grad_mixing = take_back(checked_mul(splits, grad_parts), extents.mixing_size());
   // The diagonal's, if it is separate.
   Span<float> grad_own_mixing = take_back(grad_parts, extents.mix_rows, is_causal_within_block<V>);
 
@@ -250,8 +250,7 @@ struct TokenCost {
                         static_cast<double>(shape.query_blocks * work.key_tiles +
                                             shape.key_blocks * work.query_tiles)};
     });
-    cost.launches *= 2;  // sums over columns
-    ++cost.launches;     // and over units
+    ++cost.launches;  // sums over splits and units
     return cost;
   }
   KernelCost per_part(KernelCost cost) const {
